@@ -1,0 +1,471 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * The public functions, and the default pools (the paper's environments): one for each CUDA context, known by the
+ * context's id; on plain host memory (MAM_SOURCE=host) one for the process.
+ *
+ * A default pool that came by itself (lazily) ends by itself with its last block: the first time at once, as the paper
+ * has it.  If it is missed afterwards and comes back, it is watched instead: a reaper thread, which exists only while
+ * an empty pool is watched, ends it when it was not used for linger_ns.  So a loop that frees all it has pays for two
+ * chunks in all, and a program that is done holds no memory.
+ */
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "error.h"
+#include "options.h"
+#include "pool.h"
+
+/* The id of the one default pool on plain host memory; a context's is a small number or a handle. */
+static const uint64_t HOST_DEFAULT_ID = UINT64_MAX - 1;
+
+/* A watched pool stays for at least so many times what its chunk cost to take: at most 5 % of the time goes there. */
+enum { LINGER_CREATIONS = 20 };
+
+/* First in the lock order.  Held while default pools come and go. */
+static pthread_mutex_t environment_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t reaper_wakes; /* the process ends; waited for with environment_lock */
+static bool reaper_runs, process_ends;
+
+static int64_t now_ns(void) {
+  struct timespec now;
+  (void)clock_gettime(CLOCK_MONOTONIC, &now);
+  return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* ---- Fork, exit, and what is set up once ---- */
+
+static void before_fork(void) {
+  pthread_mutex_lock(&environment_lock);
+  pool_before_fork();
+}
+
+static void after_fork_in_parent(void) {
+  pool_after_fork(false);
+  pthread_mutex_unlock(&environment_lock);
+}
+
+static void after_fork_in_child(void) {
+  reaper_runs = false;
+  pool_after_fork(true);
+  pthread_mutex_unlock(&environment_lock);
+}
+
+static void set_up(void) {
+  pthread_condattr_t attributes;
+  (void)pthread_condattr_init(&attributes);
+  (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+  (void)pthread_cond_init(&reaper_wakes, &attributes);
+  (void)pthread_condattr_destroy(&attributes);
+  (void)pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}
+
+static void environment_enter(void) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  (void)pthread_once(&once, set_up);
+  pthread_mutex_lock(&environment_lock);
+}
+
+static void environment_exit(void) { pthread_mutex_unlock(&environment_lock); }
+
+/* From here on the driver may be gone: the reaper must not call it.  What it has begun, it ends. */
+__attribute__((destructor)) static void end_of_process(void) {
+  environment_enter();
+  process_ends = true;
+  if (reaper_runs)
+    pthread_cond_broadcast(&reaper_wakes);
+  environment_exit();
+}
+
+/* ---- Which default pool a call means ---- */
+
+/* The options, read at the first use and never again.  A mistake in them is not remembered. */
+static cudaError_t environment_options(const struct options **options) {
+  static struct options read;
+  static _Atomic bool known;
+  static pthread_mutex_t read_lock = PTHREAD_MUTEX_INITIALIZER; /* of writing read and known; nests in nothing */
+  cudaError_t error = cudaSuccess;
+  *options = &read;
+  /* acquire: the options; pairs with the release below */
+  if (atomic_load_explicit(&known, memory_order_acquire))
+    return cudaSuccess;
+  pthread_mutex_lock(&read_lock);
+  if (!atomic_load_explicit(&known, memory_order_relaxed)) /* relaxed: written under this lock */
+    error = options_read(&read);
+  if (error == cudaSuccess)
+    atomic_store_explicit(&known, true, memory_order_release); /* release: publishes read */
+  pthread_mutex_unlock(&read_lock);
+  return error;
+}
+
+/* The id of the default pool that the calling thread means now; 0 if it has no current context that lives. */
+static cudaError_t default_id_now(uint64_t *id) {
+  const struct options *options;
+  const struct driver *driver;
+  cudaError_t error = environment_options(&options);
+  if (error != cudaSuccess)
+    return error;
+  if (options->source == MAM_SOURCE_HOST) {
+    *id = HOST_DEFAULT_ID;
+    return cudaSuccess;
+  }
+  error = driver_get(&driver);
+  if (error == cudaSuccess)
+    *id = context_current_id(driver);
+  return error;
+}
+
+/* The calling thread's default pool if there is one, else NULL. */
+static struct mam_pool *default_pool_now(uint64_t *id) {
+  if (default_id_now(id) != cudaSuccess || *id == 0)
+    return NULL;
+  return pool_find_default(*id);
+}
+
+/* ---- Creating an environment ---- */
+
+static int64_t linger_for(const struct options *options, uint64_t id, int64_t creation_ns) {
+  if (options->linger_ms == 0 || !pool_had_default(id))
+    return 0;
+  int64_t least_ns = (int64_t)options->linger_ms * 1000000, cost_ns = LINGER_CREATIONS * creation_ns;
+  return cost_ns > least_ns ? cost_ns : least_ns;
+}
+
+/* The lock is held.  chunk_bytes 0: the largest.  If there is one already: cudaErrorAlreadyAcquired, *pool is it. */
+static cudaError_t environment_create_locked(size_t chunk_bytes, bool lazy, struct mam_pool **pool) {
+  const struct options *options;
+  struct source source;
+  pool_abandon_gone();
+  cudaError_t error = environment_options(&options);
+  if (error == cudaSuccess)
+    error = source_open(options->source, NULL, -1, &source);
+  if (error != cudaSuccess)
+    return error;
+  uint64_t id = options->source == MAM_SOURCE_HOST ? HOST_DEFAULT_ID : source.context.id;
+  struct pool_config config = {.reuse = options->reuse,
+                               .alignment = POOL_ALIGNMENT_BYTES,
+                               .chunk_bytes = chunk_bytes,
+                               .headroom_bytes = options->headroom_bytes,
+                               .default_id = id,
+                               .lazy = lazy};
+  int64_t start_ns = now_ns();
+  struct mam_pool *held = pool_find_default(id);
+  if (held == NULL)
+    error = pool_open(&config, &source, pool);
+  if (held != NULL || error != cudaSuccess)
+    source_close(&source);
+  if (held != NULL) {
+    *pool = held;
+    return cudaErrorAlreadyAcquired;
+  }
+  if (error == cudaSuccess) {
+    (*pool)->linger_ns = lazy ? linger_for(options, id, now_ns() - start_ns) : 0;
+    (*pool)->linger_until_ns = 0;
+  }
+  return error;
+}
+
+static cudaError_t environment_create(size_t chunk_bytes, const char *who) {
+  struct mam_pool *pool;
+  environment_enter();
+  cudaError_t error = environment_create_locked(chunk_bytes, false, &pool);
+  environment_exit();
+  if (error == cudaErrorAlreadyAcquired)
+    return error_set(error, "%s: this context has an environment already", who);
+  return error;
+}
+
+/* The calling thread's default pool, created if need be. */
+static cudaError_t environment_get(struct mam_pool **pool, uint64_t *id) {
+  cudaError_t error = default_id_now(id);
+  if (error != cudaSuccess)
+    return error;
+  *pool = *id != 0 ? pool_find_default(*id) : NULL;
+  if (*pool != NULL)
+    return cudaSuccess;
+  environment_enter();
+  error = environment_create_locked(0, true, pool);
+  if (error == cudaErrorAlreadyAcquired)
+    error = cudaSuccess;
+  environment_exit();
+  if (error == cudaSuccess)
+    error = default_id_now(id); /* a thread without a context has one now */
+  return error;
+}
+
+/* ---- Ending an environment by itself ---- */
+
+/* Looks at a watched pool whose time has come: ends it, or says when to look again. */
+static void reap(struct mam_pool *pool, uint64_t id) {
+  uint64_t count = 0;
+  enum pool_look look = pool_look(pool, id, &count);
+  if (look == POOL_EMPTY && count == pool->linger_malloc_count) {
+    (void)pool_close_if_empty(pool, id);
+    look = POOL_GONE;
+  }
+  pool->linger_malloc_count = count;
+  pool->linger_until_ns = look == POOL_EMPTY ? now_ns() + pool->linger_ns : 0;
+}
+
+/* The watched pool whose time comes first, NULL if none is watched. */
+static struct mam_pool *next_to_reap(void) {
+  struct mam_pool *next = NULL;
+  for (struct mam_pool *pool = pool_first(); pool != NULL; pool = pool->next)
+    if (pool->linger_until_ns != 0 && (next == NULL || pool->linger_until_ns < next->linger_until_ns))
+      next = pool;
+  return next;
+}
+
+static void *reaper(void *unused) {
+  (void)unused;
+  struct mam_pool *pool;
+  environment_enter();
+  while (!process_ends && (pool = next_to_reap()) != NULL) {
+    int64_t until_ns = pool->linger_until_ns;
+    if (until_ns > now_ns()) {
+      struct timespec until = {.tv_sec = until_ns / 1000000000, .tv_nsec = until_ns % 1000000000};
+      (void)pthread_cond_timedwait(&reaper_wakes, &environment_lock, &until);
+    } else {
+      reap(pool, atomic_load_explicit(&pool->default_id, memory_order_relaxed)); /* relaxed: checked by pool_look */
+    }
+  }
+  reaper_runs = false;
+  environment_exit();
+  return NULL;
+}
+
+/* Starts the reaper, deaf to signals.  The lock is held. */
+static bool reaper_start(void) {
+  pthread_t thread;
+  pthread_attr_t attributes;
+  sigset_t all, before;
+  if (reaper_runs || process_ends)
+    return reaper_runs;
+  if (pthread_attr_init(&attributes) != 0)
+    return false;
+  (void)pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+  (void)sigfillset(&all);
+  (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+  reaper_runs = pthread_create(&thread, &attributes, reaper, NULL) == 0;
+  (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+  (void)pthread_attr_destroy(&attributes);
+  return reaper_runs;
+}
+
+/* The last block of a lazy environment was freed. */
+static cudaError_t environment_emptied(const struct pool_emptied *emptied) {
+  struct mam_pool *pool = emptied->pool;
+  cudaError_t error = cudaSuccess;
+  environment_enter();
+  bool watch = pool->linger_ns > 0;
+  if (watch) {
+    (void)pool_look(pool, emptied->default_id, &pool->linger_malloc_count);
+    pool->linger_until_ns = now_ns() + pool->linger_ns;
+  }
+  if (!watch || !reaper_start()) {
+    pool->linger_until_ns = 0;
+    error = pool_close_if_empty(pool, emptied->default_id);
+  }
+  environment_exit();
+  return error == cudaErrorInvalidResourceHandle ? cudaSuccess : error; /* somebody else was faster */
+}
+
+/* ---- The paper's five ---- */
+
+cudaError_t MAM_Create(size_t maxSize) {
+  if (maxSize == 0)
+    return error_set(cudaErrorInvalidValue, "MAM_Create: a chunk of 0 bytes");
+  return environment_create(maxSize, "MAM_Create");
+}
+
+cudaError_t MAM_Create_auto(void) { return environment_create(0, "MAM_Create_auto"); }
+
+cudaError_t MAM_Destroy(void) {
+  uint64_t id;
+  cudaError_t error = cudaSuccess;
+  environment_enter();
+  pool_abandon_gone();
+  struct mam_pool *pool = default_pool_now(&id);
+  if (pool != NULL)
+    error = pool_close(pool, id);
+  environment_exit();
+  return error == cudaErrorInvalidResourceHandle ? cudaSuccess : error;
+}
+
+/* Size 0 is a success where anything could be allocated. */
+static cudaError_t malloc_nothing(void) {
+  uint64_t id;
+  return default_id_now(&id);
+}
+
+static cudaError_t default_malloc(size_t size, const void *site, void **address) {
+  struct mam_pool *pool;
+  uint64_t id;
+  cudaError_t error;
+  do { /* again if the environment ended between being found and being asked */
+    error = environment_get(&pool, &id);
+    if (error == cudaSuccess)
+      error = pool_malloc(pool, id, size, site, address);
+  } while (error == cudaErrorInvalidResourceHandle);
+  return error;
+}
+
+cudaError_t MAM_CudaMalloc(void **ptr, size_t size) {
+  void *address = NULL;
+  if (ptr == NULL)
+    return error_set(cudaErrorInvalidValue, "MAM_CudaMalloc: nowhere to write the address");
+  cudaError_t error = size == 0 ? malloc_nothing() : default_malloc(size, __builtin_return_address(0), &address);
+  *ptr = address;
+  return error;
+}
+
+cudaError_t MAM_CudaFree(void *ptr) {
+  struct pool_emptied emptied;
+  if (ptr == NULL)
+    return cudaSuccess;
+  cudaError_t error = pool_free(ptr, &emptied);
+  if (emptied.pool != NULL) {
+    cudaError_t ended = environment_emptied(&emptied);
+    error = error == cudaSuccess ? ended : error;
+  }
+  return error;
+}
+
+/* ---- Pools as objects ---- */
+
+static cudaError_t refuse_option(const char *what) {
+  return error_set(cudaErrorInvalidValue, "MAM_PoolCreate: %s", what);
+}
+
+/* The caller's options over the defaults: an older program's struct is shorter. */
+static cudaError_t options_resolve(const MAM_PoolOptions *given, MAM_PoolOptions *options) {
+  *options = (MAM_PoolOptions)MAM_POOL_OPTIONS_INIT;
+  if (given != NULL) {
+    if (given->struct_size < sizeof(MAM_PoolOptions))
+      return refuse_option("struct_size is not that of MAM_PoolOptions");
+    memcpy(options, given, sizeof *options);
+  }
+  if (options->alignment == 0)
+    options->alignment = POOL_ALIGNMENT_BYTES;
+  return cudaSuccess;
+}
+
+static cudaError_t options_check(const MAM_PoolOptions *options) {
+  size_t alignment = options->alignment;
+  if (options->source < MAM_SOURCE_DEVICE || options->source > MAM_SOURCE_HOST)
+    return refuse_option("source is none of MAM_Source");
+  if (options->reuse < MAM_REUSE_FENCED || options->reuse > MAM_REUSE_IMMEDIATE)
+    return refuse_option("reuse is none of MAM_Reuse");
+  if (options->device < -1)
+    return refuse_option("device is neither an ordinal nor -1");
+  if (alignment < POOL_ALIGNMENT_LEAST_BYTES || alignment > POOL_ALIGNMENT_MOST_BYTES ||
+      (alignment & (alignment - 1)) != 0)
+    return refuse_option("alignment is not a power of two from 16 to 2 MiB");
+  if (options->limit_bytes > 0 && options->limit_bytes < options->chunk_bytes)
+    return refuse_option("limit_bytes is smaller than chunk_bytes");
+  return cudaSuccess;
+}
+
+cudaError_t MAM_PoolCreate(MAM_Pool *pool, const MAM_PoolOptions *given) {
+  MAM_PoolOptions options;
+  struct source source;
+  const struct options *defaults;
+  if (pool == NULL)
+    return refuse_option("nowhere to write the handle");
+  cudaError_t error = options_resolve(given, &options);
+  if (error == cudaSuccess)
+    error = options_check(&options);
+  if (error == cudaSuccess)
+    error = environment_options(&defaults);
+  if (error != cudaSuccess)
+    return error;
+  environment_enter(); /* sets up fork handling */
+  environment_exit();
+  error = source_open(options.source, options.context, options.device, &source);
+  if (error != cudaSuccess)
+    return error;
+  struct pool_config config = {.reuse = options.reuse,
+                               .alignment = options.alignment,
+                               .chunk_bytes = options.chunk_bytes,
+                               .headroom_bytes = defaults->headroom_bytes,
+                               .limit_bytes = options.limit_bytes,
+                               .waiting_limit_bytes = options.waiting_limit_bytes};
+  error = pool_open(&config, &source, pool);
+  if (error != cudaSuccess)
+    source_close(&source);
+  return error;
+}
+
+static cudaError_t refuse_handle(const char *who) {
+  return error_set(cudaErrorInvalidResourceHandle, "%s: no such pool", who);
+}
+
+cudaError_t MAM_PoolDestroy(MAM_Pool pool) {
+  if (pool == NULL)
+    return cudaSuccess;
+  cudaError_t error = pool_is_known(pool) ? pool_close(pool, 0) : cudaErrorInvalidResourceHandle;
+  return error == cudaErrorInvalidResourceHandle ? refuse_handle("MAM_PoolDestroy") : error;
+}
+
+cudaError_t MAM_PoolDefault(MAM_Pool *pool) {
+  uint64_t id;
+  if (pool == NULL)
+    return error_set(cudaErrorInvalidValue, "MAM_PoolDefault: nowhere to write the handle");
+  return environment_get(pool, &id);
+}
+
+cudaError_t MAM_PoolMalloc(MAM_Pool pool, void **ptr, size_t size) {
+  void *address = NULL;
+  cudaError_t error = cudaErrorInvalidResourceHandle;
+  if (ptr == NULL)
+    return error_set(cudaErrorInvalidValue, "MAM_PoolMalloc: nowhere to write the address");
+  if (pool_is_known(pool))
+    error = pool_malloc(pool, POOL_ANY_ID, size, __builtin_return_address(0), &address);
+  *ptr = address;
+  return error == cudaErrorInvalidResourceHandle ? refuse_handle("MAM_PoolMalloc") : error;
+}
+
+/* ---- Seeing in ---- */
+
+/* The pool that a question is about: the given one, or the default one if NULL, which is not created for it. */
+static struct mam_pool *pool_asked(MAM_Pool pool) {
+  uint64_t id;
+  if (pool == NULL)
+    return default_pool_now(&id);
+  return pool_is_known(pool) ? pool : NULL;
+}
+
+cudaError_t MAM_PoolGetInfo(MAM_Pool pool, MAM_PoolInfo *info) {
+  MAM_PoolInfo now;
+  if (info == NULL || info->struct_size < offsetof(MAM_PoolInfo, used_bytes))
+    return error_set(cudaErrorInvalidValue, "MAM_PoolGetInfo: info is NULL or its struct_size is not set");
+  pool = pool_asked(pool);
+  cudaError_t error = pool != NULL ? pool_info(pool, &now) : cudaErrorInvalidResourceHandle;
+  if (error == cudaErrorInvalidResourceHandle)
+    return refuse_handle("MAM_PoolGetInfo");
+  if (error == cudaSuccess) {
+    now.struct_size = info->struct_size;
+    memcpy(info, &now, info->struct_size < sizeof now ? info->struct_size : sizeof now);
+  }
+  return error;
+}
+
+cudaError_t MAM_PoolReport(MAM_Pool pool, char **json) {
+  if (json == NULL)
+    return error_set(cudaErrorInvalidValue, "MAM_PoolReport: nowhere to write the text");
+  pool = pool_asked(pool);
+  cudaError_t error = pool != NULL ? pool_report(pool, json) : cudaErrorInvalidResourceHandle;
+  return error == cudaErrorInvalidResourceHandle ? refuse_handle("MAM_PoolReport") : error;
+}
+
+cudaError_t MAM_PoolExplain(MAM_Pool pool, size_t size, char **text) {
+  if (text == NULL)
+    return error_set(cudaErrorInvalidValue, "MAM_PoolExplain: nowhere to write the text");
+  pool = pool_asked(pool);
+  cudaError_t error = pool != NULL ? pool_explain(pool, size, text) : cudaErrorInvalidResourceHandle;
+  return error == cudaErrorInvalidResourceHandle ? refuse_handle("MAM_PoolExplain") : error;
+}
+
+const char *MAM_LastError(void) { return error_last(); }

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * The CUDA driver: libcuda.so.1 opened with dlopen at the first use, its functions in one table (driver.def).
+ *
+ * Nothing is linked, so the library loads on a machine without a driver, and the table is the driver's own whatever
+ * CUDA runtime lives in the process.  No CUDA header is needed either: the few types stand here.  The only file, with
+ * driver.c, that knows how the driver is found.
+ */
+#ifndef MAM_LIB_DRIVER_H
+#define MAM_LIB_DRIVER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "mam.h"
+
+typedef int CUresult; /* equal in number to cudaError_t for everything that is passed on */
+typedef int CUdevice;
+typedef struct CUctx_st *CUcontext;
+typedef struct CUstream_st *CUstream;
+typedef unsigned long long CUdeviceptr;
+typedef int CUstreamCaptureMode;
+
+enum {
+  CUDA_SUCCESS = 0,
+  CUDA_ERROR_OUT_OF_MEMORY = 2,
+  CUDA_ERROR_INVALID_CONTEXT = 201,
+  CUDA_ERROR_CONTEXT_IS_DESTROYED = 709,
+  CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+  CU_MEM_ATTACH_GLOBAL = 1,
+  CU_MEMHOSTALLOC_PORTABLE = 1,
+  CU_MEMHOSTALLOC_DEVICEMAP = 2,
+};
+
+struct driver {
+#define DRIVER_FUNCTION(name, version, need, arguments) CUresult(*name) arguments;
+#include "driver.def"
+#undef DRIVER_FUNCTION
+};
+
+/* Writes the driver's table, initialised (cuInit), to *driver.  The table lives as long as the process.  Without a
+ * driver: cudaErrorNoDevice; otherwise what cuInit said.  A failure is not remembered: the next call tries again.
+ * Any thread; no lock is held while the driver is loaded. */
+cudaError_t driver_get(const struct driver **driver);
+
+/* Records the driver's answer to the call named what as this thread's error and returns it as cudaError_t. */
+cudaError_t driver_error(const struct driver *driver, CUresult result, const char *what);
+
+#endif

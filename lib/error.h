@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * What went wrong, in words: the calling thread's last error (MAM_LastError) and, with MAM_LOG=error, a line on stderr.
+ *
+ * An error is set once, where it is first known; whoever passes a code on does not set it again.  Knows nothing of
+ * pools or the driver.
+ */
+#ifndef MAM_LIB_ERROR_H
+#define MAM_LIB_ERROR_H
+
+#include "mam.h"
+
+/* Records the sentence for this thread and returns code, so that callers can write: return error_set(code, ...). */
+cudaError_t error_set(cudaError_t code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* The sentence last recorded in this thread, "" if none. */
+const char *error_last(void);
+
+#endif

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * Every invariant of a pool, as pool.h and segment.h state them, verified.  Walks everything; tests call it after each
+ * operation, and a build with --enable-checks whenever a pool's lock is released.
+ */
+#include "pool.h"
+
+static const char *check_chunks(const struct mam_pool *pool) {
+  const struct pool_chunk *chunk;
+  size_t held = 0, usable = 0, segments = 0;
+  SLIST_FOREACH(chunk, &pool->chunks, link) {
+    held += chunk->bytes;
+    usable += chunk->usable_bytes;
+  }
+  for (int state = 0; state < SEGMENT_STATES; state++)
+    segments += pool->segments.bytes[state];
+  if (held != pool->held_bytes)
+    return "held_bytes is not the sum of the chunks";
+  if (held > pool->limit_bytes)
+    return "the pool holds more than its limit";
+  return segments == usable ? NULL : "the segments do not add up to the chunks";
+}
+
+static const char *check_segment(const struct mam_pool *pool, const struct segment *segment) {
+  if (segment->state == SEGMENT_USED && (segment->base | segment->bytes) % pool->config.alignment != 0)
+    return "a used segment is not aligned";
+  if (segment->state == SEGMENT_USED && segment->as.used.requested_bytes > segment->bytes)
+    return "a used segment is smaller than asked for";
+  if (segment->state == SEGMENT_WAITING && segment->as.waiting.epoch > pool->epoch)
+    return "a segment waits for an epoch to come";
+  return NULL;
+}
+
+static const char *check_segments(struct mam_pool *pool) {
+  size_t requested = 0;
+  for (struct segment *segment = segment_first(&pool->segments); segment != NULL; segment = segment_next(segment)) {
+    const char *fault = check_segment(pool, segment);
+    if (fault != NULL)
+      return fault;
+    if (segment->state == SEGMENT_USED)
+      requested += segment->as.used.requested_bytes;
+  }
+  return requested == pool->requested_bytes ? NULL : "requested_bytes is not the sum over the live blocks";
+}
+
+const char *pool_check_locked(struct mam_pool *pool) {
+  if (pool->state != POOL_OPEN)
+    return NULL;
+  const char *fault = segment_set_check(&pool->segments);
+  if (fault == NULL)
+    fault = check_chunks(pool);
+  if (fault == NULL)
+    fault = check_segments(pool);
+  if (fault == NULL && pool->segments.bytes[SEGMENT_USED] > pool->peak_used_bytes)
+    fault = "more is used than ever was";
+  return fault;
+}

@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * What a pool holds, in JSON and in words.  The pool is copied under its lock and described without it, so that a large
+ * report holds up nobody, and the dynamic linker is not asked for names of call sites under a lock.
+ */
+#include <execinfo.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "error.h"
+#include "pool.h"
+
+/* ---- The copy ---- */
+
+struct snapshot_segment {
+  uintptr_t base;
+  size_t bytes, requested_bytes;
+  const void *site;
+  enum segment_state state;
+  bool heads_chunk;
+};
+
+struct snapshot {
+  MAM_PoolInfo info;
+  struct pool_config config;
+  const char *source_name;
+  char source_said[sizeof((struct mam_pool *)0)->source_said];
+  size_t count;
+  struct snapshot_segment segments[];
+};
+
+static void snapshot_fill_locked(struct snapshot *snapshot, struct mam_pool *pool) {
+  struct snapshot_segment *copy = snapshot->segments;
+  pool_info_locked(pool, &snapshot->info);
+  snapshot->config = pool->config;
+  snapshot->source_name = pool->source.operations->name;
+  (void)snprintf(snapshot->source_said, sizeof snapshot->source_said, "%s", pool->source_said);
+  for (struct segment *segment = segment_first(&pool->segments); segment != NULL; segment = segment_next(segment)) {
+    bool used = segment->state == SEGMENT_USED;
+    *copy++ = (struct snapshot_segment){.base = segment->base,
+                                        .bytes = segment->bytes,
+                                        .requested_bytes = used ? segment->as.used.requested_bytes : 0,
+                                        .site = used ? segment->as.used.site : NULL,
+                                        .state = segment->state,
+                                        .heads_chunk = segment->heads_chunk};
+  }
+  snapshot->count = (size_t)(copy - snapshot->segments);
+}
+
+/* A copy for the caller to free. */
+static cudaError_t snapshot_take(struct mam_pool *pool, struct snapshot **taken) {
+  struct snapshot *snapshot = NULL;
+  pthread_mutex_lock(&pool->lock);
+  cudaError_t error = pool_usable_locked(pool);
+  if (error == cudaSuccess) {
+    size_t count = 0;
+    for (int state = 0; state < SEGMENT_STATES; state++)
+      count += pool->segments.count[state];
+    snapshot = malloc(sizeof *snapshot + count * sizeof snapshot->segments[0]);
+    if (snapshot != NULL)
+      snapshot_fill_locked(snapshot, pool);
+  }
+  pthread_mutex_unlock(&pool->lock);
+  *taken = snapshot;
+  if (error == cudaSuccess && snapshot == NULL)
+    return error_set(cudaErrorMemoryAllocation, "no host memory for a report");
+  return error;
+}
+
+/* Ends a text begun with open_memstream: the caller's if all went well. */
+static cudaError_t text_finish(FILE *stream, char **text, char **result) {
+  bool failed = ferror(stream) != 0;
+  if (fclose(stream) != 0 || failed) {
+    free(*text);
+    return error_set(cudaErrorMemoryAllocation, "no host memory for a report");
+  }
+  *result = *text;
+  return cudaSuccess;
+}
+
+/* ---- JSON ---- */
+
+static void json_string(FILE *stream, const char *text) {
+  (void)fputc('"', stream);
+  for (; *text != '\0'; text++) {
+    unsigned char character = (unsigned char)*text;
+    if (character < 0x20)
+      (void)fprintf(stream, "\\u%04x", character);
+    else
+      (void)fprintf(stream, character == '"' || character == '\\' ? "\\%c" : "%c", character);
+  }
+  (void)fputc('"', stream);
+}
+
+/* "program(function+0x12)"; the address alone where the linker knows no more. */
+static void json_site(FILE *stream, const void *site) {
+  void *address = (void *)(uintptr_t)site;
+  char **names = backtrace_symbols(&address, 1);
+  json_string(stream, names != NULL ? names[0] : "");
+  free(names);
+}
+
+static void json_segment(FILE *stream, const struct snapshot_segment *segment) {
+  static const char *const states[] = {[SEGMENT_FREE] = "free", [SEGMENT_USED] = "used", [SEGMENT_WAITING] = "waiting"};
+  (void)fprintf(stream, "        {\"base\": \"%#zx\", \"bytes\": %zu, \"state\": \"%s\"", (size_t)segment->base,
+                segment->bytes, states[segment->state]);
+  if (segment->state == SEGMENT_USED) {
+    (void)fprintf(stream, ", \"requested\": %zu, \"site\": ", segment->requested_bytes);
+    json_site(stream, segment->site);
+  }
+  (void)fputc('}', stream);
+}
+
+/* One chunk: the segments from index on until the next one that heads a chunk.  Returns the index after them. */
+static size_t json_chunk(FILE *stream, const struct snapshot *snapshot, size_t index) {
+  const struct snapshot_segment *segments = snapshot->segments;
+  size_t end = index, bytes = 0;
+  do
+    bytes += segments[end++].bytes;
+  while (end < snapshot->count && !segments[end].heads_chunk);
+  (void)fprintf(stream, "    {\"base\": \"%#zx\", \"bytes\": %zu, \"segments\": [\n", (size_t)segments[index].base,
+                bytes);
+  for (; index < end; index++) {
+    json_segment(stream, &segments[index]);
+    (void)fputs(index + 1 < end ? ",\n" : "\n", stream);
+  }
+  (void)fputs("      ]}", stream);
+  return end;
+}
+
+static void json_pool(FILE *stream, const struct snapshot *snapshot) {
+  const MAM_PoolInfo *info = &snapshot->info;
+  (void)fprintf(stream, "{\n  \"source\": \"%s\",\n  \"reuse\": \"%s\",\n  \"alignment\": %zu,\n",
+                snapshot->source_name, snapshot->config.reuse == MAM_REUSE_FENCED ? "fenced" : "immediate",
+                snapshot->config.alignment);
+  (void)fprintf(stream, "  \"limit_bytes\": %zu,\n  \"reserved_bytes\": %zu,\n  \"used_bytes\": %zu,\n",
+                info->limit_bytes, info->reserved_bytes, info->used_bytes);
+  (void)fprintf(stream, "  \"requested_bytes\": %zu,\n  \"waiting_bytes\": %zu,\n  \"free_bytes\": %zu,\n",
+                info->requested_bytes, info->waiting_bytes, info->free_bytes);
+  (void)fprintf(stream, "  \"largest_free_bytes\": %zu,\n  \"external_fragmentation\": %.6f,\n  \"chunks\": [\n",
+                info->largest_free_bytes, info->external_fragmentation);
+  for (size_t index = 0; index < snapshot->count;) {
+    index = json_chunk(stream, snapshot, index);
+    (void)fputs(index < snapshot->count ? ",\n" : "\n", stream);
+  }
+  (void)fputs("  ]\n}\n", stream);
+}
+
+/* ---- Words ---- */
+
+struct holder {
+  const void *site;
+  size_t bytes, count;
+};
+
+static int compare_sites(const void *a, const void *b) {
+  uintptr_t left = (uintptr_t)((const struct holder *)a)->site, right = (uintptr_t)((const struct holder *)b)->site;
+  return (left > right) - (left < right);
+}
+
+static int compare_bytes_descending(const void *a, const void *b) {
+  size_t left = ((const struct holder *)a)->bytes, right = ((const struct holder *)b)->bytes;
+  return (left < right) - (left > right);
+}
+
+/* The live blocks by call site, the largest holder first.  Returns how many; *holders is the caller's to free, NULL if
+ * there are none or the host has no memory. */
+static size_t holders_of(const struct snapshot *snapshot, struct holder **holders) {
+  size_t count = 0, merged = 0;
+  struct holder *all = malloc((snapshot->info.used_count + 1) * sizeof *all);
+  *holders = all;
+  if (all == NULL)
+    return 0;
+  for (size_t i = 0; i < snapshot->count; i++)
+    if (snapshot->segments[i].state == SEGMENT_USED)
+      all[count++] = (struct holder){snapshot->segments[i].site, snapshot->segments[i].bytes, 1};
+  qsort(all, count, sizeof *all, compare_sites);
+  for (size_t i = 0; i < count; i++) {
+    if (merged > 0 && all[merged - 1].site == all[i].site) {
+      all[merged - 1].bytes += all[i].bytes;
+      all[merged - 1].count++;
+    } else {
+      all[merged++] = all[i];
+    }
+  }
+  qsort(all, merged, sizeof *all, compare_bytes_descending);
+  return merged;
+}
+
+static void words_holders(FILE *stream, const struct snapshot *snapshot) {
+  enum { HOLDERS_SHOWN = 10 };
+  struct holder *holders;
+  size_t count = holders_of(snapshot, &holders);
+  for (size_t i = 0; i < count && i < HOLDERS_SHOWN; i++) {
+    void *address = (void *)(uintptr_t)holders[i].site;
+    char **names = backtrace_symbols(&address, 1);
+    (void)fprintf(stream, "  %zu bytes in %zu blocks, allocated at %s\n", holders[i].bytes, holders[i].count,
+                  names != NULL ? names[0] : "an unknown place");
+    free(names);
+  }
+  if (count > HOLDERS_SHOWN)
+    (void)fprintf(stream, "  and %zu more call sites\n", count - HOLDERS_SHOWN);
+  free(holders);
+}
+
+/* The first reason that holds. */
+static const char *words_verdict(const struct snapshot *snapshot, size_t size) {
+  const MAM_PoolInfo *info = &snapshot->info;
+  size_t alignment = snapshot->config.alignment;
+  if (size == 0)
+    return "0 bytes are always served, as NULL";
+  if (size > SIZE_MAX - alignment)
+    return "no memory has that many bytes";
+  size = (size + alignment - 1) / alignment * alignment;
+  if (size <= info->largest_free_bytes)
+    return "the largest hole serves it";
+  if (info->limit_bytes - info->reserved_bytes >= size)
+    return "no hole is large enough, but the limit allows a further chunk if the source has one";
+  if (size > info->limit_bytes)
+    return "it is more than the pool may ever hold";
+  if (size <= info->waiting_bytes + info->free_bytes && info->waiting_bytes > 0)
+    return "no hole is large enough; memory that waits for the GPU may make one";
+  if (size <= info->free_bytes)
+    return "enough is free, but in pieces: the pool is fragmented";
+  return "too much is in use";
+}
+
+static void words_pool(FILE *stream, const struct snapshot *snapshot, size_t size) {
+  const MAM_PoolInfo *info = &snapshot->info;
+  (void)fprintf(stream, "asked: %zu bytes: %s\n", size, words_verdict(snapshot, size));
+  (void)fprintf(stream, "free: %zu bytes in %zu holes, the largest hole %zu bytes (external fragmentation %.3f)\n",
+                info->free_bytes, info->free_count, info->largest_free_bytes, info->external_fragmentation);
+  (void)fprintf(stream, "waiting for the GPU: %zu bytes in %zu segments\n", info->waiting_bytes, info->waiting_count);
+  (void)fprintf(stream, "used: %zu bytes in %zu blocks, asked for as %zu bytes; at most %zu so far\n", info->used_bytes,
+                info->used_count, info->requested_bytes, info->peak_used_bytes);
+  (void)fprintf(stream, "held: %zu bytes in %zu chunks of the %s source, limit %zu bytes\n", info->reserved_bytes,
+                info->chunk_count, snapshot->source_name, info->limit_bytes);
+  if (snapshot->source_said[0] != '\0')
+    (void)fprintf(stream, "the source's last refusal: %s\n", snapshot->source_said);
+  if (info->used_count > 0)
+    (void)fprintf(stream, "who holds the most:\n");
+  words_holders(stream, snapshot);
+}
+
+/* ---- Both ---- */
+
+static cudaError_t describe(struct mam_pool *pool, size_t size, bool in_words, char **result) {
+  struct snapshot *snapshot;
+  char *text = NULL;
+  size_t length;
+  cudaError_t error = snapshot_take(pool, &snapshot);
+  if (error != cudaSuccess)
+    return error;
+  FILE *stream = open_memstream(&text, &length);
+  if (stream == NULL) {
+    error = error_set(cudaErrorMemoryAllocation, "no host memory for a report");
+  } else {
+    if (in_words)
+      words_pool(stream, snapshot, size);
+    else
+      json_pool(stream, snapshot);
+    error = text_finish(stream, &text, result);
+  }
+  free(snapshot);
+  return error;
+}
+
+cudaError_t pool_report(struct mam_pool *pool, char **json) { return describe(pool, 0, false, json); }
+
+cudaError_t pool_explain(struct mam_pool *pool, size_t size, char **text) { return describe(pool, size, true, text); }
