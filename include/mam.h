@@ -12,6 +12,10 @@
  * the driver directly, so the runtime's own last error (cudaGetLastError) and the calling thread's current context
  * stay as they are; the one exception is a thread without a context, see MAM_CudaMalloc.  After a failure,
  * MAM_LastError() holds a sentence about it, with the driver's own name for the error where the driver was asked.
+ * Three results can come from any function and are not repeated below: cudaErrorInvalidValue if an
+ * environment variable is not understood (mam(7)), cudaErrorNotSupported if the driver is older than CUDA 11.3, and
+ * cudaErrorInitializationError in a forked child, for pools whose memory is a GPU's.  A pool whose context was
+ * destroyed or reset answers cudaErrorContextIsDestroyed until it is destroyed itself.
  *
  * Threads: every function may be called by any thread at any time, unless it says otherwise.
  *
@@ -109,7 +113,6 @@ MAM_API cudaError_t MAM_Destroy(void);
  * cudaErrorMemoryAllocation   no hole is large enough and none can be made; *ptr is NULL, nothing else changed.
  *                             MAM_PoolExplain says why
  * cudaErrorNoDevice           there is no CUDA driver or no device
- * cudaErrorInitializationError   in a forked child of a process that used the GPU
  * other                       an error the GPU met earlier, found while waiting for it
  *
  * Waits for the GPU only where it would otherwise fail: then freed blocks whose readers may still run are the only
@@ -122,7 +125,6 @@ MAM_API cudaError_t MAM_CudaMalloc(void **ptr, size_t size);
  * cudaSuccess                 freed; also for NULL
  * cudaErrorInvalidValue       not the start of a live block: freed already, inside one, or not of this library;
  *                             nothing changed
- * cudaErrorInitializationError   in a forked child of a process that used the GPU
  * other                       an error the GPU met earlier, found while waiting; the block is freed
  *
  * Waits for the GPU when the bytes that wait for reuse pass the pool's waiting limit, and when the block was the
@@ -152,7 +154,8 @@ typedef enum MAM_Reuse {
 } MAM_Reuse;
 
 /* What MAM_PoolCreate needs to know.  Start from MAM_POOL_OPTIONS_INIT, which asks for: device memory of the current
- * context, fenced reuse, the largest chunk there is, no growth, blocks aligned to 512. */
+ * context, fenced reuse, the largest chunk there is, no growth, blocks aligned to 512.  chunk_bytes and limit_bytes are
+ * rounded up to 2 MiB, the granularity of the driver. */
 typedef struct MAM_PoolOptions {
   size_t struct_size; /* sizeof(MAM_PoolOptions) */
   MAM_Source source;  /* where chunks come from */
@@ -191,7 +194,7 @@ MAM_API cudaError_t MAM_PoolDestroy(MAM_Pool pool);
 
 /* Writes the default pool of the current context to *pool, creating it as MAM_CudaMalloc would.  The handle is good
  * until that environment ends, by MAM_Destroy or, if it was created lazily, with its last block.
- * Errors: those of MAM_Create_auto; cudaErrorInvalidValue if pool is NULL. */
+ * Errors: those of MAM_Create_auto but for cudaErrorAlreadyAcquired; cudaErrorInvalidValue if pool is NULL. */
 MAM_API cudaError_t MAM_PoolDefault(MAM_Pool *pool);
 
 /* MAM_CudaMalloc from a pool of choice; MAM_CudaFree frees.
@@ -232,8 +235,11 @@ typedef struct MAM_PoolInfo {
 MAM_API cudaError_t MAM_PoolGetInfo(MAM_Pool pool, MAM_PoolInfo *info);
 
 /* Writes a report of the pool with every chunk and segment to *json: a string that the caller releases with free(3).
- * The format is described in mam(7).  pool NULL and errors: as MAM_PoolGetInfo; cudaErrorMemoryAllocation if the host
- * has no memory for the text. */
+ * The format is described in mam(7).  pool NULL: as for MAM_PoolGetInfo.
+ *
+ * cudaErrorInvalidValue           json is NULL
+ * cudaErrorInvalidResourceHandle  no such pool
+ * cudaErrorMemoryAllocation       the host has no memory for the text */
 MAM_API cudaError_t MAM_PoolReport(MAM_Pool pool, char **json);
 
 /* Writes to *text a report in words that says whether, and if not why not, the pool can serve size bytes now: what

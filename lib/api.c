@@ -177,8 +177,9 @@ static cudaError_t environment_create(size_t chunk_bytes, const char *who) {
   return error;
 }
 
-/* The calling thread's default pool, created if need be. */
-static cudaError_t environment_get(struct mam_pool **pool, uint64_t *id) {
+/* The calling thread's default pool, created if need be (*created then). */
+static cudaError_t environment_get(struct mam_pool **pool, uint64_t *id, bool *created) {
+  *created = false;
   cudaError_t error = default_id_now(id);
   if (error != cudaSuccess)
     return error;
@@ -187,6 +188,7 @@ static cudaError_t environment_get(struct mam_pool **pool, uint64_t *id) {
     return cudaSuccess;
   environment_enter();
   error = environment_create_locked(0, true, pool);
+  *created = error == cudaSuccess;
   if (error == cudaErrorAlreadyAcquired)
     error = cudaSuccess;
   environment_exit();
@@ -303,12 +305,15 @@ static cudaError_t malloc_nothing(void) {
 static cudaError_t default_malloc(size_t size, const void *site, void **address) {
   struct mam_pool *pool;
   uint64_t id;
+  bool created;
   cudaError_t error;
   do { /* again if the environment ended between being found and being asked */
-    error = environment_get(&pool, &id);
+    error = environment_get(&pool, &id, &created);
     if (error == cudaSuccess)
       error = pool_malloc(pool, id, size, site, address);
   } while (error == cudaErrorInvalidResourceHandle);
+  if (error == cudaErrorMemoryAllocation && created) /* for nothing: as if its last block had been freed */
+    (void)environment_emptied(&(struct pool_emptied){pool, id});
   return error;
 }
 
@@ -410,10 +415,15 @@ cudaError_t MAM_PoolDestroy(MAM_Pool pool) {
 }
 
 cudaError_t MAM_PoolDefault(MAM_Pool *pool) {
+  struct mam_pool *found;
   uint64_t id;
+  bool created;
   if (pool == NULL)
     return error_set(cudaErrorInvalidValue, "MAM_PoolDefault: nowhere to write the handle");
-  return environment_get(pool, &id);
+  cudaError_t error = environment_get(&found, &id, &created);
+  if (error == cudaSuccess)
+    *pool = found;
+  return error;
 }
 
 cudaError_t MAM_PoolMalloc(MAM_Pool pool, void **ptr, size_t size) {
@@ -422,7 +432,7 @@ cudaError_t MAM_PoolMalloc(MAM_Pool pool, void **ptr, size_t size) {
   if (ptr == NULL)
     return error_set(cudaErrorInvalidValue, "MAM_PoolMalloc: nowhere to write the address");
   if (pool_is_known(pool))
-    error = pool_malloc(pool, POOL_ANY_ID, size, __builtin_return_address(0), &address);
+    error = size == 0 ? pool_usable(pool) : pool_malloc(pool, POOL_ANY_ID, size, __builtin_return_address(0), &address);
   *ptr = address;
   return error == cudaErrorInvalidResourceHandle ? refuse_handle("MAM_PoolMalloc") : error;
 }

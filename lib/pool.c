@@ -37,9 +37,20 @@ static void pool_step_in(struct mam_pool *pool) {
 }
 
 cudaError_t pool_usable_locked(const struct mam_pool *pool) {
-  return pool->state == POOL_OPEN     ? cudaSuccess
-         : pool->state == POOL_FORKED ? cudaErrorInitializationError
-                                      : cudaErrorInvalidResourceHandle;
+  if (pool->state == POOL_OPEN)
+    return cudaSuccess;
+  if (pool->state == POOL_FORKED)
+    return error_set(cudaErrorInitializationError, "the GPU's memory stayed with the parent of this forked process");
+  if (pool->state == POOL_LOST)
+    return error_set(cudaErrorContextIsDestroyed, "the pool's CUDA context was destroyed or reset, its memory with it");
+  return cudaErrorInvalidResourceHandle;
+}
+
+cudaError_t pool_usable(struct mam_pool *pool) {
+  pool_lock(pool);
+  cudaError_t error = pool_usable_locked(pool);
+  pool_unlock(pool);
+  return error;
 }
 
 /* ---- All pools ---- */
@@ -220,7 +231,10 @@ cudaError_t pool_open(const struct pool_config *config, const struct source *sou
   cudaError_t error = first_chunk(pool);
   pool_lock(pool);
   if (error == cudaSuccess) {
-    pool->limit_bytes = config->limit_bytes > pool->held_bytes ? config->limit_bytes : pool->held_bytes;
+    size_t limit_bytes = round_up(config->limit_bytes, SOURCE_GRANULARITY_BYTES);
+    if (limit_bytes < config->limit_bytes) /* rounded past the end of the numbers */
+      limit_bytes = config->limit_bytes;
+    pool->limit_bytes = limit_bytes > pool->held_bytes ? limit_bytes : pool->held_bytes;
     pool->state = POOL_OPEN;
     atomic_store_explicit(&pool->default_id, config->default_id, memory_order_relaxed);
     *opened = pool;
@@ -233,8 +247,9 @@ cudaError_t pool_open(const struct pool_config *config, const struct source *sou
 
 /* ---- Closing ---- */
 
-/* Takes an open pool apart; the lock is held and released.  The pool is claimable at the end. */
-static cudaError_t pool_dismantle(struct mam_pool *pool) {
+/* Takes an open pool apart; the lock is held and released.  The pool is in the given state at the end: POOL_DEAD, to be
+ * claimed, or POOL_LOST. */
+static cudaError_t pool_dismantle(struct mam_pool *pool, enum pool_state end) {
   struct pool_chunk *chunk;
   cudaError_t error = cudaSuccess;
   pool->state = POOL_CLOSING;
@@ -258,9 +273,14 @@ static cudaError_t pool_dismantle(struct mam_pool *pool) {
   pthread_mutex_lock(&pool->lock);
   segment_set_clear(&pool->segments);
   pool->past_default_id = pool->config.lazy ? pool->config.default_id : 0;
-  pool->state = POOL_DEAD;
+  pool->state = end;
   pthread_mutex_unlock(&pool->lock);
   return error;
+}
+
+/* Takes a pool apart whose memory is gone.  As pool_dismantle. */
+static void pool_lose(struct mam_pool *pool) {
+  (void)pool_dismantle(pool, pool->config.default_id != 0 ? POOL_DEAD : POOL_LOST);
 }
 
 /* Whether the pool is open and still what the caller means. */
@@ -273,9 +293,14 @@ static cudaError_t pool_expect_locked(const struct mam_pool *pool, uint64_t defa
 
 cudaError_t pool_close(struct mam_pool *pool, uint64_t default_id) {
   pool_lock(pool);
+  if (pool->state == POOL_LOST) { /* nothing is left but the handle */
+    pool->state = POOL_DEAD;
+    pool_unlock(pool);
+    return cudaSuccess;
+  }
   cudaError_t error = pool_expect_locked(pool, default_id);
   if (error == cudaSuccess)
-    return pool_dismantle(pool);
+    return pool_dismantle(pool, POOL_DEAD);
   pool_unlock(pool);
   return error;
 }
@@ -284,7 +309,7 @@ cudaError_t pool_close_if_empty(struct mam_pool *pool, uint64_t default_id) {
   pool_lock(pool);
   cudaError_t error = pool_expect_locked(pool, default_id);
   if (error == cudaSuccess && pool->segments.count[SEGMENT_USED] == 0)
-    return pool_dismantle(pool);
+    return pool_dismantle(pool, POOL_DEAD);
   pool->watched = false;
   pool_unlock(pool);
   return error;
@@ -305,7 +330,7 @@ enum pool_look pool_look(struct mam_pool *pool, uint64_t default_id, uint64_t *m
 static void pool_abandon(struct mam_pool *pool) {
   pool_lock(pool);
   if (pool->state == POOL_OPEN) {
-    (void)pool_dismantle(pool);
+    pool_lose(pool);
   } else {
     pool_unlock(pool);
     sched_yield(); /* somebody else is closing it */
@@ -316,7 +341,7 @@ void pool_abandon_gone(void) {
   for (struct mam_pool *pool = pool_first(); pool != NULL; pool = pool->next) {
     pool_lock(pool);
     if (pool->state == POOL_OPEN && !pool->source.operations->lives(&pool->source))
-      (void)pool_dismantle(pool);
+      pool_lose(pool);
     else
       pool_unlock(pool);
   }
@@ -482,6 +507,8 @@ cudaError_t pool_free(void *address, struct pool_emptied *emptied) {
     return error == cudaErrorInitializationError ? error : refuse_free(address, segment != NULL);
   }
   error = give_back_locked(pool, segment);
+  if (error == cudaErrorContextIsDestroyed) /* as cudaFree has it: the block is not there any more */
+    error = cudaErrorInvalidValue;
   if (pool->config.lazy && pool->segments.count[SEGMENT_USED] == 0 && !pool->watched) {
     *emptied = (struct pool_emptied){pool, pool->config.default_id};
     pool->watched = true;
@@ -548,7 +575,8 @@ void pool_after_fork(bool in_child) {
       pool->watched = false;
       pool->linger_until_ns = 0;
     }
-    if (in_child && pool->state != POOL_DEAD && (pool->source.operations != &source_host || pool->users > 0))
+    if (in_child && pool->state != POOL_DEAD && pool->state != POOL_LOST &&
+        (pool->source.operations != &source_host || pool->users > 0))
       pool->state = POOL_FORKED;
     pthread_mutex_unlock(&pool->lock);
   }

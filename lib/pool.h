@@ -35,6 +35,7 @@ enum pool_state {
   POOL_OPENING, /* claimed, not usable yet */
   POOL_OPEN,
   POOL_CLOSING, /* usable no more; waits for its users */
+  POOL_LOST,    /* its memory went with its context; the handle stays its owner's until pool_close */
   POOL_FORKED   /* the child's image of a pool whose memory stayed with the parent */
 };
 
@@ -109,7 +110,8 @@ enum pool_look { POOL_GONE, POOL_BUSY, POOL_EMPTY };
 /* Looks at a lazy pool.  Unless it is empty, its next emptying is reported again (watched ends). */
 enum pool_look pool_look(struct mam_pool *pool, uint64_t default_id, uint64_t *malloc_count);
 
-/* Closes every pool whose context is gone, without giving back what is not there. */
+/* Empties every pool whose context is gone, without giving back what is not there.  Those that are nobody's default
+ * stay their owner's, who may not know yet. */
 void pool_abandon_gone(void);
 
 /* size > 0 bytes at *address.  default_id as for pool_close, POOL_ANY_ID if it does not matter.  site: where in the
@@ -138,7 +140,11 @@ struct mam_pool *pool_first(void);
 /* Whether a handle from outside is, or was, a pool's. */
 bool pool_is_known(const struct mam_pool *pool);
 
-/* What the pool holds now.  cudaErrorInvalidResourceHandle if it is not open. */
+/* Whether the pool is open: cudaErrorInvalidResourceHandle, without an error text, if it is not;
+ * cudaErrorContextIsDestroyed if it is lost; cudaErrorInitializationError in a forked child. */
+cudaError_t pool_usable(struct mam_pool *pool);
+
+/* What the pool holds now.  Errors: as pool_usable, here and below. */
 cudaError_t pool_info(struct mam_pool *pool, MAM_PoolInfo *info);
 /* pool_report.c: strings for the caller to free. */
 cudaError_t pool_report(struct mam_pool *pool, char **json);
@@ -146,7 +152,7 @@ cudaError_t pool_explain(struct mam_pool *pool, size_t size, char **text);
 /* pool_check.c: NULL if every invariant holds, else which one does not.  The lock is held. */
 const char *pool_check_locked(struct mam_pool *pool);
 
-/* For pool_report.c: whether the pool is open; the lock is held. */
+/* For pool_report.c: pool_usable, the lock held. */
 cudaError_t pool_usable_locked(const struct mam_pool *pool);
 /* The same numbers as pool_info, the lock held. */
 void pool_info_locked(struct mam_pool *pool, MAM_PoolInfo *info);

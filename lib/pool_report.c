@@ -137,8 +137,10 @@ static void json_pool(FILE *stream, const struct snapshot *snapshot) {
                 info->limit_bytes, info->reserved_bytes, info->used_bytes);
   (void)fprintf(stream, "  \"requested_bytes\": %zu,\n  \"waiting_bytes\": %zu,\n  \"free_bytes\": %zu,\n",
                 info->requested_bytes, info->waiting_bytes, info->free_bytes);
-  (void)fprintf(stream, "  \"largest_free_bytes\": %zu,\n  \"external_fragmentation\": %.6f,\n  \"chunks\": [\n",
-                info->largest_free_bytes, info->external_fragmentation);
+  /* By hand, since %f writes a comma where the locale says so. */
+  unsigned millionths = (unsigned)(info->external_fragmentation * 1e6 + 0.5);
+  (void)fprintf(stream, "  \"largest_free_bytes\": %zu,\n  \"external_fragmentation\": %u.%06u,\n  \"chunks\": [\n",
+                info->largest_free_bytes, millionths / 1000000, millionths % 1000000);
   for (size_t index = 0; index < snapshot->count;) {
     index = json_chunk(stream, snapshot, index);
     (void)fputs(index < snapshot->count ? ",\n" : "\n", stream);

@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * When is the memory of a freed block handed out again?  A kernel that spins and then writes a block which was freed
+ * meanwhile is the trap: whoever gets that memory too early finds the kernel's pattern in it.
+ *
+ * Every wait of a kernel here has a bound.  Streams are non-blocking, so nothing but the library and these tests wait
+ * for that kernel.  Needs a GPU; exits 77 without one.
+ */
+#include "gpu_kernels.h"
+#include "gpu_util.h"
+
+enum {
+  SPIN_MS = 200,       /* of the kernel that holds a block */
+  SPIN_LONG_MS = 2000, /* of one that the test ends itself */
+  PROMPT_MS = 50,      /* at most that for a call that does not wait; well below SPIN_MS */
+  LATE_SEED = 4000000, /* of the pattern that the late kernel writes */
+  ROUNDS = 16,
+};
+
+/* ---- The late kernel --------------------------------------------------------------------------------------------- */
+
+static struct {
+  cudaStream_t slow, quick; /* the late kernel's; everything else's */
+  uint32_t *stop;           /* mapped: not 0 ends the late kernel's spinning */
+  uint64_t *mismatches;
+} trap;
+
+/* All kernels are loaded and have run once on both streams: a first launch may wait for the GPU, and that is not what
+ * is measured here. */
+static void trap_set_up(void) {
+  void *scratch = NULL;
+  GPU_OK(gpu_kernels_load());
+  GPU_OK(cudaStreamCreateWithFlags(&trap.slow, cudaStreamNonBlocking));
+  GPU_OK(cudaStreamCreateWithFlags(&trap.quick, cudaStreamNonBlocking));
+  trap.mismatches = gpu_counter_new();
+  trap.stop = (uint32_t *)gpu_counter_new();
+  GPU_OK(cudaMalloc(&scratch, MIB));
+  cudaStream_t streams[] = {trap.slow, trap.quick};
+  for (int i = 0; i < 2; i++) {
+    GPU_OK(gpu_spin_then_fill(trap.stop, 0, scratch, MIB, 1, streams[i]));
+    GPU_OK(gpu_fill(scratch, MIB, 1, streams[i]));
+    GPU_OK(gpu_check(scratch, MIB, 1, trap.mismatches, streams[i]));
+    GPU_OK(cudaStreamSynchronize(streams[i]));
+  }
+  ck_assert_uint_eq(*trap.mismatches, 0);
+  GPU_OK(cudaFree(scratch));
+}
+
+static void trap_tear_down(void) {
+  __atomic_store_n(trap.stop, 1, __ATOMIC_RELEASE);
+  GPU_OK(cudaDeviceSynchronize());
+  GPU_OK(cudaStreamDestroy(trap.slow));
+  GPU_OK(cudaStreamDestroy(trap.quick));
+  GPU_OK(cudaFreeHost(trap.stop));
+  GPU_OK(cudaFreeHost(trap.mismatches));
+}
+
+/* Whether the late kernel has not ended yet. */
+static bool kernel_runs(void) {
+  cudaError_t error = cudaStreamQuery(trap.slow);
+  ck_assert_msg(error == cudaSuccess || error == cudaErrorNotReady, "cudaStreamQuery: %s", cudaGetErrorName(error));
+  return error == cudaErrorNotReady;
+}
+
+/* Starts the kernel that writes the block late.  False only where launches wait for their kernels (under a sanitizer):
+ * then nothing can be found out about what happens meanwhile. */
+static bool kernel_start(void *block, size_t bytes, unsigned spin_ms) {
+  GPU_OK(gpu_spin_then_fill(trap.stop, spin_ms, block, bytes, LATE_SEED, trap.slow));
+  bool runs = kernel_runs();
+  ck_assert_msg(runs || gpu_small(), "the kernel that was to spin for %u ms ended at once", spin_ms);
+  return runs;
+}
+
+static void kernel_finish(void) {
+  __atomic_store_n(trap.stop, 1, __ATOMIC_RELEASE);
+  GPU_OK(cudaStreamSynchronize(trap.slow));
+}
+
+static size_t block_bytes(void) { return gpu_small() ? 64 << 10 : MIB; }
+
+/* A pool with room for 64 blocks. */
+static MAM_PoolOptions options_of(MAM_Reuse reuse) {
+  MAM_PoolOptions options = MAM_POOL_OPTIONS_INIT;
+  options.reuse = reuse;
+  options.chunk_bytes = 64 * block_bytes();
+  return options;
+}
+
+static unsigned char *block_new(MAM_Pool pool, size_t bytes) {
+  void *block = NULL;
+  MAM_OK(MAM_PoolMalloc(pool, &block, bytes));
+  ck_assert_ptr_nonnull(block);
+  return block;
+}
+
+/* Frees a block while the late kernel runs, and sees that this does not wait for it. */
+static void free_is_prompt(void *block, bool runs) {
+  double start_ms = gpu_now_ms();
+  MAM_OK(MAM_CudaFree(block));
+  double took_ms = gpu_now_ms() - start_ms;
+  if (!runs)
+    return;
+  ck_assert_msg(took_ms < PROMPT_MS, "MAM_CudaFree took %.1f ms while a kernel ran", took_ms);
+  ck_assert_msg(kernel_runs(), "the kernel ended before MAM_CudaFree returned, after %.1f ms", took_ms);
+}
+
+static void blocks_are(unsigned char *const *blocks, size_t bytes, uint32_t first_seed, uint32_t count) {
+  for (uint32_t i = 0; i < count; i++)
+    GPU_OK(gpu_check(blocks[i], bytes, first_seed + i, trap.mismatches, trap.quick));
+  GPU_OK(cudaStreamSynchronize(trap.quick));
+  ck_assert_msg(*trap.mismatches == 0, "%llu bytes were changed: freed memory was handed out too early",
+                (unsigned long long)*trap.mismatches);
+}
+
+/* ---- Fenced ------------------------------------------------------------------------------------------------------ */
+
+/* An allocation made now; if the late kernel still runs after it, the block must not touch the freed one. */
+static unsigned char *block_beside(MAM_Pool pool, const unsigned char *freed, size_t bytes) {
+  unsigned char *block = block_new(pool, bytes);
+  if (kernel_runs())
+    ck_assert_msg(block + bytes <= freed || freed + bytes <= block,
+                  "%p was handed out while a kernel was to write the freed block at %p", (void *)block,
+                  (const void *)freed);
+  return block;
+}
+
+/* Blocks of the freed one's size come and go, keep patterns, and the late kernel's writes land in none of them. */
+static void freed_block_is_left_to_the_kernel(MAM_Pool pool) {
+  size_t bytes = block_bytes();
+  unsigned char *blocks[ROUNDS], *freed = block_new(pool, bytes);
+  uint64_t waits = gpu_pool_info(pool).synchronize_count;
+  bool runs = kernel_start(freed, bytes, SPIN_LONG_MS);
+  free_is_prompt(freed, runs);
+  ck_assert_uint_ge(gpu_pool_info(pool).waiting_bytes, bytes);
+  for (uint32_t i = 0; i < ROUNDS; i++) {
+    unsigned char *passing = block_beside(pool, freed, bytes);
+    GPU_OK(gpu_fill(passing, bytes, 1000, trap.quick));
+    MAM_OK(MAM_CudaFree(passing)); /* waits for the same kernel, and must not be lost either */
+    blocks[i] = block_beside(pool, freed, bytes);
+    GPU_OK(gpu_fill(blocks[i], bytes, i, trap.quick));
+  }
+  ck_assert_msg(!runs || kernel_runs(), "the kernel ended before the allocations did: nothing was tested");
+  ck_assert_uint_eq(gpu_pool_info(pool).synchronize_count, waits);
+  kernel_finish();
+  blocks_are(blocks, bytes, 0, ROUNDS);
+  for (int i = 0; i < ROUNDS; i++)
+    MAM_OK(MAM_CudaFree(blocks[i]));
+}
+
+/* Once nothing runs, all that was freed can be had again, in one piece. */
+static void pool_is_one_hole_again(MAM_Pool pool) {
+  size_t bytes = gpu_pool_info(pool).reserved_bytes;
+  GPU_OK(cudaDeviceSynchronize());
+  unsigned char *all = block_new(pool, bytes);
+  ck_assert_uint_eq(gpu_pool_info(pool).used_bytes, bytes);
+  MAM_OK(MAM_CudaFree(all));
+}
+
+START_TEST(block_freed_under_a_kernel_is_not_handed_out_before_it_ended) {
+  MAM_PoolOptions options = options_of(MAM_REUSE_FENCED);
+  MAM_Pool pool = gpu_pool_new(&options);
+  freed_block_is_left_to_the_kernel(pool);
+  pool_is_one_hole_again(pool);
+}
+END_TEST
+
+START_TEST(default_pool_is_as_careful) {
+  MAM_Pool pool = NULL;
+  MAM_OK(MAM_Create(64 * MIB));
+  MAM_OK(MAM_PoolDefault(&pool));
+  freed_block_is_left_to_the_kernel(pool);
+  pool_is_one_hole_again(pool);
+}
+END_TEST
+
+/* The pool has room for one such block only: it waits rather than fail, and rather than hand the block out early. */
+START_TEST(allocation_waits_for_the_kernel_where_it_would_fail_otherwise) {
+  MAM_PoolOptions options = options_of(MAM_REUSE_FENCED);
+  size_t bytes = options.chunk_bytes / 4 * 3;
+  options.waiting_limit_bytes = options.chunk_bytes; /* so that it is not the free that waits */
+  MAM_Pool pool = gpu_pool_new(&options);
+  unsigned char *freed = block_new(pool, bytes);
+  uint64_t waits = gpu_pool_info(pool).synchronize_count;
+  bool runs = kernel_start(freed, bytes, SPIN_MS);
+  free_is_prompt(freed, runs);
+  ck_assert_uint_ge(gpu_pool_info(pool).waiting_bytes, bytes);
+  unsigned char *block = block_new(pool, bytes);
+  ck_assert_msg(!kernel_runs(), "the block was handed out while a kernel was to write it");
+  ck_assert_uint_gt(gpu_pool_info(pool).synchronize_count, waits);
+  ck_assert_uint_eq(gpu_pool_info(pool).waiting_bytes, 0);
+  GPU_OK(gpu_fill(block, bytes, 5, trap.quick));
+  GPU_OK(cudaStreamSynchronize(trap.slow));
+  blocks_are(&block, bytes, 5, 1);
+}
+END_TEST
+
+START_TEST(free_past_the_waiting_limit_waits_for_the_kernel) {
+  MAM_PoolOptions options = options_of(MAM_REUSE_FENCED);
+  size_t bytes = block_bytes();
+  options.waiting_limit_bytes = 2 * bytes;
+  MAM_Pool pool = gpu_pool_new(&options);
+  unsigned char *blocks[3];
+  for (int i = 0; i < 3; i++)
+    blocks[i] = block_new(pool, bytes);
+  uint64_t waits = gpu_pool_info(pool).synchronize_count;
+  bool runs = kernel_start(blocks[0], bytes, SPIN_MS);
+  free_is_prompt(blocks[0], runs);
+  free_is_prompt(blocks[1], runs);
+  ck_assert_uint_eq(gpu_pool_info(pool).waiting_bytes, 2 * bytes); /* at the limit, not past it */
+  ck_assert_uint_eq(gpu_pool_info(pool).synchronize_count, waits);
+  MAM_OK(MAM_CudaFree(blocks[2]));
+  ck_assert_msg(!kernel_runs(), "MAM_CudaFree did not wait, though more than the limit waits for reuse");
+  ck_assert_uint_eq(gpu_pool_info(pool).waiting_bytes, 0);
+  ck_assert_uint_eq(gpu_pool_info(pool).synchronize_count, waits + 1);
+}
+END_TEST
+
+/* ---- Immediate --------------------------------------------------------------------------------------------------- */
+
+START_TEST(immediate_reuse_hands_the_block_out_at_once) {
+  MAM_PoolOptions options = options_of(MAM_REUSE_IMMEDIATE);
+  size_t bytes = block_bytes();
+  MAM_Pool pool = gpu_pool_new(&options);
+  unsigned char *freed = block_new(pool, bytes), *guard = block_new(pool, bytes);
+  bool runs = kernel_start(guard, bytes, SPIN_LONG_MS);
+  free_is_prompt(freed, runs); /* between the chunk's edge and the guard: the one hole that fits exactly */
+  ck_assert_uint_eq(gpu_pool_info(pool).waiting_bytes, 0);
+  unsigned char *block = block_new(pool, bytes);
+  ck_assert_msg(!runs || kernel_runs(), "the kernel ended before the allocation did: nothing was tested");
+  ck_assert_ptr_eq(block, freed);
+  ck_assert_uint_eq(gpu_pool_info(pool).synchronize_count, 0);
+  kernel_finish();
+  blocks_are(&guard, bytes, LATE_SEED, 1); /* the kernel wrote where it was told to */
+}
+END_TEST
+
+/* ---- Ends that wait ---------------------------------------------------------------------------------------------- */
+
+START_TEST(pool_destroy_waits_for_the_kernel) {
+  MAM_PoolOptions options = options_of(MAM_REUSE_FENCED);
+  MAM_Pool pool = gpu_pool_new(&options);
+  (void)kernel_start(block_new(pool, block_bytes()), block_bytes(), SPIN_MS);
+  MAM_OK(gpu_pool_end(pool));
+  ck_assert_msg(!kernel_runs(), "the memory was given back under a running kernel");
+}
+END_TEST
+
+START_TEST(destroy_waits_for_the_kernel) {
+  void *block = NULL;
+  MAM_OK(MAM_Create(64 * MIB));
+  MAM_OK(MAM_CudaMalloc(&block, block_bytes()));
+  (void)kernel_start(block, block_bytes(), SPIN_MS);
+  MAM_OK(MAM_Destroy());
+  ck_assert_msg(!kernel_runs(), "the memory was given back under a running kernel");
+}
+END_TEST
+
+/* The one test here that creates an environment lazily: only the first of a process ends with its last block. */
+START_TEST(last_free_of_a_lazy_environment_waits_for_the_kernel) {
+  void *block = NULL;
+  MAM_PoolInfo info = {.struct_size = sizeof info};
+  MAM_OK(MAM_CudaMalloc(&block, block_bytes()));
+  (void)kernel_start(block, block_bytes(), SPIN_MS);
+  MAM_OK(MAM_CudaFree(block));
+  MAM_IS(MAM_PoolGetInfo(NULL, &info), cudaErrorInvalidResourceHandle); /* it is gone */
+  ck_assert_msg(!kernel_runs(), "the memory was given back under a running kernel");
+}
+END_TEST
+
+static TCase *reuse_case_add(Suite *suite, const char *name) {
+  TCase *tests = gpu_case_add(suite, name);
+  tcase_add_checked_fixture(tests, trap_set_up, trap_tear_down);
+  return tests;
+}
+
+static Suite *reuse_suite(void) {
+  Suite *suite = suite_create("reuse of freed memory");
+  TCase *fenced = reuse_case_add(suite, "fenced");
+  tcase_add_test(fenced, block_freed_under_a_kernel_is_not_handed_out_before_it_ended);
+  tcase_add_test(fenced, default_pool_is_as_careful);
+  tcase_add_test(fenced, allocation_waits_for_the_kernel_where_it_would_fail_otherwise);
+  tcase_add_test(fenced, free_past_the_waiting_limit_waits_for_the_kernel);
+  TCase *immediate = reuse_case_add(suite, "immediate");
+  tcase_add_test(immediate, immediate_reuse_hands_the_block_out_at_once);
+  TCase *ends = reuse_case_add(suite, "ends");
+  tcase_add_test(ends, pool_destroy_waits_for_the_kernel);
+  tcase_add_test(ends, destroy_waits_for_the_kernel);
+  tcase_add_test(ends, last_free_of_a_lazy_environment_waits_for_the_kernel);
+  return suite;
+}
+
+int main(void) {
+  gpu_environment_clear();
+  int absent = gpu_probe();
+  return absent != 0 ? absent : gpu_suite_run(reuse_suite());
+}

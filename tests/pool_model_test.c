@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/* Random operations on the pool and on the naive model of pool_model.h, compared after each one. */
+#include <check.h>
+
+#include "pool_model.h"
+
+enum { OPERATIONS = 4000, SEEDS = 32 };
+
+/* xorshift64*: the same numbers everywhere. */
+static uint64_t random_next(uint64_t *state) {
+  *state ^= *state >> 12, *state ^= *state << 25, *state ^= *state >> 27;
+  return *state * UINT64_C(0x2545F4914F6CDD1D);
+}
+
+/* Seeds 0 to 31 go through every kind of pool that pool_model_run knows. */
+START_TEST(pool_does_what_the_model_does) {
+  static uint8_t data[1 + 4 * OPERATIONS];
+  uint64_t state = UINT64_C(0x9E3779B97F4A7C15) * (uint64_t)(_i + 1);
+  for (size_t i = 0; i < sizeof data; i++)
+    data[i] = (uint8_t)(random_next(&state) >> 56);
+  data[0] = (uint8_t)((_i & 3) | (_i & 4) << 1 | (_i >> 3) << 4);
+  pool_model_run(data, sizeof data);
+}
+END_TEST
+
+int main(void) {
+  Suite *suite = suite_create("pool model");
+  TCase *tests = tcase_create("random operations");
+  tcase_set_timeout(tests, 60);
+  tcase_add_loop_test(tests, pool_does_what_the_model_does, 0, SEEDS);
+  suite_add_tcase(suite, tests);
+  SRunner *runner = srunner_create(suite);
+  srunner_run_all(runner, CK_NORMAL);
+  int failed = srunner_ntests_failed(runner);
+  srunner_free(runner);
+  return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

@@ -1,0 +1,609 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/* The pool over an imaginary source: chunks, growth, when freed memory comes back, refusals, reports. */
+#include <check.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "imaginary_source.h"
+
+#define MIB ((size_t)1 << 20)
+
+static const struct pool_config fixed_8_mib = {
+    .reuse = MAM_REUSE_FENCED, .alignment = POOL_ALIGNMENT_BYTES, .chunk_bytes = 8 << 20};
+
+static struct mam_pool *pool;
+
+static void check_pool(void) {
+  pthread_mutex_lock(&pool->lock);
+  const char *fault = pool_check_locked(pool);
+  pthread_mutex_unlock(&pool->lock);
+  ck_assert_msg(fault == NULL, "%s", fault);
+}
+
+static void open_pool(const struct pool_config *config) {
+  ck_assert_int_eq(pool_open(config, &imaginary_source, &pool), cudaSuccess);
+}
+
+static cudaError_t try_malloc(size_t size, void **address) {
+  cudaError_t error = pool_malloc(pool, POOL_ANY_ID, size, NULL, address);
+  check_pool();
+  return error;
+}
+
+static void *must_malloc(size_t size) {
+  void *address = NULL;
+  ck_assert_int_eq(try_malloc(size, &address), cudaSuccess);
+  return address;
+}
+
+static cudaError_t try_free(void *address) {
+  struct pool_emptied emptied;
+  cudaError_t error = pool_free(address, &emptied);
+  check_pool();
+  return error;
+}
+
+static MAM_PoolInfo info_now(void) {
+  MAM_PoolInfo info;
+  ck_assert_int_eq(pool_info(pool, &info), cudaSuccess);
+  return info;
+}
+
+static void set_up(void) {
+  imaginary_reset();
+  pool = NULL;
+}
+
+/* However a test ends its pool, everything is the source's again. */
+static void tear_down(void) {
+  if (pool != NULL)
+    ck_assert_int_eq(pool_close(pool, 0), cudaSuccess);
+  ck_assert_uint_eq(imaginary.taken_bytes, 0);
+}
+
+/* ---- Chunks ---- */
+
+START_TEST(chunk_is_rounded_up_to_the_granularity) {
+  struct pool_config config = fixed_8_mib;
+  config.chunk_bytes = 3 * MIB;
+  open_pool(&config);
+  ck_assert_uint_eq(imaginary.taken_bytes, 4 * MIB);
+  ck_assert_uint_eq(info_now().reserved_bytes, 4 * MIB);
+}
+END_TEST
+
+START_TEST(largest_chunk_leaves_the_headroom) {
+  struct pool_config config = fixed_8_mib;
+  imaginary.capacity_bytes = 1000 * MIB;
+  config.chunk_bytes = 0, config.headroom_bytes = 100 * MIB;
+  open_pool(&config);
+  ck_assert_uint_eq(imaginary.taken_bytes, 900 * MIB);
+}
+END_TEST
+
+START_TEST(largest_chunk_keeps_to_the_limit) {
+  struct pool_config config = fixed_8_mib;
+  config.chunk_bytes = 0, config.limit_bytes = 20 * MIB;
+  open_pool(&config);
+  ck_assert_uint_eq(imaginary.taken_bytes, 20 * MIB);
+}
+END_TEST
+
+/* The paper's own search underflows there. */
+START_TEST(largest_chunk_is_found_when_little_is_left) {
+  struct pool_config config = fixed_8_mib;
+  imaginary.capacity_bytes = 5 * MIB;
+  config.chunk_bytes = 0, config.headroom_bytes = 256 * MIB;
+  open_pool(&config);
+  ck_assert_uint_eq(imaginary.taken_bytes, 2 * MIB);
+}
+END_TEST
+
+START_TEST(no_chunk_at_all_is_out_of_memory) {
+  struct pool_config config = fixed_8_mib;
+  struct mam_pool *untouched = NULL;
+  imaginary.capacity_bytes = 1 * MIB;
+  config.chunk_bytes = 0;
+  ck_assert_int_eq(pool_open(&config, &imaginary_source, &untouched), cudaErrorMemoryAllocation);
+  ck_assert_ptr_null(untouched);
+}
+END_TEST
+
+START_TEST(chunk_size_past_the_end_of_the_numbers_is_out_of_memory) {
+  struct pool_config config = fixed_8_mib;
+  struct mam_pool *untouched = NULL;
+  config.chunk_bytes = SIZE_MAX;
+  ck_assert_int_eq(pool_open(&config, &imaginary_source, &untouched), cudaErrorMemoryAllocation);
+  ck_assert_uint_eq(imaginary.take_calls, 0);
+}
+END_TEST
+
+START_TEST(blocks_keep_every_alignment) {
+  static const size_t alignments[] = {16, 512, 4096, 2 << 20};
+  struct pool_config config = fixed_8_mib;
+  imaginary.gap_bytes = 512; /* later chunks begin at odd places */
+  config.limit_bytes = 64 * MIB;
+  config.alignment = alignments[_i];
+  for (int round = 0; round < 3; round++) {
+    open_pool(&config);
+    for (int i = 0; i < 10; i++)
+      ck_assert_uint_eq((uintptr_t)must_malloc(1 + (size_t)i * 700) % config.alignment, 0);
+    ck_assert_int_eq(pool_close(pool, 0), cudaSuccess);
+  }
+  pool = NULL;
+}
+END_TEST
+
+/* ---- Malloc and free ---- */
+
+START_TEST(size_is_rounded_up_to_the_alignment) {
+  open_pool(&fixed_8_mib);
+  char *first = must_malloc(1000), *second = must_malloc(1);
+  ck_assert_int_eq(second - first, 1024);
+  MAM_PoolInfo info = info_now();
+  ck_assert_uint_eq(info.used_bytes, 1536);
+  ck_assert_uint_eq(info.requested_bytes, 1001);
+  ck_assert_uint_eq(info.used_count, 2);
+}
+END_TEST
+
+START_TEST(huge_size_is_out_of_memory) {
+  static const size_t sizes[] = {(size_t)1 << 50, SIZE_MAX, SIZE_MAX - 511, SIZE_MAX / 2 + 1};
+  void *address = &address;
+  open_pool(&fixed_8_mib);
+  ck_assert_int_eq(try_malloc(sizes[_i], &address), cudaErrorMemoryAllocation);
+  ck_assert_ptr_eq(address, &address);
+}
+END_TEST
+
+START_TEST(refused_malloc_changes_nothing_but_the_count_of_failures) {
+  void *address;
+  open_pool(&fixed_8_mib);
+  must_malloc(5 * MIB);
+  MAM_PoolInfo before = info_now();
+  ck_assert_int_eq(try_malloc(4 * MIB, &address), cudaErrorMemoryAllocation);
+  MAM_PoolInfo after = info_now();
+  ck_assert_uint_eq(after.failure_count, before.failure_count + 1);
+  after.failure_count = before.failure_count;
+  ck_assert_mem_eq(&before, &after, sizeof before);
+  ck_assert_ptr_nonnull(strstr(error_last(), "4194304 bytes"));
+  must_malloc(3 * MIB);
+}
+END_TEST
+
+START_TEST(wrong_frees_are_refused_and_harm_nothing) {
+  open_pool(&fixed_8_mib);
+  char *block = must_malloc(4096), *neighbour = must_malloc(4096);
+  MAM_PoolInfo before = info_now();
+  int on_stack;
+  ck_assert_int_eq(try_free(block + 512), cudaErrorInvalidValue);
+  ck_assert_int_eq(try_free(block + 1), cudaErrorInvalidValue);
+  ck_assert_int_eq(try_free(neighbour + 4096), cudaErrorInvalidValue); /* the hole behind */
+  ck_assert_int_eq(try_free(&on_stack), cudaErrorInvalidValue);
+  ck_assert_int_eq(try_free((void *)UINTPTR_MAX), cudaErrorInvalidValue);
+  MAM_PoolInfo after = info_now();
+  ck_assert_mem_eq(&before, &after, sizeof before);
+  ck_assert_int_eq(try_free(block), cudaSuccess);
+  ck_assert_int_eq(try_free(block), cudaErrorInvalidValue);
+  ck_assert_ptr_nonnull(strstr(error_last(), "freed already"));
+  ck_assert_int_eq(try_free(neighbour), cudaSuccess);
+}
+END_TEST
+
+/* ---- When freed memory comes back ---- */
+
+START_TEST(freed_memory_waits_and_fresh_memory_is_used_instead) {
+  open_pool(&fixed_8_mib);
+  char *first = must_malloc(MIB);
+  ck_assert_int_eq(try_free(first), cudaSuccess);
+  ck_assert_ptr_eq(must_malloc(MIB), first + MIB);
+  ck_assert_uint_eq(info_now().waiting_bytes, MIB);
+  ck_assert_uint_eq(imaginary.synchronizes, 0);
+}
+END_TEST
+
+START_TEST(malloc_synchronises_only_where_it_would_fail) {
+  open_pool(&fixed_8_mib);
+  char *first = must_malloc(3 * MIB), *rest = must_malloc(5 * MIB);
+  ck_assert_int_eq(try_free(first), cudaSuccess);
+  ck_assert_uint_eq(imaginary.synchronizes, 0);
+  ck_assert_ptr_eq(must_malloc(2 * MIB), first);
+  ck_assert_uint_eq(imaginary.synchronizes, 1);
+  ck_assert_uint_eq(info_now().synchronize_count, 1);
+  ck_assert_int_eq(try_free(rest), cudaSuccess);
+}
+END_TEST
+
+START_TEST(free_synchronises_when_more_than_half_waits) {
+  open_pool(&fixed_8_mib);
+  char *first = must_malloc(4 * MIB), *second = must_malloc(512);
+  ck_assert_int_eq(try_free(first), cudaSuccess);
+  ck_assert_uint_eq(imaginary.synchronizes, 0);
+  ck_assert_int_eq(try_free(second), cudaSuccess);
+  ck_assert_uint_eq(imaginary.synchronizes, 1);
+  ck_assert_uint_eq(info_now().waiting_bytes, 0);
+  ck_assert_uint_eq(info_now().largest_free_bytes, 8 * MIB);
+}
+END_TEST
+
+START_TEST(waiting_limit_can_be_chosen) {
+  struct pool_config config = fixed_8_mib;
+  config.waiting_limit_bytes = 1024;
+  open_pool(&config);
+  char *blocks[3] = {must_malloc(512), must_malloc(512), must_malloc(512)};
+  ck_assert_int_eq(try_free(blocks[0]), cudaSuccess);
+  ck_assert_int_eq(try_free(blocks[1]), cudaSuccess);
+  ck_assert_uint_eq(imaginary.synchronizes, 0);
+  ck_assert_int_eq(try_free(blocks[2]), cudaSuccess);
+  ck_assert_uint_eq(imaginary.synchronizes, 1);
+}
+END_TEST
+
+START_TEST(immediate_reuse_never_waits) {
+  struct pool_config config = fixed_8_mib;
+  config.reuse = MAM_REUSE_IMMEDIATE;
+  open_pool(&config);
+  char *block = must_malloc(8 * MIB);
+  for (int i = 0; i < 100; i++) {
+    ck_assert_int_eq(try_free(block), cudaSuccess);
+    ck_assert_ptr_eq(must_malloc(8 * MIB), block);
+  }
+  ck_assert_uint_eq(imaginary.synchronizes, 0);
+}
+END_TEST
+
+START_TEST(error_met_while_waiting_comes_through_and_nothing_is_lost) {
+  void *address;
+  open_pool(&fixed_8_mib);
+  char *block = must_malloc(8 * MIB);
+  imaginary.synchronize_error = (cudaError_t)700;
+  ck_assert_int_eq(try_free(block), 700); /* freed all the same: it is more than half */
+  ck_assert_int_eq(try_free(block), cudaErrorInvalidValue);
+  ck_assert_int_eq(try_malloc(MIB, &address), 700);
+  ck_assert_uint_eq(info_now().waiting_bytes, 8 * MIB);
+  imaginary.synchronize_error = cudaSuccess;
+  ck_assert_ptr_eq(must_malloc(8 * MIB), block);
+}
+END_TEST
+
+/* A wait covers the work submitted before it began: what is freed while it lasts needs another. */
+static char *freed_meanwhile;
+static void free_in_the_middle(void) {
+  struct pool_emptied emptied;
+  imaginary.on_synchronize = NULL;
+  ck_assert_int_eq(pool_free(freed_meanwhile, &emptied), cudaSuccess);
+}
+
+START_TEST(block_freed_during_a_wait_needs_the_next_one) {
+  open_pool(&fixed_8_mib);
+  char *early = must_malloc(MIB);
+  freed_meanwhile = must_malloc(MIB);
+  must_malloc(6 * MIB);
+  ck_assert_int_eq(try_free(early), cudaSuccess);
+  imaginary.on_synchronize = free_in_the_middle;
+  ck_assert_ptr_eq(must_malloc(MIB), early);
+  ck_assert_uint_eq(imaginary.synchronizes, 1);
+  ck_assert_uint_eq(info_now().waiting_bytes, MIB);
+  ck_assert_ptr_eq(must_malloc(MIB), freed_meanwhile);
+  ck_assert_uint_eq(imaginary.synchronizes, 2);
+}
+END_TEST
+
+/* ---- Growth ---- */
+
+static const struct pool_config growing = {
+    .reuse = MAM_REUSE_FENCED, .alignment = POOL_ALIGNMENT_BYTES, .chunk_bytes = 4 << 20, .limit_bytes = 16 << 20};
+
+START_TEST(pool_grows_by_chunks_up_to_its_limit) {
+  void *address;
+  open_pool(&growing);
+  for (size_t chunks = 1; chunks <= 4; chunks++) {
+    must_malloc(4 * MIB);
+    ck_assert_uint_eq(info_now().chunk_count, chunks);
+  }
+  ck_assert_int_eq(try_malloc(512, &address), cudaErrorMemoryAllocation);
+  ck_assert_uint_eq(imaginary.taken_bytes, 16 * MIB);
+}
+END_TEST
+
+START_TEST(large_request_gets_a_chunk_of_its_size) {
+  open_pool(&growing);
+  must_malloc(9 * MIB);
+  ck_assert_uint_eq(imaginary.taken_bytes, 14 * MIB);
+}
+END_TEST
+
+START_TEST(growth_takes_what_it_needs_where_the_source_has_no_more) {
+  imaginary.capacity_bytes = 7 * MIB;
+  open_pool(&growing);
+  must_malloc(4 * MIB);
+  must_malloc(MIB);
+  ck_assert_uint_eq(imaginary.taken_bytes, 6 * MIB);
+}
+END_TEST
+
+START_TEST(growth_goes_before_waiting_and_waiting_before_refusal) {
+  open_pool(&growing);
+  char *block = must_malloc(MIB);
+  must_malloc(3 * MIB);
+  ck_assert_int_eq(try_free(block), cudaSuccess);
+  must_malloc(MIB);
+  ck_assert_uint_eq(imaginary.synchronizes, 0);
+  ck_assert_uint_eq(info_now().chunk_count, 2);
+  imaginary.take_error = cudaErrorMemoryAllocation;
+  must_malloc(3 * MIB);
+  ck_assert_ptr_eq(must_malloc(MIB), block);
+  ck_assert_uint_eq(imaginary.synchronizes, 1);
+}
+END_TEST
+
+START_TEST(growth_that_fails_otherwise_says_so) {
+  void *address;
+  open_pool(&growing);
+  must_malloc(4 * MIB);
+  imaginary.take_error = (cudaError_t)700;
+  ck_assert_int_eq(try_malloc(512, &address), 700);
+  imaginary.take_error = cudaSuccess;
+  must_malloc(512);
+}
+END_TEST
+
+START_TEST(no_block_spans_chunks) {
+  void *address;
+  open_pool(&growing);
+  for (int i = 0; i < 4; i++)
+    must_malloc(3 * MIB);
+  ck_assert_uint_eq(info_now().free_bytes, 4 * MIB);
+  ck_assert_int_eq(try_malloc(2 * MIB, &address), cudaErrorMemoryAllocation);
+}
+END_TEST
+
+/* ---- Pools that come and go ---- */
+
+START_TEST(closed_pool_refuses_everything) {
+  void *address;
+  struct pool_emptied emptied;
+  MAM_PoolInfo info;
+  open_pool(&fixed_8_mib);
+  void *block = must_malloc(512);
+  struct mam_pool *closed = pool;
+  ck_assert_int_eq(pool_close(pool, 0), cudaSuccess);
+  pool = NULL;
+  ck_assert_uint_eq(imaginary.taken_bytes, 0);
+  ck_assert_int_eq(pool_close(closed, 0), cudaErrorInvalidResourceHandle);
+  ck_assert_int_eq(pool_malloc(closed, POOL_ANY_ID, 512, NULL, &address), cudaErrorInvalidResourceHandle);
+  ck_assert_int_eq(pool_info(closed, &info), cudaErrorInvalidResourceHandle);
+  ck_assert_int_eq(pool_free(block, &emptied), cudaErrorInvalidValue);
+  ck_assert(pool_is_known(closed));
+}
+END_TEST
+
+START_TEST(pool_that_is_meant_otherwise_is_left_alone) {
+  void *address;
+  open_pool(&fixed_8_mib);
+  ck_assert_int_eq(pool_close(pool, 7), cudaErrorInvalidResourceHandle);
+  ck_assert_int_eq(pool_malloc(pool, 7, 512, NULL, &address), cudaErrorInvalidResourceHandle);
+  ck_assert_ptr_null(pool_find_default(7));
+  must_malloc(512);
+}
+END_TEST
+
+/* A context that is destroyed takes its memory with it, and the next one may get the same addresses. */
+START_TEST(pool_whose_addresses_are_somebody_elses_is_gone) {
+  struct mam_pool *old;
+  struct pool_emptied emptied;
+  open_pool(&fixed_8_mib);
+  old = pool;
+  char *block = must_malloc(MIB);
+  imaginary.next_base = (uintptr_t)1 << 40; /* the driver starts over */
+  open_pool(&fixed_8_mib);
+  ck_assert_ptr_ne(pool, old);
+  MAM_PoolInfo info;
+  void *address;
+  ck_assert_int_eq(pool_info(old, &info), cudaErrorContextIsDestroyed);
+  ck_assert_int_eq(pool_malloc(old, POOL_ANY_ID, 512, NULL, &address), cudaErrorContextIsDestroyed);
+  ck_assert_int_eq(pool_free(block, &emptied), cudaErrorInvalidValue);
+  ck_assert_ptr_eq(must_malloc(MIB), block);
+  ck_assert_int_eq(try_free(block), cudaSuccess);
+  ck_assert_int_eq(pool_close(old, 0), cudaSuccess); /* its owner's handle was nobody else's meanwhile */
+  ck_assert_int_eq(pool_close(old, 0), cudaErrorInvalidResourceHandle);
+}
+END_TEST
+
+START_TEST(lazy_pool_reports_its_emptying_once_until_looked_at) {
+  struct pool_config config = fixed_8_mib;
+  struct pool_emptied emptied;
+  uint64_t count;
+  config.default_id = 7, config.lazy = true;
+  open_pool(&config);
+  ck_assert_ptr_eq(pool_find_default(7), pool);
+  void *first = must_malloc(512), *second = must_malloc(512);
+  ck_assert_int_eq(pool_free(first, &emptied), cudaSuccess);
+  ck_assert_ptr_null(emptied.pool);
+  ck_assert_int_eq(pool_free(second, &emptied), cudaSuccess);
+  ck_assert_ptr_eq(emptied.pool, pool);
+  ck_assert_uint_eq(emptied.default_id, 7);
+  ck_assert_int_eq(pool_free(must_malloc(512), &emptied), cudaSuccess);
+  ck_assert_ptr_null(emptied.pool); /* watched */
+  void *live = must_malloc(512);
+  ck_assert_int_eq(pool_look(pool, 7, &count), POOL_BUSY);
+  ck_assert_uint_eq(count, 4);
+  ck_assert_int_eq(pool_close_if_empty(pool, 7), cudaSuccess); /* it is not */
+  ck_assert_int_eq(pool_free(live, &emptied), cudaSuccess);
+  ck_assert_ptr_eq(emptied.pool, pool);
+  ck_assert_int_eq(pool_look(pool, 7, &count), POOL_EMPTY);
+  ck_assert(!pool_had_default(7));
+  ck_assert_int_eq(pool_close_if_empty(pool, 7), cudaSuccess);
+  ck_assert_int_eq(pool_look(pool, 7, &count), POOL_GONE);
+  ck_assert(pool_had_default(7));
+  ck_assert_ptr_null(pool_find_default(7));
+  pool = NULL;
+}
+END_TEST
+
+START_TEST(more_chunks_than_the_map_holds_are_refused) {
+  enum { CHUNKS = 4096, CHUNK_MIB = 2 };
+  struct pool_config config = growing;
+  void *address;
+  config.chunk_bytes = CHUNK_MIB * MIB, config.limit_bytes = (CHUNKS + 8) * CHUNK_MIB * MIB;
+  open_pool(&config);
+  for (int i = 0; i < CHUNKS; i++)
+    ck_assert_int_eq(pool_malloc(pool, POOL_ANY_ID, CHUNK_MIB * MIB, NULL, &address), cudaSuccess);
+  ck_assert_int_eq(try_malloc(512, &address), cudaErrorMemoryAllocation);
+  ck_assert_uint_eq(imaginary.taken_bytes, CHUNKS * CHUNK_MIB * MIB);
+}
+END_TEST
+
+/* ---- Reports ---- */
+
+/* Formula 2 of ScatterAlloc: 1 - largest / sum, here for holes of 1 and 3 MiB. */
+START_TEST(external_fragmentation_is_one_less_the_largest_holes_share) {
+  struct pool_config config = fixed_8_mib;
+  config.reuse = MAM_REUSE_IMMEDIATE;
+  open_pool(&config);
+  ck_assert_double_eq(info_now().external_fragmentation, 0.0);
+  void *block = must_malloc(MIB);
+  must_malloc(4 * MIB);
+  ck_assert_int_eq(try_free(block), cudaSuccess);
+  ck_assert_double_eq_tol(info_now().external_fragmentation, 0.25, 1e-12);
+  must_malloc(MIB), must_malloc(3 * MIB);
+  ck_assert_double_eq(info_now().external_fragmentation, 0.0);
+}
+END_TEST
+
+static size_t json_size(const json_t *object, const char *key) {
+  json_t *value = json_object_get(object, key);
+  ck_assert_msg(json_is_integer(value), "%s is no integer", key);
+  return (size_t)json_integer_value(value);
+}
+
+static uintptr_t json_address(const json_t *object, const char *key) {
+  return (uintptr_t)strtoull(json_string_value(json_object_get(object, key)), NULL, 16);
+}
+
+/* The bytes of a chunk's segments by state; they tile the chunk. */
+static void count_segments(const json_t *chunk, size_t *used, size_t *waiting, size_t *free_bytes) {
+  uintptr_t at = json_address(chunk, "base");
+  size_t index;
+  json_t *segment;
+  json_array_foreach(json_object_get(chunk, "segments"), index, segment) {
+    const char *state = json_string_value(json_object_get(segment, "state"));
+    size_t bytes = json_size(segment, "bytes");
+    ck_assert_uint_eq(json_address(segment, "base"), at);
+    ck_assert((json_object_get(segment, "site") != NULL) == (strcmp(state, "used") == 0));
+    at += bytes;
+    *(strcmp(state, "used") == 0 ? used : strcmp(state, "waiting") == 0 ? waiting : free_bytes) += bytes;
+  }
+  ck_assert_uint_eq(at, json_address(chunk, "base") + json_size(chunk, "bytes"));
+}
+
+START_TEST(report_is_json_that_adds_up) {
+  char *text;
+  json_error_t fault;
+  open_pool(&growing);
+  void *block = must_malloc(1000);
+  must_malloc(3 * MIB), must_malloc(4 * MIB);
+  ck_assert_int_eq(try_free(block), cudaSuccess);
+  ck_assert_int_eq(pool_report(pool, &text), cudaSuccess);
+  json_t *report = json_loads(text, JSON_REJECT_DUPLICATES, &fault);
+  ck_assert_msg(report != NULL, "%s at line %d", fault.text, fault.line);
+  json_t *chunks = json_object_get(report, "chunks"), *chunk;
+  size_t index, used = 0, waiting = 0, free_bytes = 0;
+  ck_assert_uint_eq(json_array_size(chunks), 2);
+  json_array_foreach(chunks, index, chunk) { count_segments(chunk, &used, &waiting, &free_bytes); }
+  ck_assert_uint_eq(used, 7 * MIB);
+  ck_assert_uint_eq(waiting, 1024);
+  ck_assert_uint_eq(json_size(report, "used_bytes"), used);
+  ck_assert_uint_eq(json_size(report, "waiting_bytes"), waiting);
+  ck_assert_uint_eq(json_size(report, "free_bytes"), free_bytes);
+  ck_assert_uint_eq(json_size(report, "reserved_bytes"), used + waiting + free_bytes);
+  ck_assert_uint_eq(json_size(report, "limit_bytes"), 16 * MIB);
+  ck_assert_str_eq(json_string_value(json_object_get(report, "reuse")), "fenced");
+  json_decref(report);
+  free(text);
+}
+END_TEST
+
+static void explains(size_t size, const char *what) {
+  char *text;
+  ck_assert_int_eq(pool_explain(pool, size, &text), cudaSuccess);
+  ck_assert_msg(strstr(text, what) != NULL, "for %zu bytes, \"%s\" is not in:\n%s", size, what, text);
+  free(text);
+}
+
+START_TEST(explanation_names_the_reason) {
+  open_pool(&fixed_8_mib);
+  char *blocks[8];
+  explains(8 * MIB, "the largest hole serves it");
+  explains(9 * MIB, "more than the pool may ever hold");
+  explains(SIZE_MAX, "no memory has that many bytes");
+  for (int i = 0; i < 8; i++)
+    blocks[i] = must_malloc(MIB);
+  explains(MIB, "too much is in use");
+  explains(MIB, "8388608 bytes in 8 blocks, allocated at");
+  for (int i = 0; i < 8; i += 2)
+    ck_assert_int_eq(try_free(blocks[i]), cudaSuccess);
+  explains(2 * MIB, "memory that waits for the GPU may make one");
+  must_malloc(MIB);
+  explains(2 * MIB, "the pool is fragmented");
+  explains(2 * MIB, "free: 3145728 bytes in 3 holes, the largest hole 1048576 bytes");
+}
+END_TEST
+
+START_TEST(explanation_quotes_the_source) {
+  void *address;
+  open_pool(&growing);
+  explains(8 * MIB, "the limit allows a further chunk");
+  imaginary.take_error = cudaErrorMemoryAllocation;
+  ck_assert_int_eq(try_malloc(8 * MIB, &address), cudaErrorMemoryAllocation);
+  explains(8 * MIB, "the imaginary source refuses");
+  ck_assert_ptr_nonnull(strstr(error_last(), "the imaginary source refuses"));
+}
+END_TEST
+
+int main(void) {
+  Suite *suite = suite_create("pool");
+  TCase *tests = tcase_create("pool");
+  tcase_add_checked_fixture(tests, set_up, tear_down);
+  tcase_set_timeout(tests, 60);
+  tcase_add_test(tests, chunk_is_rounded_up_to_the_granularity);
+  tcase_add_test(tests, largest_chunk_leaves_the_headroom);
+  tcase_add_test(tests, largest_chunk_keeps_to_the_limit);
+  tcase_add_test(tests, largest_chunk_is_found_when_little_is_left);
+  tcase_add_test(tests, no_chunk_at_all_is_out_of_memory);
+  tcase_add_test(tests, chunk_size_past_the_end_of_the_numbers_is_out_of_memory);
+  tcase_add_loop_test(tests, blocks_keep_every_alignment, 0, 4);
+  tcase_add_test(tests, size_is_rounded_up_to_the_alignment);
+  tcase_add_loop_test(tests, huge_size_is_out_of_memory, 0, 4);
+  tcase_add_test(tests, refused_malloc_changes_nothing_but_the_count_of_failures);
+  tcase_add_test(tests, wrong_frees_are_refused_and_harm_nothing);
+  tcase_add_test(tests, freed_memory_waits_and_fresh_memory_is_used_instead);
+  tcase_add_test(tests, malloc_synchronises_only_where_it_would_fail);
+  tcase_add_test(tests, free_synchronises_when_more_than_half_waits);
+  tcase_add_test(tests, waiting_limit_can_be_chosen);
+  tcase_add_test(tests, immediate_reuse_never_waits);
+  tcase_add_test(tests, error_met_while_waiting_comes_through_and_nothing_is_lost);
+  tcase_add_test(tests, block_freed_during_a_wait_needs_the_next_one);
+  tcase_add_test(tests, pool_grows_by_chunks_up_to_its_limit);
+  tcase_add_test(tests, large_request_gets_a_chunk_of_its_size);
+  tcase_add_test(tests, growth_takes_what_it_needs_where_the_source_has_no_more);
+  tcase_add_test(tests, growth_goes_before_waiting_and_waiting_before_refusal);
+  tcase_add_test(tests, growth_that_fails_otherwise_says_so);
+  tcase_add_test(tests, no_block_spans_chunks);
+  tcase_add_test(tests, closed_pool_refuses_everything);
+  tcase_add_test(tests, pool_that_is_meant_otherwise_is_left_alone);
+  tcase_add_test(tests, pool_whose_addresses_are_somebody_elses_is_gone);
+  tcase_add_test(tests, lazy_pool_reports_its_emptying_once_until_looked_at);
+  tcase_add_test(tests, more_chunks_than_the_map_holds_are_refused);
+  tcase_add_test(tests, external_fragmentation_is_one_less_the_largest_holes_share);
+  tcase_add_test(tests, report_is_json_that_adds_up);
+  tcase_add_test(tests, explanation_names_the_reason);
+  tcase_add_test(tests, explanation_quotes_the_source);
+  suite_add_tcase(suite, tests);
+  SRunner *runner = srunner_create(suite);
+  srunner_run_all(runner, CK_NORMAL);
+  int failed = srunner_ntests_failed(runner);
+  srunner_free(runner);
+  return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * The allocators under test, ours and the baselines, behind one small table of functions.
+ *
+ * Knows how each is called, and nothing of what is measured.  Ours is called through mam.h alone, as programs call it.
+ * The baselines call the driver functions that the CUDA runtime's calls end in, or the C library.
+ */
+#ifndef MAM_BENCH_ALLOCATORS_H
+#define MAM_BENCH_ALLOCATORS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "bench_machine.h"
+#include "mam.h"
+
+struct allocator {
+  const char *name;
+  size_t alignment;   /* that its addresses must have */
+  bool bounded;       /* refuses when the memory under test is full; others would go on beyond it */
+  const char *remark; /* a footnote: what its figures include; NULL for none */
+
+  cudaError_t (*open)(size_t chunk_bytes); /* before a test; 0 for all the memory there is */
+  cudaError_t (*close)(void);              /* after it */
+  cudaError_t (*settle)(void); /* between batches: waits until what was freed is free; NULL: nothing to do */
+  cudaError_t (*allocate)(void **address, size_t bytes);
+  cudaError_t (*release)(void *address, size_t bytes);
+  const char *(*last_error)(void); /* about the calling thread's last failing call */
+};
+
+enum { allocators_most = 3 };
+
+/* Writes those that belong together for a source to list, ours first, and returns their number.  machine must stay, and
+ * have a GPU unless source is MAM_SOURCE_HOST.  A baseline that the driver does not have is left out. */
+size_t allocators_select(const struct allocator *list[allocators_most], MAM_Source source,
+                         const struct machine *machine);
+
+#endif

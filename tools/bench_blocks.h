@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * Live blocks: an array of them, allocated, freed and checked through an allocator's table.
+ *
+ * Says on stderr what an allocator refused or did wrong.  Knows nothing of time.
+ */
+#ifndef MAM_BENCH_BLOCKS_H
+#define MAM_BENCH_BLOCKS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "bench_allocators.h"
+
+struct block {
+  void *address; /* NULL: no block */
+  size_t bytes;
+};
+
+/* Says that a call failed, and with what.  Always false. */
+bool blocks_complain(const struct allocator *allocator, const char *what, size_t bytes, cudaError_t error);
+
+/* Allocates one block.  False, after a complaint, if it is refused. */
+bool blocks_allocate(const struct allocator *allocator, struct block *block, size_t bytes);
+
+/* Frees all of count blocks and leaves NULLs.  False if one free failed; the others are freed all the same. */
+bool blocks_release(const struct allocator *allocator, struct block *blocks, size_t count);
+
+/* Whether every block has its alignment and no two overlap.  Sorts the blocks by address. */
+bool blocks_check(const struct allocator *allocator, struct block *blocks, size_t count);
+
+/* Waits until what was freed is free.  False after a complaint. */
+bool blocks_settle(const struct allocator *allocator);
+
+#endif

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * Time, and the memory of this process, as the benchmarks read them.  Knows nothing of allocators.
+ */
+#ifndef MAM_BENCH_CLOCK_H
+#define MAM_BENCH_CLOCK_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Nanoseconds of CLOCK_MONOTONIC. */
+uint64_t clock_now_ns(void);
+
+/* What two clock_now_ns with nothing between them cost: a median, measured at the first call.  Call it once before
+ * threads start. */
+double clock_pair_ns(void);
+
+/* The time from start_ns to end_ns less the clock's own, never negative. */
+double clock_span_ns(uint64_t start_ns, uint64_t end_ns);
+
+void clock_sleep_ms(unsigned milliseconds);
+
+/* The resident set of this process in bytes, after handing what malloc holds unused back to the system; 0 if it cannot
+ * be read. */
+size_t clock_resident_bytes(void);
+
+#endif

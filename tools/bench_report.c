@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+#include "bench_report.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/stat.h>
+
+void report_bytes_text(char text[report_label_size], size_t bytes) {
+  static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  size_t unit = 0;
+  double value = (double)bytes;
+  while (value >= 1024 && unit + 1 < sizeof units / sizeof units[0]) {
+    value /= 1024;
+    unit++;
+  }
+  int digits = value - floor(value) > 0 ? 1 : 0;
+  (void)snprintf(text, report_label_size, "%.*f %s", digits, value, units[unit]);
+}
+
+void report_count_text(char text[report_label_size], size_t count) {
+  size_t power = 1;
+  unsigned exponent = 0;
+  for (; power < count && power <= SIZE_MAX / 10; power *= 10)
+    exponent++;
+  if (power == count && exponent > 2)
+    (void)snprintf(text, report_label_size, "10^%u", exponent);
+  else
+    (void)snprintf(text, report_label_size, "%zu", count);
+}
+
+enum { label_width = 10, value_width = 13, name_width = 18, ratio_width = 8 };
+
+static void value_print(double value, int width) {
+  if (isnan(value))
+    (void)printf("%*s", width, "-");
+  else
+    (void)printf("%*.*f", width, value < 10 ? 2 : value < 1000 ? 1 : 0, value);
+}
+
+static void ratio_print(double ratio) {
+  char text[report_label_size] = "";
+  if (isfinite(ratio) && ratio > 0) /* against nothing there is no ratio */
+    (void)snprintf(text, sizeof text, "%.*fx", ratio < 1 ? 2 : ratio < 10 ? 1 : 0, ratio);
+  (void)printf("%*s", ratio_width, text);
+}
+
+static void row_print(const struct report_table *table, const struct report_row *row, size_t allocator_count) {
+  (void)printf("%-*s", label_width, row->label);
+  value_print(row->values[0], value_width);
+  for (size_t i = 1; i < allocator_count; i++) {
+    value_print(row->values[i], name_width);
+    ratio_print(table->higher_is_better ? row->values[0] / row->values[i] : row->values[i] / row->values[0]);
+  }
+  (void)putchar('\n');
+}
+
+void report_table_print(const struct report_table *table, const struct allocator *const *allocators,
+                        size_t allocator_count) {
+  (void)printf("\n%s\n%-*s%*s", table->title, label_width, table->row_title, value_width, allocators[0]->name);
+  for (size_t i = 1; i < allocator_count; i++)
+    (void)printf("%*s%*s", name_width, allocators[i]->name, ratio_width, "ratio");
+  (void)putchar('\n');
+  for (size_t i = 0; i < table->row_count; i++)
+    row_print(table, &table->rows[i], allocator_count);
+  (void)fflush(stdout);
+}
+
+void report_remarks_print(const struct allocator *const *allocators, size_t allocator_count) {
+  (void)printf("\nRatio: how many times better %s is.\n", allocators[0]->name);
+  for (size_t i = 0; i < allocator_count; i++)
+    if (allocators[i]->remark != NULL)
+      (void)printf("%s.\n", allocators[i]->remark);
+}
+
+static bool csv_refuse(const char *path, const char *what) {
+  (void)fprintf(stderr, "mam-bench: cannot %s %s: %s\n", what, path, strerror(errno));
+  return false;
+}
+
+bool report_csv_open(struct report_csv *csv, const char *directory, const char *name, const char *header) {
+  *csv = (struct report_csv){0};
+  if (directory == NULL)
+    return true;
+  if (mkdir(directory, 0777) != 0 && errno != EEXIST)
+    return csv_refuse(directory, "make the folder");
+  int length = snprintf(csv->path, sizeof csv->path, "%s/host-%s.csv", directory, name);
+  if (length < 0 || (size_t)length >= sizeof csv->path) {
+    errno = ENAMETOOLONG;
+    return csv_refuse(directory, "write to");
+  }
+  csv->file = fopen(csv->path, "w");
+  if (csv->file == NULL)
+    return csv_refuse(csv->path, "write");
+  (void)fprintf(csv->file, "%s\n", header); /* a failed write shows in report_csv_close */
+  return true;
+}
+
+void report_csv_row(const struct report_csv *csv, const char *format, ...) {
+  if (csv->file == NULL)
+    return;
+  va_list arguments;
+  va_start(arguments, format);
+  (void)vfprintf(csv->file, format, arguments);
+  va_end(arguments);
+  (void)fputc('\n', csv->file);
+}
+
+void report_csv_numbers(const struct report_csv *csv, const char *text, const double *numbers, size_t count) {
+  if (csv->file == NULL)
+    return;
+  (void)fputs(text, csv->file);
+  for (size_t i = 0; i < count; i++)
+    if (isnan(numbers[i]))
+      (void)fputc(',', csv->file);
+    else
+      (void)fprintf(csv->file, ",%.3f", numbers[i]);
+  (void)fputc('\n', csv->file);
+}
+
+bool report_csv_close(struct report_csv *csv) {
+  if (csv->file == NULL)
+    return true;
+  bool written = ferror(csv->file) == 0;
+  written = fclose(csv->file) == 0 && written;
+  csv->file = NULL;
+  return written || csv_refuse(csv->path, "write");
+}

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * Results as the reader gets them: tables on stdout, CSV files, sizes in words.  Knows nothing of how they were
+ * measured.
+ */
+#ifndef MAM_BENCH_REPORT_H
+#define MAM_BENCH_REPORT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+
+#include "bench_allocators.h"
+
+enum { report_label_size = 24 };
+
+/* "4 KiB", "1 GiB": exact where bytes is a whole number of a unit, else to a tenth. */
+void report_bytes_text(char text[report_label_size], size_t bytes);
+
+/* "10^6" for a power of ten, else the number. */
+void report_count_text(char text[report_label_size], size_t count);
+
+/* One row of a table: a label and a value for each allocator, NAN where there is none. */
+struct report_row {
+  char label[report_label_size];
+  double values[allocators_most];
+};
+
+struct report_table {
+  const char *title, *row_title;
+  bool higher_is_better;
+  const struct report_row *rows;
+  size_t row_count;
+};
+
+/* Prints the table, and beside each baseline's value how many times better ours is. */
+void report_table_print(const struct report_table *table, const struct allocator *const *allocators,
+                        size_t allocator_count);
+
+/* Prints what the allocators' figures include. */
+void report_remarks_print(const struct allocator *const *allocators, size_t allocator_count);
+
+/* A CSV file.  With a directory of NULL nothing is written, and all calls succeed. */
+struct report_csv {
+  FILE *file;
+  char path[1024];
+};
+
+/* Makes the directory if it is missing and begins DIRECTORY/host-NAME.csv with its header row.  False: said on stderr,
+ * as by the others. */
+bool report_csv_open(struct report_csv *csv, const char *directory, const char *name, const char *header);
+void report_csv_row(const struct report_csv *csv, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* A row of text columns followed by numbers; a NAN becomes an empty column. */
+void report_csv_numbers(const struct report_csv *csv, const char *text, const double *numbers, size_t count);
+bool report_csv_close(struct report_csv *csv);
+
+#endif

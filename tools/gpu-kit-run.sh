@@ -1,0 +1,97 @@
+#!/bin/sh
+# SPDX-License-Identifier: BSD-2-Clause
+# Runs the GPU tests and benchmarks of this folder; prints TAP.  Here a test that skips has failed: this machine is said
+# to have a GPU.
+set -u
+
+tests="@TESTS@"
+
+usage() {
+  cat <<END
+usage: run.sh [--sanitizer] [--bench] [--quick] [--csv DIR] [--timeout SECONDS]
+
+  --sanitizer   after the tests, the same tests under compute-sanitizer's memcheck
+  --bench       after them, the benchmarks
+  --quick       shorter benchmarks
+  --csv DIR     where the benchmarks' CSV and every program's output go (default: results in this folder)
+  --timeout S   for each test, ten times that under compute-sanitizer and for the benchmarks (default: 300)
+
+Exits with 0 if all is well, 1 if anything failed or was skipped, 2 on a wrong argument.
+END
+}
+
+sanitizer=no bench=no quick='' csv='' limit_s=300
+while [ $# -gt 0 ]; do
+  case $1 in
+    --sanitizer) sanitizer=yes ;;
+    --bench) bench=yes ;;
+    --quick) quick=--quick ;;
+    --csv | --timeout)
+      [ $# -ge 2 ] || { usage >&2; exit 2; }
+      if [ "$1" = --csv ]; then csv=$2; else limit_s=$2; fi
+      shift
+      ;;
+    --help) usage; exit 0 ;;
+    *) usage >&2; exit 2 ;;
+  esac
+  shift
+done
+
+here=$(cd "$(dirname "$0")" && pwd) || exit 1
+[ -n "$csv" ] || csv=$here/results
+mkdir -p "$csv" && csv=$(cd "$csv" && pwd) && cd "$here" || exit 1
+
+# Check forks for each test unless told not to, and CUDA does not work in a forked child.
+export CK_FORK=no
+# The options of whoever runs this are not those of the tests.
+unset MAM_SOURCE MAM_REUSE MAM_HEADROOM MAM_LINGER_MS MAM_LOG
+
+number=0 failures=0
+# run NAME SECONDS COMMAND...: one TAP line; the output, kept in the results' folder, is shown on failure.
+run() {
+  name=$1 seconds=$2
+  shift 2
+  number=$((number + 1))
+  log=$csv/$(echo "$name" | tr ' ' '-').log
+  timeout "$seconds" "$@" >"$log" 2>&1 </dev/null
+  status=$?
+  case $status in
+    0) echo "ok $number - $name"; return ;;
+    77) reason="it found no GPU and skipped, which counts as a failure here" ;;
+    124) reason="not done after $seconds s" ;;
+    *) reason="exit status $status" ;;
+  esac
+  failures=$((failures + 1))
+  echo "not ok $number - $name"
+  echo "# $reason; the end of $log:"
+  tail -n 40 "$log" | sed 's/^/#   /'
+}
+
+memcheck=''
+if [ $sanitizer = yes ]; then
+  memcheck=$(command -v compute-sanitizer || command -v /usr/local/cuda/bin/compute-sanitizer) ||
+    memcheck=compute-sanitizer
+fi
+
+# shellcheck disable=SC2086
+set -- $tests
+planned=$#
+[ $sanitizer = no ] || planned=$((planned * 2))
+[ $bench = no ] || planned=$((planned + 1))
+echo "1..$planned"
+for test in $tests; do
+  run "$test" "$limit_s" "./$test"
+done
+if [ $sanitizer = yes ]; then
+  for test in $tests; do
+    # The tests make wrong calls on purpose, to see what they answer: those are no errors.
+    run "memcheck $test" $((limit_s * 10)) \
+      "$memcheck" --tool memcheck --report-api-errors no --error-exitcode 1 "./$test"
+  done
+fi
+if [ $bench = yes ]; then
+  # shellcheck disable=SC2086
+  run "mam-bench host" $((limit_s * 10)) ./mam-bench host $quick --csv "$csv"
+fi
+echo "# $((number - failures)) passed, $failures failed; output and CSV are in $csv"
+[ $failures -eq 0 ]
