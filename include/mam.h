@@ -79,7 +79,8 @@ extern "C" {
  *
  * cudaSuccess                 the environment exists
  * cudaErrorInvalidValue       maxSize is 0
- * cudaErrorAlreadyAcquired    this context has an environment already; it stays as it was
+ * cudaErrorAlreadyAcquired    this context has an environment already; it stays as it was.  (One that came by itself
+ *                             and holds no block gives way.)
  * cudaErrorMemoryAllocation   the source has no maxSize bytes in one piece
  * cudaErrorNoDevice           there is no CUDA driver or no device
  *
@@ -188,7 +189,8 @@ MAM_API cudaError_t MAM_PoolCreate(MAM_Pool *pool, const MAM_PoolOptions *option
  * again.  Waits for running kernels, as cudaFree does.
  *
  * cudaSuccess                    the pool is gone; also for NULL
- * cudaErrorInvalidResourceHandle destroyed before, or a default pool: that is MAM_Destroy's
+ * cudaErrorInvalidResourceHandle destroyed before and its handle not yet a later pool's, or a default pool: that is
+ *                                MAM_Destroy's
  * other                          what the driver said when it took the memory back; the pool is gone all the same */
 MAM_API cudaError_t MAM_PoolDestroy(MAM_Pool pool);
 

@@ -152,6 +152,8 @@ static cudaError_t environment_create_locked(size_t chunk_bytes, bool lazy, stru
                                .lazy = lazy};
   int64_t start_ns = now_ns();
   struct mam_pool *held = pool_find_default(id);
+  if (held != NULL && !lazy && pool_close_if_empty(held, id) == cudaSuccess) /* it lingers, and is wanted otherwise */
+    held = pool_find_default(id);
   if (held == NULL)
     error = pool_open(&config, &source, pool);
   if (held != NULL || error != cudaSuccess)
@@ -312,7 +314,7 @@ static cudaError_t default_malloc(size_t size, const void *site, void **address)
     if (error == cudaSuccess)
       error = pool_malloc(pool, id, size, site, address);
   } while (error == cudaErrorInvalidResourceHandle);
-  if (error == cudaErrorMemoryAllocation && created) /* for nothing: as if its last block had been freed */
+  if (error != cudaSuccess && created) /* for nothing: as if its last block had been freed */
     (void)environment_emptied(&(struct pool_emptied){pool, id});
   return error;
 }

@@ -1,24 +1,44 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 #include "context.h"
 
+#include <stdatomic.h>
+
 #include "error.h"
 
-/* The id of a context, NULL meaning the current one; 0 if there is none or it no longer lives. */
-static uint64_t context_id(const struct driver *driver, CUcontext handle) {
-  unsigned long long id = 0;
-  if (driver->cuCtxGetId != NULL)
-    return driver->cuCtxGetId(handle, &id) == CUDA_SUCCESS ? id : 0;
-  if (handle == NULL && driver->cuCtxGetCurrent(&handle) != CUDA_SUCCESS)
-    return 0;
-  return (uint64_t)(uintptr_t)handle;
+/* The id of a context by its handle. */
+static CUresult handle_id(const struct driver *driver, CUcontext handle, uint64_t *id) {
+  unsigned long long found = (uintptr_t)handle;
+  CUresult result = driver->cuCtxGetId != NULL ? driver->cuCtxGetId(handle, &found) : CUDA_SUCCESS;
+  if (result == CUDA_SUCCESS)
+    *id = found;
+  return result;
 }
 
-uint64_t context_current_id(const struct driver *driver) { return context_id(driver, NULL); }
+uint64_t context_current_id(const struct driver *driver) {
+  unsigned long long found = 0;
+  CUcontext handle = NULL;
+  uint64_t id = 0;
+  if (driver->cuCtxGetId != NULL) {
+    CUresult result = driver->cuCtxGetId(NULL, &found);
+    if (result == CUDA_SUCCESS)
+      return found;
+    if (result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED)
+      return 0;
+  }
+  /* After an error of the GPU the driver answers the question about the current context with that error, while the
+   * context's handle still has its id. */
+  if (driver->cuCtxGetCurrent(&handle) != CUDA_SUCCESS || handle == NULL)
+    return 0;
+  return handle_id(driver, handle, &id) == CUDA_SUCCESS ? id : 0;
+}
 
 cudaError_t context_open_handle(const struct driver *driver, CUcontext handle, struct context *context) {
-  uint64_t id = context_id(driver, handle);
-  if (id == 0)
+  uint64_t id;
+  CUresult result = handle_id(driver, handle, &id);
+  if (result == CUDA_ERROR_CONTEXT_IS_DESTROYED)
     return error_set(cudaErrorInvalidValue, "the CUDA context %p does not live", (void *)handle);
+  if (result != CUDA_SUCCESS)
+    return driver_error(driver, result, "cuCtxGetId");
   *context = (struct context){.driver = driver, .handle = handle, .id = id};
   return cudaSuccess;
 }
@@ -42,12 +62,23 @@ cudaError_t context_open_device(const struct driver *driver, int ordinal, struct
   return cudaSuccess;
 }
 
+/* The context is the thread's now, as with the runtime: it must neither end under the thread with a pool, nor be made
+ * anew for each pool.  So one reference to it, but not one for each thread, is never given back. */
+static void keep_for_good(struct context *context) {
+  static _Atomic uint64_t kept_id;
+  /* relaxed: nothing else is published by it */
+  if (atomic_exchange_explicit(&kept_id, context->id, memory_order_relaxed) == context->id)
+    (void)context->driver->cuDevicePrimaryCtxRelease(context->device);
+  context->retained = false;
+}
+
 cudaError_t context_open_current(const struct driver *driver, struct context *context) {
   CUcontext handle = NULL;
   CUresult result = driver->cuCtxGetCurrent(&handle);
   if (result != CUDA_SUCCESS)
     return driver_error(driver, result, "cuCtxGetCurrent");
-  if (handle != NULL && context_id(driver, handle) != 0)
+  uint64_t id;
+  if (handle != NULL && handle_id(driver, handle, &id) != CUDA_ERROR_CONTEXT_IS_DESTROYED)
     return context_open_handle(driver, handle, context);
   /* None, or a primary context after a reset, which the retain brings back to life. */
   struct context first;
@@ -60,19 +91,25 @@ cudaError_t context_open_current(const struct driver *driver, struct context *co
     context_release(&first);
     return error;
   }
+  keep_for_good(&first);
   *context = first;
   return cudaSuccess;
 }
 
 void context_release(struct context *context) {
-  /* A reset has taken our reference with the context; releasing it would take somebody else's. */
-  if (context->retained && context_lives(context))
+  /* Also after a reset: on driver 580 references outlive it. */
+  if (context->retained)
     (void)context->driver->cuDevicePrimaryCtxRelease(context->device);
   context->retained = false;
 }
 
 bool context_lives(const struct context *context) {
-  return context_id(context->driver, context->handle) == context->id;
+  uint64_t id;
+  CUresult result = handle_id(context->driver, context->handle, &id);
+  if (result == CUDA_SUCCESS)
+    return id == context->id;
+  /* Any other answer is no word about the context: what is done next will meet the error. */
+  return result != CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
 cudaError_t context_enter(const struct context *context, struct context_visit *visit) {
@@ -83,8 +120,8 @@ cudaError_t context_enter(const struct context *context, struct context_visit *v
   if (result != CUDA_SUCCESS)
     return driver_error(driver, result, "cuCtxPushCurrent");
   visit->mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-  if (driver->cuThreadExchangeStreamCaptureMode != NULL)
-    (void)driver->cuThreadExchangeStreamCaptureMode(&visit->mode);
+  visit->relaxed = driver->cuThreadExchangeStreamCaptureMode != NULL &&
+                   driver->cuThreadExchangeStreamCaptureMode(&visit->mode) == CUDA_SUCCESS;
   return cudaSuccess;
 }
 
@@ -92,7 +129,7 @@ void context_leave(const struct context *context, const struct context_visit *vi
   const struct driver *driver = context->driver;
   CUstreamCaptureMode mode = visit->mode;
   CUcontext popped;
-  if (driver->cuThreadExchangeStreamCaptureMode != NULL)
+  if (visit->relaxed)
     (void)driver->cuThreadExchangeStreamCaptureMode(&mode);
   (void)driver->cuCtxPopCurrent(&popped);
 }

@@ -46,7 +46,8 @@ bool context_lives(const struct context *context);
 
 /* The calling thread's state while it works in a context. */
 struct context_visit {
-  CUstreamCaptureMode mode;
+  CUstreamCaptureMode mode; /* as it was, if relaxed */
+  bool relaxed;
 };
 
 /* Makes the context current, and lets the thread call what a stream capture in progress would forbid (allocating;

@@ -128,6 +128,12 @@ static uintptr_t round_up(uintptr_t value, size_t power_of_two) {
   return (value + power_of_two - 1) & ~(uintptr_t)(power_of_two - 1);
 }
 
+/* In whole units of the source; down where up would pass the end of the numbers, which no source has. */
+static size_t whole_units(size_t bytes) {
+  size_t up = round_up(bytes, SOURCE_GRANULARITY_BYTES);
+  return up >= bytes ? up : bytes & ~(size_t)(SOURCE_GRANULARITY_BYTES - 1);
+}
+
 /* Puts a chunk's usable part into the trees.  The lock is held. */
 static bool chunk_enter_locked(struct mam_pool *pool, struct pool_chunk *chunk) {
   size_t alignment = pool->config.alignment;
@@ -193,10 +199,8 @@ static cudaError_t chunk_take(struct mam_pool *pool, size_t want, size_t need) {
 
 static cudaError_t first_chunk(struct mam_pool *pool) {
   const struct source *source = &pool->source;
-  size_t bytes = round_up(pool->config.chunk_bytes, SOURCE_GRANULARITY_BYTES);
+  size_t bytes = pool->config.chunk_bytes;
   uintptr_t base;
-  if (bytes < pool->config.chunk_bytes) /* rounded past the end of the numbers */
-    return error_set(cudaErrorMemoryAllocation, "a chunk of %zu bytes", pool->config.chunk_bytes);
   if (bytes > 0)
     return chunk_take(pool, bytes, bytes);
   size_t limit_bytes = pool->config.limit_bytes > 0 ? pool->config.limit_bytes : SIZE_MAX;
@@ -213,6 +217,8 @@ static cudaError_t first_chunk(struct mam_pool *pool) {
 static void pool_reset(struct mam_pool *pool, const struct pool_config *config, const struct source *source) {
   pool_lock(pool);
   pool->config = *config;
+  pool->config.chunk_bytes = whole_units(config->chunk_bytes);
+  pool->config.limit_bytes = whole_units(config->limit_bytes);
   pool->source = *source;
   pool->epoch = 1;
   pool->limit_bytes = SIZE_MAX;
@@ -231,9 +237,7 @@ cudaError_t pool_open(const struct pool_config *config, const struct source *sou
   cudaError_t error = first_chunk(pool);
   pool_lock(pool);
   if (error == cudaSuccess) {
-    size_t limit_bytes = round_up(config->limit_bytes, SOURCE_GRANULARITY_BYTES);
-    if (limit_bytes < config->limit_bytes) /* rounded past the end of the numbers */
-      limit_bytes = config->limit_bytes;
+    size_t limit_bytes = pool->config.limit_bytes;
     pool->limit_bytes = limit_bytes > pool->held_bytes ? limit_bytes : pool->held_bytes;
     pool->state = POOL_OPEN;
     atomic_store_explicit(&pool->default_id, config->default_id, memory_order_relaxed);
@@ -308,7 +312,7 @@ cudaError_t pool_close(struct mam_pool *pool, uint64_t default_id) {
 cudaError_t pool_close_if_empty(struct mam_pool *pool, uint64_t default_id) {
   pool_lock(pool);
   cudaError_t error = pool_expect_locked(pool, default_id);
-  if (error == cudaSuccess && pool->segments.count[SEGMENT_USED] == 0)
+  if (error == cudaSuccess && pool->config.lazy && pool->segments.count[SEGMENT_USED] == 0)
     return pool_dismantle(pool, POOL_DEAD);
   pool->watched = false;
   pool_unlock(pool);
@@ -372,7 +376,7 @@ static bool growth_plan(const struct mam_pool *pool, size_t bytes, size_t *want,
   if (room < slack || bytes > room - slack)
     return false;
   *need = round_up(bytes + slack, SOURCE_GRANULARITY_BYTES);
-  *want = round_up(pool->config.chunk_bytes, SOURCE_GRANULARITY_BYTES);
+  *want = pool->config.chunk_bytes;
   if (*want < *need)
     *want = *need;
   if (*want > room)

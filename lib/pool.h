@@ -39,7 +39,7 @@ enum pool_state {
   POOL_FORKED   /* the child's image of a pool whose memory stayed with the parent */
 };
 
-/* All sizes resolved; see MAM_PoolOptions. */
+/* See MAM_PoolOptions. */
 struct pool_config {
   MAM_Reuse reuse;
   size_t alignment;   /* a power of two, in the range above */
@@ -102,7 +102,7 @@ cudaError_t pool_open(const struct pool_config *config, const struct source *sou
  * pool any more. */
 cudaError_t pool_close(struct mam_pool *pool, uint64_t default_id);
 
-/* The same if the pool has no live block; if it has, nothing happens. */
+/* The same if the pool is lazy and has no live block; if not, nothing happens and the answer is cudaSuccess. */
 cudaError_t pool_close_if_empty(struct mam_pool *pool, uint64_t default_id);
 
 /* Whether the pool is still that default pool, and what it is about. */

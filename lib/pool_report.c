@@ -247,7 +247,7 @@ static void words_pool(FILE *stream, const struct snapshot *snapshot, size_t siz
 /* ---- Both ---- */
 
 static cudaError_t describe(struct mam_pool *pool, size_t size, bool in_words, char **result) {
-  struct snapshot *snapshot;
+  struct snapshot *snapshot = NULL;
   char *text = NULL;
   size_t length;
   cudaError_t error = snapshot_take(pool, &snapshot);

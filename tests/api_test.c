@@ -642,14 +642,17 @@ START_TEST(lingering_environment_goes_in_the_end) {
 }
 END_TEST
 
-START_TEST(explicit_environment_is_refused_beside_a_lingering_one) {
+START_TEST(explicit_environment_takes_the_place_of_a_lingering_one) {
   (void)setenv("MAM_LINGER_MS", "60000", 1);
   for (int i = 0; i < 2; i++)
     OK(MAM_CudaFree(block(1000)));
   ck_assert_uint_eq(fake_live_blocks(), 1);
-  FAILS(cudaErrorAlreadyAcquired, MAM_Create(4 * MIB));
-  OK(MAM_Destroy());
+  char *a = block(1000);
+  FAILS(cudaErrorAlreadyAcquired, MAM_Create(4 * MIB)); /* not while it holds a block */
+  OK(MAM_CudaFree(a));
   OK(MAM_Create(4 * MIB));
+  ck_assert_uint_eq(fake_live_blocks(), 1);
+  ck_assert_uint_eq(fake_total_live_bytes(), 4 * MIB);
 }
 END_TEST
 
@@ -2169,7 +2172,7 @@ static void add_lazy_and_contexts(Suite *suite) {
   tcase_add_test(tcase, lazy_environment_that_comes_back_stays_a_while);
   tcase_add_test(tcase, lazy_environment_can_linger_for_no_time);
   tcase_add_test(tcase, lingering_environment_goes_in_the_end);
-  tcase_add_test(tcase, explicit_environment_is_refused_beside_a_lingering_one);
+  tcase_add_test(tcase, explicit_environment_takes_the_place_of_a_lingering_one);
   tcase_add_loop_test(tcase, explicit_environment_outlives_its_last_block, 0, 2);
   tcase_add_test(tcase, explicit_environment_may_follow_a_lazy_one);
   tcase_add_loop_test(tcase, lazy_environment_comes_and_goes_under_threads, 0, 2);
