@@ -652,7 +652,7 @@ START_TEST(explicit_environment_takes_the_place_of_a_lingering_one) {
   OK(MAM_CudaFree(a));
   OK(MAM_Create(4 * MIB));
   ck_assert_uint_eq(fake_live_blocks(), 1);
-  ck_assert_uint_eq(fake_total_live_bytes(), 4 * MIB);
+  ck_assert_uint_eq(fake_live_bytes(), 4 * MIB);
 }
 END_TEST
 

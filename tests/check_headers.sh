@@ -1,0 +1,93 @@
+#!/bin/sh
+# SPDX-License-Identifier: BSD-2-Clause
+# Compiles mam.h alone, as its users do: as C11 and C++17, with CUDA's headers and without, and by nvcc.
+# usage: check_headers.sh [INCLUDEDIR]    by default the source's; CC, CXX, NVCC, CUDA_CPPFLAGS from the environment
+set -u
+
+include=${1:-${srcdir:-.}/include}
+work=$(mktemp -d "${TMPDIR:-/tmp}/check_headers.XXXXXX") || exit 99
+trap 'rm -rf "$work"' EXIT
+failed=0
+
+# Where a compiler would find CUDA's headers by itself (CPATH), "without them" could not be tried.
+unset CPATH C_INCLUDE_PATH CPLUS_INCLUDE_PATH
+
+cat >"$work/alone.c" <<'END'
+#include <mam.h>
+#include <mam.h>
+typedef int answers_as_cuda_does[cudaErrorMemoryAllocation == 2 && cudaErrorInvalidResourceHandle == 400 ? 1 : -1];
+int main(void) {
+  MAM_PoolOptions options = MAM_POOL_OPTIONS_INIT;
+  cudaError_t (*malloc_function)(void **, size_t) = MAM_CudaMalloc;
+  answers_as_cuda_does unused;
+  (void)malloc_function;
+  return options.struct_size != sizeof(MAM_PoolOptions) || options.device != -1 || sizeof unused == 0;
+}
+END
+cat >"$work/alone.cpp" <<'END'
+#include <mam.h>
+#include <mam.h>
+struct particle { float x, y, z; };
+cudaError_t take(MAM_Pool pool);
+cudaError_t take(MAM_Pool pool) {
+  MAM_PoolOptions options = MAM_POOL_OPTIONS_INIT;
+  particle *typed = nullptr;
+  const float *constant = nullptr;
+  void *untyped = nullptr;
+  cudaError_t error = MAM_CudaMalloc(&typed, 10 * sizeof *typed);
+  if (error == cudaSuccess) error = MAM_CudaMalloc(&untyped, options.struct_size);
+  if (error == cudaSuccess) error = MAM_PoolMalloc(pool, &typed, 1);
+  if (error == cudaSuccess) error = MAM_PoolMalloc(pool, &untyped, 1);
+  return error == cudaSuccess ? MAM_CudaFree(const_cast<float *>(constant)) : error;
+}
+END
+# That the CUDA runtime's own header goes with it, in either order.
+printf '#include <cuda_runtime_api.h>\n' | cat - "$work/alone.c" >"$work/after_cuda.c"
+{ cat "$work/alone.c"; printf '#include <cuda_runtime_api.h>\n'; } >"$work/before_cuda.c"
+printf '#include <cuda_runtime_api.h>\n' | cat - "$work/alone.cpp" >"$work/after_cuda.cpp"
+{ cat "$work/alone.cpp"; printf '#include <cuda_runtime.h>\n__global__ void kernel() {}\n'; } >"$work/alone.cu"
+
+# compile WHAT COMMAND...: the command has to succeed and to print nothing.
+compile() {
+  what=$1
+  shift
+  if "$@" >"$work/output" 2>&1 && [ ! -s "$work/output" ]; then
+    echo "ok: $what"
+  else
+    echo "FAILED: $what: $*"
+    cat "$work/output"
+    failed=1
+  fi
+}
+
+# A compiler and its flags, in one word as make has them, split on purpose.
+# shellcheck disable=SC2086
+compile_all() {
+  strict="-pedantic -Wall -Wextra -Wundef -Werror -fsyntax-only -I$include"
+  compile "C11" ${CC:-cc} -std=c11 $strict "$work/alone.c"
+  compile "C11, MAM_NO_CUDA_HEADERS" ${CC:-cc} -std=c11 $strict -DMAM_NO_CUDA_HEADERS "$work/alone.c"
+  if [ -n "${CXX-}" ]; then
+    compile "C++17" $CXX -std=c++17 $strict "$work/alone.cpp"
+    compile "C++17, MAM_NO_CUDA_HEADERS" $CXX -std=c++17 $strict -DMAM_NO_CUDA_HEADERS "$work/alone.cpp"
+  else
+    echo "not tried: C++17, there is no C++ compiler"
+  fi
+  if [ -z "${NVCC-}" ]; then
+    echo "not tried: with CUDA's headers and nvcc, configure found no CUDA toolkit"
+    return
+  fi
+  compile "C11, CUDA's headers" ${CC:-cc} -std=c11 $strict ${CUDA_CPPFLAGS-} "$work/alone.c"
+  compile "C11, after CUDA's runtime" ${CC:-cc} -std=c11 $strict ${CUDA_CPPFLAGS-} "$work/after_cuda.c"
+  compile "C11, before CUDA's runtime" ${CC:-cc} -std=c11 $strict ${CUDA_CPPFLAGS-} "$work/before_cuda.c"
+  compile "C11, CUDA's headers, MAM_NO_CUDA_HEADERS" \
+    ${CC:-cc} -std=c11 $strict ${CUDA_CPPFLAGS-} -DMAM_NO_CUDA_HEADERS "$work/alone.c"
+  if [ -n "${CXX-}" ]; then
+    compile "C++17, CUDA's headers" $CXX -std=c++17 $strict ${CUDA_CPPFLAGS-} "$work/alone.cpp"
+    compile "C++17, after CUDA's runtime" $CXX -std=c++17 $strict ${CUDA_CPPFLAGS-} "$work/after_cuda.cpp"
+  fi
+  compile "nvcc" "$NVCC" -std=c++17 -Werror all-warnings -I"$include" -c -o "$work/alone.o" "$work/alone.cu"
+}
+
+[ -f "$include/mam.h" ] || { echo "FAILED: there is no $include/mam.h"; exit 1; }
+compile_all
+exit $failed

@@ -1,0 +1,57 @@
+#!/bin/sh
+# SPDX-License-Identifier: BSD-2-Clause
+# Manual pages: one for each public function and each function of a page is public, one for each tool, every
+# environment variable with its default in mam(7), and nothing that mandoc warns about.
+# TOOLS, the installed programs, comes from the environment.
+set -u
+
+srcdir=${srcdir:-.}
+failed=0
+fail() {
+  echo "FAILED: $*"
+  failed=1
+}
+
+functions=$(sed -n '/global:/,/local:/s/^ *\([A-Za-z_0-9]*\);.*/\1/p' "$srcdir/lib/mam.map")
+[ -n "$functions" ] || { echo "FAILED: no function found in lib/mam.map"; exit 1; }
+for function in $functions; do
+  page=$srcdir/man/$function.3
+  if [ ! -f "$page" ]; then
+    fail "$function has no page man/$function.3"
+  elif ! grep -Eq "^\.(Nm|Fn|Fo) $function( |\$)" "$page"; then
+    fail "man/$function.3 does not document $function"
+  fi
+done
+for page in "$srcdir"/man/*.3; do
+  name=$(basename "$page" .3)
+  echo "$functions" | grep -qx "$name" || fail "man/$name.3 documents no public function"
+done
+for tool in ${TOOLS-}; do
+  [ -f "$srcdir/man/$tool.1" ] || fail "$tool has no page man/$tool.1"
+done
+
+# A row of the table is: OPTION(name, kind, "default", "values", "help"); in mam(7): .It Ev name Ta default Ta values ...
+options=$(tr '\n' ' ' <"$srcdir/lib/options.def" |
+  grep -Eo 'OPTION\(MAM_[A-Z_]+, *[a-z]+, *"[^"]*", *"[^"]*"' |
+  sed 's/OPTION(\([A-Z_]*\), *[a-z]*, *"\([^"]*\)", *"\([^"]*\)"/\1 Ta \2 Ta \3/')
+[ -n "$options" ] || fail "no option found in lib/options.def"
+while read -r row; do
+  grep -Fq ".It Ev $row Ta " "$srcdir/man/mam.7" ||
+    fail "mam(7) has no such row, with the name, default and values of lib/options.def: .It Ev $row Ta"
+done <<END
+$options
+END
+# The header's constants stand there as well.
+unknown=$(grep -Eo 'MAM_[A-Z]+(_[A-Z]+)*' "$srcdir/man/mam.7" | sort -u | while read -r name; do
+  echo "$options" | grep -q "^$name " || grep -q "$name" "$srcdir/include/mam.h" || echo "$name"
+done)
+[ -z "$unknown" ] || fail "mam(7) speaks of what is no option and not in mam.h: $unknown"
+
+if command -v mandoc >/dev/null 2>&1; then
+  mandoc -T lint -W warning "$srcdir"/man/*.[1-9] || fail "mandoc -T lint has warnings"
+elif [ $failed -eq 0 ]; then
+  echo "SKIP: mandoc is not installed, so the pages' language was not checked; the rest is right"
+  exit 77
+fi
+[ $failed -eq 0 ] && echo "ok: $(echo "$functions" | wc -l) functions, the tools and the options have their pages"
+exit $failed
