@@ -32,10 +32,16 @@ static pthread_mutex_t write_lock = PTHREAD_MUTEX_INITIALIZER;
 void chunk_map_lock(void) { pthread_mutex_lock(&write_lock); }
 void chunk_map_unlock(void) { pthread_mutex_unlock(&write_lock); }
 
+/* A test that explores every interleaving steps in here, before each access that another thread can see or make. */
+#ifndef CHUNK_MAP_STEP
+#define CHUNK_MAP_STEP(is_store) ((void)0)
+#define CHUNK_MAP_RETRY() ((void)sched_yield()) /* the writer may have been taken off its processor in the middle */
+#endif
+
 /* acquire: pairs with the release stores of entry_set and the two counters' (see above) */
-#define READ(object) atomic_load_explicit(&(object), memory_order_acquire)
+#define READ(object) (CHUNK_MAP_STEP(false), atomic_load_explicit(&(object), memory_order_acquire))
 /* release: keeps the store after the odd sequence number (see above) */
-#define WRITE(object, value) atomic_store_explicit(&(object), (value), memory_order_release)
+#define WRITE(object, value) (CHUNK_MAP_STEP(true), atomic_store_explicit(&(object), (value), memory_order_release))
 
 /* The number of entries that begin at or below address. */
 static size_t entries_up_to(uintptr_t address) {
@@ -59,11 +65,12 @@ struct mam_pool *chunk_map_find(uintptr_t address) {
       pool = READ(entries[below - 1].pool);
     if (before % 2 == 0 && READ(sequence) == before)
       return pool;
-    sched_yield(); /* the writer may have been taken off its processor in the middle */
+    CHUNK_MAP_RETRY();
   }
 }
 
 static void write_begin(void) {
+  CHUNK_MAP_STEP(true);
   /* relaxed: only writers store it, and they hold write_lock; the release stores that follow order it */
   atomic_store_explicit(&sequence, atomic_load_explicit(&sequence, memory_order_relaxed) + 1, memory_order_relaxed);
 }

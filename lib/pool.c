@@ -64,10 +64,15 @@ struct mam_pool *pool_first(void) {
 }
 
 static struct mam_pool *pool_new(void) {
+  pthread_mutexattr_t attributes;
   struct mam_pool *pool = calloc(1, sizeof *pool);
   if (pool == NULL)
     return NULL;
-  pthread_mutex_init(&pool->lock, NULL);
+  /* Adaptive: the lock is held for tens of nanoseconds, a sleep and a wake cost thousands. */
+  (void)pthread_mutexattr_init(&attributes);
+  (void)pthread_mutexattr_settype(&attributes, PTHREAD_MUTEX_ADAPTIVE_NP);
+  (void)pthread_mutex_init(&pool->lock, &attributes);
+  (void)pthread_mutexattr_destroy(&attributes);
   pthread_cond_init(&pool->changed, NULL);
   segment_set_init(&pool->segments);
   pool->state = POOL_OPENING;

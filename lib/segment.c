@@ -25,13 +25,12 @@ struct segment_slab {
   struct segment segments[];
 };
 
-enum { FIRST_SLAB_SEGMENTS = 64, LARGEST_SLAB_SEGMENTS = 16384 };
+/* A new slab is a sixteenth of what is held: what is not used yet stays small beside it. */
+enum { LEAST_SLAB_SEGMENTS = 64, MOST_SLAB_SEGMENTS = 4096, SLAB_SHARE = 16 };
 
 static bool slab_add(struct segment_set *set) {
-  size_t held = set->slab_bytes / sizeof(struct segment);
-  size_t count = held < FIRST_SLAB_SEGMENTS ? FIRST_SLAB_SEGMENTS : held;
-  if (count > LARGEST_SLAB_SEGMENTS)
-    count = LARGEST_SLAB_SEGMENTS;
+  size_t count = set->slab_bytes / sizeof(struct segment) / SLAB_SHARE;
+  count = count < LEAST_SLAB_SEGMENTS ? LEAST_SLAB_SEGMENTS : count > MOST_SLAB_SEGMENTS ? MOST_SLAB_SEGMENTS : count;
   size_t bytes = sizeof(struct segment_slab) + count * sizeof(struct segment);
   struct segment_slab *slab = malloc(bytes);
   if (slab == NULL)

@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/* Included by the build before everything else in the copy of chunk_map.c that chunk_map_test explores. */
+#ifndef MAM_TESTS_CHUNK_MAP_STEP_H
+#define MAM_TESTS_CHUNK_MAP_STEP_H
+
+#include <stdbool.h>
+
+void chunk_map_test_step(bool is_store);
+void chunk_map_test_retry(void);
+#define CHUNK_MAP_STEP(is_store) chunk_map_test_step(is_store)
+#define CHUNK_MAP_RETRY() chunk_map_test_retry()
+
+#endif
