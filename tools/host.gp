@@ -81,7 +81,7 @@ if (have("live")) {
 # ---- Threads --------------------------------------------------------------------------------------------------------
 
 if (have("threads")) {
-  set terminal svg size 1100,460 dynamic enhanced font "sans-serif,14" background rgb "white"
+  set terminal svg size 1100,500 dynamic enhanced font "sans-serif,14" background rgb "white"
   set output sprintf("%s/host-threads.svg", out)
   set logscale x 2
   set xlabel "threads"
