@@ -62,9 +62,13 @@ static void set_up(void) {
   (void)pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
-static void environment_enter(void) {
+static void set_up_once(void) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   (void)pthread_once(&once, set_up);
+}
+
+static void environment_enter(void) {
+  set_up_once();
   pthread_mutex_lock(&environment_lock);
 }
 
@@ -81,23 +85,28 @@ __attribute__((destructor)) static void end_of_process(void) {
 
 /* ---- Which default pool a call means ---- */
 
-/* The options, read at the first use and never again.  A mistake in them is not remembered. */
+/* The options, read at the first use and never again.  A mistake in them is not remembered.  No lock, which a fork
+ * could leave taken: of several threads that get here, the first to publish wins. */
 static cudaError_t environment_options(const struct options **options) {
-  static struct options read;
-  static _Atomic bool known;
-  static pthread_mutex_t read_lock = PTHREAD_MUTEX_INITIALIZER; /* of writing read and known; nests in nothing */
-  cudaError_t error = cudaSuccess;
-  *options = &read;
+  static _Atomic(struct options *) published;
   /* acquire: the options; pairs with the release below */
-  if (atomic_load_explicit(&known, memory_order_acquire))
+  struct options *known = atomic_load_explicit(&published, memory_order_acquire), *mine;
+  *options = known;
+  if (known != NULL)
     return cudaSuccess;
-  pthread_mutex_lock(&read_lock);
-  if (!atomic_load_explicit(&known, memory_order_relaxed)) /* relaxed: written under this lock */
-    error = options_read(&read);
-  if (error == cudaSuccess)
-    atomic_store_explicit(&known, true, memory_order_release); /* release: publishes read */
-  pthread_mutex_unlock(&read_lock);
-  return error;
+  mine = malloc(sizeof *mine);
+  if (mine == NULL)
+    return error_set(cudaErrorMemoryAllocation, "no host memory for the options");
+  cudaError_t error = options_read(mine);
+  if (error != cudaSuccess) {
+    free(mine);
+    return error;
+  }
+  /* release: publishes the options; acquire on failure: reads the winner's.  Pairs with the load above. */
+  if (!atomic_compare_exchange_strong_explicit(&published, &known, mine, memory_order_acq_rel, memory_order_acquire))
+    free(mine);
+  *options = known != NULL ? known : mine;
+  return cudaSuccess;
 }
 
 /* The id of the default pool that the calling thread means now; 0 if it has no current context that lives. */
@@ -133,8 +142,9 @@ static int64_t linger_for(const struct options *options, uint64_t id, int64_t cr
   return cost_ns > least_ns ? cost_ns : least_ns;
 }
 
-/* The lock is held.  chunk_bytes 0: the largest.  If there is one already: cudaErrorAlreadyAcquired, *pool is it. */
-static cudaError_t environment_create_locked(size_t chunk_bytes, bool lazy, struct mam_pool **pool) {
+/* The lock is held.  chunk_bytes 0: the largest.  If there is one already: cudaErrorAlreadyAcquired, *pool is it.  *id
+ * is the id of whichever it is. */
+static cudaError_t environment_create_locked(size_t chunk_bytes, bool lazy, struct mam_pool **pool, uint64_t *id) {
   const struct options *options;
   struct source source;
   pool_abandon_gone();
@@ -143,17 +153,17 @@ static cudaError_t environment_create_locked(size_t chunk_bytes, bool lazy, stru
     error = source_open(options->source, NULL, -1, &source);
   if (error != cudaSuccess)
     return error;
-  uint64_t id = options->source == MAM_SOURCE_HOST ? HOST_DEFAULT_ID : source.context.id;
+  *id = options->source == MAM_SOURCE_HOST ? HOST_DEFAULT_ID : source.context.id;
   struct pool_config config = {.reuse = options->reuse,
                                .alignment = POOL_ALIGNMENT_BYTES,
                                .chunk_bytes = chunk_bytes,
                                .headroom_bytes = options->headroom_bytes,
-                               .default_id = id,
+                               .default_id = *id,
                                .lazy = lazy};
   int64_t start_ns = now_ns();
-  struct mam_pool *held = pool_find_default(id);
-  if (held != NULL && !lazy && pool_close_if_empty(held, id) == cudaSuccess) /* it lingers, and is wanted otherwise */
-    held = pool_find_default(id);
+  struct mam_pool *held = pool_find_default(*id);
+  if (held != NULL && !lazy && pool_close_if_empty(held, *id) == cudaSuccess) /* it lingers, and is wanted otherwise */
+    held = pool_find_default(*id);
   if (held == NULL)
     error = pool_open(&config, &source, pool);
   if (held != NULL || error != cudaSuccess)
@@ -163,7 +173,7 @@ static cudaError_t environment_create_locked(size_t chunk_bytes, bool lazy, stru
     return cudaErrorAlreadyAcquired;
   }
   if (error == cudaSuccess) {
-    (*pool)->linger_ns = lazy ? linger_for(options, id, now_ns() - start_ns) : 0;
+    (*pool)->linger_ns = lazy ? linger_for(options, *id, now_ns() - start_ns) : 0;
     (*pool)->linger_until_ns = 0;
   }
   return error;
@@ -171,8 +181,9 @@ static cudaError_t environment_create_locked(size_t chunk_bytes, bool lazy, stru
 
 static cudaError_t environment_create(size_t chunk_bytes, const char *who) {
   struct mam_pool *pool;
+  uint64_t id;
   environment_enter();
-  cudaError_t error = environment_create_locked(chunk_bytes, false, &pool);
+  cudaError_t error = environment_create_locked(chunk_bytes, false, &pool, &id);
   environment_exit();
   if (error == cudaErrorAlreadyAcquired)
     return error_set(error, "%s: this context has an environment already", who);
@@ -189,14 +200,10 @@ static cudaError_t environment_get(struct mam_pool **pool, uint64_t *id, bool *c
   if (*pool != NULL)
     return cudaSuccess;
   environment_enter();
-  error = environment_create_locked(0, true, pool);
-  *created = error == cudaSuccess;
-  if (error == cudaErrorAlreadyAcquired)
-    error = cudaSuccess;
+  error = environment_create_locked(0, true, pool, id);
   environment_exit();
-  if (error == cudaSuccess)
-    error = default_id_now(id); /* a thread without a context has one now */
-  return error;
+  *created = error == cudaSuccess;
+  return error == cudaErrorAlreadyAcquired ? cudaSuccess : error;
 }
 
 /* ---- Ending an environment by itself ---- */
@@ -388,8 +395,7 @@ cudaError_t MAM_PoolCreate(MAM_Pool *pool, const MAM_PoolOptions *given) {
     error = environment_options(&defaults);
   if (error != cudaSuccess)
     return error;
-  environment_enter(); /* sets up fork handling */
-  environment_exit();
+  set_up_once();
   error = source_open(options.source, options.context, options.device, &source);
   if (error != cudaSuccess)
     return error;
