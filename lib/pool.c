@@ -155,7 +155,7 @@ static bool chunk_enter_locked(struct mam_pool *pool, struct pool_chunk *chunk) 
 /* Closes a pool whose memory is gone, given a sign of it: its context is, or another chunk has its addresses. */
 static void pool_abandon(struct mam_pool *pool);
 
-/* Makes a chunk that the source gave the pool's own.  The lock is not held. */
+/* Makes a chunk that the source gave the pool's own.  The lock is not held.  On failure the chunk is still loose. */
 static cudaError_t chunk_attach(struct mam_pool *pool, uintptr_t base, size_t bytes) {
   struct mam_pool *other;
   struct pool_chunk *chunk = malloc(sizeof *chunk);
@@ -182,6 +182,14 @@ static cudaError_t chunk_attach(struct mam_pool *pool, uintptr_t base, size_t by
                    (void *)base);
 }
 
+/* The same; on failure the source has its chunk back. */
+static cudaError_t chunk_adopt(struct mam_pool *pool, uintptr_t base, size_t bytes) {
+  cudaError_t error = chunk_attach(pool, base, bytes);
+  if (error != cudaSuccess)
+    (void)pool->source.operations->chunk_give(&pool->source, base, bytes);
+  return error;
+}
+
 /* Takes a chunk of at least need bytes, of want if the source has that much.  The lock is not held. */
 static cudaError_t chunk_take(struct mam_pool *pool, size_t want, size_t need) {
   const struct source *source = &pool->source;
@@ -192,12 +200,7 @@ static cudaError_t chunk_take(struct mam_pool *pool, size_t want, size_t need) {
     bytes = need;
     error = source->operations->chunk_take(source, bytes, &base);
   }
-  if (error != cudaSuccess)
-    return error;
-  error = chunk_attach(pool, base, bytes);
-  if (error != cudaSuccess)
-    (void)source->operations->chunk_give(source, base, bytes);
-  return error;
+  return error == cudaSuccess ? chunk_adopt(pool, base, bytes) : error;
 }
 
 /* ---- Opening ---- */
@@ -210,12 +213,7 @@ static cudaError_t first_chunk(struct mam_pool *pool) {
     return chunk_take(pool, bytes, bytes);
   size_t limit_bytes = pool->config.limit_bytes > 0 ? pool->config.limit_bytes : SIZE_MAX;
   cudaError_t error = source_take_largest(source, pool->config.headroom_bytes, limit_bytes, &base, &bytes);
-  if (error != cudaSuccess)
-    return error;
-  error = chunk_attach(pool, base, bytes);
-  if (error != cudaSuccess)
-    (void)source->operations->chunk_give(source, base, bytes);
-  return error;
+  return error == cudaSuccess ? chunk_adopt(pool, base, bytes) : error;
 }
 
 /* A claimed pool's fields before its first chunk. */

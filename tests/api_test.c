@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "fake_driver.h"
+#include "run_suite.h"
 
 #define KIB ((size_t)1 << 10)
 #define MIB ((size_t)1 << 20)
@@ -2275,9 +2276,5 @@ int main(void) {
   add_lazy_and_contexts(suite);
   add_pools(suite);
   add_the_rest(suite);
-  SRunner *runner = srunner_create(suite);
-  srunner_run_all(runner, CK_ENV);
-  int failed = srunner_ntests_failed(runner);
-  srunner_free(runner);
-  return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+  return run_suite(suite);
 }

@@ -14,6 +14,7 @@
 
 #include "chunk_map.h"
 #include "chunk_map_step.h"
+#include "run_suite.h"
 
 enum { READER, WRITER, COROUTINES, STACK_BYTES = 64 * 1024, CHOICES = 400 };
 
@@ -232,9 +233,5 @@ int main(void) {
     tcase_add_loop_test(tests, every_interleaving_finds_what_was_or_is_there, 0, 8);
   tcase_add_test(tests, overlaps_are_refused_and_named);
   suite_add_tcase(suite, tests);
-  SRunner *runner = srunner_create(suite);
-  srunner_run_all(runner, CK_NORMAL);
-  int failed = srunner_ntests_failed(runner);
-  srunner_free(runner);
-  return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+  return run_suite(suite);
 }

@@ -45,6 +45,7 @@ START_TEST(every_function_is_found_at_its_version) {
   ck_assert_int_eq(driver_get(&driver), cudaSuccess);
 #define DRIVER_FUNCTION(name, version, need, arguments) ck_assert_msg(driver->name != NULL, #name " was not found");
 #include "driver.def"
+#include "run_suite.h"
 #undef DRIVER_FUNCTION
 }
 END_TEST
@@ -263,9 +264,5 @@ int main(void) {
   tcase_add_test(missing, missing_optional_functions_are_null);
   suite_add_tcase(suite, found);
   suite_add_tcase(suite, missing);
-  SRunner *runner = srunner_create(suite);
-  srunner_run_all(runner, CK_ENV);
-  int failed = srunner_ntests_failed(runner);
-  srunner_free(runner);
-  return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+  return run_suite(suite);
 }

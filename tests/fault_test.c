@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "fake_driver.h"
+#include "run_suite.h"
 
 #define MIB ((size_t)1 << 20)
 
@@ -421,9 +422,5 @@ int main(void) {
   tcase_add_loop_test(tcase, nothing_fails_by_itself, 0, scenario_count);
   tcase_add_loop_test(tcase, every_failure_is_survived, 0, scenario_count);
   suite_add_tcase(suite, tcase);
-  SRunner *runner = srunner_create(suite);
-  srunner_run_all(runner, CK_ENV);
-  int failed = srunner_ntests_failed(runner);
-  srunner_free(runner);
-  return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+  return run_suite(suite);
 }

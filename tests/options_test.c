@@ -6,6 +6,7 @@
 
 #include "error.h"
 #include "options.h"
+#include "run_suite.h"
 
 static struct options options;
 
@@ -130,9 +131,5 @@ int main(void) {
   tcase_add_test(tests, mistake_in_the_environment_reaches_the_caller_until_it_is_mended);
   tcase_add_test(tests, without_a_driver_nothing_is_allocated);
   suite_add_tcase(suite, tests);
-  SRunner *runner = srunner_create(suite);
-  srunner_run_all(runner, CK_NORMAL);
-  int failed = srunner_ntests_failed(runner);
-  srunner_free(runner);
-  return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+  return run_suite(suite);
 }

@@ -14,6 +14,7 @@
 #include "imaginary_source.h"
 #include "mam.h"
 #include "mam.h" /* twice: the guard */
+#include "run_suite.h"
 
 #define MIB ((size_t)1 << 20)
 
@@ -233,9 +234,5 @@ int main(void) {
   tcase_add_test(tests, second_create_leaks_nothing_and_changes_nothing);
   tcase_add_test(tests, failures_are_quiet);
   suite_add_tcase(suite, tests);
-  SRunner *runner = srunner_create(suite);
-  srunner_run_all(runner, CK_NORMAL);
-  int failed = srunner_ntests_failed(runner);
-  srunner_free(runner);
-  return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+  return run_suite(suite);
 }

@@ -3,6 +3,7 @@
 #include <check.h>
 
 #include "pool_model.h"
+#include "run_suite.h"
 
 enum { OPERATIONS = 4000, SEEDS = 32 };
 
@@ -29,9 +30,5 @@ int main(void) {
   tcase_set_timeout(tests, 60);
   tcase_add_loop_test(tests, pool_does_what_the_model_does, 0, SEEDS);
   suite_add_tcase(suite, tests);
-  SRunner *runner = srunner_create(suite);
-  srunner_run_all(runner, CK_NORMAL);
-  int failed = srunner_ntests_failed(runner);
-  srunner_free(runner);
-  return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+  return run_suite(suite);
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "imaginary_source.h"
+#include "run_suite.h"
 
 #define MIB ((size_t)1 << 20)
 
@@ -600,9 +601,5 @@ int main(void) {
   tcase_add_test(tests, explanation_names_the_reason);
   tcase_add_test(tests, explanation_quotes_the_source);
   suite_add_tcase(suite, tests);
-  SRunner *runner = srunner_create(suite);
-  srunner_run_all(runner, CK_NORMAL);
-  int failed = srunner_ntests_failed(runner);
-  srunner_free(runner);
-  return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+  return run_suite(suite);
 }

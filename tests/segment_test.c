@@ -3,6 +3,7 @@
 #include <check.h>
 #include <stdlib.h>
 
+#include "run_suite.h"
 #include "segment.h"
 
 enum { KIB = 1024, BASE = 0x10000000 };
@@ -309,9 +310,5 @@ int main(void) {
   tcase_add_test(tests, host_memory_for_a_live_segment_is_at_most_96_bytes);
   tcase_add_test(tests, check_finds_what_is_broken);
   suite_add_tcase(suite, tests);
-  SRunner *runner = srunner_create(suite);
-  srunner_run_all(runner, CK_NORMAL);
-  int failed = srunner_ntests_failed(runner);
-  srunner_free(runner);
-  return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+  return run_suite(suite);
 }

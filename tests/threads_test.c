@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "imaginary_source.h"
+#include "run_suite.h"
 
 #define MIB ((size_t)1 << 20)
 
@@ -294,9 +295,5 @@ int main(void) {
   tcase_add_test(all, pools_come_and_go_while_others_free);
   tcase_add_test(all, child_of_a_busy_process_can_allocate);
   suite_add_tcase(suite, all);
-  SRunner *runner = srunner_create(suite);
-  srunner_run_all(runner, CK_NORMAL);
-  int failed = srunner_ntests_failed(runner);
-  srunner_free(runner);
-  return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+  return run_suite(suite);
 }
