@@ -14,6 +14,7 @@
 
 #include "error.h"
 #include "fake_driver.h"
+#include "run_suite.h"
 
 /* What dlopen finds in place of the driver; NULL for the driver. */
 static const char *library_instead;
@@ -45,7 +46,6 @@ START_TEST(every_function_is_found_at_its_version) {
   ck_assert_int_eq(driver_get(&driver), cudaSuccess);
 #define DRIVER_FUNCTION(name, version, need, arguments) ck_assert_msg(driver->name != NULL, #name " was not found");
 #include "driver.def"
-#include "run_suite.h"
 #undef DRIVER_FUNCTION
 }
 END_TEST
