@@ -2,7 +2,7 @@
 /*
  * What the program that came with the MAM paper gets wrong, a test each, on plain host memory through the public
  * functions.  Elsewhere: exported names in check_symbols.sh, header guard and extern "C" in check_headers.sh, more than
- * one device in api_test.c.
+ * one device in api_context_test.c.
  */
 #include <check.h>
 #include <pthread.h>
