@@ -267,6 +267,68 @@ START_TEST(last_free_of_a_lazy_environment_waits_for_the_kernel) {
 }
 END_TEST
 
+/* ---- Stream captures (mam(7)) ------------------------------------------------------------------------------------ */
+
+static const enum cudaStreamCaptureMode capture_modes[] = {
+    cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed};
+
+static void graph_run(cudaGraph_t graph) {
+  cudaGraphExec_t executable = NULL;
+  GPU_OK(cudaGraphInstantiate(&executable, graph, 0));
+  GPU_OK(cudaGraphLaunch(executable, trap.quick));
+  GPU_OK(cudaStreamSynchronize(trap.quick));
+  GPU_OK(cudaGraphExecDestroy(executable));
+  GPU_OK(cudaGraphDestroy(graph));
+}
+
+/* Where cudaMalloc would end the capture: blocks from a hole, from a further chunk and from a new pool, and frees. */
+START_TEST(calls_that_need_not_wait_leave_a_capture_alive) {
+  MAM_PoolOptions options = options_of(MAM_REUSE_FENCED);
+  options.limit_bytes = 4 * options.chunk_bytes;
+  MAM_Pool pool = gpu_pool_new(&options), other = NULL;
+  cudaGraph_t graph = NULL;
+  GPU_OK(cudaStreamBeginCapture(trap.quick, capture_modes[_i]));
+  unsigned char *block = block_new(pool, block_bytes()), *freed = block_new(pool, block_bytes());
+  unsigned char *large = block_new(pool, options.chunk_bytes);
+  MAM_OK(MAM_CudaFree(freed));
+  MAM_OK(MAM_PoolCreate(&other, &options));
+  MAM_OK(MAM_CudaFree(block_new(other, 1000)));
+  GPU_OK(gpu_fill(block, block_bytes(), 77, trap.quick));
+  GPU_OK(gpu_fill(large, options.chunk_bytes, 78, trap.quick));
+  GPU_OK(cudaStreamEndCapture(trap.quick, &graph));
+  ck_assert_uint_eq(gpu_pool_info(pool).chunk_count, 2);
+  ck_assert_uint_eq(gpu_pool_info(pool).synchronize_count, 0);
+  graph_run(graph);
+  GPU_OK(gpu_check(block, block_bytes(), 77, trap.mismatches, trap.quick));
+  GPU_OK(gpu_check(large, options.chunk_bytes, 78, trap.mismatches, trap.quick));
+  GPU_OK(cudaStreamSynchronize(trap.quick));
+  ck_assert_uint_eq(*trap.mismatches, 0);
+  MAM_OK(gpu_pool_end(other));
+  MAM_OK(gpu_pool_end(pool));
+}
+END_TEST
+
+/* One that has to wait is refused, or ends the capture; nothing is lost by it. */
+START_TEST(allocation_that_has_to_wait_during_a_capture_loses_nothing) {
+  MAM_PoolOptions options = options_of(MAM_REUSE_FENCED);
+  options.waiting_limit_bytes = options.chunk_bytes;
+  MAM_Pool pool = gpu_pool_new(&options);
+  void *all = block_new(pool, options.chunk_bytes);
+  cudaGraph_t graph = NULL;
+  MAM_OK(MAM_CudaFree(all));
+  GPU_OK(cudaStreamBeginCapture(trap.quick, capture_modes[_i]));
+  all = NULL;
+  cudaError_t error = MAM_PoolMalloc(pool, &all, options.chunk_bytes);
+  ck_assert_msg((error == cudaSuccess) == (all != NULL), "error %d with the address %p", (int)error, all);
+  (void)cudaStreamEndCapture(trap.quick, &graph);
+  (void)cudaGetLastError();
+  if (all == NULL)
+    all = block_new(pool, options.chunk_bytes);
+  ck_assert_uint_eq(gpu_pool_info(pool).used_bytes, options.chunk_bytes);
+  MAM_OK(gpu_pool_end(pool));
+}
+END_TEST
+
 static TCase *reuse_case_add(Suite *suite, const char *name) {
   TCase *tests = gpu_case_add(suite, name);
   tcase_add_checked_fixture(tests, trap_set_up, trap_tear_down);
@@ -286,6 +348,9 @@ static Suite *reuse_suite(void) {
   tcase_add_test(ends, pool_destroy_waits_for_the_kernel);
   tcase_add_test(ends, destroy_waits_for_the_kernel);
   tcase_add_test(ends, last_free_of_a_lazy_environment_waits_for_the_kernel);
+  TCase *captures = reuse_case_add(suite, "captures");
+  tcase_add_loop_test(captures, calls_that_need_not_wait_leave_a_capture_alive, 0, 3);
+  tcase_add_loop_test(captures, allocation_that_has_to_wait_during_a_capture_loses_nothing, 0, 3);
   return suite;
 }
 
