@@ -12,10 +12,13 @@
  * the driver directly, so the runtime's own last error (cudaGetLastError) and the calling thread's current context
  * stay as they are; the one exception is a thread without a context, see MAM_CudaMalloc.  After a failure,
  * MAM_LastError() holds a sentence about it, with the driver's own name for the error where the driver was asked.
- * Three results can come from any function and are not repeated below: cudaErrorInvalidValue if an
- * environment variable is not understood (mam(7)), cudaErrorNotSupported if the driver is older than CUDA 11.3, and
- * cudaErrorInitializationError in a forked child, for pools whose memory is a GPU's.  A pool whose context was
- * destroyed or reset answers cudaErrorContextIsDestroyed until it is destroyed itself.
+ *
+ * Results that are not repeated below: every function that may create a pool returns cudaErrorInvalidValue if an
+ * environment variable is not understood (mam(7)) and cudaErrorNotSupported if the driver is older than CUDA 11.3.  In
+ * a forked child, the parent's pools and their blocks give cudaErrorInitializationError, except on plain host memory.
+ * A pool whose context was destroyed or reset gives cudaErrorContextIsDestroyed from when the library notices (mam(7))
+ * until it is destroyed itself.  Any other value is what the driver answered, or cudaErrorUnknown where the operating
+ * system refused.
  *
  * Threads: every function may be called by any thread at any time, unless it says otherwise.
  *
@@ -80,11 +83,12 @@ extern "C" {
  * cudaSuccess                 the environment exists
  * cudaErrorInvalidValue       maxSize is 0
  * cudaErrorAlreadyAcquired    this context has an environment already; it stays as it was.  (One that came by itself
- *                             and holds no block gives way.)
+ *                             and holds no block gives way: it is destroyed first.)
  * cudaErrorMemoryAllocation   the source has no maxSize bytes in one piece
  * cudaErrorNoDevice           there is no CUDA driver or no device
  *
- * On failure nothing changed.  May take milliseconds (one cuMemAlloc); does not wait for the GPU. */
+ * On failure nothing changed, except that an environment which gave way is gone.  May take milliseconds (one
+ * cuMemAlloc).  Waits for the GPU only where an environment gives way. */
 MAM_API cudaError_t MAM_Create(size_t maxSize);
 
 /* Creates the environment with the largest chunk that the source gives, less a headroom which the driver needs for
@@ -107,14 +111,18 @@ MAM_API cudaError_t MAM_Destroy(void);
  * freed.  If it is missed again later, it comes back and from then on outlives its last block by a while
  * (MAM_LINGER_MS in mam(7)), so that a loop which frees all it has does not pay for a chunk each time.
  *
- * A thread without a current context gets the primary context of the first device, as from the CUDA runtime.
+ * A thread without a current context that lives gets the primary context of the first device, as from the CUDA
+ * runtime.  So it does from every function that may create a pool in the current context.
  *
  * cudaSuccess                 *ptr is the block
  * cudaErrorInvalidValue       ptr is NULL
- * cudaErrorMemoryAllocation   no hole is large enough and none can be made; *ptr is NULL, nothing else changed.
- *                             MAM_PoolExplain says why
+ * cudaErrorMemoryAllocation   no hole is large enough and none can be made, or the host has no memory.  Nothing
+ *                             changed.  MAM_PoolExplain says why, unless the environment was created by this call:
+ *                             then it ends as with its last block
  * cudaErrorNoDevice           there is no CUDA driver or no device
  * other                       an error the GPU met earlier, found while waiting for it
+ *
+ * On every failure *ptr is NULL.
  *
  * Waits for the GPU only where it would otherwise fail: then freed blocks whose readers may still run are the only
  * memory left (MAM_REUSE_FENCED below). */
@@ -125,7 +133,7 @@ MAM_API cudaError_t MAM_CudaMalloc(void **ptr, size_t size);
  *
  * cudaSuccess                 freed; also for NULL
  * cudaErrorInvalidValue       not the start of a live block: freed already, inside one, or not of this library;
- *                             nothing changed
+ *                             nothing changed.  For blocks whose context was destroyed or reset see mam(7)
  * other                       an error the GPU met earlier, found while waiting; the block is freed
  *
  * Waits for the GPU when the bytes that wait for reuse pass the pool's waiting limit, and when the block was the
@@ -134,7 +142,7 @@ MAM_API cudaError_t MAM_CudaFree(void *ptr);
 
 /* ---- Pools as objects ---- */
 
-/* A pool.  Owned by whoever created it; a handle is good until MAM_PoolDestroy. */
+/* A pool.  Owned by whoever created it; a handle is good until MAM_PoolDestroy, and may then be a later pool's. */
 typedef struct mam_pool *MAM_Pool;
 
 /* Where chunks come from (the paper, section VI: any contiguous space will do). */
@@ -163,7 +171,8 @@ typedef struct MAM_PoolOptions {
   MAM_Reuse reuse;    /* when freed memory is handed out again */
   void *context;      /* the CUcontext, which must outlive the pool; NULL: see device */
   int device;         /* if context is NULL: a device's primary context by ordinal, -1 for the current context */
-  size_t chunk_bytes; /* size of the first chunk and step of growth; 0 for the largest that the source gives */
+  size_t chunk_bytes; /* size of the first chunk and step of growth; 0 for the largest that the source gives, and
+                         growth by what is needed */
   size_t limit_bytes; /* never hold more than this of the source; 0 for the first chunk and no growth */
   size_t alignment;   /* of addresses and sizes: a power of two from 16 to 2 MiB; 0 for 512 */
   size_t waiting_limit_bytes; /* a free that leaves more than this waiting synchronises; 0 for half of what is held */
@@ -177,7 +186,8 @@ typedef struct MAM_PoolOptions {
  * The first chunk is taken now.  The caller ends the pool with MAM_PoolDestroy.
  *
  * cudaSuccess                 *pool is the new pool
- * cudaErrorInvalidValue       pool is NULL, or an option is out of its range (MAM_LastError names it)
+ * cudaErrorInvalidValue       pool is NULL, an option is out of its range, or the context does not live
+ *                             (MAM_LastError says which)
  * cudaErrorInvalidDevice      there is no device of that ordinal
  * cudaErrorMemoryAllocation   the source has no such chunk, or the host no memory
  * cudaErrorNoDevice           there is no CUDA driver or no device
@@ -195,7 +205,8 @@ MAM_API cudaError_t MAM_PoolCreate(MAM_Pool *pool, const MAM_PoolOptions *option
 MAM_API cudaError_t MAM_PoolDestroy(MAM_Pool pool);
 
 /* Writes the default pool of the current context to *pool, creating it as MAM_CudaMalloc would.  The handle is good
- * until that environment ends, by MAM_Destroy or, if it was created lazily, with its last block.
+ * until that environment ends: by MAM_Destroy or, if it was created lazily, with its last block or by giving way to
+ * MAM_Create.  One created here lives on without a block until one was allocated and freed.
  * Errors: those of MAM_Create_auto but for cudaErrorAlreadyAcquired; cudaErrorInvalidValue if pool is NULL. */
 MAM_API cudaError_t MAM_PoolDefault(MAM_Pool *pool);
 
@@ -225,7 +236,8 @@ typedef struct MAM_PoolInfo {
   uint64_t malloc_count;         /* successful allocations of at least one byte, since the pool began */
   uint64_t free_call_count;      /* successful frees */
   uint64_t failure_count;        /* allocations refused for want of memory */
-  uint64_t synchronize_count;    /* times the pool waited for the GPU */
+  uint64_t synchronize_count;    /* times the pool waited for the GPU; on plain host memory such a wait is for nothing
+                                    and costs nothing, but counts */
   double external_fragmentation; /* 1 - largest_free_bytes / free_bytes; 0 if nothing is free.  (ScatterAlloc,
                                     section 3.3, formula 2) */
 } MAM_PoolInfo;
