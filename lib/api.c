@@ -6,7 +6,7 @@
  * A default pool that came by itself (lazily) ends by itself with its last block: the first time at once, as the paper
  * has it.  If it is missed afterwards and comes back, it is watched instead: a reaper thread, which exists only while
  * an empty pool is watched, ends it when it was not used for linger_ns.  So a loop that frees all it has pays for two
- * chunks in all, and a program that is done holds no memory.
+ * chunks in each context, and a program that is done holds no memory.
  */
 #include <pthread.h>
 #include <signal.h>
@@ -26,7 +26,8 @@ enum { LINGER_CREATIONS = 20 };
 
 /* First in the lock order.  Held while default pools come and go. */
 static pthread_mutex_t environment_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t reaper_wakes; /* the process ends; waited for with environment_lock */
+static pthread_cond_t reaper_wakes;   /* a pool is watched, or the process ends; with environment_lock, as the next */
+static pthread_cond_t ending_changed; /* an environment has ended */
 static bool reaper_runs, process_ends;
 
 static int64_t now_ns(void) {
@@ -36,6 +37,21 @@ static int64_t now_ns(void) {
 }
 
 /* ---- Fork, exit, and what is set up once ---- */
+
+/* The environments that are ending, by id: their pools are no longer found. */
+static struct ending {
+  uint64_t id;
+  struct ending *next;
+} * endings;
+
+static void conditions_set_up(void) {
+  pthread_condattr_t attributes;
+  (void)pthread_condattr_init(&attributes);
+  (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+  (void)pthread_cond_init(&reaper_wakes, &attributes);
+  (void)pthread_cond_init(&ending_changed, &attributes);
+  (void)pthread_condattr_destroy(&attributes);
+}
 
 static void before_fork(void) {
   pthread_mutex_lock(&environment_lock);
@@ -49,16 +65,14 @@ static void after_fork_in_parent(void) {
 
 static void after_fork_in_child(void) {
   reaper_runs = false;
+  endings = NULL; /* they were other threads' */
+  conditions_set_up();
   pool_after_fork(true);
   pthread_mutex_unlock(&environment_lock);
 }
 
 static void set_up(void) {
-  pthread_condattr_t attributes;
-  (void)pthread_condattr_init(&attributes);
-  (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-  (void)pthread_cond_init(&reaper_wakes, &attributes);
-  (void)pthread_condattr_destroy(&attributes);
+  conditions_set_up();
   (void)pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
@@ -74,7 +88,8 @@ static void environment_enter(void) {
 
 static void environment_exit(void) { pthread_mutex_unlock(&environment_lock); }
 
-/* From here on the driver may be gone: the reaper must not call it.  What it has begun, it ends. */
+/* From here on the driver may be gone: the reaper must not begin to call it.  What it has begun is not waited for: that
+ * may wait for a kernel, and an exit must not. */
 __attribute__((destructor)) static void end_of_process(void) {
   environment_enter();
   process_ends = true;
@@ -133,17 +148,69 @@ static struct mam_pool *default_pool_now(uint64_t *id) {
   return pool_find_default(*id);
 }
 
+/* ---- Ending an environment ---- */
+
+/* Ends the environment if it is still the one that is meant and, if only_if_empty, lazy and without a live block.  The
+ * lock is left while the memory goes back: that waits for the GPU, and nobody else has to. */
+static cudaError_t environment_end_locked(struct mam_pool *pool, uint64_t id, bool only_if_empty) {
+  struct ending ending = {.id = id, .next = endings}, **link = &endings;
+  if (!pool_retire(pool, id, only_if_empty))
+    return cudaSuccess;
+  endings = &ending;
+  environment_exit();
+  cudaError_t error = pool_finish(pool);
+  environment_enter();
+  while (*link != &ending)
+    link = &(*link)->next;
+  *link = ending.next;
+  (void)pthread_cond_broadcast(&ending_changed);
+  return error;
+}
+
+/* Waits, with the lock left, until no environment of that id is ending: its memory is what the next one is made of. */
+static void endings_await_locked(uint64_t id) {
+  const struct ending *ending = endings;
+  while (ending != NULL) {
+    if (ending->id == id) {
+      (void)pthread_cond_wait(&ending_changed, &environment_lock);
+      ending = endings;
+    } else {
+      ending = ending->next;
+    }
+  }
+}
+
 /* ---- Creating an environment ---- */
 
+/* Whether a lazy environment was created for the id before; remembers that one is now.  Without host memory to remember
+ * it by, the next one ends as the first does. */
+static bool lazy_before_locked(uint64_t id) {
+  static struct lazy {
+    uint64_t id;
+    struct lazy *next;
+  } * known;
+  struct lazy *lazy = known;
+  while (lazy != NULL && lazy->id != id)
+    lazy = lazy->next;
+  if (lazy != NULL)
+    return true;
+  lazy = malloc(sizeof *lazy);
+  if (lazy != NULL) {
+    *lazy = (struct lazy){.id = id, .next = known};
+    known = lazy;
+  }
+  return false;
+}
+
 static int64_t linger_for(const struct options *options, uint64_t id, int64_t creation_ns) {
-  if (options->linger_ms == 0 || !pool_had_default(id))
+  if (!lazy_before_locked(id) || options->linger_ms == 0)
     return 0;
   int64_t least_ns = (int64_t)options->linger_ms * 1000000, cost_ns = LINGER_CREATIONS * creation_ns;
   return cost_ns > least_ns ? cost_ns : least_ns;
 }
 
-/* The lock is held.  chunk_bytes 0: the largest.  If there is one already: cudaErrorAlreadyAcquired, *pool is it.  *id
- * is the id of whichever it is. */
+/* The lock is held, and left where another environment of the context ends.  chunk_bytes 0: the largest.  If there is
+ * one already: cudaErrorAlreadyAcquired, *pool is it.  *id is the id of whichever it is. */
 static cudaError_t environment_create_locked(size_t chunk_bytes, bool lazy, struct mam_pool **pool, uint64_t *id) {
   const struct options *options;
   struct source source;
@@ -162,8 +229,10 @@ static cudaError_t environment_create_locked(size_t chunk_bytes, bool lazy, stru
                                .lazy = lazy};
   int64_t start_ns = now_ns();
   struct mam_pool *held = pool_find_default(*id);
-  if (held != NULL && !lazy && pool_close_if_empty(held, *id) == cudaSuccess) /* it lingers, and is wanted otherwise */
-    held = pool_find_default(*id);
+  if (held != NULL && !lazy) /* if it lingers, it is wanted otherwise now */
+    (void)environment_end_locked(held, *id, true);
+  endings_await_locked(*id);
+  held = pool_find_default(*id);
   if (held == NULL)
     error = pool_open(&config, &source, pool);
   if (held != NULL || error != cudaSuccess)
@@ -209,15 +278,14 @@ static cudaError_t environment_get(struct mam_pool **pool, uint64_t *id, bool *c
 /* ---- Ending an environment by itself ---- */
 
 /* Looks at a watched pool whose time has come: ends it, or says when to look again. */
-static void reap(struct mam_pool *pool, uint64_t id) {
+static void reap_locked(struct mam_pool *pool, uint64_t id) {
   uint64_t count = 0;
   enum pool_look look = pool_look(pool, id, &count);
-  if (look == POOL_EMPTY && count == pool->linger_malloc_count) {
-    (void)pool_close_if_empty(pool, id);
-    look = POOL_GONE;
-  }
+  bool unused = look == POOL_EMPTY && count == pool->linger_malloc_count;
   pool->linger_malloc_count = count;
-  pool->linger_until_ns = look == POOL_EMPTY ? now_ns() + pool->linger_ns : 0;
+  pool->linger_until_ns = look == POOL_EMPTY && !unused ? now_ns() + pool->linger_ns : 0;
+  if (unused)
+    (void)environment_end_locked(pool, id, true);
 }
 
 /* The watched pool whose time comes first, NULL if none is watched. */
@@ -239,7 +307,8 @@ static void *reaper(void *unused) {
       struct timespec until = {.tv_sec = until_ns / 1000000000, .tv_nsec = until_ns % 1000000000};
       (void)pthread_cond_timedwait(&reaper_wakes, &environment_lock, &until);
     } else {
-      reap(pool, atomic_load_explicit(&pool->default_id, memory_order_relaxed)); /* relaxed: checked by pool_look */
+      reap_locked(pool,
+                  atomic_load_explicit(&pool->default_id, memory_order_relaxed)); /* relaxed: checked by pool_look */
     }
   }
   reaper_runs = false;
@@ -274,13 +343,14 @@ static cudaError_t environment_emptied(const struct pool_emptied *emptied) {
   if (watch) {
     (void)pool_look(pool, emptied->default_id, &pool->linger_malloc_count);
     pool->linger_until_ns = now_ns() + pool->linger_ns;
+    (void)pthread_cond_broadcast(&reaper_wakes); /* its time may come before the one that the reaper waits for */
   }
   if (!watch || !reaper_start()) {
     pool->linger_until_ns = 0;
-    error = pool_close_if_empty(pool, emptied->default_id);
+    error = environment_end_locked(pool, emptied->default_id, true);
   }
   environment_exit();
-  return error == cudaErrorInvalidResourceHandle ? cudaSuccess : error; /* somebody else was faster */
+  return error;
 }
 
 /* ---- The paper's five ---- */
@@ -294,15 +364,16 @@ cudaError_t MAM_Create(size_t maxSize) {
 cudaError_t MAM_Create_auto(void) { return environment_create(0, "MAM_Create_auto"); }
 
 cudaError_t MAM_Destroy(void) {
-  uint64_t id;
+  uint64_t id = 0;
   cudaError_t error = cudaSuccess;
   environment_enter();
   pool_abandon_gone();
   struct mam_pool *pool = default_pool_now(&id);
   if (pool != NULL)
-    error = pool_close(pool, id);
+    error = environment_end_locked(pool, id, false);
+  endings_await_locked(id); /* whoever asked for the end, it has come when this returns */
   environment_exit();
-  return error == cudaErrorInvalidResourceHandle ? cudaSuccess : error;
+  return error;
 }
 
 /* Size 0 is a success where anything could be allocated. */
@@ -353,7 +424,7 @@ static cudaError_t refuse_option(const char *what) {
   return error_set(cudaErrorInvalidValue, "MAM_PoolCreate: %s", what);
 }
 
-/* The caller's options over the defaults: an older program's struct is shorter. */
+/* The caller's options over the defaults.  A later version's struct is longer; what it has beyond is not known here. */
 static cudaError_t options_resolve(const MAM_PoolOptions *given, MAM_PoolOptions *options) {
   *options = (MAM_PoolOptions)MAM_POOL_OPTIONS_INIT;
   if (given != NULL) {

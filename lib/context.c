@@ -85,6 +85,12 @@ cudaError_t context_open_current(const struct driver *driver, struct context *co
   cudaError_t error = context_open_device(driver, 0, &first);
   if (error != cudaSuccess)
     return error;
+  /* A reset leaves the handle as it is.  Another one is a context of another device, or no primary one: to go on with
+   * the first device would be a surprise. */
+  if (handle != NULL && handle != first.handle) {
+    context_release(&first);
+    return error_set(cudaErrorContextIsDestroyed, "the thread's current CUDA context was destroyed or reset");
+  }
   result = driver->cuCtxSetCurrent(first.handle);
   if (result != CUDA_SUCCESS) {
     error = driver_error(driver, result, "cuCtxSetCurrent");

@@ -41,7 +41,7 @@ cudaError_t pool_usable_locked(const struct mam_pool *pool) {
     return cudaSuccess;
   if (pool->state == POOL_FORKED)
     return error_set(cudaErrorInitializationError, "the GPU's memory stayed with the parent of this forked process");
-  if (pool->state == POOL_LOST)
+  if (pool->state == POOL_LOST || pool->state == POOL_LOSING)
     return error_set(cudaErrorContextIsDestroyed, "the pool's CUDA context was destroyed or reset, its memory with it");
   return cudaErrorInvalidResourceHandle;
 }
@@ -102,29 +102,32 @@ static struct mam_pool *pool_claim(void) {
   return pool;
 }
 
+/* Where the last search ended: a program with many pools uses few of them at a time.  Acquire and release as for pools:
+ * whoever reads the pointer uses the lock in it. */
+static _Atomic(struct mam_pool *) last_default, last_known;
+
 struct mam_pool *pool_find_default(uint64_t default_id) {
-  for (struct mam_pool *pool = pool_first(); pool != NULL; pool = pool->next)
-    /* relaxed: a hint, checked again under the pool's lock */
+  struct mam_pool *pool = atomic_load_explicit(&last_default, memory_order_acquire);
+  /* relaxed: a hint, checked again under the pool's lock; here and below */
+  if (pool != NULL && atomic_load_explicit(&pool->default_id, memory_order_relaxed) == default_id)
+    return pool;
+  for (pool = pool_first(); pool != NULL; pool = pool->next)
     if (atomic_load_explicit(&pool->default_id, memory_order_relaxed) == default_id)
-      return pool;
-  return NULL;
+      break;
+  if (pool != NULL)
+    atomic_store_explicit(&last_default, pool, memory_order_release);
+  return pool;
 }
 
-bool pool_is_known(const struct mam_pool *known) {
-  const struct mam_pool *pool = pool_first();
+bool pool_is_known(struct mam_pool *known) {
+  if (known != NULL && atomic_load_explicit(&last_known, memory_order_acquire) == known)
+    return true;
+  struct mam_pool *pool = pool_first();
   while (pool != NULL && pool != known)
     pool = pool->next;
+  if (pool != NULL)
+    atomic_store_explicit(&last_known, pool, memory_order_release);
   return pool != NULL;
-}
-
-bool pool_had_default(uint64_t default_id) {
-  bool had = false;
-  for (struct mam_pool *pool = pool_first(); pool != NULL && !had; pool = pool->next) {
-    pool_lock(pool);
-    had = pool->past_default_id == default_id;
-    pool_unlock(pool);
-  }
-  return had;
 }
 
 /* ---- Chunks ---- */
@@ -167,9 +170,9 @@ static cudaError_t chunk_attach(struct mam_pool *pool, uintptr_t base, size_t by
     pool_abandon(other);
   if (result != CHUNK_MAP_OK) {
     free(chunk);
-    return error_set(cudaErrorMemoryAllocation,
-                     result == CHUNK_MAP_FULL ? "more than %d chunks in all pools" : "one of %d chunks was given twice",
-                     CHUNK_MAP_CAPACITY);
+    if (result == CHUNK_MAP_FULL)
+      return error_set(cudaErrorMemoryAllocation, "more than %d chunks in all pools", CHUNK_MAP_CAPACITY);
+    return error_set(cudaErrorUnknown, "the source gave the memory at %p twice", (void *)base);
   }
   pool_lock(pool);
   bool entered = chunk_enter_locked(pool, chunk);
@@ -225,7 +228,7 @@ static void pool_reset(struct mam_pool *pool, const struct pool_config *config, 
   pool->source = *source;
   pool->epoch = 1;
   pool->limit_bytes = SIZE_MAX;
-  pool->held_bytes = pool->requested_bytes = pool->peak_used_bytes = 0;
+  pool->held_bytes = pool->refused_bytes = pool->requested_bytes = pool->peak_used_bytes = 0;
   pool->malloc_count = pool->free_call_count = pool->failure_count = pool->synchronize_count = 0;
   pool->source_said[0] = '\0';
   pool->watched = false;
@@ -254,40 +257,49 @@ cudaError_t pool_open(const struct pool_config *config, const struct source *sou
 
 /* ---- Closing ---- */
 
-/* Takes an open pool apart; the lock is held and released.  The pool is in the given state at the end: POOL_DEAD, to be
- * claimed, or POOL_LOST. */
-static cudaError_t pool_dismantle(struct mam_pool *pool, enum pool_state end) {
+/* Takes the first step of closing or losing an open pool: from here on nobody finds it. */
+static void retire_locked(struct mam_pool *pool, enum pool_state state) {
+  pool->state = state;
+  atomic_store_explicit(&pool->default_id, 0, memory_order_relaxed); /* relaxed: a hint */
+  pthread_cond_broadcast(&pool->changed);
+}
+
+/* Gives every chunk back, in two rounds: out of the map first, since from chunk_give on another pool may be given the
+ * same addresses. */
+static cudaError_t chunks_give(struct mam_pool *pool) {
   struct pool_chunk *chunk;
   cudaError_t error = cudaSuccess;
-  pool->state = POOL_CLOSING;
-  atomic_store_explicit(&pool->default_id, 0, memory_order_relaxed);
-  pthread_cond_broadcast(&pool->changed);
-  while (pool->users > 0)
-    pthread_cond_wait(&pool->changed, &pool->lock);
-  pthread_mutex_unlock(&pool->lock);
-
-  /* Out of the map first: from chunk_give on, another pool may be given the same addresses. */
-  SLIST_FOREACH(chunk, &pool->chunks, link)
-  chunk_map_remove(chunk->base);
+  SLIST_FOREACH(chunk, &pool->chunks, link) { chunk_map_remove(chunk->base); }
   while ((chunk = SLIST_FIRST(&pool->chunks)) != NULL) {
     SLIST_REMOVE_HEAD(&pool->chunks, link);
     cudaError_t given = pool->source.operations->chunk_give(&pool->source, chunk->base, chunk->bytes);
     error = error == cudaSuccess ? given : error;
     free(chunk);
   }
-  source_close(&pool->source);
+  return error;
+}
 
+cudaError_t pool_finish(struct mam_pool *pool) {
+  pthread_mutex_lock(&pool->lock);
+  while (pool->users > 0)
+    pthread_cond_wait(&pool->changed, &pool->lock);
+  pthread_mutex_unlock(&pool->lock);
+  cudaError_t error = chunks_give(pool); /* the pool is this thread's alone */
+  source_close(&pool->source);
   pthread_mutex_lock(&pool->lock);
   segment_set_clear(&pool->segments);
-  pool->past_default_id = pool->config.lazy ? pool->config.default_id : 0;
-  pool->state = end;
+  pool->state = pool->state == POOL_LOSING ? POOL_LOST : POOL_DEAD;
+  pthread_cond_broadcast(&pool->changed);
   pthread_mutex_unlock(&pool->lock);
   return error;
 }
 
-/* Takes a pool apart whose memory is gone.  As pool_dismantle. */
+/* Takes a pool apart whose memory is gone; the lock is held and released.  What is nobody's default stays its owner's.
+ */
 static void pool_lose(struct mam_pool *pool) {
-  (void)pool_dismantle(pool, pool->config.default_id != 0 ? POOL_DEAD : POOL_LOST);
+  retire_locked(pool, pool->config.default_id != 0 ? POOL_CLOSING : POOL_LOSING);
+  pool_unlock(pool);
+  (void)pool_finish(pool);
 }
 
 /* Whether the pool is open and still what the caller means. */
@@ -300,26 +312,29 @@ static cudaError_t pool_expect_locked(const struct mam_pool *pool, uint64_t defa
 
 cudaError_t pool_close(struct mam_pool *pool, uint64_t default_id) {
   pool_lock(pool);
-  if (pool->state == POOL_LOST) { /* nothing is left but the handle */
+  while (pool->state == POOL_LOSING)
+    pthread_cond_wait(&pool->changed, &pool->lock);
+  bool lost = pool->state == POOL_LOST; /* nothing is left but the handle */
+  cudaError_t error = lost ? cudaSuccess : pool_expect_locked(pool, default_id);
+  if (lost)
     pool->state = POOL_DEAD;
-    pool_unlock(pool);
-    return cudaSuccess;
-  }
-  cudaError_t error = pool_expect_locked(pool, default_id);
-  if (error == cudaSuccess)
-    return pool_dismantle(pool, POOL_DEAD);
+  else if (error == cudaSuccess)
+    retire_locked(pool, POOL_CLOSING);
   pool_unlock(pool);
-  return error;
+  return error == cudaSuccess && !lost ? pool_finish(pool) : error;
 }
 
-cudaError_t pool_close_if_empty(struct mam_pool *pool, uint64_t default_id) {
+bool pool_retire(struct mam_pool *pool, uint64_t default_id, bool only_if_empty) {
   pool_lock(pool);
-  cudaError_t error = pool_expect_locked(pool, default_id);
-  if (error == cudaSuccess && pool->config.lazy && pool->segments.count[SEGMENT_USED] == 0)
-    return pool_dismantle(pool, POOL_DEAD);
-  pool->watched = false;
+  bool meant = pool_expect_locked(pool, default_id) == cudaSuccess;
+  if (meant && only_if_empty)
+    meant = pool->config.lazy && pool->segments.count[SEGMENT_USED] == 0;
+  if (meant)
+    retire_locked(pool, POOL_CLOSING);
+  else
+    pool->watched = false;
   pool_unlock(pool);
-  return error;
+  return meant;
 }
 
 enum pool_look pool_look(struct mam_pool *pool, uint64_t default_id, uint64_t *malloc_count) {
@@ -336,7 +351,7 @@ enum pool_look pool_look(struct mam_pool *pool, uint64_t default_id, uint64_t *m
 
 static void pool_abandon(struct mam_pool *pool) {
   pool_lock(pool);
-  if (pool->state == POOL_OPEN) {
+  if (pool->state == POOL_OPEN || pool->state == POOL_FORKED) {
     pool_lose(pool);
   } else {
     pool_unlock(pool);
@@ -370,6 +385,31 @@ static cudaError_t synchronize_locked(struct mam_pool *pool) {
   return error;
 }
 
+/* Waits until another thread has done something that may help. */
+static cudaError_t await_change_locked(struct mam_pool *pool) {
+  pool->users++;
+  pthread_cond_wait(&pool->changed, &pool->lock);
+  pool->users--;
+  pthread_cond_broadcast(&pool->changed);
+  return cudaSuccess;
+}
+
+/* Whether a wait for the GPU can serve bytes: something waits since before the epoch since ended, and it would be
+ * enough.  What is freed while an allocation looks for room does not keep it waiting for ever. */
+static bool wait_may_help(const struct mam_pool *pool, size_t bytes, uint64_t since) {
+  const struct segment_set *segments = &pool->segments;
+  const struct segment *oldest = TAILQ_FIRST(&segments->waiting);
+  return oldest != NULL && oldest->as.waiting.epoch <= since &&
+         bytes <= segments->bytes[SEGMENT_FREE] + segments->bytes[SEGMENT_WAITING];
+}
+
+/* Makes what waits free, by another thread's wait if that covers the oldest of it. */
+static cudaError_t await_gpu_locked(struct mam_pool *pool) {
+  if (pool->synchronizing > 0 && TAILQ_FIRST(&pool->segments.waiting)->as.waiting.epoch < pool->epoch)
+    return await_change_locked(pool);
+  return synchronize_locked(pool);
+}
+
 /* How much to ask the source for, for a block of bytes: *need at least, *want if it can be.  False if the limit leaves
  * no room. */
 static bool growth_plan(const struct mam_pool *pool, size_t bytes, size_t *want, size_t *need) {
@@ -390,13 +430,8 @@ static bool growth_plan(const struct mam_pool *pool, size_t bytes, size_t *want,
 /* Takes a further chunk, outside the lock.  cudaErrorMemoryAllocation if there is none, by the limit or the source. */
 static cudaError_t grow_locked(struct mam_pool *pool, size_t bytes) {
   size_t want, need;
-  if (pool->growing) { /* another thread's chunk may do */
-    pool->users++;
-    pthread_cond_wait(&pool->changed, &pool->lock);
-    pool->users--;
-    pthread_cond_broadcast(&pool->changed);
-    return cudaSuccess;
-  }
+  if (pool->growing) /* another thread's chunk may do */
+    return await_change_locked(pool);
   if (!growth_plan(pool, bytes, &want, &need))
     return cudaErrorMemoryAllocation;
   pool->growing = true;
@@ -404,18 +439,26 @@ static cudaError_t grow_locked(struct mam_pool *pool, size_t bytes) {
   cudaError_t error = chunk_take(pool, want, need);
   pool_step_in(pool);
   pool->growing = false;
-  if (error == cudaErrorMemoryAllocation)
-    (void)snprintf(pool->source_said, sizeof pool->source_said, "%s", error_last());
+  if (error == cudaSuccess)
+    pool->refused_bytes = 0;
+  if (error != cudaErrorMemoryAllocation)
+    return error;
+  if (pool->refused_bytes == 0 || bytes < pool->refused_bytes)
+    pool->refused_bytes = bytes;
+  (void)snprintf(pool->source_said, sizeof pool->source_said, "%s", error_last());
   return error;
 }
 
-/* Something to try again with, or why there is nothing.  Growing waits for nothing, so it goes first; the waiting limit
- * keeps what it can waste small. */
-static cudaError_t make_room_locked(struct mam_pool *pool, size_t bytes) {
-  cudaError_t error = grow_locked(pool, bytes);
-  if (error == cudaErrorMemoryAllocation && pool->segments.count[SEGMENT_WAITING] > 0)
-    error = synchronize_locked(pool);
-  return error;
+/* Something to try again with, or why there is nothing.  Growing waits for nothing, so it goes first, unless the source
+ * has refused as much before; the waiting limit keeps what it can waste small. */
+static cudaError_t make_room_locked(struct mam_pool *pool, size_t bytes, uint64_t since) {
+  bool refused = pool->refused_bytes > 0 && bytes >= pool->refused_bytes;
+  cudaError_t error = refused ? cudaErrorMemoryAllocation : grow_locked(pool, bytes);
+  if (error != cudaErrorMemoryAllocation)
+    return error;
+  if (wait_may_help(pool, bytes, since))
+    return await_gpu_locked(pool);
+  return refused ? grow_locked(pool, bytes) : error;
 }
 
 /* ---- Malloc and free ---- */
@@ -434,11 +477,11 @@ static cudaError_t refuse_locked(struct mam_pool *pool, size_t size) {
                    said[0] != '\0' ? "; the source said: " : "", said);
 }
 
-static struct segment *take_locked(struct mam_pool *pool, size_t bytes, cudaError_t *error) {
-  bool no_host_memory;
+static struct segment *take_locked(struct mam_pool *pool, size_t bytes, cudaError_t *error, bool *no_host_memory) {
   struct segment *segment;
-  while ((segment = segment_take(&pool->segments, bytes, &no_host_memory)) == NULL) {
-    *error = no_host_memory ? cudaErrorMemoryAllocation : make_room_locked(pool, bytes);
+  uint64_t since = pool->epoch;
+  while ((segment = segment_take(&pool->segments, bytes, no_host_memory)) == NULL) {
+    *error = *no_host_memory ? cudaErrorMemoryAllocation : make_room_locked(pool, bytes, since);
     if (*error == cudaSuccess)
       *error = pool_usable_locked(pool); /* the lock was left: it may have been closed */
     if (*error != cudaSuccess)
@@ -456,14 +499,15 @@ cudaError_t pool_malloc(struct mam_pool *pool, uint64_t default_id, size_t size,
   }
   size_t bytes = round_up(size, pool->config.alignment);
   struct segment *segment = NULL;
+  bool no_host_memory = false;
   error = cudaErrorMemoryAllocation;
   if (bytes >= size) /* not rounded past the end of the numbers */
-    segment = take_locked(pool, bytes, &error);
+    segment = take_locked(pool, bytes, &error, &no_host_memory);
   if (segment == NULL) {
-    if (error == cudaErrorMemoryAllocation)
+    if (error == cudaErrorMemoryAllocation && !no_host_memory)
       return refuse_locked(pool, size);
     pool_unlock(pool);
-    return error;
+    return no_host_memory ? error_set(error, "no host memory for a segment") : error;
   }
   segment->as.used.requested_bytes = size;
   segment->as.used.site = site;
@@ -574,17 +618,22 @@ void pool_before_fork(void) {
   chunk_map_lock();
 }
 
+/* Threads that were in the middle of a call do not exist in the child, nor does api.c's reaper.  What they had begun
+ * with a pool of host memory is either not visible yet or complete, as the lock was not theirs. */
+static void fork_in_child(struct mam_pool *pool) {
+  pool->users = pool->synchronizing = 0;
+  pool->growing = pool->watched = false;
+  pool->linger_until_ns = 0;
+  (void)pthread_cond_init(&pool->changed, NULL);
+  if (pool->state == POOL_OPEN && pool->source.operations != &source_host)
+    pool->state = POOL_FORKED;
+}
+
 void pool_after_fork(bool in_child) {
   chunk_map_unlock();
   for (struct mam_pool *pool = pool_first(); pool != NULL; pool = pool->next) {
-    /* Threads that were in the middle of a call do not exist in the child, nor does api.c's reaper. */
-    if (in_child) {
-      pool->watched = false;
-      pool->linger_until_ns = 0;
-    }
-    if (in_child && pool->state != POOL_DEAD && pool->state != POOL_LOST &&
-        (pool->source.operations != &source_host || pool->users > 0))
-      pool->state = POOL_FORKED;
+    if (in_child)
+      fork_in_child(pool);
     pthread_mutex_unlock(&pool->lock);
   }
   pthread_mutex_unlock(&pools_lock);

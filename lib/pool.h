@@ -6,8 +6,8 @@
  * Does not know which pools are default ones, beyond carrying their context's id; that is api.c's.
  *
  * Lock order: api.c's environment_lock, pools_lock (the list of pools), one pool's lock, chunk_map's write lock.  No
- * lock of this file is held while a source is called: a thread that leaves the lock in the middle of a call counts
- * itself in users, which whoever closes the pool waits for.
+ * lock of this file is held while a source is called, but for the question whether it lives: a thread that leaves the
+ * lock in the middle of a call counts itself in users, which whoever closes the pool waits for.
  *
  * Pools are type-stable: a closed pool's memory is kept for the next one and never unmapped, its lock stays a lock.
  * So a pointer to a pool that was found without a lock may be locked at any time; what it stands for is asked then.
@@ -35,6 +35,7 @@ enum pool_state {
   POOL_OPENING, /* claimed, not usable yet */
   POOL_OPEN,
   POOL_CLOSING, /* usable no more; waits for its users */
+  POOL_LOSING,  /* on the way from open to lost, as POOL_CLOSING is to dead */
   POOL_LOST,    /* its memory went with its context; the handle stays its owner's until pool_close */
   POOL_FORKED   /* the child's image of a pool whose memory stayed with the parent */
 };
@@ -65,7 +66,7 @@ struct mam_pool {
   _Atomic uint64_t default_id; /* config.default_id while open, else 0 */
 
   pthread_mutex_t lock;   /* protects everything below, unless said otherwise */
-  pthread_cond_t changed; /* signalled when users falls to 0, growing ends, or the state changes */
+  pthread_cond_t changed; /* signalled when a thread steps back in, or the state changes */
   enum pool_state state;
   unsigned users; /* threads that left the lock in the middle of a call */
   bool growing;
@@ -79,13 +80,13 @@ struct mam_pool {
 
   size_t held_bytes;      /* of the source */
   size_t limit_bytes;     /* held_bytes never passes it */
+  size_t refused_bytes;   /* the least that the source had no chunk for, 0 if it always had */
   size_t requested_bytes; /* live, as asked for */
   size_t peak_used_bytes;
   uint64_t malloc_count, free_call_count, failure_count, synchronize_count;
   char source_said[256]; /* why it last gave no chunk, "" if it never did not */
 
-  uint64_t past_default_id; /* default_id of the pool that last was here, if it was lazy */
-  bool watched;             /* api.c looks at a lazy pool by itself: its emptying needs no report */
+  bool watched; /* api.c looks at a lazy pool by itself: its emptying needs no report */
 
   /* api.c's, under its environment_lock. */
   int64_t linger_ns;            /* how long the pool outlives its last block */
@@ -102,8 +103,11 @@ cudaError_t pool_open(const struct pool_config *config, const struct source *sou
  * pool any more. */
 cudaError_t pool_close(struct mam_pool *pool, uint64_t default_id);
 
-/* The same if the pool is lazy and has no live block; if not, nothing happens and the answer is cudaSuccess. */
-cudaError_t pool_close_if_empty(struct mam_pool *pool, uint64_t default_id);
+/* The two halves of pool_close, for who holds a lock that must not be held during the wait.  pool_retire: whether the
+ * pool was the one that is meant and, if only_if_empty, lazy and without a live block; then it is closing, nobody finds
+ * it any more, and pool_finish must follow, which waits and gives the memory back. */
+bool pool_retire(struct mam_pool *pool, uint64_t default_id, bool only_if_empty);
+cudaError_t pool_finish(struct mam_pool *pool);
 
 /* Whether the pool is still that default pool, and what it is about. */
 enum pool_look { POOL_GONE, POOL_BUSY, POOL_EMPTY };
@@ -131,14 +135,11 @@ cudaError_t pool_free(void *address, struct pool_emptied *emptied);
 /* The open default pool with that id, NULL if there is none.  No lock; see default_id. */
 struct mam_pool *pool_find_default(uint64_t default_id);
 
-/* Whether a lazy default pool with that id has come and gone. */
-bool pool_had_default(uint64_t default_id);
-
 /* All pools there ever were, linked by next: the state is to be asked under the lock. */
 struct mam_pool *pool_first(void);
 
 /* Whether a handle from outside is, or was, a pool's. */
-bool pool_is_known(const struct mam_pool *pool);
+bool pool_is_known(struct mam_pool *pool);
 
 /* Whether the pool is open: cudaErrorInvalidResourceHandle, without an error text, if it is not;
  * cudaErrorContextIsDestroyed if it is lost; cudaErrorInitializationError in a forked child. */

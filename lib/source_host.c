@@ -17,6 +17,7 @@ static cudaError_t host_take(const struct source *source, size_t bytes, uintptr_
   const size_t granularity = SOURCE_GRANULARITY_BYTES;
   size_t mapped_bytes = bytes + granularity;
   void *mapped = MAP_FAILED;
+  errno = ENOMEM; /* if the sum has wrapped around */
   if (mapped_bytes > bytes)
     mapped = mmap(NULL, mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED)

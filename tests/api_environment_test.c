@@ -531,6 +531,31 @@ START_TEST(lingering_environment_goes_in_the_end) {
 }
 END_TEST
 
+/* Neither other contexts nor other pools make the library forget that this one was missed. */
+START_TEST(environments_of_several_contexts_do_not_thrash) {
+  (void)setenv("MAM_LINGER_MS", "60000", 1);
+  void *contexts[] = {use_new_context(0), use_new_context(0)};
+  for (int i = 0; i < 100; i++) {
+    fake_make_current(contexts[i % 2]);
+    OK(MAM_CudaFree(block(1000)));
+    if (i < 4)
+      OK(MAM_PoolDestroy(pool_with(options_with(2 * MIB))));
+  }
+  /* Two chunks for each context, four for the pools, and some tries for the largest chunk beside another context's. */
+  ck_assert_uint_le(fake_calls("cuMemAlloc"), 4 + 4 + 40);
+}
+END_TEST
+
+START_TEST(failing_end_of_a_lingering_environment_does_not_stand_in_the_way) {
+  (void)setenv("MAM_LINGER_MS", "60000", 1);
+  for (int i = 0; i < 2; i++)
+    OK(MAM_CudaFree(block(1000)));
+  fake_fail("cuMemFree", 1, 999);
+  OK(MAM_Create(4 * MIB));
+  ck_assert_uint_eq(info_of(NULL).reserved_bytes, 4 * MIB);
+}
+END_TEST
+
 START_TEST(explicit_environment_takes_the_place_of_a_lingering_one) {
   (void)setenv("MAM_LINGER_MS", "60000", 1);
   for (int i = 0; i < 2; i++)
@@ -737,6 +762,8 @@ int main(void) {
   tcase_add_test(tcase, lazy_environment_that_comes_back_stays_a_while);
   tcase_add_test(tcase, lazy_environment_can_linger_for_no_time);
   tcase_add_test(tcase, lingering_environment_goes_in_the_end);
+  tcase_add_test(tcase, environments_of_several_contexts_do_not_thrash);
+  tcase_add_test(tcase, failing_end_of_a_lingering_environment_does_not_stand_in_the_way);
   tcase_add_test(tcase, explicit_environment_takes_the_place_of_a_lingering_one);
   tcase_add_loop_test(tcase, explicit_environment_outlives_its_last_block, 0, 2);
   tcase_add_test(tcase, explicit_environment_may_follow_a_lazy_one);

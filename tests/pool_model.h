@@ -84,7 +84,10 @@ static bool model_make_room(struct model *model, size_t cells) {
     model->held_cells += model->chunk_cells[new];
     return true;
   }
-  if (model->waiting_cells == 0)
+  size_t used = 0;
+  for (size_t i = 0; i < model->block_count; i++)
+    used += model->blocks[i].cells;
+  if (model->waiting_cells == 0 || cells > model->held_cells - used) /* a wait makes no more than what is not used */
     return false;
   model_synchronize(model);
   return true;

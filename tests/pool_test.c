@@ -215,6 +215,43 @@ START_TEST(malloc_synchronises_only_where_it_would_fail) {
 }
 END_TEST
 
+START_TEST(malloc_of_more_than_a_wait_can_free_is_refused_without_one) {
+  void *address;
+  open_pool(&fixed_8_mib);
+  must_malloc(6 * MIB);
+  ck_assert_int_eq(try_free(must_malloc(MIB)), cudaSuccess);
+  ck_assert_int_eq(try_malloc(3 * MIB, &address), cudaErrorMemoryAllocation);
+  ck_assert_int_eq(try_malloc((size_t)1 << 50, &address), cudaErrorMemoryAllocation);
+  ck_assert_uint_eq(imaginary.synchronizes, 0);
+}
+END_TEST
+
+/* Others free all the time: what they freed after the call began is not waited for, or it might never end. */
+static unsigned frees_left;
+static void free_another_in_the_middle(void) {
+  struct pool_emptied emptied;
+  void *address;
+  if (frees_left-- == 0)
+    ck_abort_msg("the allocation waits again and again");
+  if (pool_malloc(pool, POOL_ANY_ID, 512, NULL, &address) == cudaSuccess)
+    ck_assert_int_eq(pool_free(address, &emptied), cudaSuccess);
+}
+
+START_TEST(malloc_waits_at_most_once_for_the_gpu) {
+  void *address;
+  open_pool(&fixed_8_mib);
+  char *holes[3] = {must_malloc(MIB), must_malloc(MIB), must_malloc(MIB)};
+  must_malloc(4 * MIB);
+  ck_assert_int_eq(try_free(holes[0]), cudaSuccess);
+  ck_assert_int_eq(try_free(holes[2]), cudaSuccess);
+  frees_left = 3;
+  imaginary.on_synchronize = free_another_in_the_middle;
+  ck_assert_int_eq(try_malloc(2 * MIB, &address), cudaErrorMemoryAllocation); /* the holes are apart */
+  ck_assert_uint_eq(imaginary.synchronizes, 1);
+  imaginary.on_synchronize = NULL;
+}
+END_TEST
+
 START_TEST(free_synchronises_when_more_than_half_waits) {
   open_pool(&fixed_8_mib);
   char *first = must_malloc(4 * MIB), *second = must_malloc(512);
@@ -338,6 +375,22 @@ START_TEST(growth_goes_before_waiting_and_waiting_before_refusal) {
 }
 END_TEST
 
+START_TEST(source_that_refused_is_not_asked_again_for_each_shortage) {
+  open_pool(&growing);
+  char *block = must_malloc(4 * MIB);
+  imaginary.take_error = cudaErrorMemoryAllocation;
+  unsigned before = imaginary.take_calls;
+  for (int i = 0; i < 100; i++) {
+    ck_assert_int_eq(try_free(block), cudaSuccess);
+    ck_assert_ptr_eq(must_malloc(4 * MIB), block);
+  }
+  ck_assert_uint_le(imaginary.take_calls, before + 1);
+  imaginary.take_error = cudaSuccess; /* it has some again, and is asked before a refusal */
+  must_malloc(4 * MIB);
+  ck_assert_uint_eq(info_now().chunk_count, 2);
+}
+END_TEST
+
 START_TEST(growth_that_fails_otherwise_says_so) {
   void *address;
   open_pool(&growing);
@@ -429,14 +482,13 @@ START_TEST(lazy_pool_reports_its_emptying_once_until_looked_at) {
   void *live = must_malloc(512);
   ck_assert_int_eq(pool_look(pool, 7, &count), POOL_BUSY);
   ck_assert_uint_eq(count, 4);
-  ck_assert_int_eq(pool_close_if_empty(pool, 7), cudaSuccess); /* it is not */
+  ck_assert(!pool_retire(pool, 7, true)); /* it is not empty */
   ck_assert_int_eq(pool_free(live, &emptied), cudaSuccess);
   ck_assert_ptr_eq(emptied.pool, pool);
   ck_assert_int_eq(pool_look(pool, 7, &count), POOL_EMPTY);
-  ck_assert(!pool_had_default(7));
-  ck_assert_int_eq(pool_close_if_empty(pool, 7), cudaSuccess);
+  ck_assert(pool_retire(pool, 7, true));
+  ck_assert_int_eq(pool_finish(pool), cudaSuccess);
   ck_assert_int_eq(pool_look(pool, 7, &count), POOL_GONE);
-  ck_assert(pool_had_default(7));
   ck_assert_ptr_null(pool_find_default(7));
   pool = NULL;
 }
@@ -580,6 +632,8 @@ int main(void) {
   tcase_add_test(tests, wrong_frees_are_refused_and_harm_nothing);
   tcase_add_test(tests, freed_memory_waits_and_fresh_memory_is_used_instead);
   tcase_add_test(tests, malloc_synchronises_only_where_it_would_fail);
+  tcase_add_test(tests, malloc_of_more_than_a_wait_can_free_is_refused_without_one);
+  tcase_add_test(tests, malloc_waits_at_most_once_for_the_gpu);
   tcase_add_test(tests, free_synchronises_when_more_than_half_waits);
   tcase_add_test(tests, waiting_limit_can_be_chosen);
   tcase_add_test(tests, immediate_reuse_never_waits);
@@ -589,6 +643,7 @@ int main(void) {
   tcase_add_test(tests, large_request_gets_a_chunk_of_its_size);
   tcase_add_test(tests, growth_takes_what_it_needs_where_the_source_has_no_more);
   tcase_add_test(tests, growth_goes_before_waiting_and_waiting_before_refusal);
+  tcase_add_test(tests, source_that_refused_is_not_asked_again_for_each_shortage);
   tcase_add_test(tests, growth_that_fails_otherwise_says_so);
   tcase_add_test(tests, no_block_spans_chunks);
   tcase_add_test(tests, closed_pool_refuses_everything);
