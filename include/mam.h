@@ -111,8 +111,9 @@ MAM_API cudaError_t MAM_Destroy(void);
  * freed.  If it is missed again later, it comes back and from then on outlives its last block by a while
  * (MAM_LINGER_MS in mam(7)), so that a loop which frees all it has does not pay for a chunk each time.
  *
- * A thread without a current context that lives gets the primary context of the first device, as from the CUDA
- * runtime.  So it does from every function that may create a pool in the current context.
+ * A thread without a current context gets the primary context of the first device, as from the CUDA runtime.  So it
+ * does from every function that may create a pool in the current context.  A current context that was destroyed, or
+ * reset on another device than the first, gives cudaErrorContextIsDestroyed.
  *
  * cudaSuccess                 *ptr is the block
  * cudaErrorInvalidValue       ptr is NULL
