@@ -227,12 +227,12 @@ static cudaError_t environment_create_locked(size_t chunk_bytes, bool lazy, stru
                                .headroom_bytes = options->headroom_bytes,
                                .default_id = *id,
                                .lazy = lazy};
-  int64_t start_ns = now_ns();
   struct mam_pool *held = pool_find_default(*id);
   if (held != NULL && !lazy) /* if it lingers, it is wanted otherwise now */
     (void)environment_end_locked(held, *id, true);
   endings_await_locked(*id);
   held = pool_find_default(*id);
+  int64_t start_ns = now_ns(); /* after any wait for the GPU */
   if (held == NULL)
     error = pool_open(&config, &source, pool);
   if (held != NULL || error != cudaSuccess)

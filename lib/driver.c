@@ -96,5 +96,8 @@ cudaError_t driver_error(const struct driver *driver, CUresult result, const cha
     name = "an unknown error";
   if (driver->cuGetErrorString(result, &text) != CUDA_SUCCESS || text == NULL)
     text = "no description";
-  return error_set((cudaError_t)result, "%s: %s (%d): %s", what, name, result, text);
+  /* These two are the library's own answers, about its pools. */
+  bool taken = result == cudaErrorInvalidResourceHandle || result == cudaErrorAlreadyAcquired;
+  cudaError_t error = taken ? cudaErrorUnknown : (cudaError_t)result;
+  return error_set(error, "%s: %s (%d): %s", what, name, result, text);
 }

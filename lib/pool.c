@@ -389,24 +389,27 @@ static cudaError_t synchronize_locked(struct mam_pool *pool) {
 static cudaError_t await_change_locked(struct mam_pool *pool) {
   pool->users++;
   pthread_cond_wait(&pool->changed, &pool->lock);
-  pool->users--;
-  pthread_cond_broadcast(&pool->changed);
+  if (--pool->users == 0) /* only pool_finish may wait for that; waiters that woke each other would never rest */
+    pthread_cond_broadcast(&pool->changed);
   return cudaSuccess;
 }
 
-/* Whether a wait for the GPU can serve bytes: something waits since before the epoch since ended, and it would be
- * enough.  What is freed while an allocation looks for room does not keep it waiting for ever. */
-static bool wait_may_help(const struct mam_pool *pool, size_t bytes, uint64_t since) {
+/* An allocation gives up after so many waits of its own.  One is decisive in one thread; among many, others may take
+ * what it made free and free it again, but an allocation that can never be served must not wait for ever. */
+enum { OWN_WAITS = 8 };
+
+/* Whether a wait for the GPU can serve bytes: what is free and what waits would be enough. */
+static bool wait_may_help(const struct mam_pool *pool, size_t bytes) {
   const struct segment_set *segments = &pool->segments;
-  const struct segment *oldest = TAILQ_FIRST(&segments->waiting);
-  return oldest != NULL && oldest->as.waiting.epoch <= since &&
+  return segments->count[SEGMENT_WAITING] > 0 &&
          bytes <= segments->bytes[SEGMENT_FREE] + segments->bytes[SEGMENT_WAITING];
 }
 
 /* Makes what waits free, by another thread's wait if that covers the oldest of it. */
-static cudaError_t await_gpu_locked(struct mam_pool *pool) {
+static cudaError_t await_gpu_locked(struct mam_pool *pool, unsigned *own_waits) {
   if (pool->synchronizing > 0 && TAILQ_FIRST(&pool->segments.waiting)->as.waiting.epoch < pool->epoch)
     return await_change_locked(pool);
+  ++*own_waits;
   return synchronize_locked(pool);
 }
 
@@ -449,16 +452,23 @@ static cudaError_t grow_locked(struct mam_pool *pool, size_t bytes) {
   return error;
 }
 
+/* Growth, or what came free while the lock was left for it. */
+static cudaError_t grow_or_find_locked(struct mam_pool *pool, size_t bytes) {
+  cudaError_t error = grow_locked(pool, bytes);
+  bool found = error == cudaErrorMemoryAllocation && segment_largest_free(&pool->segments) >= bytes;
+  return found ? cudaSuccess : error;
+}
+
 /* Something to try again with, or why there is nothing.  Growing waits for nothing, so it goes first, unless the source
  * has refused as much before; the waiting limit keeps what it can waste small. */
-static cudaError_t make_room_locked(struct mam_pool *pool, size_t bytes, uint64_t since) {
+static cudaError_t make_room_locked(struct mam_pool *pool, size_t bytes, unsigned *own_waits) {
   bool refused = pool->refused_bytes > 0 && bytes >= pool->refused_bytes;
-  cudaError_t error = refused ? cudaErrorMemoryAllocation : grow_locked(pool, bytes);
+  cudaError_t error = refused ? cudaErrorMemoryAllocation : grow_or_find_locked(pool, bytes);
   if (error != cudaErrorMemoryAllocation)
     return error;
-  if (wait_may_help(pool, bytes, since))
-    return await_gpu_locked(pool);
-  return refused ? grow_locked(pool, bytes) : error;
+  if (*own_waits < OWN_WAITS && wait_may_help(pool, bytes))
+    return await_gpu_locked(pool, own_waits);
+  return refused ? grow_or_find_locked(pool, bytes) : error;
 }
 
 /* ---- Malloc and free ---- */
@@ -479,9 +489,9 @@ static cudaError_t refuse_locked(struct mam_pool *pool, size_t size) {
 
 static struct segment *take_locked(struct mam_pool *pool, size_t bytes, cudaError_t *error, bool *no_host_memory) {
   struct segment *segment;
-  uint64_t since = pool->epoch;
+  unsigned own_waits = 0;
   while ((segment = segment_take(&pool->segments, bytes, no_host_memory)) == NULL) {
-    *error = *no_host_memory ? cudaErrorMemoryAllocation : make_room_locked(pool, bytes, since);
+    *error = *no_host_memory ? cudaErrorMemoryAllocation : make_room_locked(pool, bytes, &own_waits);
     if (*error == cudaSuccess)
       *error = pool_usable_locked(pool); /* the lock was left: it may have been closed */
     if (*error != cudaSuccess)
@@ -625,6 +635,8 @@ static void fork_in_child(struct mam_pool *pool) {
   pool->growing = pool->watched = false;
   pool->linger_until_ns = 0;
   (void)pthread_cond_init(&pool->changed, NULL);
+  if (pool->state == POOL_LOSING)
+    pool->state = POOL_LOST;
   if (pool->state == POOL_OPEN && pool->source.operations != &source_host)
     pool->state = POOL_FORKED;
 }

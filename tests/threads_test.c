@@ -125,6 +125,30 @@ START_TEST(random_traffic_never_overlaps_and_leaves_one_hole) {
 }
 END_TEST
 
+/* Each thread holds at most one block, and there is one for each: nobody may be refused. */
+static void *hold_one_block(void *number) {
+  void *block;
+  struct pool_emptied emptied;
+  (void)number;
+  while (!time_is_up()) {
+    bool served = pool_malloc(pool, POOL_ANY_ID, 2 * MIB, NULL, &block) == cudaSuccess;
+    EXPECT(served);
+    if (served)
+      EXPECT(pool_free(block, &emptied) == cudaSuccess);
+  }
+  return NULL;
+}
+
+START_TEST(demand_that_capacity_covers_is_never_refused) {
+  const struct pool_config config = {
+      .reuse = MAM_REUSE_FENCED, .alignment = POOL_ALIGNMENT_BYTES, .chunk_bytes = 4 * 2 * MIB};
+  imaginary_reset();
+  ck_assert_int_eq(pool_open(&config, &imaginary_source, &pool), cudaSuccess);
+  run_threads(hold_one_block, 4);
+  ck_assert_int_eq(pool_close(pool, 0), cudaSuccess);
+}
+END_TEST
+
 /* ---- The default pool: everything against everything ---- */
 
 static void set_up_host(void) {
@@ -286,6 +310,7 @@ int main(void) {
   TCase *one = tcase_create("one pool"), *all = tcase_create("public functions");
   tcase_set_timeout(one, 120);
   tcase_add_loop_test(one, random_traffic_never_overlaps_and_leaves_one_hole, 0, 2);
+  tcase_add_test(one, demand_that_capacity_covers_is_never_refused);
   suite_add_tcase(suite, one);
   tcase_set_timeout(all, 120);
   tcase_add_checked_fixture(all, set_up_host, NULL);
