@@ -8,7 +8,7 @@
 
 #include "error.h"
 
-enum need { OPTIONAL, REQUIRED };
+enum need { OPTIONAL, REQUIRED, BENCHMARK };
 
 struct function_row {
   const char *name;

@@ -20,13 +20,51 @@ typedef struct CUctx_st *CUcontext;
 typedef struct CUstream_st *CUstream;
 typedef unsigned long long CUdeviceptr;
 typedef int CUstreamCaptureMode;
+typedef struct CUevent_st *CUevent;
+typedef struct CUmemPoolHandle_st *CUmemoryPool;
+typedef struct CUmod_st *CUmodule;
+typedef struct CUfunc_st *CUfunction;
+typedef unsigned long long CUmemGenericAllocationHandle;
+
+typedef struct {
+  int type, id;
+} CUmemLocation;
+
+typedef struct {
+  int type, requested_handle_types;
+  CUmemLocation location;
+  void *windows_metadata;
+  struct {
+    unsigned char compression, rdma;
+    unsigned short usage;
+    unsigned char reserved[4];
+  } flags;
+} CUmemAllocationProp;
+
+typedef struct {
+  CUmemLocation location;
+  int flags;
+} CUmemAccessDesc;
 
 enum {
   CUDA_SUCCESS = 0,
   CUDA_ERROR_OUT_OF_MEMORY = 2,
   CUDA_ERROR_INVALID_CONTEXT = 201,
   CUDA_ERROR_CONTEXT_IS_DESTROYED = 709,
+  CUDA_ERROR_NOT_READY = 600,
+  CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900, /* the first of those about captures */
+  CUDA_ERROR_CAPTURED_EVENT = 907,             /* the last */
+  CU_EVENT_DISABLE_TIMING = 2,
+  CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102,
+  CU_STREAM_NON_BLOCKING = 1,
+  CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH = 6,
+  CU_MEM_ALLOCATION_TYPE_PINNED = 1,
+  CU_MEM_LOCATION_TYPE_DEVICE = 1,
+  CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
   CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+  CU_STREAM_CAPTURE_STATUS_NONE = 0,
+  CU_STREAM_LEGACY = 1, /* handles of the default streams */
+  CU_STREAM_PER_THREAD = 2,
   CU_MEM_ATTACH_GLOBAL = 1,
   CU_MEMHOSTALLOC_PORTABLE = 1,
   CU_MEMHOSTALLOC_DEVICEMAP = 2,
