@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 #include "segment.h"
 
+#include <limits.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* ---- The trees ---- */
 
@@ -17,6 +19,60 @@ static int compare_sizes(const struct segment *a, const struct segment *b) {
 #define TREE_FUNCTION static __attribute__((unused))
 RB_GENERATE_INTERNAL(pointer_tree, segment, by_address, compare_addresses, TREE_FUNCTION)
 RB_GENERATE_INTERNAL(size_tree, segment, as.by_size, compare_sizes, TREE_FUNCTION)
+
+/* ---- The branches of the size tree ---- */
+
+static unsigned branch_of(size_t bytes) {
+  if (bytes < 32)
+    return 0;
+  unsigned log = 63 - (unsigned)__builtin_clzl(bytes);
+  return log * 32 + (unsigned)((bytes >> (log - 5)) & 31);
+}
+
+static void size_insert(struct size_forest *forest, struct segment *segment) {
+  unsigned branch = branch_of(segment->bytes);
+  RB_INSERT(size_tree, &forest->branches[branch], segment);
+  forest->words[branch / 64] |= (uint64_t)1 << branch % 64;
+  forest->branched |= (uint64_t)1 << branch / 64;
+}
+
+static void size_remove(struct size_forest *forest, struct segment *segment) {
+  unsigned branch = branch_of(segment->bytes);
+  RB_REMOVE(size_tree, &forest->branches[branch], segment);
+  if (!RB_EMPTY(&forest->branches[branch]))
+    return;
+  forest->words[branch / 64] &= ~((uint64_t)1 << branch % 64);
+  if (forest->words[branch / 64] == 0)
+    forest->branched &= ~((uint64_t)1 << branch / 64);
+}
+
+/* The first branch from one on that is not empty; SIZE_BRANCHES if there is none. */
+static unsigned branch_from(const struct size_forest *forest, unsigned branch) {
+  if (branch >= SIZE_BRANCHES)
+    return SIZE_BRANCHES;
+  unsigned word = branch / 64;
+  uint64_t bits = forest->words[word] & ~(uint64_t)0 << branch % 64;
+  if (bits == 0) {
+    uint64_t words = word + 1 < SIZE_WORDS ? forest->branched & ~(uint64_t)0 << (word + 1) : 0;
+    if (words == 0)
+      return SIZE_BRANCHES;
+    word = (unsigned)__builtin_ctzl(words);
+    bits = forest->words[word];
+  }
+  return word * 64 + (unsigned)__builtin_ctzl(bits);
+}
+
+/* The smallest of the segments in the branches from one on, NULL if there is none. */
+static struct segment *size_least(struct size_forest *forest, unsigned branch) {
+  branch = branch_from(forest, branch);
+  return branch < SIZE_BRANCHES ? RB_MIN(size_tree, &forest->branches[branch]) : NULL;
+}
+
+/* The next larger one. */
+static struct segment *size_next(struct size_forest *forest, struct segment *segment) {
+  struct segment *next = RB_NEXT(size_tree, , segment);
+  return next != NULL ? next : size_least(forest, branch_of(segment->bytes) + 1);
+}
 
 /* ---- Host memory for segments: slabs that grow, spares in a list ---- */
 
@@ -56,10 +112,10 @@ static void spare_put(struct segment_set *set, struct segment *segment) {
 }
 
 void segment_set_init(struct segment_set *set) {
-  *set = (struct segment_set){0};
+  memset(set, 0, sizeof *set); /* an empty tree is NULL */
   RB_INIT(&set->by_address);
-  RB_INIT(&set->by_size);
   TAILQ_INIT(&set->waiting);
+  LIST_INIT(&set->unmapped);
   SLIST_INIT(&set->spares);
 }
 
@@ -81,12 +137,11 @@ struct segment *segment_next(struct segment *segment) {
   return RB_NEXT(pointer_tree, , segment);
 }
 
-/* The neighbour in the same chunk, NULL at the chunk's edge. */
-static struct segment *neighbour_before(struct segment *segment) {
+struct segment *segment_neighbour_before(struct segment *segment) {
   return segment->heads_chunk ? NULL : RB_PREV(pointer_tree, , segment);
 }
 
-static struct segment *neighbour_after(struct segment *segment) {
+struct segment *segment_neighbour_after(struct segment *segment) {
   struct segment *next = RB_NEXT(pointer_tree, , segment);
   return next == NULL || next->heads_chunk ? NULL : next;
 }
@@ -108,15 +163,15 @@ static void count_remove(struct segment_set *set, enum segment_state state, size
 static void free_resize(struct segment_set *set, struct segment *segment, uintptr_t base, size_t bytes) {
   const struct segment key = {.base = base, .bytes = bytes};
   const struct segment *smaller = RB_PREV(size_tree, , segment), *larger = RB_NEXT(size_tree, , segment);
-  bool stays =
-      (smaller == NULL || compare_sizes(smaller, &key) < 0) && (larger == NULL || compare_sizes(&key, larger) < 0);
+  bool stays = branch_of(bytes) == branch_of(segment->bytes) && (smaller == NULL || compare_sizes(smaller, &key) < 0) &&
+               (larger == NULL || compare_sizes(&key, larger) < 0);
   set->bytes[SEGMENT_FREE] += bytes - segment->bytes;
   if (!stays)
-    RB_REMOVE(size_tree, &set->by_size, segment);
+    size_remove(&set->by_size, segment);
   segment->base = base;
   segment->bytes = bytes;
   if (!stays)
-    RB_INSERT(size_tree, &set->by_size, segment);
+    size_insert(&set->by_size, segment);
 }
 
 /* Takes a segment that is in no state any more out of the pointer tree: its bytes belong to a neighbour now. */
@@ -127,12 +182,12 @@ static void segment_absorbed(struct segment_set *set, struct segment *segment) {
 
 /* Makes a segment that was just taken out of its former state free. */
 static void segment_become_free(struct segment_set *set, struct segment *segment) {
-  struct segment *before = neighbour_before(segment), *after = neighbour_after(segment);
+  struct segment *before = segment_neighbour_before(segment), *after = segment_neighbour_after(segment);
   bool merge_before = before != NULL && before->state == SEGMENT_FREE;
   bool merge_after = after != NULL && after->state == SEGMENT_FREE;
   if (merge_before && merge_after) {
     size_t bytes = before->bytes + segment->bytes + after->bytes;
-    RB_REMOVE(size_tree, &set->by_size, after);
+    size_remove(&set->by_size, after);
     count_remove(set, SEGMENT_FREE, after->bytes);
     segment_absorbed(set, after);
     segment_absorbed(set, segment);
@@ -150,24 +205,40 @@ static void segment_become_free(struct segment_set *set, struct segment *segment
   } else {
     segment->state = SEGMENT_FREE;
     count_add(set, SEGMENT_FREE, segment->bytes);
-    RB_INSERT(size_tree, &set->by_size, segment);
+    size_insert(&set->by_size, segment);
   }
 }
 
-bool segment_add_chunk(struct segment_set *set, uintptr_t base, size_t bytes) {
+/* A chunk that is one segment, in no state yet. */
+static struct segment *chunk_add(struct segment_set *set, uintptr_t base, size_t bytes) {
   struct segment *segment = spare_take(set);
   if (segment == NULL)
-    return false;
-  *segment = (struct segment){.base = base, .bytes = bytes, .state = SEGMENT_FREE, .heads_chunk = true};
+    return NULL;
+  *segment = (struct segment){.base = base, .bytes = bytes, .heads_chunk = true};
   RB_INSERT(pointer_tree, &set->by_address, segment);
-  RB_INSERT(size_tree, &set->by_size, segment);
-  count_add(set, SEGMENT_FREE, bytes);
-  return true;
+  return segment;
+}
+
+bool segment_add_chunk(struct segment_set *set, uintptr_t base, size_t bytes) {
+  struct segment *segment = chunk_add(set, base, bytes);
+  if (segment != NULL)
+    segment_become_free(set, segment);
+  return segment != NULL;
+}
+
+void segment_remove_chunk(struct segment_set *set, struct segment *segment) {
+  size_remove(&set->by_size, segment);
+  count_remove(set, SEGMENT_FREE, segment->bytes);
+  segment_absorbed(set, segment);
 }
 
 size_t segment_largest_free(struct segment_set *set) {
-  struct segment *largest = RB_MAX(size_tree, &set->by_size);
-  return largest == NULL ? 0 : largest->bytes;
+  const struct size_forest *forest = &set->by_size;
+  if (forest->branched == 0)
+    return 0;
+  unsigned word = 63 - (unsigned)__builtin_clzl(forest->branched);
+  unsigned branch = word * 64 + 63 - (unsigned)__builtin_clzl(forest->words[word]);
+  return RB_MAX(size_tree, &set->by_size.branches[branch])->bytes;
 }
 
 /* ---- Take (the paper, algorithm 1) ---- */
@@ -189,7 +260,11 @@ static void pointer_tree_insert_before(struct pointer_tree *tree, struct segment
 
 static struct segment *best_fit(struct segment_set *set, size_t bytes) {
   struct segment key = {.base = 0, .bytes = bytes};
-  return RB_NFIND(size_tree, &set->by_size, &key);
+  if (key.bytes != bytes) /* more than fits into the field: more than there is */
+    return NULL;
+  unsigned branch = branch_of(bytes);
+  struct segment *fit = RB_NFIND(size_tree, &set->by_size.branches[branch], &key);
+  return fit != NULL ? fit : size_least(&set->by_size, branch + 1);
 }
 
 /* Cuts the first bytes off a larger free segment as a new segment.  The rest keeps its place in the pointer tree, as
@@ -217,12 +292,149 @@ struct segment *segment_take(struct segment_set *set, size_t bytes, bool *no_hos
       return NULL;
     }
   } else {
-    RB_REMOVE(size_tree, &set->by_size, segment);
+    size_remove(&set->by_size, segment);
     count_remove(set, SEGMENT_FREE, bytes);
   }
   segment->state = SEGMENT_USED;
   count_add(set, SEGMENT_USED, bytes);
   return segment;
+}
+
+enum { ALIGNED_TRIES = 16 };
+
+/* Whether an aligned block fits into a hole; *skip bytes go before it. */
+static bool aligned_fits(const struct segment *hole, size_t bytes, size_t alignment, size_t *skip) {
+  *skip = -hole->base & (alignment - 1);
+  return hole->bytes >= bytes && hole->bytes - bytes >= *skip;
+}
+
+static struct segment *best_aligned_fit(struct segment_set *set, size_t bytes, size_t alignment, size_t *skip) {
+  struct segment *hole = best_fit(set, bytes);
+  for (unsigned tries = 0; hole != NULL && tries < ALIGNED_TRIES; tries++, hole = size_next(&set->by_size, hole))
+    if (aligned_fits(hole, bytes, alignment, skip))
+      return hole;
+  hole = hole != NULL ? best_fit(set, bytes + alignment) : NULL;
+  return hole != NULL && aligned_fits(hole, bytes, alignment, skip) ? hole : NULL;
+}
+
+struct segment *segment_take_aligned(struct segment_set *set, size_t bytes, size_t alignment, bool *no_host_memory) {
+  size_t skip;
+  *no_host_memory = false;
+  struct segment *hole = best_aligned_fit(set, bytes, alignment, &skip), *front = NULL;
+  if (hole == NULL)
+    return NULL;
+  struct segment *block = hole;
+  if (hole->bytes - skip > bytes) { /* the rest keeps the node, as in segment_take */
+    block = skip > 0 || hole->bytes > bytes ? split_front(set, hole, skip + bytes) : hole;
+    *no_host_memory = block == NULL;
+    if (block == NULL)
+      return NULL;
+  } else {
+    size_remove(&set->by_size, hole);
+    count_remove(set, SEGMENT_FREE, hole->bytes);
+  }
+  block->state = SEGMENT_USED;
+  count_add(set, SEGMENT_USED, block->bytes);
+  if (skip == 0)
+    return block;
+  front = spare_take(set);
+  if (front == NULL) { /* as it was */
+    segment_free(set, block);
+    *no_host_memory = true;
+    return NULL;
+  }
+  *front = (struct segment){.base = block->base, .bytes = skip, .heads_chunk = block->heads_chunk};
+  count_remove(set, SEGMENT_USED, block->bytes);
+  block->base += skip;
+  block->bytes -= skip;
+  block->heads_chunk = false;
+  count_add(set, SEGMENT_USED, block->bytes);
+  pointer_tree_insert_before(&set->by_address, front, block);
+  segment_become_free(set, front);
+  return block;
+}
+
+/* ---- Memory that comes and goes under the addresses ---- */
+
+/* Takes an unmapped segment whose bytes go to a neighbour out of the list. */
+static void unmapped_absorbed(struct segment_set *set, struct segment *segment) {
+  LIST_REMOVE(segment, as.unmapped);
+  set->count[SEGMENT_UNMAPPED]--;
+  segment_absorbed(set, segment);
+}
+
+/* Makes a segment that was just taken out of its former state unmapped. */
+static void segment_become_unmapped(struct segment_set *set, struct segment *segment) {
+  struct segment *before = segment_neighbour_before(segment), *after = segment_neighbour_after(segment);
+  count_add(set, SEGMENT_UNMAPPED, segment->bytes);
+  segment->state = SEGMENT_UNMAPPED;
+  LIST_INSERT_HEAD(&set->unmapped, segment, as.unmapped);
+  if (after != NULL && after->state == SEGMENT_UNMAPPED) {
+    segment->bytes += after->bytes;
+    unmapped_absorbed(set, after);
+  }
+  if (before != NULL && before->state == SEGMENT_UNMAPPED) {
+    before->bytes += segment->bytes;
+    unmapped_absorbed(set, segment);
+  }
+}
+
+bool segment_add_reserved(struct segment_set *set, uintptr_t base, size_t bytes) {
+  struct segment *segment = chunk_add(set, base, bytes);
+  if (segment != NULL)
+    segment_become_unmapped(set, segment);
+  return segment != NULL;
+}
+
+/* A part of a segment that was cut off it goes back to its state, as a segment of its own.  It has no neighbour of that
+ * state. */
+static void part_put_back(struct segment_set *set, struct segment *part, enum segment_state state) {
+  if (state == SEGMENT_FREE)
+    segment_become_free(set, part);
+  else
+    segment_become_unmapped(set, part);
+}
+
+struct segment *segment_move(struct segment_set *set, struct segment *segment, uintptr_t base, size_t bytes) {
+  enum segment_state state = segment->state;
+  size_t front_bytes = base - segment->base, rest_bytes = segment->bytes - front_bytes - bytes;
+  struct segment *front = front_bytes > 0 ? spare_take(set) : NULL, *rest = rest_bytes > 0 ? spare_take(set) : NULL;
+  if ((front_bytes > 0 && front == NULL) || (rest_bytes > 0 && rest == NULL)) {
+    if (front != NULL)
+      spare_put(set, front);
+    return NULL;
+  }
+  if (state == SEGMENT_FREE)
+    size_remove(&set->by_size, segment);
+  else
+    LIST_REMOVE(segment, as.unmapped);
+  count_remove(set, state, segment->bytes);
+  segment->base = base;
+  segment->bytes = bytes;
+  segment->state = SEGMENT_MOVING;
+  count_add(set, SEGMENT_MOVING, bytes);
+  if (front != NULL) {
+    *front = (struct segment){.base = base - front_bytes, .bytes = front_bytes, .heads_chunk = segment->heads_chunk};
+    segment->heads_chunk = false;
+    pointer_tree_insert_before(&set->by_address, front, segment);
+    part_put_back(set, front, state);
+  }
+  if (rest != NULL) {
+    *rest = (struct segment){.base = base + bytes, .bytes = rest_bytes};
+    RB_INSERT(pointer_tree, &set->by_address, rest);
+    part_put_back(set, rest, state);
+  }
+  return segment;
+}
+
+void segment_moved_to_free(struct segment_set *set, struct segment *moving) {
+  count_remove(set, SEGMENT_MOVING, moving->bytes);
+  segment_become_free(set, moving);
+}
+
+void segment_moved_to_unmapped(struct segment_set *set, struct segment *moving) {
+  count_remove(set, SEGMENT_MOVING, moving->bytes);
+  segment_become_unmapped(set, moving);
 }
 
 /* ---- Free (the paper, algorithm 2), at once or after an epoch ---- */
@@ -232,43 +444,183 @@ struct segment *segment_find(struct segment_set *set, uintptr_t base) {
   return RB_FIND(pointer_tree, &set->by_address, &key);
 }
 
+struct segment *segment_at(struct segment_set *set, uintptr_t address) {
+  struct segment *at = RB_ROOT(&set->by_address), *below = NULL;
+  while (at != NULL) {
+    if (at->base <= address) {
+      below = at;
+      at = RB_RIGHT(at, by_address);
+    } else {
+      at = RB_LEFT(at, by_address);
+    }
+  }
+  return below != NULL && address - below->base < below->bytes ? below : NULL;
+}
+
 void segment_free(struct segment_set *set, struct segment *segment) {
   count_remove(set, SEGMENT_USED, segment->bytes);
   segment_become_free(set, segment);
 }
 
-static bool waits_for(const struct segment *segment, uint64_t epoch) {
-  return segment != NULL && segment->state == SEGMENT_WAITING && segment->as.waiting.epoch == epoch;
+/* ---- What waits ---- */
+
+void waiting_stream_init(struct waiting_stream *stream) {
+  memset(stream->words, 0, sizeof stream->words);
+  for (unsigned i = 0; i < STREAM_BINS; i++)
+    TAILQ_INIT(&stream->bins[i]);
 }
 
-void segment_wait(struct segment_set *set, struct segment *segment, uint64_t epoch) {
-  struct segment *before = neighbour_before(segment), *after = neighbour_after(segment);
+bool waiting_stream_empty(const struct waiting_stream *stream) {
+  for (unsigned i = 0; i < STREAM_WORDS; i++)
+    if (stream->words[i] != 0)
+      return false;
+  return true;
+}
+
+static unsigned bin_of(size_t bytes) { return branch_of(bytes) / (SIZE_BRANCHES / STREAM_BINS); }
+
+/* Puts a waiting segment into its list, last. */
+static void waiting_insert(struct segment_set *set, struct segment *segment) {
+  struct waiting_stream *stream = segment->as.waiting.stream;
+  if (stream == NULL) {
+    TAILQ_INSERT_TAIL(&set->waiting, segment, as.waiting.link);
+    return;
+  }
+  unsigned bin = bin_of(segment->bytes);
+  TAILQ_INSERT_TAIL(&stream->bins[bin], segment, as.waiting.link);
+  stream->words[bin / 64] |= (uint64_t)1 << bin % 64;
+}
+
+/* Takes it out, before its size changes. */
+static void waiting_remove(struct segment_set *set, struct segment *segment) {
+  struct waiting_stream *stream = segment->as.waiting.stream;
+  if (stream == NULL) {
+    TAILQ_REMOVE(&set->waiting, segment, as.waiting.link);
+    return;
+  }
+  unsigned bin = bin_of(segment->bytes);
+  TAILQ_REMOVE(&stream->bins[bin], segment, as.waiting.link);
+  if (TAILQ_EMPTY(&stream->bins[bin]))
+    stream->words[bin / 64] &= ~((uint64_t)1 << bin % 64);
+}
+
+/* Whether two neighbours are one: for a stream in any case, else if they wait for the same epoch. */
+static bool waits_with(const struct segment *segment, const struct waiting_stream *stream, uint64_t epoch) {
+  return segment != NULL && segment->state == SEGMENT_WAITING && segment->as.waiting.stream == stream &&
+         (stream != NULL || segment->as.waiting.epoch == epoch);
+}
+
+void segment_wait_on(struct segment_set *set, struct waiting_stream *stream, struct segment *segment, uint64_t epoch) {
+  struct segment *before = segment_neighbour_before(segment), *after = segment_neighbour_after(segment);
   count_remove(set, SEGMENT_USED, segment->bytes);
   count_add(set, SEGMENT_WAITING, segment->bytes);
   segment->state = SEGMENT_WAITING;
-  segment->as.waiting.epoch = epoch;
-  if (waits_for(after, epoch)) {
-    TAILQ_REMOVE(&set->waiting, after, as.waiting.link);
+  if (waits_with(after, stream, epoch)) {
+    waiting_remove(set, after);
     segment->bytes += after->bytes;
     set->count[SEGMENT_WAITING]--;
     segment_absorbed(set, after);
   }
-  if (waits_for(before, epoch)) {
+  if (waits_with(before, stream, epoch)) { /* it keeps its node, at the end of its list */
+    waiting_remove(set, before);
     before->bytes += segment->bytes;
     set->count[SEGMENT_WAITING]--;
     segment_absorbed(set, segment);
-  } else {
-    TAILQ_INSERT_TAIL(&set->waiting, segment, as.waiting.link);
+    segment = before;
   }
+  segment->as.waiting.stream = stream;
+  segment->as.waiting.epoch = epoch;
+  waiting_insert(set, segment);
 }
 
-void segment_pass_epoch(struct segment_set *set, uint64_t epoch) {
+void segment_wait(struct segment_set *set, struct segment *segment, uint64_t epoch) {
+  segment_wait_on(set, NULL, segment, epoch);
+}
+
+/* In a list, so many of the last freed are looked at. */
+enum { BIN_TRIES = 16 };
+
+/* The smallest of the last few of a list that is large enough. */
+static struct segment *bin_fit(const struct waiting_list *bin, size_t bytes) {
+  struct segment *segment, *best = NULL;
+  unsigned tries = 0;
+  TAILQ_FOREACH_REVERSE(segment, bin, waiting_list, as.waiting.link) {
+    if (segment->bytes >= bytes && (best == NULL || segment->bytes < best->bytes))
+      best = segment;
+    if (++tries == BIN_TRIES || (best != NULL && best->bytes == bytes))
+      break;
+  }
+  return best;
+}
+
+static struct segment *stream_fit(const struct waiting_stream *stream, size_t bytes) {
+  unsigned first = bin_of(bytes);
+  uint64_t mask = ~(uint64_t)0 << first % 64;
+  for (unsigned word = first / 64; word < STREAM_WORDS; word++, mask = ~(uint64_t)0)
+    for (uint64_t bits = stream->words[word] & mask; bits != 0; bits &= bits - 1) {
+      struct segment *fit = bin_fit(&stream->bins[word * 64 + (unsigned)__builtin_ctzl(bits)], bytes);
+      if (fit != NULL)
+        return fit;
+    }
+  return NULL;
+}
+
+struct segment *segment_retake(struct segment_set *set, struct waiting_stream *stream, size_t bytes) {
+  struct segment *segment = stream_fit(stream, bytes), *front = segment;
+  if (segment == NULL)
+    return NULL;
+  if (segment->bytes > bytes) {
+    front = spare_take(set);
+    if (front == NULL)
+      return NULL;
+    waiting_remove(set, segment);
+    *front = (struct segment){.base = segment->base, .bytes = bytes, .heads_chunk = segment->heads_chunk};
+    segment->base += bytes;
+    segment->bytes -= bytes;
+    segment->heads_chunk = false;
+    set->bytes[SEGMENT_WAITING] -= bytes;
+    pointer_tree_insert_before(&set->by_address, front, segment);
+    waiting_insert(set, segment);
+  } else {
+    waiting_remove(set, segment);
+    count_remove(set, SEGMENT_WAITING, bytes);
+  }
+  front->state = SEGMENT_USED;
+  count_add(set, SEGMENT_USED, bytes);
+  return front;
+}
+
+/* Makes segments of a list free whose epochs have passed, as far as those come first, and at most *most of them. */
+static void list_pass(struct segment_set *set, struct waiting_list *list, uint64_t epoch, unsigned *most) {
   struct segment *segment;
-  while ((segment = TAILQ_FIRST(&set->waiting)) != NULL && segment->as.waiting.epoch <= epoch) {
-    TAILQ_REMOVE(&set->waiting, segment, as.waiting.link);
+  while ((segment = TAILQ_FIRST(list)) != NULL && segment->as.waiting.epoch <= epoch && *most > 0) {
+    --*most;
+    waiting_remove(set, segment);
     count_remove(set, SEGMENT_WAITING, segment->bytes);
     segment_become_free(set, segment);
   }
+}
+
+bool segment_pass_some(struct segment_set *set, uint64_t epoch, unsigned most) {
+  list_pass(set, &set->waiting, epoch, &most);
+  return most > 0;
+}
+
+bool segment_pass_stream(struct segment_set *set, struct waiting_stream *stream, uint64_t epoch, unsigned most) {
+  for (unsigned word = 0; word < STREAM_WORDS && most > 0; word++)
+    for (uint64_t bits = stream->words[word]; bits != 0 && most > 0; bits &= bits - 1)
+      list_pass(set, &stream->bins[word * 64 + (unsigned)__builtin_ctzl(bits)], epoch, &most);
+  return most > 0;
+}
+
+void segment_pass_epoch(struct segment_set *set, uint64_t epoch) {
+  while (!segment_pass_some(set, epoch, UINT_MAX))
+    continue;
+}
+
+uint64_t segment_waiting_epoch(const struct segment_set *set) {
+  const struct segment *last = TAILQ_LAST(&set->waiting, waiting_list);
+  return last != NULL ? last->as.waiting.epoch : 0;
 }
 
 /* ---- Check ---- */
@@ -286,8 +638,10 @@ static const char *check_neighbours(const struct segment *before, const struct s
     return "there is a gap inside a chunk";
   if (segment->state == SEGMENT_FREE && before->state == SEGMENT_FREE)
     return "two neighbours are free";
-  if (before->state == SEGMENT_WAITING && waits_for(segment, before->as.waiting.epoch))
-    return "two neighbours wait for the same epoch";
+  if (segment->state == SEGMENT_UNMAPPED && before->state == SEGMENT_UNMAPPED)
+    return "two neighbours are unmapped";
+  if (before->state == SEGMENT_WAITING && waits_with(segment, before->as.waiting.stream, before->as.waiting.epoch))
+    return "two neighbours wait for the same";
   return NULL;
 }
 
@@ -312,7 +666,7 @@ static const char *check_size_tree(struct segment_set *set) {
   size_t count = 0;
   const struct segment *before = NULL;
   struct segment *segment;
-  RB_FOREACH(segment, size_tree, &set->by_size) {
+  for (segment = size_least(&set->by_size, 0); segment != NULL; segment = size_next(&set->by_size, segment)) {
     if (segment->state != SEGMENT_FREE)
       return "the size tree holds a segment that is not free";
     if (segment_find(set, segment->base) != segment)
@@ -326,18 +680,31 @@ static const char *check_size_tree(struct segment_set *set) {
 }
 
 static const char *check_waiting_list(struct segment_set *set) {
-  size_t count = 0;
+  size_t count = 0, expected = 0;
   uint64_t epoch = 0;
   struct segment *segment;
   TAILQ_FOREACH(segment, &set->waiting, as.waiting.link) {
-    if (segment->state != SEGMENT_WAITING)
-      return "the waiting list holds a segment that does not wait";
+    if (segment->state != SEGMENT_WAITING || segment->as.waiting.stream != NULL)
+      return "the waiting list holds a segment that does not wait in it";
     if (segment->as.waiting.epoch < epoch)
       return "the waiting list is out of order";
     epoch = segment->as.waiting.epoch;
     count++;
   }
-  return count == set->count[SEGMENT_WAITING] ? NULL : "the waiting list lacks a waiting segment";
+  for (segment = segment_first(set); segment != NULL; segment = segment_next(segment))
+    expected += segment->state == SEGMENT_WAITING && segment->as.waiting.stream == NULL;
+  return count == expected ? NULL : "the waiting list lacks a waiting segment";
+}
+
+static const char *check_unmapped_list(struct segment_set *set) {
+  size_t count = 0;
+  struct segment *segment;
+  LIST_FOREACH(segment, &set->unmapped, as.unmapped) {
+    if (segment->state != SEGMENT_UNMAPPED)
+      return "the unmapped list holds a segment that is not unmapped";
+    count++;
+  }
+  return count == set->count[SEGMENT_UNMAPPED] ? NULL : "the unmapped list lacks an unmapped segment";
 }
 
 const char *segment_set_check(struct segment_set *set) {
@@ -346,5 +713,7 @@ const char *segment_set_check(struct segment_set *set) {
     fault = check_size_tree(set);
   if (fault == NULL)
     fault = check_waiting_list(set);
+  if (fault == NULL)
+    fault = check_unmapped_list(set);
   return fault;
 }

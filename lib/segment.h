@@ -3,19 +3,25 @@
  * Segments and their two trees (the paper, section III): every segment of a pool stands in the pointer tree, ordered by
  * address; every free one also in the size tree, ordered by size, then address.
  *
+ * A chunk may be a range of addresses that has memory only in places: where it has none it is an unmapped segment.
+ * What is on its way between free and unmapped is a moving one, which nobody touches but who moves it.
+ *
  * This floor knows addresses and sizes.  It never touches the memory they stand for, and knows neither chunk sources,
  * nor locks, nor when a segment may be reused: its caller holds the pool's lock and decides.
  *
  * Invariants, checked by segment_set_check:
  *   - segments do not overlap, and within a chunk each begins where the one before it ends;
- *   - no two neighbours in one chunk are both free, nor both waiting with the same epoch;
- *   - the size tree holds exactly the free segments;
- *   - the waiting list holds exactly the waiting segments, oldest epoch first;
+ *   - no two neighbours in one chunk are both free, nor both unmapped, nor both waiting for the same stream, with the
+ *     same epoch if for none;
+ *   - the size tree holds exactly the free segments, each in the branch of its size;
+ *   - the unmapped list holds exactly the unmapped segments;
+ *   - the set's waiting list holds exactly the segments that wait for no stream, oldest epoch first;
  *   - bytes[s] and count[s] are the sums over the segments in state s.
  */
 #ifndef MAM_LIB_SEGMENT_H
 #define MAM_LIB_SEGMENT_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -24,15 +30,25 @@
 #include <bsd/sys/tree.h>
 
 enum segment_state {
-  SEGMENT_FREE,    /* may be handed out */
-  SEGMENT_USED,    /* belongs to the caller of malloc */
-  SEGMENT_WAITING, /* freed, but the GPU may still use it: reusable when its epoch has passed */
+  SEGMENT_FREE,     /* may be handed out */
+  SEGMENT_USED,     /* belongs to the caller of malloc */
+  SEGMENT_WAITING,  /* freed, but the GPU may still use it: reusable when its epoch has passed */
+  SEGMENT_UNMAPPED, /* addresses without memory */
+  SEGMENT_MOVING,   /* memory is being put there or taken away */
   SEGMENT_STATES
 };
 
+struct waiting_stream;
+
 struct segment {
+  /* Whose a used segment is: odd, a live block's, and never the same for two blocks; even, whoever freed the block
+   * keeps it (front.h), or it never was one.  Exchanged by whoever frees, without the pool's lock if it is the block's
+   * own front; of two frees of one block, one finds another ticket.  This floor sets it to 0 and never reads it. */
+  _Atomic uint64_t ticket;
   uintptr_t base;
-  size_t bytes;
+  size_t bytes : 59;
+  enum segment_state state : 4;
+  bool heads_chunk : 1; /* the first of its chunk: never merges with the one before it */
   RB_ENTRY(segment) by_address;
   union {
     RB_ENTRY(segment) by_size; /* free */
@@ -42,28 +58,51 @@ struct segment {
     } used;
     struct {
       TAILQ_ENTRY(segment) link;
+      struct waiting_stream *stream; /* on which it was freed and may be reused at once; NULL: in the set's list */
       uint64_t epoch;
     } waiting;
+    LIST_ENTRY(segment) unmapped;
     SLIST_ENTRY(segment) spare; /* not a segment at present */
   } as;
-  enum segment_state state : 8;
-  bool heads_chunk; /* the first of its chunk: never merges with the one before it */
 };
 
+TAILQ_HEAD(waiting_list, segment);
+
 /* A live block of the pool costs one of these.  Promised to users in BENCHMARKS.md. */
-_Static_assert(sizeof(struct segment) <= 96, "a segment's host memory is promised to be at most 96 bytes");
+_Static_assert(sizeof(struct segment) <= 88,
+               "a segment's host memory, with what is not used yet, is promised to be at most 96 bytes");
 
 RB_HEAD(pointer_tree, segment);
 RB_HEAD(size_tree, segment);
-TAILQ_HEAD(waiting_list, segment);
+LIST_HEAD(unmapped_list, segment);
+
+/* The size tree is cut into branches by size, 32 for each power of two, so that each is small and warm in the cache:
+ * a search in one tree of 600 holes was half of what an allocation cost. */
+enum { SIZE_BRANCHES = 64 * 32, SIZE_WORDS = SIZE_BRANCHES / 64 };
+
+/* What waits and was freed on one stream, by size: eight lists for each power of two.  Neighbours coalesce whatever
+ * their epochs, the latest counts; in a list an older one may come behind a younger. */
+enum { STREAM_BINS = 64 * 8, STREAM_WORDS = STREAM_BINS / 64 };
+
+struct waiting_stream {
+  uint64_t words[STREAM_WORDS]; /* a bit for each list that is not empty */
+  struct waiting_list bins[STREAM_BINS];
+};
+
+struct size_forest {
+  uint64_t branched;          /* a bit for each word that is not 0 */
+  uint64_t words[SIZE_WORDS]; /* a bit for each branch that is not empty */
+  struct size_tree branches[SIZE_BRANCHES];
+};
 SLIST_HEAD(spare_list, segment);
 
 struct segment_slab; /* host memory for many segments */
 
 struct segment_set {
   struct pointer_tree by_address;
-  struct size_tree by_size;
+  struct size_forest by_size;
   struct waiting_list waiting;
+  struct unmapped_list unmapped; /* in no order */
   size_t bytes[SEGMENT_STATES];
   size_t count[SEGMENT_STATES];
   struct spare_list spares;
@@ -80,13 +119,38 @@ void segment_set_clear(struct segment_set *set);
  * the host has no memory, then nothing changed. */
 bool segment_add_chunk(struct segment_set *set, uintptr_t base, size_t bytes);
 
+/* Adds a range of addresses as a chunk that is one unmapped segment.  As segment_add_chunk. */
+bool segment_add_reserved(struct segment_set *set, uintptr_t base, size_t bytes);
+
+/* Takes a chunk that is one free segment out of the set. */
+void segment_remove_chunk(struct segment_set *set, struct segment *segment);
+
 /* Best fit: makes the smallest free segment of at least bytes (of those, the lowest) used, splitting the rest off as
  * a free one.  bytes > 0.  The caller fills in as.used.  NULL if no segment is large enough, or if the host has no
  * memory for the split (*no_host_memory then true); nothing changed then. */
 struct segment *segment_take(struct segment_set *set, size_t bytes, bool *no_host_memory);
 
+/* The same at a multiple of alignment, a power of two.  Of the smallest holes only so many are tried, then one that is
+ * large enough wherever it begins. */
+struct segment *segment_take_aligned(struct segment_set *set, size_t bytes, size_t alignment, bool *no_host_memory);
+
 /* The segment that starts at base, NULL if none does. */
 struct segment *segment_find(struct segment_set *set, uintptr_t base);
+
+/* The segment that address lies in, NULL if none does. */
+struct segment *segment_at(struct segment_set *set, uintptr_t address);
+
+/* The neighbour in the same chunk, NULL at the chunk's edge. */
+struct segment *segment_neighbour_before(struct segment *segment);
+struct segment *segment_neighbour_after(struct segment *segment);
+
+/* Makes the bytes from base on, which lie inside a free or an unmapped segment, a moving one; what is left on either
+ * side stays as it was.  NULL if the host has no memory, then nothing changed. */
+struct segment *segment_move(struct segment_set *set, struct segment *segment, uintptr_t base, size_t bytes);
+
+/* End a move, in either way.  Neither needs host memory.  Afterwards the pointer is no longer valid. */
+void segment_moved_to_free(struct segment_set *set, struct segment *moving);
+void segment_moved_to_unmapped(struct segment_set *set, struct segment *moving);
 
 /* Makes a used segment free and coalesces it with free neighbours.  Afterwards the pointer is no longer valid. */
 void segment_free(struct segment_set *set, struct segment *segment);
@@ -95,8 +159,24 @@ void segment_free(struct segment_set *set, struct segment *segment);
  * of the same epoch.  Afterwards the pointer is no longer valid. */
 void segment_wait(struct segment_set *set, struct segment *segment, uint64_t epoch);
 
-/* Makes every segment free that waits for epoch or an earlier one. */
+/* The same for a segment that was freed on a stream. */
+void segment_wait_on(struct segment_set *set, struct waiting_stream *stream, struct segment *segment, uint64_t epoch);
+
+void waiting_stream_init(struct waiting_stream *stream);
+bool waiting_stream_empty(const struct waiting_stream *stream);
+
+/* Makes the first bytes of the best fit among what waits for a stream used again, before its epoch has passed; the rest
+ * goes on waiting.  Of equal lists, the last freed of a few.  NULL if nothing fits, or the host has no memory. */
+struct segment *segment_retake(struct segment_set *set, struct waiting_stream *stream, size_t bytes);
+
+/* Makes every segment free that waits in the set's list for epoch or an earlier one; of the others, at most so
+ * many, of pass_stream, that wait for that stream.  Whether all are. */
 void segment_pass_epoch(struct segment_set *set, uint64_t epoch);
+bool segment_pass_some(struct segment_set *set, uint64_t epoch, unsigned most);
+bool segment_pass_stream(struct segment_set *set, struct waiting_stream *stream, uint64_t epoch, unsigned most);
+
+/* The latest epoch that a segment waits for without a stream, 0 if none does. */
+uint64_t segment_waiting_epoch(const struct segment_set *set);
 
 /* The largest free segment's size, 0 if none is free. */
 size_t segment_largest_free(struct segment_set *set);

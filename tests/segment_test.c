@@ -2,6 +2,7 @@
 /* The two trees and what moves between them, at imaginary addresses: segment.c alone. */
 #include <check.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "run_suite.h"
 #include "segment.h"
@@ -262,6 +263,172 @@ START_TEST(host_memory_for_a_live_segment_is_at_most_96_bytes) {
 }
 END_TEST
 
+/* ---- Addresses with memory in places ---- */
+
+enum { RANGE = 64 * KIB };
+
+/* Puts memory under a part of a reserved range, or takes it away. */
+static void move(uintptr_t base, size_t bytes, bool to_free) {
+  struct segment *moving = segment_move(&set, segment_at(&set, base), base, bytes);
+  ck_assert_ptr_nonnull(moving);
+  ck_assert_uint_eq(moving->base, base);
+  ck_assert_uint_eq(moving->bytes, bytes);
+  ck_assert_uint_eq(set.bytes[SEGMENT_MOVING], bytes);
+  ck_assert_ptr_null(segment_set_check(&set));
+  if (to_free)
+    segment_moved_to_free(&set, moving);
+  else
+    segment_moved_to_unmapped(&set, moving);
+  ck_assert_uint_eq(set.count[SEGMENT_MOVING], 0);
+  ck_assert_ptr_null(segment_set_check(&set));
+}
+
+static void map(uintptr_t base, size_t bytes) { move(base, bytes, true); }
+static void unmap(uintptr_t base, size_t bytes) { move(base, bytes, false); }
+
+START_TEST(reserved_range_serves_nothing) {
+  ck_assert(segment_add_reserved(&set, BASE, RANGE));
+  ck_assert_uint_eq(set.bytes[SEGMENT_UNMAPPED], RANGE);
+  ck_assert_uint_eq(segment_largest_free(&set), 0);
+  ck_assert_ptr_null(take(1));
+}
+END_TEST
+
+START_TEST(mapped_part_is_free_and_the_rest_is_not) {
+  segment_add_reserved(&set, BASE, RANGE);
+  map(BASE + 8 * KIB, 4 * KIB);
+  ck_assert_uint_eq(set.count[SEGMENT_UNMAPPED], 2);
+  ck_assert_uint_eq(set.bytes[SEGMENT_UNMAPPED], RANGE - 4 * KIB);
+  ck_assert_uint_eq(take_base(4 * KIB), BASE + 8 * KIB);
+  ck_assert_ptr_null(take(1));
+  release(BASE + 8 * KIB);
+}
+END_TEST
+
+START_TEST(mapped_part_merges_with_free_neighbours) {
+  segment_add_reserved(&set, BASE, RANGE);
+  map(BASE, 4 * KIB), map(BASE + 8 * KIB, 4 * KIB), map(BASE + 4 * KIB, 4 * KIB);
+  ck_assert_uint_eq(set.count[SEGMENT_FREE], 1);
+  ck_assert_uint_eq(segment_largest_free(&set), 12 * KIB);
+}
+END_TEST
+
+START_TEST(unmapped_parts_merge_with_unmapped_neighbours) {
+  segment_add_reserved(&set, BASE, RANGE);
+  map(BASE, RANGE);
+  ck_assert_uint_eq(set.count[SEGMENT_UNMAPPED], 0);
+  unmap(BASE + 4 * KIB, 4 * KIB), unmap(BASE + 12 * KIB, 4 * KIB);
+  ck_assert_uint_eq(set.count[SEGMENT_UNMAPPED], 2);
+  ck_assert_uint_eq(set.count[SEGMENT_FREE], 3);
+  unmap(BASE + 8 * KIB, 4 * KIB);
+  ck_assert_uint_eq(set.count[SEGMENT_UNMAPPED], 1);
+  ck_assert_uint_eq(set.bytes[SEGMENT_UNMAPPED], 12 * KIB);
+  unmap(BASE, 4 * KIB), unmap(BASE + 16 * KIB, RANGE - 16 * KIB);
+  ck_assert_uint_eq(set.count[SEGMENT_UNMAPPED], 1);
+  ck_assert_uint_eq(set.bytes[SEGMENT_UNMAPPED], RANGE);
+}
+END_TEST
+
+START_TEST(move_that_fails_leaves_everything_as_it_was) {
+  segment_add_reserved(&set, BASE, RANGE);
+  unmap(BASE + 4 * KIB, 4 * KIB); /* nothing is put there after all */
+  ck_assert_uint_eq(set.count[SEGMENT_UNMAPPED], 1);
+  map(BASE, RANGE);
+  map(BASE + 4 * KIB, 4 * KIB); /* nothing is taken away after all */
+  ck_assert_uint_eq(set.count[SEGMENT_FREE], 1);
+  ck_assert_uint_eq(take_base(RANGE), BASE);
+}
+END_TEST
+
+START_TEST(moving_segment_is_neither_handed_out_nor_merged) {
+  segment_add_chunk(&set, BASE, RANGE);
+  struct segment *moving = segment_move(&set, segment_at(&set, BASE), BASE + 4 * KIB, 4 * KIB);
+  uintptr_t low = take_base(4 * KIB);
+  ck_assert_uint_eq(low, BASE);
+  ck_assert_ptr_null(take(RANGE - 4 * KIB));
+  release(low);
+  ck_assert_uint_eq(set.count[SEGMENT_FREE], 2);
+  segment_moved_to_free(&set, moving);
+  ck_assert_uint_eq(take_base(RANGE), BASE);
+}
+END_TEST
+
+START_TEST(unmapped_ranges_of_touching_chunks_stay_apart) {
+  segment_add_reserved(&set, BASE, 4 * KIB);
+  segment_add_reserved(&set, BASE + 4 * KIB, 4 * KIB);
+  ck_assert_uint_eq(set.count[SEGMENT_UNMAPPED], 2);
+  map(BASE + 4 * KIB, 4 * KIB), map(BASE, 4 * KIB);
+  ck_assert_uint_eq(segment_largest_free(&set), 4 * KIB);
+  unmap(BASE, 4 * KIB), unmap(BASE + 4 * KIB, 4 * KIB);
+  ck_assert_uint_eq(set.count[SEGMENT_UNMAPPED], 2);
+}
+END_TEST
+
+START_TEST(segment_is_found_by_any_address_in_it) {
+  segment_add_chunk(&set, BASE, 8 * KIB);
+  segment_add_chunk(&set, BASE + 16 * KIB, 8 * KIB);
+  uintptr_t block = take_base(KIB);
+  ck_assert_uint_eq(segment_at(&set, block)->base, block);
+  ck_assert_uint_eq(segment_at(&set, block + KIB - 1)->base, block);
+  ck_assert_uint_eq(segment_at(&set, block + KIB)->base, block + KIB);
+  ck_assert_ptr_null(segment_at(&set, BASE - 1));
+  ck_assert_ptr_null(segment_at(&set, BASE + 8 * KIB)); /* between the chunks */
+  ck_assert_ptr_null(segment_at(&set, BASE + 24 * KIB));
+}
+END_TEST
+
+START_TEST(removed_chunk_is_gone) {
+  segment_add_chunk(&set, BASE, 8 * KIB);
+  segment_add_chunk(&set, BASE + 8 * KIB, 8 * KIB);
+  segment_remove_chunk(&set, segment_find(&set, BASE));
+  ck_assert_ptr_null(segment_set_check(&set));
+  ck_assert_uint_eq(take_base(8 * KIB), BASE + 8 * KIB);
+  ck_assert_ptr_null(take(1));
+}
+END_TEST
+
+/* ---- Aligned ---- */
+
+static uintptr_t take_aligned_base(size_t bytes, size_t alignment) {
+  bool no_host_memory;
+  struct segment *segment = segment_take_aligned(&set, bytes, alignment, &no_host_memory);
+  ck_assert(!no_host_memory);
+  ck_assert_ptr_null(segment_set_check(&set));
+  if (segment == NULL)
+    return 0;
+  ck_assert_uint_eq(segment->bytes, bytes);
+  ck_assert_uint_eq(segment->base % alignment, 0);
+  return segment->base;
+}
+
+START_TEST(aligned_block_leaves_front_and_rest_free) {
+  segment_add_chunk(&set, BASE + KIB, 16 * KIB);
+  ck_assert_uint_eq(take_aligned_base(4 * KIB, 4 * KIB), BASE + 4 * KIB);
+  ck_assert_uint_eq(set.count[SEGMENT_FREE], 2);
+  ck_assert_uint_eq(set.bytes[SEGMENT_FREE], 12 * KIB);
+  release(BASE + 4 * KIB);
+  ck_assert_uint_eq(segment_largest_free(&set), 16 * KIB);
+}
+END_TEST
+
+/* Of two holes that are large enough, the smaller one does not hold an aligned block. */
+START_TEST(aligned_block_passes_over_holes_that_lie_wrong) {
+  segment_add_chunk(&set, BASE + KIB, 5 * KIB);
+  segment_add_chunk(&set, BASE + 8 * KIB, 6 * KIB);
+  ck_assert_uint_eq(take_aligned_base(4 * KIB, 4 * KIB), BASE + 8 * KIB);
+  ck_assert_uint_eq(take_aligned_base(4 * KIB, 4 * KIB), 0);
+}
+END_TEST
+
+START_TEST(aligned_block_is_found_behind_many_holes_that_lie_wrong) {
+  for (uintptr_t i = 0; i < 100; i++)
+    segment_add_chunk(&set, BASE + i * 16 * KIB + KIB, 5 * KIB);
+  segment_add_chunk(&set, BASE + 2000 * KIB + KIB, 8 * KIB);
+  ck_assert_uint_eq(take_aligned_base(4 * KIB, 4 * KIB) % (4 * KIB), 0);
+  ck_assert_uint_eq(set.count[SEGMENT_USED], 1);
+}
+END_TEST
+
 /* The checker itself: each invariant, broken by hand, is named. */
 START_TEST(check_finds_what_is_broken) {
   segment_add_chunk(&set, BASE, 16 * KIB);
@@ -278,9 +445,29 @@ START_TEST(check_finds_what_is_broken) {
   hole->state = SEGMENT_USED;
   ck_assert_str_eq(segment_set_check(&set), "the sums do not agree with the segments");
   *hole = saved_hole;
-  RB_INIT(&set.by_size);
+  struct size_forest saved_forest = set.by_size;
+  memset(&set.by_size, 0, sizeof set.by_size);
   ck_assert_str_eq(segment_set_check(&set), "the size tree lacks a free segment");
-  RB_ROOT(&set.by_size) = hole;
+  set.by_size = saved_forest;
+}
+END_TEST
+
+START_TEST(check_finds_broken_unmapped_segments) {
+  segment_add_reserved(&set, BASE, 16 * KIB);
+  map(BASE + 4 * KIB, 4 * KIB);
+  struct segment *low = segment_at(&set, BASE), *high = segment_at(&set, BASE + 8 * KIB);
+  struct segment *mapped = segment_at(&set, BASE + 4 * KIB);
+  LIST_REMOVE(low, as.unmapped);
+  ck_assert_str_eq(segment_set_check(&set), "the unmapped list lacks an unmapped segment");
+  LIST_INSERT_HEAD(&set.unmapped, low, as.unmapped);
+  struct segment saved_low = *low, saved_high = *high;
+  low->bytes += 4 * KIB;
+  high->state = SEGMENT_MOVING;
+  ck_assert_ptr_nonnull(segment_set_check(&set));
+  *low = saved_low, *high = saved_high;
+  mapped->state = SEGMENT_UNMAPPED;
+  ck_assert_str_eq(segment_set_check(&set), "two neighbours are unmapped");
+  mapped->state = SEGMENT_FREE;
 }
 END_TEST
 
@@ -309,6 +496,19 @@ int main(void) {
   tcase_add_test(tests, thousands_of_segments_become_one_hole_again);
   tcase_add_test(tests, host_memory_for_a_live_segment_is_at_most_96_bytes);
   tcase_add_test(tests, check_finds_what_is_broken);
+  tcase_add_test(tests, check_finds_broken_unmapped_segments);
+  tcase_add_test(tests, reserved_range_serves_nothing);
+  tcase_add_test(tests, mapped_part_is_free_and_the_rest_is_not);
+  tcase_add_test(tests, mapped_part_merges_with_free_neighbours);
+  tcase_add_test(tests, unmapped_parts_merge_with_unmapped_neighbours);
+  tcase_add_test(tests, move_that_fails_leaves_everything_as_it_was);
+  tcase_add_test(tests, moving_segment_is_neither_handed_out_nor_merged);
+  tcase_add_test(tests, unmapped_ranges_of_touching_chunks_stay_apart);
+  tcase_add_test(tests, segment_is_found_by_any_address_in_it);
+  tcase_add_test(tests, removed_chunk_is_gone);
+  tcase_add_test(tests, aligned_block_leaves_front_and_rest_free);
+  tcase_add_test(tests, aligned_block_passes_over_holes_that_lie_wrong);
+  tcase_add_test(tests, aligned_block_is_found_behind_many_holes_that_lie_wrong);
   suite_add_tcase(suite, tests);
   return run_suite(suite);
 }
