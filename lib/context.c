@@ -139,3 +139,57 @@ void context_leave(const struct context *context, const struct context_visit *vi
     (void)driver->cuThreadExchangeStreamCaptureMode(&mode);
   (void)driver->cuCtxPopCurrent(&popped);
 }
+
+/* ---- Streams ---- */
+
+/* Ids of the driver's count up from 1 and never get here. */
+static const uint64_t DEFAULT_STREAM_BIT = (uint64_t)1 << 63, CAPTURE_BIT = (uint64_t)1 << 62;
+
+uint64_t context_stream_default(void) { return CU_STREAM_LEGACY | DEFAULT_STREAM_BIT; }
+
+/* A number for the calling thread that no other has had. */
+static uint64_t thread_number(void) {
+  static _Atomic uint64_t threads;
+  static __thread uint64_t number;
+  if (number == 0) /* relaxed: a number for itself */
+    number = atomic_fetch_add_explicit(&threads, 1, memory_order_relaxed) + 1;
+  return number;
+}
+
+/* The id of the capture that a stream is in, 0 if in none.  A driver without cuStreamGetCaptureInfo gives the handle.
+ */
+static uint64_t capture_id(const struct driver *driver, CUstream stream) {
+  uintptr_t handle = (uintptr_t)stream;
+  int status = CU_STREAM_CAPTURE_STATUS_NONE;
+  unsigned long long id = handle;
+  if (driver == NULL || handle == 0 || handle == CU_STREAM_LEGACY)
+    return 0; /* the legacy stream cannot be captured, and may not be asked during a capture */
+  if (driver->cuStreamIsCapturing == NULL || driver->cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS ||
+      status == CU_STREAM_CAPTURE_STATUS_NONE)
+    return 0;
+  if (driver->cuStreamGetCaptureInfo != NULL)
+    (void)driver->cuStreamGetCaptureInfo(stream, &status, &id);
+  return (uint64_t)id | CAPTURE_BIT;
+}
+
+bool context_stream_captures(const struct driver *driver, CUstream stream) { return capture_id(driver, stream) != 0; }
+
+cudaError_t context_stream_id(const struct driver *driver, CUstream stream, uint64_t *id, bool *captured) {
+  uintptr_t handle = (uintptr_t)stream;
+  unsigned long long found = handle;
+  CUresult result = CUDA_SUCCESS;
+  uint64_t capture = capture_id(driver, stream);
+  *captured = capture != 0;
+  if (capture != 0) /* cuStreamGetId may not be called then: it would end the capture */
+    found = capture;
+  else if (handle == 0 || handle == CU_STREAM_LEGACY)
+    found = context_stream_default();
+  else if (handle == CU_STREAM_PER_THREAD)
+    found = thread_number() << 2 | CU_STREAM_PER_THREAD | DEFAULT_STREAM_BIT;
+  else if (driver != NULL && driver->cuStreamGetId != NULL)
+    result = driver->cuStreamGetId(stream, &found);
+  if (result != CUDA_SUCCESS)
+    return driver_error(driver, result, "cuStreamGetId");
+  *id = found;
+  return cudaSuccess;
+}

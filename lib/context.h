@@ -44,6 +44,18 @@ void context_release(struct context *context);
 /* Whether the context still is the one that was opened: not destroyed, not reset. */
 bool context_lives(const struct context *context);
 
+/* A stream of the current context by an id that no other stream will have, as handles come again.  The legacy default
+ * stream has the same in every context, the per-thread default stream one for each thread.  While it is being captured,
+ * a stream goes by the capture's id: what runs then is the graph, whenever it is launched.  driver NULL: no GPU, the
+ * handle is its id. */
+cudaError_t context_stream_id(const struct driver *driver, CUstream stream, uint64_t *id, bool *captured);
+
+/* That of the legacy default stream. */
+uint64_t context_stream_default(void);
+
+/* Whether a stream is being captured; false for one that never is, and where nobody knows. */
+bool context_stream_captures(const struct driver *driver, CUstream stream);
+
 /* The calling thread's state while it works in a context. */
 struct context_visit {
   CUstreamCaptureMode mode; /* as it was, if relaxed */

@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+#include "reuse.h"
+
+#include <stdlib.h>
+#include <time.h>
+
+#include "error.h"
+
+static _Atomic(struct reuse *) all;                          /* appended to under all_lock, never shortened */
+static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER; /* of all, and of users going from and to 0 */
+
+/* acquire: the content of the first; pairs with the release in reuse_new */
+static struct reuse *reuse_first(void) { return atomic_load_explicit(&all, memory_order_acquire); }
+
+static int64_t now_ns(void) {
+  struct timespec now;
+  (void)clock_gettime(CLOCK_MONOTONIC, &now);
+  return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* ---- Open and close ---- */
+
+static struct reuse *reuse_new(void) {
+  struct reuse *reuse = aligned_alloc(_Alignof(struct reuse), sizeof *reuse);
+  if (reuse == NULL)
+    return NULL;
+  *reuse = (struct reuse){.next = reuse_first()};
+  atomic_init(&reuse->epoch, 1);
+  (void)pthread_mutex_init(&reuse->lock, NULL);
+  (void)pthread_cond_init(&reuse->quiet, NULL);
+  /* release: publishes the new one; pairs with the acquire in reuse_first */
+  atomic_store_explicit(&all, reuse, memory_order_release);
+  return reuse;
+}
+
+static bool reuse_serves(const struct reuse *reuse, const struct source *source) {
+  bool known = source->context.id != 0 || source->operations == &source_host;
+  return reuse->users > 0 && known && reuse->source.context.id == source->context.id;
+}
+
+static struct reuse *reuse_pick_locked(const struct source *source) {
+  struct reuse *idle = NULL, *reuse;
+  for (reuse = reuse_first(); reuse != NULL; reuse = reuse->next) {
+    if (reuse_serves(reuse, source))
+      return reuse;
+    idle = reuse->users == 0 ? reuse : idle;
+  }
+  return idle != NULL ? idle : reuse_new();
+}
+
+struct reuse *reuse_open(const struct source *source) {
+  pthread_mutex_lock(&all_lock);
+  struct reuse *reuse = reuse_pick_locked(source);
+  if (reuse != NULL && reuse->users++ == 0) {
+    pthread_mutex_lock(&reuse->lock);
+    reuse->source = *source;
+    reuse->source.context.retained = false; /* the users' references keep it */
+    reuse->pending = reuse->captures = 0;
+    reuse->noticed = NULL;
+    reuse->fence_count = 0;
+    pthread_mutex_unlock(&reuse->lock);
+  }
+  pthread_mutex_unlock(&all_lock);
+  return reuse;
+}
+
+static void events_destroy_locked(struct reuse *reuse) {
+  const struct context *context = &reuse->source.context;
+  struct context_visit visit;
+  bool entered = context->driver != NULL && context_lives(context) && context_enter(context, &visit) == cudaSuccess;
+  for (unsigned i = 0; i < REUSE_FENCES; i++) {
+    if (entered && reuse->fences[i].event != NULL)
+      (void)context->driver->cuEventDestroy(reuse->fences[i].event);
+    reuse->fences[i].event = NULL;
+  }
+  reuse->pending = 0;
+  if (entered)
+    context_leave(context, &visit);
+}
+
+void reuse_close(struct reuse *reuse) {
+  pthread_mutex_lock(&all_lock);
+  if (reuse->users == 1) {
+    pthread_mutex_lock(&reuse->lock);
+    events_destroy_locked(reuse);
+    pthread_mutex_unlock(&reuse->lock);
+  }
+  reuse->users--;
+  pthread_mutex_unlock(&all_lock);
+}
+
+/* ---- Epochs ---- */
+
+/* Closes the present epoch: frees from now on take a later one. */
+static uint64_t epoch_close(struct reuse *reuse) {
+  /* release: pairs with the acquire in reuse_epoch; see the argument in reuse.h */
+  return atomic_fetch_add_explicit(&reuse->epoch, 1, memory_order_acq_rel);
+}
+
+static void epoch_pass_locked(struct reuse *reuse, uint64_t epoch) {
+  /* relaxed: written under the lock only */
+  if (atomic_load_explicit(&reuse->passed, memory_order_relaxed) < epoch)
+    /* release: the fence was found done before; pairs with the acquire in reuse_passed */
+    atomic_store_explicit(&reuse->passed, epoch, memory_order_release);
+}
+
+/* ---- Fences ---- */
+
+bool reuse_can_fence(const struct reuse *reuse) {
+  const struct driver *driver = reuse->source.context.driver;
+  return driver != NULL && driver->cuCtxRecordEvent != NULL && driver->cuEventCreate != NULL &&
+         driver->cuEventQuery != NULL && driver->cuEventDestroy != NULL;
+}
+
+/* Makes the context current for a fence.  Most threads are in it already: then it costs 13 ns instead of 100. */
+struct entry {
+  struct context_visit visit;
+  bool pushed;
+};
+
+static bool fence_enter(const struct reuse *reuse, struct entry *entry) {
+  const struct context *context = &reuse->source.context;
+  CUcontext current = NULL;
+  entry->pushed = false;
+  if (!context_lives(context))
+    return false;
+  if (reuse->captures == 0 && reuse->noticed == NULL && context->driver->cuCtxGetCurrent(&current) == CUDA_SUCCESS &&
+      current == context->handle)
+    return true;
+  entry->pushed = context_enter(context, &entry->visit) == cudaSuccess;
+  return entry->pushed;
+}
+
+static void fence_leave(const struct reuse *reuse, const struct entry *entry) {
+  if (entry->pushed)
+    context_leave(&reuse->source.context, &entry->visit);
+}
+
+/* Asks about the pending fences, oldest first.  A fence that fails (the GPU met an error) stays pending: nothing is
+ * handed out on the strength of it, and the wait that follows in the end reports the error. */
+static void fences_ask_locked(struct reuse *reuse) {
+  const struct driver *driver = reuse->source.context.driver;
+  while (reuse->pending > 0) {
+    const struct reuse_fence *fence = &reuse->fences[reuse->first];
+    if (driver->cuEventQuery(fence->event) != CUDA_SUCCESS)
+      return;
+    epoch_pass_locked(reuse, fence->epoch);
+    reuse->first = (reuse->first + 1) % REUSE_FENCES;
+    reuse->pending--;
+  }
+}
+
+/* Whether a fence or a wait would invalidate a capture, as far as is known. */
+static bool capturing_locked(struct reuse *reuse) {
+  if (reuse->noticed != NULL && !context_stream_captures(reuse->source.context.driver, reuse->noticed))
+    reuse->noticed = NULL;
+  return reuse->captures > 0 || reuse->noticed != NULL;
+}
+
+/* Whether a fence may be recorded now. */
+static bool fence_due_locked(struct reuse *reuse) {
+  if (capturing_locked(reuse) || reuse->pending == REUSE_FENCES)
+    return false;
+  return reuse->pending == 0 || now_ns() - reuse->recorded_ns >= REUSE_FENCE_PAUSE_NS;
+}
+
+static void fence_record_locked(struct reuse *reuse) {
+  const struct context *context = &reuse->source.context;
+  const struct driver *driver = context->driver;
+  struct reuse_fence *fence = &reuse->fences[(reuse->first + reuse->pending) % REUSE_FENCES];
+  CUresult result = CUDA_SUCCESS;
+  if (fence->event == NULL)
+    result = driver->cuEventCreate(&fence->event, CU_EVENT_DISABLE_TIMING);
+  if (result != CUDA_SUCCESS) {
+    (void)driver_error(driver, result, "cuEventCreate");
+    return;
+  }
+  fence->epoch = epoch_close(reuse);
+  result = driver->cuCtxRecordEvent(context->handle, fence->event);
+  if (reuse->pending > 0 || result != CUDA_SUCCESS)
+    reuse->recorded_ns = now_ns();
+  if (result >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && result <= CUDA_ERROR_CAPTURED_EVENT)
+    (void)error_set((cudaError_t)result,
+                    "a stream is being captured without MAM_CaptureBegin: a fence ended the capture");
+  else if (result != CUDA_SUCCESS)
+    (void)driver_error(driver, result, "cuCtxRecordEvent");
+  else {
+    reuse->pending++;
+    reuse->fence_count++;
+  }
+}
+
+static void advance_locked(struct reuse *reuse, uint64_t epoch) {
+  struct entry entry;
+  if (!fence_enter(reuse, &entry))
+    return;
+  fences_ask_locked(reuse);
+  bool covered = epoch < reuse_epoch(reuse); /* closed: a fence of it is pending, or failed to be recorded */
+  if (reuse_passed(reuse) < epoch && (!covered || reuse->pending == 0) && fence_due_locked(reuse)) {
+    fence_record_locked(reuse);
+    fences_ask_locked(reuse); /* an idle GPU is done at once */
+  }
+  fence_leave(reuse, &entry);
+}
+
+/* No GPU work uses plain host memory: every epoch has passed as soon as it is closed. */
+static void host_advance_locked(struct reuse *reuse) {
+  if (reuse->source.operations == &source_host)
+    epoch_pass_locked(reuse, epoch_close(reuse));
+}
+
+bool reuse_reach(struct reuse *reuse, uint64_t epoch) {
+  if (reuse_passed(reuse) >= epoch)
+    return true;
+  pthread_mutex_lock(&reuse->lock);
+  if (reuse_passed(reuse) < epoch) {
+    if (reuse_can_fence(reuse))
+      advance_locked(reuse, epoch);
+    else
+      host_advance_locked(reuse);
+  }
+  bool reached = reuse_passed(reuse) >= epoch;
+  pthread_mutex_unlock(&reuse->lock);
+  return reached;
+}
+
+cudaError_t reuse_synchronize(struct reuse *reuse) {
+  pthread_mutex_lock(&reuse->lock);
+  if (capturing_locked(reuse)) {
+    pthread_mutex_unlock(&reuse->lock);
+    return error_set((cudaError_t)CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+                     "what is left waits for the GPU, and waiting would invalidate the stream capture in progress");
+  }
+  uint64_t epoch = epoch_close(reuse);
+  reuse->synchronizing++;
+  pthread_mutex_unlock(&reuse->lock);
+  cudaError_t error = reuse->source.operations->synchronize(&reuse->source);
+  pthread_mutex_lock(&reuse->lock);
+  if (error == cudaSuccess)
+    epoch_pass_locked(reuse, epoch);
+  if (--reuse->synchronizing == 0)
+    (void)pthread_cond_broadcast(&reuse->quiet);
+  pthread_mutex_unlock(&reuse->lock);
+  return error;
+}
+
+void reuse_counts(struct reuse *reuse, uint64_t *fences) {
+  pthread_mutex_lock(&reuse->lock);
+  *fences = reuse->fence_count;
+  pthread_mutex_unlock(&reuse->lock);
+}
+
+bool reuse_passes_by_itself(const struct reuse *reuse) {
+  return reuse->source.operations == &source_host || reuse_can_fence(reuse);
+}
+
+/* ---- Captures ---- */
+
+void reuse_capture_begin(struct reuse *reuse) {
+  pthread_mutex_lock(&reuse->lock); /* no fence is in the middle of being recorded */
+  reuse->captures++;
+  while (reuse->synchronizing > 0)
+    (void)pthread_cond_wait(&reuse->quiet, &reuse->lock);
+  pthread_mutex_unlock(&reuse->lock);
+}
+
+bool reuse_capture_end(struct reuse *reuse) {
+  pthread_mutex_lock(&reuse->lock);
+  bool begun = reuse->captures > 0;
+  if (begun)
+    reuse->captures--;
+  pthread_mutex_unlock(&reuse->lock);
+  return begun;
+}
+
+void reuse_notice_capture(struct reuse *reuse, CUstream stream) {
+  pthread_mutex_lock(&reuse->lock);
+  reuse->noticed = stream;
+  pthread_mutex_unlock(&reuse->lock);
+}
+
+bool reuse_capturing(struct reuse *reuse) {
+  pthread_mutex_lock(&reuse->lock);
+  bool capturing = capturing_locked(reuse);
+  pthread_mutex_unlock(&reuse->lock);
+  return capturing;
+}
+
+/* ---- Fork ---- */
+
+void reuse_before_fork(void) {
+  pthread_mutex_lock(&all_lock);
+  for (struct reuse *reuse = reuse_first(); reuse != NULL; reuse = reuse->next)
+    pthread_mutex_lock(&reuse->lock);
+}
+
+void reuse_after_fork(bool in_child) {
+  for (struct reuse *reuse = reuse_first(); reuse != NULL; reuse = reuse->next) {
+    if (in_child) {
+      reuse->synchronizing = 0;
+      (void)pthread_cond_init(&reuse->quiet, NULL);
+    }
+    pthread_mutex_unlock(&reuse->lock);
+  }
+  pthread_mutex_unlock(&all_lock);
+}
