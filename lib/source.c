@@ -5,10 +5,9 @@
 
 cudaError_t source_open(MAM_Source kind, CUcontext handle, int ordinal, struct source *source) {
   static const struct source_operations *const operations[] = {
-      [MAM_SOURCE_DEVICE] = &source_device,
-      [MAM_SOURCE_PINNED] = &source_pinned,
-      [MAM_SOURCE_MANAGED] = &source_managed,
-      [MAM_SOURCE_HOST] = &source_host,
+      [MAM_SOURCE_DEVICE] = &source_device,   [MAM_SOURCE_PINNED] = &source_pinned,
+      [MAM_SOURCE_MANAGED] = &source_managed, [MAM_SOURCE_HOST] = &source_host,
+      [MAM_SOURCE_VMM] = &source_vmm,
   };
   struct source opened = {.operations = operations[kind]};
   if (kind != MAM_SOURCE_HOST) {
@@ -20,6 +19,13 @@ cudaError_t source_open(MAM_Source kind, CUcontext handle, int ordinal, struct s
                              : context_open_current(driver, &opened.context);
     if (error != cudaSuccess)
       return error;
+  }
+  if (kind == MAM_SOURCE_VMM) {
+    cudaError_t error = source_vmm_open(&opened);
+    if (error != cudaSuccess) {
+      source_close(&opened);
+      return error;
+    }
   }
   *source = opened;
   return cudaSuccess;

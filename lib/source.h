@@ -2,9 +2,10 @@
 /*
  * Where chunks come from: one small interface (the paper, section VI: the method fits any contiguous space).
  *
- * source_cuda.c holds those that ask the driver (device, pinned, managed), source_host.c plain host memory.  A source
- * that grows and shrinks in place (cuMemAddressReserve, cuMemMap) is to stand beside them.  Sources know nothing of
- * pools, hold no lock and may be called by several threads at once, except for source_open and source_close.
+ * source_cuda.c holds those that ask the driver for whole chunks (device, pinned, managed), source_vmm.c device memory
+ * that is mapped piece by piece into addresses reserved before, source_host.c plain host memory, which can do both.
+ * Sources know nothing of pools, hold no lock and may be called by several threads at once, except for source_open and
+ * source_close.
  */
 #ifndef MAM_LIB_SOURCE_H
 #define MAM_LIB_SOURCE_H
@@ -16,7 +17,7 @@ struct source;
 struct source_operations {
   const char *name; /* as in MAM_SOURCE and in reports */
   /* A chunk of bytes, a multiple of SOURCE_GRANULARITY_BYTES, at *base.  cudaErrorMemoryAllocation if there is none.
-   * On failure nothing changed.  Must not wait for the GPU. */
+   * On failure nothing changed.  Must not wait for the GPU.  NULL, as chunk_give, for a source that only reserves. */
   cudaError_t (*chunk_take)(const struct source *source, size_t bytes, uintptr_t *base);
   /* Gives a chunk back.  Waits for GPU work that may use it.  A chunk whose context is gone is gone too: success. */
   cudaError_t (*chunk_give)(const struct source *source, uintptr_t base, size_t bytes);
@@ -26,11 +27,30 @@ struct source_operations {
   cudaError_t (*synchronize)(const struct source *source);
   /* Whether chunks taken are still there. */
   bool (*lives)(const struct source *source);
+
+  /* Addresses first, memory later; all five are NULL for a source that knows only whole chunks.  Bytes and addresses
+   * are multiples of SOURCE_GRANULARITY_BYTES.  None of them waits for the GPU: whoever takes memory away knows that
+   * the GPU is done with it. */
+
+  /* Reserves bytes of addresses at *base, without memory.  cudaErrorMemoryAllocation if there are not as many; on
+   * failure nothing changed. */
+  cudaError_t (*reserve)(const struct source *source, size_t bytes, uintptr_t *base);
+  /* Gives reserved addresses back, the whole of a reservation at once, with no piece mapped in it.  This and unmap also
+   * work when the context is gone. */
+  cudaError_t (*unreserve)(const struct source *source, uintptr_t base, size_t bytes);
+  /* Puts memory under a part of a reservation that has none: from then on one piece, with undefined content.
+   * cudaErrorMemoryAllocation if there is none; on failure nothing changed. */
+  cudaError_t (*map)(const struct source *source, uintptr_t base, size_t bytes);
+  /* Takes the memory of one piece, as it was mapped, away.  On failure it is still there. */
+  cudaError_t (*unmap)(const struct source *source, uintptr_t base, size_t bytes);
+  /* How many bytes the source has in all, whoever holds them. */
+  cudaError_t (*total)(const struct source *source, size_t *bytes);
 };
 
 struct source {
   const struct source_operations *operations;
   struct context context; /* of those that ask the driver */
+  CUdevice device;        /* of source_vmm */
 };
 
 /* Chunks are taken in multiples of this: the granularity of the driver's own blocks. */
@@ -38,6 +58,7 @@ enum { SOURCE_GRANULARITY_BYTES = 2 << 20 };
 
 /* Opens a source of a kind for a context: handle if not NULL, else the primary context of the device with that ordinal
  * if that is not negative, else the current context.  Host memory needs and asks for none of them.
+ * cudaErrorNotSupported where the driver cannot do what the kind needs.
  * On failure *source is left alone.  Undone by source_close. */
 cudaError_t source_open(MAM_Source kind, CUcontext handle, int ordinal, struct source *source);
 void source_close(struct source *source);
@@ -46,6 +67,14 @@ void source_close(struct source *source);
 cudaError_t source_take_largest(const struct source *source, size_t headroom_bytes, size_t limit_bytes, uintptr_t *base,
                                 size_t *bytes);
 
-extern const struct source_operations source_device, source_pinned, source_managed, source_host;
+extern const struct source_operations source_device, source_pinned, source_managed, source_host, source_vmm;
+
+/* What all sources of a CUDA context answer alike (source_cuda.c). */
+cudaError_t source_cuda_available(const struct source *source, size_t *bytes);
+cudaError_t source_cuda_synchronize(const struct source *source);
+bool source_cuda_lives(const struct source *source);
+
+/* source_vmm.c: the second half of source_open, once the context is known. */
+cudaError_t source_vmm_open(struct source *source);
 
 #endif

@@ -87,7 +87,7 @@ static cudaError_t pinned_give(const struct source *source, uintptr_t base, size
 
 /* ---- Asking ---- */
 
-static cudaError_t device_available(const struct source *source, size_t *bytes) {
+cudaError_t source_cuda_available(const struct source *source, size_t *bytes) {
   struct context_visit visit;
   size_t free_bytes = 0, total_bytes = 0;
   cudaError_t error = context_enter(&source->context, &visit);
@@ -110,7 +110,7 @@ static cudaError_t pinned_available(const struct source *source, size_t *bytes) 
   return cudaSuccess;
 }
 
-static cudaError_t cuda_synchronize(const struct source *source) {
+cudaError_t source_cuda_synchronize(const struct source *source) {
   struct context_visit visit;
   cudaError_t error = context_enter(&source->context, &visit);
   if (error != cudaSuccess)
@@ -120,12 +120,24 @@ static cudaError_t cuda_synchronize(const struct source *source) {
   return error;
 }
 
-static bool cuda_lives(const struct source *source) { return context_lives(&source->context); }
+bool source_cuda_lives(const struct source *source) { return context_lives(&source->context); }
 
 /* Managed memory that passes what the device holds is legal and slow, or worse: device memory is its measure too. */
-const struct source_operations source_device = {"device",         device_take,      device_give,
-                                                device_available, cuda_synchronize, cuda_lives};
-const struct source_operations source_managed = {"managed",        managed_take,     device_give,
-                                                 device_available, cuda_synchronize, cuda_lives};
-const struct source_operations source_pinned = {"pinned",         pinned_take,      pinned_give,
-                                                pinned_available, cuda_synchronize, cuda_lives};
+const struct source_operations source_device = {.name = "device",
+                                                .chunk_take = device_take,
+                                                .chunk_give = device_give,
+                                                .available = source_cuda_available,
+                                                .synchronize = source_cuda_synchronize,
+                                                .lives = source_cuda_lives};
+const struct source_operations source_managed = {.name = "managed",
+                                                 .chunk_take = managed_take,
+                                                 .chunk_give = device_give,
+                                                 .available = source_cuda_available,
+                                                 .synchronize = source_cuda_synchronize,
+                                                 .lives = source_cuda_lives};
+const struct source_operations source_pinned = {.name = "pinned",
+                                                .chunk_take = pinned_take,
+                                                .chunk_give = pinned_give,
+                                                .available = pinned_available,
+                                                .synchronize = source_cuda_synchronize,
+                                                .lives = source_cuda_lives};

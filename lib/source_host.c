@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
  * Plain host memory as a source: what runs where there is no GPU.  Pages are the system's until they are touched, so
- * a large chunk costs nothing.  No GPU work uses it, so there is nothing to wait for.
+ * a large chunk costs nothing; but once touched they are the pool's, unless they are unmapped.  No GPU work uses it, so
+ * there is nothing to wait for.
  */
 #include <errno.h>
 #include <string.h>
@@ -12,14 +13,13 @@
 #include "source.h"
 
 /* Maps more than asked for and cuts off both ends, for a chunk aligned as the driver's are. */
-static cudaError_t host_take(const struct source *source, size_t bytes, uintptr_t *base) {
-  (void)source;
+static cudaError_t aligned_mmap(size_t bytes, int protection, uintptr_t *base) {
   const size_t granularity = SOURCE_GRANULARITY_BYTES;
   size_t mapped_bytes = bytes + granularity;
   void *mapped = MAP_FAILED;
   errno = ENOMEM; /* if the sum has wrapped around */
   if (mapped_bytes > bytes)
-    mapped = mmap(NULL, mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    mapped = mmap(NULL, mapped_bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED)
     return error_set(cudaErrorMemoryAllocation, "mmap of %zu bytes: %s", bytes, strerror(errno));
   uintptr_t start = (uintptr_t)mapped;
@@ -32,10 +32,36 @@ static cudaError_t host_take(const struct source *source, size_t bytes, uintptr_
   return cudaSuccess;
 }
 
+static cudaError_t host_take(const struct source *source, size_t bytes, uintptr_t *base) {
+  (void)source;
+  return aligned_mmap(bytes, PROT_READ | PROT_WRITE, base);
+}
+
 static cudaError_t host_give(const struct source *source, uintptr_t base, size_t bytes) {
   (void)source;
   if (munmap((void *)base, bytes) != 0)
     return error_set(cudaErrorUnknown, "munmap of %zu bytes: %s", bytes, strerror(errno));
+  return cudaSuccess;
+}
+
+static cudaError_t host_reserve(const struct source *source, size_t bytes, uintptr_t *base) {
+  (void)source;
+  return aligned_mmap(bytes, PROT_NONE, base);
+}
+
+static cudaError_t host_map(const struct source *source, uintptr_t base, size_t bytes) {
+  (void)source;
+  if (mprotect((void *)base, bytes, PROT_READ | PROT_WRITE) != 0)
+    return error_set(cudaErrorMemoryAllocation, "mprotect of %zu bytes: %s", bytes, strerror(errno));
+  return cudaSuccess;
+}
+
+/* Access goes first: if that fails, the content is still there. */
+static cudaError_t host_unmap(const struct source *source, uintptr_t base, size_t bytes) {
+  (void)source;
+  if (mprotect((void *)base, bytes, PROT_NONE) != 0)
+    return error_set(cudaErrorUnknown, "mprotect of %zu bytes: %s", bytes, strerror(errno));
+  (void)madvise((void *)base, bytes, MADV_DONTNEED); /* fails only for locked pages, which stay then */
   return cudaSuccess;
 }
 
@@ -58,5 +84,14 @@ static bool host_lives(const struct source *source) {
   return true;
 }
 
-const struct source_operations source_host = {"host",         host_take,        host_give,
-                                              host_available, host_synchronize, host_lives};
+const struct source_operations source_host = {.name = "host",
+                                              .chunk_take = host_take,
+                                              .chunk_give = host_give,
+                                              .available = host_available,
+                                              .synchronize = host_synchronize,
+                                              .lives = host_lives,
+                                              .reserve = host_reserve,
+                                              .unreserve = host_give,
+                                              .map = host_map,
+                                              .unmap = host_unmap,
+                                              .total = host_available};
