@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * A lock for a thing that one thread uses all the time and others rarely: its owner pays a store, a load and a store,
+ * the others a membarrier(2) of some microseconds.
+ *
+ * Two flags, as in Dekker's algorithm: the owner says inside and then looks at wanted; another thread says wanted and
+ * then looks at inside.  Each must write before it reads.  The other thread's membarrier makes every thread of the
+ * process execute a full barrier between its call and its return, so that it orders the owner's pair of accesses too,
+ * which in the code of the owner is ordered for the compiler alone:
+ *   - if the owner's barrier comes before its read of wanted, it reads true and stands back;
+ *   - else it comes after its write of inside, which the other thread then reads, and waits for.
+ * What either wrote while it had the lock is published by the release of its flag and acquired by the other's read.
+ * Where the kernel has no membarrier, the owner executes the full barrier itself.
+ *
+ * tests/biased_test.c runs every interleaving of an owner and another thread, with the owner's store delayed at will.
+ */
+#ifndef MAM_LIB_BIASED_H
+#define MAM_LIB_BIASED_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+struct biased {
+  _Atomic bool inside; /* written by the owner */
+  _Atomic bool wanted; /* written by others: one at a time, which is their concern */
+};
+
+/* Whether the owner has to execute the barrier itself.  Constant once a biased lock was set up. */
+extern bool biased_owner_fences;
+
+void biased_init(struct biased *lock);
+
+/* Asks the kernel for its barrier: once before the first lock, and in a forked child before the first is left there. */
+void biased_register(void);
+
+/* Waits until nobody else holds the lock.  The slow half of biased_enter. */
+void biased_stand_back(struct biased *lock);
+
+/* For the owner, who must not hold the lock already. */
+static inline void biased_enter(struct biased *lock) {
+  for (;;) {
+    if (__builtin_expect(biased_owner_fences, false))
+      /* seq_cst, as the load below and the pair in biased.c: the four accesses of both threads have one order */
+      (void)atomic_exchange_explicit(&lock->inside, true, memory_order_seq_cst);
+    else
+      /* relaxed: ordered before the load below by the other thread's membarrier */
+      atomic_store_explicit(&lock->inside, true, memory_order_relaxed);
+    atomic_signal_fence(memory_order_seq_cst); /* for the compiler */
+    /* includes acquire: what the last other holder wrote; pairs with the release in biased_other_leave */
+    if (__builtin_expect(!atomic_load_explicit(&lock->wanted, memory_order_seq_cst), true))
+      return;
+    biased_stand_back(lock);
+  }
+}
+
+static inline void biased_leave(struct biased *lock) {
+  /* release: what the owner wrote; pairs with the acquire in biased_other_await */
+  atomic_store_explicit(&lock->inside, false, memory_order_release);
+}
+
+/* For other threads, or the owner while it is not inside; one at a time.  In three steps, so that one barrier serves
+ * many locks: biased_other_want for each, biased_barrier once, biased_other_await for each.  After the last access of
+ * biased_other_leave, which is the store to wanted, the owner may free the lock. */
+void biased_other_want(struct biased *lock);
+void biased_barrier(void);
+void biased_other_await(struct biased *lock);
+void biased_other_leave(struct biased *lock);
+
+#endif

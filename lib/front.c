@@ -1,0 +1,1401 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+#include "front.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "biased.h"
+#include "chunk_map.h"
+#include "error.h"
+#include "slab.h"
+
+enum {
+  OWNED_BITS = 12,              /* large blocks that a front remembers its thread allocated, by a hash of the address */
+  SHELF_BITS = 5,               /* shelves, by a hash of size or tag */
+  SHELF_BLOCKS = 64,            /* on one shelf: what a fence is shared by */
+  SHELF_PATIENCE = 8,           /* a shelf goes to another size or tag when it was in the way so many times in a row */
+  RESTING_MOST = 8,             /* batches that rest in a magazine, */
+  RESTING_MOST_BYTES = 2 << 20, /* of so many bytes, unless it is one: they share a fence */
+  TIGHT_MOST = 16, /* fences in a row for one size: then a growing pool gets more of it, so that a fence serves more */
+  FENCE_SHARE = 4, /* what one thread frees is fenced when it comes to this part of the limit, at the latest */
+  LIMBO_BLOCKS = 512, /* large blocks on no shelf, on their way back to the pool */
+  LIMBO_FENCED = 128, /* so many are worth a fence */
+  LIMBO_DRAINED = 4,  /* at most so many go along with an allocation that goes to the pool */
+  SLAB_SHARE = 512,   /* a class gets its first slab at once if that is at most this part of the pool, */
+  SLAB_CROWD = 64     /* else when so many of its blocks are live as segments */
+};
+
+/* Small blocks of one class; the owner's, inside. */
+struct magazine {
+  struct batch *ready;   /* to allocate from; never NULL, see none_ready */
+  struct batch *freed;   /* to push frees on; never NULL, see none_freed */
+  struct batch *resting; /* were freed, oldest first; NULL if none */
+  struct batch **resting_end;
+  struct batch *shells; /* empty ones for the next to come */
+  unsigned resting_count;
+  /* Numbers as in struct front_numbers.  slack: of the live ones' codes, each less 1. */
+  _Atomic uint64_t mallocs, frees;
+  _Atomic int64_t slack;
+};
+
+struct kept {
+  struct segment *segment;
+  uint64_t epoch; /* of its free */
+};
+
+/* Large blocks of one exact size, or of one tag. */
+struct shelf {
+  size_t bytes;    /* of each block; 0 if it goes by the tag */
+  const void *tag; /* NULL if it goes by the size */
+  unsigned first, count, in_the_way;
+  struct kept ring[SHELF_BLOCKS]; /* count of them from first, oldest first */
+};
+
+/* A large block that the thread allocated and has not freed, as far as it knows. */
+struct owned {
+  uintptr_t address; /* 0: none */
+  struct segment *segment;
+  uint64_t ticket; /* the segment has another one if the block was freed elsewhere */
+  size_t bytes;
+  const void *tag;
+};
+
+/* Written by the owner alone, read by others that add up: relaxed, each a number for itself. */
+struct front_numbers {
+  _Atomic int64_t live;                        /* blocks allocated less blocks freed by the thread */
+  _Atomic int64_t kept_bytes, requested_bytes; /* of large ones */
+  _Atomic uint64_t hits[FRONT_HIT_KINDS];      /* allocations by where they were served */
+  _Atomic uint64_t frees;                      /* of large ones that did not go to the pool */
+};
+
+struct front {
+  _Alignas(64) struct biased lock; /* for everything below but what says otherwise */
+  struct mam_pool *pool;           /* NULL: of a pool that ended, free for another */
+  uint64_t generation;             /* of that pool */
+  struct reuse *reuse;
+  uint64_t default_id;
+  size_t alignment;
+  bool immediate, shelves_off; /* without fences, what is kept would never be known to have passed */
+  struct front_numbers numbers;
+  uint64_t ticket_next;
+  struct magazine magazines[SLAB_CLASSES];
+  struct owned owned[1 << OWNED_BITS];
+  struct shelf shelves[1 << SHELF_BITS];
+  struct kept limbo[LIMBO_BLOCKS]; /* a ring, oldest first */
+  unsigned limbo_first, limbo_count;
+  size_t fence_bytes;           /* so much kept is worth a fence */
+  size_t unfenced_bytes;        /* kept since one was last asked for; the owner\'s, inside or not */
+  const struct shelf *tight;    /* where the last slow allocations needed a fence for lack of free memory, */
+  unsigned tight_count;         /* so many in a row; the owner's, inside or not, as the one before */
+  struct front *next_of_thread; /* the thread's own */
+  struct front *next_of_pool;   /* under the fronts' lock */
+  bool orphan;                  /* its thread is gone; under the fronts' lock */
+};
+
+/* All fronts of a pool, and what they share. */
+struct fronts {
+  pthread_mutex_t lock; /* of the list */
+  struct front *first;
+  struct pool_front_sum gone; /* the numbers of threads that ended */
+  struct depot depots[SLAB_CLASSES];
+};
+
+/* Stand in for batches that are not there: nothing to take, no room to push. */
+static struct batch none_ready = {.count = 0}, none_freed = {.count = SLAB_BATCH};
+
+static bool batch_real(const struct batch *batch) {
+  return batch != NULL && batch != &none_ready && batch != &none_freed;
+}
+
+static void number_add(_Atomic int64_t *number, int64_t value) {
+  /* relaxed: only the owner writes, others add up what they see */
+  atomic_store_explicit(number, atomic_load_explicit(number, memory_order_relaxed) + value, memory_order_relaxed);
+}
+
+static void number_count(_Atomic uint64_t *number) { /* relaxed: as above */
+  atomic_store_explicit(number, atomic_load_explicit(number, memory_order_relaxed) + 1, memory_order_relaxed);
+}
+
+/* ---- The calling thread's fronts ---- */
+
+/* initial-exec: one instruction instead of a call; the library has a few bytes of it, which a dlopen still finds. */
+static __thread __attribute__((tls_model("initial-exec"))) struct front *mine; /* the last one used comes first */
+
+static pthread_key_t thread_end;
+static _Atomic(uint64_t) fronts_made;
+
+static bool front_serves(const struct front *front, const struct mam_pool *pool, uint64_t default_id) {
+  return pool != NULL ? front->pool == pool : front->pool != NULL && front->default_id == default_id;
+}
+
+/* The thread's front for a pool; it becomes the first.  NULL if there is none. */
+static struct front *front_find(const struct mam_pool *pool, uint64_t default_id) {
+  for (struct front **link = &mine, *front; (front = *link) != NULL; link = &front->next_of_thread) {
+    biased_enter(&front->lock);
+    bool serves = front_serves(front, pool, default_id);
+    biased_leave(&front->lock);
+    if (!serves)
+      continue;
+    *link = front->next_of_thread;
+    front->next_of_thread = mine;
+    mine = front;
+    return front;
+  }
+  return NULL;
+}
+
+/* A front of a pool that ended, or a new one, made the thread's. */
+static struct front *front_spare(void) {
+  struct front *front;
+  for (front = mine; front != NULL; front = front->next_of_thread) {
+    biased_enter(&front->lock);
+    bool spare = front->pool == NULL;
+    biased_leave(&front->lock);
+    if (spare)
+      return front;
+  }
+  front = aligned_alloc(_Alignof(struct front), sizeof *front);
+  if (front == NULL)
+    return NULL;
+  memset(front, 0, sizeof *front);
+  biased_init(&front->lock);
+  /* Tickets are never used twice: each front counts in a range of its own, odd numbers only. */
+  front->ticket_next = (atomic_fetch_add_explicit(&fronts_made, 1, memory_order_relaxed) + 1) << POOL_TICKET_BITS | 1;
+  front->next_of_thread = mine;
+  mine = front;
+  (void)pthread_setspecific(thread_end, front); /* any value: it makes front_thread_end run */
+  return front;
+}
+
+static void magazine_init(struct magazine *magazine) {
+  magazine->ready = &none_ready;
+  magazine->freed = &none_freed;
+  magazine->resting = magazine->shells = NULL;
+  magazine->resting_end = &magazine->resting;
+  magazine->resting_count = 0;
+}
+
+static void front_attach(struct front *front, struct mam_pool *pool) {
+  front->pool = pool;
+  front->generation = pool->generation;
+  front->reuse = pool->reuse;
+  front->default_id = pool->config.default_id;
+  front->alignment = pool->config.alignment;
+  front->immediate = pool->config.reuse == MAM_REUSE_IMMEDIATE;
+  front->shelves_off = !front->immediate && !reuse_passes_by_itself(pool->reuse);
+  front->unfenced_bytes = 0;
+  /* relaxed: a hint */
+  front->fence_bytes = atomic_load_explicit(&pool->limit_hint, memory_order_relaxed) / FENCE_SHARE;
+  if (pool->config.waiting_limit_bytes > 0 && front->fence_bytes > pool->config.waiting_limit_bytes)
+    front->fence_bytes = pool->config.waiting_limit_bytes;
+  memset(&front->numbers, 0, sizeof front->numbers);
+  memset(front->magazines, 0, sizeof front->magazines);
+  memset(front->owned, 0, sizeof front->owned);
+  for (unsigned i = 0; i < SLAB_CLASSES; i++)
+    magazine_init(&front->magazines[i]);
+}
+
+/* The thread's front for a pool that it is a user of, made if there is none. */
+static struct front *front_make(struct mam_pool *pool) {
+  struct front *front = front_find(pool, 0);
+  if (front != NULL)
+    return front;
+  front = front_spare();
+  if (front == NULL)
+    return NULL;
+  pthread_mutex_lock(&pool->fronts->lock);
+  biased_enter(&front->lock);
+  front_attach(front, pool);
+  biased_leave(&front->lock);
+  if (pool->fronts->first != NULL)
+    pool_crowd(pool);
+  front->next_of_pool = pool->fronts->first;
+  pool->fronts->first = front;
+  pthread_mutex_unlock(&pool->fronts->lock);
+  return front;
+}
+
+/* ---- All fronts of a pool ---- */
+
+/* Nobody is inside a front from freeze to thaw, and none comes or goes. */
+static void fronts_freeze(struct mam_pool *pool) {
+  struct fronts *fronts = pool->fronts;
+  struct front *front;
+  pthread_mutex_lock(&fronts->lock);
+  for (front = fronts->first; front != NULL; front = front->next_of_pool)
+    biased_other_want(&front->lock);
+  if (fronts->first != NULL)
+    biased_barrier();
+  for (front = fronts->first; front != NULL; front = front->next_of_pool)
+    biased_other_await(&front->lock);
+}
+
+static void fronts_thaw(struct mam_pool *pool) {
+  for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool)
+    biased_other_leave(&front->lock);
+  pthread_mutex_unlock(&pool->fronts->lock);
+}
+
+/* The same, and for the depots too. */
+static void all_freeze(struct mam_pool *pool) {
+  fronts_freeze(pool);
+  for (unsigned i = 0; i < SLAB_CLASSES; i++)
+    pthread_mutex_lock(&pool->fronts->depots[i].lock);
+}
+
+static void all_thaw(struct mam_pool *pool) {
+  for (unsigned i = 0; i < SLAB_CLASSES; i++)
+    pthread_mutex_unlock(&pool->fronts->depots[i].lock);
+  fronts_thaw(pool);
+}
+
+static int64_t number_of(const _Atomic int64_t *number) { /* relaxed: the front's lock orders it, or it is a hint */
+  return atomic_load_explicit(number, memory_order_relaxed);
+}
+
+static int64_t fronts_live(const struct fronts *fronts) {
+  int64_t live = fronts->gone.live;
+  for (const struct front *front = fronts->first; front != NULL; front = front->next_of_pool)
+    live += number_of(&front->numbers.live);
+  return live;
+}
+
+/* ---- Small blocks: magazines.  The thread is inside. ---- */
+
+static uint64_t stamp(const struct front *front) { return front->immediate ? 0 : reuse_epoch(front->reuse); }
+
+static void shell_keep(struct magazine *magazine, struct batch *batch) {
+  if (!batch_real(batch))
+    return;
+  batch->next = magazine->shells;
+  magazine->shells = batch;
+}
+
+/* Gives frees an empty batch to go to.  False if there is none at hand. */
+static bool magazine_open(struct magazine *magazine) {
+  struct batch *shell = magazine->shells;
+  if (shell != NULL) {
+    magazine->shells = shell->next;
+  } else if (magazine->ready->count == 0 && batch_real(magazine->ready)) {
+    shell = magazine->ready;
+    magazine->ready = &none_ready;
+  }
+  magazine->freed = shell != NULL ? shell : &none_freed;
+  return shell != NULL;
+}
+
+/* Lets what was freed rest. */
+static void magazine_rest(struct front *front, struct magazine *magazine) {
+  struct batch *freed = magazine->freed;
+  freed->epoch = stamp(front);
+  freed->next = NULL;
+  *magazine->resting_end = freed;
+  magazine->resting_end = &freed->next;
+  magazine->resting_count++;
+  magazine->freed = &none_freed;
+}
+
+static struct batch *resting_pull(struct magazine *magazine) {
+  struct batch *batch = magazine->resting;
+  magazine->resting = batch->next;
+  if (batch->next == NULL)
+    magazine->resting_end = &magazine->resting;
+  magazine->resting_count--;
+  return batch;
+}
+
+/* Makes the batch that has rested longest ready if its epoch has passed; the ready one is empty. */
+static bool magazine_wake(struct front *front, struct magazine *magazine) {
+  if (magazine->resting == NULL || magazine->resting->epoch > reuse_passed(front->reuse))
+    return false;
+  shell_keep(magazine, magazine->ready);
+  magazine->ready = resting_pull(magazine);
+  return true;
+}
+
+/* How many batches a magazine lets rest before it asks for a fence: all threads share the driver's. */
+static unsigned resting_most(unsigned class) {
+  size_t count = RESTING_MOST_BYTES / (SLAB_BATCH * slab_class_bytes(class));
+  return count < 1 ? 1 : count > RESTING_MOST ? RESTING_MOST : (unsigned)count;
+}
+
+/* Room for a free, by means of the magazine alone. */
+static bool magazine_has_room(struct front *front, struct magazine *magazine, unsigned class) {
+  if (magazine->freed->count < SLAB_BATCH)
+    return true;
+  if (batch_real(magazine->freed)) {
+    if (magazine->resting_count >= resting_most(class))
+      return false;
+    magazine_rest(front, magazine);
+  }
+  return magazine_open(magazine);
+}
+
+static inline bool small_pop(struct front *front, unsigned class, size_t size, uintptr_t *address) {
+  struct magazine *magazine = &front->magazines[class];
+  if (magazine->ready->count == 0 && !magazine_wake(front, magazine))
+    return false;
+  struct batch *ready = magazine->ready;
+  uintptr_t block = ready->blocks[--ready->count];
+  struct slab *slab = page_map_find(block);
+  if (slab == NULL) /* batches hold blocks of slabs, and those stay in the map */
+    __builtin_unreachable();
+  uint8_t code = slab_code(class, size);
+  /* relaxed: the block is this thread's alone; whoever frees it was given the address after this */
+  atomic_store_explicit(slab_live(slab, slab_index(slab, block)), code, memory_order_relaxed);
+  number_add(&magazine->slack, code - 1);
+  number_count(&magazine->mallocs);
+  *address = block;
+  return true;
+}
+
+/* Takes a block out of the program's hands.  False if it was not there. */
+static inline bool small_claim(struct magazine *magazine, struct slab *slab, uint32_t index) {
+  /* acq_rel: of two frees of one block one finds 0; the block's last use is before whoever takes it next */
+  uint8_t code = atomic_exchange_explicit(slab_live(slab, index), 0, memory_order_acq_rel);
+  if (code == 0)
+    return false;
+  number_add(&magazine->slack, 1 - code);
+  number_count(&magazine->frees);
+  return true;
+}
+
+/* ---- Large blocks: shelves.  The thread is inside. ---- */
+
+static unsigned hash(uint64_t value, unsigned bits) { return (unsigned)((value * 0x9e3779b97f4a7c15u) >> (64 - bits)); }
+
+static inline struct shelf *shelf_for(struct front *front, size_t bytes, const void *tag) {
+  return &front->shelves[hash(tag != NULL ? (uintptr_t)tag : bytes / POOL_ALIGNMENT_LEAST_BYTES, SHELF_BITS)];
+}
+
+static bool shelf_is_for(const struct shelf *shelf, size_t bytes, const void *tag) {
+  return shelf->tag == tag && (tag != NULL || shelf->bytes == bytes);
+}
+
+static inline struct owned *owned_for(struct front *front, uintptr_t address) {
+  return &front->owned[hash(address / POOL_ALIGNMENT_LEAST_BYTES, OWNED_BITS)];
+}
+
+static void owned_remember(struct front *front, const struct pool_block *block, const void *tag) {
+  *owned_for(front, block->address) = (struct owned){block->address, block->segment, block->ticket, block->bytes, tag};
+}
+
+/* Seed 002: a block is taken back if it is neither too small nor more than twice as large.  By size it fits exactly. */
+static bool kept_fits(const struct shelf *shelf, const struct kept *kept, size_t bytes) {
+  return shelf->tag == NULL || (kept->segment->bytes >= bytes && kept->segment->bytes / 2 <= bytes);
+}
+
+static inline bool shelf_pop(struct front *front, size_t size, const void *site, const void *tag, uintptr_t *address) {
+  size_t bytes = (size + front->alignment - 1) & ~(front->alignment - 1);
+  struct shelf *shelf = shelf_for(front, bytes, tag);
+  struct kept *kept = &shelf->ring[shelf->first];
+  if (shelf->count == 0 || bytes < size || !shelf_is_for(shelf, bytes, tag) || !kept_fits(shelf, kept, bytes) ||
+      kept->epoch > reuse_passed(front->reuse))
+    return false;
+  struct pool_block block = {kept->segment, kept->segment->base, kept->segment->bytes, front->ticket_next};
+  front->ticket_next += 2;
+  shelf->first = (shelf->first + 1) % SHELF_BLOCKS;
+  shelf->count--;
+  shelf->in_the_way = 0;
+  block.segment->as.used.requested_bytes = size;
+  block.segment->as.used.site = site;
+  /* release: the fields above, for a thread that frees the block through the pool; pairs with pool_free's exchange */
+  atomic_store_explicit(&block.segment->ticket, block.ticket, memory_order_release);
+  owned_remember(front, &block, tag);
+  number_add(&front->numbers.kept_bytes, -(int64_t)block.bytes);
+  number_add(&front->numbers.requested_bytes, (int64_t)size);
+  number_count(&front->numbers.hits[tag != NULL ? FRONT_HIT_TAG : FRONT_HIT_SIZE]);
+  *address = block.address;
+  return true;
+}
+
+/* How many bytes that is, is no matter: what is kept is collected where it is needed. */
+static bool shelf_has_room(const struct front *front, const struct shelf *shelf) {
+  return shelf->count < SHELF_BLOCKS && !front->shelves_off;
+}
+
+static void shelf_push(struct front *front, struct shelf *shelf, const struct owned *owned) {
+  unsigned last = (shelf->first + shelf->count++) % SHELF_BLOCKS;
+  shelf->ring[last] = (struct kept){owned->segment, stamp(front)};
+  number_add(&front->numbers.kept_bytes, (int64_t)owned->bytes);
+  number_add(&front->numbers.requested_bytes, -(int64_t)owned->segment->as.used.requested_bytes);
+  number_count(&front->numbers.frees);
+}
+
+/* Takes up to most of the oldest blocks off a shelf. */
+static unsigned shelf_clear(struct front *front, struct shelf *shelf, struct segment **segments, uint64_t *epoch,
+                            unsigned most) {
+  unsigned count = 0;
+  for (; shelf->count > 0 && count < most; count++) {
+    const struct kept *kept = &shelf->ring[shelf->first];
+    segments[count] = kept->segment;
+    *epoch = kept->epoch > *epoch ? kept->epoch : *epoch;
+    number_add(&front->numbers.kept_bytes, -(int64_t)kept->segment->bytes);
+    number_add(&front->numbers.requested_bytes, (int64_t)kept->segment->as.used.requested_bytes); /* see pool_give */
+    shelf->first = (shelf->first + 1) % SHELF_BLOCKS;
+    shelf->count--;
+  }
+  return count;
+}
+
+/* Room for a block that belongs on no shelf: it waits here until it has passed, so that the trees see it once. */
+static bool limbo_has_room(const struct front *front) {
+  return front->limbo_count < LIMBO_BLOCKS && !front->shelves_off;
+}
+
+static void limbo_push(struct front *front, const struct owned *owned) {
+  unsigned last = (front->limbo_first + front->limbo_count++) % LIMBO_BLOCKS;
+  front->limbo[last] = (struct kept){owned->segment, stamp(front)};
+  number_add(&front->numbers.kept_bytes, (int64_t)owned->bytes);
+  number_add(&front->numbers.requested_bytes, -(int64_t)owned->segment->as.used.requested_bytes);
+  number_count(&front->numbers.frees);
+}
+
+static struct segment *limbo_pull(struct front *front) {
+  struct segment *segment = front->limbo[front->limbo_first].segment;
+  front->limbo_first = (front->limbo_first + 1) % LIMBO_BLOCKS;
+  front->limbo_count--;
+  number_add(&front->numbers.kept_bytes, -(int64_t)segment->bytes);
+  number_add(&front->numbers.requested_bytes, (int64_t)segment->as.used.requested_bytes); /* see pool_give */
+  return segment;
+}
+
+/* Takes up to LIMBO_DRAINED blocks that have passed out of limbo, and says which epoch is worth a fence, 0 if none. */
+static unsigned limbo_drain(struct front *front, struct segment **segments, uint64_t *fence) {
+  uint64_t passed = reuse_passed(front->reuse);
+  unsigned count = 0;
+  while (count < LIMBO_DRAINED && front->limbo_count > 0 && front->limbo[front->limbo_first].epoch <= passed)
+    segments[count++] = limbo_pull(front);
+  bool many = front->limbo_count >= LIMBO_FENCED && front->limbo[front->limbo_first].epoch > passed;
+  *fence = many ? front->limbo[front->limbo_first].epoch : 0;
+  return count;
+}
+
+/* Frees a block that the thread owns if there is room for it on a shelf or in limbo. */
+static bool large_keep(struct front *front, uintptr_t address) {
+  struct owned *owned = owned_for(front, address);
+  if (owned->address != address)
+    return false;
+  struct shelf *shelf = shelf_for(front, owned->bytes, owned->tag);
+  bool shelved = shelf_is_for(shelf, owned->bytes, owned->tag) && shelf_has_room(front, shelf);
+  if (!shelved && !limbo_has_room(front))
+    return false;
+  uint64_t ticket = owned->ticket;
+  owned->address = 0;
+  /* acq_rel: of two frees one finds the ticket; the block's last use is before whoever gets it next.  relaxed on
+   * failure: the block is not this one any more, and pool_free will say so. */
+  if (!atomic_compare_exchange_strong_explicit(&owned->segment->ticket, &ticket, ticket + 1, memory_order_acq_rel,
+                                               memory_order_relaxed))
+    return false;
+  front->unfenced_bytes += owned->bytes;
+  if (shelved)
+    shelf_push(front, shelf, owned);
+  else
+    limbo_push(front, owned);
+  return true;
+}
+
+/* ---- The quick way ---- */
+
+/* Whether a live count of 0 may mean that the pool is empty, and somebody wants to know. */
+static bool zero_matters(const struct front *front) { /* relaxed: a hint, looked at again under the pool's lock */
+  return atomic_load_explicit(&front->numbers.live, memory_order_relaxed) <= 0 &&
+         atomic_load_explicit(&front->pool->reports_empty, memory_order_relaxed);
+}
+
+enum freed { FREED_NOT, FREED_NO_ROOM, FREED, FREED_ZERO };
+
+static enum freed freed_count(struct front *front, bool freed) {
+  if (!freed)
+    return FREED_NOT;
+  number_add(&front->numbers.live, -1);
+  return zero_matters(front) ? FREED_ZERO : FREED;
+}
+
+static inline enum freed free_small(struct front *front, struct slab *slab, uintptr_t address) {
+  /* acquire: the slab as carved; pairs with the release in slab_add.  While it is this pool's, it stays: a slab goes
+   * back only without a live block, and if the block is none, the index or the exchange says so. */
+  if (front->pool == NULL || atomic_load_explicit(&slab->pool, memory_order_acquire) != front->pool)
+    return FREED_NOT;
+  uint32_t index = slab_index(slab, address);
+  if (index == UINT32_MAX)
+    return FREED_NOT;
+  unsigned class = slab_class_of(slab);
+  struct magazine *magazine = &front->magazines[class];
+  if (!magazine_has_room(front, magazine, class))
+    return FREED_NO_ROOM;
+  if (!small_claim(magazine, slab, index))
+    return FREED_NOT;
+  /* By the immediate rule, the next allocation may have it. */
+  struct batch *to = front->immediate && batch_real(magazine->ready) && magazine->ready->count < SLAB_BATCH
+                         ? magazine->ready
+                         : magazine->freed;
+  to->blocks[to->count++] = address;
+  return freed_count(front, true);
+}
+
+/* Much was freed: a fence now tells it from what runs later. */
+static void unfenced_fence(struct front *front) {
+  front->unfenced_bytes = 0;
+  (void)reuse_reach(front->reuse, reuse_epoch(front->reuse));
+}
+
+static enum freed free_quick(struct front *front, struct slab *slab, uintptr_t address) {
+  biased_enter(&front->lock);
+  enum freed freed = slab != NULL          ? free_small(front, slab, address)
+                     : front->pool != NULL ? freed_count(front, large_keep(front, address))
+                                           : FREED_NOT;
+  biased_leave(&front->lock);
+  if (front->unfenced_bytes > front->fence_bytes)
+    unfenced_fence(front);
+  return freed;
+}
+
+bool front_free_quick(uintptr_t address, bool *zero) {
+  struct front *front = mine;
+  enum freed freed = front != NULL ? free_quick(front, page_map_find(address), address) : FREED_NOT;
+  *zero = freed == FREED_ZERO;
+  return freed >= FREED;
+}
+
+/* ---- Small blocks, the slow way ---- */
+
+/* How many live segments a slab of the class could have served. */
+static size_t class_live_segments(const struct mam_pool *pool, unsigned class) {
+  size_t count = 0, first = class > 0 ? slab_class_bytes(class - 1) / SLAB_UNIT_BYTES : 0;
+  for (size_t i = first; i < slab_class_bytes(class) / SLAB_UNIT_BYTES; i++)
+    count += atomic_load_explicit(&pool->live_by_class[i], memory_order_relaxed); /* relaxed: a hint */
+  return count;
+}
+
+/* Whether the class may be served from slabs: at once where a slab is a small part of the pool, else when the class
+ * fills one anyway. */
+static bool class_has_slabs(struct mam_pool *pool, unsigned class) {
+  struct depot *depot = &pool->fronts->depots[class];
+  if (pool->config.alignment != POOL_ALIGNMENT_BYTES)
+    return false;
+  /* relaxed, all: hints that need not be exact */
+  if (atomic_load_explicit(&depot->slab_count, memory_order_relaxed) > 0)
+    return true;
+  bool small = slab_class_bytes(class) <= SLAB_BYTES / SLAB_SHARE;
+  return (small && atomic_load_explicit(&pool->limit_hint, memory_order_relaxed) / SLAB_SHARE >= SLAB_BYTES) ||
+         class_live_segments(pool, class) >= SLAB_CROWD;
+}
+
+/* Takes a refill into a magazine that the thread left meanwhile.  Returns the empty batch that it takes the place of if
+ * the magazine has one to spare already: a thread that only allocates would gather one for each refill. */
+static struct batch *magazine_install(struct front *front, struct magazine *magazine, struct batch *batch) {
+  struct batch *surplus = NULL;
+  biased_enter(&front->lock);
+  if (magazine->ready->count == 0) {
+    if (magazine->shells != NULL && batch_real(magazine->ready))
+      surplus = magazine->ready;
+    else
+      shell_keep(magazine, magazine->ready);
+    magazine->ready = batch;
+  } else { /* as if it had rested */
+    batch->epoch = 0;
+    batch->next = NULL;
+    *magazine->resting_end = batch;
+    magazine->resting_end = &batch->next;
+    magazine->resting_count++;
+  }
+  biased_leave(&front->lock);
+  return surplus;
+}
+
+/* The epoch that the magazine waits for, 0 if for none.  full: if no more may rest in it. */
+static uint64_t magazine_waits_for(struct front *front, struct magazine *magazine, unsigned class, bool full) {
+  biased_enter(&front->lock);
+  if (full && magazine->resting_count == 0 && batch_real(magazine->freed) && magazine->freed->count == SLAB_BATCH)
+    magazine_rest(front, magazine);
+  if (!full && magazine->resting_count == 0 && batch_real(magazine->freed) && magazine->freed->count > 0)
+    magazine_rest(front, magazine);
+  bool asks = magazine->resting != NULL && (!full || magazine->resting_count >= resting_most(class));
+  uint64_t epoch = asks ? magazine->resting->epoch : 0;
+  biased_leave(&front->lock);
+  return epoch;
+}
+
+/* Makes what the thread freed itself ready again, if the GPU is done with it. */
+static bool magazine_turn(struct front *front, unsigned class, bool full) {
+  struct magazine *magazine = &front->magazines[class];
+  uint64_t epoch = magazine_waits_for(front, magazine, class, full);
+  return epoch != 0 && reuse_reach(front->reuse, epoch);
+}
+
+/* Gets blocks into the magazine of a class.  The caller is a user of the pool. */
+static bool magazine_refill(struct front *front, struct mam_pool *pool, unsigned class) {
+  if (!class_has_slabs(pool, class))
+    return false;
+  struct depot *depot = &pool->fronts->depots[class];
+  struct batch *batch = slab_refill(pool, depot, class);
+  if (batch == NULL)
+    return magazine_turn(front, class, false);
+  slab_shell_give(depot, magazine_install(front, &front->magazines[class], batch));
+  return true;
+}
+
+/* Gives frees room to push on.  The caller is a user of the pool. */
+static bool magazine_make_room(struct front *front, struct mam_pool *pool, unsigned class) {
+  struct magazine *magazine = &front->magazines[class];
+  struct depot *depot = &pool->fronts->depots[class];
+  struct batch *shell = slab_shell_take(depot), *rested = NULL;
+  biased_enter(&front->lock);
+  if (batch_real(magazine->freed) && magazine->freed->count == SLAB_BATCH) {
+    magazine_rest(front, magazine);
+    if (magazine->resting_count > resting_most(class))
+      rested = resting_pull(magazine);
+  }
+  if (magazine->shells == NULL) { /* else one for each free that is refused would gather */
+    shell_keep(magazine, shell);
+    shell = NULL;
+  }
+  bool room = magazine->freed->count < SLAB_BATCH || magazine_open(magazine);
+  biased_leave(&front->lock);
+  slab_shell_give(depot, shell);
+  if (rested != NULL)
+    slab_rest(pool, depot, rested, false);
+  return room;
+}
+
+static bool small_malloc(struct front *front, struct mam_pool *pool, unsigned class, size_t size, uintptr_t *address) {
+  bool served = false;
+  while (!served && magazine_refill(front, pool, class)) {
+    biased_enter(&front->lock);
+    served = small_pop(front, class, size, address);
+    biased_leave(&front->lock);
+  }
+  return served;
+}
+
+/* ---- Large blocks, the slow way ---- */
+
+/* Takes up to most of the oldest blocks off a shelf and puts them into the pool's trees. */
+static void shelf_return(struct front *front, struct shelf *shelf, unsigned most) {
+  struct segment *segments[SHELF_BLOCKS];
+  uint64_t epoch = 0;
+  biased_enter(&front->lock);
+  struct mam_pool *pool = front->pool;
+  uint64_t generation = front->generation;
+  unsigned count = pool != NULL ? shelf_clear(front, shelf, segments, &epoch, most) : 0;
+  biased_leave(&front->lock);
+  if (count > 0)
+    pool_give(pool, generation, segments, count, epoch);
+}
+
+/* A tag's oldest block that does not fit goes back to the trees (the seed hands it to the driver). */
+static void shelf_drop_misfit(struct front *front, size_t bytes, const void *tag) {
+  struct shelf *shelf = shelf_for(front, bytes, tag);
+  biased_enter(&front->lock);
+  bool misfit =
+      shelf->count > 0 && shelf_is_for(shelf, bytes, tag) && !kept_fits(shelf, &shelf->ring[shelf->first], bytes);
+  biased_leave(&front->lock);
+  if (misfit)
+    shelf_return(front, shelf, 1);
+}
+
+/* Serves from the shelf if a fence, asked for now, says that the GPU is done with its oldest block. */
+static bool shelf_pop_fenced(struct front *front, const struct front_request *request, uint64_t epoch,
+                             uintptr_t *address) {
+  if (epoch == 0 || !reuse_reach(front->reuse, epoch))
+    return false;
+  biased_enter(&front->lock);
+  bool served = shelf_pop(front, request->size, request->site, request->tag, address);
+  biased_leave(&front->lock);
+  return served;
+}
+
+/* What an allocation that the front could not serve found there, while it was inside. */
+struct miss {
+  struct mam_pool *pool;
+  uint64_t generation;
+  uint64_t epoch;                        /* that the shelf's oldest block waits for, if it would do; else 0 */
+  bool full;                             /* the shelf can keep no more */
+  uint64_t fence;                        /* that what is in limbo waits for, if it is worth one; else 0 */
+  struct segment *passed[LIMBO_DRAINED]; /* to go back to the pool */
+  unsigned passed_count;
+};
+
+/* The thread is inside, here and in the next. */
+static void large_miss(struct front *front, size_t size, const void *tag, struct miss *miss) {
+  size_t bytes = (size + front->alignment - 1) & ~(front->alignment - 1);
+  const struct shelf *shelf = shelf_for(front, bytes, tag);
+  const struct kept *kept = &shelf->ring[shelf->first];
+  bool does = shelf->count > 0 && shelf_is_for(shelf, bytes, tag) && kept_fits(shelf, kept, bytes);
+  miss->pool = front->pool;
+  miss->generation = front->generation;
+  miss->epoch = does ? kept->epoch : 0;
+  miss->full = does && !shelf_has_room(front, shelf);
+  miss->passed_count = limbo_drain(front, miss->passed, &miss->fence);
+}
+
+/* Makes the shelf the size's or the tag's if nothing is in the way.  Whether what is in the way has been for too long.
+ */
+static bool shelf_claim(struct front *front, size_t bytes, const void *tag) {
+  struct shelf *shelf = shelf_for(front, bytes, tag);
+  if (shelf_is_for(shelf, bytes, tag))
+    return false;
+  if (shelf->count > 0)
+    return ++shelf->in_the_way >= SHELF_PATIENCE;
+  shelf->bytes = tag == NULL ? bytes : 0;
+  shelf->tag = tag;
+  shelf->first = shelf->in_the_way = 0;
+  return false;
+}
+
+/* cudaErrorInvalidResourceHandle if the pool has ended, whatever its struct is now; then nothing is left of the block.
+ */
+static cudaError_t large_take(struct front *front, const struct front_request *request, enum pool_effort effort,
+                              struct miss *miss, uintptr_t *address) {
+  struct pool_block block;
+  struct pool_order order = {.default_id = request->default_id,
+                             .generation = miss->generation,
+                             .size = request->size,
+                             .site = request->site,
+                             .effort = effort,
+                             .passed = miss->passed,
+                             .passed_count = miss->passed_count};
+  miss->passed_count = 0;
+  cudaError_t error = pool_take(miss->pool, &order, &block);
+  if (error != cudaSuccess)
+    return error;
+  biased_enter(&front->lock);
+  bool attached = front->pool == miss->pool && front->generation == miss->generation;
+  bool clear = attached && shelf_claim(front, block.bytes, request->tag);
+  if (attached)
+    owned_remember(front, &block, request->tag);
+  biased_leave(&front->lock);
+  if (clear)
+    shelf_return(front, shelf_for(front, block.bytes, request->tag), SHELF_BLOCKS);
+  if (!attached) {
+    (void)pool_free((void *)block.address, NULL);
+    return cudaErrorInvalidResourceHandle;
+  }
+  *address = block.address;
+  return cudaSuccess;
+}
+
+/* Sends what is in limbo back to the pool, as far as a fence says that the GPU is done with it.  Whether any was. */
+static bool limbo_turn(struct front *front, const struct miss *miss) {
+  struct segment *segments[SHELF_BLOCKS];
+  bool any = false;
+  unsigned count;
+  biased_enter(&front->lock);
+  unsigned last = (front->limbo_first + front->limbo_count - 1) % LIMBO_BLOCKS;
+  uint64_t epoch = front->limbo_count > 0 ? front->limbo[last].epoch : 0;
+  biased_leave(&front->lock);
+  if (epoch != 0)
+    (void)reuse_reach(front->reuse, epoch);
+  do {
+    biased_enter(&front->lock);
+    bool attached = front->pool == miss->pool && front->generation == miss->generation;
+    for (count = 0; attached && count < SHELF_BLOCKS && front->limbo_count > 0 &&
+                    front->limbo[front->limbo_first].epoch <= reuse_passed(front->reuse);
+         count++)
+      segments[count] = limbo_pull(front);
+    biased_leave(&front->lock);
+    pool_give(miss->pool, miss->generation, segments, count, 0);
+    any = any || count > 0;
+  } while (count == SHELF_BLOCKS);
+  return any;
+}
+
+/* The pool has nothing free for a size that the shelf could serve with a fence.  Whether that was so for too long. */
+static bool tight_for_long(struct front *front, const struct front_request *request, const struct miss *miss) {
+  size_t bytes = (request->size + front->alignment - 1) & ~(front->alignment - 1);
+  const struct shelf *shelf = shelf_for(front, bytes, request->tag);
+  if (miss->epoch == 0 || miss->full)
+    return false;
+  front->tight_count = front->tight == shelf ? front->tight_count + 1 : 1;
+  front->tight = shelf;
+  return front->tight_count % TIGHT_MOST == 0;
+}
+
+/* A shelf without room for more serves first, if it can; then what is free in the pool; then the shelf with a fence;
+ * and last the pool by all means it has.  So a fence is shared by as many blocks as there is memory for. */
+static cudaError_t large_malloc(struct front *front, const struct front_request *request, struct miss *miss,
+                                uintptr_t *address) {
+  if (miss->fence != 0)
+    (void)reuse_reach(front->reuse, miss->fence);
+  if (miss->full && shelf_pop_fenced(front, request, miss->epoch, address))
+    return cudaSuccess;
+  cudaError_t error = large_take(front, request, POOL_TAKE_FREE, miss, address);
+  if (error == cudaErrorMemoryAllocation && limbo_turn(front, miss))
+    error = large_take(front, request, POOL_TAKE_FREE, miss, address);
+  if (error == cudaErrorMemoryAllocation && tight_for_long(front, request, miss))
+    error = large_take(front, request, POOL_TAKE_GROWTH, miss, address);
+  if (error != cudaErrorMemoryAllocation) {
+    front->tight = NULL;
+    return error;
+  }
+  if (!miss->full && shelf_pop_fenced(front, request, miss->epoch, address))
+    return cudaSuccess;
+  if (request->tag != NULL)
+    shelf_drop_misfit(front, (request->size + front->alignment - 1) & ~(front->alignment - 1), request->tag);
+  return large_take(front, request, POOL_TAKE_ANY, miss, address);
+}
+
+/* ---- Malloc ---- */
+
+static void live_add(struct front *front, int64_t count) {
+  biased_enter(&front->lock);
+  number_add(&front->numbers.live, count);
+  biased_leave(&front->lock);
+}
+
+/* The calling thread's front for the pool that is meant. */
+static cudaError_t front_get(struct mam_pool *pool, uint64_t default_id, struct front **front) {
+  *front = front_find(pool, default_id);
+  if (*front != NULL)
+    return cudaSuccess;
+  cudaError_t error = pool_enter(pool, default_id);
+  if (error != cudaSuccess)
+    return error;
+  *front = front_make(pool);
+  pool_exit(pool);
+  return *front != NULL ? cudaSuccess : error_set(cudaErrorMemoryAllocation, "no host memory for a thread's front");
+}
+
+/* Whether the front is still the pool's: it is not, if the pool ended meanwhile, even if its struct is a pool again. */
+static bool front_attached(struct front *front, const struct mam_pool *pool) {
+  biased_enter(&front->lock);
+  bool attached = front->pool == pool;
+  biased_leave(&front->lock);
+  return attached;
+}
+
+static cudaError_t small_serve(struct front *front, const struct front_request *request, struct miss *miss,
+                               uintptr_t *address, bool *served) {
+  unsigned class = slab_class(request->size);
+  if (magazine_turn(front, class, true)) {
+    biased_enter(&front->lock);
+    *served = front->pool == miss->pool && small_pop(front, class, request->size, address);
+    biased_leave(&front->lock);
+    if (*served)
+      return cudaSuccess;
+  }
+  if (!class_has_slabs(miss->pool, class))
+    return cudaSuccess;
+  cudaError_t error = pool_enter(miss->pool, request->default_id);
+  if (error != cudaSuccess)
+    return error;
+  if (front_attached(front, miss->pool))
+    *served = small_malloc(front, miss->pool, class, request->size, address);
+  else
+    error = cudaErrorInvalidResourceHandle;
+  pool_exit(miss->pool);
+  return error;
+}
+
+static cudaError_t front_serve(struct front *front, const struct front_request *request, struct miss *miss,
+                               uintptr_t *address) {
+  bool served = false;
+  cudaError_t error = cudaSuccess;
+  if (request->tag == NULL && request->size <= SLAB_BLOCK_MOST_BYTES)
+    error = small_serve(front, request, miss, address, &served);
+  if (served || error != cudaSuccess)
+    return error;
+  return large_malloc(front, request, miss, address);
+}
+
+enum tried { TRIED_SERVED, TRIED_MISSED, TRIED_NO_FRONT };
+
+/* What the front has at hand; else what there is to know for the slow way, and the allocation counts as live already,
+ * so that nobody takes the pool for empty meanwhile. */
+static inline enum tried front_try(struct front *front, const struct front_request *request, struct miss *miss,
+                                   uintptr_t *address) {
+  enum tried tried = TRIED_NO_FRONT;
+  biased_enter(&front->lock);
+  if (front_serves(front, request->pool, request->default_id)) {
+    bool served = (request->tag == NULL && request->size <= SLAB_BLOCK_MOST_BYTES &&
+                   small_pop(front, slab_class(request->size), request->size, address)) ||
+                  shelf_pop(front, request->size, request->site, request->tag, address);
+    tried = served ? TRIED_SERVED : TRIED_MISSED;
+    number_add(&front->numbers.live, 1);
+    if (!served)
+      large_miss(front, request->size, request->tag, miss);
+  }
+  biased_leave(&front->lock);
+  return tried;
+}
+
+static cudaError_t front_malloc_missed(struct front *front, const struct front_request *request, struct miss *miss,
+                                       uintptr_t *address) {
+  cudaError_t error = front_serve(front, request, miss, address);
+  if (miss->passed_count > 0) /* they did not go with an allocation */
+    pool_give(miss->pool, miss->generation, miss->passed, miss->passed_count, 0);
+  if (error != cudaSuccess)
+    live_add(front, -1);
+  return error;
+}
+
+cudaError_t front_malloc(const struct front_request *request, uintptr_t *address) {
+  struct front *front = mine;
+  struct miss miss;
+  enum tried tried = front != NULL ? front_try(front, request, &miss, address) : TRIED_NO_FRONT;
+  if (__builtin_expect(tried == TRIED_SERVED, true))
+    return cudaSuccess;
+  while (tried == TRIED_NO_FRONT) {
+    if (request->pool == NULL)
+      return cudaErrorInvalidResourceHandle;
+    cudaError_t error = front_get(request->pool, request->default_id, &front);
+    if (error != cudaSuccess)
+      return error;
+    tried = front_try(front, request, &miss, address);
+  }
+  return tried == TRIED_SERVED ? cudaSuccess : front_malloc_missed(front, request, &miss, address);
+}
+
+/* ---- Free ---- */
+
+/* The pool of a block that the thread has no front for yet, or none that comes first. */
+static struct mam_pool *pool_of(uintptr_t address, struct slab **slab) {
+  *slab = page_map_find(address);
+  /* acquire: as in free_small */
+  struct mam_pool *pool = *slab != NULL ? atomic_load_explicit(&(*slab)->pool, memory_order_acquire) : NULL;
+  if (pool == NULL)
+    *slab = NULL;
+  return pool != NULL ? pool : chunk_map_find(address);
+}
+
+struct mam_pool *front_pool_of(uintptr_t address) {
+  struct slab *slab;
+  return pool_of(address, &slab);
+}
+
+static cudaError_t slab_free_refused(const struct slab *slab, uintptr_t address) {
+  return pool_refuse_free(address, slab_index(slab, address) != UINT32_MAX);
+}
+
+static cudaError_t small_free_slowly(struct front *front, struct mam_pool *pool, struct slab *slab, uintptr_t address,
+                                     enum freed *freed) {
+  cudaError_t error = pool_enter(pool, POOL_ANY_ID);
+  if (error != cudaSuccess)
+    return pool_free((void *)address, NULL); /* as in front_free */
+  if (!front_attached(front, pool)) {        /* the pool ended, and the block with it */
+    pool_exit(pool);
+    return pool_refuse_free(address, false);
+  }
+  do /* again if others collected what was made room with */
+    if (!magazine_make_room(front, pool, slab_class_of(slab)))
+      error = error_set(cudaErrorMemoryAllocation, "no host memory to free %p", (void *)address);
+    else
+      *freed = free_quick(front, slab, address);
+  while (error == cudaSuccess && *freed == FREED_NO_ROOM);
+  if (error == cudaSuccess && *freed == FREED_NOT)
+    error = slab_free_refused(slab, address);
+  pool_exit(pool);
+  return error;
+}
+
+static cudaError_t large_free_slowly(struct front *front, uintptr_t address, enum freed *freed) {
+  cudaError_t error = pool_free((void *)address, NULL);
+  biased_enter(&front->lock);
+  if (front->pool != NULL && error == cudaSuccess)
+    *freed = freed_count(front, true);
+  biased_leave(&front->lock);
+  return error;
+}
+
+/* Reports a lazy pool's emptying, once. */
+static void report_zero(struct mam_pool *pool, struct pool_emptied *emptied) {
+  fronts_freeze(pool);
+  if (fronts_live(pool->fronts) == 0)
+    pool_report_emptied(pool, emptied);
+  fronts_thaw(pool);
+}
+
+void front_zero(struct pool_emptied *emptied) {
+  struct front *front = mine;
+  *emptied = (struct pool_emptied){0};
+  biased_enter(&front->lock);
+  struct mam_pool *pool = front->pool;
+  biased_leave(&front->lock);
+  if (pool != NULL && pool_enter(pool, POOL_ANY_ID) == cudaSuccess) {
+    report_zero(pool, emptied);
+    pool_exit(pool);
+  }
+}
+
+cudaError_t front_free(uintptr_t address, struct pool_emptied *emptied) {
+  struct slab *slab;
+  struct front *front;
+  struct mam_pool *pool = pool_of(address, &slab);
+  enum freed freed = FREED_NOT;
+  *emptied = (struct pool_emptied){0};
+  if (pool == NULL)
+    return pool_refuse_free(address, false);
+  cudaError_t error = front_get(pool, POOL_ANY_ID, &front);
+  if (error != cudaSuccess)
+    return pool_free((void *)address, NULL); /* which knows what to answer of a pool that is closed, lost or forked */
+  freed = free_quick(front, slab, address);
+  if (freed < FREED)
+    error = slab != NULL ? small_free_slowly(front, pool, slab, address, &freed)
+                         : large_free_slowly(front, address, &freed);
+  if (freed == FREED_ZERO)
+    report_zero(pool, emptied);
+  return error;
+}
+
+/* A block of a slab goes to the depot by itself. */
+static cudaError_t small_free_alone(struct front *front, struct mam_pool *pool, struct slab *slab, uintptr_t address,
+                                    bool at_once) {
+  uint32_t index = slab_index(slab, address);
+  cudaError_t error = pool_enter(pool, POOL_ANY_ID);
+  if (error != cudaSuccess)
+    return pool_free((void *)address, NULL); /* as in front_free */
+  struct depot *depot = &pool->fronts->depots[slab_class_of(slab)];
+  struct batch *batch = slab_shell_take(depot);
+  if (batch == NULL)
+    error = error_set(cudaErrorMemoryAllocation, "no host memory to free %p", (void *)address);
+  biased_enter(&front->lock);
+  bool claimed =
+      error == cudaSuccess && index != UINT32_MAX && small_claim(&front->magazines[slab_class_of(slab)], slab, index);
+  biased_leave(&front->lock);
+  if (claimed) {
+    batch->blocks[batch->count++] = address;
+    batch->epoch = at_once ? 0 : reuse_epoch(pool->reuse);
+    slab_rest(pool, depot, batch, at_once);
+  } else if (error == cudaSuccess) {
+    slab_shell_give(depot, batch);
+    error = slab_free_refused(slab, address);
+  }
+  pool_exit(pool);
+  return error;
+}
+
+cudaError_t front_free_reuse(uintptr_t address, MAM_Reuse reuse, uint64_t stream, struct pool_emptied *emptied) {
+  struct slab *slab;
+  struct front *front;
+  struct mam_pool *pool = pool_of(address, &slab);
+  *emptied = (struct pool_emptied){0};
+  if (pool == NULL)
+    return pool_refuse_free(address, false);
+  cudaError_t error = front_get(pool, POOL_ANY_ID, &front);
+  if (error != cudaSuccess)
+    return pool_free((void *)address, NULL);
+  if (slab != NULL)
+    error = small_free_alone(front, pool, slab, address, reuse == MAM_REUSE_IMMEDIATE);
+  else
+    error =
+        reuse == MAM_REUSE_STREAM ? pool_free_stream((void *)address, stream) : pool_free_reuse((void *)address, reuse);
+  if (error != cudaSuccess)
+    return error;
+  biased_enter(&front->lock);
+  enum freed freed = front->pool != NULL ? freed_count(front, true) : FREED;
+  biased_leave(&front->lock);
+  if (freed == FREED_ZERO)
+    report_zero(pool, emptied);
+  return cudaSuccess;
+}
+
+cudaError_t front_malloc_stream(const struct front_request *request, uint64_t stream, uintptr_t *address) {
+  struct front *front;
+  struct pool_block block;
+  cudaError_t error = front_get(request->pool, request->default_id, &front);
+  if (error != cudaSuccess)
+    return error;
+  live_add(front, 1); /* as in front_try */
+  error = pool_take_stream(request->pool, request->default_id, request->size, request->site, stream, &block);
+  if (error == cudaSuccess && front_attached(front, request->pool)) {
+    *address = block.address;
+    return cudaSuccess;
+  }
+  live_add(front, -1);
+  if (error == cudaSuccess) { /* the pool ended meanwhile, and its struct is another by now */
+    (void)pool_free((void *)block.address, NULL);
+    error = cudaErrorInvalidResourceHandle;
+  }
+  return error;
+}
+
+/* ---- Collecting ---- */
+
+/* Sends a batch to its depot, a stand-in nowhere. */
+static void batch_return(struct mam_pool *pool, struct depot *depot, struct batch *batch, uint64_t epoch,
+                         bool at_once) {
+  if (!batch_real(batch))
+    return;
+  batch->epoch = epoch;
+  if (batch->count > 0)
+    slab_rest(pool, depot, batch, at_once);
+  else
+    slab_shell_give(depot, batch);
+}
+
+static void shells_return(struct depot *depot, struct magazine *magazine) {
+  struct batch *shell;
+  while ((shell = magazine->shells) != NULL) {
+    magazine->shells = shell->next;
+    slab_shell_give(depot, shell);
+  }
+}
+
+/* Empties a front into its pool.  Nobody is inside it, and the pool is not past the end of its fronts. */
+static void front_empty(struct front *front) {
+  struct mam_pool *pool = front->pool;
+  struct segment *segments[SHELF_BLOCKS];
+  for (unsigned i = 0; i < SLAB_CLASSES; i++) {
+    struct magazine *magazine = &front->magazines[i];
+    struct depot *depot = &pool->fronts->depots[i];
+    batch_return(pool, depot, magazine->ready, 0, true);
+    while (magazine->resting != NULL) {
+      struct batch *batch = resting_pull(magazine);
+      batch_return(pool, depot, batch, batch->epoch, false);
+    }
+    batch_return(pool, depot, magazine->freed, stamp(front), false);
+    shells_return(depot, magazine);
+    magazine_init(magazine);
+  }
+  for (unsigned i = 0; i < 1 << SHELF_BITS; i++) {
+    uint64_t epoch = 0;
+    unsigned count = shelf_clear(front, &front->shelves[i], segments, &epoch, SHELF_BLOCKS);
+    pool_give(pool, front->generation, segments, count, epoch);
+  }
+  while (front->limbo_count > 0) {
+    uint64_t epoch = front->limbo[front->limbo_first].epoch;
+    segments[0] = limbo_pull(front);
+    pool_give(pool, front->generation, segments, 1, epoch);
+  }
+}
+
+static uint64_t count_of(const _Atomic uint64_t *count) { /* relaxed: as number_of */
+  return atomic_load_explicit(count, memory_order_relaxed);
+}
+
+static void numbers_add(const struct front *front, struct pool_front_sum *sum) {
+  const struct front_numbers *numbers = &front->numbers;
+  sum->live += number_of(&numbers->live);
+  sum->requested_bytes += (size_t)number_of(&numbers->requested_bytes);
+  sum->frees += count_of(&numbers->frees);
+  for (unsigned i = 0; i < FRONT_HIT_KINDS; i++)
+    sum->hits[i] += count_of(&numbers->hits[i]);
+  for (unsigned i = 0; i < SLAB_CLASSES; i++) {
+    const struct magazine *magazine = &front->magazines[i];
+    uint64_t mallocs = count_of(&magazine->mallocs), frees = count_of(&magazine->frees);
+    sum->hits[FRONT_HIT_MAGAZINE] += mallocs;
+    sum->frees += frees;
+    sum->live_small_count += mallocs - frees;
+    sum->live_small_bytes += (mallocs - frees) * slab_class_bytes(i);
+    sum->requested_bytes +=
+        (mallocs - frees) * slab_class_bytes(i) - ((size_t)number_of(&magazine->slack) << slab_code_shift(i));
+  }
+}
+
+/* Takes a front out of its pool's list; the fronts' lock is held. */
+static void front_unlink(struct fronts *fronts, struct front *front) {
+  struct front **link = &fronts->first;
+  while (*link != front)
+    link = &(*link)->next_of_pool;
+  *link = front->next_of_pool;
+  numbers_add(front, &fronts->gone);
+}
+
+/* Fronts whose threads did not survive a fork are emptied like any other, and then freed. */
+static void orphans_free(struct fronts *fronts) {
+  for (struct front *front = fronts->first, *next; front != NULL; front = next) {
+    next = front->next_of_pool;
+    if (front->orphan) {
+      front_unlink(fronts, front);
+      biased_other_leave(&front->lock);
+      free(front);
+    }
+  }
+}
+
+static void fronts_collect(struct mam_pool *pool) {
+  fronts_freeze(pool);
+  for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool)
+    front_empty(front);
+  orphans_free(pool->fronts);
+  fronts_thaw(pool);
+  (void)reuse_reach(pool->reuse, reuse_epoch(pool->reuse)); /* what was just freed may have passed already */
+  for (unsigned i = 0; i < SLAB_CLASSES; i++)
+    (void)slab_reclaim(pool, &pool->fronts->depots[i]);
+}
+
+/* ---- The end of a thread ---- */
+
+static void front_leave_pool(struct front *front, struct mam_pool *pool) {
+  pthread_mutex_lock(&pool->fronts->lock);
+  if (front->pool == pool) { /* else the pool ended first; it changes under the fronts' lock */
+    front_empty(front);
+    front_unlink(pool->fronts, front);
+  }
+  pthread_mutex_unlock(&pool->fronts->lock);
+}
+
+static void front_thread_end(void *unused) {
+  (void)unused;
+  struct front *front;
+  while ((front = mine) != NULL) {
+    mine = front->next_of_thread;
+    biased_enter(&front->lock);
+    struct mam_pool *pool = front->pool;
+    biased_leave(&front->lock);
+    if (pool != NULL)
+      front_leave_pool(front, pool);
+    free(front);
+  }
+}
+
+/* ---- The beginning and the end of a pool ---- */
+
+void front_set_up(void) {
+  biased_register();
+  (void)pthread_key_create(&thread_end, front_thread_end);
+}
+
+static bool fronts_open(struct mam_pool *pool) {
+  if (pool->fronts != NULL) /* of the pool that had the struct before */
+    return true;
+  struct fronts *fronts = aligned_alloc(_Alignof(struct fronts), sizeof *fronts);
+  if (fronts == NULL)
+    return false;
+  memset(fronts, 0, sizeof *fronts);
+  (void)pthread_mutex_init(&fronts->lock, NULL);
+  for (unsigned i = 0; i < SLAB_CLASSES; i++)
+    depot_init(&fronts->depots[i]);
+  pool->fronts = fronts;
+  return true;
+}
+
+static void batch_drop(struct batch *batch) {
+  if (batch_real(batch))
+    free(batch);
+}
+
+static void batches_drop(struct batch *batch) {
+  while (batch_real(batch)) {
+    struct batch *next = batch->next;
+    free(batch);
+    batch = next;
+  }
+}
+
+static void magazine_drop(struct magazine *magazine) {
+  batch_drop(magazine->ready);
+  batch_drop(magazine->freed);
+  batches_drop(magazine->resting);
+  batches_drop(magazine->shells);
+  magazine_init(magazine);
+}
+
+/* Lets go of what belongs to a pool that ends.  Nobody is inside. */
+static void front_detach(struct front *front) {
+  for (unsigned i = 0; i < SLAB_CLASSES; i++)
+    magazine_drop(&front->magazines[i]);
+  front->limbo_count = 0;
+  for (unsigned i = 0; i < 1 << SHELF_BITS; i++)
+    front->shelves[i].count = 0;
+  front->pool = NULL;
+  front->default_id = 0;
+}
+
+static void fronts_close(struct mam_pool *pool) {
+  struct fronts *fronts = pool->fronts;
+  struct front *front;
+  fronts_freeze(pool);
+  while ((front = fronts->first) != NULL) {
+    fronts->first = front->next_of_pool;
+    front_detach(front);
+    bool orphan = front->orphan;
+    biased_other_leave(&front->lock); /* from here on, its thread may free it */
+    if (orphan)
+      free(front);
+  }
+  memset(&fronts->gone, 0, sizeof fronts->gone);
+  for (unsigned i = 0; i < SLAB_CLASSES; i++)
+    slab_forget(&fronts->depots[i]);
+  fronts_thaw(pool);
+}
+
+bool front_retire(struct mam_pool *pool, uint64_t default_id, bool only_if_empty) {
+  if (!only_if_empty)
+    return pool_retire(pool, default_id, false);
+  all_freeze(pool);
+  bool retired = pool_retire(pool, default_id, true);
+  if (retired) /* a front that went on could hand out a block of it */
+    for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool)
+      front->default_id = 0;
+  all_thaw(pool);
+  return retired;
+}
+
+/* ---- Numbers ---- */
+
+static void kept_add(const struct kept *kept, uint64_t passed, struct pool_front_sum *sum) {
+  sum->kept_count++;
+  sum->kept_bytes += kept->segment->bytes;
+  sum->kept_waiting_bytes += kept->epoch > passed ? kept->segment->bytes : 0;
+  sum->kept_waiting_count += kept->epoch > passed;
+}
+
+static void front_add_kept(const struct front *front, struct pool_front_sum *sum) {
+  uint64_t passed = reuse_passed(front->reuse);
+  for (unsigned i = 0; i < 1 << SHELF_BITS; i++) {
+    const struct shelf *shelf = &front->shelves[i];
+    for (unsigned j = 0; j < shelf->count; j++)
+      kept_add(&shelf->ring[(shelf->first + j) % SHELF_BLOCKS], passed, sum);
+  }
+  for (unsigned j = 0; j < front->limbo_count; j++)
+    kept_add(&front->limbo[(front->limbo_first + j) % LIMBO_BLOCKS], passed, sum);
+}
+
+static void front_add_resting(const struct front *front, struct pool_front_sum *sum) {
+  uint64_t passed = reuse_passed(front->reuse);
+  for (unsigned i = 0; i < SLAB_CLASSES; i++) {
+    const struct magazine *magazine = &front->magazines[i];
+    size_t blocks = batch_real(magazine->freed) ? magazine->freed->count : 0;
+    for (const struct batch *batch = magazine->resting; batch != NULL; batch = batch->next)
+      blocks += batch->epoch > passed ? batch->count : 0;
+    sum->small_waiting_bytes += blocks * slab_class_bytes(i);
+  }
+}
+
+static void fronts_sum(struct mam_pool *pool, struct pool_front_sum *sum) {
+  *sum = pool->fronts->gone;
+  for (const struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool) {
+    numbers_add(front, sum);
+    front_add_kept(front, sum);
+    front_add_resting(front, sum);
+    sum->thread_count++;
+  }
+  for (unsigned i = 0; i < SLAB_CLASSES; i++) {
+    size_t span_bytes, waiting_bytes;
+    slab_count(pool, &pool->fronts->depots[i], i, &span_bytes, &waiting_bytes);
+    sum->span_bytes += span_bytes;
+    sum->small_waiting_bytes += waiting_bytes;
+  }
+}
+
+/* ---- Fork ---- */
+
+static bool is_mine(const struct front *front) {
+  const struct front *of_thread = mine;
+  while (of_thread != NULL && of_thread != front)
+    of_thread = of_thread->next_of_thread;
+  return of_thread != NULL;
+}
+
+static void fronts_after_fork(struct mam_pool *pool, bool in_child) {
+  if (in_child)
+    biased_register();
+  if (in_child)
+    for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool)
+      front->orphan = !is_mine(front);
+  bool forked = in_child && pool->state == POOL_FORKED; /* the child's only thread reads it */
+  all_thaw(pool);
+  if (forked)
+    fronts_close(pool);
+}
+
+const struct pool_front front_operations = {.open = fronts_open,
+                                            .collect = fronts_collect,
+                                            .close = fronts_close,
+                                            .freeze = all_freeze,
+                                            .thaw = all_thaw,
+                                            .sum = fronts_sum,
+                                            .before_fork = all_freeze,
+                                            .after_fork = fronts_after_fork};

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * The fast path: a front for each thread and pool, which serves most allocations and frees without a lock.
+ *
+ * Small blocks (up to SLAB_BLOCK_MOST_BYTES) come from magazines, one a size class: an allocation pops the ready batch,
+ * a free pushes on the freed one.  A full freed batch takes the present epoch, rests, and is ready when that has
+ * passed. So a fence is shared by SLAB_BATCH frees, and the two batches change places for as long as nobody needs more.
+ *
+ * Larger blocks are segments of the pool.  A front remembers those that its thread allocated (owned) and keeps what the
+ * thread frees, by exact size or by tag (Futhark), on shelves; a shelf serves the next allocation that fits, once the
+ * epoch of the free has passed.  Blocks on a shelf stay used in the pool's trees; their ticket says that they are not
+ * the program's (segment.h).
+ *
+ * A front belongs to its thread, which enters it by a biased lock.  Others enter to collect what it keeps, when the
+ * pool would otherwise have to grow, wait or refuse; to add up its numbers; and when its pool ends.
+ *
+ * Stands on pool.h, slab.h and reuse.h.  Lock order: a pool's fronts lock, a front's own, a depot's, the pool's.  A
+ * thread is never inside its front when it takes another lock or calls the driver.
+ */
+#ifndef MAM_LIB_FRONT_H
+#define MAM_LIB_FRONT_H
+
+#include "pool.h"
+
+/* What an allocation is about. */
+struct front_request {
+  struct mam_pool *pool;  /* NULL: by the id alone */
+  uint64_t default_id;    /* as for pool_malloc */
+  size_t size;            /* not 0 */
+  const void *site, *tag; /* tag NULL: none */
+};
+
+/* pool_malloc by the calling thread's front, made if there is none and the pool is given.  Without a pool:
+ * cudaErrorInvalidResourceHandle if the thread's last front is not of that id. */
+cudaError_t front_malloc(const struct front_request *request, uintptr_t *address);
+
+/* One for work on a stream, by its id. */
+cudaError_t front_malloc_stream(const struct front_request *request, uint64_t stream, uintptr_t *address);
+
+/* A free, in the same two steps; errors are pool_free's.  *emptied as there; *zero: it must be looked whether the pool
+ * is empty (front_zero). */
+bool front_free_quick(uintptr_t address, bool *zero);
+cudaError_t front_free(uintptr_t address, struct pool_emptied *emptied);
+void front_zero(struct pool_emptied *emptied);
+
+/* A free under a rule of its own; stream is for MAM_REUSE_STREAM. */
+cudaError_t front_free_reuse(uintptr_t address, MAM_Reuse reuse, uint64_t stream, struct pool_emptied *emptied);
+
+/* Whose a block is, if it is one; NULL if it is nobody's. */
+struct mam_pool *front_pool_of(uintptr_t address);
+
+/* As pool_retire: if only_if_empty, no block of any front is live and none becomes so. */
+bool front_retire(struct mam_pool *pool, uint64_t default_id, bool only_if_empty);
+
+/* Once, before the first pool with fronts is opened. */
+void front_set_up(void);
+
+/* What pools call: see struct pool_front. */
+extern const struct pool_front front_operations;
+
+#endif

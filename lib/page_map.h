@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * Which span an address lies in: a table of the 2 MiB pages of the address space in two levels, read without a lock.
+ *
+ * The front's fast path.  Knows addresses and an opaque span; the spans are slab.h's.  Spans are type-stable, so a
+ * pointer found here may be looked into at any time; whether it is still that span is asked there.
+ */
+#ifndef MAM_LIB_PAGE_MAP_H
+#define MAM_LIB_PAGE_MAP_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* User space ends at 2^47 on x86-64 and on 64-bit ARM with 48 bits at 2^48: 14 + 13 + 21 bits. */
+enum { PAGE_MAP_PAGE_BITS = 21, PAGE_MAP_LEAF_BITS = 13, PAGE_MAP_TOP_BITS = 14 };
+
+struct slab;
+
+struct page_map_leaf {
+  _Atomic(struct slab *) slabs[1 << PAGE_MAP_LEAF_BITS];
+};
+
+extern _Atomic(struct page_map_leaf *) page_map_top[1 << PAGE_MAP_TOP_BITS];
+
+/* The slab at an address, NULL if there is none. */
+static inline struct slab *page_map_find(uintptr_t address) {
+  uintptr_t page = address >> PAGE_MAP_PAGE_BITS, index = page >> PAGE_MAP_LEAF_BITS;
+  if (index >= (uintptr_t)1 << PAGE_MAP_TOP_BITS)
+    return NULL;
+  /* acquire, both: the leaf's and the slab's content; pair with the releases in page_map.c */
+  struct page_map_leaf *leaf = atomic_load_explicit(&page_map_top[index], memory_order_acquire);
+  if (leaf == NULL)
+    return NULL;
+  return atomic_load_explicit(&leaf->slabs[page & ((1 << PAGE_MAP_LEAF_BITS) - 1)], memory_order_acquire);
+}
+
+/* Writes the slab of the page at base, NULL for none.  False if the host has no memory for the table or the address is
+ * beyond it; never for NULL where a slab was. */
+bool page_map_set(uintptr_t base, struct slab *slab);
+
+#endif

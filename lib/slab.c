@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+#include "slab.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+  BATCHES_KEPT = 16, /* resting in a depot; more are put back into their slabs */
+  WORD_BITS = 64,
+  LINE_BYTES = 64 /* of a cache line */
+};
+
+void depot_init(struct depot *depot) {
+  (void)pthread_mutex_init(&depot->lock, NULL);
+  TAILQ_INIT(&depot->slabs);
+  depot->first = depot->shells = NULL;
+  depot->last = &depot->first;
+  depot->batch_count = 0;
+  atomic_init(&depot->slab_count, 0);
+}
+
+static void slab_count_add(struct depot *depot, int change) {
+  /* relaxed: written under the lock; a hint for who reads it without */
+  unsigned count = atomic_load_explicit(&depot->slab_count, memory_order_relaxed);
+  atomic_store_explicit(&depot->slab_count, count + (unsigned)change, memory_order_relaxed);
+}
+
+/* ---- Batches ---- */
+
+struct batch *slab_shell_take(struct depot *depot) {
+  pthread_mutex_lock(&depot->lock);
+  struct batch *shell = depot->shells;
+  if (shell != NULL)
+    depot->shells = shell->next;
+  pthread_mutex_unlock(&depot->lock);
+  if (shell == NULL)
+    shell = aligned_alloc(_Alignof(struct batch), sizeof *shell);
+  if (shell != NULL)
+    shell->count = 0;
+  return shell;
+}
+
+static void shell_give_locked(struct depot *depot, struct batch *shell) {
+  shell->next = depot->shells;
+  depot->shells = shell;
+}
+
+void slab_shell_give(struct depot *depot, struct batch *shell) {
+  if (shell == NULL)
+    return;
+  pthread_mutex_lock(&depot->lock);
+  shell_give_locked(depot, shell);
+  pthread_mutex_unlock(&depot->lock);
+}
+
+static void batch_push_locked(struct depot *depot, struct batch *batch, bool at_once) {
+  if (at_once) {
+    batch->next = depot->first;
+    depot->first = batch;
+    if (batch->next == NULL)
+      depot->last = &batch->next;
+  } else {
+    batch->next = NULL;
+    *depot->last = batch;
+    depot->last = &batch->next;
+  }
+  depot->batch_count++;
+}
+
+static struct batch *batch_pull_locked(struct depot *depot, uint64_t passed) {
+  struct batch *batch = depot->first;
+  if (batch == NULL || batch->epoch > passed)
+    return NULL;
+  depot->first = batch->next;
+  if (depot->first == NULL)
+    depot->last = &depot->first;
+  depot->batch_count--;
+  return batch;
+}
+
+/* ---- Slabs ---- */
+
+static uint32_t slab_block_count(const struct slab *slab) { /* relaxed: under the depot's lock, where it has a span */
+  return atomic_load_explicit(&slab->block_count, memory_order_relaxed);
+}
+
+/* Host memory for so many blocks: the bytes, on cache lines of their own, then the bits.  What was outgrown is kept, as
+ * a stale look may still go there; it is less than what takes its place. */
+static bool slab_make_room(struct slab *slab, uint32_t blocks) {
+  if (blocks <= slab->room)
+    return true;
+  size_t bytes = (blocks + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
+  size_t words_bytes = bytes / WORD_BITS * sizeof(uint64_t), all = bytes + words_bytes + sizeof(void *);
+  all = (all + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
+  char *room = aligned_alloc(LINE_BYTES, all);
+  if (room == NULL)
+    return false;
+  memset(room, 0, all);
+  *(void **)(void *)(room + all - sizeof(void *)) = slab->inside; /* what was outgrown, for leak checkers */
+  slab->inside = (uint64_t *)(void *)(room + bytes);
+  slab->room = blocks;
+  /* relaxed: block_count is published after it */
+  atomic_store_explicit(&slab->live, (_Atomic uint8_t *)(void *)room, memory_order_relaxed);
+  return true;
+}
+
+/* The slab of a page, made if there never was one there.  NULL if the host has no memory. */
+static struct slab *slab_of_page(uintptr_t base) {
+  struct slab *slab = page_map_find(base);
+  if (slab != NULL)
+    return slab;
+  slab = aligned_alloc(_Alignof(struct slab), sizeof *slab);
+  if (slab == NULL)
+    return NULL;
+  memset(slab, 0, sizeof *slab);
+  slab->base = base;
+  if (page_map_set(base, slab))
+    return slab;
+  free(slab);
+  return NULL;
+}
+
+/* Carves a span that no other slab has. */
+static struct slab *slab_open(uintptr_t base, unsigned class) {
+  size_t block_bytes = slab_class_bytes(class);
+  uint32_t blocks = (uint32_t)(SLAB_BYTES / block_bytes), units = (uint32_t)(block_bytes / SLAB_UNIT_BYTES);
+  struct slab *slab = slab_of_page(base);
+  if (slab == NULL || !slab_make_room(slab, blocks))
+    return NULL;
+  /* relaxed, all: see struct slab */
+  atomic_store_explicit(&slab->class, class, memory_order_relaxed);
+  atomic_store_explicit(&slab->block_units, units, memory_order_relaxed);
+  atomic_store_explicit(&slab->index_magic, (((uint64_t)1 << 32) + units - 1) / units, memory_order_relaxed);
+  /* release: live is long enough; pairs with the acquire in slab_index */
+  atomic_store_explicit(&slab->block_count, blocks, memory_order_release);
+  slab->inside_count = blocks;
+  memset(slab->inside, 0, (blocks + WORD_BITS - 1) / WORD_BITS * sizeof(uint64_t));
+  for (uint32_t i = 0; i < blocks; i++)
+    slab->inside[i / WORD_BITS] |= (uint64_t)1 << i % WORD_BITS;
+  return slab;
+}
+
+/* Moves the blocks of a word into a batch. */
+static void word_carve_locked(struct slab *slab, uint32_t word, struct batch *batch) {
+  size_t block_bytes = slab_block_bytes(slab);
+  for (uint64_t bits = slab->inside[word]; bits != 0; bits &= bits - 1) {
+    uint32_t index = word * WORD_BITS + (uint32_t)__builtin_ctzl(bits);
+    batch->blocks[batch->count++] = slab->base + index * block_bytes;
+    slab->inside_count--;
+  }
+  slab->inside[word] = 0;
+}
+
+/* Moves blocks from a slab into a batch, whole words, lowest first, until it is half full. */
+static void slab_carve_locked(struct depot *depot, struct slab *slab, struct batch *batch) {
+  uint32_t words = (slab_block_count(slab) + WORD_BITS - 1) / WORD_BITS;
+  for (uint32_t word = 0; word < words && batch->count < SLAB_BATCH / 2; word++)
+    if (batch->count + (unsigned)__builtin_popcountl(slab->inside[word]) <= SLAB_BATCH)
+      word_carve_locked(slab, word, batch);
+  if (slab->inside_count == 0) { /* those with blocks inside come first */
+    TAILQ_REMOVE(&depot->slabs, slab, link);
+    TAILQ_INSERT_TAIL(&depot->slabs, slab, link);
+  }
+}
+
+/* Puts a block back.  Returns its slab if all its blocks are in now: then it is no longer the depot's. */
+static struct slab *block_return_locked(struct depot *depot, uintptr_t address) {
+  struct slab *slab = page_map_find(address);
+  if (slab == NULL) /* never: it is one of its blocks */
+    return NULL;
+  uint32_t index = slab_index(slab, address);
+  slab->inside[index / WORD_BITS] |= (uint64_t)1 << index % WORD_BITS;
+  TAILQ_REMOVE(&depot->slabs, slab, link);
+  if (++slab->inside_count < slab_block_count(slab)) {
+    TAILQ_INSERT_HEAD(&depot->slabs, slab, link);
+    return NULL;
+  }
+  /* release: nothing is read of it after this; a free that finds it gone answers that there is no such block */
+  atomic_store_explicit(&slab->pool, NULL, memory_order_release);
+  slab_count_add(depot, -1);
+  return slab;
+}
+
+/* Puts batches that have passed into their slabs until only so many are left.  Empty slabs are collected in a list. */
+static void batches_return_locked(struct depot *depot, uint64_t passed, unsigned keep, struct slab_list *empty) {
+  struct batch *batch;
+  while (depot->batch_count > keep && (batch = batch_pull_locked(depot, passed)) != NULL) {
+    for (unsigned i = 0; i < batch->count; i++) {
+      struct slab *slab = block_return_locked(depot, batch->blocks[i]);
+      if (slab != NULL)
+        TAILQ_INSERT_TAIL(empty, slab, link);
+    }
+    shell_give_locked(depot, batch);
+  }
+}
+
+static size_t spans_give(struct mam_pool *pool, struct slab_list *empty) {
+  struct slab *slab;
+  size_t bytes = 0;
+  while ((slab = TAILQ_FIRST(empty)) != NULL) {
+    TAILQ_REMOVE(empty, slab, link); /* from here on another pool may have the page */
+    pool_span_give(pool, slab->base, true);
+    bytes += SLAB_BYTES;
+  }
+  return bytes;
+}
+
+static size_t batches_return(struct mam_pool *pool, struct depot *depot, unsigned keep) {
+  struct slab_list empty = TAILQ_HEAD_INITIALIZER(empty);
+  pthread_mutex_lock(&depot->lock);
+  batches_return_locked(depot, reuse_passed(pool->reuse), keep, &empty);
+  pthread_mutex_unlock(&depot->lock);
+  return spans_give(pool, &empty);
+}
+
+size_t slab_reclaim(struct mam_pool *pool, struct depot *depot) { return batches_return(pool, depot, 0); }
+
+void slab_rest(struct mam_pool *pool, struct depot *depot, struct batch *batch, bool at_once) {
+  pthread_mutex_lock(&depot->lock);
+  batch_push_locked(depot, batch, at_once);
+  bool many = depot->batch_count > 2 * BATCHES_KEPT;
+  pthread_mutex_unlock(&depot->lock);
+  if (many)
+    (void)batches_return(pool, depot, BATCHES_KEPT);
+}
+
+/* ---- Refilling a front ---- */
+
+/* A batch that may be used, or one carved from a slab that has blocks; NULL if there is neither. */
+static struct batch *refill_locked(struct mam_pool *pool, struct depot *depot) {
+  struct batch *batch = batch_pull_locked(depot, reuse_passed(pool->reuse));
+  struct slab *slab = TAILQ_FIRST(&depot->slabs);
+  if (batch != NULL || slab == NULL || slab->inside_count == 0)
+    return batch;
+  batch = depot->shells;
+  if (batch != NULL)
+    depot->shells = batch->next;
+  else if ((batch = aligned_alloc(_Alignof(struct batch), sizeof *batch)) == NULL)
+    return NULL;
+  batch->count = 0;
+  slab_carve_locked(depot, slab, batch);
+  return batch;
+}
+
+/* A further slab for the depot.  False if the pool has no span, or the host no memory. */
+static bool slab_add(struct mam_pool *pool, struct depot *depot, unsigned class) {
+  uintptr_t base;
+  if (pool_span_take(pool, SLAB_BYTES, &base) != cudaSuccess)
+    return false;
+  struct slab *slab = slab_open(base, class);
+  if (slab == NULL) {
+    pool_span_give(pool, base, true);
+    return false;
+  }
+  pthread_mutex_lock(&depot->lock);
+  TAILQ_INSERT_HEAD(&depot->slabs, slab, link);
+  slab_count_add(depot, 1);
+  /* release: the carved slab; pairs with the acquire in slab_free_block */
+  atomic_store_explicit(&slab->pool, pool, memory_order_release);
+  pthread_mutex_unlock(&depot->lock);
+  return true;
+}
+
+/* What rests has first claim if a fence frees it without waiting: it was used a moment ago, a new slab never was. */
+static bool resting_passes(struct mam_pool *pool, struct depot *depot) {
+  pthread_mutex_lock(&depot->lock);
+  uint64_t epoch = depot->first != NULL ? depot->first->epoch : UINT64_MAX;
+  pthread_mutex_unlock(&depot->lock);
+  return epoch != UINT64_MAX && reuse_reach(pool->reuse, epoch);
+}
+
+struct batch *slab_refill(struct mam_pool *pool, struct depot *depot, unsigned class) {
+  for (;;) {
+    pthread_mutex_lock(&depot->lock);
+    struct batch *batch = refill_locked(pool, depot);
+    pthread_mutex_unlock(&depot->lock);
+    if (batch != NULL)
+      return batch;
+    if (!resting_passes(pool, depot) && !slab_add(pool, depot, class))
+      return NULL;
+  }
+}
+
+/* ---- The end, and numbers ---- */
+
+static void batches_free(struct batch *batch) {
+  while (batch != NULL) {
+    struct batch *next = batch->next;
+    free(batch);
+    batch = next;
+  }
+}
+
+void slab_forget(struct depot *depot) {
+  struct slab *slab;
+  while ((slab = TAILQ_FIRST(&depot->slabs)) != NULL) {
+    TAILQ_REMOVE(&depot->slabs, slab, link);
+    atomic_store_explicit(&slab->pool, NULL, memory_order_release); /* as in block_return_locked */
+    for (uint32_t i = 0; i < slab_block_count(slab); i++)
+      atomic_store_explicit(slab_live(slab, i), 0, memory_order_relaxed); /* relaxed: nobody's any more */
+  }
+  batches_free(depot->first);
+  batches_free(depot->shells);
+  (void)pthread_mutex_destroy(&depot->lock);
+  depot_init(depot);
+}
+
+void slab_count(struct mam_pool *pool, struct depot *depot, unsigned class, size_t *span_bytes, size_t *waiting_bytes) {
+  uint64_t passed = reuse_passed(pool->reuse);
+  /* relaxed: under the lock */
+  *span_bytes = atomic_load_explicit(&depot->slab_count, memory_order_relaxed) * (size_t)SLAB_BYTES;
+  *waiting_bytes = 0;
+  for (const struct batch *batch = depot->first; batch != NULL; batch = batch->next)
+    *waiting_bytes += batch->epoch > passed ? batch->count * slab_class_bytes(class) : 0;
+}

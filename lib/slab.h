@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * Slabs: spans of 2 MiB carved into equal blocks of a size class, with a byte a block that says whether it is live and
+ * a bit a block that says whether it is in the slab; and the depot of each class, where the fronts' batches of blocks
+ * change hands.
+ *
+ * A block of a slab is in exactly one place: live (the program's), in a batch (a front's or the depot's), or in its
+ * slab (its bit is set).  The program's blocks have a code in their live byte, all others 0.  The byte is exchanged to
+ * 0 by whoever frees, so that of two frees of one block one fails, whatever threads they come from.
+ *
+ * Slabs take their spans from the pool and give them back when all blocks are in.  A slab is bound to its page for
+ * good: it is found through page_map.h without a lock, and whose it is, is asked then.  So neither it nor its bytes are
+ * freed.
+ *
+ * Lock order: a depot's lock, then its pool's; no lock is held while the pool grows or the driver is asked.
+ */
+#ifndef MAM_LIB_SLAB_H
+#define MAM_LIB_SLAB_H
+
+#include "page_map.h"
+#include "pool.h"
+
+enum {
+  SLAB_BYTES = 1 << PAGE_MAP_PAGE_BITS,
+  SLAB_UNIT_BYTES = POOL_ALIGNMENT_BYTES,
+  SLAB_UNITS_MOST = 64, /* of a block: 32 KiB */
+  SLAB_BLOCK_MOST_BYTES = SLAB_UNITS_MOST * SLAB_UNIT_BYTES,
+  SLAB_CLASSES = 32, /* steps of 512 B up to 8 KiB, of 1 KiB up to 16, of 2 KiB up to 32: at most an eighth is lost */
+  SLAB_BATCH = 64    /* blocks that change hands at once: what a fence is shared by, at least */
+};
+
+/* Blocks of one class on their way.  Owned by whoever holds it: a front or a depot. */
+struct batch {
+  _Alignas(64) struct batch *next; /* no two threads' batches share a cache line */
+  uint64_t epoch;                  /* none of the blocks was freed later: they may be used when it has passed */
+  unsigned count;
+  uintptr_t blocks[SLAB_BATCH];
+};
+
+struct slab {
+  /* Whose it is, NULL while it has no span; written under the depot's lock.  Read by frees without one, see
+   * slab_free_block. */
+  _Atomic(struct mam_pool *) pool;
+  uintptr_t base; /* constant, as the page is */
+  /* Constant while it has a span, atomic for the sake of frees of what is no block any more: relaxed, but that
+   * block_count is published after live, which is never shorter than it. */
+  _Atomic uint64_t index_magic; /* 2^32 / block_units, rounded up: see slab_index */
+  _Atomic uint32_t block_units, block_count;
+  _Atomic uint32_t class;
+  _Atomic(_Atomic uint8_t *) live; /* a code for each block, 0 if it is not the program's */
+  _Alignas(64) uint64_t *inside;   /* a bit for each block, under the depot's lock */
+  uint32_t inside_count;
+  uint32_t room;          /* for how many blocks live and inside are */
+  TAILQ_ENTRY(slab) link; /* in its depot: those with blocks inside first */
+};
+
+TAILQ_HEAD(slab_list, slab);
+
+/* All slabs and resting batches of one class of a pool. */
+struct depot {
+  _Alignas(64) pthread_mutex_t lock;
+  struct slab_list slabs;
+  struct batch *first, **last; /* resting, oldest epoch first but for what was freed for immediate use */
+  unsigned batch_count;
+  _Atomic unsigned slab_count; /* written under the lock; relaxed, a hint for others */
+  struct batch *shells;        /* empty batches for the next to come */
+};
+
+void depot_init(struct depot *depot);
+
+/* The smallest class whose blocks hold bytes, 1 to SLAB_BLOCK_MOST_BYTES. */
+static inline unsigned slab_class(size_t bytes) {
+  size_t units = (bytes + SLAB_UNIT_BYTES - 1) / SLAB_UNIT_BYTES;
+  if (units <= 16)
+    return (unsigned)units - 1;
+  return units <= 32 ? 16 + (unsigned)(units - 17) / 2 : 24 + (unsigned)(units - 33) / 4;
+}
+
+static inline size_t slab_class_bytes(unsigned class) {
+  size_t units = class < 16 ? class + 1 : class < 24 ? 18 + 2 * (class - 16) : 36 + 4 * (class - 24);
+  return units * SLAB_UNIT_BYTES;
+}
+
+/* Which block of the slab starts at the address; UINT32_MAX if none does.  The quotient is exact: the magic is off by
+ * less than block_units / 2^32 a unit, over 4096 units of a slab far less than the 1 / 64 that would matter. */
+static inline uint32_t slab_index(const struct slab *slab, uintptr_t address) {
+  uintptr_t offset = address - slab->base;
+  uint32_t units = (uint32_t)(offset / SLAB_UNIT_BYTES) & (SLAB_BYTES / SLAB_UNIT_BYTES - 1);
+  uint64_t magic = atomic_load_explicit(&slab->index_magic, memory_order_relaxed); /* relaxed: see struct slab */
+  uint32_t index = (uint32_t)((units * magic) >> 32);
+  /* acquire: live is at least as long; pairs with the release in slab_open */
+  bool within = index < atomic_load_explicit(&slab->block_count, memory_order_acquire);
+  bool starts =
+      offset % SLAB_UNIT_BYTES == 0 && index * atomic_load_explicit(&slab->block_units, memory_order_relaxed) == units;
+  return within && starts ? index : UINT32_MAX;
+}
+
+static inline _Atomic uint8_t *slab_live(const struct slab *slab, uint32_t index) {
+  return &atomic_load_explicit(&slab->live, memory_order_relaxed)[index]; /* relaxed: see slab_index */
+}
+
+static inline unsigned slab_class_of(const struct slab *slab) {
+  return atomic_load_explicit(&slab->class, memory_order_relaxed); /* relaxed: the caller holds one of its blocks */
+}
+
+static inline size_t slab_block_bytes(const struct slab *slab) { /* relaxed: as above */
+  return (size_t)atomic_load_explicit(&slab->block_units, memory_order_relaxed) * SLAB_UNIT_BYTES;
+}
+
+/* What was asked for, as one byte: 1 and what is left over of the block in steps of a 128th of the class's spacing. */
+static inline unsigned slab_code_shift(unsigned class) { return class < 16 ? 2 : class < 24 ? 3 : 4; }
+
+static inline uint8_t slab_code(unsigned class, size_t bytes) {
+  return (uint8_t)(1 + ((slab_class_bytes(class) - bytes) >> slab_code_shift(class)));
+}
+
+/* Blocks for a front: a batch that may be used, or one carved from a slab; of a slab, blocks of one word of bits, so
+ * that no two threads write live bytes of one cache line unless blocks have wandered.  May grow the pool, never waits
+ * for the GPU.  NULL if there are none.  The caller is a user of the pool. */
+struct batch *slab_refill(struct mam_pool *pool, struct depot *depot, unsigned class);
+
+/* An empty batch; NULL if the host has no memory. */
+struct batch *slab_shell_take(struct depot *depot);
+void slab_shell_give(struct depot *depot, struct batch *shell);
+
+/* Takes a batch from a front; its epoch is set.  at_once: the next refill takes it before all others.  Then spans of
+ * slabs whose blocks are all in may go back to the pool. */
+void slab_rest(struct mam_pool *pool, struct depot *depot, struct batch *batch, bool at_once);
+
+/* Puts the blocks of all resting batches whose epoch has passed into their slabs and gives empty slabs' spans back.
+ * Returns how many bytes went to the pool. */
+size_t slab_reclaim(struct mam_pool *pool, struct depot *depot);
+
+/* Forgets all slabs and batches: the pool's memory is about to go.  Nobody else uses the depot. */
+void slab_forget(struct depot *depot);
+
+/* The depot's lock is held.  What it holds: bytes of its slabs, and of these, in batches whose epoch has not passed. */
+void slab_count(struct mam_pool *pool, struct depot *depot, unsigned class, size_t *span_bytes, size_t *waiting_bytes);
+
+#endif
