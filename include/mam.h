@@ -58,6 +58,10 @@ typedef enum cudaError {
 } cudaError_t;
 #endif
 
+#if !defined(MAM_HAVE_CUDA_HEADERS) && !defined(__DRIVER_TYPES_H__) && !defined(__DRIVER_TYPES_FWD_H__)
+typedef struct CUstream_st *cudaStream_t;
+#endif
+
 #if defined(__GNUC__)
 #define MAM_API __attribute__((visibility("default")))
 #else
@@ -141,6 +145,58 @@ MAM_API cudaError_t MAM_CudaMalloc(void **ptr, size_t size);
  * last one of a lazily created environment that destroys itself. */
 MAM_API cudaError_t MAM_CudaFree(void *ptr);
 
+/* ---- On a stream ----
+ *
+ * The same blocks as those of MAM_CudaMalloc: either free takes blocks of either allocation.
+ */
+
+/* MAM_CudaMalloc for work on a stream of the current context: takes memory at once that was freed on the same stream
+ * (MAM_CudaFreeAsync), other memory as MAM_CudaMalloc does.  The block may be used at once by any stream, unless its
+ * memory was freed on this one: then by work that comes after this call on the stream.  Enqueues nothing.  The streams
+ * 0, cudaStreamLegacy and cudaStreamPerThread are meant as they are by cudaMallocAsync.
+ * Errors: those of MAM_CudaMalloc, and what the driver says about a stream that is none. */
+MAM_API cudaError_t MAM_CudaMallocAsync(void **ptr, size_t size, cudaStream_t stream);
+
+/* Frees a block whose last use comes before this call in the order of the stream: by work on it, or on others that it
+ * was made to wait for.  Its memory goes at once to allocations on that stream, elsewhere only when the GPU is done
+ * with all work submitted before this call.  A stream of another context than the block's pool is as a plain free.
+ * Errors: those of MAM_CudaFree, and what the driver says about a stream that is none; then the block is not freed. */
+MAM_API cudaError_t MAM_CudaFreeAsync(void *ptr, cudaStream_t stream);
+
+/* ---- With a tag (Futhark) ---- */
+
+/* MAM_CudaMalloc for a place in the program that allocates again and again.  A block that was allocated with the tag is
+ * remembered under it when it is freed, and taken back by an allocation of the same thread with that tag if it is at
+ * least as large and at most twice as large as asked for.  tag: any address, compared and never read; NULL is as
+ * MAM_CudaMalloc, whose own tag is the place it was called from.
+ * Errors: those of MAM_CudaMalloc. */
+MAM_API cudaError_t MAM_CudaMallocTagged(void **ptr, size_t size, const void *tag);
+
+/* ---- Stream captures ----
+ *
+ * A program that captures a stream into a CUDA graph says so: MAM_CaptureBegin before cudaStreamBeginCapture,
+ * MAM_CaptureEnd after cudaStreamEndCapture.  In between, the library calls nothing in the current context that would
+ * invalidate the capture: allocations and frees work, freed memory waits until the end of the capture unless it is
+ * reused on its own stream, and an allocation that could only be served by waiting for the GPU fails.  Brackets of
+ * several threads may overlap.
+ *
+ * cudaSuccess
+ * cudaErrorInvalidValue       MAM_CaptureEnd: no capture has begun
+ * cudaErrorMemoryAllocation   the host has no memory
+ * and what the driver says where there is no current context */
+MAM_API cudaError_t MAM_CaptureBegin(void);
+MAM_API cudaError_t MAM_CaptureEnd(void);
+
+/* ---- Giving back ---- */
+
+/* Gives memory that no block needs back to the source, as long as the default pool of the current context holds more
+ * than keep_bytes: caches of all threads, whole chunks, and of MAM_SOURCE_VMM and MAM_SOURCE_HOST pools the free pieces
+ * of 2 MiB or more in between.  Blocks never move.  Does not wait for kernels: memory that still waits for them stays.
+ *
+ * cudaSuccess                 also if nothing could be given back, or there is no pool
+ * other                       what the driver said */
+MAM_API cudaError_t MAM_Trim(size_t keep_bytes);
+
 /* ---- Pools as objects ---- */
 
 /* A pool.  Owned by whoever created it; a handle is good until MAM_PoolDestroy, and may then be a later pool's. */
@@ -151,7 +207,9 @@ typedef enum MAM_Source {
   MAM_SOURCE_DEVICE = 0,  /* device memory: cuMemAlloc */
   MAM_SOURCE_PINNED = 1,  /* page-locked host memory, mapped into every context: cuMemHostAlloc */
   MAM_SOURCE_MANAGED = 2, /* managed memory, attached globally: cuMemAllocManaged */
-  MAM_SOURCE_HOST = 3     /* plain host memory: mmap; needs no GPU and no driver */
+  MAM_SOURCE_HOST = 3,    /* plain host memory: mmap; needs no GPU and no driver */
+  MAM_SOURCE_VMM = 4      /* device memory that is mapped as it is needed and unmapped by trimming, into addresses
+                             reserved once: cuMemAddressReserve, cuMemCreate, cuMemMap.  No legacy IPC */
 } MAM_Source;
 
 /* When the memory of a freed block may be handed out again. */
@@ -160,7 +218,11 @@ typedef enum MAM_Reuse {
    * blocks are used in that context.  The default. */
   MAM_REUSE_FENCED = 0,
   /* At once, the paper's rule.  For programs that use one stream, or synchronise before they free. */
-  MAM_REUSE_IMMEDIATE = 1
+  MAM_REUSE_IMMEDIATE = 1,
+  /* At once to an allocation on the stream on which the block was freed, to others as if fenced.  Safe for blocks whose
+   * last use comes before the free in the order of that stream.  As a pool's rule it makes the plain calls those of
+   * the default stream. */
+  MAM_REUSE_STREAM = 2
 } MAM_Reuse;
 
 /* What MAM_PoolCreate needs to know.  Start from MAM_POOL_OPTIONS_INIT, which asks for: device memory of the current
@@ -215,6 +277,15 @@ MAM_API cudaError_t MAM_PoolDefault(MAM_Pool *pool);
  * Errors: those of MAM_CudaMalloc; cudaErrorInvalidResourceHandle if pool is NULL or destroyed. */
 MAM_API cudaError_t MAM_PoolMalloc(MAM_Pool pool, void **ptr, size_t size);
 
+/* MAM_CudaFree under a rule for this one block.  MAM_REUSE_STREAM means the default stream (0).
+ * Errors: those of MAM_CudaFree; cudaErrorInvalidValue if reuse is none of MAM_Reuse. */
+MAM_API cudaError_t MAM_CudaFreeReuse(void *ptr, MAM_Reuse reuse);
+
+/* The same from a pool of choice. */
+MAM_API cudaError_t MAM_PoolMallocAsync(MAM_Pool pool, void **ptr, size_t size, cudaStream_t stream);
+MAM_API cudaError_t MAM_PoolMallocTagged(MAM_Pool pool, void **ptr, size_t size, const void *tag);
+MAM_API cudaError_t MAM_PoolTrim(MAM_Pool pool, size_t keep_bytes);
+
 /* ---- Seeing in ---- */
 
 /* What a pool holds at one moment.  used + waiting + free == reserved. */
@@ -241,6 +312,15 @@ typedef struct MAM_PoolInfo {
                                     and costs nothing, but counts */
   double external_fragmentation; /* 1 - largest_free_bytes / free_bytes; 0 if nothing is free.  (ScatterAlloc,
                                     section 3.3, formula 2) */
+  size_t cached_bytes;         /* of waiting_bytes and free_bytes: kept for small blocks and by threads for their next
+                                  allocations; not in largest_free_bytes, but collected before an allocation fails */
+  size_t slab_count;           /* spans of 2 MiB that small blocks are carved from */
+  size_t thread_count;         /* threads that have used the pool and live */
+  uint64_t magazine_hit_count; /* of malloc_count: served by the calling thread itself, small blocks, */
+  uint64_t size_hit_count;     /* larger ones, of the same size as one that it freed, */
+  uint64_t tag_hit_count;      /* with the same tag, */
+  uint64_t stream_hit_count;   /* and with memory freed on the same stream */
+  uint64_t fence_count;        /* events recorded in the pool's context, shared by all its pools */
 } MAM_PoolInfo;
 
 /* Fills *info.  pool NULL means the default pool of the current context, which is not created for it.

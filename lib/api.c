@@ -15,6 +15,7 @@
 #include <time.h>
 
 #include "error.h"
+#include "front.h"
 #include "options.h"
 #include "pool.h"
 
@@ -73,6 +74,7 @@ static void after_fork_in_child(void) {
 
 static void set_up(void) {
   conditions_set_up();
+  front_set_up();
   (void)pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
@@ -154,7 +156,7 @@ static struct mam_pool *default_pool_now(uint64_t *id) {
  * lock is left while the memory goes back: that waits for the GPU, and nobody else has to. */
 static cudaError_t environment_end_locked(struct mam_pool *pool, uint64_t id, bool only_if_empty) {
   struct ending ending = {.id = id, .next = endings}, **link = &endings;
-  if (!pool_retire(pool, id, only_if_empty))
+  if (!front_retire(pool, id, only_if_empty))
     return cudaSuccess;
   endings = &ending;
   environment_exit();
@@ -209,24 +211,40 @@ static int64_t linger_for(const struct options *options, uint64_t id, int64_t cr
   return cost_ns > least_ns ? cost_ns : least_ns;
 }
 
-/* The lock is held, and left where another environment of the context ends.  chunk_bytes 0: the largest.  If there is
- * one already: cudaErrorAlreadyAcquired, *pool is it.  *id is the id of whichever it is. */
-static cudaError_t environment_create_locked(size_t chunk_bytes, bool lazy, struct mam_pool **pool, uint64_t *id) {
+/* The source of an environment.  By itself it is, without a size, memory that is mapped as needed, where the driver
+ * can; with a size the paper's one chunk. */
+static cudaError_t environment_source(const struct options *options, size_t bytes, struct source *source) {
+  cudaError_t error = cudaErrorNotSupported;
+  if (options->source_is_auto && bytes == 0)
+    error = source_open(MAM_SOURCE_VMM, NULL, -1, source);
+  return error == cudaErrorNotSupported ? source_open(options->source, NULL, -1, source) : error;
+}
+
+/* The sizes of an environment: an elastic one has a limit rather than a chunk. */
+static void environment_size(const struct source *source, size_t bytes, struct pool_config *config) {
+  config->elastic = source->operations == &source_vmm || (source->operations == &source_host && bytes == 0);
+  *(config->elastic ? &config->limit_bytes : &config->chunk_bytes) = bytes;
+}
+
+/* The lock is held, and left where another environment of the context ends.  bytes 0: all there are.  If there is one
+ * already: cudaErrorAlreadyAcquired, *pool is it.  *id is the id of whichever it is. */
+static cudaError_t environment_create_locked(size_t bytes, bool lazy, struct mam_pool **pool, uint64_t *id) {
   const struct options *options;
   struct source source;
   pool_abandon_gone();
   cudaError_t error = environment_options(&options);
   if (error == cudaSuccess)
-    error = source_open(options->source, NULL, -1, &source);
+    error = environment_source(options, bytes, &source);
   if (error != cudaSuccess)
     return error;
   *id = options->source == MAM_SOURCE_HOST ? HOST_DEFAULT_ID : source.context.id;
   struct pool_config config = {.reuse = options->reuse,
                                .alignment = POOL_ALIGNMENT_BYTES,
-                               .chunk_bytes = chunk_bytes,
                                .headroom_bytes = options->headroom_bytes,
                                .default_id = *id,
-                               .lazy = lazy};
+                               .lazy = lazy,
+                               .front = &front_operations};
+  environment_size(&source, bytes, &config);
   struct mam_pool *held = pool_find_default(*id);
   if (held != NULL && !lazy) /* if it lingers, it is wanted otherwise now */
     (void)environment_end_locked(held, *id, true);
@@ -248,11 +266,11 @@ static cudaError_t environment_create_locked(size_t chunk_bytes, bool lazy, stru
   return error;
 }
 
-static cudaError_t environment_create(size_t chunk_bytes, const char *who) {
+static cudaError_t environment_create(size_t bytes, const char *who) {
   struct mam_pool *pool;
   uint64_t id;
   environment_enter();
-  cudaError_t error = environment_create_locked(chunk_bytes, false, &pool, &id);
+  cudaError_t error = environment_create_locked(bytes, false, &pool, &id);
   environment_exit();
   if (error == cudaErrorAlreadyAcquired)
     return error_set(error, "%s: this context has an environment already", who);
@@ -277,13 +295,22 @@ static cudaError_t environment_get(struct mam_pool **pool, uint64_t *id, bool *c
 
 /* ---- Ending an environment by itself ---- */
 
+/* A pool of several threads is looked at so often at most, also where it would end at once. */
+enum { CROWD_LOOK_MS = 100 };
+
+static int64_t linger_of(const struct mam_pool *pool) {
+  const int64_t least_ns = (int64_t)CROWD_LOOK_MS * 1000000;
+  return pool->linger_ns > least_ns ? pool->linger_ns : least_ns;
+}
+
 /* Looks at a watched pool whose time has come: ends it, or says when to look again. */
 static void reap_locked(struct mam_pool *pool, uint64_t id) {
   uint64_t count = 0;
   enum pool_look look = pool_look(pool, id, &count);
   bool unused = look == POOL_EMPTY && count == pool->linger_malloc_count;
+  bool again = look == POOL_CROWDED || (look == POOL_EMPTY && !unused);
   pool->linger_malloc_count = count;
-  pool->linger_until_ns = look == POOL_EMPTY && !unused ? now_ns() + pool->linger_ns : 0;
+  pool->linger_until_ns = again ? now_ns() + linger_of(pool) : 0;
   if (unused)
     (void)environment_end_locked(pool, id, true);
 }
@@ -334,6 +361,15 @@ static bool reaper_start(void) {
   return reaper_runs;
 }
 
+/* Watches a lazy environment from its second thread on. */
+static void environment_watch(struct mam_pool *pool) {
+  environment_enter();
+  pool->linger_until_ns = now_ns() + linger_of(pool);
+  (void)pthread_cond_broadcast(&reaper_wakes);
+  (void)reaper_start(); /* without it, the environment stays until MAM_Destroy */
+  environment_exit();
+}
+
 /* The last block of a lazy environment was freed. */
 static cudaError_t environment_emptied(const struct pool_emptied *emptied) {
   struct mam_pool *pool = emptied->pool;
@@ -382,40 +418,74 @@ static cudaError_t malloc_nothing(void) {
   return default_id_now(&id);
 }
 
-static cudaError_t default_malloc(size_t size, const void *site, void **address) {
-  struct mam_pool *pool;
-  uint64_t id;
+/* By the calling thread's front, the environment created if need be. */
+static cudaError_t default_malloc(size_t size, const void *site, const void *tag, uintptr_t *address) {
+  struct front_request request = {.size = size, .site = site, .tag = tag};
   bool created;
   cudaError_t error;
   do { /* again if the environment ended between being found and being asked */
-    error = environment_get(&pool, &id, &created);
+    error = environment_get(&request.pool, &request.default_id, &created);
     if (error == cudaSuccess)
-      error = pool_malloc(pool, id, size, site, address);
+      error = front_malloc(&request, address);
   } while (error == cudaErrorInvalidResourceHandle);
   if (error != cudaSuccess && created) /* for nothing: as if its last block had been freed */
-    (void)environment_emptied(&(struct pool_emptied){pool, id});
+    (void)environment_emptied(&(struct pool_emptied){request.pool, request.default_id});
+  else if (error == cudaSuccess && pool_to_be_watched(request.pool))
+    environment_watch(request.pool);
   return error;
 }
 
+/* The same, first by what the front has at hand. */
+static cudaError_t default_malloc_quick(size_t size, const void *site, const void *tag, uintptr_t *address) {
+  struct front_request request = {.size = size, .site = site, .tag = tag};
+  cudaError_t error = default_id_now(&request.default_id);
+  if (error != cudaSuccess)
+    return error;
+  error = request.default_id != 0 ? front_malloc(&request, address) : cudaErrorInvalidResourceHandle;
+  return error == cudaErrorInvalidResourceHandle ? default_malloc(size, site, tag, address) : error;
+}
+
 cudaError_t MAM_CudaMalloc(void **ptr, size_t size) {
-  void *address = NULL;
+  uintptr_t address = 0;
   if (ptr == NULL)
     return error_set(cudaErrorInvalidValue, "MAM_CudaMalloc: nowhere to write the address");
-  cudaError_t error = size == 0 ? malloc_nothing() : default_malloc(size, __builtin_return_address(0), &address);
-  *ptr = address;
+  cudaError_t error =
+      size == 0 ? malloc_nothing() : default_malloc_quick(size, __builtin_return_address(0), NULL, &address);
+  *ptr = (void *)address;
   return error;
+}
+
+cudaError_t MAM_CudaMallocTagged(void **ptr, size_t size, const void *tag) {
+  uintptr_t address = 0;
+  if (ptr == NULL)
+    return error_set(cudaErrorInvalidValue, "MAM_CudaMallocTagged: nowhere to write the address");
+  cudaError_t error =
+      size == 0 ? malloc_nothing() : default_malloc_quick(size, __builtin_return_address(0), tag, &address);
+  *ptr = (void *)address;
+  return error;
+}
+
+/* Ends the environment that a free has emptied. */
+static cudaError_t free_finish(cudaError_t error, const struct pool_emptied *emptied) {
+  if (emptied->pool == NULL)
+    return error;
+  cudaError_t ended = environment_emptied(emptied);
+  return error == cudaSuccess ? ended : error;
 }
 
 cudaError_t MAM_CudaFree(void *ptr) {
   struct pool_emptied emptied;
+  bool zero;
+  cudaError_t error = cudaSuccess;
   if (ptr == NULL)
     return cudaSuccess;
-  cudaError_t error = pool_free(ptr, &emptied);
-  if (emptied.pool != NULL) {
-    cudaError_t ended = environment_emptied(&emptied);
-    error = error == cudaSuccess ? ended : error;
-  }
-  return error;
+  if (!front_free_quick((uintptr_t)ptr, &zero))
+    error = front_free((uintptr_t)ptr, &emptied);
+  else if (zero)
+    front_zero(&emptied);
+  else
+    return cudaSuccess;
+  return free_finish(error, &emptied);
 }
 
 /* ---- Pools as objects ---- */
@@ -439,9 +509,9 @@ static cudaError_t options_resolve(const MAM_PoolOptions *given, MAM_PoolOptions
 
 static cudaError_t options_check(const MAM_PoolOptions *options) {
   size_t alignment = options->alignment;
-  if (options->source < MAM_SOURCE_DEVICE || options->source > MAM_SOURCE_HOST)
+  if (options->source < MAM_SOURCE_DEVICE || options->source > MAM_SOURCE_VMM)
     return refuse_option("source is none of MAM_Source");
-  if (options->reuse < MAM_REUSE_FENCED || options->reuse > MAM_REUSE_IMMEDIATE)
+  if (options->reuse < MAM_REUSE_FENCED || options->reuse > MAM_REUSE_STREAM)
     return refuse_option("reuse is none of MAM_Reuse");
   if (options->device < -1)
     return refuse_option("device is neither an ordinal nor -1");
@@ -472,10 +542,12 @@ cudaError_t MAM_PoolCreate(MAM_Pool *pool, const MAM_PoolOptions *given) {
     return error;
   struct pool_config config = {.reuse = options.reuse,
                                .alignment = options.alignment,
+                               .elastic = options.source == MAM_SOURCE_HOST && options.chunk_bytes == 0,
                                .chunk_bytes = options.chunk_bytes,
                                .headroom_bytes = defaults->headroom_bytes,
                                .limit_bytes = options.limit_bytes,
-                               .waiting_limit_bytes = options.waiting_limit_bytes};
+                               .waiting_limit_bytes = options.waiting_limit_bytes,
+                               .front = &front_operations};
   error = pool_open(&config, &source, pool);
   if (error != cudaSuccess)
     source_close(&source);
@@ -505,18 +577,160 @@ cudaError_t MAM_PoolDefault(MAM_Pool *pool) {
   return error;
 }
 
-cudaError_t MAM_PoolMalloc(MAM_Pool pool, void **ptr, size_t size) {
-  void *address = NULL;
+/* From a pool of choice; who is the function's name. */
+static cudaError_t pool_malloc_by(const char *who, MAM_Pool pool, struct front_request *request, void **ptr) {
+  uintptr_t address = 0;
   cudaError_t error = cudaErrorInvalidResourceHandle;
   if (ptr == NULL)
-    return error_set(cudaErrorInvalidValue, "MAM_PoolMalloc: nowhere to write the address");
+    return error_set(cudaErrorInvalidValue, "%s: nowhere to write the address", who);
+  request->pool = pool;
+  request->default_id = POOL_ANY_ID;
   if (pool_is_known(pool))
-    error = size == 0 ? pool_usable(pool) : pool_malloc(pool, POOL_ANY_ID, size, __builtin_return_address(0), &address);
-  *ptr = address;
-  return error == cudaErrorInvalidResourceHandle ? refuse_handle("MAM_PoolMalloc") : error;
+    error = request->size == 0 ? pool_usable(pool) : front_malloc(request, &address);
+  *ptr = (void *)address;
+  if (error == cudaSuccess && pool_to_be_watched(pool))
+    environment_watch(pool);
+  return error == cudaErrorInvalidResourceHandle ? refuse_handle(who) : error;
 }
 
-/* ---- Seeing in ---- */
+cudaError_t MAM_PoolMalloc(MAM_Pool pool, void **ptr, size_t size) {
+  struct front_request request = {.size = size, .site = __builtin_return_address(0)};
+  return pool_malloc_by("MAM_PoolMalloc", pool, &request, ptr);
+}
+
+cudaError_t MAM_PoolMallocTagged(MAM_Pool pool, void **ptr, size_t size, const void *tag) {
+  struct front_request request = {.size = size, .site = __builtin_return_address(0), .tag = tag};
+  return pool_malloc_by("MAM_PoolMallocTagged", pool, &request, ptr);
+}
+
+/* ---- By another rule, on a stream ---- */
+
+/* The id of a stream of the current context; notices whether it is being captured. */
+static cudaError_t stream_id(cudaStream_t stream, struct mam_pool *pool, uint64_t *id) {
+  const struct driver *driver = pool->source.context.driver;
+  bool captured = false;
+  cudaError_t error = context_stream_id(driver, (CUstream)stream, id, &captured);
+  if (error == cudaSuccess && captured)
+    reuse_notice_capture(pool->reuse, (CUstream)stream);
+  return error;
+}
+
+/* The pool's, or the default one's. */
+static cudaError_t stream_malloc(struct front_request *request, cudaStream_t stream, uintptr_t *address) {
+  uint64_t id;
+  cudaError_t error = pool_enter(request->pool, request->default_id);
+  if (error != cudaSuccess)
+    return error;
+  error = stream_id(stream, request->pool, &id);
+  pool_exit(request->pool);
+  return error == cudaSuccess ? front_malloc_stream(request, id, address) : error;
+}
+
+cudaError_t MAM_PoolMallocAsync(MAM_Pool pool, void **ptr, size_t size, cudaStream_t stream) {
+  struct front_request request = {
+      .pool = pool, .default_id = POOL_ANY_ID, .size = size, .site = __builtin_return_address(0)};
+  uintptr_t address = 0;
+  cudaError_t error = cudaErrorInvalidResourceHandle;
+  if (ptr == NULL)
+    return error_set(cudaErrorInvalidValue, "MAM_PoolMallocAsync: nowhere to write the address");
+  if (pool_is_known(pool))
+    error = size == 0 ? pool_usable(pool) : stream_malloc(&request, stream, &address);
+  *ptr = (void *)address;
+  return error == cudaErrorInvalidResourceHandle ? refuse_handle("MAM_PoolMallocAsync") : error;
+}
+
+static cudaError_t default_malloc_stream(struct front_request *request, cudaStream_t stream, uintptr_t *address) {
+  bool created;
+  cudaError_t error;
+  do { /* as in default_malloc */
+    error = environment_get(&request->pool, &request->default_id, &created);
+    if (error == cudaSuccess)
+      error = stream_malloc(request, stream, address);
+  } while (error == cudaErrorInvalidResourceHandle);
+  if (error != cudaSuccess && created)
+    (void)environment_emptied(&(struct pool_emptied){request->pool, request->default_id});
+  else if (error == cudaSuccess && pool_to_be_watched(request->pool))
+    environment_watch(request->pool);
+  return error;
+}
+
+cudaError_t MAM_CudaMallocAsync(void **ptr, size_t size, cudaStream_t stream) {
+  struct front_request request = {.size = size, .site = __builtin_return_address(0)};
+  uintptr_t address = 0;
+  if (ptr == NULL)
+    return error_set(cudaErrorInvalidValue, "MAM_CudaMallocAsync: nowhere to write the address");
+  cudaError_t error = size == 0 ? malloc_nothing() : default_malloc_stream(&request, stream, &address);
+  *ptr = (void *)address;
+  return error;
+}
+
+static cudaError_t free_by_rule(void *ptr, MAM_Reuse reuse, cudaStream_t stream) {
+  struct pool_emptied emptied = {0};
+  uint64_t id = 0;
+  struct mam_pool *pool = front_pool_of((uintptr_t)ptr);
+  if (pool == NULL)
+    return pool_refuse_free((uintptr_t)ptr, false);
+  cudaError_t error = pool_enter(pool, POOL_ANY_ID);
+  if (error != cudaSuccess)
+    return MAM_CudaFree(ptr); /* which knows what to answer */
+  if (reuse == MAM_REUSE_STREAM)
+    error = stream_id(stream, pool, &id);
+  pool_exit(pool);
+  if (error == cudaSuccess)
+    error = front_free_reuse((uintptr_t)ptr, reuse, id, &emptied);
+  return free_finish(error, &emptied);
+}
+
+cudaError_t MAM_CudaFreeAsync(void *ptr, cudaStream_t stream) {
+  return ptr == NULL ? cudaSuccess : free_by_rule(ptr, MAM_REUSE_STREAM, stream);
+}
+
+cudaError_t MAM_CudaFreeReuse(void *ptr, MAM_Reuse reuse) {
+  if (reuse < MAM_REUSE_FENCED || reuse > MAM_REUSE_STREAM)
+    return error_set(cudaErrorInvalidValue, "MAM_CudaFreeReuse: reuse is none of MAM_Reuse");
+  return ptr == NULL ? cudaSuccess : free_by_rule(ptr, reuse, NULL);
+}
+
+/* ---- Stream captures ---- */
+
+/* The reuse of the current context, of which the caller becomes a user. */
+static cudaError_t reuse_current(struct reuse **reuse) {
+  const struct options *options;
+  struct source source;
+  cudaError_t error = environment_options(&options);
+  if (error == cudaSuccess)
+    error = source_open(options->source, NULL, -1, &source);
+  if (error != cudaSuccess)
+    return error;
+  set_up_once();
+  *reuse = reuse_open(&source);
+  if (*reuse == NULL)
+    error = error_set(cudaErrorMemoryAllocation, "no host memory for a capture");
+  source_close(&source);
+  return error;
+}
+
+cudaError_t MAM_CaptureBegin(void) {
+  struct reuse *reuse;
+  cudaError_t error = reuse_current(&reuse);
+  if (error == cudaSuccess)
+    reuse_capture_begin(reuse); /* a user until the end */
+  return error;
+}
+
+cudaError_t MAM_CaptureEnd(void) {
+  struct reuse *reuse;
+  cudaError_t error = reuse_current(&reuse);
+  if (error != cudaSuccess)
+    return error;
+  bool begun = reuse_capture_end(reuse);
+  if (begun) {
+    (void)reuse_reach(reuse, reuse_epoch(reuse)); /* what was freed meanwhile; no fence if other brackets are open */
+    reuse_close(reuse);                           /* the beginning's use */
+  }
+  reuse_close(reuse);
+  return begun ? cudaSuccess : error_set(cudaErrorInvalidValue, "MAM_CaptureEnd: no capture has begun in this context");
+}
 
 /* The pool that a question is about: the given one, or the default one if NULL, which is not created for it. */
 static struct mam_pool *pool_asked(MAM_Pool pool) {
@@ -525,6 +739,21 @@ static struct mam_pool *pool_asked(MAM_Pool pool) {
     return default_pool_now(&id);
   return pool_is_known(pool) ? pool : NULL;
 }
+
+/* ---- Giving back ---- */
+
+cudaError_t MAM_Trim(size_t keep_bytes) {
+  struct mam_pool *pool = pool_asked(NULL);
+  cudaError_t error = pool != NULL ? pool_trim(pool, keep_bytes) : cudaSuccess;
+  return error == cudaErrorInvalidResourceHandle ? cudaSuccess : error; /* it has ended meanwhile */
+}
+
+cudaError_t MAM_PoolTrim(MAM_Pool pool, size_t keep_bytes) {
+  cudaError_t error = pool_is_known(pool) ? pool_trim(pool, keep_bytes) : cudaErrorInvalidResourceHandle;
+  return error == cudaErrorInvalidResourceHandle ? refuse_handle("MAM_PoolTrim") : error;
+}
+
+/* ---- Seeing in ---- */
 
 cudaError_t MAM_PoolGetInfo(MAM_Pool pool, MAM_PoolInfo *info) {
   MAM_PoolInfo now;

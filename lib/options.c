@@ -63,12 +63,13 @@ static bool option_bytes(enum option_index index, size_t *bytes) {
   return true;
 }
 
-/* In the order of MAM_Source and MAM_Reuse. */
-static const char *const source_names[] = {"device", "pinned", "managed", "host"};
+/* In the order of MAM_Source, then auto, and of MAM_Reuse. */
+enum { SOURCE_AUTO = MAM_SOURCE_VMM + 1 };
+static const char *const source_names[] = {"device", "pinned", "managed", "host", "vmm", "auto"};
 static const char *const reuse_names[] = {"fenced", "immediate"};
 
 cudaError_t options_read(struct options *options) {
-  int source = option_choice(OPTION_MAM_SOURCE, source_names, 4);
+  int source = option_choice(OPTION_MAM_SOURCE, source_names, SOURCE_AUTO + 1);
   int reuse = option_choice(OPTION_MAM_REUSE, reuse_names, 2);
   size_t headroom_bytes, linger_ms;
   if (source < 0)
@@ -79,7 +80,8 @@ cudaError_t options_read(struct options *options) {
     return option_refuse(OPTION_MAM_HEADROOM);
   if (!option_bytes(OPTION_MAM_LINGER_MS, &linger_ms) || linger_ms > UINT_MAX)
     return option_refuse(OPTION_MAM_LINGER_MS);
-  *options = (struct options){.source = (MAM_Source)source,
+  *options = (struct options){.source = source == SOURCE_AUTO ? MAM_SOURCE_DEVICE : (MAM_Source)source,
+                              .source_is_auto = source == SOURCE_AUTO,
                               .reuse = (MAM_Reuse)reuse,
                               .headroom_bytes = headroom_bytes,
                               .linger_ms = (unsigned)linger_ms};

@@ -12,6 +12,7 @@
 /* What the environment says about default pools. */
 struct options {
   MAM_Source source;
+  bool source_is_auto; /* device, but vmm for environments without a size where the driver can */
   MAM_Reuse reuse;
   size_t headroom_bytes;
   unsigned linger_ms;

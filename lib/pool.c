@@ -1,6 +1,4 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-#include "pool.h"
-
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,33 +6,9 @@
 
 #include "chunk_map.h"
 #include "error.h"
+#include "pool_inside.h"
 
-/* ---- The lock ---- */
-
-static void pool_lock(struct mam_pool *pool) { pthread_mutex_lock(&pool->lock); }
-
-static void pool_unlock(struct mam_pool *pool) {
-#ifdef MAM_CHECKS
-  const char *fault = pool_check_locked(pool);
-  if (fault != NULL) {
-    (void)fprintf(stderr, "mam: pool %p: %s\n", (void *)pool, fault);
-    abort();
-  }
-#endif
-  pthread_mutex_unlock(&pool->lock);
-}
-
-/* Leaves the lock in the middle of a call, to call the source; nobody can close the pool meanwhile. */
-static void pool_step_out(struct mam_pool *pool) {
-  pool->users++;
-  pool_unlock(pool);
-}
-
-static void pool_step_in(struct mam_pool *pool) {
-  pool_lock(pool);
-  pool->users--;
-  pthread_cond_broadcast(&pool->changed);
-}
+/* ---- Whether it is usable ---- */
 
 cudaError_t pool_usable_locked(const struct mam_pool *pool) {
   if (pool->state == POOL_OPEN)
@@ -65,9 +39,10 @@ struct mam_pool *pool_first(void) {
 
 static struct mam_pool *pool_new(void) {
   pthread_mutexattr_t attributes;
-  struct mam_pool *pool = calloc(1, sizeof *pool);
+  struct mam_pool *pool = aligned_alloc(_Alignof(struct mam_pool), sizeof *pool);
   if (pool == NULL)
     return NULL;
+  memset(pool, 0, sizeof *pool);
   /* Adaptive: the lock is held for tens of nanoseconds, a sleep and a wake cost thousands. */
   (void)pthread_mutexattr_init(&attributes);
   (void)pthread_mutexattr_settype(&attributes, PTHREAD_MUTEX_ADAPTIVE_NP);
@@ -130,94 +105,7 @@ bool pool_is_known(struct mam_pool *known) {
   return pool != NULL;
 }
 
-/* ---- Chunks ---- */
-
-static uintptr_t round_up(uintptr_t value, size_t power_of_two) {
-  return (value + power_of_two - 1) & ~(uintptr_t)(power_of_two - 1);
-}
-
-/* In whole units of the source; down where up would pass the end of the numbers, which no source has. */
-static size_t whole_units(size_t bytes) {
-  size_t up = round_up(bytes, SOURCE_GRANULARITY_BYTES);
-  return up >= bytes ? up : bytes & ~(size_t)(SOURCE_GRANULARITY_BYTES - 1);
-}
-
-/* Puts a chunk's usable part into the trees.  The lock is held. */
-static bool chunk_enter_locked(struct mam_pool *pool, struct pool_chunk *chunk) {
-  size_t alignment = pool->config.alignment;
-  uintptr_t first = round_up(chunk->base, alignment);
-  uintptr_t end = (chunk->base + chunk->bytes) & ~(uintptr_t)(alignment - 1);
-  chunk->usable_bytes = end > first ? end - first : 0;
-  if (chunk->usable_bytes == 0 || !segment_add_chunk(&pool->segments, first, chunk->usable_bytes))
-    return false;
-  SLIST_INSERT_HEAD(&pool->chunks, chunk, link);
-  pool->held_bytes += chunk->bytes;
-  return true;
-}
-
-/* Closes a pool whose memory is gone, given a sign of it: its context is, or another chunk has its addresses. */
-static void pool_abandon(struct mam_pool *pool);
-
-/* Makes a chunk that the source gave the pool's own.  The lock is not held.  On failure the chunk is still loose. */
-static cudaError_t chunk_attach(struct mam_pool *pool, uintptr_t base, size_t bytes) {
-  struct mam_pool *other;
-  struct pool_chunk *chunk = malloc(sizeof *chunk);
-  if (chunk == NULL)
-    return error_set(cudaErrorMemoryAllocation, "no host memory for a chunk");
-  *chunk = (struct pool_chunk){.base = base, .bytes = bytes};
-  enum chunk_map_result result;
-  while ((result = chunk_map_add(base, bytes, pool, &other)) == CHUNK_MAP_OVERLAP && other != pool)
-    pool_abandon(other);
-  if (result != CHUNK_MAP_OK) {
-    free(chunk);
-    if (result == CHUNK_MAP_FULL)
-      return error_set(cudaErrorMemoryAllocation, "more than %d chunks in all pools", CHUNK_MAP_CAPACITY);
-    return error_set(cudaErrorUnknown, "the source gave the memory at %p twice", (void *)base);
-  }
-  pool_lock(pool);
-  bool entered = chunk_enter_locked(pool, chunk);
-  pool_unlock(pool);
-  if (entered)
-    return cudaSuccess;
-  chunk_map_remove(base);
-  free(chunk);
-  return error_set(cudaErrorMemoryAllocation, "a chunk of %zu bytes at %p does not hold a segment", bytes,
-                   (void *)base);
-}
-
-/* The same; on failure the source has its chunk back. */
-static cudaError_t chunk_adopt(struct mam_pool *pool, uintptr_t base, size_t bytes) {
-  cudaError_t error = chunk_attach(pool, base, bytes);
-  if (error != cudaSuccess)
-    (void)pool->source.operations->chunk_give(&pool->source, base, bytes);
-  return error;
-}
-
-/* Takes a chunk of at least need bytes, of want if the source has that much.  The lock is not held. */
-static cudaError_t chunk_take(struct mam_pool *pool, size_t want, size_t need) {
-  const struct source *source = &pool->source;
-  uintptr_t base;
-  size_t bytes = want;
-  cudaError_t error = source->operations->chunk_take(source, bytes, &base);
-  if (error == cudaErrorMemoryAllocation && need < want) {
-    bytes = need;
-    error = source->operations->chunk_take(source, bytes, &base);
-  }
-  return error == cudaSuccess ? chunk_adopt(pool, base, bytes) : error;
-}
-
 /* ---- Opening ---- */
-
-static cudaError_t first_chunk(struct mam_pool *pool) {
-  const struct source *source = &pool->source;
-  size_t bytes = pool->config.chunk_bytes;
-  uintptr_t base;
-  if (bytes > 0)
-    return chunk_take(pool, bytes, bytes);
-  size_t limit_bytes = pool->config.limit_bytes > 0 ? pool->config.limit_bytes : SIZE_MAX;
-  cudaError_t error = source_take_largest(source, pool->config.headroom_bytes, limit_bytes, &base, &bytes);
-  return error == cudaSuccess ? chunk_adopt(pool, base, bytes) : error;
-}
 
 /* A claimed pool's fields before its first chunk. */
 static void pool_reset(struct mam_pool *pool, const struct pool_config *config, const struct source *source) {
@@ -226,12 +114,18 @@ static void pool_reset(struct mam_pool *pool, const struct pool_config *config, 
   pool->config.chunk_bytes = whole_units(config->chunk_bytes);
   pool->config.limit_bytes = whole_units(config->limit_bytes);
   pool->source = *source;
-  pool->epoch = 1;
+  pool->generation++;
+  pool->freed_since = 0;
+  pool->unfenced_epoch = 0;
+  pool->ticket_next = 1;
+  for (unsigned i = 0; i < POOL_SMALL_CLASSES; i++)
+    atomic_store_explicit(&pool->live_by_class[i], 0, memory_order_relaxed); /* relaxed: a hint */
   pool->limit_bytes = SIZE_MAX;
   pool->held_bytes = pool->refused_bytes = pool->requested_bytes = pool->peak_used_bytes = 0;
   pool->malloc_count = pool->free_call_count = pool->failure_count = pool->synchronize_count = 0;
+  pool->stream_hit_count = 0;
   pool->source_said[0] = '\0';
-  pool->watched = false;
+  pool->watched = pool->crowded = false;
   pool_unlock(pool);
 }
 
@@ -240,11 +134,25 @@ cudaError_t pool_open(const struct pool_config *config, const struct source *sou
   if (pool == NULL)
     return error_set(cudaErrorMemoryAllocation, "no host memory for a pool");
   pool_reset(pool, config, source);
-  cudaError_t error = first_chunk(pool);
+  pool->reuse = reuse_open(source);
+  cudaError_t error = cudaSuccess;
+  if (pool->reuse != NULL && (config->front == NULL || config->front->open(pool)))
+    /* release: what open made; pairs with the acquire in pool_freeze */
+    atomic_store_explicit(&pool->in_front, config->front, memory_order_release);
+  else
+    error = error_set(cudaErrorMemoryAllocation, "no host memory for a pool");
+  if (error == cudaSuccess)
+    error = pool_first_chunk(pool);
+  if (error != cudaSuccess && pool->reuse != NULL)
+    reuse_close(pool->reuse);
   pool_lock(pool);
   if (error == cudaSuccess) {
     size_t limit_bytes = pool->config.limit_bytes;
     pool->limit_bytes = limit_bytes > pool->held_bytes ? limit_bytes : pool->held_bytes;
+    /* relaxed: hints */
+    atomic_store_explicit(&pool->limit_hint, pool->limit_bytes, memory_order_relaxed);
+    atomic_store_explicit(&pool->reports_empty, config->lazy, memory_order_relaxed);
+    atomic_store_explicit(&pool->wants_watch, false, memory_order_relaxed);
     pool->state = POOL_OPEN;
     atomic_store_explicit(&pool->default_id, config->default_id, memory_order_relaxed);
     *opened = pool;
@@ -264,19 +172,12 @@ static void retire_locked(struct mam_pool *pool, enum pool_state state) {
   pthread_cond_broadcast(&pool->changed);
 }
 
-/* Gives every chunk back, in two rounds: out of the map first, since from chunk_give on another pool may be given the
- * same addresses. */
-static cudaError_t chunks_give(struct mam_pool *pool) {
-  struct pool_chunk *chunk;
-  cudaError_t error = cudaSuccess;
-  SLIST_FOREACH(chunk, &pool->chunks, link) { chunk_map_remove(chunk->base); }
-  while ((chunk = SLIST_FIRST(&pool->chunks)) != NULL) {
-    SLIST_REMOVE_HEAD(&pool->chunks, link);
-    cudaError_t given = pool->source.operations->chunk_give(&pool->source, chunk->base, chunk->bytes);
-    error = error == cudaSuccess ? given : error;
-    free(chunk);
+static void streams_free_locked(struct mam_pool *pool) {
+  struct pool_stream *stream;
+  while ((stream = SLIST_FIRST(&pool->streams)) != NULL) {
+    SLIST_REMOVE_HEAD(&pool->streams, link);
+    free(stream);
   }
-  return error;
 }
 
 cudaError_t pool_finish(struct mam_pool *pool) {
@@ -284,9 +185,13 @@ cudaError_t pool_finish(struct mam_pool *pool) {
   while (pool->users > 0)
     pthread_cond_wait(&pool->changed, &pool->lock);
   pthread_mutex_unlock(&pool->lock);
-  cudaError_t error = chunks_give(pool); /* the pool is this thread's alone */
+  if (pool->config.front != NULL)
+    pool->config.front->close(pool);
+  cudaError_t error = pool_chunks_give(pool); /* the pool is this thread's alone */
+  reuse_close(pool->reuse);
   source_close(&pool->source);
   pthread_mutex_lock(&pool->lock);
+  streams_free_locked(pool);
   segment_set_clear(&pool->segments);
   pool->state = pool->state == POOL_LOSING ? POOL_LOST : POOL_DEAD;
   pthread_cond_broadcast(&pool->changed);
@@ -324,32 +229,60 @@ cudaError_t pool_close(struct mam_pool *pool, uint64_t default_id) {
   return error == cudaSuccess && !lost ? pool_finish(pool) : error;
 }
 
+/* Whether no block is live.  With fronts, they are frozen. */
+static bool pool_is_empty_locked(struct mam_pool *pool) {
+  struct pool_front_sum sum;
+  if (pool->config.front == NULL)
+    return pool->segments.count[SEGMENT_USED] == 0;
+  pool->config.front->sum(pool, &sum);
+  return sum.live == 0;
+}
+
+/* All successful allocations, those of the fronts included. */
+static uint64_t pool_malloc_count_locked(struct mam_pool *pool) {
+  struct pool_front_sum sum = {0};
+  if (pool->config.front != NULL)
+    pool->config.front->sum(pool, &sum);
+  uint64_t count = pool->malloc_count;
+  for (unsigned i = 0; i < FRONT_HIT_KINDS; i++)
+    count += sum.hits[i];
+  return count;
+}
+
+static void pool_watch_locked(struct mam_pool *pool, bool watched) {
+  bool lone = pool->config.lazy && !watched;
+  pool->watched = watched;
+  /* relaxed, both: hints */
+  atomic_store_explicit(&pool->reports_empty, lone, memory_order_relaxed);
+  atomic_store_explicit(&pool->wants_watch, lone && pool->crowded, memory_order_relaxed);
+}
+
 bool pool_retire(struct mam_pool *pool, uint64_t default_id, bool only_if_empty) {
   pool_lock(pool);
   bool meant = pool_expect_locked(pool, default_id) == cudaSuccess;
   if (meant && only_if_empty)
-    meant = pool->config.lazy && pool->segments.count[SEGMENT_USED] == 0;
+    meant = pool->config.lazy && pool_is_empty_locked(pool);
   if (meant)
     retire_locked(pool, POOL_CLOSING);
   else
-    pool->watched = false;
+    pool_watch_locked(pool, false);
   pool_unlock(pool);
   return meant;
 }
 
 enum pool_look pool_look(struct mam_pool *pool, uint64_t default_id, uint64_t *malloc_count) {
-  pool_lock(pool);
+  const struct pool_front *frozen = pool_freeze(pool);
   enum pool_look look = POOL_GONE;
   if (pool_expect_locked(pool, default_id) == cudaSuccess) {
-    look = pool->segments.count[SEGMENT_USED] > 0 ? POOL_BUSY : POOL_EMPTY;
-    pool->watched = look == POOL_EMPTY;
-    *malloc_count = pool->malloc_count;
+    look = pool_is_empty_locked(pool) ? POOL_EMPTY : pool->crowded ? POOL_CROWDED : POOL_BUSY;
+    pool_watch_locked(pool, look != POOL_BUSY);
+    *malloc_count = pool_malloc_count_locked(pool);
   }
-  pool_unlock(pool);
+  pool_thaw(pool, frozen);
   return look;
 }
 
-static void pool_abandon(struct mam_pool *pool) {
+void pool_abandon(struct mam_pool *pool) {
   pool_lock(pool);
   if (pool->state == POOL_OPEN || pool->state == POOL_FORKED) {
     pool_lose(pool);
@@ -371,104 +304,173 @@ void pool_abandon_gone(void) {
 
 /* ---- Making room ---- */
 
+/* So many segments come free in one hold of the lock at most, for the sake of other threads. */
+enum { PASS_MOST = 256 };
+
+/* Makes up to PASS_MOST segments free that waited for an epoch that has passed.  Whether these were all. */
+static bool pass_some_locked(struct mam_pool *pool) {
+  uint64_t passed = reuse_passed(pool->reuse);
+  struct pool_stream *stream;
+  bool all = segment_pass_some(&pool->segments, passed, PASS_MOST);
+  SLIST_FOREACH(stream, &pool->streams, link) {
+    all = all && segment_pass_stream(&pool->segments, &stream->waiting, passed, PASS_MOST);
+  }
+  return all;
+}
+
+/* Makes free what waited for an epoch that has passed. */
+static void pass_locked(struct mam_pool *pool) {
+  while (!pass_some_locked(pool)) {
+    pool_step_out(pool);
+    pool_step_in(pool);
+  }
+}
+
+/* Whether anything waits for a stream. */
+static bool streams_wait_locked(struct mam_pool *pool) {
+  const struct pool_stream *stream;
+  SLIST_FOREACH(stream, &pool->streams, link) {
+    if (!waiting_stream_empty(&stream->waiting))
+      return true;
+  }
+  return false;
+}
+
+/* An epoch with which all that waits has passed, 0 if nothing waits. */
+static uint64_t waiting_epoch_locked(struct mam_pool *pool) {
+  return streams_wait_locked(pool) ? reuse_epoch(pool->reuse) : segment_waiting_epoch(&pool->segments);
+}
+
+/* Whether a wait that has begun will free something. */
+static bool wait_covers_some_locked(struct mam_pool *pool) {
+  const struct segment *first = TAILQ_FIRST(&pool->segments.waiting);
+  return streams_wait_locked(pool) || (first != NULL && first->as.waiting.epoch < reuse_epoch(pool->reuse));
+}
+
 /* Waits for the GPU, outside the lock, and makes free what was waiting when it began. */
 static cudaError_t synchronize_locked(struct mam_pool *pool) {
-  uint64_t epoch = pool->epoch++;
   pool->synchronize_count++;
   pool->synchronizing++;
   pool_step_out(pool);
-  cudaError_t error = pool->source.operations->synchronize(&pool->source);
+  cudaError_t error = reuse_synchronize(pool->reuse);
   pool_step_in(pool);
   pool->synchronizing--;
-  if (error == cudaSuccess)
-    segment_pass_epoch(&pool->segments, epoch);
+  pass_locked(pool);
   return error;
 }
 
-/* Waits until another thread has done something that may help. */
-static cudaError_t await_change_locked(struct mam_pool *pool) {
-  pool->users++;
-  pthread_cond_wait(&pool->changed, &pool->lock);
-  if (--pool->users == 0) /* only pool_finish may wait for that; waiters that woke each other would never rest */
-    pthread_cond_broadcast(&pool->changed);
-  return cudaSuccess;
+/* Asks for a fence of what waits, outside the lock, and makes free what has passed.  Never waits for the GPU. */
+static void fence_locked(struct mam_pool *pool) {
+  uint64_t epoch = waiting_epoch_locked(pool);
+  pool->freed_since = 0;
+  if (epoch == 0)
+    return;
+  pool_step_out(pool);
+  (void)reuse_reach(pool->reuse, epoch);
+  pool_step_in(pool);
+  pass_locked(pool);
 }
 
 /* An allocation gives up after so many waits of its own.  One is decisive in one thread; among many, others may take
  * what it made free and free it again, but an allocation that can never be served must not wait for ever. */
 enum { OWN_WAITS = 8 };
 
-/* Whether a wait for the GPU can serve bytes: what is free and what waits would be enough. */
-static bool wait_may_help(const struct mam_pool *pool, size_t bytes) {
-  const struct segment_set *segments = &pool->segments;
-  return segments->count[SEGMENT_WAITING] > 0 &&
-         bytes <= segments->bytes[SEGMENT_FREE] + segments->bytes[SEGMENT_WAITING];
+/* What a wait for what waits in front of the pool can bring back, at most: with the last block of a slab comes the
+ * whole span.  The lock is left for it. */
+static size_t front_waiting_bytes_locked(struct mam_pool *pool) {
+  const struct pool_front *front = pool->config.front;
+  struct pool_front_sum sum;
+  if (front == NULL)
+    return 0;
+  pool_step_out(pool);
+  front->freeze(pool);
+  front->sum(pool, &sum);
+  front->thaw(pool);
+  pool_step_in(pool);
+  return sum.kept_waiting_bytes + (sum.small_waiting_bytes > 0 ? sum.span_bytes - sum.live_small_bytes : 0);
+}
+
+/* Whether a wait for the GPU can serve bytes: what is free and what waits would be enough.  An elastic pool can put
+ * both elsewhere in its addresses, beside what it may still map. */
+static bool wait_may_help(struct mam_pool *pool, size_t bytes) {
+  size_t waiting = front_waiting_bytes_locked(pool) + pool->segments.bytes[SEGMENT_WAITING];
+  size_t room = pool->config.elastic ? pool->limit_bytes - pool->held_bytes : 0;
+  return waiting > 0 && bytes <= pool->segments.bytes[SEGMENT_FREE] + waiting + room;
 }
 
 /* Makes what waits free, by another thread's wait if that covers the oldest of it. */
 static cudaError_t await_gpu_locked(struct mam_pool *pool, unsigned *own_waits) {
-  if (pool->synchronizing > 0 && TAILQ_FIRST(&pool->segments.waiting)->as.waiting.epoch < pool->epoch)
-    return await_change_locked(pool);
+  if (pool->synchronizing > 0 && wait_covers_some_locked(pool))
+    return pool_await_change_locked(pool);
   ++*own_waits;
   return synchronize_locked(pool);
 }
 
-/* How much to ask the source for, for a block of bytes: *need at least, *want if it can be.  False if the limit leaves
- * no room. */
-static bool growth_plan(const struct mam_pool *pool, size_t bytes, size_t *want, size_t *need) {
-  size_t room = (pool->limit_bytes - pool->held_bytes) & ~(size_t)(SOURCE_GRANULARITY_BYTES - 1);
-  /* Sources align to 512 at least; beyond that, the chunk's ends may be lost. */
-  size_t slack = pool->config.alignment > POOL_ALIGNMENT_BYTES ? pool->config.alignment : 0;
-  if (room < slack || bytes > room - slack)
-    return false;
-  *need = round_up(bytes + slack, SOURCE_GRANULARITY_BYTES);
-  *want = pool->config.chunk_bytes;
-  if (*want < *need)
-    *want = *need;
-  if (*want > room)
-    *want = room;
-  return true;
-}
-
-/* Takes a further chunk, outside the lock.  cudaErrorMemoryAllocation if there is none, by the limit or the source. */
-static cudaError_t grow_locked(struct mam_pool *pool, size_t bytes) {
-  size_t want, need;
-  if (pool->growing) /* another thread's chunk may do */
-    return await_change_locked(pool);
-  if (!growth_plan(pool, bytes, &want, &need))
-    return cudaErrorMemoryAllocation;
-  pool->growing = true;
-  pool_step_out(pool);
-  cudaError_t error = chunk_take(pool, want, need);
-  pool_step_in(pool);
-  pool->growing = false;
-  if (error == cudaSuccess)
-    pool->refused_bytes = 0;
-  if (error != cudaErrorMemoryAllocation)
-    return error;
-  if (pool->refused_bytes == 0 || bytes < pool->refused_bytes)
-    pool->refused_bytes = bytes;
-  (void)snprintf(pool->source_said, sizeof pool->source_said, "%s", error_last());
-  return error;
-}
-
 /* Growth, or what came free while the lock was left for it. */
 static cudaError_t grow_or_find_locked(struct mam_pool *pool, size_t bytes) {
-  cudaError_t error = grow_locked(pool, bytes);
+  cudaError_t error = pool_grow_locked(pool, bytes);
   bool found = error == cudaErrorMemoryAllocation && segment_largest_free(&pool->segments) >= bytes;
   return found ? cudaSuccess : error;
 }
 
-/* Something to try again with, or why there is nothing.  Growing waits for nothing, so it goes first, unless the source
- * has refused as much before; the waiting limit keeps what it can waste small. */
-static cudaError_t make_room_locked(struct mam_pool *pool, size_t bytes, unsigned *own_waits) {
+/* What an allocation has tried already. */
+struct attempt {
+  unsigned own_waits, collections;
+  bool fenced;
+};
+
+/* Other threads may keep what they freed after a collection: an allocation that is about to be refused tries again. */
+enum { COLLECTIONS_MOST = 4 };
+
+/* Brings back what the fronts keep. */
+static void collect_locked(struct mam_pool *pool) {
+  pool_step_out(pool);
+  pool->config.front->collect(pool);
+  pool_step_in(pool);
+  fence_locked(pool);
+}
+
+void pool_collect_locked(struct mam_pool *pool) {
+  if (pool->config.front != NULL)
+    collect_locked(pool);
+  else
+    fence_locked(pool);
+}
+
+/* What costs no memory and no wait: a fence, and what the fronts keep.  False if both were tried. */
+static bool look_around_locked(struct mam_pool *pool, struct attempt *attempt) {
+  if (!attempt->fenced) {
+    attempt->fenced = true;
+    fence_locked(pool);
+    return true;
+  }
+  if (attempt->collections == 0 && pool->config.front != NULL) {
+    attempt->collections++;
+    collect_locked(pool);
+    return true;
+  }
+  return false;
+}
+
+/* Something to try again with, or why there is nothing.  Growing waits for nothing, so it goes before waiting, unless
+ * the source has refused as much before; the waiting limit keeps what it can waste small. */
+static cudaError_t make_room_locked(struct mam_pool *pool, size_t bytes, struct attempt *attempt) {
+  if (look_around_locked(pool, attempt))
+    return cudaSuccess;
   bool refused = pool->refused_bytes > 0 && bytes >= pool->refused_bytes;
   cudaError_t error = refused ? cudaErrorMemoryAllocation : grow_or_find_locked(pool, bytes);
   if (error != cudaErrorMemoryAllocation)
     return error;
-  if (*own_waits < OWN_WAITS && wait_may_help(pool, bytes))
-    return await_gpu_locked(pool, own_waits);
-  return refused ? grow_or_find_locked(pool, bytes) : error;
+  if (attempt->own_waits < OWN_WAITS && wait_may_help(pool, bytes) && !reuse_capturing(pool->reuse)) {
+    attempt->collections = 0;
+    return await_gpu_locked(pool, &attempt->own_waits);
+  }
+  if (refused)
+    error = grow_or_find_locked(pool, bytes);
+  if (error != cudaErrorMemoryAllocation || pool->config.front == NULL || ++attempt->collections > COLLECTIONS_MOST)
+    return error;
+  collect_locked(pool);
+  return cudaSuccess;
 }
 
 /* ---- Malloc and free ---- */
@@ -478,20 +480,22 @@ static cudaError_t refuse_locked(struct mam_pool *pool, size_t size) {
   MAM_PoolInfo info;
   char said[sizeof pool->source_said];
   pool->failure_count++;
-  pool_info_locked(pool, &info);
+  pool_info_locked(pool, NULL, &info);
   memcpy(said, pool->source_said, sizeof said);
+  bool capturing = info.waiting_bytes > 0 && reuse_capturing(pool->reuse);
   pool_unlock(pool);
   return error_set(cudaErrorMemoryAllocation,
-                   "no room for %zu bytes: %zu free, the largest hole %zu, %zu held of at most %zu%s%s", size,
+                   "no room for %zu bytes: %zu free, the largest hole %zu, %zu held of at most %zu%s%s%s", size,
                    info.free_bytes, info.largest_free_bytes, info.reserved_bytes, info.limit_bytes,
+                   capturing ? "; what waits for the GPU has to wait for the end of the stream capture" : "",
                    said[0] != '\0' ? "; the source said: " : "", said);
 }
 
 static struct segment *take_locked(struct mam_pool *pool, size_t bytes, cudaError_t *error, bool *no_host_memory) {
   struct segment *segment;
-  unsigned own_waits = 0;
+  struct attempt attempt = {0};
   while ((segment = segment_take(&pool->segments, bytes, no_host_memory)) == NULL) {
-    *error = *no_host_memory ? cudaErrorMemoryAllocation : make_room_locked(pool, bytes, &own_waits);
+    *error = *no_host_memory ? cudaErrorMemoryAllocation : make_room_locked(pool, bytes, &attempt);
     if (*error == cudaSuccess)
       *error = pool_usable_locked(pool); /* the lock was left: it may have been closed */
     if (*error != cudaSuccess)
@@ -500,122 +504,419 @@ static struct segment *take_locked(struct mam_pool *pool, size_t bytes, cudaErro
   return segment;
 }
 
-cudaError_t pool_malloc(struct mam_pool *pool, uint64_t default_id, size_t size, const void *site, void **address) {
+/* Counts used segments that a slab could have served. */
+static void class_count_locked(struct mam_pool *pool, size_t bytes, size_t change) {
+  if (bytes > POOL_SMALL_MOST_BYTES)
+    return;
+  _Atomic size_t *count = &pool->live_by_class[(bytes - 1) / POOL_ALIGNMENT_BYTES];
+  /* relaxed: a hint, written under the lock */
+  atomic_store_explicit(count, atomic_load_explicit(count, memory_order_relaxed) + change, memory_order_relaxed);
+}
+
+static void peak_update_locked(struct mam_pool *pool) {
+  if (pool->segments.bytes[SEGMENT_USED] > pool->peak_used_bytes)
+    pool->peak_used_bytes = pool->segments.bytes[SEGMENT_USED];
+}
+
+/* A segment becomes the program's. */
+static void hand_out_locked(struct mam_pool *pool, struct segment *segment, size_t size, const void *site,
+                            struct pool_block *block) {
+  *block = (struct pool_block){segment, segment->base, segment->bytes, pool->ticket_next};
+  pool->ticket_next += 2;
+  segment->as.used.requested_bytes = size;
+  segment->as.used.site = site;
+  /* relaxed: frees by other threads come after the program gave them the address */
+  atomic_store_explicit(&segment->ticket, block->ticket, memory_order_relaxed);
+  class_count_locked(pool, segment->bytes, 1);
+  pool->malloc_count++;
+  pool->requested_bytes += size;
+  peak_update_locked(pool);
+}
+
+/* A rule of reuse for one block. */
+struct rule {
+  MAM_Reuse reuse;
+  uint64_t stream; /* of MAM_REUSE_STREAM */
+  bool passed;     /* immediate, and the GPU is known to be done with it */
+};
+
+static struct pool_stream *stream_find_locked(struct mam_pool *pool, uint64_t id) {
+  struct pool_stream *stream;
+  SLIST_FOREACH(stream, &pool->streams, link) {
+    if (stream->id == id)
+      break;
+  }
+  return stream;
+}
+
+/* The stream's list, made if there is none; NULL if the host has no memory: then the free is a plain one. */
+static struct waiting_stream *stream_list_locked(struct mam_pool *pool, uint64_t id) {
+  struct pool_stream *stream = stream_find_locked(pool, id), *idle;
+  if (stream == NULL) {
+    SLIST_FOREACH(idle, &pool->streams, link) {
+      if (waiting_stream_empty(&idle->waiting))
+        stream = idle;
+    }
+    if (stream == NULL && (stream = malloc(sizeof *stream)) != NULL) {
+      waiting_stream_init(&stream->waiting);
+      SLIST_INSERT_HEAD(&pool->streams, stream, link);
+    }
+    if (stream != NULL)
+      stream->id = id;
+  }
+  return stream != NULL ? &stream->waiting : NULL;
+}
+
+/* Gives a used segment back by a rule of reuse. */
+static void give_back_locked(struct mam_pool *pool, struct segment *segment, const struct rule *rule) {
+  struct waiting_stream *stream = NULL;
+  /* relaxed: nobody's any more */
+  atomic_store_explicit(&segment->ticket, 0, memory_order_relaxed);
+  if (rule->reuse == MAM_REUSE_IMMEDIATE) {
+    if (!rule->passed)
+      pool->unfenced_epoch = reuse_epoch(pool->reuse);
+    segment_free(&pool->segments, segment);
+    return;
+  }
+  if (rule->reuse == MAM_REUSE_STREAM)
+    stream = stream_list_locked(pool, rule->stream);
+  segment_wait_on(&pool->segments, stream, segment, reuse_epoch(pool->reuse));
+  pool->freed_since++;
+}
+
+/* The rule that a pool's own frees go by. */
+static struct rule own_rule(const struct mam_pool *pool, bool passed) {
+  return (struct rule){passed ? MAM_REUSE_IMMEDIATE : pool->config.reuse, context_stream_default(), passed};
+}
+
+/* Takes segments back that a front kept. */
+static void give_kept_locked(struct mam_pool *pool, struct segment *const *segments, unsigned count,
+                             const struct rule *rule) {
+  for (unsigned i = 0; i < count; i++) {
+    class_count_locked(pool, segments[i]->bytes, (size_t)-1);
+    pool->requested_bytes -= segments[i]->as.used.requested_bytes; /* the front added as much to its own number */
+    give_back_locked(pool, segments[i], rule);
+  }
+}
+
+static const struct rule rule_immediate = {.reuse = MAM_REUSE_IMMEDIATE};
+
+/* More memory than there must be, for speed; of an elastic pool, which gives it back where it is needed. */
+static void grow_in_place_locked(struct mam_pool *pool, size_t bytes) {
+  size_t half = pool->limit_bytes / 2;
+  if (pool->config.elastic && pool->refused_bytes == 0 && bytes <= half && pool->held_bytes <= half - bytes)
+    (void)grow_or_find_locked(pool, bytes);
+}
+
+cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, struct pool_block *block) {
   pool_lock(pool);
-  cudaError_t error = pool_expect_locked(pool, default_id);
+  cudaError_t error = pool_expect_locked(pool, order->default_id);
+  if (error == cudaSuccess && order->passed_count > 0 && order->generation == pool->generation)
+    give_kept_locked(pool, order->passed, order->passed_count, &rule_immediate);
   if (error != cudaSuccess) {
     pool_unlock(pool);
     return error;
   }
-  size_t bytes = round_up(size, pool->config.alignment);
+  bool any = order->effort == POOL_TAKE_ANY, no_host_memory = false;
+  size_t bytes = round_up(order->size, pool->config.alignment);
   struct segment *segment = NULL;
-  bool no_host_memory = false;
   error = cudaErrorMemoryAllocation;
-  if (bytes >= size) /* not rounded past the end of the numbers */
-    segment = take_locked(pool, bytes, &error, &no_host_memory);
+  if (order->effort == POOL_TAKE_GROWTH && bytes >= order->size)
+    grow_in_place_locked(pool, bytes);
+  if (bytes >= order->size) /* not rounded past the end of the numbers */
+    segment =
+        any ? take_locked(pool, bytes, &error, &no_host_memory) : segment_take(&pool->segments, bytes, &no_host_memory);
   if (segment == NULL) {
-    if (error == cudaErrorMemoryAllocation && !no_host_memory)
-      return refuse_locked(pool, size);
+    if (any && error == cudaErrorMemoryAllocation && !no_host_memory)
+      return refuse_locked(pool, order->size);
     pool_unlock(pool);
-    return no_host_memory ? error_set(error, "no host memory for a segment") : error;
+    return any && no_host_memory ? error_set(error, "no host memory for a segment") : error;
   }
-  segment->as.used.requested_bytes = size;
-  segment->as.used.site = site;
-  pool->malloc_count++;
-  pool->requested_bytes += size;
-  if (pool->segments.bytes[SEGMENT_USED] > pool->peak_used_bytes)
-    pool->peak_used_bytes = pool->segments.bytes[SEGMENT_USED];
-  uintptr_t base = segment->base;
+  hand_out_locked(pool, segment, order->size, order->site, block);
   pool_unlock(pool);
-  *address = (void *)base;
   return cudaSuccess;
 }
 
-static cudaError_t refuse_free(const void *address, bool freed_before) {
+cudaError_t pool_malloc(struct mam_pool *pool, uint64_t default_id, size_t size, const void *site, void **address) {
+  struct pool_order order = {.default_id = default_id, .size = size, .site = site, .effort = POOL_TAKE_ANY};
+  struct pool_block block;
+  cudaError_t error = pool_take(pool, &order, &block);
+  if (error == cudaSuccess)
+    *address = (void *)block.address;
+  return error;
+}
+
+cudaError_t pool_refuse_free(uintptr_t address, bool freed_before) {
   return error_set(cudaErrorInvalidValue, freed_before ? "%p was freed already" : "%p is not the start of a live block",
-                   address);
+                   (void *)address);
 }
 
 static size_t waiting_limit(const struct mam_pool *pool) {
   return pool->config.waiting_limit_bytes > 0 ? pool->config.waiting_limit_bytes : pool->held_bytes / 2;
 }
 
-/* Gives a used segment back by the pool's rule of reuse. */
-static cudaError_t give_back_locked(struct mam_pool *pool, struct segment *segment) {
-  pool->free_call_count++;
-  pool->requested_bytes -= segment->as.used.requested_bytes;
-  if (pool->config.reuse == MAM_REUSE_IMMEDIATE) {
-    segment_free(&pool->segments, segment);
+/* A fence is asked for once in so many frees: then what waits is a short list, and a fence costs a free 1 ns. */
+enum { FENCE_EVERY = 256 };
+
+/* After frees: what waits is fenced by and by.  Only where the driver has no fences, a free waits for the GPU, when
+ * more waits than may; one thread's wait serves all. */
+static cudaError_t fence_freed_locked(struct mam_pool *pool) {
+  bool much = pool->segments.bytes[SEGMENT_WAITING] > waiting_limit(pool);
+  if (reuse_passes_by_itself(pool->reuse)) {
+    if (much || pool->freed_since >= FENCE_EVERY)
+      fence_locked(pool);
     return cudaSuccess;
   }
-  segment_wait(&pool->segments, segment, pool->epoch);
-  /* One thread's wait serves all. */
-  if (pool->segments.bytes[SEGMENT_WAITING] <= waiting_limit(pool) || pool->synchronizing > 0)
+  if (!much || pool->synchronizing > 0 || reuse_capturing(pool->reuse))
     return cudaSuccess;
   return synchronize_locked(pool);
 }
 
-cudaError_t pool_free(void *address, struct pool_emptied *emptied) {
-  struct mam_pool *pool = chunk_map_find((uintptr_t)address);
-  *emptied = (struct pool_emptied){0};
+/* Takes a block out of the program's hands; the lock is held.  NULL if it is none. */
+static struct segment *claim_locked(struct mam_pool *pool, uintptr_t address, bool *freed_before) {
+  struct segment *segment = segment_find(&pool->segments, address);
+  *freed_before = segment != NULL;
+  if (segment == NULL || segment->state != SEGMENT_USED)
+    return NULL;
+  /* relaxed: if it is odd, the exchange decides */
+  uint64_t ticket = atomic_load_explicit(&segment->ticket, memory_order_relaxed);
+  *freed_before = ticket != 0;
+  /* acq_rel: of two frees one finds the ticket; and what its front wrote into the segment, see shelf_pop.  relaxed on
+   * failure: somebody else freed it */
+  if (ticket % 2 == 0 || !atomic_compare_exchange_strong_explicit(&segment->ticket, &ticket, 0, memory_order_acq_rel,
+                                                                  memory_order_relaxed))
+    return NULL;
+  pool->free_call_count++;
+  pool->requested_bytes -= segment->as.used.requested_bytes;
+  class_count_locked(pool, segment->bytes, (size_t)-1);
+  return segment;
+}
+
+void pool_report_emptied(struct mam_pool *pool, struct pool_emptied *emptied) {
+  pool_lock(pool);
+  if (pool->state == POOL_OPEN && pool->config.lazy && !pool->watched) {
+    *emptied = (struct pool_emptied){pool, pool->config.default_id};
+    pool_watch_locked(pool, true);
+  }
+  pool_unlock(pool);
+}
+
+static cudaError_t free_by_rule(uintptr_t address, const struct rule *given, struct pool_emptied *emptied) {
+  struct mam_pool *pool = chunk_map_find(address);
+  bool freed_before = false;
   if (pool == NULL)
-    return refuse_free(address, false);
+    return pool_refuse_free(address, false);
   pool_lock(pool);
   cudaError_t error = pool_usable_locked(pool);
-  struct segment *segment = error == cudaSuccess ? segment_find(&pool->segments, (uintptr_t)address) : NULL;
-  if (segment == NULL || segment->state != SEGMENT_USED) {
+  struct segment *segment = error == cudaSuccess ? claim_locked(pool, address, &freed_before) : NULL;
+  if (segment == NULL) {
     pool_unlock(pool);
-    return error == cudaErrorInitializationError ? error : refuse_free(address, segment != NULL);
+    return error == cudaErrorInitializationError ? error
+                                                 : pool_refuse_free(address, error == cudaSuccess && freed_before);
   }
-  error = give_back_locked(pool, segment);
+  struct rule rule = given != NULL ? *given : own_rule(pool, false);
+  give_back_locked(pool, segment, &rule);
+  error = fence_freed_locked(pool);
   if (error == cudaErrorContextIsDestroyed) /* as cudaFree has it: the block is not there any more */
     error = cudaErrorInvalidValue;
-  if (pool->config.lazy && pool->segments.count[SEGMENT_USED] == 0 && !pool->watched) {
-    *emptied = (struct pool_emptied){pool, pool->config.default_id};
-    pool->watched = true;
-  }
+  bool empty = pool->config.front == NULL && pool->segments.count[SEGMENT_USED] == 0;
+  pool_unlock(pool);
+  if (empty && emptied != NULL)
+    pool_report_emptied(pool, emptied);
+  return error;
+}
+
+cudaError_t pool_free(void *address, struct pool_emptied *emptied) {
+  if (emptied != NULL)
+    *emptied = (struct pool_emptied){0};
+  return free_by_rule((uintptr_t)address, NULL, emptied);
+}
+
+cudaError_t pool_free_reuse(void *address, MAM_Reuse reuse) {
+  return free_by_rule((uintptr_t)address, &(struct rule){.reuse = reuse}, NULL);
+}
+
+/* ---- On a stream ---- */
+
+cudaError_t pool_free_stream(void *address, uint64_t stream) {
+  return free_by_rule((uintptr_t)address, &(struct rule){.reuse = MAM_REUSE_STREAM, .stream = stream}, NULL);
+}
+
+static bool stream_take_locked(struct mam_pool *pool, uint64_t id, size_t size, const void *site,
+                               struct pool_block *block) {
+  struct pool_stream *stream = stream_find_locked(pool, id);
+  size_t bytes = round_up(size, pool->config.alignment);
+  struct segment *segment = NULL;
+  if (stream != NULL && bytes >= size)
+    segment = segment_retake(&pool->segments, &stream->waiting, bytes);
+  if (segment == NULL)
+    return false;
+  hand_out_locked(pool, segment, size, site, block);
+  pool->stream_hit_count++;
+  return true;
+}
+
+cudaError_t pool_take_stream(struct mam_pool *pool, uint64_t default_id, size_t size, const void *site, uint64_t stream,
+                             struct pool_block *block) {
+  pool_lock(pool);
+  cudaError_t error = pool_expect_locked(pool, default_id);
+  bool taken = error == cudaSuccess && stream_take_locked(pool, stream, size, site, block);
+  pool_unlock(pool);
+  if (taken || error != cudaSuccess)
+    return error;
+  struct pool_order order = {.default_id = default_id, .size = size, .site = site, .effort = POOL_TAKE_ANY};
+  return pool_take(pool, &order, block);
+}
+
+/* ---- For the fronts ---- */
+
+cudaError_t pool_enter(struct mam_pool *pool, uint64_t default_id) {
+  pool_lock(pool);
+  cudaError_t error = pool_expect_locked(pool, default_id);
+  if (error == cudaSuccess)
+    pool->users++;
   pool_unlock(pool);
   return error;
 }
 
+void pool_crowd(struct mam_pool *pool) {
+  pool_lock(pool);
+  pool->crowded = true;
+  pool_watch_locked(pool, pool->watched);
+  pool_unlock(pool);
+}
+
+bool pool_to_be_watched(struct mam_pool *pool) {
+  if (!atomic_load_explicit(&pool->wants_watch, memory_order_relaxed)) /* relaxed: looked at again under the lock */
+    return false;
+  pool_lock(pool);
+  bool watch = pool->state == POOL_OPEN && pool->config.lazy && pool->crowded && !pool->watched;
+  if (watch)
+    pool_watch_locked(pool, true);
+  pool_unlock(pool);
+  return watch;
+}
+
+void pool_exit(struct mam_pool *pool) {
+  pool_lock(pool);
+  if (--pool->users == 0 && pool->state != POOL_OPEN)
+    pthread_cond_broadcast(&pool->changed);
+  pool_unlock(pool);
+}
+
+cudaError_t pool_span_take(struct mam_pool *pool, size_t bytes, uintptr_t *base) {
+  struct segment *segment;
+  bool no_host_memory;
+  pool_lock(pool);
+  cudaError_t error = pool_usable_locked(pool);
+  while ((segment = segment_take_aligned(&pool->segments, bytes, bytes, &no_host_memory)) == NULL) {
+    if (error == cudaSuccess)
+      error = no_host_memory ? cudaErrorMemoryAllocation : grow_or_find_locked(pool, 2 * bytes);
+    if (error != cudaSuccess)
+      break;
+  }
+  if (segment != NULL) {
+    /* relaxed: nobody's block */
+    atomic_store_explicit(&segment->ticket, 0, memory_order_relaxed);
+    segment->as.used.requested_bytes = 0;
+    segment->as.used.site = NULL;
+    peak_update_locked(pool);
+    *base = segment->base;
+  }
+  pool_unlock(pool);
+  return segment != NULL ? cudaSuccess : error;
+}
+
+void pool_span_give(struct mam_pool *pool, uintptr_t base, bool passed) {
+  pool_lock(pool);
+  struct rule rule = own_rule(pool, passed);
+  give_back_locked(pool, segment_find(&pool->segments, base), &rule);
+  pool_unlock(pool);
+}
+
+void pool_give(struct mam_pool *pool, uint64_t generation, struct segment *const *segments, unsigned count,
+               uint64_t epoch) {
+  if (count == 0)
+    return;
+  pool_lock(pool);
+  if (pool->generation == generation && pool->state == POOL_OPEN) { /* else it takes all apart, or has */
+    struct rule rule = own_rule(pool, epoch <= reuse_passed(pool->reuse));
+    give_kept_locked(pool, segments, count, &rule);
+  }
+  pool_unlock(pool);
+}
+
 /* ---- Information ---- */
 
-void pool_info_locked(struct mam_pool *pool, MAM_PoolInfo *info) {
+void pool_info_locked(struct mam_pool *pool, const struct pool_front_sum *front, MAM_PoolInfo *info) {
+  static const struct pool_front_sum nothing;
+  const struct pool_front_sum *sum = front != NULL ? front : &nothing;
   const struct segment_set *segments = &pool->segments;
   const struct pool_chunk *chunk;
-  size_t chunk_count = 0;
+  size_t chunk_count = 0, slab_count = sum->span_bytes / SOURCE_GRANULARITY_BYTES;
   SLIST_FOREACH(chunk, &pool->chunks, link) { chunk_count++; }
   size_t free_bytes = segments->bytes[SEGMENT_FREE], largest = segment_largest_free(&pool->segments);
+  size_t cached_bytes = sum->kept_bytes + sum->span_bytes - sum->live_small_bytes;
+  size_t cached_waiting_bytes = sum->kept_waiting_bytes + sum->small_waiting_bytes;
   *info = (MAM_PoolInfo){
       .struct_size = sizeof *info,
-      .used_bytes = segments->bytes[SEGMENT_USED],
-      .requested_bytes = pool->requested_bytes,
-      .waiting_bytes = segments->bytes[SEGMENT_WAITING],
-      .free_bytes = free_bytes,
+      .used_bytes = segments->bytes[SEGMENT_USED] - cached_bytes,
+      .requested_bytes = pool->requested_bytes + sum->requested_bytes,
+      .waiting_bytes = segments->bytes[SEGMENT_WAITING] + cached_waiting_bytes,
+      .free_bytes = free_bytes + cached_bytes - cached_waiting_bytes,
       .largest_free_bytes = largest,
       .peak_used_bytes = pool->peak_used_bytes,
       .limit_bytes = pool->limit_bytes,
       .chunk_count = chunk_count,
-      .used_count = segments->count[SEGMENT_USED],
-      .waiting_count = segments->count[SEGMENT_WAITING],
-      .free_count = segments->count[SEGMENT_FREE],
-      .metadata_bytes = segments->slab_bytes,
+      .used_count = segments->count[SEGMENT_USED] - slab_count - sum->kept_count + sum->live_small_count,
+      .waiting_count = segments->count[SEGMENT_WAITING] + sum->kept_waiting_count,
+      .free_count = segments->count[SEGMENT_FREE] + sum->kept_count - sum->kept_waiting_count,
+      .metadata_bytes = segments->slab_bytes + sum->metadata_bytes,
       .malloc_count = pool->malloc_count,
-      .free_call_count = pool->free_call_count,
+      .free_call_count = pool->free_call_count + sum->frees,
       .failure_count = pool->failure_count,
       .synchronize_count = pool->synchronize_count,
       .external_fragmentation = free_bytes > 0 ? 1.0 - (double)largest / (double)free_bytes : 0.0,
+      .cached_bytes = cached_bytes,
+      .slab_count = slab_count,
+      .thread_count = sum->thread_count,
+      .magazine_hit_count = sum->hits[FRONT_HIT_MAGAZINE],
+      .size_hit_count = sum->hits[FRONT_HIT_SIZE],
+      .tag_hit_count = sum->hits[FRONT_HIT_TAG],
+      .stream_hit_count = pool->stream_hit_count,
   };
+  for (unsigned i = 0; i < FRONT_HIT_KINDS; i++)
+    info->malloc_count += sum->hits[i];
+  reuse_counts(pool->reuse, &info->fence_count);
   info->reserved_bytes = info->used_bytes + info->waiting_bytes + info->free_bytes;
   info->segment_count = info->used_count + info->waiting_count + info->free_count;
 }
 
-cudaError_t pool_info(struct mam_pool *pool, MAM_PoolInfo *info) {
+const struct pool_front *pool_freeze(struct mam_pool *pool) {
+  /* acquire: the fronts; pairs with the release in pool_open */
+  const struct pool_front *front = atomic_load_explicit(&pool->in_front, memory_order_acquire);
+  if (front != NULL)
+    front->freeze(pool);
   pool_lock(pool);
-  cudaError_t error = pool_usable_locked(pool);
-  if (error == cudaSuccess)
-    pool_info_locked(pool, info);
+  return front;
+}
+
+void pool_thaw(struct mam_pool *pool, const struct pool_front *frozen) {
   pool_unlock(pool);
+  if (frozen != NULL)
+    frozen->thaw(pool);
+}
+
+cudaError_t pool_info(struct mam_pool *pool, MAM_PoolInfo *info) {
+  struct pool_front_sum sum = {0};
+  const struct pool_front *frozen = pool_freeze(pool);
+  cudaError_t error = pool_usable_locked(pool);
+  if (error == cudaSuccess) {
+    if (frozen != NULL)
+      frozen->sum(pool, &sum);
+    pool_info_locked(pool, &sum, info);
+  }
+  pool_thaw(pool, frozen);
   return error;
 }
 
@@ -623,8 +924,14 @@ cudaError_t pool_info(struct mam_pool *pool, MAM_PoolInfo *info) {
 
 void pool_before_fork(void) {
   pthread_mutex_lock(&pools_lock);
-  for (struct mam_pool *pool = pool_first(); pool != NULL; pool = pool->next)
+  for (struct mam_pool *pool = pool_first(); pool != NULL; pool = pool->next) {
+    const struct pool_front *front = atomic_load_explicit(&pool->in_front, memory_order_acquire); /* as pool_freeze */
+    if (front != NULL)
+      front->before_fork(pool);
     pthread_mutex_lock(&pool->lock);
+    pool->frozen_for_fork = front;
+  }
+  reuse_before_fork();
   chunk_map_lock();
 }
 
@@ -633,6 +940,7 @@ void pool_before_fork(void) {
 static void fork_in_child(struct mam_pool *pool) {
   pool->users = pool->synchronizing = 0;
   pool->growing = pool->watched = false;
+  pool_settle_locked(pool);
   pool->linger_until_ns = 0;
   (void)pthread_cond_init(&pool->changed, NULL);
   if (pool->state == POOL_LOSING)
@@ -643,10 +951,14 @@ static void fork_in_child(struct mam_pool *pool) {
 
 void pool_after_fork(bool in_child) {
   chunk_map_unlock();
+  reuse_after_fork(in_child);
   for (struct mam_pool *pool = pool_first(); pool != NULL; pool = pool->next) {
+    const struct pool_front *front = pool->frozen_for_fork;
     if (in_child)
       fork_in_child(pool);
     pthread_mutex_unlock(&pool->lock);
+    if (front != NULL)
+      front->after_fork(pool, in_child);
   }
   pthread_mutex_unlock(&pools_lock);
 }

@@ -14,7 +14,9 @@
  *
  * Invariants, checked by pool_check beside those of segment.h:
  *   - the segments' bytes add up to those of the chunks' usable parts;
- *   - held_bytes is the sum of the chunks' bytes and at most limit_bytes;
+ *   - held_bytes is the sum of the chunks' bytes, less unmapped and moving ones, and at most limit_bytes;
+ *   - the pieces of a reserved chunk tile exactly what is neither unmapped nor moving in it;
+ *   - only who has set growing changes pieces, unmapped segments and moving ones;
  *   - used bytes <= peak_used_bytes; requested_bytes <= used bytes;
  *   - every used segment is a multiple of the alignment, in address and size;
  *   - no waiting segment has an epoch later than the present one.
@@ -25,10 +27,17 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "reuse.h"
 #include "segment.h"
 #include "source.h"
 
 enum { POOL_ALIGNMENT_BYTES = 512, POOL_ALIGNMENT_LEAST_BYTES = 16, POOL_ALIGNMENT_MOST_BYTES = 2 << 20 };
+
+/* Slabs (slab.h) serve sizes up to 32 KiB in so many classes. */
+enum { POOL_SMALL_MOST_BYTES = 32 << 10, POOL_SMALL_CLASSES = 64 };
+
+/* Tickets (segment.h) of the pool's own count below, those of fronts above this bit. */
+enum { POOL_TICKET_BITS = 40 };
 
 enum pool_state {
   POOL_DEAD,    /* no pool; may be claimed for a new one */
@@ -40,16 +49,54 @@ enum pool_state {
   POOL_FORKED   /* the child's image of a pool whose memory stayed with the parent */
 };
 
+/* Allocations that a front served itself, by how. */
+enum front_hit { FRONT_HIT_MAGAZINE, FRONT_HIT_SIZE, FRONT_HIT_TAG, FRONT_HIT_KINDS };
+
+/* What all fronts of a pool come to. */
+struct pool_front_sum {
+  int64_t live;                                                          /* blocks, in all */
+  size_t live_small_bytes, live_small_count;                             /* in slabs */
+  size_t span_bytes, small_waiting_bytes;                                /* of slabs; of these, freed and not passed */
+  size_t kept_bytes, kept_waiting_bytes, kept_count, kept_waiting_count; /* segments on shelves; of these, not passed */
+  size_t requested_bytes;              /* to add to the pool's own; may be negative, modulo 2^64 */
+  size_t thread_count, metadata_bytes; /* of host memory */
+  uint64_t hits[FRONT_HIT_KINDS], frees;
+};
+
+/* What stands in front of a pool (front.h): the pool calls it, and knows no more of it. */
+struct pool_front {
+  bool (*open)(struct mam_pool *pool); /* before anybody can use the pool; false: no host memory */
+  /* Brings everything that is kept back to the pool, for its rule of reuse to decide about.  No lock is held. */
+  void (*collect)(struct mam_pool *pool);
+  /* The memory is about to go, the pool has no users left: nobody may be served any more.  No lock is held. */
+  void (*close)(struct mam_pool *pool);
+  /* Nothing changes in front from freeze to thaw, in which sum may be called.  Before the pool's lock. */
+  void (*freeze)(struct mam_pool *pool);
+  void (*thaw)(struct mam_pool *pool);
+  void (*sum)(struct mam_pool *pool, struct pool_front_sum *sum);
+  void (*before_fork)(struct mam_pool *pool);
+  void (*after_fork)(struct mam_pool *pool, bool in_child);
+};
+
 /* See MAM_PoolOptions. */
 struct pool_config {
   MAM_Reuse reuse;
   size_t alignment;   /* a power of two, in the range above */
-  size_t chunk_bytes; /* 0: the largest there is, less headroom_bytes */
+  bool elastic;       /* from a source that can reserve: one chunk, mapped as needed (one that only can, always is) */
+  size_t chunk_bytes; /* 0: the largest there is, less headroom_bytes.  Elastic: mapped first and least at a time */
   size_t headroom_bytes;
-  size_t limit_bytes;         /* 0: the first chunk's size */
-  size_t waiting_limit_bytes; /* 0: half of what is held */
-  uint64_t default_id;        /* the context's id for a default pool, else 0 */
-  bool lazy;                  /* a default pool that came by itself */
+  size_t limit_bytes;             /* 0: the first chunk's size.  Elastic: the source's total, less headroom_bytes */
+  size_t waiting_limit_bytes;     /* 0: half of what is held */
+  uint64_t default_id;            /* the context's id for a default pool, else 0 */
+  bool lazy;                      /* a default pool that came by itself */
+  const struct pool_front *front; /* NULL: nothing is in front, in some tests */
+};
+
+/* What was freed on one stream and has not passed. */
+struct pool_stream {
+  SLIST_ENTRY(pool_stream) link;
+  uint64_t id; /* may become another stream's when nothing waits */
+  struct waiting_stream waiting;
 };
 
 struct pool_chunk {
@@ -57,36 +104,54 @@ struct pool_chunk {
   uintptr_t base; /* as the source gave it */
   size_t bytes;
   size_t usable_bytes; /* what is left when both ends are cut to the alignment */
+  /* Of a reserved chunk, else NULL: for each granule of the source the length in granules of the mapped piece that
+   * begins there, 0 if none does. */
+  uint32_t *pieces;
 };
 
 struct mam_pool {
   struct mam_pool *next; /* constant once published */
 
-  /* Relaxed: a hint that is checked again under the lock, where it is written. */
+  /* Relaxed: hints that are checked again under the lock, where they are written, or need not be exact. */
   _Atomic uint64_t default_id; /* config.default_id while open, else 0 */
+  _Atomic size_t limit_hint;   /* held_bytes, limit_bytes */
+  _Atomic bool reports_empty;  /* lazy and not watched: the last free reports it */
+  _Atomic bool wants_watch;    /* lazy, not watched, and of several threads: api.c is to watch it */
+  _Atomic size_t live_by_class[POOL_SMALL_CLASSES]; /* used segments by the slab class they could have been of */
 
-  pthread_mutex_t lock;   /* protects everything below, unless said otherwise */
-  pthread_cond_t changed; /* signalled when a thread steps back in, or the state changes */
+  struct fronts *fronts;                       /* front.c's; kept with the struct once it is there, as the next */
+  _Atomic(const struct pool_front *) in_front; /* who to ask about them; published after them */
+  struct reuse *reuse;                         /* constant while open */
+  uint64_t generation;                         /* constant while open: no two pools in this struct have the same */
+
+  _Alignas(64) pthread_mutex_t lock; /* away from the hints; protects everything below, unless said otherwise */
+  pthread_cond_t changed;            /* signalled when a thread steps back in, or the state changes */
   enum pool_state state;
-  unsigned users; /* threads that left the lock in the middle of a call */
-  bool growing;
+  unsigned users;         /* threads that left the lock in the middle of a call */
+  bool growing;           /* or trimming: a thread changes what is held, with the lock left in between */
   unsigned synchronizing; /* threads that wait for the GPU */
 
   struct pool_config config; /* constant while open */
   struct source source;      /* constant while open; used without the lock */
   SLIST_HEAD(, pool_chunk) chunks;
   struct segment_set segments;
-  uint64_t epoch; /* of frees made now: passed by a synchronise that begins later */
+  SLIST_HEAD(, pool_stream) streams; /* the last one used comes first */
+  uint64_t unfenced_epoch;           /* of the latest free whose memory was free at once, 0 if none was */
+  unsigned freed_since;              /* segments freed since a fence was last asked for */
 
   size_t held_bytes;      /* of the source */
   size_t limit_bytes;     /* held_bytes never passes it */
   size_t refused_bytes;   /* the least that the source had no chunk for, 0 if it always had */
   size_t requested_bytes; /* live, as asked for */
   size_t peak_used_bytes;
-  uint64_t malloc_count, free_call_count, failure_count, synchronize_count;
+  uint64_t ticket_next; /* odd */
+  uint64_t malloc_count, free_call_count, failure_count, synchronize_count, stream_hit_count;
   char source_said[256]; /* why it last gave no chunk, "" if it never did not */
 
+  const struct pool_front *frozen_for_fork;
+
   bool watched; /* api.c looks at a lazy pool by itself: its emptying needs no report */
+  bool crowded; /* several threads use it: no one of them can tell the last free, so it has to be watched */
 
   /* api.c's, under its environment_lock. */
   int64_t linger_ns;            /* how long the pool outlives its last block */
@@ -110,7 +175,7 @@ bool pool_retire(struct mam_pool *pool, uint64_t default_id, bool only_if_empty)
 cudaError_t pool_finish(struct mam_pool *pool);
 
 /* Whether the pool is still that default pool, and what it is about. */
-enum pool_look { POOL_GONE, POOL_BUSY, POOL_EMPTY };
+enum pool_look { POOL_GONE, POOL_BUSY, POOL_CROWDED, POOL_EMPTY }; /* crowded: busy, and no emptying is reported */
 /* Looks at a lazy pool.  Unless it is empty, its next emptying is reported again (watched ends). */
 enum pool_look pool_look(struct mam_pool *pool, uint64_t default_id, uint64_t *malloc_count);
 
@@ -123,13 +188,79 @@ void pool_abandon_gone(void);
 #define POOL_ANY_ID UINT64_MAX
 cudaError_t pool_malloc(struct mam_pool *pool, uint64_t default_id, size_t size, const void *site, void **address);
 
+/* ---- For front.c ---- */
+
+/* A block that the pool handed out: its segment is the caller's to read until it is freed. */
+struct pool_block {
+  struct segment *segment;
+  uintptr_t address;
+  size_t bytes;
+  uint64_t ticket;
+};
+
+/* Counts the caller among the users of the pool, which cannot end before pool_exit.  Errors: as pool_malloc. */
+cudaError_t pool_enter(struct mam_pool *pool, uint64_t default_id);
+void pool_exit(struct mam_pool *pool);
+
+/* pool_malloc, from what is free, or by growing in place to at most half of the limit (else cudaErrorMemoryAllocation
+ * without an error text), or by all means.  Before that,
+ * passed_count segments that nothing uses any more become free, unless the pool is of another generation by now:
+ * then they are none of its own. */
+enum pool_effort { POOL_TAKE_FREE, POOL_TAKE_GROWTH, POOL_TAKE_ANY };
+struct pool_order {
+  uint64_t default_id, generation;
+  size_t size;
+  const void *site;
+  enum pool_effort effort;
+  struct segment *const *passed;
+  unsigned passed_count;
+};
+cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, struct pool_block *block);
+
+/* Takes used segments back whose blocks were freed in epoch or earlier, unless the pool is of another generation by
+ * now, as pool_take. */
+void pool_give(struct mam_pool *pool, uint64_t generation, struct segment *const *segments, unsigned count,
+               uint64_t epoch);
+
+/* Spans for slabs: used segments of whole 2 MiB pages, nobody's block.  take never waits for the GPU; give by the
+ * pool's rule of reuse, or at once if the GPU is known to be done with it. */
+cudaError_t pool_span_take(struct mam_pool *pool, size_t bytes, uintptr_t *base);
+void pool_span_give(struct mam_pool *pool, uintptr_t base, bool passed);
+
+/* Gives memory that is free back to the source as long as more than keep_bytes are held: of an elastic pool the mapped
+ * pieces that lie in free segments, from the highest address down; of another whole chunks, but never its last one, as
+ * the paper's pool is its chunk and might not get it again.  What the fronts keep is collected first.  Waits for no
+ * kernel, but for what the source waits for in chunk_give.  Errors: as pool_usable, and what the source says. */
+cudaError_t pool_trim(struct mam_pool *pool, size_t keep_bytes);
+
+/* A second thread has come. */
+void pool_crowd(struct mam_pool *pool);
+
+/* Whether api.c is to watch it from now on, because nobody can report its emptying. */
+bool pool_to_be_watched(struct mam_pool *pool);
+
+/* For work on a stream, by its id: memory freed on it comes first, and may still be in use there. */
+cudaError_t pool_take_stream(struct mam_pool *pool, uint64_t default_id, size_t size, const void *site, uint64_t stream,
+                             struct pool_block *block);
+cudaError_t pool_free_stream(void *address, uint64_t stream);
+
+/* The fronts are frozen and empty: fills *emptied if that is to be reported, as pool_free. */
+struct pool_emptied;
+void pool_report_emptied(struct mam_pool *pool, struct pool_emptied *emptied);
+
+/* The error for what is no live block. */
+cudaError_t pool_refuse_free(uintptr_t address, bool freed_before);
+
 /* A lazy pool that lost its last block; it is watched from then on.  pool NULL if none did. */
 struct pool_emptied {
   struct mam_pool *pool;
   uint64_t default_id;
 };
 
-/* Frees a block of any pool. */
+/* pool_free under a rule of its own. */
+cudaError_t pool_free_reuse(void *address, MAM_Reuse reuse);
+
+/* Frees a block of any pool that is a segment of its own.  emptied may be NULL. */
 cudaError_t pool_free(void *address, struct pool_emptied *emptied);
 
 /* The open default pool with that id, NULL if there is none.  No lock; see default_id. */
@@ -155,8 +286,12 @@ const char *pool_check_locked(struct mam_pool *pool);
 
 /* For pool_report.c: pool_usable, the lock held. */
 cudaError_t pool_usable_locked(const struct mam_pool *pool);
-/* The same numbers as pool_info, the lock held. */
-void pool_info_locked(struct mam_pool *pool, MAM_PoolInfo *info);
+/* The same numbers as pool_info, the lock held and the fronts frozen; front: their sum, NULL if there are none. */
+void pool_info_locked(struct mam_pool *pool, const struct pool_front_sum *front, MAM_PoolInfo *info);
+
+/* Holds everything still, for numbers that fit together: fronts, then the lock. */
+const struct pool_front *pool_freeze(struct mam_pool *pool); /* for pool_thaw; NULL: no fronts */
+void pool_thaw(struct mam_pool *pool, const struct pool_front *frozen);
 
 /* Fork: no pool is in the middle of a change between before and after; in the child, pools whose memory is a GPU's are
  * POOL_FORKED. */

@@ -17,6 +17,7 @@ struct snapshot_segment {
   size_t bytes, requested_bytes;
   const void *site;
   enum segment_state state;
+  uint64_t ticket;
   bool heads_chunk;
 };
 
@@ -29,9 +30,12 @@ struct snapshot {
   struct snapshot_segment segments[];
 };
 
-static void snapshot_fill_locked(struct snapshot *snapshot, struct mam_pool *pool) {
+static void snapshot_fill_locked(struct snapshot *snapshot, struct mam_pool *pool, const struct pool_front *frozen) {
   struct snapshot_segment *copy = snapshot->segments;
-  pool_info_locked(pool, &snapshot->info);
+  struct pool_front_sum sum = {0};
+  if (frozen != NULL)
+    frozen->sum(pool, &sum);
+  pool_info_locked(pool, &sum, &snapshot->info);
   snapshot->config = pool->config;
   snapshot->source_name = pool->source.operations->name;
   (void)snprintf(snapshot->source_said, sizeof snapshot->source_said, "%s", pool->source_said);
@@ -42,6 +46,8 @@ static void snapshot_fill_locked(struct snapshot *snapshot, struct mam_pool *poo
                                         .requested_bytes = used ? segment->as.used.requested_bytes : 0,
                                         .site = used ? segment->as.used.site : NULL,
                                         .state = segment->state,
+                                        /* relaxed: the fronts are frozen */
+                                        .ticket = atomic_load_explicit(&segment->ticket, memory_order_relaxed),
                                         .heads_chunk = segment->heads_chunk};
   }
   snapshot->count = (size_t)(copy - snapshot->segments);
@@ -50,7 +56,7 @@ static void snapshot_fill_locked(struct snapshot *snapshot, struct mam_pool *poo
 /* A copy for the caller to free. */
 static cudaError_t snapshot_take(struct mam_pool *pool, struct snapshot **taken) {
   struct snapshot *snapshot = NULL;
-  pthread_mutex_lock(&pool->lock);
+  const struct pool_front *frozen = pool_freeze(pool);
   cudaError_t error = pool_usable_locked(pool);
   if (error == cudaSuccess) {
     size_t count = 0;
@@ -58,9 +64,9 @@ static cudaError_t snapshot_take(struct mam_pool *pool, struct snapshot **taken)
       count += pool->segments.count[state];
     snapshot = malloc(sizeof *snapshot + count * sizeof snapshot->segments[0]);
     if (snapshot != NULL)
-      snapshot_fill_locked(snapshot, pool);
+      snapshot_fill_locked(snapshot, pool, frozen);
   }
-  pthread_mutex_unlock(&pool->lock);
+  pool_thaw(pool, frozen);
   *taken = snapshot;
   if (error == cudaSuccess && snapshot == NULL)
     return error_set(cudaErrorMemoryAllocation, "no host memory for a report");
@@ -100,11 +106,25 @@ static void json_site(FILE *stream, const void *site) {
   free(names);
 }
 
+/* Whether it is a live block; else, if used, small blocks are carved from it, or a thread keeps it. */
+static bool is_block(const struct snapshot_segment *segment) {
+  return segment->state == SEGMENT_USED && segment->ticket % 2 == 1;
+}
+
+static const char *state_name(const struct snapshot_segment *segment) {
+  static const char *const names[] = {[SEGMENT_FREE] = "free",
+                                      [SEGMENT_WAITING] = "waiting",
+                                      [SEGMENT_UNMAPPED] = "unmapped",
+                                      [SEGMENT_MOVING] = "unmapped"};
+  if (segment->state == SEGMENT_USED)
+    return is_block(segment) ? "used" : segment->ticket == 0 ? "slab" : "kept";
+  return names[segment->state];
+}
+
 static void json_segment(FILE *stream, const struct snapshot_segment *segment) {
-  static const char *const states[] = {[SEGMENT_FREE] = "free", [SEGMENT_USED] = "used", [SEGMENT_WAITING] = "waiting"};
   (void)fprintf(stream, "        {\"base\": \"%#zx\", \"bytes\": %zu, \"state\": \"%s\"", (size_t)segment->base,
-                segment->bytes, states[segment->state]);
-  if (segment->state == SEGMENT_USED) {
+                segment->bytes, state_name(segment));
+  if (is_block(segment)) {
     (void)fprintf(stream, ", \"requested\": %zu, \"site\": ", segment->requested_bytes);
     json_site(stream, segment->site);
   }
@@ -129,10 +149,10 @@ static size_t json_chunk(FILE *stream, const struct snapshot *snapshot, size_t i
 }
 
 static void json_pool(FILE *stream, const struct snapshot *snapshot) {
+  static const char *const reuse_names[] = {"fenced", "immediate", "stream"};
   const MAM_PoolInfo *info = &snapshot->info;
   (void)fprintf(stream, "{\n  \"source\": \"%s\",\n  \"reuse\": \"%s\",\n  \"alignment\": %zu,\n",
-                snapshot->source_name, snapshot->config.reuse == MAM_REUSE_FENCED ? "fenced" : "immediate",
-                snapshot->config.alignment);
+                snapshot->source_name, reuse_names[snapshot->config.reuse], snapshot->config.alignment);
   (void)fprintf(stream, "  \"limit_bytes\": %zu,\n  \"reserved_bytes\": %zu,\n  \"used_bytes\": %zu,\n",
                 info->limit_bytes, info->reserved_bytes, info->used_bytes);
   (void)fprintf(stream, "  \"requested_bytes\": %zu,\n  \"waiting_bytes\": %zu,\n  \"free_bytes\": %zu,\n",
@@ -169,12 +189,12 @@ static int compare_bytes_descending(const void *a, const void *b) {
  * there are none or the host has no memory. */
 static size_t holders_of(const struct snapshot *snapshot, struct holder **holders) {
   size_t count = 0, merged = 0;
-  struct holder *all = malloc((snapshot->info.used_count + 1) * sizeof *all);
+  struct holder *all = malloc((snapshot->count + 1) * sizeof *all);
   *holders = all;
   if (all == NULL)
     return 0;
   for (size_t i = 0; i < snapshot->count; i++)
-    if (snapshot->segments[i].state == SEGMENT_USED)
+    if (is_block(&snapshot->segments[i]))
       all[count++] = (struct holder){snapshot->segments[i].site, snapshot->segments[i].bytes, 1};
   qsort(all, count, sizeof *all, compare_sites);
   for (size_t i = 0; i < count; i++) {
