@@ -36,9 +36,9 @@ START_TEST(each_device_has_its_environment) {
   char *a = block(1000);
   use_primary(1);
   char *b = block(1000);
-  ck_assert_uint_eq(fake_live_blocks(), 2);
+  ck_assert_uint_eq(fake_calls("cuMemAddressReserve"), 2);
   OK(MAM_CudaFree(a));
-  ck_assert_uint_eq(fake_live_blocks(), 1);
+  ck_assert_uint_eq(fake_calls("cuMemAddressFree"), 1);
   OK(MAM_CudaFree(b));
   assert_nothing_held();
 }
@@ -172,8 +172,10 @@ START_TEST(growth_of_a_pool_whose_context_is_gone_fails) {
 }
 END_TEST
 
+/* It is noticed where the driver is asked: here by a wait. */
 START_TEST(pool_of_a_destroyed_context_says_so) {
   void *pointer = &pointer;
+  use_driver_without_fences();
   use_primary(0);
   MAM_PoolOptions options = options_with(4 * MIB);
   options.context = fake_context_create(0);
@@ -198,7 +200,8 @@ START_TEST(environment_comes_back_after_a_reset) {
   char *c = block(1000); /* lazily: the explicit one went with its context */
   ck_assert_ptr_eq(fake_current(), primary);
   FAILS(cudaErrorInvalidValue, MAM_CudaFree(b));
-  ck_assert_uint_eq(fake_live_blocks(), 1);
+  ck_assert(fake_holds(c, 1000));
+  ck_assert_uint_gt(fake_reserved_bytes(), 0);
   OK(MAM_CudaFree(c));
   (void)a;
   assert_nothing_held();
@@ -213,6 +216,25 @@ START_TEST(pointers_are_invalid_after_a_reset) {
   OK(MAM_Create(4 * MIB));
   char *b = block(1000);
   FAILS(cudaErrorInvalidValue, MAM_CudaFree(a + 4096));
+  OK(MAM_CudaFree(b));
+  OK(MAM_Destroy());
+  assert_nothing_held();
+}
+END_TEST
+
+/* Mappings belong to the device and survive the reset of a context: they are given back like any others. */
+START_TEST(mapped_memory_is_given_back_after_a_reset) {
+  use_primary(0);
+  if (_i == 0)
+    OK(MAM_Create_auto());
+  (void)block(40 * MIB);
+  fake_primary_reset(0);
+  ck_assert_uint_gt(fake_live_bytes(), 0);
+  use_primary(0);
+  char *b = block(1000); /* of a new one */
+  ck_assert_uint_lt(fake_live_bytes(), 40 * MIB);
+  ck_assert_uint_eq(fake_calls("cuMemAddressFree"), 1);
+  ck_assert_uint_eq(fake_calls("cuMemAddressReserve"), 2);
   OK(MAM_CudaFree(b));
   OK(MAM_Destroy());
   assert_nothing_held();
@@ -302,6 +324,7 @@ END_TEST
 
 START_TEST(failing_calls_do_not_change_the_thread) {
   static const char *const functions[] = {"cuMemAlloc", "cuMemGetInfo", "cuCtxSynchronize", "cuMemFree"};
+  use_driver_without_fences();
   void *current = use_primary(0), *pointer = NULL;
   MAM_PoolOptions options = options_with(4 * MIB);
   options.context = fake_context_create(0);
@@ -320,8 +343,35 @@ START_TEST(failing_calls_do_not_change_the_thread) {
 }
 END_TEST
 
+START_TEST(failing_fences_and_mappings_do_not_change_the_thread) {
+  static const char *const functions[] = {"cuMemAddressReserve", "cuCtxGetDevice", "cuMemCreate",      "cuMemMap",
+                                          "cuMemSetAccess",      "cuMemUnmap",     "cuMemAddressFree", "cuEventCreate",
+                                          "cuCtxRecordEvent",    "cuEventQuery"};
+  void *pointer = NULL, *other = fake_context_create(0);
+  MAM_PoolOptions options = MAM_POOL_OPTIONS_INIT;
+  options.source = MAM_SOURCE_VMM;
+  options.limit_bytes = 4 * MIB;
+  options.context = other;
+  void *current = use_primary(0);
+  for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++) {
+    MAM_Pool pool = NULL;
+    fake_fail(functions[i], 1, 999);
+    if (MAM_PoolCreate(&pool, &options) == cudaSuccess) {
+      for (int round = 0; round < 2; round++)
+        if (MAM_PoolMalloc(pool, &pointer, 4 * MIB) == cudaSuccess)
+          OK(MAM_CudaFree(pointer));
+      (void)MAM_PoolDestroy(pool);
+    }
+    ck_assert_msg(fake_failures() == i + 1, "%s was not called", functions[i]);
+    assert_thread_is(current, 1);
+  }
+  assert_driver_content();
+}
+END_TEST
+
 /* Before CUDA 12.0 contexts have no ids. */
 START_TEST(older_driver_does_too) {
+  use_greedy_chunks();
   fake_hide("cuCtxGetId");
   fake_hide("cuThreadExchangeStreamCaptureMode");
   OK(MAM_CudaFree(block(1000)));
@@ -467,10 +517,12 @@ int main(void) {
   tcase_add_test(tcase, pool_of_a_destroyed_context_says_so);
   tcase_add_test(tcase, environment_comes_back_after_a_reset);
   tcase_add_test(tcase, pointers_are_invalid_after_a_reset);
+  tcase_add_loop_test(tcase, mapped_memory_is_given_back_after_a_reset, 0, 2);
   tcase_add_test(tcase, reset_leaves_references_balanced);
   tcase_add_test(tcase, pool_on_another_device_leaves_the_current_context);
   tcase_add_test(tcase, no_call_changes_the_thread);
   tcase_add_test(tcase, failing_calls_do_not_change_the_thread);
+  tcase_add_test(tcase, failing_fences_and_mappings_do_not_change_the_thread);
   tcase_add_test(tcase, older_driver_does_too);
   tcase_add_test(tcase, chunk_is_taken_while_another_thread_captures);
   tcase = add_case(suite, "fork");

@@ -645,6 +645,203 @@ START_TEST(threads_create_one_lazy_environment) {
 }
 END_TEST
 
+/* ---- Environments of mapped memory -------------------------------------------------------------------------------
+ *
+ * What MAM_Create_auto and lazy creation make where the driver can.
+ */
+
+static void assert_no_chunk_was_taken(void) {
+  for (int source = 0; source < 3; source++)
+    ck_assert_uint_eq(fake_calls(take_function(source)), 0);
+}
+
+START_TEST(auto_maps_nothing_before_the_first_block) {
+  OK(MAM_Create_auto());
+  ck_assert_uint_gt(fake_reserved_bytes(), 0);
+  ck_assert_uint_eq(fake_live_bytes(), 0);
+  ck_assert_uint_eq(info_of(NULL).reserved_bytes, 0);
+  assert_no_chunk_was_taken();
+  OK(MAM_Destroy());
+  assert_nothing_held();
+}
+END_TEST
+
+START_TEST(mapped_environment_grows_with_its_blocks) {
+  char *blocks[16];
+  if (_i == 0)
+    OK(MAM_Create_auto());
+  for (int i = 0; i < 16; i++) {
+    blocks[i] = block(20 * MIB);
+    size_t held = info_of(NULL).reserved_bytes;
+    ck_assert(fake_holds(blocks[i], 20 * MIB));
+    ck_assert_uint_eq(held, fake_live_bytes());
+    ck_assert_uint_ge(held, (size_t)(i + 1) * 20 * MIB);
+    ck_assert_uint_le(held, (size_t)(i + 1) * 24 * MIB); /* not all there is */
+    assert_adds_up(NULL);
+  }
+  assert_no_chunk_was_taken();
+  for (int i = 0; i < 16; i++)
+    OK(MAM_CudaFree(blocks[i]));
+  OK(MAM_Destroy());
+  assert_nothing_held();
+}
+END_TEST
+
+/* The last free of a lazy environment unmaps all of it, and gives the addresses back. */
+START_TEST(lazy_mapped_environment_goes_with_its_last_block) {
+  char *a = block(1000), *b = block(100 * MIB);
+  ck_assert_uint_eq(fake_calls("cuMemAddressReserve"), 1);
+  OK(MAM_CudaFree(b));
+  ck_assert_uint_gt(fake_live_bytes(), 0);
+  OK(MAM_CudaFree(a));
+  assert_nothing_held();
+  ck_assert_uint_eq(fake_calls("cuMemUnmap"), fake_calls("cuMemMap"));
+  ck_assert_uint_eq(fake_calls("cuMemRelease"), fake_calls("cuMemCreate"));
+  ck_assert_uint_eq(fake_calls("cuMemAddressFree"), 1);
+}
+END_TEST
+
+/* Nothing is unmapped under a kernel. */
+START_TEST(end_of_a_mapped_environment_waits_for_the_gpu) {
+  void *context = use_primary(0);
+  char *a = block(MIB);
+  const struct fake_range range = {a, MIB};
+  ck_assert(fake_launch(FAKE_STREAM_LEGACY, &range, 1));
+  if (_i == 0)
+    OK(MAM_CudaFree(a));
+  else
+    OK(MAM_Destroy());
+  ck_assert(!fake_pending(context));
+  assert_nothing_held();
+}
+END_TEST
+
+START_TEST(mapped_environment_leaves_the_headroom) {
+  void *pointer = &pointer;
+  if (_i == 0)
+    (void)setenv("MAM_HEADROOM", "64M", 1);
+  size_t limit = 3 * GIB - (_i == 0 ? 64 * MIB : 256 * MIB);
+  fake_set_capacity(3 * GIB);
+  OK(MAM_Create_auto());
+  ck_assert_uint_eq(info_of(NULL).limit_bytes, limit);
+  FAILS(cudaErrorMemoryAllocation, MAM_CudaMalloc(&pointer, limit + 1));
+  char *all = block(limit);
+  ck_assert(fake_holds(all, limit));
+  FAILS(cudaErrorMemoryAllocation, MAM_CudaMalloc(&pointer, 1));
+}
+END_TEST
+
+/* Where memory lies in pieces, mapping makes one block of them. */
+START_TEST(mapped_environment_does_not_mind_pieces) {
+  fake_set_largest(16 * MIB);
+  char *a = block(GIB);
+  ck_assert(fake_holds(a, GIB));
+  OK(MAM_CudaFree(a));
+  assert_nothing_held();
+}
+END_TEST
+
+START_TEST(trim_gives_mapped_memory_back) {
+  OK(MAM_Create_auto());
+  char *a = block(40 * MIB), *b = block(80 * MIB), *c = block(1000);
+  OK(MAM_CudaFree(b));
+  ck_assert_uint_ge(fake_live_bytes(), 120 * MIB);
+  OK(MAM_Trim(100 * MIB)); /* in pieces, so no more than it must */
+  ck_assert_uint_le(fake_live_bytes(), 100 * MIB);
+  ck_assert_uint_ge(fake_live_bytes(), 50 * MIB);
+  OK(MAM_Trim(0));
+  ck_assert_uint_lt(fake_live_bytes(), 80 * MIB);
+  ck_assert(fake_holds(a, 40 * MIB));
+  ck_assert(fake_holds(c, 1000));
+  ck_assert_uint_eq(info_of(NULL).reserved_bytes, fake_live_bytes());
+  assert_adds_up(NULL);
+  OK(MAM_CudaFree(a));
+  OK(MAM_CudaFree(c));
+  OK(MAM_Trim(0));
+  ck_assert_uint_eq(fake_live_bytes(), 0);
+  b = block(80 * MIB);
+  ck_assert(fake_holds(b, 80 * MIB));
+  OK(MAM_Destroy());
+  assert_nothing_held();
+}
+END_TEST
+
+START_TEST(trim_leaves_what_the_gpu_may_use) {
+  void *context = use_primary(0);
+  OK(MAM_Create_auto());
+  char *a = block(40 * MIB);
+  const struct fake_range range = {a, 40 * MIB};
+  ck_assert(fake_launch(FAKE_STREAM_LEGACY, &range, 1));
+  OK(MAM_CudaFree(a));
+  OK(MAM_Trim(0));
+  ck_assert(fake_pending(context));
+  ck_assert(fake_holds(a, 40 * MIB));
+  fake_finish(context);
+  OK(MAM_Trim(0));
+  ck_assert_uint_eq(fake_live_bytes(), 0);
+  assert_driver_content();
+}
+END_TEST
+
+/* What waits, what is free and what is not mapped yet are enough together, but none of them alone. */
+START_TEST(mapped_environment_waits_where_it_would_fail) {
+  void *context = use_primary(0);
+  (void)setenv("MAM_HEADROOM", "0", 1);
+  fake_set_capacity(64 * MIB);
+  OK(MAM_Create_auto());
+  (void)block(30 * MIB);
+  char *b = block(24 * MIB);
+  const struct fake_range range = {b, 24 * MIB};
+  ck_assert(fake_launch(FAKE_STREAM_LEGACY, &range, 1));
+  OK(MAM_CudaFree(b));
+  ck_assert(fake_pending(context));
+  ck_assert(fake_holds(block(32 * MIB), 32 * MIB));
+  assert_adds_up(NULL);
+  assert_driver_content();
+}
+END_TEST
+
+START_TEST(trim_without_an_environment_does_nothing) {
+  OK(MAM_Trim(0));
+  assert_nothing_held();
+}
+END_TEST
+
+static const char *const mapping_functions[] = {"cuMemAddressReserve", "cuMemAddressFree", "cuMemCreate",
+                                                "cuMemRelease",        "cuMemMap",         "cuMemUnmap",
+                                                "cuMemSetAccess",      "cuCtxGetDevice",   "cuDeviceTotalMem"};
+enum { mapping_function_count = sizeof mapping_functions / sizeof mapping_functions[0] };
+
+/* The last one of the loop: the driver could, the device cannot. */
+START_TEST(without_mapping_there_is_the_largest_chunk) {
+  if (_i < mapping_function_count)
+    fake_hide(mapping_functions[_i]);
+  else
+    fake_set_maps_nothing();
+  char *a = block(1000);
+  ck_assert_uint_eq(fake_live_blocks(), 1);
+  OK(MAM_CudaFree(a));
+  assert_nothing_held();
+  ck_assert_uint_eq(fake_calls("cuMemAlloc"), 1);
+  OK(MAM_Create_auto());
+  ck_assert_uint_eq(fake_live_bytes(), 4 * GIB - 256 * MIB);
+  ck_assert_uint_eq(fake_calls("cuMemAddressReserve"), 0);
+  OK(MAM_Destroy());
+  assert_nothing_held();
+}
+END_TEST
+
+START_TEST(create_with_a_size_is_one_chunk) {
+  OK(MAM_Create(64 * MIB));
+  ck_assert_uint_eq(fake_calls("cuMemAlloc"), 1);
+  ck_assert_uint_eq(fake_calls("cuMemAddressReserve"), 0);
+  OK(MAM_CudaFree(block(MIB)));
+  OK(MAM_Trim(0)); /* the chunk is the pool */
+  ck_assert_uint_eq(fake_live_bytes(), 64 * MIB);
+  ck_assert_uint_eq(fake_calls("cuMemAlloc"), 1);
+}
+END_TEST
+
 /* ---- Environment variables --------------------------------------------------------------------------------------- */
 
 START_TEST(default_pool_on_the_host_never_calls_the_driver) {
@@ -711,10 +908,12 @@ END_TEST
 int main(void) {
   Suite *suite = suite_create("environments");
   TCase *tcase = add_case(suite, "uses");
+  tcase_add_checked_fixture(tcase, use_greedy_chunks, NULL);
   tcase_add_test(tcase, use_with_explicit_size);
   tcase_add_test(tcase, use_with_automatic_size);
   tcase_add_test(tcase, use_without_creation);
   tcase = add_case(suite, "create");
+  tcase_add_checked_fixture(tcase, use_greedy_chunks, NULL);
   tcase_add_test(tcase, create_of_no_bytes_is_invalid);
   tcase_add_test(tcase, create_rounds_up_to_the_granularity);
   tcase_add_test(tcase, create_takes_no_more_than_asked_for);
@@ -725,6 +924,7 @@ int main(void) {
   tcase_add_test(tcase, create_does_not_wait_for_the_gpu);
   tcase_add_test(tcase, without_a_device_there_is_no_device);
   tcase = add_case(suite, "create_auto");
+  tcase_add_checked_fixture(tcase, use_greedy_chunks, NULL);
   tcase_add_test(tcase, auto_leaves_the_headroom);
   tcase_add_test(tcase, auto_leaves_the_headroom_of_the_environment_variable);
   tcase_add_loop_test(tcase, auto_takes_about_the_largest_piece, 23, 36);
@@ -732,6 +932,7 @@ int main(void) {
   tcase_add_test(tcase, auto_without_memory_fails);
   tcase_add_test(tcase, auto_does_not_wait_for_the_gpu);
   tcase = add_case(suite, "destroy");
+  tcase_add_checked_fixture(tcase, use_greedy_chunks, NULL);
   tcase_add_test(tcase, destroy_of_nothing_succeeds);
   tcase_add_test(tcase, destroy_ends_live_blocks);
   tcase_add_test(tcase, destroy_ends_a_lazy_environment);
@@ -739,6 +940,7 @@ int main(void) {
   tcase_add_test(tcase, destroy_passes_on_what_the_driver_said);
   tcase_add_test(tcase, references_to_the_context_do_not_pile_up);
   tcase = add_case(suite, "malloc");
+  tcase_add_checked_fixture(tcase, use_greedy_chunks, NULL);
   tcase_add_test(tcase, malloc_without_a_pointer_is_invalid);
   tcase_add_test(tcase, malloc_of_no_bytes_gives_null);
   tcase_add_test(tcase, blocks_are_aligned_apart_and_inside_the_chunk);
@@ -749,6 +951,7 @@ int main(void) {
   tcase_add_test(tcase, all_of_a_chunk_can_be_had);
   tcase_add_test(tcase, driver_error_of_a_lazy_creation_comes_through);
   tcase = add_case(suite, "free");
+  tcase_add_checked_fixture(tcase, use_greedy_chunks, NULL);
   tcase_add_test(tcase, free_of_null_succeeds);
   tcase_add_test(tcase, second_free_is_invalid);
   tcase_add_test(tcase, second_free_of_a_lazy_last_block_is_invalid);
@@ -757,6 +960,7 @@ int main(void) {
   tcase_add_test(tcase, any_thread_frees);
   tcase_add_test(tcase, free_does_not_wait_for_the_gpu);
   tcase = add_case(suite, "lazy");
+  tcase_add_checked_fixture(tcase, use_greedy_chunks, NULL);
   tcase_add_test(tcase, lazy_environment_lives_as_long_as_a_block);
   tcase_add_test(tcase, lazy_environment_waits_for_the_gpu_when_it_goes);
   tcase_add_test(tcase, lazy_environment_that_comes_back_stays_a_while);
@@ -769,6 +973,27 @@ int main(void) {
   tcase_add_test(tcase, explicit_environment_may_follow_a_lazy_one);
   tcase_add_loop_test(tcase, lazy_environment_comes_and_goes_under_threads, 0, 2);
   tcase_add_loop_test(tcase, threads_create_one_lazy_environment, 0, 10);
+  tcase = add_case(suite, "mapped");
+  tcase_add_test(tcase, auto_maps_nothing_before_the_first_block);
+  tcase_add_loop_test(tcase, mapped_environment_grows_with_its_blocks, 0, 2);
+  tcase_add_test(tcase, lazy_mapped_environment_goes_with_its_last_block);
+  tcase_add_loop_test(tcase, end_of_a_mapped_environment_waits_for_the_gpu, 0, 2);
+  tcase_add_loop_test(tcase, mapped_environment_leaves_the_headroom, 0, 2);
+  tcase_add_test(tcase, mapped_environment_does_not_mind_pieces);
+  tcase_add_test(tcase, trim_gives_mapped_memory_back);
+  tcase_add_test(tcase, trim_leaves_what_the_gpu_may_use);
+  tcase_add_test(tcase, mapped_environment_waits_where_it_would_fail);
+  tcase_add_test(tcase, trim_without_an_environment_does_nothing);
+  tcase_add_loop_test(tcase, without_mapping_there_is_the_largest_chunk, 0, mapping_function_count + 1);
+  tcase_add_test(tcase, create_with_a_size_is_one_chunk);
+  /* As they are with chunks. */
+  tcase_add_test(tcase, auto_without_memory_fails);
+  tcase_add_test(tcase, auto_does_not_wait_for_the_gpu);
+  tcase_add_test(tcase, refused_lazy_malloc_leaves_no_environment);
+  tcase_add_test(tcase, lazy_environment_waits_for_the_gpu_when_it_goes);
+  tcase_add_test(tcase, second_free_of_a_lazy_last_block_is_invalid);
+  tcase_add_test(tcase, lazy_environment_can_linger_for_no_time);
+  tcase_add_test(tcase, explicit_environment_may_follow_a_lazy_one);
   tcase = add_case(suite, "variables");
   tcase_add_test(tcase, default_pool_on_the_host_never_calls_the_driver);
   tcase_add_test(tcase, default_pool_on_the_host_is_one_for_all_contexts);

@@ -47,9 +47,9 @@ struct wrong_option {
 };
 
 static void spoil_size(MAM_PoolOptions *options) { options->struct_size = 0; }
-static void spoil_source(MAM_PoolOptions *options) { options->source = (MAM_Source)4; }
+static void spoil_source(MAM_PoolOptions *options) { options->source = (MAM_Source)5; }
 static void spoil_source_below(MAM_PoolOptions *options) { options->source = (MAM_Source)-1; }
-static void spoil_reuse(MAM_PoolOptions *options) { options->reuse = (MAM_Reuse)2; }
+static void spoil_reuse(MAM_PoolOptions *options) { options->reuse = (MAM_Reuse)3; }
 static void spoil_alignment_small(MAM_PoolOptions *options) { options->alignment = 8; }
 static void spoil_alignment_odd(MAM_PoolOptions *options) { options->alignment = 1536; }
 static void spoil_alignment_large(MAM_PoolOptions *options) { options->alignment = 4 * MIB; }
@@ -166,7 +166,7 @@ END_TEST
 START_TEST(default_pool_is_created_when_asked_for) {
   MAM_Pool pool = NULL;
   OK(MAM_PoolDefault(&pool));
-  ck_assert_uint_eq(fake_live_blocks(), 1);
+  ck_assert_uint_eq(fake_calls("cuMemAddressReserve"), 1);
   char *a = block_of(pool, 1000);
   OK(MAM_CudaFree(a)); /* it was lazy, and this its last block */
   assert_nothing_held();
@@ -419,8 +419,9 @@ START_TEST(growth_is_preferred_to_waiting) {
 }
 END_TEST
 
-START_TEST(waiting_bytes_past_the_limit_synchronise) {
+START_TEST(waiting_bytes_past_the_limit_synchronise_without_fences) {
   MAM_PoolOptions options = options_with(8 * MIB);
+  use_driver_without_fences();
   options.context = use_primary(0);
   options.waiting_limit_bytes = MIB;
   MAM_Pool pool = pool_with(options);
@@ -439,7 +440,8 @@ START_TEST(waiting_bytes_past_the_limit_synchronise) {
 }
 END_TEST
 
-START_TEST(waiting_limit_is_half_of_what_is_held) {
+START_TEST(waiting_limit_without_fences_is_half_of_what_is_held) {
+  use_driver_without_fences();
   void *context = use_primary(0);
   OK(MAM_Create(8 * MIB));
   char *blocks[8];
@@ -451,6 +453,47 @@ START_TEST(waiting_limit_is_half_of_what_is_held) {
   ck_assert_uint_eq(fake_calls("cuCtxSynchronize"), 0);
   OK(MAM_CudaFree(blocks[4]));
   ck_assert_uint_eq(fake_calls("cuCtxSynchronize"), 1);
+}
+END_TEST
+
+/* With fences a free is over at once, whatever waits. */
+START_TEST(no_free_synchronises_with_fences) {
+  MAM_PoolOptions options = options_with(8 * MIB);
+  options.context = use_primary(0);
+  options.waiting_limit_bytes = 1;
+  MAM_Pool pool = pool_with(options);
+  char *blocks[8];
+  for (int i = 0; i < 8; i++)
+    blocks[i] = block_of(pool, MIB);
+  fake_submit(options.context);
+  for (int i = 0; i < 8; i++)
+    OK(MAM_CudaFree(blocks[i]));
+  ck_assert_uint_eq(fake_calls("cuCtxSynchronize"), 0);
+  ck_assert_uint_eq(fake_waits(), 0);
+  ck_assert(fake_pending(options.context));
+  ck_assert_uint_eq(info_of(pool).used_bytes, 0);
+  ck_assert_uint_eq(info_of(pool).synchronize_count, 0);
+  assert_adds_up(pool);
+}
+END_TEST
+
+/* Freed memory comes back by itself when the GPU is done with it: many times the pool's size goes through it. */
+START_TEST(no_malloc_with_memory_left_synchronises_with_fences) {
+  static const size_t sizes[] = {1000, 3 * KIB, 100 * KIB, MIB, 3 * MIB};
+  void *context = use_primary(0);
+  MAM_Pool pool = fenced_pool(context);
+  for (int i = 0; i < 400; i++) {
+    size_t bytes = sizes[i % (sizeof sizes / sizeof sizes[0])];
+    char *a = block_of(pool, bytes);
+    const struct fake_range range = {a, bytes};
+    ck_assert(!fake_in_use(a, bytes, FAKE_NO_STREAM));
+    ck_assert(fake_launch(FAKE_STREAM_LEGACY, &range, 1));
+    OK(MAM_CudaFree(a));
+    fake_finish(context);
+  }
+  ck_assert_uint_eq(fake_calls("cuCtxSynchronize"), 0);
+  ck_assert_uint_gt(info_of(pool).fence_count, 0);
+  assert_adds_up(pool);
 }
 END_TEST
 
@@ -573,7 +616,9 @@ START_TEST(no_block_lies_where_running_work_may_read) {
 }
 END_TEST
 
+/* Where only a wait frees memory, it meets the error. */
 START_TEST(error_of_the_gpu_comes_through_malloc) {
+  use_driver_without_fences();
   void *pointer = &pointer, *context = use_primary(0);
   MAM_Pool pool = fenced_pool(context);
   char *a = block_of(pool, 8 * MIB);
@@ -585,8 +630,24 @@ START_TEST(error_of_the_gpu_comes_through_malloc) {
 }
 END_TEST
 
-START_TEST(error_of_the_gpu_comes_through_free_which_frees) {
+/* With fences the error is a later call's: a free asks nobody. */
+START_TEST(error_of_the_gpu_does_not_stop_a_free) {
+  void *pointer = &pointer, *context = use_primary(0);
+  MAM_Pool pool = fenced_pool(context);
+  char *a = block_of(pool, 8 * MIB);
+  fake_poison(context, 700);
+  OK(MAM_CudaFree(a));
+  ck_assert_uint_eq(info_of(pool).used_count, 0);
+  ck_assert_uint_eq(info_of(pool).free_call_count, 1);
+  FAILS(cudaErrorInvalidValue, MAM_CudaFree(a));
+  FAILS((cudaError_t)700, MAM_PoolMalloc(pool, &pointer, 8 * MIB));
+  assert_error_says("CUDA_ERROR_ILLEGAL_ADDRESS");
+}
+END_TEST
+
+START_TEST(error_of_the_gpu_comes_through_a_free_that_waits) {
   MAM_PoolOptions options = options_with(8 * MIB);
+  use_driver_without_fences();
   options.context = use_primary(0);
   options.waiting_limit_bytes = KIB;
   MAM_Pool pool = pool_with(options);
@@ -676,9 +737,9 @@ START_TEST(info_counts_what_was_done) {
   OK(MAM_CudaFree(a));
   OK(MAM_CudaFree(c));
   info = info_of(pool);
-  ck_assert_uint_eq(info.free_bytes, 8 * MIB);
-  ck_assert_uint_eq(info.segment_count, 1);
+  ck_assert_uint_eq(info.waiting_bytes + info.free_bytes, 8 * MIB);
   ck_assert_uint_eq(info.peak_used_bytes, 1024 + MIB + 512);
+  OK(MAM_PoolMalloc(pool, &pointer, 8 * MIB)); /* what threads and slabs keep counts as one hole where it is needed */
 }
 END_TEST
 
@@ -907,14 +968,17 @@ int main(void) {
   tcase_add_test(tcase, malloc_that_fails_anyway_has_tried_what_waits);
   tcase_add_test(tcase, pool_with_nothing_waiting_fails_without_waiting);
   tcase_add_test(tcase, growth_is_preferred_to_waiting);
-  tcase_add_test(tcase, waiting_bytes_past_the_limit_synchronise);
-  tcase_add_test(tcase, waiting_limit_is_half_of_what_is_held);
+  tcase_add_test(tcase, waiting_bytes_past_the_limit_synchronise_without_fences);
+  tcase_add_test(tcase, waiting_limit_without_fences_is_half_of_what_is_held);
+  tcase_add_test(tcase, no_free_synchronises_with_fences);
+  tcase_add_test(tcase, no_malloc_with_memory_left_synchronises_with_fences);
   tcase_add_test(tcase, immediate_reuse_never_synchronises);
   tcase_add_test(tcase, reuse_of_the_default_pool_by_environment_variable);
   tcase_add_test(tcase, freed_memory_that_waits_joins_its_neighbours_afterwards);
   tcase_add_loop_test(tcase, no_block_lies_where_running_work_may_read, 0, 4);
   tcase_add_test(tcase, error_of_the_gpu_comes_through_malloc);
-  tcase_add_test(tcase, error_of_the_gpu_comes_through_free_which_frees);
+  tcase_add_test(tcase, error_of_the_gpu_comes_through_a_free_that_waits);
+  tcase_add_test(tcase, error_of_the_gpu_does_not_stop_a_free);
   tcase_add_loop_test(tcase, sticky_error_ends_no_call_in_a_loop, 0, 2);
   tcase_add_test(tcase, sticky_error_comes_through_creation);
   tcase_add_test(tcase, failed_wait_hands_out_nothing);

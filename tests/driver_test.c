@@ -44,7 +44,9 @@ END_TEST
 START_TEST(every_function_is_found_at_its_version) {
   const struct driver *driver = NULL;
   ck_assert_int_eq(driver_get(&driver), cudaSuccess);
-#define DRIVER_FUNCTION(name, version, need, arguments) ck_assert_msg(driver->name != NULL, #name " was not found");
+  enum { OPTIONAL, REQUIRED, BENCHMARK };
+#define DRIVER_FUNCTION(name, version, need, arguments)                                                                \
+  ck_assert_msg((need) == BENCHMARK || driver->name != NULL, #name " was not found");
 #include "driver.def"
 #undef DRIVER_FUNCTION
 }
@@ -94,6 +96,81 @@ START_TEST(functions_work_as_declared) {
   ck_assert_int_eq(driver->cuDevicePrimaryCtxRelease(0), CUDA_SUCCESS);
   ck_assert_int_eq(driver->cuCtxGetId(context, &id), CUDA_ERROR_CONTEXT_IS_DESTROYED);
   ck_assert_uint_eq(fake_live_blocks(), 0);
+}
+END_TEST
+
+START_TEST(fences_work_as_declared) {
+  const struct driver *driver = NULL;
+  CUevent event = NULL;
+  ck_assert_int_eq(driver_get(&driver), cudaSuccess);
+  CUcontext context = fake_primary_retain(0);
+  fake_make_current(context);
+  ck_assert_int_eq(driver->cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
+  fake_submit(context);
+  ck_assert_int_eq(driver->cuCtxRecordEvent(context, event), CUDA_SUCCESS);
+  ck_assert_int_eq(driver->cuEventQuery(event), CUDA_ERROR_NOT_READY);
+  fake_finish(context);
+  ck_assert_int_eq(driver->cuEventQuery(event), CUDA_SUCCESS);
+  ck_assert_int_eq(driver->cuEventDestroy(event), CUDA_SUCCESS);
+}
+END_TEST
+
+/* A stream's capture has an id of its own, the next capture of the same stream another. */
+START_TEST(captures_are_told_apart) {
+  const struct driver *driver = NULL;
+  unsigned long long ids[3] = {0}, stream_id = 0;
+  int status = -1; /* 1: a capture is active, as the driver has it */
+  ck_assert_int_eq(driver_get(&driver), cudaSuccess);
+  fake_make_current(fake_primary_retain(0));
+  CUstream stream = fake_stream_create(0);
+  ck_assert_int_eq(driver->cuStreamGetId(stream, &stream_id), CUDA_SUCCESS);
+  ck_assert_uint_gt(stream_id, 0);
+  for (int i = 0; i < 2; i++) {
+    ck_assert(fake_stream_capture_begin(stream, 0));
+    ck_assert_int_eq(driver->cuStreamIsCapturing(stream, &status), CUDA_SUCCESS);
+    ck_assert_int_eq(status, 1);
+    status = -1;
+    ck_assert_int_eq(driver->cuStreamGetCaptureInfo(stream, &status, &ids[i]), CUDA_SUCCESS);
+    ck_assert_int_eq(status, 1);
+    ck_assert(fake_stream_capture_end(stream));
+  }
+  ck_assert_uint_ne(ids[0], ids[1]);
+  ck_assert_int_eq(driver->cuStreamGetCaptureInfo(stream, &status, &ids[2]), CUDA_SUCCESS);
+  ck_assert_int_eq(status, CU_STREAM_CAPTURE_STATUS_NONE);
+  ck_assert_uint_eq(ids[2], 0);
+}
+END_TEST
+
+START_TEST(mapping_works_as_declared) {
+  const struct driver *driver = NULL;
+  const size_t bytes = FAKE_GRANULARITY_BYTES;
+  const CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                          .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+  const CUmemAccessDesc access = {properties.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  CUdevice device = -1;
+  CUdeviceptr address = 0;
+  CUmemGenericAllocationHandle handle = 0;
+  size_t total = 0;
+  int can = 0;
+  ck_assert_int_eq(driver_get(&driver), cudaSuccess);
+  fake_make_current(fake_primary_retain(0));
+  ck_assert_int_eq(driver->cuCtxGetDevice(&device), CUDA_SUCCESS);
+  ck_assert_int_eq(device, 0);
+  ck_assert_int_eq(driver->cuDeviceGetAttribute(&can, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device),
+                   CUDA_SUCCESS);
+  ck_assert_int_eq(can, 1);
+  ck_assert_int_eq(driver->cuDeviceTotalMem(&total, device), CUDA_SUCCESS);
+  ck_assert_uint_ge(total, bytes);
+  ck_assert_int_eq(driver->cuMemAddressReserve(&address, 2 * bytes, 0, 0, 0), CUDA_SUCCESS);
+  ck_assert_int_eq(driver->cuMemCreate(&handle, bytes, &properties, 0), CUDA_SUCCESS);
+  ck_assert_int_eq(driver->cuMemMap(address, bytes, 0, handle, 0), CUDA_SUCCESS);
+  ck_assert_int_eq(driver->cuMemRelease(handle), CUDA_SUCCESS);
+  ck_assert_int_eq(driver->cuMemSetAccess(address, bytes, &access, 1), CUDA_SUCCESS);
+  ck_assert(fake_holds((void *)(uintptr_t)address, bytes));
+  ck_assert_int_eq(driver->cuMemUnmap(address, bytes), CUDA_SUCCESS);
+  ck_assert_int_eq(driver->cuMemAddressFree(address, 2 * bytes), CUDA_SUCCESS);
+  ck_assert_uint_eq(fake_live_blocks(), 0);
+  ck_assert_uint_eq(fake_reserved_bytes(), 0);
 }
 END_TEST
 
@@ -181,22 +258,42 @@ START_TEST(missing_required_function_is_not_supported) {
 }
 END_TEST
 
+/* OPTIONAL_FUNCTION(name) for each that the library does without. */
+#define OPTIONAL_FUNCTIONS                                                                                             \
+  OPTIONAL_FUNCTION(cuCtxGetId)                                                                                        \
+  OPTIONAL_FUNCTION(cuThreadExchangeStreamCaptureMode)                                                                 \
+  OPTIONAL_FUNCTION(cuEventCreate)                                                                                     \
+  OPTIONAL_FUNCTION(cuEventDestroy)                                                                                    \
+  OPTIONAL_FUNCTION(cuEventQuery)                                                                                      \
+  OPTIONAL_FUNCTION(cuCtxRecordEvent)                                                                                  \
+  OPTIONAL_FUNCTION(cuStreamGetId)                                                                                     \
+  OPTIONAL_FUNCTION(cuStreamIsCapturing)                                                                               \
+  OPTIONAL_FUNCTION(cuStreamGetCaptureInfo)                                                                            \
+  OPTIONAL_FUNCTION(cuMemAddressReserve)                                                                               \
+  OPTIONAL_FUNCTION(cuMemAddressFree)                                                                                  \
+  OPTIONAL_FUNCTION(cuMemCreate)                                                                                       \
+  OPTIONAL_FUNCTION(cuMemRelease)                                                                                      \
+  OPTIONAL_FUNCTION(cuMemMap)                                                                                          \
+  OPTIONAL_FUNCTION(cuMemUnmap)                                                                                        \
+  OPTIONAL_FUNCTION(cuMemSetAccess)                                                                                    \
+  OPTIONAL_FUNCTION(cuCtxGetDevice)                                                                                    \
+  OPTIONAL_FUNCTION(cuDeviceGetAttribute)                                                                              \
+  OPTIONAL_FUNCTION(cuDeviceTotalMem)                                                                                  \
+  OPTIONAL_FUNCTION(cuDeviceGetName)                                                                                   \
+  OPTIONAL_FUNCTION(cuDriverGetVersion)                                                                                \
+  OPTIONAL_FUNCTION(cuStreamSynchronize)                                                                               \
+  OPTIONAL_FUNCTION(cuMemAllocAsync)                                                                                   \
+  OPTIONAL_FUNCTION(cuMemFreeAsync)
+
 START_TEST(missing_optional_functions_are_null) {
   const struct driver *driver = NULL;
-  static const char *const optional[] = {"cuCtxGetId",          "cuThreadExchangeStreamCaptureMode",
-                                         "cuDeviceGetName",     "cuDriverGetVersion",
-                                         "cuStreamSynchronize", "cuMemAllocAsync",
-                                         "cuMemFreeAsync"};
-  for (size_t i = 0; i < sizeof optional / sizeof optional[0]; i++)
-    fake_hide(optional[i]);
+#define OPTIONAL_FUNCTION(name) fake_hide(#name);
+  OPTIONAL_FUNCTIONS
+#undef OPTIONAL_FUNCTION
   ck_assert_int_eq(driver_get(&driver), cudaSuccess);
-  ck_assert(driver->cuCtxGetId == NULL);
-  ck_assert(driver->cuThreadExchangeStreamCaptureMode == NULL);
-  ck_assert(driver->cuDeviceGetName == NULL);
-  ck_assert(driver->cuDriverGetVersion == NULL);
-  ck_assert(driver->cuStreamSynchronize == NULL);
-  ck_assert(driver->cuMemAllocAsync == NULL);
-  ck_assert(driver->cuMemFreeAsync == NULL);
+#define OPTIONAL_FUNCTION(name) ck_assert(driver->name == NULL);
+  OPTIONAL_FUNCTIONS
+#undef OPTIONAL_FUNCTION
   ck_assert(driver->cuMemAlloc != NULL);
 }
 END_TEST
@@ -252,6 +349,9 @@ int main(void) {
   tcase_add_test(found, driver_is_found_and_initialised);
   tcase_add_test(found, every_function_is_found_at_its_version);
   tcase_add_test(found, functions_work_as_declared);
+  tcase_add_test(found, fences_work_as_declared);
+  tcase_add_test(found, captures_are_told_apart);
+  tcase_add_test(found, mapping_works_as_declared);
   tcase_add_test(found, second_call_gives_the_same_table_without_cuInit);
   tcase_add_test(found, error_without_a_name_keeps_its_number);
   tcase_add_test(found, error_text_has_the_call_the_name_and_the_driver_s_words);

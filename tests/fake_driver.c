@@ -1,149 +1,34 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * The fake CUDA driver: see fake_driver.h.  One mutex guards everything but what belongs to a thread: its context
- * stack and its capture mode.
+ * The fake CUDA driver: see fake_driver.h, and fake_machine.h for what stands where.
  *
  * Exported are the two look-up functions that programs take by dlsym; every other function is found through them, at
  * the versions where it has the signature written here (those of cudaTypedefs.h), and nowhere else.
  */
-#include "fake_driver.h"
+#include "fake_machine.h"
 
-#include <limits.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#define EXPORT __attribute__((visibility("default")))
-
 int cuGetProcAddress(const char *name, void **function, int version, uint64_t flags);
 int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status);
 
-enum {
-  SUCCESS = 0,
-  INVALID_VALUE = 1,
-  OUT_OF_MEMORY = 2,
-  NOT_INITIALIZED = 3,
-  NO_DEVICE = 100,
-  INVALID_DEVICE = 101,
-  INVALID_CONTEXT = 201,
-  NOT_FOUND = 500,
-  CONTEXT_IS_DESTROYED = 709,
-  CAPTURE_UNSUPPORTED = 900,
-};
-
-enum { device_limit = 4, context_limit = 32, stack_limit = 16, mode_relaxed = 2 };
-
-/* ---- The functions ----------------------------------------------------------------------------------------------- */
-
-/* FUNCTION(name, first version of the signature written here, last one) */
-#define FUNCTIONS                                                                                                      \
-  FUNCTION(cuInit, 2000, INT_MAX)                                                                                      \
-  FUNCTION(cuDriverGetVersion, 2020, INT_MAX)                                                                          \
-  FUNCTION(cuGetErrorName, 6000, INT_MAX)                                                                              \
-  FUNCTION(cuGetErrorString, 6000, INT_MAX)                                                                            \
-  FUNCTION(cuDeviceGet, 2000, INT_MAX)                                                                                 \
-  FUNCTION(cuDeviceGetName, 2000, INT_MAX)                                                                             \
-  FUNCTION(cuDevicePrimaryCtxRetain, 7000, INT_MAX)                                                                    \
-  FUNCTION(cuDevicePrimaryCtxRelease, 7000, INT_MAX)                                                                   \
-  FUNCTION(cuCtxGetCurrent, 4000, INT_MAX)                                                                             \
-  FUNCTION(cuCtxSetCurrent, 4000, INT_MAX)                                                                             \
-  FUNCTION(cuCtxPushCurrent, 4000, INT_MAX)                                                                            \
-  FUNCTION(cuCtxPopCurrent, 4000, INT_MAX)                                                                             \
-  FUNCTION(cuCtxGetId, 12000, INT_MAX)                                                                                 \
-  FUNCTION(cuCtxSynchronize, 2000, 12999)                                                                              \
-  FUNCTION(cuThreadExchangeStreamCaptureMode, 10010, INT_MAX)                                                          \
-  FUNCTION(cuMemGetInfo, 3020, INT_MAX)                                                                                \
-  FUNCTION(cuMemAlloc, 3020, INT_MAX)                                                                                  \
-  FUNCTION(cuMemFree, 3020, INT_MAX)                                                                                   \
-  FUNCTION(cuMemAllocManaged, 6000, INT_MAX)                                                                           \
-  FUNCTION(cuMemHostAlloc, 2020, INT_MAX)                                                                              \
-  FUNCTION(cuMemFreeHost, 2000, INT_MAX)                                                                               \
-  FUNCTION(cuStreamSynchronize, 2000, INT_MAX)                                                                         \
-  FUNCTION(cuMemAllocAsync, 11020, INT_MAX)                                                                            \
-  FUNCTION(cuMemFreeAsync, 11020, INT_MAX)
-
-enum call {
-#define FUNCTION(name, first, last) CALL_##name,
-  FUNCTIONS
-#undef FUNCTION
-      call_count
-};
-
 static const char *const call_names[] = {
-#define FUNCTION(name, first, last) #name,
+#define FUNCTION(name, first, last, arguments) #name,
     FUNCTIONS
 #undef FUNCTION
 };
 
-struct call_state {
-  unsigned calls;
-  unsigned countdown; /* calls until the injected error; 0 for none */
-  int error;
-  bool hidden;
-};
+struct machine fake = {.mutex = PTHREAD_MUTEX_INITIALIZER,
+                       .device_count = 1,
+                       .capacity_bytes = (size_t)4 << 30,
+                       .host_capacity_bytes = (size_t)64 << 30};
 
-/* ---- The machine's state ----------------------------------------------------------------------------------------- */
+_Thread_local struct thread_state thread;
 
-struct context {
-  bool alive;
-  bool primary;
-  bool pending; /* submitted work is unfinished */
-  int poison;   /* what its work ended in */
-  int device;
-  unsigned retains;
-  unsigned long long id; /* never used twice */
-};
-
-enum kind { KIND_DEVICE, KIND_PINNED, KIND_MANAGED, kind_count };
-
-struct block {
-  uintptr_t address;
-  size_t bytes;
-  enum kind kind;
-  int device;
-  struct context *owner;
-  struct block *next;
-};
-
-static struct {
-  pthread_mutex_t mutex;
-  pid_t process; /* that called cuInit; 0 before */
-  int device_count;
-  size_t capacity_bytes;
-  size_t host_capacity_bytes;
-  size_t largest_bytes;
-  unsigned long long last_id;
-  struct context primaries[device_limit];
-  struct context others[context_limit];
-  struct block *blocks; /* by address */
-  struct call_state calls[call_count];
-  unsigned lookups;
-  unsigned failures;
-  unsigned waits;
-  unsigned wrong_frees;
-  unsigned violations;
-  bool capturing;
-  bool capture_spoilt;
-} fake = {.mutex = PTHREAD_MUTEX_INITIALIZER,
-          .device_count = 1,
-          .capacity_bytes = (size_t)4 << 30,
-          .host_capacity_bytes = (size_t)64 << 30};
-
-/* An entry remembers the id, so that a handle which is used again for another context is not taken for the first. */
-struct stack_entry {
-  struct context *context;
-  unsigned long long id;
-};
-
-static _Thread_local struct {
-  struct stack_entry stack[stack_limit];
-  int depth;
-  int capture_mode;
-} thread;
-
-static void fake_lock(void) { (void)pthread_mutex_lock(&fake.mutex); }
-static void fake_unlock(void) { (void)pthread_mutex_unlock(&fake.mutex); }
+void fake_lock(void) { (void)pthread_mutex_lock(&fake.mutex); }
+void fake_unlock(void) { (void)pthread_mutex_unlock(&fake.mutex); }
 
 /* A child of fork gets the mutex open, whichever thread held it. */
 __attribute__((constructor)) static void fake_construct(void) {
@@ -158,8 +43,7 @@ static bool call_needs_init(enum call call) {
          call != CALL_cuGetErrorString && call != CALL_cuThreadExchangeStreamCaptureMode;
 }
 
-/* Takes the lock; what the call must answer at once, or SUCCESS for it to go on. */
-static int call_begin(enum call call) {
+int call_begin(enum call call) {
   fake_lock();
   struct call_state *state = &fake.calls[call];
   state->calls++;
@@ -170,27 +54,27 @@ static int call_begin(enum call call) {
   return call_needs_init(call) && fake.process != getpid() ? NOT_INITIALIZED : SUCCESS;
 }
 
-static int call_end(int result) {
+int call_end(int result) {
   fake_unlock();
   return result;
 }
 
 /* ---- Contexts ---------------------------------------------------------------------------------------------------- */
 
-static bool context_known(const struct context *context) {
+bool context_known(const struct context *context) {
   return (context >= fake.primaries && context < fake.primaries + device_limit) ||
          (context >= fake.others && context < fake.others + context_limit);
 }
 
 static void context_begin(struct context *context, int device) {
   context->alive = true;
-  context->pending = false;
   context->poison = SUCCESS;
   context->device = device;
   context->id = ++fake.last_id;
 }
 
 static void context_end(struct context *context) {
+  context_drop(context);
   context->alive = false;
   struct block **link = &fake.blocks;
   while (*link != NULL) {
@@ -208,8 +92,7 @@ static bool entry_alive(const struct stack_entry *entry) {
   return entry->context->alive && (entry->context->primary || entry->context->id == entry->id);
 }
 
-/* Writes the current context, if it can be used. */
-static int context_current(struct context **context) {
+int context_current(struct context **context) {
   if (thread.depth == 0)
     return INVALID_CONTEXT;
   const struct stack_entry *top = &thread.stack[thread.depth - 1];
@@ -246,16 +129,6 @@ static int stack_replace(struct context *context) {
   return context != NULL ? stack_push(context) : SUCCESS;
 }
 
-/* Waits for the context's work by finishing it. */
-static int context_wait(struct context *context) {
-  if (fake.capturing)
-    fake.capture_spoilt = true;
-  if (context->pending)
-    fake.waits++;
-  context->pending = false;
-  return context->poison;
-}
-
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
 /* Each kind and device has a window of addresses of its own. */
@@ -263,12 +136,12 @@ static uintptr_t window_begin(enum kind kind, int device) {
   return ((uintptr_t)(kind + 1) << 44) + ((uintptr_t)device << 40);
 }
 
-static size_t memory_used(enum kind kind, int device) {
+size_t memory_used(enum kind kind, int device) {
   size_t used = 0;
   for (const struct block *block = fake.blocks; block != NULL; block = block->next)
     if (block->kind == kind && (kind != KIND_DEVICE || block->device == device))
       used += block->bytes;
-  return used;
+  return kind == KIND_DEVICE ? used + mapping_used(device) : used;
 }
 
 static bool memory_fits(enum kind kind, int device, size_t bytes) {
@@ -292,11 +165,12 @@ static void block_place(struct block *block) {
   *link = block;
 }
 
-static int capture_check(void) {
-  if (!fake.capturing || thread.capture_mode == mode_relaxed)
-    return SUCCESS;
-  fake.capture_spoilt = true;
-  return CAPTURE_UNSUPPORTED;
+bool memory_holds(uintptr_t address, size_t bytes) {
+  for (const struct block *block = fake.blocks; block != NULL; block = block->next)
+    if (address >= block->address && address - block->address <= block->bytes &&
+        bytes <= block->bytes - (address - block->address))
+      return true;
+  return mapping_holds(address, bytes);
 }
 
 static int memory_take(enum kind kind, size_t bytes, uintptr_t *address) {
@@ -338,9 +212,7 @@ static int memory_give(uintptr_t address, bool pinned) {
     error = block->owner->poison;
   if (error != SUCCESS)
     return error;
-  if (block->owner->pending)
-    fake.waits++;
-  block->owner->pending = false;
+  context_finish(block->owner, true);
   *link = block->next;
   free(block);
   return SUCCESS;
@@ -348,7 +220,7 @@ static int memory_give(uintptr_t address, bool pinned) {
 
 /* ---- The driver's functions, as cuda.h declares them ------------------------------------------------------------- */
 
-static int cuInit(unsigned flags) {
+int cuInit(unsigned flags) {
   int error = call_begin(CALL_cuInit);
   if (error == SUCCESS)
     error = flags != 0 ? INVALID_VALUE : fake.device_count == 0 ? NO_DEVICE : SUCCESS;
@@ -359,7 +231,7 @@ static int cuInit(unsigned flags) {
   return call_end(error);
 }
 
-static int cuDriverGetVersion(int *version) {
+int cuDriverGetVersion(int *version) {
   int error = call_begin(CALL_cuDriverGetVersion);
   if (error == SUCCESS)
     *version = 13000;
@@ -380,11 +252,17 @@ static const struct error_row error_rows[] = {
     {NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
     {INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
     {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+    {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
     {NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
+    {NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},
     {700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
     {CONTEXT_IS_DESTROYED, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed"},
     {719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
     {CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"},
+    {CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
+     "operation failed due to a previous error during capture"},
+    {CAPTURE_IMPLICIT, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
+     "operation would make the legacy stream depend on a capturing blocking stream"},
     {999, "CUDA_ERROR_UNKNOWN", "unknown error"},
 };
 
@@ -395,7 +273,7 @@ static const struct error_row *error_find(int error) {
   return NULL;
 }
 
-static int cuGetErrorName(int error, const char **name) {
+int cuGetErrorName(int error, const char **name) {
   int result = call_begin(CALL_cuGetErrorName);
   const struct error_row *row = error_find(error);
   if (result == SUCCESS) {
@@ -405,7 +283,7 @@ static int cuGetErrorName(int error, const char **name) {
   return call_end(result);
 }
 
-static int cuGetErrorString(int error, const char **text) {
+int cuGetErrorString(int error, const char **text) {
   int result = call_begin(CALL_cuGetErrorString);
   const struct error_row *row = error_find(error);
   if (result == SUCCESS) {
@@ -415,9 +293,9 @@ static int cuGetErrorString(int error, const char **text) {
   return call_end(result);
 }
 
-static int device_check(int device) { return device < 0 || device >= fake.device_count ? INVALID_DEVICE : SUCCESS; }
+int device_check(int device) { return device < 0 || device >= fake.device_count ? INVALID_DEVICE : SUCCESS; }
 
-static int cuDeviceGet(int *device, int ordinal) {
+int cuDeviceGet(int *device, int ordinal) {
   int error = call_begin(CALL_cuDeviceGet);
   if (error == SUCCESS)
     error = device_check(ordinal);
@@ -426,7 +304,7 @@ static int cuDeviceGet(int *device, int ordinal) {
   return call_end(error);
 }
 
-static int cuDeviceGetName(char *name, int length, int device) {
+int cuDeviceGetName(char *name, int length, int device) {
   int error = call_begin(CALL_cuDeviceGetName);
   if (error == SUCCESS)
     error = device_check(device);
@@ -434,6 +312,27 @@ static int cuDeviceGetName(char *name, int length, int device) {
     (void)strncpy(name, "imaginary device", (size_t)length);
     name[length - 1] = '\0';
   }
+  return call_end(error);
+}
+
+/* The one attribute that is asked for: CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED. */
+enum { attribute_maps = 102 };
+
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+  int error = call_begin(CALL_cuDeviceGetAttribute);
+  if (error == SUCCESS)
+    error = attribute != attribute_maps ? INVALID_VALUE : device_check(device);
+  if (error == SUCCESS)
+    *value = !fake.maps_nothing;
+  return call_end(error);
+}
+
+int cuDeviceTotalMem(size_t *bytes, int device) {
+  int error = call_begin(CALL_cuDeviceTotalMem);
+  if (error == SUCCESS)
+    error = device_check(device);
+  if (error == SUCCESS)
+    *bytes = fake.capacity_bytes;
   return call_end(error);
 }
 
@@ -446,7 +345,7 @@ static struct context *primary_retain(int device) {
   return context;
 }
 
-static int cuDevicePrimaryCtxRetain(struct context **context, int device) {
+int cuDevicePrimaryCtxRetain(struct context **context, int device) {
   int error = call_begin(CALL_cuDevicePrimaryCtxRetain);
   if (error == SUCCESS)
     error = device_check(device);
@@ -455,7 +354,7 @@ static int cuDevicePrimaryCtxRetain(struct context **context, int device) {
   return call_end(error);
 }
 
-static int cuDevicePrimaryCtxRelease(int device) {
+int cuDevicePrimaryCtxRelease(int device) {
   int error = call_begin(CALL_cuDevicePrimaryCtxRelease);
   if (error == SUCCESS)
     error = device_check(device);
@@ -466,24 +365,24 @@ static int cuDevicePrimaryCtxRelease(int device) {
   return call_end(error);
 }
 
-static int cuCtxGetCurrent(struct context **context) {
+int cuCtxGetCurrent(struct context **context) {
   int error = call_begin(CALL_cuCtxGetCurrent);
   if (error == SUCCESS)
     *context = thread.depth == 0 ? NULL : thread.stack[thread.depth - 1].context;
   return call_end(error);
 }
 
-static int cuCtxPushCurrent(struct context *context) {
+int cuCtxPushCurrent(struct context *context) {
   int error = call_begin(CALL_cuCtxPushCurrent);
   return call_end(error == SUCCESS ? stack_push(context) : error);
 }
 
-static int cuCtxPopCurrent(struct context **context) {
+int cuCtxPopCurrent(struct context **context) {
   int error = call_begin(CALL_cuCtxPopCurrent);
   return call_end(error == SUCCESS ? stack_pop(context) : error);
 }
 
-static int cuCtxSetCurrent(struct context *context) {
+int cuCtxSetCurrent(struct context *context) {
   int error = call_begin(CALL_cuCtxSetCurrent);
   if (error == SUCCESS && context != NULL && !context_known(context))
     error = INVALID_CONTEXT;
@@ -492,7 +391,7 @@ static int cuCtxSetCurrent(struct context *context) {
   return call_end(error);
 }
 
-static int cuCtxGetId(struct context *context, unsigned long long *id) {
+int cuCtxGetId(struct context *context, unsigned long long *id) {
   int error = call_begin(CALL_cuCtxGetId);
   if (error == SUCCESS && context == NULL) {
     error = context_current(&context); /* with what its work ended in, unlike the question by handle */
@@ -504,38 +403,29 @@ static int cuCtxGetId(struct context *context, unsigned long long *id) {
   return call_end(error);
 }
 
-static int current_wait(void) {
-  struct context *context;
-  int error = context_current(&context);
+int cuCtxGetDevice(int *device) {
+  struct context *context = NULL;
+  int error = call_begin(CALL_cuCtxGetDevice);
   if (error == SUCCESS)
-    error = context_wait(context);
-  return error == SUCCESS && fake.capturing ? CAPTURE_UNSUPPORTED : error;
-}
-
-static int cuCtxSynchronize(void) {
-  int error = call_begin(CALL_cuCtxSynchronize);
-  return call_end(error == SUCCESS ? current_wait() : error);
-}
-
-static int cuStreamSynchronize(void *stream) {
-  (void)stream;
-  int error = call_begin(CALL_cuStreamSynchronize);
-  return call_end(error == SUCCESS ? current_wait() : error);
-}
-
-static int cuThreadExchangeStreamCaptureMode(int *mode) {
-  int error = call_begin(CALL_cuThreadExchangeStreamCaptureMode);
-  if (error == SUCCESS && (*mode < 0 || *mode > mode_relaxed))
-    error = INVALID_VALUE;
-  if (error == SUCCESS) {
-    int before = thread.capture_mode;
-    thread.capture_mode = *mode;
-    *mode = before;
-  }
+    error = context_current(&context);
+  if (error == SUCCESS)
+    *device = context->device;
   return call_end(error);
 }
 
-static int cuMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
+int cuCtxSynchronize(void) {
+  struct context *context = NULL;
+  int error = call_begin(CALL_cuCtxSynchronize);
+  if (error == SUCCESS)
+    error = context_current(&context);
+  if (error == SUCCESS)
+    error = capture_check_context(context);
+  if (error == SUCCESS)
+    context_finish(context, true);
+  return call_end(error);
+}
+
+int cuMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
   struct context *context = NULL;
   int error = call_begin(CALL_cuMemGetInfo);
   if (error == SUCCESS)
@@ -548,7 +438,7 @@ static int cuMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
   return call_end(error);
 }
 
-static int cuMemAlloc(unsigned long long *address, size_t bytes) {
+int cuMemAlloc(unsigned long long *address, size_t bytes) {
   uintptr_t found = 0;
   int error = call_begin(CALL_cuMemAlloc);
   if (error == SUCCESS)
@@ -558,12 +448,12 @@ static int cuMemAlloc(unsigned long long *address, size_t bytes) {
   return call_end(error);
 }
 
-static int cuMemFree(unsigned long long address) {
+int cuMemFree(unsigned long long address) {
   int error = call_begin(CALL_cuMemFree);
   return call_end(error == SUCCESS ? memory_give((uintptr_t)address, false) : error);
 }
 
-static int cuMemAllocManaged(unsigned long long *address, size_t bytes, unsigned flags) {
+int cuMemAllocManaged(unsigned long long *address, size_t bytes, unsigned flags) {
   uintptr_t found = 0;
   int error = call_begin(CALL_cuMemAllocManaged);
   if (error == SUCCESS)
@@ -573,7 +463,7 @@ static int cuMemAllocManaged(unsigned long long *address, size_t bytes, unsigned
   return call_end(error);
 }
 
-static int cuMemHostAlloc(void **address, size_t bytes, unsigned flags) {
+int cuMemHostAlloc(void **address, size_t bytes, unsigned flags) {
   uintptr_t found = 0;
   int error = call_begin(CALL_cuMemHostAlloc);
   if (error == SUCCESS)
@@ -583,12 +473,12 @@ static int cuMemHostAlloc(void **address, size_t bytes, unsigned flags) {
   return call_end(error);
 }
 
-static int cuMemFreeHost(void *address) {
+int cuMemFreeHost(void *address) {
   int error = call_begin(CALL_cuMemFreeHost);
   return call_end(error == SUCCESS ? memory_give((uintptr_t)address, true) : error);
 }
 
-static int cuMemAllocAsync(unsigned long long *address, size_t bytes, void *stream) {
+int cuMemAllocAsync(unsigned long long *address, size_t bytes, void *stream) {
   (void)stream;
   uintptr_t found = 0;
   int error = call_begin(CALL_cuMemAllocAsync);
@@ -599,7 +489,7 @@ static int cuMemAllocAsync(unsigned long long *address, size_t bytes, void *stre
   return call_end(error);
 }
 
-static int cuMemFreeAsync(unsigned long long address, void *stream) {
+int cuMemFreeAsync(unsigned long long address, void *stream) {
   (void)stream;
   int error = call_begin(CALL_cuMemFreeAsync);
   return call_end(error == SUCCESS ? memory_give((uintptr_t)address, false) : error);
@@ -616,7 +506,7 @@ struct function_row {
 };
 
 static const struct function_row function_rows[] = {
-#define FUNCTION(name, first, last) {(any_function)(name), first, last},
+#define FUNCTION(name, first, last, arguments) {(any_function)(name), first, last},
     FUNCTIONS
 #undef FUNCTION
 };
@@ -669,6 +559,12 @@ EXPORT void fake_set_capacity(size_t bytes) { size_set(&fake.capacity_bytes, byt
 EXPORT void fake_set_largest(size_t bytes) { size_set(&fake.largest_bytes, bytes); }
 EXPORT void fake_set_host_capacity(size_t bytes) { size_set(&fake.host_capacity_bytes, bytes); }
 
+EXPORT void fake_set_maps_nothing(void) {
+  fake_lock();
+  fake.maps_nothing = true;
+  fake_unlock();
+}
+
 /* A test that names a function the fake does not have would check nothing. */
 static struct call_state *call_state_get(const char *name) {
   enum call call = call_find(name);
@@ -711,6 +607,8 @@ EXPORT unsigned fake_failures(void) { return count_get(&fake.failures); }
 EXPORT unsigned fake_waits(void) { return count_get(&fake.waits); }
 EXPORT unsigned fake_wrong_frees(void) { return count_get(&fake.wrong_frees); }
 EXPORT unsigned fake_violations(void) { return count_get(&fake.violations); }
+EXPORT unsigned fake_faults(void) { return count_get(&fake.faults); }
+EXPORT unsigned fake_captures_invalidated(void) { return count_get(&fake.captures_invalidated); }
 EXPORT unsigned fake_retains(int device) { return count_get(&fake.primaries[device].retains); }
 
 EXPORT size_t fake_live_bytes(void) {
@@ -718,13 +616,15 @@ EXPORT size_t fake_live_bytes(void) {
   size_t bytes = 0;
   for (const struct block *block = fake.blocks; block != NULL; block = block->next)
     bytes += block->bytes;
+  for (int device = 0; device < device_limit; device++)
+    bytes += mapping_used(device);
   fake_unlock();
   return bytes;
 }
 
 EXPORT unsigned fake_live_blocks(void) {
   fake_lock();
-  unsigned count = 0;
+  unsigned count = mapping_count();
   for (const struct block *block = fake.blocks; block != NULL; block = block->next)
     count++;
   fake_unlock();
@@ -732,12 +632,8 @@ EXPORT unsigned fake_live_blocks(void) {
 }
 
 EXPORT bool fake_holds(const void *address, size_t bytes) {
-  uintptr_t first = (uintptr_t)address;
-  bool holds = false;
   fake_lock();
-  for (const struct block *block = fake.blocks; block != NULL && !holds; block = block->next)
-    holds = first >= block->address && first - block->address <= block->bytes &&
-            bytes <= block->bytes - (first - block->address);
+  bool holds = memory_holds((uintptr_t)address, bytes);
   fake_unlock();
   return holds;
 }
@@ -797,7 +693,6 @@ EXPORT void *fake_primary_retain(int device) {
 
 EXPORT void *fake_current(void) { return thread.depth == 0 ? NULL : thread.stack[thread.depth - 1].context; }
 EXPORT int fake_stack_depth(void) { return thread.depth; }
-EXPORT int fake_capture_mode(void) { return thread.capture_mode; }
 
 EXPORT void fake_make_current(void *context) {
   fake_lock();
@@ -805,39 +700,8 @@ EXPORT void fake_make_current(void *context) {
   fake_unlock();
 }
 
-static void pending_set(struct context *context, bool pending) {
-  fake_lock();
-  context->pending = pending;
-  fake_unlock();
-}
-
-EXPORT void fake_submit(void *context) { pending_set(context, true); }
-EXPORT void fake_finish(void *context) { pending_set(context, false); }
-
-EXPORT bool fake_pending(void *context) {
-  fake_lock();
-  bool pending = ((struct context *)context)->pending;
-  fake_unlock();
-  return pending;
-}
-
 EXPORT void fake_poison(void *context, int error) {
   fake_lock();
   ((struct context *)context)->poison = error;
   fake_unlock();
-}
-
-EXPORT void fake_capture_begin(void) {
-  fake_lock();
-  fake.capturing = true;
-  fake.capture_spoilt = false;
-  fake_unlock();
-}
-
-EXPORT bool fake_capture_end(void) {
-  fake_lock();
-  bool alive = fake.capturing && !fake.capture_spoilt;
-  fake.capturing = false;
-  fake_unlock();
-  return alive;
 }

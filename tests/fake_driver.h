@@ -32,9 +32,12 @@ void fake_set_devices(int count);
 /* Memory of each device.  4 GiB to begin with. */
 void fake_set_capacity(size_t bytes);
 
-/* The largest piece that one allocation can get, as if memory were in pieces, while cuMemGetInfo counts them all.
- * 0, as to begin with: no such bound. */
+/* The largest piece that one allocation can get, as if memory were in pieces, while cuMemGetInfo counts them all;
+ * mapped memory does not mind.  0, as to begin with: no such bound. */
 void fake_set_largest(size_t bytes);
+
+/* From now on the devices say that they cannot map memory piece by piece. */
+void fake_set_maps_nothing(void);
 
 /* Host memory for cuMemHostAlloc, and as much for cuMemAllocManaged.  64 GiB to begin with. */
 void fake_set_host_capacity(size_t bytes);
@@ -59,14 +62,18 @@ void fake_poison(void *context, int error);
 /* Calls of the function so far, the failed ones too; for NULL, of all functions and look-ups of functions. */
 unsigned fake_calls(const char *name);
 
-/* Memory that the driver has given out and not got back, over all kinds and contexts. */
+/* Memory that the driver has given out and not got back, over all kinds and contexts; mapped memory too, from
+ * cuMemCreate until it is neither held by its handle nor mapped. */
 size_t fake_live_bytes(void);
 unsigned fake_live_blocks(void);
 
-/* The largest live block and its address, zeros if there is none. */
+/* Addresses reserved for mappings (cuMemAddressReserve) and not given back. */
+size_t fake_reserved_bytes(void);
+
+/* The largest live block and its address, those of mappings left out; zeros if there is none. */
 size_t fake_largest_live(uintptr_t *address);
 
-/* Whether all of it is in one live block. */
+/* Whether all of it is in one live block, or mapped without a gap and accessible. */
 bool fake_holds(const void *address, size_t bytes);
 
 /* Times a call waited for pending work. */
@@ -76,13 +83,13 @@ unsigned fake_waits(void);
 unsigned fake_wrong_frees(void);
 
 /* Calls that would be undefined on the real driver: making a destroyed context current, or popping one that is not
- * primary. */
+ * primary; and those with the handle of an event or a stream that is gone. */
 unsigned fake_violations(void);
 
 /* Retains of a device's primary context that were not released. */
 unsigned fake_retains(int device);
 
-/* ---- Contexts and work ------------------------------------------------------------------------------------------- */
+/* ---- Contexts ---------------------------------------------------------------------------------------------------- */
 
 /* A context beside the primary one, not made current.  The handle of a destroyed one may come back. */
 void *fake_context_create(int device);
@@ -103,22 +110,79 @@ void *fake_current(void);
 int fake_stack_depth(void);
 void fake_make_current(void *context);
 
-/* Submits a kernel to the context: pending until finished. */
+/* ---- Streams and kernels -----------------------------------------------------------------------------------------
+ *
+ * A stream is a handle of fake_stream_create, the legacy stream (0 or 1) or the calling thread's own default stream,
+ * both of the current context.  Work of one stream is done in its order; the legacy stream's after all earlier work of
+ * the blocking streams of its context, and theirs after its.
+ */
+
+#define FAKE_STREAM_LEGACY ((void *)1)
+#define FAKE_STREAM_PER_THREAD ((void *)2)
+#define FAKE_STREAM_NON_BLOCKING 1u
+
+/* A stream of the current context, blocking (flags 0) or not.  NULL without a context.  The handle of a destroyed one
+ * comes back; its id does not.  Work of a destroyed stream goes on. */
+void *fake_stream_create(unsigned flags);
+void fake_stream_destroy(void *stream);
+
+/* cuStreamWaitEvent with an event that is recorded on other now.  Whether both streams are there. */
+bool fake_stream_wait(void *stream, void *other);
+
+struct fake_range {
+  const void *address;
+  size_t bytes;
+};
+
+/* Submits a kernel that uses these ranges from now until it is finished.  On a stream that is being captured it becomes
+ * part of the graph and does not run.  Whether it was accepted. */
+bool fake_launch(void *stream, const struct fake_range *ranges, size_t count);
+
+/* Submits a kernel to the legacy stream of a context. */
 void fake_submit(void *context);
-void fake_finish(void *context);
 
-/* Whether submitted work is unfinished. */
+/* Whether submitted work of the context is unfinished; how many kernels are, over all contexts. */
 bool fake_pending(void *context);
+unsigned fake_in_flight(void);
 
-/* The calling thread's stream capture mode, without a call of the driver: 0 global, 1 thread-local, 2 relaxed. */
+/* Times that the GPU would have met an error: a kernel launched on memory that it may not access, or memory unmapped
+ * under a kernel. */
+unsigned fake_faults(void);
+
+/* The oracle of reuse: whether a kernel in flight uses a piece of the range, other than those that work submitted now
+ * to the stream would wait for.  FAKE_NO_STREAM: any kernel.  Asked about a block that was just handed out, before its
+ * owner launched anything, yes means that it was handed out too early. */
+#define FAKE_NO_STREAM ((const void *)UINTPTR_MAX)
+bool fake_in_use(const void *address, size_t bytes, const void *stream);
+
+/* ---- The clock --------------------------------------------------------------------------------------------------- */
+
+/* Finishes all work of a context; all work of a stream, with what it is ordered after; one kernel of those that may
+ * finish next, chosen by any number (false if there was none). */
+void fake_finish(void *context);
+void fake_finish_stream(void *stream);
+bool fake_step(unsigned choice);
+
+/* ---- Stream captures ---------------------------------------------------------------------------------------------
+ *
+ * Modes: 0 global, 1 thread-local, 2 relaxed.  Allocating, freeing and asking about events is refused (900) and spoils
+ * the capture where a mode forbids it, as cuThreadExchangeStreamCaptureMode has it; waiting for the context, or
+ * recording an event of all of it, in every mode.
+ */
+
+/* The calling thread's mode, without a call of the driver. */
 int fake_capture_mode(void);
 
-/* Another thread begins a capture in global mode: allocations and frees outside relaxed mode then answer 900 and
- * spoil the capture, and waiting for a context spoils it in any mode. */
-void fake_capture_begin(void);
+/* cuStreamBeginCapture: whether it began (not on the legacy stream).  cuStreamEndCapture: whether it was not spoilt. */
+bool fake_stream_capture_begin(void *stream, int mode);
+bool fake_stream_capture_end(void *stream);
 
-/* Ends it.  Whether it was not spoilt. */
+/* Another thread captures in global mode, in whatever context is looked at. */
+void fake_capture_begin(void);
 bool fake_capture_end(void);
+
+/* Captures spoilt so far. */
+unsigned fake_captures_invalidated(void);
 
 #ifdef __cplusplus
 }

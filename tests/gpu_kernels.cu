@@ -60,11 +60,11 @@ static __device__ uint64_t now_ns(void) {
   return now;
 }
 
-/* Two clocks bound the wait, so that it ends even if one stood still: wall time, and 4 million cycles a millisecond,
- * more than any such GPU counts in one. */
-static __device__ void spin(const volatile uint32_t *stop, unsigned limit_ms) {
-  uint64_t start_ns = now_ns(), limit_ns = limit_ms * (uint64_t)1000000;
-  long long start_cycles = clock64(), limit_cycles = limit_ms * 4000000LL;
+/* Two clocks bound the wait, so that it ends even if one stood still: wall time, and 4000 cycles a microsecond, more
+ * than any such GPU counts in one. */
+static __device__ void spin(const volatile uint32_t *stop, uint64_t limit_us) {
+  uint64_t start_ns = now_ns(), limit_ns = limit_us * 1000;
+  long long start_cycles = clock64(), limit_cycles = (long long)limit_us * 4000;
   while (*stop == 0 && now_ns() - start_ns < limit_ns && clock64() - start_cycles < limit_cycles)
     __nanosleep(1000);
 }
@@ -72,9 +72,39 @@ static __device__ void spin(const volatile uint32_t *stop, unsigned limit_ms) {
 static __global__ void spin_then_fill_kernel(const volatile uint32_t *stop, unsigned limit_ms, uint8_t *block,
                                              size_t bytes, uint32_t seed) {
   if (threadIdx.x == 0)
-    spin(stop, limit_ms);
+    spin(stop, limit_ms * (uint64_t)1000);
   __syncthreads();
   pattern_write(block, bytes, seed, threadIdx.x, blockDim.x);
+}
+
+/* How many of this thread's bytes are not the pattern.  Volatile: each read goes to memory, neither to a register nor
+ * to a cache of this multiprocessor, which would not show what others wrote. */
+static __device__ unsigned pattern_faults(const uint8_t *block, size_t bytes, uint32_t seed) {
+  const volatile uint32_t *words = (const volatile uint32_t *)block;
+  unsigned faults = 0;
+  for (size_t i = threadIdx.x; i < bytes / 4; i += blockDim.x)
+    faults += bytes_unlike(words[i], gpu_pattern_word(seed, i));
+  if (threadIdx.x == 0)
+    for (size_t i = bytes / 4 * 4; i < bytes; i++)
+      faults += ((const volatile uint8_t *)block)[i] != gpu_pattern_byte(seed, i);
+  return faults;
+}
+
+static __global__ void hold_kernel(const volatile uint32_t *stop, unsigned hold_us, uint8_t *block, size_t bytes,
+                                   uint32_t seed, struct gpu_tally *tally) {
+  pattern_write(block, bytes, seed, threadIdx.x, blockDim.x);
+  __threadfence(); /* what was written is in memory before the wait, so that a later writer is not overwritten */
+  __syncthreads();
+  if (threadIdx.x == 0)
+    spin(stop, hold_us);
+  __syncthreads();
+  unsigned faults = pattern_faults(block, bytes, seed);
+  if (faults != 0)
+    atomicAdd_system((unsigned long long *)&tally->faults, (unsigned long long)faults);
+  __threadfence_system(); /* the faults are seen before the end is */
+  __syncthreads();
+  if (threadIdx.x == 0)
+    atomicAdd_system((unsigned long long *)&tally->finished, 1ull);
 }
 
 /* Asking for a kernel's attributes loads it. */
@@ -85,7 +115,7 @@ static cudaError_t load(const void *kernel) {
 
 extern "C" cudaError_t gpu_kernels_load(void) {
   const void *kernels[] = {(const void *)fill_kernel, (const void *)check_kernel, (const void *)copy_kernel,
-                           (const void *)spin_then_fill_kernel};
+                           (const void *)spin_then_fill_kernel, (const void *)hold_kernel};
   for (const void *kernel : kernels) {
     cudaError_t error = load(kernel);
     if (error != cudaSuccess)
@@ -114,5 +144,12 @@ extern "C" cudaError_t gpu_copy(void *to, const void *from, size_t bytes, cudaSt
 extern "C" cudaError_t gpu_spin_then_fill(const uint32_t *stop, unsigned limit_ms, void *block, size_t bytes,
                                           uint32_t seed, cudaStream_t stream) {
   spin_then_fill_kernel<<<1, threads_per_block, 0, stream>>>(stop, limit_ms, (uint8_t *)block, bytes, seed);
+  return cudaGetLastError();
+}
+
+extern "C" cudaError_t gpu_hold(const uint32_t *stop, unsigned hold_us, void *block, size_t bytes, uint32_t seed,
+                                struct gpu_tally *tally, cudaStream_t stream) {
+  unsigned threads = bytes > 65535 ? 1024 : 64;
+  hold_kernel<<<1, threads, 0, stream>>>(stop, hold_us, (uint8_t *)block, bytes, seed, tally);
   return cudaGetLastError();
 }

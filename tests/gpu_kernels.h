@@ -60,6 +60,17 @@ cudaError_t gpu_copy(void *to, const void *from, size_t bytes, cudaStream_t stre
 cudaError_t gpu_spin_then_fill(const uint32_t *stop, unsigned limit_ms, void *block, size_t bytes, uint32_t seed,
                                cudaStream_t stream);
 
+/* What gpu_hold kernels report, in mapped host memory.  The host may read it while they run, without a CUDA call. */
+struct gpu_tally {
+  uint64_t faults;   /* bytes that were not the holder's when it looked again */
+  uint64_t finished; /* kernels that are done with their blocks; goes up after their faults */
+};
+
+/* Writes the pattern of seed over the block, keeps it for hold_us microseconds, or until *stop is not 0, and then looks
+ * whether the pattern is still there.  One kernel of one thread block. */
+cudaError_t gpu_hold(const uint32_t *stop, unsigned hold_us, void *block, size_t bytes, uint32_t seed,
+                     struct gpu_tally *tally, cudaStream_t stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -13,6 +13,7 @@ static struct options options;
 START_TEST(defaults_are_those_of_the_table) {
   ck_assert_int_eq(options_read(&options), cudaSuccess);
   ck_assert_int_eq(options.source, MAM_SOURCE_DEVICE);
+  ck_assert(options.source_is_auto);
   ck_assert_int_eq(options.reuse, MAM_REUSE_FENCED);
   ck_assert_uint_eq(options.headroom_bytes, (size_t)256 << 20);
   ck_assert_uint_eq(options.linger_ms, 1000);
@@ -25,14 +26,16 @@ START_TEST(empty_value_means_the_default) {
   setenv("MAM_HEADROOM", "", 1);
   ck_assert_int_eq(options_read(&options), cudaSuccess);
   ck_assert_int_eq(options.source, MAM_SOURCE_DEVICE);
+  ck_assert(options.source_is_auto);
 }
 END_TEST
 
 START_TEST(every_source_has_a_name) {
-  static const char *const names[] = {"device", "pinned", "managed", "host"};
+  static const char *const names[] = {"device", "pinned", "managed", "host", "vmm"};
   setenv("MAM_SOURCE", names[_i], 1);
   ck_assert_int_eq(options_read(&options), cudaSuccess);
   ck_assert_int_eq((int)options.source, _i);
+  ck_assert(!options.source_is_auto);
 }
 END_TEST
 
@@ -124,7 +127,7 @@ int main(void) {
   TCase *tests = tcase_create("options");
   tcase_add_test(tests, defaults_are_those_of_the_table);
   tcase_add_test(tests, empty_value_means_the_default);
-  tcase_add_loop_test(tests, every_source_has_a_name, 0, 4);
+  tcase_add_loop_test(tests, every_source_has_a_name, 0, 5);
   tcase_add_loop_test(tests, bytes_take_a_suffix, 0, 5);
   tcase_add_loop_test(tests, what_is_not_understood_is_named_and_changes_nothing, 0, 11);
   tcase_add_test(tests, log_is_on_only_for_error);

@@ -10,19 +10,7 @@
 #ifndef MAM_TESTS_POOL_MODEL_H
 #define MAM_TESTS_POOL_MODEL_H
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "imaginary_source.h"
-
-#define MODEL_REQUIRE(condition)                                                                                       \
-  do {                                                                                                                 \
-    if (!(condition)) {                                                                                                \
-      (void)fprintf(stderr, "%s:%d: the pool and the model differ: %s\n", __FILE__, __LINE__, #condition);             \
-      abort();                                                                                                         \
-    }                                                                                                                  \
-  } while (0)
+#include "elastic_model.h"
 
 enum {
   MODEL_CELL_BYTES = 512,
@@ -202,6 +190,10 @@ static void pool_model_run(const uint8_t *data, size_t size) {
   struct mam_pool *pool;
   if (size < 1)
     return;
+  if (data[0] & 4) {
+    elastic_model_run(data, size);
+    return;
+  }
   imaginary_reset();
   imaginary.gap_bytes = data[0] & 2 ? MODEL_CHUNK_BYTES : 0;
   model = (struct model){.chunk_bases = {imaginary.next_base}, .chunk_cells = {MODEL_CHUNK_CELLS}, .chunk_count = 1};

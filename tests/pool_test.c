@@ -4,6 +4,7 @@
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "imaginary_source.h"
 #include "run_suite.h"
@@ -614,6 +615,440 @@ START_TEST(explanation_quotes_the_source) {
 }
 END_TEST
 
+/* ---- Elastic pools ---- */
+
+/* With no more waiting than a byte, each free waits for the GPU: then its memory is free and known to be unused. */
+static const struct pool_config elastic_64_mib = {
+    .reuse = MAM_REUSE_FENCED, .alignment = POOL_ALIGNMENT_BYTES, .limit_bytes = 64 << 20, .waiting_limit_bytes = 1};
+
+static void open_elastic(const struct pool_config *config) {
+  imaginary.capacity_bytes = 1024 * MIB;
+  ck_assert_int_eq(pool_open(config, &imaginary_elastic, &pool), cudaSuccess);
+}
+
+static void must_free(void *address) { ck_assert_int_eq(try_free(address), cudaSuccess); }
+
+static void trim(size_t keep_bytes) {
+  ck_assert_int_eq(pool_trim(pool, keep_bytes), cudaSuccess);
+  check_pool();
+}
+
+/* Fills the pool with blocks of so many MiB, one after the other, and returns the first; the others follow it. */
+static char *malloc_row(unsigned count, size_t bytes) {
+  char *first = must_malloc(bytes);
+  for (unsigned i = 1; i < count; i++)
+    ck_assert_ptr_eq(must_malloc(bytes), first + i * bytes);
+  return first;
+}
+
+START_TEST(elastic_pool_takes_memory_when_it_is_needed) {
+  open_elastic(&elastic_64_mib);
+  ck_assert_uint_eq(imaginary.taken_bytes, 0);
+  must_malloc(1);
+  ck_assert_uint_eq(imaginary.taken_bytes, 2 * MIB);
+  ck_assert_uint_eq(info_now().reserved_bytes, 2 * MIB);
+  ck_assert_uint_eq(info_now().chunk_count, 1);
+}
+END_TEST
+
+START_TEST(elastic_pool_begins_and_grows_by_its_step) {
+  struct pool_config config = elastic_64_mib;
+  config.chunk_bytes = 7 * MIB;
+  open_elastic(&config);
+  ck_assert_uint_eq(imaginary.taken_bytes, 8 * MIB);
+  must_malloc(8 * MIB);
+  must_malloc(1);
+  ck_assert_uint_eq(imaginary.taken_bytes, 16 * MIB);
+}
+END_TEST
+
+START_TEST(elastic_pool_without_a_limit_leaves_the_headroom) {
+  struct pool_config config = elastic_64_mib;
+  void *address;
+  config.limit_bytes = 0, config.headroom_bytes = 24 * MIB;
+  open_elastic(&config);
+  ck_assert_uint_eq(info_now().limit_bytes, 1000 * MIB);
+  ck_assert_int_eq(try_malloc(1001 * MIB, &address), cudaErrorMemoryAllocation);
+  must_malloc(1000 * MIB);
+}
+END_TEST
+
+START_TEST(elastic_pool_keeps_to_its_limit) {
+  struct pool_config config = elastic_64_mib;
+  void *address;
+  config.limit_bytes = 8 * MIB;
+  open_elastic(&config);
+  must_malloc(8 * MIB);
+  unsigned before = imaginary.map_calls;
+  ck_assert_int_eq(try_malloc(512, &address), cudaErrorMemoryAllocation);
+  ck_assert_uint_eq(imaginary.map_calls, before);
+}
+END_TEST
+
+START_TEST(first_mapping_that_is_refused_opens_no_pool) {
+  struct pool_config config = elastic_64_mib;
+  struct mam_pool *untouched = NULL;
+  config.chunk_bytes = 16 * MIB;
+  imaginary.capacity_bytes = 8 * MIB;
+  ck_assert_int_eq(pool_open(&config, &imaginary_elastic, &untouched), cudaErrorMemoryAllocation);
+  ck_assert_ptr_null(untouched);
+  ck_assert(imaginary_all(IMAGINARY_FIRST_BASE, 16 * MIB, IMAGINARY_NOTHING)); /* the addresses are back, too */
+}
+END_TEST
+
+START_TEST(growth_maps_only_what_is_missing_behind_a_hole) {
+  open_elastic(&elastic_64_mib);
+  char *block = must_malloc(MIB);
+  ck_assert_ptr_eq(must_malloc(3 * MIB), block + MIB);
+  ck_assert_uint_eq(imaginary.taken_bytes, 4 * MIB);
+}
+END_TEST
+
+START_TEST(growth_maps_only_what_is_missing_before_a_hole) {
+  open_elastic(&elastic_64_mib);
+  char *row = malloc_row(4, 2 * MIB);
+  must_free(row + 2 * MIB), trim(0);
+  must_free(row + 4 * MIB);
+  ck_assert_ptr_eq(must_malloc(4 * MIB), row + 2 * MIB);
+  ck_assert_uint_eq(imaginary.taken_bytes, 8 * MIB);
+}
+END_TEST
+
+START_TEST(growth_maps_only_what_is_missing_between_holes) {
+  open_elastic(&elastic_64_mib);
+  char *row = malloc_row(4, 2 * MIB);
+  must_free(row + 2 * MIB), trim(0);
+  must_free(row), must_free(row + 4 * MIB);
+  ck_assert_uint_eq(imaginary.taken_bytes, 6 * MIB);
+  ck_assert_ptr_eq(must_malloc(6 * MIB), row);
+  ck_assert_uint_eq(imaginary.taken_bytes, 8 * MIB);
+}
+END_TEST
+
+START_TEST(growth_that_needs_as_much_anywhere_goes_to_the_lowest_address) {
+  open_elastic(&elastic_64_mib);
+  char *row = malloc_row(5, 2 * MIB);
+  must_free(row + 6 * MIB), must_free(row + 2 * MIB), trim(0);
+  ck_assert_ptr_eq(must_malloc(2 * MIB), row + 2 * MIB);
+  ck_assert_ptr_eq(must_malloc(2 * MIB), row + 6 * MIB);
+  ck_assert_ptr_eq(must_malloc(2 * MIB), row + 10 * MIB);
+}
+END_TEST
+
+START_TEST(elastic_growth_takes_what_it_needs_where_the_source_has_no_more) {
+  struct pool_config config = elastic_64_mib;
+  config.chunk_bytes = 8 * MIB;
+  open_elastic(&config);
+  imaginary.capacity_bytes = 12 * MIB;
+  must_malloc(8 * MIB), must_malloc(1);
+  ck_assert_uint_eq(imaginary.taken_bytes, 10 * MIB);
+}
+END_TEST
+
+/* 16 MiB are mapped in eight pieces: whichever is refused, those before it are unmapped again. */
+START_TEST(refused_mapping_changes_nothing) {
+  void *address;
+  open_elastic(&elastic_64_mib);
+  char *block = must_malloc(2 * MIB);
+  MAM_PoolInfo before = info_now();
+  imaginary.map_fails_after = (unsigned)_i;
+  imaginary.map_error = cudaErrorMemoryAllocation;
+  ck_assert_int_eq(try_malloc(16 * MIB, &address), cudaErrorMemoryAllocation);
+  ck_assert_ptr_nonnull(strstr(error_last(), "the imaginary source refuses"));
+  MAM_PoolInfo after = info_now();
+  ck_assert_uint_eq(imaginary.taken_bytes, 2 * MIB);
+  ck_assert_uint_eq(after.failure_count, before.failure_count + 1);
+  after.failure_count = before.failure_count;
+  ck_assert_mem_eq(&before, &after, sizeof before);
+  imaginary.map_error = cudaSuccess;
+  ck_assert_ptr_eq(must_malloc(16 * MIB), block + 2 * MIB);
+}
+END_TEST
+
+START_TEST(mapping_that_fails_otherwise_says_so) {
+  void *address;
+  open_elastic(&elastic_64_mib);
+  imaginary.map_error = (cudaError_t)700;
+  ck_assert_int_eq(try_malloc(512, &address), 700);
+  imaginary.map_error = cudaSuccess;
+  must_malloc(512);
+}
+END_TEST
+
+/* While a mapping is made, others allocate and free. */
+static void *freed_in_the_middle;
+static void use_the_pool_in_the_middle(void) {
+  struct pool_emptied emptied;
+  void *address;
+  imaginary.on_map = imaginary.on_unmap = NULL;
+  ck_assert_int_eq(pool_malloc(pool, POOL_ANY_ID, MIB / 2, NULL, &address), cudaSuccess);
+  ck_assert_int_eq(pool_free(freed_in_the_middle, &emptied), cudaSuccess);
+  check_pool();
+}
+
+START_TEST(pool_is_in_use_while_it_grows) {
+  open_elastic(&elastic_64_mib);
+  char *row = malloc_row(3, MIB); /* one more is free */
+  freed_in_the_middle = row + MIB;
+  imaginary.on_map = use_the_pool_in_the_middle;
+  must_malloc(2 * MIB);
+  ck_assert_ptr_null((void *)imaginary.on_map);
+}
+END_TEST
+
+START_TEST(pool_is_in_use_while_it_is_trimmed) {
+  open_elastic(&elastic_64_mib);
+  char *row = malloc_row(5, MIB); /* one more is free */
+  freed_in_the_middle = row;
+  must_free(row + 2 * MIB), must_free(row + 3 * MIB);
+  imaginary.on_unmap = use_the_pool_in_the_middle;
+  trim(0);
+  ck_assert_ptr_null((void *)imaginary.on_unmap);
+  ck_assert_uint_eq(imaginary.taken_bytes, 4 * MIB);
+}
+END_TEST
+
+START_TEST(trim_gives_back_the_tail_and_what_is_between) {
+  open_elastic(&elastic_64_mib);
+  char *row = malloc_row(5, 4 * MIB);
+  must_free(row + 4 * MIB), must_free(row + 16 * MIB);
+  trim(0);
+  ck_assert_uint_eq(imaginary.taken_bytes, 12 * MIB);
+  ck_assert_uint_eq(info_now().reserved_bytes, 12 * MIB);
+  must_free(row), must_free(row + 8 * MIB), must_free(row + 12 * MIB);
+  trim(0);
+  ck_assert_uint_eq(imaginary.taken_bytes, 0);
+  ck_assert_ptr_eq(must_malloc(4 * MIB), row);
+}
+END_TEST
+
+START_TEST(trim_keeps_what_it_is_told_from_the_lowest_address_on) {
+  open_elastic(&elastic_64_mib);
+  char *row = malloc_row(3, 4 * MIB);
+  for (int i = 0; i < 3; i++)
+    must_free(row + i * 4 * MIB);
+  trim(12 * MIB);
+  ck_assert_uint_eq(imaginary.unmap_calls, 0);
+  trim(6 * MIB);
+  ck_assert_uint_eq(imaginary.taken_bytes, 6 * MIB);
+  unsigned before = imaginary.map_calls;
+  ck_assert_ptr_eq(must_malloc(6 * MIB), row);
+  ck_assert_uint_eq(imaginary.map_calls, before);
+}
+END_TEST
+
+START_TEST(piece_with_a_live_block_stays) {
+  open_elastic(&elastic_64_mib);
+  char *block = must_malloc(2 * MIB - 512);
+  void *small = must_malloc(512);
+  must_free(block), trim(0);
+  ck_assert_uint_eq(imaginary.unmap_calls, 0);
+  must_free(small), trim(0);
+  ck_assert_uint_eq(imaginary.taken_bytes, 0);
+}
+END_TEST
+
+START_TEST(memory_that_waits_for_the_gpu_is_not_given_back) {
+  struct pool_config config = elastic_64_mib;
+  config.waiting_limit_bytes = 0; /* half */
+  open_elastic(&config);
+  char *row = malloc_row(3, 2 * MIB);
+  must_free(row), trim(0);
+  ck_assert_uint_eq(imaginary.taken_bytes, 6 * MIB);
+  ck_assert_uint_eq(imaginary.synchronizes, 0);
+}
+END_TEST
+
+/* Under the immediate rule the program says that the memory may be handed out again, not that no kernel uses it. */
+START_TEST(memory_that_was_free_at_once_is_given_back_after_a_wait) {
+  struct pool_config config = elastic_64_mib;
+  config.reuse = MAM_REUSE_IMMEDIATE;
+  open_elastic(&config);
+  must_free(must_malloc(2 * MIB)), trim(0);
+  ck_assert_uint_eq(imaginary.taken_bytes, 2 * MIB);
+  ck_assert_int_eq(reuse_synchronize(pool->reuse), cudaSuccess);
+  trim(0);
+  ck_assert_uint_eq(imaginary.taken_bytes, 0);
+}
+END_TEST
+
+START_TEST(memory_that_the_source_keeps_stays_usable) {
+  open_elastic(&elastic_64_mib);
+  char *block = must_malloc(4 * MIB);
+  must_free(block);
+  imaginary.unmap_error = (cudaError_t)700;
+  ck_assert_int_eq(pool_trim(pool, 0), 700);
+  check_pool();
+  ck_assert_uint_eq(info_now().free_bytes, 4 * MIB);
+  ck_assert_ptr_eq(must_malloc(4 * MIB), block);
+  imaginary.unmap_error = cudaSuccess;
+  must_free(block), trim(0);
+  ck_assert_uint_eq(imaginary.taken_bytes, 0);
+}
+END_TEST
+
+/* The limit is reached, and what is free lies in pieces: they go to where the block has room. */
+START_TEST(scattered_free_pieces_become_a_block_elsewhere) {
+  struct pool_config config = elastic_64_mib;
+  config.limit_bytes = 8 * MIB;
+  if (_i == 1) /* it is the source that has no more */
+    config.limit_bytes = 64 * MIB;
+  open_elastic(&config);
+  imaginary.capacity_bytes = 8 * MIB;
+  char *row = malloc_row(4, 2 * MIB);
+  must_free(row), must_free(row + 4 * MIB);
+  unsigned waits = imaginary.synchronizes;
+  ck_assert_ptr_eq(must_malloc(4 * MIB), row + 8 * MIB);
+  ck_assert_uint_eq(imaginary.synchronizes, waits);
+  ck_assert_uint_eq(imaginary.taken_bytes, 8 * MIB);
+  must_free(row + 2 * MIB), must_free(row + 6 * MIB);
+}
+END_TEST
+
+START_TEST(scattered_free_pieces_stay_where_they_would_not_do) {
+  struct pool_config config = elastic_64_mib;
+  void *address;
+  config.limit_bytes = 8 * MIB;
+  open_elastic(&config);
+  char *row = malloc_row(4, 2 * MIB);
+  must_free(row), must_free(row + 4 * MIB);
+  ck_assert_int_eq(try_malloc(6 * MIB, &address), cudaErrorMemoryAllocation);
+  ck_assert_uint_eq(imaginary.unmap_calls, 0);
+}
+END_TEST
+
+START_TEST(other_pools_give_back_what_is_free_when_the_source_refuses) {
+  struct mam_pool *idle;
+  open_elastic(&elastic_64_mib);
+  idle = pool;
+  imaginary.capacity_bytes = 16 * MIB;
+  char *row = malloc_row(3, 4 * MIB);
+  must_free(row + 4 * MIB), must_free(row + 8 * MIB);
+  ck_assert_int_eq(
+      pool_open(_i == 0 ? &elastic_64_mib : &fixed_8_mib, _i == 0 ? &imaginary_elastic : &imaginary_source, &pool),
+      _i == 0 ? cudaSuccess : cudaErrorMemoryAllocation); /* a first chunk asks nobody to give way */
+  if (_i == 0) {
+    must_malloc(12 * MIB);
+    ck_assert_uint_eq(imaginary.taken_bytes, 16 * MIB);
+    ck_assert_int_eq(pool_close(idle, 0), cudaSuccess);
+  }
+}
+END_TEST
+
+START_TEST(trim_gives_back_whole_chunks_but_the_last) {
+  struct pool_config config = growing;
+  config.waiting_limit_bytes = 1;
+  open_pool(&config);
+  char *blocks[4];
+  for (int i = 0; i < 4; i++)
+    blocks[i] = must_malloc(4 * MIB);
+  must_free(blocks[0]), must_free(blocks[2]);
+  trim(0);
+  ck_assert_uint_eq(imaginary.taken_bytes, 8 * MIB);
+  ck_assert_uint_eq(info_now().chunk_count, 2);
+  ck_assert_int_eq(try_free(blocks[0]), cudaErrorInvalidValue); /* an address of nobody's */
+  must_free(blocks[1]), must_free(blocks[3]);
+  trim(0);
+  ck_assert_uint_eq(imaginary.taken_bytes, 4 * MIB);
+  for (int i = 0; i < 4; i++)
+    must_malloc(4 * MIB);
+}
+END_TEST
+
+START_TEST(closing_an_elastic_pool_waits_for_the_gpu_first) {
+  open_elastic(&elastic_64_mib);
+  must_malloc(5 * MIB);
+  ck_assert_int_eq(pool_close(pool, 0), cudaSuccess);
+  pool = NULL;
+  ck_assert_uint_eq(imaginary.synchronizes, 1);
+  ck_assert(imaginary_all(IMAGINARY_FIRST_BASE, 2048 * MIB, IMAGINARY_NOTHING));
+}
+END_TEST
+
+START_TEST(closing_an_elastic_pool_in_a_capture_leaves_its_memory_mapped) {
+  open_elastic(&elastic_64_mib);
+  struct reuse *reuse = pool->reuse;
+  must_malloc(2 * MIB);
+  reuse_capture_begin(reuse);
+  ck_assert_int_eq(pool_close(pool, 0), 900);
+  pool = NULL;
+  ck_assert(reuse_capture_end(reuse));
+  ck_assert_uint_eq(imaginary.synchronizes, 0);
+  ck_assert_uint_eq(imaginary.taken_bytes, 2 * MIB);
+  imaginary.taken_bytes = 0;
+}
+END_TEST
+
+START_TEST(spans_of_an_elastic_pool_are_aligned_and_never_wait) {
+  struct pool_config config = elastic_64_mib;
+  uintptr_t spans[8];
+  config.waiting_limit_bytes = 0;
+  open_elastic(&config);
+  must_malloc(512);
+  for (int i = 0; i < 8; i++) {
+    ck_assert_int_eq(pool_span_take(pool, 2 * MIB, &spans[i]), cudaSuccess);
+    ck_assert_uint_eq(spans[i] % (2 * MIB), 0);
+    check_pool();
+  }
+  for (int i = 0; i < 8; i++)
+    pool_span_give(pool, spans[i], true);
+  trim(0);
+  ck_assert_uint_eq(imaginary.taken_bytes, 2 * MIB);
+  ck_assert_uint_eq(imaginary.synchronizes, 0);
+}
+END_TEST
+
+START_TEST(report_shows_what_is_unmapped) {
+  char *text;
+  json_error_t fault;
+  size_t index, unmapped = 0, mapped = 0;
+  open_elastic(&elastic_64_mib);
+  char *row = malloc_row(3, 2 * MIB);
+  must_free(row + 2 * MIB), trim(0);
+  ck_assert_int_eq(pool_report(pool, &text), cudaSuccess);
+  json_t *report = json_loads(text, JSON_REJECT_DUPLICATES, &fault), *segment;
+  json_t *chunk = json_array_get(json_object_get(report, "chunks"), 0);
+  json_array_foreach(json_object_get(chunk, "segments"), index, segment) {
+    bool is_unmapped = strcmp(json_string_value(json_object_get(segment, "state")), "unmapped") == 0;
+    *(is_unmapped ? &unmapped : &mapped) += json_size(segment, "bytes");
+  }
+  ck_assert_uint_eq(mapped, 4 * MIB);
+  ck_assert_uint_eq(mapped, json_size(report, "reserved_bytes"));
+  ck_assert_uint_eq(mapped + unmapped, json_size(chunk, "bytes"));
+  json_decref(report);
+  free(text);
+}
+END_TEST
+
+/* Plain host memory: what was written stays, what was given back is the system's. */
+static size_t resident_bytes(void) {
+  unsigned long pages = 0, resident = 0;
+  FILE *file = fopen("/proc/self/statm", "r");
+  ck_assert_ptr_nonnull(file);
+  ck_assert_int_eq(fscanf(file, "%lu %lu", &pages, &resident), 2);
+  ck_assert_int_eq(fclose(file), 0);
+  return resident * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+START_TEST(trimmed_host_memory_is_the_systems_again) {
+  struct source source;
+  struct pool_config config = elastic_64_mib;
+  config.elastic = true;
+  ck_assert_int_eq(source_open(MAM_SOURCE_HOST, NULL, -1, &source), cudaSuccess);
+  ck_assert_int_eq(pool_open(&config, &source, &pool), cudaSuccess);
+  char *kept = must_malloc(MIB), *block = must_malloc(48 * MIB);
+  memset(kept, 1, MIB), memset(block, 2, 48 * MIB);
+  size_t before = resident_bytes();
+  must_free(block), trim(0);
+  ck_assert_uint_le(resident_bytes() + 40 * MIB, before);
+  ck_assert_uint_le(info_now().reserved_bytes, 8 * MIB);
+  for (size_t i = 0; i < MIB; i++)
+    ck_assert_int_eq(kept[i], 1);
+  ck_assert_ptr_eq(must_malloc(48 * MIB), block);
+  memset(block, 3, 48 * MIB);
+}
+END_TEST
+
 int main(void) {
   Suite *suite = suite_create("pool");
   TCase *tests = tcase_create("pool");
@@ -655,6 +1090,35 @@ int main(void) {
   tcase_add_test(tests, report_is_json_that_adds_up);
   tcase_add_test(tests, explanation_names_the_reason);
   tcase_add_test(tests, explanation_quotes_the_source);
+  tcase_add_test(tests, elastic_pool_takes_memory_when_it_is_needed);
+  tcase_add_test(tests, elastic_pool_begins_and_grows_by_its_step);
+  tcase_add_test(tests, elastic_pool_without_a_limit_leaves_the_headroom);
+  tcase_add_test(tests, elastic_pool_keeps_to_its_limit);
+  tcase_add_test(tests, first_mapping_that_is_refused_opens_no_pool);
+  tcase_add_test(tests, growth_maps_only_what_is_missing_behind_a_hole);
+  tcase_add_test(tests, growth_maps_only_what_is_missing_before_a_hole);
+  tcase_add_test(tests, growth_maps_only_what_is_missing_between_holes);
+  tcase_add_test(tests, growth_that_needs_as_much_anywhere_goes_to_the_lowest_address);
+  tcase_add_test(tests, elastic_growth_takes_what_it_needs_where_the_source_has_no_more);
+  tcase_add_loop_test(tests, refused_mapping_changes_nothing, 0, 8);
+  tcase_add_test(tests, mapping_that_fails_otherwise_says_so);
+  tcase_add_test(tests, pool_is_in_use_while_it_grows);
+  tcase_add_test(tests, pool_is_in_use_while_it_is_trimmed);
+  tcase_add_test(tests, trim_gives_back_the_tail_and_what_is_between);
+  tcase_add_test(tests, trim_keeps_what_it_is_told_from_the_lowest_address_on);
+  tcase_add_test(tests, piece_with_a_live_block_stays);
+  tcase_add_test(tests, memory_that_waits_for_the_gpu_is_not_given_back);
+  tcase_add_test(tests, memory_that_was_free_at_once_is_given_back_after_a_wait);
+  tcase_add_test(tests, memory_that_the_source_keeps_stays_usable);
+  tcase_add_loop_test(tests, scattered_free_pieces_become_a_block_elsewhere, 0, 2);
+  tcase_add_test(tests, scattered_free_pieces_stay_where_they_would_not_do);
+  tcase_add_loop_test(tests, other_pools_give_back_what_is_free_when_the_source_refuses, 0, 2);
+  tcase_add_test(tests, trim_gives_back_whole_chunks_but_the_last);
+  tcase_add_test(tests, closing_an_elastic_pool_waits_for_the_gpu_first);
+  tcase_add_test(tests, closing_an_elastic_pool_in_a_capture_leaves_its_memory_mapped);
+  tcase_add_test(tests, spans_of_an_elastic_pool_are_aligned_and_never_wait);
+  tcase_add_test(tests, report_shows_what_is_unmapped);
+  tcase_add_test(tests, trimmed_host_memory_is_the_systems_again);
   suite_add_tcase(suite, tests);
   return run_suite(suite);
 }

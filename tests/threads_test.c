@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "biased.h"
 #include "imaginary_source.h"
 #include "run_suite.h"
 
@@ -149,6 +150,52 @@ START_TEST(demand_that_capacity_covers_is_never_refused) {
 }
 END_TEST
 
+/* ---- The biased lock ---- */
+
+static struct biased biased;
+static pthread_mutex_t biased_others = PTHREAD_MUTEX_INITIALIZER;
+static uint64_t biased_counter; /* plain: the lock's */
+static _Atomic uint64_t biased_turns;
+
+static void biased_own(void) {
+  for (int i = 0; i < 1000; i++) {
+    biased_enter(&biased);
+    biased_counter++;
+    biased_leave(&biased);
+  }
+  biased_turns += 1000;
+}
+
+static void biased_borrow(void) {
+  pthread_mutex_lock(&biased_others);
+  biased_other_want(&biased);
+  biased_barrier();
+  biased_other_await(&biased);
+  biased_counter++;
+  biased_other_leave(&biased);
+  pthread_mutex_unlock(&biased_others);
+  biased_turns++;
+}
+
+static void *biased_body(void *number) {
+  while (!time_is_up())
+    if ((uintptr_t)number == 1)
+      biased_own();
+    else
+      biased_borrow();
+  return NULL;
+}
+
+START_TEST(a_biased_lock_loses_no_addition) {
+  biased_register();
+  biased_owner_fences |= _i == 1; /* as where the kernel has no membarrier */
+  biased_init(&biased);
+  run_threads(biased_body, 4);
+  ck_assert_uint_gt(biased_counter, 0);
+  ck_assert_uint_eq(biased_counter, biased_turns);
+}
+END_TEST
+
 /* ---- The default pool: everything against everything ---- */
 
 static void set_up_host(void) {
@@ -166,6 +213,9 @@ static void one_call(uint64_t *state, void **block) {
     break;
   case 1:
     EXPECT(MAM_Destroy() == cudaSuccess);
+    break;
+  case 3:
+    EXPECT(MAM_Trim(random_below(state, 4) * MIB) == cudaSuccess);
     break;
   case 2:
     error = MAM_PoolGetInfo(NULL, &info);
@@ -225,6 +275,9 @@ START_TEST(first_mallocs_at_once_make_one_environment) {
   ck_assert_uint_eq(info.malloc_count, THREADS);
   for (int i = 0; i < THREADS; i++)
     ck_assert_int_eq(MAM_CudaFree(first_blocks[i]), cudaSuccess);
+  /* Several threads used it, so it is the reaper that notices. */
+  for (int tries = 0; tries < 500 && MAM_PoolGetInfo(NULL, &info) == cudaSuccess; tries++)
+    (void)usleep(10000);
   ck_assert_int_eq(MAM_PoolGetInfo(NULL, &info), cudaErrorInvalidResourceHandle);
 }
 END_TEST
@@ -272,6 +325,104 @@ static void *pools_come_and_go(void *number) {
 START_TEST(pools_come_and_go_while_others_free) { run_threads(pools_come_and_go, THREADS); }
 END_TEST
 
+/* ---- Elastic pools ---- */
+
+/* The imaginary elastic source, for several threads. */
+static pthread_mutex_t elastic_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static cudaError_t locked_map(const struct source *source, uintptr_t base, size_t bytes) {
+  pthread_mutex_lock(&elastic_lock);
+  cudaError_t error = imaginary_map(source, base, bytes);
+  pthread_mutex_unlock(&elastic_lock);
+  return error;
+}
+
+static cudaError_t locked_unmap(const struct source *source, uintptr_t base, size_t bytes) {
+  pthread_mutex_lock(&elastic_lock);
+  cudaError_t error = imaginary_unmap(source, base, bytes);
+  pthread_mutex_unlock(&elastic_lock);
+  return error;
+}
+
+static struct mam_pool *rivals[2];
+
+/* Each pool may have all the memory there is, so each has to make the other give back. */
+static void *rival_traffic(void *number) {
+  uint64_t state = (uintptr_t)number * UINT64_C(0x9E3779B97F4A7C15);
+  void *blocks[8] = {0};
+  struct pool_emptied emptied;
+  while (!time_is_up()) {
+    struct mam_pool *rival = rivals[random_below(&state, 2)];
+    void **block = &blocks[random_below(&state, 8)];
+    if (*block != NULL)
+      EXPECT(pool_free(*block, &emptied) == cudaSuccess);
+    *block = NULL;
+    cudaError_t error = pool_malloc(rival, POOL_ANY_ID, 1 + random_below(&state, 8 * MIB), NULL, block);
+    EXPECT(error == cudaSuccess || error == cudaErrorMemoryAllocation);
+    if (random_below(&state, 64) == 0)
+      EXPECT(pool_trim(rival, random_below(&state, 64) * MIB) == cudaSuccess);
+  }
+  for (int i = 0; i < 8; i++)
+    EXPECT(blocks[i] == NULL || pool_free(blocks[i], &emptied) == cudaSuccess);
+  return NULL;
+}
+
+START_TEST(rivals_for_one_memory_give_back_to_each_other) {
+  struct source_operations operations = imaginary_elastic_operations;
+  operations.map = locked_map, operations.unmap = locked_unmap;
+  const struct source source = {.operations = &operations};
+  const struct pool_config config = {
+      .reuse = MAM_REUSE_FENCED, .alignment = POOL_ALIGNMENT_BYTES, .waiting_limit_bytes = 1};
+  imaginary_reset();
+  imaginary.capacity_bytes = 128 * MIB;
+  for (int i = 0; i < 2; i++)
+    ck_assert_int_eq(pool_open(&config, &source, &rivals[i]), cudaSuccess);
+  run_threads(rival_traffic, THREADS);
+  for (int i = 0; i < 2; i++) {
+    pthread_mutex_lock(&rivals[i]->lock);
+    ck_assert_ptr_null(pool_check_locked(rivals[i]));
+    ck_assert_uint_eq(rivals[i]->segments.bytes[SEGMENT_USED], 0);
+    pthread_mutex_unlock(&rivals[i]->lock);
+    ck_assert_int_eq(reuse_synchronize(rivals[i]->reuse), cudaSuccess); /* for what was freed during the last wait */
+    ck_assert_int_eq(pool_trim(rivals[i], 0), cudaSuccess);
+  }
+  ck_assert_uint_eq(imaginary.taken_bytes, 0);
+  for (int i = 0; i < 2; i++)
+    ck_assert_int_eq(pool_close(rivals[i], 0), cudaSuccess);
+}
+END_TEST
+
+static MAM_Pool trimmed;
+
+/* What is in a block stays there, whatever is trimmed around it. */
+static void *stamped_traffic(void *number) {
+  uint64_t state = (uintptr_t)number * UINT64_C(0x9E3779B97F4A7C15);
+  unsigned char *blocks[8] = {0};
+  size_t sizes[8] = {0};
+  while (!time_is_up()) {
+    size_t i = random_below(&state, 8);
+    if (blocks[i] != NULL) {
+      EXPECT(blocks[i][0] == (uintptr_t)number && blocks[i][sizes[i] - 1] == (uintptr_t)number);
+      EXPECT(MAM_CudaFree(blocks[i]) == cudaSuccess);
+    }
+    sizes[i] = 1 + random_below(&state, random_below(&state, 2) == 0 ? 3 * MIB : 4096);
+    EXPECT(MAM_PoolMalloc(trimmed, (void **)&blocks[i], sizes[i]) == cudaSuccess);
+    blocks[i][0] = blocks[i][sizes[i] - 1] = (unsigned char)(uintptr_t)number;
+    if (random_below(&state, 32) == 0)
+      EXPECT(MAM_PoolTrim(trimmed, random_below(&state, 64) * MIB) == cudaSuccess);
+  }
+  return NULL;
+}
+
+START_TEST(blocks_keep_their_content_while_the_pool_is_trimmed) {
+  MAM_PoolOptions options = MAM_POOL_OPTIONS_INIT;
+  options.source = MAM_SOURCE_HOST, options.limit_bytes = 1024 * MIB;
+  ck_assert_int_eq(MAM_PoolCreate(&trimmed, &options), cudaSuccess);
+  run_threads(stamped_traffic, THREADS);
+  ck_assert_int_eq(MAM_PoolDestroy(trimmed), cudaSuccess);
+}
+END_TEST
+
 /* ---- Fork ---- */
 
 #ifdef __SANITIZE_THREAD__
@@ -310,7 +461,9 @@ int main(void) {
   TCase *one = tcase_create("one pool"), *all = tcase_create("public functions");
   tcase_set_timeout(one, 120);
   tcase_add_loop_test(one, random_traffic_never_overlaps_and_leaves_one_hole, 0, 2);
+  tcase_add_loop_test(one, a_biased_lock_loses_no_addition, 0, 2);
   tcase_add_test(one, demand_that_capacity_covers_is_never_refused);
+  tcase_add_test(one, rivals_for_one_memory_give_back_to_each_other);
   suite_add_tcase(suite, one);
   tcase_set_timeout(all, 120);
   tcase_add_checked_fixture(all, set_up_host, NULL);
@@ -318,6 +471,7 @@ int main(void) {
   tcase_add_test(all, first_mallocs_at_once_make_one_environment);
   tcase_add_loop_test(all, environment_ends_and_comes_back_under_its_users, 0, THREADS);
   tcase_add_test(all, pools_come_and_go_while_others_free);
+  tcase_add_test(all, blocks_keep_their_content_while_the_pool_is_trimmed);
   tcase_add_test(all, child_of_a_busy_process_can_allocate);
   suite_add_tcase(suite, all);
   return run_suite(suite);

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/* Included by the build before everything else in the copy of biased.c and biased.h that biased_test explores: each of
+ * their accesses, the barrier and the yield go through the test, with the order that the code asks for. */
+#ifndef MAM_TESTS_BIASED_STEP_H
+#define MAM_TESTS_BIASED_STEP_H
+
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+bool biased_test_load(const _Atomic bool *flag, memory_order order);
+void biased_test_store(_Atomic bool *flag, bool value, memory_order order);
+bool biased_test_exchange(_Atomic bool *flag, bool value, memory_order order);
+long biased_test_syscall(long number, ...);
+int biased_test_yield(void);
+
+#undef atomic_load_explicit
+#undef atomic_store_explicit
+#undef atomic_exchange_explicit
+#define atomic_load_explicit(flag, order) biased_test_load(flag, order)
+#define atomic_store_explicit(flag, value, order) biased_test_store(flag, value, order)
+#define atomic_exchange_explicit(flag, value, order) biased_test_exchange(flag, value, order)
+#define syscall biased_test_syscall
+#define sched_yield biased_test_yield
+
+#endif

@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * The naive model of an elastic pool, beside that of pool_model.h: one cell for every 64 KiB of the reserved addresses.
+ *
+ * Where the pool thinks of holes, neighbours and pieces, the model tries: for growth every run of granules, from the
+ * shortest and the lowest on, whether a block would fit if it were mapped; for trimming every piece from the top, cell
+ * by cell.
+ */
+#ifndef MAM_TESTS_ELASTIC_MODEL_H
+#define MAM_TESTS_ELASTIC_MODEL_H
+
+#include "model_require.h"
+
+enum {
+  ELASTIC_CELL_BYTES = 64 << 10,
+  ELASTIC_GRANULE_CELLS = SOURCE_GRANULARITY_BYTES / ELASTIC_CELL_BYTES,
+  ELASTIC_MEMORY_GRANULES = 32,
+  ELASTIC_GRANULES = 2 * ELASTIC_MEMORY_GRANULES, /* of addresses */
+  ELASTIC_CELLS = ELASTIC_GRANULES * ELASTIC_GRANULE_CELLS,
+  ELASTIC_BLOCKS = 128
+};
+
+enum elastic_cell { ELASTIC_UNMAPPED, ELASTIC_FREE, ELASTIC_USED, ELASTIC_WAITING };
+
+struct elastic_model {
+  unsigned char cells[ELASTIC_CELLS];
+  unsigned pieces[ELASTIC_GRANULES]; /* the length of the piece that begins there, 0 if none does */
+  struct {
+    size_t cell, cells;
+  } blocks[ELASTIC_BLOCKS]; /* live */
+  size_t block_count;
+  unsigned limit, step; /* in granules */
+  size_t waiting_limit_bytes;
+  unsigned synchronizes;
+  bool fenced, unfenced; /* the pool's rule; something was free before the GPU was known to be done with it */
+};
+
+static size_t elastic_count(const struct elastic_model *model, enum elastic_cell state) {
+  size_t count = 0;
+  for (size_t cell = 0; cell < ELASTIC_CELLS; cell++)
+    count += model->cells[cell] == state;
+  return count;
+}
+
+static unsigned elastic_held(const struct elastic_model *model) {
+  return ELASTIC_GRANULES - (unsigned)(elastic_count(model, ELASTIC_UNMAPPED) / ELASTIC_GRANULE_CELLS);
+}
+
+/* The smallest hole for so many cells, the first of these; its first cell, or -1. */
+static long elastic_best_fit(const struct elastic_model *model, size_t cells) {
+  size_t best = SIZE_MAX;
+  long best_cell = -1;
+  for (size_t cell = 0, end; cell < ELASTIC_CELLS; cell = end + 1) {
+    for (end = cell; end < ELASTIC_CELLS && model->cells[end] == ELASTIC_FREE;)
+      end++;
+    if (end - cell >= cells && end - cell < best)
+      best = end - cell, best_cell = (long)cell;
+  }
+  return best_cell;
+}
+
+static void elastic_fill(struct elastic_model *model, unsigned granule, unsigned count, enum elastic_cell state) {
+  memset(&model->cells[granule * ELASTIC_GRANULE_CELLS], state, (size_t)count * ELASTIC_GRANULE_CELLS);
+}
+
+static bool elastic_unmapped(const struct elastic_model *model, unsigned granule, unsigned count) {
+  for (unsigned i = granule; i < granule + count; i++)
+    if (i >= ELASTIC_GRANULES || model->cells[i * ELASTIC_GRANULE_CELLS] != ELASTIC_UNMAPPED)
+      return false;
+  return true;
+}
+
+/* Whether a block would fit if these granules had memory. */
+static bool elastic_would_do(struct elastic_model *model, unsigned granule, unsigned count, size_t cells) {
+  elastic_fill(model, granule, count, ELASTIC_FREE);
+  bool fits = elastic_best_fit(model, cells) >= 0;
+  elastic_fill(model, granule, count, ELASTIC_UNMAPPED);
+  return fits;
+}
+
+/* Maps a run in at most eight pieces, all but the last of one size, which is a power of two. */
+static void elastic_map(struct elastic_model *model, unsigned granule, unsigned count) {
+  unsigned piece = 1;
+  while (8 * piece < count)
+    piece *= 2;
+  elastic_fill(model, granule, count, ELASTIC_FREE);
+  for (unsigned done = 0; done < count; done += piece)
+    model->pieces[granule + done] = count - done < piece ? count - done : piece;
+}
+
+/* The least that makes room, at the lowest place, or at once the step: away from the hole that it continues. */
+static bool elastic_grow(struct elastic_model *model, size_t cells, bool generous) {
+  unsigned room = model->limit - elastic_held(model);
+  for (unsigned count = 1; count <= room; count++)
+    for (unsigned granule = 0; granule < ELASTIC_GRANULES; granule++) {
+      if (!elastic_unmapped(model, granule, count) || !elastic_would_do(model, granule, count, cells))
+        continue;
+      unsigned end = granule + count, want = generous && model->step > count ? model->step : count;
+      bool down = granule > 0 && elastic_unmapped(model, granule - 1, 1);
+      for (; end - granule < want && end - granule < room; down ? granule-- : end++)
+        if (!elastic_unmapped(model, down ? granule - 1 : end, 1) || (down && granule == 0))
+          break;
+      elastic_map(model, granule, end - granule);
+      return true;
+    }
+  return false;
+}
+
+/* The highest piece below *end that is free as a whole: its granule, -1 if there is none. */
+static long elastic_free_piece(const struct elastic_model *model, long end) {
+  for (long granule = end - 1; granule >= 0; granule--) {
+    size_t free_cells = 0, all = (size_t)model->pieces[granule] * ELASTIC_GRANULE_CELLS;
+    for (size_t i = 0; i < all; i++)
+      free_cells += model->cells[(size_t)granule * ELASTIC_GRANULE_CELLS + i] == ELASTIC_FREE;
+    if (all > 0 && free_cells == all)
+      return granule;
+  }
+  return -1;
+}
+
+static void elastic_trim(struct elastic_model *model, unsigned keep) {
+  for (long end = ELASTIC_GRANULES; elastic_held(model) > keep && !model->unfenced;) {
+    end = elastic_free_piece(model, end);
+    if (end < 0)
+      return;
+    elastic_fill(model, (unsigned)end, model->pieces[end], ELASTIC_UNMAPPED);
+    model->pieces[end] = 0;
+  }
+}
+
+/* At the limit, what is free in pieces makes room elsewhere, if it is enough. */
+static bool elastic_move(struct elastic_model *model, size_t cells) {
+  unsigned need = (unsigned)((cells + ELASTIC_GRANULE_CELLS - 1) / ELASTIC_GRANULE_CELLS);
+  struct elastic_model tried = *model;
+  if (need > model->limit || elastic_held(model) <= model->limit - need)
+    return false;
+  elastic_trim(&tried, model->limit - need);
+  if (elastic_held(&tried) > model->limit - need)
+    return false;
+  *model = tried;
+  return elastic_grow(model, cells, false);
+}
+
+static void elastic_synchronize(struct elastic_model *model) {
+  for (size_t cell = 0; cell < ELASTIC_CELLS; cell++)
+    if (model->cells[cell] == ELASTIC_WAITING)
+      model->cells[cell] = ELASTIC_FREE;
+  model->synchronizes++;
+}
+
+static bool elastic_make_room(struct elastic_model *model, size_t cells) {
+  if (cells <= (size_t)model->limit * ELASTIC_GRANULE_CELLS &&
+      (elastic_grow(model, cells, true) || elastic_move(model, cells)))
+    return true;
+  size_t waiting = elastic_count(model, ELASTIC_WAITING);
+  size_t unmapped = (size_t)(model->limit - elastic_held(model)) * ELASTIC_GRANULE_CELLS;
+  if (waiting == 0 || cells > waiting + elastic_count(model, ELASTIC_FREE) + unmapped)
+    return false;
+  elastic_synchronize(model);
+  return true;
+}
+
+/* ---- Both, step by step ---- */
+
+static void elastic_step_malloc(struct elastic_model *model, struct mam_pool *pool, size_t cells) {
+  void *address = NULL;
+  long cell;
+  bool room = true;
+  if (model->block_count == ELASTIC_BLOCKS)
+    return;
+  while ((cell = elastic_best_fit(model, cells)) < 0 && room)
+    room = elastic_make_room(model, cells);
+  cudaError_t error = pool_malloc(pool, POOL_ANY_ID, cells * ELASTIC_CELL_BYTES, NULL, &address);
+  MODEL_REQUIRE(error == (cell >= 0 ? cudaSuccess : cudaErrorMemoryAllocation));
+  if (cell < 0)
+    return;
+  MODEL_REQUIRE((uintptr_t)address == IMAGINARY_FIRST_BASE + (size_t)cell * ELASTIC_CELL_BYTES);
+  memset(&model->cells[cell], ELASTIC_USED, cells);
+  model->blocks[model->block_count].cell = (size_t)cell;
+  model->blocks[model->block_count++].cells = cells;
+}
+
+static void elastic_step_free(struct elastic_model *model, size_t choice) {
+  if (model->block_count == 0)
+    return;
+  choice %= model->block_count;
+  size_t cell = model->blocks[choice].cell;
+  memset(&model->cells[cell], model->fenced ? ELASTIC_WAITING : ELASTIC_FREE, model->blocks[choice].cells);
+  model->unfenced = model->unfenced || !model->fenced;
+  size_t half = (size_t)elastic_held(model) * SOURCE_GRANULARITY_BYTES / 2;
+  size_t limit_bytes = model->waiting_limit_bytes > 0 ? model->waiting_limit_bytes : half;
+  if (elastic_count(model, ELASTIC_WAITING) * ELASTIC_CELL_BYTES > limit_bytes)
+    elastic_synchronize(model);
+  MODEL_REQUIRE(pool_free((void *)(IMAGINARY_FIRST_BASE + cell * ELASTIC_CELL_BYTES), NULL) == cudaSuccess);
+  model->blocks[choice] = model->blocks[--model->block_count];
+}
+
+static void elastic_compare(const struct elastic_model *model, struct mam_pool *pool) {
+  MAM_PoolInfo info;
+  pthread_mutex_lock(&pool->lock);
+  const char *fault = pool_check_locked(pool);
+  pthread_mutex_unlock(&pool->lock);
+  if (fault != NULL)
+    (void)fprintf(stderr, "%s\n", fault);
+  MODEL_REQUIRE(fault == NULL);
+  MODEL_REQUIRE(pool_info(pool, &info) == cudaSuccess);
+  MODEL_REQUIRE(info.used_bytes == elastic_count(model, ELASTIC_USED) * ELASTIC_CELL_BYTES);
+  MODEL_REQUIRE(info.waiting_bytes == elastic_count(model, ELASTIC_WAITING) * ELASTIC_CELL_BYTES);
+  MODEL_REQUIRE(info.reserved_bytes == (size_t)elastic_held(model) * SOURCE_GRANULARITY_BYTES);
+  MODEL_REQUIRE(info.reserved_bytes == imaginary.taken_bytes);
+  MODEL_REQUIRE(info.synchronize_count == model->synchronizes);
+  for (unsigned granule = 0; granule < ELASTIC_GRANULES; granule++)
+    MODEL_REQUIRE((imaginary_granules[granule] == IMAGINARY_PIECE) == (model->pieces[granule] != 0));
+}
+
+static void elastic_step(struct elastic_model *model, struct mam_pool *pool, const uint8_t operation[4]) {
+  size_t value = operation[1] | (size_t)operation[2] << 8 | (size_t)operation[3] << 16;
+  unsigned keep = (unsigned)(value % (ELASTIC_MEMORY_GRANULES + 1));
+  switch (operation[0] % 8) {
+  case 0: /* less than a granule */
+  case 1:
+    elastic_step_malloc(model, pool, 1 + value % (ELASTIC_GRANULE_CELLS - 1));
+    break;
+  case 2:
+    elastic_step_malloc(model, pool, 1 + value % (4 * ELASTIC_GRANULE_CELLS));
+    break;
+  case 3: /* anything, more than the limit too */
+    elastic_step_malloc(model, pool, 1 + value % (ELASTIC_MEMORY_GRANULES * ELASTIC_GRANULE_CELLS));
+    break;
+  case 4:
+    elastic_trim(model, operation[0] & 8 ? 0 : keep);
+    MODEL_REQUIRE(pool_trim(pool, operation[0] & 8 ? 0 : keep * (size_t)SOURCE_GRANULARITY_BYTES) == cudaSuccess);
+    break;
+  default:
+    elastic_step_free(model, value);
+  }
+}
+
+/* The first byte chooses the pool, the rest are operations. */
+static void elastic_model_run(const uint8_t *data, size_t size) {
+  static struct elastic_model model;
+  struct mam_pool *pool;
+  imaginary_reset();
+  imaginary.capacity_bytes = (size_t)ELASTIC_MEMORY_GRANULES * SOURCE_GRANULARITY_BYTES;
+  model = (struct elastic_model){.fenced = (data[0] & 1) == 0, .step = data[0] & 2 ? 4 : 0};
+  model.limit = ELASTIC_MEMORY_GRANULES >> (data[0] >> 4) % 4;
+  model.waiting_limit_bytes = data[0] & 8 ? 100000 : 0;
+  struct pool_config config = {.reuse = model.fenced ? MAM_REUSE_FENCED : MAM_REUSE_IMMEDIATE,
+                               .alignment = ELASTIC_CELL_BYTES,
+                               .chunk_bytes = model.step * (size_t)SOURCE_GRANULARITY_BYTES,
+                               .limit_bytes = model.limit * (size_t)SOURCE_GRANULARITY_BYTES,
+                               .waiting_limit_bytes = model.waiting_limit_bytes};
+  MODEL_REQUIRE(pool_open(&config, &imaginary_elastic, &pool) == cudaSuccess);
+  if (model.step > 0)
+    elastic_map(&model, 0, model.step);
+  for (size_t at = 1; at + 4 <= size; at += 4) {
+    elastic_step(&model, pool, data + at);
+    elastic_compare(&model, pool);
+  }
+  MODEL_REQUIRE(pool_close(pool, 0) == cudaSuccess);
+  MODEL_REQUIRE(imaginary.taken_bytes == 0);
+}
+
+#endif

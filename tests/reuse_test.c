@@ -1,0 +1,728 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * When freed memory is handed out again, as mam.h promises it, over the fake driver: kernels name the memory they use
+ * and stand in flight until the clock is turned, and each block is looked at when it is handed out.  The library's own
+ * idea of what has passed is never asked.
+ */
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "api_util.h"
+
+/* ---- A schedule ---------------------------------------------------------------------------------------------------
+ */
+
+enum { stream_count = 8, live_limit = 96, step_count = 3000, in_flight_limit = 48, thread_count = 4 };
+enum { relaxed_mode = 2 };
+
+static unsigned next_random(unsigned *state) {
+  *state ^= *state << 13;
+  *state ^= *state >> 17;
+  *state ^= *state << 5;
+  return *state;
+}
+
+/* From 1 B to 64 MiB, every order of magnitude as often as the next; three of four are small. */
+static size_t random_size(unsigned *state) {
+  unsigned small = next_random(state) % 4, bits = small > 0 ? 12 : 16 + next_random(state) % 10;
+  size_t most = (size_t)1 << bits;
+  return 1 + (small > 0 ? next_random(state) % most : most / 2 + next_random(state) % (most / 2));
+}
+
+struct held {
+  char *address;
+  size_t bytes;
+  unsigned origin; /* the stream that its first use must come after, stream_count for none */
+  unsigned used;   /* the streams that it was used on, a bit each */
+};
+
+/* A stream that the schedule uses, by its number: the default ones mean those of the calling thread. */
+struct schedule {
+  MAM_Pool pool;
+  MAM_Reuse reuse;
+  void *streams[stream_count];
+  bool trims;
+  unsigned state;
+  struct held held[live_limit];
+  unsigned held_count;
+  unsigned early, reused_under_kernels; /* blocks handed out too early; rightly, with kernels before them */
+  bool capturing;                       /* this thread */
+  bool others_capture;                  /* or one beside it */
+  unsigned captures;
+};
+
+/* The streams that a thread of its own may use: its per-thread default stream is number 1. */
+static void streams_make(void **streams) {
+  streams[0] = FAKE_STREAM_LEGACY;
+  streams[1] = FAKE_STREAM_PER_THREAD;
+  for (int i = 2; i < stream_count; i++)
+    streams[i] = fake_stream_create(i < stream_count / 2 ? 0 : FAKE_STREAM_NON_BLOCKING);
+}
+
+/* The captured stream is the last; it runs nothing meanwhile. */
+static unsigned pick_stream(struct schedule *schedule) { return next_random(&schedule->state) % (stream_count - 1); }
+
+/* The plain calls of a pool by streams are those of the legacy stream. */
+static unsigned plain_stream(const struct schedule *schedule) {
+  return schedule->reuse == MAM_REUSE_STREAM ? 0 : stream_count;
+}
+
+static void allocate(struct schedule *schedule) {
+  void *pointer = NULL;
+  size_t bytes = random_size(&schedule->state);
+  unsigned stream = next_random(&schedule->state) % 2 ? pick_stream(schedule) : stream_count;
+  if (schedule->held_count == live_limit)
+    return;
+  cudaError_t error = stream < stream_count
+                          ? MAM_PoolMallocAsync(schedule->pool, &pointer, bytes, schedule->streams[stream])
+                          : MAM_PoolMalloc(schedule->pool, &pointer, bytes);
+  if (error != cudaSuccess) {
+    bool in_capture = (int)error == 900 && (schedule->capturing || schedule->others_capture);
+    ck_assert_msg(error == cudaErrorMemoryAllocation || in_capture, "%d, %s", error, MAM_LastError());
+    return;
+  }
+  if (stream == stream_count)
+    stream = plain_stream(schedule);
+  const void *ordered = stream < stream_count ? schedule->streams[stream] : FAKE_NO_STREAM;
+  schedule->early += fake_in_use(pointer, bytes, ordered);
+  schedule->reused_under_kernels += fake_in_use(pointer, bytes, FAKE_NO_STREAM);
+  schedule->held[schedule->held_count++] = (struct held){pointer, bytes, stream, 0};
+}
+
+/* A kernel on a few blocks; the stream waits for the one that a block comes from. */
+static void launch(struct schedule *schedule) {
+  struct fake_range ranges[3];
+  unsigned stream = pick_stream(schedule);
+  size_t count = 0;
+  while (count < 3 && schedule->held_count > 0) {
+    struct held *held = &schedule->held[next_random(&schedule->state) % schedule->held_count];
+    if (held->origin < stream_count && held->origin != stream)
+      (void)fake_stream_wait(schedule->streams[stream], schedule->streams[held->origin]);
+    held->used |= 1u << stream;
+    ranges[count++] = (struct fake_range){held->address, held->bytes};
+  }
+  ck_assert(fake_launch(schedule->streams[stream], ranges, count));
+}
+
+/* Orders all uses of the block before what comes next on the stream. */
+static void join(const struct schedule *schedule, const struct held *held, unsigned stream) {
+  for (unsigned i = 0; i < stream_count; i++)
+    if (i != stream && (held->used & 1u << i) != 0)
+      (void)fake_stream_wait(schedule->streams[stream], schedule->streams[i]);
+  if (held->origin < stream_count && held->origin != stream)
+    (void)fake_stream_wait(schedule->streams[stream], schedule->streams[held->origin]);
+}
+
+static void release(struct schedule *schedule) {
+  if (schedule->held_count == 0)
+    return;
+  unsigned index = next_random(&schedule->state) % schedule->held_count, stream = pick_stream(schedule);
+  struct held held = schedule->held[index];
+  schedule->held[index] = schedule->held[--schedule->held_count];
+  switch (next_random(&schedule->state) % 4) {
+  case 0:
+    if (schedule->reuse == MAM_REUSE_STREAM)
+      join(schedule, &held, 0);
+    OK(MAM_CudaFree(held.address));
+    return;
+  case 1:
+    OK(MAM_CudaFreeReuse(held.address, MAM_REUSE_FENCED));
+    return;
+  case 2:
+    join(schedule, &held, 0);
+    OK(MAM_CudaFreeReuse(held.address, MAM_REUSE_STREAM));
+    return;
+  default:
+    join(schedule, &held, stream);
+    OK(MAM_CudaFreeAsync(held.address, schedule->streams[stream]));
+  }
+}
+
+/* Begins or ends a capture of the last stream, in any mode, in brackets. */
+static void capture(struct schedule *schedule) {
+  void *stream = schedule->streams[stream_count - 1];
+  if (!schedule->capturing) {
+    OK(MAM_CaptureBegin());
+    ck_assert(fake_stream_capture_begin(stream, (int)(next_random(&schedule->state) % 3)));
+    schedule->capturing = true;
+    return;
+  }
+  ck_assert_msg(fake_stream_capture_end(stream), "a capture was invalidated");
+  OK(MAM_CaptureEnd());
+  schedule->capturing = false;
+  schedule->captures++;
+}
+
+static void schedule_step(struct schedule *schedule, bool captures) {
+  unsigned what = next_random(&schedule->state) % 100;
+  if (what < 35)
+    allocate(schedule);
+  else if (what < 55)
+    launch(schedule);
+  else if (what < 85)
+    release(schedule);
+  else if (what < 97 || fake_in_flight() > in_flight_limit)
+    (void)fake_step(next_random(&schedule->state));
+  else if (what < 98 && captures)
+    capture(schedule);
+  else if (what < 99 && schedule->trims)
+    OK(MAM_PoolTrim(schedule->pool, 0));
+  while (fake_in_flight() > in_flight_limit)
+    (void)fake_step(next_random(&schedule->state));
+}
+
+static void schedule_run(struct schedule *schedule, bool captures) {
+  for (int i = 0; i < step_count; i++)
+    schedule_step(schedule, captures);
+  if (schedule->capturing)
+    capture(schedule);
+}
+
+static MAM_Pool reuse_pool(MAM_Reuse reuse, MAM_Source source) {
+  MAM_PoolOptions options = options_with(source == MAM_SOURCE_VMM ? 0 : 256 * MIB);
+  options.reuse = reuse;
+  options.source = source;
+  options.limit_bytes = GIB;
+  return pool_with(options);
+}
+
+static void assert_clean_end(MAM_Pool pool) {
+  OK(MAM_PoolDestroy(pool));
+  assert_nothing_held();
+  ck_assert_uint_eq(fake_reserved_bytes(), 0);
+  ck_assert_uint_eq(fake_faults(), 0);
+  ck_assert_uint_eq(fake_captures_invalidated(), 0);
+}
+
+/* A whole schedule of one thread. */
+static struct schedule play(MAM_Reuse reuse, MAM_Source source, unsigned seed, bool captures) {
+  struct schedule schedule = {.reuse = reuse, .state = 2463534242u + seed * 7919};
+  (void)use_primary(0);
+  schedule.pool = reuse_pool(reuse, source);
+  schedule.trims = true;
+  streams_make(schedule.streams);
+  schedule_run(&schedule, captures);
+  return schedule;
+}
+
+enum { seed_count = 20 };
+
+START_TEST(fenced_memory_is_never_handed_out_early) {
+  struct schedule schedule = play(MAM_REUSE_FENCED, MAM_SOURCE_DEVICE, (unsigned)_i, false);
+  ck_assert_uint_eq(schedule.early, 0);
+  ck_assert_uint_gt(schedule.reused_under_kernels, 0); /* by the calls with a stream */
+  assert_clean_end(schedule.pool);
+}
+END_TEST
+
+START_TEST(mapped_memory_is_never_handed_out_early_nor_unmapped_under_a_kernel) {
+  struct schedule schedule = play(MAM_REUSE_FENCED, MAM_SOURCE_VMM, (unsigned)_i, false);
+  ck_assert_uint_eq(schedule.early, 0);
+  assert_clean_end(schedule.pool);
+}
+END_TEST
+
+START_TEST(stream_ordered_memory_is_never_handed_out_early) {
+  struct schedule schedule = play(MAM_REUSE_STREAM, MAM_SOURCE_DEVICE, (unsigned)_i, false);
+  ck_assert_uint_eq(schedule.early, 0);
+  ck_assert_uint_gt(schedule.reused_under_kernels, 0);
+  assert_clean_end(schedule.pool);
+}
+END_TEST
+
+START_TEST(captures_between_change_neither) {
+  MAM_Reuse reuse = _i % 2 == 0 ? MAM_REUSE_FENCED : MAM_REUSE_STREAM;
+  struct schedule schedule = play(reuse, _i % 4 < 2 ? MAM_SOURCE_DEVICE : MAM_SOURCE_VMM, (unsigned)_i, true);
+  ck_assert_uint_eq(schedule.early, 0);
+  ck_assert_uint_gt(schedule.captures, 0);
+  assert_clean_end(schedule.pool);
+}
+END_TEST
+
+START_TEST(driver_without_fences_hands_out_nothing_early) {
+  fake_hide("cuCtxRecordEvent");
+  struct schedule schedule =
+      play(_i % 2 == 0 ? MAM_REUSE_FENCED : MAM_REUSE_STREAM, MAM_SOURCE_DEVICE, (unsigned)_i, _i % 4 >= 2);
+  ck_assert_uint_eq(schedule.early, 0);
+  ck_assert_uint_gt(fake_calls("cuCtxSynchronize"), 0);
+  assert_clean_end(schedule.pool);
+}
+END_TEST
+
+/* What the tests above look for is there to be found: the rule that promises nothing is caught. */
+START_TEST(immediate_reuse_is_caught_by_the_same_schedules) {
+  struct schedule schedule = play(MAM_REUSE_IMMEDIATE, MAM_SOURCE_DEVICE, (unsigned)_i, false);
+  ck_assert_uint_gt(schedule.early, 0);
+  assert_clean_end(schedule.pool);
+}
+END_TEST
+
+/* ---- Several threads ----------------------------------------------------------------------------------------------
+ */
+
+static struct {
+  pthread_mutex_t mutex;
+  struct held held;
+  bool full;
+} mailbox = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+
+/* Changes a block with the one that another thread left.  Each thread's default stream is its own: the schedule could
+ * not join the other's, so a block that was used there waits for the whole context first. */
+static void exchange(struct schedule *schedule) {
+  if (schedule->held_count == 0)
+    return;
+  struct held *mine = &schedule->held[next_random(&schedule->state) % schedule->held_count];
+  if ((mine->used & 2) != 0 || mine->origin == 1)
+    return;
+  pthread_mutex_lock(&mailbox.mutex);
+  struct held other = mailbox.held;
+  bool full = mailbox.full;
+  mailbox.held = *mine;
+  mailbox.full = true;
+  pthread_mutex_unlock(&mailbox.mutex);
+  *mine = full ? other : schedule->held[--schedule->held_count];
+}
+
+struct worker {
+  pthread_t thread;
+  struct schedule schedule;
+  void *context;
+  bool captures;
+};
+
+static void *worker_run(void *argument) {
+  struct worker *worker = argument;
+  fake_make_current(worker->context);
+  for (int i = 0; i < step_count; i++) {
+    schedule_step(&worker->schedule, worker->captures);
+    if (i % 8 == 0)
+      exchange(&worker->schedule);
+  }
+  if (worker->schedule.capturing)
+    capture(&worker->schedule);
+  return NULL;
+}
+
+/* Threads share the pool and the created streams, all but the last: only the first thread captures that. */
+static void threads_play(MAM_Reuse reuse, MAM_Source source, unsigned seed, bool captures) {
+  static struct worker workers[thread_count];
+  void *context = use_primary(0), *streams[stream_count];
+  MAM_Pool pool = reuse_pool(reuse, source);
+  streams_make(streams);
+  for (unsigned i = 0; i < thread_count; i++) {
+    workers[i].context = context;
+    workers[i].captures = captures && i == 0;
+    workers[i].schedule =
+        (struct schedule){.pool = pool, .reuse = reuse, .trims = i == 1, .state = 88172645u + seed * 104729 + i * 31};
+    workers[i].schedule.others_capture = captures;
+    (void)memcpy(workers[i].schedule.streams, streams, sizeof streams);
+    ck_assert_int_eq(pthread_create(&workers[i].thread, NULL, worker_run, &workers[i]), 0);
+  }
+  for (unsigned i = 0; i < thread_count; i++) {
+    ck_assert_int_eq(pthread_join(workers[i].thread, NULL), 0);
+    ck_assert_uint_eq(workers[i].schedule.early, 0);
+  }
+  assert_clean_end(pool);
+}
+
+START_TEST(threads_never_get_memory_early) {
+  threads_play(_i % 2 == 0 ? MAM_REUSE_FENCED : MAM_REUSE_STREAM, _i % 4 < 2 ? MAM_SOURCE_DEVICE : MAM_SOURCE_VMM,
+               (unsigned)_i, _i % 8 >= 4);
+}
+END_TEST
+
+/* ---- Waiting ------------------------------------------------------------------------------------------------------
+ */
+
+static void run_kernel(void *stream, const void *address, size_t bytes) {
+  struct fake_range range = {address, bytes};
+  ck_assert(fake_launch(stream, &range, 1));
+}
+
+static const size_t sizes[] = {1, 1000, 4 * KIB, 64 * KIB, MIB, 64 * MIB};
+enum { size_count = sizeof sizes / sizeof sizes[0] };
+
+START_TEST(nobody_waits_while_memory_is_left) {
+  (void)use_primary(0);
+  MAM_Pool pool = reuse_pool(MAM_REUSE_FENCED, MAM_SOURCE_DEVICE);
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  size_t bytes = sizes[_i];
+  for (int i = 0; i < 8; i++) {
+    char *a = block_of(pool, bytes);
+    ck_assert(!fake_in_use(a, bytes, FAKE_NO_STREAM));
+    run_kernel(stream, a, bytes);
+    OK(MAM_CudaFree(a));
+  }
+  ck_assert_uint_eq(fake_in_flight(), 8);
+  ck_assert_uint_eq(fake_waits(), 0);
+  ck_assert_uint_eq(fake_calls("cuCtxSynchronize"), 0);
+  assert_clean_end(pool);
+}
+END_TEST
+
+START_TEST(memory_comes_back_without_waiting_when_kernels_have_ended) {
+  (void)use_primary(0);
+  MAM_Pool pool = pool_with(options_with(64 * MIB));
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  for (int i = 0; i < 50; i++) {
+    char *a = block_of(pool, 30 * MIB);
+    ck_assert(!fake_in_use(a, 30 * MIB, FAKE_NO_STREAM));
+    run_kernel(stream, a, 30 * MIB);
+    OK(MAM_CudaFree(a));
+    fake_finish_stream(stream);
+  }
+  ck_assert_uint_eq(fake_calls("cuCtxSynchronize"), 0);
+  assert_clean_end(pool);
+}
+END_TEST
+
+START_TEST(allocation_waits_when_no_memory_is_left) {
+  (void)use_primary(0);
+  MAM_Pool pool = pool_with(options_with(64 * MIB));
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  if (_i == 1)
+    fake_hide("cuCtxRecordEvent");
+  char *a = block_of(pool, 64 * MIB);
+  run_kernel(stream, a, 64 * MIB);
+  OK(MAM_CudaFree(a));
+  char *b = block_of(pool, 40 * MIB);
+  ck_assert(!fake_in_use(b, 40 * MIB, FAKE_NO_STREAM));
+  ck_assert_uint_eq(fake_waits(), 1);
+  assert_clean_end(pool);
+}
+END_TEST
+
+/* The driver serialises fences, so many frees share one. */
+START_TEST(fences_are_far_fewer_than_frees) {
+  enum { rounds = 4000 };
+  (void)use_primary(0);
+  MAM_Pool pool = reuse_pool(MAM_REUSE_FENCED, MAM_SOURCE_DEVICE);
+  void *stream = fake_stream_create(0);
+  size_t bytes = _i == 0 ? 256 : 200 * KIB;
+  for (int i = 0; i < rounds; i++) {
+    char *a = block_of(pool, bytes);
+    if (i % 16 == 0) {
+      run_kernel(stream, a, bytes);
+      (void)fake_step(0);
+    }
+    OK(MAM_CudaFree(a));
+  }
+  ck_assert_uint_gt(fake_calls("cuCtxRecordEvent"), 0);
+  ck_assert_uint_lt(fake_calls("cuCtxRecordEvent"), rounds / 16);
+  ck_assert_uint_eq(fake_calls("cuCtxSynchronize"), 0);
+  assert_clean_end(pool);
+}
+END_TEST
+
+/* ---- Streams ------------------------------------------------------------------------------------------------------
+ */
+
+static char *block_on(MAM_Pool pool, size_t bytes, void *stream) {
+  void *pointer = NULL;
+  OK(MAM_PoolMallocAsync(pool, &pointer, bytes, stream));
+  ck_assert_ptr_nonnull(pointer);
+  return pointer;
+}
+
+/* A block that a kernel on the stream still uses, freed on the stream. */
+static char *freed_on(MAM_Pool pool, size_t bytes, void *stream) {
+  char *a = block_on(pool, bytes, stream);
+  run_kernel(stream, a, bytes);
+  OK(MAM_CudaFreeAsync(a, stream));
+  return a;
+}
+
+START_TEST(same_stream_takes_memory_at_once) {
+  (void)use_primary(0);
+  MAM_Pool pool = reuse_pool(MAM_REUSE_FENCED, MAM_SOURCE_DEVICE);
+  void *streams[] = {NULL, FAKE_STREAM_LEGACY, FAKE_STREAM_PER_THREAD, fake_stream_create(0),
+                     fake_stream_create(FAKE_STREAM_NON_BLOCKING)};
+  size_t bytes = sizes[_i];
+  for (size_t i = 0; i < sizeof streams / sizeof streams[0]; i++) {
+    char *a = freed_on(pool, bytes, streams[i]);
+    char *b = block_on(pool, bytes, streams[i]);
+    ck_assert_ptr_eq(b, a);
+    ck_assert(fake_in_use(b, bytes, FAKE_NO_STREAM)); /* the kernel runs on */
+    ck_assert(!fake_in_use(b, bytes, streams[i]));
+  }
+  ck_assert_uint_eq(fake_waits(), 0);
+  assert_clean_end(pool);
+}
+END_TEST
+
+START_TEST(two_names_of_the_legacy_stream_are_one_stream) {
+  (void)use_primary(0);
+  MAM_Pool pool = reuse_pool(MAM_REUSE_FENCED, MAM_SOURCE_DEVICE);
+  char *a = freed_on(pool, sizes[_i], NULL);
+  ck_assert_ptr_eq(block_on(pool, sizes[_i], FAKE_STREAM_LEGACY), a);
+  assert_clean_end(pool);
+}
+END_TEST
+
+START_TEST(other_streams_do_not_take_it) {
+  (void)use_primary(0);
+  MAM_Pool pool = reuse_pool(_i % 2 == 0 ? MAM_REUSE_FENCED : MAM_REUSE_STREAM, MAM_SOURCE_DEVICE);
+  size_t bytes = sizes[_i / 2];
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING), *other = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  (void)freed_on(pool, bytes, stream);
+  for (int i = 0; i < 4; i++) {
+    ck_assert(!fake_in_use(block_on(pool, bytes, other), bytes, FAKE_NO_STREAM));
+    ck_assert(!fake_in_use(block_of(pool, bytes), bytes, FAKE_NO_STREAM));
+    ck_assert(!fake_in_use(block_on(pool, bytes, FAKE_STREAM_PER_THREAD), bytes, FAKE_NO_STREAM));
+  }
+  ck_assert_uint_eq(fake_waits(), 0);
+  assert_clean_end(pool);
+}
+END_TEST
+
+START_TEST(stream_that_gets_the_handle_of_a_destroyed_one_is_another) {
+  (void)use_primary(0);
+  MAM_Pool pool = reuse_pool(MAM_REUSE_FENCED, MAM_SOURCE_DEVICE);
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  (void)freed_on(pool, sizes[_i], stream);
+  fake_stream_destroy(stream);
+  void *other = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  ck_assert_ptr_eq(other, stream);
+  ck_assert(!fake_in_use(block_on(pool, sizes[_i], other), sizes[_i], other));
+  assert_clean_end(pool);
+}
+END_TEST
+
+struct by_thread {
+  MAM_Pool pool;
+  void *context;
+  size_t bytes;
+  bool early;
+};
+
+static void *allocate_on_own_stream(void *argument) {
+  struct by_thread *by_thread = argument;
+  fake_make_current(by_thread->context);
+  for (int i = 0; i < 4; i++) {
+    char *a = block_on(by_thread->pool, by_thread->bytes, FAKE_STREAM_PER_THREAD);
+    by_thread->early |= fake_in_use(a, by_thread->bytes, FAKE_STREAM_PER_THREAD);
+  }
+  return NULL;
+}
+
+START_TEST(default_streams_of_two_threads_are_two_streams) {
+  struct by_thread by_thread = {.context = use_primary(0), .bytes = sizes[_i]};
+  pthread_t thread;
+  by_thread.pool = reuse_pool(MAM_REUSE_FENCED, MAM_SOURCE_DEVICE);
+  (void)freed_on(by_thread.pool, by_thread.bytes, FAKE_STREAM_PER_THREAD);
+  ck_assert_int_eq(pthread_create(&thread, NULL, allocate_on_own_stream, &by_thread), 0);
+  ck_assert_int_eq(pthread_join(thread, NULL), 0);
+  ck_assert(!by_thread.early);
+  assert_clean_end(by_thread.pool);
+}
+END_TEST
+
+/* ---- Captures -----------------------------------------------------------------------------------------------------
+ */
+
+enum { mode_count = 3 };
+
+START_TEST(memory_freed_in_a_capture_waits_for_its_end) {
+  void *pointer = NULL;
+  (void)use_primary(0);
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(MAM_Create(64 * MIB));
+  char *a = block(64 * MIB);
+  OK(MAM_CaptureBegin());
+  ck_assert(fake_stream_capture_begin(stream, _i));
+  unsigned fences = fake_calls("cuCtxRecordEvent");
+  OK(MAM_CudaFree(a));
+  ck_assert_int_ne(MAM_CudaMalloc(&pointer, 64 * MIB), cudaSuccess);
+  ck_assert_ptr_null(pointer);
+  ck_assert_uint_eq(fake_calls("cuCtxRecordEvent"), fences);
+  ck_assert_uint_eq(fake_calls("cuCtxSynchronize"), 0);
+  ck_assert(fake_stream_capture_end(stream));
+  OK(MAM_CaptureEnd());
+  (void)block(64 * MIB);
+  ck_assert_uint_eq(fake_captures_invalidated(), 0);
+}
+END_TEST
+
+enum { capture_rounds = 100, traffic_share = 30, traffic_threads = 2 };
+
+/* What all traffic threads may do so far, and what each has done. */
+static _Atomic unsigned traffic_allowed, traffic_done[traffic_threads];
+
+struct traffic {
+  void *context;
+  _Atomic unsigned *done;
+};
+
+/* In shares: what is freed during a capture is parked, so an endless capture would run out of memory. */
+static void *traffic(void *argument) {
+  const struct traffic *traffic = argument;
+  char *held[16] = {NULL};
+  fake_make_current(traffic->context);
+  for (unsigned i = 0; i < 2 * capture_rounds * traffic_share; i++) {
+    while (i >= atomic_load_explicit(&traffic_allowed, memory_order_relaxed))
+      (void)sched_yield();
+    OK(MAM_CudaFree(held[i % 16]));
+    held[i % 16] = block(i % 3 == 0 ? 5 * MIB : 100 + i % 4096);
+    (void)atomic_fetch_add_explicit(traffic->done, 1, memory_order_relaxed);
+  }
+  for (int i = 0; i < 16; i++)
+    OK(MAM_CudaFree(held[i]));
+  return NULL;
+}
+
+/* Lets the others do one share, and frees and allocates beside them. */
+static void share(void) {
+  unsigned allowed = atomic_fetch_add_explicit(&traffic_allowed, traffic_share, memory_order_relaxed) + traffic_share;
+  for (size_t i = 0; i < 5; i++)
+    OK(MAM_CudaFree(block(1000 + i * 100 * KIB)));
+  for (int i = 0; i < traffic_threads; i++)
+    while (atomic_load_explicit(&traffic_done[i], memory_order_relaxed) < allowed)
+      (void)sched_yield();
+}
+
+START_TEST(bracketed_captures_survive_traffic_in_other_threads) {
+  pthread_t threads[traffic_threads];
+  struct traffic traffics[traffic_threads];
+  void *context = use_primary(0), *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(MAM_Create_auto());
+  for (int i = 0; i < traffic_threads; i++) {
+    traffics[i] = (struct traffic){context, &traffic_done[i]};
+    ck_assert_int_eq(pthread_create(&threads[i], NULL, traffic, &traffics[i]), 0);
+  }
+  for (int i = 0; i < capture_rounds; i++) {
+    fake_submit(context);
+    OK(MAM_CaptureBegin());
+    ck_assert(fake_stream_capture_begin(stream, _i));
+    share();
+    ck_assert(fake_stream_capture_end(stream));
+    OK(MAM_CaptureEnd());
+    fake_finish(context);
+    share();
+  }
+  for (int i = 0; i < traffic_threads; i++)
+    ck_assert_int_eq(pthread_join(threads[i], NULL), 0);
+  ck_assert_uint_eq(fake_captures_invalidated(), 0);
+  OK(MAM_Destroy());
+  assert_nothing_held();
+}
+END_TEST
+
+START_TEST(captured_stream_is_noticed_without_brackets) {
+  (void)use_primary(0);
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(MAM_Create(64 * MIB));
+  ck_assert(fake_stream_capture_begin(stream, _i));
+  void *pointer = NULL;
+  OK(MAM_CudaMallocAsync(&pointer, MIB, stream)); /* tells it */
+  for (int i = 0; i < 200; i++) {
+    void *other = NULL;
+    OK(MAM_CudaFreeAsync(pointer, stream));
+    OK(MAM_CudaMallocAsync(&pointer, MIB, stream));
+    if (MAM_CudaMalloc(&other, 2 * MIB) == cudaSuccess)
+      OK(MAM_CudaFree(other));
+  }
+  ck_assert(fake_stream_capture_end(stream));
+  OK(MAM_CudaFree(pointer));
+  (void)block(64 * MIB); /* all of it comes back */
+  ck_assert_uint_eq(fake_captures_invalidated(), 0);
+}
+END_TEST
+
+START_TEST(capture_end_without_a_begin_is_invalid) {
+  (void)use_primary(0);
+  FAILS(cudaErrorInvalidValue, MAM_CaptureEnd());
+  OK(MAM_CaptureBegin());
+  OK(MAM_CaptureEnd());
+  FAILS(cudaErrorInvalidValue, MAM_CaptureEnd());
+}
+END_TEST
+
+/* ---- Ends ---------------------------------------------------------------------------------------------------------
+ */
+
+/* Frees that wait for a kernel, with fences asked for. */
+static char *frees_under_a_kernel(void *context) {
+  char *kept = block(1000), *blocks[64];
+  fake_submit(context);
+  for (int i = 0; i < 64; i++)
+    blocks[i] = block(i % 2 == 0 ? 512 : MIB);
+  for (int i = 0; i < 64; i++)
+    OK(MAM_CudaFree(blocks[i]));
+  for (int i = 0; i < 4000; i++)
+    OK(MAM_CudaFree(block(512)));
+  ck_assert_uint_gt(fake_calls("cuCtxRecordEvent"), 0);
+  ck_assert(fake_pending(context));
+  return kept;
+}
+
+START_TEST(reset_takes_pending_fences_along) {
+  void *context = use_primary(0);
+  OK(_i == 0 ? MAM_Create(256 * MIB) : MAM_Create_auto());
+  char *kept = frees_under_a_kernel(context);
+  fake_primary_reset(0);
+  OK(MAM_CudaFree(block(MIB)));
+  FAILS(cudaErrorInvalidValue, MAM_CudaFree(kept));
+  (void)MAM_Destroy();
+  assert_driver_content();
+  ck_assert_uint_eq(fake_live_blocks(), 0);
+}
+END_TEST
+
+static int fork_child(char *kept) {
+  void *pointer = &pointer;
+  bool right = MAM_CudaMalloc(&pointer, 1000) == cudaErrorInitializationError && pointer == NULL;
+  right = right && MAM_CudaFree(kept) == cudaErrorInitializationError;
+  return right && fake_violations() == 0 ? 0 : 1;
+}
+
+START_TEST(forked_child_says_so_with_fences_pending) {
+  void *context = use_primary(0);
+  int status = -1;
+  OK(_i == 0 ? MAM_Create(256 * MIB) : MAM_Create_auto());
+  char *kept = frees_under_a_kernel(context);
+  pid_t child = fork();
+  ck_assert_int_ge(child, 0);
+  if (child == 0)
+    _exit(fork_child(kept));
+  ck_assert_int_eq(waitpid(child, &status, 0), child);
+  ck_assert_int_eq(status, 0);
+  fake_finish(context);
+  OK(MAM_CudaFree(kept));
+  OK(MAM_CudaFree(block(MIB)));
+  OK(MAM_Destroy());
+  assert_nothing_held();
+}
+END_TEST
+
+int main(void) {
+  Suite *suite = suite_create("reuse");
+  TCase *schedules = add_case(suite, "schedules"), *waiting = add_case(suite, "waiting");
+  TCase *streams = add_case(suite, "streams"), *captures = add_case(suite, "captures"), *ends = add_case(suite, "ends");
+  tcase_set_timeout(schedules, 60);
+  tcase_add_loop_test(schedules, fenced_memory_is_never_handed_out_early, 0, seed_count);
+  tcase_add_loop_test(schedules, mapped_memory_is_never_handed_out_early_nor_unmapped_under_a_kernel, 0, seed_count);
+  tcase_add_loop_test(schedules, stream_ordered_memory_is_never_handed_out_early, 0, seed_count);
+  tcase_add_loop_test(schedules, captures_between_change_neither, 0, seed_count);
+  tcase_add_loop_test(schedules, driver_without_fences_hands_out_nothing_early, 0, seed_count);
+  tcase_add_loop_test(schedules, immediate_reuse_is_caught_by_the_same_schedules, 0, 5);
+  tcase_add_loop_test(schedules, threads_never_get_memory_early, 0, 16);
+  tcase_add_loop_test(waiting, nobody_waits_while_memory_is_left, 0, size_count);
+  tcase_add_test(waiting, memory_comes_back_without_waiting_when_kernels_have_ended);
+  tcase_add_loop_test(waiting, allocation_waits_when_no_memory_is_left, 0, 2);
+  tcase_add_loop_test(waiting, fences_are_far_fewer_than_frees, 0, 2);
+  tcase_add_loop_test(streams, same_stream_takes_memory_at_once, 0, size_count);
+  tcase_add_loop_test(streams, two_names_of_the_legacy_stream_are_one_stream, 0, size_count);
+  tcase_add_loop_test(streams, other_streams_do_not_take_it, 0, 2 * size_count);
+  tcase_add_loop_test(streams, stream_that_gets_the_handle_of_a_destroyed_one_is_another, 0, size_count);
+  tcase_add_loop_test(streams, default_streams_of_two_threads_are_two_streams, 0, size_count);
+  tcase_add_loop_test(captures, memory_freed_in_a_capture_waits_for_its_end, 0, mode_count);
+  tcase_add_loop_test(captures, bracketed_captures_survive_traffic_in_other_threads, 0, mode_count);
+  tcase_add_loop_test(captures, captured_stream_is_noticed_without_brackets, 0, mode_count);
+  tcase_add_test(captures, capture_end_without_a_begin_is_invalid);
+  tcase_add_loop_test(ends, reset_takes_pending_fences_along, 0, 2);
+  tcase_add_loop_test(ends, forked_child_says_so_with_fences_pending, 0, 2);
+  return run_suite(suite);
+}
