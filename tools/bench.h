@@ -10,6 +10,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "bench_allocators.h"
 #include "bench_machine.h"
@@ -27,6 +28,7 @@ struct bench {
   size_t live_most;          /* of the test live */
   unsigned threads_most;     /* of the test threads; how many soak uses */
   unsigned soak_s;
+  uint64_t trace_seed; /* of the test trace */
 };
 
 bool bench_quickstart(const struct bench *bench);
@@ -35,6 +37,9 @@ bool bench_live(const struct bench *bench);
 bool bench_pair(const struct bench *bench);
 bool bench_random(const struct bench *bench);
 bool bench_threads(const struct bench *bench);
+bool bench_trace(const struct bench *bench);
+bool bench_iterate(const struct bench *bench);
+bool bench_stall(const struct bench *bench);
 bool bench_soak(const struct bench *bench);
 
 /* One allocator's part of a test; index is its place in the list and result the test's own. */
@@ -43,8 +48,7 @@ typedef bool bench_part(const struct bench *bench, const struct allocator *alloc
 /* Runs a part for every allocator, each opened before and closed after, with a line of progress on stderr. */
 bool bench_each(const struct bench *bench, const char *test, bench_part *part, void *result);
 
-/* The sizes that pair and quickstart measure. */
-enum { bench_size_count = 8 };
-extern const size_t bench_sizes[bench_size_count];
+/* The same bench with ours once more, allocating with tags, as the last of the list. */
+struct bench bench_with_tags(const struct bench *bench);
 
 #endif

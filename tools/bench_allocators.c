@@ -29,14 +29,46 @@ static cudaError_t mam_release(void *address, size_t bytes) {
   return MAM_CudaFree(address);
 }
 
+static cudaError_t mam_reserved(size_t *bytes) {
+  MAM_PoolInfo info = {.struct_size = sizeof info};
+  cudaError_t error = MAM_PoolGetInfo(NULL, &info);
+  if (error == cudaSuccess)
+    *bytes = info.reserved_bytes;
+  return error;
+}
+
+static cudaError_t mam_metadata(size_t *bytes) {
+  MAM_PoolInfo info = {.struct_size = sizeof info};
+  cudaError_t error = MAM_PoolGetInfo(NULL, &info);
+  if (error == cudaSuccess)
+    *bytes = info.metadata_bytes;
+  return error;
+}
+
 static const struct allocator mam = {.name = "MAM",
                                      .alignment = 512,
                                      .bounded = true,
+                                     .sized = true,
                                      .open = mam_open,
                                      .close = MAM_Destroy,
                                      .allocate = MAM_CudaMalloc,
                                      .release = mam_release,
+                                     .reserved = mam_reserved,
+                                     .metadata = mam_metadata,
                                      .last_error = MAM_LastError};
+
+static const struct allocator mam_tagged = {.name = "MAM-tagged",
+                                            .alignment = 512,
+                                            .bounded = true,
+                                            .sized = true,
+                                            .open = mam_open,
+                                            .close = MAM_Destroy,
+                                            .allocate = MAM_CudaMalloc,
+                                            .release = mam_release,
+                                            .allocate_tagged = MAM_CudaMallocTagged,
+                                            .reserved = mam_reserved,
+                                            .metadata = mam_metadata,
+                                            .last_error = MAM_LastError};
 
 /* ---- The CUDA driver's ------------------------------------------------------------------------------------------- */
 
@@ -89,17 +121,48 @@ static cudaError_t async_settle(void) {
 
 static cudaError_t async_close(void) { return async_settle(); }
 
+/* The pool that a plain cuMemAllocAsync takes from: that of the first device, whose context mam-bench made current. */
+static cudaError_t async_pool(CUmemoryPool *pool) {
+  return driver_result(driver->cuDeviceGetDefaultMemPool(pool, 0), "cuDeviceGetDefaultMemPool");
+}
+
+/* The high-water mark starts anew. */
+static cudaError_t async_open(size_t chunk_bytes) {
+  CUmemoryPool pool = NULL;
+  uint64_t none = 0;
+  (void)chunk_bytes;
+  cudaError_t error = async_pool(&pool);
+  if (error != cudaSuccess)
+    return error;
+  return driver_result(driver->cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, &none),
+                       "cuMemPoolSetAttribute");
+}
+
+static cudaError_t async_reserved(size_t *bytes) {
+  CUmemoryPool pool = NULL;
+  uint64_t most = 0;
+  cudaError_t error = async_pool(&pool);
+  if (error != cudaSuccess)
+    return error;
+  error = driver_result(driver->cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, &most),
+                        "cuMemPoolGetAttribute");
+  if (error == cudaSuccess)
+    *bytes = (size_t)most;
+  return error;
+}
+
 static const struct allocator async = {
     .name = "cudaMallocAsync",
     .alignment = 256,
     .bounded = true,
     .remark = "cudaMallocAsync and cudaFreeAsync are measured at cuMemAllocAsync and cuMemFreeAsync, on the default\n"
               "stream with the default pool; the stream is synchronised between batches, which is not timed",
-    .open = nothing_open,
+    .open = async_open,
     .close = async_close,
     .settle = async_settle,
     .allocate = async_allocate,
     .release = async_release,
+    .reserved = async_reserved,
     .last_error = error_last};
 
 static cudaError_t pinned_allocate(void **address, size_t bytes) {
@@ -183,12 +246,21 @@ static const struct allocator heap = {.name = "malloc",
 
 /* ------------------------------------------------------------------------------------------------------------------ */
 
+/* Their places are fewer than allocators_most: a test may add one. */
 static const struct allocator *const by_source[][allocators_most] = {
-    [MAM_SOURCE_DEVICE] = {&mam, &cuda, &async},
-    [MAM_SOURCE_PINNED] = {&mam, &pinned},
-    [MAM_SOURCE_MANAGED] = {&mam, &managed},
-    [MAM_SOURCE_HOST] = {&mam, &mapping, &heap},
+    [MAM_SOURCE_DEVICE] = {&mam, &cuda, &async}, [MAM_SOURCE_PINNED] = {&mam, &pinned},
+    [MAM_SOURCE_MANAGED] = {&mam, &managed},     [MAM_SOURCE_HOST] = {&mam, &mapping, &heap},
+    [MAM_SOURCE_VMM] = {&mam, &cuda, &async},
 };
+
+/* Whether the driver has all that the baseline cudaMallocAsync calls. */
+static bool async_exists(void) {
+  return driver != NULL && driver->cuMemAllocAsync != NULL && driver->cuMemFreeAsync != NULL &&
+         driver->cuStreamSynchronize != NULL && driver->cuDeviceGetDefaultMemPool != NULL &&
+         driver->cuMemPoolGetAttribute != NULL && driver->cuMemPoolSetAttribute != NULL;
+}
+
+const struct allocator *allocators_tagged(void) { return &mam_tagged; }
 
 size_t allocators_select(const struct allocator *list[allocators_most], MAM_Source source,
                          const struct machine *machine) {
@@ -198,9 +270,7 @@ size_t allocators_select(const struct allocator *list[allocators_most], MAM_Sour
     list[count] = by_source[source][count];
     count++;
   }
-  bool has_async = driver != NULL && driver->cuMemAllocAsync != NULL && driver->cuMemFreeAsync != NULL &&
-                   driver->cuStreamSynchronize != NULL;
-  if (source == MAM_SOURCE_DEVICE && !has_async)
+  if (list[count - 1] == &async && !async_exists())
     count--; /* it is the last of its row */
   return count;
 }

@@ -20,6 +20,17 @@ bool blocks_allocate(const struct allocator *allocator, struct block *block, siz
   return true;
 }
 
+bool blocks_allocate_tagged(const struct allocator *allocator, struct block *block, size_t bytes, const void *tag) {
+  if (allocator->allocate_tagged == NULL)
+    return blocks_allocate(allocator, block, bytes);
+  void *address = NULL;
+  cudaError_t error = allocator->allocate_tagged(&address, bytes, tag);
+  if (error != cudaSuccess)
+    return blocks_complain(allocator, "an allocation with a tag", bytes, error);
+  *block = (struct block){address, bytes};
+  return true;
+}
+
 bool blocks_release(const struct allocator *allocator, struct block *blocks, size_t count) {
   bool released = true;
   for (size_t i = 0; i < count; i++) {

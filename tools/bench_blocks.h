@@ -23,6 +23,9 @@ bool blocks_complain(const struct allocator *allocator, const char *what, size_t
 /* Allocates one block.  False, after a complaint, if it is refused. */
 bool blocks_allocate(const struct allocator *allocator, struct block *block, size_t bytes);
 
+/* The same with a tag, for allocators that know tags; others allocate as ever. */
+bool blocks_allocate_tagged(const struct allocator *allocator, struct block *block, size_t bytes, const void *tag);
+
 /* Frees all of count blocks and leaves NULLs.  False if one free failed; the others are freed all the same. */
 bool blocks_release(const struct allocator *allocator, struct block *blocks, size_t count);
 

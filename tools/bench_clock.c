@@ -53,3 +53,12 @@ size_t clock_resident_bytes(void) {
   (void)fclose(file);
   return resident_pages * (size_t)sysconf(_SC_PAGESIZE);
 }
+
+size_t clock_malloc_bytes(void) {
+#if __GLIBC_PREREQ(2, 33) /* the older mallinfo counts in int */
+  struct mallinfo2 info = mallinfo2();
+  return info.uordblks + info.hblkhd;
+#else
+  return 0;
+#endif
+}

@@ -24,4 +24,7 @@ void clock_sleep_ms(unsigned milliseconds);
  * be read. */
 size_t clock_resident_bytes(void);
 
+/* Bytes that malloc has given out in this process, in all its arenas; 0 if this C library cannot say. */
+size_t clock_malloc_bytes(void);
+
 #endif

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
  * live: the paper's figure 10.  What an allocation of 1 to 10 bytes takes after n live ones, for n = 1, 10, ... 10^7,
- * and the host memory that each of the n costs.
+ * and the host memory that each of the n costs: by the resident set of the process, by what malloc has given out, and
+ * by what the pool says of itself.
  */
 #include <math.h>
 #include <stdint.h>
@@ -24,10 +25,14 @@ enum {
 enum live_state { live_measured, live_over_budget, live_refused };
 static const char *const state_texts[] = {"measured", "not run: over the time budget", "not run: memory is full"};
 
+/* Ways to count host memory. */
+enum memory { memory_resident, memory_malloc, memory_metadata, memory_count };
+
 struct live_cell {
   enum live_state state;
   size_t batch;
-  double malloc_ns, host_bytes;
+  double malloc_ns;
+  double host_bytes[memory_count]; /* for each live block; NAN: not known */
 };
 
 struct live_result {
@@ -89,19 +94,47 @@ static bool live_measure(struct live_run *run, size_t batch, double *median_ns) 
   return true;
 }
 
+/* Writes what is held now, each way; NAN where it cannot be told. */
+static bool memory_read(const struct allocator *allocator, double bytes[memory_count]) {
+  size_t resident_bytes = clock_resident_bytes(), malloc_bytes = clock_malloc_bytes(), metadata_bytes = 0;
+  if (allocator->metadata != NULL) {
+    cudaError_t error = allocator->metadata(&metadata_bytes);
+    if (error != cudaSuccess)
+      return blocks_complain(allocator, "asking for its host memory", 0, error);
+  }
+  bytes[memory_resident] = resident_bytes != 0 ? (double)resident_bytes : (double)NAN;
+  bytes[memory_malloc] = malloc_bytes != 0 ? (double)malloc_bytes : (double)NAN;
+  bytes[memory_metadata] = allocator->metadata != NULL ? (double)metadata_bytes : (double)NAN;
+  return true;
+}
+
+/* What each of count blocks has added to what was held before them. */
+static bool memory_measure(const struct live_run *run, const double before[memory_count], size_t count,
+                           double per_block[memory_count]) {
+  double now[memory_count];
+  if (!memory_read(run->allocator, now))
+    return false;
+  for (size_t i = 0; i < memory_count; i++)
+    per_block[i] = (now[i] - before[i]) / (double)count;
+  return true;
+}
+
 static bool live_steps(struct live_run *run, struct live_result *live, size_t index) {
-  size_t resident_bytes = clock_resident_bytes();
+  double before[memory_count];
+  if (!memory_read(run->allocator, before))
+    return false;
   size_t count = 1;
   enum live_state state = live_measured;
   for (size_t step = 0; step < live->step_count; step++, count *= 10) {
     struct live_cell *cell = &live->cells[step][index];
     if (state == live_measured && !live_fill(run, count, &state))
       return false;
-    *cell = (struct live_cell){state, count < batch_most ? count : batch_most, (double)NAN, (double)NAN};
+    *cell = (struct live_cell){
+        state, count < batch_most ? count : batch_most, (double)NAN, {(double)NAN, (double)NAN, (double)NAN}};
     if (state != live_measured)
       continue;
-    if (count >= resident_least)
-      cell->host_bytes = ((double)clock_resident_bytes() - (double)resident_bytes) / (double)count;
+    if (count >= resident_least && !memory_measure(run, before, count, cell->host_bytes))
+      return false;
     if (!live_measure(run, cell->batch, &cell->malloc_ns))
       return false;
   }
@@ -127,7 +160,9 @@ static bool live_part(const struct bench *bench, const struct allocator *allocat
 
 static bool live_csv(const struct bench *bench, const struct live_result *live) {
   struct report_csv csv;
-  if (!report_csv_open(&csv, bench->csv_directory, "live", "allocator,live,batch,state,malloc_ns,host_bytes_per_block"))
+  if (!report_csv_open(
+          &csv, bench->csv_directory, "live",
+          "allocator,live,batch,state,malloc_ns,host_bytes_per_block,malloc_bytes_per_block,metadata_bytes_per_block"))
     return false;
   for (size_t a = 0; a < bench->allocator_count; a++) {
     size_t count = 1;
@@ -136,13 +171,19 @@ static bool live_csv(const struct bench *bench, const struct live_result *live) 
       char text[128];
       (void)snprintf(text, sizeof text, "%s,%zu,%zu,%s", bench->allocators[a]->name, count, cell->batch,
                      state_texts[cell->state]);
-      report_csv_numbers(&csv, text, (const double[]){cell->malloc_ns, cell->host_bytes}, 2);
+      report_csv_numbers(&csv, text,
+                         (const double[]){cell->malloc_ns, cell->host_bytes[memory_resident],
+                                          cell->host_bytes[memory_malloc], cell->host_bytes[memory_metadata]},
+                         4);
     }
   }
   return report_csv_close(&csv);
 }
 
-static void live_print(const struct bench *bench, const struct live_result *live, const char *title, bool of_memory) {
+/* Prints the times, or for a way to count it the host memory. */
+static void live_print(const struct bench *bench, const struct live_result *live, const char *title,
+                       enum memory memory) {
+  bool of_memory = memory != memory_count;
   struct report_row rows[step_most];
   size_t row_count = 0, count = 1;
   for (size_t step = 0; step < live->step_count; step++, count *= 10) {
@@ -151,7 +192,7 @@ static void live_print(const struct bench *bench, const struct live_result *live
     struct report_row *row = &rows[row_count++];
     report_count_text(row->label, count);
     for (size_t a = 0; a < bench->allocator_count; a++)
-      row->values[a] = of_memory ? live->cells[step][a].host_bytes : live->cells[step][a].malloc_ns;
+      row->values[a] = of_memory ? live->cells[step][a].host_bytes[memory] : live->cells[step][a].malloc_ns;
   }
   struct report_table table = {.title = title, .row_title = "live", .rows = rows, .row_count = row_count};
   if (row_count > 0)
@@ -175,8 +216,11 @@ bool bench_live(const struct bench *bench) {
     live.step_count++;
   if (!bench_each(bench, "live", live_part, &live))
     return false;
-  live_print(bench, &live, "live, figure 10: ns of an allocation of 1 to 10 bytes after n live ones", false);
-  live_print(bench, &live, "live: bytes of host memory for each of n live blocks", true);
+  live_print(bench, &live, "live, figure 10: ns of an allocation of 1 to 10 bytes after n live ones", memory_count);
+  live_print(bench, &live, "live: bytes of host memory for each of n live blocks, by the process's resident set",
+             memory_resident);
+  live_print(bench, &live, "the same, by what malloc has given out", memory_malloc);
+  live_print(bench, &live, "the same, by what the pool counts as its own", memory_metadata);
   live_explain(bench, &live);
   return live_csv(bench, &live);
 }

@@ -42,3 +42,14 @@ bool machine_thread_begin(const struct machine *machine) {
   CUresult result = machine->driver->cuCtxSetCurrent(machine->context);
   return result == CUDA_SUCCESS || driver_error(machine->driver, result, "cuCtxSetCurrent") == cudaSuccess;
 }
+
+bool machine_free_bytes(const struct machine *machine, size_t *bytes) {
+  if (machine->driver == NULL)
+    return false;
+  size_t free_bytes = 0, total_bytes = 0;
+  CUresult result = machine->driver->cuMemGetInfo(&free_bytes, &total_bytes);
+  if (result != CUDA_SUCCESS)
+    return driver_error(machine->driver, result, "cuMemGetInfo") == cudaSuccess;
+  *bytes = free_bytes;
+  return true;
+}

@@ -8,6 +8,7 @@
 #define MAM_BENCH_MACHINE_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 #include "driver.h"
 
@@ -25,5 +26,8 @@ bool machine_probe(struct machine *machine);
 /* Makes the context current in a new thread, as a program's own threads have it.  False if the driver refuses; the
  * error is recorded. */
 bool machine_thread_begin(const struct machine *machine);
+
+/* Writes what cuMemGetInfo says is free.  False without a GPU, or if the driver refuses; then the error is recorded. */
+bool machine_free_bytes(const struct machine *machine, size_t *bytes);
 
 #endif

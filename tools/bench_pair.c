@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * pair: one allocation and its free, at sizes from 1 B to 1 GiB.  The mean of a batch, and of the batches the median.
+ * pair: one allocation and its free, at sizes from 1 B to 1 GiB in powers of four.  The mean of a batch, and of the
+ * batches the median.
  */
 #include <math.h>
+#include <stdio.h>
 
 #include "bench.h"
 #include "bench_blocks.h"
@@ -10,15 +12,18 @@
 #include "bench_numbers.h"
 #include "bench_report.h"
 
-enum { batch_count = 7 };
+enum { batch_count = 7, size_count = 16 };
+
+static size_t pair_bytes(size_t index) { return (size_t)1 << 2 * index; }
 
 struct pair_cell {
-  size_t batch_pairs;
+  size_t batch_pairs; /* 0: not measured */
+  bool failed;
   double median_ns, least_ns, most_ns;
 };
 
 struct pair_result {
-  struct pair_cell cells[bench_size_count][allocators_most];
+  struct pair_cell cells[size_count][allocators_most];
 };
 
 /* The mean of a batch, which ends settled. */
@@ -67,45 +72,63 @@ static bool pair_measure(const struct bench *bench, const struct allocator *allo
   return true;
 }
 
+/* A size that fails is reported and leaves the others theirs. */
 static bool pair_part(const struct bench *bench, const struct allocator *allocator, size_t index, void *result) {
   struct pair_result *pair = result;
-  for (size_t i = 0; i < bench_size_count; i++) {
+  for (size_t i = 0; i < size_count; i++) {
     struct pair_cell *cell = &pair->cells[i][index];
-    *cell = (struct pair_cell){0, (double)NAN, (double)NAN, (double)NAN};
-    if (bench_sizes[i] <= bench->capacity_bytes && !pair_measure(bench, allocator, bench_sizes[i], cell))
-      return false;
+    *cell = (struct pair_cell){0, false, (double)NAN, (double)NAN, (double)NAN};
+    if (pair_bytes(i) <= bench->capacity_bytes && !pair_measure(bench, allocator, pair_bytes(i), cell))
+      cell->failed = true;
   }
   return true;
 }
 
 static bool pair_csv(const struct bench *bench, const struct pair_result *pair) {
   struct report_csv csv;
-  if (!report_csv_open(&csv, bench->csv_directory, "pair", "allocator,bytes,batch_pairs,median_ns,min_ns,max_ns"))
+  if (!report_csv_open(&csv, bench->csv_directory, "pair",
+                       "allocator,bytes,batch_pairs,failed,median_ns,min_ns,max_ns"))
     return false;
   for (size_t a = 0; a < bench->allocator_count; a++)
-    for (size_t i = 0; i < bench_size_count; i++) {
+    for (size_t i = 0; i < size_count; i++) {
       const struct pair_cell *cell = &pair->cells[i][a];
-      if (cell->batch_pairs > 0)
-        report_csv_row(&csv, "%s,%zu,%zu,%.3f,%.3f,%.3f", bench->allocators[a]->name, bench_sizes[i], cell->batch_pairs,
-                       cell->median_ns, cell->least_ns, cell->most_ns);
+      char text[128];
+      (void)snprintf(text, sizeof text, "%s,%zu,%zu,%d", bench->allocators[a]->name, pair_bytes(i), cell->batch_pairs,
+                     cell->failed);
+      if (cell->batch_pairs > 0 || cell->failed)
+        report_csv_numbers(&csv, text, (const double[]){cell->median_ns, cell->least_ns, cell->most_ns}, 3);
     }
   return report_csv_close(&csv);
 }
 
+/* Names what is a dash in the table.  False if there was a failure. */
+static bool pair_explain(const struct bench *bench, const struct pair_result *pair) {
+  bool good = true;
+  for (size_t a = 0; a < bench->allocator_count; a++)
+    for (size_t i = 0; i < size_count; i++) {
+      if (!pair->cells[i][a].failed)
+        continue;
+      (void)printf("%s at %zu bytes: FAILED.\n", bench->allocators[a]->name, pair_bytes(i));
+      good = false;
+    }
+  return good;
+}
+
 bool bench_pair(const struct bench *bench) {
   struct pair_result pair;
-  struct report_row rows[bench_size_count];
+  struct report_row rows[size_count];
   if (!bench_each(bench, "pair", pair_part, &pair))
     return false;
-  for (size_t i = 0; i < bench_size_count; i++) {
-    report_bytes_text(rows[i].label, bench_sizes[i]);
+  for (size_t i = 0; i < size_count; i++) {
+    report_bytes_text(rows[i].label, pair_bytes(i));
     for (size_t a = 0; a < bench->allocator_count; a++)
       rows[i].values[a] = pair.cells[i][a].median_ns;
   }
   struct report_table table = {.title = "pair: ns for one allocation and its free (median of 7 batch means)",
                                .row_title = "size",
                                .rows = rows,
-                               .row_count = bench_size_count};
+                               .row_count = size_count};
   report_table_print(&table, bench->allocators, bench->allocator_count);
-  return pair_csv(bench, &pair);
+  bool good = pair_explain(bench, &pair);
+  return pair_csv(bench, &pair) && good;
 }

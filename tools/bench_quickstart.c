@@ -10,12 +10,15 @@
 #include "bench_numbers.h"
 #include "bench_report.h"
 
-enum { held_most = 256, rounds_least = 7, rounds_most = 301 };
+enum { size_count = 8, held_most = 256, rounds_least = 7, rounds_most = 301 };
+
+static const size_t sizes[size_count] = {
+    1, 512, (size_t)4 << 10, (size_t)64 << 10, (size_t)1 << 20, (size_t)16 << 20, (size_t)128 << 20, (size_t)1 << 30};
 
 static const uint64_t cell_budget_ns = 60000000; /* by which the whole table is there within seconds */
 
 struct quickstart_result {
-  struct report_row malloc_rows[bench_size_count], free_rows[bench_size_count];
+  struct report_row malloc_rows[size_count], free_rows[size_count];
 };
 
 struct round_times {
@@ -68,12 +71,12 @@ static bool cell_measure(const struct allocator *allocator, size_t count, size_t
 
 static bool quickstart_part(const struct bench *bench, const struct allocator *allocator, size_t index, void *result) {
   struct quickstart_result *quickstart = result;
-  for (size_t i = 0; i < bench_size_count; i++) {
+  for (size_t i = 0; i < size_count; i++) {
     /* An eighth of the pool: far from full, in whatever way freed memory waits. */
-    size_t count = bench->capacity_bytes / 8 / bench_sizes[i];
+    size_t count = bench->capacity_bytes / 8 / sizes[i];
     count = count > held_most ? held_most : count < 1 ? 1 : count;
     struct round_times median = {(double)NAN, (double)NAN};
-    if (bench_sizes[i] <= bench->capacity_bytes && !cell_measure(allocator, count, bench_sizes[i], &median))
+    if (sizes[i] <= bench->capacity_bytes && !cell_measure(allocator, count, sizes[i], &median))
       return false;
     quickstart->malloc_rows[i].values[index] = median.malloc_ns;
     quickstart->free_rows[i].values[index] = median.free_ns;
@@ -83,14 +86,14 @@ static bool quickstart_part(const struct bench *bench, const struct allocator *a
 
 bool bench_quickstart(const struct bench *bench) {
   struct quickstart_result quickstart;
-  for (size_t i = 0; i < bench_size_count; i++) {
-    report_bytes_text(quickstart.malloc_rows[i].label, bench_sizes[i]);
-    report_bytes_text(quickstart.free_rows[i].label, bench_sizes[i]);
+  for (size_t i = 0; i < size_count; i++) {
+    report_bytes_text(quickstart.malloc_rows[i].label, sizes[i]);
+    report_bytes_text(quickstart.free_rows[i].label, sizes[i]);
   }
   if (!bench_each(bench, "quickstart", quickstart_part, &quickstart))
     return false;
   struct report_table table = {
-      .title = "An allocation, ns", .row_title = "size", .rows = quickstart.malloc_rows, .row_count = bench_size_count};
+      .title = "An allocation, ns", .row_title = "size", .rows = quickstart.malloc_rows, .row_count = size_count};
   report_table_print(&table, bench->allocators, bench->allocator_count);
   table.title = "A free, ns";
   table.rows = quickstart.free_rows;

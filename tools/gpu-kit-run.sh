@@ -8,9 +8,11 @@ tests="@TESTS@"
 
 usage() {
   cat <<END
-usage: run.sh [--sanitizer] [--bench] [--quick] [--csv DIR] [--timeout SECONDS]
+usage: run.sh [--only NAMES] [--sanitizer] [--pytorch] [--bench] [--quick] [--csv DIR] [--timeout SECONDS]
 
+  --only NAMES  of the tests only these, separated by spaces; '' for none
   --sanitizer   after the tests, the same tests under compute-sanitizer's memcheck
+  --pytorch     after them, training steps and graphs of PyTorch on the library (needs a python3 that has it)
   --bench       after them, the benchmarks
   --quick       shorter benchmarks
   --csv DIR     where the benchmarks' CSV and every program's output go (default: results in this folder)
@@ -20,15 +22,20 @@ Exits with 0 if all is well, 1 if anything failed or was skipped, 2 on a wrong a
 END
 }
 
-sanitizer=no bench=no quick='' csv='' limit_s=300
+sanitizer=no pytorch=no bench=no quick='' csv='' limit_s=300
 while [ $# -gt 0 ]; do
   case $1 in
     --sanitizer) sanitizer=yes ;;
+    --pytorch) pytorch=yes ;;
     --bench) bench=yes ;;
     --quick) quick=--quick ;;
-    --csv | --timeout)
+    --csv | --timeout | --only)
       [ $# -ge 2 ] || { usage >&2; exit 2; }
-      if [ "$1" = --csv ]; then csv=$2; else limit_s=$2; fi
+      case $1 in
+        --csv) csv=$2 ;;
+        --timeout) limit_s=$2 ;;
+        --only) tests=$2 ;;
+      esac
       shift
       ;;
     --help) usage; exit 0 ;;
@@ -77,6 +84,7 @@ fi
 set -- $tests
 planned=$#
 [ $sanitizer = no ] || planned=$((planned * 2))
+[ $pytorch = no ] || planned=$((planned + 1))
 [ $bench = no ] || planned=$((planned + 1))
 echo "1..$planned"
 for test in $tests; do
@@ -88,6 +96,10 @@ if [ $sanitizer = yes ]; then
     run "memcheck $test" $((limit_s * 10)) \
       "$memcheck" --tool memcheck --report-api-errors no --error-exitcode 1 "./$test"
   done
+fi
+if [ $pytorch = yes ]; then
+  run "pytorch" $((limit_s * 10)) python3 -B pytorch/torch_step.py
+  sed 's/^/# /' "$csv/pytorch.log"
 fi
 if [ $bench = yes ]; then
   # shellcheck disable=SC2086

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-2-Clause
 # Draws what `mam-bench host --csv DIR` measured, from the CSV alone, as SVG:
 #   gnuplot -e "csv='DIR'; out='DIR2'" tools/host.gp
-# writes host-malloc.svg, host-free.svg (the paper's figures 8 and 9), host-live.svg (figure 10) and host-threads.svg to
-# DIR2, each if its CSV is there.
+# writes host-pair.svg, host-malloc.svg, host-free.svg (the paper's figures 8 and 9), host-live.svg (figure 10),
+# host-iterate.svg, host-stall.svg, host-trace.svg and host-threads.svg to DIR2, each if its CSV is there.
 
 if (!exists("csv")) csv = "."
 if (!exists("out")) out = csv
@@ -33,6 +33,27 @@ set logscale y 10
 set key outside bottom center horizontal reverse Left width 1 maxcols 3
 set bmargin 7
 set format y "%.0s %c"
+
+# ---- Pairs ----------------------------------------------------------------------------------------------------------
+
+time_tics = '("1 ns" 1, "10 ns" 1e1, "100 ns" 1e2, "1 µs" 1e3, "10 µs" 1e4, "100 µs" 1e5, "1 ms" 1e6, "10 ms" 1e7, \
+  "100 ms" 1e8)'
+size_tics = '("1 B" 1, "32 B" 32, "1 KiB" 2**10, "32 KiB" 2**15, "1 MiB" 2**20, "32 MiB" 2**25, "1 GiB" 2.0**30)'
+
+if (have("pair")) {
+  set xlabel "size of the block"
+  set xrange [1:1.1 * 2.0**30]
+  eval "set xtics ".size_tics
+  unset format y
+  eval "set ytics ".time_tics
+  set yrange [1:*]
+  set ylabel "time of both, mean of a batch"
+  set title sprintf("An allocation and its free by size: %s", machine)
+  set output sprintf("%s/host-pair.svg", out)
+  list = names("pair")
+  plot for [i = 1:words(list)] file("pair") using (strcol(1) eq word(list, i) ? $2 : NaN):5 \
+         with linespoints ls i title word(list, i)
+}
 
 # ---- Figures 8 and 9 ------------------------------------------------------------------------------------------------
 
@@ -76,6 +97,76 @@ if (have("live")) {
   list = names("live")
   plot for [i = 1:words(list)] file("live") using (strcol(1) eq word(list, i) ? $2 : NaN):5 \
          with linespoints ls i title word(list, i)
+}
+
+# ---- An iterated FFT ------------------------------------------------------------------------------------------------
+
+if (have("iterate")) {
+  set logscale x 2
+  set xlabel "points of the FFT"
+  set xrange [2**11.5:2**24.5]
+  set xtics ("2^{12}" 2**12, "2^{16}" 2**16, "2^{20}" 2**20, "2^{24}" 2**24)
+  set ytics ("0.1 µs" 0.1, "1 µs" 1, "10 µs" 1e1, "100 µs" 1e2, "1 ms" 1e3, "10 ms" 1e4, "100 ms" 1e5)
+  set yrange [*:*]
+  set ylabel "of an iteration, in allocations and frees"
+  set title sprintf("An FFT that allocates in each pass: %s", machine)
+  set output sprintf("%s/host-iterate.svg", out)
+  set bmargin 9
+  list = names("iterate")
+  plot for [i = 1:words(list)] file("iterate") using (strcol(1) eq word(list, i) ? $2 : NaN):4 \
+         with linespoints ls i title word(list, i), \
+       for [i = 1:words(list)] file("iterate") using (strcol(1) eq word(list, i) ? $2 : NaN):5 \
+         with lines ls i lw 1.5 dt 2 title word(list, i).", whole"
+  set bmargin 7
+}
+
+# ---- Stalls ---------------------------------------------------------------------------------------------------------
+
+if (have("stall")) {
+  set logscale x 2
+  set xlabel "size of the block"
+  set xrange [256:2**27]
+  eval "set xtics ".size_tics
+  eval "set ytics ".time_tics
+  set yrange [10:*]
+  set ylabel "the longest call"
+  set title sprintf("The longest allocation or free while a kernel of 200 ms runs: %s", machine)
+  set output sprintf("%s/host-stall.svg", out)
+  list = names("stall")
+  longer(a, b) = a > b ? a : b
+  # Rows of 1 thread and of 8 take turns.
+  plot for [i = 1:words(list)] file("stall") every 2::1 \
+         using (strcol(1) eq word(list, i) ? $2 : NaN):(longer($7, $8)) \
+         with linespoints ls i title word(list, i).", 1 thread", \
+       for [i = 1:words(list)] file("stall") every 2::2 \
+         using (strcol(1) eq word(list, i) ? $2 : NaN):(longer($7, $8)) \
+         with linespoints ls i lw 1.5 dt 2 title word(list, i).", 8"
+}
+
+# ---- A training trace -----------------------------------------------------------------------------------------------
+
+if (have("trace")) {
+  unset logscale
+  unset xlabel
+  unset xtics
+  set xtics nomirror
+  unset ytics
+  set ytics autofreq nomirror
+  set format y "%g"
+  set xrange [*:*]
+  set yrange [0:*]
+  set style data histograms
+  set style histogram clustered gap 1
+  set style fill solid
+  set ylabel "memory taken over the peak of live blocks"
+  set title sprintf("A training-like trace: %s", machine)
+  set output sprintf("%s/host-trace.svg", out)
+  plot file("trace") every ::1 using ($6 / $5):xtic(1) ls 1 title "as the pool says", \
+       file("trace") every ::1 using ($7 / $5) ls 2 title "as the driver sees it", \
+       file("trace") every ::1 using ($8 / $5) ls 3 title "smallest pool of fixed size"
+  set style data points
+  set logscale y 10
+  set xtics autofreq
 }
 
 # ---- Threads --------------------------------------------------------------------------------------------------------

@@ -18,9 +18,6 @@
 #include "error.h"
 #include "options.h"
 
-const size_t bench_sizes[bench_size_count] = {
-    1, 512, (size_t)4 << 10, (size_t)64 << 10, (size_t)1 << 20, (size_t)16 << 20, (size_t)128 << 20, (size_t)1 << 30};
-
 enum { exit_usage = 2, thread_limit = 128 };
 
 /* ---- Tests by name ----------------------------------------------------------------------------------------------- */
@@ -33,11 +30,14 @@ struct test {
 };
 
 static const struct test tests[] = {
-    {"pair", bench_pair, true, "one allocation and its free, at sizes from 1 B to 1 GiB"},
+    {"pair", bench_pair, true, "one allocation and its free, at sizes from 1 B to 1 GiB in powers of four"},
     {"random", bench_random, true, "4096 slots, 256 B to 64 MiB: free what a slot holds, else allocate"},
     {"size", bench_size, true, "the paper's figures 8 and 9: time by size while memory fills, and of frees"},
     {"live", bench_live, true, "the paper's figure 10: time after n live blocks; host memory for each"},
     {"threads", bench_threads, true, "T pairs of 4 KiB, R random, X allocated here and freed there, 1 to N threads"},
+    {"trace", bench_trace, true, "memory taken over peak live on a training-like trace, and ns an operation"},
+    {"iterate", bench_iterate, true, "us of an FFT's passes that go into allocation, with and without tags"},
+    {"stall", bench_stall, true, "the longest an allocation or a free takes while a kernel of 200 ms runs"},
     {"soak", bench_soak, false, "random traffic of N threads, verified; fails on any fault"},
 };
 
@@ -75,6 +75,7 @@ static const char usage_text[] =
     "  --quick           shorter and rougher, with at most 10^5 live blocks unless --max-live says otherwise\n"
     "  --max-live N      of the test live: the most live blocks, 1 to 10^7\n"
     "  --threads N       the most threads of the test threads (default 16); how many soak uses (default 8)\n"
+    "  --trace-seed N    draws another trace for the test trace (default 1)\n"
     "  --seconds S       how long soak lasts (default 60)\n"
     "\n"
     "Tests:\n";
@@ -137,7 +138,7 @@ static void parse_tests(struct arguments *arguments, const char *list) {
     while (i < test_count && (strlen(tests[i].name) != length || strncmp(tests[i].name, name, length) != 0))
       i++;
     if (i == test_count)
-      usage_refuse("--test knows pair, random, size, live, threads and soak, not",
+      usage_refuse("--test knows pair, random, size, live, threads, trace, iterate, stall and soak, not",
                    length == 0 ? "an empty name" : name);
     arguments->chosen[i] = true;
     name += length;
@@ -157,21 +158,17 @@ enum option_key {
   key_quick,
   key_live,
   key_threads,
+  key_trace_seed,
   key_seconds
 };
 
 static const struct option options_known[] = {
-    {"source", required_argument, NULL, key_source},
-    {"reuse", required_argument, NULL, key_reuse},
-    {"chunk", required_argument, NULL, key_chunk},
-    {"help", no_argument, NULL, key_help},
-    {"test", required_argument, NULL, key_test},
-    {"csv", required_argument, NULL, key_csv},
-    {"quick", no_argument, NULL, key_quick},
-    {"max-live", required_argument, NULL, key_live},
-    {"threads", required_argument, NULL, key_threads},
-    {"seconds", required_argument, NULL, key_seconds},
-    {NULL, 0, NULL, 0},
+    {"source", required_argument, NULL, key_source},   {"reuse", required_argument, NULL, key_reuse},
+    {"chunk", required_argument, NULL, key_chunk},     {"help", no_argument, NULL, key_help},
+    {"test", required_argument, NULL, key_test},       {"csv", required_argument, NULL, key_csv},
+    {"quick", no_argument, NULL, key_quick},           {"max-live", required_argument, NULL, key_live},
+    {"threads", required_argument, NULL, key_threads}, {"trace-seed", required_argument, NULL, key_trace_seed},
+    {"seconds", required_argument, NULL, key_seconds}, {NULL, 0, NULL, 0},
 };
 
 static void arguments_take(struct arguments *arguments, int key, const char *value) {
@@ -203,6 +200,9 @@ static void arguments_take(struct arguments *arguments, int key, const char *val
   case key_threads:
     arguments->threads = (unsigned)parse_number("--threads", value, 1, thread_limit);
     break;
+  case key_trace_seed:
+    bench->trace_seed = parse_number("--trace-seed", value, 1, 1000000000);
+    break;
   case key_seconds:
     bench->soak_s = (unsigned)parse_number("--seconds", value, 1, 1000000);
     break;
@@ -221,6 +221,8 @@ static void arguments_complete(struct arguments *arguments) {
     arguments->chosen[i] = tests[i].by_default;
   if (arguments->bench.live_most == 0)
     arguments->bench.live_most = arguments->bench.quick ? 100000 : 10000000;
+  if (arguments->bench.trace_seed == 0)
+    arguments->bench.trace_seed = 1;
   if (arguments->bench.soak_s == 0)
     arguments->bench.soak_s = 60;
 }
@@ -271,9 +273,11 @@ static void source_choose(const struct arguments *arguments, struct machine *mac
   }
 }
 
+static const char *const reuse_names[] = {"fenced", "immediate", "stream"};
+
 static bool machine_prepare(const struct arguments *arguments, struct bench *bench, struct machine *machine) {
   static const char *const source_texts[] = {"device memory", "pinned host memory", "managed memory",
-                                             "plain host memory"};
+                                             "plain host memory", "mapped device memory"};
   struct options options;
   source_choose(arguments, machine);
   if (options_read(&options) != cudaSuccess)
@@ -286,8 +290,7 @@ static bool machine_prepare(const struct arguments *arguments, struct bench *ben
   }
   bench->allocator_count = allocators_select(bench->allocators, bench->source, machine);
   (void)printf("Measuring on %s%s%s, %s reuse", source_texts[bench->source], machine->driver == NULL ? "" : " of ",
-               machine->driver == NULL ? "" : machine->device,
-               bench->reuse == MAM_REUSE_FENCED ? "fenced" : "immediate");
+               machine->driver == NULL ? "" : machine->device, reuse_names[bench->reuse]);
   return true;
 }
 
@@ -306,14 +309,14 @@ static bool capacity_learn(struct bench *bench) {
     return false;
   }
   char text[report_label_size];
-  report_bytes_text(text, info.reserved_bytes);
+  bench->capacity_bytes = info.limit_bytes > info.reserved_bytes ? info.limit_bytes : info.reserved_bytes;
+  report_bytes_text(text, bench->capacity_bytes);
   (void)printf(", a pool of %s.\n", text);
-  bench->capacity_bytes = info.reserved_bytes;
   return true;
 }
 
 static bool machine_csv(const struct bench *bench) {
-  static const char *const source_names[] = {"device", "pinned", "managed", "host"};
+  static const char *const source_names[] = {"device", "pinned", "managed", "host", "vmm"};
   char device[sizeof bench->machine->device], date[32] = "";
   struct report_csv csv;
   struct tm utc;
@@ -327,8 +330,8 @@ static bool machine_csv(const struct bench *bench) {
                        "device,driver_version,date,source,reuse,pool_bytes,host_cpus"))
     return false;
   report_csv_row(&csv, "%s,%d,%s,%s,%s,%zu,%ld", device, bench->machine->driver_version, date,
-                 source_names[bench->source], bench->reuse == MAM_REUSE_FENCED ? "fenced" : "immediate",
-                 bench->capacity_bytes, sysconf(_SC_NPROCESSORS_ONLN));
+                 source_names[bench->source], reuse_names[bench->reuse], bench->capacity_bytes,
+                 sysconf(_SC_NPROCESSORS_ONLN));
   return report_csv_close(&csv);
 }
 
@@ -352,6 +355,12 @@ bool bench_each(const struct bench *bench, const char *test, bench_part *part, v
       return false;
   }
   return true;
+}
+
+struct bench bench_with_tags(const struct bench *bench) {
+  struct bench tagged = *bench;
+  tagged.allocators[tagged.allocator_count++] = allocators_tagged();
+  return tagged;
 }
 
 static bool tests_run(const struct arguments *arguments, struct bench *bench) {

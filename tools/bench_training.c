@@ -1,0 +1,369 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+#include "bench_training.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "bench_numbers.h"
+
+enum {
+  layer_count = 36, /* every third a convolution */
+  hidden = 1536,
+  heads = 24,
+  batch = 8,
+  element_bytes = 2,
+  parameters_most = 6,  /* of a layer */
+  activations_most = 9, /* of a layer */
+  lingering_most = 256,
+  draws_most = 8
+};
+
+static const size_t scaled_least_bytes = 64 << 10;
+
+/* The places in the program that allocate, with room for each parameter or activation of a kind of layer. */
+enum place {
+  place_parameter = 0,
+  place_state = 6,
+  place_gradient = 12,
+  place_attention = 18,
+  place_convolution = 27,
+  place_workspace = 36,
+  place_description = 38,
+  place_lingering = 40,
+  place_flow = 42
+};
+
+struct layer {
+  bool convolution;
+  bool checkpointed;
+  size_t channels, side; /* of a convolution */
+  size_t parameter_count, activation_count;
+  size_t parameter_bytes[parameters_most];
+  uint32_t gradients[parameters_most], activations[activations_most]; /* slots */
+};
+
+/* A slot whose block is freed at the end of some later iteration. */
+struct lingering {
+  uint32_t slot;
+  size_t iteration;
+};
+
+struct maker {
+  struct training *training;
+  struct numbers_random draw;
+  double scale;
+  size_t step_room;
+  bool failed; /* no host memory; what follows is thrown away */
+
+  size_t *slot_bytes; /* 0: empty */
+  uint32_t *empty;    /* slots, as a stack */
+  size_t empty_count, slot_room;
+  size_t live_bytes;
+
+  struct layer layers[layer_count];
+  struct lingering lingering[lingering_most];
+  size_t lingering_count;
+  size_t tokens;  /* of this iteration: sequences times their length */
+  double picture; /* the side of a picture, against the usual */
+};
+
+/* ---- Drawing ----------------------------------------------------------------------------------------------------- */
+
+static double draw_unit(struct maker *maker) { return (double)(numbers_next(&maker->draw) >> 11) * 0x1p-53; }
+
+/* By Box and Muller. */
+static double draw_log_normal(struct maker *maker, double median, double sigma) {
+  double radius = sqrt(-2 * log(1 - draw_unit(maker)));
+  return median * exp(sigma * radius * cos(2 * 3.14159265358979 * draw_unit(maker)));
+}
+
+static size_t draw_bytes(struct maker *maker, double median, double sigma, double most) {
+  double bytes = draw_log_normal(maker, median, sigma);
+  return (size_t)(bytes < 1 ? 1 : bytes > most ? most : bytes);
+}
+
+static bool draw_one_in(struct maker *maker, size_t count) { return numbers_below(&maker->draw, count) == 0; }
+
+/* ---- Steps ------------------------------------------------------------------------------------------------------- */
+
+static size_t round_up(size_t bytes) {
+  return (bytes + training_granularity_bytes - 1) / training_granularity_bytes * training_granularity_bytes;
+}
+
+static void maker_step(struct maker *maker, struct training_step step) {
+  struct training *training = maker->training;
+  if (training->step_count == maker->step_room) {
+    size_t room = maker->step_room == 0 ? 4096 : 2 * maker->step_room;
+    struct training_step *steps = realloc(training->steps, room * sizeof *steps);
+    if (steps == NULL) {
+      maker->failed = true;
+      return;
+    }
+    training->steps = steps;
+    maker->step_room = room;
+  }
+  training->steps[training->step_count++] = step;
+}
+
+/* Doubles the slots. */
+static bool maker_slots_grow(struct maker *maker) {
+  size_t room = maker->slot_room == 0 ? 1024 : 2 * maker->slot_room;
+  size_t *bytes = realloc(maker->slot_bytes, room * sizeof *bytes);
+  if (bytes != NULL)
+    maker->slot_bytes = bytes;
+  uint32_t *empty = realloc(maker->empty, room * sizeof *empty);
+  if (empty != NULL)
+    maker->empty = empty;
+  if (bytes == NULL || empty == NULL) {
+    maker->failed = true;
+    return false;
+  }
+  maker->slot_room = room;
+  return true;
+}
+
+static uint32_t maker_slot(struct maker *maker) {
+  if (maker->empty_count > 0)
+    return maker->empty[--maker->empty_count];
+  if (maker->training->slot_count == maker->slot_room && !maker_slots_grow(maker))
+    return 0;
+  return (uint32_t)maker->training->slot_count++;
+}
+
+static uint32_t maker_allocate(struct maker *maker, size_t bytes, unsigned place) {
+  if (maker->failed)
+    return 0;
+  if (bytes > scaled_least_bytes && (double)bytes * maker->scale > (double)scaled_least_bytes)
+    bytes = (size_t)((double)bytes * maker->scale);
+  else if (bytes > scaled_least_bytes)
+    bytes = scaled_least_bytes;
+  uint32_t slot = maker_slot(maker);
+  if (maker->failed)
+    return 0;
+  maker->slot_bytes[slot] = bytes;
+  maker->live_bytes += round_up(bytes);
+  if (maker->live_bytes > maker->training->peak_bytes)
+    maker->training->peak_bytes = maker->live_bytes;
+  maker_step(maker, (struct training_step){slot, place, bytes});
+  return slot;
+}
+
+static void maker_free(struct maker *maker, uint32_t slot) {
+  if (maker->failed)
+    return;
+  maker->live_bytes -= round_up(maker->slot_bytes[slot]);
+  maker->slot_bytes[slot] = 0;
+  maker->empty[maker->empty_count++] = slot;
+  maker_step(maker, (struct training_step){.slot = slot});
+}
+
+/* ---- Layers ------------------------------------------------------------------------------------------------------ */
+
+static void layer_set_up(struct maker *maker, struct layer *layer, size_t index) {
+  static const size_t square = (size_t)hidden * hidden * element_bytes;
+  *layer = (struct layer){.convolution = index % 3 == 2, .checkpointed = index % 4 == 3};
+  if (layer->convolution) {
+    layer->channels = (size_t)64 << numbers_below(&maker->draw, 5);
+    layer->side = 7168 / layer->channels;
+    layer->parameter_count = 3;
+    layer->activation_count = 4;
+    layer->parameter_bytes[0] = 9 * layer->channels * layer->channels * element_bytes;
+    layer->parameter_bytes[1] = layer->parameter_bytes[2] = layer->channels * element_bytes;
+  } else {
+    const size_t bytes[parameters_most] = {
+        3 * square, square, 4 * square, 4 * square, hidden * element_bytes, hidden * element_bytes};
+    layer->parameter_count = parameters_most;
+    layer->activation_count = activations_most;
+    for (size_t i = 0; i < parameters_most; i++)
+      layer->parameter_bytes[i] = bytes[i];
+  }
+  for (size_t i = 0; i < layer->parameter_count; i++)
+    (void)maker_allocate(maker, layer->parameter_bytes[i], place_parameter + (unsigned)i);
+}
+
+/* Twice the precision, two moments. */
+static void layer_state(struct maker *maker, const struct layer *layer) {
+  for (size_t i = 0; i < layer->parameter_count; i++)
+    for (size_t moment = 0; moment < 2; moment++)
+      (void)maker_allocate(maker, 2 * layer->parameter_bytes[i], place_state + (unsigned)i);
+}
+
+/* One feature map, or one hidden vector for each token. */
+static size_t layer_flow_bytes(const struct maker *maker, const struct layer *layer) {
+  if (!layer->convolution)
+    return maker->tokens * hidden * element_bytes;
+  size_t side = (size_t)((double)layer->side * maker->picture) + 1;
+  return batch * layer->channels * side * side * element_bytes;
+}
+
+static size_t layer_activation_bytes(const struct maker *maker, const struct layer *layer, size_t index) {
+  /* Of attention: the norm, the three projections, what attends, the second norm, the wide layer before and after its
+   * function, the result, and what the backward pass needs of the softmax and of the random mask. */
+  static const size_t widths[] = {1, 3, 1, 1, 4, 4, 1};
+  size_t flow_bytes = layer_flow_bytes(maker, layer);
+  if (layer->convolution)
+    return index == 3 ? flow_bytes / 8 : flow_bytes; /* the last is a mask of bits */
+  if (index < sizeof widths / sizeof widths[0])
+    return widths[index] * flow_bytes;
+  return index == 7 ? maker->tokens * heads * 4 : maker->tokens * hidden / 8;
+}
+
+static void layer_activate(struct maker *maker, struct layer *layer) {
+  unsigned place = layer->convolution ? place_convolution : place_attention;
+  for (size_t i = 0; i < layer->activation_count; i++)
+    layer->activations[i] = maker_allocate(maker, layer_activation_bytes(maker, layer, i), place + (unsigned)i);
+}
+
+static void layer_deactivate(struct maker *maker, struct layer *layer) {
+  if (draw_one_in(maker, 8))
+    for (size_t i = layer->activation_count; i > 1; i--) {
+      size_t other = numbers_below(&maker->draw, i);
+      uint32_t slot = layer->activations[i - 1];
+      layer->activations[i - 1] = layer->activations[other];
+      layer->activations[other] = slot;
+    }
+  for (size_t i = layer->activation_count; i > 0; i--)
+    maker_free(maker, layer->activations[i - 1]);
+}
+
+/* What a layer needs while it works and no longer, around its own allocations; now and then something that stays. */
+struct scratch {
+  uint32_t workspace, descriptions[3];
+};
+
+static struct scratch scratch_take(struct maker *maker, size_t iteration, bool backward) {
+  struct scratch scratch;
+  for (size_t i = 0; i < 3; i++)
+    scratch.descriptions[i] =
+        maker_allocate(maker, draw_bytes(maker, 1024, 1.5, 1 << 20), place_description + backward);
+  scratch.workspace = maker_allocate(maker, draw_bytes(maker, 8 << 20, 1.2, 512 << 20), place_workspace + backward);
+  if (draw_one_in(maker, 12) && maker->lingering_count < lingering_most) {
+    bool large = draw_one_in(maker, 2);
+    size_t bytes = large ? draw_bytes(maker, 1 << 20, 1.5, 64 << 20) : draw_bytes(maker, 1024, 1.5, 1 << 20);
+    maker->lingering[maker->lingering_count++] = (struct lingering){
+        maker_allocate(maker, bytes, place_lingering + large), iteration + numbers_below(&maker->draw, 9)};
+  }
+  return scratch;
+}
+
+static void scratch_give(struct maker *maker, const struct scratch *scratch) {
+  maker_free(maker, scratch->workspace);
+  for (size_t i = 0; i < 3; i++)
+    maker_free(maker, scratch->descriptions[i]);
+}
+
+/* ---- Passes ------------------------------------------------------------------------------------------------------ */
+
+static void pass_forward(struct maker *maker, size_t iteration, uint32_t flows[layer_count]) {
+  for (size_t i = 0; i < layer_count; i++) {
+    struct layer *layer = &maker->layers[i];
+    struct scratch scratch = scratch_take(maker, iteration, false);
+    layer_activate(maker, layer);
+    flows[i] = maker_allocate(maker, layer_flow_bytes(maker, layer), place_flow);
+    scratch_give(maker, &scratch);
+    if (layer->checkpointed)
+      layer_deactivate(maker, layer);
+  }
+}
+
+static void pass_backward(struct maker *maker, size_t iteration, const uint32_t flows[layer_count]) {
+  uint32_t upstream = maker_allocate(maker, layer_flow_bytes(maker, &maker->layers[layer_count - 1]), place_flow + 1);
+  for (size_t i = layer_count; i > 0; i--) {
+    struct layer *layer = &maker->layers[i - 1];
+    if (layer->checkpointed)
+      layer_activate(maker, layer);
+    struct scratch scratch = scratch_take(maker, iteration, true);
+    uint32_t downstream = maker_allocate(maker, layer_flow_bytes(maker, layer), place_flow + 1);
+    for (size_t j = 0; j < layer->parameter_count; j++)
+      layer->gradients[j] = maker_allocate(maker, layer->parameter_bytes[j], place_gradient + (unsigned)j);
+    maker_free(maker, flows[i - 1]);
+    layer_deactivate(maker, layer);
+    maker_free(maker, upstream);
+    scratch_give(maker, &scratch);
+    upstream = downstream;
+  }
+  maker_free(maker, upstream);
+}
+
+static void pass_optimizer(struct maker *maker, size_t iteration) {
+  for (size_t i = 0; i < layer_count; i++) {
+    struct layer *layer = &maker->layers[i];
+    if (iteration == 0)
+      layer_state(maker, layer);
+    for (size_t j = 0; j < layer->parameter_count; j++)
+      maker_free(maker, layer->gradients[j]);
+  }
+}
+
+/* Frees what has lived its iterations. */
+static void pass_tidy(struct maker *maker, size_t iteration) {
+  size_t kept = 0;
+  for (size_t i = 0; i < maker->lingering_count; i++) {
+    if (maker->lingering[i].iteration <= iteration)
+      maker_free(maker, maker->lingering[i].slot);
+    else
+      maker->lingering[kept++] = maker->lingering[i];
+  }
+  maker->lingering_count = kept;
+}
+
+static void maker_iterate(struct maker *maker, size_t iteration) {
+  uint32_t flows[layer_count];
+  double length = draw_log_normal(maker, 768, 0.5);
+  maker->tokens = batch * (size_t)(length < 64 ? 64 : length > 2048 ? 2048 : length);
+  maker->picture = 0.75 + 0.5 * draw_unit(maker);
+  pass_forward(maker, iteration, flows);
+  pass_backward(maker, iteration, flows);
+  pass_optimizer(maker, iteration);
+  pass_tidy(maker, iteration);
+  maker->training->ends[iteration] = maker->training->step_count;
+}
+
+/* The end of the program: the last iteration's. */
+static void maker_finish(struct maker *maker) {
+  for (uint32_t slot = 0; slot < maker->training->slot_count && !maker->failed; slot++)
+    if (maker->slot_bytes[slot] != 0)
+      maker_free(maker, slot);
+  maker->training->ends[maker->training->iterations - 1] = maker->training->step_count;
+}
+
+static bool training_draw_scaled(struct training *training, uint64_t seed, double scale) {
+  struct maker *maker = malloc(sizeof *maker);
+  if (maker == NULL)
+    return false;
+  *maker = (struct maker){.training = training, .draw = numbers_seed(seed), .scale = scale};
+  training->step_count = training->slot_count = training->peak_bytes = 0;
+  free(training->steps);
+  training->steps = NULL;
+  for (size_t i = 0; i < layer_count; i++)
+    layer_set_up(maker, &maker->layers[i], i);
+  for (size_t i = 0; i < training->iterations && !maker->failed; i++)
+    maker_iterate(maker, i);
+  maker_finish(maker);
+  bool good = !maker->failed;
+  free(maker->slot_bytes);
+  free(maker->empty);
+  free(maker);
+  return good;
+}
+
+bool training_draw(struct training *training, uint64_t seed, size_t iterations, size_t peak_most_bytes) {
+  double scale = 1;
+  *training = (struct training){.ends = malloc(iterations * sizeof(size_t)), .iterations = iterations};
+  if (training->ends == NULL)
+    return false;
+  for (unsigned i = 0; i < draws_most; i++) {
+    if (!training_draw_scaled(training, seed, scale))
+      return false;
+    if (training->peak_bytes <= peak_most_bytes)
+      return true;
+    scale *= 0.95 * (double)peak_most_bytes / (double)training->peak_bytes;
+  }
+  return false;
+}
+
+void training_free(struct training *training) {
+  free(training->steps);
+  free(training->ends);
+  *training = (struct training){0};
+}

@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Trains a small transformer with PyTorch's own allocator and with libmam, each in processes of its own, and compares.
+
+Prints the median step time of either and their ratio, for a case that the GPU bounds and one that the host bounds;
+checks that the losses are the same; and, under libmam, captures CUDA graphs and replays them beside other traffic.
+Exits with 0 if all is well, 1 if not, 77 where there is no GPU.
+"""
+import argparse
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+# Same sums in the same order in every process: what differs then is the allocator.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+CASES = {
+    # name: (layers, width, heads, sequence, batch, steps)
+    "gpu": (12, 1024, 16, 512, 8, 100),
+    "host": (6, 256, 4, 32, 2, 200),
+}
+WARM_UP = 10
+VOCABULARY = 8192
+
+
+# ---- The model --------------------------------------------------------------------------------------------------
+
+
+def model_new(torch, layers, width, heads, sequence):
+    nn = torch.nn
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.before_attention = nn.LayerNorm(width)
+            self.before_mlp = nn.LayerNorm(width)
+            self.qkv = nn.Linear(width, 3 * width)
+            self.out = nn.Linear(width, width)
+            self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+        def attend(self, x):
+            # By hand, and not by scaled_dot_product_attention, whose gradients are not the same each time.
+            count, length, _ = x.shape
+            q, k, v = self.qkv(x).view(count, length, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
+            weights = torch.softmax(q @ k.transpose(-2, -1) * (width // heads) ** -0.5, dim=-1)
+            return self.out((weights @ v).transpose(1, 2).reshape(count, length, width))
+
+        def forward(self, x):
+            x = x + self.attend(self.before_attention(x))
+            return x + self.mlp(self.before_mlp(x))
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens = nn.Embedding(VOCABULARY, width)
+            self.places = nn.Parameter(torch.zeros(sequence, width))
+            self.blocks = nn.ModuleList(Block() for _ in range(layers))
+            self.head = nn.Linear(width, VOCABULARY)
+
+        def forward(self, tokens):
+            x = self.tokens(tokens) + self.places
+            for block in self.blocks:
+                x = block(x)
+            return self.head(x)
+
+    torch.manual_seed(1)
+    return Model().cuda()
+
+
+def loss_of(torch, model, tokens):
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        logits = model(tokens[:, :-1])
+    return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def train(torch, layers, width, heads, sequence, batch, steps):
+    """Returns the times of the steps in milliseconds, and their losses."""
+    model = model_new(torch, layers, width, heads, sequence)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    generator = torch.Generator().manual_seed(2)
+    data = torch.randint(VOCABULARY, (16, batch, sequence + 1), generator=generator).pin_memory()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(WARM_UP + steps + 1)]
+    losses = []
+    marks[0].record()
+    for step in range(WARM_UP + steps):
+        loss = loss_of(torch, model, data[step % len(data)].cuda(non_blocking=True))
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+        marks[step + 1].record()
+    torch.cuda.synchronize()
+    times = [a.elapsed_time(b) for a, b in zip(marks[WARM_UP:], marks[WARM_UP + 1:])]
+    return times, torch.stack(losses).tolist()
+
+
+# ---- Graphs -----------------------------------------------------------------------------------------------------
+
+
+class Traffic:
+    """Eager tensors that come and go; those that stay know what they hold, so that a graph which writes to memory that
+    is not its own is caught, and theirs fills all memory that a graph gave up too early."""
+
+    def __init__(self, torch):
+        self.torch = torch
+        self.random = torch.Generator().manual_seed(3)
+        self.kept = []
+        self.number = 0
+
+    def run(self, count=200):
+        for _ in range(count):
+            self.number += 1
+            size = 1 << int(self.torch.randint(23, (1,), generator=self.random))
+            self.kept.append((self.torch.full((size,), float(self.number), device="cuda"), float(self.number)))
+            if len(self.kept) > 64:
+                index = int(self.torch.randint(len(self.kept), (1,), generator=self.random))
+                tensor, value = self.kept.pop(index)
+                self.check(tensor, value)
+
+    @staticmethod
+    def check(tensor, value):
+        if not bool((tensor == value).all()):
+            raise AssertionError("a tensor was changed that no graph owns")
+
+    def end(self):
+        for tensor, value in self.kept:
+            self.check(tensor, value)
+        self.kept.clear()
+
+
+def warm_up(torch, function):
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            function()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+
+
+def alike(torch, what, got, wanted):
+    if not torch.allclose(got, wanted, rtol=1e-3, atol=1e-4):
+        raise AssertionError(f"{what}: differs from the eager result by {(got - wanted).abs().max().item():g}")
+
+
+def inference_graph(torch, model, batches, pool=None):
+    tokens = batches[0].clone()
+
+    def infer():
+        with torch.no_grad():
+            return model(tokens)
+
+    warm_up(torch, infer)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        result = infer()
+    return graph, tokens, result
+
+
+def inference_is_right(torch, model, batches, traffic, inference):
+    graph, tokens, result = inference
+    for batch in batches:
+        traffic.run()
+        tokens.copy_(batch)
+        graph.replay()
+        traffic.run(20)
+        with torch.no_grad():
+            alike(torch, "inference", result, model(batch))
+
+
+def gradients_are_right(torch, model, batches, traffic):
+    tokens = batches[0].clone()
+    inputs = list(model.parameters())
+
+    def step():
+        logits = model(tokens[:, :-1])
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        return (loss, *torch.autograd.grad(loss, inputs))
+
+    warm_up(torch, step)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = step()
+    for batch in batches:
+        traffic.run()
+        tokens.copy_(batch)
+        graph.replay()
+        traffic.run(20)
+        for got, wanted in zip(results, step()):
+            alike(torch, "gradient", got, wanted)
+
+
+def graphs_are_right(torch):
+    model = model_new(torch, 4, 256, 4, 64)
+    generator = torch.Generator().manual_seed(4)
+    batches = [torch.randint(VOCABULARY, (4, 64), generator=generator).cuda() for _ in range(8)]
+    longer = [torch.cat((batch, batch[:, :1]), dim=1) for batch in batches]
+    traffic = Traffic(torch)
+    first = inference_graph(torch, model, batches)
+    inference_is_right(torch, model, batches, traffic, first)
+    second = inference_graph(torch, model, batches, pool=first[0].pool())
+    for inference in (first, second):
+        inference_is_right(torch, model, batches, traffic, inference)
+    del first, inference
+    gc.collect()
+    inference_is_right(torch, model, batches, traffic, second)
+    gradients_are_right(torch, model, longer, traffic)
+    traffic.end()
+    torch.cuda.synchronize()
+
+
+def recorded_streams_are_safe(torch):
+    """A tensor that another stream reads late is not overwritten after it was deleted."""
+    side = torch.cuda.Stream()
+    sums = []
+    for value in range(1, 51):
+        tensor = torch.full((1 << 20,), float(value), device="cuda")
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(2_000_000)
+            tensor.record_stream(side)
+            sums.append((tensor == value).sum())
+        del tensor
+        for _ in range(4):
+            torch.full((1 << 20,), -1.0, device="cuda")
+    torch.cuda.synchronize()
+    if any(int(count) != 1 << 20 for count in sums):
+        raise AssertionError("a tensor was overwritten that a recorded stream still had to read")
+
+
+# ---- The processes ----------------------------------------------------------------------------------------------
+
+
+def worker(allocator, what):
+    """Runs in a process of its own; prints a line of JSON."""
+    import torch
+    import torch.utils.deterministic
+
+    if not torch.cuda.is_available():
+        return 77
+    if allocator == "mam":
+        import mam_torch
+
+        mam_torch.enable()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    answer = {}
+    for name in what:
+        if name == "graph":
+            recorded_streams_are_safe(torch)
+            graphs_are_right(torch)
+            gc.collect()
+            torch._C._cuda_clearCublasWorkspaces()  # they are memory of the capture that needed them first
+            if allocator == "mam":
+                answer[name] = mam_torch.graph_pools()
+        else:
+            times, losses = train(torch, *CASES[name])
+            answer[name] = {"times": times, "losses": losses}
+            gc.collect()
+    if allocator == "mam":
+        answer["reserved"] = mam_torch.report()["reserved_bytes"]
+    else:
+        answer["reserved"] = torch.cuda.max_memory_reserved()
+    print(json.dumps(answer))
+    return 0
+
+
+def ask(allocator, what, seconds):
+    command = [sys.executable, os.path.abspath(__file__), "--worker", allocator, *what]
+    done = subprocess.run(command, stdout=subprocess.PIPE, timeout=seconds)
+    if done.returncode == 77:
+        print("SKIP: PyTorch finds no GPU")
+        sys.exit(77)
+    if done.returncode != 0:
+        raise AssertionError(f"the process with {allocator} ended with status {done.returncode}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def losses_are_equal(name, native, mam):
+    worst = max(abs(a - b) / abs(a) for a, b in zip(native, mam))
+    print(f"case {name}: losses from {native[0]:.4f} to {native[-1]:.4f}, " +
+          ("the same" if native == mam else f"apart by up to {worst:.1e} of themselves"))
+    return worst < 1e-4
+
+
+def compare(rounds, limit, seconds):
+    """Pairs of processes, the order turned each time."""
+    good = True
+    pairs = []
+    for index in range(rounds):
+        order = ("native", "mam") if index % 2 == 0 else ("mam", "native")
+        pairs.append({allocator: ask(allocator, list(CASES), seconds) for allocator in order})
+    for name in CASES:
+        medians = {key: [statistics.median(pair[key][name]["times"]) for pair in pairs] for key in ("native", "mam")}
+        ratio = statistics.median(medians["mam"]) / statistics.median(medians["native"])
+        each = " ".join(f"{mam / native:.3f}" for mam, native in zip(medians["mam"], medians["native"]))
+        print(f"case {name}: native {statistics.median(medians['native']):.3f} ms, "
+              f"mam {statistics.median(medians['mam']):.3f} ms a step, ratio {ratio:.4f} (each round: {each})")
+        good = losses_are_equal(name, pairs[0]["native"][name]["losses"], pairs[0]["mam"][name]["losses"]) and good
+        if ratio > limit:
+            print(f"case {name}: FAIL: the ratio is more than {limit}")
+            good = False
+    print("memory held: " + ", ".join(f"{key} {pairs[0][key]['reserved'] / 2**20:.0f} MiB" for key in pairs[0]))
+    return good
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3, help="pairs of processes (default: 3)")
+    parser.add_argument("--limit", type=float, default=1.02, help="the largest ratio of step times (default: 1.02)")
+    parser.add_argument("--timeout", type=float, default=120, help="seconds for each process (default: 120)")
+    parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        sys.exit(worker(arguments.worker[0], arguments.worker[1:]))
+    good = True
+    try:
+        for allocator in ("native", "mam"):
+            answer = ask(allocator, ["graph"], arguments.timeout)
+            print(f"graphs: {allocator}: captured, replayed beside other traffic, right"
+                  + (f"; {answer['graph']} graph pools left" if allocator == "mam" else ""))
+            # PyTorch may keep a workspace of cuBLASLt, which the first capture made in its pool.
+            good = good and answer.get("graph", 0) <= 1
+        good = compare(arguments.rounds, arguments.limit, arguments.timeout) and good
+    except (AssertionError, subprocess.TimeoutExpired) as error:
+        print(f"FAIL: {error}")
+        good = False
+    print("PASS" if good else "FAIL")
+    sys.exit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()
