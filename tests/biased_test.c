@@ -50,19 +50,20 @@ struct store {
 
 static const struct variant *variant;
 static struct biased lock;
+/* NOBODY has a place too, which no thread uses: the compiler cannot know. */
 static unsigned memory[CELLS];
-static struct store buffers[THREADS][BUFFER];
-static unsigned buffered[THREADS];
-static uint64_t histories[THREADS]; /* of what the thread read, as a number */
-static unsigned changes;            /* of the memory, so far */
-static bool waits[THREADS];         /* for a change since */
-static unsigned waits_since[THREADS];
+static struct store buffers[NOBODY + 1][BUFFER];
+static unsigned buffered[NOBODY + 1];
+static uint64_t histories[NOBODY + 1]; /* of what the thread read, as a number */
+static unsigned changes;               /* of the memory, so far */
+static bool waits[NOBODY + 1];         /* for a change since */
+static unsigned waits_since[NOBODY + 1];
 static unsigned inside_count;
 static const char *fault;
 
 /* ---- Coroutines ---- */
 
-static ucontext_t scheduler, contexts[THREADS];
+static ucontext_t scheduler, contexts[NOBODY + 1];
 static _Alignas(16) char stacks[THREADS][STACK_BYTES];
 static bool alive[THREADS];
 static int running = NOBODY;

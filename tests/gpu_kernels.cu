@@ -100,11 +100,11 @@ static __global__ void hold_kernel(const volatile uint32_t *stop, unsigned hold_
   __syncthreads();
   unsigned faults = pattern_faults(block, bytes, seed);
   if (faults != 0)
-    atomicAdd_system((unsigned long long *)&tally->faults, (unsigned long long)faults);
+    atomicAdd((unsigned long long *)&tally->faults, (unsigned long long)faults);
   __threadfence_system(); /* the faults are seen before the end is */
   __syncthreads();
   if (threadIdx.x == 0)
-    atomicAdd_system((unsigned long long *)&tally->finished, 1ull);
+    atomicAdd((unsigned long long *)&tally->finished, 1ull);
 }
 
 /* Asking for a kernel's attributes loads it. */
