@@ -312,15 +312,15 @@ typedef struct MAM_PoolInfo {
                                     and costs nothing, but counts */
   double external_fragmentation; /* 1 - largest_free_bytes / free_bytes; 0 if nothing is free.  (ScatterAlloc,
                                     section 3.3, formula 2) */
-  size_t cached_bytes;         /* of waiting_bytes and free_bytes: kept for small blocks and by threads for their next
-                                  allocations; not in largest_free_bytes, but collected before an allocation fails */
-  size_t slab_count;           /* spans of 2 MiB that small blocks are carved from */
-  size_t thread_count;         /* threads that have used the pool and live */
-  uint64_t magazine_hit_count; /* of malloc_count: served by the calling thread itself, small blocks, */
-  uint64_t size_hit_count;     /* larger ones, of the same size as one that it freed, */
-  uint64_t tag_hit_count;      /* with the same tag, */
-  uint64_t stream_hit_count;   /* and with memory freed on the same stream */
-  uint64_t fence_count;        /* events recorded in the pool's context, shared by all its pools */
+  size_t cached_bytes;           /* of waiting_bytes and free_bytes: kept for small blocks and by threads for their next
+                                    allocations; not in largest_free_bytes, but collected before an allocation fails */
+  size_t slab_count;             /* spans of 2 MiB that small blocks are carved from */
+  size_t thread_count;           /* threads that have used the pool and live */
+  uint64_t magazine_hit_count;   /* of malloc_count: served by the calling thread itself, small blocks, */
+  uint64_t size_hit_count;       /* larger ones, of the same size as one that it freed, */
+  uint64_t tag_hit_count;        /* with the same tag, */
+  uint64_t stream_hit_count;     /* and with memory freed on the same stream */
+  uint64_t fence_count;          /* events recorded in the pool's context, shared by all its pools */
 } MAM_PoolInfo;
 
 /* Fills *info.  pool NULL means the default pool of the current context, which is not created for it.

@@ -78,7 +78,9 @@ static void set_up(void) {
   (void)pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
-static void set_up_once(void) {
+/* When the library is loaded, while there is mostly one thread: the kernel then registers a process for its barrier at
+ * once, and no fork can fall into the middle of it.  A program's own constructor may call before this one. */
+__attribute__((constructor)) static void set_up_once(void) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   (void)pthread_once(&once, set_up);
 }

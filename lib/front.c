@@ -570,9 +570,9 @@ static size_t class_live_segments(const struct mam_pool *pool, unsigned class) {
 
 /* Whether the class may be served from slabs: at once where a slab is a small part of the pool, else when the class
  * fills one anyway. */
-static bool class_has_slabs(struct mam_pool *pool, unsigned class) {
-  struct depot *depot = &pool->fronts->depots[class];
-  if (pool->config.alignment != POOL_ALIGNMENT_BYTES)
+static bool class_has_slabs(const struct front *front, const struct mam_pool *pool, unsigned class) {
+  const struct depot *depot = &pool->fronts->depots[class];
+  if (front->alignment != POOL_ALIGNMENT_BYTES)
     return false;
   /* relaxed, all: hints that need not be exact */
   if (atomic_load_explicit(&depot->slab_count, memory_order_relaxed) > 0)
@@ -626,7 +626,7 @@ static bool magazine_turn(struct front *front, unsigned class, bool full) {
 
 /* Gets blocks into the magazine of a class.  The caller is a user of the pool. */
 static bool magazine_refill(struct front *front, struct mam_pool *pool, unsigned class) {
-  if (!class_has_slabs(pool, class))
+  if (!class_has_slabs(front, pool, class))
     return false;
   struct depot *depot = &pool->fronts->depots[class];
   struct batch *batch = slab_refill(pool, depot, class);
@@ -875,7 +875,7 @@ static cudaError_t small_serve(struct front *front, const struct front_request *
     if (*served)
       return cudaSuccess;
   }
-  if (!class_has_slabs(miss->pool, class))
+  if (!class_has_slabs(front, miss->pool, class))
     return cudaSuccess;
   cudaError_t error = pool_enter(miss->pool, request->default_id);
   if (error != cudaSuccess)
