@@ -95,8 +95,9 @@ extern "C" {
  * cuMemAlloc).  Waits for the GPU only where an environment gives way. */
 MAM_API cudaError_t MAM_Create(size_t maxSize);
 
-/* Creates the environment with the largest chunk that the source gives, less a headroom which the driver needs for
- * code, stacks and events of the program (MAM_HEADROOM in mam(7)).  Otherwise as MAM_Create. */
+/* Creates the environment with all the memory there is, less a headroom which the driver needs for code, stacks and
+ * events of the program (MAM_HEADROOM in mam(7)): mapped as it is needed where the driver can, else, and with
+ * MAM_SOURCE=device, as the largest chunk that it gives.  Otherwise as MAM_Create. */
 MAM_API cudaError_t MAM_Create_auto(void);
 
 /* Destroys the environment and hands its memory back to the source.  Every block in it is gone, freed or not.
@@ -141,7 +142,8 @@ MAM_API cudaError_t MAM_CudaMalloc(void **ptr, size_t size);
  *                             nothing changed.  For blocks whose context was destroyed or reset see mam(7)
  * other                       an error the GPU met earlier, found while waiting; the block is freed
  *
- * Waits for the GPU when the bytes that wait for reuse pass the pool's waiting limit, and when the block was the
+ * Waits for the GPU where the driver has no fences (before CUDA 12.5) and the bytes that wait for reuse pass the pool's
+ * waiting limit, and when the block was the
  * last one of a lazily created environment that destroys itself. */
 MAM_API cudaError_t MAM_CudaFree(void *ptr);
 
@@ -168,7 +170,7 @@ MAM_API cudaError_t MAM_CudaFreeAsync(void *ptr, cudaStream_t stream);
 /* MAM_CudaMalloc for a place in the program that allocates again and again.  A block that was allocated with the tag is
  * remembered under it when it is freed, and taken back by an allocation of the same thread with that tag if it is at
  * least as large and at most twice as large as asked for.  tag: any address, compared and never read; NULL is as
- * MAM_CudaMalloc, whose own tag is the place it was called from.
+ * MAM_CudaMalloc, which takes back blocks of exactly the same size.
  * Errors: those of MAM_CudaMalloc. */
 MAM_API cudaError_t MAM_CudaMallocTagged(void **ptr, size_t size, const void *tag);
 
@@ -238,7 +240,8 @@ typedef struct MAM_PoolOptions {
                          growth by what is needed */
   size_t limit_bytes; /* never hold more than this of the source; 0 for the first chunk and no growth */
   size_t alignment;   /* of addresses and sizes: a power of two from 16 to 2 MiB; 0 for 512 */
-  size_t waiting_limit_bytes; /* a free that leaves more than this waiting synchronises; 0 for half of what is held */
+  size_t waiting_limit_bytes; /* a free that leaves more than this waiting asks for a fence, or waits where the driver
+                                 has none; 0 for half of what is held */
 } MAM_PoolOptions;
 
 /* clang-format off */
