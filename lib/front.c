@@ -92,11 +92,16 @@ struct front {
   bool orphan;                  /* its thread is gone; under the fronts' lock */
 };
 
+/* A few locks for all depots, which are used once in SLAB_BATCH operations: a fork has to hold them all, for each pool.
+ */
+enum { DEPOT_LOCKS = 4 };
+
 /* All fronts of a pool, and what they share. */
 struct fronts {
   pthread_mutex_t lock; /* of the list */
   struct front *first;
   struct pool_front_sum gone; /* the numbers of threads that ended */
+  pthread_mutex_t depot_locks[DEPOT_LOCKS];
   struct depot depots[SLAB_CLASSES];
 };
 
@@ -239,13 +244,13 @@ static void fronts_thaw(struct mam_pool *pool) {
 /* The same, and for the depots too. */
 static void all_freeze(struct mam_pool *pool) {
   fronts_freeze(pool);
-  for (unsigned i = 0; i < SLAB_CLASSES; i++)
-    pthread_mutex_lock(&pool->fronts->depots[i].lock);
+  for (unsigned i = 0; i < DEPOT_LOCKS; i++)
+    pthread_mutex_lock(&pool->fronts->depot_locks[i]);
 }
 
 static void all_thaw(struct mam_pool *pool) {
-  for (unsigned i = 0; i < SLAB_CLASSES; i++)
-    pthread_mutex_unlock(&pool->fronts->depots[i].lock);
+  for (unsigned i = 0; i < DEPOT_LOCKS; i++)
+    pthread_mutex_unlock(&pool->fronts->depot_locks[i]);
   fronts_thaw(pool);
 }
 
@@ -1255,8 +1260,10 @@ static bool fronts_open(struct mam_pool *pool) {
     return false;
   memset(fronts, 0, sizeof *fronts);
   (void)pthread_mutex_init(&fronts->lock, NULL);
+  for (unsigned i = 0; i < DEPOT_LOCKS; i++)
+    (void)pthread_mutex_init(&fronts->depot_locks[i], NULL);
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
-    depot_init(&fronts->depots[i]);
+    depot_init(&fronts->depots[i], &fronts->depot_locks[i % DEPOT_LOCKS]);
   pool->fronts = fronts;
   return true;
 }
@@ -1385,10 +1392,7 @@ static void fronts_after_fork(struct mam_pool *pool, bool in_child) {
   if (in_child)
     for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool)
       front->orphan = !is_mine(front);
-  bool forked = in_child && pool->state == POOL_FORKED; /* the child's only thread reads it */
   all_thaw(pool);
-  if (forked)
-    fronts_close(pool);
 }
 
 const struct pool_front front_operations = {.open = fronts_open,

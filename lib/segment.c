@@ -88,7 +88,7 @@ static bool slab_add(struct segment_set *set) {
   size_t count = set->slab_bytes / sizeof(struct segment) / SLAB_SHARE;
   count = count < LEAST_SLAB_SEGMENTS ? LEAST_SLAB_SEGMENTS : count > MOST_SLAB_SEGMENTS ? MOST_SLAB_SEGMENTS : count;
   size_t bytes = sizeof(struct segment_slab) + count * sizeof(struct segment);
-  struct segment_slab *slab = malloc(bytes);
+  struct segment_slab *slab = calloc(1, bytes); /* no tickets */
   if (slab == NULL)
     return false;
   slab->next = set->slabs;
@@ -109,6 +109,15 @@ static struct segment *spare_take(struct segment_set *set) {
 
 static void spare_put(struct segment_set *set, struct segment *segment) {
   SLIST_INSERT_HEAD(&set->spares, segment, as.spare);
+}
+
+/* Describes a spare anew, in no state yet.  Its ticket is 0 and stays: somebody may still compare it with an old one.
+ */
+static void segment_make(struct segment *segment, uintptr_t base, size_t bytes, bool heads_chunk) {
+  segment->base = base;
+  segment->bytes = bytes;
+  segment->state = SEGMENT_FREE;
+  segment->heads_chunk = heads_chunk;
 }
 
 void segment_set_init(struct segment_set *set) {
@@ -214,7 +223,7 @@ static struct segment *chunk_add(struct segment_set *set, uintptr_t base, size_t
   struct segment *segment = spare_take(set);
   if (segment == NULL)
     return NULL;
-  *segment = (struct segment){.base = base, .bytes = bytes, .heads_chunk = true};
+  segment_make(segment, base, bytes, true);
   RB_INSERT(pointer_tree, &set->by_address, segment);
   return segment;
 }
@@ -273,7 +282,7 @@ static struct segment *split_front(struct segment_set *set, struct segment *hole
   struct segment *front = spare_take(set);
   if (front == NULL)
     return NULL;
-  *front = (struct segment){.base = hole->base, .bytes = bytes, .heads_chunk = hole->heads_chunk};
+  segment_make(front, hole->base, bytes, hole->heads_chunk);
   hole->heads_chunk = false;
   free_resize(set, hole, hole->base + bytes, hole->bytes - bytes);
   pointer_tree_insert_before(&set->by_address, front, hole);
@@ -343,7 +352,7 @@ struct segment *segment_take_aligned(struct segment_set *set, size_t bytes, size
     *no_host_memory = true;
     return NULL;
   }
-  *front = (struct segment){.base = block->base, .bytes = skip, .heads_chunk = block->heads_chunk};
+  segment_make(front, block->base, skip, block->heads_chunk);
   count_remove(set, SEGMENT_USED, block->bytes);
   block->base += skip;
   block->bytes -= skip;
@@ -414,13 +423,13 @@ struct segment *segment_move(struct segment_set *set, struct segment *segment, u
   segment->state = SEGMENT_MOVING;
   count_add(set, SEGMENT_MOVING, bytes);
   if (front != NULL) {
-    *front = (struct segment){.base = base - front_bytes, .bytes = front_bytes, .heads_chunk = segment->heads_chunk};
+    segment_make(front, base - front_bytes, front_bytes, segment->heads_chunk);
     segment->heads_chunk = false;
     pointer_tree_insert_before(&set->by_address, front, segment);
     part_put_back(set, front, state);
   }
   if (rest != NULL) {
-    *rest = (struct segment){.base = base + bytes, .bytes = rest_bytes};
+    segment_make(rest, base + bytes, rest_bytes, false);
     RB_INSERT(pointer_tree, &set->by_address, rest);
     part_put_back(set, rest, state);
   }
@@ -574,7 +583,7 @@ struct segment *segment_retake(struct segment_set *set, struct waiting_stream *s
     if (front == NULL)
       return NULL;
     waiting_remove(set, segment);
-    *front = (struct segment){.base = segment->base, .bytes = bytes, .heads_chunk = segment->heads_chunk};
+    segment_make(front, segment->base, bytes, segment->heads_chunk);
     segment->base += bytes;
     segment->bytes -= bytes;
     segment->heads_chunk = false;

@@ -10,8 +10,8 @@ enum {
   LINE_BYTES = 64 /* of a cache line */
 };
 
-void depot_init(struct depot *depot) {
-  (void)pthread_mutex_init(&depot->lock, NULL);
+void depot_init(struct depot *depot, pthread_mutex_t *lock) {
+  depot->lock = lock;
   TAILQ_INIT(&depot->slabs);
   depot->first = depot->shells = NULL;
   depot->last = &depot->first;
@@ -28,11 +28,11 @@ static void slab_count_add(struct depot *depot, int change) {
 /* ---- Batches ---- */
 
 struct batch *slab_shell_take(struct depot *depot) {
-  pthread_mutex_lock(&depot->lock);
+  pthread_mutex_lock(depot->lock);
   struct batch *shell = depot->shells;
   if (shell != NULL)
     depot->shells = shell->next;
-  pthread_mutex_unlock(&depot->lock);
+  pthread_mutex_unlock(depot->lock);
   if (shell == NULL)
     shell = aligned_alloc(_Alignof(struct batch), sizeof *shell);
   if (shell != NULL)
@@ -48,9 +48,9 @@ static void shell_give_locked(struct depot *depot, struct batch *shell) {
 void slab_shell_give(struct depot *depot, struct batch *shell) {
   if (shell == NULL)
     return;
-  pthread_mutex_lock(&depot->lock);
+  pthread_mutex_lock(depot->lock);
   shell_give_locked(depot, shell);
-  pthread_mutex_unlock(&depot->lock);
+  pthread_mutex_unlock(depot->lock);
 }
 
 static void batch_push_locked(struct depot *depot, struct batch *batch, bool at_once) {
@@ -207,19 +207,19 @@ static size_t spans_give(struct mam_pool *pool, struct slab_list *empty) {
 
 static size_t batches_return(struct mam_pool *pool, struct depot *depot, unsigned keep) {
   struct slab_list empty = TAILQ_HEAD_INITIALIZER(empty);
-  pthread_mutex_lock(&depot->lock);
+  pthread_mutex_lock(depot->lock);
   batches_return_locked(depot, reuse_passed(pool->reuse), keep, &empty);
-  pthread_mutex_unlock(&depot->lock);
+  pthread_mutex_unlock(depot->lock);
   return spans_give(pool, &empty);
 }
 
 size_t slab_reclaim(struct mam_pool *pool, struct depot *depot) { return batches_return(pool, depot, 0); }
 
 void slab_rest(struct mam_pool *pool, struct depot *depot, struct batch *batch, bool at_once) {
-  pthread_mutex_lock(&depot->lock);
+  pthread_mutex_lock(depot->lock);
   batch_push_locked(depot, batch, at_once);
   bool many = depot->batch_count > 2 * BATCHES_KEPT;
-  pthread_mutex_unlock(&depot->lock);
+  pthread_mutex_unlock(depot->lock);
   if (many)
     (void)batches_return(pool, depot, BATCHES_KEPT);
 }
@@ -252,28 +252,28 @@ static bool slab_add(struct mam_pool *pool, struct depot *depot, unsigned class)
     pool_span_give(pool, base, true);
     return false;
   }
-  pthread_mutex_lock(&depot->lock);
+  pthread_mutex_lock(depot->lock);
   TAILQ_INSERT_HEAD(&depot->slabs, slab, link);
   slab_count_add(depot, 1);
   /* release: the carved slab; pairs with the acquire in slab_free_block */
   atomic_store_explicit(&slab->pool, pool, memory_order_release);
-  pthread_mutex_unlock(&depot->lock);
+  pthread_mutex_unlock(depot->lock);
   return true;
 }
 
 /* What rests has first claim if a fence frees it without waiting: it was used a moment ago, a new slab never was. */
 static bool resting_passes(struct mam_pool *pool, struct depot *depot) {
-  pthread_mutex_lock(&depot->lock);
+  pthread_mutex_lock(depot->lock);
   uint64_t epoch = depot->first != NULL ? depot->first->epoch : UINT64_MAX;
-  pthread_mutex_unlock(&depot->lock);
+  pthread_mutex_unlock(depot->lock);
   return epoch != UINT64_MAX && reuse_reach(pool->reuse, epoch);
 }
 
 struct batch *slab_refill(struct mam_pool *pool, struct depot *depot, unsigned class) {
   for (;;) {
-    pthread_mutex_lock(&depot->lock);
+    pthread_mutex_lock(depot->lock);
     struct batch *batch = refill_locked(pool, depot);
-    pthread_mutex_unlock(&depot->lock);
+    pthread_mutex_unlock(depot->lock);
     if (batch != NULL)
       return batch;
     if (!resting_passes(pool, depot) && !slab_add(pool, depot, class))
@@ -301,8 +301,7 @@ void slab_forget(struct depot *depot) {
   }
   batches_free(depot->first);
   batches_free(depot->shells);
-  (void)pthread_mutex_destroy(&depot->lock);
-  depot_init(depot);
+  depot_init(depot, depot->lock);
 }
 
 void slab_count(struct mam_pool *pool, struct depot *depot, unsigned class, size_t *span_bytes, size_t *waiting_bytes) {

@@ -58,7 +58,7 @@ TAILQ_HEAD(slab_list, slab);
 
 /* All slabs and resting batches of one class of a pool. */
 struct depot {
-  _Alignas(64) pthread_mutex_t lock;
+  _Alignas(64) pthread_mutex_t *lock; /* may be other depots' too */
   struct slab_list slabs;
   struct batch *first, **last; /* resting, oldest epoch first but for what was freed for immediate use */
   unsigned batch_count;
@@ -66,7 +66,8 @@ struct depot {
   struct batch *shells;        /* empty batches for the next to come */
 };
 
-void depot_init(struct depot *depot);
+/* The lock is the caller's, who keeps it for as long as the depot is used. */
+void depot_init(struct depot *depot, pthread_mutex_t *lock);
 
 /* The smallest class whose blocks hold bytes, 1 to SLAB_BLOCK_MOST_BYTES. */
 static inline unsigned slab_class(size_t bytes) {

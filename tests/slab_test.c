@@ -50,6 +50,7 @@ END_TEST
 
 static struct mam_pool *pool;
 static struct depot depot;
+static pthread_mutex_t depot_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct batch *batches[BATCHES];
 static unsigned char taken[CELLS];
 
@@ -58,7 +59,7 @@ static void set_up_with(MAM_Reuse reuse) {
       .reuse = reuse, .alignment = POOL_ALIGNMENT_BYTES, .chunk_bytes = POOL_MIB * MIB, .front = NULL};
   imaginary_reset();
   ck_assert_int_eq(pool_open(&config, &imaginary_source, &pool), cudaSuccess);
-  depot_init(&depot);
+  depot_init(&depot, &depot_lock);
   memset(taken, 0, sizeof taken);
 }
 
