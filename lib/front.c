@@ -18,6 +18,15 @@ enum {
   RESTING_MOST_BYTES = 2 << 20, /* of so many bytes, unless it is one: they share a fence */
   TIGHT_MOST = 16, /* fences in a row for one size: then a growing pool gets more of it, so that a fence serves more */
   FENCE_SHARE = 4, /* what one thread frees is fenced when it comes to this part of the limit, at the latest */
+  BIN_LEAST_BITS = 15, /* bins are for blocks of 32 KiB */
+  BIN_DOUBLINGS = 12,  /* to 128 MiB, */
+  BIN_STEP_BITS = 3,   /* in eight steps a doubling, */
+  BINS = BIN_DOUBLINGS << BIN_STEP_BITS,
+  BIN_BYTES = 256 << 20, /* of so many bytes each, at most, unless it is one block */
+  BIN_FENCED = 8,        /* so many blocks in one are worth a fence */
+  CROWD_STEP = 8,     /* an allocation that met another thread at the pool's lock weighs as much as so many others, */
+  CROWD_ENOUGH = 64,  /* and such a balance, at least and at most, */
+  CROWD_MOST = 256,   /* makes a thread use its bins */
   LIMBO_BLOCKS = 512, /* large blocks on no shelf, on their way back to the pool */
   LIMBO_FENCED = 128, /* so many are worth a fence */
   LIMBO_DRAINED = 4,  /* at most so many go along with an allocation that goes to the pool */
@@ -43,9 +52,9 @@ struct kept {
   uint64_t epoch; /* of its free */
 };
 
-/* Large blocks of one exact size, or of one tag. */
+/* Large blocks of one exact size, of one tag, or of a range of sizes (a bin). */
 struct shelf {
-  size_t bytes;    /* of each block; 0 if it goes by the tag */
+  size_t bytes;    /* of each block; 0 if it goes by the tag, or is a bin */
   const void *tag; /* NULL if it goes by the size */
   unsigned first, count, in_the_way;
   struct kept ring[SHELF_BLOCKS]; /* count of them from first, oldest first */
@@ -81,6 +90,9 @@ struct front {
   struct magazine magazines[SLAB_CLASSES];
   struct owned owned[1 << OWNED_BITS];
   struct shelf shelves[1 << SHELF_BITS];
+  struct shelf *bins;              /* BINS of them, NULL until there is a crowd */
+  bool binning;                    /* frees go to bins, and allocations look there */
+  unsigned crowd;                  /* the balance of allocations that met others at the pool's lock */
   struct kept limbo[LIMBO_BLOCKS]; /* a ring, oldest first */
   unsigned limbo_first, limbo_count;
   size_t fence_bytes;           /* so much kept is worth a fence */
@@ -170,6 +182,11 @@ static struct front *front_spare(void) {
   mine = front;
   (void)pthread_setspecific(thread_end, front); /* any value: it makes front_thread_end run */
   return front;
+}
+
+static void front_free_memory(struct front *front) {
+  free(front->bins);
+  free(front);
 }
 
 static void magazine_init(struct magazine *magazine) {
@@ -390,14 +407,11 @@ static bool kept_fits(const struct shelf *shelf, const struct kept *kept, size_t
   return shelf->tag == NULL || (kept->segment->bytes >= bytes && kept->segment->bytes / 2 <= bytes);
 }
 
-static inline bool shelf_pop(struct front *front, size_t size, const void *site, const void *tag, uintptr_t *address) {
-  size_t bytes = (size + front->alignment - 1) & ~(front->alignment - 1);
-  struct shelf *shelf = shelf_for(front, bytes, tag);
-  struct kept *kept = &shelf->ring[shelf->first];
-  if (shelf->count == 0 || bytes < size || !shelf_is_for(shelf, bytes, tag) || !kept_fits(shelf, kept, bytes) ||
-      kept->epoch > reuse_passed(front->reuse))
-    return false;
-  struct pool_block block = {kept->segment, kept->segment->base, kept->segment->bytes, front->ticket_next};
+/* Hands a shelf's oldest block out. */
+static inline uintptr_t shelf_hand_out(struct front *front, struct shelf *shelf, size_t size, const void *site,
+                                       const void *tag) {
+  struct segment *segment = shelf->ring[shelf->first].segment;
+  struct pool_block block = {segment, segment->base, segment->bytes, front->ticket_next, false};
   front->ticket_next += 2;
   shelf->first = (shelf->first + 1) % SHELF_BLOCKS;
   shelf->count--;
@@ -410,8 +424,60 @@ static inline bool shelf_pop(struct front *front, size_t size, const void *site,
   number_add(&front->numbers.kept_bytes, -(int64_t)block.bytes);
   number_add(&front->numbers.requested_bytes, (int64_t)size);
   number_count(&front->numbers.hits[tag != NULL ? FRONT_HIT_TAG : FRONT_HIT_SIZE]);
-  *address = block.address;
+  return block.address;
+}
+
+static inline bool shelf_pop(struct front *front, size_t size, const void *site, const void *tag, uintptr_t *address) {
+  size_t bytes = (size + front->alignment - 1) & ~(front->alignment - 1);
+  struct shelf *shelf = shelf_for(front, bytes, tag);
+  struct kept *kept = &shelf->ring[shelf->first];
+  if (shelf->count == 0 || bytes < size || !shelf_is_for(shelf, bytes, tag) || !kept_fits(shelf, kept, bytes) ||
+      kept->epoch > reuse_passed(front->reuse))
+    return false;
+  *address = shelf_hand_out(front, shelf, size, site, tag);
   return true;
+}
+
+/* ---- Bins: shelves by ranges of sizes, for threads that would else meet at the pool's lock.  Inside, too. ---- */
+
+/* The bin whose range has the size; BINS or more if none has. */
+static unsigned bin_index(size_t bytes) {
+  if (bytes >> BIN_LEAST_BITS == 0)
+    return BINS;
+  unsigned log = 63 - (unsigned)__builtin_clzl(bytes);
+  unsigned step = (unsigned)(bytes >> (log - BIN_STEP_BITS)) & ((1 << BIN_STEP_BITS) - 1);
+  return (log - BIN_LEAST_BITS) << BIN_STEP_BITS | step;
+}
+
+static bool bin_serves(const struct shelf *bin, size_t bytes) {
+  return bin->count > 0 && bin->ring[bin->first].segment->bytes >= bytes;
+}
+
+/* The bin whose oldest block is large enough, and less than a quarter too large; NULL if there is none. */
+static struct shelf *bin_serving(const struct front *front, size_t bytes) {
+  unsigned index = front->binning ? bin_index(bytes) : BINS;
+  if (index < BINS && bin_serves(&front->bins[index], bytes))
+    return &front->bins[index];
+  return index + 1 < BINS && bin_serves(&front->bins[index + 1], bytes) ? &front->bins[index + 1] : NULL;
+}
+
+static bool bin_pop(struct front *front, size_t size, const void *site, uintptr_t *address) {
+  size_t bytes = (size + front->alignment - 1) & ~(front->alignment - 1);
+  struct shelf *bin = bin_serving(front, bytes);
+  if (bin == NULL || bytes < size || bin->ring[bin->first].epoch > reuse_passed(front->reuse))
+    return false;
+  *address = shelf_hand_out(front, bin, size, site, NULL);
+  return true;
+}
+
+/* The bin for a block that is freed; NULL if there is none with room. */
+static struct shelf *bin_with_room(const struct front *front, const struct owned *owned) {
+  unsigned index = front->binning && owned->tag == NULL ? bin_index(owned->bytes) : BINS;
+  if (index >= BINS)
+    return NULL;
+  struct shelf *bin = &front->bins[index];
+  bool room = bin->count < SHELF_BLOCKS && (bin->count == 0 || (bin->count + 1) * owned->bytes <= BIN_BYTES);
+  return room ? bin : NULL;
 }
 
 /* How many bytes that is, is no matter: what is kept is collected where it is needed. */
@@ -425,6 +491,14 @@ static void shelf_push(struct front *front, struct shelf *shelf, const struct ow
   number_add(&front->numbers.kept_bytes, (int64_t)owned->bytes);
   number_add(&front->numbers.requested_bytes, -(int64_t)owned->segment->as.used.requested_bytes);
   number_count(&front->numbers.frees);
+}
+
+/* All shelves of a front, the bins included: the index-th, NULL after the last. */
+static struct shelf *shelf_at(struct front *front, unsigned index) {
+  if (index < 1 << SHELF_BITS)
+    return &front->shelves[index];
+  index -= 1 << SHELF_BITS;
+  return front->bins != NULL && index < BINS ? &front->bins[index] : NULL;
 }
 
 /* Takes up to most of the oldest blocks off a shelf. */
@@ -483,7 +557,9 @@ static bool large_keep(struct front *front, uintptr_t address) {
     return false;
   struct shelf *shelf = shelf_for(front, owned->bytes, owned->tag);
   bool shelved = shelf_is_for(shelf, owned->bytes, owned->tag) && shelf_has_room(front, shelf);
-  if (!shelved && !limbo_has_room(front))
+  if (!shelved)
+    shelf = bin_with_room(front, owned);
+  if (shelf == NULL && !limbo_has_room(front))
     return false;
   uint64_t ticket = owned->ticket;
   owned->address = 0;
@@ -493,7 +569,7 @@ static bool large_keep(struct front *front, uintptr_t address) {
                                                memory_order_relaxed))
     return false;
   front->unfenced_bytes += owned->bytes;
-  if (shelved)
+  if (shelf != NULL)
     shelf_push(front, shelf, owned);
   else
     limbo_push(front, owned);
@@ -715,9 +791,10 @@ static bool shelf_pop_fenced(struct front *front, const struct front_request *re
 struct miss {
   struct mam_pool *pool;
   uint64_t generation;
-  uint64_t epoch;                        /* that the shelf's oldest block waits for, if it would do; else 0 */
-  bool full;                             /* the shelf can keep no more */
-  uint64_t fence;                        /* that what is in limbo waits for, if it is worth one; else 0 */
+  uint64_t epoch;     /* that the shelf's oldest block waits for, if it would do; else 0 */
+  bool full;          /* the shelf can keep no more */
+  uint64_t fence;     /* that what is in limbo waits for, if it is worth one; else 0 */
+  uint64_t bin_epoch; /* that a bin's oldest block waits for, if it would do and is worth it; else 0 */
   struct segment *passed[LIMBO_DRAINED]; /* to go back to the pool */
   unsigned passed_count;
 };
@@ -732,6 +809,8 @@ static void large_miss(struct front *front, size_t size, const void *tag, struct
   miss->generation = front->generation;
   miss->epoch = does ? kept->epoch : 0;
   miss->full = does && !shelf_has_room(front, shelf);
+  const struct shelf *bin = tag == NULL ? bin_serving(front, bytes) : NULL;
+  miss->bin_epoch = bin != NULL && bin->count >= BIN_FENCED ? bin->ring[bin->first].epoch : 0;
   miss->passed_count = limbo_drain(front, miss->passed, &miss->fence);
 }
 
@@ -747,6 +826,31 @@ static bool shelf_claim(struct front *front, size_t bytes, const void *tag) {
   shelf->tag = tag;
   shelf->first = shelf->in_the_way = 0;
   return false;
+}
+
+/* Keeps the balance of how often the thread meets others at the pool's lock.  Whether the bins are used no more. */
+static bool crowd_count(struct front *front, bool contended, struct shelf *bins) {
+  if (contended)
+    front->crowd = front->crowd + CROWD_STEP < CROWD_MOST ? front->crowd + CROWD_STEP : CROWD_MOST;
+  else if (front->crowd > 0)
+    front->crowd--;
+  if (bins != NULL)
+    front->bins = bins;
+  bool was = front->binning;
+  front->binning =
+      front->bins != NULL && !front->shelves_off && (front->crowd >= CROWD_ENOUGH || (was && front->crowd > 0));
+  return was && !front->binning;
+}
+
+static void bins_return(struct front *front) {
+  for (unsigned i = 0; i < BINS; i++)
+    shelf_return(front, &front->bins[i], SHELF_BLOCKS);
+}
+
+/* Host memory for the bins of a thread that is about to need them; NULL if it has or does not, or there is none. */
+static struct shelf *bins_new(const struct front *front, bool contended) {
+  bool needed = contended && front->bins == NULL && front->crowd + CROWD_STEP >= CROWD_ENOUGH;
+  return needed ? calloc(BINS, sizeof(struct shelf)) : NULL;
 }
 
 /* cudaErrorInvalidResourceHandle if the pool has ended, whatever its struct is now; then nothing is left of the block.
@@ -765,20 +869,36 @@ static cudaError_t large_take(struct front *front, const struct front_request *r
   cudaError_t error = pool_take(miss->pool, &order, &block);
   if (error != cudaSuccess)
     return error;
+  struct shelf *bins = bins_new(front, block.contended);
   biased_enter(&front->lock);
   bool attached = front->pool == miss->pool && front->generation == miss->generation;
+  bool deserted = crowd_count(front, block.contended, bins);
   bool clear = attached && shelf_claim(front, block.bytes, request->tag);
   if (attached)
     owned_remember(front, &block, request->tag);
   biased_leave(&front->lock);
   if (clear)
     shelf_return(front, shelf_for(front, block.bytes, request->tag), SHELF_BLOCKS);
+  if (deserted)
+    bins_return(front);
   if (!attached) {
     (void)pool_free((void *)block.address, NULL);
     return cudaErrorInvalidResourceHandle;
   }
   *address = block.address;
   return cudaSuccess;
+}
+
+/* Serves from a bin if a fence says that the GPU is done with its oldest block. */
+static bool bin_pop_fenced(struct front *front, const struct front_request *request, uint64_t epoch,
+                           uintptr_t *address) {
+  if (epoch == 0 || !reuse_reach(front->reuse, epoch))
+    return false;
+  biased_enter(&front->lock);
+  bool served =
+      front_serves(front, request->pool, request->default_id) && bin_pop(front, request->size, request->site, address);
+  biased_leave(&front->lock);
+  return served;
 }
 
 /* Sends what is in limbo back to the pool, as far as a fence says that the GPU is done with it.  Whether any was. */
@@ -823,7 +943,8 @@ static cudaError_t large_malloc(struct front *front, const struct front_request 
                                 uintptr_t *address) {
   if (miss->fence != 0)
     (void)reuse_reach(front->reuse, miss->fence);
-  if (miss->full && shelf_pop_fenced(front, request, miss->epoch, address))
+  if ((miss->full && shelf_pop_fenced(front, request, miss->epoch, address)) ||
+      bin_pop_fenced(front, request, miss->bin_epoch, address))
     return cudaSuccess;
   cudaError_t error = large_take(front, request, POOL_TAKE_FREE, miss, address);
   if (error == cudaErrorMemoryAllocation && limbo_turn(front, miss))
@@ -915,7 +1036,8 @@ static inline enum tried front_try(struct front *front, const struct front_reque
   if (front_serves(front, request->pool, request->default_id)) {
     bool served = (request->tag == NULL && request->size <= SLAB_BLOCK_MOST_BYTES &&
                    small_pop(front, slab_class(request->size), request->size, address)) ||
-                  shelf_pop(front, request->size, request->site, request->tag, address);
+                  shelf_pop(front, request->size, request->site, request->tag, address) ||
+                  (front->binning && request->tag == NULL && bin_pop(front, request->size, request->site, address));
     tried = served ? TRIED_SERVED : TRIED_MISSED;
     number_add(&front->numbers.live, 1);
     if (!served)
@@ -1153,9 +1275,10 @@ static void front_empty(struct front *front) {
     shells_return(depot, magazine);
     magazine_init(magazine);
   }
-  for (unsigned i = 0; i < 1 << SHELF_BITS; i++) {
+  struct shelf *shelf;
+  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++) {
     uint64_t epoch = 0;
-    unsigned count = shelf_clear(front, &front->shelves[i], segments, &epoch, SHELF_BLOCKS);
+    unsigned count = shelf_clear(front, shelf, segments, &epoch, SHELF_BLOCKS);
     pool_give(pool, front->generation, segments, count, epoch);
   }
   while (front->limbo_count > 0) {
@@ -1204,7 +1327,7 @@ static void orphans_free(struct fronts *fronts) {
     if (front->orphan) {
       front_unlink(fronts, front);
       biased_other_leave(&front->lock);
-      free(front);
+      front_free_memory(front);
     }
   }
 }
@@ -1241,7 +1364,7 @@ static void front_thread_end(void *unused) {
     biased_leave(&front->lock);
     if (pool != NULL)
       front_leave_pool(front, pool);
-    free(front);
+    front_free_memory(front);
   }
 }
 
@@ -1293,9 +1416,12 @@ static void magazine_drop(struct magazine *magazine) {
 static void front_detach(struct front *front) {
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
     magazine_drop(&front->magazines[i]);
+  struct shelf *shelf;
   front->limbo_count = 0;
-  for (unsigned i = 0; i < 1 << SHELF_BITS; i++)
-    front->shelves[i].count = 0;
+  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
+    shelf->count = 0;
+  front->crowd = 0;
+  front->binning = false;
   front->pool = NULL;
   front->default_id = 0;
 }
@@ -1310,7 +1436,7 @@ static void fronts_close(struct mam_pool *pool) {
     bool orphan = front->orphan;
     biased_other_leave(&front->lock); /* from here on, its thread may free it */
     if (orphan)
-      free(front);
+      front_free_memory(front);
   }
   memset(&fronts->gone, 0, sizeof fronts->gone);
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
@@ -1339,10 +1465,10 @@ static void kept_add(const struct kept *kept, uint64_t passed, struct pool_front
   sum->kept_waiting_count += kept->epoch > passed;
 }
 
-static void front_add_kept(const struct front *front, struct pool_front_sum *sum) {
+static void front_add_kept(struct front *front, struct pool_front_sum *sum) {
   uint64_t passed = reuse_passed(front->reuse);
-  for (unsigned i = 0; i < 1 << SHELF_BITS; i++) {
-    const struct shelf *shelf = &front->shelves[i];
+  const struct shelf *shelf;
+  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++) {
     for (unsigned j = 0; j < shelf->count; j++)
       kept_add(&shelf->ring[(shelf->first + j) % SHELF_BLOCKS], passed, sum);
   }
@@ -1363,7 +1489,7 @@ static void front_add_resting(const struct front *front, struct pool_front_sum *
 
 static void fronts_sum(struct mam_pool *pool, struct pool_front_sum *sum) {
   *sum = pool->fronts->gone;
-  for (const struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool) {
+  for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool) {
     numbers_add(front, sum);
     front_add_kept(front, sum);
     front_add_resting(front, sum);

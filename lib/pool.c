@@ -523,7 +523,7 @@ static void peak_update_locked(struct mam_pool *pool) {
 /* A segment becomes the program's. */
 static void hand_out_locked(struct mam_pool *pool, struct segment *segment, size_t size, const void *site,
                             struct pool_block *block) {
-  *block = (struct pool_block){segment, segment->base, segment->bytes, pool->ticket_next};
+  *block = (struct pool_block){segment, segment->base, segment->bytes, pool->ticket_next, false};
   pool->ticket_next += 2;
   segment->as.used.requested_bytes = size;
   segment->as.used.site = site;
@@ -611,7 +611,9 @@ static void grow_in_place_locked(struct mam_pool *pool, size_t bytes) {
 }
 
 cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, struct pool_block *block) {
-  pool_lock(pool);
+  bool contended = pthread_mutex_trylock(&pool->lock) != 0;
+  if (contended)
+    pool_lock(pool);
   cudaError_t error = pool_expect_locked(pool, order->default_id);
   if (error == cudaSuccess && order->passed_count > 0 && order->generation == pool->generation)
     give_kept_locked(pool, order->passed, order->passed_count, &rule_immediate);
@@ -635,6 +637,7 @@ cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, str
     return any && no_host_memory ? error_set(error, "no host memory for a segment") : error;
   }
   hand_out_locked(pool, segment, order->size, order->site, block);
+  block->contended = contended;
   pool_unlock(pool);
   return cudaSuccess;
 }
