@@ -10,7 +10,7 @@
 #include "slab.h"
 
 enum {
-  OWNED_BITS = 12,              /* large blocks that a front remembers its thread allocated, by a hash of the address */
+  OWNED_BITS = 13,              /* large blocks that a front remembers its thread allocated, by a hash of the address */
   SHELF_BITS = 5,               /* shelves, by a hash of size or tag */
   SHELF_BLOCKS = 64,            /* on one shelf: what a fence is shared by */
   SHELF_PATIENCE = 8,           /* a shelf goes to another size or tag when it was in the way so many times in a row */
@@ -22,8 +22,11 @@ enum {
   BIN_DOUBLINGS = 12,  /* to 128 MiB, */
   BIN_STEP_BITS = 3,   /* in eight steps a doubling, */
   BINS = BIN_DOUBLINGS << BIN_STEP_BITS,
-  BIN_BYTES = 256 << 20, /* of so many bytes each, at most, unless it is one block */
-  BIN_FENCED = 8,        /* so many blocks in one are worth a fence */
+  BIN_BYTES = 256 << 20,    /* of so many bytes each, at most, unless it is one block */
+  BIN_CALM_BYTES = 1 << 18, /* without a crowd, bins are for blocks of at most so many bytes, */
+  BIN_CALM_SHARE = 4096,    /* and of so small a part of the limit, */
+  BIN_CALM_BLOCKS = 16,     /* and so many of them */
+  BIN_FENCED = 8,           /* so many blocks in one are worth a fence */
   CROWD_STEP = 8,     /* an allocation that met another thread at the pool's lock weighs as much as so many others, */
   CROWD_ENOUGH = 64,  /* and such a balance, at least and at most, */
   CROWD_MOST = 256,   /* makes a thread use its bins */
@@ -91,7 +94,8 @@ struct front {
   struct owned owned[1 << OWNED_BITS];
   struct shelf shelves[1 << SHELF_BITS];
   struct shelf *bins;              /* BINS of them, NULL until there is a crowd */
-  bool binning;                    /* frees go to bins, and allocations look there */
+  bool binning;                    /* bins are for all blocks, not for small ones alone */
+  size_t bin_calm_bytes;           /* of the small ones */
   unsigned crowd;                  /* the balance of allocations that met others at the pool's lock */
   struct kept limbo[LIMBO_BLOCKS]; /* a ring, oldest first */
   unsigned limbo_first, limbo_count;
@@ -197,6 +201,13 @@ static void magazine_init(struct magazine *magazine) {
   magazine->resting_count = 0;
 }
 
+/* Up to which size a block may be a little too large for what it serves: a quarter of it is nothing beside the pool. */
+static size_t bin_calm_bytes(const struct mam_pool *pool) {
+  /* relaxed: a hint */
+  size_t share = atomic_load_explicit(&pool->limit_hint, memory_order_relaxed) / BIN_CALM_SHARE;
+  return share < BIN_CALM_BYTES ? share : BIN_CALM_BYTES;
+}
+
 static void front_attach(struct front *front, struct mam_pool *pool) {
   front->pool = pool;
   front->generation = pool->generation;
@@ -210,6 +221,7 @@ static void front_attach(struct front *front, struct mam_pool *pool) {
   front->fence_bytes = atomic_load_explicit(&pool->limit_hint, memory_order_relaxed) / FENCE_SHARE;
   if (pool->config.waiting_limit_bytes > 0 && front->fence_bytes > pool->config.waiting_limit_bytes)
     front->fence_bytes = pool->config.waiting_limit_bytes;
+  front->bin_calm_bytes = bin_calm_bytes(pool);
   memset(&front->numbers, 0, sizeof front->numbers);
   memset(front->magazines, 0, sizeof front->magazines);
   memset(front->owned, 0, sizeof front->owned);
@@ -394,12 +406,22 @@ static bool shelf_is_for(const struct shelf *shelf, size_t bytes, const void *ta
   return shelf->tag == tag && (tag != NULL || shelf->bytes == bytes);
 }
 
-static inline struct owned *owned_for(struct front *front, uintptr_t address) {
-  return &front->owned[hash(address / POOL_ALIGNMENT_LEAST_BYTES, OWNED_BITS)];
+/* The pair of places for a block. */
+static inline struct owned *owned_pair(struct front *front, uintptr_t address) {
+  return &front->owned[2 * hash(address / POOL_ALIGNMENT_LEAST_BYTES, OWNED_BITS - 1)];
 }
 
-static void owned_remember(struct front *front, const struct pool_block *block, const void *tag) {
-  *owned_for(front, block->address) = (struct owned){block->address, block->segment, block->ticket, block->bytes, tag};
+/* NULL if the thread does not know the block. */
+static inline struct owned *owned_find(struct front *front, uintptr_t address) {
+  struct owned *pair = owned_pair(front, address);
+  return pair[0].address == address ? &pair[0] : pair[1].address == address ? &pair[1] : NULL;
+}
+
+/* Where both places are taken, the second one's block is forgotten, and will be freed through the pool. */
+static inline void owned_remember(struct front *front, const struct pool_block *block, const void *tag) {
+  struct owned *pair = owned_pair(front, block->address);
+  bool first = pair[0].address == 0 || pair[0].address == block->address;
+  pair[!first] = (struct owned){block->address, block->segment, block->ticket, block->bytes, tag};
 }
 
 /* Seed 002: a block is taken back if it is neither too small nor more than twice as large.  By size it fits exactly. */
@@ -449,13 +471,19 @@ static unsigned bin_index(size_t bytes) {
   return (log - BIN_LEAST_BITS) << BIN_STEP_BITS | step;
 }
 
+/* The same, BINS or more also if the thread has no use for bins of that size. */
+static unsigned bin_index_used(const struct front *front, size_t bytes) {
+  bool used = front->bins != NULL && (front->binning || bytes <= front->bin_calm_bytes);
+  return used ? bin_index(bytes) : BINS;
+}
+
 static bool bin_serves(const struct shelf *bin, size_t bytes) {
   return bin->count > 0 && bin->ring[bin->first].segment->bytes >= bytes;
 }
 
 /* The bin whose oldest block is large enough, and less than a quarter too large; NULL if there is none. */
 static struct shelf *bin_serving(const struct front *front, size_t bytes) {
-  unsigned index = front->binning ? bin_index(bytes) : BINS;
+  unsigned index = bin_index_used(front, bytes);
   if (index < BINS && bin_serves(&front->bins[index], bytes))
     return &front->bins[index];
   return index + 1 < BINS && bin_serves(&front->bins[index + 1], bytes) ? &front->bins[index + 1] : NULL;
@@ -472,11 +500,12 @@ static bool bin_pop(struct front *front, size_t size, const void *site, uintptr_
 
 /* The bin for a block that is freed; NULL if there is none with room. */
 static struct shelf *bin_with_room(const struct front *front, const struct owned *owned) {
-  unsigned index = front->binning && owned->tag == NULL ? bin_index(owned->bytes) : BINS;
+  unsigned index = owned->tag == NULL ? bin_index_used(front, owned->bytes) : BINS;
+  unsigned most = front->binning ? SHELF_BLOCKS : BIN_CALM_BLOCKS;
   if (index >= BINS)
     return NULL;
   struct shelf *bin = &front->bins[index];
-  bool room = bin->count < SHELF_BLOCKS && (bin->count == 0 || (bin->count + 1) * owned->bytes <= BIN_BYTES);
+  bool room = bin->count < most && (bin->count == 0 || (bin->count + 1) * owned->bytes <= BIN_BYTES);
   return room ? bin : NULL;
 }
 
@@ -552,8 +581,8 @@ static unsigned limbo_drain(struct front *front, struct segment **segments, uint
 
 /* Frees a block that the thread owns if there is room for it on a shelf or in limbo. */
 static bool large_keep(struct front *front, uintptr_t address) {
-  struct owned *owned = owned_for(front, address);
-  if (owned->address != address)
+  struct owned *owned = owned_find(front, address);
+  if (owned == NULL)
     return false;
   struct shelf *shelf = shelf_for(front, owned->bytes, owned->tag);
   bool shelved = shelf_is_for(shelf, owned->bytes, owned->tag) && shelf_has_room(front, shelf);
@@ -848,8 +877,10 @@ static void bins_return(struct front *front) {
 }
 
 /* Host memory for the bins of a thread that is about to need them; NULL if it has or does not, or there is none. */
-static struct shelf *bins_new(const struct front *front, bool contended) {
-  bool needed = contended && front->bins == NULL && front->crowd + CROWD_STEP >= CROWD_ENOUGH;
+static struct shelf *bins_new(const struct front *front, const struct pool_block *block) {
+  bool crowded = block->contended && front->crowd + CROWD_STEP >= CROWD_ENOUGH;
+  bool calm = block->bytes <= front->bin_calm_bytes && block->bytes >> BIN_LEAST_BITS != 0;
+  bool needed = front->bins == NULL && !front->shelves_off && (crowded || calm);
   return needed ? calloc(BINS, sizeof(struct shelf)) : NULL;
 }
 
@@ -869,7 +900,7 @@ static cudaError_t large_take(struct front *front, const struct front_request *r
   cudaError_t error = pool_take(miss->pool, &order, &block);
   if (error != cudaSuccess)
     return error;
-  struct shelf *bins = bins_new(front, block.contended);
+  struct shelf *bins = bins_new(front, &block);
   biased_enter(&front->lock);
   bool attached = front->pool == miss->pool && front->generation == miss->generation;
   bool deserted = crowd_count(front, block.contended, bins);
@@ -1037,7 +1068,7 @@ static inline enum tried front_try(struct front *front, const struct front_reque
     bool served = (request->tag == NULL && request->size <= SLAB_BLOCK_MOST_BYTES &&
                    small_pop(front, slab_class(request->size), request->size, address)) ||
                   shelf_pop(front, request->size, request->site, request->tag, address) ||
-                  (front->binning && request->tag == NULL && bin_pop(front, request->size, request->site, address));
+                  (request->tag == NULL && bin_pop(front, request->size, request->site, address));
     tried = served ? TRIED_SERVED : TRIED_MISSED;
     number_add(&front->numbers.live, 1);
     if (!served)

@@ -23,24 +23,36 @@ RB_GENERATE_INTERNAL(size_tree, segment, as.by_size, compare_sizes, TREE_FUNCTIO
 /* ---- The branches of the size tree ---- */
 
 static unsigned branch_of(size_t bytes) {
-  if (bytes < 32)
+  if (bytes < SIZE_STEPS)
     return 0;
   unsigned log = 63 - (unsigned)__builtin_clzl(bytes);
-  return log * 32 + (unsigned)((bytes >> (log - 5)) & 31);
+  return log * SIZE_STEPS + (unsigned)(bytes >> (log - SIZE_STEP_BITS)) % SIZE_STEPS;
 }
 
 static void size_insert(struct size_forest *forest, struct segment *segment) {
   unsigned branch = branch_of(segment->bytes);
-  RB_INSERT(size_tree, &forest->branches[branch], segment);
+  struct size_tree *tree = &forest->branches[branch];
+  if (!RB_EMPTY(tree)) {
+    RB_INSERT(size_tree, tree, segment);
+    return;
+  }
+  RB_SET(segment, NULL, as.by_size); /* mostly; RB_INSERT takes longer to see it */
+  RB_COLOR(segment, as.by_size) = RB_BLACK;
+  RB_ROOT(tree) = segment;
   forest->words[branch / 64] |= (uint64_t)1 << branch % 64;
   forest->branched |= (uint64_t)1 << branch / 64;
 }
 
 static void size_remove(struct size_forest *forest, struct segment *segment) {
   unsigned branch = branch_of(segment->bytes);
-  RB_REMOVE(size_tree, &forest->branches[branch], segment);
-  if (!RB_EMPTY(&forest->branches[branch]))
+  struct size_tree *tree = &forest->branches[branch];
+  bool alone =
+      RB_ROOT(tree) == segment && RB_LEFT(segment, as.by_size) == NULL && RB_RIGHT(segment, as.by_size) == NULL;
+  if (!alone) {
+    RB_REMOVE(size_tree, tree, segment);
     return;
+  }
+  RB_ROOT(tree) = NULL;
   forest->words[branch / 64] &= ~((uint64_t)1 << branch % 64);
   if (forest->words[branch / 64] == 0)
     forest->branched &= ~((uint64_t)1 << branch / 64);

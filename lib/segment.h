@@ -77,9 +77,10 @@ RB_HEAD(pointer_tree, segment);
 RB_HEAD(size_tree, segment);
 LIST_HEAD(unmapped_list, segment);
 
-/* The size tree is cut into branches by size, 32 for each power of two, so that each is small and warm in the cache:
+/* The size tree is cut into branches by size, 64 for each power of two, so that each holds a few segments at most:
  * a search in one tree of 600 holes was half of what an allocation cost. */
-enum { SIZE_BRANCHES = 64 * 32, SIZE_WORDS = SIZE_BRANCHES / 64 };
+enum { SIZE_STEP_BITS = 6, SIZE_STEPS = 1 << SIZE_STEP_BITS, SIZE_BRANCHES = 64 * SIZE_STEPS, SIZE_WORDS = 64 };
+_Static_assert(SIZE_BRANCHES == 64 * SIZE_WORDS, "a bit for each branch, and for each word");
 
 /* What waits and was freed on one stream, by size: eight lists for each power of two.  Neighbours coalesce whatever
  * their epochs, the latest counts; in a list an older one may come behind a younger. */
