@@ -43,12 +43,15 @@ static void size_insert(struct size_forest *forest, struct segment *segment) {
   forest->branched |= (uint64_t)1 << branch / 64;
 }
 
+/* Whether a segment of the tree is its only one. */
+static bool size_alone(const struct size_tree *tree, const struct segment *segment) {
+  return RB_ROOT(tree) == segment && RB_LEFT(segment, as.by_size) == NULL && RB_RIGHT(segment, as.by_size) == NULL;
+}
+
 static void size_remove(struct size_forest *forest, struct segment *segment) {
   unsigned branch = branch_of(segment->bytes);
   struct size_tree *tree = &forest->branches[branch];
-  bool alone =
-      RB_ROOT(tree) == segment && RB_LEFT(segment, as.by_size) == NULL && RB_RIGHT(segment, as.by_size) == NULL;
-  if (!alone) {
+  if (!size_alone(tree, segment)) {
     RB_REMOVE(size_tree, tree, segment);
     return;
   }
@@ -179,13 +182,19 @@ static void count_remove(struct segment_set *set, enum segment_state state, size
 
 /* ---- Free segments ---- */
 
+/* Whether a segment with new bounds keeps its place in its branch. */
+static bool size_stays(const struct segment_set *set, struct segment *segment, uintptr_t base, size_t bytes) {
+  const struct segment key = {.base = base, .bytes = bytes}, *smaller, *larger;
+  if (size_alone(&set->by_size.branches[branch_of(bytes)], segment))
+    return true;
+  return ((smaller = RB_PREV(size_tree, , segment)) == NULL || compare_sizes(smaller, &key) < 0) &&
+         ((larger = RB_NEXT(size_tree, , segment)) == NULL || compare_sizes(&key, larger) < 0);
+}
+
 /* Gives a free segment new bounds, which stay between its neighbours' so that the pointer tree does not change.  The
  * size tree only changes if the segment would pass another one: the usual large hole keeps its place. */
 static void free_resize(struct segment_set *set, struct segment *segment, uintptr_t base, size_t bytes) {
-  const struct segment key = {.base = base, .bytes = bytes};
-  const struct segment *smaller = RB_PREV(size_tree, , segment), *larger = RB_NEXT(size_tree, , segment);
-  bool stays = branch_of(bytes) == branch_of(segment->bytes) && (smaller == NULL || compare_sizes(smaller, &key) < 0) &&
-               (larger == NULL || compare_sizes(&key, larger) < 0);
+  bool stays = branch_of(bytes) == branch_of(segment->bytes) && size_stays(set, segment, base, bytes);
   set->bytes[SEGMENT_FREE] += bytes - segment->bytes;
   if (!stays)
     size_remove(&set->by_size, segment);
