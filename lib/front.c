@@ -37,17 +37,17 @@ enum {
   SLAB_CROWD = 64     /* else when so many of its blocks are live as segments */
 };
 
-/* Small blocks of one class; the owner's, inside. */
+/* Small blocks of one class; the owner's, inside.  What the quick way needs is on one cache line. */
 struct magazine {
-  struct batch *ready;   /* to allocate from; never NULL, see none_ready */
-  struct batch *freed;   /* to push frees on; never NULL, see none_freed */
-  struct batch *resting; /* were freed, oldest first; NULL if none */
-  struct batch **resting_end;
-  struct batch *shells; /* empty ones for the next to come */
-  unsigned resting_count;
+  _Alignas(64) struct batch *ready; /* to allocate from; never NULL, see none_ready */
+  struct batch *freed;              /* to push frees on; never NULL, see none_freed */
   /* Numbers as in struct front_numbers.  slack: of the live ones' codes, each less 1. */
   _Atomic uint64_t mallocs, frees;
   _Atomic int64_t slack;
+  struct batch *resting; /* were freed, oldest first; NULL if none */
+  struct batch **resting_end;
+  unsigned resting_count;
+  struct batch *shells; /* empty ones for the next to come */
 };
 
 struct kept {
@@ -353,10 +353,9 @@ static unsigned resting_most(unsigned class) {
   return count < 1 ? 1 : count > RESTING_MOST ? RESTING_MOST : (unsigned)count;
 }
 
-/* Room for a free, by means of the magazine alone. */
-static bool magazine_has_room(struct front *front, struct magazine *magazine, unsigned class) {
-  if (magazine->freed->count < SLAB_BATCH)
-    return true;
+/* Room for a free in a magazine whose batch has none, by means of the magazine alone. */
+static __attribute__((noinline)) bool magazine_has_more(struct front *front, struct magazine *magazine,
+                                                        unsigned class) {
   if (batch_real(magazine->freed)) {
     if (magazine->resting_count >= resting_most(class))
       return false;
@@ -370,23 +369,20 @@ static inline bool small_pop(struct front *front, unsigned class, size_t size, u
   if (magazine->ready->count == 0 && !magazine_wake(front, magazine))
     return false;
   struct batch *ready = magazine->ready;
-  uintptr_t block = ready->blocks[--ready->count];
-  struct slab *slab = page_map_find(block);
-  if (slab == NULL) /* batches hold blocks of slabs, and those stay in the map */
-    __builtin_unreachable();
+  const struct slab_block *block = &ready->blocks[--ready->count];
   uint8_t code = slab_code(class, size);
   /* relaxed: the block is this thread's alone; whoever frees it was given the address after this */
-  atomic_store_explicit(slab_live(slab, slab_index(slab, block)), code, memory_order_relaxed);
+  atomic_store_explicit(block->live, code, memory_order_relaxed);
   number_add(&magazine->slack, code - 1);
   number_count(&magazine->mallocs);
-  *address = block;
+  *address = block->address;
   return true;
 }
 
 /* Takes a block out of the program's hands.  False if it was not there. */
-static inline bool small_claim(struct magazine *magazine, struct slab *slab, uint32_t index) {
+static inline bool small_claim(struct magazine *magazine, _Atomic uint8_t *live) {
   /* acq_rel: of two frees of one block one finds 0; the block's last use is before whoever takes it next */
-  uint8_t code = atomic_exchange_explicit(slab_live(slab, index), 0, memory_order_acq_rel);
+  uint8_t code = atomic_exchange_explicit(live, 0, memory_order_acq_rel);
   if (code == 0)
     return false;
   number_add(&magazine->slack, 1 - code);
@@ -418,10 +414,18 @@ static inline struct owned *owned_find(struct front *front, uintptr_t address) {
 }
 
 /* Where both places are taken, the second one's block is forgotten, and will be freed through the pool. */
-static inline void owned_remember(struct front *front, const struct pool_block *block, const void *tag) {
-  struct owned *pair = owned_pair(front, block->address);
-  bool first = pair[0].address == 0 || pair[0].address == block->address;
-  pair[!first] = (struct owned){block->address, block->segment, block->ticket, block->bytes, tag};
+static inline void owned_remember(struct front *front, uintptr_t address, struct segment *segment, uint64_t ticket,
+                                  const void *tag) {
+  struct owned *owned = owned_pair(front, address);
+  /* a branch: the processor then knows early where the stores go, and the loads of the free that follows need not wait
+   */
+  if (__builtin_expect(owned->address != 0 && owned->address != address, false))
+    owned++;
+  owned->address = address; /* each by itself: a copy of the whole would wait for its parts */
+  owned->segment = segment;
+  owned->ticket = ticket;
+  owned->bytes = segment->bytes;
+  owned->tag = tag;
 }
 
 /* Seed 002: a block is taken back if it is neither too small nor more than twice as large.  By size it fits exactly. */
@@ -433,20 +437,21 @@ static bool kept_fits(const struct shelf *shelf, const struct kept *kept, size_t
 static inline uintptr_t shelf_hand_out(struct front *front, struct shelf *shelf, size_t size, const void *site,
                                        const void *tag) {
   struct segment *segment = shelf->ring[shelf->first].segment;
-  struct pool_block block = {segment, segment->base, segment->bytes, front->ticket_next, false};
+  uintptr_t address = segment->base;
+  uint64_t ticket = front->ticket_next;
   front->ticket_next += 2;
   shelf->first = (shelf->first + 1) % SHELF_BLOCKS;
   shelf->count--;
   shelf->in_the_way = 0;
-  block.segment->as.used.requested_bytes = size;
-  block.segment->as.used.site = site;
+  segment->as.used.requested_bytes = size;
+  segment->as.used.site = site;
   /* release: the fields above, for a thread that frees the block through the pool; pairs with pool_free's exchange */
-  atomic_store_explicit(&block.segment->ticket, block.ticket, memory_order_release);
-  owned_remember(front, &block, tag);
-  number_add(&front->numbers.kept_bytes, -(int64_t)block.bytes);
+  atomic_store_explicit(&segment->ticket, ticket, memory_order_release);
+  owned_remember(front, address, segment, ticket, tag);
+  number_add(&front->numbers.kept_bytes, -(int64_t)segment->bytes);
   number_add(&front->numbers.requested_bytes, (int64_t)size);
   number_count(&front->numbers.hits[tag != NULL ? FRONT_HIT_TAG : FRONT_HIT_SIZE]);
-  return block.address;
+  return address;
 }
 
 static inline bool shelf_pop(struct front *front, size_t size, const void *site, const void *tag, uintptr_t *address) {
@@ -615,7 +620,7 @@ static bool zero_matters(const struct front *front) { /* relaxed: a hint, looked
 
 enum freed { FREED_NOT, FREED_NO_ROOM, FREED, FREED_ZERO };
 
-static enum freed freed_count(struct front *front, bool freed) {
+static inline enum freed freed_count(struct front *front, bool freed) {
   if (!freed)
     return FREED_NOT;
   number_add(&front->numbers.live, -1);
@@ -632,15 +637,16 @@ static inline enum freed free_small(struct front *front, struct slab *slab, uint
     return FREED_NOT;
   unsigned class = slab_class_of(slab);
   struct magazine *magazine = &front->magazines[class];
-  if (!magazine_has_room(front, magazine, class))
+  if (__builtin_expect(magazine->freed->count >= SLAB_BATCH, false) && !magazine_has_more(front, magazine, class))
     return FREED_NO_ROOM;
-  if (!small_claim(magazine, slab, index))
+  _Atomic uint8_t *live = slab_live(slab, index);
+  if (!small_claim(magazine, live))
     return FREED_NOT;
   /* By the immediate rule, the next allocation may have it. */
   struct batch *to = front->immediate && batch_real(magazine->ready) && magazine->ready->count < SLAB_BATCH
                          ? magazine->ready
                          : magazine->freed;
-  to->blocks[to->count++] = address;
+  to->blocks[to->count++] = (struct slab_block){address, live};
   return freed_count(front, true);
 }
 
@@ -650,14 +656,21 @@ static void unfenced_fence(struct front *front) {
   (void)reuse_reach(front->reuse, reuse_epoch(front->reuse));
 }
 
-static enum freed free_quick(struct front *front, struct slab *slab, uintptr_t address) {
+static __attribute__((noinline)) enum freed free_large(struct front *front, uintptr_t address) {
   biased_enter(&front->lock);
-  enum freed freed = slab != NULL          ? free_small(front, slab, address)
-                     : front->pool != NULL ? freed_count(front, large_keep(front, address))
-                                           : FREED_NOT;
+  enum freed freed = front->pool != NULL ? freed_count(front, large_keep(front, address)) : FREED_NOT;
   biased_leave(&front->lock);
   if (front->unfenced_bytes > front->fence_bytes)
     unfenced_fence(front);
+  return freed;
+}
+
+static inline enum freed free_quick(struct front *front, struct slab *slab, uintptr_t address) {
+  if (slab == NULL)
+    return free_large(front, address);
+  biased_enter(&front->lock);
+  enum freed freed = free_small(front, slab, address);
+  biased_leave(&front->lock);
   return freed;
 }
 
@@ -906,7 +919,7 @@ static cudaError_t large_take(struct front *front, const struct front_request *r
   bool deserted = crowd_count(front, block.contended, bins);
   bool clear = attached && shelf_claim(front, block.bytes, request->tag);
   if (attached)
-    owned_remember(front, &block, request->tag);
+    owned_remember(front, block.address, block.segment, block.ticket, request->tag);
   biased_leave(&front->lock);
   if (clear)
     shelf_return(front, shelf_for(front, block.bytes, request->tag), SHELF_BLOCKS);
@@ -1088,6 +1101,23 @@ static cudaError_t front_malloc_missed(struct front *front, const struct front_r
   return error;
 }
 
+uintptr_t front_malloc_quick(uint64_t default_id, size_t size, const void *site) {
+  struct front *front = mine;
+  uintptr_t address = 0;
+  if (front == NULL)
+    return 0;
+  biased_enter(&front->lock);
+  if (front->default_id == default_id) {
+    bool served = size <= SLAB_BLOCK_MOST_BYTES
+                      ? small_pop(front, slab_class(size), size, &address)
+                      : shelf_pop(front, size, site, NULL, &address) || bin_pop(front, size, site, &address);
+    if (served)
+      number_add(&front->numbers.live, 1);
+  }
+  biased_leave(&front->lock);
+  return address;
+}
+
 cudaError_t front_malloc(const struct front_request *request, uintptr_t *address) {
   struct front *front = mine;
   struct miss miss;
@@ -1208,11 +1238,11 @@ static cudaError_t small_free_alone(struct front *front, struct mam_pool *pool, 
   if (batch == NULL)
     error = error_set(cudaErrorMemoryAllocation, "no host memory to free %p", (void *)address);
   biased_enter(&front->lock);
-  bool claimed =
-      error == cudaSuccess && index != UINT32_MAX && small_claim(&front->magazines[slab_class_of(slab)], slab, index);
+  bool claimed = error == cudaSuccess && index != UINT32_MAX &&
+                 small_claim(&front->magazines[slab_class_of(slab)], slab_live(slab, index));
   biased_leave(&front->lock);
   if (claimed) {
-    batch->blocks[batch->count++] = address;
+    batch->blocks[batch->count++] = (struct slab_block){address, slab_live(slab, index)};
     batch->epoch = at_once ? 0 : reuse_epoch(pool->reuse);
     slab_rest(pool, depot, batch, at_once);
   } else if (error == cudaSuccess) {

@@ -145,7 +145,7 @@ static void word_carve_locked(struct slab *slab, uint32_t word, struct batch *ba
   size_t block_bytes = slab_block_bytes(slab);
   for (uint64_t bits = slab->inside[word]; bits != 0; bits &= bits - 1) {
     uint32_t index = word * WORD_BITS + (uint32_t)__builtin_ctzl(bits);
-    batch->blocks[batch->count++] = slab->base + index * block_bytes;
+    batch->blocks[batch->count++] = (struct slab_block){slab->base + index * block_bytes, slab_live(slab, index)};
     slab->inside_count--;
   }
   slab->inside[word] = 0;
@@ -186,7 +186,7 @@ static void batches_return_locked(struct depot *depot, uint64_t passed, unsigned
   struct batch *batch;
   while (depot->batch_count > keep && (batch = batch_pull_locked(depot, passed)) != NULL) {
     for (unsigned i = 0; i < batch->count; i++) {
-      struct slab *slab = block_return_locked(depot, batch->blocks[i]);
+      struct slab *slab = block_return_locked(depot, batch->blocks[i].address);
       if (slab != NULL)
         TAILQ_INSERT_TAIL(empty, slab, link);
     }

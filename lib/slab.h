@@ -29,12 +29,18 @@ enum {
   SLAB_BATCH = 64    /* blocks that change hands at once: what a fence is shared by, at least */
 };
 
+/* A block that is not live, and where that is written: an allocation then need not look for it. */
+struct slab_block {
+  uintptr_t address;
+  _Atomic uint8_t *live;
+};
+
 /* Blocks of one class on their way.  Owned by whoever holds it: a front or a depot. */
 struct batch {
   _Alignas(64) struct batch *next; /* no two threads' batches share a cache line */
   uint64_t epoch;                  /* none of the blocks was freed later: they may be used when it has passed */
   unsigned count;
-  uintptr_t blocks[SLAB_BATCH];
+  struct slab_block blocks[SLAB_BATCH];
 };
 
 struct slab {
