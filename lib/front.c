@@ -12,7 +12,7 @@
 enum {
   OWNED_BITS = 13,              /* large blocks that a front remembers its thread allocated, by a hash of the address */
   SHELF_BITS = 5,               /* shelves, by a hash of size or tag */
-  SHELF_BLOCKS = 64,            /* on one shelf: what a fence is shared by */
+  SHELF_BLOCKS = 64,           /* on one shelf: what a fence is shared by */
   SHELF_PATIENCE = 8,           /* a shelf goes to another size or tag when it was in the way so many times in a row */
   RESTING_MOST = 8,             /* batches that rest in a magazine, */
   RESTING_MOST_BYTES = 2 << 20, /* of so many bytes, unless it is one: they share a fence */
@@ -22,7 +22,8 @@ enum {
   BIN_DOUBLINGS = 12,  /* to 128 MiB, */
   BIN_STEP_BITS = 3,   /* in eight steps a doubling, */
   BINS = BIN_DOUBLINGS << BIN_STEP_BITS,
-  BIN_BYTES = 256 << 20,    /* of so many bytes each, at most, unless it is one block */
+  BIN_BLOCKS = 64,          /* with so many blocks at most, */
+  BIN_BYTES = 256 << 20,    /* of so many bytes, unless it is one */
   BIN_CALM_BYTES = 1 << 18, /* without a crowd, bins are for blocks of at most so many bytes, */
   BIN_CALM_SHARE = 4096,    /* and of so small a part of the limit, */
   BIN_CALM_BLOCKS = 16,     /* and so many of them */
@@ -506,7 +507,7 @@ static bool bin_pop(struct front *front, size_t size, const void *site, uintptr_
 /* The bin for a block that is freed; NULL if there is none with room. */
 static struct shelf *bin_with_room(const struct front *front, const struct owned *owned) {
   unsigned index = owned->tag == NULL ? bin_index_used(front, owned->bytes) : BINS;
-  unsigned most = front->binning ? SHELF_BLOCKS : BIN_CALM_BLOCKS;
+  unsigned most = front->binning ? BIN_BLOCKS : BIN_CALM_BLOCKS;
   if (index >= BINS)
     return NULL;
   struct shelf *bin = &front->bins[index];
