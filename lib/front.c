@@ -12,7 +12,7 @@
 enum {
   OWNED_BITS = 13,              /* large blocks that a front remembers its thread allocated, by a hash of the address */
   SHELF_BITS = 5,               /* shelves, by a hash of size or tag */
-  SHELF_BLOCKS = 64,           /* on one shelf: what a fence is shared by */
+  SHELF_BLOCKS = 64,            /* on one shelf: what a fence is shared by */
   SHELF_PATIENCE = 8,           /* a shelf goes to another size or tag when it was in the way so many times in a row */
   RESTING_MOST = 8,             /* batches that rest in a magazine, */
   RESTING_MOST_BYTES = 2 << 20, /* of so many bytes, unless it is one: they share a fence */
