@@ -196,6 +196,7 @@ struct pool_block {
   uintptr_t address;
   size_t bytes;
   uint64_t ticket;
+  bool contended; /* another thread had the pool's lock at the time */
 };
 
 /* Counts the caller among the users of the pool, which cannot end before pool_exit.  Errors: as pool_malloc. */

@@ -29,12 +29,22 @@ enum {
   SLAB_BATCH = 64    /* blocks that change hands at once: what a fence is shared by, at least */
 };
 
+/* Under libmam_preload, the address of something: then each block has a second byte, for what its code leaves out, so
+ * that it can be told exactly what was asked for.  Constant before any code runs. */
+extern const void *const slab_exact;
+
+/* A block that is not live, and where that is written: an allocation then need not look for it. */
+struct slab_block {
+  uintptr_t address;
+  _Atomic uint8_t *live;
+};
+
 /* Blocks of one class on their way.  Owned by whoever holds it: a front or a depot. */
 struct batch {
   _Alignas(64) struct batch *next; /* no two threads' batches share a cache line */
   uint64_t epoch;                  /* none of the blocks was freed later: they may be used when it has passed */
   unsigned count;
-  uintptr_t blocks[SLAB_BATCH];
+  struct slab_block blocks[SLAB_BATCH];
 };
 
 struct slab {
@@ -58,7 +68,7 @@ TAILQ_HEAD(slab_list, slab);
 
 /* All slabs and resting batches of one class of a pool. */
 struct depot {
-  _Alignas(64) pthread_mutex_t lock;
+  _Alignas(64) pthread_mutex_t *lock; /* may be other depots' too */
   struct slab_list slabs;
   struct batch *first, **last; /* resting, oldest epoch first but for what was freed for immediate use */
   unsigned batch_count;
@@ -66,7 +76,8 @@ struct depot {
   struct batch *shells;        /* empty batches for the next to come */
 };
 
-void depot_init(struct depot *depot);
+/* The lock is the caller's, who keeps it for as long as the depot is used. */
+void depot_init(struct depot *depot, pthread_mutex_t *lock);
 
 /* The smallest class whose blocks hold bytes, 1 to SLAB_BLOCK_MOST_BYTES. */
 static inline unsigned slab_class(size_t bytes) {
@@ -96,7 +107,8 @@ static inline uint32_t slab_index(const struct slab *slab, uintptr_t address) {
 }
 
 static inline _Atomic uint8_t *slab_live(const struct slab *slab, uint32_t index) {
-  return &atomic_load_explicit(&slab->live, memory_order_relaxed)[index]; /* relaxed: see slab_index */
+  /* relaxed: see slab_index */
+  return &atomic_load_explicit(&slab->live, memory_order_relaxed)[slab_exact != NULL ? 2 * index : index];
 }
 
 static inline unsigned slab_class_of(const struct slab *slab) {
@@ -112,6 +124,19 @@ static inline unsigned slab_code_shift(unsigned class) { return class < 16 ? 2 :
 
 static inline uint8_t slab_code(unsigned class, size_t bytes) {
   return (uint8_t)(1 + ((slab_class_bytes(class) - bytes) >> slab_code_shift(class)));
+}
+
+/* What the code leaves out, into the byte after the block's, which the code is written to next. */
+static inline void slab_exact_write(_Atomic uint8_t *live, unsigned class, size_t bytes) {
+  uint8_t rest = (uint8_t)((slab_class_bytes(class) - bytes) & ((1u << slab_code_shift(class)) - 1));
+  atomic_store_explicit(live + 1, rest, memory_order_relaxed); /* relaxed: as the code */
+}
+
+/* What was asked for by a code's block, exactly if that was written. */
+static inline size_t slab_requested_bytes(const _Atomic uint8_t *live, unsigned class, uint8_t code) {
+  /* relaxed: as the code */
+  size_t rest = slab_exact != NULL ? atomic_load_explicit(live + 1, memory_order_relaxed) : 0;
+  return slab_class_bytes(class) - ((size_t)(code - 1) << slab_code_shift(class)) - rest;
 }
 
 /* Blocks for a front: a batch that may be used, or one carved from a slab; of a slab, blocks of one word of bits, so
