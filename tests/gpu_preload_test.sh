@@ -18,6 +18,13 @@ fail() {
   failures=$((failures + 1))
 }
 
+# ready PROGRAM: without these there would be nothing to compare
+ready() {
+  for file in "$1" ${MAM_RUN%% *}; do
+    [ -x "$file" ] || command -v "$file" >/dev/null || { echo "FAIL: there is no $file"; exit 1; }
+  done
+}
+
 # Cases that end with the process are run alone, each in its own.
 # answers FILE COMMAND...
 answers() {
@@ -54,12 +61,14 @@ ordered() {
 compare() {
   name=$1
   shift
+  ready "$1"
   answers "$KEEP/$name.without" "$@"
   if [ $? -eq 77 ]; then
     cat "$KEEP/$name.without"
     [ "$name" = linked ] || exit 77
     return
   fi
+  grep -q '^status = 0$' "$KEEP/$name.without" || fail "$name: $(tail -n 1 "$KEEP/$name.without") without mam-run"
   [ -n "$MAM_RUN" ] || { echo "$name: $(wc -l <"$KEEP/$name.without") answers"; return; }
   # Options are words.
   # shellcheck disable=SC2086
