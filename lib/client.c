@@ -110,7 +110,7 @@ static bool chunk_at(uintptr_t address, uintptr_t *base) {
 static struct mam_pool *pool_of_context(CUcontext handle, uint64_t *id) {
   const struct driver *driver;
   struct context context;
-  if (driver_get(&driver) != cudaSuccess)
+  if (pool_first() == NULL || driver_get(&driver) != cudaSuccess) /* a first question must not initialise the driver */
     return NULL;
   if (handle == NULL)
     *id = context_current_id(driver);
@@ -159,6 +159,8 @@ static void capture_end(struct reuse *reuse) {
   reuse_close(reuse);
 }
 
+static bool reuse_context_lives(const struct reuse *reuse) { return context_lives(&reuse->source.context); }
+
 /* ---- Numbers ---- */
 
 static void totals(struct client_totals *sum) {
@@ -179,6 +181,8 @@ static void totals(struct client_totals *sum) {
 }
 
 const struct client mam_client = {.struct_size = sizeof(struct client),
+                                  .options = options_read_preload,
+                                  .list_has = options_list_has,
                                   .chunks_set = chunks_set,
                                   .source_is_device = api_source_is_device,
                                   .malloc = api_client_malloc,
@@ -191,5 +195,6 @@ const struct client mam_client = {.struct_size = sizeof(struct client),
                                   .wait_end = reuse_wait_end,
                                   .capture_begin = capture_begin,
                                   .capture_end = capture_end,
+                                  .context_lives = reuse_context_lives,
                                   .contexts_changed = api_contexts_changed,
                                   .totals = totals};

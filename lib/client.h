@@ -12,6 +12,7 @@
 #include <stdbool.h>
 
 #include "driver.h"
+#include "options.h"
 
 struct reuse;
 
@@ -37,6 +38,9 @@ struct client_totals {
 
 struct client {
   size_t struct_size;
+
+  cudaError_t (*options)(struct options_preload *options); /* options_read_preload and options_list_has */
+  bool (*list_has)(const char *list, const char *text);
 
   /* From now on a default pool that comes by itself takes chunks of so many bytes by cuMemAlloc, and further ones as it
    * grows, unless MAM_SOURCE names a source; it stays when its last block is freed.  0: as without a client. */
@@ -69,6 +73,9 @@ struct client {
   /* As MAM_CaptureBegin and MAM_CaptureEnd, of any context; NULL if it does not live or the host has no memory. */
   struct reuse *(*capture_begin)(CUcontext context);
   void (*capture_end)(struct reuse *reuse);
+
+  /* Whether the context of a capture still lives. */
+  bool (*context_lives)(const struct reuse *reuse);
 
   /* A context may have ended: pools of those that have are forgotten, their memory not freed. */
   void (*contexts_changed)(void);

@@ -17,15 +17,21 @@ enum { WATCHDOG_S = 60, ROUNDS = 2, READ_FD = 3, WRITE_FD = 4, DMA_BUF_FD = 1 };
 
 static const size_t block_bytes[] = {1000, 32768, 100000, 2 * MIB, 3 * MIB + 100, 64 * MIB};
 
-/* One export, as it goes over the pipe.  Bytes of 0 end the conversation. */
-struct message {
+struct export {
   size_t bytes, distance;
-  int byte, new_byte; /* what the importer finds there, and writes */
+  int byte; /* what the importer finds there */
   unsigned char handle[DOOR_HANDLE_BYTES];
 };
 
+/* What goes over the pipe: a block, in which the importer writes, and one that it holds open meanwhile.  Bytes of 0 end
+ * the conversation. */
+struct message {
+  struct export block, other;
+  int new_byte; /* what the importer writes */
+};
+
 struct reply {
-  int open, read_right, write, close;
+  int open, other_open, right, other_right, write, close;
 };
 
 __attribute__((format(printf, 2, 3))) void tell(const char *what, const char *format, ...) {
@@ -89,21 +95,33 @@ static void dma_buf_ask(const char *what, const unsigned char *block) {
     (void)close(descriptor);
 }
 
-static void block_export(const char *what, unsigned char *block, size_t bytes, size_t inside, int byte) {
-  struct message message = {.bytes = bytes - inside, .byte = byte, .new_byte = byte + 100};
-  struct reply reply;
+/* What another process needs to find the bytes from block + inside on. */
+static bool export_describe(const char *what, unsigned char *block, size_t bytes, size_t inside, int byte,
+                            struct export *export) {
   const unsigned char *base = NULL;
-  int handle = door_handle_get(message.handle, block + inside), range = block_range_of(block + inside, &base);
+  *export = (struct export){.bytes = bytes - inside, .byte = byte};
+  int handle = door_handle_get(export->handle, block + inside), range = block_range_of(block + inside, &base);
   tell(what, "handle %d, range %d", handle, range);
-  if (handle != 0 || range != 0)
+  if (handle == 0 && range == 0)
+    export->distance = (size_t)(block + inside - base);
+  return handle == 0 && range == 0;
+}
+
+/* A handle may be refused there, which is one answer and no wrong bytes. */
+static void block_export(const char *what, unsigned char *block, const struct export *other, size_t bytes,
+                         size_t inside, int byte) {
+  struct message message = {.other = *other, .new_byte = byte + 100};
+  struct reply reply;
+  if (!export_describe(what, block, bytes, inside, byte, &message.block))
     return;
-  message.distance = (size_t)(block + inside - base);
   NEED(door_fill(block, byte, bytes));
   NEED(door_wait_all());
   message_send(&message, sizeof message);
   message_receive(&reply, sizeof reply);
-  tell(what, "there: open %d, right: %s, write %d, close %d", reply.open, yes(reply.read_right), reply.write,
-       reply.close);
+  if (reply.open != 0 || reply.other_open != 0)
+    return tell(what, "refused");
+  tell(what, "there: right: %s, another's: %s, write %d, close %d", yes(reply.right), yes(reply.other_right),
+       reply.write, reply.close);
   NEED(door_wait_all());
   tell(what, "what the other wrote: %s", yes(holds(block + inside, byte + 100, bytes - inside)));
   if (inside > 0)
@@ -113,6 +131,7 @@ static void block_export(const char *what, unsigned char *block, size_t bytes, s
 /* The block in the middle of three is exported, so that wrong bytes would be a neighbour's. */
 static void three_export(size_t bytes, int byte) {
   unsigned char *blocks[3];
+  struct export other;
   char what[64];
   for (int i = 0; i < 3; i++) {
     void *block = NULL;
@@ -120,10 +139,12 @@ static void three_export(size_t bytes, int byte) {
     NEED(door_fill(block, 0xF0 + i, bytes));
     blocks[i] = (unsigned char *)block;
   }
-  for (int i = 0; i < 2; i++) {
+  (void)snprintf(what, sizeof what, "%zu bytes", bytes);
+  bool described = export_describe(what, blocks[2], bytes, 1, 0xF2, &other);
+  for (int i = 0; i < 2 && described; i++) {
     size_t inside = i == 0 ? 0 : bytes / 2 + 1;
     (void)snprintf(what, sizeof what, "%zu bytes from %zu", bytes, inside);
-    block_export(what, blocks[1], bytes, inside, byte + i);
+    block_export(what, blocks[1], &other, bytes, inside, byte + i);
   }
   tell(what, "its neighbours: %s", yes(holds(blocks[0], 0xF0, bytes) && holds(blocks[2], 0xF2, bytes)));
   if (bytes >= 2 * MIB && bytes % (2 * MIB) == 0)
@@ -133,7 +154,7 @@ static void three_export(size_t bytes, int byte) {
 }
 
 static void run_export(void) {
-  const struct message last = {.bytes = 0};
+  const struct message last = {.block = {.bytes = 0}};
   for (int round = 0; round < ROUNDS; round++)
     for (size_t i = 0; i < sizeof block_bytes / sizeof block_bytes[0]; i++)
       three_export(block_bytes[i], 1 + 20 * round + 2 * (int)i);
@@ -143,29 +164,39 @@ static void run_export(void) {
 /* ---- The importer ------------------------------------------------------------------------------------------------ */
 
 static struct reply block_import(const struct message *message) {
-  struct reply reply = {-1, 0, -1, -1};
-  void *mapped = NULL;
-  reply.open = door_handle_open(&mapped, message->handle);
-  if (reply.open != 0)
-    return reply;
-  unsigned char *there = (unsigned char *)mapped + message->distance;
-  reply.read_right = holds(there, message->byte, message->bytes);
-  reply.write = door_fill(there, message->new_byte, message->bytes);
-  NEED(door_wait_all());
-  reply.close = door_handle_close(mapped);
+  struct reply reply = {-1, -1, 0, 0, -1, -1};
+  void *mapped = NULL, *other = NULL;
+  reply.other_open = door_handle_open(&other, message->other.handle);
+  reply.open = door_handle_open(&mapped, message->block.handle);
+  if (reply.open == 0 && reply.other_open == 0) {
+    unsigned char *there = (unsigned char *)mapped + message->block.distance;
+    reply.right = holds(there, message->block.byte, message->block.bytes);
+    reply.write = door_fill(there, message->new_byte, message->block.bytes);
+    reply.other_right =
+        holds((unsigned char *)other + message->other.distance, message->other.byte, message->other.bytes);
+    NEED(door_wait_all());
+  }
+  if (reply.open == 0)
+    reply.close = door_handle_close(mapped);
+  if (reply.other_open == 0)
+    NEED(door_handle_close(other));
   return reply;
 }
 
 /* Blocks of its own come and go, so that an address of the other process may be one here too. */
 static void run_import(void) {
   struct message message;
-  for (message_receive(&message, sizeof message); message.bytes > 0; message_receive(&message, sizeof message)) {
+  for (message_receive(&message, sizeof message); message.block.bytes > 0; message_receive(&message, sizeof message)) {
+    size_t bytes = message.block.bytes;
     void *mine = NULL;
-    NEED(door_malloc(&mine, message.bytes));
-    NEED(door_fill(mine, 0xCC, message.bytes));
+    NEED(door_malloc(&mine, bytes));
+    NEED(door_fill(mine, 0xCC, bytes));
     struct reply reply = block_import(&message);
-    tell("import", "%d, right: %s, own block: %s", reply.open, yes(reply.read_right),
-         yes(holds(mine, 0xCC, message.bytes)));
+    if (reply.open != 0 || reply.other_open != 0)
+      tell("import", "refused %d %d", reply.open, reply.other_open);
+    else
+      tell("import", "right: %s %s", yes(reply.right), yes(reply.other_right));
+    tell("own block", "holds: %s", yes(holds(mine, 0xCC, bytes)));
     NEED(door_free(mine));
     message_send(&reply, sizeof reply);
   }

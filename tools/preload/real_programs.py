@@ -12,7 +12,6 @@ import collections
 import csv
 import ctypes
 import difflib
-import json
 import os
 import random
 import re
@@ -110,7 +109,7 @@ class Runner:
     def run(self, command, environment, preloaded):
         with tempfile.TemporaryDirectory() as folder:
             summary = os.path.join(folder, "mam-summary")
-            words = [*self.mam_run, f"--summary={summary}", "--", *command] if preloaded else command
+            words = [*self.mam_run, "--summary", f"--output={summary}", "--", *command] if preloaded else command
             start = time.monotonic()
             try:
                 done = subprocess.run(words, cwd=folder, env={**os.environ, **environment}, stdin=subprocess.DEVNULL,
@@ -126,19 +125,23 @@ class Runner:
             return Run(status, output, took, float(step.group(1)) if step else None, summary_read(summary))
 
 
+SUMMARY = {  # what mam-run's summary says, by the names of the table
+    "mallocs": r"(\d+) allocations and \d+ frees served",
+    "passed": r"(\d+) allocations left to the driver",
+    "hits": r"hits: (\d+)",
+    "dlsym": r"doors: (\d+)",
+    "cuGetProcAddress": r"(\d+) by cuGetProcAddress",
+}
+
+
 def summary_read(path):
-    """The lines of JSON that mam-run's processes left, added up."""
-    total = collections.Counter()
-    doors = collections.Counter()
+    """The summaries that the processes of a run left in a file, added up; None without one."""
     try:
         with open(path, encoding="utf-8") as file:
-            for line in file:
-                one = json.loads(line)
-                doors.update(one.pop("doors", {}))
-                total.update({key: value for key, value in one.items() if isinstance(value, (int, float))})
+            text = file.read()
     except FileNotFoundError:
         return None
-    return {**total, "doors": dict(doors)}
+    return {name: sum(map(int, re.findall(pattern, text))) for name, pattern in SUMMARY.items()}
 
 
 def compared(run):
@@ -164,7 +167,8 @@ def median_or_none(values):
 def doors_text(summary):
     if summary is None:
         return ""
-    return " ".join(f"{name}:{count}" for name, count in sorted(summary["doors"].items()) if count)
+    doors = [f"{name} {summary[name]}" for name in ("dlsym", "cuGetProcAddress") if summary[name]]
+    return ", ".join(doors) if doors else "symbols" if summary["mallocs"] else ""
 
 
 def row_of(program, plain, preloaded, same):
