@@ -42,6 +42,9 @@ static bool driver_open(void) {
   *(void **)&driver.malloc = dlsym(library, "cuMemAlloc_v2");
   *(void **)&driver.free = dlsym(library, "cuMemFree_v2");
   int found = 0;
+  if (driver.init == NULL || driver.retain == NULL || driver.set == NULL || driver.proc_address == NULL ||
+      driver.malloc == NULL || driver.free == NULL)
+    return false;
   return driver.proc_address("cuMemAlloc", (void **)&asked_malloc, PROC_ADDRESS_VERSION, 0, &found) == 0 &&
          driver.proc_address("cuMemFree", (void **)&asked_free, PROC_ADDRESS_VERSION, 0, &found) == 0;
 }
