@@ -44,6 +44,11 @@ struct preload_real {
 /* NULL where there is no driver. */
 const struct preload_real *preload_real_get(void);
 
+/* How many hooks were given to the program by each door; to one that is linked with the driver, the dynamic linker gives
+ * them unseen. */
+enum preload_door { PRELOAD_DOOR_DLSYM, PRELOAD_DOOR_PROC_ADDRESS, PRELOAD_DOORS };
+unsigned preload_given(enum preload_door door);
+
 /* What a hook answers when the function is not there to be called. */
 enum { PRELOAD_NO_FUNCTION = 500 }; /* CUDA_ERROR_NOT_FOUND */
 

@@ -76,6 +76,15 @@ const struct preload_real *preload_real_get(void) {
   return mine;
 }
 
+static _Atomic unsigned given[PRELOAD_DOORS]; /* relaxed: each a number for itself */
+
+static void *give(enum preload_door door, void *hook) {
+  atomic_fetch_add_explicit(&given[door], 1, memory_order_relaxed);
+  return hook;
+}
+
+unsigned preload_given(enum preload_door door) { return atomic_load_explicit(&given[door], memory_order_relaxed); }
+
 static const struct row *row_by_hook(const void *hook) {
   for (size_t i = 0; i < ROWS; i++)
     if (rows[i].hook != NULL && rows[i].hook == hook)
@@ -114,7 +123,7 @@ static CUresult found_hooked(const struct preload_real *real, CUresult result, v
     return result;
   const struct row *row = row_by_real(real, *function);
   if (row != NULL)
-    *function = row->hook;
+    *function = give(PRELOAD_DOOR_PROC_ADDRESS, row->hook);
   return result;
 }
 
@@ -166,9 +175,9 @@ void *preload_dlsym_answer(void *library, const char *name, const void *caller) 
     return NULL;
   if (library == RTLD_NEXT) {
     const struct preload_real *real = driver_loaded() && !is_interposer(name, caller) ? preload_real_get() : NULL;
-    return real != NULL && row_real(real, row) != NULL ? row->hook : NULL;
+    return real != NULL && row_real(real, row) != NULL ? give(PRELOAD_DOOR_DLSYM, row->hook) : NULL;
   }
-  return dlsym_behind(library, name) != NULL ? row->hook : NULL;
+  return dlsym_behind(library, name) != NULL ? give(PRELOAD_DOOR_DLSYM, row->hook) : NULL;
 }
 
 #if defined(__x86_64__)

@@ -99,6 +99,8 @@ static void print(FILE *out, bool measured) {
                 totals.hits, totals.waits);
   (void)fprintf(out, "mam-run:   bytes: %" PRIu64 " allocated, %zu at the peak, %zu held in %u pools at exit\n",
                 count_of(PRELOAD_MALLOC_BYTES), totals.peak_used_bytes, totals.held_bytes, totals.pools);
+  (void)fprintf(out, "mam-run:   doors: %u functions by dlsym, %u by cuGetProcAddress\n",
+                preload_given(PRELOAD_DOOR_DLSYM), preload_given(PRELOAD_DOOR_PROC_ADDRESS));
   if (measured)
     print_measured(out);
 }
