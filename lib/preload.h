@@ -44,8 +44,8 @@ struct preload_real {
 /* NULL where there is no driver. */
 const struct preload_real *preload_real_get(void);
 
-/* How many hooks were given to the program by each door; to one that is linked with the driver, the dynamic linker gives
- * them unseen. */
+/* How many hooks the program was given by each door.  To a program that is linked with the driver, the dynamic linker
+ * gives them unseen. */
 enum preload_door { PRELOAD_DOOR_DLSYM, PRELOAD_DOOR_PROC_ADDRESS, PRELOAD_DOORS };
 unsigned preload_given(enum preload_door door);
 
