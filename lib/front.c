@@ -16,18 +16,20 @@ enum {
   SHELF_PATIENCE = 8,           /* a shelf goes to another size or tag when it was in the way so many times in a row */
   RESTING_MOST = 8,             /* batches that rest in a magazine, */
   RESTING_MOST_BYTES = 2 << 20, /* of so many bytes, unless it is one: they share a fence */
-  TIGHT_MOST = 16, /* fences in a row for one size: then a growing pool gets more of it, so that a fence serves more */
-  FENCE_SHARE = 4, /* what one thread frees is fenced when it comes to this part of the limit, at the latest */
-  BIN_LEAST_BITS = 15, /* bins are for blocks of 32 KiB */
-  BIN_DOUBLINGS = 12,  /* to 128 MiB, */
-  BIN_STEP_BITS = 3,   /* in eight steps a doubling, */
+  TIGHT_MOST = 16, /* fences in a row for one size: then a growing pool gets more of it, so that a fence serves more, */
+  TIGHT_BLOCKS = 4,         /* by so many blocks, */
+  GROWTH_BYTES = 128 << 20, /* but not by more bytes than these, by which it also grows for a crowd */
+  FENCE_SHARE = 4,          /* what one thread frees is fenced when it comes to this part of the limit, at the latest */
+  BIN_LEAST_BITS = 15,      /* bins are for blocks of 32 KiB */
+  BIN_DOUBLINGS = 12,       /* to 128 MiB, */
+  BIN_STEP_BITS = 3,        /* in eight steps a doubling, */
   BINS = BIN_DOUBLINGS << BIN_STEP_BITS,
   BIN_BLOCKS = 64,          /* with so many blocks at most, */
-  BIN_BYTES = 256 << 20,    /* of so many bytes, unless it is one */
+  BIN_BYTES = 64 << 20,     /* of so many bytes, unless it is one */
   BIN_CALM_BYTES = 1 << 18, /* without a crowd, bins are for blocks of at most so many bytes, */
   BIN_CALM_SHARE = 4096,    /* and of so small a part of the limit, */
   BIN_CALM_BLOCKS = 16,     /* and so many of them */
-  BIN_FENCED = 8,           /* so many blocks in one are worth a fence */
+  BIN_FENCED = 4,           /* so many blocks in one are worth a fence */
   CROWD_STEP = 8,     /* an allocation that met another thread at the pool's lock weighs as much as so many others, */
   CROWD_ENOUGH = 64,  /* and such a balance, at least and at most, */
   CROWD_MOST = 256,   /* makes a thread use its bins */
@@ -898,6 +900,11 @@ static struct shelf *bins_new(const struct front *front, const struct pool_block
   return needed ? calloc(BINS, sizeof(struct shelf)) : NULL;
 }
 
+/* How much a pool that is to grow for the sake of speed grows at least. */
+static size_t growth_bytes(const struct front *front, size_t size) {
+  return front->binning || size > GROWTH_BYTES / TIGHT_BLOCKS ? GROWTH_BYTES : TIGHT_BLOCKS * size;
+}
+
 /* cudaErrorInvalidResourceHandle if the pool has ended, whatever its struct is now; then nothing is left of the block.
  */
 static cudaError_t large_take(struct front *front, const struct front_request *request, enum pool_effort effort,
@@ -908,6 +915,7 @@ static cudaError_t large_take(struct front *front, const struct front_request *r
                              .size = request->size,
                              .site = request->site,
                              .effort = effort,
+                             .growth_bytes = growth_bytes(front, request->size),
                              .passed = miss->passed,
                              .passed_count = miss->passed_count};
   miss->passed_count = 0;
@@ -983,7 +991,8 @@ static bool tight_for_long(struct front *front, const struct front_request *requ
 }
 
 /* A shelf without room for more serves first, if it can; then what is free in the pool; then the shelf with a fence;
- * and last the pool by all means it has.  So a fence is shared by as many blocks as there is memory for. */
+ * and last the pool by all means it has.  So a fence is shared by as many blocks as there is memory for.  In a crowd
+ * the pool grows before all means are tried: what all threads keep, which these would collect, keeps them apart. */
 static cudaError_t large_malloc(struct front *front, const struct front_request *request, struct miss *miss,
                                 uintptr_t *address) {
   if (miss->fence != 0)
@@ -994,7 +1003,7 @@ static cudaError_t large_malloc(struct front *front, const struct front_request 
   cudaError_t error = large_take(front, request, POOL_TAKE_FREE, miss, address);
   if (error == cudaErrorMemoryAllocation && limbo_turn(front, miss))
     error = large_take(front, request, POOL_TAKE_FREE, miss, address);
-  if (error == cudaErrorMemoryAllocation && tight_for_long(front, request, miss))
+  if (error == cudaErrorMemoryAllocation && (front->binning || tight_for_long(front, request, miss)))
     error = large_take(front, request, POOL_TAKE_GROWTH, miss, address);
   if (error != cudaErrorMemoryAllocation) {
     front->tight = NULL;

@@ -626,7 +626,7 @@ cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, str
   struct segment *segment = NULL;
   error = cudaErrorMemoryAllocation;
   if (order->effort == POOL_TAKE_GROWTH && bytes >= order->size)
-    grow_in_place_locked(pool, bytes);
+    grow_in_place_locked(pool, bytes > order->growth_bytes ? bytes : order->growth_bytes);
   if (bytes >= order->size) /* not rounded past the end of the numbers */
     segment =
         any ? take_locked(pool, bytes, &error, &no_host_memory) : segment_take(&pool->segments, bytes, &no_host_memory);
