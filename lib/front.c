@@ -11,7 +11,7 @@
 
 enum {
   OWNED_BITS = 13,              /* large blocks that a front remembers its thread allocated, by a hash of the address */
-  SHELF_BITS = 5,               /* shelves, by a hash of size or tag */
+  SHELF_BITS = 5,               /* shelves, in pairs by a hash of size or tag */
   SHELF_BLOCKS = 64,            /* on one shelf: what a fence is shared by */
   SHELF_PATIENCE = 8,           /* a shelf goes to another size or tag when it was in the way so many times in a row */
   RESTING_MOST = 8,             /* batches that rest in a magazine, */
@@ -397,12 +397,17 @@ static inline bool small_claim(struct magazine *magazine, _Atomic uint8_t *live)
 
 static unsigned hash(uint64_t value, unsigned bits) { return (unsigned)((value * 0x9e3779b97f4a7c15u) >> (64 - bits)); }
 
-static inline struct shelf *shelf_for(struct front *front, size_t bytes, const void *tag) {
-  return &front->shelves[hash(tag != NULL ? (uintptr_t)tag : bytes / POOL_ALIGNMENT_LEAST_BYTES, SHELF_BITS)];
-}
-
 static bool shelf_is_for(const struct shelf *shelf, size_t bytes, const void *tag) {
   return shelf->tag == tag && (tag != NULL || shelf->bytes == bytes);
+}
+
+/* Of the pair of shelves for a size or a tag the one that is its own; else the one that may become so. */
+static inline struct shelf *shelf_for(struct front *front, size_t bytes, const void *tag) {
+  uint64_t key = tag != NULL ? (uintptr_t)tag : bytes / POOL_ALIGNMENT_LEAST_BYTES;
+  struct shelf *pair = &front->shelves[2 * hash(key, SHELF_BITS - 1)];
+  if (__builtin_expect(shelf_is_for(&pair[0], bytes, tag), true))
+    return &pair[0];
+  return shelf_is_for(&pair[1], bytes, tag) || pair[0].count > 0 ? &pair[1] : &pair[0];
 }
 
 /* The pair of places for a block. */
