@@ -15,7 +15,7 @@ enum {
   SHELF_BLOCKS = 64,            /* on one shelf: what a fence is shared by */
   SHELF_PATIENCE = 8,           /* a shelf goes to another size or tag when it was in the way so many times in a row */
   RESTING_MOST = 8,             /* batches that rest in a magazine, */
-  RESTING_MOST_BYTES = 2 << 20, /* of so many bytes, unless it is one: they share a fence */
+  RESTING_MOST_BYTES = 4 << 20, /* of so many bytes, unless it is one: they share a fence */
   TIGHT_MOST = 16, /* fences in a row for one size: then a growing pool gets more of it, so that a fence serves more, */
   TIGHT_BLOCKS = 4,         /* by so many blocks, */
   GROWTH_BYTES = 128 << 20, /* but not by more bytes than these, by which it also grows for a crowd */
