@@ -620,6 +620,13 @@ static bool large_keep(struct front *front, uintptr_t address) {
 
 /* ---- The quick way ---- */
 
+/* A block from what the front has at hand.  The thread is inside. */
+static inline bool front_pop(struct front *front, size_t size, const void *site, const void *tag, uintptr_t *address) {
+  if (tag == NULL && size <= SLAB_BLOCK_MOST_BYTES && small_pop(front, slab_class(size), size, address))
+    return true;
+  return shelf_pop(front, size, site, tag, address) || (tag == NULL && bin_pop(front, size, site, address));
+}
+
 /* Whether a live count of 0 may mean that the pool is empty, and somebody wants to know. */
 static bool zero_matters(const struct front *front) { /* relaxed: a hint, looked at again under the pool's lock */
   return atomic_load_explicit(&front->numbers.live, memory_order_relaxed) <= 0 &&
@@ -1088,15 +1095,12 @@ enum tried { TRIED_SERVED, TRIED_MISSED, TRIED_NO_FRONT };
 
 /* What the front has at hand; else what there is to know for the slow way, and the allocation counts as live already,
  * so that nobody takes the pool for empty meanwhile. */
-static inline enum tried front_try(struct front *front, const struct front_request *request, struct miss *miss,
-                                   uintptr_t *address) {
+static inline enum tried front_try(struct front *front, const struct front_request *request, bool tried_before,
+                                   struct miss *miss, uintptr_t *address) {
   enum tried tried = TRIED_NO_FRONT;
   biased_enter(&front->lock);
   if (front_serves(front, request->pool, request->default_id)) {
-    bool served = (request->tag == NULL && request->size <= SLAB_BLOCK_MOST_BYTES &&
-                   small_pop(front, slab_class(request->size), request->size, address)) ||
-                  shelf_pop(front, request->size, request->site, request->tag, address) ||
-                  (request->tag == NULL && bin_pop(front, request->size, request->site, address));
+    bool served = !tried_before && front_pop(front, request->size, request->site, request->tag, address);
     tried = served ? TRIED_SERVED : TRIED_MISSED;
     number_add(&front->numbers.live, 1);
     if (!served)
@@ -1123,10 +1127,7 @@ uintptr_t front_malloc_quick(uint64_t default_id, size_t size, const void *site)
     return 0;
   biased_enter(&front->lock);
   if (front->default_id == default_id) {
-    bool served = size <= SLAB_BLOCK_MOST_BYTES
-                      ? small_pop(front, slab_class(size), size, &address)
-                      : shelf_pop(front, size, site, NULL, &address) || bin_pop(front, size, site, &address);
-    if (served)
+    if (front_pop(front, size, site, NULL, &address))
       number_add(&front->numbers.live, 1);
   }
   biased_leave(&front->lock);
@@ -1136,7 +1137,7 @@ uintptr_t front_malloc_quick(uint64_t default_id, size_t size, const void *site)
 cudaError_t front_malloc(const struct front_request *request, uintptr_t *address) {
   struct front *front = mine;
   struct miss miss;
-  enum tried tried = front != NULL ? front_try(front, request, &miss, address) : TRIED_NO_FRONT;
+  enum tried tried = front != NULL ? front_try(front, request, request->tried, &miss, address) : TRIED_NO_FRONT;
   if (__builtin_expect(tried == TRIED_SERVED, true))
     return cudaSuccess;
   while (tried == TRIED_NO_FRONT) {
@@ -1145,7 +1146,7 @@ cudaError_t front_malloc(const struct front_request *request, uintptr_t *address
     cudaError_t error = front_get(request->pool, request->default_id, &front);
     if (error != cudaSuccess)
       return error;
-    tried = front_try(front, request, &miss, address);
+    tried = front_try(front, request, false, &miss, address);
   }
   return tried == TRIED_SERVED ? cudaSuccess : front_malloc_missed(front, request, &miss, address);
 }
