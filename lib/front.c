@@ -824,8 +824,8 @@ static void shelf_return(struct front *front, struct shelf *shelf, unsigned most
 
 /* A tag's oldest block that does not fit goes back to the trees (the seed hands it to the driver). */
 static void shelf_drop_misfit(struct front *front, size_t bytes, const void *tag) {
-  struct shelf *shelf = shelf_for(front, bytes, tag);
   biased_enter(&front->lock);
+  struct shelf *shelf = shelf_for(front, bytes, tag);
   bool misfit =
       shelf->count > 0 && shelf_is_for(shelf, bytes, tag) && !kept_fits(shelf, &shelf->ring[shelf->first], bytes);
   biased_leave(&front->lock);
@@ -848,9 +848,11 @@ static bool shelf_pop_fenced(struct front *front, const struct front_request *re
 struct miss {
   struct mam_pool *pool;
   uint64_t generation;
-  uint64_t epoch;     /* that the shelf's oldest block waits for, if it would do; else 0 */
-  bool full;          /* the shelf can keep no more */
-  uint64_t fence;     /* that what is in limbo waits for, if it is worth one; else 0 */
+  const struct shelf *shelf;
+  uint64_t epoch; /* that the shelf's oldest block waits for, if it would do; else 0 */
+  bool full;      /* the shelf can keep no more */
+  uint64_t fence; /* that what is in limbo waits for, if it is worth one; else 0 */
+  bool binning;
   uint64_t bin_epoch; /* that a bin's oldest block waits for, if it would do and is worth it; else 0 */
   struct segment *passed[LIMBO_DRAINED]; /* to go back to the pool */
   unsigned passed_count;
@@ -864,25 +866,28 @@ static void large_miss(struct front *front, size_t size, const void *tag, struct
   bool does = shelf->count > 0 && shelf_is_for(shelf, bytes, tag) && kept_fits(shelf, kept, bytes);
   miss->pool = front->pool;
   miss->generation = front->generation;
+  miss->shelf = shelf;
   miss->epoch = does ? kept->epoch : 0;
   miss->full = does && !shelf_has_room(front, shelf);
   const struct shelf *bin = tag == NULL ? bin_serving(front, bytes) : NULL;
+  miss->binning = front->binning;
   miss->bin_epoch = bin != NULL && bin->count >= BIN_FENCED ? bin->ring[bin->first].epoch : 0;
   miss->passed_count = limbo_drain(front, miss->passed, &miss->fence);
 }
 
-/* Makes the shelf the size's or the tag's if nothing is in the way.  Whether what is in the way has been for too long.
+/* Makes the shelf the size's or the tag's if nothing is in the way.  If something has been for too long, the shelf that
+ * is to be cleared; else NULL.
  */
-static bool shelf_claim(struct front *front, size_t bytes, const void *tag) {
+static struct shelf *shelf_claim(struct front *front, size_t bytes, const void *tag) {
   struct shelf *shelf = shelf_for(front, bytes, tag);
   if (shelf_is_for(shelf, bytes, tag))
-    return false;
+    return NULL;
   if (shelf->count > 0)
-    return ++shelf->in_the_way >= SHELF_PATIENCE;
+    return ++shelf->in_the_way >= SHELF_PATIENCE ? shelf : NULL;
   shelf->bytes = tag == NULL ? bytes : 0;
   shelf->tag = tag;
   shelf->first = shelf->in_the_way = 0;
-  return false;
+  return NULL;
 }
 
 /* Keeps the balance of how often the thread meets others at the pool's lock.  Whether the bins are used no more. */
@@ -906,15 +911,14 @@ static void bins_return(struct front *front) {
 
 /* Host memory for the bins of a thread that is about to need them; NULL if it has or does not, or there is none. */
 static struct shelf *bins_new(const struct front *front, const struct pool_block *block) {
-  bool crowded = block->contended && front->crowd + CROWD_STEP >= CROWD_ENOUGH;
   bool calm = block->bytes <= front->bin_calm_bytes && block->bytes >> BIN_LEAST_BITS != 0;
-  bool needed = front->bins == NULL && !front->shelves_off && (crowded || calm);
+  bool needed = front->bins == NULL && !front->shelves_off && (block->contended || calm);
   return needed ? calloc(BINS, sizeof(struct shelf)) : NULL;
 }
 
 /* How much a pool that is to grow for the sake of speed grows at least. */
-static size_t growth_bytes(const struct front *front, size_t size) {
-  return front->binning || size > GROWTH_BYTES / TIGHT_BLOCKS ? GROWTH_BYTES : TIGHT_BLOCKS * size;
+static size_t growth_bytes(const struct miss *miss, size_t size) {
+  return miss->binning || size > GROWTH_BYTES / TIGHT_BLOCKS ? GROWTH_BYTES : TIGHT_BLOCKS * size;
 }
 
 /* cudaErrorInvalidResourceHandle if the pool has ended, whatever its struct is now; then nothing is left of the block.
@@ -927,7 +931,7 @@ static cudaError_t large_take(struct front *front, const struct front_request *r
                              .size = request->size,
                              .site = request->site,
                              .effort = effort,
-                             .growth_bytes = growth_bytes(front, request->size),
+                             .growth_bytes = growth_bytes(miss, request->size),
                              .passed = miss->passed,
                              .passed_count = miss->passed_count};
   miss->passed_count = 0;
@@ -938,12 +942,12 @@ static cudaError_t large_take(struct front *front, const struct front_request *r
   biased_enter(&front->lock);
   bool attached = front->pool == miss->pool && front->generation == miss->generation;
   bool deserted = crowd_count(front, block.contended, bins);
-  bool clear = attached && shelf_claim(front, block.bytes, request->tag);
+  struct shelf *clear = attached ? shelf_claim(front, block.bytes, request->tag) : NULL;
   if (attached)
     owned_remember(front, block.address, block.segment, block.ticket, request->tag);
   biased_leave(&front->lock);
-  if (clear)
-    shelf_return(front, shelf_for(front, block.bytes, request->tag), SHELF_BLOCKS);
+  if (clear != NULL)
+    shelf_return(front, clear, SHELF_BLOCKS);
   if (deserted)
     bins_return(front);
   if (!attached) {
@@ -992,13 +996,11 @@ static bool limbo_turn(struct front *front, const struct miss *miss) {
 }
 
 /* The pool has nothing free for a size that the shelf could serve with a fence.  Whether that was so for too long. */
-static bool tight_for_long(struct front *front, const struct front_request *request, const struct miss *miss) {
-  size_t bytes = (request->size + front->alignment - 1) & ~(front->alignment - 1);
-  const struct shelf *shelf = shelf_for(front, bytes, request->tag);
+static bool tight_for_long(struct front *front, const struct miss *miss) {
   if (miss->epoch == 0 || miss->full)
     return false;
-  front->tight_count = front->tight == shelf ? front->tight_count + 1 : 1;
-  front->tight = shelf;
+  front->tight_count = front->tight == miss->shelf ? front->tight_count + 1 : 1;
+  front->tight = miss->shelf;
   return front->tight_count % TIGHT_MOST == 0;
 }
 
@@ -1015,7 +1017,7 @@ static cudaError_t large_malloc(struct front *front, const struct front_request 
   cudaError_t error = large_take(front, request, POOL_TAKE_FREE, miss, address);
   if (error == cudaErrorMemoryAllocation && limbo_turn(front, miss))
     error = large_take(front, request, POOL_TAKE_FREE, miss, address);
-  if (error == cudaErrorMemoryAllocation && (front->binning || tight_for_long(front, request, miss)))
+  if (error == cudaErrorMemoryAllocation && (miss->binning || tight_for_long(front, miss)))
     error = large_take(front, request, POOL_TAKE_GROWTH, miss, address);
   if (error != cudaErrorMemoryAllocation) {
     front->tight = NULL;
