@@ -486,10 +486,12 @@ static cudaError_t default_malloc(size_t size, const void *site, const void *tag
   return error;
 }
 
-/* The same, first by the thread's last front. */
-static cudaError_t default_malloc_front(size_t size, const void *site, const void *tag, uintptr_t *address) {
-  struct front_request request = {.size = size, .site = site, .tag = tag};
-  cudaError_t error = default_id_now(&request.default_id);
+/* The same, first by the thread's last front.  id: of the pool that is meant, 0 if that is not known; tried: the front
+ * has been asked for what it has at hand. */
+static cudaError_t default_malloc_front(uint64_t id, bool tried, size_t size, const void *site, const void *tag,
+                                        uintptr_t *address) {
+  struct front_request request = {.default_id = id, .size = size, .site = site, .tag = tag, .tried = tried};
+  cudaError_t error = id == 0 ? default_id_now(&request.default_id) : cudaSuccess;
   if (error != cudaSuccess)
     return error;
   error = request.default_id != 0 ? front_malloc(&request, address) : cudaErrorInvalidResourceHandle;
@@ -497,11 +499,11 @@ static cudaError_t default_malloc_front(size_t size, const void *site, const voi
 }
 
 /* What is rare about MAM_CudaMalloc. */
-static __attribute__((noinline)) cudaError_t malloc_slowly(void **ptr, size_t size, const void *site) {
+static __attribute__((noinline)) cudaError_t malloc_slowly(void **ptr, size_t size, const void *site, uint64_t id) {
   uintptr_t address = 0;
   if (ptr == NULL)
     return error_set(cudaErrorInvalidValue, "MAM_CudaMalloc: nowhere to write the address");
-  cudaError_t error = size == 0 ? malloc_nothing() : default_malloc_front(size, site, NULL, &address);
+  cudaError_t error = size == 0 ? malloc_nothing() : default_malloc_front(id, id != 0, size, site, NULL, &address);
   *ptr = (void *)address;
   return error;
 }
@@ -511,7 +513,7 @@ cudaError_t MAM_CudaMalloc(void **ptr, size_t size) {
   uint64_t id = ptr != NULL && size != 0 ? default_id_quick() : 0;
   uintptr_t address = id != 0 ? front_malloc_quick(id, size, site) : 0;
   if (address == 0)
-    return malloc_slowly(ptr, size, site);
+    return malloc_slowly(ptr, size, site, id);
   *ptr = (void *)address;
   return cudaSuccess;
 }
@@ -521,7 +523,7 @@ cudaError_t MAM_CudaMallocTagged(void **ptr, size_t size, const void *tag) {
   if (ptr == NULL)
     return error_set(cudaErrorInvalidValue, "MAM_CudaMallocTagged: nowhere to write the address");
   cudaError_t error =
-      size == 0 ? malloc_nothing() : default_malloc_front(size, __builtin_return_address(0), tag, &address);
+      size == 0 ? malloc_nothing() : default_malloc_front(0, false, size, __builtin_return_address(0), tag, &address);
   *ptr = (void *)address;
   return error;
 }

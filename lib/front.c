@@ -11,23 +11,25 @@
 
 enum {
   OWNED_BITS = 13,              /* large blocks that a front remembers its thread allocated, by a hash of the address */
-  SHELF_BITS = 5,               /* shelves, by a hash of size or tag */
+  SHELF_BITS = 5,               /* shelves, in pairs by a hash of size or tag */
   SHELF_BLOCKS = 64,            /* on one shelf: what a fence is shared by */
   SHELF_PATIENCE = 8,           /* a shelf goes to another size or tag when it was in the way so many times in a row */
   RESTING_MOST = 8,             /* batches that rest in a magazine, */
-  RESTING_MOST_BYTES = 2 << 20, /* of so many bytes, unless it is one: they share a fence */
-  TIGHT_MOST = 16, /* fences in a row for one size: then a growing pool gets more of it, so that a fence serves more */
-  FENCE_SHARE = 4, /* what one thread frees is fenced when it comes to this part of the limit, at the latest */
-  BIN_LEAST_BITS = 15, /* bins are for blocks of 32 KiB */
-  BIN_DOUBLINGS = 12,  /* to 128 MiB, */
-  BIN_STEP_BITS = 3,   /* in eight steps a doubling, */
+  RESTING_MOST_BYTES = 4 << 20, /* of so many bytes, unless it is one: they share a fence */
+  TIGHT_MOST = 16, /* fences in a row for one size: then a growing pool gets more of it, so that a fence serves more, */
+  TIGHT_BLOCKS = 4,         /* by so many blocks, */
+  GROWTH_BYTES = 128 << 20, /* but not by more bytes than these, by which it also grows for a crowd */
+  FENCE_SHARE = 4,          /* what one thread frees is fenced when it comes to this part of the limit, at the latest */
+  BIN_LEAST_BITS = 15,      /* bins are for blocks of 32 KiB */
+  BIN_DOUBLINGS = 12,       /* to 128 MiB, */
+  BIN_STEP_BITS = 3,        /* in eight steps a doubling, */
   BINS = BIN_DOUBLINGS << BIN_STEP_BITS,
   BIN_BLOCKS = 64,          /* with so many blocks at most, */
-  BIN_BYTES = 256 << 20,    /* of so many bytes, unless it is one */
+  BIN_BYTES = 64 << 20,     /* of so many bytes, unless it is one */
   BIN_CALM_BYTES = 1 << 18, /* without a crowd, bins are for blocks of at most so many bytes, */
   BIN_CALM_SHARE = 4096,    /* and of so small a part of the limit, */
   BIN_CALM_BLOCKS = 16,     /* and so many of them */
-  BIN_FENCED = 8,           /* so many blocks in one are worth a fence */
+  BIN_FENCED = 4,           /* so many blocks in one are worth a fence */
   CROWD_STEP = 8,     /* an allocation that met another thread at the pool's lock weighs as much as so many others, */
   CROWD_ENOUGH = 64,  /* and such a balance, at least and at most, */
   CROWD_MOST = 256,   /* makes a thread use its bins */
@@ -397,12 +399,17 @@ static inline bool small_claim(struct magazine *magazine, _Atomic uint8_t *live)
 
 static unsigned hash(uint64_t value, unsigned bits) { return (unsigned)((value * 0x9e3779b97f4a7c15u) >> (64 - bits)); }
 
-static inline struct shelf *shelf_for(struct front *front, size_t bytes, const void *tag) {
-  return &front->shelves[hash(tag != NULL ? (uintptr_t)tag : bytes / POOL_ALIGNMENT_LEAST_BYTES, SHELF_BITS)];
-}
-
 static bool shelf_is_for(const struct shelf *shelf, size_t bytes, const void *tag) {
   return shelf->tag == tag && (tag != NULL || shelf->bytes == bytes);
+}
+
+/* Of the pair of shelves for a size or a tag the one that is its own; else the one that may become so. */
+static inline struct shelf *shelf_for(struct front *front, size_t bytes, const void *tag) {
+  uint64_t key = tag != NULL ? (uintptr_t)tag : bytes / POOL_ALIGNMENT_LEAST_BYTES;
+  struct shelf *pair = &front->shelves[2 * hash(key, SHELF_BITS - 1)];
+  if (__builtin_expect(shelf_is_for(&pair[0], bytes, tag), true))
+    return &pair[0];
+  return shelf_is_for(&pair[1], bytes, tag) || pair[0].count > 0 ? &pair[1] : &pair[0];
 }
 
 /* The pair of places for a block. */
@@ -615,6 +622,13 @@ static bool large_keep(struct front *front, uintptr_t address) {
 
 /* ---- The quick way ---- */
 
+/* A block from what the front has at hand.  The thread is inside. */
+static inline bool front_pop(struct front *front, size_t size, const void *site, const void *tag, uintptr_t *address) {
+  if (tag == NULL && size <= SLAB_BLOCK_MOST_BYTES && small_pop(front, slab_class(size), size, address))
+    return true;
+  return shelf_pop(front, size, site, tag, address) || (tag == NULL && bin_pop(front, size, site, address));
+}
+
 /* Whether a live count of 0 may mean that the pool is empty, and somebody wants to know. */
 static bool zero_matters(const struct front *front) { /* relaxed: a hint, looked at again under the pool's lock */
   return atomic_load_explicit(&front->numbers.live, memory_order_relaxed) <= 0 &&
@@ -812,8 +826,8 @@ static void shelf_return(struct front *front, struct shelf *shelf, unsigned most
 
 /* A tag's oldest block that does not fit goes back to the trees (the seed hands it to the driver). */
 static void shelf_drop_misfit(struct front *front, size_t bytes, const void *tag) {
-  struct shelf *shelf = shelf_for(front, bytes, tag);
   biased_enter(&front->lock);
+  struct shelf *shelf = shelf_for(front, bytes, tag);
   bool misfit =
       shelf->count > 0 && shelf_is_for(shelf, bytes, tag) && !kept_fits(shelf, &shelf->ring[shelf->first], bytes);
   biased_leave(&front->lock);
@@ -836,9 +850,11 @@ static bool shelf_pop_fenced(struct front *front, const struct front_request *re
 struct miss {
   struct mam_pool *pool;
   uint64_t generation;
-  uint64_t epoch;     /* that the shelf's oldest block waits for, if it would do; else 0 */
-  bool full;          /* the shelf can keep no more */
-  uint64_t fence;     /* that what is in limbo waits for, if it is worth one; else 0 */
+  const struct shelf *shelf;
+  uint64_t epoch; /* that the shelf's oldest block waits for, if it would do; else 0 */
+  bool full;      /* the shelf can keep no more */
+  uint64_t fence; /* that what is in limbo waits for, if it is worth one; else 0 */
+  bool binning;
   uint64_t bin_epoch; /* that a bin's oldest block waits for, if it would do and is worth it; else 0 */
   struct segment *passed[LIMBO_DRAINED]; /* to go back to the pool */
   unsigned passed_count;
@@ -852,25 +868,28 @@ static void large_miss(struct front *front, size_t size, const void *tag, struct
   bool does = shelf->count > 0 && shelf_is_for(shelf, bytes, tag) && kept_fits(shelf, kept, bytes);
   miss->pool = front->pool;
   miss->generation = front->generation;
+  miss->shelf = shelf;
   miss->epoch = does ? kept->epoch : 0;
   miss->full = does && !shelf_has_room(front, shelf);
   const struct shelf *bin = tag == NULL ? bin_serving(front, bytes) : NULL;
+  miss->binning = front->binning;
   miss->bin_epoch = bin != NULL && bin->count >= BIN_FENCED ? bin->ring[bin->first].epoch : 0;
   miss->passed_count = limbo_drain(front, miss->passed, &miss->fence);
 }
 
-/* Makes the shelf the size's or the tag's if nothing is in the way.  Whether what is in the way has been for too long.
+/* Makes the shelf the size's or the tag's if nothing is in the way.  If something has been for too long, the shelf that
+ * is to be cleared; else NULL.
  */
-static bool shelf_claim(struct front *front, size_t bytes, const void *tag) {
+static struct shelf *shelf_claim(struct front *front, size_t bytes, const void *tag) {
   struct shelf *shelf = shelf_for(front, bytes, tag);
   if (shelf_is_for(shelf, bytes, tag))
-    return false;
+    return NULL;
   if (shelf->count > 0)
-    return ++shelf->in_the_way >= SHELF_PATIENCE;
+    return ++shelf->in_the_way >= SHELF_PATIENCE ? shelf : NULL;
   shelf->bytes = tag == NULL ? bytes : 0;
   shelf->tag = tag;
   shelf->first = shelf->in_the_way = 0;
-  return false;
+  return NULL;
 }
 
 /* Keeps the balance of how often the thread meets others at the pool's lock.  Whether the bins are used no more. */
@@ -894,10 +913,14 @@ static void bins_return(struct front *front) {
 
 /* Host memory for the bins of a thread that is about to need them; NULL if it has or does not, or there is none. */
 static struct shelf *bins_new(const struct front *front, const struct pool_block *block) {
-  bool crowded = block->contended && front->crowd + CROWD_STEP >= CROWD_ENOUGH;
   bool calm = block->bytes <= front->bin_calm_bytes && block->bytes >> BIN_LEAST_BITS != 0;
-  bool needed = front->bins == NULL && !front->shelves_off && (crowded || calm);
+  bool needed = front->bins == NULL && !front->shelves_off && (block->contended || calm);
   return needed ? calloc(BINS, sizeof(struct shelf)) : NULL;
+}
+
+/* How much a pool that is to grow for the sake of speed grows at least. */
+static size_t growth_bytes(const struct miss *miss, size_t size) {
+  return miss->binning || size > GROWTH_BYTES / TIGHT_BLOCKS ? GROWTH_BYTES : TIGHT_BLOCKS * size;
 }
 
 /* cudaErrorInvalidResourceHandle if the pool has ended, whatever its struct is now; then nothing is left of the block.
@@ -910,6 +933,7 @@ static cudaError_t large_take(struct front *front, const struct front_request *r
                              .size = request->size,
                              .site = request->site,
                              .effort = effort,
+                             .growth_bytes = growth_bytes(miss, request->size),
                              .passed = miss->passed,
                              .passed_count = miss->passed_count};
   miss->passed_count = 0;
@@ -920,12 +944,12 @@ static cudaError_t large_take(struct front *front, const struct front_request *r
   biased_enter(&front->lock);
   bool attached = front->pool == miss->pool && front->generation == miss->generation;
   bool deserted = crowd_count(front, block.contended, bins);
-  bool clear = attached && shelf_claim(front, block.bytes, request->tag);
+  struct shelf *clear = attached ? shelf_claim(front, block.bytes, request->tag) : NULL;
   if (attached)
     owned_remember(front, block.address, block.segment, block.ticket, request->tag);
   biased_leave(&front->lock);
-  if (clear)
-    shelf_return(front, shelf_for(front, block.bytes, request->tag), SHELF_BLOCKS);
+  if (clear != NULL)
+    shelf_return(front, clear, SHELF_BLOCKS);
   if (deserted)
     bins_return(front);
   if (!attached) {
@@ -974,18 +998,17 @@ static bool limbo_turn(struct front *front, const struct miss *miss) {
 }
 
 /* The pool has nothing free for a size that the shelf could serve with a fence.  Whether that was so for too long. */
-static bool tight_for_long(struct front *front, const struct front_request *request, const struct miss *miss) {
-  size_t bytes = (request->size + front->alignment - 1) & ~(front->alignment - 1);
-  const struct shelf *shelf = shelf_for(front, bytes, request->tag);
+static bool tight_for_long(struct front *front, const struct miss *miss) {
   if (miss->epoch == 0 || miss->full)
     return false;
-  front->tight_count = front->tight == shelf ? front->tight_count + 1 : 1;
-  front->tight = shelf;
+  front->tight_count = front->tight == miss->shelf ? front->tight_count + 1 : 1;
+  front->tight = miss->shelf;
   return front->tight_count % TIGHT_MOST == 0;
 }
 
 /* A shelf without room for more serves first, if it can; then what is free in the pool; then the shelf with a fence;
- * and last the pool by all means it has.  So a fence is shared by as many blocks as there is memory for. */
+ * and last the pool by all means it has.  So a fence is shared by as many blocks as there is memory for.  In a crowd
+ * the pool grows before all means are tried: what all threads keep, which these would collect, keeps them apart. */
 static cudaError_t large_malloc(struct front *front, const struct front_request *request, struct miss *miss,
                                 uintptr_t *address) {
   if (miss->fence != 0)
@@ -996,7 +1019,7 @@ static cudaError_t large_malloc(struct front *front, const struct front_request 
   cudaError_t error = large_take(front, request, POOL_TAKE_FREE, miss, address);
   if (error == cudaErrorMemoryAllocation && limbo_turn(front, miss))
     error = large_take(front, request, POOL_TAKE_FREE, miss, address);
-  if (error == cudaErrorMemoryAllocation && tight_for_long(front, request, miss))
+  if (error == cudaErrorMemoryAllocation && (miss->binning || tight_for_long(front, miss)))
     error = large_take(front, request, POOL_TAKE_GROWTH, miss, address);
   if (error != cudaErrorMemoryAllocation) {
     front->tight = NULL;
@@ -1076,15 +1099,12 @@ enum tried { TRIED_SERVED, TRIED_MISSED, TRIED_NO_FRONT };
 
 /* What the front has at hand; else what there is to know for the slow way, and the allocation counts as live already,
  * so that nobody takes the pool for empty meanwhile. */
-static inline enum tried front_try(struct front *front, const struct front_request *request, struct miss *miss,
-                                   uintptr_t *address) {
+static inline enum tried front_try(struct front *front, const struct front_request *request, bool tried_before,
+                                   struct miss *miss, uintptr_t *address) {
   enum tried tried = TRIED_NO_FRONT;
   biased_enter(&front->lock);
   if (front_serves(front, request->pool, request->default_id)) {
-    bool served = (request->tag == NULL && request->size <= SLAB_BLOCK_MOST_BYTES &&
-                   small_pop(front, slab_class(request->size), request->size, address)) ||
-                  shelf_pop(front, request->size, request->site, request->tag, address) ||
-                  (request->tag == NULL && bin_pop(front, request->size, request->site, address));
+    bool served = !tried_before && front_pop(front, request->size, request->site, request->tag, address);
     tried = served ? TRIED_SERVED : TRIED_MISSED;
     number_add(&front->numbers.live, 1);
     if (!served)
@@ -1111,10 +1131,7 @@ uintptr_t front_malloc_quick(uint64_t default_id, size_t size, const void *site)
     return 0;
   biased_enter(&front->lock);
   if (front->default_id == default_id) {
-    bool served = size <= SLAB_BLOCK_MOST_BYTES
-                      ? small_pop(front, slab_class(size), size, &address)
-                      : shelf_pop(front, size, site, NULL, &address) || bin_pop(front, size, site, &address);
-    if (served)
+    if (front_pop(front, size, site, NULL, &address))
       number_add(&front->numbers.live, 1);
   }
   biased_leave(&front->lock);
@@ -1124,7 +1141,7 @@ uintptr_t front_malloc_quick(uint64_t default_id, size_t size, const void *site)
 cudaError_t front_malloc(const struct front_request *request, uintptr_t *address) {
   struct front *front = mine;
   struct miss miss;
-  enum tried tried = front != NULL ? front_try(front, request, &miss, address) : TRIED_NO_FRONT;
+  enum tried tried = front != NULL ? front_try(front, request, request->tried, &miss, address) : TRIED_NO_FRONT;
   if (__builtin_expect(tried == TRIED_SERVED, true))
     return cudaSuccess;
   while (tried == TRIED_NO_FRONT) {
@@ -1133,7 +1150,7 @@ cudaError_t front_malloc(const struct front_request *request, uintptr_t *address
     cudaError_t error = front_get(request->pool, request->default_id, &front);
     if (error != cudaSuccess)
       return error;
-    tried = front_try(front, request, &miss, address);
+    tried = front_try(front, request, false, &miss, address);
   }
   return tried == TRIED_SERVED ? cudaSuccess : front_malloc_missed(front, request, &miss, address);
 }

@@ -116,7 +116,7 @@ static void pool_reset(struct mam_pool *pool, const struct pool_config *config, 
   pool->source = *source;
   pool->generation++;
   pool->freed_since = 0;
-  pool->unfenced_epoch = 0;
+  pool->collected_epoch = pool->unfenced_epoch = 0;
   pool->ticket_next = 1;
   for (unsigned i = 0; i < POOL_SMALL_CLASSES; i++)
     atomic_store_explicit(&pool->live_by_class[i], 0, memory_order_relaxed); /* relaxed: a hint */
@@ -426,6 +426,7 @@ enum { COLLECTIONS_MOST = 4 };
 
 /* Brings back what the fronts keep. */
 static void collect_locked(struct mam_pool *pool, size_t enough) {
+  pool->collected_epoch = reuse_passed(pool->reuse);
   pool_step_out(pool);
   pool->config.front->collect(pool);
   pool_step_in(pool);
@@ -439,6 +440,13 @@ void pool_collect_locked(struct mam_pool *pool) {
     fence_locked(pool, SIZE_MAX);
 }
 
+/* Whether the fronts may keep what the GPU is done with: not if no epoch has passed since they were last collected, as
+ * what was freed later waits for a later one.  Then a running kernel costs one collection, not one for each growth. */
+static bool collection_may_help_locked(const struct mam_pool *pool) {
+  bool some = pool->config.reuse == MAM_REUSE_IMMEDIATE || reuse_passed(pool->reuse) > pool->collected_epoch;
+  return pool->config.front != NULL && some;
+}
+
 /* What costs no memory and no wait: a fence, and what the fronts keep.  False if both were tried. */
 static bool look_around_locked(struct mam_pool *pool, size_t bytes, struct attempt *attempt) {
   if (!attempt->fenced) {
@@ -446,7 +454,7 @@ static bool look_around_locked(struct mam_pool *pool, size_t bytes, struct attem
     fence_locked(pool, bytes);
     return true;
   }
-  if (attempt->collections == 0 && pool->config.front != NULL) {
+  if (attempt->collections == 0 && collection_may_help_locked(pool)) {
     attempt->collections++;
     collect_locked(pool, bytes);
     return true;
@@ -626,7 +634,7 @@ cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, str
   struct segment *segment = NULL;
   error = cudaErrorMemoryAllocation;
   if (order->effort == POOL_TAKE_GROWTH && bytes >= order->size)
-    grow_in_place_locked(pool, bytes);
+    grow_in_place_locked(pool, bytes > order->growth_bytes ? bytes : order->growth_bytes);
   if (bytes >= order->size) /* not rounded past the end of the numbers */
     segment =
         any ? take_locked(pool, bytes, &error, &no_host_memory) : segment_take(&pool->segments, bytes, &no_host_memory);

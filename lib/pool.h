@@ -138,6 +138,7 @@ struct mam_pool {
   SLIST_HEAD(, pool_stream) streams; /* the last one used comes first */
   uint64_t unfenced_epoch;           /* of the latest free whose memory was free at once, 0 if none was */
   unsigned freed_since;              /* segments freed since a fence was last asked for */
+  uint64_t collected_epoch;          /* the latest that had passed when the fronts were last collected; 0: never */
 
   size_t held_bytes;      /* of the source */
   size_t limit_bytes;     /* held_bytes never passes it */
@@ -203,16 +204,16 @@ struct pool_block {
 cudaError_t pool_enter(struct mam_pool *pool, uint64_t default_id);
 void pool_exit(struct mam_pool *pool);
 
-/* pool_malloc, from what is free, or by growing in place to at most half of the limit (else cudaErrorMemoryAllocation
- * without an error text), or by all means.  Before that,
- * passed_count segments that nothing uses any more become free, unless the pool is of another generation by now:
- * then they are none of its own. */
+/* pool_malloc, from what is free, or by growing in place, by growth_bytes at least, to at most half of the limit (else
+ * cudaErrorMemoryAllocation without an error text), or by all means.  Before that, passed_count segments that nothing
+ * uses any more become free, unless the pool is of another generation by now: then they are none of its own. */
 enum pool_effort { POOL_TAKE_FREE, POOL_TAKE_GROWTH, POOL_TAKE_ANY };
 struct pool_order {
   uint64_t default_id, generation;
   size_t size;
   const void *site;
   enum pool_effort effort;
+  size_t growth_bytes; /* of POOL_TAKE_GROWTH */
   struct segment *const *passed;
   unsigned passed_count;
 };

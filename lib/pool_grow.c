@@ -175,8 +175,10 @@ static cudaError_t pieces_map(const struct source *source, uintptr_t base, size_
     if (error == cudaSuccess)
       done += next;
   }
-  for (; error != cudaSuccess && done > 0; done -= piece) /* the shorter one is the last, so it is not among these */
-    (void)source->operations->unmap(source, base + done - piece, piece);
+  if (error == cudaSuccess && source->operations->access != NULL)
+    error = source->operations->access(source, base, bytes);
+  for (size_t at = 0; error != cudaSuccess && at < done; at += piece)
+    (void)source->operations->unmap(source, base + at, done - at < piece ? done - at : piece);
   return error;
 }
 

@@ -163,6 +163,16 @@ static void slab_carve_locked(struct depot *depot, struct slab *slab, struct bat
   }
 }
 
+static bool slab_full(const struct slab *slab) { return slab->inside_count == slab_block_count(slab); }
+
+/* A slab with all its blocks inside is no longer the depot's. */
+static void slab_leave_locked(struct depot *depot, struct slab *slab) {
+  TAILQ_REMOVE(&depot->slabs, slab, link);
+  /* release: nothing is read of it after this; a free that finds it gone answers that there is no such block */
+  atomic_store_explicit(&slab->pool, NULL, memory_order_release);
+  slab_count_add(depot, -1);
+}
+
 /* Puts a block back.  Returns its slab if all its blocks are in now: then it is no longer the depot's. */
 static struct slab *block_return_locked(struct depot *depot, uintptr_t address) {
   struct slab *slab = page_map_find(address);
@@ -170,15 +180,26 @@ static struct slab *block_return_locked(struct depot *depot, uintptr_t address) 
     return NULL;
   uint32_t index = slab_index(slab, address);
   slab->inside[index / WORD_BITS] |= (uint64_t)1 << index % WORD_BITS;
-  TAILQ_REMOVE(&depot->slabs, slab, link);
-  if (++slab->inside_count < slab_block_count(slab)) {
-    TAILQ_INSERT_HEAD(&depot->slabs, slab, link);
-    return NULL;
+  slab->inside_count++;
+  if (slab_full(slab)) {
+    slab_leave_locked(depot, slab);
+    return slab;
   }
-  /* release: nothing is read of it after this; a free that finds it gone answers that there is no such block */
-  atomic_store_explicit(&slab->pool, NULL, memory_order_release);
-  slab_count_add(depot, -1);
-  return slab;
+  TAILQ_REMOVE(&depot->slabs, slab, link);
+  TAILQ_INSERT_HEAD(&depot->slabs, slab, link);
+  return NULL;
+}
+
+/* Slabs that nobody took a block from: two threads added one each, and one sufficed.  Those with blocks come first. */
+static void slabs_unused_locked(struct depot *depot, struct slab_list *empty) {
+  struct slab *slab = TAILQ_FIRST(&depot->slabs), *next;
+  for (; slab != NULL && slab->inside_count > 0; slab = next) {
+    next = TAILQ_NEXT(slab, link);
+    if (!slab_full(slab))
+      continue;
+    slab_leave_locked(depot, slab);
+    TAILQ_INSERT_TAIL(empty, slab, link);
+  }
 }
 
 /* Puts batches that have passed into their slabs until only so many are left.  Empty slabs are collected in a list. */
@@ -209,6 +230,8 @@ static size_t batches_return(struct mam_pool *pool, struct depot *depot, unsigne
   struct slab_list empty = TAILQ_HEAD_INITIALIZER(empty);
   pthread_mutex_lock(depot->lock);
   batches_return_locked(depot, reuse_passed(pool->reuse), keep, &empty);
+  if (keep == 0)
+    slabs_unused_locked(depot, &empty);
   pthread_mutex_unlock(depot->lock);
   return spans_give(pool, &empty);
 }

@@ -182,6 +182,37 @@ START_TEST(what_rests_for_immediate_use_comes_first) {
 }
 END_TEST
 
+/* What another thread may do while this one gets a span: leave blocks for anybody. */
+static void rest_in_the_middle(void) {
+  imaginary.on_map = NULL;
+  rest_batches(0, 0, 1, true);
+}
+
+START_TEST(a_span_that_nobody_needed_after_all_goes_back) {
+  const struct pool_config config = {
+      .reuse = MAM_REUSE_FENCED, .alignment = POOL_ALIGNMENT_BYTES, .limit_bytes = POOL_MIB * MIB, .front = NULL};
+  size_t blocks;
+  tear_down();
+  imaginary_reset();
+  imaginary.capacity_bytes = 1024 * MIB;
+  ck_assert_int_eq(pool_open(&config, &imaginary_elastic, &pool), cudaSuccess);
+  ck_assert_ptr_nonnull(batches[0] = slab_refill(pool, &depot, 0)); /* maps more than one span */
+  mark_batch(batches[0], 512, 1);
+  rest_batches(0, 0, 1, true);
+  unsigned spans = (unsigned)(imaginary.taken_bytes / (2 * MIB));
+  unsigned count = take_blocks(0, imaginary.taken_bytes / 512, &blocks);
+  ck_assert_uint_eq(atomic_load(&depot.slab_count), spans);
+  imaginary.on_map = rest_in_the_middle;
+  ck_assert_ptr_nonnull(batches[0] = slab_refill(pool, &depot, 0));
+  ck_assert_uint_eq(atomic_load(&depot.slab_count), spans + 1);
+  mark_batch(batches[0], 512, 1);
+  rest_batches(0, 0, count, true);
+  (void)slab_reclaim(pool, &depot);
+  ck_assert_uint_eq(atomic_load(&depot.slab_count), 0);
+  ck_assert_uint_eq(info_now().used_bytes, 0);
+}
+END_TEST
+
 START_TEST(random_traffic_never_overlaps) {
   uint64_t state = 88172645463325252u;
   unsigned count = 0;
@@ -241,6 +272,7 @@ int main(void) {
   tcase_add_loop_test(slabs, the_whole_pool_is_handed_out_once_and_comes_back, 0, SLAB_CLASSES);
   tcase_add_test(slabs, a_span_stays_while_one_block_is_out);
   tcase_add_test(slabs, what_rests_for_immediate_use_comes_first);
+  tcase_add_test(slabs, a_span_that_nobody_needed_after_all_goes_back);
   tcase_add_test(slabs, random_traffic_never_overlaps);
   suite_add_tcase(suite, slabs);
   return run_suite(suite);
