@@ -855,13 +855,14 @@ const char *MAM_LastError(void) { return error_last(); }
 
 cudaError_t api_client_malloc(size_t size, const void *site, uintptr_t *address) {
   uint64_t id = default_id_quick();
-  *address = id != 0 ? front_malloc_quick(id, size, site) : 0;
+  bool tried = id != 0;
+  *address = tried ? front_malloc_quick(id, size, site) : 0;
   if (*address != 0)
     return cudaSuccess;
-  cudaError_t error = default_id_now(&id);
+  cudaError_t error = tried ? cudaSuccess : default_id_now(&id);
   if (error != cudaSuccess)
     return error;
-  return id != 0 ? default_malloc_front(size, site, NULL, address) : cudaErrorInvalidResourceHandle;
+  return id != 0 ? default_malloc_front(id, tried, size, site, NULL, address) : cudaErrorInvalidResourceHandle;
 }
 
 bool api_source_is_device(void) {
