@@ -865,6 +865,23 @@ cudaError_t api_client_malloc(size_t size, const void *site, uintptr_t *address)
   return id != 0 ? default_malloc_front(id, tried, size, site, NULL, address) : cudaErrorInvalidResourceHandle;
 }
 
+bool api_client_free(uintptr_t address, cudaError_t *error) {
+  struct pool_emptied emptied;
+  bool zero;
+  *error = cudaSuccess;
+  if (!front_free_quick(address, &zero)) {
+    if (front_pool_of(address) == NULL)
+      return false;
+    *error = front_free(address, &emptied);
+  } else if (zero) {
+    front_zero(&emptied);
+  } else {
+    return true;
+  }
+  *error = free_finish(*error, &emptied);
+  return true;
+}
+
 bool api_source_is_device(void) {
   const struct options *options;
   return environment_options(&options) == cudaSuccess &&

@@ -21,13 +21,6 @@ static void chunks_set(size_t chunk_bytes) {
 
 /* ---- Allocating and freeing ---- */
 
-static bool client_free(uintptr_t address, cudaError_t *error) {
-  if (front_pool_of(address) == NULL)
-    return false;
-  *error = MAM_CudaFree((void *)address);
-  return true;
-}
-
 static bool client_free_async(uintptr_t address, CUstream stream, cudaError_t *error) {
   if (front_pool_of(address) == NULL)
     return false;
@@ -186,7 +179,7 @@ const struct client mam_client = {.struct_size = sizeof(struct client),
                                   .chunks_set = chunks_set,
                                   .source_is_device = api_source_is_device,
                                   .malloc = api_client_malloc,
-                                  .free = client_free,
+                                  .free = api_client_free,
                                   .free_async = client_free_async,
                                   .block_at = block_at,
                                   .chunk_at = chunk_at,

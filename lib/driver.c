@@ -71,6 +71,8 @@ cudaError_t driver_get(const struct driver **driver) {
     *driver = table;
     return cudaSuccess;
   }
+  if (&mam_driver_detour != NULL)
+    mam_driver_detour.begin();
   void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == NULL)
     return error_set(cudaErrorNoDevice, "no CUDA driver: %s", dlerror());

@@ -79,6 +79,7 @@ struct driver {
 /* libmam_preload has functions of its own under the driver's names, and a dlsym that finds them.  It defines this, so
  * that the table is the driver's own all the same; without it the address is NULL. */
 struct driver_detour {
+  void (*begin)(void); /* called before the table is made: the detour may have something to say to client.h first */
   void *(*symbol)(void *library, const char *name); /* the dlsym that it stands in front of */
   void *(*real)(void *function);                    /* the driver's function for one of its own; others as they are */
 };

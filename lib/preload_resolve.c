@@ -112,8 +112,12 @@ static void *detour_real(void *function) {
   return real != NULL ? row_real(real, row) : function;
 }
 
+/* A program may use libmam before it calls any hook. */
+static void detour_begin(void) { (void)preload_active(); }
+
 /* So libmam's table holds the driver's own functions. */
-PRELOAD_HOOK const struct driver_detour mam_driver_detour = {.symbol = dlsym_behind, .real = detour_real};
+PRELOAD_HOOK const struct driver_detour mam_driver_detour = {
+    .begin = detour_begin, .symbol = dlsym_behind, .real = detour_real};
 
 /* ---- cuGetProcAddress ---- */
 

@@ -162,6 +162,31 @@ START_TEST(memory_is_given_back_before_an_allocation_fails) {
 }
 END_TEST
 
+static size_t free_now(void) {
+  size_t free_bytes, total_bytes;
+  OK(cuMemGetInfo_v2(&free_bytes, &total_bytes));
+  return free_bytes;
+}
+
+/* After large blocks, many small ones and threads. */
+START_TEST(what_is_said_to_be_free_can_be_had) {
+  static address_t blocks[2000];
+  fake_set_capacity(16 * GIB);
+  begin();
+  for (int i = 0; i < 3; i++)
+    blocks[i] = allocate(2 * GIB);
+  for (int i = 0; i < 3; i++)
+    OK(cuMemFree_v2(blocks[i]));
+  for (int i = 0; i < 2000; i++)
+    blocks[i] = allocate(32 * KIB);
+  for (int i = 0; i < 2000; i++)
+    OK(cuMemFree_v2(blocks[i]));
+  address_t all = allocate(free_now() - GIB);
+  ck_assert_uint_lt(free_now(), GIB + GIB / 10);
+  OK(cuMemFree_v2(all));
+}
+END_TEST
+
 START_TEST(the_driver_serves_what_no_chunk_is_there_for) {
   begin();
   fake_set_capacity(40 * MIB); /* less than a chunk */
@@ -393,6 +418,7 @@ static Suite *suite(void) {
   tcase_add_test(tests, free_memory_counts_what_the_pool_can_hand_out);
   tcase_add_test(tests, large_blocks_take_chunks_of_their_own_size);
   tcase_add_test(tests, memory_is_given_back_before_an_allocation_fails);
+  tcase_add_test(tests, what_is_said_to_be_free_can_be_had);
   tcase_add_test(tests, the_driver_serves_what_no_chunk_is_there_for);
   tcase_add_test(tests, a_block_may_be_freed_on_a_stream);
   tcase_add_test(tests, an_exported_block_opens_at_its_own_bytes);
