@@ -20,7 +20,8 @@
 #define MIB ((size_t)1 << 20)
 #define GIB ((size_t)1 << 30)
 
-/* Prints one answer, with the name of the present case in front. */
+/* Prints one answer, with the name of the present case in front.  One call is asked in a line: C leaves it open in
+ * which order arguments are worked out. */
 __attribute__((format(printf, 2, 3))) void tell(const char *what, const char *format, ...);
 
 /* Ends the program: a call that every case stands on failed, so that nothing after it would be an answer. */

@@ -15,7 +15,7 @@
 
 enum { WATCHDOG_S = 60, ROUNDS = 2, READ_FD = 3, WRITE_FD = 4, DMA_BUF_FD = 1 };
 
-static const size_t block_bytes[] = {1000, 32768, 100000, 2 * MIB, 3 * MIB + 100, 64 * MIB};
+static const size_t block_bytes[] = {1000, 32768, 100000, 2 * MIB, 3 * MIB + 100, 24 * MIB};
 
 struct export {
   size_t bytes, distance;

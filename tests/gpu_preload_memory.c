@@ -35,8 +35,8 @@ static void size_ask(size_t bytes) {
   range = block_range((char *)block + bytes, &base, &size);
   tell(what, "range past its end: is it: %s", yes(range == 0 && base == block));
   tell(what, "aligned to 512: %s", yes((uintptr_t)block % 512 == 0));
-  tell(what, "fill %d, holds: %s", door_fill(block, 0x5A, bytes),
-       yes(bytes > GIB / 4 || block_holds(block, 0x5A, bytes)));
+  tell(what, "fill %d", door_fill(block, 0x5A, bytes));
+  tell(what, "holds: %s", yes(bytes > GIB / 4 || block_holds(block, 0x5A, bytes)));
   tell(what, "free %d", door_free(block));
   tell(what, "free again %d", door_free(block));
 }
@@ -340,12 +340,14 @@ static void managed(void) {
   int error = 0;
   tell("malloc", "%d", door_malloc_managed(&block, MIB));
   memset(block, 1, MIB);
-  tell("fill", "%d %d", door_fill(block, 2, MIB / 2), door_wait_all());
+  tell("fill", "%d", door_fill(block, 2, MIB / 2));
+  tell("wait", "%d", door_wait_all());
   const unsigned char *bytes = (const unsigned char *)block;
   tell("seen by the host", "%d %d", bytes[0], bytes[MIB - 1]);
   *(void **)&attribute_get = door_function("cuPointerGetAttribute", 4000);
   tell("is managed", "%llu", attribute_of(block, CU_POINTER_ATTRIBUTE_IS_MANAGED, &error));
-  tell("free", "%d, again %d", door_free(block), door_free(block));
+  tell("free", "%d", door_free(block));
+  tell("free again", "%d", door_free(block));
 }
 
 static void host_memory(void) {
@@ -353,7 +355,8 @@ static void host_memory(void) {
   tell("malloc", "%d", door_malloc_host(&block, MIB));
   memset(block, 7, MIB);
   unsigned char *on_device = block_new(MIB);
-  tell("write", "%d, holds: %s", door_write(on_device, block, MIB), yes(block_holds(on_device, 7, MIB)));
+  tell("write", "%d", door_write(on_device, block, MIB));
+  tell("holds", "%s", yes(block_holds(on_device, 7, MIB)));
   tell("free as device memory", "%d", door_free(block));
   tell("device memory freed as host memory", "%d", door_free_host(on_device));
   tell("free", "%d", door_free_host(block));
@@ -370,16 +373,20 @@ static void async(void) {
   void *block = NULL;
   NEED(door_stream_new(&stream));
   tell("malloc", "%d", door_malloc_async(&block, MIB, stream));
-  tell("fill", "%d %d", door_fill_async(block, 9, MIB, stream), door_wait(stream));
+  tell("fill", "%d", door_fill_async(block, 9, MIB, stream));
+  tell("wait", "%d", door_wait(stream));
   tell("holds", "%s", yes(block_holds(block, 9, MIB)));
-  tell("free", "%d %d", door_free_async(block, stream), door_wait(stream));
+  tell("free", "%d", door_free_async(block, stream));
+  tell("wait", "%d", door_wait(stream));
   NEED(door_malloc_async(&block, MIB, stream));
   NEED(door_wait(stream));
   tell("free by the plain call", "%d", door_free(block));
   unsigned char *plain = block_new(MIB), *small = block_new(1000);
-  tell("plain blocks freed on a stream", "%d %d", door_free_async(plain, stream), door_free_async(small, stream));
+  tell("plain block freed on a stream", "%d", door_free_async(plain, stream));
+  tell("small block freed on a stream", "%d", door_free_async(small, stream));
   tell("plain blocks freed on a stream", "wait %d", door_wait(stream));
-  tell("plain blocks freed on a stream", "then by the plain call %d %d", door_free(plain), door_free(small));
+  tell("plain block freed on a stream", "then by the plain call %d", door_free(plain));
+  tell("small block freed on a stream", "then by the plain call %d", door_free(small));
   tell("the host's memory freed on a stream", "%d", door_free_async(&poison, stream));
   NEED(door_stream_end(stream));
 }

@@ -29,7 +29,6 @@ def main():
         return 77
     if sys.argv[1] == "none":
         cupy.cuda.set_allocator(None)
-        cupy.cuda.set_pinned_memory_allocator(None)
     sums, times = [], []
     for number in range(int(sys.argv[2]) if len(sys.argv) > 2 else ROUNDS):
         start = time.perf_counter()

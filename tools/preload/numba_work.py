@@ -9,6 +9,12 @@ import time
 import warnings
 
 import numpy
+
+# Numba may be older than NumPy and miss names that this one has no more.
+for old, new in (("row_stack", "vstack"), ("in1d", "isin"), ("trapz", "trapezoid")):
+    if not hasattr(numpy, old) and hasattr(numpy, new):
+        setattr(numpy, old, getattr(numpy, new))
+
 from numba import cuda
 
 warnings.filterwarnings("ignore")

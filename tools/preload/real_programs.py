@@ -27,7 +27,8 @@ SKIP = 77
 
 # Lines that say how long something took or name a process differ from run to run, whoever serves the memory.
 NOT_COMPARED = re.compile(r"^time |\btime\b|elapsed|seconds|\bsec\b|\bms\b|msec|GB/s|MB/s|Gflop|throughput|bandwidth|"
-                          r"speed|\bpid\b|0x[0-9a-f]{6,}|MElements|Options per|kernel execution|Kernel.*took", re.I)
+                          r"speed|\bpid\b|0x[0-9a-f]{6,}|MElements|Options per|kernel execution|Kernel.*took|shmName|"
+                          r"^memcopy:|^kernel:|streams?:|streamed:|fetch rate", re.I)
 
 Program = collections.namedtuple("Program", "name setting command environment differs", defaults=({}, False))
 
@@ -78,9 +79,11 @@ PUBLIC = [Program(words.split()[0], origin, words.split()) for origin, words in 
 
 def found(program, folder):
     """The program with the path of its file, or None."""
-    path = os.path.join(folder, program.command[0]) if folder else None
-    if path is None or not os.access(path, os.X_OK):
-        print(f"left out: {program.name}: there is no {path or program.command[0]}")
+    if not folder:
+        return None
+    path = os.path.join(folder, program.command[0])
+    if not os.access(path, os.X_OK):
+        print(f"left out: {program.name}: there is no {path}")
         return None
     return program._replace(command=[path, *program.command[1:]])
 
@@ -192,8 +195,8 @@ def program_measure(runner, program, rounds, out):
         order = (False, True) if index % 2 == 0 else (True, False)
         for with_mam in order if runner.mam_run else (False,):
             run = runner.run(program.command, program.environment, with_mam)
-            if run.status == SKIP or "ModuleNotFoundError" in run.output:
-                print(f"left out: {program.name}: {(run.output.strip() or 'it skipped').splitlines()[-1]}")
+            if run.status != 0 and not with_mam:  # no GPU, no such module, or of no use on this machine
+                print(f"left out: {program.name}: status {run.status}: {(run.output.strip() or '-').splitlines()[-1]}")
                 return None
             (preloaded if with_mam else plain).append(run)
     different = [lines for lines in map(differences, plain, preloaded) if lines]
