@@ -85,11 +85,14 @@ static void message_receive(void *message, size_t bytes) {
 
 /* ---- The exporter ------------------------------------------------------------------------------------------------ */
 
-static void dma_buf_ask(const char *what, const unsigned char *block) {
+/* Of the pages that the block lies in: a descriptor is one of whole pages. */
+static void dma_buf_ask(const char *what, const unsigned char *block, size_t bytes) {
+  unsigned long long page = (unsigned long long)sysconf(_SC_PAGESIZE);
+  unsigned long long begin = (uintptr_t)block / page * page, end = ((uintptr_t)block + bytes + page - 1) / page * page;
   int (*get)(void *, unsigned long long, size_t, int, unsigned long long);
   int descriptor = -1;
   *(void **)&get = door_function("cuMemGetHandleForAddressRange", 11070);
-  int error = get == NULL ? -1 : get(&descriptor, (unsigned long long)(uintptr_t)block, 2 * MIB, DMA_BUF_FD, 0);
+  int error = get == NULL ? -1 : get(&descriptor, begin, (size_t)(end - begin), DMA_BUF_FD, 0);
   tell(what, "dma-buf %d", error);
   if (error == 0)
     (void)close(descriptor);
@@ -147,8 +150,8 @@ static void three_export(size_t bytes, int byte) {
     block_export(what, blocks[1], &other, bytes, inside, byte + i);
   }
   tell(what, "its neighbours: %s", yes(holds(blocks[0], 0xF0, bytes) && holds(blocks[2], 0xF2, bytes)));
-  if (bytes >= 2 * MIB && bytes % (2 * MIB) == 0)
-    dma_buf_ask(what, blocks[1]);
+  if (bytes >= 2 * MIB)
+    dma_buf_ask(what, blocks[1], bytes);
   for (int i = 0; i < 3; i++)
     tell(what, "free %d", door_free(blocks[i]));
 }
