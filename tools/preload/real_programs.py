@@ -15,6 +15,7 @@ import difflib
 import os
 import random
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -88,9 +89,20 @@ def found(program, folder):
     return program._replace(command=[path, *program.command[1:]])
 
 
+def sanitizer_program(folder):
+    """compute-sanitizer has to find what is wrong, for which mam-run steps aside."""
+    samples = os.path.join(folder or "", "samples")
+    sanitizer = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
+    if sanitizer is None or not os.access(samples, os.X_OK):
+        return []
+    script = f"{sanitizer} --error-exitcode 9 {samples} overrun 2 >/dev/null; echo status $?"
+    return [Program("compute-sanitizer", "samples overrun", ["sh", "-c", script])]
+
+
 def programs_choose(arguments):
     everything = list(PYTHON)
     everything += filter(None, (found(program, arguments.bin) for program in SAMPLES))
+    everything += sanitizer_program(arguments.bin)
     everything += filter(None, (found(program, arguments.public) for program in PUBLIC))
     if arguments.only:
         everything = [one for one in everything if re.search(arguments.only, f"{one.name} {one.setting}")]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-2-Clause
 // Small programs as users write them: plain cudaMalloc and cudaFree around some work, built by plain nvcc.
-// usage: samples vector|matrix|reduce|streams|pitch [ROUNDS]
+// usage: samples vector|matrix|reduce|streams|pitch|overrun [ROUNDS]
 // Prints what was computed, as sums that do not depend on the order of threads, and last a line "time ... ms" for all
 // rounds after the first one, allocation included.
 #include <chrono>
@@ -222,16 +222,26 @@ static unsigned long long pitch_round(int round) {
   return sum;
 }
 
+// ---- A mistake: writes behind the end of a block, for compute-sanitizer to find -------------------------------------
+
+static unsigned long long overrun_round(int round) {
+  size_t count = 1000;
+  float *a = device_new<float>(count), *b = device_new<float>(count);
+  ramp_kernel<<<blocks_for(count), 256>>>(a, count + 1, 1.0f);
+  ramp_kernel<<<blocks_for(count), 256>>>(b, count, 1.0f);
+  unsigned long long sum = sum_of(a, count) + (unsigned)round;
+  CHECK(cudaFree(a));
+  CHECK(cudaFree(b));
+  return sum;
+}
+
 // ----------------------------------------------------------------------------------------------------------------------
 
 static const struct {
   const char *name;
   unsigned long long (*round)(int round);
-} samples[] = {{"vector", vector_round},
-               {"matrix", matrix_round},
-               {"reduce", reduce_round},
-               {"streams", streams_round},
-               {"pitch", pitch_round}};
+} samples[] = {{"vector", vector_round},   {"matrix", matrix_round}, {"reduce", reduce_round},
+               {"streams", streams_round}, {"pitch", pitch_round},   {"overrun", overrun_round}};
 
 static int run(unsigned long long (*round)(int round), int rounds) {
   unsigned long long sum = round(0), mixed = sum;
@@ -252,6 +262,6 @@ int main(int argc, char **argv) {
   for (const auto &sample : samples)
     if (argc > 1 && rounds > 1 && std::strcmp(sample.name, argv[1]) == 0)
       return run(sample.round, rounds);
-  std::fprintf(stderr, "usage: samples vector|matrix|reduce|streams|pitch [ROUNDS]\n");
+  std::fprintf(stderr, "usage: samples vector|matrix|reduce|streams|pitch|overrun [ROUNDS]\n");
   return 2;
 }
