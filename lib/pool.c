@@ -440,11 +440,16 @@ void pool_collect_locked(struct mam_pool *pool) {
     fence_locked(pool, SIZE_MAX);
 }
 
-/* Whether the fronts may keep what the GPU is done with: not if no epoch has passed since they were last collected, as
- * what was freed later waits for a later one.  Then a running kernel costs one collection, not one for each growth. */
-static bool collection_may_help_locked(const struct mam_pool *pool) {
-  bool some = pool->config.reuse == MAM_REUSE_IMMEDIATE || reuse_passed(pool->reuse) > pool->collected_epoch;
-  return pool->config.front != NULL && some;
+/* Whether the fronts may keep what the GPU is done with, after a fence: not if no epoch has passed since they were last
+ * collected, as what was freed later waits for a later one.  Then a running kernel costs one collection, not one for
+ * each growth.  The lock is left for the fence. */
+static bool collection_may_help_locked(struct mam_pool *pool) {
+  if (pool->config.front == NULL || pool->config.reuse == MAM_REUSE_IMMEDIATE)
+    return pool->config.front != NULL;
+  pool_step_out(pool);
+  (void)reuse_reach(pool->reuse, reuse_epoch(pool->reuse));
+  pool_step_in(pool);
+  return reuse_passed(pool->reuse) > pool->collected_epoch;
 }
 
 /* What costs no memory and no wait: a fence, and what the fronts keep.  False if both were tried. */
