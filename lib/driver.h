@@ -76,6 +76,14 @@ struct driver {
 #undef DRIVER_FUNCTION
 };
 
+/* libmam_preload has functions of its own under the driver's names, and a dlsym that finds them.  It defines this, so
+ * that the table is the driver's own all the same; without it the address is NULL. */
+struct driver_detour {
+  void *(*symbol)(void *library, const char *name); /* the dlsym that it stands in front of */
+  void *(*real)(void *function);                    /* the driver's function for one of its own; others as they are */
+};
+extern const struct driver_detour mam_driver_detour __attribute__((weak, visibility("default")));
+
 /* Writes the driver's table, initialised (cuInit), to *driver.  The table lives as long as the process.  Without a
  * driver: cudaErrorNoDevice; otherwise what cuInit said.  A failure is not remembered: the next call tries again.
  * Any thread; no lock is held while the driver is loaded. */

@@ -388,6 +388,8 @@ static inline bool small_pop(struct front *front, unsigned class, size_t size, u
   struct batch *ready = magazine->ready;
   const struct slab_block *block = &ready->blocks[--ready->count];
   uint8_t code = slab_code(class, size);
+  if (slab_exact != NULL)
+    slab_exact_write(block->live, class, size);
   /* relaxed: the block is this thread's alone; whoever frees it was given the address after this */
   atomic_store_explicit(block->live, code, memory_order_relaxed);
   number_add(&magazine->slack, code - 1);

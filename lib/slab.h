@@ -29,6 +29,10 @@ enum {
   SLAB_BATCH = 64    /* blocks that change hands at once: what a fence is shared by, at least */
 };
 
+/* Under libmam_preload, the address of something: then each block has a second byte, for what its code leaves out, so
+ * that it can be told exactly what was asked for.  Constant before any code runs. */
+extern const void *const slab_exact;
+
 /* A block that is not live, and where that is written: an allocation then need not look for it. */
 struct slab_block {
   uintptr_t address;
@@ -103,7 +107,8 @@ static inline uint32_t slab_index(const struct slab *slab, uintptr_t address) {
 }
 
 static inline _Atomic uint8_t *slab_live(const struct slab *slab, uint32_t index) {
-  return &atomic_load_explicit(&slab->live, memory_order_relaxed)[index]; /* relaxed: see slab_index */
+  /* relaxed: see slab_index */
+  return &atomic_load_explicit(&slab->live, memory_order_relaxed)[slab_exact != NULL ? 2 * index : index];
 }
 
 static inline unsigned slab_class_of(const struct slab *slab) {
@@ -119,6 +124,19 @@ static inline unsigned slab_code_shift(unsigned class) { return class < 16 ? 2 :
 
 static inline uint8_t slab_code(unsigned class, size_t bytes) {
   return (uint8_t)(1 + ((slab_class_bytes(class) - bytes) >> slab_code_shift(class)));
+}
+
+/* What the code leaves out, into the byte after the block's, which the code is written to next. */
+static inline void slab_exact_write(_Atomic uint8_t *live, unsigned class, size_t bytes) {
+  uint8_t rest = (uint8_t)((slab_class_bytes(class) - bytes) & ((1u << slab_code_shift(class)) - 1));
+  atomic_store_explicit(live + 1, rest, memory_order_relaxed); /* relaxed: as the code */
+}
+
+/* What was asked for by a code's block, exactly if that was written. */
+static inline size_t slab_requested_bytes(const _Atomic uint8_t *live, unsigned class, uint8_t code) {
+  /* relaxed: as the code */
+  size_t rest = slab_exact != NULL ? atomic_load_explicit(live + 1, memory_order_relaxed) : 0;
+  return slab_class_bytes(class) - ((size_t)(code - 1) << slab_code_shift(class)) - rest;
 }
 
 /* Blocks for a front: a batch that may be used, or one carved from a slab; of a slab, blocks of one word of bits, so
