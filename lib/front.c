@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 #include "front.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,6 +37,7 @@ enum {
   LIMBO_BLOCKS = 512, /* large blocks on no shelf, on their way back to the pool */
   LIMBO_FENCED = 128, /* so many are worth a fence */
   LIMBO_DRAINED = 4,  /* at most so many go along with an allocation that goes to the pool */
+  RECLAIM_MOST = 256, /* batches that a collection puts back into their slabs, where growing is the other way */
   SLAB_SHARE = 512,   /* a class gets its first slab at once if that is at most this part of the pool, */
   SLAB_CROWD = 64     /* else when so many of its blocks are live as segments */
 };
@@ -1427,7 +1429,8 @@ static void orphans_free(struct fronts *fronts) {
   }
 }
 
-static void fronts_collect(struct mam_pool *pool) {
+static bool fronts_collect(struct mam_pool *pool, bool all) {
+  unsigned most = all ? UINT_MAX : RECLAIM_MOST;
   fronts_freeze(pool);
   for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool)
     front_empty(front);
@@ -1435,7 +1438,8 @@ static void fronts_collect(struct mam_pool *pool) {
   fronts_thaw(pool);
   (void)reuse_reach(pool->reuse, reuse_epoch(pool->reuse)); /* what was just freed may have passed already */
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
-    (void)slab_reclaim(pool, &pool->fronts->depots[i]);
+    (void)slab_reclaim(pool, &pool->fronts->depots[i], &most);
+  return most > 0;
 }
 
 /* ---- The end of a thread ---- */

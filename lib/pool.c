@@ -425,17 +425,18 @@ struct attempt {
 enum { COLLECTIONS_MOST = 4 };
 
 /* Brings back what the fronts keep. */
-static void collect_locked(struct mam_pool *pool, size_t enough) {
-  pool->collected_epoch = reuse_passed(pool->reuse);
+static void collect_locked(struct mam_pool *pool, size_t enough, bool all) {
+  uint64_t passed = reuse_passed(pool->reuse);
   pool_step_out(pool);
-  pool->config.front->collect(pool);
+  bool complete = pool->config.front->collect(pool, all);
   pool_step_in(pool);
+  pool->collected_epoch = complete ? passed : 0;
   fence_locked(pool, enough);
 }
 
 void pool_collect_locked(struct mam_pool *pool) {
   if (pool->config.front != NULL)
-    collect_locked(pool, SIZE_MAX);
+    collect_locked(pool, SIZE_MAX, true);
   else
     fence_locked(pool, SIZE_MAX);
 }
@@ -461,7 +462,7 @@ static bool look_around_locked(struct mam_pool *pool, size_t bytes, struct attem
   }
   if (attempt->collections == 0 && collection_may_help_locked(pool)) {
     attempt->collections++;
-    collect_locked(pool, bytes);
+    collect_locked(pool, bytes, !pool->config.elastic);
     return true;
   }
   return false;
@@ -484,7 +485,7 @@ static cudaError_t make_room_locked(struct mam_pool *pool, size_t bytes, struct 
     error = grow_or_find_locked(pool, bytes);
   if (error != cudaErrorMemoryAllocation || pool->config.front == NULL || ++attempt->collections > COLLECTIONS_MOST)
     return error;
-  collect_locked(pool, bytes);
+  collect_locked(pool, bytes, true);
   return cudaSuccess;
 }
 
