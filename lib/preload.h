@@ -59,8 +59,16 @@ enum { PRELOAD_NO_FUNCTION = 500 }; /* CUDA_ERROR_NOT_FOUND */
 
 /* ---- Whom to serve ---- */
 
-/* Whether anything is served in this process: the options, read at the first use.  False in a forked child. */
+/* Whether anything is served in this process: the options, read at the first use. */
 bool preload_active(void);
+
+/* Whether this process is the forked child of one that was. */
+bool preload_is_child(void);
+
+/* In a forked child: makes locks anew that other threads may have held. */
+void preload_work_forked(void);
+void preload_graph_forked(void);
+void preload_ipc_forked(void);
 
 /* Whether the calling thread's allocation of bytes is, in the current context. */
 bool preload_serves(const struct preload_real *real, size_t bytes);

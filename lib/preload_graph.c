@@ -372,3 +372,5 @@ CUresult cuGraphExecChildGraphNodeSetParams(void *executable, void *node, void *
   const struct preload_real *real = preload_real_get();
   return copied(PRELOAD_CALL(real, cuGraphExecChildGraphNodeSetParams, executable, node, child), child);
 }
+
+void preload_graph_forked(void) { (void)pthread_mutex_init(&graphs_lock, NULL); }

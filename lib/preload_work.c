@@ -322,3 +322,5 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
   const struct preload_real *real = preload_real_get();
   return context_gone(PRELOAD_CALL(real, cuDevicePrimaryCtxReset_v2, device));
 }
+
+void preload_work_forked(void) { (void)pthread_mutex_init(&captures_lock, NULL); }
