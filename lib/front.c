@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 #include "front.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,6 +37,7 @@ enum {
   LIMBO_BLOCKS = 512, /* large blocks on no shelf, on their way back to the pool */
   LIMBO_FENCED = 128, /* so many are worth a fence */
   LIMBO_DRAINED = 4,  /* at most so many go along with an allocation that goes to the pool */
+  RECLAIM_MOST = 256, /* batches that a collection puts back into their slabs, where growing is the other way */
   SLAB_SHARE = 512,   /* a class gets its first slab at once if that is at most this part of the pool, */
   SLAB_CROWD = 64     /* else when so many of its blocks are live as segments */
 };
@@ -109,6 +111,8 @@ struct front {
   struct front *next_of_thread; /* the thread's own */
   struct front *next_of_pool;   /* under the fronts' lock */
   bool orphan;                  /* its thread is gone; under the fronts' lock */
+  bool used_before;             /* for another pool; the owner's */
+  void *memory;                 /* that it lies in */
 };
 
 /* A few locks for all depots, which are used once in SLAB_BATCH operations: a fork has to hold them all, for each pool.
@@ -168,6 +172,17 @@ static struct front *front_find(const struct mam_pool *pool, uint64_t default_id
   return NULL;
 }
 
+/* All 0, and mostly not touched: a thread with few large blocks never pays for the pages of what it owns. */
+static struct front *front_new(void) {
+  void *memory = calloc(1, sizeof(struct front) + _Alignof(struct front));
+  if (memory == NULL)
+    return NULL;
+  uintptr_t aligned = ((uintptr_t)memory + _Alignof(struct front)) & ~(uintptr_t)(_Alignof(struct front) - 1);
+  struct front *front = (struct front *)aligned;
+  front->memory = memory;
+  return front;
+}
+
 /* A front of a pool that ended, or a new one, made the thread's. */
 static struct front *front_spare(void) {
   struct front *front;
@@ -178,10 +193,9 @@ static struct front *front_spare(void) {
     if (spare)
       return front;
   }
-  front = aligned_alloc(_Alignof(struct front), sizeof *front);
+  front = front_new();
   if (front == NULL)
     return NULL;
-  memset(front, 0, sizeof *front);
   biased_init(&front->lock);
   /* Tickets are never used twice: each front counts in a range of its own, odd numbers only. */
   front->ticket_next = (atomic_fetch_add_explicit(&fronts_made, 1, memory_order_relaxed) + 1) << POOL_TICKET_BITS | 1;
@@ -193,7 +207,7 @@ static struct front *front_spare(void) {
 
 static void front_free_memory(struct front *front) {
   free(front->bins);
-  free(front);
+  free(front->memory);
 }
 
 static void magazine_init(struct magazine *magazine) {
@@ -227,7 +241,9 @@ static void front_attach(struct front *front, struct mam_pool *pool) {
   front->bin_calm_bytes = bin_calm_bytes(pool);
   memset(&front->numbers, 0, sizeof front->numbers);
   memset(front->magazines, 0, sizeof front->magazines);
-  memset(front->owned, 0, sizeof front->owned);
+  if (front->used_before) /* it remembers blocks of a pool that ended */
+    memset(front->owned, 0, sizeof front->owned);
+  front->used_before = true;
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
     magazine_init(&front->magazines[i]);
 }
@@ -1413,7 +1429,8 @@ static void orphans_free(struct fronts *fronts) {
   }
 }
 
-static void fronts_collect(struct mam_pool *pool) {
+static bool fronts_collect(struct mam_pool *pool, bool all) {
+  unsigned most = all ? UINT_MAX : RECLAIM_MOST;
   fronts_freeze(pool);
   for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool)
     front_empty(front);
@@ -1421,7 +1438,8 @@ static void fronts_collect(struct mam_pool *pool) {
   fronts_thaw(pool);
   (void)reuse_reach(pool->reuse, reuse_epoch(pool->reuse)); /* what was just freed may have passed already */
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
-    (void)slab_reclaim(pool, &pool->fronts->depots[i]);
+    (void)slab_reclaim(pool, &pool->fronts->depots[i], &most);
+  return most > 0;
 }
 
 /* ---- The end of a thread ---- */

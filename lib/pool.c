@@ -425,26 +425,32 @@ struct attempt {
 enum { COLLECTIONS_MOST = 4 };
 
 /* Brings back what the fronts keep. */
-static void collect_locked(struct mam_pool *pool, size_t enough) {
-  pool->collected_epoch = reuse_passed(pool->reuse);
+static void collect_locked(struct mam_pool *pool, size_t enough, bool all) {
+  uint64_t passed = reuse_passed(pool->reuse);
   pool_step_out(pool);
-  pool->config.front->collect(pool);
+  bool complete = pool->config.front->collect(pool, all);
   pool_step_in(pool);
+  pool->collected_epoch = complete ? passed : 0;
   fence_locked(pool, enough);
 }
 
 void pool_collect_locked(struct mam_pool *pool) {
   if (pool->config.front != NULL)
-    collect_locked(pool, SIZE_MAX);
+    collect_locked(pool, SIZE_MAX, true);
   else
     fence_locked(pool, SIZE_MAX);
 }
 
-/* Whether the fronts may keep what the GPU is done with: not if no epoch has passed since they were last collected, as
- * what was freed later waits for a later one.  Then a running kernel costs one collection, not one for each growth. */
-static bool collection_may_help_locked(const struct mam_pool *pool) {
-  bool some = pool->config.reuse == MAM_REUSE_IMMEDIATE || reuse_passed(pool->reuse) > pool->collected_epoch;
-  return pool->config.front != NULL && some;
+/* Whether the fronts may keep what the GPU is done with, after a fence: not if no epoch has passed since they were last
+ * collected, as what was freed later waits for a later one.  Then a running kernel costs one collection, not one for
+ * each growth.  The lock is left for the fence. */
+static bool collection_may_help_locked(struct mam_pool *pool) {
+  if (pool->config.front == NULL || pool->config.reuse == MAM_REUSE_IMMEDIATE)
+    return pool->config.front != NULL;
+  pool_step_out(pool);
+  (void)reuse_reach(pool->reuse, reuse_epoch(pool->reuse));
+  pool_step_in(pool);
+  return reuse_passed(pool->reuse) > pool->collected_epoch;
 }
 
 /* What costs no memory and no wait: a fence, and what the fronts keep.  False if both were tried. */
@@ -456,7 +462,7 @@ static bool look_around_locked(struct mam_pool *pool, size_t bytes, struct attem
   }
   if (attempt->collections == 0 && collection_may_help_locked(pool)) {
     attempt->collections++;
-    collect_locked(pool, bytes);
+    collect_locked(pool, bytes, !pool->config.elastic);
     return true;
   }
   return false;
@@ -479,7 +485,7 @@ static cudaError_t make_room_locked(struct mam_pool *pool, size_t bytes, struct 
     error = grow_or_find_locked(pool, bytes);
   if (error != cudaErrorMemoryAllocation || pool->config.front == NULL || ++attempt->collections > COLLECTIONS_MOST)
     return error;
-  collect_locked(pool, bytes);
+  collect_locked(pool, bytes, true);
   return cudaSuccess;
 }
 

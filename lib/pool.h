@@ -66,8 +66,9 @@ struct pool_front_sum {
 /* What stands in front of a pool (front.h): the pool calls it, and knows no more of it. */
 struct pool_front {
   bool (*open)(struct mam_pool *pool); /* before anybody can use the pool; false: no host memory */
-  /* Brings everything that is kept back to the pool, for its rule of reuse to decide about.  No lock is held. */
-  void (*collect)(struct mam_pool *pool);
+  /* Brings everything that is kept back to the pool, for its rule of reuse to decide about; unless all, only as much of
+   * the small blocks as takes a fraction of a millisecond.  False if some were left.  No lock is held. */
+  bool (*collect)(struct mam_pool *pool, bool all);
   /* The memory is about to go, the pool has no users left: nobody may be served any more.  No lock is held. */
   void (*close)(struct mam_pool *pool);
   /* Nothing changes in front from freeze to thaw, in which sum may be called.  Before the pool's lock. */

@@ -32,6 +32,8 @@ static bool served(const struct preload_real *real, size_t bytes, const void *si
   uint64_t start_ns = measures ? preload_now_ns() : 0;
   if (!pool_malloc(bytes, site, &found))
     return false;
+  if (__builtin_expect(preload_capturing(), false))
+    preload_capture_keep(real, found);
   *address = found;
   preload_count_add(PRELOAD_MALLOCS, 1);
   preload_count_add(PRELOAD_MALLOC_BYTES, bytes);
@@ -102,12 +104,22 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, s
 
 /* ---- Freeing ---- */
 
+/* Whether a graph goes on using the block, which is freed for the program's part. */
+static bool kept_back(uintptr_t address, cudaError_t *error) {
+  enum preload_kept kept = preload_kept_free(address);
+  *error = kept == PRELOAD_KEPT_FREED_BEFORE ? cudaErrorInvalidValue : cudaSuccess;
+  return kept != PRELOAD_KEPT_NOT;
+}
+
 static bool freed(CUdeviceptr address, cudaError_t *error) {
   bool measures = preload_measures();
   uint64_t start_ns = measures ? preload_now_ns() : 0;
-  preload_depth++;
-  bool pooled = mam_client.free((uintptr_t)address, error);
-  preload_depth--;
+  bool pooled = kept_back((uintptr_t)address, error);
+  if (!pooled) {
+    preload_depth++;
+    pooled = mam_client.free((uintptr_t)address, error);
+    preload_depth--;
+  }
   if (!pooled)
     return false;
   preload_count_add(PRELOAD_FREES, 1);
@@ -130,9 +142,12 @@ CUresult cuMemFree_v2(CUdeviceptr address) {
 static bool freed_async(CUdeviceptr address, CUstream stream, cudaError_t *error) {
   if (address == 0 || preload_depth != 0 || !preload_active())
     return false;
-  preload_depth++;
-  bool pooled = mam_client.free_async((uintptr_t)address, stream, error);
-  preload_depth--;
+  bool pooled = kept_back((uintptr_t)address, error);
+  if (!pooled) {
+    preload_depth++;
+    pooled = mam_client.free_async((uintptr_t)address, stream, error);
+    preload_depth--;
+  }
   preload_count_add(PRELOAD_FREES, pooled);
   return pooled;
 }
@@ -173,7 +188,7 @@ static enum client_found block_at(CUdeviceptr address, struct client_block *bloc
     block->id = 0;
     return CLIENT_LIVE;
   }
-  return found;
+  return found == CLIENT_LIVE && preload_kept_freed(block->base) ? CLIENT_DEAD : found;
 }
 
 CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr address) {

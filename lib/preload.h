@@ -6,6 +6,7 @@
  *   preload_resolve.c    how a program finds the driver's functions, and how this library finds the real ones
  *   preload.c            memory
  *   preload_work.c       captures, waits, ends of contexts
+ *   preload_graph.c      blocks that a graph goes on using
  *   preload_ipc.c        memory of other processes
  *   preload_options.c    whom to serve
  *   preload_summary.c    numbers, printed at exit
@@ -58,8 +59,16 @@ enum { PRELOAD_NO_FUNCTION = 500 }; /* CUDA_ERROR_NOT_FOUND */
 
 /* ---- Whom to serve ---- */
 
-/* Whether anything is served in this process: the options, read at the first use.  False in a forked child. */
+/* Whether anything is served in this process: the options, read at the first use. */
 bool preload_active(void);
+
+/* Whether this process is the forked child of one that was. */
+bool preload_is_child(void);
+
+/* In a forked child: makes locks anew that other threads may have held. */
+void preload_work_forked(void);
+void preload_graph_forked(void);
+void preload_ipc_forked(void);
 
 /* Whether the calling thread's allocation of bytes is, in the current context. */
 bool preload_serves(const struct preload_real *real, size_t bytes);
@@ -97,6 +106,29 @@ void preload_sample(const struct preload_real *real, size_t bytes);
 
 /* The block that an opened handle stands for; false if the address is in none. */
 bool preload_ipc_block_at(uintptr_t address, uintptr_t *base, size_t *bytes);
+
+/* ---- Blocks of graphs ---- */
+
+/* For a capture; NULL if the host has no memory.  Ended with the graph that came of it, NULL if none did. */
+struct preload_keeper *preload_keeper_new(void);
+void preload_keeper_end(struct preload_keeper *keeper, void *graph);
+
+/* Keeps a block that the calling thread has just allocated, if that falls into a capture: one of its own, or one that
+ * means every thread. */
+void preload_capture_keep(const struct preload_real *real, uintptr_t address);
+
+/* The same for a keeper. */
+void preload_keep(struct preload_keeper *keeper, uintptr_t address);
+
+/* What a free of the block by the program comes to. */
+enum preload_kept { PRELOAD_KEPT_NOT, PRELOAD_KEPT_FREED, PRELOAD_KEPT_FREED_BEFORE };
+enum preload_kept preload_kept_free(uintptr_t address);
+
+/* Whether the program has freed the block, and a graph goes on using it. */
+bool preload_kept_freed(uintptr_t address);
+
+/* Forgets blocks whose context is gone. */
+void preload_kept_sweep(void);
 
 /* ---- Work ---- */
 

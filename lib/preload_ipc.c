@@ -247,3 +247,5 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
   const struct preload_real *real = preload_real_get();
   return PRELOAD_CALL(real, cuIpcCloseMemHandle, opened_remove((uintptr_t)address));
 }
+
+void preload_ipc_forked(void) { (void)pthread_mutex_init(&opened_lock, NULL); }

@@ -13,6 +13,7 @@
 #include "preload.h"
 
 struct decision {
+  pid_t process; /* that decided */
   struct options_preload options;
   bool active;
   bool selective; /* not every allocation is served */
@@ -41,7 +42,7 @@ static bool program_chosen(const struct options_preload *options) {
 }
 
 static struct decision decide(void) {
-  struct decision decision = {.active = false};
+  struct decision decision = {.process = getpid()};
   if (mam_client.struct_size != sizeof(struct client)) {
     (void)fputs("mam: libmam_preload and libmam are of different versions; nothing is served\n", stderr);
     return decision;
@@ -59,6 +60,14 @@ static struct decision decide(void) {
   return decision;
 }
 
+/* In a forked child the driver does not work, and nothing is served.  But the child may ask, and then finds no lock
+ * that another thread of its parent held. */
+static void after_fork_in_child(void) {
+  preload_work_forked();
+  preload_graph_forked();
+  preload_ipc_forked();
+}
+
 /* Decides at the first use, for good.  Of several threads that get here, the first to publish wins. */
 static const struct decision *decision_get(void) {
   static const struct decision passive;
@@ -72,9 +81,16 @@ static const struct decision *decision_get(void) {
   *mine = decide();
   /* release: publishes the decision; acquire on failure: reads the winner's.  Pairs with the load above. */
   if (atomic_compare_exchange_strong_explicit(&decided, &known, mine, memory_order_acq_rel, memory_order_acquire))
-    return mine;
-  free(mine);
-  return known;
+    (void)pthread_atfork(NULL, NULL, after_fork_in_child);
+  else
+    free(mine);
+  return known != NULL ? known : mine;
+}
+
+bool preload_is_child(void) {
+  /* acquire: as above */
+  const struct decision *known = atomic_load_explicit(&decided, memory_order_acquire);
+  return known != NULL && known->process != getpid();
 }
 
 const struct options_preload *preload_options_get(void) {

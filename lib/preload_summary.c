@@ -107,7 +107,7 @@ static void print(FILE *out, bool measured) {
 
 __attribute__((destructor)) static void print_at_exit(void) {
   const struct options_preload *options = preload_options_get();
-  if (options == NULL || options->summary == OPTIONS_SUMMARY_NONE)
+  if (options == NULL || options->summary == OPTIONS_SUMMARY_NONE || preload_is_child())
     return;
   FILE *out = options->output != NULL ? fopen(options->output, "a") : stderr;
   if (out == NULL)

@@ -15,12 +15,14 @@
 struct capture {
   CUstream stream;
   CUcontext context; /* for the streams that are none without it: legacy and per-thread ones */
-  pthread_t thread;  /* of a per-thread stream */
+  pthread_t thread;  /* that began it */
+  bool of_all;       /* it means allocations of every thread */
   struct reuse *reuse;
+  struct preload_keeper *keeper; /* of its blocks */
   struct capture *next;
 };
 
-/* A leaf: nothing is called under it. */
+/* Only graphs_lock is taken under it, and nothing called. */
 static pthread_mutex_t captures_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct capture *captures;
 static _Atomic unsigned capture_count; /* relaxed: a hint whether to look at all */
@@ -54,9 +56,11 @@ static struct capture *capture_take(CUstream stream, CUcontext context) {
   return found;
 }
 
-static void capture_drop(struct capture *capture) {
+/* graph: what came of it, NULL if nothing did. */
+static void capture_drop(struct capture *capture, void *graph) {
   if (capture == NULL)
     return;
+  preload_keeper_end(capture->keeper, graph);
   mam_client.capture_end(capture->reuse);
   free(capture);
 }
@@ -64,6 +68,19 @@ static void capture_drop(struct capture *capture) {
 static CUcontext context_now(const struct preload_real *real) {
   CUcontext context = NULL;
   return PRELOAD_CALL(real, cuCtxGetCurrent, &context) == CUDA_SUCCESS ? context : NULL;
+}
+
+/* A capture that is in the list has its keeper, and the list is locked. */
+void preload_capture_keep(const struct preload_real *real, uintptr_t address) {
+  CUcontext context = context_now(real);
+  pthread_mutex_lock(&captures_lock);
+  const struct capture *capture = captures;
+  while (capture != NULL &&
+         (capture->context != context || !(capture->of_all || pthread_equal(capture->thread, pthread_self()))))
+    capture = capture->next;
+  if (capture != NULL && capture->keeper != NULL)
+    preload_keep(capture->keeper, address);
+  pthread_mutex_unlock(&captures_lock);
 }
 
 /* The context whose work a stream is part of.  Asking does not disturb a capture. */
@@ -76,7 +93,7 @@ static CUcontext context_of(const struct preload_real *real, CUstream stream) {
 }
 
 /* Before the capture begins, so that no fence falls into it.  NULL if there is nothing to be held back. */
-static struct capture *capture_open(const struct preload_real *real, CUstream stream) {
+static struct capture *capture_open(const struct preload_real *real, CUstream stream, CUstreamCaptureMode mode) {
   if (preload_depth != 0 || !preload_active())
     return NULL;
   struct capture *capture = malloc(sizeof *capture);
@@ -85,7 +102,8 @@ static struct capture *capture_open(const struct preload_real *real, CUstream st
     free(capture);
     return NULL;
   }
-  *capture = (struct capture){.stream = stream, .context = context, .thread = pthread_self()};
+  *capture = (struct capture){
+      .stream = stream, .context = context, .thread = pthread_self(), .of_all = mode == CU_STREAM_CAPTURE_MODE_GLOBAL};
   preload_depth++;
   capture->reuse = mam_client.capture_begin(context);
   preload_depth--;
@@ -93,6 +111,7 @@ static struct capture *capture_open(const struct preload_real *real, CUstream st
     free(capture);
     return NULL;
   }
+  capture->keeper = preload_keeper_new();
   capture_add(capture);
   return capture;
 }
@@ -102,52 +121,52 @@ static CUresult capture_opened(struct capture *capture, CUresult result) {
   if (capture == NULL || result == CUDA_SUCCESS)
     return result;
   preload_depth++;
-  capture_drop(capture_take(capture->stream, capture->context));
+  capture_drop(capture_take(capture->stream, capture->context), NULL);
   preload_depth--;
   return result;
 }
 
 /* After the end, whether or not it gave a graph, unless the stream goes on. */
-static CUresult capture_closed(const struct preload_real *real, CUstream stream, CUresult result) {
+static CUresult capture_closed(const struct preload_real *real, CUstream stream, void *const *graph, CUresult result) {
   int status = CU_STREAM_CAPTURE_STATUS_NONE;
   if (!preload_capturing() || preload_depth != 0)
     return result;
   preload_depth++;
   if (result == CUDA_SUCCESS || PRELOAD_CALL(real, cuStreamIsCapturing, stream, &status) != CUDA_SUCCESS ||
       status == CU_STREAM_CAPTURE_STATUS_NONE)
-    capture_drop(capture_take(stream, context_now(real)));
+    capture_drop(capture_take(stream, context_now(real)), result == CUDA_SUCCESS && graph != NULL ? *graph : NULL);
   preload_depth--;
   return result;
 }
 
 CUresult cuStreamBeginCapture(CUstream stream) {
   const struct preload_real *real = preload_real_get();
-  struct capture *capture = capture_open(real, stream);
+  struct capture *capture = capture_open(real, stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
   return capture_opened(capture, PRELOAD_CALL(real, cuStreamBeginCapture, stream));
 }
 
 CUresult cuStreamBeginCapture_ptsz(CUstream stream) {
   const struct preload_real *real = preload_real_get();
-  struct capture *capture = capture_open(real, preload_stream_ptsz(stream));
+  struct capture *capture = capture_open(real, preload_stream_ptsz(stream), CU_STREAM_CAPTURE_MODE_GLOBAL);
   return capture_opened(capture, PRELOAD_CALL(real, cuStreamBeginCapture_ptsz, stream));
 }
 
 CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
   const struct preload_real *real = preload_real_get();
-  struct capture *capture = capture_open(real, stream);
+  struct capture *capture = capture_open(real, stream, mode);
   return capture_opened(capture, PRELOAD_CALL(real, cuStreamBeginCapture_v2, stream, mode));
 }
 
 CUresult cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode) {
   const struct preload_real *real = preload_real_get();
-  struct capture *capture = capture_open(real, preload_stream_ptsz(stream));
+  struct capture *capture = capture_open(real, preload_stream_ptsz(stream), mode);
   return capture_opened(capture, PRELOAD_CALL(real, cuStreamBeginCapture_v2_ptsz, stream, mode));
 }
 
 CUresult cuStreamBeginCaptureToGraph(CUstream stream, void *graph, const void *nodes, const void *edges, size_t count,
                                      CUstreamCaptureMode mode) {
   const struct preload_real *real = preload_real_get();
-  struct capture *capture = capture_open(real, stream);
+  struct capture *capture = capture_open(real, stream, mode);
   return capture_opened(capture,
                         PRELOAD_CALL(real, cuStreamBeginCaptureToGraph, stream, graph, nodes, edges, count, mode));
 }
@@ -155,19 +174,20 @@ CUresult cuStreamBeginCaptureToGraph(CUstream stream, void *graph, const void *n
 CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, void *graph, const void *nodes, const void *edges,
                                           size_t count, CUstreamCaptureMode mode) {
   const struct preload_real *real = preload_real_get();
-  struct capture *capture = capture_open(real, preload_stream_ptsz(stream));
+  struct capture *capture = capture_open(real, preload_stream_ptsz(stream), mode);
   return capture_opened(capture,
                         PRELOAD_CALL(real, cuStreamBeginCaptureToGraph_ptsz, stream, graph, nodes, edges, count, mode));
 }
 
 CUresult cuStreamEndCapture(CUstream stream, void **graph) {
   const struct preload_real *real = preload_real_get();
-  return capture_closed(real, stream, PRELOAD_CALL(real, cuStreamEndCapture, stream, graph));
+  return capture_closed(real, stream, graph, PRELOAD_CALL(real, cuStreamEndCapture, stream, graph));
 }
 
 CUresult cuStreamEndCapture_ptsz(CUstream stream, void **graph) {
   const struct preload_real *real = preload_real_get();
-  return capture_closed(real, preload_stream_ptsz(stream), PRELOAD_CALL(real, cuStreamEndCapture_ptsz, stream, graph));
+  return capture_closed(real, preload_stream_ptsz(stream), graph,
+                        PRELOAD_CALL(real, cuStreamEndCapture_ptsz, stream, graph));
 }
 
 /* A stream that goes in the middle of its capture takes it along. */
@@ -175,7 +195,7 @@ static CUresult stream_gone(CUstream stream, CUresult result) {
   if (result != CUDA_SUCCESS || !preload_capturing() || preload_depth != 0)
     return result;
   preload_depth++;
-  capture_drop(capture_take(stream, NULL));
+  capture_drop(capture_take(stream, NULL), NULL);
   preload_depth--;
   return result;
 }
@@ -252,7 +272,7 @@ static void captures_sweep(void) {
   unsigned count = captures_copy(reuses);
   for (unsigned i = 0; i < count; i++)
     while (!mam_client.context_lives(reuses[i]) && (capture = capture_take_of(reuses[i])) != NULL)
-      capture_drop(capture);
+      capture_drop(capture, NULL);
 }
 
 /* A call that may have ended a context, and with it freed its memory. */
@@ -263,6 +283,7 @@ static CUresult context_gone(CUresult result) {
   if (preload_capturing())
     captures_sweep();
   mam_client.contexts_changed();
+  preload_kept_sweep();
   preload_depth--;
   return result;
 }
@@ -301,3 +322,5 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
   const struct preload_real *real = preload_real_get();
   return context_gone(PRELOAD_CALL(real, cuDevicePrimaryCtxReset_v2, device));
 }
+
+void preload_work_forked(void) { (void)pthread_mutex_init(&captures_lock, NULL); }

@@ -5,7 +5,8 @@
 #include <string.h>
 
 enum {
-  BATCHES_KEPT = 16, /* resting in a depot; more are put back into their slabs */
+  BATCHES_KEPT = 16,    /* resting in a depot; more are put back into their slabs, */
+  BATCHES_RETURNED = 4, /* so many with each that comes: after a long kernel, a hundred thousand may have passed */
   WORD_BITS = 64,
   LINE_BYTES = 64 /* of a cache line */
 };
@@ -202,10 +203,12 @@ static void slabs_unused_locked(struct depot *depot, struct slab_list *empty) {
   }
 }
 
-/* Puts batches that have passed into their slabs until only so many are left.  Empty slabs are collected in a list. */
-static void batches_return_locked(struct depot *depot, uint64_t passed, unsigned keep, struct slab_list *empty) {
+/* Puts batches that have passed into their slabs, at most so many, until only so many are left.  Empty slabs are
+ * collected in a list. */
+static void batches_return_locked(struct depot *depot, uint64_t passed, unsigned keep, unsigned *most,
+                                  struct slab_list *empty) {
   struct batch *batch;
-  while (depot->batch_count > keep && (batch = batch_pull_locked(depot, passed)) != NULL) {
+  for (; depot->batch_count > keep && *most > 0 && (batch = batch_pull_locked(depot, passed)) != NULL; --*most) {
     for (unsigned i = 0; i < batch->count; i++) {
       struct slab *slab = block_return_locked(depot, batch->blocks[i].address);
       if (slab != NULL)
@@ -226,25 +229,28 @@ static size_t spans_give(struct mam_pool *pool, struct slab_list *empty) {
   return bytes;
 }
 
-static size_t batches_return(struct mam_pool *pool, struct depot *depot, unsigned keep) {
+static size_t batches_return(struct mam_pool *pool, struct depot *depot, unsigned keep, unsigned *most) {
   struct slab_list empty = TAILQ_HEAD_INITIALIZER(empty);
   pthread_mutex_lock(depot->lock);
-  batches_return_locked(depot, reuse_passed(pool->reuse), keep, &empty);
+  batches_return_locked(depot, reuse_passed(pool->reuse), keep, most, &empty);
   if (keep == 0)
     slabs_unused_locked(depot, &empty);
   pthread_mutex_unlock(depot->lock);
   return spans_give(pool, &empty);
 }
 
-size_t slab_reclaim(struct mam_pool *pool, struct depot *depot) { return batches_return(pool, depot, 0); }
+size_t slab_reclaim(struct mam_pool *pool, struct depot *depot, unsigned *most) {
+  return batches_return(pool, depot, 0, most);
+}
 
 void slab_rest(struct mam_pool *pool, struct depot *depot, struct batch *batch, bool at_once) {
   pthread_mutex_lock(depot->lock);
   batch_push_locked(depot, batch, at_once);
   bool many = depot->batch_count > 2 * BATCHES_KEPT;
+  unsigned most = BATCHES_RETURNED;
   pthread_mutex_unlock(depot->lock);
   if (many)
-    (void)batches_return(pool, depot, BATCHES_KEPT);
+    (void)batches_return(pool, depot, BATCHES_KEPT, &most);
 }
 
 /* ---- Refilling a front ---- */

@@ -152,9 +152,9 @@ void slab_shell_give(struct depot *depot, struct batch *shell);
  * slabs whose blocks are all in may go back to the pool. */
 void slab_rest(struct mam_pool *pool, struct depot *depot, struct batch *batch, bool at_once);
 
-/* Puts the blocks of all resting batches whose epoch has passed into their slabs and gives empty slabs' spans back.
- * Returns how many bytes went to the pool. */
-size_t slab_reclaim(struct mam_pool *pool, struct depot *depot);
+/* Puts the blocks of resting batches whose epoch has passed into their slabs and gives empty slabs' spans back: of at
+ * most *most batches, which counts down.  Returns how many bytes went to the pool. */
+size_t slab_reclaim(struct mam_pool *pool, struct depot *depot, unsigned *most);
 
 /* Forgets all slabs and batches: the pool's memory is about to go.  Nobody else uses the depot. */
 void slab_forget(struct depot *depot);

@@ -31,9 +31,8 @@ sed -n '/global:/,/local:/s/^ *\([A-Za-z_0-9]*\);.*/\1/p' "$srcdir/lib/preload.m
 # shellcheck disable=SC2086
 ${NM:-nm} -D --defined-only "$library" | awk '{ print $3 }' | LC_ALL=C sort >"$work/exported"
 grep -Ev "$others" "$work/exported" >"$work/library"
-grep -Eo '^\.Fn cu[A-Z][A-Za-z0-9_]*' "$srcdir/man/mam-run.1" | sed 's/^\.Fn //' | LC_ALL=C sort -u >"$work/mentioned"
 sed -n '/^\.Ss What is served/,/^Everything else/p' "$srcdir/man/mam-run.1" |
-  grep -Eo '^\.Fn cu[A-Z][A-Za-z0-9_]*' | sed 's/^\.Fn //' | LC_ALL=C sort -u >"$work/page"
+  grep -Eo '^\.(Po )?Fn cu[A-Z][A-Za-z0-9_]*' | sed 's/^.*Fn //' | LC_ALL=C sort -u >"$work/page"
 
 compare library table "libmam_preload.so exports what lib/preload_table.def names"
 compare map table "lib/preload.map names what the table names"

@@ -100,6 +100,10 @@ enum { mode_global, mode_thread_local, mode_relaxed };
   FUNCTION(cuStreamDestroy, 4000, INT_MAX, (void *stream))                                                             \
   FUNCTION(cuStreamBeginCapture, 10010, INT_MAX, (void *stream, int mode))                                             \
   FUNCTION(cuStreamEndCapture, 10000, INT_MAX, (void *stream, void **graph))                                           \
+  FUNCTION(cuGraphInstantiateWithFlags, 11040, INT_MAX, (void **executable, void *graph, unsigned long long flags))    \
+  FUNCTION(cuGraphDestroy, 10000, INT_MAX, (void *graph))                                                              \
+  FUNCTION(cuGraphExecDestroy, 10000, INT_MAX, (void *executable))                                                     \
+  FUNCTION(cuGraphClone, 10000, INT_MAX, (void **clone, void *graph))                                                  \
   FUNCTION(cuMemAddressReserve, 10020, INT_MAX,                                                                        \
            (unsigned long long *address, size_t bytes, size_t alignment, unsigned long long fixed,                     \
             unsigned long long flags))                                                                                 \

@@ -198,6 +198,35 @@ int cuStreamEndCapture(void *handle, void **graph) {
   return error;
 }
 
+/* ---- Graphs ------------------------------------------------------------------------------------------------------ */
+
+/* A graph is the handle of the stream that it was captured from; what is made of it lies beside. */
+int cuGraphInstantiateWithFlags(void **executable, void *graph, unsigned long long flags) {
+  int error = call_end(call_begin(CALL_cuGraphInstantiateWithFlags));
+  if (error == SUCCESS && (graph == NULL || flags > 15))
+    error = INVALID_VALUE;
+  if (error == SUCCESS)
+    *executable = (char *)graph + 1;
+  return error;
+}
+
+int cuGraphDestroy(void *graph) {
+  int error = call_end(call_begin(CALL_cuGraphDestroy));
+  return error == SUCCESS && graph == NULL ? INVALID_VALUE : error;
+}
+
+int cuGraphExecDestroy(void *executable) {
+  int error = call_end(call_begin(CALL_cuGraphExecDestroy));
+  return error == SUCCESS && executable == NULL ? INVALID_VALUE : error;
+}
+
+int cuGraphClone(void **clone, void *graph) {
+  int error = call_end(call_begin(CALL_cuGraphClone));
+  if (error == SUCCESS)
+    *clone = (char *)graph + 2;
+  return error;
+}
+
 static void *per_thread(void *handle) { return handle == NULL ? FAKE_STREAM_PER_THREAD : handle; }
 
 static int begin_capture_ptsz(void *handle, int mode) { return cuStreamBeginCapture(per_thread(handle), mode); }

@@ -73,12 +73,15 @@ static int outlive_main(void *context) {
   return churn() != 0;
 }
 
-static int fork_child(void) {
+/* The child leaves by exit if it is to run its exit handlers. */
+static int fork_child(bool exits) {
   unsigned long long address = 0;
   int status = 0;
   if (churn() != 0)
     return 1;
   pid_t child = fork();
+  if (child == 0 && exits)
+    exit(cuMemAlloc_v2(&address, MIB));
   if (child == 0)
     _exit(cuMemAlloc_v2(&address, MIB));
   if (waitpid(child, &status, 0) != child)
@@ -99,7 +102,9 @@ int main(int count, char **arguments) {
   if (strcmp(what, "threads") == 0)
     return outlive_main(context);
   if (strcmp(what, "fork") == 0)
-    return fork_child();
+    return fork_child(false);
+  if (strcmp(what, "fork-exit") == 0)
+    return fork_child(true);
   if (strcmp(what, "exec") == 0 && churn() == 0)
     return execl("/proc/self/exe", arguments[0], "churn", (char *)NULL);
   return 1;

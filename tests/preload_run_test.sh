@@ -56,6 +56,8 @@ try "a program may replace itself" ./mam-run "$program" exec
 check '[ $status -eq 0 ] && grep -q "chunks 1" "$work/out"'
 try "a forked child without exec is left to the driver" ./mam-run "$program" fork
 check '[ $status -eq 0 ] && grep -q "child hears 3" "$work/out"'
+try "a forked child prints no summary of its own" ./mam-run --summary "$program" fork-exit
+check '[ $status -eq 0 ] && [ "$(grep -c "allocations and" "$work/err")" -eq 1 ]'
 try "a program that is linked with libmam has one pool" ./mam-run tests/preload_member
 check '[ $status -eq 0 ] && grep -q "one pool" "$work/out"'
 try "a mistake in an option is said, and the program runs" env MAM_PRELOAD_CHUNK=much ./mam-run "$program" churn

@@ -57,6 +57,10 @@ int cuStreamBeginCapture_v2_ptsz(void *stream, int mode);
 int cuStreamEndCapture(void *stream, void **graph);
 int cuStreamEndCapture_ptsz(void *stream, void **graph);
 int cuStreamDestroy_v2(void *stream);
+int cuGraphInstantiateWithFlags(void **executable, void *graph, unsigned long long flags);
+int cuGraphDestroy(void *graph);
+int cuGraphExecDestroy(void *executable);
+int cuGraphClone(void **clone, void *graph);
 int cuGetProcAddress(const char *name, void **function, int version, uint64_t flags);
 int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status);
 

@@ -129,6 +129,100 @@ START_TEST(captures_are_counted_by_context) {
 }
 END_TEST
 
+/* ---- Blocks of graphs ---- */
+
+enum { BLOCKS = 24 };
+static const size_t sizes[] = {1000, 20000, MIB, 9 * MIB};
+
+/* Captures a stream; of the blocks allocated meanwhile, all but the last are freed before the end. */
+static void *capture(address_t blocks[BLOCKS]) {
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING), *graph = NULL;
+  OK(cuStreamBeginCapture_v2(stream, 0));
+  for (int i = 0; i < BLOCKS; i++)
+    blocks[i] = allocate(sizes[i % 4]);
+  for (int i = 0; i < BLOCKS - 1; i++)
+    OK(cuMemFree_v2(blocks[i]));
+  OK(cuStreamEndCapture(stream, &graph));
+  return graph;
+}
+
+/* Whether any of so many allocations meets a block. */
+static bool handed_out(const address_t blocks[BLOCKS]) {
+  address_t taken[4 * BLOCKS];
+  bool met = false;
+  for (int i = 0; i < 4 * BLOCKS; i++) {
+    size_t size = sizes[i % 4];
+    taken[i] = allocate(size);
+    for (int j = 0; j < BLOCKS; j++)
+      met = met || (taken[i] < blocks[j] + sizes[j % 4] && blocks[j] < taken[i] + size);
+  }
+  for (int i = 0; i < 4 * BLOCKS; i++)
+    OK(cuMemFree_v2(taken[i]));
+  return met;
+}
+
+static size_t free_now(void) {
+  size_t free_bytes, total_bytes;
+  OK(cuMemGetInfo_v2(&free_bytes, &total_bytes));
+  return free_bytes;
+}
+
+/* What the blocks that capture() freed come to, at least. */
+static const size_t FREED_BYTES = BLOCKS / 4 * (MIB + 9 * MIB) - 9 * MIB;
+
+START_TEST(a_graphs_blocks_are_kept_as_long_as_it) {
+  address_t blocks[BLOCKS], base;
+  void *executable = NULL;
+  begin();
+  void *graph = capture(blocks);
+  FAILS(INVALID_VALUE, cuMemFree_v2(blocks[0])); /* for the program it is freed */
+  FAILS(NOT_FOUND, cuMemGetAddressRange_v2(&base, NULL, blocks[0]));
+  OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
+  ck_assert(!handed_out(blocks));
+  OK(cuGraphDestroy(graph));
+  OK(cuMemFree_v2(blocks[BLOCKS - 1])); /* an output, after the capture */
+  ck_assert(!handed_out(blocks));
+  size_t before = free_now();
+  OK(cuGraphExecDestroy(executable));
+  ck_assert_uint_ge(free_now(), before + FREED_BYTES + 9 * MIB);
+  FAILS(INVALID_VALUE, cuMemFree_v2(blocks[BLOCKS - 1]));
+}
+END_TEST
+
+START_TEST(a_graph_that_was_never_made_executable_keeps_until_its_end) {
+  address_t blocks[BLOCKS];
+  begin();
+  void *graph = capture(blocks);
+  ck_assert(!handed_out(blocks));
+  size_t before = free_now();
+  OK(cuGraphDestroy(graph));
+  ck_assert_uint_ge(free_now(), before + FREED_BYTES);
+  OK(cuMemFree_v2(blocks[BLOCKS - 1])); /* the program had not */
+}
+END_TEST
+
+START_TEST(a_copied_graph_keeps_for_good) {
+  address_t blocks[BLOCKS];
+  void *clone = NULL;
+  begin();
+  void *graph = capture(blocks);
+  OK(cuGraphClone(&clone, graph));
+  OK(cuGraphDestroy(graph));
+  ck_assert(!handed_out(blocks));
+}
+END_TEST
+
+START_TEST(a_reset_takes_kept_blocks_along) {
+  address_t blocks[BLOCKS];
+  void *context = begin();
+  (void)capture(blocks);
+  OK(cuDevicePrimaryCtxReset_v2(0));
+  OK(cuDevicePrimaryCtxRetain(&context, 0));
+  OK(cuCtxSetCurrent(context));
+  ck_assert(handed_out(blocks)); /* at the same addresses, but new */
+}
+END_TEST
+
 /* ---- Reuse ---- */
 
 START_TEST(freed_memory_is_not_handed_out_under_a_kernel) {
@@ -267,6 +361,10 @@ static Suite *suite(void) {
   tcase_add_test(tests, a_stream_that_goes_takes_its_capture_along);
   tcase_add_test(tests, the_threads_own_stream_can_be_captured);
   tcase_add_test(tests, captures_are_counted_by_context);
+  tcase_add_test(tests, a_graphs_blocks_are_kept_as_long_as_it);
+  tcase_add_test(tests, a_graph_that_was_never_made_executable_keeps_until_its_end);
+  tcase_add_test(tests, a_copied_graph_keeps_for_good);
+  tcase_add_test(tests, a_reset_takes_kept_blocks_along);
   tcase_add_test(tests, freed_memory_is_not_handed_out_under_a_kernel);
   tcase_add_test(tests, the_programs_own_wait_is_a_fence);
   tcase_add_test(tests, a_wait_that_failed_is_no_fence);
