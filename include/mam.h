@@ -307,7 +307,7 @@ typedef struct MAM_PoolInfo {
   size_t used_count;    /* live blocks */
   size_t waiting_count;
   size_t free_count;             /* holes */
-  size_t metadata_bytes;         /* host memory held for segments */
+  size_t metadata_bytes;         /* host memory held for segments, slabs and threads */
   uint64_t malloc_count;         /* successful allocations of at least one byte, since the pool began */
   uint64_t free_call_count;      /* successful frees */
   uint64_t failure_count;        /* allocations refused for want of memory */

@@ -1592,13 +1592,14 @@ static void fronts_sum(struct mam_pool *pool, struct pool_front_sum *sum) {
     numbers_add(front, sum);
     front_add_kept(front, sum);
     front_add_resting(front, sum);
+    sum->metadata_bytes += sizeof *front + (front->bins != NULL ? BINS * sizeof *front->bins : 0);
     sum->thread_count++;
   }
   for (unsigned i = 0; i < SLAB_CLASSES; i++) {
-    size_t span_bytes, waiting_bytes;
-    slab_count(pool, &pool->fronts->depots[i], i, &span_bytes, &waiting_bytes);
-    sum->span_bytes += span_bytes;
-    sum->small_waiting_bytes += waiting_bytes;
+    struct slab_sum slabs = slab_count(pool, &pool->fronts->depots[i], i);
+    sum->span_bytes += slabs.span_bytes;
+    sum->small_waiting_bytes += slabs.waiting_bytes;
+    sum->metadata_bytes += slabs.host_bytes;
   }
 }
 

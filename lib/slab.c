@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 #include "slab.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -333,11 +334,15 @@ void slab_forget(struct depot *depot) {
   depot_init(depot, depot->lock);
 }
 
-void slab_count(struct mam_pool *pool, struct depot *depot, unsigned class, size_t *span_bytes, size_t *waiting_bytes) {
+struct slab_sum slab_count(struct mam_pool *pool, struct depot *depot, unsigned class) {
   uint64_t passed = reuse_passed(pool->reuse);
   /* relaxed: under the lock */
-  *span_bytes = atomic_load_explicit(&depot->slab_count, memory_order_relaxed) * (size_t)SLAB_BYTES;
-  *waiting_bytes = 0;
+  size_t slabs = atomic_load_explicit(&depot->slab_count, memory_order_relaxed);
+  size_t blocks = SLAB_BYTES / slab_class_bytes(class); /* a byte and a bit each */
+  struct slab_sum sum = {.span_bytes = slabs * SLAB_BYTES,
+                         .host_bytes = slabs * (sizeof(struct slab) + blocks + blocks / CHAR_BIT) +
+                                       depot->batch_count * sizeof(struct batch)};
   for (const struct batch *batch = depot->first; batch != NULL; batch = batch->next)
-    *waiting_bytes += batch->epoch > passed ? batch->count * slab_class_bytes(class) : 0;
+    sum.waiting_bytes += batch->epoch > passed ? batch->count * slab_class_bytes(class) : 0;
+  return sum;
 }

@@ -159,7 +159,11 @@ size_t slab_reclaim(struct mam_pool *pool, struct depot *depot, unsigned *most);
 /* Forgets all slabs and batches: the pool's memory is about to go.  Nobody else uses the depot. */
 void slab_forget(struct depot *depot);
 
-/* The depot's lock is held.  What it holds: bytes of its slabs, and of these, in batches whose epoch has not passed. */
-void slab_count(struct mam_pool *pool, struct depot *depot, unsigned class, size_t *span_bytes, size_t *waiting_bytes);
+/* The depot's lock is held.  What it holds: bytes of its slabs; of these, in batches whose epoch has not passed; and of
+ * host memory. */
+struct slab_sum {
+  size_t span_bytes, waiting_bytes, host_bytes;
+};
+struct slab_sum slab_count(struct mam_pool *pool, struct depot *depot, unsigned class);
 
 #endif
