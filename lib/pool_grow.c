@@ -148,9 +148,11 @@ static cudaError_t chunk_grow_locked(struct mam_pool *pool, size_t bytes, bool *
 
 /* ---- Pieces: the mapped parts of a reserved chunk ---- */
 
-/* A growth maps a few pieces rather than one, so that trimming finds some of them free, but not many: on an H200, 1 GiB
- * costs 69 us to map and 27 to unmap in one piece, 401 and 207 us in 16. */
-enum { PIECES_MOST = 8 };
+/* A growth maps a few pieces rather than one, so that trimming finds some of them free, but not many: each costs the
+ * driver a few KiB of host memory (H200), and 1 GiB costs 69 us to map and 27 to unmap in one piece, 401 and 207
+ * in 16.
+ */
+enum { PIECES_MOST = 4 };
 
 static size_t piece_bytes_for(size_t bytes) {
   size_t piece = SOURCE_GRANULARITY_BYTES;
