@@ -138,11 +138,20 @@ static bool freed(CUdeviceptr address, cudaError_t *error) {
   return true;
 }
 
+/* What the pool refused is refused for the driver's reason, if it has one: it may have shut down. */
+static CUresult refused(const struct preload_real *real, cudaError_t error) {
+  CUcontext context;
+  if (error != cudaErrorInvalidValue)
+    return (CUresult)error;
+  CUresult result = PRELOAD_CALL(real, cuCtxGetCurrent, &context);
+  return result == CUDA_ERROR_DEINITIALIZED ? result : (CUresult)error;
+}
+
 CUresult cuMemFree_v2(CUdeviceptr address) {
   const struct preload_real *real = preload_real_get();
   cudaError_t error;
   if (address != 0 && preload_depth == 0 && preload_active() && freed(address, &error))
-    return (CUresult)error;
+    return refused(real, error);
   preload_depth++;
   CUresult result = PRELOAD_CALL(real, cuMemFree_v2, address);
   preload_depth--;
@@ -165,14 +174,15 @@ static bool freed_async(CUdeviceptr address, CUstream stream, cudaError_t *error
 CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
   const struct preload_real *real = preload_real_get();
   cudaError_t error;
-  return freed_async(address, stream, &error) ? (CUresult)error : PRELOAD_CALL(real, cuMemFreeAsync, address, stream);
+  return freed_async(address, stream, &error) ? refused(real, error)
+                                              : PRELOAD_CALL(real, cuMemFreeAsync, address, stream);
 }
 
 CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
   const struct preload_real *real = preload_real_get();
   cudaError_t error;
   return freed_async(address, preload_stream_ptsz(stream), &error)
-             ? (CUresult)error
+             ? refused(real, error)
              : PRELOAD_CALL(real, cuMemFreeAsync_ptsz, address, stream);
 }
 

@@ -93,6 +93,16 @@ START_TEST(wrong_frees_are_refused_and_harm_nothing) {
 }
 END_TEST
 
+START_TEST(a_refusal_after_the_driver_shut_down_is_the_drivers) {
+  begin();
+  address_t address = allocate(MIB);
+  OK(cuMemFree_v2(address));
+  fake_fail("cuCtxGetCurrent", 1, 4);
+  FAILS(4, cuMemFree_v2(address));
+  FAILS(INVALID_VALUE, cuMemFree_v2(address));
+}
+END_TEST
+
 START_TEST(wrong_allocations_answer_as_the_driver) {
   address_t address = 7;
   begin();
@@ -428,6 +438,7 @@ static Suite *suite(void) {
   tcase_add_test(tests, several_attributes_at_once_are_the_blocks_own);
   tcase_add_test(tests, a_freed_block_is_nobodys_memory);
   tcase_add_test(tests, wrong_frees_are_refused_and_harm_nothing);
+  tcase_add_test(tests, a_refusal_after_the_driver_shut_down_is_the_drivers);
   tcase_add_test(tests, wrong_allocations_answer_as_the_driver);
   tcase_add_test(tests, pitched_rows_have_the_drivers_pitch);
   tcase_add_test(tests, free_memory_counts_what_the_pool_can_hand_out);
