@@ -262,6 +262,7 @@ static cudaError_t environment_size_in_chunks(const struct source *source, struc
   config->chunk_bytes = client_chunk_bytes();
   config->limit_bytes = total_bytes;
   config->lazy = false;
+  config->gives_all = true; /* so that a program may have all memory in one block, as from the driver */
   return cudaSuccess;
 }
 

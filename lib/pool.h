@@ -90,6 +90,7 @@ struct pool_config {
   size_t waiting_limit_bytes;     /* 0: half of what is held */
   uint64_t default_id;            /* the context's id for a default pool, else 0 */
   bool lazy;                      /* a default pool that came by itself */
+  bool gives_all;                 /* a trim gives the last chunk too, if it is free; not of an elastic one */
   const struct pool_front *front; /* NULL: nothing is in front, in some tests */
 };
 

@@ -277,10 +277,10 @@ static size_t trimmable_bytes_locked(struct mam_pool *pool) {
   return bytes;
 }
 
-/* A chunk that is free as a whole and not the last one; NULL if there is none. */
+/* A chunk that is free as a whole, and not the last one where that stays; NULL if there is none. */
 static struct pool_chunk *free_chunk_locked(struct mam_pool *pool, struct segment **segment) {
   struct pool_chunk *chunk = SLIST_FIRST(&pool->chunks);
-  if (chunk == NULL || SLIST_NEXT(chunk, link) == NULL)
+  if (chunk == NULL || (SLIST_NEXT(chunk, link) == NULL && !pool->config.gives_all))
     return NULL;
   SLIST_FOREACH(chunk, &pool->chunks, link) {
     *segment = segment_find(&pool->segments, round_up(chunk->base, pool->config.alignment));
