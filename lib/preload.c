@@ -11,17 +11,27 @@ __thread __attribute__((tls_model("initial-exec"), visibility("hidden"))) unsign
 
 /* ---- Allocating ---- */
 
+/* Waits for the context's work, as the driver's frees would have done before now.  A capture forbids it. */
+static void wait_for_all(const struct preload_real *real) {
+  uint64_t epoch = 0;
+  struct reuse *reuse = preload_capturing() ? NULL : mam_client.wait_begin(NULL, &epoch);
+  if (reuse != NULL && PRELOAD_CALL(real, cuCtxSynchronize) == CUDA_SUCCESS)
+    mam_client.wait_end(reuse, epoch);
+}
+
 /* Memory ran out: what no block needs goes back to the driver, and the pool is asked once more. */
-static cudaError_t pool_malloc_trimmed(size_t bytes, const void *site, uintptr_t *address) {
+static cudaError_t pool_malloc_trimmed(const struct preload_real *real, size_t bytes, const void *site,
+                                       uintptr_t *address) {
+  wait_for_all(real);
   (void)MAM_Trim(0);
   return mam_client.malloc(bytes, site, address);
 }
 
-static bool pool_malloc(size_t bytes, const void *site, uintptr_t *address) {
+static bool pool_malloc(const struct preload_real *real, size_t bytes, const void *site, uintptr_t *address) {
   preload_depth++;
   cudaError_t error = mam_client.malloc(bytes, site, address);
   if (__builtin_expect(error == cudaErrorMemoryAllocation, false))
-    error = pool_malloc_trimmed(bytes, site, address);
+    error = pool_malloc_trimmed(real, bytes, site, address);
   preload_depth--;
   return error == cudaSuccess;
 }
@@ -30,7 +40,7 @@ static bool served(const struct preload_real *real, size_t bytes, const void *si
   uintptr_t found;
   bool measures = preload_measures();
   uint64_t start_ns = measures ? preload_now_ns() : 0;
-  if (!pool_malloc(bytes, site, &found))
+  if (!pool_malloc(real, bytes, site, &found))
     return false;
   if (__builtin_expect(preload_capturing(), false))
     preload_capture_keep(real, found);
@@ -128,11 +138,20 @@ static bool freed(CUdeviceptr address, cudaError_t *error) {
   return true;
 }
 
+/* What the pool refused is refused for the driver's reason, if it has one: it may have shut down. */
+static CUresult refused(const struct preload_real *real, cudaError_t error) {
+  CUcontext context;
+  if (error != cudaErrorInvalidValue)
+    return (CUresult)error;
+  CUresult result = PRELOAD_CALL(real, cuCtxGetCurrent, &context);
+  return result == CUDA_ERROR_DEINITIALIZED ? result : (CUresult)error;
+}
+
 CUresult cuMemFree_v2(CUdeviceptr address) {
   const struct preload_real *real = preload_real_get();
   cudaError_t error;
   if (address != 0 && preload_depth == 0 && preload_active() && freed(address, &error))
-    return (CUresult)error;
+    return refused(real, error);
   preload_depth++;
   CUresult result = PRELOAD_CALL(real, cuMemFree_v2, address);
   preload_depth--;
@@ -155,14 +174,15 @@ static bool freed_async(CUdeviceptr address, CUstream stream, cudaError_t *error
 CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
   const struct preload_real *real = preload_real_get();
   cudaError_t error;
-  return freed_async(address, stream, &error) ? (CUresult)error : PRELOAD_CALL(real, cuMemFreeAsync, address, stream);
+  return freed_async(address, stream, &error) ? refused(real, error)
+                                              : PRELOAD_CALL(real, cuMemFreeAsync, address, stream);
 }
 
 CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
   const struct preload_real *real = preload_real_get();
   cudaError_t error;
   return freed_async(address, preload_stream_ptsz(stream), &error)
-             ? (CUresult)error
+             ? refused(real, error)
              : PRELOAD_CALL(real, cuMemFreeAsync_ptsz, address, stream);
 }
 

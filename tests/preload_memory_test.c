@@ -93,6 +93,16 @@ START_TEST(wrong_frees_are_refused_and_harm_nothing) {
 }
 END_TEST
 
+START_TEST(a_refusal_after_the_driver_shut_down_is_the_drivers) {
+  begin();
+  address_t address = allocate(MIB);
+  OK(cuMemFree_v2(address));
+  fake_fail("cuCtxGetCurrent", 1, 4);
+  FAILS(4, cuMemFree_v2(address));
+  FAILS(INVALID_VALUE, cuMemFree_v2(address));
+}
+END_TEST
+
 START_TEST(wrong_allocations_answer_as_the_driver) {
   address_t address = 7;
   begin();
@@ -168,7 +178,22 @@ static size_t free_now(void) {
   return free_bytes;
 }
 
-/* After large blocks, many small ones and threads. */
+/* The driver's own frees would have waited for the kernels. */
+START_TEST(memory_that_kernels_use_is_waited_for_before_an_allocation_fails) {
+  fake_set_capacity(2 * GIB);
+  begin();
+  for (int i = 0; i < 6; i++) {
+    address_t address = allocate(90 * MIB + (size_t)i * MIB);
+    struct fake_range range = {(const void *)(uintptr_t)address, MIB};
+    ck_assert(fake_launch(NULL, &range, 1));
+    OK(cuMemFree_v2(address));
+  }
+  (void)allocate(GIB + 700 * MIB);
+  ck_assert_uint_eq(fake_faults(), 0);
+}
+END_TEST
+
+/* After large blocks and many small ones. */
 START_TEST(what_is_said_to_be_free_can_be_had) {
   static address_t blocks[2000];
   fake_set_capacity(16 * GIB);
@@ -413,11 +438,13 @@ static Suite *suite(void) {
   tcase_add_test(tests, several_attributes_at_once_are_the_blocks_own);
   tcase_add_test(tests, a_freed_block_is_nobodys_memory);
   tcase_add_test(tests, wrong_frees_are_refused_and_harm_nothing);
+  tcase_add_test(tests, a_refusal_after_the_driver_shut_down_is_the_drivers);
   tcase_add_test(tests, wrong_allocations_answer_as_the_driver);
   tcase_add_test(tests, pitched_rows_have_the_drivers_pitch);
   tcase_add_test(tests, free_memory_counts_what_the_pool_can_hand_out);
   tcase_add_test(tests, large_blocks_take_chunks_of_their_own_size);
   tcase_add_test(tests, memory_is_given_back_before_an_allocation_fails);
+  tcase_add_test(tests, memory_that_kernels_use_is_waited_for_before_an_allocation_fails);
   tcase_add_test(tests, what_is_said_to_be_free_can_be_had);
   tcase_add_test(tests, the_driver_serves_what_no_chunk_is_there_for);
   tcase_add_test(tests, a_block_may_be_freed_on_a_stream);
