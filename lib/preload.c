@@ -102,6 +102,9 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, s
   return result;
 }
 
+/* An address at which nobody has memory: what the driver says of it, it says of a block that was freed. */
+static const CUdeviceptr NOBODYS = 1;
+
 /* ---- Freeing ---- */
 
 /* Whether a graph goes on using the block, which is freed for the program's part. */
@@ -128,11 +131,22 @@ static bool freed(CUdeviceptr address, cudaError_t *error) {
   return true;
 }
 
+/* What is wrong with a free, the driver is to say: in a process that ends it is that, and not the address.  The driver is
+ * not asked about the address itself, which may be a chunk's. */
+static CUresult free_answer(const struct preload_real *real, cudaError_t error) {
+  if (__builtin_expect(error != cudaErrorInvalidValue, true))
+    return (CUresult)error;
+  preload_depth++;
+  CUresult result = PRELOAD_CALL(real, cuMemFree_v2, NOBODYS);
+  preload_depth--;
+  return result == CUDA_SUCCESS ? (CUresult)error : result;
+}
+
 CUresult cuMemFree_v2(CUdeviceptr address) {
   const struct preload_real *real = preload_real_get();
   cudaError_t error;
   if (address != 0 && preload_depth == 0 && preload_active() && freed(address, &error))
-    return (CUresult)error;
+    return free_answer(real, error);
   preload_depth++;
   CUresult result = PRELOAD_CALL(real, cuMemFree_v2, address);
   preload_depth--;
@@ -221,9 +235,6 @@ static void attribute_write(const struct client_block *block, int attribute, voi
   else if (attribute == ATTRIBUTE_BUFFER_ID && id != 0) /* of a block of another process the driver knows */
     memcpy(value, &id, sizeof id);
 }
-
-/* An address at which nobody has memory: what the driver says of it, it says of a block that was freed. */
-static const CUdeviceptr NOBODYS = 1;
 
 CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address) {
   const struct preload_real *real = preload_real_get();

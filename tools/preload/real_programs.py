@@ -252,7 +252,7 @@ def limits_check(rows):
     broken = []
     for name, bare, own, limit in (("PyTorch, training", "no cache", "own cache", 1.10),
                                    ("PyTorch, small model", "no cache", "own cache", 1.10),
-                                   ("CuPy", "no pool", "own pool", 1.0)):
+                                   ("CuPy", "no pool", "own pool", 1.02)):  # 2 %: what medians vary by
         pair = [by_name.get((name, setting)) for setting in (bare, own)]
         if None in pair or pair[0]["with_step_ms"] is None or pair[1]["without_step_ms"] is None:
             continue
