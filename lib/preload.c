@@ -131,8 +131,8 @@ static bool freed(CUdeviceptr address, cudaError_t *error) {
   return true;
 }
 
-/* What is wrong with a free, the driver is to say: in a process that ends it is that, and not the address.  The driver is
- * not asked about the address itself, which may be a chunk's. */
+/* What is wrong with a free, the driver is to say: in a process that ends it is that, and not the address.  It is not
+ * asked about the address itself, which may be a chunk's. */
 static CUresult free_answer(const struct preload_real *real, cudaError_t error) {
   if (__builtin_expect(error != cudaErrorInvalidValue, true))
     return (CUresult)error;

@@ -9,6 +9,7 @@ Exits with 0 if all outputs are the same and every limit is kept, 1 if not, 77 w
 """
 import argparse
 import collections
+import concurrent.futures
 import csv
 import ctypes
 import difflib
@@ -373,8 +374,9 @@ class Soak:
 def soak(runner, programs, arguments):
     # A capture that fails by design has nothing to compare; a program that ends otherwise than well, neither.
     programs = [program for program in programs if not program.differs]
-    plain = [(program, runner.run(program.command, program.environment, False)) for program in programs]
-    plain = [(program, run) for program, run in plain if run.status == 0]
+    with concurrent.futures.ThreadPoolExecutor(arguments.processes) as pool:
+        runs = pool.map(lambda program: runner.run(program.command, program.environment, False), programs)
+        plain = [(program, run) for program, run in zip(programs, runs) if run.status == 0]
     before = memory_free()
     one = Soak(runner, plain)
     one.run(arguments.soak * 60, arguments.processes)
