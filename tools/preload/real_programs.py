@@ -64,7 +64,7 @@ SAMPLES = [Program(f"samples {what}", "static runtime", ["samples", what]) for w
            ("vector", "matrix", "reduce", "streams", "pitch")]
 SAMPLES += [Program("samples vector", "shared runtime", ["samples_shared", "vector"]),
             Program("samples streams", "shared runtime", ["samples_shared", "streams"]),
-            Program("sample_cublas", "static runtime and cuBLAS", ["sample_cublas"])]
+            Program("sample_cublas", "shared runtime and cuBLAS", ["sample_cublas"])]
 
 # Built outside the project from public sources: NVIDIA/cuda-samples, and Rodinia (yuhc/gpu-rodinia).
 PUBLIC = [Program(words.split()[0], origin, words.split()) for origin, words in (
