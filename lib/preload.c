@@ -112,6 +112,9 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, s
   return result;
 }
 
+/* An address at which nobody has memory: what the driver says of it, it says of a block that was freed. */
+static const CUdeviceptr NOBODYS = 1;
+
 /* ---- Freeing ---- */
 
 /* Whether a graph goes on using the block, which is freed for the program's part. */
@@ -241,9 +244,6 @@ static void attribute_write(const struct client_block *block, int attribute, voi
   else if (attribute == ATTRIBUTE_BUFFER_ID && id != 0) /* of a block of another process the driver knows */
     memcpy(value, &id, sizeof id);
 }
-
-/* An address at which nobody has memory: what the driver says of it, it says of a block that was freed. */
-static const CUdeviceptr NOBODYS = 1;
 
 CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address) {
   const struct preload_real *real = preload_real_get();

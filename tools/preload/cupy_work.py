@@ -10,7 +10,7 @@ import time
 
 import cupy
 
-ROUNDS = 60
+ROUNDS = 150
 OPERATIONS = 50
 
 

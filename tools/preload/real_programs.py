@@ -9,6 +9,7 @@ Exits with 0 if all outputs are the same and every limit is kept, 1 if not, 77 w
 """
 import argparse
 import collections
+import concurrent.futures
 import csv
 import ctypes
 import difflib
@@ -63,7 +64,7 @@ SAMPLES = [Program(f"samples {what}", "static runtime", ["samples", what]) for w
            ("vector", "matrix", "reduce", "streams", "pitch")]
 SAMPLES += [Program("samples vector", "shared runtime", ["samples_shared", "vector"]),
             Program("samples streams", "shared runtime", ["samples_shared", "streams"]),
-            Program("sample_cublas", "static runtime and cuBLAS", ["sample_cublas"])]
+            Program("sample_cublas", "shared runtime and cuBLAS", ["sample_cublas"])]
 
 # Built outside the project from public sources: NVIDIA/cuda-samples, and Rodinia (yuhc/gpu-rodinia).
 PUBLIC = [Program(words.split()[0], origin, words.split()) for origin, words in (
@@ -252,7 +253,7 @@ def limits_check(rows):
     broken = []
     for name, bare, own, limit in (("PyTorch, training", "no cache", "own cache", 1.10),
                                    ("PyTorch, small model", "no cache", "own cache", 1.10),
-                                   ("CuPy", "no pool", "own pool", 1.0)):
+                                   ("CuPy", "no pool", "own pool", 1.02)):  # 2 %: what medians vary by
         pair = [by_name.get((name, setting)) for setting in (bare, own)]
         if None in pair or pair[0]["with_step_ms"] is None or pair[1]["without_step_ms"] is None:
             continue
@@ -373,8 +374,9 @@ class Soak:
 def soak(runner, programs, arguments):
     # A capture that fails by design has nothing to compare; a program that ends otherwise than well, neither.
     programs = [program for program in programs if not program.differs]
-    plain = [(program, runner.run(program.command, program.environment, False)) for program in programs]
-    plain = [(program, run) for program, run in plain if run.status == 0]
+    with concurrent.futures.ThreadPoolExecutor(arguments.processes) as pool:
+        runs = pool.map(lambda program: runner.run(program.command, program.environment, False), programs)
+        plain = [(program, run) for program, run in zip(programs, runs) if run.status == 0]
     before = memory_free()
     one = Soak(runner, plain)
     one.run(arguments.soak * 60, arguments.processes)
