@@ -314,8 +314,7 @@ MAM_OUTLINE mam_u32 mam_run_take_short(struct mam_area area, mam_u32 count, mam_
     mam_u32 from = mam_run_find(mam_load_relaxed_u64(&mam_area_pages(area)[index]), count);
     if (from != 64 && mam_pages_take_bits(area, index, mam_run_bits(count, from)))
       return (index << 6) + from;
-    tries = from == 64 ? MAM_RETRIES : tries + 1;
-    if (tries >= MAM_RETRIES) {
+    if (from == 64 || ++tries == MAM_RETRIES) {
       tries = 0;
       index++;
     }
