@@ -109,13 +109,14 @@ MAM_OUTLINE void mam_malloc_refilled(mam_u64 *words, mam_u32 page_count, mam_u32
 
 /* Chunks for lanes that got none so far, by all means. */
 MAM_OUTLINE void *mam_malloc_rest(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot, mam_u64 base,
-                                  mam_u64 *words, mam_u32 page_count) {
+                                  mam_u64 *words, mam_u32 page_count, mam_u32 group) {
   if (control == 0)
     return 0;
-  mam_u32 group = __match_any_sync(__activemask(), wanted);
   struct mam_request request = mam_request_of(control, wanted, slot, base, words, page_count);
   for (;;) {
     struct mam_lanes lanes = mam_lanes_of(group);
+    if (lanes.count >> request.chunks_log2 == 0) /* too few for a whole span */
+      request.slot = mam_slots(control) + (slot & ((1u << MAM_REST_CHUNKS) - 1));
     struct mam_claim claim = mam_claim_chunks(&request, lanes.count, lanes);
     mam_u32 got = mam_ones_u32(claim.mask);
     if (lanes.rank < got)
@@ -173,12 +174,14 @@ static __device__ __forceinline__ void *mam_malloc(mam_heap heap, size_t bytes) 
         mam_out_of_sight(mam_malloc_refill)(heap.control, wanted, slot, heap.base, heap.words, heap.page_count, group);
     if (refill.filled != 0 && rank == 0)
       mam_out_of_sight(mam_malloc_refilled)(heap.words, heap.page_count, refill.filled);
+    mam_u32 rest = __ballot_sync(group, rank >= refill.got);
     if (rank < refill.got)
       return (void *)(refill.address + ((mam_u64)(rank * multiple) << (shift + 4)));
+    group = rest;
     if (refill.got != 0)
       wanted &= ~(mam_u32)MAM_REST_REFILL;
   }
-  return mam_out_of_sight(mam_malloc_rest)(heap.control, wanted, slot, heap.base, heap.words, heap.page_count);
+  return mam_out_of_sight(mam_malloc_rest)(heap.control, wanted, slot, heap.base, heap.words, heap.page_count, group);
 }
 
 static __device__ __forceinline__ void *mam_malloc_why(mam_heap heap, size_t bytes, mam_heap_status *why) {

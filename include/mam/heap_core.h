@@ -57,8 +57,8 @@ enum {
 #define MAM_ROOMY_CHUNKS 0x345555888ull
 #define MAM_ROOMY_MIB 256
 #define MAM_SLOT_BYTES (352 << 10)
-#define MAM_ROOMY_SLOT_BYTES (1 << 20)
-#define MAM_WARP_BITS 3
+#define MAM_ROOMY_SLOT_BYTES (448 << 10)
+#define MAM_WARP_BITS 4
 #endif
 
 #if MAM_ON_DEVICE
@@ -425,12 +425,17 @@ MAM_INLINE struct mam_home mam_home_in(struct mam_area area, struct mam_heap_con
   return found;
 }
 
+/* The width of a home's round after one. */
+MAM_INLINE mam_u32 mam_home_wider(mam_u32 map_words, mam_u32 first, mam_u32 count, mam_u32 wide) {
+  mam_u32 most = (map_words - 1 - first) / count;
+  return 2 * wide + 1 < most ? 2 * wide + 1 : most;
+}
+
 /* Widens a home's round, if it was as wide as that. */
 MAM_OUTLINE void mam_home_widen(const struct mam_home *home, mam_u32 wide) {
-  mam_u32 most = (mam_area_map_words(home->area) - 1 - home->first) / home->count;
-  mam_u32 wider = 2 * wide + 1 < most ? 2 * wide + 1 : most;
+  mam_u32 wider = mam_home_wider(mam_area_map_words(home->area), home->first, home->count, wide);
   mam_u64 at = mam_load_relaxed_u64(home->cursor);
-  if (wide < most && (mam_u32)(at >> 32) == wide)
+  if (wide < wider && (mam_u32)(at >> 32) == wide)
     (void)mam_cas_relaxed_u64(home->cursor, at, (mam_u64)wider << 32 | (wide + 1) << 6);
 }
 
@@ -838,31 +843,51 @@ MAM_INLINE mam_u32 mam_slot_fill(const struct mam_request *request, struct mam_a
   return count;
 }
 
+/* Takes a run of pages in the caller's home of the first superblock, where that is quickly done: at the home's cursor,
+ * or elsewhere in that word, or in the next ones.  *filled: see mam_refill. */
+MAM_INLINE mam_u32 mam_refill_pages(const struct mam_request *request, mam_u32 pages, mam_u32 *filled) {
+  mam_u64 *cursor = &mam_cursors(request->control)[request->home];
+  mam_u32 step = pages, map_words = mam_area_map_words(request->area);
+  for (int i = 0; i < MAM_HOME_TRIES; i++) {
+    mam_u64 at = mam_add_relaxed_u64(cursor, step);
+    mam_u32 from = (mam_u32)at & 63, turn = (mam_u32)at >> 6, wide = (mam_u32)(at >> 32);
+    if (from + pages > 64) { /* the next word, then */
+      turn++;
+      from = 0;
+    }
+    mam_u32 index = request->home + turn % (wide + 1) * request->home_count;
+    if (index >= map_words)
+      break;
+    mam_u64 *word = &mam_area_pages(request->area)[index];
+    for (int j = 0; j < 2 && from != 64; j++) {
+      mam_u64 bits = mam_run_bits(pages, from), old = mam_or_acquire_u64(word, bits); /* pairs with mam_pages_clear */
+      if ((old & bits) == 0) {
+        *filled = (old | bits) == MAM_FULL_WORD ? index + 1 : *filled;
+        return (index << 6) + from;
+      }
+      if ((bits & ~old) != 0) {
+        (void)mam_and_acq_rel_u64(word, ~bits | old);
+        *filled = index + 1;
+      }
+      from = mam_run_find(old, pages);
+    }
+    step = 64;
+    if (turn > wide && index + (wide + 1) * request->home_count < map_words)
+      (void)mam_cas_relaxed_u64(cursor, at + (i == 0 ? pages : 64),
+                                (mam_u64)mam_home_wider(map_words, request->home, request->home_count, wide) << 32 |
+                                    (wide + 1) << 6);
+  }
+  return MAM_NO_PAGE;
+}
+
 /* Refills a slot from the caller's home in the first superblock, where that is quickly done.  Calls nothing, so that it
  * costs a kernel no more than it is.  Every lane takes part. */
 MAM_INLINE struct mam_refill mam_refill_quick(const struct mam_request *request, mam_u32 count,
                                               struct mam_lanes lanes) {
   struct mam_refill refill = {0, 0, 0};
   mam_u32 pages = (mam_class_bytes(request->size_class) << request->chunks_log2) >> MAM_PAGE_SHIFT, page = MAM_NO_PAGE;
-  if (lanes.rank == 0) {
-    mam_u64 at = mam_add_relaxed_u64(&mam_cursors(request->control)[request->home], pages);
-    mam_u32 from = (mam_u32)at & 63, first = request->home, map_words = mam_area_map_words(request->area);
-    if (from + pages > 64) /* the next word, then */
-      at += 64, from = 0;
-    mam_u32 index = first + ((mam_u32)at >> 6) % ((mam_u32)(at >> 32) + 1) * request->home_count;
-    for (int i = 0; i < 2 && index < map_words && from != 64 && page == MAM_NO_PAGE; i++) {
-      mam_u64 *word = &mam_area_pages(request->area)[index], bits = mam_run_bits(pages, from);
-      mam_u64 old = mam_or_acquire_u64(word, bits); /* acquire: pairs with mam_pages_clear */
-      if ((old & bits) == 0) {
-        page = (index << 6) + from;
-        refill.filled = (old | bits) == MAM_FULL_WORD ? index + 1 : refill.filled;
-      } else if ((bits & ~old) != 0) {
-        (void)mam_and_acq_rel_u64(word, ~bits | old);
-        refill.filled = index + 1;
-      }
-      from = mam_run_find(old, pages);
-    }
-  }
+  if (lanes.rank == 0)
+    page = mam_refill_pages(request, pages, &refill.filled);
   page = mam_lanes_first_u32(lanes, page);
   refill.filled = mam_lanes_first_u32(lanes, refill.filled);
   if (page != MAM_NO_PAGE) {
@@ -1002,36 +1027,43 @@ enum {
   MAM_LEFT_AGAIN = 16
 };
 
+/* Gives the pages of a span back that has ended.  After mam_fence: pairs with who takes them. */
+MAM_INLINE mam_u32 mam_span_pages_free(struct mam_area area, mam_u32 page, mam_u32 pages) {
+  mam_u32 from = page & 63, left = 0;
+  if (from + pages > 64)
+    return MAM_LEFT_PAGES;
+  if (mam_and_after_fence_u64(&mam_area_pages(area)[page >> 6], ~mam_run_bits(pages, from)) == MAM_FULL_WORD)
+    left = MAM_LEFT_PAGES_OPENED;
+  if ((mam_load_relaxed_u32(mam_area_shortage(area)) & (MAM_SHORT_NUMBER - 1)) != 0)
+    left |= MAM_LEFT_SHORTAGE;
+  return left;
+}
+
 /* What comes after bits of a usage word were cleared: a word that became empty may be the last of its span; one that
  * was full is worth a look from now on.  Calls nothing, so that it costs a kernel no more than it is; what seldom is
  * left to do is the result, for mam_word_finish. */
 MAM_OUTLINE mam_u32 mam_word_changed(struct mam_area area, mam_u32 word, mam_u64 old, mam_u32 bits) {
-  mam_u32 page = word / MAM_PAGE_WORDS, from = page & 63, left = 0;
+  mam_u32 page = word / MAM_PAGE_WORDS, left = 0;
+  mam_u64 *hints = &mam_area_class(area, mam_word_class(old))[page / MAM_BLOCK_PAGES >> 6];
+  mam_u64 hint = 1ull << (page / MAM_BLOCK_PAGES & 63), hinted = 0;
+  int was_full = (mam_u32)old == mam_word_full(old);
+  if (was_full) /* early, to be under way with what follows */
+    hinted = mam_load_relaxed_u64(hints);
   if (((mam_u32)old & ~bits) == 0) {
-    mam_u64 *words = &area.words[page * MAM_PAGE_WORDS], header = old & ~(MAM_FULL_WORD >> 24), last = header;
-    mam_u32 count = mam_word_span_words(old), pages = mam_word_span_pages(old);
+    mam_u64 *words = &area.words[page * MAM_PAGE_WORDS], header = old & ~(MAM_FULL_WORD >> 24);
+    mam_u64 last = old & ~(mam_u64)bits;
+    mam_u32 count = mam_word_span_words(old);
     int again = 0;
-    if (mam_span_empty(words, header, count, &last) && mam_span_try_end(words, header, count, last, &again)) {
-      if (from + pages > 64)
-        return MAM_LEFT_PAGES;
-      /* After mam_fence: pairs with who takes them. */
-      if (mam_and_after_fence_u64(&mam_area_pages(area)[page >> 6], ~mam_run_bits(pages, from)) == MAM_FULL_WORD)
-        left = MAM_LEFT_PAGES_OPENED;
-      if ((mam_load_relaxed_u32(mam_area_shortage(area)) & (MAM_SHORT_NUMBER - 1)) != 0)
-        left |= MAM_LEFT_SHORTAGE;
-      return left;
-    }
+    if ((count == 1 || mam_span_empty(words, header, count, &last)) &&
+        mam_span_try_end(words, header, count, last, &again))
+      return mam_span_pages_free(area, page, mam_word_span_pages(old));
     if (again)
       left = MAM_LEFT_AGAIN;
   }
-  if ((mam_u32)old == mam_word_full(old)) {
-    /* The look before is what makes the hint cheap; it comes after the change of the usage word, whose old value
-     * decided to come here. */
-    mam_u64 *hints = &mam_area_class(area, mam_word_class(old))[page / MAM_BLOCK_PAGES >> 6];
-    mam_u64 bit = 1ull << (page / MAM_BLOCK_PAGES & 63);
-    if ((mam_load_relaxed_u64(hints) & bit) != 0 && mam_and_acq_rel_u64(hints, ~bit) == MAM_FULL_WORD)
-      left |= MAM_LEFT_CLASS_OPENED;
-  }
+  /* The look is what makes the hint cheap; it comes after the change of the usage word, whose old value decided to come
+   * here. */
+  if ((hinted & hint) != 0 && mam_and_acq_rel_u64(hints, ~hint) == MAM_FULL_WORD)
+    left |= MAM_LEFT_CLASS_OPENED;
   return left;
 }
 
