@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * mam/device.cuh - malloc and free for kernels, from a heap that the host created (mam/heap.h).
+ *
+ *   __global__ void kernel(mam_heap heap) {
+ *     float *row = (float *)mam_malloc(heap, 100 * sizeof(float));
+ *     if (row != NULL) ...
+ *     mam_free(heap, row);
+ *   }
+ *
+ * For sm_75 and later, with and without -rdc=true, by nvcc, NVRTC and what stands on it; no other header is needed.
+ * mam_heap is what MAM_HeapHandle gives: pass it to the kernel by value, as a parameter of its own.
+ *
+ * Every function may be called by any thread at any time: by lanes that diverged, by several kernels and streams at
+ * once.  A block may be freed by any thread, in any later kernel, or by the host (MAM_HeapFree).  No function waits for
+ * another thread for longer than a bounded time.
+ *
+ * Order: what a thread wrote to a block before it freed it comes before whatever the block's next owner does with it.
+ * What another thread wrote comes before only if it happens before the free, as with any free.
+ *
+ * Defined before the header is included:
+ *   MAM_HEAP_CHECKED   1 for frees that verify their argument: see mam_free.  It costs time.  Default 0.
+ */
+#ifndef MAM_DEVICE_CUH
+#define MAM_DEVICE_CUH
+
+#include <mam/heap_core.h>
+
+/* Allocates bytes: a multiple of 16 as its address, which belongs to the caller until mam_free.  The bytes are what
+ * they are.  Up to 128 bytes it takes the next multiple of 16, above that at most a fourth more than bytes, above 32
+ * KiB whole pages of 4 KiB; a full heap may serve a request from chunks up to twice as large. NULL if bytes is 0 or the
+ * heap cannot serve it: mam_malloc_why says why. */
+static __device__ void *mam_malloc(mam_heap heap, size_t bytes);
+
+/* mam_malloc that writes to *why: MAM_HEAP_OK if it returns a block; else MAM_HEAP_FULL if there is no room,
+ * MAM_HEAP_TOO_LARGE if there could not be any in the heap as large as it is, MAM_HEAP_ZERO if bytes is 0,
+ * MAM_HEAP_BAD if heap is not the handle of a heap. */
+static __device__ void *mam_malloc_why(mam_heap heap, size_t bytes, mam_heap_status *why);
+
+/* Frees a block.  NULL is nothing.  What is not in the heap at all, or was freed before and not handed out since, is
+ * left alone and counted (MAM_HeapInfo, refused_free_count).  With MAM_HEAP_CHECKED so is everything else that is not
+ * the start of a live block. */
+static __device__ void mam_free(mam_heap heap, void *block);
+
+/* How many bytes of a live block may be used: at least what was asked for.  0 for what is not the start of a live
+ * block, as far as can be seen. */
+static __device__ size_t mam_malloc_size(mam_heap heap, const void *block);
+
+/* ---- How ---- */
+
+#ifndef MAM_HEAP_CHECKED
+#define MAM_HEAP_CHECKED 0
+#endif
+
+/* The calling warp's home and its slot of each class. */
+MAM_INLINE mam_u32 mam_home_here(const mam_heap &heap) {
+  mam_u32 multiprocessor;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(multiprocessor));
+  return (multiprocessor < heap.home_last ? multiprocessor : heap.home_last) >> heap.home_shift;
+}
+MAM_INLINE mam_u32 mam_slot_here(const mam_heap &heap, mam_u32 home) {
+  mam_u32 warp;
+  asm volatile("mov.u32 %0, %%warpid;" : "=r"(warp));
+  return home << heap.warp_bits | (warp & ((1u << heap.warp_bits) - 1));
+}
+
+/* What mam_malloc_rest is asked for, in one word: a class, whether the caller's lanes have the task of refilling the
+ * slot, whether they are so many that they take whole spans, their home, and how many homes there are, less one. */
+enum { MAM_REST_REFILL = 1 << 8, MAM_REST_WHOLE = 1 << 9, MAM_REST_HOME = 10, MAM_REST_HOMES = 20 };
+/* Above a slot's number among all: the base-2 logarithm of a span's chunks. */
+enum { MAM_REST_CHUNKS = 28 };
+
+/* What is out of line is called through a pointer that the compiler cannot see through.  So it follows the calling
+ * convention, with what it needs beyond on the stack, instead of having registers of its own in every kernel above
+ * those of its callers: ptxas would add up the whole depth of calls. */
+template <typename Function> MAM_INLINE Function mam_out_of_sight(Function function) {
+  asm volatile("" : "+l"(function));
+  return function;
+}
+
+MAM_INLINE struct mam_request mam_request_of(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot,
+                                             mam_u64 base, mam_u64 *words, mam_u32 page_count) {
+  struct mam_request request = {control,
+                                {base, words, page_count, 0},
+                                0,
+                                wanted & 255,
+                                slot >> MAM_REST_CHUNKS,
+                                wanted >> MAM_REST_HOME & 1023,
+                                (wanted >> MAM_REST_HOMES) + 1,
+                                (wanted & MAM_REST_REFILL) != 0};
+  if ((wanted & MAM_REST_WHOLE) == 0)
+    request.slot = mam_slots(control) + (slot & ((1u << MAM_REST_CHUNKS) - 1));
+  return request;
+}
+
+/* mam_refill_quick for the lanes of a group.  What it needs of the heap is in registers: a load would cost it as much
+ * as an atomic operation. */
+MAM_OUTLINE struct mam_refill mam_malloc_refill(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot,
+                                                mam_u64 base, mam_u64 *words, mam_u32 page_count, mam_u32 group) {
+  struct mam_lanes lanes = mam_lanes_of(group);
+  struct mam_request request = mam_request_of(control, wanted, slot, base, words, page_count);
+  return mam_refill_quick(&request, lanes.count, lanes);
+}
+
+MAM_OUTLINE void mam_malloc_refilled(mam_u64 *words, mam_u32 page_count, mam_u32 filled) {
+  struct mam_area area = {0, words, page_count, 0};
+  mam_refill_finish(area, filled);
+}
+
+/* Chunks for lanes that got none so far, by all means. */
+MAM_OUTLINE void *mam_malloc_rest(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot, mam_u64 base,
+                                  mam_u64 *words, mam_u32 page_count, mam_u32 group) {
+  if (control == 0)
+    return 0;
+  struct mam_request request = mam_request_of(control, wanted, slot, base, words, page_count);
+  for (;;) {
+    struct mam_lanes lanes = mam_lanes_of(group);
+    if (lanes.count >> request.chunks_log2 == 0) /* too few for a whole span */
+      request.slot = mam_slots(control) + (slot & ((1u << MAM_REST_CHUNKS) - 1));
+    struct mam_claim claim = mam_claim_chunks(&request, lanes.count, lanes);
+    mam_u32 got = mam_ones_u32(claim.mask);
+    if (lanes.rank < got)
+      return (void *)mam_claim_chunk(claim, lanes.rank);
+    if (got == 0) {
+      if (lanes.rank == 0)
+        (void)mam_add_relaxed_u64(&control->failures, lanes.count);
+      return 0;
+    }
+    group &= ~mam_lowest_ones(group, got);
+  }
+}
+
+/* Requests that are not for chunks: of whole pages, or of nothing. */
+MAM_OUTLINE void *mam_malloc_pages(struct mam_heap_control *control, size_t bytes, mam_u32 home) {
+  if (control == 0 || bytes == 0)
+    return 0;
+  void *block = (void *)mam_run_malloc(control, bytes, home);
+  if (block == 0)
+    (void)mam_add_relaxed_u64(&control->failures, 1);
+  return block;
+}
+
+/* The chunk of a span at address that has that number. */
+MAM_INLINE void *mam_chunk_of(mam_u64 address, mam_u32 number, mam_u32 size_class) {
+  mam_u32 shift = mam_class_shift(size_class);
+  return (void *)(address + ((mam_u64)(number * mam_class_multiple(size_class, shift)) << (shift + 4)));
+}
+
+/* Chunks for the lanes of a group of which none has a ticket.  What it keeps while it calls is little: the rest it
+ * computes anew from the class, which it hides from the compiler for that. */
+MAM_INLINE void *mam_malloc_more(const mam_heap &heap, mam_u32 wanted, mam_u32 slot, mam_u32 group) {
+  mam_u32 rank;
+  if ((wanted & (MAM_REST_WHOLE | MAM_REST_REFILL)) == 0) {
+    mam_u64 old = 0;
+    if ((group & mam_lane_below()) == 0)
+      old = mam_out_of_sight(mam_slot_wait)(&heap.slots[slot & ((1u << MAM_REST_CHUNKS) - 1)],
+                                            1u << (slot >> MAM_REST_CHUNKS), mam_ones_u32(group));
+    asm volatile("" : "+r"(wanted), "+r"(slot), "+r"(group));
+    old = __shfl_sync(group, old, (int)mam_lowest_u32(group));
+    rank = mam_ones_u32(group & mam_lane_below());
+    mam_u32 ticket = (mam_u32)(old & MAM_SLOT_TICKETS), limit = 1u << (slot >> MAM_REST_CHUNKS);
+    group = __ballot_sync(group, ticket + rank >= limit);
+    if (ticket + rank < limit)
+      return mam_chunk_of(mam_slot_address(old), ticket + rank, wanted & 255);
+    wanted |= ticket <= limit ? MAM_REST_REFILL : 0;
+  }
+  if ((wanted & (MAM_REST_WHOLE | MAM_REST_REFILL)) != 0 && heap.control != 0) {
+    struct mam_refill refill =
+        mam_out_of_sight(mam_malloc_refill)(heap.control, wanted, slot, heap.base, heap.words, heap.page_count, group);
+    asm volatile("" : "+r"(wanted), "+r"(slot), "+r"(group));
+    rank = mam_ones_u32(group & mam_lane_below());
+    mam_u32 rest = __ballot_sync(group, rank >= refill.got);
+    void *block = mam_chunk_of(refill.address, rank, wanted & 255);
+    if (refill.filled != 0 && rank == 0)
+      mam_out_of_sight(mam_malloc_refilled)(heap.words, heap.page_count, refill.filled);
+    if (rank < refill.got)
+      return block;
+    group = rest;
+    if (refill.got != 0)
+      wanted &= ~(mam_u32)MAM_REST_REFILL;
+  }
+  return mam_out_of_sight(mam_malloc_rest)(heap.control, wanted, slot, heap.base, heap.words, heap.page_count, group);
+}
+
+static __device__ __forceinline__ void *mam_malloc(mam_heap heap, size_t bytes) {
+  mam_u32 home = mam_home_here(heap);
+  if (bytes - 1 >= MAM_CHUNK_BYTES)
+    return mam_out_of_sight(mam_malloc_pages)(heap.control, bytes, home);
+  mam_u32 less = (mam_u32)(bytes - 1) >> 4, shift = mam_class_shift_of(less), multiple = (less >> shift) + 1;
+  mam_u32 size_class = 4 * shift + multiple - 1, chunks_log2 = mam_span_chunks_log2(heap.chunks, shift);
+  mam_u32 group = __match_any_sync(__activemask(), size_class), count = mam_ones_u32(group);
+  mam_u32 slot = size_class * heap.slot_count + mam_slot_here(heap, home), wanted = MAM_REST_WHOLE;
+  if (count >> chunks_log2 == 0) {
+    mam_u32 rank = mam_ones_u32(group & mam_lane_below());
+    mam_u64 old = 0;
+    if (rank == 0) /* acquire: as in mam_slot_take, of which this is the part that every kernel has */
+      old = mam_add_acquire_u64(&heap.slots[slot], count);
+    old = __shfl_sync(group, old, (int)mam_lowest_u32(group));
+    mam_u32 ticket = (mam_u32)(old & MAM_SLOT_TICKETS), mine = ticket + rank;
+    group = __ballot_sync(group, mine >> chunks_log2 != 0);
+    if (mine >> chunks_log2 == 0)
+      return (void *)(mam_slot_address(old) + ((mam_u64)(mine * multiple) << (shift + 4)));
+    wanted = ticket <= 1u << chunks_log2 ? MAM_REST_REFILL : 0;
+  }
+  wanted |= size_class | home << MAM_REST_HOME | (mam_home_count(&heap) - 1) << MAM_REST_HOMES;
+  return mam_malloc_more(heap, wanted, slot | chunks_log2 << MAM_REST_CHUNKS, group);
+}
+
+static __device__ __forceinline__ void *mam_malloc_why(mam_heap heap, size_t bytes, mam_heap_status *why) {
+  void *block = mam_malloc(heap, bytes);
+  *why = block != 0                                              ? MAM_HEAP_OK
+         : heap.control == 0                                     ? MAM_HEAP_BAD
+         : bytes == 0                                            ? MAM_HEAP_ZERO
+         : mam_out_of_sight(mam_heap_could)(heap.control, bytes) ? MAM_HEAP_FULL
+                                                                 : MAM_HEAP_TOO_LARGE;
+  return block;
+}
+
+/* Frees that are not of chunks in the first superblock, or are to be checked. */
+MAM_OUTLINE void mam_free_rest(struct mam_heap_control *control, void *block) {
+  if (control != 0 && block != 0)
+    (void)mam_block_free(control, (mam_u64)block);
+}
+
+/* What is seldom left to do after bits of a usage word were cleared, or what was wrong with that. */
+MAM_OUTLINE void mam_free_finish(struct mam_heap_control *control, struct mam_area area, mam_u32 word, mam_u64 old,
+                                 mam_u32 refused, mam_u32 left) {
+  if (refused != 0)
+    (void)mam_add_relaxed_u64(&control->refused_free, refused);
+  mam_word_finish(area, word, old, left);
+}
+
+/* Lanes of one group: the or of their bits. */
+MAM_INLINE mam_u32 mam_lanes_or(mam_u32 group, mam_u32 bits) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_or_sync(group, bits);
+#else
+  mam_u32 all = 0;
+  for (mam_u32 rest = group; rest != 0; rest &= rest - 1)
+    all |= __shfl_sync(group, bits, (int)mam_lowest_u32(rest));
+  return all;
+#endif
+}
+
+static __device__ __forceinline__ void mam_free(mam_heap heap, void *block) {
+  mam_u64 offset = (mam_u64)block - heap.base;
+  if (MAM_HEAP_CHECKED || (offset >> MAM_PAGE_SHIFT) >= heap.page_count) {
+    mam_out_of_sight(mam_free_rest)(heap.control, block);
+    return;
+  }
+  mam_u32 entry = mam_load_relaxed_u16(&heap.entries[offset >> MAM_PAGE_SHIFT]);
+  if ((entry & 63) - 1 >= MAM_HEAP_CLASSES) {
+    mam_out_of_sight(mam_free_rest)(heap.control, block);
+    return;
+  }
+  struct mam_bit bit = mam_bit_of(offset, entry);
+  mam_u32 bits = 1u << bit.bit, group = __match_any_sync(__activemask(), bit.word);
+  __syncwarp(group); /* what the lanes wrote to their blocks comes before the release below */
+  bits = mam_lanes_or(group, bits);
+  if ((group & mam_lane_below()) != 0)
+    return;
+  mam_u64 old = mam_and_release_u64(&heap.words[bit.word], ~(mam_u64)bits); /* release: as in mam_chunk_free */
+  mam_u32 left = 0, refused = mam_ones_u32(bits & ~(mam_u32)old);
+  struct mam_area area = {heap.base, heap.words, heap.page_count, 0};
+  if (mam_word_wants_more(old, bits) && ((mam_u32)old & bits) != 0)
+    left = mam_out_of_sight(mam_word_changed)(area, bit.word, old, bits);
+  if ((left | refused) != 0)
+    mam_out_of_sight(mam_free_finish)(heap.control, area, bit.word, old, refused, left);
+}
+
+static __device__ __forceinline__ size_t mam_malloc_size(mam_heap heap, const void *block) {
+  return heap.control != 0 && block != 0 ? mam_out_of_sight(mam_block_bytes)(heap.control, (mam_u64)block) : 0;
+}
+
+#endif /* MAM_DEVICE_CUH */

@@ -1,0 +1,1321 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * mam/heap_core.h - the device heap's algorithm, for a GPU and for host threads: ScatterAlloc's structure (superblocks,
+ * pages that are split into equal chunks at first use, a usage word with chunk size and bit-field), with a protocol in
+ * which each step is one atomic operation on one word.  ARCHITECTURE.md, "The device heap", has the argument.
+ *
+ * A superblock is divided in pages of 4 KiB.  A span is a run of 1 to 64 pages that is split into up to 256 chunks of
+ * one size class.  32 chunks have a usage word, which says everything about them:
+ *
+ *   bits  0..31  one for each chunk: used, or set aside for a slot
+ *   bits 32..39  how many chunks the word has
+ *   bits 40..47  how many words the span has
+ *   bits 48..55  how many pages the span has
+ *   bits 56..63  size class + 1; 0: no span begins here (then the whole word is 0)
+ *
+ * A span's words are those of its first page, and the words of all other pages are 0.  So a word's place says where its
+ * span begins, and whoever changes a word by compare-and-swap has compared the size class with it.
+ *
+ * A page's entry says how far back its span begins.  It is written before the span's words and read only where a word
+ * confirms it; it is not cleared.
+ *
+ * A slot owns a span and hands its chunks out by number (a run of tickets): one addition, no search.  Chunks without a
+ * ticket yet count as used, so the span stays while it is in a slot.  Each size class has slots for each
+ * multiprocessor.
+ *
+ * Maps say where to look.  In all of them a 0 bit is worth a look, and a bit of the level above is 1 if all 64 below it
+ * are.  The page map has a bit for each page and is the truth about who owns it; a class map has a bit for each eight
+ * pages and is a hint: 0 where a span of the class may have a free chunk.
+ */
+#ifndef MAM_HEAP_CORE_H
+#define MAM_HEAP_CORE_H
+
+#include <mam/atomics.h>
+#include <mam/heap_types.h>
+
+enum {
+  MAM_PAGE_SHIFT = 12,
+  MAM_PAGE_BYTES = 1 << MAM_PAGE_SHIFT,
+  MAM_PAGE_WORDS = 8,         /* usage words of a page: 32 chunks of 16 bytes each */
+  MAM_SPAN_PAGES = 64,        /* at most: a word of the page map */
+  MAM_HEAP_CLASSES = 40,      /* 16 to 128 by 16, then four for each power of two */
+  MAM_CHUNK_BYTES = 32 << 10, /* at most; larger requests get whole pages */
+  MAM_CLASS_RUN = 255,        /* in a usage word: a request of whole pages, their number in the low 48 bits */
+  MAM_ENTRY_RUN = 63,         /* the same in an entry */
+  MAM_ENTRY_CLASS_BITS = 6,
+  MAM_TICKET_BITS = 24,
+  MAM_BLOCK_PAGES = 8, /* of a class map's bit */
+  MAM_MAP_LEVELS = 3,
+  MAM_WAIT_ROUNDS = 100, /* for another thread's refill, before going another way */
+  MAM_RETRIES = 64       /* of a compare-and-swap, before looking elsewhere */
+};
+/* How a heap is tuned, measured on an H200: the chunks of a span as base-2 logarithms, from the least shift in the
+ * lowest four bits up; from how many MiB on a heap is roomy; what a slot of each of the common classes holds together;
+ * and into how many slots the warps of a multiprocessor are divided at most, as a base-2 logarithm. */
+#ifndef MAM_CHUNKS
+#define MAM_CHUNKS 0x012345678ull
+#define MAM_ROOMY_CHUNKS 0x345555888ull
+#define MAM_ROOMY_MIB 256
+#define MAM_SLOT_BYTES (352 << 10)
+#define MAM_ROOMY_SLOT_BYTES (448 << 10)
+#define MAM_WARP_BITS 4
+#endif
+
+#if MAM_ON_DEVICE
+#define MAM_UNROLL _Pragma("unroll")
+#define MAM_LOOP _Pragma("unroll 1") /* where code is better small than quick */
+#else
+#define MAM_UNROLL
+#define MAM_LOOP
+#endif
+#define MAM_NO_PAGE 0xffffffffu
+#define MAM_FULL_WORD 0xffffffffffffffffull
+
+/* A superblock: its metadata from words on, its pages from base on.  Small, to be passed by value: all that a kernel
+ * would have to load first costs it a round to the L2 cache. */
+struct mam_area {
+  mam_u64 base;
+  mam_u64 *words;
+  mam_u32 page_count, unused;
+};
+
+/* Followed in memory by the homes' cursors and then the slots. */
+struct mam_heap_control {
+  mam_heap heap;
+  mam_u32 superblock_count; /* atomic: published after the superblock */
+  mam_u32 active;           /* atomic, a hint: the superblock to try first */
+  mam_u32 run_cursor;       /* atomic, a hint: where to look for long runs */
+  mam_u32 home_count;
+  mam_u64 refused_free; /* atomic counts */
+  mam_u64 failures;
+  mam_u64 answer;                    /* to a question of the host */
+  mam_u32 drained[MAM_HEAP_CLASSES]; /* atomic, hints: see mam_steal */
+  struct mam_area superblocks[MAM_HEAP_SUPERBLOCKS];
+};
+
+/* The most homes. */
+enum { MAM_HOMES = 1024 };
+
+MAM_INLINE mam_u64 *mam_cursors(struct mam_heap_control *control) { return (mam_u64 *)(control + 1); }
+MAM_INLINE mam_u64 *mam_slots(struct mam_heap_control *control) { return mam_cursors(control) + MAM_HOMES; }
+
+/* Chunks that were claimed: of chunk_bytes each, at address where the bits of mask are 1, counted from 0. */
+struct mam_claim {
+  mam_u64 address;
+  mam_u32 mask, chunk_bytes;
+};
+
+/* ---- Size classes ----
+ *
+ * A class is a shift and a multiple: chunks of (multiple << shift) * 16 bytes, where the multiple is 1 to 8 at shift 0
+ * and 5 to 8 above. */
+
+MAM_INLINE mam_u32 mam_class_shift_of(mam_u32 sixteenths_less_1) {
+  mam_u32 zeros = mam_leading_zeros_u32(sixteenths_less_1);
+  return zeros < 29 ? 29 - zeros : 0;
+}
+MAM_INLINE mam_u32 mam_class_shift(mam_u32 size_class) { return size_class < 8 ? 0 : (size_class >> 2) - 1; }
+MAM_INLINE mam_u32 mam_class_multiple(mam_u32 size_class, mam_u32 shift) { return size_class - 4 * shift + 1; }
+MAM_INLINE mam_u32 mam_class_of(mam_u32 bytes) {
+  mam_u32 sixteenths_less_1 = (bytes - 1) >> 4, shift = mam_class_shift_of(sixteenths_less_1);
+  return 4 * shift + (sixteenths_less_1 >> shift);
+}
+MAM_INLINE mam_u32 mam_class_bytes(mam_u32 size_class) {
+  mam_u32 shift = mam_class_shift(size_class);
+  return mam_class_multiple(size_class, shift) << (shift + 4);
+}
+/* Chunks of a whole span, and its pages. */
+MAM_INLINE mam_u32 mam_span_chunks_log2(mam_u64 chunks, mam_u32 shift) { return (mam_u32)(chunks >> (4 * shift)) & 15; }
+MAM_INLINE mam_u32 mam_span_pages(mam_u64 chunks, mam_u32 size_class) {
+  mam_u32 shift = mam_class_shift(size_class);
+  return mam_class_multiple(size_class, shift) << (mam_span_chunks_log2(chunks, shift) + shift + 4 - MAM_PAGE_SHIFT);
+}
+/* The chunk of a span in which an offset of so many times 16 bytes lies: a division by 1 to 8, exact below 4096. */
+MAM_INLINE mam_u32 mam_chunk_index(mam_u32 sixteenths, mam_u32 shift, mam_u32 multiple) {
+  const mam_u64 low = 0x20002aab40008000ull, high = 0x1000124a1556199aull; /* 2^15 / multiple, rounded up */
+  mam_u32 inverse = (mam_u32)((multiple <= 4 ? low : high) >> (((multiple - 1) & 3) * 16)) & 0xffff;
+  return ((sixteenths >> shift) * inverse) >> 15;
+}
+
+/* ---- Usage words ---- */
+
+MAM_INLINE mam_u64 mam_word_of(mam_u32 size_class, mam_u32 pages, mam_u32 words, mam_u32 chunks) {
+  return (mam_u64)(size_class + 1) << 56 | (mam_u64)pages << 48 | (mam_u64)words << 40 | (mam_u64)chunks << 32;
+}
+MAM_INLINE mam_u32 mam_word_class(mam_u64 word) { return (mam_u32)(word >> 56) - 1; }
+MAM_INLINE mam_u32 mam_word_span_pages(mam_u64 word) { return (mam_u32)(word >> 48) & 255; }
+MAM_INLINE mam_u32 mam_word_span_words(mam_u64 word) { return (mam_u32)(word >> 40) & 255; }
+MAM_INLINE mam_u32 mam_word_chunks(mam_u64 word) { return (mam_u32)(word >> 32) & 255; }
+MAM_INLINE mam_u32 mam_word_full(mam_u64 word) { return 0xffffffffu >> (32 - mam_word_chunks(word)); }
+
+/* ---- Maps ---- */
+
+MAM_INLINE mam_u64 mam_run_bits(mam_u32 count, mam_u32 from) { return (MAM_FULL_WORD >> (64 - count)) << from; }
+
+/* The word of the lowest level at index was seen to lose its last 1: says so above. */
+MAM_OUTLINE void mam_map_opened(mam_u64 *level, mam_u32 count, mam_u32 index) {
+  MAM_LOOP
+  for (int above = 1; above < MAM_MAP_LEVELS; above++) {
+    level += count;
+    /* acq_rel: after the change below, which a thread that finds this bit 0 has to see. */
+    if (mam_and_acq_rel_u64(&level[index >> 6], ~(1ull << (index & 63))) != MAM_FULL_WORD)
+      return;
+    index >>= 6;
+    count = (count + 63) >> 6;
+  }
+}
+
+/* The word of the lowest level at index was seen to be all 1: says so above.  It may have changed meanwhile, and who
+ * changed it found nothing above to correct; so it is looked at again after. */
+MAM_OUTLINE void mam_map_filled(mam_u64 *level, mam_u32 count, mam_u32 index) {
+  MAM_LOOP
+  for (int above = 1; above < MAM_MAP_LEVELS; above++) {
+    mam_u64 *upper = level + count, bit = 1ull << (index & 63);
+    /* acq_rel: ordered with mam_map_opened's on the same word.  If that came first, the look below sees its cause. */
+    mam_u64 old = mam_or_acq_rel_u64(&upper[index >> 6], bit);
+    if (mam_load_relaxed_u64(&level[index]) != MAM_FULL_WORD) {
+      if (mam_and_acq_rel_u64(&upper[index >> 6], ~bit) == MAM_FULL_WORD && above + 1 < MAM_MAP_LEVELS)
+        mam_map_opened(upper, (count + 63) >> 6, index >> 6);
+      return;
+    }
+    if ((old | bit) != MAM_FULL_WORD)
+      return;
+    level = upper;
+    index >>= 6;
+    count = (count + 63) >> 6;
+  }
+}
+
+/* The first word of the lowest level from index on that may have a 0; count if there is none. */
+MAM_OUTLINE mam_u32 mam_map_next(const mam_u64 *level, mam_u32 count, mam_u32 index) {
+  const mam_u64 *second = level + count, *third = second + ((count + 63) >> 6);
+  MAM_LOOP
+  while (index < count) {
+    mam_u64 open = ~mam_load_relaxed_u64(&second[index >> 6]) & (MAM_FULL_WORD << (index & 63));
+    if (open != 0)
+      return (index & ~63u) + mam_lowest_u64(open);
+    mam_u32 group = (index >> 6) + 1;
+    MAM_LOOP
+    while (group < (count + 63) >> 6) {
+      open = ~mam_load_relaxed_u64(&third[group >> 6]) & (MAM_FULL_WORD << (group & 63));
+      if (open != 0) {
+        group = (group & ~63u) + mam_lowest_u64(open);
+        break;
+      }
+      group = (group | 63) + 1;
+    }
+    index = group << 6;
+  }
+  return count;
+}
+
+/* Words of all levels of a map. */
+MAM_INLINE mam_u32 mam_map_words(mam_u32 count) {
+  mam_u32 second = (count + 63) >> 6;
+  return count + second + ((second + 63) >> 6);
+}
+
+/* ---- Superblocks ----
+ *
+ * In the order of addresses: the shortage (8 bytes), the usage words, the page map, the class maps, the entries. */
+
+MAM_INLINE mam_u32 *mam_area_shortage(struct mam_area area) { return (mam_u32 *)(area.words - 1); }
+MAM_INLINE mam_u32 mam_area_map_words(struct mam_area area) { return (area.page_count + 63) >> 6; }
+MAM_INLINE mam_u64 *mam_area_pages(struct mam_area area) {
+  return area.words + (mam_u64)area.page_count * MAM_PAGE_WORDS;
+}
+/* Of the class maps. */
+MAM_INLINE mam_u32 mam_area_class_words(struct mam_area area) {
+  return (area.page_count + 64 * MAM_BLOCK_PAGES - 1) / (64 * MAM_BLOCK_PAGES);
+}
+MAM_INLINE mam_u64 *mam_area_class(struct mam_area area, mam_u32 size_class) {
+  return mam_area_pages(area) + mam_map_words(mam_area_map_words(area)) +
+         (mam_u64)size_class * mam_map_words(mam_area_class_words(area));
+}
+MAM_INLINE mam_u16 *mam_area_entries(struct mam_area area) { return (mam_u16 *)mam_area_class(area, MAM_HEAP_CLASSES); }
+MAM_INLINE mam_u64 mam_area_address(struct mam_area area, mam_u32 page) {
+  return area.base + ((mam_u64)page << MAM_PAGE_SHIFT);
+}
+
+/* ---- Shortage ----
+ *
+ * What a superblock is known not to have, so that in a full heap not everybody searches: a number (23 bits, raised by
+ * each change), a bit that says that somebody searches, and a length of runs, 0 if nothing is known.  Who searches says
+ * so before and confirms it after, if nothing changed: pages that come back in between undo it. */
+
+enum { MAM_SHORT_PAGES = 255, MAM_SHORT_SEARCHING = 256, MAM_SHORT_NUMBER = 512 };
+
+MAM_INLINE mam_u32 mam_shortage_next(mam_u32 shortage, mam_u32 low) {
+  return (shortage & ~(mam_u32)(MAM_SHORT_NUMBER - 1)) + MAM_SHORT_NUMBER + low;
+}
+/* Whether there is known to be no run of so many pages. */
+MAM_INLINE int mam_shortage_covers(mam_u32 shortage, mam_u32 pages) {
+  return (shortage & MAM_SHORT_SEARCHING) == 0 && (shortage & MAM_SHORT_PAGES) != 0 &&
+         pages >= (shortage & MAM_SHORT_PAGES);
+}
+
+/* ---- Pages ---- */
+
+/* Pages have come back: what was known to be missing may be there. */
+MAM_OUTLINE void mam_shortage_end(mam_u32 *shortage) {
+  mam_u32 known = mam_load_relaxed_u32(shortage);
+  MAM_LOOP
+  for (int i = 0; i < MAM_RETRIES && (known & (MAM_SHORT_NUMBER - 1)) != 0; i++) {
+    mam_u32 seen = mam_cas_acq_rel_u32(shortage, known, mam_shortage_next(known, 0));
+    if (seen == known)
+      return;
+    known = seen;
+  }
+}
+
+/* Gives bits of a word of the page map back that the caller owns. */
+MAM_OUTLINE void mam_pages_clear(struct mam_area area, mam_u32 index, mam_u64 bits) {
+  /* acq_rel: what the pages' last users did comes before what their next ones do. */
+  if (mam_and_acq_rel_u64(&mam_area_pages(area)[index], ~bits) == MAM_FULL_WORD)
+    mam_map_opened(mam_area_pages(area), mam_area_map_words(area), index);
+  if ((mam_load_relaxed_u32(mam_area_shortage(area)) & (MAM_SHORT_NUMBER - 1)) != 0)
+    mam_shortage_end(mam_area_shortage(area));
+}
+
+MAM_OUTLINE void mam_pages_release(struct mam_area area, mam_u32 page, mam_u32 count) {
+  MAM_LOOP
+  while (count != 0) {
+    mam_u32 from = page & 63, here = 64 - from < count ? 64 - from : count;
+    mam_pages_clear(area, page >> 6, mam_run_bits(here, from));
+    page += here;
+    count -= here;
+  }
+}
+
+/* Takes bits of a word of the page map if all of them are free. */
+MAM_OUTLINE int mam_pages_take_bits(struct mam_area area, mam_u32 index, mam_u64 bits) {
+  mam_u64 word = mam_load_relaxed_u64(&mam_area_pages(area)[index]);
+  MAM_LOOP
+  for (int i = 0; i < MAM_RETRIES && (word & bits) == 0; i++) {
+    /* acquire: pairs with mam_pages_clear. */
+    mam_u64 seen = mam_cas_acquire_u64(&mam_area_pages(area)[index], word, word | bits);
+    if (seen == word) {
+      if ((word | bits) == MAM_FULL_WORD)
+        mam_map_filled(mam_area_pages(area), mam_area_map_words(area), index);
+      return 1;
+    }
+    word = seen;
+  }
+  return 0;
+}
+
+/* The lowest place in the word where count bits are 0 in a row; 64 if there is none. */
+MAM_INLINE mam_u32 mam_run_find(mam_u64 word, mam_u32 count) {
+  mam_u64 starts = ~word;
+  MAM_LOOP
+  for (mam_u32 have = 1; have < count;) {
+    mam_u32 step = have < count - have ? have : count - have;
+    starts &= starts >> step;
+    have += step;
+  }
+  return starts == 0 ? 64 : mam_lowest_u64(starts);
+}
+
+/* Takes a run of up to 64 pages that lies in one word of the page map, in the first word that has one from first on and
+ * before last. */
+MAM_OUTLINE mam_u32 mam_run_take_short(struct mam_area area, mam_u32 count, mam_u32 first, mam_u32 last) {
+  mam_u32 tries = 0, index = first;
+  MAM_LOOP
+  while ((index = mam_map_next(mam_area_pages(area), mam_area_map_words(area), index)) < last) {
+    mam_u32 from = mam_run_find(mam_load_relaxed_u64(&mam_area_pages(area)[index]), count);
+    if (from != 64 && mam_pages_take_bits(area, index, mam_run_bits(count, from)))
+      return (index << 6) + from;
+    if (from == 64 || ++tries == MAM_RETRIES) {
+      tries = 0;
+      index++;
+    }
+  }
+  return MAM_NO_PAGE;
+}
+
+/* Takes as much of a run from page on as is free, up to count pages; returns how much. */
+MAM_INLINE mam_u32 mam_run_take_at(struct mam_area area, mam_u32 page, mam_u32 count) {
+  mam_u32 got = 0;
+  MAM_LOOP
+  while (got < count) {
+    mam_u32 from = (page + got) & 63, here = 64 - from < count - got ? 64 - from : count - got;
+    if (!mam_pages_take_bits(area, (page + got) >> 6, mam_run_bits(here, from)))
+      break;
+    got += here;
+  }
+  return got;
+}
+
+/* Takes a run of any length, over the ends of words too. */
+MAM_OUTLINE mam_u32 mam_run_take_long(struct mam_area area, mam_u32 count, mam_u32 first, mam_u32 last) {
+  mam_u32 start = first << 6; /* pages from here on may be free */
+  MAM_LOOP
+  for (mam_u32 index = first; index < last; index++) {
+    mam_u32 begin = index << 6, end = begin + 64;
+    mam_u64 word = mam_load_relaxed_u64(&mam_area_pages(area)[index]);
+    if (start > begin)
+      word |= mam_run_bits(start - begin, 0); /* tried already */
+    if (word != 0) {
+      mam_u32 from = mam_lowest_u64(word);
+      if (start <= begin && begin + from >= start + count)
+        end = begin + from;
+      else if (count < 64 && (from = mam_run_find(word, count)) != 64)
+        start = begin + from;
+      else {
+        start = end - mam_leading_zeros_u64(word);
+        if (word == MAM_FULL_WORD) {
+          index = mam_map_next(mam_area_pages(area), mam_area_map_words(area), index + 1) - 1;
+          start = (index + 1) << 6;
+        }
+        continue;
+      }
+    }
+    if (end < start + count)
+      continue;
+    mam_u32 got = mam_run_take_at(area, start, count);
+    if (got == count)
+      return start;
+    mam_pages_release(area, start, got);
+    start += got + 1;
+    index = (start >> 6) - 1;
+    if ((start & 63) == 0)
+      continue;
+  }
+  return MAM_NO_PAGE;
+}
+
+/* A run of pages, from word index on, then from the beginning, then over the ends of words. */
+MAM_OUTLINE mam_u32 mam_pages_search(struct mam_area area, mam_u32 count, mam_u32 index) {
+  mam_u32 known = mam_load_relaxed_u32(mam_area_shortage(area)), mark = 0, page = MAM_NO_PAGE;
+  if (count > area.page_count || mam_shortage_covers(known, count))
+    return MAM_NO_PAGE;
+  if ((known & MAM_SHORT_SEARCHING) == 0 && count <= MAM_SPAN_PAGES) {
+    mark = mam_shortage_next(known, MAM_SHORT_SEARCHING | count);
+    if (mam_cas_acq_rel_u32(mam_area_shortage(area), known, mark) != known)
+      mark = 0;
+  }
+  if (index >= mam_area_map_words(area))
+    index = 0;
+  if (count <= MAM_SPAN_PAGES) {
+    page = mam_run_take_short(area, count, index, mam_area_map_words(area));
+    if (page == MAM_NO_PAGE)
+      page = mam_run_take_short(area, count, 0, index);
+  } else
+    page = mam_run_take_long(area, count, index, mam_area_map_words(area));
+  if (page == MAM_NO_PAGE)
+    page = mam_run_take_long(area, count, 0, mam_area_map_words(area));
+  if (mark != 0)
+    (void)mam_cas_acq_rel_u32(mam_area_shortage(area), mark, mam_shortage_next(mark, page == MAM_NO_PAGE ? count : 0));
+  return page;
+}
+
+/* Where pages were found. */
+struct mam_place {
+  struct mam_area area;
+  mam_u32 page;
+};
+
+/* ---- Homes ----
+ *
+ * The warps of a multiprocessor, or of a few, have a home: every home_count-th word of the page map.  Its cursor goes
+ * round in the first words of it, as many as its upper half says, one for each page that is asked for; if they do not
+ * have what is asked for, their number is doubled.  So what is in use lies close together, and different homes do not
+ * meet.  (The paper's hash has the same two wishes.) */
+
+enum { MAM_HOME_TRIES = 4 };
+
+/* Where a home looks for pages. */
+struct mam_home {
+  struct mam_area area;
+  mam_u64 *cursor;
+  mam_u32 first, count; /* its first word, and how far it is from one of its words to the next */
+};
+
+MAM_INLINE struct mam_home mam_home_in(struct mam_area area, struct mam_heap_control *control, mam_u32 home,
+                                       mam_u32 home_count) {
+  mam_u32 map_words = mam_area_map_words(area);
+  struct mam_home found = {area, mam_cursors(control) + home, home < map_words ? home : home % map_words, home_count};
+  return found;
+}
+
+/* The width of a home's round after one. */
+MAM_INLINE mam_u32 mam_home_wider(mam_u32 map_words, mam_u32 first, mam_u32 count, mam_u32 wide) {
+  mam_u32 most = (map_words - 1 - first) / count;
+  return 2 * wide + 1 < most ? 2 * wide + 1 : most;
+}
+
+/* Widens a home's round, if it was as wide as that. */
+MAM_OUTLINE void mam_home_widen(const struct mam_home *home, mam_u32 wide) {
+  mam_u32 wider = mam_home_wider(mam_area_map_words(home->area), home->first, home->count, wide);
+  mam_u64 at = mam_load_relaxed_u64(home->cursor);
+  if (wide < wider && (mam_u32)(at >> 32) == wide)
+    (void)mam_cas_relaxed_u64(home->cursor, at, (mam_u64)wider << 32 | (wide + 1) << 6);
+}
+
+/* Takes bits of the word at index, best these; if they are taken, another run as long, of which taken says where there
+ * is none.  An atomic or that mostly succeeds, and undoes what it did if it does not, is quicker than a look and a
+ * compare-and-swap, which only one of those who take from a word at a time could win. */
+MAM_OUTLINE mam_u32 mam_home_take(const struct mam_home *home, mam_u32 index, mam_u32 from, mam_u32 count) {
+  MAM_LOOP
+  for (int i = 0; i < MAM_HOME_TRIES && from != 64; i++) {
+    mam_u64 bits = mam_run_bits(count, from);
+    /* acquire: pairs with mam_pages_clear */
+    mam_u64 old = mam_or_acquire_u64(&mam_area_pages(home->area)[index], bits);
+    if ((old & bits) == 0) {
+      if ((old | bits) == MAM_FULL_WORD)
+        mam_map_filled(mam_area_pages(home->area), mam_area_map_words(home->area), index);
+      return (index << 6) + from;
+    }
+    from = mam_run_find(old, count);
+    if ((bits & ~old) != 0)
+      mam_pages_clear(home->area, index, bits & ~old);
+  }
+  return MAM_NO_PAGE;
+}
+
+/* Takes a run of up to 64 pages in a home of a superblock. */
+MAM_OUTLINE mam_u32 mam_pages_near(const struct mam_home *home, mam_u32 count) {
+  MAM_LOOP
+  for (int i = 0; i < MAM_HOME_TRIES; i++) {
+    mam_u64 at = mam_add_relaxed_u64(home->cursor, count);
+    mam_u32 from = (mam_u32)at & 63, wide = (mam_u32)(at >> 32), index;
+    if (mam_shortage_covers(mam_load_relaxed_u32(mam_area_shortage(home->area)), count))
+      break;
+    if (from + count > 64) /* the next word, then */
+      continue;
+    index = home->first + ((mam_u32)at >> 6) % (wide + 1) * home->count;
+    mam_u32 page = mam_home_take(home, index, from, count);
+    if (page != MAM_NO_PAGE)
+      return page;
+    mam_home_widen(home, wide);
+  }
+  return MAM_NO_PAGE;
+}
+
+/* Takes a run of pages from any superblock, wherever it is. */
+MAM_OUTLINE struct mam_place mam_pages_far(struct mam_heap_control *control, mam_u32 count, mam_u32 home) {
+  struct mam_place place;
+  mam_u32 active = mam_load_relaxed_u32(&control->active), index = home * 0x9e3779b1u;
+  mam_u32 superblocks = mam_load_acquire_u32(&control->superblock_count); /* pairs with who adds one */
+  if (count > MAM_SPAN_PAGES)
+    index = mam_add_relaxed_u32(&control->run_cursor, (count + 63) >> 6);
+  MAM_LOOP
+  for (mam_u32 i = 0; i < superblocks; i++) {
+    place.area = control->superblocks[active];
+    place.page = mam_pages_search(place.area, count, index % mam_area_map_words(place.area));
+    if (place.page != MAM_NO_PAGE) {
+      if (i != 0)
+        mam_store_relaxed_u32(&control->active, active);
+      return place;
+    }
+    active = active + 1 < superblocks ? active + 1 : 0;
+  }
+  place.page = MAM_NO_PAGE;
+  return place;
+}
+
+/* Takes a run of pages from any superblock, near the home if that may be. */
+MAM_OUTLINE struct mam_place mam_pages_claim(struct mam_heap_control *control, mam_u32 count, mam_u32 home) {
+  struct mam_place place;
+  if (count <= MAM_SPAN_PAGES) {
+    place.area = control->superblocks[mam_load_relaxed_u32(&control->active)];
+    struct mam_home near = mam_home_in(place.area, control, home, control->home_count);
+    place.page = mam_pages_near(&near, count);
+    if (place.page != MAM_NO_PAGE)
+      return place;
+  }
+  return mam_pages_far(control, count, home);
+}
+
+/* ---- Spans ---- */
+
+/* Makes pages that the caller owns a span, all of whose chunks count as used.  Every lane writes its part. */
+MAM_INLINE void mam_span_write(struct mam_area area, mam_u32 page, mam_u32 size_class, mam_u32 pages, mam_u32 chunks,
+                               struct mam_lanes lanes) {
+  mam_u32 words = (chunks + 31) >> 5;
+  mam_u16 *entries = mam_area_entries(area) + page;
+  MAM_LOOP
+  for (mam_u32 i = lanes.rank; i < pages; i += lanes.count)
+    mam_store_relaxed_u16(&entries[i], (mam_u16)((size_class + 1) | i << MAM_ENTRY_CLASS_BITS));
+  MAM_LOOP
+  for (mam_u32 i = lanes.rank; i < words; i += lanes.count) {
+    mam_u32 here = chunks - 32 * i < 32 ? chunks - 32 * i : 32;
+    mam_u64 word = mam_word_of(size_class, pages, words, here);
+    mam_store_relaxed_u64(&area.words[page * MAM_PAGE_WORDS + i], word | mam_word_full(word));
+  }
+}
+
+/* A chunk of the span that begins at page may be free: sets the hint.  The look before is what makes it cheap; it comes
+ * after the change of the usage word, whose old value decided to come here. */
+MAM_OUTLINE void mam_span_hint(struct mam_area area, mam_u32 page, mam_u32 size_class) {
+  mam_u32 block = page / MAM_BLOCK_PAGES;
+  mam_u64 *map = mam_area_class(area, size_class);
+  if ((mam_load_relaxed_u64(&map[block >> 6]) >> (block & 63) & 1) != 0 &&
+      mam_and_acq_rel_u64(&map[block >> 6], ~(1ull << (block & 63))) == MAM_FULL_WORD)
+    mam_map_opened(map, mam_area_class_words(area), block >> 6);
+}
+
+/* A usage word but for its chunks: the same for all words of a span that are empty. */
+#define MAM_WORD_CHUNKS (255ull << 32)
+
+/* Whether all words of a span are empty; header: their upper halves but for MAM_WORD_CHUNKS.  *last: the last one,
+ * which alone may have fewer than 32 chunks. */
+MAM_INLINE int mam_span_empty(const mam_u64 *words, mam_u64 header, mam_u32 count, mam_u64 *last) {
+  mam_u64 differs = 0;
+  MAM_UNROLL /* so that the loads are under way together */
+      for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++) if (i < count) {
+    mam_u64 word = mam_load_relaxed_u64(&words[i]);
+    differs |= (word ^ header) & ~MAM_WORD_CHUNKS;
+    *last = word;
+  }
+  return differs == 0;
+}
+
+/* Ends a span that was seen to be empty: each word goes from empty to 0 by compare-and-swap, so nobody can claim a
+ * chunk in it any more; the first word before all others, so that of several who try one goes on.  If a word is not
+ * empty, those that are 0 are put back; only the caller could change them meanwhile.  Returns whether it has ended;
+ * *again: it has not, and is to be looked at again, since somebody may have found it not empty because of that. */
+MAM_INLINE int mam_span_try_end(mam_u64 *words, mam_u64 header, mam_u32 count, mam_u64 last, int *again) {
+  mam_u64 full = header | 32ull << 32, first = count == 1 ? last : full;
+  mam_u32 failed = 0;
+  *again = 0;
+  if (mam_cas_between_fences_u64(words, first, 0) != first)
+    return 0;
+  MAM_UNROLL
+  for (mam_u32 i = 1; i < MAM_PAGE_WORDS; i++)
+    if (i < count) {
+      mam_u64 word = i + 1 == count ? last : full;
+      failed |= (mam_u32)(mam_cas_between_fences_u64(&words[i], word, 0) != word) << i;
+    }
+  /* What the chunks' users did, all of whom changed these words, comes before the release of the pages. */
+  mam_fence();
+  if (failed == 0)
+    return 1;
+  MAM_LOOP
+  for (mam_u32 i = count; i-- != 0;)
+    if ((failed >> i & 1) == 0)
+      (void)mam_exchange_release_u64(&words[i], i == 0 ? first : i + 1 == count ? last : full);
+  *again = 1;
+  return 0;
+}
+
+/* ---- Claiming chunks ---- */
+
+/* The lowest count ones of bits, or all. */
+MAM_INLINE mam_u32 mam_lowest_ones(mam_u32 bits, mam_u32 count) {
+  mam_u32 rest = bits;
+  if (mam_ones_u32(bits) <= count)
+    return bits;
+  MAM_LOOP
+  while (count-- != 0)
+    rest &= rest - 1;
+  return bits ^ rest;
+}
+
+/* Up to count free chunks of one usage word. */
+MAM_INLINE mam_u32 mam_word_claim(mam_u64 *place, mam_u32 size_class, mam_u32 count) {
+  mam_u64 word = mam_load_relaxed_u64(place);
+  MAM_LOOP
+  for (int i = 0; i < MAM_RETRIES && mam_word_class(word) == size_class; i++) {
+    mam_u32 bits = mam_lowest_ones(~(mam_u32)word & mam_word_full(word), count);
+    if (bits == 0)
+      return 0;
+    /* acq_rel: pairs with the frees of these chunks. */
+    mam_u64 seen = mam_cas_acq_rel_u64(place, word, word | bits);
+    if (seen == word)
+      return bits;
+    word = seen;
+  }
+  return 0;
+}
+
+/* Chunks of a class from the spans that begin in a block. */
+MAM_OUTLINE struct mam_claim mam_block_claim(struct mam_area area, mam_u32 block, mam_u32 size_class, mam_u32 count) {
+  struct mam_claim claim = {0, 0, mam_class_bytes(size_class)};
+  mam_u32 page = block * MAM_BLOCK_PAGES, end = page + MAM_BLOCK_PAGES;
+  MAM_LOOP
+  for (; page < end && page < area.page_count; page++) {
+    mam_u64 *words = &area.words[page * MAM_PAGE_WORDS];
+    mam_u64 first = 0;
+    if (mam_load_relaxed_u16(&mam_area_entries(area)[page]) == size_class + 1)
+      first = mam_load_relaxed_u64(words);
+    if (first == 0 || mam_word_class(first) != size_class)
+      continue;
+    MAM_LOOP
+    for (mam_u32 i = 0; i < mam_word_span_words(first); i++)
+      if ((claim.mask = mam_word_claim(&words[i], size_class, count)) != 0) {
+        claim.address = mam_area_address(area, page) + (mam_u64)(32 * i) * claim.chunk_bytes;
+        return claim;
+      }
+  }
+  return claim;
+}
+
+/* Chunks of a class from spans that were split before, where a word of the class's map says so.  A block in which there
+ * are none is struck from the map and then looked at once more: who freed a chunk meanwhile may have found the map in
+ * order. */
+MAM_OUTLINE struct mam_claim mam_recycle_in(const struct mam_area *area, mam_u32 index, mam_u32 size_class,
+                                            mam_u32 count) {
+  struct mam_claim claim = {0, 0, 0};
+  MAM_LOOP
+  for (mam_u64 open = ~mam_load_relaxed_u64(&mam_area_class(*area, size_class)[index]); open != 0; open &= open - 1) {
+    mam_u64 *word = &mam_area_class(*area, size_class)[index];
+    mam_u32 block = (index << 6) + mam_lowest_u64(open);
+    claim = mam_block_claim(*area, block, size_class, count);
+    if (claim.mask != 0)
+      return claim;
+    if ((mam_or_acq_rel_u64(word, open & -open) | (open & -open)) == MAM_FULL_WORD)
+      mam_map_filled(mam_area_class(*area, size_class), mam_area_class_words(*area), index);
+    claim = mam_block_claim(*area, block, size_class, count);
+    if (claim.mask != 0) {
+      mam_span_hint(*area, block * MAM_BLOCK_PAGES, size_class);
+      return claim;
+    }
+  }
+  return claim;
+}
+
+/* The same wherever the map says so. */
+MAM_OUTLINE struct mam_claim mam_recycle(struct mam_area area, mam_u32 size_class, mam_u32 count, mam_u32 home) {
+  struct mam_claim claim = {0, 0, 0};
+  mam_u32 words = mam_area_class_words(area), index = home % words, last = words;
+  MAM_LOOP
+  for (;;) {
+    index = mam_map_next(mam_area_class(area, size_class), words, index);
+    if (index >= last) {
+      if (last != words || home % words == 0)
+        return claim;
+      index = 0;
+      last = home % words;
+      continue;
+    }
+    claim = mam_recycle_in(&area, index, size_class, count);
+    if (claim.mask != 0)
+      return claim;
+    index++;
+  }
+}
+
+/* ---- Slots ----
+ *
+ * A slot's word: the address of a span in pages, above the number of tickets handed out.  At the number of chunks the
+ * span is used up; whoever gets past it from there or from below, exactly one, refills the slot.  In the place of an
+ * address, 0 says that no span was there yet, MAM_SLOT_DRY that there were no pages for one. */
+
+#define MAM_SLOT_DRY ((mam_u64)1 << MAM_TICKET_BITS)
+#define MAM_SLOT_TICKETS (MAM_SLOT_DRY - 1)
+
+MAM_INLINE mam_u64 mam_slot_address(mam_u64 slot) { return slot >> MAM_TICKET_BITS << MAM_PAGE_SHIFT; }
+MAM_INLINE mam_u64 mam_slot_of(mam_u64 address, mam_u32 tickets) {
+  return address << (MAM_TICKET_BITS - MAM_PAGE_SHIFT) | tickets;
+}
+MAM_INLINE int mam_slot_is_dry(mam_u64 slot) { return (slot & ~MAM_SLOT_TICKETS) == MAM_SLOT_DRY; }
+MAM_INLINE mam_u32 mam_slot_limit(const mam_heap *heap, mam_u32 size_class) {
+  return 1u << mam_span_chunks_log2(heap->chunks, mam_class_shift(size_class));
+}
+
+/* What became of a request for tickets. */
+struct mam_tickets {
+  mam_u64 address;
+  mam_u32 mask; /* 0: none */
+  int refill;   /* the caller has to refill the slot */
+};
+
+/* What a slot's word, as it was when count tickets were asked for, means for who asked. */
+MAM_INLINE struct mam_tickets mam_tickets_of(mam_u64 old, mam_u32 chunk_bytes, mam_u32 limit, mam_u32 count) {
+  mam_u32 ticket = (mam_u32)(old & MAM_SLOT_TICKETS);
+  struct mam_tickets tickets = {0, 0, ticket <= limit && ticket + count > limit};
+  if (ticket < limit) {
+    tickets.address = mam_slot_address(old) + (mam_u64)ticket * chunk_bytes;
+    tickets.mask = 0xffffffffu >> (32 - (limit - ticket < count ? limit - ticket : count));
+  }
+  return tickets;
+}
+
+/* acquire: pairs with the refill's publication, and through it with the frees of what was there before. */
+MAM_INLINE mam_u64 mam_slot_take(mam_u64 *slot, mam_u32 count) { return mam_add_acquire_u64(slot, count); }
+
+/* Waits for whoever refills the slot, and asks for tickets again.  The slot's word as it was then; one without tickets
+ * and without a task after a bounded time, or when there is nothing to refill it with. */
+MAM_OUTLINE mam_u64 mam_slot_wait(mam_u64 *slot, mam_u32 limit, mam_u32 count) {
+  MAM_LOOP
+  for (int i = 0; i < MAM_WAIT_ROUNDS; i++) {
+    mam_u64 now = mam_load_relaxed_u64(slot);
+    if ((now & MAM_SLOT_TICKETS) <= limit) {
+      now = mam_slot_take(slot, count);
+      if ((now & MAM_SLOT_TICKETS) <= limit)
+        return now;
+    }
+    if (mam_slot_is_dry(now))
+      break;
+    if ((now & MAM_SLOT_TICKETS) > MAM_SLOT_TICKETS / 2) /* far from reaching the address, and kept so */
+      (void)mam_cas_relaxed_u64(slot, now, (now & ~MAM_SLOT_TICKETS) | (limit + 1));
+    mam_pause();
+  }
+  return MAM_SLOT_TICKETS;
+}
+
+/* The sum of what the superblocks are known not to have, if that is no span of so many pages; else 0. */
+MAM_INLINE mam_u32 mam_shortage_sum(struct mam_heap_control *control, mam_u32 pages) {
+  mam_u32 sum = 0, superblocks = mam_load_acquire_u32(&control->superblock_count);
+  MAM_LOOP
+  for (mam_u32 i = 0; i < superblocks; i++) {
+    mam_u32 shortage = mam_load_relaxed_u32(mam_area_shortage(control->superblocks[i]));
+    if (!mam_shortage_covers(shortage, pages))
+      return 0;
+    sum += shortage;
+  }
+  return sum;
+}
+
+/* Tickets of any slot of the class.  That there are none is remembered until pages come back. */
+MAM_OUTLINE struct mam_claim mam_steal(struct mam_heap_control *control, mam_u32 size_class, mam_u32 count) {
+  struct mam_claim claim = {0, 0, mam_class_bytes(size_class)};
+  const mam_heap *heap = &control->heap;
+  mam_u32 limit = mam_slot_limit(heap, size_class);
+  mam_u32 sum = mam_shortage_sum(control, mam_span_pages(heap->chunks, size_class));
+  if (sum != 0 && mam_load_relaxed_u32(&control->drained[size_class]) == sum)
+    return claim;
+  MAM_LOOP
+  for (mam_u32 i = 0; i < heap->slot_count; i++) {
+    mam_u64 *slot = &heap->slots[size_class * heap->slot_count + i];
+    if ((mam_load_relaxed_u64(slot) & MAM_SLOT_TICKETS) >= limit)
+      continue;
+    struct mam_tickets tickets = mam_tickets_of(mam_slot_take(slot, count), claim.chunk_bytes, limit, count);
+    if (tickets.refill) /* not now */
+      (void)mam_exchange_release_u64(slot, limit);
+    if (tickets.mask != 0) {
+      claim.address = tickets.address;
+      claim.mask = tickets.mask;
+      return claim;
+    }
+  }
+  if (sum != 0 && mam_shortage_sum(control, mam_span_pages(heap->chunks, size_class)) == sum)
+    mam_store_relaxed_u32(&control->drained[size_class], sum);
+  return claim;
+}
+
+/* Chunks from a new span of so many pages that no slot gets: what is not taken is free at once. */
+MAM_OUTLINE struct mam_claim mam_span_open(struct mam_heap_control *control, mam_u32 size_class, mam_u32 pages,
+                                           mam_u32 count, mam_u32 home) {
+  struct mam_claim claim = {0, 0, mam_class_bytes(size_class)};
+  struct mam_place place = mam_pages_claim(control, pages, home);
+  mam_u32 limit = mam_slot_limit(&control->heap, size_class);
+  mam_u32 chunks = (pages << MAM_PAGE_SHIFT) / claim.chunk_bytes;
+  chunks = chunks < limit ? chunks : limit;
+  if (place.page == MAM_NO_PAGE)
+    return claim;
+  mam_u64 *words = &place.area.words[place.page * MAM_PAGE_WORDS];
+  count = count < chunks ? count : chunks;
+  mam_span_write(place.area, place.page, size_class, pages, chunks, mam_lanes_alone());
+  claim.address = mam_area_address(place.area, place.page);
+  claim.mask = 0xffffffffu >> (32 - count);
+  MAM_LOOP
+  for (mam_u32 i = 0; i < (chunks + 31) >> 5; i++) /* release: after the entries, which who frees such a chunk reads */
+    (void)mam_and_release_u64(&words[i], ~(mam_u64)(i == 0 ? ~claim.mask : 0xffffffffu));
+  if (count < chunks)
+    mam_span_hint(place.area, place.page, size_class);
+  return claim;
+}
+
+/* Chunks of a class when a slot cannot be refilled: of spans that were split before; a span of one's own; what slots
+ * still hold; a part of a span; and at last larger chunks, up to twice as large (the paper's max_frag). */
+MAM_OUTLINE struct mam_claim mam_claim_scarce(struct mam_heap_control *control, mam_u32 size_class, mam_u32 count,
+                                              mam_u32 home) {
+  struct mam_claim claim = {0, 0, 0};
+  mam_u32 bytes = mam_class_bytes(size_class), least = (bytes + MAM_PAGE_BYTES - 1) >> MAM_PAGE_SHIFT;
+  MAM_LOOP
+  for (mam_u32 other = size_class; other < MAM_HEAP_CLASSES && mam_class_bytes(other) <= 2 * bytes; other++) {
+    mam_u32 superblocks = mam_load_acquire_u32(&control->superblock_count);
+    mam_u32 pages = mam_span_pages(control->heap.chunks, other);
+    MAM_LOOP
+    for (mam_u32 i = 0; i < superblocks && claim.mask == 0; i++)
+      claim = mam_recycle(control->superblocks[i], other, count, home);
+    if (claim.mask == 0 && other == size_class)
+      claim = mam_span_open(control, size_class, pages, count, home);
+    if (claim.mask == 0)
+      claim = mam_steal(control, other, count);
+    MAM_LOOP
+    while (claim.mask == 0 && other == size_class && pages > least) {
+      pages = pages / 2 > least ? pages / 2 : least;
+      claim = mam_span_open(control, size_class, pages, count, home);
+    }
+    if (claim.mask != 0)
+      return claim;
+  }
+  return claim;
+}
+
+/* A request for chunks: everything about it and its heap that a kernel knows without asking its memory. */
+struct mam_request {
+  struct mam_heap_control *control;
+  struct mam_area area; /* the first superblock */
+  mam_u64 *slot;        /* 0: the caller's lanes are so many that they take whole spans */
+  mam_u32 size_class, chunks_log2, home, home_count;
+  int refill; /* the caller has the task of refilling the slot */
+};
+
+/* What came of a refill.  got 0: no pages were where it looked.  filled: the number, plus 1, of a word of the page map
+ * that became full, or may have seemed so to others; 0 for none. */
+struct mam_refill {
+  mam_u64 address;
+  mam_u32 got, filled;
+};
+
+/* Gives a slot, if there is one, a span in pages that the caller took: the first chunks are the lanes'.  Every lane
+ * takes part. */
+MAM_INLINE mam_u32 mam_slot_fill(const struct mam_request *request, struct mam_area area, mam_u32 page, mam_u32 count,
+                                 struct mam_lanes lanes) {
+  mam_u32 limit = 1u << request->chunks_log2, bytes = mam_class_bytes(request->size_class);
+  count = count < limit ? count : limit;
+  mam_span_write(area, page, request->size_class, (bytes << request->chunks_log2) >> MAM_PAGE_SHIFT, limit, lanes);
+  mam_lanes_sync(lanes);
+  /* release: the words and entries of the span. */
+  if (lanes.rank == 0 && request->slot != 0)
+    (void)mam_exchange_release_u64(request->slot, mam_slot_of(mam_area_address(area, page), count));
+  return count;
+}
+
+/* Takes a run of pages in the caller's home of the first superblock, where that is quickly done: at the home's cursor,
+ * or elsewhere in that word, or in the next ones.  *filled: see mam_refill. */
+MAM_INLINE mam_u32 mam_refill_pages(const struct mam_request *request, mam_u32 pages, mam_u32 *filled) {
+  mam_u64 *cursor = &mam_cursors(request->control)[request->home];
+  mam_u32 step = pages, map_words = mam_area_map_words(request->area);
+  MAM_LOOP
+  for (int i = 0; i < MAM_HOME_TRIES; i++) {
+    mam_u64 at = mam_add_relaxed_u64(cursor, step);
+    mam_u32 from = (mam_u32)at & 63, turn = (mam_u32)at >> 6, wide = (mam_u32)(at >> 32);
+    if (from + pages > 64) { /* the next word, then */
+      turn++;
+      from = 0;
+    }
+    mam_u32 index = request->home + turn % (wide + 1) * request->home_count;
+    if (index >= map_words)
+      break;
+    mam_u64 *word = &mam_area_pages(request->area)[index];
+    MAM_LOOP
+    for (int j = 0; j < 2 && from != 64; j++) {
+      mam_u64 bits = mam_run_bits(pages, from), old = mam_or_acquire_u64(word, bits); /* pairs with mam_pages_clear */
+      if ((old & bits) == 0) {
+        *filled = (old | bits) == MAM_FULL_WORD ? index + 1 : *filled;
+        return (index << 6) + from;
+      }
+      if ((bits & ~old) != 0) {
+        (void)mam_and_acq_rel_u64(word, ~bits | old);
+        *filled = index + 1;
+      }
+      from = mam_run_find(old, pages);
+    }
+    step = 64;
+    if (turn > wide && index + (wide + 1) * request->home_count < map_words)
+      (void)mam_cas_relaxed_u64(cursor, at + (i == 0 ? pages : 64),
+                                (mam_u64)mam_home_wider(map_words, request->home, request->home_count, wide) << 32 |
+                                    (wide + 1) << 6);
+  }
+  return MAM_NO_PAGE;
+}
+
+/* Refills a slot from the caller's home in the first superblock, where that is quickly done.  Calls nothing, so that it
+ * costs a kernel no more than it is.  Every lane takes part. */
+MAM_INLINE struct mam_refill mam_refill_quick(const struct mam_request *request, mam_u32 count,
+                                              struct mam_lanes lanes) {
+  struct mam_refill refill = {0, 0, 0};
+  mam_u32 pages = (mam_class_bytes(request->size_class) << request->chunks_log2) >> MAM_PAGE_SHIFT, page = MAM_NO_PAGE;
+  if (lanes.rank == 0)
+    page = mam_refill_pages(request, pages, &refill.filled);
+  page = mam_lanes_first_u32(lanes, page);
+  refill.filled = mam_lanes_first_u32(lanes, refill.filled);
+  if (page != MAM_NO_PAGE) {
+    refill.address = mam_area_address(request->area, page);
+    refill.got = mam_slot_fill(request, request->area, page, count, lanes);
+  }
+  return refill;
+}
+
+/* What is left to do after a quick refill that filled a word, or undid what it did. */
+MAM_OUTLINE void mam_refill_finish(struct mam_area area, mam_u32 filled) {
+  if (mam_load_relaxed_u64(&mam_area_pages(area)[filled - 1]) == MAM_FULL_WORD)
+    mam_map_filled(mam_area_pages(area), mam_area_map_words(area), filled - 1);
+  else
+    mam_map_opened(mam_area_pages(area), mam_area_map_words(area), filled - 1);
+  if ((mam_load_relaxed_u32(mam_area_shortage(area)) & (MAM_SHORT_NUMBER - 1)) != 0)
+    mam_shortage_end(mam_area_shortage(area));
+}
+
+/* The same from wherever there are pages.  If there are none, the slot says so. */
+MAM_OUTLINE struct mam_claim mam_slot_refill(const struct mam_request *request, mam_u32 count, struct mam_lanes lanes) {
+  struct mam_claim claim = {0, 0, mam_class_bytes(request->size_class)};
+  mam_u32 pages = (claim.chunk_bytes << request->chunks_log2) >> MAM_PAGE_SHIFT;
+  struct mam_place place = {request->area, MAM_NO_PAGE};
+  if (lanes.rank == 0)
+    place = mam_pages_claim(request->control, pages, request->home);
+  place.page = mam_lanes_first_u32(lanes, place.page);
+  place.area.base = mam_lanes_first_u64(lanes, place.area.base);
+  place.area.words = (mam_u64 *)mam_lanes_first_u64(lanes, (mam_u64)place.area.words);
+  place.area.page_count = mam_lanes_first_u32(lanes, place.area.page_count);
+  if (place.page != MAM_NO_PAGE) {
+    claim.address = mam_area_address(place.area, place.page);
+    claim.mask = 0xffffffffu >> (32 - mam_slot_fill(request, place.area, place.page, count, lanes));
+  } else if (lanes.rank == 0 && request->slot != 0)
+    (void)mam_exchange_release_u64(request->slot, MAM_SLOT_DRY | 1u << request->chunks_log2);
+  return claim;
+}
+
+/* Chunks for count lanes of which none has a ticket; those that get none have to call again.  request->refill is what
+ * it is to be for that call.  mask 0: there is no room.  Every lane takes part. */
+MAM_OUTLINE struct mam_claim mam_claim_chunks(struct mam_request *request, mam_u32 count, struct mam_lanes lanes) {
+  struct mam_claim claim = {0, 0, mam_class_bytes(request->size_class)};
+  if (request->slot != 0 && !request->refill) {
+    mam_u64 old = 0;
+    if (lanes.rank == 0)
+      old = mam_slot_wait(request->slot, 1u << request->chunks_log2, count);
+    struct mam_tickets tickets =
+        mam_tickets_of(mam_lanes_first_u64(lanes, old), claim.chunk_bytes, 1u << request->chunks_log2, count);
+    claim.address = tickets.address;
+    claim.mask = tickets.mask;
+    request->refill = tickets.refill;
+    if (claim.mask != 0)
+      return claim;
+  }
+  if (request->slot == 0 || request->refill) {
+    request->refill = 0;
+    claim = mam_slot_refill(request, count, lanes);
+    if (claim.mask != 0)
+      return claim;
+  }
+  if (lanes.rank == 0)
+    claim = mam_claim_scarce(request->control, request->size_class, count, request->home);
+  claim.address = mam_lanes_first_u64(lanes, claim.address);
+  claim.mask = mam_lanes_first_u32(lanes, claim.mask);
+  claim.chunk_bytes = mam_lanes_first_u32(lanes, claim.chunk_bytes);
+  return claim;
+}
+
+/* The chunk of a claim that is for the lane of that rank. */
+MAM_INLINE mam_u64 mam_claim_chunk(struct mam_claim claim, mam_u32 rank) {
+  mam_u32 mask = claim.mask;
+  MAM_LOOP
+  for (; rank != 0; rank--)
+    mask &= mask - 1;
+  return claim.address + (mam_u64)mam_lowest_u32(mask) * claim.chunk_bytes;
+}
+
+/* A request of whole pages: the address, 0 if there is no room. */
+MAM_OUTLINE mam_u64 mam_run_malloc(struct mam_heap_control *control, mam_u64 bytes, mam_u32 home) {
+  mam_u64 pages = (bytes + MAM_PAGE_BYTES - 1) >> MAM_PAGE_SHIFT;
+  if (pages == 0 || pages >= MAM_NO_PAGE)
+    return 0;
+  struct mam_place place = mam_pages_claim(control, (mam_u32)pages, home);
+  if (place.page == MAM_NO_PAGE)
+    return 0;
+  mam_store_relaxed_u16(&mam_area_entries(place.area)[place.page], MAM_ENTRY_RUN);
+  mam_store_relaxed_u64(&place.area.words[place.page * MAM_PAGE_WORDS], (mam_u64)MAM_CLASS_RUN << 56 | pages);
+  return mam_area_address(place.area, place.page);
+}
+
+/* Whether bytes could ever be served by the heap as large as it is. */
+MAM_OUTLINE int mam_heap_could(struct mam_heap_control *control, mam_u64 bytes) {
+  mam_u32 superblocks = mam_load_acquire_u32(&control->superblock_count);
+  MAM_LOOP
+  for (mam_u32 i = 0; i < superblocks; i++)
+    if (bytes <= (mam_u64)control->superblocks[i].page_count << MAM_PAGE_SHIFT)
+      return 1;
+  return 0;
+}
+
+/* ---- Frees ---- */
+
+/* The superblock in which an address lies; page_count 0 if in none. */
+MAM_OUTLINE struct mam_area mam_area_of(struct mam_heap_control *control, mam_u64 address) {
+  mam_u32 superblocks = mam_load_acquire_u32(&control->superblock_count);
+  struct mam_area area = {0, 0, 0, 0};
+  MAM_LOOP
+  for (mam_u32 i = 0; i < superblocks; i++)
+    if (address - control->superblocks[i].base < (mam_u64)control->superblocks[i].page_count << MAM_PAGE_SHIFT)
+      area = control->superblocks[i];
+  return area;
+}
+
+/* Where the usage bit of a chunk is. */
+struct mam_bit {
+  mam_u32 word, bit;
+};
+
+/* That of the chunk in which offset (from the first page) lies, given the entry of its page, which is a span's. */
+MAM_INLINE struct mam_bit mam_bit_of(mam_u64 offset, mam_u32 entry) {
+  mam_u32 size_class = (entry & 63) - 1, shift = mam_class_shift(size_class);
+  mam_u32 page = (mam_u32)(offset >> MAM_PAGE_SHIFT), back = entry >> MAM_ENTRY_CLASS_BITS;
+  mam_u32 sixteenths = back << (MAM_PAGE_SHIFT - 4) | ((mam_u32)offset & (MAM_PAGE_BYTES - 1)) >> 4;
+  mam_u32 chunk = mam_chunk_index(sixteenths, shift, mam_class_multiple(size_class, shift));
+  struct mam_bit bit = {(page - back) * MAM_PAGE_WORDS + (chunk >> 5), chunk & 31};
+  return bit;
+}
+
+/* Whether there is more to do after bits of a usage word were cleared: old was there before. */
+MAM_INLINE int mam_word_wants_more(mam_u64 old, mam_u32 bits) {
+  return ((mam_u32)old & ~bits) == 0 || (mam_u32)old == mam_word_full(old);
+}
+
+/* What is left to do after mam_word_changed, seldom: in one word. */
+enum {
+  MAM_LEFT_PAGES_OPENED = 1,
+  MAM_LEFT_CLASS_OPENED = 2,
+  MAM_LEFT_SHORTAGE = 4,
+  MAM_LEFT_PAGES = 8,
+  MAM_LEFT_AGAIN = 16
+};
+
+/* Gives the pages of a span back that has ended.  After mam_fence: pairs with who takes them. */
+MAM_INLINE mam_u32 mam_span_pages_free(struct mam_area area, mam_u32 page, mam_u32 pages) {
+  mam_u32 from = page & 63, left = 0;
+  if (from + pages > 64)
+    return MAM_LEFT_PAGES;
+  if (mam_and_after_fence_u64(&mam_area_pages(area)[page >> 6], ~mam_run_bits(pages, from)) == MAM_FULL_WORD)
+    left = MAM_LEFT_PAGES_OPENED;
+  if ((mam_load_relaxed_u32(mam_area_shortage(area)) & (MAM_SHORT_NUMBER - 1)) != 0)
+    left |= MAM_LEFT_SHORTAGE;
+  return left;
+}
+
+/* What comes after bits of a usage word were cleared: a word that became empty may be the last of its span; one that
+ * was full is worth a look from now on.  Calls nothing, so that it costs a kernel no more than it is; what seldom is
+ * left to do is the result, for mam_word_finish. */
+MAM_OUTLINE mam_u32 mam_word_changed(struct mam_area area, mam_u32 word, mam_u64 old, mam_u32 bits) {
+  mam_u32 page = word / MAM_PAGE_WORDS, left = 0;
+  mam_u64 *hints = &mam_area_class(area, mam_word_class(old))[page / MAM_BLOCK_PAGES >> 6];
+  mam_u64 hint = 1ull << (page / MAM_BLOCK_PAGES & 63), hinted = 0;
+  int was_full = (mam_u32)old == mam_word_full(old);
+  if (was_full) /* early, to be under way with what follows */
+    hinted = mam_load_relaxed_u64(hints);
+  if (((mam_u32)old & ~bits) == 0) {
+    mam_u64 *words = &area.words[page * MAM_PAGE_WORDS], header = old & ~(MAM_FULL_WORD >> 24);
+    mam_u64 last = old & ~(mam_u64)bits;
+    mam_u32 count = mam_word_span_words(old);
+    int again = 0;
+    if ((count == 1 || mam_span_empty(words, header, count, &last)) &&
+        mam_span_try_end(words, header, count, last, &again))
+      return mam_span_pages_free(area, page, mam_word_span_pages(old));
+    if (again)
+      left = MAM_LEFT_AGAIN;
+  }
+  /* The look is what makes the hint cheap; it comes after the change of the usage word, whose old value decided to come
+   * here. */
+  if ((hinted & hint) != 0 && mam_and_acq_rel_u64(hints, ~hint) == MAM_FULL_WORD)
+    left |= MAM_LEFT_CLASS_OPENED;
+  return left;
+}
+
+/* Does what was left. */
+MAM_OUTLINE void mam_word_finish(struct mam_area area, mam_u32 word, mam_u64 old, mam_u32 left) {
+  mam_u32 page = word / MAM_PAGE_WORDS;
+  MAM_LOOP
+  for (int i = 0; i < MAM_RETRIES && left != 0; i++) {
+    if ((left & MAM_LEFT_PAGES) != 0)
+      mam_pages_release(area, page, mam_word_span_pages(old));
+    if ((left & MAM_LEFT_PAGES_OPENED) != 0)
+      mam_map_opened(mam_area_pages(area), mam_area_map_words(area), page >> 6);
+    if ((left & MAM_LEFT_SHORTAGE) != 0)
+      mam_shortage_end(mam_area_shortage(area));
+    if ((left & MAM_LEFT_CLASS_OPENED) != 0)
+      mam_map_opened(mam_area_class(area, mam_word_class(old)), mam_area_class_words(area),
+                     page / MAM_BLOCK_PAGES >> 6);
+    left = (left & MAM_LEFT_AGAIN) != 0 ? mam_word_changed(area, word, old & ~0xffffffffull, 0) : 0;
+  }
+}
+
+/* Frees one chunk; 0 if it was none. */
+MAM_INLINE int mam_chunk_free(struct mam_area area, struct mam_bit bit) {
+  /* release: what the chunk's user did comes before what its next one does.  Pairs with mam_word_claim. */
+  mam_u64 old = mam_and_release_u64(&area.words[bit.word], ~(1ull << bit.bit));
+  if ((old >> bit.bit & 1) == 0)
+    return 0;
+  if (mam_word_wants_more(old, 1u << bit.bit)) {
+    mam_u32 left = mam_word_changed(area, bit.word, old, 1u << bit.bit);
+    if (left != 0)
+      mam_word_finish(area, bit.word, old, left);
+  }
+  return 1;
+}
+
+/* Frees a request of whole pages; 0 if none begins at page. */
+MAM_OUTLINE int mam_run_free(struct mam_area area, mam_u32 page) {
+  mam_u64 *place = &area.words[page * MAM_PAGE_WORDS], word = mam_load_relaxed_u64(place);
+  /* acq_rel: of two frees one ends it; what its user did comes before. */
+  if (word >> 56 != MAM_CLASS_RUN || mam_cas_acq_rel_u64(place, word, 0) != word)
+    return 0;
+  mam_pages_release(area, page, (mam_u32)word);
+  return 1;
+}
+
+/* What begins at an address. */
+struct mam_block {
+  struct mam_area area;
+  mam_u64 bytes; /* 0: no live block does */
+  mam_u32 page;
+  struct mam_bit bit; /* unless it is a run: word is MAM_NO_PAGE */
+};
+
+MAM_OUTLINE struct mam_block mam_block_at(struct mam_heap_control *control, mam_u64 address) {
+  struct mam_block block = {mam_area_of(control, address), 0, 0, {MAM_NO_PAGE, 0}};
+  if (block.area.page_count == 0)
+    return block;
+  mam_u64 offset = address - block.area.base;
+  block.page = (mam_u32)(offset >> MAM_PAGE_SHIFT);
+  mam_u32 entry = mam_load_relaxed_u16(&mam_area_entries(block.area)[block.page]);
+  if (entry == MAM_ENTRY_RUN) {
+    mam_u64 word = mam_load_relaxed_u64(&block.area.words[block.page * MAM_PAGE_WORDS]);
+    if (word >> 56 == MAM_CLASS_RUN && (offset & (MAM_PAGE_BYTES - 1)) == 0)
+      block.bytes = (word & (MAM_FULL_WORD >> 16)) << MAM_PAGE_SHIFT;
+    return block;
+  }
+  mam_u32 size_class = (entry & 63) - 1, back = entry >> MAM_ENTRY_CLASS_BITS;
+  if (size_class >= MAM_HEAP_CLASSES || back > block.page)
+    return block;
+  block.bit = mam_bit_of(offset, entry);
+  mam_u64 word = mam_load_relaxed_u64(&block.area.words[block.bit.word]);
+  mam_u32 chunk = (block.bit.word & (MAM_PAGE_WORDS - 1)) * 32 + block.bit.bit;
+  if (word >> 56 == size_class + 1 && (word >> block.bit.bit & 1) != 0 && back < mam_word_span_pages(word) &&
+      offset == ((mam_u64)(block.page - back) << MAM_PAGE_SHIFT) + (mam_u64)chunk * mam_class_bytes(size_class))
+    block.bytes = mam_class_bytes(size_class);
+  return block;
+}
+
+/* How many bytes the live block at address has; 0 if none begins there. */
+MAM_OUTLINE mam_u64 mam_block_bytes(struct mam_heap_control *control, mam_u64 address) {
+  return mam_block_at(control, address).bytes;
+}
+
+/* Frees the block at address, with all checks that there are; 0 if none begins there. */
+MAM_OUTLINE int mam_block_free(struct mam_heap_control *control, mam_u64 address) {
+  struct mam_block block = mam_block_at(control, address);
+  int freed = block.bytes == 0                ? 0
+              : block.bit.word == MAM_NO_PAGE ? mam_run_free(block.area, block.page)
+                                              : mam_chunk_free(block.area, block.bit);
+  if (!freed)
+    (void)mam_add_relaxed_u64(&control->refused_free, 1);
+  return freed;
+}
+
+/* ---- Beginning ---- */
+
+/* Bytes of metadata in front of so many pages. */
+MAM_INLINE mam_u64 mam_area_metadata_bytes(mam_u32 pages) {
+  struct mam_area area = {0, 0, pages, 0};
+  return 8 + (mam_u64)mam_area_entries(area) + 2 * (mam_u64)pages;
+}
+
+/* Lays a superblock out in bytes of memory at address, a multiple of 8: metadata, then pages to its end.  Touches no
+ * memory.  page_count 0 if it is too small for a page. */
+MAM_INLINE struct mam_area mam_area_place(mam_u64 address, mam_u64 bytes) {
+  mam_u64 end = (address + bytes) & ~(mam_u64)(MAM_PAGE_BYTES - 1);
+  mam_u64 most = end > address ? (end - address) / (MAM_PAGE_BYTES + 66) : 0;
+  struct mam_area area = {0, (mam_u64 *)(address + 8), most < 1u << 31 ? (mam_u32)most : 1u << 31, 0};
+  MAM_LOOP
+  while (area.page_count != 0 &&
+         end - ((mam_u64)area.page_count << MAM_PAGE_SHIFT) < address + mam_area_metadata_bytes(area.page_count))
+    area.page_count--;
+  area.base = end - ((mam_u64)area.page_count << MAM_PAGE_SHIFT);
+  return area;
+}
+
+/* The word at index of a map's levels whose lowest has so many bits, when all of them are 0 but those past the end. */
+MAM_INLINE mam_u64 mam_map_open_word(mam_u32 bits, mam_u32 index) {
+  MAM_LOOP
+  for (int level = 0; level < MAM_MAP_LEVELS; level++) {
+    mam_u32 words = (bits + 63) / 64;
+    if (index < words)
+      return index + 1 < words || bits % 64 == 0 ? 0 : MAM_FULL_WORD << bits % 64;
+    index -= words;
+    bits = words;
+  }
+  return MAM_FULL_WORD;
+}
+
+/* Writes an empty superblock's metadata: of count threads each its part. */
+MAM_INLINE void mam_area_clear(struct mam_area area, mam_u64 rank, mam_u64 count) {
+  mam_u64 words = (mam_u64)area.page_count * MAM_PAGE_WORDS, map = mam_map_words(mam_area_map_words(area));
+  mam_u64 classes = (mam_u64)MAM_HEAP_CLASSES * mam_map_words(mam_area_class_words(area));
+  MAM_LOOP
+  for (mam_u64 i = rank; i < words; i += count)
+    area.words[i] = 0;
+  MAM_LOOP
+  for (mam_u64 i = rank; i < map; i += count)
+    mam_area_pages(area)[i] = mam_map_open_word(area.page_count, (mam_u32)i);
+  MAM_LOOP
+  for (mam_u64 i = rank; i < classes; i += count)
+    mam_area_class(area, 0)[i] = MAM_FULL_WORD;
+  MAM_LOOP
+  for (mam_u64 i = rank; i < area.page_count; i += count)
+    mam_area_entries(area)[i] = 0;
+  if (rank == 0)
+    area.words[-1] = 0;
+}
+
+/* The same for the homes and slots, and what is known about them. */
+MAM_INLINE void mam_slots_clear(struct mam_heap_control *control, mam_u64 rank, mam_u64 count) {
+  const mam_heap *heap = &control->heap;
+  MAM_LOOP
+  for (mam_u64 i = rank; i < MAM_HOMES; i += count)
+    mam_cursors(control)[i] = 0;
+  MAM_LOOP
+  for (mam_u64 i = rank; i < (mam_u64)heap->slot_count * MAM_HEAP_CLASSES; i += count)
+    heap->slots[i] = mam_slot_limit(heap, (mam_u32)(i / heap->slot_count));
+  MAM_LOOP
+  for (mam_u64 i = rank; i < MAM_HEAP_CLASSES; i += count)
+    control->drained[i] = 0;
+}
+
+/* Frees the chunks that slots still hold, a thread's part of the slots.  Nobody else may use the heap. */
+MAM_INLINE void mam_slots_drain(struct mam_heap_control *control, mam_u64 rank, mam_u64 count) {
+  const mam_heap *heap = &control->heap;
+  MAM_LOOP
+  for (mam_u64 i = rank; i < (mam_u64)heap->slot_count * MAM_HEAP_CLASSES; i += count) {
+    mam_u32 size_class = (mam_u32)(i / heap->slot_count), limit = mam_slot_limit(heap, size_class);
+    mam_u64 slot = mam_exchange_release_u64(&heap->slots[i], limit);
+    MAM_LOOP
+    for (mam_u32 ticket = (mam_u32)(slot & MAM_SLOT_TICKETS); ticket < limit; ticket++)
+      (void)mam_block_free(control, mam_slot_address(slot) + (mam_u64)ticket * mam_class_bytes(size_class));
+  }
+}
+
+/* Chooses for a heap of bytes on a GPU of so many multiprocessors how large spans are and how many slots there are, so
+ * that what slots hold is a small share of the heap even with many size classes in use. */
+MAM_INLINE void mam_heap_tune(mam_heap *heap, mam_u64 bytes, mam_u32 multiprocessors) {
+  int roomy = bytes >= (mam_u64)MAM_ROOMY_MIB << 20;
+  mam_u64 share = (bytes / 8) / (roomy ? MAM_ROOMY_SLOT_BYTES : MAM_SLOT_BYTES);
+  if (multiprocessors > MAM_HOMES)
+    multiprocessors = MAM_HOMES;
+  heap->chunks = roomy ? MAM_ROOMY_CHUNKS : MAM_CHUNKS;
+  heap->home_last = (mam_u16)(multiprocessors - 1);
+  heap->warp_bits = heap->home_shift = 0;
+  MAM_LOOP
+  while (heap->warp_bits < MAM_WARP_BITS && share >= (mam_u64)multiprocessors << (heap->warp_bits + 1))
+    heap->warp_bits++;
+  MAM_LOOP
+  while (share < multiprocessors >> heap->home_shift && multiprocessors >> heap->home_shift > 1)
+    heap->home_shift++;
+  heap->slot_count = ((heap->home_last >> heap->home_shift) + 1u) << heap->warp_bits;
+}
+
+MAM_INLINE mam_u32 mam_home_count(const mam_heap *heap) { return (heap->home_last >> heap->home_shift) + 1u; }
+
+/* Bytes of the control block, with the homes and slots that follow it. */
+MAM_INLINE mam_u64 mam_control_bytes(const mam_heap *heap) {
+  return sizeof(struct mam_heap_control) + 8 * (MAM_HOMES + (mam_u64)heap->slot_count * MAM_HEAP_CLASSES);
+}
+
+/* Makes a control block, which kernels know by another address, that of a heap whose first superblock is area. */
+MAM_INLINE void mam_control_begin(struct mam_heap_control *control, mam_u64 address, struct mam_area area) {
+  mam_heap *heap = &control->heap;
+  heap->control = (struct mam_heap_control *)address;
+  heap->slots = mam_slots(heap->control);
+  heap->words = area.words;
+  heap->entries = mam_area_entries(area);
+  heap->base = area.base;
+  heap->page_count = area.page_count;
+  control->home_count = mam_home_count(heap);
+  control->superblock_count = 1;
+  control->superblocks[0] = area;
+}
+
+#endif /* MAM_HEAP_CORE_H */

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * A device heap in host memory, for the tests of heap_core.h: what a warp does there, one thread does here.  The memory
+ * of the blocks is real, so that tests can write to it.
+ */
+#ifndef MAM_TESTS_HEAP_MODEL_H
+#define MAM_TESTS_HEAP_MODEL_H
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <mam/heap_core.h>
+
+struct heap_model {
+  struct mam_heap_control *control;
+  void *memory[MAM_HEAP_SUPERBLOCKS];
+};
+
+/* Adds a superblock of bytes. */
+static inline void heap_model_grow(struct heap_model *model, size_t bytes) {
+  mam_u32 index = model->control->superblock_count;
+  void *memory = aligned_alloc(MAM_PAGE_BYTES, bytes);
+  if (memory == NULL)
+    abort();
+  struct mam_area area = mam_area_place((mam_u64)(uintptr_t)memory, bytes);
+  mam_area_clear(area, 0, 1);
+  model->memory[index] = memory;
+  model->control->superblocks[index] = area;
+  __atomic_store_n(&model->control->superblock_count, index + 1, __ATOMIC_RELEASE);
+}
+
+/* A heap of bytes, as for a GPU of so many multiprocessors. */
+static inline struct heap_model *heap_model_create(size_t bytes, unsigned multiprocessors) {
+  mam_heap heap;
+  memset(&heap, 0, sizeof heap);
+  mam_heap_tune(&heap, bytes, multiprocessors);
+  struct heap_model *model = (struct heap_model *)calloc(1, sizeof *model);
+  struct mam_heap_control *control = (struct mam_heap_control *)calloc(1, mam_control_bytes(&heap));
+  if (model == NULL || control == NULL)
+    abort();
+  control->heap = heap;
+  model->control = control;
+  heap_model_grow(model, bytes);
+  mam_control_begin(control, (mam_u64)(uintptr_t)control, control->superblocks[0]);
+  mam_slots_clear(control, 0, 1);
+  return model;
+}
+
+static inline void heap_model_destroy(struct heap_model *model) {
+  for (mam_u32 i = 0; i < model->control->superblock_count; i++)
+    free(model->memory[i]);
+  free(model->control);
+  free(model);
+}
+
+/* What count lanes of a warp get that ask for as many bytes each, in their order; returns how many got a block. */
+static inline unsigned heap_model_malloc_warp(struct heap_model *model, size_t bytes, unsigned slot, unsigned count,
+                                              void **blocks) {
+  const mam_heap *heap = &model->control->heap;
+  mam_u32 home = slot >> heap->warp_bits;
+  unsigned done = 0;
+  for (; bytes > MAM_CHUNK_BYTES && done < count; done++) {
+    mam_u64 address = mam_run_malloc(model->control, bytes, home);
+    if (address == 0)
+      return done;
+    blocks[done] = (void *)(uintptr_t)address;
+  }
+  if (done == count)
+    return done;
+  mam_u32 size_class = mam_class_of((mam_u32)bytes), limit = mam_slot_limit(heap, size_class);
+  mam_u64 *place = &heap->slots[size_class * heap->slot_count + slot];
+  struct mam_claim claim = {0, 0, mam_class_bytes(size_class)};
+  struct mam_request request = {model->control, model->control->superblocks[0], NULL, size_class, mam_lowest_u32(limit),
+                                home,           model->control->home_count,     0};
+  if (count < limit) {
+    struct mam_tickets tickets = mam_tickets_of(mam_slot_take(place, count), claim.chunk_bytes, limit, count);
+    request.refill = tickets.refill;
+    claim.address = tickets.address;
+    claim.mask = tickets.mask;
+  }
+  if (claim.mask == 0 && (request.refill || count >= limit)) {
+    request.slot = count < limit ? place : NULL;
+    struct mam_refill quick = mam_refill_quick(&request, count, mam_lanes_alone());
+    if (quick.filled != 0)
+      mam_refill_finish(request.area, quick.filled);
+    if (quick.got != 0) {
+      request.refill = 0;
+      claim.address = quick.address;
+      claim.mask = 0xffffffffu >> (32 - quick.got);
+    }
+  }
+  for (;;) {
+    for (mam_u32 i = 0; i < mam_ones_u32(claim.mask); i++)
+      blocks[done++] = (void *)(uintptr_t)mam_claim_chunk(claim, i);
+    if (done == count)
+      return done;
+    request.slot = count >= limit && count - done >= limit ? NULL : place;
+    claim = mam_claim_chunks(&request, count - done, mam_lanes_alone());
+    if (claim.mask == 0)
+      return done;
+  }
+}
+
+static inline void *heap_model_malloc(struct heap_model *model, size_t bytes, unsigned slot) {
+  void *block = NULL;
+  return bytes != 0 && heap_model_malloc_warp(model, bytes, slot, 1, &block) == 1 ? block : NULL;
+}
+
+static inline int heap_model_free(struct heap_model *model, const void *block) {
+  return mam_block_free(model->control, (mam_u64)(uintptr_t)block);
+}
+
+/* Pages that nobody owns. */
+static inline mam_u32 heap_model_free_pages(const struct heap_model *model) {
+  mam_u32 pages = 0;
+  for (mam_u32 i = 0; i < model->control->superblock_count; i++)
+    for (mam_u32 j = 0; j < mam_area_map_words(model->control->superblocks[i]); j++)
+      pages += 64 - mam_ones_u64(mam_area_pages(model->control->superblocks[i])[j]);
+  return pages;
+}
+
+#endif
