@@ -55,7 +55,7 @@ struct gpu_heap_traffic {
 GPU_HEAP_FUNCTION unsigned gpu_heap_bytes(const struct gpu_heap_traffic *traffic, unsigned request) {
   unsigned range = traffic->high - traffic->low + 1;
   if (range >= traffic->count)
-    return traffic->low + (unsigned)((unsigned long long)request * range / traffic->count);
+    return traffic->low + (unsigned)((unsigned long long)(request % traffic->count) * range / traffic->count);
   return traffic->low + (request * 0x9E3779B1u + traffic->seed * 0x85EBCA6Bu) / 64 % range;
 }
 
