@@ -1,0 +1,207 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * mam/atomics.h - what the device heap needs of a machine: types, qualifiers, atomic operations, lanes that act
+ * together.
+ *
+ * The same names for a GPU (nvcc, NVRTC) and for host threads, so that heap_core.h is written once.  Each operation has
+ * its order in its name; its scope is all threads of the device, on the host those of the process.  The only file that
+ * asks which of the two it is compiled for.
+ *
+ * Needs no other header.  A test may define MAM_ATOMICS_STEP() to be called before each atomic operation on the host,
+ * and MAM_ATOMICS_SEEN(value) to be told what it read.
+ */
+#ifndef MAM_ATOMICS_H
+#define MAM_ATOMICS_H
+
+typedef unsigned char mam_u8;
+typedef unsigned short mam_u16;
+typedef unsigned int mam_u32;
+typedef unsigned long long mam_u64;
+
+#if defined(__CUDA_ARCH__) || defined(__CUDACC_RTC__)
+#define MAM_ON_DEVICE 1
+#else
+#define MAM_ON_DEVICE 0
+#endif
+
+/* MAM_INLINE: meant to be part of its caller.  MAM_OUTLINE: kept out of it, so that a kernel pays for the registers and
+ * the code of what it seldom needs in one place. */
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+#define MAM_INLINE static __device__ __forceinline__
+#define MAM_OUTLINE static __device__ __noinline__
+#else
+#define MAM_INLINE static inline __attribute__((unused))
+#define MAM_OUTLINE static __attribute__((unused))
+#endif
+
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+
+/* ---- A GPU ----
+ *
+ * PTX by name: the orders are what is written, on every toolkit, and the addresses are known to be global. */
+
+MAM_INLINE mam_u64 mam_global(const void *address) { return (mam_u64)__cvta_generic_to_global(address); }
+
+#define MAM_PTX_LOAD(name, order, type, suffix, constraint)                                                            \
+  MAM_INLINE type name(const type *word) {                                                                             \
+    type value;                                                                                                        \
+    asm volatile("ld." order ".gpu.global." suffix " %0, [%1];"                                                        \
+                 : "=" constraint(value)                                                                               \
+                 : "l"(mam_global(word))                                                                               \
+                 : "memory");                                                                                          \
+    return value;                                                                                                      \
+  }
+#define MAM_PTX_STORE(name, order, type, suffix, constraint)                                                           \
+  MAM_INLINE void name(type *word, type value) {                                                                       \
+    asm volatile("st." order ".gpu.global." suffix " [%0], %1;" ::"l"(mam_global(word)), constraint(value)             \
+                 : "memory");                                                                                          \
+  }
+#define MAM_PTX_FETCH(name, operation, order, type, suffix, constraint)                                                \
+  MAM_INLINE type name(type *word, type value) {                                                                       \
+    type old;                                                                                                          \
+    asm volatile("atom." order ".gpu.global." operation "." suffix " %0, [%1], %2;"                                    \
+                 : "=" constraint(old)                                                                                 \
+                 : "l"(mam_global(word)), constraint(value)                                                            \
+                 : "memory");                                                                                          \
+    return old;                                                                                                        \
+  }
+
+MAM_PTX_LOAD(mam_load_relaxed_u16, "relaxed", mam_u16, "u16", "h")
+MAM_PTX_LOAD(mam_load_relaxed_u32, "relaxed", mam_u32, "u32", "r")
+MAM_PTX_LOAD(mam_load_acquire_u32, "acquire", mam_u32, "u32", "r")
+MAM_PTX_LOAD(mam_load_relaxed_u64, "relaxed", mam_u64, "u64", "l")
+MAM_PTX_STORE(mam_store_relaxed_u16, "relaxed", mam_u16, "u16", "h")
+MAM_PTX_STORE(mam_store_relaxed_u32, "relaxed", mam_u32, "u32", "r")
+MAM_PTX_STORE(mam_store_relaxed_u64, "relaxed", mam_u64, "u64", "l")
+MAM_PTX_FETCH(mam_add_relaxed_u32, "add", "relaxed", mam_u32, "u32", "r")
+MAM_PTX_FETCH(mam_exchange_relaxed_u32, "exch", "relaxed", mam_u32, "b32", "r")
+MAM_PTX_FETCH(mam_add_relaxed_u64, "add", "relaxed", mam_u64, "u64", "l")
+MAM_PTX_FETCH(mam_add_acquire_u64, "add", "acquire", mam_u64, "u64", "l")
+MAM_PTX_FETCH(mam_exchange_release_u64, "exch", "release", mam_u64, "b64", "l")
+MAM_PTX_FETCH(mam_and_release_u64, "and", "release", mam_u64, "b64", "l")
+MAM_PTX_FETCH(mam_and_acq_rel_u64, "and", "acq_rel", mam_u64, "b64", "l")
+MAM_PTX_FETCH(mam_or_acq_rel_u64, "or", "acq_rel", mam_u64, "b64", "l")
+
+#define MAM_PTX_CAS(name, order, type, suffix, constraint)                                                             \
+  MAM_INLINE type name(type *word, type expected, type desired) {                                                      \
+    type old;                                                                                                          \
+    asm volatile("atom." order ".gpu.global.cas." suffix " %0, [%1], %2, %3;"                                          \
+                 : "=" constraint(old)                                                                                 \
+                 : "l"(mam_global(word)), constraint(expected), constraint(desired)                                    \
+                 : "memory");                                                                                          \
+    return old;                                                                                                        \
+  }
+MAM_PTX_CAS(mam_cas_acq_rel_u32, "acq_rel", mam_u32, "b32", "r")
+MAM_PTX_CAS(mam_cas_acq_rel_u64, "acq_rel", mam_u64, "b64", "l")
+
+/* A short rest while another thread is at work: 100 to 200 ns. */
+MAM_INLINE void mam_pause(void) { __nanosleep(100); }
+
+MAM_INLINE mam_u32 mam_lowest_u32(mam_u32 value) { return (mam_u32)__ffs((int)value) - 1; }
+MAM_INLINE mam_u32 mam_lowest_u64(mam_u64 value) { return (mam_u32)__ffsll((long long)value) - 1; }
+MAM_INLINE mam_u32 mam_leading_zeros_u32(mam_u32 value) { return (mam_u32)__clz((int)value); }
+MAM_INLINE mam_u32 mam_leading_zeros_u64(mam_u64 value) { return (mam_u32)__clzll((long long)value); }
+MAM_INLINE mam_u32 mam_ones_u32(mam_u32 value) { return (mam_u32)__popc(value); }
+MAM_INLINE mam_u32 mam_ones_u64(mam_u64 value) { return (mam_u32)__popcll(value); }
+
+/* Lanes of one warp that act together: every one of them makes the same calls. */
+struct mam_lanes {
+  mam_u32 mask, rank, count;
+};
+
+MAM_INLINE mam_u32 mam_lane_below(void) {
+  mam_u32 mask;
+  asm("mov.u32 %0, %%lanemask_lt;" : "=r"(mask));
+  return mask;
+}
+MAM_INLINE struct mam_lanes mam_lanes_of(mam_u32 mask) {
+  struct mam_lanes lanes = {mask, mam_ones_u32(mask & mam_lane_below()), mam_ones_u32(mask)};
+  return lanes;
+}
+/* Orders what they did before, for all of them. */
+MAM_INLINE void mam_lanes_sync(struct mam_lanes lanes) { __syncwarp(lanes.mask); }
+/* The value of the first of them, for all of them. */
+MAM_INLINE mam_u64 mam_lanes_first_u64(struct mam_lanes lanes, mam_u64 value) {
+  return __shfl_sync(lanes.mask, value, (int)mam_lowest_u32(lanes.mask));
+}
+MAM_INLINE mam_u32 mam_lanes_first_u32(struct mam_lanes lanes, mam_u32 value) {
+  return __shfl_sync(lanes.mask, value, (int)mam_lowest_u32(lanes.mask));
+}
+
+#else
+
+/* ---- Host threads ---- */
+
+#ifndef MAM_ATOMICS_STEP
+#define MAM_ATOMICS_STEP() ((void)0)
+#define MAM_ATOMICS_SEEN(value) (value)
+#endif
+
+#define MAM_HOST_LOAD(name, order, type)                                                                               \
+  MAM_INLINE type name(const type *word) {                                                                             \
+    MAM_ATOMICS_STEP();                                                                                                \
+    return MAM_ATOMICS_SEEN(__atomic_load_n(word, order));                                                             \
+  }
+#define MAM_HOST_STORE(name, order, type)                                                                              \
+  MAM_INLINE void name(type *word, type value) {                                                                       \
+    MAM_ATOMICS_STEP();                                                                                                \
+    __atomic_store_n(word, value, order);                                                                              \
+  }
+#define MAM_HOST_FETCH(name, operation, order, type)                                                                   \
+  MAM_INLINE type name(type *word, type value) {                                                                       \
+    MAM_ATOMICS_STEP();                                                                                                \
+    return MAM_ATOMICS_SEEN(operation(word, value, order));                                                            \
+  }
+#define MAM_HOST_CAS(name, order, failure_order, type)                                                                 \
+  MAM_INLINE type name(type *word, type expected, type desired) {                                                      \
+    MAM_ATOMICS_STEP();                                                                                                \
+    (void)__atomic_compare_exchange_n(word, &expected, desired, 0, order, failure_order);                              \
+    return MAM_ATOMICS_SEEN(expected);                                                                                 \
+  }
+
+MAM_HOST_LOAD(mam_load_relaxed_u16, __ATOMIC_RELAXED, mam_u16)
+MAM_HOST_LOAD(mam_load_relaxed_u32, __ATOMIC_RELAXED, mam_u32)
+MAM_HOST_LOAD(mam_load_acquire_u32, __ATOMIC_ACQUIRE, mam_u32)
+MAM_HOST_LOAD(mam_load_relaxed_u64, __ATOMIC_RELAXED, mam_u64)
+MAM_HOST_STORE(mam_store_relaxed_u16, __ATOMIC_RELAXED, mam_u16)
+MAM_HOST_STORE(mam_store_relaxed_u32, __ATOMIC_RELAXED, mam_u32)
+MAM_HOST_STORE(mam_store_relaxed_u64, __ATOMIC_RELAXED, mam_u64)
+MAM_HOST_FETCH(mam_add_relaxed_u32, __atomic_fetch_add, __ATOMIC_RELAXED, mam_u32)
+MAM_HOST_FETCH(mam_exchange_relaxed_u32, __atomic_exchange_n, __ATOMIC_RELAXED, mam_u32)
+MAM_HOST_FETCH(mam_add_relaxed_u64, __atomic_fetch_add, __ATOMIC_RELAXED, mam_u64)
+MAM_HOST_FETCH(mam_add_acquire_u64, __atomic_fetch_add, __ATOMIC_ACQUIRE, mam_u64)
+MAM_HOST_FETCH(mam_exchange_release_u64, __atomic_exchange_n, __ATOMIC_RELEASE, mam_u64)
+MAM_HOST_FETCH(mam_and_release_u64, __atomic_fetch_and, __ATOMIC_RELEASE, mam_u64)
+MAM_HOST_FETCH(mam_and_acq_rel_u64, __atomic_fetch_and, __ATOMIC_ACQ_REL, mam_u64)
+MAM_HOST_FETCH(mam_or_acq_rel_u64, __atomic_fetch_or, __ATOMIC_ACQ_REL, mam_u64)
+MAM_HOST_CAS(mam_cas_acq_rel_u32, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE, mam_u32)
+MAM_HOST_CAS(mam_cas_acq_rel_u64, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE, mam_u64)
+
+#ifndef MAM_ATOMICS_PAUSE
+#define MAM_ATOMICS_PAUSE() ((void)0)
+#endif
+MAM_INLINE void mam_pause(void) { MAM_ATOMICS_PAUSE(); }
+
+MAM_INLINE mam_u32 mam_lowest_u32(mam_u32 value) { return (mam_u32)__builtin_ffs((int)value) - 1; }
+MAM_INLINE mam_u32 mam_lowest_u64(mam_u64 value) { return (mam_u32)__builtin_ffsll((long long)value) - 1; }
+MAM_INLINE mam_u32 mam_leading_zeros_u32(mam_u32 value) { return value == 0 ? 32 : (mam_u32)__builtin_clz(value); }
+MAM_INLINE mam_u32 mam_leading_zeros_u64(mam_u64 value) { return value == 0 ? 64 : (mam_u32)__builtin_clzll(value); }
+MAM_INLINE mam_u32 mam_ones_u32(mam_u32 value) { return (mam_u32)__builtin_popcount(value); }
+MAM_INLINE mam_u32 mam_ones_u64(mam_u64 value) { return (mam_u32)__builtin_popcountll(value); }
+
+/* A host thread is alone. */
+struct mam_lanes {
+  mam_u32 mask, rank, count;
+};
+
+MAM_INLINE struct mam_lanes mam_lanes_of(mam_u32 mask) {
+  struct mam_lanes lanes = {mask, 0, 1};
+  return lanes;
+}
+MAM_INLINE void mam_lanes_sync(struct mam_lanes lanes) { (void)lanes; }
+MAM_INLINE mam_u64 mam_lanes_first_u64(struct mam_lanes lanes, mam_u64 value) { return (void)lanes, value; }
+MAM_INLINE mam_u32 mam_lanes_first_u32(struct mam_lanes lanes, mam_u32 value) { return (void)lanes, value; }
+
+#endif
+
+#endif /* MAM_ATOMICS_H */

@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/* The device heap's algorithm on one host thread: what a kernel may rely on, and that nothing is lost. */
+#include <check.h>
+#include <stdbool.h>
+#include <stdio.h>
+
+#include "heap_model.h"
+#include "run_suite.h"
+
+enum { MIB = 1 << 20, MANY = 1 << 20 };
+
+static struct heap_model *model;
+static void **blocks;
+
+static void set_up(void) { blocks = (void **)calloc(MANY, sizeof *blocks); }
+
+static void tear_down(void) {
+  if (model != NULL)
+    heap_model_destroy(model);
+  model = NULL;
+  free(blocks);
+}
+
+static uint64_t random_state = 88172645463325252u;
+
+static uint32_t random_below(uint32_t bound) {
+  random_state ^= random_state << 13;
+  random_state ^= random_state >> 7;
+  random_state ^= random_state << 17;
+  return (uint32_t)(random_state >> 32) % bound;
+}
+
+/* Takes blocks of one size until there are no more; returns how many. */
+static unsigned fill(size_t bytes) {
+  unsigned count = 0;
+  for (void *block; (block = heap_model_malloc(model, bytes, count / 32 % model->control.heap.slot_count)) != NULL;)
+    blocks[count++] = block;
+  return count;
+}
+
+static void free_all(unsigned count) {
+  for (unsigned i = 0; i < count; i++)
+    ck_assert(heap_model_free(model, blocks[i]));
+}
+
+/* ---- Sizes ---- */
+
+START_TEST(classes_hold_what_is_asked_for_and_waste_a_fifth_at_most) {
+  for (mam_u32 bytes = 1; bytes <= MAM_CHUNK_BYTES; bytes++) {
+    mam_u32 size_class = mam_class_of(bytes), chunk = mam_class_bytes(size_class);
+    ck_assert_uint_lt(size_class, MAM_HEAP_CLASSES);
+    ck_assert_uint_ge(chunk, bytes);
+    ck_assert_uint_eq(chunk % 16, 0);
+    if (bytes > 128)
+      ck_assert_uint_lt(chunk * 4, bytes * 5);
+    else
+      ck_assert_uint_lt(chunk, bytes + 16);
+  }
+}
+END_TEST
+
+START_TEST(chunks_are_found_from_every_byte_of_a_span) {
+  for (mam_u32 size_class = 0; size_class < MAM_HEAP_CLASSES; size_class++) {
+    mam_u32 shift = mam_class_shift(size_class), bytes = mam_class_bytes(size_class);
+    for (mam_u32 offset = 0; offset < 256 * bytes && offset < 64 * MAM_PAGE_BYTES; offset += 16)
+      ck_assert_uint_eq(mam_chunk_index(offset / 16, shift, mam_class_multiple(size_class, shift)), offset / bytes);
+  }
+}
+END_TEST
+
+START_TEST(spans_are_whole_pages_of_whole_chunks) {
+  static const size_t sizes[] = {8 * MIB, 256u * MIB};
+  for (unsigned i = 0; i < 2; i++) {
+    model = heap_model_create(sizes[i], 132);
+    for (mam_u32 size_class = 0; size_class < MAM_HEAP_CLASSES; size_class++) {
+      mam_u32 pages = mam_span_pages(model->control.heap.chunks, size_class);
+      ck_assert_uint_ge(pages, 1);
+      ck_assert_uint_le(pages, MAM_SPAN_PAGES);
+      ck_assert_uint_eq(pages * MAM_PAGE_BYTES,
+                        mam_slot_limit(&model->control.heap, size_class) * mam_class_bytes(size_class));
+      ck_assert_uint_le(mam_slot_limit(&model->control.heap, size_class), 32 * MAM_PAGE_WORDS);
+    }
+    heap_model_destroy(model);
+    model = NULL;
+  }
+}
+END_TEST
+
+/* ---- Blocks ---- */
+
+START_TEST(blocks_are_aligned_sized_and_apart) {
+  model = heap_model_create(64 * MIB, 132);
+  unsigned count = 0;
+  for (size_t bytes = 1; bytes <= 200000; bytes += bytes / 16 + 1, count++) {
+    blocks[count] = heap_model_malloc(model, bytes, count % model->control.heap.slot_count);
+    ck_assert_ptr_nonnull(blocks[count]);
+    ck_assert_uint_eq((uintptr_t)blocks[count] % 16, 0);
+    ck_assert_uint_ge(mam_block_bytes(&model->control, (mam_u64)(uintptr_t)blocks[count]), bytes);
+    memset(blocks[count], (int)count, bytes);
+  }
+  count = 0;
+  for (size_t bytes = 1; bytes <= 200000; bytes += bytes / 16 + 1, count++)
+    for (size_t i = 0; i < bytes; i++)
+      if (((unsigned char *)blocks[count])[i] != (unsigned char)count)
+        ck_abort_msg("block %u of %zu bytes was overwritten", count, bytes);
+  free_all(count);
+}
+END_TEST
+
+START_TEST(lanes_of_a_warp_get_neighbours) {
+  model = heap_model_create(64 * MIB, 132);
+  ck_assert_uint_eq(heap_model_malloc_warp(model, 48, 0, 32, blocks), 32);
+  for (unsigned i = 1; i < 32; i++)
+    ck_assert_ptr_eq(blocks[i], (char *)blocks[0] + (size_t)48 * i);
+}
+END_TEST
+
+START_TEST(what_is_no_block_is_refused) {
+  model = heap_model_create(8 * MIB, 132);
+  char *block = (char *)heap_model_malloc(model, 100, 0), *run = (char *)heap_model_malloc(model, 100000, 0);
+  static char elsewhere;
+  ck_assert(!heap_model_free(model, block + 16));
+  ck_assert(!heap_model_free(model, run + MAM_PAGE_BYTES));
+  ck_assert(!heap_model_free(model, run + 16));
+  ck_assert(!heap_model_free(model, &elsewhere));
+  ck_assert(!heap_model_free(model, (void *)(uintptr_t)(model->control.heap.base - 1)));
+  ck_assert(heap_model_free(model, block));
+  ck_assert(heap_model_free(model, run));
+  ck_assert(!heap_model_free(model, block));
+  ck_assert(!heap_model_free(model, run));
+  ck_assert_uint_eq(model->control.refused_free, 7);
+}
+END_TEST
+
+/* ---- A full heap ---- */
+
+static void share_handed_out(size_t heap_bytes, size_t bytes, double least) {
+  model = heap_model_create(heap_bytes, 132);
+  unsigned count = fill(bytes);
+  double share = (double)count * (double)bytes / (double)heap_bytes;
+  if (share < least)
+    ck_abort_msg("of %zu bytes %.2f %% are handed out in blocks of %zu", heap_bytes, 100 * share, bytes);
+  ck_assert_ptr_null(heap_model_malloc(model, bytes, 0));
+  free_all(count);
+  ck_assert_uint_ge(fill(bytes), count - count / 1000); /* another order of spans may leave other ends unused */
+  heap_model_destroy(model);
+  model = NULL;
+}
+
+START_TEST(nearly_all_of_a_heap_is_handed_out_at_every_size) {
+  for (mam_u32 size_class = 3; size_class < 28; size_class++)
+    share_handed_out((size_t)64 * MIB, mam_class_bytes(size_class), size_class < 12 ? 0.981 : 0.97);
+}
+END_TEST
+
+START_TEST(a_small_heap_serves_mixed_sizes) {
+  static const size_t sizes[] = {8 * MIB, 64 * MIB};
+  for (unsigned i = 0; i < 2; i++) {
+    size_t asked = 0;
+    unsigned count = 0;
+    model = heap_model_create(sizes[i], 132);
+    for (;; count++) {
+      size_t bytes = 4 + random_below(509);
+      if (heap_model_malloc(model, bytes, random_below(model->control.heap.slot_count)) == NULL)
+        break;
+      asked += bytes;
+    }
+    double share = (double)asked / (double)sizes[i];
+    (void)printf("of %zu MiB, %.1f %% are handed out in mixed sizes\n", sizes[i] / MIB, 100 * share);
+    ck_assert_double_ge(share, 0.85);
+    heap_model_destroy(model);
+    model = NULL;
+  }
+}
+END_TEST
+
+START_TEST(a_full_heap_serves_again_what_was_freed) {
+  model = heap_model_create(8 * MIB, 132);
+  unsigned count = fill(64);
+  for (unsigned i = 0; i < count; i += 7) {
+    ck_assert(heap_model_free(model, blocks[i]));
+    blocks[i] = heap_model_malloc(model, 64, i % model->control.heap.slot_count);
+    ck_assert_ptr_nonnull(blocks[i]);
+    ck_assert_ptr_null(heap_model_malloc(model, 64, 0));
+  }
+  free_all(count);
+}
+END_TEST
+
+START_TEST(pages_of_one_size_serve_another) {
+  model = heap_model_create(8 * MIB, 132);
+  for (size_t bytes = 16; bytes <= 262144; bytes *= 4) {
+    unsigned count = fill(bytes);
+    ck_assert_double_ge((double)count * (double)bytes, bytes < 32768 ? 0.93 * 8 * MIB : 0.85 * 8 * MIB);
+    free_all(count);
+  }
+  for (mam_u32 i = 0; i < model->control.home_count; i++)
+    ck_assert_uint_lt(model->control.cursors[i], 64 * (model->control.superblocks[0].map_words + 1));
+}
+END_TEST
+
+START_TEST(the_largest_run_is_the_superblock) {
+  model = heap_model_create(8 * MIB, 132);
+  size_t most = (size_t)model->control.superblocks[0].page_count * MAM_PAGE_BYTES;
+  ck_assert(!mam_heap_could(&model->control, most + 1));
+  ck_assert_ptr_null(heap_model_malloc(model, most + 1, 0));
+  void *block = heap_model_malloc(model, most, 0);
+  ck_assert_ptr_nonnull(block);
+  ck_assert_ptr_null(heap_model_malloc(model, 1, 0));
+  ck_assert(heap_model_free(model, block));
+  ck_assert_ptr_nonnull(heap_model_malloc(model, 1, 0));
+}
+END_TEST
+
+START_TEST(a_heap_grows_while_it_is_full) {
+  model = heap_model_create(1 * MIB, 4);
+  unsigned count = fill(256);
+  for (unsigned i = 0; i < 15; i++) {
+    ck_assert(heap_model_grow(model, 1 * MIB));
+    unsigned before = count;
+    for (void *block; (block = heap_model_malloc(model, 256, count % model->control.heap.slot_count)) != NULL;)
+      blocks[count++] = block;
+    ck_assert_uint_gt(count, before + 3900);
+  }
+  free_all(count);
+  ck_assert_uint_ge(heap_model_free_pages(model), 16 * 240);
+}
+END_TEST
+
+/* ---- Random operations beside a model ---- */
+
+struct live {
+  unsigned char *address;
+  size_t bytes;
+  unsigned char mark;
+};
+
+static void verify(const struct live *live) {
+  for (size_t i = 0; i<live->bytes; i += live->bytes> 64 ? 37 : 1)
+    if (live->address[i] != live->mark)
+      ck_abort_msg("a block of %zu bytes was overwritten", live->bytes);
+  if (live->address[live->bytes - 1] != live->mark)
+    ck_abort_msg("the end of a block of %zu bytes was overwritten", live->bytes);
+}
+
+START_TEST(random_operations_keep_every_block_whole) {
+  enum { LIVE = 4096, STEPS = 300000 };
+  static struct live live[LIVE];
+  memset(live, 0, sizeof live);
+  model = heap_model_create(8 * MIB, 8);
+  mam_u32 all = heap_model_free_pages(model);
+  for (unsigned step = 0; step < STEPS; step++) {
+    struct live *chosen = &live[random_below(LIVE)];
+    if (chosen->address != NULL) {
+      verify(chosen);
+      ck_assert(heap_model_free(model, chosen->address));
+      ck_assert(!heap_model_free(model, chosen->address));
+      chosen->address = NULL;
+      continue;
+    }
+    chosen->bytes = 1 + random_below(1u << (4 + random_below(step / 100000 % 2 == 0 ? 9 : 14)));
+    chosen->mark = (unsigned char)step;
+    chosen->address = heap_model_malloc(model, chosen->bytes, random_below(model->control.heap.slot_count));
+    if (chosen->address != NULL)
+      memset(chosen->address, chosen->mark, chosen->bytes);
+  }
+  for (unsigned i = 0; i < LIVE; i++)
+    if (live[i].address != NULL) {
+      verify(&live[i]);
+      ck_assert(heap_model_free(model, live[i].address));
+    }
+  /* Only slots still hold spans. */
+  mam_u32 held = 0;
+  for (mam_u32 size_class = 0; size_class < MAM_HEAP_CLASSES; size_class++)
+    held += model->control.heap.slot_count * mam_span_pages(model->control.heap.chunks, size_class);
+  ck_assert_uint_le(all - heap_model_free_pages(model), held);
+}
+END_TEST
+
+int main(void) {
+  Suite *suite = suite_create("heap_core");
+  TCase *tests = tcase_create("core");
+  tcase_add_checked_fixture(tests, set_up, tear_down);
+  tcase_set_timeout(tests, 20);
+  tcase_add_test(tests, classes_hold_what_is_asked_for_and_waste_a_fifth_at_most);
+  tcase_add_test(tests, chunks_are_found_from_every_byte_of_a_span);
+  tcase_add_test(tests, spans_are_whole_pages_of_whole_chunks);
+  tcase_add_test(tests, blocks_are_aligned_sized_and_apart);
+  tcase_add_test(tests, lanes_of_a_warp_get_neighbours);
+  tcase_add_test(tests, what_is_no_block_is_refused);
+  tcase_add_test(tests, nearly_all_of_a_heap_is_handed_out_at_every_size);
+  tcase_add_test(tests, a_small_heap_serves_mixed_sizes);
+  tcase_add_test(tests, a_full_heap_serves_again_what_was_freed);
+  tcase_add_test(tests, pages_of_one_size_serve_another);
+  tcase_add_test(tests, the_largest_run_is_the_superblock);
+  tcase_add_test(tests, a_heap_grows_while_it_is_full);
+  tcase_add_test(tests, random_operations_keep_every_block_whole);
+  suite_add_tcase(suite, tests);
+  return run_suite(suite);
+}

@@ -1,0 +1,477 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * The device heap's protocol in every interleaving: two and three threads that claim, free, end spans and split pages
+ * anew, one atomic operation at a time.
+ *
+ * The threads are coroutines on one thread (sequentially consistent: what weaker orders could add is argued in
+ * ARCHITECTURE.md) and stop before each atomic operation.  A run is a string of choices, tried depth first, each from
+ * the same beginning.  A thread is what it has read: where the same memory and the same readings come again, the rest
+ * of the run is known and left out.
+ */
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+static void step(void);
+static uint64_t seen(uint64_t value);
+#define MAM_ATOMICS_STEP() step()
+#define MAM_ATOMICS_SEEN(value) seen(value)
+#define MAM_ATOMICS_PAUSE() waits()
+static void waits(void);
+
+#include <check.h>
+#include <stdio.h>
+#include <ucontext.h>
+
+#include "heap_model.h"
+#include "run_suite.h"
+
+enum { THREADS = 3, STACK_BYTES = 64 * 1024, CHOICES = 1000, BLOCKS = 8, HEAP_BYTES = 24 * MAM_PAGE_BYTES };
+enum { CLASS_A = 19, CLASS_B = 20 }; /* 1024 and 1280 bytes: 32 chunks, one usage word */
+
+/* Sanitizers do not follow a thread from stack to stack. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { SANITIZED = true };
+#elif defined(__has_feature)
+enum { SANITIZED = __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) };
+#else
+enum { SANITIZED = false };
+#endif
+
+/* ---- Coroutines ---- */
+
+static ucontext_t scheduler, contexts[THREADS];
+static _Alignas(16) char stacks[THREADS][STACK_BYTES];
+static bool alive[THREADS];
+static uint64_t readings[THREADS];
+static int running = -1; /* -1: none, the main program */
+
+static uint64_t mix(uint64_t hash, uint64_t value) {
+  hash = (hash + 0x632be59bd9b4e019u + value) * 0x9e3779b97f4a7c15u; /* not 0 for 0 */
+  return hash ^ hash >> 29;
+}
+
+static void step(void) {
+  if (running < 0)
+    return;
+  readings[running] = mix(readings[running], 0); /* where the thread is: some steps read nothing */
+  (void)swapcontext(&contexts[running], &scheduler);
+}
+
+static uint64_t seen(uint64_t value) {
+  if (running >= 0)
+    readings[running] = mix(readings[running], value + 1);
+  return value;
+}
+
+/* A thread that waits goes on when another has changed something, or no other can. */
+static bool waiting[THREADS];
+static uint64_t waits_since[THREADS];
+static uint64_t memory_hash(void);
+
+static void waits(void) {
+  if (running < 0)
+    return;
+  waiting[running] = true;
+  waits_since[running] = memory_hash();
+}
+
+static bool can_go(int which) {
+  if (alive[which] && waiting[which] && waits_since[which] != memory_hash())
+    waiting[which] = false;
+  return alive[which] && !waiting[which];
+}
+
+/* ---- A scenario ---- */
+
+struct thread {
+  void *blocks[BLOCKS]; /* that it holds; NULL: none */
+  unsigned count;
+  bool unsound; /* its claims do not go by the protocol */
+};
+
+struct scenario {
+  const char *name;
+  unsigned threads;
+  void (*prepare)(void);
+  void (*bodies[THREADS])(void);
+  void (*conclude)(void); /* beyond what is always asked for */
+};
+
+static struct heap_model *model;
+static void *prepared[64];
+static struct thread threads[THREADS];
+static const struct scenario *scenario;
+
+static void hold(void *block) {
+  if (block != NULL)
+    threads[running].blocks[threads[running].count++] = block;
+}
+
+static void claim_by_recycling(mam_u32 size_class) {
+  struct mam_claim claim = mam_recycle(&model->control.superblocks[0], size_class, 1, 0);
+  if (claim.mask != 0)
+    hold((void *)(uintptr_t)mam_claim_chunk(claim, 0));
+}
+
+static void claim_of_a_new_span(mam_u32 size_class) {
+  struct mam_claim claim =
+      mam_span_open(&model->control, size_class, mam_span_pages(model->control.heap.chunks, size_class), 1, 0);
+  if (claim.mask != 0)
+    hold((void *)(uintptr_t)mam_claim_chunk(claim, 0));
+}
+
+static const char *violation; /* of the run, NULL if none */
+
+static void free_prepared(unsigned index) {
+  if (!heap_model_free(model, prepared[index]))
+    violation = "a live block was refused";
+}
+
+/* ---- What is always asked for ---- */
+
+static mam_u64 bytes_of(const void *block) { return mam_block_bytes(&model->control, (mam_u64)(uintptr_t)block); }
+
+static const char *overlap(void) {
+  for (unsigned i = 0; i < THREADS * BLOCKS; i++)
+    for (unsigned j = 0; j < i; j++) {
+      const char *a = (const char *)threads[i / BLOCKS].blocks[i % BLOCKS];
+      const char *b = (const char *)threads[j / BLOCKS].blocks[j % BLOCKS];
+      if (a != NULL && b != NULL && a < b + bytes_of(b) && b < a + bytes_of(a))
+        return "two blocks overlap";
+    }
+  return NULL;
+}
+
+/* A chunk that is free in a span is found by whoever looks for its class. */
+static const char *hidden(void) {
+  const struct mam_superblock *superblock = &model->control.superblocks[0];
+  for (mam_u32 page = 0; page < superblock->page_count; page++)
+    for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++) {
+      mam_u64 word = superblock->words[page * MAM_PAGE_WORDS + i];
+      if (word == 0 || word >> 56 == MAM_CLASS_RUN || (mam_u32)word == mam_word_full(word))
+        continue;
+      const mam_u64 *map = superblock->classes + (size_t)mam_word_class(word) * superblock->class_stride;
+      mam_u32 block = page / MAM_BLOCK_PAGES;
+      if ((map[block >> 6] >> (block & 63) & 1) != 0 || map[superblock->class_words] == MAM_FULL_WORD)
+        return "a free chunk is in no map";
+    }
+  return NULL;
+}
+
+/* Pages are owned by the spans and runs that there are, and by nobody else. */
+static const char *stray_pages(void) {
+  const struct mam_superblock *superblock = &model->control.superblocks[0];
+  mam_u64 owned = superblock->page_count % 64 == 0 ? 0 : MAM_FULL_WORD << superblock->page_count % 64;
+  for (mam_u32 page = 0; page < superblock->page_count; page++) {
+    mam_u64 word = superblock->words[page * MAM_PAGE_WORDS];
+    if (word == 0)
+      continue;
+    mam_u32 count = word >> 56 == MAM_CLASS_RUN ? (mam_u32)word : mam_word_span_pages(word);
+    mam_u64 bits = mam_run_bits(count, page);
+    if ((owned & bits) != 0)
+      return "two spans overlap";
+    owned |= bits;
+  }
+  if (owned != superblock->pages[0])
+    return "pages are lost, or free under a span";
+  return NULL;
+}
+
+static const char *judge(void) {
+  const char *fault = violation;
+  for (unsigned i = 0; i < THREADS && fault == NULL; i++)
+    for (unsigned j = 0; j < threads[i].count && fault == NULL; j++)
+      if (bytes_of(threads[i].blocks[j]) == 0)
+        fault = "a block that a thread holds is not live";
+  fault = fault != NULL ? fault : overlap();
+  fault = fault != NULL ? fault : hidden();
+  fault = fault != NULL ? fault : stray_pages();
+  if (fault == NULL && scenario->conclude != NULL) {
+    scenario->conclude();
+    fault = violation;
+  }
+  for (unsigned i = 0; i < THREADS && fault == NULL; i++)
+    for (unsigned j = 0; j < threads[i].count && fault == NULL; j++)
+      if (!heap_model_free(model, threads[i].blocks[j]))
+        fault = "a block that a thread holds cannot be freed";
+  return fault != NULL ? fault : stray_pages();
+}
+
+/* ---- All interleavings ---- */
+
+enum { KNOWN = 1 << 22 };
+static uint64_t *known; /* hashes of states that were seen, 0: none */
+static size_t known_count;
+
+static bool is_known(uint64_t hash) {
+  hash |= hash == 0;
+  size_t i = hash % KNOWN;
+  while (known[i] != 0 && known[i] != hash)
+    i = (i + 1) % KNOWN;
+  if (known[i] == hash)
+    return true;
+  if (++known_count > KNOWN / 2)
+    ck_abort_msg("%s has too many states", scenario->name);
+  known[i] = hash;
+  return false;
+}
+
+static uint64_t memory_hash(void) {
+  const struct mam_superblock *superblock = &model->control.superblocks[0];
+  const mam_u64 *memory = superblock->words;
+  size_t words = (size_t)(superblock->classes - memory) + (size_t)MAM_HEAP_CLASSES * superblock->class_stride;
+  uint64_t hash = superblock->shortage;
+  for (size_t i = 0; i < words; i++)
+    hash = mix(hash, memory[i] + i);
+  for (mam_u32 i = 0; i < model->control.heap.slot_count * MAM_HEAP_CLASSES; i++)
+    hash = mix(hash, model->control.heap.slots[i]);
+  return mix(hash, model->control.cursors[0]);
+}
+
+static uint64_t state_hash(void) {
+  uint64_t hash = memory_hash();
+  for (unsigned i = 0; i < scenario->threads; i++)
+    hash = mix(hash, readings[i] * 4 + alive[i] * 2 + waiting[i]);
+  return hash;
+}
+
+static unsigned char choices[CHOICES]; /* who goes at each step of the present run */
+static unsigned char tried[CHOICES];   /* who has gone there, in this and in earlier runs, a bit each */
+static unsigned char could[CHOICES];
+static size_t length;
+
+static void body(int which) {
+  scenario->bodies[which]();
+  alive[which] = false;
+}
+static void body_0(void) { body(0); }
+static void body_1(void) { body(1); }
+static void body_2(void) { body(2); }
+
+static void begin(int which) {
+  static void (*const bodies[THREADS])(void) = {body_0, body_1, body_2};
+  (void)getcontext(&contexts[which]);
+  contexts[which].uc_stack.ss_sp = stacks[which];
+  contexts[which].uc_stack.ss_size = STACK_BYTES;
+  contexts[which].uc_link = &scheduler;
+  makecontext(&contexts[which], bodies[which], 0);
+  alive[which] = true;
+  waiting[which] = false;
+  readings[which] = (uint64_t)which;
+}
+
+/* Runs the string of choices and, past its end, who can go first; false if the rest is known. */
+static bool run_once(size_t prefix) {
+  memset(threads, 0, sizeof threads);
+  violation = NULL;
+  mam_superblock_clear(&model->control.superblocks[0], 0, 1);
+  mam_slots_clear(&model->control, 0, 1);
+  model->control.superblocks[0].shortage = 0;
+  memset(model->control.drained, 0, sizeof model->control.drained);
+  scenario->prepare();
+  for (unsigned i = 0; i < scenario->threads; i++)
+    begin((int)i);
+  for (length = 0;; length++) {
+    unsigned can = 0, living = 0;
+    for (unsigned i = 0; i < scenario->threads; i++) {
+      can |= (unsigned)can_go((int)i) << i;
+      living |= (unsigned)alive[i] << i;
+    }
+    if (living == 0)
+      return true;
+    if (can == 0)
+      can = living;
+    if (length >= prefix && is_known(state_hash()))
+      return false;
+    if (length + 1 == CHOICES)
+      ck_abort_msg("a run of %s is longer than any should be", scenario->name);
+    unsigned who = length < prefix ? choices[length] : mam_lowest_u32(can);
+    if (length >= prefix) {
+      choices[length] = (unsigned char)who;
+      tried[length] = (unsigned char)(1u << who);
+      could[length] = (unsigned char)can;
+    }
+    running = (int)who;
+    (void)swapcontext(&scheduler, &contexts[who]);
+    running = -1;
+  }
+}
+
+/* The longest beginning whose last choice can still be another; 0 if all is done. */
+static size_t next_prefix(void) {
+  for (size_t i = length; i-- > 0;) {
+    unsigned rest = could[i] & ~(unsigned)tried[i];
+    if (rest == 0)
+      continue;
+    choices[i] = (unsigned char)mam_lowest_u32(rest);
+    tried[i] |= (unsigned char)(1u << choices[i]);
+    return i + 1;
+  }
+  return 0;
+}
+
+/* The first fault that is found, NULL if none; *states: how many there are. */
+static const char *explore(const struct scenario *explored, size_t *states) {
+  size_t prefix = 0, runs = 0;
+  const char *fault = NULL;
+  scenario = explored;
+  model = heap_model_create(HEAP_BYTES, 1);
+  known = (uint64_t *)calloc(KNOWN, sizeof *known);
+  known_count = 0;
+  do {
+    bool whole = run_once(prefix);
+    runs++;
+    if (whole)
+      fault = judge();
+  } while (fault == NULL && (prefix = next_prefix()) != 0);
+  *states = known_count;
+  (void)printf("%s: %zu states, %zu runs%s%s\n", scenario->name, known_count, runs, fault ? ", " : "",
+               fault ? fault : "");
+  free(known);
+  heap_model_destroy(model);
+  return fault;
+}
+
+/* ---- Scenarios ---- */
+
+/* Blocks of one span of a class, all of it or the first few, which no slot holds. */
+static void prepare_blocks(mam_u32 size_class, unsigned count) {
+  mam_u32 limit = mam_slot_limit(&model->control.heap, size_class);
+  mam_u32 pages = mam_span_pages(model->control.heap.chunks, size_class);
+  struct mam_claim claim = mam_span_open(&model->control, size_class, pages, count, 0);
+  for (unsigned i = 0; i < count; i++)
+    prepared[i] = (void *)(uintptr_t)mam_claim_chunk(claim, i);
+  ck_assert_uint_le(count, limit);
+}
+
+static void one_left(void) { prepare_blocks(CLASS_A, 1); }
+static void two_left(void) { prepare_blocks(CLASS_A, 2); }
+static void full_span(void) {
+  prepare_blocks(CLASS_A, 32);
+  (void)mam_recycle(&model->control.superblocks[0], CLASS_A, 1, 0); /* strikes the hint */
+}
+/* One chunk in each of two words of a span, and nothing else in it: 64 chunks of 320 bytes. */
+enum { CLASS_TWO_WORDS = 12 };
+static void two_words(void) {
+  prepare_blocks(CLASS_TWO_WORDS, 32);
+  struct mam_claim claim = mam_recycle(&model->control.superblocks[0], CLASS_TWO_WORDS, 1, 0);
+  for (unsigned i = 1; i < 32; i++)
+    (void)heap_model_free(model, prepared[i]);
+  prepared[1] = (void *)(uintptr_t)mam_claim_chunk(claim, 0);
+}
+static void nothing(void) {}
+/* All pages but those of one span. */
+static void little_room(void) {
+  mam_u32 pages = model->control.superblocks[0].page_count - mam_span_pages(model->control.heap.chunks, CLASS_A);
+  prepared[0] = (void *)(uintptr_t)mam_run_malloc(&model->control, (mam_u64)pages * MAM_PAGE_BYTES, 0);
+}
+
+static void free_0(void) { free_prepared(0); }
+static void free_1(void) { free_prepared(1); }
+static void recycle_a(void) { claim_by_recycling(CLASS_A); }
+static void recycle_two_words(void) { claim_by_recycling(CLASS_TWO_WORDS); }
+static void free_and_split_anew(void) {
+  free_prepared(0);
+  claim_of_a_new_span(CLASS_B);
+}
+static void claim_and_free(void) {
+  claim_by_recycling(CLASS_A);
+  if (threads[running].count != 0 && !heap_model_free(model, threads[running].blocks[--threads[running].count]))
+    violation = "a block just claimed cannot be freed";
+  threads[running].blocks[threads[running].count] = NULL;
+}
+static void take_tickets(void) {
+  void *blocks[1];
+  if (heap_model_malloc_warp(model, 1024, 0, 1, blocks) == 1)
+    hold(blocks[0]);
+  else
+    violation = "there was room";
+}
+static void take_many_tickets(void) {
+  void *blocks[31];
+  unsigned got = heap_model_malloc_warp(model, 1024, 0, 31, blocks);
+  if (got != 31)
+    violation = "there was room for all";
+  for (unsigned i = 0; i < got && i < BLOCKS; i++)
+    hold(blocks[i]);
+}
+static void take_a_run(void) {
+  mam_u64 address = mam_run_malloc(&model->control, 3 * MAM_PAGE_BYTES, 0);
+  hold((void *)(uintptr_t)address);
+}
+static void free_run(void) { free_prepared(0); }
+static void free_twice(void) {
+  static const char *const both = "two frees of one block both succeeded";
+  int freed = heap_model_free(model, prepared[0]);
+  threads[running].unsound = freed != 0;
+  if (threads[0].unsound && threads[1].unsound)
+    violation = both;
+}
+static void one_of_two_frees(void) {
+  if (!threads[0].unsound && !threads[1].unsound)
+    violation = "of two frees of one block none succeeded";
+}
+
+/* The paper's claim: the chunk size is read, and a bit set in what was that page's bit-field. */
+static void claim_by_stale_size(void) {
+  struct mam_superblock *superblock = &model->control.superblocks[0];
+  mam_u32 page = (mam_u32)(((mam_u64)(uintptr_t)prepared[0] - superblock->base) / MAM_PAGE_BYTES);
+  mam_u64 *word = &superblock->words[page * MAM_PAGE_WORDS];
+  if (mam_word_class(mam_load_relaxed_u64(word)) != CLASS_A)
+    return;
+  mam_u64 bit = 1ull << 5;
+  if ((mam_or_acq_rel_u64(word, bit) & bit) == 0) {
+    hold((char *)prepared[0] + 5 * mam_class_bytes(CLASS_A));
+    if (mam_word_class(*word) != CLASS_A)
+      violation = "a chunk was claimed by a size that its page has no more";
+  }
+}
+
+static const struct scenario scenarios[] = {
+    {"the last free against a claim", 2, one_left, {free_0, recycle_a}, NULL},
+    {"the last free and another size against a claim", 2, one_left, {free_and_split_anew, recycle_a}, NULL},
+    {"the last free and another size against claim and free", 2, one_left, {free_and_split_anew, claim_and_free}, NULL},
+    {"two last frees", 2, two_left, {free_0, free_1}, NULL},
+    {"two last frees against a claim", 3, two_left, {free_0, free_1, recycle_a}, NULL},
+    {"the last free against two claims", 3, one_left, {free_0, recycle_a, recycle_a}, NULL},
+    {"two last frees in two words", 2, two_words, {free_0, free_1}, NULL},
+    {"two last frees in two words against a claim", 3, two_words, {free_0, free_1, recycle_two_words}, NULL},
+    {"a free in a full span against a claim", 2, full_span, {free_0, recycle_a}, NULL},
+    {"two frees in a full span against a claim", 3, full_span, {free_0, free_1, recycle_a}, NULL},
+    {"two refills", 2, nothing, {take_tickets, take_tickets}, NULL},
+    {"the end of a slot's span", 2, nothing, {take_many_tickets, take_many_tickets}, NULL},
+    {"two frees of one block", 2, one_left, {free_twice, free_twice}, one_of_two_frees},
+    {"two frees of one run", 2, little_room, {free_twice, free_twice}, one_of_two_frees},
+    {"the last pages", 2, little_room, {take_a_run, take_a_run}, NULL},
+    {"pages that come back", 3, little_room, {free_run, take_a_run, take_a_run}, NULL},
+};
+
+START_TEST(every_interleaving_keeps_the_heap_whole) {
+  size_t states;
+  const char *fault = explore(&scenarios[_i], &states);
+  if (fault != NULL)
+    ck_abort_msg("%s: %s", scenarios[_i].name, fault);
+  ck_assert_uint_gt(states, 20); /* had the steps not been compiled in, there would be two */
+}
+END_TEST
+
+START_TEST(the_papers_stale_chunk_size_is_found) {
+  static const struct scenario stale = {
+      "the paper's claim", 2, one_left, {free_and_split_anew, claim_by_stale_size}, NULL};
+  size_t states;
+  ck_assert_ptr_nonnull(explore(&stale, &states));
+}
+END_TEST
+
+int main(void) {
+  Suite *suite = suite_create("heap interleavings");
+  TCase *tests = tcase_create("interleavings");
+  tcase_set_timeout(tests, 60);
+  if (!SANITIZED) {
+    tcase_add_loop_test(tests, every_interleaving_keeps_the_heap_whole, 0, sizeof scenarios / sizeof scenarios[0]);
+    tcase_add_test(tests, the_papers_stale_chunk_size_is_found);
+  }
+  suite_add_tcase(suite, tests);
+  return run_suite(suite);
+}
