@@ -15,6 +15,7 @@ source=$here/tests/device_header.cu
 work=$(mktemp -d "${TMPDIR:-/tmp}/check_device.XXXXXX") || exit 99
 trap 'rm -rf "$work"' EXIT
 failed=0
+compiled=$source
 
 newest=$("$NVCC" --list-gpu-code | sed -n 's/^sm_\([0-9]*\)$/\1/p' | sort -n | tail -n 1)
 architectures=$(for sm in 75 90 "$newest"; do
@@ -27,7 +28,7 @@ compile() {
   what=$1
   shift
   if "$NVCC" "$@" -O3 -I"$include" -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror -c -o "$work/object.o" \
-    "$source" >"$work/log" 2>&1; then
+    "$compiled" >"$work/log" 2>&1; then
     echo "ok: $what"
   else
     echo "FAIL: $what"
@@ -72,4 +73,15 @@ done
 for standard in c++14 c++17 c++20; do
   compile "$standard" -arch=sm_90 -std="$standard"
 done
+# A program may use one function and not the others, or only the host's header beside it.
+compiled=$work/one.cu
+cat >"$compiled" <<END
+#include <mam/device.cuh>
+#include <mam/heap.h>
+__global__ void kernel(mam_heap heap, void **blocks) { blocks[threadIdx.x] = mam_malloc(heap, 64); }
+END
+compile "one function alone" -arch=sm_90
+compiled=$work/none.cu
+echo '#include <mam/device.cuh>' >"$compiled"
+compile "no function at all" -arch=sm_90
 exit $failed

@@ -14,6 +14,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "bench_clock.h"
 #include "bench_heap_guard.h"
 #include "bench_report.h"
 
@@ -156,12 +157,20 @@ static void arguments_parse(struct heap_bench *bench, int argc, char **argv) {
 
 /* ---- Cells ------------------------------------------------------------------------------------------------------- */
 
+/* Has the heap as the case wants it: as if nothing had been allocated in it yet. */
+static bool cell_prepare(const struct heap_bench *bench, struct heap *heap, const struct heap_case *what,
+                         const struct heap_allocator *allocator) {
+  size_t bytes = allocator->fixed ? heap_roomy_bytes : what->heap_bytes;
+  bool is_used = heap->allocator != NULL;
+  return heap_want(heap, allocator, &bench->gpu, bytes, what->superblocks) &&
+         (!is_used || allocator->reset == NULL || allocator->reset(heap));
+}
+
 static void cell_run(struct heap_bench *bench, struct heap *heap, const struct heap_test *test,
                      const struct heap_case *what, const struct heap_allocator *allocator, struct heap_result *result) {
   const struct heap_run run = {.gpu = &bench->gpu, .heap = heap, .what = what, .quick = bench->quick};
-  size_t bytes = allocator->fixed ? heap_roomy_bytes : what->heap_bytes;
   result->status = heap_good;
-  if (!heap_want(heap, allocator, &bench->gpu, bytes, what->superblocks) || !test->run(&run, result)) {
+  if (!cell_prepare(bench, heap, what, allocator) || !test->run(&run, result)) {
     result->status = heap_failed;
     (void)fprintf(stderr, "mam-bench: heap: %s, %s: %s failed\n", test->name, what->label, allocator->name);
     heap_end(heap); /* the next cell gets a fresh one */
@@ -326,6 +335,7 @@ static void exceptions_print(const struct heap_bench *bench, size_t t) {
 static bool test_run(struct heap_bench *bench, size_t t, struct heap heaps[heap_allocators_most]) {
   const struct heap_test *test = tests[t];
   bool good = true;
+  uint64_t start_ns = clock_now_ns();
   test_cases(bench, test);
   for (size_t c = 0; c < bench->case_count; c++)
     for (size_t a = 0; a < bench->allocator_count; a++) {
@@ -338,6 +348,7 @@ static bool test_run(struct heap_bench *bench, size_t t, struct heap heaps[heap_
     table_print(bench, t, &test->tables[i]);
   exceptions_print(bench, t);
   (void)fflush(stdout);
+  (void)fprintf(stderr, "mam-bench: heap: %s took %.1f s\n", test->name, (double)(clock_now_ns() - start_ns) / 1e9);
   return test_csv(bench, t) && good;
 }
 
