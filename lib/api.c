@@ -128,6 +128,20 @@ static cudaError_t environment_options(const struct options **options) {
   return cudaSuccess;
 }
 
+/* Whom to ask for it, once that is known: the driver, or no_driver, which stands for host memory. */
+static const struct driver no_driver;
+static _Atomic(const struct driver *) asked;
+
+/* The same where it takes no more than a question; else 0. */
+static inline uint64_t default_id_quick(void) {
+  /* acquire: the table; pairs with the release below */
+  const struct driver *driver = atomic_load_explicit(&asked, memory_order_acquire);
+  unsigned long long id = 0;
+  if (driver == NULL || driver == &no_driver)
+    return driver == NULL ? 0 : HOST_DEFAULT_ID;
+  return driver->cuCtxGetId(NULL, &id) == CUDA_SUCCESS ? id : 0;
+}
+
 /* The id of the default pool that the calling thread means now; 0 if it has no current context that lives. */
 static cudaError_t default_id_now(uint64_t *id) {
   const struct options *options;
@@ -137,12 +151,16 @@ static cudaError_t default_id_now(uint64_t *id) {
     return error;
   if (options->source == MAM_SOURCE_HOST) {
     *id = HOST_DEFAULT_ID;
+    atomic_store_explicit(&asked, &no_driver, memory_order_release);
     return cudaSuccess;
   }
   error = driver_get(&driver);
-  if (error == cudaSuccess)
-    *id = context_current_id(driver);
-  return error;
+  if (error != cudaSuccess)
+    return error;
+  *id = context_current_id(driver);
+  if (driver->cuCtxGetId != NULL)
+    atomic_store_explicit(&asked, driver, memory_order_release);
+  return cudaSuccess;
 }
 
 /* The calling thread's default pool if there is one, else NULL. */
@@ -437,8 +455,8 @@ static cudaError_t default_malloc(size_t size, const void *site, const void *tag
   return error;
 }
 
-/* The same, first by what the front has at hand. */
-static cudaError_t default_malloc_quick(size_t size, const void *site, const void *tag, uintptr_t *address) {
+/* The same, first by the thread's last front. */
+static cudaError_t default_malloc_front(size_t size, const void *site, const void *tag, uintptr_t *address) {
   struct front_request request = {.size = size, .site = site, .tag = tag};
   cudaError_t error = default_id_now(&request.default_id);
   if (error != cudaSuccess)
@@ -447,14 +465,24 @@ static cudaError_t default_malloc_quick(size_t size, const void *site, const voi
   return error == cudaErrorInvalidResourceHandle ? default_malloc(size, site, tag, address) : error;
 }
 
-cudaError_t MAM_CudaMalloc(void **ptr, size_t size) {
+/* What is rare about MAM_CudaMalloc. */
+static __attribute__((noinline)) cudaError_t malloc_slowly(void **ptr, size_t size, const void *site) {
   uintptr_t address = 0;
   if (ptr == NULL)
     return error_set(cudaErrorInvalidValue, "MAM_CudaMalloc: nowhere to write the address");
-  cudaError_t error =
-      size == 0 ? malloc_nothing() : default_malloc_quick(size, __builtin_return_address(0), NULL, &address);
+  cudaError_t error = size == 0 ? malloc_nothing() : default_malloc_front(size, site, NULL, &address);
   *ptr = (void *)address;
   return error;
+}
+
+cudaError_t MAM_CudaMalloc(void **ptr, size_t size) {
+  const void *site = __builtin_return_address(0);
+  uint64_t id = ptr != NULL && size != 0 ? default_id_quick() : 0;
+  uintptr_t address = id != 0 ? front_malloc_quick(id, size, site) : 0;
+  if (address == 0)
+    return malloc_slowly(ptr, size, site);
+  *ptr = (void *)address;
+  return cudaSuccess;
 }
 
 cudaError_t MAM_CudaMallocTagged(void **ptr, size_t size, const void *tag) {
@@ -462,7 +490,7 @@ cudaError_t MAM_CudaMallocTagged(void **ptr, size_t size, const void *tag) {
   if (ptr == NULL)
     return error_set(cudaErrorInvalidValue, "MAM_CudaMallocTagged: nowhere to write the address");
   cudaError_t error =
-      size == 0 ? malloc_nothing() : default_malloc_quick(size, __builtin_return_address(0), tag, &address);
+      size == 0 ? malloc_nothing() : default_malloc_front(size, __builtin_return_address(0), tag, &address);
   *ptr = (void *)address;
   return error;
 }

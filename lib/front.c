@@ -10,14 +10,29 @@
 #include "slab.h"
 
 enum {
-  OWNED_BITS = 12,              /* large blocks that a front remembers its thread allocated, by a hash of the address */
-  SHELF_BITS = 5,               /* shelves, by a hash of size or tag */
+  OWNED_BITS = 13,              /* large blocks that a front remembers its thread allocated, by a hash of the address */
+  SHELF_BITS = 5,               /* shelves, in pairs by a hash of size or tag */
   SHELF_BLOCKS = 64,            /* on one shelf: what a fence is shared by */
   SHELF_PATIENCE = 8,           /* a shelf goes to another size or tag when it was in the way so many times in a row */
   RESTING_MOST = 8,             /* batches that rest in a magazine, */
   RESTING_MOST_BYTES = 2 << 20, /* of so many bytes, unless it is one: they share a fence */
-  TIGHT_MOST = 16, /* fences in a row for one size: then a growing pool gets more of it, so that a fence serves more */
-  FENCE_SHARE = 4, /* what one thread frees is fenced when it comes to this part of the limit, at the latest */
+  TIGHT_MOST = 16, /* fences in a row for one size: then a growing pool gets more of it, so that a fence serves more, */
+  TIGHT_BLOCKS = 4,         /* by so many blocks, */
+  GROWTH_BYTES = 128 << 20, /* but not by more bytes than these, by which it also grows for a crowd */
+  FENCE_SHARE = 4,          /* what one thread frees is fenced when it comes to this part of the limit, at the latest */
+  BIN_LEAST_BITS = 15,      /* bins are for blocks of 32 KiB */
+  BIN_DOUBLINGS = 12,       /* to 128 MiB, */
+  BIN_STEP_BITS = 3,        /* in eight steps a doubling, */
+  BINS = BIN_DOUBLINGS << BIN_STEP_BITS,
+  BIN_BLOCKS = 64,          /* with so many blocks at most, */
+  BIN_BYTES = 64 << 20,     /* of so many bytes, unless it is one */
+  BIN_CALM_BYTES = 1 << 18, /* without a crowd, bins are for blocks of at most so many bytes, */
+  BIN_CALM_SHARE = 4096,    /* and of so small a part of the limit, */
+  BIN_CALM_BLOCKS = 16,     /* and so many of them */
+  BIN_FENCED = 4,           /* so many blocks in one are worth a fence */
+  CROWD_STEP = 8,     /* an allocation that met another thread at the pool's lock weighs as much as so many others, */
+  CROWD_ENOUGH = 64,  /* and such a balance, at least and at most, */
+  CROWD_MOST = 256,   /* makes a thread use its bins */
   LIMBO_BLOCKS = 512, /* large blocks on no shelf, on their way back to the pool */
   LIMBO_FENCED = 128, /* so many are worth a fence */
   LIMBO_DRAINED = 4,  /* at most so many go along with an allocation that goes to the pool */
@@ -25,17 +40,17 @@ enum {
   SLAB_CROWD = 64     /* else when so many of its blocks are live as segments */
 };
 
-/* Small blocks of one class; the owner's, inside. */
+/* Small blocks of one class; the owner's, inside.  What the quick way needs is on one cache line. */
 struct magazine {
-  struct batch *ready;   /* to allocate from; never NULL, see none_ready */
-  struct batch *freed;   /* to push frees on; never NULL, see none_freed */
-  struct batch *resting; /* were freed, oldest first; NULL if none */
-  struct batch **resting_end;
-  struct batch *shells; /* empty ones for the next to come */
-  unsigned resting_count;
+  _Alignas(64) struct batch *ready; /* to allocate from; never NULL, see none_ready */
+  struct batch *freed;              /* to push frees on; never NULL, see none_freed */
   /* Numbers as in struct front_numbers.  slack: of the live ones' codes, each less 1. */
   _Atomic uint64_t mallocs, frees;
   _Atomic int64_t slack;
+  struct batch *resting; /* were freed, oldest first; NULL if none */
+  struct batch **resting_end;
+  unsigned resting_count;
+  struct batch *shells; /* empty ones for the next to come */
 };
 
 struct kept {
@@ -43,9 +58,9 @@ struct kept {
   uint64_t epoch; /* of its free */
 };
 
-/* Large blocks of one exact size, or of one tag. */
+/* Large blocks of one exact size, of one tag, or of a range of sizes (a bin). */
 struct shelf {
-  size_t bytes;    /* of each block; 0 if it goes by the tag */
+  size_t bytes;    /* of each block; 0 if it goes by the tag, or is a bin */
   const void *tag; /* NULL if it goes by the size */
   unsigned first, count, in_the_way;
   struct kept ring[SHELF_BLOCKS]; /* count of them from first, oldest first */
@@ -81,6 +96,10 @@ struct front {
   struct magazine magazines[SLAB_CLASSES];
   struct owned owned[1 << OWNED_BITS];
   struct shelf shelves[1 << SHELF_BITS];
+  struct shelf *bins;              /* BINS of them, NULL until there is a crowd */
+  bool binning;                    /* bins are for all blocks, not for small ones alone */
+  size_t bin_calm_bytes;           /* of the small ones */
+  unsigned crowd;                  /* the balance of allocations that met others at the pool's lock */
   struct kept limbo[LIMBO_BLOCKS]; /* a ring, oldest first */
   unsigned limbo_first, limbo_count;
   size_t fence_bytes;           /* so much kept is worth a fence */
@@ -92,11 +111,16 @@ struct front {
   bool orphan;                  /* its thread is gone; under the fronts' lock */
 };
 
+/* A few locks for all depots, which are used once in SLAB_BATCH operations: a fork has to hold them all, for each pool.
+ */
+enum { DEPOT_LOCKS = 4 };
+
 /* All fronts of a pool, and what they share. */
 struct fronts {
   pthread_mutex_t lock; /* of the list */
   struct front *first;
   struct pool_front_sum gone; /* the numbers of threads that ended */
+  pthread_mutex_t depot_locks[DEPOT_LOCKS];
   struct depot depots[SLAB_CLASSES];
 };
 
@@ -167,12 +191,24 @@ static struct front *front_spare(void) {
   return front;
 }
 
+static void front_free_memory(struct front *front) {
+  free(front->bins);
+  free(front);
+}
+
 static void magazine_init(struct magazine *magazine) {
   magazine->ready = &none_ready;
   magazine->freed = &none_freed;
   magazine->resting = magazine->shells = NULL;
   magazine->resting_end = &magazine->resting;
   magazine->resting_count = 0;
+}
+
+/* Up to which size a block may be a little too large for what it serves: a quarter of it is nothing beside the pool. */
+static size_t bin_calm_bytes(const struct mam_pool *pool) {
+  /* relaxed: a hint */
+  size_t share = atomic_load_explicit(&pool->limit_hint, memory_order_relaxed) / BIN_CALM_SHARE;
+  return share < BIN_CALM_BYTES ? share : BIN_CALM_BYTES;
 }
 
 static void front_attach(struct front *front, struct mam_pool *pool) {
@@ -188,6 +224,7 @@ static void front_attach(struct front *front, struct mam_pool *pool) {
   front->fence_bytes = atomic_load_explicit(&pool->limit_hint, memory_order_relaxed) / FENCE_SHARE;
   if (pool->config.waiting_limit_bytes > 0 && front->fence_bytes > pool->config.waiting_limit_bytes)
     front->fence_bytes = pool->config.waiting_limit_bytes;
+  front->bin_calm_bytes = bin_calm_bytes(pool);
   memset(&front->numbers, 0, sizeof front->numbers);
   memset(front->magazines, 0, sizeof front->magazines);
   memset(front->owned, 0, sizeof front->owned);
@@ -239,13 +276,13 @@ static void fronts_thaw(struct mam_pool *pool) {
 /* The same, and for the depots too. */
 static void all_freeze(struct mam_pool *pool) {
   fronts_freeze(pool);
-  for (unsigned i = 0; i < SLAB_CLASSES; i++)
-    pthread_mutex_lock(&pool->fronts->depots[i].lock);
+  for (unsigned i = 0; i < DEPOT_LOCKS; i++)
+    pthread_mutex_lock(&pool->fronts->depot_locks[i]);
 }
 
 static void all_thaw(struct mam_pool *pool) {
-  for (unsigned i = 0; i < SLAB_CLASSES; i++)
-    pthread_mutex_unlock(&pool->fronts->depots[i].lock);
+  for (unsigned i = 0; i < DEPOT_LOCKS; i++)
+    pthread_mutex_unlock(&pool->fronts->depot_locks[i]);
   fronts_thaw(pool);
 }
 
@@ -319,10 +356,9 @@ static unsigned resting_most(unsigned class) {
   return count < 1 ? 1 : count > RESTING_MOST ? RESTING_MOST : (unsigned)count;
 }
 
-/* Room for a free, by means of the magazine alone. */
-static bool magazine_has_room(struct front *front, struct magazine *magazine, unsigned class) {
-  if (magazine->freed->count < SLAB_BATCH)
-    return true;
+/* Room for a free in a magazine whose batch has none, by means of the magazine alone. */
+static __attribute__((noinline)) bool magazine_has_more(struct front *front, struct magazine *magazine,
+                                                        unsigned class) {
   if (batch_real(magazine->freed)) {
     if (magazine->resting_count >= resting_most(class))
       return false;
@@ -336,23 +372,20 @@ static inline bool small_pop(struct front *front, unsigned class, size_t size, u
   if (magazine->ready->count == 0 && !magazine_wake(front, magazine))
     return false;
   struct batch *ready = magazine->ready;
-  uintptr_t block = ready->blocks[--ready->count];
-  struct slab *slab = page_map_find(block);
-  if (slab == NULL) /* batches hold blocks of slabs, and those stay in the map */
-    __builtin_unreachable();
+  const struct slab_block *block = &ready->blocks[--ready->count];
   uint8_t code = slab_code(class, size);
   /* relaxed: the block is this thread's alone; whoever frees it was given the address after this */
-  atomic_store_explicit(slab_live(slab, slab_index(slab, block)), code, memory_order_relaxed);
+  atomic_store_explicit(block->live, code, memory_order_relaxed);
   number_add(&magazine->slack, code - 1);
   number_count(&magazine->mallocs);
-  *address = block;
+  *address = block->address;
   return true;
 }
 
 /* Takes a block out of the program's hands.  False if it was not there. */
-static inline bool small_claim(struct magazine *magazine, struct slab *slab, uint32_t index) {
+static inline bool small_claim(struct magazine *magazine, _Atomic uint8_t *live) {
   /* acq_rel: of two frees of one block one finds 0; the block's last use is before whoever takes it next */
-  uint8_t code = atomic_exchange_explicit(slab_live(slab, index), 0, memory_order_acq_rel);
+  uint8_t code = atomic_exchange_explicit(live, 0, memory_order_acq_rel);
   if (code == 0)
     return false;
   number_add(&magazine->slack, 1 - code);
@@ -364,25 +397,69 @@ static inline bool small_claim(struct magazine *magazine, struct slab *slab, uin
 
 static unsigned hash(uint64_t value, unsigned bits) { return (unsigned)((value * 0x9e3779b97f4a7c15u) >> (64 - bits)); }
 
-static inline struct shelf *shelf_for(struct front *front, size_t bytes, const void *tag) {
-  return &front->shelves[hash(tag != NULL ? (uintptr_t)tag : bytes / POOL_ALIGNMENT_LEAST_BYTES, SHELF_BITS)];
-}
-
 static bool shelf_is_for(const struct shelf *shelf, size_t bytes, const void *tag) {
   return shelf->tag == tag && (tag != NULL || shelf->bytes == bytes);
 }
 
-static inline struct owned *owned_for(struct front *front, uintptr_t address) {
-  return &front->owned[hash(address / POOL_ALIGNMENT_LEAST_BYTES, OWNED_BITS)];
+/* Of the pair of shelves for a size or a tag the one that is its own; else the one that may become so. */
+static inline struct shelf *shelf_for(struct front *front, size_t bytes, const void *tag) {
+  uint64_t key = tag != NULL ? (uintptr_t)tag : bytes / POOL_ALIGNMENT_LEAST_BYTES;
+  struct shelf *pair = &front->shelves[2 * hash(key, SHELF_BITS - 1)];
+  if (__builtin_expect(shelf_is_for(&pair[0], bytes, tag), true))
+    return &pair[0];
+  return shelf_is_for(&pair[1], bytes, tag) || pair[0].count > 0 ? &pair[1] : &pair[0];
 }
 
-static void owned_remember(struct front *front, const struct pool_block *block, const void *tag) {
-  *owned_for(front, block->address) = (struct owned){block->address, block->segment, block->ticket, block->bytes, tag};
+/* The pair of places for a block. */
+static inline struct owned *owned_pair(struct front *front, uintptr_t address) {
+  return &front->owned[2 * hash(address / POOL_ALIGNMENT_LEAST_BYTES, OWNED_BITS - 1)];
+}
+
+/* NULL if the thread does not know the block. */
+static inline struct owned *owned_find(struct front *front, uintptr_t address) {
+  struct owned *pair = owned_pair(front, address);
+  return pair[0].address == address ? &pair[0] : pair[1].address == address ? &pair[1] : NULL;
+}
+
+/* Where both places are taken, the second one's block is forgotten, and will be freed through the pool. */
+static inline void owned_remember(struct front *front, uintptr_t address, struct segment *segment, uint64_t ticket,
+                                  const void *tag) {
+  struct owned *owned = owned_pair(front, address);
+  /* a branch: the processor then knows early where the stores go, and the loads of the free that follows need not wait
+   */
+  if (__builtin_expect(owned->address != 0 && owned->address != address, false))
+    owned++;
+  owned->address = address; /* each by itself: a copy of the whole would wait for its parts */
+  owned->segment = segment;
+  owned->ticket = ticket;
+  owned->bytes = segment->bytes;
+  owned->tag = tag;
 }
 
 /* Seed 002: a block is taken back if it is neither too small nor more than twice as large.  By size it fits exactly. */
 static bool kept_fits(const struct shelf *shelf, const struct kept *kept, size_t bytes) {
   return shelf->tag == NULL || (kept->segment->bytes >= bytes && kept->segment->bytes / 2 <= bytes);
+}
+
+/* Hands a shelf's oldest block out. */
+static inline uintptr_t shelf_hand_out(struct front *front, struct shelf *shelf, size_t size, const void *site,
+                                       const void *tag) {
+  struct segment *segment = shelf->ring[shelf->first].segment;
+  uintptr_t address = segment->base;
+  uint64_t ticket = front->ticket_next;
+  front->ticket_next += 2;
+  shelf->first = (shelf->first + 1) % SHELF_BLOCKS;
+  shelf->count--;
+  shelf->in_the_way = 0;
+  segment->as.used.requested_bytes = size;
+  segment->as.used.site = site;
+  /* release: the fields above, for a thread that frees the block through the pool; pairs with pool_free's exchange */
+  atomic_store_explicit(&segment->ticket, ticket, memory_order_release);
+  owned_remember(front, address, segment, ticket, tag);
+  number_add(&front->numbers.kept_bytes, -(int64_t)segment->bytes);
+  number_add(&front->numbers.requested_bytes, (int64_t)size);
+  number_count(&front->numbers.hits[tag != NULL ? FRONT_HIT_TAG : FRONT_HIT_SIZE]);
+  return address;
 }
 
 static inline bool shelf_pop(struct front *front, size_t size, const void *site, const void *tag, uintptr_t *address) {
@@ -392,21 +469,57 @@ static inline bool shelf_pop(struct front *front, size_t size, const void *site,
   if (shelf->count == 0 || bytes < size || !shelf_is_for(shelf, bytes, tag) || !kept_fits(shelf, kept, bytes) ||
       kept->epoch > reuse_passed(front->reuse))
     return false;
-  struct pool_block block = {kept->segment, kept->segment->base, kept->segment->bytes, front->ticket_next};
-  front->ticket_next += 2;
-  shelf->first = (shelf->first + 1) % SHELF_BLOCKS;
-  shelf->count--;
-  shelf->in_the_way = 0;
-  block.segment->as.used.requested_bytes = size;
-  block.segment->as.used.site = site;
-  /* release: the fields above, for a thread that frees the block through the pool; pairs with pool_free's exchange */
-  atomic_store_explicit(&block.segment->ticket, block.ticket, memory_order_release);
-  owned_remember(front, &block, tag);
-  number_add(&front->numbers.kept_bytes, -(int64_t)block.bytes);
-  number_add(&front->numbers.requested_bytes, (int64_t)size);
-  number_count(&front->numbers.hits[tag != NULL ? FRONT_HIT_TAG : FRONT_HIT_SIZE]);
-  *address = block.address;
+  *address = shelf_hand_out(front, shelf, size, site, tag);
   return true;
+}
+
+/* ---- Bins: shelves by ranges of sizes, for threads that would else meet at the pool's lock.  Inside, too. ---- */
+
+/* The bin whose range has the size; BINS or more if none has. */
+static unsigned bin_index(size_t bytes) {
+  if (bytes >> BIN_LEAST_BITS == 0)
+    return BINS;
+  unsigned log = 63 - (unsigned)__builtin_clzl(bytes);
+  unsigned step = (unsigned)(bytes >> (log - BIN_STEP_BITS)) & ((1 << BIN_STEP_BITS) - 1);
+  return (log - BIN_LEAST_BITS) << BIN_STEP_BITS | step;
+}
+
+/* The same, BINS or more also if the thread has no use for bins of that size. */
+static unsigned bin_index_used(const struct front *front, size_t bytes) {
+  bool used = front->bins != NULL && (front->binning || bytes <= front->bin_calm_bytes);
+  return used ? bin_index(bytes) : BINS;
+}
+
+static bool bin_serves(const struct shelf *bin, size_t bytes) {
+  return bin->count > 0 && bin->ring[bin->first].segment->bytes >= bytes;
+}
+
+/* The bin whose oldest block is large enough, and less than a quarter too large; NULL if there is none. */
+static struct shelf *bin_serving(const struct front *front, size_t bytes) {
+  unsigned index = bin_index_used(front, bytes);
+  if (index < BINS && bin_serves(&front->bins[index], bytes))
+    return &front->bins[index];
+  return index + 1 < BINS && bin_serves(&front->bins[index + 1], bytes) ? &front->bins[index + 1] : NULL;
+}
+
+static bool bin_pop(struct front *front, size_t size, const void *site, uintptr_t *address) {
+  size_t bytes = (size + front->alignment - 1) & ~(front->alignment - 1);
+  struct shelf *bin = bin_serving(front, bytes);
+  if (bin == NULL || bytes < size || bin->ring[bin->first].epoch > reuse_passed(front->reuse))
+    return false;
+  *address = shelf_hand_out(front, bin, size, site, NULL);
+  return true;
+}
+
+/* The bin for a block that is freed; NULL if there is none with room. */
+static struct shelf *bin_with_room(const struct front *front, const struct owned *owned) {
+  unsigned index = owned->tag == NULL ? bin_index_used(front, owned->bytes) : BINS;
+  unsigned most = front->binning ? BIN_BLOCKS : BIN_CALM_BLOCKS;
+  if (index >= BINS)
+    return NULL;
+  struct shelf *bin = &front->bins[index];
+  bool room = bin->count < most && (bin->count == 0 || (bin->count + 1) * owned->bytes <= BIN_BYTES);
+  return room ? bin : NULL;
 }
 
 /* How many bytes that is, is no matter: what is kept is collected where it is needed. */
@@ -420,6 +533,14 @@ static void shelf_push(struct front *front, struct shelf *shelf, const struct ow
   number_add(&front->numbers.kept_bytes, (int64_t)owned->bytes);
   number_add(&front->numbers.requested_bytes, -(int64_t)owned->segment->as.used.requested_bytes);
   number_count(&front->numbers.frees);
+}
+
+/* All shelves of a front, the bins included: the index-th, NULL after the last. */
+static struct shelf *shelf_at(struct front *front, unsigned index) {
+  if (index < 1 << SHELF_BITS)
+    return &front->shelves[index];
+  index -= 1 << SHELF_BITS;
+  return front->bins != NULL && index < BINS ? &front->bins[index] : NULL;
 }
 
 /* Takes up to most of the oldest blocks off a shelf. */
@@ -473,12 +594,14 @@ static unsigned limbo_drain(struct front *front, struct segment **segments, uint
 
 /* Frees a block that the thread owns if there is room for it on a shelf or in limbo. */
 static bool large_keep(struct front *front, uintptr_t address) {
-  struct owned *owned = owned_for(front, address);
-  if (owned->address != address)
+  struct owned *owned = owned_find(front, address);
+  if (owned == NULL)
     return false;
   struct shelf *shelf = shelf_for(front, owned->bytes, owned->tag);
   bool shelved = shelf_is_for(shelf, owned->bytes, owned->tag) && shelf_has_room(front, shelf);
-  if (!shelved && !limbo_has_room(front))
+  if (!shelved)
+    shelf = bin_with_room(front, owned);
+  if (shelf == NULL && !limbo_has_room(front))
     return false;
   uint64_t ticket = owned->ticket;
   owned->address = 0;
@@ -488,7 +611,7 @@ static bool large_keep(struct front *front, uintptr_t address) {
                                                memory_order_relaxed))
     return false;
   front->unfenced_bytes += owned->bytes;
-  if (shelved)
+  if (shelf != NULL)
     shelf_push(front, shelf, owned);
   else
     limbo_push(front, owned);
@@ -505,7 +628,7 @@ static bool zero_matters(const struct front *front) { /* relaxed: a hint, looked
 
 enum freed { FREED_NOT, FREED_NO_ROOM, FREED, FREED_ZERO };
 
-static enum freed freed_count(struct front *front, bool freed) {
+static inline enum freed freed_count(struct front *front, bool freed) {
   if (!freed)
     return FREED_NOT;
   number_add(&front->numbers.live, -1);
@@ -522,15 +645,16 @@ static inline enum freed free_small(struct front *front, struct slab *slab, uint
     return FREED_NOT;
   unsigned class = slab_class_of(slab);
   struct magazine *magazine = &front->magazines[class];
-  if (!magazine_has_room(front, magazine, class))
+  if (__builtin_expect(magazine->freed->count >= SLAB_BATCH, false) && !magazine_has_more(front, magazine, class))
     return FREED_NO_ROOM;
-  if (!small_claim(magazine, slab, index))
+  _Atomic uint8_t *live = slab_live(slab, index);
+  if (!small_claim(magazine, live))
     return FREED_NOT;
   /* By the immediate rule, the next allocation may have it. */
   struct batch *to = front->immediate && batch_real(magazine->ready) && magazine->ready->count < SLAB_BATCH
                          ? magazine->ready
                          : magazine->freed;
-  to->blocks[to->count++] = address;
+  to->blocks[to->count++] = (struct slab_block){address, live};
   return freed_count(front, true);
 }
 
@@ -540,14 +664,21 @@ static void unfenced_fence(struct front *front) {
   (void)reuse_reach(front->reuse, reuse_epoch(front->reuse));
 }
 
-static enum freed free_quick(struct front *front, struct slab *slab, uintptr_t address) {
+static __attribute__((noinline)) enum freed free_large(struct front *front, uintptr_t address) {
   biased_enter(&front->lock);
-  enum freed freed = slab != NULL          ? free_small(front, slab, address)
-                     : front->pool != NULL ? freed_count(front, large_keep(front, address))
-                                           : FREED_NOT;
+  enum freed freed = front->pool != NULL ? freed_count(front, large_keep(front, address)) : FREED_NOT;
   biased_leave(&front->lock);
   if (front->unfenced_bytes > front->fence_bytes)
     unfenced_fence(front);
+  return freed;
+}
+
+static inline enum freed free_quick(struct front *front, struct slab *slab, uintptr_t address) {
+  if (slab == NULL)
+    return free_large(front, address);
+  biased_enter(&front->lock);
+  enum freed freed = free_small(front, slab, address);
+  biased_leave(&front->lock);
   return freed;
 }
 
@@ -710,9 +841,10 @@ static bool shelf_pop_fenced(struct front *front, const struct front_request *re
 struct miss {
   struct mam_pool *pool;
   uint64_t generation;
-  uint64_t epoch;                        /* that the shelf's oldest block waits for, if it would do; else 0 */
-  bool full;                             /* the shelf can keep no more */
-  uint64_t fence;                        /* that what is in limbo waits for, if it is worth one; else 0 */
+  uint64_t epoch;     /* that the shelf's oldest block waits for, if it would do; else 0 */
+  bool full;          /* the shelf can keep no more */
+  uint64_t fence;     /* that what is in limbo waits for, if it is worth one; else 0 */
+  uint64_t bin_epoch; /* that a bin's oldest block waits for, if it would do and is worth it; else 0 */
   struct segment *passed[LIMBO_DRAINED]; /* to go back to the pool */
   unsigned passed_count;
 };
@@ -727,6 +859,8 @@ static void large_miss(struct front *front, size_t size, const void *tag, struct
   miss->generation = front->generation;
   miss->epoch = does ? kept->epoch : 0;
   miss->full = does && !shelf_has_room(front, shelf);
+  const struct shelf *bin = tag == NULL ? bin_serving(front, bytes) : NULL;
+  miss->bin_epoch = bin != NULL && bin->count >= BIN_FENCED ? bin->ring[bin->first].epoch : 0;
   miss->passed_count = limbo_drain(front, miss->passed, &miss->fence);
 }
 
@@ -744,6 +878,38 @@ static bool shelf_claim(struct front *front, size_t bytes, const void *tag) {
   return false;
 }
 
+/* Keeps the balance of how often the thread meets others at the pool's lock.  Whether the bins are used no more. */
+static bool crowd_count(struct front *front, bool contended, struct shelf *bins) {
+  if (contended)
+    front->crowd = front->crowd + CROWD_STEP < CROWD_MOST ? front->crowd + CROWD_STEP : CROWD_MOST;
+  else if (front->crowd > 0)
+    front->crowd--;
+  if (bins != NULL)
+    front->bins = bins;
+  bool was = front->binning;
+  front->binning =
+      front->bins != NULL && !front->shelves_off && (front->crowd >= CROWD_ENOUGH || (was && front->crowd > 0));
+  return was && !front->binning;
+}
+
+static void bins_return(struct front *front) {
+  for (unsigned i = 0; i < BINS; i++)
+    shelf_return(front, &front->bins[i], SHELF_BLOCKS);
+}
+
+/* Host memory for the bins of a thread that is about to need them; NULL if it has or does not, or there is none. */
+static struct shelf *bins_new(const struct front *front, const struct pool_block *block) {
+  bool crowded = block->contended && front->crowd + CROWD_STEP >= CROWD_ENOUGH;
+  bool calm = block->bytes <= front->bin_calm_bytes && block->bytes >> BIN_LEAST_BITS != 0;
+  bool needed = front->bins == NULL && !front->shelves_off && (crowded || calm);
+  return needed ? calloc(BINS, sizeof(struct shelf)) : NULL;
+}
+
+/* How much a pool that is to grow for the sake of speed grows at least. */
+static size_t growth_bytes(const struct front *front, size_t size) {
+  return front->binning || size > GROWTH_BYTES / TIGHT_BLOCKS ? GROWTH_BYTES : TIGHT_BLOCKS * size;
+}
+
 /* cudaErrorInvalidResourceHandle if the pool has ended, whatever its struct is now; then nothing is left of the block.
  */
 static cudaError_t large_take(struct front *front, const struct front_request *request, enum pool_effort effort,
@@ -754,26 +920,43 @@ static cudaError_t large_take(struct front *front, const struct front_request *r
                              .size = request->size,
                              .site = request->site,
                              .effort = effort,
+                             .growth_bytes = growth_bytes(front, request->size),
                              .passed = miss->passed,
                              .passed_count = miss->passed_count};
   miss->passed_count = 0;
   cudaError_t error = pool_take(miss->pool, &order, &block);
   if (error != cudaSuccess)
     return error;
+  struct shelf *bins = bins_new(front, &block);
   biased_enter(&front->lock);
   bool attached = front->pool == miss->pool && front->generation == miss->generation;
+  bool deserted = crowd_count(front, block.contended, bins);
   bool clear = attached && shelf_claim(front, block.bytes, request->tag);
   if (attached)
-    owned_remember(front, &block, request->tag);
+    owned_remember(front, block.address, block.segment, block.ticket, request->tag);
   biased_leave(&front->lock);
   if (clear)
     shelf_return(front, shelf_for(front, block.bytes, request->tag), SHELF_BLOCKS);
+  if (deserted)
+    bins_return(front);
   if (!attached) {
     (void)pool_free((void *)block.address, NULL);
     return cudaErrorInvalidResourceHandle;
   }
   *address = block.address;
   return cudaSuccess;
+}
+
+/* Serves from a bin if a fence says that the GPU is done with its oldest block. */
+static bool bin_pop_fenced(struct front *front, const struct front_request *request, uint64_t epoch,
+                           uintptr_t *address) {
+  if (epoch == 0 || !reuse_reach(front->reuse, epoch))
+    return false;
+  biased_enter(&front->lock);
+  bool served =
+      front_serves(front, request->pool, request->default_id) && bin_pop(front, request->size, request->site, address);
+  biased_leave(&front->lock);
+  return served;
 }
 
 /* Sends what is in limbo back to the pool, as far as a fence says that the GPU is done with it.  Whether any was. */
@@ -813,17 +996,19 @@ static bool tight_for_long(struct front *front, const struct front_request *requ
 }
 
 /* A shelf without room for more serves first, if it can; then what is free in the pool; then the shelf with a fence;
- * and last the pool by all means it has.  So a fence is shared by as many blocks as there is memory for. */
+ * and last the pool by all means it has.  So a fence is shared by as many blocks as there is memory for.  In a crowd
+ * the pool grows before all means are tried: what all threads keep, which these would collect, keeps them apart. */
 static cudaError_t large_malloc(struct front *front, const struct front_request *request, struct miss *miss,
                                 uintptr_t *address) {
   if (miss->fence != 0)
     (void)reuse_reach(front->reuse, miss->fence);
-  if (miss->full && shelf_pop_fenced(front, request, miss->epoch, address))
+  if ((miss->full && shelf_pop_fenced(front, request, miss->epoch, address)) ||
+      bin_pop_fenced(front, request, miss->bin_epoch, address))
     return cudaSuccess;
   cudaError_t error = large_take(front, request, POOL_TAKE_FREE, miss, address);
   if (error == cudaErrorMemoryAllocation && limbo_turn(front, miss))
     error = large_take(front, request, POOL_TAKE_FREE, miss, address);
-  if (error == cudaErrorMemoryAllocation && tight_for_long(front, request, miss))
+  if (error == cudaErrorMemoryAllocation && (front->binning || tight_for_long(front, request, miss)))
     error = large_take(front, request, POOL_TAKE_GROWTH, miss, address);
   if (error != cudaErrorMemoryAllocation) {
     front->tight = NULL;
@@ -910,7 +1095,8 @@ static inline enum tried front_try(struct front *front, const struct front_reque
   if (front_serves(front, request->pool, request->default_id)) {
     bool served = (request->tag == NULL && request->size <= SLAB_BLOCK_MOST_BYTES &&
                    small_pop(front, slab_class(request->size), request->size, address)) ||
-                  shelf_pop(front, request->size, request->site, request->tag, address);
+                  shelf_pop(front, request->size, request->site, request->tag, address) ||
+                  (request->tag == NULL && bin_pop(front, request->size, request->site, address));
     tried = served ? TRIED_SERVED : TRIED_MISSED;
     number_add(&front->numbers.live, 1);
     if (!served)
@@ -928,6 +1114,23 @@ static cudaError_t front_malloc_missed(struct front *front, const struct front_r
   if (error != cudaSuccess)
     live_add(front, -1);
   return error;
+}
+
+uintptr_t front_malloc_quick(uint64_t default_id, size_t size, const void *site) {
+  struct front *front = mine;
+  uintptr_t address = 0;
+  if (front == NULL)
+    return 0;
+  biased_enter(&front->lock);
+  if (front->default_id == default_id) {
+    bool served = size <= SLAB_BLOCK_MOST_BYTES
+                      ? small_pop(front, slab_class(size), size, &address)
+                      : shelf_pop(front, size, site, NULL, &address) || bin_pop(front, size, site, &address);
+    if (served)
+      number_add(&front->numbers.live, 1);
+  }
+  biased_leave(&front->lock);
+  return address;
 }
 
 cudaError_t front_malloc(const struct front_request *request, uintptr_t *address) {
@@ -1050,11 +1253,11 @@ static cudaError_t small_free_alone(struct front *front, struct mam_pool *pool, 
   if (batch == NULL)
     error = error_set(cudaErrorMemoryAllocation, "no host memory to free %p", (void *)address);
   biased_enter(&front->lock);
-  bool claimed =
-      error == cudaSuccess && index != UINT32_MAX && small_claim(&front->magazines[slab_class_of(slab)], slab, index);
+  bool claimed = error == cudaSuccess && index != UINT32_MAX &&
+                 small_claim(&front->magazines[slab_class_of(slab)], slab_live(slab, index));
   biased_leave(&front->lock);
   if (claimed) {
-    batch->blocks[batch->count++] = address;
+    batch->blocks[batch->count++] = (struct slab_block){address, slab_live(slab, index)};
     batch->epoch = at_once ? 0 : reuse_epoch(pool->reuse);
     slab_rest(pool, depot, batch, at_once);
   } else if (error == cudaSuccess) {
@@ -1148,9 +1351,10 @@ static void front_empty(struct front *front) {
     shells_return(depot, magazine);
     magazine_init(magazine);
   }
-  for (unsigned i = 0; i < 1 << SHELF_BITS; i++) {
+  struct shelf *shelf;
+  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++) {
     uint64_t epoch = 0;
-    unsigned count = shelf_clear(front, &front->shelves[i], segments, &epoch, SHELF_BLOCKS);
+    unsigned count = shelf_clear(front, shelf, segments, &epoch, SHELF_BLOCKS);
     pool_give(pool, front->generation, segments, count, epoch);
   }
   while (front->limbo_count > 0) {
@@ -1199,7 +1403,7 @@ static void orphans_free(struct fronts *fronts) {
     if (front->orphan) {
       front_unlink(fronts, front);
       biased_other_leave(&front->lock);
-      free(front);
+      front_free_memory(front);
     }
   }
 }
@@ -1236,7 +1440,7 @@ static void front_thread_end(void *unused) {
     biased_leave(&front->lock);
     if (pool != NULL)
       front_leave_pool(front, pool);
-    free(front);
+    front_free_memory(front);
   }
 }
 
@@ -1255,8 +1459,10 @@ static bool fronts_open(struct mam_pool *pool) {
     return false;
   memset(fronts, 0, sizeof *fronts);
   (void)pthread_mutex_init(&fronts->lock, NULL);
+  for (unsigned i = 0; i < DEPOT_LOCKS; i++)
+    (void)pthread_mutex_init(&fronts->depot_locks[i], NULL);
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
-    depot_init(&fronts->depots[i]);
+    depot_init(&fronts->depots[i], &fronts->depot_locks[i % DEPOT_LOCKS]);
   pool->fronts = fronts;
   return true;
 }
@@ -1286,9 +1492,12 @@ static void magazine_drop(struct magazine *magazine) {
 static void front_detach(struct front *front) {
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
     magazine_drop(&front->magazines[i]);
+  struct shelf *shelf;
   front->limbo_count = 0;
-  for (unsigned i = 0; i < 1 << SHELF_BITS; i++)
-    front->shelves[i].count = 0;
+  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
+    shelf->count = 0;
+  front->crowd = 0;
+  front->binning = false;
   front->pool = NULL;
   front->default_id = 0;
 }
@@ -1303,7 +1512,7 @@ static void fronts_close(struct mam_pool *pool) {
     bool orphan = front->orphan;
     biased_other_leave(&front->lock); /* from here on, its thread may free it */
     if (orphan)
-      free(front);
+      front_free_memory(front);
   }
   memset(&fronts->gone, 0, sizeof fronts->gone);
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
@@ -1332,10 +1541,10 @@ static void kept_add(const struct kept *kept, uint64_t passed, struct pool_front
   sum->kept_waiting_count += kept->epoch > passed;
 }
 
-static void front_add_kept(const struct front *front, struct pool_front_sum *sum) {
+static void front_add_kept(struct front *front, struct pool_front_sum *sum) {
   uint64_t passed = reuse_passed(front->reuse);
-  for (unsigned i = 0; i < 1 << SHELF_BITS; i++) {
-    const struct shelf *shelf = &front->shelves[i];
+  const struct shelf *shelf;
+  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++) {
     for (unsigned j = 0; j < shelf->count; j++)
       kept_add(&shelf->ring[(shelf->first + j) % SHELF_BLOCKS], passed, sum);
   }
@@ -1356,7 +1565,7 @@ static void front_add_resting(const struct front *front, struct pool_front_sum *
 
 static void fronts_sum(struct mam_pool *pool, struct pool_front_sum *sum) {
   *sum = pool->fronts->gone;
-  for (const struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool) {
+  for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool) {
     numbers_add(front, sum);
     front_add_kept(front, sum);
     front_add_resting(front, sum);
@@ -1385,10 +1594,7 @@ static void fronts_after_fork(struct mam_pool *pool, bool in_child) {
   if (in_child)
     for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool)
       front->orphan = !is_mine(front);
-  bool forked = in_child && pool->state == POOL_FORKED; /* the child's only thread reads it */
   all_thaw(pool);
-  if (forked)
-    fronts_close(pool);
 }
 
 const struct pool_front front_operations = {.open = fronts_open,

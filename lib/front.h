@@ -30,6 +30,10 @@ struct front_request {
   const void *site, *tag; /* tag NULL: none */
 };
 
+/* A block from what the thread's last front has at hand, if that is of the default pool of the id, which is not 0; 0 if
+ * it has none. */
+uintptr_t front_malloc_quick(uint64_t default_id, size_t size, const void *site);
+
 /* pool_malloc by the calling thread's front, made if there is none and the pool is given.  Without a pool:
  * cudaErrorInvalidResourceHandle if the thread's last front is not of that id. */
 cudaError_t front_malloc(const struct front_request *request, uintptr_t *address);

@@ -318,9 +318,10 @@ static bool pass_some_locked(struct mam_pool *pool) {
   return all;
 }
 
-/* Makes free what waited for an epoch that has passed. */
-static void pass_locked(struct mam_pool *pool) {
-  while (!pass_some_locked(pool)) {
+/* Makes free what waited for an epoch that has passed, until there is a hole of enough bytes: tens of thousands of
+ * blocks may have waited for one kernel, and who needs one of them does not go through all. */
+static void pass_locked(struct mam_pool *pool, size_t enough) {
+  while (!pass_some_locked(pool) && segment_largest_free(&pool->segments) < enough) {
     pool_step_out(pool);
     pool_step_in(pool);
   }
@@ -347,20 +348,21 @@ static bool wait_covers_some_locked(struct mam_pool *pool) {
   return streams_wait_locked(pool) || (first != NULL && first->as.waiting.epoch < reuse_epoch(pool->reuse));
 }
 
-/* Waits for the GPU, outside the lock, and makes free what was waiting when it began. */
-static cudaError_t synchronize_locked(struct mam_pool *pool) {
+/* Waits for the GPU, outside the lock, and makes free what was waiting when it began, as far as pass_locked does. */
+static cudaError_t synchronize_locked(struct mam_pool *pool, size_t enough) {
   pool->synchronize_count++;
   pool->synchronizing++;
   pool_step_out(pool);
   cudaError_t error = reuse_synchronize(pool->reuse);
   pool_step_in(pool);
   pool->synchronizing--;
-  pass_locked(pool);
+  pass_locked(pool, enough);
   return error;
 }
 
-/* Asks for a fence of what waits, outside the lock, and makes free what has passed.  Never waits for the GPU. */
-static void fence_locked(struct mam_pool *pool) {
+/* Asks for a fence of what waits, outside the lock, and makes free what has passed, as far as pass_locked does.  Never
+ * waits for the GPU. */
+static void fence_locked(struct mam_pool *pool, size_t enough) {
   uint64_t epoch = waiting_epoch_locked(pool);
   pool->freed_since = 0;
   if (epoch == 0)
@@ -368,7 +370,7 @@ static void fence_locked(struct mam_pool *pool) {
   pool_step_out(pool);
   (void)reuse_reach(pool->reuse, epoch);
   pool_step_in(pool);
-  pass_locked(pool);
+  pass_locked(pool, enough);
 }
 
 /* An allocation gives up after so many waits of its own.  One is decisive in one thread; among many, others may take
@@ -399,11 +401,11 @@ static bool wait_may_help(struct mam_pool *pool, size_t bytes) {
 }
 
 /* Makes what waits free, by another thread's wait if that covers the oldest of it. */
-static cudaError_t await_gpu_locked(struct mam_pool *pool, unsigned *own_waits) {
+static cudaError_t await_gpu_locked(struct mam_pool *pool, size_t bytes, unsigned *own_waits) {
   if (pool->synchronizing > 0 && wait_covers_some_locked(pool))
     return pool_await_change_locked(pool);
   ++*own_waits;
-  return synchronize_locked(pool);
+  return synchronize_locked(pool, bytes);
 }
 
 /* Growth, or what came free while the lock was left for it. */
@@ -423,30 +425,30 @@ struct attempt {
 enum { COLLECTIONS_MOST = 4 };
 
 /* Brings back what the fronts keep. */
-static void collect_locked(struct mam_pool *pool) {
+static void collect_locked(struct mam_pool *pool, size_t enough) {
   pool_step_out(pool);
   pool->config.front->collect(pool);
   pool_step_in(pool);
-  fence_locked(pool);
+  fence_locked(pool, enough);
 }
 
 void pool_collect_locked(struct mam_pool *pool) {
   if (pool->config.front != NULL)
-    collect_locked(pool);
+    collect_locked(pool, SIZE_MAX);
   else
-    fence_locked(pool);
+    fence_locked(pool, SIZE_MAX);
 }
 
 /* What costs no memory and no wait: a fence, and what the fronts keep.  False if both were tried. */
-static bool look_around_locked(struct mam_pool *pool, struct attempt *attempt) {
+static bool look_around_locked(struct mam_pool *pool, size_t bytes, struct attempt *attempt) {
   if (!attempt->fenced) {
     attempt->fenced = true;
-    fence_locked(pool);
+    fence_locked(pool, bytes);
     return true;
   }
   if (attempt->collections == 0 && pool->config.front != NULL) {
     attempt->collections++;
-    collect_locked(pool);
+    collect_locked(pool, bytes);
     return true;
   }
   return false;
@@ -455,7 +457,7 @@ static bool look_around_locked(struct mam_pool *pool, struct attempt *attempt) {
 /* Something to try again with, or why there is nothing.  Growing waits for nothing, so it goes before waiting, unless
  * the source has refused as much before; the waiting limit keeps what it can waste small. */
 static cudaError_t make_room_locked(struct mam_pool *pool, size_t bytes, struct attempt *attempt) {
-  if (look_around_locked(pool, attempt))
+  if (look_around_locked(pool, bytes, attempt))
     return cudaSuccess;
   bool refused = pool->refused_bytes > 0 && bytes >= pool->refused_bytes;
   cudaError_t error = refused ? cudaErrorMemoryAllocation : grow_or_find_locked(pool, bytes);
@@ -463,13 +465,13 @@ static cudaError_t make_room_locked(struct mam_pool *pool, size_t bytes, struct 
     return error;
   if (attempt->own_waits < OWN_WAITS && wait_may_help(pool, bytes) && !reuse_capturing(pool->reuse)) {
     attempt->collections = 0;
-    return await_gpu_locked(pool, &attempt->own_waits);
+    return await_gpu_locked(pool, bytes, &attempt->own_waits);
   }
   if (refused)
     error = grow_or_find_locked(pool, bytes);
   if (error != cudaErrorMemoryAllocation || pool->config.front == NULL || ++attempt->collections > COLLECTIONS_MOST)
     return error;
-  collect_locked(pool);
+  collect_locked(pool, bytes);
   return cudaSuccess;
 }
 
@@ -521,7 +523,7 @@ static void peak_update_locked(struct mam_pool *pool) {
 /* A segment becomes the program's. */
 static void hand_out_locked(struct mam_pool *pool, struct segment *segment, size_t size, const void *site,
                             struct pool_block *block) {
-  *block = (struct pool_block){segment, segment->base, segment->bytes, pool->ticket_next};
+  *block = (struct pool_block){segment, segment->base, segment->bytes, pool->ticket_next, false};
   pool->ticket_next += 2;
   segment->as.used.requested_bytes = size;
   segment->as.used.site = site;
@@ -609,7 +611,9 @@ static void grow_in_place_locked(struct mam_pool *pool, size_t bytes) {
 }
 
 cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, struct pool_block *block) {
-  pool_lock(pool);
+  bool contended = pthread_mutex_trylock(&pool->lock) != 0;
+  if (contended)
+    pool_lock(pool);
   cudaError_t error = pool_expect_locked(pool, order->default_id);
   if (error == cudaSuccess && order->passed_count > 0 && order->generation == pool->generation)
     give_kept_locked(pool, order->passed, order->passed_count, &rule_immediate);
@@ -622,7 +626,7 @@ cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, str
   struct segment *segment = NULL;
   error = cudaErrorMemoryAllocation;
   if (order->effort == POOL_TAKE_GROWTH && bytes >= order->size)
-    grow_in_place_locked(pool, bytes);
+    grow_in_place_locked(pool, bytes > order->growth_bytes ? bytes : order->growth_bytes);
   if (bytes >= order->size) /* not rounded past the end of the numbers */
     segment =
         any ? take_locked(pool, bytes, &error, &no_host_memory) : segment_take(&pool->segments, bytes, &no_host_memory);
@@ -633,6 +637,7 @@ cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, str
     return any && no_host_memory ? error_set(error, "no host memory for a segment") : error;
   }
   hand_out_locked(pool, segment, order->size, order->site, block);
+  block->contended = contended;
   pool_unlock(pool);
   return cudaSuccess;
 }
@@ -664,12 +669,12 @@ static cudaError_t fence_freed_locked(struct mam_pool *pool) {
   bool much = pool->segments.bytes[SEGMENT_WAITING] > waiting_limit(pool);
   if (reuse_passes_by_itself(pool->reuse)) {
     if (much || pool->freed_since >= FENCE_EVERY)
-      fence_locked(pool);
+      fence_locked(pool, 0);
     return cudaSuccess;
   }
   if (!much || pool->synchronizing > 0 || reuse_capturing(pool->reuse))
     return cudaSuccess;
-  return synchronize_locked(pool);
+  return synchronize_locked(pool, SIZE_MAX);
 }
 
 /* Takes a block out of the program's hands; the lock is held.  NULL if it is none. */
@@ -960,5 +965,8 @@ void pool_after_fork(bool in_child) {
     if (front != NULL)
       front->after_fork(pool, in_child);
   }
+  for (struct mam_pool *pool = in_child ? pool_first() : NULL; pool != NULL; pool = pool->next)
+    if (pool->state == POOL_FORKED && pool->frozen_for_fork != NULL) /* the child's only thread reads them */
+      pool->frozen_for_fork->close(pool);
   pthread_mutex_unlock(&pools_lock);
 }

@@ -196,22 +196,23 @@ struct pool_block {
   uintptr_t address;
   size_t bytes;
   uint64_t ticket;
+  bool contended; /* another thread had the pool's lock at the time */
 };
 
 /* Counts the caller among the users of the pool, which cannot end before pool_exit.  Errors: as pool_malloc. */
 cudaError_t pool_enter(struct mam_pool *pool, uint64_t default_id);
 void pool_exit(struct mam_pool *pool);
 
-/* pool_malloc, from what is free, or by growing in place to at most half of the limit (else cudaErrorMemoryAllocation
- * without an error text), or by all means.  Before that,
- * passed_count segments that nothing uses any more become free, unless the pool is of another generation by now:
- * then they are none of its own. */
+/* pool_malloc, from what is free, or by growing in place, by growth_bytes at least, to at most half of the limit (else
+ * cudaErrorMemoryAllocation without an error text), or by all means.  Before that, passed_count segments that nothing
+ * uses any more become free, unless the pool is of another generation by now: then they are none of its own. */
 enum pool_effort { POOL_TAKE_FREE, POOL_TAKE_GROWTH, POOL_TAKE_ANY };
 struct pool_order {
   uint64_t default_id, generation;
   size_t size;
   const void *site;
   enum pool_effort effort;
+  size_t growth_bytes; /* of POOL_TAKE_GROWTH */
   struct segment *const *passed;
   unsigned passed_count;
 };

@@ -175,8 +175,10 @@ static cudaError_t pieces_map(const struct source *source, uintptr_t base, size_
     if (error == cudaSuccess)
       done += next;
   }
-  for (; error != cudaSuccess && done > 0; done -= piece) /* the shorter one is the last, so it is not among these */
-    (void)source->operations->unmap(source, base + done - piece, piece);
+  if (error == cudaSuccess && source->operations->access != NULL)
+    error = source->operations->access(source, base, bytes);
+  for (size_t at = 0; error != cudaSuccess && at < done; at += piece)
+    (void)source->operations->unmap(source, base + at, done - at < piece ? done - at : piece);
   return error;
 }
 
@@ -405,10 +407,10 @@ static bool place_find_locked(struct mam_pool *pool, size_t bytes, struct place 
   return found;
 }
 
-/* Growth is by at least a 64th of what is held, for the sake of its costs; so that much may be held for nothing.  But
- * not by more than 64 MiB beyond what is needed: memory that the driver has not given out since it began costs it up to
+/* Growth is by at least a 128th of what is held, for the sake of its costs; so that much may be held for nothing.  But
+ * not by more than 32 MiB beyond what is needed: memory that the driver has not given out since it began costs it up to
  * 4 ms a GiB (H200). */
-enum { GROWTH_SHARE = 64, GROWTH_MOST_BYTES = 64 << 20 };
+enum { GROWTH_SHARE = 128, GROWTH_MOST_BYTES = 32 << 20 };
 
 /* Makes a place larger, as far as the limit and the unmapped segment allow. */
 static void place_extend(const struct mam_pool *pool, struct place *place) {

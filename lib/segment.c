@@ -23,24 +23,39 @@ RB_GENERATE_INTERNAL(size_tree, segment, as.by_size, compare_sizes, TREE_FUNCTIO
 /* ---- The branches of the size tree ---- */
 
 static unsigned branch_of(size_t bytes) {
-  if (bytes < 32)
+  if (bytes < SIZE_STEPS)
     return 0;
   unsigned log = 63 - (unsigned)__builtin_clzl(bytes);
-  return log * 32 + (unsigned)((bytes >> (log - 5)) & 31);
+  return log * SIZE_STEPS + (unsigned)(bytes >> (log - SIZE_STEP_BITS)) % SIZE_STEPS;
 }
 
 static void size_insert(struct size_forest *forest, struct segment *segment) {
   unsigned branch = branch_of(segment->bytes);
-  RB_INSERT(size_tree, &forest->branches[branch], segment);
+  struct size_tree *tree = &forest->branches[branch];
+  if (!RB_EMPTY(tree)) {
+    RB_INSERT(size_tree, tree, segment);
+    return;
+  }
+  RB_SET(segment, NULL, as.by_size); /* mostly; RB_INSERT takes longer to see it */
+  RB_COLOR(segment, as.by_size) = RB_BLACK;
+  RB_ROOT(tree) = segment;
   forest->words[branch / 64] |= (uint64_t)1 << branch % 64;
   forest->branched |= (uint64_t)1 << branch / 64;
 }
 
+/* Whether a segment of the tree is its only one. */
+static bool size_alone(const struct size_tree *tree, const struct segment *segment) {
+  return RB_ROOT(tree) == segment && RB_LEFT(segment, as.by_size) == NULL && RB_RIGHT(segment, as.by_size) == NULL;
+}
+
 static void size_remove(struct size_forest *forest, struct segment *segment) {
   unsigned branch = branch_of(segment->bytes);
-  RB_REMOVE(size_tree, &forest->branches[branch], segment);
-  if (!RB_EMPTY(&forest->branches[branch]))
+  struct size_tree *tree = &forest->branches[branch];
+  if (!size_alone(tree, segment)) {
+    RB_REMOVE(size_tree, tree, segment);
     return;
+  }
+  RB_ROOT(tree) = NULL;
   forest->words[branch / 64] &= ~((uint64_t)1 << branch % 64);
   if (forest->words[branch / 64] == 0)
     forest->branched &= ~((uint64_t)1 << branch / 64);
@@ -88,7 +103,7 @@ static bool slab_add(struct segment_set *set) {
   size_t count = set->slab_bytes / sizeof(struct segment) / SLAB_SHARE;
   count = count < LEAST_SLAB_SEGMENTS ? LEAST_SLAB_SEGMENTS : count > MOST_SLAB_SEGMENTS ? MOST_SLAB_SEGMENTS : count;
   size_t bytes = sizeof(struct segment_slab) + count * sizeof(struct segment);
-  struct segment_slab *slab = malloc(bytes);
+  struct segment_slab *slab = calloc(1, bytes); /* no tickets */
   if (slab == NULL)
     return false;
   slab->next = set->slabs;
@@ -109,6 +124,15 @@ static struct segment *spare_take(struct segment_set *set) {
 
 static void spare_put(struct segment_set *set, struct segment *segment) {
   SLIST_INSERT_HEAD(&set->spares, segment, as.spare);
+}
+
+/* Describes a spare anew, in no state yet.  Its ticket is 0 and stays: somebody may still compare it with an old one.
+ */
+static void segment_make(struct segment *segment, uintptr_t base, size_t bytes, bool heads_chunk) {
+  segment->base = base;
+  segment->bytes = bytes;
+  segment->state = SEGMENT_FREE;
+  segment->heads_chunk = heads_chunk;
 }
 
 void segment_set_init(struct segment_set *set) {
@@ -158,13 +182,19 @@ static void count_remove(struct segment_set *set, enum segment_state state, size
 
 /* ---- Free segments ---- */
 
+/* Whether a segment with new bounds keeps its place in its branch. */
+static bool size_stays(const struct segment_set *set, struct segment *segment, uintptr_t base, size_t bytes) {
+  const struct segment key = {.base = base, .bytes = bytes}, *smaller, *larger;
+  if (size_alone(&set->by_size.branches[branch_of(bytes)], segment))
+    return true;
+  return ((smaller = RB_PREV(size_tree, , segment)) == NULL || compare_sizes(smaller, &key) < 0) &&
+         ((larger = RB_NEXT(size_tree, , segment)) == NULL || compare_sizes(&key, larger) < 0);
+}
+
 /* Gives a free segment new bounds, which stay between its neighbours' so that the pointer tree does not change.  The
  * size tree only changes if the segment would pass another one: the usual large hole keeps its place. */
 static void free_resize(struct segment_set *set, struct segment *segment, uintptr_t base, size_t bytes) {
-  const struct segment key = {.base = base, .bytes = bytes};
-  const struct segment *smaller = RB_PREV(size_tree, , segment), *larger = RB_NEXT(size_tree, , segment);
-  bool stays = branch_of(bytes) == branch_of(segment->bytes) && (smaller == NULL || compare_sizes(smaller, &key) < 0) &&
-               (larger == NULL || compare_sizes(&key, larger) < 0);
+  bool stays = branch_of(bytes) == branch_of(segment->bytes) && size_stays(set, segment, base, bytes);
   set->bytes[SEGMENT_FREE] += bytes - segment->bytes;
   if (!stays)
     size_remove(&set->by_size, segment);
@@ -214,7 +244,7 @@ static struct segment *chunk_add(struct segment_set *set, uintptr_t base, size_t
   struct segment *segment = spare_take(set);
   if (segment == NULL)
     return NULL;
-  *segment = (struct segment){.base = base, .bytes = bytes, .heads_chunk = true};
+  segment_make(segment, base, bytes, true);
   RB_INSERT(pointer_tree, &set->by_address, segment);
   return segment;
 }
@@ -273,7 +303,7 @@ static struct segment *split_front(struct segment_set *set, struct segment *hole
   struct segment *front = spare_take(set);
   if (front == NULL)
     return NULL;
-  *front = (struct segment){.base = hole->base, .bytes = bytes, .heads_chunk = hole->heads_chunk};
+  segment_make(front, hole->base, bytes, hole->heads_chunk);
   hole->heads_chunk = false;
   free_resize(set, hole, hole->base + bytes, hole->bytes - bytes);
   pointer_tree_insert_before(&set->by_address, front, hole);
@@ -343,7 +373,7 @@ struct segment *segment_take_aligned(struct segment_set *set, size_t bytes, size
     *no_host_memory = true;
     return NULL;
   }
-  *front = (struct segment){.base = block->base, .bytes = skip, .heads_chunk = block->heads_chunk};
+  segment_make(front, block->base, skip, block->heads_chunk);
   count_remove(set, SEGMENT_USED, block->bytes);
   block->base += skip;
   block->bytes -= skip;
@@ -414,13 +444,13 @@ struct segment *segment_move(struct segment_set *set, struct segment *segment, u
   segment->state = SEGMENT_MOVING;
   count_add(set, SEGMENT_MOVING, bytes);
   if (front != NULL) {
-    *front = (struct segment){.base = base - front_bytes, .bytes = front_bytes, .heads_chunk = segment->heads_chunk};
+    segment_make(front, base - front_bytes, front_bytes, segment->heads_chunk);
     segment->heads_chunk = false;
     pointer_tree_insert_before(&set->by_address, front, segment);
     part_put_back(set, front, state);
   }
   if (rest != NULL) {
-    *rest = (struct segment){.base = base + bytes, .bytes = rest_bytes};
+    segment_make(rest, base + bytes, rest_bytes, false);
     RB_INSERT(pointer_tree, &set->by_address, rest);
     part_put_back(set, rest, state);
   }
@@ -574,7 +604,7 @@ struct segment *segment_retake(struct segment_set *set, struct waiting_stream *s
     if (front == NULL)
       return NULL;
     waiting_remove(set, segment);
-    *front = (struct segment){.base = segment->base, .bytes = bytes, .heads_chunk = segment->heads_chunk};
+    segment_make(front, segment->base, bytes, segment->heads_chunk);
     segment->base += bytes;
     segment->bytes -= bytes;
     segment->heads_chunk = false;

@@ -43,7 +43,8 @@ struct waiting_stream;
 struct segment {
   /* Whose a used segment is: odd, a live block's, and never the same for two blocks; even, whoever freed the block
    * keeps it (front.h), or it never was one.  Exchanged by whoever frees, without the pool's lock if it is the block's
-   * own front; of two frees of one block, one finds another ticket.  This floor sets it to 0 and never reads it. */
+   * own front; of two frees of one block, one finds another ticket.  0 if it is not used, of which whoever gives it
+   * back makes sure; this floor neither reads nor writes it. */
   _Atomic uint64_t ticket;
   uintptr_t base;
   size_t bytes : 59;
@@ -76,9 +77,10 @@ RB_HEAD(pointer_tree, segment);
 RB_HEAD(size_tree, segment);
 LIST_HEAD(unmapped_list, segment);
 
-/* The size tree is cut into branches by size, 32 for each power of two, so that each is small and warm in the cache:
+/* The size tree is cut into branches by size, 64 for each power of two, so that each holds a few segments at most:
  * a search in one tree of 600 holes was half of what an allocation cost. */
-enum { SIZE_BRANCHES = 64 * 32, SIZE_WORDS = SIZE_BRANCHES / 64 };
+enum { SIZE_STEP_BITS = 6, SIZE_STEPS = 1 << SIZE_STEP_BITS, SIZE_BRANCHES = 64 * SIZE_STEPS, SIZE_WORDS = 64 };
+_Static_assert(SIZE_BRANCHES == 64 * SIZE_WORDS, "a bit for each branch, and for each word");
 
 /* What waits and was freed on one stream, by size: eight lists for each power of two.  Neighbours coalesce whatever
  * their epochs, the latest counts; in a list an older one may come behind a younger. */

@@ -10,8 +10,8 @@ enum {
   LINE_BYTES = 64 /* of a cache line */
 };
 
-void depot_init(struct depot *depot) {
-  (void)pthread_mutex_init(&depot->lock, NULL);
+void depot_init(struct depot *depot, pthread_mutex_t *lock) {
+  depot->lock = lock;
   TAILQ_INIT(&depot->slabs);
   depot->first = depot->shells = NULL;
   depot->last = &depot->first;
@@ -28,11 +28,11 @@ static void slab_count_add(struct depot *depot, int change) {
 /* ---- Batches ---- */
 
 struct batch *slab_shell_take(struct depot *depot) {
-  pthread_mutex_lock(&depot->lock);
+  pthread_mutex_lock(depot->lock);
   struct batch *shell = depot->shells;
   if (shell != NULL)
     depot->shells = shell->next;
-  pthread_mutex_unlock(&depot->lock);
+  pthread_mutex_unlock(depot->lock);
   if (shell == NULL)
     shell = aligned_alloc(_Alignof(struct batch), sizeof *shell);
   if (shell != NULL)
@@ -48,9 +48,9 @@ static void shell_give_locked(struct depot *depot, struct batch *shell) {
 void slab_shell_give(struct depot *depot, struct batch *shell) {
   if (shell == NULL)
     return;
-  pthread_mutex_lock(&depot->lock);
+  pthread_mutex_lock(depot->lock);
   shell_give_locked(depot, shell);
-  pthread_mutex_unlock(&depot->lock);
+  pthread_mutex_unlock(depot->lock);
 }
 
 static void batch_push_locked(struct depot *depot, struct batch *batch, bool at_once) {
@@ -145,7 +145,7 @@ static void word_carve_locked(struct slab *slab, uint32_t word, struct batch *ba
   size_t block_bytes = slab_block_bytes(slab);
   for (uint64_t bits = slab->inside[word]; bits != 0; bits &= bits - 1) {
     uint32_t index = word * WORD_BITS + (uint32_t)__builtin_ctzl(bits);
-    batch->blocks[batch->count++] = slab->base + index * block_bytes;
+    batch->blocks[batch->count++] = (struct slab_block){slab->base + index * block_bytes, slab_live(slab, index)};
     slab->inside_count--;
   }
   slab->inside[word] = 0;
@@ -163,6 +163,16 @@ static void slab_carve_locked(struct depot *depot, struct slab *slab, struct bat
   }
 }
 
+static bool slab_full(const struct slab *slab) { return slab->inside_count == slab_block_count(slab); }
+
+/* A slab with all its blocks inside is no longer the depot's. */
+static void slab_leave_locked(struct depot *depot, struct slab *slab) {
+  TAILQ_REMOVE(&depot->slabs, slab, link);
+  /* release: nothing is read of it after this; a free that finds it gone answers that there is no such block */
+  atomic_store_explicit(&slab->pool, NULL, memory_order_release);
+  slab_count_add(depot, -1);
+}
+
 /* Puts a block back.  Returns its slab if all its blocks are in now: then it is no longer the depot's. */
 static struct slab *block_return_locked(struct depot *depot, uintptr_t address) {
   struct slab *slab = page_map_find(address);
@@ -170,15 +180,26 @@ static struct slab *block_return_locked(struct depot *depot, uintptr_t address) 
     return NULL;
   uint32_t index = slab_index(slab, address);
   slab->inside[index / WORD_BITS] |= (uint64_t)1 << index % WORD_BITS;
-  TAILQ_REMOVE(&depot->slabs, slab, link);
-  if (++slab->inside_count < slab_block_count(slab)) {
-    TAILQ_INSERT_HEAD(&depot->slabs, slab, link);
-    return NULL;
+  slab->inside_count++;
+  if (slab_full(slab)) {
+    slab_leave_locked(depot, slab);
+    return slab;
   }
-  /* release: nothing is read of it after this; a free that finds it gone answers that there is no such block */
-  atomic_store_explicit(&slab->pool, NULL, memory_order_release);
-  slab_count_add(depot, -1);
-  return slab;
+  TAILQ_REMOVE(&depot->slabs, slab, link);
+  TAILQ_INSERT_HEAD(&depot->slabs, slab, link);
+  return NULL;
+}
+
+/* Slabs that nobody took a block from: two threads added one each, and one sufficed.  Those with blocks come first. */
+static void slabs_unused_locked(struct depot *depot, struct slab_list *empty) {
+  struct slab *slab = TAILQ_FIRST(&depot->slabs), *next;
+  for (; slab != NULL && slab->inside_count > 0; slab = next) {
+    next = TAILQ_NEXT(slab, link);
+    if (!slab_full(slab))
+      continue;
+    slab_leave_locked(depot, slab);
+    TAILQ_INSERT_TAIL(empty, slab, link);
+  }
 }
 
 /* Puts batches that have passed into their slabs until only so many are left.  Empty slabs are collected in a list. */
@@ -186,7 +207,7 @@ static void batches_return_locked(struct depot *depot, uint64_t passed, unsigned
   struct batch *batch;
   while (depot->batch_count > keep && (batch = batch_pull_locked(depot, passed)) != NULL) {
     for (unsigned i = 0; i < batch->count; i++) {
-      struct slab *slab = block_return_locked(depot, batch->blocks[i]);
+      struct slab *slab = block_return_locked(depot, batch->blocks[i].address);
       if (slab != NULL)
         TAILQ_INSERT_TAIL(empty, slab, link);
     }
@@ -207,19 +228,21 @@ static size_t spans_give(struct mam_pool *pool, struct slab_list *empty) {
 
 static size_t batches_return(struct mam_pool *pool, struct depot *depot, unsigned keep) {
   struct slab_list empty = TAILQ_HEAD_INITIALIZER(empty);
-  pthread_mutex_lock(&depot->lock);
+  pthread_mutex_lock(depot->lock);
   batches_return_locked(depot, reuse_passed(pool->reuse), keep, &empty);
-  pthread_mutex_unlock(&depot->lock);
+  if (keep == 0)
+    slabs_unused_locked(depot, &empty);
+  pthread_mutex_unlock(depot->lock);
   return spans_give(pool, &empty);
 }
 
 size_t slab_reclaim(struct mam_pool *pool, struct depot *depot) { return batches_return(pool, depot, 0); }
 
 void slab_rest(struct mam_pool *pool, struct depot *depot, struct batch *batch, bool at_once) {
-  pthread_mutex_lock(&depot->lock);
+  pthread_mutex_lock(depot->lock);
   batch_push_locked(depot, batch, at_once);
   bool many = depot->batch_count > 2 * BATCHES_KEPT;
-  pthread_mutex_unlock(&depot->lock);
+  pthread_mutex_unlock(depot->lock);
   if (many)
     (void)batches_return(pool, depot, BATCHES_KEPT);
 }
@@ -252,28 +275,28 @@ static bool slab_add(struct mam_pool *pool, struct depot *depot, unsigned class)
     pool_span_give(pool, base, true);
     return false;
   }
-  pthread_mutex_lock(&depot->lock);
+  pthread_mutex_lock(depot->lock);
   TAILQ_INSERT_HEAD(&depot->slabs, slab, link);
   slab_count_add(depot, 1);
   /* release: the carved slab; pairs with the acquire in slab_free_block */
   atomic_store_explicit(&slab->pool, pool, memory_order_release);
-  pthread_mutex_unlock(&depot->lock);
+  pthread_mutex_unlock(depot->lock);
   return true;
 }
 
 /* What rests has first claim if a fence frees it without waiting: it was used a moment ago, a new slab never was. */
 static bool resting_passes(struct mam_pool *pool, struct depot *depot) {
-  pthread_mutex_lock(&depot->lock);
+  pthread_mutex_lock(depot->lock);
   uint64_t epoch = depot->first != NULL ? depot->first->epoch : UINT64_MAX;
-  pthread_mutex_unlock(&depot->lock);
+  pthread_mutex_unlock(depot->lock);
   return epoch != UINT64_MAX && reuse_reach(pool->reuse, epoch);
 }
 
 struct batch *slab_refill(struct mam_pool *pool, struct depot *depot, unsigned class) {
   for (;;) {
-    pthread_mutex_lock(&depot->lock);
+    pthread_mutex_lock(depot->lock);
     struct batch *batch = refill_locked(pool, depot);
-    pthread_mutex_unlock(&depot->lock);
+    pthread_mutex_unlock(depot->lock);
     if (batch != NULL)
       return batch;
     if (!resting_passes(pool, depot) && !slab_add(pool, depot, class))
@@ -301,8 +324,7 @@ void slab_forget(struct depot *depot) {
   }
   batches_free(depot->first);
   batches_free(depot->shells);
-  (void)pthread_mutex_destroy(&depot->lock);
-  depot_init(depot);
+  depot_init(depot, depot->lock);
 }
 
 void slab_count(struct mam_pool *pool, struct depot *depot, unsigned class, size_t *span_bytes, size_t *waiting_bytes) {

@@ -29,12 +29,18 @@ enum {
   SLAB_BATCH = 64    /* blocks that change hands at once: what a fence is shared by, at least */
 };
 
+/* A block that is not live, and where that is written: an allocation then need not look for it. */
+struct slab_block {
+  uintptr_t address;
+  _Atomic uint8_t *live;
+};
+
 /* Blocks of one class on their way.  Owned by whoever holds it: a front or a depot. */
 struct batch {
   _Alignas(64) struct batch *next; /* no two threads' batches share a cache line */
   uint64_t epoch;                  /* none of the blocks was freed later: they may be used when it has passed */
   unsigned count;
-  uintptr_t blocks[SLAB_BATCH];
+  struct slab_block blocks[SLAB_BATCH];
 };
 
 struct slab {
@@ -58,7 +64,7 @@ TAILQ_HEAD(slab_list, slab);
 
 /* All slabs and resting batches of one class of a pool. */
 struct depot {
-  _Alignas(64) pthread_mutex_t lock;
+  _Alignas(64) pthread_mutex_t *lock; /* may be other depots' too */
   struct slab_list slabs;
   struct batch *first, **last; /* resting, oldest epoch first but for what was freed for immediate use */
   unsigned batch_count;
@@ -66,7 +72,8 @@ struct depot {
   struct batch *shells;        /* empty batches for the next to come */
 };
 
-void depot_init(struct depot *depot);
+/* The lock is the caller's, who keeps it for as long as the depot is used. */
+void depot_init(struct depot *depot, pthread_mutex_t *lock);
 
 /* The smallest class whose blocks hold bytes, 1 to SLAB_BLOCK_MOST_BYTES. */
 static inline unsigned slab_class(size_t bytes) {

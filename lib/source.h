@@ -28,7 +28,7 @@ struct source_operations {
   /* Whether chunks taken are still there. */
   bool (*lives)(const struct source *source);
 
-  /* Addresses first, memory later; all five are NULL for a source that knows only whole chunks.  Bytes and addresses
+  /* Addresses first, memory later; all are NULL for a source that knows only whole chunks.  Bytes and addresses
    * are multiples of SOURCE_GRANULARITY_BYTES.  None of them waits for the GPU: whoever takes memory away knows that
    * the GPU is done with it. */
 
@@ -39,8 +39,11 @@ struct source_operations {
    * work when the context is gone. */
   cudaError_t (*unreserve)(const struct source *source, uintptr_t base, size_t bytes);
   /* Puts memory under a part of a reservation that has none: from then on one piece, with undefined content.
-   * cudaErrorMemoryAllocation if there is none; on failure nothing changed. */
+   * cudaErrorMemoryAllocation if there is none; on failure nothing changed.  To be used it needs access, too. */
   cudaError_t (*map)(const struct source *source, uintptr_t base, size_t bytes);
+  /* Lets the GPU use a range of pieces: one call for all that were mapped together, as it is what costs most, above all
+   * beside a running kernel.  NULL: they can be used at once. */
+  cudaError_t (*access)(const struct source *source, uintptr_t base, size_t bytes);
   /* Takes the memory of one piece, as it was mapped, away.  On failure it is still there. */
   cudaError_t (*unmap)(const struct source *source, uintptr_t base, size_t bytes);
   /* How many bytes the source has in all, whoever holds them. */

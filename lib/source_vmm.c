@@ -75,26 +75,25 @@ static cudaError_t create_and_map(const struct source *source, uintptr_t base, s
   return error;
 }
 
-static cudaError_t map_in_context(const struct source *source, uintptr_t base, size_t bytes) {
-  const struct driver *driver = source->context.driver;
-  const CUmemAccessDesc access = {.location = {CU_MEM_LOCATION_TYPE_DEVICE, source->device},
-                                  .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-  cudaError_t error = create_and_map(source, base, bytes);
-  if (error != cudaSuccess)
-    return error;
-  error = checked(source, driver->cuMemSetAccess(base, bytes, &access, 1), "cuMemSetAccess");
-  if (error != cudaSuccess)
-    (void)driver->cuMemUnmap(base, bytes);
-  return error;
-}
-
 /* In the context only because a pool must not go on growing when its context is gone. */
 static cudaError_t vmm_map(const struct source *source, uintptr_t base, size_t bytes) {
   struct context_visit visit;
   cudaError_t error = context_enter(&source->context, &visit);
   if (error != cudaSuccess)
     return error;
-  error = map_in_context(source, base, bytes);
+  error = create_and_map(source, base, bytes);
+  context_leave(&source->context, &visit);
+  return error;
+}
+
+static cudaError_t vmm_access(const struct source *source, uintptr_t base, size_t bytes) {
+  const CUmemAccessDesc access = {.location = {CU_MEM_LOCATION_TYPE_DEVICE, source->device},
+                                  .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  struct context_visit visit;
+  cudaError_t error = context_enter(&source->context, &visit);
+  if (error != cudaSuccess)
+    return error;
+  error = checked(source, source->context.driver->cuMemSetAccess(base, bytes, &access, 1), "cuMemSetAccess");
   context_leave(&source->context, &visit);
   return error;
 }
@@ -123,5 +122,6 @@ const struct source_operations source_vmm = {.name = "vmm",
                                              .reserve = vmm_reserve,
                                              .unreserve = vmm_unreserve,
                                              .map = vmm_map,
+                                             .access = vmm_access,
                                              .unmap = vmm_unmap,
                                              .total = vmm_total};

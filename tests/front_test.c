@@ -252,6 +252,62 @@ START_TEST(what_tags_keep_comes_back_for_a_block_of_the_whole_pool) {
 }
 END_TEST
 
+/* ---- Sizes that do not come again ---- */
+
+enum { ODD = 32, STEP = 1024 };
+
+/* All sizes differ: those freed are of even steps, those asked for in between. */
+START_TEST(a_medium_block_serves_what_is_a_little_smaller) {
+  const size_t least = 192 << 10;
+  char *blocks[ODD], *others[4 * ODD];
+  for (size_t i = 0; i < ODD / 2; i++)
+    blocks[i] = get(least + (i + 1) * STEP);
+  for (size_t i = 0; i < 4 * ODD; i++)
+    others[i] = get(MIB + i * STEP);
+  for (size_t i = 0; i < ODD / 2; i++)
+    put(blocks[i]);
+  uint64_t hits = info_now().size_hit_count;
+  char *served = get(least - STEP), *not_served = get(150 << 10);
+  ck_assert_uint_eq(info_now().size_hit_count, hits + 1);
+  bool taken_back = false;
+  for (size_t i = 0; i < ODD / 2; i++)
+    taken_back = taken_back || served == blocks[i];
+  ck_assert(taken_back);
+  put(served), put(not_served);
+  for (size_t i = 0; i < 4 * ODD; i++)
+    put(others[i]);
+  ck_assert(all_is_free(pool_bytes));
+}
+END_TEST
+
+enum { HELD = 64 };
+static char *held[THREADS + 1][HELD];
+
+static void *odd_traffic(void *number) {
+  uint64_t random = (uint64_t)(uintptr_t)number;
+  char **mine = held[(uintptr_t)number];
+  while (!time_is_up()) {
+    char **slot = &mine[random_below(&random, HELD)];
+    if (*slot != NULL)
+      put(*slot);
+    *slot = *slot != NULL ? NULL : get((32 << 10) + random_below(&random, 2 * MIB));
+  }
+  return NULL;
+}
+
+START_TEST(no_block_of_many_threads_is_more_than_a_quarter_too_large) {
+  start_clock();
+  in_threads(odd_traffic, THREADS);
+  MAM_PoolInfo info = info_now();
+  ck_assert_uint_gt(info.used_count, 0);
+  ck_assert_uint_le(info.used_bytes, info.requested_bytes + info.requested_bytes / 4 + 512 * info.used_count);
+  for (size_t i = 0; i <= THREADS; i++)
+    for (size_t j = 0; j < HELD; j++)
+      put(held[i][j]);
+  ck_assert(all_is_free(pool_bytes));
+}
+END_TEST
+
 /* ---- Between threads ---- */
 
 enum { RING = 256 };
@@ -570,6 +626,8 @@ int main(void) {
   tcase_add_loop_test(large, freed_blocks_are_refused_by_every_thread, 0, 6);
   tcase_add_loop_test(large, pointers_that_start_no_block_are_refused, 0, 6);
   tcase_add_test(large, of_many_frees_of_one_block_one_succeeds);
+  tcase_add_test(large, a_medium_block_serves_what_is_a_little_smaller);
+  tcase_add_test(large, no_block_of_many_threads_is_more_than_a_quarter_too_large);
   tcase_add_test(large, small_blocks_cost_two_bytes_of_host_memory);
   tcase_add_test(large, pairs_take_no_host_memory);
   tcase_add_test(large, refused_frees_take_no_host_memory);

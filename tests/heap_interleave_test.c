@@ -109,14 +109,14 @@ static void hold(void *block) {
 }
 
 static void claim_by_recycling(mam_u32 size_class) {
-  struct mam_claim claim = mam_recycle(&model->control.superblocks[0], size_class, 1, 0);
+  struct mam_claim claim = mam_recycle(model->control->superblocks[0], size_class, 1, 0);
   if (claim.mask != 0)
     hold((void *)(uintptr_t)mam_claim_chunk(claim, 0));
 }
 
 static void claim_of_a_new_span(mam_u32 size_class) {
   struct mam_claim claim =
-      mam_span_open(&model->control, size_class, mam_span_pages(model->control.heap.chunks, size_class), 1, 0);
+      mam_span_open(model->control, size_class, mam_span_pages(model->control->heap.chunks, size_class), 1, 0);
   if (claim.mask != 0)
     hold((void *)(uintptr_t)mam_claim_chunk(claim, 0));
 }
@@ -130,7 +130,7 @@ static void free_prepared(unsigned index) {
 
 /* ---- What is always asked for ---- */
 
-static mam_u64 bytes_of(const void *block) { return mam_block_bytes(&model->control, (mam_u64)(uintptr_t)block); }
+static mam_u64 bytes_of(const void *block) { return mam_block_bytes(model->control, (mam_u64)(uintptr_t)block); }
 
 static const char *overlap(void) {
   for (unsigned i = 0; i < THREADS * BLOCKS; i++)
@@ -145,15 +145,15 @@ static const char *overlap(void) {
 
 /* A chunk that is free in a span is found by whoever looks for its class. */
 static const char *hidden(void) {
-  const struct mam_superblock *superblock = &model->control.superblocks[0];
-  for (mam_u32 page = 0; page < superblock->page_count; page++)
+  struct mam_area area = model->control->superblocks[0];
+  for (mam_u32 page = 0; page < area.page_count; page++)
     for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++) {
-      mam_u64 word = superblock->words[page * MAM_PAGE_WORDS + i];
+      mam_u64 word = area.words[page * MAM_PAGE_WORDS + i];
       if (word == 0 || word >> 56 == MAM_CLASS_RUN || (mam_u32)word == mam_word_full(word))
         continue;
-      const mam_u64 *map = superblock->classes + (size_t)mam_word_class(word) * superblock->class_stride;
+      const mam_u64 *map = mam_area_class(area, mam_word_class(word));
       mam_u32 block = page / MAM_BLOCK_PAGES;
-      if ((map[block >> 6] >> (block & 63) & 1) != 0 || map[superblock->class_words] == MAM_FULL_WORD)
+      if ((map[block >> 6] >> (block & 63) & 1) != 0 || map[mam_area_class_words(area)] == MAM_FULL_WORD)
         return "a free chunk is in no map";
     }
   return NULL;
@@ -161,10 +161,10 @@ static const char *hidden(void) {
 
 /* Pages are owned by the spans and runs that there are, and by nobody else. */
 static const char *stray_pages(void) {
-  const struct mam_superblock *superblock = &model->control.superblocks[0];
-  mam_u64 owned = superblock->page_count % 64 == 0 ? 0 : MAM_FULL_WORD << superblock->page_count % 64;
-  for (mam_u32 page = 0; page < superblock->page_count; page++) {
-    mam_u64 word = superblock->words[page * MAM_PAGE_WORDS];
+  struct mam_area area = model->control->superblocks[0];
+  mam_u64 owned = area.page_count % 64 == 0 ? 0 : MAM_FULL_WORD << area.page_count % 64;
+  for (mam_u32 page = 0; page < area.page_count; page++) {
+    mam_u64 word = area.words[page * MAM_PAGE_WORDS];
     if (word == 0)
       continue;
     mam_u32 count = word >> 56 == MAM_CLASS_RUN ? (mam_u32)word : mam_word_span_pages(word);
@@ -173,7 +173,7 @@ static const char *stray_pages(void) {
       return "two spans overlap";
     owned |= bits;
   }
-  if (owned != superblock->pages[0])
+  if (owned != mam_area_pages(area)[0])
     return "pages are lost, or free under a span";
   return NULL;
 }
@@ -218,15 +218,15 @@ static bool is_known(uint64_t hash) {
 }
 
 static uint64_t memory_hash(void) {
-  const struct mam_superblock *superblock = &model->control.superblocks[0];
-  const mam_u64 *memory = superblock->words;
-  size_t words = (size_t)(superblock->classes - memory) + (size_t)MAM_HEAP_CLASSES * superblock->class_stride;
-  uint64_t hash = superblock->shortage;
+  struct mam_area area = model->control->superblocks[0];
+  const mam_u64 *memory = area.words;
+  size_t words = (size_t)((mam_u64 *)mam_area_entries(area) - memory);
+  uint64_t hash = memory[-1];
   for (size_t i = 0; i < words; i++)
     hash = mix(hash, memory[i] + i);
-  for (mam_u32 i = 0; i < model->control.heap.slot_count * MAM_HEAP_CLASSES; i++)
-    hash = mix(hash, model->control.heap.slots[i]);
-  return mix(hash, model->control.cursors[0]);
+  for (mam_u32 i = 0; i < model->control->heap.slot_count * MAM_HEAP_CLASSES; i++)
+    hash = mix(hash, model->control->heap.slots[i]);
+  return mix(hash, mam_cursors(model->control)[0]);
 }
 
 static uint64_t state_hash(void) {
@@ -265,10 +265,9 @@ static void begin(int which) {
 static bool run_once(size_t prefix) {
   memset(threads, 0, sizeof threads);
   violation = NULL;
-  mam_superblock_clear(&model->control.superblocks[0], 0, 1);
-  mam_slots_clear(&model->control, 0, 1);
-  model->control.superblocks[0].shortage = 0;
-  memset(model->control.drained, 0, sizeof model->control.drained);
+  mam_area_clear(model->control->superblocks[0], 0, 1);
+  mam_slots_clear(model->control, 0, 1);
+  memset(model->control->drained, 0, sizeof model->control->drained);
   scenario->prepare();
   for (unsigned i = 0; i < scenario->threads; i++)
     begin((int)i);
@@ -337,9 +336,9 @@ static const char *explore(const struct scenario *explored, size_t *states) {
 
 /* Blocks of one span of a class, all of it or the first few, which no slot holds. */
 static void prepare_blocks(mam_u32 size_class, unsigned count) {
-  mam_u32 limit = mam_slot_limit(&model->control.heap, size_class);
-  mam_u32 pages = mam_span_pages(model->control.heap.chunks, size_class);
-  struct mam_claim claim = mam_span_open(&model->control, size_class, pages, count, 0);
+  mam_u32 limit = mam_slot_limit(&model->control->heap, size_class);
+  mam_u32 pages = mam_span_pages(model->control->heap.chunks, size_class);
+  struct mam_claim claim = mam_span_open(model->control, size_class, pages, count, 0);
   for (unsigned i = 0; i < count; i++)
     prepared[i] = (void *)(uintptr_t)mam_claim_chunk(claim, i);
   ck_assert_uint_le(count, limit);
@@ -349,13 +348,13 @@ static void one_left(void) { prepare_blocks(CLASS_A, 1); }
 static void two_left(void) { prepare_blocks(CLASS_A, 2); }
 static void full_span(void) {
   prepare_blocks(CLASS_A, 32);
-  (void)mam_recycle(&model->control.superblocks[0], CLASS_A, 1, 0); /* strikes the hint */
+  (void)mam_recycle(model->control->superblocks[0], CLASS_A, 1, 0); /* strikes the hint */
 }
 /* One chunk in each of two words of a span, and nothing else in it: 64 chunks of 320 bytes. */
 enum { CLASS_TWO_WORDS = 12 };
 static void two_words(void) {
   prepare_blocks(CLASS_TWO_WORDS, 32);
-  struct mam_claim claim = mam_recycle(&model->control.superblocks[0], CLASS_TWO_WORDS, 1, 0);
+  struct mam_claim claim = mam_recycle(model->control->superblocks[0], CLASS_TWO_WORDS, 1, 0);
   for (unsigned i = 1; i < 32; i++)
     (void)heap_model_free(model, prepared[i]);
   prepared[1] = (void *)(uintptr_t)mam_claim_chunk(claim, 0);
@@ -363,8 +362,8 @@ static void two_words(void) {
 static void nothing(void) {}
 /* All pages but those of one span. */
 static void little_room(void) {
-  mam_u32 pages = model->control.superblocks[0].page_count - mam_span_pages(model->control.heap.chunks, CLASS_A);
-  prepared[0] = (void *)(uintptr_t)mam_run_malloc(&model->control, (mam_u64)pages * MAM_PAGE_BYTES, 0);
+  mam_u32 pages = model->control->superblocks[0].page_count - mam_span_pages(model->control->heap.chunks, CLASS_A);
+  prepared[0] = (void *)(uintptr_t)mam_run_malloc(model->control, (mam_u64)pages * MAM_PAGE_BYTES, 0);
 }
 
 static void free_0(void) { free_prepared(0); }
@@ -397,7 +396,7 @@ static void take_many_tickets(void) {
     hold(blocks[i]);
 }
 static void take_a_run(void) {
-  mam_u64 address = mam_run_malloc(&model->control, 3 * MAM_PAGE_BYTES, 0);
+  mam_u64 address = mam_run_malloc(model->control, 3 * MAM_PAGE_BYTES, 0);
   hold((void *)(uintptr_t)address);
 }
 static void free_run(void) { free_prepared(0); }
@@ -415,9 +414,9 @@ static void one_of_two_frees(void) {
 
 /* The paper's claim: the chunk size is read, and a bit set in what was that page's bit-field. */
 static void claim_by_stale_size(void) {
-  struct mam_superblock *superblock = &model->control.superblocks[0];
-  mam_u32 page = (mam_u32)(((mam_u64)(uintptr_t)prepared[0] - superblock->base) / MAM_PAGE_BYTES);
-  mam_u64 *word = &superblock->words[page * MAM_PAGE_WORDS];
+  struct mam_area area = model->control->superblocks[0];
+  mam_u32 page = (mam_u32)(((mam_u64)(uintptr_t)prepared[0] - area.base) / MAM_PAGE_BYTES);
+  mam_u64 *word = &area.words[page * MAM_PAGE_WORDS];
   if (mam_word_class(mam_load_relaxed_u64(word)) != CLASS_A)
     return;
   mam_u64 bit = 1ull << 5;

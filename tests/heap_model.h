@@ -13,72 +13,69 @@
 #include <mam/heap_core.h>
 
 struct heap_model {
-  struct mam_heap_control control;
+  struct mam_heap_control *control;
   void *memory[MAM_HEAP_SUPERBLOCKS];
 };
 
-/* Adds a superblock of bytes; false if there is no memory for it. */
-static inline int heap_model_grow(struct heap_model *model, size_t bytes) {
-  mam_u32 index = model->control.superblock_count;
-  struct mam_superblock *superblock = &model->control.superblocks[index];
+/* Adds a superblock of bytes. */
+static inline void heap_model_grow(struct heap_model *model, size_t bytes) {
+  mam_u32 index = model->control->superblock_count;
   void *memory = aligned_alloc(MAM_PAGE_BYTES, bytes);
-  if (memory == NULL || !mam_superblock_place(superblock, (mam_u64)(uintptr_t)memory, bytes)) {
-    free(memory);
-    return 0;
-  }
-  mam_superblock_clear(superblock, 0, 1);
+  if (memory == NULL)
+    abort();
+  struct mam_area area = mam_area_place((mam_u64)(uintptr_t)memory, bytes);
+  mam_area_clear(area, 0, 1);
   model->memory[index] = memory;
-  __atomic_store_n(&model->control.superblock_count, index + 1, __ATOMIC_RELEASE);
-  return 1;
+  model->control->superblocks[index] = area;
+  __atomic_store_n(&model->control->superblock_count, index + 1, __ATOMIC_RELEASE);
 }
 
-/* A heap of bytes, as for a GPU of so many multiprocessors; NULL if there is no memory. */
+/* A heap of bytes, as for a GPU of so many multiprocessors. */
 static inline struct heap_model *heap_model_create(size_t bytes, unsigned multiprocessors) {
+  mam_heap heap;
+  memset(&heap, 0, sizeof heap);
+  mam_heap_tune(&heap, bytes, multiprocessors);
   struct heap_model *model = (struct heap_model *)calloc(1, sizeof *model);
-  if (model == NULL || !heap_model_grow(model, bytes))
+  struct mam_heap_control *control = (struct mam_heap_control *)calloc(1, mam_control_bytes(&heap));
+  if (model == NULL || control == NULL)
     abort();
-  mam_heap *heap = &model->control.heap;
-  heap->control = &model->control;
-  mam_heap_tune(&model->control, bytes, multiprocessors);
-  heap->slots = (unsigned long long *)calloc((size_t)heap->slot_count * MAM_HEAP_CLASSES, sizeof(mam_u64));
-  model->control.cursors = (mam_u32 *)calloc(model->control.home_count, sizeof(mam_u32));
-  heap->words = model->control.superblocks[0].words;
-  heap->entries = model->control.superblocks[0].entries;
-  heap->base = model->control.superblocks[0].base;
-  heap->page_count = model->control.superblocks[0].page_count;
-  mam_slots_clear(&model->control, 0, 1);
+  control->heap = heap;
+  model->control = control;
+  heap_model_grow(model, bytes);
+  mam_control_begin(control, (mam_u64)(uintptr_t)control, control->superblocks[0]);
+  mam_slots_clear(control, 0, 1);
   return model;
 }
 
 static inline void heap_model_destroy(struct heap_model *model) {
-  for (mam_u32 i = 0; i < model->control.superblock_count; i++)
+  for (mam_u32 i = 0; i < model->control->superblock_count; i++)
     free(model->memory[i]);
-  free(model->control.heap.slots);
-  free(model->control.cursors);
+  free(model->control);
   free(model);
 }
 
 /* What count lanes of a warp get that ask for as many bytes each, in their order; returns how many got a block. */
 static inline unsigned heap_model_malloc_warp(struct heap_model *model, size_t bytes, unsigned slot, unsigned count,
                                               void **blocks) {
-  const mam_heap *heap = &model->control.heap;
+  const mam_heap *heap = &model->control->heap;
+  mam_u32 home = slot >> heap->warp_bits;
   unsigned done = 0;
-  if (bytes > MAM_CHUNK_BYTES) {
-    while (done < count) {
-      mam_u64 address = mam_run_malloc(&model->control, bytes, mam_slot_home(heap, slot));
-      if (address == 0)
-        break;
-      blocks[done++] = (void *)(uintptr_t)address;
-    }
-    return done;
+  for (; bytes > MAM_CHUNK_BYTES && done < count; done++) {
+    mam_u64 address = mam_run_malloc(model->control, bytes, home);
+    if (address == 0)
+      return done;
+    blocks[done] = (void *)(uintptr_t)address;
   }
+  if (done == count)
+    return done;
   mam_u32 size_class = mam_class_of((mam_u32)bytes), limit = mam_slot_limit(heap, size_class);
-  mam_u64 *place = count >= limit ? NULL : mam_slot_at(heap, size_class, slot);
+  mam_u64 *place = &heap->slots[size_class * heap->slot_count + slot];
   struct mam_claim claim = {0, 0, mam_class_bytes(size_class)};
-  int refill = 0;
-  if (place != NULL) {
+  struct mam_request request = {model->control, model->control->superblocks[0], NULL, size_class, mam_lowest_u32(limit),
+                                home,           model->control->home_count,     0};
+  if (count < limit) {
     struct mam_tickets tickets = mam_slot_take(place, size_class, limit, count);
-    refill = tickets.refill;
+    request.refill = tickets.refill;
     claim.address = tickets.address;
     claim.mask = tickets.mask;
   }
@@ -87,10 +84,8 @@ static inline unsigned heap_model_malloc_warp(struct heap_model *model, size_t b
       blocks[done++] = (void *)(uintptr_t)mam_claim_chunk(claim, i);
     if (done == count)
       return done;
-    if (count - done < limit)
-      place = mam_slot_at(heap, size_class, slot);
-    claim = mam_claim_chunks(&model->control, place, size_class, count - done, &refill, mam_slot_home(heap, slot),
-                             mam_lanes_of(1));
+    request.slot = count >= limit && count - done >= limit ? NULL : place;
+    claim = mam_claim_chunks(&request, count - done, mam_lanes_alone());
     if (claim.mask == 0)
       return done;
   }
@@ -102,15 +97,15 @@ static inline void *heap_model_malloc(struct heap_model *model, size_t bytes, un
 }
 
 static inline int heap_model_free(struct heap_model *model, const void *block) {
-  return mam_block_free(&model->control, (mam_u64)(uintptr_t)block);
+  return mam_block_free(model->control, (mam_u64)(uintptr_t)block);
 }
 
 /* Pages that nobody owns. */
 static inline mam_u32 heap_model_free_pages(const struct heap_model *model) {
   mam_u32 pages = 0;
-  for (mam_u32 i = 0; i < model->control.superblock_count; i++)
-    for (mam_u32 j = 0; j < model->control.superblocks[i].map_words; j++)
-      pages += 64 - mam_ones_u64(model->control.superblocks[i].pages[j]);
+  for (mam_u32 i = 0; i < model->control->superblock_count; i++)
+    for (mam_u32 j = 0; j < mam_area_map_words(model->control->superblocks[i]); j++)
+      pages += 64 - mam_ones_u64(mam_area_pages(model->control->superblocks[i])[j]);
   return pages;
 }
 

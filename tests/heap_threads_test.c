@@ -68,7 +68,7 @@ static void allocate_as_a_warp(struct held *held, unsigned count, uint64_t *stat
   void *blocks[BLOCKS];
   size_t bytes = 1 + random_below(state, 1u << (4 + random_below(state, largest_log2 - 3)));
   unsigned got =
-      heap_model_malloc_warp(model, bytes, random_below(state, model->control.heap.slot_count), count, blocks);
+      heap_model_malloc_warp(model, bytes, random_below(state, model->control->heap.slot_count), count, blocks);
   if (got != count)
     (void)__atomic_fetch_add(&failures, 1, __ATOMIC_RELAXED);
   for (unsigned i = 0; i < got; i++) {
@@ -113,7 +113,7 @@ static void run_threads(size_t heap_bytes, unsigned log2) {
   ck_assert_uint_eq(faults, 0);
   mam_u32 held = 0;
   for (mam_u32 size_class = 0; size_class < MAM_HEAP_CLASSES; size_class++)
-    held += model->control.heap.slot_count * mam_span_pages(model->control.heap.chunks, size_class);
+    held += model->control->heap.slot_count * mam_span_pages(model->control->heap.chunks, size_class);
   (void)printf("%u requests failed; %u of %u pages are held\n", failures, all - heap_model_free_pages(model), all);
   ck_assert_uint_le(all - heap_model_free_pages(model), held);
   heap_model_destroy(model);

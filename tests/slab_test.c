@@ -50,6 +50,7 @@ END_TEST
 
 static struct mam_pool *pool;
 static struct depot depot;
+static pthread_mutex_t depot_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct batch *batches[BATCHES];
 static unsigned char taken[CELLS];
 
@@ -58,7 +59,7 @@ static void set_up_with(MAM_Reuse reuse) {
       .reuse = reuse, .alignment = POOL_ALIGNMENT_BYTES, .chunk_bytes = POOL_MIB * MIB, .front = NULL};
   imaginary_reset();
   ck_assert_int_eq(pool_open(&config, &imaginary_source, &pool), cudaSuccess);
-  depot_init(&depot);
+  depot_init(&depot, &depot_lock);
   memset(taken, 0, sizeof taken);
 }
 
@@ -93,7 +94,7 @@ static void mark_batch(const struct batch *batch, size_t bytes, unsigned char as
   ck_assert_uint_gt(batch->count, 0);
   ck_assert_uint_le(batch->count, SLAB_BATCH);
   for (unsigned i = 0; i < batch->count; i++)
-    mark(batch->blocks[i], bytes, as);
+    mark(batch->blocks[i].address, bytes, as);
 }
 
 /* Takes batches until at least so many blocks are out, or there are none.  How many batches there are. */
@@ -120,7 +121,7 @@ static void rest_batches(unsigned class, unsigned first, unsigned count, bool at
 START_TEST(indices_agree_with_division) {
   size_t block = slab_class_bytes((unsigned)_i), blocks;
   (void)take_blocks((unsigned)_i, 1, &blocks);
-  struct slab *slab = page_map_find(batches[0]->blocks[0]);
+  struct slab *slab = page_map_find(batches[0]->blocks[0].address);
   ck_assert_ptr_nonnull(slab);
   for (size_t offset = 0; offset < 2 * MIB; offset += 512) {
     bool is_block = offset % block == 0 && offset + block <= 2 * MIB;
@@ -171,13 +172,44 @@ START_TEST(what_rests_for_immediate_use_comes_first) {
   unsigned count = take_blocks(0, 256, &blocks);
   ck_assert_uint_ge(count, 3);
   rest_batches(0, 0, 1, false);
-  uintptr_t first = batches[1]->blocks[0];
+  uintptr_t first = batches[1]->blocks[0].address;
   rest_batches(0, 1, 1, true);
   struct batch *batch = slab_refill(pool, &depot, 0);
-  ck_assert_uint_eq(batch->blocks[0], first);
+  ck_assert_uint_eq(batch->blocks[0].address, first);
   batches[1] = batch;
   mark_batch(batch, 512, 1);
   rest_batches(0, 1, count - 1, true);
+}
+END_TEST
+
+/* What another thread may do while this one gets a span: leave blocks for anybody. */
+static void rest_in_the_middle(void) {
+  imaginary.on_map = NULL;
+  rest_batches(0, 0, 1, true);
+}
+
+START_TEST(a_span_that_nobody_needed_after_all_goes_back) {
+  const struct pool_config config = {
+      .reuse = MAM_REUSE_FENCED, .alignment = POOL_ALIGNMENT_BYTES, .limit_bytes = POOL_MIB * MIB, .front = NULL};
+  size_t blocks;
+  tear_down();
+  imaginary_reset();
+  imaginary.capacity_bytes = 1024 * MIB;
+  ck_assert_int_eq(pool_open(&config, &imaginary_elastic, &pool), cudaSuccess);
+  ck_assert_ptr_nonnull(batches[0] = slab_refill(pool, &depot, 0)); /* maps more than one span */
+  mark_batch(batches[0], 512, 1);
+  rest_batches(0, 0, 1, true);
+  unsigned spans = (unsigned)(imaginary.taken_bytes / (2 * MIB));
+  unsigned count = take_blocks(0, imaginary.taken_bytes / 512, &blocks);
+  ck_assert_uint_eq(atomic_load(&depot.slab_count), spans);
+  imaginary.on_map = rest_in_the_middle;
+  ck_assert_ptr_nonnull(batches[0] = slab_refill(pool, &depot, 0));
+  ck_assert_uint_eq(atomic_load(&depot.slab_count), spans + 1);
+  mark_batch(batches[0], 512, 1);
+  rest_batches(0, 0, count, true);
+  (void)slab_reclaim(pool, &depot);
+  ck_assert_uint_eq(atomic_load(&depot.slab_count), 0);
+  ck_assert_uint_eq(info_now().used_bytes, 0);
 }
 END_TEST
 
@@ -240,6 +272,7 @@ int main(void) {
   tcase_add_loop_test(slabs, the_whole_pool_is_handed_out_once_and_comes_back, 0, SLAB_CLASSES);
   tcase_add_test(slabs, a_span_stays_while_one_block_is_out);
   tcase_add_test(slabs, what_rests_for_immediate_use_comes_first);
+  tcase_add_test(slabs, a_span_that_nobody_needed_after_all_goes_back);
   tcase_add_test(slabs, random_traffic_never_overlaps);
   suite_add_tcase(suite, slabs);
   return run_suite(suite);

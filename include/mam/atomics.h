@@ -118,6 +118,12 @@ MAM_INLINE struct mam_lanes mam_lanes_of(mam_u32 mask) {
   struct mam_lanes lanes = {mask, mam_ones_u32(mask & mam_lane_below()), mam_ones_u32(mask)};
   return lanes;
 }
+/* A lane that acts alone. */
+MAM_INLINE struct mam_lanes mam_lanes_alone(void) {
+  struct mam_lanes lanes = {0, 0, 1};
+  asm("mov.u32 %0, %%lanemask_eq;" : "=r"(lanes.mask));
+  return lanes;
+}
 /* Orders what they did before, for all of them. */
 MAM_INLINE void mam_lanes_sync(struct mam_lanes lanes) { __syncwarp(lanes.mask); }
 /* The value of the first of them, for all of them. */
@@ -127,6 +133,8 @@ MAM_INLINE mam_u64 mam_lanes_first_u64(struct mam_lanes lanes, mam_u64 value) {
 MAM_INLINE mam_u32 mam_lanes_first_u32(struct mam_lanes lanes, mam_u32 value) {
   return __shfl_sync(lanes.mask, value, (int)mam_lowest_u32(lanes.mask));
 }
+/* Whether it is so for all of them. */
+MAM_INLINE int mam_lanes_all(struct mam_lanes lanes, int is_so) { return __all_sync(lanes.mask, is_so); }
 
 #else
 
@@ -194,13 +202,14 @@ struct mam_lanes {
   mam_u32 mask, rank, count;
 };
 
-MAM_INLINE struct mam_lanes mam_lanes_of(mam_u32 mask) {
-  struct mam_lanes lanes = {mask, 0, 1};
+MAM_INLINE struct mam_lanes mam_lanes_alone(void) {
+  struct mam_lanes lanes = {1, 0, 1};
   return lanes;
 }
 MAM_INLINE void mam_lanes_sync(struct mam_lanes lanes) { (void)lanes; }
 MAM_INLINE mam_u64 mam_lanes_first_u64(struct mam_lanes lanes, mam_u64 value) { return (void)lanes, value; }
 MAM_INLINE mam_u32 mam_lanes_first_u32(struct mam_lanes lanes, mam_u32 value) { return (void)lanes, value; }
+MAM_INLINE int mam_lanes_all(struct mam_lanes lanes, int is_so) { return (void)lanes, is_so; }
 
 #endif
 

@@ -52,31 +52,44 @@ static __device__ size_t mam_malloc_size(mam_heap heap, const void *block);
 #define MAM_HEAP_CHECKED 0
 #endif
 
-/* The slot of the calling warp: its multiprocessor's, one of them. */
-MAM_INLINE mam_u32 mam_slot_here(const mam_heap &heap) {
-  mam_u32 multiprocessor, warp;
+/* The calling warp's home and its slot of each class. */
+MAM_INLINE mam_u32 mam_home_here(const mam_heap &heap) {
+  mam_u32 multiprocessor;
   asm volatile("mov.u32 %0, %%smid;" : "=r"(multiprocessor));
+  return (multiprocessor < heap.home_last ? multiprocessor : heap.home_last) >> heap.home_shift;
+}
+MAM_INLINE mam_u32 mam_slot_here(const mam_heap &heap, mam_u32 home) {
+  mam_u32 warp;
   asm volatile("mov.u32 %0, %%warpid;" : "=r"(warp));
-  mam_u32 home = (multiprocessor < heap.home_last ? multiprocessor : heap.home_last) >> heap.home_shift;
   return home << heap.warp_bits | (warp & ((1u << heap.warp_bits) - 1));
 }
 
-/* What mam_malloc_rest is asked for: a class, whether the caller's lanes have the task of refilling the slot, whether
- * they are so many that they take whole spans, and the slot. */
-enum { MAM_REST_REFILL = 1 << 8, MAM_REST_WHOLE = 1 << 9, MAM_REST_SLOT_SHIFT = 16 };
+/* What mam_malloc_rest is asked for, in one word: a class, whether the caller's lanes have the task of refilling the
+ * slot, whether they are so many that they take whole spans, their home, and how many homes there are, less one. */
+enum { MAM_REST_REFILL = 1 << 8, MAM_REST_WHOLE = 1 << 9, MAM_REST_HOME = 10, MAM_REST_HOMES = 20 };
+/* Above a slot's number among all: the base-2 logarithm of a span's chunks. */
+enum { MAM_REST_CHUNKS = 28 };
 
-/* Chunks for lanes whose slot had no tickets for them. */
-MAM_OUTLINE void *mam_malloc_rest(struct mam_heap_control *control, mam_u32 request) {
+/* Chunks for lanes whose slot had no tickets for them.  What it needs of the heap is in registers: a load costs it as
+ * much as an atomic operation. */
+MAM_OUTLINE void *mam_malloc_rest(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot, mam_u64 base,
+                                  mam_u64 *words, mam_u32 page_count) {
   if (control == 0)
     return 0;
-  mam_u32 group = __match_any_sync(__activemask(), request);
-  mam_u32 size_class = request & 255, slot = request >> MAM_REST_SLOT_SHIFT, home = mam_slot_home(&control->heap, slot);
-  mam_u32 whole = (request & MAM_REST_WHOLE) != 0 ? mam_slot_limit(&control->heap, size_class) : 33;
-  int refill = (request & MAM_REST_REFILL) != 0;
+  struct mam_request request = {control,
+                                {base, words, page_count, 0},
+                                0,
+                                wanted & 255,
+                                slot >> MAM_REST_CHUNKS,
+                                wanted >> MAM_REST_HOME & 1023,
+                                (wanted >> MAM_REST_HOMES) + 1,
+                                (wanted & MAM_REST_REFILL) != 0};
+  mam_u32 group = __match_any_sync(__activemask(), wanted);
+  mam_u32 whole = (wanted & MAM_REST_WHOLE) != 0 ? 1u << request.chunks_log2 : 33;
   for (;;) {
     struct mam_lanes lanes = mam_lanes_of(group);
-    mam_u64 *place = lanes.count >= whole ? 0 : mam_slot_at(&control->heap, size_class, slot);
-    struct mam_claim claim = mam_claim_chunks(control, place, size_class, lanes.count, &refill, home, lanes);
+    request.slot = lanes.count >= whole ? 0 : mam_slots(control) + (slot & ((1u << MAM_REST_CHUNKS) - 1));
+    struct mam_claim claim = mam_claim_chunks(&request, lanes.count, lanes);
     mam_u32 got = mam_ones_u32(claim.mask);
     if (lanes.rank < got)
       return (void *)mam_claim_chunk(claim, lanes.rank);
@@ -89,43 +102,54 @@ MAM_OUTLINE void *mam_malloc_rest(struct mam_heap_control *control, mam_u32 requ
   }
 }
 
+/* What is out of line is called through a pointer that the compiler cannot see through.  So it follows the calling
+ * convention, with what it needs beyond on the stack, instead of having registers of its own in every kernel above
+ * those of its callers: ptxas would add up the whole depth of calls. */
+template <typename Function> MAM_INLINE Function mam_out_of_sight(Function function) {
+  asm volatile("" : "+l"(function));
+  return function;
+}
+
 /* Requests that are not for chunks: of whole pages, or of nothing. */
-MAM_OUTLINE void *mam_malloc_pages(struct mam_heap_control *control, size_t bytes, mam_u32 slot) {
+MAM_OUTLINE void *mam_malloc_pages(struct mam_heap_control *control, size_t bytes, mam_u32 home) {
   if (control == 0 || bytes == 0)
     return 0;
-  void *block = (void *)mam_run_malloc(control, bytes, mam_slot_home(&control->heap, slot));
+  void *block = (void *)mam_run_malloc(control, bytes, home);
   if (block == 0)
     (void)mam_add_relaxed_u64(&control->failures, 1);
   return block;
 }
 
 static __device__ __forceinline__ void *mam_malloc(mam_heap heap, size_t bytes) {
-  mam_u32 slot = mam_slot_here(heap);
+  mam_u32 home = mam_home_here(heap);
   if (bytes - 1 >= MAM_CHUNK_BYTES)
-    return mam_malloc_pages(heap.control, bytes, slot);
+    return mam_out_of_sight(mam_malloc_pages)(heap.control, bytes, home);
   mam_u32 less = (mam_u32)(bytes - 1) >> 4, shift = mam_class_shift_of(less), multiple = (less >> shift) + 1;
-  mam_u32 size_class = 4 * shift + multiple - 1, limit = 1u << mam_span_chunks_log2(heap.chunks, shift);
+  mam_u32 size_class = 4 * shift + multiple - 1, chunks_log2 = mam_span_chunks_log2(heap.chunks, shift);
   struct mam_lanes lanes = mam_lanes_of(__match_any_sync(__activemask(), size_class));
-  mam_u32 request = slot << MAM_REST_SLOT_SHIFT | size_class;
-  if (lanes.count >= limit)
-    return mam_malloc_rest(heap.control, request | MAM_REST_WHOLE);
-  mam_u64 old = 0;
-  if (lanes.rank == 0) /* acquire: as in mam_slot_take, of which this is the part that every kernel has */
-    old = mam_add_acquire_u64(mam_slot_at(&heap, size_class, slot), lanes.count);
-  old = mam_lanes_first_u64(lanes, old);
-  mam_u32 ticket = (mam_u32)(old & MAM_SLOT_TICKETS);
-  if (ticket + lanes.rank < limit)
-    return (void *)(mam_slot_address(old) + ((mam_u64)((ticket + lanes.rank) * multiple) << (shift + 4)));
-  return mam_malloc_rest(heap.control, request | (ticket <= limit ? MAM_REST_REFILL : 0));
+  mam_u32 slot = size_class * heap.slot_count + mam_slot_here(heap, home), wanted = MAM_REST_WHOLE;
+  if (lanes.count >> chunks_log2 == 0) {
+    mam_u64 old = 0;
+    if (lanes.rank == 0) /* acquire: as in mam_slot_take, of which this is the part that every kernel has */
+      old = mam_add_acquire_u64(&heap.slots[slot], lanes.count);
+    old = mam_lanes_first_u64(lanes, old);
+    mam_u32 ticket = (mam_u32)(old & MAM_SLOT_TICKETS);
+    if (ticket + lanes.rank < 1u << chunks_log2)
+      return (void *)(mam_slot_address(old) + ((mam_u64)((ticket + lanes.rank) * multiple) << (shift + 4)));
+    wanted = ticket <= 1u << chunks_log2 ? MAM_REST_REFILL : 0;
+  }
+  wanted |= size_class | home << MAM_REST_HOME | (mam_home_count(&heap) - 1) << MAM_REST_HOMES;
+  return mam_out_of_sight(mam_malloc_rest)(heap.control, wanted, slot | chunks_log2 << MAM_REST_CHUNKS, heap.base,
+                                           heap.words, heap.page_count);
 }
 
 static __device__ __forceinline__ void *mam_malloc_why(mam_heap heap, size_t bytes, mam_heap_status *why) {
   void *block = mam_malloc(heap, bytes);
-  *why = block != 0                            ? MAM_HEAP_OK
-         : heap.control == 0                   ? MAM_HEAP_BAD
-         : bytes == 0                          ? MAM_HEAP_ZERO
-         : mam_heap_could(heap.control, bytes) ? MAM_HEAP_FULL
-                                               : MAM_HEAP_TOO_LARGE;
+  *why = block != 0                                              ? MAM_HEAP_OK
+         : heap.control == 0                                     ? MAM_HEAP_BAD
+         : bytes == 0                                            ? MAM_HEAP_ZERO
+         : mam_out_of_sight(mam_heap_could)(heap.control, bytes) ? MAM_HEAP_FULL
+                                                                 : MAM_HEAP_TOO_LARGE;
   return block;
 }
 
@@ -135,12 +159,15 @@ MAM_OUTLINE void mam_free_rest(struct mam_heap_control *control, void *block) {
     (void)mam_block_free(control, (mam_u64)block);
 }
 
-MAM_OUTLINE void mam_free_word_changed(struct mam_heap_control *control, mam_u32 word, mam_u64 old, mam_u32 bits) {
-  mam_u32 left = (mam_u32)old & ~bits, freed = (mam_u32)old & bits;
-  if (freed != bits)
-    (void)mam_add_relaxed_u64(&control->refused_free, mam_ones_u32(bits ^ freed));
-  if (freed != 0)
-    mam_word_changed(&control->superblocks[0], word, old, left);
+/* What comes after bits of a usage word in the first superblock were cleared, if anything does.  Every lane of the
+ * group takes part. */
+MAM_OUTLINE void mam_free_more(struct mam_heap_control *control, mam_u64 *words, mam_u32 page_count, mam_u32 word,
+                               mam_u64 old, mam_u32 bits, mam_u32 group) {
+  struct mam_area area = {0, words, page_count, 0};
+  struct mam_lanes lanes = mam_lanes_of(group);
+  if (((mam_u32)old & bits) != bits && lanes.rank == 0)
+    (void)mam_add_relaxed_u64(&control->refused_free, mam_ones_u32(bits & ~(mam_u32)old));
+  mam_word_changed(area, word, old, bits, lanes);
 }
 
 /* Lanes of one group: the or of their bits. */
@@ -158,28 +185,29 @@ MAM_INLINE mam_u32 mam_lanes_or(mam_u32 group, mam_u32 bits) {
 static __device__ __forceinline__ void mam_free(mam_heap heap, void *block) {
   mam_u64 offset = (mam_u64)block - heap.base;
   if (MAM_HEAP_CHECKED || (offset >> MAM_PAGE_SHIFT) >= heap.page_count) {
-    mam_free_rest(heap.control, block);
+    mam_out_of_sight(mam_free_rest)(heap.control, block);
     return;
   }
   mam_u32 entry = mam_load_relaxed_u16(&heap.entries[offset >> MAM_PAGE_SHIFT]);
   if ((entry & 63) - 1 >= MAM_HEAP_CLASSES) {
-    mam_free_rest(heap.control, block);
+    mam_out_of_sight(mam_free_rest)(heap.control, block);
     return;
   }
   struct mam_bit bit = mam_bit_of(offset, entry);
   mam_u32 bits = 1u << bit.bit, group = __match_any_sync(__activemask(), bit.word);
   __syncwarp(group); /* what the lanes wrote to their blocks comes before the release below */
   bits = mam_lanes_or(group, bits);
-  if ((group & mam_lane_below()) != 0)
-    return;
-  /* release: as in mam_word_free. */
-  mam_u64 old = mam_and_release_u64(&heap.words[bit.word], ~(mam_u64)bits);
-  if (((mam_u32)old & ~bits) == 0 || (mam_u32)old == mam_word_full(old) || ((mam_u32)old & bits) != bits)
-    mam_free_word_changed(heap.control, bit.word, old, bits);
+  struct mam_lanes lanes = mam_lanes_of(group);
+  mam_u64 old = 0;
+  if (lanes.rank == 0) /* release: as in mam_chunk_free */
+    old = mam_and_release_u64(&heap.words[bit.word], ~(mam_u64)bits);
+  old = mam_lanes_first_u64(lanes, old);
+  if (mam_word_wants_more(old, bits) || ((mam_u32)old & bits) != bits)
+    mam_out_of_sight(mam_free_more)(heap.control, heap.words, heap.page_count, bit.word, old, bits, group);
 }
 
 static __device__ __forceinline__ size_t mam_malloc_size(mam_heap heap, const void *block) {
-  return heap.control != 0 && block != 0 ? mam_block_bytes(heap.control, (mam_u64)block) : 0;
+  return heap.control != 0 && block != 0 ? mam_out_of_sight(mam_block_bytes)(heap.control, (mam_u64)block) : 0;
 }
 
 #endif /* MAM_DEVICE_CUH */

@@ -64,30 +64,32 @@ enum {
 #define MAM_NO_PAGE 0xffffffffu
 #define MAM_FULL_WORD 0xffffffffffffffffull
 
-/* The parts of a superblock.  Constant while kernels can see it, but for what the pointers lead to. */
-struct mam_superblock {
-  mam_u64 base; /* of the first page */
+/* A superblock: its metadata from words on, its pages from base on.  Small, to be passed by value: all that a kernel
+ * would have to load first costs it a round to the L2 cache. */
+struct mam_area {
+  mam_u64 base;
   mam_u64 *words;
-  mam_u64 *pages;   /* the page map */
-  mam_u64 *classes; /* the class maps, one after another */
-  mam_u16 *entries;
-  mam_u32 page_count, map_words, class_words, class_stride; /* words of a map's lowest level; of all levels of one */
-  mam_u32 shortage;                                         /* atomic: see mam_shortage_of */
-  mam_u32 unused;
+  mam_u32 page_count, unused;
 };
 
+/* Followed in memory by the homes' cursors and then the slots. */
 struct mam_heap_control {
   mam_heap heap;
   mam_u32 superblock_count; /* atomic: published after the superblock */
   mam_u32 active;           /* atomic, a hint: the superblock to try first */
   mam_u32 run_cursor;       /* atomic, a hint: where to look for long runs */
   mam_u32 home_count;
-  mam_u32 *cursors;     /* atomic, hints: a page for each home */
   mam_u64 refused_free; /* atomic counts */
   mam_u64 failures;
   mam_u32 drained[MAM_HEAP_CLASSES]; /* atomic, hints: see mam_steal */
-  struct mam_superblock superblocks[MAM_HEAP_SUPERBLOCKS];
+  struct mam_area superblocks[MAM_HEAP_SUPERBLOCKS];
 };
+
+/* The most homes. */
+enum { MAM_HOMES = 1024 };
+
+MAM_INLINE mam_u64 *mam_cursors(struct mam_heap_control *control) { return (mam_u64 *)(control + 1); }
+MAM_INLINE mam_u64 *mam_slots(struct mam_heap_control *control) { return mam_cursors(control) + MAM_HOMES; }
 
 /* Chunks that were claimed: of chunk_bytes each, at address where the bits of mask are 1, counted from 0. */
 struct mam_claim {
@@ -175,7 +177,7 @@ MAM_OUTLINE void mam_map_filled(mam_u64 *level, mam_u32 count, mam_u32 index) {
 }
 
 /* The first word of the lowest level from index on that may have a 0; count if there is none. */
-MAM_INLINE mam_u32 mam_map_next(const mam_u64 *level, mam_u32 count, mam_u32 index) {
+MAM_OUTLINE mam_u32 mam_map_next(const mam_u64 *level, mam_u32 count, mam_u32 index) {
   const mam_u64 *second = level + count, *third = second + ((count + 63) >> 6);
   while (index < count) {
     mam_u64 open = ~mam_load_relaxed_u64(&second[index >> 6]) & (MAM_FULL_WORD << (index & 63));
@@ -199,6 +201,28 @@ MAM_INLINE mam_u32 mam_map_next(const mam_u64 *level, mam_u32 count, mam_u32 ind
 MAM_INLINE mam_u32 mam_map_words(mam_u32 count) {
   mam_u32 second = (count + 63) >> 6;
   return count + second + ((second + 63) >> 6);
+}
+
+/* ---- Superblocks ----
+ *
+ * In the order of addresses: the shortage (8 bytes), the usage words, the page map, the class maps, the entries. */
+
+MAM_INLINE mam_u32 *mam_area_shortage(struct mam_area area) { return (mam_u32 *)(area.words - 1); }
+MAM_INLINE mam_u32 mam_area_map_words(struct mam_area area) { return (area.page_count + 63) >> 6; }
+MAM_INLINE mam_u64 *mam_area_pages(struct mam_area area) {
+  return area.words + (mam_u64)area.page_count * MAM_PAGE_WORDS;
+}
+/* Of the class maps. */
+MAM_INLINE mam_u32 mam_area_class_words(struct mam_area area) {
+  return (area.page_count + 64 * MAM_BLOCK_PAGES - 1) / (64 * MAM_BLOCK_PAGES);
+}
+MAM_INLINE mam_u64 *mam_area_class(struct mam_area area, mam_u32 size_class) {
+  return mam_area_pages(area) + mam_map_words(mam_area_map_words(area)) +
+         (mam_u64)size_class * mam_map_words(mam_area_class_words(area));
+}
+MAM_INLINE mam_u16 *mam_area_entries(struct mam_area area) { return (mam_u16 *)mam_area_class(area, MAM_HEAP_CLASSES); }
+MAM_INLINE mam_u64 mam_area_address(struct mam_area area, mam_u32 page) {
+  return area.base + ((mam_u64)page << MAM_PAGE_SHIFT);
 }
 
 /* ---- Shortage ----
@@ -232,32 +256,32 @@ MAM_OUTLINE void mam_shortage_end(mam_u32 *shortage) {
 }
 
 /* Gives bits of a word of the page map back that the caller owns. */
-MAM_INLINE void mam_pages_clear(struct mam_superblock *superblock, mam_u32 index, mam_u64 bits) {
+MAM_OUTLINE void mam_pages_clear(struct mam_area area, mam_u32 index, mam_u64 bits) {
   /* acq_rel: what the pages' last users did comes before what their next ones do. */
-  if (mam_and_acq_rel_u64(&superblock->pages[index], ~bits) == MAM_FULL_WORD)
-    mam_map_opened(superblock->pages, superblock->map_words, index);
-  if ((mam_load_relaxed_u32(&superblock->shortage) & (MAM_SHORT_NUMBER - 1)) != 0)
-    mam_shortage_end(&superblock->shortage);
+  if (mam_and_acq_rel_u64(&mam_area_pages(area)[index], ~bits) == MAM_FULL_WORD)
+    mam_map_opened(mam_area_pages(area), mam_area_map_words(area), index);
+  if ((mam_load_relaxed_u32(mam_area_shortage(area)) & (MAM_SHORT_NUMBER - 1)) != 0)
+    mam_shortage_end(mam_area_shortage(area));
 }
 
-MAM_OUTLINE void mam_pages_release(struct mam_superblock *superblock, mam_u32 page, mam_u32 count) {
+MAM_OUTLINE void mam_pages_release(struct mam_area area, mam_u32 page, mam_u32 count) {
   while (count != 0) {
     mam_u32 from = page & 63, here = 64 - from < count ? 64 - from : count;
-    mam_pages_clear(superblock, page >> 6, mam_run_bits(here, from));
+    mam_pages_clear(area, page >> 6, mam_run_bits(here, from));
     page += here;
     count -= here;
   }
 }
 
 /* Takes bits of a word of the page map if all of them are free. */
-MAM_INLINE int mam_pages_take_bits(struct mam_superblock *superblock, mam_u32 index, mam_u64 bits) {
-  mam_u64 word = mam_load_relaxed_u64(&superblock->pages[index]);
+MAM_OUTLINE int mam_pages_take_bits(struct mam_area area, mam_u32 index, mam_u64 bits) {
+  mam_u64 word = mam_load_relaxed_u64(&mam_area_pages(area)[index]);
   for (int i = 0; i < MAM_RETRIES && (word & bits) == 0; i++) {
     /* acq_rel: pairs with mam_pages_clear. */
-    mam_u64 seen = mam_cas_acq_rel_u64(&superblock->pages[index], word, word | bits);
+    mam_u64 seen = mam_cas_acq_rel_u64(&mam_area_pages(area)[index], word, word | bits);
     if (seen == word) {
       if ((word | bits) == MAM_FULL_WORD)
-        mam_map_filled(superblock->pages, superblock->map_words, index);
+        mam_map_filled(mam_area_pages(area), mam_area_map_words(area), index);
       return 1;
     }
     word = seen;
@@ -266,15 +290,15 @@ MAM_INLINE int mam_pages_take_bits(struct mam_superblock *superblock, mam_u32 in
 }
 
 /* The same with an atomic or, which needs no look before: for places where mostly nobody has been. */
-MAM_INLINE int mam_pages_try_bits(struct mam_superblock *superblock, mam_u32 index, mam_u64 bits) {
-  mam_u64 old = mam_or_acq_rel_u64(&superblock->pages[index], bits); /* acq_rel: pairs with mam_pages_clear */
+MAM_INLINE int mam_pages_try_bits(struct mam_area area, mam_u32 index, mam_u64 bits) {
+  mam_u64 old = mam_or_acq_rel_u64(&mam_area_pages(area)[index], bits); /* acq_rel: pairs with mam_pages_clear */
   if ((old & bits) != 0) {
     if ((bits & ~old) != 0)
-      mam_pages_clear(superblock, index, bits & ~old);
+      mam_pages_clear(area, index, bits & ~old);
     return 0;
   }
   if ((old | bits) == MAM_FULL_WORD)
-    mam_map_filled(superblock->pages, superblock->map_words, index);
+    mam_map_filled(mam_area_pages(area), mam_area_map_words(area), index);
   return 1;
 }
 
@@ -291,27 +315,27 @@ MAM_INLINE mam_u32 mam_run_find(mam_u64 word, mam_u32 count) {
 
 /* Takes a run of up to 64 pages that lies in one word of the page map, in the first word that has one from first on and
  * before last. */
-MAM_INLINE mam_u32 mam_run_take_short(struct mam_superblock *superblock, mam_u32 count, mam_u32 first, mam_u32 last) {
+MAM_OUTLINE mam_u32 mam_run_take_short(struct mam_area area, mam_u32 count, mam_u32 first, mam_u32 last) {
   for (mam_u32 index = first;; index++) {
-    index = mam_map_next(superblock->pages, superblock->map_words, index);
+    index = mam_map_next(mam_area_pages(area), mam_area_map_words(area), index);
     if (index >= last)
       return MAM_NO_PAGE;
     for (int i = 0; i < MAM_RETRIES; i++) {
-      mam_u32 from = mam_run_find(mam_load_relaxed_u64(&superblock->pages[index]), count);
+      mam_u32 from = mam_run_find(mam_load_relaxed_u64(&mam_area_pages(area)[index]), count);
       if (from == 64)
         break;
-      if (mam_pages_take_bits(superblock, index, mam_run_bits(count, from)))
+      if (mam_pages_take_bits(area, index, mam_run_bits(count, from)))
         return (index << 6) + from;
     }
   }
 }
 
 /* Takes as much of a run from page on as is free, up to count pages; returns how much. */
-MAM_INLINE mam_u32 mam_run_take_at(struct mam_superblock *superblock, mam_u32 page, mam_u32 count) {
+MAM_INLINE mam_u32 mam_run_take_at(struct mam_area area, mam_u32 page, mam_u32 count) {
   mam_u32 got = 0;
   while (got < count) {
     mam_u32 from = (page + got) & 63, here = 64 - from < count - got ? 64 - from : count - got;
-    if (!mam_pages_take_bits(superblock, (page + got) >> 6, mam_run_bits(here, from)))
+    if (!mam_pages_take_bits(area, (page + got) >> 6, mam_run_bits(here, from)))
       break;
     got += here;
   }
@@ -319,11 +343,11 @@ MAM_INLINE mam_u32 mam_run_take_at(struct mam_superblock *superblock, mam_u32 pa
 }
 
 /* Takes a run of any length, over the ends of words too. */
-MAM_OUTLINE mam_u32 mam_run_take_long(struct mam_superblock *superblock, mam_u32 count, mam_u32 first, mam_u32 last) {
+MAM_OUTLINE mam_u32 mam_run_take_long(struct mam_area area, mam_u32 count, mam_u32 first, mam_u32 last) {
   mam_u32 start = first << 6; /* pages from here on may be free */
   for (mam_u32 index = first; index < last; index++) {
     mam_u32 begin = index << 6, end = begin + 64;
-    mam_u64 word = mam_load_relaxed_u64(&superblock->pages[index]);
+    mam_u64 word = mam_load_relaxed_u64(&mam_area_pages(area)[index]);
     if (start > begin)
       word |= mam_run_bits(start - begin, 0); /* tried already */
     if (word != 0) {
@@ -335,7 +359,7 @@ MAM_OUTLINE mam_u32 mam_run_take_long(struct mam_superblock *superblock, mam_u32
       else {
         start = end - mam_leading_zeros_u64(word);
         if (word == MAM_FULL_WORD) {
-          index = mam_map_next(superblock->pages, superblock->map_words, index + 1) - 1;
+          index = mam_map_next(mam_area_pages(area), mam_area_map_words(area), index + 1) - 1;
           start = (index + 1) << 6;
         }
         continue;
@@ -343,10 +367,10 @@ MAM_OUTLINE mam_u32 mam_run_take_long(struct mam_superblock *superblock, mam_u32
     }
     if (end < start + count)
       continue;
-    mam_u32 got = mam_run_take_at(superblock, start, count);
+    mam_u32 got = mam_run_take_at(area, start, count);
     if (got == count)
       return start;
-    mam_pages_release(superblock, start, got);
+    mam_pages_release(area, start, got);
     start += got + 1;
     index = (start >> 6) - 1;
     if ((start & 63) == 0)
@@ -356,131 +380,190 @@ MAM_OUTLINE mam_u32 mam_run_take_long(struct mam_superblock *superblock, mam_u32
 }
 
 /* A run of pages, from word index on, then from the beginning, then over the ends of words. */
-MAM_OUTLINE mam_u32 mam_pages_search(struct mam_superblock *superblock, mam_u32 count, mam_u32 index) {
-  mam_u32 known = mam_load_relaxed_u32(&superblock->shortage), mark = 0, page = MAM_NO_PAGE;
-  if (count > superblock->page_count || mam_shortage_covers(known, count))
+MAM_OUTLINE mam_u32 mam_pages_search(struct mam_area area, mam_u32 count, mam_u32 index) {
+  mam_u32 known = mam_load_relaxed_u32(mam_area_shortage(area)), mark = 0, page = MAM_NO_PAGE;
+  if (count > area.page_count || mam_shortage_covers(known, count))
     return MAM_NO_PAGE;
   if ((known & MAM_SHORT_SEARCHING) == 0 && count <= MAM_SPAN_PAGES) {
     mark = mam_shortage_next(known, MAM_SHORT_SEARCHING | count);
-    if (mam_cas_acq_rel_u32(&superblock->shortage, known, mark) != known)
+    if (mam_cas_acq_rel_u32(mam_area_shortage(area), known, mark) != known)
       mark = 0;
   }
-  if (index >= superblock->map_words)
+  if (index >= mam_area_map_words(area))
     index = 0;
   if (count <= MAM_SPAN_PAGES) {
-    page = mam_run_take_short(superblock, count, index, superblock->map_words);
+    page = mam_run_take_short(area, count, index, mam_area_map_words(area));
     if (page == MAM_NO_PAGE)
-      page = mam_run_take_short(superblock, count, 0, index);
+      page = mam_run_take_short(area, count, 0, index);
   } else
-    page = mam_run_take_long(superblock, count, index, superblock->map_words);
+    page = mam_run_take_long(area, count, index, mam_area_map_words(area));
   if (page == MAM_NO_PAGE)
-    page = mam_run_take_long(superblock, count, 0, superblock->map_words);
+    page = mam_run_take_long(area, count, 0, mam_area_map_words(area));
   if (mark != 0)
-    (void)mam_cas_acq_rel_u32(&superblock->shortage, mark, mam_shortage_next(mark, page == MAM_NO_PAGE ? count : 0));
+    (void)mam_cas_acq_rel_u32(mam_area_shortage(area), mark, mam_shortage_next(mark, page == MAM_NO_PAGE ? count : 0));
   return page;
 }
 
 /* Where pages were found. */
 struct mam_place {
-  mam_u32 superblock, page;
+  struct mam_area area;
+  mam_u32 page;
 };
 
-/* Takes a run of pages from any superblock.  Who shares a home looks near what it had before. */
-MAM_OUTLINE struct mam_place mam_pages_claim(struct mam_heap_control *control, mam_u32 count, mam_u32 home) {
-  struct mam_place place = {mam_load_relaxed_u32(&control->active), MAM_NO_PAGE};
-  struct mam_superblock *superblock = &control->superblocks[place.superblock];
-  mam_u32 known = mam_load_relaxed_u32(&superblock->shortage), index = 0;
-  if (count <= MAM_SPAN_PAGES && !mam_shortage_covers(known, count)) {
-    mam_u32 cursor = mam_add_relaxed_u32(&control->cursors[home], count);
-    mam_u32 from = cursor & 63;
-    index = cursor >> 6;
-    if (from + count > 64 || index >= superblock->map_words) {
-      index += from + count > 64 ? control->home_count : 0;
-      if (index >= superblock->map_words)
-        index = home % superblock->map_words;
-      from = 0;
-      mam_store_relaxed_u32(&control->cursors[home], (index << 6) + count);
+/* ---- Homes ----
+ *
+ * The warps of a multiprocessor, or of a few, have a home: every home_count-th word of the page map.  Its cursor goes
+ * round in the first words of it, as many as its upper half says, one for each page that is asked for; if they do not
+ * have what is asked for, their number is doubled.  So what is in use lies close together, and different homes do not
+ * meet.  (The paper's hash has the same two wishes.) */
+
+enum { MAM_HOME_TRIES = 4 };
+
+/* The home's words, from first on, in steps of home_count. */
+MAM_INLINE mam_u32 mam_home_words(mam_u32 map_words, mam_u32 first, mam_u32 home_count) {
+  return (map_words - 1 - first) / home_count + 1;
+}
+
+/* A run of up to 64 pages in the word at index, best from a place on. */
+MAM_OUTLINE mam_u32 mam_pages_take_in(struct mam_area area, mam_u32 index, mam_u32 count, mam_u32 from) {
+  for (int i = 0; i < MAM_HOME_TRIES; i++) {
+    mam_u64 word = mam_load_relaxed_u64(&mam_area_pages(area)[index]);
+    mam_u32 found = (word & mam_run_bits(count, from)) == 0 ? from : mam_run_find(word, count);
+    if (found == 64)
+      break;
+    if (mam_pages_take_bits(area, index, mam_run_bits(count, found)))
+      return (index << 6) + found;
+  }
+  return MAM_NO_PAGE;
+}
+
+/* Takes a run of up to 64 pages in a home of a superblock. */
+MAM_OUTLINE mam_u32 mam_pages_near(struct mam_area area, mam_u64 *cursor, mam_u32 count, mam_u32 home,
+                                   mam_u32 home_count) {
+  mam_u32 map_words = mam_area_map_words(area), first = home < map_words ? home : home % map_words;
+  mam_u32 known = mam_load_relaxed_u32(mam_area_shortage(area));
+  for (int i = 0; i < MAM_HOME_TRIES; i++) {
+    mam_u64 at = mam_add_relaxed_u64(cursor, count);
+    mam_u32 from = (mam_u32)at & 63, turn = (mam_u32)at >> 6, wide = (mam_u32)(at >> 32), page = MAM_NO_PAGE;
+    if (mam_shortage_covers(known, count))
+      break;
+    if (from + count > 64)
+      continue;         /* the next word, then */
+    if (turn <= wide) { /* for the first time */
+      page = first + turn * home_count;
+      if (page < map_words && mam_pages_try_bits(area, page, mam_run_bits(count, from)))
+        return (page << 6) + from;
     }
-    if (mam_pages_try_bits(superblock, index, mam_run_bits(count, from))) {
-      place.page = (index << 6) + from;
-      return place;
-    }
-  } else if (count > MAM_SPAN_PAGES)
-    index = mam_add_relaxed_u32(&control->run_cursor, (count + 63) >> 6) % superblock->map_words;
+    turn = turn % (wide + 1);
+    if (first + turn * home_count < map_words)
+      page = mam_pages_take_in(area, first + turn * home_count, count, from);
+    if (page != MAM_NO_PAGE)
+      return page;
+    mam_u32 most = mam_home_words(map_words, first, home_count) - 1, wider = 2 * wide + 1 < most ? 2 * wide + 1 : most;
+    at = mam_load_relaxed_u64(cursor);
+    if (wide < most && (mam_u32)(at >> 32) == wide)
+      (void)mam_cas_acq_rel_u64(cursor, at, (mam_u64)wider << 32 | (wide + 1) << 6);
+  }
+  return MAM_NO_PAGE;
+}
+
+/* Takes a run of pages from any superblock, wherever it is. */
+MAM_OUTLINE struct mam_place mam_pages_far(struct mam_heap_control *control, mam_u32 count, mam_u32 home) {
+  struct mam_place place;
+  mam_u32 active = mam_load_relaxed_u32(&control->active), index = home * 0x9e3779b1u;
   mam_u32 superblocks = mam_load_acquire_u32(&control->superblock_count); /* pairs with who adds one */
+  if (count > MAM_SPAN_PAGES)
+    index = mam_add_relaxed_u32(&control->run_cursor, (count + 63) >> 6);
   for (mam_u32 i = 0; i < superblocks; i++) {
-    place.page = mam_pages_search(&control->superblocks[place.superblock], count, index);
+    place.area = control->superblocks[active];
+    place.page = mam_pages_search(place.area, count, index % mam_area_map_words(place.area));
     if (place.page != MAM_NO_PAGE) {
       if (i != 0)
-        mam_store_relaxed_u32(&control->active, place.superblock);
-      if (count <= MAM_SPAN_PAGES)
-        mam_store_relaxed_u32(&control->cursors[home], place.page + count);
+        mam_store_relaxed_u32(&control->active, active);
       return place;
     }
-    place.superblock = place.superblock + 1 < superblocks ? place.superblock + 1 : 0;
+    active = active + 1 < superblocks ? active + 1 : 0;
   }
+  place.page = MAM_NO_PAGE;
   return place;
+}
+
+/* Takes a run of pages from any superblock, near the home if that may be. */
+MAM_OUTLINE struct mam_place mam_pages_claim(struct mam_heap_control *control, mam_u32 count, mam_u32 home) {
+  struct mam_place place;
+  if (count <= MAM_SPAN_PAGES) {
+    place.area = control->superblocks[mam_load_relaxed_u32(&control->active)];
+    place.page = mam_pages_near(place.area, &mam_cursors(control)[home], count, home, control->home_count);
+    if (place.page != MAM_NO_PAGE)
+      return place;
+  }
+  return mam_pages_far(control, count, home);
 }
 
 /* ---- Spans ---- */
 
-MAM_INLINE mam_u64 mam_page_address(const struct mam_superblock *superblock, mam_u32 page) {
-  return superblock->base + ((mam_u64)page << MAM_PAGE_SHIFT);
-}
-
 /* Makes pages that the caller owns a span, all of whose chunks count as used.  Every lane writes its part. */
-MAM_INLINE void mam_span_write(struct mam_superblock *superblock, mam_u32 page, mam_u32 size_class, mam_u32 pages,
-                               mam_u32 chunks, struct mam_lanes lanes) {
+MAM_INLINE void mam_span_write(struct mam_area area, mam_u32 page, mam_u32 size_class, mam_u32 pages, mam_u32 chunks,
+                               struct mam_lanes lanes) {
   mam_u32 words = (chunks + 31) >> 5;
+  mam_u16 *entries = mam_area_entries(area) + page;
   for (mam_u32 i = lanes.rank; i < pages; i += lanes.count)
-    mam_store_relaxed_u16(&superblock->entries[page + i], (mam_u16)((size_class + 1) | i << MAM_ENTRY_CLASS_BITS));
+    mam_store_relaxed_u16(&entries[i], (mam_u16)((size_class + 1) | i << MAM_ENTRY_CLASS_BITS));
   for (mam_u32 i = lanes.rank; i < words; i += lanes.count) {
     mam_u32 here = chunks - 32 * i < 32 ? chunks - 32 * i : 32;
     mam_u64 word = mam_word_of(size_class, pages, words, here);
-    mam_store_relaxed_u64(&superblock->words[page * MAM_PAGE_WORDS + i], word | mam_word_full(word));
+    mam_store_relaxed_u64(&area.words[page * MAM_PAGE_WORDS + i], word | mam_word_full(word));
   }
 }
 
 /* A chunk of the span that begins at page may be free: sets the hint.  The look before is what makes it cheap; it comes
  * after the change of the usage word, whose old value decided to come here. */
-MAM_OUTLINE void mam_span_hint(struct mam_superblock *superblock, mam_u32 page, mam_u32 size_class) {
+MAM_OUTLINE void mam_span_hint(struct mam_area area, mam_u32 page, mam_u32 size_class) {
   mam_u32 block = page / MAM_BLOCK_PAGES;
-  mam_u64 *map = superblock->classes + (mam_u64)size_class * superblock->class_stride;
+  mam_u64 *map = mam_area_class(area, size_class);
   if ((mam_load_relaxed_u64(&map[block >> 6]) >> (block & 63) & 1) != 0 &&
       mam_and_acq_rel_u64(&map[block >> 6], ~(1ull << (block & 63))) == MAM_FULL_WORD)
-    mam_map_opened(map, superblock->class_words, block >> 6);
+    mam_map_opened(map, mam_area_class_words(area), block >> 6);
 }
 
-/* Whether all words of a span are empty; header: its words' upper half but for the number of chunks. */
-MAM_INLINE int mam_span_empty(const mam_u64 *words, mam_u64 header, mam_u32 count) {
-  for (mam_u32 i = 0; i < count; i++)
-    if ((mam_load_relaxed_u64(&words[i]) & ~(255ull << 32)) != header)
-      return 0;
-  return 1;
-}
+/* A usage word but for its chunks: the same for all words of a span that are empty. */
+#define MAM_WORD_CHUNKS (255ull << 32)
 
 /* Ends a span if it is empty: each word goes from empty to 0 by compare-and-swap, so nobody can claim a chunk in it any
- * more.  If one does not, those before are put back; only the caller could change them meanwhile.  Somebody else may
- * have found the span not empty because of that, so then it is looked at again. */
-MAM_OUTLINE int mam_span_end(struct mam_superblock *superblock, mam_u32 page, mam_u64 header) {
-  mam_u64 *words = &superblock->words[page * MAM_PAGE_WORDS];
+ * more.  If one does not, the others are put back; only the caller could change them meanwhile.  Somebody else may have
+ * found the span not empty because of that, so then it is looked at again.  Every lane takes part. */
+MAM_OUTLINE int mam_span_end(struct mam_area area, mam_u32 page, mam_u64 header, struct mam_lanes lanes) {
+  mam_u64 *words = &area.words[page * MAM_PAGE_WORDS];
   mam_u32 count = mam_word_span_words(header);
   header &= ~(MAM_FULL_WORD >> 24);
-  for (int i = 0; i < MAM_RETRIES && mam_span_empty(words, header, count); i++) {
-    mam_u32 ended = 0;
-    while (ended < count) {
-      mam_u64 word = mam_load_relaxed_u64(&words[ended]);
+  for (int i = 0; i < MAM_RETRIES; i++) {
+    int empty = 1;
+    for (mam_u32 j = lanes.rank; j < count && empty; j += lanes.count)
+      empty = (mam_load_relaxed_u64(&words[j]) & ~MAM_WORD_CHUNKS) == header;
+    if (!mam_lanes_all(lanes, empty))
+      return 0;
+    mam_u32 done = 0; /* words of earlier rounds */
+    for (; done < count; done += lanes.count) {
+      mam_u32 mine = done + lanes.rank;
+      mam_u64 word = mine < count ? mam_load_relaxed_u64(&words[mine]) : header;
       /* acq_rel: what the chunks' users did, all of whom changed this word, comes before the release of the pages. */
-      if ((word & ~(255ull << 32)) != header || mam_cas_acq_rel_u64(&words[ended], word, 0) != word)
-        break;
-      ended++;
+      empty =
+          (word & ~MAM_WORD_CHUNKS) == header && (mine >= count || mam_cas_acq_rel_u64(&words[mine], word, 0) == word);
+      if (mam_lanes_all(lanes, empty))
+        continue;
+      if (empty && mine < count)
+        (void)mam_exchange_release_u64(&words[mine], word);
+      while (done != 0) { /* none of these is the last one, which alone may have fewer chunks */
+        done -= lanes.count;
+        (void)mam_exchange_release_u64(&words[done + lanes.rank], header | 32ull << 32);
+      }
+      break;
     }
-    if (ended == count) {
-      mam_pages_release(superblock, page, mam_word_span_pages(header));
-      return 1;
-    }
-    while (ended-- != 0)
-      (void)mam_exchange_release_u64(&words[ended], header | 32ull << 32);
+    if (done < count)
+      continue;
+    if (lanes.rank == 0)
+      mam_pages_release(area, page, mam_word_span_pages(header));
+    return 1;
   }
   return 0;
 }
@@ -514,20 +597,19 @@ MAM_INLINE mam_u32 mam_word_claim(mam_u64 *place, mam_u32 size_class, mam_u32 co
 }
 
 /* Chunks of a class from the spans that begin in a block. */
-MAM_INLINE struct mam_claim mam_block_claim(struct mam_superblock *superblock, mam_u32 block, mam_u32 size_class,
-                                            mam_u32 count) {
+MAM_OUTLINE struct mam_claim mam_block_claim(struct mam_area area, mam_u32 block, mam_u32 size_class, mam_u32 count) {
   struct mam_claim claim = {0, 0, mam_class_bytes(size_class)};
   mam_u32 page = block * MAM_BLOCK_PAGES, end = page + MAM_BLOCK_PAGES;
-  for (; page < end && page < superblock->page_count; page++) {
-    mam_u64 *words = &superblock->words[page * MAM_PAGE_WORDS];
+  for (; page < end && page < area.page_count; page++) {
+    mam_u64 *words = &area.words[page * MAM_PAGE_WORDS];
     mam_u64 first = 0;
-    if (mam_load_relaxed_u16(&superblock->entries[page]) == size_class + 1)
+    if (mam_load_relaxed_u16(&mam_area_entries(area)[page]) == size_class + 1)
       first = mam_load_relaxed_u64(words);
     if (first == 0 || mam_word_class(first) != size_class)
       continue;
     for (mam_u32 i = 0; i < mam_word_span_words(first); i++)
       if ((claim.mask = mam_word_claim(&words[i], size_class, count)) != 0) {
-        claim.address = mam_page_address(superblock, page) + (mam_u64)(32 * i) * claim.chunk_bytes;
+        claim.address = mam_area_address(area, page) + (mam_u64)(32 * i) * claim.chunk_bytes;
         return claim;
       }
   }
@@ -536,25 +618,24 @@ MAM_INLINE struct mam_claim mam_block_claim(struct mam_superblock *superblock, m
 
 /* Chunks of a class from spans that were split before, where the class's map says so.  A block in which there are none
  * is struck from the map and then looked at once more: who freed a chunk meanwhile may have found the map in order. */
-MAM_OUTLINE struct mam_claim mam_recycle(struct mam_superblock *superblock, mam_u32 size_class, mam_u32 count,
-                                         mam_u32 home) {
+MAM_OUTLINE struct mam_claim mam_recycle(struct mam_area area, mam_u32 size_class, mam_u32 count, mam_u32 home) {
   struct mam_claim claim = {0, 0, 0};
-  mam_u64 *map = superblock->classes + (mam_u64)size_class * superblock->class_stride;
-  mam_u32 words = superblock->class_words, start = home % words;
+  mam_u64 *map = mam_area_class(area, size_class);
+  mam_u32 words = mam_area_class_words(area), start = home % words;
   for (int wrapped = 0; wrapped < 2; wrapped++) {
     mam_u32 last = wrapped ? start : words;
     for (mam_u32 index = wrapped ? 0 : start; (index = mam_map_next(map, words, index)) < last; index++) {
       mam_u64 open = ~mam_load_relaxed_u64(&map[index]);
       for (; open != 0; open &= open - 1) {
         mam_u32 bit = mam_lowest_u64(open), block = (index << 6) + bit;
-        claim = mam_block_claim(superblock, block, size_class, count);
+        claim = mam_block_claim(area, block, size_class, count);
         if (claim.mask != 0)
           return claim;
         if ((mam_or_acq_rel_u64(&map[index], 1ull << bit) | 1ull << bit) == MAM_FULL_WORD)
           mam_map_filled(map, words, index);
-        claim = mam_block_claim(superblock, block, size_class, count);
+        claim = mam_block_claim(area, block, size_class, count);
         if (claim.mask != 0) {
-          mam_span_hint(superblock, block * MAM_BLOCK_PAGES, size_class);
+          mam_span_hint(area, block * MAM_BLOCK_PAGES, size_class);
           return claim;
         }
       }
@@ -577,14 +658,9 @@ MAM_INLINE mam_u64 mam_slot_of(mam_u64 address, mam_u32 tickets) {
   return address << (MAM_TICKET_BITS - MAM_PAGE_SHIFT) | tickets;
 }
 MAM_INLINE int mam_slot_is_dry(mam_u64 slot) { return (slot & ~MAM_SLOT_TICKETS) == MAM_SLOT_DRY; }
-MAM_INLINE mam_u64 *mam_slot_at(const mam_heap *heap, mam_u32 size_class, mam_u32 slot) {
-  return &heap->slots[size_class * heap->slot_count + slot];
-}
 MAM_INLINE mam_u32 mam_slot_limit(const mam_heap *heap, mam_u32 size_class) {
   return 1u << mam_span_chunks_log2(heap->chunks, mam_class_shift(size_class));
 }
-/* The home of a slot's users. */
-MAM_INLINE mam_u32 mam_slot_home(const mam_heap *heap, mam_u32 slot) { return slot >> heap->warp_bits; }
 
 /* What became of a request for tickets. */
 struct mam_tickets {
@@ -628,7 +704,7 @@ MAM_OUTLINE struct mam_tickets mam_slot_wait(mam_u64 *slot, mam_u32 size_class, 
 MAM_INLINE mam_u32 mam_shortage_sum(struct mam_heap_control *control, mam_u32 pages) {
   mam_u32 sum = 0, superblocks = mam_load_acquire_u32(&control->superblock_count);
   for (mam_u32 i = 0; i < superblocks; i++) {
-    mam_u32 shortage = mam_load_relaxed_u32(&control->superblocks[i].shortage);
+    mam_u32 shortage = mam_load_relaxed_u32(mam_area_shortage(control->superblocks[i]));
     if (!mam_shortage_covers(shortage, pages))
       return 0;
     sum += shortage;
@@ -645,7 +721,7 @@ MAM_OUTLINE struct mam_claim mam_steal(struct mam_heap_control *control, mam_u32
   if (sum != 0 && mam_load_relaxed_u32(&control->drained[size_class]) == sum)
     return claim;
   for (mam_u32 i = 0; i < heap->slot_count; i++) {
-    mam_u64 *slot = mam_slot_at(heap, size_class, i);
+    mam_u64 *slot = &heap->slots[size_class * heap->slot_count + i];
     if ((mam_load_relaxed_u64(slot) & MAM_SLOT_TICKETS) >= limit)
       continue;
     struct mam_tickets tickets = mam_slot_take(slot, size_class, limit, count);
@@ -672,16 +748,15 @@ MAM_OUTLINE struct mam_claim mam_span_open(struct mam_heap_control *control, mam
   chunks = chunks < limit ? chunks : limit;
   if (place.page == MAM_NO_PAGE)
     return claim;
-  struct mam_superblock *superblock = &control->superblocks[place.superblock];
-  mam_u64 *words = &superblock->words[place.page * MAM_PAGE_WORDS];
+  mam_u64 *words = &place.area.words[place.page * MAM_PAGE_WORDS];
   count = count < chunks ? count : chunks;
-  mam_span_write(superblock, place.page, size_class, pages, chunks, mam_lanes_of(1));
-  claim.address = mam_page_address(superblock, place.page);
+  mam_span_write(place.area, place.page, size_class, pages, chunks, mam_lanes_alone());
+  claim.address = mam_area_address(place.area, place.page);
   claim.mask = 0xffffffffu >> (32 - count);
   for (mam_u32 i = 0; i < (chunks + 31) >> 5; i++) /* release: after the entries, which who frees such a chunk reads */
     (void)mam_and_release_u64(&words[i], ~(mam_u64)(i == 0 ? ~claim.mask : 0xffffffffu));
   if (count < chunks)
-    mam_span_hint(superblock, place.page, size_class);
+    mam_span_hint(place.area, place.page, size_class);
   return claim;
 }
 
@@ -695,7 +770,7 @@ MAM_OUTLINE struct mam_claim mam_claim_scarce(struct mam_heap_control *control, 
     mam_u32 superblocks = mam_load_acquire_u32(&control->superblock_count);
     mam_u32 pages = mam_span_pages(control->heap.chunks, other);
     for (mam_u32 i = 0; i < superblocks && claim.mask == 0; i++)
-      claim = mam_recycle(&control->superblocks[i], other, count, home);
+      claim = mam_recycle(control->superblocks[i], other, count, home);
     if (claim.mask == 0 && other == size_class)
       claim = mam_span_open(control, size_class, pages, count, home);
     if (claim.mask == 0)
@@ -710,57 +785,70 @@ MAM_OUTLINE struct mam_claim mam_claim_scarce(struct mam_heap_control *control, 
   return claim;
 }
 
-/* A slot's refill, of which the caller has the task: all chunks of a new span, the first of them the caller's.  Every
- * lane takes part.  mask 0 if there are no pages. */
-MAM_INLINE struct mam_claim mam_slot_refill(struct mam_heap_control *control, mam_u64 *slot, mam_u32 size_class,
-                                            mam_u32 count, mam_u32 home, struct mam_lanes lanes) {
-  struct mam_claim claim = {0, 0, mam_class_bytes(size_class)};
-  struct mam_place place = {0, MAM_NO_PAGE};
-  mam_u32 limit = mam_slot_limit(&control->heap, size_class);
-  mam_u32 pages = mam_span_pages(control->heap.chunks, size_class);
+/* A request for chunks: everything about it and its heap that a kernel knows without asking its memory. */
+struct mam_request {
+  struct mam_heap_control *control;
+  struct mam_area area; /* the first superblock */
+  mam_u64 *slot;        /* 0: the caller's lanes are so many that they take whole spans */
+  mam_u32 size_class, chunks_log2, home, home_count;
+  int refill; /* the caller has the task of refilling the slot */
+};
+
+/* A new span for the caller's lanes: the first chunks are theirs, the rest goes to the slot if there is one.  mask 0 if
+ * there are no pages.  Every lane takes part. */
+MAM_OUTLINE struct mam_claim mam_slot_refill(struct mam_request request, mam_u32 count, struct mam_lanes lanes) {
+  struct mam_claim claim = {0, 0, mam_class_bytes(request.size_class)};
+  mam_u32 limit = 1u << request.chunks_log2;
+  mam_u32 pages = (claim.chunk_bytes << request.chunks_log2) >> MAM_PAGE_SHIFT;
+  struct mam_place place = {request.area, MAM_NO_PAGE};
   if (lanes.rank == 0)
-    place = mam_pages_claim(control, pages, home);
+    place.page = mam_pages_near(place.area, &mam_cursors(request.control)[request.home], pages, request.home,
+                                request.home_count);
   place.page = mam_lanes_first_u32(lanes, place.page);
+  if (place.page == MAM_NO_PAGE) {
+    if (lanes.rank == 0)
+      place = mam_pages_far(request.control, pages, request.home);
+    place.page = mam_lanes_first_u32(lanes, place.page);
+    place.area.base = mam_lanes_first_u64(lanes, place.area.base);
+    place.area.words = (mam_u64 *)mam_lanes_first_u64(lanes, (mam_u64)place.area.words);
+    place.area.page_count = mam_lanes_first_u32(lanes, place.area.page_count);
+  }
   if (place.page != MAM_NO_PAGE) {
-    place.superblock = mam_lanes_first_u32(lanes, place.superblock);
-    struct mam_superblock *superblock = &control->superblocks[place.superblock];
-    mam_span_write(superblock, place.page, size_class, pages, limit, lanes);
-    claim.address = mam_page_address(superblock, place.page);
+    mam_span_write(place.area, place.page, request.size_class, pages, limit, lanes);
+    claim.address = mam_area_address(place.area, place.page);
     count = count < limit ? count : limit;
     claim.mask = 0xffffffffu >> (32 - count);
     mam_lanes_sync(lanes);
   }
   /* release: the words and entries of the span. */
-  if (lanes.rank == 0 && slot != 0)
-    (void)mam_exchange_release_u64(slot, place.page == MAM_NO_PAGE ? MAM_SLOT_DRY | limit
-                                                                   : mam_slot_of(claim.address, count));
+  if (lanes.rank == 0 && request.slot != 0)
+    (void)mam_exchange_release_u64(request.slot, place.page == MAM_NO_PAGE ? MAM_SLOT_DRY | limit
+                                                                           : mam_slot_of(claim.address, count));
   return claim;
 }
 
-/* Chunks for count lanes of which none has a ticket; those that get none have to call again.  *refill: the caller has
- * the task of refilling the slot, on return for its next call.  slot 0: a whole span for the caller, no slot is asked.
- * mask 0: there is no room.  Every lane takes part. */
-MAM_INLINE struct mam_claim mam_claim_chunks(struct mam_heap_control *control, mam_u64 *slot, mam_u32 size_class,
-                                             mam_u32 count, int *refill, mam_u32 home, struct mam_lanes lanes) {
-  struct mam_claim claim = {0, 0, mam_class_bytes(size_class)};
-  if (slot != 0 && !*refill) {
+/* Chunks for count lanes of which none has a ticket; those that get none have to call again.  request->refill is what
+ * it is to be for that call.  mask 0: there is no room.  Every lane takes part. */
+MAM_INLINE struct mam_claim mam_claim_chunks(struct mam_request *request, mam_u32 count, struct mam_lanes lanes) {
+  struct mam_claim claim = {0, 0, mam_class_bytes(request->size_class)};
+  if (request->slot != 0 && !request->refill) {
     struct mam_tickets tickets = {0, 0, 0};
     if (lanes.rank == 0)
-      tickets = mam_slot_wait(slot, size_class, mam_slot_limit(&control->heap, size_class), count);
+      tickets = mam_slot_wait(request->slot, request->size_class, 1u << request->chunks_log2, count);
     claim.address = mam_lanes_first_u64(lanes, tickets.address);
     claim.mask = mam_lanes_first_u32(lanes, tickets.mask);
-    *refill = (int)mam_lanes_first_u32(lanes, (mam_u32)tickets.refill);
+    request->refill = (int)mam_lanes_first_u32(lanes, (mam_u32)tickets.refill);
     if (claim.mask != 0)
       return claim;
   }
-  if (slot == 0 || *refill) {
-    *refill = 0;
-    claim = mam_slot_refill(control, slot, size_class, count, home, lanes);
+  if (request->slot == 0 || request->refill) {
+    request->refill = 0;
+    claim = mam_slot_refill(*request, count, lanes);
     if (claim.mask != 0)
       return claim;
   }
   if (lanes.rank == 0)
-    claim = mam_claim_scarce(control, size_class, count, home);
+    claim = mam_claim_scarce(request->control, request->size_class, count, request->home);
   claim.address = mam_lanes_first_u64(lanes, claim.address);
   claim.mask = mam_lanes_first_u32(lanes, claim.mask);
   claim.chunk_bytes = mam_lanes_first_u32(lanes, claim.chunk_bytes);
@@ -783,10 +871,9 @@ MAM_OUTLINE mam_u64 mam_run_malloc(struct mam_heap_control *control, mam_u64 byt
   struct mam_place place = mam_pages_claim(control, (mam_u32)pages, home);
   if (place.page == MAM_NO_PAGE)
     return 0;
-  struct mam_superblock *superblock = &control->superblocks[place.superblock];
-  mam_store_relaxed_u16(&superblock->entries[place.page], MAM_ENTRY_RUN);
-  mam_store_relaxed_u64(&superblock->words[place.page * MAM_PAGE_WORDS], (mam_u64)MAM_CLASS_RUN << 56 | pages);
-  return mam_page_address(superblock, place.page);
+  mam_store_relaxed_u16(&mam_area_entries(place.area)[place.page], MAM_ENTRY_RUN);
+  mam_store_relaxed_u64(&place.area.words[place.page * MAM_PAGE_WORDS], (mam_u64)MAM_CLASS_RUN << 56 | pages);
+  return mam_area_address(place.area, place.page);
 }
 
 /* Whether bytes could ever be served by the heap as large as it is. */
@@ -800,14 +887,14 @@ MAM_OUTLINE int mam_heap_could(struct mam_heap_control *control, mam_u64 bytes) 
 
 /* ---- Frees ---- */
 
-/* The superblock in which an address lies; superblock_count if in none. */
-MAM_OUTLINE mam_u32 mam_superblock_of(struct mam_heap_control *control, mam_u64 address) {
-  mam_u32 i = 0, superblocks = mam_load_acquire_u32(&control->superblock_count);
-  while (i < superblocks &&
-         (address < control->superblocks[i].base ||
-          (address - control->superblocks[i].base) >> MAM_PAGE_SHIFT >= control->superblocks[i].page_count))
-    i++;
-  return i;
+/* The superblock in which an address lies; page_count 0 if in none. */
+MAM_OUTLINE struct mam_area mam_area_of(struct mam_heap_control *control, mam_u64 address) {
+  mam_u32 superblocks = mam_load_acquire_u32(&control->superblock_count);
+  struct mam_area area = {0, 0, 0, 0};
+  for (mam_u32 i = 0; i < superblocks; i++)
+    if (address - control->superblocks[i].base < (mam_u64)control->superblocks[i].page_count << MAM_PAGE_SHIFT)
+      area = control->superblocks[i];
+  return area;
 }
 
 /* Where the usage bit of a chunk is. */
@@ -825,75 +912,87 @@ MAM_INLINE struct mam_bit mam_bit_of(mam_u64 offset, mam_u32 entry) {
   return bit;
 }
 
-/* What comes after bits of a usage word were cleared: old was there before.  A word that became empty may be the last
- * of its span; one that was full is worth a look from now on. */
-MAM_OUTLINE void mam_word_changed(struct mam_superblock *superblock, mam_u32 word, mam_u64 old, mam_u32 left) {
-  mam_u32 page = word / MAM_PAGE_WORDS;
-  if (left == 0 && mam_span_end(superblock, page, old))
-    return;
-  if ((mam_u32)old == mam_word_full(old))
-    mam_span_hint(superblock, page, mam_word_class(old));
+/* Whether there is more to do after bits of a usage word were cleared: old was there before. */
+MAM_INLINE int mam_word_wants_more(mam_u64 old, mam_u32 bits) {
+  return ((mam_u32)old & ~bits) == 0 || (mam_u32)old == mam_word_full(old);
 }
 
-/* Frees chunks of one usage word; returns how many of them were none. */
-MAM_INLINE mam_u32 mam_word_free(struct mam_superblock *superblock, mam_u32 word, mam_u32 bits) {
-  /* release: what the chunks' users did comes before what their next ones do.  Pairs with mam_word_claim. */
-  mam_u64 old = mam_and_release_u64(&superblock->words[word], ~(mam_u64)bits);
-  mam_u32 left = (mam_u32)old & ~bits, freed = (mam_u32)old & bits;
-  if (freed != 0 && (left == 0 || (mam_u32)old == mam_word_full(old)))
-    mam_word_changed(superblock, word, old, left);
-  return mam_ones_u32(bits ^ freed);
+/* That.  A word that became empty may be the last of its span; one that was full is worth a look from now on.  Every
+ * lane takes part. */
+MAM_OUTLINE void mam_word_changed(struct mam_area area, mam_u32 word, mam_u64 old, mam_u32 bits,
+                                  struct mam_lanes lanes) {
+  mam_u32 page = word / MAM_PAGE_WORDS;
+  if (((mam_u32)old & bits) == 0)
+    return;
+  if (((mam_u32)old & ~bits) == 0 && mam_span_end(area, page, old, lanes))
+    return;
+  if (lanes.rank == 0 && (mam_u32)old == mam_word_full(old))
+    mam_span_hint(area, page, mam_word_class(old));
+}
+
+/* Frees one chunk; 0 if it was none. */
+MAM_INLINE int mam_chunk_free(struct mam_area area, struct mam_bit bit) {
+  /* release: what the chunk's user did comes before what its next one does.  Pairs with mam_word_claim. */
+  mam_u64 old = mam_and_release_u64(&area.words[bit.word], ~(1ull << bit.bit));
+  if (mam_word_wants_more(old, 1u << bit.bit))
+    mam_word_changed(area, bit.word, old, 1u << bit.bit, mam_lanes_alone());
+  return (old >> bit.bit & 1) != 0;
 }
 
 /* Frees a request of whole pages; 0 if none begins at page. */
-MAM_OUTLINE int mam_run_free(struct mam_superblock *superblock, mam_u32 page) {
-  mam_u64 *place = &superblock->words[page * MAM_PAGE_WORDS], word = mam_load_relaxed_u64(place);
+MAM_OUTLINE int mam_run_free(struct mam_area area, mam_u32 page) {
+  mam_u64 *place = &area.words[page * MAM_PAGE_WORDS], word = mam_load_relaxed_u64(place);
   /* acq_rel: of two frees one ends it; what its user did comes before. */
   if (word >> 56 != MAM_CLASS_RUN || mam_cas_acq_rel_u64(place, word, 0) != word)
     return 0;
-  mam_pages_release(superblock, page, (mam_u32)word);
+  mam_pages_release(area, page, (mam_u32)word);
   return 1;
+}
+
+/* What begins at an address. */
+struct mam_block {
+  struct mam_area area;
+  mam_u64 bytes; /* 0: no live block does */
+  mam_u32 page;
+  struct mam_bit bit; /* unless it is a run: word is MAM_NO_PAGE */
+};
+
+MAM_OUTLINE struct mam_block mam_block_at(struct mam_heap_control *control, mam_u64 address) {
+  struct mam_block block = {mam_area_of(control, address), 0, 0, {MAM_NO_PAGE, 0}};
+  if (block.area.page_count == 0)
+    return block;
+  mam_u64 offset = address - block.area.base;
+  block.page = (mam_u32)(offset >> MAM_PAGE_SHIFT);
+  mam_u32 entry = mam_load_relaxed_u16(&mam_area_entries(block.area)[block.page]);
+  if (entry == MAM_ENTRY_RUN) {
+    mam_u64 word = mam_load_relaxed_u64(&block.area.words[block.page * MAM_PAGE_WORDS]);
+    if (word >> 56 == MAM_CLASS_RUN && (offset & (MAM_PAGE_BYTES - 1)) == 0)
+      block.bytes = (word & (MAM_FULL_WORD >> 16)) << MAM_PAGE_SHIFT;
+    return block;
+  }
+  mam_u32 size_class = (entry & 63) - 1, back = entry >> MAM_ENTRY_CLASS_BITS;
+  if (size_class >= MAM_HEAP_CLASSES || back > block.page)
+    return block;
+  block.bit = mam_bit_of(offset, entry);
+  mam_u64 word = mam_load_relaxed_u64(&block.area.words[block.bit.word]);
+  mam_u32 chunk = (block.bit.word & (MAM_PAGE_WORDS - 1)) * 32 + block.bit.bit;
+  if (word >> 56 == size_class + 1 && (word >> block.bit.bit & 1) != 0 && back < mam_word_span_pages(word) &&
+      offset == ((mam_u64)(block.page - back) << MAM_PAGE_SHIFT) + (mam_u64)chunk * mam_class_bytes(size_class))
+    block.bytes = mam_class_bytes(size_class);
+  return block;
 }
 
 /* How many bytes the live block at address has; 0 if none begins there. */
 MAM_OUTLINE mam_u64 mam_block_bytes(struct mam_heap_control *control, mam_u64 address) {
-  mam_u32 which = mam_superblock_of(control, address);
-  if (which == mam_load_acquire_u32(&control->superblock_count))
-    return 0;
-  struct mam_superblock *superblock = &control->superblocks[which];
-  mam_u64 offset = address - superblock->base;
-  mam_u32 page = (mam_u32)(offset >> MAM_PAGE_SHIFT), entry = mam_load_relaxed_u16(&superblock->entries[page]);
-  if (entry == MAM_ENTRY_RUN) {
-    mam_u64 word = mam_load_relaxed_u64(&superblock->words[page * MAM_PAGE_WORDS]);
-    int is_run = word >> 56 == MAM_CLASS_RUN && (offset & (MAM_PAGE_BYTES - 1)) == 0;
-    return is_run ? (word & (MAM_FULL_WORD >> 16)) << MAM_PAGE_SHIFT : 0;
-  }
-  mam_u32 size_class = (entry & 63) - 1, back = entry >> MAM_ENTRY_CLASS_BITS;
-  if (size_class >= MAM_HEAP_CLASSES || back > page)
-    return 0;
-  struct mam_bit bit = mam_bit_of(offset, entry);
-  mam_u64 word = mam_load_relaxed_u64(&superblock->words[bit.word]);
-  mam_u64 chunk = (mam_u64)((bit.word & (MAM_PAGE_WORDS - 1)) * 32 + bit.bit) * mam_class_bytes(size_class);
-  if (word >> 56 != size_class + 1 || (word >> bit.bit & 1) == 0 || back >= mam_word_span_pages(word) ||
-      offset != ((mam_u64)(page - back) << MAM_PAGE_SHIFT) + chunk)
-    return 0;
-  return mam_class_bytes(size_class);
+  return mam_block_at(control, address).bytes;
 }
 
 /* Frees the block at address, with all checks that there are; 0 if none begins there. */
 MAM_OUTLINE int mam_block_free(struct mam_heap_control *control, mam_u64 address) {
-  int freed = 0;
-  if (mam_block_bytes(control, address) != 0) {
-    struct mam_superblock *superblock = &control->superblocks[mam_superblock_of(control, address)];
-    mam_u64 offset = address - superblock->base;
-    mam_u32 page = (mam_u32)(offset >> MAM_PAGE_SHIFT), entry = mam_load_relaxed_u16(&superblock->entries[page]);
-    if (entry == MAM_ENTRY_RUN)
-      freed = mam_run_free(superblock, page);
-    else {
-      struct mam_bit bit = mam_bit_of(offset, entry);
-      freed = mam_word_free(superblock, bit.word, 1u << bit.bit) == 0;
-    }
-  }
+  struct mam_block block = mam_block_at(control, address);
+  int freed = block.bytes == 0                ? 0
+              : block.bit.word == MAM_NO_PAGE ? mam_run_free(block.area, block.page)
+                                              : mam_chunk_free(block.area, block.bit);
   if (!freed)
     (void)mam_add_relaxed_u64(&control->refused_free, 1);
   return freed;
@@ -902,32 +1001,22 @@ MAM_OUTLINE int mam_block_free(struct mam_heap_control *control, mam_u64 address
 /* ---- Beginning ---- */
 
 /* Bytes of metadata in front of so many pages. */
-MAM_INLINE mam_u64 mam_superblock_metadata_bytes(mam_u32 pages) {
-  mam_u32 map_words = (pages + 63) / 64, class_words = (pages + 64 * MAM_BLOCK_PAGES - 1) / (64 * MAM_BLOCK_PAGES);
-  mam_u64 words = (mam_u64)pages * MAM_PAGE_WORDS + mam_map_words(map_words) +
-                  (mam_u64)MAM_HEAP_CLASSES * mam_map_words(class_words);
-  return 8 * words + 2 * (mam_u64)pages;
+MAM_INLINE mam_u64 mam_area_metadata_bytes(mam_u32 pages) {
+  struct mam_area area = {0, 0, pages, 0};
+  return 8 + (mam_u64)mam_area_entries(area) + 2 * (mam_u64)pages;
 }
 
 /* Lays a superblock out in bytes of memory at address, a multiple of 8: metadata, then pages to its end.  Touches no
- * memory.  0 if it is too small for a page. */
-MAM_INLINE int mam_superblock_place(struct mam_superblock *superblock, mam_u64 address, mam_u64 bytes) {
+ * memory.  page_count 0 if it is too small for a page. */
+MAM_INLINE struct mam_area mam_area_place(mam_u64 address, mam_u64 bytes) {
   mam_u64 end = (address + bytes) & ~(mam_u64)(MAM_PAGE_BYTES - 1);
   mam_u64 most = end > address ? (end - address) / (MAM_PAGE_BYTES + 66) : 0;
-  mam_u32 pages = most < 1u << 31 ? (mam_u32)most : 1u << 31;
-  while (pages != 0 && end - ((mam_u64)pages << MAM_PAGE_SHIFT) < address + mam_superblock_metadata_bytes(pages))
-    pages--;
-  superblock->page_count = pages;
-  superblock->map_words = (pages + 63) / 64;
-  superblock->class_words = (pages + 64 * MAM_BLOCK_PAGES - 1) / (64 * MAM_BLOCK_PAGES);
-  superblock->class_stride = mam_map_words(superblock->class_words);
-  superblock->base = end - ((mam_u64)pages << MAM_PAGE_SHIFT);
-  superblock->words = (mam_u64 *)address;
-  superblock->pages = superblock->words + (mam_u64)pages * MAM_PAGE_WORDS;
-  superblock->classes = superblock->pages + mam_map_words(superblock->map_words);
-  superblock->entries = (mam_u16 *)(superblock->classes + MAM_HEAP_CLASSES * (mam_u64)superblock->class_stride);
-  superblock->shortage = superblock->unused = 0;
-  return pages != 0;
+  struct mam_area area = {0, (mam_u64 *)(address + 8), most < 1u << 31 ? (mam_u32)most : 1u << 31, 0};
+  while (area.page_count != 0 &&
+         end - ((mam_u64)area.page_count << MAM_PAGE_SHIFT) < address + mam_area_metadata_bytes(area.page_count))
+    area.page_count--;
+  area.base = end - ((mam_u64)area.page_count << MAM_PAGE_SHIFT);
+  return area;
 }
 
 /* The word at index of a map's levels whose lowest has so many bits, when all of them are 0 but those past the end. */
@@ -943,34 +1032,37 @@ MAM_INLINE mam_u64 mam_map_open_word(mam_u32 bits, mam_u32 index) {
 }
 
 /* Writes an empty superblock's metadata: of count threads each its part. */
-MAM_INLINE void mam_superblock_clear(const struct mam_superblock *superblock, mam_u64 rank, mam_u64 count) {
-  mam_u64 words = (mam_u64)superblock->page_count * MAM_PAGE_WORDS, map = mam_map_words(superblock->map_words);
-  mam_u64 classes = (mam_u64)MAM_HEAP_CLASSES * superblock->class_stride;
+MAM_INLINE void mam_area_clear(struct mam_area area, mam_u64 rank, mam_u64 count) {
+  mam_u64 words = (mam_u64)area.page_count * MAM_PAGE_WORDS, map = mam_map_words(mam_area_map_words(area));
+  mam_u64 classes = (mam_u64)MAM_HEAP_CLASSES * mam_map_words(mam_area_class_words(area));
   for (mam_u64 i = rank; i < words; i += count)
-    superblock->words[i] = 0;
+    area.words[i] = 0;
   for (mam_u64 i = rank; i < map; i += count)
-    superblock->pages[i] = mam_map_open_word(superblock->page_count, (mam_u32)i);
+    mam_area_pages(area)[i] = mam_map_open_word(area.page_count, (mam_u32)i);
   for (mam_u64 i = rank; i < classes; i += count)
-    superblock->classes[i] = MAM_FULL_WORD;
-  for (mam_u64 i = rank; i < superblock->page_count; i += count)
-    superblock->entries[i] = 0;
+    mam_area_class(area, 0)[i] = MAM_FULL_WORD;
+  for (mam_u64 i = rank; i < area.page_count; i += count)
+    mam_area_entries(area)[i] = 0;
+  if (rank == 0)
+    area.words[-1] = 0;
 }
 
-/* The same for the slots and homes. */
-MAM_INLINE void mam_slots_clear(const struct mam_heap_control *control, mam_u64 rank, mam_u64 count) {
+/* The same for the homes and slots. */
+MAM_INLINE void mam_slots_clear(struct mam_heap_control *control, mam_u64 rank, mam_u64 count) {
   const mam_heap *heap = &control->heap;
+  for (mam_u64 i = rank; i < MAM_HOMES; i += count)
+    mam_cursors(control)[i] = 0;
   for (mam_u64 i = rank; i < (mam_u64)heap->slot_count * MAM_HEAP_CLASSES; i += count)
     heap->slots[i] = mam_slot_limit(heap, (mam_u32)(i / heap->slot_count));
-  for (mam_u64 i = rank; i < control->home_count; i += count)
-    control->cursors[i] = (mam_u32)i % control->superblocks[0].map_words * 64;
 }
 
 /* Chooses for a heap of bytes on a GPU of so many multiprocessors how large spans are and how many slots there are, so
  * that what slots hold is a small share of the heap even with many size classes in use. */
-MAM_INLINE void mam_heap_tune(struct mam_heap_control *control, mam_u64 bytes, mam_u32 multiprocessors) {
-  mam_heap *heap = &control->heap;
+MAM_INLINE void mam_heap_tune(mam_heap *heap, mam_u64 bytes, mam_u32 multiprocessors) {
   int roomy = bytes >= (mam_u64)MAM_ROOMY_MIB << 20;
   mam_u64 share = (bytes / 8) / (roomy ? MAM_ROOMY_SLOT_BYTES : MAM_SLOT_BYTES);
+  if (multiprocessors > MAM_HOMES)
+    multiprocessors = MAM_HOMES;
   heap->chunks = roomy ? MAM_ROOMY_CHUNKS : MAM_CHUNKS;
   heap->home_last = (mam_u16)(multiprocessors - 1);
   heap->warp_bits = heap->home_shift = 0;
@@ -978,8 +1070,28 @@ MAM_INLINE void mam_heap_tune(struct mam_heap_control *control, mam_u64 bytes, m
     heap->warp_bits++;
   while (share < multiprocessors >> heap->home_shift && multiprocessors >> heap->home_shift > 1)
     heap->home_shift++;
-  control->home_count = ((multiprocessors - 1) >> heap->home_shift) + 1;
-  heap->slot_count = control->home_count << heap->warp_bits;
+  heap->slot_count = ((heap->home_last >> heap->home_shift) + 1u) << heap->warp_bits;
+}
+
+MAM_INLINE mam_u32 mam_home_count(const mam_heap *heap) { return (heap->home_last >> heap->home_shift) + 1u; }
+
+/* Bytes of the control block, with the homes and slots that follow it. */
+MAM_INLINE mam_u64 mam_control_bytes(const mam_heap *heap) {
+  return sizeof(struct mam_heap_control) + 8 * (MAM_HOMES + (mam_u64)heap->slot_count * MAM_HEAP_CLASSES);
+}
+
+/* Makes a control block, which kernels know by another address, that of a heap whose first superblock is area. */
+MAM_INLINE void mam_control_begin(struct mam_heap_control *control, mam_u64 address, struct mam_area area) {
+  mam_heap *heap = &control->heap;
+  heap->control = (struct mam_heap_control *)address;
+  heap->slots = mam_slots(heap->control);
+  heap->words = area.words;
+  heap->entries = mam_area_entries(area);
+  heap->base = area.base;
+  heap->page_count = area.page_count;
+  control->home_count = mam_home_count(heap);
+  control->superblock_count = 1;
+  control->superblocks[0] = area;
 }
 
 #endif /* MAM_HEAP_CORE_H */
