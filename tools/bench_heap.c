@@ -211,6 +211,7 @@ static bool guarded_run(struct heap_bench *bench) {
   struct heap heap = {0};
   for (size_t place = bench->guarded_first; guarded_cell_find(bench, place, &cell); place++) {
     struct heap_result result = {.status = heap_good};
+    guard_begin_send();
     cell_run(bench, &heap, tests[cell.test], &bench->cases[cell.what], bench->allocators[cell.allocator], &result);
     guard_result_send(&result);
     heap_result_free(&result);

@@ -115,6 +115,8 @@ enum heap_status guard_result_receive(struct guard *guard, struct heap_result *r
   uint64_t deadline_ns = clock_now_ns() + patience_s * 1000000000;
   guard->fresh = false;
   while (line_receive(guard, deadline_ns, line, sizeof line)) {
+    if (strcmp(line, "begin") == 0)
+      deadline_ns = clock_now_ns() + (uint64_t)guard->limit_s * 1000000000;
     if (strncmp(line, "row ", 4) == 0 && !row_parse(line + 4, result))
       break;
     if (strncmp(line, "end ", 4) == 0)
@@ -122,6 +124,11 @@ enum heap_status guard_result_receive(struct guard *guard, struct heap_result *r
   }
   guard_end(guard);
   return heap_hung;
+}
+
+void guard_begin_send(void) {
+  (void)puts("begin");
+  (void)fflush(stdout);
 }
 
 void guard_result_send(const struct heap_result *result) {

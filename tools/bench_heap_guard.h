@@ -28,7 +28,8 @@ bool guard_running(const struct guard *guard);
 enum heap_status guard_result_receive(struct guard *guard, struct heap_result *result);
 void guard_end(struct guard *guard);
 
-/* In the process: sends a result. */
+/* In the process: says that a cell begins, from where its time counts; sends its result. */
+void guard_begin_send(void);
 void guard_result_send(const struct heap_result *result);
 
 #endif

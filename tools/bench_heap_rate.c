@@ -6,14 +6,13 @@
  */
 #include <stdio.h>
 
-#include "bench_clock.h"
 #include "bench_heap.h"
 #include "bench_numbers.h"
 #include "bench_report.h"
 
 enum { repetitions = 15, repetitions_most = 16, rate_metrics = 6 };
 
-static const uint64_t long_ns = 500000000;
+static const double long_us = 100000;
 
 /* ---- Cases ------------------------------------------------------------------------------------------------------- */
 
@@ -75,9 +74,10 @@ static bool rate_pair(const struct heap_run *run, struct heap_work *work, double
 }
 
 /* The first repetition: the blocks are looked through between the two kernels. */
-static bool rate_verify(const struct heap_run *run, struct heap_work *work, size_t *failed) {
-  return heap_kernel_run(run, run->heap->malloc, work) && heap_blocks_sound(run, work, failed) &&
-         heap_kernel_run(run, run->heap->free, work);
+static bool rate_verify(const struct heap_run *run, struct heap_work *work, size_t *failed, double *malloc_us,
+                        double *free_us) {
+  return heap_kernel_time(run, run->heap->malloc, work, malloc_us) && heap_blocks_sound(run, work, failed) &&
+         heap_kernel_time(run, run->heap->free, work, free_us);
 }
 
 /* How many requests of the last kernel were refused: their slots still say so. */
@@ -94,15 +94,15 @@ static bool rate_run(const struct heap_run *run, struct heap_result *result) {
   struct heap_work work = heap_work_of(run);
   unsigned count = heap_repetitions(run, repetitions);
   size_t failed_first = 0, failed_last = 0;
-  uint64_t start_ns = clock_now_ns();
-  bool good = rate_verify(run, &work, &failed_first);
-  if (clock_now_ns() - start_ns > long_ns) /* once more shows it as well */
-    count = 1;
+  bool good = rate_verify(run, &work, &failed_first, &malloc_us[0], &free_us[0]);
+  if (good && malloc_us[0] + free_us[0] > long_us) /* then what is cold makes no difference, and once is enough */
+    count = 0;
   for (unsigned i = 0; good && i < count; i++)
     good = rate_pair(run, &work, &malloc_us[i], &free_us[i]);
   if (!good || !rate_refusals(run, &work, &failed_last))
     return false;
   double requests = (double)run->what->requests;
+  count = count == 0 ? 1 : count;
   double malloc_median = numbers_quantile(malloc_us, count, 0.5), free_median = numbers_quantile(free_us, count, 0.5);
   const double values[rate_metrics] = {
       malloc_median, free_median, requests / malloc_median, requests / free_median, malloc_us[0], free_us[0],
