@@ -8,7 +8,7 @@
 
 #include "error.h"
 
-enum need { OPTIONAL, REQUIRED, BENCHMARK };
+enum need { OPTIONAL, REQUIRED, HEAP, BENCHMARK };
 
 struct function_row {
   const char *name;

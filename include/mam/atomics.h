@@ -80,6 +80,7 @@ MAM_PTX_FETCH(mam_add_acquire_u64, "add", "acquire", mam_u64, "u64", "l")
 MAM_PTX_FETCH(mam_exchange_release_u64, "exch", "release", mam_u64, "b64", "l")
 MAM_PTX_FETCH(mam_and_release_u64, "and", "release", mam_u64, "b64", "l")
 MAM_PTX_FETCH(mam_and_acq_rel_u64, "and", "acq_rel", mam_u64, "b64", "l")
+MAM_PTX_FETCH(mam_or_acquire_u64, "or", "acquire", mam_u64, "b64", "l")
 MAM_PTX_FETCH(mam_or_acq_rel_u64, "or", "acq_rel", mam_u64, "b64", "l")
 
 #define MAM_PTX_CAS(name, order, type, suffix, constraint)                                                             \
@@ -91,7 +92,9 @@ MAM_PTX_FETCH(mam_or_acq_rel_u64, "or", "acq_rel", mam_u64, "b64", "l")
                  : "memory");                                                                                          \
     return old;                                                                                                        \
   }
+MAM_PTX_CAS(mam_cas_relaxed_u64, "relaxed", mam_u64, "b64", "l")
 MAM_PTX_CAS(mam_cas_acq_rel_u32, "acq_rel", mam_u32, "b32", "r")
+MAM_PTX_CAS(mam_cas_acquire_u64, "acquire", mam_u64, "b64", "l")
 MAM_PTX_CAS(mam_cas_acq_rel_u64, "acq_rel", mam_u64, "b64", "l")
 
 /* A short rest while another thread is at work: 100 to 200 ns. */
@@ -181,8 +184,11 @@ MAM_HOST_FETCH(mam_add_acquire_u64, __atomic_fetch_add, __ATOMIC_ACQUIRE, mam_u6
 MAM_HOST_FETCH(mam_exchange_release_u64, __atomic_exchange_n, __ATOMIC_RELEASE, mam_u64)
 MAM_HOST_FETCH(mam_and_release_u64, __atomic_fetch_and, __ATOMIC_RELEASE, mam_u64)
 MAM_HOST_FETCH(mam_and_acq_rel_u64, __atomic_fetch_and, __ATOMIC_ACQ_REL, mam_u64)
+MAM_HOST_FETCH(mam_or_acquire_u64, __atomic_fetch_or, __ATOMIC_ACQUIRE, mam_u64)
 MAM_HOST_FETCH(mam_or_acq_rel_u64, __atomic_fetch_or, __ATOMIC_ACQ_REL, mam_u64)
+MAM_HOST_CAS(mam_cas_relaxed_u64, __ATOMIC_RELAXED, __ATOMIC_RELAXED, mam_u64)
 MAM_HOST_CAS(mam_cas_acq_rel_u32, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE, mam_u32)
+MAM_HOST_CAS(mam_cas_acquire_u64, __ATOMIC_ACQUIRE, __ATOMIC_ACQUIRE, mam_u64)
 MAM_HOST_CAS(mam_cas_acq_rel_u64, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE, mam_u64)
 
 #ifndef MAM_ATOMICS_PAUSE

@@ -20,7 +20,7 @@
 #define MAM_HEAP_H
 
 #include <mam.h>
-#include <mam/heap_core.h>
+#include <mam/heap_types.h>
 
 #ifdef __cplusplus
 extern "C" {

@@ -81,6 +81,7 @@ struct mam_heap_control {
   mam_u32 home_count;
   mam_u64 refused_free; /* atomic counts */
   mam_u64 failures;
+  mam_u64 answer;                    /* to a question of the host */
   mam_u32 drained[MAM_HEAP_CLASSES]; /* atomic, hints: see mam_steal */
   struct mam_area superblocks[MAM_HEAP_SUPERBLOCKS];
 };
@@ -277,8 +278,8 @@ MAM_OUTLINE void mam_pages_release(struct mam_area area, mam_u32 page, mam_u32 c
 MAM_OUTLINE int mam_pages_take_bits(struct mam_area area, mam_u32 index, mam_u64 bits) {
   mam_u64 word = mam_load_relaxed_u64(&mam_area_pages(area)[index]);
   for (int i = 0; i < MAM_RETRIES && (word & bits) == 0; i++) {
-    /* acq_rel: pairs with mam_pages_clear. */
-    mam_u64 seen = mam_cas_acq_rel_u64(&mam_area_pages(area)[index], word, word | bits);
+    /* acquire: pairs with mam_pages_clear. */
+    mam_u64 seen = mam_cas_acquire_u64(&mam_area_pages(area)[index], word, word | bits);
     if (seen == word) {
       if ((word | bits) == MAM_FULL_WORD)
         mam_map_filled(mam_area_pages(area), mam_area_map_words(area), index);
@@ -287,19 +288,6 @@ MAM_OUTLINE int mam_pages_take_bits(struct mam_area area, mam_u32 index, mam_u64
     word = seen;
   }
   return 0;
-}
-
-/* The same with an atomic or, which needs no look before: for places where mostly nobody has been. */
-MAM_INLINE int mam_pages_try_bits(struct mam_area area, mam_u32 index, mam_u64 bits) {
-  mam_u64 old = mam_or_acq_rel_u64(&mam_area_pages(area)[index], bits); /* acq_rel: pairs with mam_pages_clear */
-  if ((old & bits) != 0) {
-    if ((bits & ~old) != 0)
-      mam_pages_clear(area, index, bits & ~old);
-    return 0;
-  }
-  if ((old | bits) == MAM_FULL_WORD)
-    mam_map_filled(mam_area_pages(area), mam_area_map_words(area), index);
-  return 1;
 }
 
 /* The lowest place in the word where count bits are 0 in a row; 64 if there is none. */
@@ -419,50 +407,62 @@ struct mam_place {
 
 enum { MAM_HOME_TRIES = 4 };
 
-/* The home's words, from first on, in steps of home_count. */
-MAM_INLINE mam_u32 mam_home_words(mam_u32 map_words, mam_u32 first, mam_u32 home_count) {
-  return (map_words - 1 - first) / home_count + 1;
+/* Where a home looks for pages. */
+struct mam_home {
+  struct mam_area area;
+  mam_u64 *cursor;
+  mam_u32 first, count; /* its first word, and how far it is from one of its words to the next */
+};
+
+MAM_INLINE struct mam_home mam_home_in(struct mam_area area, struct mam_heap_control *control, mam_u32 home,
+                                       mam_u32 home_count) {
+  mam_u32 map_words = mam_area_map_words(area);
+  struct mam_home found = {area, mam_cursors(control) + home, home < map_words ? home : home % map_words, home_count};
+  return found;
 }
 
-/* A run of up to 64 pages in the word at index, best from a place on. */
-MAM_OUTLINE mam_u32 mam_pages_take_in(struct mam_area area, mam_u32 index, mam_u32 count, mam_u32 from) {
-  for (int i = 0; i < MAM_HOME_TRIES; i++) {
-    mam_u64 word = mam_load_relaxed_u64(&mam_area_pages(area)[index]);
-    mam_u32 found = (word & mam_run_bits(count, from)) == 0 ? from : mam_run_find(word, count);
-    if (found == 64)
-      break;
-    if (mam_pages_take_bits(area, index, mam_run_bits(count, found)))
-      return (index << 6) + found;
+/* Widens a home's round, if it was as wide as that. */
+MAM_OUTLINE void mam_home_widen(const struct mam_home *home, mam_u32 wide) {
+  mam_u32 most = (mam_area_map_words(home->area) - 1 - home->first) / home->count;
+  mam_u32 wider = 2 * wide + 1 < most ? 2 * wide + 1 : most;
+  mam_u64 at = mam_load_relaxed_u64(home->cursor);
+  if (wide < most && (mam_u32)(at >> 32) == wide)
+    (void)mam_cas_relaxed_u64(home->cursor, at, (mam_u64)wider << 32 | (wide + 1) << 6);
+}
+
+/* Takes bits of the word at index, best these; if they are taken, another run as long, of which taken says where there
+ * is none.  An atomic or that mostly succeeds, and undoes what it did if it does not, is quicker than a look and a
+ * compare-and-swap, which only one of those who take from a word at a time could win. */
+MAM_OUTLINE mam_u32 mam_home_take(struct mam_area area, mam_u32 index, mam_u32 from, mam_u32 count) {
+  for (int i = 0; i < MAM_HOME_TRIES && from != 64; i++) {
+    mam_u64 bits = mam_run_bits(count, from);
+    mam_u64 old = mam_or_acquire_u64(&mam_area_pages(area)[index], bits); /* acquire: pairs with mam_pages_clear */
+    if ((old & bits) == 0) {
+      if ((old | bits) == MAM_FULL_WORD)
+        mam_map_filled(mam_area_pages(area), mam_area_map_words(area), index);
+      return (index << 6) + from;
+    }
+    if ((bits & ~old) != 0)
+      mam_pages_clear(area, index, bits & ~old);
+    from = mam_run_find(old, count);
   }
   return MAM_NO_PAGE;
 }
 
 /* Takes a run of up to 64 pages in a home of a superblock. */
-MAM_OUTLINE mam_u32 mam_pages_near(struct mam_area area, mam_u64 *cursor, mam_u32 count, mam_u32 home,
-                                   mam_u32 home_count) {
-  mam_u32 map_words = mam_area_map_words(area), first = home < map_words ? home : home % map_words;
-  mam_u32 known = mam_load_relaxed_u32(mam_area_shortage(area));
+MAM_OUTLINE mam_u32 mam_pages_near(const struct mam_home *home, mam_u32 count) {
   for (int i = 0; i < MAM_HOME_TRIES; i++) {
-    mam_u64 at = mam_add_relaxed_u64(cursor, count);
-    mam_u32 from = (mam_u32)at & 63, turn = (mam_u32)at >> 6, wide = (mam_u32)(at >> 32), page = MAM_NO_PAGE;
-    if (mam_shortage_covers(known, count))
+    mam_u64 at = mam_add_relaxed_u64(home->cursor, count);
+    mam_u32 from = (mam_u32)at & 63, wide = (mam_u32)(at >> 32), index;
+    if (mam_shortage_covers(mam_load_relaxed_u32(mam_area_shortage(home->area)), count))
       break;
-    if (from + count > 64)
-      continue;         /* the next word, then */
-    if (turn <= wide) { /* for the first time */
-      page = first + turn * home_count;
-      if (page < map_words && mam_pages_try_bits(area, page, mam_run_bits(count, from)))
-        return (page << 6) + from;
-    }
-    turn = turn % (wide + 1);
-    if (first + turn * home_count < map_words)
-      page = mam_pages_take_in(area, first + turn * home_count, count, from);
+    if (from + count > 64) /* the next word, then */
+      continue;
+    index = home->first + ((mam_u32)at >> 6) % (wide + 1) * home->count;
+    mam_u32 page = mam_home_take(home->area, index, from, count);
     if (page != MAM_NO_PAGE)
       return page;
-    mam_u32 most = mam_home_words(map_words, first, home_count) - 1, wider = 2 * wide + 1 < most ? 2 * wide + 1 : most;
-    at = mam_load_relaxed_u64(cursor);
-    if (wide < most && (mam_u32)(at >> 32) == wide)
-      (void)mam_cas_acq_rel_u64(cursor, at, (mam_u64)wider << 32 | (wide + 1) << 6);
+    mam_home_widen(home, wide);
   }
   return MAM_NO_PAGE;
 }
@@ -493,7 +493,8 @@ MAM_OUTLINE struct mam_place mam_pages_claim(struct mam_heap_control *control, m
   struct mam_place place;
   if (count <= MAM_SPAN_PAGES) {
     place.area = control->superblocks[mam_load_relaxed_u32(&control->active)];
-    place.page = mam_pages_near(place.area, &mam_cursors(control)[home], count, home, control->home_count);
+    struct mam_home near = mam_home_in(place.area, control, home, control->home_count);
+    place.page = mam_pages_near(&near, count);
     if (place.page != MAM_NO_PAGE)
       return place;
   }
@@ -530,40 +531,51 @@ MAM_OUTLINE void mam_span_hint(struct mam_area area, mam_u32 page, mam_u32 size_
 #define MAM_WORD_CHUNKS (255ull << 32)
 
 /* Ends a span if it is empty: each word goes from empty to 0 by compare-and-swap, so nobody can claim a chunk in it any
- * more.  If one does not, the others are put back; only the caller could change them meanwhile.  Somebody else may have
- * found the span not empty because of that, so then it is looked at again.  Every lane takes part. */
+ * more; the first word before all others, so that of several who try one goes on.  If another word is not empty, those
+ * that are 0 are put back; only the caller could change them meanwhile.  Somebody may have found the span not empty, or
+ * about to end, because of that, so then it is looked at again.  Every lane takes part. */
 MAM_OUTLINE int mam_span_end(struct mam_area area, mam_u32 page, mam_u64 header, struct mam_lanes lanes) {
   mam_u64 *words = &area.words[page * MAM_PAGE_WORDS];
   mam_u32 count = mam_word_span_words(header);
   header &= ~(MAM_FULL_WORD >> 24);
   for (int i = 0; i < MAM_RETRIES; i++) {
-    int empty = 1;
-    for (mam_u32 j = lanes.rank; j < count && empty; j += lanes.count)
-      empty = (mam_load_relaxed_u64(&words[j]) & ~MAM_WORD_CHUNKS) == header;
-    if (!mam_lanes_all(lanes, empty))
+    int ends = 1;
+    mam_u64 first = header;
+    for (mam_u32 j = lanes.rank; j < count && ends; j += lanes.count) {
+      mam_u64 word = mam_load_relaxed_u64(&words[j]);
+      first = j == 0 ? word : first;
+      ends = (word & ~MAM_WORD_CHUNKS) == header;
+    }
+    if (!mam_lanes_all(lanes, ends))
       return 0;
-    mam_u32 done = 0; /* words of earlier rounds */
+    /* acq_rel, here and below: what the chunks' users did, all of whom changed these words, comes before the release of
+     * the pages. */
+    if (!mam_lanes_all(lanes, lanes.rank != 0 || mam_cas_acq_rel_u64(words, first, 0) == first))
+      return 0;
+    mam_u32 done = 1;
     for (; done < count; done += lanes.count) {
       mam_u32 mine = done + lanes.rank;
       mam_u64 word = mine < count ? mam_load_relaxed_u64(&words[mine]) : header;
-      /* acq_rel: what the chunks' users did, all of whom changed this word, comes before the release of the pages. */
-      empty =
+      ends =
           (word & ~MAM_WORD_CHUNKS) == header && (mine >= count || mam_cas_acq_rel_u64(&words[mine], word, 0) == word);
-      if (mam_lanes_all(lanes, empty))
+      if (mam_lanes_all(lanes, ends))
         continue;
-      if (empty && mine < count)
+      if (ends && mine < count)
         (void)mam_exchange_release_u64(&words[mine], word);
-      while (done != 0) { /* none of these is the last one, which alone may have fewer chunks */
-        done -= lanes.count;
-        (void)mam_exchange_release_u64(&words[done + lanes.rank], header | 32ull << 32);
-      }
       break;
     }
-    if (done < count)
-      continue;
+    if (done >= count) {
+      if (lanes.rank == 0)
+        mam_pages_release(area, page, mam_word_span_pages(header));
+      return 1;
+    }
+    while (done > 1) { /* none of these is the last one, which alone may have fewer chunks */
+      done -= lanes.count;
+      (void)mam_exchange_release_u64(&words[done + lanes.rank], header | 32ull << 32);
+    }
     if (lanes.rank == 0)
-      mam_pages_release(area, page, mam_word_span_pages(header));
-    return 1;
+      (void)mam_exchange_release_u64(words, first);
+    mam_lanes_sync(lanes);
   }
   return 0;
 }
@@ -801,9 +813,10 @@ MAM_OUTLINE struct mam_claim mam_slot_refill(struct mam_request request, mam_u32
   mam_u32 limit = 1u << request.chunks_log2;
   mam_u32 pages = (claim.chunk_bytes << request.chunks_log2) >> MAM_PAGE_SHIFT;
   struct mam_place place = {request.area, MAM_NO_PAGE};
-  if (lanes.rank == 0)
-    place.page = mam_pages_near(place.area, &mam_cursors(request.control)[request.home], pages, request.home,
-                                request.home_count);
+  if (lanes.rank == 0) {
+    struct mam_home near = mam_home_in(request.area, request.control, request.home, request.home_count);
+    place.page = mam_pages_near(&near, pages);
+  }
   place.page = mam_lanes_first_u32(lanes, place.page);
   if (place.page == MAM_NO_PAGE) {
     if (lanes.rank == 0)
@@ -1047,13 +1060,26 @@ MAM_INLINE void mam_area_clear(struct mam_area area, mam_u64 rank, mam_u64 count
     area.words[-1] = 0;
 }
 
-/* The same for the homes and slots. */
+/* The same for the homes and slots, and what is known about them. */
 MAM_INLINE void mam_slots_clear(struct mam_heap_control *control, mam_u64 rank, mam_u64 count) {
   const mam_heap *heap = &control->heap;
   for (mam_u64 i = rank; i < MAM_HOMES; i += count)
     mam_cursors(control)[i] = 0;
   for (mam_u64 i = rank; i < (mam_u64)heap->slot_count * MAM_HEAP_CLASSES; i += count)
     heap->slots[i] = mam_slot_limit(heap, (mam_u32)(i / heap->slot_count));
+  for (mam_u64 i = rank; i < MAM_HEAP_CLASSES; i += count)
+    control->drained[i] = 0;
+}
+
+/* Frees the chunks that slots still hold, a thread's part of the slots.  Nobody else may use the heap. */
+MAM_INLINE void mam_slots_drain(struct mam_heap_control *control, mam_u64 rank, mam_u64 count) {
+  const mam_heap *heap = &control->heap;
+  for (mam_u64 i = rank; i < (mam_u64)heap->slot_count * MAM_HEAP_CLASSES; i += count) {
+    mam_u32 size_class = (mam_u32)(i / heap->slot_count), limit = mam_slot_limit(heap, size_class);
+    mam_u64 slot = mam_exchange_release_u64(&heap->slots[i], limit);
+    for (mam_u32 ticket = (mam_u32)(slot & MAM_SLOT_TICKETS); ticket < limit; ticket++)
+      (void)mam_block_free(control, mam_slot_address(slot) + (mam_u64)ticket * mam_class_bytes(size_class));
+  }
 }
 
 /* Chooses for a heap of bytes on a GPU of so many multiprocessors how large spans are and how many slots there are, so

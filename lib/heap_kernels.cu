@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * What the host has the GPU do with a device heap: the metadata is the GPU's.  Embedded in the library as a fatbin, and
+ * loaded through the driver by heap.c.
+ */
+#include <mam/heap_core.h>
+
+static __device__ mam_u64 thread_rank(void) { return (mam_u64)blockIdx.x * blockDim.x + threadIdx.x; }
+static __device__ mam_u64 thread_count(void) { return (mam_u64)gridDim.x * blockDim.x; }
+
+/* Empties a superblock that nobody uses. */
+extern "C" __global__ void mam_kernel_clear(struct mam_area area) { mam_area_clear(area, thread_rank(), thread_count()); }
+
+/* Empties the slots of a heap that nobody uses. */
+extern "C" __global__ void mam_kernel_clear_slots(struct mam_heap_control *control) {
+  mam_slots_clear(control, thread_rank(), thread_count());
+}
+
+/* Frees what the slots of a heap hold that nobody uses. */
+extern "C" __global__ void mam_kernel_drain(struct mam_heap_control *control) {
+  mam_slots_drain(control, thread_rank(), thread_count());
+}
+
+/* Frees a block; answers whether it was one. */
+extern "C" __global__ void mam_kernel_free(struct mam_heap_control *control, mam_u64 address) {
+  control->answer = (mam_u64)mam_block_free(control, address);
+}
+
+/* Sets how many superblocks there are.  release: after what was written to a new one. */
+extern "C" __global__ void mam_kernel_publish(struct mam_heap_control *control, mam_u32 superblocks) {
+  __threadfence();
+  control->active = 0;
+  mam_store_relaxed_u32(&control->superblock_count, superblocks);
+}

@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+#include "heap_view.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Chunks in slots ---- */
+
+/* The usage word of a copy in which the chunk of a span is that begins at a device address; NULL if none does. */
+static mam_u64 *word_of(const struct heap_view *view, mam_u64 address, mam_u32 chunk) {
+  for (mam_u32 i = 0; i < view->count; i++) {
+    const struct mam_area *area = &view->areas[i];
+    mam_u64 page = (address - area->base) >> MAM_PAGE_SHIFT;
+    if (address >= area->base && page < area->page_count)
+      return &area->words[page * MAM_PAGE_WORDS + chunk / 32];
+  }
+  return NULL;
+}
+
+void heap_view_settle(struct heap_view *view) {
+  const mam_heap *heap = &view->control->heap;
+  view->held_count = view->held_bytes = 0;
+  for (mam_u32 i = 0; i < heap->slot_count * MAM_HEAP_CLASSES; i++) {
+    mam_u32 size_class = i / heap->slot_count, limit = mam_slot_limit(heap, size_class);
+    mam_u64 address = mam_slot_address(view->slots[i]);
+    for (mam_u64 ticket = view->slots[i] & MAM_SLOT_TICKETS; ticket < limit; ticket++) {
+      mam_u64 *word = word_of(view, address, (mam_u32)ticket);
+      if (word == NULL || mam_word_class(*word) != size_class)
+        break;
+      *word &= ~(1ull << ticket % 32);
+      view->held_count++;
+      view->held_bytes += mam_class_bytes(size_class);
+    }
+  }
+}
+
+/* ---- Blocks ---- */
+
+/* Those of the span or run that begins at a page. */
+static bool walk_page(const struct mam_area *area, mam_u32 page, heap_visit *visit, void *closure) {
+  const mam_u64 *words = &area->words[(size_t)page * MAM_PAGE_WORDS];
+  mam_u64 address = mam_area_address(*area, page);
+  if (words[0] >> 56 == MAM_CLASS_RUN)
+    return visit(closure, address, (words[0] & (MAM_FULL_WORD >> 16)) << MAM_PAGE_SHIFT);
+  mam_u32 bytes = mam_class_bytes(mam_word_class(words[0]));
+  for (mam_u32 i = 0; i < mam_word_span_words(words[0]); i++)
+    for (mam_u32 used = (mam_u32)words[i]; used != 0; used &= used - 1)
+      if (!visit(closure, address + (mam_u64)(32 * i + mam_lowest_u32(used)) * bytes, bytes))
+        return false;
+  return true;
+}
+
+void heap_view_walk(const struct heap_view *view, heap_visit *visit, void *closure) {
+  for (mam_u32 i = 0; i < view->count; i++)
+    for (mam_u32 page = 0; page < view->areas[i].page_count; page++)
+      if (view->areas[i].words[(size_t)page * MAM_PAGE_WORDS] != 0 && !walk_page(&view->areas[i], page, visit, closure))
+        return;
+}
+
+/* ---- Numbers ---- */
+
+/* What spans of one class hold. */
+struct class_count {
+  size_t spans, live, free;
+};
+
+struct tally {
+  struct class_count classes[MAM_HEAP_CLASSES];
+  size_t runs, run_bytes;
+};
+
+static void tally_span(struct class_count *count, const mam_u64 *words) {
+  count->spans++;
+  for (mam_u32 i = 0; i < mam_word_span_words(words[0]); i++) {
+    mam_u32 live = mam_ones_u32((mam_u32)words[i]);
+    count->live += live;
+    count->free += mam_word_chunks(words[i]) - live;
+  }
+}
+
+static void tally_view(const struct heap_view *view, struct tally *tally) {
+  memset(tally, 0, sizeof *tally);
+  for (mam_u32 i = 0; i < view->count; i++)
+    for (mam_u32 page = 0; page < view->areas[i].page_count; page++) {
+      const mam_u64 *words = &view->areas[i].words[(size_t)page * MAM_PAGE_WORDS];
+      if (words[0] >> 56 == MAM_CLASS_RUN) {
+        tally->runs++;
+        tally->run_bytes += (words[0] & (MAM_FULL_WORD >> 16)) << MAM_PAGE_SHIFT;
+      } else if (words[0] != 0)
+        tally_span(&tally->classes[mam_word_class(words[0])], words);
+    }
+}
+
+/* Free pages of a superblock, and the longest run of them. */
+static mam_u32 free_pages(const struct mam_area *area, mam_u32 *longest) {
+  mam_u32 count = 0, run = 0;
+  for (mam_u32 page = 0; page < area->page_count; page++) {
+    bool taken = (mam_area_pages(*area)[page >> 6] >> (page & 63) & 1) != 0;
+    run = taken ? 0 : run + 1;
+    count += !taken;
+    *longest = run > *longest ? run : *longest;
+  }
+  return count;
+}
+
+void heap_view_info(const struct heap_view *view, MAM_HeapInfo *info) {
+  struct tally tally;
+  mam_u32 longest = 0;
+  size_t free_chunk_bytes = 0;
+  tally_view(view, &tally);
+  info->page_bytes = MAM_PAGE_BYTES;
+  info->page_count = info->free_page_count = 0;
+  for (mam_u32 i = 0; i < view->count; i++) {
+    info->page_count += view->areas[i].page_count;
+    info->free_page_count += free_pages(&view->areas[i], &longest);
+  }
+  info->used_bytes = tally.run_bytes;
+  info->live_count = tally.runs;
+  for (mam_u32 i = 0; i < MAM_HEAP_CLASSES; i++) {
+    info->used_bytes += tally.classes[i].live * mam_class_bytes(i);
+    info->live_count += tally.classes[i].live;
+    free_chunk_bytes += tally.classes[i].free * mam_class_bytes(i);
+  }
+  info->free_bytes = info->free_page_count * (size_t)MAM_PAGE_BYTES + free_chunk_bytes - view->held_bytes;
+  info->largest_free_bytes = longest * (size_t)MAM_PAGE_BYTES;
+  info->superblock_count = view->count;
+  info->held_count = view->held_count;
+  info->refused_free_count = view->control->refused_free;
+  info->failure_count = view->control->failures;
+  info->external_fragmentation =
+      info->free_bytes == 0 ? 0 : 1 - (double)info->largest_free_bytes / (double)info->free_bytes;
+}
+
+/* ---- The report ---- */
+
+static void write_superblocks(FILE *out, const struct heap_view *view) {
+  (void)fputs("  \"superblocks\": [", out);
+  for (mam_u32 i = 0; i < view->count; i++) {
+    mam_u32 longest = 0, count = free_pages(&view->areas[i], &longest);
+    (void)fprintf(out, "%s\n    {\"base\": \"0x%llx\", \"pages\": %u, \"free_pages\": %u, \"longest_free_run\": %u}",
+                  i == 0 ? "" : ",", view->areas[i].base, view->areas[i].page_count, count, longest);
+  }
+  (void)fputs("\n  ],\n", out);
+}
+
+static void write_classes(FILE *out, const struct tally *tally) {
+  const char *separator = "";
+  (void)fputs("  \"classes\": [", out);
+  for (mam_u32 i = 0; i < MAM_HEAP_CLASSES; i++) {
+    const struct class_count *count = &tally->classes[i];
+    if (count->spans == 0)
+      continue;
+    (void)fprintf(out, "%s\n    {\"bytes\": %u, \"spans\": %zu, \"live\": %zu, \"free\": %zu}", separator,
+                  mam_class_bytes(i), count->spans, count->live, count->free);
+    separator = ",";
+  }
+  (void)fprintf(out, "\n  ],\n  \"runs\": {\"live\": %zu, \"bytes\": %zu}\n}\n", tally->runs, tally->run_bytes);
+}
+
+char *heap_view_report(const struct heap_view *view, const MAM_HeapInfo *info) {
+  char *text = NULL;
+  size_t length;
+  struct tally tally;
+  FILE *out = open_memstream(&text, &length);
+  if (out == NULL)
+    return NULL;
+  tally_view(view, &tally);
+  (void)fprintf(out,
+                "{\n  \"version\": 1,\n  \"reserved_bytes\": %zu,\n  \"metadata_bytes\": %zu,\n  \"used_bytes\": %zu,\n"
+                "  \"free_bytes\": %zu,\n  \"largest_free_bytes\": %zu,\n  \"live\": %zu,\n  \"held\": %zu,\n"
+                "  \"refused_frees\": %" PRIu64 ",\n  \"failures\": %" PRIu64 ",\n"
+                "  \"external_fragmentation\": %.6f,\n",
+                info->reserved_bytes, info->metadata_bytes, info->used_bytes, info->free_bytes,
+                info->largest_free_bytes, info->live_count, info->held_count, info->refused_free_count,
+                info->failure_count, info->external_fragmentation);
+  write_superblocks(out, view);
+  write_classes(out, &tally);
+  bool failed = ferror(out) != 0;
+  if (fclose(out) != 0 || failed) {
+    free(text);
+    return NULL;
+  }
+  return text;
+}
