@@ -22,9 +22,15 @@ for function in $functions; do
     fail "man/$function.3 does not document $function"
   fi
 done
+# What kernels call stands in device.cuh; a function may share another one's page.
+device_functions=$(sed -n 's/^static __device__ .*[ *]\(mam_[a-z_]*\)(.*;$/\1/p' "$srcdir/include/mam/device.cuh")
+[ -n "$device_functions" ] || fail "no function found in device.cuh"
+for function in $device_functions; do
+  grep -Eq "^\.Fn $function " "$srcdir"/man/mam_*.3 || fail "$function is on no page man/mam_*.3"
+done
 for page in "$srcdir"/man/*.3; do
   name=$(basename "$page" .3)
-  echo "$functions" | grep -qx "$name" || fail "man/$name.3 documents no public function"
+  printf '%s\n' "$functions" "$device_functions" | grep -qx "$name" || fail "man/$name.3 documents no public function"
 done
 for tool in ${TOOLS-}; do
   [ -f "$srcdir/man/$tool.1" ] || fail "$tool has no page man/$tool.1"

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: BSD-2-Clause
-# The symbols that libmam.so exports are those of lib/mam.map, and those that mam.h declares with MAM_API; and the
+# The symbols that libmam.so exports are those of lib/mam.map, and those that the headers declare with MAM_API; and the
 # library needs neither CUDA nor libbsd when it is loaded.
 set -u
 
@@ -12,7 +12,7 @@ trap 'rm -rf "$work"' EXIT
 failed=0
 
 sed -n '/global:/,/local:/s/^ *\([A-Za-z_0-9]*\);.*/\1/p' "$srcdir/lib/mam.map" | LC_ALL=C sort >"$work/map"
-grep '^MAM_API ' "$srcdir/include/mam.h" | sed 's/ *(.*//; s/.*[ *]//' | LC_ALL=C sort >"$work/header"
+cat "$srcdir/include/mam.h" "$srcdir/include/mam/heap.h" | grep '^MAM_API ' | sed 's/ *(.*//; s/.*[ *]//' | LC_ALL=C sort >"$work/header"
 # The version node itself (kind A) is no function.  NM may bring a flag: split on purpose.
 # shellcheck disable=SC2086
 ${NM:-nm} -D --defined-only "$library" | awk '$2 != "A" { sub(/@.*/, "", $3); print $3 }' | LC_ALL=C sort >"$work/library"
@@ -29,7 +29,7 @@ compare() {
 
 [ -s "$work/map" ] || { echo "FAILED: no function found in lib/mam.map"; exit 1; }
 compare library map "libmam.so exports what lib/mam.map names"
-compare header map "mam.h declares what lib/mam.map names"
+compare header map "the headers declare what lib/mam.map names"
 
 if ! LC_ALL=C readelf -d "$library" >"$work/dynamic"; then
   echo "FAILED: readelf cannot read $library"

@@ -304,18 +304,18 @@ MAM_INLINE mam_u32 mam_run_find(mam_u64 word, mam_u32 count) {
 /* Takes a run of up to 64 pages that lies in one word of the page map, in the first word that has one from first on and
  * before last. */
 MAM_OUTLINE mam_u32 mam_run_take_short(struct mam_area area, mam_u32 count, mam_u32 first, mam_u32 last) {
-  for (mam_u32 index = first;; index++) {
-    index = mam_map_next(mam_area_pages(area), mam_area_map_words(area), index);
-    if (index >= last)
-      return MAM_NO_PAGE;
-    for (int i = 0; i < MAM_RETRIES; i++) {
-      mam_u32 from = mam_run_find(mam_load_relaxed_u64(&mam_area_pages(area)[index]), count);
-      if (from == 64)
-        break;
-      if (mam_pages_take_bits(area, index, mam_run_bits(count, from)))
-        return (index << 6) + from;
+  mam_u32 tries = 0, index = first;
+  while ((index = mam_map_next(mam_area_pages(area), mam_area_map_words(area), index)) < last) {
+    mam_u32 from = mam_run_find(mam_load_relaxed_u64(&mam_area_pages(area)[index]), count);
+    if (from != 64 && mam_pages_take_bits(area, index, mam_run_bits(count, from)))
+      return (index << 6) + from;
+    tries = from == 64 ? MAM_RETRIES : tries + 1;
+    if (tries >= MAM_RETRIES) {
+      tries = 0;
+      index++;
     }
   }
+  return MAM_NO_PAGE;
 }
 
 /* Takes as much of a run from page on as is free, up to count pages; returns how much. */
@@ -433,18 +433,19 @@ MAM_OUTLINE void mam_home_widen(const struct mam_home *home, mam_u32 wide) {
 /* Takes bits of the word at index, best these; if they are taken, another run as long, of which taken says where there
  * is none.  An atomic or that mostly succeeds, and undoes what it did if it does not, is quicker than a look and a
  * compare-and-swap, which only one of those who take from a word at a time could win. */
-MAM_OUTLINE mam_u32 mam_home_take(struct mam_area area, mam_u32 index, mam_u32 from, mam_u32 count) {
+MAM_OUTLINE mam_u32 mam_home_take(const struct mam_home *home, mam_u32 index, mam_u32 from, mam_u32 count) {
   for (int i = 0; i < MAM_HOME_TRIES && from != 64; i++) {
     mam_u64 bits = mam_run_bits(count, from);
-    mam_u64 old = mam_or_acquire_u64(&mam_area_pages(area)[index], bits); /* acquire: pairs with mam_pages_clear */
+    /* acquire: pairs with mam_pages_clear */
+    mam_u64 old = mam_or_acquire_u64(&mam_area_pages(home->area)[index], bits);
     if ((old & bits) == 0) {
       if ((old | bits) == MAM_FULL_WORD)
-        mam_map_filled(mam_area_pages(area), mam_area_map_words(area), index);
+        mam_map_filled(mam_area_pages(home->area), mam_area_map_words(home->area), index);
       return (index << 6) + from;
     }
-    if ((bits & ~old) != 0)
-      mam_pages_clear(area, index, bits & ~old);
     from = mam_run_find(old, count);
+    if ((bits & ~old) != 0)
+      mam_pages_clear(home->area, index, bits & ~old);
   }
   return MAM_NO_PAGE;
 }
@@ -459,7 +460,7 @@ MAM_OUTLINE mam_u32 mam_pages_near(const struct mam_home *home, mam_u32 count) {
     if (from + count > 64) /* the next word, then */
       continue;
     index = home->first + ((mam_u32)at >> 6) % (wide + 1) * home->count;
-    mam_u32 page = mam_home_take(home->area, index, from, count);
+    mam_u32 page = mam_home_take(home, index, from, count);
     if (page != MAM_NO_PAGE)
       return page;
     mam_home_widen(home, wide);
@@ -628,32 +629,46 @@ MAM_OUTLINE struct mam_claim mam_block_claim(struct mam_area area, mam_u32 block
   return claim;
 }
 
-/* Chunks of a class from spans that were split before, where the class's map says so.  A block in which there are none
- * is struck from the map and then looked at once more: who freed a chunk meanwhile may have found the map in order. */
-MAM_OUTLINE struct mam_claim mam_recycle(struct mam_area area, mam_u32 size_class, mam_u32 count, mam_u32 home) {
+/* Chunks of a class from spans that were split before, where a word of the class's map says so.  A block in which there
+ * are none is struck from the map and then looked at once more: who freed a chunk meanwhile may have found the map in
+ * order. */
+MAM_OUTLINE struct mam_claim mam_recycle_in(struct mam_area area, mam_u32 index, mam_u32 size_class, mam_u32 count) {
   struct mam_claim claim = {0, 0, 0};
-  mam_u64 *map = mam_area_class(area, size_class);
-  mam_u32 words = mam_area_class_words(area), start = home % words;
-  for (int wrapped = 0; wrapped < 2; wrapped++) {
-    mam_u32 last = wrapped ? start : words;
-    for (mam_u32 index = wrapped ? 0 : start; (index = mam_map_next(map, words, index)) < last; index++) {
-      mam_u64 open = ~mam_load_relaxed_u64(&map[index]);
-      for (; open != 0; open &= open - 1) {
-        mam_u32 bit = mam_lowest_u64(open), block = (index << 6) + bit;
-        claim = mam_block_claim(area, block, size_class, count);
-        if (claim.mask != 0)
-          return claim;
-        if ((mam_or_acq_rel_u64(&map[index], 1ull << bit) | 1ull << bit) == MAM_FULL_WORD)
-          mam_map_filled(map, words, index);
-        claim = mam_block_claim(area, block, size_class, count);
-        if (claim.mask != 0) {
-          mam_span_hint(area, block * MAM_BLOCK_PAGES, size_class);
-          return claim;
-        }
-      }
+  for (mam_u64 open = ~mam_load_relaxed_u64(&mam_area_class(area, size_class)[index]); open != 0; open &= open - 1) {
+    mam_u64 *word = &mam_area_class(area, size_class)[index];
+    mam_u32 block = (index << 6) + mam_lowest_u64(open);
+    claim = mam_block_claim(area, block, size_class, count);
+    if (claim.mask != 0)
+      return claim;
+    if ((mam_or_acq_rel_u64(word, open & -open) | (open & -open)) == MAM_FULL_WORD)
+      mam_map_filled(mam_area_class(area, size_class), mam_area_class_words(area), index);
+    claim = mam_block_claim(area, block, size_class, count);
+    if (claim.mask != 0) {
+      mam_span_hint(area, block * MAM_BLOCK_PAGES, size_class);
+      return claim;
     }
   }
   return claim;
+}
+
+/* The same wherever the map says so. */
+MAM_OUTLINE struct mam_claim mam_recycle(struct mam_area area, mam_u32 size_class, mam_u32 count, mam_u32 home) {
+  struct mam_claim claim = {0, 0, 0};
+  mam_u32 words = mam_area_class_words(area), index = home % words, last = words;
+  for (;;) {
+    index = mam_map_next(mam_area_class(area, size_class), words, index);
+    if (index >= last) {
+      if (last != words || home % words == 0)
+        return claim;
+      index = 0;
+      last = home % words;
+      continue;
+    }
+    claim = mam_recycle_in(area, index, size_class, count);
+    if (claim.mask != 0)
+      return claim;
+    index++;
+  }
 }
 
 /* ---- Slots ----
@@ -808,35 +823,35 @@ struct mam_request {
 
 /* A new span for the caller's lanes: the first chunks are theirs, the rest goes to the slot if there is one.  mask 0 if
  * there are no pages.  Every lane takes part. */
-MAM_OUTLINE struct mam_claim mam_slot_refill(struct mam_request request, mam_u32 count, struct mam_lanes lanes) {
-  struct mam_claim claim = {0, 0, mam_class_bytes(request.size_class)};
-  mam_u32 limit = 1u << request.chunks_log2;
-  mam_u32 pages = (claim.chunk_bytes << request.chunks_log2) >> MAM_PAGE_SHIFT;
-  struct mam_place place = {request.area, MAM_NO_PAGE};
+MAM_OUTLINE struct mam_claim mam_slot_refill(const struct mam_request *request, mam_u32 count, struct mam_lanes lanes) {
+  struct mam_claim claim = {0, 0, mam_class_bytes(request->size_class)};
+  mam_u32 limit = 1u << request->chunks_log2;
+  mam_u32 pages = (claim.chunk_bytes << request->chunks_log2) >> MAM_PAGE_SHIFT;
+  struct mam_place place = {request->area, MAM_NO_PAGE};
   if (lanes.rank == 0) {
-    struct mam_home near = mam_home_in(request.area, request.control, request.home, request.home_count);
+    struct mam_home near = mam_home_in(request->area, request->control, request->home, request->home_count);
     place.page = mam_pages_near(&near, pages);
   }
   place.page = mam_lanes_first_u32(lanes, place.page);
   if (place.page == MAM_NO_PAGE) {
     if (lanes.rank == 0)
-      place = mam_pages_far(request.control, pages, request.home);
+      place = mam_pages_far(request->control, pages, request->home);
     place.page = mam_lanes_first_u32(lanes, place.page);
     place.area.base = mam_lanes_first_u64(lanes, place.area.base);
     place.area.words = (mam_u64 *)mam_lanes_first_u64(lanes, (mam_u64)place.area.words);
     place.area.page_count = mam_lanes_first_u32(lanes, place.area.page_count);
   }
   if (place.page != MAM_NO_PAGE) {
-    mam_span_write(place.area, place.page, request.size_class, pages, limit, lanes);
+    mam_span_write(place.area, place.page, request->size_class, pages, limit, lanes);
     claim.address = mam_area_address(place.area, place.page);
     count = count < limit ? count : limit;
     claim.mask = 0xffffffffu >> (32 - count);
     mam_lanes_sync(lanes);
   }
   /* release: the words and entries of the span. */
-  if (lanes.rank == 0 && request.slot != 0)
-    (void)mam_exchange_release_u64(request.slot, place.page == MAM_NO_PAGE ? MAM_SLOT_DRY | limit
-                                                                           : mam_slot_of(claim.address, count));
+  if (lanes.rank == 0 && request->slot != 0)
+    (void)mam_exchange_release_u64(request->slot, place.page == MAM_NO_PAGE ? MAM_SLOT_DRY | limit
+                                                                            : mam_slot_of(claim.address, count));
   return claim;
 }
 
@@ -856,7 +871,7 @@ MAM_INLINE struct mam_claim mam_claim_chunks(struct mam_request *request, mam_u3
   }
   if (request->slot == 0 || request->refill) {
     request->refill = 0;
-    claim = mam_slot_refill(*request, count, lanes);
+    claim = mam_slot_refill(request, count, lanes);
     if (claim.mask != 0)
       return claim;
   }

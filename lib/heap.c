@@ -1,0 +1,469 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * Device heaps as the host sees them: memory of a pool, laid out by heap_core.h, worked on by heap_gpu.h and looked at
+ * by heap_view.h.
+ *
+ * A heap's first superblock begins with its control block (kernels know its address), the homes and the slots; then
+ * come its metadata and its pages.  All of it is the GPU's; what is here is what only the host needs.
+ *
+ * Above the API floor: memory is taken and given back as any caller does, so that it counts among a pool's live blocks.
+ * Lock order: a heap's lock, then whatever mam.h's functions take.  heaps_lock is never held with another.
+ */
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "error.h"
+#include "heap_gpu.h"
+#include "heap_view.h"
+#include "pool.h"
+
+enum { LEAST_BYTES = 256 << 10, ALIGNMENT_BYTES = 64 };
+
+struct mam_heap_host {
+  struct mam_heap_host *next; /* protected by heaps_lock */
+
+  /* Constant. */
+  MAM_Pool pool;
+  struct heap_gpu gpu;
+  mam_heap handle;
+  size_t limit_bytes;
+
+  pthread_mutex_t lock; /* protects what follows, and the order of work on the GPU */
+  mam_u32 count;        /* of superblocks */
+  void *memory[MAM_HEAP_SUPERBLOCKS];
+  size_t bytes[MAM_HEAP_SUPERBLOCKS];
+  struct mam_area areas[MAM_HEAP_SUPERBLOCKS];
+  size_t reserved_bytes; /* sum of bytes */
+  uint64_t growth_count;
+};
+
+static pthread_mutex_t heaps_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct mam_heap_host *heaps; /* protected by heaps_lock */
+
+/* Whether a handle from outside is a heap's. */
+static cudaError_t check(MAM_Heap heap) {
+  pthread_mutex_lock(&heaps_lock);
+  const struct mam_heap_host *known = heaps;
+  while (known != NULL && known != heap)
+    known = known->next;
+  pthread_mutex_unlock(&heaps_lock);
+  if (known == NULL)
+    return error_set(cudaErrorInvalidResourceHandle, "no device heap %p", (void *)heap);
+  return cudaSuccess;
+}
+
+/* As check, and takes the heap's lock. */
+static cudaError_t enter(MAM_Heap heap) {
+  cudaError_t error = check(heap);
+  if (error == cudaSuccess)
+    pthread_mutex_lock(&heap->lock);
+  return error;
+}
+
+static cudaError_t leave(MAM_Heap heap, cudaError_t error) {
+  pthread_mutex_unlock(&heap->lock);
+  return error;
+}
+
+/* ---- Work on the GPU ---- */
+
+static cudaError_t clear_area(const struct mam_heap_host *heap, struct mam_area area) {
+  void *arguments[] = {&area};
+  return heap_gpu_run(&heap->gpu, HEAP_KERNEL_CLEAR, (size_t)area.page_count * MAM_PAGE_WORDS, arguments);
+}
+
+/* A kernel whose argument is the control block alone. */
+static cudaError_t run_on_control(const struct mam_heap_host *heap, enum heap_kernel kernel) {
+  mam_u64 control = (mam_u64)(uintptr_t)heap->handle.control;
+  void *arguments[] = {&control};
+  return heap_gpu_run(&heap->gpu, kernel, (size_t)heap->handle.slot_count * MAM_HEAP_CLASSES, arguments);
+}
+
+static cudaError_t publish(const struct mam_heap_host *heap, mam_u32 count) {
+  mam_u64 control = (mam_u64)(uintptr_t)heap->handle.control;
+  void *arguments[] = {&control, &count};
+  return heap_gpu_run(&heap->gpu, HEAP_KERNEL_PUBLISH, 1, arguments);
+}
+
+/* ---- Superblocks ---- */
+
+/* Takes memory of the pool for one more superblock, which is not known to kernels yet. */
+static cudaError_t take(struct mam_heap_host *heap, size_t bytes) {
+  if (bytes < LEAST_BYTES)
+    return error_set(cudaErrorInvalidValue, "a superblock of %zu bytes is less than %d", bytes, LEAST_BYTES);
+  if (heap->count == MAM_HEAP_SUPERBLOCKS)
+    return error_set(cudaErrorMemoryAllocation, "the heap has %d superblocks already", MAM_HEAP_SUPERBLOCKS);
+  if (bytes > heap->limit_bytes - heap->reserved_bytes)
+    return error_set(cudaErrorMemoryAllocation, "%zu bytes more would pass the heap's limit of %zu, as %zu are taken",
+                     bytes, heap->limit_bytes, heap->reserved_bytes);
+  cudaError_t error = MAM_PoolMalloc(heap->pool, &heap->memory[heap->count], bytes);
+  if (error != cudaSuccess)
+    return error;
+  heap->bytes[heap->count++] = bytes;
+  heap->reserved_bytes += bytes;
+  return cudaSuccess;
+}
+
+/* Gives the last one back, which kernels do not know any more. */
+static cudaError_t give(struct mam_heap_host *heap) {
+  heap->count--;
+  heap->reserved_bytes -= heap->bytes[heap->count];
+  return MAM_CudaFree(heap->memory[heap->count]);
+}
+
+/* ---- Creating and destroying ---- */
+
+static bool is_on_a_gpu(const struct mam_pool *pool) {
+  const struct source_operations *operations = pool->source.operations;
+  return operations == &source_device || operations == &source_vmm || operations == &source_managed;
+}
+
+/* Writes an empty heap to the first superblock. */
+static cudaError_t begin(struct mam_heap_host *heap) {
+  struct mam_heap_control control;
+  mam_u64 address = ((mam_u64)(uintptr_t)heap->memory[0] + ALIGNMENT_BYTES - 1) & ~(mam_u64)(ALIGNMENT_BYTES - 1);
+  mam_u64 end = (mam_u64)(uintptr_t)heap->memory[0] + heap->bytes[0];
+  memset(&control, 0, sizeof control);
+  mam_heap_tune(&control.heap, heap->bytes[0], heap->gpu.multiprocessors);
+  mam_u64 area_at = address + mam_control_bytes(&control.heap);
+  struct mam_area area = mam_area_place(area_at, end > area_at ? end - area_at : 0);
+  if (area.page_count == 0)
+    return error_set(cudaErrorInvalidValue, "%zu bytes are too few for a heap on this GPU", heap->bytes[0]);
+  mam_control_begin(&control, address, area);
+  heap->handle = control.heap;
+  heap->areas[0] = area;
+  cudaError_t error = heap_gpu_write(&heap->gpu, address, &control, sizeof control);
+  if (error == cudaSuccess)
+    error = clear_area(heap, area);
+  return error == cudaSuccess ? run_on_control(heap, HEAP_KERNEL_CLEAR_SLOTS) : error;
+}
+
+/* The pool is there for as long as the first superblock is. */
+static cudaError_t create_in_pool(struct mam_heap_host *heap, size_t bytes) {
+  cudaError_t error = take(heap, bytes);
+  if (error != cudaSuccess)
+    return error;
+  if (!is_on_a_gpu(heap->pool))
+    error = error_set(cudaErrorNotSupported, "device heaps need a pool of a GPU's memory");
+  if (error == cudaSuccess)
+    error = heap_gpu_open(&heap->pool->source.context, &heap->gpu);
+  if (error != cudaSuccess)
+    goto give_back;
+  error = begin(heap);
+  if (error == cudaSuccess)
+    return cudaSuccess;
+  heap_gpu_close(&heap->gpu);
+
+give_back:
+  (void)give(heap);
+  return error;
+}
+
+static cudaError_t check_options(const MAM_HeapOptions *options) {
+  if (options->struct_size != sizeof *options)
+    return error_set(cudaErrorInvalidValue, "struct_size %zu is not sizeof(MAM_HeapOptions)", options->struct_size);
+  if (options->bytes < LEAST_BYTES)
+    return error_set(cudaErrorInvalidValue, "a heap of %zu bytes is less than %d", options->bytes, LEAST_BYTES);
+  if (options->limit_bytes != 0 && options->limit_bytes < options->bytes)
+    return error_set(cudaErrorInvalidValue, "limit_bytes %zu is less than bytes %zu", options->limit_bytes,
+                     options->bytes);
+  return cudaSuccess;
+}
+
+cudaError_t MAM_HeapCreate(MAM_Heap *heap, MAM_Pool pool, const MAM_HeapOptions *options) {
+  static const MAM_HeapOptions defaults = MAM_HEAP_OPTIONS_INIT;
+  options = options == NULL ? &defaults : options;
+  cudaError_t error = heap == NULL ? error_set(cudaErrorInvalidValue, "heap is NULL") : check_options(options);
+  if (error == cudaSuccess)
+    error = heap_gpu_known();
+  if (error == cudaSuccess && pool == NULL)
+    error = MAM_PoolDefault(&pool);
+  if (error != cudaSuccess)
+    return error;
+  struct mam_heap_host *created = calloc(1, sizeof *created);
+  if (created == NULL)
+    return error_set(cudaErrorMemoryAllocation, "no host memory for a heap");
+  created->pool = pool;
+  created->limit_bytes = options->limit_bytes != 0 ? options->limit_bytes : options->bytes;
+  error = create_in_pool(created, options->bytes);
+  if (error != cudaSuccess) {
+    free(created);
+    return error;
+  }
+  (void)pthread_mutex_init(&created->lock, NULL);
+  pthread_mutex_lock(&heaps_lock);
+  created->next = heaps;
+  heaps = created;
+  pthread_mutex_unlock(&heaps_lock);
+  *heap = created;
+  return cudaSuccess;
+}
+
+cudaError_t MAM_HeapDestroy(MAM_Heap heap) {
+  if (heap == NULL)
+    return cudaSuccess;
+  cudaError_t error = check(heap);
+  if (error != cudaSuccess)
+    return error;
+  pthread_mutex_lock(&heaps_lock);
+  struct mam_heap_host **link = &heaps;
+  while (*link != heap)
+    link = &(*link)->next;
+  *link = heap->next;
+  pthread_mutex_unlock(&heaps_lock);
+  heap_gpu_close(&heap->gpu);
+  while (heap->count != 0) {
+    cudaError_t given = give(heap);
+    error = error != cudaSuccess ? error : given;
+  }
+  (void)pthread_mutex_destroy(&heap->lock);
+  free(heap);
+  return error;
+}
+
+cudaError_t MAM_HeapHandle(MAM_Heap heap, mam_heap *handle) {
+  cudaError_t error = check(heap);
+  if (error != cudaSuccess)
+    return error;
+  if (handle == NULL)
+    return error_set(cudaErrorInvalidValue, "handle is NULL");
+  *handle = heap->handle;
+  return cudaSuccess;
+}
+
+/* ---- Growing, shrinking, emptying ---- */
+
+static cudaError_t grow_locked(struct mam_heap_host *heap, size_t bytes) {
+  cudaError_t error = take(heap, bytes);
+  if (error != cudaSuccess)
+    return error;
+  mam_u32 last = heap->count - 1;
+  struct mam_area area = mam_area_place((mam_u64)(uintptr_t)heap->memory[last], bytes);
+  mam_u64 place = (mam_u64)(uintptr_t)&heap->handle.control->superblocks[last];
+  heap->areas[last] = area;
+  error = clear_area(heap, area);
+  if (error == cudaSuccess)
+    error = heap_gpu_write(&heap->gpu, place, &area, sizeof area);
+  if (error == cudaSuccess)
+    error = publish(heap, heap->count);
+  if (error != cudaSuccess)
+    (void)give(heap);
+  else
+    heap->growth_count++;
+  return error;
+}
+
+cudaError_t MAM_HeapGrow(MAM_Heap heap, size_t bytes) {
+  cudaError_t error = enter(heap);
+  return error == cudaSuccess ? leave(heap, grow_locked(heap, bytes)) : error;
+}
+
+/* Whether no page of the last superblock is taken. */
+static cudaError_t last_is_empty(struct mam_heap_host *heap, bool *empty) {
+  struct mam_area area = heap->areas[heap->count - 1];
+  size_t words = mam_area_map_words(area);
+  mam_u64 *map = malloc(words * sizeof *map);
+  if (map == NULL)
+    return error_set(cudaErrorMemoryAllocation, "no host memory for the map of a superblock");
+  cudaError_t error = heap_gpu_read(&heap->gpu, map, (mam_u64)(uintptr_t)mam_area_pages(area), words * sizeof *map);
+  *empty = error == cudaSuccess;
+  for (size_t i = 0; i < words && *empty; i++)
+    *empty = map[i] == mam_map_open_word(area.page_count, (mam_u32)i);
+  free(map);
+  return error;
+}
+
+static cudaError_t trim_locked(struct mam_heap_host *heap, size_t keep_bytes) {
+  bool empty = true;
+  cudaError_t error = run_on_control(heap, HEAP_KERNEL_DRAIN);
+  while (error == cudaSuccess && empty && heap->count > 1 && heap->reserved_bytes > keep_bytes) {
+    error = last_is_empty(heap, &empty);
+    if (error != cudaSuccess || !empty)
+      break;
+    error = publish(heap, heap->count - 1);
+    if (error == cudaSuccess)
+      error = give(heap);
+  }
+  return error;
+}
+
+cudaError_t MAM_HeapTrim(MAM_Heap heap, size_t keep_bytes) {
+  cudaError_t error = enter(heap);
+  return error == cudaSuccess ? leave(heap, trim_locked(heap, keep_bytes)) : error;
+}
+
+static cudaError_t reset_locked(struct mam_heap_host *heap) {
+  cudaError_t error = run_on_control(heap, HEAP_KERNEL_CLEAR_SLOTS);
+  for (mam_u32 i = 0; i < heap->count && error == cudaSuccess; i++)
+    error = clear_area(heap, heap->areas[i]);
+  return error;
+}
+
+cudaError_t MAM_HeapReset(MAM_Heap heap) {
+  cudaError_t error = enter(heap);
+  return error == cudaSuccess ? leave(heap, reset_locked(heap)) : error;
+}
+
+/* ---- Seeing in ---- */
+
+/* Bytes of metadata of a superblock, from its first word's neighbour on. */
+static size_t area_metadata_bytes(struct mam_area area) { return (size_t)mam_area_metadata_bytes(area.page_count); }
+
+static void view_free(struct heap_view *view) {
+  for (mam_u32 i = 0; i < view->count; i++)
+    free(view->areas[i].words - 1);
+  free(view->control);
+}
+
+/* Copies everything that kernels know about the heap; undone by view_free. */
+static cudaError_t view_take(struct mam_heap_host *heap, struct heap_view *view) {
+  size_t bytes = (size_t)mam_control_bytes(&heap->handle);
+  cudaError_t error = cudaSuccess;
+  memset(view, 0, sizeof *view);
+  view->control = malloc(bytes);
+  if (view->control != NULL)
+    error = heap_gpu_read(&heap->gpu, view->control, (mam_u64)(uintptr_t)heap->handle.control, bytes);
+  for (; error == cudaSuccess && view->control != NULL && view->count < heap->count; view->count++) {
+    struct mam_area area = heap->areas[view->count];
+    mam_u64 *copy = malloc(area_metadata_bytes(area));
+    if (copy == NULL)
+      break;
+    view->areas[view->count] = (struct mam_area){area.base, copy + 1, area.page_count, 0};
+    error = heap_gpu_read(&heap->gpu, copy, (mam_u64)(uintptr_t)(area.words - 1), area_metadata_bytes(area));
+  }
+  if (error == cudaSuccess && (view->control == NULL || view->count < heap->count))
+    error = error_set(cudaErrorMemoryAllocation, "no host memory for a copy of the heap's metadata");
+  if (error != cudaSuccess) {
+    view_free(view);
+    return error;
+  }
+  view->slots = mam_slots(view->control);
+  heap_view_settle(view);
+  return cudaSuccess;
+}
+
+static void fill_info(const struct mam_heap_host *heap, const struct heap_view *view, MAM_HeapInfo *info) {
+  heap_view_info(view, info);
+  info->struct_size = sizeof *info;
+  info->reserved_bytes = heap->reserved_bytes;
+  info->metadata_bytes = heap->reserved_bytes - info->page_count * (size_t)MAM_PAGE_BYTES;
+  info->growth_count = heap->growth_count;
+}
+
+/* A view of a heap whose lock is taken only meanwhile. */
+static cudaError_t view_open(MAM_Heap heap, struct heap_view *view, MAM_HeapInfo *info) {
+  cudaError_t error = enter(heap);
+  if (error != cudaSuccess)
+    return error;
+  error = view_take(heap, view);
+  if (error == cudaSuccess)
+    fill_info(heap, view, info);
+  return leave(heap, error);
+}
+
+cudaError_t MAM_HeapGetInfo(MAM_Heap heap, MAM_HeapInfo *info) {
+  if (info == NULL || info->struct_size < sizeof info->struct_size)
+    return error_set(cudaErrorInvalidValue, "info is NULL or its struct_size too small");
+  struct heap_view view;
+  MAM_HeapInfo filled;
+  size_t size = info->struct_size < sizeof filled ? info->struct_size : sizeof filled;
+  cudaError_t error = view_open(heap, &view, &filled);
+  if (error != cudaSuccess)
+    return error;
+  view_free(&view);
+  filled.struct_size = info->struct_size;
+  memcpy(info, &filled, size);
+  return cudaSuccess;
+}
+
+struct listing {
+  MAM_HeapBlock *blocks;
+  size_t capacity, count;
+};
+
+static bool list_block(void *closure, uint64_t address, uint64_t bytes) {
+  struct listing *listing = closure;
+  if (listing->count < listing->capacity)
+    listing->blocks[listing->count] = (MAM_HeapBlock){(void *)(uintptr_t)address, (size_t)bytes};
+  listing->count++;
+  return true;
+}
+
+cudaError_t MAM_HeapList(MAM_Heap heap, MAM_HeapBlock *blocks, size_t capacity, size_t *count) {
+  if (count == NULL || (blocks == NULL && capacity != 0))
+    return error_set(cudaErrorInvalidValue, "count is NULL, or blocks is");
+  struct heap_view view;
+  struct listing listing = {blocks, capacity, 0};
+  MAM_HeapInfo info;
+  cudaError_t error = view_open(heap, &view, &info);
+  if (error != cudaSuccess)
+    return error;
+  heap_view_walk(&view, list_block, &listing);
+  view_free(&view);
+  *count = listing.count;
+  return cudaSuccess;
+}
+
+cudaError_t MAM_HeapReport(MAM_Heap heap, char **json) {
+  if (json == NULL)
+    return error_set(cudaErrorInvalidValue, "json is NULL");
+  struct heap_view view;
+  MAM_HeapInfo info;
+  cudaError_t error = view_open(heap, &view, &info);
+  if (error != cudaSuccess)
+    return error;
+  char *text = heap_view_report(&view, &info);
+  view_free(&view);
+  if (text == NULL)
+    return error_set(cudaErrorMemoryAllocation, "no host memory for the heap's report");
+  *json = text;
+  return cudaSuccess;
+}
+
+/* ---- Blocks ---- */
+
+struct range {
+  uint64_t from, end;
+  bool inside; /* a live block */
+};
+
+static bool find_range(void *closure, uint64_t address, uint64_t bytes) {
+  struct range *range = closure;
+  range->inside = range->inside || (address <= range->from && range->end <= address + bytes);
+  return !range->inside;
+}
+
+cudaError_t MAM_HeapCopy(MAM_Heap heap, void *to, const void *from, size_t bytes) {
+  struct range range = {(uint64_t)(uintptr_t)from, (uint64_t)(uintptr_t)from + bytes, false};
+  if (to == NULL || range.end < range.from)
+    return error_set(cudaErrorInvalidValue, "to is NULL, or %zu bytes are more than there are", bytes);
+  struct heap_view view;
+  MAM_HeapInfo info;
+  cudaError_t error = view_open(heap, &view, &info);
+  if (error != cudaSuccess)
+    return error;
+  heap_view_walk(&view, find_range, &range);
+  view_free(&view);
+  if (!range.inside)
+    return error_set(cudaErrorInvalidValue, "%zu bytes at %p are not in one live block of the heap", bytes, from);
+  return heap_gpu_read(&heap->gpu, to, range.from, bytes);
+}
+
+static cudaError_t free_locked(struct mam_heap_host *heap, void *block) {
+  mam_u64 control = (mam_u64)(uintptr_t)heap->handle.control, address = (mam_u64)(uintptr_t)block, freed = 0;
+  void *arguments[] = {&control, &address};
+  cudaError_t error = heap_gpu_run(&heap->gpu, HEAP_KERNEL_FREE, 1, arguments);
+  if (error == cudaSuccess)
+    error = heap_gpu_read(&heap->gpu, &freed, (mam_u64)(uintptr_t)&heap->handle.control->answer, sizeof freed);
+  if (error == cudaSuccess && freed == 0)
+    error = error_set(cudaErrorInvalidValue, "no live block of the heap begins at %p", block);
+  return error;
+}
+
+cudaError_t MAM_HeapFree(MAM_Heap heap, void *block) {
+  cudaError_t error = enter(heap);
+  if (error != cudaSuccess)
+    return error;
+  return leave(heap, block == NULL ? cudaSuccess : free_locked(heap, block));
+}
