@@ -6,9 +6,7 @@
 
 #include "bench_clock.h"
 #include "mam.h"
-#if MAM_BENCH_HEAP_OURS
 #include "mam/heap.h"
-#endif
 
 enum { malloc_heap_limit = 2 /* CU_LIMIT_MALLOC_HEAP_SIZE */, list_arena_threads = 256 };
 
@@ -64,8 +62,6 @@ static void cuda_close(struct heap *heap) { (void)heap; }
 
 /* ---- Ours -------------------------------------------------------------------------------------------------------- */
 
-#if MAM_BENCH_HEAP_OURS
-
 static const size_t pool_slack_bytes = (size_t)4 << 20; /* for the heap's own bookkeeping and rounding */
 
 static bool mam_accept(cudaError_t error, const char *what) {
@@ -112,7 +108,7 @@ static bool mam_open(struct heap *heap) {
   if (!mam_accept(MAM_HeapCreate((MAM_Heap *)&heap->own, heap->pool, &options), "MAM_HeapCreate"))
     return false;
   heap->create_us = clock_span_ns(start_ns, clock_now_ns()) / 1e3;
-  _Static_assert(sizeof heap->handle == sizeof(mam_heap), "the handle has to fit");
+  _Static_assert(sizeof heap->handle >= sizeof(mam_heap), "the handle has to fit");
   mam_heap handle;
   if (!mam_grow(heap, options.bytes) || !mam_accept(MAM_HeapHandle(heap->own, &handle), "MAM_HeapHandle"))
     return false;
@@ -137,12 +133,9 @@ static bool mam_survey(struct heap *heap, struct heap_survey *survey) {
   return true;
 }
 
-#endif
-
 /* ---- The list ---------------------------------------------------------------------------------------------------- */
 
 static const struct heap_allocator allocators[] = {
-#if MAM_BENCH_HEAP_OURS
     {.name = "MAM",
      .image = "mam",
      .hands_out = true,
@@ -151,7 +144,6 @@ static const struct heap_allocator allocators[] = {
      .close = mam_close,
      .reset = mam_reset,
      .survey = mam_survey},
-#endif
     {.name = "floor", .image = "floor", .requests_most = (size_t)1 << 22, .open = memory_open, .close = memory_close},
     {.name = "one-atomic",
      .image = "atomic",
@@ -180,7 +172,7 @@ static const struct heap_allocator allocators[] = {
      .image = "size_list",
      .hands_out = true,
      .slow = true,
-     .requests_most = (size_t)1 << 14,
+     .requests_most = (size_t)1 << 12,
      .open = list_open,
      .close = memory_close,
      .reset = list_reset,
