@@ -47,6 +47,24 @@ printf '#include <cuda_runtime_api.h>\n' | cat - "$work/alone.c" >"$work/after_c
 printf '#include <cuda_runtime_api.h>\n' | cat - "$work/alone.cpp" >"$work/after_cuda.cpp"
 { cat "$work/alone.cpp"; printf '#include <cuda_runtime.h>\n__global__ void kernel() {}\n'; } >"$work/alone.cu"
 
+cat >"$work/heap.c" <<'END'
+#include <mam/heap.h>
+#include <mam/heap_core.h>
+int main(void) {
+  MAM_HeapOptions options = MAM_HEAP_OPTIONS_INIT;
+  cudaError_t (*create)(MAM_Heap *, MAM_Pool, const MAM_HeapOptions *) = MAM_HeapCreate;
+  (void)create;
+  return options.struct_size != sizeof(MAM_HeapOptions) || mam_class_bytes(mam_class_of(100)) != 112;
+}
+END
+cat >"$work/heap.cu" <<'END'
+#include <mam/device.cuh>
+#include <mam/heap.h>
+__global__ void kernel(mam_heap heap, size_t bytes, void **block, mam_heap_status *status) {
+  *block = mam_malloc_why(heap, bytes + mam_malloc_size(heap, *block), status);
+  mam_free(heap, *block);
+}
+END
 # compile WHAT COMMAND...: the command has to succeed and to print nothing.
 compile() {
   what=$1
@@ -66,7 +84,9 @@ compile_all() {
   strict="-pedantic -Wall -Wextra -Wundef -Werror -fsyntax-only -I$include"
   compile "C11" ${CC:-cc} -std=c11 $strict "$work/alone.c"
   compile "C11, MAM_NO_CUDA_HEADERS" ${CC:-cc} -std=c11 $strict -DMAM_NO_CUDA_HEADERS "$work/alone.c"
+  compile "C11, heaps" ${CC:-cc} -std=gnu11 -Wall -Wextra -Wundef -Werror -fsyntax-only -I"$include" "$work/heap.c"
   if [ -n "${CXX-}" ]; then
+    compile "C++17, heaps" $CXX -std=c++17 -Wall -Wextra -Wundef -Werror -fsyntax-only -I"$include" -x c++ "$work/heap.c"
     compile "C++17" $CXX -std=c++17 $strict "$work/alone.cpp"
     compile "C++17, MAM_NO_CUDA_HEADERS" $CXX -std=c++17 $strict -DMAM_NO_CUDA_HEADERS "$work/alone.cpp"
   else
@@ -85,6 +105,12 @@ compile_all() {
     compile "C++17, CUDA's headers" $CXX -std=c++17 $strict ${CUDA_CPPFLAGS-} "$work/alone.cpp"
     compile "C++17, after CUDA's runtime" $CXX -std=c++17 $strict ${CUDA_CPPFLAGS-} "$work/after_cuda.cpp"
   fi
+  for arch in 75 90 "$("$NVCC" --list-gpu-arch | sed -n 's/^compute_\([0-9]*\)$/\1/p' | sort -n | tail -n 1)"; do
+    compile "kernels with heaps, sm_$arch" "$NVCC" -std=c++14 -Werror all-warnings -I"$include" -arch="sm_$arch" -cubin \
+      -o "$work/heap.cubin" "$work/heap.cu"
+    compile "the same with -rdc" "$NVCC" -std=c++14 -Werror all-warnings -I"$include" -arch="sm_$arch" -rdc=true -cubin \
+      -o "$work/heap.cubin" "$work/heap.cu"
+  done
   compile "nvcc" "$NVCC" -std=c++17 -Werror all-warnings -I"$include" -c -o "$work/alone.o" "$work/alone.cu"
 }
 

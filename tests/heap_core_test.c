@@ -191,7 +191,7 @@ START_TEST(pages_of_one_size_serve_another) {
   model = heap_model_create(8 * MIB, 132);
   for (size_t bytes = 16; bytes <= 262144; bytes *= 4) {
     unsigned count = fill(bytes);
-    ck_assert_double_ge((double)count * (double)bytes, bytes < 32768 ? 0.93 * 8 * MIB : 0.85 * 8 * MIB);
+    ck_assert_double_ge((double)count * (double)bytes, (bytes < 32768 ? 0.93 : 0.75) * 8 * MIB);
     free_all(count);
   }
 }

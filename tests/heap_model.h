@@ -74,10 +74,21 @@ static inline unsigned heap_model_malloc_warp(struct heap_model *model, size_t b
   struct mam_request request = {model->control, model->control->superblocks[0], NULL, size_class, mam_lowest_u32(limit),
                                 home,           model->control->home_count,     0};
   if (count < limit) {
-    struct mam_tickets tickets = mam_slot_take(place, size_class, limit, count);
+    struct mam_tickets tickets = mam_tickets_of(mam_slot_take(place, count), claim.chunk_bytes, limit, count);
     request.refill = tickets.refill;
     claim.address = tickets.address;
     claim.mask = tickets.mask;
+  }
+  if (claim.mask == 0 && (request.refill || count >= limit)) {
+    request.slot = count < limit ? place : NULL;
+    struct mam_refill quick = mam_refill_quick(&request, count, mam_lanes_alone());
+    if (quick.filled != 0)
+      mam_refill_finish(request.area, quick.filled);
+    if (quick.got != 0) {
+      request.refill = 0;
+      claim.address = quick.address;
+      claim.mask = 0xffffffffu >> (32 - quick.got);
+    }
   }
   for (;;) {
     for (mam_u32 i = 0; i < mam_ones_u32(claim.mask); i++)

@@ -79,6 +79,7 @@ MAM_PTX_FETCH(mam_add_relaxed_u64, "add", "relaxed", mam_u64, "u64", "l")
 MAM_PTX_FETCH(mam_add_acquire_u64, "add", "acquire", mam_u64, "u64", "l")
 MAM_PTX_FETCH(mam_exchange_release_u64, "exch", "release", mam_u64, "b64", "l")
 MAM_PTX_FETCH(mam_and_release_u64, "and", "release", mam_u64, "b64", "l")
+MAM_PTX_FETCH(mam_and_after_fence_u64, "and", "relaxed", mam_u64, "b64", "l")
 MAM_PTX_FETCH(mam_and_acq_rel_u64, "and", "acq_rel", mam_u64, "b64", "l")
 MAM_PTX_FETCH(mam_or_acquire_u64, "or", "acquire", mam_u64, "b64", "l")
 MAM_PTX_FETCH(mam_or_acq_rel_u64, "or", "acq_rel", mam_u64, "b64", "l")
@@ -96,6 +97,12 @@ MAM_PTX_CAS(mam_cas_relaxed_u64, "relaxed", mam_u64, "b64", "l")
 MAM_PTX_CAS(mam_cas_acq_rel_u32, "acq_rel", mam_u32, "b32", "r")
 MAM_PTX_CAS(mam_cas_acquire_u64, "acquire", mam_u64, "b64", "l")
 MAM_PTX_CAS(mam_cas_acq_rel_u64, "acq_rel", mam_u64, "b64", "l")
+
+/* For several compare-and-swaps that together are one step: mam_fence before and after them is cheaper than an order
+ * for each.  A fence that follows a relaxed read acquires what was released to it, and releases it to a relaxed write
+ * after. (PTX ISA, memory consistency model, release and acquire patterns.) */
+MAM_PTX_CAS(mam_cas_between_fences_u64, "relaxed", mam_u64, "b64", "l")
+MAM_INLINE void mam_fence(void) { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 /* A short rest while another thread is at work: 100 to 200 ns. */
 MAM_INLINE void mam_pause(void) { __nanosleep(100); }
@@ -190,6 +197,11 @@ MAM_HOST_CAS(mam_cas_relaxed_u64, __ATOMIC_RELAXED, __ATOMIC_RELAXED, mam_u64)
 MAM_HOST_CAS(mam_cas_acq_rel_u32, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE, mam_u32)
 MAM_HOST_CAS(mam_cas_acquire_u64, __ATOMIC_ACQUIRE, __ATOMIC_ACQUIRE, mam_u64)
 MAM_HOST_CAS(mam_cas_acq_rel_u64, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE, mam_u64)
+
+/* Here each has its order: thread sanitizers do not understand fences. */
+MAM_HOST_CAS(mam_cas_between_fences_u64, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE, mam_u64)
+MAM_HOST_FETCH(mam_and_after_fence_u64, __atomic_fetch_and, __ATOMIC_ACQ_REL, mam_u64)
+MAM_INLINE void mam_fence(void) {}
 
 #ifndef MAM_ATOMICS_PAUSE
 #define MAM_ATOMICS_PAUSE() ((void)0)

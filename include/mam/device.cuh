@@ -70,12 +70,16 @@ enum { MAM_REST_REFILL = 1 << 8, MAM_REST_WHOLE = 1 << 9, MAM_REST_HOME = 10, MA
 /* Above a slot's number among all: the base-2 logarithm of a span's chunks. */
 enum { MAM_REST_CHUNKS = 28 };
 
-/* Chunks for lanes whose slot had no tickets for them.  What it needs of the heap is in registers: a load costs it as
- * much as an atomic operation. */
-MAM_OUTLINE void *mam_malloc_rest(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot, mam_u64 base,
-                                  mam_u64 *words, mam_u32 page_count) {
-  if (control == 0)
-    return 0;
+/* What is out of line is called through a pointer that the compiler cannot see through.  So it follows the calling
+ * convention, with what it needs beyond on the stack, instead of having registers of its own in every kernel above
+ * those of its callers: ptxas would add up the whole depth of calls. */
+template <typename Function> MAM_INLINE Function mam_out_of_sight(Function function) {
+  asm volatile("" : "+l"(function));
+  return function;
+}
+
+MAM_INLINE struct mam_request mam_request_of(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot,
+                                             mam_u64 base, mam_u64 *words, mam_u32 page_count) {
   struct mam_request request = {control,
                                 {base, words, page_count, 0},
                                 0,
@@ -84,11 +88,34 @@ MAM_OUTLINE void *mam_malloc_rest(struct mam_heap_control *control, mam_u32 want
                                 wanted >> MAM_REST_HOME & 1023,
                                 (wanted >> MAM_REST_HOMES) + 1,
                                 (wanted & MAM_REST_REFILL) != 0};
+  if ((wanted & MAM_REST_WHOLE) == 0)
+    request.slot = mam_slots(control) + (slot & ((1u << MAM_REST_CHUNKS) - 1));
+  return request;
+}
+
+/* mam_refill_quick for the lanes of a group.  What it needs of the heap is in registers: a load would cost it as much
+ * as an atomic operation. */
+MAM_OUTLINE struct mam_refill mam_malloc_refill(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot,
+                                                mam_u64 base, mam_u64 *words, mam_u32 page_count, mam_u32 group) {
+  struct mam_lanes lanes = mam_lanes_of(group);
+  struct mam_request request = mam_request_of(control, wanted, slot, base, words, page_count);
+  return mam_refill_quick(&request, lanes.count, lanes);
+}
+
+MAM_OUTLINE void mam_malloc_refilled(mam_u64 *words, mam_u32 page_count, mam_u32 filled) {
+  struct mam_area area = {0, words, page_count, 0};
+  mam_refill_finish(area, filled);
+}
+
+/* Chunks for lanes that got none so far, by all means. */
+MAM_OUTLINE void *mam_malloc_rest(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot, mam_u64 base,
+                                  mam_u64 *words, mam_u32 page_count) {
+  if (control == 0)
+    return 0;
   mam_u32 group = __match_any_sync(__activemask(), wanted);
-  mam_u32 whole = (wanted & MAM_REST_WHOLE) != 0 ? 1u << request.chunks_log2 : 33;
+  struct mam_request request = mam_request_of(control, wanted, slot, base, words, page_count);
   for (;;) {
     struct mam_lanes lanes = mam_lanes_of(group);
-    request.slot = lanes.count >= whole ? 0 : mam_slots(control) + (slot & ((1u << MAM_REST_CHUNKS) - 1));
     struct mam_claim claim = mam_claim_chunks(&request, lanes.count, lanes);
     mam_u32 got = mam_ones_u32(claim.mask);
     if (lanes.rank < got)
@@ -100,14 +127,6 @@ MAM_OUTLINE void *mam_malloc_rest(struct mam_heap_control *control, mam_u32 want
     }
     group &= ~mam_lowest_ones(group, got);
   }
-}
-
-/* What is out of line is called through a pointer that the compiler cannot see through.  So it follows the calling
- * convention, with what it needs beyond on the stack, instead of having registers of its own in every kernel above
- * those of its callers: ptxas would add up the whole depth of calls. */
-template <typename Function> MAM_INLINE Function mam_out_of_sight(Function function) {
-  asm volatile("" : "+l"(function));
-  return function;
 }
 
 /* Requests that are not for chunks: of whole pages, or of nothing. */
@@ -126,21 +145,40 @@ static __device__ __forceinline__ void *mam_malloc(mam_heap heap, size_t bytes) 
     return mam_out_of_sight(mam_malloc_pages)(heap.control, bytes, home);
   mam_u32 less = (mam_u32)(bytes - 1) >> 4, shift = mam_class_shift_of(less), multiple = (less >> shift) + 1;
   mam_u32 size_class = 4 * shift + multiple - 1, chunks_log2 = mam_span_chunks_log2(heap.chunks, shift);
-  struct mam_lanes lanes = mam_lanes_of(__match_any_sync(__activemask(), size_class));
-  mam_u32 slot = size_class * heap.slot_count + mam_slot_here(heap, home), wanted = MAM_REST_WHOLE;
-  if (lanes.count >> chunks_log2 == 0) {
+  mam_u32 group = __match_any_sync(__activemask(), size_class), rank = mam_ones_u32(group & mam_lane_below());
+  mam_u32 slot = size_class * heap.slot_count + mam_slot_here(heap, home);
+  mam_u32 wanted = size_class | home << MAM_REST_HOME | (mam_home_count(&heap) - 1) << MAM_REST_HOMES;
+  if (mam_ones_u32(group) >> chunks_log2 != 0)
+    wanted |= MAM_REST_WHOLE;
+  for (int waited = 0; (wanted & MAM_REST_WHOLE) == 0; waited = 1) {
     mam_u64 old = 0;
-    if (lanes.rank == 0) /* acquire: as in mam_slot_take, of which this is the part that every kernel has */
-      old = mam_add_acquire_u64(&heap.slots[slot], lanes.count);
-    old = mam_lanes_first_u64(lanes, old);
-    mam_u32 ticket = (mam_u32)(old & MAM_SLOT_TICKETS);
-    if (ticket + lanes.rank < 1u << chunks_log2)
-      return (void *)(mam_slot_address(old) + ((mam_u64)((ticket + lanes.rank) * multiple) << (shift + 4)));
-    wanted = ticket <= 1u << chunks_log2 ? MAM_REST_REFILL : 0;
+    if (rank == 0) /* acquire: as in mam_slot_take, of which this is the part that every kernel has */
+      old = waited ? mam_out_of_sight(mam_slot_wait)(&heap.slots[slot], 1u << chunks_log2, mam_ones_u32(group))
+                   : mam_add_acquire_u64(&heap.slots[slot], mam_ones_u32(group));
+    old = __shfl_sync(group, old, (int)mam_lowest_u32(group));
+    mam_u32 ticket = (mam_u32)(old & MAM_SLOT_TICKETS), mine = ticket + rank;
+    mam_u32 rest = __ballot_sync(group, mine >> chunks_log2 != 0);
+    if (mine >> chunks_log2 == 0)
+      return (void *)(mam_slot_address(old) + ((mam_u64)(mine * multiple) << (shift + 4)));
+    rank -= mam_ones_u32(group) - mam_ones_u32(rest);
+    group = rest;
+    if (ticket <= 1u << chunks_log2)
+      wanted |= MAM_REST_REFILL;
+    if (waited || (wanted & MAM_REST_REFILL) != 0)
+      break;
   }
-  wanted |= size_class | home << MAM_REST_HOME | (mam_home_count(&heap) - 1) << MAM_REST_HOMES;
-  return mam_out_of_sight(mam_malloc_rest)(heap.control, wanted, slot | chunks_log2 << MAM_REST_CHUNKS, heap.base,
-                                           heap.words, heap.page_count);
+  slot |= chunks_log2 << MAM_REST_CHUNKS;
+  if ((wanted & (MAM_REST_WHOLE | MAM_REST_REFILL)) != 0 && heap.control != 0) {
+    struct mam_refill refill =
+        mam_out_of_sight(mam_malloc_refill)(heap.control, wanted, slot, heap.base, heap.words, heap.page_count, group);
+    if (refill.filled != 0 && rank == 0)
+      mam_out_of_sight(mam_malloc_refilled)(heap.words, heap.page_count, refill.filled);
+    if (rank < refill.got)
+      return (void *)(refill.address + ((mam_u64)(rank * multiple) << (shift + 4)));
+    if (refill.got != 0)
+      wanted &= ~(mam_u32)MAM_REST_REFILL;
+  }
+  return mam_out_of_sight(mam_malloc_rest)(heap.control, wanted, slot, heap.base, heap.words, heap.page_count);
 }
 
 static __device__ __forceinline__ void *mam_malloc_why(mam_heap heap, size_t bytes, mam_heap_status *why) {
@@ -159,15 +197,12 @@ MAM_OUTLINE void mam_free_rest(struct mam_heap_control *control, void *block) {
     (void)mam_block_free(control, (mam_u64)block);
 }
 
-/* What comes after bits of a usage word in the first superblock were cleared, if anything does.  Every lane of the
- * group takes part. */
-MAM_OUTLINE void mam_free_more(struct mam_heap_control *control, mam_u64 *words, mam_u32 page_count, mam_u32 word,
-                               mam_u64 old, mam_u32 bits, mam_u32 group) {
-  struct mam_area area = {0, words, page_count, 0};
-  struct mam_lanes lanes = mam_lanes_of(group);
-  if (((mam_u32)old & bits) != bits && lanes.rank == 0)
-    (void)mam_add_relaxed_u64(&control->refused_free, mam_ones_u32(bits & ~(mam_u32)old));
-  mam_word_changed(area, word, old, bits, lanes);
+/* What is seldom left to do after bits of a usage word were cleared, or what was wrong with that. */
+MAM_OUTLINE void mam_free_finish(struct mam_heap_control *control, struct mam_area area, mam_u32 word, mam_u64 old,
+                                 mam_u32 refused, mam_u32 left) {
+  if (refused != 0)
+    (void)mam_add_relaxed_u64(&control->refused_free, refused);
+  mam_word_finish(area, word, old, left);
 }
 
 /* Lanes of one group: the or of their bits. */
@@ -197,13 +232,15 @@ static __device__ __forceinline__ void mam_free(mam_heap heap, void *block) {
   mam_u32 bits = 1u << bit.bit, group = __match_any_sync(__activemask(), bit.word);
   __syncwarp(group); /* what the lanes wrote to their blocks comes before the release below */
   bits = mam_lanes_or(group, bits);
-  struct mam_lanes lanes = mam_lanes_of(group);
-  mam_u64 old = 0;
-  if (lanes.rank == 0) /* release: as in mam_chunk_free */
-    old = mam_and_release_u64(&heap.words[bit.word], ~(mam_u64)bits);
-  old = mam_lanes_first_u64(lanes, old);
-  if (mam_word_wants_more(old, bits) || ((mam_u32)old & bits) != bits)
-    mam_out_of_sight(mam_free_more)(heap.control, heap.words, heap.page_count, bit.word, old, bits, group);
+  if ((group & mam_lane_below()) != 0)
+    return;
+  mam_u64 old = mam_and_release_u64(&heap.words[bit.word], ~(mam_u64)bits); /* release: as in mam_chunk_free */
+  mam_u32 left = 0, refused = mam_ones_u32(bits & ~(mam_u32)old);
+  struct mam_area area = {heap.base, heap.words, heap.page_count, 0};
+  if (mam_word_wants_more(old, bits) && ((mam_u32)old & bits) != 0)
+    left = mam_out_of_sight(mam_word_changed)(area, bit.word, old, bits);
+  if ((left | refused) != 0)
+    mam_out_of_sight(mam_free_finish)(heap.control, area, bit.word, old, refused, left);
 }
 
 static __device__ __forceinline__ size_t mam_malloc_size(mam_heap heap, const void *block) {

@@ -61,6 +61,11 @@ enum {
 #define MAM_WARP_BITS 3
 #endif
 
+#if MAM_ON_DEVICE
+#define MAM_UNROLL _Pragma("unroll")
+#else
+#define MAM_UNROLL
+#endif
 #define MAM_NO_PAGE 0xffffffffu
 #define MAM_FULL_WORD 0xffffffffffffffffull
 
@@ -309,8 +314,7 @@ MAM_OUTLINE mam_u32 mam_run_take_short(struct mam_area area, mam_u32 count, mam_
     mam_u32 from = mam_run_find(mam_load_relaxed_u64(&mam_area_pages(area)[index]), count);
     if (from != 64 && mam_pages_take_bits(area, index, mam_run_bits(count, from)))
       return (index << 6) + from;
-    tries = from == 64 ? MAM_RETRIES : tries + 1;
-    if (tries >= MAM_RETRIES) {
+    if (from == 64 || ++tries == MAM_RETRIES) {
       tries = 0;
       index++;
     }
@@ -531,53 +535,43 @@ MAM_OUTLINE void mam_span_hint(struct mam_area area, mam_u32 page, mam_u32 size_
 /* A usage word but for its chunks: the same for all words of a span that are empty. */
 #define MAM_WORD_CHUNKS (255ull << 32)
 
-/* Ends a span if it is empty: each word goes from empty to 0 by compare-and-swap, so nobody can claim a chunk in it any
- * more; the first word before all others, so that of several who try one goes on.  If another word is not empty, those
- * that are 0 are put back; only the caller could change them meanwhile.  Somebody may have found the span not empty, or
- * about to end, because of that, so then it is looked at again.  Every lane takes part. */
-MAM_OUTLINE int mam_span_end(struct mam_area area, mam_u32 page, mam_u64 header, struct mam_lanes lanes) {
-  mam_u64 *words = &area.words[page * MAM_PAGE_WORDS];
-  mam_u32 count = mam_word_span_words(header);
-  header &= ~(MAM_FULL_WORD >> 24);
-  for (int i = 0; i < MAM_RETRIES; i++) {
-    int ends = 1;
-    mam_u64 first = header;
-    for (mam_u32 j = lanes.rank; j < count && ends; j += lanes.count) {
-      mam_u64 word = mam_load_relaxed_u64(&words[j]);
-      first = j == 0 ? word : first;
-      ends = (word & ~MAM_WORD_CHUNKS) == header;
-    }
-    if (!mam_lanes_all(lanes, ends))
-      return 0;
-    /* acq_rel, here and below: what the chunks' users did, all of whom changed these words, comes before the release of
-     * the pages. */
-    if (!mam_lanes_all(lanes, lanes.rank != 0 || mam_cas_acq_rel_u64(words, first, 0) == first))
-      return 0;
-    mam_u32 done = 1;
-    for (; done < count; done += lanes.count) {
-      mam_u32 mine = done + lanes.rank;
-      mam_u64 word = mine < count ? mam_load_relaxed_u64(&words[mine]) : header;
-      ends =
-          (word & ~MAM_WORD_CHUNKS) == header && (mine >= count || mam_cas_acq_rel_u64(&words[mine], word, 0) == word);
-      if (mam_lanes_all(lanes, ends))
-        continue;
-      if (ends && mine < count)
-        (void)mam_exchange_release_u64(&words[mine], word);
-      break;
-    }
-    if (done >= count) {
-      if (lanes.rank == 0)
-        mam_pages_release(area, page, mam_word_span_pages(header));
-      return 1;
-    }
-    while (done > 1) { /* none of these is the last one, which alone may have fewer chunks */
-      done -= lanes.count;
-      (void)mam_exchange_release_u64(&words[done + lanes.rank], header | 32ull << 32);
-    }
-    if (lanes.rank == 0)
-      (void)mam_exchange_release_u64(words, first);
-    mam_lanes_sync(lanes);
+/* Whether all words of a span are empty; header: their upper halves but for MAM_WORD_CHUNKS.  *last: the last one,
+ * which alone may have fewer than 32 chunks. */
+MAM_INLINE int mam_span_empty(const mam_u64 *words, mam_u64 header, mam_u32 count, mam_u64 *last) {
+  mam_u64 differs = 0;
+  MAM_UNROLL /* so that the loads are under way together */
+      for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++) if (i < count) {
+    mam_u64 word = mam_load_relaxed_u64(&words[i]);
+    differs |= (word ^ header) & ~MAM_WORD_CHUNKS;
+    *last = word;
   }
+  return differs == 0;
+}
+
+/* Ends a span that was seen to be empty: each word goes from empty to 0 by compare-and-swap, so nobody can claim a
+ * chunk in it any more; the first word before all others, so that of several who try one goes on.  If a word is not
+ * empty, those that are 0 are put back; only the caller could change them meanwhile.  Returns whether it has ended;
+ * *again: it has not, and is to be looked at again, since somebody may have found it not empty because of that. */
+MAM_INLINE int mam_span_try_end(mam_u64 *words, mam_u64 header, mam_u32 count, mam_u64 last, int *again) {
+  mam_u64 full = header | 32ull << 32, first = count == 1 ? last : full;
+  mam_u32 failed = 0;
+  *again = 0;
+  if (mam_cas_between_fences_u64(words, first, 0) != first)
+    return 0;
+  MAM_UNROLL
+  for (mam_u32 i = 1; i < MAM_PAGE_WORDS; i++)
+    if (i < count) {
+      mam_u64 word = i + 1 == count ? last : full;
+      failed |= (mam_u32)(mam_cas_between_fences_u64(&words[i], word, 0) != word) << i;
+    }
+  /* What the chunks' users did, all of whom changed these words, comes before the release of the pages. */
+  mam_fence();
+  if (failed == 0)
+    return 1;
+  for (mam_u32 i = count; i-- != 0;)
+    if ((failed >> i & 1) == 0)
+      (void)mam_exchange_release_u64(&words[i], i == 0 ? first : i + 1 == count ? last : full);
+  *again = 1;
   return 0;
 }
 
@@ -696,35 +690,37 @@ struct mam_tickets {
   int refill;   /* the caller has to refill the slot */
 };
 
-MAM_INLINE struct mam_tickets mam_slot_take(mam_u64 *slot, mam_u32 size_class, mam_u32 limit, mam_u32 count) {
-  /* acquire: pairs with the refill's publication, and through it with the frees of what was there before. */
-  mam_u64 old = mam_add_acquire_u64(slot, count);
+/* What a slot's word, as it was when count tickets were asked for, means for who asked. */
+MAM_INLINE struct mam_tickets mam_tickets_of(mam_u64 old, mam_u32 chunk_bytes, mam_u32 limit, mam_u32 count) {
   mam_u32 ticket = (mam_u32)(old & MAM_SLOT_TICKETS);
   struct mam_tickets tickets = {0, 0, ticket <= limit && ticket + count > limit};
   if (ticket < limit) {
-    tickets.address = mam_slot_address(old) + (mam_u64)ticket * mam_class_bytes(size_class);
+    tickets.address = mam_slot_address(old) + (mam_u64)ticket * chunk_bytes;
     tickets.mask = 0xffffffffu >> (32 - (limit - ticket < count ? limit - ticket : count));
   }
   return tickets;
 }
 
-/* Waits for whoever refills the slot; tickets if there are, or the task of refilling it, or neither, after a bounded
- * time or when there is nothing to refill it with. */
-MAM_OUTLINE struct mam_tickets mam_slot_wait(mam_u64 *slot, mam_u32 size_class, mam_u32 limit, mam_u32 count) {
-  struct mam_tickets tickets = {0, 0, 0};
+/* acquire: pairs with the refill's publication, and through it with the frees of what was there before. */
+MAM_INLINE mam_u64 mam_slot_take(mam_u64 *slot, mam_u32 count) { return mam_add_acquire_u64(slot, count); }
+
+/* Waits for whoever refills the slot, and asks for tickets again.  The slot's word as it was then; one without tickets
+ * and without a task after a bounded time, or when there is nothing to refill it with. */
+MAM_OUTLINE mam_u64 mam_slot_wait(mam_u64 *slot, mam_u32 limit, mam_u32 count) {
   for (int i = 0; i < MAM_WAIT_ROUNDS; i++) {
     mam_u64 now = mam_load_relaxed_u64(slot);
     if ((now & MAM_SLOT_TICKETS) <= limit) {
-      tickets = mam_slot_take(slot, size_class, limit, count);
-      if (tickets.mask != 0 || tickets.refill)
-        return tickets;
-    } else if (mam_slot_is_dry(now))
-      return tickets;
-    else if ((now & MAM_SLOT_TICKETS) > MAM_SLOT_TICKETS / 2) /* far from reaching the address, and kept so */
-      (void)mam_cas_acq_rel_u64(slot, now, (now & ~MAM_SLOT_TICKETS) | (limit + 1));
+      now = mam_slot_take(slot, count);
+      if ((now & MAM_SLOT_TICKETS) <= limit)
+        return now;
+    }
+    if (mam_slot_is_dry(now))
+      break;
+    if ((now & MAM_SLOT_TICKETS) > MAM_SLOT_TICKETS / 2) /* far from reaching the address, and kept so */
+      (void)mam_cas_relaxed_u64(slot, now, (now & ~MAM_SLOT_TICKETS) | (limit + 1));
     mam_pause();
   }
-  return tickets;
+  return MAM_SLOT_TICKETS;
 }
 
 /* The sum of what the superblocks are known not to have, if that is no span of so many pages; else 0. */
@@ -751,7 +747,7 @@ MAM_OUTLINE struct mam_claim mam_steal(struct mam_heap_control *control, mam_u32
     mam_u64 *slot = &heap->slots[size_class * heap->slot_count + i];
     if ((mam_load_relaxed_u64(slot) & MAM_SLOT_TICKETS) >= limit)
       continue;
-    struct mam_tickets tickets = mam_slot_take(slot, size_class, limit, count);
+    struct mam_tickets tickets = mam_tickets_of(mam_slot_take(slot, count), claim.chunk_bytes, limit, count);
     if (tickets.refill) /* not now */
       (void)mam_exchange_release_u64(slot, limit);
     if (tickets.mask != 0) {
@@ -821,37 +817,87 @@ struct mam_request {
   int refill; /* the caller has the task of refilling the slot */
 };
 
-/* A new span for the caller's lanes: the first chunks are theirs, the rest goes to the slot if there is one.  mask 0 if
- * there are no pages.  Every lane takes part. */
-MAM_OUTLINE struct mam_claim mam_slot_refill(const struct mam_request *request, mam_u32 count, struct mam_lanes lanes) {
-  struct mam_claim claim = {0, 0, mam_class_bytes(request->size_class)};
-  mam_u32 limit = 1u << request->chunks_log2;
-  mam_u32 pages = (claim.chunk_bytes << request->chunks_log2) >> MAM_PAGE_SHIFT;
-  struct mam_place place = {request->area, MAM_NO_PAGE};
-  if (lanes.rank == 0) {
-    struct mam_home near = mam_home_in(request->area, request->control, request->home, request->home_count);
-    place.page = mam_pages_near(&near, pages);
-  }
-  place.page = mam_lanes_first_u32(lanes, place.page);
-  if (place.page == MAM_NO_PAGE) {
-    if (lanes.rank == 0)
-      place = mam_pages_far(request->control, pages, request->home);
-    place.page = mam_lanes_first_u32(lanes, place.page);
-    place.area.base = mam_lanes_first_u64(lanes, place.area.base);
-    place.area.words = (mam_u64 *)mam_lanes_first_u64(lanes, (mam_u64)place.area.words);
-    place.area.page_count = mam_lanes_first_u32(lanes, place.area.page_count);
-  }
-  if (place.page != MAM_NO_PAGE) {
-    mam_span_write(place.area, place.page, request->size_class, pages, limit, lanes);
-    claim.address = mam_area_address(place.area, place.page);
-    count = count < limit ? count : limit;
-    claim.mask = 0xffffffffu >> (32 - count);
-    mam_lanes_sync(lanes);
-  }
+/* What came of a refill.  got 0: no pages were where it looked.  filled: the number, plus 1, of a word of the page map
+ * that became full, or may have seemed so to others; 0 for none. */
+struct mam_refill {
+  mam_u64 address;
+  mam_u32 got, filled;
+};
+
+/* Gives a slot, if there is one, a span in pages that the caller took: the first chunks are the lanes'.  Every lane
+ * takes part. */
+MAM_INLINE mam_u32 mam_slot_fill(const struct mam_request *request, struct mam_area area, mam_u32 page, mam_u32 count,
+                                 struct mam_lanes lanes) {
+  mam_u32 limit = 1u << request->chunks_log2, bytes = mam_class_bytes(request->size_class);
+  count = count < limit ? count : limit;
+  mam_span_write(area, page, request->size_class, (bytes << request->chunks_log2) >> MAM_PAGE_SHIFT, limit, lanes);
+  mam_lanes_sync(lanes);
   /* release: the words and entries of the span. */
   if (lanes.rank == 0 && request->slot != 0)
-    (void)mam_exchange_release_u64(request->slot, place.page == MAM_NO_PAGE ? MAM_SLOT_DRY | limit
-                                                                            : mam_slot_of(claim.address, count));
+    (void)mam_exchange_release_u64(request->slot, mam_slot_of(mam_area_address(area, page), count));
+  return count;
+}
+
+/* Refills a slot from the caller's home in the first superblock, where that is quickly done.  Calls nothing, so that it
+ * costs a kernel no more than it is.  Every lane takes part. */
+MAM_INLINE struct mam_refill mam_refill_quick(const struct mam_request *request, mam_u32 count,
+                                              struct mam_lanes lanes) {
+  struct mam_refill refill = {0, 0, 0};
+  mam_u32 pages = (mam_class_bytes(request->size_class) << request->chunks_log2) >> MAM_PAGE_SHIFT, page = MAM_NO_PAGE;
+  if (lanes.rank == 0) {
+    mam_u64 at = mam_add_relaxed_u64(&mam_cursors(request->control)[request->home], pages);
+    mam_u32 from = (mam_u32)at & 63, first = request->home, map_words = mam_area_map_words(request->area);
+    if (from + pages > 64) /* the next word, then */
+      at += 64, from = 0;
+    mam_u32 index = first + ((mam_u32)at >> 6) % ((mam_u32)(at >> 32) + 1) * request->home_count;
+    for (int i = 0; i < 2 && index < map_words && from != 64 && page == MAM_NO_PAGE; i++) {
+      mam_u64 *word = &mam_area_pages(request->area)[index], bits = mam_run_bits(pages, from);
+      mam_u64 old = mam_or_acquire_u64(word, bits); /* acquire: pairs with mam_pages_clear */
+      if ((old & bits) == 0) {
+        page = (index << 6) + from;
+        refill.filled = (old | bits) == MAM_FULL_WORD ? index + 1 : refill.filled;
+      } else if ((bits & ~old) != 0) {
+        (void)mam_and_acq_rel_u64(word, ~bits | old);
+        refill.filled = index + 1;
+      }
+      from = mam_run_find(old, pages);
+    }
+  }
+  page = mam_lanes_first_u32(lanes, page);
+  refill.filled = mam_lanes_first_u32(lanes, refill.filled);
+  if (page != MAM_NO_PAGE) {
+    refill.address = mam_area_address(request->area, page);
+    refill.got = mam_slot_fill(request, request->area, page, count, lanes);
+  }
+  return refill;
+}
+
+/* What is left to do after a quick refill that filled a word, or undid what it did. */
+MAM_OUTLINE void mam_refill_finish(struct mam_area area, mam_u32 filled) {
+  if (mam_load_relaxed_u64(&mam_area_pages(area)[filled - 1]) == MAM_FULL_WORD)
+    mam_map_filled(mam_area_pages(area), mam_area_map_words(area), filled - 1);
+  else
+    mam_map_opened(mam_area_pages(area), mam_area_map_words(area), filled - 1);
+  if ((mam_load_relaxed_u32(mam_area_shortage(area)) & (MAM_SHORT_NUMBER - 1)) != 0)
+    mam_shortage_end(mam_area_shortage(area));
+}
+
+/* The same from wherever there are pages.  If there are none, the slot says so. */
+MAM_OUTLINE struct mam_claim mam_slot_refill(const struct mam_request *request, mam_u32 count, struct mam_lanes lanes) {
+  struct mam_claim claim = {0, 0, mam_class_bytes(request->size_class)};
+  mam_u32 pages = (claim.chunk_bytes << request->chunks_log2) >> MAM_PAGE_SHIFT;
+  struct mam_place place = {request->area, MAM_NO_PAGE};
+  if (lanes.rank == 0)
+    place = mam_pages_claim(request->control, pages, request->home);
+  place.page = mam_lanes_first_u32(lanes, place.page);
+  place.area.base = mam_lanes_first_u64(lanes, place.area.base);
+  place.area.words = (mam_u64 *)mam_lanes_first_u64(lanes, (mam_u64)place.area.words);
+  place.area.page_count = mam_lanes_first_u32(lanes, place.area.page_count);
+  if (place.page != MAM_NO_PAGE) {
+    claim.address = mam_area_address(place.area, place.page);
+    claim.mask = 0xffffffffu >> (32 - mam_slot_fill(request, place.area, place.page, count, lanes));
+  } else if (lanes.rank == 0 && request->slot != 0)
+    (void)mam_exchange_release_u64(request->slot, MAM_SLOT_DRY | 1u << request->chunks_log2);
   return claim;
 }
 
@@ -860,12 +906,14 @@ MAM_OUTLINE struct mam_claim mam_slot_refill(const struct mam_request *request, 
 MAM_INLINE struct mam_claim mam_claim_chunks(struct mam_request *request, mam_u32 count, struct mam_lanes lanes) {
   struct mam_claim claim = {0, 0, mam_class_bytes(request->size_class)};
   if (request->slot != 0 && !request->refill) {
-    struct mam_tickets tickets = {0, 0, 0};
+    mam_u64 old = 0;
     if (lanes.rank == 0)
-      tickets = mam_slot_wait(request->slot, request->size_class, 1u << request->chunks_log2, count);
-    claim.address = mam_lanes_first_u64(lanes, tickets.address);
-    claim.mask = mam_lanes_first_u32(lanes, tickets.mask);
-    request->refill = (int)mam_lanes_first_u32(lanes, (mam_u32)tickets.refill);
+      old = mam_slot_wait(request->slot, 1u << request->chunks_log2, count);
+    struct mam_tickets tickets =
+        mam_tickets_of(mam_lanes_first_u64(lanes, old), claim.chunk_bytes, 1u << request->chunks_log2, count);
+    claim.address = tickets.address;
+    claim.mask = tickets.mask;
+    request->refill = tickets.refill;
     if (claim.mask != 0)
       return claim;
   }
@@ -945,26 +993,77 @@ MAM_INLINE int mam_word_wants_more(mam_u64 old, mam_u32 bits) {
   return ((mam_u32)old & ~bits) == 0 || (mam_u32)old == mam_word_full(old);
 }
 
-/* That.  A word that became empty may be the last of its span; one that was full is worth a look from now on.  Every
- * lane takes part. */
-MAM_OUTLINE void mam_word_changed(struct mam_area area, mam_u32 word, mam_u64 old, mam_u32 bits,
-                                  struct mam_lanes lanes) {
+/* What is left to do after mam_word_changed, seldom: in one word. */
+enum {
+  MAM_LEFT_PAGES_OPENED = 1,
+  MAM_LEFT_CLASS_OPENED = 2,
+  MAM_LEFT_SHORTAGE = 4,
+  MAM_LEFT_PAGES = 8,
+  MAM_LEFT_AGAIN = 16
+};
+
+/* What comes after bits of a usage word were cleared: a word that became empty may be the last of its span; one that
+ * was full is worth a look from now on.  Calls nothing, so that it costs a kernel no more than it is; what seldom is
+ * left to do is the result, for mam_word_finish. */
+MAM_OUTLINE mam_u32 mam_word_changed(struct mam_area area, mam_u32 word, mam_u64 old, mam_u32 bits) {
+  mam_u32 page = word / MAM_PAGE_WORDS, from = page & 63, left = 0;
+  if (((mam_u32)old & ~bits) == 0) {
+    mam_u64 *words = &area.words[page * MAM_PAGE_WORDS], header = old & ~(MAM_FULL_WORD >> 24), last = header;
+    mam_u32 count = mam_word_span_words(old), pages = mam_word_span_pages(old);
+    int again = 0;
+    if (mam_span_empty(words, header, count, &last) && mam_span_try_end(words, header, count, last, &again)) {
+      if (from + pages > 64)
+        return MAM_LEFT_PAGES;
+      /* After mam_fence: pairs with who takes them. */
+      if (mam_and_after_fence_u64(&mam_area_pages(area)[page >> 6], ~mam_run_bits(pages, from)) == MAM_FULL_WORD)
+        left = MAM_LEFT_PAGES_OPENED;
+      if ((mam_load_relaxed_u32(mam_area_shortage(area)) & (MAM_SHORT_NUMBER - 1)) != 0)
+        left |= MAM_LEFT_SHORTAGE;
+      return left;
+    }
+    if (again)
+      left = MAM_LEFT_AGAIN;
+  }
+  if ((mam_u32)old == mam_word_full(old)) {
+    /* The look before is what makes the hint cheap; it comes after the change of the usage word, whose old value
+     * decided to come here. */
+    mam_u64 *hints = &mam_area_class(area, mam_word_class(old))[page / MAM_BLOCK_PAGES >> 6];
+    mam_u64 bit = 1ull << (page / MAM_BLOCK_PAGES & 63);
+    if ((mam_load_relaxed_u64(hints) & bit) != 0 && mam_and_acq_rel_u64(hints, ~bit) == MAM_FULL_WORD)
+      left |= MAM_LEFT_CLASS_OPENED;
+  }
+  return left;
+}
+
+/* Does what was left. */
+MAM_OUTLINE void mam_word_finish(struct mam_area area, mam_u32 word, mam_u64 old, mam_u32 left) {
   mam_u32 page = word / MAM_PAGE_WORDS;
-  if (((mam_u32)old & bits) == 0)
-    return;
-  if (((mam_u32)old & ~bits) == 0 && mam_span_end(area, page, old, lanes))
-    return;
-  if (lanes.rank == 0 && (mam_u32)old == mam_word_full(old))
-    mam_span_hint(area, page, mam_word_class(old));
+  for (int i = 0; i < MAM_RETRIES && left != 0; i++) {
+    if ((left & MAM_LEFT_PAGES) != 0)
+      mam_pages_release(area, page, mam_word_span_pages(old));
+    if ((left & MAM_LEFT_PAGES_OPENED) != 0)
+      mam_map_opened(mam_area_pages(area), mam_area_map_words(area), page >> 6);
+    if ((left & MAM_LEFT_SHORTAGE) != 0)
+      mam_shortage_end(mam_area_shortage(area));
+    if ((left & MAM_LEFT_CLASS_OPENED) != 0)
+      mam_map_opened(mam_area_class(area, mam_word_class(old)), mam_area_class_words(area),
+                     page / MAM_BLOCK_PAGES >> 6);
+    left = (left & MAM_LEFT_AGAIN) != 0 ? mam_word_changed(area, word, old & ~0xffffffffull, 0) : 0;
+  }
 }
 
 /* Frees one chunk; 0 if it was none. */
 MAM_INLINE int mam_chunk_free(struct mam_area area, struct mam_bit bit) {
   /* release: what the chunk's user did comes before what its next one does.  Pairs with mam_word_claim. */
   mam_u64 old = mam_and_release_u64(&area.words[bit.word], ~(1ull << bit.bit));
-  if (mam_word_wants_more(old, 1u << bit.bit))
-    mam_word_changed(area, bit.word, old, 1u << bit.bit, mam_lanes_alone());
-  return (old >> bit.bit & 1) != 0;
+  if ((old >> bit.bit & 1) == 0)
+    return 0;
+  if (mam_word_wants_more(old, 1u << bit.bit)) {
+    mam_u32 left = mam_word_changed(area, bit.word, old, 1u << bit.bit);
+    if (left != 0)
+      mam_word_finish(area, bit.word, old, left);
+  }
+  return 1;
 }
 
 /* Frees a request of whole pages; 0 if none begins at page. */
