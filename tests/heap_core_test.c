@@ -45,7 +45,7 @@ static void free_all(unsigned count) {
 
 /* ---- Sizes ---- */
 
-START_TEST(classes_hold_what_is_asked_for_and_waste_a_fifth_at_most) {
+START_TEST(classes_hold_what_is_asked_for_and_little_more) {
   for (mam_u32 bytes = 1; bytes <= MAM_CHUNK_BYTES; bytes++) {
     mam_u32 size_class = mam_class_of(bytes), chunk = mam_class_bytes(size_class);
     ck_assert_uint_lt(size_class, MAM_HEAP_CLASSES);
@@ -280,7 +280,7 @@ int main(void) {
   TCase *tests = tcase_create("core");
   tcase_add_checked_fixture(tests, set_up, tear_down);
   tcase_set_timeout(tests, 20);
-  tcase_add_test(tests, classes_hold_what_is_asked_for_and_waste_a_fifth_at_most);
+  tcase_add_test(tests, classes_hold_what_is_asked_for_and_little_more);
   tcase_add_test(tests, chunks_are_found_from_every_byte_of_a_span);
   tcase_add_test(tests, spans_are_whole_pages_of_whole_chunks);
   tcase_add_test(tests, blocks_are_aligned_sized_and_apart);

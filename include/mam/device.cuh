@@ -27,9 +27,9 @@
 #include <mam/heap_core.h>
 
 /* Allocates bytes: a multiple of 16 as its address, which belongs to the caller until mam_free.  The bytes are what
- * they are.  Up to 128 bytes it takes the next multiple of 16, above that at most a fifth more than bytes, above 32 KiB
- * whole pages of 4 KiB; a full heap may serve a request from chunks up to twice as large.
- * NULL if bytes is 0 or the heap cannot serve it: mam_malloc_why says why. */
+ * they are.  Up to 128 bytes it takes the next multiple of 16, above that at most a fourth more than bytes, above 32
+ * KiB whole pages of 4 KiB; a full heap may serve a request from chunks up to twice as large. NULL if bytes is 0 or the
+ * heap cannot serve it: mam_malloc_why says why. */
 static __device__ void *mam_malloc(mam_heap heap, size_t bytes);
 
 /* mam_malloc that writes to *why: MAM_HEAP_OK if it returns a block; else MAM_HEAP_FULL if there is no room,
@@ -109,13 +109,14 @@ MAM_OUTLINE void mam_malloc_refilled(mam_u64 *words, mam_u32 page_count, mam_u32
 
 /* Chunks for lanes that got none so far, by all means. */
 MAM_OUTLINE void *mam_malloc_rest(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot, mam_u64 base,
-                                  mam_u64 *words, mam_u32 page_count) {
+                                  mam_u64 *words, mam_u32 page_count, mam_u32 group) {
   if (control == 0)
     return 0;
-  mam_u32 group = __match_any_sync(__activemask(), wanted);
   struct mam_request request = mam_request_of(control, wanted, slot, base, words, page_count);
   for (;;) {
     struct mam_lanes lanes = mam_lanes_of(group);
+    if (lanes.count >> request.chunks_log2 == 0) /* too few for a whole span */
+      request.slot = mam_slots(control) + (slot & ((1u << MAM_REST_CHUNKS) - 1));
     struct mam_claim claim = mam_claim_chunks(&request, lanes.count, lanes);
     mam_u32 got = mam_ones_u32(claim.mask);
     if (lanes.rank < got)
@@ -139,46 +140,70 @@ MAM_OUTLINE void *mam_malloc_pages(struct mam_heap_control *control, size_t byte
   return block;
 }
 
+/* The chunk of a span at address that has that number. */
+MAM_INLINE void *mam_chunk_of(mam_u64 address, mam_u32 number, mam_u32 size_class) {
+  mam_u32 shift = mam_class_shift(size_class);
+  return (void *)(address + ((mam_u64)(number * mam_class_multiple(size_class, shift)) << (shift + 4)));
+}
+
+/* Chunks for the lanes of a group of which none has a ticket.  What it keeps while it calls is little: the rest it
+ * computes anew from the class, which it hides from the compiler for that. */
+MAM_INLINE void *mam_malloc_more(const mam_heap &heap, mam_u32 wanted, mam_u32 slot, mam_u32 group) {
+  mam_u32 rank;
+  if ((wanted & (MAM_REST_WHOLE | MAM_REST_REFILL)) == 0) {
+    mam_u64 old = 0;
+    if ((group & mam_lane_below()) == 0)
+      old = mam_out_of_sight(mam_slot_wait)(&heap.slots[slot & ((1u << MAM_REST_CHUNKS) - 1)],
+                                            1u << (slot >> MAM_REST_CHUNKS), mam_ones_u32(group));
+    asm volatile("" : "+r"(wanted), "+r"(slot), "+r"(group));
+    old = __shfl_sync(group, old, (int)mam_lowest_u32(group));
+    rank = mam_ones_u32(group & mam_lane_below());
+    mam_u32 ticket = (mam_u32)(old & MAM_SLOT_TICKETS), limit = 1u << (slot >> MAM_REST_CHUNKS);
+    group = __ballot_sync(group, ticket + rank >= limit);
+    if (ticket + rank < limit)
+      return mam_chunk_of(mam_slot_address(old), ticket + rank, wanted & 255);
+    wanted |= ticket <= limit ? MAM_REST_REFILL : 0;
+  }
+  if ((wanted & (MAM_REST_WHOLE | MAM_REST_REFILL)) != 0 && heap.control != 0) {
+    struct mam_refill refill =
+        mam_out_of_sight(mam_malloc_refill)(heap.control, wanted, slot, heap.base, heap.words, heap.page_count, group);
+    asm volatile("" : "+r"(wanted), "+r"(slot), "+r"(group));
+    rank = mam_ones_u32(group & mam_lane_below());
+    mam_u32 rest = __ballot_sync(group, rank >= refill.got);
+    void *block = mam_chunk_of(refill.address, rank, wanted & 255);
+    if (refill.filled != 0 && rank == 0)
+      mam_out_of_sight(mam_malloc_refilled)(heap.words, heap.page_count, refill.filled);
+    if (rank < refill.got)
+      return block;
+    group = rest;
+    if (refill.got != 0)
+      wanted &= ~(mam_u32)MAM_REST_REFILL;
+  }
+  return mam_out_of_sight(mam_malloc_rest)(heap.control, wanted, slot, heap.base, heap.words, heap.page_count, group);
+}
+
 static __device__ __forceinline__ void *mam_malloc(mam_heap heap, size_t bytes) {
   mam_u32 home = mam_home_here(heap);
   if (bytes - 1 >= MAM_CHUNK_BYTES)
     return mam_out_of_sight(mam_malloc_pages)(heap.control, bytes, home);
   mam_u32 less = (mam_u32)(bytes - 1) >> 4, shift = mam_class_shift_of(less), multiple = (less >> shift) + 1;
   mam_u32 size_class = 4 * shift + multiple - 1, chunks_log2 = mam_span_chunks_log2(heap.chunks, shift);
-  mam_u32 group = __match_any_sync(__activemask(), size_class), rank = mam_ones_u32(group & mam_lane_below());
-  mam_u32 slot = size_class * heap.slot_count + mam_slot_here(heap, home);
-  mam_u32 wanted = size_class | home << MAM_REST_HOME | (mam_home_count(&heap) - 1) << MAM_REST_HOMES;
-  if (mam_ones_u32(group) >> chunks_log2 != 0)
-    wanted |= MAM_REST_WHOLE;
-  for (int waited = 0; (wanted & MAM_REST_WHOLE) == 0; waited = 1) {
+  mam_u32 group = __match_any_sync(__activemask(), size_class), count = mam_ones_u32(group);
+  mam_u32 slot = size_class * heap.slot_count + mam_slot_here(heap, home), wanted = MAM_REST_WHOLE;
+  if (count >> chunks_log2 == 0) {
+    mam_u32 rank = mam_ones_u32(group & mam_lane_below());
     mam_u64 old = 0;
     if (rank == 0) /* acquire: as in mam_slot_take, of which this is the part that every kernel has */
-      old = waited ? mam_out_of_sight(mam_slot_wait)(&heap.slots[slot], 1u << chunks_log2, mam_ones_u32(group))
-                   : mam_add_acquire_u64(&heap.slots[slot], mam_ones_u32(group));
+      old = mam_add_acquire_u64(&heap.slots[slot], count);
     old = __shfl_sync(group, old, (int)mam_lowest_u32(group));
     mam_u32 ticket = (mam_u32)(old & MAM_SLOT_TICKETS), mine = ticket + rank;
-    mam_u32 rest = __ballot_sync(group, mine >> chunks_log2 != 0);
+    group = __ballot_sync(group, mine >> chunks_log2 != 0);
     if (mine >> chunks_log2 == 0)
       return (void *)(mam_slot_address(old) + ((mam_u64)(mine * multiple) << (shift + 4)));
-    rank -= mam_ones_u32(group) - mam_ones_u32(rest);
-    group = rest;
-    if (ticket <= 1u << chunks_log2)
-      wanted |= MAM_REST_REFILL;
-    if (waited || (wanted & MAM_REST_REFILL) != 0)
-      break;
+    wanted = ticket <= 1u << chunks_log2 ? MAM_REST_REFILL : 0;
   }
-  slot |= chunks_log2 << MAM_REST_CHUNKS;
-  if ((wanted & (MAM_REST_WHOLE | MAM_REST_REFILL)) != 0 && heap.control != 0) {
-    struct mam_refill refill =
-        mam_out_of_sight(mam_malloc_refill)(heap.control, wanted, slot, heap.base, heap.words, heap.page_count, group);
-    if (refill.filled != 0 && rank == 0)
-      mam_out_of_sight(mam_malloc_refilled)(heap.words, heap.page_count, refill.filled);
-    if (rank < refill.got)
-      return (void *)(refill.address + ((mam_u64)(rank * multiple) << (shift + 4)));
-    if (refill.got != 0)
-      wanted &= ~(mam_u32)MAM_REST_REFILL;
-  }
-  return mam_out_of_sight(mam_malloc_rest)(heap.control, wanted, slot, heap.base, heap.words, heap.page_count);
+  wanted |= size_class | home << MAM_REST_HOME | (mam_home_count(&heap) - 1) << MAM_REST_HOMES;
+  return mam_malloc_more(heap, wanted, slot | chunks_log2 << MAM_REST_CHUNKS, group);
 }
 
 static __device__ __forceinline__ void *mam_malloc_why(mam_heap heap, size_t bytes, mam_heap_status *why) {

@@ -34,12 +34,10 @@ typedef struct MAM_HeapOptions {
   size_t struct_size; /* sizeof(MAM_HeapOptions) */
   size_t bytes;       /* of the first superblock, metadata included: at least 256 KiB */
   size_t limit_bytes; /* all superblocks together never pass this; 0 for bytes, no growth */
-  size_t grow_bytes;  /* least size of a superblock that is added while a kernel runs; 0: such growth is off, and a
-                         kernel's request that the heap cannot serve fails at once */
 } MAM_HeapOptions;
 
 /* clang-format off */
-#define MAM_HEAP_OPTIONS_INIT { sizeof(MAM_HeapOptions), (size_t)64 << 20, 0, 0 }
+#define MAM_HEAP_OPTIONS_INIT { sizeof(MAM_HeapOptions), (size_t)64 << 20, 0 }
 /* clang-format on */
 
 /* Creates a heap in memory of the pool (NULL: the default pool of the current context, created as by MAM_CudaMalloc)
@@ -48,7 +46,7 @@ typedef struct MAM_HeapOptions {
  * cudaSuccess                    *heap is the new heap, and empty
  * cudaErrorInvalidValue          an option is out of its range (MAM_LastError says which)
  * cudaErrorInvalidResourceHandle no such pool
- * cudaErrorMemoryAllocation      the pool has no bytes in one piece, or the host no memory
+ * cudaErrorMemoryAllocation      the pool has no such piece, or the host no memory
  * cudaErrorNotSupported          the library was built without CUDA, or the pool is on plain host memory */
 MAM_API cudaError_t MAM_HeapCreate(MAM_Heap *heap, MAM_Pool pool, const MAM_HeapOptions *options);
 
@@ -91,7 +89,7 @@ typedef struct MAM_HeapInfo {
   size_t held_count;             /* chunks that are set aside for a multiprocessor: neither live nor free */
   uint64_t refused_free_count;   /* frees of what was no live block, as far as they were noticed */
   uint64_t failure_count;        /* requests that failed for want of memory */
-  uint64_t growth_count;         /* superblocks added, by the host or for a running kernel */
+  uint64_t growth_count;         /* superblocks added */
   double external_fragmentation; /* 1 - largest_free_bytes / free_bytes; 0 if nothing is free (the paper, formula 2) */
 } MAM_HeapInfo;
 

@@ -57,14 +57,16 @@ enum {
 #define MAM_ROOMY_CHUNKS 0x345555888ull
 #define MAM_ROOMY_MIB 256
 #define MAM_SLOT_BYTES (352 << 10)
-#define MAM_ROOMY_SLOT_BYTES (1 << 20)
-#define MAM_WARP_BITS 3
+#define MAM_ROOMY_SLOT_BYTES (448 << 10)
+#define MAM_WARP_BITS 4
 #endif
 
 #if MAM_ON_DEVICE
 #define MAM_UNROLL _Pragma("unroll")
+#define MAM_LOOP _Pragma("unroll 1") /* where code is better small than quick */
 #else
 #define MAM_UNROLL
+#define MAM_LOOP
 #endif
 #define MAM_NO_PAGE 0xffffffffu
 #define MAM_FULL_WORD 0xffffffffffffffffull
@@ -152,6 +154,7 @@ MAM_INLINE mam_u64 mam_run_bits(mam_u32 count, mam_u32 from) { return (MAM_FULL_
 
 /* The word of the lowest level at index was seen to lose its last 1: says so above. */
 MAM_OUTLINE void mam_map_opened(mam_u64 *level, mam_u32 count, mam_u32 index) {
+  MAM_LOOP
   for (int above = 1; above < MAM_MAP_LEVELS; above++) {
     level += count;
     /* acq_rel: after the change below, which a thread that finds this bit 0 has to see. */
@@ -165,6 +168,7 @@ MAM_OUTLINE void mam_map_opened(mam_u64 *level, mam_u32 count, mam_u32 index) {
 /* The word of the lowest level at index was seen to be all 1: says so above.  It may have changed meanwhile, and who
  * changed it found nothing above to correct; so it is looked at again after. */
 MAM_OUTLINE void mam_map_filled(mam_u64 *level, mam_u32 count, mam_u32 index) {
+  MAM_LOOP
   for (int above = 1; above < MAM_MAP_LEVELS; above++) {
     mam_u64 *upper = level + count, bit = 1ull << (index & 63);
     /* acq_rel: ordered with mam_map_opened's on the same word.  If that came first, the look below sees its cause. */
@@ -185,11 +189,13 @@ MAM_OUTLINE void mam_map_filled(mam_u64 *level, mam_u32 count, mam_u32 index) {
 /* The first word of the lowest level from index on that may have a 0; count if there is none. */
 MAM_OUTLINE mam_u32 mam_map_next(const mam_u64 *level, mam_u32 count, mam_u32 index) {
   const mam_u64 *second = level + count, *third = second + ((count + 63) >> 6);
+  MAM_LOOP
   while (index < count) {
     mam_u64 open = ~mam_load_relaxed_u64(&second[index >> 6]) & (MAM_FULL_WORD << (index & 63));
     if (open != 0)
       return (index & ~63u) + mam_lowest_u64(open);
     mam_u32 group = (index >> 6) + 1;
+    MAM_LOOP
     while (group < (count + 63) >> 6) {
       open = ~mam_load_relaxed_u64(&third[group >> 6]) & (MAM_FULL_WORD << (group & 63));
       if (open != 0) {
@@ -253,6 +259,7 @@ MAM_INLINE int mam_shortage_covers(mam_u32 shortage, mam_u32 pages) {
 /* Pages have come back: what was known to be missing may be there. */
 MAM_OUTLINE void mam_shortage_end(mam_u32 *shortage) {
   mam_u32 known = mam_load_relaxed_u32(shortage);
+  MAM_LOOP
   for (int i = 0; i < MAM_RETRIES && (known & (MAM_SHORT_NUMBER - 1)) != 0; i++) {
     mam_u32 seen = mam_cas_acq_rel_u32(shortage, known, mam_shortage_next(known, 0));
     if (seen == known)
@@ -271,6 +278,7 @@ MAM_OUTLINE void mam_pages_clear(struct mam_area area, mam_u32 index, mam_u64 bi
 }
 
 MAM_OUTLINE void mam_pages_release(struct mam_area area, mam_u32 page, mam_u32 count) {
+  MAM_LOOP
   while (count != 0) {
     mam_u32 from = page & 63, here = 64 - from < count ? 64 - from : count;
     mam_pages_clear(area, page >> 6, mam_run_bits(here, from));
@@ -282,6 +290,7 @@ MAM_OUTLINE void mam_pages_release(struct mam_area area, mam_u32 page, mam_u32 c
 /* Takes bits of a word of the page map if all of them are free. */
 MAM_OUTLINE int mam_pages_take_bits(struct mam_area area, mam_u32 index, mam_u64 bits) {
   mam_u64 word = mam_load_relaxed_u64(&mam_area_pages(area)[index]);
+  MAM_LOOP
   for (int i = 0; i < MAM_RETRIES && (word & bits) == 0; i++) {
     /* acquire: pairs with mam_pages_clear. */
     mam_u64 seen = mam_cas_acquire_u64(&mam_area_pages(area)[index], word, word | bits);
@@ -298,6 +307,7 @@ MAM_OUTLINE int mam_pages_take_bits(struct mam_area area, mam_u32 index, mam_u64
 /* The lowest place in the word where count bits are 0 in a row; 64 if there is none. */
 MAM_INLINE mam_u32 mam_run_find(mam_u64 word, mam_u32 count) {
   mam_u64 starts = ~word;
+  MAM_LOOP
   for (mam_u32 have = 1; have < count;) {
     mam_u32 step = have < count - have ? have : count - have;
     starts &= starts >> step;
@@ -310,6 +320,7 @@ MAM_INLINE mam_u32 mam_run_find(mam_u64 word, mam_u32 count) {
  * before last. */
 MAM_OUTLINE mam_u32 mam_run_take_short(struct mam_area area, mam_u32 count, mam_u32 first, mam_u32 last) {
   mam_u32 tries = 0, index = first;
+  MAM_LOOP
   while ((index = mam_map_next(mam_area_pages(area), mam_area_map_words(area), index)) < last) {
     mam_u32 from = mam_run_find(mam_load_relaxed_u64(&mam_area_pages(area)[index]), count);
     if (from != 64 && mam_pages_take_bits(area, index, mam_run_bits(count, from)))
@@ -325,6 +336,7 @@ MAM_OUTLINE mam_u32 mam_run_take_short(struct mam_area area, mam_u32 count, mam_
 /* Takes as much of a run from page on as is free, up to count pages; returns how much. */
 MAM_INLINE mam_u32 mam_run_take_at(struct mam_area area, mam_u32 page, mam_u32 count) {
   mam_u32 got = 0;
+  MAM_LOOP
   while (got < count) {
     mam_u32 from = (page + got) & 63, here = 64 - from < count - got ? 64 - from : count - got;
     if (!mam_pages_take_bits(area, (page + got) >> 6, mam_run_bits(here, from)))
@@ -337,6 +349,7 @@ MAM_INLINE mam_u32 mam_run_take_at(struct mam_area area, mam_u32 page, mam_u32 c
 /* Takes a run of any length, over the ends of words too. */
 MAM_OUTLINE mam_u32 mam_run_take_long(struct mam_area area, mam_u32 count, mam_u32 first, mam_u32 last) {
   mam_u32 start = first << 6; /* pages from here on may be free */
+  MAM_LOOP
   for (mam_u32 index = first; index < last; index++) {
     mam_u32 begin = index << 6, end = begin + 64;
     mam_u64 word = mam_load_relaxed_u64(&mam_area_pages(area)[index]);
@@ -425,12 +438,17 @@ MAM_INLINE struct mam_home mam_home_in(struct mam_area area, struct mam_heap_con
   return found;
 }
 
+/* The width of a home's round after one. */
+MAM_INLINE mam_u32 mam_home_wider(mam_u32 map_words, mam_u32 first, mam_u32 count, mam_u32 wide) {
+  mam_u32 most = (map_words - 1 - first) / count;
+  return 2 * wide + 1 < most ? 2 * wide + 1 : most;
+}
+
 /* Widens a home's round, if it was as wide as that. */
 MAM_OUTLINE void mam_home_widen(const struct mam_home *home, mam_u32 wide) {
-  mam_u32 most = (mam_area_map_words(home->area) - 1 - home->first) / home->count;
-  mam_u32 wider = 2 * wide + 1 < most ? 2 * wide + 1 : most;
+  mam_u32 wider = mam_home_wider(mam_area_map_words(home->area), home->first, home->count, wide);
   mam_u64 at = mam_load_relaxed_u64(home->cursor);
-  if (wide < most && (mam_u32)(at >> 32) == wide)
+  if (wide < wider && (mam_u32)(at >> 32) == wide)
     (void)mam_cas_relaxed_u64(home->cursor, at, (mam_u64)wider << 32 | (wide + 1) << 6);
 }
 
@@ -438,6 +456,7 @@ MAM_OUTLINE void mam_home_widen(const struct mam_home *home, mam_u32 wide) {
  * is none.  An atomic or that mostly succeeds, and undoes what it did if it does not, is quicker than a look and a
  * compare-and-swap, which only one of those who take from a word at a time could win. */
 MAM_OUTLINE mam_u32 mam_home_take(const struct mam_home *home, mam_u32 index, mam_u32 from, mam_u32 count) {
+  MAM_LOOP
   for (int i = 0; i < MAM_HOME_TRIES && from != 64; i++) {
     mam_u64 bits = mam_run_bits(count, from);
     /* acquire: pairs with mam_pages_clear */
@@ -456,6 +475,7 @@ MAM_OUTLINE mam_u32 mam_home_take(const struct mam_home *home, mam_u32 index, ma
 
 /* Takes a run of up to 64 pages in a home of a superblock. */
 MAM_OUTLINE mam_u32 mam_pages_near(const struct mam_home *home, mam_u32 count) {
+  MAM_LOOP
   for (int i = 0; i < MAM_HOME_TRIES; i++) {
     mam_u64 at = mam_add_relaxed_u64(home->cursor, count);
     mam_u32 from = (mam_u32)at & 63, wide = (mam_u32)(at >> 32), index;
@@ -479,6 +499,7 @@ MAM_OUTLINE struct mam_place mam_pages_far(struct mam_heap_control *control, mam
   mam_u32 superblocks = mam_load_acquire_u32(&control->superblock_count); /* pairs with who adds one */
   if (count > MAM_SPAN_PAGES)
     index = mam_add_relaxed_u32(&control->run_cursor, (count + 63) >> 6);
+  MAM_LOOP
   for (mam_u32 i = 0; i < superblocks; i++) {
     place.area = control->superblocks[active];
     place.page = mam_pages_search(place.area, count, index % mam_area_map_words(place.area));
@@ -513,8 +534,10 @@ MAM_INLINE void mam_span_write(struct mam_area area, mam_u32 page, mam_u32 size_
                                struct mam_lanes lanes) {
   mam_u32 words = (chunks + 31) >> 5;
   mam_u16 *entries = mam_area_entries(area) + page;
+  MAM_LOOP
   for (mam_u32 i = lanes.rank; i < pages; i += lanes.count)
     mam_store_relaxed_u16(&entries[i], (mam_u16)((size_class + 1) | i << MAM_ENTRY_CLASS_BITS));
+  MAM_LOOP
   for (mam_u32 i = lanes.rank; i < words; i += lanes.count) {
     mam_u32 here = chunks - 32 * i < 32 ? chunks - 32 * i : 32;
     mam_u64 word = mam_word_of(size_class, pages, words, here);
@@ -568,6 +591,7 @@ MAM_INLINE int mam_span_try_end(mam_u64 *words, mam_u64 header, mam_u32 count, m
   mam_fence();
   if (failed == 0)
     return 1;
+  MAM_LOOP
   for (mam_u32 i = count; i-- != 0;)
     if ((failed >> i & 1) == 0)
       (void)mam_exchange_release_u64(&words[i], i == 0 ? first : i + 1 == count ? last : full);
@@ -582,6 +606,7 @@ MAM_INLINE mam_u32 mam_lowest_ones(mam_u32 bits, mam_u32 count) {
   mam_u32 rest = bits;
   if (mam_ones_u32(bits) <= count)
     return bits;
+  MAM_LOOP
   while (count-- != 0)
     rest &= rest - 1;
   return bits ^ rest;
@@ -590,6 +615,7 @@ MAM_INLINE mam_u32 mam_lowest_ones(mam_u32 bits, mam_u32 count) {
 /* Up to count free chunks of one usage word. */
 MAM_INLINE mam_u32 mam_word_claim(mam_u64 *place, mam_u32 size_class, mam_u32 count) {
   mam_u64 word = mam_load_relaxed_u64(place);
+  MAM_LOOP
   for (int i = 0; i < MAM_RETRIES && mam_word_class(word) == size_class; i++) {
     mam_u32 bits = mam_lowest_ones(~(mam_u32)word & mam_word_full(word), count);
     if (bits == 0)
@@ -607,6 +633,7 @@ MAM_INLINE mam_u32 mam_word_claim(mam_u64 *place, mam_u32 size_class, mam_u32 co
 MAM_OUTLINE struct mam_claim mam_block_claim(struct mam_area area, mam_u32 block, mam_u32 size_class, mam_u32 count) {
   struct mam_claim claim = {0, 0, mam_class_bytes(size_class)};
   mam_u32 page = block * MAM_BLOCK_PAGES, end = page + MAM_BLOCK_PAGES;
+  MAM_LOOP
   for (; page < end && page < area.page_count; page++) {
     mam_u64 *words = &area.words[page * MAM_PAGE_WORDS];
     mam_u64 first = 0;
@@ -614,6 +641,7 @@ MAM_OUTLINE struct mam_claim mam_block_claim(struct mam_area area, mam_u32 block
       first = mam_load_relaxed_u64(words);
     if (first == 0 || mam_word_class(first) != size_class)
       continue;
+    MAM_LOOP
     for (mam_u32 i = 0; i < mam_word_span_words(first); i++)
       if ((claim.mask = mam_word_claim(&words[i], size_class, count)) != 0) {
         claim.address = mam_area_address(area, page) + (mam_u64)(32 * i) * claim.chunk_bytes;
@@ -626,19 +654,21 @@ MAM_OUTLINE struct mam_claim mam_block_claim(struct mam_area area, mam_u32 block
 /* Chunks of a class from spans that were split before, where a word of the class's map says so.  A block in which there
  * are none is struck from the map and then looked at once more: who freed a chunk meanwhile may have found the map in
  * order. */
-MAM_OUTLINE struct mam_claim mam_recycle_in(struct mam_area area, mam_u32 index, mam_u32 size_class, mam_u32 count) {
+MAM_OUTLINE struct mam_claim mam_recycle_in(const struct mam_area *area, mam_u32 index, mam_u32 size_class,
+                                            mam_u32 count) {
   struct mam_claim claim = {0, 0, 0};
-  for (mam_u64 open = ~mam_load_relaxed_u64(&mam_area_class(area, size_class)[index]); open != 0; open &= open - 1) {
-    mam_u64 *word = &mam_area_class(area, size_class)[index];
+  MAM_LOOP
+  for (mam_u64 open = ~mam_load_relaxed_u64(&mam_area_class(*area, size_class)[index]); open != 0; open &= open - 1) {
+    mam_u64 *word = &mam_area_class(*area, size_class)[index];
     mam_u32 block = (index << 6) + mam_lowest_u64(open);
-    claim = mam_block_claim(area, block, size_class, count);
+    claim = mam_block_claim(*area, block, size_class, count);
     if (claim.mask != 0)
       return claim;
     if ((mam_or_acq_rel_u64(word, open & -open) | (open & -open)) == MAM_FULL_WORD)
-      mam_map_filled(mam_area_class(area, size_class), mam_area_class_words(area), index);
-    claim = mam_block_claim(area, block, size_class, count);
+      mam_map_filled(mam_area_class(*area, size_class), mam_area_class_words(*area), index);
+    claim = mam_block_claim(*area, block, size_class, count);
     if (claim.mask != 0) {
-      mam_span_hint(area, block * MAM_BLOCK_PAGES, size_class);
+      mam_span_hint(*area, block * MAM_BLOCK_PAGES, size_class);
       return claim;
     }
   }
@@ -649,6 +679,7 @@ MAM_OUTLINE struct mam_claim mam_recycle_in(struct mam_area area, mam_u32 index,
 MAM_OUTLINE struct mam_claim mam_recycle(struct mam_area area, mam_u32 size_class, mam_u32 count, mam_u32 home) {
   struct mam_claim claim = {0, 0, 0};
   mam_u32 words = mam_area_class_words(area), index = home % words, last = words;
+  MAM_LOOP
   for (;;) {
     index = mam_map_next(mam_area_class(area, size_class), words, index);
     if (index >= last) {
@@ -658,7 +689,7 @@ MAM_OUTLINE struct mam_claim mam_recycle(struct mam_area area, mam_u32 size_clas
       last = home % words;
       continue;
     }
-    claim = mam_recycle_in(area, index, size_class, count);
+    claim = mam_recycle_in(&area, index, size_class, count);
     if (claim.mask != 0)
       return claim;
     index++;
@@ -707,6 +738,7 @@ MAM_INLINE mam_u64 mam_slot_take(mam_u64 *slot, mam_u32 count) { return mam_add_
 /* Waits for whoever refills the slot, and asks for tickets again.  The slot's word as it was then; one without tickets
  * and without a task after a bounded time, or when there is nothing to refill it with. */
 MAM_OUTLINE mam_u64 mam_slot_wait(mam_u64 *slot, mam_u32 limit, mam_u32 count) {
+  MAM_LOOP
   for (int i = 0; i < MAM_WAIT_ROUNDS; i++) {
     mam_u64 now = mam_load_relaxed_u64(slot);
     if ((now & MAM_SLOT_TICKETS) <= limit) {
@@ -726,6 +758,7 @@ MAM_OUTLINE mam_u64 mam_slot_wait(mam_u64 *slot, mam_u32 limit, mam_u32 count) {
 /* The sum of what the superblocks are known not to have, if that is no span of so many pages; else 0. */
 MAM_INLINE mam_u32 mam_shortage_sum(struct mam_heap_control *control, mam_u32 pages) {
   mam_u32 sum = 0, superblocks = mam_load_acquire_u32(&control->superblock_count);
+  MAM_LOOP
   for (mam_u32 i = 0; i < superblocks; i++) {
     mam_u32 shortage = mam_load_relaxed_u32(mam_area_shortage(control->superblocks[i]));
     if (!mam_shortage_covers(shortage, pages))
@@ -743,6 +776,7 @@ MAM_OUTLINE struct mam_claim mam_steal(struct mam_heap_control *control, mam_u32
   mam_u32 sum = mam_shortage_sum(control, mam_span_pages(heap->chunks, size_class));
   if (sum != 0 && mam_load_relaxed_u32(&control->drained[size_class]) == sum)
     return claim;
+  MAM_LOOP
   for (mam_u32 i = 0; i < heap->slot_count; i++) {
     mam_u64 *slot = &heap->slots[size_class * heap->slot_count + i];
     if ((mam_load_relaxed_u64(slot) & MAM_SLOT_TICKETS) >= limit)
@@ -776,6 +810,7 @@ MAM_OUTLINE struct mam_claim mam_span_open(struct mam_heap_control *control, mam
   mam_span_write(place.area, place.page, size_class, pages, chunks, mam_lanes_alone());
   claim.address = mam_area_address(place.area, place.page);
   claim.mask = 0xffffffffu >> (32 - count);
+  MAM_LOOP
   for (mam_u32 i = 0; i < (chunks + 31) >> 5; i++) /* release: after the entries, which who frees such a chunk reads */
     (void)mam_and_release_u64(&words[i], ~(mam_u64)(i == 0 ? ~claim.mask : 0xffffffffu));
   if (count < chunks)
@@ -789,15 +824,18 @@ MAM_OUTLINE struct mam_claim mam_claim_scarce(struct mam_heap_control *control, 
                                               mam_u32 home) {
   struct mam_claim claim = {0, 0, 0};
   mam_u32 bytes = mam_class_bytes(size_class), least = (bytes + MAM_PAGE_BYTES - 1) >> MAM_PAGE_SHIFT;
+  MAM_LOOP
   for (mam_u32 other = size_class; other < MAM_HEAP_CLASSES && mam_class_bytes(other) <= 2 * bytes; other++) {
     mam_u32 superblocks = mam_load_acquire_u32(&control->superblock_count);
     mam_u32 pages = mam_span_pages(control->heap.chunks, other);
+    MAM_LOOP
     for (mam_u32 i = 0; i < superblocks && claim.mask == 0; i++)
       claim = mam_recycle(control->superblocks[i], other, count, home);
     if (claim.mask == 0 && other == size_class)
       claim = mam_span_open(control, size_class, pages, count, home);
     if (claim.mask == 0)
       claim = mam_steal(control, other, count);
+    MAM_LOOP
     while (claim.mask == 0 && other == size_class && pages > least) {
       pages = pages / 2 > least ? pages / 2 : least;
       claim = mam_span_open(control, size_class, pages, count, home);
@@ -838,31 +876,53 @@ MAM_INLINE mam_u32 mam_slot_fill(const struct mam_request *request, struct mam_a
   return count;
 }
 
+/* Takes a run of pages in the caller's home of the first superblock, where that is quickly done: at the home's cursor,
+ * or elsewhere in that word, or in the next ones.  *filled: see mam_refill. */
+MAM_INLINE mam_u32 mam_refill_pages(const struct mam_request *request, mam_u32 pages, mam_u32 *filled) {
+  mam_u64 *cursor = &mam_cursors(request->control)[request->home];
+  mam_u32 step = pages, map_words = mam_area_map_words(request->area);
+  MAM_LOOP
+  for (int i = 0; i < MAM_HOME_TRIES; i++) {
+    mam_u64 at = mam_add_relaxed_u64(cursor, step);
+    mam_u32 from = (mam_u32)at & 63, turn = (mam_u32)at >> 6, wide = (mam_u32)(at >> 32);
+    if (from + pages > 64) { /* the next word, then */
+      turn++;
+      from = 0;
+    }
+    mam_u32 index = request->home + turn % (wide + 1) * request->home_count;
+    if (index >= map_words)
+      break;
+    mam_u64 *word = &mam_area_pages(request->area)[index];
+    MAM_LOOP
+    for (int j = 0; j < 2 && from != 64; j++) {
+      mam_u64 bits = mam_run_bits(pages, from), old = mam_or_acquire_u64(word, bits); /* pairs with mam_pages_clear */
+      if ((old & bits) == 0) {
+        *filled = (old | bits) == MAM_FULL_WORD ? index + 1 : *filled;
+        return (index << 6) + from;
+      }
+      if ((bits & ~old) != 0) {
+        (void)mam_and_acq_rel_u64(word, ~bits | old);
+        *filled = index + 1;
+      }
+      from = mam_run_find(old, pages);
+    }
+    step = 64;
+    if (turn > wide && index + (wide + 1) * request->home_count < map_words)
+      (void)mam_cas_relaxed_u64(cursor, at + (i == 0 ? pages : 64),
+                                (mam_u64)mam_home_wider(map_words, request->home, request->home_count, wide) << 32 |
+                                    (wide + 1) << 6);
+  }
+  return MAM_NO_PAGE;
+}
+
 /* Refills a slot from the caller's home in the first superblock, where that is quickly done.  Calls nothing, so that it
  * costs a kernel no more than it is.  Every lane takes part. */
 MAM_INLINE struct mam_refill mam_refill_quick(const struct mam_request *request, mam_u32 count,
                                               struct mam_lanes lanes) {
   struct mam_refill refill = {0, 0, 0};
   mam_u32 pages = (mam_class_bytes(request->size_class) << request->chunks_log2) >> MAM_PAGE_SHIFT, page = MAM_NO_PAGE;
-  if (lanes.rank == 0) {
-    mam_u64 at = mam_add_relaxed_u64(&mam_cursors(request->control)[request->home], pages);
-    mam_u32 from = (mam_u32)at & 63, first = request->home, map_words = mam_area_map_words(request->area);
-    if (from + pages > 64) /* the next word, then */
-      at += 64, from = 0;
-    mam_u32 index = first + ((mam_u32)at >> 6) % ((mam_u32)(at >> 32) + 1) * request->home_count;
-    for (int i = 0; i < 2 && index < map_words && from != 64 && page == MAM_NO_PAGE; i++) {
-      mam_u64 *word = &mam_area_pages(request->area)[index], bits = mam_run_bits(pages, from);
-      mam_u64 old = mam_or_acquire_u64(word, bits); /* acquire: pairs with mam_pages_clear */
-      if ((old & bits) == 0) {
-        page = (index << 6) + from;
-        refill.filled = (old | bits) == MAM_FULL_WORD ? index + 1 : refill.filled;
-      } else if ((bits & ~old) != 0) {
-        (void)mam_and_acq_rel_u64(word, ~bits | old);
-        refill.filled = index + 1;
-      }
-      from = mam_run_find(old, pages);
-    }
-  }
+  if (lanes.rank == 0)
+    page = mam_refill_pages(request, pages, &refill.filled);
   page = mam_lanes_first_u32(lanes, page);
   refill.filled = mam_lanes_first_u32(lanes, refill.filled);
   if (page != MAM_NO_PAGE) {
@@ -903,7 +963,7 @@ MAM_OUTLINE struct mam_claim mam_slot_refill(const struct mam_request *request, 
 
 /* Chunks for count lanes of which none has a ticket; those that get none have to call again.  request->refill is what
  * it is to be for that call.  mask 0: there is no room.  Every lane takes part. */
-MAM_INLINE struct mam_claim mam_claim_chunks(struct mam_request *request, mam_u32 count, struct mam_lanes lanes) {
+MAM_OUTLINE struct mam_claim mam_claim_chunks(struct mam_request *request, mam_u32 count, struct mam_lanes lanes) {
   struct mam_claim claim = {0, 0, mam_class_bytes(request->size_class)};
   if (request->slot != 0 && !request->refill) {
     mam_u64 old = 0;
@@ -934,6 +994,7 @@ MAM_INLINE struct mam_claim mam_claim_chunks(struct mam_request *request, mam_u3
 /* The chunk of a claim that is for the lane of that rank. */
 MAM_INLINE mam_u64 mam_claim_chunk(struct mam_claim claim, mam_u32 rank) {
   mam_u32 mask = claim.mask;
+  MAM_LOOP
   for (; rank != 0; rank--)
     mask &= mask - 1;
   return claim.address + (mam_u64)mam_lowest_u32(mask) * claim.chunk_bytes;
@@ -955,6 +1016,7 @@ MAM_OUTLINE mam_u64 mam_run_malloc(struct mam_heap_control *control, mam_u64 byt
 /* Whether bytes could ever be served by the heap as large as it is. */
 MAM_OUTLINE int mam_heap_could(struct mam_heap_control *control, mam_u64 bytes) {
   mam_u32 superblocks = mam_load_acquire_u32(&control->superblock_count);
+  MAM_LOOP
   for (mam_u32 i = 0; i < superblocks; i++)
     if (bytes <= (mam_u64)control->superblocks[i].page_count << MAM_PAGE_SHIFT)
       return 1;
@@ -967,6 +1029,7 @@ MAM_OUTLINE int mam_heap_could(struct mam_heap_control *control, mam_u64 bytes) 
 MAM_OUTLINE struct mam_area mam_area_of(struct mam_heap_control *control, mam_u64 address) {
   mam_u32 superblocks = mam_load_acquire_u32(&control->superblock_count);
   struct mam_area area = {0, 0, 0, 0};
+  MAM_LOOP
   for (mam_u32 i = 0; i < superblocks; i++)
     if (address - control->superblocks[i].base < (mam_u64)control->superblocks[i].page_count << MAM_PAGE_SHIFT)
       area = control->superblocks[i];
@@ -1002,42 +1065,50 @@ enum {
   MAM_LEFT_AGAIN = 16
 };
 
+/* Gives the pages of a span back that has ended.  After mam_fence: pairs with who takes them. */
+MAM_INLINE mam_u32 mam_span_pages_free(struct mam_area area, mam_u32 page, mam_u32 pages) {
+  mam_u32 from = page & 63, left = 0;
+  if (from + pages > 64)
+    return MAM_LEFT_PAGES;
+  if (mam_and_after_fence_u64(&mam_area_pages(area)[page >> 6], ~mam_run_bits(pages, from)) == MAM_FULL_WORD)
+    left = MAM_LEFT_PAGES_OPENED;
+  if ((mam_load_relaxed_u32(mam_area_shortage(area)) & (MAM_SHORT_NUMBER - 1)) != 0)
+    left |= MAM_LEFT_SHORTAGE;
+  return left;
+}
+
 /* What comes after bits of a usage word were cleared: a word that became empty may be the last of its span; one that
  * was full is worth a look from now on.  Calls nothing, so that it costs a kernel no more than it is; what seldom is
  * left to do is the result, for mam_word_finish. */
 MAM_OUTLINE mam_u32 mam_word_changed(struct mam_area area, mam_u32 word, mam_u64 old, mam_u32 bits) {
-  mam_u32 page = word / MAM_PAGE_WORDS, from = page & 63, left = 0;
+  mam_u32 page = word / MAM_PAGE_WORDS, left = 0;
+  mam_u64 *hints = &mam_area_class(area, mam_word_class(old))[page / MAM_BLOCK_PAGES >> 6];
+  mam_u64 hint = 1ull << (page / MAM_BLOCK_PAGES & 63), hinted = 0;
+  int was_full = (mam_u32)old == mam_word_full(old);
+  if (was_full) /* early, to be under way with what follows */
+    hinted = mam_load_relaxed_u64(hints);
   if (((mam_u32)old & ~bits) == 0) {
-    mam_u64 *words = &area.words[page * MAM_PAGE_WORDS], header = old & ~(MAM_FULL_WORD >> 24), last = header;
-    mam_u32 count = mam_word_span_words(old), pages = mam_word_span_pages(old);
+    mam_u64 *words = &area.words[page * MAM_PAGE_WORDS], header = old & ~(MAM_FULL_WORD >> 24);
+    mam_u64 last = old & ~(mam_u64)bits;
+    mam_u32 count = mam_word_span_words(old);
     int again = 0;
-    if (mam_span_empty(words, header, count, &last) && mam_span_try_end(words, header, count, last, &again)) {
-      if (from + pages > 64)
-        return MAM_LEFT_PAGES;
-      /* After mam_fence: pairs with who takes them. */
-      if (mam_and_after_fence_u64(&mam_area_pages(area)[page >> 6], ~mam_run_bits(pages, from)) == MAM_FULL_WORD)
-        left = MAM_LEFT_PAGES_OPENED;
-      if ((mam_load_relaxed_u32(mam_area_shortage(area)) & (MAM_SHORT_NUMBER - 1)) != 0)
-        left |= MAM_LEFT_SHORTAGE;
-      return left;
-    }
+    if ((count == 1 || mam_span_empty(words, header, count, &last)) &&
+        mam_span_try_end(words, header, count, last, &again))
+      return mam_span_pages_free(area, page, mam_word_span_pages(old));
     if (again)
       left = MAM_LEFT_AGAIN;
   }
-  if ((mam_u32)old == mam_word_full(old)) {
-    /* The look before is what makes the hint cheap; it comes after the change of the usage word, whose old value
-     * decided to come here. */
-    mam_u64 *hints = &mam_area_class(area, mam_word_class(old))[page / MAM_BLOCK_PAGES >> 6];
-    mam_u64 bit = 1ull << (page / MAM_BLOCK_PAGES & 63);
-    if ((mam_load_relaxed_u64(hints) & bit) != 0 && mam_and_acq_rel_u64(hints, ~bit) == MAM_FULL_WORD)
-      left |= MAM_LEFT_CLASS_OPENED;
-  }
+  /* The look is what makes the hint cheap; it comes after the change of the usage word, whose old value decided to come
+   * here. */
+  if ((hinted & hint) != 0 && mam_and_acq_rel_u64(hints, ~hint) == MAM_FULL_WORD)
+    left |= MAM_LEFT_CLASS_OPENED;
   return left;
 }
 
 /* Does what was left. */
 MAM_OUTLINE void mam_word_finish(struct mam_area area, mam_u32 word, mam_u64 old, mam_u32 left) {
   mam_u32 page = word / MAM_PAGE_WORDS;
+  MAM_LOOP
   for (int i = 0; i < MAM_RETRIES && left != 0; i++) {
     if ((left & MAM_LEFT_PAGES) != 0)
       mam_pages_release(area, page, mam_word_span_pages(old));
@@ -1139,6 +1210,7 @@ MAM_INLINE struct mam_area mam_area_place(mam_u64 address, mam_u64 bytes) {
   mam_u64 end = (address + bytes) & ~(mam_u64)(MAM_PAGE_BYTES - 1);
   mam_u64 most = end > address ? (end - address) / (MAM_PAGE_BYTES + 66) : 0;
   struct mam_area area = {0, (mam_u64 *)(address + 8), most < 1u << 31 ? (mam_u32)most : 1u << 31, 0};
+  MAM_LOOP
   while (area.page_count != 0 &&
          end - ((mam_u64)area.page_count << MAM_PAGE_SHIFT) < address + mam_area_metadata_bytes(area.page_count))
     area.page_count--;
@@ -1148,6 +1220,7 @@ MAM_INLINE struct mam_area mam_area_place(mam_u64 address, mam_u64 bytes) {
 
 /* The word at index of a map's levels whose lowest has so many bits, when all of them are 0 but those past the end. */
 MAM_INLINE mam_u64 mam_map_open_word(mam_u32 bits, mam_u32 index) {
+  MAM_LOOP
   for (int level = 0; level < MAM_MAP_LEVELS; level++) {
     mam_u32 words = (bits + 63) / 64;
     if (index < words)
@@ -1162,12 +1235,16 @@ MAM_INLINE mam_u64 mam_map_open_word(mam_u32 bits, mam_u32 index) {
 MAM_INLINE void mam_area_clear(struct mam_area area, mam_u64 rank, mam_u64 count) {
   mam_u64 words = (mam_u64)area.page_count * MAM_PAGE_WORDS, map = mam_map_words(mam_area_map_words(area));
   mam_u64 classes = (mam_u64)MAM_HEAP_CLASSES * mam_map_words(mam_area_class_words(area));
+  MAM_LOOP
   for (mam_u64 i = rank; i < words; i += count)
     area.words[i] = 0;
+  MAM_LOOP
   for (mam_u64 i = rank; i < map; i += count)
     mam_area_pages(area)[i] = mam_map_open_word(area.page_count, (mam_u32)i);
+  MAM_LOOP
   for (mam_u64 i = rank; i < classes; i += count)
     mam_area_class(area, 0)[i] = MAM_FULL_WORD;
+  MAM_LOOP
   for (mam_u64 i = rank; i < area.page_count; i += count)
     mam_area_entries(area)[i] = 0;
   if (rank == 0)
@@ -1177,10 +1254,13 @@ MAM_INLINE void mam_area_clear(struct mam_area area, mam_u64 rank, mam_u64 count
 /* The same for the homes and slots, and what is known about them. */
 MAM_INLINE void mam_slots_clear(struct mam_heap_control *control, mam_u64 rank, mam_u64 count) {
   const mam_heap *heap = &control->heap;
+  MAM_LOOP
   for (mam_u64 i = rank; i < MAM_HOMES; i += count)
     mam_cursors(control)[i] = 0;
+  MAM_LOOP
   for (mam_u64 i = rank; i < (mam_u64)heap->slot_count * MAM_HEAP_CLASSES; i += count)
     heap->slots[i] = mam_slot_limit(heap, (mam_u32)(i / heap->slot_count));
+  MAM_LOOP
   for (mam_u64 i = rank; i < MAM_HEAP_CLASSES; i += count)
     control->drained[i] = 0;
 }
@@ -1188,9 +1268,11 @@ MAM_INLINE void mam_slots_clear(struct mam_heap_control *control, mam_u64 rank, 
 /* Frees the chunks that slots still hold, a thread's part of the slots.  Nobody else may use the heap. */
 MAM_INLINE void mam_slots_drain(struct mam_heap_control *control, mam_u64 rank, mam_u64 count) {
   const mam_heap *heap = &control->heap;
+  MAM_LOOP
   for (mam_u64 i = rank; i < (mam_u64)heap->slot_count * MAM_HEAP_CLASSES; i += count) {
     mam_u32 size_class = (mam_u32)(i / heap->slot_count), limit = mam_slot_limit(heap, size_class);
     mam_u64 slot = mam_exchange_release_u64(&heap->slots[i], limit);
+    MAM_LOOP
     for (mam_u32 ticket = (mam_u32)(slot & MAM_SLOT_TICKETS); ticket < limit; ticket++)
       (void)mam_block_free(control, mam_slot_address(slot) + (mam_u64)ticket * mam_class_bytes(size_class));
   }
@@ -1206,8 +1288,10 @@ MAM_INLINE void mam_heap_tune(mam_heap *heap, mam_u64 bytes, mam_u32 multiproces
   heap->chunks = roomy ? MAM_ROOMY_CHUNKS : MAM_CHUNKS;
   heap->home_last = (mam_u16)(multiprocessors - 1);
   heap->warp_bits = heap->home_shift = 0;
+  MAM_LOOP
   while (heap->warp_bits < MAM_WARP_BITS && share >= (mam_u64)multiprocessors << (heap->warp_bits + 1))
     heap->warp_bits++;
+  MAM_LOOP
   while (share < multiprocessors >> heap->home_shift && multiprocessors >> heap->home_shift > 1)
     heap->home_shift++;
   heap->slot_count = ((heap->home_last >> heap->home_shift) + 1u) << heap->warp_bits;
