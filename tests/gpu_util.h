@@ -200,6 +200,9 @@ static inline void gpu_test_end(void) {
 
 /* ---- The program ------------------------------------------------------------------------------------------------- */
 
+/* For a program that is told to last. */
+static unsigned gpu_watchdog_more_s;
+
 static inline void gpu_watchdog_bark(int signal_number) {
   static const char text[] = "FAIL: the watchdog ended this program: it ran for too long\n";
   (void)signal_number;
@@ -246,7 +249,7 @@ static inline TCase *gpu_case_add(Suite *suite, const char *name) {
  * and gpu_probe first. */
 static inline int gpu_suite_run(Suite *suite) {
   (void)signal(SIGALRM, gpu_watchdog_bark);
-  (void)alarm(gpu_small() ? GPU_WATCHDOG_SMALL_S : GPU_WATCHDOG_S);
+  (void)alarm((gpu_small() ? GPU_WATCHDOG_SMALL_S : GPU_WATCHDOG_S) + gpu_watchdog_more_s);
   SRunner *runner = srunner_create(suite);
   srunner_set_fork_status(runner, CK_NOFORK);
   srunner_run_all(runner, CK_ENV);

@@ -31,7 +31,7 @@ void report_count_text(char text[report_label_size], size_t count) {
     (void)snprintf(text, report_label_size, "%zu", count);
 }
 
-enum { label_width = 10, value_width = 13, name_width = 18, ratio_width = 8 };
+enum { label_width = 10, label_width_most = 18, value_width = 13, name_width = 18, ratio_width = 8 };
 
 static void value_print(double value, int width) {
   if (isnan(value))
@@ -47,25 +47,40 @@ static void ratio_print(double ratio) {
   (void)printf("%*s", ratio_width, text);
 }
 
-static void row_print(const struct report_table *table, const struct report_row *row, size_t allocator_count) {
-  (void)printf("%-*s", label_width, row->label);
+static void row_print(const struct report_table *table, const struct report_row *row, size_t count, int width) {
+  (void)printf("%-*s", width, row->label);
   value_print(row->values[0], value_width);
-  for (size_t i = 1; i < allocator_count; i++) {
+  for (size_t i = 1; i < count; i++) {
     value_print(row->values[i], name_width);
     ratio_print(table->higher_is_better ? row->values[0] / row->values[i] : row->values[i] / row->values[0]);
   }
   (void)putchar('\n');
 }
 
-void report_table_print(const struct report_table *table, const struct allocator *const *allocators,
-                        size_t allocator_count) {
-  (void)printf("\n%s\n%-*s%*s", table->title, label_width, table->row_title, value_width, allocators[0]->name);
-  for (size_t i = 1; i < allocator_count; i++)
-    (void)printf("%*s%*s", name_width, allocators[i]->name, ratio_width, "ratio");
+static int label_width_of(const struct report_table *table) {
+  for (size_t i = 0; i < table->row_count; i++)
+    if (strlen(table->rows[i].label) >= label_width)
+      return label_width_most;
+  return label_width;
+}
+
+void report_columns_print(const struct report_table *table, const struct report_column *columns, size_t count) {
+  int width = label_width_of(table);
+  (void)printf("\n%s\n%-*s%*s", table->title, width, table->row_title, value_width, columns[0].name);
+  for (size_t i = 1; i < count; i++)
+    (void)printf("%*s%*s", name_width, columns[i].name, ratio_width, "ratio");
   (void)putchar('\n');
   for (size_t i = 0; i < table->row_count; i++)
-    row_print(table, &table->rows[i], allocator_count);
+    row_print(table, &table->rows[i], count, width);
   (void)fflush(stdout);
+}
+
+void report_table_print(const struct report_table *table, const struct allocator *const *allocators,
+                        size_t allocator_count) {
+  struct report_column columns[allocators_most];
+  for (size_t i = 0; i < allocator_count; i++)
+    columns[i].name = allocators[i]->name;
+  report_columns_print(table, columns, allocator_count);
 }
 
 void report_remarks_print(const struct allocator *const *allocators, size_t allocator_count) {
@@ -81,12 +96,18 @@ static bool csv_refuse(const char *path, const char *what) {
 }
 
 bool report_csv_open(struct report_csv *csv, const char *directory, const char *name, const char *header) {
+  char file[128];
+  (void)snprintf(file, sizeof file, "host-%s", name);
+  return report_csv_open_file(csv, directory, file, header);
+}
+
+bool report_csv_open_file(struct report_csv *csv, const char *directory, const char *file, const char *header) {
   *csv = (struct report_csv){0};
   if (directory == NULL)
     return true;
   if (mkdir(directory, 0777) != 0 && errno != EEXIST)
     return csv_refuse(directory, "make the folder");
-  int length = snprintf(csv->path, sizeof csv->path, "%s/host-%s.csv", directory, name);
+  int length = snprintf(csv->path, sizeof csv->path, "%s/%s.csv", directory, file);
   if (length < 0 || (size_t)length >= sizeof csv->path) {
     errno = ENAMETOOLONG;
     return csv_refuse(directory, "write to");

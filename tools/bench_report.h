@@ -12,7 +12,7 @@
 
 #include "bench_allocators.h"
 
-enum { report_label_size = 24 };
+enum { report_label_size = 24, report_columns_most = 8 };
 
 /* "4 KiB", "1 GiB": exact where bytes is a whole number of a unit, else to a tenth. */
 void report_bytes_text(char text[report_label_size], size_t bytes);
@@ -23,7 +23,11 @@ void report_count_text(char text[report_label_size], size_t count);
 /* One row of a table: a label and a value for each allocator, NAN where there is none. */
 struct report_row {
   char label[report_label_size];
-  double values[allocators_most];
+  double values[report_columns_most];
+};
+
+struct report_column {
+  const char *name;
 };
 
 struct report_table {
@@ -37,6 +41,9 @@ struct report_table {
 void report_table_print(const struct report_table *table, const struct allocator *const *allocators,
                         size_t allocator_count);
 
+/* The same with any columns, the first of which is ours. */
+void report_columns_print(const struct report_table *table, const struct report_column *columns, size_t count);
+
 /* Prints what the allocators' figures include. */
 void report_remarks_print(const struct allocator *const *allocators, size_t allocator_count);
 
@@ -49,6 +56,8 @@ struct report_csv {
 /* Makes the directory if it is missing and begins DIRECTORY/host-NAME.csv with its header row.  False: said on stderr,
  * as by the others. */
 bool report_csv_open(struct report_csv *csv, const char *directory, const char *name, const char *header);
+/* The same with DIRECTORY/FILE.csv. */
+bool report_csv_open_file(struct report_csv *csv, const char *directory, const char *file, const char *header);
 void report_csv_row(const struct report_csv *csv, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* A row of text columns followed by numbers; a NAN becomes an empty column. */
 void report_csv_numbers(const struct report_csv *csv, const char *text, const double *numbers, size_t count);

@@ -14,6 +14,7 @@
 
 #include "bench.h"
 #include "bench_clock.h"
+#include "bench_heap.h"
 #include "bench_report.h"
 #include "error.h"
 #include "options.h"
@@ -56,10 +57,12 @@ struct arguments {
 static const char usage_text[] =
     "Usage: mam-bench quickstart [OPTION]...\n"
     "       mam-bench host [OPTION]...\n"
+    "       mam-bench heap [OPTION]...\n"
     "Measures what allocations of libmam (MAM_CudaMalloc, MAM_CudaFree) cost, beside CUDA's in the same run.\n"
     "\n"
     "quickstart prints in seconds what an allocation and a free cost by size.  Without a GPU it measures on plain\n"
     "host memory, beside mmap and malloc, and says so.  host runs the tests below.\n"
+    "heap measures allocations in kernels: see 'mam-bench heap --help'.\n"
     "\n"
     "Both:\n"
     "  --source SOURCE   device, pinned, managed or host: where the pool's memory comes from.  The default is\n"
@@ -240,7 +243,7 @@ static void arguments_parse(struct arguments *arguments, int argc, char **argv) 
     arguments_take(arguments, key, optarg);
   }
   if (optind == argc)
-    usage_refuse("a command is missing: quickstart or host", "");
+    usage_refuse("a command is missing: quickstart, host or heap", "");
   arguments->is_quickstart = strcmp(argv[optind], "quickstart") == 0;
   if (!arguments->is_quickstart && strcmp(argv[optind], "host") != 0)
     usage_refuse("no such command", argv[optind]);
@@ -383,6 +386,8 @@ static bool tests_run(const struct arguments *arguments, struct bench *bench) {
 }
 
 int main(int argc, char **argv) {
+  if (argc > 1 && strcmp(argv[1], "heap") == 0)
+    return bench_heap(argc - 1, argv + 1);
   static struct arguments arguments;
   struct machine machine = {.device = "host memory"};
   arguments_parse(&arguments, argc, argv);

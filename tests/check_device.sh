@@ -1,0 +1,87 @@
+#!/bin/sh
+# SPDX-License-Identifier: BSD-2-Clause
+# Compiles the device header by nvcc as its users may: for the oldest, a usual and the newest GPU, with and without
+# relocatable device code, checked and not, by several standards of C++; and counts what it costs a kernel in
+# registers: one that uses 32 may gain 16.
+# usage: check_device.sh [INCLUDEDIR]    by default the source's; NVCC from the environment
+set -u
+
+here=${srcdir:-.}
+include=${1:-$here/include}
+source=$here/tests/device_header.cu
+: "${NVCC=}"
+[ -n "$NVCC" ] || { echo "SKIP: no CUDA compiler was configured"; exit 77; }
+[ -r "$include/mam/device.cuh" ] || { echo "FAIL: no $include/mam/device.cuh"; exit 1; }
+work=$(mktemp -d "${TMPDIR:-/tmp}/check_device.XXXXXX") || exit 99
+trap 'rm -rf "$work"' EXIT
+failed=0
+compiled=$source
+
+newest=$("$NVCC" --list-gpu-code | sed -n 's/^sm_\([0-9]*\)$/\1/p' | sort -n | tail -n 1)
+architectures=$(for sm in 75 90 "$newest"; do
+  "$NVCC" --list-gpu-code | grep -qx "sm_$sm" && echo "$sm"
+done | sort -nu)
+[ -n "$architectures" ] || { echo "FAIL: $NVCC names no GPU"; exit 1; }
+
+# compile WHAT FLAG...: a warning is a failure.
+compile() {
+  what=$1
+  shift
+  if "$NVCC" "$@" -O3 -I"$include" -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror -c -o "$work/object.o" \
+    "$compiled" >"$work/log" 2>&1; then
+    echo "ok: $what"
+  else
+    echo "FAIL: $what"
+    head -n 20 "$work/log"
+    failed=1
+  fi
+}
+
+# registers FLAG...: lines "KERNEL REGISTERS STACK_BYTES".
+registers() {
+  "$NVCC" "$@" -O3 -I"$include" -Xptxas -v -cubin -o "$work/object.cubin" "$source" 2>&1 |
+    awk '/Compiling entry function/ { split($0, part, "\047"); name = part[2] }
+         /Function properties for/ { in_entry = $NF == name }
+         /bytes stack frame/ { if (in_entry) stack = $1 }
+         /Used [0-9]+ registers/ { for (i = 1; i < NF; i++) if ($i == "Used") print name, $(i + 1), stack }'
+}
+
+# Finds how many live numbers make a kernel without a heap use 32 registers, and what one with a heap uses then.
+registers_check() {
+  sm=$1 live=4 base=0
+  for try in 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+    used=$(registers -arch="sm_$sm" -DLIVE_ALONE -DLIVE="$try" | awk '{ print $2 }')
+    [ "${used:-99}" -le 32 ] || break
+    live=$try base=$used
+  done
+  registers -arch="sm_$sm" -DLIVE="$live" >"$work/registers"
+  for kernel in user_kernel_malloc user_kernel_free user_kernel_both; do
+    used=$(awk -v kernel="$kernel" '$1 == kernel { print $2 }' "$work/registers")
+    stack=$(awk -v kernel="$kernel" '$1 == kernel { print $3 }' "$work/registers")
+    if [ -n "$used" ] && [ "$used" -le $((base + 16)) ]; then verdict=ok; else verdict=FAIL failed=1; fi
+    echo "$verdict: sm_$sm: $kernel: ${used:-no} registers with a heap, $base without ($live numbers live); stack ${stack:-?} B"
+  done
+}
+
+for sm in $architectures; do
+  compile "sm_$sm" -arch="sm_$sm"
+  compile "sm_$sm, relocatable device code" -arch="sm_$sm" -rdc=true
+  compile "sm_$sm, checked" -arch="sm_$sm" -DMAM_HEAP_CHECKED=1
+  compile "sm_$sm, debugging" -arch="sm_$sm" -G
+  registers_check "$sm"
+done
+for standard in c++14 c++17 c++20; do
+  compile "$standard" -arch=sm_90 -std="$standard"
+done
+# A program may use one function and not the others, or only the host's header beside it.
+compiled=$work/one.cu
+cat >"$compiled" <<END
+#include <mam/device.cuh>
+#include <mam/heap.h>
+__global__ void kernel(mam_heap heap, void **blocks) { blocks[threadIdx.x] = mam_malloc(heap, 64); }
+END
+compile "one function alone" -arch=sm_90
+compiled=$work/none.cu
+echo '#include <mam/device.cuh>' >"$compiled"
+compile "no function at all" -arch=sm_90
+exit $failed

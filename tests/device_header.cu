@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: BSD-2-Clause
+// What the test of the device header compiles: every function of it, with no other header.  Plain CUDA C++, so that
+// nvcc and NVRTC both take it.
+//
+// LIVE numbers stay live across the calls: without a heap (LIVE_ALONE) the kernel uses the registers that the test
+// wants a user's kernel to have, and what it uses with one is what the heap costs it.
+#ifndef LIVE
+#define LIVE 8
+#endif
+
+#ifndef LIVE_ALONE
+#include <mam/device.cuh>
+
+extern "C" __global__ void every_function(mam_heap heap, unsigned long long bytes, unsigned *answers) {
+  mam_heap_status why = MAM_HEAP_OK;
+  void *block = mam_malloc(heap, bytes), *other = mam_malloc_why(heap, bytes, &why);
+  answers[threadIdx.x] = (unsigned)why + (unsigned)mam_malloc_size(heap, block);
+  mam_free(heap, block);
+  mam_free(heap, other);
+}
+#endif
+
+struct user {
+  unsigned values[LIVE];
+};
+
+static __device__ void user_begin(struct user &user, const unsigned *from) {
+#pragma unroll
+  for (int i = 0; i < LIVE; i++)
+    user.values[i] = from[i * blockDim.x + threadIdx.x];
+}
+
+static __device__ void user_go_on(struct user &user, unsigned mixer) {
+#pragma unroll
+  for (int i = 0; i < LIVE; i++)
+    user.values[i] = user.values[i] * mixer + user.values[(i + 1) % LIVE];
+}
+
+static __device__ void user_end(const struct user &user, unsigned *to) {
+#pragma unroll
+  for (int i = 0; i < LIVE; i++)
+    to[i * blockDim.x + threadIdx.x] = user.values[i];
+}
+
+#ifdef LIVE_ALONE
+extern "C" __global__ void user_kernel(unsigned *from, unsigned *to, unsigned *block, unsigned bytes) {
+  struct user user;
+  user_begin(user, from);
+  user_go_on(user, bytes);
+  block[threadIdx.x] = bytes;
+  user_go_on(user, block[threadIdx.x + 1]);
+  user_end(user, to);
+}
+#else
+static __device__ void user_writes(unsigned *block, struct user &user, unsigned bytes) {
+  if (block == 0)
+    return;
+  block[0] = bytes;
+  user_go_on(user, block[1]);
+}
+
+extern "C" __global__ void user_kernel_malloc(mam_heap heap, unsigned *from, unsigned *to, unsigned bytes) {
+  struct user user;
+  user_begin(user, from);
+  user_go_on(user, bytes);
+  user_writes((unsigned *)mam_malloc(heap, bytes), user, bytes);
+  user_end(user, to);
+}
+
+extern "C" __global__ void user_kernel_free(mam_heap heap, unsigned *from, unsigned *to, unsigned **blocks,
+                                            unsigned bytes) {
+  struct user user;
+  user_begin(user, from);
+  user_go_on(user, bytes);
+  unsigned *block = blocks[threadIdx.x];
+  user_writes(block, user, bytes);
+  mam_free(heap, block);
+  user_go_on(user, bytes);
+  user_end(user, to);
+}
+
+extern "C" __global__ void user_kernel_both(mam_heap heap, unsigned *from, unsigned *to, unsigned bytes) {
+  struct user user;
+  user_begin(user, from);
+  user_go_on(user, bytes);
+  unsigned *block = (unsigned *)mam_malloc(heap, bytes);
+  user_writes(block, user, bytes);
+  mam_free(heap, block);
+  user_go_on(user, bytes);
+  user_end(user, to);
+}
+#endif

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * The kernels of the tests of device heaps, behind host functions: they allocate, write a pattern through every byte,
+ * look at it again, free.
+ *
+ * Each function enqueues on the stream given and returns cudaGetLastError() after the launch.  slots has a place for
+ * each request: the block's address, 0 for none.  The bytes of a request depend on the request and the traffic alone,
+ * so that whoever checks or frees a block knows them.  tally is counted up, never cleared.  Knows nothing of Check.
+ */
+#ifndef MAM_TESTS_GPU_HEAP_KERNELS_H
+#define MAM_TESTS_GPU_HEAP_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cuda_runtime_api.h>
+
+#include "gpu_kernels.h"
+#include "mam/heap.h"
+
+enum { GPU_HEAP_STATUSES = 5 };
+
+/* What kernels saw. */
+struct gpu_heap_tally {
+  unsigned long long served, refused[GPU_HEAP_STATUSES]; /* requests, by what mam_malloc_why said */
+  unsigned long long misaligned, too_small;              /* blocks: by their address, by mam_malloc_size */
+  unsigned long long contradictions; /* a block with a status that is not MAM_HEAP_OK, or no block with it */
+  unsigned long long changed_bytes;  /* that were not as their owner left them */
+  unsigned long long freed;
+};
+
+/* How the lanes of a warp come to their call. */
+enum gpu_heap_lanes {
+  GPU_HEAP_TOGETHER,   /* as they are */
+  GPU_HEAP_ONE_BY_ONE, /* each in a branch of its own */
+  GPU_HEAP_IN_TILES,   /* one of each eight, by cooperative groups, for all eight: the others have no block */
+  GPU_HEAP_SOME,       /* those of a mask that differs from warp to warp; the others have no block */
+};
+
+/* Sizes from low to high, both included. */
+struct gpu_heap_traffic {
+  unsigned count; /* of requests: one for each thread */
+  unsigned low, high;
+  unsigned seed;
+  enum gpu_heap_lanes lanes;
+};
+
+#ifdef __CUDACC__
+#define GPU_HEAP_FUNCTION static __host__ __device__ inline
+#else
+#define GPU_HEAP_FUNCTION static inline
+#endif
+
+/* The bytes of a request; each request of consecutive low + i where the range is as long as the requests are many. */
+GPU_HEAP_FUNCTION unsigned gpu_heap_bytes(const struct gpu_heap_traffic *traffic, unsigned request) {
+  unsigned range = traffic->high - traffic->low + 1;
+  if (range >= traffic->count)
+    return traffic->low + (unsigned)((unsigned long long)(request % traffic->count) * range / traffic->count);
+  return traffic->low + (request * 0x9E3779B1u + traffic->seed * 0x85EBCA6Bu) / 64 % range;
+}
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Allocates a block for each request that has a slot of 0 and writes its pattern. */
+cudaError_t gpu_heap_allocate(mam_heap heap, struct gpu_heap_traffic traffic, unsigned long long *slots,
+                              struct gpu_heap_tally *tally, cudaStream_t stream);
+
+/* Looks whether every block has its pattern. */
+cudaError_t gpu_heap_check(struct gpu_heap_traffic traffic, const unsigned long long *slots,
+                           struct gpu_heap_tally *tally, cudaStream_t stream);
+
+/* Frees blocks and clears their slots: the thread frees the block of the request that is shift further on, in steps of
+ * step; only those whose place is a multiple of step, from first. */
+cudaError_t gpu_heap_release(mam_heap heap, struct gpu_heap_traffic traffic, unsigned shift, unsigned first,
+                             unsigned step, unsigned long long *slots, struct gpu_heap_tally *tally,
+                             cudaStream_t stream);
+
+/* Threads that each allocate, check and free blocks of their own, rounds times, and have none at the end. */
+cudaError_t gpu_heap_churn(mam_heap heap, struct gpu_heap_traffic traffic, unsigned rounds,
+                           struct gpu_heap_tally *tally, cudaStream_t stream);
+
+/* Threads that leave each block in a slot which other threads of all warps take blocks from, check and free, rounds
+ * times.  Blocks have at least 16 bytes.  What is left in the slots stays there: gpu_heap_drain. */
+cudaError_t gpu_heap_exchange(mam_heap heap, struct gpu_heap_traffic traffic, unsigned rounds,
+                              unsigned long long *slots, struct gpu_heap_tally *tally, cudaStream_t stream);
+cudaError_t gpu_heap_drain(mam_heap heap, struct gpu_heap_traffic traffic, unsigned long long *slots,
+                           struct gpu_heap_tally *tally, cudaStream_t stream);
+
+/* One thread frees that address, whatever it is. */
+cudaError_t gpu_heap_free_address(mam_heap heap, unsigned long long address, cudaStream_t stream);
+
+/* One thread asks for so many bytes and writes the answer to the tally and the block, if there is one, to *slot. */
+cudaError_t gpu_heap_ask(mam_heap heap, unsigned long long bytes, unsigned long long *slot,
+                         struct gpu_heap_tally *tally, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
