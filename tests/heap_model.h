@@ -81,14 +81,16 @@ static inline unsigned heap_model_malloc_warp(struct heap_model *model, size_t b
   }
   if (claim.mask == 0 && (request.refill || count >= limit)) {
     request.slot = count < limit ? place : NULL;
-    struct mam_refill quick = mam_refill_quick(&request, count, mam_lanes_alone());
-    if (quick.filled != 0)
-      mam_refill_finish(request.area, quick.filled);
-    if (quick.got != 0) {
+    struct mam_area area = model->control->superblocks[0];
+    mam_u64 found = mam_refill_pages(&mam_cursors(model->control)[home], mam_area_pages(area), mam_area_map_words(area),
+                                     home, model->control->home_count, mam_span_pages(heap->chunks, size_class));
+    if ((mam_u32)found != MAM_NO_PAGE) {
+      claim.mask = 0xffffffffu >> (32 - mam_slot_fill(&request, area, (mam_u32)found, count, mam_lanes_alone()));
+      claim.address = mam_area_address(area, (mam_u32)found);
       request.refill = 0;
-      claim.address = quick.address;
-      claim.mask = 0xffffffffu >> (32 - quick.got);
     }
+    if (found >> 32 != 0)
+      mam_refill_finish(area, (mam_u32)(found >> 32));
   }
   for (;;) {
     for (mam_u32 i = 0; i < mam_ones_u32(claim.mask); i++)

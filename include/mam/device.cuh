@@ -93,20 +93,6 @@ MAM_INLINE struct mam_request mam_request_of(struct mam_heap_control *control, m
   return request;
 }
 
-/* mam_refill_quick for the lanes of a group.  What it needs of the heap is in registers: a load would cost it as much
- * as an atomic operation. */
-MAM_OUTLINE struct mam_refill mam_malloc_refill(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot,
-                                                mam_u64 base, mam_u64 *words, mam_u32 page_count, mam_u32 group) {
-  struct mam_lanes lanes = mam_lanes_of(group);
-  struct mam_request request = mam_request_of(control, wanted, slot, base, words, page_count);
-  return mam_refill_quick(&request, lanes.count, lanes);
-}
-
-MAM_OUTLINE void mam_malloc_refilled(mam_u64 *words, mam_u32 page_count, mam_u32 filled) {
-  struct mam_area area = {0, words, page_count, 0};
-  mam_refill_finish(area, filled);
-}
-
 /* Chunks for lanes that got none so far, by all means. */
 MAM_OUTLINE void *mam_malloc_rest(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot, mam_u64 base,
                                   mam_u64 *words, mam_u32 page_count, mam_u32 group) {
@@ -165,19 +151,27 @@ MAM_INLINE void *mam_malloc_more(const mam_heap &heap, mam_u32 wanted, mam_u32 s
     wanted |= ticket <= limit ? MAM_REST_REFILL : 0;
   }
   if ((wanted & (MAM_REST_WHOLE | MAM_REST_REFILL)) != 0 && heap.control != 0) {
-    struct mam_refill refill =
-        mam_out_of_sight(mam_malloc_refill)(heap.control, wanted, slot, heap.base, heap.words, heap.page_count, group);
+    struct mam_area area = {heap.base, heap.words, heap.page_count, 0};
+    mam_u64 found = MAM_NO_PAGE;
+    if ((group & mam_lane_below()) == 0) {
+      mam_u32 bytes = mam_class_bytes(wanted & 255), home = wanted >> MAM_REST_HOME & 1023;
+      found = mam_out_of_sight(mam_refill_pages)(&mam_cursors(heap.control)[home], mam_area_pages(area),
+                                                 mam_area_map_words(area), home, (wanted >> MAM_REST_HOMES) + 1,
+                                                 (bytes << (slot >> MAM_REST_CHUNKS)) >> MAM_PAGE_SHIFT);
+      if (found >> 32 != 0)
+        mam_out_of_sight(mam_refill_finish)(area, (mam_u32)(found >> 32));
+    }
     asm volatile("" : "+r"(wanted), "+r"(slot), "+r"(group));
-    rank = mam_ones_u32(group & mam_lane_below());
-    mam_u32 rest = __ballot_sync(group, rank >= refill.got);
-    void *block = mam_chunk_of(refill.address, rank, wanted & 255);
-    if (refill.filled != 0 && rank == 0)
-      mam_out_of_sight(mam_malloc_refilled)(heap.words, heap.page_count, refill.filled);
-    if (rank < refill.got)
-      return block;
-    group = rest;
-    if (refill.got != 0)
+    mam_u32 page = __shfl_sync(group, (mam_u32)found, (int)mam_lowest_u32(group));
+    if (page != MAM_NO_PAGE) {
+      struct mam_request request = mam_request_of(heap.control, wanted, slot, heap.base, heap.words, heap.page_count);
+      struct mam_lanes lanes = mam_lanes_of(group);
+      mam_u32 got = mam_slot_fill(&request, area, page, lanes.count, lanes);
+      group = __ballot_sync(group, lanes.rank >= got);
+      if (lanes.rank < got)
+        return mam_chunk_of(mam_area_address(area, page), lanes.rank, wanted & 255);
       wanted &= ~(mam_u32)MAM_REST_REFILL;
+    }
   }
   return mam_out_of_sight(mam_malloc_rest)(heap.control, wanted, slot, heap.base, heap.words, heap.page_count, group);
 }
@@ -249,19 +243,22 @@ static __device__ __forceinline__ void mam_free(mam_heap heap, void *block) {
     return;
   }
   mam_u32 entry = mam_load_relaxed_u16(&heap.entries[offset >> MAM_PAGE_SHIFT]);
+  /* What the lane wrote to its block comes before what the block's next owner does: with the relaxed change of the
+   * usage word below, a release.  Here, where it is under way together with the load. */
+  mam_fence();
   if ((entry & 63) - 1 >= MAM_HEAP_CLASSES) {
     mam_out_of_sight(mam_free_rest)(heap.control, block);
     return;
   }
+  struct mam_area area = {heap.base, heap.words, heap.page_count, 0};
   struct mam_bit bit = mam_bit_of(offset, entry);
-  mam_u32 bits = 1u << bit.bit, group = __match_any_sync(__activemask(), bit.word);
-  __syncwarp(group); /* what the lanes wrote to their blocks comes before the release below */
-  bits = mam_lanes_or(group, bits);
+  mam_u32 group = __match_any_sync(__activemask(), bit.word);
+  __syncwarp(group); /* all fences come before the first lane's release */
+  mam_u32 bits = mam_lanes_or(group, 1u << bit.bit);
   if ((group & mam_lane_below()) != 0)
     return;
-  mam_u64 old = mam_and_release_u64(&heap.words[bit.word], ~(mam_u64)bits); /* release: as in mam_chunk_free */
+  mam_u64 old = mam_and_after_fence_u64(&heap.words[bit.word], ~(mam_u64)bits);
   mam_u32 left = 0, refused = mam_ones_u32(bits & ~(mam_u32)old);
-  struct mam_area area = {heap.base, heap.words, heap.page_count, 0};
   if (mam_word_wants_more(old, bits) && ((mam_u32)old & bits) != 0)
     left = mam_out_of_sight(mam_word_changed)(area, bit.word, old, bits);
   if ((left | refused) != 0)

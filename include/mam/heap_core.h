@@ -855,13 +855,6 @@ struct mam_request {
   int refill; /* the caller has the task of refilling the slot */
 };
 
-/* What came of a refill.  got 0: no pages were where it looked.  filled: the number, plus 1, of a word of the page map
- * that became full, or may have seemed so to others; 0 for none. */
-struct mam_refill {
-  mam_u64 address;
-  mam_u32 got, filled;
-};
-
 /* Gives a slot, if there is one, a span in pages that the caller took: the first chunks are the lanes'.  Every lane
  * takes part. */
 MAM_INLINE mam_u32 mam_slot_fill(const struct mam_request *request, struct mam_area area, mam_u32 page, mam_u32 count,
@@ -877,10 +870,12 @@ MAM_INLINE mam_u32 mam_slot_fill(const struct mam_request *request, struct mam_a
 }
 
 /* Takes a run of pages in the caller's home of the first superblock, where that is quickly done: at the home's cursor,
- * or elsewhere in that word, or in the next ones.  *filled: see mam_refill. */
-MAM_INLINE mam_u32 mam_refill_pages(const struct mam_request *request, mam_u32 pages, mam_u32 *filled) {
-  mam_u64 *cursor = &mam_cursors(request->control)[request->home];
-  mam_u32 step = pages, map_words = mam_area_map_words(request->area);
+ * or elsewhere in that word, or in the next ones.  Below: the page, MAM_NO_PAGE
+ * if none was there.  Above: the number, plus 1, of a word of the map that became full, or may have seemed so to
+ * others; 0 for none.  Calls nothing, so that it costs a kernel no more than it is. */
+MAM_OUTLINE mam_u64 mam_refill_pages(mam_u64 *cursor, mam_u64 *map, mam_u32 map_words, mam_u32 home, mam_u32 home_count,
+                                     mam_u32 pages) {
+  mam_u32 step = pages, filled = 0;
   MAM_LOOP
   for (int i = 0; i < MAM_HOME_TRIES; i++) {
     mam_u64 at = mam_add_relaxed_u64(cursor, step);
@@ -889,47 +884,29 @@ MAM_INLINE mam_u32 mam_refill_pages(const struct mam_request *request, mam_u32 p
       turn++;
       from = 0;
     }
-    mam_u32 index = request->home + turn % (wide + 1) * request->home_count;
+    mam_u32 index = home + turn % (wide + 1) * home_count;
     if (index >= map_words)
       break;
-    mam_u64 *word = &mam_area_pages(request->area)[index];
+    mam_u64 *word = &map[index];
     MAM_LOOP
     for (int j = 0; j < 2 && from != 64; j++) {
       mam_u64 bits = mam_run_bits(pages, from), old = mam_or_acquire_u64(word, bits); /* pairs with mam_pages_clear */
       if ((old & bits) == 0) {
-        *filled = (old | bits) == MAM_FULL_WORD ? index + 1 : *filled;
-        return (index << 6) + from;
+        filled = (old | bits) == MAM_FULL_WORD ? index + 1 : filled;
+        return (mam_u64)filled << 32 | ((index << 6) + from);
       }
       if ((bits & ~old) != 0) {
         (void)mam_and_acq_rel_u64(word, ~bits | old);
-        *filled = index + 1;
+        filled = index + 1;
       }
       from = mam_run_find(old, pages);
     }
     step = 64;
-    if (turn > wide && index + (wide + 1) * request->home_count < map_words)
+    if (turn > wide && index + (wide + 1) * home_count < map_words)
       (void)mam_cas_relaxed_u64(cursor, at + (i == 0 ? pages : 64),
-                                (mam_u64)mam_home_wider(map_words, request->home, request->home_count, wide) << 32 |
-                                    (wide + 1) << 6);
+                                (mam_u64)mam_home_wider(map_words, home, home_count, wide) << 32 | (wide + 1) << 6);
   }
-  return MAM_NO_PAGE;
-}
-
-/* Refills a slot from the caller's home in the first superblock, where that is quickly done.  Calls nothing, so that it
- * costs a kernel no more than it is.  Every lane takes part. */
-MAM_INLINE struct mam_refill mam_refill_quick(const struct mam_request *request, mam_u32 count,
-                                              struct mam_lanes lanes) {
-  struct mam_refill refill = {0, 0, 0};
-  mam_u32 pages = (mam_class_bytes(request->size_class) << request->chunks_log2) >> MAM_PAGE_SHIFT, page = MAM_NO_PAGE;
-  if (lanes.rank == 0)
-    page = mam_refill_pages(request, pages, &refill.filled);
-  page = mam_lanes_first_u32(lanes, page);
-  refill.filled = mam_lanes_first_u32(lanes, refill.filled);
-  if (page != MAM_NO_PAGE) {
-    refill.address = mam_area_address(request->area, page);
-    refill.got = mam_slot_fill(request, request->area, page, count, lanes);
-  }
-  return refill;
+  return (mam_u64)filled << 32 | MAM_NO_PAGE;
 }
 
 /* What is left to do after a quick refill that filled a word, or undid what it did. */
