@@ -307,7 +307,7 @@ typedef struct MAM_PoolInfo {
   size_t used_count;    /* live blocks */
   size_t waiting_count;
   size_t free_count;             /* holes */
-  size_t metadata_bytes;         /* host memory held for segments */
+  size_t metadata_bytes;         /* host memory held for segments, slabs and threads */
   uint64_t malloc_count;         /* successful allocations of at least one byte, since the pool began */
   uint64_t free_call_count;      /* successful frees */
   uint64_t failure_count;        /* allocations refused for want of memory */
@@ -320,7 +320,7 @@ typedef struct MAM_PoolInfo {
   size_t slab_count;             /* spans of 2 MiB that small blocks are carved from */
   size_t thread_count;           /* threads that have used the pool and live */
   uint64_t magazine_hit_count;   /* of malloc_count: served by the calling thread itself, small blocks, */
-  uint64_t size_hit_count;       /* larger ones, of the same size as one that it freed, */
+  uint64_t size_hit_count;       /* larger ones, with one of that size, or a little more, that it freed, */
   uint64_t tag_hit_count;        /* with the same tag, */
   uint64_t stream_hit_count;     /* and with memory freed on the same stream */
   uint64_t fence_count;          /* events recorded in the pool's context, shared by all its pools */

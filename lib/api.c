@@ -14,6 +14,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "client.h"
 #include "error.h"
 #include "front.h"
 #include "options.h"
@@ -235,7 +236,7 @@ static int64_t linger_for(const struct options *options, uint64_t id, int64_t cr
  * can; with a size the paper's one chunk. */
 static cudaError_t environment_source(const struct options *options, size_t bytes, struct source *source) {
   cudaError_t error = cudaErrorNotSupported;
-  if (options->source_is_auto && bytes == 0)
+  if (options->source_is_auto && bytes == 0 && client_chunk_bytes() == 0)
     error = source_open(MAM_SOURCE_VMM, NULL, -1, source);
   return error == cudaErrorNotSupported ? source_open(options->source, NULL, -1, source) : error;
 }
@@ -244,6 +245,30 @@ static cudaError_t environment_source(const struct options *options, size_t byte
 static void environment_size(const struct source *source, size_t bytes, struct pool_config *config) {
   config->elastic = source->operations == &source_vmm || (source->operations == &source_host && bytes == 0);
   *(config->elastic ? &config->limit_bytes : &config->chunk_bytes) = bytes;
+}
+
+/* A client's environment takes further chunks as it grows, to all that the device has. */
+static cudaError_t environment_size_in_chunks(const struct source *source, struct pool_config *config) {
+  struct context_visit visit;
+  size_t free_bytes = 0, total_bytes = 0;
+  const struct driver *driver = source->context.driver;
+  cudaError_t error = context_enter(&source->context, &visit);
+  if (error != cudaSuccess)
+    return error;
+  CUresult result = driver->cuMemGetInfo(&free_bytes, &total_bytes);
+  context_leave(&source->context, &visit);
+  if (result != CUDA_SUCCESS)
+    return driver_error(driver, result, "cuMemGetInfo");
+  config->chunk_bytes = client_chunk_bytes();
+  config->limit_bytes = total_bytes;
+  config->lazy = false;
+  config->gives_all = true; /* so that a program may have all memory in one block, as from the driver */
+  return cudaSuccess;
+}
+
+/* Whether an environment without a size is a client's. */
+static bool environment_in_chunks(const struct options *options, size_t bytes) {
+  return options->source_is_auto && bytes == 0 && client_chunk_bytes() > 0;
 }
 
 /* The lock is held, and left where another environment of the context ends.  bytes 0: all there are.  If there is one
@@ -264,7 +289,14 @@ static cudaError_t environment_create_locked(size_t bytes, bool lazy, struct mam
                                .default_id = *id,
                                .lazy = lazy,
                                .front = &front_operations};
-  environment_size(&source, bytes, &config);
+  if (environment_in_chunks(options, bytes))
+    error = environment_size_in_chunks(&source, &config);
+  else
+    environment_size(&source, bytes, &config);
+  if (error != cudaSuccess) {
+    source_close(&source);
+    return error;
+  }
   struct mam_pool *held = pool_find_default(*id);
   if (held != NULL && !lazy) /* if it lingers, it is wanted otherwise now */
     (void)environment_end_locked(held, *id, true);
@@ -280,7 +312,7 @@ static cudaError_t environment_create_locked(size_t bytes, bool lazy, struct mam
     return cudaErrorAlreadyAcquired;
   }
   if (error == cudaSuccess) {
-    (*pool)->linger_ns = lazy ? linger_for(options, *id, now_ns() - start_ns) : 0;
+    (*pool)->linger_ns = config.lazy ? linger_for(options, *id, now_ns() - start_ns) : 0;
     (*pool)->linger_until_ns = 0;
   }
   return error;
@@ -455,10 +487,12 @@ static cudaError_t default_malloc(size_t size, const void *site, const void *tag
   return error;
 }
 
-/* The same, first by the thread's last front. */
-static cudaError_t default_malloc_front(size_t size, const void *site, const void *tag, uintptr_t *address) {
-  struct front_request request = {.size = size, .site = site, .tag = tag};
-  cudaError_t error = default_id_now(&request.default_id);
+/* The same, first by the thread's last front.  id: of the pool that is meant, 0 if that is not known; tried: the front
+ * has been asked for what it has at hand. */
+static cudaError_t default_malloc_front(uint64_t id, bool tried, size_t size, const void *site, const void *tag,
+                                        uintptr_t *address) {
+  struct front_request request = {.default_id = id, .size = size, .site = site, .tag = tag, .tried = tried};
+  cudaError_t error = id == 0 ? default_id_now(&request.default_id) : cudaSuccess;
   if (error != cudaSuccess)
     return error;
   error = request.default_id != 0 ? front_malloc(&request, address) : cudaErrorInvalidResourceHandle;
@@ -466,11 +500,11 @@ static cudaError_t default_malloc_front(size_t size, const void *site, const voi
 }
 
 /* What is rare about MAM_CudaMalloc. */
-static __attribute__((noinline)) cudaError_t malloc_slowly(void **ptr, size_t size, const void *site) {
+static __attribute__((noinline)) cudaError_t malloc_slowly(void **ptr, size_t size, const void *site, uint64_t id) {
   uintptr_t address = 0;
   if (ptr == NULL)
     return error_set(cudaErrorInvalidValue, "MAM_CudaMalloc: nowhere to write the address");
-  cudaError_t error = size == 0 ? malloc_nothing() : default_malloc_front(size, site, NULL, &address);
+  cudaError_t error = size == 0 ? malloc_nothing() : default_malloc_front(id, id != 0, size, site, NULL, &address);
   *ptr = (void *)address;
   return error;
 }
@@ -480,7 +514,7 @@ cudaError_t MAM_CudaMalloc(void **ptr, size_t size) {
   uint64_t id = ptr != NULL && size != 0 ? default_id_quick() : 0;
   uintptr_t address = id != 0 ? front_malloc_quick(id, size, site) : 0;
   if (address == 0)
-    return malloc_slowly(ptr, size, site);
+    return malloc_slowly(ptr, size, site, id);
   *ptr = (void *)address;
   return cudaSuccess;
 }
@@ -490,7 +524,7 @@ cudaError_t MAM_CudaMallocTagged(void **ptr, size_t size, const void *tag) {
   if (ptr == NULL)
     return error_set(cudaErrorInvalidValue, "MAM_CudaMallocTagged: nowhere to write the address");
   cudaError_t error =
-      size == 0 ? malloc_nothing() : default_malloc_front(size, __builtin_return_address(0), tag, &address);
+      size == 0 ? malloc_nothing() : default_malloc_front(0, false, size, __builtin_return_address(0), tag, &address);
   *ptr = (void *)address;
   return error;
 }
@@ -817,3 +851,46 @@ cudaError_t MAM_PoolExplain(MAM_Pool pool, size_t size, char **text) {
 }
 
 const char *MAM_LastError(void) { return error_last(); }
+
+/* ---- For client.c ---- */
+
+cudaError_t api_client_malloc(size_t size, const void *site, uintptr_t *address) {
+  uint64_t id = default_id_quick();
+  bool tried = id != 0;
+  *address = tried ? front_malloc_quick(id, size, site) : 0;
+  if (*address != 0)
+    return cudaSuccess;
+  cudaError_t error = tried ? cudaSuccess : default_id_now(&id);
+  if (error != cudaSuccess)
+    return error;
+  return id != 0 ? default_malloc_front(id, tried, size, site, NULL, address) : cudaErrorInvalidResourceHandle;
+}
+
+bool api_client_free(uintptr_t address, cudaError_t *error) {
+  struct pool_emptied emptied;
+  bool zero;
+  *error = cudaSuccess;
+  if (!front_free_quick(address, &zero)) {
+    if (front_pool_of(address) == NULL)
+      return false;
+    *error = front_free(address, &emptied);
+  } else if (zero) {
+    front_zero(&emptied);
+  } else {
+    return true;
+  }
+  *error = free_finish(*error, &emptied);
+  return true;
+}
+
+bool api_source_is_device(void) {
+  const struct options *options;
+  return environment_options(&options) == cudaSuccess &&
+         (options->source == MAM_SOURCE_DEVICE || options->source == MAM_SOURCE_VMM);
+}
+
+void api_contexts_changed(void) {
+  environment_enter();
+  pool_abandon_gone();
+  environment_exit();
+}

@@ -27,21 +27,30 @@ static const struct function_row rows[] = {
 typedef CUresult (*get_proc_address_v1)(const char *name, void **function, int version, uint64_t flags);
 typedef CUresult (*get_proc_address_v2)(const char *name, void **function, int version, uint64_t flags, int *found);
 
+static void *symbol(void *library, const char *name) {
+  return &mam_driver_detour != NULL ? mam_driver_detour.symbol(library, name) : dlsym(library, name);
+}
+
+/* The driver itself may answer with a function that stands in front of its own. */
+static void *real(void *function) {
+  return &mam_driver_detour != NULL && function != NULL ? mam_driver_detour.real(function) : function;
+}
+
 /* A function by its name at a version.  Asking for a version gets the signature of that version, whatever suffix the
  * driver exports it under. */
 static void *resolve(get_proc_address_v1 get_v1, get_proc_address_v2 get_v2, const struct function_row *row) {
   void *function = NULL;
   CUresult result = get_v2 != NULL ? get_v2(row->name, &function, row->version, 0, NULL)
                                    : get_v1(row->name, &function, row->version, 0);
-  return result == CUDA_SUCCESS ? function : NULL;
+  return result == CUDA_SUCCESS ? real(function) : NULL;
 }
 
 static cudaError_t fill(struct driver *driver, void *library) {
   get_proc_address_v1 get_v1;
   get_proc_address_v2 get_v2;
   /* The form that POSIX gives for functions: ISO C has no conversion of dlsym's result. */
-  *(void **)&get_v1 = dlsym(library, "cuGetProcAddress");
-  *(void **)&get_v2 = dlsym(library, "cuGetProcAddress_v2");
+  *(void **)&get_v1 = symbol(library, "cuGetProcAddress");
+  *(void **)&get_v2 = symbol(library, "cuGetProcAddress_v2");
   if (get_v1 == NULL && get_v2 == NULL)
     return error_set(cudaErrorNotSupported, "the CUDA driver is older than 11.3: it has no cuGetProcAddress");
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -62,6 +71,8 @@ cudaError_t driver_get(const struct driver **driver) {
     *driver = table;
     return cudaSuccess;
   }
+  if (&mam_driver_detour != NULL)
+    mam_driver_detour.begin();
   void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == NULL)
     return error_set(cudaErrorNoDevice, "no CUDA driver: %s", dlerror());

@@ -49,6 +49,7 @@ typedef struct {
 enum {
   CUDA_SUCCESS = 0,
   CUDA_ERROR_OUT_OF_MEMORY = 2,
+  CUDA_ERROR_DEINITIALIZED = 4,
   CUDA_ERROR_INVALID_CONTEXT = 201,
   CUDA_ERROR_CONTEXT_IS_DESTROYED = 709,
   CUDA_ERROR_NOT_READY = 600,
@@ -62,6 +63,7 @@ enum {
   CU_MEM_ALLOCATION_TYPE_PINNED = 1,
   CU_MEM_LOCATION_TYPE_DEVICE = 1,
   CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
+  CU_STREAM_CAPTURE_MODE_GLOBAL = 0,
   CU_STREAM_CAPTURE_MODE_RELAXED = 2,
   CU_STREAM_CAPTURE_STATUS_NONE = 0,
   CU_STREAM_LEGACY = 1, /* handles of the default streams */
@@ -76,6 +78,15 @@ struct driver {
 #include "driver.def"
 #undef DRIVER_FUNCTION
 };
+
+/* libmam_preload has functions of its own under the driver's names, and a dlsym that finds them.  It defines this, so
+ * that the table is the driver's own all the same; without it the address is NULL. */
+struct driver_detour {
+  void (*begin)(void); /* called before the table is made: the detour may have something to say to client.h first */
+  void *(*symbol)(void *library, const char *name); /* the dlsym that it stands in front of */
+  void *(*real)(void *function);                    /* the driver's function for one of its own; others as they are */
+};
+extern const struct driver_detour mam_driver_detour __attribute__((weak, visibility("default")));
 
 /* Writes the driver's table, initialised (cuInit), to *driver.  The table lives as long as the process.  Without a
  * driver: cudaErrorNoDevice; otherwise what cuInit said.  A failure is not remembered: the next call tries again.

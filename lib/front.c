@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 #include "front.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,7 +16,7 @@ enum {
   SHELF_BLOCKS = 64,            /* on one shelf: what a fence is shared by */
   SHELF_PATIENCE = 8,           /* a shelf goes to another size or tag when it was in the way so many times in a row */
   RESTING_MOST = 8,             /* batches that rest in a magazine, */
-  RESTING_MOST_BYTES = 2 << 20, /* of so many bytes, unless it is one: they share a fence */
+  RESTING_MOST_BYTES = 4 << 20, /* of so many bytes, unless it is one: they share a fence */
   TIGHT_MOST = 16, /* fences in a row for one size: then a growing pool gets more of it, so that a fence serves more, */
   TIGHT_BLOCKS = 4,         /* by so many blocks, */
   GROWTH_BYTES = 128 << 20, /* but not by more bytes than these, by which it also grows for a crowd */
@@ -36,6 +37,7 @@ enum {
   LIMBO_BLOCKS = 512, /* large blocks on no shelf, on their way back to the pool */
   LIMBO_FENCED = 128, /* so many are worth a fence */
   LIMBO_DRAINED = 4,  /* at most so many go along with an allocation that goes to the pool */
+  RECLAIM_MOST = 256, /* batches that a collection puts back into their slabs, where growing is the other way */
   SLAB_SHARE = 512,   /* a class gets its first slab at once if that is at most this part of the pool, */
   SLAB_CROWD = 64     /* else when so many of its blocks are live as segments */
 };
@@ -109,6 +111,8 @@ struct front {
   struct front *next_of_thread; /* the thread's own */
   struct front *next_of_pool;   /* under the fronts' lock */
   bool orphan;                  /* its thread is gone; under the fronts' lock */
+  bool used_before;             /* for another pool; the owner's */
+  void *memory;                 /* that it lies in */
 };
 
 /* A few locks for all depots, which are used once in SLAB_BATCH operations: a fork has to hold them all, for each pool.
@@ -168,6 +172,17 @@ static struct front *front_find(const struct mam_pool *pool, uint64_t default_id
   return NULL;
 }
 
+/* All 0, and mostly not touched: a thread with few large blocks never pays for the pages of what it owns. */
+static struct front *front_new(void) {
+  void *memory = calloc(1, sizeof(struct front) + _Alignof(struct front));
+  if (memory == NULL)
+    return NULL;
+  uintptr_t aligned = ((uintptr_t)memory + _Alignof(struct front)) & ~(uintptr_t)(_Alignof(struct front) - 1);
+  struct front *front = (struct front *)aligned;
+  front->memory = memory;
+  return front;
+}
+
 /* A front of a pool that ended, or a new one, made the thread's. */
 static struct front *front_spare(void) {
   struct front *front;
@@ -178,10 +193,9 @@ static struct front *front_spare(void) {
     if (spare)
       return front;
   }
-  front = aligned_alloc(_Alignof(struct front), sizeof *front);
+  front = front_new();
   if (front == NULL)
     return NULL;
-  memset(front, 0, sizeof *front);
   biased_init(&front->lock);
   /* Tickets are never used twice: each front counts in a range of its own, odd numbers only. */
   front->ticket_next = (atomic_fetch_add_explicit(&fronts_made, 1, memory_order_relaxed) + 1) << POOL_TICKET_BITS | 1;
@@ -193,7 +207,7 @@ static struct front *front_spare(void) {
 
 static void front_free_memory(struct front *front) {
   free(front->bins);
-  free(front);
+  free(front->memory);
 }
 
 static void magazine_init(struct magazine *magazine) {
@@ -227,7 +241,9 @@ static void front_attach(struct front *front, struct mam_pool *pool) {
   front->bin_calm_bytes = bin_calm_bytes(pool);
   memset(&front->numbers, 0, sizeof front->numbers);
   memset(front->magazines, 0, sizeof front->magazines);
-  memset(front->owned, 0, sizeof front->owned);
+  if (front->used_before) /* it remembers blocks of a pool that ended */
+    memset(front->owned, 0, sizeof front->owned);
+  front->used_before = true;
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
     magazine_init(&front->magazines[i]);
 }
@@ -374,6 +390,8 @@ static inline bool small_pop(struct front *front, unsigned class, size_t size, u
   struct batch *ready = magazine->ready;
   const struct slab_block *block = &ready->blocks[--ready->count];
   uint8_t code = slab_code(class, size);
+  if (slab_exact != NULL)
+    slab_exact_write(block->live, class, size);
   /* relaxed: the block is this thread's alone; whoever frees it was given the address after this */
   atomic_store_explicit(block->live, code, memory_order_relaxed);
   number_add(&magazine->slack, code - 1);
@@ -620,6 +638,13 @@ static bool large_keep(struct front *front, uintptr_t address) {
 
 /* ---- The quick way ---- */
 
+/* A block from what the front has at hand.  The thread is inside. */
+static inline bool front_pop(struct front *front, size_t size, const void *site, const void *tag, uintptr_t *address) {
+  if (tag == NULL && size <= SLAB_BLOCK_MOST_BYTES && small_pop(front, slab_class(size), size, address))
+    return true;
+  return shelf_pop(front, size, site, tag, address) || (tag == NULL && bin_pop(front, size, site, address));
+}
+
 /* Whether a live count of 0 may mean that the pool is empty, and somebody wants to know. */
 static bool zero_matters(const struct front *front) { /* relaxed: a hint, looked at again under the pool's lock */
   return atomic_load_explicit(&front->numbers.live, memory_order_relaxed) <= 0 &&
@@ -817,8 +842,8 @@ static void shelf_return(struct front *front, struct shelf *shelf, unsigned most
 
 /* A tag's oldest block that does not fit goes back to the trees (the seed hands it to the driver). */
 static void shelf_drop_misfit(struct front *front, size_t bytes, const void *tag) {
-  struct shelf *shelf = shelf_for(front, bytes, tag);
   biased_enter(&front->lock);
+  struct shelf *shelf = shelf_for(front, bytes, tag);
   bool misfit =
       shelf->count > 0 && shelf_is_for(shelf, bytes, tag) && !kept_fits(shelf, &shelf->ring[shelf->first], bytes);
   biased_leave(&front->lock);
@@ -841,9 +866,11 @@ static bool shelf_pop_fenced(struct front *front, const struct front_request *re
 struct miss {
   struct mam_pool *pool;
   uint64_t generation;
-  uint64_t epoch;     /* that the shelf's oldest block waits for, if it would do; else 0 */
-  bool full;          /* the shelf can keep no more */
-  uint64_t fence;     /* that what is in limbo waits for, if it is worth one; else 0 */
+  const struct shelf *shelf;
+  uint64_t epoch; /* that the shelf's oldest block waits for, if it would do; else 0 */
+  bool full;      /* the shelf can keep no more */
+  uint64_t fence; /* that what is in limbo waits for, if it is worth one; else 0 */
+  bool binning;
   uint64_t bin_epoch; /* that a bin's oldest block waits for, if it would do and is worth it; else 0 */
   struct segment *passed[LIMBO_DRAINED]; /* to go back to the pool */
   unsigned passed_count;
@@ -857,25 +884,28 @@ static void large_miss(struct front *front, size_t size, const void *tag, struct
   bool does = shelf->count > 0 && shelf_is_for(shelf, bytes, tag) && kept_fits(shelf, kept, bytes);
   miss->pool = front->pool;
   miss->generation = front->generation;
+  miss->shelf = shelf;
   miss->epoch = does ? kept->epoch : 0;
   miss->full = does && !shelf_has_room(front, shelf);
   const struct shelf *bin = tag == NULL ? bin_serving(front, bytes) : NULL;
+  miss->binning = front->binning;
   miss->bin_epoch = bin != NULL && bin->count >= BIN_FENCED ? bin->ring[bin->first].epoch : 0;
   miss->passed_count = limbo_drain(front, miss->passed, &miss->fence);
 }
 
-/* Makes the shelf the size's or the tag's if nothing is in the way.  Whether what is in the way has been for too long.
+/* Makes the shelf the size's or the tag's if nothing is in the way.  If something has been for too long, the shelf that
+ * is to be cleared; else NULL.
  */
-static bool shelf_claim(struct front *front, size_t bytes, const void *tag) {
+static struct shelf *shelf_claim(struct front *front, size_t bytes, const void *tag) {
   struct shelf *shelf = shelf_for(front, bytes, tag);
   if (shelf_is_for(shelf, bytes, tag))
-    return false;
+    return NULL;
   if (shelf->count > 0)
-    return ++shelf->in_the_way >= SHELF_PATIENCE;
+    return ++shelf->in_the_way >= SHELF_PATIENCE ? shelf : NULL;
   shelf->bytes = tag == NULL ? bytes : 0;
   shelf->tag = tag;
   shelf->first = shelf->in_the_way = 0;
-  return false;
+  return NULL;
 }
 
 /* Keeps the balance of how often the thread meets others at the pool's lock.  Whether the bins are used no more. */
@@ -899,15 +929,14 @@ static void bins_return(struct front *front) {
 
 /* Host memory for the bins of a thread that is about to need them; NULL if it has or does not, or there is none. */
 static struct shelf *bins_new(const struct front *front, const struct pool_block *block) {
-  bool crowded = block->contended && front->crowd + CROWD_STEP >= CROWD_ENOUGH;
   bool calm = block->bytes <= front->bin_calm_bytes && block->bytes >> BIN_LEAST_BITS != 0;
-  bool needed = front->bins == NULL && !front->shelves_off && (crowded || calm);
+  bool needed = front->bins == NULL && !front->shelves_off && (block->contended || calm);
   return needed ? calloc(BINS, sizeof(struct shelf)) : NULL;
 }
 
 /* How much a pool that is to grow for the sake of speed grows at least. */
-static size_t growth_bytes(const struct front *front, size_t size) {
-  return front->binning || size > GROWTH_BYTES / TIGHT_BLOCKS ? GROWTH_BYTES : TIGHT_BLOCKS * size;
+static size_t growth_bytes(const struct miss *miss, size_t size) {
+  return miss->binning || size > GROWTH_BYTES / TIGHT_BLOCKS ? GROWTH_BYTES : TIGHT_BLOCKS * size;
 }
 
 /* cudaErrorInvalidResourceHandle if the pool has ended, whatever its struct is now; then nothing is left of the block.
@@ -920,7 +949,7 @@ static cudaError_t large_take(struct front *front, const struct front_request *r
                              .size = request->size,
                              .site = request->site,
                              .effort = effort,
-                             .growth_bytes = growth_bytes(front, request->size),
+                             .growth_bytes = growth_bytes(miss, request->size),
                              .passed = miss->passed,
                              .passed_count = miss->passed_count};
   miss->passed_count = 0;
@@ -931,12 +960,12 @@ static cudaError_t large_take(struct front *front, const struct front_request *r
   biased_enter(&front->lock);
   bool attached = front->pool == miss->pool && front->generation == miss->generation;
   bool deserted = crowd_count(front, block.contended, bins);
-  bool clear = attached && shelf_claim(front, block.bytes, request->tag);
+  struct shelf *clear = attached ? shelf_claim(front, block.bytes, request->tag) : NULL;
   if (attached)
     owned_remember(front, block.address, block.segment, block.ticket, request->tag);
   biased_leave(&front->lock);
-  if (clear)
-    shelf_return(front, shelf_for(front, block.bytes, request->tag), SHELF_BLOCKS);
+  if (clear != NULL)
+    shelf_return(front, clear, SHELF_BLOCKS);
   if (deserted)
     bins_return(front);
   if (!attached) {
@@ -985,13 +1014,11 @@ static bool limbo_turn(struct front *front, const struct miss *miss) {
 }
 
 /* The pool has nothing free for a size that the shelf could serve with a fence.  Whether that was so for too long. */
-static bool tight_for_long(struct front *front, const struct front_request *request, const struct miss *miss) {
-  size_t bytes = (request->size + front->alignment - 1) & ~(front->alignment - 1);
-  const struct shelf *shelf = shelf_for(front, bytes, request->tag);
+static bool tight_for_long(struct front *front, const struct miss *miss) {
   if (miss->epoch == 0 || miss->full)
     return false;
-  front->tight_count = front->tight == shelf ? front->tight_count + 1 : 1;
-  front->tight = shelf;
+  front->tight_count = front->tight == miss->shelf ? front->tight_count + 1 : 1;
+  front->tight = miss->shelf;
   return front->tight_count % TIGHT_MOST == 0;
 }
 
@@ -1008,7 +1035,7 @@ static cudaError_t large_malloc(struct front *front, const struct front_request 
   cudaError_t error = large_take(front, request, POOL_TAKE_FREE, miss, address);
   if (error == cudaErrorMemoryAllocation && limbo_turn(front, miss))
     error = large_take(front, request, POOL_TAKE_FREE, miss, address);
-  if (error == cudaErrorMemoryAllocation && (front->binning || tight_for_long(front, request, miss)))
+  if (error == cudaErrorMemoryAllocation && (miss->binning || tight_for_long(front, miss)))
     error = large_take(front, request, POOL_TAKE_GROWTH, miss, address);
   if (error != cudaErrorMemoryAllocation) {
     front->tight = NULL;
@@ -1088,15 +1115,12 @@ enum tried { TRIED_SERVED, TRIED_MISSED, TRIED_NO_FRONT };
 
 /* What the front has at hand; else what there is to know for the slow way, and the allocation counts as live already,
  * so that nobody takes the pool for empty meanwhile. */
-static inline enum tried front_try(struct front *front, const struct front_request *request, struct miss *miss,
-                                   uintptr_t *address) {
+static inline enum tried front_try(struct front *front, const struct front_request *request, bool tried_before,
+                                   struct miss *miss, uintptr_t *address) {
   enum tried tried = TRIED_NO_FRONT;
   biased_enter(&front->lock);
   if (front_serves(front, request->pool, request->default_id)) {
-    bool served = (request->tag == NULL && request->size <= SLAB_BLOCK_MOST_BYTES &&
-                   small_pop(front, slab_class(request->size), request->size, address)) ||
-                  shelf_pop(front, request->size, request->site, request->tag, address) ||
-                  (request->tag == NULL && bin_pop(front, request->size, request->site, address));
+    bool served = !tried_before && front_pop(front, request->size, request->site, request->tag, address);
     tried = served ? TRIED_SERVED : TRIED_MISSED;
     number_add(&front->numbers.live, 1);
     if (!served)
@@ -1123,10 +1147,7 @@ uintptr_t front_malloc_quick(uint64_t default_id, size_t size, const void *site)
     return 0;
   biased_enter(&front->lock);
   if (front->default_id == default_id) {
-    bool served = size <= SLAB_BLOCK_MOST_BYTES
-                      ? small_pop(front, slab_class(size), size, &address)
-                      : shelf_pop(front, size, site, NULL, &address) || bin_pop(front, size, site, &address);
-    if (served)
+    if (front_pop(front, size, site, NULL, &address))
       number_add(&front->numbers.live, 1);
   }
   biased_leave(&front->lock);
@@ -1136,7 +1157,7 @@ uintptr_t front_malloc_quick(uint64_t default_id, size_t size, const void *site)
 cudaError_t front_malloc(const struct front_request *request, uintptr_t *address) {
   struct front *front = mine;
   struct miss miss;
-  enum tried tried = front != NULL ? front_try(front, request, &miss, address) : TRIED_NO_FRONT;
+  enum tried tried = front != NULL ? front_try(front, request, request->tried, &miss, address) : TRIED_NO_FRONT;
   if (__builtin_expect(tried == TRIED_SERVED, true))
     return cudaSuccess;
   while (tried == TRIED_NO_FRONT) {
@@ -1145,7 +1166,7 @@ cudaError_t front_malloc(const struct front_request *request, uintptr_t *address
     cudaError_t error = front_get(request->pool, request->default_id, &front);
     if (error != cudaSuccess)
       return error;
-    tried = front_try(front, request, &miss, address);
+    tried = front_try(front, request, false, &miss, address);
   }
   return tried == TRIED_SERVED ? cudaSuccess : front_malloc_missed(front, request, &miss, address);
 }
@@ -1408,7 +1429,8 @@ static void orphans_free(struct fronts *fronts) {
   }
 }
 
-static void fronts_collect(struct mam_pool *pool) {
+static bool fronts_collect(struct mam_pool *pool, bool all) {
+  unsigned most = all ? UINT_MAX : RECLAIM_MOST;
   fronts_freeze(pool);
   for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool)
     front_empty(front);
@@ -1416,7 +1438,8 @@ static void fronts_collect(struct mam_pool *pool) {
   fronts_thaw(pool);
   (void)reuse_reach(pool->reuse, reuse_epoch(pool->reuse)); /* what was just freed may have passed already */
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
-    (void)slab_reclaim(pool, &pool->fronts->depots[i]);
+    (void)slab_reclaim(pool, &pool->fronts->depots[i], &most);
+  return most > 0;
 }
 
 /* ---- The end of a thread ---- */
@@ -1569,13 +1592,14 @@ static void fronts_sum(struct mam_pool *pool, struct pool_front_sum *sum) {
     numbers_add(front, sum);
     front_add_kept(front, sum);
     front_add_resting(front, sum);
+    sum->metadata_bytes += sizeof *front + (front->bins != NULL ? BINS * sizeof *front->bins : 0);
     sum->thread_count++;
   }
   for (unsigned i = 0; i < SLAB_CLASSES; i++) {
-    size_t span_bytes, waiting_bytes;
-    slab_count(pool, &pool->fronts->depots[i], i, &span_bytes, &waiting_bytes);
-    sum->span_bytes += span_bytes;
-    sum->small_waiting_bytes += waiting_bytes;
+    struct slab_sum slabs = slab_count(pool, &pool->fronts->depots[i], i);
+    sum->span_bytes += slabs.span_bytes;
+    sum->small_waiting_bytes += slabs.waiting_bytes;
+    sum->metadata_bytes += slabs.host_bytes;
   }
 }
 

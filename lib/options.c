@@ -88,4 +88,50 @@ cudaError_t options_read(struct options *options) {
   return cudaSuccess;
 }
 
+/* A text, NULL if it is the default. */
+static const char *option_set(enum option_index index) {
+  const char *text = option_text(index);
+  return strcmp(text, table[index].fallback) != 0 ? text : NULL;
+}
+
+cudaError_t options_read_preload(struct options_preload *options) {
+  static const char *const switch_names[] = {"off", "on"};
+  static const char *const summary_names[] = {"none", "counts", "measured"};
+  int on = option_choice(OPTION_MAM_PRELOAD, switch_names, 2);
+  int summary = option_choice(OPTION_MAM_PRELOAD_SUMMARY, summary_names, 3);
+  size_t chunk_bytes, least_bytes, most_bytes;
+  if (on < 0)
+    return option_refuse(OPTION_MAM_PRELOAD);
+  if (summary < 0)
+    return option_refuse(OPTION_MAM_PRELOAD_SUMMARY);
+  if (!option_bytes(OPTION_MAM_PRELOAD_CHUNK, &chunk_bytes) || chunk_bytes == 0)
+    return option_refuse(OPTION_MAM_PRELOAD_CHUNK);
+  if (!option_bytes(OPTION_MAM_PRELOAD_MIN, &least_bytes))
+    return option_refuse(OPTION_MAM_PRELOAD_MIN);
+  if (!option_bytes(OPTION_MAM_PRELOAD_MAX, &most_bytes))
+    return option_refuse(OPTION_MAM_PRELOAD_MAX);
+  *options = (struct options_preload){.on = on == 1,
+                                      .chunk_bytes = chunk_bytes,
+                                      .least_bytes = least_bytes,
+                                      .most_bytes = most_bytes > 0 ? most_bytes : SIZE_MAX,
+                                      .programs = option_set(OPTION_MAM_PRELOAD_PROGRAMS),
+                                      .skip_programs = option_set(OPTION_MAM_PRELOAD_SKIP_PROGRAMS),
+                                      .skip_threads = option_set(OPTION_MAM_PRELOAD_SKIP_THREADS),
+                                      .skip_devices = option_set(OPTION_MAM_PRELOAD_SKIP_DEVICES),
+                                      .summary = (enum options_summary)summary,
+                                      .output = option_set(OPTION_MAM_PRELOAD_OUTPUT)};
+  return cudaSuccess;
+}
+
+bool options_list_has(const char *list, const char *text) {
+  size_t length = strlen(text);
+  while (list != NULL && *list != '\0') {
+    size_t element = strcspn(list, ",");
+    if (element == length && strncmp(list, text, length) == 0)
+      return true;
+    list += element + (list[element] == ',');
+  }
+  return false;
+}
+
 bool options_log_errors(void) { return strcmp(option_text(OPTION_MAM_LOG), "error") == 0; }

@@ -22,6 +22,24 @@ struct options {
  * then *options is left alone. */
 cudaError_t options_read(struct options *options);
 
+enum options_summary { OPTIONS_SUMMARY_NONE, OPTIONS_SUMMARY_COUNTS, OPTIONS_SUMMARY_MEASURED };
+
+/* What it says to libmam_preload.  Texts are the environment's, or the table's. */
+struct options_preload {
+  bool on;
+  size_t chunk_bytes;
+  size_t least_bytes, most_bytes;                                     /* that are served */
+  const char *programs, *skip_programs, *skip_threads, *skip_devices; /* lists; NULL: all, none, none, none */
+  enum options_summary summary;
+  const char *output; /* NULL: stderr */
+};
+
+/* As options_read. */
+cudaError_t options_read_preload(struct options_preload *options);
+
+/* Whether text is an element of a list whose elements are separated by commas; never in NULL. */
+bool options_list_has(const char *list, const char *text);
+
 /* Whether MAM_LOG=error.  Anything else counts as none: a complaint about the log has nowhere to go. */
 bool options_log_errors(void);
 

@@ -116,7 +116,7 @@ static void pool_reset(struct mam_pool *pool, const struct pool_config *config, 
   pool->source = *source;
   pool->generation++;
   pool->freed_since = 0;
-  pool->unfenced_epoch = 0;
+  pool->collected_epoch = pool->unfenced_epoch = 0;
   pool->ticket_next = 1;
   for (unsigned i = 0; i < POOL_SMALL_CLASSES; i++)
     atomic_store_explicit(&pool->live_by_class[i], 0, memory_order_relaxed); /* relaxed: a hint */
@@ -425,18 +425,32 @@ struct attempt {
 enum { COLLECTIONS_MOST = 4 };
 
 /* Brings back what the fronts keep. */
-static void collect_locked(struct mam_pool *pool, size_t enough) {
+static void collect_locked(struct mam_pool *pool, size_t enough, bool all) {
+  uint64_t passed = reuse_passed(pool->reuse);
   pool_step_out(pool);
-  pool->config.front->collect(pool);
+  bool complete = pool->config.front->collect(pool, all);
   pool_step_in(pool);
+  pool->collected_epoch = complete ? passed : 0;
   fence_locked(pool, enough);
 }
 
 void pool_collect_locked(struct mam_pool *pool) {
   if (pool->config.front != NULL)
-    collect_locked(pool, SIZE_MAX);
+    collect_locked(pool, SIZE_MAX, true);
   else
     fence_locked(pool, SIZE_MAX);
+}
+
+/* Whether the fronts may keep what the GPU is done with, after a fence: not if no epoch has passed since they were last
+ * collected, as what was freed later waits for a later one.  Then a running kernel costs one collection, not one for
+ * each growth.  The lock is left for the fence. */
+static bool collection_may_help_locked(struct mam_pool *pool) {
+  if (pool->config.front == NULL || pool->config.reuse == MAM_REUSE_IMMEDIATE)
+    return pool->config.front != NULL;
+  pool_step_out(pool);
+  (void)reuse_reach(pool->reuse, reuse_epoch(pool->reuse));
+  pool_step_in(pool);
+  return reuse_passed(pool->reuse) > pool->collected_epoch;
 }
 
 /* What costs no memory and no wait: a fence, and what the fronts keep.  False if both were tried. */
@@ -446,9 +460,9 @@ static bool look_around_locked(struct mam_pool *pool, size_t bytes, struct attem
     fence_locked(pool, bytes);
     return true;
   }
-  if (attempt->collections == 0 && pool->config.front != NULL) {
+  if (attempt->collections == 0 && collection_may_help_locked(pool)) {
     attempt->collections++;
-    collect_locked(pool, bytes);
+    collect_locked(pool, bytes, !pool->config.elastic);
     return true;
   }
   return false;
@@ -471,7 +485,7 @@ static cudaError_t make_room_locked(struct mam_pool *pool, size_t bytes, struct 
     error = grow_or_find_locked(pool, bytes);
   if (error != cudaErrorMemoryAllocation || pool->config.front == NULL || ++attempt->collections > COLLECTIONS_MOST)
     return error;
-  collect_locked(pool, bytes);
+  collect_locked(pool, bytes, true);
   return cudaSuccess;
 }
 

@@ -66,8 +66,9 @@ struct pool_front_sum {
 /* What stands in front of a pool (front.h): the pool calls it, and knows no more of it. */
 struct pool_front {
   bool (*open)(struct mam_pool *pool); /* before anybody can use the pool; false: no host memory */
-  /* Brings everything that is kept back to the pool, for its rule of reuse to decide about.  No lock is held. */
-  void (*collect)(struct mam_pool *pool);
+  /* Brings everything that is kept back to the pool, for its rule of reuse to decide about; unless all, only as much of
+   * the small blocks as takes a fraction of a millisecond.  False if some were left.  No lock is held. */
+  bool (*collect)(struct mam_pool *pool, bool all);
   /* The memory is about to go, the pool has no users left: nobody may be served any more.  No lock is held. */
   void (*close)(struct mam_pool *pool);
   /* Nothing changes in front from freeze to thaw, in which sum may be called.  Before the pool's lock. */
@@ -89,6 +90,7 @@ struct pool_config {
   size_t waiting_limit_bytes;     /* 0: half of what is held */
   uint64_t default_id;            /* the context's id for a default pool, else 0 */
   bool lazy;                      /* a default pool that came by itself */
+  bool gives_all;                 /* a trim gives the last chunk too, if it is free; not of an elastic one */
   const struct pool_front *front; /* NULL: nothing is in front, in some tests */
 };
 
@@ -138,6 +140,7 @@ struct mam_pool {
   SLIST_HEAD(, pool_stream) streams; /* the last one used comes first */
   uint64_t unfenced_epoch;           /* of the latest free whose memory was free at once, 0 if none was */
   unsigned freed_since;              /* segments freed since a fence was last asked for */
+  uint64_t collected_epoch;          /* the latest that had passed when the fronts were last collected; 0: never */
 
   size_t held_bytes;      /* of the source */
   size_t limit_bytes;     /* held_bytes never passes it */

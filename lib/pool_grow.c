@@ -148,9 +148,11 @@ static cudaError_t chunk_grow_locked(struct mam_pool *pool, size_t bytes, bool *
 
 /* ---- Pieces: the mapped parts of a reserved chunk ---- */
 
-/* A growth maps a few pieces rather than one, so that trimming finds some of them free, but not many: on an H200, 1 GiB
- * costs 69 us to map and 27 to unmap in one piece, 401 and 207 us in 16. */
-enum { PIECES_MOST = 8 };
+/* A growth maps a few pieces rather than one, so that trimming finds some of them free, but not many: each costs the
+ * driver a few KiB of host memory (H200), and 1 GiB costs 69 us to map and 27 to unmap in one piece, 401 and 207
+ * in 16.
+ */
+enum { PIECES_MOST = 4 };
 
 static size_t piece_bytes_for(size_t bytes) {
   size_t piece = SOURCE_GRANULARITY_BYTES;
@@ -277,10 +279,10 @@ static size_t trimmable_bytes_locked(struct mam_pool *pool) {
   return bytes;
 }
 
-/* A chunk that is free as a whole and not the last one; NULL if there is none. */
+/* A chunk that is free as a whole, and not the last one where that stays; NULL if there is none. */
 static struct pool_chunk *free_chunk_locked(struct mam_pool *pool, struct segment **segment) {
   struct pool_chunk *chunk = SLIST_FIRST(&pool->chunks);
-  if (chunk == NULL || SLIST_NEXT(chunk, link) == NULL)
+  if (chunk == NULL || (SLIST_NEXT(chunk, link) == NULL && !pool->config.gives_all))
     return NULL;
   SLIST_FOREACH(chunk, &pool->chunks, link) {
     *segment = segment_find(&pool->segments, round_up(chunk->base, pool->config.alignment));

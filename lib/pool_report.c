@@ -242,6 +242,8 @@ static const char *words_verdict(const struct snapshot *snapshot, size_t size) {
     return "it is more than the pool may ever hold";
   if (size <= info->waiting_bytes + info->free_bytes && info->waiting_bytes > 0)
     return "no hole is large enough; memory that waits for the GPU may make one";
+  if (size <= info->free_bytes && info->cached_bytes > 0)
+    return "no hole is large enough; what threads keep is collected first, and may make one";
   if (size <= info->free_bytes)
     return "enough is free, but in pieces: the pool is fragmented";
   return "too much is in use";
@@ -253,6 +255,9 @@ static void words_pool(FILE *stream, const struct snapshot *snapshot, size_t siz
   (void)fprintf(stream, "free: %zu bytes in %zu holes, the largest hole %zu bytes (external fragmentation %.3f)\n",
                 info->free_bytes, info->free_count, info->largest_free_bytes, info->external_fragmentation);
   (void)fprintf(stream, "waiting for the GPU: %zu bytes in %zu segments\n", info->waiting_bytes, info->waiting_count);
+  if (info->cached_bytes > 0)
+    (void)fprintf(stream, "of these, kept for small blocks and by %zu threads: %zu bytes\n", info->thread_count,
+                  info->cached_bytes);
   (void)fprintf(stream, "used: %zu bytes in %zu blocks, asked for as %zu bytes; at most %zu so far\n", info->used_bytes,
                 info->used_count, info->requested_bytes, info->peak_used_bytes);
   (void)fprintf(stream, "held: %zu bytes in %zu chunks of the %s source, limit %zu bytes\n", info->reserved_bytes,

@@ -244,6 +244,14 @@ cudaError_t reuse_synchronize(struct reuse *reuse) {
   return error;
 }
 
+uint64_t reuse_wait_begin(struct reuse *reuse) { return epoch_close(reuse); }
+
+void reuse_wait_end(struct reuse *reuse, uint64_t epoch) {
+  pthread_mutex_lock(&reuse->lock);
+  epoch_pass_locked(reuse, epoch);
+  pthread_mutex_unlock(&reuse->lock);
+}
+
 void reuse_counts(struct reuse *reuse, uint64_t *fences) {
   pthread_mutex_lock(&reuse->lock);
   *fences = reuse->fence_count;

@@ -83,6 +83,11 @@ bool reuse_reach(struct reuse *reuse, uint64_t epoch);
  * would invalidate: cudaErrorStreamCaptureUnsupported (900).  No lock may be held. */
 cudaError_t reuse_synchronize(struct reuse *reuse);
 
+/* The program itself waits for all work of the context: what begin returns is for end, to be called if it did.  No lock
+ * is held in between, and what was freed before begin has passed after end. */
+uint64_t reuse_wait_begin(struct reuse *reuse);
+void reuse_wait_end(struct reuse *reuse, uint64_t epoch);
+
 /* Brackets of captures; from the return of begin to the call of end the context is neither fenced nor waited for. */
 void reuse_capture_begin(struct reuse *reuse);
 bool reuse_capture_end(struct reuse *reuse); /* false: none had begun */

@@ -97,7 +97,7 @@ struct segment_slab {
 };
 
 /* A new slab is a sixteenth of what is held: what is not used yet stays small beside it. */
-enum { LEAST_SLAB_SEGMENTS = 64, MOST_SLAB_SEGMENTS = 4096, SLAB_SHARE = 16 };
+enum { LEAST_SLAB_SEGMENTS = 64, MOST_SLAB_SEGMENTS = 512, SLAB_SHARE = 16 };
 
 static bool slab_add(struct segment_set *set) {
   size_t count = set->slab_bytes / sizeof(struct segment) / SLAB_SHARE;

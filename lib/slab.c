@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 #include "slab.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum {
-  BATCHES_KEPT = 16, /* resting in a depot; more are put back into their slabs */
+  BATCHES_KEPT = 16,    /* resting in a depot; more are put back into their slabs, */
+  BATCHES_RETURNED = 4, /* so many with each that comes: after a long kernel, a hundred thousand may have passed */
   WORD_BITS = 64,
   LINE_BYTES = 64 /* of a cache line */
 };
@@ -89,8 +91,8 @@ static uint32_t slab_block_count(const struct slab *slab) { /* relaxed: under th
 static bool slab_make_room(struct slab *slab, uint32_t blocks) {
   if (blocks <= slab->room)
     return true;
-  size_t bytes = (blocks + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
-  size_t words_bytes = bytes / WORD_BITS * sizeof(uint64_t), all = bytes + words_bytes + sizeof(void *);
+  size_t cells = (blocks + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES, bytes = slab_exact != NULL ? 2 * cells : cells;
+  size_t words_bytes = cells / WORD_BITS * sizeof(uint64_t), all = bytes + words_bytes + sizeof(void *);
   all = (all + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
   char *room = aligned_alloc(LINE_BYTES, all);
   if (room == NULL)
@@ -202,10 +204,12 @@ static void slabs_unused_locked(struct depot *depot, struct slab_list *empty) {
   }
 }
 
-/* Puts batches that have passed into their slabs until only so many are left.  Empty slabs are collected in a list. */
-static void batches_return_locked(struct depot *depot, uint64_t passed, unsigned keep, struct slab_list *empty) {
+/* Puts batches that have passed into their slabs, at most so many, until only so many are left.  Empty slabs are
+ * collected in a list. */
+static void batches_return_locked(struct depot *depot, uint64_t passed, unsigned keep, unsigned *most,
+                                  struct slab_list *empty) {
   struct batch *batch;
-  while (depot->batch_count > keep && (batch = batch_pull_locked(depot, passed)) != NULL) {
+  for (; depot->batch_count > keep && *most > 0 && (batch = batch_pull_locked(depot, passed)) != NULL; --*most) {
     for (unsigned i = 0; i < batch->count; i++) {
       struct slab *slab = block_return_locked(depot, batch->blocks[i].address);
       if (slab != NULL)
@@ -226,25 +230,28 @@ static size_t spans_give(struct mam_pool *pool, struct slab_list *empty) {
   return bytes;
 }
 
-static size_t batches_return(struct mam_pool *pool, struct depot *depot, unsigned keep) {
+static size_t batches_return(struct mam_pool *pool, struct depot *depot, unsigned keep, unsigned *most) {
   struct slab_list empty = TAILQ_HEAD_INITIALIZER(empty);
   pthread_mutex_lock(depot->lock);
-  batches_return_locked(depot, reuse_passed(pool->reuse), keep, &empty);
+  batches_return_locked(depot, reuse_passed(pool->reuse), keep, most, &empty);
   if (keep == 0)
     slabs_unused_locked(depot, &empty);
   pthread_mutex_unlock(depot->lock);
   return spans_give(pool, &empty);
 }
 
-size_t slab_reclaim(struct mam_pool *pool, struct depot *depot) { return batches_return(pool, depot, 0); }
+size_t slab_reclaim(struct mam_pool *pool, struct depot *depot, unsigned *most) {
+  return batches_return(pool, depot, 0, most);
+}
 
 void slab_rest(struct mam_pool *pool, struct depot *depot, struct batch *batch, bool at_once) {
   pthread_mutex_lock(depot->lock);
   batch_push_locked(depot, batch, at_once);
   bool many = depot->batch_count > 2 * BATCHES_KEPT;
+  unsigned most = BATCHES_RETURNED;
   pthread_mutex_unlock(depot->lock);
   if (many)
-    (void)batches_return(pool, depot, BATCHES_KEPT);
+    (void)batches_return(pool, depot, BATCHES_KEPT, &most);
 }
 
 /* ---- Refilling a front ---- */
@@ -327,11 +334,15 @@ void slab_forget(struct depot *depot) {
   depot_init(depot, depot->lock);
 }
 
-void slab_count(struct mam_pool *pool, struct depot *depot, unsigned class, size_t *span_bytes, size_t *waiting_bytes) {
+struct slab_sum slab_count(struct mam_pool *pool, struct depot *depot, unsigned class) {
   uint64_t passed = reuse_passed(pool->reuse);
   /* relaxed: under the lock */
-  *span_bytes = atomic_load_explicit(&depot->slab_count, memory_order_relaxed) * (size_t)SLAB_BYTES;
-  *waiting_bytes = 0;
+  size_t slabs = atomic_load_explicit(&depot->slab_count, memory_order_relaxed);
+  size_t blocks = SLAB_BYTES / slab_class_bytes(class); /* a byte and a bit each */
+  struct slab_sum sum = {.span_bytes = slabs * SLAB_BYTES,
+                         .host_bytes = slabs * (sizeof(struct slab) + blocks + blocks / CHAR_BIT) +
+                                       depot->batch_count * sizeof(struct batch)};
   for (const struct batch *batch = depot->first; batch != NULL; batch = batch->next)
-    *waiting_bytes += batch->epoch > passed ? batch->count * slab_class_bytes(class) : 0;
+    sum.waiting_bytes += batch->epoch > passed ? batch->count * slab_class_bytes(class) : 0;
+  return sum;
 }

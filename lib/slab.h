@@ -29,6 +29,10 @@ enum {
   SLAB_BATCH = 64    /* blocks that change hands at once: what a fence is shared by, at least */
 };
 
+/* Under libmam_preload, the address of something: then each block has a second byte, for what its code leaves out, so
+ * that it can be told exactly what was asked for.  Constant before any code runs. */
+extern const void *const slab_exact;
+
 /* A block that is not live, and where that is written: an allocation then need not look for it. */
 struct slab_block {
   uintptr_t address;
@@ -103,7 +107,8 @@ static inline uint32_t slab_index(const struct slab *slab, uintptr_t address) {
 }
 
 static inline _Atomic uint8_t *slab_live(const struct slab *slab, uint32_t index) {
-  return &atomic_load_explicit(&slab->live, memory_order_relaxed)[index]; /* relaxed: see slab_index */
+  /* relaxed: see slab_index */
+  return &atomic_load_explicit(&slab->live, memory_order_relaxed)[slab_exact != NULL ? 2 * index : index];
 }
 
 static inline unsigned slab_class_of(const struct slab *slab) {
@@ -121,6 +126,19 @@ static inline uint8_t slab_code(unsigned class, size_t bytes) {
   return (uint8_t)(1 + ((slab_class_bytes(class) - bytes) >> slab_code_shift(class)));
 }
 
+/* What the code leaves out, into the byte after the block's, which the code is written to next. */
+static inline void slab_exact_write(_Atomic uint8_t *live, unsigned class, size_t bytes) {
+  uint8_t rest = (uint8_t)((slab_class_bytes(class) - bytes) & ((1u << slab_code_shift(class)) - 1));
+  atomic_store_explicit(live + 1, rest, memory_order_relaxed); /* relaxed: as the code */
+}
+
+/* What was asked for by a code's block, exactly if that was written. */
+static inline size_t slab_requested_bytes(const _Atomic uint8_t *live, unsigned class, uint8_t code) {
+  /* relaxed: as the code */
+  size_t rest = slab_exact != NULL ? atomic_load_explicit(live + 1, memory_order_relaxed) : 0;
+  return slab_class_bytes(class) - ((size_t)(code - 1) << slab_code_shift(class)) - rest;
+}
+
 /* Blocks for a front: a batch that may be used, or one carved from a slab; of a slab, blocks of one word of bits, so
  * that no two threads write live bytes of one cache line unless blocks have wandered.  May grow the pool, never waits
  * for the GPU.  NULL if there are none.  The caller is a user of the pool. */
@@ -134,14 +152,18 @@ void slab_shell_give(struct depot *depot, struct batch *shell);
  * slabs whose blocks are all in may go back to the pool. */
 void slab_rest(struct mam_pool *pool, struct depot *depot, struct batch *batch, bool at_once);
 
-/* Puts the blocks of all resting batches whose epoch has passed into their slabs and gives empty slabs' spans back.
- * Returns how many bytes went to the pool. */
-size_t slab_reclaim(struct mam_pool *pool, struct depot *depot);
+/* Puts the blocks of resting batches whose epoch has passed into their slabs and gives empty slabs' spans back: of at
+ * most *most batches, which counts down.  Returns how many bytes went to the pool. */
+size_t slab_reclaim(struct mam_pool *pool, struct depot *depot, unsigned *most);
 
 /* Forgets all slabs and batches: the pool's memory is about to go.  Nobody else uses the depot. */
 void slab_forget(struct depot *depot);
 
-/* The depot's lock is held.  What it holds: bytes of its slabs, and of these, in batches whose epoch has not passed. */
-void slab_count(struct mam_pool *pool, struct depot *depot, unsigned class, size_t *span_bytes, size_t *waiting_bytes);
+/* The depot's lock is held.  What it holds: bytes of its slabs; of these, in batches whose epoch has not passed; and of
+ * host memory. */
+struct slab_sum {
+  size_t span_bytes, waiting_bytes, host_bytes;
+};
+struct slab_sum slab_count(struct mam_pool *pool, struct depot *depot, unsigned class);
 
 #endif

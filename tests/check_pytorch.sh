@@ -14,6 +14,6 @@ trap 'rm -rf "$work"' EXIT
 "$work/pytorch_test" || exit 1
 
 command -v python3 >/dev/null || exit 0
-for program in "$top"/tools/pytorch/*.py; do
+for program in "$top"/tools/pytorch/*.py "$top"/tools/preload/*.py; do
   python3 -c 'import ast, sys; ast.parse(open(sys.argv[1]).read(), sys.argv[1])' "$program" || exit 1
 done

@@ -29,7 +29,9 @@ compare() {
 
 [ -s "$work/map" ] || { echo "FAILED: no function found in lib/mam.map"; exit 1; }
 compare library map "libmam.so exports what lib/mam.map names"
-compare header map "the headers declare what lib/mam.map names"
+# One symbol is between the project's own libraries.
+grep -vx mam_client "$work/map" >"$work/public"
+compare header public "the headers declare what lib/mam.map names"
 
 if ! LC_ALL=C readelf -d "$library" >"$work/dynamic"; then
   echo "FAILED: readelf cannot read $library"

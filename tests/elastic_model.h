@@ -81,7 +81,7 @@ static bool elastic_would_do(struct elastic_model *model, unsigned granule, unsi
 /* Maps a run in at most eight pieces, all but the last of one size, which is a power of two. */
 static void elastic_map(struct elastic_model *model, unsigned granule, unsigned count) {
   unsigned piece = 1;
-  while (8 * piece < count)
+  while (4 * piece < count)
     piece *= 2;
   elastic_fill(model, granule, count, ELASTIC_FREE);
   for (unsigned done = 0; done < count; done += piece)

@@ -2,8 +2,8 @@
 /*
  * The fake CUDA driver: see fake_driver.h, and fake_machine.h for what stands where.
  *
- * Exported are the two look-up functions that programs take by dlsym; every other function is found through them, at
- * the versions where it has the signature written here (those of cudaTypedefs.h), and nowhere else.
+ * The look-up finds a function at the versions where it has the signature written here (those of cudaTypedefs.h), and
+ * nowhere else.  What is exported besides is what programs find in the real one, under its names there.
  */
 #include "fake_machine.h"
 
@@ -165,6 +165,13 @@ static void block_place(struct block *block) {
   *link = block;
 }
 
+struct block *memory_block_at(uintptr_t address) {
+  struct block *block = fake.blocks;
+  while (block != NULL && address - block->address >= block->bytes)
+    block = block->next;
+  return block;
+}
+
 bool memory_holds(uintptr_t address, size_t bytes) {
   for (const struct block *block = fake.blocks; block != NULL; block = block->next)
     if (address >= block->address && address - block->address <= block->bytes &&
@@ -182,11 +189,17 @@ static int memory_take(enum kind kind, size_t bytes, uintptr_t *address) {
     return error;
   if (bytes > SIZE_MAX - FAKE_GRANULARITY_BYTES)
     return OUT_OF_MEMORY;
+  size_t requested_bytes = bytes;
   bytes = (bytes + FAKE_GRANULARITY_BYTES - 1) / FAKE_GRANULARITY_BYTES * FAKE_GRANULARITY_BYTES;
   struct block *block = memory_fits(kind, context->device, bytes) ? malloc(sizeof *block) : NULL;
   if (block == NULL)
     return OUT_OF_MEMORY;
-  *block = (struct block){.bytes = bytes, .kind = kind, .device = context->device, .owner = context};
+  *block = (struct block){.bytes = bytes,
+                          .requested_bytes = requested_bytes,
+                          .id = ++fake.last_id,
+                          .kind = kind,
+                          .device = context->device,
+                          .owner = context};
   block_place(block);
   *address = block->address;
   return SUCCESS;
@@ -442,7 +455,7 @@ int cuMemAlloc(unsigned long long *address, size_t bytes) {
   uintptr_t found = 0;
   int error = call_begin(CALL_cuMemAlloc);
   if (error == SUCCESS)
-    error = memory_take(KIND_DEVICE, bytes, &found);
+    error = memory_take(KIND_DEVICE, bytes, address != NULL ? &found : NULL);
   if (error == SUCCESS)
     *address = found;
   return call_end(error);
@@ -518,10 +531,23 @@ static enum call call_find(const char *name) {
   return (enum call)call;
 }
 
+static const struct later_row *later_find(const char *name, int version, uint64_t flags) {
+  for (size_t i = 0; i < later_row_count; i++)
+    if (strcmp(later_rows[i].name, name) == 0 && version >= later_rows[i].first &&
+        (!later_rows[i].per_thread || flags == 2))
+      return &later_rows[i];
+  return NULL;
+}
+
 EXPORT int cuGetProcAddress(const char *name, void **function, int version, uint64_t flags) {
   if (name == NULL || function == NULL || flags > 2)
     return INVALID_VALUE;
   *function = NULL;
+  const struct later_row *later = later_find(name, version, flags);
+  if (later != NULL) {
+    (void)memcpy(function, &later->function, sizeof *function);
+    return SUCCESS;
+  }
   enum call call = call_find(name);
   fake_lock();
   fake.lookups++;
@@ -540,6 +566,13 @@ EXPORT int cuGetProcAddress_v2(const char *name, void **function, int version, u
     *status = result == SUCCESS ? 0 : 1;
   return result;
 }
+
+/* ---- The names that it exports ------------------------------------------------------------------------------------
+ */
+
+EXPORT_AS(cuMemAlloc, cuMemAlloc_v2, (unsigned long long *, size_t))
+EXPORT_AS(cuMemFree, cuMemFree_v2, (unsigned long long))
+EXPORT_AS(cuMemGetInfo, cuMemGetInfo_v2, (size_t *, size_t *))
 
 /* ---- The test's side --------------------------------------------------------------------------------------------- */
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
  * What the files of the fake driver share: its functions, its state, and the words for both.  fake_driver.c has calls,
- * contexts, memory by cuMemAlloc and the look-up of functions; fake_work.c streams, work, events and captures;
+ * contexts, memory by cuMemAlloc and the look-up of functions; fake_program.c what programs call and the library does
+ * not; fake_work.c streams, work, events and captures;
  * fake_mapping.c memory that is mapped piece by piece.
  *
  * One mutex guards everything but what belongs to a thread.  Functions called work_..., stream_..., capture_... and the
@@ -19,7 +20,7 @@
 
 #include "fake_driver.h"
 
-/* What a test calls is seen outside; the functions of the driver are found through the look-up alone. */
+/* What a test calls is seen outside, and of the driver's functions what fake_driver.map names. */
 #define EXPORT __attribute__((visibility("default")))
 
 #pragma GCC visibility push(hidden)
@@ -83,6 +84,26 @@ enum { mode_global, mode_thread_local, mode_relaxed };
   FUNCTION(cuMemFreeHost, 2000, INT_MAX, (void *address))                                                              \
   FUNCTION(cuMemAllocAsync, 11020, INT_MAX, (unsigned long long *address, size_t bytes, void *stream))                 \
   FUNCTION(cuMemFreeAsync, 11020, INT_MAX, (unsigned long long address, void *stream))                                 \
+  FUNCTION(cuMemAllocPitch, 3020, INT_MAX,                                                                             \
+           (unsigned long long *address, size_t *pitch, size_t width, size_t height, unsigned element_bytes))          \
+  FUNCTION(cuMemGetAddressRange, 3020, INT_MAX, (unsigned long long *base, size_t *bytes, unsigned long long address)) \
+  FUNCTION(cuPointerGetAttribute, 4000, INT_MAX, (void *value, int attribute, unsigned long long address))             \
+  FUNCTION(cuPointerGetAttributes, 7000, INT_MAX,                                                                      \
+           (unsigned count, int *attributes, void **values, unsigned long long address))                               \
+  FUNCTION(cuIpcGetMemHandle, 4010, INT_MAX, (struct ipc_handle * handle, unsigned long long address))                 \
+  FUNCTION(cuIpcOpenMemHandle, 11000, INT_MAX,                                                                         \
+           (unsigned long long *address, struct ipc_handle handle, unsigned flags))                                    \
+  FUNCTION(cuIpcCloseMemHandle, 4010, INT_MAX, (unsigned long long address))                                           \
+  FUNCTION(cuCtxDestroy, 4000, INT_MAX, (struct context * context))                                                    \
+  FUNCTION(cuDevicePrimaryCtxReset, 7000, INT_MAX, (int device))                                                       \
+  FUNCTION(cuStreamGetCtx, 9020, INT_MAX, (void *stream, struct context **context))                                    \
+  FUNCTION(cuStreamDestroy, 4000, INT_MAX, (void *stream))                                                             \
+  FUNCTION(cuStreamBeginCapture, 10010, INT_MAX, (void *stream, int mode))                                             \
+  FUNCTION(cuStreamEndCapture, 10000, INT_MAX, (void *stream, void **graph))                                           \
+  FUNCTION(cuGraphInstantiateWithFlags, 11040, INT_MAX, (void **executable, void *graph, unsigned long long flags))    \
+  FUNCTION(cuGraphDestroy, 10000, INT_MAX, (void *graph))                                                              \
+  FUNCTION(cuGraphExecDestroy, 10000, INT_MAX, (void *executable))                                                     \
+  FUNCTION(cuGraphClone, 10000, INT_MAX, (void **clone, void *graph))                                                  \
   FUNCTION(cuMemAddressReserve, 10020, INT_MAX,                                                                        \
            (unsigned long long *address, size_t bytes, size_t alignment, unsigned long long fixed,                     \
             unsigned long long flags))                                                                                 \
@@ -122,9 +143,28 @@ struct access {
   int flags;
 };
 
+struct ipc_handle {
+  unsigned char bytes[64];
+};
+
+#pragma GCC visibility push(default)
 #define FUNCTION(name, first, last, arguments) int name arguments;
 FUNCTIONS
 #undef FUNCTION
+#pragma GCC visibility pop
+
+/* What a program that is linked with the driver, or asks dlsym, finds: the same function. */
+#define EXPORT_AS(name, exported, arguments) EXPORT int exported arguments __attribute__((alias(#name)));
+
+/* A further function that the look-up finds by a name at some versions, before those above. */
+struct later_row {
+  const char *name;
+  int first;
+  bool per_thread; /* with the flag for per-thread default streams */
+  void (*function)(void);
+};
+extern const struct later_row later_rows[];
+extern const size_t later_row_count;
 
 /* ---- The machine's state ----------------------------------------------------------------------------------------- */
 
@@ -149,6 +189,8 @@ enum kind { KIND_DEVICE, KIND_PINNED, KIND_MANAGED, kind_count };
 struct block {
   uintptr_t address;
   size_t bytes;
+  size_t requested_bytes;
+  unsigned long long id; /* never used twice */
   enum kind kind;
   int device;
   struct context *owner;
@@ -256,6 +298,9 @@ int device_check(int device);
 /* Of a kind on a device, mapped memory too. */
 size_t memory_used(enum kind kind, int device);
 
+/* The block of cuMemAlloc and its like that an address lies in, NULL if in none. */
+struct block *memory_block_at(uintptr_t address);
+
 /* Whether the driver has given it out, in one piece. */
 bool memory_holds(uintptr_t address, size_t bytes);
 
@@ -266,6 +311,8 @@ void context_finish(struct context *context, bool counts);
 bool context_busy(const struct context *context);
 /* Work, streams, events and captures of a context that ends. */
 void context_drop(struct context *context);
+/* The stream that a handle means; what the calls answer if it means none. */
+int stream_of(const void *handle, struct stream **stream);
 /* Whether unfinished work uses a piece of the range. */
 bool work_uses(uintptr_t address, size_t bytes);
 /* Whether the calling thread's captures, or those of others, forbid a call that might be unsafe; spoils them. */

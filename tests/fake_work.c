@@ -74,6 +74,8 @@ static int stream_find(const void *handle, struct stream **found) {
   return stream->context->poison;
 }
 
+int stream_of(const void *handle, struct stream **stream) { return stream_find(handle, stream); }
+
 /* ---- Captures ---------------------------------------------------------------------------------------------------- */
 
 static void capture_spoil(struct stream *stream) {

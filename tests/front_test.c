@@ -308,6 +308,18 @@ START_TEST(no_block_of_many_threads_is_more_than_a_quarter_too_large) {
 }
 END_TEST
 
+START_TEST(explanation_says_that_what_is_kept_comes_back) {
+  char *text = NULL, *filler = get(pool_bytes - 2 * MIB), *block = get(MIB);
+  put(block), put(filler);
+  ck_assert_int_eq(MAM_PoolExplain(NULL, pool_bytes, &text), cudaSuccess);
+  ck_assert_ptr_nonnull(strstr(text, "kept for small blocks and by 1 threads"));
+  ck_assert_ptr_nonnull(strstr(text, "may make one"));
+  free(text);
+  ck_assert_uint_gt(info_now().metadata_bytes, 0);
+  ck_assert(all_is_free(pool_bytes));
+}
+END_TEST
+
 /* ---- Between threads ---- */
 
 enum { RING = 256 };
@@ -638,6 +650,7 @@ int main(void) {
   tcase_add_loop_test(small, pointers_that_start_no_block_are_refused, 0, 6);
   tcase_add_test(small, of_many_frees_of_one_block_one_succeeds);
   tcase_add_test(small, every_rule_frees_once);
+  tcase_add_test(small, explanation_says_that_what_is_kept_comes_back);
   tcase_add_test(small, a_tag_takes_back_up_to_twice_what_is_asked);
   tcase_add_test(small, a_tag_does_not_take_back_more_than_twice_what_is_asked);
   tcase_add_test(small, what_tags_keep_comes_back_for_a_block_of_the_whole_pool);

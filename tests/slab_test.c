@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /* Size classes, slabs and their depots, and the map of pages, on a pool at imaginary addresses. */
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -71,6 +72,11 @@ static void tear_down(void) {
   ck_assert_uint_eq(imaginary.taken_bytes, 0);
 }
 
+static size_t reclaim(void) {
+  unsigned most = UINT_MAX;
+  return slab_reclaim(pool, &depot, &most);
+}
+
 static MAM_PoolInfo info_now(void) {
   MAM_PoolInfo info;
   ck_assert_int_eq(pool_info(pool, &info), cudaSuccess);
@@ -140,10 +146,10 @@ START_TEST(the_whole_pool_is_handed_out_once_and_comes_back) {
     unsigned count = take_blocks(class, SIZE_MAX, &blocks);
     ck_assert_uint_eq(blocks, POOL_MIB / 2 * (2 * MIB / slab_class_bytes(class)));
     rest_batches(class, 0, count, false);
-    while (slab_reclaim(pool, &depot) > 0)
+    while (reclaim() > 0)
       ;
     (void)reuse_synchronize(pool->reuse); /* then all that still rests may go */
-    (void)slab_reclaim(pool, &depot);
+    (void)reclaim();
     ck_assert_uint_eq(atomic_load(&depot.slab_count), 0);
     ck_assert_uint_eq(info_now().used_bytes, 0);
   }
@@ -158,11 +164,11 @@ START_TEST(a_span_stays_while_one_block_is_out) {
   unsigned count = take_blocks(3, SIZE_MAX, &blocks);
   rest_batches(3, 1, count - 1, false);
   (void)reuse_synchronize(pool->reuse);
-  (void)slab_reclaim(pool, &depot);
+  (void)reclaim();
   ck_assert_uint_eq(atomic_load(&depot.slab_count), 1);
   rest_batches(3, 0, 1, false);
   (void)reuse_synchronize(pool->reuse);
-  (void)slab_reclaim(pool, &depot);
+  (void)reclaim();
   ck_assert_uint_eq(atomic_load(&depot.slab_count), 0);
 }
 END_TEST
@@ -207,7 +213,7 @@ START_TEST(a_span_that_nobody_needed_after_all_goes_back) {
   ck_assert_uint_eq(atomic_load(&depot.slab_count), spans + 1);
   mark_batch(batches[0], 512, 1);
   rest_batches(0, 0, count, true);
-  (void)slab_reclaim(pool, &depot);
+  (void)reclaim();
   ck_assert_uint_eq(atomic_load(&depot.slab_count), 0);
   ck_assert_uint_eq(info_now().used_bytes, 0);
 }
@@ -220,7 +226,7 @@ START_TEST(random_traffic_never_overlaps) {
     state ^= state << 13, state ^= state >> 7, state ^= state << 17;
     if (state % 16 == 0) {
       (void)reuse_synchronize(pool->reuse);
-      (void)slab_reclaim(pool, &depot);
+      (void)reclaim();
     } else if (count < 512 && state % 2 == 1) {
       if ((batches[count] = slab_refill(pool, &depot, 9)) != NULL)
         mark_batch(batches[count++], 5120, 1);
@@ -232,7 +238,7 @@ START_TEST(random_traffic_never_overlaps) {
   }
   rest_batches(9, 0, count, false);
   (void)reuse_synchronize(pool->reuse);
-  (void)slab_reclaim(pool, &depot);
+  (void)reclaim();
   ck_assert_uint_eq(info_now().used_bytes, 0);
 }
 END_TEST

@@ -8,12 +8,14 @@ tests="@TESTS@"
 
 usage() {
   cat <<END
-usage: run.sh [--only NAMES] [--sanitizer] [--pytorch] [--bench] [--quick] [--csv DIR] [--timeout SECONDS]
+usage: run.sh [--only NAMES] [--sanitizer] [--pytorch] [--preload] [--bench] [--quick] [--csv DIR] [--timeout SECONDS]
 
   --only NAMES  of the tests only these, separated by spaces; '' for none
   --sanitizer   after the tests, the same tests with less traffic under compute-sanitizer's memcheck, and those of
                 device heaps under its racecheck
   --pytorch     after them, training steps and graphs of PyTorch on the library (needs a python3 that has it)
+  --preload     after them, what is run with and without mam-run: questions to the driver, memory of two processes,
+                real programs (those that are there: python3's PyTorch, CuPy, Numba and JAX among them)
   --bench       after them, the benchmarks
   --quick       shorter benchmarks
   --csv DIR     where the benchmarks' CSV and every program's output go (default: results in this folder)
@@ -23,11 +25,12 @@ Exits with 0 if all is well, 1 if anything failed or was skipped, 2 on a wrong a
 END
 }
 
-sanitizer=no pytorch=no bench=no quick='' csv='' limit_s=300
+sanitizer=no pytorch=no preload=no bench=no quick='' csv='' limit_s=300
 while [ $# -gt 0 ]; do
   case $1 in
     --sanitizer) sanitizer=yes ;;
     --pytorch) pytorch=yes ;;
+    --preload) preload=yes ;;
     --bench) bench=yes ;;
     --quick) quick=--quick ;;
     --csv | --timeout | --only)
@@ -90,6 +93,7 @@ set -- $tests
 planned=$#
 [ $sanitizer = no ] || planned=$((planned * 2 + heaps))
 [ $pytorch = no ] || planned=$((planned + 1))
+[ $preload = no ] || planned=$((planned + 3))
 [ $bench = no ] || planned=$((planned + 1))
 echo "1..$planned"
 for test in $tests; do
@@ -109,6 +113,14 @@ fi
 if [ $pytorch = yes ]; then
   run "pytorch" $((limit_s * 10)) python3 -B pytorch/torch_step.py
   sed 's/^/# /' "$csv/pytorch.log"
+fi
+if [ $preload = yes ]; then
+  export MAM_RUN="$here/preload/mam-run"
+  run "preload answers" "$limit_s" env KEEP="$csv/preload-answers" sh preload/tests/gpu_preload_test.sh preload/tests
+  run "preload ipc" "$limit_s" env KEEP="$csv/preload-ipc" sh preload/tests/gpu_preload_ipc.sh preload/tests
+  run "preload programs" $((limit_s * 10)) python3 -B preload/real_programs.py --mam-run "$MAM_RUN" --bin preload/bin \
+    --out "$csv"
+  sed 's/^/# /' "$csv/preload-programs.log"
 fi
 if [ $bench = yes ]; then
   # shellcheck disable=SC2086

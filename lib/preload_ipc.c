@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * Memory of other processes (cuIpc*).
+ *
+ * The driver exports whole allocations: the handle of a pooled block is that of its chunk, and would open at the
+ * chunk's beginning.  So a handle that leaves here is one of two:
+ *   - of a block at the beginning of its chunk, the driver's own: whoever opens it has the block's bytes;
+ *   - of any other block a parcel: the driver's handle, the block's place in the chunk and its size, in the same 64
+ *     bytes.  The driver's handle fits in because most of its bytes are 0.  A process that is served opens it at the
+ *     block; the driver of one that is not refuses it, rather than open it at other bytes.
+ * A driver whose handle does not fit gives cudaErrorNotSupported for such a block.
+ *
+ * What an opened parcel's address stands for is remembered, for the driver knows the chunk's beginning alone.
+ */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "preload.h"
+
+enum { HANDLE_BYTES = 64, NOT_SUPPORTED = 801 };
+
+/* What is in a parcel, little-endian as the processors are that this is for. */
+struct parcel {
+  unsigned char magic[4];
+  unsigned char sum[4];    /* of all that follows */
+  unsigned char filled[8]; /* a bit for each byte of the driver's handle that is not 0 */
+  unsigned char offset[6], bytes[6];
+  unsigned char rest[HANDLE_BYTES - 28]; /* those bytes */
+};
+_Static_assert(sizeof(struct parcel) == sizeof(struct preload_ipc_handle), "a parcel goes where a handle goes");
+
+static const unsigned char PARCEL_MAGIC[4] = {0xd3, 'M', 'A', 'M'};
+
+/* FNV-1a. */
+static uint32_t parcel_sum(const struct parcel *parcel) {
+  const unsigned char *byte = parcel->filled, *end = (const unsigned char *)(parcel + 1);
+  uint32_t sum = 2166136261u;
+  for (; byte < end; byte++)
+    sum = (sum ^ *byte) * 16777619u;
+  return sum;
+}
+
+/* False if it does not fit. */
+static bool parcel_pack(const struct preload_ipc_handle *handle, uint64_t offset, uint64_t bytes,
+                        struct parcel *parcel) {
+  size_t count = 0;
+  uint64_t filled = 0;
+  if (offset >> 48 != 0 || bytes >> 48 != 0)
+    return false;
+  *parcel = (struct parcel){0};
+  for (unsigned i = 0; i < HANDLE_BYTES; i++) {
+    if (handle->bytes[i] == 0)
+      continue;
+    if (count == sizeof parcel->rest)
+      return false;
+    parcel->rest[count++] = handle->bytes[i];
+    filled |= (uint64_t)1 << i;
+  }
+  memcpy(parcel->filled, &filled, sizeof parcel->filled);
+  memcpy(parcel->offset, &offset, sizeof parcel->offset);
+  memcpy(parcel->bytes, &bytes, sizeof parcel->bytes);
+  memcpy(parcel->magic, PARCEL_MAGIC, sizeof parcel->magic);
+  uint32_t sum = parcel_sum(parcel);
+  memcpy(parcel->sum, &sum, sizeof parcel->sum);
+  return true;
+}
+
+/* False if the handle is no parcel. */
+static bool parcel_unpack(const struct preload_ipc_handle *packed, struct preload_ipc_handle *handle, uint64_t *offset,
+                          uint64_t *bytes) {
+  struct parcel parcel;
+  uint32_t sum;
+  uint64_t filled;
+  size_t count = 0;
+  memcpy(&parcel, packed, sizeof parcel);
+  memcpy(&sum, parcel.sum, sizeof sum);
+  if (memcmp(parcel.magic, PARCEL_MAGIC, sizeof parcel.magic) != 0 || sum != parcel_sum(&parcel))
+    return false;
+  *offset = *bytes = 0;
+  memcpy(&filled, parcel.filled, sizeof filled);
+  memcpy(offset, parcel.offset, sizeof parcel.offset);
+  memcpy(bytes, parcel.bytes, sizeof parcel.bytes);
+  for (unsigned i = 0; i < HANDLE_BYTES; i++)
+    handle->bytes[i] = (filled >> i & 1) != 0 && count < sizeof parcel.rest ? parcel.rest[count++] : 0;
+  return true;
+}
+
+/* ---- Exporting ---- */
+
+CUresult cuIpcGetMemHandle(struct preload_ipc_handle *handle, CUdeviceptr address) {
+  const struct preload_real *real = preload_real_get();
+  struct preload_ipc_handle whole;
+  struct client_block block;
+  struct parcel parcel;
+  uintptr_t chunk;
+  if (handle == NULL || preload_depth != 0 || !preload_active() ||
+      mam_client.block_at((uintptr_t)address, &block) == CLIENT_FOREIGN)
+    return PRELOAD_CALL(real, cuIpcGetMemHandle, handle, address);
+  if (mam_client.block_at((uintptr_t)address, &block) != CLIENT_LIVE)
+    return cudaErrorInvalidValue;
+  /* What lies in no chunk of cuMemAlloc is mapped memory, which has no such handle, and the driver says so. */
+  bool chunked = mam_client.chunk_at(block.base, &chunk);
+  CUresult result = PRELOAD_CALL(real, cuIpcGetMemHandle, &whole, chunked ? chunk : address);
+  if (result != CUDA_SUCCESS)
+    return result;
+  if (!chunked)
+    return NOT_SUPPORTED; /* it would open elsewhere */
+  if (block.base == chunk)
+    *handle = whole;
+  else if (parcel_pack(&whole, block.base - chunk, block.bytes, &parcel))
+    memcpy(handle, &parcel, sizeof parcel);
+  else
+    return NOT_SUPPORTED;
+  return CUDA_SUCCESS;
+}
+
+/* ---- Opening ---- */
+
+struct opened {
+  uintptr_t address; /* the block's */
+  size_t bytes;
+  uintptr_t base;  /* what the driver gave */
+  unsigned opened; /* times */
+  struct opened *next;
+};
+
+/* A leaf: nothing is called under it. */
+static pthread_mutex_t opened_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct opened *all_opened;
+static _Atomic unsigned opened_count; /* relaxed: a hint whether to look at all */
+
+static struct opened *opened_find_locked(uintptr_t address) {
+  struct opened *opened = all_opened;
+  while (opened != NULL && opened->address != address)
+    opened = opened->next;
+  return opened;
+}
+
+/* Takes the description over. */
+static void opened_add(struct opened *opened) {
+  pthread_mutex_lock(&opened_lock);
+  struct opened *known = opened_find_locked(opened->address);
+  if (known != NULL) {
+    known->opened++;
+  } else {
+    opened->next = all_opened;
+    all_opened = opened;
+    atomic_fetch_add_explicit(&opened_count, 1, memory_order_relaxed);
+  }
+  pthread_mutex_unlock(&opened_lock);
+  if (known != NULL)
+    free(opened);
+}
+
+/* One opening less; what the driver calls the address, which itself if it is none of these. */
+static uintptr_t opened_remove(uintptr_t address) {
+  struct opened **link = &all_opened, *opened;
+  uintptr_t base = address;
+  pthread_mutex_lock(&opened_lock);
+  while ((opened = *link) != NULL && opened->address != address)
+    link = &opened->next;
+  if (opened != NULL) {
+    base = opened->base;
+    if (--opened->opened == 0) {
+      *link = opened->next;
+      atomic_fetch_sub_explicit(&opened_count, 1, memory_order_relaxed);
+      free(opened);
+    }
+  }
+  pthread_mutex_unlock(&opened_lock);
+  return base;
+}
+
+bool preload_ipc_block_at(uintptr_t address, uintptr_t *base, size_t *bytes) {
+  if (atomic_load_explicit(&opened_count, memory_order_relaxed) == 0)
+    return false;
+  pthread_mutex_lock(&opened_lock);
+  const struct opened *opened = all_opened;
+  while (opened != NULL && address - opened->address >= opened->bytes)
+    opened = opened->next;
+  if (opened != NULL) {
+    *base = opened->address;
+    *bytes = opened->bytes;
+  }
+  pthread_mutex_unlock(&opened_lock);
+  return opened != NULL;
+}
+
+/* A parcel of the handle; its description is taken over. */
+static CUresult open_parcel(CUresult result, CUdeviceptr base, uint64_t offset, struct opened *opened,
+                            CUdeviceptr *address) {
+  if (result != CUDA_SUCCESS) {
+    free(opened);
+    return result;
+  }
+  opened->base = (uintptr_t)base;
+  opened->address = (uintptr_t)(base + offset);
+  *address = opened->address;
+  opened_add(opened);
+  return CUDA_SUCCESS;
+}
+
+/* Room for the description of a parcel, or for nothing if the handle is none. */
+static bool opened_prepare(const struct preload_ipc_handle *handle, struct preload_ipc_handle *whole, uint64_t *offset,
+                           struct opened **opened) {
+  uint64_t bytes;
+  *opened = NULL;
+  if (preload_depth != 0 || !preload_active() || !parcel_unpack(handle, whole, offset, &bytes))
+    return true;
+  *opened = malloc(sizeof **opened);
+  if (*opened != NULL)
+    **opened = (struct opened){.bytes = bytes, .opened = 1};
+  return *opened != NULL;
+}
+
+CUresult cuIpcOpenMemHandle(CUdeviceptr *address, struct preload_ipc_handle handle, unsigned flags) {
+  const struct preload_real *real = preload_real_get();
+  struct preload_ipc_handle whole;
+  struct opened *opened;
+  uint64_t offset;
+  CUdeviceptr base = 0;
+  if (!opened_prepare(&handle, &whole, &offset, &opened))
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  if (opened == NULL)
+    return PRELOAD_CALL(real, cuIpcOpenMemHandle, address, handle, flags);
+  CUresult result = PRELOAD_CALL(real, cuIpcOpenMemHandle, &base, whole, flags);
+  return open_parcel(result, base, offset, opened, address);
+}
+
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *address, struct preload_ipc_handle handle, unsigned flags) {
+  const struct preload_real *real = preload_real_get();
+  struct preload_ipc_handle whole;
+  struct opened *opened;
+  uint64_t offset;
+  CUdeviceptr base = 0;
+  if (!opened_prepare(&handle, &whole, &offset, &opened))
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  if (opened == NULL)
+    return PRELOAD_CALL(real, cuIpcOpenMemHandle_v2, address, handle, flags);
+  CUresult result = PRELOAD_CALL(real, cuIpcOpenMemHandle_v2, &base, whole, flags);
+  return open_parcel(result, base, offset, opened, address);
+}
+
+CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
+  const struct preload_real *real = preload_real_get();
+  return PRELOAD_CALL(real, cuIpcCloseMemHandle, opened_remove((uintptr_t)address));
+}
+
+void preload_ipc_forked(void) { (void)pthread_mutex_init(&opened_lock, NULL); }

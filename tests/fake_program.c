@@ -1,0 +1,263 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * What programs call of the driver and the library does not: questions about addresses, memory of other processes,
+ * captures, ends of contexts.  Answers as the real driver's, but for handles of memory, which are its own.
+ */
+#include "fake_machine.h"
+
+#include <string.h>
+#include <unistd.h>
+
+/* ---- Memory ------------------------------------------------------------------------------------------------------ */
+
+enum { pitch_unit = 512 };
+
+int cuMemAllocPitch(unsigned long long *address, size_t *pitch, size_t width, size_t height, unsigned element_bytes) {
+  int error = call_begin(CALL_cuMemAllocPitch);
+  if (error == SUCCESS && (address == NULL || pitch == NULL || width == 0 || height == 0 ||
+                           (element_bytes != 4 && element_bytes != 8 && element_bytes != 16)))
+    error = INVALID_VALUE;
+  (void)call_end(error);
+  size_t row = (width + pitch_unit - 1) / pitch_unit * pitch_unit;
+  if (error == SUCCESS)
+    error = cuMemAlloc(address, row * height);
+  if (error == SUCCESS)
+    *pitch = row;
+  return error;
+}
+
+static struct block *requested_block_at(uintptr_t address) {
+  struct block *block = memory_block_at(address);
+  return block != NULL && address - block->address < block->requested_bytes ? block : NULL;
+}
+
+int cuMemGetAddressRange(unsigned long long *base, size_t *bytes, unsigned long long address) {
+  int error = call_begin(CALL_cuMemGetAddressRange);
+  const struct block *block = error == SUCCESS ? requested_block_at((uintptr_t)address) : NULL;
+  if (error == SUCCESS && block == NULL)
+    error = NOT_FOUND;
+  if (error == SUCCESS && base != NULL)
+    *base = block->address;
+  if (error == SUCCESS && bytes != NULL)
+    *bytes = block->requested_bytes;
+  return call_end(error);
+}
+
+enum {
+  attribute_context = 1,
+  attribute_memory_type = 2,
+  attribute_buffer_id = 7,
+  attribute_range_start = 11,
+  attribute_range_bytes = 12,
+  memory_type_device = 2
+};
+
+static int attribute_get(const struct block *block, int attribute, void *value) {
+  static const int device_memory = memory_type_device;
+  const unsigned long long address = block->address;
+  const void *from = attribute == attribute_context       ? (const void *)&block->owner
+                     : attribute == attribute_memory_type ? (const void *)&device_memory
+                     : attribute == attribute_buffer_id   ? (const void *)&block->id
+                     : attribute == attribute_range_start ? (const void *)&address
+                     : attribute == attribute_range_bytes ? (const void *)&block->requested_bytes
+                                                          : NULL;
+  if (from == NULL)
+    return INVALID_VALUE;
+  (void)memcpy(value, from, attribute == attribute_memory_type ? sizeof device_memory : sizeof address);
+  return SUCCESS;
+}
+
+int cuPointerGetAttribute(void *value, int attribute, unsigned long long address) {
+  int error = call_begin(CALL_cuPointerGetAttribute);
+  const struct block *block = error == SUCCESS ? requested_block_at((uintptr_t)address) : NULL;
+  if (error == SUCCESS)
+    error = block != NULL && value != NULL ? attribute_get(block, attribute, value) : INVALID_VALUE;
+  return call_end(error);
+}
+
+/* Of an address that is nobody's memory, every attribute is 0. */
+int cuPointerGetAttributes(unsigned count, int *attributes, void **values, unsigned long long address) {
+  int error = call_begin(CALL_cuPointerGetAttributes);
+  const struct block *block = error == SUCCESS ? requested_block_at((uintptr_t)address) : NULL;
+  for (unsigned i = 0; error == SUCCESS && i < count; i++)
+    if (block != NULL)
+      error = attribute_get(block, attributes[i], values[i]);
+    else
+      (void)memset(values[i], 0, attributes[i] == attribute_memory_type ? sizeof(int) : sizeof address);
+  return call_end(error);
+}
+
+/* ---- Memory of other processes ----------------------------------------------------------------------------------- */
+
+/* As the real one's: a number here and there, and zeros.  It opens elsewhere than the memory is, by so much. */
+static const uintptr_t opened_away = (uintptr_t)1 << 45;
+enum { handle_place = 8, handle_process = 20, handle_mark_place = 40, handle_mark = 0x1f };
+
+int cuIpcGetMemHandle(struct ipc_handle *handle, unsigned long long address) {
+  int error = call_begin(CALL_cuIpcGetMemHandle);
+  const struct block *block = error == SUCCESS ? memory_block_at((uintptr_t)address) : NULL;
+  pid_t process = getpid();
+  if (error == SUCCESS && (block == NULL || block->kind != KIND_DEVICE))
+    error = INVALID_VALUE;
+  if (error == SUCCESS) {
+    (void)memset(handle, 0, sizeof *handle);
+    (void)memcpy(handle->bytes + handle_place, &block->address, sizeof block->address);
+    (void)memcpy(handle->bytes + handle_process, &process, sizeof process);
+    handle->bytes[handle_mark_place] = handle_mark;
+  }
+  return call_end(error);
+}
+
+int cuIpcOpenMemHandle(unsigned long long *address, struct ipc_handle handle, unsigned flags) {
+  int error = call_begin(CALL_cuIpcOpenMemHandle);
+  uintptr_t place;
+  (void)memcpy(&place, handle.bytes + handle_place, sizeof place);
+  const struct block *block = memory_block_at(place);
+  if (error == SUCCESS && (flags > 1 || handle.bytes[handle_mark_place] != handle_mark || handle.bytes[0] != 0 ||
+                           block == NULL || block->address != place))
+    error = INVALID_VALUE;
+  if (error == SUCCESS)
+    *address = place + opened_away;
+  return call_end(error);
+}
+
+int cuIpcCloseMemHandle(unsigned long long address) {
+  int error = call_begin(CALL_cuIpcCloseMemHandle);
+  const struct block *block = memory_block_at((uintptr_t)address - opened_away);
+  if (error == SUCCESS && (block == NULL || block->address + opened_away != address))
+    error = INVALID_VALUE;
+  return call_end(error);
+}
+
+/* ---- Contexts ---------------------------------------------------------------------------------------------------- */
+
+int cuCtxDestroy(struct context *context) {
+  int error = call_begin(CALL_cuCtxDestroy);
+  if (error == SUCCESS && (!context_known(context) || !context->alive))
+    error = INVALID_CONTEXT;
+  (void)call_end(error);
+  if (error == SUCCESS)
+    fake_context_destroy(context);
+  return error;
+}
+
+int cuDevicePrimaryCtxReset(int device) {
+  int error = call_begin(CALL_cuDevicePrimaryCtxReset);
+  if (error == SUCCESS)
+    error = device_check(device);
+  (void)call_end(error);
+  if (error == SUCCESS)
+    fake_primary_reset(device);
+  return error;
+}
+
+/* From CUDA 13 on: of any context, NULL is the current one. */
+static int synchronize_context(struct context *context) {
+  int error = call_begin(CALL_cuCtxSynchronize);
+  if (error == SUCCESS && context == NULL)
+    error = context_current(&context);
+  if (error == SUCCESS)
+    error = capture_check_context(context);
+  if (error == SUCCESS)
+    context_finish(context, true);
+  return call_end(error);
+}
+
+/* ---- Streams ----------------------------------------------------------------------------------------------------- */
+
+int cuStreamGetCtx(void *handle, struct context **context) {
+  struct stream *stream = NULL;
+  int error = call_begin(CALL_cuStreamGetCtx);
+  if (error == SUCCESS)
+    error = stream_of(handle, &stream);
+  if (error == SUCCESS)
+    *context = stream->context;
+  return call_end(error);
+}
+
+int cuStreamDestroy(void *handle) {
+  int error = call_end(call_begin(CALL_cuStreamDestroy));
+  if (error == SUCCESS)
+    fake_stream_destroy(handle);
+  return error;
+}
+
+int cuStreamBeginCapture(void *handle, int mode) {
+  int error = call_end(call_begin(CALL_cuStreamBeginCapture));
+  if (error == SUCCESS && !fake_stream_capture_begin(handle, mode))
+    error = CAPTURE_UNSUPPORTED;
+  return error;
+}
+
+int cuStreamEndCapture(void *handle, void **graph) {
+  int error = call_end(call_begin(CALL_cuStreamEndCapture));
+  if (error == SUCCESS && !fake_stream_capture_end(handle))
+    error = CAPTURE_INVALIDATED;
+  if (graph != NULL)
+    *graph = error == SUCCESS ? handle : NULL;
+  return error;
+}
+
+/* ---- Graphs ------------------------------------------------------------------------------------------------------ */
+
+/* A graph is the handle of the stream that it was captured from; what is made of it lies beside. */
+int cuGraphInstantiateWithFlags(void **executable, void *graph, unsigned long long flags) {
+  int error = call_end(call_begin(CALL_cuGraphInstantiateWithFlags));
+  if (error == SUCCESS && (graph == NULL || flags > 15))
+    error = INVALID_VALUE;
+  if (error == SUCCESS)
+    *executable = (char *)graph + 1;
+  return error;
+}
+
+int cuGraphDestroy(void *graph) {
+  int error = call_end(call_begin(CALL_cuGraphDestroy));
+  return error == SUCCESS && graph == NULL ? INVALID_VALUE : error;
+}
+
+int cuGraphExecDestroy(void *executable) {
+  int error = call_end(call_begin(CALL_cuGraphExecDestroy));
+  return error == SUCCESS && executable == NULL ? INVALID_VALUE : error;
+}
+
+int cuGraphClone(void **clone, void *graph) {
+  int error = call_end(call_begin(CALL_cuGraphClone));
+  if (error == SUCCESS)
+    *clone = (char *)graph + 2;
+  return error;
+}
+
+static void *per_thread(void *handle) { return handle == NULL ? FAKE_STREAM_PER_THREAD : handle; }
+
+static int begin_capture_ptsz(void *handle, int mode) { return cuStreamBeginCapture(per_thread(handle), mode); }
+static int end_capture_ptsz(void *handle, void **graph) { return cuStreamEndCapture(per_thread(handle), graph); }
+static int free_async_ptsz(unsigned long long address, void *handle) {
+  return cuMemFreeAsync(address, per_thread(handle));
+}
+
+/* ---- Names ------------------------------------------------------------------------------------------------------- */
+
+EXPORT_AS(cuMemAllocPitch, cuMemAllocPitch_v2, (unsigned long long *, size_t *, size_t, size_t, unsigned))
+EXPORT_AS(cuMemGetAddressRange, cuMemGetAddressRange_v2, (unsigned long long *, size_t *, unsigned long long))
+EXPORT_AS(cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2, (unsigned long long *, struct ipc_handle, unsigned))
+EXPORT_AS(cuCtxDestroy, cuCtxDestroy_v2, (struct context *))
+EXPORT_AS(cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset_v2, (int))
+EXPORT_AS(synchronize_context, cuCtxSynchronize_v2, (struct context *))
+EXPORT_AS(cuStreamDestroy, cuStreamDestroy_v2, (void *))
+EXPORT_AS(cuStreamBeginCapture, cuStreamBeginCapture_v2, (void *, int))
+EXPORT_AS(begin_capture_ptsz, cuStreamBeginCapture_v2_ptsz, (void *, int))
+EXPORT_AS(end_capture_ptsz, cuStreamEndCapture_ptsz, (void *, void **))
+EXPORT_AS(free_async_ptsz, cuMemFreeAsync_ptsz, (unsigned long long, void *))
+
+EXPORT int cuGetProcAddress(const char *name, void **function, int version, uint64_t flags);
+EXPORT int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status);
+
+const struct later_row later_rows[] = {
+    {"cuGetProcAddress", 12000, false, (void (*)(void))cuGetProcAddress_v2},
+    {"cuGetProcAddress", 11030, false, (void (*)(void))cuGetProcAddress},
+    {"cuCtxSynchronize", 13000, false, (void (*)(void))synchronize_context},
+    {"cuStreamBeginCapture", 10010, true, (void (*)(void))begin_capture_ptsz},
+    {"cuStreamEndCapture", 10000, true, (void (*)(void))end_capture_ptsz},
+    {"cuMemFreeAsync", 11020, true, (void (*)(void))free_async_ptsz},
+};
+const size_t later_row_count = sizeof later_rows / sizeof later_rows[0];

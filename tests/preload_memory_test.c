@@ -1,0 +1,473 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * Memory under libmam_preload answers as the driver's own: sizes, ranges, attributes, errors; and where a pool has
+ * none, the driver is asked.
+ */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <sys/wait.h>
+
+#include "preload_util.h"
+
+static uint64_t attribute(int which, address_t address) {
+  uint64_t value = 0;
+  OK(cuPointerGetAttribute(&value, which, address));
+  return value;
+}
+
+/* ---- Blocks ---- */
+
+START_TEST(a_block_answers_with_its_own_base_and_size) {
+  static const size_t sizes[] = {1, 1000, 1001, 4096, 9999, 20001, 32768, 32769, 100000, 3 * MIB + 7, 100 * MIB};
+  begin();
+  for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    address_t address = allocate(sizes[i]), base = 0;
+    size_t bytes = 0;
+    OK(cuMemGetAddressRange_v2(&base, &bytes, address + sizes[i] - 1));
+    ck_assert_uint_eq(base, address);
+    ck_assert_uint_eq(bytes, sizes[i]);
+    ck_assert_uint_eq(attribute(RANGE_START, address + sizes[i] / 2), address);
+    ck_assert_uint_eq(attribute(RANGE_SIZE, address), sizes[i]);
+    FAILS(NOT_FOUND, cuMemGetAddressRange_v2(&base, &bytes, address + sizes[i]));
+    OK(cuMemGetAddressRange_v2(NULL, &bytes, address));
+    OK(cuMemGetAddressRange_v2(&base, NULL, address));
+  }
+}
+END_TEST
+
+START_TEST(every_live_block_has_its_own_buffer_id) {
+  uint64_t ids[64];
+  begin();
+  for (int i = 0; i < 64; i++) {
+    address_t address = allocate(i % 2 == 0 ? 512 : MIB);
+    ids[i] = attribute(BUFFER_ID, address);
+    ck_assert_uint_eq(attribute(BUFFER_ID, address + 511), ids[i]);
+    for (int j = 0; j < i; j++)
+      ck_assert_uint_ne(ids[i], ids[j]);
+  }
+}
+END_TEST
+
+START_TEST(several_attributes_at_once_are_the_blocks_own) {
+  void *context = begin(), *owner = NULL;
+  address_t address = allocate(5000), start = 0;
+  uint64_t bytes = 0;
+  int which[] = {1, MEMORY_TYPE, RANGE_START, RANGE_SIZE}, type = 0;
+  void *values[] = {&owner, &type, &start, &bytes};
+  OK(cuPointerGetAttributes(4, which, values, address + 100));
+  ck_assert_ptr_eq(owner, context);
+  ck_assert_int_eq(type, 2);
+  ck_assert_uint_eq(start, address);
+  ck_assert_uint_eq(bytes, 5000);
+}
+END_TEST
+
+START_TEST(a_freed_block_is_nobodys_memory) {
+  static const size_t sizes[] = {1000, MIB};
+  begin();
+  for (int i = 0; i < 2; i++) {
+    address_t address = allocate(sizes[i]), base;
+    int which = MEMORY_TYPE, type = 7;
+    void *value = &type;
+    uint64_t one;
+    OK(cuMemFree_v2(address));
+    FAILS(NOT_FOUND, cuMemGetAddressRange_v2(&base, NULL, address));
+    FAILS(INVALID_VALUE, cuPointerGetAttribute(&one, RANGE_START, address));
+    OK(cuPointerGetAttributes(1, &which, &value, address));
+    ck_assert_int_eq(type, 0);
+  }
+}
+END_TEST
+
+START_TEST(wrong_frees_are_refused_and_harm_nothing) {
+  begin();
+  address_t small = allocate(1000), large = allocate(MIB);
+  FAILS(INVALID_VALUE, cuMemFree_v2(small + 512));
+  FAILS(INVALID_VALUE, cuMemFree_v2(large + 512));
+  FAILS(INVALID_VALUE, cuMemFree_v2(0x1234500)); /* the driver's to refuse */
+  OK(cuMemFree_v2(small));
+  OK(cuMemFree_v2(large));
+  FAILS(INVALID_VALUE, cuMemFree_v2(small));
+  FAILS(INVALID_VALUE, cuMemFree_v2(large));
+  OK(cuMemFree_v2(0));
+}
+END_TEST
+
+START_TEST(a_refusal_after_the_driver_shut_down_is_the_drivers) {
+  begin();
+  address_t address = allocate(MIB);
+  OK(cuMemFree_v2(address));
+  fake_fail("cuCtxGetCurrent", 1, 4);
+  FAILS(4, cuMemFree_v2(address));
+  FAILS(INVALID_VALUE, cuMemFree_v2(address));
+}
+END_TEST
+
+START_TEST(wrong_allocations_answer_as_the_driver) {
+  address_t address = 7;
+  begin();
+  FAILS(INVALID_VALUE, cuMemAlloc_v2(NULL, 1000));
+  FAILS(INVALID_VALUE, cuMemAlloc_v2(&address, 0));
+  FAILS(OUT_OF_MEMORY, cuMemAlloc_v2(&address, (size_t)1 << 50));
+  ck_assert_uint_eq(address, 7); /* a failing cuMemAlloc writes nothing */
+  OK(cuCtxSetCurrent(NULL));
+  FAILS(INVALID_CONTEXT, cuMemAlloc_v2(&address, 1000));
+}
+END_TEST
+
+START_TEST(pitched_rows_have_the_drivers_pitch) {
+  address_t address = 0;
+  size_t pitch = 0, bytes = 0;
+  begin();
+  OK(cuMemAllocPitch_v2(&address, &pitch, 1000, 700, 4));
+  ck_assert_uint_eq(pitch, 1024);
+  OK(cuMemGetAddressRange_v2(NULL, &bytes, address));
+  ck_assert_uint_eq(bytes, 1024 * 700);
+  ck_assert_uint_le(fake_live_bytes(), CHUNK_BYTES);
+  OK(cuMemAllocPitch_v2(&address, &pitch, 1025, 3, 16));
+  ck_assert_uint_eq(pitch, 1536);
+  FAILS(INVALID_VALUE, cuMemAllocPitch_v2(&address, &pitch, 1000, 700, 3));
+  FAILS(INVALID_VALUE, cuMemAllocPitch_v2(&address, &pitch, 0, 700, 4));
+}
+END_TEST
+
+/* ---- How much there is ---- */
+
+START_TEST(free_memory_counts_what_the_pool_can_hand_out) {
+  size_t before, total, used, after;
+  begin();
+  OK(cuMemGetInfo_v2(&before, &total));
+  ck_assert_uint_eq(before, total);
+  address_t address = allocate(10 * MIB);
+  OK(cuMemGetInfo_v2(&used, &total));
+  ck_assert_uint_eq(before - used, 10 * MIB);
+  OK(cuMemFree_v2(address));
+  OK(cuMemGetInfo_v2(&after, &total));
+  ck_assert_uint_eq(after, before);
+}
+END_TEST
+
+START_TEST(large_blocks_take_chunks_of_their_own_size) {
+  begin();
+  address_t address = allocate(GIB);
+  ck_assert_uint_eq(fake_live_bytes(), CHUNK_BYTES + GIB); /* the first chunk comes with the pool */
+  OK(cuMemFree_v2(address));
+  ck_assert_uint_eq(allocate(GIB), address);
+  ck_assert_uint_eq(fake_live_bytes(), CHUNK_BYTES + GIB);
+}
+END_TEST
+
+/* All of the device's memory, in pieces that come and go: nothing fails that the driver could have served. */
+START_TEST(memory_is_given_back_before_an_allocation_fails) {
+  address_t blocks[32];
+  fake_set_capacity(2 * GIB);
+  begin();
+  for (int i = 0; i < 20; i++)
+    blocks[i] = allocate(90 * MIB);
+  for (int i = 0; i < 20; i++)
+    OK(cuMemFree_v2(blocks[i]));
+  (void)allocate(GIB + 500 * MIB);
+  address_t address = 0;
+  FAILS(OUT_OF_MEMORY, cuMemAlloc_v2(&address, GIB));
+}
+END_TEST
+
+static size_t free_now(void) {
+  size_t free_bytes, total_bytes;
+  OK(cuMemGetInfo_v2(&free_bytes, &total_bytes));
+  return free_bytes;
+}
+
+/* The driver's own frees would have waited for the kernels. */
+START_TEST(memory_that_kernels_use_is_waited_for_before_an_allocation_fails) {
+  fake_set_capacity(2 * GIB);
+  begin();
+  for (int i = 0; i < 6; i++) {
+    address_t address = allocate(90 * MIB + (size_t)i * MIB);
+    struct fake_range range = {(const void *)(uintptr_t)address, MIB};
+    ck_assert(fake_launch(NULL, &range, 1));
+    OK(cuMemFree_v2(address));
+  }
+  (void)allocate(GIB + 700 * MIB);
+  ck_assert_uint_eq(fake_faults(), 0);
+}
+END_TEST
+
+/* After large blocks and many small ones. */
+START_TEST(what_is_said_to_be_free_can_be_had) {
+  static address_t blocks[2000];
+  fake_set_capacity(16 * GIB);
+  begin();
+  for (int i = 0; i < 3; i++)
+    blocks[i] = allocate(2 * GIB);
+  for (int i = 0; i < 3; i++)
+    OK(cuMemFree_v2(blocks[i]));
+  for (int i = 0; i < 2000; i++)
+    blocks[i] = allocate(32 * KIB);
+  for (int i = 0; i < 2000; i++)
+    OK(cuMemFree_v2(blocks[i]));
+  address_t all = allocate(free_now() - GIB);
+  ck_assert_uint_lt(free_now(), GIB + GIB / 10);
+  OK(cuMemFree_v2(all));
+}
+END_TEST
+
+START_TEST(the_driver_serves_what_no_chunk_is_there_for) {
+  begin();
+  fake_set_capacity(40 * MIB); /* less than a chunk */
+  address_t address = allocate(10 * MIB);
+  OK(cuMemFree_v2(address));
+  ck_assert_uint_eq(fake_live_bytes(), 0);
+  ck_assert_uint_eq(fake_wrong_frees(), 0);
+}
+END_TEST
+
+/* ---- By stream ---- */
+
+START_TEST(a_block_may_be_freed_on_a_stream) {
+  begin();
+  void *stream = fake_stream_create(0);
+  address_t one = allocate(MIB), other = allocate(1000), drivers = 0;
+  OK(cuMemFreeAsync(one, stream));
+  OK(cuMemFreeAsync_ptsz(other, NULL));
+  FAILS(INVALID_VALUE, cuMemFreeAsync(one, stream));
+  OK(cuMemAllocAsync(&drivers, MIB, stream));
+  unsigned calls = fake_calls("cuMemFreeAsync");
+  OK(cuMemFreeAsync(drivers, stream));
+  ck_assert_uint_eq(fake_calls("cuMemFreeAsync") - calls, 1);
+  ck_assert_uint_eq(fake_wrong_frees(), 0);
+}
+END_TEST
+
+/* ---- Other processes ---- */
+
+/* Where the fake driver opens memory that is at an address. */
+static address_t opened_at(address_t address) { return address + ((address_t)1 << 45); }
+
+START_TEST(an_exported_block_opens_at_its_own_bytes) {
+  begin();
+  for (int i = 0; i < 40; i++) {
+    size_t size = i % 3 == 0 ? 1000 : i % 3 == 1 ? MIB + 5 : 70 * MIB;
+    address_t address = allocate(size), opened = 0, base = 0;
+    struct ipc_handle handle, interior;
+    size_t bytes = 0;
+    OK(cuIpcGetMemHandle(&handle, address));
+    OK(cuIpcGetMemHandle(&interior, address + size - 1));
+    ck_assert_mem_eq(&handle, &interior, sizeof handle);
+    OK(cuIpcOpenMemHandle_v2(&opened, handle, 1));
+    ck_assert_uint_eq(opened, opened_at(address));
+    if (address % FAKE_GRANULARITY_BYTES != 0) {
+      OK(cuMemGetAddressRange_v2(&base, &bytes, opened + size - 1));
+      ck_assert_uint_eq(base, opened);
+      ck_assert_uint_eq(bytes, size);
+    }
+    OK(cuIpcCloseMemHandle(opened));
+    if (size == 70 * MIB)
+      OK(cuMemFree_v2(address));
+  }
+}
+END_TEST
+
+START_TEST(a_block_may_be_opened_twice) {
+  begin();
+  (void)allocate(MIB);
+  address_t address = allocate(MIB), first = 0, second = 0;
+  struct ipc_handle handle;
+  OK(cuIpcGetMemHandle(&handle, address));
+  OK(cuIpcOpenMemHandle_v2(&first, handle, 1));
+  OK(cuIpcOpenMemHandle_v2(&second, handle, 1));
+  ck_assert_uint_eq(first, second);
+  OK(cuIpcCloseMemHandle(first));
+  OK(cuMemGetAddressRange_v2(NULL, NULL, second));
+  OK(cuIpcCloseMemHandle(second));
+  FAILS(INVALID_VALUE, cuIpcCloseMemHandle(second));
+}
+END_TEST
+
+/* Where nobody adds the block's place, the driver refuses the handle, rather than open the chunk's beginning. */
+START_TEST(a_handle_never_opens_at_other_bytes) {
+  begin();
+  (void)allocate(MIB);
+  address_t address = allocate(MIB), opened = 0;
+  struct ipc_handle handle;
+  OK(cuIpcGetMemHandle(&handle, address));
+  for (size_t i = 0; i < sizeof handle.bytes; i++) {
+    struct ipc_handle damaged = handle;
+    damaged.bytes[i] ^= 0x40;
+    FAILS(INVALID_VALUE, cuIpcOpenMemHandle_v2(&opened, damaged, 1));
+  }
+  FAILS(INVALID_VALUE, cuIpcGetMemHandle(&handle, 0x1234500));
+  OK(cuMemFree_v2(address));
+  FAILS(INVALID_VALUE, cuIpcGetMemHandle(&handle, address));
+}
+END_TEST
+
+/* ---- Processes and threads ---- */
+
+START_TEST(a_forked_child_hears_what_the_driver_says) {
+  address_t after = 0;
+  begin();
+  address_t address = allocate(MIB);
+  pid_t child = fork();
+  if (child == 0)
+    _exit(cuMemAlloc_v2(&after, MIB) == 3 && cuMemFree_v2(address) == 3 ? 0 : 1);
+  int status = 1;
+  ck_assert_int_eq(waitpid(child, &status, 0), child);
+  ck_assert_int_eq(status, 0);
+  OK(cuMemFree_v2(address));
+}
+END_TEST
+
+static void *churn(void *context) {
+  OK(cuCtxSetCurrent(context));
+  for (int i = 0; i < 2000; i++) {
+    address_t address = allocate((size_t)1 << i % 22);
+    OK(cuMemFree_v2(address));
+  }
+  return NULL;
+}
+
+START_TEST(threads_are_served_together_from_the_first_call) {
+  pthread_t threads[4];
+  void *context = begin();
+  for (int i = 0; i < 4; i++)
+    ck_assert_int_eq(pthread_create(&threads[i], NULL, churn, context), 0);
+  for (int i = 0; i < 4; i++)
+    ck_assert_int_eq(pthread_join(threads[i], NULL), 0);
+  ck_assert_uint_eq(fake_wrong_frees(), 0);
+  ck_assert_uint_eq(fake_violations(), 0);
+  ck_assert_uint_le(fake_live_bytes(), 2 * CHUNK_BYTES);
+}
+END_TEST
+
+/* ---- Options ---- */
+
+/* Whether an allocation is a pool's: then the driver gave a whole chunk for it. */
+static bool is_served(size_t bytes) {
+  size_t before = fake_live_bytes();
+  address_t address = allocate(bytes);
+  bool served = fake_live_bytes() == before || fake_live_bytes() - before >= CHUNK_BYTES;
+  OK(cuMemFree_v2(address));
+  return served;
+}
+
+START_TEST(the_kill_switch_leaves_all_to_the_driver) {
+  (void)setenv("MAM_PRELOAD", "off", 1);
+  begin();
+  ck_assert(!is_served(MIB));
+  ck_assert_uint_eq(fake_live_bytes(), 0);
+}
+END_TEST
+
+START_TEST(sizes_are_left_alone) {
+  (void)setenv("MAM_PRELOAD_MIN", "1K", 1);
+  (void)setenv("MAM_PRELOAD_MAX", "1M", 1);
+  begin();
+  ck_assert(!is_served(1023));
+  ck_assert(is_served(1024));
+  ck_assert(is_served(MIB));
+  ck_assert(!is_served(MIB + 1));
+}
+END_TEST
+
+START_TEST(programs_are_left_alone) {
+  (void)setenv("MAM_PRELOAD_SKIP_PROGRAMS", "other,preload_memory_test,lt-preload_memory_test", 1);
+  begin();
+  ck_assert(!is_served(MIB));
+}
+END_TEST
+
+START_TEST(only_named_programs_are_served) {
+  (void)setenv("MAM_PRELOAD_PROGRAMS", "preload_memory,emory_test", 1);
+  begin();
+  ck_assert(!is_served(MIB));
+}
+END_TEST
+
+START_TEST(threads_are_left_alone) {
+  (void)setenv("MAM_PRELOAD_SKIP_THREADS", "loader", 1);
+  begin();
+  ck_assert(is_served(MIB));
+  ck_assert_int_eq(pthread_setname_np(pthread_self(), "loader"), 0);
+  ck_assert(!is_served(MIB));
+}
+END_TEST
+
+START_TEST(devices_are_left_alone) {
+  void *context = NULL;
+  (void)setenv("MAM_PRELOAD_SKIP_DEVICES", "1,3", 1);
+  fake_set_devices(2);
+  begin();
+  ck_assert(is_served(MIB));
+  OK(cuDevicePrimaryCtxRetain(&context, 1));
+  OK(cuCtxSetCurrent(context));
+  ck_assert(!is_served(MIB));
+}
+END_TEST
+
+START_TEST(under_the_sanitizer_all_is_left_to_the_driver) {
+  (void)setenv("NV_SANITIZER_INJECTION_PORT_BASE", "49152", 1);
+  begin();
+  ck_assert(!is_served(MIB));
+}
+END_TEST
+
+START_TEST(a_source_of_host_memory_is_no_source_for_programs) {
+  (void)setenv("MAM_SOURCE", "host", 1);
+  begin();
+  ck_assert(!is_served(MIB));
+}
+END_TEST
+
+START_TEST(mapped_memory_comes_on_request) {
+  struct ipc_handle handle;
+  (void)setenv("MAM_SOURCE", "vmm", 1);
+  begin();
+  address_t address = allocate(MIB);
+  ck_assert_uint_gt(fake_reserved_bytes(), 0);
+  ck_assert_int_ne(cuIpcGetMemHandle(&handle, address), 0); /* it has no such handle */
+  OK(cuMemFree_v2(address));
+}
+END_TEST
+
+static Suite *suite(void) {
+  Suite *suite = suite_create("preload, memory");
+  TCase *tests = tcase_create("memory");
+  tcase_add_test(tests, a_block_answers_with_its_own_base_and_size);
+  tcase_add_test(tests, every_live_block_has_its_own_buffer_id);
+  tcase_add_test(tests, several_attributes_at_once_are_the_blocks_own);
+  tcase_add_test(tests, a_freed_block_is_nobodys_memory);
+  tcase_add_test(tests, wrong_frees_are_refused_and_harm_nothing);
+  tcase_add_test(tests, a_refusal_after_the_driver_shut_down_is_the_drivers);
+  tcase_add_test(tests, wrong_allocations_answer_as_the_driver);
+  tcase_add_test(tests, pitched_rows_have_the_drivers_pitch);
+  tcase_add_test(tests, free_memory_counts_what_the_pool_can_hand_out);
+  tcase_add_test(tests, large_blocks_take_chunks_of_their_own_size);
+  tcase_add_test(tests, memory_is_given_back_before_an_allocation_fails);
+  tcase_add_test(tests, memory_that_kernels_use_is_waited_for_before_an_allocation_fails);
+  tcase_add_test(tests, what_is_said_to_be_free_can_be_had);
+  tcase_add_test(tests, the_driver_serves_what_no_chunk_is_there_for);
+  tcase_add_test(tests, a_block_may_be_freed_on_a_stream);
+  tcase_add_test(tests, an_exported_block_opens_at_its_own_bytes);
+  tcase_add_test(tests, a_block_may_be_opened_twice);
+  tcase_add_test(tests, a_handle_never_opens_at_other_bytes);
+  tcase_add_test(tests, a_forked_child_hears_what_the_driver_says);
+  tcase_add_test(tests, threads_are_served_together_from_the_first_call);
+  tcase_add_test(tests, the_kill_switch_leaves_all_to_the_driver);
+  tcase_add_test(tests, sizes_are_left_alone);
+  tcase_add_test(tests, programs_are_left_alone);
+  tcase_add_test(tests, only_named_programs_are_served);
+  tcase_add_test(tests, threads_are_left_alone);
+  tcase_add_test(tests, devices_are_left_alone);
+  tcase_add_test(tests, under_the_sanitizer_all_is_left_to_the_driver);
+  tcase_add_test(tests, a_source_of_host_memory_is_no_source_for_programs);
+  tcase_add_test(tests, mapped_memory_comes_on_request);
+  suite_add_tcase(suite, tests);
+  return suite;
+}
+
+int main(int count, char **arguments) {
+  (void)count;
+  preload_self(arguments);
+  return run_suite(suite());
+}

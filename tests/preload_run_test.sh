@@ -1,0 +1,78 @@
+#!/bin/sh
+# SPDX-License-Identifier: BSD-2-Clause
+# mam-run from a shell, over the fake driver: options, summary, children, exit order, programs that use libmam too.
+set -u
+
+program=tests/preload_program
+[ -x ./mam-run ] && [ -e lib/.libs/libmam_preload.so ] || { echo "SKIP: mam-run was not built"; exit 77; }
+[ -x "$program" ] || { echo "SKIP: $program was not built"; exit 77; }
+work=$(mktemp -d "${TMPDIR:-/tmp}/preload_run.XXXXXX") || exit 99
+trap 'rm -rf "$work"' EXIT
+failed=0
+
+# what command ...: output in $work/out and $work/err, status in $status
+try() {
+  what=$1
+  shift
+  "$@" >"$work/out" 2>"$work/err"
+  status=$?
+}
+check() { # expression on what try left
+  if eval "$1"; then
+    echo "ok: $what"
+  else
+    echo "FAILED: $what: $1 (status $status)"
+    sed 's/^/  /' "$work/out" "$work/err"
+    failed=1
+  fi
+}
+
+try "a program runs without a word" ./mam-run -- "$program" churn
+check '[ $status -eq 0 ] && [ ! -s "$work/err" ] && grep -q "chunks 1" "$work/out"'
+try "without mam-run the driver serves it" "$program" churn
+check '[ $status -eq 0 ] && grep -q "chunks 40" "$work/out"'
+try "its status is passed on" ./mam-run "$program" fail
+check '[ $status -eq 3 ]'
+try "a summary is printed on request" ./mam-run --summary -- "$program" churn
+check 'grep -q "40 allocations and 40 frees served, 0 allocations left" "$work/err"'
+try "measuring says what was saved" ./mam-run -m "$program" churn
+check 'grep -q "saved: .* ms" "$work/err"'
+try "the summary goes to a file" ./mam-run -s -o "$work/summary" "$program" churn
+check '[ ! -s "$work/err" ] && grep -q "40 allocations" "$work/summary"'
+try "children are served too, each by itself" ./mam-run --summary --output="$work/children" -- \
+  sh -c "$program churn && $program churn"
+check '[ "$(grep -c "40 allocations" "$work/children")" -eq 2 ]'
+try "a chunk has the size that is asked for" ./mam-run --chunk 8M "$program" churn
+check 'grep -q "chunk bytes 8388608" "$work/out"'
+try "nothing is served when it is off" ./mam-run --off --summary "$program" churn
+check 'grep -q "chunks 40" "$work/out" && [ ! -s "$work/err" ]'
+try "a program that is not meant is left alone" ./mam-run --skip-programs=preload_program,lt-preload_program "$program" churn
+check 'grep -q "chunks 40" "$work/out"'
+try "exit handlers and destructors may free and allocate" ./mam-run -s "$program" exit
+check '[ $status -eq 0 ] && grep -q "freed in an exit handler: 0" "$work/out" && grep -q "freed in a destructor: 0" "$work/out"'
+try "threads may outlive main" ./mam-run "$program" threads
+check '[ $status -eq 0 ] && [ ! -s "$work/err" ]'
+try "a program may replace itself" ./mam-run "$program" exec
+check '[ $status -eq 0 ] && grep -q "chunks 1" "$work/out"'
+try "a forked child without exec is left to the driver" ./mam-run "$program" fork
+check '[ $status -eq 0 ] && grep -q "child hears 3" "$work/out"'
+try "a forked child prints no summary of its own" ./mam-run --summary "$program" fork-exit
+check '[ $status -eq 0 ] && [ "$(grep -c "allocations and" "$work/err")" -eq 1 ]'
+try "a program that is linked with libmam has one pool" ./mam-run tests/preload_member
+check '[ $status -eq 0 ] && grep -q "one pool" "$work/out"'
+try "a mistake in an option is said, and the program runs" env MAM_PRELOAD_CHUNK=much ./mam-run "$program" churn
+check '[ $status -eq 0 ] && grep -q "MAM_PRELOAD_CHUNK=much is not understood" "$work/err" && grep -q "chunks 40" "$work/out"'
+
+try "an unknown option is refused" ./mam-run --nothing "$program" churn
+check '[ $status -eq 125 ] && grep -q "unknown option --nothing" "$work/err"'
+try "an option without its value is refused" ./mam-run --chunk
+check '[ $status -eq 125 ]'
+try "no program is a mistake" ./mam-run
+check '[ $status -eq 125 ] && grep -q "^usage" "$work/err"'
+try "help is printed" ./mam-run --help
+check '[ $status -eq 0 ] && grep -q "^usage: mam-run" "$work/out"'
+try "the variables are printed" ./mam-run --min 1K --vmm --print
+check 'grep -qx "MAM_PRELOAD_MIN=1K" "$work/out" && grep -qx "MAM_SOURCE=vmm" "$work/out" && grep -q "^LD_PRELOAD=.*libmam_preload.so" "$work/out"'
+try "another preloaded library stays" env LD_PRELOAD="$PWD/tests/.libs/preload_interposer.so" ./mam-run --print
+check 'grep -q "libmam_preload.so:.*preload_interposer.so" "$work/out"'
+exit $failed

@@ -1,0 +1,384 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * What libmam_preload sees of a program's work: captures are never disturbed, waits serve as fences, and a context's
+ * end takes its pool along without a free.
+ */
+#include "preload_util.h"
+
+/* A fence is a call of this; it would end a capture. */
+static unsigned fences(void) { return fake_calls("cuCtxRecordEvent") + fake_calls("cuCtxSynchronize"); }
+
+/* Frees and allocates what cannot be served without a fence, but by growing. */
+static void churn(void) {
+  for (int i = 0; i < 50; i++) {
+    address_t small = allocate(2000), large = allocate(8 * MIB);
+    OK(cuMemFree_v2(small));
+    OK(cuMemFree_v2(large));
+  }
+}
+
+/* ---- Captures ---- */
+
+START_TEST(allocation_goes_on_during_a_capture_of_any_mode) {
+  begin();
+  churn();
+  for (int mode = 0; mode < 3; mode++) {
+    void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING), *graph = NULL;
+    OK(cuStreamBeginCapture_v2(stream, mode));
+    unsigned before = fences();
+    churn();
+    ck_assert_uint_eq(fences(), before);
+    OK(cuStreamEndCapture(stream, &graph));
+    ck_assert_ptr_nonnull(graph);
+  }
+  ck_assert_uint_eq(fake_captures_invalidated(), 0);
+}
+END_TEST
+
+/* The first allocation of a program comes while it captures. */
+START_TEST(a_pool_may_begin_during_a_capture) {
+  void *graph = NULL;
+  begin();
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(cuStreamBeginCapture_v2(stream, 0));
+  churn();
+  OK(cuStreamEndCapture(stream, &graph));
+  ck_assert_uint_eq(fake_captures_invalidated(), 0);
+}
+END_TEST
+
+START_TEST(captures_are_counted) {
+  begin();
+  churn();
+  void *one = fake_stream_create(FAKE_STREAM_NON_BLOCKING), *other = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(cuStreamBeginCapture_v2(one, 2));
+  OK(cuStreamBeginCapture_v2(other, 2));
+  OK(cuStreamEndCapture(one, NULL));
+  unsigned before = fences();
+  churn();
+  ck_assert_uint_eq(fences(), before);
+  OK(cuStreamEndCapture(other, NULL));
+  churn();
+  ck_assert_uint_gt(fences(), before);
+  ck_assert_uint_eq(fake_captures_invalidated(), 0);
+}
+END_TEST
+
+START_TEST(a_capture_that_does_not_begin_holds_nothing_back) {
+  begin();
+  churn();
+  ck_assert_int_ne(cuStreamBeginCapture_v2(NULL, 0), 0); /* the legacy stream cannot be captured */
+  unsigned before = fences();
+  churn();
+  ck_assert_uint_gt(fences(), before);
+}
+END_TEST
+
+START_TEST(a_spoilt_capture_ends_all_the_same) {
+  begin();
+  churn();
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(cuStreamBeginCapture_v2(stream, 0));
+  ck_assert_int_ne(cuCtxSynchronize(), 0); /* the program's own mistake */
+  ck_assert_int_ne(cuStreamEndCapture(stream, NULL), 0);
+  unsigned before = fences();
+  churn();
+  ck_assert_uint_gt(fences(), before);
+}
+END_TEST
+
+START_TEST(a_stream_that_goes_takes_its_capture_along) {
+  begin();
+  churn();
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(cuStreamBeginCapture_v2(stream, 0));
+  OK(cuStreamDestroy_v2(stream));
+  unsigned before = fences();
+  churn();
+  ck_assert_uint_gt(fences(), before);
+}
+END_TEST
+
+START_TEST(the_threads_own_stream_can_be_captured) {
+  begin();
+  churn();
+  OK(cuStreamBeginCapture_v2_ptsz(NULL, 0));
+  unsigned before = fences();
+  churn();
+  ck_assert_uint_eq(fences(), before);
+  OK(cuStreamEndCapture_ptsz(NULL, NULL));
+  churn();
+  ck_assert_uint_gt(fences(), before);
+  ck_assert_uint_eq(fake_captures_invalidated(), 0);
+}
+END_TEST
+
+/* A capture in one context is no business of another's pool. */
+START_TEST(captures_are_counted_by_context) {
+  begin();
+  churn();
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  void *other = fake_context_create(0);
+  OK(cuStreamBeginCapture_v2(stream, 2));
+  OK(cuCtxSetCurrent(other));
+  unsigned before = fences();
+  churn();
+  ck_assert_uint_gt(fences(), before);
+  OK(cuStreamEndCapture(stream, NULL)); /* from the other context */
+  ck_assert_uint_eq(fake_captures_invalidated(), 0);
+}
+END_TEST
+
+/* ---- Blocks of graphs ---- */
+
+enum { BLOCKS = 24 };
+static const size_t sizes[] = {1000, 20000, MIB, 9 * MIB};
+
+/* Captures a stream; of the blocks allocated meanwhile, all but the last are freed before the end. */
+static void *capture(address_t blocks[BLOCKS]) {
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING), *graph = NULL;
+  OK(cuStreamBeginCapture_v2(stream, 0));
+  for (int i = 0; i < BLOCKS; i++)
+    blocks[i] = allocate(sizes[i % 4]);
+  for (int i = 0; i < BLOCKS - 1; i++)
+    OK(cuMemFree_v2(blocks[i]));
+  OK(cuStreamEndCapture(stream, &graph));
+  return graph;
+}
+
+/* Whether any of so many allocations meets a block. */
+static bool handed_out(const address_t blocks[BLOCKS]) {
+  address_t taken[4 * BLOCKS];
+  bool met = false;
+  for (int i = 0; i < 4 * BLOCKS; i++) {
+    size_t size = sizes[i % 4];
+    taken[i] = allocate(size);
+    for (int j = 0; j < BLOCKS; j++)
+      met = met || (taken[i] < blocks[j] + sizes[j % 4] && blocks[j] < taken[i] + size);
+  }
+  for (int i = 0; i < 4 * BLOCKS; i++)
+    OK(cuMemFree_v2(taken[i]));
+  return met;
+}
+
+static size_t free_now(void) {
+  size_t free_bytes, total_bytes;
+  OK(cuMemGetInfo_v2(&free_bytes, &total_bytes));
+  return free_bytes;
+}
+
+/* What the blocks that capture() freed come to, at least. */
+static const size_t FREED_BYTES = BLOCKS / 4 * (MIB + 9 * MIB) - 9 * MIB;
+
+START_TEST(a_graphs_blocks_are_kept_as_long_as_it) {
+  address_t blocks[BLOCKS], base;
+  void *executable = NULL;
+  begin();
+  void *graph = capture(blocks);
+  FAILS(INVALID_VALUE, cuMemFree_v2(blocks[0])); /* for the program it is freed */
+  FAILS(NOT_FOUND, cuMemGetAddressRange_v2(&base, NULL, blocks[0]));
+  OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
+  ck_assert(!handed_out(blocks));
+  OK(cuGraphDestroy(graph));
+  OK(cuMemFree_v2(blocks[BLOCKS - 1])); /* an output, after the capture */
+  ck_assert(!handed_out(blocks));
+  size_t before = free_now();
+  OK(cuGraphExecDestroy(executable));
+  ck_assert_uint_ge(free_now(), before + FREED_BYTES + 9 * MIB);
+  FAILS(INVALID_VALUE, cuMemFree_v2(blocks[BLOCKS - 1]));
+}
+END_TEST
+
+START_TEST(a_graph_that_was_never_made_executable_keeps_until_its_end) {
+  address_t blocks[BLOCKS];
+  begin();
+  void *graph = capture(blocks);
+  ck_assert(!handed_out(blocks));
+  size_t before = free_now();
+  OK(cuGraphDestroy(graph));
+  ck_assert_uint_ge(free_now(), before + FREED_BYTES);
+  OK(cuMemFree_v2(blocks[BLOCKS - 1])); /* the program had not */
+}
+END_TEST
+
+START_TEST(a_copied_graph_keeps_for_good) {
+  address_t blocks[BLOCKS];
+  void *clone = NULL;
+  begin();
+  void *graph = capture(blocks);
+  OK(cuGraphClone(&clone, graph));
+  OK(cuGraphDestroy(graph));
+  ck_assert(!handed_out(blocks));
+}
+END_TEST
+
+START_TEST(a_reset_takes_kept_blocks_along) {
+  address_t blocks[BLOCKS];
+  void *context = begin();
+  (void)capture(blocks);
+  OK(cuDevicePrimaryCtxReset_v2(0));
+  OK(cuDevicePrimaryCtxRetain(&context, 0));
+  OK(cuCtxSetCurrent(context));
+  ck_assert(handed_out(blocks)); /* at the same addresses, but new */
+}
+END_TEST
+
+/* ---- Reuse ---- */
+
+START_TEST(freed_memory_is_not_handed_out_under_a_kernel) {
+  void *context = begin();
+  for (int i = 0; i < 200; i++) {
+    address_t address = allocate(MIB);
+    ck_assert(!fake_in_use((const void *)(uintptr_t)address, MIB, FAKE_NO_STREAM));
+    struct fake_range range = {(const void *)(uintptr_t)address, MIB};
+    ck_assert(fake_launch(NULL, &range, 1));
+    OK(cuMemFree_v2(address));
+    if (i % 7 == 0)
+      fake_finish(context);
+  }
+  ck_assert_uint_eq(fake_faults(), 0);
+}
+END_TEST
+
+static void launch_and_free(size_t bytes, address_t *address) {
+  *address = allocate(bytes);
+  struct fake_range range = {(const void *)(uintptr_t)*address, bytes};
+  ck_assert(fake_launch(NULL, &range, 1));
+  OK(cuMemFree_v2(*address));
+}
+
+/* After the program waited for everything, freed memory comes back without a fence. */
+START_TEST(the_programs_own_wait_is_a_fence) {
+  address_t address = 0;
+  begin();
+  for (int form = 0; form < 2; form++) {
+    launch_and_free(8 * MIB, &address);
+    OK(form == 0 ? cuCtxSynchronize() : cuCtxSynchronize_v2(NULL));
+    unsigned before = fake_calls("cuCtxRecordEvent") + fake_calls("cuEventQuery");
+    ck_assert_uint_eq(allocate(8 * MIB), address);
+    ck_assert_uint_eq(fake_calls("cuCtxRecordEvent") + fake_calls("cuEventQuery"), before);
+  }
+}
+END_TEST
+
+START_TEST(a_wait_that_failed_is_no_fence) {
+  address_t address = 0;
+  begin();
+  launch_and_free(8 * MIB, &address);
+  fake_fail("cuCtxSynchronize", 1, 700);
+  FAILS(700, cuCtxSynchronize());
+  address_t next = allocate(8 * MIB);
+  ck_assert(!fake_in_use((const void *)(uintptr_t)next, 8 * MIB, FAKE_NO_STREAM));
+}
+END_TEST
+
+/* ---- Ends of contexts ---- */
+
+START_TEST(a_destroyed_context_takes_its_pool_along) {
+  begin();
+  address_t kept = allocate(MIB);
+  void *context = fake_context_create(0);
+  OK(cuCtxSetCurrent(context));
+  address_t lost = allocate(MIB);
+  unsigned frees = fake_calls("cuMemFree");
+  OK(cuCtxDestroy_v2(context));
+  ck_assert_uint_eq(fake_calls("cuMemFree"), frees); /* nothing was freed */
+  FAILS(INVALID_VALUE, cuMemFree_v2(lost));
+  OK(cuCtxSetCurrent(fake_primary_retain(0)));
+  OK(cuMemFree_v2(kept));
+  ck_assert_uint_eq(fake_live_bytes(), CHUNK_BYTES);
+  ck_assert_uint_eq(fake_violations(), 0);
+}
+END_TEST
+
+START_TEST(after_a_reset_old_blocks_are_gone_and_new_ones_come) {
+  void *context = begin();
+  address_t small = allocate(1000), large = allocate(MIB), base;
+  OK(cuDevicePrimaryCtxReset_v2(0));
+  OK(cuDevicePrimaryCtxRetain(&context, 0));
+  OK(cuCtxSetCurrent(context));
+  FAILS(INVALID_VALUE, cuMemFree_v2(small));
+  FAILS(INVALID_VALUE, cuMemFree_v2(large));
+  FAILS(NOT_FOUND, cuMemGetAddressRange_v2(&base, NULL, large));
+  for (int i = 0; i < 100; i++)
+    (void)allocate(MIB);
+  ck_assert_uint_eq(fake_violations(), 0);
+}
+END_TEST
+
+/* What was parked for a capture in a context that is gone does not stay parked for the next one. */
+START_TEST(a_reset_during_a_capture_holds_nothing_back) {
+  void *context = begin();
+  churn();
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(cuStreamBeginCapture_v2(stream, 2));
+  OK(cuDevicePrimaryCtxReset_v2(0));
+  OK(cuDevicePrimaryCtxRetain(&context, 0));
+  OK(cuCtxSetCurrent(context));
+  unsigned before = fences();
+  churn();
+  ck_assert_uint_gt(fences(), before);
+  ck_assert_uint_eq(fake_violations(), 0);
+}
+END_TEST
+
+START_TEST(the_last_release_of_a_primary_context_is_its_end) {
+  begin();
+  address_t address = allocate(MIB);
+  OK(cuDevicePrimaryCtxRelease(0));
+  OK(cuCtxSetCurrent(NULL));
+  FAILS(INVALID_VALUE, cuMemFree_v2(address));
+  ck_assert_uint_eq(fake_retains(0), 0); /* the library kept none of its own */
+}
+END_TEST
+
+START_TEST(each_device_has_its_own_pool) {
+  void *second = NULL;
+  fake_set_devices(2);
+  void *first = begin();
+  address_t one = allocate(MIB);
+  OK(cuDevicePrimaryCtxRetain(&second, 1));
+  OK(cuCtxSetCurrent(second));
+  address_t other = allocate(MIB);
+  void *owner = NULL;
+  OK(cuPointerGetAttribute(&owner, 1, one));
+  ck_assert_ptr_eq(owner, first);
+  OK(cuPointerGetAttribute(&owner, 1, other));
+  ck_assert_ptr_eq(owner, second);
+  OK(cuMemFree_v2(one)); /* whatever is current */
+  OK(cuMemFree_v2(other));
+}
+END_TEST
+
+static Suite *suite(void) {
+  Suite *suite = suite_create("preload, work");
+  TCase *tests = tcase_create("work");
+  tcase_add_test(tests, allocation_goes_on_during_a_capture_of_any_mode);
+  tcase_add_test(tests, a_pool_may_begin_during_a_capture);
+  tcase_add_test(tests, captures_are_counted);
+  tcase_add_test(tests, a_capture_that_does_not_begin_holds_nothing_back);
+  tcase_add_test(tests, a_spoilt_capture_ends_all_the_same);
+  tcase_add_test(tests, a_stream_that_goes_takes_its_capture_along);
+  tcase_add_test(tests, the_threads_own_stream_can_be_captured);
+  tcase_add_test(tests, captures_are_counted_by_context);
+  tcase_add_test(tests, a_graphs_blocks_are_kept_as_long_as_it);
+  tcase_add_test(tests, a_graph_that_was_never_made_executable_keeps_until_its_end);
+  tcase_add_test(tests, a_copied_graph_keeps_for_good);
+  tcase_add_test(tests, a_reset_takes_kept_blocks_along);
+  tcase_add_test(tests, freed_memory_is_not_handed_out_under_a_kernel);
+  tcase_add_test(tests, the_programs_own_wait_is_a_fence);
+  tcase_add_test(tests, a_wait_that_failed_is_no_fence);
+  tcase_add_test(tests, a_destroyed_context_takes_its_pool_along);
+  tcase_add_test(tests, after_a_reset_old_blocks_are_gone_and_new_ones_come);
+  tcase_add_test(tests, a_reset_during_a_capture_holds_nothing_back);
+  tcase_add_test(tests, the_last_release_of_a_primary_context_is_its_end);
+  tcase_add_test(tests, each_device_has_its_own_pool);
+  suite_add_tcase(suite, tests);
+  return suite;
+}
+
+int main(int count, char **arguments) {
+  (void)count;
+  preload_self(arguments);
+  return run_suite(suite());
+}
