@@ -7,6 +7,7 @@
  *   - a call that gives back answers with success or the injected error, and what was given back is gone;
  *   - at the end no memory is held, unless a call that gives back said that it failed;
  *   - the driver was not misused, and the thread is as it was.
+ * MAM_TEST_STRIDE=n lets only each n-th call of a function fail, for builds in which a process is slow.
  */
 #include "mam.h"
 
@@ -502,6 +503,12 @@ struct tally {
   unsigned injected, bad;
 };
 
+static int stride(void) {
+  const char *text = getenv("MAM_TEST_STRIDE");
+  int count = text != NULL ? atoi(text) : 1;
+  return count > 0 ? count : 1;
+}
+
 /* The first call of the function fails, the second, and so on.  Gives up on a function after a few bad runs, since the
  * rest will be of the same kind. */
 static void play_function(const struct scenario *scenario, struct tally *tally) {
@@ -512,7 +519,7 @@ static void play_function(const struct scenario *scenario, struct tally *tally) 
     /* 201 is no failure of cuCtxGetId but an answer: the thread has no context. */
     if (run.error == 201 && strcmp(run.function, "cuCtxGetId") == 0)
       continue;
-    for (run.nth = 1; status != RUN_NOT_REACHED && bad < 5; run.nth++) {
+    for (run.nth = 1; status != RUN_NOT_REACHED && bad < 5; run.nth += stride()) {
       status = play_apart(scenario);
       tally->injected += status != RUN_NOT_REACHED;
       bad += status != RUN_NOT_REACHED && status != RUN_GOOD;
