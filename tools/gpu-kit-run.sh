@@ -11,7 +11,8 @@ usage() {
 usage: run.sh [--only NAMES] [--sanitizer] [--pytorch] [--preload] [--bench] [--quick] [--csv DIR] [--timeout SECONDS]
 
   --only NAMES  of the tests only these, separated by spaces; '' for none
-  --sanitizer   after the tests, the same tests under compute-sanitizer's memcheck
+  --sanitizer   after the tests, the same tests with less traffic under compute-sanitizer's memcheck, and those of
+                device heaps under its racecheck
   --pytorch     after them, training steps and graphs of PyTorch on the library (needs a python3 that has it)
   --preload     after them, what is run with and without mam-run: questions to the driver, memory of two processes,
                 real programs (those that are there: python3's PyTorch, CuPy, Numba and JAX among them)
@@ -83,10 +84,14 @@ if [ $sanitizer = yes ]; then
     memcheck=compute-sanitizer
 fi
 
+heaps=0
+for test in $tests; do
+  case $test in gpu_heap_*) heaps=$((heaps + 1)) ;; esac
+done
 # shellcheck disable=SC2086
 set -- $tests
 planned=$#
-[ $sanitizer = no ] || planned=$((planned * 2))
+[ $sanitizer = no ] || planned=$((planned * 2 + heaps))
 [ $pytorch = no ] || planned=$((planned + 1))
 [ $preload = no ] || planned=$((planned + 3))
 [ $bench = no ] || planned=$((planned + 1))
@@ -97,8 +102,12 @@ done
 if [ $sanitizer = yes ]; then
   for test in $tests; do
     # The tests make wrong calls on purpose, to see what they answer: those are no errors.
-    run "memcheck $test" $((limit_s * 10)) \
+    run "memcheck $test" $((limit_s * 10)) env MAM_TEST_SMALL=1 \
       "$memcheck" --tool memcheck --report-api-errors no --error-exitcode 1 "./$test"
+    case $test in
+      gpu_heap_*) run "racecheck $test" $((limit_s * 10)) env MAM_TEST_SMALL=1 \
+        "$memcheck" --tool racecheck --report-api-errors no --error-exitcode 1 "./$test" ;;
+    esac
   done
 fi
 if [ $pytorch = yes ]; then
