@@ -221,7 +221,7 @@ MAM_OUTLINE void mam_free_finish(struct mam_heap_control *control, struct mam_ar
                                  mam_u32 refused, mam_u32 left) {
   if (refused != 0)
     (void)mam_add_relaxed_u64(&control->refused_free, refused);
-  mam_word_finish(area, word, old, left);
+  mam_word_finish(&area, word, old, left);
 }
 
 /* Lanes of one group: the or of their bits. */
@@ -253,11 +253,11 @@ static __device__ __forceinline__ void mam_free(mam_heap heap, void *block) {
   struct mam_area area = {heap.base, heap.words, heap.page_count, 0};
   struct mam_bit bit = mam_bit_of(offset, entry);
   mam_u32 group = __match_any_sync(__activemask(), bit.word);
-  __syncwarp(group); /* all fences come before the first lane's release */
+  __syncwarp(group); /* what the lanes wrote to their blocks comes before the first lane's release */
   mam_u32 bits = mam_lanes_or(group, 1u << bit.bit);
   if ((group & mam_lane_below()) != 0)
     return;
-  mam_u64 old = mam_and_after_fence_u64(&heap.words[bit.word], ~(mam_u64)bits);
+  mam_u64 old = mam_and_release_u64(&heap.words[bit.word], ~(mam_u64)bits); /* release: as in mam_chunk_free */
   mam_u32 left = 0, refused = mam_ones_u32(bits & ~(mam_u32)old);
   if (mam_word_wants_more(old, bits) && ((mam_u32)old & bits) != 0)
     left = mam_out_of_sight(mam_word_changed)(area, bit.word, old, bits);

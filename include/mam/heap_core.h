@@ -318,12 +318,12 @@ MAM_INLINE mam_u32 mam_run_find(mam_u64 word, mam_u32 count) {
 
 /* Takes a run of up to 64 pages that lies in one word of the page map, in the first word that has one from first on and
  * before last. */
-MAM_OUTLINE mam_u32 mam_run_take_short(struct mam_area area, mam_u32 count, mam_u32 first, mam_u32 last) {
+MAM_OUTLINE mam_u32 mam_run_take_short(const struct mam_area *area, mam_u32 count, mam_u32 first, mam_u32 last) {
   mam_u32 tries = 0, index = first;
   MAM_LOOP
-  while ((index = mam_map_next(mam_area_pages(area), mam_area_map_words(area), index)) < last) {
-    mam_u32 from = mam_run_find(mam_load_relaxed_u64(&mam_area_pages(area)[index]), count);
-    if (from != 64 && mam_pages_take_bits(area, index, mam_run_bits(count, from)))
+  while ((index = mam_map_next(mam_area_pages(*area), mam_area_map_words(*area), index)) < last) {
+    mam_u32 from = mam_run_find(mam_load_relaxed_u64(&mam_area_pages(*area)[index]), count);
+    if (from != 64 && mam_pages_take_bits(*area, index, mam_run_bits(count, from)))
       return (index << 6) + from;
     if (from == 64 || ++tries == MAM_RETRIES) {
       tries = 0;
@@ -397,9 +397,9 @@ MAM_OUTLINE mam_u32 mam_pages_search(struct mam_area area, mam_u32 count, mam_u3
   if (index >= mam_area_map_words(area))
     index = 0;
   if (count <= MAM_SPAN_PAGES) {
-    page = mam_run_take_short(area, count, index, mam_area_map_words(area));
+    page = mam_run_take_short(&area, count, index, mam_area_map_words(area));
     if (page == MAM_NO_PAGE)
-      page = mam_run_take_short(area, count, 0, index);
+      page = mam_run_take_short(&area, count, 0, index);
   } else
     page = mam_run_take_long(area, count, index, mam_area_map_words(area));
   if (page == MAM_NO_PAGE)
@@ -562,11 +562,14 @@ MAM_OUTLINE void mam_span_hint(struct mam_area area, mam_u32 page, mam_u32 size_
  * which alone may have fewer than 32 chunks. */
 MAM_INLINE int mam_span_empty(const mam_u64 *words, mam_u64 header, mam_u32 count, mam_u64 *last) {
   mam_u64 differs = 0;
-  MAM_UNROLL /* so that the loads are under way together */
-      for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++) if (i < count) {
-    mam_u64 word = mam_load_relaxed_u64(&words[i]);
-    differs |= (word ^ header) & ~MAM_WORD_CHUNKS;
-    *last = word;
+  MAM_LOOP
+  for (mam_u32 i = 0; i < count && differs == 0; i += 4) {
+    MAM_UNROLL /* so that the loads are under way together */
+        for (mam_u32 j = i; j < i + 4; j++) if (j < count) {
+      mam_u64 word = mam_load_relaxed_u64(&words[j]);
+      differs |= (word ^ header) & ~MAM_WORD_CHUNKS;
+      *last = word;
+    }
   }
   return differs == 0;
 }
@@ -630,48 +633,52 @@ MAM_INLINE mam_u32 mam_word_claim(mam_u64 *place, mam_u32 size_class, mam_u32 co
 }
 
 /* Chunks of a class from the spans that begin in a block. */
-MAM_OUTLINE struct mam_claim mam_block_claim(struct mam_area area, mam_u32 block, mam_u32 size_class, mam_u32 count) {
+MAM_OUTLINE struct mam_claim mam_block_claim(const struct mam_area *area, mam_u32 block, mam_u32 size_class,
+                                             mam_u32 count) {
   struct mam_claim claim = {0, 0, mam_class_bytes(size_class)};
   mam_u32 page = block * MAM_BLOCK_PAGES, end = page + MAM_BLOCK_PAGES;
   MAM_LOOP
-  for (; page < end && page < area.page_count; page++) {
-    mam_u64 *words = &area.words[page * MAM_PAGE_WORDS];
+  for (; page < end && page < area->page_count; page++) {
+    mam_u64 *words = &area->words[page * MAM_PAGE_WORDS];
     mam_u64 first = 0;
-    if (mam_load_relaxed_u16(&mam_area_entries(area)[page]) == size_class + 1)
+    if (mam_load_relaxed_u16(&mam_area_entries(*area)[page]) == size_class + 1)
       first = mam_load_relaxed_u64(words);
     if (first == 0 || mam_word_class(first) != size_class)
       continue;
     MAM_LOOP
     for (mam_u32 i = 0; i < mam_word_span_words(first); i++)
       if ((claim.mask = mam_word_claim(&words[i], size_class, count)) != 0) {
-        claim.address = mam_area_address(area, page) + (mam_u64)(32 * i) * claim.chunk_bytes;
+        claim.address = mam_area_address(*area, page) + (mam_u64)(32 * i) * claim.chunk_bytes;
         return claim;
       }
   }
   return claim;
 }
 
-/* Chunks of a class from spans that were split before, where a word of the class's map says so.  A block in which there
- * are none is struck from the map and then looked at once more: who freed a chunk meanwhile may have found the map in
- * order. */
+/* Chunks of a class from the spans of a block.  If there are none, the block is struck from the class's map and then
+ * looked at once more: who freed a chunk meanwhile may have found the map in order. */
+MAM_OUTLINE struct mam_claim mam_recycle_block(const struct mam_area *area, mam_u32 block, mam_u32 size_class,
+                                               mam_u32 count) {
+  struct mam_claim claim = mam_block_claim(area, block, size_class, count);
+  if (claim.mask != 0)
+    return claim;
+  mam_u64 bit = 1ull << (block & 63);
+  if ((mam_or_acq_rel_u64(&mam_area_class(*area, size_class)[block >> 6], bit) | bit) == MAM_FULL_WORD)
+    mam_map_filled(mam_area_class(*area, size_class), mam_area_class_words(*area), block >> 6);
+  claim = mam_block_claim(area, block, size_class, count);
+  if (claim.mask != 0)
+    mam_span_hint(*area, block * MAM_BLOCK_PAGES, size_class);
+  return claim;
+}
+
+/* The same for the blocks that a word of the map names. */
 MAM_OUTLINE struct mam_claim mam_recycle_in(const struct mam_area *area, mam_u32 index, mam_u32 size_class,
                                             mam_u32 count) {
   struct mam_claim claim = {0, 0, 0};
   MAM_LOOP
-  for (mam_u64 open = ~mam_load_relaxed_u64(&mam_area_class(*area, size_class)[index]); open != 0; open &= open - 1) {
-    mam_u64 *word = &mam_area_class(*area, size_class)[index];
-    mam_u32 block = (index << 6) + mam_lowest_u64(open);
-    claim = mam_block_claim(*area, block, size_class, count);
-    if (claim.mask != 0)
-      return claim;
-    if ((mam_or_acq_rel_u64(word, open & -open) | (open & -open)) == MAM_FULL_WORD)
-      mam_map_filled(mam_area_class(*area, size_class), mam_area_class_words(*area), index);
-    claim = mam_block_claim(*area, block, size_class, count);
-    if (claim.mask != 0) {
-      mam_span_hint(*area, block * MAM_BLOCK_PAGES, size_class);
-      return claim;
-    }
-  }
+  for (mam_u64 open = ~mam_load_relaxed_u64(&mam_area_class(*area, size_class)[index]); open != 0 && claim.mask == 0;
+       open &= open - 1)
+    claim = mam_recycle_block(area, (index << 6) + mam_lowest_u64(open), size_class, count);
   return claim;
 }
 
@@ -1083,20 +1090,20 @@ MAM_OUTLINE mam_u32 mam_word_changed(struct mam_area area, mam_u32 word, mam_u64
 }
 
 /* Does what was left. */
-MAM_OUTLINE void mam_word_finish(struct mam_area area, mam_u32 word, mam_u64 old, mam_u32 left) {
+MAM_OUTLINE void mam_word_finish(const struct mam_area *area, mam_u32 word, mam_u64 old, mam_u32 left) {
   mam_u32 page = word / MAM_PAGE_WORDS;
   MAM_LOOP
   for (int i = 0; i < MAM_RETRIES && left != 0; i++) {
     if ((left & MAM_LEFT_PAGES) != 0)
-      mam_pages_release(area, page, mam_word_span_pages(old));
+      mam_pages_release(*area, page, mam_word_span_pages(old));
     if ((left & MAM_LEFT_PAGES_OPENED) != 0)
-      mam_map_opened(mam_area_pages(area), mam_area_map_words(area), page >> 6);
+      mam_map_opened(mam_area_pages(*area), mam_area_map_words(*area), page >> 6);
     if ((left & MAM_LEFT_SHORTAGE) != 0)
-      mam_shortage_end(mam_area_shortage(area));
+      mam_shortage_end(mam_area_shortage(*area));
     if ((left & MAM_LEFT_CLASS_OPENED) != 0)
-      mam_map_opened(mam_area_class(area, mam_word_class(old)), mam_area_class_words(area),
+      mam_map_opened(mam_area_class(*area, mam_word_class(old)), mam_area_class_words(*area),
                      page / MAM_BLOCK_PAGES >> 6);
-    left = (left & MAM_LEFT_AGAIN) != 0 ? mam_word_changed(area, word, old & ~0xffffffffull, 0) : 0;
+    left = (left & MAM_LEFT_AGAIN) != 0 ? mam_word_changed(*area, word, old & ~0xffffffffull, 0) : 0;
   }
 }
 
@@ -1109,7 +1116,7 @@ MAM_INLINE int mam_chunk_free(struct mam_area area, struct mam_bit bit) {
   if (mam_word_wants_more(old, 1u << bit.bit)) {
     mam_u32 left = mam_word_changed(area, bit.word, old, 1u << bit.bit);
     if (left != 0)
-      mam_word_finish(area, bit.word, old, left);
+      mam_word_finish(&area, bit.word, old, left);
   }
   return 1;
 }
