@@ -440,8 +440,8 @@ static inline struct owned *owned_find(struct front *front, uintptr_t address) {
 }
 
 /* Where both places are taken, the second one's block is forgotten, and will be freed through the pool. */
-static inline void owned_remember(struct front *front, uintptr_t address, struct segment *segment, uint64_t ticket,
-                                  const void *tag) {
+static inline void owned_remember(struct front *front, uintptr_t address, struct segment *segment, size_t bytes,
+                                  uint64_t ticket, const void *tag) {
   struct owned *owned = owned_pair(front, address);
   /* a branch: the processor then knows early where the stores go, and the loads of the free that follows need not wait
    */
@@ -450,7 +450,7 @@ static inline void owned_remember(struct front *front, uintptr_t address, struct
   owned->address = address; /* each by itself: a copy of the whole would wait for its parts */
   owned->segment = segment;
   owned->ticket = ticket;
-  owned->bytes = segment->bytes;
+  owned->bytes = bytes;
   owned->tag = tag;
 }
 
@@ -464,6 +464,7 @@ static inline uintptr_t shelf_hand_out(struct front *front, struct shelf *shelf,
                                        const void *tag) {
   struct segment *segment = shelf->ring[shelf->first].segment;
   uintptr_t address = segment->base;
+  size_t bytes = segment->bytes; /* before the ticket, as a free by mistake may come at once */
   uint64_t ticket = front->ticket_next;
   front->ticket_next += 2;
   shelf->first = (shelf->first + 1) % SHELF_BLOCKS;
@@ -473,8 +474,8 @@ static inline uintptr_t shelf_hand_out(struct front *front, struct shelf *shelf,
   segment->as.used.site = site;
   /* release: the fields above, for a thread that frees the block through the pool; pairs with pool_free's exchange */
   atomic_store_explicit(&segment->ticket, ticket, memory_order_release);
-  owned_remember(front, address, segment, ticket, tag);
-  number_add(&front->numbers.kept_bytes, -(int64_t)segment->bytes);
+  owned_remember(front, address, segment, bytes, ticket, tag);
+  number_add(&front->numbers.kept_bytes, -(int64_t)bytes);
   number_add(&front->numbers.requested_bytes, (int64_t)size);
   number_count(&front->numbers.hits[tag != NULL ? FRONT_HIT_TAG : FRONT_HIT_SIZE]);
   return address;
@@ -962,7 +963,7 @@ static cudaError_t large_take(struct front *front, const struct front_request *r
   bool deserted = crowd_count(front, block.contended, bins);
   struct shelf *clear = attached ? shelf_claim(front, block.bytes, request->tag) : NULL;
   if (attached)
-    owned_remember(front, block.address, block.segment, block.ticket, request->tag);
+    owned_remember(front, block.address, block.segment, block.bytes, block.ticket, request->tag);
   biased_leave(&front->lock);
   if (clear != NULL)
     shelf_return(front, clear, SHELF_BLOCKS);

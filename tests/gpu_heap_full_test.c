@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* A device heap at its ends: full and recovered, grown between kernels and under one, trimmed, reset, misused. */
+/* A device heap at its ends: full and recovered, grown between kernels, trimmed, reset, misused. */
 #include "gpu_heap_util.h"
 
 /* ---- Full -------------------------------------------------------------------------------------------------------- */
@@ -113,45 +113,6 @@ START_TEST(heap_grows_between_kernels_and_trims) {
 }
 END_TEST
 
-/* A kernel asks for 16 times what the heap begins with. */
-START_TEST(heap_grows_under_a_running_kernel) {
-  MAM_HeapOptions options = MAM_HEAP_OPTIONS_INIT;
-  options.bytes = 4 * MIB;
-  options.limit_bytes = 128 * MIB;
-  options.grow_bytes = 4 * MIB;
-  struct gpu_heap heap = gpu_heap_new(&options);
-  struct gpu_heap_tally *tally = gpu_heap_tally_new();
-  struct gpu_heap_traffic traffic = {.count = (unsigned)(16 * 4 * MIB / 512), .low = 512, .high = 512};
-  unsigned long long *slots = gpu_heap_slots(traffic.count);
-  GPU_OK(gpu_heap_allocate(heap.handle, traffic, slots, tally, NULL));
-  GPU_OK(gpu_heap_check(traffic, slots, tally, NULL));
-  gpu_heap_sound(tally);
-  ck_assert_uint_eq(gpu_heap_refused(tally), 0);
-  ck_assert_uint_ge(gpu_heap_info(&heap).growth_count, 1);
-  gpu_heap_holds(&heap, traffic.count);
-  GPU_OK(gpu_heap_release(heap.handle, traffic, 0, 0, 1, slots, tally, NULL));
-  gpu_heap_sound(tally);
-  gpu_heap_holds(&heap, 0);
-}
-END_TEST
-
-START_TEST(growth_stops_at_its_limit_and_the_heap_answers) {
-  MAM_HeapOptions options = MAM_HEAP_OPTIONS_INIT;
-  options.bytes = 4 * MIB;
-  options.limit_bytes = 12 * MIB;
-  options.grow_bytes = 4 * MIB;
-  struct gpu_heap heap = gpu_heap_new(&options);
-  struct gpu_heap_tally *tally = gpu_heap_tally_new();
-  struct gpu_heap_traffic traffic = {.count = (unsigned)(16 * MIB / 512), .low = 512, .high = 512};
-  unsigned long long *slots = gpu_heap_slots(traffic.count);
-  GPU_OK(gpu_heap_allocate(heap.handle, traffic, slots, tally, NULL));
-  gpu_heap_sound(tally);
-  ck_assert_uint_gt(tally->refused[MAM_HEAP_FULL], 0);
-  ck_assert_uint_ge(tally->served, 10 * MIB / 512);
-  ck_assert_uint_le(gpu_heap_info(&heap).reserved_bytes, 12 * MIB);
-}
-END_TEST
-
 /* ---- Reset and misuse -------------------------------------------------------------------------------------------- */
 
 START_TEST(reset_frees_everything) {
@@ -207,8 +168,6 @@ static Suite *heap_full_suite(void) {
   tcase_add_test(full, answers_say_why_there_is_no_block);
   TCase *growth = gpu_heap_case_add(suite, "growth");
   tcase_add_test(growth, heap_grows_between_kernels_and_trims);
-  tcase_add_test(growth, heap_grows_under_a_running_kernel);
-  tcase_add_test(growth, growth_stops_at_its_limit_and_the_heap_answers);
   TCase *reset = gpu_heap_case_add(suite, "reset and misuse");
   tcase_add_test(reset, reset_frees_everything);
   tcase_add_test(reset, double_and_foreign_frees_are_counted_and_harm_nothing);
