@@ -178,6 +178,20 @@ static const char *stray_pages(void) {
   return NULL;
 }
 
+/* A span whose last chunk was freed has ended. */
+static const char *left_over(void) {
+  struct mam_area area = model->control->superblocks[0];
+  for (mam_u32 page = 0; page < area.page_count; page++) {
+    const mam_u64 *words = &area.words[page * MAM_PAGE_WORDS];
+    mam_u32 used = 0;
+    for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++)
+      used |= (mam_u32)words[i];
+    if (words[0] != 0 && used == 0)
+      return "an empty span has not ended";
+  }
+  return NULL;
+}
+
 static const char *judge(void) {
   const char *fault = violation;
   for (unsigned i = 0; i < THREADS && fault == NULL; i++)
@@ -187,6 +201,7 @@ static const char *judge(void) {
   fault = fault != NULL ? fault : overlap();
   fault = fault != NULL ? fault : hidden();
   fault = fault != NULL ? fault : stray_pages();
+  fault = fault != NULL ? fault : left_over();
   if (fault == NULL && scenario->conclude != NULL) {
     scenario->conclude();
     fault = violation;

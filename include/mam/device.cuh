@@ -216,12 +216,15 @@ MAM_OUTLINE void mam_free_rest(struct mam_heap_control *control, void *block) {
     (void)mam_block_free(control, (mam_u64)block);
 }
 
-/* What is seldom left to do after bits of a usage word were cleared, or what was wrong with that. */
-MAM_OUTLINE void mam_free_finish(struct mam_heap_control *control, struct mam_area area, mam_u32 word, mam_u64 old,
-                                 mam_u32 refused, mam_u32 left) {
-  if (refused != 0)
-    (void)mam_add_relaxed_u64(&control->refused_free, refused);
-  mam_word_finish(&area, word, old, left);
+/* What comes after bits of a usage word in the first superblock were cleared, or what was wrong with that. */
+MAM_OUTLINE void mam_free_more(struct mam_heap_control *control, mam_u64 *words, mam_u32 page_count, mam_u32 word,
+                               mam_u64 old, mam_u32 bits) {
+  struct mam_area area = {0, words, page_count, 0};
+  if (((mam_u32)old & bits) != bits)
+    (void)mam_add_relaxed_u64(&control->refused_free, mam_ones_u32(bits & ~(mam_u32)old));
+  mam_u32 left = ((mam_u32)old & bits) != 0 ? mam_word_changed(area, word, old, bits) : 0;
+  if (left != 0)
+    mam_word_finish(&area, word, old, left);
 }
 
 /* Lanes of one group: the or of their bits. */
@@ -238,19 +241,13 @@ MAM_INLINE mam_u32 mam_lanes_or(mam_u32 group, mam_u32 bits) {
 
 static __device__ __forceinline__ void mam_free(mam_heap heap, void *block) {
   mam_u64 offset = (mam_u64)block - heap.base;
-  if (MAM_HEAP_CHECKED || (offset >> MAM_PAGE_SHIFT) >= heap.page_count) {
-    mam_out_of_sight(mam_free_rest)(heap.control, block);
-    return;
-  }
-  mam_u32 entry = mam_load_relaxed_u16(&heap.entries[offset >> MAM_PAGE_SHIFT]);
-  /* What the lane wrote to its block comes before what the block's next owner does: with the relaxed change of the
-   * usage word below, a release.  Here, where it is under way together with the load. */
-  mam_fence();
+  mam_u32 entry = 0;
+  if (!MAM_HEAP_CHECKED && (offset >> MAM_PAGE_SHIFT) < heap.page_count)
+    entry = mam_load_relaxed_u16(&heap.entries[offset >> MAM_PAGE_SHIFT]);
   if ((entry & 63) - 1 >= MAM_HEAP_CLASSES) {
     mam_out_of_sight(mam_free_rest)(heap.control, block);
     return;
   }
-  struct mam_area area = {heap.base, heap.words, heap.page_count, 0};
   struct mam_bit bit = mam_bit_of(offset, entry);
   mam_u32 group = __match_any_sync(__activemask(), bit.word);
   __syncwarp(group); /* what the lanes wrote to their blocks comes before the first lane's release */
@@ -258,11 +255,8 @@ static __device__ __forceinline__ void mam_free(mam_heap heap, void *block) {
   if ((group & mam_lane_below()) != 0)
     return;
   mam_u64 old = mam_and_release_u64(&heap.words[bit.word], ~(mam_u64)bits); /* release: as in mam_chunk_free */
-  mam_u32 left = 0, refused = mam_ones_u32(bits & ~(mam_u32)old);
-  if (mam_word_wants_more(old, bits) && ((mam_u32)old & bits) != 0)
-    left = mam_out_of_sight(mam_word_changed)(area, bit.word, old, bits);
-  if ((left | refused) != 0)
-    mam_out_of_sight(mam_free_finish)(heap.control, area, bit.word, old, refused, left);
+  if (mam_word_wants_more(old, bits) || ((mam_u32)old & bits) != bits)
+    mam_out_of_sight(mam_free_more)(heap.control, heap.words, heap.page_count, bit.word, old, bits);
 }
 
 static __device__ __forceinline__ size_t mam_malloc_size(mam_heap heap, const void *block) {

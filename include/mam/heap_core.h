@@ -347,12 +347,12 @@ MAM_INLINE mam_u32 mam_run_take_at(struct mam_area area, mam_u32 page, mam_u32 c
 }
 
 /* Takes a run of any length, over the ends of words too. */
-MAM_OUTLINE mam_u32 mam_run_take_long(struct mam_area area, mam_u32 count, mam_u32 first, mam_u32 last) {
+MAM_OUTLINE mam_u32 mam_run_take_long(const struct mam_area *area, mam_u32 count, mam_u32 first, mam_u32 last) {
   mam_u32 start = first << 6; /* pages from here on may be free */
   MAM_LOOP
   for (mam_u32 index = first; index < last; index++) {
     mam_u32 begin = index << 6, end = begin + 64;
-    mam_u64 word = mam_load_relaxed_u64(&mam_area_pages(area)[index]);
+    mam_u64 word = mam_load_relaxed_u64(&mam_area_pages(*area)[index]);
     if (start > begin)
       word |= mam_run_bits(start - begin, 0); /* tried already */
     if (word != 0) {
@@ -364,7 +364,7 @@ MAM_OUTLINE mam_u32 mam_run_take_long(struct mam_area area, mam_u32 count, mam_u
       else {
         start = end - mam_leading_zeros_u64(word);
         if (word == MAM_FULL_WORD) {
-          index = mam_map_next(mam_area_pages(area), mam_area_map_words(area), index + 1) - 1;
+          index = mam_map_next(mam_area_pages(*area), mam_area_map_words(*area), index + 1) - 1;
           start = (index + 1) << 6;
         }
         continue;
@@ -372,10 +372,10 @@ MAM_OUTLINE mam_u32 mam_run_take_long(struct mam_area area, mam_u32 count, mam_u
     }
     if (end < start + count)
       continue;
-    mam_u32 got = mam_run_take_at(area, start, count);
+    mam_u32 got = mam_run_take_at(*area, start, count);
     if (got == count)
       return start;
-    mam_pages_release(area, start, got);
+    mam_pages_release(*area, start, got);
     start += got + 1;
     index = (start >> 6) - 1;
     if ((start & 63) == 0)
@@ -401,9 +401,9 @@ MAM_OUTLINE mam_u32 mam_pages_search(struct mam_area area, mam_u32 count, mam_u3
     if (page == MAM_NO_PAGE)
       page = mam_run_take_short(&area, count, 0, index);
   } else
-    page = mam_run_take_long(area, count, index, mam_area_map_words(area));
+    page = mam_run_take_long(&area, count, index, mam_area_map_words(area));
   if (page == MAM_NO_PAGE)
-    page = mam_run_take_long(area, count, 0, mam_area_map_words(area));
+    page = mam_run_take_long(&area, count, 0, mam_area_map_words(area));
   if (mark != 0)
     (void)mam_cas_acq_rel_u32(mam_area_shortage(area), mark, mam_shortage_next(mark, page == MAM_NO_PAGE ? count : 0));
   return page;
@@ -825,30 +825,40 @@ MAM_OUTLINE struct mam_claim mam_span_open(struct mam_heap_control *control, mam
   return claim;
 }
 
+/* Chunks of spans that were split before, in any superblock. */
+MAM_OUTLINE struct mam_claim mam_recycle_any(struct mam_heap_control *control, mam_u32 size_class, mam_u32 count,
+                                             mam_u32 home) {
+  struct mam_claim claim = {0, 0, 0};
+  mam_u32 superblocks = mam_load_acquire_u32(&control->superblock_count);
+  MAM_LOOP
+  for (mam_u32 i = 0; i < superblocks && claim.mask == 0; i++)
+    claim = mam_recycle(control->superblocks[i], size_class, count, home);
+  return claim;
+}
+
 /* Chunks of a class when a slot cannot be refilled: of spans that were split before; a span of one's own; what slots
  * still hold; a part of a span; and at last larger chunks, up to twice as large (the paper's max_frag). */
 MAM_OUTLINE struct mam_claim mam_claim_scarce(struct mam_heap_control *control, mam_u32 size_class, mam_u32 count,
                                               mam_u32 home) {
-  struct mam_claim claim = {0, 0, 0};
-  mam_u32 bytes = mam_class_bytes(size_class), least = (bytes + MAM_PAGE_BYTES - 1) >> MAM_PAGE_SHIFT;
+  struct mam_claim claim = mam_recycle_any(control, size_class, count, home);
+  mam_u32 pages = mam_span_pages(control->heap.chunks, size_class);
+  mam_u32 least = (mam_class_bytes(size_class) + MAM_PAGE_BYTES - 1) >> MAM_PAGE_SHIFT;
+  if (claim.mask == 0)
+    claim = mam_span_open(control, size_class, pages, count, home);
+  if (claim.mask == 0)
+    claim = mam_steal(control, size_class, count);
   MAM_LOOP
-  for (mam_u32 other = size_class; other < MAM_HEAP_CLASSES && mam_class_bytes(other) <= 2 * bytes; other++) {
-    mam_u32 superblocks = mam_load_acquire_u32(&control->superblock_count);
-    mam_u32 pages = mam_span_pages(control->heap.chunks, other);
-    MAM_LOOP
-    for (mam_u32 i = 0; i < superblocks && claim.mask == 0; i++)
-      claim = mam_recycle(control->superblocks[i], other, count, home);
-    if (claim.mask == 0 && other == size_class)
-      claim = mam_span_open(control, size_class, pages, count, home);
+  while (claim.mask == 0 && pages > least) {
+    pages = pages / 2 > least ? pages / 2 : least;
+    claim = mam_span_open(control, size_class, pages, count, home);
+  }
+  MAM_LOOP
+  for (mam_u32 other = size_class + 1;
+       claim.mask == 0 && other < MAM_HEAP_CLASSES && mam_class_bytes(other) <= 2 * mam_class_bytes(size_class);
+       other++) {
+    claim = mam_recycle_any(control, other, count, home);
     if (claim.mask == 0)
       claim = mam_steal(control, other, count);
-    MAM_LOOP
-    while (claim.mask == 0 && other == size_class && pages > least) {
-      pages = pages / 2 > least ? pages / 2 : least;
-      claim = mam_span_open(control, size_class, pages, count, home);
-    }
-    if (claim.mask != 0)
-      return claim;
   }
   return claim;
 }
