@@ -9,7 +9,9 @@ static __device__ mam_u64 thread_rank(void) { return (mam_u64)blockIdx.x * block
 static __device__ mam_u64 thread_count(void) { return (mam_u64)gridDim.x * blockDim.x; }
 
 /* Empties a superblock that nobody uses. */
-extern "C" __global__ void mam_kernel_clear(struct mam_area area) { mam_area_clear(area, thread_rank(), thread_count()); }
+extern "C" __global__ void mam_kernel_clear(struct mam_area area) {
+  mam_area_clear(area, thread_rank(), thread_count());
+}
 
 /* Empties the slots of a heap that nobody uses. */
 extern "C" __global__ void mam_kernel_clear_slots(struct mam_heap_control *control) {
