@@ -158,7 +158,8 @@ static bool reuse_context_lives(const struct reuse *reuse) { return context_live
 
 static void totals(struct client_totals *sum) {
   MAM_PoolInfo info;
-  *sum = (struct client_totals){0};
+  struct pool_past past = pool_past();
+  *sum = (struct client_totals){.mallocs = past.malloc_count, .hits = past.hit_count, .waits = past.synchronize_count};
   for (struct mam_pool *pool = pool_first(); pool != NULL; pool = pool->next) {
     /* relaxed: a hint; a pool that ends meanwhile is not counted */
     if (atomic_load_explicit(&pool->default_id, memory_order_relaxed) == 0 || pool_info(pool, &info) != cudaSuccess)
@@ -171,6 +172,7 @@ static void totals(struct client_totals *sum) {
     sum->peak_used_bytes += info.peak_used_bytes;
     sum->pools++;
   }
+  sum->peak_used_bytes = past.peak_used_bytes > sum->peak_used_bytes ? past.peak_used_bytes : sum->peak_used_bytes;
 }
 
 const struct client mam_client = {.struct_size = sizeof(struct client),

@@ -29,7 +29,8 @@ struct client_block {
   uint64_t id;  /* no other live block has it, and it has the highest bit */
 };
 
-/* What the counts of a summary are made of, over all default pools that live. */
+/* What the counts of a summary are made of, over all default pools, those that ended too; bytes of those that live, but
+ * the peak. */
 struct client_totals {
   uint64_t mallocs, hits, waits; /* hits: allocations that a thread served from what it keeps */
   size_t held_bytes, used_bytes, peak_used_bytes;

@@ -180,11 +180,40 @@ static void streams_free_locked(struct mam_pool *pool) {
   }
 }
 
+static struct pool_past past; /* under pools_lock */
+
+struct pool_past pool_past(void) {
+  pthread_mutex_lock(&pools_lock);
+  struct pool_past known = past;
+  pthread_mutex_unlock(&pools_lock);
+  return known;
+}
+
+/* Remembers what a default pool that ends had counted. */
+static void past_add(struct mam_pool *pool) {
+  MAM_PoolInfo info;
+  struct pool_front_sum sum = {0};
+  if (pool->config.default_id == 0)
+    return;
+  const struct pool_front *frozen = pool_freeze(pool);
+  if (frozen != NULL)
+    frozen->sum(pool, &sum);
+  pool_info_locked(pool, &sum, &info);
+  pool_thaw(pool, frozen);
+  pthread_mutex_lock(&pools_lock);
+  past.malloc_count += info.malloc_count;
+  past.hit_count += info.magazine_hit_count + info.size_hit_count + info.tag_hit_count;
+  past.synchronize_count += info.synchronize_count;
+  past.peak_used_bytes = info.peak_used_bytes > past.peak_used_bytes ? info.peak_used_bytes : past.peak_used_bytes;
+  pthread_mutex_unlock(&pools_lock);
+}
+
 cudaError_t pool_finish(struct mam_pool *pool) {
   pthread_mutex_lock(&pool->lock);
   while (pool->users > 0)
     pthread_cond_wait(&pool->changed, &pool->lock);
   pthread_mutex_unlock(&pool->lock);
+  past_add(pool);
   if (pool->config.front != NULL)
     pool->config.front->close(pool);
   cudaError_t error = pool_chunks_give(pool); /* the pool is this thread's alone */

@@ -177,6 +177,13 @@ cudaError_t pool_close(struct mam_pool *pool, uint64_t default_id);
 bool pool_retire(struct mam_pool *pool, uint64_t default_id, bool only_if_empty);
 cudaError_t pool_finish(struct mam_pool *pool);
 
+/* What all default pools that ended had counted; of their peaks the highest. */
+struct pool_past {
+  uint64_t malloc_count, hit_count, synchronize_count;
+  size_t peak_used_bytes;
+};
+struct pool_past pool_past(void);
+
 /* Whether the pool is still that default pool, and what it is about. */
 enum pool_look { POOL_GONE, POOL_BUSY, POOL_CROWDED, POOL_EMPTY }; /* crowded: busy, and no emptying is reported */
 /* Looks at a lazy pool.  Unless it is empty, its next emptying is reported again (watched ends). */

@@ -15,6 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "client.h"
 #include "mam.h"
 #include "run_suite.h"
 
@@ -317,6 +318,21 @@ START_TEST(explanation_says_that_what_is_kept_comes_back) {
   free(text);
   ck_assert_uint_gt(info_now().metadata_bytes, 0);
   ck_assert(all_is_free(pool_bytes));
+}
+END_TEST
+
+/* What libmam_preload's summary is made of. */
+START_TEST(what_an_environment_counted_outlives_it) {
+  struct client_totals before, after;
+  mam_client.totals(&before);
+  for (int i = 0; i < 1000; i++)
+    put(get(SMALL)), put(get(LARGE));
+  ck_assert_int_eq(MAM_Destroy(), cudaSuccess);
+  ck_assert_int_eq(MAM_Create(pool_bytes), cudaSuccess);
+  mam_client.totals(&after);
+  ck_assert_uint_eq(after.mallocs, before.mallocs + 2000);
+  ck_assert_uint_gt(after.hits, before.hits + 1000);
+  ck_assert_uint_ge(after.peak_used_bytes, LARGE);
 }
 END_TEST
 
@@ -650,6 +666,7 @@ int main(void) {
   tcase_add_loop_test(small, pointers_that_start_no_block_are_refused, 0, 6);
   tcase_add_test(small, of_many_frees_of_one_block_one_succeeds);
   tcase_add_test(small, every_rule_frees_once);
+  tcase_add_test(small, what_an_environment_counted_outlives_it);
   tcase_add_test(small, explanation_says_that_what_is_kept_comes_back);
   tcase_add_test(small, a_tag_takes_back_up_to_twice_what_is_asked);
   tcase_add_test(small, a_tag_does_not_take_back_more_than_twice_what_is_asked);
