@@ -35,6 +35,7 @@ answers() {
   [ $status -ne 77 ] || return 77
   echo "status = $status" >>"$file"
   for end in exit $ends; do
+    # shellcheck disable=SC2086 # one word, or none
     "$@" $end >"$file.end" 2>>"$file.err" </dev/null
     echo "status of $end = $?" >>"$file.end"
     cat "$file.end" >>"$file"

@@ -1,6 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: BSD-2-Clause
 # mam-run from a shell, over the fake driver: options, summary, children, exit order, programs that use libmam too.
+# Conditions are given to check as text, to be evaluated there.
+# shellcheck disable=SC2016,SC2015
 set -u
 
 program=tests/preload_program
