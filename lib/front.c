@@ -1617,8 +1617,11 @@ static void fronts_after_fork(struct mam_pool *pool, bool in_child) {
   if (in_child)
     biased_register();
   if (in_child)
-    for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool)
+    for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool) {
       front->orphan = !is_mine(front);
+      if (front->orphan) /* its thread may have said that it is inside, and not yet stood back */
+        biased_leave(&front->lock);
+    }
   all_thaw(pool);
 }
 
