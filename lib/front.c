@@ -11,16 +11,17 @@
 #include "slab.h"
 
 enum {
-  OWNED_BITS = 13,              /* large blocks that a front remembers its thread allocated, by a hash of the address */
-  SHELF_BITS = 5,               /* shelves, in pairs by a hash of size or tag */
-  SHELF_BLOCKS = 64,            /* on one shelf: what a fence is shared by */
+  OWNED_BITS = 12, /* large blocks that a front remembers its thread allocated, by a hash of the address */
+  SHELF_BITS = 5,  /* shelves, in pairs by a hash of size or tag */
+  SHELVES = 1 << SHELF_BITS,
+  SHELF_BLOCKS = 256,           /* on one shelf: what a fence is shared by */
   SHELF_PATIENCE = 8,           /* a shelf goes to another size or tag when it was in the way so many times in a row */
   RESTING_MOST = 8,             /* batches that rest in a magazine, */
   RESTING_MOST_BYTES = 4 << 20, /* of so many bytes, unless it is one: they share a fence */
   TIGHT_MOST = 16, /* fences in a row for one size: then a growing pool gets more of it, so that a fence serves more, */
   TIGHT_BLOCKS = 4,         /* by so many blocks, */
   GROWTH_BYTES = 128 << 20, /* but not by more bytes than these, by which it also grows for a crowd */
-  FENCE_SHARE = 4,          /* what one thread frees is fenced when it comes to this part of the limit, at the latest */
+  FENCE_SHARE = 2,          /* what one thread frees is fenced when it comes to this part of the limit, at the latest */
   BIN_LEAST_BITS = 15,      /* bins are for blocks of 32 KiB */
   BIN_DOUBLINGS = 12,       /* to 128 MiB, */
   BIN_STEP_BITS = 3,        /* in eight steps a doubling, */
@@ -57,7 +58,8 @@ struct magazine {
 
 struct kept {
   struct segment *segment;
-  uint64_t epoch; /* of its free */
+  uintptr_t address; /* the segment's base, so that a hand-out need not wait for the segment to be read */
+  uint64_t epoch;    /* of its free */
 };
 
 /* Large blocks of one exact size, of one tag, or of a range of sizes (a bin). */
@@ -65,7 +67,14 @@ struct shelf {
   size_t bytes;    /* of each block; 0 if it goes by the tag, or is a bin */
   const void *tag; /* NULL if it goes by the size */
   unsigned first, count, in_the_way;
-  struct kept ring[SHELF_BLOCKS]; /* count of them from first, oldest first */
+  unsigned room;     /* in the ring, a power of two */
+  struct kept *ring; /* count of them from first, oldest first */
+};
+
+/* A thread's bins, allocated together. */
+struct bins {
+  struct shelf shelves[BINS];
+  struct kept rings[BINS][BIN_BLOCKS];
 };
 
 /* A large block that the thread allocated and has not freed, as far as it knows. */
@@ -79,10 +88,9 @@ struct owned {
 
 /* Written by the owner alone, read by others that add up: relaxed, each a number for itself. */
 struct front_numbers {
-  _Atomic int64_t live;                        /* blocks allocated less blocks freed by the thread */
-  _Atomic int64_t kept_bytes, requested_bytes; /* of large ones */
-  _Atomic uint64_t hits[FRONT_HIT_KINDS];      /* allocations by where they were served */
-  _Atomic uint64_t frees;                      /* of large ones that did not go to the pool */
+  _Atomic int64_t live;                   /* blocks allocated less blocks freed by the thread */
+  _Atomic int64_t requested_bytes;        /* what hand-outs from shelves changed in what segments say was asked for */
+  _Atomic uint64_t hits[FRONT_HIT_KINDS]; /* allocations by where they were served */
 };
 
 struct front {
@@ -97,15 +105,17 @@ struct front {
   uint64_t ticket_next;
   struct magazine magazines[SLAB_CLASSES];
   struct owned owned[1 << OWNED_BITS];
-  struct shelf shelves[1 << SHELF_BITS];
-  struct shelf *bins;              /* BINS of them, NULL until there is a crowd */
-  bool binning;                    /* bins are for all blocks, not for small ones alone */
-  size_t bin_calm_bytes;           /* of the small ones */
-  unsigned crowd;                  /* the balance of allocations that met others at the pool's lock */
-  struct kept limbo[LIMBO_BLOCKS]; /* a ring, oldest first */
+  struct shelf shelves[SHELVES];
+  struct kept rings[SHELVES][SHELF_BLOCKS]; /* of the shelves */
+  struct bins *bins;                        /* NULL until they are needed */
+  bool binning;                             /* bins are for all blocks, not for small ones alone */
+  size_t bin_calm_bytes;                    /* of the small ones */
+  unsigned crowd;                           /* the balance of allocations that met others at the pool's lock */
+  struct kept limbo[LIMBO_BLOCKS];          /* a ring, oldest first */
   unsigned limbo_first, limbo_count;
   size_t fence_bytes;           /* so much kept is worth a fence */
-  size_t unfenced_bytes;        /* kept since one was last asked for; the owner\'s, inside or not */
+  size_t unfenced_bytes;        /* freed in unfenced_epoch, if that is still the present one; the owner's, */
+  uint64_t unfenced_epoch;      /* inside or not */
   const struct shelf *tight;    /* where the last slow allocations needed a fence for lack of free memory, */
   unsigned tight_count;         /* so many in a row; the owner's, inside or not, as the one before */
   struct front *next_of_thread; /* the thread's own */
@@ -180,6 +190,10 @@ static struct front *front_new(void) {
   uintptr_t aligned = ((uintptr_t)memory + _Alignof(struct front)) & ~(uintptr_t)(_Alignof(struct front) - 1);
   struct front *front = (struct front *)aligned;
   front->memory = memory;
+  for (unsigned i = 0; i < SHELVES; i++) {
+    front->shelves[i].ring = front->rings[i];
+    front->shelves[i].room = SHELF_BLOCKS;
+  }
   return front;
 }
 
@@ -234,6 +248,7 @@ static void front_attach(struct front *front, struct mam_pool *pool) {
   front->immediate = pool->config.reuse == MAM_REUSE_IMMEDIATE;
   front->shelves_off = !front->immediate && !reuse_passes_by_itself(pool->reuse);
   front->unfenced_bytes = 0;
+  front->unfenced_epoch = 0;
   /* relaxed: a hint */
   front->fence_bytes = atomic_load_explicit(&pool->limit_hint, memory_order_relaxed) / FENCE_SHARE;
   if (pool->config.waiting_limit_bytes > 0 && front->fence_bytes > pool->config.waiting_limit_bytes)
@@ -439,14 +454,8 @@ static inline struct owned *owned_find(struct front *front, uintptr_t address) {
   return pair[0].address == address ? &pair[0] : pair[1].address == address ? &pair[1] : NULL;
 }
 
-/* Where both places are taken, the second one's block is forgotten, and will be freed through the pool. */
-static inline void owned_remember(struct front *front, uintptr_t address, struct segment *segment, size_t bytes,
-                                  uint64_t ticket, const void *tag) {
-  struct owned *owned = owned_pair(front, address);
-  /* a branch: the processor then knows early where the stores go, and the loads of the free that follows need not wait
-   */
-  if (__builtin_expect(owned->address != 0 && owned->address != address, false))
-    owned++;
+static inline void owned_write(struct owned *owned, uintptr_t address, struct segment *segment, size_t bytes,
+                               uint64_t ticket, const void *tag) {
   owned->address = address; /* each by itself: a copy of the whole would wait for its parts */
   owned->segment = segment;
   owned->ticket = ticket;
@@ -454,30 +463,61 @@ static inline void owned_remember(struct front *front, uintptr_t address, struct
   owned->tag = tag;
 }
 
+static __attribute__((noinline)) void owned_write_second(struct owned *pair, uintptr_t address, struct segment *segment,
+                                                         size_t bytes, uint64_t ticket, const void *tag) {
+  owned_write(&pair[1], address, segment, bytes, ticket, tag);
+}
+
+/* Where both places are taken, the second one's block is forgotten, and will be freed through the pool.  A call rather
+ * than a choice of addresses: the processor then knows early where the stores go, and the loads of the free that
+ * follows need not wait. */
+static inline void owned_remember(struct front *front, uintptr_t address, struct segment *segment, size_t bytes,
+                                  uint64_t ticket, const void *tag) {
+  struct owned *pair = owned_pair(front, address);
+  if (__builtin_expect(pair->address == 0 || pair->address == address, true))
+    owned_write(pair, address, segment, bytes, ticket, tag);
+  else
+    owned_write_second(pair, address, segment, bytes, ticket, tag);
+}
+
 /* Seed 002: a block is taken back if it is neither too small nor more than twice as large.  By size it fits exactly. */
 static bool kept_fits(const struct shelf *shelf, const struct kept *kept, size_t bytes) {
   return shelf->tag == NULL || (kept->segment->bytes >= bytes && kept->segment->bytes / 2 <= bytes);
 }
 
+/* What of a ring's oldest block the next hand-out will write: many blocks share a fence, so it was last used long ago.
+ */
+static inline void shelf_prefetch(struct front *front, const struct shelf *shelf) {
+  const struct kept *next = &shelf->ring[shelf->first];
+  __builtin_prefetch(next->segment, 1);
+  __builtin_prefetch(owned_pair(front, next->address), 1);
+}
+
+static struct kept *kept_take(struct shelf *shelf) {
+  struct kept *kept = &shelf->ring[shelf->first];
+  shelf->first = (shelf->first + 1) & (shelf->room - 1);
+  shelf->count--;
+  return kept;
+}
+
 /* Hands a shelf's oldest block out. */
 static inline uintptr_t shelf_hand_out(struct front *front, struct shelf *shelf, size_t size, const void *site,
                                        const void *tag) {
-  struct segment *segment = shelf->ring[shelf->first].segment;
-  uintptr_t address = segment->base;
+  const struct kept *kept = kept_take(shelf);
+  struct segment *segment = kept->segment;
+  uintptr_t address = kept->address;
   size_t bytes = segment->bytes; /* before the ticket, as a free by mistake may come at once */
   uint64_t ticket = front->ticket_next;
   front->ticket_next += 2;
-  shelf->first = (shelf->first + 1) % SHELF_BLOCKS;
-  shelf->count--;
   shelf->in_the_way = 0;
+  number_add(&front->numbers.requested_bytes, (int64_t)(size - segment->as.used.requested_bytes));
   segment->as.used.requested_bytes = size;
   segment->as.used.site = site;
   /* release: the fields above, for a thread that frees the block through the pool; pairs with pool_free's exchange */
   atomic_store_explicit(&segment->ticket, ticket, memory_order_release);
   owned_remember(front, address, segment, bytes, ticket, tag);
-  number_add(&front->numbers.kept_bytes, -(int64_t)bytes);
-  number_add(&front->numbers.requested_bytes, (int64_t)size);
   number_count(&front->numbers.hits[tag != NULL ? FRONT_HIT_TAG : FRONT_HIT_SIZE]);
+  shelf_prefetch(front, shelf);
   return address;
 }
 
@@ -516,9 +556,10 @@ static bool bin_serves(const struct shelf *bin, size_t bytes) {
 /* The bin whose oldest block is large enough, and less than a quarter too large; NULL if there is none. */
 static struct shelf *bin_serving(const struct front *front, size_t bytes) {
   unsigned index = bin_index_used(front, bytes);
-  if (index < BINS && bin_serves(&front->bins[index], bytes))
-    return &front->bins[index];
-  return index + 1 < BINS && bin_serves(&front->bins[index + 1], bytes) ? &front->bins[index + 1] : NULL;
+  struct shelf *bin = index < BINS ? &front->bins->shelves[index] : NULL;
+  if (bin == NULL || bin_serves(bin, bytes))
+    return bin;
+  return index + 1 < BINS && bin_serves(bin + 1, bytes) ? bin + 1 : NULL;
 }
 
 static bool bin_pop(struct front *front, size_t size, const void *site, uintptr_t *address) {
@@ -536,44 +577,36 @@ static struct shelf *bin_with_room(const struct front *front, const struct owned
   unsigned most = front->binning ? BIN_BLOCKS : BIN_CALM_BLOCKS;
   if (index >= BINS)
     return NULL;
-  struct shelf *bin = &front->bins[index];
+  struct shelf *bin = &front->bins->shelves[index];
   bool room = bin->count < most && (bin->count == 0 || (bin->count + 1) * owned->bytes <= BIN_BYTES);
   return room ? bin : NULL;
 }
 
 /* How many bytes that is, is no matter: what is kept is collected where it is needed. */
 static bool shelf_has_room(const struct front *front, const struct shelf *shelf) {
-  return shelf->count < SHELF_BLOCKS && !front->shelves_off;
+  return shelf->count < shelf->room && !front->shelves_off;
 }
 
-static void shelf_push(struct front *front, struct shelf *shelf, const struct owned *owned) {
-  unsigned last = (shelf->first + shelf->count++) % SHELF_BLOCKS;
-  shelf->ring[last] = (struct kept){owned->segment, stamp(front)};
-  number_add(&front->numbers.kept_bytes, (int64_t)owned->bytes);
-  number_add(&front->numbers.requested_bytes, -(int64_t)owned->segment->as.used.requested_bytes);
-  number_count(&front->numbers.frees);
+static inline void shelf_push(struct front *front, struct shelf *shelf, const struct owned *owned, uintptr_t address) {
+  unsigned last = (shelf->first + shelf->count++) & (shelf->room - 1);
+  shelf->ring[last] = (struct kept){owned->segment, address, stamp(front)};
 }
 
 /* All shelves of a front, the bins included: the index-th, NULL after the last. */
 static struct shelf *shelf_at(struct front *front, unsigned index) {
-  if (index < 1 << SHELF_BITS)
+  if (index < SHELVES)
     return &front->shelves[index];
-  index -= 1 << SHELF_BITS;
-  return front->bins != NULL && index < BINS ? &front->bins[index] : NULL;
+  index -= SHELVES;
+  return front->bins != NULL && index < BINS ? &front->bins->shelves[index] : NULL;
 }
 
 /* Takes up to most of the oldest blocks off a shelf. */
-static unsigned shelf_clear(struct front *front, struct shelf *shelf, struct segment **segments, uint64_t *epoch,
-                            unsigned most) {
+static unsigned shelf_clear(struct shelf *shelf, struct segment **segments, uint64_t *epoch, unsigned most) {
   unsigned count = 0;
   for (; shelf->count > 0 && count < most; count++) {
-    const struct kept *kept = &shelf->ring[shelf->first];
+    const struct kept *kept = kept_take(shelf);
     segments[count] = kept->segment;
     *epoch = kept->epoch > *epoch ? kept->epoch : *epoch;
-    number_add(&front->numbers.kept_bytes, -(int64_t)kept->segment->bytes);
-    number_add(&front->numbers.requested_bytes, (int64_t)kept->segment->as.used.requested_bytes); /* see pool_give */
-    shelf->first = (shelf->first + 1) % SHELF_BLOCKS;
-    shelf->count--;
   }
   return count;
 }
@@ -583,20 +616,15 @@ static bool limbo_has_room(const struct front *front) {
   return front->limbo_count < LIMBO_BLOCKS && !front->shelves_off;
 }
 
-static void limbo_push(struct front *front, const struct owned *owned) {
+static void limbo_push(struct front *front, const struct owned *owned, uintptr_t address) {
   unsigned last = (front->limbo_first + front->limbo_count++) % LIMBO_BLOCKS;
-  front->limbo[last] = (struct kept){owned->segment, stamp(front)};
-  number_add(&front->numbers.kept_bytes, (int64_t)owned->bytes);
-  number_add(&front->numbers.requested_bytes, -(int64_t)owned->segment->as.used.requested_bytes);
-  number_count(&front->numbers.frees);
+  front->limbo[last] = (struct kept){owned->segment, address, stamp(front)};
 }
 
 static struct segment *limbo_pull(struct front *front) {
   struct segment *segment = front->limbo[front->limbo_first].segment;
   front->limbo_first = (front->limbo_first + 1) % LIMBO_BLOCKS;
   front->limbo_count--;
-  number_add(&front->numbers.kept_bytes, -(int64_t)segment->bytes);
-  number_add(&front->numbers.requested_bytes, (int64_t)segment->as.used.requested_bytes); /* see pool_give */
   return segment;
 }
 
@@ -609,6 +637,13 @@ static unsigned limbo_drain(struct front *front, struct segment **segments, uint
   bool many = front->limbo_count >= LIMBO_FENCED && front->limbo[front->limbo_first].epoch > passed;
   *fence = many ? front->limbo[front->limbo_first].epoch : 0;
   return count;
+}
+
+/* Counts what was freed since the latest fence, whoever asked for that. */
+static void unfenced_count(struct front *front, size_t bytes) {
+  uint64_t epoch = stamp(front);
+  front->unfenced_bytes = (front->unfenced_epoch == epoch ? front->unfenced_bytes : 0) + bytes;
+  front->unfenced_epoch = epoch;
 }
 
 /* Frees a block that the thread owns if there is room for it on a shelf or in limbo. */
@@ -629,11 +664,11 @@ static bool large_keep(struct front *front, uintptr_t address) {
   if (!atomic_compare_exchange_strong_explicit(&owned->segment->ticket, &ticket, ticket + 1, memory_order_acq_rel,
                                                memory_order_relaxed))
     return false;
-  front->unfenced_bytes += owned->bytes;
+  unfenced_count(front, owned->bytes);
   if (shelf != NULL)
-    shelf_push(front, shelf, owned);
+    shelf_push(front, shelf, owned, address);
   else
-    limbo_push(front, owned);
+    limbo_push(front, owned, address);
   return true;
 }
 
@@ -710,7 +745,12 @@ static inline enum freed free_quick(struct front *front, struct slab *slab, uint
 
 bool front_free_quick(uintptr_t address, bool *zero) {
   struct front *front = mine;
-  enum freed freed = front != NULL ? free_quick(front, page_map_find(address), address) : FREED_NOT;
+  enum freed freed = FREED_NOT;
+  /* Mostly a large block's: their pages lie far apart, and asking the map about each costs more than the rest. */
+  if (front != NULL && address % SLAB_BYTES == 0)
+    freed = free_large(front, address);
+  if (front != NULL && freed < FREED)
+    freed = free_quick(front, page_map_find(address), address);
   *zero = freed == FREED_ZERO;
   return freed >= FREED;
 }
@@ -835,7 +875,7 @@ static void shelf_return(struct front *front, struct shelf *shelf, unsigned most
   biased_enter(&front->lock);
   struct mam_pool *pool = front->pool;
   uint64_t generation = front->generation;
-  unsigned count = pool != NULL ? shelf_clear(front, shelf, segments, &epoch, most) : 0;
+  unsigned count = pool != NULL ? shelf_clear(shelf, segments, &epoch, most) : 0;
   biased_leave(&front->lock);
   if (count > 0)
     pool_give(pool, generation, segments, count, epoch);
@@ -910,7 +950,7 @@ static struct shelf *shelf_claim(struct front *front, size_t bytes, const void *
 }
 
 /* Keeps the balance of how often the thread meets others at the pool's lock.  Whether the bins are used no more. */
-static bool crowd_count(struct front *front, bool contended, struct shelf *bins) {
+static bool crowd_count(struct front *front, bool contended, struct bins *bins) {
   if (contended)
     front->crowd = front->crowd + CROWD_STEP < CROWD_MOST ? front->crowd + CROWD_STEP : CROWD_MOST;
   else if (front->crowd > 0)
@@ -925,14 +965,19 @@ static bool crowd_count(struct front *front, bool contended, struct shelf *bins)
 
 static void bins_return(struct front *front) {
   for (unsigned i = 0; i < BINS; i++)
-    shelf_return(front, &front->bins[i], SHELF_BLOCKS);
+    shelf_return(front, &front->bins->shelves[i], BIN_BLOCKS);
 }
 
 /* Host memory for the bins of a thread that is about to need them; NULL if it has or does not, or there is none. */
-static struct shelf *bins_new(const struct front *front, const struct pool_block *block) {
+static struct bins *bins_new(const struct front *front, const struct pool_block *block) {
   bool calm = block->bytes <= front->bin_calm_bytes && block->bytes >> BIN_LEAST_BITS != 0;
   bool needed = front->bins == NULL && !front->shelves_off && (block->contended || calm);
-  return needed ? calloc(BINS, sizeof(struct shelf)) : NULL;
+  struct bins *bins = needed ? calloc(1, sizeof *bins) : NULL;
+  for (unsigned i = 0; bins != NULL && i < BINS; i++) {
+    bins->shelves[i].ring = bins->rings[i];
+    bins->shelves[i].room = BIN_BLOCKS;
+  }
+  return bins;
 }
 
 /* How much a pool that is to grow for the sake of speed grows at least. */
@@ -957,7 +1002,7 @@ static cudaError_t large_take(struct front *front, const struct front_request *r
   cudaError_t error = pool_take(miss->pool, &order, &block);
   if (error != cudaSuccess)
     return error;
-  struct shelf *bins = bins_new(front, &block);
+  struct bins *bins = bins_new(front, &block);
   biased_enter(&front->lock);
   bool attached = front->pool == miss->pool && front->generation == miss->generation;
   bool deserted = crowd_count(front, block.contended, bins);
@@ -1376,7 +1421,7 @@ static void front_empty(struct front *front) {
   struct shelf *shelf;
   for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++) {
     uint64_t epoch = 0;
-    unsigned count = shelf_clear(front, shelf, segments, &epoch, SHELF_BLOCKS);
+    unsigned count = shelf_clear(shelf, segments, &epoch, SHELF_BLOCKS);
     pool_give(pool, front->generation, segments, count, epoch);
   }
   while (front->limbo_count > 0) {
@@ -1394,7 +1439,6 @@ static void numbers_add(const struct front *front, struct pool_front_sum *sum) {
   const struct front_numbers *numbers = &front->numbers;
   sum->live += number_of(&numbers->live);
   sum->requested_bytes += (size_t)number_of(&numbers->requested_bytes);
-  sum->frees += count_of(&numbers->frees);
   for (unsigned i = 0; i < FRONT_HIT_KINDS; i++)
     sum->hits[i] += count_of(&numbers->hits[i]);
   for (unsigned i = 0; i < SLAB_CLASSES; i++) {
@@ -1561,6 +1605,7 @@ bool front_retire(struct mam_pool *pool, uint64_t default_id, bool only_if_empty
 static void kept_add(const struct kept *kept, uint64_t passed, struct pool_front_sum *sum) {
   sum->kept_count++;
   sum->kept_bytes += kept->segment->bytes;
+  sum->requested_bytes -= kept->segment->as.used.requested_bytes; /* the pool counts it until it is given back */
   sum->kept_waiting_bytes += kept->epoch > passed ? kept->segment->bytes : 0;
   sum->kept_waiting_count += kept->epoch > passed;
 }
@@ -1570,7 +1615,7 @@ static void front_add_kept(struct front *front, struct pool_front_sum *sum) {
   const struct shelf *shelf;
   for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++) {
     for (unsigned j = 0; j < shelf->count; j++)
-      kept_add(&shelf->ring[(shelf->first + j) % SHELF_BLOCKS], passed, sum);
+      kept_add(&shelf->ring[(shelf->first + j) & (shelf->room - 1)], passed, sum);
   }
   for (unsigned j = 0; j < front->limbo_count; j++)
     kept_add(&front->limbo[(front->limbo_first + j) % LIMBO_BLOCKS], passed, sum);
@@ -1593,9 +1638,11 @@ static void fronts_sum(struct mam_pool *pool, struct pool_front_sum *sum) {
     numbers_add(front, sum);
     front_add_kept(front, sum);
     front_add_resting(front, sum);
-    sum->metadata_bytes += sizeof *front + (front->bins != NULL ? BINS * sizeof *front->bins : 0);
+    sum->metadata_bytes += sizeof *front + (front->bins != NULL ? sizeof *front->bins : 0);
     sum->thread_count++;
   }
+  /* What large blocks were kept for was handed out again, or still is kept, or went to the pool, which counts it. */
+  sum->frees += sum->hits[FRONT_HIT_SIZE] + sum->hits[FRONT_HIT_TAG] + sum->kept_count;
   for (unsigned i = 0; i < SLAB_CLASSES; i++) {
     struct slab_sum slabs = slab_count(pool, &pool->fronts->depots[i], i);
     sum->span_bytes += slabs.span_bytes;
