@@ -11,7 +11,7 @@
 #include "slab.h"
 
 enum {
-  OWNED_BITS = 12, /* large blocks that a front remembers its thread allocated, by a hash of the address */
+  OWNED_BITS = 13, /* large blocks that a front remembers its thread allocated, by a hash of the address */
   SHELF_BITS = 5,  /* shelves, in pairs by a hash of size or tag */
   SHELVES = 1 << SHELF_BITS,
   SHELF_BLOCKS = 256,           /* on one shelf: what a fence is shared by */
@@ -28,7 +28,7 @@ enum {
   BINS = BIN_DOUBLINGS << BIN_STEP_BITS,
   BIN_BLOCKS = 64,          /* with so many blocks at most, */
   BIN_BYTES = 64 << 20,     /* of so many bytes, unless it is one */
-  BIN_CALM_BYTES = 1 << 18, /* without a crowd, bins are for blocks of at most so many bytes, */
+  BIN_CALM_BYTES = 4 << 20, /* without a crowd, bins are for blocks of at most so many bytes, */
   BIN_CALM_SHARE = 4096,    /* and of so small a part of the limit, */
   BIN_CALM_BLOCKS = 16,     /* and so many of them */
   BIN_FENCED = 4,           /* so many blocks in one are worth a fence */
@@ -1255,11 +1255,19 @@ static __attribute__((noinline)) uintptr_t malloc_quick_anew(struct front *front
   return address;
 }
 
-/* The thread is inside, and leaves. */
+/* The thread is inside, and leaves, here and in the next. */
+static __attribute__((noinline)) uintptr_t malloc_quick_bin(struct front *front, size_t size, const void *site) {
+  uintptr_t address = bin_pop(front, size, site);
+  if (address != 0)
+    number_add(&front->numbers.live, 1);
+  biased_leave(&front->lock);
+  return address;
+}
+
 static __attribute__((noinline)) uintptr_t malloc_quick_large(struct front *front, size_t size, const void *site) {
   uintptr_t address = shelf_pop(front, size, site, NULL);
   if (__builtin_expect(address == 0, false))
-    return malloc_quick_anew(front, front->default_id, size, site);
+    return malloc_quick_bin(front, size, site);
   number_add(&front->numbers.live, 1);
   biased_leave(&front->lock);
   return address;
