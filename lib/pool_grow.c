@@ -325,14 +325,14 @@ static cudaError_t trim_locked(struct mam_pool *pool, size_t keep_bytes) {
   return error;
 }
 
-cudaError_t pool_trim(struct mam_pool *pool, size_t keep_bytes) {
+cudaError_t pool_trim(struct mam_pool *pool, uint64_t default_id, size_t keep_bytes) {
   pool_lock(pool);
-  cudaError_t error = pool_usable_locked(pool);
+  cudaError_t error = pool_expect_locked(pool, default_id);
   if (error == cudaSuccess && pool->held_bytes > keep_bytes) {
     pool_collect_locked(pool);
     while (pool->growing)
       (void)pool_await_change_locked(pool);
-    error = pool_usable_locked(pool);
+    error = pool_expect_locked(pool, default_id);
     if (error == cudaSuccess)
       error = trim_locked(pool, keep_bytes);
   }
