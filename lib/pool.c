@@ -129,7 +129,8 @@ static void pool_reset(struct mam_pool *pool, const struct pool_config *config, 
   for (unsigned i = 0; i < POOL_SMALL_CLASSES; i++)
     atomic_store_explicit(&pool->live_by_class[i], 0, memory_order_relaxed); /* relaxed: a hint */
   pool->limit_bytes = SIZE_MAX;
-  pool->held_bytes = pool->moved_bytes = pool->refused_bytes = pool->requested_bytes = pool->peak_used_bytes = 0;
+  pool->held_bytes = pool->moved_bytes = pool->wanted_bytes = pool->refused_bytes = pool->requested_bytes =
+      pool->peak_used_bytes = 0;
   pool->malloc_count = pool->free_call_count = pool->failure_count = pool->synchronize_count = 0;
   pool->stream_hit_count = 0;
   pool->source_said[0] = '\0';
@@ -996,6 +997,7 @@ void pool_before_fork(void) {
  * with a pool of host memory is either not visible yet or complete, as the lock was not theirs. */
 static void fork_in_child(struct mam_pool *pool) {
   pool->users = pool->synchronizing = 0;
+  pool->wanted_bytes = 0;
   pool->growing = pool->watched = false;
   pool_settle_locked(pool);
   pool->linger_until_ns = 0;
