@@ -77,7 +77,7 @@ static cudaError_t clear_area(const struct mam_heap_host *heap, struct mam_area 
 static cudaError_t run_on_control(const struct mam_heap_host *heap, enum heap_kernel kernel) {
   mam_u64 control = (mam_u64)(uintptr_t)heap->handle.control;
   void *arguments[] = {&control};
-  return heap_gpu_run(&heap->gpu, kernel, (size_t)heap->handle.slot_count * MAM_HEAP_CLASSES, arguments);
+  return heap_gpu_run(&heap->gpu, kernel, (size_t)heap->handle.slot_count * MAM_HEAP_KINDS, arguments);
 }
 
 static cudaError_t publish(const struct mam_heap_host *heap, mam_u32 count) {
