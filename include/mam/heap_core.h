@@ -47,6 +47,7 @@ enum {
   MAM_CHUNK_BYTES = 32 << 10, /* at most; larger requests get whole pages */
   MAM_CLASS_RUN = 255,        /* in a usage word: a request of whole pages, their number in the low 48 bits */
   MAM_ENTRY_RUN = 63,         /* the same in an entry */
+  MAM_ENTRY_MOVED = 62,       /* in an entry: of a span whose objects were moved, whatever its size class was */
   MAM_ENTRY_CLASS_BITS = 6,   /* size class + 1; then how far back, as many; then the type */
   MAM_ENTRY_TYPE_SHIFT = 12,
   MAM_TICKET_BITS = 24,
@@ -1247,6 +1248,34 @@ MAM_OUTLINE int mam_block_free(struct mam_heap_control *control, mam_u64 address
   if (!freed)
     (void)mam_add_relaxed_u64(&control->refused_free, 1);
   return freed;
+}
+
+/* ---- Moved objects ----
+ *
+ * Between the begin and the end of a compaction an object that was moved has its new address where it was.  It may have
+ * been moved on from there. */
+
+/* Where the object is now at which, or into which, an address leads: what does not lead to a moved object is returned
+ * as it is.  After the kernels that move. */
+MAM_INLINE mam_u64 mam_forwarded(const mam_heap *heap, mam_u64 address) {
+  struct mam_area area = {heap->base, heap->words, heap->page_count, 0};
+  MAM_LOOP
+  while (address != 0) {
+    if ((address - area.base) >> MAM_PAGE_SHIFT >= area.page_count)
+      area = mam_area_of(heap->control, address);
+    mam_u32 page = (mam_u32)((address - area.base) >> MAM_PAGE_SHIFT);
+    if (area.page_count == 0 || (mam_area_moved(area)[page >> 6] >> (page & 63) & 1) == 0)
+      break;
+    mam_u64 first = page - mam_entry_back(mam_area_entries(area)[page]);
+    mam_u64 *words = &area.words[first * MAM_PAGE_WORDS], begin = mam_area_address(area, (mam_u32)first);
+    mam_u32 kind = mam_word_class(words[0]), shift = mam_class_shift(kind), bytes = mam_class_bytes(kind);
+    mam_u32 chunk = mam_chunk_index((mam_u32)(address - begin) >> 4, shift, mam_class_multiple(kind, shift));
+    if ((words[chunk / 32] >> chunk % 32 & 1) == 0)
+      break;
+    mam_u64 *object = (mam_u64 *)(begin + (mam_u64)chunk * bytes);
+    address = *object + (address - (mam_u64)object);
+  }
+  return address;
 }
 
 /* ---- Beginning ---- */
