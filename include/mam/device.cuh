@@ -46,6 +46,10 @@ static __device__ void *mam_malloc_typed(mam_heap heap, mam_type type);
  * the start of a live block. */
 static __device__ void mam_free(mam_heap heap, void *block);
 
+/* Between MAM_HeapCompactBegin and MAM_HeapCompactEnd: rewrites a pointer to an object that was moved, or into one.
+ * Any other pointer stays as it is. */
+template <typename Type> static __device__ void mam_forward(mam_heap heap, Type **pointer);
+
 /* How many bytes of a live block may be used: at least what was asked for.  0 for what is not the start of a live
  * block, as far as can be seen. */
 static __device__ size_t mam_malloc_size(mam_heap heap, const void *block);
@@ -286,6 +290,12 @@ static __device__ __forceinline__ void mam_free(mam_heap heap, void *block) {
 
 static __device__ __forceinline__ size_t mam_malloc_size(mam_heap heap, const void *block) {
   return heap.control != 0 && block != 0 ? mam_out_of_sight(mam_block_bytes)(heap.control, (mam_u64)block) : 0;
+}
+
+template <typename Type> static __device__ void mam_forward(mam_heap heap, Type **pointer) {
+  mam_u64 old = (mam_u64)*pointer, now = heap.control != 0 ? mam_forwarded(&heap, old) : old;
+  if (now != old)
+    *pointer = (Type *)now;
 }
 
 #endif /* MAM_DEVICE_CUH */
