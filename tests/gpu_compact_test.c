@@ -238,8 +238,8 @@ START_TEST(won_memory_goes_to_the_pool) {
   struct gpu_compact_tally *tally = gpu_heap_array(sizeof *tally);
   for (int i = 0; i < 7; i++)
     MAM_OK(MAM_HeapGrow(heap.heap, 32 * MIB));
-  struct gpu_objects objects = objects_new(&heap, 1600000, 128, tally);
-  objects_thin(&heap, objects, 30, 9);
+  struct gpu_objects objects = objects_new(&heap, 1880000, 128, tally);
+  objects_thin(&heap, objects, 20, 9);
   objects_link(objects, GRAPH, 9);
   MAM_OK(MAM_HeapRegisterRoots(heap.heap, objects.table, objects.count));
   size_t before = gpu_heap_info(&heap).reserved_bytes;
