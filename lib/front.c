@@ -665,10 +665,8 @@ static uintptr_t front_pop(struct front *front, size_t size, const void *site, c
   return address == 0 && tag == NULL ? bin_pop(front, size, site) : address;
 }
 
-/* A live count of 0 may mean that the pool is empty, and somebody may want to know. */
+/* What seems to have been the pool's last block was freed, and somebody wants to know. */
 static __attribute__((noinline)) enum front_freed freed_zero(struct front *front) {
-  if (!atomic_load_explicit(&front->pool->reports_empty, memory_order_relaxed)) /* relaxed: a hint, asked again */
-    return FRONT_FREED;
   front->zero_pool = front->pool;
   front->zero_generation = front->generation;
   return FRONT_FREED_ZERO;
@@ -676,9 +674,10 @@ static __attribute__((noinline)) enum front_freed freed_zero(struct front *front
 
 static inline enum front_freed freed_count(struct front *front) {
   int64_t live = number_of(&front->numbers.live) - 1;
-  /* relaxed: as number_add */
+  /* relaxed: as number_add; and a hint, asked again under the pool's lock */
   atomic_store_explicit(&front->numbers.live, live, memory_order_relaxed);
-  return __builtin_expect(live <= 0, false) ? freed_zero(front) : FRONT_FREED;
+  bool zero = live <= 0 && atomic_load_explicit(&front->pool->reports_empty, memory_order_relaxed);
+  return __builtin_expect(zero, false) ? freed_zero(front) : FRONT_FREED;
 }
 
 static inline __attribute__((always_inline)) enum front_freed free_small(struct front *front, struct slab *slab,
