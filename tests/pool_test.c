@@ -832,6 +832,21 @@ START_TEST(pool_is_in_use_while_it_grows) {
 }
 END_TEST
 
+/* What is free in whole pieces moves to where a block fits, so that the pool takes no more than it needed before. */
+START_TEST(pool_with_holes_holds_no_more_than_was_used) {
+  struct pool_config config = elastic_64_mib;
+  config.limit_bytes = 512 * MIB;
+  open_elastic(&config);
+  char *row = malloc_row(4, 32 * MIB);
+  must_free(row), must_free(row + 64 * MIB);
+  must_malloc(40 * MIB);
+  ck_assert_uint_eq(imaginary.taken_bytes, 128 * MIB);
+  ck_assert_uint_eq(info_now().used_bytes, 104 * MIB);
+  must_malloc(64 * MIB); /* less is free than that */
+  ck_assert_uint_eq(imaginary.taken_bytes, 192 * MIB);
+}
+END_TEST
+
 enum { WAITERS = 4 };
 static pthread_t waiters[WAITERS];
 static unsigned map_calls;
@@ -1199,6 +1214,7 @@ int main(void) {
   tcase_add_loop_test(tests, refused_mapping_changes_nothing, 0, 4);
   tcase_add_test(tests, mapping_that_fails_otherwise_says_so);
   tcase_add_test(tests, pool_is_in_use_while_it_grows);
+  tcase_add_test(tests, pool_with_holes_holds_no_more_than_was_used);
   tcase_add_test(tests, threads_that_wait_for_a_growth_share_the_next);
   tcase_add_test(tests, pool_is_in_use_while_it_is_trimmed);
   tcase_add_test(tests, trim_gives_back_the_tail_and_what_is_between);
