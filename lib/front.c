@@ -17,7 +17,7 @@ enum {
   SHELF_BLOCKS = 256,           /* on one shelf: what a fence is shared by */
   SHELF_PATIENCE = 8,           /* a shelf goes to another size or tag when it was in the way so many times in a row */
   RESTING_MOST = 8,             /* batches that rest in a magazine, */
-  RESTING_MOST_BYTES = 4 << 20, /* of so many bytes, unless it is one: they share a fence */
+  RESTING_MOST_BYTES = 8 << 20, /* of so many bytes, unless it is one: they share a fence */
   TIGHT_MOST = 16, /* fences in a row for one size: then a growing pool gets more of it, so that a fence serves more, */
   TIGHT_BLOCKS = 4,             /* by so many blocks */
   TIGHT_GROWTH_BYTES = 1 << 30, /* of so many bytes, unless it is one, */
@@ -1562,25 +1562,29 @@ static void front_unlink(struct fronts *fronts, struct front *front) {
   numbers_add(front, &fronts->gone);
 }
 
-/* Fronts whose threads did not survive a fork are emptied like any other, and then freed. */
-static void orphans_free(struct fronts *fronts) {
-  for (struct front *front = fronts->first, *next; front != NULL; front = next) {
-    next = front->next_of_pool;
-    if (front->orphan) {
-      front_unlink(fronts, front);
-      biased_other_leave(&front->lock);
-      front_free_memory(front);
-    }
-  }
+/* Empties the front that a link leads to, with its owner kept out.  One whose thread did not survive a fork goes. */
+static struct front **front_collect(struct fronts *fronts, struct front **link) {
+  struct front *front = *link;
+  biased_other_want(&front->lock);
+  biased_barrier();
+  biased_other_await(&front->lock);
+  front_empty(front);
+  bool orphan = front->orphan;
+  if (orphan)
+    front_unlink(fronts, front);
+  biased_other_leave(&front->lock);
+  if (orphan)
+    front_free_memory(front);
+  return orphan ? link : &front->next_of_pool;
 }
 
+/* One after the other, so that a thread is kept out for as long as its own front takes, not for all of them. */
 static bool fronts_collect(struct mam_pool *pool, bool all) {
   unsigned most = all ? UINT_MAX : RECLAIM_MOST;
-  fronts_freeze(pool);
-  for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool)
-    front_empty(front);
-  orphans_free(pool->fronts);
-  fronts_thaw(pool);
+  pthread_mutex_lock(&pool->fronts->lock);
+  for (struct front **link = &pool->fronts->first; *link != NULL;)
+    link = front_collect(pool->fronts, link);
+  pthread_mutex_unlock(&pool->fronts->lock);
   (void)reuse_reach(pool->reuse, reuse_epoch(pool->reuse)); /* what was just freed may have passed already */
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
     (void)slab_reclaim(pool, &pool->fronts->depots[i], &most);

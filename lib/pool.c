@@ -391,14 +391,14 @@ static cudaError_t synchronize_locked(struct mam_pool *pool, size_t enough) {
 }
 
 /* Asks for a fence of what waits, outside the lock, and makes free what has passed, as far as pass_locked does.  Never
- * waits for the GPU. */
+ * waits for the GPU; who needs something gives an idle one the time to say so. */
 static void fence_locked(struct mam_pool *pool, size_t enough) {
   uint64_t epoch = waiting_epoch_locked(pool);
   pool->freed_since = 0;
   if (epoch == 0)
     return;
   pool_step_out(pool);
-  (void)reuse_reach(pool->reuse, epoch);
+  (void)(enough > 0 ? reuse_reach_soon : reuse_reach)(pool->reuse, epoch);
   pool_step_in(pool);
   pass_locked(pool, enough);
 }
@@ -478,7 +478,7 @@ static bool collection_may_help_locked(struct mam_pool *pool) {
   if (pool->config.front == NULL || pool->config.reuse == MAM_REUSE_IMMEDIATE)
     return pool->config.front != NULL;
   pool_step_out(pool);
-  (void)reuse_reach(pool->reuse, reuse_epoch(pool->reuse));
+  (void)reuse_reach_soon(pool->reuse, reuse_epoch(pool->reuse));
   pool_step_in(pool);
   return reuse_passed(pool->reuse) > pool->collected_epoch;
 }

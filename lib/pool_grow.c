@@ -148,15 +148,16 @@ static cudaError_t chunk_grow_locked(struct mam_pool *pool, size_t bytes, bool *
 
 /* ---- Pieces: the mapped parts of a reserved chunk ---- */
 
-/* A growth maps a few pieces rather than one, so that what is free later lies in some of them as a whole and can be
+/* A growth maps several pieces rather than one, so that what is free later lies in some of them as a whole and can be
  * given back.  But not many: each costs the driver a few KiB of host memory (H200), which small blocks notice, and some
  * 30 us, 70 beside a running kernel, however large it is.  So one it is while the GPU lags behind: then the pool grows
  * because what was freed cannot be used yet, and other threads wait for it. */
-enum { PIECES_FEW = 4, PIECES_MOST = 8, PIECES_FEW_BYTES = 32 << 20 };
+enum { PIECES_FEW = 4, PIECES_MOST = 32, PIECES_FEW_BYTES = 32 << 20, PIECE_LEAST_BYTES = 4 << 20 };
 
 static size_t piece_bytes_for(const struct mam_pool *pool, size_t bytes) {
-  size_t most = bytes > PIECES_FEW_BYTES ? PIECES_MOST : PIECES_FEW, piece = SOURCE_GRANULARITY_BYTES;
-  most = reuse_lags(pool->reuse) ? 1 : most;
+  bool large = bytes > PIECES_FEW_BYTES;
+  size_t most = reuse_lags(pool->reuse) ? 1 : large ? PIECES_MOST : PIECES_FEW;
+  size_t piece = large ? PIECE_LEAST_BYTES : SOURCE_GRANULARITY_BYTES;
   while (piece < bytes / most + (bytes % most != 0))
     piece *= 2;
   return piece;
@@ -521,6 +522,11 @@ static cudaError_t grow_alone_locked(struct mam_pool *pool, size_t bytes) {
   cudaError_t (*grow)(struct mam_pool *, size_t, bool *) =
       pool->config.elastic ? elastic_grow_locked : chunk_grow_locked;
   bool asked = false;
+  if (pool->config.elastic && !reuse_lags(pool->reuse)) { /* to know whether it does; if so, it is known already */
+    pool_step_out(pool);
+    (void)reuse_reach_soon(pool->reuse, reuse_epoch(pool->reuse));
+    pool_step_in(pool);
+  }
   cudaError_t error = grow(pool, bytes, &asked);
   if (error == cudaErrorMemoryAllocation && asked) {
     pool_step_out(pool);

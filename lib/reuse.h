@@ -82,6 +82,10 @@ static inline bool reuse_lags(const struct reuse *reuse) { return reuse_passed(r
  * the GPU.  Calls the driver: no lock of a pool may be held. */
 bool reuse_reach(struct reuse *reuse, uint64_t epoch);
 
+/* The same, and a fence that was just recorded is given some microseconds, which it takes on an idle GPU: for who would
+ * otherwise do something that takes longer. */
+bool reuse_reach_soon(struct reuse *reuse, uint64_t epoch);
+
 /* Waits for the GPU; afterwards all epochs before the present one have passed.  Refused during a capture, which it
  * would invalidate: cudaErrorStreamCaptureUnsupported (900).  No lock may be held. */
 cudaError_t reuse_synchronize(struct reuse *reuse);
