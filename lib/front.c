@@ -1529,6 +1529,9 @@ static void front_empty(struct front *front) {
     segments[0] = limbo_pull(front);
     pool_give(pool, front->generation, segments, 1, epoch);
   }
+  if (front->excess.segment != NULL)
+    pool_give(pool, front->generation, &front->excess.segment, 1, front->excess.epoch);
+  front->excess = (struct kept){0};
 }
 
 static uint64_t count_of(const _Atomic uint64_t *count) { /* relaxed: as number_of */
