@@ -101,11 +101,14 @@ struct front {
   bool immediate, shelves_off; /* without fences, what is kept would never be known to have passed */
   struct front_numbers numbers;
   uint64_t ticket_next;
-  size_t unfenced_bytes;   /* freed in unfenced_epoch, if that is still the present one, */
-  uint64_t unfenced_epoch; /* else nothing */
-  size_t fence_bytes;      /* so many are worth a fence */
-  size_t tight_bytes;      /* so many on one shelf are not worth growth */
-  struct kept excess;      /* a block that a free found no room for, until that has left; else zeros */
+  size_t last_size;          /* untagged, that a shelf served last; 0: none */
+  struct shelf *last_shelf;  /* which one */
+  struct owned *last_places; /* for the block that a shelf served last */
+  size_t unfenced_bytes;     /* freed in unfenced_epoch, if that is still the present one, */
+  uint64_t unfenced_epoch;   /* else nothing */
+  size_t fence_bytes;        /* so many are worth a fence */
+  size_t tight_bytes;        /* so many on one shelf are not worth growth */
+  struct kept excess;        /* a block that a free found no room for, until that has left; else zeros */
   struct magazine magazines[SLAB_CLASSES];
   struct owned owned[1 << OWNED_BITS];
   struct shelf shelves[SHELVES];
@@ -198,6 +201,7 @@ static struct front *front_new(void) {
   uintptr_t aligned = ((uintptr_t)memory + _Alignof(struct front)) & ~(uintptr_t)(_Alignof(struct front) - 1);
   struct front *front = (struct front *)aligned;
   front->memory = memory;
+  front->last_places = front->owned;
   for (unsigned i = 0; i < SHELVES; i++)
     front->shelves[i].ring = &no_kept;
   for (unsigned i = 0; i < BINS; i++)
@@ -268,7 +272,7 @@ static void front_attach(struct front *front, struct mam_pool *pool) {
   front->alignment = pool->config.alignment;
   front->immediate = pool->config.reuse == MAM_REUSE_IMMEDIATE;
   front->shelves_off = !front->immediate && !reuse_passes_by_itself(pool->reuse);
-  front->unfenced_bytes = 0;
+  front->last_size = front->unfenced_bytes = 0;
   front->unfenced_epoch = 0;
   /* relaxed: a hint */
   front->fence_bytes = atomic_load_explicit(&pool->limit_hint, memory_order_relaxed) / FENCE_SHARE;
@@ -530,6 +534,7 @@ static inline __attribute__((always_inline)) uintptr_t shelf_hand_out(struct fro
   /* release: the fields above, for a thread that frees the block through the pool; pairs with pool_free's exchange */
   atomic_store_explicit(&segment->ticket, ticket, memory_order_release);
   owned_remember(kept->places, address, segment, ticket, shelf);
+  front->last_places = kept->places;
   number_count(&front->numbers.hits[tag != NULL ? FRONT_HIT_TAG : FRONT_HIT_SIZE]);
   shelf_prefetch(shelf);
   return address;
@@ -772,7 +777,11 @@ static inline enum front_freed free_large_not(struct front *front) {
 static __attribute__((noinline)) enum front_freed free_large(struct front *front, uintptr_t address) {
   if (!biased_try(&front->lock))
     return free_large_anew(front, address);
-  struct owned *places = owned_pair(front, address), *owned = owned_find(places, address);
+  struct owned *places = front->last_places, *owned = places;
+  if (places->address != address) { /* not freed right after its allocation */
+    places = owned_pair(front, address);
+    owned = owned_find(places, address);
+  }
   if (owned == NULL || front->pool == NULL || front->shelves_off)
     return free_large_not(front);
   struct segment *segment = owned->segment;
@@ -1014,6 +1023,7 @@ static struct shelf *shelf_claim(struct front *front, size_t bytes, const void *
   shelf->bytes = tag == NULL ? bytes : 0;
   shelf->tag = tag;
   shelf->first = shelf->in_the_way = 0;
+  front->last_size = 0; /* it may have been this one's */
   return NULL;
 }
 
@@ -1269,18 +1279,28 @@ static __attribute__((noinline)) uintptr_t malloc_quick_anew(struct front *front
 }
 
 /* The thread is inside, and leaves, here and in the next. */
-static __attribute__((noinline)) uintptr_t malloc_quick_bin(struct front *front, size_t size, const void *site) {
-  uintptr_t address = bin_pop(front, size, site);
+static __attribute__((noinline)) uintptr_t malloc_quick_other(struct front *front, size_t size, const void *site) {
+  uintptr_t address = shelf_pop(front, size, site, NULL);
+  if (address != 0) {
+    front->last_size = size;
+    front->last_shelf = shelf_for(front, (size + front->alignment - 1) & ~(front->alignment - 1), NULL);
+  } else {
+    address = bin_pop(front, size, site);
+  }
   if (address != 0)
     number_add(&front->numbers.live, 1);
   biased_leave(&front->lock);
   return address;
 }
 
+/* Mostly the size is the same as the last time: its shelf need not be looked for. */
 static __attribute__((noinline)) uintptr_t malloc_quick_large(struct front *front, size_t size, const void *site) {
-  uintptr_t address = shelf_pop(front, size, site, NULL);
-  if (__builtin_expect(address == 0, false))
-    return malloc_quick_bin(front, size, site);
+  if (__builtin_expect(size != front->last_size, false))
+    return malloc_quick_other(front, size, site);
+  struct shelf *shelf = front->last_shelf;
+  if (__builtin_expect(shelf->count == 0 || shelf->ring[shelf->first].epoch > reuse_passed(front->reuse), false))
+    return malloc_quick_other(front, size, site);
+  uintptr_t address = shelf_hand_out(front, shelf, size, site, NULL);
   number_add(&front->numbers.live, 1);
   biased_leave(&front->lock);
   return address;
