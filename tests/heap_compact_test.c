@@ -197,7 +197,7 @@ END_TEST
 /* ---- Objects ---- */
 
 static const mam_u32 levels[] = {0, 1, 5, 20, 40, 50, 60, 75, 90, 97, 100};
-static const mam_u32 numbers[] = {1, 2, 3, 4, 8, 16, 64};
+static const mam_u32 numbers[] = {1, 2, 3, 4, 6, 8, 16};
 
 /* All fill levels and n: nothing is lost, pointers lead where they led, the bound holds but for one span. */
 START_TEST(objects_survive_and_the_bound_holds) {

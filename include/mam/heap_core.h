@@ -1255,25 +1255,42 @@ MAM_OUTLINE int mam_block_free(struct mam_heap_control *control, mam_u64 address
  * Between the begin and the end of a compaction an object that was moved has its new address where it was.  It may have
  * been moved on from there. */
 
+/* The superblock of an address, page_count 0 if it is in none: while nobody changes their number. */
+MAM_INLINE struct mam_area mam_forward_area(const mam_heap *heap, mam_u64 address) {
+  struct mam_area area = {heap->base, heap->words, heap->page_count, 0};
+  MAM_LOOP
+  for (mam_u32 i = 1; (address - area.base) >> MAM_PAGE_SHIFT >= area.page_count; i++) {
+    if (i >= heap->control->superblock_count) {
+      area.page_count = 0;
+      break;
+    }
+    area = heap->control->superblocks[i];
+  }
+  return area;
+}
+
+/* An address in a span of a kind that begins at page: the object, by its chunk's number. */
+MAM_INLINE mam_u32 mam_span_chunk_at(struct mam_area area, mam_u32 page, mam_u32 kind, mam_u64 address) {
+  mam_u32 sixteenths = (mam_u32)(address - mam_area_address(area, page)) >> 4, shift = mam_class_shift(kind);
+  return mam_chunk_index(sixteenths, shift, mam_class_multiple(kind, shift));
+}
+
 /* Where the object is now at which, or into which, an address leads: what does not lead to a moved object is returned
  * as it is.  After the kernels that move. */
 MAM_INLINE mam_u64 mam_forwarded(const mam_heap *heap, mam_u64 address) {
-  struct mam_area area = {heap->base, heap->words, heap->page_count, 0};
   MAM_LOOP
   while (address != 0) {
-    if ((address - area.base) >> MAM_PAGE_SHIFT >= area.page_count)
-      area = mam_area_of(heap->control, address);
+    struct mam_area area = mam_forward_area(heap, address);
     mam_u32 page = (mam_u32)((address - area.base) >> MAM_PAGE_SHIFT);
     if (area.page_count == 0 || (mam_area_moved(area)[page >> 6] >> (page & 63) & 1) == 0)
       break;
-    mam_u64 first = page - mam_entry_back(mam_area_entries(area)[page]);
-    mam_u64 *words = &area.words[first * MAM_PAGE_WORDS], begin = mam_area_address(area, (mam_u32)first);
-    mam_u32 kind = mam_word_class(words[0]), shift = mam_class_shift(kind), bytes = mam_class_bytes(kind);
-    mam_u32 chunk = mam_chunk_index((mam_u32)(address - begin) >> 4, shift, mam_class_multiple(kind, shift));
+    page -= mam_entry_back(mam_area_entries(area)[page]);
+    const mam_u64 *words = &area.words[(mam_u64)page * MAM_PAGE_WORDS];
+    mam_u32 kind = mam_word_class(words[0]), chunk = mam_span_chunk_at(area, page, kind, address);
     if ((words[chunk / 32] >> chunk % 32 & 1) == 0)
       break;
-    mam_u64 *object = (mam_u64 *)(begin + (mam_u64)chunk * bytes);
-    address = *object + (address - (mam_u64)object);
+    mam_u64 object = mam_area_address(area, page) + (mam_u64)chunk * mam_class_bytes(kind);
+    address += *(const mam_u64 *)object - object;
   }
   return address;
 }
