@@ -128,7 +128,9 @@ void heap_view_info(const struct heap_view *view, MAM_HeapInfo *info) {
   info->superblock_count = view->count;
   info->held_count = view->held_count;
   info->refused_free_count = view->control->refused_free;
-  info->failure_count = view->control->failures;
+  info->failure_count = 0;
+  for (mam_u32 i = 0; i < MAM_COUNTERS; i++)
+    info->failure_count += view->control->failures[i];
   info->external_fragmentation =
       info->free_bytes == 0 ? 0 : 1 - (double)info->largest_free_bytes / (double)info->free_bytes;
 }

@@ -17,6 +17,7 @@ static uint64_t seen(uint64_t value);
 #define MAM_ATOMICS_STEP() step()
 #define MAM_ATOMICS_SEEN(value) seen(value)
 #define MAM_ATOMICS_PAUSE() waits()
+#define MAM_SCARCE_ROUNDS 1 /* each round more multiplies the states */
 static void waits(void);
 
 #include <check.h>
@@ -115,8 +116,9 @@ static void claim_by_recycling(mam_u32 size_class) {
 }
 
 static void claim_of_a_new_span(mam_u32 size_class) {
+  int busy = 0;
   struct mam_claim claim =
-      mam_span_open(model->control, size_class, mam_span_pages(model->control->heap.chunks, size_class), 1, 0);
+      mam_span_open(model->control, size_class, mam_span_pages(model->control->heap.chunks, size_class), 1, 0, &busy);
   if (claim.mask != 0)
     hold((void *)(uintptr_t)mam_claim_chunk(claim, 0));
 }
@@ -282,7 +284,7 @@ static bool run_once(size_t prefix) {
   violation = NULL;
   mam_area_clear(model->control->superblocks[0], 0, 1);
   mam_slots_clear(model->control, 0, 1);
-  memset(model->control->drained, 0, sizeof model->control->drained);
+  memset(model->control->missing, 0, sizeof model->control->missing);
   scenario->prepare();
   for (unsigned i = 0; i < scenario->threads; i++)
     begin((int)i);
@@ -353,7 +355,8 @@ static const char *explore(const struct scenario *explored, size_t *states) {
 static void prepare_blocks(mam_u32 size_class, unsigned count) {
   mam_u32 limit = mam_slot_limit(&model->control->heap, size_class);
   mam_u32 pages = mam_span_pages(model->control->heap.chunks, size_class);
-  struct mam_claim claim = mam_span_open(model->control, size_class, pages, count, 0);
+  int busy = 0;
+  struct mam_claim claim = mam_span_open(model->control, size_class, pages, count, 0, &busy);
   for (unsigned i = 0; i < count; i++)
     prepared[i] = (void *)(uintptr_t)mam_claim_chunk(claim, i);
   ck_assert_uint_le(count, limit);
@@ -414,6 +417,15 @@ static void take_a_run(void) {
   mam_u64 address = mam_run_malloc(model->control, 3 * MAM_PAGE_BYTES, 0);
   hold((void *)(uintptr_t)address);
 }
+/* The same, but for looking again. */
+static void take_pages(void) {
+  struct mam_place place = mam_pages_claim(model->control, 3, 0);
+  if (place.page == MAM_NO_PAGE)
+    return;
+  mam_store_relaxed_u16(&mam_area_entries(place.area)[place.page], MAM_ENTRY_RUN);
+  mam_store_relaxed_u64(&place.area.words[place.page * MAM_PAGE_WORDS], (mam_u64)MAM_CLASS_RUN << 56 | 3);
+  hold((void *)(uintptr_t)mam_area_address(place.area, place.page));
+}
 static void free_run(void) { free_prepared(0); }
 static void free_twice(void) {
   static const char *const both = "two frees of one block both succeeded";
@@ -458,7 +470,8 @@ static const struct scenario scenarios[] = {
     {"two frees of one block", 2, one_left, {free_twice, free_twice}, one_of_two_frees},
     {"two frees of one run", 2, little_room, {free_twice, free_twice}, one_of_two_frees},
     {"the last pages", 2, little_room, {take_a_run, take_a_run}, NULL},
-    {"pages that come back", 3, little_room, {free_run, take_a_run, take_a_run}, NULL},
+    {"a run that comes back", 2, little_room, {free_run, take_a_run}, NULL},
+    {"pages that come back", 3, little_room, {free_run, take_pages, take_pages}, NULL},
 };
 
 START_TEST(every_interleaving_keeps_the_heap_whole) {

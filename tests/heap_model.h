@@ -27,7 +27,7 @@ static inline void heap_model_grow(struct heap_model *model, size_t bytes) {
   mam_area_clear(area, 0, 1);
   model->memory[index] = memory;
   model->control->superblocks[index] = area;
-  __atomic_store_n(&model->control->superblock_count, index + 1, __ATOMIC_RELEASE);
+  mam_superblocks_publish(model->control, index + 1);
 }
 
 /* A heap of bytes, as for a GPU of so many multiprocessors. */

@@ -65,8 +65,15 @@ MAM_INLINE mam_u32 mam_slot_here(const mam_heap &heap, mam_u32 home) {
 }
 
 /* What mam_malloc_rest is asked for, in one word: a class, whether the caller's lanes have the task of refilling the
- * slot, whether they are so many that they take whole spans, their home, and how many homes there are, less one. */
-enum { MAM_REST_REFILL = 1 << 8, MAM_REST_WHOLE = 1 << 9, MAM_REST_HOME = 10, MAM_REST_HOMES = 20 };
+ * slot, whether they are so many that they take whole spans, their home, how many homes there are, less one, and
+ * whether the slot was dry. */
+enum {
+  MAM_REST_REFILL = 1 << 8,
+  MAM_REST_WHOLE = 1 << 9,
+  MAM_REST_HOME = 10,
+  MAM_REST_HOMES = 20,
+  MAM_REST_DRY = 1 << 30
+};
 /* Above a slot's number among all: the base-2 logarithm of a span's chunks. */
 enum { MAM_REST_CHUNKS = 28 };
 
@@ -86,7 +93,7 @@ MAM_INLINE struct mam_request mam_request_of(struct mam_heap_control *control, m
                                 wanted & 255,
                                 slot >> MAM_REST_CHUNKS,
                                 wanted >> MAM_REST_HOME & 1023,
-                                (wanted >> MAM_REST_HOMES) + 1,
+                                (wanted >> MAM_REST_HOMES & 1023) + 1,
                                 (wanted & MAM_REST_REFILL) != 0};
   if ((wanted & MAM_REST_WHOLE) == 0)
     request.slot = mam_slots(control) + (slot & ((1u << MAM_REST_CHUNKS) - 1));
@@ -109,7 +116,7 @@ MAM_OUTLINE void *mam_malloc_rest(struct mam_heap_control *control, mam_u32 want
       return (void *)mam_claim_chunk(claim, lanes.rank);
     if (got == 0) {
       if (lanes.rank == 0)
-        (void)mam_add_relaxed_u64(&control->failures, lanes.count);
+        mam_failed(control, request.home, lanes.count);
       return 0;
     }
     group &= ~mam_lowest_ones(group, got);
@@ -122,7 +129,7 @@ MAM_OUTLINE void *mam_malloc_pages(struct mam_heap_control *control, size_t byte
     return 0;
   void *block = (void *)mam_run_malloc(control, bytes, home);
   if (block == 0)
-    (void)mam_add_relaxed_u64(&control->failures, 1);
+    mam_failed(control, home, 1);
   return block;
 }
 
@@ -136,7 +143,7 @@ MAM_INLINE void *mam_chunk_of(mam_u64 address, mam_u32 number, mam_u32 size_clas
  * computes anew from the class, which it hides from the compiler for that. */
 MAM_INLINE void *mam_malloc_more(const mam_heap &heap, mam_u32 wanted, mam_u32 slot, mam_u32 group) {
   mam_u32 rank;
-  if ((wanted & (MAM_REST_WHOLE | MAM_REST_REFILL)) == 0) {
+  if ((wanted & (MAM_REST_WHOLE | MAM_REST_REFILL | MAM_REST_DRY)) == 0) {
     mam_u64 old = 0;
     if ((group & mam_lane_below()) == 0)
       old = mam_out_of_sight(mam_slot_wait)(&heap.slots[slot & ((1u << MAM_REST_CHUNKS) - 1)],
@@ -150,13 +157,13 @@ MAM_INLINE void *mam_malloc_more(const mam_heap &heap, mam_u32 wanted, mam_u32 s
       return mam_chunk_of(mam_slot_address(old), ticket + rank, wanted & 255);
     wanted |= ticket <= limit ? MAM_REST_REFILL : 0;
   }
-  if ((wanted & (MAM_REST_WHOLE | MAM_REST_REFILL)) != 0 && heap.control != 0) {
+  if ((wanted & (MAM_REST_WHOLE | MAM_REST_REFILL)) != 0 && (wanted & MAM_REST_DRY) == 0 && heap.control != 0) {
     struct mam_area area = {heap.base, heap.words, heap.page_count, 0};
     mam_u64 found = MAM_NO_PAGE;
     if ((group & mam_lane_below()) == 0) {
       mam_u32 bytes = mam_class_bytes(wanted & 255), home = wanted >> MAM_REST_HOME & 1023;
       found = mam_out_of_sight(mam_refill_pages)(&mam_cursors(heap.control)[home], mam_area_pages(area),
-                                                 mam_area_map_words(area), home, (wanted >> MAM_REST_HOMES) + 1,
+                                                 mam_area_map_words(area), home, (wanted >> MAM_REST_HOMES & 1023) + 1,
                                                  (bytes << (slot >> MAM_REST_CHUNKS)) >> MAM_PAGE_SHIFT);
       if (found >> 32 != 0)
         mam_out_of_sight(mam_refill_finish)(area, (mam_u32)(found >> 32));
@@ -194,7 +201,7 @@ static __device__ __forceinline__ void *mam_malloc(mam_heap heap, size_t bytes) 
     group = __ballot_sync(group, mine >> chunks_log2 != 0);
     if (mine >> chunks_log2 == 0)
       return (void *)(mam_slot_address(old) + ((mam_u64)(mine * multiple) << (shift + 4)));
-    wanted = ticket <= 1u << chunks_log2 ? MAM_REST_REFILL : 0;
+    wanted = (ticket <= 1u << chunks_log2 ? MAM_REST_REFILL : 0) | (mam_slot_is_dry(old) ? MAM_REST_DRY : 0);
   }
   wanted |= size_class | home << MAM_REST_HOME | (mam_home_count(&heap) - 1) << MAM_REST_HOMES;
   return mam_malloc_more(heap, wanted, slot | chunks_log2 << MAM_REST_CHUNKS, group);
