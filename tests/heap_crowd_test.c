@@ -154,8 +154,10 @@ static void free_all(void) {
   served_bytes = 0;
 }
 
-static void begin(size_t heap_bytes, size_t asked_bytes, unsigned least, unsigned most) {
+static void begin(size_t heap_bytes, size_t asked_bytes, unsigned least, unsigned most, bool lazy) {
   model = heap_model_create(heap_bytes, 132);
+  if (lazy)
+    heap_model_make_lazy(model);
   low = least;
   high = most;
   served = 0;
@@ -182,17 +184,40 @@ static const struct {
 };
 
 /* Time and again: what a crowd leaves behind must not keep the next one from the memory. */
-START_TEST(a_crowd_gets_what_there_is) {
-  random_state = 88172645463325252u + (unsigned)_i;
-  begin(fills[_i].heap_bytes, fills[_i].heap_bytes / 4 * 5, fills[_i].low, fills[_i].high);
+static void fill_and_empty(size_t heap_bytes, double least_share, bool lazy) {
   for (unsigned round = 0; round < 4; round++) {
     ask_all();
-    double share = (double)served_bytes / (double)fills[_i].heap_bytes;
-    (void)printf("%zu KiB in %u to %u bytes, round %u: %.1f %%\n", fills[_i].heap_bytes >> 10, low, high, round,
-                 100 * share);
-    if (share < fills[_i].least_share)
-      ck_abort_msg("round %u: of %zu bytes only %.1f %% are handed out in %u to %u bytes", round, fills[_i].heap_bytes,
+    double share = (double)served_bytes / (double)heap_bytes;
+    (void)printf("%s%zu KiB in %u to %u bytes, round %u: %.1f %%\n", lazy ? "lazy: " : "", heap_bytes >> 10, low, high,
+                 round, 100 * share);
+    if (share < least_share)
+      ck_abort_msg("round %u: of %zu bytes only %.1f %% are handed out in %u to %u bytes", round, heap_bytes,
                    100 * share, low, high);
+    free_all();
+  }
+}
+
+START_TEST(a_crowd_gets_what_there_is) {
+  bool lazy = _i % 2 != 0;
+  size_t heap_bytes = fills[_i / 2].heap_bytes;
+  random_state = 88172645463325252u + (unsigned)_i;
+  begin(heap_bytes, heap_bytes / 4 * 5, fills[_i / 2].low, fills[_i / 2].high, lazy);
+  fill_and_empty(heap_bytes, fills[_i / 2].least_share, lazy);
+  end();
+}
+END_TEST
+
+/* Spans of one size that were emptied serve another, though nobody ended them. */
+START_TEST(a_crowd_gets_what_another_size_left) {
+  static const unsigned sizes[] = {16, 1024, 48, 4096, 160};
+  random_state = 88172645463325252u;
+  begin(2 * MIB, 2 * MIB / 4 * 5, sizes[0], sizes[0], _i != 0);
+  for (unsigned i = 0; i < 5; i++) {
+    low = high = sizes[i];
+    requests = (unsigned)((_i != 0 ? 1 : 2) * MIB * 9 / 10 / sizes[i]);
+    ask_all();
+    if (served != requests)
+      ck_abort_msg("of %u blocks of %u bytes only %u are served", requests, low, served);
     free_all();
   }
   end();
@@ -201,7 +226,7 @@ END_TEST
 
 START_TEST(a_crowd_gets_all_of_a_heap_that_grew) {
   random_state = 88172645463325252u;
-  begin(1 * MIB, 5 * MIB, 256, 256);
+  begin(1 * MIB, 5 * MIB, 256, 256, _i != 0);
   ask_all();
   ck_assert_uint_lt(served, requests);
   for (unsigned i = 0; i < 5; i++)
@@ -219,8 +244,9 @@ int main(void) {
   TCase *tests = tcase_create("crowd");
   tcase_set_timeout(tests, 100);
   if (!SANITIZED) {
-    tcase_add_loop_test(tests, a_crowd_gets_what_there_is, 0, sizeof fills / sizeof fills[0]);
-    tcase_add_test(tests, a_crowd_gets_all_of_a_heap_that_grew);
+    tcase_add_loop_test(tests, a_crowd_gets_what_there_is, 0, 2 * sizeof fills / sizeof fills[0]);
+    tcase_add_loop_test(tests, a_crowd_gets_what_another_size_left, 0, 2);
+    tcase_add_loop_test(tests, a_crowd_gets_all_of_a_heap_that_grew, 0, 2);
   }
   suite_add_tcase(suite, tests);
   return run_suite(suite);

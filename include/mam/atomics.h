@@ -34,6 +34,19 @@ typedef unsigned long long mam_u64;
 #define MAM_OUTLINE static __attribute__((unused))
 #endif
 
+/* What is out of line is called through a pointer that the compiler cannot see through.  So it follows the calling
+ * convention, with what it needs beyond on the stack, instead of having registers of its own in every kernel above
+ * those of its callers: ptxas would add up the whole depth of calls. */
+#if MAM_ON_DEVICE
+template <typename Function> MAM_INLINE Function mam_out_of_sight(Function function) {
+  asm volatile("" : "+l"(function));
+  return function;
+}
+#define MAM_OUT_OF_SIGHT(function) mam_out_of_sight(function)
+#else
+#define MAM_OUT_OF_SIGHT(function) (function)
+#endif
+
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 
 /* ---- A GPU ----
@@ -78,6 +91,7 @@ MAM_PTX_FETCH(mam_exchange_acq_rel_u32, "exch", "acq_rel", mam_u32, "b32", "r")
 MAM_PTX_FETCH(mam_add_relaxed_u64, "add", "relaxed", mam_u64, "u64", "l")
 MAM_PTX_FETCH(mam_add_acquire_u64, "add", "acquire", mam_u64, "u64", "l")
 MAM_PTX_FETCH(mam_exchange_release_u64, "exch", "release", mam_u64, "b64", "l")
+MAM_PTX_FETCH(mam_exchange_after_fence_u64, "exch", "relaxed", mam_u64, "b64", "l")
 MAM_PTX_FETCH(mam_and_release_u64, "and", "release", mam_u64, "b64", "l")
 MAM_PTX_FETCH(mam_and_after_fence_u64, "and", "relaxed", mam_u64, "b64", "l")
 MAM_PTX_FETCH(mam_and_acq_rel_u64, "and", "acq_rel", mam_u64, "b64", "l")
@@ -213,6 +227,7 @@ MAM_HOST_CAS(mam_cas_acq_rel_u64, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE, mam_u64)
 /* Here each has its order: thread sanitizers do not understand fences. */
 MAM_HOST_CAS(mam_cas_between_fences_u64, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE, mam_u64)
 MAM_HOST_FETCH(mam_and_after_fence_u64, __atomic_fetch_and, __ATOMIC_ACQ_REL, mam_u64)
+MAM_HOST_FETCH(mam_exchange_after_fence_u64, __atomic_exchange_n, __ATOMIC_ACQ_REL, mam_u64)
 MAM_INLINE void mam_fence(void) {}
 MAM_INLINE void mam_fence_all(void) {}
 /* All changes of one word have an order that all agree on: a look that is one of them is ordered too. */

@@ -8,7 +8,8 @@
  * one size class.  32 chunks have a usage word, which says everything about them:
  *
  *   bits  0..31  one for each chunk: used, or set aside for a slot
- *   bits 32..39  how many chunks the word has
+ *   bits 32..37  how many chunks the word has
+ *   bit      39  watched: whoever frees chunks of it sees to what follows from that
  *   bits 40..47  how many words the span has
  *   bits 48..55  how many pages the span has
  *   bits 56..63  size class + 1; 0: no span begins here (then the whole word is 0)
@@ -98,6 +99,8 @@ struct mam_heap_control {
   mam_u64 refused_free;              /* an atomic count */
   mam_u64 failures[MAM_COUNTERS];    /* atomic counts, of which the sum counts: see mam_failed */
   mam_u32 flushed;                   /* atomic: where to look for tickets next */
+  mam_u32 mode;                      /* atomic: how empty spans of the first superblock end, see mam_sweep */
+  mam_u32 sweep_next, sweep_done;    /* atomic: words of its page map that were begun and done */
   mam_u32 opening[MAM_OPENINGS];     /* atomic: how many hold what others may get: see mam_claim_scarce */
   mam_u32 missing[MAM_HEAP_CLASSES]; /* atomic: the stamps with which nothing was found */
   struct mam_area superblocks[MAM_HEAP_SUPERBLOCKS];
@@ -149,13 +152,15 @@ MAM_INLINE mam_u32 mam_chunk_index(mam_u32 sixteenths, mam_u32 shift, mam_u32 mu
 
 /* ---- Usage words ---- */
 
+#define MAM_WORD_WATCHED (1ull << 39)
+
 MAM_INLINE mam_u64 mam_word_of(mam_u32 size_class, mam_u32 pages, mam_u32 words, mam_u32 chunks) {
   return (mam_u64)(size_class + 1) << 56 | (mam_u64)pages << 48 | (mam_u64)words << 40 | (mam_u64)chunks << 32;
 }
 MAM_INLINE mam_u32 mam_word_class(mam_u64 word) { return (mam_u32)(word >> 56) - 1; }
 MAM_INLINE mam_u32 mam_word_span_pages(mam_u64 word) { return (mam_u32)(word >> 48) & 255; }
 MAM_INLINE mam_u32 mam_word_span_words(mam_u64 word) { return (mam_u32)(word >> 40) & 255; }
-MAM_INLINE mam_u32 mam_word_chunks(mam_u64 word) { return (mam_u32)(word >> 32) & 255; }
+MAM_INLINE mam_u32 mam_word_chunks(mam_u64 word) { return (mam_u32)(word >> 32) & 63; }
 MAM_INLINE mam_u32 mam_word_full(mam_u64 word) { return 0xffffffffu >> (32 - mam_word_chunks(word)); }
 
 /* ---- Maps ---- */
@@ -227,7 +232,8 @@ MAM_INLINE mam_u32 mam_map_words(mam_u32 count) {
 
 /* ---- Superblocks ----
  *
- * In the order of addresses: the shortage (8 bytes), the usage words, the page map, the class maps, the entries. */
+ * In the order of addresses: the shortage and the stamp, the usage words, the page map, the class maps, the entries,
+ * the rings. */
 
 MAM_INLINE mam_u32 *mam_area_shortage(struct mam_area area) { return (mam_u32 *)(area.words - 1); }
 MAM_INLINE mam_u32 mam_area_map_words(struct mam_area area) { return (area.page_count + 63) >> 6; }
@@ -243,6 +249,7 @@ MAM_INLINE mam_u64 *mam_area_class(struct mam_area area, mam_u32 size_class) {
          (mam_u64)size_class * mam_map_words(mam_area_class_words(area));
 }
 MAM_INLINE mam_u16 *mam_area_entries(struct mam_area area) { return (mam_u16 *)mam_area_class(area, MAM_HEAP_CLASSES); }
+MAM_INLINE mam_u16 *mam_area_rings(struct mam_area area) { return mam_area_entries(area) + area.page_count; }
 MAM_INLINE mam_u64 mam_area_address(struct mam_area area, mam_u32 page) {
   return area.base + ((mam_u64)page << MAM_PAGE_SHIFT);
 }
@@ -558,46 +565,52 @@ MAM_OUTLINE mam_u32 mam_pages_near(const struct mam_home *home, mam_u32 count) {
   return MAM_NO_PAGE;
 }
 
-/* Takes a run of pages from any superblock, wherever it is. */
-MAM_OUTLINE struct mam_place mam_pages_far(struct mam_heap_control *control, mam_u32 count, mam_u32 home) {
-  struct mam_place place;
-  mam_u32 active = mam_load_relaxed_u32(&control->active), index = home * 0x9e3779b1u;
-  mam_u32 superblocks = mam_load_acquire_u32(&control->superblock_count); /* pairs with who adds one */
-  if (count > MAM_SPAN_PAGES)
-    index = mam_add_relaxed_u32(&control->run_cursor, (count + 63) >> 6);
-  MAM_LOOP
-  for (mam_u32 i = 0; i < superblocks; i++) {
-    place.area = control->superblocks[active];
-    place.page = mam_pages_search(place.area, count, index % mam_area_map_words(place.area));
-    if (place.page != MAM_NO_PAGE) {
-      if (i != 0)
-        mam_store_relaxed_u32(&control->active, active);
-      return place;
-    }
-    active = active + 1 < superblocks ? active + 1 : 0;
-  }
-  place.page = MAM_NO_PAGE;
-  return place;
+/* ---- Rings ----
+ *
+ * Spans of the first superblock in a home's words have a number of 16 bits.  In a lazy heap those that a slot had form
+ * a ring: each page on which one begins says which is next.  A ring says where a slot should look first, no more:
+ * whether what is there is an empty span of its class is for the usage words to tell. */
+
+enum { MAM_RING_NONE = 0xffff };
+
+MAM_INLINE mam_u32 mam_ring_number(mam_u32 page, mam_u32 home, mam_u32 home_count) {
+  mam_u32 turn = ((page >> 6) - home) / home_count;
+  return (page >> 6) < home || (page >> 6) - home != turn * home_count || turn >= MAM_RING_NONE >> 6
+             ? (mam_u32)MAM_RING_NONE
+             : turn << 6 | (page & 63);
 }
 
-/* Takes a run of pages from any superblock, near the home if that may be. */
-MAM_OUTLINE struct mam_place mam_pages_claim(struct mam_heap_control *control, mam_u32 count, mam_u32 home) {
-  struct mam_place place;
-  if (count <= MAM_SPAN_PAGES) {
-    place.area = control->superblocks[mam_load_relaxed_u32(&control->active)];
-    struct mam_home near = mam_home_in(place.area, control, home, control->home_count);
-    place.page = mam_pages_near(&near, count);
-    if (place.page != MAM_NO_PAGE)
-      return place;
+/* The page; MAM_NO_PAGE if there is no such page. */
+MAM_INLINE mam_u32 mam_ring_page(mam_u32 page_count, mam_u32 number, mam_u32 home, mam_u32 home_count) {
+  mam_u32 page = (home + (number >> 6) * home_count) << 6 | (number & 63);
+  return number == MAM_RING_NONE || page >= page_count ? MAM_NO_PAGE : page;
+}
+
+/* Puts the span that is to begin at page behind the one that was tried after prior, which is MAM_NO_PAGE if the slot
+ * had none.  A span without a number only leads to the ring. */
+MAM_OUTLINE void mam_ring_insert(mam_u16 *rings, mam_u32 page_count, mam_u32 home, mam_u32 home_count, mam_u32 prior,
+                                 mam_u32 page) {
+  mam_u32 number = mam_ring_number(page, home, home_count), tried = MAM_RING_NONE, after = number;
+  mam_u32 behind = MAM_NO_PAGE;
+  if (prior < page_count) {
+    tried = mam_load_relaxed_u16(&rings[prior]);
+    behind = mam_ring_page(page_count, tried, home, home_count);
   }
-  return mam_pages_far(control, count, home);
+  if (number == MAM_RING_NONE)
+    after = tried;
+  else if (behind != MAM_NO_PAGE) {
+    after = mam_load_relaxed_u16(&rings[behind]);
+    mam_store_relaxed_u16(&rings[behind], (mam_u16)number);
+  }
+  mam_store_relaxed_u16(&rings[page], (mam_u16)after);
 }
 
 /* ---- Spans ---- */
 
-/* Makes pages that the caller owns a span, all of whose chunks count as used.  Every lane writes its part. */
+/* Makes pages that the caller owns a span, all of whose chunks count as used.  flags: MAM_WORD_WATCHED or 0.  Every
+ * lane writes its part. */
 MAM_INLINE void mam_span_write(struct mam_area area, mam_u32 page, mam_u32 size_class, mam_u32 pages, mam_u32 chunks,
-                               struct mam_lanes lanes) {
+                               mam_u64 flags, struct mam_lanes lanes) {
   mam_u32 words = (chunks + 31) >> 5;
   mam_u16 *entries = mam_area_entries(area) + page;
   MAM_LOOP
@@ -606,7 +619,7 @@ MAM_INLINE void mam_span_write(struct mam_area area, mam_u32 page, mam_u32 size_
   MAM_LOOP
   for (mam_u32 i = lanes.rank; i < words; i += lanes.count) {
     mam_u32 here = chunks - 32 * i < 32 ? chunks - 32 * i : 32;
-    mam_u64 word = mam_word_of(size_class, pages, words, here);
+    mam_u64 word = mam_word_of(size_class, pages, words, here) | flags;
     mam_store_relaxed_u64(&area.words[page * MAM_PAGE_WORDS + i], word | mam_word_full(word));
   }
 }
@@ -624,7 +637,7 @@ MAM_OUTLINE void mam_span_hint(struct mam_area area, mam_u32 page, mam_u32 size_
     mam_stamp_raise(mam_area_stamp(area));
 }
 
-/* A usage word but for its chunks: the same for all words of a span that are empty. */
+/* What differs between a span's words that are empty: their chunks, and while it is being watched that. */
 #define MAM_WORD_CHUNKS (255ull << 32)
 
 /* Whether all words of a span are empty; header: their upper halves but for MAM_WORD_CHUNKS.  *last: the last one,
@@ -648,7 +661,7 @@ MAM_INLINE int mam_span_empty(const mam_u64 *words, mam_u64 header, mam_u32 coun
  * empty, those that are 0 are put back; only the caller could change them meanwhile.  Returns whether it has ended;
  * *again: it has not, and is to be looked at again, since somebody may have found it not empty because of that. */
 MAM_INLINE int mam_span_try_end(mam_u64 *words, mam_u64 header, mam_u32 count, mam_u64 last, int *again) {
-  mam_u64 full = header | 32ull << 32, first = count == 1 ? last : full;
+  mam_u64 full = header | MAM_WORD_WATCHED | 32ull << 32, first = count == 1 ? last : full;
   mam_u32 failed = 0;
   *again = 0;
   if (mam_cas_between_fences_u64(words, first, 0) != first)
@@ -701,7 +714,7 @@ MAM_INLINE struct mam_bit mam_bit_of(mam_u64 offset, mam_u32 entry) {
 
 /* Whether there is more to do after bits of a usage word were cleared: old was there before. */
 MAM_INLINE int mam_word_wants_more(mam_u64 old, mam_u32 bits) {
-  return ((mam_u32)old & ~bits) == 0 || (mam_u32)old == mam_word_full(old);
+  return (old & MAM_WORD_WATCHED) != 0 && (((mam_u32)old & ~bits) == 0 || (mam_u32)old == mam_word_full(old));
 }
 
 /* What is left to do after mam_word_changed, seldom: in one word. */
@@ -784,6 +797,129 @@ MAM_INLINE mam_u32 mam_chunks_free(struct mam_area area, mam_u32 word, mam_u32 b
       mam_word_finish(&area, word, old, left);
   }
   return bits & ~(mam_u32)old;
+}
+
+/* ---- Sweeping ----
+ *
+ * In a lazy heap a free is one change of one usage word: an empty span stays, to be filled again by the slot that had
+ * it (mam_slot_retake).  When the first superblock has no pages for somebody, he and all others in need sweep it, a
+ * word of the page map at a time: spans are watched from then on, those that are empty end, and the others' free chunks
+ * are in the maps.  Once all of it has been swept, and until the heap is reset, new spans are watched too. */
+
+enum { MAM_MODE_WATCHED, MAM_MODE_LAZY, MAM_MODE_SWEEPING };
+
+/* Watches one usage word that looks like header; what it is then, 0 if it is of no such span any more. */
+MAM_INLINE mam_u64 mam_word_watch(mam_u64 *place, mam_u64 header) {
+  mam_u64 word = mam_load_relaxed_u64(place);
+  MAM_LOOP
+  while (((word ^ header) >> 40) == 0 && (word & MAM_WORD_WATCHED) == 0) {
+    mam_u64 seen = mam_cas_acq_rel_u64(place, word, word | MAM_WORD_WATCHED);
+    word = seen == word ? word | MAM_WORD_WATCHED : seen;
+  }
+  return ((word ^ header) >> 40) == 0 ? word : 0;
+}
+
+/* Watches the span that begins at page, if one does, and does what its frees have left to do. */
+MAM_OUTLINE void mam_span_watch(struct mam_area area, mam_u32 page) {
+  mam_u64 *words = &area.words[page * MAM_PAGE_WORDS], header = mam_load_relaxed_u64(words), empty = 0;
+  mam_u32 empty_at = 0;
+  int open = 0;
+  if (header == 0 || header >> 56 == MAM_CLASS_RUN)
+    return;
+  MAM_LOOP
+  for (mam_u32 i = 0; i < mam_word_span_words(header); i++) {
+    mam_u64 word = mam_word_watch(&words[i], header);
+    open |= word != 0 && (mam_u32)word != mam_word_full(word);
+    if (word != 0 && (mam_u32)word == 0) {
+      empty = word;
+      empty_at = i;
+    }
+  }
+  if (open)
+    mam_span_hint(area, page, mam_word_class(header));
+  if (empty != 0)
+    mam_word_finish(&area, page * MAM_PAGE_WORDS + empty_at, empty,
+                    mam_word_changed(area, page * MAM_PAGE_WORDS + empty_at, empty, 0));
+}
+
+/* Watches a new span, if that is the time.  Comes after its words were written: of this and of who begins to sweep, one
+ * sees what the other did. */
+MAM_OUTLINE void mam_span_created(struct mam_heap_control *control, struct mam_area area, mam_u32 page) {
+  if (mam_look_after_change_u32(&control->mode) != MAM_MODE_LAZY)
+    mam_span_watch(area, page);
+}
+
+/* All spans that begin in a word of the page map. */
+MAM_OUTLINE void mam_sweep_word(struct mam_area area, mam_u32 index) {
+  mam_u32 page = index << 6, end = page + 64 < area.page_count ? page + 64 : area.page_count;
+  if (mam_load_relaxed_u64(&mam_area_pages(area)[index]) == 0)
+    return;
+  MAM_LOOP
+  for (; page < end; page++)
+    mam_span_watch(area, page);
+}
+
+/* Sweeps until there is a run of so many pages, or all has been swept; then waits a bounded time for others who sweep.
+ */
+MAM_OUTLINE mam_u32 mam_sweep(struct mam_heap_control *control, mam_u32 count) {
+  struct mam_area area = control->superblocks[0];
+  mam_u32 words = mam_area_map_words(area), index;
+  (void)mam_cas_acq_rel_u32(&control->mode, MAM_MODE_LAZY, MAM_MODE_SWEEPING);
+  mam_fence_all(); /* pairs with mam_span_created */
+  MAM_LOOP
+  while (mam_load_relaxed_u32(&control->sweep_next) < words &&
+         (index = mam_add_relaxed_u32(&control->sweep_next, 1)) < words) {
+    mam_sweep_word(area, index);
+    /* acq_rel: all that was swept, for who relies on the mode */
+    if (mam_add_acq_rel_u32(&control->sweep_done, 1) + 1 == words)
+      (void)mam_exchange_acq_rel_u32(&control->mode, MAM_MODE_WATCHED);
+    mam_u32 page = count <= MAM_SPAN_PAGES ? mam_run_take_short(&area, count, index, index + 1) : MAM_NO_PAGE;
+    if (page != MAM_NO_PAGE)
+      return page;
+  }
+  MAM_LOOP
+  for (int i = 0; i < MAM_WAIT_ROUNDS && mam_load_acquire_u32(&control->mode) != MAM_MODE_WATCHED; i++)
+    mam_pause();
+  return mam_pages_search(area, count, 0);
+}
+
+/* Takes a run of pages from any superblock, wherever it is. */
+MAM_OUTLINE struct mam_place mam_pages_far(struct mam_heap_control *control, mam_u32 count, mam_u32 home) {
+  struct mam_place place;
+  mam_u32 active = mam_load_relaxed_u32(&control->active), index = home * 0x9e3779b1u;
+  mam_u32 superblocks = mam_load_acquire_u32(&control->superblock_count); /* pairs with who adds one */
+  if (count > MAM_SPAN_PAGES)
+    index = mam_add_relaxed_u32(&control->run_cursor, (count + 63) >> 6);
+  MAM_LOOP
+  for (mam_u32 i = 0; i < superblocks; i++) {
+    place.area = control->superblocks[active];
+    place.page = mam_pages_search(place.area, count, index % mam_area_map_words(place.area));
+    if (place.page != MAM_NO_PAGE) {
+      if (i != 0)
+        mam_store_relaxed_u32(&control->active, active);
+      return place;
+    }
+    active = active + 1 < superblocks ? active + 1 : 0;
+  }
+  place.page = MAM_NO_PAGE;
+  if (mam_load_relaxed_u32(&control->mode) != MAM_MODE_WATCHED) {
+    place.area = control->superblocks[0];
+    place.page = mam_sweep(control, count);
+  }
+  return place;
+}
+
+/* Takes a run of pages from any superblock, near the home if that may be. */
+MAM_OUTLINE struct mam_place mam_pages_claim(struct mam_heap_control *control, mam_u32 count, mam_u32 home) {
+  struct mam_place place;
+  if (count <= MAM_SPAN_PAGES) {
+    place.area = control->superblocks[mam_load_relaxed_u32(&control->active)];
+    struct mam_home near = mam_home_in(place.area, control, home, control->home_count);
+    place.page = mam_pages_near(&near, count);
+    if (place.page != MAM_NO_PAGE)
+      return place;
+  }
+  return mam_pages_far(control, count, home);
 }
 
 /* ---- Claiming chunks ---- */
@@ -951,8 +1087,10 @@ MAM_OUTLINE mam_u64 mam_slot_wait(mam_u64 *slot, mam_u32 limit, mam_u32 count) {
   return MAM_SLOT_TICKETS;
 }
 
-/* Whether the superblocks are known to have no run of so many pages. */
+/* Whether the superblocks are known to have no run of so many pages, nor empty spans. */
 MAM_INLINE int mam_pages_are_short(struct mam_heap_control *control, mam_u32 pages) {
+  if (mam_load_relaxed_u32(&control->mode) != MAM_MODE_WATCHED)
+    return 0;
   mam_u32 superblocks = mam_load_acquire_u32(&control->superblock_count);
   MAM_LOOP
   for (mam_u32 i = 0; i < superblocks; i++)
@@ -973,9 +1111,10 @@ MAM_OUTLINE struct mam_claim mam_steal(struct mam_heap_control *control, mam_u32
       *busy |= (now & MAM_SLOT_TICKETS) > limit && !mam_slot_is_dry(now);
       continue;
     }
-    struct mam_tickets tickets = mam_tickets_of(mam_slot_take(slot, count), claim.chunk_bytes, limit, count);
+    now = mam_slot_take(slot, count);
+    struct mam_tickets tickets = mam_tickets_of(now, claim.chunk_bytes, limit, count);
     if (tickets.refill) /* not now */
-      (void)mam_exchange_release_u64(slot, limit);
+      (void)mam_exchange_release_u64(slot, (now & ~MAM_SLOT_TICKETS) | limit);
     if (tickets.mask != 0) {
       claim.address = tickets.address;
       claim.mask = tickets.mask;
@@ -1006,7 +1145,7 @@ MAM_OUTLINE struct mam_claim mam_span_split(struct mam_area area, mam_u32 page, 
   struct mam_claim claim = {mam_area_address(area, page), 0, mam_class_bytes(size_class)};
   mam_u64 *words = &area.words[page * MAM_PAGE_WORDS];
   count = count < chunks ? count : chunks;
-  mam_span_write(area, page, size_class, pages, chunks, mam_lanes_alone());
+  mam_span_write(area, page, size_class, pages, chunks, MAM_WORD_WATCHED, mam_lanes_alone());
   claim.mask = 0xffffffffu >> (32 - count);
   MAM_LOOP
   for (mam_u32 i = 0; i < (chunks + 31) >> 5; i++) /* release: after the entries, which who frees such a chunk reads */
@@ -1080,7 +1219,7 @@ MAM_OUTLINE int mam_slot_flush(struct mam_heap_control *control, mam_u32 index) 
   mam_u64 now = mam_load_relaxed_u64(&heap->slots[index]);
   mam_u32 ticket = (mam_u32)(now & MAM_SLOT_TICKETS);
   /* acq_rel: whose tickets they are, and what the span's words were when the slot was refilled. */
-  if (ticket >= limit || mam_cas_acq_rel_u64(&heap->slots[index], now, limit) != now)
+  if (ticket >= limit || mam_cas_acq_rel_u64(&heap->slots[index], now, (now & ~MAM_SLOT_TICKETS) | limit) != now)
     return 0;
   struct mam_area area = mam_area_of(control, mam_slot_address(now));
   mam_u32 word = (mam_u32)((mam_slot_address(now) - area.base) >> MAM_PAGE_SHIFT) * MAM_PAGE_WORDS;
@@ -1131,6 +1270,7 @@ MAM_OUTLINE struct mam_claim mam_claim_scarce(struct mam_heap_control *control, 
     if (claim.mask != 0)
       return claim;
     /* acquire: what was opened meanwhile has raised a stamp, or was there for the pass. */
+    busy |= mam_load_acquire_u32(&control->mode) != MAM_MODE_WATCHED;
     busy |= (mam_load_acquire_u32(&control->opening[size_class]) |
              mam_load_acquire_u32(&control->opening[MAM_HEAP_CLASSES])) != 0;
     if (busy)
@@ -1142,13 +1282,67 @@ MAM_OUTLINE struct mam_claim mam_claim_scarce(struct mam_heap_control *control, 
   return claim;
 }
 
+/* The span of a slot's word, as a page of the first superblock; MAM_NO_PAGE if it is none. */
+MAM_INLINE mam_u32 mam_slot_page(mam_u64 slot, mam_u64 base, mam_u32 page_count) {
+  mam_u64 page = (slot >> MAM_TICKET_BITS) - (base >> MAM_PAGE_SHIFT);
+  return page < page_count ? (mam_u32)page : MAM_NO_PAGE;
+}
+
+/* Takes a span for a slot that it had before, if that is empty now: the next in its ring after prior.  Each of its
+ * words goes from empty to full by compare-and-swap.  Below: its page, MAM_NO_PAGE if there is no next.  Above: for
+ * which words that failed, a bit each; 0 if the span is the caller's.  Calls nothing, as mam_refill_pages. */
+MAM_OUTLINE mam_u64 mam_ring_take(mam_u64 *usage, const mam_u16 *rings, mam_u32 page_count, mam_u32 prior,
+                                  mam_u32 size_class, mam_u32 chunks_log2, mam_u32 home, mam_u32 home_count) {
+  mam_u32 page = mam_ring_page(page_count, mam_load_relaxed_u16(&rings[prior]), home, home_count), failed = 0;
+  mam_u32 words = ((1u << chunks_log2) + 31) >> 5;
+  if (page == MAM_NO_PAGE)
+    return page;
+  mam_u64 empty = mam_word_of(size_class, (mam_class_bytes(size_class) << chunks_log2) >> MAM_PAGE_SHIFT, words,
+                              words > 1 ? 32 : 1u << chunks_log2);
+  usage += page * MAM_PAGE_WORDS;
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++)
+    if (i < words)
+      failed |= (mam_u32)(mam_cas_between_fences_u64(&usage[i], empty, empty | mam_word_full(empty)) != empty) << i;
+  return (mam_u64)failed << 32 | page;
+}
+
+/* Gives back what mam_ring_take took of a span that was not empty. */
+MAM_OUTLINE void mam_ring_put_back(struct mam_area area, mam_u32 page, mam_u32 failed, mam_u32 chunks_log2) {
+  mam_u32 words = ((1u << chunks_log2) + 31) >> 5;
+  MAM_LOOP
+  for (mam_u32 i = 0; i < words; i++)
+    if ((failed >> i & 1) == 0)
+      (void)mam_chunks_free(area, page * MAM_PAGE_WORDS + i, words > 1 ? 0xffffffffu : (1u << (1u << chunks_log2)) - 1);
+}
+
+/* Fills a slot again with a span that it had before: of its chunks the first count are the caller's.  The page;
+ * MAM_NO_PAGE if there is no such span. */
+MAM_INLINE mam_u32 mam_slot_retake(struct mam_area area, mam_u64 *slot, mam_u64 taken, mam_u32 chunks_log2,
+                                   mam_u32 count) {
+  mam_u32 page = (mam_u32)taken, failed = (mam_u32)(taken >> 32), words = ((1u << chunks_log2) + 31) >> 5;
+  if (page == MAM_NO_PAGE)
+    return page;
+  if (failed == 0) {
+    /* What the chunks' users did comes before what those do who find the span in the slot. */
+    mam_fence();
+    (void)mam_exchange_after_fence_u64(slot, mam_slot_of(mam_area_address(area, page), count));
+    return page;
+  }
+  if (failed != (1u << words) - 1)
+    MAM_OUT_OF_SIGHT(mam_ring_put_back)(area, page, failed, chunks_log2);
+  return MAM_NO_PAGE;
+}
+
 /* A request for chunks: everything about it and its heap that a kernel knows without asking its memory. */
 struct mam_request {
   struct mam_heap_control *control;
   struct mam_area area; /* the first superblock */
   mam_u64 *slot;        /* 0: the caller's lanes are so many that they take whole spans */
   mam_u32 size_class, chunks_log2, home, home_count;
-  int refill; /* the caller has the task of refilling the slot */
+  mam_u32 prior; /* where in area the slot's span was, or MAM_NO_PAGE */
+  int lazy;      /* as mam_heap's */
+  int refill;    /* the caller has the task of refilling the slot */
 };
 
 /* Gives a slot, if there is one, a span in pages that the caller took: the first chunks are the lanes'.  Every lane
@@ -1156,12 +1350,19 @@ struct mam_request {
 MAM_INLINE mam_u32 mam_slot_fill(const struct mam_request *request, struct mam_area area, mam_u32 page, mam_u32 count,
                                  struct mam_lanes lanes) {
   mam_u32 limit = 1u << request->chunks_log2, bytes = mam_class_bytes(request->size_class);
+  int lazy = request->lazy && request->slot != 0 && area.words == request->area.words &&
+             mam_ring_number(page, request->home, request->home_count) != MAM_RING_NONE;
   count = count < limit ? count : limit;
-  mam_span_write(area, page, request->size_class, (bytes << request->chunks_log2) >> MAM_PAGE_SHIFT, limit, lanes);
+  mam_span_write(area, page, request->size_class, (bytes << request->chunks_log2) >> MAM_PAGE_SHIFT, limit,
+                 lazy ? 0 : MAM_WORD_WATCHED, lanes);
+  if (request->lazy && lanes.rank == 0 && request->slot != 0 && area.words == request->area.words)
+    mam_ring_insert(mam_area_rings(area), area.page_count, request->home, request->home_count, request->prior, page);
   mam_lanes_sync(lanes);
   /* release: the words and entries of the span. */
   if (lanes.rank == 0 && request->slot != 0)
     (void)mam_exchange_release_u64(request->slot, mam_slot_of(mam_area_address(area, page), count));
+  if (lanes.rank == 0 && lazy)
+    mam_span_created(request->control, area, page);
   return count;
 }
 
@@ -1215,21 +1416,15 @@ MAM_OUTLINE void mam_refill_finish(struct mam_area area, mam_u32 filled) {
     mam_pages_returned(area);
 }
 
-/* The same from wherever there are pages.  If there are none, the slot says so. */
-MAM_OUTLINE struct mam_claim mam_slot_refill(const struct mam_request *request, mam_u32 count, struct mam_lanes lanes) {
+/* The same from wherever there are pages, for the first of count lanes.  If there are none, the slot says so. */
+MAM_OUTLINE struct mam_claim mam_slot_refill(const struct mam_request *request, mam_u32 count) {
   struct mam_claim claim = {0, 0, mam_class_bytes(request->size_class)};
-  mam_u32 pages = (claim.chunk_bytes << request->chunks_log2) >> MAM_PAGE_SHIFT;
-  struct mam_place place = {request->area, MAM_NO_PAGE};
-  if (lanes.rank == 0)
-    place = mam_pages_claim(request->control, pages, request->home);
-  place.page = mam_lanes_first_u32(lanes, place.page);
-  place.area.base = mam_lanes_first_u64(lanes, place.area.base);
-  place.area.words = (mam_u64 *)mam_lanes_first_u64(lanes, (mam_u64)place.area.words);
-  place.area.page_count = mam_lanes_first_u32(lanes, place.area.page_count);
+  struct mam_place place =
+      mam_pages_claim(request->control, (claim.chunk_bytes << request->chunks_log2) >> MAM_PAGE_SHIFT, request->home);
   if (place.page != MAM_NO_PAGE) {
     claim.address = mam_area_address(place.area, place.page);
-    claim.mask = 0xffffffffu >> (32 - mam_slot_fill(request, place.area, place.page, count, lanes));
-  } else if (lanes.rank == 0 && request->slot != 0)
+    claim.mask = 0xffffffffu >> (32 - mam_slot_fill(request, place.area, place.page, count, mam_lanes_alone()));
+  } else if (request->slot != 0)
     (void)mam_exchange_release_u64(request->slot, MAM_SLOT_DRY | 1u << request->chunks_log2);
   return claim;
 }
@@ -1259,21 +1454,20 @@ MAM_OUTLINE struct mam_claim mam_claim_chunks(struct mam_request *request, mam_u
     mam_u64 old = 0;
     if (lanes.rank == 0)
       old = mam_slot_wait(request->slot, 1u << request->chunks_log2, count);
-    struct mam_tickets tickets =
-        mam_tickets_of(mam_lanes_first_u64(lanes, old), claim.chunk_bytes, 1u << request->chunks_log2, count);
+    old = mam_lanes_first_u64(lanes, old);
+    struct mam_tickets tickets = mam_tickets_of(old, claim.chunk_bytes, 1u << request->chunks_log2, count);
+    request->prior = mam_slot_page(old, request->area.base, request->area.page_count);
     claim.address = tickets.address;
     claim.mask = tickets.mask;
     request->refill = tickets.refill;
     if (claim.mask != 0)
       return claim;
   }
-  if (request->slot == 0 || request->refill) {
-    request->refill = 0;
-    claim = mam_slot_refill(request, count, lanes);
-    if (claim.mask != 0)
-      return claim;
-  }
-  if (lanes.rank == 0)
+  int refill = request->slot == 0 || request->refill;
+  request->refill = 0;
+  if (lanes.rank == 0 && refill)
+    claim = mam_slot_refill(request, count);
+  if (lanes.rank == 0 && claim.mask == 0)
     claim = mam_claim_scarce(request->control, request->size_class, count, request->home);
   claim.address = mam_lanes_first_u64(lanes, claim.address);
   claim.mask = mam_lanes_first_u32(lanes, claim.mask);
@@ -1407,14 +1601,14 @@ MAM_OUTLINE int mam_block_free(struct mam_heap_control *control, mam_u64 address
 /* Bytes of metadata in front of so many pages. */
 MAM_INLINE mam_u64 mam_area_metadata_bytes(mam_u32 pages) {
   struct mam_area area = {0, 0, pages, 0};
-  return 8 + (mam_u64)mam_area_entries(area) + 2 * (mam_u64)pages;
+  return 8 + (mam_u64)mam_area_entries(area) + 4 * (mam_u64)pages;
 }
 
 /* Lays a superblock out in bytes of memory at address, a multiple of 8: metadata, then pages to its end.  Touches no
  * memory.  page_count 0 if it is too small for a page. */
 MAM_INLINE struct mam_area mam_area_place(mam_u64 address, mam_u64 bytes) {
   mam_u64 end = (address + bytes) & ~(mam_u64)(MAM_PAGE_BYTES - 1);
-  mam_u64 most = end > address ? (end - address) / (MAM_PAGE_BYTES + 66) : 0;
+  mam_u64 most = end > address ? (end - address) / (MAM_PAGE_BYTES + 68) : 0;
   struct mam_area area = {0, (mam_u64 *)(address + 8), most < 1u << 31 ? (mam_u32)most : 1u << 31, 0};
   MAM_LOOP
   while (area.page_count != 0 &&
@@ -1460,6 +1654,10 @@ MAM_INLINE void mam_area_clear(struct mam_area area, mam_u64 rank, mam_u64 count
 /* The same for the homes and slots, and what is known about them. */
 MAM_INLINE void mam_slots_clear(struct mam_heap_control *control, mam_u64 rank, mam_u64 count) {
   const mam_heap *heap = &control->heap;
+  if (rank == 0) {
+    control->mode = heap->lazy ? MAM_MODE_LAZY : MAM_MODE_WATCHED;
+    control->sweep_next = control->sweep_done = 0;
+  }
   MAM_LOOP
   for (mam_u64 i = rank; i < MAM_HOMES; i += count)
     mam_cursors(control)[i] = 0;
@@ -1499,6 +1697,7 @@ MAM_INLINE void mam_heap_tune(mam_heap *heap, mam_u64 bytes, mam_u32 multiproces
   mam_u64 share = (bytes / 8) / (roomy ? MAM_ROOMY_SLOT_BYTES : MAM_SLOT_BYTES);
   if (multiprocessors > MAM_HOMES)
     multiprocessors = MAM_HOMES;
+  heap->lazy = (unsigned)roomy;
   heap->chunks = roomy ? MAM_ROOMY_CHUNKS : MAM_CHUNKS;
   heap->home_last = (mam_u16)(multiprocessors - 1);
   heap->warp_bits = heap->home_shift = 0;
