@@ -847,7 +847,7 @@ MAM_OUTLINE void mam_word_finish(const struct mam_area *area, mam_u32 word, mam_
 }
 
 /* Frees the chunks of a usage word whose bits are given; which of them were none. */
-MAM_INLINE mam_u32 mam_chunks_free(struct mam_area area, mam_u32 word, mam_u32 bits) {
+MAM_OUTLINE mam_u32 mam_chunks_free(struct mam_area area, mam_u32 word, mam_u32 bits) {
   /* release: what the chunks' users did comes before what their next ones do.  Pairs with mam_word_claim. */
   mam_u64 old = mam_and_release_u64(&area.words[word], ~(mam_u64)bits);
   if (((mam_u32)old & bits) != 0 && mam_word_wants_more(old, bits)) {
@@ -1374,7 +1374,8 @@ MAM_OUTLINE void mam_ring_put_back(struct mam_area area, mam_u32 page, mam_u32 f
   MAM_LOOP
   for (mam_u32 i = 0; i < words; i++)
     if ((failed >> i & 1) == 0)
-      (void)mam_chunks_free(area, page * MAM_PAGE_WORDS + i, words > 1 ? 0xffffffffu : (1u << (1u << chunks_log2)) - 1);
+      (void)MAM_OUT_OF_SIGHT(mam_chunks_free)(area, page * MAM_PAGE_WORDS + i,
+                                              words > 1 ? 0xffffffffu : (1u << (1u << chunks_log2)) - 1);
 }
 
 /* Fills a slot again with a span that it had before: of its chunks the first count are the caller's.  The page;
@@ -1564,19 +1565,19 @@ MAM_INLINE void mam_failed(struct mam_heap_control *control, mam_u32 home, mam_u
 MAM_OUTLINE struct mam_place mam_run_claim(struct mam_heap_control *control, mam_u32 pages, mam_u32 home) {
   struct mam_place place;
   (void)mam_add_relaxed_u32(&control->opening[MAM_HEAP_KINDS], 1); /* others may get what is taken and given back */
-  place = mam_pages_claim(control, pages, home);
+  place = MAM_OUT_OF_SIGHT(mam_pages_claim)(control, pages, home);
   (void)mam_add_acq_rel_u32(&control->opening[MAM_HEAP_KINDS], ~0u);
   MAM_LOOP
   for (int i = 0;
        i < MAM_SCARCE_ROUNDS && place.page == MAM_NO_PAGE && mam_heap_could(control, (mam_u64)pages << MAM_PAGE_SHIFT);
        i++) {
     mam_u32 sum = mam_stamps_rely(control);
-    place = mam_pages_claim(control, pages, home);
+    place = MAM_OUT_OF_SIGHT(mam_pages_claim)(control, pages, home);
     if (place.page != MAM_NO_PAGE)
       return place;
     if (mam_load_acquire_u32(&control->opening[MAM_HEAP_KINDS]) != 0)
       mam_pause();
-    else if (mam_stamps_sum(control, control->superblocks[0]) == sum && !mam_slots_flush(control) &&
+    else if (mam_stamps_sum(control, control->superblocks[0]) == sum && !MAM_OUT_OF_SIGHT(mam_slots_flush)(control) &&
              mam_stamps_sum(control, control->superblocks[0]) == sum)
       return place;
   }
