@@ -61,8 +61,8 @@ static __device__ void mam_warp_tidy_up(mam_warp *warp);
 /* The lane takes part no longer.  When none does, everything is freed, the header too. */
 static __device__ void mam_warp_end(mam_warp *warp);
 
-/* As mam_warp_end, but the memory stays, with the header, which is returned: for mam_warp_adopt in a later kernel.  It is
- * enough that one lane hands over, and the others end.  NULL if the lane does not take part. */
+/* As mam_warp_end, but the memory stays, with the header, which is returned: for mam_warp_adopt in a later kernel.  It
+ * is enough that one lane hands over, and the others end.  NULL if the lane does not take part. */
 static __device__ mam_warp *mam_warp_hand_over(mam_warp *warp);
 
 /* The lanes that are here together with the same header take part in it from now on.  It must have been handed over, by
@@ -125,8 +125,7 @@ static __device__ __forceinline__ mam_warp *mam_warp_start(mam_heap heap) {
   return mam_warp_start_lanes(heap, __activemask(), options, 0);
 }
 
-template <typename Group>
-static __device__ mam_warp *mam_warp_start(mam_heap heap, const Group &group) {
+template <typename Group> static __device__ mam_warp *mam_warp_start(mam_heap heap, const Group &group) {
   const mam_warp_options options = MAM_WARP_OPTIONS_INIT;
   mam_u32 lanes = 0;
   for (unsigned rank = 0; rank < group.size(); rank++)
@@ -175,9 +174,9 @@ MAM_OUTLINE void *mam_warp_malloc_rest(mam_warp *warp, size_t bytes) {
   mam_u32 group = __match_any_sync(__activemask(), (mam_u64)warp), self = 1u << mam_warp_lane();
   __syncwarp(group); /* what others of them did to the header comes before */
   struct mam_warp_hot hot = mam_warp_look(warp);
-  if (bytes == 0 || !mam_warp_sound(warp) || (mam_warp_taking_part(hot.lanes) & self) == 0)
+  mam_u64 *list = mam_warp_list_of(warp, hot.lanes, self);
+  if (bytes == 0 || list == 0 || !mam_warp_sound(warp))
     return 0;
-  mam_u64 *list = (mam_warp_active(hot.lanes) & self) != 0 ? &warp->list : &warp->early;
   mam_u64 blocks = mam_warp_blocks(warp, bytes), all = 0, address = 0;
   group = __match_any_sync(__activemask(), (mam_u64)list);
   mam_u64 before = mam_warp_sum(group, blocks, &all); /* the sum needs what each has read */
@@ -188,7 +187,7 @@ MAM_OUTLINE void *mam_warp_malloc_rest(mam_warp *warp, size_t bytes) {
     return (void *)(mam_warp_address(hot.current) + ((mam_warp_number(hot.current) - all + before) << hot.block_shift));
   }
   if ((group & mam_lane_below()) == 0)
-    address = list == &warp->list ? mam_warp_serve(warp, all) : mam_warp_direct(warp, list, all << hot.block_shift);
+    address = mam_warp_serve(warp, list, all);
   __syncwarp(group);
   address = __shfl_sync(group, address, (int)mam_lowest_u32(group));
   if (address != 0)
@@ -233,12 +232,12 @@ static __device__ __forceinline__ void *mam_warp_malloc(mam_warp *warp, size_t b
 
 static __device__ __forceinline__ void *mam_warp_malloc_why(mam_warp *warp, size_t bytes, mam_heap_status *why) {
   void *block = mam_warp_malloc(warp, bytes);
-  *why = block != 0                                                    ? MAM_HEAP_OK
-         : !mam_warp_sound(warp)                                       ? MAM_HEAP_BAD
-         : bytes == 0                                                  ? MAM_HEAP_ZERO
+  *why = block != 0                                                                               ? MAM_HEAP_OK
+         : !mam_warp_sound(warp)                                                                  ? MAM_HEAP_BAD
+         : bytes == 0                                                                             ? MAM_HEAP_ZERO
          : (mam_warp_taking_part(mam_load_relaxed_u64(&warp->lanes)) >> mam_warp_lane() & 1) == 0 ? MAM_HEAP_BAD
-         : mam_out_of_sight(mam_heap_could)(warp->control, bytes)      ? MAM_HEAP_FULL
-                                                                       : MAM_HEAP_TOO_LARGE;
+         : mam_out_of_sight(mam_heap_could)(warp->control, bytes)                                 ? MAM_HEAP_FULL
+                                                                                                  : MAM_HEAP_TOO_LARGE;
   return block;
 }
 
@@ -270,8 +269,8 @@ static __device__ __forceinline__ void mam_warp_end(mam_warp *warp) {
     bool same = mam_warp_alike(warp, 0);
     __syncwarp(0xffffffffu);
     mam_u64 list = mam_warp_word(mam_warp_list_inside(warp), 0);
-    bool plain = same & (warp->lanes == MAM_FULL_WORD) & (warp->list == list) & (warp->early == 0) &
-                 (warp->handed_over == 0);
+    bool plain =
+        same & (warp->lanes == MAM_FULL_WORD) & (warp->list == list) & (warp->early == 0) & (warp->handed_over == 0);
     if (__all_sync(0xffffffffu, plain)) {
       if (mam_warp_lane() == 0)
         mam_warp_vanish(warp);
@@ -282,8 +281,7 @@ static __device__ __forceinline__ void mam_warp_end(mam_warp *warp) {
 }
 
 static __device__ __forceinline__ mam_warp *mam_warp_hand_over(mam_warp *warp) {
-  if (!mam_warp_sound(warp) ||
-      (mam_warp_taking_part(mam_load_relaxed_u64(&warp->lanes)) >> mam_warp_lane() & 1) == 0)
+  if (!mam_warp_sound(warp) || (mam_warp_taking_part(mam_load_relaxed_u64(&warp->lanes)) >> mam_warp_lane() & 1) == 0)
     return 0;
   mam_store_relaxed_u32(&warp->handed_over, 1);
   mam_out_of_sight(mam_warp_leave_rest)(warp, MAM_WARP_ENDS);

@@ -212,16 +212,25 @@ MAM_INLINE mam_u64 mam_warp_refill(struct mam_warp *warp, mam_u32 blocks) {
   return superblock + ((mam_u64)left << warp->block_shift);
 }
 
-/* A request of active lanes together, one of which calls: from the current superblock, a new one, or, if it is larger
- * than one or there is none, by the device heap as it is; 0 if there is no memory. */
-MAM_INLINE mam_u64 mam_warp_serve(struct mam_warp *warp, mam_u64 blocks) {
+/* Where a lane's blocks are registered: with the others', or, if it has tidied up and others have not, for later; 0 if
+ * it does not take part.  Only its own tidying up makes a lane early, so what was looked up stays good; that it is not
+ * early any more does no harm, since what is registered late is freed late. */
+MAM_INLINE mam_u64 *mam_warp_list_of(struct mam_warp *warp, mam_u64 lanes, mam_u32 self) {
+  return (mam_warp_taking_part(lanes) & self) == 0 ? 0
+         : (mam_warp_active(lanes) & self) != 0    ? &warp->list
+                                                   : &warp->early;
+}
+
+/* A request of lanes together, one of which calls: from the current superblock, a new one, or, if it is larger than one
+ * or there is none or the lanes are early, by the device heap as it is; 0 if there is no memory. */
+MAM_INLINE mam_u64 mam_warp_serve(struct mam_warp *warp, mam_u64 *list, mam_u64 blocks) {
   mam_u64 address = 0;
-  if (blocks <= warp->superblock_bytes >> warp->block_shift) {
+  if (list == &warp->list && blocks <= warp->superblock_bytes >> warp->block_shift) {
     address = mam_warp_take(warp, (mam_u32)blocks);
     if (address == 0)
       address = mam_warp_refill(warp, (mam_u32)blocks);
   }
-  return address != 0 ? address : mam_warp_direct(warp, &warp->list, blocks << warp->block_shift);
+  return address != 0 ? address : mam_warp_direct(warp, list, blocks << warp->block_shift);
 }
 
 /* ---- Leaving ----
@@ -233,7 +242,8 @@ MAM_INLINE mam_u64 mam_warp_serve(struct mam_warp *warp, mam_u64 blocks) {
 enum mam_warp_leaving { MAM_WARP_TIDIES, MAM_WARP_ENDS };
 enum { MAM_WARP_NOTHING, MAM_WARP_ROUND };
 
-/* Lanes of mask leave, one of which calls.  Those that do not take part, or have tidied up already, are no lanes here. */
+/* Lanes of mask leave, one of which calls.  Those that do not take part, or have tidied up already, are no lanes here.
+ */
 MAM_INLINE int mam_warp_leave(struct mam_warp *warp, mam_u32 mask, enum mam_warp_leaving how) {
   mam_u64 seen = mam_load_relaxed_u64(&warp->lanes);
   MAM_LOOP
