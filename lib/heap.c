@@ -15,6 +15,7 @@
 
 #include "error.h"
 #include "heap_gpu.h"
+#include "heap_inside.h"
 #include "heap_view.h"
 #include "pool.h"
 
@@ -467,3 +468,15 @@ cudaError_t MAM_HeapFree(MAM_Heap heap, void *block) {
     return error;
   return leave(heap, block == NULL ? cudaSuccess : free_locked(heap, block));
 }
+
+/* ---- For those who build on it ---- */
+
+cudaError_t heap_inside_enter(MAM_Heap heap, struct heap_inside *inside) {
+  cudaError_t error = enter(heap);
+  if (error == cudaSuccess)
+    *inside = (struct heap_inside){&heap->gpu, heap->pool, (uint64_t)(uintptr_t)heap->handle.control,
+                                   (uint64_t)(uintptr_t)&heap->handle.control->answer};
+  return error;
+}
+
+cudaError_t heap_inside_leave(MAM_Heap heap, cudaError_t error) { return leave(heap, error); }
