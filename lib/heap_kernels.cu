@@ -39,17 +39,17 @@ extern "C" __global__ void mam_kernel_publish(struct mam_heap_control *control, 
 /* ---- Warp heaps ---- */
 
 /* Nothing is allocated here. */
-MAM_OUTLINE mam_u64 mam_warp_heap_malloc(struct mam_heap_control *, mam_u64) { return 0; }
-MAM_OUTLINE void mam_warp_heap_free(struct mam_heap_control *control, mam_u64 address) {
+MAM_INLINE mam_u64 mam_warp_heap_malloc(struct mam_heap_control *, mam_u64) { return 0; }
+MAM_INLINE void mam_warp_heap_free(struct mam_heap_control *control, mam_u64 address) {
   (void)mam_block_free(control, address);
 }
 
 /* Adds a list, those before it and their entries to what a header holds. */
 static __device__ void warp_list_count(struct mam_warp *warp, mam_u64 list, MAM_WarpHeader *header) {
   mam_u64 at = mam_warp_address(list);
-  for (mam_u32 count = mam_warp_number(list); at != 0; count = warp->entries) {
+  for (mam_u32 count = mam_warp_number(list); at != 0; count = mam_warp_list_room(warp, at)) {
     for (mam_u32 i = 0; i < count; i++)
-      header->bytes += mam_block_bytes(warp->control, ((mam_u64 *)at)[1 + i]);
+      header->bytes += mam_block_bytes(warp->control, *mam_warp_list_entry(at, i));
     header->allocated_count += count;
     if (at != mam_warp_list_inside(warp))
       header->bytes += mam_block_bytes(warp->control, at);
@@ -82,7 +82,7 @@ extern "C" __global__ void mam_kernel_warp_list(struct mam_heap_control *control
 /* Ends a header that nobody uses; answers whether it was one. */
 extern "C" __global__ void mam_kernel_warp_end(struct mam_heap_control *control, struct mam_warp *warp) {
   control->answer = 0;
-  if (mam_block_bytes(control, (mam_u64)warp) < MAM_WARP_BYTES || !mam_warp_is(warp) || warp->control != control)
+  if (mam_block_bytes(control, (mam_u64)warp) < sizeof *warp || !mam_warp_is(warp) || warp->control != control)
     return;
   mam_warp_flush(warp, warp->list, mam_lanes_alone());
   mam_warp_flush(warp, warp->early, mam_lanes_alone());

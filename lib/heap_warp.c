@@ -11,7 +11,7 @@
 #include "heap_inside.h"
 #include "mam/warp.h"
 
-enum { LEAST_HEADER_BYTES = 144 };
+enum { LEAST_HEADER_BYTES = 192 };
 
 /* What the GPU reads and writes, in one block of the pool: how many headers there are, then these, then the addresses
  * of blocks. */

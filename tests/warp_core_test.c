@@ -7,6 +7,7 @@
 enum { KIB = 1024, LANES = 4, ALL = 0xF };
 
 static const mam_warp_options usual = MAM_WARP_OPTIONS_INIT;
+static const mam_warp_options even = {32 * KIB, 32 * KIB, 126, 16}; /* the first superblock as large as the others */
 static const mam_warp_options tiny = {1 * KIB, 512, 3, 16};
 
 static void model_begin(void) { warp_model_begin(); }
@@ -77,7 +78,7 @@ START_TEST(requests_are_rounded_up_to_blocks) {
   const char *first = take(warp, 0, 1), *second = take(warp, 1, 17), *third = take(warp, 2, 1);
   ck_assert_int_eq(first - second, 32);
   ck_assert_int_eq(second - third, 16);
-  mam_warp_options wide = usual;
+  mam_warp_options wide = even;
   wide.block_bytes = 256;
   struct mam_warp *other = start(wide);
   first = take(other, 0, 1), second = take(other, 1, 257), third = take(other, 2, 1);
@@ -105,10 +106,24 @@ START_TEST(blocks_do_not_overlap_over_many_superblocks) {
 END_TEST
 
 START_TEST(a_new_superblock_comes_when_one_is_full) {
-  struct mam_warp *warp = start(usual);
+  struct mam_warp *warp = start(even);
   for (unsigned i = 0; i < 3 * 32; i++)
     (void)take(warp, i % LANES, 1 * KIB);
   ck_assert_uint_eq(warp_model.live, 1 + 3); /* the first is shorter by the header */
+  everyone(warp, MAM_WARP_ENDS);
+}
+END_TEST
+
+START_TEST(superblocks_grow_to_their_full_size) {
+  struct mam_warp *warp = start(usual);
+  static const size_t sizes[] = {1 * KIB, 8 * KIB, 32 * KIB, 32 * KIB};
+  size_t count = 0;
+  for (unsigned i = 0; i < 500 && count < 4; i++) {
+    mam_u64 block = (mam_u64)(uintptr_t)take(warp, i % LANES, 128);
+    if (warp_model.live > count)
+      ck_assert_uint_eq(warp_model_around(block, 128)->bytes, sizes[count++]);
+  }
+  ck_assert_uint_eq(count, 4);
   everyone(warp, MAM_WARP_ENDS);
 }
 END_TEST
@@ -136,9 +151,9 @@ END_TEST
 
 START_TEST(lists_are_chained_when_full) {
   struct mam_warp *warp = start(tiny);
-  for (unsigned i = 0; i < 10; i++)
+  for (unsigned i = 0; i < 20; i++)
     (void)take(warp, i % LANES, 2 * KIB);
-  ck_assert_uint_eq(warp_model.live, 1 + 10 + 3); /* 3 entries of the first list, 3 of each further one */
+  ck_assert_uint_eq(warp_model.live, 1 + 20 + 4); /* 9 are in the header, 3 in each further list */
   everyone(warp, MAM_WARP_ENDS);
   ck_assert_uint_eq(warp_model.live, 0);
 }
@@ -211,7 +226,7 @@ END_TEST
 /* ---- Tidying up and ending ---- */
 
 START_TEST(tidying_up_frees_when_the_last_lane_does) {
-  struct mam_warp *warp = start(usual);
+  struct mam_warp *warp = start(even);
   for (unsigned i = 0; i < 100; i++)
     (void)take(warp, i % LANES, 2 * KIB);
   size_t before = warp_model.live;
@@ -371,6 +386,7 @@ static Suite *warp_core_suite(void) {
       requests_are_rounded_up_to_blocks,
       blocks_do_not_overlap_over_many_superblocks,
       a_new_superblock_comes_when_one_is_full,
+      superblocks_grow_to_their_full_size,
       what_is_larger_than_a_superblock_is_a_block_of_the_heap,
       a_superblock_s_size_exactly_is_no_larger,
       lists_are_chained_when_full,

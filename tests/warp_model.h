@@ -54,7 +54,7 @@ static inline void warp_model_begin(void) {
   warp_model.give = warp_model_give;
 }
 
-static mam_u64 mam_warp_heap_malloc(struct mam_heap_control *control, mam_u64 bytes) {
+static inline mam_u64 mam_warp_heap_malloc(struct mam_heap_control *control, mam_u64 bytes) {
   (void)control;
   mam_u64 address = 0;
   pthread_mutex_lock(&warp_model.lock);
@@ -75,7 +75,7 @@ static mam_u64 mam_warp_heap_malloc(struct mam_heap_control *control, mam_u64 by
   return address;
 }
 
-static void mam_warp_heap_free(struct mam_heap_control *control, mam_u64 address) {
+static inline void mam_warp_heap_free(struct mam_heap_control *control, mam_u64 address) {
   (void)control;
   size_t place = 0;
   pthread_mutex_lock(&warp_model.lock);
@@ -113,7 +113,7 @@ static inline void *warp_model_malloc(struct mam_warp *warp, unsigned lane, size
   mam_u64 *list = mam_warp_list_of(warp, mam_load_relaxed_u64(&warp->lanes), 1u << lane);
   if (list == NULL || bytes == 0)
     return NULL;
-  return (void *)(uintptr_t)mam_warp_serve(warp, list, mam_warp_blocks(warp, bytes));
+  return (void *)(uintptr_t)mam_warp_serve(warp, list, mam_warp_blocks(warp, bytes), 0);
 }
 
 /* A lane tidies up or ends by itself. */

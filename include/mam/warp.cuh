@@ -29,6 +29,7 @@
 #define MAM_WARP_CUH
 
 #include <mam/device.cuh>
+#define MAM_WARP_CALL(function) mam_out_of_sight(function) /* see mam/device.cuh */
 #include <mam/warp_core.h>
 
 typedef struct mam_warp mam_warp;
@@ -83,11 +84,17 @@ MAM_INLINE mam_u32 mam_warp_lane(void) {
   return lane;
 }
 
-MAM_OUTLINE mam_u64 mam_warp_heap_malloc(struct mam_heap_control *control, mam_u64 bytes) {
+MAM_OUTLINE mam_u64 mam_warp_block_malloc(struct mam_heap_control *control, mam_u64 bytes) {
   return (mam_u64)mam_malloc(control->heap, bytes);
 }
-MAM_OUTLINE void mam_warp_heap_free(struct mam_heap_control *control, mam_u64 address) {
+MAM_OUTLINE void mam_warp_block_free(struct mam_heap_control *control, mam_u64 address) {
   mam_free(control->heap, (void *)address);
+}
+MAM_INLINE mam_u64 mam_warp_heap_malloc(struct mam_heap_control *control, mam_u64 bytes) {
+  return mam_out_of_sight(mam_warp_block_malloc)(control, bytes);
+}
+MAM_INLINE void mam_warp_heap_free(struct mam_heap_control *control, mam_u64 address) {
+  mam_out_of_sight(mam_warp_block_free)(control, address);
 }
 
 /* Whether the header is one, and this warp's, as far as is to be checked. */
@@ -103,16 +110,19 @@ MAM_INLINE bool mam_warp_sound(mam_warp *warp) {
 
 /* ---- Starting ---- */
 
+/* A header for those lanes, by one of them; NULL if there is no memory. */
+MAM_OUTLINE mam_warp *mam_warp_open(struct mam_heap_control *control, mam_warp_options options, mam_u32 lanes) {
+  mam_warp_options sound = mam_warp_options_sound(options);
+  mam_u64 block = control != 0 ? mam_warp_heap_malloc(control, sound.first_bytes) : 0;
+  return block != 0 ? mam_warp_begin(control, block, sound, lanes, mam_warp_self()) : 0;
+}
+
 static __device__ __forceinline__ mam_warp *mam_warp_start_lanes(mam_heap heap, unsigned lanes,
                                                                  mam_warp_options options, mam_heap_status *why) {
   mam_u32 leader = 31 - mam_leading_zeros_u32(lanes);
-  mam_warp_options sound = mam_warp_options_sound(options);
   mam_warp *warp = 0;
-  if (mam_warp_lane() == leader) {
-    void *block = mam_malloc(heap, sound.first_bytes);
-    if (block != 0)
-      warp = mam_warp_begin(heap.control, (mam_u64)block, sound, lanes, mam_warp_self());
-  }
+  if (mam_warp_lane() == leader)
+    warp = mam_out_of_sight(mam_warp_open)(heap.control, options, lanes);
   __syncwarp(lanes); /* the header is there for all of them */
   warp = (mam_warp *)__shfl_sync(lanes, (mam_u64)warp, (int)leader);
   if (why != 0)
@@ -165,67 +175,82 @@ MAM_INLINE struct mam_warp_hot mam_warp_look(const mam_warp *warp) {
                : "memory");
   return hot;
 }
-MAM_INLINE void mam_warp_set_current(mam_warp *warp, mam_u64 current) {
-  asm volatile("st.global.u64 [%0], %1;" ::"l"(mam_global(warp)), "l"(current) : "memory");
-}
-
-/* Requests of lanes that come in parts, differ, or find the superblock too small; each group of one header together. */
+/* Requests of lanes that come in parts, differ, or find the superblock too small; each group of one header together.
+ * Lanes are alone with a header if all that take part are here: then nobody else can be, and since fewer and fewer take
+ * part, even an old value that says so is true. */
 MAM_OUTLINE void *mam_warp_malloc_rest(mam_warp *warp, size_t bytes) {
   mam_u32 group = __match_any_sync(__activemask(), (mam_u64)warp), self = 1u << mam_warp_lane();
   __syncwarp(group); /* what others of them did to the header comes before */
-  struct mam_warp_hot hot = mam_warp_look(warp);
-  mam_u64 *list = mam_warp_list_of(warp, hot.lanes, self);
+  mam_u64 lanes = mam_warp_look(warp).lanes;
+  if (lanes != mam_warp_all_of(group))
+    lanes = mam_load_relaxed_u64(&warp->lanes);
+  mam_u64 *list = mam_warp_list_of(warp, lanes, self);
   if (bytes == 0 || list == 0 || !mam_warp_sound(warp))
     return 0;
   mam_u64 blocks = mam_warp_blocks(warp, bytes), all = 0, address = 0;
   group = __match_any_sync(__activemask(), (mam_u64)list);
-  mam_u64 before = mam_warp_sum(group, blocks, &all); /* the sum needs what each has read */
-  if (group == mam_warp_active(hot.lanes) && all <= mam_warp_number(hot.current)) {
-    if ((group & mam_lane_below()) == 0)
-      mam_warp_set_current(warp, hot.current - all);
-    __syncwarp(group);
-    return (void *)(mam_warp_address(hot.current) + ((mam_warp_number(hot.current) - all + before) << hot.block_shift));
-  }
+  mam_u64 before = mam_warp_sum(group, blocks, &all);
   if ((group & mam_lane_below()) == 0)
-    address = mam_warp_serve(warp, list, all);
+    address = mam_out_of_sight(mam_warp_serve)(warp, list, all, lanes == mam_warp_all_of(group));
   __syncwarp(group);
   address = __shfl_sync(group, address, (int)mam_lowest_u32(group));
   if (address != 0)
-    return (void *)(address + (before << hot.block_shift));
+    return (void *)(address + (before << warp->block_shift));
   /* No room for all of them together; perhaps for some. */
-  return (void *)mam_warp_direct(warp, list, bytes);
+  return (void *)mam_out_of_sight(mam_warp_direct)(warp, list, bytes, 0);
 }
 
-/* Whether a whole warp calls with the same header and the same bytes. */
-MAM_INLINE bool mam_warp_alike(const mam_warp *warp, size_t bytes) {
-#ifdef WARP_MATCH
-  int alike;
-  (void)__match_all_sync(0xffffffffu, ((mam_u64)warp << 14) ^ (mam_u32)bytes, &alike);
-  return alike;
-#else
-  mam_u32 low = (mam_u32)(mam_u64)warp, high = (mam_u32)((mam_u64)warp >> 32);
-  return ((low ^ __shfl_sync(0xffffffffu, low, 0)) | (high ^ __shfl_sync(0xffffffffu, high, 0)) |
-          ((mam_u32)bytes ^ __shfl_sync(0xffffffffu, (mam_u32)bytes, 0))) == 0;
-#endif
+#define MAM_WARP_WHOLE 0xffffffffu
+
+/* Whether a value is the same for a whole warp: what differs from the first lane's. */
+MAM_INLINE mam_u32 mam_warp_differs(mam_u32 value) { return value ^ __shfl_sync(MAM_WARP_WHOLE, value, 0); }
+MAM_INLINE mam_u32 mam_warp_header_differs(const mam_warp *warp) {
+  return mam_warp_differs((mam_u32)(mam_u64)warp) | mam_warp_differs((mam_u32)((mam_u64)warp >> 32));
+}
+
+/* The sum of the values of a whole warp up to and with this lane's. */
+MAM_INLINE mam_u32 mam_warp_scan(mam_u32 value, mam_u32 lane) {
+  MAM_UNROLL
+  for (mam_u32 step = 1; step < 32; step *= 2) {
+    mam_u32 other = __shfl_up_sync(MAM_WARP_WHOLE, value, step);
+    value += lane >= step ? other : 0;
+  }
+  return value;
+}
+
+/* Requests of a whole warp that is alone with its header: hot as all of them have read it. */
+MAM_INLINE void *mam_warp_malloc_whole(mam_warp *warp, struct mam_warp_hot hot, mam_u32 bytes) {
+  mam_u32 blocks = (bytes + hot.block_less_1) >> hot.block_shift, lane = mam_warp_lane();
+  mam_u32 before = lane * blocks, all = 32 * blocks, left = mam_warp_number(hot.current);
+  if (!__all_sync(MAM_WARP_WHOLE, mam_warp_differs(bytes) == 0)) {
+    before = mam_warp_scan(blocks, lane);
+    all = __shfl_sync(MAM_WARP_WHOLE, before, 31);
+    before -= blocks;
+  }
+  mam_u64 address = mam_warp_address(hot.current) + ((mam_u64)(left - all) << hot.block_shift);
+  if (all <= left) {
+    if (lane == 0)
+      asm volatile("st.global.u64 [%0], %1;" ::"l"(mam_global(warp)), "l"(hot.current - all) : "memory");
+  } else {
+    if (lane == 0)
+      address = mam_out_of_sight(mam_warp_serve)(warp, &warp->list, all, 1);
+    address = __shfl_sync(MAM_WARP_WHOLE, address, 0);
+  }
+  __syncwarp(MAM_WARP_WHOLE); /* what was written comes before what any of them does next */
+  return address != 0 ? (void *)(address + ((mam_u64)before << hot.block_shift))
+                      : (void *)mam_out_of_sight(mam_warp_direct)(warp, &warp->list, bytes, 0);
 }
 
 static __device__ __forceinline__ void *mam_warp_malloc(mam_warp *warp, size_t bytes) {
   if (warp == 0)
     return 0;
-  if (!MAM_HEAP_CHECKED && __activemask() == 0xffffffffu) {
-    bool alike = mam_warp_alike(warp, bytes);
-    __syncwarp(0xffffffffu); /* what others of them did to the header comes before */
+  if (!MAM_HEAP_CHECKED && __activemask() == MAM_WARP_WHOLE) {
+    __syncwarp(MAM_WARP_WHOLE); /* what others of them did to the header comes before */
     struct mam_warp_hot hot = mam_warp_look(warp);
-    mam_u32 blocks = ((mam_u32)bytes + hot.block_less_1) >> hot.block_shift, left = mam_warp_number(hot.current);
-    bool good = alike & (mam_warp_active(hot.lanes) == 0xffffffffu) & (32 * blocks <= left) & (bytes - 1 < (1u << 24));
     /* The vote needs what each lane has read: so all have read when one writes. */
-    if (__all_sync(0xffffffffu, good)) {
-      mam_u32 lane = mam_warp_lane();
-      if (lane == 0)
-        mam_warp_set_current(warp, hot.current - 32 * blocks);
-      __syncwarp(0xffffffffu);
-      return (void *)(mam_warp_address(hot.current) + ((mam_u64)(left - (32 - lane) * blocks) << hot.block_shift));
-    }
+    if (__all_sync(MAM_WARP_WHOLE,
+                   (mam_warp_header_differs(warp) == 0) & (hot.lanes == MAM_FULL_WORD) & (bytes - 1 < 1u << 24)))
+      return mam_warp_malloc_whole(warp, hot, (mam_u32)bytes);
   }
   return mam_out_of_sight(mam_warp_malloc_rest)(warp, bytes);
 }
@@ -243,48 +268,64 @@ static __device__ __forceinline__ void *mam_warp_malloc_why(mam_warp *warp, size
 
 /* ---- Leaving ---- */
 
-/* Lanes leave, each group of one header together. */
-MAM_OUTLINE void mam_warp_leave_rest(mam_warp *warp, enum mam_warp_leaving how) {
-  mam_u32 group = __match_any_sync(__activemask(), (mam_u64)warp);
+/* Lanes leave, each group of one header and one way together. */
+MAM_OUTLINE void mam_warp_leave_here(mam_warp *warp, enum mam_warp_leaving how) {
+  mam_u32 group = __match_any_sync(__activemask(), (mam_u64)warp | (mam_u64)how);
   struct mam_lanes lanes = mam_lanes_of(group);
-  mam_u64 what = MAM_WARP_NOTHING;
   __syncwarp(group); /* what each did comes before its leaving */
+  if (mam_lanes_all(lanes, mam_warp_look(warp).lanes == mam_warp_all_of(group))) {
+    mam_warp_leave_together(warp, lanes, how);
+    return;
+  }
+  mam_u64 what = MAM_WARP_NOTHING;
   if (lanes.rank == 0)
     what = (mam_u64)mam_warp_leave(warp, group, how);
   __syncwarp(group);
   if (mam_lanes_first_u64(lanes, what) == MAM_WARP_ROUND)
-    mam_warp_round(warp, lanes);
+    mam_out_of_sight(mam_warp_round)(warp, lanes);
   __syncwarp(group);
 }
 
 static __device__ __forceinline__ void mam_warp_tidy_up(mam_warp *warp) {
   if (mam_warp_sound(warp))
-    mam_out_of_sight(mam_warp_leave_rest)(warp, MAM_WARP_TIDIES);
+    mam_out_of_sight(mam_warp_leave_here)(warp, MAM_WARP_TIDIES);
+}
+
+/* A whole warp that is alone with its header, and has registered no more blocks than fit in it: each lane frees one,
+ * and one the header.  Whether it is so. */
+MAM_INLINE bool mam_warp_end_whole(mam_warp *warp) {
+  __syncwarp(MAM_WARP_WHOLE); /* what each did comes before */
+  mam_u64 inside = mam_warp_word(mam_warp_list_inside(warp), 0), list = warp->list;
+  mam_u32 count = (mam_u32)(list - inside), lane = mam_warp_lane();
+  bool is_plain = (mam_warp_header_differs(warp) == 0) & (warp->lanes == MAM_FULL_WORD) &
+                  (list - inside <= MAM_WARP_INLINE_ENTRIES) & (warp->early == 0) & (warp->handed_over == 0);
+  if (!__all_sync(MAM_WARP_WHOLE, is_plain))
+    return false;
+  struct mam_heap_control *control = warp->control;
+  mam_u64 block = (mam_u64)warp;
+  if (lane < count)
+    block = mam_load_relaxed_u64(mam_warp_list_entry((mam_u64)&warp->inline_before, lane));
+  if (lane == count) {
+    mam_store_relaxed_u64(&warp->mark, 0);
+    mam_store_relaxed_u64(&warp->lanes, 0);
+  }
+  __syncwarp(MAM_WARP_WHOLE); /* before it goes */
+  if (lane <= count)
+    mam_warp_heap_free(control, block);
+  return true;
 }
 
 static __device__ __forceinline__ void mam_warp_end(mam_warp *warp) {
-  if (!mam_warp_sound(warp))
+  if (!mam_warp_sound(warp) || (__activemask() == MAM_WARP_WHOLE && mam_warp_end_whole(warp)))
     return;
-  if (__activemask() == 0xffffffffu) {
-    bool same = mam_warp_alike(warp, 0);
-    __syncwarp(0xffffffffu);
-    mam_u64 list = mam_warp_word(mam_warp_list_inside(warp), 0);
-    bool plain =
-        same & (warp->lanes == MAM_FULL_WORD) & (warp->list == list) & (warp->early == 0) & (warp->handed_over == 0);
-    if (__all_sync(0xffffffffu, plain)) {
-      if (mam_warp_lane() == 0)
-        mam_warp_vanish(warp);
-      return;
-    }
-  }
-  mam_out_of_sight(mam_warp_leave_rest)(warp, MAM_WARP_ENDS);
+  mam_out_of_sight(mam_warp_leave_here)(warp, MAM_WARP_ENDS);
 }
 
 static __device__ __forceinline__ mam_warp *mam_warp_hand_over(mam_warp *warp) {
   if (!mam_warp_sound(warp) || (mam_warp_taking_part(mam_load_relaxed_u64(&warp->lanes)) >> mam_warp_lane() & 1) == 0)
     return 0;
   mam_store_relaxed_u32(&warp->handed_over, 1);
-  mam_out_of_sight(mam_warp_leave_rest)(warp, MAM_WARP_ENDS);
+  mam_out_of_sight(mam_warp_leave_here)(warp, MAM_WARP_ENDS);
   return warp;
 }
 

@@ -8,15 +8,16 @@
 /* How a warp heap takes memory of its device heap.  Start from MAM_WARP_OPTIONS_INIT.  What is out of its range becomes
  * the nearest value that is not. */
 typedef struct mam_warp_options {
-  unsigned superblock_bytes; /* what is asked of the device heap at a time, from block_bytes to nearly 16 MiB; larger
-                                requests are served by the device heap directly */
-  unsigned first_bytes;      /* of the header's block, with the first list and the first superblock */
-  unsigned list_entries;     /* of a list of superblocks, 1 to 4095 */
+  unsigned superblock_bytes; /* what is asked of the device heap at a time at most, to nearly 16 MiB; what lanes ask for
+                                together that is more is served by the device heap directly */
+  unsigned first_bytes;      /* of the header's block, in which the first superblock is; the next one is eight times as
+                                large, and so on up to superblock_bytes */
+  unsigned list_entries;     /* of a list of superblocks, 1 to 4095; the first few are in the header */
   unsigned block_bytes;      /* what requests are rounded up to: a power of two, 16 to 4096 */
 } mam_warp_options;
 
 /* clang-format off */
-#define MAM_WARP_OPTIONS_INIT { 32u << 10, 32u << 10, 126, 16 }
+#define MAM_WARP_OPTIONS_INIT { 32u << 10, 1u << 10, 126, 16 }
 /* clang-format on */
 
 #endif /* MAM_WARP_TYPES_H */
