@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * What the host and the kernels of `mam-bench warp` agree on: threads that each make a series of requests.  Plain C that
- * both compilers read; knows no allocator.
+ * What the host and the kernels of `mam-bench warp` agree on: threads that each make a series of requests.  Plain C
+ * that both compilers read; knows no allocator.
  */
 #ifndef MAM_BENCH_HEAP_SERIES_H
 #define MAM_BENCH_HEAP_SERIES_H
