@@ -37,6 +37,7 @@ struct mam_heap_host {
   struct mam_area areas[MAM_HEAP_SUPERBLOCKS];
   size_t reserved_bytes; /* sum of bytes */
   uint64_t growth_count;
+  struct heap_compact *compact; /* of heap_compact.c */
 };
 
 static pthread_mutex_t heaps_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -54,18 +55,33 @@ static cudaError_t check(MAM_Heap heap) {
   return cudaSuccess;
 }
 
-/* As check, and takes the heap's lock. */
-static cudaError_t enter(MAM_Heap heap) {
-  cudaError_t error = check(heap);
-  if (error == cudaSuccess)
-    pthread_mutex_lock(&heap->lock);
-  return error;
-}
-
 static cudaError_t leave(MAM_Heap heap, cudaError_t error) {
   pthread_mutex_unlock(&heap->lock);
   return error;
 }
+
+/* As check, and takes the heap's lock; refuses while a compaction is under way. */
+static cudaError_t enter(MAM_Heap heap) {
+  cudaError_t error = check(heap);
+  if (error != cudaSuccess)
+    return error;
+  pthread_mutex_lock(&heap->lock);
+  if (heap_compact_is_open(heap->compact))
+    return leave(heap,
+                 error_set(cudaErrorIllegalState, "a compaction of heap %p has begun and not ended", (void *)heap));
+  return cudaSuccess;
+}
+
+cudaError_t heap_inside_enter(MAM_Heap heap, struct heap_inside *inside) {
+  cudaError_t error = check(heap);
+  if (error != cudaSuccess)
+    return error;
+  pthread_mutex_lock(&heap->lock);
+  *inside = (struct heap_inside){&heap->gpu, heap->pool, &heap->handle, heap->areas, heap->count, &heap->compact};
+  return cudaSuccess;
+}
+
+cudaError_t heap_inside_leave(MAM_Heap heap, cudaError_t error) { return leave(heap, error); }
 
 /* ---- Work on the GPU ---- */
 
@@ -78,7 +94,7 @@ static cudaError_t clear_area(const struct mam_heap_host *heap, struct mam_area 
 static cudaError_t run_on_control(const struct mam_heap_host *heap, enum heap_kernel kernel) {
   mam_u64 control = (mam_u64)(uintptr_t)heap->handle.control;
   void *arguments[] = {&control};
-  return heap_gpu_run(&heap->gpu, kernel, (size_t)heap->handle.slot_count * MAM_HEAP_CLASSES, arguments);
+  return heap_gpu_run(&heap->gpu, kernel, (size_t)heap->handle.slot_count * MAM_HEAP_KINDS, arguments);
 }
 
 static cudaError_t publish(const struct mam_heap_host *heap, mam_u32 count) {
@@ -214,6 +230,7 @@ cudaError_t MAM_HeapDestroy(MAM_Heap heap) {
   *link = heap->next;
   pthread_mutex_unlock(&heaps_lock);
   heap_gpu_close(&heap->gpu);
+  heap_compact_free(heap->compact);
   while (heap->count != 0) {
     cudaError_t given = give(heap);
     error = error != cudaSuccess ? error : given;
@@ -468,15 +485,3 @@ cudaError_t MAM_HeapFree(MAM_Heap heap, void *block) {
     return error;
   return leave(heap, block == NULL ? cudaSuccess : free_locked(heap, block));
 }
-
-/* ---- For those who build on it ---- */
-
-cudaError_t heap_inside_enter(MAM_Heap heap, struct heap_inside *inside) {
-  cudaError_t error = enter(heap);
-  if (error == cudaSuccess)
-    *inside = (struct heap_inside){&heap->gpu, heap->pool, (uint64_t)(uintptr_t)heap->handle.control,
-                                   (uint64_t)(uintptr_t)&heap->handle.control->answer};
-  return error;
-}
-
-cudaError_t heap_inside_leave(MAM_Heap heap, cudaError_t error) { return leave(heap, error); }

@@ -6,6 +6,8 @@
 #include <mam/warp.h>
 #include <mam/warp_core.h>
 
+#include "compact_kernels.cuh"
+
 static __device__ mam_u64 thread_rank(void) { return (mam_u64)blockIdx.x * blockDim.x + threadIdx.x; }
 static __device__ mam_u64 thread_count(void) { return (mam_u64)gridDim.x * blockDim.x; }
 

@@ -51,8 +51,9 @@ static cudaError_t blocks_list(MAM_Heap heap, struct survey *survey) {
 
 /* Has the GPU look at the blocks; the memory is there. */
 static cudaError_t survey_run(const struct heap_inside *inside, struct survey *survey) {
-  uint64_t control = inside->control, count_at = (uint64_t)(uintptr_t)survey->memory, headers = headers_at(survey),
-           blocks = blocks_at(survey), block_count = survey->block_count, capacity = survey->capacity;
+  uint64_t control = (uint64_t)(uintptr_t)inside->handle->control, count_at = (uint64_t)(uintptr_t)survey->memory,
+           headers = headers_at(survey), blocks = blocks_at(survey), block_count = survey->block_count,
+           capacity = survey->capacity;
   void *arguments[] = {&control, &blocks, &block_count, &headers, &capacity, &count_at};
   cudaError_t error = heap_gpu_write(inside->gpu, count_at, &survey->count, sizeof survey->count);
   if (error == cudaSuccess)
@@ -112,11 +113,14 @@ cudaError_t MAM_WarpList(MAM_Heap heap, MAM_WarpHeader *headers, size_t capacity
 }
 
 static cudaError_t end_inside(const struct heap_inside *inside, void *header) {
-  uint64_t control = inside->control, address = (uint64_t)(uintptr_t)header, ended = 0;
+  uint64_t control = (uint64_t)(uintptr_t)inside->handle->control, address = (uint64_t)(uintptr_t)header, ended = 0;
+  uint64_t answer = (uint64_t)(uintptr_t)&inside->handle->control->answer;
   void *arguments[] = {&control, &address};
+  if (heap_compact_is_open(*inside->compact))
+    return error_set(cudaErrorIllegalState, "a compaction of the heap has begun and not ended");
   cudaError_t error = heap_gpu_run(inside->gpu, HEAP_KERNEL_WARP_END, 1, arguments);
   if (error == cudaSuccess)
-    error = heap_gpu_read(inside->gpu, &ended, inside->answer, sizeof ended);
+    error = heap_gpu_read(inside->gpu, &ended, answer, sizeof ended);
   if (error == cudaSuccess && ended == 0)
     error = error_set(cudaErrorInvalidValue, "no header of a warp heap begins at %p", header);
   return error;

@@ -37,10 +37,18 @@ static __device__ void *mam_malloc(mam_heap heap, size_t bytes);
  * MAM_HEAP_BAD if heap is not the handle of a heap. */
 static __device__ void *mam_malloc_why(mam_heap heap, size_t bytes, mam_heap_status *why);
 
+/* Allocates an object of a type that the host registered (MAM_HeapRegisterType): as mam_malloc of the type's size, but
+ * defragmentation (MAM_HeapCompact) may move it.  NULL if type is no type, or the heap is full. */
+static __device__ void *mam_malloc_typed(mam_heap heap, mam_type type);
+
 /* Frees a block.  NULL is nothing.  What is not in the heap at all, or was freed before and not handed out since, is
  * left alone and counted (MAM_HeapInfo, refused_free_count).  With MAM_HEAP_CHECKED so is everything else that is not
  * the start of a live block. */
 static __device__ void mam_free(mam_heap heap, void *block);
+
+/* Between MAM_HeapCompactBegin and MAM_HeapCompactEnd: rewrites a pointer to an object that was moved, or into one.
+ * Any other pointer stays as it is. */
+template <typename Type> static __device__ void mam_forward(mam_heap heap, Type **pointer);
 
 /* How many bytes of a live block may be used: at least what was asked for.  0 for what is not the start of a live
  * block, as far as can be seen. */
@@ -64,9 +72,15 @@ MAM_INLINE mam_u32 mam_slot_here(const mam_heap &heap, mam_u32 home) {
   return home << heap.warp_bits | (warp & ((1u << heap.warp_bits) - 1));
 }
 
-/* What mam_malloc_rest is asked for, in one word: a class, whether the caller's lanes have the task of refilling the
+/* What mam_malloc_rest is asked for, in one word: a kind, whether the caller's lanes have the task of refilling the
  * slot, whether they are so many that they take whole spans, their home, and how many homes there are, less one. */
-enum { MAM_REST_REFILL = 1 << 8, MAM_REST_WHOLE = 1 << 9, MAM_REST_HOME = 10, MAM_REST_HOMES = 20 };
+enum {
+  MAM_REST_KIND = (1 << MAM_KIND_BITS) - 1,
+  MAM_REST_REFILL = 1 << MAM_KIND_BITS,
+  MAM_REST_WHOLE = 1 << (MAM_KIND_BITS + 1),
+  MAM_REST_HOME = MAM_KIND_BITS + 2,
+  MAM_REST_HOMES = MAM_KIND_BITS + 12
+};
 /* Above a slot's number among all: the base-2 logarithm of a span's chunks. */
 enum { MAM_REST_CHUNKS = 28 };
 
@@ -83,7 +97,7 @@ MAM_INLINE struct mam_request mam_request_of(struct mam_heap_control *control, m
   struct mam_request request = {control,
                                 {base, words, page_count, 0},
                                 0,
-                                wanted & 255,
+                                wanted & MAM_REST_KIND,
                                 slot >> MAM_REST_CHUNKS,
                                 wanted >> MAM_REST_HOME & 1023,
                                 (wanted >> MAM_REST_HOMES) + 1,
@@ -147,14 +161,14 @@ MAM_INLINE void *mam_malloc_more(const mam_heap &heap, mam_u32 wanted, mam_u32 s
     mam_u32 ticket = (mam_u32)(old & MAM_SLOT_TICKETS), limit = 1u << (slot >> MAM_REST_CHUNKS);
     group = __ballot_sync(group, ticket + rank >= limit);
     if (ticket + rank < limit)
-      return mam_chunk_of(mam_slot_address(old), ticket + rank, wanted & 255);
+      return mam_chunk_of(mam_slot_address(old), ticket + rank, wanted & MAM_REST_KIND);
     wanted |= ticket <= limit ? MAM_REST_REFILL : 0;
   }
   if ((wanted & (MAM_REST_WHOLE | MAM_REST_REFILL)) != 0 && heap.control != 0) {
     struct mam_area area = {heap.base, heap.words, heap.page_count, 0};
     mam_u64 found = MAM_NO_PAGE;
     if ((group & mam_lane_below()) == 0) {
-      mam_u32 bytes = mam_class_bytes(wanted & 255), home = wanted >> MAM_REST_HOME & 1023;
+      mam_u32 bytes = mam_class_bytes(wanted & MAM_REST_KIND), home = wanted >> MAM_REST_HOME & 1023;
       found = mam_out_of_sight(mam_refill_pages)(&mam_cursors(heap.control)[home], mam_area_pages(area),
                                                  mam_area_map_words(area), home, (wanted >> MAM_REST_HOMES) + 1,
                                                  (bytes << (slot >> MAM_REST_CHUNKS)) >> MAM_PAGE_SHIFT);
@@ -169,21 +183,19 @@ MAM_INLINE void *mam_malloc_more(const mam_heap &heap, mam_u32 wanted, mam_u32 s
       mam_u32 got = mam_slot_fill(&request, area, page, lanes.count, lanes);
       group = __ballot_sync(group, lanes.rank >= got);
       if (lanes.rank < got)
-        return mam_chunk_of(mam_area_address(area, page), lanes.rank, wanted & 255);
+        return mam_chunk_of(mam_area_address(area, page), lanes.rank, wanted & MAM_REST_KIND);
       wanted &= ~(mam_u32)MAM_REST_REFILL;
     }
   }
   return mam_out_of_sight(mam_malloc_rest)(heap.control, wanted, slot, heap.base, heap.words, heap.page_count, group);
 }
 
-static __device__ __forceinline__ void *mam_malloc(mam_heap heap, size_t bytes) {
-  mam_u32 home = mam_home_here(heap);
-  if (bytes - 1 >= MAM_CHUNK_BYTES)
-    return mam_out_of_sight(mam_malloc_pages)(heap.control, bytes, home);
-  mam_u32 less = (mam_u32)(bytes - 1) >> 4, shift = mam_class_shift_of(less), multiple = (less >> shift) + 1;
-  mam_u32 size_class = 4 * shift + multiple - 1, chunks_log2 = mam_span_chunks_log2(heap.chunks, shift);
-  mam_u32 group = __match_any_sync(__activemask(), size_class), count = mam_ones_u32(group);
-  mam_u32 slot = size_class * heap.slot_count + mam_slot_here(heap, home), wanted = MAM_REST_WHOLE;
+/* A chunk of a kind of that number, whose size class has that shift and multiple. */
+MAM_INLINE void *mam_malloc_kind(const mam_heap &heap, mam_u32 home, mam_u32 kind, mam_u32 number, mam_u32 shift,
+                                 mam_u32 multiple) {
+  mam_u32 chunks_log2 = mam_span_chunks_log2(heap.chunks, shift);
+  mam_u32 group = __match_any_sync(__activemask(), kind), count = mam_ones_u32(group);
+  mam_u32 slot = number * heap.slot_count + mam_slot_here(heap, home), wanted = MAM_REST_WHOLE;
   if (count >> chunks_log2 == 0) {
     mam_u32 rank = mam_ones_u32(group & mam_lane_below());
     mam_u64 old = 0;
@@ -196,8 +208,25 @@ static __device__ __forceinline__ void *mam_malloc(mam_heap heap, size_t bytes) 
       return (void *)(mam_slot_address(old) + ((mam_u64)(mine * multiple) << (shift + 4)));
     wanted = ticket <= 1u << chunks_log2 ? MAM_REST_REFILL : 0;
   }
-  wanted |= size_class | home << MAM_REST_HOME | (mam_home_count(&heap) - 1) << MAM_REST_HOMES;
+  wanted |= kind | home << MAM_REST_HOME | (mam_home_count(&heap) - 1) << MAM_REST_HOMES;
   return mam_malloc_more(heap, wanted, slot | chunks_log2 << MAM_REST_CHUNKS, group);
+}
+
+static __device__ __forceinline__ void *mam_malloc(mam_heap heap, size_t bytes) {
+  mam_u32 home = mam_home_here(heap);
+  if (bytes - 1 >= MAM_CHUNK_BYTES)
+    return mam_out_of_sight(mam_malloc_pages)(heap.control, bytes, home);
+  mam_u32 less = (mam_u32)(bytes - 1) >> 4, shift = mam_class_shift_of(less), multiple = (less >> shift) + 1;
+  mam_u32 size_class = 4 * shift + multiple - 1;
+  return mam_malloc_kind(heap, home, size_class, size_class, shift, multiple);
+}
+
+static __device__ __forceinline__ void *mam_malloc_typed(mam_heap heap, mam_type type) {
+  if (mam_kind_type(type) == 0)
+    return 0;
+  mam_u32 shift = mam_class_shift(type);
+  return mam_malloc_kind(heap, mam_home_here(heap), type, mam_kind_number(type), shift,
+                         mam_class_multiple(type, shift));
 }
 
 static __device__ __forceinline__ void *mam_malloc_why(mam_heap heap, size_t bytes, mam_heap_status *why) {
@@ -261,6 +290,12 @@ static __device__ __forceinline__ void mam_free(mam_heap heap, void *block) {
 
 static __device__ __forceinline__ size_t mam_malloc_size(mam_heap heap, const void *block) {
   return heap.control != 0 && block != 0 ? mam_out_of_sight(mam_block_bytes)(heap.control, (mam_u64)block) : 0;
+}
+
+template <typename Type> static __device__ void mam_forward(mam_heap heap, Type **pointer) {
+  mam_u64 old = (mam_u64)*pointer, now = heap.control != 0 ? mam_forwarded(&heap, old) : old;
+  if (now != old)
+    *pointer = (Type *)now;
 }
 
 #endif /* MAM_DEVICE_CUH */
