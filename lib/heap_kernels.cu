@@ -48,14 +48,13 @@ MAM_INLINE void mam_warp_heap_free(struct mam_heap_control *control, mam_u64 add
 
 /* Adds a list, those before it and their entries to what a header holds. */
 static __device__ void warp_list_count(struct mam_warp *warp, mam_u64 list, MAM_WarpHeader *header) {
-  mam_u64 at = mam_warp_address(list);
-  for (mam_u32 count = mam_warp_number(list); at != 0; count = mam_warp_list_room(warp, at)) {
-    for (mam_u32 i = 0; i < count; i++)
+  for (mam_u64 at = mam_warp_address(list); at != 0; at = mam_warp_address(list)) {
+    for (mam_u32 i = 0; i < mam_warp_number(list); i++)
       header->bytes += mam_block_bytes(warp->control, *mam_warp_list_entry(at, i));
-    header->allocated_count += count;
+    header->allocated_count += mam_warp_number(list);
     if (at != mam_warp_list_inside(warp))
       header->bytes += mam_block_bytes(warp->control, at);
-    at = *(mam_u64 *)at;
+    list = *(mam_u64 *)at;
   }
 }
 

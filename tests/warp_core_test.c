@@ -115,8 +115,9 @@ START_TEST(a_new_superblock_comes_when_one_is_full) {
 END_TEST
 
 START_TEST(superblocks_grow_to_their_full_size) {
-  struct mam_warp *warp = start(usual);
   static const size_t sizes[] = {1 * KIB, 8 * KIB, 32 * KIB, 32 * KIB};
+  static const mam_warp_options small = {32 * KIB, 1 * KIB, 126, 16};
+  struct mam_warp *warp = start(small);
   size_t count = 0;
   for (unsigned i = 0; i < 500 && count < 4; i++) {
     mam_u64 block = (mam_u64)(uintptr_t)take(warp, i % LANES, 128);
@@ -315,7 +316,7 @@ END_TEST
 
 START_TEST(an_ended_header_says_that_it_is_none) {
   static _Alignas(16) char memory[4 * KIB];
-  struct mam_warp *warp = mam_warp_begin(NULL, (mam_u64)(uintptr_t)memory, mam_warp_options_sound(tiny), 1, 0);
+  struct mam_warp *warp = mam_warp_begin(NULL, (mam_u64)(uintptr_t)memory, mam_warp_options_sound(tiny), 1, 0, 0);
   ck_assert_int_ne(mam_warp_is(warp), 0);
   struct mam_warp moved = *warp;
   ck_assert_int_eq(mam_warp_is(&moved), 0); /* a copy is none */

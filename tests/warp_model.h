@@ -105,7 +105,7 @@ static inline const struct warp_model_block *warp_model_around(mam_u64 address, 
 static inline struct mam_warp *warp_model_start(mam_warp_options options, mam_u32 lanes) {
   mam_warp_options sound = mam_warp_options_sound(options);
   mam_u64 block = mam_warp_heap_malloc(NULL, sound.first_bytes);
-  return block == 0 ? NULL : mam_warp_begin(NULL, block, sound, lanes, 0);
+  return block == 0 ? NULL : mam_warp_begin(NULL, block, sound, lanes, 0, 0);
 }
 
 /* What a lane gets that asks for itself; NULL if it gets nothing. */

@@ -110,19 +110,41 @@ MAM_INLINE bool mam_warp_sound(mam_warp *warp) {
 
 /* ---- Starting ---- */
 
-/* A header for those lanes, by one of them; NULL if there is no memory. */
-MAM_OUTLINE mam_warp *mam_warp_open(struct mam_heap_control *control, mam_warp_options options, mam_u32 lanes) {
+/* Whether those are the options that headers which wait for their next user have. */
+MAM_INLINE bool mam_warp_is_usual(mam_warp_options options) {
+  const mam_warp_options usual = MAM_WARP_OPTIONS_INIT;
+  return options.superblock_bytes == usual.superblock_bytes && options.first_bytes == usual.first_bytes &&
+         options.list_entries == usual.list_entries && options.block_bytes == usual.block_bytes;
+}
+
+/* Where the calling warp's headers wait; NULL if the heap is too small for that. */
+MAM_INLINE mam_u64 *mam_warp_park_here(const mam_heap &heap) {
+  mam_u32 multiprocessor, warp;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(multiprocessor));
+  asm volatile("mov.u32 %0, %%warpid;" : "=r"(warp));
+  mam_u32 place = (multiprocessor * MAM_PARKS + warp) & (heap.parks - 1);
+  return heap.parks != 0 ? &heap.slots[heap.slot_count * MAM_HEAP_KINDS + place] : 0;
+}
+
+/* A new header for those lanes, by one of them; NULL if there is no memory. */
+MAM_OUTLINE mam_warp *mam_warp_open(struct mam_heap_control *control, mam_warp_options options, mam_u32 lanes,
+                                    mam_u64 *park) {
   mam_warp_options sound = mam_warp_options_sound(options);
   mam_u64 block = control != 0 ? mam_warp_heap_malloc(control, sound.first_bytes) : 0;
-  return block != 0 ? mam_warp_begin(control, block, sound, lanes, mam_warp_self()) : 0;
+  return block != 0 ? mam_warp_begin(control, block, sound, lanes, mam_warp_self(), (mam_u64)park) : 0;
 }
 
 static __device__ __forceinline__ mam_warp *mam_warp_start_lanes(mam_heap heap, unsigned lanes,
                                                                  mam_warp_options options, mam_heap_status *why) {
   mam_u32 leader = 31 - mam_leading_zeros_u32(lanes);
   mam_warp *warp = 0;
-  if (mam_warp_lane() == leader)
-    warp = mam_out_of_sight(mam_warp_open)(heap.control, options, lanes);
+  if (mam_warp_lane() == leader) {
+    mam_u64 *park = mam_warp_is_usual(options) ? mam_warp_park_here(heap) : 0;
+    if (park != 0)
+      warp = mam_warp_find(park, lanes, mam_warp_self());
+    if (warp == 0)
+      warp = mam_out_of_sight(mam_warp_open)(heap.control, options, lanes, park);
+  }
   __syncwarp(lanes); /* the header is there for all of them */
   warp = (mam_warp *)__shfl_sync(lanes, (mam_u64)warp, (int)leader);
   if (why != 0)
@@ -148,7 +170,11 @@ template <typename Group> static __device__ mam_warp *mam_warp_start(mam_heap he
 /* The sum of the values of the lanes of a group that come before this one, and of all. */
 MAM_INLINE mam_u64 mam_warp_sum(mam_u32 group, mam_u64 value, mam_u64 *all) {
   mam_u64 before = 0, sum = 0;
-  mam_u32 lane = mam_warp_lane();
+  mam_u32 lane = mam_warp_lane(), top = mam_lowest_u32(group);
+  if (__all_sync(group, value == __shfl_sync(group, value, (int)top))) {
+    *all = value * mam_ones_u32(group);
+    return value * mam_ones_u32(group & mam_lane_below());
+  }
   MAM_LOOP
   for (mam_u32 rest = group; rest != 0; rest &= rest - 1) {
     before = mam_lowest_u32(rest) == lane ? sum : before;
@@ -175,29 +201,76 @@ MAM_INLINE struct mam_warp_hot mam_warp_look(const mam_warp *warp) {
                : "memory");
   return hot;
 }
-/* Requests of lanes that come in parts, differ, or find the superblock too small; each group of one header together.
+MAM_INLINE void mam_warp_set_current(mam_warp *warp, mam_u64 current) {
+  asm volatile("st.global.u64 [%0], %1;" ::"l"(mam_global(warp)), "l"(current) : "memory");
+}
+
+/* Requests of a group that together are more than a superblock: by the device heap directly, in as few pieces as are
+ * no larger than a superblock, but for the last request of each; each piece is for lanes that follow each other.  NULL
+ * for the lanes whose piece there is no memory for. */
+MAM_OUTLINE void *mam_warp_malloc_large(mam_warp *warp, mam_u64 *list, mam_u32 group, mam_u64 before, mam_u64 blocks,
+                                        int alone) {
+  mam_u32 shift = warp->block_shift, lane = mam_warp_lane();
+  mam_u32 piece = before >> 32 != 0 ? 0 : (mam_u32)before / (warp->superblock_bytes >> shift);
+  mam_u32 lanes = __match_any_sync(group, piece), first = mam_lowest_u32(lanes);
+  mam_u64 begin = __shfl_sync(group, before, (int)first);
+  mam_u64 end = __shfl_sync(group, before + blocks, (int)(31 - mam_leading_zeros_u32(lanes)));
+  mam_u64 block = lane == first ? mam_warp_heap_malloc(warp->control, (end - begin) << shift) : 0;
+  mam_u32 got = __ballot_sync(group, block != 0);
+  mam_u64 entries = 0;
+  if (got != 0 && lane == mam_lowest_u32(group))
+    entries = (mam_u64)mam_out_of_sight(mam_warp_enter)(warp, list, mam_ones_u32(got), alone);
+  entries = __shfl_sync(group, entries, (int)mam_lowest_u32(group));
+  if (block != 0 && entries != 0)
+    mam_store_relaxed_u64((mam_u64 *)entries + mam_ones_u32(got & mam_lane_below()), block);
+  else if (block != 0)
+    mam_warp_heap_free(warp->control, block);
+  __syncwarp(group);
+  block = __shfl_sync(group, entries != 0 ? block : 0, (int)first);
+  return block != 0 ? (void *)(block + ((before - begin) << shift)) : 0;
+}
+
+/* Requests of a whole warp that is alone with its header, and for which there is no superblock. */
+MAM_OUTLINE void *mam_warp_malloc_more(mam_warp *warp, mam_u32 before, mam_u32 blocks) {
+  void *block = mam_out_of_sight(mam_warp_malloc_large)(warp, &warp->list, 0xffffffffu, before, blocks, 1);
+  /* If there is no room for all of them together, perhaps there is for some. */
+  return block != 0
+             ? block
+             : (void *)mam_out_of_sight(mam_warp_direct)(warp, &warp->list, (mam_u64)blocks << warp->block_shift, 0);
+}
+
+/* Requests of lanes that come in parts, or that are too large to be counted in one word; each group of one header
+ * together.
  * Lanes are alone with a header if all that take part are here: then nobody else can be, and since fewer and fewer take
  * part, even an old value that says so is true. */
 MAM_OUTLINE void *mam_warp_malloc_rest(mam_warp *warp, size_t bytes) {
-  mam_u32 group = __match_any_sync(__activemask(), (mam_u64)warp), self = 1u << mam_warp_lane();
+  mam_u32 group = __activemask(), self = 1u << mam_warp_lane();
+  if (!__all_sync(group, (mam_u64)warp == __shfl_sync(group, (mam_u64)warp, (int)mam_lowest_u32(group))))
+    group = __match_any_sync(group, (mam_u64)warp);
   __syncwarp(group); /* what others of them did to the header comes before */
   mam_u64 lanes = mam_warp_look(warp).lanes;
   if (lanes != mam_warp_all_of(group))
     lanes = mam_load_relaxed_u64(&warp->lanes);
   mam_u64 *list = mam_warp_list_of(warp, lanes, self);
-  if (bytes == 0 || list == 0 || !mam_warp_sound(warp))
-    return 0;
   mam_u64 blocks = mam_warp_blocks(warp, bytes), all = 0, address = 0;
-  group = __match_any_sync(__activemask(), (mam_u64)list);
+  if (!__all_sync(group, bytes != 0 && list == &warp->list)) {
+    if (bytes == 0 || list == 0 || !mam_warp_sound(warp))
+      return 0;
+    group = __match_any_sync(__activemask(), (mam_u64)list);
+  }
   mam_u64 before = mam_warp_sum(group, blocks, &all);
-  if ((group & mam_lane_below()) == 0)
-    address = mam_out_of_sight(mam_warp_serve)(warp, list, all, lanes == mam_warp_all_of(group));
-  __syncwarp(group);
-  address = __shfl_sync(group, address, (int)mam_lowest_u32(group));
-  if (address != 0)
-    return (void *)(address + (before << warp->block_shift));
-  /* No room for all of them together; perhaps for some. */
-  return (void *)mam_out_of_sight(mam_warp_direct)(warp, list, bytes, 0);
+  int alone = lanes == mam_warp_all_of(group);
+  if (all > warp->superblock_bytes >> warp->block_shift)
+    address = (mam_u64)mam_out_of_sight(mam_warp_malloc_large)(warp, list, group, before, blocks, alone);
+  else {
+    if ((group & mam_lane_below()) == 0 && (!alone || (address = mam_warp_take(warp, (mam_u32)all, 1)) == 0))
+      address = mam_out_of_sight(mam_warp_serve)(warp, list, all, alone);
+    __syncwarp(group);
+    address = __shfl_sync(group, address, (int)mam_lowest_u32(group));
+    address = address != 0 ? address + (before << warp->block_shift) : 0;
+  }
+  /* If there is no room for all of them together, perhaps there is for some. */
+  return address != 0 ? (void *)address : (void *)mam_out_of_sight(mam_warp_direct)(warp, list, bytes, 0);
 }
 
 #define MAM_WARP_WHOLE 0xffffffffu
@@ -230,27 +303,37 @@ MAM_INLINE void *mam_warp_malloc_whole(mam_warp *warp, struct mam_warp_hot hot, 
   mam_u64 address = mam_warp_address(hot.current) + ((mam_u64)(left - all) << hot.block_shift);
   if (all <= left) {
     if (lane == 0)
-      asm volatile("st.global.u64 [%0], %1;" ::"l"(mam_global(warp)), "l"(hot.current - all) : "memory");
-  } else {
-    if (lane == 0)
-      address = mam_out_of_sight(mam_warp_serve)(warp, &warp->list, all, 1);
-    address = __shfl_sync(MAM_WARP_WHOLE, address, 0);
+      mam_warp_set_current(warp, hot.current - all);
+    __syncwarp(MAM_WARP_WHOLE); /* what was written comes before what any of them does next */
+    return (void *)(address + ((mam_u64)before << hot.block_shift));
   }
-  __syncwarp(MAM_WARP_WHOLE); /* what was written comes before what any of them does next */
+  address = 0;
+  if (lane == 0)
+    address = mam_out_of_sight(mam_warp_refill)(warp, all, 1);
+  __syncwarp(MAM_WARP_WHOLE);
+  address = __shfl_sync(MAM_WARP_WHOLE, address, 0);
   return address != 0 ? (void *)(address + ((mam_u64)before << hot.block_shift))
-                      : (void *)mam_out_of_sight(mam_warp_direct)(warp, &warp->list, bytes, 0);
+                      : mam_out_of_sight(mam_warp_malloc_more)(warp, before, blocks);
 }
 
 static __device__ __forceinline__ void *mam_warp_malloc(mam_warp *warp, size_t bytes) {
   if (warp == 0)
     return 0;
-  if (!MAM_HEAP_CHECKED && __activemask() == MAM_WARP_WHOLE) {
+  mam_u32 here = __activemask();
+  if (!MAM_HEAP_CHECKED && here == MAM_WARP_WHOLE) {
     __syncwarp(MAM_WARP_WHOLE); /* what others of them did to the header comes before */
     struct mam_warp_hot hot = mam_warp_look(warp);
     /* The vote needs what each lane has read: so all have read when one writes. */
     if (__all_sync(MAM_WARP_WHOLE,
                    (mam_warp_header_differs(warp) == 0) & (hot.lanes == MAM_FULL_WORD) & (bytes - 1 < 1u << 24)))
       return mam_warp_malloc_whole(warp, hot, (mam_u32)bytes);
+  } else if (!MAM_HEAP_CHECKED && (here & (here - 1)) == 0) { /* a lane that is alone in every respect */
+    struct mam_warp_hot hot = mam_warp_look(warp);
+    mam_u32 blocks = (mam_u32)(bytes + hot.block_less_1) >> hot.block_shift, left = mam_warp_number(hot.current);
+    if (hot.lanes == mam_warp_all_of(here) && bytes - 1 < 1u << 24 && blocks <= left) {
+      mam_warp_set_current(warp, hot.current - blocks);
+      return (void *)(mam_warp_address(hot.current) + ((mam_u64)(left - blocks) << hot.block_shift));
+    }
   }
   return mam_out_of_sight(mam_warp_malloc_rest)(warp, bytes);
 }
@@ -292,7 +375,7 @@ static __device__ __forceinline__ void mam_warp_tidy_up(mam_warp *warp) {
 }
 
 /* A whole warp that is alone with its header, and has registered no more blocks than fit in it: each lane frees one,
- * and one the header.  Whether it is so. */
+ * and one puts the header away.  Whether it is so. */
 MAM_INLINE bool mam_warp_end_whole(mam_warp *warp) {
   __syncwarp(MAM_WARP_WHOLE); /* what each did comes before */
   mam_u64 inside = mam_warp_word(mam_warp_list_inside(warp), 0), list = warp->list;
@@ -301,17 +384,15 @@ MAM_INLINE bool mam_warp_end_whole(mam_warp *warp) {
                   (list - inside <= MAM_WARP_INLINE_ENTRIES) & (warp->early == 0) & (warp->handed_over == 0);
   if (!__all_sync(MAM_WARP_WHOLE, is_plain))
     return false;
-  struct mam_heap_control *control = warp->control;
-  mam_u64 block = (mam_u64)warp;
-  if (lane < count)
-    block = mam_load_relaxed_u64(mam_warp_list_entry((mam_u64)&warp->inline_before, lane));
-  if (lane == count) {
-    mam_store_relaxed_u64(&warp->mark, 0);
-    mam_store_relaxed_u64(&warp->lanes, 0);
+  if (count != 0) {
+    struct mam_heap_control *control = warp->control;
+    mam_u64 block = lane < count ? mam_load_relaxed_u64(mam_warp_list_entry((mam_u64)&warp->inline_before, lane)) : 0;
+    __syncwarp(MAM_WARP_WHOLE); /* before it goes */
+    if (block != 0)
+      mam_warp_heap_free(control, block);
   }
-  __syncwarp(MAM_WARP_WHOLE); /* before it goes */
-  if (lane <= count)
-    mam_warp_heap_free(control, block);
+  if (lane == 31)
+    mam_warp_put_away(warp);
   return true;
 }
 
@@ -334,7 +415,6 @@ MAM_OUTLINE mam_warp *mam_warp_adopt_rest(mam_warp *warp) {
   mam_u32 adopted = 0;
   if ((group & mam_lane_below()) == 0)
     adopted = (mam_u32)mam_warp_adopt_by(warp, group, mam_warp_self());
-  mam_fence(); /* lanes may have read the header before, as it was */
   __syncwarp(group);
   return __shfl_sync(group, adopted, (int)mam_lowest_u32(group)) != 0 ? warp : 0;
 }

@@ -31,14 +31,14 @@
 enum { MAM_WARP_NUMBER_BITS = 20 };
 #define MAM_WARP_NUMBER 0xfffffu
 
-/* A list is a word, the address of the list before it (0: none), and then its entries, addresses of blocks.  The first
- * list is in the header, and has less of them. */
+/* A list is the word of the list before it (0: none), and then its entries, addresses of blocks.  The first list is in
+ * the header, and has less of them. */
 enum { MAM_WARP_INLINE_ENTRIES = 9, MAM_WARP_LEAST_BLOCK = 16, MAM_WARP_GROWTH = 8 };
 struct mam_warp {
   mam_u64 current; /* place: the superblock in use; number: the blocks left in it, from its beginning */
   mam_u64 lanes;   /* low 32 bits: those that are active (ActiveCount); high: those that take part (TotalCount) */
   mam_u32 block_less_1, block_shift; /* of the block size: constant */
-  mam_u64 list;  /* place: the list in use; number: its entries so far (SB Counter).  The lists before it are full */
+  mam_u64 list;                      /* place: the list in use; number: its entries so far (SB Counter) */
   mam_u64 early; /* the same for what lanes were given that had tidied up when others had not; 0: nothing */
   mam_u64 first; /* constant: current, when nothing has been handed out */
   struct mam_heap_control *control;
@@ -48,7 +48,8 @@ struct mam_warp {
   mam_u32 next_bytes;       /* of the next superblock */
   mam_u32 entries;          /* constant: of a list */
   mam_u32 handed_over;      /* whether a lane left it to a later kernel */
-  mam_u64 unused[3];
+  mam_u64 park;             /* constant: where it waits for its next user; 0: it does not */
+  mam_u64 unused[2];
   mam_u64 inline_before, inline_list[MAM_WARP_INLINE_ENTRIES];
 };
 
@@ -91,7 +92,7 @@ MAM_INLINE mam_warp_options mam_warp_options_sound(mam_warp_options options) {
 
 /* Makes a header of a block of options.first_bytes at address, for those lanes. */
 MAM_INLINE struct mam_warp *mam_warp_begin(struct mam_heap_control *control, mam_u64 address, mam_warp_options options,
-                                           mam_u32 mask, mam_u64 owner) {
+                                           mam_u32 mask, mam_u64 owner, mam_u64 park) {
   struct mam_warp *warp = (struct mam_warp *)address;
   mam_u64 block = options.block_bytes, end = address + options.first_bytes,
           next = MAM_WARP_GROWTH * options.first_bytes;
@@ -109,6 +110,7 @@ MAM_INLINE struct mam_warp *mam_warp_begin(struct mam_heap_control *control, mam
   warp->next_bytes = next < options.superblock_bytes ? (mam_u32)(next & ~(block - 1)) : options.superblock_bytes;
   warp->entries = options.list_entries;
   warp->handed_over = 0;
+  warp->park = park;
   warp->inline_before = 0;
   return warp;
 }
@@ -135,26 +137,24 @@ MAM_INLINE mam_u32 mam_warp_list_room(const struct mam_warp *warp, mam_u64 at) {
 }
 MAM_INLINE mam_u64 *mam_warp_list_entry(mam_u64 at, mam_u32 index) { return (mam_u64 *)at + 1 + index; }
 
-/* Registers a block in a list; 0 if a new list was needed and there was no memory for it.  By lanes in parts too: a
- * place is taken by compare-and-swap, and written after.  Whoever reads it comes after all lanes have arrived
- * (mam_warp_leave), this one included. */
-MAM_OUTLINE int mam_warp_register(struct mam_warp *warp, mam_u64 *list, mam_u64 block, int alone) {
+/* Takes so many entries side by side in a list, which the caller writes; 0 if a new list was needed and there was no
+ * memory for it, or none is long enough.  Whoever reads them comes after all lanes have arrived (mam_warp_leave), the
+ * caller included. */
+MAM_OUTLINE mam_u64 *mam_warp_enter(struct mam_warp *warp, mam_u64 *list, mam_u32 count, int alone) {
   mam_u64 seen = mam_warp_read(list, alone);
   MAM_LOOP
   for (;;) {
-    mam_u64 at = mam_warp_address(seen), wanted = seen + 1, fresh = 0;
-    if (at == 0 || mam_warp_number(seen) >= mam_warp_list_room(warp, at)) {
-      fresh = mam_warp_heap_malloc(warp->control, 8 * (mam_u64)warp->entries + 8);
+    mam_u64 at = mam_warp_address(seen), wanted = seen + count, fresh = 0;
+    if (at == 0 || mam_warp_number(seen) + count > mam_warp_list_room(warp, at)) {
+      fresh = count <= warp->entries ? mam_warp_heap_malloc(warp->control, 8 * (mam_u64)warp->entries + 8) : 0;
       if (fresh == 0)
         return 0;
-      mam_store_relaxed_u64((mam_u64 *)fresh, at);
-      wanted = mam_warp_word(fresh, 1);
+      mam_store_relaxed_u64((mam_u64 *)fresh, seen);
+      wanted = mam_warp_word(fresh, count);
     }
     mam_u64 found = mam_warp_change(list, seen, wanted, alone);
-    if (found == seen) {
-      mam_store_relaxed_u64(mam_warp_list_entry(mam_warp_address(wanted), mam_warp_number(wanted) - 1), block);
-      return 1;
-    }
+    if (found == seen)
+      return mam_warp_list_entry(mam_warp_address(wanted), mam_warp_number(wanted) - count);
     if (fresh != 0)
       mam_warp_heap_free(warp->control, fresh);
     seen = found;
@@ -162,22 +162,20 @@ MAM_OUTLINE int mam_warp_register(struct mam_warp *warp, mam_u64 *list, mam_u64 
 }
 
 /* Frees the entries of a list and of those before it, and the lists: each lane its part.  The list is the same for all
- * of them, and nobody registers in it any more. */
+ * of them, and nobody enters anything in it any more. */
 MAM_OUTLINE void mam_warp_flush(struct mam_warp *warp, mam_u64 list, struct mam_lanes lanes) {
-  mam_u64 at = mam_warp_address(list), inside = mam_warp_list_inside(warp);
-  mam_u32 count = mam_warp_number(list);
+  mam_u64 at, inside = mam_warp_list_inside(warp);
   struct mam_heap_control *control = warp->control;
   MAM_LOOP
-  while (at != 0) {
-    mam_u64 before = mam_load_relaxed_u64((mam_u64 *)at);
+  while ((at = mam_warp_address(list)) != 0) {
+    mam_u32 count = mam_warp_number(list);
+    list = mam_load_relaxed_u64((mam_u64 *)at);
     MAM_LOOP
     for (mam_u32 i = lanes.rank; i < count; i += lanes.count)
       mam_warp_heap_free(control, mam_load_relaxed_u64(mam_warp_list_entry(at, i)));
     mam_lanes_sync(lanes); /* all have read it before it goes */
     if (at != inside && lanes.rank == 0)
       mam_warp_heap_free(control, at);
-    at = before;
-    count = mam_warp_list_room(warp, at);
   }
 }
 
@@ -202,20 +200,28 @@ MAM_INLINE mam_u64 mam_warp_take(struct mam_warp *warp, mam_u32 blocks, int alon
 }
 
 /* A block of the device heap of its own, registered; 0 if there is no memory. */
-MAM_OUTLINE mam_u64 mam_warp_direct(struct mam_warp *warp, mam_u64 *list, mam_u64 bytes, int alone) {
+MAM_INLINE mam_u64 mam_warp_own(struct mam_warp *warp, mam_u64 *list, mam_u64 bytes, int alone) {
   mam_u64 block = mam_warp_heap_malloc(warp->control, bytes);
-  if (block == 0 || MAM_WARP_CALL(mam_warp_register)(warp, list, block, alone))
-    return block;
-  mam_warp_heap_free(warp->control, block);
-  return 0;
+  mam_u64 *entry = block != 0 ? MAM_WARP_CALL(mam_warp_enter)(warp, list, 1, alone) : 0;
+  if (entry != 0)
+    mam_store_relaxed_u64(entry, block);
+  else if (block != 0)
+    mam_warp_heap_free(warp->control, block);
+  return entry != 0 ? block : 0;
+}
+MAM_OUTLINE mam_u64 mam_warp_direct(struct mam_warp *warp, mam_u64 *list, mam_u64 bytes, int alone) {
+  return mam_warp_own(warp, list, bytes, alone);
 }
 
-/* A new superblock, of which the first request takes its blocks.  It becomes the current one if more is left in it. */
+/* A new superblock, of which the first request takes its blocks; 0 if there is none or it is too small.  It becomes the
+ * current one if more is left in it. */
 MAM_OUTLINE mam_u64 mam_warp_refill(struct mam_warp *warp, mam_u32 blocks, int alone) {
   mam_u32 bytes = mam_load_relaxed_u32(&warp->next_bytes), most = warp->superblock_bytes, shift = warp->block_shift;
+  if (blocks > most >> shift)
+    return 0;
   if (bytes >> shift < blocks)
     bytes = most;
-  mam_u64 superblock = MAM_WARP_CALL(mam_warp_direct)(warp, &warp->list, bytes, alone);
+  mam_u64 superblock = mam_warp_own(warp, &warp->list, bytes, alone);
   if (superblock == 0)
     return 0;
   if (bytes != most)
@@ -242,7 +248,7 @@ MAM_INLINE mam_u64 *mam_warp_list_of(struct mam_warp *warp, mam_u64 lanes, mam_u
  * or there is none or the lanes are early, by the device heap as it is; 0 if there is no memory. */
 MAM_OUTLINE mam_u64 mam_warp_serve(struct mam_warp *warp, mam_u64 *list, mam_u64 blocks, int alone) {
   mam_u64 address = 0;
-  if (list == &warp->list && blocks <= warp->superblock_bytes >> warp->block_shift) {
+  if (list == &warp->list && blocks <= MAM_WARP_NUMBER) {
     address = mam_warp_take(warp, (mam_u32)blocks, alone);
     if (address == 0)
       address = MAM_WARP_CALL(mam_warp_refill)(warp, (mam_u32)blocks, alone);
@@ -284,12 +290,41 @@ MAM_INLINE void mam_warp_vanish(struct mam_warp *warp) {
   mam_warp_heap_free(control, (mam_u64)warp);
 }
 
+/* Leaves a header that holds nothing to its next user, or frees it, by one lane; nobody else uses it any more. */
+MAM_INLINE void mam_warp_put_away(struct mam_warp *warp) {
+  mam_u64 *park = (mam_u64 *)warp->park;
+  if (park == 0) {
+    mam_warp_vanish(warp);
+    return;
+  }
+  warp->mark = 0;
+  warp->lanes = 0;
+  warp->current = warp->first;
+  warp->list = mam_warp_word(mam_warp_list_inside(warp), 0);
+  warp->early = 0;
+  /* acq_rel: what was done in it comes before what its next user does; and the same for what was there. */
+  mam_u64 other = mam_exchange_acq_rel_u64(park, (mam_u64)warp);
+  if (other != 0)
+    mam_warp_heap_free(((struct mam_warp *)other)->control, other);
+}
+
+/* The header that waits there, for those lanes; 0 if none does. */
+MAM_INLINE struct mam_warp *mam_warp_find(mam_u64 *park, mam_u32 mask, mam_u64 owner) {
+  struct mam_warp *warp = (struct mam_warp *)mam_exchange_acq_rel_u64(park, 0); /* acq_rel: as above */
+  if (warp != 0) {
+    warp->lanes = mam_warp_all_of(mask);
+    warp->owner = owner;
+    warp->mark = mam_warp_mark_of((mam_u64)warp);
+  }
+  return warp;
+}
+
 /* Frees everything, for who is the last. */
 MAM_INLINE void mam_warp_finish(struct mam_warp *warp, struct mam_lanes lanes) {
   MAM_WARP_CALL(mam_warp_flush)(warp, mam_lanes_first_u64(lanes, mam_load_relaxed_u64(&warp->list)), lanes);
   MAM_WARP_CALL(mam_warp_flush)(warp, mam_lanes_first_u64(lanes, mam_load_relaxed_u64(&warp->early)), lanes);
   if (lanes.rank == 0)
-    mam_warp_vanish(warp);
+    mam_warp_put_away(warp);
 }
 
 /* Has the header as if nothing had been handed out, but to lanes that were early. */
@@ -333,35 +368,25 @@ MAM_OUTLINE void mam_warp_round(struct mam_warp *warp, struct mam_lanes lanes) {
 
 /* The same and mam_warp_leave in one, for lanes of which none that takes part is missing. */
 MAM_INLINE void mam_warp_leave_together(struct mam_warp *warp, struct mam_lanes lanes, enum mam_warp_leaving how) {
-  mam_u64 list = warp->list, early = warp->early, inside = mam_warp_word(mam_warp_list_inside(warp), 0);
-  mam_u32 count = mam_warp_number(list), stays = warp->handed_over;
-  struct mam_heap_control *control = warp->control;
-  mam_u64 block = 0;
-  int is_short = list - inside <= MAM_WARP_INLINE_ENTRIES && count + (how == MAM_WARP_ENDS) <= lanes.count;
-  if (stays == 0 && early == 0 && is_short && lanes.rank <= count) /* each lane frees a block, all at once */
-    block = lanes.rank < count     ? mam_load_relaxed_u64(mam_warp_list_entry(mam_warp_list_inside(warp), lanes.rank))
-            : how == MAM_WARP_ENDS ? (mam_u64)warp
-                                   : 0;
+  mam_u64 list = warp->list, early = warp->early;
+  mam_u32 stays = warp->handed_over;
   mam_lanes_sync(lanes); /* all have read it */
-  if (stays == 0 && (early != 0 || !is_short)) {
+  if (stays == 0) {
     MAM_WARP_CALL(mam_warp_flush)(warp, list, lanes);
     MAM_WARP_CALL(mam_warp_flush)(warp, early, lanes);
-    block = how == MAM_WARP_ENDS && lanes.rank == 0 ? (mam_u64)warp : 0;
   }
   if (lanes.rank == 0) {
-    if (how == MAM_WARP_ENDS) {
+    if (stays == 0 && how == MAM_WARP_ENDS)
+      mam_warp_put_away(warp);
+    else if (how == MAM_WARP_ENDS)
       warp->lanes = 0;
-      if (stays == 0)
-        warp->mark = 0;
-    } else if (stays == 0) {
-      warp->list = inside;
+    else if (stays == 0) {
+      warp->list = mam_warp_word(mam_warp_list_inside(warp), 0);
       warp->early = 0;
       warp->current = warp->first;
     }
   }
-  mam_lanes_sync(lanes); /* before it goes, and for all of them */
-  if (block != 0)
-    mam_warp_heap_free(control, block);
+  mam_lanes_sync(lanes); /* for all of them */
 }
 
 /* Takes a header that was handed over, for those lanes; 0 if it was not, or another warp has it. */
