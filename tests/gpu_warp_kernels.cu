@@ -196,7 +196,8 @@ static __global__ void misuse_kernel(mam_heap heap, uint64_t *headers, struct gp
     mam_warp_end(warp);
 }
 
-static __global__ void intrude_kernel(const uint64_t *headers, unsigned count_of_headers, struct gpu_warp_tally *tally) {
+static __global__ void intrude_kernel(const uint64_t *headers, unsigned count_of_headers,
+                                      struct gpu_warp_tally *tally) {
   for (unsigned i = 0; i < count_of_headers; i++)
     if (headers[i] != 0) {
       (void)ask((mam_warp *)headers[i], 48, tally);

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * The kernels of the tests of warp heaps, behind host functions: lanes start headers together, allocate, write a pattern
- * through every byte, look at it again, tidy up, end, hand over.
+ * The kernels of the tests of warp heaps, behind host functions: lanes start headers together, allocate, write a
+ * pattern through every byte, look at it again, tidy up, end, hand over.
  *
  * Each function enqueues on the default stream and returns cudaGetLastError() after the launch.  The bytes of a request
- * depend on the thread, the request and the traffic alone.  tally is counted up, never cleared.  Knows nothing of Check.
+ * depend on the thread, the request and the traffic alone.  tally is counted up, never cleared.  Knows nothing of
+ * Check.
  *
  * The functions exist twice: as gpu_warp_NAME, and as gpu_warp_checked_NAME by kernels that notice misuse.
  */
@@ -54,8 +55,8 @@ extern "C" {
 #endif
 
 /* Rounds of requests, each with its pattern, which is looked at when the round is over; then the header is ended, or,
- * if keeps, handed over: its address is left in headers (a place for each thread, 0: none), the blocks of the last round
- * in blocks (requests places for each thread). */
+ * if keeps, handed over: its address is left in headers (a place for each thread, 0: none), the blocks of the last
+ * round in blocks (requests places for each thread). */
 #define GPU_WARP_FUNCTIONS(prefix)                                                                                     \
   cudaError_t prefix##_run(mam_heap heap, struct gpu_warp_traffic traffic, int keeps, uint64_t *headers,               \
                            uint64_t *blocks, struct gpu_warp_tally *tally);                                            \
@@ -64,7 +65,8 @@ extern "C" {
                              struct gpu_warp_tally *tally);                                                            \
   /* Adopts the headers, makes another request in each, and ends them. */                                              \
   cudaError_t prefix##_finish(struct gpu_warp_traffic traffic, const uint64_t *headers, struct gpu_warp_tally *tally); \
-  /* The misuse that the paper's listing 2 shows, by one block of threads: some lanes start, all allocate, one ends. */ \
+  /* The misuse that the paper's listing 2 shows, by one block of threads: some lanes start, all allocate, one ends.   \
+   */                                                                                                                  \
   cudaError_t prefix##_misuse(mam_heap heap, unsigned threads, uint64_t *headers, struct gpu_warp_tally *tally);       \
   /* A warp allocates from each of those headers, whosever they are, and ends them. */                                 \
   cudaError_t prefix##_intrude(const uint64_t *headers, unsigned count, struct gpu_warp_tally *tally);

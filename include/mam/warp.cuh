@@ -97,15 +97,19 @@ MAM_INLINE void mam_warp_heap_free(struct mam_heap_control *control, mam_u64 add
   mam_out_of_sight(mam_warp_block_free)(control, address);
 }
 
-/* Whether the header is one, and this warp's, as far as is to be checked. */
-MAM_INLINE bool mam_warp_sound(mam_warp *warp) {
-  if (warp == 0)
-    return false;
-  if (!MAM_HEAP_CHECKED || (mam_warp_is(warp) && mam_load_relaxed_u64(&warp->owner) == mam_warp_self()))
-    return true;
-  if (mam_warp_is(warp))
+/* Whether the header is one, this warp's, and this lane takes part, as far as is to be checked. */
+MAM_INLINE bool mam_warp_seems_sound(const mam_warp *warp) {
+  if (warp == 0 || !MAM_HEAP_CHECKED)
+    return warp != 0;
+  return mam_warp_is(warp) && mam_load_relaxed_u64(&warp->owner) == mam_warp_self() &&
+         (mam_warp_taking_part(mam_load_relaxed_u64(&warp->lanes)) >> mam_warp_lane() & 1) != 0;
+}
+/* The same, and counts where it is not so. */
+MAM_INLINE bool mam_warp_sound(const mam_warp *warp) {
+  bool is_sound = mam_warp_seems_sound(warp);
+  if (!is_sound && warp != 0 && mam_warp_is(warp))
     (void)mam_add_relaxed_u64(&warp->control->refused_free, 1);
-  return false;
+  return is_sound;
 }
 
 /* ---- Starting ---- */
@@ -341,7 +345,7 @@ static __device__ __forceinline__ void *mam_warp_malloc(mam_warp *warp, size_t b
 static __device__ __forceinline__ void *mam_warp_malloc_why(mam_warp *warp, size_t bytes, mam_heap_status *why) {
   void *block = mam_warp_malloc(warp, bytes);
   *why = block != 0                                                                               ? MAM_HEAP_OK
-         : !mam_warp_sound(warp)                                                                  ? MAM_HEAP_BAD
+         : !mam_warp_seems_sound(warp)                                                            ? MAM_HEAP_BAD
          : bytes == 0                                                                             ? MAM_HEAP_ZERO
          : (mam_warp_taking_part(mam_load_relaxed_u64(&warp->lanes)) >> mam_warp_lane() & 1) == 0 ? MAM_HEAP_BAD
          : mam_out_of_sight(mam_heap_could)(warp->control, bytes)                                 ? MAM_HEAP_FULL
