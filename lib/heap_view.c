@@ -32,6 +32,24 @@ static void end_if_empty(const struct mam_area *area, mam_u32 page) {
     mam_area_pages(*area)[i >> 6] &= ~(1ull << (i & 63));
 }
 
+/* Headers of warp heaps that wait for their next user. */
+static void settle_parks(struct heap_view *view) {
+  for (mam_u32 i = 0; i < view->control->heap.parks; i++) {
+    mam_u64 address = mam_parks(view->control)[i];
+    for (mam_u32 j = 0; j < view->count; j++) {
+      struct mam_area area = view->areas[j];
+      mam_u64 offset = address - area.base;
+      if (address == 0 || offset >= (mam_u64)area.page_count << MAM_PAGE_SHIFT)
+        continue;
+      mam_u32 entry = mam_area_entries(area)[offset >> MAM_PAGE_SHIFT];
+      struct mam_bit bit = mam_bit_of(offset, entry);
+      area.words[bit.word] &= ~(1ull << bit.bit);
+      view->held_count++;
+      view->held_bytes += mam_class_bytes((entry & 63) - 1);
+    }
+  }
+}
+
 void heap_view_settle(struct heap_view *view) {
   const mam_heap *heap = &view->control->heap;
   view->held_count = view->held_bytes = 0;
@@ -54,6 +72,7 @@ void heap_view_settle(struct heap_view *view) {
       view->held_bytes += mam_class_bytes(size_class);
     }
   }
+  settle_parks(view);
 }
 
 /* ---- Blocks ---- */

@@ -125,11 +125,15 @@ struct mam_heap_control {
   struct mam_type_info types[MAM_HEAP_TYPES]; /* of type i + 1; written once */
 };
 
-/* The most homes. */
-enum { MAM_HOMES = 1024 };
+/* The most homes; the most parks of a multiprocessor, one for each warp, and the memory that is counted for each. */
+enum { MAM_HOMES = 1024, MAM_PARKS = 64, MAM_PARK_BYTES = 10 << 10 };
 
 MAM_INLINE mam_u64 *mam_cursors(struct mam_heap_control *control) { return (mam_u64 *)(control + 1); }
 MAM_INLINE mam_u64 *mam_slots(struct mam_heap_control *control) { return mam_cursors(control) + MAM_HOMES; }
+/* After the slots: headers of warp heaps that were ended and wait for their next user (warp_core.h); 0: none. */
+MAM_INLINE mam_u64 *mam_parks(struct mam_heap_control *control) {
+  return mam_slots(control) + (mam_u64)control->heap.slot_count * MAM_HEAP_KINDS;
+}
 
 /* Chunks that were claimed: of chunk_bytes each, at address where the bits of mask are 1, counted from 0. */
 struct mam_claim {
@@ -1769,6 +1773,9 @@ MAM_INLINE void mam_slots_clear(struct mam_heap_control *control, mam_u64 rank, 
     control->sweep_next = control->sweep_done = 0;
   }
   MAM_LOOP
+  for (mam_u64 i = rank; i < heap->parks; i += count)
+    mam_parks(control)[i] = 0;
+  MAM_LOOP
   for (mam_u64 i = rank; i < MAM_HOMES; i += count)
     mam_cursors(control)[i] = 0;
   MAM_LOOP
@@ -1790,6 +1797,12 @@ MAM_INLINE void mam_superblocks_publish(struct mam_heap_control *control, mam_u3
 /* Frees the chunks that slots still hold, a thread's part of the slots.  Nobody else may use the heap. */
 MAM_INLINE void mam_slots_drain(struct mam_heap_control *control, mam_u64 rank, mam_u64 count) {
   const mam_heap *heap = &control->heap;
+  MAM_LOOP
+  for (mam_u64 i = rank; i < heap->parks; i += count) {
+    mam_u64 header = mam_exchange_release_u64(&mam_parks(control)[i], 0);
+    if (header != 0)
+      (void)mam_block_free(control, header);
+  }
   MAM_LOOP
   for (mam_u64 i = rank; i < (mam_u64)heap->slot_count * MAM_HEAP_KINDS; i += count) {
     mam_u32 size_class = mam_kind_numbered(control, (mam_u32)(i / heap->slot_count));
@@ -1819,13 +1832,17 @@ MAM_INLINE void mam_heap_tune(mam_heap *heap, mam_u64 bytes, mam_u32 multiproces
   while (share < multiprocessors >> heap->home_shift && multiprocessors >> heap->home_shift > 1)
     heap->home_shift++;
   heap->slot_count = ((heap->home_last >> heap->home_shift) + 1u) << heap->warp_bits;
+  heap->parks = 0;
+  MAM_LOOP
+  while (heap->parks < multiprocessors * MAM_PARKS && (heap->parks + 1) * (2ull * MAM_PARK_BYTES) <= bytes / 16)
+    heap->parks = heap->parks == 0 ? 1 : 2 * heap->parks;
 }
 
 MAM_INLINE mam_u32 mam_home_count(const mam_heap *heap) { return (heap->home_last >> heap->home_shift) + 1u; }
 
 /* Bytes of the control block, with the homes and slots that follow it. */
 MAM_INLINE mam_u64 mam_control_bytes(const mam_heap *heap) {
-  return sizeof(struct mam_heap_control) + 8 * (MAM_HOMES + (mam_u64)heap->slot_count * MAM_HEAP_KINDS);
+  return sizeof(struct mam_heap_control) + 8 * (MAM_HOMES + (mam_u64)heap->slot_count * MAM_HEAP_KINDS + heap->parks);
 }
 
 /* Makes a control block, which kernels know by another address, that of a heap whose first superblock is area. */
