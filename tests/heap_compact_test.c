@@ -127,7 +127,7 @@ static double fragmentation(mam_u32 type, mam_u32 *spans, mam_u32 *used) {
         continue;
       for (unsigned word = 0; word < (words[0] >> 40 & 15); word++) {
         live += (unsigned)__builtin_popcount((unsigned)words[word]);
-        chunks += words[word] >> 32 & 255;
+        chunks += words[word] >> 32 & 63;
       }
       *used += live;
       *spans += live != 0;
