@@ -285,7 +285,7 @@ int main(void) {
   Suite *suite = suite_create("heap_core");
   TCase *tests = tcase_create("core");
   tcase_add_checked_fixture(tests, set_up, tear_down);
-  tcase_set_timeout(tests, 20);
+  tcase_set_timeout(tests, 60);
   tcase_add_test(tests, classes_hold_what_is_asked_for_and_little_more);
   tcase_add_test(tests, chunks_are_found_from_every_byte_of_a_span);
   tcase_add_test(tests, spans_are_whole_pages_of_whole_chunks);

@@ -70,7 +70,7 @@ enum {
  * and into how many slots the warps of a multiprocessor are divided at most, as a base-2 logarithm. */
 #ifndef MAM_CHUNKS
 #define MAM_CHUNKS 0x012345678ull
-#define MAM_ROOMY_CHUNKS 0x345555888ull
+#define MAM_ROOMY_CHUNKS 0x345678888ull
 #define MAM_ROOMY_MIB 256
 #define MAM_SLOT_BYTES (352 << 10)
 #define MAM_ROOMY_SLOT_BYTES (448 << 10)
@@ -298,8 +298,11 @@ MAM_INLINE mam_u64 *mam_area_class(struct mam_area area, mam_u32 size_class) {
 MAM_INLINE mam_u64 *mam_area_moved(struct mam_area area) {
   return mam_area_class(area, mam_kind_of(0, 1)) + (mam_u64)MAM_HEAP_TYPES * mam_map_words(mam_area_class_words(area));
 }
+/* A map with a bit for each word of the page map: 0 if it is kept for long runs, see mam_kept_take. */
+MAM_INLINE mam_u32 mam_area_kept_words(struct mam_area area) { return (mam_area_map_words(area) + 63) >> 6; }
+MAM_INLINE mam_u64 *mam_area_kept(struct mam_area area) { return mam_area_moved(area) + mam_area_map_words(area); }
 MAM_INLINE mam_u16 *mam_area_entries(struct mam_area area) {
-  return (mam_u16 *)(mam_area_moved(area) + mam_area_map_words(area));
+  return (mam_u16 *)(mam_area_kept(area) + mam_map_words(mam_area_kept_words(area)));
 }
 MAM_INLINE mam_u16 *mam_area_rings(struct mam_area area) { return mam_area_entries(area) + area.page_count; }
 MAM_INLINE mam_u64 mam_area_address(struct mam_area area, mam_u32 page) {
@@ -402,26 +405,49 @@ MAM_OUTLINE void mam_pages_clear(struct mam_area area, mam_u32 index, mam_u64 bi
     mam_pages_returned(area);
 }
 
+/* Says of whole words of a map, from index on, that have just become 0, that they have zeros. */
+MAM_OUTLINE void mam_map_words_opened(mam_u64 *level, mam_u32 words, mam_u32 index, mam_u32 count) {
+  mam_u64 *second = level + words, *third = second + ((words + 63) >> 6);
+  MAM_LOOP
+  while (count != 0) {
+    mam_u32 from = index & 63, here = 64 - from < count ? 64 - from : count;
+    if (mam_and_acq_rel_u64(&second[index >> 6], ~mam_run_bits(here, from)) == MAM_FULL_WORD)
+      (void)mam_and_acq_rel_u64(&third[index >> 12], ~(1ull << (index >> 6 & 63)));
+    index += here;
+    count -= here;
+  }
+}
+
 MAM_OUTLINE void mam_pages_release(struct mam_area area, mam_u32 page, mam_u32 count) {
   MAM_LOOP
   while (count != 0) {
     mam_u32 from = page & 63, here = 64 - from < count ? 64 - from : count;
-    mam_pages_clear(area, page >> 6, mam_run_bits(here, from));
+    if (from == 0 && count >= 128) {
+      mam_u32 words = count >> 6;
+      here = words << 6;
+      MAM_LOOP
+      for (mam_u32 i = 0; i < words; i++) /* release: as in mam_pages_clear; nobody else changes these words */
+        (void)mam_exchange_release_u64(&mam_area_pages(area)[(page >> 6) + i], 0);
+      mam_map_words_opened(mam_area_pages(area), mam_area_map_words(area), page >> 6, words);
+      if (mam_returned_matters(area))
+        mam_pages_returned(area);
+    } else
+      mam_pages_clear(area, page >> 6, mam_run_bits(here, from));
     page += here;
     count -= here;
   }
 }
 
-/* Takes bits of a word of the page map if all of them are free. */
-MAM_OUTLINE int mam_pages_take_bits(struct mam_area area, mam_u32 index, mam_u64 bits) {
-  mam_u64 word = mam_load_relaxed_u64(&mam_area_pages(area)[index]);
+/* Takes bits of a word of a map if all of them are 0. */
+MAM_OUTLINE int mam_map_take(mam_u64 *level, mam_u32 count, mam_u32 index, mam_u64 bits) {
+  mam_u64 word = mam_load_relaxed_u64(&level[index]);
   MAM_LOOP
   for (int i = 0; i < MAM_RETRIES && (word & bits) == 0; i++) {
-    /* acquire: pairs with mam_pages_clear. */
-    mam_u64 seen = mam_cas_acquire_u64(&mam_area_pages(area)[index], word, word | bits);
+    /* acquire: pairs with mam_pages_clear and mam_kept_give. */
+    mam_u64 seen = mam_cas_acquire_u64(&level[index], word, word | bits);
     if (seen == word) {
-      if ((word | bits) == MAM_FULL_WORD)
-        mam_map_filled(mam_area_pages(area), mam_area_map_words(area), index);
+      if ((word | bits) == MAM_FULL_WORD && bits != MAM_FULL_WORD)
+        mam_map_filled(level, count, index);
       return 1;
     }
     word = seen;
@@ -441,15 +467,18 @@ MAM_INLINE mam_u32 mam_run_find(mam_u64 word, mam_u32 count) {
   return starts == 0 ? 64 : mam_lowest_u64(starts);
 }
 
-/* Takes a run of up to 64 pages that lies in one word of the page map, in the first word that has one from first on and
- * before last. */
-MAM_OUTLINE mam_u32 mam_run_take_short(const struct mam_area *area, mam_u32 count, mam_u32 first, mam_u32 last) {
+/* Takes up to 64 zeros in a row that lie in one word of a map, in the first word that has them from first on and before
+ * last.  Who took a word as a whole did not say so above: that is done here. */
+MAM_OUTLINE mam_u32 mam_map_take_run(mam_u64 *level, mam_u32 words, mam_u32 count, mam_u32 first, mam_u32 last) {
   mam_u32 tries = 0, index = first;
   MAM_LOOP
-  while ((index = mam_map_next(mam_area_pages(*area), mam_area_map_words(*area), index)) < last) {
-    mam_u32 from = mam_run_find(mam_load_relaxed_u64(&mam_area_pages(*area)[index]), count);
-    if (from != 64 && mam_pages_take_bits(*area, index, mam_run_bits(count, from)))
+  while ((index = mam_map_next(level, words, index)) < last) {
+    mam_u64 word = mam_load_relaxed_u64(&level[index]);
+    mam_u32 from = mam_run_find(word, count);
+    if (from != 64 && mam_map_take(level, words, index, mam_run_bits(count, from)))
       return (index << 6) + from;
+    if (word == MAM_FULL_WORD)
+      mam_map_filled(level, words, index);
     if (from == 64 || ++tries == MAM_RETRIES) {
       tries = 0;
       index++;
@@ -458,13 +487,53 @@ MAM_OUTLINE mam_u32 mam_run_take_short(const struct mam_area *area, mam_u32 coun
   return MAM_NO_PAGE;
 }
 
+/* The same of the page map. */
+MAM_INLINE mam_u32 mam_run_take_short(const struct mam_area *area, mam_u32 count, mam_u32 first, mam_u32 last) {
+  return mam_map_take_run(mam_area_pages(*area), mam_area_map_words(*area), count, first, last);
+}
+
+/* Takes whole words of a map from index on, as long as they are 0, up to count of them; returns how many.  Several at a
+ * time are under way.  It is not said above that they are full. */
+MAM_OUTLINE mam_u32 mam_map_take_words(mam_u64 *level, mam_u32 index, mam_u32 count) {
+  mam_u32 got = 0;
+  MAM_LOOP
+  while (got < count) {
+    mam_u32 here = count - got < 8 ? count - got : 8, failed = 0;
+    mam_u64 seen[8];
+    MAM_UNROLL
+    for (mam_u32 i = 0; i < 8; i++)
+      seen[i] = mam_cas_between_fences_if_u64(i < here, &level[index + got + i], 0, MAM_FULL_WORD);
+    MAM_UNROLL
+    for (mam_u32 i = 0; i < 8; i++)
+      failed |= (mam_u32)(seen[i] != 0) << i;
+    mam_fence(); /* acquire: pairs with mam_pages_clear and mam_kept_give */
+    mam_u32 good = failed == 0 ? here : mam_lowest_u32(failed);
+    MAM_LOOP
+    for (mam_u32 i = good + 1; i < here; i++) /* behind the first that was not to be had */
+      if ((failed >> i & 1) == 0)
+        (void)mam_exchange_release_u64(&level[index + got + i], 0);
+    got += good;
+    if (failed != 0)
+      break;
+  }
+  return got;
+}
+
 /* Takes as much of a run from page on as is free, up to count pages; returns how much. */
 MAM_INLINE mam_u32 mam_run_take_at(struct mam_area area, mam_u32 page, mam_u32 count) {
+  mam_u64 *map = mam_area_pages(area);
   mam_u32 got = 0;
   MAM_LOOP
   while (got < count) {
     mam_u32 from = (page + got) & 63, here = 64 - from < count - got ? 64 - from : count - got;
-    if (!mam_pages_take_bits(area, (page + got) >> 6, mam_run_bits(here, from)))
+    if (from == 0 && count - got >= 128) {
+      mam_u32 words = (count - got) >> 6, taken = mam_map_take_words(map, (page + got) >> 6, words);
+      got += taken << 6;
+      if (taken < words)
+        break;
+      continue;
+    }
+    if (!mam_map_take(map, mam_area_map_words(area), (page + got) >> 6, mam_run_bits(here, from)))
       break;
     got += here;
   }
@@ -702,14 +771,15 @@ MAM_OUTLINE void mam_span_hint(struct mam_area area, mam_u32 page, mam_u32 size_
 /* Whether all words of a span are empty; header: their upper halves but for MAM_WORD_CHUNKS.  *last: the last one,
  * which alone may have fewer than 32 chunks. */
 MAM_INLINE int mam_span_empty(const mam_u64 *words, mam_u64 header, mam_u32 count, mam_u64 *last) {
-  mam_u64 differs = 0;
+  mam_u64 differs = 0, seen[4];
   MAM_LOOP
   for (mam_u32 i = 0; i < count && differs == 0; i += 4) {
     MAM_UNROLL /* so that the loads are under way together */
-        for (mam_u32 j = i; j < i + 4; j++) if (j < count) {
-      mam_u64 word = mam_load_relaxed_u64(&words[j]);
-      differs |= (word ^ header) & ~MAM_WORD_CHUNKS;
-      *last = word;
+        for (mam_u32 j = 0; j < 4; j++) seen[j] = mam_load_relaxed_if_u64(i + j < count, &words[i + j], header);
+    MAM_UNROLL
+    for (mam_u32 j = 0; j < 4; j++) {
+      differs |= (seen[j] ^ header) & ~MAM_WORD_CHUNKS;
+      *last = i + j < count ? seen[j] : *last;
     }
   }
   return differs == 0;
@@ -725,12 +795,16 @@ MAM_INLINE int mam_span_try_end(mam_u64 *words, mam_u64 header, mam_u32 count, m
   *again = 0;
   if (mam_cas_between_fences_u64(words, first, 0) != first)
     return 0;
-  MAM_UNROLL
-  for (mam_u32 i = 1; i < MAM_PAGE_WORDS; i++)
-    if (i < count) {
-      mam_u64 word = i + 1 == count ? last : full;
-      failed |= (mam_u32)(mam_cas_between_fences_u64(&words[i], word, 0) != word) << i;
-    }
+  MAM_LOOP
+  for (mam_u32 i = 1; i < count; i += 4) {
+    mam_u64 seen[4];
+    MAM_UNROLL
+    for (mam_u32 j = 0; j < 4; j++)
+      seen[j] = mam_cas_between_fences_if_u64(i + j < count, &words[i + j], i + j + 1 == count ? last : full, 0);
+    MAM_UNROLL
+    for (mam_u32 j = 0; j < 4; j++)
+      failed |= (mam_u32)(seen[j] != (i + j + 1 == count ? last : full)) << (i + j);
+  }
   /* What the chunks' users did, all of whom changed these words, comes before the release of the pages. */
   mam_fence();
   if (failed == 0)
@@ -786,6 +860,17 @@ enum {
   MAM_LEFT_STAMP = 32
 };
 
+enum { MAM_SPAN_ENDED = 0xffffffffu };
+
+/* Ends a span, one of whose words was seen to be empty, if they all are: MAM_SPAN_ENDED; else what is left to do. last:
+ * the word if it is the only one. */
+MAM_OUTLINE mam_u32 mam_span_end(mam_u64 *words, mam_u64 header, mam_u32 count, mam_u64 last) {
+  int again = 0;
+  if (count != 1 && !mam_span_empty(words, header, count, &last))
+    return 0;
+  return mam_span_try_end(words, header, count, last, &again) ? (mam_u32)MAM_SPAN_ENDED : again ? MAM_LEFT_AGAIN : 0;
+}
+
 /* Gives the pages of a span back that has ended.  After mam_fence: pairs with who takes them. */
 MAM_INLINE mam_u32 mam_span_pages_free(struct mam_area area, mam_u32 page, mam_u32 pages) {
   mam_u32 from = page & 63, left = 0;
@@ -810,12 +895,9 @@ MAM_OUTLINE mam_u32 mam_word_changed(struct mam_area area, mam_u32 word, mam_u64
     mam_u64 *words = &area.words[page * MAM_PAGE_WORDS], header = old & ~(MAM_FULL_WORD >> 24);
     mam_u64 last = old & ~(mam_u64)bits;
     mam_u32 count = mam_word_span_words(old);
-    int again = 0;
-    if ((count == 1 || mam_span_empty(words, header, count, &last)) &&
-        mam_span_try_end(words, header, count, last, &again))
+    left = MAM_OUT_OF_SIGHT(mam_span_end)(words, header, count, last);
+    if (left == MAM_SPAN_ENDED)
       return mam_span_pages_free(area, page, mam_word_span_pages(old));
-    if (again)
-      left = MAM_LEFT_AGAIN;
   }
   /* The look is what makes the hint cheap; it comes after the change of the usage word, whose old value decided to come
    * here. */
@@ -1361,10 +1443,13 @@ MAM_OUTLINE mam_u64 mam_ring_take(mam_u64 *usage, const mam_u16 *rings, mam_u32 
   mam_u64 empty = mam_word_of(size_class, (mam_class_bytes(size_class) << chunks_log2) >> MAM_PAGE_SHIFT, words,
                               words > 1 ? 32 : 1u << chunks_log2);
   usage += page * MAM_PAGE_WORDS;
+  mam_u64 seen[MAM_PAGE_WORDS];
   MAM_UNROLL
   for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++)
-    if (i < words)
-      failed |= (mam_u32)(mam_cas_between_fences_u64(&usage[i], empty, empty | mam_word_full(empty)) != empty) << i;
+    seen[i] = mam_cas_between_fences_if_u64(i < words, &usage[i], empty, empty | mam_word_full(empty));
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++)
+    failed |= (mam_u32)(seen[i] != empty) << i;
   return (mam_u64)failed << 32 | page;
 }
 
@@ -1737,6 +1822,9 @@ MAM_INLINE void mam_area_clear(struct mam_area area, mam_u64 rank, mam_u64 count
   MAM_LOOP
   for (mam_u64 i = rank; i < mam_area_map_words(area); i += count)
     mam_area_moved(area)[i] = 0;
+  MAM_LOOP
+  for (mam_u64 i = rank; i < mam_map_words(mam_area_kept_words(area)); i += count)
+    mam_area_kept(area)[i] = MAM_FULL_WORD;
   MAM_LOOP
   for (mam_u64 i = rank; i < area.page_count; i += count)
     mam_area_entries(area)[i] = 0;
