@@ -609,6 +609,83 @@ struct mam_place {
   mam_u32 page;
 };
 
+/* ---- Kept words ----
+ *
+ * In a lazy heap the whole words of the page map that a long run of the first superblock had are kept when it is freed:
+ * the map of kept words has a 0 for each of them, so the next long run takes 64 words, 16 MiB, by one atomic operation.
+ */
+
+/* Keeps words of the page map that the caller owns. */
+MAM_OUTLINE void mam_kept_give(struct mam_area area, mam_u32 index, mam_u32 count) {
+  mam_u64 *level = mam_area_kept(area);
+  MAM_LOOP
+  while (count != 0) {
+    mam_u32 from = index & 63, here = 64 - from < count ? 64 - from : count;
+    /* release: what the pages' last users did comes before what their next ones do. */
+    (void)mam_and_release_u64(&level[index >> 6], ~mam_run_bits(here, from));
+    mam_map_words_opened(level, mam_area_kept_words(area), index >> 6, 1);
+    index += here;
+    count -= here;
+  }
+}
+
+/* Takes kept words, more than 64 in a row, in the words of their map from first on and before last. */
+MAM_OUTLINE mam_u32 mam_kept_take_long(const struct mam_area *area, mam_u32 count, mam_u32 first, mam_u32 last) {
+  mam_u64 *level = mam_area_kept(*area);
+  mam_u32 words = mam_area_kept_words(*area), whole = count >> 6, rest = count & 63;
+  MAM_LOOP
+  for (;;) {
+    first = mam_map_next(level, words, first);
+    if (first + whole + (rest != 0) > last)
+      return MAM_NO_PAGE;
+    mam_u32 got = mam_map_take_words(level, first, whole);
+    if (got == whole && (rest == 0 || mam_map_take(level, words, first + whole, mam_run_bits(rest, 0))))
+      return first << 6;
+    mam_kept_give(*area, first << 6, got << 6);
+    first += got + 1;
+  }
+}
+
+/* Takes kept words, so many in a row, best from index on. */
+MAM_OUTLINE mam_u32 mam_kept_take(const struct mam_area *area, mam_u32 count, mam_u32 index) {
+  mam_u64 *level = mam_area_kept(*area);
+  mam_u32 words = mam_area_kept_words(*area), place = index >> 6, found;
+  if (count > 64) {
+    found = mam_kept_take_long(area, count, place, words);
+    return found != MAM_NO_PAGE ? found : mam_kept_take_long(area, count, 0, words);
+  }
+  mam_u32 from = (index & 63) + count <= 64 ? index & 63 : 0;
+  mam_u64 bits = mam_run_bits(count, from);
+  mam_u64 old = mam_or_acquire_u64(&level[place], bits); /* pairs with mam_kept_give */
+  if ((old & bits) == 0)
+    return (place << 6) + from;
+  if ((bits & ~old) != 0)
+    (void)mam_and_release_u64(&level[place], old | ~bits);
+  found = mam_map_take_run(level, words, count, place, words);
+  return found != MAM_NO_PAGE ? found : mam_map_take_run(level, words, count, 0, place);
+}
+
+/* Gives all kept words back to the page map. */
+MAM_OUTLINE void mam_kept_flush(struct mam_area area) {
+  mam_u64 *level = mam_area_kept(area);
+  MAM_LOOP
+  for (mam_u32 i = 0; i < mam_area_kept_words(area); i++) {
+    if (mam_load_relaxed_u64(&level[i]) == MAM_FULL_WORD)
+      continue;
+    /* acquire: pairs with mam_kept_give */
+    mam_u64 kept = ~mam_exchange_acq_rel_u64(&level[i], MAM_FULL_WORD);
+    MAM_LOOP
+    while (kept != 0) {
+      mam_u32 from = mam_lowest_u64(kept);
+      mam_u64 rest = ~(kept >> from);
+      mam_u32 count = rest == 0 ? 64 : mam_lowest_u64(rest);
+      count = count < 64 - from ? count : 64 - from;
+      mam_pages_release(area, (i << 12) + (from << 6), count << 6);
+      kept &= ~mam_run_bits(count, from);
+    }
+  }
+}
+
 /* ---- Homes ----
  *
  * The warps of a multiprocessor, or of a few, have a home: every home_count-th word of the page map.  Its cursor goes
@@ -1000,20 +1077,28 @@ MAM_OUTLINE void mam_sweep_word(struct mam_area area, mam_u32 index) {
     mam_span_watch(area, page);
 }
 
+/* A part has been swept: a word, or the kept ones.  acq_rel: all of that, for who relies on the mode. */
+MAM_INLINE void mam_swept(struct mam_heap_control *control) {
+  if (mam_add_acq_rel_u32(&control->sweep_done, 1) == mam_area_map_words(control->superblocks[0]))
+    (void)mam_exchange_acq_rel_u32(&control->mode, MAM_MODE_WATCHED);
+}
+
 /* Sweeps until there is a run of so many pages, or all has been swept; then waits a bounded time for others who sweep.
  */
 MAM_OUTLINE mam_u32 mam_sweep(struct mam_heap_control *control, mam_u32 count) {
   struct mam_area area = control->superblocks[0];
   mam_u32 words = mam_area_map_words(area), index;
-  (void)mam_cas_acq_rel_u32(&control->mode, MAM_MODE_LAZY, MAM_MODE_SWEEPING);
-  mam_fence_all(); /* pairs with mam_span_created */
+  int begins = mam_cas_acq_rel_u32(&control->mode, MAM_MODE_LAZY, MAM_MODE_SWEEPING) == MAM_MODE_LAZY;
+  mam_fence_all(); /* pairs with mam_span_created and mam_run_free */
+  if (begins) {
+    mam_kept_flush(area);
+    mam_swept(control);
+  }
   MAM_LOOP
   while (mam_load_relaxed_u32(&control->sweep_next) < words &&
          (index = mam_add_relaxed_u32(&control->sweep_next, 1)) < words) {
     mam_sweep_word(area, index);
-    /* acq_rel: all that was swept, for who relies on the mode */
-    if (mam_add_acq_rel_u32(&control->sweep_done, 1) + 1 == words)
-      (void)mam_exchange_acq_rel_u32(&control->mode, MAM_MODE_WATCHED);
+    mam_swept(control);
     mam_u32 page = count <= MAM_SPAN_PAGES ? mam_run_take_short(&area, count, index, index + 1) : MAM_NO_PAGE;
     if (page != MAM_NO_PAGE)
       return page;
@@ -1646,11 +1731,29 @@ MAM_INLINE void mam_failed(struct mam_heap_control *control, mam_u32 home, mam_u
   (void)mam_add_relaxed_u64(&control->failures[home % MAM_COUNTERS], count);
 }
 
+/* A long run of words that were kept. */
+MAM_OUTLINE mam_u32 mam_run_take_kept(struct mam_heap_control *control, const struct mam_area *area, mam_u32 pages) {
+  mam_u32 count = (pages + 63) >> 6, words = mam_area_map_words(*area);
+  if (count > words)
+    return MAM_NO_PAGE;
+  mam_u32 first = mam_kept_take(area, count, mam_add_relaxed_u32(&control->run_cursor, count) % words);
+  if (first == MAM_NO_PAGE)
+    return first;
+  if ((pages & 63) != 0)
+    mam_pages_clear(*area, first + (pages >> 6), mam_run_bits(64 - (pages & 63), pages & 63));
+  return first << 6;
+}
+
 /* A run of pages by all means: as in mam_claim_scarce, except that it is not remembered which are missing. */
 MAM_OUTLINE struct mam_place mam_run_claim(struct mam_heap_control *control, mam_u32 pages, mam_u32 home) {
   struct mam_place place;
   (void)mam_add_relaxed_u32(&control->opening[MAM_HEAP_KINDS], 1); /* others may get what is taken and given back */
-  place = MAM_OUT_OF_SIGHT(mam_pages_claim)(control, pages, home);
+  place.area = control->superblocks[0];
+  place.page = MAM_NO_PAGE;
+  if (pages > MAM_SPAN_PAGES && mam_load_relaxed_u32(&control->mode) == MAM_MODE_LAZY)
+    place.page = MAM_OUT_OF_SIGHT(mam_run_take_kept)(control, &place.area, pages);
+  if (place.page == MAM_NO_PAGE)
+    place = MAM_OUT_OF_SIGHT(mam_pages_claim)(control, pages, home);
   (void)mam_add_acq_rel_u32(&control->opening[MAM_HEAP_KINDS], ~0u);
   MAM_LOOP
   for (int i = 0;
@@ -1684,13 +1787,29 @@ MAM_OUTLINE mam_u64 mam_run_malloc(struct mam_heap_control *control, mam_u64 byt
 
 /* ---- Blocks ---- */
 
+/* Gives a long run back, of which whole words of the page map are kept. */
+MAM_OUTLINE void mam_run_keep(struct mam_heap_control *control, struct mam_area area, mam_u32 page, mam_u32 count) {
+  mam_u32 first = (page + 63) >> 6, last = (page + count) >> 6;
+  mam_pages_release(area, page, (first << 6) - page);
+  mam_kept_give(area, first, last - first);
+  mam_pages_release(area, last << 6, page + count - (last << 6));
+  /* Of this and of who begins to sweep, one sees what the other did. */
+  if (mam_look_after_change_u32(&control->mode) != MAM_MODE_LAZY)
+    mam_kept_flush(area);
+}
+
 /* Frees a request of whole pages; 0 if none begins at page. */
-MAM_OUTLINE int mam_run_free(struct mam_area area, mam_u32 page) {
+MAM_OUTLINE int mam_run_free(struct mam_heap_control *control, struct mam_area area, mam_u32 page) {
   mam_u64 *place = &area.words[page * MAM_PAGE_WORDS], word = mam_load_relaxed_u64(place);
+  mam_u32 count = (mam_u32)word;
   /* acq_rel: of two frees one ends it; what its user did comes before. */
   if (word >> 56 != MAM_CLASS_RUN || mam_cas_acq_rel_u64(place, word, 0) != word)
     return 0;
-  mam_pages_release(area, page, (mam_u32)word);
+  if (count >= 2 * MAM_SPAN_PAGES && mam_load_relaxed_u32(&control->mode) == MAM_MODE_LAZY &&
+      area.words == control->superblocks[0].words)
+    mam_run_keep(control, area, page, count);
+  else
+    mam_pages_release(area, page, count);
   return 1;
 }
 
@@ -1736,7 +1855,7 @@ MAM_OUTLINE mam_u64 mam_block_bytes(struct mam_heap_control *control, mam_u64 ad
 MAM_OUTLINE int mam_block_free(struct mam_heap_control *control, mam_u64 address) {
   struct mam_block block = mam_block_at(control, address);
   int freed = block.bytes == 0                ? 0
-              : block.bit.word == MAM_NO_PAGE ? mam_run_free(block.area, block.page)
+              : block.bit.word == MAM_NO_PAGE ? mam_run_free(control, block.area, block.page)
                                               : mam_chunks_free(block.area, block.bit.word, 1u << block.bit.bit) == 0;
   if (!freed)
     (void)mam_add_relaxed_u64(&control->refused_free, 1);
