@@ -171,8 +171,11 @@ MAM_OUTLINE void mam_warp_flush(struct mam_warp *warp, mam_u64 list, struct mam_
     mam_u32 count = mam_warp_number(list);
     list = mam_load_relaxed_u64((mam_u64 *)at);
     MAM_LOOP
-    for (mam_u32 i = lanes.rank; i < count; i += lanes.count)
-      mam_warp_heap_free(control, mam_load_relaxed_u64(mam_warp_list_entry(at, i)));
+    for (mam_u32 i = lanes.rank; i < count; i += lanes.count) {
+      mam_u64 block = mam_load_relaxed_u64(mam_warp_list_entry(at, i));
+      if (block != 0) /* else it was entered before the device heap was asked, and had nothing */
+        mam_warp_heap_free(control, block);
+    }
     mam_lanes_sync(lanes); /* all have read it before it goes */
     if (at != inside && lanes.rank == 0)
       mam_warp_heap_free(control, at);
@@ -213,25 +216,49 @@ MAM_OUTLINE mam_u64 mam_warp_direct(struct mam_warp *warp, mam_u64 *list, mam_u6
   return mam_warp_own(warp, list, bytes, alone);
 }
 
+/* How large the next superblock is for a request of so many blocks, and the one after. */
+MAM_INLINE mam_u32 mam_warp_next(mam_u32 next, mam_u32 most, mam_u32 blocks, mam_u32 shift) {
+  return next >> shift < blocks ? most : next;
+}
+MAM_INLINE mam_u32 mam_warp_after(mam_u32 bytes, mam_u32 most) {
+  return bytes < most / MAM_WARP_GROWTH ? bytes * MAM_WARP_GROWTH : most;
+}
+
 /* A new superblock, of which the first request takes its blocks; 0 if there is none or it is too small.  It becomes the
  * current one if more is left in it. */
-MAM_OUTLINE mam_u64 mam_warp_refill(struct mam_warp *warp, mam_u32 blocks, int alone) {
-  mam_u32 bytes = mam_load_relaxed_u32(&warp->next_bytes), most = warp->superblock_bytes, shift = warp->block_shift;
-  if (blocks > most >> shift)
-    return 0;
-  if (bytes >> shift < blocks)
-    bytes = most;
-  mam_u64 superblock = mam_warp_own(warp, &warp->list, bytes, alone);
+MAM_OUTLINE mam_u64 mam_warp_refill(struct mam_warp *warp, mam_u32 blocks) {
+  mam_u32 most = warp->superblock_bytes, shift = warp->block_shift;
+  mam_u32 bytes = mam_warp_next(mam_load_relaxed_u32(&warp->next_bytes), most, blocks, shift);
+  mam_u64 superblock = blocks <= most >> shift ? mam_warp_own(warp, &warp->list, bytes, 0) : 0;
   if (superblock == 0)
     return 0;
-  if (bytes != most)
-    mam_store_relaxed_u32(&warp->next_bytes, bytes < most / MAM_WARP_GROWTH ? bytes * MAM_WARP_GROWTH : most);
+  mam_store_relaxed_u32(&warp->next_bytes, mam_warp_after(bytes, most));
   mam_u32 left = (bytes >> shift) - blocks;
-  mam_u64 seen = mam_warp_read(&warp->current, alone), found;
+  mam_u64 seen = mam_load_relaxed_u64(&warp->current), found;
   MAM_LOOP
   while (mam_warp_number(seen) < left &&
-         (found = mam_warp_change(&warp->current, seen, mam_warp_word(superblock, left), alone)) != seen)
+         (found = mam_cas_acq_rel_u64(&warp->current, seen, mam_warp_word(superblock, left))) != seen)
     seen = found;
+  return superblock + ((mam_u64)left << shift);
+}
+
+/* The same for lanes that are alone: all is read before the device heap is asked, since whoever acquires memory there
+ * has to read anew after, and written after.  For a list that has no room, as above. */
+MAM_OUTLINE mam_u64 mam_warp_refill_alone(struct mam_warp *warp, mam_u32 blocks) {
+  mam_u64 list = warp->list, current = warp->current, at = mam_warp_address(list);
+  mam_u32 most = warp->superblock_bytes, shift = warp->block_shift;
+  mam_u32 bytes = mam_warp_next(warp->next_bytes, most, blocks, shift);
+  if (mam_warp_number(list) >= mam_warp_list_room(warp, at))
+    return MAM_WARP_CALL(mam_warp_refill)(warp, blocks);
+  mam_u64 superblock = blocks <= most >> shift ? mam_warp_heap_malloc(warp->control, bytes) : 0;
+  if (superblock == 0)
+    return 0;
+  mam_u32 left = (bytes >> shift) - blocks;
+  mam_store_relaxed_u64(mam_warp_list_entry(at, mam_warp_number(list)), superblock);
+  warp->list = list + 1;
+  warp->next_bytes = mam_warp_after(bytes, most);
+  if (mam_warp_number(current) < left)
+    warp->current = mam_warp_word(superblock, left);
   return superblock + ((mam_u64)left << shift);
 }
 
@@ -251,7 +278,8 @@ MAM_OUTLINE mam_u64 mam_warp_serve(struct mam_warp *warp, mam_u64 *list, mam_u64
   if (list == &warp->list && blocks <= MAM_WARP_NUMBER) {
     address = mam_warp_take(warp, (mam_u32)blocks, alone);
     if (address == 0)
-      address = MAM_WARP_CALL(mam_warp_refill)(warp, (mam_u32)blocks, alone);
+      address = alone ? MAM_WARP_CALL(mam_warp_refill_alone)(warp, (mam_u32)blocks)
+                      : MAM_WARP_CALL(mam_warp_refill)(warp, (mam_u32)blocks);
   }
   return address != 0 ? address : MAM_WARP_CALL(mam_warp_direct)(warp, list, blocks << warp->block_shift, alone);
 }
