@@ -8,11 +8,13 @@
 #include <mam/heap_core.h>
 
 enum {
-  MAM_COMPACT_TARGETS = 64, /* n at most */
+  MAM_COMPACT_TARGETS = 16, /* n at most */
   MAM_COMPACT_GROUP = 8,    /* pages that one thread looks at */
   MAM_COMPACT_GROUPS = 256, /* of a tile: as many threads as a team has */
+  MAM_COMPACT_BATCH = 8,    /* pointers that a thread rewrites together: as many as a page has words */
   MAM_COMPACT_TILE = MAM_COMPACT_GROUP * MAM_COMPACT_GROUPS,
   MAM_SPAN_CHUNKS = 32 * MAM_PAGE_WORDS, /* at most */
+  MAM_UNIT_BATCH = 4,                    /* units that a thread copies together */
   MAM_UNIT_BYTES = 16                    /* copied by one thread at a time */
 };
 

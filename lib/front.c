@@ -11,7 +11,7 @@
 #include "slab.h"
 
 enum {
-  OWNED_BITS = 12, /* large blocks that a front remembers its thread allocated, by a hash of the address */
+  OWNED_BITS = 13, /* large blocks that a front remembers its thread allocated, by a hash of the address */
   SHELF_BITS = 5,  /* shelves, in pairs by a hash of size or tag */
   SHELVES = 1 << SHELF_BITS,
   SHELF_BLOCKS = 256,           /* on one shelf: what a fence is shared by */
@@ -28,7 +28,7 @@ enum {
   BINS = BIN_DOUBLINGS << BIN_STEP_BITS,
   BIN_BLOCKS = 64,          /* with so many blocks at most, */
   BIN_BYTES = 64 << 20,     /* of so many bytes, unless it is one */
-  BIN_CALM_BYTES = 1 << 18, /* without a crowd, bins are for blocks of at most so many bytes, */
+  BIN_CALM_BYTES = 4 << 20, /* without a crowd, bins are for blocks of at most so many bytes, */
   BIN_CALM_SHARE = 4096,    /* and of so small a part of the limit, */
   BIN_CALM_BLOCKS = 16,     /* and so many of them */
   BIN_FENCED = 4,           /* so many blocks in one are worth a fence */
@@ -115,6 +115,8 @@ struct front {
   unsigned tight_count;         /* so many in a row; the owner's, inside or not, as the one before */
   struct front *next_of_thread; /* the thread's own */
   struct front *next_of_pool;   /* under the fronts' lock */
+  struct mam_pool *zero_pool;   /* whose last block the thread has freed, as it seems: the owner's, */
+  uint64_t zero_generation;     /* inside or not */
   bool orphan;                  /* its thread is gone; under the fronts' lock */
   bool used_before;             /* for another pool; the owner's */
   void *memory;                 /* that it lies in */
@@ -657,16 +659,20 @@ static uintptr_t front_pop(struct front *front, size_t size, const void *site, c
   return address == 0 && tag == NULL ? bin_pop(front, size, site) : address;
 }
 
-/* Whether a live count of 0 may mean that the pool is empty, and somebody wants to know. */
-static inline bool zero_matters(const struct front *front) { /* relaxed: a hint, asked again under the pool's lock */
-  return atomic_load_explicit(&front->pool->reports_empty, memory_order_relaxed);
+/* A live count of 0 may mean that the pool is empty, and somebody may want to know. */
+static __attribute__((noinline)) enum front_freed freed_zero(struct front *front) {
+  if (!atomic_load_explicit(&front->pool->reports_empty, memory_order_relaxed)) /* relaxed: a hint, asked again */
+    return FRONT_FREED;
+  front->zero_pool = front->pool;
+  front->zero_generation = front->generation;
+  return FRONT_FREED_ZERO;
 }
 
 static inline enum front_freed freed_count(struct front *front) {
   int64_t live = number_of(&front->numbers.live) - 1;
   /* relaxed: as number_add */
   atomic_store_explicit(&front->numbers.live, live, memory_order_relaxed);
-  return __builtin_expect(live <= 0, false) && zero_matters(front) ? FRONT_FREED_ZERO : FRONT_FREED;
+  return __builtin_expect(live <= 0, false) ? freed_zero(front) : FRONT_FREED;
 }
 
 static inline __attribute__((always_inline)) enum front_freed free_small(struct front *front, struct slab *slab,
@@ -1255,11 +1261,19 @@ static __attribute__((noinline)) uintptr_t malloc_quick_anew(struct front *front
   return address;
 }
 
-/* The thread is inside, and leaves. */
+/* The thread is inside, and leaves, here and in the next. */
+static __attribute__((noinline)) uintptr_t malloc_quick_bin(struct front *front, size_t size, const void *site) {
+  uintptr_t address = bin_pop(front, size, site);
+  if (address != 0)
+    number_add(&front->numbers.live, 1);
+  biased_leave(&front->lock);
+  return address;
+}
+
 static __attribute__((noinline)) uintptr_t malloc_quick_large(struct front *front, size_t size, const void *site) {
   uintptr_t address = shelf_pop(front, size, site, NULL);
   if (__builtin_expect(address == 0, false))
-    return malloc_quick_anew(front, front->default_id, size, site);
+    return malloc_quick_bin(front, size, site);
   number_add(&front->numbers.live, 1);
   biased_leave(&front->lock);
   return address;
@@ -1351,23 +1365,20 @@ static cudaError_t large_free_slowly(struct front *front, uintptr_t address, enu
 }
 
 /* Reports a lazy pool's emptying, once. */
-static void report_zero(struct mam_pool *pool, struct pool_emptied *emptied) {
+static void report_zero(struct front *front, struct pool_emptied *emptied) {
+  struct mam_pool *pool = front->zero_pool;
+  if (pool_enter(pool, POOL_ANY_ID) != cudaSuccess)
+    return;
   fronts_freeze(pool);
   if (fronts_live(pool->fronts) == 0)
-    pool_report_emptied(pool, emptied);
+    pool_report_emptied(pool, front->zero_generation, emptied);
   fronts_thaw(pool);
+  pool_exit(pool);
 }
 
 void front_zero(struct pool_emptied *emptied) {
-  struct front *front = mine;
   *emptied = (struct pool_emptied){0};
-  biased_enter(&front->lock);
-  struct mam_pool *pool = front->pool;
-  biased_leave(&front->lock);
-  if (pool != NULL && pool_enter(pool, POOL_ANY_ID) == cudaSuccess) {
-    report_zero(pool, emptied);
-    pool_exit(pool);
-  }
+  report_zero(mine, emptied);
 }
 
 cudaError_t front_free(uintptr_t address, struct pool_emptied *emptied) {
@@ -1386,7 +1397,7 @@ cudaError_t front_free(uintptr_t address, struct pool_emptied *emptied) {
     error = slab != NULL ? small_free_slowly(front, pool, slab, address, &freed)
                          : large_free_slowly(front, address, &freed);
   if (freed == FRONT_FREED_ZERO)
-    report_zero(pool, emptied);
+    report_zero(front, emptied);
   return error;
 }
 
@@ -1438,7 +1449,7 @@ cudaError_t front_free_reuse(uintptr_t address, MAM_Reuse reuse, uint64_t stream
   enum front_freed freed = front->pool != NULL ? freed_count(front) : FRONT_FREED;
   biased_leave(&front->lock);
   if (freed == FRONT_FREED_ZERO)
-    report_zero(pool, emptied);
+    report_zero(front, emptied);
   return cudaSuccess;
 }
 

@@ -14,7 +14,8 @@
 #include "error.h"
 #include "heap_inside.h"
 
-enum { ALIGN_BYTES = 256 };
+/* A pass merged little if it took less than one of so many spans away. */
+enum { ALIGN_BYTES = 256, LITTLE = 64 };
 
 struct heap_roots {
   struct heap_roots *next;
@@ -177,9 +178,8 @@ cudaError_t MAM_HeapForgetRoots(MAM_Heap heap, void *pointers) {
 static mam_u64 aligned(mam_u64 bytes) { return (bytes + ALIGN_BYTES - 1) & ~(mam_u64)(ALIGN_BYTES - 1); }
 
 /* Lays the work out in memory at base; returns how many bytes it needs. */
-static mam_u64 lay_out(const struct heap_inside *inside, mam_u32 types, mam_u32 n, mam_u64 base,
-                       struct mam_compact *work) {
-  *work = (struct mam_compact){.control = inside->handle->control, .types = types, .n = n};
+static mam_u64 lay_out(const struct heap_inside *inside, mam_u32 types, mam_u64 base, struct mam_compact *work) {
+  *work = (struct mam_compact){.control = inside->handle->control, .types = types};
   work->superblocks = inside->count;
   for (mam_u32 i = 0; i < inside->count; i++) {
     work->tiles += (inside->areas[i].page_count + MAM_COMPACT_TILE - 1) / MAM_COMPACT_TILE;
@@ -217,7 +217,8 @@ struct run {
   const struct heap_inside *inside;
   struct mam_compact work; /* as it was when it was last read */
   mam_u64 address;         /* of the one on the GPU */
-  unsigned pass_limit, pass_count;
+  const MAM_HeapCompactOptions *options;
+  mam_u32 n, passes;
 };
 
 static void run_kernel(struct run *run, enum heap_kernel kernel, size_t threads) {
@@ -230,26 +231,33 @@ static size_t tile_threads(const struct run *run) { return (size_t)run->work.til
 static size_t slot_threads(const struct run *run) { return (size_t)run->inside->handle->slot_count * run->work.types; }
 
 static void look(struct run *run, mam_u32 with_spans) {
-  void *arguments[] = {&run->address, &with_spans};
+  void *arguments[] = {&run->address, &run->n, &with_spans};
   heap_gpu_work_run(&run->gpu, HEAP_KERNEL_COMPACT_LOOK, tile_threads(run), arguments);
   run_kernel(run, HEAP_KERNEL_COMPACT_SUM, MAM_COMPACT_GROUPS);
 }
 
-/* Passes until one merges nothing, or as many as are allowed. */
+/* Whether there is to be another pass, and with which n: where the last one merged little, with the next. */
+static bool next_pass(struct run *run, mam_u64 merges) {
+  if (run->n == run->options->targets)
+    return merges != 0;
+  run->n += merges * LITTLE <= run->work.found.spans;
+  return true;
+}
+
+/* Passes until none is worth it, or as many as are allowed. */
 static cudaError_t passes(struct run *run) {
   cudaError_t error = cudaSuccess;
   bool more = true;
   while (more && error == cudaSuccess) {
     mam_u64 merges = run->work.done.merges;
-    look(run, run->pass_count == 0);
+    look(run, run->passes == 0);
     run_kernel(run, HEAP_KERNEL_COMPACT_ORDER, tile_threads(run));
     run_kernel(run, HEAP_KERNEL_COMPACT_MERGE, tile_threads(run) * MAM_COMPACT_GROUP);
-    run->pass_count++;
-    if (run->pass_count == run->pass_limit)
+    if (++run->passes == run->options->pass_limit)
       break;
     heap_gpu_work_read(&run->gpu, &run->work, run->address, sizeof run->work);
     error = heap_gpu_work_wait(&run->gpu);
-    more = run->work.done.merges != merges;
+    more = next_pass(run, run->work.done.merges - merges);
   }
   return error;
 }
@@ -258,7 +266,7 @@ static void rewrite(struct run *run) {
   run_kernel(run, HEAP_KERNEL_COMPACT_REWRITE, SIZE_MAX / 2);
   for (struct heap_roots *roots = run->compact->roots; roots != NULL; roots = roots->next) {
     void *arguments[] = {&run->address, &roots->address, &roots->count};
-    heap_gpu_work_run(&run->gpu, HEAP_KERNEL_COMPACT_ROOTS, (size_t)roots->count, arguments);
+    heap_gpu_work_run(&run->gpu, HEAP_KERNEL_COMPACT_ROOTS, (size_t)(roots->count / MAM_COMPACT_BATCH + 1), arguments);
   }
 }
 
@@ -317,8 +325,8 @@ static cudaError_t compact_begin(struct run *run, MAM_HeapCompactInfo *info, boo
   cudaError_t error = heap_gpu_work_begin(run->inside->gpu, &run->gpu);
   if (error != cudaSuccess)
     return error;
-  heap_gpu_work_write(&run->gpu, run->address, &run->work, sizeof run->work);
-  run_kernel(run, HEAP_KERNEL_COMPACT_SLOTS, slot_threads(run));
+  void *arguments[] = {&run->address, &run->work};
+  heap_gpu_work_run(&run->gpu, HEAP_KERNEL_COMPACT_BEGIN, slot_threads(run), arguments);
   error = passes(run);
   if (info != NULL)
     look(run, 0);
@@ -339,7 +347,7 @@ static cudaError_t compact_begin(struct run *run, MAM_HeapCompactInfo *info, boo
 static cudaError_t begin(MAM_Heap heap, const MAM_HeapCompactOptions *options, MAM_HeapCompactInfo *info,
                          bool to_the_end) {
   struct heap_inside inside;
-  struct run run = {.inside = &inside, .pass_limit = options->pass_limit};
+  struct run run = {.inside = &inside, .options = options, .n = options->targets_first};
   cudaError_t error = enter(heap, &inside, &run.compact);
   if (error != cudaSuccess)
     return error;
@@ -349,11 +357,10 @@ static cudaError_t begin(MAM_Heap heap, const MAM_HeapCompactOptions *options, M
       fill_info(&run, info);
     return heap_inside_leave(heap, cudaSuccess);
   }
-  error =
-      take_memory(&inside, run.compact, (size_t)lay_out(&inside, run.compact->types, options->targets, 0, &run.work));
+  error = take_memory(&inside, run.compact, (size_t)lay_out(&inside, run.compact->types, 0, &run.work));
   if (error == cudaSuccess) {
     run.address = (mam_u64)(uintptr_t)run.compact->memory;
-    (void)lay_out(&inside, run.compact->types, options->targets, run.address, &run.work);
+    (void)lay_out(&inside, run.compact->types, run.address, &run.work);
     error = compact_begin(&run, info, to_the_end);
   }
   return heap_inside_leave(heap, error);
@@ -367,6 +374,8 @@ static cudaError_t check_options(const MAM_HeapCompactOptions *options, const MA
                      options->struct_size);
   if (options->targets < 1 || options->targets > MAM_COMPACT_TARGETS)
     return error_set(cudaErrorInvalidValue, "targets is 1 to %d, not %u", MAM_COMPACT_TARGETS, options->targets);
+  if (options->targets_first < 1 || options->targets_first > options->targets)
+    return error_set(cudaErrorInvalidValue, "targets_first is 1 to targets, not %u", options->targets_first);
   if (info != NULL && info->struct_size < sizeof info->struct_size)
     return error_set(cudaErrorInvalidValue, "struct_size of info is too small");
   return cudaSuccess;

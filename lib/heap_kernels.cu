@@ -31,11 +31,9 @@ extern "C" __global__ void mam_kernel_free(struct mam_heap_control *control, mam
   control->answer = (mam_u64)mam_block_free(control, address);
 }
 
-/* Sets how many superblocks there are.  release: after what was written to a new one. */
+/* Sets how many superblocks there are. */
 extern "C" __global__ void mam_kernel_publish(struct mam_heap_control *control, mam_u32 superblocks) {
-  __threadfence();
-  control->active = 0;
-  mam_store_relaxed_u32(&control->superblock_count, superblocks);
+  mam_superblocks_publish(control, superblocks);
 }
 
 /* ---- Warp heaps ---- */

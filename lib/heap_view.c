@@ -37,9 +37,28 @@ static void settle_parks(struct heap_view *view) {
   }
 }
 
+/* Ends a span of a copy that begins at a page if it is empty: one that was left to a slot. */
+static void end_if_empty(const struct mam_area *area, mam_u32 page) {
+  mam_u64 *words = &area->words[(size_t)page * MAM_PAGE_WORDS];
+  mam_u32 pages = mam_word_span_pages(words[0]), count = mam_word_span_words(words[0]), used = 0;
+  for (mam_u32 i = 0; i < count; i++)
+    used |= (mam_u32)words[i];
+  if (used != 0)
+    return;
+  memset(words, 0, count * sizeof *words);
+  for (mam_u32 i = page; i < page + pages; i++)
+    mam_area_pages(*area)[i >> 6] &= ~(1ull << (i & 63));
+}
+
 void heap_view_settle(struct heap_view *view) {
   const mam_heap *heap = &view->control->heap;
   view->held_count = view->held_bytes = 0;
+  for (mam_u32 i = 0; i < view->count; i++)
+    for (mam_u32 page = 0; page < view->areas[i].page_count; page++) {
+      mam_u64 word = view->areas[i].words[(size_t)page * MAM_PAGE_WORDS];
+      if (word != 0 && word >> 56 != MAM_CLASS_RUN)
+        end_if_empty(&view->areas[i], page);
+    }
   for (mam_u32 i = 0; i < heap->slot_count * MAM_HEAP_KINDS; i++) {
     mam_u32 size_class = mam_kind_numbered(view->control, i / heap->slot_count);
     mam_u32 limit = mam_slot_limit(heap, size_class);
@@ -148,7 +167,9 @@ void heap_view_info(const struct heap_view *view, MAM_HeapInfo *info) {
   info->superblock_count = view->count;
   info->held_count = view->held_count;
   info->refused_free_count = view->control->refused_free;
-  info->failure_count = view->control->failures;
+  info->failure_count = 0;
+  for (mam_u32 i = 0; i < MAM_COUNTERS; i++)
+    info->failure_count += view->control->failures[i];
   info->external_fragmentation =
       info->free_bytes == 0 ? 0 : 1 - (double)info->largest_free_bytes / (double)info->free_bytes;
 }

@@ -325,14 +325,14 @@ static cudaError_t trim_locked(struct mam_pool *pool, size_t keep_bytes) {
   return error;
 }
 
-cudaError_t pool_trim(struct mam_pool *pool, size_t keep_bytes) {
+cudaError_t pool_trim(struct mam_pool *pool, uint64_t default_id, size_t keep_bytes) {
   pool_lock(pool);
-  cudaError_t error = pool_usable_locked(pool);
+  cudaError_t error = pool_expect_locked(pool, default_id);
   if (error == cudaSuccess && pool->held_bytes > keep_bytes) {
     pool_collect_locked(pool);
     while (pool->growing)
       (void)pool_await_change_locked(pool);
-    error = pool_usable_locked(pool);
+    error = pool_expect_locked(pool, default_id);
     if (error == cudaSuccess)
       error = trim_locked(pool, keep_bytes);
   }
@@ -420,6 +420,7 @@ static void place_extend(const struct mam_pool *pool, struct place *place) {
   bool up = place->base == place->unmapped->base;
   want = want > GROWTH_MOST_BYTES ? GROWTH_MOST_BYTES : want;
   want = want < pool->config.chunk_bytes ? pool->config.chunk_bytes : want;
+  want = want < place->bytes + pool->wanted_bytes ? place->bytes + whole_units(pool->wanted_bytes) : want;
   want = want > room ? room & ~(size_t)(SOURCE_GRANULARITY_BYTES - 1) : want;
   size_t most = up ? unmapped_end - place->base : end - place->unmapped->base;
   want = want > most ? most : want;
@@ -537,8 +538,12 @@ static cudaError_t grow_alone_locked(struct mam_pool *pool, size_t bytes) {
 }
 
 cudaError_t pool_grow_locked(struct mam_pool *pool, size_t bytes) {
-  if (pool->growing) /* another thread's memory may do */
-    return pool_await_change_locked(pool);
+  if (pool->growing) { /* another thread's memory may do; else one of those that wait grows for all of them at once */
+    pool->wanted_bytes += bytes;
+    cudaError_t awaited = pool_await_change_locked(pool);
+    pool->wanted_bytes -= bytes;
+    return awaited;
+  }
   pool->growing = true;
   cudaError_t error = grow_alone_locked(pool, bytes);
   pool->growing = false;

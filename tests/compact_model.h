@@ -64,7 +64,7 @@ static inline struct mam_compact *compact_model_open(struct heap_model *model, m
 
 static inline void compact_model_look(struct mam_compact *compact, bool with_spans) {
   for (mam_u32 tile = 0; tile < compact->tiles; tile++)
-    mam_tile_look(compact_model_team, compact, tile, with_spans);
+    mam_tile_look(compact_model_team, compact, compact->n, tile, with_spans);
   mam_compact_sum(compact_model_team, compact);
 }
 
@@ -75,7 +75,7 @@ static inline mam_u64 compact_model_pass(struct mam_compact *compact, bool with_
   compact_model_look(compact, with_spans);
   for (mam_u32 tile = 0; tile < compact->tiles; tile++)
     mam_tile_order(compact_model_team, compact, tile);
-  for (mam_u32 number = 0; mam_compact_merge(compact_model_team, compact, &room, number); number++)
+  for (mam_u32 number = 0; mam_compact_merge(compact_model_team, compact, &room, number, &compact->done); number++)
     continue;
   return compact->done.merges - before;
 }
@@ -83,8 +83,7 @@ static inline mam_u64 compact_model_pass(struct mam_compact *compact, bool with_
 static inline void compact_model_rewrite(const struct mam_compact *compact) {
   mam_heap heap = compact->control->heap;
   for (mam_u32 span = 0; span < compact->span_count; span++)
-    for (mam_u32 chunk = 0; chunk < MAM_SPAN_CHUNKS; chunk++)
-      mam_object_rewrite(&heap, compact, span, chunk);
+    mam_span_rewrite(compact_model_team, &heap, compact, span);
 }
 
 static inline void compact_model_close(struct mam_compact *compact) {

@@ -265,7 +265,7 @@ START_TEST(moved_pages_serve_large_requests_again) {
   struct gpu_compact_tally *tally = gpu_heap_array(sizeof *tally);
   struct gpu_heap_tally *asked = gpu_heap_tally_new();
   unsigned long long *slot = gpu_heap_slots(1);
-  struct gpu_objects objects = objects_new(&heap, 400000, 128, tally);
+  struct gpu_objects objects = objects_new(&heap, 340000, 128, tally);
   objects_thin(&heap, objects, 20, 9);
   objects_link(objects, GRAPH, 9);
   MAM_OK(MAM_HeapRegisterRoots(heap.heap, objects.table, objects.count));
@@ -362,7 +362,12 @@ START_TEST(wrong_arguments_are_refused) {
   MAM_IS(MAM_HeapForgetRoots(heap.heap, roots), cudaErrorInvalidValue);
   options.targets = 0;
   MAM_IS(MAM_HeapCompact(heap.heap, &options, NULL), cudaErrorInvalidValue);
-  options.targets = 65;
+  options.targets = 17;
+  MAM_IS(MAM_HeapCompact(heap.heap, &options, NULL), cudaErrorInvalidValue);
+  options.targets = 3;
+  options.targets_first = 4;
+  MAM_IS(MAM_HeapCompact(heap.heap, &options, NULL), cudaErrorInvalidValue);
+  options.targets_first = 0;
   MAM_IS(MAM_HeapCompact(heap.heap, &options, NULL), cudaErrorInvalidValue);
   MAM_OK(MAM_HeapCompact(heap.heap, NULL, NULL)); /* of an empty heap */
 }

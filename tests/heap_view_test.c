@@ -168,6 +168,20 @@ START_TEST(what_cannot_be_is_refused) {
   ck_assert_int_eq(MAM_HeapHandle(NULL, &handle), cudaErrorInvalidResourceHandle);
   ck_assert_int_eq(MAM_HeapReset((MAM_Heap)(void *)&handle), cudaErrorInvalidResourceHandle);
   ck_assert_int_eq(MAM_HeapDestroy(NULL), cudaSuccess);
+  MAM_HeapTypeOptions type_options = MAM_HEAP_TYPE_OPTIONS_INIT;
+  MAM_HeapCompactOptions compact_options = MAM_HEAP_COMPACT_OPTIONS_INIT;
+  mam_type type = 0;
+  ck_assert_int_eq(MAM_HeapRegisterType(NULL, &type_options, &type), cudaErrorInvalidValue); /* of no bytes */
+  type_options.bytes = 64;
+  ck_assert_int_eq(MAM_HeapRegisterType(NULL, &type_options, &type), cudaErrorInvalidResourceHandle);
+  ck_assert_uint_eq(type, 0);
+  ck_assert_int_eq(MAM_HeapRegisterRoots(NULL, &handle, 1), cudaErrorInvalidResourceHandle);
+  ck_assert_int_eq(MAM_HeapForgetRoots(NULL, &handle), cudaErrorInvalidResourceHandle);
+  ck_assert_int_eq(MAM_HeapCompact(NULL, NULL, NULL), cudaErrorInvalidResourceHandle);
+  ck_assert_int_eq(MAM_HeapCompactBegin(NULL, NULL, NULL), cudaErrorInvalidResourceHandle);
+  ck_assert_int_eq(MAM_HeapCompactEnd(NULL), cudaErrorInvalidResourceHandle);
+  compact_options.targets = 17;
+  ck_assert_int_eq(MAM_HeapCompact(NULL, &compact_options, NULL), cudaErrorInvalidValue);
 }
 END_TEST
 

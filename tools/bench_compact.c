@@ -22,6 +22,7 @@ enum { exit_usage = 2, objects_most = 1 << 22, repetitions_most = 9, passes_most
 struct compact_bench {
   const char *csv_directory; /* NULL: none */
   bool quick;
+  unsigned every; /* steps of the forest from one compaction to the next */
   struct machine machine;
   struct heap_gpu gpu;
   CUmodule module;
@@ -98,13 +99,18 @@ static bool objects_sound(struct compact_bench *bench, struct compact_work *work
   return faults.wrong_objects + faults.wrong_links == 0;
 }
 
-/* A compaction as a program has it that forwards its own table; *us: of the library's two calls. */
-static bool compact_time(struct compact_bench *bench, struct compact_work *work, unsigned n, unsigned pass_limit,
-                         MAM_HeapCompactInfo *info, double *us) {
+static MAM_HeapCompactOptions options_of(unsigned n, unsigned first, unsigned pass_limit) {
   MAM_HeapCompactOptions options = MAM_HEAP_COMPACT_OPTIONS_INIT;
-  void *forward[] = {&bench->handle, work};
   options.targets = n;
+  options.targets_first = first;
   options.pass_limit = pass_limit;
+  return options;
+}
+
+/* A compaction as a program has it that forwards its own table; *us: of the library's two calls. */
+static bool compact_time(struct compact_bench *bench, struct compact_work *work, MAM_HeapCompactOptions options,
+                         MAM_HeapCompactInfo *info, double *us) {
+  void *forward[] = {&bench->handle, work};
   if (info != NULL)
     info->struct_size = sizeof *info;
   uint64_t start = clock_now_ns();
@@ -121,41 +127,42 @@ static bool compact_time(struct compact_bench *bench, struct compact_work *work,
 
 /* ---- passes: the paper's figure 3, left -------------------------------------------------------------------------- */
 
-static bool passes_of(struct compact_bench *bench, const struct report_csv *csv, unsigned n) {
+/* Pass by pass: the paper's, all with n, or from first up, as the library does. */
+static bool passes_of(struct compact_bench *bench, const struct report_csv *csv, unsigned n, unsigned first) {
   struct compact_work work = {
       .table = (heap_word *)bench->table, .count = objects_most / 2, .seed = n, .keep = heap_chance_whole * 2 / 5};
   MAM_HeapCompactInfo info;
-  double us, total = 0, levels[passes_most + 1];
-  unsigned pass = 0;
+  double us, levels[passes_most + 1] = {0};
+  unsigned pass = 0, limit = 0;
   heap_word live;
-  if (!heap_new(bench, (size_t)1 << 30) || !type_new(bench, 64, true, &work.type) || !objects_new(bench, &work))
-    return false;
-  do {
-    if (!compact_time(bench, &work, n, 1, &info, &us) || !objects_sound(bench, &work, &live))
+  do { /* each time as many passes from the beginning */
+    if (!heap_new(bench, (size_t)1 << 30) || !type_new(bench, 64, true, &work.type) ||
+        !compact_time(bench, &work, options_of(n, first, 1), NULL, &us) || !objects_new(bench, &work) ||
+        !compact_time(bench, &work, options_of(n, first, ++limit), &info, &us) || !objects_sound(bench, &work, &live) ||
+        !heap_gone(bench))
       return false;
-    levels[pass] = info.fragmentation_before;
-    levels[pass + 1] = info.fragmentation_after;
-    if (info.moved_count == 0)
-      break;
-    pass++;
-    total += us;
-    report_csv_row(csv, "%u,%u,%.5f,%zu,%.1f", n, pass, info.fragmentation_after, info.moved_bytes, us);
-  } while (pass < passes_most);
-  (void)printf("  %2u  %6u   %.3f  %.3f  %.3f  %.3f  %.3f   %.3f   %8.0f\n", n, pass, levels[0],
+    levels[0] = info.fragmentation_before;
+    if (info.pass_count > pass) {
+      levels[++pass] = info.fragmentation_after;
+      report_csv_row(csv, "%u,%u,%u,%.5f,%zu,%.1f", n, first, pass, info.fragmentation_after, info.moved_bytes, us);
+    }
+  } while (limit < passes_most && limit < pass + n);
+  (void)printf("  %2u  %5u  %6u   %.3f  %.3f  %.3f  %.3f  %.3f   %.3f   %8.0f\n", n, first, pass, levels[0],
                levels[pass < 1 ? pass : 1], levels[pass < 2 ? pass : 2], levels[pass < 3 ? pass : 3], levels[pass],
-               1.0 / (n + 1), total);
-  return heap_gone(bench);
+               1.0 / (n + 1), us);
+  return true;
 }
 
 static bool passes_run(struct compact_bench *bench) {
+  static const unsigned numbers[] = {1, 2, 4, 3, 8};
   struct report_csv csv;
   bool good = true;
-  if (!report_csv_open_file(&csv, bench->csv_directory, "compact-passes", "n,pass,fragmentation,moved_bytes,us"))
+  if (!report_csv_open_file(&csv, bench->csv_directory, "compact-passes", "n,first,pass,fragmentation,moved_bytes,us"))
     return false;
-  (void)printf("passes: 2^21 objects of 64 B, of which 60 %% are freed at random\n"
-               "   n  passes  before    1st    2nd    3rd   last    bound   us in all\n");
-  for (unsigned n = 1; good && n <= (bench->quick ? 4 : 10); n++)
-    good = passes_of(bench, &csv, n);
+  (void)printf("passes: 2^21 objects of 64 B, of which 60 %% are freed at random; n of the first pass and of the last\n"
+               "   n  first  passes  before    1st    2nd    3rd   last    bound   us in all\n");
+  for (size_t i = 0; good && i < (bench->quick ? 3 : sizeof numbers / sizeof numbers[0]); i++)
+    good = (numbers[i] == 1 || passes_of(bench, &csv, numbers[i], numbers[i])) && passes_of(bench, &csv, numbers[i], 1);
   return report_csv_close(&csv) && good;
 }
 
@@ -170,7 +177,7 @@ static bool levels_of(struct compact_bench *bench, const struct report_csv *csv,
   double us;
   heap_word live;
   if (!heap_new(bench, (size_t)256 << 20) || !type_new(bench, 64, true, &work.type) || !objects_new(bench, &work) ||
-      !compact_time(bench, &work, n, 0, &info, &us) || !objects_sound(bench, &work, &live))
+      !compact_time(bench, &work, options_of(n, 1, 0), &info, &us) || !objects_sound(bench, &work, &live))
     return false;
   report_csv_row(csv, "%u,%.5f,%.5f,%u,%.1f", n, info.fragmentation_before, info.fragmentation_after, info.pass_count,
                  us);
@@ -183,7 +190,7 @@ static bool levels_of(struct compact_bench *bench, const struct report_csv *csv,
 }
 
 static bool levels_run(struct compact_bench *bench) {
-  static const unsigned numbers[] = {1, 2, 3, 4, 8};
+  static const unsigned numbers[] = {1, 2, 3, 4, 8, 16};
   struct report_csv csv;
   bool good = true;
   if (!report_csv_open_file(&csv, bench->csv_directory, "compact-levels", "n,before,after,passes,us"))
@@ -214,9 +221,7 @@ static bool copy_time(struct compact_bench *bench, size_t bytes, double *us) {
 
 /* One pass in one call, of which nobody outside the heap has a pointer. */
 static bool compact_alone_time(struct compact_bench *bench, unsigned n, double *us) {
-  MAM_HeapCompactOptions options = MAM_HEAP_COMPACT_OPTIONS_INIT;
-  options.targets = n;
-  options.pass_limit = 1;
+  MAM_HeapCompactOptions options = options_of(n, n, 1);
   uint64_t start = clock_now_ns();
   bool good = accept(MAM_HeapCompact(bench->heap, &options, NULL), "MAM_HeapCompact");
   *us = (double)(clock_now_ns() - start) / 1e3;
@@ -234,11 +239,12 @@ static bool rate_of(struct compact_bench *bench, const struct report_csv *csv, u
   for (unsigned i = 0; i < repetitions; i++) {
     /* A compaction of the empty heap takes the memory for the work.  The first repetition is for the check. */
     if (!heap_new(bench, (size_t)work.count * bytes * 5 / 4 + ((size_t)256 << 20)) ||
-        !type_new(bench, bytes, true, &work.type) || !compact_time(bench, &work, n, 1, NULL, &first) ||
+        !type_new(bench, bytes, true, &work.type) || !compact_time(bench, &work, options_of(n, n, 1), NULL, &first) ||
         !objects_new(bench, &work))
       return false;
-    bool good = i == 0 ? compact_time(bench, &work, n, 1, &info, &us[i]) && objects_sound(bench, &work, &live)
-                       : compact_alone_time(bench, n, &us[i]);
+    bool good =
+        i == 0 ? compact_time(bench, &work, options_of(n, n, 1), &info, &us[i]) && objects_sound(bench, &work, &live)
+               : compact_alone_time(bench, n, &us[i]);
     if (!good || !heap_gone(bench))
       return false;
   }
@@ -279,11 +285,10 @@ static bool candidates_run(struct compact_bench *bench) {
   double scan[repetitions_most], plain[repetitions_most], keeping[repetitions_most];
   CUdeviceptr map = bench->other;
   void *free_plain[] = {&bench->handle, &work}, *free_keeping[] = {&bench->handle, &work, &map};
-  MAM_HeapCompactInfo info;
   bool good =
       heap_new(bench, (size_t)1 << 30) && type_new(bench, 64, true, &work.type) && gpu_clear(&bench->gpu, map, 1 << 20);
   for (unsigned i = 0; good && i < repetitions_most; i++)
-    good = objects_new(bench, &work) && compact_time(bench, &work, 1, 1, &info, &scan[i]) &&
+    good = objects_new(bench, &work) && compact_time(bench, &work, options_of(1, 1, 1), NULL, &scan[i]) &&
            gpu_time(&bench->gpu, bench->free_plain, work.count, free_plain, &plain[i]) && objects_new(bench, &work) &&
            gpu_time(&bench->gpu, bench->free_keeping, work.count, free_keeping, &keeping[i]);
   if (!good || !report_csv_open_file(&csv, bench->csv_directory, "compact-candidates", "what,us"))
@@ -301,8 +306,6 @@ static bool candidates_run(struct compact_bench *bench) {
 }
 
 /* ---- forest: an application -------------------------------------------------------------------------------------- */
-
-enum { forest_every = 50, forest_samples_most = 200 };
 
 /* How one run of the forest is to be, and what came of it. */
 struct forest {
@@ -327,12 +330,11 @@ static bool forest_step(struct compact_bench *bench, struct forest *forest) {
   CUdeviceptr counts = bench->gpu.scratch;
   size_t cells = (size_t)forest->work.width * forest->work.height;
   void *decide[] = {&forest->work}, *apply[] = {&bench->handle, &forest->work, &counts};
-  MAM_HeapCompactOptions options = MAM_HEAP_COMPACT_OPTIONS_INIT;
-  options.targets = forest->n;
+  MAM_HeapCompactOptions options = options_of(forest->n, 1, 0);
   bool good = gpu_start(&bench->gpu, bench->forest_decide, cells, decide) &&
               gpu_start(&bench->gpu, bench->forest_apply, cells, apply);
   forest->work.step++;
-  if (!good || forest->n == 0 || forest->work.step % forest_every != 0)
+  if (!good || forest->n == 0 || forest->work.step % bench->every != 0)
     return good;
   return gpu_accept(&bench->gpu, bench->gpu.driver->cuStreamSynchronize(NULL), "cuStreamSynchronize") &&
          accept(MAM_HeapCompact(bench->heap, &options, NULL), "MAM_HeapCompact");
@@ -367,8 +369,8 @@ static bool forest_look(struct compact_bench *bench, struct forest forest, const
   while (good && forest.work.step < forest.steps) {
     good = forest_step(bench, &forest);
     /* Halfway between two compactions, and right before and after one. */
-    if (good && (forest.work.step % forest_every == 0 || forest.work.step % forest_every == forest_every / 2 ||
-                 forest.work.step % forest_every == forest_every - 1)) {
+    if (good && (forest.work.step % bench->every == 0 || forest.work.step % bench->every == bench->every / 2 ||
+                 forest.work.step % bench->every == bench->every - 1)) {
       good = forest_sample(bench, &forest, csv, &pages);
       if (forest.work.step > forest.steps / 2) {
         sum += pages;
@@ -401,18 +403,19 @@ static bool forest_time(struct compact_bench *bench, struct forest *forest) {
 }
 
 static bool forest_run(struct compact_bench *bench) {
-  static const unsigned numbers[] = {0, 1, 2, 4, 8};
+  static const unsigned numbers[] = {0, 1, 2, 4};
   struct report_csv memory, times;
-  double ms[5][5], mean[5], most[5];
+  double ms[4][5], mean[4], most[4];
   heap_word check = 0;
   unsigned count = sizeof numbers / sizeof numbers[0], repetitions = bench->quick ? 2 : 5;
   struct forest forest = {.work = {.cells = (struct forest_plant **)bench->table,
                                    .decisions = (unsigned char *)bench->other,
                                    .width = 2048,
                                    .height = 2048,
-                                   .sprouting = 1u << 24,
-                                   .lightning = 1u << 11,
-                                   .mature_age = 20},
+                                   .sprouting = (unsigned)(0x1p32 / 192),
+                                   .dying = (unsigned)(0x1p32 / 64),
+                                   .lightning = 1u << 9,
+                                   .mature_age = 10},
                           .steps = bench->quick ? 400 : 1000};
   bool good = true;
   for (unsigned i = 0; good && i < repetitions; i++) /* in turns */
@@ -438,9 +441,9 @@ static bool forest_run(struct compact_bench *bench) {
   if (!report_csv_close(&memory) || !good ||
       !report_csv_open_file(&times, bench->csv_directory, "compact-forest-time", "n,ms,mean_bytes,most_bytes"))
     return false;
-  (void)printf("forest: %u steps of %u x %u cells, a compaction every %d; n 0: none\n"
+  (void)printf("forest: %u steps of %u x %u cells, a compaction every %u; n 0: none\n"
                "   n         ms  of none   mean MiB  of none   most MiB  of none\n",
-               forest.steps, forest.work.width, forest.work.height, forest_every);
+               forest.steps, forest.work.width, forest.work.height, bench->every);
   for (unsigned j = 0; j < count; j++) {
     double median = numbers_quantile(ms[j], repetitions, 0.5), none = numbers_quantile(ms[0], repetitions, 0.5);
     (void)printf("  %2u  %9.2f    %.3f  %9.1f    %.3f  %9.1f    %.3f\n", numbers[j], median, median / none,
@@ -474,6 +477,7 @@ static void usage_print(void) {
                "\n"
                "  --test NAME,...  the tests to run; the default is all\n"
                "  --csv DIR        write DIR/compact-NAME.csv for each test, and DIR/compact-machine.csv\n"
+               "  --every N        of the forest: steps from one compaction to the next (default 50)\n"
                "  --quick          fewer cases and repetitions\n"
                "  --help           print this and exit\n"
                "\n"
@@ -498,6 +502,14 @@ static void tests_choose(bool chosen[test_count], const char *list) {
     chosen[i] = true;
     word += length;
   }
+}
+
+static unsigned every_parse(const char *text) {
+  char *end;
+  unsigned long value = strtoul(text, &end, 10);
+  if (*text < '0' || *text > '9' || *end != '\0' || value < 2 || value > 10000)
+    usage_refuse("--every wants steps, 2 to 10000, not", text);
+  return (unsigned)value;
 }
 
 static bool bench_open(struct compact_bench *bench) {
@@ -544,12 +556,10 @@ static bool machine_csv(const struct compact_bench *bench) {
 }
 
 int bench_compact(int argc, char **argv) {
-  static const struct option known[] = {{"test", required_argument, NULL, 't'},
-                                        {"csv", required_argument, NULL, 'c'},
-                                        {"quick", no_argument, NULL, 'q'},
-                                        {"help", no_argument, NULL, 'h'},
-                                        {NULL, 0, NULL, 0}};
-  static struct compact_bench bench;
+  static const struct option known[] = {{"test", required_argument, NULL, 't'},  {"csv", required_argument, NULL, 'c'},
+                                        {"every", required_argument, NULL, 'e'}, {"quick", no_argument, NULL, 'q'},
+                                        {"help", no_argument, NULL, 'h'},        {NULL, 0, NULL, 0}};
+  static struct compact_bench bench = {.every = 50};
   bool chosen[test_count] = {false}, all = true;
   for (int key; (key = getopt_long(argc, argv, "", known, NULL)) != -1;) {
     if (key == 't') {
@@ -557,6 +567,8 @@ int bench_compact(int argc, char **argv) {
       all = false;
     } else if (key == 'c')
       bench.csv_directory = optarg;
+    else if (key == 'e')
+      bench.every = every_parse(optarg);
     else if (key == 'q')
       bench.quick = true;
     else if (key == 'h') {

@@ -164,13 +164,14 @@ MAM_API cudaError_t MAM_HeapForgetRoots(MAM_Heap heap, void *pointers);
 
 /* How a heap is compacted.  Start from MAM_HEAP_COMPACT_OPTIONS_INIT. */
 typedef struct MAM_HeapCompactOptions {
-  size_t struct_size;  /* sizeof(MAM_HeapCompactOptions) */
-  unsigned targets;    /* n: pages at most n/(n+1) full are merged, one into n others; 1 to 64 */
-  unsigned pass_limit; /* at most so many passes; 0: until there is nothing to merge */
+  size_t struct_size;     /* sizeof(MAM_HeapCompactOptions) */
+  unsigned targets;       /* n: pages at most n/(n+1) full are merged, one into n others; 1 to 16 */
+  unsigned pass_limit;    /* at most so many passes; 0: until there is nothing to merge */
+  unsigned targets_first; /* of the first pass; where one merges little, the next has one more.  1 to targets */
 } MAM_HeapCompactOptions;
 
 /* clang-format off */
-#define MAM_HEAP_COMPACT_OPTIONS_INIT { sizeof(MAM_HeapCompactOptions), 2, 0 }
+#define MAM_HEAP_COMPACT_OPTIONS_INIT { sizeof(MAM_HeapCompactOptions), 2, 0, 1 }
 /* clang-format on */
 
 /* What a compaction did.  Fragmentation is the paper's: the mean free share of the runs of pages that hold objects of

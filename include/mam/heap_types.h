@@ -41,6 +41,7 @@ typedef struct mam_heap {
   unsigned short home_last;  /* multiprocessors beyond it count as this one */
   unsigned char warp_bits;   /* of a warp's number that tell a multiprocessor's slots apart */
   unsigned char home_shift;  /* so many multiprocessors share a slot, as a base-2 logarithm */
+  unsigned int lazy;         /* whether empty spans are left to their slots until pages are scarce */
 } mam_heap;
 
 #endif /* MAM_HEAP_TYPES_H */

@@ -102,7 +102,7 @@ static __device__ bool burns(const struct forest_work &work, unsigned x, unsigne
 }
 
 static __device__ bool chance(const struct forest_work &work, unsigned cell, unsigned salt, unsigned limit) {
-  return heap_mix(cell * 0x9e3779b9u + heap_mix(work.step * 2 + salt)) < limit;
+  return heap_mix(cell * 0x9e3779b9u + heap_mix(work.step * 4 + salt)) < limit;
 }
 
 /* Looks only, so that a step does not depend on the order of its threads. */
@@ -113,7 +113,7 @@ extern "C" __global__ void forest_decide(struct forest_work work) {
   const struct forest_plant *plant = work.cells[cell];
   if (plant == NULL)
     decision = chance(work, cell, 0, work.sprouting) ? forest_sprout : forest_nothing;
-  else if (plant->burning != 0)
+  else if (plant->burning != 0 || chance(work, cell, 2, work.dying))
     decision = forest_vanish;
   else if (burns(work, x + 1, y) || burns(work, x - 1, y) || burns(work, x, y + 1) || burns(work, x, y - 1) ||
            chance(work, cell, 1, work.lightning))
@@ -140,7 +140,7 @@ static __device__ struct forest_plant *mature(mam_heap heap, const struct forest
   if (tree == NULL)
     return sapling; /* and stays one: its age is past that */
   tree->plant = *sapling;
-  for (unsigned i = 0; i < 12; i++)
+  for (unsigned i = 0; i < 4; i++)
     tree->rings[i] = sapling->height * (float)i;
   mam_free(heap, sapling);
   return &tree->plant;

@@ -32,8 +32,8 @@ struct compact_faults {
 
 /* ---- A forest ----
  *
- * Saplings come up in empty cells at random, grow up after a while, and burn where lightning strikes or a neighbour
- * burns.  A cell has a pointer to what grows in it. */
+ * Saplings come up in empty cells at random, grow up after a while, die at random, and burn where lightning strikes or
+ * a neighbour burns.  A cell has a pointer to what grows in it. */
 
 struct forest_plant {
   unsigned cell, age;
@@ -44,18 +44,18 @@ struct forest_plant {
 /* Grown up. */
 struct forest_tree {
   struct forest_plant plant;
-  float rings[12];
+  float rings[4];
 };
 
 enum { forest_nothing, forest_sprout, forest_grow, forest_mature, forest_ignite, forest_vanish };
 
 struct forest_work {
-  struct forest_plant **cells; /* NULL: empty.  The lowest bit of no address is 1 */
+  struct forest_plant **cells; /* NULL: empty */
   unsigned char *decisions;    /* one of the above for each cell */
   unsigned width, height;      /* powers of two */
   unsigned step;
   mam_type sapling, tree;
-  unsigned sprouting, lightning; /* chances of a cell in a step, in 2^32 */
+  unsigned sprouting, lightning, dying; /* chances of a cell in a step, in 2^32 */
   unsigned mature_age;
 };
 
