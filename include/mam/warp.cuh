@@ -29,7 +29,6 @@
 #define MAM_WARP_CUH
 
 #include <mam/device.cuh>
-#define MAM_WARP_CALL(function) mam_out_of_sight(function) /* see mam/device.cuh */
 #include <mam/warp_core.h>
 
 typedef struct mam_warp mam_warp;
@@ -91,10 +90,10 @@ MAM_OUTLINE void mam_warp_block_free(struct mam_heap_control *control, mam_u64 a
   mam_free(control->heap, (void *)address);
 }
 MAM_INLINE mam_u64 mam_warp_heap_malloc(struct mam_heap_control *control, mam_u64 bytes) {
-  return mam_out_of_sight(mam_warp_block_malloc)(control, bytes);
+  return MAM_OUT_OF_SIGHT(mam_warp_block_malloc)(control, bytes);
 }
 MAM_INLINE void mam_warp_heap_free(struct mam_heap_control *control, mam_u64 address) {
-  mam_out_of_sight(mam_warp_block_free)(control, address);
+  MAM_OUT_OF_SIGHT(mam_warp_block_free)(control, address);
 }
 
 /* Whether the header is one, this warp's, and this lane takes part, as far as is to be checked. */
@@ -147,7 +146,7 @@ static __device__ __forceinline__ mam_warp *mam_warp_start_lanes(mam_heap heap, 
     if (park != 0)
       warp = mam_warp_find(park, lanes, mam_warp_self());
     if (warp == 0)
-      warp = mam_out_of_sight(mam_warp_open)(heap.control, options, lanes, park);
+      warp = MAM_OUT_OF_SIGHT(mam_warp_open)(heap.control, options, lanes, park);
   }
   __syncwarp(lanes); /* the header is there for all of them */
   warp = (mam_warp *)__shfl_sync(lanes, (mam_u64)warp, (int)leader);
@@ -227,7 +226,7 @@ MAM_OUTLINE void *mam_warp_malloc_large(mam_warp *warp, mam_u64 *list, mam_u32 g
   mam_u64 block = 0, entry = 0;
   struct mam_heap_control *control = warp->control;
   if (lane == mam_lowest_u32(group))
-    entry = (mam_u64)mam_out_of_sight(mam_warp_enter)(warp, list, mam_ones_u32(leaders), alone);
+    entry = (mam_u64)MAM_OUT_OF_SIGHT(mam_warp_enter)(warp, list, mam_ones_u32(leaders), alone);
   entry = __shfl_sync(group, entry, (int)mam_lowest_u32(group));
   if (lane == first && entry != 0) {
     block = mam_warp_heap_malloc(control, (end - begin) << shift);
@@ -240,11 +239,11 @@ MAM_OUTLINE void *mam_warp_malloc_large(mam_warp *warp, mam_u64 *list, mam_u32 g
 
 /* Requests of a whole warp that is alone with its header, and for which there is no superblock. */
 MAM_OUTLINE void *mam_warp_malloc_more(mam_warp *warp, mam_u32 before, mam_u32 blocks) {
-  void *block = mam_out_of_sight(mam_warp_malloc_large)(warp, &warp->list, 0xffffffffu, before, blocks, 1);
+  void *block = MAM_OUT_OF_SIGHT(mam_warp_malloc_large)(warp, &warp->list, 0xffffffffu, before, blocks, 1);
   /* If there is no room for all of them together, perhaps there is for some. */
   return block != 0
              ? block
-             : (void *)mam_out_of_sight(mam_warp_direct)(warp, &warp->list, (mam_u64)blocks << warp->block_shift, 0);
+             : (void *)MAM_OUT_OF_SIGHT(mam_warp_direct)(warp, &warp->list, (mam_u64)blocks << warp->block_shift, 0);
 }
 
 /* Requests of lanes that come in parts, or that are too large to be counted in one word; each group of one header
@@ -269,16 +268,16 @@ MAM_OUTLINE void *mam_warp_malloc_rest(mam_warp *warp, size_t bytes) {
   mam_u64 before = mam_warp_sum(group, blocks, &all);
   int alone = lanes == mam_warp_all_of(group);
   if (all > warp->superblock_bytes >> warp->block_shift)
-    address = (mam_u64)mam_out_of_sight(mam_warp_malloc_large)(warp, list, group, before, blocks, alone);
+    address = (mam_u64)MAM_OUT_OF_SIGHT(mam_warp_malloc_large)(warp, list, group, before, blocks, alone);
   else {
     if ((group & mam_lane_below()) == 0 && (!alone || (address = mam_warp_take(warp, (mam_u32)all, 1)) == 0))
-      address = mam_out_of_sight(mam_warp_serve)(warp, list, all, alone);
+      address = MAM_OUT_OF_SIGHT(mam_warp_serve)(warp, list, all, alone);
     __syncwarp(group);
     address = __shfl_sync(group, address, (int)mam_lowest_u32(group));
     address = address != 0 ? address + (before << warp->block_shift) : 0;
   }
   /* If there is no room for all of them together, perhaps there is for some. */
-  return address != 0 ? (void *)address : (void *)mam_out_of_sight(mam_warp_direct)(warp, list, bytes, 0);
+  return address != 0 ? (void *)address : (void *)MAM_OUT_OF_SIGHT(mam_warp_direct)(warp, list, bytes, 0);
 }
 
 #define MAM_WARP_WHOLE 0xffffffffu
@@ -317,11 +316,11 @@ MAM_INLINE void *mam_warp_malloc_whole(mam_warp *warp, struct mam_warp_hot hot, 
   }
   address = 0;
   if (lane == 0)
-    address = mam_out_of_sight(mam_warp_refill_alone)(warp, all);
+    address = MAM_OUT_OF_SIGHT(mam_warp_refill_alone)(warp, all);
   __syncwarp(MAM_WARP_WHOLE);
   address = __shfl_sync(MAM_WARP_WHOLE, address, 0);
   return address != 0 ? (void *)(address + ((mam_u64)before << hot.block_shift))
-                      : mam_out_of_sight(mam_warp_malloc_more)(warp, before, blocks);
+                      : MAM_OUT_OF_SIGHT(mam_warp_malloc_more)(warp, before, blocks);
 }
 
 static __device__ __forceinline__ void *mam_warp_malloc(mam_warp *warp, size_t bytes) {
@@ -343,7 +342,7 @@ static __device__ __forceinline__ void *mam_warp_malloc(mam_warp *warp, size_t b
       return (void *)(mam_warp_address(hot.current) + ((mam_u64)(left - blocks) << hot.block_shift));
     }
   }
-  return mam_out_of_sight(mam_warp_malloc_rest)(warp, bytes);
+  return MAM_OUT_OF_SIGHT(mam_warp_malloc_rest)(warp, bytes);
 }
 
 static __device__ __forceinline__ void *mam_warp_malloc_why(mam_warp *warp, size_t bytes, mam_heap_status *why) {
@@ -352,7 +351,7 @@ static __device__ __forceinline__ void *mam_warp_malloc_why(mam_warp *warp, size
          : !mam_warp_seems_sound(warp)                                                            ? MAM_HEAP_BAD
          : bytes == 0                                                                             ? MAM_HEAP_ZERO
          : (mam_warp_taking_part(mam_load_relaxed_u64(&warp->lanes)) >> mam_warp_lane() & 1) == 0 ? MAM_HEAP_BAD
-         : mam_out_of_sight(mam_heap_could)(warp->control, bytes)                                 ? MAM_HEAP_FULL
+         : MAM_OUT_OF_SIGHT(mam_heap_could)(warp->control, bytes)                                 ? MAM_HEAP_FULL
                                                                                                   : MAM_HEAP_TOO_LARGE;
   return block;
 }
@@ -373,13 +372,13 @@ MAM_OUTLINE void mam_warp_leave_here(mam_warp *warp, enum mam_warp_leaving how) 
     what = (mam_u64)mam_warp_leave(warp, group, how);
   __syncwarp(group);
   if (mam_lanes_first_u64(lanes, what) == MAM_WARP_ROUND)
-    mam_out_of_sight(mam_warp_round)(warp, lanes);
+    MAM_OUT_OF_SIGHT(mam_warp_round)(warp, lanes);
   __syncwarp(group);
 }
 
 static __device__ __forceinline__ void mam_warp_tidy_up(mam_warp *warp) {
   if (mam_warp_sound(warp))
-    mam_out_of_sight(mam_warp_leave_here)(warp, MAM_WARP_TIDIES);
+    MAM_OUT_OF_SIGHT(mam_warp_leave_here)(warp, MAM_WARP_TIDIES);
 }
 
 /* A whole warp that is alone with its header, and has registered no more blocks than fit in it: each lane frees one,
@@ -407,14 +406,14 @@ MAM_INLINE bool mam_warp_end_whole(mam_warp *warp) {
 static __device__ __forceinline__ void mam_warp_end(mam_warp *warp) {
   if (!mam_warp_sound(warp) || (__activemask() == MAM_WARP_WHOLE && mam_warp_end_whole(warp)))
     return;
-  mam_out_of_sight(mam_warp_leave_here)(warp, MAM_WARP_ENDS);
+  MAM_OUT_OF_SIGHT(mam_warp_leave_here)(warp, MAM_WARP_ENDS);
 }
 
 static __device__ __forceinline__ mam_warp *mam_warp_hand_over(mam_warp *warp) {
   if (!mam_warp_sound(warp) || (mam_warp_taking_part(mam_load_relaxed_u64(&warp->lanes)) >> mam_warp_lane() & 1) == 0)
     return 0;
   mam_store_relaxed_u32(&warp->handed_over, 1);
-  mam_out_of_sight(mam_warp_leave_here)(warp, MAM_WARP_ENDS);
+  MAM_OUT_OF_SIGHT(mam_warp_leave_here)(warp, MAM_WARP_ENDS);
   return warp;
 }
 
@@ -428,7 +427,7 @@ MAM_OUTLINE mam_warp *mam_warp_adopt_rest(mam_warp *warp) {
 }
 
 static __device__ __forceinline__ mam_warp *mam_warp_adopt(mam_warp *warp) {
-  return warp != 0 ? mam_out_of_sight(mam_warp_adopt_rest)(warp) : 0;
+  return warp != 0 ? MAM_OUT_OF_SIGHT(mam_warp_adopt_rest)(warp) : 0;
 }
 
 #endif /* MAM_WARP_CUH */
