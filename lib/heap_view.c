@@ -19,19 +19,6 @@ static mam_u64 *word_of(const struct heap_view *view, mam_u64 address, mam_u32 c
   return NULL;
 }
 
-/* Ends a span of a copy that begins at a page if it is empty: one that was left to a slot. */
-static void end_if_empty(const struct mam_area *area, mam_u32 page) {
-  mam_u64 *words = &area->words[(size_t)page * MAM_PAGE_WORDS];
-  mam_u32 pages = mam_word_span_pages(words[0]), count = mam_word_span_words(words[0]), used = 0;
-  for (mam_u32 i = 0; i < count; i++)
-    used |= (mam_u32)words[i];
-  if (used != 0)
-    return;
-  memset(words, 0, count * sizeof *words);
-  for (mam_u32 i = page; i < page + pages; i++)
-    mam_area_pages(*area)[i >> 6] &= ~(1ull << (i & 63));
-}
-
 /* Headers of warp heaps that wait for their next user. */
 static void settle_parks(struct heap_view *view) {
   for (mam_u32 i = 0; i < view->control->heap.parks; i++) {
@@ -55,6 +42,19 @@ static void give_kept_back(const struct mam_area *area) {
   for (mam_u32 i = 0; i < mam_area_map_words(*area); i++)
     if ((mam_area_kept(*area)[i >> 6] >> (i & 63) & 1) == 0)
       mam_area_pages(*area)[i] = 0;
+}
+
+/* Ends a span of a copy that begins at a page if it is empty: one that was left to a slot. */
+static void end_if_empty(const struct mam_area *area, mam_u32 page) {
+  mam_u64 *words = &area->words[(size_t)page * MAM_PAGE_WORDS];
+  mam_u32 pages = mam_word_span_pages(words[0]), count = mam_word_span_words(words[0]), used = 0;
+  for (mam_u32 i = 0; i < count; i++)
+    used |= (mam_u32)words[i];
+  if (used != 0)
+    return;
+  memset(words, 0, count * sizeof *words);
+  for (mam_u32 i = page; i < page + pages; i++)
+    mam_area_pages(*area)[i >> 6] &= ~(1ull << (i & 63));
 }
 
 void heap_view_settle(struct heap_view *view) {

@@ -328,6 +328,44 @@ START_TEST(an_ended_header_says_that_it_is_none) {
 }
 END_TEST
 
+/* ---- Waiting for the next user ---- */
+
+START_TEST(an_ended_header_waits_for_its_next_user) {
+  mam_u64 park = 0;
+  mam_u64 block = mam_warp_heap_malloc(NULL, 4 * KIB);
+  mam_warp_options options = mam_warp_options_sound((mam_warp_options){32 * KIB, 4 * KIB, 126, 16});
+  struct mam_warp *warp = mam_warp_begin(NULL, block, options, ALL, 0, (mam_u64)(uintptr_t)&park);
+  for (unsigned i = 0; i < 40; i++)
+    (void)take(warp, i % LANES, 1000);
+  everyone(warp, MAM_WARP_ENDS);
+  ck_assert_uint_eq(warp_model.live, 1);
+  ck_assert_uint_eq(park, (mam_u64)(uintptr_t)warp);
+  ck_assert_int_eq(mam_warp_is(warp), 0); /* nobody's meanwhile */
+  ck_assert_ptr_null(warp_model_malloc(warp, 0, 16));
+  ck_assert_ptr_eq(mam_warp_find(&park, 0x100, 5), warp);
+  ck_assert_ptr_null(mam_warp_find(&park, 1, 5));
+  ck_assert_int_ne(mam_warp_is(warp), 0);
+  for (unsigned i = 0; i < 3; i++)
+    (void)take(warp, 8, 1000);
+  ck_assert_uint_eq(warp_model.live, 1); /* its first superblock is whole again */
+  warp_model_leave(warp, 8, MAM_WARP_ENDS);
+  ck_assert_uint_eq(warp_model.live, 1);
+}
+END_TEST
+
+START_TEST(of_two_headers_one_waits) {
+  mam_u64 park = 0;
+  mam_warp_options options = mam_warp_options_sound(tiny);
+  for (unsigned i = 0; i < 2; i++) {
+    mam_u64 block = mam_warp_heap_malloc(NULL, 512);
+    struct mam_warp *warp = mam_warp_begin(NULL, block, options, 1, 0, (mam_u64)(uintptr_t)&park);
+    warp_model_leave(warp, 0, MAM_WARP_ENDS);
+    ck_assert_uint_eq(warp_model.live, 1);
+    ck_assert_uint_eq(park, block);
+  }
+}
+END_TEST
+
 /* ---- Handing over ---- */
 
 START_TEST(what_was_handed_over_lives_until_it_is_ended) {
@@ -402,6 +440,8 @@ static Suite *warp_core_suite(void) {
       the_last_one_s_end_tidies_up_for_those_who_wait,
       a_second_end_does_nothing,
       an_ended_header_says_that_it_is_none,
+      an_ended_header_waits_for_its_next_user,
+      of_two_headers_one_waits,
       what_was_handed_over_lives_until_it_is_ended,
       one_lane_that_hands_over_is_enough,
       only_what_was_handed_over_is_adopted_and_once,

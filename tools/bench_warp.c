@@ -110,12 +110,15 @@ static size_t size_cases(bool quick, struct series_case cases[cells_most]) {
 /* Figure 5: those combinations that every allocator can serve in bearable time, the same for all. */
 static size_t threads_cases(bool quick, struct series_case cases[cells_most]) {
   size_t count = 0, row = 0;
-  for (unsigned threads = 1; threads <= 65536; threads *= quick ? 4 : 2, row++)
+  for (unsigned threads = 1; threads <= 65536; threads *= quick ? 4 : 2) {
+    size_t before = count;
     for (size_t n = 0; n < seed_size_count; n += quick ? 2 : 1)
       for (size_t s = 0; s < seed_size_count; s += quick ? 2 : 1)
-        if ((size_t)threads * seed_sizes[n] <= (size_t)1 << (quick ? 17 : 20))
+        if ((size_t)threads * seed_sizes[n] * seed_sizes[s] <= (size_t)(quick ? 1 : 16) << 20)
           cases[count++] =
               (struct series_case){threads, threads < 256 ? threads : 256, seed_sizes[n], seed_sizes[s], row, true};
+    row += count > before;
+  }
   return count;
 }
 
@@ -127,7 +130,7 @@ static size_t blocks_cases(bool quick, struct series_case cases[cells_most]) {
     for (unsigned blocks = 1; blocks <= 512; blocks *= quick ? 8 : 2)
       cases[count] = (struct series_case){1024 * blocks, 1024,
                                           counts[n],     16,
-                                          count,         1024 * blocks * counts[n] <= (quick ? 1u << 17 : 1u << 20)},
+                                          count,         1024 * blocks * counts[n] <= (quick ? 1u << 15 : 1u << 20)},
       count++;
   return count;
 }

@@ -29,7 +29,6 @@
 #define MAM_WARP_CUH
 
 #include <mam/device.cuh>
-#define MAM_WARP_CALL(function) MAM_OUT_OF_SIGHT(function) /* see mam/device.cuh */
 #include <mam/warp_core.h>
 
 typedef struct mam_warp mam_warp;
@@ -209,28 +208,32 @@ MAM_INLINE void mam_warp_set_current(mam_warp *warp, mam_u64 current) {
   asm volatile("st.global.u64 [%0], %1;" ::"l"(mam_global(warp)), "l"(current) : "memory");
 }
 
+#ifndef MAM_WARP_PIECE
+#define MAM_WARP_PIECE warp->superblock_bytes
+#endif
 /* Requests of a group that together are more than a superblock: by the device heap directly, in as few pieces as are
  * no larger than a superblock, but for the last request of each; each piece is for lanes that follow each other.  NULL
- * for the lanes whose piece there is no memory for. */
+ * for the lanes whose piece there is no memory for.  Entries are taken before the device heap is asked: see
+ * mam_warp_refill_alone. */
 MAM_OUTLINE void *mam_warp_malloc_large(mam_warp *warp, mam_u64 *list, mam_u32 group, mam_u64 before, mam_u64 blocks,
                                         int alone) {
   mam_u32 shift = warp->block_shift, lane = mam_warp_lane();
-  mam_u32 piece = before >> 32 != 0 ? 0 : (mam_u32)before / (warp->superblock_bytes >> shift);
+  mam_u32 piece = before >> 32 != 0 ? 0 : (mam_u32)before / (MAM_WARP_PIECE >> shift);
   mam_u32 lanes = __match_any_sync(group, piece), first = mam_lowest_u32(lanes);
   mam_u64 begin = __shfl_sync(group, before, (int)first);
   mam_u64 end = __shfl_sync(group, before + blocks, (int)(31 - mam_leading_zeros_u32(lanes)));
-  mam_u64 block = lane == first ? mam_warp_heap_malloc(warp->control, (end - begin) << shift) : 0;
-  mam_u32 got = __ballot_sync(group, block != 0);
-  mam_u64 entries = 0;
-  if (got != 0 && lane == mam_lowest_u32(group))
-    entries = (mam_u64)MAM_OUT_OF_SIGHT(mam_warp_enter)(warp, list, mam_ones_u32(got), alone);
-  entries = __shfl_sync(group, entries, (int)mam_lowest_u32(group));
-  if (block != 0 && entries != 0)
-    mam_store_relaxed_u64((mam_u64 *)entries + mam_ones_u32(got & mam_lane_below()), block);
-  else if (block != 0)
-    mam_warp_heap_free(warp->control, block);
+  mam_u32 leaders = __ballot_sync(group, lane == first);
+  mam_u64 block = 0, entry = 0;
+  struct mam_heap_control *control = warp->control;
+  if (lane == mam_lowest_u32(group))
+    entry = (mam_u64)MAM_OUT_OF_SIGHT(mam_warp_enter)(warp, list, mam_ones_u32(leaders), alone);
+  entry = __shfl_sync(group, entry, (int)mam_lowest_u32(group));
+  if (lane == first && entry != 0) {
+    block = mam_warp_heap_malloc(control, (end - begin) << shift);
+    mam_store_relaxed_u64((mam_u64 *)entry + mam_ones_u32(leaders & mam_lane_below()), block);
+  }
   __syncwarp(group);
-  block = __shfl_sync(group, entries != 0 ? block : 0, (int)first);
+  block = __shfl_sync(group, block, (int)first);
   return block != 0 ? (void *)(block + ((before - begin) << shift)) : 0;
 }
 
@@ -313,7 +316,7 @@ MAM_INLINE void *mam_warp_malloc_whole(mam_warp *warp, struct mam_warp_hot hot, 
   }
   address = 0;
   if (lane == 0)
-    address = MAM_OUT_OF_SIGHT(mam_warp_refill)(warp, all, 1);
+    address = MAM_OUT_OF_SIGHT(mam_warp_refill_alone)(warp, all);
   __syncwarp(MAM_WARP_WHOLE);
   address = __shfl_sync(MAM_WARP_WHOLE, address, 0);
   return address != 0 ? (void *)(address + ((mam_u64)before << hot.block_shift))

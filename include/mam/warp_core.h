@@ -14,7 +14,7 @@
  * caller knows; what it has to order, see each function.
  *
  * Whoever includes this file defines mam_warp_heap_malloc and mam_warp_heap_free, and may define
- * MAM_WARP_CALL(function) as that by which functions out of line are called.
+ * MAM_OUT_OF_SIGHT(function) as that by which functions out of line are called.
  */
 #ifndef MAM_WARP_CORE_H
 #define MAM_WARP_CORE_H
@@ -22,10 +22,6 @@
 #include <mam/atomics.h>
 #include <mam/heap_core.h>
 #include <mam/warp_types.h>
-
-#ifndef MAM_WARP_CALL
-#define MAM_WARP_CALL(function) function
-#endif
 
 /* A word that says a place and a number: the place's address, a multiple of 16, and 20 bits. */
 enum { MAM_WARP_NUMBER_BITS = 20 };
@@ -171,8 +167,11 @@ MAM_OUTLINE void mam_warp_flush(struct mam_warp *warp, mam_u64 list, struct mam_
     mam_u32 count = mam_warp_number(list);
     list = mam_load_relaxed_u64((mam_u64 *)at);
     MAM_LOOP
-    for (mam_u32 i = lanes.rank; i < count; i += lanes.count)
-      mam_warp_heap_free(control, mam_load_relaxed_u64(mam_warp_list_entry(at, i)));
+    for (mam_u32 i = lanes.rank; i < count; i += lanes.count) {
+      mam_u64 block = mam_load_relaxed_u64(mam_warp_list_entry(at, i));
+      if (block != 0) /* else it was entered before the device heap was asked, and had nothing */
+        mam_warp_heap_free(control, block);
+    }
     mam_lanes_sync(lanes); /* all have read it before it goes */
     if (at != inside && lanes.rank == 0)
       mam_warp_heap_free(control, at);
@@ -202,7 +201,7 @@ MAM_INLINE mam_u64 mam_warp_take(struct mam_warp *warp, mam_u32 blocks, int alon
 /* A block of the device heap of its own, registered; 0 if there is no memory. */
 MAM_INLINE mam_u64 mam_warp_own(struct mam_warp *warp, mam_u64 *list, mam_u64 bytes, int alone) {
   mam_u64 block = mam_warp_heap_malloc(warp->control, bytes);
-  mam_u64 *entry = block != 0 ? MAM_WARP_CALL(mam_warp_enter)(warp, list, 1, alone) : 0;
+  mam_u64 *entry = block != 0 ? MAM_OUT_OF_SIGHT(mam_warp_enter)(warp, list, 1, alone) : 0;
   if (entry != 0)
     mam_store_relaxed_u64(entry, block);
   else if (block != 0)
@@ -213,25 +212,49 @@ MAM_OUTLINE mam_u64 mam_warp_direct(struct mam_warp *warp, mam_u64 *list, mam_u6
   return mam_warp_own(warp, list, bytes, alone);
 }
 
+/* How large the next superblock is for a request of so many blocks, and the one after. */
+MAM_INLINE mam_u32 mam_warp_next(mam_u32 next, mam_u32 most, mam_u32 blocks, mam_u32 shift) {
+  return next >> shift < blocks ? most : next;
+}
+MAM_INLINE mam_u32 mam_warp_after(mam_u32 bytes, mam_u32 most) {
+  return bytes < most / MAM_WARP_GROWTH ? bytes * MAM_WARP_GROWTH : most;
+}
+
 /* A new superblock, of which the first request takes its blocks; 0 if there is none or it is too small.  It becomes the
  * current one if more is left in it. */
-MAM_OUTLINE mam_u64 mam_warp_refill(struct mam_warp *warp, mam_u32 blocks, int alone) {
-  mam_u32 bytes = mam_load_relaxed_u32(&warp->next_bytes), most = warp->superblock_bytes, shift = warp->block_shift;
-  if (blocks > most >> shift)
-    return 0;
-  if (bytes >> shift < blocks)
-    bytes = most;
-  mam_u64 superblock = mam_warp_own(warp, &warp->list, bytes, alone);
+MAM_OUTLINE mam_u64 mam_warp_refill(struct mam_warp *warp, mam_u32 blocks) {
+  mam_u32 most = warp->superblock_bytes, shift = warp->block_shift;
+  mam_u32 bytes = mam_warp_next(mam_load_relaxed_u32(&warp->next_bytes), most, blocks, shift);
+  mam_u64 superblock = blocks <= most >> shift ? mam_warp_own(warp, &warp->list, bytes, 0) : 0;
   if (superblock == 0)
     return 0;
-  if (bytes != most)
-    mam_store_relaxed_u32(&warp->next_bytes, bytes < most / MAM_WARP_GROWTH ? bytes * MAM_WARP_GROWTH : most);
+  mam_store_relaxed_u32(&warp->next_bytes, mam_warp_after(bytes, most));
   mam_u32 left = (bytes >> shift) - blocks;
-  mam_u64 seen = mam_warp_read(&warp->current, alone), found;
+  mam_u64 seen = mam_load_relaxed_u64(&warp->current), found;
   MAM_LOOP
   while (mam_warp_number(seen) < left &&
-         (found = mam_warp_change(&warp->current, seen, mam_warp_word(superblock, left), alone)) != seen)
+         (found = mam_cas_acq_rel_u64(&warp->current, seen, mam_warp_word(superblock, left))) != seen)
     seen = found;
+  return superblock + ((mam_u64)left << shift);
+}
+
+/* The same for lanes that are alone: all is read before the device heap is asked, since whoever acquires memory there
+ * has to read anew after, and written after.  For a list that has no room, as above. */
+MAM_OUTLINE mam_u64 mam_warp_refill_alone(struct mam_warp *warp, mam_u32 blocks) {
+  mam_u64 list = warp->list, current = warp->current, at = mam_warp_address(list);
+  mam_u32 most = warp->superblock_bytes, shift = warp->block_shift;
+  mam_u32 bytes = mam_warp_next(warp->next_bytes, most, blocks, shift);
+  if (mam_warp_number(list) >= mam_warp_list_room(warp, at))
+    return MAM_OUT_OF_SIGHT(mam_warp_refill)(warp, blocks);
+  mam_u64 superblock = blocks <= most >> shift ? mam_warp_heap_malloc(warp->control, bytes) : 0;
+  if (superblock == 0)
+    return 0;
+  mam_u32 left = (bytes >> shift) - blocks;
+  mam_store_relaxed_u64(mam_warp_list_entry(at, mam_warp_number(list)), superblock);
+  warp->list = list + 1;
+  warp->next_bytes = mam_warp_after(bytes, most);
+  if (mam_warp_number(current) < left)
+    warp->current = mam_warp_word(superblock, left);
   return superblock + ((mam_u64)left << shift);
 }
 
@@ -251,9 +274,10 @@ MAM_OUTLINE mam_u64 mam_warp_serve(struct mam_warp *warp, mam_u64 *list, mam_u64
   if (list == &warp->list && blocks <= MAM_WARP_NUMBER) {
     address = mam_warp_take(warp, (mam_u32)blocks, alone);
     if (address == 0)
-      address = MAM_WARP_CALL(mam_warp_refill)(warp, (mam_u32)blocks, alone);
+      address = alone ? MAM_OUT_OF_SIGHT(mam_warp_refill_alone)(warp, (mam_u32)blocks)
+                      : MAM_OUT_OF_SIGHT(mam_warp_refill)(warp, (mam_u32)blocks);
   }
-  return address != 0 ? address : MAM_WARP_CALL(mam_warp_direct)(warp, list, blocks << warp->block_shift, alone);
+  return address != 0 ? address : MAM_OUT_OF_SIGHT(mam_warp_direct)(warp, list, blocks << warp->block_shift, alone);
 }
 
 /* ---- Leaving ----
@@ -321,8 +345,8 @@ MAM_INLINE struct mam_warp *mam_warp_find(mam_u64 *park, mam_u32 mask, mam_u64 o
 
 /* Frees everything, for who is the last. */
 MAM_INLINE void mam_warp_finish(struct mam_warp *warp, struct mam_lanes lanes) {
-  MAM_WARP_CALL(mam_warp_flush)(warp, mam_lanes_first_u64(lanes, mam_load_relaxed_u64(&warp->list)), lanes);
-  MAM_WARP_CALL(mam_warp_flush)(warp, mam_lanes_first_u64(lanes, mam_load_relaxed_u64(&warp->early)), lanes);
+  MAM_OUT_OF_SIGHT(mam_warp_flush)(warp, mam_lanes_first_u64(lanes, mam_load_relaxed_u64(&warp->list)), lanes);
+  MAM_OUT_OF_SIGHT(mam_warp_flush)(warp, mam_lanes_first_u64(lanes, mam_load_relaxed_u64(&warp->early)), lanes);
   if (lanes.rank == 0)
     mam_warp_put_away(warp);
 }
@@ -355,7 +379,7 @@ MAM_INLINE int mam_warp_activate(struct mam_warp *warp) {
 MAM_OUTLINE void mam_warp_round(struct mam_warp *warp, struct mam_lanes lanes) {
   mam_u64 stays = mam_lanes_first_u64(lanes, mam_load_relaxed_u32(&warp->handed_over));
   if (stays == 0)
-    MAM_WARP_CALL(mam_warp_flush)(warp, mam_lanes_first_u64(lanes, mam_load_relaxed_u64(&warp->list)), lanes);
+    MAM_OUT_OF_SIGHT(mam_warp_flush)(warp, mam_lanes_first_u64(lanes, mam_load_relaxed_u64(&warp->list)), lanes);
   mam_u64 goes = 0;
   if (lanes.rank == 0) {
     if (stays == 0)
@@ -372,8 +396,8 @@ MAM_INLINE void mam_warp_leave_together(struct mam_warp *warp, struct mam_lanes 
   mam_u32 stays = warp->handed_over;
   mam_lanes_sync(lanes); /* all have read it */
   if (stays == 0) {
-    MAM_WARP_CALL(mam_warp_flush)(warp, list, lanes);
-    MAM_WARP_CALL(mam_warp_flush)(warp, early, lanes);
+    MAM_OUT_OF_SIGHT(mam_warp_flush)(warp, list, lanes);
+    MAM_OUT_OF_SIGHT(mam_warp_flush)(warp, early, lanes);
   }
   if (lanes.rank == 0) {
     if (stays == 0 && how == MAM_WARP_ENDS)
