@@ -19,15 +19,14 @@ enum {
   RESTING_MOST = 8,             /* batches that rest in a magazine, */
   RESTING_MOST_BYTES = 8 << 20, /* of so many bytes, unless it is one: they share a fence */
   TIGHT_MOST = 16, /* fences in a row for one size: then a growing pool gets more of it, so that a fence serves more, */
-  TIGHT_BLOCKS = 4,             /* by so many blocks */
-  TIGHT_GROWTH_BYTES = 1 << 30, /* of so many bytes, unless it is one, */
-  TIGHT_ENOUGH = 64,            /* until so many blocks share a fence, */
-  TIGHT_SHARE = 16,             /* or more in so small a part of the limit */
-  GROWTH_BYTES = 128 << 20,     /* a growing pool grows by so much for a crowd */
-  FENCE_SHARE = 2,     /* what one thread frees is fenced when it comes to this part of the limit, at the latest */
-  BIN_LEAST_BITS = 15, /* bins are for blocks of 32 KiB */
-  BIN_DOUBLINGS = 12,  /* to 128 MiB, */
-  BIN_STEP_BITS = 3,   /* in eight steps a doubling, */
+  TIGHT_BLOCKS = 4,         /* by so many blocks */
+  TIGHT_ENOUGH = 64,        /* until so many blocks share a fence, */
+  TIGHT_SHARE = 16,         /* or more in so small a part of the limit */
+  GROWTH_BYTES = 128 << 20, /* a growing pool grows by so much for a crowd */
+  FENCE_SHARE = 2,          /* what one thread frees is fenced when it comes to this part of the limit, at the latest */
+  BIN_LEAST_BITS = 15,      /* bins are for blocks of 32 KiB */
+  BIN_DOUBLINGS = 12,       /* to 128 MiB, */
+  BIN_STEP_BITS = 3,        /* in eight steps a doubling, */
   BINS = BIN_DOUBLINGS << BIN_STEP_BITS,
   BIN_BLOCKS = 64,          /* with so many blocks at most, */
   BIN_BYTES = 64 << 20,     /* of so many bytes, unless it is one */
@@ -45,6 +44,9 @@ enum {
   SLAB_SHARE = 512,   /* a class gets its first slab at once if that is at most this part of the pool, */
   SLAB_CROWD = 64     /* else when so many of its blocks are live as segments */
 };
+
+/* But not by more bytes than these, unless it is one block.  What a growth costs goes by how many there are. */
+static const size_t TIGHT_GROWTH_BYTES = (size_t)4 << 30;
 
 /* Small blocks of one class; the owner's, inside.  What the quick way needs is on one cache line. */
 struct magazine {
@@ -1585,29 +1587,46 @@ static void front_unlink(struct fronts *fronts, struct front *front) {
   numbers_add(front, &fronts->gone);
 }
 
-/* Empties the front that a link leads to, with its owner kept out.  One whose thread did not survive a fork goes. */
-static struct front **front_collect(struct fronts *fronts, struct front **link) {
-  struct front *front = *link;
-  biased_other_want(&front->lock);
-  biased_barrier();
-  biased_other_await(&front->lock);
-  front_empty(front);
-  bool orphan = front->orphan;
-  if (orphan)
-    front_unlink(fronts, front);
-  biased_other_leave(&front->lock);
-  if (orphan)
-    front_free_memory(front);
-  return orphan ? link : &front->next_of_pool;
+/* Fronts whose threads did not survive a fork are emptied like any other, and then freed. */
+static void orphans_free(struct fronts *fronts) {
+  for (struct front *front = fronts->first, *next; front != NULL; front = next) {
+    next = front->next_of_pool;
+    if (front->orphan) {
+      front_unlink(fronts, front);
+      biased_other_leave(&front->lock);
+      front_free_memory(front);
+    }
+  }
+}
+
+/* All at once: then nothing is on its way from one thread to another. */
+static void fronts_empty(struct mam_pool *pool) {
+  fronts_freeze(pool);
+  for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool)
+    front_empty(front);
+  orphans_free(pool->fronts);
+  fronts_thaw(pool);
 }
 
 /* One after the other, so that a thread is kept out for as long as its own front takes, not for all of them. */
+static void fronts_empty_in_turn(struct mam_pool *pool) {
+  pthread_mutex_lock(&pool->fronts->lock);
+  for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool) {
+    biased_other_want(&front->lock);
+    biased_barrier();
+    biased_other_await(&front->lock);
+    front_empty(front);
+    biased_other_leave(&front->lock);
+  }
+  pthread_mutex_unlock(&pool->fronts->lock);
+}
+
 static bool fronts_collect(struct mam_pool *pool, bool all) {
   unsigned most = all ? UINT_MAX : RECLAIM_MOST;
-  pthread_mutex_lock(&pool->fronts->lock);
-  for (struct front **link = &pool->fronts->first; *link != NULL;)
-    link = front_collect(pool->fronts, link);
-  pthread_mutex_unlock(&pool->fronts->lock);
+  if (all)
+    fronts_empty(pool);
+  else
+    fronts_empty_in_turn(pool);
   (void)reuse_reach(pool->reuse, reuse_epoch(pool->reuse)); /* what was just freed may have passed already */
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
     (void)slab_reclaim(pool, &pool->fronts->depots[i], &most);
