@@ -156,23 +156,28 @@ static uint64_t thread_number(void) {
   return number;
 }
 
-/* The id of the capture that a stream is in, 0 if in none.  A driver without cuStreamGetCaptureInfo gives the handle.
- */
-static uint64_t capture_id(const struct driver *driver, CUstream stream) {
+/* One question alone, as the stream may be another thread's, which ends the capture meanwhile: cuStreamGetCaptureInfo
+ * then ends in a fault of the driver (580.159). */
+bool context_stream_captures(const struct driver *driver, CUstream stream) {
   uintptr_t handle = (uintptr_t)stream;
   int status = CU_STREAM_CAPTURE_STATUS_NONE;
-  unsigned long long id = handle;
   if (driver == NULL || handle == 0 || handle == CU_STREAM_LEGACY)
-    return 0; /* the legacy stream cannot be captured, and may not be asked during a capture */
-  if (driver->cuStreamIsCapturing == NULL || driver->cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS ||
-      status == CU_STREAM_CAPTURE_STATUS_NONE)
+    return false; /* the legacy stream cannot be captured, and may not be asked during a capture */
+  return driver->cuStreamIsCapturing != NULL && driver->cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS &&
+         status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+/* The id of the capture that the calling thread's stream is in, 0 if in none.  A driver without cuStreamGetCaptureInfo
+ * gives the handle. */
+static uint64_t capture_id(const struct driver *driver, CUstream stream) {
+  int status = CU_STREAM_CAPTURE_STATUS_NONE;
+  unsigned long long id = (uintptr_t)stream;
+  if (!context_stream_captures(driver, stream))
     return 0;
   if (driver->cuStreamGetCaptureInfo != NULL)
     (void)driver->cuStreamGetCaptureInfo(stream, &status, &id);
   return (uint64_t)id | CAPTURE_BIT;
 }
-
-bool context_stream_captures(const struct driver *driver, CUstream stream) { return capture_id(driver, stream) != 0; }
 
 cudaError_t context_stream_id(const struct driver *driver, CUstream stream, uint64_t *id, bool *captured) {
   uintptr_t handle = (uintptr_t)stream;

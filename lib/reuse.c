@@ -155,9 +155,11 @@ static void fences_ask_locked(struct reuse *reuse) {
 
 /* Whether a fence or a wait would invalidate a capture, as far as is known. */
 static bool capturing_locked(struct reuse *reuse) {
+  if (reuse->captures > 0)
+    return true;
   if (reuse->noticed != NULL && !context_stream_captures(reuse->source.context.driver, reuse->noticed))
     reuse->noticed = NULL;
-  return reuse->captures > 0 || reuse->noticed != NULL;
+  return reuse->noticed != NULL;
 }
 
 /* Whether a fence may be recorded now. */

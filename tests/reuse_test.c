@@ -624,6 +624,12 @@ START_TEST(captured_stream_is_noticed_without_brackets) {
     if (MAM_CudaMalloc(&other, 2 * MIB) == cudaSuccess)
       OK(MAM_CudaFree(other));
   }
+  /* Whether it still is captured is asked by anybody, who must not ask more: the capture may end meanwhile. */
+  unsigned captured = fake_calls("cuStreamIsCapturing"), which = fake_calls("cuStreamGetCaptureInfo");
+  void *all = NULL;
+  ck_assert_int_ne(MAM_CudaMalloc(&all, 64 * MIB), cudaSuccess);
+  ck_assert_uint_gt(fake_calls("cuStreamIsCapturing"), captured);
+  ck_assert_uint_eq(fake_calls("cuStreamGetCaptureInfo"), which);
   ck_assert(fake_stream_capture_end(stream));
   OK(MAM_CudaFree(pointer));
   (void)block(64 * MIB); /* all of it comes back */
