@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * A heap as other files of the library see it that work on it: heap_compact.c.
+ * A heap as other files of the library see it that work on it: heap_compact.c, heap_warp.c.
  */
 #ifndef MAM_LIB_HEAP_INSIDE_H
 #define MAM_LIB_HEAP_INSIDE_H

@@ -88,6 +88,12 @@ cat >"$compiled" <<END
 __global__ void kernel(mam_heap heap, void **blocks) { blocks[threadIdx.x] = mam_malloc(heap, 64); }
 END
 compile "one function alone" -arch=sm_90
+cat >"$compiled" <<END
+#include <mam/warp.cuh>
+#include <mam/warp.h>
+__global__ void kernel(mam_heap heap, void **blocks) { blocks[threadIdx.x] = mam_warp_malloc(mam_warp_start(heap), 64); }
+END
+compile "warp heaps beside the host's header" -arch=sm_90
 compiled=$work/none.cu
 echo '#include <mam/device.cuh>' >"$compiled"
 compile "no function at all" -arch=sm_90
