@@ -142,8 +142,8 @@ struct mam_seen {
   mam_u8 candidates, with_pointers; /* bits of pages that such a span begins in */
 };
 
-/* Looks at a group of pages.  at_first: an empty span, which a lazy heap keeps, is given back with those whose objects
- * were moved. */
+/* Looks at a group of pages.  at_first: an empty span that nobody has given back goes with those whose objects were
+ * moved. */
 MAM_INLINE struct mam_seen mam_group_look(const struct mam_compact *compact, mam_u32 n, mam_u32 number, int at_first) {
   const struct mam_team alone = {0, 1};
   struct mam_seen seen = {0, 0, 0, 0, 0};
