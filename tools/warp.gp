@@ -24,22 +24,24 @@ set logscale x 2
 set logscale y 10
 set format y "10^{%T}"
 set ylabel "µs of a kernel that allocates and frees everything"
-set key outside right top vertical reverse Left
+set bmargin 5
+set key at screen 0.5, 0.03 center vertical reverse Left width 2 maxrows 1
 
 have(name) = int(system(sprintf("test -s '%s/warp-%s.csv' && echo 1 || echo 0", csv, name)))
 file(name) = sprintf("%s/warp-%s.csv", csv, name)
 allocators = "'warp heap' MAM CUDA 'warp direct' floor"
 
-# Columns: 1 allocator, 2 threads, 3 threads of a block, 4 requests of a thread, 5 bytes, 6 us.  Of rows with the same x
-# "smooth unique" takes the mean.
-is(name) = strcol(1) eq name
+# An allocator's rows.  Columns: 1 allocator, 2 threads, 3 threads of a block, 4 requests of a thread, 5 bytes, 6 us.  Of
+# rows with the same x "smooth unique" takes the mean.
+rows(name, test) = sprintf("< grep '^%s,' '%s'", name, file(test))
+rows_of(name, test, count) = sprintf("< awk -F, '$1 == \"%s\" && $4 == %s' '%s'", name, count, file(test))
 
 if (have("size")) {
   set output sprintf("%s/warp-size.svg", out)
   set title "16 requests of each of 64 threads"
   set xlabel "bytes of a request"
   set xtics ("16 B" 16, "64 B" 64, "256 B" 256, "1 KiB" 2**10, "8 KiB" 2**13)
-  plot for [i = 1:words(allocators)] file("size") using (is(word(allocators, i)) ? $5 : NaN):6 smooth unique \
+  plot for [i = 1:words(allocators)] rows(word(allocators, i), "size") using 5:6 smooth unique \
          with linespoints ls i title word(allocators, i)
 }
 
@@ -48,21 +50,21 @@ if (have("threads")) {
   set title "16 to 512 requests of 16 to 512 B a thread, the mean"
   set xlabel "threads"
   set xtics ("1" 1, "2^5" 2**5, "2^{10}" 2**10, "2^{16}" 2**16)
-  plot for [i = 1:words(allocators)] file("threads") using (is(word(allocators, i)) ? $2 : NaN):6 smooth unique \
+  plot for [i = 1:words(allocators)] rows(word(allocators, i), "threads") using 2:6 smooth unique \
          with linespoints ls i title word(allocators, i)
 }
 
 if (have("blocks")) {
   set output sprintf("%s/warp-blocks.svg", out)
   set multiplot layout 1,3 title "Requests of 16 B in blocks of 1024 threads"
-  set key top left
   set xlabel "blocks"
   set xtics ("1" 1, "16" 16, "512" 512)
+  set yrange [1:100000]
   do for [n in "1 16 128"] {
     set title sprintf("%s of each thread", n)
-    plot for [i = 1:words(allocators)] file("blocks") \
-           using (is(word(allocators, i)) && $4 == int(n) ? $2 / 1024 : NaN):6 smooth unique \
+    plot for [i = 1:words(allocators)] rows_of(word(allocators, i), "blocks", n) using ($2 / 1024):6 smooth unique \
            with linespoints ls i title n eq "1" ? word(allocators, i) : ""
+    unset ylabel
   }
   unset multiplot
 }
