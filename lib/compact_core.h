@@ -8,9 +8,9 @@
  * type, from the last page of the heap to the first, and merges: of r candidates, the first B = r/(n+1) are sources,
  * and the i-th source's objects go to free chunks of the targets i + B, i + 2B .. i + nB, of which the last is filled
  * first, so that what is left of the heap is at its beginning.  They always fit: n targets have n/(n+1) of a span free.
- * A compaction's n may grow from pass to pass: as long as many candidates are nearly empty, one into one takes most away.
- * Of at most n candidates (the paper leaves them) those that are not needed to hold all objects become sources, and all
- * others their targets.
+ * A compaction's n may grow from pass to pass: as long as many candidates are nearly empty, one into one takes most
+ * away. Of at most n candidates (the paper leaves them) those that are not needed to hold all objects become sources,
+ * and all others their targets.
  *
  * An object that was moved leaves its new address where it was.  Its old span keeps its usage words until the end of
  * the compaction, so that an address in it tells what became of it; the bits of its pages in the map of moved pages are
@@ -163,8 +163,9 @@ MAM_INLINE struct mam_seen mam_group_look(const struct mam_compact *compact, mam
 }
 
 /* Adds what a team saw to the counts. */
-MAM_INLINE void mam_compact_count(struct mam_team team, struct mam_compact *compact, mam_u64 numbers, mam_u64 sizes) {
-  struct mam_compact_found *counts = &compact->counts;
+MAM_INLINE void mam_compact_count(struct mam_team team, const struct mam_compact *compact, mam_u64 numbers,
+                                  mam_u64 sizes) {
+  struct mam_compact_found *counts = &compact->state->counts;
   numbers = mam_team_sum(team, numbers);
   sizes = mam_team_sum(team, sizes);
   if (team.rank != 0 || numbers == 0)
@@ -177,10 +178,10 @@ MAM_INLINE void mam_compact_count(struct mam_team team, struct mam_compact *comp
 }
 
 /* Lists the spans with pointers that a team saw. */
-MAM_INLINE void mam_compact_list(struct mam_team team, struct mam_compact *compact, mam_u32 number,
+MAM_INLINE void mam_compact_list(struct mam_team team, const struct mam_compact *compact, mam_u32 number,
                                  mam_u32 with_pointers) {
   mam_u32 total, at = mam_team_scan(team, mam_ones_u32(with_pointers), &total);
-  mam_u64 base = team.rank == 0 && total != 0 ? mam_add_relaxed_u32(&compact->span_count, total) : 0;
+  mam_u64 base = team.rank == 0 && total != 0 ? mam_add_relaxed_u32(&compact->state->span_count, total) : 0;
   at += (mam_u32)mam_team_sum(team, base);
   MAM_LOOP
   for (; with_pointers != 0; with_pointers &= with_pointers - 1)
@@ -193,7 +194,7 @@ MAM_INLINE mam_u32 *mam_compact_sum_at(const struct mam_compact *compact, mam_u3
 }
 
 /* Finds and counts the candidates of a tile; with_spans: lists spans with pointers too. */
-MAM_INLINE void mam_tile_look(struct mam_team team, struct mam_compact *compact, mam_u32 n, mam_u32 tile,
+MAM_INLINE void mam_tile_look(struct mam_team team, const struct mam_compact *compact, mam_u32 n, mam_u32 tile,
                               int with_spans) {
   MAM_LOOP
   for (mam_u32 group = team.rank; group < MAM_COMPACT_GROUPS; group += team.count) {
@@ -214,7 +215,7 @@ MAM_INLINE void mam_tile_look(struct mam_team team, struct mam_compact *compact,
 }
 
 /* Makes counts sums, writes where each type begins, and says what was found.  One team for all. */
-MAM_INLINE void mam_compact_sum(struct mam_team team, struct mam_compact *compact) {
+MAM_INLINE void mam_compact_sum(struct mam_team team, const struct mam_compact *compact) {
   mam_u32 count = compact->types * compact->tiles, each = (count + team.count - 1) / team.count, sum = 0, total;
   MAM_LOOP
   for (mam_u32 i = team.rank * each; i < (team.rank + 1) * each && i < count; i++)
@@ -224,19 +225,17 @@ MAM_INLINE void mam_compact_sum(struct mam_team team, struct mam_compact *compac
   for (mam_u32 i = team.rank * each; i < (team.rank + 1) * each && i < count; i++) {
     mam_u32 here = compact->sums[i];
     if (i % compact->tiles == 0)
-      compact->starts[i / compact->tiles] = sum;
+      compact->state->starts[i / compact->tiles] = sum;
     compact->sums[i] = sum;
     sum += here;
   }
   if (team.rank == 0) {
     const struct mam_compact_found none = {0, 0, 0, 0, 0};
-    compact->starts[compact->types] = total;
-    compact->found = compact->counts;
-    compact->passes += compact->done.merges != compact->merges_before;
-    compact->merges_before = compact->done.merges;
-    if (compact->looks++ == 0)
-      compact->found_first = compact->counts;
-    compact->counts = none;
+    compact->state->starts[compact->types] = total;
+    compact->state->found = compact->state->counts;
+    if (compact->state->looks++ == 0)
+      compact->state->found_first = compact->state->counts;
+    compact->state->counts = none;
   }
 }
 
@@ -485,21 +484,21 @@ MAM_INLINE struct mam_merge mam_merge_few(struct mam_team team, const struct mam
 /* One of the merges of a pass, by its number among those of all types, and adds what it did to *sum; 0 if there are
  * fewer. */
 MAM_INLINE int mam_compact_merge(struct mam_team team, const struct mam_compact *compact, struct mam_merge_room *room,
-                                 mam_u32 number, struct mam_compact_done *sum) {
+                                 mam_u32 n, mam_u32 number, struct mam_compact_done *sum) {
   mam_u32 type = 0, candidates = 0;
   MAM_LOOP
   for (; type < compact->types; type++) {
-    candidates = compact->starts[type + 1] - compact->starts[type];
-    mam_u32 count = mam_merge_count(candidates, compact->n);
+    candidates = compact->state->starts[type + 1] - compact->state->starts[type];
+    mam_u32 count = mam_merge_count(candidates, n);
     if (number < count)
       break;
     number -= count;
   }
   if (type == compact->types)
     return 0;
-  const mam_u32 *order = compact->order + compact->starts[type];
-  struct mam_merge merge = candidates > compact->n ? mam_merge_of(candidates, compact->n, number)
-                                                   : mam_merge_few(team, compact, order, candidates);
+  const mam_u32 *order = compact->order + compact->state->starts[type];
+  struct mam_merge merge =
+      candidates > n ? mam_merge_of(candidates, n, number) : mam_merge_few(team, compact, order, candidates);
   mam_u32 done = 0, merged = 0, pages = 0, words = merge.targets * MAM_PAGE_WORDS;
   mam_u32 room_for = merge.sources == 0 ? 0 : mam_merge_begin(team, compact, room, order, merge);
   MAM_LOOP
@@ -518,6 +517,13 @@ MAM_INLINE int mam_compact_merge(struct mam_team team, const struct mam_compact 
   sum->pages += pages;
   mam_team_sync(team); /* the room is free for the next */
   return 1;
+}
+
+/* The n of the next pass after one with n that took merges of so many spans away; 0 if there is to be none. */
+MAM_INLINE mam_u32 mam_next_n(mam_u32 n, mam_u32 n_last, mam_u64 merges, mam_u64 spans) {
+  if (n == n_last)
+    return merges != 0 ? n : 0;
+  return merges * MAM_COMPACT_LITTLE > spans ? n : n + 1;
 }
 
 /* ---- Pointers ---- */
@@ -587,22 +593,27 @@ MAM_INLINE void mam_span_rewrite(struct mam_team team, const mam_heap *heap, con
     return;
   const struct mam_type_info *type = &compact->control->types[mam_kind_type(mam_word_class(words[0])) - 1];
   mam_u64 objects = mam_area_address(place.area, place.page), bytes = mam_class_bytes(type->kind);
+  mam_u32 count = type->pointer_count, pairs = count * mam_word_span_words(words[0]);
   MAM_LOOP
-  for (mam_u32 bit = team.rank; bit < 32; bit += team.count)
+  for (mam_u32 bit = team.rank; bit < 32; bit += team.count) {
+    mam_u32 word = 0, pointer = 0; /* all pointers of an object before those of the next word's: they are close */
     MAM_LOOP
-  for (mam_u32 pointer = 0; pointer < type->pointer_count; pointer++) {
-    mam_u64 *at[MAM_COMPACT_BATCH];
-    struct mam_addresses addresses;
-    MAM_UNROLL
-    for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++) {
-      at[i] = (mam_u64 *)(objects + (32 * i + bit) * bytes) + type->pointers[pointer];
-      addresses.old[i] = (words[i] >> bit & 1) != 0 ? *at[i] : 0;
+    for (mam_u32 done = 0; done < pairs; done += MAM_COMPACT_BATCH) {
+      mam_u64 *at[MAM_COMPACT_BATCH];
+      struct mam_addresses addresses;
+      MAM_UNROLL
+      for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++) {
+        at[i] = (mam_u64 *)(objects + (32 * word + bit) * bytes) + type->pointers[pointer];
+        addresses.old[i] = done + i < pairs && (words[word] >> bit & 1) != 0 ? *at[i] : 0;
+        pointer = pointer + 1 < count ? pointer + 1 : 0;
+        word += pointer == 0 && word + 1 < MAM_PAGE_WORDS;
+      }
+      mam_addresses_forward(heap, &addresses);
+      MAM_UNROLL
+      for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++)
+        if (addresses.now[i] != addresses.old[i])
+          *at[i] = addresses.now[i];
     }
-    mam_addresses_forward(heap, &addresses);
-    MAM_UNROLL
-    for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++)
-      if (addresses.now[i] != addresses.old[i])
-        *at[i] = addresses.now[i];
   }
 }
 
@@ -618,6 +629,65 @@ MAM_INLINE void mam_roots_rewrite(const mam_heap *heap, mam_u64 *roots, mam_u64 
   for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++)
     if (addresses.now[i] != addresses.old[i])
       roots[first + i * count] = addresses.now[i];
+}
+
+/* ---- Lists of objects ----
+ *
+ * The spans of a type in spans, tile by tile as they come; and in order, for each, how many objects come before. */
+
+MAM_INLINE void mam_tile_list(struct mam_team team, const struct mam_compact *compact, mam_u32 tile) {
+  MAM_LOOP
+  for (mam_u32 group = team.rank; group < MAM_COMPACT_GROUPS; group += team.count) {
+    mam_u32 number = tile * MAM_COMPACT_TILE + group * MAM_COMPACT_GROUP, begins = 0, live = 0, spans, objects;
+    struct mam_place place = mam_compact_place(compact, number);
+    mam_u32 fills[MAM_COMPACT_GROUP];
+    MAM_UNROLL
+    for (mam_u32 i = 0; i < MAM_COMPACT_GROUP; i++) {
+      mam_u32 page = place.page + i, entry = 0;
+      if (page < place.area.page_count)
+        entry = mam_area_entries(place.area)[page];
+      fills[i] = 0;
+      if (entry >> MAM_ENTRY_TYPE_SHIFT == compact->object_type && mam_typed_span_at(place.area, page, entry) != 0)
+        fills[i] = mam_span_fill(mam_span_words_at(place.area, page)).live;
+      begins |= (mam_u32)(fills[i] != 0) << i;
+      live += fills[i];
+    }
+    mam_u32 at = mam_team_scan(team, mam_ones_u32(begins), &spans), before = mam_team_scan(team, live, &objects);
+    mam_u64 base = 0;
+    if (team.rank == 0 && spans != 0) {
+      base = mam_add_relaxed_u32(&compact->state->span_count, spans);
+      base |= (mam_u64)mam_add_relaxed_u32(&compact->state->object_count, objects) << 32;
+    }
+    base = mam_team_sum(team, base);
+    at += (mam_u32)base;
+    before += (mam_u32)(base >> 32);
+    MAM_UNROLL
+    for (mam_u32 i = 0; i < MAM_COMPACT_GROUP; i++)
+      if (fills[i] != 0) {
+        compact->spans[at] = number + i;
+        compact->order[at++] = before;
+        before += fills[i];
+      }
+  }
+}
+
+/* Writes the addresses of the objects of the span at that place in the list. */
+MAM_INLINE void mam_span_list(struct mam_team team, const struct mam_compact *compact, mam_u32 span) {
+  struct mam_place place = mam_compact_place(compact, compact->spans[span]);
+  const mam_u64 *words = mam_span_words_at(place.area, place.page);
+  mam_u64 address = mam_area_address(place.area, place.page), bytes = mam_class_bytes(mam_word_class(words[0]));
+  mam_u64 before = compact->order[span];
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++) {
+    mam_u32 bits = (mam_u32)words[i];
+    MAM_LOOP
+    for (mam_u32 bit = team.rank; bit < 32; bit += team.count) {
+      mam_u64 at = before + mam_ones_u32(bits & ((1u << bit) - 1));
+      if ((bits >> bit & 1) != 0 && at < compact->object_room)
+        compact->objects[at] = address + (32 * i + bit) * bytes;
+    }
+    before += mam_ones_u32(bits);
+  }
 }
 
 /* ---- The end ---- */

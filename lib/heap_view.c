@@ -37,6 +37,13 @@ static void settle_parks(struct heap_view *view) {
   }
 }
 
+/* Words of the page map of a copy that are kept for long runs are free. */
+static void give_kept_back(const struct mam_area *area) {
+  for (mam_u32 i = 0; i < mam_area_map_words(*area); i++)
+    if ((mam_area_kept(*area)[i >> 6] >> (i & 63) & 1) == 0)
+      mam_area_pages(*area)[i] = 0;
+}
+
 /* Ends a span of a copy that begins at a page if it is empty: one that was left to a slot. */
 static void end_if_empty(const struct mam_area *area, mam_u32 page) {
   mam_u64 *words = &area->words[(size_t)page * MAM_PAGE_WORDS];
@@ -53,6 +60,8 @@ static void end_if_empty(const struct mam_area *area, mam_u32 page) {
 void heap_view_settle(struct heap_view *view) {
   const mam_heap *heap = &view->control->heap;
   view->held_count = view->held_bytes = 0;
+  for (mam_u32 i = 0; i < view->count; i++)
+    give_kept_back(&view->areas[i]);
   for (mam_u32 i = 0; i < view->count; i++)
     for (mam_u32 page = 0; page < view->areas[i].page_count; page++) {
       mam_u64 word = view->areas[i].words[(size_t)page * MAM_PAGE_WORDS];

@@ -137,11 +137,10 @@ static double fragmentation(mam_u32 type, mam_u32 *spans, mam_u32 *used) {
   return *spans == 0 ? 0 : level / *spans;
 }
 
-static unsigned compact_all(mam_u32 types, mam_u32 n) {
-  unsigned passes = 0;
-  struct mam_compact *compact = compact_model_open(model, types, n);
-  while (compact_model_pass(compact, passes == 0) != 0)
-    passes++;
+static unsigned compact_all(mam_u32 types, mam_u32 n_first, mam_u32 n_last) {
+  struct mam_compact *compact = compact_model_open(model, types, n_last);
+  compact->n_first = n_first;
+  unsigned passes = compact_model_passes(compact);
   compact_model_rewrite(compact);
   objects_forward();
   compact_model_close(compact);
@@ -215,7 +214,7 @@ START_TEST(objects_survive_and_the_bound_holds) {
     objects_thin(levels[level]);
     pointers_note();
     (void)fragmentation(1, &before, &used);
-    unsigned passes = compact_all(1, n);
+    unsigned passes = compact_all(1, _i % 2 == 0 ? 1 : n, n);
     objects_check();
     double left = fragmentation(1, &spans, &used);
     ck_assert_uint_eq(used, objects_live());
@@ -240,11 +239,11 @@ START_TEST(one_pass_removes_its_share_of_candidates) {
   pointers_note();
   struct mam_compact *compact = compact_model_open(model, 1, n);
   (void)fragmentation(1, &spans, &used);
-  mam_u64 merges = compact_model_pass(compact, true);
-  ck_assert_uint_eq(compact->found.spans, spans);
-  ck_assert_uint_eq(compact->found.live, used);
-  if (compact->found.candidates > n)
-    ck_assert_uint_eq(merges, compact->found.candidates / (n + 1));
+  mam_u64 merges = compact_model_pass(compact, compact->n_last, true);
+  ck_assert_uint_eq(compact->state->found.spans, spans);
+  ck_assert_uint_eq(compact->state->found.live, used);
+  if (compact->state->found.candidates > n)
+    ck_assert_uint_eq(merges, compact->state->found.candidates / (n + 1));
   else
     ck_assert_uint_gt(merges, 0);
   compact_model_rewrite(compact);
@@ -268,8 +267,7 @@ START_TEST(addresses_inside_an_object_follow_it) {
     inside[i] = objects[i] == NULL ? NULL : (char *)objects[i] + i % 112;
   struct mam_compact *compact = compact_model_open(model, 1, 2);
   mam_u32 moved = 0;
-  while (compact_model_pass(compact, true) != 0)
-    continue;
+  (void)compact_model_passes(compact);
   for (mam_u32 i = 0; i < object_count; i++)
     if (inside[i] != NULL) {
       char *now = (char *)mam_forwarded(&heap, (mam_u64)inside[i]);
@@ -305,9 +303,7 @@ START_TEST(types_and_untyped_blocks_do_not_mix) {
   pointers_note();
   struct mam_compact *compact = compact_model_open(model, 2, 1);
   mam_heap heap = model->control->heap;
-  unsigned passes = 0;
-  while (compact_model_pass(compact, passes == 0) != 0)
-    passes++;
+  (void)compact_model_passes(compact);
   compact_model_rewrite(compact);
   objects_forward();
   mam_u32 moved = 0;
@@ -340,7 +336,7 @@ START_TEST(other_pointers_stay) {
       object_free(i);
     }
   struct mam_compact *compact = compact_model_open(model, 1, 1);
-  ck_assert_uint_gt(compact_model_pass(compact, true), 0);
+  ck_assert_uint_gt(compact_model_pass(compact, compact->n_last, true), 0);
   for (mam_u32 i = 0; i < object_count; i++)
     REQUIRE(mam_forwarded(&heap, gone[i]) == gone[i]);
   ck_assert_uint_eq(mam_forwarded(&heap, 0), 0);
@@ -359,7 +355,7 @@ START_TEST(later_superblocks_become_empty) {
   ck_assert_uint_gt(heap_model_free_pages(model), 0);
   objects_thin(30);
   pointers_note();
-  (void)compact_all(1, 1);
+  (void)compact_all(1, 1, 1);
   objects_check();
   (void)fragmentation(1, &spans, &used);
   struct mam_area last = model->control->superblocks[1];
@@ -392,7 +388,7 @@ START_TEST(parts_of_spans_take_part) {
   for (mam_u32 percent = 90; percent > 10; percent -= 20) {
     objects_thin(percent);
     pointers_note();
-    (void)compact_all(1, 2);
+    (void)compact_all(1, 1, 2);
     objects_check();
     (void)fragmentation(1, &spans, &used);
     ck_assert_uint_eq(used, objects_live());
@@ -410,7 +406,7 @@ START_TEST(frees_of_moved_objects_are_refused) {
   pointers_note();
   memcpy(before, objects, object_count * sizeof *before);
   struct mam_compact *compact = compact_model_open(model, 1, 1);
-  ck_assert_uint_gt(compact_model_pass(compact, true), 0);
+  ck_assert_uint_gt(compact_model_pass(compact, compact->n_last, true), 0);
   compact_model_rewrite(compact);
   objects_forward();
   for (mam_u32 i = 0; i < object_count; i++)
@@ -426,6 +422,31 @@ START_TEST(frees_of_moved_objects_are_refused) {
 }
 END_TEST
 
+/* A list has every object of its type once, and lasts no longer than its room. */
+START_TEST(objects_are_listed) {
+  static mam_u64 listed[OBJECTS_MOST + 1];
+  mam_type type = compact_model_type(model, 1, 80, 2, object_pointers);
+  mam_type other = compact_model_type(model, 2, 80, 0, NULL);
+  void *stranger;
+  objects_create(type, 80, 20000);
+  objects_thin(35);
+  REQUIRE(heap_model_malloc_kind(model, other, 0, 1, &stranger) == 1);
+  for (int short_of_room = 0; short_of_room < 2; short_of_room++) {
+    struct mam_compact *compact = compact_model_open(model, 2, 1);
+    mam_u32 live = objects_live(), room = short_of_room ? 100 : OBJECTS_MOST;
+    memset(listed, 0, sizeof listed);
+    ck_assert_uint_eq(compact_model_list(compact, 1, listed, room), live);
+    for (mam_u32 i = 0; i < live && i < room; i++) {
+      mam_u32 number = (mam_u32)((struct object *)listed[i])->number;
+      REQUIRE(number < object_count && (mam_u64)objects[number] == listed[i]);
+      REQUIRE(i == 0 || listed[i] > listed[i - 1]);
+    }
+    ck_assert_uint_eq(listed[live < room ? live : room], 0);
+    compact_model_close(compact);
+  }
+}
+END_TEST
+
 /* After a compaction objects come and go as before. */
 START_TEST(the_heap_works_on_after_it) {
   mam_type type = compact_model_type(model, 1, 48, 2, object_pointers);
@@ -433,7 +454,7 @@ START_TEST(the_heap_works_on_after_it) {
   for (int round = 0; round < 20; round++) {
     objects_thin(30 + random_below(60));
     pointers_note();
-    (void)compact_all(1, 1 + random_below(5));
+    (void)compact_all(1, 1, 1 + random_below(5));
     objects_check();
     for (mam_u32 i = 0; i < object_count; i++)
       if (objects[i] == NULL && random_below(2) == 0) {
@@ -464,6 +485,7 @@ int main(void) {
   tcase_add_test(heap, other_pointers_stay);
   tcase_add_test(heap, later_superblocks_become_empty);
   tcase_add_test(heap, parts_of_spans_take_part);
+  tcase_add_test(heap, objects_are_listed);
   tcase_add_test(heap, frees_of_moved_objects_are_refused);
   tcase_add_test(heap, the_heap_works_on_after_it);
   suite_add_tcase(suite, heap);

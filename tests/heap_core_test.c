@@ -229,6 +229,58 @@ START_TEST(a_heap_grows_while_it_is_full) {
 }
 END_TEST
 
+/* ---- Long runs in a lazy heap ---- */
+
+/* Which of the runs each page is in, by their numbers from 1 on; 0: none. */
+static unsigned short owners[64 * MIB / MAM_PAGE_BYTES];
+
+static void own(const void *run, size_t pages, unsigned short from, unsigned short to) {
+  size_t first = ((mam_u64)(uintptr_t)run - model->control->heap.base) / MAM_PAGE_BYTES;
+  for (size_t page = first; page < first + pages; page++) {
+    if (owners[page] != from)
+      ck_abort_msg("page %zu is in run %u, not in %u", page, owners[page], from);
+    owners[page] = to;
+  }
+}
+
+START_TEST(long_runs_of_a_lazy_heap_are_apart_and_come_back) {
+  enum { RUNS = 40, STEPS = 20000 };
+  struct {
+    void *address;
+    size_t pages;
+  } runs[RUNS] = {{NULL, 0}};
+  memset(owners, 0, sizeof owners);
+  model = heap_model_create(64 * MIB, 8);
+  heap_model_make_lazy(model);
+  unsigned served = 0;
+  for (unsigned step = 0; step < STEPS; step++) {
+    unsigned i = random_below(RUNS);
+    if (runs[i].address != NULL) {
+      own(runs[i].address, runs[i].pages, (unsigned short)(i + 1), 0);
+      ck_assert(heap_model_free(model, runs[i].address));
+      runs[i].address = NULL;
+      continue;
+    }
+    runs[i].pages = 1 + random_below(1u << (4 + random_below(step < STEPS / 2 ? 7 : 10)));
+    runs[i].address = heap_model_malloc(model, runs[i].pages * MAM_PAGE_BYTES, step % 8);
+    if (runs[i].address != NULL)
+      own(runs[i].address, runs[i].pages, 0, (unsigned short)(i + 1));
+    served += runs[i].address != NULL;
+  }
+  ck_assert_uint_gt(served, STEPS / 4);
+  for (unsigned i = 0; i < RUNS; i++)
+    if (runs[i].address != NULL)
+      ck_assert(heap_model_free(model, runs[i].address));
+  if (_i != 0) {
+    unsigned count = fill(256);
+    ck_assert_double_ge((double)count * 256, 0.97 * 64 * MIB);
+    free_all(count);
+  }
+  void *all = heap_model_malloc(model, (size_t)model->control->superblocks[0].page_count * MAM_PAGE_BYTES, 0);
+  ck_assert_ptr_nonnull(all);
+}
+END_TEST
+
 /* ---- Random operations beside a model ---- */
 
 struct live {
@@ -285,7 +337,7 @@ int main(void) {
   Suite *suite = suite_create("heap_core");
   TCase *tests = tcase_create("core");
   tcase_add_checked_fixture(tests, set_up, tear_down);
-  tcase_set_timeout(tests, 20);
+  tcase_set_timeout(tests, 60);
   tcase_add_test(tests, classes_hold_what_is_asked_for_and_little_more);
   tcase_add_test(tests, chunks_are_found_from_every_byte_of_a_span);
   tcase_add_test(tests, spans_are_whole_pages_of_whole_chunks);
@@ -298,6 +350,7 @@ int main(void) {
   tcase_add_loop_test(tests, pages_of_one_size_serve_another, 0, 2);
   tcase_add_test(tests, the_largest_run_is_the_superblock);
   tcase_add_test(tests, a_heap_grows_while_it_is_full);
+  tcase_add_loop_test(tests, long_runs_of_a_lazy_heap_are_apart_and_come_back, 0, 2);
   tcase_add_loop_test(tests, random_operations_keep_every_block_whole, 0, 2);
   suite_add_tcase(suite, tests);
   return run_suite(suite);

@@ -137,6 +137,10 @@ END_TEST
 START_TEST(threads_ask_for_runs_of_pages_too) { run_threads((size_t)16 * MIB, 17, _i != 0); }
 END_TEST
 
+/* Of which whole words of the page map are kept. */
+START_TEST(threads_ask_for_long_runs) { run_threads((size_t)64 * MIB, 20, true); }
+END_TEST
+
 int main(void) {
   Suite *suite = suite_create("heap threads");
   TCase *tests = tcase_create("threads");
@@ -144,6 +148,7 @@ int main(void) {
   tcase_add_loop_test(tests, threads_share_a_roomy_heap, 0, 2);
   tcase_add_loop_test(tests, threads_share_a_heap_that_is_always_full, 0, 2);
   tcase_add_loop_test(tests, threads_ask_for_runs_of_pages_too, 0, 2);
+  tcase_add_test(tests, threads_ask_for_long_runs);
   suite_add_tcase(suite, tests);
   return run_suite(suite);
 }

@@ -832,6 +832,61 @@ START_TEST(pool_is_in_use_while_it_grows) {
 }
 END_TEST
 
+/* What is free in whole pieces moves to where a block fits, so that the pool takes no more than it needed before. */
+START_TEST(pool_with_holes_holds_no_more_than_was_used) {
+  struct pool_config config = elastic_64_mib;
+  config.limit_bytes = 512 * MIB;
+  open_elastic(&config);
+  char *row = malloc_row(4, 32 * MIB);
+  must_free(row), must_free(row + 64 * MIB);
+  must_malloc(40 * MIB);
+  ck_assert_uint_eq(imaginary.taken_bytes, 128 * MIB);
+  ck_assert_uint_eq(info_now().used_bytes, 104 * MIB);
+  must_malloc(64 * MIB); /* less is free than that */
+  ck_assert_uint_eq(imaginary.taken_bytes, 192 * MIB);
+}
+END_TEST
+
+enum { WAITERS = 4 };
+static pthread_t waiters[WAITERS];
+static unsigned map_calls;
+
+static void count_map(void) { map_calls++; }
+
+static void *malloc_8_mib(void *unused) {
+  void *address;
+  (void)unused;
+  return pool_malloc(pool, POOL_ANY_ID, 8 * MIB, NULL, &address) == cudaSuccess ? address : NULL;
+}
+
+/* Returns when all of them wait for the growth that this is in the middle of. */
+static void let_others_wait(void) {
+  size_t wanted_bytes = 0;
+  imaginary.on_map = count_map;
+  for (int i = 0; i < WAITERS; i++)
+    ck_assert_int_eq(pthread_create(&waiters[i], NULL, malloc_8_mib, NULL), 0);
+  while (wanted_bytes < WAITERS * 8 * MIB) {
+    pthread_mutex_lock(&pool->lock);
+    wanted_bytes = pool->wanted_bytes;
+    pthread_mutex_unlock(&pool->lock);
+  }
+}
+
+START_TEST(threads_that_wait_for_a_growth_share_the_next) {
+  void *address;
+  open_elastic(&elastic_64_mib);
+  imaginary.on_map = let_others_wait;
+  must_malloc(8 * MIB);
+  for (int i = 0; i < WAITERS; i++) {
+    ck_assert_int_eq(pthread_join(waiters[i], &address), 0);
+    ck_assert_ptr_nonnull(address);
+  }
+  /* In four pieces each: the first growth, of which one call came before they were counted, and one for all others. */
+  ck_assert_uint_eq(map_calls, 3 + 4);
+  ck_assert_uint_eq(imaginary.taken_bytes, (1 + WAITERS) * 8 * MIB);
+}
+END_TEST
+
 START_TEST(pool_is_in_use_while_it_is_trimmed) {
   open_elastic(&elastic_64_mib);
   char *row = malloc_row(5, MIB); /* one more is free */
@@ -1159,6 +1214,8 @@ int main(void) {
   tcase_add_loop_test(tests, refused_mapping_changes_nothing, 0, 4);
   tcase_add_test(tests, mapping_that_fails_otherwise_says_so);
   tcase_add_test(tests, pool_is_in_use_while_it_grows);
+  tcase_add_test(tests, pool_with_holes_holds_no_more_than_was_used);
+  tcase_add_test(tests, threads_that_wait_for_a_growth_share_the_next);
   tcase_add_test(tests, pool_is_in_use_while_it_is_trimmed);
   tcase_add_test(tests, trim_gives_back_the_tail_and_what_is_between);
   tcase_add_test(tests, trim_keeps_what_it_is_told_from_the_lowest_address_on);

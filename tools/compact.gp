@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-2-Clause
 # Draws what `mam-bench compact --csv DIR` measured, from the CSV alone, as SVG:
 #   gnuplot -e "csv='DIR'; out='DIR2'" tools/compact.gp
-# writes compact-passes.svg and compact-levels.svg (the paper's figure 3) and compact-forest.svg (as its figures 4 and
+# writes compact-passes.svg and compact-levels.svg (the paper's figure 3) and compact-particles.svg (as its figures 4 and
 # 5) to DIR2, each if its CSV is there.
 
 if (!exists("csv")) csv = "."
@@ -70,25 +70,25 @@ if (have("levels")) {
   unset title
 }
 
-# ---- The forest -----------------------------------------------------------------------------------------------------
+# ---- Particles ------------------------------------------------------------------------------------------------------
 
-if (have("forest") && have("forest-time")) {
-  set output sprintf("%s/compact-forest.svg", out)
-  list = numbers("forest")
-  set multiplot layout 1,2 title sprintf("A forest of 2048 x 2048 cells: %s", machine)
+if (have("particles") && have("particles-time")) {
+  set output sprintf("%s/compact-particles.svg", out)
+  list = numbers("particles")
+  set multiplot layout 1,2 title sprintf("Particles that come and go: %s", machine)
   eval key_shared
   set xlabel "step"
   set ylabel "MiB"
   set yrange [0:*]
-  plot for [i = 1:words(list)] n = int(word(list, i)) file("forest") using (int($1) == n ? $2 : NaN):($6 / 2**20) \
+  plot for [i = 1:words(list)] n = int(word(list, i)) file("particles") using (int($1) == n ? $2 : NaN):($5 / 2**20) \
          smooth unique with lines ls i title (n == 0 ? "pages, no compaction" : sprintf("n %d", n)), \
-       file("forest") using (int($1) == 0 ? $2 : NaN):($5 / 2**20) smooth unique with filledcurves y1=0 \
+       file("particles") using (int($1) == 0 ? $2 : NaN):($4 / 2**20) smooth unique with filledcurves y1=0 \
          lc rgb "#c9d6cf" title "in objects"
   unset key
   set xlabel "n (0: none)"
   set ylabel "ms"
   set boxwidth 0.6
   set style fill solid 0.8
-  plot file("forest-time") using 0:2:xtic(1) with boxes ls 1 notitle
+  plot file("particles-time") using 0:3:xtic(1) with boxes ls 1 notitle
   unset multiplot
 }

@@ -122,6 +122,27 @@ MAM_PTX_CAS(mam_cas_acq_rel_u64, "acq_rel", mam_u64, "b64", "l")
 MAM_PTX_CAS(mam_cas_between_fences_u64, "relaxed", mam_u64, "b64", "l")
 MAM_INLINE void mam_fence(void) { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
+/* The same, and a load, of which one in a row of several is perhaps not wanted: without a branch, so that all of them
+ * are under way at once.  What is not wanted answers as if it had succeeded, or otherwise. */
+MAM_INLINE mam_u64 mam_cas_between_fences_if_u64(int wanted, mam_u64 *word, mam_u64 expected, mam_u64 desired) {
+  mam_u64 old;
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %4, 0;\n\tmov.b64 %0, %2;\n\t"
+               "@p atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;\n\t}"
+               : "=&l"(old)
+               : "l"(mam_global(word)), "l"(expected), "l"(desired), "r"(wanted)
+               : "memory");
+  return old;
+}
+MAM_INLINE mam_u64 mam_load_relaxed_if_u64(int wanted, const mam_u64 *word, mam_u64 otherwise) {
+  mam_u64 value;
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %3, 0;\n\tmov.b64 %0, %2;\n\t"
+               "@p ld.relaxed.gpu.global.u64 %0, [%1];\n\t}"
+               : "=&l"(value)
+               : "l"(mam_global(word)), "l"(otherwise), "r"(wanted)
+               : "memory");
+  return value;
+}
+
 /* Of two threads that each change a word and then look at the other's, at least one sees the other's change: the one
  * with mam_fence_all between the two, the other with a look of this kind. */
 MAM_INLINE void mam_fence_all(void) { asm volatile("fence.sc.gpu;" ::: "memory"); }
@@ -233,6 +254,12 @@ MAM_HOST_CAS(mam_cas_between_fences_u64, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE, mam
 MAM_HOST_FETCH(mam_and_after_fence_u64, __atomic_fetch_and, __ATOMIC_ACQ_REL, mam_u64)
 MAM_HOST_FETCH(mam_exchange_after_fence_u64, __atomic_exchange_n, __ATOMIC_ACQ_REL, mam_u64)
 MAM_INLINE void mam_fence(void) {}
+MAM_INLINE mam_u64 mam_cas_between_fences_if_u64(int wanted, mam_u64 *word, mam_u64 expected, mam_u64 desired) {
+  return wanted ? mam_cas_between_fences_u64(word, expected, desired) : expected;
+}
+MAM_INLINE mam_u64 mam_load_relaxed_if_u64(int wanted, const mam_u64 *word, mam_u64 otherwise) {
+  return wanted ? mam_load_relaxed_u64(word) : otherwise;
+}
 MAM_INLINE void mam_fence_all(void) {}
 /* All changes of one word have an order that all agree on: a look that is one of them is ordered too. */
 MAM_INLINE mam_u32 mam_look_after_change_u32(mam_u32 *word) { return mam_add_acq_rel_u32(word, 0); }

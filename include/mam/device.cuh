@@ -206,16 +206,18 @@ MAM_INLINE void *mam_malloc_more(const mam_heap &heap, mam_u32 wanted, mam_u32 s
 MAM_INLINE void *mam_malloc_kind(const mam_heap &heap, mam_u32 home, mam_u32 kind, mam_u32 number, mam_u32 shift,
                                  mam_u32 multiple) {
   mam_u32 chunks_log2 = mam_span_chunks_log2(heap.chunks, shift);
-  mam_u32 group = __match_any_sync(__activemask(), kind), count = mam_ones_u32(group);
+  mam_u32 active = __activemask(), group = __match_any_sync(active, kind), count = mam_ones_u32(group);
   mam_u32 slot = number * heap.slot_count + mam_slot_here(heap, home), wanted = MAM_REST_WHOLE, prior = MAM_NO_PAGE;
+  /* All groups at once, where they are too few for a whole span: an exchange in each group alone would take turns. */
+  active = __ballot_sync(active, count >> chunks_log2 == 0);
   if (count >> chunks_log2 == 0) {
     mam_u32 rank = mam_ones_u32(group & mam_lane_below());
     mam_u64 old = 0;
     if (rank == 0) /* acquire: as in mam_slot_take, of which this is the part that every kernel has */
       old = mam_add_acquire_u64(&heap.slots[slot], count);
-    old = __shfl_sync(group, old, (int)mam_lowest_u32(group));
+    old = __shfl_sync(active, old, (int)mam_lowest_u32(group));
     mam_u32 ticket = (mam_u32)(old & MAM_SLOT_TICKETS), mine = ticket + rank;
-    group = __ballot_sync(group, mine >> chunks_log2 != 0);
+    group &= __ballot_sync(active, mine >> chunks_log2 != 0);
     if (mine >> chunks_log2 == 0)
       return (void *)(mam_slot_address(old) + ((mam_u64)(mine * multiple) << (shift + 4)));
     wanted = (ticket <= 1u << chunks_log2 ? MAM_REST_REFILL : 0) | (mam_slot_is_dry(old) ? MAM_REST_DRY : 0);
@@ -281,6 +283,8 @@ MAM_INLINE mam_u32 mam_lanes_or(mam_u32 group, mam_u32 bits) {
 #endif
 }
 
+enum { MAM_FREE_GROUPS = 4 };
+
 static __device__ __forceinline__ void mam_free(mam_heap heap, void *block) {
   mam_u64 offset = (mam_u64)block - heap.base;
   mam_u32 entry = 0;
@@ -291,11 +295,14 @@ static __device__ __forceinline__ void mam_free(mam_heap heap, void *block) {
     return;
   }
   struct mam_bit bit = mam_bit_of(offset, entry);
-  mam_u32 group = __match_any_sync(__activemask(), bit.word);
-  __syncwarp(group); /* what the lanes wrote to their blocks comes before the first lane's release */
-  mam_u32 bits = mam_lanes_or(group, 1u << bit.bit);
-  if ((group & mam_lane_below()) != 0)
-    return;
+  mam_u32 active = __activemask(), group = __match_any_sync(active, bit.word), bits = 1u << bit.bit;
+  /* Groups take turns where each does something alone, so many small ones are better left. */
+  if (mam_ones_u32(__ballot_sync(active, (group & mam_lane_below()) == 0)) <= MAM_FREE_GROUPS) {
+    __syncwarp(active); /* what the lanes wrote to their blocks comes before the first lane's release */
+    bits = mam_lanes_or(group, bits);
+    if ((group & mam_lane_below()) != 0)
+      return;
+  }
   mam_u64 old = mam_and_release_u64(&heap.words[bit.word], ~(mam_u64)bits); /* release: as in mam_chunks_free */
   if (mam_word_wants_more(old, bits) || ((mam_u32)old & bits) != bits)
     MAM_OUT_OF_SIGHT(mam_free_more)(heap.control, heap.words, heap.page_count, bit.word, old, bits);

@@ -70,7 +70,7 @@ enum {
  * and into how many slots the warps of a multiprocessor are divided at most, as a base-2 logarithm. */
 #ifndef MAM_CHUNKS
 #define MAM_CHUNKS 0x012345678ull
-#define MAM_ROOMY_CHUNKS 0x345555888ull
+#define MAM_ROOMY_CHUNKS 0x345678888ull
 #define MAM_ROOMY_MIB 256
 #define MAM_SLOT_BYTES (352 << 10)
 #define MAM_ROOMY_SLOT_BYTES (448 << 10)
@@ -302,8 +302,11 @@ MAM_INLINE mam_u64 *mam_area_class(struct mam_area area, mam_u32 size_class) {
 MAM_INLINE mam_u64 *mam_area_moved(struct mam_area area) {
   return mam_area_class(area, mam_kind_of(0, 1)) + (mam_u64)MAM_HEAP_TYPES * mam_map_words(mam_area_class_words(area));
 }
+/* A map with a bit for each word of the page map: 0 if it is kept for long runs, see mam_kept_take. */
+MAM_INLINE mam_u32 mam_area_kept_words(struct mam_area area) { return (mam_area_map_words(area) + 63) >> 6; }
+MAM_INLINE mam_u64 *mam_area_kept(struct mam_area area) { return mam_area_moved(area) + mam_area_map_words(area); }
 MAM_INLINE mam_u16 *mam_area_entries(struct mam_area area) {
-  return (mam_u16 *)(mam_area_moved(area) + mam_area_map_words(area));
+  return (mam_u16 *)(mam_area_kept(area) + mam_map_words(mam_area_kept_words(area)));
 }
 MAM_INLINE mam_u16 *mam_area_rings(struct mam_area area) { return mam_area_entries(area) + area.page_count; }
 MAM_INLINE mam_u64 mam_area_address(struct mam_area area, mam_u32 page) {
@@ -406,26 +409,49 @@ MAM_OUTLINE void mam_pages_clear(struct mam_area area, mam_u32 index, mam_u64 bi
     mam_pages_returned(area);
 }
 
+/* Says of whole words of a map, from index on, that have just become 0, that they have zeros. */
+MAM_OUTLINE void mam_map_words_opened(mam_u64 *level, mam_u32 words, mam_u32 index, mam_u32 count) {
+  mam_u64 *second = level + words, *third = second + ((words + 63) >> 6);
+  MAM_LOOP
+  while (count != 0) {
+    mam_u32 from = index & 63, here = 64 - from < count ? 64 - from : count;
+    if (mam_and_acq_rel_u64(&second[index >> 6], ~mam_run_bits(here, from)) == MAM_FULL_WORD)
+      (void)mam_and_acq_rel_u64(&third[index >> 12], ~(1ull << (index >> 6 & 63)));
+    index += here;
+    count -= here;
+  }
+}
+
 MAM_OUTLINE void mam_pages_release(struct mam_area area, mam_u32 page, mam_u32 count) {
   MAM_LOOP
   while (count != 0) {
     mam_u32 from = page & 63, here = 64 - from < count ? 64 - from : count;
-    mam_pages_clear(area, page >> 6, mam_run_bits(here, from));
+    if (from == 0 && count >= 128) {
+      mam_u32 words = count >> 6;
+      here = words << 6;
+      MAM_LOOP
+      for (mam_u32 i = 0; i < words; i++) /* release: as in mam_pages_clear; nobody else changes these words */
+        (void)mam_exchange_release_u64(&mam_area_pages(area)[(page >> 6) + i], 0);
+      mam_map_words_opened(mam_area_pages(area), mam_area_map_words(area), page >> 6, words);
+      if (mam_returned_matters(area))
+        mam_pages_returned(area);
+    } else
+      mam_pages_clear(area, page >> 6, mam_run_bits(here, from));
     page += here;
     count -= here;
   }
 }
 
-/* Takes bits of a word of the page map if all of them are free. */
-MAM_OUTLINE int mam_pages_take_bits(struct mam_area area, mam_u32 index, mam_u64 bits) {
-  mam_u64 word = mam_load_relaxed_u64(&mam_area_pages(area)[index]);
+/* Takes bits of a word of a map if all of them are 0. */
+MAM_OUTLINE int mam_map_take(mam_u64 *level, mam_u32 count, mam_u32 index, mam_u64 bits) {
+  mam_u64 word = mam_load_relaxed_u64(&level[index]);
   MAM_LOOP
   for (int i = 0; i < MAM_RETRIES && (word & bits) == 0; i++) {
-    /* acquire: pairs with mam_pages_clear. */
-    mam_u64 seen = mam_cas_acquire_u64(&mam_area_pages(area)[index], word, word | bits);
+    /* acquire: pairs with mam_pages_clear and mam_kept_give. */
+    mam_u64 seen = mam_cas_acquire_u64(&level[index], word, word | bits);
     if (seen == word) {
-      if ((word | bits) == MAM_FULL_WORD)
-        mam_map_filled(mam_area_pages(area), mam_area_map_words(area), index);
+      if ((word | bits) == MAM_FULL_WORD && bits != MAM_FULL_WORD)
+        mam_map_filled(level, count, index);
       return 1;
     }
     word = seen;
@@ -445,15 +471,18 @@ MAM_INLINE mam_u32 mam_run_find(mam_u64 word, mam_u32 count) {
   return starts == 0 ? 64 : mam_lowest_u64(starts);
 }
 
-/* Takes a run of up to 64 pages that lies in one word of the page map, in the first word that has one from first on and
- * before last. */
-MAM_OUTLINE mam_u32 mam_run_take_short(const struct mam_area *area, mam_u32 count, mam_u32 first, mam_u32 last) {
+/* Takes up to 64 zeros in a row that lie in one word of a map, in the first word that has them from first on and before
+ * last.  Who took a word as a whole did not say so above: that is done here. */
+MAM_OUTLINE mam_u32 mam_map_take_run(mam_u64 *level, mam_u32 words, mam_u32 count, mam_u32 first, mam_u32 last) {
   mam_u32 tries = 0, index = first;
   MAM_LOOP
-  while ((index = mam_map_next(mam_area_pages(*area), mam_area_map_words(*area), index)) < last) {
-    mam_u32 from = mam_run_find(mam_load_relaxed_u64(&mam_area_pages(*area)[index]), count);
-    if (from != 64 && mam_pages_take_bits(*area, index, mam_run_bits(count, from)))
+  while ((index = mam_map_next(level, words, index)) < last) {
+    mam_u64 word = mam_load_relaxed_u64(&level[index]);
+    mam_u32 from = mam_run_find(word, count);
+    if (from != 64 && mam_map_take(level, words, index, mam_run_bits(count, from)))
       return (index << 6) + from;
+    if (word == MAM_FULL_WORD)
+      mam_map_filled(level, words, index);
     if (from == 64 || ++tries == MAM_RETRIES) {
       tries = 0;
       index++;
@@ -462,13 +491,53 @@ MAM_OUTLINE mam_u32 mam_run_take_short(const struct mam_area *area, mam_u32 coun
   return MAM_NO_PAGE;
 }
 
+/* The same of the page map. */
+MAM_INLINE mam_u32 mam_run_take_short(const struct mam_area *area, mam_u32 count, mam_u32 first, mam_u32 last) {
+  return mam_map_take_run(mam_area_pages(*area), mam_area_map_words(*area), count, first, last);
+}
+
+/* Takes whole words of a map from index on, as long as they are 0, up to count of them; returns how many.  Several at a
+ * time are under way.  It is not said above that they are full. */
+MAM_OUTLINE mam_u32 mam_map_take_words(mam_u64 *level, mam_u32 index, mam_u32 count) {
+  mam_u32 got = 0;
+  MAM_LOOP
+  while (got < count) {
+    mam_u32 here = count - got < 8 ? count - got : 8, failed = 0;
+    mam_u64 seen[8];
+    MAM_UNROLL
+    for (mam_u32 i = 0; i < 8; i++)
+      seen[i] = mam_cas_between_fences_if_u64(i < here, &level[index + got + i], 0, MAM_FULL_WORD);
+    MAM_UNROLL
+    for (mam_u32 i = 0; i < 8; i++)
+      failed |= (mam_u32)(seen[i] != 0) << i;
+    mam_fence(); /* acquire: pairs with mam_pages_clear and mam_kept_give */
+    mam_u32 good = failed == 0 ? here : mam_lowest_u32(failed);
+    MAM_LOOP
+    for (mam_u32 i = good + 1; i < here; i++) /* behind the first that was not to be had */
+      if ((failed >> i & 1) == 0)
+        (void)mam_exchange_release_u64(&level[index + got + i], 0);
+    got += good;
+    if (failed != 0)
+      break;
+  }
+  return got;
+}
+
 /* Takes as much of a run from page on as is free, up to count pages; returns how much. */
 MAM_INLINE mam_u32 mam_run_take_at(struct mam_area area, mam_u32 page, mam_u32 count) {
+  mam_u64 *map = mam_area_pages(area);
   mam_u32 got = 0;
   MAM_LOOP
   while (got < count) {
     mam_u32 from = (page + got) & 63, here = 64 - from < count - got ? 64 - from : count - got;
-    if (!mam_pages_take_bits(area, (page + got) >> 6, mam_run_bits(here, from)))
+    if (from == 0 && count - got >= 128) {
+      mam_u32 words = (count - got) >> 6, taken = mam_map_take_words(map, (page + got) >> 6, words);
+      got += taken << 6;
+      if (taken < words)
+        break;
+      continue;
+    }
+    if (!mam_map_take(map, mam_area_map_words(area), (page + got) >> 6, mam_run_bits(here, from)))
       break;
     got += here;
   }
@@ -543,6 +612,83 @@ struct mam_place {
   struct mam_area area;
   mam_u32 page;
 };
+
+/* ---- Kept words ----
+ *
+ * In a lazy heap the whole words of the page map that a long run of the first superblock had are kept when it is freed:
+ * the map of kept words has a 0 for each of them, so the next long run takes 64 words, 16 MiB, by one atomic operation.
+ */
+
+/* Keeps words of the page map that the caller owns. */
+MAM_OUTLINE void mam_kept_give(struct mam_area area, mam_u32 index, mam_u32 count) {
+  mam_u64 *level = mam_area_kept(area);
+  MAM_LOOP
+  while (count != 0) {
+    mam_u32 from = index & 63, here = 64 - from < count ? 64 - from : count;
+    /* release: what the pages' last users did comes before what their next ones do. */
+    (void)mam_and_release_u64(&level[index >> 6], ~mam_run_bits(here, from));
+    mam_map_words_opened(level, mam_area_kept_words(area), index >> 6, 1);
+    index += here;
+    count -= here;
+  }
+}
+
+/* Takes kept words, more than 64 in a row, in the words of their map from first on and before last. */
+MAM_OUTLINE mam_u32 mam_kept_take_long(const struct mam_area *area, mam_u32 count, mam_u32 first, mam_u32 last) {
+  mam_u64 *level = mam_area_kept(*area);
+  mam_u32 words = mam_area_kept_words(*area), whole = count >> 6, rest = count & 63;
+  MAM_LOOP
+  for (;;) {
+    first = mam_map_next(level, words, first);
+    if (first + whole + (rest != 0) > last)
+      return MAM_NO_PAGE;
+    mam_u32 got = mam_map_take_words(level, first, whole);
+    if (got == whole && (rest == 0 || mam_map_take(level, words, first + whole, mam_run_bits(rest, 0))))
+      return first << 6;
+    mam_kept_give(*area, first << 6, got << 6);
+    first += got + 1;
+  }
+}
+
+/* Takes kept words, so many in a row, best from index on. */
+MAM_OUTLINE mam_u32 mam_kept_take(const struct mam_area *area, mam_u32 count, mam_u32 index) {
+  mam_u64 *level = mam_area_kept(*area);
+  mam_u32 words = mam_area_kept_words(*area), place = index >> 6, found;
+  if (count > 64) {
+    found = mam_kept_take_long(area, count, place, words);
+    return found != MAM_NO_PAGE ? found : mam_kept_take_long(area, count, 0, words);
+  }
+  mam_u32 from = (index & 63) + count <= 64 ? index & 63 : 0;
+  mam_u64 bits = mam_run_bits(count, from);
+  mam_u64 old = mam_or_acquire_u64(&level[place], bits); /* pairs with mam_kept_give */
+  if ((old & bits) == 0)
+    return (place << 6) + from;
+  if ((bits & ~old) != 0)
+    (void)mam_and_release_u64(&level[place], old | ~bits);
+  found = mam_map_take_run(level, words, count, place, words);
+  return found != MAM_NO_PAGE ? found : mam_map_take_run(level, words, count, 0, place);
+}
+
+/* Gives all kept words back to the page map. */
+MAM_OUTLINE void mam_kept_flush(struct mam_area area) {
+  mam_u64 *level = mam_area_kept(area);
+  MAM_LOOP
+  for (mam_u32 i = 0; i < mam_area_kept_words(area); i++) {
+    if (mam_load_relaxed_u64(&level[i]) == MAM_FULL_WORD)
+      continue;
+    /* acquire: pairs with mam_kept_give */
+    mam_u64 kept = ~mam_exchange_acq_rel_u64(&level[i], MAM_FULL_WORD);
+    MAM_LOOP
+    while (kept != 0) {
+      mam_u32 from = mam_lowest_u64(kept);
+      mam_u64 rest = ~(kept >> from);
+      mam_u32 count = rest == 0 ? 64 : mam_lowest_u64(rest);
+      count = count < 64 - from ? count : 64 - from;
+      mam_pages_release(area, (i << 12) + (from << 6), count << 6);
+      kept &= ~mam_run_bits(count, from);
+    }
+  }
+}
 
 /* ---- Homes ----
  *
@@ -706,14 +852,15 @@ MAM_OUTLINE void mam_span_hint(struct mam_area area, mam_u32 page, mam_u32 size_
 /* Whether all words of a span are empty; header: their upper halves but for MAM_WORD_CHUNKS.  *last: the last one,
  * which alone may have fewer than 32 chunks. */
 MAM_INLINE int mam_span_empty(const mam_u64 *words, mam_u64 header, mam_u32 count, mam_u64 *last) {
-  mam_u64 differs = 0;
+  mam_u64 differs = 0, seen[4];
   MAM_LOOP
   for (mam_u32 i = 0; i < count && differs == 0; i += 4) {
     MAM_UNROLL /* so that the loads are under way together */
-        for (mam_u32 j = i; j < i + 4; j++) if (j < count) {
-      mam_u64 word = mam_load_relaxed_u64(&words[j]);
-      differs |= (word ^ header) & ~MAM_WORD_CHUNKS;
-      *last = word;
+        for (mam_u32 j = 0; j < 4; j++) seen[j] = mam_load_relaxed_if_u64(i + j < count, &words[i + j], header);
+    MAM_UNROLL
+    for (mam_u32 j = 0; j < 4; j++) {
+      differs |= (seen[j] ^ header) & ~MAM_WORD_CHUNKS;
+      *last = i + j < count ? seen[j] : *last;
     }
   }
   return differs == 0;
@@ -729,12 +876,16 @@ MAM_INLINE int mam_span_try_end(mam_u64 *words, mam_u64 header, mam_u32 count, m
   *again = 0;
   if (mam_cas_between_fences_u64(words, first, 0) != first)
     return 0;
-  MAM_UNROLL
-  for (mam_u32 i = 1; i < MAM_PAGE_WORDS; i++)
-    if (i < count) {
-      mam_u64 word = i + 1 == count ? last : full;
-      failed |= (mam_u32)(mam_cas_between_fences_u64(&words[i], word, 0) != word) << i;
-    }
+  MAM_LOOP
+  for (mam_u32 i = 1; i < count; i += 4) {
+    mam_u64 seen[4];
+    MAM_UNROLL
+    for (mam_u32 j = 0; j < 4; j++)
+      seen[j] = mam_cas_between_fences_if_u64(i + j < count, &words[i + j], i + j + 1 == count ? last : full, 0);
+    MAM_UNROLL
+    for (mam_u32 j = 0; j < 4; j++)
+      failed |= (mam_u32)(seen[j] != (i + j + 1 == count ? last : full)) << (i + j);
+  }
   /* What the chunks' users did, all of whom changed these words, comes before the release of the pages. */
   mam_fence();
   if (failed == 0)
@@ -790,6 +941,17 @@ enum {
   MAM_LEFT_STAMP = 32
 };
 
+enum { MAM_SPAN_ENDED = 0xffffffffu };
+
+/* Ends a span, one of whose words was seen to be empty, if they all are: MAM_SPAN_ENDED; else what is left to do. last:
+ * the word if it is the only one. */
+MAM_OUTLINE mam_u32 mam_span_end(mam_u64 *words, mam_u64 header, mam_u32 count, mam_u64 last) {
+  int again = 0;
+  if (count != 1 && !mam_span_empty(words, header, count, &last))
+    return 0;
+  return mam_span_try_end(words, header, count, last, &again) ? (mam_u32)MAM_SPAN_ENDED : again ? MAM_LEFT_AGAIN : 0;
+}
+
 /* Gives the pages of a span back that has ended.  After mam_fence: pairs with who takes them. */
 MAM_INLINE mam_u32 mam_span_pages_free(struct mam_area area, mam_u32 page, mam_u32 pages) {
   mam_u32 from = page & 63, left = 0;
@@ -814,12 +976,9 @@ MAM_OUTLINE mam_u32 mam_word_changed(struct mam_area area, mam_u32 word, mam_u64
     mam_u64 *words = &area.words[page * MAM_PAGE_WORDS], header = old & ~(MAM_FULL_WORD >> 24);
     mam_u64 last = old & ~(mam_u64)bits;
     mam_u32 count = mam_word_span_words(old);
-    int again = 0;
-    if ((count == 1 || mam_span_empty(words, header, count, &last)) &&
-        mam_span_try_end(words, header, count, last, &again))
+    left = MAM_OUT_OF_SIGHT(mam_span_end)(words, header, count, last);
+    if (left == MAM_SPAN_ENDED)
       return mam_span_pages_free(area, page, mam_word_span_pages(old));
-    if (again)
-      left = MAM_LEFT_AGAIN;
   }
   /* The look is what makes the hint cheap; it comes after the change of the usage word, whose old value decided to come
    * here. */
@@ -922,20 +1081,28 @@ MAM_OUTLINE void mam_sweep_word(struct mam_area area, mam_u32 index) {
     mam_span_watch(area, page);
 }
 
+/* A part has been swept: a word, or the kept ones.  acq_rel: all of that, for who relies on the mode. */
+MAM_INLINE void mam_swept(struct mam_heap_control *control) {
+  if (mam_add_acq_rel_u32(&control->sweep_done, 1) == mam_area_map_words(control->superblocks[0]))
+    (void)mam_exchange_acq_rel_u32(&control->mode, MAM_MODE_WATCHED);
+}
+
 /* Sweeps until there is a run of so many pages, or all has been swept; then waits a bounded time for others who sweep.
  */
 MAM_OUTLINE mam_u32 mam_sweep(struct mam_heap_control *control, mam_u32 count) {
   struct mam_area area = control->superblocks[0];
   mam_u32 words = mam_area_map_words(area), index;
-  (void)mam_cas_acq_rel_u32(&control->mode, MAM_MODE_LAZY, MAM_MODE_SWEEPING);
-  mam_fence_all(); /* pairs with mam_span_created */
+  int begins = mam_cas_acq_rel_u32(&control->mode, MAM_MODE_LAZY, MAM_MODE_SWEEPING) == MAM_MODE_LAZY;
+  mam_fence_all(); /* pairs with mam_span_created and mam_run_free */
+  if (begins) {
+    mam_kept_flush(area);
+    mam_swept(control);
+  }
   MAM_LOOP
   while (mam_load_relaxed_u32(&control->sweep_next) < words &&
          (index = mam_add_relaxed_u32(&control->sweep_next, 1)) < words) {
     mam_sweep_word(area, index);
-    /* acq_rel: all that was swept, for who relies on the mode */
-    if (mam_add_acq_rel_u32(&control->sweep_done, 1) + 1 == words)
-      (void)mam_exchange_acq_rel_u32(&control->mode, MAM_MODE_WATCHED);
+    mam_swept(control);
     mam_u32 page = count <= MAM_SPAN_PAGES ? mam_run_take_short(&area, count, index, index + 1) : MAM_NO_PAGE;
     if (page != MAM_NO_PAGE)
       return page;
@@ -1365,10 +1532,13 @@ MAM_OUTLINE mam_u64 mam_ring_take(mam_u64 *usage, const mam_u16 *rings, mam_u32 
   mam_u64 empty = mam_word_of(size_class, (mam_class_bytes(size_class) << chunks_log2) >> MAM_PAGE_SHIFT, words,
                               words > 1 ? 32 : 1u << chunks_log2);
   usage += page * MAM_PAGE_WORDS;
+  mam_u64 seen[MAM_PAGE_WORDS];
   MAM_UNROLL
   for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++)
-    if (i < words)
-      failed |= (mam_u32)(mam_cas_between_fences_u64(&usage[i], empty, empty | mam_word_full(empty)) != empty) << i;
+    seen[i] = mam_cas_between_fences_if_u64(i < words, &usage[i], empty, empty | mam_word_full(empty));
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++)
+    failed |= (mam_u32)(seen[i] != empty) << i;
   return (mam_u64)failed << 32 | page;
 }
 
@@ -1565,11 +1735,29 @@ MAM_INLINE void mam_failed(struct mam_heap_control *control, mam_u32 home, mam_u
   (void)mam_add_relaxed_u64(&control->failures[home % MAM_COUNTERS], count);
 }
 
+/* A long run of words that were kept. */
+MAM_OUTLINE mam_u32 mam_run_take_kept(struct mam_heap_control *control, const struct mam_area *area, mam_u32 pages) {
+  mam_u32 count = (pages + 63) >> 6, words = mam_area_map_words(*area);
+  if (count > words)
+    return MAM_NO_PAGE;
+  mam_u32 first = mam_kept_take(area, count, mam_add_relaxed_u32(&control->run_cursor, count) % words);
+  if (first == MAM_NO_PAGE)
+    return first;
+  if ((pages & 63) != 0)
+    mam_pages_clear(*area, first + (pages >> 6), mam_run_bits(64 - (pages & 63), pages & 63));
+  return first << 6;
+}
+
 /* A run of pages by all means: as in mam_claim_scarce, except that it is not remembered which are missing. */
 MAM_OUTLINE struct mam_place mam_run_claim(struct mam_heap_control *control, mam_u32 pages, mam_u32 home) {
   struct mam_place place;
   (void)mam_add_relaxed_u32(&control->opening[MAM_HEAP_KINDS], 1); /* others may get what is taken and given back */
-  place = MAM_OUT_OF_SIGHT(mam_pages_claim)(control, pages, home);
+  place.area = control->superblocks[0];
+  place.page = MAM_NO_PAGE;
+  if (pages > MAM_SPAN_PAGES && mam_load_relaxed_u32(&control->mode) == MAM_MODE_LAZY)
+    place.page = MAM_OUT_OF_SIGHT(mam_run_take_kept)(control, &place.area, pages);
+  if (place.page == MAM_NO_PAGE)
+    place = MAM_OUT_OF_SIGHT(mam_pages_claim)(control, pages, home);
   (void)mam_add_acq_rel_u32(&control->opening[MAM_HEAP_KINDS], ~0u);
   MAM_LOOP
   for (int i = 0;
@@ -1603,13 +1791,29 @@ MAM_OUTLINE mam_u64 mam_run_malloc(struct mam_heap_control *control, mam_u64 byt
 
 /* ---- Blocks ---- */
 
+/* Gives a long run back, of which whole words of the page map are kept. */
+MAM_OUTLINE void mam_run_keep(struct mam_heap_control *control, struct mam_area area, mam_u32 page, mam_u32 count) {
+  mam_u32 first = (page + 63) >> 6, last = (page + count) >> 6;
+  mam_pages_release(area, page, (first << 6) - page);
+  mam_kept_give(area, first, last - first);
+  mam_pages_release(area, last << 6, page + count - (last << 6));
+  /* Of this and of who begins to sweep, one sees what the other did. */
+  if (mam_look_after_change_u32(&control->mode) != MAM_MODE_LAZY)
+    mam_kept_flush(area);
+}
+
 /* Frees a request of whole pages; 0 if none begins at page. */
-MAM_OUTLINE int mam_run_free(struct mam_area area, mam_u32 page) {
+MAM_OUTLINE int mam_run_free(struct mam_heap_control *control, struct mam_area area, mam_u32 page) {
   mam_u64 *place = &area.words[page * MAM_PAGE_WORDS], word = mam_load_relaxed_u64(place);
+  mam_u32 count = (mam_u32)word;
   /* acq_rel: of two frees one ends it; what its user did comes before. */
   if (word >> 56 != MAM_CLASS_RUN || mam_cas_acq_rel_u64(place, word, 0) != word)
     return 0;
-  mam_pages_release(area, page, (mam_u32)word);
+  if (count >= 2 * MAM_SPAN_PAGES && mam_load_relaxed_u32(&control->mode) == MAM_MODE_LAZY &&
+      area.words == control->superblocks[0].words)
+    mam_run_keep(control, area, page, count);
+  else
+    mam_pages_release(area, page, count);
   return 1;
 }
 
@@ -1655,7 +1859,7 @@ MAM_OUTLINE mam_u64 mam_block_bytes(struct mam_heap_control *control, mam_u64 ad
 MAM_OUTLINE int mam_block_free(struct mam_heap_control *control, mam_u64 address) {
   struct mam_block block = mam_block_at(control, address);
   int freed = block.bytes == 0                ? 0
-              : block.bit.word == MAM_NO_PAGE ? mam_run_free(block.area, block.page)
+              : block.bit.word == MAM_NO_PAGE ? mam_run_free(control, block.area, block.page)
                                               : mam_chunks_free(block.area, block.bit.word, 1u << block.bit.bit) == 0;
   if (!freed)
     (void)mam_add_relaxed_u64(&control->refused_free, 1);
@@ -1758,6 +1962,9 @@ MAM_INLINE void mam_area_clear(struct mam_area area, mam_u64 rank, mam_u64 count
   MAM_LOOP
   for (mam_u64 i = rank; i < mam_area_map_words(area); i += count)
     mam_area_moved(area)[i] = 0;
+  MAM_LOOP
+  for (mam_u64 i = rank; i < mam_map_words(mam_area_kept_words(area)); i += count)
+    mam_area_kept(area)[i] = MAM_FULL_WORD;
   MAM_LOOP
   for (mam_u64 i = rank; i < area.page_count; i += count)
     mam_area_entries(area)[i] = 0;
