@@ -229,8 +229,8 @@ cudaError_t MAM_HeapDestroy(MAM_Heap heap) {
     link = &(*link)->next;
   *link = heap->next;
   pthread_mutex_unlock(&heaps_lock);
+  heap_compact_free(heap->compact, &heap->gpu);
   heap_gpu_close(&heap->gpu);
-  heap_compact_free(heap->compact);
   while (heap->count != 0) {
     cudaError_t given = give(heap);
     error = error != cudaSuccess ? error : given;

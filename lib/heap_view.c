@@ -19,6 +19,31 @@ static mam_u64 *word_of(const struct heap_view *view, mam_u64 address, mam_u32 c
   return NULL;
 }
 
+/* Headers of warp heaps that wait for their next user. */
+static void settle_parks(struct heap_view *view) {
+  for (mam_u32 i = 0; i < view->control->heap.parks; i++) {
+    mam_u64 address = mam_parks(view->control)[i];
+    for (mam_u32 j = 0; j < view->count; j++) {
+      struct mam_area area = view->areas[j];
+      mam_u64 offset = address - area.base;
+      if (address == 0 || offset >= (mam_u64)area.page_count << MAM_PAGE_SHIFT)
+        continue;
+      mam_u32 entry = mam_area_entries(area)[offset >> MAM_PAGE_SHIFT];
+      struct mam_bit bit = mam_bit_of(offset, entry);
+      area.words[bit.word] &= ~(1ull << bit.bit);
+      view->held_count++;
+      view->held_bytes += mam_class_bytes((entry & 63) - 1);
+    }
+  }
+}
+
+/* Words of the page map of a copy that are kept for long runs are free. */
+static void give_kept_back(const struct mam_area *area) {
+  for (mam_u32 i = 0; i < mam_area_map_words(*area); i++)
+    if ((mam_area_kept(*area)[i >> 6] >> (i & 63) & 1) == 0)
+      mam_area_pages(*area)[i] = 0;
+}
+
 /* Ends a span of a copy that begins at a page if it is empty: one that was left to a slot. */
 static void end_if_empty(const struct mam_area *area, mam_u32 page) {
   mam_u64 *words = &area->words[(size_t)page * MAM_PAGE_WORDS];
@@ -30,13 +55,6 @@ static void end_if_empty(const struct mam_area *area, mam_u32 page) {
   memset(words, 0, count * sizeof *words);
   for (mam_u32 i = page; i < page + pages; i++)
     mam_area_pages(*area)[i >> 6] &= ~(1ull << (i & 63));
-}
-
-/* Words of the page map of a copy that are kept for long runs are free. */
-static void give_kept_back(const struct mam_area *area) {
-  for (mam_u32 i = 0; i < mam_area_map_words(*area); i++)
-    if ((mam_area_kept(*area)[i >> 6] >> (i & 63) & 1) == 0)
-      mam_area_pages(*area)[i] = 0;
 }
 
 void heap_view_settle(struct heap_view *view) {
@@ -63,6 +81,7 @@ void heap_view_settle(struct heap_view *view) {
       view->held_bytes += mam_class_bytes(size_class);
     }
   }
+  settle_parks(view);
 }
 
 /* ---- Blocks ---- */

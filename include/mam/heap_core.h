@@ -127,11 +127,15 @@ struct mam_heap_control {
   struct mam_type_info types[MAM_HEAP_TYPES]; /* of type i + 1; written once */
 };
 
-/* The most homes. */
-enum { MAM_HOMES = 1024 };
+/* The most homes; the most parks of a multiprocessor, one for each warp, and the memory that is counted for each. */
+enum { MAM_HOMES = 1024, MAM_PARKS = 64, MAM_PARK_BYTES = 10 << 10 };
 
 MAM_INLINE mam_u64 *mam_cursors(struct mam_heap_control *control) { return (mam_u64 *)(control + 1); }
 MAM_INLINE mam_u64 *mam_slots(struct mam_heap_control *control) { return mam_cursors(control) + MAM_HOMES; }
+/* After the slots: headers of warp heaps that were ended and wait for their next user (warp_core.h); 0: none. */
+MAM_INLINE mam_u64 *mam_parks(struct mam_heap_control *control) {
+  return mam_slots(control) + (mam_u64)control->heap.slot_count * MAM_HEAP_KINDS;
+}
 
 /* Chunks that were claimed: of chunk_bytes each, at address where the bits of mask are 1, counted from 0. */
 struct mam_claim {
@@ -1892,25 +1896,42 @@ MAM_OUTLINE int mam_block_free(struct mam_heap_control *control, mam_u64 address
  * Between the begin and the end of a compaction an object that was moved has its new address where it was.  It may have
  * been moved on from there. */
 
+/* The superblock of an address, page_count 0 if it is in none: while nobody changes their number. */
+MAM_INLINE struct mam_area mam_forward_area(const mam_heap *heap, mam_u64 address) {
+  struct mam_area area = {heap->base, heap->words, heap->page_count, 0};
+  MAM_LOOP
+  for (mam_u32 i = 1; (address - area.base) >> MAM_PAGE_SHIFT >= area.page_count; i++) {
+    if (i >= heap->control->superblock_count) {
+      area.page_count = 0;
+      break;
+    }
+    area = heap->control->superblocks[i];
+  }
+  return area;
+}
+
+/* An address in a span of a kind that begins at page: the object, by its chunk's number. */
+MAM_INLINE mam_u32 mam_span_chunk_at(struct mam_area area, mam_u32 page, mam_u32 kind, mam_u64 address) {
+  mam_u32 sixteenths = (mam_u32)(address - mam_area_address(area, page)) >> 4, shift = mam_class_shift(kind);
+  return mam_chunk_index(sixteenths, shift, mam_class_multiple(kind, shift));
+}
+
 /* Where the object is now at which, or into which, an address leads: what does not lead to a moved object is returned
  * as it is.  After the kernels that move. */
 MAM_INLINE mam_u64 mam_forwarded(const mam_heap *heap, mam_u64 address) {
-  struct mam_area area = {heap->base, heap->words, heap->page_count, 0};
   MAM_LOOP
   while (address != 0) {
-    if ((address - area.base) >> MAM_PAGE_SHIFT >= area.page_count)
-      area = mam_area_of(heap->control, address);
+    struct mam_area area = mam_forward_area(heap, address);
     mam_u32 page = (mam_u32)((address - area.base) >> MAM_PAGE_SHIFT);
     if (area.page_count == 0 || (mam_area_moved(area)[page >> 6] >> (page & 63) & 1) == 0)
       break;
-    mam_u64 first = page - mam_entry_back(mam_area_entries(area)[page]);
-    mam_u64 *words = &area.words[first * MAM_PAGE_WORDS], begin = mam_area_address(area, (mam_u32)first);
-    mam_u32 kind = mam_word_class(words[0]), shift = mam_class_shift(kind), bytes = mam_class_bytes(kind);
-    mam_u32 chunk = mam_chunk_index((mam_u32)(address - begin) >> 4, shift, mam_class_multiple(kind, shift));
+    page -= mam_entry_back(mam_area_entries(area)[page]);
+    const mam_u64 *words = &area.words[(mam_u64)page * MAM_PAGE_WORDS];
+    mam_u32 kind = mam_word_class(words[0]), chunk = mam_span_chunk_at(area, page, kind, address);
     if ((words[chunk / 32] >> chunk % 32 & 1) == 0)
       break;
-    mam_u64 *object = (mam_u64 *)(begin + (mam_u64)chunk * bytes);
-    address = *object + (address - (mam_u64)object);
+    mam_u64 object = mam_area_address(area, page) + (mam_u64)chunk * mam_class_bytes(kind);
+    address += *(const mam_u64 *)object - object;
   }
   return address;
 }
@@ -1988,6 +2009,9 @@ MAM_INLINE void mam_slots_clear(struct mam_heap_control *control, mam_u64 rank, 
     control->kept_cursor = control->kept_end = 0;
   }
   MAM_LOOP
+  for (mam_u64 i = rank; i < heap->parks; i += count)
+    mam_parks(control)[i] = 0;
+  MAM_LOOP
   for (mam_u64 i = rank; i < MAM_HOMES; i += count)
     mam_cursors(control)[i] = 0;
   MAM_LOOP
@@ -2009,6 +2033,12 @@ MAM_INLINE void mam_superblocks_publish(struct mam_heap_control *control, mam_u3
 /* Frees the chunks that slots still hold, a thread's part of the slots.  Nobody else may use the heap. */
 MAM_INLINE void mam_slots_drain(struct mam_heap_control *control, mam_u64 rank, mam_u64 count) {
   const mam_heap *heap = &control->heap;
+  MAM_LOOP
+  for (mam_u64 i = rank; i < heap->parks; i += count) {
+    mam_u64 header = mam_exchange_release_u64(&mam_parks(control)[i], 0);
+    if (header != 0)
+      (void)mam_block_free(control, header);
+  }
   MAM_LOOP
   for (mam_u64 i = rank; i < (mam_u64)heap->slot_count * MAM_HEAP_KINDS; i += count) {
     mam_u32 size_class = mam_kind_numbered(control, (mam_u32)(i / heap->slot_count));
@@ -2038,13 +2068,17 @@ MAM_INLINE void mam_heap_tune(mam_heap *heap, mam_u64 bytes, mam_u32 multiproces
   while (share < multiprocessors >> heap->home_shift && multiprocessors >> heap->home_shift > 1)
     heap->home_shift++;
   heap->slot_count = ((heap->home_last >> heap->home_shift) + 1u) << heap->warp_bits;
+  heap->parks = 0;
+  MAM_LOOP
+  while (heap->parks < multiprocessors * MAM_PARKS && (heap->parks + 1) * (2ull * MAM_PARK_BYTES) <= bytes / 16)
+    heap->parks = heap->parks == 0 ? 1 : 2 * heap->parks;
 }
 
 MAM_INLINE mam_u32 mam_home_count(const mam_heap *heap) { return (heap->home_last >> heap->home_shift) + 1u; }
 
 /* Bytes of the control block, with the homes and slots that follow it. */
 MAM_INLINE mam_u64 mam_control_bytes(const mam_heap *heap) {
-  return sizeof(struct mam_heap_control) + 8 * (MAM_HOMES + (mam_u64)heap->slot_count * MAM_HEAP_KINDS);
+  return sizeof(struct mam_heap_control) + 8 * (MAM_HOMES + (mam_u64)heap->slot_count * MAM_HEAP_KINDS + heap->parks);
 }
 
 /* Makes a control block, which kernels know by another address, that of a heap whose first superblock is area. */
