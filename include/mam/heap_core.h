@@ -665,6 +665,7 @@ MAM_OUTLINE mam_u32 mam_kept_take(const struct mam_area *area, mam_u32 count, ma
   mam_u64 *level = mam_area_kept(*area);
   mam_u32 words = mam_area_kept_words(*area), place = index >> 6, found;
   if (count > 64) {
+    place = place / ((count + 63) >> 6) * ((count + 63) >> 6); /* so that those who ask for as many do not meet */
     found = MAM_OUT_OF_SIGHT(mam_kept_take_long)(area, count, place, words);
     return found != MAM_NO_PAGE ? found : MAM_OUT_OF_SIGHT(mam_kept_take_long)(area, count, 0, words);
   }
