@@ -10,7 +10,10 @@
 enum { BLOCK_THREADS = 256, BLOCKS_PER_MULTIPROCESSOR = 8 };
 
 static const char *const kernel_names[HEAP_KERNELS] = {
-    "mam_kernel_clear", "mam_kernel_clear_slots", "mam_kernel_drain", "mam_kernel_free", "mam_kernel_publish",
+    "mam_kernel_clear",
+    "mam_kernel_clear_slots",
+    "mam_kernel_drain",
+    "mam_kernel_free",
 };
 
 /* ---- Kernels, once for each context ---- */

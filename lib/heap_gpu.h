@@ -9,14 +9,7 @@
 
 #include "context.h"
 
-enum heap_kernel {
-  HEAP_KERNEL_CLEAR,
-  HEAP_KERNEL_CLEAR_SLOTS,
-  HEAP_KERNEL_DRAIN,
-  HEAP_KERNEL_FREE,
-  HEAP_KERNEL_PUBLISH,
-  HEAP_KERNELS
-};
+enum heap_kernel { HEAP_KERNEL_CLEAR, HEAP_KERNEL_CLEAR_SLOTS, HEAP_KERNEL_DRAIN, HEAP_KERNEL_FREE, HEAP_KERNELS };
 
 struct heap_gpu {
   struct context context; /* borrowed: not to be released */

@@ -27,10 +27,3 @@ extern "C" __global__ void mam_kernel_drain(struct mam_heap_control *control) {
 extern "C" __global__ void mam_kernel_free(struct mam_heap_control *control, mam_u64 address) {
   control->answer = (mam_u64)mam_block_free(control, address);
 }
-
-/* Sets how many superblocks there are.  release: after what was written to a new one. */
-extern "C" __global__ void mam_kernel_publish(struct mam_heap_control *control, mam_u32 superblocks) {
-  __threadfence();
-  control->active = 0;
-  mam_store_relaxed_u32(&control->superblock_count, superblocks);
-}

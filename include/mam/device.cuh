@@ -24,7 +24,7 @@
 #ifndef MAM_DEVICE_CUH
 #define MAM_DEVICE_CUH
 
-#include <mam/heap_core.h>
+#include <mam/heap_grow.h>
 
 /* Allocates bytes: a multiple of 16 as its address, which belongs to the caller until mam_free.  The bytes are what
  * they are.  Up to 128 bytes it takes the next multiple of 16, above that at most a fourth more than bytes, above 32
@@ -99,6 +99,7 @@ MAM_OUTLINE void *mam_malloc_rest(struct mam_heap_control *control, mam_u32 want
   if (control == 0)
     return 0;
   struct mam_request request = mam_request_of(control, wanted, slot, base, words, page_count);
+  struct mam_plea plea = {0, 0};
   for (;;) {
     struct mam_lanes lanes = mam_lanes_of(group);
     if (lanes.count >> request.chunks_log2 == 0) /* too few for a whole span */
@@ -108,6 +109,14 @@ MAM_OUTLINE void *mam_malloc_rest(struct mam_heap_control *control, mam_u32 want
     if (lanes.rank < got)
       return (void *)mam_claim_chunk(claim, lanes.rank);
     if (got == 0) {
+      mam_u32 again = 0;
+      if (lanes.rank == 0)
+        again = (mam_u32)mam_growth_await(&control->growth, mam_span_pages(control->heap.chunks, request.size_class),
+                                          &plea);
+      plea.reply = mam_lanes_first_u64(lanes, plea.reply); /* the next first lane is as patient as this one */
+      plea.deadline_ns = mam_lanes_first_u64(lanes, plea.deadline_ns);
+      if (mam_lanes_first_u32(lanes, again) != 0)
+        continue;
       if (lanes.rank == 0)
         (void)mam_add_relaxed_u64(&control->failures, lanes.count);
       return 0;
@@ -120,7 +129,12 @@ MAM_OUTLINE void *mam_malloc_rest(struct mam_heap_control *control, mam_u32 want
 MAM_OUTLINE void *mam_malloc_pages(struct mam_heap_control *control, size_t bytes, mam_u32 home) {
   if (control == 0 || bytes == 0)
     return 0;
-  void *block = (void *)mam_run_malloc(control, bytes, home);
+  mam_u64 pages = (bytes + MAM_PAGE_BYTES - 1) >> MAM_PAGE_SHIFT;
+  struct mam_plea plea = {0, 0};
+  void *block;
+  while ((block = (void *)mam_run_malloc(control, bytes, home)) == 0 && pages - 1 < MAM_NO_PAGE - 1)
+    if (!mam_growth_await(&control->growth, (mam_u32)pages, &plea))
+      break;
   if (block == 0)
     (void)mam_add_relaxed_u64(&control->failures, 1);
   return block;

@@ -34,10 +34,13 @@ typedef struct MAM_HeapOptions {
   size_t struct_size; /* sizeof(MAM_HeapOptions) */
   size_t bytes;       /* of the first superblock, metadata included: at least 256 KiB */
   size_t limit_bytes; /* all superblocks together never pass this; 0 for bytes, no growth */
+  size_t grow_bytes;  /* 0, or growth under running kernels: by this much at least (256 KiB or more), and by a fourth of
+                         what the heap has; see mam-heap(7) */
+  unsigned wait_ms; /* with grow_bytes: how long a request waits for memory in all, before it fails; at most an hour */
 } MAM_HeapOptions;
 
 /* clang-format off */
-#define MAM_HEAP_OPTIONS_INIT { sizeof(MAM_HeapOptions), (size_t)64 << 20, 0 }
+#define MAM_HEAP_OPTIONS_INIT { sizeof(MAM_HeapOptions), (size_t)64 << 20, 0, 0, 1000 }
 /* clang-format on */
 
 /* Creates a heap in memory of the pool (NULL: the default pool of the current context, created as by MAM_CudaMalloc)
