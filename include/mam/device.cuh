@@ -93,13 +93,10 @@ MAM_INLINE struct mam_request mam_request_of(struct mam_heap_control *control, m
   return request;
 }
 
-/* Chunks for lanes that got none so far, by all means. */
-MAM_OUTLINE void *mam_malloc_rest(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot, mam_u64 base,
-                                  mam_u64 *words, mam_u32 page_count, mam_u32 group) {
-  if (control == 0)
-    return 0;
+/* Chunks for lanes that got none so far, by all means but growth. */
+MAM_OUTLINE void *mam_malloc_now(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot, mam_u64 base,
+                                 mam_u64 *words, mam_u32 page_count, mam_u32 group) {
   struct mam_request request = mam_request_of(control, wanted, slot, base, words, page_count);
-  struct mam_plea plea = {0, 0};
   for (;;) {
     struct mam_lanes lanes = mam_lanes_of(group);
     if (lanes.count >> request.chunks_log2 == 0) /* too few for a whole span */
@@ -108,36 +105,69 @@ MAM_OUTLINE void *mam_malloc_rest(struct mam_heap_control *control, mam_u32 want
     mam_u32 got = mam_ones_u32(claim.mask);
     if (lanes.rank < got)
       return (void *)mam_claim_chunk(claim, lanes.rank);
-    if (got == 0) {
-      mam_u32 again = 0;
-      if (lanes.rank == 0)
-        again = (mam_u32)mam_growth_await(&control->growth, mam_span_pages(control->heap.chunks, request.size_class),
-                                          &plea);
-      plea.reply = mam_lanes_first_u64(lanes, plea.reply); /* the next first lane is as patient as this one */
-      plea.deadline_ns = mam_lanes_first_u64(lanes, plea.deadline_ns);
-      if (mam_lanes_first_u32(lanes, again) != 0)
-        continue;
-      if (lanes.rank == 0)
-        (void)mam_add_relaxed_u64(&control->failures, lanes.count);
+    if (got == 0)
       return 0;
-    }
     group &= ~mam_lowest_ones(group, got);
   }
 }
 
+/* Whether lanes that have been refused a chunk are to ask again. */
+MAM_INLINE int mam_malloc_again(struct mam_heap_control *control, mam_u32 size_class, struct mam_lanes lanes,
+                                struct mam_plea *plea) {
+  mam_u32 again = 0;
+  if (lanes.rank == 0)
+    again = (mam_u32)mam_out_of_sight(mam_growth_await)(&control->growth,
+                                                        mam_span_pages(control->heap.chunks, size_class), plea);
+  plea->reply = mam_lanes_first_u64(lanes, plea->reply); /* the next first lane has waited as long as this one */
+  plea->deadline_ns = mam_lanes_first_u64(lanes, plea->deadline_ns);
+  return mam_lanes_first_u32(lanes, again) != 0;
+}
+
+/* What is left for lanes that were refused a chunk: to wait for the heap to grow, if it does. */
+MAM_OUTLINE void *mam_malloc_patiently(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot, mam_u32 group) {
+  struct mam_plea plea = {0, 0};
+  void *block = 0;
+  while (control->growth.bell != 0 && mam_malloc_again(control, wanted & 255, mam_lanes_of(group), &plea)) {
+    const mam_heap *heap = &control->heap;
+    block = mam_out_of_sight(mam_malloc_now)(control, wanted, slot, heap->base, heap->words, heap->page_count, group);
+    group = __ballot_sync(group, block == 0);
+    if (block != 0)
+      return block;
+  }
+  if ((group & mam_lane_below()) == 0)
+    (void)mam_add_relaxed_u64(&control->failures, mam_ones_u32(group));
+  return 0;
+}
+
+/* Chunks for lanes that got none so far, by all means. */
+MAM_OUTLINE void *mam_malloc_rest(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot, mam_u64 base,
+                                  mam_u64 *words, mam_u32 page_count, mam_u32 group) {
+  if (control == 0)
+    return 0;
+  void *block = mam_out_of_sight(mam_malloc_now)(control, wanted, slot, base, words, page_count, group);
+  group = __ballot_sync(group, block == 0);
+  if (block != 0)
+    return block;
+  wanted &= ~(mam_u32)MAM_REST_REFILL; /* that task is done: the slot is dry */
+  return mam_out_of_sight(mam_malloc_patiently)(control, wanted, slot, group);
+}
+
 /* Requests that are not for chunks: of whole pages, or of nothing. */
 MAM_OUTLINE void *mam_malloc_pages(struct mam_heap_control *control, size_t bytes, mam_u32 home) {
+  struct mam_plea plea = {0, 0};
   if (control == 0 || bytes == 0)
     return 0;
-  mam_u64 pages = (bytes + MAM_PAGE_BYTES - 1) >> MAM_PAGE_SHIFT;
-  struct mam_plea plea = {0, 0};
-  void *block;
-  while ((block = (void *)mam_run_malloc(control, bytes, home)) == 0 && pages - 1 < MAM_NO_PAGE - 1)
-    if (!mam_growth_await(&control->growth, (mam_u32)pages, &plea))
-      break;
-  if (block == 0)
-    (void)mam_add_relaxed_u64(&control->failures, 1);
-  return block;
+  for (;;) {
+    void *block = (void *)mam_out_of_sight(mam_run_malloc)(control, bytes, home);
+    mam_u64 pages = ((mam_u64)bytes + MAM_PAGE_BYTES - 1) >> MAM_PAGE_SHIFT;
+    if (block != 0)
+      return block;
+    if (pages - 1 >= MAM_NO_PAGE - 1 || control->growth.bell == 0 ||
+        !mam_out_of_sight(mam_growth_await)(&control->growth, (mam_u32)pages, &plea)) {
+      (void)mam_add_relaxed_u64(&control->failures, 1);
+      return 0;
+    }
+  }
 }
 
 /* The chunk of a span at address that has that number. */
