@@ -7,7 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { NAP_US = 50, NAP_IDLE_US = 2000, AWAKE_US = 20000, EXIT_WAIT_US = 1000000 };
+enum { NAP_US = 50, NAP_MOST_US = 5000, AWAKE_US = 20000, EXIT_WAIT_US = 1000000 };
 
 struct heap_service {
   struct heap_service *next; /* protected by services_lock */
@@ -67,7 +67,7 @@ static bool rest(struct heap_service *service, uint64_t until_us) {
 }
 
 static void listen_to(struct heap_service *service) {
-  uint64_t last = service->first, awake_until_us = now_us() + AWAKE_US, retry_us = 0;
+  uint64_t last = service->first, awake_until_us = now_us() + AWAKE_US, retry_us = 0, nap_us = NAP_US;
   enum heap_answer answer = HEAP_ANSWER_DONE;
   while (answer != HEAP_ANSWER_END) {
     /* relaxed: the word is all that is said.  Pairs with mam_growth_ring. */
@@ -81,7 +81,8 @@ static void listen_to(struct heap_service *service) {
       awake_until_us = rung ? now + AWAKE_US : awake_until_us;
     } else if (!service->work.lives(service->closure))
       return;
-    if (!rest(service, now + (now < awake_until_us ? NAP_US : NAP_IDLE_US)))
+    nap_us = now < awake_until_us ? NAP_US : 2 * nap_us < NAP_MOST_US ? 2 * nap_us : NAP_MOST_US;
+    if (!rest(service, now + nap_us))
       return;
   }
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
  * A thread that listens to a bell: a word that something outside of the host's threads writes to, so that nobody can
- * wake whoever waits for it.  So it looks again and again: every 50 us in the 20 ms after it was rung, then every 2 ms,
- * which costs about a five-hundredth of a core.
+ * wake whoever waits for it.  So it looks again and again: every 50 us in the 20 ms after it was rung, then less and
+ * less often down to every 5 ms, which costs less than a hundredth of a core.
  *
  * Knows nothing of heaps or the GPU.
  */

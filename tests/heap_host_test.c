@@ -27,6 +27,10 @@ static unsigned long long time_ns(void) {
 #include "mam/heap_grow.h"
 #include "run_suite.h"
 
+/* The fake driver has kernels of its own: with these the library has some without CUDA, too. */
+const unsigned char heap_image[1] = {1};
+const size_t heap_image_bytes = sizeof heap_image;
+
 enum { KIB = 1 << 10, MIB = 1 << 20, THREADS = 6, BLOCKS_MOST = 20000 };
 
 #define OK(call) ck_assert_msg((call) == cudaSuccess, #call ": %s", MAM_LastError())
@@ -362,10 +366,6 @@ START_TEST(heaps_that_grow_come_and_go) {
 END_TEST
 
 int main(void) {
-  if (heap_image_bytes == 0) {
-    (void)puts("SKIP: built without CUDA: there are no device heaps");
-    return 77;
-  }
   Suite *suite = suite_create("device heaps and the host");
   TCase *tests = tcase_create("between kernels");
   tcase_set_timeout(tests, 60);
