@@ -493,6 +493,8 @@ MAM_OUTLINE mam_u32 mam_pages_near(const struct mam_home *home, mam_u32 count) {
     if (from + count > 64) /* the next word, then */
       continue;
     index = home->first + ((mam_u32)at >> 6) % (wide + 1) * home->count;
+    if (index >= mam_area_map_words(home->area)) /* the round is that of a larger superblock */
+      index = home->first;
     mam_u32 page = mam_home_take(home, index, from, count);
     if (page != MAM_NO_PAGE)
       return page;
