@@ -88,6 +88,25 @@ cat >"$compiled" <<END
 __global__ void kernel(mam_heap heap, void **blocks) { blocks[threadIdx.x] = mam_malloc(heap, 64); }
 END
 compile "one function alone" -arch=sm_90
+# malloc, free, new and delete of kernels that know nothing of it: in two files of one program.  Host code keeps its
+# own, so no object may define the operators.
+replace() {
+  how=$1
+  shift
+  compiled=$here/tests/device_replace.cu
+  compile "malloc and new replaced$how" "$@" -DMAIN -DMAM_REPLACE_HERE
+  mv "$work/object.o" "$work/first.o" 2>/dev/null
+  compile "malloc and new replaced$how, another file" "$@" -DSECOND
+  if "$NVCC" "$@" -o "$work/program" "$work/first.o" "$work/object.o" >"$work/log" 2>&1 && "$work/program"; then
+    echo "ok: malloc and new replaced$how, linked; the host's are its own"
+  else
+    echo "FAIL: malloc and new replaced$how, linked"
+    head -n 20 "$work/log"
+    failed=1
+  fi
+}
+replace "" -arch=sm_90
+replace ", relocatable device code" -arch=sm_90 -rdc=true
 compiled=$work/none.cu
 echo '#include <mam/device.cuh>' >"$compiled"
 compile "no function at all" -arch=sm_90
