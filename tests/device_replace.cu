@@ -36,6 +36,7 @@ extern "C" __global__ void NAME(list_kernel)(int *sums, int length) {
   free(numbers);
 }
 
+#ifndef __CUDACC_RTC__
 int NAME(host)() {
   NAME(node) *one = new NAME(node)(1);
   int *numbers = (int *)malloc(sizeof(int));
@@ -44,6 +45,7 @@ int NAME(host)() {
   delete one;
   return value;
 }
+#endif
 
 #ifdef MAIN
 int host_second();
