@@ -52,6 +52,7 @@ typedef enum cudaError {
   cudaErrorInvalidDevice = 101,
   cudaErrorAlreadyAcquired = 210,
   cudaErrorInvalidResourceHandle = 400,
+  cudaErrorIllegalState = 401,
   cudaErrorContextIsDestroyed = 709,
   cudaErrorNotSupported = 801,
   cudaErrorUnknown = 999

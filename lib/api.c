@@ -537,19 +537,22 @@ static cudaError_t free_finish(cudaError_t error, const struct pool_emptied *emp
   return error == cudaSuccess ? ended : error;
 }
 
-cudaError_t MAM_CudaFree(void *ptr) {
+/* What is rare about a free: what front_free_quick said. */
+static __attribute__((noinline)) cudaError_t free_slowly(uintptr_t address, enum front_freed freed) {
   struct pool_emptied emptied;
-  bool zero;
   cudaError_t error = cudaSuccess;
-  if (ptr == NULL)
-    return cudaSuccess;
-  if (!front_free_quick((uintptr_t)ptr, &zero))
-    error = front_free((uintptr_t)ptr, &emptied);
-  else if (zero)
+  if (freed == FRONT_FREED_ZERO)
     front_zero(&emptied);
   else
-    return cudaSuccess;
+    error = front_free(address, &emptied);
   return free_finish(error, &emptied);
+}
+
+cudaError_t MAM_CudaFree(void *ptr) {
+  enum front_freed freed = FRONT_FREED;
+  if (ptr != NULL)
+    freed = front_free_quick((uintptr_t)ptr);
+  return freed == FRONT_FREED ? cudaSuccess : free_slowly((uintptr_t)ptr, freed);
 }
 
 /* ---- Pools as objects ---- */
@@ -867,19 +870,12 @@ cudaError_t api_client_malloc(size_t size, const void *site, uintptr_t *address)
 }
 
 bool api_client_free(uintptr_t address, cudaError_t *error) {
-  struct pool_emptied emptied;
-  bool zero;
+  enum front_freed freed = front_free_quick(address);
   *error = cudaSuccess;
-  if (!front_free_quick(address, &zero)) {
-    if (front_pool_of(address) == NULL)
-      return false;
-    *error = front_free(address, &emptied);
-  } else if (zero) {
-    front_zero(&emptied);
-  } else {
-    return true;
-  }
-  *error = free_finish(*error, &emptied);
+  if (freed < FRONT_FREED && front_pool_of(address) == NULL)
+    return false;
+  if (freed != FRONT_FREED)
+    *error = free_slowly(address, freed);
   return true;
 }
 

@@ -36,21 +36,23 @@ void biased_register(void);
 /* Waits until nobody else holds the lock.  The slow half of biased_enter. */
 void biased_stand_back(struct biased *lock);
 
-/* For the owner, who must not hold the lock already. */
+/* For the owner, who must not hold the lock already.  If somebody else wants it, false, and the owner has to stand
+ * back or to leave. */
+static inline bool biased_try(struct biased *lock) {
+  if (__builtin_expect(biased_owner_fences, false))
+    /* seq_cst, as the load below and the pair in biased.c: the four accesses of both threads have one order */
+    (void)atomic_exchange_explicit(&lock->inside, true, memory_order_seq_cst);
+  else
+    /* relaxed: ordered before the load below by the other thread's membarrier */
+    atomic_store_explicit(&lock->inside, true, memory_order_relaxed);
+  atomic_signal_fence(memory_order_seq_cst); /* for the compiler */
+  /* includes acquire: what the last other holder wrote; pairs with the release in biased_other_leave */
+  return __builtin_expect(!atomic_load_explicit(&lock->wanted, memory_order_seq_cst), true);
+}
+
 static inline void biased_enter(struct biased *lock) {
-  for (;;) {
-    if (__builtin_expect(biased_owner_fences, false))
-      /* seq_cst, as the load below and the pair in biased.c: the four accesses of both threads have one order */
-      (void)atomic_exchange_explicit(&lock->inside, true, memory_order_seq_cst);
-    else
-      /* relaxed: ordered before the load below by the other thread's membarrier */
-      atomic_store_explicit(&lock->inside, true, memory_order_relaxed);
-    atomic_signal_fence(memory_order_seq_cst); /* for the compiler */
-    /* includes acquire: what the last other holder wrote; pairs with the release in biased_other_leave */
-    if (__builtin_expect(!atomic_load_explicit(&lock->wanted, memory_order_seq_cst), true))
-      return;
+  while (!biased_try(lock))
     biased_stand_back(lock);
-  }
 }
 
 static inline void biased_leave(struct biased *lock) {

@@ -11,16 +11,17 @@
 #include "slab.h"
 
 enum {
-  OWNED_BITS = 13,              /* large blocks that a front remembers its thread allocated, by a hash of the address */
-  SHELF_BITS = 5,               /* shelves, in pairs by a hash of size or tag */
-  SHELF_BLOCKS = 64,            /* on one shelf: what a fence is shared by */
+  OWNED_BITS = 12, /* large blocks that a front remembers its thread allocated, by a hash of the address */
+  SHELF_BITS = 5,  /* shelves, in pairs by a hash of size or tag */
+  SHELVES = 1 << SHELF_BITS,
+  SHELF_BLOCKS = 256,           /* on one shelf: what a fence is shared by */
   SHELF_PATIENCE = 8,           /* a shelf goes to another size or tag when it was in the way so many times in a row */
   RESTING_MOST = 8,             /* batches that rest in a magazine, */
   RESTING_MOST_BYTES = 4 << 20, /* of so many bytes, unless it is one: they share a fence */
   TIGHT_MOST = 16, /* fences in a row for one size: then a growing pool gets more of it, so that a fence serves more, */
   TIGHT_BLOCKS = 4,         /* by so many blocks, */
   GROWTH_BYTES = 128 << 20, /* but not by more bytes than these, by which it also grows for a crowd */
-  FENCE_SHARE = 4,          /* what one thread frees is fenced when it comes to this part of the limit, at the latest */
+  FENCE_SHARE = 2,          /* what one thread frees is fenced when it comes to this part of the limit, at the latest */
   BIN_LEAST_BITS = 15,      /* bins are for blocks of 32 KiB */
   BIN_DOUBLINGS = 12,       /* to 128 MiB, */
   BIN_STEP_BITS = 3,        /* in eight steps a doubling, */
@@ -49,7 +50,8 @@ struct magazine {
   /* Numbers as in struct front_numbers.  slack: of the live ones' codes, each less 1. */
   _Atomic uint64_t mallocs, frees;
   _Atomic int64_t slack;
-  struct batch *resting; /* were freed, oldest first; NULL if none */
+  uint32_t block_bytes, code_shift; /* the class's, constant once set */
+  struct batch *resting;            /* were freed, oldest first; NULL if none */
   struct batch **resting_end;
   unsigned resting_count;
   struct batch *shells; /* empty ones for the next to come */
@@ -57,7 +59,9 @@ struct magazine {
 
 struct kept {
   struct segment *segment;
-  uint64_t epoch; /* of its free */
+  uintptr_t address;    /* the segment's base, so that a hand-out need not wait for the segment to be read */
+  uint64_t epoch;       /* of its free */
+  struct owned *places; /* for the address, in the front's table of what it owns */
 };
 
 /* Large blocks of one exact size, of one tag, or of a range of sizes (a bin). */
@@ -65,24 +69,23 @@ struct shelf {
   size_t bytes;    /* of each block; 0 if it goes by the tag, or is a bin */
   const void *tag; /* NULL if it goes by the size */
   unsigned first, count, in_the_way;
-  struct kept ring[SHELF_BLOCKS]; /* count of them from first, oldest first */
+  unsigned room;     /* in the ring, a power of two; 0 before it is used */
+  struct kept *ring; /* count of them from first, oldest first */
 };
 
 /* A large block that the thread allocated and has not freed, as far as it knows. */
 struct owned {
   uintptr_t address; /* 0: none */
   struct segment *segment;
-  uint64_t ticket; /* the segment has another one if the block was freed elsewhere */
-  size_t bytes;
-  const void *tag;
+  uint64_t ticket;     /* the segment has another one if the block was freed elsewhere */
+  struct shelf *shelf; /* where it may go to when it is freed */
 };
 
 /* Written by the owner alone, read by others that add up: relaxed, each a number for itself. */
 struct front_numbers {
-  _Atomic int64_t live;                        /* blocks allocated less blocks freed by the thread */
-  _Atomic int64_t kept_bytes, requested_bytes; /* of large ones */
-  _Atomic uint64_t hits[FRONT_HIT_KINDS];      /* allocations by where they were served */
-  _Atomic uint64_t frees;                      /* of large ones that did not go to the pool */
+  _Atomic int64_t live;                   /* blocks allocated less blocks freed by the thread */
+  _Atomic int64_t requested_bytes;        /* what hand-outs from shelves changed in what segments say was asked for */
+  _Atomic uint64_t hits[FRONT_HIT_KINDS]; /* allocations by where they were served */
 };
 
 struct front {
@@ -95,17 +98,19 @@ struct front {
   bool immediate, shelves_off; /* without fences, what is kept would never be known to have passed */
   struct front_numbers numbers;
   uint64_t ticket_next;
+  size_t unfenced_bytes;   /* freed in unfenced_epoch, if that is still the present one, */
+  uint64_t unfenced_epoch; /* else nothing */
+  size_t fence_bytes;      /* so many are worth a fence */
+  struct kept excess;      /* a block that a free found no room for, until that has left; else zeros */
   struct magazine magazines[SLAB_CLASSES];
   struct owned owned[1 << OWNED_BITS];
-  struct shelf shelves[1 << SHELF_BITS];
-  struct shelf *bins;              /* BINS of them, NULL until there is a crowd */
+  struct shelf shelves[SHELVES];
+  struct shelf bins[BINS];
   bool binning;                    /* bins are for all blocks, not for small ones alone */
   size_t bin_calm_bytes;           /* of the small ones */
   unsigned crowd;                  /* the balance of allocations that met others at the pool's lock */
   struct kept limbo[LIMBO_BLOCKS]; /* a ring, oldest first */
   unsigned limbo_first, limbo_count;
-  size_t fence_bytes;           /* so much kept is worth a fence */
-  size_t unfenced_bytes;        /* kept since one was last asked for; the owner\'s, inside or not */
   const struct shelf *tight;    /* where the last slow allocations needed a fence for lack of free memory, */
   unsigned tight_count;         /* so many in a row; the owner's, inside or not, as the one before */
   struct front *next_of_thread; /* the thread's own */
@@ -131,8 +136,15 @@ struct fronts {
 /* Stand in for batches that are not there: nothing to take, no room to push. */
 static struct batch none_ready = {.count = 0}, none_freed = {.count = SLAB_BATCH};
 
+/* The ring of a shelf that was never used; it has no room. */
+static struct kept no_kept;
+
 static bool batch_real(const struct batch *batch) {
   return batch != NULL && batch != &none_ready && batch != &none_freed;
+}
+
+static int64_t number_of(const _Atomic int64_t *number) { /* relaxed: the owner's, or the front's lock orders it */
+  return atomic_load_explicit(number, memory_order_relaxed);
 }
 
 static void number_add(_Atomic int64_t *number, int64_t value) {
@@ -180,6 +192,10 @@ static struct front *front_new(void) {
   uintptr_t aligned = ((uintptr_t)memory + _Alignof(struct front)) & ~(uintptr_t)(_Alignof(struct front) - 1);
   struct front *front = (struct front *)aligned;
   front->memory = memory;
+  for (unsigned i = 0; i < SHELVES; i++)
+    front->shelves[i].ring = &no_kept;
+  for (unsigned i = 0; i < BINS; i++)
+    front->bins[i].ring = &no_kept;
   return front;
 }
 
@@ -205,12 +221,25 @@ static struct front *front_spare(void) {
   return front;
 }
 
+/* All shelves of a front, the bins included: the index-th, NULL after the last. */
+static struct shelf *shelf_at(struct front *front, unsigned index) {
+  if (index < SHELVES)
+    return &front->shelves[index];
+  index -= SHELVES;
+  return index < BINS ? &front->bins[index] : NULL;
+}
+
 static void front_free_memory(struct front *front) {
-  free(front->bins);
+  struct shelf *shelf;
+  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
+    if (shelf->room > 0)
+      free(shelf->ring);
   free(front->memory);
 }
 
-static void magazine_init(struct magazine *magazine) {
+static void magazine_init(struct magazine *magazine, unsigned class) {
+  magazine->block_bytes = (uint32_t)slab_class_bytes(class);
+  magazine->code_shift = slab_code_shift(class);
   magazine->ready = &none_ready;
   magazine->freed = &none_freed;
   magazine->resting = magazine->shells = NULL;
@@ -234,6 +263,7 @@ static void front_attach(struct front *front, struct mam_pool *pool) {
   front->immediate = pool->config.reuse == MAM_REUSE_IMMEDIATE;
   front->shelves_off = !front->immediate && !reuse_passes_by_itself(pool->reuse);
   front->unfenced_bytes = 0;
+  front->unfenced_epoch = 0;
   /* relaxed: a hint */
   front->fence_bytes = atomic_load_explicit(&pool->limit_hint, memory_order_relaxed) / FENCE_SHARE;
   if (pool->config.waiting_limit_bytes > 0 && front->fence_bytes > pool->config.waiting_limit_bytes)
@@ -245,7 +275,7 @@ static void front_attach(struct front *front, struct mam_pool *pool) {
     memset(front->owned, 0, sizeof front->owned);
   front->used_before = true;
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
-    magazine_init(&front->magazines[i]);
+    magazine_init(&front->magazines[i], i);
 }
 
 /* The thread's front for a pool that it is a user of, made if there is none. */
@@ -300,10 +330,6 @@ static void all_thaw(struct mam_pool *pool) {
   for (unsigned i = 0; i < DEPOT_LOCKS; i++)
     pthread_mutex_unlock(&pool->fronts->depot_locks[i]);
   fronts_thaw(pool);
-}
-
-static int64_t number_of(const _Atomic int64_t *number) { /* relaxed: the front's lock orders it, or it is a hint */
-  return atomic_load_explicit(number, memory_order_relaxed);
 }
 
 static int64_t fronts_live(const struct fronts *fronts) {
@@ -383,21 +409,25 @@ static __attribute__((noinline)) bool magazine_has_more(struct front *front, str
   return magazine_open(magazine);
 }
 
-static inline bool small_pop(struct front *front, unsigned class, size_t size, uintptr_t *address) {
-  struct magazine *magazine = &front->magazines[class];
-  if (magazine->ready->count == 0 && !magazine_wake(front, magazine))
-    return false;
+/* A block from the ready batch, which is not empty. */
+static inline __attribute__((always_inline)) uintptr_t ready_pop(struct magazine *magazine, size_t size) {
   struct batch *ready = magazine->ready;
   const struct slab_block *block = &ready->blocks[--ready->count];
-  uint8_t code = slab_code(class, size);
-  if (slab_exact != NULL)
-    slab_exact_write(block->live, class, size);
-  /* relaxed: the block is this thread's alone; whoever frees it was given the address after this */
-  atomic_store_explicit(block->live, code, memory_order_relaxed);
+  uint32_t left_over = magazine->block_bytes - (uint32_t)size;
+  uint8_t code = slab_code(left_over, magazine->code_shift);
+  if (__builtin_expect(slab_exact != NULL, false))
+    slab_exact_write(block->live, left_over & ((1u << magazine->code_shift) - 1));
   number_add(&magazine->slack, code - 1);
   number_count(&magazine->mallocs);
-  *address = block->address;
-  return true;
+  /* relaxed: the block is this thread's alone; whoever frees it was given the address after this */
+  atomic_store_explicit(block->live, code, memory_order_relaxed);
+  return block->address;
+}
+
+static uintptr_t small_pop(struct front *front, unsigned class, size_t size) {
+  struct magazine *magazine = &front->magazines[class];
+  bool any = magazine->ready->count > 0 || magazine_wake(front, magazine);
+  return any ? ready_pop(magazine, size) : 0;
 }
 
 /* Takes a block out of the program's hands.  False if it was not there. */
@@ -420,7 +450,8 @@ static bool shelf_is_for(const struct shelf *shelf, size_t bytes, const void *ta
 }
 
 /* Of the pair of shelves for a size or a tag the one that is its own; else the one that may become so. */
-static inline struct shelf *shelf_for(struct front *front, size_t bytes, const void *tag) {
+static inline __attribute__((always_inline)) struct shelf *shelf_for(struct front *front, size_t bytes,
+                                                                     const void *tag) {
   uint64_t key = tag != NULL ? (uintptr_t)tag : bytes / POOL_ALIGNMENT_LEAST_BYTES;
   struct shelf *pair = &front->shelves[2 * hash(key, SHELF_BITS - 1)];
   if (__builtin_expect(shelf_is_for(&pair[0], bytes, tag), true))
@@ -434,24 +465,25 @@ static inline struct owned *owned_pair(struct front *front, uintptr_t address) {
 }
 
 /* NULL if the thread does not know the block. */
-static inline struct owned *owned_find(struct front *front, uintptr_t address) {
-  struct owned *pair = owned_pair(front, address);
+static inline struct owned *owned_find(struct owned *pair, uintptr_t address) {
   return pair[0].address == address ? &pair[0] : pair[1].address == address ? &pair[1] : NULL;
 }
 
-/* Where both places are taken, the second one's block is forgotten, and will be freed through the pool. */
-static inline void owned_remember(struct front *front, uintptr_t address, struct segment *segment, size_t bytes,
-                                  uint64_t ticket, const void *tag) {
-  struct owned *owned = owned_pair(front, address);
-  /* a branch: the processor then knows early where the stores go, and the loads of the free that follows need not wait
-   */
-  if (__builtin_expect(owned->address != 0 && owned->address != address, false))
-    owned++;
+static inline void owned_write(struct owned *owned, uintptr_t address, struct segment *segment, uint64_t ticket,
+                               struct shelf *shelf) {
   owned->address = address; /* each by itself: a copy of the whole would wait for its parts */
   owned->segment = segment;
   owned->ticket = ticket;
-  owned->bytes = bytes;
-  owned->tag = tag;
+  owned->shelf = shelf;
+}
+
+/* Where both places are taken, the second one's block is forgotten, and will be freed through the pool. */
+static inline void owned_remember(struct owned *pair, uintptr_t address, struct segment *segment, uint64_t ticket,
+                                  struct shelf *shelf) {
+  if (__builtin_expect(pair->address == 0 || pair->address == address, true))
+    owned_write(pair, address, segment, ticket, shelf);
+  else
+    owned_write(pair + 1, address, segment, ticket, shelf);
 }
 
 /* Seed 002: a block is taken back if it is neither too small nor more than twice as large.  By size it fits exactly. */
@@ -459,37 +491,51 @@ static bool kept_fits(const struct shelf *shelf, const struct kept *kept, size_t
   return shelf->tag == NULL || (kept->segment->bytes >= bytes && kept->segment->bytes / 2 <= bytes);
 }
 
+/* What of a ring's oldest block the next hand-out will write: many blocks share a fence, so it was last used long ago.
+ */
+static inline void shelf_prefetch(const struct shelf *shelf) {
+  const struct kept *next = &shelf->ring[shelf->first];
+  __builtin_prefetch(next->segment, 1);
+  __builtin_prefetch(next->places, 1);
+}
+
+static struct kept *kept_take(struct shelf *shelf) {
+  struct kept *kept = &shelf->ring[shelf->first];
+  shelf->first = (shelf->first + 1) & (shelf->room - 1);
+  shelf->count--;
+  return kept;
+}
+
 /* Hands a shelf's oldest block out. */
-static inline uintptr_t shelf_hand_out(struct front *front, struct shelf *shelf, size_t size, const void *site,
-                                       const void *tag) {
-  struct segment *segment = shelf->ring[shelf->first].segment;
-  uintptr_t address = segment->base;
-  size_t bytes = segment->bytes; /* before the ticket, as a free by mistake may come at once */
+static inline __attribute__((always_inline)) uintptr_t shelf_hand_out(struct front *front, struct shelf *shelf,
+                                                                      size_t size, const void *site, const void *tag) {
+  const struct kept *kept = kept_take(shelf);
+  struct segment *segment = kept->segment;
+  uintptr_t address = kept->address;
   uint64_t ticket = front->ticket_next;
   front->ticket_next += 2;
-  shelf->first = (shelf->first + 1) % SHELF_BLOCKS;
-  shelf->count--;
   shelf->in_the_way = 0;
+  number_add(&front->numbers.requested_bytes, (int64_t)(size - segment->as.used.requested_bytes));
   segment->as.used.requested_bytes = size;
   segment->as.used.site = site;
+  segment->as.used.tag = tag;
   /* release: the fields above, for a thread that frees the block through the pool; pairs with pool_free's exchange */
   atomic_store_explicit(&segment->ticket, ticket, memory_order_release);
-  owned_remember(front, address, segment, bytes, ticket, tag);
-  number_add(&front->numbers.kept_bytes, -(int64_t)bytes);
-  number_add(&front->numbers.requested_bytes, (int64_t)size);
+  owned_remember(kept->places, address, segment, ticket, shelf);
   number_count(&front->numbers.hits[tag != NULL ? FRONT_HIT_TAG : FRONT_HIT_SIZE]);
+  shelf_prefetch(shelf);
   return address;
 }
 
-static inline bool shelf_pop(struct front *front, size_t size, const void *site, const void *tag, uintptr_t *address) {
+static inline __attribute__((always_inline)) uintptr_t shelf_pop(struct front *front, size_t size, const void *site,
+                                                                 const void *tag) {
   size_t bytes = (size + front->alignment - 1) & ~(front->alignment - 1);
   struct shelf *shelf = shelf_for(front, bytes, tag);
-  struct kept *kept = &shelf->ring[shelf->first];
+  const struct kept *kept = &shelf->ring[shelf->first];
   if (shelf->count == 0 || bytes < size || !shelf_is_for(shelf, bytes, tag) || !kept_fits(shelf, kept, bytes) ||
       kept->epoch > reuse_passed(front->reuse))
-    return false;
-  *address = shelf_hand_out(front, shelf, size, site, tag);
-  return true;
+    return 0;
+  return shelf_hand_out(front, shelf, size, site, tag);
 }
 
 /* ---- Bins: shelves by ranges of sizes, for threads that would else meet at the pool's lock.  Inside, too. ---- */
@@ -505,7 +551,7 @@ static unsigned bin_index(size_t bytes) {
 
 /* The same, BINS or more also if the thread has no use for bins of that size. */
 static unsigned bin_index_used(const struct front *front, size_t bytes) {
-  bool used = front->bins != NULL && (front->binning || bytes <= front->bin_calm_bytes);
+  bool used = front->binning || bytes <= front->bin_calm_bytes;
   return used ? bin_index(bytes) : BINS;
 }
 
@@ -514,66 +560,57 @@ static bool bin_serves(const struct shelf *bin, size_t bytes) {
 }
 
 /* The bin whose oldest block is large enough, and less than a quarter too large; NULL if there is none. */
-static struct shelf *bin_serving(const struct front *front, size_t bytes) {
+static struct shelf *bin_serving(struct front *front, size_t bytes) {
   unsigned index = bin_index_used(front, bytes);
-  if (index < BINS && bin_serves(&front->bins[index], bytes))
-    return &front->bins[index];
-  return index + 1 < BINS && bin_serves(&front->bins[index + 1], bytes) ? &front->bins[index + 1] : NULL;
+  struct shelf *bin = index < BINS ? &front->bins[index] : NULL;
+  if (bin == NULL || bin_serves(bin, bytes))
+    return bin;
+  return index + 1 < BINS && bin_serves(bin + 1, bytes) ? bin + 1 : NULL;
 }
 
-static bool bin_pop(struct front *front, size_t size, const void *site, uintptr_t *address) {
+static uintptr_t bin_pop(struct front *front, size_t size, const void *site) {
   size_t bytes = (size + front->alignment - 1) & ~(front->alignment - 1);
   struct shelf *bin = bin_serving(front, bytes);
   if (bin == NULL || bytes < size || bin->ring[bin->first].epoch > reuse_passed(front->reuse))
-    return false;
-  *address = shelf_hand_out(front, bin, size, site, NULL);
-  return true;
+    return 0;
+  return shelf_hand_out(front, bin, size, site, NULL);
 }
 
 /* The bin for a block that is freed; NULL if there is none with room. */
-static struct shelf *bin_with_room(const struct front *front, const struct owned *owned) {
-  unsigned index = owned->tag == NULL ? bin_index_used(front, owned->bytes) : BINS;
+static struct shelf *bin_with_room(struct front *front, size_t bytes) {
+  unsigned index = bin_index_used(front, bytes);
   unsigned most = front->binning ? BIN_BLOCKS : BIN_CALM_BLOCKS;
   if (index >= BINS)
     return NULL;
   struct shelf *bin = &front->bins[index];
-  bool room = bin->count < most && (bin->count == 0 || (bin->count + 1) * owned->bytes <= BIN_BYTES);
+  bool room = bin->count < bin->room && bin->count < most && (bin->count == 0 || (bin->count + 1) * bytes <= BIN_BYTES);
   return room ? bin : NULL;
 }
 
 /* How many bytes that is, is no matter: what is kept is collected where it is needed. */
 static bool shelf_has_room(const struct front *front, const struct shelf *shelf) {
-  return shelf->count < SHELF_BLOCKS && !front->shelves_off;
+  return shelf->count < shelf->room && !front->shelves_off;
 }
 
-static void shelf_push(struct front *front, struct shelf *shelf, const struct owned *owned) {
-  unsigned last = (shelf->first + shelf->count++) % SHELF_BLOCKS;
-  shelf->ring[last] = (struct kept){owned->segment, stamp(front)};
-  number_add(&front->numbers.kept_bytes, (int64_t)owned->bytes);
-  number_add(&front->numbers.requested_bytes, -(int64_t)owned->segment->as.used.requested_bytes);
-  number_count(&front->numbers.frees);
+static inline void ring_write(struct kept *kept, struct segment *segment, uintptr_t address, uint64_t epoch,
+                              struct owned *places) {
+  kept->segment = segment; /* each by itself, as in owned_write */
+  kept->address = address;
+  kept->epoch = epoch;
+  kept->places = places;
 }
 
-/* All shelves of a front, the bins included: the index-th, NULL after the last. */
-static struct shelf *shelf_at(struct front *front, unsigned index) {
-  if (index < 1 << SHELF_BITS)
-    return &front->shelves[index];
-  index -= 1 << SHELF_BITS;
-  return front->bins != NULL && index < BINS ? &front->bins[index] : NULL;
+static inline struct kept *shelf_end(struct shelf *shelf) {
+  return &shelf->ring[(shelf->first + shelf->count++) & (shelf->room - 1)];
 }
 
 /* Takes up to most of the oldest blocks off a shelf. */
-static unsigned shelf_clear(struct front *front, struct shelf *shelf, struct segment **segments, uint64_t *epoch,
-                            unsigned most) {
+static unsigned shelf_clear(struct shelf *shelf, struct segment **segments, uint64_t *epoch, unsigned most) {
   unsigned count = 0;
   for (; shelf->count > 0 && count < most; count++) {
-    const struct kept *kept = &shelf->ring[shelf->first];
+    const struct kept *kept = kept_take(shelf);
     segments[count] = kept->segment;
     *epoch = kept->epoch > *epoch ? kept->epoch : *epoch;
-    number_add(&front->numbers.kept_bytes, -(int64_t)kept->segment->bytes);
-    number_add(&front->numbers.requested_bytes, (int64_t)kept->segment->as.used.requested_bytes); /* see pool_give */
-    shelf->first = (shelf->first + 1) % SHELF_BLOCKS;
-    shelf->count--;
   }
   return count;
 }
@@ -583,20 +620,14 @@ static bool limbo_has_room(const struct front *front) {
   return front->limbo_count < LIMBO_BLOCKS && !front->shelves_off;
 }
 
-static void limbo_push(struct front *front, const struct owned *owned) {
-  unsigned last = (front->limbo_first + front->limbo_count++) % LIMBO_BLOCKS;
-  front->limbo[last] = (struct kept){owned->segment, stamp(front)};
-  number_add(&front->numbers.kept_bytes, (int64_t)owned->bytes);
-  number_add(&front->numbers.requested_bytes, -(int64_t)owned->segment->as.used.requested_bytes);
-  number_count(&front->numbers.frees);
+static struct kept *limbo_end(struct front *front) {
+  return &front->limbo[(front->limbo_first + front->limbo_count++) % LIMBO_BLOCKS];
 }
 
 static struct segment *limbo_pull(struct front *front) {
   struct segment *segment = front->limbo[front->limbo_first].segment;
   front->limbo_first = (front->limbo_first + 1) % LIMBO_BLOCKS;
   front->limbo_count--;
-  number_add(&front->numbers.kept_bytes, -(int64_t)segment->bytes);
-  number_add(&front->numbers.requested_bytes, (int64_t)segment->as.used.requested_bytes); /* see pool_give */
   return segment;
 }
 
@@ -611,108 +642,171 @@ static unsigned limbo_drain(struct front *front, struct segment **segments, uint
   return count;
 }
 
-/* Frees a block that the thread owns if there is room for it on a shelf or in limbo. */
-static bool large_keep(struct front *front, uintptr_t address) {
-  struct owned *owned = owned_find(front, address);
-  if (owned == NULL)
-    return false;
-  struct shelf *shelf = shelf_for(front, owned->bytes, owned->tag);
-  bool shelved = shelf_is_for(shelf, owned->bytes, owned->tag) && shelf_has_room(front, shelf);
-  if (!shelved)
-    shelf = bin_with_room(front, owned);
-  if (shelf == NULL && !limbo_has_room(front))
-    return false;
-  uint64_t ticket = owned->ticket;
-  owned->address = 0;
-  /* acq_rel: of two frees one finds the ticket; the block's last use is before whoever gets it next.  relaxed on
-   * failure: the block is not this one any more, and pool_free will say so. */
-  if (!atomic_compare_exchange_strong_explicit(&owned->segment->ticket, &ticket, ticket + 1, memory_order_acq_rel,
-                                               memory_order_relaxed))
-    return false;
-  front->unfenced_bytes += owned->bytes;
-  if (shelf != NULL)
-    shelf_push(front, shelf, owned);
-  else
-    limbo_push(front, owned);
-  return true;
-}
-
-/* ---- The quick way ---- */
+/* ---- The quick way ----
+ *
+ * What is rare is out of line and at the end of its function, so that what is done every time
+ * saves no registers. */
 
 /* A block from what the front has at hand.  The thread is inside. */
-static inline bool front_pop(struct front *front, size_t size, const void *site, const void *tag, uintptr_t *address) {
-  if (tag == NULL && size <= SLAB_BLOCK_MOST_BYTES && small_pop(front, slab_class(size), size, address))
-    return true;
-  return shelf_pop(front, size, site, tag, address) || (tag == NULL && bin_pop(front, size, site, address));
+static uintptr_t front_pop(struct front *front, size_t size, const void *site, const void *tag) {
+  uintptr_t address = 0;
+  if (tag == NULL && size <= SLAB_BLOCK_MOST_BYTES)
+    address = small_pop(front, slab_class(size), size);
+  if (address == 0)
+    address = shelf_pop(front, size, site, tag);
+  return address == 0 && tag == NULL ? bin_pop(front, size, site) : address;
 }
 
 /* Whether a live count of 0 may mean that the pool is empty, and somebody wants to know. */
-static bool zero_matters(const struct front *front) { /* relaxed: a hint, looked at again under the pool's lock */
-  return atomic_load_explicit(&front->numbers.live, memory_order_relaxed) <= 0 &&
-         atomic_load_explicit(&front->pool->reports_empty, memory_order_relaxed);
+static inline bool zero_matters(const struct front *front) { /* relaxed: a hint, asked again under the pool's lock */
+  return atomic_load_explicit(&front->pool->reports_empty, memory_order_relaxed);
 }
 
-enum freed { FREED_NOT, FREED_NO_ROOM, FREED, FREED_ZERO };
-
-static inline enum freed freed_count(struct front *front, bool freed) {
-  if (!freed)
-    return FREED_NOT;
-  number_add(&front->numbers.live, -1);
-  return zero_matters(front) ? FREED_ZERO : FREED;
+static inline enum front_freed freed_count(struct front *front) {
+  int64_t live = number_of(&front->numbers.live) - 1;
+  /* relaxed: as number_add */
+  atomic_store_explicit(&front->numbers.live, live, memory_order_relaxed);
+  return __builtin_expect(live <= 0, false) && zero_matters(front) ? FRONT_FREED_ZERO : FRONT_FREED;
 }
 
-static inline enum freed free_small(struct front *front, struct slab *slab, uintptr_t address) {
+static inline __attribute__((always_inline)) enum front_freed free_small(struct front *front, struct slab *slab,
+                                                                         uintptr_t address) {
   /* acquire: the slab as carved; pairs with the release in slab_add.  While it is this pool's, it stays: a slab goes
    * back only without a live block, and if the block is none, the index or the exchange says so. */
   if (front->pool == NULL || atomic_load_explicit(&slab->pool, memory_order_acquire) != front->pool)
-    return FREED_NOT;
+    return FRONT_FREED_NOT;
   uint32_t index = slab_index(slab, address);
   if (index == UINT32_MAX)
-    return FREED_NOT;
-  unsigned class = slab_class_of(slab);
-  struct magazine *magazine = &front->magazines[class];
-  if (__builtin_expect(magazine->freed->count >= SLAB_BATCH, false) && !magazine_has_more(front, magazine, class))
-    return FREED_NO_ROOM;
+    return FRONT_FREED_NOT;
+  struct magazine *magazine = &front->magazines[slab_class_of(slab)];
+  if (__builtin_expect(magazine->freed->count >= SLAB_BATCH, false))
+    return FRONT_FREED_NO_ROOM;
   _Atomic uint8_t *live = slab_live(slab, index);
   if (!small_claim(magazine, live))
-    return FREED_NOT;
+    return FRONT_FREED_NOT;
   /* By the immediate rule, the next allocation may have it. */
   struct batch *to = front->immediate && batch_real(magazine->ready) && magazine->ready->count < SLAB_BATCH
                          ? magazine->ready
                          : magazine->freed;
   to->blocks[to->count++] = (struct slab_block){address, live};
-  return freed_count(front, true);
+  return freed_count(front);
 }
 
-/* Much was freed: a fence now tells it from what runs later. */
-static void unfenced_fence(struct front *front) {
-  front->unfenced_bytes = 0;
-  (void)reuse_reach(front->reuse, reuse_epoch(front->reuse));
-}
-
-static __attribute__((noinline)) enum freed free_large(struct front *front, uintptr_t address) {
+/* The same, with room made by means of the magazine alone if need be. */
+static __attribute__((noinline)) enum front_freed free_small_anew(struct front *front, struct slab *slab,
+                                                                  uintptr_t address) {
   biased_enter(&front->lock);
-  enum freed freed = front->pool != NULL ? freed_count(front, large_keep(front, address)) : FREED_NOT;
+  enum front_freed freed = free_small(front, slab, address);
+  if (freed == FRONT_FREED_NO_ROOM) {
+    unsigned class = slab_class_of(slab);
+    if (magazine_has_more(front, &front->magazines[class], class))
+      freed = free_small(front, slab, address);
+  }
   biased_leave(&front->lock);
-  if (front->unfenced_bytes > front->fence_bytes)
-    unfenced_fence(front);
   return freed;
 }
 
-static inline enum freed free_quick(struct front *front, struct slab *slab, uintptr_t address) {
+/* Much was freed: a fence now tells it from what runs later.  And what there was no room for goes to the pool. */
+static __attribute__((noinline)) enum front_freed free_large_chores(struct front *front, enum front_freed freed) {
+  biased_enter(&front->lock);
+  struct mam_pool *pool = front->pool;
+  uint64_t generation = front->generation;
+  struct kept excess = front->excess;
+  bool fence = front->unfenced_bytes > front->fence_bytes;
+  front->excess = (struct kept){0};
+  front->unfenced_bytes = fence ? 0 : front->unfenced_bytes;
+  biased_leave(&front->lock);
+  if (excess.segment != NULL && pool != NULL)
+    pool_give(pool, generation, &excess.segment, 1, excess.epoch);
+  if (fence)
+    (void)reuse_reach(front->reuse, reuse_epoch(front->reuse));
+  return freed;
+}
+
+/* The thread is inside, and leaves. */
+static inline __attribute__((always_inline)) enum front_freed free_large_end(struct front *front) {
+  enum front_freed freed = freed_count(front);
+  bool chores = front->unfenced_bytes > front->fence_bytes || front->excess.segment != NULL;
+  biased_leave(&front->lock);
+  return __builtin_expect(chores, false) ? free_large_chores(front, freed) : freed;
+}
+
+/* A block that is the thread's to keep, but not on the shelf it was from: on another, in a bin, in limbo, or on its way
+ * to the pool.  The thread is inside, and leaves. */
+static __attribute__((noinline)) enum front_freed free_large_elsewhere(struct front *front, struct segment *segment,
+                                                                       uint64_t epoch, struct owned *places) {
+  size_t bytes = segment->bytes;
+  const void *tag = segment->as.used.tag;
+  struct shelf *shelf = shelf_for(front, bytes, tag);
+  if (!shelf_is_for(shelf, bytes, tag) || !shelf_has_room(front, shelf))
+    shelf = tag == NULL ? bin_with_room(front, bytes) : NULL;
+  struct kept *kept = shelf != NULL ? shelf_end(shelf) : limbo_has_room(front) ? limbo_end(front) : &front->excess;
+  ring_write(kept, segment, segment->base, epoch, places);
+  return free_large_end(front);
+}
+
+static enum front_freed free_large(struct front *front, uintptr_t address);
+
+static __attribute__((noinline)) enum front_freed free_large_anew(struct front *front, uintptr_t address) {
+  biased_stand_back(&front->lock);
+  return free_large(front, address);
+}
+
+static inline enum front_freed free_large_not(struct front *front) {
+  biased_leave(&front->lock);
+  return FRONT_FREED_NOT;
+}
+
+/* A block that the thread owns is freed and kept.  Without fences, which frees would wait for, none is. */
+static __attribute__((noinline)) enum front_freed free_large(struct front *front, uintptr_t address) {
+  if (!biased_try(&front->lock))
+    return free_large_anew(front, address);
+  struct owned *places = owned_pair(front, address), *owned = owned_find(places, address);
+  if (owned == NULL || front->pool == NULL || front->shelves_off)
+    return free_large_not(front);
+  struct segment *segment = owned->segment;
+  struct shelf *shelf = owned->shelf;
+  uint64_t ticket = owned->ticket, epoch = stamp(front);
+  owned->address = 0;
+  /* acq_rel: of two frees one finds the ticket; the block's last use is before whoever gets it next.  relaxed on
+   * failure: the block is not this one any more, and pool_free will say so. */
+  if (!atomic_compare_exchange_strong_explicit(&segment->ticket, &ticket, ticket + 1, memory_order_acq_rel,
+                                               memory_order_relaxed))
+    return free_large_not(front);
+  size_t bytes = segment->bytes; /* from here on the segment is this thread's */
+  front->unfenced_bytes = (front->unfenced_epoch == epoch ? front->unfenced_bytes : 0) + bytes;
+  front->unfenced_epoch = epoch;
+  if (__builtin_expect(!shelf_is_for(shelf, bytes, segment->as.used.tag) || shelf->count >= shelf->room, false))
+    return free_large_elsewhere(front, segment, epoch, places);
+  ring_write(shelf_end(shelf), segment, address, epoch, places);
+  return free_large_end(front);
+}
+
+static __attribute__((noinline)) enum front_freed free_any(struct front *front, uintptr_t address) {
+  struct slab *slab = page_map_find(address);
+  return slab != NULL ? free_small_anew(front, slab, address) : free_large(front, address);
+}
+
+/* Mostly a large block: their pages lie far apart, and asking the map about each costs more than all the rest. */
+static __attribute__((noinline)) enum front_freed free_large_first(struct front *front, uintptr_t address) {
+  enum front_freed freed = free_large(front, address);
+  return freed == FRONT_FREED_NOT ? free_any(front, address) : freed;
+}
+
+enum front_freed front_free_quick(uintptr_t address) {
+  struct front *front = mine;
+  if (__builtin_expect(front == NULL, false))
+    return FRONT_FREED_NOT;
+  if (address % SLAB_BYTES == 0)
+    return free_large_first(front, address);
+  struct slab *slab = page_map_find(address);
   if (slab == NULL)
     return free_large(front, address);
-  biased_enter(&front->lock);
-  enum freed freed = free_small(front, slab, address);
+  enum front_freed freed = FRONT_FREED_NO_ROOM;
+  if (__builtin_expect(biased_try(&front->lock), true))
+    freed = free_small(front, slab, address);
   biased_leave(&front->lock);
-  return freed;
-}
-
-bool front_free_quick(uintptr_t address, bool *zero) {
-  struct front *front = mine;
-  enum freed freed = front != NULL ? free_quick(front, page_map_find(address), address) : FREED_NOT;
-  *zero = freed == FREED_ZERO;
-  return freed >= FREED;
+  return __builtin_expect(freed == FRONT_FREED_NO_ROOM, false) ? free_small_anew(front, slab, address) : freed;
 }
 
 /* ---- Small blocks, the slow way ---- */
@@ -820,7 +914,7 @@ static bool small_malloc(struct front *front, struct mam_pool *pool, unsigned cl
   bool served = false;
   while (!served && magazine_refill(front, pool, class)) {
     biased_enter(&front->lock);
-    served = small_pop(front, class, size, address);
+    served = (*address = small_pop(front, class, size)) != 0;
     biased_leave(&front->lock);
   }
   return served;
@@ -835,7 +929,7 @@ static void shelf_return(struct front *front, struct shelf *shelf, unsigned most
   biased_enter(&front->lock);
   struct mam_pool *pool = front->pool;
   uint64_t generation = front->generation;
-  unsigned count = pool != NULL ? shelf_clear(front, shelf, segments, &epoch, most) : 0;
+  unsigned count = pool != NULL ? shelf_clear(shelf, segments, &epoch, most) : 0;
   biased_leave(&front->lock);
   if (count > 0)
     pool_give(pool, generation, segments, count, epoch);
@@ -858,7 +952,7 @@ static bool shelf_pop_fenced(struct front *front, const struct front_request *re
   if (epoch == 0 || !reuse_reach(front->reuse, epoch))
     return false;
   biased_enter(&front->lock);
-  bool served = shelf_pop(front, request->size, request->site, request->tag, address);
+  bool served = (*address = shelf_pop(front, request->size, request->site, request->tag)) != 0;
   biased_leave(&front->lock);
   return served;
 }
@@ -867,10 +961,10 @@ static bool shelf_pop_fenced(struct front *front, const struct front_request *re
 struct miss {
   struct mam_pool *pool;
   uint64_t generation;
-  const struct shelf *shelf;
-  uint64_t epoch; /* that the shelf's oldest block waits for, if it would do; else 0 */
-  bool full;      /* the shelf can keep no more */
-  uint64_t fence; /* that what is in limbo waits for, if it is worth one; else 0 */
+  struct shelf *shelf, *bin; /* for the size or the tag; bin: NULL if the thread has no use for it */
+  uint64_t epoch;            /* that the shelf's oldest block waits for, if it would do; else 0 */
+  bool full;                 /* the shelf can keep no more */
+  uint64_t fence;            /* that what is in limbo waits for, if it is worth one; else 0 */
   bool binning;
   uint64_t bin_epoch; /* that a bin's oldest block waits for, if it would do and is worth it; else 0 */
   struct segment *passed[LIMBO_DRAINED]; /* to go back to the pool */
@@ -880,12 +974,14 @@ struct miss {
 /* The thread is inside, here and in the next. */
 static void large_miss(struct front *front, size_t size, const void *tag, struct miss *miss) {
   size_t bytes = (size + front->alignment - 1) & ~(front->alignment - 1);
-  const struct shelf *shelf = shelf_for(front, bytes, tag);
+  unsigned index = tag == NULL ? bin_index_used(front, bytes) : BINS;
+  struct shelf *shelf = shelf_for(front, bytes, tag);
   const struct kept *kept = &shelf->ring[shelf->first];
   bool does = shelf->count > 0 && shelf_is_for(shelf, bytes, tag) && kept_fits(shelf, kept, bytes);
   miss->pool = front->pool;
   miss->generation = front->generation;
   miss->shelf = shelf;
+  miss->bin = index < BINS ? &front->bins[index] : NULL;
   miss->epoch = does ? kept->epoch : 0;
   miss->full = does && !shelf_has_room(front, shelf);
   const struct shelf *bin = tag == NULL ? bin_serving(front, bytes) : NULL;
@@ -910,34 +1006,36 @@ static struct shelf *shelf_claim(struct front *front, size_t bytes, const void *
 }
 
 /* Keeps the balance of how often the thread meets others at the pool's lock.  Whether the bins are used no more. */
-static bool crowd_count(struct front *front, bool contended, struct shelf *bins) {
+static bool crowd_count(struct front *front, bool contended) {
   if (contended)
     front->crowd = front->crowd + CROWD_STEP < CROWD_MOST ? front->crowd + CROWD_STEP : CROWD_MOST;
   else if (front->crowd > 0)
     front->crowd--;
-  if (bins != NULL)
-    front->bins = bins;
   bool was = front->binning;
-  front->binning =
-      front->bins != NULL && !front->shelves_off && (front->crowd >= CROWD_ENOUGH || (was && front->crowd > 0));
+  front->binning = !front->shelves_off && (front->crowd >= CROWD_ENOUGH || (was && front->crowd > 0));
   return was && !front->binning;
 }
 
 static void bins_return(struct front *front) {
   for (unsigned i = 0; i < BINS; i++)
-    shelf_return(front, &front->bins[i], SHELF_BLOCKS);
-}
-
-/* Host memory for the bins of a thread that is about to need them; NULL if it has or does not, or there is none. */
-static struct shelf *bins_new(const struct front *front, const struct pool_block *block) {
-  bool calm = block->bytes <= front->bin_calm_bytes && block->bytes >> BIN_LEAST_BITS != 0;
-  bool needed = front->bins == NULL && !front->shelves_off && (block->contended || calm);
-  return needed ? calloc(BINS, sizeof(struct shelf)) : NULL;
+    shelf_return(front, &front->bins[i], BIN_BLOCKS);
 }
 
 /* How much a pool that is to grow for the sake of speed grows at least. */
 static size_t growth_bytes(const struct miss *miss, size_t size) {
   return miss->binning || size > GROWTH_BYTES / TIGHT_BLOCKS ? GROWTH_BYTES : TIGHT_BLOCKS * size;
+}
+
+/* Room for what is freed of the size of a miss.  Without host memory there is none, and it goes to limbo.  Rings are
+ * the owner's to make, while it is not inside: nobody else looks at one without blocks. */
+static void shelf_make_room(struct front *front, struct shelf *shelf, unsigned blocks) {
+  struct kept *ring = shelf->room == 0 && !front->shelves_off ? calloc(blocks, sizeof *ring) : NULL;
+  if (ring == NULL)
+    return;
+  biased_enter(&front->lock);
+  shelf->ring = ring;
+  shelf->room = blocks;
+  biased_leave(&front->lock);
 }
 
 /* cudaErrorInvalidResourceHandle if the pool has ended, whatever its struct is now; then nothing is left of the block.
@@ -957,13 +1055,18 @@ static cudaError_t large_take(struct front *front, const struct front_request *r
   cudaError_t error = pool_take(miss->pool, &order, &block);
   if (error != cudaSuccess)
     return error;
-  struct shelf *bins = bins_new(front, &block);
+  shelf_make_room(front, miss->shelf, SHELF_BLOCKS);
+  if (miss->bin != NULL)
+    shelf_make_room(front, miss->bin, BIN_BLOCKS);
   biased_enter(&front->lock);
   bool attached = front->pool == miss->pool && front->generation == miss->generation;
-  bool deserted = crowd_count(front, block.contended, bins);
+  bool deserted = crowd_count(front, block.contended);
   struct shelf *clear = attached ? shelf_claim(front, block.bytes, request->tag) : NULL;
-  if (attached)
-    owned_remember(front, block.address, block.segment, block.bytes, block.ticket, request->tag);
+  if (attached) {
+    block.segment->as.used.tag = request->tag;
+    owned_remember(owned_pair(front, block.address), block.address, block.segment, block.ticket,
+                   shelf_for(front, block.bytes, request->tag));
+  }
   biased_leave(&front->lock);
   if (clear != NULL)
     shelf_return(front, clear, SHELF_BLOCKS);
@@ -983,8 +1086,8 @@ static bool bin_pop_fenced(struct front *front, const struct front_request *requ
   if (epoch == 0 || !reuse_reach(front->reuse, epoch))
     return false;
   biased_enter(&front->lock);
-  bool served =
-      front_serves(front, request->pool, request->default_id) && bin_pop(front, request->size, request->site, address);
+  bool served = front_serves(front, request->pool, request->default_id) &&
+                (*address = bin_pop(front, request->size, request->site)) != 0;
   biased_leave(&front->lock);
   return served;
 }
@@ -1083,7 +1186,7 @@ static cudaError_t small_serve(struct front *front, const struct front_request *
   unsigned class = slab_class(request->size);
   if (magazine_turn(front, class, true)) {
     biased_enter(&front->lock);
-    *served = front->pool == miss->pool && small_pop(front, class, request->size, address);
+    *served = front->pool == miss->pool && (*address = small_pop(front, class, request->size)) != 0;
     biased_leave(&front->lock);
     if (*served)
       return cudaSuccess;
@@ -1121,7 +1224,7 @@ static inline enum tried front_try(struct front *front, const struct front_reque
   enum tried tried = TRIED_NO_FRONT;
   biased_enter(&front->lock);
   if (front_serves(front, request->pool, request->default_id)) {
-    bool served = !tried_before && front_pop(front, request->size, request->site, request->tag, address);
+    bool served = !tried_before && (*address = front_pop(front, request->size, request->site, request->tag)) != 0;
     tried = served ? TRIED_SERVED : TRIED_MISSED;
     number_add(&front->numbers.live, 1);
     if (!served)
@@ -1141,16 +1244,40 @@ static cudaError_t front_malloc_missed(struct front *front, const struct front_r
   return error;
 }
 
+/* The thread may be inside. */
+static __attribute__((noinline)) uintptr_t malloc_quick_anew(struct front *front, uint64_t default_id, size_t size,
+                                                             const void *site) {
+  uintptr_t address = 0;
+  biased_enter(&front->lock);
+  if (front->default_id == default_id && (address = front_pop(front, size, site, NULL)) != 0)
+    number_add(&front->numbers.live, 1);
+  biased_leave(&front->lock);
+  return address;
+}
+
+/* The thread is inside, and leaves. */
+static __attribute__((noinline)) uintptr_t malloc_quick_large(struct front *front, size_t size, const void *site) {
+  uintptr_t address = shelf_pop(front, size, site, NULL);
+  if (__builtin_expect(address == 0, false))
+    return malloc_quick_anew(front, front->default_id, size, site);
+  number_add(&front->numbers.live, 1);
+  biased_leave(&front->lock);
+  return address;
+}
+
 uintptr_t front_malloc_quick(uint64_t default_id, size_t size, const void *site) {
   struct front *front = mine;
-  uintptr_t address = 0;
-  if (front == NULL)
+  if (__builtin_expect(front == NULL, false))
     return 0;
-  biased_enter(&front->lock);
-  if (front->default_id == default_id) {
-    if (front_pop(front, size, site, NULL, &address))
-      number_add(&front->numbers.live, 1);
-  }
+  if (__builtin_expect(!biased_try(&front->lock) || front->default_id != default_id, false))
+    return malloc_quick_anew(front, default_id, size, site);
+  if (size > SLAB_BLOCK_MOST_BYTES)
+    return malloc_quick_large(front, size, site);
+  struct magazine *magazine = &front->magazines[slab_class(size)];
+  if (__builtin_expect(magazine->ready->count == 0, false))
+    return malloc_quick_anew(front, default_id, size, site);
+  uintptr_t address = ready_pop(magazine, size);
+  number_add(&front->numbers.live, 1);
   biased_leave(&front->lock);
   return address;
 }
@@ -1194,7 +1321,7 @@ static cudaError_t slab_free_refused(const struct slab *slab, uintptr_t address)
 }
 
 static cudaError_t small_free_slowly(struct front *front, struct mam_pool *pool, struct slab *slab, uintptr_t address,
-                                     enum freed *freed) {
+                                     enum front_freed *freed) {
   cudaError_t error = pool_enter(pool, POOL_ANY_ID);
   if (error != cudaSuccess)
     return pool_free((void *)address, NULL); /* as in front_free */
@@ -1206,19 +1333,19 @@ static cudaError_t small_free_slowly(struct front *front, struct mam_pool *pool,
     if (!magazine_make_room(front, pool, slab_class_of(slab)))
       error = error_set(cudaErrorMemoryAllocation, "no host memory to free %p", (void *)address);
     else
-      *freed = free_quick(front, slab, address);
-  while (error == cudaSuccess && *freed == FREED_NO_ROOM);
-  if (error == cudaSuccess && *freed == FREED_NOT)
+      *freed = free_small_anew(front, slab, address);
+  while (error == cudaSuccess && *freed == FRONT_FREED_NO_ROOM);
+  if (error == cudaSuccess && *freed == FRONT_FREED_NOT)
     error = slab_free_refused(slab, address);
   pool_exit(pool);
   return error;
 }
 
-static cudaError_t large_free_slowly(struct front *front, uintptr_t address, enum freed *freed) {
+static cudaError_t large_free_slowly(struct front *front, uintptr_t address, enum front_freed *freed) {
   cudaError_t error = pool_free((void *)address, NULL);
   biased_enter(&front->lock);
   if (front->pool != NULL && error == cudaSuccess)
-    *freed = freed_count(front, true);
+    *freed = freed_count(front);
   biased_leave(&front->lock);
   return error;
 }
@@ -1247,18 +1374,18 @@ cudaError_t front_free(uintptr_t address, struct pool_emptied *emptied) {
   struct slab *slab;
   struct front *front;
   struct mam_pool *pool = pool_of(address, &slab);
-  enum freed freed = FREED_NOT;
+  enum front_freed freed = FRONT_FREED_NOT;
   *emptied = (struct pool_emptied){0};
   if (pool == NULL)
     return pool_refuse_free(address, false);
   cudaError_t error = front_get(pool, POOL_ANY_ID, &front);
   if (error != cudaSuccess)
     return pool_free((void *)address, NULL); /* which knows what to answer of a pool that is closed, lost or forked */
-  freed = free_quick(front, slab, address);
-  if (freed < FREED)
+  freed = slab != NULL ? free_small_anew(front, slab, address) : free_large(front, address);
+  if (freed < FRONT_FREED)
     error = slab != NULL ? small_free_slowly(front, pool, slab, address, &freed)
                          : large_free_slowly(front, address, &freed);
-  if (freed == FREED_ZERO)
+  if (freed == FRONT_FREED_ZERO)
     report_zero(pool, emptied);
   return error;
 }
@@ -1308,9 +1435,9 @@ cudaError_t front_free_reuse(uintptr_t address, MAM_Reuse reuse, uint64_t stream
   if (error != cudaSuccess)
     return error;
   biased_enter(&front->lock);
-  enum freed freed = front->pool != NULL ? freed_count(front, true) : FREED;
+  enum front_freed freed = front->pool != NULL ? freed_count(front) : FRONT_FREED;
   biased_leave(&front->lock);
-  if (freed == FREED_ZERO)
+  if (freed == FRONT_FREED_ZERO)
     report_zero(pool, emptied);
   return cudaSuccess;
 }
@@ -1371,12 +1498,12 @@ static void front_empty(struct front *front) {
     }
     batch_return(pool, depot, magazine->freed, stamp(front), false);
     shells_return(depot, magazine);
-    magazine_init(magazine);
+    magazine_init(magazine, i);
   }
   struct shelf *shelf;
   for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++) {
     uint64_t epoch = 0;
-    unsigned count = shelf_clear(front, shelf, segments, &epoch, SHELF_BLOCKS);
+    unsigned count = shelf_clear(shelf, segments, &epoch, SHELF_BLOCKS);
     pool_give(pool, front->generation, segments, count, epoch);
   }
   while (front->limbo_count > 0) {
@@ -1394,7 +1521,6 @@ static void numbers_add(const struct front *front, struct pool_front_sum *sum) {
   const struct front_numbers *numbers = &front->numbers;
   sum->live += number_of(&numbers->live);
   sum->requested_bytes += (size_t)number_of(&numbers->requested_bytes);
-  sum->frees += count_of(&numbers->frees);
   for (unsigned i = 0; i < FRONT_HIT_KINDS; i++)
     sum->hits[i] += count_of(&numbers->hits[i]);
   for (unsigned i = 0; i < SLAB_CLASSES; i++) {
@@ -1504,20 +1630,21 @@ static void batches_drop(struct batch *batch) {
   }
 }
 
-static void magazine_drop(struct magazine *magazine) {
+static void magazine_drop(struct magazine *magazine, unsigned class) {
   batch_drop(magazine->ready);
   batch_drop(magazine->freed);
   batches_drop(magazine->resting);
   batches_drop(magazine->shells);
-  magazine_init(magazine);
+  magazine_init(magazine, class);
 }
 
 /* Lets go of what belongs to a pool that ends.  Nobody is inside. */
 static void front_detach(struct front *front) {
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
-    magazine_drop(&front->magazines[i]);
+    magazine_drop(&front->magazines[i], i);
   struct shelf *shelf;
   front->limbo_count = 0;
+  front->excess = (struct kept){0};
   for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
     shelf->count = 0;
   front->crowd = 0;
@@ -1561,6 +1688,7 @@ bool front_retire(struct mam_pool *pool, uint64_t default_id, bool only_if_empty
 static void kept_add(const struct kept *kept, uint64_t passed, struct pool_front_sum *sum) {
   sum->kept_count++;
   sum->kept_bytes += kept->segment->bytes;
+  sum->requested_bytes -= kept->segment->as.used.requested_bytes; /* the pool counts it until it is given back */
   sum->kept_waiting_bytes += kept->epoch > passed ? kept->segment->bytes : 0;
   sum->kept_waiting_count += kept->epoch > passed;
 }
@@ -1570,7 +1698,7 @@ static void front_add_kept(struct front *front, struct pool_front_sum *sum) {
   const struct shelf *shelf;
   for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++) {
     for (unsigned j = 0; j < shelf->count; j++)
-      kept_add(&shelf->ring[(shelf->first + j) % SHELF_BLOCKS], passed, sum);
+      kept_add(&shelf->ring[(shelf->first + j) & (shelf->room - 1)], passed, sum);
   }
   for (unsigned j = 0; j < front->limbo_count; j++)
     kept_add(&front->limbo[(front->limbo_first + j) % LIMBO_BLOCKS], passed, sum);
@@ -1587,15 +1715,25 @@ static void front_add_resting(const struct front *front, struct pool_front_sum *
   }
 }
 
+static size_t front_host_bytes(struct front *front) {
+  size_t bytes = sizeof *front;
+  const struct shelf *shelf;
+  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
+    bytes += shelf->room * sizeof *shelf->ring;
+  return bytes;
+}
+
 static void fronts_sum(struct mam_pool *pool, struct pool_front_sum *sum) {
   *sum = pool->fronts->gone;
   for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool) {
     numbers_add(front, sum);
     front_add_kept(front, sum);
     front_add_resting(front, sum);
-    sum->metadata_bytes += sizeof *front + (front->bins != NULL ? BINS * sizeof *front->bins : 0);
+    sum->metadata_bytes += front_host_bytes(front);
     sum->thread_count++;
   }
+  /* What large blocks were kept for was handed out again, or still is kept, or went to the pool, which counts it. */
+  sum->frees += sum->hits[FRONT_HIT_SIZE] + sum->hits[FRONT_HIT_TAG] + sum->kept_count;
   for (unsigned i = 0; i < SLAB_CLASSES; i++) {
     struct slab_sum slabs = slab_count(pool, &pool->fronts->depots[i], i);
     sum->span_bytes += slabs.span_bytes;

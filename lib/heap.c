@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "error.h"
-#include "heap_inside.h"
+#include "heap_host.h"
 #include "heap_view.h"
 #include "pool.h"
 
@@ -42,18 +42,35 @@ static cudaError_t check(MAM_Heap heap) {
   return cudaSuccess;
 }
 
-/* As check, and takes the heap's lock. */
-static cudaError_t enter(MAM_Heap heap) {
-  cudaError_t error = check(heap);
-  if (error == cudaSuccess)
-    pthread_mutex_lock(&heap->lock);
-  return error;
-}
-
 static cudaError_t leave(MAM_Heap heap, cudaError_t error) {
   pthread_mutex_unlock(&heap->lock);
   return error;
 }
+
+/* As check, and takes the heap's lock; refuses while a compaction is under way. */
+static cudaError_t enter(MAM_Heap heap) {
+  cudaError_t error = check(heap);
+  if (error != cudaSuccess)
+    return error;
+  pthread_mutex_lock(&heap->lock);
+  if (heap_compact_is_open(heap->compact))
+    return leave(heap,
+                 error_set(cudaErrorIllegalState, "a compaction of heap %p has begun and not ended", (void *)heap));
+  return cudaSuccess;
+}
+
+cudaError_t heap_inside_enter(MAM_Heap heap, struct heap_inside *inside) {
+  cudaError_t error = check(heap);
+  if (error != cudaSuccess)
+    return error;
+  pthread_mutex_lock(&heap->lock);
+  pthread_mutex_lock(&heap->superblocks_lock); /* what is added later comes after these */
+  *inside = (struct heap_inside){&heap->gpu, heap->pool, &heap->handle, heap->areas, heap->count, &heap->compact};
+  pthread_mutex_unlock(&heap->superblocks_lock);
+  return cudaSuccess;
+}
+
+cudaError_t heap_inside_leave(MAM_Heap heap, cudaError_t error) { return leave(heap, error); }
 
 /* ---- Work on the GPU ---- */
 
@@ -66,7 +83,7 @@ static cudaError_t clear_area(const struct mam_heap_host *heap, struct mam_area 
 static cudaError_t run_on_control(const struct mam_heap_host *heap, enum heap_kernel kernel) {
   mam_u64 control = (mam_u64)(uintptr_t)heap->handle.control;
   void *arguments[] = {&control};
-  return heap_gpu_run(&heap->gpu, kernel, (size_t)heap->handle.slot_count * MAM_HEAP_CLASSES, arguments);
+  return heap_gpu_run(&heap->gpu, kernel, (size_t)heap->handle.slot_count * MAM_HEAP_KINDS, arguments);
 }
 
 /* ---- Creating and destroying ---- */
@@ -77,7 +94,7 @@ static bool is_on_a_gpu(const struct mam_pool *pool) {
 }
 
 /* Writes an empty heap to the first superblock. */
-static cudaError_t begin(struct mam_heap_host *heap, mam_u64 patience_ns) {
+static cudaError_t begin(struct mam_heap_host *heap, mam_u32 patience) {
   struct mam_heap_control control;
   mam_u64 address = ((mam_u64)(uintptr_t)heap->memory[0] + ALIGNMENT_BYTES - 1) & ~(mam_u64)(ALIGNMENT_BYTES - 1);
   mam_u64 end = (mam_u64)(uintptr_t)heap->memory[0] + heap->bytes[0];
@@ -91,7 +108,7 @@ static cudaError_t begin(struct mam_heap_host *heap, mam_u64 patience_ns) {
   if (heap->bell != NULL) {
     heap->round = 1;
     control.growth.bell = (mam_u64 *)(uintptr_t)heap->bell->word_on_device;
-    control.growth.patience_ns = patience_ns;
+    control.growth.patience = patience;
     control.growth.reply = mam_round_of(heap->round, 0);
   }
   heap->handle = control.heap;
@@ -134,7 +151,7 @@ static cudaError_t create_in_pool(struct mam_heap_host *heap, const MAM_HeapOpti
     goto give_back;
   error = open_growth(heap);
   if (error == cudaSuccess)
-    error = begin(heap, (mam_u64)options->wait_ms * 1000000);
+    error = begin(heap, (mam_u32)(((mam_u64)options->wait_ms * 1000000 + (1 << 20) - 1) >> 20));
   if (error == cudaSuccess && heap->bell != NULL)
     error = heap_growth_begin(heap);
   if (error == cudaSuccess)
@@ -220,6 +237,7 @@ cudaError_t MAM_HeapDestroy(MAM_Heap heap) {
   *link = heap->next;
   pthread_mutex_unlock(&heaps_lock);
   close_gpu(heap);
+  heap_compact_free(heap->compact);
   while (heap->count != 0) {
     cudaError_t given = heap_memory_give(heap);
     error = error != cudaSuccess ? error : given;
@@ -242,7 +260,7 @@ cudaError_t MAM_HeapHandle(MAM_Heap heap, mam_heap *handle) {
 /* ---- Growing, shrinking, emptying ---- */
 
 cudaError_t MAM_HeapGrow(MAM_Heap heap, size_t bytes) {
-  cudaError_t error = check(heap);
+  cudaError_t error = enter(heap);
   if (error != cudaSuccess)
     return error;
   pthread_mutex_lock(&heap->superblocks_lock);
@@ -250,7 +268,7 @@ cudaError_t MAM_HeapGrow(MAM_Heap heap, size_t bytes) {
   if (error == cudaSuccess)
     error = heap_growth_reopen_locked(heap);
   pthread_mutex_unlock(&heap->superblocks_lock);
-  return error;
+  return leave(heap, error);
 }
 
 /* Whether no page of the last superblock is taken. */

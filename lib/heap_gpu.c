@@ -10,10 +10,10 @@
 enum { BLOCK_THREADS = 256, BLOCKS_PER_MULTIPROCESSOR = 8 };
 
 static const char *const kernel_names[HEAP_KERNELS] = {
-    "mam_kernel_clear",
-    "mam_kernel_clear_slots",
-    "mam_kernel_drain",
-    "mam_kernel_free",
+    "mam_kernel_clear",           "mam_kernel_clear_slots",     "mam_kernel_drain",         "mam_kernel_free",
+    "mam_kernel_compact_slots",   "mam_kernel_compact_look",    "mam_kernel_compact_sum",   "mam_kernel_compact_order",
+    "mam_kernel_compact_merge",   "mam_kernel_compact_rewrite", "mam_kernel_compact_roots", "mam_kernel_compact_watch",
+    "mam_kernel_compact_release",
 };
 
 /* ---- Kernels, once for each context ---- */
@@ -130,17 +130,20 @@ static cudaError_t finish(const struct heap_gpu *gpu, const struct context_visit
   return error;
 }
 
+static CUresult launch(const struct heap_gpu *gpu, enum heap_kernel kernel, size_t threads, void **arguments) {
+  size_t most = (size_t)gpu->multiprocessors * BLOCKS_PER_MULTIPROCESSOR;
+  size_t blocks = (threads + BLOCK_THREADS - 1) / BLOCK_THREADS;
+  return gpu->context.driver->cuLaunchKernel(gpu->kernels[kernel], (unsigned)(blocks < most ? blocks : most), 1, 1,
+                                             threads < BLOCK_THREADS ? (unsigned)threads : BLOCK_THREADS, 1, 1, 0,
+                                             gpu->stream, arguments, NULL);
+}
+
 cudaError_t heap_gpu_run(const struct heap_gpu *gpu, enum heap_kernel kernel, size_t threads, void **arguments) {
   struct context_visit visit;
   cudaError_t error = context_enter(&gpu->context, &visit);
   if (error != cudaSuccess)
     return error;
-  size_t most = (size_t)gpu->multiprocessors * BLOCKS_PER_MULTIPROCESSOR;
-  size_t blocks = (threads + BLOCK_THREADS - 1) / BLOCK_THREADS;
-  CUresult result = gpu->context.driver->cuLaunchKernel(
-      gpu->kernels[kernel], (unsigned)(blocks < most ? blocks : most), 1, 1,
-      threads < BLOCK_THREADS ? (unsigned)threads : BLOCK_THREADS, 1, 1, 0, gpu->stream, arguments, NULL);
-  return finish(gpu, &visit, result, kernel_names[kernel]);
+  return finish(gpu, &visit, launch(gpu, kernel, threads, arguments), kernel_names[kernel]);
 }
 
 cudaError_t heap_gpu_read(const struct heap_gpu *gpu, void *to, uint64_t from, size_t bytes) {
@@ -158,4 +161,47 @@ cudaError_t heap_gpu_write(const struct heap_gpu *gpu, uint64_t to, const void *
   if (error != cudaSuccess)
     return error;
   return finish(gpu, &visit, gpu->context.driver->cuMemcpyHtoDAsync(to, from, bytes, gpu->stream), "copying to a heap");
+}
+
+/* ---- Work in several pieces ---- */
+
+cudaError_t heap_gpu_work_begin(const struct heap_gpu *gpu, struct heap_gpu_work *work) {
+  *work = (struct heap_gpu_work){.gpu = gpu, .result = CUDA_SUCCESS, .what = "work for a heap"};
+  return context_enter(&gpu->context, &work->visit);
+}
+
+static void work_note(struct heap_gpu_work *work, CUresult result, const char *what) {
+  work->result = result;
+  if (result != CUDA_SUCCESS)
+    work->what = what;
+}
+
+void heap_gpu_work_run(struct heap_gpu_work *work, enum heap_kernel kernel, size_t threads, void **arguments) {
+  if (work->result == CUDA_SUCCESS)
+    work_note(work, launch(work->gpu, kernel, threads, arguments), kernel_names[kernel]);
+}
+
+void heap_gpu_work_read(struct heap_gpu_work *work, void *to, uint64_t from, size_t bytes) {
+  const struct heap_gpu *gpu = work->gpu;
+  if (work->result == CUDA_SUCCESS)
+    work_note(work, gpu->context.driver->cuMemcpyDtoHAsync(to, from, bytes, gpu->stream), "copying from a heap");
+}
+
+void heap_gpu_work_write(struct heap_gpu_work *work, uint64_t to, const void *from, size_t bytes) {
+  const struct heap_gpu *gpu = work->gpu;
+  if (work->result == CUDA_SUCCESS)
+    work_note(work, gpu->context.driver->cuMemcpyHtoDAsync(to, from, bytes, gpu->stream), "copying to a heap");
+}
+
+cudaError_t heap_gpu_work_wait(struct heap_gpu_work *work) {
+  const struct driver *driver = work->gpu->context.driver;
+  if (work->result == CUDA_SUCCESS)
+    work_note(work, driver->cuStreamSynchronize(work->gpu->stream), work->what);
+  return work->result == CUDA_SUCCESS ? cudaSuccess : driver_error(driver, work->result, work->what);
+}
+
+cudaError_t heap_gpu_work_end(struct heap_gpu_work *work) {
+  cudaError_t error = heap_gpu_work_wait(work);
+  context_leave(&work->gpu->context, &work->visit);
+  return error;
 }

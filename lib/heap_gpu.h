@@ -9,7 +9,22 @@
 
 #include "context.h"
 
-enum heap_kernel { HEAP_KERNEL_CLEAR, HEAP_KERNEL_CLEAR_SLOTS, HEAP_KERNEL_DRAIN, HEAP_KERNEL_FREE, HEAP_KERNELS };
+enum heap_kernel {
+  HEAP_KERNEL_CLEAR,
+  HEAP_KERNEL_CLEAR_SLOTS,
+  HEAP_KERNEL_DRAIN,
+  HEAP_KERNEL_FREE,
+  HEAP_KERNEL_COMPACT_SLOTS,
+  HEAP_KERNEL_COMPACT_LOOK,
+  HEAP_KERNEL_COMPACT_SUM,
+  HEAP_KERNEL_COMPACT_ORDER,
+  HEAP_KERNEL_COMPACT_MERGE,
+  HEAP_KERNEL_COMPACT_REWRITE,
+  HEAP_KERNEL_COMPACT_ROOTS,
+  HEAP_KERNEL_COMPACT_WATCH,
+  HEAP_KERNEL_COMPACT_RELEASE,
+  HEAP_KERNELS
+};
 
 struct heap_gpu {
   struct context context; /* borrowed: not to be released */
@@ -30,5 +45,22 @@ void heap_gpu_close(struct heap_gpu *gpu);
 cudaError_t heap_gpu_run(const struct heap_gpu *gpu, enum heap_kernel kernel, size_t threads, void **arguments);
 cudaError_t heap_gpu_read(const struct heap_gpu *gpu, void *to, uint64_t from, size_t bytes);
 cudaError_t heap_gpu_write(const struct heap_gpu *gpu, uint64_t to, const void *from, size_t bytes);
+
+/* Work that is enqueued without waiting for each piece.  After a failure the rest is left out, and the next
+ * heap_gpu_work_wait or heap_gpu_work_end says so. */
+struct heap_gpu_work {
+  const struct heap_gpu *gpu;
+  struct context_visit visit;
+  CUresult result;
+  const char *what; /* failed */
+};
+
+/* heap_gpu_work_end follows if it succeeds. */
+cudaError_t heap_gpu_work_begin(const struct heap_gpu *gpu, struct heap_gpu_work *work);
+void heap_gpu_work_run(struct heap_gpu_work *work, enum heap_kernel kernel, size_t threads, void **arguments);
+void heap_gpu_work_read(struct heap_gpu_work *work, void *to, uint64_t from, size_t bytes);
+void heap_gpu_work_write(struct heap_gpu_work *work, uint64_t to, const void *from, size_t bytes);
+cudaError_t heap_gpu_work_wait(struct heap_gpu_work *work);
+cudaError_t heap_gpu_work_end(struct heap_gpu_work *work);
 
 #endif

@@ -6,7 +6,7 @@
  * is written by copies from host memory, which the copy engines do, on a stream of its own.  The metadata is written
  * first, then the superblock's place in the table, then the count that says it is there.
  */
-#include "heap_inside.h"
+#include "heap_host.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -54,60 +54,49 @@ cudaError_t heap_memory_give(struct mam_heap_host *heap) {
 
 /* ---- Writing beside kernels -------------------------------------------------------------------------------------- */
 
-/* By way of the bell's memory if there is one: from other memory the driver copies as it likes. */
+static bool is_zero(const char *bytes, size_t count) {
+  return count == 0 || (bytes[0] == 0 && memcmp(bytes, bytes + 1, count - 1) == 0);
+}
+
+/* The next piece of what is to be written, as it is to be given to the driver, and its bytes: by way of the bell's
+ * memory if there is one, since from other memory the driver copies as it likes. */
+static const void *next_piece(const struct mam_heap_host *heap, const char *from, size_t *bytes) {
+  size_t zeros = *bytes < HEAP_BELL_ZERO_BYTES ? *bytes : HEAP_BELL_ZERO_BYTES;
+  if (heap->bell == NULL)
+    return from;
+  if (is_zero(from, zeros)) { /* most of an empty superblock's metadata is */
+    *bytes = zeros;
+    return heap->bell->zeros;
+  }
+  *bytes = *bytes < HEAP_BELL_STAGING_BYTES ? *bytes : HEAP_BELL_STAGING_BYTES;
+  return memcpy(heap->bell->staging, from, *bytes);
+}
+
 static cudaError_t write_beside(struct mam_heap_host *heap, mam_u64 to, const void *from, size_t bytes) {
   const char *rest = from;
   cudaError_t error = cudaSuccess;
-  if (heap->bell == NULL)
-    return heap_gpu_write(&heap->growing, to, from, bytes);
   while (error == cudaSuccess && bytes != 0) {
-    size_t piece = bytes < HEAP_BELL_STAGING_BYTES ? bytes : HEAP_BELL_STAGING_BYTES;
-    memcpy(heap->bell->staging, rest, piece);
-    error = heap_gpu_write(&heap->growing, to, heap->bell->staging, piece);
-    to += piece;
-    rest += piece;
-    bytes -= piece;
+    size_t piece_bytes = bytes;
+    const void *piece = next_piece(heap, rest, &piece_bytes);
+    error = heap_gpu_write(&heap->growing, to, piece, piece_bytes);
+    to += piece_bytes;
+    rest += piece_bytes;
+    bytes -= piece_bytes;
   }
   return error;
 }
 
-static cudaError_t write_zeros(struct mam_heap_host *heap, mam_u64 to, size_t bytes) {
-  static const char few[4096];
-  const void *zeros = heap->bell != NULL ? heap->bell->zeros : few;
-  size_t most = heap->bell != NULL ? HEAP_BELL_ZERO_BYTES : sizeof few;
-  cudaError_t error = cudaSuccess;
-  while (error == cudaSuccess && bytes != 0) {
-    size_t piece = bytes < most ? bytes : most;
-    error = heap_gpu_write(&heap->growing, to, zeros, piece);
-    to += piece;
-    bytes -= piece;
-  }
-  return error;
-}
-
-/* What an empty superblock's maps say; all other metadata is 0. */
-static cudaError_t write_maps(struct mam_heap_host *heap, struct mam_area area) {
-  size_t pages = mam_map_words(mam_area_map_words(area));
-  size_t classes = (size_t)MAM_HEAP_CLASSES * mam_map_words(mam_area_class_words(area));
-  mam_u64 *maps = malloc((pages + classes) * sizeof *maps);
-  if (maps == NULL)
-    return error_set(cudaErrorMemoryAllocation, "no host memory for the maps of a superblock");
-  for (size_t i = 0; i < pages; i++)
-    maps[i] = mam_map_open_word(area.page_count, (mam_u32)i);
-  memset(&maps[pages], 0xff, classes * sizeof *maps);
-  cudaError_t error =
-      write_beside(heap, (mam_u64)(uintptr_t)mam_area_pages(area), maps, (pages + classes) * sizeof *maps);
-  free(maps);
-  return error;
-}
-
+/* Writes an empty superblock's metadata. */
 static cudaError_t write_area(struct mam_heap_host *heap, struct mam_area area) {
-  mam_u64 begin = (mam_u64)(uintptr_t)(area.words - 1), maps = (mam_u64)(uintptr_t)mam_area_pages(area);
-  mam_u64 entries = (mam_u64)(uintptr_t)mam_area_entries(area);
-  cudaError_t error = write_zeros(heap, begin, maps - begin);
-  if (error == cudaSuccess)
-    error = write_maps(heap, area);
-  return error == cudaSuccess ? write_zeros(heap, entries, 2 * (size_t)area.page_count) : error;
+  size_t bytes = (size_t)mam_area_metadata_bytes(area.page_count);
+  mam_u64 *image = calloc(1, bytes);
+  if (image == NULL)
+    return error_set(cudaErrorMemoryAllocation, "no host memory for the metadata of a superblock");
+  struct mam_area in_image = {area.base, image + 1, area.page_count, 0};
+  mam_area_clear(in_image, 0, 1);
+  cudaError_t error = write_beside(heap, (mam_u64)(uintptr_t)(area.words - 1), image, bytes);
+  free(image);
+  return error;
 }
 
 static mam_u64 control_address(const struct mam_heap_host *heap, size_t offset) {

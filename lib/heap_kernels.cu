@@ -5,6 +5,8 @@
  */
 #include <mam/heap_core.h>
 
+#include "compact_kernels.cuh"
+
 static __device__ mam_u64 thread_rank(void) { return (mam_u64)blockIdx.x * blockDim.x + threadIdx.x; }
 static __device__ mam_u64 thread_count(void) { return (mam_u64)gridDim.x * blockDim.x; }
 

@@ -22,8 +22,9 @@ static mam_u64 *word_of(const struct heap_view *view, mam_u64 address, mam_u32 c
 void heap_view_settle(struct heap_view *view) {
   const mam_heap *heap = &view->control->heap;
   view->held_count = view->held_bytes = 0;
-  for (mam_u32 i = 0; i < heap->slot_count * MAM_HEAP_CLASSES; i++) {
-    mam_u32 size_class = i / heap->slot_count, limit = mam_slot_limit(heap, size_class);
+  for (mam_u32 i = 0; i < heap->slot_count * MAM_HEAP_KINDS; i++) {
+    mam_u32 size_class = mam_kind_numbered(view->control, i / heap->slot_count);
+    mam_u32 limit = mam_slot_limit(heap, size_class);
     mam_u64 address = mam_slot_address(view->slots[i]);
     for (mam_u64 ticket = view->slots[i] & MAM_SLOT_TICKETS; ticket < limit; ticket++) {
       mam_u64 *word = word_of(view, address, (mam_u32)ticket);
@@ -89,7 +90,7 @@ static void tally_view(const struct heap_view *view, struct tally *tally) {
         tally->runs++;
         tally->run_bytes += (words[0] & (MAM_FULL_WORD >> 16)) << MAM_PAGE_SHIFT;
       } else if (words[0] != 0)
-        tally_span(&tally->classes[mam_word_class(words[0])], words);
+        tally_span(&tally->classes[mam_word_class(words[0]) & MAM_KIND_CLASS], words);
     }
 }
 

@@ -121,7 +121,7 @@ static void pool_reset(struct mam_pool *pool, const struct pool_config *config, 
   for (unsigned i = 0; i < POOL_SMALL_CLASSES; i++)
     atomic_store_explicit(&pool->live_by_class[i], 0, memory_order_relaxed); /* relaxed: a hint */
   pool->limit_bytes = SIZE_MAX;
-  pool->held_bytes = pool->refused_bytes = pool->requested_bytes = pool->peak_used_bytes = 0;
+  pool->held_bytes = pool->moved_bytes = pool->refused_bytes = pool->requested_bytes = pool->peak_used_bytes = 0;
   pool->malloc_count = pool->free_call_count = pool->failure_count = pool->synchronize_count = 0;
   pool->stream_hit_count = 0;
   pool->source_said[0] = '\0';
@@ -639,9 +639,10 @@ static struct rule own_rule(const struct mam_pool *pool, bool passed) {
 /* Takes segments back that a front kept. */
 static void give_kept_locked(struct mam_pool *pool, struct segment *const *segments, unsigned count,
                              const struct rule *rule) {
+  pool->free_call_count += count; /* here at last */
   for (unsigned i = 0; i < count; i++) {
     class_count_locked(pool, segments[i]->bytes, (size_t)-1);
-    pool->requested_bytes -= segments[i]->as.used.requested_bytes; /* the front added as much to its own number */
+    pool->requested_bytes -= segments[i]->as.used.requested_bytes;
     give_back_locked(pool, segments[i], rule);
   }
 }

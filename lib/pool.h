@@ -144,6 +144,7 @@ struct mam_pool {
 
   size_t held_bytes;      /* of the source */
   size_t limit_bytes;     /* held_bytes never passes it */
+  size_t moved_bytes;     /* given back for the sake of growth elsewhere in the addresses, ever */
   size_t refused_bytes;   /* the least that the source had no chunk for, 0 if it always had */
   size_t requested_bytes; /* live, as asked for */
   size_t peak_used_bytes;

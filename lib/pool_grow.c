@@ -148,15 +148,14 @@ static cudaError_t chunk_grow_locked(struct mam_pool *pool, size_t bytes, bool *
 
 /* ---- Pieces: the mapped parts of a reserved chunk ---- */
 
-/* A growth maps a few pieces rather than one, so that trimming finds some of them free, but not many: each costs the
- * driver a few KiB of host memory (H200), and 1 GiB costs 69 us to map and 27 to unmap in one piece, 401 and 207
- * in 16.
- */
-enum { PIECES_MOST = 4 };
+/* A growth maps a few pieces rather than one, so that what is free later lies in some of them as a whole and can be
+ * given back.  But not many: each costs the driver a few KiB of host memory (H200), which small blocks notice, and 1
+ * GiB costs 69 us to map and 27 to unmap in one piece, 401 and 207 in 16. */
+enum { PIECES_FEW = 4, PIECES_MOST = 8, PIECES_FEW_BYTES = 32 << 20 };
 
 static size_t piece_bytes_for(size_t bytes) {
-  size_t piece = SOURCE_GRANULARITY_BYTES;
-  while (piece < bytes / PIECES_MOST + (bytes % PIECES_MOST != 0))
+  size_t most = bytes > PIECES_FEW_BYTES ? PIECES_MOST : PIECES_FEW, piece = SOURCE_GRANULARITY_BYTES;
+  while (piece < bytes / most + (bytes % most != 0))
     piece *= 2;
   return piece;
 }
@@ -481,10 +480,33 @@ static bool own_pieces_give_locked(struct mam_pool *pool, size_t bytes, bool by_
   return pieces_trim_locked(pool, keep_bytes) == cudaSuccess && pool->held_bytes <= keep_bytes;
 }
 
+/* A pool that holds more than was ever used, by this part of that, moves what is free before it grows.  But in all not
+ * more than a part of what it holds, and a small move counts as a larger one: it costs more than growth does, and where
+ * sizes never fit what is free, it would go on for ever. */
+enum { EXCESS_SHARE = 128, MOVED_SHARE = 2, MOVED_LEAST_BYTES = 16 << 20 };
+
+/* Gives as much of what is free in pieces back as the place for a block needs, so that the pool does not hold more than
+ * before.  Whether it did. */
+static bool excess_give_locked(struct mam_pool *pool, size_t bytes) {
+  struct place place;
+  size_t most = pool->segments.bytes[SEGMENT_USED] + bytes;
+  if (most < pool->peak_used_bytes)
+    most = pool->peak_used_bytes;
+  if (!place_find_locked(pool, bytes, &place) || pool->segments.bytes[SEGMENT_FREE] < place.bytes ||
+      pool->held_bytes + place.bytes <= most + most / EXCESS_SHARE)
+    return false;
+  size_t charge = place.bytes > MOVED_LEAST_BYTES ? place.bytes : MOVED_LEAST_BYTES;
+  if (pool->moved_bytes + charge > pool->held_bytes / MOVED_SHARE || trimmable_bytes_locked(pool) < place.bytes)
+    return false;
+  pool->moved_bytes += charge;
+  return pieces_trim_locked(pool, pool->held_bytes - place.bytes) == cudaSuccess;
+}
+
 static cudaError_t elastic_grow_locked(struct mam_pool *pool, size_t bytes, bool *asked) {
   if (bytes > pool->limit_bytes)
     return cudaErrorMemoryAllocation;
-  cudaError_t error = elastic_try_locked(pool, bytes, true, asked);
+  bool generous = !excess_give_locked(pool, bytes);
+  cudaError_t error = elastic_try_locked(pool, bytes, generous, asked);
   if (error == cudaErrorMemoryAllocation && own_pieces_give_locked(pool, bytes, !*asked))
     error = elastic_try_locked(pool, bytes, false, asked);
   return error;

@@ -118,6 +118,9 @@ CUresult cuIpcGetMemHandle(struct preload_ipc_handle *handle, CUdeviceptr addres
 
 /* ---- Opening ---- */
 
+/* One of the driver's two versions. */
+typedef CUresult handle_opener(CUdeviceptr *address, struct preload_ipc_handle handle, unsigned flags);
+
 struct opened {
   uintptr_t address; /* the block's */
   size_t bytes;
@@ -188,9 +191,11 @@ bool preload_ipc_block_at(uintptr_t address, uintptr_t *base, size_t *bytes) {
   return opened != NULL;
 }
 
-/* A parcel of the handle; its description is taken over. */
-static CUresult open_parcel(CUresult result, CUdeviceptr base, uint64_t offset, struct opened *opened,
-                            CUdeviceptr *address) {
+/* Opens a parcel's chunk by the driver's function; its description, allocated by the caller, is taken over. */
+static CUresult parcel_open(handle_opener *open, struct preload_ipc_handle chunk, uint64_t offset, unsigned flags,
+                            struct opened *opened, CUdeviceptr *address) {
+  CUdeviceptr base = 0;
+  CUresult result = open(&base, chunk, flags);
   if (result != CUDA_SUCCESS) {
     free(opened);
     return result;
@@ -202,45 +207,30 @@ static CUresult open_parcel(CUresult result, CUdeviceptr base, uint64_t offset, 
   return CUDA_SUCCESS;
 }
 
-/* Room for the description of a parcel, or for nothing if the handle is none. */
-static bool opened_prepare(const struct preload_ipc_handle *handle, struct preload_ipc_handle *whole, uint64_t *offset,
-                           struct opened **opened) {
-  uint64_t bytes;
-  *opened = NULL;
-  if (preload_depth != 0 || !preload_active() || !parcel_unpack(handle, whole, offset, &bytes))
-    return true;
-  *opened = malloc(sizeof **opened);
-  if (*opened != NULL)
-    **opened = (struct opened){.bytes = bytes, .opened = 1};
-  return *opened != NULL;
+/* Either version, by the driver's function of that version. */
+static CUresult handle_open(handle_opener *open, CUdeviceptr *address, struct preload_ipc_handle handle,
+                            unsigned flags) {
+  struct preload_ipc_handle chunk;
+  uint64_t offset, bytes;
+  if (open == NULL)
+    return PRELOAD_NO_FUNCTION;
+  if (preload_depth != 0 || !preload_active() || !parcel_unpack(&handle, &chunk, &offset, &bytes))
+    return open(address, handle, flags);
+  struct opened *opened = malloc(sizeof *opened);
+  if (opened == NULL)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  *opened = (struct opened){.bytes = bytes, .opened = 1};
+  return parcel_open(open, chunk, offset, flags, opened, address);
 }
 
 CUresult cuIpcOpenMemHandle(CUdeviceptr *address, struct preload_ipc_handle handle, unsigned flags) {
   const struct preload_real *real = preload_real_get();
-  struct preload_ipc_handle whole;
-  struct opened *opened;
-  uint64_t offset;
-  CUdeviceptr base = 0;
-  if (!opened_prepare(&handle, &whole, &offset, &opened))
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  if (opened == NULL)
-    return PRELOAD_CALL(real, cuIpcOpenMemHandle, address, handle, flags);
-  CUresult result = PRELOAD_CALL(real, cuIpcOpenMemHandle, &base, whole, flags);
-  return open_parcel(result, base, offset, opened, address);
+  return handle_open(real != NULL ? real->cuIpcOpenMemHandle : NULL, address, handle, flags);
 }
 
 CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *address, struct preload_ipc_handle handle, unsigned flags) {
   const struct preload_real *real = preload_real_get();
-  struct preload_ipc_handle whole;
-  struct opened *opened;
-  uint64_t offset;
-  CUdeviceptr base = 0;
-  if (!opened_prepare(&handle, &whole, &offset, &opened))
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  if (opened == NULL)
-    return PRELOAD_CALL(real, cuIpcOpenMemHandle_v2, address, handle, flags);
-  CUresult result = PRELOAD_CALL(real, cuIpcOpenMemHandle_v2, &base, whole, flags);
-  return open_parcel(result, base, offset, opened, address);
+  return handle_open(real != NULL ? real->cuIpcOpenMemHandle_v2 : NULL, address, handle, flags);
 }
 
 CUresult cuIpcCloseMemHandle(CUdeviceptr address) {

@@ -56,6 +56,7 @@ struct segment {
     struct {
       size_t requested_bytes; /* what the caller asked for, at most bytes */
       const void *site;       /* where in the program it asked */
+      const void *tag;        /* front.h's; NULL: none */
     } used;
     struct {
       TAILQ_ENTRY(segment) link;

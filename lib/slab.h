@@ -81,10 +81,10 @@ void depot_init(struct depot *depot, pthread_mutex_t *lock);
 
 /* The smallest class whose blocks hold bytes, 1 to SLAB_BLOCK_MOST_BYTES. */
 static inline unsigned slab_class(size_t bytes) {
-  size_t units = (bytes + SLAB_UNIT_BYTES - 1) / SLAB_UNIT_BYTES;
-  if (units <= 16)
-    return (unsigned)units - 1;
-  return units <= 32 ? 16 + (unsigned)(units - 17) / 2 : 24 + (unsigned)(units - 33) / 4;
+  unsigned units = (unsigned)((bytes + SLAB_UNIT_BYTES - 1) / SLAB_UNIT_BYTES);
+  if (__builtin_expect(units <= 16, true))
+    return units - 1;
+  return units <= 32 ? 16 + (units - 17) / 2 : 24 + (units - 33) / 4;
 }
 
 static inline size_t slab_class_bytes(unsigned class) {
@@ -122,14 +122,11 @@ static inline size_t slab_block_bytes(const struct slab *slab) { /* relaxed: as 
 /* What was asked for, as one byte: 1 and what is left over of the block in steps of a 128th of the class's spacing. */
 static inline unsigned slab_code_shift(unsigned class) { return class < 16 ? 2 : class < 24 ? 3 : 4; }
 
-static inline uint8_t slab_code(unsigned class, size_t bytes) {
-  return (uint8_t)(1 + ((slab_class_bytes(class) - bytes) >> slab_code_shift(class)));
-}
+static inline uint8_t slab_code(uint32_t left_over, uint32_t shift) { return (uint8_t)(1 + (left_over >> shift)); }
 
 /* What the code leaves out, into the byte after the block's, which the code is written to next. */
-static inline void slab_exact_write(_Atomic uint8_t *live, unsigned class, size_t bytes) {
-  uint8_t rest = (uint8_t)((slab_class_bytes(class) - bytes) & ((1u << slab_code_shift(class)) - 1));
-  atomic_store_explicit(live + 1, rest, memory_order_relaxed); /* relaxed: as the code */
+static inline void slab_exact_write(_Atomic uint8_t *live, uint32_t rest) {
+  atomic_store_explicit(live + 1, (uint8_t)rest, memory_order_relaxed); /* relaxed: as the code */
 }
 
 /* What was asked for by a code's block, exactly if that was written. */

@@ -32,6 +32,7 @@ struct elastic_model {
   unsigned limit, step; /* in granules */
   size_t waiting_limit_bytes;
   unsigned synchronizes;
+  size_t peak_cells, moved_granules; /* used at the most; given back for the sake of growth */
   bool fenced, unfenced; /* the pool's rule; something was free before the GPU was known to be done with it */
 };
 
@@ -78,32 +79,37 @@ static bool elastic_would_do(struct elastic_model *model, unsigned granule, unsi
   return fits;
 }
 
-/* Maps a run in at most eight pieces, all but the last of one size, which is a power of two. */
+/* Maps a run in at most four pieces, eight from 17 granules on, all but the last of one size, which is a power of two. */
 static void elastic_map(struct elastic_model *model, unsigned granule, unsigned count) {
   unsigned piece = 1;
-  while (4 * piece < count)
+  while ((count > 16 ? 8 : 4) * piece < count)
     piece *= 2;
   elastic_fill(model, granule, count, ELASTIC_FREE);
   for (unsigned done = 0; done < count; done += piece)
     model->pieces[granule + done] = count - done < piece ? count - done : piece;
 }
 
-/* The least that makes room, at the lowest place, or at once the step: away from the hole that it continues. */
+/* The least run of granules that makes room, the lowest of these: how many from *granule on, 0 if there is none. */
+static unsigned elastic_place(struct elastic_model *model, size_t cells, unsigned *granule) {
+  for (unsigned count = 1; count <= ELASTIC_GRANULES; count++)
+    for (*granule = 0; *granule + count <= ELASTIC_GRANULES; ++*granule)
+      if (elastic_unmapped(model, *granule, count) && elastic_would_do(model, *granule, count, cells))
+        return count;
+  return 0;
+}
+
+/* Maps that place, or at once the step: away from the hole that it continues. */
 static bool elastic_grow(struct elastic_model *model, size_t cells, bool generous) {
-  unsigned room = model->limit - elastic_held(model);
-  for (unsigned count = 1; count <= room; count++)
-    for (unsigned granule = 0; granule < ELASTIC_GRANULES; granule++) {
-      if (!elastic_unmapped(model, granule, count) || !elastic_would_do(model, granule, count, cells))
-        continue;
-      unsigned end = granule + count, want = generous && model->step > count ? model->step : count;
-      bool down = granule > 0 && elastic_unmapped(model, granule - 1, 1);
-      for (; end - granule < want && end - granule < room; down ? granule-- : end++)
-        if (!elastic_unmapped(model, down ? granule - 1 : end, 1) || (down && granule == 0))
-          break;
-      elastic_map(model, granule, end - granule);
-      return true;
-    }
-  return false;
+  unsigned room = model->limit - elastic_held(model), granule, count = elastic_place(model, cells, &granule);
+  if (count == 0 || count > room)
+    return false;
+  unsigned end = granule + count, want = generous && model->step > count ? model->step : count;
+  bool down = granule > 0 && elastic_unmapped(model, granule - 1, 1);
+  for (; end - granule < want && end - granule < room; down ? granule-- : end++)
+    if (!elastic_unmapped(model, down ? granule - 1 : end, 1) || (down && granule == 0))
+      break;
+  elastic_map(model, granule, end - granule);
+  return true;
 }
 
 /* The highest piece below *end that is free as a whole: its granule, -1 if there is none. */
@@ -128,6 +134,26 @@ static void elastic_trim(struct elastic_model *model, unsigned keep) {
   }
 }
 
+/* Before a growth beyond what was ever used, and a 128th: gives back as much as is needed elsewhere, if so much is free
+ * in pieces.  In all at most half of what is held, 16 MiB at least at a time. */
+static bool elastic_give_excess(struct elastic_model *model, size_t cells) {
+  const size_t granule_bytes = SOURCE_GRANULARITY_BYTES;
+  size_t used = elastic_count(model, ELASTIC_USED) + cells, held = elastic_held(model);
+  size_t most = (used > model->peak_cells ? used : model->peak_cells) * ELASTIC_CELL_BYTES;
+  unsigned granule, count = elastic_place(model, cells, &granule);
+  size_t charge = count > 8 ? count : 8;
+  struct elastic_model tried = *model;
+  if (count == 0 || elastic_count(model, ELASTIC_FREE) < (size_t)count * ELASTIC_GRANULE_CELLS ||
+      (held + count) * granule_bytes <= most + most / 128 || 2 * (model->moved_granules + charge) > held)
+    return false;
+  elastic_trim(&tried, (unsigned)held - count);
+  if (elastic_held(&tried) > held - count)
+    return false;
+  *model = tried;
+  model->moved_granules += charge;
+  return true;
+}
+
 /* At the limit, what is free in pieces makes room elsewhere, if it is enough. */
 static bool elastic_move(struct elastic_model *model, size_t cells) {
   unsigned need = (unsigned)((cells + ELASTIC_GRANULE_CELLS - 1) / ELASTIC_GRANULE_CELLS);
@@ -149,9 +175,11 @@ static void elastic_synchronize(struct elastic_model *model) {
 }
 
 static bool elastic_make_room(struct elastic_model *model, size_t cells) {
-  if (cells <= (size_t)model->limit * ELASTIC_GRANULE_CELLS &&
-      (elastic_grow(model, cells, true) || elastic_move(model, cells)))
-    return true;
+  if (cells <= (size_t)model->limit * ELASTIC_GRANULE_CELLS) {
+    bool generous = !elastic_give_excess(model, cells);
+    if (elastic_grow(model, cells, generous) || elastic_move(model, cells))
+      return true;
+  }
   size_t waiting = elastic_count(model, ELASTIC_WAITING);
   size_t unmapped = (size_t)(model->limit - elastic_held(model)) * ELASTIC_GRANULE_CELLS;
   if (waiting == 0 || cells > waiting + elastic_count(model, ELASTIC_FREE) + unmapped)
@@ -176,6 +204,8 @@ static void elastic_step_malloc(struct elastic_model *model, struct mam_pool *po
     return;
   MODEL_REQUIRE((uintptr_t)address == IMAGINARY_FIRST_BASE + (size_t)cell * ELASTIC_CELL_BYTES);
   memset(&model->cells[cell], ELASTIC_USED, cells);
+  size_t used = elastic_count(model, ELASTIC_USED);
+  model->peak_cells = used > model->peak_cells ? used : model->peak_cells;
   model->blocks[model->block_count].cell = (size_t)cell;
   model->blocks[model->block_count++].cells = cells;
 }

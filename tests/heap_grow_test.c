@@ -81,7 +81,7 @@ static const struct heap_service_work work = {answer, retry, lives};
 static void begin(size_t heap_bytes, size_t more_bytes, unsigned patience_ms) {
   model = heap_model_create(heap_bytes, 4);
   growth()->bell = (mam_u64 *)&bell;
-  growth()->patience_ns = (mam_u64)patience_ms * 1000000;
+  growth()->patience = (mam_u32)(((mam_u64)patience_ms * 1000000) >> 20) + 1;
   growth()->reply = mam_round_of(1, 0);
   left_bytes = more_bytes;
   answers = retries = 0;
@@ -99,12 +99,12 @@ static void end(void) {
 }
 
 static void *malloc_patiently(size_t bytes, unsigned slot) {
-  struct mam_plea plea = {0, 0};
+  mam_plea plea = 0;
   for (;;) {
     void *block = heap_model_malloc(model, bytes, slot);
     mam_u32 pages = bytes > MAM_CHUNK_BYTES ? (mam_u32)((bytes + MAM_PAGE_BYTES - 1) / MAM_PAGE_BYTES)
                                             : mam_span_pages(model->control->heap.chunks, mam_class_of((mam_u32)bytes));
-    if (block != NULL || !mam_growth_await(growth(), pages, &plea))
+    if (block != NULL || (plea = mam_growth_await(growth(), pages, plea)) == 0)
       return block;
   }
 }
@@ -180,7 +180,7 @@ START_TEST(request_that_nobody_answers_gives_up_in_time) {
   begin(MIB, 64 * MIB, 60000);
   heap_service_stop(service);
   service = NULL;
-  growth()->patience_ns = 30 * 1000000;
+  growth()->patience = 30;
   while (heap_model_malloc(model, BLOCK_BYTES, 0) != NULL)
     ;
   unsigned long long begin_ns = time_ns();

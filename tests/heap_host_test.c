@@ -79,12 +79,12 @@ static MAM_HeapInfo info_now(void) {
 
 /* What mam_malloc does, for one thread of a kernel. */
 static void *kernel_malloc(size_t bytes, unsigned slot) {
-  struct mam_plea plea = {0, 0};
+  mam_plea plea = 0;
   for (;;) {
     void *block = heap_model_malloc(&kernels, bytes, slot % handle.slot_count);
     mam_u32 pages = bytes > MAM_CHUNK_BYTES ? (mam_u32)((bytes + MAM_PAGE_BYTES - 1) / MAM_PAGE_BYTES)
                                             : mam_span_pages(handle.chunks, mam_class_of((mam_u32)bytes));
-    if (block != NULL || !mam_growth_await(&handle.control->growth, pages, &plea))
+    if (block != NULL || (plea = mam_growth_await(&handle.control->growth, pages, plea)) == 0)
       return block;
   }
 }
@@ -199,6 +199,20 @@ START_TEST(kernel_that_asks_for_16_times_the_heap_is_served) {
   ck_assert_uint_eq(info_now().live_count, 0);
   OK(MAM_HeapTrim(heap, 0));
   ck_assert_uint_eq(info_now().reserved_bytes, MIB);
+  end();
+}
+END_TEST
+
+/* The pool takes a chunk for it. */
+START_TEST(request_larger_than_the_pool_is_served) {
+  MAM_PoolOptions options = MAM_POOL_OPTIONS_INIT;
+  options.chunk_bytes = 16 * MIB;
+  options.limit_bytes = 384 * MIB;
+  fake_back_memory();
+  OK(MAM_PoolCreate(&pool, &options));
+  heap_begin(4 * MIB, 256 * MIB, 4 * MIB);
+  ck_assert_ptr_nonnull(kernel_malloc(100 * MIB, 0));
+  ck_assert_uint_eq(info_now().growth_count, 1);
   end();
 }
 END_TEST
@@ -377,6 +391,7 @@ int main(void) {
   tests = tcase_create("under kernels");
   tcase_set_timeout(tests, 100);
   tcase_add_loop_test(tests, kernel_that_asks_for_16_times_the_heap_is_served, 0, 3);
+  tcase_add_test(tests, request_larger_than_the_pool_is_served);
   tcase_add_test(tests, growth_stops_at_the_limit);
   tcase_add_test(tests, pool_that_is_full_refuses_for_a_while);
   tcase_add_test(tests, growth_waits_for_no_kernel);

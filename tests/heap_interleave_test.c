@@ -239,7 +239,7 @@ static uint64_t memory_hash(void) {
   uint64_t hash = memory[-1];
   for (size_t i = 0; i < words; i++)
     hash = mix(hash, memory[i] + i);
-  for (mam_u32 i = 0; i < model->control->heap.slot_count * MAM_HEAP_CLASSES; i++)
+  for (mam_u32 i = 0; i < model->control->heap.slot_count * MAM_HEAP_KINDS; i++)
     hash = mix(hash, model->control->heap.slots[i]);
   return mix(hash, mam_cursors(model->control)[0]);
 }

@@ -54,22 +54,13 @@ static inline void heap_model_destroy(struct heap_model *model) {
   free(model);
 }
 
-/* What count lanes of a warp get that ask for as many bytes each, in their order; returns how many got a block. */
-static inline unsigned heap_model_malloc_warp(struct heap_model *model, size_t bytes, unsigned slot, unsigned count,
-                                              void **blocks) {
+/* What count lanes of a warp get that ask for a chunk of a kind each, in their order; returns how many got one. */
+static inline unsigned heap_model_malloc_kind(struct heap_model *model, mam_u32 size_class, unsigned slot,
+                                              unsigned count, void **blocks) {
   const mam_heap *heap = &model->control->heap;
-  mam_u32 home = slot >> heap->warp_bits;
+  mam_u32 home = slot >> heap->warp_bits, limit = mam_slot_limit(heap, size_class);
   unsigned done = 0;
-  for (; bytes > MAM_CHUNK_BYTES && done < count; done++) {
-    mam_u64 address = mam_run_malloc(model->control, bytes, home);
-    if (address == 0)
-      return done;
-    blocks[done] = (void *)(uintptr_t)address;
-  }
-  if (done == count)
-    return done;
-  mam_u32 size_class = mam_class_of((mam_u32)bytes), limit = mam_slot_limit(heap, size_class);
-  mam_u64 *place = &heap->slots[size_class * heap->slot_count + slot];
+  mam_u64 *place = &heap->slots[mam_kind_number(size_class) * heap->slot_count + slot];
   struct mam_claim claim = {0, 0, mam_class_bytes(size_class)};
   struct mam_request request = {model->control, model->control->superblocks[0], NULL, size_class, mam_lowest_u32(limit),
                                 home,           model->control->home_count,     0};
@@ -102,6 +93,21 @@ static inline unsigned heap_model_malloc_warp(struct heap_model *model, size_t b
     if (claim.mask == 0)
       return done;
   }
+}
+
+/* The same for as many bytes each. */
+static inline unsigned heap_model_malloc_warp(struct heap_model *model, size_t bytes, unsigned slot, unsigned count,
+                                              void **blocks) {
+  unsigned done = 0;
+  if (bytes <= MAM_CHUNK_BYTES)
+    return count == 0 ? 0 : heap_model_malloc_kind(model, mam_class_of((mam_u32)bytes), slot, count, blocks);
+  for (; done < count; done++) {
+    mam_u64 address = mam_run_malloc(model->control, bytes, slot >> model->control->heap.warp_bits);
+    if (address == 0)
+      return done;
+    blocks[done] = (void *)(uintptr_t)address;
+  }
+  return done;
 }
 
 static inline void *heap_model_malloc(struct heap_model *model, size_t bytes, unsigned slot) {

@@ -14,6 +14,7 @@
 
 #include "bench.h"
 #include "bench_clock.h"
+#include "bench_compact.h"
 #include "bench_heap.h"
 #include "bench_report.h"
 #include "error.h"
@@ -58,11 +59,13 @@ static const char usage_text[] =
     "Usage: mam-bench quickstart [OPTION]...\n"
     "       mam-bench host [OPTION]...\n"
     "       mam-bench heap [OPTION]...\n"
+    "       mam-bench compact [OPTION]...\n"
     "Measures what allocations of libmam (MAM_CudaMalloc, MAM_CudaFree) cost, beside CUDA's in the same run.\n"
     "\n"
     "quickstart prints in seconds what an allocation and a free cost by size.  Without a GPU it measures on plain\n"
     "host memory, beside mmap and malloc, and says so.  host runs the tests below.\n"
     "heap measures allocations in kernels: see 'mam-bench heap --help'.\n"
+    "compact measures defragmentation of device heaps: see 'mam-bench compact --help'.\n"
     "\n"
     "Both:\n"
     "  --source SOURCE   device, pinned, managed or host: where the pool's memory comes from.  The default is\n"
@@ -243,7 +246,7 @@ static void arguments_parse(struct arguments *arguments, int argc, char **argv) 
     arguments_take(arguments, key, optarg);
   }
   if (optind == argc)
-    usage_refuse("a command is missing: quickstart, host or heap", "");
+    usage_refuse("a command is missing: quickstart, host, heap or compact", "");
   arguments->is_quickstart = strcmp(argv[optind], "quickstart") == 0;
   if (!arguments->is_quickstart && strcmp(argv[optind], "host") != 0)
     usage_refuse("no such command", argv[optind]);
@@ -388,6 +391,8 @@ static bool tests_run(const struct arguments *arguments, struct bench *bench) {
 int main(int argc, char **argv) {
   if (argc > 1 && strcmp(argv[1], "heap") == 0)
     return bench_heap(argc - 1, argv + 1);
+  if (argc > 1 && strcmp(argv[1], "compact") == 0)
+    return bench_compact(argc - 1, argv + 1);
   static struct arguments arguments;
   struct machine machine = {.device = "host memory"};
   arguments_parse(&arguments, argc, argv);

@@ -37,10 +37,18 @@ static __device__ void *mam_malloc(mam_heap heap, size_t bytes);
  * MAM_HEAP_BAD if heap is not the handle of a heap. */
 static __device__ void *mam_malloc_why(mam_heap heap, size_t bytes, mam_heap_status *why);
 
+/* Allocates an object of a type that the host registered (MAM_HeapRegisterType): as mam_malloc of the type's size, but
+ * defragmentation (MAM_HeapCompact) may move it.  NULL if type is no type, or the heap is full. */
+static __device__ void *mam_malloc_typed(mam_heap heap, mam_type type);
+
 /* Frees a block.  NULL is nothing.  What is not in the heap at all, or was freed before and not handed out since, is
  * left alone and counted (MAM_HeapInfo, refused_free_count).  With MAM_HEAP_CHECKED so is everything else that is not
  * the start of a live block. */
 static __device__ void mam_free(mam_heap heap, void *block);
+
+/* Between MAM_HeapCompactBegin and MAM_HeapCompactEnd: rewrites a pointer to an object that was moved, or into one.
+ * Any other pointer stays as it is. */
+template <typename Type> static __device__ void mam_forward(mam_heap heap, Type **pointer);
 
 /* How many bytes of a live block may be used: at least what was asked for.  0 for what is not the start of a live
  * block, as far as can be seen. */
@@ -64,9 +72,15 @@ MAM_INLINE mam_u32 mam_slot_here(const mam_heap &heap, mam_u32 home) {
   return home << heap.warp_bits | (warp & ((1u << heap.warp_bits) - 1));
 }
 
-/* What mam_malloc_rest is asked for, in one word: a class, whether the caller's lanes have the task of refilling the
+/* What mam_malloc_rest is asked for, in one word: a kind, whether the caller's lanes have the task of refilling the
  * slot, whether they are so many that they take whole spans, their home, and how many homes there are, less one. */
-enum { MAM_REST_REFILL = 1 << 8, MAM_REST_WHOLE = 1 << 9, MAM_REST_HOME = 10, MAM_REST_HOMES = 20 };
+enum {
+  MAM_REST_KIND = (1 << MAM_KIND_BITS) - 1,
+  MAM_REST_REFILL = 1 << MAM_KIND_BITS,
+  MAM_REST_WHOLE = 1 << (MAM_KIND_BITS + 1),
+  MAM_REST_HOME = MAM_KIND_BITS + 2,
+  MAM_REST_HOMES = MAM_KIND_BITS + 12
+};
 /* Above a slot's number among all: the base-2 logarithm of a span's chunks. */
 enum { MAM_REST_CHUNKS = 28 };
 
@@ -83,7 +97,7 @@ MAM_INLINE struct mam_request mam_request_of(struct mam_heap_control *control, m
   struct mam_request request = {control,
                                 {base, words, page_count, 0},
                                 0,
-                                wanted & 255,
+                                wanted & MAM_REST_KIND,
                                 slot >> MAM_REST_CHUNKS,
                                 wanted >> MAM_REST_HOME & 1023,
                                 (wanted >> MAM_REST_HOMES) + 1,
@@ -93,9 +107,17 @@ MAM_INLINE struct mam_request mam_request_of(struct mam_heap_control *control, m
   return request;
 }
 
+/* Counts requests that failed, of a heap that does not grow: if it does, they may be asked again. */
+MAM_INLINE void mam_malloc_failed(struct mam_heap_control *control, mam_u32 count) {
+  if (control->growth.bell == 0)
+    (void)mam_add_relaxed_u64(&control->failures, count);
+}
+
 /* Chunks for lanes that got none so far, by all means but growth. */
-MAM_OUTLINE void *mam_malloc_now(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot, mam_u64 base,
-                                 mam_u64 *words, mam_u32 page_count, mam_u32 group) {
+MAM_OUTLINE void *mam_malloc_rest(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot, mam_u64 base,
+                                  mam_u64 *words, mam_u32 page_count, mam_u32 group) {
+  if (control == 0)
+    return 0;
   struct mam_request request = mam_request_of(control, wanted, slot, base, words, page_count);
   for (;;) {
     struct mam_lanes lanes = mam_lanes_of(group);
@@ -105,56 +127,28 @@ MAM_OUTLINE void *mam_malloc_now(struct mam_heap_control *control, mam_u32 wante
     mam_u32 got = mam_ones_u32(claim.mask);
     if (lanes.rank < got)
       return (void *)mam_claim_chunk(claim, lanes.rank);
-    if (got == 0)
+    if (got == 0) {
+      if (lanes.rank == 0)
+        mam_malloc_failed(control, lanes.count);
       return 0;
+    }
     group &= ~mam_lowest_ones(group, got);
   }
 }
 
-/* Whether lanes that have been refused a chunk are to ask again. */
-MAM_INLINE int mam_malloc_again(struct mam_heap_control *control, mam_u32 size_class, struct mam_lanes lanes,
-                                struct mam_plea *plea) {
-  mam_u32 again = 0;
-  if (lanes.rank == 0)
-    again = (mam_u32)mam_out_of_sight(mam_growth_await)(&control->growth,
-                                                        mam_span_pages(control->heap.chunks, size_class), plea);
-  plea->reply = mam_lanes_first_u64(lanes, plea->reply); /* the next first lane has waited as long as this one */
-  plea->deadline_ns = mam_lanes_first_u64(lanes, plea->deadline_ns);
-  return mam_lanes_first_u32(lanes, again) != 0;
-}
-
-/* What is left for lanes that were refused a chunk: to wait for the heap to grow, if it does. */
-MAM_OUTLINE void *mam_malloc_patiently(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot, mam_u32 group) {
-  struct mam_plea plea = {0, 0};
-  void *block = 0;
-  while (control->growth.bell != 0 && mam_malloc_again(control, wanted & 255, mam_lanes_of(group), &plea)) {
-    const mam_heap *heap = &control->heap;
-    block = mam_out_of_sight(mam_malloc_now)(control, wanted, slot, heap->base, heap->words, heap->page_count, group);
-    group = __ballot_sync(group, block == 0);
-    if (block != 0)
-      return block;
-  }
-  if ((group & mam_lane_below()) == 0)
-    (void)mam_add_relaxed_u64(&control->failures, mam_ones_u32(group));
-  return 0;
-}
-
-/* Chunks for lanes that got none so far, by all means. */
-MAM_OUTLINE void *mam_malloc_rest(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot, mam_u64 base,
-                                  mam_u64 *words, mam_u32 page_count, mam_u32 group) {
-  if (control == 0)
+/* For a request for a chunk that was refused: as mam_growth_await. */
+MAM_OUTLINE mam_plea mam_malloc_again(struct mam_heap_control *control, mam_u32 kind, mam_plea plea) {
+  if (control == 0 || control->growth.bell == 0)
     return 0;
-  void *block = mam_out_of_sight(mam_malloc_now)(control, wanted, slot, base, words, page_count, group);
-  group = __ballot_sync(group, block == 0);
-  if (block != 0)
-    return block;
-  wanted &= ~(mam_u32)MAM_REST_REFILL; /* that task is done: the slot is dry */
-  return mam_out_of_sight(mam_malloc_patiently)(control, wanted, slot, group);
+  plea = mam_growth_await(&control->growth, mam_span_pages(control->heap.chunks, kind), plea);
+  if (plea == 0)
+    (void)mam_add_relaxed_u64(&control->failures, 1);
+  return plea;
 }
 
 /* Requests that are not for chunks: of whole pages, or of nothing. */
 MAM_OUTLINE void *mam_malloc_pages(struct mam_heap_control *control, size_t bytes, mam_u32 home) {
-  struct mam_plea plea = {0, 0};
+  mam_plea plea = 0;
   if (control == 0 || bytes == 0)
     return 0;
   for (;;) {
@@ -162,8 +156,9 @@ MAM_OUTLINE void *mam_malloc_pages(struct mam_heap_control *control, size_t byte
     mam_u64 pages = ((mam_u64)bytes + MAM_PAGE_BYTES - 1) >> MAM_PAGE_SHIFT;
     if (block != 0)
       return block;
-    if (pages - 1 >= MAM_NO_PAGE - 1 || control->growth.bell == 0 ||
-        !mam_out_of_sight(mam_growth_await)(&control->growth, (mam_u32)pages, &plea)) {
+    if (pages < MAM_NO_PAGE)
+      plea = mam_out_of_sight(mam_growth_await)(&control->growth, (mam_u32)pages, plea);
+    if (plea == 0 || pages >= MAM_NO_PAGE) {
       (void)mam_add_relaxed_u64(&control->failures, 1);
       return 0;
     }
@@ -191,14 +186,14 @@ MAM_INLINE void *mam_malloc_more(const mam_heap &heap, mam_u32 wanted, mam_u32 s
     mam_u32 ticket = (mam_u32)(old & MAM_SLOT_TICKETS), limit = 1u << (slot >> MAM_REST_CHUNKS);
     group = __ballot_sync(group, ticket + rank >= limit);
     if (ticket + rank < limit)
-      return mam_chunk_of(mam_slot_address(old), ticket + rank, wanted & 255);
+      return mam_chunk_of(mam_slot_address(old), ticket + rank, wanted & MAM_REST_KIND);
     wanted |= ticket <= limit ? MAM_REST_REFILL : 0;
   }
   if ((wanted & (MAM_REST_WHOLE | MAM_REST_REFILL)) != 0 && heap.control != 0) {
     struct mam_area area = {heap.base, heap.words, heap.page_count, 0};
     mam_u64 found = MAM_NO_PAGE;
     if ((group & mam_lane_below()) == 0) {
-      mam_u32 bytes = mam_class_bytes(wanted & 255), home = wanted >> MAM_REST_HOME & 1023;
+      mam_u32 bytes = mam_class_bytes(wanted & MAM_REST_KIND), home = wanted >> MAM_REST_HOME & 1023;
       found = mam_out_of_sight(mam_refill_pages)(&mam_cursors(heap.control)[home], mam_area_pages(area),
                                                  mam_area_map_words(area), home, (wanted >> MAM_REST_HOMES) + 1,
                                                  (bytes << (slot >> MAM_REST_CHUNKS)) >> MAM_PAGE_SHIFT);
@@ -213,21 +208,19 @@ MAM_INLINE void *mam_malloc_more(const mam_heap &heap, mam_u32 wanted, mam_u32 s
       mam_u32 got = mam_slot_fill(&request, area, page, lanes.count, lanes);
       group = __ballot_sync(group, lanes.rank >= got);
       if (lanes.rank < got)
-        return mam_chunk_of(mam_area_address(area, page), lanes.rank, wanted & 255);
+        return mam_chunk_of(mam_area_address(area, page), lanes.rank, wanted & MAM_REST_KIND);
       wanted &= ~(mam_u32)MAM_REST_REFILL;
     }
   }
   return mam_out_of_sight(mam_malloc_rest)(heap.control, wanted, slot, heap.base, heap.words, heap.page_count, group);
 }
 
-static __device__ __forceinline__ void *mam_malloc(mam_heap heap, size_t bytes) {
-  mam_u32 home = mam_home_here(heap);
-  if (bytes - 1 >= MAM_CHUNK_BYTES)
-    return mam_out_of_sight(mam_malloc_pages)(heap.control, bytes, home);
-  mam_u32 less = (mam_u32)(bytes - 1) >> 4, shift = mam_class_shift_of(less), multiple = (less >> shift) + 1;
-  mam_u32 size_class = 4 * shift + multiple - 1, chunks_log2 = mam_span_chunks_log2(heap.chunks, shift);
-  mam_u32 group = __match_any_sync(__activemask(), size_class), count = mam_ones_u32(group);
-  mam_u32 slot = size_class * heap.slot_count + mam_slot_here(heap, home), wanted = MAM_REST_WHOLE;
+/* A chunk of a kind of that number, whose size class has that shift and multiple. */
+MAM_INLINE void *mam_malloc_once(const mam_heap &heap, mam_u32 home, mam_u32 kind, mam_u32 number, mam_u32 shift,
+                                 mam_u32 multiple) {
+  mam_u32 chunks_log2 = mam_span_chunks_log2(heap.chunks, shift);
+  mam_u32 group = __match_any_sync(__activemask(), kind), count = mam_ones_u32(group);
+  mam_u32 slot = number * heap.slot_count + mam_slot_here(heap, home), wanted = MAM_REST_WHOLE;
   if (count >> chunks_log2 == 0) {
     mam_u32 rank = mam_ones_u32(group & mam_lane_below());
     mam_u64 old = 0;
@@ -240,8 +233,39 @@ static __device__ __forceinline__ void *mam_malloc(mam_heap heap, size_t bytes) 
       return (void *)(mam_slot_address(old) + ((mam_u64)(mine * multiple) << (shift + 4)));
     wanted = ticket <= 1u << chunks_log2 ? MAM_REST_REFILL : 0;
   }
-  wanted |= size_class | home << MAM_REST_HOME | (mam_home_count(&heap) - 1) << MAM_REST_HOMES;
+  wanted |= kind | home << MAM_REST_HOME | (mam_home_count(&heap) - 1) << MAM_REST_HOMES;
   return mam_malloc_more(heap, wanted, slot | chunks_log2 << MAM_REST_CHUNKS, group);
+}
+
+/* mam_malloc_once, until the heap does not grow any more. */
+MAM_INLINE void *mam_malloc_kind(const mam_heap &heap, mam_u32 home, mam_u32 kind, mam_u32 number, mam_u32 shift,
+                                 mam_u32 multiple) {
+  mam_plea plea = 0;
+  for (;;) {
+    void *block = mam_malloc_once(heap, home, kind, number, shift, multiple);
+    if (block != 0)
+      return block;
+    plea = mam_out_of_sight(mam_malloc_again)(heap.control, kind, plea);
+    if (plea == 0)
+      return 0;
+  }
+}
+
+static __device__ __forceinline__ void *mam_malloc(mam_heap heap, size_t bytes) {
+  mam_u32 home = mam_home_here(heap);
+  if (bytes - 1 >= MAM_CHUNK_BYTES)
+    return mam_out_of_sight(mam_malloc_pages)(heap.control, bytes, home);
+  mam_u32 less = (mam_u32)(bytes - 1) >> 4, shift = mam_class_shift_of(less), multiple = (less >> shift) + 1;
+  mam_u32 size_class = 4 * shift + multiple - 1;
+  return mam_malloc_kind(heap, home, size_class, size_class, shift, multiple);
+}
+
+static __device__ __forceinline__ void *mam_malloc_typed(mam_heap heap, mam_type type) {
+  if (mam_kind_type(type) == 0)
+    return 0;
+  mam_u32 shift = mam_class_shift(type);
+  return mam_malloc_kind(heap, mam_home_here(heap), type, mam_kind_number(type), shift,
+                         mam_class_multiple(type, shift));
 }
 
 static __device__ __forceinline__ void *mam_malloc_why(mam_heap heap, size_t bytes, mam_heap_status *why) {
@@ -305,6 +329,12 @@ static __device__ __forceinline__ void mam_free(mam_heap heap, void *block) {
 
 static __device__ __forceinline__ size_t mam_malloc_size(mam_heap heap, const void *block) {
   return heap.control != 0 && block != 0 ? mam_out_of_sight(mam_block_bytes)(heap.control, (mam_u64)block) : 0;
+}
+
+template <typename Type> static __device__ void mam_forward(mam_heap heap, Type **pointer) {
+  mam_u64 old = (mam_u64)*pointer, now = heap.control != 0 ? mam_forwarded(&heap, old) : old;
+  if (now != old)
+    *pointer = (Type *)now;
 }
 
 #endif /* MAM_DEVICE_CUH */

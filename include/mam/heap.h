@@ -123,6 +123,94 @@ MAM_API cudaError_t MAM_HeapCopy(MAM_Heap heap, void *to, const void *from, size
  * cudaErrorInvalidValue          no live block of the heap begins there */
 MAM_API cudaError_t MAM_HeapFree(MAM_Heap heap, void *block);
 
+/* ---- Defragmentation ----
+ *
+ * After M. Springer, "CompactGpu: Massively Parallel Memory Defragmentation on GPUs": objects of pages that are not
+ * full move together, and pages that become empty go back to the heap.  Only objects of registered types move
+ * (mam_malloc_typed); other blocks never do.  Pointers to them are found in three places: in objects of types whose
+ * pointers are registered, in registered roots, and wherever kernels of the program call mam_forward (mam/device.cuh)
+ * between MAM_HeapCompactBegin and MAM_HeapCompactEnd.  A pointer may lead into an object.  mam-heap(7) has more.
+ *
+ * No kernel may use the heap during MAM_HeapCompact, MAM_HeapCompactBegin and MAM_HeapCompactEnd.  Between the last two
+ * kernels may read and write blocks and call mam_forward, but not allocate or free; and every other function that works
+ * on the heap gives cudaErrorIllegalState, except MAM_HeapHandle and MAM_HeapDestroy. */
+
+/* What MAM_HeapRegisterType needs to know.  Start from MAM_HEAP_TYPE_OPTIONS_INIT. */
+typedef struct MAM_HeapTypeOptions {
+  size_t struct_size;            /* sizeof(MAM_HeapTypeOptions) */
+  size_t bytes;                  /* of an object: 1 to 32 KiB */
+  const size_t *pointer_offsets; /* of each pointer in an object, in bytes: multiples of 8.  Copied */
+  size_t pointer_count;          /* at most 64 */
+} MAM_HeapTypeOptions;
+
+/* clang-format off */
+#define MAM_HEAP_TYPE_OPTIONS_INIT { sizeof(MAM_HeapTypeOptions), 0, NULL, 0 }
+/* clang-format on */
+
+/* Makes a type of objects known, for mam_malloc_typed.  It is the heap's until that is destroyed.  A pointer in an
+ * object is NULL, or leads to anything; one that leads to an object that moves is rewritten.
+ *
+ * cudaErrorInvalidValue          an option is out of its range (MAM_LastError says which)
+ * cudaErrorMemoryAllocation      the heap has MAM_HEAP_TYPES types already */
+MAM_API cudaError_t MAM_HeapRegisterType(MAM_Heap heap, const MAM_HeapTypeOptions *options, mam_type *type);
+
+/* Has count pointers from *pointers on rewritten by each compaction: device memory, or what the device can access,
+ * that stays until MAM_HeapForgetRoots, and is not in an object that moves.
+ *
+ * cudaErrorInvalidValue          pointers is NULL or no multiple of 8, or count is 0
+ * cudaErrorAlreadyAcquired       roots that begin there are registered
+ * cudaErrorMemoryAllocation      the host has no memory */
+MAM_API cudaError_t MAM_HeapRegisterRoots(MAM_Heap heap, void *pointers, size_t count);
+
+/* cudaErrorInvalidValue          no roots that begin there are registered */
+MAM_API cudaError_t MAM_HeapForgetRoots(MAM_Heap heap, void *pointers);
+
+/* How a heap is compacted.  Start from MAM_HEAP_COMPACT_OPTIONS_INIT. */
+typedef struct MAM_HeapCompactOptions {
+  size_t struct_size;  /* sizeof(MAM_HeapCompactOptions) */
+  unsigned targets;    /* n: pages at most n/(n+1) full are merged, one into n others; 1 to 64 */
+  unsigned pass_limit; /* at most so many passes; 0: until there is nothing to merge */
+} MAM_HeapCompactOptions;
+
+/* clang-format off */
+#define MAM_HEAP_COMPACT_OPTIONS_INIT { sizeof(MAM_HeapCompactOptions), 2, 0 }
+/* clang-format on */
+
+/* What a compaction did.  Fragmentation is the paper's: the mean free share of the runs of pages that hold objects of
+ * types.  Without a pass_limit it is below 1/(n+1) after, but for one such run of each type. */
+typedef struct MAM_HeapCompactInfo {
+  size_t struct_size; /* in: sizeof(MAM_HeapCompactInfo); only that much is written */
+  unsigned pass_count;
+  size_t live_count;   /* objects of types */
+  size_t moved_count;  /* of these, moved; one that moves in two passes counts twice */
+  size_t moved_bytes;  /* of these, rounded up to their size class */
+  size_t bytes_before; /* in pages that hold such objects */
+  size_t bytes_after;
+  double fragmentation_before;
+  double fragmentation_after;
+} MAM_HeapCompactInfo;
+
+/* Moves objects together, rewrites the pointers in objects and roots, and gives the pages that became empty back to the
+ * heap; MAM_HeapTrim then gives superblocks that became empty to the pool: those that came last are emptied first.
+ * options may be NULL for the defaults, info may be NULL.  Between compactions a heap with types keeps some 0.2 % of
+ * its size of the pool for their work.
+ *
+ * cudaErrorInvalidValue          an option is out of its range
+ * cudaErrorIllegalState          a compaction has begun and not ended (nothing changed); or a kernel allocated objects
+ *                                meanwhile, as far as that was noticed: then the heap may be damaged
+ * cudaErrorMemoryAllocation      the pool has no memory for the work, or the host none */
+MAM_API cudaError_t MAM_HeapCompact(MAM_Heap heap, const MAM_HeapCompactOptions *options, MAM_HeapCompactInfo *info);
+
+/* The first part of MAM_HeapCompact: objects have moved and what is registered is rewritten.  What was moved leaves its
+ * new address where it was until MAM_HeapCompactEnd, which follows. */
+MAM_API cudaError_t MAM_HeapCompactBegin(MAM_Heap heap, const MAM_HeapCompactOptions *options,
+                                         MAM_HeapCompactInfo *info);
+
+/* The last part: gives the pages back.  Pointers to where an object was lead nowhere from now on.
+ *
+ * cudaErrorIllegalState          no compaction has begun; or as for MAM_HeapCompact */
+MAM_API cudaError_t MAM_HeapCompactEnd(MAM_Heap heap);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

@@ -9,19 +9,23 @@
  *
  *   bits  0..31  one for each chunk: used, or set aside for a slot
  *   bits 32..39  how many chunks the word has
- *   bits 40..47  how many words the span has
+ *   bits 40..43  how many words the span has
+ *   bits 44..47  the type of its objects, 0 for none
  *   bits 48..55  how many pages the span has
  *   bits 56..63  size class + 1; 0: no span begins here (then the whole word is 0)
  *
  * A span's words are those of its first page, and the words of all other pages are 0.  So a word's place says where its
  * span begins, and whoever changes a word by compare-and-swap has compared the size class with it.
  *
- * A page's entry says how far back its span begins.  It is written before the span's words and read only where a word
- * confirms it; it is not cleared.
+ * A page's entry says size class and type, and how far back its span begins.  It is written before the span's words and
+ * read only where a word confirms it; it is not cleared.
+ *
+ * A kind is a size class with a type: 15 types can be named by the host, for objects whose pointers it knows, so that
+ * they can be moved (compact_core.h).  Spans of different kinds have nothing to do with each other.  Without a type, a
+ * kind is its size class.
  *
  * A slot owns a span and hands its chunks out by number (a run of tickets): one addition, no search.  Chunks without a
- * ticket yet count as used, so the span stays while it is in a slot.  Each size class has slots for each
- * multiprocessor.
+ * ticket yet count as used, so the span stays while it is in a slot.  Each kind has slots for each multiprocessor.
  *
  * Maps say where to look.  In all of them a 0 bit is worth a look, and a bit of the level above is 1 if all 64 below it
  * are.  The page map has a bit for each page and is the truth about who owns it; a class map has a bit for each eight
@@ -36,13 +40,16 @@
 enum {
   MAM_PAGE_SHIFT = 12,
   MAM_PAGE_BYTES = 1 << MAM_PAGE_SHIFT,
-  MAM_PAGE_WORDS = 8,         /* usage words of a page: 32 chunks of 16 bytes each */
-  MAM_SPAN_PAGES = 64,        /* at most: a word of the page map */
-  MAM_HEAP_CLASSES = 40,      /* 16 to 128 by 16, then four for each power of two */
+  MAM_PAGE_WORDS = 8,    /* usage words of a page: 32 chunks of 16 bytes each */
+  MAM_SPAN_PAGES = 64,   /* at most: a word of the page map */
+  MAM_HEAP_CLASSES = 40, /* 16 to 128 by 16, then four for each power of two */
+  MAM_HEAP_KINDS = MAM_HEAP_CLASSES + MAM_HEAP_TYPES,
   MAM_CHUNK_BYTES = 32 << 10, /* at most; larger requests get whole pages */
   MAM_CLASS_RUN = 255,        /* in a usage word: a request of whole pages, their number in the low 48 bits */
   MAM_ENTRY_RUN = 63,         /* the same in an entry */
-  MAM_ENTRY_CLASS_BITS = 6,
+  MAM_ENTRY_MOVED = 62,       /* in an entry: of a span whose objects were moved, whatever its size class was */
+  MAM_ENTRY_CLASS_BITS = 6,   /* size class + 1; then how far back, as many; then the type */
+  MAM_ENTRY_TYPE_SHIFT = 12,
   MAM_TICKET_BITS = 24,
   MAM_BLOCK_PAGES = 8, /* of a class map's bit */
   MAM_MAP_LEVELS = 3,
@@ -81,10 +88,21 @@ struct mam_area {
 
 /* How a heap grows under running kernels: see heap_grow.h. */
 struct mam_growth {
-  mam_u64 *bell;       /* a word of the host's memory, as kernels know it; 0: growth is off */
-  mam_u64 patience_ns; /* how long a request waits in all */
-  mam_u64 rung;        /* atomic: the last that was rung, which only rises */
-  mam_u64 reply;       /* atomic; the host's alone */
+  mam_u64 *bell;            /* a word of the host's memory, as kernels know it; 0: growth is off */
+  mam_u32 patience, unused; /* how long a request waits in all: in units of 2^20 ns */
+  mam_u64 rung;             /* atomic: the last that was rung, which only rises */
+  mam_u64 reply;            /* atomic; the host's alone */
+};
+
+/* The most pointers in an object of a type. */
+enum { MAM_TYPE_POINTERS = 64 };
+
+/* What the host said of a type. */
+struct mam_type_info {
+  mam_u32 kind;  /* 0: there is no such type */
+  mam_u32 bytes; /* of an object, as the host said */
+  mam_u32 pointer_count, unused;
+  mam_u16 pointers[MAM_TYPE_POINTERS]; /* where they are in an object, in units of 8 bytes */
 };
 
 /* Followed in memory by the homes' cursors and then the slots. */
@@ -96,9 +114,10 @@ struct mam_heap_control {
   mam_u32 home_count;
   mam_u64 refused_free; /* atomic counts */
   mam_u64 failures;
-  mam_u64 answer;                    /* to a question of the host */
-  mam_u32 drained[MAM_HEAP_CLASSES]; /* atomic, hints: see mam_steal */
+  mam_u64 answer;                  /* to a question of the host */
+  mam_u32 drained[MAM_HEAP_KINDS]; /* atomic, hints: see mam_steal */
   struct mam_area superblocks[MAM_HEAP_SUPERBLOCKS];
+  struct mam_type_info types[MAM_HEAP_TYPES]; /* of type i + 1; written once */
   struct mam_growth growth;
 };
 
@@ -117,14 +136,35 @@ struct mam_claim {
 /* ---- Size classes ----
  *
  * A class is a shift and a multiple: chunks of (multiple << shift) * 16 bytes, where the multiple is 1 to 8 at shift 0
- * and 5 to 8 above. */
+ * and 5 to 8 above.  A kind is a size class with a type above its bits; where a size class is wanted below, it may be a
+ * kind, unless it says otherwise. */
+
+enum { MAM_KIND_CLASS = 63, MAM_KIND_TYPE_SHIFT = 6, MAM_KIND_BITS = 10 };
+
+MAM_INLINE mam_u32 mam_kind_of(mam_u32 size_class, mam_u32 type) { return size_class | type << MAM_KIND_TYPE_SHIFT; }
+MAM_INLINE mam_u32 mam_kind_type(mam_u32 kind) { return kind >> MAM_KIND_TYPE_SHIFT; }
+/* Kinds are numbered: size classes, then types. */
+MAM_INLINE mam_u32 mam_kind_number(mam_u32 kind) {
+  return mam_kind_type(kind) == 0 ? kind : MAM_HEAP_CLASSES - 1 + mam_kind_type(kind);
+}
+/* The kind of a number; MAM_NO_KIND if there is no such type. */
+#define MAM_NO_KIND 0xffffffffu
+MAM_INLINE mam_u32 mam_kind_numbered(const struct mam_heap_control *control, mam_u32 number) {
+  if (number < MAM_HEAP_CLASSES)
+    return number;
+  return control->types[number - MAM_HEAP_CLASSES].kind == 0 ? MAM_NO_KIND
+                                                             : control->types[number - MAM_HEAP_CLASSES].kind;
+}
 
 MAM_INLINE mam_u32 mam_class_shift_of(mam_u32 sixteenths_less_1) {
   mam_u32 zeros = mam_leading_zeros_u32(sixteenths_less_1);
   return zeros < 29 ? 29 - zeros : 0;
 }
-MAM_INLINE mam_u32 mam_class_shift(mam_u32 size_class) { return size_class < 8 ? 0 : (size_class >> 2) - 1; }
-MAM_INLINE mam_u32 mam_class_multiple(mam_u32 size_class, mam_u32 shift) { return size_class - 4 * shift + 1; }
+MAM_INLINE mam_u32 mam_class_shift(mam_u32 kind) {
+  mam_u32 size_class = kind & MAM_KIND_CLASS;
+  return size_class < 8 ? 0 : (size_class >> 2) - 1;
+}
+MAM_INLINE mam_u32 mam_class_multiple(mam_u32 kind, mam_u32 shift) { return (kind & MAM_KIND_CLASS) - 4 * shift + 1; }
 MAM_INLINE mam_u32 mam_class_of(mam_u32 bytes) {
   mam_u32 sixteenths_less_1 = (bytes - 1) >> 4, shift = mam_class_shift_of(sixteenths_less_1);
   return 4 * shift + (sixteenths_less_1 >> shift);
@@ -133,6 +173,7 @@ MAM_INLINE mam_u32 mam_class_bytes(mam_u32 size_class) {
   mam_u32 shift = mam_class_shift(size_class);
   return mam_class_multiple(size_class, shift) << (shift + 4);
 }
+
 /* Chunks of a whole span, and its pages. */
 MAM_INLINE mam_u32 mam_span_chunks_log2(mam_u64 chunks, mam_u32 shift) { return (mam_u32)(chunks >> (4 * shift)) & 15; }
 MAM_INLINE mam_u32 mam_span_pages(mam_u64 chunks, mam_u32 size_class) {
@@ -148,12 +189,16 @@ MAM_INLINE mam_u32 mam_chunk_index(mam_u32 sixteenths, mam_u32 shift, mam_u32 mu
 
 /* ---- Usage words ---- */
 
-MAM_INLINE mam_u64 mam_word_of(mam_u32 size_class, mam_u32 pages, mam_u32 words, mam_u32 chunks) {
-  return (mam_u64)(size_class + 1) << 56 | (mam_u64)pages << 48 | (mam_u64)words << 40 | (mam_u64)chunks << 32;
+MAM_INLINE mam_u64 mam_word_of(mam_u32 kind, mam_u32 pages, mam_u32 words, mam_u32 chunks) {
+  mam_u32 high = ((kind & MAM_KIND_CLASS) + 1) << 24 | pages << 16 | mam_kind_type(kind) << 12 | words << 8 | chunks;
+  return (mam_u64)high << 32;
 }
-MAM_INLINE mam_u32 mam_word_class(mam_u64 word) { return (mam_u32)(word >> 56) - 1; }
+/* The kind; none of the heap's if no span begins there. */
+MAM_INLINE mam_u32 mam_word_class(mam_u64 word) {
+  return ((mam_u32)(word >> 56) - 1) | ((mam_u32)(word >> 44) & 15) << MAM_KIND_TYPE_SHIFT;
+}
 MAM_INLINE mam_u32 mam_word_span_pages(mam_u64 word) { return (mam_u32)(word >> 48) & 255; }
-MAM_INLINE mam_u32 mam_word_span_words(mam_u64 word) { return (mam_u32)(word >> 40) & 255; }
+MAM_INLINE mam_u32 mam_word_span_words(mam_u64 word) { return (mam_u32)(word >> 40) & 15; }
 MAM_INLINE mam_u32 mam_word_chunks(mam_u64 word) { return (mam_u32)(word >> 32) & 255; }
 MAM_INLINE mam_u32 mam_word_full(mam_u64 word) { return 0xffffffffu >> (32 - mam_word_chunks(word)); }
 
@@ -226,7 +271,8 @@ MAM_INLINE mam_u32 mam_map_words(mam_u32 count) {
 
 /* ---- Superblocks ----
  *
- * In the order of addresses: the shortage (8 bytes), the usage words, the page map, the class maps, the entries. */
+ * In the order of addresses: the shortage (8 bytes), the usage words, the page map, the class maps, the moved pages,
+ * the entries. */
 
 MAM_INLINE mam_u32 *mam_area_shortage(struct mam_area area) { return (mam_u32 *)(area.words - 1); }
 MAM_INLINE mam_u32 mam_area_map_words(struct mam_area area) { return (area.page_count + 63) >> 6; }
@@ -239,9 +285,16 @@ MAM_INLINE mam_u32 mam_area_class_words(struct mam_area area) {
 }
 MAM_INLINE mam_u64 *mam_area_class(struct mam_area area, mam_u32 size_class) {
   return mam_area_pages(area) + mam_map_words(mam_area_map_words(area)) +
-         (mam_u64)size_class * mam_map_words(mam_area_class_words(area));
+         (mam_u64)mam_kind_number(size_class) * mam_map_words(mam_area_class_words(area));
 }
-MAM_INLINE mam_u16 *mam_area_entries(struct mam_area area) { return (mam_u16 *)mam_area_class(area, MAM_HEAP_CLASSES); }
+/* A bit for each page: 1 if what was in it has been moved elsewhere.  0 but between the begin of a compaction and its
+ * end. */
+MAM_INLINE mam_u64 *mam_area_moved(struct mam_area area) {
+  return mam_area_class(area, mam_kind_of(0, 1)) + (mam_u64)MAM_HEAP_TYPES * mam_map_words(mam_area_class_words(area));
+}
+MAM_INLINE mam_u16 *mam_area_entries(struct mam_area area) {
+  return (mam_u16 *)(mam_area_moved(area) + mam_area_map_words(area));
+}
 MAM_INLINE mam_u64 mam_area_address(struct mam_area area, mam_u32 page) {
   return area.base + ((mam_u64)page << MAM_PAGE_SHIFT);
 }
@@ -540,6 +593,13 @@ MAM_OUTLINE struct mam_place mam_pages_claim(struct mam_heap_control *control, m
 
 /* ---- Spans ---- */
 
+/* The entry of the page of a span that is so far behind its first. */
+MAM_INLINE mam_u16 mam_entry_of(mam_u32 kind, mam_u32 back) {
+  return (mam_u16)(((kind & MAM_KIND_CLASS) + 1) | back << MAM_ENTRY_CLASS_BITS |
+                   mam_kind_type(kind) << MAM_ENTRY_TYPE_SHIFT);
+}
+MAM_INLINE mam_u32 mam_entry_back(mam_u32 entry) { return entry >> MAM_ENTRY_CLASS_BITS & 63; }
+
 /* Makes pages that the caller owns a span, all of whose chunks count as used.  Every lane writes its part. */
 MAM_INLINE void mam_span_write(struct mam_area area, mam_u32 page, mam_u32 size_class, mam_u32 pages, mam_u32 chunks,
                                struct mam_lanes lanes) {
@@ -547,7 +607,7 @@ MAM_INLINE void mam_span_write(struct mam_area area, mam_u32 page, mam_u32 size_
   mam_u16 *entries = mam_area_entries(area) + page;
   MAM_LOOP
   for (mam_u32 i = lanes.rank; i < pages; i += lanes.count)
-    mam_store_relaxed_u16(&entries[i], (mam_u16)((size_class + 1) | i << MAM_ENTRY_CLASS_BITS));
+    mam_store_relaxed_u16(&entries[i], mam_entry_of(size_class, i));
   MAM_LOOP
   for (mam_u32 i = lanes.rank; i < words; i += lanes.count) {
     mam_u32 here = chunks - 32 * i < 32 ? chunks - 32 * i : 32;
@@ -652,7 +712,7 @@ MAM_OUTLINE struct mam_claim mam_block_claim(const struct mam_area *area, mam_u3
   for (; page < end && page < area->page_count; page++) {
     mam_u64 *words = &area->words[page * MAM_PAGE_WORDS];
     mam_u64 first = 0;
-    if (mam_load_relaxed_u16(&mam_area_entries(*area)[page]) == size_class + 1)
+    if (mam_load_relaxed_u16(&mam_area_entries(*area)[page]) == mam_entry_of(size_class, 0))
       first = mam_load_relaxed_u64(words);
     if (first == 0 || mam_word_class(first) != size_class)
       continue;
@@ -792,11 +852,11 @@ MAM_OUTLINE struct mam_claim mam_steal(struct mam_heap_control *control, mam_u32
   const mam_heap *heap = &control->heap;
   mam_u32 limit = mam_slot_limit(heap, size_class);
   mam_u32 sum = mam_shortage_sum(control, mam_span_pages(heap->chunks, size_class));
-  if (sum != 0 && mam_load_relaxed_u32(&control->drained[size_class]) == sum)
+  if (sum != 0 && mam_load_relaxed_u32(&control->drained[mam_kind_number(size_class)]) == sum)
     return claim;
   MAM_LOOP
   for (mam_u32 i = 0; i < heap->slot_count; i++) {
-    mam_u64 *slot = &heap->slots[size_class * heap->slot_count + i];
+    mam_u64 *slot = &heap->slots[mam_kind_number(size_class) * heap->slot_count + i];
     if ((mam_load_relaxed_u64(slot) & MAM_SLOT_TICKETS) >= limit)
       continue;
     struct mam_tickets tickets = mam_tickets_of(mam_slot_take(slot, count), claim.chunk_bytes, limit, count);
@@ -809,7 +869,7 @@ MAM_OUTLINE struct mam_claim mam_steal(struct mam_heap_control *control, mam_u32
     }
   }
   if (sum != 0 && mam_shortage_sum(control, mam_span_pages(heap->chunks, size_class)) == sum)
-    mam_store_relaxed_u32(&control->drained[size_class], sum);
+    mam_store_relaxed_u32(&control->drained[mam_kind_number(size_class)], sum);
   return claim;
 }
 
@@ -1049,7 +1109,7 @@ struct mam_bit {
 /* That of the chunk in which offset (from the first page) lies, given the entry of its page, which is a span's. */
 MAM_INLINE struct mam_bit mam_bit_of(mam_u64 offset, mam_u32 entry) {
   mam_u32 size_class = (entry & 63) - 1, shift = mam_class_shift(size_class);
-  mam_u32 page = (mam_u32)(offset >> MAM_PAGE_SHIFT), back = entry >> MAM_ENTRY_CLASS_BITS;
+  mam_u32 page = (mam_u32)(offset >> MAM_PAGE_SHIFT), back = mam_entry_back(entry);
   mam_u32 sixteenths = back << (MAM_PAGE_SHIFT - 4) | ((mam_u32)offset & (MAM_PAGE_BYTES - 1)) >> 4;
   mam_u32 chunk = mam_chunk_index(sixteenths, shift, mam_class_multiple(size_class, shift));
   struct mam_bit bit = {(page - back) * MAM_PAGE_WORDS + (chunk >> 5), chunk & 31};
@@ -1173,7 +1233,7 @@ MAM_OUTLINE struct mam_block mam_block_at(struct mam_heap_control *control, mam_
       block.bytes = (word & (MAM_FULL_WORD >> 16)) << MAM_PAGE_SHIFT;
     return block;
   }
-  mam_u32 size_class = (entry & 63) - 1, back = entry >> MAM_ENTRY_CLASS_BITS;
+  mam_u32 size_class = (entry & 63) - 1, back = mam_entry_back(entry);
   if (size_class >= MAM_HEAP_CLASSES || back > block.page)
     return block;
   block.bit = mam_bit_of(offset, entry);
@@ -1199,6 +1259,34 @@ MAM_OUTLINE int mam_block_free(struct mam_heap_control *control, mam_u64 address
   if (!freed)
     (void)mam_add_relaxed_u64(&control->refused_free, 1);
   return freed;
+}
+
+/* ---- Moved objects ----
+ *
+ * Between the begin and the end of a compaction an object that was moved has its new address where it was.  It may have
+ * been moved on from there. */
+
+/* Where the object is now at which, or into which, an address leads: what does not lead to a moved object is returned
+ * as it is.  After the kernels that move. */
+MAM_INLINE mam_u64 mam_forwarded(const mam_heap *heap, mam_u64 address) {
+  struct mam_area area = {heap->base, heap->words, heap->page_count, 0};
+  MAM_LOOP
+  while (address != 0) {
+    if ((address - area.base) >> MAM_PAGE_SHIFT >= area.page_count)
+      area = mam_area_of(heap->control, address);
+    mam_u32 page = (mam_u32)((address - area.base) >> MAM_PAGE_SHIFT);
+    if (area.page_count == 0 || (mam_area_moved(area)[page >> 6] >> (page & 63) & 1) == 0)
+      break;
+    mam_u64 first = page - mam_entry_back(mam_area_entries(area)[page]);
+    mam_u64 *words = &area.words[first * MAM_PAGE_WORDS], begin = mam_area_address(area, (mam_u32)first);
+    mam_u32 kind = mam_word_class(words[0]), shift = mam_class_shift(kind), bytes = mam_class_bytes(kind);
+    mam_u32 chunk = mam_chunk_index((mam_u32)(address - begin) >> 4, shift, mam_class_multiple(kind, shift));
+    if ((words[chunk / 32] >> chunk % 32 & 1) == 0)
+      break;
+    mam_u64 *object = (mam_u64 *)(begin + (mam_u64)chunk * bytes);
+    address = *object + (address - (mam_u64)object);
+  }
+  return address;
 }
 
 /* ---- Beginning ---- */
@@ -1239,7 +1327,7 @@ MAM_INLINE mam_u64 mam_map_open_word(mam_u32 bits, mam_u32 index) {
 /* Writes an empty superblock's metadata: of count threads each its part. */
 MAM_INLINE void mam_area_clear(struct mam_area area, mam_u64 rank, mam_u64 count) {
   mam_u64 words = (mam_u64)area.page_count * MAM_PAGE_WORDS, map = mam_map_words(mam_area_map_words(area));
-  mam_u64 classes = (mam_u64)MAM_HEAP_CLASSES * mam_map_words(mam_area_class_words(area));
+  mam_u64 classes = (mam_u64)MAM_HEAP_KINDS * mam_map_words(mam_area_class_words(area));
   MAM_LOOP
   for (mam_u64 i = rank; i < words; i += count)
     area.words[i] = 0;
@@ -1249,6 +1337,9 @@ MAM_INLINE void mam_area_clear(struct mam_area area, mam_u64 rank, mam_u64 count
   MAM_LOOP
   for (mam_u64 i = rank; i < classes; i += count)
     mam_area_class(area, 0)[i] = MAM_FULL_WORD;
+  MAM_LOOP
+  for (mam_u64 i = rank; i < mam_area_map_words(area); i += count)
+    mam_area_moved(area)[i] = 0;
   MAM_LOOP
   for (mam_u64 i = rank; i < area.page_count; i += count)
     mam_area_entries(area)[i] = 0;
@@ -1263,10 +1354,10 @@ MAM_INLINE void mam_slots_clear(struct mam_heap_control *control, mam_u64 rank, 
   for (mam_u64 i = rank; i < MAM_HOMES; i += count)
     mam_cursors(control)[i] = 0;
   MAM_LOOP
-  for (mam_u64 i = rank; i < (mam_u64)heap->slot_count * MAM_HEAP_CLASSES; i += count)
-    heap->slots[i] = mam_slot_limit(heap, (mam_u32)(i / heap->slot_count));
+  for (mam_u64 i = rank; i < (mam_u64)heap->slot_count * MAM_HEAP_KINDS; i += count)
+    heap->slots[i] = mam_slot_limit(heap, mam_kind_numbered(control, (mam_u32)(i / heap->slot_count)));
   MAM_LOOP
-  for (mam_u64 i = rank; i < MAM_HEAP_CLASSES; i += count)
+  for (mam_u64 i = rank; i < MAM_HEAP_KINDS; i += count)
     control->drained[i] = 0;
 }
 
@@ -1274,8 +1365,9 @@ MAM_INLINE void mam_slots_clear(struct mam_heap_control *control, mam_u64 rank, 
 MAM_INLINE void mam_slots_drain(struct mam_heap_control *control, mam_u64 rank, mam_u64 count) {
   const mam_heap *heap = &control->heap;
   MAM_LOOP
-  for (mam_u64 i = rank; i < (mam_u64)heap->slot_count * MAM_HEAP_CLASSES; i += count) {
-    mam_u32 size_class = (mam_u32)(i / heap->slot_count), limit = mam_slot_limit(heap, size_class);
+  for (mam_u64 i = rank; i < (mam_u64)heap->slot_count * MAM_HEAP_KINDS; i += count) {
+    mam_u32 size_class = mam_kind_numbered(control, (mam_u32)(i / heap->slot_count));
+    mam_u32 limit = mam_slot_limit(heap, size_class);
     mam_u64 slot = mam_exchange_release_u64(&heap->slots[i], limit);
     MAM_LOOP
     for (mam_u32 ticket = (mam_u32)(slot & MAM_SLOT_TICKETS); ticket < limit; ticket++)
@@ -1306,7 +1398,7 @@ MAM_INLINE mam_u32 mam_home_count(const mam_heap *heap) { return (heap->home_las
 
 /* Bytes of the control block, with the homes and slots that follow it. */
 MAM_INLINE mam_u64 mam_control_bytes(const mam_heap *heap) {
-  return sizeof(struct mam_heap_control) + 8 * (MAM_HOMES + (mam_u64)heap->slot_count * MAM_HEAP_CLASSES);
+  return sizeof(struct mam_heap_control) + 8 * (MAM_HOMES + (mam_u64)heap->slot_count * MAM_HEAP_KINDS);
 }
 
 /* Makes a control block, which kernels know by another address, that of a heap whose first superblock is area. */

@@ -28,11 +28,11 @@ MAM_INLINE int mam_reply_refuses(mam_u64 reply, mam_u32 pages) {
   return mam_round_pages(reply) != 0 && pages >= mam_round_pages(reply);
 }
 
-/* A request while it is being refused. */
-struct mam_plea {
-  mam_u64 reply;       /* the last one it has seen, before it asked the heap the last time; 0: none yet */
-  mam_u64 deadline_ns; /* when it gives up */
-};
+/* What a request that is being refused knows: the round in which it asked the heap the last time, above, and when it
+ * gives up, in units of 2^20 ns, below.  0: nothing yet. */
+typedef mam_u64 mam_plea;
+
+MAM_INLINE mam_u32 mam_growth_clock(void) { return (mam_u32)(mam_time_ns() >> 20); }
 
 /* Rings, if nobody has rung for that round and as many pages. */
 MAM_INLINE void mam_growth_ring(struct mam_growth *growth, mam_u64 ring) {
@@ -50,35 +50,36 @@ MAM_INLINE void mam_growth_ring(struct mam_growth *growth, mam_u64 ring) {
   }
 }
 
-/* The reply once it is another than that one, or that one when the time is over.  acquire: pairs with the host's
+/* Waits until the reply is of another round, or the time is over; returns it.  acquire: pairs with the host's
  * publication, so that who asks again after it finds the superblock. */
-MAM_INLINE mam_u64 mam_growth_wait(struct mam_growth *growth, mam_u64 reply, mam_u64 deadline_ns) {
-  mam_u64 now = mam_load_acquire_u64(&growth->reply);
+MAM_INLINE mam_u64 mam_growth_wait(struct mam_growth *growth, mam_plea plea) {
+  mam_u64 reply = mam_load_acquire_u64(&growth->reply);
   mam_u32 nap = MAM_NAP_NS;
   MAM_LOOP
-  while (now == reply && mam_time_ns() < deadline_ns) {
+  while (mam_round_number(reply) == mam_round_number(plea) && (int)(mam_growth_clock() - (mam_u32)plea) < 0) {
     mam_sleep(nap);
     nap = nap < MAM_NAP_MOST_NS ? 2 * nap : nap;
-    now = mam_load_acquire_u64(&growth->reply);
+    reply = mam_load_acquire_u64(&growth->reply);
   }
-  return now;
+  return reply;
 }
 
-/* For a request of so many pages in a row that the heap has just refused: whether it is to ask the heap again.  plea is
- * all 0 before the first time.  Waits for the host if need be, at most as long as the heap's patience in all. */
-MAM_OUTLINE int mam_growth_await(struct mam_growth *growth, mam_u32 pages, struct mam_plea *plea) {
+/* For a request of so many pages in a row that the heap has just refused: what it is to remember while it asks the heap
+ * again, 0 if it is not to.  Waits for the host if need be, at most as long as the heap's patience in all. */
+MAM_OUTLINE mam_plea mam_growth_await(struct mam_growth *growth, mam_u32 pages, mam_plea plea) {
+  mam_u64 reply;
   if (growth->bell == 0)
     return 0;
-  if (plea->reply == 0) { /* a superblock may have come since the request looked */
-    plea->deadline_ns = mam_time_ns() + growth->patience_ns;
-    plea->reply = mam_load_acquire_u64(&growth->reply); /* as in mam_growth_wait */
-    return !mam_reply_refuses(plea->reply, pages);
+  if (plea == 0) { /* a superblock may have come since the request looked */
+    plea = mam_growth_clock() + growth->patience;
+    reply = mam_load_acquire_u64(&growth->reply); /* as in mam_growth_wait */
+  } else {
+    mam_growth_ring(growth, mam_round_of(mam_round_number(plea), pages));
+    reply = mam_growth_wait(growth, plea);
+    if (mam_round_number(reply) == mam_round_number(plea))
+      return 0;
   }
-  mam_growth_ring(growth, mam_round_of(mam_round_number(plea->reply), pages));
-  mam_u64 reply = mam_growth_wait(growth, plea->reply, plea->deadline_ns);
-  int again = reply != plea->reply && !mam_reply_refuses(reply, pages);
-  plea->reply = reply;
-  return again;
+  return mam_reply_refuses(reply, pages) ? 0 : mam_round_of(mam_round_number(reply), (mam_u32)plea);
 }
 
 #endif /* MAM_HEAP_GROW_H */

@@ -17,6 +17,12 @@ typedef enum mam_heap_status {
 /* The most superblocks that a heap can have. */
 enum { MAM_HEAP_SUPERBLOCKS = 64 };
 
+/* The most types that a heap can have. */
+enum { MAM_HEAP_TYPES = 15 };
+
+/* A type of objects in one heap: what MAM_HeapRegisterType wrote.  0 is none. */
+typedef unsigned int mam_type;
+
 struct mam_heap_control;
 
 /* What kernels are given, by value: constant for the life of a heap.  Its fields are the library's: addresses on the
@@ -24,7 +30,7 @@ struct mam_heap_control;
  */
 typedef struct mam_heap {
   struct mam_heap_control *control;
-  unsigned long long *slots; /* MAM_HEAP_CLASSES times slot_count */
+  unsigned long long *slots; /* MAM_HEAP_KINDS times slot_count */
   unsigned long long *words; /* of the first superblock: see heap_core.h */
   unsigned short *entries;   /* of the first superblock */
   unsigned long long base;   /* of the first superblock's first page */

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * Defragmentation of a heap in host memory (heap_model.h): the kernels' work, done by a team of one thread.
+ */
+#ifndef MAM_TESTS_COMPACT_MODEL_H
+#define MAM_TESTS_COMPACT_MODEL_H
+
+#include <stdbool.h>
+
+#include "heap_model.h"
+
+struct mam_team {
+  mam_u32 rank, count;
+};
+
+static inline void mam_team_sync(struct mam_team team) { (void)team; }
+static inline mam_u64 mam_team_sum(struct mam_team team, mam_u64 value) { return (void)team, value; }
+static inline mam_u32 mam_team_scan(struct mam_team team, mam_u32 value, mam_u32 *total) {
+  (void)team;
+  *total = value;
+  return 0;
+}
+
+#include "compact_core.h"
+
+static const struct mam_team compact_model_team = {0, 1};
+
+/* Makes a type known, as MAM_HeapRegisterType does; pointers in units of 8 bytes. */
+static inline mam_type compact_model_type(struct heap_model *model, mam_u32 number, mam_u32 bytes,
+                                          mam_u32 pointer_count, const mam_u16 *pointers) {
+  struct mam_heap_control *control = model->control;
+  struct mam_type_info *info = &control->types[number - 1];
+  info->bytes = bytes;
+  info->kind = mam_kind_of(mam_class_of(bytes), number);
+  info->pointer_count = pointer_count;
+  if (pointer_count != 0)
+    memcpy(info->pointers, pointers, pointer_count * sizeof *pointers);
+  mam_u64 *slots = control->heap.slots + (size_t)mam_kind_number(info->kind) * control->heap.slot_count;
+  for (mam_u32 i = 0; i < control->heap.slot_count; i++)
+    slots[i] = mam_slot_limit(&control->heap, info->kind);
+  return info->kind;
+}
+
+static inline struct mam_compact *compact_model_open(struct heap_model *model, mam_u32 types, mam_u32 n) {
+  struct mam_compact *compact = (struct mam_compact *)calloc(1, sizeof *compact);
+  compact->control = model->control;
+  compact->superblocks = model->control->superblock_count;
+  compact->types = types;
+  compact->n = n;
+  for (mam_u32 i = 0; i < compact->superblocks; i++) {
+    compact->tiles += (model->control->superblocks[i].page_count + MAM_COMPACT_TILE - 1) / MAM_COMPACT_TILE;
+    compact->first[i + 1] = compact->tiles * MAM_COMPACT_TILE;
+  }
+  size_t pages = (size_t)compact->tiles * MAM_COMPACT_TILE;
+  compact->candidates = (mam_u8 *)calloc(pages / MAM_COMPACT_GROUP, 1);
+  compact->sums = (mam_u32 *)calloc((size_t)types * compact->tiles, sizeof *compact->sums);
+  compact->order = (mam_u32 *)calloc(pages, sizeof *compact->order);
+  compact->spans = (mam_u32 *)calloc(pages, sizeof *compact->spans);
+  mam_u32 slots = model->control->heap.slot_count;
+  for (mam_u32 i = MAM_HEAP_CLASSES * slots; i < (MAM_HEAP_CLASSES + types) * slots; i++)
+    mam_compact_slot_empty(model->control, i);
+  return compact;
+}
+
+static inline void compact_model_look(struct mam_compact *compact, bool with_spans) {
+  for (mam_u32 tile = 0; tile < compact->tiles; tile++)
+    mam_tile_look(compact_model_team, compact, tile, with_spans);
+  mam_compact_sum(compact_model_team, compact);
+}
+
+/* One pass; returns how many sources were merged. */
+static inline mam_u64 compact_model_pass(struct mam_compact *compact, bool with_spans) {
+  static struct mam_merge_room room;
+  mam_u64 before = compact->done.merges;
+  compact_model_look(compact, with_spans);
+  for (mam_u32 tile = 0; tile < compact->tiles; tile++)
+    mam_tile_order(compact_model_team, compact, tile);
+  for (mam_u32 number = 0; mam_compact_merge(compact_model_team, compact, &room, number); number++)
+    continue;
+  return compact->done.merges - before;
+}
+
+static inline void compact_model_rewrite(const struct mam_compact *compact) {
+  mam_heap heap = compact->control->heap;
+  for (mam_u32 span = 0; span < compact->span_count; span++)
+    for (mam_u32 chunk = 0; chunk < MAM_SPAN_CHUNKS; chunk++)
+      mam_object_rewrite(&heap, compact, span, chunk);
+}
+
+static inline void compact_model_close(struct mam_compact *compact) {
+  for (mam_u32 i = 0; i < compact->superblocks; i++)
+    for (mam_u32 j = 0; j < mam_area_map_words(compact->control->superblocks[i]); j++)
+      mam_moved_release(compact->control->superblocks[i], j, mam_lanes_alone());
+  free(compact->candidates);
+  free(compact->sums);
+  free(compact->order);
+  free(compact->spans);
+  free(compact);
+}
+
+#endif

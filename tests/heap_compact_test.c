@@ -1,0 +1,408 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/* Defragmentation on heaps in host memory: its plan, and what becomes of objects and of the pointers between them. */
+#include <check.h>
+#include <math.h>
+#include <stdio.h>
+
+#include "compact_model.h"
+#include "run_suite.h"
+
+enum { MIB = 1 << 20, OBJECTS_MOST = 60000 };
+
+/* As ck_assert, where there are so many that writing each to Check's file takes longer than all else. */
+#define REQUIRE(expression)                                                                                            \
+  do                                                                                                                   \
+    if (!(expression))                                                                                                 \
+      ck_abort_msg("%s", #expression);                                                                                 \
+  while (0)
+
+/* An object of a test: a number that says which it is, pointers to others, and a pattern to its end. */
+struct object {
+  mam_u64 number;
+  struct object *next[2];
+  unsigned char pattern[];
+};
+
+static const mam_u16 object_pointers[] = {1, 2};
+
+static struct heap_model *model;
+static struct object *objects[OBJECTS_MOST]; /* NULL: freed.  What a test knows of pointers, and no library does */
+static mam_u32 object_count, object_bytes;
+static mam_u64 random_state;
+
+static mam_u32 random_below(mam_u32 limit) {
+  random_state = random_state * 6364136223846793005ull + 1442695040888963407ull;
+  return (mam_u32)((random_state >> 33) % limit);
+}
+
+static unsigned char pattern_of(mam_u32 number, mam_u32 byte) { return (unsigned char)(number * 31 + byte * 7 + 1); }
+
+/* So many objects of a type; the pointers of each lead to any of them. */
+static void objects_create(mam_type type, mam_u32 bytes, mam_u32 count) {
+  object_count = count;
+  object_bytes = bytes;
+  for (mam_u32 i = 0; i < count; i++) {
+    void *block;
+    REQUIRE(heap_model_malloc_kind(model, type, i % model->control->heap.slot_count, 1, &block) == 1);
+    objects[i] = (struct object *)block;
+    objects[i]->number = i;
+    for (mam_u32 byte = 0; byte < bytes - sizeof(struct object); byte++)
+      objects[i]->pattern[byte] = pattern_of(i, byte);
+  }
+  for (mam_u32 i = 0; i < count; i++)
+    for (int j = 0; j < 2; j++)
+      objects[i]->next[j] = objects[random_below(count)];
+}
+
+static void object_free(mam_u32 i) {
+  REQUIRE(heap_model_free(model, objects[i]) == 1);
+  objects[i] = NULL;
+}
+
+/* Frees objects so that of a hundred so many stay; pointers to them become NULL. */
+static void objects_thin(mam_u32 percent) {
+  for (mam_u32 i = 0; i < object_count; i++)
+    if (objects[i] != NULL && random_below(100) >= percent)
+      object_free(i);
+  for (mam_u32 i = 0; i < object_count; i++)
+    for (int j = 0; j < 2 && objects[i] != NULL; j++) {
+      mam_u64 to = random_below(object_count);
+      objects[i]->next[j] = objects[to]; /* maybe NULL */
+    }
+}
+
+/* Which object each pointer leads to, before and after. */
+static mam_u32 led_to[OBJECTS_MOST][2];
+
+static void pointers_note(void) {
+  for (mam_u32 i = 0; i < object_count; i++)
+    for (int j = 0; j < 2 && objects[i] != NULL; j++)
+      led_to[i][j] = objects[i]->next[j] == NULL ? object_count : (mam_u32)objects[i]->next[j]->number;
+}
+
+/* Has the test's own table forwarded, as a root array would be. */
+static void objects_forward(void) {
+  mam_heap heap = model->control->heap;
+  for (mam_u32 i = 0; i < object_count; i++)
+    objects[i] = (struct object *)mam_forwarded(&heap, (mam_u64)objects[i]);
+}
+
+/* Every object is where the table says, byte for byte, points to what it pointed to, and shares its place with none. */
+static void objects_check(void) {
+  for (mam_u32 i = 0; i < object_count; i++) {
+    if (objects[i] == NULL)
+      continue;
+    REQUIRE(objects[i]->number == i);
+    for (mam_u32 byte = 0; byte < object_bytes - sizeof(struct object); byte++)
+      REQUIRE(objects[i]->pattern[byte] == pattern_of(i, byte));
+    for (int j = 0; j < 2; j++)
+      REQUIRE(objects[i]->next[j] == (led_to[i][j] == object_count ? NULL : objects[led_to[i][j]]));
+    REQUIRE(mam_block_bytes(model->control, (mam_u64)objects[i]) >= object_bytes);
+  }
+}
+
+static mam_u32 objects_live(void) {
+  mam_u32 live = 0;
+  for (mam_u32 i = 0; i < object_count; i++)
+    live += objects[i] != NULL;
+  return live;
+}
+
+/* The average free level of the spans of a type that hold anything, from the words alone; and used chunks. */
+static double fragmentation(mam_u32 type, mam_u32 *spans, mam_u32 *used) {
+  double level = 0;
+  *spans = *used = 0;
+  for (mam_u32 i = 0; i < model->control->superblock_count; i++) {
+    struct mam_area area = model->control->superblocks[i];
+    for (mam_u32 page = 0; page < area.page_count; page++) {
+      const mam_u64 *words = area.words + (size_t)page * MAM_PAGE_WORDS;
+      unsigned live = 0, chunks = 0;
+      if (words[0] == 0 || words[0] >> 56 == MAM_CLASS_RUN || (words[0] >> 44 & 15) != type)
+        continue;
+      for (unsigned word = 0; word < (words[0] >> 40 & 15); word++) {
+        live += (unsigned)__builtin_popcount((unsigned)words[word]);
+        chunks += words[word] >> 32 & 255;
+      }
+      *used += live;
+      *spans += live != 0;
+      level += live == 0 ? 0 : 1 - (double)live / chunks;
+    }
+  }
+  return *spans == 0 ? 0 : level / *spans;
+}
+
+static unsigned compact_all(mam_u32 types, mam_u32 n) {
+  unsigned passes = 0;
+  struct mam_compact *compact = compact_model_open(model, types, n);
+  while (compact_model_pass(compact, passes == 0) != 0)
+    passes++;
+  compact_model_rewrite(compact);
+  objects_forward();
+  compact_model_close(compact);
+  return passes;
+}
+
+static void set_up(void) {
+  random_state = 12345;
+  model = heap_model_create(32 * MIB, 4);
+}
+
+static void tear_down(void) { heap_model_destroy(model); }
+
+/* ---- The plan ---- */
+
+START_TEST(each_candidate_is_in_at_most_one_merge) {
+  static unsigned char seen[5000];
+  for (mam_u32 n = 1; n <= MAM_COMPACT_TARGETS; n += n < 8 ? 1 : 7)
+    for (mam_u32 candidates = n + 1; candidates < sizeof seen; candidates = candidates * 3 / 2 + 1) {
+      memset(seen, 0, sizeof seen);
+      mam_u32 sources = 0;
+      for (mam_u32 i = 0; i < mam_merge_count(candidates, n); i++) {
+        struct mam_merge merge = mam_merge_of(candidates, n, i);
+        REQUIRE(merge.sources == 1);
+        REQUIRE(merge.targets == n);
+        REQUIRE(merge.target < candidates);
+        REQUIRE(seen[merge.source]++ == 0);
+        for (mam_u32 j = 0; j < merge.targets; j++)
+          REQUIRE(seen[merge.target - j * merge.stride]++ == 0);
+        sources++;
+      }
+      ck_assert_uint_eq(sources, candidates / (n + 1));
+    }
+}
+END_TEST
+
+START_TEST(few_candidates_keep_as_many_as_their_objects_need) {
+  for (mam_u32 candidates = 2; candidates < 20; candidates++)
+    for (mam_u32 live = candidates; live <= candidates * 256; live += 17) {
+      struct mam_merge merge = mam_merge_rest(candidates, live, 256);
+      REQUIRE(merge.sources + merge.targets == candidates);
+      REQUIRE(merge.targets * 256 >= live);
+      REQUIRE((merge.targets - 1) * 256 < live);
+      REQUIRE(merge.target - (merge.targets - 1) * merge.stride == merge.source + merge.sources);
+    }
+}
+END_TEST
+
+START_TEST(the_one_of_a_rank_is_found) {
+  for (int i = 0; i < 20000; i++) {
+    mam_u32 bits = random_below(1u << 31) ^ random_below(2) << 31, rank = 0;
+    for (mam_u32 place = 0; place < 32; place++)
+      if ((bits >> place & 1) != 0)
+        REQUIRE(mam_bit_select(bits, rank++) == place);
+  }
+}
+END_TEST
+
+/* ---- Objects ---- */
+
+static const mam_u32 levels[] = {0, 1, 5, 20, 40, 50, 60, 75, 90, 97, 100};
+static const mam_u32 numbers[] = {1, 2, 3, 4, 8, 16, 64};
+
+/* All fill levels and n: nothing is lost, pointers lead where they led, the bound holds but for one span. */
+START_TEST(objects_survive_and_the_bound_holds) {
+  static const mam_u32 sizes[] = {32, 64, 80, 200, 700};
+  mam_u32 n = numbers[_i % 7], bytes = sizes[_i % 5], spans, used, before;
+  for (mam_u32 level = 0; level < sizeof levels / sizeof levels[0]; level++) {
+    mam_type type = compact_model_type(model, 1, bytes, 2, object_pointers);
+    objects_create(type, bytes, 10000);
+    objects_thin(levels[level]);
+    pointers_note();
+    (void)fragmentation(1, &before, &used);
+    unsigned passes = compact_all(1, n);
+    objects_check();
+    double left = fragmentation(1, &spans, &used);
+    ck_assert_uint_eq(used, objects_live());
+    ck_assert_uint_le(spans, before);
+    /* One span may be left that is emptier. */
+    ck_assert_msg(spans == 0 || left * spans <= (spans - 1) / (n + 1.0) + 1, "n %u: %f of %u spans", n, left, spans);
+    /* Each pass takes 1/(n+1) of the candidates away, or one at least. */
+    ck_assert_uint_le(passes, 2 + log(before + 1) * (n + 1));
+    for (mam_u32 i = 0; i < object_count; i++)
+      if (objects[i] != NULL)
+        object_free(i);
+    ck_assert_uint_eq(heap_model_free_pages(model), model->control->superblocks[0].page_count);
+  }
+}
+END_TEST
+
+START_TEST(one_pass_removes_its_share_of_candidates) {
+  mam_u32 n = numbers[_i], spans, used, after;
+  mam_type type = compact_model_type(model, 1, 64, 2, object_pointers);
+  objects_create(type, 64, 40000);
+  objects_thin(40);
+  pointers_note();
+  struct mam_compact *compact = compact_model_open(model, 1, n);
+  (void)fragmentation(1, &spans, &used);
+  mam_u64 merges = compact_model_pass(compact, true);
+  ck_assert_uint_eq(compact->found.spans, spans);
+  ck_assert_uint_eq(compact->found.live, used);
+  if (compact->found.candidates > n)
+    ck_assert_uint_eq(merges, compact->found.candidates / (n + 1));
+  else
+    ck_assert_uint_gt(merges, 0);
+  compact_model_rewrite(compact);
+  objects_forward();
+  compact_model_close(compact);
+  objects_check();
+  (void)fragmentation(1, &after, &used);
+  ck_assert_uint_eq(after, spans - merges);
+}
+END_TEST
+
+START_TEST(addresses_inside_an_object_follow_it) {
+  mam_type type = compact_model_type(model, 1, 112, 0, NULL);
+  static char *inside[OBJECTS_MOST];
+  mam_heap heap = model->control->heap;
+  objects_create(type, 112, 5000);
+  for (mam_u32 i = 0; i < object_count; i++)
+    if (i % 3 != 0)
+      object_free(i);
+  for (mam_u32 i = 0; i < object_count; i++)
+    inside[i] = objects[i] == NULL ? NULL : (char *)objects[i] + i % 112;
+  struct mam_compact *compact = compact_model_open(model, 1, 2);
+  mam_u32 moved = 0;
+  while (compact_model_pass(compact, true) != 0)
+    continue;
+  for (mam_u32 i = 0; i < object_count; i++)
+    if (inside[i] != NULL) {
+      char *now = (char *)mam_forwarded(&heap, (mam_u64)inside[i]);
+      moved += now != inside[i];
+      REQUIRE(((struct object *)(now - i % 112))->number == i);
+      REQUIRE(mam_forwarded(&heap, (mam_u64)now) == (mam_u64)now);
+    }
+  ck_assert_uint_gt(moved, 0);
+  compact_model_close(compact);
+}
+END_TEST
+
+START_TEST(types_and_untyped_blocks_do_not_mix) {
+  static void *plain[2000], *others[3000];
+  mam_type type = compact_model_type(model, 1, 64, 2, object_pointers);
+  mam_type other = compact_model_type(model, 2, 64, 0, NULL);
+  for (mam_u32 i = 0; i < 3000; i++) {
+    REQUIRE(heap_model_malloc_kind(model, other, i % 4, 1, &others[i]) == 1);
+    memset(others[i], (int)(i % 251), 64);
+    if (i < 2000) {
+      plain[i] = heap_model_malloc(model, 64, i % 4);
+      memset(plain[i], 0xee, 64);
+    }
+  }
+  objects_create(type, 64, 20000);
+  objects_thin(30);
+  for (mam_u32 i = 0; i < 3000; i++)
+    if (i % 5 != 0) {
+      REQUIRE(heap_model_free(model, others[i]));
+      if (i < 2000)
+        REQUIRE(heap_model_free(model, plain[i]));
+    }
+  pointers_note();
+  struct mam_compact *compact = compact_model_open(model, 2, 1);
+  mam_heap heap = model->control->heap;
+  unsigned passes = 0;
+  while (compact_model_pass(compact, passes == 0) != 0)
+    passes++;
+  compact_model_rewrite(compact);
+  objects_forward();
+  mam_u32 moved = 0;
+  for (mam_u32 i = 0; i < 3000; i += 5) {
+    unsigned char *now = (unsigned char *)mam_forwarded(&heap, (mam_u64)others[i]);
+    moved += now != others[i];
+    for (unsigned byte = 0; byte < 64; byte++)
+      REQUIRE(now[byte] == i % 251);
+    if (i < 2000) {
+      REQUIRE(mam_forwarded(&heap, (mam_u64)plain[i]) == (mam_u64)plain[i]);
+      for (unsigned byte = 0; byte < 64; byte++)
+        REQUIRE(((unsigned char *)plain[i])[byte] == 0xee);
+    }
+  }
+  ck_assert_uint_gt(moved, 0);
+  compact_model_close(compact);
+  objects_check();
+}
+END_TEST
+
+/* Pointers that lead to a freed object, or nowhere, stay as they are. */
+START_TEST(other_pointers_stay) {
+  mam_type type = compact_model_type(model, 1, 64, 2, object_pointers);
+  mam_heap heap = model->control->heap;
+  static mam_u64 gone[20000];
+  objects_create(type, 64, 20000);
+  for (mam_u32 i = 0; i < object_count; i++)
+    if (i % 5 != 0) {
+      gone[i] = (mam_u64)objects[i];
+      object_free(i);
+    }
+  struct mam_compact *compact = compact_model_open(model, 1, 1);
+  ck_assert_uint_gt(compact_model_pass(compact, true), 0);
+  for (mam_u32 i = 0; i < object_count; i++)
+    REQUIRE(mam_forwarded(&heap, gone[i]) == gone[i]);
+  ck_assert_uint_eq(mam_forwarded(&heap, 0), 0);
+  ck_assert_uint_eq(mam_forwarded(&heap, (mam_u64)&heap), (mam_u64)&heap);
+  ck_assert_uint_eq(mam_forwarded(&heap, ~0ull), ~0ull);
+  compact_model_close(compact);
+}
+END_TEST
+
+/* What was merged last lies in front: later superblocks become empty, and their pages can be allocated again. */
+START_TEST(later_superblocks_become_empty) {
+  heap_model_grow(model, 32 * MIB);
+  mam_type type = compact_model_type(model, 1, 512, 2, object_pointers);
+  mam_u32 spans, used;
+  objects_create(type, 512, OBJECTS_MOST);
+  ck_assert_uint_gt(heap_model_free_pages(model), 0);
+  objects_thin(30);
+  pointers_note();
+  (void)compact_all(1, 1);
+  objects_check();
+  (void)fragmentation(1, &spans, &used);
+  struct mam_area last = model->control->superblocks[1];
+  for (mam_u32 i = 0; i < mam_area_map_words(last); i++)
+    REQUIRE(mam_area_pages(last)[i] == mam_map_open_word(last.page_count, i));
+  for (mam_u32 page = 0; page < last.page_count * MAM_PAGE_WORDS; page++)
+    REQUIRE(last.words[page] == 0);
+  ck_assert_ptr_nonnull(heap_model_malloc(model, 30 * MIB, 0));
+}
+END_TEST
+
+/* After a compaction objects come and go as before. */
+START_TEST(the_heap_works_on_after_it) {
+  mam_type type = compact_model_type(model, 1, 48, 2, object_pointers);
+  objects_create(type, 48, 30000);
+  for (int round = 0; round < 20; round++) {
+    objects_thin(30 + random_below(60));
+    pointers_note();
+    (void)compact_all(1, 1 + random_below(5));
+    objects_check();
+    for (mam_u32 i = 0; i < object_count; i++)
+      if (objects[i] == NULL && random_below(2) == 0) {
+        void *block;
+        REQUIRE(heap_model_malloc_kind(model, type, random_below(4) % model->control->heap.slot_count, 1, &block) == 1);
+        objects[i] = (struct object *)block;
+        objects[i]->number = i;
+        objects[i]->next[0] = objects[i]->next[1] = NULL;
+        for (mam_u32 byte = 0; byte < 48 - sizeof(struct object); byte++)
+          objects[i]->pattern[byte] = pattern_of(i, byte);
+      }
+  }
+}
+END_TEST
+
+int main(void) {
+  Suite *suite = suite_create("compaction");
+  TCase *plan = tcase_create("the plan"), *heap = tcase_create("objects");
+  tcase_add_test(plan, each_candidate_is_in_at_most_one_merge);
+  tcase_add_test(plan, few_candidates_keep_as_many_as_their_objects_need);
+  tcase_add_test(plan, the_one_of_a_rank_is_found);
+  suite_add_tcase(suite, plan);
+  tcase_add_checked_fixture(heap, set_up, tear_down);
+  tcase_add_loop_test(heap, objects_survive_and_the_bound_holds, 0, 35);
+  tcase_add_loop_test(heap, one_pass_removes_its_share_of_candidates, 0, 7);
+  tcase_add_test(heap, addresses_inside_an_object_follow_it);
+  tcase_add_test(heap, types_and_untyped_blocks_do_not_mix);
+  tcase_add_test(heap, other_pointers_stay);
+  tcase_add_test(heap, later_superblocks_become_empty);
+  tcase_add_test(heap, the_heap_works_on_after_it);
+  suite_add_tcase(suite, heap);
+  return run_suite(suite);
+}
