@@ -23,6 +23,7 @@ struct heap_service {
   pthread_mutex_t lock; /* protects what follows */
   pthread_cond_t changed;
   bool stopping, ended;
+  bool joined; /* at exit */
 };
 
 /* Leaves; nothing is called while it is held but what stops a service at exit. */
@@ -111,7 +112,10 @@ static void end_of_process(void) {
     int waited = service->process == getpid() ? 0 : -1;
     while (!service->ended && waited == 0)
       waited = pthread_cond_timedwait(&service->changed, &service->lock, &until);
+    service->joined = service->ended;
     pthread_mutex_unlock(&service->lock);
+    if (service->joined)
+      (void)pthread_join(service->thread, NULL);
   }
   pthread_mutex_unlock(&services_lock);
 }
@@ -187,7 +191,8 @@ void heap_service_stop(struct heap_service *service) {
   service->stopping = true;
   pthread_cond_broadcast(&service->changed);
   pthread_mutex_unlock(&service->lock);
-  (void)pthread_join(service->thread, NULL);
+  if (!service->joined)
+    (void)pthread_join(service->thread, NULL);
   (void)pthread_mutex_destroy(&service->lock);
   (void)pthread_cond_destroy(&service->changed);
   free(service);

@@ -60,7 +60,7 @@ static enum heap_answer answer(void *closure, uint64_t word) {
     return HEAP_ANSWER_DONE;
   }
   reply(round + 1, pages);
-  return refusal;
+  return __atomic_load_n(&refusal, __ATOMIC_RELAXED);
 }
 
 static enum heap_answer retry(void *closure) {
@@ -228,7 +228,7 @@ END_TEST
 
 START_TEST(what_was_refused_is_asked_for_again_after_a_while) {
   begin(MIB, 0, 60000);
-  refusal = HEAP_ANSWER_LATER;
+  __atomic_store_n(&refusal, HEAP_ANSWER_LATER, __ATOMIC_RELAXED);
   while (heap_model_malloc(model, BLOCK_BYTES, 0) != NULL)
     ;
   ck_assert_ptr_null(malloc_patiently(BLOCK_BYTES, 0));

@@ -92,13 +92,13 @@ static void *kernel_malloc(size_t bytes, unsigned slot) {
 /* ---- Without growth ---------------------------------------------------------------------------------------------- */
 
 START_TEST(blocks_of_kernels_are_seen_copied_and_freed) {
-  enum { COUNT = 500 };
+  enum { COUNT = 60 };
   char bytes[64];
   char *blocks[COUNT];
   size_t count = 0;
   MAM_HeapBlock list[COUNT];
   pool_begin(64 * MIB);
-  heap_begin(8 * MIB, 0, 0);
+  heap_begin(MIB, 0, 0);
   ck_assert_uint_eq(info_now().live_count, 0);
   for (unsigned i = 0; i < COUNT; i++) {
     blocks[i] = kernel_malloc(64 + i, i);
