@@ -111,6 +111,8 @@ static cudaError_t begin(struct mam_heap_host *heap, mam_u32 patience) {
     control.growth.patience = patience;
     control.growth.reply = mam_round_of(heap->round, 0);
   }
+  if (heap->records != NULL)
+    control.sites = heap->records->sites;
   heap->handle = control.heap;
   heap->areas[0] = area;
   cudaError_t error = heap_gpu_write(&heap->gpu, address, &control, sizeof control);
@@ -150,6 +152,8 @@ static cudaError_t create_in_pool(struct mam_heap_host *heap, const MAM_HeapOpti
   if (error != cudaSuccess)
     goto give_back;
   error = open_growth(heap);
+  if (error == cudaSuccess && options->records != 0)
+    error = heap_records_begin(&heap->gpu, heap->pool, &heap->records);
   if (error == cudaSuccess)
     error = begin(heap, (mam_u32)(((mam_u64)options->wait_ms * 1000000 + (1 << 20) - 1) >> 20));
   if (error == cudaSuccess && heap->bell != NULL)
@@ -157,6 +161,7 @@ static cudaError_t create_in_pool(struct mam_heap_host *heap, const MAM_HeapOpti
   if (error == cudaSuccess)
     return cudaSuccess;
   close_gpu(heap);
+  heap_records_end(heap->records);
 
 give_back:
   (void)heap_memory_give(heap);
@@ -175,6 +180,8 @@ static cudaError_t check_options(const MAM_HeapOptions *options) {
     return error_set(cudaErrorInvalidValue, "grow_bytes %zu is less than %d", options->grow_bytes, HEAP_LEAST_BYTES);
   if (options->grow_bytes != 0 && options->limit_bytes <= options->bytes)
     return error_set(cudaErrorInvalidValue, "grow_bytes is set, but limit_bytes leaves nothing to grow by");
+  if (options->records > 1)
+    return error_set(cudaErrorInvalidValue, "records is %u, neither 0 nor 1", options->records);
   if (options->wait_ms > WAIT_MOST_MS)
     return error_set(cudaErrorInvalidValue, "wait_ms %u is more than %d", options->wait_ms, WAIT_MOST_MS);
   return cudaSuccess;
@@ -238,6 +245,7 @@ cudaError_t MAM_HeapDestroy(MAM_Heap heap) {
   pthread_mutex_unlock(&heaps_lock);
   close_gpu(heap);
   heap_compact_free(heap->compact);
+  heap_records_end(heap->records);
   while (heap->count != 0) {
     cudaError_t given = heap_memory_give(heap);
     error = error != cudaSuccess ? error : given;
@@ -386,33 +394,7 @@ static void fill_info(const struct table *table, const struct heap_view *view, M
   info->growth_count = table->growth_count;
 }
 
-/* A view of a heap whose lock is taken only meanwhile. */
-static cudaError_t view_open(MAM_Heap heap, struct heap_view *view, MAM_HeapInfo *info) {
-  cudaError_t error = enter(heap);
-  if (error != cudaSuccess)
-    return error;
-  struct table table;
-  table_take(heap, &table);
-  error = view_take(heap, &table, view);
-  if (error == cudaSuccess)
-    fill_info(&table, view, info);
-  return leave(heap, error);
-}
-
-cudaError_t MAM_HeapGetInfo(MAM_Heap heap, MAM_HeapInfo *info) {
-  if (info == NULL || info->struct_size < sizeof info->struct_size)
-    return error_set(cudaErrorInvalidValue, "info is NULL or its struct_size too small");
-  struct heap_view view;
-  MAM_HeapInfo filled;
-  size_t size = info->struct_size < sizeof filled ? info->struct_size : sizeof filled;
-  cudaError_t error = view_open(heap, &view, &filled);
-  if (error != cudaSuccess)
-    return error;
-  view_free(&view);
-  filled.struct_size = info->struct_size;
-  memcpy(info, &filled, size);
-  return cudaSuccess;
-}
+/* ---- Blocks that are live ---- */
 
 struct listing {
   MAM_HeapBlock *blocks;
@@ -422,22 +404,85 @@ struct listing {
 static bool list_block(void *closure, uint64_t address, uint64_t bytes) {
   struct listing *listing = closure;
   if (listing->count < listing->capacity)
-    listing->blocks[listing->count] = (MAM_HeapBlock){(void *)(uintptr_t)address, (size_t)bytes};
+    listing->blocks[listing->count] = (MAM_HeapBlock){.address = (void *)(uintptr_t)address, .bytes = (size_t)bytes};
   listing->count++;
   return true;
+}
+
+/* All of them with what is recorded of them: an array of info->live_count for the caller to free, and the numbers. */
+static cudaError_t recorded_take(struct mam_heap_host *heap, const struct heap_view *view, MAM_HeapInfo *info,
+                                 MAM_HeapBlock **blocks) {
+  struct listing listing = {calloc(info->live_count + 1, sizeof(MAM_HeapBlock)), info->live_count, 0};
+  if (listing.blocks == NULL)
+    return error_set(cudaErrorMemoryAllocation, "no host memory for a heap's blocks");
+  heap_view_walk(view, list_block, &listing);
+  cudaError_t error = heap_records_read(heap->records, &heap->gpu, heap->pool, listing.blocks, info->live_count);
+  if (error != cudaSuccess) {
+    free(listing.blocks);
+    return error;
+  }
+  heap_view_records(listing.blocks, info->live_count, info);
+  *blocks = listing.blocks;
+  return cudaSuccess;
+}
+
+/* A heap at one moment. */
+struct look {
+  struct heap_view view;
+  MAM_HeapInfo info;
+  MAM_HeapBlock *recorded; /* info.live_count; NULL: the heap has no records */
+};
+
+static void look_end(struct look *look) {
+  view_free(&look->view);
+  free(look->recorded);
+}
+
+/* Takes the heap's lock only meanwhile.  Undone by look_end. */
+static cudaError_t look_begin(MAM_Heap heap, struct look *look) {
+  cudaError_t error = enter(heap);
+  if (error != cudaSuccess)
+    return error;
+  struct table table;
+  table_take(heap, &table);
+  look->recorded = NULL;
+  error = view_take(heap, &table, &look->view);
+  if (error == cudaSuccess) {
+    fill_info(&table, &look->view, &look->info);
+    if (heap->records != NULL)
+      error = recorded_take(heap, &look->view, &look->info, &look->recorded);
+    if (error != cudaSuccess)
+      view_free(&look->view);
+  }
+  return leave(heap, error);
+}
+
+cudaError_t MAM_HeapGetInfo(MAM_Heap heap, MAM_HeapInfo *info) {
+  if (info == NULL || info->struct_size < sizeof info->struct_size)
+    return error_set(cudaErrorInvalidValue, "info is NULL or its struct_size too small");
+  struct look look;
+  size_t size = info->struct_size < sizeof look.info ? info->struct_size : sizeof look.info;
+  cudaError_t error = look_begin(heap, &look);
+  if (error != cudaSuccess)
+    return error;
+  look_end(&look);
+  look.info.struct_size = info->struct_size;
+  memcpy(info, &look.info, size);
+  return cudaSuccess;
 }
 
 cudaError_t MAM_HeapList(MAM_Heap heap, MAM_HeapBlock *blocks, size_t capacity, size_t *count) {
   if (count == NULL || (blocks == NULL && capacity != 0))
     return error_set(cudaErrorInvalidValue, "count is NULL, or blocks is");
-  struct heap_view view;
+  struct look look;
   struct listing listing = {blocks, capacity, 0};
-  MAM_HeapInfo info;
-  cudaError_t error = view_open(heap, &view, &info);
+  cudaError_t error = look_begin(heap, &look);
   if (error != cudaSuccess)
     return error;
-  heap_view_walk(&view, list_block, &listing);
-  view_free(&view);
+  heap_view_walk(&look.view, list_block, &listing);
+  if (look.recorded != NULL && capacity != 0)
+    memcpy(blocks, look.recorded, (capacity < listing.count ? capacity : listing.count) * sizeof *blocks);
+  look_end(&look);
   *count = listing.count;
   return cudaSuccess;
 }
@@ -445,16 +490,62 @@ cudaError_t MAM_HeapList(MAM_Heap heap, MAM_HeapBlock *blocks, size_t capacity, 
 cudaError_t MAM_HeapReport(MAM_Heap heap, char **json) {
   if (json == NULL)
     return error_set(cudaErrorInvalidValue, "json is NULL");
-  struct heap_view view;
-  MAM_HeapInfo info;
-  cudaError_t error = view_open(heap, &view, &info);
+  struct look look;
+  cudaError_t error = look_begin(heap, &look);
   if (error != cudaSuccess)
     return error;
-  char *text = heap_view_report(&view, &info);
-  view_free(&view);
+  char *text = heap_view_report(&look.view, &look.info, look.recorded);
+  look_end(&look);
   if (text == NULL)
     return error_set(cudaErrorMemoryAllocation, "no host memory for the heap's report");
   *json = text;
+  return cudaSuccess;
+}
+
+/* ---- The pool ---- */
+
+/* The heap that comes after one in the list of those of a pool; NULL: the first one. */
+static struct mam_heap_host *next_in_pool(const struct mam_heap_host *heap, MAM_Pool pool) {
+  pthread_mutex_lock(&heaps_lock);
+  struct mam_heap_host *next = heap == NULL ? heaps : heap->next;
+  while (next != NULL && next->pool != pool)
+    next = next->next;
+  pthread_mutex_unlock(&heaps_lock);
+  return next;
+}
+
+static cudaError_t share_of_heaps(MAM_Pool pool, MAM_HeapShare *share) {
+  cudaError_t error = cudaSuccess;
+  for (struct mam_heap_host *heap = next_in_pool(NULL, pool); heap != NULL && error == cudaSuccess;
+       heap = next_in_pool(heap, pool)) {
+    MAM_HeapInfo info = {.struct_size = sizeof info};
+    error = MAM_HeapGetInfo(heap, &info);
+    share->heap_count++;
+    share->heap_bytes += info.reserved_bytes + (heap->records != NULL ? MAM_SITES * sizeof(struct mam_site) : 0);
+    share->heap_used_bytes += info.used_bytes;
+    share->heap_free_bytes += info.free_bytes;
+  }
+  return error;
+}
+
+cudaError_t MAM_HeapGetShare(MAM_Pool pool, MAM_HeapShare *share) {
+  if (share == NULL || share->struct_size < sizeof share->struct_size)
+    return error_set(cudaErrorInvalidValue, "share is NULL or its struct_size too small");
+  MAM_PoolInfo info = {.struct_size = sizeof info};
+  MAM_HeapShare filled = {.struct_size = share->struct_size};
+  cudaError_t error = MAM_PoolGetInfo(pool, &info);
+  if (error == cudaSuccess && pool == NULL && info.used_bytes != 0) /* it is there, then */
+    error = MAM_PoolDefault(&pool);
+  if (error == cudaSuccess && pool != NULL)
+    error = share_of_heaps(pool, &filled);
+  if (error != cudaSuccess)
+    return error;
+  filled.reserved_bytes = info.reserved_bytes;
+  filled.waiting_bytes = info.waiting_bytes;
+  filled.free_bytes = info.free_bytes;
+  filled.call_bytes = info.used_bytes - filled.heap_bytes;
+  filled.heap_metadata_bytes = filled.heap_bytes - filled.heap_used_bytes - filled.heap_free_bytes;
+  memcpy(share, &filled, share->struct_size < sizeof filled ? share->struct_size : sizeof filled);
   return cudaSuccess;
 }
 
@@ -475,13 +566,12 @@ cudaError_t MAM_HeapCopy(MAM_Heap heap, void *to, const void *from, size_t bytes
   struct range range = {(uint64_t)(uintptr_t)from, (uint64_t)(uintptr_t)from + bytes, false};
   if (to == NULL || range.end < range.from)
     return error_set(cudaErrorInvalidValue, "to is NULL, or %zu bytes are more than there are", bytes);
-  struct heap_view view;
-  MAM_HeapInfo info;
-  cudaError_t error = view_open(heap, &view, &info);
+  struct look look;
+  cudaError_t error = look_begin(heap, &look);
   if (error != cudaSuccess)
     return error;
-  heap_view_walk(&view, find_range, &range);
-  view_free(&view);
+  heap_view_walk(&look.view, find_range, &range);
+  look_end(&look);
   if (!range.inside)
     return error_set(cudaErrorInvalidValue, "%zu bytes at %p are not in one live block of the heap", bytes, from);
   return heap_gpu_read(&heap->gpu, to, range.from, bytes);

@@ -10,10 +10,10 @@
 enum { BLOCK_THREADS = 256, BLOCKS_PER_MULTIPROCESSOR = 8 };
 
 static const char *const kernel_names[HEAP_KERNELS] = {
-    "mam_kernel_clear",           "mam_kernel_clear_slots",     "mam_kernel_drain",         "mam_kernel_free",
-    "mam_kernel_compact_slots",   "mam_kernel_compact_look",    "mam_kernel_compact_sum",   "mam_kernel_compact_order",
-    "mam_kernel_compact_merge",   "mam_kernel_compact_rewrite", "mam_kernel_compact_roots", "mam_kernel_compact_watch",
-    "mam_kernel_compact_release",
+    "mam_kernel_clear",         "mam_kernel_clear_slots",     "mam_kernel_drain",           "mam_kernel_free",
+    "mam_kernel_records",       "mam_kernel_compact_slots",   "mam_kernel_compact_look",    "mam_kernel_compact_sum",
+    "mam_kernel_compact_order", "mam_kernel_compact_merge",   "mam_kernel_compact_rewrite", "mam_kernel_compact_roots",
+    "mam_kernel_compact_watch", "mam_kernel_compact_release",
 };
 
 /* ---- Kernels, once for each context ---- */

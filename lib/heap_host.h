@@ -14,6 +14,7 @@
 #include "heap_bell.h"
 #include "heap_gpu.h"
 #include "heap_inside.h"
+#include "heap_records.h"
 #include "heap_service.h"
 #include "mam/heap.h"
 #include "mam/heap_grow.h"
@@ -36,6 +37,7 @@ struct mam_heap_host {
 
   pthread_mutex_t lock;         /* protects the order of work on gpu's stream, and what follows */
   struct heap_compact *compact; /* of heap_compact.c */
+  struct heap_records *records; /* NULL: there are none */
 
   pthread_mutex_t superblocks_lock; /* protects what follows; changed only by who also has the other, but to grow */
   mam_u32 count;                    /* of superblocks */

@@ -4,6 +4,7 @@
  * loaded through the driver by heap.c.
  */
 #include <mam/heap_core.h>
+#include <mam/heap_record.h>
 
 #include "compact_kernels.cuh"
 
@@ -28,4 +29,10 @@ extern "C" __global__ void mam_kernel_drain(struct mam_heap_control *control) {
 /* Frees a block; answers whether it was one. */
 extern "C" __global__ void mam_kernel_free(struct mam_heap_control *control, mam_u64 address) {
   control->answer = (mam_u64)mam_block_free(control, address);
+}
+
+/* Copies records together that lie anywhere. */
+extern "C" __global__ void mam_kernel_records(const mam_u64 *places, struct mam_record *records, mam_u64 count) {
+  for (mam_u64 i = thread_rank(); i < count; i += thread_count())
+    records[i] = *(const struct mam_record *)places[i];
 }

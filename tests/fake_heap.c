@@ -8,7 +8,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "mam/heap_core.h"
+#include "mam/heap_record.h"
 
 /* ---- Kernels ----------------------------------------------------------------------------------------------------- */
 
@@ -23,6 +23,13 @@ static void free_block(void **arguments) {
   control->answer = (mam_u64)mam_block_free(control, *(mam_u64 *)arguments[1]);
 }
 
+static void records(void **arguments) {
+  const mam_u64 *places = *(const mam_u64 **)arguments[0];
+  struct mam_record *gathered = *(struct mam_record **)arguments[1];
+  for (mam_u64 i = 0; i < *(mam_u64 *)arguments[2]; i++)
+    gathered[i] = *(const struct mam_record *)places[i];
+}
+
 struct kernel_row {
   const char *name;
   kernel *run;
@@ -31,7 +38,8 @@ struct kernel_row {
 static struct kernel_row kernels[] = {{"mam_kernel_clear", clear},
                                       {"mam_kernel_clear_slots", clear_slots},
                                       {"mam_kernel_drain", drain},
-                                      {"mam_kernel_free", free_block}};
+                                      {"mam_kernel_free", free_block},
+                                      {"mam_kernel_records", records}};
 enum { KERNELS = sizeof kernels / sizeof kernels[0] };
 
 /* Those that only a GPU runs. */

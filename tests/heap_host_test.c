@@ -25,6 +25,7 @@ static unsigned long long time_ns(void) {
 #include "heap_image.h"
 #include "heap_model.h"
 #include "mam/heap_grow.h"
+#include "mam/heap_record.h"
 #include "run_suite.h"
 
 /* The fake driver has kernels of its own: with these the library has some without CUDA, too. */
@@ -145,6 +146,125 @@ START_TEST(heap_grows_and_trims_between_kernels) {
   ck_assert_uint_eq(info_now().reserved_bytes, 1 * MIB);
   ck_assert_uint_eq(info_now().growth_count, 1);
   OK(MAM_HeapReset(heap));
+  end();
+}
+END_TEST
+
+/* ---- Records and shares ------------------------------------------------------------------------------------------ */
+
+static void *malloc_at(size_t bytes, unsigned line) {
+  void *block = kernel_malloc(bytes + sizeof(struct mam_record), 0);
+  ck_assert_ptr_nonnull(block);
+  memset(block, 0xff, bytes);
+  mam_record_write(handle.control, (mam_u64)(uintptr_t)block, bytes, line % 2 == 0 ? "even.cu" : "odd \"1\".cu", line);
+  return block;
+}
+
+static void records_begin(void) {
+  MAM_HeapOptions options = MAM_HEAP_OPTIONS_INIT;
+  options.bytes = 4 * MIB;
+  options.records = 1;
+  pool_begin(64 * MIB);
+  OK(MAM_HeapCreate(&heap, pool, &options));
+  OK(MAM_HeapHandle(heap, &handle));
+  kernels.control = handle.control;
+}
+
+START_TEST(records_say_who_allocated_what_and_how_much) {
+  enum { SITED = 300, COUNT = SITED + 10 };
+  MAM_HeapBlock list[COUNT];
+  size_t count = 0, requested = 0, seen = 0;
+  double unused = 0;
+  records_begin();
+  for (unsigned i = 0; i < SITED; i++)
+    (void)malloc_at(1 + i * 31, i % 7 + 1);
+  for (unsigned i = SITED; i < COUNT; i++)
+    memset(kernel_malloc(100, 0), 0xaa, 100);
+  OK(MAM_HeapList(heap, list, COUNT, &count));
+  ck_assert_uint_eq(count, COUNT);
+  for (unsigned i = 0; i < COUNT; i++) {
+    if (list[i].requested_bytes == 0) {
+      ck_assert_ptr_null(list[i].file);
+      continue;
+    }
+    unsigned number = (unsigned)((list[i].requested_bytes - 1) / 31);
+    ck_assert_uint_eq(list[i].requested_bytes, 1 + number * 31);
+    ck_assert_uint_eq(list[i].line, number % 7 + 1);
+    ck_assert_str_eq(list[i].file, list[i].line % 2 == 0 ? "even.cu" : "odd \"1\".cu");
+    ck_assert_uint_ge(list[i].bytes, list[i].requested_bytes + 16);
+    unused += 1 - (double)list[i].requested_bytes / (double)(list[i].bytes - 16);
+    requested += list[i].requested_bytes;
+    seen++;
+  }
+  ck_assert_uint_eq(seen, SITED);
+  MAM_HeapInfo info = info_now();
+  ck_assert_uint_eq(info.recorded_count, SITED);
+  ck_assert_uint_eq(info.requested_bytes, requested);
+  ck_assert_double_eq_tol(info.internal_fragmentation, unused / SITED, 1e-9);
+  char *json = NULL;
+  OK(MAM_HeapReport(heap, &json));
+  ck_assert_ptr_nonnull(strstr(json, "{\"file\": \"odd \\\"1\\\".cu\", \"line\": 7, \"live\": 42, "));
+  free(json);
+  end();
+}
+END_TEST
+
+START_TEST(freed_block_has_no_record_any_more) {
+  MAM_HeapBlock block;
+  size_t count = 0;
+  records_begin();
+  char *first = malloc_at(100, 3);
+  mam_record_end(handle.control, (mam_u64)(uintptr_t)first);
+  ck_assert(heap_model_free(&kernels, first));
+  ck_assert_uint_eq(info_now().recorded_count, 0);
+  char *second = NULL;
+  for (unsigned i = 0; i < 100000 && second != first; i++) /* the same chunk, without a record */
+    second = kernel_malloc(116, 0);
+  ck_assert_uint_eq(info_now().recorded_count, 0);
+  OK(MAM_HeapList(heap, &block, 1, &count));
+  ck_assert_ptr_null(block.file);
+  end();
+}
+END_TEST
+
+START_TEST(more_sites_than_there_are_places_are_recorded_without_one) {
+  records_begin();
+  for (unsigned i = 1; i <= MAM_SITES + 50; i++)
+    (void)malloc_at(10, i);
+  ck_assert_uint_eq(info_now().recorded_count, MAM_SITES + 50);
+  ck_assert_uint_eq(info_now().requested_bytes, 10 * (MAM_SITES + 50));
+  end();
+}
+END_TEST
+
+START_TEST(share_tells_calls_and_kernels_apart) {
+  MAM_HeapShare share = {.struct_size = sizeof share};
+  MAM_Heap second = NULL;
+  MAM_HeapOptions options = MAM_HEAP_OPTIONS_INIT;
+  void *call = NULL;
+  pool_begin(64 * MIB);
+  OK(MAM_HeapGetShare(pool, &share));
+  ck_assert_uint_eq(share.reserved_bytes, share.free_bytes);
+  heap_begin(4 * MIB, 8 * MIB, 0);
+  options.bytes = 2 * MIB;
+  options.records = 1;
+  OK(MAM_HeapCreate(&second, pool, &options));
+  OK(MAM_PoolMalloc(pool, &call, 3 * MIB));
+  ck_assert_ptr_nonnull(kernel_malloc(MIB, 0));
+  OK(MAM_HeapGetShare(pool, &share));
+  ck_assert_uint_eq(share.reserved_bytes, share.call_bytes + share.heap_bytes + share.waiting_bytes + share.free_bytes);
+  ck_assert_uint_eq(share.heap_bytes, share.heap_used_bytes + share.heap_free_bytes + share.heap_metadata_bytes);
+  ck_assert_uint_eq(share.call_bytes, 3 * MIB);
+  ck_assert_uint_eq(share.heap_count, 2);
+  ck_assert_uint_eq(share.heap_used_bytes, MIB);
+  ck_assert_uint_ge(share.heap_bytes, 6 * MIB);
+  ck_assert_uint_lt(share.heap_bytes, 7 * MIB);
+  OK(MAM_HeapDestroy(second));
+  OK(MAM_CudaFree(call));
+  OK(MAM_HeapGetShare(pool, &share));
+  ck_assert_uint_eq(share.call_bytes, 0);
+  ck_assert_uint_eq(share.heap_count, 1);
+  IS(MAM_HeapGetShare(pool, NULL), cudaErrorInvalidValue);
   end();
 }
 END_TEST
@@ -308,13 +428,14 @@ START_TEST(creation_that_fails_changes_nothing) {
 END_TEST
 
 START_TEST(options_are_checked) {
-  static const MAM_HeapOptions wrong[] = {{sizeof(MAM_HeapOptions) - 8, MIB, 0, 0, 0},
-                                          {sizeof(MAM_HeapOptions), 1000, 0, 0, 0},
-                                          {sizeof(MAM_HeapOptions), MIB, KIB, 0, 0},
-                                          {sizeof(MAM_HeapOptions), MIB, 0, MIB, 0},
-                                          {sizeof(MAM_HeapOptions), MIB, MIB, MIB, 0},
-                                          {sizeof(MAM_HeapOptions), MIB, 4 * MIB, 1000, 0},
-                                          {sizeof(MAM_HeapOptions), MIB, 4 * MIB, MIB, 3600001}};
+  static const MAM_HeapOptions wrong[] = {{sizeof(MAM_HeapOptions) - 8, MIB, 0, 0, 0, 0},
+                                          {sizeof(MAM_HeapOptions), 1000, 0, 0, 0, 0},
+                                          {sizeof(MAM_HeapOptions), MIB, KIB, 0, 0, 0},
+                                          {sizeof(MAM_HeapOptions), MIB, 0, MIB, 0, 0},
+                                          {sizeof(MAM_HeapOptions), MIB, MIB, MIB, 0, 0},
+                                          {sizeof(MAM_HeapOptions), MIB, 4 * MIB, 1000, 0, 0},
+                                          {sizeof(MAM_HeapOptions), MIB, 4 * MIB, MIB, 3600001, 0},
+                                          {sizeof(MAM_HeapOptions), MIB, 0, 0, 0, 2}};
   pool_begin(64 * MIB);
   for (unsigned i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
     IS(MAM_HeapCreate(&heap, pool, &wrong[i]), cudaErrorInvalidValue);
@@ -387,6 +508,13 @@ int main(void) {
   tcase_add_test(tests, heap_grows_and_trims_between_kernels);
   tcase_add_loop_test(tests, creation_that_fails_changes_nothing, 0, 6);
   tcase_add_test(tests, options_are_checked);
+  suite_add_tcase(suite, tests);
+  tests = tcase_create("records and shares");
+  tcase_set_timeout(tests, 60);
+  tcase_add_test(tests, records_say_who_allocated_what_and_how_much);
+  tcase_add_test(tests, freed_block_has_no_record_any_more);
+  tcase_add_test(tests, more_sites_than_there_are_places_are_recorded_without_one);
+  tcase_add_test(tests, share_tells_calls_and_kernels_apart);
   suite_add_tcase(suite, tests);
   tests = tcase_create("under kernels");
   tcase_set_timeout(tests, 100);

@@ -20,11 +20,14 @@
  *
  * Defined before the header is included:
  *   MAM_HEAP_CHECKED   1 for frees that verify their argument: see mam_free.  It costs time.  Default 0.
+ *   MAM_HEAP_RECORDED  1 for mam_malloc, mam_free and mam_malloc_size that record the calling line and the size asked
+ *                      for, in heaps that have records: for all files whose kernels use the heap.  Default 0.
  */
 #ifndef MAM_DEVICE_CUH
 #define MAM_DEVICE_CUH
 
 #include <mam/heap_grow.h>
+#include <mam/heap_record.h>
 
 /* Allocates bytes: a multiple of 16 as its address, which belongs to the caller until mam_free.  The bytes are what
  * they are.  Up to 128 bytes it takes the next multiple of 16, above that at most a fourth more than bytes, above 32
@@ -36,6 +39,11 @@ static __device__ void *mam_malloc(mam_heap heap, size_t bytes);
  * MAM_HEAP_TOO_LARGE if there could not be any in the heap as large as it is, MAM_HEAP_ZERO if bytes is 0,
  * MAM_HEAP_BAD if heap is not the handle of a heap. */
 static __device__ void *mam_malloc_why(mam_heap heap, size_t bytes, mam_heap_status *why);
+
+/* mam_malloc that records where it was called and for how many bytes, if the host created the heap to have records
+ * (MAM_HeapOptions); file is a string of the kernel's module.  A block with a record ends with it: mam_malloc_size does
+ * not count it in a file with MAM_HEAP_RECORDED. */
+static __device__ void *mam_malloc_at(mam_heap heap, size_t bytes, const char *file, unsigned line);
 
 /* Allocates an object of a type that the host registered (MAM_HeapRegisterType): as mam_malloc of the type's size, but
  * defragmentation (MAM_HeapCompact) may move it.  NULL if type is no type, or the heap is full. */
@@ -58,6 +66,9 @@ static __device__ size_t mam_malloc_size(mam_heap heap, const void *block);
 
 #ifndef MAM_HEAP_CHECKED
 #define MAM_HEAP_CHECKED 0
+#endif
+#ifndef MAM_HEAP_RECORDED
+#define MAM_HEAP_RECORDED 0
 #endif
 
 /* The calling warp's home and its slot of each class. */
@@ -336,5 +347,30 @@ template <typename Type> static __device__ void mam_forward(mam_heap heap, Type 
   if (now != old)
     *pointer = (Type *)now;
 }
+
+/* ---- Records ---- */
+
+static __device__ __forceinline__ void *mam_malloc_at(mam_heap heap, size_t bytes, const char *file, unsigned line) {
+  if (heap.control == 0 || heap.control->sites == 0 || bytes - 1 >= ~(size_t)0 - sizeof(struct mam_record))
+    return mam_malloc(heap, bytes);
+  void *block = mam_malloc(heap, bytes + sizeof(struct mam_record));
+  if (block != 0)
+    mam_out_of_sight(mam_record_write)(heap.control, (mam_u64)block, bytes, file, line);
+  return block;
+}
+
+#if MAM_HEAP_RECORDED
+MAM_INLINE void mam_free_recorded(mam_heap heap, void *block) {
+  if (heap.control != 0 && heap.control->sites != 0 && block != 0)
+    mam_out_of_sight(mam_record_end)(heap.control, (mam_u64)block);
+  mam_free(heap, block);
+}
+MAM_INLINE size_t mam_malloc_size_recorded(mam_heap heap, const void *block) {
+  return heap.control != 0 && block != 0 ? mam_out_of_sight(mam_record_size)(heap.control, (mam_u64)block) : 0;
+}
+#define mam_malloc(heap, bytes) mam_malloc_at(heap, bytes, __FILE__, __LINE__)
+#define mam_free(heap, block) mam_free_recorded(heap, block)
+#define mam_malloc_size(heap, block) mam_malloc_size_recorded(heap, block)
+#endif
 
 #endif /* MAM_DEVICE_CUH */

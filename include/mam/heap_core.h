@@ -105,6 +105,8 @@ struct mam_type_info {
   mam_u16 pointers[MAM_TYPE_POINTERS]; /* where they are in an object, in units of 8 bytes */
 };
 
+struct mam_site;
+
 /* Followed in memory by the homes' cursors and then the slots. */
 struct mam_heap_control {
   mam_heap heap;
@@ -119,6 +121,7 @@ struct mam_heap_control {
   struct mam_area superblocks[MAM_HEAP_SUPERBLOCKS];
   struct mam_type_info types[MAM_HEAP_TYPES]; /* of type i + 1; written once */
   struct mam_growth growth;
+  struct mam_site *sites; /* constant; 0: nothing is recorded.  See heap_record.h */
 };
 
 /* The most homes. */

@@ -58,10 +58,12 @@ static inline cudaError_t mam_replace_use(MAM_Heap heap) {
 }
 #endif
 
-static __host__ __device__ __forceinline__ void *mam_replaced_malloc(size_t bytes) {
+static __host__ __device__ __forceinline__ void *mam_replaced_malloc(size_t bytes, const char *file, unsigned line) {
 #ifdef __CUDA_ARCH__
-  return mam_malloc(mam_replaced_heap, bytes);
+  return MAM_HEAP_RECORDED ? mam_malloc_at(mam_replaced_heap, bytes, file, line) : mam_malloc(mam_replaced_heap, bytes);
 #else
+  (void)file;
+  (void)line;
   return (malloc)(bytes);
 #endif
 }
@@ -74,7 +76,7 @@ static __host__ __device__ __forceinline__ void mam_replaced_free(void *block) {
 #endif
 }
 
-#define malloc(bytes) mam_replaced_malloc(bytes)
+#define malloc(bytes) mam_replaced_malloc(bytes, __FILE__, __LINE__)
 #define free(block) mam_replaced_free(block)
 
 /* The operators of device code.  Only there: host code keeps the program's own. */
