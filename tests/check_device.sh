@@ -74,6 +74,7 @@ for sm in $architectures; do
   compile "sm_$sm" -arch="sm_$sm"
   compile "sm_$sm, relocatable device code" -arch="sm_$sm" -rdc=true
   compile "sm_$sm, checked" -arch="sm_$sm" -DMAM_HEAP_CHECKED=1
+  compile "sm_$sm, recorded" -arch="sm_$sm" -DMAM_HEAP_RECORDED=1
   compile "sm_$sm, debugging" -arch="sm_$sm" -G
   registers_check "$sm"
 done

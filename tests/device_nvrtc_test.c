@@ -103,6 +103,7 @@ static bool compile_all(const char *source, const char *include_option) {
     if (architectures[i] == 75 || architectures[i] == 90 || architectures[i] == newest) {
       good = compile(source, include_option, architectures[i], "--std=c++17") && good;
       good = compile(source, include_option, architectures[i], "-DMAM_HEAP_CHECKED=1") && good;
+      good = compile(source, include_option, architectures[i], "-DMAM_HEAP_RECORDED=1") && good;
       good = compile(source, include_option, architectures[i], "--relocatable-device-code=true") && good;
     }
   return good;
