@@ -232,11 +232,21 @@ static int64_t linger_for(const struct options *options, uint64_t id, int64_t cr
   return cost_ns > least_ns ? cost_ns : least_ns;
 }
 
+/* Whether an environment is made as this library sees fit: of no size, from no source in particular. */
+static bool environment_is_free(const struct options *options, size_t bytes) {
+  return options->source_is_auto && bytes == 0;
+}
+
+/* Whether such an environment is a client's. */
+static bool environment_in_chunks(const struct options *options, size_t bytes) {
+  return environment_is_free(options, bytes) && client_chunk_bytes() > 0;
+}
+
 /* The source of an environment.  By itself it is, without a size, memory that is mapped as needed, where the driver
  * can; with a size the paper's one chunk. */
 static cudaError_t environment_source(const struct options *options, size_t bytes, struct source *source) {
   cudaError_t error = cudaErrorNotSupported;
-  if (options->source_is_auto && bytes == 0 && client_chunk_bytes() == 0)
+  if (environment_is_free(options, bytes) && !environment_in_chunks(options, bytes))
     error = source_open(MAM_SOURCE_VMM, NULL, -1, source);
   return error == cudaErrorNotSupported ? source_open(options->source, NULL, -1, source) : error;
 }
@@ -264,11 +274,6 @@ static cudaError_t environment_size_in_chunks(const struct source *source, struc
   config->lazy = false;
   config->gives_all = true; /* so that a program may have all memory in one block, as from the driver */
   return cudaSuccess;
-}
-
-/* Whether an environment without a size is a client's. */
-static bool environment_in_chunks(const struct options *options, size_t bytes) {
-  return options->source_is_auto && bytes == 0 && client_chunk_bytes() > 0;
 }
 
 /* The lock is held, and left where another environment of the context ends.  bytes 0: all there are.  If there is one
@@ -329,9 +334,9 @@ static cudaError_t environment_create(size_t bytes, const char *who) {
   return error;
 }
 
-/* The calling thread's default pool, created if need be (*created then). */
-static cudaError_t environment_get(struct mam_pool **pool, uint64_t *id, bool *created) {
-  *created = false;
+/* The calling thread's default pool, created if need be: *created is then its generation, else 0. */
+static cudaError_t environment_get(struct mam_pool **pool, uint64_t *id, uint64_t *created) {
+  *created = 0;
   cudaError_t error = default_id_now(id);
   if (error != cudaSuccess)
     return error;
@@ -340,8 +345,9 @@ static cudaError_t environment_get(struct mam_pool **pool, uint64_t *id, bool *c
     return cudaSuccess;
   environment_enter();
   error = environment_create_locked(0, true, pool, id);
+  if (error == cudaSuccess)
+    *created = (*pool)->generation; /* constant: it cannot end while the lock is held */
   environment_exit();
-  *created = error == cudaSuccess;
   return error == cudaErrorAlreadyAcquired ? cudaSuccess : error;
 }
 
@@ -427,6 +433,10 @@ static cudaError_t environment_emptied(const struct pool_emptied *emptied) {
   struct mam_pool *pool = emptied->pool;
   cudaError_t error = cudaSuccess;
   environment_enter();
+  if (!pool_is_still(pool, emptied->generation)) { /* it has ended without this, and another was made of its struct */
+    environment_exit();
+    return cudaSuccess;
+  }
   bool watch = pool->linger_ns > 0;
   if (watch) {
     (void)pool_look(pool, emptied->default_id, &pool->linger_malloc_count);
@@ -473,15 +483,15 @@ static cudaError_t malloc_nothing(void) {
 /* By the calling thread's front, the environment created if need be. */
 static cudaError_t default_malloc(size_t size, const void *site, const void *tag, uintptr_t *address) {
   struct front_request request = {.size = size, .site = site, .tag = tag};
-  bool created;
+  uint64_t created;
   cudaError_t error;
   do { /* again if the environment ended between being found and being asked */
     error = environment_get(&request.pool, &request.default_id, &created);
     if (error == cudaSuccess)
       error = front_malloc(&request, address);
   } while (error == cudaErrorInvalidResourceHandle);
-  if (error != cudaSuccess && created) /* for nothing: as if its last block had been freed */
-    (void)environment_emptied(&(struct pool_emptied){request.pool, request.default_id});
+  if (error != cudaSuccess && created != 0) /* for nothing: as if its last block had been freed */
+    (void)environment_emptied(&(struct pool_emptied){request.pool, request.default_id, created});
   else if (error == cudaSuccess && pool_to_be_watched(request.pool))
     environment_watch(request.pool);
   return error;
@@ -635,7 +645,7 @@ cudaError_t MAM_PoolDestroy(MAM_Pool pool) {
 cudaError_t MAM_PoolDefault(MAM_Pool *pool) {
   struct mam_pool *found;
   uint64_t id;
-  bool created;
+  uint64_t created;
   if (pool == NULL)
     return error_set(cudaErrorInvalidValue, "MAM_PoolDefault: nowhere to write the handle");
   cudaError_t error = environment_get(&found, &id, &created);
@@ -707,15 +717,15 @@ cudaError_t MAM_PoolMallocAsync(MAM_Pool pool, void **ptr, size_t size, cudaStre
 }
 
 static cudaError_t default_malloc_stream(struct front_request *request, cudaStream_t stream, uintptr_t *address) {
-  bool created;
+  uint64_t created;
   cudaError_t error;
   do { /* as in default_malloc */
     error = environment_get(&request->pool, &request->default_id, &created);
     if (error == cudaSuccess)
       error = stream_malloc(request, stream, address);
   } while (error == cudaErrorInvalidResourceHandle);
-  if (error != cudaSuccess && created)
-    (void)environment_emptied(&(struct pool_emptied){request->pool, request->default_id});
+  if (error != cudaSuccess && created != 0)
+    (void)environment_emptied(&(struct pool_emptied){request->pool, request->default_id, created});
   else if (error == cudaSuccess && pool_to_be_watched(request->pool))
     environment_watch(request->pool);
   return error;
@@ -799,35 +809,38 @@ cudaError_t MAM_CaptureEnd(void) {
   return begun ? cudaSuccess : error_set(cudaErrorInvalidValue, "MAM_CaptureEnd: no capture has begun in this context");
 }
 
-/* The pool that a question is about: the given one, or the default one if NULL, which is not created for it. */
-static struct mam_pool *pool_asked(MAM_Pool pool) {
-  uint64_t id;
+/* The pool that a question is about, and by which id: the given one, or the default one if NULL, which is not created
+ * for it. */
+static struct mam_pool *pool_asked(MAM_Pool pool, uint64_t *id) {
   if (pool == NULL)
-    return default_pool_now(&id);
+    return default_pool_now(id);
+  *id = POOL_ANY_ID;
   return pool_is_known(pool) ? pool : NULL;
 }
 
 /* ---- Giving back ---- */
 
 cudaError_t MAM_Trim(size_t keep_bytes) {
-  struct mam_pool *pool = pool_asked(NULL);
-  cudaError_t error = pool != NULL ? pool_trim(pool, keep_bytes) : cudaSuccess;
+  uint64_t id;
+  struct mam_pool *pool = pool_asked(NULL, &id);
+  cudaError_t error = pool != NULL ? pool_trim(pool, id, keep_bytes) : cudaSuccess;
   return error == cudaErrorInvalidResourceHandle ? cudaSuccess : error; /* it has ended meanwhile */
 }
 
 cudaError_t MAM_PoolTrim(MAM_Pool pool, size_t keep_bytes) {
-  cudaError_t error = pool_is_known(pool) ? pool_trim(pool, keep_bytes) : cudaErrorInvalidResourceHandle;
+  cudaError_t error = pool_is_known(pool) ? pool_trim(pool, POOL_ANY_ID, keep_bytes) : cudaErrorInvalidResourceHandle;
   return error == cudaErrorInvalidResourceHandle ? refuse_handle("MAM_PoolTrim") : error;
 }
 
 /* ---- Seeing in ---- */
 
 cudaError_t MAM_PoolGetInfo(MAM_Pool pool, MAM_PoolInfo *info) {
+  uint64_t id;
   MAM_PoolInfo now;
   if (info == NULL || info->struct_size < offsetof(MAM_PoolInfo, used_bytes))
     return error_set(cudaErrorInvalidValue, "MAM_PoolGetInfo: info is NULL or its struct_size is not set");
-  pool = pool_asked(pool);
-  cudaError_t error = pool != NULL ? pool_info(pool, &now) : cudaErrorInvalidResourceHandle;
+  pool = pool_asked(pool, &id);
+  cudaError_t error = pool != NULL ? pool_info(pool, id, &now) : cudaErrorInvalidResourceHandle;
   if (error == cudaErrorInvalidResourceHandle)
     return refuse_handle("MAM_PoolGetInfo");
   if (error == cudaSuccess) {
@@ -838,18 +851,20 @@ cudaError_t MAM_PoolGetInfo(MAM_Pool pool, MAM_PoolInfo *info) {
 }
 
 cudaError_t MAM_PoolReport(MAM_Pool pool, char **json) {
+  uint64_t id;
   if (json == NULL)
     return error_set(cudaErrorInvalidValue, "MAM_PoolReport: nowhere to write the text");
-  pool = pool_asked(pool);
-  cudaError_t error = pool != NULL ? pool_report(pool, json) : cudaErrorInvalidResourceHandle;
+  pool = pool_asked(pool, &id);
+  cudaError_t error = pool != NULL ? pool_report(pool, id, json) : cudaErrorInvalidResourceHandle;
   return error == cudaErrorInvalidResourceHandle ? refuse_handle("MAM_PoolReport") : error;
 }
 
 cudaError_t MAM_PoolExplain(MAM_Pool pool, size_t size, char **text) {
+  uint64_t id;
   if (text == NULL)
     return error_set(cudaErrorInvalidValue, "MAM_PoolExplain: nowhere to write the text");
-  pool = pool_asked(pool);
-  cudaError_t error = pool != NULL ? pool_explain(pool, size, text) : cudaErrorInvalidResourceHandle;
+  pool = pool_asked(pool, &id);
+  cudaError_t error = pool != NULL ? pool_explain(pool, id, size, text) : cudaErrorInvalidResourceHandle;
   return error == cudaErrorInvalidResourceHandle ? refuse_handle("MAM_PoolExplain") : error;
 }
 

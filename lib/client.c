@@ -116,7 +116,7 @@ static size_t available_bytes(void) {
   uint64_t id;
   struct mam_pool *pool = pool_of_context(NULL, &id);
   MAM_PoolInfo info = {.struct_size = sizeof info};
-  if (pool == NULL || pool_info(pool, &info) != cudaSuccess)
+  if (pool == NULL || pool_info(pool, id, &info) != cudaSuccess)
     return 0;
   return info.reserved_bytes - info.used_bytes;
 }
@@ -162,7 +162,8 @@ static void totals(struct client_totals *sum) {
   *sum = (struct client_totals){.mallocs = past.malloc_count, .hits = past.hit_count, .waits = past.synchronize_count};
   for (struct mam_pool *pool = pool_first(); pool != NULL; pool = pool->next) {
     /* relaxed: a hint; a pool that ends meanwhile is not counted */
-    if (atomic_load_explicit(&pool->default_id, memory_order_relaxed) == 0 || pool_info(pool, &info) != cudaSuccess)
+    uint64_t id = atomic_load_explicit(&pool->default_id, memory_order_relaxed);
+    if (id == 0 || pool_info(pool, id, &info) != cudaSuccess)
       continue;
     sum->mallocs += info.malloc_count;
     sum->hits += info.magazine_hit_count + info.size_hit_count + info.tag_hit_count;

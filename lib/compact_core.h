@@ -8,8 +8,9 @@
  * type, from the last page of the heap to the first, and merges: of r candidates, the first B = r/(n+1) are sources,
  * and the i-th source's objects go to free chunks of the targets i + B, i + 2B .. i + nB, of which the last is filled
  * first, so that what is left of the heap is at its beginning.  They always fit: n targets have n/(n+1) of a span free.
- * Of at most n candidates (the paper leaves them) those that are not needed to hold all objects become sources, and all
- * others their targets.
+ * A compaction's n may grow from pass to pass: as long as many candidates are nearly empty, one into one takes most
+ * away. Of at most n candidates (the paper leaves them) those that are not needed to hold all objects become sources,
+ * and all others their targets.
  *
  * An object that was moved leaves its new address where it was.  Its old span keeps its usage words until the end of
  * the compaction, so that an address in it tells what became of it; the bits of its pages in the map of moved pages are
@@ -44,9 +45,9 @@ MAM_INLINE int mam_map_bit(const mam_u64 *map, mam_u32 page) { return (int)(map[
 
 MAM_INLINE mam_u64 *mam_span_words_at(struct mam_area area, mam_u32 page) { return area.words + page * MAM_PAGE_WORDS; }
 
-/* The kind of the typed span that begins at a page and was not moved; 0 if none does. */
-MAM_INLINE mam_u32 mam_typed_span_at(struct mam_area area, mam_u32 page) {
-  mam_u32 entry = mam_area_entries(area)[page], type = entry >> MAM_ENTRY_TYPE_SHIFT;
+/* The kind of the typed span that begins at a page with that entry and was not moved; 0 if none does. */
+MAM_INLINE mam_u32 mam_typed_span_at(struct mam_area area, mam_u32 page, mam_u32 entry) {
+  mam_u32 type = entry >> MAM_ENTRY_TYPE_SHIFT;
   mam_u32 kind = mam_kind_of((entry & 63) - 1, type);
   if (type == 0 || mam_entry_back(entry) != 0 || (entry & 63) - 1 >= MAM_HEAP_CLASSES)
     return 0;
@@ -58,13 +59,14 @@ struct mam_fill {
   mam_u32 live, chunks;
 };
 
+/* All words of the page, those behind the span's too, which are 0: so that the loads are under way together. */
 MAM_INLINE struct mam_fill mam_span_fill(const mam_u64 *words) {
   struct mam_fill fill = {0, 0};
-  mam_u32 count = mam_word_span_words(words[0]);
-  MAM_LOOP
-  for (mam_u32 i = 0; i < count; i++) {
-    fill.live += mam_ones_u32((mam_u32)words[i]);
-    fill.chunks += mam_word_chunks(words[i]);
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++) {
+    mam_u64 word = words[i];
+    fill.live += mam_ones_u32((mam_u32)word);
+    fill.chunks += mam_word_chunks(word);
   }
   return fill;
 }
@@ -91,11 +93,12 @@ MAM_INLINE void mam_compact_slot_empty(struct mam_heap_control *control, mam_u32
   mam_u32 page = (mam_u32)((mam_slot_address(slot) - area.base) >> MAM_PAGE_SHIFT);
   mam_u64 *words = mam_span_words_at(area, page);
   mam_u32 pages = mam_word_span_pages(words[0]), count = mam_word_span_words(words[0]);
-  MAM_LOOP
-  for (mam_u32 i = 0; i < count; i++) {
+  MAM_UNROLL /* so that the loads are under way together */
+      for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++) if (i < count) {
     mam_u32 handed_out = ticket <= 32 * i ? 0 : ticket - 32 * i >= 32 ? 32 : ticket - 32 * i;
-    words[i] &= ~0xffffffffull | ((1ull << handed_out) - 1);
-    used |= (mam_u32)words[i];
+    mam_u64 word = words[i] & (~0xffffffffull | ((1ull << handed_out) - 1));
+    used |= (mam_u32)word;
+    words[i] = word;
   }
   if (used != 0) {
     mam_span_hint(area, page, kind);
@@ -118,42 +121,51 @@ MAM_INLINE int mam_compact_slot_is_untouched(const struct mam_heap_control *cont
 /* What a thread saw: numbers for each type, in four bits each, of up to MAM_COMPACT_GROUP. */
 struct mam_seen {
   mam_u64 by_type;
-  mam_u64 numbers; /* spans, from bit 16 on candidates, from bit 32 on live objects */
-  mam_u64 sizes;   /* the free levels, from bit 32 on pages */
-  mam_u8 candidates;
+  mam_u64 numbers;                  /* spans, from bit 16 on candidates, from bit 32 on live objects */
+  mam_u64 sizes;                    /* the free levels, from bit 32 on pages */
+  mam_u8 candidates, with_pointers; /* bits of pages that such a span begins in */
 };
 
-/* Looks at a group of pages; with_spans: lists spans with pointers. */
-MAM_INLINE struct mam_seen mam_group_look(struct mam_compact *compact, mam_u32 number, int with_spans) {
-  struct mam_seen seen = {0, 0, 0, 0};
+/* Looks at a group of pages. */
+MAM_INLINE struct mam_seen mam_group_look(const struct mam_compact *compact, mam_u32 n, mam_u32 number) {
+  struct mam_seen seen = {0, 0, 0, 0, 0};
   struct mam_place place = mam_compact_place(compact, number);
   if (place.page >= place.area.page_count)
     return seen;
   mam_u32 taken = (mam_u32)(mam_area_pages(place.area)[place.page >> 6] >> (place.page & 63)) & 255;
+  mam_u32 begins = 0; /* pages that a typed span begins in, by their entries */
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_COMPACT_GROUP; i++)
+    if (place.page + i < place.area.page_count) {
+      mam_u32 entry = mam_area_entries(place.area)[place.page + i];
+      begins |= (mam_u32)(entry >> MAM_ENTRY_TYPE_SHIFT != 0 && mam_entry_back(entry) == 0) << i;
+    }
+  begins &= taken;
   MAM_LOOP
-  for (mam_u32 i = 0; taken >> i != 0; i++) {
+  for (mam_u32 i = 0; begins >> i != 0; i++) {
     mam_u32 page = place.page + i, kind;
-    if ((taken >> i & 1) == 0 || page >= place.area.page_count || (kind = mam_typed_span_at(place.area, page)) == 0)
+    if ((begins >> i & 1) == 0 || (kind = mam_typed_span_at(place.area, page, mam_area_entries(place.area)[page])) == 0)
       continue;
     const mam_u64 *words = mam_span_words_at(place.area, page);
     struct mam_fill fill = mam_span_fill(words);
     if (fill.live == 0)
       continue;
-    mam_u64 is_candidate = (mam_u64)mam_fill_is_candidate(fill, compact->n);
+    mam_u64 is_candidate = (mam_u64)mam_fill_is_candidate(fill, n);
     seen.by_type += is_candidate << (4 * (mam_kind_type(kind) - 1));
     seen.candidates |= (mam_u8)(is_candidate << i);
     seen.numbers += 1 | is_candidate << 16 | (mam_u64)fill.live << 32;
     seen.sizes += ((mam_u64)(fill.chunks - fill.live) << 16) / fill.chunks;
     seen.sizes += (mam_u64)mam_word_span_pages(words[0]) << 32;
-    if (with_spans && compact->control->types[mam_kind_type(kind) - 1].pointer_count != 0)
-      compact->spans[mam_add_relaxed_u32(&compact->span_count, 1)] = number + i;
+    if (compact->control->types[mam_kind_type(kind) - 1].pointer_count != 0)
+      seen.with_pointers |= (mam_u8)(1u << i);
   }
   return seen;
 }
 
 /* Adds what a team saw to the counts. */
-MAM_INLINE void mam_compact_count(struct mam_team team, struct mam_compact *compact, mam_u64 numbers, mam_u64 sizes) {
-  struct mam_compact_found *counts = &compact->counts;
+MAM_INLINE void mam_compact_count(struct mam_team team, const struct mam_compact *compact, mam_u64 numbers,
+                                  mam_u64 sizes) {
+  struct mam_compact_found *counts = &compact->state->counts;
   numbers = mam_team_sum(team, numbers);
   sizes = mam_team_sum(team, sizes);
   if (team.rank != 0 || numbers == 0)
@@ -165,18 +177,32 @@ MAM_INLINE void mam_compact_count(struct mam_team team, struct mam_compact *comp
   (void)mam_add_relaxed_u64(&counts->pages, sizes >> 32);
 }
 
+/* Lists the spans with pointers that a team saw. */
+MAM_INLINE void mam_compact_list(struct mam_team team, const struct mam_compact *compact, mam_u32 number,
+                                 mam_u32 with_pointers) {
+  mam_u32 total, at = mam_team_scan(team, mam_ones_u32(with_pointers), &total);
+  mam_u64 base = team.rank == 0 && total != 0 ? mam_add_relaxed_u32(&compact->state->span_count, total) : 0;
+  at += (mam_u32)mam_team_sum(team, base);
+  MAM_LOOP
+  for (; with_pointers != 0; with_pointers &= with_pointers - 1)
+    compact->spans[at++] = number + mam_lowest_u32(with_pointers);
+}
+
 /* Where the number of a type's candidates in a tile is: the last tile comes first. */
 MAM_INLINE mam_u32 *mam_compact_sum_at(const struct mam_compact *compact, mam_u32 type, mam_u32 tile) {
   return &compact->sums[(mam_u64)type * compact->tiles + (compact->tiles - 1 - tile)];
 }
 
-/* Finds and counts the candidates of a tile. */
-MAM_INLINE void mam_tile_look(struct mam_team team, struct mam_compact *compact, mam_u32 tile, int with_spans) {
+/* Finds and counts the candidates of a tile; with_spans: lists spans with pointers too. */
+MAM_INLINE void mam_tile_look(struct mam_team team, const struct mam_compact *compact, mam_u32 n, mam_u32 tile,
+                              int with_spans) {
   MAM_LOOP
   for (mam_u32 group = team.rank; group < MAM_COMPACT_GROUPS; group += team.count) {
     mam_u32 number = tile * MAM_COMPACT_TILE + group * MAM_COMPACT_GROUP;
-    struct mam_seen seen = mam_group_look(compact, number, with_spans);
+    struct mam_seen seen = mam_group_look(compact, n, number);
     compact->candidates[number / MAM_COMPACT_GROUP] = seen.candidates;
+    if (with_spans)
+      mam_compact_list(team, compact, number, seen.with_pointers);
     mam_compact_count(team, compact, seen.numbers, seen.sizes);
     MAM_LOOP
     for (mam_u32 type = 0; type < compact->types; type++) {
@@ -189,7 +215,7 @@ MAM_INLINE void mam_tile_look(struct mam_team team, struct mam_compact *compact,
 }
 
 /* Makes counts sums, writes where each type begins, and says what was found.  One team for all. */
-MAM_INLINE void mam_compact_sum(struct mam_team team, struct mam_compact *compact) {
+MAM_INLINE void mam_compact_sum(struct mam_team team, const struct mam_compact *compact) {
   mam_u32 count = compact->types * compact->tiles, each = (count + team.count - 1) / team.count, sum = 0, total;
   MAM_LOOP
   for (mam_u32 i = team.rank * each; i < (team.rank + 1) * each && i < count; i++)
@@ -199,19 +225,17 @@ MAM_INLINE void mam_compact_sum(struct mam_team team, struct mam_compact *compac
   for (mam_u32 i = team.rank * each; i < (team.rank + 1) * each && i < count; i++) {
     mam_u32 here = compact->sums[i];
     if (i % compact->tiles == 0)
-      compact->starts[i / compact->tiles] = sum;
+      compact->state->starts[i / compact->tiles] = sum;
     compact->sums[i] = sum;
     sum += here;
   }
   if (team.rank == 0) {
     const struct mam_compact_found none = {0, 0, 0, 0, 0};
-    compact->starts[compact->types] = total;
-    compact->found = compact->counts;
-    compact->passes += compact->done.merges != compact->merges_before;
-    compact->merges_before = compact->done.merges;
-    if (compact->looks++ == 0)
-      compact->found_first = compact->counts;
-    compact->counts = none;
+    compact->state->starts[compact->types] = total;
+    compact->state->found = compact->state->counts;
+    if (compact->state->looks++ == 0)
+      compact->state->found_first = compact->state->counts;
+    compact->state->counts = none;
   }
 }
 
@@ -274,13 +298,13 @@ MAM_INLINE struct mam_merge mam_merge_rest(mam_u32 candidates, mam_u32 live, mam
 }
 
 /* What a team shares while it merges: the targets' free chunks, in the order in which they are filled, and where the
- * objects of a source go. */
+ * objects of a source go: the word and the bit, as one number. */
 struct mam_merge_room {
   mam_u64 *words[MAM_COMPACT_TARGETS];
   mam_u64 address[MAM_COMPACT_TARGETS];
   mam_u32 free[MAM_COMPACT_TARGETS * MAM_PAGE_WORDS];
-  mam_u32 before[MAM_COMPACT_TARGETS * MAM_PAGE_WORDS]; /* free chunks of the words before */
-  mam_u64 to[MAM_SPAN_CHUNKS];
+  mam_u16 before[MAM_COMPACT_TARGETS * MAM_PAGE_WORDS]; /* free chunks of the words before */
+  mam_u16 to[MAM_SPAN_CHUNKS];
   mam_u8 from[MAM_SPAN_CHUNKS];
 };
 
@@ -323,15 +347,15 @@ MAM_INLINE mam_u32 mam_merge_begin(struct mam_team team, const struct mam_compac
   sum = mam_team_scan(team, sum, &total);
   MAM_LOOP
   for (mam_u32 i = team.rank * each; i < (team.rank + 1) * each && i < words; i++) {
-    room->before[i] = sum;
+    room->before[i] = (mam_u16)sum;
     sum += mam_ones_u32(room->free[i]);
   }
   mam_team_sync(team);
   return total;
 }
 
-/* Where the free chunk of that rank is, which there is. */
-MAM_INLINE mam_u64 mam_merge_hole(const struct mam_merge_room *room, mam_u32 words, mam_u32 rank, mam_u32 bytes) {
+/* The free chunk of that rank, which there is. */
+MAM_INLINE mam_u16 mam_merge_hole(const struct mam_merge_room *room, mam_u32 words, mam_u32 rank) {
   mam_u32 low = 0, high = words; /* the last word with no more than rank before it is from low on, before high */
   MAM_LOOP
   while (high - low > 1) {
@@ -341,8 +365,31 @@ MAM_INLINE mam_u64 mam_merge_hole(const struct mam_merge_room *room, mam_u32 wor
     else
       high = middle;
   }
-  mam_u32 chunk = low % MAM_PAGE_WORDS * 32 + mam_bit_select(room->free[low], rank - room->before[low]);
-  return room->address[low / MAM_PAGE_WORDS] + (mam_u64)chunk * bytes;
+  return (mam_u16)(low * 32 + mam_bit_select(room->free[low], rank - room->before[low]));
+}
+
+MAM_INLINE mam_u64 mam_hole_address(const struct mam_merge_room *room, mam_u32 hole, mam_u32 bytes) {
+  mam_u32 chunk = hole % MAM_SPAN_CHUNKS;
+  return room->address[hole / MAM_SPAN_CHUNKS] + (mam_u64)(chunk * bytes);
+}
+
+/* Pairs the objects of a source with free chunks from the one of rank first on. */
+MAM_INLINE void mam_merge_pair(struct mam_team team, struct mam_merge_room *room, const mam_u64 *usage, mam_u32 words,
+                               mam_u32 first) {
+  mam_u32 before = 0;
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++) {
+    mam_u32 bits = (mam_u32)usage[i];
+    MAM_LOOP
+    for (mam_u32 bit = team.rank; bit < 32; bit += team.count)
+      if ((bits >> bit & 1) != 0) {
+        mam_u32 object = before + mam_ones_u32(bits & ((1u << bit) - 1));
+        room->from[object] = (mam_u8)(32 * i + bit);
+        room->to[object] = mam_merge_hole(room, words, first + object);
+      }
+    before += mam_ones_u32(bits);
+  }
+  mam_team_sync(team);
 }
 
 /* A unit of an object, to be copied at once. */
@@ -350,46 +397,61 @@ struct mam_unit {
   mam_u64 low, high;
 } __attribute__((aligned(16)));
 
+/* Copies the paired objects of a source at address, and leaves their new addresses there: who copies an object's first
+ * unit is alone with it. */
+MAM_INLINE void mam_merge_copy(struct mam_team team, const struct mam_merge_room *room, mam_u64 address, mam_u32 bytes,
+                               mam_u32 objects) {
+  mam_u32 units = bytes / MAM_UNIT_BYTES, count = objects * units;
+  MAM_LOOP
+  for (mam_u32 first = team.rank; first < count; first += MAM_UNIT_BATCH * team.count) {
+    struct mam_unit held[MAM_UNIT_BATCH];
+    struct mam_unit *to[MAM_UNIT_BATCH];
+    mam_u64 *left[MAM_UNIT_BATCH];
+    MAM_UNROLL
+    for (mam_u32 i = 0; i < MAM_UNIT_BATCH; i++) {
+      mam_u32 at = first + i * team.count, object = at / units, unit = at - object * units;
+      if (at < count) {
+        struct mam_unit *from = (struct mam_unit *)(address + (mam_u64)(room->from[object] * bytes)) + unit;
+        to[i] = (struct mam_unit *)mam_hole_address(room, room->to[object], bytes) + unit;
+        left[i] = unit == 0 ? &from->low : 0;
+        held[i] = *from;
+      }
+    }
+    MAM_UNROLL
+    for (mam_u32 i = 0; i < MAM_UNIT_BATCH; i++)
+      if (first + i * team.count < count) {
+        *to[i] = held[i];
+        if (left[i] != 0)
+          *left[i] = (mam_u64)to[i];
+      }
+  }
+}
+
 /* Says of a span that its objects were moved. */
 MAM_INLINE void mam_span_moved(struct mam_team team, struct mam_area area, mam_u32 page, mam_u32 pages) {
   mam_u16 *entries = mam_area_entries(area) + page;
   MAM_LOOP
-  for (mam_u32 i = team.rank; i < pages; i += team.count) {
+  for (mam_u32 i = team.rank; i < pages; i += team.count)
     entries[i] = (mam_u16)((entries[i] & ~63) | MAM_ENTRY_MOVED);
-    (void)mam_or_acquire_u64(&mam_area_moved(area)[(page + i) >> 6], 1ull << ((page + i) & 63));
+  MAM_LOOP
+  for (mam_u32 done = 0; team.rank == 0 && done < pages;) {
+    mam_u32 from = (page + done) & 63, here = 64 - from < pages - done ? 64 - from : pages - done;
+    /* relaxed: who reads it is a kernel that comes later. */
+    (void)mam_or_relaxed_u64(&mam_area_moved(area)[(page + done) >> 6], mam_run_bits(here, from));
+    done += here;
   }
 }
 
 /* Moves the objects of the span that begins at place to free chunks from the one of rank first on; words: how many the
- * targets have.  Returns how many there were: of more than fit in all of room, none. */
+ * targets have.  Returns how many there were: of more than there is room for, none. */
 MAM_INLINE mam_u32 mam_merge_source(struct mam_team team, struct mam_merge_room *room, struct mam_place place,
                                     mam_u32 words, mam_u32 first, mam_u32 room_for) {
   const mam_u64 *usage = mam_span_words_at(place.area, place.page);
   mam_u32 bytes = mam_class_bytes(mam_word_class(usage[0])), live = mam_span_fill(usage).live;
-  mam_u32 chunks = 32 * mam_word_span_words(usage[0]), units = bytes / MAM_UNIT_BYTES;
-  mam_u64 address = mam_area_address(place.area, place.page);
   if (live > room_for - first)
     return 0;
-  MAM_LOOP
-  for (mam_u32 chunk = team.rank; chunk < chunks; chunk += team.count) {
-    mam_u32 bits = (mam_u32)usage[chunk / 32], rank = mam_ones_u32(bits & ((1u << chunk % 32) - 1));
-    if ((bits >> chunk % 32 & 1) == 0)
-      continue;
-    MAM_LOOP
-    for (mam_u32 i = 0; i < chunk / 32; i++)
-      rank += mam_ones_u32((mam_u32)usage[i]);
-    room->from[rank] = (mam_u8)chunk;
-    room->to[rank] = mam_merge_hole(room, words, first + rank, bytes);
-  }
-  mam_team_sync(team);
-  MAM_LOOP
-  for (mam_u32 i = team.rank; i < live * units; i += team.count) {
-    mam_u32 object = i / units, unit = i % units;
-    struct mam_unit *from = (struct mam_unit *)(address + (mam_u64)room->from[object] * bytes) + unit;
-    ((struct mam_unit *)room->to[object])[unit] = *from;
-    if (unit == 0)
-      from->low = room->to[object];
-  }
+  mam_merge_pair(team, room, usage, words, first);
+  mam_merge_copy(team, room, mam_area_address(place.area, place.page), bytes, live);
   mam_span_moved(team, place.area, place.page, mam_word_span_pages(usage[0]));
   mam_team_sync(team);
   return live;
@@ -419,23 +481,24 @@ MAM_INLINE struct mam_merge mam_merge_few(struct mam_team team, const struct mam
   return mam_merge_rest(candidates, (mam_u32)mam_team_sum(team, live), chunks);
 }
 
-/* One of the merges of a pass, by its number among those of all types; 0 if there are fewer. */
-MAM_INLINE int mam_compact_merge(struct mam_team team, struct mam_compact *compact, struct mam_merge_room *room,
-                                 mam_u32 number) {
+/* One of the merges of a pass, by its number among those of all types, and adds what it did to *sum; 0 if there are
+ * fewer. */
+MAM_INLINE int mam_compact_merge(struct mam_team team, const struct mam_compact *compact, struct mam_merge_room *room,
+                                 mam_u32 n, mam_u32 number, struct mam_compact_done *sum) {
   mam_u32 type = 0, candidates = 0;
   MAM_LOOP
   for (; type < compact->types; type++) {
-    candidates = compact->starts[type + 1] - compact->starts[type];
-    mam_u32 count = mam_merge_count(candidates, compact->n);
+    candidates = compact->state->starts[type + 1] - compact->state->starts[type];
+    mam_u32 count = mam_merge_count(candidates, n);
     if (number < count)
       break;
     number -= count;
   }
   if (type == compact->types)
     return 0;
-  const mam_u32 *order = compact->order + compact->starts[type];
-  struct mam_merge merge = candidates > compact->n ? mam_merge_of(candidates, compact->n, number)
-                                                   : mam_merge_few(team, compact, order, candidates);
+  const mam_u32 *order = compact->order + compact->state->starts[type];
+  struct mam_merge merge =
+      candidates > n ? mam_merge_of(candidates, n, number) : mam_merge_few(team, compact, order, candidates);
   mam_u32 done = 0, merged = 0, pages = 0, words = merge.targets * MAM_PAGE_WORDS;
   mam_u32 room_for = merge.sources == 0 ? 0 : mam_merge_begin(team, compact, room, order, merge);
   MAM_LOOP
@@ -448,41 +511,183 @@ MAM_INLINE int mam_compact_merge(struct mam_team team, struct mam_compact *compa
   }
   if (done != 0)
     mam_merge_end(team, room, words, done);
-  if (team.rank == 0 && done != 0) {
-    (void)mam_add_relaxed_u64(&compact->done.merges, merged);
-    (void)mam_add_relaxed_u64(&compact->done.moved, done);
-    (void)mam_add_relaxed_u64(&compact->done.moved_bytes,
-                              (mam_u64)done * mam_class_bytes(compact->control->types[type].kind));
-    (void)mam_add_relaxed_u64(&compact->done.pages, pages);
-  }
+  sum->merges += merged;
+  sum->moved += done;
+  sum->moved_bytes += (mam_u64)done * mam_class_bytes(compact->control->types[type].kind);
+  sum->pages += pages;
   mam_team_sync(team); /* the room is free for the next */
   return 1;
 }
 
-/* ---- Pointers ---- */
-
-/* Rewrites a pointer if what it leads to was moved. */
-MAM_INLINE void mam_pointer_rewrite(const mam_heap *heap, mam_u64 *pointer) {
-  mam_u64 old = *pointer, now = mam_forwarded(heap, old);
-  if (now != old)
-    *pointer = now;
+/* The n of the next pass after one with n that took merges of so many spans away; 0 if there is to be none. */
+MAM_INLINE mam_u32 mam_next_n(mam_u32 n, mam_u32 n_last, mam_u64 merges, mam_u64 spans) {
+  if (n == n_last)
+    return merges != 0 ? n : 0;
+  return merges * MAM_COMPACT_LITTLE > spans ? n : n + 1;
 }
 
-/* Rewrites the pointers in an object of the span at that place in the list, if there is one with that number and the
- * span was not moved itself. */
-MAM_INLINE void mam_object_rewrite(const mam_heap *heap, const struct mam_compact *compact, mam_u32 span,
-                                   mam_u32 chunk) {
+/* ---- Pointers ---- */
+
+/* What becomes of addresses that a thread looks at together, so that its loads are under way together. */
+struct mam_addresses {
+  mam_u64 old[MAM_COMPACT_BATCH], now[MAM_COMPACT_BATCH];
+};
+
+/* One step: of those whose bit in which is 1 and whose page was moved, now is where their objects went.  Returns the
+ * bits of these, and of those that are not in the first superblock, which are left. */
+MAM_INLINE mam_u32 mam_addresses_step(const mam_heap *heap, struct mam_addresses *addresses, mam_u32 *left) {
+  const struct mam_area area = {heap->base, heap->words, heap->page_count, 0};
+  mam_u32 entries[MAM_COMPACT_BATCH], moved = 0;
+  *left = 0;
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++) {
+    mam_u64 page = (addresses->old[i] - area.base) >> MAM_PAGE_SHIFT;
+    addresses->now[i] = addresses->old[i];
+    if (page < area.page_count)
+      moved |= (mam_u32)(mam_area_moved(area)[page >> 6] >> (page & 63) & 1) << i;
+    else
+      *left |= (mam_u32)(addresses->old[i] != 0) << i;
+  }
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++)
+    entries[i] = (moved >> i & 1) != 0 ? mam_area_entries(area)[(addresses->old[i] - area.base) >> MAM_PAGE_SHIFT] : 0;
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++)
+    if ((moved >> i & 1) != 0) {
+      mam_u32 page = (mam_u32)((addresses->old[i] - area.base) >> MAM_PAGE_SHIFT) - mam_entry_back(entries[i]);
+      mam_u32 kind = heap->control->types[(entries[i] >> MAM_ENTRY_TYPE_SHIFT) - 1].kind;
+      mam_u32 chunk = mam_span_chunk_at(area, page, kind, addresses->old[i]);
+      mam_u64 object = mam_area_address(area, page) + (mam_u64)(chunk * mam_class_bytes(kind));
+      mam_u64 word = mam_span_words_at(area, page)[chunk / 32], to = *(const mam_u64 *)object;
+      if ((word >> chunk % 32 & 1) != 0)
+        addresses->now[i] = to + (addresses->old[i] - object);
+    }
+  return moved;
+}
+
+/* Where the old addresses' objects are now.  Of those that moved, a few moved on. */
+MAM_INLINE void mam_addresses_forward(const mam_heap *heap, struct mam_addresses *addresses) {
+  mam_u32 left, again = mam_addresses_step(heap, addresses, &left), slow = left;
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++)
+    if ((again >> i & 1) != 0) {
+      mam_u64 page = (addresses->now[i] - heap->base) >> MAM_PAGE_SHIFT;
+      const struct mam_area area = {heap->base, heap->words, heap->page_count, 0};
+      slow |= (mam_u32)(page >= area.page_count || (mam_area_moved(area)[page >> 6] >> (page & 63) & 1) != 0) << i;
+    }
+  if (slow != 0) {
+    MAM_UNROLL
+    for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++)
+      if ((slow >> i & 1) != 0)
+        addresses->now[i] = mam_forwarded(heap, addresses->now[i]);
+  }
+}
+
+/* Rewrites the pointers in the objects of the span at that place in the list, unless it was moved itself.  A thread
+ * has the objects with one bit in all the words. */
+MAM_INLINE void mam_span_rewrite(struct mam_team team, const mam_heap *heap, const struct mam_compact *compact,
+                                 mam_u32 span) {
   struct mam_place place = mam_compact_place(compact, compact->spans[span]);
   const mam_u64 *words = mam_span_words_at(place.area, place.page);
-  if (chunk / 32 >= mam_word_span_words(words[0]) || (words[chunk / 32] >> chunk % 32 & 1) == 0 ||
-      mam_map_bit(mam_area_moved(place.area), place.page))
+  if (mam_map_bit(mam_area_moved(place.area), place.page))
     return;
   const struct mam_type_info *type = &compact->control->types[mam_kind_type(mam_word_class(words[0])) - 1];
-  mam_u64 *object =
-      (mam_u64 *)(mam_area_address(place.area, place.page) + (mam_u64)chunk * mam_class_bytes(type->kind));
+  mam_u64 objects = mam_area_address(place.area, place.page), bytes = mam_class_bytes(type->kind);
+  mam_u32 count = type->pointer_count, pairs = count * mam_word_span_words(words[0]);
   MAM_LOOP
-  for (mam_u32 i = 0; i < type->pointer_count; i++)
-    mam_pointer_rewrite(heap, &object[type->pointers[i]]);
+  for (mam_u32 bit = team.rank; bit < 32; bit += team.count) {
+    mam_u32 word = 0, pointer = 0; /* all pointers of an object before those of the next word's: they are close */
+    MAM_LOOP
+    for (mam_u32 done = 0; done < pairs; done += MAM_COMPACT_BATCH) {
+      mam_u64 *at[MAM_COMPACT_BATCH];
+      struct mam_addresses addresses;
+      MAM_UNROLL
+      for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++) {
+        at[i] = (mam_u64 *)(objects + (32 * word + bit) * bytes) + type->pointers[pointer];
+        addresses.old[i] = done + i < pairs && (words[word] >> bit & 1) != 0 ? *at[i] : 0;
+        pointer = pointer + 1 < count ? pointer + 1 : 0;
+        word += pointer == 0 && word + 1 < MAM_PAGE_WORDS;
+      }
+      mam_addresses_forward(heap, &addresses);
+      MAM_UNROLL
+      for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++)
+        if (addresses.now[i] != addresses.old[i])
+          *at[i] = addresses.now[i];
+    }
+  }
+}
+
+/* Rewrites every count-th pointer of an array from first on, up to MAM_COMPACT_BATCH. */
+MAM_INLINE void mam_roots_rewrite(const mam_heap *heap, mam_u64 *roots, mam_u64 roots_count, mam_u64 first,
+                                  mam_u64 count) {
+  struct mam_addresses addresses;
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++)
+    addresses.old[i] = first + i * count < roots_count ? roots[first + i * count] : 0;
+  mam_addresses_forward(heap, &addresses);
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++)
+    if (addresses.now[i] != addresses.old[i])
+      roots[first + i * count] = addresses.now[i];
+}
+
+/* ---- Lists of objects ----
+ *
+ * The spans of a type in spans, tile by tile as they come; and in order, for each, how many objects come before. */
+
+MAM_INLINE void mam_tile_list(struct mam_team team, const struct mam_compact *compact, mam_u32 tile) {
+  MAM_LOOP
+  for (mam_u32 group = team.rank; group < MAM_COMPACT_GROUPS; group += team.count) {
+    mam_u32 number = tile * MAM_COMPACT_TILE + group * MAM_COMPACT_GROUP, begins = 0, live = 0, spans, objects;
+    struct mam_place place = mam_compact_place(compact, number);
+    mam_u32 fills[MAM_COMPACT_GROUP];
+    MAM_UNROLL
+    for (mam_u32 i = 0; i < MAM_COMPACT_GROUP; i++) {
+      mam_u32 page = place.page + i, entry = 0;
+      if (page < place.area.page_count)
+        entry = mam_area_entries(place.area)[page];
+      fills[i] = 0;
+      if (entry >> MAM_ENTRY_TYPE_SHIFT == compact->object_type && mam_typed_span_at(place.area, page, entry) != 0)
+        fills[i] = mam_span_fill(mam_span_words_at(place.area, page)).live;
+      begins |= (mam_u32)(fills[i] != 0) << i;
+      live += fills[i];
+    }
+    mam_u32 at = mam_team_scan(team, mam_ones_u32(begins), &spans), before = mam_team_scan(team, live, &objects);
+    mam_u64 base = 0;
+    if (team.rank == 0 && spans != 0) {
+      base = mam_add_relaxed_u32(&compact->state->span_count, spans);
+      base |= (mam_u64)mam_add_relaxed_u32(&compact->state->object_count, objects) << 32;
+    }
+    base = mam_team_sum(team, base);
+    at += (mam_u32)base;
+    before += (mam_u32)(base >> 32);
+    MAM_UNROLL
+    for (mam_u32 i = 0; i < MAM_COMPACT_GROUP; i++)
+      if (fills[i] != 0) {
+        compact->spans[at] = number + i;
+        compact->order[at++] = before;
+        before += fills[i];
+      }
+  }
+}
+
+/* Writes the addresses of the objects of the span at that place in the list. */
+MAM_INLINE void mam_span_list(struct mam_team team, const struct mam_compact *compact, mam_u32 span) {
+  struct mam_place place = mam_compact_place(compact, compact->spans[span]);
+  const mam_u64 *words = mam_span_words_at(place.area, place.page);
+  mam_u64 address = mam_area_address(place.area, place.page), bytes = mam_class_bytes(mam_word_class(words[0]));
+  mam_u64 before = compact->order[span];
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++) {
+    mam_u32 bits = (mam_u32)words[i];
+    MAM_LOOP
+    for (mam_u32 bit = team.rank; bit < 32; bit += team.count) {
+      mam_u64 at = before + mam_ones_u32(bits & ((1u << bit) - 1));
+      if ((bits >> bit & 1) != 0 && at < compact->object_room)
+        compact->objects[at] = address + (32 * i + bit) * bytes;
+    }
+    before += mam_ones_u32(bits);
+  }
 }
 
 /* ---- The end ---- */

@@ -1,35 +1,55 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * The kernels of defragmentation: compact_core.h, a block of threads for each team.  Their order is compact.c's.
+ * The kernels of defragmentation: compact_core.h, with blocks of threads and warps for teams.  Their order is
+ * compact.c's.
  */
 #ifndef MAM_LIB_COMPACT_KERNELS_CUH
 #define MAM_LIB_COMPACT_KERNELS_CUH
 
 #include <cub/block/block_reduce.cuh>
 #include <cub/block/block_scan.cuh>
+#include <cub/warp/warp_scan.cuh>
 
-#include <mam/heap_core.h>
+#include "compact_types.h"
 
-enum { TEAM_THREADS = 256 };
+enum { TEAM_THREADS = MAM_COMPACT_THREADS, WARP_THREADS = 32, WARPS = TEAM_THREADS / WARP_THREADS };
 
-typedef cub::BlockReduce<mam_u64, TEAM_THREADS> team_reduce;
-typedef cub::BlockScan<mam_u32, TEAM_THREADS> team_scan;
+typedef cub::BlockReduce<mam_u64, TEAM_THREADS> block_reduce;
+typedef cub::BlockScan<mam_u32, TEAM_THREADS> block_scan;
+typedef cub::WarpScan<mam_u32> warp_scan;
 
+/* A block of threads or a warp, which count tells apart; it is known where the functions below are called. */
 struct mam_team {
   mam_u32 rank, count;
 };
 
-static __device__ struct mam_team team_here(void) {
+static __device__ __forceinline__ struct mam_team block_here(void) {
   struct mam_team team = {threadIdx.x, TEAM_THREADS};
   return team;
 }
 
-static __device__ void mam_team_sync(struct mam_team) { __syncthreads(); }
+static __device__ __forceinline__ struct mam_team warp_here(void) {
+  struct mam_team team = {threadIdx.x % WARP_THREADS, WARP_THREADS};
+  return team;
+}
 
-static __device__ mam_u64 mam_team_sum(struct mam_team team, mam_u64 value) {
-  __shared__ team_reduce::TempStorage storage;
+static __device__ __forceinline__ void mam_team_sync(struct mam_team team) {
+  if (team.count == WARP_THREADS)
+    __syncwarp();
+  else
+    __syncthreads();
+}
+
+static __device__ __forceinline__ mam_u64 warp_sum(mam_u64 value) {
+  for (int distance = WARP_THREADS / 2; distance != 0; distance /= 2)
+    value += __shfl_xor_sync(~0u, value, distance);
+  return value;
+}
+
+static __device__ __forceinline__ mam_u64 block_sum(struct mam_team team, mam_u64 value) {
+  __shared__ block_reduce::TempStorage storage;
   __shared__ mam_u64 all;
-  value = team_reduce(storage).Sum(value);
+  value = block_reduce(storage).Sum(value);
   if (team.rank == 0)
     all = value;
   __syncthreads();
@@ -38,77 +58,193 @@ static __device__ mam_u64 mam_team_sum(struct mam_team team, mam_u64 value) {
   return value;
 }
 
-static __device__ mam_u32 mam_team_scan(struct mam_team, mam_u32 value, mam_u32 *total) {
-  __shared__ team_scan::TempStorage storage;
+static __device__ __forceinline__ mam_u64 mam_team_sum(struct mam_team team, mam_u64 value) {
+  return team.count == WARP_THREADS ? warp_sum(value) : block_sum(team, value);
+}
+
+static __device__ __forceinline__ mam_u32 block_scan_sum(mam_u32 value, mam_u32 *total) {
+  __shared__ block_scan::TempStorage storage;
   mam_u32 before;
-  team_scan(storage).ExclusiveSum(value, before, *total);
+  block_scan(storage).ExclusiveSum(value, before, *total);
   __syncthreads();
   return before;
 }
 
+static __device__ __forceinline__ mam_u32 warp_scan_sum(mam_u32 value, mam_u32 *total) {
+  __shared__ warp_scan::TempStorage storage[WARPS];
+  mam_u32 before;
+  warp_scan(storage[threadIdx.x / WARP_THREADS]).ExclusiveSum(value, before, *total);
+  __syncwarp();
+  return before;
+}
+
+static __device__ __forceinline__ mam_u32 mam_team_scan(struct mam_team team, mam_u32 value, mam_u32 *total) {
+  return team.count == WARP_THREADS ? warp_scan_sum(value, total) : block_scan_sum(value, total);
+}
+
 #include "compact_core.h"
 
-/* Empties the slots of types: they are behind those of size classes. */
-extern "C" __global__ void mam_kernel_compact_slots(struct mam_compact *compact) {
-  const mam_heap *heap = &compact->control->heap;
-  mam_u32 i = MAM_HEAP_CLASSES * heap->slot_count + blockIdx.x * blockDim.x + threadIdx.x;
-  for (; i < (MAM_HEAP_CLASSES + compact->types) * heap->slot_count; i += gridDim.x * blockDim.x)
-    mam_compact_slot_empty(compact->control, i);
+/* ---- All blocks together ---- */
+
+/* All threads of the grid wait for each other; what they wrote before is seen after.  turn: how often they did. */
+static __device__ void grid_wait(const struct mam_compact &compact, mam_u32 *turn) {
+  mam_u32 goal = ++*turn * gridDim.x;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    mam_fence(); /* what the block's threads wrote comes before its arrival, and what they read after that of all */
+    (void)mam_add_relaxed_u32(&compact.barrier[0], 1);
+    while (mam_load_relaxed_u32(&compact.barrier[0]) < goal)
+      continue;
+    mam_fence();
+  }
+  __syncthreads();
 }
 
-/* Counts slots that somebody asked meanwhile. */
-extern "C" __global__ void mam_kernel_compact_watch(struct mam_compact *compact) {
-  const mam_heap *heap = &compact->control->heap;
-  mam_u32 i = MAM_HEAP_CLASSES * heap->slot_count + blockIdx.x * blockDim.x + threadIdx.x;
-  for (; i < (MAM_HEAP_CLASSES + compact->types) * heap->slot_count; i += gridDim.x * blockDim.x)
-    if (!mam_compact_slot_is_untouched(compact->control, i))
-      (void)mam_add_relaxed_u32(&compact->slots_used, 1);
+/* The last block that leaves clears the barrier for the next kernel. */
+static __device__ void grid_leave(const struct mam_compact &compact) {
+  if (threadIdx.x == 0 && mam_add_relaxed_u32(&compact.barrier[1], 1) + 1 == gridDim.x) {
+    mam_store_relaxed_u32(&compact.barrier[0], 0);
+    mam_store_relaxed_u32(&compact.barrier[1], 0);
+  }
 }
 
-extern "C" __global__ void __launch_bounds__(TEAM_THREADS)
-    mam_kernel_compact_look(struct mam_compact *compact, mam_u32 with_spans) {
-  for (mam_u32 tile = blockIdx.x; tile < compact->tiles; tile += gridDim.x)
-    mam_tile_look(team_here(), compact, tile, (int)with_spans);
+static __device__ mam_u32 grid_rank(void) { return blockIdx.x * TEAM_THREADS + threadIdx.x; }
+static __device__ mam_u32 grid_threads(void) { return gridDim.x * TEAM_THREADS; }
+static __device__ mam_u32 grid_warp(void) { return grid_rank() / WARP_THREADS; }
+static __device__ mam_u32 grid_warps(void) { return gridDim.x * WARPS; }
+
+/* ---- Pieces of a compaction ---- */
+
+/* Types' slots are behind those of size classes. */
+static __device__ void slots_empty(const struct mam_compact &compact) {
+  mam_u32 count = compact.control->heap.slot_count;
+  for (mam_u32 i = grid_rank(); i < compact.types * count; i += grid_threads())
+    mam_compact_slot_empty(compact.control, MAM_HEAP_CLASSES * count + i);
 }
 
-extern "C" __global__ void __launch_bounds__(TEAM_THREADS) mam_kernel_compact_sum(struct mam_compact *compact) {
-  mam_compact_sum(team_here(), compact);
+static __device__ void slots_watch(const struct mam_compact &compact) {
+  mam_u32 count = compact.control->heap.slot_count;
+  for (mam_u32 i = grid_rank(); i < compact.types * count; i += grid_threads())
+    if (!mam_compact_slot_is_untouched(compact.control, MAM_HEAP_CLASSES * count + i))
+      (void)mam_add_relaxed_u32(&compact.state->slots_used, 1);
 }
 
-extern "C" __global__ void __launch_bounds__(TEAM_THREADS) mam_kernel_compact_order(struct mam_compact *compact) {
-  for (mam_u32 tile = blockIdx.x; tile < compact->tiles; tile += gridDim.x)
-    mam_tile_order(team_here(), compact, tile);
+static __device__ void look(const struct mam_compact &compact, mam_u32 n, bool with_spans, mam_u32 *turn) {
+  for (mam_u32 tile = blockIdx.x; tile < compact.tiles; tile += gridDim.x)
+    mam_tile_look(block_here(), &compact, n, tile, with_spans);
+  grid_wait(compact, turn);
+  if (blockIdx.x == 0)
+    mam_compact_sum(block_here(), &compact);
+  grid_wait(compact, turn);
 }
 
-extern "C" __global__ void __launch_bounds__(TEAM_THREADS) mam_kernel_compact_merge(struct mam_compact *compact) {
-  __shared__ struct mam_merge_room room;
-  for (mam_u32 number = blockIdx.x; mam_compact_merge(team_here(), compact, &room, number); number += gridDim.x)
-    continue;
+/* Adds a number of each thread of a block to the sum that all blocks share. */
+static __device__ void done_add(mam_u64 *sum, mam_u64 value) {
+  value = block_sum(block_here(), value);
+  if (threadIdx.x == 0 && value != 0)
+    (void)mam_add_relaxed_u64(sum, value);
 }
 
-/* A warp for each usage word of the spans in the list. */
-extern "C" __global__ void mam_kernel_compact_rewrite(struct mam_compact *compact) {
-  if (compact->done.moved == 0)
+/* A warp for each merge. */
+static __device__ void merge(const struct mam_compact &compact, mam_u32 n, struct mam_merge_room *rooms) {
+  struct mam_team team = warp_here();
+  struct mam_compact_done sum = {0, 0, 0, 0};
+  mam_u32 number = grid_warp();
+  while (mam_compact_merge(team, &compact, &rooms[threadIdx.x / WARP_THREADS], n, number, &sum))
+    number += grid_warps();
+  if (!__syncthreads_or(sum.moved != 0))
     return;
-  mam_heap heap = compact->control->heap;
-  mam_u64 chunks = (mam_u64)compact->span_count * MAM_SPAN_CHUNKS, step = (mam_u64)gridDim.x * blockDim.x;
-  for (mam_u64 i = (mam_u64)blockIdx.x * blockDim.x + threadIdx.x; i < chunks; i += step)
-    mam_object_rewrite(&heap, compact, (mam_u32)(i / MAM_SPAN_CHUNKS), (mam_u32)(i % MAM_SPAN_CHUNKS));
+  done_add(&compact.state->done.merges, team.rank == 0 ? sum.merges : 0);
+  done_add(&compact.state->done.moved, team.rank == 0 ? sum.moved : 0);
+  done_add(&compact.state->done.moved_bytes, team.rank == 0 ? sum.moved_bytes : 0);
+  done_add(&compact.state->done.pages, team.rank == 0 ? sum.pages : 0);
 }
 
-extern "C" __global__ void mam_kernel_compact_roots(const struct mam_compact *compact, mam_u64 *roots, mam_u64 count) {
-  if (compact->done.moved == 0)
+static __device__ void passes(const struct mam_compact &compact, struct mam_merge_room *rooms, mam_u32 *turn) {
+  mam_u64 merges = 0;
+  mam_u32 n = compact.n_first;
+  for (mam_u32 pass = 1; n != 0; pass++) {
+    look(compact, n, pass == 1, turn);
+    for (mam_u32 tile = blockIdx.x; tile < compact.tiles; tile += gridDim.x)
+      mam_tile_order(block_here(), &compact, tile);
+    grid_wait(compact, turn);
+    merge(compact, n, rooms);
+    grid_wait(compact, turn);
+    mam_u64 now = compact.state->done.merges;
+    if (grid_rank() == 0 && now != merges)
+      compact.state->passes++;
+    n = pass == compact.pass_limit ? 0 : mam_next_n(n, compact.n_last, now - merges, compact.state->found.spans);
+    merges = now;
+  }
+}
+
+/* A warp for each span with pointers; roots by all threads. */
+static __device__ void rewrite(const struct mam_compact &compact) {
+  if (compact.state->done.moved == 0)
     return;
-  mam_heap heap = compact->control->heap;
-  for (mam_u64 i = (mam_u64)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (mam_u64)gridDim.x * blockDim.x)
-    mam_pointer_rewrite(&heap, &roots[i]);
+  mam_heap heap = compact.control->heap;
+  mam_u32 count = compact.state->span_count;
+  for (mam_u32 span = grid_warp(); span < count; span += grid_warps())
+    mam_span_rewrite(warp_here(), &heap, &compact, span);
+  for (mam_u32 i = 0; i < compact.root_count; i++) {
+    struct mam_compact_roots roots = compact.roots[i];
+    for (mam_u64 first = grid_rank(); first < roots.count; first += (mam_u64)MAM_COMPACT_BATCH * grid_threads())
+      mam_roots_rewrite(&heap, roots.pointers, roots.count, first, grid_threads());
+  }
 }
 
-/* A warp for each word of a superblock's page map. */
-extern "C" __global__ void mam_kernel_compact_release(struct mam_area area) {
-  mam_u32 warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32, step = gridDim.x * blockDim.x / 32;
-  for (mam_u32 i = warp; i < mam_area_map_words(area); i += step)
-    mam_moved_release(area, i, mam_lanes_of(0xffffffff));
+/* A warp for each word of the page map. */
+static __device__ void release(const struct mam_compact &compact) {
+  for (mam_u32 i = 0; i < compact.superblocks; i++) {
+    struct mam_area area = compact.control->superblocks[i];
+    for (mam_u32 word = grid_warp(); word < mam_area_map_words(area); word += grid_warps())
+      mam_moved_release(area, word, mam_lanes_of(~0u));
+  }
+}
+
+/* A warp for each span. */
+static __device__ void list(const struct mam_compact &compact, mam_u32 *turn) {
+  for (mam_u32 tile = blockIdx.x; tile < compact.tiles; tile += gridDim.x)
+    mam_tile_list(block_here(), &compact, tile);
+  grid_wait(compact, turn);
+  mam_u32 count = compact.state->span_count;
+  for (mam_u32 span = grid_warp(); span < count; span += grid_warps())
+    mam_span_list(warp_here(), &compact, span);
+}
+
+/* ---- The kernel ----
+ *
+ * One for all of it, whose blocks run together: a launch and a wait of the host cost more than most of its pieces. */
+
+extern "C" __global__ void __launch_bounds__(TEAM_THREADS, MAM_COMPACT_BLOCKS)
+    mam_kernel_compact(const __grid_constant__ struct mam_compact compact) {
+  __shared__ struct mam_merge_room rooms[WARPS];
+  mam_u32 turn = 0;
+  if ((compact.what & (MAM_COMPACT_PASSES | MAM_COMPACT_OBJECTS)) != 0) {
+    const struct mam_compact_state none = {};
+    if (grid_rank() == 0)
+      *compact.state = none;
+    slots_empty(compact);
+    grid_wait(compact, &turn);
+  }
+  if ((compact.what & MAM_COMPACT_OBJECTS) != 0)
+    list(compact, &turn);
+  if ((compact.what & MAM_COMPACT_PASSES) != 0) {
+    passes(compact, rooms, &turn);
+    if ((compact.what & MAM_COMPACT_INFO) != 0)
+      look(compact, compact.n_last, false, &turn);
+    rewrite(compact);
+    grid_wait(compact, &turn);
+  }
+  if ((compact.what & MAM_COMPACT_RELEASE) != 0)
+    release(compact);
+  slots_watch(compact);
+  grid_wait(compact, &turn);
+  if (grid_rank() == 0) {
+    *compact.report = *compact.state;
+    __threadfence_system();
+  }
+  grid_leave(compact);
 }
 
 #endif

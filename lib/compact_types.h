@@ -8,12 +8,17 @@
 #include <mam/heap_core.h>
 
 enum {
-  MAM_COMPACT_TARGETS = 64, /* n at most */
+  MAM_COMPACT_TARGETS = 16, /* n at most */
   MAM_COMPACT_GROUP = 8,    /* pages that one thread looks at */
   MAM_COMPACT_GROUPS = 256, /* of a tile: as many threads as a team has */
+  MAM_COMPACT_BATCH = 8,    /* pointers that a thread rewrites together: as many as a page has words */
   MAM_COMPACT_TILE = MAM_COMPACT_GROUP * MAM_COMPACT_GROUPS,
-  MAM_SPAN_CHUNKS = 32 * MAM_PAGE_WORDS, /* at most */
-  MAM_UNIT_BYTES = 16                    /* copied by one thread at a time */
+  MAM_COMPACT_THREADS = MAM_COMPACT_GROUPS, /* of a block */
+  MAM_COMPACT_BLOCKS = 3,                   /* of a multiprocessor, which run together */
+  MAM_SPAN_CHUNKS = 32 * MAM_PAGE_WORDS,    /* at most */
+  MAM_COMPACT_LITTLE = 64,                  /* a pass merges little if it takes less than one span of so many away */
+  MAM_UNIT_BATCH = 4,                       /* units that a thread copies together */
+  MAM_UNIT_BYTES = 16                       /* copied by one thread at a time */
 };
 
 /* What was found of a heap's typed spans. */
@@ -27,24 +32,53 @@ struct mam_compact_done {
   mam_u64 merges, moved, moved_bytes, pages;
 };
 
-/* A compaction, in memory that is its own.  Pages are numbered over all superblocks, each from a multiple of a tile. */
+/* What the threads of a compaction tell each other. */
+struct mam_compact_state {
+  mam_u32 starts[MAM_HEAP_TYPES + 1];   /* where in order the candidates of type i + 1 begin */
+  mam_u32 span_count;                   /* atomic: in spans */
+  mam_u32 object_count;                 /* atomic: in objects */
+  mam_u32 slots_used;                   /* atomic: slots that a request was made of meanwhile */
+  mam_u32 passes;                       /* that merged anything */
+  struct mam_compact_found counts;      /* atomic: of the pass that looks */
+  struct mam_compact_found found;       /* by the pass that looked last */
+  struct mam_compact_found found_first; /* by the first one */
+  mam_u32 looks, unused;                /* how often it was looked */
+  struct mam_compact_done done;         /* atomic: by all passes */
+};
+
+/* Pointers that the host registered. */
+struct mam_compact_roots {
+  mam_u64 *pointers;
+  mam_u64 count;
+};
+
+/* What is to be done. */
+enum {
+  MAM_COMPACT_PASSES = 1,  /* move objects and rewrite pointers */
+  MAM_COMPACT_INFO = 2,    /* and look at what is left */
+  MAM_COMPACT_RELEASE = 4, /* give the pages back of what was moved */
+  MAM_COMPACT_OBJECTS = 8  /* list the objects of a type */
+};
+
+/* A compaction: what does not change meanwhile, and the memory that it works in.  Pages are numbered over all
+ * superblocks, each from a multiple of a tile. */
 struct mam_compact {
   struct mam_heap_control *control;
-  mam_u8 *candidates;                      /* a bit for each page: a candidate begins there */
-  mam_u32 *sums;                           /* of a type and a tile: how many candidates; then, how many come before */
-  mam_u32 *order;                          /* the candidates' first pages, type by type (R in the paper) */
-  mam_u32 *spans;                          /* first pages of all spans with pointers */
-  mam_u32 superblocks, tiles, types, n;    /* types: the number of the last one */
+  struct mam_compact_state *state;
+  struct mam_compact_state *report; /* of the host: the state as it is in the end */
+  mam_u32 *barrier;                 /* two words, 0 before and after */
+  mam_u8 *candidates;               /* a bit for each page: a candidate begins there */
+  mam_u32 *sums;                    /* of a type and a tile: how many candidates; then, how many come before */
+  mam_u32 *order;                   /* the candidates' first pages, type by type (R in the paper) */
+  mam_u32 *spans;                   /* first pages of all spans with pointers */
+  mam_u64 *objects;                 /* for a list of objects: room for so many */
+  mam_u64 object_room;
+  struct mam_compact_roots *roots;
+  mam_u32 what, root_count;
+  mam_u32 n_first, n_last, pass_limit;     /* of the first pass and of the last ones; pass_limit 0: none */
+  mam_u32 object_type;                     /* for a list of objects */
+  mam_u32 superblocks, tiles, types;       /* types: the number of the last one */
   mam_u32 first[MAM_HEAP_SUPERBLOCKS + 1]; /* page of each superblock */
-  mam_u32 starts[MAM_HEAP_TYPES + 1];      /* where in order the candidates of type i + 1 begin */
-  mam_u32 span_count;                      /* atomic: in spans */
-  mam_u32 slots_used;                      /* atomic: slots that a request was made of meanwhile */
-  struct mam_compact_found counts;         /* atomic: of the pass that looks */
-  struct mam_compact_found found;          /* by the pass that looked last */
-  struct mam_compact_found found_first;    /* by the first one */
-  mam_u32 looks, passes;                   /* how often it was looked; passes that merged, but for the last one */
-  mam_u64 merges_before;                   /* done.merges at the last look */
-  struct mam_compact_done done;            /* atomic: by all passes */
 };
 
 #endif

@@ -11,7 +11,7 @@
 #include "slab.h"
 
 enum {
-  OWNED_BITS = 12, /* large blocks that a front remembers its thread allocated, by a hash of the address */
+  OWNED_BITS = 13, /* large blocks that a front remembers its thread allocated, by a hash of the address */
   SHELF_BITS = 5,  /* shelves, in pairs by a hash of size or tag */
   SHELVES = 1 << SHELF_BITS,
   SHELF_BLOCKS = 256,           /* on one shelf: what a fence is shared by */
@@ -19,16 +19,19 @@ enum {
   RESTING_MOST = 8,             /* batches that rest in a magazine, */
   RESTING_MOST_BYTES = 4 << 20, /* of so many bytes, unless it is one: they share a fence */
   TIGHT_MOST = 16, /* fences in a row for one size: then a growing pool gets more of it, so that a fence serves more, */
-  TIGHT_BLOCKS = 4,         /* by so many blocks, */
-  GROWTH_BYTES = 128 << 20, /* but not by more bytes than these, by which it also grows for a crowd */
-  FENCE_SHARE = 2,          /* what one thread frees is fenced when it comes to this part of the limit, at the latest */
-  BIN_LEAST_BITS = 15,      /* bins are for blocks of 32 KiB */
-  BIN_DOUBLINGS = 12,       /* to 128 MiB, */
-  BIN_STEP_BITS = 3,        /* in eight steps a doubling, */
+  TIGHT_BLOCKS = 4,             /* by so many blocks */
+  TIGHT_GROWTH_BYTES = 1 << 30, /* of so many bytes, unless it is one, */
+  TIGHT_ENOUGH = 64,            /* until so many blocks share a fence, */
+  TIGHT_SHARE = 16,             /* or more in so small a part of the limit */
+  GROWTH_BYTES = 128 << 20,     /* a growing pool grows by so much for a crowd */
+  FENCE_SHARE = 2,     /* what one thread frees is fenced when it comes to this part of the limit, at the latest */
+  BIN_LEAST_BITS = 15, /* bins are for blocks of 32 KiB */
+  BIN_DOUBLINGS = 12,  /* to 128 MiB, */
+  BIN_STEP_BITS = 3,   /* in eight steps a doubling, */
   BINS = BIN_DOUBLINGS << BIN_STEP_BITS,
   BIN_BLOCKS = 64,          /* with so many blocks at most, */
   BIN_BYTES = 64 << 20,     /* of so many bytes, unless it is one */
-  BIN_CALM_BYTES = 1 << 18, /* without a crowd, bins are for blocks of at most so many bytes, */
+  BIN_CALM_BYTES = 4 << 20, /* without a crowd, bins are for blocks of at most so many bytes, */
   BIN_CALM_SHARE = 4096,    /* and of so small a part of the limit, */
   BIN_CALM_BLOCKS = 16,     /* and so many of them */
   BIN_FENCED = 4,           /* so many blocks in one are worth a fence */
@@ -101,6 +104,7 @@ struct front {
   size_t unfenced_bytes;   /* freed in unfenced_epoch, if that is still the present one, */
   uint64_t unfenced_epoch; /* else nothing */
   size_t fence_bytes;      /* so many are worth a fence */
+  size_t tight_bytes;      /* so many on one shelf are not worth growth */
   struct kept excess;      /* a block that a free found no room for, until that has left; else zeros */
   struct magazine magazines[SLAB_CLASSES];
   struct owned owned[1 << OWNED_BITS];
@@ -115,6 +119,8 @@ struct front {
   unsigned tight_count;         /* so many in a row; the owner's, inside or not, as the one before */
   struct front *next_of_thread; /* the thread's own */
   struct front *next_of_pool;   /* under the fronts' lock */
+  struct mam_pool *zero_pool;   /* whose last block the thread has freed, as it seems: the owner's, */
+  uint64_t zero_generation;     /* inside or not */
   bool orphan;                  /* its thread is gone; under the fronts' lock */
   bool used_before;             /* for another pool; the owner's */
   void *memory;                 /* that it lies in */
@@ -269,6 +275,8 @@ static void front_attach(struct front *front, struct mam_pool *pool) {
   if (pool->config.waiting_limit_bytes > 0 && front->fence_bytes > pool->config.waiting_limit_bytes)
     front->fence_bytes = pool->config.waiting_limit_bytes;
   front->bin_calm_bytes = bin_calm_bytes(pool);
+  /* relaxed: a hint */
+  front->tight_bytes = atomic_load_explicit(&pool->limit_hint, memory_order_relaxed) / TIGHT_SHARE;
   memset(&front->numbers, 0, sizeof front->numbers);
   memset(front->magazines, 0, sizeof front->magazines);
   if (front->used_before) /* it remembers blocks of a pool that ended */
@@ -657,16 +665,19 @@ static uintptr_t front_pop(struct front *front, size_t size, const void *site, c
   return address == 0 && tag == NULL ? bin_pop(front, size, site) : address;
 }
 
-/* Whether a live count of 0 may mean that the pool is empty, and somebody wants to know. */
-static inline bool zero_matters(const struct front *front) { /* relaxed: a hint, asked again under the pool's lock */
-  return atomic_load_explicit(&front->pool->reports_empty, memory_order_relaxed);
+/* What seems to have been the pool's last block was freed, and somebody wants to know. */
+static __attribute__((noinline)) enum front_freed freed_zero(struct front *front) {
+  front->zero_pool = front->pool;
+  front->zero_generation = front->generation;
+  return FRONT_FREED_ZERO;
 }
 
 static inline enum front_freed freed_count(struct front *front) {
   int64_t live = number_of(&front->numbers.live) - 1;
-  /* relaxed: as number_add */
+  /* relaxed: as number_add; and a hint, asked again under the pool's lock */
   atomic_store_explicit(&front->numbers.live, live, memory_order_relaxed);
-  return __builtin_expect(live <= 0, false) && zero_matters(front) ? FRONT_FREED_ZERO : FRONT_FREED;
+  bool zero = live <= 0 && atomic_load_explicit(&front->pool->reports_empty, memory_order_relaxed);
+  return __builtin_expect(zero, false) ? freed_zero(front) : FRONT_FREED;
 }
 
 static inline __attribute__((always_inline)) enum front_freed free_small(struct front *front, struct slab *slab,
@@ -963,7 +974,7 @@ struct miss {
   uint64_t generation;
   struct shelf *shelf, *bin; /* for the size or the tag; bin: NULL if the thread has no use for it */
   uint64_t epoch;            /* that the shelf's oldest block waits for, if it would do; else 0 */
-  bool full;                 /* the shelf can keep no more */
+  bool full, enough;         /* the shelf can keep no more; the pool is not to grow for more of it */
   uint64_t fence;            /* that what is in limbo waits for, if it is worth one; else 0 */
   bool binning;
   uint64_t bin_epoch; /* that a bin's oldest block waits for, if it would do and is worth it; else 0 */
@@ -984,6 +995,7 @@ static void large_miss(struct front *front, size_t size, const void *tag, struct
   miss->bin = index < BINS ? &front->bins[index] : NULL;
   miss->epoch = does ? kept->epoch : 0;
   miss->full = does && !shelf_has_room(front, shelf);
+  miss->enough = miss->full || (shelf->count >= TIGHT_ENOUGH && shelf->count * bytes > front->tight_bytes);
   const struct shelf *bin = tag == NULL ? bin_serving(front, bytes) : NULL;
   miss->binning = front->binning;
   miss->bin_epoch = bin != NULL && bin->count >= BIN_FENCED ? bin->ring[bin->first].epoch : 0;
@@ -1023,7 +1035,8 @@ static void bins_return(struct front *front) {
 
 /* How much a pool that is to grow for the sake of speed grows at least. */
 static size_t growth_bytes(const struct miss *miss, size_t size) {
-  return miss->binning || size > GROWTH_BYTES / TIGHT_BLOCKS ? GROWTH_BYTES : TIGHT_BLOCKS * size;
+  size_t tight_bytes = size > TIGHT_GROWTH_BYTES / TIGHT_BLOCKS ? TIGHT_GROWTH_BYTES : TIGHT_BLOCKS * size;
+  return miss->binning ? GROWTH_BYTES : tight_bytes;
 }
 
 /* Room for what is freed of the size of a miss.  Without host memory there is none, and it goes to limbo.  Rings are
@@ -1119,7 +1132,7 @@ static bool limbo_turn(struct front *front, const struct miss *miss) {
 
 /* The pool has nothing free for a size that the shelf could serve with a fence.  Whether that was so for too long. */
 static bool tight_for_long(struct front *front, const struct miss *miss) {
-  if (miss->epoch == 0 || miss->full)
+  if (miss->epoch == 0 || miss->enough)
     return false;
   front->tight_count = front->tight == miss->shelf ? front->tight_count + 1 : 1;
   front->tight = miss->shelf;
@@ -1255,11 +1268,19 @@ static __attribute__((noinline)) uintptr_t malloc_quick_anew(struct front *front
   return address;
 }
 
-/* The thread is inside, and leaves. */
+/* The thread is inside, and leaves, here and in the next. */
+static __attribute__((noinline)) uintptr_t malloc_quick_bin(struct front *front, size_t size, const void *site) {
+  uintptr_t address = bin_pop(front, size, site);
+  if (address != 0)
+    number_add(&front->numbers.live, 1);
+  biased_leave(&front->lock);
+  return address;
+}
+
 static __attribute__((noinline)) uintptr_t malloc_quick_large(struct front *front, size_t size, const void *site) {
   uintptr_t address = shelf_pop(front, size, site, NULL);
   if (__builtin_expect(address == 0, false))
-    return malloc_quick_anew(front, front->default_id, size, site);
+    return malloc_quick_bin(front, size, site);
   number_add(&front->numbers.live, 1);
   biased_leave(&front->lock);
   return address;
@@ -1351,23 +1372,20 @@ static cudaError_t large_free_slowly(struct front *front, uintptr_t address, enu
 }
 
 /* Reports a lazy pool's emptying, once. */
-static void report_zero(struct mam_pool *pool, struct pool_emptied *emptied) {
+static void report_zero(struct front *front, struct pool_emptied *emptied) {
+  struct mam_pool *pool = front->zero_pool;
+  if (pool_enter(pool, POOL_ANY_ID) != cudaSuccess)
+    return;
   fronts_freeze(pool);
   if (fronts_live(pool->fronts) == 0)
-    pool_report_emptied(pool, emptied);
+    pool_report_emptied(pool, front->zero_generation, emptied);
   fronts_thaw(pool);
+  pool_exit(pool);
 }
 
 void front_zero(struct pool_emptied *emptied) {
-  struct front *front = mine;
   *emptied = (struct pool_emptied){0};
-  biased_enter(&front->lock);
-  struct mam_pool *pool = front->pool;
-  biased_leave(&front->lock);
-  if (pool != NULL && pool_enter(pool, POOL_ANY_ID) == cudaSuccess) {
-    report_zero(pool, emptied);
-    pool_exit(pool);
-  }
+  report_zero(mine, emptied);
 }
 
 cudaError_t front_free(uintptr_t address, struct pool_emptied *emptied) {
@@ -1386,7 +1404,7 @@ cudaError_t front_free(uintptr_t address, struct pool_emptied *emptied) {
     error = slab != NULL ? small_free_slowly(front, pool, slab, address, &freed)
                          : large_free_slowly(front, address, &freed);
   if (freed == FRONT_FREED_ZERO)
-    report_zero(pool, emptied);
+    report_zero(front, emptied);
   return error;
 }
 
@@ -1438,7 +1456,7 @@ cudaError_t front_free_reuse(uintptr_t address, MAM_Reuse reuse, uint64_t stream
   enum front_freed freed = front->pool != NULL ? freed_count(front) : FRONT_FREED;
   biased_leave(&front->lock);
   if (freed == FRONT_FREED_ZERO)
-    report_zero(pool, emptied);
+    report_zero(front, emptied);
   return cudaSuccess;
 }
 

@@ -243,8 +243,9 @@ cudaError_t MAM_HeapDestroy(MAM_Heap heap) {
     link = &(*link)->next;
   *link = heap->next;
   pthread_mutex_unlock(&heaps_lock);
+  heap_growth_end(heap);
+  heap_compact_free(heap->compact, &heap->gpu);
   close_gpu(heap);
-  heap_compact_free(heap->compact);
   heap_records_end(heap->records);
   while (heap->count != 0) {
     cudaError_t given = heap_memory_give(heap);

@@ -74,6 +74,8 @@ cudaError_t heap_bell_take(const struct context *context, struct heap_bell **bel
   pthread_mutex_unlock(&bells_lock);
   if (found == NULL)
     return bell_make(context, bell);
+  /* So that a ring is not taken for the last one of the heap before.  relaxed: whoever listens begins after this. */
+  __atomic_store_n(found->word, 0, __ATOMIC_RELAXED);
   *bell = found;
   return cudaSuccess;
 }

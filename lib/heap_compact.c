@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Defragmentation as the host directs it: types and roots, the order of the kernels of compact_kernels.cuh, and the
- * memory that they work in.  All of it under the heap's lock.
- *
- * The GPU is waited for once after each pass, to learn whether another is worth it, except after the last one that is
- * allowed, and once at the end.
+ * Defragmentation as the host directs it: types and roots, and the memory that the kernel of compact_kernels.cuh works
+ * in.  All of it under the heap's lock.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -16,31 +13,25 @@
 
 enum { ALIGN_BYTES = 256 };
 
-struct heap_roots {
-  struct heap_roots *next;
-  mam_u64 address, count;
-};
-
 struct heap_compact {
-  mam_u32 types;
-  bool is_open;
-  struct heap_roots *roots;
-  void *memory; /* of the pool; begins with a struct mam_compact */
+  mam_u32 types, root_count, root_room;
+  bool is_open, roots_changed;
+  struct mam_compact_roots *roots;
+  void *memory; /* of the pool */
   size_t memory_bytes;
+  struct mam_compact_state *report; /* pinned: what the kernel says in the end */
 };
 
 bool heap_compact_is_open(const struct heap_compact *compact) { return compact != NULL && compact->is_open; }
 
-void heap_compact_free(struct heap_compact *compact) {
+void heap_compact_free(struct heap_compact *compact, const struct heap_gpu *gpu) {
   if (compact == NULL)
     return;
-  while (compact->roots != NULL) {
-    struct heap_roots *roots = compact->roots;
-    compact->roots = roots->next;
-    free(roots);
-  }
   if (compact->memory != NULL)
     (void)MAM_CudaFree(compact->memory);
+  if (compact->report != NULL)
+    heap_gpu_host_give(gpu, compact->report);
+  free(compact->roots);
   free(compact);
 }
 
@@ -126,24 +117,27 @@ cudaError_t MAM_HeapRegisterType(MAM_Heap heap, const MAM_HeapTypeOptions *optio
 
 /* ---- Roots ---- */
 
-/* The link to the roots that begin at an address, or to the end of the list. */
-static struct heap_roots **find_roots(struct heap_compact *compact, const void *pointers) {
-  struct heap_roots **link = &compact->roots;
-  while (*link != NULL && (*link)->address != (mam_u64)(uintptr_t)pointers)
-    link = &(*link)->next;
-  return link;
+/* The place of the roots that begin at an address; root_count if there are none. */
+static mam_u32 find_roots(const struct heap_compact *compact, const void *pointers) {
+  mam_u32 i = 0;
+  while (i < compact->root_count && compact->roots[i].pointers != pointers)
+    i++;
+  return i;
 }
 
-static cudaError_t register_roots(struct heap_compact *compact, const void *pointers, size_t count) {
-  struct heap_roots **link = find_roots(compact, pointers);
-  if (*link != NULL)
+static cudaError_t register_roots(struct heap_compact *compact, void *pointers, size_t count) {
+  if (find_roots(compact, pointers) < compact->root_count)
     return error_set(cudaErrorAlreadyAcquired, "roots at %p are registered", pointers);
-  struct heap_roots *roots = calloc(1, sizeof *roots);
-  if (roots == NULL)
-    return error_set(cudaErrorMemoryAllocation, "no host memory for roots");
-  roots->address = (mam_u64)(uintptr_t)pointers;
-  roots->count = count;
-  *link = roots;
+  if (compact->root_count == compact->root_room) {
+    mam_u32 room = compact->root_room == 0 ? 4 : 2 * compact->root_room;
+    struct mam_compact_roots *roots = realloc(compact->roots, room * sizeof *roots);
+    if (roots == NULL)
+      return error_set(cudaErrorMemoryAllocation, "no host memory for roots");
+    compact->roots = roots;
+    compact->root_room = room;
+  }
+  compact->roots[compact->root_count++] = (struct mam_compact_roots){pointers, count};
+  compact->roots_changed = true;
   return cudaSuccess;
 }
 
@@ -157,11 +151,11 @@ cudaError_t MAM_HeapRegisterRoots(MAM_Heap heap, void *pointers, size_t count) {
 }
 
 static cudaError_t forget_roots(struct heap_compact *compact, const void *pointers) {
-  struct heap_roots **link = find_roots(compact, pointers), *roots = *link;
-  if (roots == NULL)
+  mam_u32 place = find_roots(compact, pointers);
+  if (place == compact->root_count)
     return error_set(cudaErrorInvalidValue, "no roots at %p are registered", pointers);
-  *link = roots->next;
-  free(roots);
+  compact->roots[place] = compact->roots[--compact->root_count];
+  compact->roots_changed = true;
   return cudaSuccess;
 }
 
@@ -177,15 +171,22 @@ cudaError_t MAM_HeapForgetRoots(MAM_Heap heap, void *pointers) {
 static mam_u64 aligned(mam_u64 bytes) { return (bytes + ALIGN_BYTES - 1) & ~(mam_u64)(ALIGN_BYTES - 1); }
 
 /* Lays the work out in memory at base; returns how many bytes it needs. */
-static mam_u64 lay_out(const struct heap_inside *inside, mam_u32 types, mam_u32 n, mam_u64 base,
+static mam_u64 lay_out(const struct heap_inside *inside, const struct heap_compact *compact, mam_u64 base,
                        struct mam_compact *work) {
-  *work = (struct mam_compact){.control = inside->handle->control, .types = types, .n = n};
-  work->superblocks = inside->count;
+  *work = (struct mam_compact){.control = inside->handle->control,
+                               .report = compact->report,
+                               .types = compact->types,
+                               .root_count = compact->root_count,
+                               .superblocks = inside->count};
   for (mam_u32 i = 0; i < inside->count; i++) {
     work->tiles += (inside->areas[i].page_count + MAM_COMPACT_TILE - 1) / MAM_COMPACT_TILE;
     work->first[i + 1] = work->tiles * MAM_COMPACT_TILE;
   }
-  mam_u64 pages = (mam_u64)work->tiles * MAM_COMPACT_TILE, at = base + aligned(sizeof *work);
+  mam_u64 pages = (mam_u64)work->tiles * MAM_COMPACT_TILE, at = base;
+  work->barrier = (mam_u32 *)(uintptr_t)at;
+  at += ALIGN_BYTES;
+  work->state = (struct mam_compact_state *)(uintptr_t)at;
+  at += aligned(sizeof *work->state);
   work->order = (mam_u32 *)(uintptr_t)at;
   at += pages * sizeof *work->order;
   work->spans = (mam_u32 *)(uintptr_t)at;
@@ -193,90 +194,57 @@ static mam_u64 lay_out(const struct heap_inside *inside, mam_u32 types, mam_u32 
   work->candidates = (mam_u8 *)(uintptr_t)at;
   at += pages / MAM_COMPACT_GROUP;
   work->sums = (mam_u32 *)(uintptr_t)at;
-  return at + aligned((mam_u64)types * work->tiles * sizeof *work->sums) - base;
+  at += aligned((mam_u64)MAM_HEAP_TYPES * work->tiles * sizeof *work->sums);
+  work->roots = (struct mam_compact_roots *)(uintptr_t)at;
+  return at + aligned((compact->root_count + 1) * sizeof *work->roots) - base;
 }
 
+/* Memory for the work; a new piece's barrier is clear. */
 static cudaError_t take_memory(const struct heap_inside *inside, struct heap_compact *compact, size_t bytes) {
+  static const mam_u32 barrier[2] = {0, 0};
   void *memory;
   if (compact->memory_bytes >= bytes)
     return cudaSuccess;
   cudaError_t error = MAM_PoolMalloc(inside->pool, &memory, bytes);
   if (error != cudaSuccess)
     return error;
+  error = heap_gpu_write(inside->gpu, (mam_u64)(uintptr_t)memory, barrier, sizeof barrier);
+  if (error != cudaSuccess) {
+    (void)MAM_CudaFree(memory);
+    return error;
+  }
   if (compact->memory != NULL)
     (void)MAM_CudaFree(compact->memory);
   compact->memory = memory;
   compact->memory_bytes = bytes;
+  compact->roots_changed = true;
   return cudaSuccess;
 }
 
-/* What a compaction needs to know until it is done. */
-struct run {
-  struct heap_gpu_work gpu;
-  struct heap_compact *compact;
-  const struct heap_inside *inside;
-  struct mam_compact work; /* as it was when it was last read */
-  mam_u64 address;         /* of the one on the GPU */
-  unsigned pass_limit, pass_count;
-};
-
-static void run_kernel(struct run *run, enum heap_kernel kernel, size_t threads) {
-  void *arguments[] = {&run->address};
-  heap_gpu_work_run(&run->gpu, kernel, threads, arguments);
-}
-
-static size_t tile_threads(const struct run *run) { return (size_t)run->work.tiles * MAM_COMPACT_GROUPS; }
-
-static size_t slot_threads(const struct run *run) { return (size_t)run->inside->handle->slot_count * run->work.types; }
-
-static void look(struct run *run, mam_u32 with_spans) {
-  void *arguments[] = {&run->address, &with_spans};
-  heap_gpu_work_run(&run->gpu, HEAP_KERNEL_COMPACT_LOOK, tile_threads(run), arguments);
-  run_kernel(run, HEAP_KERNEL_COMPACT_SUM, MAM_COMPACT_GROUPS);
-}
-
-/* Passes until one merges nothing, or as many as are allowed. */
-static cudaError_t passes(struct run *run) {
+/* Has *work ready but for what is to be done. */
+static cudaError_t prepare(const struct heap_inside *inside, struct heap_compact *compact, struct mam_compact *work) {
   cudaError_t error = cudaSuccess;
-  bool more = true;
-  while (more && error == cudaSuccess) {
-    mam_u64 merges = run->work.done.merges;
-    look(run, run->pass_count == 0);
-    run_kernel(run, HEAP_KERNEL_COMPACT_ORDER, tile_threads(run));
-    run_kernel(run, HEAP_KERNEL_COMPACT_MERGE, tile_threads(run) * MAM_COMPACT_GROUP);
-    run->pass_count++;
-    if (run->pass_count == run->pass_limit)
-      break;
-    heap_gpu_work_read(&run->gpu, &run->work, run->address, sizeof run->work);
-    error = heap_gpu_work_wait(&run->gpu);
-    more = run->work.done.merges != merges;
-  }
+  if (compact->report == NULL)
+    error = heap_gpu_host_take(inside->gpu, (void **)&compact->report, sizeof *compact->report);
+  if (error == cudaSuccess)
+    error = take_memory(inside, compact, (size_t)lay_out(inside, compact, 0, work));
+  if (error != cudaSuccess)
+    return error;
+  (void)lay_out(inside, compact, (mam_u64)(uintptr_t)compact->memory, work);
+  if (compact->roots_changed && compact->root_count != 0)
+    error = heap_gpu_write(inside->gpu, (mam_u64)(uintptr_t)work->roots, compact->roots,
+                           compact->root_count * sizeof *compact->roots);
+  compact->roots_changed = error != cudaSuccess;
   return error;
 }
 
-static void rewrite(struct run *run) {
-  run_kernel(run, HEAP_KERNEL_COMPACT_REWRITE, SIZE_MAX / 2);
-  for (struct heap_roots *roots = run->compact->roots; roots != NULL; roots = roots->next) {
-    void *arguments[] = {&run->address, &roots->address, &roots->count};
-    heap_gpu_work_run(&run->gpu, HEAP_KERNEL_COMPACT_ROOTS, (size_t)roots->count, arguments);
-  }
-}
-
-static void release(struct run *run) {
-  for (mam_u32 i = 0; i < run->inside->count; i++) {
-    struct mam_area area = run->inside->areas[i];
-    void *arguments[] = {&area};
-    heap_gpu_work_run(&run->gpu, HEAP_KERNEL_COMPACT_RELEASE, (size_t)mam_area_map_words(area) * 32, arguments);
-  }
-}
-
-/* Reads how it went, once the GPU is done. */
-static cudaError_t finish(struct run *run) {
-  run_kernel(run, HEAP_KERNEL_COMPACT_WATCH, slot_threads(run));
-  heap_gpu_work_read(&run->gpu, &run->work, run->address, sizeof run->work);
-  cudaError_t error = heap_gpu_work_end(&run->gpu);
-  if (error == cudaSuccess && run->work.slots_used != 0)
-    error = error_set(cudaErrorIllegalState, "kernels allocated objects during a compaction: the heap may be damaged");
+/* Does what work->what says; compact->report then says how it went. */
+static cudaError_t run(const struct heap_inside *inside, const struct heap_compact *compact, struct mam_compact *work) {
+  void *arguments[] = {work};
+  cudaError_t error =
+      heap_gpu_run_together(inside->gpu, HEAP_KERNEL_COMPACT, MAM_COMPACT_BLOCKS, MAM_COMPACT_THREADS, arguments);
+  if (error == cudaSuccess && compact->report->slots_used != 0)
+    error = error_set(cudaErrorIllegalState, "kernels allocated objects meanwhile: the heap may be damaged");
   return error;
 }
 
@@ -284,78 +252,58 @@ static double fragmentation(const struct mam_compact_found *found) {
   return found->spans == 0 ? 0 : (double)found->free_level / 65536 / (double)found->spans;
 }
 
-static void fill_info(const struct run *run, MAM_HeapCompactInfo *info) {
-  const struct mam_compact *work = &run->work;
+static void fill_info(const struct mam_compact_state *report, MAM_HeapCompactInfo *info) {
   MAM_HeapCompactInfo filled = {.struct_size = info->struct_size};
-  filled.pass_count = work->passes + (work->done.merges != work->merges_before);
-  filled.live_count = (size_t)work->found.live;
-  filled.moved_count = (size_t)work->done.moved;
-  filled.moved_bytes = (size_t)work->done.moved_bytes;
-  filled.bytes_before = (size_t)work->found_first.pages << MAM_PAGE_SHIFT;
-  filled.bytes_after = (size_t)work->found.pages << MAM_PAGE_SHIFT;
-  filled.fragmentation_before = fragmentation(&work->found_first);
-  filled.fragmentation_after = fragmentation(&work->found);
+  filled.pass_count = report->passes;
+  filled.live_count = (size_t)report->found.live;
+  filled.moved_count = (size_t)report->done.moved;
+  filled.moved_bytes = (size_t)report->done.moved_bytes;
+  filled.bytes_before = (size_t)report->found_first.pages << MAM_PAGE_SHIFT;
+  filled.bytes_after = (size_t)report->found.pages << MAM_PAGE_SHIFT;
+  filled.fragmentation_before = fragmentation(&report->found_first);
+  filled.fragmentation_after = fragmentation(&report->found);
   memcpy(info, &filled, info->struct_size < sizeof filled ? info->struct_size : sizeof filled);
 }
 
-/* The last part. */
-static cudaError_t end(const struct heap_inside *inside, struct heap_compact *compact) {
-  struct run run = {.inside = inside, .compact = compact, .address = (mam_u64)(uintptr_t)compact->memory};
-  compact->is_open = false;
-  if (compact->types == 0)
-    return cudaSuccess;
-  run.work.types = compact->types;
-  cudaError_t error = heap_gpu_work_begin(inside->gpu, &run.gpu);
-  if (error != cudaSuccess)
-    return error;
-  release(&run);
-  return finish(&run);
+static cudaError_t release(const struct heap_inside *inside, struct heap_compact *compact) {
+  struct mam_compact work;
+  cudaError_t error = prepare(inside, compact, &work);
+  work.what = MAM_COMPACT_RELEASE;
+  return error == cudaSuccess ? run(inside, compact, &work) : error;
 }
 
-/* The whole of it, or the first part. */
-static cudaError_t compact_begin(struct run *run, MAM_HeapCompactInfo *info, bool to_the_end) {
-  cudaError_t error = heap_gpu_work_begin(run->inside->gpu, &run->gpu);
+/* The whole of it, or all but the release.  Where misuse is noticed the pages are released all the same: a failure has
+ * begun nothing. */
+static cudaError_t compact_typed(const struct heap_inside *inside, struct heap_compact *compact,
+                                 const MAM_HeapCompactOptions *options, bool to_the_end) {
+  struct mam_compact work;
+  cudaError_t error = prepare(inside, compact, &work);
   if (error != cudaSuccess)
     return error;
-  heap_gpu_work_write(&run->gpu, run->address, &run->work, sizeof run->work);
-  run_kernel(run, HEAP_KERNEL_COMPACT_SLOTS, slot_threads(run));
-  error = passes(run);
-  if (info != NULL)
-    look(run, 0);
-  rewrite(run);
-  if (to_the_end)
-    release(run);
-  cudaError_t finished = finish(run);
-  error = error != cudaSuccess ? error : finished;
+  work.what = MAM_COMPACT_PASSES | MAM_COMPACT_INFO | (to_the_end ? MAM_COMPACT_RELEASE : 0);
+  work.n_first = options->targets_first;
+  work.n_last = options->targets;
+  work.pass_limit = options->pass_limit;
+  error = run(inside, compact, &work);
   if (error == cudaErrorIllegalState && !to_the_end)
-    (void)end(run->inside, run->compact); /* on failure none has begun */
-  run->compact->is_open = !to_the_end && error == cudaSuccess;
-  if (info != NULL && (error == cudaSuccess || error == cudaErrorIllegalState))
-    fill_info(run, info);
+    (void)release(inside, compact);
   return error;
 }
 
 /* Without types there is nothing to do. */
 static cudaError_t begin(MAM_Heap heap, const MAM_HeapCompactOptions *options, MAM_HeapCompactInfo *info,
                          bool to_the_end) {
+  static const struct mam_compact_state nothing;
   struct heap_inside inside;
-  struct run run = {.inside = &inside, .pass_limit = options->pass_limit};
-  cudaError_t error = enter(heap, &inside, &run.compact);
+  struct heap_compact *compact;
+  cudaError_t error = enter(heap, &inside, &compact);
   if (error != cudaSuccess)
     return error;
-  if (run.compact->types == 0) {
-    run.compact->is_open = !to_the_end;
-    if (info != NULL)
-      fill_info(&run, info);
-    return heap_inside_leave(heap, cudaSuccess);
-  }
-  error =
-      take_memory(&inside, run.compact, (size_t)lay_out(&inside, run.compact->types, options->targets, 0, &run.work));
-  if (error == cudaSuccess) {
-    run.address = (mam_u64)(uintptr_t)run.compact->memory;
-    (void)lay_out(&inside, run.compact->types, options->targets, run.address, &run.work);
-    error = compact_begin(&run, info, to_the_end);
-  }
+  if (compact->types != 0)
+    error = compact_typed(&inside, compact, options, to_the_end);
+  compact->is_open = !to_the_end && error == cudaSuccess;
+  if (info != NULL && error == cudaSuccess)
+    fill_info(compact->types != 0 ? compact->report : &nothing, info);
   return heap_inside_leave(heap, error);
 }
 
@@ -367,6 +315,8 @@ static cudaError_t check_options(const MAM_HeapCompactOptions *options, const MA
                      options->struct_size);
   if (options->targets < 1 || options->targets > MAM_COMPACT_TARGETS)
     return error_set(cudaErrorInvalidValue, "targets is 1 to %d, not %u", MAM_COMPACT_TARGETS, options->targets);
+  if (options->targets_first < 1 || options->targets_first > options->targets)
+    return error_set(cudaErrorInvalidValue, "targets_first is 1 to targets, not %u", options->targets_first);
   if (info != NULL && info->struct_size < sizeof info->struct_size)
     return error_set(cudaErrorInvalidValue, "struct_size of info is too small");
   return cudaSuccess;
@@ -391,8 +341,42 @@ cudaError_t MAM_HeapCompactEnd(MAM_Heap heap) {
   cudaError_t error = heap_inside_enter(heap, &inside);
   if (error != cudaSuccess)
     return error;
-  if (!heap_compact_is_open(*inside.compact))
+  struct heap_compact *compact = *inside.compact;
+  if (!heap_compact_is_open(compact))
     return heap_inside_leave(heap,
                              error_set(cudaErrorIllegalState, "no compaction of heap %p has begun", (void *)heap));
-  return heap_inside_leave(heap, end(&inside, *inside.compact));
+  compact->is_open = false;
+  return heap_inside_leave(heap, compact->types != 0 ? release(&inside, compact) : cudaSuccess);
+}
+
+/* ---- Lists of objects ---- */
+
+static cudaError_t list(const struct heap_inside *inside, struct heap_compact *compact, mam_type type, void **objects,
+                        size_t capacity, size_t *count) {
+  struct mam_compact work;
+  mam_u32 number = mam_kind_type(type);
+  if (number == 0 || number > compact->types)
+    return error_set(cudaErrorInvalidValue, "the heap has no type %u", type);
+  cudaError_t error = prepare(inside, compact, &work);
+  if (error != cudaSuccess)
+    return error;
+  work.what = MAM_COMPACT_OBJECTS;
+  work.object_type = number;
+  work.objects = (mam_u64 *)objects;
+  work.object_room = capacity;
+  error = run(inside, compact, &work);
+  if (error == cudaSuccess)
+    *count = compact->report->object_count;
+  return error;
+}
+
+cudaError_t MAM_HeapObjects(MAM_Heap heap, mam_type type, void **objects, size_t capacity, size_t *count) {
+  struct heap_inside inside;
+  struct heap_compact *compact;
+  if (count == NULL || (objects == NULL && capacity != 0))
+    return error_set(cudaErrorInvalidValue, "count is NULL, or objects is");
+  cudaError_t error = enter(heap, &inside, &compact);
+  if (error != cudaSuccess)
+    return error;
+  return heap_inside_leave(heap, list(&inside, compact, type, objects, capacity, count));
 }

@@ -10,10 +10,8 @@
 enum { BLOCK_THREADS = 256, BLOCKS_PER_MULTIPROCESSOR = 8 };
 
 static const char *const kernel_names[HEAP_KERNELS] = {
-    "mam_kernel_clear",         "mam_kernel_clear_slots",     "mam_kernel_drain",           "mam_kernel_free",
-    "mam_kernel_records",       "mam_kernel_compact_slots",   "mam_kernel_compact_look",    "mam_kernel_compact_sum",
-    "mam_kernel_compact_order", "mam_kernel_compact_merge",   "mam_kernel_compact_rewrite", "mam_kernel_compact_roots",
-    "mam_kernel_compact_watch", "mam_kernel_compact_release",
+    "mam_kernel_clear",   "mam_kernel_clear_slots", "mam_kernel_drain",     "mam_kernel_free",
+    "mam_kernel_records", "mam_kernel_compact",     "mam_kernel_warp_list", "mam_kernel_warp_end",
 };
 
 /* ---- Kernels, once for each context ---- */
@@ -163,45 +161,36 @@ cudaError_t heap_gpu_write(const struct heap_gpu *gpu, uint64_t to, const void *
   return finish(gpu, &visit, gpu->context.driver->cuMemcpyHtoDAsync(to, from, bytes, gpu->stream), "copying to a heap");
 }
 
-/* ---- Work in several pieces ---- */
-
-cudaError_t heap_gpu_work_begin(const struct heap_gpu *gpu, struct heap_gpu_work *work) {
-  *work = (struct heap_gpu_work){.gpu = gpu, .result = CUDA_SUCCESS, .what = "work for a heap"};
-  return context_enter(&gpu->context, &work->visit);
+cudaError_t heap_gpu_run_together(const struct heap_gpu *gpu, enum heap_kernel kernel, unsigned blocks,
+                                  unsigned threads, void **arguments) {
+  const struct driver *driver = gpu->context.driver;
+  struct context_visit visit;
+  if (driver->cuLaunchCooperativeKernel == NULL)
+    return error_set(cudaErrorNotSupported, "the CUDA driver cannot launch cooperative kernels");
+  cudaError_t error = context_enter(&gpu->context, &visit);
+  if (error != cudaSuccess)
+    return error;
+  CUresult result = driver->cuLaunchCooperativeKernel(gpu->kernels[kernel], gpu->multiprocessors * blocks, 1, 1,
+                                                      threads, 1, 1, 0, gpu->stream, arguments);
+  return finish(gpu, &visit, result, kernel_names[kernel]);
 }
 
-static void work_note(struct heap_gpu_work *work, CUresult result, const char *what) {
-  work->result = result;
-  if (result != CUDA_SUCCESS)
-    work->what = what;
-}
-
-void heap_gpu_work_run(struct heap_gpu_work *work, enum heap_kernel kernel, size_t threads, void **arguments) {
-  if (work->result == CUDA_SUCCESS)
-    work_note(work, launch(work->gpu, kernel, threads, arguments), kernel_names[kernel]);
-}
-
-void heap_gpu_work_read(struct heap_gpu_work *work, void *to, uint64_t from, size_t bytes) {
-  const struct heap_gpu *gpu = work->gpu;
-  if (work->result == CUDA_SUCCESS)
-    work_note(work, gpu->context.driver->cuMemcpyDtoHAsync(to, from, bytes, gpu->stream), "copying from a heap");
-}
-
-void heap_gpu_work_write(struct heap_gpu_work *work, uint64_t to, const void *from, size_t bytes) {
-  const struct heap_gpu *gpu = work->gpu;
-  if (work->result == CUDA_SUCCESS)
-    work_note(work, gpu->context.driver->cuMemcpyHtoDAsync(to, from, bytes, gpu->stream), "copying to a heap");
-}
-
-cudaError_t heap_gpu_work_wait(struct heap_gpu_work *work) {
-  const struct driver *driver = work->gpu->context.driver;
-  if (work->result == CUDA_SUCCESS)
-    work_note(work, driver->cuStreamSynchronize(work->gpu->stream), work->what);
-  return work->result == CUDA_SUCCESS ? cudaSuccess : driver_error(driver, work->result, work->what);
-}
-
-cudaError_t heap_gpu_work_end(struct heap_gpu_work *work) {
-  cudaError_t error = heap_gpu_work_wait(work);
-  context_leave(&work->gpu->context, &work->visit);
+cudaError_t heap_gpu_host_take(const struct heap_gpu *gpu, void **memory, size_t bytes) {
+  const struct driver *driver = gpu->context.driver;
+  struct context_visit visit;
+  cudaError_t error = context_enter(&gpu->context, &visit);
+  if (error != cudaSuccess)
+    return error;
+  CUresult result = driver->cuMemHostAlloc(memory, bytes, CU_MEMHOSTALLOC_DEVICEMAP);
+  error = result == CUDA_SUCCESS ? cudaSuccess : driver_error(driver, result, "cuMemHostAlloc for a heap");
+  context_leave(&gpu->context, &visit);
   return error;
+}
+
+void heap_gpu_host_give(const struct heap_gpu *gpu, void *memory) {
+  struct context_visit visit;
+  if (context_lives(&gpu->context) && context_enter(&gpu->context, &visit) == cudaSuccess) {
+    (void)gpu->context.driver->cuMemFreeHost(memory);
+    context_leave(&gpu->context, &visit);
+  }
 }

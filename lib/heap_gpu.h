@@ -15,15 +15,9 @@ enum heap_kernel {
   HEAP_KERNEL_DRAIN,
   HEAP_KERNEL_FREE,
   HEAP_KERNEL_RECORDS,
-  HEAP_KERNEL_COMPACT_SLOTS,
-  HEAP_KERNEL_COMPACT_LOOK,
-  HEAP_KERNEL_COMPACT_SUM,
-  HEAP_KERNEL_COMPACT_ORDER,
-  HEAP_KERNEL_COMPACT_MERGE,
-  HEAP_KERNEL_COMPACT_REWRITE,
-  HEAP_KERNEL_COMPACT_ROOTS,
-  HEAP_KERNEL_COMPACT_WATCH,
-  HEAP_KERNEL_COMPACT_RELEASE,
+  HEAP_KERNEL_COMPACT,
+  HEAP_KERNEL_WARP_LIST,
+  HEAP_KERNEL_WARP_END,
   HEAP_KERNELS
 };
 
@@ -47,21 +41,12 @@ cudaError_t heap_gpu_run(const struct heap_gpu *gpu, enum heap_kernel kernel, si
 cudaError_t heap_gpu_read(const struct heap_gpu *gpu, void *to, uint64_t from, size_t bytes);
 cudaError_t heap_gpu_write(const struct heap_gpu *gpu, uint64_t to, const void *from, size_t bytes);
 
-/* Work that is enqueued without waiting for each piece.  After a failure the rest is left out, and the next
- * heap_gpu_work_wait or heap_gpu_work_end says so. */
-struct heap_gpu_work {
-  const struct heap_gpu *gpu;
-  struct context_visit visit;
-  CUresult result;
-  const char *what; /* failed */
-};
+/* Runs a kernel of so many blocks of threads on each multiprocessor, all at the same time, and waits for it. */
+cudaError_t heap_gpu_run_together(const struct heap_gpu *gpu, enum heap_kernel kernel, unsigned blocks,
+                                  unsigned threads, void **arguments);
 
-/* heap_gpu_work_end follows if it succeeds. */
-cudaError_t heap_gpu_work_begin(const struct heap_gpu *gpu, struct heap_gpu_work *work);
-void heap_gpu_work_run(struct heap_gpu_work *work, enum heap_kernel kernel, size_t threads, void **arguments);
-void heap_gpu_work_read(struct heap_gpu_work *work, void *to, uint64_t from, size_t bytes);
-void heap_gpu_work_write(struct heap_gpu_work *work, uint64_t to, const void *from, size_t bytes);
-cudaError_t heap_gpu_work_wait(struct heap_gpu_work *work);
-cudaError_t heap_gpu_work_end(struct heap_gpu_work *work);
+/* Host memory that kernels write to, by the same address; given back while the context lives, else gone with it. */
+cudaError_t heap_gpu_host_take(const struct heap_gpu *gpu, void **memory, size_t bytes);
+void heap_gpu_host_give(const struct heap_gpu *gpu, void *memory);
 
 #endif

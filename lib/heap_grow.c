@@ -94,6 +94,9 @@ static cudaError_t write_area(struct mam_heap_host *heap, struct mam_area area) 
     return error_set(cudaErrorMemoryAllocation, "no host memory for the metadata of a superblock");
   struct mam_area in_image = {area.base, image + 1, area.page_count, 0};
   mam_area_clear(in_image, 0, 1);
+  /* What was found missing with the sum of the stamps as it was is not to be taken for missing now, nor if that sum
+   * came again: so no superblock begins with the stamp of one that was there before. */
+  *mam_area_stamp(in_image) = (mam_u32)(heap->growth_count + 1) * 0x9e3779b2u;
   cudaError_t error = write_beside(heap, (mam_u64)(uintptr_t)(area.words - 1), image, bytes);
   free(image);
   return error;
@@ -134,9 +137,14 @@ cudaError_t heap_grow_locked(struct mam_heap_host *heap, size_t bytes, bool at_o
 }
 
 cudaError_t heap_shrink_locked(struct mam_heap_host *heap, mam_u32 count) {
+  static const mam_u32 nothing_missing[MAM_HEAP_KINDS];
   const mam_u32 first[2] = {count, 0}; /* and the active superblock */
-  return write_beside(heap, control_address(heap, offsetof(struct mam_heap_control, superblock_count)), first,
-                      sizeof first);
+  cudaError_t error = write_beside(heap, control_address(heap, offsetof(struct mam_heap_control, missing)),
+                                   nothing_missing, sizeof nothing_missing);
+  return error == cudaSuccess
+             ? write_beside(heap, control_address(heap, offsetof(struct mam_heap_control, superblock_count)), first,
+                            sizeof first)
+             : error;
 }
 
 /* ---- Rounds ------------------------------------------------------------------------------------------------------ */

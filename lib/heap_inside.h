@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * A heap as other files of the library see it that work on it: heap_compact.c.
+ * A heap as other files of the library see it that work on it: heap_compact.c, heap_warp.c.
  */
 #ifndef MAM_LIB_HEAP_INSIDE_H
 #define MAM_LIB_HEAP_INSIDE_H
@@ -31,6 +31,6 @@ cudaError_t heap_inside_leave(MAM_Heap heap, cudaError_t error);
 /* Of heap_compact.c, with the heap's lock held: whether a compaction has begun and not ended. */
 bool heap_compact_is_open(const struct heap_compact *compact);
 /* The same without the lock, of a heap that goes.  NULL is nothing. */
-void heap_compact_free(struct heap_compact *compact);
+void heap_compact_free(struct heap_compact *compact, const struct heap_gpu *gpu);
 
 #endif

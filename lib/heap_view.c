@@ -19,9 +19,55 @@ static mam_u64 *word_of(const struct heap_view *view, mam_u64 address, mam_u32 c
   return NULL;
 }
 
+/* Headers of warp heaps that wait for their next user. */
+static void settle_parks(struct heap_view *view) {
+  for (mam_u32 i = 0; i < view->control->heap.parks; i++) {
+    mam_u64 address = mam_parks(view->control)[i];
+    for (mam_u32 j = 0; j < view->count; j++) {
+      struct mam_area area = view->areas[j];
+      mam_u64 offset = address - area.base;
+      if (address == 0 || offset >= (mam_u64)area.page_count << MAM_PAGE_SHIFT)
+        continue;
+      mam_u32 entry = mam_area_entries(area)[offset >> MAM_PAGE_SHIFT];
+      struct mam_bit bit = mam_bit_of(offset, entry);
+      area.words[bit.word] &= ~(1ull << bit.bit);
+      view->held_count++;
+      view->held_bytes += mam_class_bytes((entry & 63) - 1);
+    }
+  }
+}
+
+/* Words of the page map of a copy that are kept for long runs are free. */
+static void give_kept_back(const struct mam_area *area) {
+  for (mam_u32 i = 0; i < mam_area_map_words(*area); i++)
+    if ((mam_area_kept(*area)[i >> 6] >> (i & 63) & 1) == 0)
+      mam_area_pages(*area)[i] = 0;
+}
+
+/* Ends a span of a copy that begins at a page if it is empty: one that was left to a slot. */
+static void end_if_empty(const struct mam_area *area, mam_u32 page) {
+  mam_u64 *words = &area->words[(size_t)page * MAM_PAGE_WORDS];
+  mam_u32 pages = mam_word_span_pages(words[0]), count = mam_word_span_words(words[0]), used = 0;
+  for (mam_u32 i = 0; i < count; i++)
+    used |= (mam_u32)words[i];
+  if (used != 0)
+    return;
+  memset(words, 0, count * sizeof *words);
+  for (mam_u32 i = page; i < page + pages; i++)
+    mam_area_pages(*area)[i >> 6] &= ~(1ull << (i & 63));
+}
+
 void heap_view_settle(struct heap_view *view) {
   const mam_heap *heap = &view->control->heap;
   view->held_count = view->held_bytes = 0;
+  for (mam_u32 i = 0; i < view->count; i++)
+    give_kept_back(&view->areas[i]);
+  for (mam_u32 i = 0; i < view->count; i++)
+    for (mam_u32 page = 0; page < view->areas[i].page_count; page++) {
+      mam_u64 word = view->areas[i].words[(size_t)page * MAM_PAGE_WORDS];
+      if (word != 0 && word >> 56 != MAM_CLASS_RUN)
+        end_if_empty(&view->areas[i], page);
+    }
   for (mam_u32 i = 0; i < heap->slot_count * MAM_HEAP_KINDS; i++) {
     mam_u32 size_class = mam_kind_numbered(view->control, i / heap->slot_count);
     mam_u32 limit = mam_slot_limit(heap, size_class);
@@ -35,6 +81,7 @@ void heap_view_settle(struct heap_view *view) {
       view->held_bytes += mam_class_bytes(size_class);
     }
   }
+  settle_parks(view);
 }
 
 /* ---- Blocks ---- */
@@ -129,7 +176,9 @@ void heap_view_info(const struct heap_view *view, MAM_HeapInfo *info) {
   info->superblock_count = view->count;
   info->held_count = view->held_count;
   info->refused_free_count = view->control->refused_free;
-  info->failure_count = view->control->failures;
+  info->failure_count = 0;
+  for (mam_u32 i = 0; i < MAM_COUNTERS; i++)
+    info->failure_count += view->control->failures[i];
   info->external_fragmentation =
       info->free_bytes == 0 ? 0 : 1 - (double)info->largest_free_bytes / (double)info->free_bytes;
   info->recorded_count = info->requested_bytes = 0;

@@ -20,7 +20,8 @@ struct heap_view {
   size_t held_bytes;
 };
 
-/* Takes what slots hold out of the copies, so that what is used in them is live.  Once, before what follows. */
+/* Takes what slots hold out of the copies, so that what is used in them is live, and ends spans that are empty.  Once,
+ * before what follows. */
 void heap_view_settle(struct heap_view *view);
 
 /* Each live block, superblock by superblock in the order of addresses, until visit says false. */

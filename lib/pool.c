@@ -20,6 +20,14 @@ cudaError_t pool_usable_locked(const struct mam_pool *pool) {
   return cudaErrorInvalidResourceHandle;
 }
 
+/* Whether the pool is open and still what the caller means. */
+cudaError_t pool_expect_locked(const struct mam_pool *pool, uint64_t default_id) {
+  cudaError_t error = pool_usable_locked(pool);
+  if (error == cudaSuccess && default_id != POOL_ANY_ID && pool->config.default_id != default_id)
+    error = cudaErrorInvalidResourceHandle;
+  return error;
+}
+
 cudaError_t pool_usable(struct mam_pool *pool) {
   pool_lock(pool);
   cudaError_t error = pool_usable_locked(pool);
@@ -121,7 +129,8 @@ static void pool_reset(struct mam_pool *pool, const struct pool_config *config, 
   for (unsigned i = 0; i < POOL_SMALL_CLASSES; i++)
     atomic_store_explicit(&pool->live_by_class[i], 0, memory_order_relaxed); /* relaxed: a hint */
   pool->limit_bytes = SIZE_MAX;
-  pool->held_bytes = pool->moved_bytes = pool->refused_bytes = pool->requested_bytes = pool->peak_used_bytes = 0;
+  pool->held_bytes = pool->moved_bytes = pool->wanted_bytes = pool->refused_bytes = pool->requested_bytes =
+      pool->peak_used_bytes = 0;
   pool->malloc_count = pool->free_call_count = pool->failure_count = pool->synchronize_count = 0;
   pool->stream_hit_count = 0;
   pool->source_said[0] = '\0';
@@ -234,14 +243,6 @@ static void pool_lose(struct mam_pool *pool) {
   retire_locked(pool, pool->config.default_id != 0 ? POOL_CLOSING : POOL_LOSING);
   pool_unlock(pool);
   (void)pool_finish(pool);
-}
-
-/* Whether the pool is open and still what the caller means. */
-static cudaError_t pool_expect_locked(const struct mam_pool *pool, uint64_t default_id) {
-  cudaError_t error = pool_usable_locked(pool);
-  if (error == cudaSuccess && default_id != POOL_ANY_ID && pool->config.default_id != default_id)
-    error = cudaErrorInvalidResourceHandle;
-  return error;
 }
 
 cudaError_t pool_close(struct mam_pool *pool, uint64_t default_id) {
@@ -744,10 +745,17 @@ static struct segment *claim_locked(struct mam_pool *pool, uintptr_t address, bo
   return segment;
 }
 
-void pool_report_emptied(struct mam_pool *pool, struct pool_emptied *emptied) {
+bool pool_is_still(struct mam_pool *pool, uint64_t generation) {
   pool_lock(pool);
-  if (pool->state == POOL_OPEN && pool->config.lazy && !pool->watched) {
-    *emptied = (struct pool_emptied){pool, pool->config.default_id};
+  bool is = pool->generation == generation;
+  pool_unlock(pool);
+  return is;
+}
+
+void pool_report_emptied(struct mam_pool *pool, uint64_t generation, struct pool_emptied *emptied) {
+  pool_lock(pool);
+  if (pool->state == POOL_OPEN && pool->generation == generation && pool->config.lazy && !pool->watched) {
+    *emptied = (struct pool_emptied){pool, pool->config.default_id, generation};
     pool_watch_locked(pool, true);
   }
   pool_unlock(pool);
@@ -772,9 +780,10 @@ static cudaError_t free_by_rule(uintptr_t address, const struct rule *given, str
   if (error == cudaErrorContextIsDestroyed) /* as cudaFree has it: the block is not there any more */
     error = cudaErrorInvalidValue;
   bool empty = pool->config.front == NULL && pool->segments.count[SEGMENT_USED] == 0;
+  uint64_t generation = pool->generation;
   pool_unlock(pool);
   if (empty && emptied != NULL)
-    pool_report_emptied(pool, emptied);
+    pool_report_emptied(pool, generation, emptied);
   return error;
 }
 
@@ -959,10 +968,10 @@ void pool_thaw(struct mam_pool *pool, const struct pool_front *frozen) {
     frozen->thaw(pool);
 }
 
-cudaError_t pool_info(struct mam_pool *pool, MAM_PoolInfo *info) {
+cudaError_t pool_info(struct mam_pool *pool, uint64_t default_id, MAM_PoolInfo *info) {
   struct pool_front_sum sum = {0};
   const struct pool_front *frozen = pool_freeze(pool);
-  cudaError_t error = pool_usable_locked(pool);
+  cudaError_t error = pool_expect_locked(pool, default_id);
   if (error == cudaSuccess) {
     if (frozen != NULL)
       frozen->sum(pool, &sum);
@@ -991,6 +1000,7 @@ void pool_before_fork(void) {
  * with a pool of host memory is either not visible yet or complete, as the lock was not theirs. */
 static void fork_in_child(struct mam_pool *pool) {
   pool->users = pool->synchronizing = 0;
+  pool->wanted_bytes = 0;
   pool->growing = pool->watched = false;
   pool_settle_locked(pool);
   pool->linger_until_ns = 0;

@@ -145,6 +145,7 @@ struct mam_pool {
   size_t held_bytes;      /* of the source */
   size_t limit_bytes;     /* held_bytes never passes it */
   size_t moved_bytes;     /* given back for the sake of growth elsewhere in the addresses, ever */
+  size_t wanted_bytes;    /* that threads wait for while another grows the pool */
   size_t refused_bytes;   /* the least that the source had no chunk for, 0 if it always had */
   size_t requested_bytes; /* live, as asked for */
   size_t peak_used_bytes;
@@ -243,7 +244,7 @@ void pool_span_give(struct mam_pool *pool, uintptr_t base, bool passed);
  * pieces that lie in free segments, from the highest address down; of another whole chunks, but never its last one, as
  * the paper's pool is its chunk and might not get it again.  What the fronts keep is collected first.  Waits for no
  * kernel, but for what the source waits for in chunk_give.  Errors: as pool_usable, and what the source says. */
-cudaError_t pool_trim(struct mam_pool *pool, size_t keep_bytes);
+cudaError_t pool_trim(struct mam_pool *pool, uint64_t default_id, size_t keep_bytes);
 
 /* A second thread has come. */
 void pool_crowd(struct mam_pool *pool);
@@ -256,9 +257,10 @@ cudaError_t pool_take_stream(struct mam_pool *pool, uint64_t default_id, size_t 
                              struct pool_block *block);
 cudaError_t pool_free_stream(void *address, uint64_t stream);
 
-/* The fronts are frozen and empty: fills *emptied if that is to be reported, as pool_free. */
+/* The fronts are frozen and empty: fills *emptied if that is to be reported, as pool_free, and the pool is still of
+ * that generation. */
 struct pool_emptied;
-void pool_report_emptied(struct mam_pool *pool, struct pool_emptied *emptied);
+void pool_report_emptied(struct mam_pool *pool, uint64_t generation, struct pool_emptied *emptied);
 
 /* The error for what is no live block. */
 cudaError_t pool_refuse_free(uintptr_t address, bool freed_before);
@@ -266,8 +268,11 @@ cudaError_t pool_refuse_free(uintptr_t address, bool freed_before);
 /* A lazy pool that lost its last block; it is watched from then on.  pool NULL if none did. */
 struct pool_emptied {
   struct mam_pool *pool;
-  uint64_t default_id;
+  uint64_t default_id, generation;
 };
+
+/* Whether the pool's struct has not become another pool since. */
+bool pool_is_still(struct mam_pool *pool, uint64_t generation);
 
 /* pool_free under a rule of its own. */
 cudaError_t pool_free_reuse(void *address, MAM_Reuse reuse);
@@ -288,16 +293,17 @@ bool pool_is_known(struct mam_pool *pool);
  * cudaErrorContextIsDestroyed if it is lost; cudaErrorInitializationError in a forked child. */
 cudaError_t pool_usable(struct mam_pool *pool);
 
-/* What the pool holds now.  Errors: as pool_usable, here and below. */
-cudaError_t pool_info(struct mam_pool *pool, MAM_PoolInfo *info);
+/* What the pool holds now.  default_id as for pool_malloc.  Errors: as pool_usable, here and below. */
+cudaError_t pool_info(struct mam_pool *pool, uint64_t default_id, MAM_PoolInfo *info);
 /* pool_report.c: strings for the caller to free. */
-cudaError_t pool_report(struct mam_pool *pool, char **json);
-cudaError_t pool_explain(struct mam_pool *pool, size_t size, char **text);
+cudaError_t pool_report(struct mam_pool *pool, uint64_t default_id, char **json);
+cudaError_t pool_explain(struct mam_pool *pool, uint64_t default_id, size_t size, char **text);
 /* pool_check.c: NULL if every invariant holds, else which one does not.  The lock is held. */
 const char *pool_check_locked(struct mam_pool *pool);
 
-/* For pool_report.c: pool_usable, the lock held. */
+/* For pool_report.c and pool_grow.c, the lock held: pool_usable; and whether it is what the caller means, too. */
 cudaError_t pool_usable_locked(const struct mam_pool *pool);
+cudaError_t pool_expect_locked(const struct mam_pool *pool, uint64_t default_id);
 /* The same numbers as pool_info, the lock held and the fronts frozen; front: their sum, NULL if there are none. */
 void pool_info_locked(struct mam_pool *pool, const struct pool_front_sum *front, MAM_PoolInfo *info);
 

@@ -149,12 +149,14 @@ static cudaError_t chunk_grow_locked(struct mam_pool *pool, size_t bytes, bool *
 /* ---- Pieces: the mapped parts of a reserved chunk ---- */
 
 /* A growth maps a few pieces rather than one, so that what is free later lies in some of them as a whole and can be
- * given back.  But not many: each costs the driver a few KiB of host memory (H200), which small blocks notice, and 1
- * GiB costs 69 us to map and 27 to unmap in one piece, 401 and 207 in 16. */
+ * given back.  But not many: each costs the driver a few KiB of host memory (H200), which small blocks notice, and some
+ * 30 us, 70 beside a running kernel, however large it is.  So one it is while the GPU lags behind: then the pool grows
+ * because what was freed cannot be used yet, and other threads wait for it. */
 enum { PIECES_FEW = 4, PIECES_MOST = 8, PIECES_FEW_BYTES = 32 << 20 };
 
-static size_t piece_bytes_for(size_t bytes) {
+static size_t piece_bytes_for(const struct mam_pool *pool, size_t bytes) {
   size_t most = bytes > PIECES_FEW_BYTES ? PIECES_MOST : PIECES_FEW, piece = SOURCE_GRANULARITY_BYTES;
+  most = reuse_lags(pool->reuse) ? 1 : most;
   while (piece < bytes / most + (bytes % most != 0))
     piece *= 2;
   return piece;
@@ -167,8 +169,8 @@ static uint32_t *piece_at(const struct pool_chunk *chunk, uintptr_t address) {
 static size_t piece_bytes(uint32_t piece) { return (size_t)piece * SOURCE_GRANULARITY_BYTES; }
 
 /* Maps a range in pieces.  On failure nothing changed.  The lock is not held. */
-static cudaError_t pieces_map(const struct source *source, uintptr_t base, size_t bytes) {
-  size_t piece = piece_bytes_for(bytes), done = 0;
+static cudaError_t pieces_map(const struct source *source, uintptr_t base, size_t bytes, size_t piece) {
+  size_t done = 0;
   cudaError_t error = cudaSuccess;
   while (error == cudaSuccess && done < bytes) {
     size_t next = bytes - done < piece ? bytes - done : piece;
@@ -184,8 +186,7 @@ static cudaError_t pieces_map(const struct source *source, uintptr_t base, size_
 }
 
 /* Remembers the pieces of a range that was mapped. */
-static void pieces_note_locked(const struct pool_chunk *chunk, uintptr_t base, size_t bytes) {
-  size_t piece = piece_bytes_for(bytes);
+static void pieces_note_locked(const struct pool_chunk *chunk, uintptr_t base, size_t bytes, size_t piece) {
   for (size_t at = 0; at < bytes; at += piece)
     *piece_at(chunk, base + at) = (uint32_t)((bytes - at < piece ? bytes - at : piece) / SOURCE_GRANULARITY_BYTES);
 }
@@ -325,14 +326,14 @@ static cudaError_t trim_locked(struct mam_pool *pool, size_t keep_bytes) {
   return error;
 }
 
-cudaError_t pool_trim(struct mam_pool *pool, size_t keep_bytes) {
+cudaError_t pool_trim(struct mam_pool *pool, uint64_t default_id, size_t keep_bytes) {
   pool_lock(pool);
-  cudaError_t error = pool_usable_locked(pool);
+  cudaError_t error = pool_expect_locked(pool, default_id);
   if (error == cudaSuccess && pool->held_bytes > keep_bytes) {
     pool_collect_locked(pool);
     while (pool->growing)
       (void)pool_await_change_locked(pool);
-    error = pool_usable_locked(pool);
+    error = pool_expect_locked(pool, default_id);
     if (error == cudaSuccess)
       error = trim_locked(pool, keep_bytes);
   }
@@ -420,6 +421,7 @@ static void place_extend(const struct mam_pool *pool, struct place *place) {
   bool up = place->base == place->unmapped->base;
   want = want > GROWTH_MOST_BYTES ? GROWTH_MOST_BYTES : want;
   want = want < pool->config.chunk_bytes ? pool->config.chunk_bytes : want;
+  want = want < place->bytes + pool->wanted_bytes ? place->bytes + whole_units(pool->wanted_bytes) : want;
   want = want > room ? room & ~(size_t)(SOURCE_GRANULARITY_BYTES - 1) : want;
   size_t most = up ? unmapped_end - place->base : end - place->unmapped->base;
   want = want > most ? most : want;
@@ -436,14 +438,15 @@ static cudaError_t place_fill_locked(struct mam_pool *pool, const struct place *
   struct segment *moving = segment_move(&pool->segments, place->unmapped, place->base, place->bytes);
   if (moving == NULL)
     return error_set(cudaErrorMemoryAllocation, "no host memory for a segment");
+  size_t piece = piece_bytes_for(pool, place->bytes);
   pool_step_out(pool);
-  cudaError_t error = pieces_map(&pool->source, place->base, place->bytes);
+  cudaError_t error = pieces_map(&pool->source, place->base, place->bytes, piece);
   pool_step_in(pool);
   if (error != cudaSuccess) {
     segment_moved_to_unmapped(&pool->segments, moving);
     return error;
   }
-  pieces_note_locked(chunk, place->base, place->bytes);
+  pieces_note_locked(chunk, place->base, place->bytes, piece);
   held_change_locked(pool, place->bytes);
   segment_moved_to_free(&pool->segments, moving);
   return cudaSuccess;
@@ -486,14 +489,14 @@ static bool own_pieces_give_locked(struct mam_pool *pool, size_t bytes, bool by_
 enum { EXCESS_SHARE = 128, MOVED_SHARE = 2, MOVED_LEAST_BYTES = 16 << 20 };
 
 /* Gives as much of what is free in pieces back as the place for a block needs, so that the pool does not hold more than
- * before.  Whether it did. */
+ * before.  Whether it did.  Not while the GPU lags behind: there is time for it later. */
 static bool excess_give_locked(struct mam_pool *pool, size_t bytes) {
   struct place place;
   size_t most = pool->segments.bytes[SEGMENT_USED] + bytes;
   if (most < pool->peak_used_bytes)
     most = pool->peak_used_bytes;
-  if (!place_find_locked(pool, bytes, &place) || pool->segments.bytes[SEGMENT_FREE] < place.bytes ||
-      pool->held_bytes + place.bytes <= most + most / EXCESS_SHARE)
+  if (reuse_lags(pool->reuse) || !place_find_locked(pool, bytes, &place) ||
+      pool->segments.bytes[SEGMENT_FREE] < place.bytes || pool->held_bytes + place.bytes <= most + most / EXCESS_SHARE)
     return false;
   size_t charge = place.bytes > MOVED_LEAST_BYTES ? place.bytes : MOVED_LEAST_BYTES;
   if (pool->moved_bytes + charge > pool->held_bytes / MOVED_SHARE || trimmable_bytes_locked(pool) < place.bytes)
@@ -537,8 +540,12 @@ static cudaError_t grow_alone_locked(struct mam_pool *pool, size_t bytes, bool a
 }
 
 cudaError_t pool_grow_locked(struct mam_pool *pool, size_t bytes, bool at_once) {
-  if (pool->growing) /* another thread's memory may do */
-    return pool_await_change_locked(pool);
+  if (pool->growing) { /* another thread's memory may do; else one of those that wait grows for all of them at once */
+    pool->wanted_bytes += bytes;
+    cudaError_t awaited = pool_await_change_locked(pool);
+    pool->wanted_bytes -= bytes;
+    return awaited;
+  }
   pool->growing = true;
   cudaError_t error = grow_alone_locked(pool, bytes, at_once);
   pool->growing = false;

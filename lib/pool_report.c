@@ -54,10 +54,10 @@ static void snapshot_fill_locked(struct snapshot *snapshot, struct mam_pool *poo
 }
 
 /* A copy for the caller to free. */
-static cudaError_t snapshot_take(struct mam_pool *pool, struct snapshot **taken) {
+static cudaError_t snapshot_take(struct mam_pool *pool, uint64_t default_id, struct snapshot **taken) {
   struct snapshot *snapshot = NULL;
   const struct pool_front *frozen = pool_freeze(pool);
-  cudaError_t error = pool_usable_locked(pool);
+  cudaError_t error = pool_expect_locked(pool, default_id);
   if (error == cudaSuccess) {
     size_t count = 0;
     for (int state = 0; state < SEGMENT_STATES; state++)
@@ -271,11 +271,11 @@ static void words_pool(FILE *stream, const struct snapshot *snapshot, size_t siz
 
 /* ---- Both ---- */
 
-static cudaError_t describe(struct mam_pool *pool, size_t size, bool in_words, char **result) {
+static cudaError_t describe(struct mam_pool *pool, uint64_t default_id, size_t size, bool in_words, char **result) {
   struct snapshot *snapshot = NULL;
   char *text = NULL;
   size_t length;
-  cudaError_t error = snapshot_take(pool, &snapshot);
+  cudaError_t error = snapshot_take(pool, default_id, &snapshot);
   if (error != cudaSuccess)
     return error;
   FILE *stream = open_memstream(&text, &length);
@@ -292,6 +292,10 @@ static cudaError_t describe(struct mam_pool *pool, size_t size, bool in_words, c
   return error;
 }
 
-cudaError_t pool_report(struct mam_pool *pool, char **json) { return describe(pool, 0, false, json); }
+cudaError_t pool_report(struct mam_pool *pool, uint64_t default_id, char **json) {
+  return describe(pool, default_id, 0, false, json);
+}
 
-cudaError_t pool_explain(struct mam_pool *pool, size_t size, char **text) { return describe(pool, size, true, text); }
+cudaError_t pool_explain(struct mam_pool *pool, uint64_t default_id, size_t size, char **text) {
+  return describe(pool, default_id, size, true, text);
+}

@@ -75,6 +75,9 @@ static inline uint64_t reuse_passed(const struct reuse *reuse) {
   return atomic_load_explicit(&reuse->passed, memory_order_acquire);
 }
 
+/* Whether an epoch is closed that has not passed, as far as is known: the GPU has older work to do. */
+static inline bool reuse_lags(const struct reuse *reuse) { return reuse_passed(reuse) + 1 < reuse_epoch(reuse); }
+
 /* Whether an epoch has passed; asks the driver, and sets a fence if none is under way that covers it.  Never waits for
  * the GPU.  Calls the driver: no lock of a pool may be held. */
 bool reuse_reach(struct reuse *reuse, uint64_t epoch);

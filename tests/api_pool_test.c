@@ -497,6 +497,30 @@ START_TEST(no_malloc_with_memory_left_synchronises_with_fences) {
 }
 END_TEST
 
+/* What is freed while the GPU lags behind makes the pool grow, and threads wait for that: it takes as few calls of the
+ * driver as can be.  Else growth is in pieces, so that some of it can be given back. */
+START_TEST(growth_beside_work_takes_one_mapping) {
+  MAM_PoolOptions options = options_with(0);
+  options.context = use_primary(0);
+  options.source = MAM_SOURCE_VMM;
+  options.limit_bytes = 512 * MIB;
+  MAM_Pool pool = pool_with(options);
+  char *idle = block_of(pool, 32 * MIB);
+  ck_assert_uint_eq(fake_calls("cuMemMap"), 4);
+  fake_submit(options.context);
+  OK(MAM_CudaFree(idle));
+  (void)block_of(pool, 32 * MIB);
+  ck_assert_uint_eq(fake_calls("cuMemMap"), 5);
+  (void)block_of(pool, 128 * MIB);
+  ck_assert_uint_eq(fake_calls("cuMemMap"), 6);
+  ck_assert(fake_pending(options.context));
+  fake_finish(options.context);
+  ck_assert_ptr_eq(block_of(pool, 32 * MIB), idle);
+  ck_assert_uint_eq(fake_calls("cuMemMap"), 6);
+  assert_adds_up(pool);
+}
+END_TEST
+
 START_TEST(immediate_reuse_never_synchronises) {
   MAM_PoolOptions options = options_with(8 * MIB);
   void *pointer = &pointer;
@@ -972,6 +996,7 @@ int main(void) {
   tcase_add_test(tcase, waiting_limit_without_fences_is_half_of_what_is_held);
   tcase_add_test(tcase, no_free_synchronises_with_fences);
   tcase_add_test(tcase, no_malloc_with_memory_left_synchronises_with_fences);
+  tcase_add_test(tcase, growth_beside_work_takes_one_mapping);
   tcase_add_test(tcase, immediate_reuse_never_synchronises);
   tcase_add_test(tcase, reuse_of_the_default_pool_by_environment_variable);
   tcase_add_test(tcase, freed_memory_that_waits_joins_its_neighbours_afterwards);

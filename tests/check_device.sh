@@ -106,6 +106,12 @@ replace() {
     failed=1
   fi
 }
+cat >"$compiled" <<END
+#include <mam/warp.cuh>
+#include <mam/warp.h>
+__global__ void kernel(mam_heap heap, void **blocks) { blocks[threadIdx.x] = mam_warp_malloc(mam_warp_start(heap), 64); }
+END
+compile "warp heaps beside the host's header" -arch=sm_90
 replace "" -arch=sm_90
 replace ", relocatable device code" -arch=sm_90 -rdc=true
 compiled=$work/none.cu

@@ -50,11 +50,13 @@ printf '#include <cuda_runtime_api.h>\n' | cat - "$work/alone.cpp" >"$work/after
 cat >"$work/heap.c" <<'END'
 #include <mam/heap.h>
 #include <mam/heap_core.h>
+#include <mam/warp.h>
 int main(void) {
+  mam_warp_options warp_options = MAM_WARP_OPTIONS_INIT;
   MAM_HeapOptions options = MAM_HEAP_OPTIONS_INIT;
   cudaError_t (*create)(MAM_Heap *, MAM_Pool, const MAM_HeapOptions *) = MAM_HeapCreate;
   (void)create;
-  return options.struct_size != sizeof(MAM_HeapOptions) || mam_class_bytes(mam_class_of(100)) != 112;
+  return warp_options.block_bytes != 16 || options.struct_size != sizeof(MAM_HeapOptions) || mam_class_bytes(mam_class_of(100)) != 112;
 }
 END
 cat >"$work/heap.cu" <<'END'

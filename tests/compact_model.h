@@ -46,12 +46,13 @@ static inline struct mam_compact *compact_model_open(struct heap_model *model, m
   compact->control = model->control;
   compact->superblocks = model->control->superblock_count;
   compact->types = types;
-  compact->n = n;
+  compact->n_first = compact->n_last = n;
   for (mam_u32 i = 0; i < compact->superblocks; i++) {
     compact->tiles += (model->control->superblocks[i].page_count + MAM_COMPACT_TILE - 1) / MAM_COMPACT_TILE;
     compact->first[i + 1] = compact->tiles * MAM_COMPACT_TILE;
   }
   size_t pages = (size_t)compact->tiles * MAM_COMPACT_TILE;
+  compact->state = (struct mam_compact_state *)calloc(1, sizeof *compact->state);
   compact->candidates = (mam_u8 *)calloc(pages / MAM_COMPACT_GROUP, 1);
   compact->sums = (mam_u32 *)calloc((size_t)types * compact->tiles, sizeof *compact->sums);
   compact->order = (mam_u32 *)calloc(pages, sizeof *compact->order);
@@ -62,35 +63,60 @@ static inline struct mam_compact *compact_model_open(struct heap_model *model, m
   return compact;
 }
 
-static inline void compact_model_look(struct mam_compact *compact, bool with_spans) {
+static inline void compact_model_look(struct mam_compact *compact, mam_u32 n, bool with_spans) {
   for (mam_u32 tile = 0; tile < compact->tiles; tile++)
-    mam_tile_look(compact_model_team, compact, tile, with_spans);
+    mam_tile_look(compact_model_team, compact, n, tile, with_spans);
   mam_compact_sum(compact_model_team, compact);
 }
 
 /* One pass; returns how many sources were merged. */
-static inline mam_u64 compact_model_pass(struct mam_compact *compact, bool with_spans) {
+static inline mam_u64 compact_model_pass(struct mam_compact *compact, mam_u32 n, bool with_spans) {
   static struct mam_merge_room room;
-  mam_u64 before = compact->done.merges;
-  compact_model_look(compact, with_spans);
+  struct mam_compact_done *done = &compact->state->done;
+  mam_u64 before = done->merges;
+  compact_model_look(compact, n, with_spans);
   for (mam_u32 tile = 0; tile < compact->tiles; tile++)
     mam_tile_order(compact_model_team, compact, tile);
-  for (mam_u32 number = 0; mam_compact_merge(compact_model_team, compact, &room, number); number++)
+  for (mam_u32 number = 0; mam_compact_merge(compact_model_team, compact, &room, n, number, done); number++)
     continue;
-  return compact->done.merges - before;
+  return done->merges - before;
+}
+
+/* All passes, with n from n_first up to n_last; returns how many merged anything. */
+static inline unsigned compact_model_passes(struct mam_compact *compact) {
+  unsigned passes = 0;
+  mam_u32 n = compact->n_first;
+  for (bool first = true; n != 0; first = false) {
+    mam_u64 merges = compact_model_pass(compact, n, first);
+    passes += merges != 0;
+    n = mam_next_n(n, compact->n_last, merges, compact->state->found.spans);
+  }
+  return passes;
 }
 
 static inline void compact_model_rewrite(const struct mam_compact *compact) {
   mam_heap heap = compact->control->heap;
-  for (mam_u32 span = 0; span < compact->span_count; span++)
-    for (mam_u32 chunk = 0; chunk < MAM_SPAN_CHUNKS; chunk++)
-      mam_object_rewrite(&heap, compact, span, chunk);
+  for (mam_u32 span = 0; span < compact->state->span_count; span++)
+    mam_span_rewrite(compact_model_team, &heap, compact, span);
+}
+
+/* The objects of a type, up to room of them; returns how many there are. */
+static inline mam_u32 compact_model_list(struct mam_compact *compact, mam_u32 type, mam_u64 *objects, mam_u64 room) {
+  compact->object_type = type;
+  compact->objects = objects;
+  compact->object_room = room;
+  for (mam_u32 tile = 0; tile < compact->tiles; tile++)
+    mam_tile_list(compact_model_team, compact, tile);
+  for (mam_u32 span = 0; span < compact->state->span_count; span++)
+    mam_span_list(compact_model_team, compact, span);
+  return compact->state->object_count;
 }
 
 static inline void compact_model_close(struct mam_compact *compact) {
   for (mam_u32 i = 0; i < compact->superblocks; i++)
     for (mam_u32 j = 0; j < mam_area_map_words(compact->control->superblocks[i]); j++)
       mam_moved_release(compact->control->superblocks[i], j, mam_lanes_alone());
+  free(compact->state);
   free(compact->candidates);
   free(compact->sums);
   free(compact->order);

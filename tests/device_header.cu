@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-2-Clause
-// What the test of the device header compiles: every function of it, with no other header.  Plain CUDA C++, so that
+// What the test of the device headers compiles: every function of them, with no other header.  Plain CUDA C++, so that
 // nvcc and NVRTC both take it.
 //
 // LIVE numbers stay live across the calls: without a heap (LIVE_ALONE) the kernel uses the registers that the test
@@ -9,7 +9,7 @@
 #endif
 
 #ifndef LIVE_ALONE
-#include <mam/device.cuh>
+#include <mam/warp.cuh>
 
 extern "C" __global__ void every_function(mam_heap heap, unsigned long long bytes, unsigned *answers) {
   mam_heap_status why = MAM_HEAP_OK;
@@ -17,6 +17,27 @@ extern "C" __global__ void every_function(mam_heap heap, unsigned long long byte
   answers[threadIdx.x] = (unsigned)why + (unsigned)mam_malloc_size(heap, block);
   mam_free(heap, block);
   mam_free(heap, other);
+}
+#endif
+
+#ifndef LIVE_ALONE
+extern "C" __global__ void every_function_of_warps(mam_heap heap, unsigned long long bytes,
+                                                   unsigned long long *answers) {
+  mam_heap_status why = MAM_HEAP_OK;
+  mam_warp_options options = MAM_WARP_OPTIONS_INIT;
+  options.block_bytes = 64;
+  mam_warp *warp = mam_warp_start(heap), *other = mam_warp_start_lanes(heap, __activemask(), options, &why);
+  answers[threadIdx.x] = (unsigned long long)mam_warp_malloc(warp, bytes) + (unsigned)why;
+  answers[threadIdx.x] += (unsigned long long)mam_warp_malloc_why(other, bytes, &why) + (unsigned)why;
+  mam_warp_tidy_up(warp);
+  mam_warp_end(mam_warp_adopt(mam_warp_hand_over(warp)));
+  mam_warp_end(other);
+}
+
+extern "C" __global__ void user_kernel_warp(mam_heap heap, unsigned long long *to, unsigned bytes) {
+  mam_warp *warp = mam_warp_start(heap);
+  to[threadIdx.x] = (unsigned long long)mam_warp_malloc(warp, bytes);
+  mam_warp_end(warp);
 }
 #endif
 

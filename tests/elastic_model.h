@@ -79,7 +79,8 @@ static bool elastic_would_do(struct elastic_model *model, unsigned granule, unsi
   return fits;
 }
 
-/* Maps a run in at most four pieces, eight from 17 granules on, all but the last of one size, which is a power of two. */
+/* Maps a run in at most four pieces, eight from 17 granules on, all but the last of one size, which is a power of two.
+ */
 static void elastic_map(struct elastic_model *model, unsigned granule, unsigned count) {
   unsigned piece = 1;
   while ((count > 16 ? 8 : 4) * piece < count)
@@ -233,7 +234,7 @@ static void elastic_compare(const struct elastic_model *model, struct mam_pool *
   if (fault != NULL)
     (void)fprintf(stderr, "%s\n", fault);
   MODEL_REQUIRE(fault == NULL);
-  MODEL_REQUIRE(pool_info(pool, &info) == cudaSuccess);
+  MODEL_REQUIRE(pool_info(pool, POOL_ANY_ID, &info) == cudaSuccess);
   MODEL_REQUIRE(info.used_bytes == elastic_count(model, ELASTIC_USED) * ELASTIC_CELL_BYTES);
   MODEL_REQUIRE(info.waiting_bytes == elastic_count(model, ELASTIC_WAITING) * ELASTIC_CELL_BYTES);
   MODEL_REQUIRE(info.reserved_bytes == (size_t)elastic_held(model) * SOURCE_GRANULARITY_BYTES);
@@ -259,7 +260,8 @@ static void elastic_step(struct elastic_model *model, struct mam_pool *pool, con
     break;
   case 4:
     elastic_trim(model, operation[0] & 8 ? 0 : keep);
-    MODEL_REQUIRE(pool_trim(pool, operation[0] & 8 ? 0 : keep * (size_t)SOURCE_GRANULARITY_BYTES) == cudaSuccess);
+    MODEL_REQUIRE(pool_trim(pool, POOL_ANY_ID, operation[0] & 8 ? 0 : keep * (size_t)SOURCE_GRANULARITY_BYTES) ==
+                  cudaSuccess);
     break;
   default:
     elastic_step_free(model, value);

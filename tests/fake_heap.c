@@ -43,7 +43,8 @@ static struct kernel_row kernels[] = {{"mam_kernel_clear", clear},
 enum { KERNELS = sizeof kernels / sizeof kernels[0] };
 
 /* Those that only a GPU runs. */
-static struct kernel_row elsewhere = {"mam_kernel_compact_", NULL};
+static struct kernel_row elsewhere[] = {
+    {"mam_kernel_compact", NULL}, {"mam_kernel_warp_list", NULL}, {"mam_kernel_warp_end", NULL}};
 
 int cuModuleLoadData(void **module, const void *image) {
   int error = call_begin(CALL_cuModuleLoadData);
@@ -59,8 +60,9 @@ int cuModuleGetFunction(void **function, void *module, const char *name) {
   for (int i = 0; error == SUCCESS && i < KERNELS; i++)
     if (strcmp(kernels[i].name, name) == 0)
       *function = &kernels[i];
-  if (error == SUCCESS && *function == NULL && strncmp(name, elsewhere.name, strlen(elsewhere.name)) == 0)
-    *function = &elsewhere;
+  for (size_t i = 0; error == SUCCESS && i < sizeof elsewhere / sizeof elsewhere[0]; i++)
+    if (strcmp(elsewhere[i].name, name) == 0)
+      *function = &elsewhere[i];
   return call_end(error == SUCCESS && *function == NULL ? NOT_FOUND : error);
 }
 

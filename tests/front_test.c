@@ -381,14 +381,15 @@ START_TEST(what_another_thread_frees_comes_back_to_who_allocates) {
 }
 END_TEST
 
-/* Leaves something in every place that keeps blocks. */
+/* Leaves something in every place that keeps blocks.  As many threads as there are may do so at once: there is room. */
 static void use_everything(void) {
-  static _Thread_local char *blocks[600];
-  for (int i = 0; i < 600; i++)
+  enum { COUNT = 1800 / THREADS };
+  static _Thread_local char *blocks[COUNT];
+  for (int i = 0; i < COUNT; i++)
     blocks[i] = i % 3 == 0   ? get(40000 + (size_t)i % 7 * 512)
                 : i % 3 == 1 ? get(1 + (size_t)i * 37)
                              : get_tagged(50000, &tag_a);
-  for (int i = 0; i < 600; i++)
+  for (int i = 0; i < COUNT; i++)
     put(blocks[i]);
 }
 

@@ -228,6 +228,36 @@ START_TEST(types_of_all_sizes_are_compacted_together) {
 }
 END_TEST
 
+START_TEST(objects_are_listed_for_kernels) {
+  struct gpu_heap heap = gpu_heap_of(128 * MIB);
+  struct gpu_compact_tally *tally = gpu_heap_array(sizeof *tally);
+  struct gpu_objects objects = objects_new(&heap, scaled(60000), 48, tally);
+  void **listed = gpu_heap_array((objects.count + 1) * sizeof *listed);
+  size_t count = 0, steps = 0;
+  (void)type_new(&heap, 64);
+  objects_thin(&heap, objects, 55, 3);
+  objects_link(objects, GRAPH, 3);
+  objects_sound(objects, tally);
+  MAM_OK(MAM_HeapObjects(heap.heap, objects.type, NULL, 0, &count));
+  ck_assert_uint_eq(count, tally->live);
+  MAM_OK(MAM_HeapObjects(heap.heap, objects.type, listed, objects.count, &count));
+  ck_assert_uint_eq(count, tally->live);
+  ck_assert_ptr_null(listed[count]);
+  for (size_t i = 1; i < count; i++)
+    steps += listed[i] > listed[i - 1];
+  ck_assert_uint_gt(steps, count * 9 / 10); /* in order, but for parts of the heap */
+  /* The same ones. */
+  unsigned long long sum = 0, wanted = 0;
+  for (unsigned i = 0; i < objects.count; i++)
+    wanted += (unsigned long long)(uintptr_t)objects.table[i];
+  for (size_t i = 0; i < count; i++)
+    sum += (unsigned long long)(uintptr_t)listed[i];
+  ck_assert_uint_eq(sum, wanted);
+  MAM_IS(MAM_HeapObjects(heap.heap, 0, listed, objects.count, &count), cudaErrorInvalidValue);
+  MAM_IS(MAM_HeapObjects(heap.heap, objects.type + (5 << 6), listed, objects.count, &count), cudaErrorInvalidValue);
+}
+END_TEST
+
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
 START_TEST(won_memory_goes_to_the_pool) {
@@ -265,7 +295,7 @@ START_TEST(moved_pages_serve_large_requests_again) {
   struct gpu_compact_tally *tally = gpu_heap_array(sizeof *tally);
   struct gpu_heap_tally *asked = gpu_heap_tally_new();
   unsigned long long *slot = gpu_heap_slots(1);
-  struct gpu_objects objects = objects_new(&heap, 400000, 128, tally);
+  struct gpu_objects objects = objects_new(&heap, 340000, 128, tally);
   objects_thin(&heap, objects, 20, 9);
   objects_link(objects, GRAPH, 9);
   MAM_OK(MAM_HeapRegisterRoots(heap.heap, objects.table, objects.count));
@@ -362,7 +392,12 @@ START_TEST(wrong_arguments_are_refused) {
   MAM_IS(MAM_HeapForgetRoots(heap.heap, roots), cudaErrorInvalidValue);
   options.targets = 0;
   MAM_IS(MAM_HeapCompact(heap.heap, &options, NULL), cudaErrorInvalidValue);
-  options.targets = 65;
+  options.targets = 17;
+  MAM_IS(MAM_HeapCompact(heap.heap, &options, NULL), cudaErrorInvalidValue);
+  options.targets = 3;
+  options.targets_first = 4;
+  MAM_IS(MAM_HeapCompact(heap.heap, &options, NULL), cudaErrorInvalidValue);
+  options.targets_first = 0;
   MAM_IS(MAM_HeapCompact(heap.heap, &options, NULL), cudaErrorInvalidValue);
   MAM_OK(MAM_HeapCompact(heap.heap, NULL, NULL)); /* of an empty heap */
 }
@@ -376,6 +411,7 @@ static Suite *compact_suite(void) {
   tcase_add_test(linked, kernels_forward_their_own_pointers);
   tcase_add_loop_test(linked, any_fill_level_ends_below_the_bound, 0, 5);
   tcase_add_test(linked, types_of_all_sizes_are_compacted_together);
+  tcase_add_test(linked, objects_are_listed_for_kernels);
   TCase *memory = gpu_heap_case_add(suite, "memory");
   tcase_add_test(memory, won_memory_goes_to_the_pool);
   tcase_add_test(memory, moved_pages_serve_large_requests_again);

@@ -176,6 +176,8 @@ END_TEST
 
 START_TEST(a_full_heap_serves_again_what_was_freed) {
   model = heap_model_create(8 * MIB, 132);
+  if (_i != 0)
+    heap_model_make_lazy(model);
   unsigned count = fill(64);
   for (unsigned i = 0; i < count; i += 7) {
     ck_assert(heap_model_free(model, blocks[i]));
@@ -189,6 +191,8 @@ END_TEST
 
 START_TEST(pages_of_one_size_serve_another) {
   model = heap_model_create(8 * MIB, 132);
+  if (_i != 0)
+    heap_model_make_lazy(model);
   for (size_t bytes = 16; bytes <= 262144; bytes *= 4) {
     unsigned count = fill(bytes);
     ck_assert_double_ge((double)count * (double)bytes, (bytes < 32768 ? 0.93 : 0.75) * 8 * MIB);
@@ -222,6 +226,58 @@ START_TEST(a_heap_grows_while_it_is_full) {
   }
   free_all(count);
   ck_assert_uint_ge(heap_model_free_pages(model), 16 * 240);
+}
+END_TEST
+
+/* ---- Long runs in a lazy heap ---- */
+
+/* Which of the runs each page is in, by their numbers from 1 on; 0: none. */
+static unsigned short owners[64 * MIB / MAM_PAGE_BYTES];
+
+static void own(const void *run, size_t pages, unsigned short from, unsigned short to) {
+  size_t first = ((mam_u64)(uintptr_t)run - model->control->heap.base) / MAM_PAGE_BYTES;
+  for (size_t page = first; page < first + pages; page++) {
+    if (owners[page] != from)
+      ck_abort_msg("page %zu is in run %u, not in %u", page, owners[page], from);
+    owners[page] = to;
+  }
+}
+
+START_TEST(long_runs_of_a_lazy_heap_are_apart_and_come_back) {
+  enum { RUNS = 40, STEPS = 20000 };
+  struct {
+    void *address;
+    size_t pages;
+  } runs[RUNS] = {{NULL, 0}};
+  memset(owners, 0, sizeof owners);
+  model = heap_model_create(64 * MIB, 8);
+  heap_model_make_lazy(model);
+  unsigned served = 0;
+  for (unsigned step = 0; step < STEPS; step++) {
+    unsigned i = random_below(RUNS);
+    if (runs[i].address != NULL) {
+      own(runs[i].address, runs[i].pages, (unsigned short)(i + 1), 0);
+      ck_assert(heap_model_free(model, runs[i].address));
+      runs[i].address = NULL;
+      continue;
+    }
+    runs[i].pages = 1 + random_below(1u << (4 + random_below(step < STEPS / 2 ? 7 : 10)));
+    runs[i].address = heap_model_malloc(model, runs[i].pages * MAM_PAGE_BYTES, step % 8);
+    if (runs[i].address != NULL)
+      own(runs[i].address, runs[i].pages, 0, (unsigned short)(i + 1));
+    served += runs[i].address != NULL;
+  }
+  ck_assert_uint_gt(served, STEPS / 4);
+  for (unsigned i = 0; i < RUNS; i++)
+    if (runs[i].address != NULL)
+      ck_assert(heap_model_free(model, runs[i].address));
+  if (_i != 0) {
+    unsigned count = fill(256);
+    ck_assert_double_ge((double)count * 256, 0.97 * 64 * MIB);
+    free_all(count);
+  }
+  void *all = heap_model_malloc(model, (size_t)model->control->superblocks[0].page_count * MAM_PAGE_BYTES, 0);
+  ck_assert_ptr_nonnull(all);
 }
 END_TEST
 
@@ -271,6 +327,8 @@ START_TEST(random_operations_keep_every_block_whole) {
   static struct live live[LIVE];
   memset(live, 0, sizeof live);
   model = heap_model_create(8 * MIB, 8);
+  if (_i != 0)
+    heap_model_make_lazy(model);
   mam_u32 all = heap_model_free_pages(model);
   for (unsigned step = 0; step < STEPS; step++) {
     struct live *chosen = &live[random_below(LIVE)];
@@ -304,7 +362,7 @@ int main(void) {
   Suite *suite = suite_create("heap_core");
   TCase *tests = tcase_create("core");
   tcase_add_checked_fixture(tests, set_up, tear_down);
-  tcase_set_timeout(tests, 20);
+  tcase_set_timeout(tests, 60);
   tcase_add_test(tests, classes_hold_what_is_asked_for_and_little_more);
   tcase_add_test(tests, chunks_are_found_from_every_byte_of_a_span);
   tcase_add_test(tests, spans_are_whole_pages_of_whole_chunks);
@@ -313,12 +371,13 @@ int main(void) {
   tcase_add_test(tests, what_is_no_block_is_refused);
   tcase_add_test(tests, nearly_all_of_a_heap_is_handed_out_at_every_size);
   tcase_add_test(tests, a_small_heap_serves_mixed_sizes);
-  tcase_add_test(tests, a_full_heap_serves_again_what_was_freed);
-  tcase_add_test(tests, pages_of_one_size_serve_another);
+  tcase_add_loop_test(tests, a_full_heap_serves_again_what_was_freed, 0, 2);
+  tcase_add_loop_test(tests, pages_of_one_size_serve_another, 0, 2);
   tcase_add_test(tests, the_largest_run_is_the_superblock);
   tcase_add_test(tests, a_heap_grows_while_it_is_full);
   tcase_add_test(tests, superblocks_of_different_sizes_are_kept_apart);
-  tcase_add_test(tests, random_operations_keep_every_block_whole);
+  tcase_add_loop_test(tests, long_runs_of_a_lazy_heap_are_apart_and_come_back, 0, 2);
+  tcase_add_loop_test(tests, random_operations_keep_every_block_whole, 0, 2);
   suite_add_tcase(suite, tests);
   return run_suite(suite);
 }

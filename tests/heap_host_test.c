@@ -323,6 +323,20 @@ START_TEST(kernel_that_asks_for_16_times_the_heap_is_served) {
 }
 END_TEST
 
+/* Heaps that come one after another get the same bell, which the second may ring with the same word as the first. */
+START_TEST(next_heap_is_heard_that_asks_for_the_same) {
+  pool_begin(64 * MIB);
+  for (unsigned i = 0; i < 3; i++) {
+    heap_begin(MIB, 16 * MIB, MIB);
+    ck_assert_ptr_nonnull(kernel_malloc(4 * MIB, 0));
+    ck_assert_uint_eq(info_now().growth_count, 1);
+    OK(MAM_HeapDestroy(heap));
+  }
+  heap = NULL;
+  end();
+}
+END_TEST
+
 /* The pool takes a chunk for it. */
 START_TEST(request_larger_than_the_pool_is_served) {
   MAM_PoolOptions options = MAM_POOL_OPTIONS_INIT;
@@ -519,6 +533,7 @@ int main(void) {
   tests = tcase_create("under kernels");
   tcase_set_timeout(tests, 100);
   tcase_add_loop_test(tests, kernel_that_asks_for_16_times_the_heap_is_served, 0, 3);
+  tcase_add_test(tests, next_heap_is_heard_that_asks_for_the_same);
   tcase_add_test(tests, request_larger_than_the_pool_is_served);
   tcase_add_test(tests, growth_stops_at_the_limit);
   tcase_add_test(tests, pool_that_is_full_refuses_for_a_while);

@@ -27,7 +27,7 @@ static inline void heap_model_grow(struct heap_model *model, size_t bytes) {
   mam_area_clear(area, 0, 1);
   model->memory[index] = memory;
   model->control->superblocks[index] = area;
-  __atomic_store_n(&model->control->superblock_count, index + 1, __ATOMIC_RELEASE);
+  mam_superblocks_publish(model->control, index + 1);
 }
 
 /* A heap of bytes, as for a GPU of so many multiprocessors. */
@@ -47,6 +47,12 @@ static inline struct heap_model *heap_model_create(size_t bytes, unsigned multip
   return model;
 }
 
+/* Makes the heap, still unused, one that leaves empty spans to their slots, as large ones do. */
+static inline void heap_model_make_lazy(struct heap_model *model) {
+  model->control->heap.lazy = 1;
+  mam_slots_clear(model->control, 0, 1);
+}
+
 static inline void heap_model_destroy(struct heap_model *model) {
   for (mam_u32 i = 0; i < model->control->superblock_count; i++)
     free(model->memory[i]);
@@ -62,17 +68,42 @@ static inline unsigned heap_model_malloc_kind(struct heap_model *model, mam_u32 
   unsigned done = 0;
   mam_u64 *place = &heap->slots[mam_kind_number(size_class) * heap->slot_count + slot];
   struct mam_claim claim = {0, 0, mam_class_bytes(size_class)};
-  struct mam_request request = {model->control, model->control->superblocks[0], NULL, size_class, mam_lowest_u32(limit),
-                                home,           model->control->home_count,     0};
+  struct mam_area first = model->control->superblocks[0];
+  struct mam_request request = {model->control,
+                                first,
+                                NULL,
+                                size_class,
+                                mam_lowest_u32(limit),
+                                home,
+                                model->control->home_count,
+                                MAM_NO_PAGE,
+                                heap->lazy && mam_kind_type(size_class) == 0,
+                                0};
+  mam_u64 old = 0;
   if (count < limit) {
-    struct mam_tickets tickets = mam_tickets_of(mam_slot_take(place, count), claim.chunk_bytes, limit, count);
+    old = mam_slot_take(place, count);
+    struct mam_tickets tickets = mam_tickets_of(old, claim.chunk_bytes, limit, count);
+    request.prior = mam_slot_page(old, first.base, first.page_count);
     request.refill = tickets.refill;
     claim.address = tickets.address;
     claim.mask = tickets.mask;
   }
   if (claim.mask == 0 && (request.refill || count >= limit)) {
     request.slot = count < limit ? place : NULL;
-    struct mam_area area = model->control->superblocks[0];
+    struct mam_area area = first;
+    mam_u32 again = MAM_NO_PAGE;
+    if (request.slot != NULL && request.lazy && request.prior != MAM_NO_PAGE)
+      again = mam_slot_retake(area, place,
+                              mam_ring_take(area.words, mam_area_rings(area), area.page_count, request.prior,
+                                            size_class, request.chunks_log2, home, request.home_count),
+                              request.chunks_log2, count);
+    if (again != MAM_NO_PAGE) {
+      request.slot = NULL;
+      request.refill = 0;
+      claim.mask = 0xffffffffu >> (32 - count);
+      claim.address = mam_area_address(area, again);
+      goto have;
+    }
     mam_u64 found = mam_refill_pages(&mam_cursors(model->control)[home], mam_area_pages(area), mam_area_map_words(area),
                                      home, model->control->home_count, mam_span_pages(heap->chunks, size_class));
     if ((mam_u32)found != MAM_NO_PAGE) {
@@ -83,6 +114,7 @@ static inline unsigned heap_model_malloc_kind(struct heap_model *model, mam_u32 
     if (found >> 32 != 0)
       mam_refill_finish(area, (mam_u32)(found >> 32));
   }
+have:
   for (;;) {
     for (mam_u32 i = 0; i < mam_ones_u32(claim.mask); i++)
       blocks[done++] = (void *)(uintptr_t)mam_claim_chunk(claim, i);

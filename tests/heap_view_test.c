@@ -6,6 +6,7 @@
 
 #include "heap_model.h"
 #include "heap_view.h"
+#include "mam/warp.h"
 #include "run_suite.h"
 
 enum { MIB = 1 << 20, BLOCKS = 3000 };
@@ -154,6 +155,41 @@ START_TEST(drained_slots_hold_nothing) {
 }
 END_TEST
 
+/* Headers of warp heaps that were ended. */
+START_TEST(what_waits_for_its_next_user_is_held_and_is_drained) {
+  MAM_HeapInfo before, info;
+  heap_view_info(&view, &before);
+  ck_assert_uint_gt(model->control->heap.parks, 0);
+  mam_parks(model->control)[0] = (mam_u64)(uintptr_t)heap_model_malloc(model, 10 << 10, 0);
+  look_away();
+  look();
+  heap_view_info(&view, &info);
+  ck_assert_uint_eq(info.live_count, before.live_count);
+  ck_assert_uint_gt(info.held_count, before.held_count);
+  mam_slots_drain(model->control, 0, 1);
+  ck_assert_uint_eq(mam_parks(model->control)[0], 0);
+  look_away();
+  look();
+  heap_view_info(&view, &info);
+  ck_assert_uint_eq(info.live_count, before.live_count);
+  ck_assert_uint_eq(info.held_count, 0);
+  mam_parks(model->control)[0] = 1;
+  mam_slots_clear(model->control, 0, 1);
+  ck_assert_uint_eq(mam_parks(model->control)[0], 0);
+}
+END_TEST
+
+START_TEST(warp_heaps_without_a_heap_are_refused) {
+  size_t count = 5;
+  MAM_WarpHeader header;
+  ck_assert_int_eq(MAM_WarpList(NULL, &header, 1, &count), cudaErrorInvalidResourceHandle);
+  ck_assert_int_eq(MAM_WarpList(NULL, NULL, 1, &count), cudaErrorInvalidValue);
+  ck_assert_int_eq(MAM_WarpList(NULL, &header, 1, NULL), cudaErrorInvalidValue);
+  ck_assert_int_eq(MAM_WarpEnd(NULL, &header), cudaErrorInvalidResourceHandle);
+  ck_assert_uint_eq(count, 5);
+}
+END_TEST
+
 START_TEST(what_cannot_be_is_refused) {
   MAM_Heap heap = NULL;
   MAM_HeapOptions options = MAM_HEAP_OPTIONS_INIT;
@@ -168,6 +204,20 @@ START_TEST(what_cannot_be_is_refused) {
   ck_assert_int_eq(MAM_HeapHandle(NULL, &handle), cudaErrorInvalidResourceHandle);
   ck_assert_int_eq(MAM_HeapReset((MAM_Heap)(void *)&handle), cudaErrorInvalidResourceHandle);
   ck_assert_int_eq(MAM_HeapDestroy(NULL), cudaSuccess);
+  MAM_HeapTypeOptions type_options = MAM_HEAP_TYPE_OPTIONS_INIT;
+  MAM_HeapCompactOptions compact_options = MAM_HEAP_COMPACT_OPTIONS_INIT;
+  mam_type type = 0;
+  ck_assert_int_eq(MAM_HeapRegisterType(NULL, &type_options, &type), cudaErrorInvalidValue); /* of no bytes */
+  type_options.bytes = 64;
+  ck_assert_int_eq(MAM_HeapRegisterType(NULL, &type_options, &type), cudaErrorInvalidResourceHandle);
+  ck_assert_uint_eq(type, 0);
+  ck_assert_int_eq(MAM_HeapRegisterRoots(NULL, &handle, 1), cudaErrorInvalidResourceHandle);
+  ck_assert_int_eq(MAM_HeapForgetRoots(NULL, &handle), cudaErrorInvalidResourceHandle);
+  ck_assert_int_eq(MAM_HeapCompact(NULL, NULL, NULL), cudaErrorInvalidResourceHandle);
+  ck_assert_int_eq(MAM_HeapCompactBegin(NULL, NULL, NULL), cudaErrorInvalidResourceHandle);
+  ck_assert_int_eq(MAM_HeapCompactEnd(NULL), cudaErrorInvalidResourceHandle);
+  compact_options.targets = 17;
+  ck_assert_int_eq(MAM_HeapCompact(NULL, &compact_options, NULL), cudaErrorInvalidValue);
 }
 END_TEST
 
@@ -195,6 +245,8 @@ int main(void) {
   tcase_add_test(views, numbers_add_up);
   tcase_add_test(views, the_report_is_json_with_the_same_numbers);
   tcase_add_test(views, drained_slots_hold_nothing);
+  tcase_add_test(views, what_waits_for_its_next_user_is_held_and_is_drained);
+  tcase_add_test(views, warp_heaps_without_a_heap_are_refused);
   suite_add_tcase(suite, views);
   tcase_add_test(refusals, what_cannot_be_is_refused);
   tcase_add_test(refusals, a_pool_of_host_memory_has_no_heaps);

@@ -120,7 +120,7 @@ static void model_compare(const struct model *model, struct mam_pool *pool) {
   if (fault != NULL)
     (void)fprintf(stderr, "%s\n", fault);
   MODEL_REQUIRE(fault == NULL);
-  MODEL_REQUIRE(pool_info(pool, &info) == cudaSuccess);
+  MODEL_REQUIRE(pool_info(pool, POOL_ANY_ID, &info) == cudaSuccess);
   MODEL_REQUIRE(info.used_bytes == used * MODEL_CELL_BYTES);
   MODEL_REQUIRE(info.requested_bytes == requested);
   MODEL_REQUIRE(info.waiting_bytes == model->waiting_cells * MODEL_CELL_BYTES);

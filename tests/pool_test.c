@@ -48,7 +48,7 @@ static cudaError_t try_free(void *address) {
 
 static MAM_PoolInfo info_now(void) {
   MAM_PoolInfo info;
-  ck_assert_int_eq(pool_info(pool, &info), cudaSuccess);
+  ck_assert_int_eq(pool_info(pool, POOL_ANY_ID, &info), cudaSuccess);
   return info;
 }
 
@@ -427,7 +427,7 @@ START_TEST(closed_pool_refuses_everything) {
   ck_assert_uint_eq(imaginary.taken_bytes, 0);
   ck_assert_int_eq(pool_close(closed, 0), cudaErrorInvalidResourceHandle);
   ck_assert_int_eq(pool_malloc(closed, POOL_ANY_ID, 512, NULL, &address), cudaErrorInvalidResourceHandle);
-  ck_assert_int_eq(pool_info(closed, &info), cudaErrorInvalidResourceHandle);
+  ck_assert_int_eq(pool_info(closed, POOL_ANY_ID, &info), cudaErrorInvalidResourceHandle);
   ck_assert_int_eq(pool_free(block, &emptied), cudaErrorInvalidValue);
   ck_assert(pool_is_known(closed));
 }
@@ -443,6 +443,42 @@ START_TEST(pool_that_is_meant_otherwise_is_left_alone) {
 }
 END_TEST
 
+/* Between finding a default pool and asking it, it may end, and its struct become another pool. */
+START_TEST(questions_about_another_pool_are_refused) {
+  MAM_PoolInfo info;
+  char *text = NULL;
+  open_pool(&fixed_8_mib);
+  ck_assert_int_eq(pool_info(pool, 7, &info), cudaErrorInvalidResourceHandle);
+  ck_assert_int_eq(pool_report(pool, 7, &text), cudaErrorInvalidResourceHandle);
+  ck_assert_int_eq(pool_explain(pool, 7, 512, &text), cudaErrorInvalidResourceHandle);
+  ck_assert_int_eq(pool_trim(pool, 7, 0), cudaErrorInvalidResourceHandle);
+  ck_assert_ptr_null(text);
+}
+END_TEST
+
+/* A thread that freed the last block may be held up until the pool has ended and the next one has its struct. */
+START_TEST(emptying_of_a_pool_is_not_reported_of_the_next) {
+  struct pool_emptied emptied = {0};
+  struct pool_config lazy = fixed_8_mib;
+  lazy.lazy = true;
+  lazy.default_id = 7;
+  open_pool(&lazy);
+  struct mam_pool *first = pool;
+  uint64_t generation = pool->generation;
+  ck_assert_int_eq(pool_close(pool, 7), cudaSuccess);
+  pool = NULL;
+  open_pool(&lazy);
+  ck_assert_ptr_eq(pool, first);
+  ck_assert(!pool_is_still(pool, generation));
+  pool_report_emptied(pool, generation, &emptied);
+  ck_assert_ptr_null(emptied.pool);
+  pool_report_emptied(pool, pool->generation, &emptied);
+  ck_assert_ptr_eq(emptied.pool, pool);
+  ck_assert_int_eq(pool_close(pool, 7), cudaSuccess);
+  pool = NULL;
+}
+END_TEST
+
 /* A context that is destroyed takes its memory with it, and the next one may get the same addresses. */
 START_TEST(pool_whose_addresses_are_somebody_elses_is_gone) {
   struct mam_pool *old;
@@ -455,7 +491,7 @@ START_TEST(pool_whose_addresses_are_somebody_elses_is_gone) {
   ck_assert_ptr_ne(pool, old);
   MAM_PoolInfo info;
   void *address;
-  ck_assert_int_eq(pool_info(old, &info), cudaErrorContextIsDestroyed);
+  ck_assert_int_eq(pool_info(old, POOL_ANY_ID, &info), cudaErrorContextIsDestroyed);
   ck_assert_int_eq(pool_malloc(old, POOL_ANY_ID, 512, NULL, &address), cudaErrorContextIsDestroyed);
   ck_assert_int_eq(pool_free(block, &emptied), cudaErrorInvalidValue);
   ck_assert_ptr_eq(must_malloc(MIB), block);
@@ -558,7 +594,7 @@ START_TEST(report_is_json_that_adds_up) {
   void *block = must_malloc(1000);
   must_malloc(3 * MIB), must_malloc(4 * MIB);
   ck_assert_int_eq(try_free(block), cudaSuccess);
-  ck_assert_int_eq(pool_report(pool, &text), cudaSuccess);
+  ck_assert_int_eq(pool_report(pool, POOL_ANY_ID, &text), cudaSuccess);
   json_t *report = json_loads(text, JSON_REJECT_DUPLICATES, &fault);
   ck_assert_msg(report != NULL, "%s at line %d", fault.text, fault.line);
   json_t *chunks = json_object_get(report, "chunks"), *chunk;
@@ -580,7 +616,7 @@ END_TEST
 
 static void explains(size_t size, const char *what) {
   char *text;
-  ck_assert_int_eq(pool_explain(pool, size, &text), cudaSuccess);
+  ck_assert_int_eq(pool_explain(pool, POOL_ANY_ID, size, &text), cudaSuccess);
   ck_assert_msg(strstr(text, what) != NULL, "for %zu bytes, \"%s\" is not in:\n%s", size, what, text);
   free(text);
 }
@@ -629,7 +665,7 @@ static void open_elastic(const struct pool_config *config) {
 static void must_free(void *address) { ck_assert_int_eq(try_free(address), cudaSuccess); }
 
 static void trim(size_t keep_bytes) {
-  ck_assert_int_eq(pool_trim(pool, keep_bytes), cudaSuccess);
+  ck_assert_int_eq(pool_trim(pool, POOL_ANY_ID, keep_bytes), cudaSuccess);
   check_pool();
 }
 
@@ -796,6 +832,61 @@ START_TEST(pool_is_in_use_while_it_grows) {
 }
 END_TEST
 
+/* What is free in whole pieces moves to where a block fits, so that the pool takes no more than it needed before. */
+START_TEST(pool_with_holes_holds_no_more_than_was_used) {
+  struct pool_config config = elastic_64_mib;
+  config.limit_bytes = 512 * MIB;
+  open_elastic(&config);
+  char *row = malloc_row(4, 32 * MIB);
+  must_free(row), must_free(row + 64 * MIB);
+  must_malloc(40 * MIB);
+  ck_assert_uint_eq(imaginary.taken_bytes, 128 * MIB);
+  ck_assert_uint_eq(info_now().used_bytes, 104 * MIB);
+  must_malloc(64 * MIB); /* less is free than that */
+  ck_assert_uint_eq(imaginary.taken_bytes, 192 * MIB);
+}
+END_TEST
+
+enum { WAITERS = 4 };
+static pthread_t waiters[WAITERS];
+static unsigned map_calls;
+
+static void count_map(void) { map_calls++; }
+
+static void *malloc_8_mib(void *unused) {
+  void *address;
+  (void)unused;
+  return pool_malloc(pool, POOL_ANY_ID, 8 * MIB, NULL, &address) == cudaSuccess ? address : NULL;
+}
+
+/* Returns when all of them wait for the growth that this is in the middle of. */
+static void let_others_wait(void) {
+  size_t wanted_bytes = 0;
+  imaginary.on_map = count_map;
+  for (int i = 0; i < WAITERS; i++)
+    ck_assert_int_eq(pthread_create(&waiters[i], NULL, malloc_8_mib, NULL), 0);
+  while (wanted_bytes < WAITERS * 8 * MIB) {
+    pthread_mutex_lock(&pool->lock);
+    wanted_bytes = pool->wanted_bytes;
+    pthread_mutex_unlock(&pool->lock);
+  }
+}
+
+START_TEST(threads_that_wait_for_a_growth_share_the_next) {
+  void *address;
+  open_elastic(&elastic_64_mib);
+  imaginary.on_map = let_others_wait;
+  must_malloc(8 * MIB);
+  for (int i = 0; i < WAITERS; i++) {
+    ck_assert_int_eq(pthread_join(waiters[i], &address), 0);
+    ck_assert_ptr_nonnull(address);
+  }
+  /* In four pieces each: the first growth, of which one call came before they were counted, and one for all others. */
+  ck_assert_uint_eq(map_calls, 3 + 4);
+  ck_assert_uint_eq(imaginary.taken_bytes, (1 + WAITERS) * 8 * MIB);
+}
+END_TEST
+
 START_TEST(pool_is_in_use_while_it_is_trimmed) {
   open_elastic(&elastic_64_mib);
   char *row = malloc_row(5, MIB); /* one more is free */
@@ -877,7 +968,7 @@ START_TEST(memory_that_the_source_keeps_stays_usable) {
   char *block = must_malloc(4 * MIB);
   must_free(block);
   imaginary.unmap_error = (cudaError_t)700;
-  ck_assert_int_eq(pool_trim(pool, 0), 700);
+  ck_assert_int_eq(pool_trim(pool, POOL_ANY_ID, 0), 700);
   check_pool();
   ck_assert_uint_eq(info_now().free_bytes, 4 * MIB);
   ck_assert_ptr_eq(must_malloc(4 * MIB), block);
@@ -1023,7 +1114,7 @@ START_TEST(report_shows_what_is_unmapped) {
   open_elastic(&elastic_64_mib);
   char *row = malloc_row(3, 2 * MIB);
   must_free(row + 2 * MIB), trim(0);
-  ck_assert_int_eq(pool_report(pool, &text), cudaSuccess);
+  ck_assert_int_eq(pool_report(pool, POOL_ANY_ID, &text), cudaSuccess);
   json_t *report = json_loads(text, JSON_REJECT_DUPLICATES, &fault), *segment;
   json_t *chunk = json_array_get(json_object_get(report, "chunks"), 0);
   json_array_foreach(json_object_get(chunk, "segments"), index, segment) {
@@ -1101,6 +1192,8 @@ int main(void) {
   tcase_add_test(tests, no_block_spans_chunks);
   tcase_add_test(tests, closed_pool_refuses_everything);
   tcase_add_test(tests, pool_that_is_meant_otherwise_is_left_alone);
+  tcase_add_test(tests, questions_about_another_pool_are_refused);
+  tcase_add_test(tests, emptying_of_a_pool_is_not_reported_of_the_next);
   tcase_add_test(tests, pool_whose_addresses_are_somebody_elses_is_gone);
   tcase_add_test(tests, lazy_pool_reports_its_emptying_once_until_looked_at);
   tcase_add_test(tests, more_chunks_than_the_map_holds_are_refused);
@@ -1121,6 +1214,8 @@ int main(void) {
   tcase_add_loop_test(tests, refused_mapping_changes_nothing, 0, 4);
   tcase_add_test(tests, mapping_that_fails_otherwise_says_so);
   tcase_add_test(tests, pool_is_in_use_while_it_grows);
+  tcase_add_test(tests, pool_with_holes_holds_no_more_than_was_used);
+  tcase_add_test(tests, threads_that_wait_for_a_growth_share_the_next);
   tcase_add_test(tests, pool_is_in_use_while_it_is_trimmed);
   tcase_add_test(tests, trim_gives_back_the_tail_and_what_is_between);
   tcase_add_test(tests, trim_keeps_what_it_is_told_from_the_lowest_address_on);

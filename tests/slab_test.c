@@ -79,7 +79,7 @@ static size_t reclaim(void) {
 
 static MAM_PoolInfo info_now(void) {
   MAM_PoolInfo info;
-  ck_assert_int_eq(pool_info(pool, &info), cudaSuccess);
+  ck_assert_int_eq(pool_info(pool, POOL_ANY_ID, &info), cudaSuccess);
   return info;
 }
 

@@ -118,7 +118,7 @@ START_TEST(random_traffic_never_overlaps_and_leaves_one_hole) {
   run_threads(traffic, THREADS);
   /* What still waits comes back for this one. */
   ck_assert_int_eq(pool_malloc(pool, POOL_ANY_ID, POOL_MIB * MIB, NULL, &all), cudaSuccess);
-  ck_assert_int_eq(pool_info(pool, &info), cudaSuccess);
+  ck_assert_int_eq(pool_info(pool, POOL_ANY_ID, &info), cudaSuccess);
   ck_assert_uint_eq(info.segment_count, 1);
   ck_assert_uint_eq(info.malloc_count, info.free_call_count + 1);
   ck_assert_int_eq(pool_close(pool, 0), cudaSuccess);
@@ -360,7 +360,7 @@ static void *rival_traffic(void *number) {
     cudaError_t error = pool_malloc(rival, POOL_ANY_ID, 1 + random_below(&state, 8 * MIB), NULL, block);
     EXPECT(error == cudaSuccess || error == cudaErrorMemoryAllocation);
     if (random_below(&state, 64) == 0)
-      EXPECT(pool_trim(rival, random_below(&state, 64) * MIB) == cudaSuccess);
+      EXPECT(pool_trim(rival, POOL_ANY_ID, random_below(&state, 64) * MIB) == cudaSuccess);
   }
   for (int i = 0; i < 8; i++)
     EXPECT(blocks[i] == NULL || pool_free(blocks[i], &emptied) == cudaSuccess);
@@ -384,7 +384,7 @@ START_TEST(rivals_for_one_memory_give_back_to_each_other) {
     ck_assert_uint_eq(rivals[i]->segments.bytes[SEGMENT_USED], 0);
     pthread_mutex_unlock(&rivals[i]->lock);
     ck_assert_int_eq(reuse_synchronize(rivals[i]->reuse), cudaSuccess); /* for what was freed during the last wait */
-    ck_assert_int_eq(pool_trim(rivals[i], 0), cudaSuccess);
+    ck_assert_int_eq(pool_trim(rivals[i], POOL_ANY_ID, 0), cudaSuccess);
   }
   ck_assert_uint_eq(imaginary.taken_bytes, 0);
   for (int i = 0; i < 2; i++)

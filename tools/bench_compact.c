@@ -22,11 +22,12 @@ enum { exit_usage = 2, objects_most = 1 << 22, repetitions_most = 9, passes_most
 struct compact_bench {
   const char *csv_directory; /* NULL: none */
   bool quick;
+  unsigned every; /* steps of the particles from one compaction to the next */
   struct machine machine;
   struct heap_gpu gpu;
   CUmodule module;
   CUfunction make, thin, link, forward, verify, free_plain, free_keeping;
-  CUfunction forest_decide, forest_apply, forest_count;
+  CUfunction particles_birth, particles_step, particles_count;
   MAM_Heap heap;
   mam_heap handle;
   CUdeviceptr table, other;
@@ -98,13 +99,18 @@ static bool objects_sound(struct compact_bench *bench, struct compact_work *work
   return faults.wrong_objects + faults.wrong_links == 0;
 }
 
-/* A compaction as a program has it that forwards its own table; *us: of the library's two calls. */
-static bool compact_time(struct compact_bench *bench, struct compact_work *work, unsigned n, unsigned pass_limit,
-                         MAM_HeapCompactInfo *info, double *us) {
+static MAM_HeapCompactOptions options_of(unsigned n, unsigned first, unsigned pass_limit) {
   MAM_HeapCompactOptions options = MAM_HEAP_COMPACT_OPTIONS_INIT;
-  void *forward[] = {&bench->handle, work};
   options.targets = n;
+  options.targets_first = first;
   options.pass_limit = pass_limit;
+  return options;
+}
+
+/* A compaction as a program has it that forwards its own table; *us: of the library's two calls. */
+static bool compact_time(struct compact_bench *bench, struct compact_work *work, MAM_HeapCompactOptions options,
+                         MAM_HeapCompactInfo *info, double *us) {
+  void *forward[] = {&bench->handle, work};
   if (info != NULL)
     info->struct_size = sizeof *info;
   uint64_t start = clock_now_ns();
@@ -121,41 +127,42 @@ static bool compact_time(struct compact_bench *bench, struct compact_work *work,
 
 /* ---- passes: the paper's figure 3, left -------------------------------------------------------------------------- */
 
-static bool passes_of(struct compact_bench *bench, const struct report_csv *csv, unsigned n) {
+/* Pass by pass: the paper's, all with n, or from first up, as the library does. */
+static bool passes_of(struct compact_bench *bench, const struct report_csv *csv, unsigned n, unsigned first) {
   struct compact_work work = {
       .table = (heap_word *)bench->table, .count = objects_most / 2, .seed = n, .keep = heap_chance_whole * 2 / 5};
   MAM_HeapCompactInfo info;
-  double us, total = 0, levels[passes_most + 1];
-  unsigned pass = 0;
+  double us, levels[passes_most + 1] = {0};
+  unsigned pass = 0, limit = 0;
   heap_word live;
-  if (!heap_new(bench, (size_t)1 << 30) || !type_new(bench, 64, true, &work.type) || !objects_new(bench, &work))
-    return false;
-  do {
-    if (!compact_time(bench, &work, n, 1, &info, &us) || !objects_sound(bench, &work, &live))
+  do { /* each time as many passes from the beginning */
+    if (!heap_new(bench, (size_t)1 << 30) || !type_new(bench, 64, true, &work.type) ||
+        !compact_time(bench, &work, options_of(n, first, 1), NULL, &us) || !objects_new(bench, &work) ||
+        !compact_time(bench, &work, options_of(n, first, ++limit), &info, &us) || !objects_sound(bench, &work, &live) ||
+        !heap_gone(bench))
       return false;
-    levels[pass] = info.fragmentation_before;
-    levels[pass + 1] = info.fragmentation_after;
-    if (info.moved_count == 0)
-      break;
-    pass++;
-    total += us;
-    report_csv_row(csv, "%u,%u,%.5f,%zu,%.1f", n, pass, info.fragmentation_after, info.moved_bytes, us);
-  } while (pass < passes_most);
-  (void)printf("  %2u  %6u   %.3f  %.3f  %.3f  %.3f  %.3f   %.3f   %8.0f\n", n, pass, levels[0],
+    levels[0] = info.fragmentation_before;
+    if (info.pass_count > pass) {
+      levels[++pass] = info.fragmentation_after;
+      report_csv_row(csv, "%u,%u,%u,%.5f,%zu,%.1f", n, first, pass, info.fragmentation_after, info.moved_bytes, us);
+    }
+  } while (limit < passes_most && limit < pass + n);
+  (void)printf("  %2u  %5u  %6u   %.3f  %.3f  %.3f  %.3f  %.3f   %.3f   %8.0f\n", n, first, pass, levels[0],
                levels[pass < 1 ? pass : 1], levels[pass < 2 ? pass : 2], levels[pass < 3 ? pass : 3], levels[pass],
-               1.0 / (n + 1), total);
-  return heap_gone(bench);
+               1.0 / (n + 1), us);
+  return true;
 }
 
 static bool passes_run(struct compact_bench *bench) {
+  static const unsigned numbers[] = {1, 2, 4, 3, 8};
   struct report_csv csv;
   bool good = true;
-  if (!report_csv_open_file(&csv, bench->csv_directory, "compact-passes", "n,pass,fragmentation,moved_bytes,us"))
+  if (!report_csv_open_file(&csv, bench->csv_directory, "compact-passes", "n,first,pass,fragmentation,moved_bytes,us"))
     return false;
-  (void)printf("passes: 2^21 objects of 64 B, of which 60 %% are freed at random\n"
-               "   n  passes  before    1st    2nd    3rd   last    bound   us in all\n");
-  for (unsigned n = 1; good && n <= (bench->quick ? 4 : 10); n++)
-    good = passes_of(bench, &csv, n);
+  (void)printf("passes: 2^21 objects of 64 B, of which 60 %% are freed at random; n of the first pass and of the last\n"
+               "   n  first  passes  before    1st    2nd    3rd   last    bound   us in all\n");
+  for (size_t i = 0; good && i < (bench->quick ? 3 : sizeof numbers / sizeof numbers[0]); i++)
+    good = (numbers[i] == 1 || passes_of(bench, &csv, numbers[i], numbers[i])) && passes_of(bench, &csv, numbers[i], 1);
   return report_csv_close(&csv) && good;
 }
 
@@ -170,7 +177,7 @@ static bool levels_of(struct compact_bench *bench, const struct report_csv *csv,
   double us;
   heap_word live;
   if (!heap_new(bench, (size_t)256 << 20) || !type_new(bench, 64, true, &work.type) || !objects_new(bench, &work) ||
-      !compact_time(bench, &work, n, 0, &info, &us) || !objects_sound(bench, &work, &live))
+      !compact_time(bench, &work, options_of(n, 1, 0), &info, &us) || !objects_sound(bench, &work, &live))
     return false;
   report_csv_row(csv, "%u,%.5f,%.5f,%u,%.1f", n, info.fragmentation_before, info.fragmentation_after, info.pass_count,
                  us);
@@ -183,7 +190,7 @@ static bool levels_of(struct compact_bench *bench, const struct report_csv *csv,
 }
 
 static bool levels_run(struct compact_bench *bench) {
-  static const unsigned numbers[] = {1, 2, 3, 4, 8};
+  static const unsigned numbers[] = {1, 2, 3, 4, 8, 16};
   struct report_csv csv;
   bool good = true;
   if (!report_csv_open_file(&csv, bench->csv_directory, "compact-levels", "n,before,after,passes,us"))
@@ -214,9 +221,7 @@ static bool copy_time(struct compact_bench *bench, size_t bytes, double *us) {
 
 /* One pass in one call, of which nobody outside the heap has a pointer. */
 static bool compact_alone_time(struct compact_bench *bench, unsigned n, double *us) {
-  MAM_HeapCompactOptions options = MAM_HEAP_COMPACT_OPTIONS_INIT;
-  options.targets = n;
-  options.pass_limit = 1;
+  MAM_HeapCompactOptions options = options_of(n, n, 1);
   uint64_t start = clock_now_ns();
   bool good = accept(MAM_HeapCompact(bench->heap, &options, NULL), "MAM_HeapCompact");
   *us = (double)(clock_now_ns() - start) / 1e3;
@@ -234,11 +239,12 @@ static bool rate_of(struct compact_bench *bench, const struct report_csv *csv, u
   for (unsigned i = 0; i < repetitions; i++) {
     /* A compaction of the empty heap takes the memory for the work.  The first repetition is for the check. */
     if (!heap_new(bench, (size_t)work.count * bytes * 5 / 4 + ((size_t)256 << 20)) ||
-        !type_new(bench, bytes, true, &work.type) || !compact_time(bench, &work, n, 1, NULL, &first) ||
+        !type_new(bench, bytes, true, &work.type) || !compact_time(bench, &work, options_of(n, n, 1), NULL, &first) ||
         !objects_new(bench, &work))
       return false;
-    bool good = i == 0 ? compact_time(bench, &work, n, 1, &info, &us[i]) && objects_sound(bench, &work, &live)
-                       : compact_alone_time(bench, n, &us[i]);
+    bool good =
+        i == 0 ? compact_time(bench, &work, options_of(n, n, 1), &info, &us[i]) && objects_sound(bench, &work, &live)
+               : compact_alone_time(bench, n, &us[i]);
     if (!good || !heap_gone(bench))
       return false;
   }
@@ -279,11 +285,10 @@ static bool candidates_run(struct compact_bench *bench) {
   double scan[repetitions_most], plain[repetitions_most], keeping[repetitions_most];
   CUdeviceptr map = bench->other;
   void *free_plain[] = {&bench->handle, &work}, *free_keeping[] = {&bench->handle, &work, &map};
-  MAM_HeapCompactInfo info;
   bool good =
       heap_new(bench, (size_t)1 << 30) && type_new(bench, 64, true, &work.type) && gpu_clear(&bench->gpu, map, 1 << 20);
   for (unsigned i = 0; good && i < repetitions_most; i++)
-    good = objects_new(bench, &work) && compact_time(bench, &work, 1, 1, &info, &scan[i]) &&
+    good = objects_new(bench, &work) && compact_time(bench, &work, options_of(1, 1, 1), NULL, &scan[i]) &&
            gpu_time(&bench->gpu, bench->free_plain, work.count, free_plain, &plain[i]) && objects_new(bench, &work) &&
            gpu_time(&bench->gpu, bench->free_keeping, work.count, free_keeping, &keeping[i]);
   if (!good || !report_csv_open_file(&csv, bench->csv_directory, "compact-candidates", "what,us"))
@@ -300,154 +305,159 @@ static bool candidates_run(struct compact_bench *bench) {
   return report_csv_close(&csv) && heap_gone(bench);
 }
 
-/* ---- forest: an application -------------------------------------------------------------------------------------- */
+/* ---- particles: an application ----------------------------------------------------------------------------------- */
 
-enum { forest_every = 50, forest_samples_most = 200 };
+enum { particles_live = 6 << 20, particles_life = 200, particles_room = 16 << 20 };
 
-/* How one run of the forest is to be, and what came of it. */
-struct forest {
-  struct forest_work work;
+/* How one run is to be, and what came of it. */
+struct particles {
+  struct particles_work work;
   unsigned n; /* 0: without compaction */
   unsigned steps;
   double ms;
-  struct forest_counts counts;
+  struct particles_counts counts;
 };
 
-static bool forest_begin(struct compact_bench *bench, struct forest *forest) {
-  size_t cells = (size_t)forest->work.width * forest->work.height;
-  return heap_new(bench, (size_t)2 << 30) &&
-         type_new(bench, sizeof(struct forest_plant), false, &forest->work.sapling) &&
-         type_new(bench, sizeof(struct forest_tree), false, &forest->work.tree) &&
-         gpu_clear(&bench->gpu, bench->table, cells * sizeof(heap_word)) &&
-         gpu_clear(&bench->gpu, bench->gpu.scratch, sizeof(struct forest_counts)) &&
-         accept(MAM_HeapRegisterRoots(bench->heap, (void *)(uintptr_t)bench->table, cells), "MAM_HeapRegisterRoots");
-}
-
-static bool forest_step(struct compact_bench *bench, struct forest *forest) {
+static bool particles_begin(struct compact_bench *bench, struct particles *run) {
   CUdeviceptr counts = bench->gpu.scratch;
-  size_t cells = (size_t)forest->work.width * forest->work.height;
-  void *decide[] = {&forest->work}, *apply[] = {&bench->handle, &forest->work, &counts};
-  MAM_HeapCompactOptions options = MAM_HEAP_COMPACT_OPTIONS_INIT;
-  options.targets = forest->n;
-  bool good = gpu_start(&bench->gpu, bench->forest_decide, cells, decide) &&
-              gpu_start(&bench->gpu, bench->forest_apply, cells, apply);
-  forest->work.step++;
-  if (!good || forest->n == 0 || forest->work.step % forest_every != 0)
-    return good;
-  return gpu_accept(&bench->gpu, bench->gpu.driver->cuStreamSynchronize(NULL), "cuStreamSynchronize") &&
-         accept(MAM_HeapCompact(bench->heap, &options, NULL), "MAM_HeapCompact");
+  void *birth[] = {&bench->handle, &run->work, &counts};
+  run->work = (struct particles_work){
+      .table = (struct particle **)bench->table, .births = particles_live, .life = particles_life};
+  bool good = heap_new(bench, (size_t)2 << 30) && type_new(bench, sizeof(struct particle), false, &run->work.type) &&
+              gpu_clear(&bench->gpu, counts, sizeof run->counts) &&
+              gpu_run(&bench->gpu, bench->particles_birth, run->work.births, birth);
+  run->work.count = run->work.first_number = run->work.births;
+  run->work.births = particles_live / particles_life;
+  return good;
 }
 
-/* Writes what the forest and the heap hold now. */
-static bool forest_sample(struct compact_bench *bench, struct forest *forest, const struct report_csv *csv,
-                          double *share) {
-  CUdeviceptr counts_at = bench->gpu.scratch;
-  MAM_HeapInfo info = {.struct_size = sizeof info};
-  void *count[] = {&forest->work, &counts_at};
-  size_t cells = (size_t)forest->work.width * forest->work.height;
-  if (!gpu_clear(&bench->gpu, counts_at, sizeof forest->counts) ||
-      !gpu_run(&bench->gpu, bench->forest_count, cells, count) ||
-      !gpu_read(&bench->gpu, &forest->counts, counts_at, sizeof forest->counts) ||
-      !accept(MAM_HeapGetInfo(bench->heap, &info), "MAM_HeapGetInfo"))
+/* Has the table anew: those that live, in the order of memory; after a compaction, if there is to be one. */
+static bool particles_collect(struct compact_bench *bench, struct particles *run) {
+  MAM_HeapCompactOptions options = options_of(run->n, 1, 0);
+  size_t count = 0;
+  if (!gpu_accept(&bench->gpu, bench->gpu.driver->cuStreamSynchronize(NULL), "cuStreamSynchronize") ||
+      (run->n != 0 && !accept(MAM_HeapCompact(bench->heap, &options, NULL), "MAM_HeapCompact")) ||
+      !accept(MAM_HeapObjects(bench->heap, run->work.type, (void **)run->work.table, particles_room, &count),
+              "MAM_HeapObjects"))
     return false;
-  size_t pages = (info.page_count - info.free_page_count) * info.page_bytes;
-  *share = (double)pages;
-  report_csv_row(csv, "%u,%u,%llu,%llu,%zu,%zu", forest->n, forest->work.step, forest->counts.saplings,
-                 forest->counts.trees, info.used_bytes, pages);
+  run->work.count = (unsigned)count;
   return true;
 }
 
-/* Once with samples of the memory; *mean_bytes: of the pages in use, over the second half. */
-static bool forest_look(struct compact_bench *bench, struct forest forest, const struct report_csv *csv,
-                        double *mean_bytes, double *most_bytes) {
-  double sum = 0, pages = 0;
-  unsigned count = 0;
-  *most_bytes = 0;
-  bool good = forest_begin(bench, &forest);
-  while (good && forest.work.step < forest.steps) {
-    good = forest_step(bench, &forest);
-    /* Halfway between two compactions, and right before and after one. */
-    if (good && (forest.work.step % forest_every == 0 || forest.work.step % forest_every == forest_every / 2 ||
-                 forest.work.step % forest_every == forest_every - 1)) {
-      good = forest_sample(bench, &forest, csv, &pages);
-      if (forest.work.step > forest.steps / 2) {
-        sum += pages;
-        count++;
-      }
-      *most_bytes = pages > *most_bytes ? pages : *most_bytes;
-    }
-  }
-  *mean_bytes = sum / (count == 0 ? 1 : count);
-  return good && heap_gone(bench);
+static bool particles_step(struct compact_bench *bench, struct particles *run) {
+  CUdeviceptr counts = bench->gpu.scratch;
+  void *step[] = {&bench->handle, &run->work}, *birth[] = {&bench->handle, &run->work, &counts};
+  run->work.step++;
+  if (!gpu_start(&bench->gpu, bench->particles_step, run->work.count, step) ||
+      !gpu_start(&bench->gpu, bench->particles_birth, run->work.births, birth))
+    return false;
+  run->work.count += run->work.births;
+  run->work.first_number += run->work.births;
+  return run->work.step % bench->every != 0 || particles_collect(bench, run);
 }
 
-/* Once by the clock.  The sum over what is left says whether the forest came out the same. */
-static bool forest_time(struct compact_bench *bench, struct forest *forest) {
+static bool particles_end(struct compact_bench *bench, struct particles *run) {
   CUdeviceptr counts = bench->gpu.scratch;
-  void *count[] = {&forest->work, &counts};
-  size_t cells = (size_t)forest->work.width * forest->work.height;
-  forest->work.step = 0;
-  if (!forest_begin(bench, forest))
+  void *count[] = {&run->work, &counts};
+  return gpu_run(&bench->gpu, bench->particles_count, run->work.count, count) &&
+         gpu_read(&bench->gpu, &run->counts, counts, sizeof run->counts) && heap_gone(bench);
+}
+
+/* Once by the clock. */
+static bool particles_time(struct compact_bench *bench, struct particles *run) {
+  if (!particles_begin(bench, run))
     return false;
   uint64_t start = clock_now_ns();
-  while (forest->work.step < forest->steps)
-    if (!forest_step(bench, forest))
+  while (run->work.step < run->steps)
+    if (!particles_step(bench, run))
       return false;
   if (!gpu_accept(&bench->gpu, bench->gpu.driver->cuStreamSynchronize(NULL), "cuStreamSynchronize"))
     return false;
-  forest->ms = (double)(clock_now_ns() - start) / 1e6;
-  return gpu_run(&bench->gpu, bench->forest_count, cells, count) &&
-         gpu_read(&bench->gpu, &forest->counts, counts, sizeof forest->counts) && heap_gone(bench);
+  run->ms = (double)(clock_now_ns() - start) / 1e6;
+  return particles_end(bench, run);
 }
 
-static bool forest_run(struct compact_bench *bench) {
-  static const unsigned numbers[] = {0, 1, 2, 4, 8};
-  struct report_csv memory, times;
-  double ms[5][5], mean[5], most[5];
-  heap_word check = 0;
-  unsigned count = sizeof numbers / sizeof numbers[0], repetitions = bench->quick ? 2 : 5;
-  struct forest forest = {.work = {.cells = (struct forest_plant **)bench->table,
-                                   .decisions = (unsigned char *)bench->other,
-                                   .width = 2048,
-                                   .height = 2048,
-                                   .sprouting = 1u << 24,
-                                   .lightning = 1u << 11,
-                                   .mature_age = 20},
-                          .steps = bench->quick ? 400 : 1000};
-  bool good = true;
-  for (unsigned i = 0; good && i < repetitions; i++) /* in turns */
-    for (unsigned j = 0; good && j < count; j++) {
-      forest.n = numbers[j];
-      good = forest_time(bench, &forest);
-      ms[j][i] = forest.ms;
-      check = i == 0 && j == 0 ? forest.counts.check : check;
-      if (good && (forest.counts.check != check || forest.counts.refused != 0)) {
-        (void)fprintf(stderr, "mam-bench: compact: forest: n %u: %llu requests were refused, and the forest is %s\n",
-                      forest.n, forest.counts.refused, forest.counts.check == check ? "the same" : "another");
-        good = false;
-      }
+/* Once with samples of the memory: halfway between two collections, right before one and right after.  *mean_bytes: of
+ * the pages in use, over the second half. */
+static bool particles_look(struct compact_bench *bench, struct particles *run, const struct report_csv *csv,
+                           double *mean_bytes, double *most_bytes) {
+  double sum = 0;
+  unsigned count = 0;
+  bool good = particles_begin(bench, run);
+  *most_bytes = 0;
+  while (good && run->work.step < run->steps) {
+    MAM_HeapInfo info = {.struct_size = sizeof info};
+    good = particles_step(bench, run);
+    unsigned phase = run->work.step % bench->every;
+    if (!good || (phase != 0 && phase != bench->every / 2 && phase != bench->every - 1))
+      continue;
+    good = gpu_accept(&bench->gpu, bench->gpu.driver->cuStreamSynchronize(NULL), "cuStreamSynchronize") &&
+           accept(MAM_HeapGetInfo(bench->heap, &info), "MAM_HeapGetInfo");
+    double pages = (double)(info.page_count - info.free_page_count) * (double)info.page_bytes;
+    report_csv_row(csv, "%u,%u,%zu,%zu,%.0f", run->n, run->work.step, info.live_count, info.used_bytes, pages);
+    *most_bytes = pages > *most_bytes ? pages : *most_bytes;
+    if (run->work.step > run->steps / 2) {
+      sum += pages;
+      count++;
     }
-  if (!good || !report_csv_open_file(&memory, bench->csv_directory, "compact-forest",
-                                     "n,step,saplings,trees,used_bytes,page_bytes"))
-    return false;
-  forest.work.step = 0;
-  for (unsigned j = 0; good && j < count; j++) {
-    forest.n = numbers[j];
-    good = forest_look(bench, forest, &memory, &mean[j], &most[j]);
   }
-  if (!report_csv_close(&memory) || !good ||
-      !report_csv_open_file(&times, bench->csv_directory, "compact-forest-time", "n,ms,mean_bytes,most_bytes"))
+  *mean_bytes = sum / (count == 0 ? 1 : count);
+  return particles_end(bench, run) && good;
+}
+
+/* The particles have to come out the same each time. */
+static bool particles_same(const struct particles *run, heap_word check) {
+  if (run->counts.check != check || run->counts.refused != 0)
+    (void)fprintf(stderr, "mam-bench: compact: particles: n %u: %llu requests were refused, and the particles are %s\n",
+                  run->n, run->counts.refused, run->counts.check == check ? "the same" : "others");
+  return run->counts.check == check && run->counts.refused == 0;
+}
+
+enum { particles_variants = 4 };
+
+static bool particles_report(const struct compact_bench *bench, const unsigned *numbers, const double *ms,
+                             const double *mean, const double *most, unsigned steps) {
+  struct report_csv csv;
+  if (!report_csv_open_file(&csv, bench->csv_directory, "compact-particles-time", "n,every,ms,mean_bytes,most_bytes"))
     return false;
-  (void)printf("forest: %u steps of %u x %u cells, a compaction every %d; n 0: none\n"
+  (void)printf("particles: %u steps of %.1f million, the table anew every %u, after a compaction unless n is 0\n"
                "   n         ms  of none   mean MiB  of none   most MiB  of none\n",
-               forest.steps, forest.work.width, forest.work.height, forest_every);
-  for (unsigned j = 0; j < count; j++) {
-    double median = numbers_quantile(ms[j], repetitions, 0.5), none = numbers_quantile(ms[0], repetitions, 0.5);
-    (void)printf("  %2u  %9.2f    %.3f  %9.1f    %.3f  %9.1f    %.3f\n", numbers[j], median, median / none,
+               steps, particles_live / 1e6, bench->every);
+  for (unsigned j = 0; j < particles_variants; j++) {
+    (void)printf("  %2u  %9.2f    %.3f  %9.1f    %.3f  %9.1f    %.3f\n", numbers[j], ms[j], ms[j] / ms[0],
                  mean[j] / (1 << 20), mean[j] / mean[0], most[j] / (1 << 20), most[j] / most[0]);
-    report_csv_row(&times, "%u,%.3f,%.0f,%.0f", numbers[j], median, mean[j], most[j]);
+    report_csv_row(&csv, "%u,%u,%.3f,%.0f,%.0f", numbers[j], bench->every, ms[j], mean[j], most[j]);
   }
-  return report_csv_close(&times);
+  return report_csv_close(&csv);
+}
+
+static bool particles_run(struct compact_bench *bench) {
+  static const unsigned numbers[particles_variants] = {0, 1, 2, 4};
+  struct report_csv csv;
+  unsigned repetitions = bench->quick ? 2 : 5;
+  double ms[particles_variants][repetitions_most], median[particles_variants], mean[particles_variants],
+      most[particles_variants];
+  struct particles run = {.steps = bench->quick ? 400 : 1000};
+  heap_word check = 0;
+  for (unsigned i = 0; i < repetitions; i++) /* in turns */
+    for (unsigned j = 0; j < particles_variants; j++) {
+      run.n = numbers[j];
+      if (!particles_time(bench, &run))
+        return false;
+      ms[j][i] = run.ms;
+      check = i == 0 && j == 0 ? run.counts.check : check;
+      if (!particles_same(&run, check))
+        return false;
+    }
+  if (!report_csv_open_file(&csv, bench->csv_directory, "compact-particles", "n,step,live,used_bytes,page_bytes"))
+    return false;
+  bool good = true;
+  for (unsigned j = 0; good && j < particles_variants; j++) {
+    run.n = numbers[j];
+    median[j] = numbers_quantile(ms[j], repetitions, 0.5);
+    good = particles_look(bench, &run, &csv, &mean[j], &most[j]);
+  }
+  return report_csv_close(&csv) && good && particles_report(bench, numbers, median, mean, most, run.steps);
 }
 
 /* ---- The command ------------------------------------------------------------------------------------------------- */
@@ -463,7 +473,7 @@ static const struct compact_test tests[] = {
     {"levels", levels_run, "the paper's figure 3, right: fragmentation after, by what it was before"},
     {"rate", rate_run, "bytes that one pass moves in a second, against a plain copy"},
     {"candidates", candidates_run, "a scan for candidates, against frees that keep a bitmap of them"},
-    {"forest", forest_run, "a cellular automaton: its memory over time and its running time"},
+    {"particles", particles_run, "particles that come and go: their memory over time and their running time"},
 };
 
 enum { test_count = sizeof tests / sizeof tests[0] };
@@ -474,6 +484,7 @@ static void usage_print(void) {
                "\n"
                "  --test NAME,...  the tests to run; the default is all\n"
                "  --csv DIR        write DIR/compact-NAME.csv for each test, and DIR/compact-machine.csv\n"
+               "  --every N        of the particles: steps from one compaction to the next (default 50)\n"
                "  --quick          fewer cases and repetitions\n"
                "  --help           print this and exit\n"
                "\n"
@@ -500,6 +511,14 @@ static void tests_choose(bool chosen[test_count], const char *list) {
   }
 }
 
+static unsigned every_parse(const char *text) {
+  char *end;
+  unsigned long value = strtoul(text, &end, 10);
+  if (*text < '0' || *text > '9' || *end != '\0' || value < 2 || value > 10000)
+    usage_refuse("--every wants steps, 2 to 10000, not", text);
+  return (unsigned)value;
+}
+
 static bool bench_open(struct compact_bench *bench) {
   const struct {
     const char *name;
@@ -511,9 +530,9 @@ static bool bench_open(struct compact_bench *bench) {
                  {"compact_verify", &bench->verify},
                  {"compact_free", &bench->free_plain},
                  {"compact_free_keeping", &bench->free_keeping},
-                 {"forest_decide", &bench->forest_decide},
-                 {"forest_apply", &bench->forest_apply},
-                 {"forest_count", &bench->forest_count}};
+                 {"particles_birth", &bench->particles_birth},
+                 {"particles_step", &bench->particles_step},
+                 {"particles_count", &bench->particles_count}};
   if (!machine_probe(&bench->machine)) {
     (void)fprintf(stderr, "mam-bench: compact: no GPU: %s\n", bench->machine.reason);
     return false;
@@ -522,7 +541,7 @@ static bool bench_open(struct compact_bench *bench) {
   for (size_t i = 0; good && i < sizeof kernels / sizeof kernels[0]; i++)
     good = gpu_function(&bench->gpu, bench->module, kernels[i].name, kernels[i].function);
   const struct driver *driver = bench->gpu.driver;
-  return good && gpu_accept(&bench->gpu, driver->cuMemAlloc(&bench->table, objects_most * 16), "cuMemAlloc") &&
+  return good && gpu_accept(&bench->gpu, driver->cuMemAlloc(&bench->table, objects_most * 32), "cuMemAlloc") &&
          gpu_accept(&bench->gpu, driver->cuMemAlloc(&bench->other, objects_most * 16), "cuMemAlloc");
 }
 
@@ -544,12 +563,10 @@ static bool machine_csv(const struct compact_bench *bench) {
 }
 
 int bench_compact(int argc, char **argv) {
-  static const struct option known[] = {{"test", required_argument, NULL, 't'},
-                                        {"csv", required_argument, NULL, 'c'},
-                                        {"quick", no_argument, NULL, 'q'},
-                                        {"help", no_argument, NULL, 'h'},
-                                        {NULL, 0, NULL, 0}};
-  static struct compact_bench bench;
+  static const struct option known[] = {{"test", required_argument, NULL, 't'},  {"csv", required_argument, NULL, 'c'},
+                                        {"every", required_argument, NULL, 'e'}, {"quick", no_argument, NULL, 'q'},
+                                        {"help", no_argument, NULL, 'h'},        {NULL, 0, NULL, 0}};
+  static struct compact_bench bench = {.every = 50};
   bool chosen[test_count] = {false}, all = true;
   for (int key; (key = getopt_long(argc, argv, "", known, NULL)) != -1;) {
     if (key == 't') {
@@ -557,6 +574,8 @@ int bench_compact(int argc, char **argv) {
       all = false;
     } else if (key == 'c')
       bench.csv_directory = optarg;
+    else if (key == 'e')
+      bench.every = every_parse(optarg);
     else if (key == 'q')
       bench.quick = true;
     else if (key == 'h') {

@@ -6,6 +6,9 @@
  * not be handed out again before the kernel ends, so that large blocks are allocated no faster than a quarter of the
  * memory in those 150 ms: whoever waits does not wait for want of memory.  Without a GPU the traffic is the same and
  * there is no kernel.
+ *
+ * Beside it, a control: as many threads that only read the clock, and the longest time between two readings.  What they
+ * see is the machine's doing, not an allocator's.
  */
 #include <math.h>
 #include <pthread.h>
@@ -46,12 +49,13 @@ struct stall_cell {
 
 struct stall_result {
   struct stall_cell cells[size_count][crew_count][allocators_most];
+  struct stall_cell control[crew_count]; /* malloc_most_ns: the longest time between two readings */
 };
 
 /* What the threads of one measurement share. */
 struct stall {
   const struct bench *bench;
-  const struct allocator *allocator;
+  const struct allocator *allocator; /* NULL: the control */
   size_t bytes;
   uint64_t duration_ns, pairs_most; /* of a thread */
   pthread_barrier_t ready;
@@ -114,13 +118,25 @@ static bool thread_work(struct stall_thread *thread) {
   return true;
 }
 
+static void thread_watch(struct stall_thread *thread) {
+  uint64_t start_ns = clock_now_ns(), last_ns = start_ns;
+  while (last_ns - start_ns < thread->stall->duration_ns) {
+    uint64_t now_ns = clock_now_ns();
+    thread_count(thread, &thread->malloc_most_ns, now_ns - last_ns);
+    last_ns = now_ns;
+  }
+}
+
 static void *thread_main(void *argument) {
   struct stall_thread *thread = argument;
   struct stall *stall = thread->stall;
-  bool good = machine_thread_begin(stall->bench->machine) ||
+  bool good = stall->allocator == NULL || machine_thread_begin(stall->bench->machine) ||
               blocks_complain(stall->allocator, "entering the context", 0, cudaErrorUnknown);
   (void)pthread_barrier_wait(&stall->ready);
-  good = good && thread_work(thread);
+  if (stall->allocator == NULL)
+    thread_watch(thread);
+  else
+    good = good && thread_work(thread);
   if (!good) /* relaxed: read after the join */
     atomic_store_explicit(&stall->failed, true, memory_order_relaxed);
   return NULL;
@@ -129,7 +145,8 @@ static void *thread_main(void *argument) {
 /* ---- A measurement ----------------------------------------------------------------------------------------------- */
 
 static bool kernel_complain(const struct stall *stall, const char *what) {
-  (void)fprintf(stderr, "mam-bench: stall: %s: %s: %s\n", stall->allocator->name, what, error_last());
+  const char *name = stall->allocator != NULL ? stall->allocator->name : "control";
+  (void)fprintf(stderr, "mam-bench: stall: %s: %s: %s\n", name, what, error_last());
   return false;
 }
 
@@ -196,13 +213,24 @@ static bool stall_measure(const struct bench *bench, const struct allocator *all
     return false;
   }
   bool good = traffic_beside(&stall, threads, count, kernel, cell);
-  good = threads_end(&stall, threads, count) && good;
+  good = (allocator == NULL || threads_end(&stall, threads, count)) && good;
   (void)pthread_barrier_destroy(&stall.ready);
   cell_fill(cell, threads, count);
   return good;
 }
 
 /* ---- The test ---------------------------------------------------------------------------------------------------- */
+
+/* Once, with the first allocator's. */
+static bool stall_control(const struct bench *bench, size_t index, const struct kernel *kernel,
+                          struct stall_result *stall) {
+  bool good = true;
+  for (size_t j = 0; j < crew_count && index == 0 && good; j++) {
+    stall->control[j] = (struct stall_cell){0};
+    good = stall_measure(bench, NULL, 1, crews[j], kernel, &stall->control[j]);
+  }
+  return good;
+}
 
 static bool stall_cells(const struct bench *bench, const struct allocator *allocator, size_t index,
                         const struct kernel *kernel, struct stall_result *stall) {
@@ -224,7 +252,8 @@ static bool stall_part(const struct bench *bench, const struct allocator *alloca
   bool good = !has_kernel || kernel_open(&kernel, bench->machine);
   if (!good)
     (void)fprintf(stderr, "mam-bench: stall: no kernel: %s\n", error_last());
-  good = good && stall_cells(bench, allocator, index, has_kernel ? &kernel : NULL, result);
+  good = good && stall_cells(bench, allocator, index, has_kernel ? &kernel : NULL, result) &&
+         stall_control(bench, index, has_kernel ? &kernel : NULL, result);
   kernel_close(&kernel);
   return good;
 }
@@ -243,6 +272,13 @@ static bool stall_csv(const struct bench *bench, const struct stall_result *stal
                        (unsigned long long)cell->calls, (unsigned long long)cell->long_calls, cell->outlasted);
         report_csv_numbers(&csv, text, (const double[]){cell->malloc_most_ns, cell->free_most_ns}, 2);
       }
+  for (size_t j = 0; j < crew_count; j++) {
+    const struct stall_cell *cell = &stall->control[j];
+    char text[160];
+    (void)snprintf(text, sizeof text, "control,0,%u,%llu,%llu,%d", crews[j], (unsigned long long)cell->calls,
+                   (unsigned long long)cell->long_calls, cell->outlasted);
+    report_csv_numbers(&csv, text, (const double[]){cell->malloc_most_ns, (double)NAN}, 2);
+  }
   return report_csv_close(&csv);
 }
 
@@ -277,6 +313,10 @@ static void stall_explain(const struct bench *bench, const struct stall_result *
     (void)printf("%s: %llu calls, %llu of them longer than 1 ms; in %llu of %d measurements the kernel ended first.\n",
                  bench->allocators[a]->name, calls, long_calls, outlasted, size_count * crew_count);
   }
+  for (size_t j = 0; j < crew_count; j++)
+    (void)printf("Of %u threads that only read the clock, the longest time between two readings was %.0f us; %llu were "
+                 "longer than 1 ms.\n",
+                 crews[j], stall->control[j].malloc_most_ns / 1e3, (unsigned long long)stall->control[j].long_calls);
 }
 
 bool bench_stall(const struct bench *bench) {

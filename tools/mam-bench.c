@@ -17,6 +17,7 @@
 #include "bench_compact.h"
 #include "bench_heap.h"
 #include "bench_report.h"
+#include "bench_warp.h"
 #include "error.h"
 #include "options.h"
 
@@ -60,12 +61,14 @@ static const char usage_text[] =
     "       mam-bench host [OPTION]...\n"
     "       mam-bench heap [OPTION]...\n"
     "       mam-bench compact [OPTION]...\n"
+    "       mam-bench warp [OPTION]...\n"
     "Measures what allocations of libmam (MAM_CudaMalloc, MAM_CudaFree) cost, beside CUDA's in the same run.\n"
     "\n"
     "quickstart prints in seconds what an allocation and a free cost by size.  Without a GPU it measures on plain\n"
     "host memory, beside mmap and malloc, and says so.  host runs the tests below.\n"
     "heap measures allocations in kernels: see 'mam-bench heap --help'.\n"
     "compact measures defragmentation of device heaps: see 'mam-bench compact --help'.\n"
+    "warp measures series of them by warp heaps: see 'mam-bench warp --help'.\n"
     "\n"
     "Both:\n"
     "  --source SOURCE   device, pinned, managed or host: where the pool's memory comes from.  The default is\n"
@@ -246,7 +249,7 @@ static void arguments_parse(struct arguments *arguments, int argc, char **argv) 
     arguments_take(arguments, key, optarg);
   }
   if (optind == argc)
-    usage_refuse("a command is missing: quickstart, host, heap or compact", "");
+    usage_refuse("a command is missing: quickstart, host, heap, warp or compact", "");
   arguments->is_quickstart = strcmp(argv[optind], "quickstart") == 0;
   if (!arguments->is_quickstart && strcmp(argv[optind], "host") != 0)
     usage_refuse("no such command", argv[optind]);
@@ -393,6 +396,8 @@ int main(int argc, char **argv) {
     return bench_heap(argc - 1, argv + 1);
   if (argc > 1 && strcmp(argv[1], "compact") == 0)
     return bench_compact(argc - 1, argv + 1);
+  if (argc > 1 && strcmp(argv[1], "warp") == 0)
+    return bench_warp(argc - 1, argv + 1);
   static struct arguments arguments;
   struct machine machine = {.device = "host memory"};
   arguments_parse(&arguments, argc, argv);

@@ -34,6 +34,19 @@ typedef unsigned long long mam_u64;
 #define MAM_OUTLINE static __attribute__((unused))
 #endif
 
+/* What is out of line is called through a pointer that the compiler cannot see through.  So it follows the calling
+ * convention, with what it needs beyond on the stack, instead of having registers of its own in every kernel above
+ * those of its callers: ptxas would add up the whole depth of calls. */
+#if MAM_ON_DEVICE
+template <typename Function> MAM_INLINE Function mam_out_of_sight(Function function) {
+  asm volatile("" : "+l"(function));
+  return function;
+}
+#define MAM_OUT_OF_SIGHT(function) mam_out_of_sight(function)
+#else
+#define MAM_OUT_OF_SIGHT(function) (function)
+#endif
+
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 
 /* ---- A GPU ----
@@ -76,15 +89,20 @@ MAM_PTX_STORE(mam_store_relaxed_u32, "relaxed", mam_u32, "u32", "r")
 MAM_PTX_STORE(mam_store_release_u32, "release", mam_u32, "u32", "r")
 MAM_PTX_STORE(mam_store_relaxed_u64, "relaxed", mam_u64, "u64", "l")
 MAM_PTX_FETCH(mam_add_relaxed_u32, "add", "relaxed", mam_u32, "u32", "r")
-MAM_PTX_FETCH(mam_exchange_relaxed_u32, "exch", "relaxed", mam_u32, "b32", "r")
+MAM_PTX_FETCH(mam_exchange_acq_rel_u32, "exch", "acq_rel", mam_u32, "b32", "r")
 MAM_PTX_FETCH(mam_add_relaxed_u64, "add", "relaxed", mam_u64, "u64", "l")
 MAM_PTX_FETCH(mam_add_acquire_u64, "add", "acquire", mam_u64, "u64", "l")
 MAM_PTX_FETCH(mam_exchange_release_u64, "exch", "release", mam_u64, "b64", "l")
+MAM_PTX_FETCH(mam_exchange_acq_rel_u64, "exch", "acq_rel", mam_u64, "b64", "l")
+MAM_PTX_FETCH(mam_exchange_after_fence_u64, "exch", "relaxed", mam_u64, "b64", "l")
 MAM_PTX_FETCH(mam_and_release_u64, "and", "release", mam_u64, "b64", "l")
 MAM_PTX_FETCH(mam_and_after_fence_u64, "and", "relaxed", mam_u64, "b64", "l")
 MAM_PTX_FETCH(mam_and_acq_rel_u64, "and", "acq_rel", mam_u64, "b64", "l")
+MAM_PTX_FETCH(mam_or_relaxed_u64, "or", "relaxed", mam_u64, "b64", "l")
 MAM_PTX_FETCH(mam_or_acquire_u64, "or", "acquire", mam_u64, "b64", "l")
 MAM_PTX_FETCH(mam_or_acq_rel_u64, "or", "acq_rel", mam_u64, "b64", "l")
+MAM_PTX_FETCH(mam_or_acq_rel_u32, "or", "acq_rel", mam_u32, "b32", "r")
+MAM_PTX_FETCH(mam_add_acq_rel_u32, "add", "acq_rel", mam_u32, "u32", "r")
 
 #define MAM_PTX_CAS(name, order, type, suffix, constraint)                                                             \
   MAM_INLINE type name(type *word, type expected, type desired) {                                                      \
@@ -105,6 +123,35 @@ MAM_PTX_CAS(mam_cas_acq_rel_u64, "acq_rel", mam_u64, "b64", "l")
  * after. (PTX ISA, memory consistency model, release and acquire patterns.) */
 MAM_PTX_CAS(mam_cas_between_fences_u64, "relaxed", mam_u64, "b64", "l")
 MAM_INLINE void mam_fence(void) { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
+/* The same, and a load, of which one in a row of several is perhaps not wanted: without a branch, so that all of them
+ * are under way at once.  What is not wanted answers as if it had succeeded, or otherwise. */
+MAM_INLINE mam_u64 mam_cas_between_fences_if_u64(int wanted, mam_u64 *word, mam_u64 expected, mam_u64 desired) {
+  mam_u64 old;
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %4, 0;\n\tmov.b64 %0, %2;\n\t"
+               "@p atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;\n\t}"
+               : "=&l"(old)
+               : "l"(mam_global(word)), "l"(expected), "l"(desired), "r"(wanted)
+               : "memory");
+  return old;
+}
+MAM_INLINE mam_u64 mam_load_relaxed_if_u64(int wanted, const mam_u64 *word, mam_u64 otherwise) {
+  mam_u64 value;
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %3, 0;\n\tmov.b64 %0, %2;\n\t"
+               "@p ld.relaxed.gpu.global.u64 %0, [%1];\n\t}"
+               : "=&l"(value)
+               : "l"(mam_global(word)), "l"(otherwise), "r"(wanted)
+               : "memory");
+  return value;
+}
+
+/* Of two threads that each change a word and then look at the other's, at least one sees the other's change: the one
+ * with mam_fence_all between the two, the other with a look of this kind. */
+MAM_INLINE void mam_fence_all(void) { asm volatile("fence.sc.gpu;" ::: "memory"); }
+MAM_INLINE mam_u32 mam_look_after_change_u32(mam_u32 *word) {
+  mam_fence_all();
+  return mam_load_relaxed_u32(word);
+}
 
 /* A word in the host's memory, which the host reads. */
 MAM_INLINE void mam_store_relaxed_system_u64(mam_u64 *word, mam_u64 value) {
@@ -203,14 +250,18 @@ MAM_HOST_STORE(mam_store_release_u32, __ATOMIC_RELEASE, mam_u32)
 MAM_HOST_STORE(mam_store_relaxed_u64, __ATOMIC_RELAXED, mam_u64)
 MAM_HOST_STORE(mam_store_relaxed_system_u64, __ATOMIC_RELAXED, mam_u64)
 MAM_HOST_FETCH(mam_add_relaxed_u32, __atomic_fetch_add, __ATOMIC_RELAXED, mam_u32)
-MAM_HOST_FETCH(mam_exchange_relaxed_u32, __atomic_exchange_n, __ATOMIC_RELAXED, mam_u32)
+MAM_HOST_FETCH(mam_exchange_acq_rel_u32, __atomic_exchange_n, __ATOMIC_ACQ_REL, mam_u32)
 MAM_HOST_FETCH(mam_add_relaxed_u64, __atomic_fetch_add, __ATOMIC_RELAXED, mam_u64)
 MAM_HOST_FETCH(mam_add_acquire_u64, __atomic_fetch_add, __ATOMIC_ACQUIRE, mam_u64)
 MAM_HOST_FETCH(mam_exchange_release_u64, __atomic_exchange_n, __ATOMIC_RELEASE, mam_u64)
+MAM_HOST_FETCH(mam_exchange_acq_rel_u64, __atomic_exchange_n, __ATOMIC_ACQ_REL, mam_u64)
 MAM_HOST_FETCH(mam_and_release_u64, __atomic_fetch_and, __ATOMIC_RELEASE, mam_u64)
 MAM_HOST_FETCH(mam_and_acq_rel_u64, __atomic_fetch_and, __ATOMIC_ACQ_REL, mam_u64)
+MAM_HOST_FETCH(mam_or_relaxed_u64, __atomic_fetch_or, __ATOMIC_RELAXED, mam_u64)
 MAM_HOST_FETCH(mam_or_acquire_u64, __atomic_fetch_or, __ATOMIC_ACQUIRE, mam_u64)
 MAM_HOST_FETCH(mam_or_acq_rel_u64, __atomic_fetch_or, __ATOMIC_ACQ_REL, mam_u64)
+MAM_HOST_FETCH(mam_or_acq_rel_u32, __atomic_fetch_or, __ATOMIC_ACQ_REL, mam_u32)
+MAM_HOST_FETCH(mam_add_acq_rel_u32, __atomic_fetch_add, __ATOMIC_ACQ_REL, mam_u32)
 MAM_HOST_CAS(mam_cas_relaxed_u64, __ATOMIC_RELAXED, __ATOMIC_RELAXED, mam_u64)
 MAM_HOST_CAS(mam_cas_acq_rel_u32, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE, mam_u32)
 MAM_HOST_CAS(mam_cas_acquire_u64, __ATOMIC_ACQUIRE, __ATOMIC_ACQUIRE, mam_u64)
@@ -219,7 +270,17 @@ MAM_HOST_CAS(mam_cas_acq_rel_u64, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE, mam_u64)
 /* Here each has its order: thread sanitizers do not understand fences. */
 MAM_HOST_CAS(mam_cas_between_fences_u64, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE, mam_u64)
 MAM_HOST_FETCH(mam_and_after_fence_u64, __atomic_fetch_and, __ATOMIC_ACQ_REL, mam_u64)
+MAM_HOST_FETCH(mam_exchange_after_fence_u64, __atomic_exchange_n, __ATOMIC_ACQ_REL, mam_u64)
 MAM_INLINE void mam_fence(void) {}
+MAM_INLINE mam_u64 mam_cas_between_fences_if_u64(int wanted, mam_u64 *word, mam_u64 expected, mam_u64 desired) {
+  return wanted ? mam_cas_between_fences_u64(word, expected, desired) : expected;
+}
+MAM_INLINE mam_u64 mam_load_relaxed_if_u64(int wanted, const mam_u64 *word, mam_u64 otherwise) {
+  return wanted ? mam_load_relaxed_u64(word) : otherwise;
+}
+MAM_INLINE void mam_fence_all(void) {}
+/* All changes of one word have an order that all agree on: a look that is one of them is ordered too. */
+MAM_INLINE mam_u32 mam_look_after_change_u32(mam_u32 *word) { return mam_add_acq_rel_u32(word, 0); }
 
 /* What waiting means, and the time, where a test has them. */
 #ifndef MAM_ATOMICS_PAUSE

@@ -84,34 +84,32 @@ MAM_INLINE mam_u32 mam_slot_here(const mam_heap &heap, mam_u32 home) {
 }
 
 /* What mam_malloc_rest is asked for, in one word: a kind, whether the caller's lanes have the task of refilling the
- * slot, whether they are so many that they take whole spans, their home, and how many homes there are, less one. */
+ * slot, whether they are so many that they take whole spans, their home, whether the slot was dry, and whether empty
+ * spans are left to it. */
 enum {
   MAM_REST_KIND = (1 << MAM_KIND_BITS) - 1,
   MAM_REST_REFILL = 1 << MAM_KIND_BITS,
   MAM_REST_WHOLE = 1 << (MAM_KIND_BITS + 1),
   MAM_REST_HOME = MAM_KIND_BITS + 2,
-  MAM_REST_HOMES = MAM_KIND_BITS + 12
+  MAM_REST_DRY = 1 << (MAM_KIND_BITS + 12),
+  MAM_REST_LAZY = 1 << (MAM_KIND_BITS + 13)
 };
 /* Above a slot's number among all: the base-2 logarithm of a span's chunks. */
 enum { MAM_REST_CHUNKS = 28 };
-
-/* What is out of line is called through a pointer that the compiler cannot see through.  So it follows the calling
- * convention, with what it needs beyond on the stack, instead of having registers of its own in every kernel above
- * those of its callers: ptxas would add up the whole depth of calls. */
-template <typename Function> MAM_INLINE Function mam_out_of_sight(Function function) {
-  asm volatile("" : "+l"(function));
-  return function;
-}
+/* With the page of a span that a slot has got again: it is filled already. */
+enum { MAM_REST_AGAIN = 1u << 31 };
 
 MAM_INLINE struct mam_request mam_request_of(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot,
-                                             mam_u64 base, mam_u64 *words, mam_u32 page_count) {
+                                             mam_u64 base, mam_u64 *words, mam_u32 page_count, mam_u32 prior) {
   struct mam_request request = {control,
                                 {base, words, page_count, 0},
                                 0,
                                 wanted & MAM_REST_KIND,
                                 slot >> MAM_REST_CHUNKS,
                                 wanted >> MAM_REST_HOME & 1023,
-                                (wanted >> MAM_REST_HOMES) + 1,
+                                control->home_count,
+                                prior,
+                                (wanted & MAM_REST_LAZY) != 0,
                                 (wanted & MAM_REST_REFILL) != 0};
   if ((wanted & MAM_REST_WHOLE) == 0)
     request.slot = mam_slots(control) + (slot & ((1u << MAM_REST_CHUNKS) - 1));
@@ -119,17 +117,17 @@ MAM_INLINE struct mam_request mam_request_of(struct mam_heap_control *control, m
 }
 
 /* Counts requests that failed, of a heap that does not grow: if it does, they may be asked again. */
-MAM_INLINE void mam_malloc_failed(struct mam_heap_control *control, mam_u32 count) {
+MAM_INLINE void mam_malloc_failed(struct mam_heap_control *control, mam_u32 home, mam_u32 count) {
   if (control->growth.bell == 0)
-    (void)mam_add_relaxed_u64(&control->failures, count);
+    mam_failed(control, home, count);
 }
 
 /* Chunks for lanes that got none so far, by all means but growth. */
 MAM_OUTLINE void *mam_malloc_rest(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot, mam_u64 base,
-                                  mam_u64 *words, mam_u32 page_count, mam_u32 group) {
+                                  mam_u64 *words, mam_u32 page_count, mam_u32 prior, mam_u32 group) {
   if (control == 0)
     return 0;
-  struct mam_request request = mam_request_of(control, wanted, slot, base, words, page_count);
+  struct mam_request request = mam_request_of(control, wanted, slot, base, words, page_count, prior);
   for (;;) {
     struct mam_lanes lanes = mam_lanes_of(group);
     if (lanes.count >> request.chunks_log2 == 0) /* too few for a whole span */
@@ -140,7 +138,7 @@ MAM_OUTLINE void *mam_malloc_rest(struct mam_heap_control *control, mam_u32 want
       return (void *)mam_claim_chunk(claim, lanes.rank);
     if (got == 0) {
       if (lanes.rank == 0)
-        mam_malloc_failed(control, lanes.count);
+        mam_malloc_failed(control, request.home, lanes.count);
       return 0;
     }
     group &= ~mam_lowest_ones(group, got);
@@ -153,7 +151,7 @@ MAM_OUTLINE mam_plea mam_malloc_again(struct mam_heap_control *control, mam_u32 
     return 0;
   plea = mam_growth_await(&control->growth, mam_span_pages(control->heap.chunks, kind), plea);
   if (plea == 0)
-    (void)mam_add_relaxed_u64(&control->failures, 1);
+    mam_failed(control, kind, 1);
   return plea;
 }
 
@@ -170,7 +168,7 @@ MAM_OUTLINE void *mam_malloc_pages(struct mam_heap_control *control, size_t byte
     if (pages < MAM_NO_PAGE)
       plea = mam_out_of_sight(mam_growth_await)(&control->growth, (mam_u32)pages, plea);
     if (plea == 0 || pages >= MAM_NO_PAGE) {
-      (void)mam_add_relaxed_u64(&control->failures, 1);
+      mam_failed(control, home, 1);
       return 0;
     }
   }
@@ -184,12 +182,12 @@ MAM_INLINE void *mam_chunk_of(mam_u64 address, mam_u32 number, mam_u32 size_clas
 
 /* Chunks for the lanes of a group of which none has a ticket.  What it keeps while it calls is little: the rest it
  * computes anew from the class, which it hides from the compiler for that. */
-MAM_INLINE void *mam_malloc_more(const mam_heap &heap, mam_u32 wanted, mam_u32 slot, mam_u32 group) {
+MAM_INLINE void *mam_malloc_more(const mam_heap &heap, mam_u32 wanted, mam_u32 slot, mam_u32 prior, mam_u32 group) {
   mam_u32 rank;
-  if ((wanted & (MAM_REST_WHOLE | MAM_REST_REFILL)) == 0) {
+  if ((wanted & (MAM_REST_WHOLE | MAM_REST_REFILL | MAM_REST_DRY)) == 0) {
     mam_u64 old = 0;
     if ((group & mam_lane_below()) == 0)
-      old = mam_out_of_sight(mam_slot_wait)(&heap.slots[slot & ((1u << MAM_REST_CHUNKS) - 1)],
+      old = MAM_OUT_OF_SIGHT(mam_slot_wait)(&heap.slots[slot & ((1u << MAM_REST_CHUNKS) - 1)],
                                             1u << (slot >> MAM_REST_CHUNKS), mam_ones_u32(group));
     asm volatile("" : "+r"(wanted), "+r"(slot), "+r"(group));
     old = __shfl_sync(group, old, (int)mam_lowest_u32(group));
@@ -199,53 +197,70 @@ MAM_INLINE void *mam_malloc_more(const mam_heap &heap, mam_u32 wanted, mam_u32 s
     if (ticket + rank < limit)
       return mam_chunk_of(mam_slot_address(old), ticket + rank, wanted & MAM_REST_KIND);
     wanted |= ticket <= limit ? MAM_REST_REFILL : 0;
+    prior = mam_slot_page(old, heap.base, heap.page_count);
   }
-  if ((wanted & (MAM_REST_WHOLE | MAM_REST_REFILL)) != 0 && heap.control != 0) {
+  if ((wanted & (MAM_REST_WHOLE | MAM_REST_REFILL)) != 0 && (wanted & MAM_REST_DRY) == 0 && heap.control != 0) {
     struct mam_area area = {heap.base, heap.words, heap.page_count, 0};
     mam_u64 found = MAM_NO_PAGE;
     if ((group & mam_lane_below()) == 0) {
-      mam_u32 bytes = mam_class_bytes(wanted & MAM_REST_KIND), home = wanted >> MAM_REST_HOME & 1023;
-      found = mam_out_of_sight(mam_refill_pages)(&mam_cursors(heap.control)[home], mam_area_pages(area),
-                                                 mam_area_map_words(area), home, (wanted >> MAM_REST_HOMES) + 1,
-                                                 (bytes << (slot >> MAM_REST_CHUNKS)) >> MAM_PAGE_SHIFT);
+      mam_u32 home = wanted >> MAM_REST_HOME & 1023, home_count = mam_home_count(&heap);
+      if ((wanted & MAM_REST_LAZY) != 0 && (wanted & MAM_REST_REFILL) != 0 && prior != MAM_NO_PAGE)
+        found = MAM_REST_AGAIN | mam_slot_retake(area, &heap.slots[slot & ((1u << MAM_REST_CHUNKS) - 1)],
+                                                 MAM_OUT_OF_SIGHT(mam_ring_take)(
+                                                     area.words, heap.entries + area.page_count, area.page_count, prior,
+                                                     wanted & MAM_REST_KIND, slot >> MAM_REST_CHUNKS, home, home_count),
+                                                 slot >> MAM_REST_CHUNKS, mam_ones_u32(group));
+      if ((mam_u32)found == MAM_NO_PAGE)
+        found = MAM_OUT_OF_SIGHT(mam_refill_pages)(
+            &mam_cursors(heap.control)[home], mam_area_pages(area), mam_area_map_words(area), home, home_count,
+            (mam_class_bytes(wanted & MAM_REST_KIND) << (slot >> MAM_REST_CHUNKS)) >> MAM_PAGE_SHIFT);
       if (found >> 32 != 0)
-        mam_out_of_sight(mam_refill_finish)(area, (mam_u32)(found >> 32));
+        MAM_OUT_OF_SIGHT(mam_refill_finish)(area, (mam_u32)(found >> 32));
     }
-    asm volatile("" : "+r"(wanted), "+r"(slot), "+r"(group));
+    asm volatile("" : "+r"(wanted), "+r"(slot), "+r"(group), "+r"(prior));
     mam_u32 page = __shfl_sync(group, (mam_u32)found, (int)mam_lowest_u32(group));
     if (page != MAM_NO_PAGE) {
-      struct mam_request request = mam_request_of(heap.control, wanted, slot, heap.base, heap.words, heap.page_count);
       struct mam_lanes lanes = mam_lanes_of(group);
-      mam_u32 got = mam_slot_fill(&request, area, page, lanes.count, lanes);
+      mam_u32 got = lanes.count;
+      if ((page & MAM_REST_AGAIN) == 0) {
+        struct mam_request request =
+            mam_request_of(heap.control, wanted, slot, heap.base, heap.words, heap.page_count, prior);
+        got = mam_slot_fill(&request, area, page, lanes.count, lanes);
+      }
+      page &= ~(mam_u32)MAM_REST_AGAIN;
       group = __ballot_sync(group, lanes.rank >= got);
       if (lanes.rank < got)
         return mam_chunk_of(mam_area_address(area, page), lanes.rank, wanted & MAM_REST_KIND);
       wanted &= ~(mam_u32)MAM_REST_REFILL;
     }
   }
-  return mam_out_of_sight(mam_malloc_rest)(heap.control, wanted, slot, heap.base, heap.words, heap.page_count, group);
+  return MAM_OUT_OF_SIGHT(mam_malloc_rest)(heap.control, wanted, slot, heap.base, heap.words, heap.page_count, prior,
+                                           group);
 }
 
 /* A chunk of a kind of that number, whose size class has that shift and multiple. */
 MAM_INLINE void *mam_malloc_once(const mam_heap &heap, mam_u32 home, mam_u32 kind, mam_u32 number, mam_u32 shift,
                                  mam_u32 multiple) {
   mam_u32 chunks_log2 = mam_span_chunks_log2(heap.chunks, shift);
-  mam_u32 group = __match_any_sync(__activemask(), kind), count = mam_ones_u32(group);
-  mam_u32 slot = number * heap.slot_count + mam_slot_here(heap, home), wanted = MAM_REST_WHOLE;
+  mam_u32 active = __activemask(), group = __match_any_sync(active, kind), count = mam_ones_u32(group);
+  mam_u32 slot = number * heap.slot_count + mam_slot_here(heap, home), wanted = MAM_REST_WHOLE, prior = MAM_NO_PAGE;
+  /* All groups at once, where they are too few for a whole span: an exchange in each group alone would take turns. */
+  active = __ballot_sync(active, count >> chunks_log2 == 0);
   if (count >> chunks_log2 == 0) {
     mam_u32 rank = mam_ones_u32(group & mam_lane_below());
     mam_u64 old = 0;
     if (rank == 0) /* acquire: as in mam_slot_take, of which this is the part that every kernel has */
       old = mam_add_acquire_u64(&heap.slots[slot], count);
-    old = __shfl_sync(group, old, (int)mam_lowest_u32(group));
+    old = __shfl_sync(active, old, (int)mam_lowest_u32(group));
     mam_u32 ticket = (mam_u32)(old & MAM_SLOT_TICKETS), mine = ticket + rank;
-    group = __ballot_sync(group, mine >> chunks_log2 != 0);
+    group &= __ballot_sync(active, mine >> chunks_log2 != 0);
     if (mine >> chunks_log2 == 0)
       return (void *)(mam_slot_address(old) + ((mam_u64)(mine * multiple) << (shift + 4)));
-    wanted = ticket <= 1u << chunks_log2 ? MAM_REST_REFILL : 0;
+    wanted = (ticket <= 1u << chunks_log2 ? MAM_REST_REFILL : 0) | (mam_slot_is_dry(old) ? MAM_REST_DRY : 0);
+    prior = mam_slot_page(old, heap.base, heap.page_count);
   }
-  wanted |= kind | home << MAM_REST_HOME | (mam_home_count(&heap) - 1) << MAM_REST_HOMES;
-  return mam_malloc_more(heap, wanted, slot | chunks_log2 << MAM_REST_CHUNKS, group);
+  wanted |= kind | home << MAM_REST_HOME | (heap.lazy && mam_kind_type(kind) == 0 ? MAM_REST_LAZY : 0);
+  return mam_malloc_more(heap, wanted, slot | chunks_log2 << MAM_REST_CHUNKS, prior, group);
 }
 
 /* mam_malloc_once, until the heap does not grow any more. */
@@ -265,7 +280,7 @@ MAM_INLINE void *mam_malloc_kind(const mam_heap &heap, mam_u32 home, mam_u32 kin
 static __device__ __forceinline__ void *mam_malloc(mam_heap heap, size_t bytes) {
   mam_u32 home = mam_home_here(heap);
   if (bytes - 1 >= MAM_CHUNK_BYTES)
-    return mam_out_of_sight(mam_malloc_pages)(heap.control, bytes, home);
+    return MAM_OUT_OF_SIGHT(mam_malloc_pages)(heap.control, bytes, home);
   mam_u32 less = (mam_u32)(bytes - 1) >> 4, shift = mam_class_shift_of(less), multiple = (less >> shift) + 1;
   mam_u32 size_class = 4 * shift + multiple - 1;
   return mam_malloc_kind(heap, home, size_class, size_class, shift, multiple);
@@ -284,7 +299,7 @@ static __device__ __forceinline__ void *mam_malloc_why(mam_heap heap, size_t byt
   *why = block != 0                                              ? MAM_HEAP_OK
          : heap.control == 0                                     ? MAM_HEAP_BAD
          : bytes == 0                                            ? MAM_HEAP_ZERO
-         : mam_out_of_sight(mam_heap_could)(heap.control, bytes) ? MAM_HEAP_FULL
+         : MAM_OUT_OF_SIGHT(mam_heap_could)(heap.control, bytes) ? MAM_HEAP_FULL
                                                                  : MAM_HEAP_TOO_LARGE;
   return block;
 }
@@ -318,28 +333,33 @@ MAM_INLINE mam_u32 mam_lanes_or(mam_u32 group, mam_u32 bits) {
 #endif
 }
 
+enum { MAM_FREE_GROUPS = 4 };
+
 static __device__ __forceinline__ void mam_free(mam_heap heap, void *block) {
   mam_u64 offset = (mam_u64)block - heap.base;
   mam_u32 entry = 0;
   if (!MAM_HEAP_CHECKED && (offset >> MAM_PAGE_SHIFT) < heap.page_count)
     entry = mam_load_relaxed_u16(&heap.entries[offset >> MAM_PAGE_SHIFT]);
   if ((entry & 63) - 1 >= MAM_HEAP_CLASSES) {
-    mam_out_of_sight(mam_free_rest)(heap.control, block);
+    MAM_OUT_OF_SIGHT(mam_free_rest)(heap.control, block);
     return;
   }
   struct mam_bit bit = mam_bit_of(offset, entry);
-  mam_u32 group = __match_any_sync(__activemask(), bit.word);
-  __syncwarp(group); /* what the lanes wrote to their blocks comes before the first lane's release */
-  mam_u32 bits = mam_lanes_or(group, 1u << bit.bit);
-  if ((group & mam_lane_below()) != 0)
-    return;
-  mam_u64 old = mam_and_release_u64(&heap.words[bit.word], ~(mam_u64)bits); /* release: as in mam_chunk_free */
+  mam_u32 active = __activemask(), group = __match_any_sync(active, bit.word), bits = 1u << bit.bit;
+  /* Groups take turns where each does something alone, so many small ones are better left. */
+  if (mam_ones_u32(__ballot_sync(active, (group & mam_lane_below()) == 0)) <= MAM_FREE_GROUPS) {
+    __syncwarp(active); /* what the lanes wrote to their blocks comes before the first lane's release */
+    bits = mam_lanes_or(group, bits);
+    if ((group & mam_lane_below()) != 0)
+      return;
+  }
+  mam_u64 old = mam_and_release_u64(&heap.words[bit.word], ~(mam_u64)bits); /* release: as in mam_chunks_free */
   if (mam_word_wants_more(old, bits) || ((mam_u32)old & bits) != bits)
-    mam_out_of_sight(mam_free_more)(heap.control, heap.words, heap.page_count, bit.word, old, bits);
+    MAM_OUT_OF_SIGHT(mam_free_more)(heap.control, heap.words, heap.page_count, bit.word, old, bits);
 }
 
 static __device__ __forceinline__ size_t mam_malloc_size(mam_heap heap, const void *block) {
-  return heap.control != 0 && block != 0 ? mam_out_of_sight(mam_block_bytes)(heap.control, (mam_u64)block) : 0;
+  return heap.control != 0 && block != 0 ? MAM_OUT_OF_SIGHT(mam_block_bytes)(heap.control, (mam_u64)block) : 0;
 }
 
 template <typename Type> static __device__ void mam_forward(mam_heap heap, Type **pointer) {

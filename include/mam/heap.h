@@ -174,15 +174,26 @@ MAM_API cudaError_t MAM_HeapRegisterRoots(MAM_Heap heap, void *pointers, size_t 
 /* cudaErrorInvalidValue          no roots that begin there are registered */
 MAM_API cudaError_t MAM_HeapForgetRoots(MAM_Heap heap, void *pointers);
 
+/* Writes the addresses of up to capacity objects of the type to objects, an array that the device can write to, and how
+ * many there are in all to *count: objects that lie side by side are side by side in the array, so a kernel that has a
+ * thread for each of them reads memory in order.  The order may differ from call to call.  No kernel may use the heap
+ * meanwhile.  objects may be NULL if capacity is 0.
+ *
+ * cudaErrorInvalidValue          the heap has no such type
+ * cudaErrorIllegalState          a compaction has begun and not ended; or as for MAM_HeapCompact
+ * cudaErrorMemoryAllocation      as for MAM_HeapCompact */
+MAM_API cudaError_t MAM_HeapObjects(MAM_Heap heap, mam_type type, void **objects, size_t capacity, size_t *count);
+
 /* How a heap is compacted.  Start from MAM_HEAP_COMPACT_OPTIONS_INIT. */
 typedef struct MAM_HeapCompactOptions {
-  size_t struct_size;  /* sizeof(MAM_HeapCompactOptions) */
-  unsigned targets;    /* n: pages at most n/(n+1) full are merged, one into n others; 1 to 64 */
-  unsigned pass_limit; /* at most so many passes; 0: until there is nothing to merge */
+  size_t struct_size;     /* sizeof(MAM_HeapCompactOptions) */
+  unsigned targets;       /* n: pages at most n/(n+1) full are merged, one into n others; 1 to 16 */
+  unsigned pass_limit;    /* at most so many passes; 0: until there is nothing to merge */
+  unsigned targets_first; /* of the first pass; where one merges little, the next has one more.  1 to targets */
 } MAM_HeapCompactOptions;
 
 /* clang-format off */
-#define MAM_HEAP_COMPACT_OPTIONS_INIT { sizeof(MAM_HeapCompactOptions), 2, 0 }
+#define MAM_HEAP_COMPACT_OPTIONS_INIT { sizeof(MAM_HeapCompactOptions), 2, 0, 1 }
 /* clang-format on */
 
 /* What a compaction did.  Fragmentation is the paper's: the mean free share of the runs of pages that hold objects of
@@ -201,8 +212,8 @@ typedef struct MAM_HeapCompactInfo {
 
 /* Moves objects together, rewrites the pointers in objects and roots, and gives the pages that became empty back to the
  * heap; MAM_HeapTrim then gives superblocks that became empty to the pool: those that came last are emptied first.
- * options may be NULL for the defaults, info may be NULL.  Between compactions a heap with types keeps some 0.2 % of
- * its size of the pool for their work.
+ * options may be NULL for the defaults, info may be NULL.  It waits for the GPU once.  Between compactions a heap with
+ * types keeps some 0.2 % of its size of the pool for their work.
  *
  * cudaErrorInvalidValue          an option is out of its range
  * cudaErrorIllegalState          a compaction has begun and not ended (nothing changed); or a kernel allocated objects

@@ -8,7 +8,8 @@
  * one size class.  32 chunks have a usage word, which says everything about them:
  *
  *   bits  0..31  one for each chunk: used, or set aside for a slot
- *   bits 32..39  how many chunks the word has
+ *   bits 32..37  how many chunks the word has
+ *   bit      39  watched: whoever frees chunks of it sees to what follows from that
  *   bits 40..43  how many words the span has
  *   bits 44..47  the type of its objects, 0 for none
  *   bits 48..55  how many pages the span has
@@ -53,15 +54,23 @@ enum {
   MAM_TICKET_BITS = 24,
   MAM_BLOCK_PAGES = 8, /* of a class map's bit */
   MAM_MAP_LEVELS = 3,
-  MAM_WAIT_ROUNDS = 100, /* for another thread's refill, before going another way */
-  MAM_RETRIES = 64       /* of a compare-and-swap, before looking elsewhere */
+  MAM_WAIT_ROUNDS = 100,             /* for another thread's refill, before going another way */
+  MAM_RETRIES = 64,                  /* of a compare-and-swap, before looking elsewhere */
+  MAM_FLUSH_SLOTS = 4096,            /* that one request looks through in need */
+  MAM_OPENINGS = MAM_HEAP_KINDS + 1, /* one for each class, the last for runs and slots */
+  MAM_OPENING_SHARE = 256, /* of the heap's pages: all spans of a class together that are being opened in need */
+  MAM_COUNTERS = 64        /* among which a count is divided that many threads raise at once */
 };
+/* How often a request looks for what it needs while others change what there is, before it fails. */
+#ifndef MAM_SCARCE_ROUNDS
+#define MAM_SCARCE_ROUNDS 1024
+#endif
 /* How a heap is tuned, measured on an H200: the chunks of a span as base-2 logarithms, from the least shift in the
  * lowest four bits up; from how many MiB on a heap is roomy; what a slot of each of the common classes holds together;
  * and into how many slots the warps of a multiprocessor are divided at most, as a base-2 logarithm. */
 #ifndef MAM_CHUNKS
 #define MAM_CHUNKS 0x012345678ull
-#define MAM_ROOMY_CHUNKS 0x345555888ull
+#define MAM_ROOMY_CHUNKS 0x345678888ull
 #define MAM_ROOMY_MIB 256
 #define MAM_SLOT_BYTES (352 << 10)
 #define MAM_ROOMY_SLOT_BYTES (448 << 10)
@@ -114,21 +123,29 @@ struct mam_heap_control {
   mam_u32 active;           /* atomic: the superblock to try first, published after it */
   mam_u32 run_cursor;       /* atomic, a hint: where to look for long runs */
   mam_u32 home_count;
-  mam_u64 refused_free; /* atomic counts */
-  mam_u64 failures;
   mam_u64 answer;                  /* to a question of the host */
-  mam_u32 drained[MAM_HEAP_KINDS]; /* atomic, hints: see mam_steal */
+  mam_u64 refused_free;            /* an atomic count */
+  mam_u64 failures[MAM_COUNTERS];  /* atomic counts, of which the sum counts: see mam_failed */
+  mam_u32 flushed;                 /* atomic: where to look for tickets next */
+  mam_u32 mode;                    /* atomic: how empty spans of the first superblock end, see mam_sweep */
+  mam_u32 sweep_next, sweep_done;  /* atomic: words of its page map that were begun and done */
+  mam_u32 opening[MAM_OPENINGS];   /* atomic: how many hold what others may get: see mam_claim_scarce */
+  mam_u32 missing[MAM_HEAP_KINDS]; /* atomic: the stamps with which nothing was found */
   struct mam_area superblocks[MAM_HEAP_SUPERBLOCKS];
   struct mam_type_info types[MAM_HEAP_TYPES]; /* of type i + 1; written once */
   struct mam_growth growth;
   struct mam_site *sites; /* constant; 0: nothing is recorded.  See heap_record.h */
 };
 
-/* The most homes. */
-enum { MAM_HOMES = 1024 };
+/* The most homes; the most parks of a multiprocessor, one for each warp, and the memory that is counted for each. */
+enum { MAM_HOMES = 1024, MAM_PARKS = 64, MAM_PARK_BYTES = 10 << 10 };
 
 MAM_INLINE mam_u64 *mam_cursors(struct mam_heap_control *control) { return (mam_u64 *)(control + 1); }
 MAM_INLINE mam_u64 *mam_slots(struct mam_heap_control *control) { return mam_cursors(control) + MAM_HOMES; }
+/* After the slots: headers of warp heaps that were ended and wait for their next user (warp_core.h); 0: none. */
+MAM_INLINE mam_u64 *mam_parks(struct mam_heap_control *control) {
+  return mam_slots(control) + (mam_u64)control->heap.slot_count * MAM_HEAP_KINDS;
+}
 
 /* Chunks that were claimed: of chunk_bytes each, at address where the bits of mask are 1, counted from 0. */
 struct mam_claim {
@@ -192,6 +209,8 @@ MAM_INLINE mam_u32 mam_chunk_index(mam_u32 sixteenths, mam_u32 shift, mam_u32 mu
 
 /* ---- Usage words ---- */
 
+#define MAM_WORD_WATCHED (1ull << 39)
+
 MAM_INLINE mam_u64 mam_word_of(mam_u32 kind, mam_u32 pages, mam_u32 words, mam_u32 chunks) {
   mam_u32 high = ((kind & MAM_KIND_CLASS) + 1) << 24 | pages << 16 | mam_kind_type(kind) << 12 | words << 8 | chunks;
   return (mam_u64)high << 32;
@@ -202,7 +221,7 @@ MAM_INLINE mam_u32 mam_word_class(mam_u64 word) {
 }
 MAM_INLINE mam_u32 mam_word_span_pages(mam_u64 word) { return (mam_u32)(word >> 48) & 255; }
 MAM_INLINE mam_u32 mam_word_span_words(mam_u64 word) { return (mam_u32)(word >> 40) & 15; }
-MAM_INLINE mam_u32 mam_word_chunks(mam_u64 word) { return (mam_u32)(word >> 32) & 255; }
+MAM_INLINE mam_u32 mam_word_chunks(mam_u64 word) { return (mam_u32)(word >> 32) & 63; }
 MAM_INLINE mam_u32 mam_word_full(mam_u64 word) { return 0xffffffffu >> (32 - mam_word_chunks(word)); }
 
 /* ---- Maps ---- */
@@ -274,8 +293,8 @@ MAM_INLINE mam_u32 mam_map_words(mam_u32 count) {
 
 /* ---- Superblocks ----
  *
- * In the order of addresses: the shortage (8 bytes), the usage words, the page map, the class maps, the moved pages,
- * the entries. */
+ * In the order of addresses: the shortage and the stamp, the usage words, the page map, the class maps, the moved
+ * pages, the entries, the rings. */
 
 MAM_INLINE mam_u32 *mam_area_shortage(struct mam_area area) { return (mam_u32 *)(area.words - 1); }
 MAM_INLINE mam_u32 mam_area_map_words(struct mam_area area) { return (area.page_count + 63) >> 6; }
@@ -295,9 +314,13 @@ MAM_INLINE mam_u64 *mam_area_class(struct mam_area area, mam_u32 size_class) {
 MAM_INLINE mam_u64 *mam_area_moved(struct mam_area area) {
   return mam_area_class(area, mam_kind_of(0, 1)) + (mam_u64)MAM_HEAP_TYPES * mam_map_words(mam_area_class_words(area));
 }
+/* A map with a bit for each word of the page map: 0 if it is kept for long runs, see mam_kept_take. */
+MAM_INLINE mam_u32 mam_area_kept_words(struct mam_area area) { return (mam_area_map_words(area) + 63) >> 6; }
+MAM_INLINE mam_u64 *mam_area_kept(struct mam_area area) { return mam_area_moved(area) + mam_area_map_words(area); }
 MAM_INLINE mam_u16 *mam_area_entries(struct mam_area area) {
-  return (mam_u16 *)(mam_area_moved(area) + mam_area_map_words(area));
+  return (mam_u16 *)(mam_area_kept(area) + mam_map_words(mam_area_kept_words(area)));
 }
+MAM_INLINE mam_u16 *mam_area_rings(struct mam_area area) { return mam_area_entries(area) + area.page_count; }
 MAM_INLINE mam_u64 mam_area_address(struct mam_area area, mam_u32 page) {
   return area.base + ((mam_u64)page << MAM_PAGE_SHIFT);
 }
@@ -319,9 +342,59 @@ MAM_INLINE int mam_shortage_covers(mam_u32 shortage, mam_u32 pages) {
          pages >= (shortage & MAM_SHORT_PAGES);
 }
 
+/* ---- Stamps ----
+ *
+ * A superblock's stamp tells whether anything has come back: pages, or a chunk where none was.  It is odd while
+ * somebody relies on it; then whoever gives something back makes it the next even number.  Who looks for something
+ * makes all stamps odd, looks everywhere, and knows that it is not there if the sum of the stamps is the same after. So
+ * a full heap is known to be full, and what frees cost without that is one look. */
+
+MAM_INLINE mam_u32 *mam_area_stamp(struct mam_area area) { return (mam_u32 *)(area.words - 1) + 1; }
+
+/* Relies on all stamps; returns their sum. */
+MAM_OUTLINE mam_u32 mam_stamps_rely(struct mam_heap_control *control) {
+  mam_u32 sum = 0, superblocks = mam_load_acquire_u32(&control->superblock_count);
+  MAM_LOOP
+  for (mam_u32 i = 0; i < superblocks; i++) {
+    mam_u32 *stamp = mam_area_stamp(control->superblocks[i]), seen = mam_load_acquire_u32(stamp);
+    sum += (seen & 1) != 0 ? seen : mam_or_acq_rel_u32(stamp, 1) | 1;
+  }
+  mam_fence_all(); /* pairs with mam_returned */
+  return sum;
+}
+
+/* Their sum as it is; 0 if nobody relies on the first. */
+MAM_INLINE mam_u32 mam_stamps_sum(struct mam_heap_control *control, struct mam_area first) {
+  mam_u32 sum = mam_load_acquire_u32(mam_area_stamp(first));
+  if ((sum & 1) == 0)
+    return 0;
+  mam_u32 superblocks = mam_load_acquire_u32(&control->superblock_count);
+  MAM_LOOP
+  for (mam_u32 i = 1; i < superblocks; i++)
+    sum += mam_load_acquire_u32(mam_area_stamp(control->superblocks[i]));
+  return sum;
+}
+
 /* ---- Pages ---- */
 
-/* Pages have come back: what was known to be missing may be there. */
+/* Something has come back: what was known to be missing may be there. */
+MAM_OUTLINE void mam_stamp_raise(mam_u32 *stamp) {
+  mam_u32 known = mam_load_relaxed_u32(stamp);
+  MAM_LOOP
+  for (int i = 0; i < MAM_RETRIES && (known & 1) != 0; i++) {
+    mam_u32 seen = mam_cas_acq_rel_u32(stamp, known, known + 1);
+    if (seen == known)
+      return;
+    known = seen;
+  }
+}
+
+/* Whether anything is known of a superblock that what the caller has just given back may have made untrue. */
+MAM_INLINE int mam_returned_matters(struct mam_area area) {
+  mam_u32 stamp = mam_look_after_change_u32(mam_area_stamp(area));
+  return ((mam_load_relaxed_u32(mam_area_shortage(area)) & (MAM_SHORT_NUMBER - 1)) | (stamp & 1)) != 0;
+}
+
 MAM_OUTLINE void mam_shortage_end(mam_u32 *shortage) {
   mam_u32 known = mam_load_relaxed_u32(shortage);
   MAM_LOOP
@@ -333,35 +406,64 @@ MAM_OUTLINE void mam_shortage_end(mam_u32 *shortage) {
   }
 }
 
+/* Pages have come back. */
+MAM_OUTLINE void mam_pages_returned(struct mam_area area) {
+  mam_shortage_end(mam_area_shortage(area));
+  mam_stamp_raise(mam_area_stamp(area));
+}
+
 /* Gives bits of a word of the page map back that the caller owns. */
 MAM_OUTLINE void mam_pages_clear(struct mam_area area, mam_u32 index, mam_u64 bits) {
   /* acq_rel: what the pages' last users did comes before what their next ones do. */
   if (mam_and_acq_rel_u64(&mam_area_pages(area)[index], ~bits) == MAM_FULL_WORD)
     mam_map_opened(mam_area_pages(area), mam_area_map_words(area), index);
-  if ((mam_load_relaxed_u32(mam_area_shortage(area)) & (MAM_SHORT_NUMBER - 1)) != 0)
-    mam_shortage_end(mam_area_shortage(area));
+  if (mam_returned_matters(area))
+    mam_pages_returned(area);
+}
+
+/* Says of whole words of a map, from index on, that have just become 0, that they have zeros. */
+MAM_OUTLINE void mam_map_words_opened(mam_u64 *level, mam_u32 words, mam_u32 index, mam_u32 count) {
+  mam_u64 *second = level + words, *third = second + ((words + 63) >> 6);
+  MAM_LOOP
+  while (count != 0) {
+    mam_u32 from = index & 63, here = 64 - from < count ? 64 - from : count;
+    if (mam_and_acq_rel_u64(&second[index >> 6], ~mam_run_bits(here, from)) == MAM_FULL_WORD)
+      (void)mam_and_acq_rel_u64(&third[index >> 12], ~(1ull << (index >> 6 & 63)));
+    index += here;
+    count -= here;
+  }
 }
 
 MAM_OUTLINE void mam_pages_release(struct mam_area area, mam_u32 page, mam_u32 count) {
   MAM_LOOP
   while (count != 0) {
     mam_u32 from = page & 63, here = 64 - from < count ? 64 - from : count;
-    mam_pages_clear(area, page >> 6, mam_run_bits(here, from));
+    if (from == 0 && count >= 128) {
+      mam_u32 words = count >> 6;
+      here = words << 6;
+      MAM_LOOP
+      for (mam_u32 i = 0; i < words; i++) /* release: as in mam_pages_clear; nobody else changes these words */
+        (void)mam_exchange_release_u64(&mam_area_pages(area)[(page >> 6) + i], 0);
+      mam_map_words_opened(mam_area_pages(area), mam_area_map_words(area), page >> 6, words);
+      if (mam_returned_matters(area))
+        mam_pages_returned(area);
+    } else
+      mam_pages_clear(area, page >> 6, mam_run_bits(here, from));
     page += here;
     count -= here;
   }
 }
 
-/* Takes bits of a word of the page map if all of them are free. */
-MAM_OUTLINE int mam_pages_take_bits(struct mam_area area, mam_u32 index, mam_u64 bits) {
-  mam_u64 word = mam_load_relaxed_u64(&mam_area_pages(area)[index]);
+/* Takes bits of a word of a map if all of them are 0. */
+MAM_OUTLINE int mam_map_take(mam_u64 *level, mam_u32 count, mam_u32 index, mam_u64 bits) {
+  mam_u64 word = mam_load_relaxed_u64(&level[index]);
   MAM_LOOP
   for (int i = 0; i < MAM_RETRIES && (word & bits) == 0; i++) {
-    /* acquire: pairs with mam_pages_clear. */
-    mam_u64 seen = mam_cas_acquire_u64(&mam_area_pages(area)[index], word, word | bits);
+    /* acquire: pairs with mam_pages_clear and mam_kept_give. */
+    mam_u64 seen = mam_cas_acquire_u64(&level[index], word, word | bits);
     if (seen == word) {
-      if ((word | bits) == MAM_FULL_WORD)
-        mam_map_filled(mam_area_pages(area), mam_area_map_words(area), index);
+      if ((word | bits) == MAM_FULL_WORD && bits != MAM_FULL_WORD)
+        mam_map_filled(level, count, index);
       return 1;
     }
     word = seen;
@@ -381,15 +483,18 @@ MAM_INLINE mam_u32 mam_run_find(mam_u64 word, mam_u32 count) {
   return starts == 0 ? 64 : mam_lowest_u64(starts);
 }
 
-/* Takes a run of up to 64 pages that lies in one word of the page map, in the first word that has one from first on and
- * before last. */
-MAM_OUTLINE mam_u32 mam_run_take_short(const struct mam_area *area, mam_u32 count, mam_u32 first, mam_u32 last) {
+/* Takes up to 64 zeros in a row that lie in one word of a map, in the first word that has them from first on and before
+ * last.  Who took a word as a whole did not say so above: that is done here. */
+MAM_OUTLINE mam_u32 mam_map_take_run(mam_u64 *level, mam_u32 words, mam_u32 count, mam_u32 first, mam_u32 last) {
   mam_u32 tries = 0, index = first;
   MAM_LOOP
-  while ((index = mam_map_next(mam_area_pages(*area), mam_area_map_words(*area), index)) < last) {
-    mam_u32 from = mam_run_find(mam_load_relaxed_u64(&mam_area_pages(*area)[index]), count);
-    if (from != 64 && mam_pages_take_bits(*area, index, mam_run_bits(count, from)))
+  while ((index = mam_map_next(level, words, index)) < last) {
+    mam_u64 word = mam_load_relaxed_u64(&level[index]);
+    mam_u32 from = mam_run_find(word, count);
+    if (from != 64 && mam_map_take(level, words, index, mam_run_bits(count, from)))
       return (index << 6) + from;
+    if (word == MAM_FULL_WORD)
+      mam_map_filled(level, words, index);
     if (from == 64 || ++tries == MAM_RETRIES) {
       tries = 0;
       index++;
@@ -398,13 +503,53 @@ MAM_OUTLINE mam_u32 mam_run_take_short(const struct mam_area *area, mam_u32 coun
   return MAM_NO_PAGE;
 }
 
+/* The same of the page map. */
+MAM_INLINE mam_u32 mam_run_take_short(const struct mam_area *area, mam_u32 count, mam_u32 first, mam_u32 last) {
+  return mam_map_take_run(mam_area_pages(*area), mam_area_map_words(*area), count, first, last);
+}
+
+/* Takes whole words of a map from index on, as long as they are 0, up to count of them; returns how many.  Several at a
+ * time are under way.  It is not said above that they are full. */
+MAM_OUTLINE mam_u32 mam_map_take_words(mam_u64 *level, mam_u32 index, mam_u32 count) {
+  mam_u32 got = 0;
+  MAM_LOOP
+  while (got < count) {
+    mam_u32 here = count - got < 8 ? count - got : 8, failed = 0;
+    mam_u64 seen[8];
+    MAM_UNROLL
+    for (mam_u32 i = 0; i < 8; i++)
+      seen[i] = mam_cas_between_fences_if_u64(i < here, &level[index + got + i], 0, MAM_FULL_WORD);
+    MAM_UNROLL
+    for (mam_u32 i = 0; i < 8; i++)
+      failed |= (mam_u32)(seen[i] != 0) << i;
+    mam_fence(); /* acquire: pairs with mam_pages_clear and mam_kept_give */
+    mam_u32 good = failed == 0 ? here : mam_lowest_u32(failed);
+    MAM_LOOP
+    for (mam_u32 i = good + 1; i < here; i++) /* behind the first that was not to be had */
+      if ((failed >> i & 1) == 0)
+        (void)mam_exchange_release_u64(&level[index + got + i], 0);
+    got += good;
+    if (failed != 0)
+      break;
+  }
+  return got;
+}
+
 /* Takes as much of a run from page on as is free, up to count pages; returns how much. */
 MAM_INLINE mam_u32 mam_run_take_at(struct mam_area area, mam_u32 page, mam_u32 count) {
+  mam_u64 *map = mam_area_pages(area);
   mam_u32 got = 0;
   MAM_LOOP
   while (got < count) {
     mam_u32 from = (page + got) & 63, here = 64 - from < count - got ? 64 - from : count - got;
-    if (!mam_pages_take_bits(area, (page + got) >> 6, mam_run_bits(here, from)))
+    if (from == 0 && count - got >= 128) {
+      mam_u32 words = (count - got) >> 6, taken = mam_map_take_words(map, (page + got) >> 6, words);
+      got += taken << 6;
+      if (taken < words)
+        break;
+      continue;
+    }
+    if (!mam_map_take(map, mam_area_map_words(area), (page + got) >> 6, mam_run_bits(here, from)))
       break;
     got += here;
   }
@@ -479,6 +624,83 @@ struct mam_place {
   struct mam_area area;
   mam_u32 page;
 };
+
+/* ---- Kept words ----
+ *
+ * In a lazy heap the whole words of the page map that a long run of the first superblock had are kept when it is freed:
+ * the map of kept words has a 0 for each of them, so the next long run takes 64 words, 16 MiB, by one atomic operation.
+ */
+
+/* Keeps words of the page map that the caller owns. */
+MAM_OUTLINE void mam_kept_give(struct mam_area area, mam_u32 index, mam_u32 count) {
+  mam_u64 *level = mam_area_kept(area);
+  MAM_LOOP
+  while (count != 0) {
+    mam_u32 from = index & 63, here = 64 - from < count ? 64 - from : count;
+    /* release: what the pages' last users did comes before what their next ones do. */
+    (void)mam_and_release_u64(&level[index >> 6], ~mam_run_bits(here, from));
+    mam_map_words_opened(level, mam_area_kept_words(area), index >> 6, 1);
+    index += here;
+    count -= here;
+  }
+}
+
+/* Takes kept words, more than 64 in a row, in the words of their map from first on and before last. */
+MAM_OUTLINE mam_u32 mam_kept_take_long(const struct mam_area *area, mam_u32 count, mam_u32 first, mam_u32 last) {
+  mam_u64 *level = mam_area_kept(*area);
+  mam_u32 words = mam_area_kept_words(*area), whole = count >> 6, rest = count & 63;
+  MAM_LOOP
+  for (;;) {
+    first = mam_map_next(level, words, first);
+    if (first + whole + (rest != 0) > last)
+      return MAM_NO_PAGE;
+    mam_u32 got = mam_map_take_words(level, first, whole);
+    if (got == whole && (rest == 0 || mam_map_take(level, words, first + whole, mam_run_bits(rest, 0))))
+      return first << 6;
+    mam_kept_give(*area, first << 6, got << 6);
+    first += got + 1;
+  }
+}
+
+/* Takes kept words, so many in a row, best from index on. */
+MAM_OUTLINE mam_u32 mam_kept_take(const struct mam_area *area, mam_u32 count, mam_u32 index) {
+  mam_u64 *level = mam_area_kept(*area);
+  mam_u32 words = mam_area_kept_words(*area), place = index >> 6, found;
+  if (count > 64) {
+    found = mam_kept_take_long(area, count, place, words);
+    return found != MAM_NO_PAGE ? found : mam_kept_take_long(area, count, 0, words);
+  }
+  mam_u32 from = (index & 63) + count <= 64 ? index & 63 : 0;
+  mam_u64 bits = mam_run_bits(count, from);
+  mam_u64 old = mam_or_acquire_u64(&level[place], bits); /* pairs with mam_kept_give */
+  if ((old & bits) == 0)
+    return (place << 6) + from;
+  if ((bits & ~old) != 0)
+    (void)mam_and_release_u64(&level[place], old | ~bits);
+  found = mam_map_take_run(level, words, count, place, words);
+  return found != MAM_NO_PAGE ? found : mam_map_take_run(level, words, count, 0, place);
+}
+
+/* Gives all kept words back to the page map. */
+MAM_OUTLINE void mam_kept_flush(struct mam_area area) {
+  mam_u64 *level = mam_area_kept(area);
+  MAM_LOOP
+  for (mam_u32 i = 0; i < mam_area_kept_words(area); i++) {
+    if (mam_load_relaxed_u64(&level[i]) == MAM_FULL_WORD)
+      continue;
+    /* acquire: pairs with mam_kept_give */
+    mam_u64 kept = ~mam_exchange_acq_rel_u64(&level[i], MAM_FULL_WORD);
+    MAM_LOOP
+    while (kept != 0) {
+      mam_u32 from = mam_lowest_u64(kept);
+      mam_u64 rest = ~(kept >> from);
+      mam_u32 count = rest == 0 ? 64 : mam_lowest_u64(rest);
+      count = count < 64 - from ? count : 64 - from;
+      mam_pages_release(area, (i << 12) + (from << 6), count << 6);
+      kept &= ~mam_run_bits(count, from);
+    }
+  }
+}
 
 /* ---- Homes ----
  *
@@ -559,6 +781,352 @@ MAM_OUTLINE mam_u32 mam_pages_near(const struct mam_home *home, mam_u32 count) {
   return MAM_NO_PAGE;
 }
 
+/* ---- Rings ----
+ *
+ * Spans of the first superblock in a home's words have a number of 16 bits.  In a lazy heap those that a slot had form
+ * a ring: each page on which one begins says which is next.  A ring says where a slot should look first, no more:
+ * whether what is there is an empty span of its class is for the usage words to tell. */
+
+enum { MAM_RING_NONE = 0xffff };
+
+MAM_INLINE mam_u32 mam_ring_number(mam_u32 page, mam_u32 home, mam_u32 home_count) {
+  mam_u32 turn = ((page >> 6) - home) / home_count;
+  return (page >> 6) < home || (page >> 6) - home != turn * home_count || turn >= MAM_RING_NONE >> 6
+             ? (mam_u32)MAM_RING_NONE
+             : turn << 6 | (page & 63);
+}
+
+/* The page; MAM_NO_PAGE if there is no such page. */
+MAM_INLINE mam_u32 mam_ring_page(mam_u32 page_count, mam_u32 number, mam_u32 home, mam_u32 home_count) {
+  mam_u32 page = (home + (number >> 6) * home_count) << 6 | (number & 63);
+  return number == MAM_RING_NONE || page >= page_count ? MAM_NO_PAGE : page;
+}
+
+/* Puts the span that is to begin at page behind the one that was tried after prior, which is MAM_NO_PAGE if the slot
+ * had none.  A span without a number only leads to the ring. */
+MAM_OUTLINE void mam_ring_insert(mam_u16 *rings, mam_u32 page_count, mam_u32 home, mam_u32 home_count, mam_u32 prior,
+                                 mam_u32 page) {
+  mam_u32 number = mam_ring_number(page, home, home_count), tried = MAM_RING_NONE, after = number;
+  mam_u32 behind = MAM_NO_PAGE;
+  if (prior < page_count) {
+    tried = mam_load_relaxed_u16(&rings[prior]);
+    behind = mam_ring_page(page_count, tried, home, home_count);
+  }
+  if (number == MAM_RING_NONE)
+    after = tried;
+  else if (behind != MAM_NO_PAGE) {
+    after = mam_load_relaxed_u16(&rings[behind]);
+    mam_store_relaxed_u16(&rings[behind], (mam_u16)number);
+  }
+  mam_store_relaxed_u16(&rings[page], (mam_u16)after);
+}
+
+/* ---- Spans ---- */
+
+/* The entry of the page of a span that is so far behind its first. */
+MAM_INLINE mam_u16 mam_entry_of(mam_u32 kind, mam_u32 back) {
+  return (mam_u16)(((kind & MAM_KIND_CLASS) + 1) | back << MAM_ENTRY_CLASS_BITS |
+                   mam_kind_type(kind) << MAM_ENTRY_TYPE_SHIFT);
+}
+MAM_INLINE mam_u32 mam_entry_back(mam_u32 entry) { return entry >> MAM_ENTRY_CLASS_BITS & 63; }
+
+/* Makes pages that the caller owns a span, all of whose chunks count as used.  flags: MAM_WORD_WATCHED or 0.  Every
+ * lane writes its part. */
+MAM_INLINE void mam_span_write(struct mam_area area, mam_u32 page, mam_u32 size_class, mam_u32 pages, mam_u32 chunks,
+                               mam_u64 flags, struct mam_lanes lanes) {
+  mam_u32 words = (chunks + 31) >> 5;
+  mam_u16 *entries = mam_area_entries(area) + page;
+  MAM_LOOP
+  for (mam_u32 i = lanes.rank; i < pages; i += lanes.count)
+    mam_store_relaxed_u16(&entries[i], mam_entry_of(size_class, i));
+  MAM_LOOP
+  for (mam_u32 i = lanes.rank; i < words; i += lanes.count) {
+    mam_u32 here = chunks - 32 * i < 32 ? chunks - 32 * i : 32;
+    mam_u64 word = mam_word_of(size_class, pages, words, here) | flags;
+    mam_store_relaxed_u64(&area.words[page * MAM_PAGE_WORDS + i], word | mam_word_full(word));
+  }
+}
+
+/* A chunk of the span that begins at page may be free: sets the hint.  The look before is what makes it cheap; it comes
+ * after the change of the usage word, whose old value decided to come here. */
+MAM_OUTLINE void mam_span_hint(struct mam_area area, mam_u32 page, mam_u32 size_class) {
+  mam_u32 block = page / MAM_BLOCK_PAGES;
+  mam_u64 *map = mam_area_class(area, size_class);
+  if ((mam_load_relaxed_u64(&map[block >> 6]) >> (block & 63) & 1) == 0)
+    return;
+  if (mam_and_acq_rel_u64(&map[block >> 6], ~(1ull << (block & 63))) == MAM_FULL_WORD)
+    mam_map_opened(map, mam_area_class_words(area), block >> 6);
+  if (mam_returned_matters(area))
+    mam_stamp_raise(mam_area_stamp(area));
+}
+
+/* What differs between a span's words that are empty: their chunks, and while it is being watched that. */
+#define MAM_WORD_CHUNKS (255ull << 32)
+
+/* Whether all words of a span are empty; header: their upper halves but for MAM_WORD_CHUNKS.  *last: the last one,
+ * which alone may have fewer than 32 chunks. */
+MAM_INLINE int mam_span_empty(const mam_u64 *words, mam_u64 header, mam_u32 count, mam_u64 *last) {
+  mam_u64 differs = 0, seen[4];
+  MAM_LOOP
+  for (mam_u32 i = 0; i < count && differs == 0; i += 4) {
+    MAM_UNROLL /* so that the loads are under way together */
+        for (mam_u32 j = 0; j < 4; j++) seen[j] = mam_load_relaxed_if_u64(i + j < count, &words[i + j], header);
+    MAM_UNROLL
+    for (mam_u32 j = 0; j < 4; j++) {
+      differs |= (seen[j] ^ header) & ~MAM_WORD_CHUNKS;
+      *last = i + j < count ? seen[j] : *last;
+    }
+  }
+  return differs == 0;
+}
+
+/* Ends a span that was seen to be empty: each word goes from empty to 0 by compare-and-swap, so nobody can claim a
+ * chunk in it any more; the first word before all others, so that of several who try one goes on.  If a word is not
+ * empty, those that are 0 are put back; only the caller could change them meanwhile.  Returns whether it has ended;
+ * *again: it has not, and is to be looked at again, since somebody may have found it not empty because of that. */
+MAM_INLINE int mam_span_try_end(mam_u64 *words, mam_u64 header, mam_u32 count, mam_u64 last, int *again) {
+  mam_u64 full = header | MAM_WORD_WATCHED | 32ull << 32, first = count == 1 ? last : full;
+  mam_u32 failed = 0;
+  *again = 0;
+  if (mam_cas_between_fences_u64(words, first, 0) != first)
+    return 0;
+  MAM_LOOP
+  for (mam_u32 i = 1; i < count; i += 4) {
+    mam_u64 seen[4];
+    MAM_UNROLL
+    for (mam_u32 j = 0; j < 4; j++)
+      seen[j] = mam_cas_between_fences_if_u64(i + j < count, &words[i + j], i + j + 1 == count ? last : full, 0);
+    MAM_UNROLL
+    for (mam_u32 j = 0; j < 4; j++)
+      failed |= (mam_u32)(seen[j] != (i + j + 1 == count ? last : full)) << (i + j);
+  }
+  /* What the chunks' users did, all of whom changed these words, comes before the release of the pages. */
+  mam_fence();
+  if (failed == 0)
+    return 1;
+  MAM_LOOP
+  for (mam_u32 i = count; i-- != 0;)
+    if ((failed >> i & 1) == 0)
+      (void)mam_exchange_release_u64(&words[i], i == 0 ? first : i + 1 == count ? last : full);
+  *again = 1;
+  return 0;
+}
+
+/* ---- Frees ---- */
+
+/* The superblock in which an address lies; page_count 0 if in none. */
+MAM_OUTLINE struct mam_area mam_area_of(struct mam_heap_control *control, mam_u64 address) {
+  mam_u32 superblocks = mam_load_acquire_u32(&control->superblock_count);
+  struct mam_area area = {0, 0, 0, 0};
+  MAM_LOOP
+  for (mam_u32 i = 0; i < superblocks; i++)
+    if (address - control->superblocks[i].base < (mam_u64)control->superblocks[i].page_count << MAM_PAGE_SHIFT)
+      area = control->superblocks[i];
+  return area;
+}
+
+/* Where the usage bit of a chunk is. */
+struct mam_bit {
+  mam_u32 word, bit;
+};
+
+/* That of the chunk in which offset (from the first page) lies, given the entry of its page, which is a span's. */
+MAM_INLINE struct mam_bit mam_bit_of(mam_u64 offset, mam_u32 entry) {
+  mam_u32 size_class = (entry & 63) - 1, shift = mam_class_shift(size_class);
+  mam_u32 page = (mam_u32)(offset >> MAM_PAGE_SHIFT), back = mam_entry_back(entry);
+  mam_u32 sixteenths = back << (MAM_PAGE_SHIFT - 4) | ((mam_u32)offset & (MAM_PAGE_BYTES - 1)) >> 4;
+  mam_u32 chunk = mam_chunk_index(sixteenths, shift, mam_class_multiple(size_class, shift));
+  struct mam_bit bit = {(page - back) * MAM_PAGE_WORDS + (chunk >> 5), chunk & 31};
+  return bit;
+}
+
+/* Whether there is more to do after bits of a usage word were cleared: old was there before. */
+MAM_INLINE int mam_word_wants_more(mam_u64 old, mam_u32 bits) {
+  return (old & MAM_WORD_WATCHED) != 0 && (((mam_u32)old & ~bits) == 0 || (mam_u32)old == mam_word_full(old));
+}
+
+/* What is left to do after mam_word_changed, seldom: in one word. */
+enum {
+  MAM_LEFT_PAGES_OPENED = 1,
+  MAM_LEFT_CLASS_OPENED = 2,
+  MAM_LEFT_RETURNED = 4,
+  MAM_LEFT_PAGES = 8,
+  MAM_LEFT_AGAIN = 16,
+  MAM_LEFT_STAMP = 32
+};
+
+enum { MAM_SPAN_ENDED = 0xffffffffu };
+
+/* Ends a span, one of whose words was seen to be empty, if they all are: MAM_SPAN_ENDED; else what is left to do. last:
+ * the word if it is the only one. */
+MAM_OUTLINE mam_u32 mam_span_end(mam_u64 *words, mam_u64 header, mam_u32 count, mam_u64 last) {
+  int again = 0;
+  if (count != 1 && !mam_span_empty(words, header, count, &last))
+    return 0;
+  return mam_span_try_end(words, header, count, last, &again) ? (mam_u32)MAM_SPAN_ENDED : again ? MAM_LEFT_AGAIN : 0;
+}
+
+/* Gives the pages of a span back that has ended.  After mam_fence: pairs with who takes them. */
+MAM_INLINE mam_u32 mam_span_pages_free(struct mam_area area, mam_u32 page, mam_u32 pages) {
+  mam_u32 from = page & 63, left = 0;
+  if (from + pages > 64)
+    return MAM_LEFT_PAGES;
+  if (mam_and_after_fence_u64(&mam_area_pages(area)[page >> 6], ~mam_run_bits(pages, from)) == MAM_FULL_WORD)
+    left = MAM_LEFT_PAGES_OPENED;
+  return mam_returned_matters(area) ? left | MAM_LEFT_RETURNED : left;
+}
+
+/* What comes after bits of a usage word were cleared: a word that became empty may be the last of its span; one that
+ * was full is worth a look from now on.  Calls nothing, so that it costs a kernel no more than it is; what seldom is
+ * left to do is the result, for mam_word_finish. */
+MAM_OUTLINE mam_u32 mam_word_changed(struct mam_area area, mam_u32 word, mam_u64 old, mam_u32 bits) {
+  mam_u32 page = word / MAM_PAGE_WORDS, left = 0;
+  mam_u64 *hints = &mam_area_class(area, mam_word_class(old))[page / MAM_BLOCK_PAGES >> 6];
+  mam_u64 hint = 1ull << (page / MAM_BLOCK_PAGES & 63), hinted = 0;
+  int was_full = (mam_u32)old == mam_word_full(old);
+  if (was_full) /* early, to be under way with what follows */
+    hinted = mam_load_relaxed_u64(hints);
+  if (((mam_u32)old & ~bits) == 0) {
+    mam_u64 *words = &area.words[page * MAM_PAGE_WORDS], header = old & ~(MAM_FULL_WORD >> 24);
+    mam_u64 last = old & ~(mam_u64)bits;
+    mam_u32 count = mam_word_span_words(old);
+    left = MAM_OUT_OF_SIGHT(mam_span_end)(words, header, count, last);
+    if (left == MAM_SPAN_ENDED)
+      return mam_span_pages_free(area, page, mam_word_span_pages(old));
+  }
+  /* The look is what makes the hint cheap; it comes after the change of the usage word, whose old value decided to come
+   * here. */
+  if ((hinted & hint) != 0) {
+    left |= mam_and_acq_rel_u64(hints, ~hint) == MAM_FULL_WORD ? MAM_LEFT_CLASS_OPENED : 0;
+    left |= mam_returned_matters(area) ? MAM_LEFT_STAMP : 0;
+  }
+  return left;
+}
+
+/* Does what was left. */
+MAM_OUTLINE void mam_word_finish(const struct mam_area *area, mam_u32 word, mam_u64 old, mam_u32 left) {
+  mam_u32 page = word / MAM_PAGE_WORDS;
+  MAM_LOOP
+  for (int i = 0; i < MAM_RETRIES && left != 0; i++) {
+    if ((left & MAM_LEFT_PAGES) != 0)
+      mam_pages_release(*area, page, mam_word_span_pages(old));
+    if ((left & MAM_LEFT_PAGES_OPENED) != 0)
+      mam_map_opened(mam_area_pages(*area), mam_area_map_words(*area), page >> 6);
+    if ((left & MAM_LEFT_RETURNED) != 0)
+      mam_pages_returned(*area);
+    if ((left & MAM_LEFT_CLASS_OPENED) != 0)
+      mam_map_opened(mam_area_class(*area, mam_word_class(old)), mam_area_class_words(*area),
+                     page / MAM_BLOCK_PAGES >> 6);
+    if ((left & MAM_LEFT_STAMP) != 0)
+      mam_stamp_raise(mam_area_stamp(*area));
+    left = (left & MAM_LEFT_AGAIN) != 0 ? mam_word_changed(*area, word, old & ~0xffffffffull, 0) : 0;
+  }
+}
+
+/* Frees the chunks of a usage word whose bits are given; which of them were none. */
+MAM_OUTLINE mam_u32 mam_chunks_free(struct mam_area area, mam_u32 word, mam_u32 bits) {
+  /* release: what the chunks' users did comes before what their next ones do.  Pairs with mam_word_claim. */
+  mam_u64 old = mam_and_release_u64(&area.words[word], ~(mam_u64)bits);
+  if (((mam_u32)old & bits) != 0 && mam_word_wants_more(old, bits)) {
+    mam_u32 left = mam_word_changed(area, word, old, bits);
+    if (left != 0)
+      mam_word_finish(&area, word, old, left);
+  }
+  return bits & ~(mam_u32)old;
+}
+
+/* ---- Sweeping ----
+ *
+ * In a lazy heap a free is one change of one usage word: an empty span stays, to be filled again by the slot that had
+ * it (mam_slot_retake).  When the first superblock has no pages for somebody, he and all others in need sweep it, a
+ * word of the page map at a time: spans are watched from then on, those that are empty end, and the others' free chunks
+ * are in the maps.  Once all of it has been swept, and until the heap is reset, new spans are watched too. */
+
+enum { MAM_MODE_WATCHED, MAM_MODE_LAZY, MAM_MODE_SWEEPING };
+
+/* Watches one usage word that looks like header; what it is then, 0 if it is of no such span any more. */
+MAM_INLINE mam_u64 mam_word_watch(mam_u64 *place, mam_u64 header) {
+  mam_u64 word = mam_load_relaxed_u64(place);
+  MAM_LOOP
+  while (((word ^ header) >> 40) == 0 && (word & MAM_WORD_WATCHED) == 0) {
+    mam_u64 seen = mam_cas_acq_rel_u64(place, word, word | MAM_WORD_WATCHED);
+    word = seen == word ? word | MAM_WORD_WATCHED : seen;
+  }
+  return ((word ^ header) >> 40) == 0 ? word : 0;
+}
+
+/* Watches the span that begins at page, if one does, and does what its frees have left to do. */
+MAM_OUTLINE void mam_span_watch(struct mam_area area, mam_u32 page) {
+  mam_u64 *words = &area.words[page * MAM_PAGE_WORDS], header = mam_load_relaxed_u64(words), empty = 0;
+  mam_u32 empty_at = 0;
+  int open = 0;
+  if (header == 0 || header >> 56 == MAM_CLASS_RUN)
+    return;
+  MAM_LOOP
+  for (mam_u32 i = 0; i < mam_word_span_words(header); i++) {
+    mam_u64 word = mam_word_watch(&words[i], header);
+    open |= word != 0 && (mam_u32)word != mam_word_full(word);
+    if (word != 0 && (mam_u32)word == 0) {
+      empty = word;
+      empty_at = i;
+    }
+  }
+  if (open)
+    mam_span_hint(area, page, mam_word_class(header));
+  if (empty != 0)
+    mam_word_finish(&area, page * MAM_PAGE_WORDS + empty_at, empty,
+                    mam_word_changed(area, page * MAM_PAGE_WORDS + empty_at, empty, 0));
+}
+
+/* Watches a new span, if that is the time.  Comes after its words were written: of this and of who begins to sweep, one
+ * sees what the other did. */
+MAM_OUTLINE void mam_span_created(struct mam_heap_control *control, struct mam_area area, mam_u32 page) {
+  if (mam_look_after_change_u32(&control->mode) != MAM_MODE_LAZY)
+    mam_span_watch(area, page);
+}
+
+/* All spans that begin in a word of the page map. */
+MAM_OUTLINE void mam_sweep_word(struct mam_area area, mam_u32 index) {
+  mam_u32 page = index << 6, end = page + 64 < area.page_count ? page + 64 : area.page_count;
+  if (mam_load_relaxed_u64(&mam_area_pages(area)[index]) == 0)
+    return;
+  MAM_LOOP
+  for (; page < end; page++)
+    mam_span_watch(area, page);
+}
+
+/* A part has been swept: a word, or the kept ones.  acq_rel: all of that, for who relies on the mode. */
+MAM_INLINE void mam_swept(struct mam_heap_control *control) {
+  if (mam_add_acq_rel_u32(&control->sweep_done, 1) == mam_area_map_words(control->superblocks[0]))
+    (void)mam_exchange_acq_rel_u32(&control->mode, MAM_MODE_WATCHED);
+}
+
+/* Sweeps until there is a run of so many pages, or all has been swept; then waits a bounded time for others who sweep.
+ */
+MAM_OUTLINE mam_u32 mam_sweep(struct mam_heap_control *control, mam_u32 count) {
+  struct mam_area area = control->superblocks[0];
+  mam_u32 words = mam_area_map_words(area), index;
+  int begins = mam_cas_acq_rel_u32(&control->mode, MAM_MODE_LAZY, MAM_MODE_SWEEPING) == MAM_MODE_LAZY;
+  mam_fence_all(); /* pairs with mam_span_created and mam_run_free */
+  if (begins) {
+    mam_kept_flush(area);
+    mam_swept(control);
+  }
+  MAM_LOOP
+  while (mam_load_relaxed_u32(&control->sweep_next) < words &&
+         (index = mam_add_relaxed_u32(&control->sweep_next, 1)) < words) {
+    mam_sweep_word(area, index);
+    mam_swept(control);
+    mam_u32 page = count <= MAM_SPAN_PAGES ? mam_run_take_short(&area, count, index, index + 1) : MAM_NO_PAGE;
+    if (page != MAM_NO_PAGE)
+      return page;
+  }
+  MAM_LOOP
+  for (int i = 0; i < MAM_WAIT_ROUNDS && mam_load_acquire_u32(&control->mode) != MAM_MODE_WATCHED; i++)
+    mam_pause();
+  return mam_pages_search(area, count, 0);
+}
+
 /* Takes a run of pages from any superblock, wherever it is. */
 MAM_OUTLINE struct mam_place mam_pages_far(struct mam_heap_control *control, mam_u32 count, mam_u32 home) {
   struct mam_place place;
@@ -578,6 +1146,10 @@ MAM_OUTLINE struct mam_place mam_pages_far(struct mam_heap_control *control, mam
     active = active + 1 < superblocks ? active + 1 : 0;
   }
   place.page = MAM_NO_PAGE;
+  if (mam_load_relaxed_u32(&control->mode) != MAM_MODE_WATCHED) {
+    place.area = control->superblocks[0];
+    place.page = mam_sweep(control, count);
+  }
   return place;
 }
 
@@ -592,88 +1164,6 @@ MAM_OUTLINE struct mam_place mam_pages_claim(struct mam_heap_control *control, m
       return place;
   }
   return mam_pages_far(control, count, home);
-}
-
-/* ---- Spans ---- */
-
-/* The entry of the page of a span that is so far behind its first. */
-MAM_INLINE mam_u16 mam_entry_of(mam_u32 kind, mam_u32 back) {
-  return (mam_u16)(((kind & MAM_KIND_CLASS) + 1) | back << MAM_ENTRY_CLASS_BITS |
-                   mam_kind_type(kind) << MAM_ENTRY_TYPE_SHIFT);
-}
-MAM_INLINE mam_u32 mam_entry_back(mam_u32 entry) { return entry >> MAM_ENTRY_CLASS_BITS & 63; }
-
-/* Makes pages that the caller owns a span, all of whose chunks count as used.  Every lane writes its part. */
-MAM_INLINE void mam_span_write(struct mam_area area, mam_u32 page, mam_u32 size_class, mam_u32 pages, mam_u32 chunks,
-                               struct mam_lanes lanes) {
-  mam_u32 words = (chunks + 31) >> 5;
-  mam_u16 *entries = mam_area_entries(area) + page;
-  MAM_LOOP
-  for (mam_u32 i = lanes.rank; i < pages; i += lanes.count)
-    mam_store_relaxed_u16(&entries[i], mam_entry_of(size_class, i));
-  MAM_LOOP
-  for (mam_u32 i = lanes.rank; i < words; i += lanes.count) {
-    mam_u32 here = chunks - 32 * i < 32 ? chunks - 32 * i : 32;
-    mam_u64 word = mam_word_of(size_class, pages, words, here);
-    mam_store_relaxed_u64(&area.words[page * MAM_PAGE_WORDS + i], word | mam_word_full(word));
-  }
-}
-
-/* A chunk of the span that begins at page may be free: sets the hint.  The look before is what makes it cheap; it comes
- * after the change of the usage word, whose old value decided to come here. */
-MAM_OUTLINE void mam_span_hint(struct mam_area area, mam_u32 page, mam_u32 size_class) {
-  mam_u32 block = page / MAM_BLOCK_PAGES;
-  mam_u64 *map = mam_area_class(area, size_class);
-  if ((mam_load_relaxed_u64(&map[block >> 6]) >> (block & 63) & 1) != 0 &&
-      mam_and_acq_rel_u64(&map[block >> 6], ~(1ull << (block & 63))) == MAM_FULL_WORD)
-    mam_map_opened(map, mam_area_class_words(area), block >> 6);
-}
-
-/* A usage word but for its chunks: the same for all words of a span that are empty. */
-#define MAM_WORD_CHUNKS (255ull << 32)
-
-/* Whether all words of a span are empty; header: their upper halves but for MAM_WORD_CHUNKS.  *last: the last one,
- * which alone may have fewer than 32 chunks. */
-MAM_INLINE int mam_span_empty(const mam_u64 *words, mam_u64 header, mam_u32 count, mam_u64 *last) {
-  mam_u64 differs = 0;
-  MAM_LOOP
-  for (mam_u32 i = 0; i < count && differs == 0; i += 4) {
-    MAM_UNROLL /* so that the loads are under way together */
-        for (mam_u32 j = i; j < i + 4; j++) if (j < count) {
-      mam_u64 word = mam_load_relaxed_u64(&words[j]);
-      differs |= (word ^ header) & ~MAM_WORD_CHUNKS;
-      *last = word;
-    }
-  }
-  return differs == 0;
-}
-
-/* Ends a span that was seen to be empty: each word goes from empty to 0 by compare-and-swap, so nobody can claim a
- * chunk in it any more; the first word before all others, so that of several who try one goes on.  If a word is not
- * empty, those that are 0 are put back; only the caller could change them meanwhile.  Returns whether it has ended;
- * *again: it has not, and is to be looked at again, since somebody may have found it not empty because of that. */
-MAM_INLINE int mam_span_try_end(mam_u64 *words, mam_u64 header, mam_u32 count, mam_u64 last, int *again) {
-  mam_u64 full = header | 32ull << 32, first = count == 1 ? last : full;
-  mam_u32 failed = 0;
-  *again = 0;
-  if (mam_cas_between_fences_u64(words, first, 0) != first)
-    return 0;
-  MAM_UNROLL
-  for (mam_u32 i = 1; i < MAM_PAGE_WORDS; i++)
-    if (i < count) {
-      mam_u64 word = i + 1 == count ? last : full;
-      failed |= (mam_u32)(mam_cas_between_fences_u64(&words[i], word, 0) != word) << i;
-    }
-  /* What the chunks' users did, all of whom changed these words, comes before the release of the pages. */
-  mam_fence();
-  if (failed == 0)
-    return 1;
-  MAM_LOOP
-  for (mam_u32 i = count; i-- != 0;)
-    if ((failed >> i & 1) == 0)
-      (void)mam_exchange_release_u64(&words[i], i == 0 ? first : i + 1 == count ? last : full);
-  *again = 1;
-  return 0;
 }
 
 /* ---- Claiming chunks ---- */
@@ -816,6 +1306,12 @@ MAM_INLINE struct mam_tickets mam_tickets_of(mam_u64 old, mam_u32 chunk_bytes, m
 /* acquire: pairs with the refill's publication, and through it with the frees of what was there before. */
 MAM_INLINE mam_u64 mam_slot_take(mam_u64 *slot, mam_u32 count) { return mam_add_acquire_u64(slot, count); }
 
+/* Keeps the tickets that were asked for in vain, and of which the slot's word is now, far from reaching the address. */
+MAM_INLINE void mam_slot_keep(mam_u64 *slot, mam_u64 now, mam_u32 limit) {
+  if ((now & MAM_SLOT_TICKETS) > MAM_SLOT_TICKETS / 2)
+    (void)mam_cas_relaxed_u64(slot, now, (now & ~MAM_SLOT_TICKETS) | (limit + 1));
+}
+
 /* Waits for whoever refills the slot, and asks for tickets again.  The slot's word as it was then; one without tickets
  * and without a task after a bounded time, or when there is nothing to refill it with. */
 MAM_OUTLINE mam_u64 mam_slot_wait(mam_u64 *slot, mam_u32 limit, mam_u32 count) {
@@ -827,75 +1323,97 @@ MAM_OUTLINE mam_u64 mam_slot_wait(mam_u64 *slot, mam_u32 limit, mam_u32 count) {
       if ((now & MAM_SLOT_TICKETS) <= limit)
         return now;
     }
+    mam_slot_keep(slot, now, limit);
     if (mam_slot_is_dry(now))
       break;
-    if ((now & MAM_SLOT_TICKETS) > MAM_SLOT_TICKETS / 2) /* far from reaching the address, and kept so */
-      (void)mam_cas_relaxed_u64(slot, now, (now & ~MAM_SLOT_TICKETS) | (limit + 1));
     mam_pause();
   }
   return MAM_SLOT_TICKETS;
 }
 
-/* The sum of what the superblocks are known not to have, if that is no span of so many pages; else 0. */
-MAM_INLINE mam_u32 mam_shortage_sum(struct mam_heap_control *control, mam_u32 pages) {
-  mam_u32 sum = 0, superblocks = mam_load_acquire_u32(&control->superblock_count);
+/* Whether the superblocks are known to have no run of so many pages, nor empty spans. */
+MAM_INLINE int mam_pages_are_short(struct mam_heap_control *control, mam_u32 pages) {
+  if (mam_load_relaxed_u32(&control->mode) != MAM_MODE_WATCHED)
+    return 0;
+  mam_u32 superblocks = mam_load_acquire_u32(&control->superblock_count);
   MAM_LOOP
-  for (mam_u32 i = 0; i < superblocks; i++) {
-    mam_u32 shortage = mam_load_relaxed_u32(mam_area_shortage(control->superblocks[i]));
-    if (!mam_shortage_covers(shortage, pages))
+  for (mam_u32 i = 0; i < superblocks; i++)
+    if (!mam_shortage_covers(mam_load_relaxed_u32(mam_area_shortage(control->superblocks[i])), pages))
       return 0;
-    sum += shortage;
-  }
-  return sum;
+  return 1;
 }
 
-/* Tickets of any slot of the class.  That there are none is remembered until pages come back. */
-MAM_OUTLINE struct mam_claim mam_steal(struct mam_heap_control *control, mam_u32 size_class, mam_u32 count) {
+/* Tickets of any slot of the class.  *busy: there are none, but somebody is about to refill a slot. */
+MAM_OUTLINE struct mam_claim mam_steal(struct mam_heap_control *control, mam_u32 size_class, mam_u32 count, int *busy) {
   struct mam_claim claim = {0, 0, mam_class_bytes(size_class)};
   const mam_heap *heap = &control->heap;
   mam_u32 limit = mam_slot_limit(heap, size_class);
-  mam_u32 sum = mam_shortage_sum(control, mam_span_pages(heap->chunks, size_class));
-  if (sum != 0 && mam_load_relaxed_u32(&control->drained[mam_kind_number(size_class)]) == sum)
-    return claim;
   MAM_LOOP
   for (mam_u32 i = 0; i < heap->slot_count; i++) {
-    mam_u64 *slot = &heap->slots[mam_kind_number(size_class) * heap->slot_count + i];
-    if ((mam_load_relaxed_u64(slot) & MAM_SLOT_TICKETS) >= limit)
+    mam_u64 *slot = &heap->slots[mam_kind_number(size_class) * heap->slot_count + i], now = mam_load_relaxed_u64(slot);
+    if ((now & MAM_SLOT_TICKETS) >= limit) {
+      *busy |= (now & MAM_SLOT_TICKETS) > limit && !mam_slot_is_dry(now);
       continue;
-    struct mam_tickets tickets = mam_tickets_of(mam_slot_take(slot, count), claim.chunk_bytes, limit, count);
+    }
+    now = mam_slot_take(slot, count);
+    struct mam_tickets tickets = mam_tickets_of(now, claim.chunk_bytes, limit, count);
     if (tickets.refill) /* not now */
-      (void)mam_exchange_release_u64(slot, limit);
+      (void)mam_exchange_release_u64(slot, (now & ~MAM_SLOT_TICKETS) | limit);
     if (tickets.mask != 0) {
       claim.address = tickets.address;
       claim.mask = tickets.mask;
       return claim;
     }
   }
-  if (sum != 0 && mam_shortage_sum(control, mam_span_pages(heap->chunks, size_class)) == sum)
-    mam_store_relaxed_u32(&control->drained[mam_kind_number(size_class)], sum);
   return claim;
 }
 
-/* Chunks from a new span of so many pages that no slot gets: what is not taken is free at once. */
-MAM_OUTLINE struct mam_claim mam_span_open(struct mam_heap_control *control, mam_u32 size_class, mam_u32 pages,
-                                           mam_u32 count, mam_u32 home) {
-  struct mam_claim claim = {0, 0, mam_class_bytes(size_class)};
-  struct mam_place place = mam_pages_claim(control, pages, home);
-  mam_u32 limit = mam_slot_limit(&control->heap, size_class);
-  mam_u32 chunks = (pages << MAM_PAGE_SHIFT) / claim.chunk_bytes;
-  chunks = chunks < limit ? chunks : limit;
-  if (place.page == MAM_NO_PAGE)
-    return claim;
-  mam_u64 *words = &place.area.words[place.page * MAM_PAGE_WORDS];
+/* Whether the caller may open a span of a class, as it is to undo afterwards: in a small heap one at a time, so that
+ * many who ask at once do not take a span each, of which they need a part. */
+MAM_INLINE int mam_opening_begin(struct mam_heap_control *control, mam_u32 size_class, mam_u32 pages) {
+  mam_u32 *opening = &control->opening[mam_kind_number(size_class)], seen = mam_load_relaxed_u32(opening);
+  if (seen * pages > control->superblocks[0].page_count / MAM_OPENING_SHARE)
+    return 0;
+  /* acq_rel: before the pages are taken, for who finds them taken and looks here after that. */
+  return mam_cas_acq_rel_u32(opening, seen, seen + 1) == seen;
+}
+
+/* release: the hint; pairs with mam_claim_scarce. */
+MAM_INLINE void mam_opening_end(struct mam_heap_control *control, mam_u32 size_class) {
+  (void)mam_add_acq_rel_u32(&control->opening[mam_kind_number(size_class)], ~0u);
+}
+
+/* Makes pages a span of a class that no slot gets: but for count chunks, what it has is free at once. */
+MAM_OUTLINE struct mam_claim mam_span_split(struct mam_area area, mam_u32 page, mam_u32 size_class, mam_u32 pages,
+                                            mam_u32 chunks, mam_u32 count) {
+  struct mam_claim claim = {mam_area_address(area, page), 0, mam_class_bytes(size_class)};
+  mam_u64 *words = &area.words[page * MAM_PAGE_WORDS];
   count = count < chunks ? count : chunks;
-  mam_span_write(place.area, place.page, size_class, pages, chunks, mam_lanes_alone());
-  claim.address = mam_area_address(place.area, place.page);
+  mam_span_write(area, page, size_class, pages, chunks, MAM_WORD_WATCHED, mam_lanes_alone());
   claim.mask = 0xffffffffu >> (32 - count);
   MAM_LOOP
   for (mam_u32 i = 0; i < (chunks + 31) >> 5; i++) /* release: after the entries, which who frees such a chunk reads */
     (void)mam_and_release_u64(&words[i], ~(mam_u64)(i == 0 ? ~claim.mask : 0xffffffffu));
   if (count < chunks)
-    mam_span_hint(place.area, place.page, size_class);
+    mam_span_hint(area, page, size_class);
+  return claim;
+}
+
+/* Chunks from a new span of so many pages.  *busy: others are about to have some. */
+MAM_OUTLINE struct mam_claim mam_span_open(struct mam_heap_control *control, mam_u32 size_class, mam_u32 pages,
+                                           mam_u32 count, mam_u32 home, int *busy) {
+  struct mam_claim claim = {0, 0, mam_class_bytes(size_class)};
+  mam_u32 limit = mam_slot_limit(&control->heap, size_class), chunks = (pages << MAM_PAGE_SHIFT) / claim.chunk_bytes;
+  if (mam_pages_are_short(control, pages))
+    return claim;
+  if (!mam_opening_begin(control, size_class, pages)) {
+    *busy = 1;
+    return claim;
+  }
+  struct mam_place place = mam_pages_claim(control, pages, home);
+  if (place.page != MAM_NO_PAGE)
+    claim = mam_span_split(place.area, place.page, size_class, pages, chunks < limit ? chunks : limit, count);
+  mam_opening_end(control, size_class);
   return claim;
 }
 
@@ -911,30 +1429,159 @@ MAM_OUTLINE struct mam_claim mam_recycle_any(struct mam_heap_control *control, m
 }
 
 /* Chunks of a class when a slot cannot be refilled: of spans that were split before; a span of one's own; what slots
- * still hold; a part of a span; and at last larger chunks, up to twice as large (the paper's max_frag). */
-MAM_OUTLINE struct mam_claim mam_claim_scarce(struct mam_heap_control *control, mam_u32 size_class, mam_u32 count,
-                                              mam_u32 home) {
+ * still hold; a part of a span; and at last larger chunks, up to twice as large (the paper's max_frag).  *busy: as in
+ * mam_steal. */
+MAM_OUTLINE struct mam_claim mam_claim_pass(struct mam_heap_control *control, mam_u32 size_class, mam_u32 count,
+                                            mam_u32 home, int *busy) {
   struct mam_claim claim = mam_recycle_any(control, size_class, count, home);
   mam_u32 pages = mam_span_pages(control->heap.chunks, size_class);
   mam_u32 least = (mam_class_bytes(size_class) + MAM_PAGE_BYTES - 1) >> MAM_PAGE_SHIFT;
   if (claim.mask == 0)
-    claim = mam_span_open(control, size_class, pages, count, home);
+    claim = mam_span_open(control, size_class, pages, count, home, busy);
   if (claim.mask == 0)
-    claim = mam_steal(control, size_class, count);
+    claim = mam_steal(control, size_class, count, busy);
   MAM_LOOP
-  while (claim.mask == 0 && pages > least) {
+  while (claim.mask == 0 && !*busy && pages > least) {
     pages = pages / 2 > least ? pages / 2 : least;
-    claim = mam_span_open(control, size_class, pages, count, home);
+    claim = mam_span_open(control, size_class, pages, count, home, busy);
   }
   MAM_LOOP
-  for (mam_u32 other = size_class + 1;
-       claim.mask == 0 && other < MAM_HEAP_CLASSES && mam_class_bytes(other) <= 2 * mam_class_bytes(size_class);
+  for (mam_u32 other = size_class + 1; claim.mask == 0 && !*busy && other < MAM_HEAP_CLASSES &&
+                                       mam_class_bytes(other) <= 2 * mam_class_bytes(size_class);
        other++) {
     claim = mam_recycle_any(control, other, count, home);
     if (claim.mask == 0)
-      claim = mam_steal(control, other, count);
+      claim = mam_steal(control, other, count, busy);
   }
   return claim;
+}
+
+/* Frees the chunks of a slot that have no ticket yet; whether there were any. */
+MAM_OUTLINE int mam_slot_flush(struct mam_heap_control *control, mam_u32 index) {
+  const mam_heap *heap = &control->heap;
+  mam_u32 kind = mam_kind_numbered(control, index / heap->slot_count), limit = mam_slot_limit(heap, kind);
+  mam_u64 now = mam_load_relaxed_u64(&heap->slots[index]);
+  mam_u32 ticket = (mam_u32)(now & MAM_SLOT_TICKETS);
+  /* acq_rel: whose tickets they are, and what the span's words were when the slot was refilled. */
+  if (kind == MAM_NO_KIND || ticket >= limit ||
+      mam_cas_acq_rel_u64(&heap->slots[index], now, (now & ~MAM_SLOT_TICKETS) | limit) != now)
+    return 0;
+  struct mam_area area = mam_area_of(control, mam_slot_address(now));
+  mam_u32 word = (mam_u32)((mam_slot_address(now) - area.base) >> MAM_PAGE_SHIFT) * MAM_PAGE_WORDS;
+  MAM_LOOP
+  for (; ticket < limit; ticket = (ticket | 31) + 1) {
+    mam_u32 bits = 0xffffffffu << (ticket & 31);
+    if (limit < 32)
+      bits &= (1u << limit) - 1;
+    (void)mam_chunks_free(area, word + (ticket >> 5), bits);
+  }
+  return 1;
+}
+
+/* Does that with all slots, or with so many of them as one request may look through.  Whether there was anything. */
+MAM_OUTLINE int mam_slots_flush(struct mam_heap_control *control) {
+  mam_u32 all = control->heap.slot_count * MAM_HEAP_KINDS, count = all < MAM_FLUSH_SLOTS ? all : MAM_FLUSH_SLOTS;
+  mam_u32 index = count == all ? 0 : mam_add_relaxed_u32(&control->flushed, count) % all;
+  int found = 0;
+  (void)mam_add_relaxed_u32(&control->opening[MAM_HEAP_KINDS], 1);
+  MAM_LOOP
+  for (; count != 0; count--) {
+    found |= mam_slot_flush(control, index);
+    index = index + 1 < all ? index + 1 : 0;
+  }
+  (void)mam_add_acq_rel_u32(&control->opening[MAM_HEAP_KINDS], ~0u); /* release: as in mam_span_open */
+  return found;
+}
+
+/* Whether the heap, whose first superblock is given, is known to have nothing for a class. */
+MAM_OUTLINE int mam_is_missing(struct mam_heap_control *control, struct mam_area first, mam_u32 size_class) {
+  mam_u32 missing = mam_load_relaxed_u32(&control->missing[mam_kind_number(size_class)]),
+          sum = mam_stamps_sum(control, first);
+  return sum != 0 && missing == sum;
+}
+
+/* Chunks of a class by all means.  What a pass over the heap did not find may be on its way to where it looked: pages
+ * that somebody took for a span of which he needs a part (opening), a slot that is being refilled (busy), what was
+ * freed behind the pass (the stamps).  So it is looked for again, until there is something or none of that was the
+ * case; what slots hold of other classes is freed before nothing is the answer, which then is known until something
+ * comes back. */
+MAM_OUTLINE struct mam_claim mam_claim_scarce(struct mam_heap_control *control, mam_u32 size_class, mam_u32 count,
+                                              mam_u32 home) {
+  struct mam_claim claim = {0, 0, 0};
+  MAM_LOOP
+  for (int i = 0; i < MAM_SCARCE_ROUNDS && !mam_is_missing(control, control->superblocks[0], size_class); i++) {
+    mam_u32 sum = mam_stamps_rely(control);
+    int busy = 0;
+    claim = mam_claim_pass(control, size_class, count, home, &busy);
+    if (claim.mask != 0)
+      return claim;
+    /* acquire: what was opened meanwhile has raised a stamp, or was there for the pass. */
+    busy |= mam_load_acquire_u32(&control->mode) != MAM_MODE_WATCHED;
+    busy |= (mam_load_acquire_u32(&control->opening[mam_kind_number(size_class)]) |
+             mam_load_acquire_u32(&control->opening[MAM_HEAP_KINDS])) != 0;
+    if (busy)
+      mam_pause();
+    else if (mam_stamps_sum(control, control->superblocks[0]) == sum && !mam_slots_flush(control) &&
+             mam_stamps_sum(control, control->superblocks[0]) == sum)
+      mam_store_relaxed_u32(&control->missing[mam_kind_number(size_class)], sum);
+  }
+  return claim;
+}
+
+/* The span of a slot's word, as a page of the first superblock; MAM_NO_PAGE if it is none. */
+MAM_INLINE mam_u32 mam_slot_page(mam_u64 slot, mam_u64 base, mam_u32 page_count) {
+  mam_u64 page = (slot >> MAM_TICKET_BITS) - (base >> MAM_PAGE_SHIFT);
+  return page < page_count ? (mam_u32)page : MAM_NO_PAGE;
+}
+
+/* Takes a span for a slot that it had before, if that is empty now: the next in its ring after prior.  Each of its
+ * words goes from empty to full by compare-and-swap.  Below: its page, MAM_NO_PAGE if there is no next.  Above: for
+ * which words that failed, a bit each; 0 if the span is the caller's.  Calls nothing, as mam_refill_pages. */
+MAM_OUTLINE mam_u64 mam_ring_take(mam_u64 *usage, const mam_u16 *rings, mam_u32 page_count, mam_u32 prior,
+                                  mam_u32 size_class, mam_u32 chunks_log2, mam_u32 home, mam_u32 home_count) {
+  mam_u32 page = mam_ring_page(page_count, mam_load_relaxed_u16(&rings[prior]), home, home_count), failed = 0;
+  mam_u32 words = ((1u << chunks_log2) + 31) >> 5;
+  if (page == MAM_NO_PAGE)
+    return page;
+  mam_u64 empty = mam_word_of(size_class, (mam_class_bytes(size_class) << chunks_log2) >> MAM_PAGE_SHIFT, words,
+                              words > 1 ? 32 : 1u << chunks_log2);
+  usage += page * MAM_PAGE_WORDS;
+  mam_u64 seen[MAM_PAGE_WORDS];
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++)
+    seen[i] = mam_cas_between_fences_if_u64(i < words, &usage[i], empty, empty | mam_word_full(empty));
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++)
+    failed |= (mam_u32)(seen[i] != empty) << i;
+  return (mam_u64)failed << 32 | page;
+}
+
+/* Gives back what mam_ring_take took of a span that was not empty. */
+MAM_OUTLINE void mam_ring_put_back(struct mam_area area, mam_u32 page, mam_u32 failed, mam_u32 chunks_log2) {
+  mam_u32 words = ((1u << chunks_log2) + 31) >> 5;
+  MAM_LOOP
+  for (mam_u32 i = 0; i < words; i++)
+    if ((failed >> i & 1) == 0)
+      (void)MAM_OUT_OF_SIGHT(mam_chunks_free)(area, page * MAM_PAGE_WORDS + i,
+                                              words > 1 ? 0xffffffffu : (1u << (1u << chunks_log2)) - 1);
+}
+
+/* Fills a slot again with a span that it had before: of its chunks the first count are the caller's.  The page;
+ * MAM_NO_PAGE if there is no such span. */
+MAM_INLINE mam_u32 mam_slot_retake(struct mam_area area, mam_u64 *slot, mam_u64 taken, mam_u32 chunks_log2,
+                                   mam_u32 count) {
+  mam_u32 page = (mam_u32)taken, failed = (mam_u32)(taken >> 32), words = ((1u << chunks_log2) + 31) >> 5;
+  if (page == MAM_NO_PAGE)
+    return page;
+  if (failed == 0) {
+    /* What the chunks' users did comes before what those do who find the span in the slot. */
+    mam_fence();
+    (void)mam_exchange_after_fence_u64(slot, mam_slot_of(mam_area_address(area, page), count));
+    return page;
+  }
+  if (failed != (1u << words) - 1)
+    MAM_OUT_OF_SIGHT(mam_ring_put_back)(area, page, failed, chunks_log2);
+  return MAM_NO_PAGE;
 }
 
 /* A request for chunks: everything about it and its heap that a kernel knows without asking its memory. */
@@ -943,7 +1590,9 @@ struct mam_request {
   struct mam_area area; /* the first superblock */
   mam_u64 *slot;        /* 0: the caller's lanes are so many that they take whole spans */
   mam_u32 size_class, chunks_log2, home, home_count;
-  int refill; /* the caller has the task of refilling the slot */
+  mam_u32 prior; /* where in area the slot's span was, or MAM_NO_PAGE */
+  int lazy;      /* as mam_heap's */
+  int refill;    /* the caller has the task of refilling the slot */
 };
 
 /* Gives a slot, if there is one, a span in pages that the caller took: the first chunks are the lanes'.  Every lane
@@ -951,12 +1600,19 @@ struct mam_request {
 MAM_INLINE mam_u32 mam_slot_fill(const struct mam_request *request, struct mam_area area, mam_u32 page, mam_u32 count,
                                  struct mam_lanes lanes) {
   mam_u32 limit = 1u << request->chunks_log2, bytes = mam_class_bytes(request->size_class);
+  int ringed = request->lazy && request->slot != 0 && area.words == request->area.words;
+  int lazy = ringed && mam_ring_number(page, request->home, request->home_count) != MAM_RING_NONE;
   count = count < limit ? count : limit;
-  mam_span_write(area, page, request->size_class, (bytes << request->chunks_log2) >> MAM_PAGE_SHIFT, limit, lanes);
+  mam_span_write(area, page, request->size_class, (bytes << request->chunks_log2) >> MAM_PAGE_SHIFT, limit,
+                 lazy ? 0 : MAM_WORD_WATCHED, lanes);
+  if (lanes.rank == 0 && ringed)
+    mam_ring_insert(mam_area_rings(area), area.page_count, request->home, request->home_count, request->prior, page);
   mam_lanes_sync(lanes);
   /* release: the words and entries of the span. */
   if (lanes.rank == 0 && request->slot != 0)
     (void)mam_exchange_release_u64(request->slot, mam_slot_of(mam_area_address(area, page), count));
+  if (lanes.rank == 0 && lazy)
+    mam_span_created(request->control, area, page);
   return count;
 }
 
@@ -1006,52 +1662,62 @@ MAM_OUTLINE void mam_refill_finish(struct mam_area area, mam_u32 filled) {
     mam_map_filled(mam_area_pages(area), mam_area_map_words(area), filled - 1);
   else
     mam_map_opened(mam_area_pages(area), mam_area_map_words(area), filled - 1);
-  if ((mam_load_relaxed_u32(mam_area_shortage(area)) & (MAM_SHORT_NUMBER - 1)) != 0)
-    mam_shortage_end(mam_area_shortage(area));
+  if (mam_returned_matters(area))
+    mam_pages_returned(area);
 }
 
-/* The same from wherever there are pages.  If there are none, the slot says so. */
-MAM_OUTLINE struct mam_claim mam_slot_refill(const struct mam_request *request, mam_u32 count, struct mam_lanes lanes) {
+/* The same from wherever there are pages, for the first of count lanes.  If there are none, the slot says so. */
+MAM_OUTLINE struct mam_claim mam_slot_refill(const struct mam_request *request, mam_u32 count) {
   struct mam_claim claim = {0, 0, mam_class_bytes(request->size_class)};
-  mam_u32 pages = (claim.chunk_bytes << request->chunks_log2) >> MAM_PAGE_SHIFT;
-  struct mam_place place = {request->area, MAM_NO_PAGE};
-  if (lanes.rank == 0)
-    place = mam_pages_claim(request->control, pages, request->home);
-  place.page = mam_lanes_first_u32(lanes, place.page);
-  place.area.base = mam_lanes_first_u64(lanes, place.area.base);
-  place.area.words = (mam_u64 *)mam_lanes_first_u64(lanes, (mam_u64)place.area.words);
-  place.area.page_count = mam_lanes_first_u32(lanes, place.area.page_count);
+  struct mam_place place =
+      mam_pages_claim(request->control, (claim.chunk_bytes << request->chunks_log2) >> MAM_PAGE_SHIFT, request->home);
   if (place.page != MAM_NO_PAGE) {
     claim.address = mam_area_address(place.area, place.page);
-    claim.mask = 0xffffffffu >> (32 - mam_slot_fill(request, place.area, place.page, count, lanes));
-  } else if (lanes.rank == 0 && request->slot != 0)
+    claim.mask = 0xffffffffu >> (32 - mam_slot_fill(request, place.area, place.page, count, mam_lanes_alone()));
+  } else if (request->slot != 0)
     (void)mam_exchange_release_u64(request->slot, MAM_SLOT_DRY | 1u << request->chunks_log2);
   return claim;
+}
+
+/* Whether a request can only fail; then the task of refilling the slot, if it had that, is done. */
+MAM_OUTLINE int mam_request_is_vain(const struct mam_request *request) {
+  mam_u32 limit = 1u << request->chunks_log2;
+  mam_u64 now = request->slot != 0 ? mam_load_relaxed_u64(request->slot) : 0;
+  if (!mam_is_missing(request->control, request->area, request->size_class))
+    return 0;
+  if (request->slot != 0 && request->refill)
+    (void)mam_exchange_release_u64(request->slot, MAM_SLOT_DRY | limit);
+  else if (request->slot != 0)
+    mam_slot_keep(request->slot, now, limit);
+  return 1;
 }
 
 /* Chunks for count lanes of which none has a ticket; those that get none have to call again.  request->refill is what
  * it is to be for that call.  mask 0: there is no room.  Every lane takes part. */
 MAM_OUTLINE struct mam_claim mam_claim_chunks(struct mam_request *request, mam_u32 count, struct mam_lanes lanes) {
   struct mam_claim claim = {0, 0, mam_class_bytes(request->size_class)};
+  if (mam_lanes_first_u32(lanes, lanes.rank == 0 && mam_request_is_vain(request)) != 0) {
+    request->refill = 0;
+    return claim;
+  }
   if (request->slot != 0 && !request->refill) {
     mam_u64 old = 0;
     if (lanes.rank == 0)
       old = mam_slot_wait(request->slot, 1u << request->chunks_log2, count);
-    struct mam_tickets tickets =
-        mam_tickets_of(mam_lanes_first_u64(lanes, old), claim.chunk_bytes, 1u << request->chunks_log2, count);
+    old = mam_lanes_first_u64(lanes, old);
+    struct mam_tickets tickets = mam_tickets_of(old, claim.chunk_bytes, 1u << request->chunks_log2, count);
+    request->prior = mam_slot_page(old, request->area.base, request->area.page_count);
     claim.address = tickets.address;
     claim.mask = tickets.mask;
     request->refill = tickets.refill;
     if (claim.mask != 0)
       return claim;
   }
-  if (request->slot == 0 || request->refill) {
-    request->refill = 0;
-    claim = mam_slot_refill(request, count, lanes);
-    if (claim.mask != 0)
-      return claim;
-  }
-  if (lanes.rank == 0)
+  int refill = request->slot == 0 || request->refill;
+  request->refill = 0;
+  if (lanes.rank == 0 && refill)
+    claim = mam_slot_refill(request, count);
+  if (lanes.rank == 0 && claim.mask == 0)
     claim = mam_claim_scarce(request->control, request->size_class, count, request->home);
   claim.address = mam_lanes_first_u64(lanes, claim.address);
   claim.mask = mam_lanes_first_u32(lanes, claim.mask);
@@ -1068,19 +1734,6 @@ MAM_INLINE mam_u64 mam_claim_chunk(struct mam_claim claim, mam_u32 rank) {
   return claim.address + (mam_u64)mam_lowest_u32(mask) * claim.chunk_bytes;
 }
 
-/* A request of whole pages: the address, 0 if there is no room. */
-MAM_OUTLINE mam_u64 mam_run_malloc(struct mam_heap_control *control, mam_u64 bytes, mam_u32 home) {
-  mam_u64 pages = (bytes + MAM_PAGE_BYTES - 1) >> MAM_PAGE_SHIFT;
-  if (pages == 0 || pages >= MAM_NO_PAGE)
-    return 0;
-  struct mam_place place = mam_pages_claim(control, (mam_u32)pages, home);
-  if (place.page == MAM_NO_PAGE)
-    return 0;
-  mam_store_relaxed_u16(&mam_area_entries(place.area)[place.page], MAM_ENTRY_RUN);
-  mam_store_relaxed_u64(&place.area.words[place.page * MAM_PAGE_WORDS], (mam_u64)MAM_CLASS_RUN << 56 | pages);
-  return mam_area_address(place.area, place.page);
-}
-
 /* Whether bytes could ever be served by the heap as large as it is. */
 MAM_OUTLINE int mam_heap_could(struct mam_heap_control *control, mam_u64 bytes) {
   mam_u32 superblocks = mam_load_acquire_u32(&control->superblock_count);
@@ -1091,127 +1744,90 @@ MAM_OUTLINE int mam_heap_could(struct mam_heap_control *control, mam_u64 bytes) 
   return 0;
 }
 
-/* ---- Frees ---- */
+/* Counts requests of a home that failed. */
+MAM_INLINE void mam_failed(struct mam_heap_control *control, mam_u32 home, mam_u32 count) {
+  (void)mam_add_relaxed_u64(&control->failures[home % MAM_COUNTERS], count);
+}
 
-/* The superblock in which an address lies; page_count 0 if in none. */
-MAM_OUTLINE struct mam_area mam_area_of(struct mam_heap_control *control, mam_u64 address) {
-  mam_u32 superblocks = mam_load_acquire_u32(&control->superblock_count);
-  struct mam_area area = {0, 0, 0, 0};
+/* A long run of words that were kept. */
+MAM_OUTLINE mam_u32 mam_run_take_kept(struct mam_heap_control *control, const struct mam_area *area, mam_u32 pages) {
+  mam_u32 count = (pages + 63) >> 6, words = mam_area_map_words(*area);
+  if (count > words)
+    return MAM_NO_PAGE;
+  mam_u32 first = mam_kept_take(area, count, mam_add_relaxed_u32(&control->run_cursor, count) % words);
+  if (first == MAM_NO_PAGE)
+    return first;
+  if ((pages & 63) != 0)
+    mam_pages_clear(*area, first + (pages >> 6), mam_run_bits(64 - (pages & 63), pages & 63));
+  return first << 6;
+}
+
+/* A run of pages by all means: as in mam_claim_scarce, except that it is not remembered which are missing. */
+MAM_OUTLINE struct mam_place mam_run_claim(struct mam_heap_control *control, mam_u32 pages, mam_u32 home) {
+  struct mam_place place;
+  (void)mam_add_relaxed_u32(&control->opening[MAM_HEAP_KINDS], 1); /* others may get what is taken and given back */
+  place.area = control->superblocks[0];
+  place.page = MAM_NO_PAGE;
+  if (pages > MAM_SPAN_PAGES && mam_load_relaxed_u32(&control->mode) == MAM_MODE_LAZY)
+    place.page = MAM_OUT_OF_SIGHT(mam_run_take_kept)(control, &place.area, pages);
+  if (place.page == MAM_NO_PAGE)
+    place = MAM_OUT_OF_SIGHT(mam_pages_claim)(control, pages, home);
+  (void)mam_add_acq_rel_u32(&control->opening[MAM_HEAP_KINDS], ~0u);
   MAM_LOOP
-  for (mam_u32 i = 0; i < superblocks; i++)
-    if (address - control->superblocks[i].base < (mam_u64)control->superblocks[i].page_count << MAM_PAGE_SHIFT)
-      area = control->superblocks[i];
-  return area;
-}
-
-/* Where the usage bit of a chunk is. */
-struct mam_bit {
-  mam_u32 word, bit;
-};
-
-/* That of the chunk in which offset (from the first page) lies, given the entry of its page, which is a span's. */
-MAM_INLINE struct mam_bit mam_bit_of(mam_u64 offset, mam_u32 entry) {
-  mam_u32 size_class = (entry & 63) - 1, shift = mam_class_shift(size_class);
-  mam_u32 page = (mam_u32)(offset >> MAM_PAGE_SHIFT), back = mam_entry_back(entry);
-  mam_u32 sixteenths = back << (MAM_PAGE_SHIFT - 4) | ((mam_u32)offset & (MAM_PAGE_BYTES - 1)) >> 4;
-  mam_u32 chunk = mam_chunk_index(sixteenths, shift, mam_class_multiple(size_class, shift));
-  struct mam_bit bit = {(page - back) * MAM_PAGE_WORDS + (chunk >> 5), chunk & 31};
-  return bit;
-}
-
-/* Whether there is more to do after bits of a usage word were cleared: old was there before. */
-MAM_INLINE int mam_word_wants_more(mam_u64 old, mam_u32 bits) {
-  return ((mam_u32)old & ~bits) == 0 || (mam_u32)old == mam_word_full(old);
-}
-
-/* What is left to do after mam_word_changed, seldom: in one word. */
-enum {
-  MAM_LEFT_PAGES_OPENED = 1,
-  MAM_LEFT_CLASS_OPENED = 2,
-  MAM_LEFT_SHORTAGE = 4,
-  MAM_LEFT_PAGES = 8,
-  MAM_LEFT_AGAIN = 16
-};
-
-/* Gives the pages of a span back that has ended.  After mam_fence: pairs with who takes them. */
-MAM_INLINE mam_u32 mam_span_pages_free(struct mam_area area, mam_u32 page, mam_u32 pages) {
-  mam_u32 from = page & 63, left = 0;
-  if (from + pages > 64)
-    return MAM_LEFT_PAGES;
-  if (mam_and_after_fence_u64(&mam_area_pages(area)[page >> 6], ~mam_run_bits(pages, from)) == MAM_FULL_WORD)
-    left = MAM_LEFT_PAGES_OPENED;
-  if ((mam_load_relaxed_u32(mam_area_shortage(area)) & (MAM_SHORT_NUMBER - 1)) != 0)
-    left |= MAM_LEFT_SHORTAGE;
-  return left;
-}
-
-/* What comes after bits of a usage word were cleared: a word that became empty may be the last of its span; one that
- * was full is worth a look from now on.  Calls nothing, so that it costs a kernel no more than it is; what seldom is
- * left to do is the result, for mam_word_finish. */
-MAM_OUTLINE mam_u32 mam_word_changed(struct mam_area area, mam_u32 word, mam_u64 old, mam_u32 bits) {
-  mam_u32 page = word / MAM_PAGE_WORDS, left = 0;
-  mam_u64 *hints = &mam_area_class(area, mam_word_class(old))[page / MAM_BLOCK_PAGES >> 6];
-  mam_u64 hint = 1ull << (page / MAM_BLOCK_PAGES & 63), hinted = 0;
-  int was_full = (mam_u32)old == mam_word_full(old);
-  if (was_full) /* early, to be under way with what follows */
-    hinted = mam_load_relaxed_u64(hints);
-  if (((mam_u32)old & ~bits) == 0) {
-    mam_u64 *words = &area.words[page * MAM_PAGE_WORDS], header = old & ~(MAM_FULL_WORD >> 24);
-    mam_u64 last = old & ~(mam_u64)bits;
-    mam_u32 count = mam_word_span_words(old);
-    int again = 0;
-    if ((count == 1 || mam_span_empty(words, header, count, &last)) &&
-        mam_span_try_end(words, header, count, last, &again))
-      return mam_span_pages_free(area, page, mam_word_span_pages(old));
-    if (again)
-      left = MAM_LEFT_AGAIN;
+  for (int i = 0;
+       i < MAM_SCARCE_ROUNDS && place.page == MAM_NO_PAGE && mam_heap_could(control, (mam_u64)pages << MAM_PAGE_SHIFT);
+       i++) {
+    mam_u32 sum = mam_stamps_rely(control);
+    place = MAM_OUT_OF_SIGHT(mam_pages_claim)(control, pages, home);
+    if (place.page != MAM_NO_PAGE)
+      return place;
+    if (mam_load_acquire_u32(&control->opening[MAM_HEAP_KINDS]) != 0)
+      mam_pause();
+    else if (mam_stamps_sum(control, control->superblocks[0]) == sum && !MAM_OUT_OF_SIGHT(mam_slots_flush)(control) &&
+             mam_stamps_sum(control, control->superblocks[0]) == sum)
+      return place;
   }
-  /* The look is what makes the hint cheap; it comes after the change of the usage word, whose old value decided to come
-   * here. */
-  if ((hinted & hint) != 0 && mam_and_acq_rel_u64(hints, ~hint) == MAM_FULL_WORD)
-    left |= MAM_LEFT_CLASS_OPENED;
-  return left;
+  return place;
 }
 
-/* Does what was left. */
-MAM_OUTLINE void mam_word_finish(const struct mam_area *area, mam_u32 word, mam_u64 old, mam_u32 left) {
-  mam_u32 page = word / MAM_PAGE_WORDS;
-  MAM_LOOP
-  for (int i = 0; i < MAM_RETRIES && left != 0; i++) {
-    if ((left & MAM_LEFT_PAGES) != 0)
-      mam_pages_release(*area, page, mam_word_span_pages(old));
-    if ((left & MAM_LEFT_PAGES_OPENED) != 0)
-      mam_map_opened(mam_area_pages(*area), mam_area_map_words(*area), page >> 6);
-    if ((left & MAM_LEFT_SHORTAGE) != 0)
-      mam_shortage_end(mam_area_shortage(*area));
-    if ((left & MAM_LEFT_CLASS_OPENED) != 0)
-      mam_map_opened(mam_area_class(*area, mam_word_class(old)), mam_area_class_words(*area),
-                     page / MAM_BLOCK_PAGES >> 6);
-    left = (left & MAM_LEFT_AGAIN) != 0 ? mam_word_changed(*area, word, old & ~0xffffffffull, 0) : 0;
-  }
-}
-
-/* Frees one chunk; 0 if it was none. */
-MAM_INLINE int mam_chunk_free(struct mam_area area, struct mam_bit bit) {
-  /* release: what the chunk's user did comes before what its next one does.  Pairs with mam_word_claim. */
-  mam_u64 old = mam_and_release_u64(&area.words[bit.word], ~(1ull << bit.bit));
-  if ((old >> bit.bit & 1) == 0)
+/* A request of whole pages: the address, 0 if there is no room. */
+MAM_OUTLINE mam_u64 mam_run_malloc(struct mam_heap_control *control, mam_u64 bytes, mam_u32 home) {
+  mam_u64 pages = (bytes + MAM_PAGE_BYTES - 1) >> MAM_PAGE_SHIFT;
+  if (pages == 0 || pages >= MAM_NO_PAGE)
     return 0;
-  if (mam_word_wants_more(old, 1u << bit.bit)) {
-    mam_u32 left = mam_word_changed(area, bit.word, old, 1u << bit.bit);
-    if (left != 0)
-      mam_word_finish(&area, bit.word, old, left);
-  }
-  return 1;
+  struct mam_place place = mam_run_claim(control, (mam_u32)pages, home);
+  if (place.page == MAM_NO_PAGE)
+    return 0;
+  mam_store_relaxed_u16(&mam_area_entries(place.area)[place.page], MAM_ENTRY_RUN);
+  mam_store_relaxed_u64(&place.area.words[place.page * MAM_PAGE_WORDS], (mam_u64)MAM_CLASS_RUN << 56 | pages);
+  return mam_area_address(place.area, place.page);
+}
+
+/* ---- Blocks ---- */
+
+/* Gives a long run back, of which whole words of the page map are kept. */
+MAM_OUTLINE void mam_run_keep(struct mam_heap_control *control, struct mam_area area, mam_u32 page, mam_u32 count) {
+  mam_u32 first = (page + 63) >> 6, last = (page + count) >> 6;
+  mam_pages_release(area, page, (first << 6) - page);
+  mam_kept_give(area, first, last - first);
+  mam_pages_release(area, last << 6, page + count - (last << 6));
+  /* Of this and of who begins to sweep, one sees what the other did. */
+  if (mam_look_after_change_u32(&control->mode) != MAM_MODE_LAZY)
+    mam_kept_flush(area);
 }
 
 /* Frees a request of whole pages; 0 if none begins at page. */
-MAM_OUTLINE int mam_run_free(struct mam_area area, mam_u32 page) {
+MAM_OUTLINE int mam_run_free(struct mam_heap_control *control, struct mam_area area, mam_u32 page) {
   mam_u64 *place = &area.words[page * MAM_PAGE_WORDS], word = mam_load_relaxed_u64(place);
+  mam_u32 count = (mam_u32)word;
   /* acq_rel: of two frees one ends it; what its user did comes before. */
   if (word >> 56 != MAM_CLASS_RUN || mam_cas_acq_rel_u64(place, word, 0) != word)
     return 0;
-  mam_pages_release(area, page, (mam_u32)word);
+  if (count >= 2 * MAM_SPAN_PAGES && mam_load_relaxed_u32(&control->mode) == MAM_MODE_LAZY &&
+      area.words == control->superblocks[0].words)
+    mam_run_keep(control, area, page, count);
+  else
+    mam_pages_release(area, page, count);
   return 1;
 }
 
@@ -1257,8 +1873,8 @@ MAM_OUTLINE mam_u64 mam_block_bytes(struct mam_heap_control *control, mam_u64 ad
 MAM_OUTLINE int mam_block_free(struct mam_heap_control *control, mam_u64 address) {
   struct mam_block block = mam_block_at(control, address);
   int freed = block.bytes == 0                ? 0
-              : block.bit.word == MAM_NO_PAGE ? mam_run_free(block.area, block.page)
-                                              : mam_chunk_free(block.area, block.bit);
+              : block.bit.word == MAM_NO_PAGE ? mam_run_free(control, block.area, block.page)
+                                              : mam_chunks_free(block.area, block.bit.word, 1u << block.bit.bit) == 0;
   if (!freed)
     (void)mam_add_relaxed_u64(&control->refused_free, 1);
   return freed;
@@ -1269,25 +1885,42 @@ MAM_OUTLINE int mam_block_free(struct mam_heap_control *control, mam_u64 address
  * Between the begin and the end of a compaction an object that was moved has its new address where it was.  It may have
  * been moved on from there. */
 
+/* The superblock of an address, page_count 0 if it is in none: while nobody changes their number. */
+MAM_INLINE struct mam_area mam_forward_area(const mam_heap *heap, mam_u64 address) {
+  struct mam_area area = {heap->base, heap->words, heap->page_count, 0};
+  MAM_LOOP
+  for (mam_u32 i = 1; (address - area.base) >> MAM_PAGE_SHIFT >= area.page_count; i++) {
+    if (i >= heap->control->superblock_count) {
+      area.page_count = 0;
+      break;
+    }
+    area = heap->control->superblocks[i];
+  }
+  return area;
+}
+
+/* An address in a span of a kind that begins at page: the object, by its chunk's number. */
+MAM_INLINE mam_u32 mam_span_chunk_at(struct mam_area area, mam_u32 page, mam_u32 kind, mam_u64 address) {
+  mam_u32 sixteenths = (mam_u32)(address - mam_area_address(area, page)) >> 4, shift = mam_class_shift(kind);
+  return mam_chunk_index(sixteenths, shift, mam_class_multiple(kind, shift));
+}
+
 /* Where the object is now at which, or into which, an address leads: what does not lead to a moved object is returned
  * as it is.  After the kernels that move. */
 MAM_INLINE mam_u64 mam_forwarded(const mam_heap *heap, mam_u64 address) {
-  struct mam_area area = {heap->base, heap->words, heap->page_count, 0};
   MAM_LOOP
   while (address != 0) {
-    if ((address - area.base) >> MAM_PAGE_SHIFT >= area.page_count)
-      area = mam_area_of(heap->control, address);
+    struct mam_area area = mam_forward_area(heap, address);
     mam_u32 page = (mam_u32)((address - area.base) >> MAM_PAGE_SHIFT);
     if (area.page_count == 0 || (mam_area_moved(area)[page >> 6] >> (page & 63) & 1) == 0)
       break;
-    mam_u64 first = page - mam_entry_back(mam_area_entries(area)[page]);
-    mam_u64 *words = &area.words[first * MAM_PAGE_WORDS], begin = mam_area_address(area, (mam_u32)first);
-    mam_u32 kind = mam_word_class(words[0]), shift = mam_class_shift(kind), bytes = mam_class_bytes(kind);
-    mam_u32 chunk = mam_chunk_index((mam_u32)(address - begin) >> 4, shift, mam_class_multiple(kind, shift));
+    page -= mam_entry_back(mam_area_entries(area)[page]);
+    const mam_u64 *words = &area.words[(mam_u64)page * MAM_PAGE_WORDS];
+    mam_u32 kind = mam_word_class(words[0]), chunk = mam_span_chunk_at(area, page, kind, address);
     if ((words[chunk / 32] >> chunk % 32 & 1) == 0)
       break;
-    mam_u64 *object = (mam_u64 *)(begin + (mam_u64)chunk * bytes);
-    address = *object + (address - (mam_u64)object);
+    mam_u64 object = mam_area_address(area, page) + (mam_u64)chunk * mam_class_bytes(kind);
+    address += *(const mam_u64 *)object - object;
   }
   return address;
 }
@@ -1297,14 +1930,14 @@ MAM_INLINE mam_u64 mam_forwarded(const mam_heap *heap, mam_u64 address) {
 /* Bytes of metadata in front of so many pages. */
 MAM_INLINE mam_u64 mam_area_metadata_bytes(mam_u32 pages) {
   struct mam_area area = {0, 0, pages, 0};
-  return 8 + (mam_u64)mam_area_entries(area) + 2 * (mam_u64)pages;
+  return 8 + (mam_u64)mam_area_entries(area) + 4 * (mam_u64)pages;
 }
 
 /* Lays a superblock out in bytes of memory at address, a multiple of 8: metadata, then pages to its end.  Touches no
  * memory.  page_count 0 if it is too small for a page. */
 MAM_INLINE struct mam_area mam_area_place(mam_u64 address, mam_u64 bytes) {
   mam_u64 end = (address + bytes) & ~(mam_u64)(MAM_PAGE_BYTES - 1);
-  mam_u64 most = end > address ? (end - address) / (MAM_PAGE_BYTES + 66) : 0;
+  mam_u64 most = end > address ? (end - address) / (MAM_PAGE_BYTES + 68) : 0;
   struct mam_area area = {0, (mam_u64 *)(address + 8), most < 1u << 31 ? (mam_u32)most : 1u << 31, 0};
   MAM_LOOP
   while (area.page_count != 0 &&
@@ -1344,6 +1977,9 @@ MAM_INLINE void mam_area_clear(struct mam_area area, mam_u64 rank, mam_u64 count
   for (mam_u64 i = rank; i < mam_area_map_words(area); i += count)
     mam_area_moved(area)[i] = 0;
   MAM_LOOP
+  for (mam_u64 i = rank; i < mam_map_words(mam_area_kept_words(area)); i += count)
+    mam_area_kept(area)[i] = MAM_FULL_WORD;
+  MAM_LOOP
   for (mam_u64 i = rank; i < area.page_count; i += count)
     mam_area_entries(area)[i] = 0;
   if (rank == 0)
@@ -1353,6 +1989,13 @@ MAM_INLINE void mam_area_clear(struct mam_area area, mam_u64 rank, mam_u64 count
 /* The same for the homes and slots, and what is known about them. */
 MAM_INLINE void mam_slots_clear(struct mam_heap_control *control, mam_u64 rank, mam_u64 count) {
   const mam_heap *heap = &control->heap;
+  if (rank == 0) {
+    control->mode = heap->lazy ? MAM_MODE_LAZY : MAM_MODE_WATCHED;
+    control->sweep_next = control->sweep_done = 0;
+  }
+  MAM_LOOP
+  for (mam_u64 i = rank; i < heap->parks; i += count)
+    mam_parks(control)[i] = 0;
   MAM_LOOP
   for (mam_u64 i = rank; i < MAM_HOMES; i += count)
     mam_cursors(control)[i] = 0;
@@ -1361,12 +2004,26 @@ MAM_INLINE void mam_slots_clear(struct mam_heap_control *control, mam_u64 rank, 
     heap->slots[i] = mam_slot_limit(heap, mam_kind_numbered(control, (mam_u32)(i / heap->slot_count)));
   MAM_LOOP
   for (mam_u64 i = rank; i < MAM_HEAP_KINDS; i += count)
-    control->drained[i] = 0;
+    control->missing[i] = 0;
+}
+
+/* Tells who waits for memory that there may be some: after a superblock was added. */
+MAM_INLINE void mam_superblocks_publish(struct mam_heap_control *control, mam_u32 count) {
+  mam_store_relaxed_u32(&control->active, 0);
+  /* acq_rel: after what was written to a new superblock. */
+  (void)mam_exchange_acq_rel_u32(&control->superblock_count, count);
+  (void)mam_add_acq_rel_u32(mam_area_stamp(control->superblocks[0]), 2);
 }
 
 /* Frees the chunks that slots still hold, a thread's part of the slots.  Nobody else may use the heap. */
 MAM_INLINE void mam_slots_drain(struct mam_heap_control *control, mam_u64 rank, mam_u64 count) {
   const mam_heap *heap = &control->heap;
+  MAM_LOOP
+  for (mam_u64 i = rank; i < heap->parks; i += count) {
+    mam_u64 header = mam_exchange_release_u64(&mam_parks(control)[i], 0);
+    if (header != 0)
+      (void)mam_block_free(control, header);
+  }
   MAM_LOOP
   for (mam_u64 i = rank; i < (mam_u64)heap->slot_count * MAM_HEAP_KINDS; i += count) {
     mam_u32 size_class = mam_kind_numbered(control, (mam_u32)(i / heap->slot_count));
@@ -1385,6 +2042,7 @@ MAM_INLINE void mam_heap_tune(mam_heap *heap, mam_u64 bytes, mam_u32 multiproces
   mam_u64 share = (bytes / 8) / (roomy ? MAM_ROOMY_SLOT_BYTES : MAM_SLOT_BYTES);
   if (multiprocessors > MAM_HOMES)
     multiprocessors = MAM_HOMES;
+  heap->lazy = (unsigned)roomy;
   heap->chunks = roomy ? MAM_ROOMY_CHUNKS : MAM_CHUNKS;
   heap->home_last = (mam_u16)(multiprocessors - 1);
   heap->warp_bits = heap->home_shift = 0;
@@ -1395,13 +2053,17 @@ MAM_INLINE void mam_heap_tune(mam_heap *heap, mam_u64 bytes, mam_u32 multiproces
   while (share < multiprocessors >> heap->home_shift && multiprocessors >> heap->home_shift > 1)
     heap->home_shift++;
   heap->slot_count = ((heap->home_last >> heap->home_shift) + 1u) << heap->warp_bits;
+  heap->parks = 0;
+  MAM_LOOP
+  while (heap->parks < multiprocessors * MAM_PARKS && (heap->parks + 1) * (2ull * MAM_PARK_BYTES) <= bytes / 16)
+    heap->parks = heap->parks == 0 ? 1 : 2 * heap->parks;
 }
 
 MAM_INLINE mam_u32 mam_home_count(const mam_heap *heap) { return (heap->home_last >> heap->home_shift) + 1u; }
 
 /* Bytes of the control block, with the homes and slots that follow it. */
 MAM_INLINE mam_u64 mam_control_bytes(const mam_heap *heap) {
-  return sizeof(struct mam_heap_control) + 8 * (MAM_HOMES + (mam_u64)heap->slot_count * MAM_HEAP_KINDS);
+  return sizeof(struct mam_heap_control) + 8 * (MAM_HOMES + (mam_u64)heap->slot_count * MAM_HEAP_KINDS + heap->parks);
 }
 
 /* Makes a control block, which kernels know by another address, that of a heap whose first superblock is area. */

@@ -37,9 +37,11 @@ typedef struct mam_heap {
   unsigned long long chunks; /* of a span: base-2 logarithms, four bits for each shift */
   unsigned int page_count;   /* of the first superblock */
   unsigned int slot_count;   /* of each size class */
+  unsigned int parks;        /* places for headers of warp heaps that wait for their next user: 0 or a power of two */
   unsigned short home_last;  /* multiprocessors beyond it count as this one */
   unsigned char warp_bits;   /* of a warp's number that tell a multiprocessor's slots apart */
   unsigned char home_shift;  /* so many multiprocessors share a slot, as a base-2 logarithm */
+  unsigned int lazy;         /* whether empty spans are left to their slots until pages are scarce */
 } mam_heap;
 
 #endif /* MAM_HEAP_TYPES_H */

@@ -94,93 +94,65 @@ extern "C" __global__ void compact_free_keeping(mam_heap heap, struct compact_wo
     atomicOr(&map[first / 32], 1u << (first & 31));
 }
 
-/* ---- The forest ---- */
+/* ---- Particles ---- */
 
-static __device__ bool burns(const struct forest_work &work, unsigned x, unsigned y) {
-  const struct forest_plant *plant = work.cells[(y & (work.height - 1)) * work.width + (x & (work.width - 1))];
-  return plant != NULL && plant->burning != 0;
-}
-
-static __device__ bool chance(const struct forest_work &work, unsigned cell, unsigned salt, unsigned limit) {
-  return heap_mix(cell * 0x9e3779b9u + heap_mix(work.step * 2 + salt)) < limit;
-}
-
-/* Looks only, so that a step does not depend on the order of its threads. */
-extern "C" __global__ void forest_decide(struct forest_work work) {
-  unsigned cell = thread_here(), x = cell & (work.width - 1), y = cell / work.width, decision = forest_nothing;
-  if (y >= work.height)
+extern "C" __global__ void particles_birth(mam_heap heap, struct particles_work work, struct particles_counts *counts) {
+  unsigned i = thread_here();
+  if (i >= work.births)
     return;
-  const struct forest_plant *plant = work.cells[cell];
-  if (plant == NULL)
-    decision = chance(work, cell, 0, work.sprouting) ? forest_sprout : forest_nothing;
-  else if (plant->burning != 0)
-    decision = forest_vanish;
-  else if (burns(work, x + 1, y) || burns(work, x - 1, y) || burns(work, x, y + 1) || burns(work, x, y - 1) ||
-           chance(work, cell, 1, work.lightning))
-    decision = forest_ignite;
-  else
-    decision = plant->age + 1 == work.mature_age ? forest_mature : forest_grow;
-  work.decisions[cell] = (unsigned char)decision;
-}
-
-static __device__ struct forest_plant *sprout(mam_heap heap, const struct forest_work &work, unsigned cell) {
-  struct forest_plant *plant = (struct forest_plant *)mam_malloc_typed(heap, work.sapling);
-  if (plant != NULL) {
-    plant->cell = cell;
-    plant->age = 0;
-    plant->height = 0.1f;
-    plant->burning = 0;
+  struct particle *particle = (struct particle *)mam_malloc_typed(heap, work.type);
+  work.table[work.count + i] = particle;
+  if (particle == NULL) {
+    atomicAdd(&counts->refused, 1ull);
+    return;
   }
-  return plant;
+  unsigned number = work.first_number + i, mixed = heap_mix(number * 0x9e3779b9u);
+  float chance = (float)(heap_mix(number + 0x51ed270bu) >> 8) / 16777216.0f;
+  particle->x = (float)(mixed & 0xffff) / 65536.0f;
+  particle->y = (float)(mixed >> 16) / 65536.0f;
+  particle->vx = (short)(mixed * 3 & 1023) - 512;
+  particle->vy = (short)(mixed * 5 & 1023) - 512;
+  particle->dies = work.step + 1 + (unsigned)(-__logf(1.0f - chance) * (float)work.life);
 }
 
-static __device__ struct forest_plant *mature(mam_heap heap, const struct forest_work &work,
-                                              struct forest_plant *sapling) {
-  struct forest_tree *tree = (struct forest_tree *)mam_malloc_typed(heap, work.tree);
-  if (tree == NULL)
-    return sapling; /* and stays one: its age is past that */
-  tree->plant = *sapling;
-  for (unsigned i = 0; i < 12; i++)
-    tree->rings[i] = sapling->height * (float)i;
-  mam_free(heap, sapling);
-  return &tree->plant;
-}
-
-extern "C" __global__ void forest_apply(mam_heap heap, struct forest_work work, struct forest_counts *counts) {
-  unsigned cell = thread_here();
-  if (cell >= work.width * work.height)
-    return;
-  struct forest_plant *plant = work.cells[cell];
-  switch (work.decisions[cell]) {
-  case forest_sprout:
-    work.cells[cell] = plant = sprout(heap, work, cell);
-    if (plant == NULL)
-      atomicAdd(&counts->refused, 1ull);
-    break;
-  case forest_mature:
-    work.cells[cell] = mature(heap, work, plant);
-    work.cells[cell]->age++;
-    break;
-  case forest_grow:
-    plant->age++;
-    plant->height += 0.01f;
-    break;
-  case forest_ignite:
-    plant->burning = 1;
-    break;
-  case forest_vanish:
-    mam_free(heap, plant);
-    work.cells[cell] = NULL;
-    break;
+static __device__ float moved(float at, short *speed) {
+  at += (float)*speed * 1e-5f;
+  if (at < 0.0f || at > 1.0f) {
+    *speed = (short)-*speed;
+    at = at < 0.0f ? -at : 2.0f - at;
   }
+  return at;
 }
 
-extern "C" __global__ void forest_count(struct forest_work work, struct forest_counts *counts) {
-  unsigned cell = thread_here();
-  const struct forest_plant *plant = cell < work.width * work.height ? work.cells[cell] : NULL;
-  bool grown = plant != NULL && plant->age >= work.mature_age;
-  if (plant == NULL)
+extern "C" __global__ void particles_step(mam_heap heap, struct particles_work work) {
+  unsigned i = thread_here();
+  struct particle *particle = i < work.count ? work.table[i] : NULL;
+  if (particle == NULL)
     return;
-  atomicAdd(grown ? &counts->trees : &counts->saplings, 1ull);
-  atomicAdd(&counts->check, (heap_word)heap_mix(plant->cell + cell * 3 + plant->age) + plant->burning);
+  struct particle now = *particle;
+  if (now.dies <= work.step) {
+    mam_free(heap, particle);
+    work.table[i] = NULL;
+    return;
+  }
+  now.x = moved(now.x, &now.vx);
+  now.y = moved(now.y, &now.vy);
+  *particle = now;
+}
+
+extern "C" __global__ void particles_count(struct particles_work work, struct particles_counts *counts) {
+  unsigned i = thread_here();
+  const struct particle *particle = i < work.count ? work.table[i] : NULL;
+  heap_word live = particle != NULL, check = 0;
+  if (particle != NULL)
+    check = heap_mix(__float_as_uint(particle->x)) + heap_mix(__float_as_uint(particle->y) + 1) +
+            heap_mix(particle->dies * 3 + (unsigned short)particle->vx);
+  for (int distance = 16; distance != 0; distance /= 2) {
+    live += __shfl_down_sync(~0u, live, distance);
+    check += __shfl_down_sync(~0u, check, distance);
+  }
+  if (threadIdx.x % 32 == 0) {
+    atomicAdd(&counts->live, live);
+    atomicAdd(&counts->check, check);
+  }
 }

@@ -30,38 +30,28 @@ struct compact_faults {
   heap_word refused, wrong_objects, wrong_links, live;
 };
 
-/* ---- A forest ----
+/* ---- Particles ----
  *
- * Saplings come up in empty cells at random, grow up after a while, and burn where lightning strikes or a neighbour
- * burns.  A cell has a pointer to what grows in it. */
+ * They fly in a box until they die; others are born in each step.  A table has a pointer to each. */
 
-struct forest_plant {
-  unsigned cell, age;
-  float height;
-  unsigned burning; /* 1: it is gone after this step */
+struct particle {
+  float x, y;
+  short vx, vy;
+  unsigned dies; /* in that step */
 };
 
-/* Grown up. */
-struct forest_tree {
-  struct forest_plant plant;
-  float rings[12];
+struct particles_work {
+  struct particle **table; /* NULL: it is gone */
+  unsigned count;          /* of the table */
+  unsigned births;         /* from count on */
+  unsigned first_number;   /* of those that are born */
+  unsigned step, life;     /* life: steps that a particle lives on average */
+  mam_type type;
 };
 
-enum { forest_nothing, forest_sprout, forest_grow, forest_mature, forest_ignite, forest_vanish };
-
-struct forest_work {
-  struct forest_plant **cells; /* NULL: empty.  The lowest bit of no address is 1 */
-  unsigned char *decisions;    /* one of the above for each cell */
-  unsigned width, height;      /* powers of two */
-  unsigned step;
-  mam_type sapling, tree;
-  unsigned sprouting, lightning; /* chances of a cell in a step, in 2^32 */
-  unsigned mature_age;
-};
-
-struct forest_counts {
-  heap_word saplings, trees, refused;
-  heap_word check; /* a sum over all plants that depends on what they are, not on where */
+struct particles_counts {
+  heap_word live, refused;
+  heap_word check; /* a sum over all particles that depends on what they are, not on where */
 };
 
 #endif

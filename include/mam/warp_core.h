@@ -1,0 +1,428 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * mam/warp_core.h - warp heaps, for a GPU and for host threads: a header that lanes of a warp share, superblocks that
+ * are handed out from their ends, and lists of what is to be freed.  After S. Widmer, D. Wodniok, N. Weber and
+ * M. Goesele, "Fast Dynamic Memory Allocator for Massively Parallel Architectures" (FDGMalloc); "the paper" here.
+ * ARCHITECTURE.md, "Warp heaps", has the argument.
+ *
+ * A header's block in the device heap holds, in the order of addresses: the header, its first list, and the first
+ * superblock.  Further superblocks, requests that are larger than one, and further lists are blocks of the device heap
+ * each, and all but lists are entries of a list.
+ *
+ * Two ways to one word.  Lanes of which none that takes part is missing are alone with their header: they read and
+ * write it plainly.  Lanes that come in parts change the same words by compare-and-swap.  Which of the two it is, the
+ * caller knows; what it has to order, see each function.
+ *
+ * Whoever includes this file defines mam_warp_heap_malloc and mam_warp_heap_free, and may define
+ * MAM_OUT_OF_SIGHT(function) as that by which functions out of line are called.
+ */
+#ifndef MAM_WARP_CORE_H
+#define MAM_WARP_CORE_H
+
+#include <mam/atomics.h>
+#include <mam/heap_core.h>
+#include <mam/warp_types.h>
+
+/* A word that says a place and a number: the place's address, a multiple of 16, and 20 bits. */
+enum { MAM_WARP_NUMBER_BITS = 20 };
+#define MAM_WARP_NUMBER 0xfffffu
+
+/* A list is the word of the list before it (0: none), and then its entries, addresses of blocks.  The first list is in
+ * the header, and has less of them. */
+enum { MAM_WARP_INLINE_ENTRIES = 9, MAM_WARP_LEAST_BLOCK = 16, MAM_WARP_GROWTH = 8 };
+struct mam_warp {
+  mam_u64 current; /* place: the superblock in use; number: the blocks left in it, from its beginning */
+  mam_u64 lanes;   /* low 32 bits: those that are active (ActiveCount); high: those that take part (TotalCount) */
+  mam_u32 block_less_1, block_shift; /* of the block size: constant */
+  mam_u64 list;                      /* place: the list in use; number: its entries so far (SB Counter) */
+  mam_u64 early; /* the same for what lanes were given that had tidied up when others had not; 0: nothing */
+  mam_u64 first; /* constant: current, when nothing has been handed out */
+  struct mam_heap_control *control;
+  mam_u64 mark;             /* of a header that is one: see mam_warp_mark_of */
+  mam_u64 owner;            /* the warp, for whoever checks */
+  mam_u32 superblock_bytes; /* constant: at most */
+  mam_u32 next_bytes;       /* of the next superblock */
+  mam_u32 entries;          /* constant: of a list */
+  mam_u32 handed_over;      /* whether a lane left it to a later kernel */
+  mam_u64 park;             /* constant: where it waits for its next user; 0: it does not */
+  mam_u64 unused[2];
+  mam_u64 inline_before, inline_list[MAM_WARP_INLINE_ENTRIES];
+};
+
+/* Memory from and to the device heap, for one lane that acts alone; 0 if there is none. */
+MAM_INLINE mam_u64 mam_warp_heap_malloc(struct mam_heap_control *control, mam_u64 bytes);
+MAM_INLINE void mam_warp_heap_free(struct mam_heap_control *control, mam_u64 address);
+
+/* ---- Words ---- */
+
+MAM_INLINE mam_u64 mam_warp_word(mam_u64 address, mam_u32 number) {
+  return address << (MAM_WARP_NUMBER_BITS - 4) | number;
+}
+MAM_INLINE mam_u64 mam_warp_address(mam_u64 word) { return word >> MAM_WARP_NUMBER_BITS << 4; }
+MAM_INLINE mam_u32 mam_warp_number(mam_u64 word) { return (mam_u32)word & MAM_WARP_NUMBER; }
+MAM_INLINE mam_u32 mam_warp_active(mam_u64 lanes) { return (mam_u32)lanes; }
+MAM_INLINE mam_u32 mam_warp_taking_part(mam_u64 lanes) { return (mam_u32)(lanes >> 32); }
+MAM_INLINE mam_u64 mam_warp_all_of(mam_u32 mask) { return (mam_u64)mask << 32 | mask; }
+
+/* What a header says of itself: nothing else in a heap is likely to say it at that address. */
+MAM_INLINE mam_u64 mam_warp_mark_of(mam_u64 address) { return address * 0x9e3779b97f4a7c15ull ^ 0x77a4b1ea9c0f5d63ull; }
+MAM_INLINE int mam_warp_is(const struct mam_warp *warp) {
+  return mam_load_relaxed_u64(&warp->mark) == mam_warp_mark_of((mam_u64)warp);
+}
+
+/* ---- Beginning ---- */
+
+/* The options that were meant: a power of two of at least 16 bytes as block, at least an entry in a list, and sizes
+ * that their fields can say. */
+MAM_INLINE mam_warp_options mam_warp_options_sound(mam_warp_options options) {
+  const mam_u32 most = MAM_WARP_NUMBER * MAM_WARP_LEAST_BLOCK, front = sizeof(struct mam_warp);
+  mam_u32 block = options.block_bytes <= MAM_WARP_LEAST_BLOCK ? MAM_WARP_LEAST_BLOCK : options.block_bytes;
+  block = block > 1u << 12 ? 1u << 12 : 1u << (32 - mam_leading_zeros_u32(block - 1));
+  mam_u32 superblock = options.superblock_bytes > most ? most : options.superblock_bytes;
+  mam_u32 first = options.first_bytes > most ? most : options.first_bytes;
+  mam_u32 entries = options.list_entries > 4095 ? 4095 : options.list_entries;
+  mam_warp_options sound = {(superblock < block ? block : superblock) & ~(block - 1), first < front ? front : first,
+                            entries == 0 ? 1 : entries, block};
+  return sound;
+}
+
+/* Makes a header of a block of options.first_bytes at address, for those lanes. */
+MAM_INLINE struct mam_warp *mam_warp_begin(struct mam_heap_control *control, mam_u64 address, mam_warp_options options,
+                                           mam_u32 mask, mam_u64 owner, mam_u64 park) {
+  struct mam_warp *warp = (struct mam_warp *)address;
+  mam_u64 block = options.block_bytes, end = address + options.first_bytes,
+          next = MAM_WARP_GROWTH * options.first_bytes;
+  mam_u64 begin = (address + sizeof *warp + block - 1) & ~(block - 1);
+  warp->block_shift = 31 - mam_leading_zeros_u32(options.block_bytes);
+  warp->current = warp->first = mam_warp_word(begin, end > begin ? (mam_u32)(end - begin) >> warp->block_shift : 0);
+  warp->lanes = mam_warp_all_of(mask);
+  warp->block_less_1 = options.block_bytes - 1;
+  warp->list = mam_warp_word((mam_u64)&warp->inline_before, 0);
+  warp->early = 0;
+  warp->control = control;
+  warp->mark = mam_warp_mark_of(address);
+  warp->owner = owner;
+  warp->superblock_bytes = options.superblock_bytes;
+  warp->next_bytes = next < options.superblock_bytes ? (mam_u32)(next & ~(block - 1)) : options.superblock_bytes;
+  warp->entries = options.list_entries;
+  warp->handed_over = 0;
+  warp->park = park;
+  warp->inline_before = 0;
+  return warp;
+}
+
+/* ---- Words that lanes share ----
+ *
+ * alone: none that takes part is missing, and what the others did comes before by their synchronisation. */
+
+MAM_INLINE mam_u64 mam_warp_read(mam_u64 *word, int alone) { return alone ? *word : mam_load_relaxed_u64(word); }
+
+/* Changes a word from seen to wanted; the value it had, which is seen if it was changed. */
+MAM_INLINE mam_u64 mam_warp_change(mam_u64 *word, mam_u64 seen, mam_u64 wanted, int alone) {
+  if (!alone) /* acq_rel: publishes what the new value leads to, and has what the old one leads to */
+    return mam_cas_acq_rel_u64(word, seen, wanted);
+  *word = wanted;
+  return seen;
+}
+
+/* ---- Lists ---- */
+
+MAM_INLINE mam_u64 mam_warp_list_inside(const struct mam_warp *warp) { return (mam_u64)&warp->inline_before; }
+MAM_INLINE mam_u32 mam_warp_list_room(const struct mam_warp *warp, mam_u64 at) {
+  return at == mam_warp_list_inside(warp) ? (mam_u32)MAM_WARP_INLINE_ENTRIES : warp->entries;
+}
+MAM_INLINE mam_u64 *mam_warp_list_entry(mam_u64 at, mam_u32 index) { return (mam_u64 *)at + 1 + index; }
+
+/* Takes so many entries side by side in a list, which the caller writes; 0 if a new list was needed and there was no
+ * memory for it, or none is long enough.  Whoever reads them comes after all lanes have arrived (mam_warp_leave), the
+ * caller included. */
+MAM_OUTLINE mam_u64 *mam_warp_enter(struct mam_warp *warp, mam_u64 *list, mam_u32 count, int alone) {
+  mam_u64 seen = mam_warp_read(list, alone);
+  MAM_LOOP
+  for (;;) {
+    mam_u64 at = mam_warp_address(seen), wanted = seen + count, fresh = 0;
+    if (at == 0 || mam_warp_number(seen) + count > mam_warp_list_room(warp, at)) {
+      fresh = count <= warp->entries ? mam_warp_heap_malloc(warp->control, 8 * (mam_u64)warp->entries + 8) : 0;
+      if (fresh == 0)
+        return 0;
+      mam_store_relaxed_u64((mam_u64 *)fresh, seen);
+      wanted = mam_warp_word(fresh, count);
+    }
+    mam_u64 found = mam_warp_change(list, seen, wanted, alone);
+    if (found == seen)
+      return mam_warp_list_entry(mam_warp_address(wanted), mam_warp_number(wanted) - count);
+    if (fresh != 0)
+      mam_warp_heap_free(warp->control, fresh);
+    seen = found;
+  }
+}
+
+/* Frees the entries of a list and of those before it, and the lists: each lane its part.  The list is the same for all
+ * of them, and nobody enters anything in it any more. */
+MAM_OUTLINE void mam_warp_flush(struct mam_warp *warp, mam_u64 list, struct mam_lanes lanes) {
+  mam_u64 at, inside = mam_warp_list_inside(warp);
+  struct mam_heap_control *control = warp->control;
+  MAM_LOOP
+  while ((at = mam_warp_address(list)) != 0) {
+    mam_u32 count = mam_warp_number(list);
+    list = mam_load_relaxed_u64((mam_u64 *)at);
+    MAM_LOOP
+    for (mam_u32 i = lanes.rank; i < count; i += lanes.count) {
+      mam_u64 block = mam_load_relaxed_u64(mam_warp_list_entry(at, i));
+      if (block != 0) /* else it was entered before the device heap was asked, and had nothing */
+        mam_warp_heap_free(control, block);
+    }
+    mam_lanes_sync(lanes); /* all have read it before it goes */
+    if (at != inside && lanes.rank == 0)
+      mam_warp_heap_free(control, at);
+  }
+}
+
+/* ---- Requests ---- */
+
+/* How many blocks bytes are; more than any superblock has if they are too many. */
+MAM_INLINE mam_u64 mam_warp_blocks(const struct mam_warp *warp, mam_u64 bytes) {
+  return bytes >> 40 != 0 ? (mam_u64)1 << 40 : (bytes + warp->block_less_1) >> warp->block_shift;
+}
+
+/* So many blocks of the current superblock, from the end of what is left: the address; 0 if it has not as many. */
+MAM_INLINE mam_u64 mam_warp_take(struct mam_warp *warp, mam_u32 blocks, int alone) {
+  mam_u64 seen = mam_warp_read(&warp->current, alone);
+  MAM_LOOP
+  while (mam_warp_number(seen) >= blocks) {
+    mam_u64 found = mam_warp_change(&warp->current, seen, seen - blocks, alone);
+    if (found == seen)
+      return mam_warp_address(seen) + ((mam_u64)(mam_warp_number(seen) - blocks) << warp->block_shift);
+    seen = found;
+  }
+  return 0;
+}
+
+/* A block of the device heap of its own, registered; 0 if there is no memory. */
+MAM_INLINE mam_u64 mam_warp_own(struct mam_warp *warp, mam_u64 *list, mam_u64 bytes, int alone) {
+  mam_u64 block = mam_warp_heap_malloc(warp->control, bytes);
+  mam_u64 *entry = block != 0 ? MAM_OUT_OF_SIGHT(mam_warp_enter)(warp, list, 1, alone) : 0;
+  if (entry != 0)
+    mam_store_relaxed_u64(entry, block);
+  else if (block != 0)
+    mam_warp_heap_free(warp->control, block);
+  return entry != 0 ? block : 0;
+}
+MAM_OUTLINE mam_u64 mam_warp_direct(struct mam_warp *warp, mam_u64 *list, mam_u64 bytes, int alone) {
+  return mam_warp_own(warp, list, bytes, alone);
+}
+
+/* How large the next superblock is for a request of so many blocks, and the one after. */
+MAM_INLINE mam_u32 mam_warp_next(mam_u32 next, mam_u32 most, mam_u32 blocks, mam_u32 shift) {
+  return next >> shift < blocks ? most : next;
+}
+MAM_INLINE mam_u32 mam_warp_after(mam_u32 bytes, mam_u32 most) {
+  return bytes < most / MAM_WARP_GROWTH ? bytes * MAM_WARP_GROWTH : most;
+}
+
+/* A new superblock, of which the first request takes its blocks; 0 if there is none or it is too small.  It becomes the
+ * current one if more is left in it. */
+MAM_OUTLINE mam_u64 mam_warp_refill(struct mam_warp *warp, mam_u32 blocks) {
+  mam_u32 most = warp->superblock_bytes, shift = warp->block_shift;
+  mam_u32 bytes = mam_warp_next(mam_load_relaxed_u32(&warp->next_bytes), most, blocks, shift);
+  mam_u64 superblock = blocks <= most >> shift ? mam_warp_own(warp, &warp->list, bytes, 0) : 0;
+  if (superblock == 0)
+    return 0;
+  mam_store_relaxed_u32(&warp->next_bytes, mam_warp_after(bytes, most));
+  mam_u32 left = (bytes >> shift) - blocks;
+  mam_u64 seen = mam_load_relaxed_u64(&warp->current), found;
+  MAM_LOOP
+  while (mam_warp_number(seen) < left &&
+         (found = mam_cas_acq_rel_u64(&warp->current, seen, mam_warp_word(superblock, left))) != seen)
+    seen = found;
+  return superblock + ((mam_u64)left << shift);
+}
+
+/* The same for lanes that are alone: all is read before the device heap is asked, since whoever acquires memory there
+ * has to read anew after, and written after.  For a list that has no room, as above. */
+MAM_OUTLINE mam_u64 mam_warp_refill_alone(struct mam_warp *warp, mam_u32 blocks) {
+  mam_u64 list = warp->list, current = warp->current, at = mam_warp_address(list);
+  mam_u32 most = warp->superblock_bytes, shift = warp->block_shift;
+  mam_u32 bytes = mam_warp_next(warp->next_bytes, most, blocks, shift);
+  if (mam_warp_number(list) >= mam_warp_list_room(warp, at))
+    return MAM_OUT_OF_SIGHT(mam_warp_refill)(warp, blocks);
+  mam_u64 superblock = blocks <= most >> shift ? mam_warp_heap_malloc(warp->control, bytes) : 0;
+  if (superblock == 0)
+    return 0;
+  mam_u32 left = (bytes >> shift) - blocks;
+  mam_store_relaxed_u64(mam_warp_list_entry(at, mam_warp_number(list)), superblock);
+  warp->list = list + 1;
+  warp->next_bytes = mam_warp_after(bytes, most);
+  if (mam_warp_number(current) < left)
+    warp->current = mam_warp_word(superblock, left);
+  return superblock + ((mam_u64)left << shift);
+}
+
+/* Where a lane's blocks are registered: with the others', or, if it has tidied up and others have not, for later; 0 if
+ * it does not take part.  Only its own tidying up makes a lane early, so what was looked up stays good; that it is not
+ * early any more does no harm, since what is registered late is freed late. */
+MAM_INLINE mam_u64 *mam_warp_list_of(struct mam_warp *warp, mam_u64 lanes, mam_u32 self) {
+  return (mam_warp_taking_part(lanes) & self) == 0 ? 0
+         : (mam_warp_active(lanes) & self) != 0    ? &warp->list
+                                                   : &warp->early;
+}
+
+/* A request of lanes together, one of which calls: from the current superblock, a new one, or, if it is larger than one
+ * or there is none or the lanes are early, by the device heap as it is; 0 if there is no memory. */
+MAM_OUTLINE mam_u64 mam_warp_serve(struct mam_warp *warp, mam_u64 *list, mam_u64 blocks, int alone) {
+  mam_u64 address = 0;
+  if (list == &warp->list && blocks <= MAM_WARP_NUMBER) {
+    address = mam_warp_take(warp, (mam_u32)blocks, alone);
+    if (address == 0)
+      address = alone ? MAM_OUT_OF_SIGHT(mam_warp_refill_alone)(warp, (mam_u32)blocks)
+                      : MAM_OUT_OF_SIGHT(mam_warp_refill)(warp, (mam_u32)blocks);
+  }
+  return address != 0 ? address : MAM_OUT_OF_SIGHT(mam_warp_direct)(warp, list, blocks << warp->block_shift, alone);
+}
+
+/* ---- Leaving ----
+ *
+ * A lane that tidies up is not active until all have; a lane that ends does not take part any more.  Who makes the last
+ * active lane inactive has the round: all that was handed out to active lanes is nobody's now.  Lanes that tidied up
+ * before may go on meanwhile; what they are given is registered as early, and waits for the round after.
+ *
+ * A lane that hands over wants its memory to stay.  From then on rounds free nothing. */
+
+enum mam_warp_leaving { MAM_WARP_TIDIES, MAM_WARP_ENDS };
+enum { MAM_WARP_NOTHING, MAM_WARP_ROUND };
+
+/* Lanes of mask leave, one of which calls.  Those that do not take part, or have tidied up already, are no lanes here.
+ */
+MAM_INLINE int mam_warp_leave(struct mam_warp *warp, mam_u32 mask, enum mam_warp_leaving how) {
+  mam_u64 seen = mam_load_relaxed_u64(&warp->lanes);
+  MAM_LOOP
+  for (;;) {
+    mam_u64 wanted = seen & ~(how == MAM_WARP_ENDS ? mam_warp_all_of(mask) : (mam_u64)mask);
+    /* acq_rel: what these lanes did comes before what the last one does. */
+    mam_u64 found = mam_cas_acq_rel_u64(&warp->lanes, seen, wanted);
+    if (found == seen)
+      return mam_warp_active(seen) != 0 && mam_warp_active(wanted) == 0 ? MAM_WARP_ROUND : MAM_WARP_NOTHING;
+    seen = found;
+  }
+}
+
+/* Frees the header, and with it the first superblock.  It says no longer that it is one. */
+MAM_INLINE void mam_warp_vanish(struct mam_warp *warp) {
+  struct mam_heap_control *control = warp->control;
+  mam_store_relaxed_u64(&warp->mark, 0);
+  mam_store_relaxed_u64(&warp->lanes, 0);
+  mam_warp_heap_free(control, (mam_u64)warp);
+}
+
+/* Leaves a header that holds nothing to its next user, or frees it, by one lane; nobody else uses it any more. */
+MAM_INLINE void mam_warp_put_away(struct mam_warp *warp) {
+  mam_u64 *park = (mam_u64 *)warp->park;
+  if (park == 0) {
+    mam_warp_vanish(warp);
+    return;
+  }
+  warp->mark = 0;
+  warp->lanes = 0;
+  warp->current = warp->first;
+  warp->list = mam_warp_word(mam_warp_list_inside(warp), 0);
+  warp->early = 0;
+  /* acq_rel: what was done in it comes before what its next user does; and the same for what was there. */
+  mam_u64 other = mam_exchange_acq_rel_u64(park, (mam_u64)warp);
+  if (other != 0)
+    mam_warp_heap_free(((struct mam_warp *)other)->control, other);
+}
+
+/* The header that waits there, for those lanes; 0 if none does. */
+MAM_INLINE struct mam_warp *mam_warp_find(mam_u64 *park, mam_u32 mask, mam_u64 owner) {
+  struct mam_warp *warp = (struct mam_warp *)mam_exchange_acq_rel_u64(park, 0); /* acq_rel: as above */
+  if (warp != 0) {
+    warp->lanes = mam_warp_all_of(mask);
+    warp->owner = owner;
+    warp->mark = mam_warp_mark_of((mam_u64)warp);
+  }
+  return warp;
+}
+
+/* Frees everything, for who is the last. */
+MAM_INLINE void mam_warp_finish(struct mam_warp *warp, struct mam_lanes lanes) {
+  MAM_OUT_OF_SIGHT(mam_warp_flush)(warp, mam_lanes_first_u64(lanes, mam_load_relaxed_u64(&warp->list)), lanes);
+  MAM_OUT_OF_SIGHT(mam_warp_flush)(warp, mam_lanes_first_u64(lanes, mam_load_relaxed_u64(&warp->early)), lanes);
+  if (lanes.rank == 0)
+    mam_warp_put_away(warp);
+}
+
+/* Has the header as if nothing had been handed out, but to lanes that were early. */
+MAM_INLINE void mam_warp_rewind(struct mam_warp *warp) {
+  mam_u64 early = mam_load_relaxed_u64(&warp->early), seen;
+  MAM_LOOP
+  while (early != 0 && (seen = mam_cas_acq_rel_u64(&warp->early, early, 0)) != early)
+    early = seen;
+  mam_store_relaxed_u64(&warp->list, early != 0 ? early : mam_warp_word(mam_warp_list_inside(warp), 0));
+  mam_store_relaxed_u64(&warp->current, warp->first);
+}
+
+/* Makes all that take part active; whether any does. */
+MAM_INLINE int mam_warp_activate(struct mam_warp *warp) {
+  mam_u64 lanes = mam_load_relaxed_u64(&warp->lanes);
+  MAM_LOOP
+  for (;;) {
+    /* acq_rel: publishes what was done before to lanes that find themselves active. */
+    mam_u64 seen = mam_cas_acq_rel_u64(&warp->lanes, lanes, mam_warp_all_of(mam_warp_taking_part(lanes)));
+    if (seen == lanes)
+      return mam_warp_taking_part(lanes) != 0;
+    lanes = seen;
+  }
+}
+
+/* Ends a round, for who has it: frees what active lanes were given, then makes all that still take part active.  If
+ * none does, the header goes.  Those lanes share the work. */
+MAM_OUTLINE void mam_warp_round(struct mam_warp *warp, struct mam_lanes lanes) {
+  mam_u64 stays = mam_lanes_first_u64(lanes, mam_load_relaxed_u32(&warp->handed_over));
+  if (stays == 0)
+    MAM_OUT_OF_SIGHT(mam_warp_flush)(warp, mam_lanes_first_u64(lanes, mam_load_relaxed_u64(&warp->list)), lanes);
+  mam_u64 goes = 0;
+  if (lanes.rank == 0) {
+    if (stays == 0)
+      mam_warp_rewind(warp);
+    goes = !mam_warp_activate(warp) && mam_load_relaxed_u32(&warp->handed_over) == 0;
+  }
+  if (mam_lanes_first_u64(lanes, goes) != 0)
+    mam_warp_finish(warp, lanes);
+}
+
+/* The same and mam_warp_leave in one, for lanes of which none that takes part is missing. */
+MAM_INLINE void mam_warp_leave_together(struct mam_warp *warp, struct mam_lanes lanes, enum mam_warp_leaving how) {
+  mam_u64 list = warp->list, early = warp->early;
+  mam_u32 stays = warp->handed_over;
+  mam_lanes_sync(lanes); /* all have read it */
+  if (stays == 0) {
+    MAM_OUT_OF_SIGHT(mam_warp_flush)(warp, list, lanes);
+    MAM_OUT_OF_SIGHT(mam_warp_flush)(warp, early, lanes);
+  }
+  if (lanes.rank == 0) {
+    if (stays == 0 && how == MAM_WARP_ENDS)
+      mam_warp_put_away(warp);
+    else if (how == MAM_WARP_ENDS)
+      warp->lanes = 0;
+    else if (stays == 0) {
+      warp->list = mam_warp_word(mam_warp_list_inside(warp), 0);
+      warp->early = 0;
+      warp->current = warp->first;
+    }
+  }
+  mam_lanes_sync(lanes); /* for all of them */
+}
+
+/* Takes a header that was handed over, for those lanes; 0 if it was not, or another warp has it. */
+MAM_INLINE int mam_warp_adopt_by(struct mam_warp *warp, mam_u32 mask, mam_u64 owner) {
+  if (!mam_warp_is(warp) || mam_load_relaxed_u32(&warp->handed_over) == 0)
+    return 0;
+  /* acq_rel: after what its lanes did that left it. */
+  if (mam_cas_acq_rel_u64(&warp->lanes, 0, mam_warp_all_of(mask)) != 0)
+    return 0;
+  mam_store_relaxed_u32(&warp->handed_over, 0);
+  mam_store_relaxed_u64(&warp->owner, owner);
+  return 1;
+}
+
+#endif /* MAM_WARP_CORE_H */

@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * The device heap's algorithm when many ask at once: hundreds of warps, each stopped before every atomic operation, of
+ * which chance says who goes on.  What a full heap has left must reach those who ask, however they are interleaved.
+ *
+ * The warps are coroutines on one thread, and chance has a seed, so that a run can be repeated.
+ */
+#include <stdbool.h>
+#include <stdint.h>
+
+static void step(void);
+#define MAM_ATOMICS_STEP() step()
+#define MAM_ATOMICS_SEEN(value) (value)
+#define MAM_ATOMICS_PAUSE() step()
+
+#include <check.h>
+#include <stdio.h>
+#include <ucontext.h>
+
+#include "heap_model.h"
+#include "run_suite.h"
+
+enum { CROWD = 512, LANES = 32, STACK_BYTES = 32 * 1024, MIB = 1 << 20 };
+
+/* Sanitizers do not follow a thread from stack to stack. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { SANITIZED = true };
+#elif defined(__has_feature)
+enum { SANITIZED = __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) };
+#else
+enum { SANITIZED = false };
+#endif
+
+static uint64_t random_state;
+
+static uint32_t random_below(uint32_t bound) {
+  random_state ^= random_state << 13;
+  random_state ^= random_state >> 7;
+  random_state ^= random_state << 17;
+  return (uint32_t)(random_state >> 32) % bound;
+}
+
+/* ---- The crowd ---- */
+
+static ucontext_t scheduler, contexts[CROWD];
+static _Alignas(16) char stacks[CROWD][STACK_BYTES];
+static int present[CROWD]; /* who has not ended, in any order */
+static unsigned present_count;
+static int running = -1;
+
+static void step(void) {
+  if (running >= 0)
+    (void)swapcontext(&contexts[running], &scheduler);
+}
+
+/* Each goes through the task of all, of which every call takes the next part, and answers whether there was one. */
+static bool (*task)(void);
+
+static void body(void) {
+  while (task())
+    continue;
+  for (unsigned i = 0; i < present_count; i++)
+    if (present[i] == running) {
+      present[i] = present[--present_count];
+      break;
+    }
+}
+
+static void crowd_run(bool (*todo)(void)) {
+  task = todo;
+  for (int i = 0; i < CROWD; i++) {
+    (void)getcontext(&contexts[i]);
+    contexts[i].uc_stack.ss_sp = stacks[i];
+    contexts[i].uc_stack.ss_size = STACK_BYTES;
+    contexts[i].uc_link = &scheduler;
+    makecontext(&contexts[i], body, 0);
+    present[i] = i;
+  }
+  for (present_count = CROWD; present_count != 0;) {
+    running = present[random_below(present_count)];
+    (void)swapcontext(&scheduler, &contexts[running]);
+  }
+  running = -1;
+}
+
+/* ---- Requests ---- */
+
+static struct heap_model *model;
+static void **blocks;           /* of each request, NULL if it has none */
+static unsigned requests, next; /* the first of the warp that comes next */
+static unsigned low, high;      /* bytes */
+static size_t served_bytes;
+static unsigned served;
+
+static unsigned bytes_of(unsigned request) {
+  return low + (unsigned)((request * 0x9e3779b97f4a7c15u >> 33) % (high - low + 1));
+}
+
+/* One class's lanes of a warp after another's, as they act together on the GPU. */
+static void ask_as_a_group(unsigned first, unsigned leader, bool *asked) {
+  unsigned group[LANES], count = 0, bytes = bytes_of(first + leader);
+  void *got[LANES];
+  for (unsigned lane = leader; lane < LANES && first + lane < requests; lane++)
+    if (!asked[lane] && blocks[first + lane] == NULL && mam_class_of(bytes_of(first + lane)) == mam_class_of(bytes)) {
+      asked[lane] = true;
+      group[count++] = first + lane;
+    }
+  unsigned slots = model->control->heap.slot_count;
+  unsigned had = heap_model_malloc_warp(model, bytes, first / LANES % slots, count, got);
+  for (unsigned i = 0; i < had; i++) {
+    if (blocks[group[i]] != NULL || mam_block_bytes(model->control, (mam_u64)(uintptr_t)got[i]) < bytes_of(group[i]))
+      ck_abort_msg("a block is too small for its request");
+    blocks[group[i]] = got[i];
+    served_bytes += bytes_of(group[i]);
+    served++;
+  }
+}
+
+static bool ask_as_a_warp(void) {
+  bool asked[LANES] = {false};
+  unsigned first = next;
+  if (first >= requests)
+    return false;
+  next += LANES;
+  for (unsigned lane = 0; lane < LANES && first + lane < requests; lane++)
+    if (!asked[lane] && blocks[first + lane] == NULL)
+      ask_as_a_group(first, lane, asked);
+  return true;
+}
+
+static bool free_as_a_warp(void) {
+  unsigned first = next;
+  if (first >= requests)
+    return false;
+  next += LANES;
+  for (unsigned i = first; i < first + LANES && i < requests; i++)
+    if (blocks[i] != NULL) {
+      if (!heap_model_free(model, blocks[i]))
+        ck_abort_msg("a live block was refused");
+      blocks[i] = NULL;
+    }
+  return true;
+}
+
+static void ask_all(void) {
+  next = 0;
+  crowd_run(ask_as_a_warp);
+}
+
+static void free_all(void) {
+  next = 0;
+  crowd_run(free_as_a_warp);
+  served = 0;
+  served_bytes = 0;
+}
+
+static void begin(size_t heap_bytes, size_t asked_bytes, unsigned least, unsigned most, bool lazy) {
+  model = heap_model_create(heap_bytes, 132);
+  if (lazy)
+    heap_model_make_lazy(model);
+  low = least;
+  high = most;
+  served = 0;
+  served_bytes = 0;
+  requests = (unsigned)(asked_bytes / ((low + high) / 2));
+  blocks = (void **)calloc(requests, sizeof *blocks);
+}
+
+static void end(void) {
+  heap_model_destroy(model);
+  free(blocks);
+}
+
+/* ---- Tests ---- */
+
+static const struct {
+  size_t heap_bytes;
+  unsigned low, high;
+  double least_share;
+} fills[] = {
+    {MIB / 4, 16, 64, 0.7},    {MIB / 4, 256, 256, 0.9},    {1 * MIB, 16, 64, 0.75},
+    {2 * MIB, 4, 512, 0.65},   {8 * MIB, 4, 512, 0.75},     {1 * MIB, 16, 16, 0.95},
+    {4 * MIB, 256, 256, 0.95}, {4 * MIB, 1024, 1024, 0.95}, {8 * MIB, 4096, 4096, 0.95},
+};
+
+/* Time and again: what a crowd leaves behind must not keep the next one from the memory. */
+static void fill_and_empty(size_t heap_bytes, double least_share, bool lazy) {
+  for (unsigned round = 0; round < 4; round++) {
+    ask_all();
+    double share = (double)served_bytes / (double)heap_bytes;
+    (void)printf("%s%zu KiB in %u to %u bytes, round %u: %.1f %%\n", lazy ? "lazy: " : "", heap_bytes >> 10, low, high,
+                 round, 100 * share);
+    if (share < least_share)
+      ck_abort_msg("round %u: of %zu bytes only %.1f %% are handed out in %u to %u bytes", round, heap_bytes,
+                   100 * share, low, high);
+    free_all();
+  }
+}
+
+START_TEST(a_crowd_gets_what_there_is) {
+  bool lazy = _i % 2 != 0;
+  size_t heap_bytes = fills[_i / 2].heap_bytes;
+  random_state = 88172645463325252u + (unsigned)_i;
+  begin(heap_bytes, heap_bytes / 4 * 5, fills[_i / 2].low, fills[_i / 2].high, lazy);
+  fill_and_empty(heap_bytes, fills[_i / 2].least_share, lazy);
+  end();
+}
+END_TEST
+
+/* Spans of one size that were emptied serve another, though nobody ended them. */
+START_TEST(a_crowd_gets_what_another_size_left) {
+  static const unsigned sizes[] = {16, 1024, 48, 4096, 160};
+  random_state = 88172645463325252u;
+  begin(2 * MIB, 2 * MIB / 4 * 5, sizes[0], sizes[0], _i != 0);
+  for (unsigned i = 0; i < 5; i++) {
+    low = high = sizes[i];
+    requests = (unsigned)((_i != 0 ? 1 : 2) * MIB * 9 / 10 / sizes[i]);
+    ask_all();
+    if (served != requests)
+      ck_abort_msg("of %u blocks of %u bytes only %u are served", requests, low, served);
+    free_all();
+  }
+  end();
+}
+END_TEST
+
+START_TEST(a_crowd_gets_all_of_a_heap_that_grew) {
+  random_state = 88172645463325252u;
+  begin(1 * MIB, 5 * MIB, 256, 256, _i != 0);
+  ask_all();
+  ck_assert_uint_lt(served, requests);
+  for (unsigned i = 0; i < 5; i++)
+    heap_model_grow(model, 1 * MIB);
+  ask_all();
+  if (served != requests)
+    ck_abort_msg("of %u requests only %u are served, with a sixth of the heap to spare", requests, served);
+  free_all();
+  end();
+}
+END_TEST
+
+int main(void) {
+  Suite *suite = suite_create("heap crowd");
+  TCase *tests = tcase_create("crowd");
+  tcase_set_timeout(tests, 100);
+  if (!SANITIZED) {
+    tcase_add_loop_test(tests, a_crowd_gets_what_there_is, 0, 2 * sizeof fills / sizeof fills[0]);
+    tcase_add_loop_test(tests, a_crowd_gets_what_another_size_left, 0, 2);
+    tcase_add_loop_test(tests, a_crowd_gets_all_of_a_heap_that_grew, 0, 2);
+  }
+  suite_add_tcase(suite, tests);
+  return run_suite(suite);
+}

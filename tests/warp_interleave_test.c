@@ -1,0 +1,366 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * Lanes of a warp heap in every interleaving: two and three that allocate, tidy up, end and hand over by themselves,
+ * one atomic operation at a time.
+ *
+ * As in heap_interleave_test.c, lanes are coroutines that stop before each atomic operation; runs are strings of
+ * choices, depth first; and where the same memory and the same readings come again, the rest is known.
+ */
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+static void step(void);
+static uint64_t seen(uint64_t value);
+#define MAM_ATOMICS_STEP() step()
+#define MAM_ATOMICS_SEEN(value) seen(value)
+
+#include <stdio.h>
+#include <ucontext.h>
+
+#include "run_suite.h"
+#include "warp_model.h"
+
+enum { LANES = 3, STACK_BYTES = 64 * 1024, CHOICES = 2000, HELD = 8, CELLS = 24, CELL_BYTES = 512, KNOWN = 1 << 22 };
+
+/* Sanitizers do not follow a thread from stack to stack. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { SANITIZED = true };
+#elif defined(__has_feature)
+enum { SANITIZED = __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) };
+#else
+enum { SANITIZED = false };
+#endif
+
+/* A list has one entry, and a superblock room for three requests of 64 bytes: much happens soon. */
+static const mam_warp_options options = {192, 256, 1, 16};
+
+/* ---- Memory: what was freed last comes again first ---- */
+
+static _Alignas(CELL_BYTES) unsigned char cells[CELLS][CELL_BYTES];
+static bool cell_is_used[CELLS];
+
+static void *cell_take(size_t bytes) {
+  for (unsigned i = 0; i < CELLS && bytes <= CELL_BYTES; i++)
+    if (!cell_is_used[i]) {
+      cell_is_used[i] = true;
+      return cells[i];
+    }
+  return NULL;
+}
+
+static void cell_give(void *address, size_t bytes) {
+  memset(address, WARP_MODEL_FREED, bytes);
+  cell_is_used[((unsigned char *)address - cells[0]) / CELL_BYTES] = false;
+}
+
+/* ---- Coroutines ---- */
+
+static ucontext_t scheduler, contexts[LANES];
+static _Alignas(16) char stacks[LANES][STACK_BYTES];
+static bool alive[LANES];
+static uint64_t readings[LANES];
+static int running = -1;
+
+static uint64_t mix(uint64_t hash, uint64_t value) {
+  hash = (hash + 0x632be59bd9b4e019u + value) * 0x9e3779b97f4a7c15u;
+  return hash ^ hash >> 29;
+}
+
+static void step(void) {
+  if (running < 0)
+    return;
+  readings[running] = mix(readings[running], 0);
+  (void)swapcontext(&contexts[running], &scheduler);
+}
+
+static uint64_t seen(uint64_t value) {
+  if (running >= 0)
+    readings[running] = mix(readings[running], value + 1);
+  return value;
+}
+
+/* ---- A scenario ---- */
+
+struct scenario {
+  const char *name;
+  unsigned lanes;
+  void (*bodies[LANES])(void);
+  bool hands_over;
+};
+
+struct held {
+  mam_u64 address, bytes;
+};
+
+static const struct scenario *scenario;
+static struct mam_warp *warp;
+static struct held held[LANES][HELD];
+static unsigned held_count[LANES];
+static const char *violation;
+
+static void hold(mam_u64 address, mam_u64 bytes) {
+  if (address == 0)
+    violation = "a request got nothing";
+  else
+    held[running][held_count[running]++] = (struct held){address, bytes};
+}
+
+static void take(mam_u64 bytes) { hold((mam_u64)(uintptr_t)warp_model_malloc(warp, (unsigned)running, bytes), bytes); }
+
+static void leave(enum mam_warp_leaving how) {
+  held_count[running] = 0;
+  warp_model_leave(warp, (unsigned)running, how);
+}
+static void tidy(void) { leave(MAM_WARP_TIDIES); }
+static void end(void) { leave(MAM_WARP_ENDS); }
+static void hand_over(void) {
+  held_count[running] = 0;
+  warp_model_hand_over(warp, (unsigned)running);
+}
+
+/* What a lane holds is in live memory, and nobody else's. */
+static const char *judge(void) {
+  const struct held *all[LANES * HELD];
+  unsigned count = 0;
+  for (unsigned lane = 0; lane < scenario->lanes; lane++)
+    for (unsigned i = 0; i < held_count[lane]; i++)
+      all[count++] = &held[lane][i];
+  for (unsigned i = 0; i < count; i++) {
+    if (warp_model_around(all[i]->address, all[i]->bytes) == NULL)
+      return "memory was freed that a lane holds";
+    for (unsigned j = 0; j < i; j++)
+      if (all[i]->address < all[j]->address + all[j]->bytes && all[j]->address < all[i]->address + all[i]->bytes)
+        return "two requests overlap";
+  }
+  return warp_model.wrong_frees != 0 ? "what is no block was freed" : violation;
+}
+
+/* When all have gone, so has all memory; or it goes when somebody has adopted what was handed over. */
+static const char *judge_end(void) {
+  if (scenario->hands_over &&
+      (warp_model_around((mam_u64)(uintptr_t)warp, sizeof *warp) == NULL || !mam_warp_adopt_by(warp, 1, 0)))
+    return "what was handed over cannot be adopted";
+  if (scenario->hands_over)
+    warp_model_leave(warp, 0, MAM_WARP_ENDS);
+  return warp_model.live != 0 ? "memory was left behind" : judge();
+}
+
+/* ---- All interleavings ---- */
+
+static uint64_t *known;
+static size_t known_count;
+static unsigned char choices[CHOICES], tried[CHOICES], could[CHOICES];
+static size_t length;
+
+static bool is_known(uint64_t hash) {
+  hash |= hash == 0;
+  size_t i = hash % KNOWN;
+  while (known[i] != 0 && known[i] != hash)
+    i = (i + 1) % KNOWN;
+  if (known[i] == hash)
+    return true;
+  if (++known_count > KNOWN / 2)
+    ck_abort_msg("%s has too many states", scenario->name);
+  known[i] = hash;
+  return false;
+}
+
+static uint64_t state_hash(void) {
+  uint64_t hash = 0;
+  for (unsigned i = 0; i < CELLS; i++)
+    for (size_t k = 0; cell_is_used[i] && k < CELL_BYTES; k += 8) {
+      uint64_t word;
+      memcpy(&word, &cells[i][k], sizeof word);
+      hash = mix(hash, word + i);
+    }
+  for (unsigned i = 0; i < scenario->lanes; i++)
+    hash = mix(hash, readings[i] * 2 + alive[i]);
+  return hash;
+}
+
+static void body(int which) {
+  scenario->bodies[which]();
+  alive[which] = false;
+}
+static void body_0(void) { body(0); }
+static void body_1(void) { body(1); }
+static void body_2(void) { body(2); }
+
+static void begin(int which) {
+  static void (*const bodies[LANES])(void) = {body_0, body_1, body_2};
+  (void)getcontext(&contexts[which]);
+  contexts[which].uc_stack.ss_sp = stacks[which];
+  contexts[which].uc_stack.ss_size = STACK_BYTES;
+  contexts[which].uc_link = &scheduler;
+  makecontext(&contexts[which], bodies[which], 0);
+  alive[which] = true;
+  readings[which] = (uint64_t)which;
+  held_count[which] = 0;
+}
+
+static void memory_begin(void) {
+  memset(warp_model.blocks, 0, warp_model.count * sizeof warp_model.blocks[0]); /* cells are not the C library's */
+  memset(cell_is_used, 0, sizeof cell_is_used);
+  memset(cells, 0, sizeof cells);
+  warp_model_begin();
+  warp_model.take = cell_take;
+  warp_model.give = cell_give;
+  violation = NULL;
+}
+
+/* Runs the string of choices and, past its end, who can go first; false if the rest is known. */
+static bool run_once(size_t prefix) {
+  memory_begin();
+  warp = warp_model_start(options, (1u << scenario->lanes) - 1);
+  for (unsigned i = 0; i < scenario->lanes; i++)
+    begin((int)i);
+  for (length = 0;; length++) {
+    unsigned can = 0;
+    for (unsigned i = 0; i < scenario->lanes; i++)
+      can |= (unsigned)alive[i] << i;
+    violation = judge();
+    if (can == 0 || violation != NULL)
+      return true;
+    if (length >= prefix && is_known(state_hash()))
+      return false;
+    if (length + 1 == CHOICES)
+      ck_abort_msg("a run of %s is longer than any should be", scenario->name);
+    unsigned who = length < prefix ? choices[length] : mam_lowest_u32(can);
+    if (length >= prefix) {
+      choices[length] = (unsigned char)who;
+      tried[length] = (unsigned char)(1u << who);
+      could[length] = (unsigned char)can;
+    }
+    running = (int)who;
+    (void)swapcontext(&scheduler, &contexts[who]);
+    running = -1;
+  }
+}
+
+static size_t next_prefix(void) {
+  for (size_t i = length; i-- > 0;) {
+    unsigned rest = could[i] & ~(unsigned)tried[i];
+    if (rest == 0)
+      continue;
+    choices[i] = (unsigned char)mam_lowest_u32(rest);
+    tried[i] |= (unsigned char)(1u << choices[i]);
+    return i + 1;
+  }
+  return 0;
+}
+
+/* The first fault that is found; NULL if none. */
+static const char *explore(const struct scenario *explored) {
+  size_t prefix = 0, runs = 0;
+  const char *fault = NULL;
+  known = calloc(KNOWN, sizeof *known);
+  ck_assert_ptr_nonnull(known);
+  known_count = 0;
+  scenario = explored;
+  do {
+    bool is_whole = run_once(prefix);
+    runs++;
+    fault = violation != NULL ? violation : is_whole ? judge_end() : NULL;
+  } while (fault == NULL && (prefix = next_prefix()) != 0);
+  free(known);
+  memory_begin();
+  (void)printf("%s: %zu states, %zu runs: %s\n", scenario->name, known_count, runs, fault == NULL ? "sound" : fault);
+  return fault;
+}
+
+/* ---- Scenarios ---- */
+
+static void take_and_end(void) {
+  take(64);
+  end();
+}
+static void take_much_and_end(void) {
+  take(64);
+  take(160);
+  end();
+}
+static void take_directly_and_end(void) {
+  take(300);
+  take(310);
+  end();
+}
+static void tidy_between(void) {
+  take(64);
+  tidy();
+  take(48);
+  end();
+}
+static void tidy_twice(void) {
+  tidy();
+  take(32);
+  tidy();
+  take(16);
+  end();
+}
+static void tidy_and_end(void) {
+  tidy();
+  end();
+}
+static void tidy_and_take(void) {
+  tidy();
+  take(64);
+  end();
+}
+static void tidy_and_hand_over(void) {
+  tidy();
+  take(32);
+  hand_over();
+}
+static void take_and_hand_over(void) {
+  take(64);
+  hand_over();
+}
+
+static const struct scenario scenarios[] = {
+    {"two that fill superblocks", 2, {take_much_and_end, take_much_and_end, NULL}, false},
+    {"two that are served directly", 2, {take_directly_and_end, take_directly_and_end, NULL}, false},
+    {"two that tidy up", 2, {tidy_between, tidy_between, NULL}, false},
+    {"two that tidy up, one twice", 2, {tidy_twice, tidy_between, NULL}, false},
+    {"one that tidies up and one that ends", 2, {tidy_twice, take_much_and_end, NULL}, false},
+    {"three that take and end", 3, {take_and_end, take_and_end, take_and_end}, false},
+    {"three, one of which tidies up", 3, {tidy_and_take, end, take_and_end}, false},
+    {"three, two of which tidy up", 3, {tidy_and_end, tidy_and_end, end}, false},
+    {"two, one of which hands over", 2, {take_and_hand_over, take_and_end, NULL}, true},
+    {"two that hand over, one early", 2, {take_and_hand_over, tidy_and_hand_over, NULL}, true},
+    {"three, one of which hands over", 3, {hand_over, tidy_and_end, take_and_end}, true},
+};
+
+START_TEST(every_interleaving_is_sound) {
+  const char *fault = explore(&scenarios[_i]);
+  ck_assert_msg(fault == NULL, "%s: %s", scenarios[_i].name, fault);
+}
+END_TEST
+
+/* The explorer has to find what goes wrong if a lane that tidied up early takes from what the others free. */
+static void early_without_care(void) {
+  tidy();
+  hold(mam_warp_serve(warp, &warp->list, 4, 0), 64);
+  end();
+}
+
+START_TEST(an_early_lane_among_the_others_is_found) {
+  static const struct scenario careless = {
+      "an early lane without care", 2, {early_without_care, tidy_between, NULL}, false};
+  ck_assert_ptr_nonnull(explore(&careless));
+}
+END_TEST
+
+static Suite *warp_interleave_suite(void) {
+  Suite *suite = suite_create("warp heaps in every interleaving");
+  TCase *all = tcase_create("interleavings");
+  tcase_set_timeout(all, 120);
+  if (!SANITIZED) {
+    tcase_add_loop_test(all, every_interleaving_is_sound, 0, sizeof scenarios / sizeof scenarios[0]);
+    tcase_add_test(all, an_early_lane_among_the_others_is_found);
+  }
+  suite_add_tcase(suite, all);
+  return suite;
+}
+
+int main(void) { return run_suite(warp_interleave_suite()); }
