@@ -70,7 +70,23 @@ registers_check() {
   [ "$most" -eq "$least" ] || registers_compare "$sm" "$most" "$base" no
 }
 
+# The stack of a kernel that calls everything: unknown, if a function may be called by itself, it would be too small.
+stack_check() {
+  sm=$1
+  shift
+  known=$("$NVCC" "$@" -arch="sm_$sm" -O3 -I"$include" -Xptxas -v -cubin -o "$work/object.cubin" "$source" 2>&1 |
+    awk '/Compiling entry function/ { split($0, part, "\047"); name = part[2] }
+         /Used [0-9]+ registers/ && name ~ /^every/ { if (/cumulative stack size/) known++; else unknown++ }
+         END { print known + 0, unknown + 0 }')
+  case $known in
+  [1-9]*\ 0) echo "ok: sm_$sm: the stack is known" ;;
+  *) echo "FAIL: sm_$sm: the stack is not known: $known"; failed=1 ;;
+  esac
+}
+
 for sm in $architectures; do
+  stack_check "$sm"
+  stack_check "$sm" -DMAM_HEAP_CHECKED=1
   compile "sm_$sm" -arch="sm_$sm"
   compile "sm_$sm, relocatable device code" -arch="sm_$sm" -rdc=true
   compile "sm_$sm, checked" -arch="sm_$sm" -DMAM_HEAP_CHECKED=1

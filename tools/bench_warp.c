@@ -45,7 +45,7 @@ static const struct competitor competitors[] = {
     {"warp heap", "series_warp", "MAM", 0, 0, SIZE_MAX},
     {"MAM", "series_mam", "MAM", 0, 0, SIZE_MAX},
     {"CUDA", "series_cuda", "CUDA", 0, 0, (size_t)1 << 24},
-    {"warp, no superblocks", "series_warp", "MAM", 16, 256, SIZE_MAX},
+    {"warp direct", "series_warp", "MAM", 16, 256, SIZE_MAX},
     {"floor", "series_floor", "floor", 0, 0, SIZE_MAX},
 };
 enum { competitor_count = sizeof competitors / sizeof competitors[0], warp_heap = 0 };

@@ -462,7 +462,7 @@ MAM_OUTLINE int mam_map_take(mam_u64 *level, mam_u32 count, mam_u32 index, mam_u
     /* acquire: pairs with mam_pages_clear and mam_kept_give. */
     mam_u64 seen = mam_cas_acquire_u64(&level[index], word, word | bits);
     if (seen == word) {
-      if ((word | bits) == MAM_FULL_WORD && bits != MAM_FULL_WORD)
+      if ((word | bits) == MAM_FULL_WORD)
         mam_map_filled(level, count, index);
       return 1;
     }
@@ -484,17 +484,14 @@ MAM_INLINE mam_u32 mam_run_find(mam_u64 word, mam_u32 count) {
 }
 
 /* Takes up to 64 zeros in a row that lie in one word of a map, in the first word that has them from first on and before
- * last.  Who took a word as a whole did not say so above: that is done here. */
+ * last. */
 MAM_OUTLINE mam_u32 mam_map_take_run(mam_u64 *level, mam_u32 words, mam_u32 count, mam_u32 first, mam_u32 last) {
   mam_u32 tries = 0, index = first;
   MAM_LOOP
   while ((index = mam_map_next(level, words, index)) < last) {
-    mam_u64 word = mam_load_relaxed_u64(&level[index]);
-    mam_u32 from = mam_run_find(word, count);
+    mam_u32 from = mam_run_find(mam_load_relaxed_u64(&level[index]), count);
     if (from != 64 && mam_map_take(level, words, index, mam_run_bits(count, from)))
       return (index << 6) + from;
-    if (word == MAM_FULL_WORD)
-      mam_map_filled(level, words, index);
     if (from == 64 || ++tries == MAM_RETRIES) {
       tries = 0;
       index++;
@@ -509,7 +506,7 @@ MAM_INLINE mam_u32 mam_run_take_short(const struct mam_area *area, mam_u32 count
 }
 
 /* Takes whole words of a map from index on, as long as they are 0, up to count of them; returns how many.  Several at a
- * time are under way.  It is not said above that they are full. */
+ * time are under way.  mam_map_words_filled says above that they are full. */
 MAM_OUTLINE mam_u32 mam_map_take_words(mam_u64 *level, mam_u32 index, mam_u32 count) {
   mam_u32 got = 0;
   MAM_LOOP
@@ -535,21 +532,33 @@ MAM_OUTLINE mam_u32 mam_map_take_words(mam_u64 *level, mam_u32 index, mam_u32 co
   return got;
 }
 
+/* Says of whole words of a map, from index on, which the caller owns, that they are full. */
+MAM_OUTLINE void mam_map_words_filled(mam_u64 *level, mam_u32 words, mam_u32 index, mam_u32 count) {
+  MAM_LOOP
+  while (count != 0) {
+    mam_u32 from = index & 63, here = 64 - from < count ? 64 - from : count;
+    (void)mam_or_acq_rel_u64(&level[words + (index >> 6)], mam_run_bits(here, from));
+    index += here;
+    count -= here;
+  }
+}
+
 /* Takes as much of a run from page on as is free, up to count pages; returns how much. */
-MAM_INLINE mam_u32 mam_run_take_at(struct mam_area area, mam_u32 page, mam_u32 count) {
+MAM_OUTLINE mam_u32 mam_run_take_at(struct mam_area area, mam_u32 page, mam_u32 count) {
   mam_u64 *map = mam_area_pages(area);
   mam_u32 got = 0;
   MAM_LOOP
   while (got < count) {
     mam_u32 from = (page + got) & 63, here = 64 - from < count - got ? 64 - from : count - got;
     if (from == 0 && count - got >= 128) {
-      mam_u32 words = (count - got) >> 6, taken = mam_map_take_words(map, (page + got) >> 6, words);
+      mam_u32 words = (count - got) >> 6, taken = MAM_OUT_OF_SIGHT(mam_map_take_words)(map, (page + got) >> 6, words);
+      MAM_OUT_OF_SIGHT(mam_map_words_filled)(map, mam_area_map_words(area), (page + got) >> 6, taken);
       got += taken << 6;
       if (taken < words)
         break;
       continue;
     }
-    if (!mam_map_take(map, mam_area_map_words(area), (page + got) >> 6, mam_run_bits(here, from)))
+    if (!MAM_OUT_OF_SIGHT(mam_map_take)(map, mam_area_map_words(area), (page + got) >> 6, mam_run_bits(here, from)))
       break;
     got += here;
   }
@@ -574,7 +583,7 @@ MAM_OUTLINE mam_u32 mam_run_take_long(const struct mam_area *area, mam_u32 count
       else {
         start = end - mam_leading_zeros_u64(word);
         if (word == MAM_FULL_WORD) {
-          index = mam_map_next(mam_area_pages(*area), mam_area_map_words(*area), index + 1) - 1;
+          index = MAM_OUT_OF_SIGHT(mam_map_next)(mam_area_pages(*area), mam_area_map_words(*area), index + 1) - 1;
           start = (index + 1) << 6;
         }
         continue;
@@ -582,10 +591,10 @@ MAM_OUTLINE mam_u32 mam_run_take_long(const struct mam_area *area, mam_u32 count
     }
     if (end < start + count)
       continue;
-    mam_u32 got = mam_run_take_at(*area, start, count);
+    mam_u32 got = MAM_OUT_OF_SIGHT(mam_run_take_at)(*area, start, count);
     if (got == count)
       return start;
-    mam_pages_release(*area, start, got);
+    MAM_OUT_OF_SIGHT(mam_pages_release)(*area, start, got);
     start += got + 1;
     index = (start >> 6) - 1;
     if ((start & 63) == 0)
@@ -655,6 +664,7 @@ MAM_OUTLINE mam_u32 mam_kept_take_long(const struct mam_area *area, mam_u32 coun
     if (first + whole + (rest != 0) > last)
       return MAM_NO_PAGE;
     mam_u32 got = mam_map_take_words(level, first, whole);
+    mam_map_words_filled(level, words, first, got);
     if (got == whole && (rest == 0 || mam_map_take(level, words, first + whole, mam_run_bits(rest, 0))))
       return first << 6;
     mam_kept_give(*area, first << 6, got << 6);
@@ -667,8 +677,8 @@ MAM_OUTLINE mam_u32 mam_kept_take(const struct mam_area *area, mam_u32 count, ma
   mam_u64 *level = mam_area_kept(*area);
   mam_u32 words = mam_area_kept_words(*area), place = index >> 6, found;
   if (count > 64) {
-    found = mam_kept_take_long(area, count, place, words);
-    return found != MAM_NO_PAGE ? found : mam_kept_take_long(area, count, 0, words);
+    found = MAM_OUT_OF_SIGHT(mam_kept_take_long)(area, count, place, words);
+    return found != MAM_NO_PAGE ? found : MAM_OUT_OF_SIGHT(mam_kept_take_long)(area, count, 0, words);
   }
   mam_u32 from = (index & 63) + count <= 64 ? index & 63 : 0;
   mam_u64 bits = mam_run_bits(count, from);
@@ -677,8 +687,8 @@ MAM_OUTLINE mam_u32 mam_kept_take(const struct mam_area *area, mam_u32 count, ma
     return (place << 6) + from;
   if ((bits & ~old) != 0)
     (void)mam_and_release_u64(&level[place], old | ~bits);
-  found = mam_map_take_run(level, words, count, place, words);
-  return found != MAM_NO_PAGE ? found : mam_map_take_run(level, words, count, 0, place);
+  found = MAM_OUT_OF_SIGHT(mam_map_take_run)(level, words, count, place, words);
+  return found != MAM_NO_PAGE ? found : MAM_OUT_OF_SIGHT(mam_map_take_run)(level, words, count, 0, place);
 }
 
 /* Gives all kept words back to the page map. */
@@ -696,7 +706,7 @@ MAM_OUTLINE void mam_kept_flush(struct mam_area area) {
       mam_u64 rest = ~(kept >> from);
       mam_u32 count = rest == 0 ? 64 : mam_lowest_u64(rest);
       count = count < 64 - from ? count : 64 - from;
-      mam_pages_release(area, (i << 12) + (from << 6), count << 6);
+      MAM_OUT_OF_SIGHT(mam_pages_release)(area, (i << 12) + (from << 6), count << 6);
       kept &= ~mam_run_bits(count, from);
     }
   }
@@ -891,14 +901,9 @@ MAM_INLINE int mam_span_try_end(mam_u64 *words, mam_u64 header, mam_u32 count, m
   if (mam_cas_between_fences_u64(words, first, 0) != first)
     return 0;
   MAM_LOOP
-  for (mam_u32 i = 1; i < count; i += 4) {
-    mam_u64 seen[4];
-    MAM_UNROLL
-    for (mam_u32 j = 0; j < 4; j++)
-      seen[j] = mam_cas_between_fences_if_u64(i + j < count, &words[i + j], i + j + 1 == count ? last : full, 0);
-    MAM_UNROLL
-    for (mam_u32 j = 0; j < 4; j++)
-      failed |= (mam_u32)(seen[j] != (i + j + 1 == count ? last : full)) << (i + j);
+  for (mam_u32 i = 1; i < count; i++) {
+    mam_u64 word = i + 1 == count ? last : full;
+    failed |= (mam_u32)(mam_cas_between_fences_u64(&words[i], word, 0) != word) << i;
   }
   /* What the chunks' users did, all of whom changed these words, comes before the release of the pages. */
   mam_fence();
@@ -1109,13 +1114,13 @@ MAM_OUTLINE mam_u32 mam_sweep(struct mam_heap_control *control, mam_u32 count) {
   int begins = mam_cas_acq_rel_u32(&control->mode, MAM_MODE_LAZY, MAM_MODE_SWEEPING) == MAM_MODE_LAZY;
   mam_fence_all(); /* pairs with mam_span_created and mam_run_free */
   if (begins) {
-    mam_kept_flush(area);
+    MAM_OUT_OF_SIGHT(mam_kept_flush)(area);
     mam_swept(control);
   }
   MAM_LOOP
   while (mam_load_relaxed_u32(&control->sweep_next) < words &&
          (index = mam_add_relaxed_u32(&control->sweep_next, 1)) < words) {
-    mam_sweep_word(area, index);
+    MAM_OUT_OF_SIGHT(mam_sweep_word)(area, index);
     mam_swept(control);
     mam_u32 page = count <= MAM_SPAN_PAGES ? mam_run_take_short(&area, count, index, index + 1) : MAM_NO_PAGE;
     if (page != MAM_NO_PAGE)
@@ -1124,7 +1129,7 @@ MAM_OUTLINE mam_u32 mam_sweep(struct mam_heap_control *control, mam_u32 count) {
   MAM_LOOP
   for (int i = 0; i < MAM_WAIT_ROUNDS && mam_load_acquire_u32(&control->mode) != MAM_MODE_WATCHED; i++)
     mam_pause();
-  return mam_pages_search(area, count, 0);
+  return MAM_OUT_OF_SIGHT(mam_pages_search)(area, count, 0);
 }
 
 /* Takes a run of pages from any superblock, wherever it is. */
@@ -1137,7 +1142,7 @@ MAM_OUTLINE struct mam_place mam_pages_far(struct mam_heap_control *control, mam
   MAM_LOOP
   for (mam_u32 i = 0; i < superblocks; i++) {
     place.area = control->superblocks[active];
-    place.page = mam_pages_search(place.area, count, index % mam_area_map_words(place.area));
+    place.page = MAM_OUT_OF_SIGHT(mam_pages_search)(place.area, count, index % mam_area_map_words(place.area));
     if (place.page != MAM_NO_PAGE) {
       if (i != 0) /* release: the superblock, which may be new; pairs with the loads here and in mam_pages_claim */
         mam_store_release_u32(&control->active, active);
@@ -1148,7 +1153,7 @@ MAM_OUTLINE struct mam_place mam_pages_far(struct mam_heap_control *control, mam
   place.page = MAM_NO_PAGE;
   if (mam_load_relaxed_u32(&control->mode) != MAM_MODE_WATCHED) {
     place.area = control->superblocks[0];
-    place.page = mam_sweep(control, count);
+    place.page = MAM_OUT_OF_SIGHT(mam_sweep)(control, count);
   }
   return place;
 }
@@ -1764,15 +1769,16 @@ MAM_OUTLINE mam_u32 mam_run_take_kept(struct mam_heap_control *control, const st
 
 /* A run of pages by all means: as in mam_claim_scarce, except that it is not remembered which are missing. */
 MAM_OUTLINE struct mam_place mam_run_claim(struct mam_heap_control *control, mam_u32 pages, mam_u32 home) {
-  struct mam_place place;
-  (void)mam_add_relaxed_u32(&control->opening[MAM_HEAP_KINDS], 1); /* others may get what is taken and given back */
-  place.area = control->superblocks[0];
-  place.page = MAM_NO_PAGE;
-  if (pages > MAM_SPAN_PAGES && mam_load_relaxed_u32(&control->mode) == MAM_MODE_LAZY)
+  struct mam_place place = {control->superblocks[0], MAM_NO_PAGE};
+  int is_long = pages > MAM_SPAN_PAGES;
+  if (is_long) /* others may get what is taken and given back */
+    (void)mam_add_relaxed_u32(&control->opening[MAM_HEAP_KINDS], 1);
+  if (is_long && mam_load_relaxed_u32(&control->mode) == MAM_MODE_LAZY)
     place.page = MAM_OUT_OF_SIGHT(mam_run_take_kept)(control, &place.area, pages);
   if (place.page == MAM_NO_PAGE)
     place = MAM_OUT_OF_SIGHT(mam_pages_claim)(control, pages, home);
-  (void)mam_add_acq_rel_u32(&control->opening[MAM_HEAP_KINDS], ~0u);
+  if (is_long)
+    (void)mam_add_acq_rel_u32(&control->opening[MAM_HEAP_KINDS], ~0u);
   MAM_LOOP
   for (int i = 0;
        i < MAM_SCARCE_ROUNDS && place.page == MAM_NO_PAGE && mam_heap_could(control, (mam_u64)pages << MAM_PAGE_SHIFT);
@@ -1808,12 +1814,12 @@ MAM_OUTLINE mam_u64 mam_run_malloc(struct mam_heap_control *control, mam_u64 byt
 /* Gives a long run back, of which whole words of the page map are kept. */
 MAM_OUTLINE void mam_run_keep(struct mam_heap_control *control, struct mam_area area, mam_u32 page, mam_u32 count) {
   mam_u32 first = (page + 63) >> 6, last = (page + count) >> 6;
-  mam_pages_release(area, page, (first << 6) - page);
-  mam_kept_give(area, first, last - first);
-  mam_pages_release(area, last << 6, page + count - (last << 6));
+  MAM_OUT_OF_SIGHT(mam_pages_release)(area, page, (first << 6) - page);
+  MAM_OUT_OF_SIGHT(mam_kept_give)(area, first, last - first);
+  MAM_OUT_OF_SIGHT(mam_pages_release)(area, last << 6, page + count - (last << 6));
   /* Of this and of who begins to sweep, one sees what the other did. */
   if (mam_look_after_change_u32(&control->mode) != MAM_MODE_LAZY)
-    mam_kept_flush(area);
+    MAM_OUT_OF_SIGHT(mam_kept_flush)(area);
 }
 
 /* Frees a request of whole pages; 0 if none begins at page. */
@@ -1982,6 +1988,9 @@ MAM_INLINE void mam_area_clear(struct mam_area area, mam_u64 rank, mam_u64 count
   MAM_LOOP
   for (mam_u64 i = rank; i < area.page_count; i += count)
     mam_area_entries(area)[i] = 0;
+  MAM_LOOP
+  for (mam_u64 i = rank; i < area.page_count; i += count)
+    mam_area_rings(area)[i] = MAM_RING_NONE;
   if (rank == 0)
     area.words[-1] = 0;
 }

@@ -83,17 +83,17 @@ MAM_INLINE mam_u32 mam_warp_lane(void) {
   return lane;
 }
 
-MAM_OUTLINE mam_u64 mam_warp_block_malloc(struct mam_heap_control *control, mam_u64 bytes) {
+MAM_OUTLINE mam_u64 mam_warp_block_malloc(mam_u32, struct mam_heap_control *control, mam_u64 bytes) {
   return (mam_u64)mam_malloc(control->heap, bytes);
 }
-MAM_OUTLINE void mam_warp_block_free(struct mam_heap_control *control, mam_u64 address) {
+MAM_OUTLINE void mam_warp_block_free(mam_u32, struct mam_heap_control *control, mam_u64 address) {
   mam_free(control->heap, (void *)address);
 }
 MAM_INLINE mam_u64 mam_warp_heap_malloc(struct mam_heap_control *control, mam_u64 bytes) {
-  return MAM_OUT_OF_SIGHT(mam_warp_block_malloc)(control, bytes);
+  return MAM_OUT_OF_SIGHT(mam_warp_block_malloc)(0, control, bytes);
 }
 MAM_INLINE void mam_warp_heap_free(struct mam_heap_control *control, mam_u64 address) {
-  MAM_OUT_OF_SIGHT(mam_warp_block_free)(control, address);
+  MAM_OUT_OF_SIGHT(mam_warp_block_free)(0, control, address);
 }
 
 /* Whether the header is one, this warp's, and this lane takes part, as far as is to be checked. */
@@ -208,9 +208,6 @@ MAM_INLINE void mam_warp_set_current(mam_warp *warp, mam_u64 current) {
   asm volatile("st.global.u64 [%0], %1;" ::"l"(mam_global(warp)), "l"(current) : "memory");
 }
 
-#ifndef MAM_WARP_PIECE
-#define MAM_WARP_PIECE warp->superblock_bytes
-#endif
 /* Requests of a group that together are more than a superblock: by the device heap directly, in as few pieces as are
  * no larger than a superblock, but for the last request of each; each piece is for lanes that follow each other.  NULL
  * for the lanes whose piece there is no memory for.  Entries are taken before the device heap is asked: see
@@ -218,7 +215,7 @@ MAM_INLINE void mam_warp_set_current(mam_warp *warp, mam_u64 current) {
 MAM_OUTLINE void *mam_warp_malloc_large(mam_warp *warp, mam_u64 *list, mam_u32 group, mam_u64 before, mam_u64 blocks,
                                         int alone) {
   mam_u32 shift = warp->block_shift, lane = mam_warp_lane();
-  mam_u32 piece = before >> 32 != 0 ? 0 : (mam_u32)before / (MAM_WARP_PIECE >> shift);
+  mam_u32 piece = before >> 32 != 0 ? 0 : (mam_u32)before / (warp->superblock_bytes >> shift);
   mam_u32 lanes = __match_any_sync(group, piece), first = mam_lowest_u32(lanes);
   mam_u64 begin = __shfl_sync(group, before, (int)first);
   mam_u64 end = __shfl_sync(group, before + blocks, (int)(31 - mam_leading_zeros_u32(lanes)));
@@ -238,7 +235,7 @@ MAM_OUTLINE void *mam_warp_malloc_large(mam_warp *warp, mam_u64 *list, mam_u32 g
 }
 
 /* Requests of a whole warp that is alone with its header, and for which there is no superblock. */
-MAM_OUTLINE void *mam_warp_malloc_more(mam_warp *warp, mam_u32 before, mam_u32 blocks) {
+MAM_OUTLINE void *mam_warp_malloc_more(mam_u32 before, mam_u32 blocks, mam_warp *warp) {
   void *block = MAM_OUT_OF_SIGHT(mam_warp_malloc_large)(warp, &warp->list, 0xffffffffu, before, blocks, 1);
   /* If there is no room for all of them together, perhaps there is for some. */
   return block != 0
@@ -271,7 +268,7 @@ MAM_OUTLINE void *mam_warp_malloc_rest(mam_warp *warp, size_t bytes) {
     address = (mam_u64)MAM_OUT_OF_SIGHT(mam_warp_malloc_large)(warp, list, group, before, blocks, alone);
   else {
     if ((group & mam_lane_below()) == 0 && (!alone || (address = mam_warp_take(warp, (mam_u32)all, 1)) == 0))
-      address = MAM_OUT_OF_SIGHT(mam_warp_serve)(warp, list, all, alone);
+      address = MAM_OUT_OF_SIGHT(mam_warp_serve)(alone, warp, list, all);
     __syncwarp(group);
     address = __shfl_sync(group, address, (int)mam_lowest_u32(group));
     address = address != 0 ? address + (before << warp->block_shift) : 0;
@@ -316,11 +313,11 @@ MAM_INLINE void *mam_warp_malloc_whole(mam_warp *warp, struct mam_warp_hot hot, 
   }
   address = 0;
   if (lane == 0)
-    address = MAM_OUT_OF_SIGHT(mam_warp_refill_alone)(warp, all);
+    address = MAM_OUT_OF_SIGHT(mam_warp_refill_alone)(all, warp);
   __syncwarp(MAM_WARP_WHOLE);
   address = __shfl_sync(MAM_WARP_WHOLE, address, 0);
   return address != 0 ? (void *)(address + ((mam_u64)before << hot.block_shift))
-                      : MAM_OUT_OF_SIGHT(mam_warp_malloc_more)(warp, before, blocks);
+                      : MAM_OUT_OF_SIGHT(mam_warp_malloc_more)(before, blocks, warp);
 }
 
 static __device__ __forceinline__ void *mam_warp_malloc(mam_warp *warp, size_t bytes) {

@@ -49,6 +49,9 @@ struct mam_warp {
   mam_u64 inline_before, inline_list[MAM_WARP_INLINE_ENTRIES];
 };
 
+/* On a GPU the stack that a kernel needs can only be known if no function may be called by itself, and what is called
+ * out of sight may be whatever has the same types.  So functions that call each other differ in theirs. */
+
 /* Memory from and to the device heap, for one lane that acts alone; 0 if there is none. */
 MAM_INLINE mam_u64 mam_warp_heap_malloc(struct mam_heap_control *control, mam_u64 bytes);
 MAM_INLINE void mam_warp_heap_free(struct mam_heap_control *control, mam_u64 address);
@@ -240,7 +243,7 @@ MAM_OUTLINE mam_u64 mam_warp_refill(struct mam_warp *warp, mam_u32 blocks) {
 
 /* The same for lanes that are alone: all is read before the device heap is asked, since whoever acquires memory there
  * has to read anew after, and written after.  For a list that has no room, as above. */
-MAM_OUTLINE mam_u64 mam_warp_refill_alone(struct mam_warp *warp, mam_u32 blocks) {
+MAM_OUTLINE mam_u64 mam_warp_refill_alone(mam_u32 blocks, struct mam_warp *warp) {
   mam_u64 list = warp->list, current = warp->current, at = mam_warp_address(list);
   mam_u32 most = warp->superblock_bytes, shift = warp->block_shift;
   mam_u32 bytes = mam_warp_next(warp->next_bytes, most, blocks, shift);
@@ -269,12 +272,12 @@ MAM_INLINE mam_u64 *mam_warp_list_of(struct mam_warp *warp, mam_u64 lanes, mam_u
 
 /* A request of lanes together, one of which calls: from the current superblock, a new one, or, if it is larger than one
  * or there is none or the lanes are early, by the device heap as it is; 0 if there is no memory. */
-MAM_OUTLINE mam_u64 mam_warp_serve(struct mam_warp *warp, mam_u64 *list, mam_u64 blocks, int alone) {
+MAM_OUTLINE mam_u64 mam_warp_serve(int alone, struct mam_warp *warp, mam_u64 *list, mam_u64 blocks) {
   mam_u64 address = 0;
   if (list == &warp->list && blocks <= MAM_WARP_NUMBER) {
     address = mam_warp_take(warp, (mam_u32)blocks, alone);
     if (address == 0)
-      address = alone ? MAM_OUT_OF_SIGHT(mam_warp_refill_alone)(warp, (mam_u32)blocks)
+      address = alone ? MAM_OUT_OF_SIGHT(mam_warp_refill_alone)((mam_u32)blocks, warp)
                       : MAM_OUT_OF_SIGHT(mam_warp_refill)(warp, (mam_u32)blocks);
   }
   return address != 0 ? address : MAM_OUT_OF_SIGHT(mam_warp_direct)(warp, list, blocks << warp->block_shift, alone);
