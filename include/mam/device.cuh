@@ -263,35 +263,41 @@ MAM_INLINE void *mam_malloc_once(const mam_heap &heap, mam_u32 home, mam_u32 kin
   return mam_malloc_more(heap, wanted, slot | chunks_log2 << MAM_REST_CHUNKS, prior, group);
 }
 
-/* mam_malloc_once, until the heap does not grow any more. */
-MAM_INLINE void *mam_malloc_kind(const mam_heap &heap, mam_u32 home, mam_u32 kind, mam_u32 number, mam_u32 shift,
-                                 mam_u32 multiple) {
+/* A chunk of the size class of bytes, if the heap has one as it is. */
+MAM_INLINE void *mam_malloc_chunk(const mam_heap &heap, mam_u32 bytes) {
+  mam_u32 less = (bytes - 1) >> 4, shift = mam_class_shift_of(less), multiple = (less >> shift) + 1;
+  mam_u32 size_class = 4 * shift + multiple - 1;
+  return mam_malloc_once(heap, mam_home_here(heap), size_class, size_class, shift, multiple);
+}
+
+static __device__ __forceinline__ void *mam_malloc(mam_heap heap, size_t bytes) {
   mam_plea plea = 0;
-  for (;;) {
-    void *block = mam_malloc_once(heap, home, kind, number, shift, multiple);
+  if (bytes - 1 >= MAM_CHUNK_BYTES)
+    return MAM_OUT_OF_SIGHT(mam_malloc_pages)(heap.control, bytes, mam_home_here(heap));
+  for (;;) { /* until the heap does not grow any more */
+    void *block = mam_malloc_chunk(heap, (mam_u32)bytes);
     if (block != 0)
       return block;
-    plea = mam_out_of_sight(mam_malloc_again)(heap.control, kind, plea);
+    plea = MAM_OUT_OF_SIGHT(mam_malloc_again)(heap.control, mam_class_of((mam_u32)bytes), plea);
     if (plea == 0)
       return 0;
   }
 }
 
-static __device__ __forceinline__ void *mam_malloc(mam_heap heap, size_t bytes) {
-  mam_u32 home = mam_home_here(heap);
-  if (bytes - 1 >= MAM_CHUNK_BYTES)
-    return MAM_OUT_OF_SIGHT(mam_malloc_pages)(heap.control, bytes, home);
-  mam_u32 less = (mam_u32)(bytes - 1) >> 4, shift = mam_class_shift_of(less), multiple = (less >> shift) + 1;
-  mam_u32 size_class = 4 * shift + multiple - 1;
-  return mam_malloc_kind(heap, home, size_class, size_class, shift, multiple);
-}
-
 static __device__ __forceinline__ void *mam_malloc_typed(mam_heap heap, mam_type type) {
+  mam_u32 shift = mam_class_shift(type);
+  mam_plea plea = 0;
   if (mam_kind_type(type) == 0)
     return 0;
-  mam_u32 shift = mam_class_shift(type);
-  return mam_malloc_kind(heap, mam_home_here(heap), type, mam_kind_number(type), shift,
-                         mam_class_multiple(type, shift));
+  for (;;) {
+    void *block =
+        mam_malloc_once(heap, mam_home_here(heap), type, mam_kind_number(type), shift, mam_class_multiple(type, shift));
+    if (block != 0)
+      return block;
+    plea = MAM_OUT_OF_SIGHT(mam_malloc_again)(heap.control, type, plea);
+    if (plea == 0)
+      return 0;
+  }
 }
 
 static __device__ __forceinline__ void *mam_malloc_why(mam_heap heap, size_t bytes, mam_heap_status *why) {
