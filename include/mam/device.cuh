@@ -161,12 +161,12 @@ MAM_OUTLINE void *mam_malloc_pages(struct mam_heap_control *control, size_t byte
   if (control == 0 || bytes == 0)
     return 0;
   for (;;) {
-    void *block = (void *)mam_out_of_sight(mam_run_malloc)(control, bytes, home);
+    void *block = (void *)MAM_OUT_OF_SIGHT(mam_run_malloc)(control, bytes, home);
     mam_u64 pages = ((mam_u64)bytes + MAM_PAGE_BYTES - 1) >> MAM_PAGE_SHIFT;
     if (block != 0)
       return block;
     if (pages < MAM_NO_PAGE)
-      plea = mam_out_of_sight(mam_growth_await)(&control->growth, (mam_u32)pages, plea);
+      plea = MAM_OUT_OF_SIGHT(mam_growth_await)(&control->growth, (mam_u32)pages, plea);
     if (plea == 0 || pages >= MAM_NO_PAGE) {
       mam_failed(control, home, 1);
       return 0;
@@ -381,18 +381,18 @@ static __device__ __forceinline__ void *mam_malloc_at(mam_heap heap, size_t byte
     return mam_malloc(heap, bytes);
   void *block = mam_malloc(heap, bytes + sizeof(struct mam_record));
   if (block != 0)
-    mam_out_of_sight(mam_record_write)(heap.control, (mam_u64)block, bytes, file, line);
+    MAM_OUT_OF_SIGHT(mam_record_write)(heap.control, (mam_u64)block, bytes, file, line);
   return block;
 }
 
 #if MAM_HEAP_RECORDED
 MAM_INLINE void mam_free_recorded(mam_heap heap, void *block) {
   if (heap.control != 0 && heap.control->sites != 0 && block != 0)
-    mam_out_of_sight(mam_record_end)(heap.control, (mam_u64)block);
+    MAM_OUT_OF_SIGHT(mam_record_end)(heap.control, (mam_u64)block);
   mam_free(heap, block);
 }
 MAM_INLINE size_t mam_malloc_size_recorded(mam_heap heap, const void *block) {
-  return heap.control != 0 && block != 0 ? mam_out_of_sight(mam_record_size)(heap.control, (mam_u64)block) : 0;
+  return heap.control != 0 && block != 0 ? MAM_OUT_OF_SIGHT(mam_record_size)(heap.control, (mam_u64)block) : 0;
 }
 #define mam_malloc(heap, bytes) mam_malloc_at(heap, bytes, __FILE__, __LINE__)
 #define mam_free(heap, block) mam_free_recorded(heap, block)
