@@ -33,7 +33,7 @@ enum { SANITIZED = false };
 #endif
 
 /* A list has one entry, and a superblock room for three requests of 64 bytes: much happens soon. */
-static const mam_warp_options options = {192, 256, 1, 16};
+static const mam_warp_options options = {192, 256, 1, 16, 192};
 
 /* ---- Memory: what was freed last comes again first ---- */
 

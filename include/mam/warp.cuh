@@ -131,7 +131,8 @@ MAM_INLINE bool mam_warp_sound(const mam_warp *warp) {
 MAM_INLINE bool mam_warp_is_usual(mam_warp_options options) {
   const mam_warp_options usual = MAM_WARP_OPTIONS_INIT;
   return options.superblock_bytes == usual.superblock_bytes && options.first_bytes == usual.first_bytes &&
-         options.list_entries == usual.list_entries && options.block_bytes == usual.block_bytes;
+         options.list_entries == usual.list_entries && options.block_bytes == usual.block_bytes &&
+         options.most_bytes == usual.most_bytes;
 }
 
 /* Where the calling warp's headers wait; NULL if the heap is too small for that. */
@@ -146,8 +147,12 @@ MAM_INLINE mam_u64 *mam_warp_park_here(const mam_heap &heap) {
 /* A new header for those lanes, by one of them; NULL if there is no memory. */
 MAM_OUTLINE mam_warp *mam_warp_open(struct mam_heap_control *control, mam_warp_options options, mam_u32 lanes,
                                     mam_u64 *park) {
+  if (control == 0)
+    return 0;
+  mam_u32 share = control->heap.page_count; /* a 4096th of the heap, in bytes */
+  options.most_bytes = options.most_bytes < share ? options.most_bytes : share;
   mam_warp_options sound = mam_warp_options_sound(options);
-  mam_u64 block = control != 0 ? mam_warp_heap_malloc(control, sound.first_bytes) : 0;
+  mam_u64 block = mam_warp_heap_malloc(control, sound.first_bytes);
   return block != 0 ? mam_warp_begin(control, block, sound, lanes, mam_warp_self(), (mam_u64)park) : 0;
 }
 
@@ -222,7 +227,7 @@ MAM_INLINE void mam_warp_set_current(mam_warp *warp, mam_u64 current) {
   asm volatile("st.global.u64 [%0], %1;" ::"l"(mam_global(warp)), "l"(current) : "memory");
 }
 
-/* Requests of a group that together are more than a superblock: by the device heap directly, in as few pieces as are
+/* Requests of a group that together are more than any superblock: by the device heap directly, in as few pieces as are
  * no larger than a superblock, but for the last request of each; each piece is for lanes that follow each other.  NULL
  * for the lanes whose piece there is no memory for.  Entries are taken before the device heap is asked: see
  * mam_warp_refill_alone. */
@@ -278,7 +283,7 @@ MAM_OUTLINE void *mam_warp_malloc_rest(mam_warp *warp, size_t bytes) {
   }
   mam_u64 before = mam_warp_sum(group, blocks, &all);
   int alone = lanes == mam_warp_all_of(group);
-  if (all > warp->superblock_bytes >> warp->block_shift)
+  if (all > warp->most_bytes >> warp->block_shift)
     address = (mam_u64)MAM_OUT_OF_SIGHT(mam_warp_malloc_large)(warp, list, group, before, blocks, alone);
   else {
     if ((group & mam_lane_below()) == 0 && (!alone || (address = mam_warp_take(warp, (mam_u32)all, 1)) == 0))
