@@ -76,6 +76,21 @@ MAM_INLINE int mam_fill_is_candidate(struct mam_fill fill, mam_u32 n) {
   return fill.live != 0 && fill.live * (n + 1) <= fill.chunks * n;
 }
 
+/* Says of a span that its objects were moved. */
+MAM_INLINE void mam_span_moved(struct mam_team team, struct mam_area area, mam_u32 page, mam_u32 pages) {
+  mam_u16 *entries = mam_area_entries(area) + page;
+  MAM_LOOP
+  for (mam_u32 i = team.rank; i < pages; i += team.count)
+    entries[i] = (mam_u16)((entries[i] & ~63) | MAM_ENTRY_MOVED);
+  MAM_LOOP
+  for (mam_u32 done = 0; team.rank == 0 && done < pages;) {
+    mam_u32 from = (page + done) & 63, here = 64 - from < pages - done ? 64 - from : pages - done;
+    /* relaxed: who reads it is a kernel that comes later. */
+    (void)mam_or_relaxed_u64(&mam_area_moved(area)[(page + done) >> 6], mam_run_bits(here, from));
+    done += here;
+  }
+}
+
 /* ---- Slots ----
  *
  * What a slot holds counts as used, and would be taken for objects: it is given back before. */
@@ -86,7 +101,7 @@ MAM_INLINE void mam_compact_slot_empty(struct mam_heap_control *control, mam_u32
   mam_u32 kind = mam_kind_numbered(control, index / heap->slot_count), limit = mam_slot_limit(heap, kind);
   mam_u64 slot = heap->slots[index], used = 0;
   mam_u32 ticket = (mam_u32)(slot & MAM_SLOT_TICKETS);
-  heap->slots[index] = limit;
+  heap->slots[index] = (slot & ~MAM_SLOT_TICKETS) | limit; /* used up; the address leads to spans that it had */
   if (ticket >= limit)
     return;
   struct mam_area area = mam_area_of(control, mam_slot_address(slot));
@@ -113,7 +128,8 @@ MAM_INLINE void mam_compact_slot_empty(struct mam_heap_control *control, mam_u32
 /* Whether nobody made a request of an emptied slot. */
 MAM_INLINE int mam_compact_slot_is_untouched(const struct mam_heap_control *control, mam_u32 index) {
   const mam_heap *heap = &control->heap;
-  return heap->slots[index] == mam_slot_limit(heap, mam_kind_numbered(control, index / heap->slot_count));
+  mam_u32 limit = mam_slot_limit(heap, mam_kind_numbered(control, index / heap->slot_count));
+  return (heap->slots[index] & MAM_SLOT_TICKETS) == limit;
 }
 
 /* ---- Candidates ---- */
@@ -126,8 +142,10 @@ struct mam_seen {
   mam_u8 candidates, with_pointers; /* bits of pages that such a span begins in */
 };
 
-/* Looks at a group of pages. */
-MAM_INLINE struct mam_seen mam_group_look(const struct mam_compact *compact, mam_u32 n, mam_u32 number) {
+/* Looks at a group of pages.  at_first: an empty span that nobody has given back goes with those whose objects were
+ * moved. */
+MAM_INLINE struct mam_seen mam_group_look(const struct mam_compact *compact, mam_u32 n, mam_u32 number, int at_first) {
+  const struct mam_team alone = {0, 1};
   struct mam_seen seen = {0, 0, 0, 0, 0};
   struct mam_place place = mam_compact_place(compact, number);
   if (place.page >= place.area.page_count)
@@ -148,8 +166,11 @@ MAM_INLINE struct mam_seen mam_group_look(const struct mam_compact *compact, mam
       continue;
     const mam_u64 *words = mam_span_words_at(place.area, page);
     struct mam_fill fill = mam_span_fill(words);
-    if (fill.live == 0)
+    if (fill.live == 0) {
+      if (at_first)
+        mam_span_moved(alone, place.area, page, mam_word_span_pages(words[0]));
       continue;
+    }
     mam_u64 is_candidate = (mam_u64)mam_fill_is_candidate(fill, n);
     seen.by_type += is_candidate << (4 * (mam_kind_type(kind) - 1));
     seen.candidates |= (mam_u8)(is_candidate << i);
@@ -193,15 +214,15 @@ MAM_INLINE mam_u32 *mam_compact_sum_at(const struct mam_compact *compact, mam_u3
   return &compact->sums[(mam_u64)type * compact->tiles + (compact->tiles - 1 - tile)];
 }
 
-/* Finds and counts the candidates of a tile; with_spans: lists spans with pointers too. */
+/* Finds and counts the candidates of a tile; at_first: lists spans with pointers too, and sees to empty ones. */
 MAM_INLINE void mam_tile_look(struct mam_team team, const struct mam_compact *compact, mam_u32 n, mam_u32 tile,
-                              int with_spans) {
+                              int at_first) {
   MAM_LOOP
   for (mam_u32 group = team.rank; group < MAM_COMPACT_GROUPS; group += team.count) {
     mam_u32 number = tile * MAM_COMPACT_TILE + group * MAM_COMPACT_GROUP;
-    struct mam_seen seen = mam_group_look(compact, n, number);
+    struct mam_seen seen = mam_group_look(compact, n, number, at_first);
     compact->candidates[number / MAM_COMPACT_GROUP] = seen.candidates;
-    if (with_spans)
+    if (at_first)
       mam_compact_list(team, compact, number, seen.with_pointers);
     mam_compact_count(team, compact, seen.numbers, seen.sizes);
     MAM_LOOP
@@ -427,21 +448,6 @@ MAM_INLINE void mam_merge_copy(struct mam_team team, const struct mam_merge_room
   }
 }
 
-/* Says of a span that its objects were moved. */
-MAM_INLINE void mam_span_moved(struct mam_team team, struct mam_area area, mam_u32 page, mam_u32 pages) {
-  mam_u16 *entries = mam_area_entries(area) + page;
-  MAM_LOOP
-  for (mam_u32 i = team.rank; i < pages; i += team.count)
-    entries[i] = (mam_u16)((entries[i] & ~63) | MAM_ENTRY_MOVED);
-  MAM_LOOP
-  for (mam_u32 done = 0; team.rank == 0 && done < pages;) {
-    mam_u32 from = (page + done) & 63, here = 64 - from < pages - done ? 64 - from : pages - done;
-    /* relaxed: who reads it is a kernel that comes later. */
-    (void)mam_or_relaxed_u64(&mam_area_moved(area)[(page + done) >> 6], mam_run_bits(here, from));
-    done += here;
-  }
-}
-
 /* Moves the objects of the span that begins at place to free chunks from the one of rank first on; words: how many the
  * targets have.  Returns how many there were: of more than there is room for, none. */
 MAM_INLINE mam_u32 mam_merge_source(struct mam_team team, struct mam_merge_room *room, struct mam_place place,
@@ -528,14 +534,23 @@ MAM_INLINE mam_u32 mam_next_n(mam_u32 n, mam_u32 n_last, mam_u64 merges, mam_u64
 
 /* ---- Pointers ---- */
 
+/* How pointers are rewritten: what all threads of a team know. */
+struct mam_rewriting {
+  mam_heap heap;
+  const mam_u64 *moved; /* the map of moved pages of the first superblock, or a quicker copy of it */
+  int chains;           /* what moved may have moved on */
+};
+
 /* What becomes of addresses that a thread looks at together, so that its loads are under way together. */
 struct mam_addresses {
   mam_u64 old[MAM_COMPACT_BATCH], now[MAM_COMPACT_BATCH];
 };
 
-/* One step: of those whose bit in which is 1 and whose page was moved, now is where their objects went.  Returns the
- * bits of these, and of those that are not in the first superblock, which are left. */
-MAM_INLINE mam_u32 mam_addresses_step(const mam_heap *heap, struct mam_addresses *addresses, mam_u32 *left) {
+/* One step: of those whose page was moved, now is where their objects went.  Returns the bits of these; *left: of those
+ * that are not in the first superblock. */
+MAM_INLINE mam_u32 mam_addresses_step(const struct mam_rewriting *rewriting, struct mam_addresses *addresses,
+                                      mam_u32 *left) {
+  const mam_heap *heap = &rewriting->heap;
   const struct mam_area area = {heap->base, heap->words, heap->page_count, 0};
   mam_u32 entries[MAM_COMPACT_BATCH], moved = 0;
   *left = 0;
@@ -544,7 +559,7 @@ MAM_INLINE mam_u32 mam_addresses_step(const mam_heap *heap, struct mam_addresses
     mam_u64 page = (addresses->old[i] - area.base) >> MAM_PAGE_SHIFT;
     addresses->now[i] = addresses->old[i];
     if (page < area.page_count)
-      moved |= (mam_u32)(mam_area_moved(area)[page >> 6] >> (page & 63) & 1) << i;
+      moved |= (mam_u32)(rewriting->moved[page >> 6] >> (page & 63) & 1) << i;
     else
       *left |= (mam_u32)(addresses->old[i] != 0) << i;
   }
@@ -566,15 +581,17 @@ MAM_INLINE mam_u32 mam_addresses_step(const mam_heap *heap, struct mam_addresses
 }
 
 /* Where the old addresses' objects are now.  Of those that moved, a few moved on. */
-MAM_INLINE void mam_addresses_forward(const mam_heap *heap, struct mam_addresses *addresses) {
-  mam_u32 left, again = mam_addresses_step(heap, addresses, &left), slow = left;
-  MAM_UNROLL
-  for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++)
-    if ((again >> i & 1) != 0) {
-      mam_u64 page = (addresses->now[i] - heap->base) >> MAM_PAGE_SHIFT;
-      const struct mam_area area = {heap->base, heap->words, heap->page_count, 0};
-      slow |= (mam_u32)(page >= area.page_count || (mam_area_moved(area)[page >> 6] >> (page & 63) & 1) != 0) << i;
-    }
+MAM_INLINE void mam_addresses_forward(const struct mam_rewriting *rewriting, struct mam_addresses *addresses) {
+  const mam_heap *heap = &rewriting->heap;
+  mam_u32 slow, again = mam_addresses_step(rewriting, addresses, &slow);
+  if (rewriting->chains) {
+    MAM_UNROLL
+    for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++)
+      if ((again >> i & 1) != 0) {
+        mam_u64 page = (addresses->now[i] - heap->base) >> MAM_PAGE_SHIFT;
+        slow |= (mam_u32)(page >= heap->page_count || (rewriting->moved[page >> 6] >> (page & 63) & 1) != 0) << i;
+      }
+  }
   if (slow != 0) {
     MAM_UNROLL
     for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++)
@@ -585,8 +602,8 @@ MAM_INLINE void mam_addresses_forward(const mam_heap *heap, struct mam_addresses
 
 /* Rewrites the pointers in the objects of the span at that place in the list, unless it was moved itself.  A thread
  * has the objects with one bit in all the words. */
-MAM_INLINE void mam_span_rewrite(struct mam_team team, const mam_heap *heap, const struct mam_compact *compact,
-                                 mam_u32 span) {
+MAM_INLINE void mam_span_rewrite(struct mam_team team, const struct mam_rewriting *rewriting,
+                                 const struct mam_compact *compact, mam_u32 span) {
   struct mam_place place = mam_compact_place(compact, compact->spans[span]);
   const mam_u64 *words = mam_span_words_at(place.area, place.page);
   if (mam_map_bit(mam_area_moved(place.area), place.page))
@@ -608,7 +625,7 @@ MAM_INLINE void mam_span_rewrite(struct mam_team team, const mam_heap *heap, con
         pointer = pointer + 1 < count ? pointer + 1 : 0;
         word += pointer == 0 && word + 1 < MAM_PAGE_WORDS;
       }
-      mam_addresses_forward(heap, &addresses);
+      mam_addresses_forward(rewriting, &addresses);
       MAM_UNROLL
       for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++)
         if (addresses.now[i] != addresses.old[i])
@@ -618,13 +635,13 @@ MAM_INLINE void mam_span_rewrite(struct mam_team team, const mam_heap *heap, con
 }
 
 /* Rewrites every count-th pointer of an array from first on, up to MAM_COMPACT_BATCH. */
-MAM_INLINE void mam_roots_rewrite(const mam_heap *heap, mam_u64 *roots, mam_u64 roots_count, mam_u64 first,
-                                  mam_u64 count) {
+MAM_INLINE void mam_roots_rewrite(const struct mam_rewriting *rewriting, mam_u64 *roots, mam_u64 roots_count,
+                                  mam_u64 first, mam_u64 count) {
   struct mam_addresses addresses;
   MAM_UNROLL
   for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++)
     addresses.old[i] = first + i * count < roots_count ? roots[first + i * count] : 0;
-  mam_addresses_forward(heap, &addresses);
+  mam_addresses_forward(rewriting, &addresses);
   MAM_UNROLL
   for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++)
     if (addresses.now[i] != addresses.old[i])

@@ -86,25 +86,47 @@ static __device__ __forceinline__ mam_u32 mam_team_scan(struct mam_team team, ma
 
 /* ---- All blocks together ---- */
 
-/* All threads of the grid wait for each other; what they wrote before is seen after.  turn: how often they did. */
-static __device__ void grid_wait(const struct mam_compact &compact, mam_u32 *turn) {
-  mam_u32 goal = ++*turn * gridDim.x;
+enum { BARRIER_ARRIVED = 0, BARRIER_LEFT = 1, BARRIER_TURN = 32 }; /* not in one line of the cache */
+
+/* A block arrives at the barrier; whether it is the last one, which sees what all have written. */
+static __device__ bool grid_arrive(const struct mam_compact &compact, mam_u32 turn) {
+  bool last = false;
   __syncthreads();
   if (threadIdx.x == 0) {
-    mam_fence(); /* what the block's threads wrote comes before its arrival, and what they read after that of all */
-    (void)mam_add_relaxed_u32(&compact.barrier[0], 1);
-    while (mam_load_relaxed_u32(&compact.barrier[0]) < goal)
-      continue;
+    mam_fence(); /* what the block's threads wrote comes before its arrival; what they read, after that of all */
+    last = mam_add_relaxed_u32(&compact.barrier[BARRIER_ARRIVED], 1) + 1 == turn * gridDim.x;
+    mam_fence();
+  }
+  return __syncthreads_or(last) != 0;
+}
+
+/* The others wait for the last one. */
+static __device__ void grid_pass(const struct mam_compact &compact, mam_u32 turn, bool last) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    mam_fence();
+    if (last)
+      mam_store_relaxed_u32(&compact.barrier[BARRIER_TURN], turn);
+    else
+      while (mam_load_relaxed_u32(&compact.barrier[BARRIER_TURN]) < turn)
+        __nanosleep(20);
     mam_fence();
   }
   __syncthreads();
 }
 
+/* All threads of the grid wait for each other; what they wrote before is seen after.  turn: how often they did. */
+static __device__ void grid_wait(const struct mam_compact &compact, mam_u32 *turn) {
+  grid_pass(compact, *turn + 1, grid_arrive(compact, *turn + 1));
+  ++*turn;
+}
+
 /* The last block that leaves clears the barrier for the next kernel. */
 static __device__ void grid_leave(const struct mam_compact &compact) {
-  if (threadIdx.x == 0 && mam_add_relaxed_u32(&compact.barrier[1], 1) + 1 == gridDim.x) {
-    mam_store_relaxed_u32(&compact.barrier[0], 0);
-    mam_store_relaxed_u32(&compact.barrier[1], 0);
+  if (threadIdx.x == 0 && mam_add_relaxed_u32(&compact.barrier[BARRIER_LEFT], 1) + 1 == gridDim.x) {
+    mam_store_relaxed_u32(&compact.barrier[BARRIER_ARRIVED], 0);
+    mam_store_relaxed_u32(&compact.barrier[BARRIER_LEFT], 0);
+    mam_store_relaxed_u32(&compact.barrier[BARRIER_TURN], 0);
   }
 }
 
@@ -129,13 +151,14 @@ static __device__ void slots_watch(const struct mam_compact &compact) {
       (void)mam_add_relaxed_u32(&compact.state->slots_used, 1);
 }
 
-static __device__ void look(const struct mam_compact &compact, mam_u32 n, bool with_spans, mam_u32 *turn) {
+/* The last block that is done with its tiles has the sums to itself. */
+static __device__ void look(const struct mam_compact &compact, mam_u32 n, bool at_first, mam_u32 *turn) {
   for (mam_u32 tile = blockIdx.x; tile < compact.tiles; tile += gridDim.x)
-    mam_tile_look(block_here(), &compact, n, tile, with_spans);
-  grid_wait(compact, turn);
-  if (blockIdx.x == 0)
+    mam_tile_look(block_here(), &compact, n, tile, at_first);
+  bool last = grid_arrive(compact, ++*turn);
+  if (last)
     mam_compact_sum(block_here(), &compact);
-  grid_wait(compact, turn);
+  grid_pass(compact, *turn, last);
 }
 
 /* Adds a number of each thread of a block to the sum that all blocks share. */
@@ -178,18 +201,30 @@ static __device__ void passes(const struct mam_compact &compact, struct mam_merg
   }
 }
 
+/* What a block shares in one piece of the work at a time. */
+enum { SHARED_MAP_WORDS = 3840 };
+union shared_room {
+  struct mam_merge_room merge[WARPS];
+  mam_u64 moved[SHARED_MAP_WORDS]; /* a copy of the first superblock's map of moved pages, if it has the room */
+};
+
 /* A warp for each span with pointers; roots by all threads. */
-static __device__ void rewrite(const struct mam_compact &compact) {
+static __device__ void rewrite(const struct mam_compact &compact, union shared_room *room) {
   if (compact.state->done.moved == 0)
     return;
-  mam_heap heap = compact.control->heap;
-  mam_u32 count = compact.state->span_count;
+  struct mam_rewriting rewriting = {compact.control->heap, 0, compact.state->passes > 1};
+  struct mam_area area = compact.control->superblocks[0];
+  mam_u32 count = compact.state->span_count, words = mam_area_map_words(area);
+  rewriting.moved = words <= SHARED_MAP_WORDS ? room->moved : mam_area_moved(area);
+  for (mam_u32 i = threadIdx.x; i < words && words <= SHARED_MAP_WORDS; i += TEAM_THREADS)
+    room->moved[i] = mam_area_moved(area)[i];
+  __syncthreads();
   for (mam_u32 span = grid_warp(); span < count; span += grid_warps())
-    mam_span_rewrite(warp_here(), &heap, &compact, span);
+    mam_span_rewrite(warp_here(), &rewriting, &compact, span);
   for (mam_u32 i = 0; i < compact.root_count; i++) {
     struct mam_compact_roots roots = compact.roots[i];
     for (mam_u64 first = grid_rank(); first < roots.count; first += (mam_u64)MAM_COMPACT_BATCH * grid_threads())
-      mam_roots_rewrite(&heap, roots.pointers, roots.count, first, grid_threads());
+      mam_roots_rewrite(&rewriting, roots.pointers, roots.count, first, grid_threads());
   }
 }
 
@@ -218,7 +253,7 @@ static __device__ void list(const struct mam_compact &compact, mam_u32 *turn) {
 
 extern "C" __global__ void __launch_bounds__(TEAM_THREADS, MAM_COMPACT_BLOCKS)
     mam_kernel_compact(const __grid_constant__ struct mam_compact compact) {
-  __shared__ struct mam_merge_room rooms[WARPS];
+  __shared__ union shared_room room;
   mam_u32 turn = 0;
   if ((compact.what & (MAM_COMPACT_PASSES | MAM_COMPACT_OBJECTS)) != 0) {
     const struct mam_compact_state none = {};
@@ -230,10 +265,10 @@ extern "C" __global__ void __launch_bounds__(TEAM_THREADS, MAM_COMPACT_BLOCKS)
   if ((compact.what & MAM_COMPACT_OBJECTS) != 0)
     list(compact, &turn);
   if ((compact.what & MAM_COMPACT_PASSES) != 0) {
-    passes(compact, rooms, &turn);
+    passes(compact, room.merge, &turn);
     if ((compact.what & MAM_COMPACT_INFO) != 0)
       look(compact, compact.n_last, false, &turn);
-    rewrite(compact);
+    rewrite(compact, &room);
     grid_wait(compact, &turn);
   }
   if ((compact.what & MAM_COMPACT_RELEASE) != 0)

@@ -66,7 +66,7 @@ struct mam_compact {
   struct mam_heap_control *control;
   struct mam_compact_state *state;
   struct mam_compact_state *report; /* of the host: the state as it is in the end */
-  mam_u32 *barrier;                 /* two words, 0 before and after */
+  mam_u32 *barrier;                 /* words that are 0 before and after */
   mam_u8 *candidates;               /* a bit for each page: a candidate begins there */
   mam_u32 *sums;                    /* of a type and a tile: how many candidates; then, how many come before */
   mam_u32 *order;                   /* the candidates' first pages, type by type (R in the paper) */

@@ -201,7 +201,7 @@ static mam_u64 lay_out(const struct heap_inside *inside, const struct heap_compa
 
 /* Memory for the work; a new piece's barrier is clear. */
 static cudaError_t take_memory(const struct heap_inside *inside, struct heap_compact *compact, size_t bytes) {
-  static const mam_u32 barrier[2] = {0, 0};
+  static const mam_u32 barrier[ALIGN_BYTES / sizeof(mam_u32)];
   void *memory;
   if (compact->memory_bytes >= bytes)
     return cudaSuccess;
@@ -275,17 +275,17 @@ static cudaError_t release(const struct heap_inside *inside, struct heap_compact
 /* The whole of it, or all but the release.  Where misuse is noticed the pages are released all the same: a failure has
  * begun nothing. */
 static cudaError_t compact_typed(const struct heap_inside *inside, struct heap_compact *compact,
-                                 const MAM_HeapCompactOptions *options, bool to_the_end) {
+                                 const MAM_HeapCompactOptions *options, mam_u32 what) {
   struct mam_compact work;
   cudaError_t error = prepare(inside, compact, &work);
   if (error != cudaSuccess)
     return error;
-  work.what = MAM_COMPACT_PASSES | MAM_COMPACT_INFO | (to_the_end ? MAM_COMPACT_RELEASE : 0);
+  work.what = MAM_COMPACT_PASSES | what;
   work.n_first = options->targets_first;
   work.n_last = options->targets;
   work.pass_limit = options->pass_limit;
   error = run(inside, compact, &work);
-  if (error == cudaErrorIllegalState && !to_the_end)
+  if (error == cudaErrorIllegalState && (what & MAM_COMPACT_RELEASE) == 0)
     (void)release(inside, compact);
   return error;
 }
@@ -300,7 +300,8 @@ static cudaError_t begin(MAM_Heap heap, const MAM_HeapCompactOptions *options, M
   if (error != cudaSuccess)
     return error;
   if (compact->types != 0)
-    error = compact_typed(&inside, compact, options, to_the_end);
+    error = compact_typed(&inside, compact, options,
+                          (info != NULL ? MAM_COMPACT_INFO : 0) | (to_the_end ? MAM_COMPACT_RELEASE : 0));
   compact->is_open = !to_the_end && error == cudaSuccess;
   if (info != NULL && error == cudaSuccess)
     fill_info(compact->types != 0 ? compact->report : &nothing, info);

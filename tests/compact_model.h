@@ -95,9 +95,9 @@ static inline unsigned compact_model_passes(struct mam_compact *compact) {
 }
 
 static inline void compact_model_rewrite(const struct mam_compact *compact) {
-  mam_heap heap = compact->control->heap;
+  struct mam_rewriting rewriting = {compact->control->heap, mam_area_moved(compact->control->superblocks[0]), 1};
   for (mam_u32 span = 0; span < compact->state->span_count; span++)
-    mam_span_rewrite(compact_model_team, &heap, compact, span);
+    mam_span_rewrite(compact_model_team, &rewriting, compact, span);
 }
 
 /* The objects of a type, up to room of them; returns how many there are. */

@@ -422,6 +422,31 @@ START_TEST(frees_of_moved_objects_are_refused) {
 }
 END_TEST
 
+START_TEST(few_objects_in_many_spans_end_in_one) {
+  heap_model_destroy(model);
+  model = heap_model_create((size_t)256 * MIB, 4);
+  mam_type type = compact_model_type(model, 1, 64, 2, object_pointers);
+  mam_u32 all = heap_model_free_pages(model), left = 0, spans, used;
+  objects_create(type, 64, OBJECTS_MOST);
+  for (mam_u32 i = 0; i < object_count; i++)
+    if (left < 10 && i % 1000 == 0)
+      left++;
+    else
+      object_free(i);
+  for (mam_u32 i = 0; i < object_count; i++)
+    if (objects[i] != NULL)
+      objects[i]->next[0] = objects[i]->next[1] = objects[i];
+  pointers_note();
+  ck_assert_uint_lt(heap_model_free_pages(model), all - 20);
+  (void)compact_all(1, 1, 2);
+  objects_check();
+  (void)fragmentation(1, &spans, &used);
+  ck_assert_uint_eq(spans, 1);
+  ck_assert_uint_eq(used, 10);
+  ck_assert_uint_eq(heap_model_free_pages(model), all - mam_span_pages(model->control->heap.chunks, type));
+}
+END_TEST
+
 /* A list has every object of its type once, and lasts no longer than its room. */
 START_TEST(objects_are_listed) {
   static mam_u64 listed[OBJECTS_MOST + 1];
@@ -485,6 +510,7 @@ int main(void) {
   tcase_add_test(heap, other_pointers_stay);
   tcase_add_test(heap, later_superblocks_become_empty);
   tcase_add_test(heap, parts_of_spans_take_part);
+  tcase_add_test(heap, few_objects_in_many_spans_end_in_one);
   tcase_add_test(heap, objects_are_listed);
   tcase_add_test(heap, frees_of_moved_objects_are_refused);
   tcase_add_test(heap, the_heap_works_on_after_it);

@@ -200,8 +200,8 @@ typedef struct MAM_HeapCompactInfo {
 
 /* Moves objects together, rewrites the pointers in objects and roots, and gives the pages that became empty back to the
  * heap; MAM_HeapTrim then gives superblocks that became empty to the pool: those that came last are emptied first.
- * options may be NULL for the defaults, info may be NULL.  It waits for the GPU once.  Between compactions a heap with types keeps some 0.2 % of
- * its size of the pool for their work.
+ * options may be NULL for the defaults, info may be NULL.  It waits for the GPU once.  Between compactions a heap with
+ * types keeps some 0.2 % of its size of the pool for their work.
  *
  * cudaErrorInvalidValue          an option is out of its range
  * cudaErrorIllegalState          a compaction has begun and not ended (nothing changed); or a kernel allocated objects
