@@ -546,7 +546,7 @@ MAM_OUTLINE void mam_map_words_filled(mam_u64 *level, mam_u32 words, mam_u32 ind
 }
 
 /* Takes as much of a run from page on as is free, up to count pages; returns how much. */
-MAM_OUTLINE mam_u32 mam_run_take_at(struct mam_area area, mam_u32 page, mam_u32 count) {
+MAM_OUTLINE mam_u32 mam_run_take_at(mam_u32 page, mam_u32 count, struct mam_area area) {
   mam_u64 *map = mam_area_pages(area);
   mam_u32 got = 0;
   MAM_LOOP
@@ -593,7 +593,7 @@ MAM_OUTLINE mam_u32 mam_run_take_long(const struct mam_area *area, mam_u32 count
     }
     if (end < start + count)
       continue;
-    mam_u32 got = MAM_OUT_OF_SIGHT(mam_run_take_at)(*area, start, count);
+    mam_u32 got = MAM_OUT_OF_SIGHT(mam_run_take_at)(start, count, *area);
     if (got == count)
       return start;
     MAM_OUT_OF_SIGHT(mam_pages_release)(*area, start, got);
