@@ -90,6 +90,7 @@ for sm in $architectures; do
   compile "sm_$sm" -arch="sm_$sm"
   compile "sm_$sm, relocatable device code" -arch="sm_$sm" -rdc=true
   compile "sm_$sm, checked" -arch="sm_$sm" -DMAM_HEAP_CHECKED=1
+  compile "sm_$sm, recorded" -arch="sm_$sm" -DMAM_HEAP_RECORDED=1
   compile "sm_$sm, debugging" -arch="sm_$sm" -G
   registers_check "$sm"
 done
@@ -104,12 +105,31 @@ cat >"$compiled" <<END
 __global__ void kernel(mam_heap heap, void **blocks) { blocks[threadIdx.x] = mam_malloc(heap, 64); }
 END
 compile "one function alone" -arch=sm_90
+# malloc, free, new and delete of kernels that know nothing of it: in two files of one program.  Host code keeps its
+# own, so no object may define the operators.
+replace() {
+  how=$1
+  shift
+  compiled=$here/tests/device_replace.cu
+  compile "malloc and new replaced$how" "$@" -DMAIN -DMAM_REPLACE_HERE
+  mv "$work/object.o" "$work/first.o" 2>/dev/null
+  compile "malloc and new replaced$how, another file" "$@" -DSECOND
+  if "$NVCC" "$@" -o "$work/program" "$work/first.o" "$work/object.o" >"$work/log" 2>&1 && "$work/program"; then
+    echo "ok: malloc and new replaced$how, linked; the host's are its own"
+  else
+    echo "FAIL: malloc and new replaced$how, linked"
+    head -n 20 "$work/log"
+    failed=1
+  fi
+}
 cat >"$compiled" <<END
 #include <mam/warp.cuh>
 #include <mam/warp.h>
 __global__ void kernel(mam_heap heap, void **blocks) { blocks[threadIdx.x] = mam_warp_malloc(mam_warp_start(heap), 64); }
 END
 compile "warp heaps beside the host's header" -arch=sm_90
+replace "" -arch=sm_90
+replace ", relocatable device code" -arch=sm_90 -rdc=true
 compiled=$work/none.cu
 echo '#include <mam/device.cuh>' >"$compiled"
 compile "no function at all" -arch=sm_90

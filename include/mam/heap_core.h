@@ -95,6 +95,14 @@ struct mam_area {
   mam_u32 page_count, unused;
 };
 
+/* How a heap grows under running kernels: see heap_grow.h. */
+struct mam_growth {
+  mam_u64 *bell;            /* a word of the host's memory, as kernels know it; 0: growth is off */
+  mam_u32 patience, unused; /* how long a request waits in all: in units of 2^20 ns */
+  mam_u64 rung;             /* atomic: the last that was rung, which only rises */
+  mam_u64 reply;            /* atomic; the host's alone */
+};
+
 /* The most pointers in an object of a type. */
 enum { MAM_TYPE_POINTERS = 64 };
 
@@ -106,11 +114,13 @@ struct mam_type_info {
   mam_u16 pointers[MAM_TYPE_POINTERS]; /* where they are in an object, in units of 8 bytes */
 };
 
+struct mam_site;
+
 /* Followed in memory by the homes' cursors and then the slots. */
 struct mam_heap_control {
   mam_heap heap;
   mam_u32 superblock_count; /* atomic: published after the superblock */
-  mam_u32 active;           /* atomic, a hint: the superblock to try first */
+  mam_u32 active;           /* atomic: the superblock to try first, published after it */
   mam_u32 run_cursor;       /* atomic, a hint: where to look for long runs */
   mam_u32 kept_cursor;      /* atomic, a hint: where to look for words that are kept */
   mam_u32 kept_end;         /* atomic, a hint: and where such words end */
@@ -125,6 +135,8 @@ struct mam_heap_control {
   mam_u32 missing[MAM_HEAP_KINDS]; /* atomic: the stamps with which nothing was found */
   struct mam_area superblocks[MAM_HEAP_SUPERBLOCKS];
   struct mam_type_info types[MAM_HEAP_TYPES]; /* of type i + 1; written once */
+  struct mam_growth growth;
+  struct mam_site *sites; /* constant; 0: nothing is recorded.  See heap_record.h */
 };
 
 /* The most homes; the most parks of a multiprocessor, one for each warp, and the memory that is counted for each. */
@@ -665,6 +677,7 @@ MAM_OUTLINE mam_u32 mam_kept_take(const struct mam_area *area, mam_u32 count, ma
   mam_u64 *level = mam_area_kept(*area);
   mam_u32 words = mam_area_kept_words(*area), place = index >> 6, found;
   if (count > 64) {
+    place = place / ((count + 63) >> 6) * ((count + 63) >> 6); /* so that those who ask for as many do not meet */
     found = MAM_OUT_OF_SIGHT(mam_kept_take_long)(area, count, place, words);
     return found != MAM_NO_PAGE ? found : MAM_OUT_OF_SIGHT(mam_kept_take_long)(area, count, 0, words);
   }
@@ -762,6 +775,8 @@ MAM_OUTLINE mam_u32 mam_pages_near(const struct mam_home *home, mam_u32 count) {
     if (from + count > 64) /* the next word, then */
       continue;
     index = home->first + ((mam_u32)at >> 6) % (wide + 1) * home->count;
+    if (index >= mam_area_map_words(home->area)) /* the round is that of a larger superblock */
+      index = home->first;
     mam_u32 page = mam_home_take(home, index, from, count);
     if (page != MAM_NO_PAGE)
       return page;
@@ -1114,7 +1129,7 @@ MAM_OUTLINE mam_u32 mam_sweep(struct mam_heap_control *control, mam_u32 count) {
 /* Takes a run of pages from any superblock, wherever it is. */
 MAM_OUTLINE struct mam_place mam_pages_far(struct mam_heap_control *control, mam_u32 count, mam_u32 home) {
   struct mam_place place;
-  mam_u32 active = mam_load_relaxed_u32(&control->active), index = home * 0x9e3779b1u;
+  mam_u32 active = mam_load_acquire_u32(&control->active), index = home * 0x9e3779b1u;
   mam_u32 superblocks = mam_load_acquire_u32(&control->superblock_count); /* pairs with who adds one */
   if (count > MAM_SPAN_PAGES)
     index = mam_add_relaxed_u32(&control->run_cursor, (count + 63) >> 6);
@@ -1123,8 +1138,8 @@ MAM_OUTLINE struct mam_place mam_pages_far(struct mam_heap_control *control, mam
     place.area = control->superblocks[active];
     place.page = mam_pages_search(place.area, count, index % mam_area_map_words(place.area));
     if (place.page != MAM_NO_PAGE) {
-      if (i != 0)
-        mam_store_relaxed_u32(&control->active, active);
+      if (i != 0) /* release: the superblock, which may be new; pairs with the loads here and in mam_pages_claim */
+        mam_store_release_u32(&control->active, active);
       return place;
     }
     active = active + 1 < superblocks ? active + 1 : 0;
@@ -1141,7 +1156,7 @@ MAM_OUTLINE struct mam_place mam_pages_far(struct mam_heap_control *control, mam
 MAM_OUTLINE struct mam_place mam_pages_claim(struct mam_heap_control *control, mam_u32 count, mam_u32 home) {
   struct mam_place place;
   if (count <= MAM_SPAN_PAGES) {
-    place.area = control->superblocks[mam_load_relaxed_u32(&control->active)];
+    place.area = control->superblocks[mam_load_acquire_u32(&control->active)];
     struct mam_home near = mam_home_in(place.area, control, home, control->home_count);
     place.page = mam_pages_near(&near, count);
     if (place.page != MAM_NO_PAGE)
