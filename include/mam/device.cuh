@@ -156,7 +156,7 @@ MAM_OUTLINE mam_plea mam_malloc_again(struct mam_heap_control *control, mam_u32 
 }
 
 /* Requests that are not for chunks: of whole pages, or of nothing. */
-MAM_OUTLINE void *mam_malloc_pages(struct mam_heap_control *control, size_t bytes, mam_u32 home) {
+MAM_OUTLINE void *mam_malloc_pages(mam_u32 home, struct mam_heap_control *control, size_t bytes) {
   mam_plea plea = 0;
   if (control == 0 || bytes == 0)
     return 0;
@@ -273,7 +273,7 @@ MAM_INLINE void *mam_malloc_chunk(const mam_heap &heap, mam_u32 bytes) {
 static __device__ __forceinline__ void *mam_malloc(mam_heap heap, size_t bytes) {
   mam_plea plea = 0;
   if (bytes - 1 >= MAM_CHUNK_BYTES)
-    return MAM_OUT_OF_SIGHT(mam_malloc_pages)(heap.control, bytes, mam_home_here(heap));
+    return MAM_OUT_OF_SIGHT(mam_malloc_pages)(mam_home_here(heap), heap.control, bytes);
   for (;;) { /* until the heap does not grow any more */
     void *block = mam_malloc_chunk(heap, (mam_u32)bytes);
     if (block != 0)

@@ -83,16 +83,16 @@ MAM_INLINE mam_u32 mam_warp_lane(void) {
   return lane;
 }
 
-MAM_OUTLINE mam_u64 mam_warp_chunk_malloc(mam_u32, struct mam_heap_control *control, mam_u64 bytes) {
+MAM_OUTLINE mam_u64 mam_warp_chunk_malloc(mam_u32, mam_u32, mam_u32, struct mam_heap_control *control, mam_u64 bytes) {
   return (mam_u64)mam_malloc_chunk(control->heap, (mam_u32)bytes);
 }
 /* As mam_malloc, but that nothing of the handle is kept while it waits. */
-MAM_OUTLINE mam_u64 mam_warp_block_malloc(mam_u32, struct mam_heap_control *control, mam_u64 bytes) {
+MAM_OUTLINE mam_u64 mam_warp_block_malloc(mam_u32, mam_u32, struct mam_heap_control *control, mam_u64 bytes) {
   mam_plea plea = 0;
   if (bytes - 1 >= MAM_CHUNK_BYTES)
-    return (mam_u64)MAM_OUT_OF_SIGHT(mam_malloc_pages)(control, bytes, mam_home_here(control->heap));
+    return (mam_u64)MAM_OUT_OF_SIGHT(mam_malloc_pages)(mam_home_here(control->heap), control, bytes);
   for (;;) {
-    mam_u64 block = MAM_OUT_OF_SIGHT(mam_warp_chunk_malloc)(0, control, bytes);
+    mam_u64 block = MAM_OUT_OF_SIGHT(mam_warp_chunk_malloc)(0, 0, 0, control, bytes);
     if (block != 0)
       return block;
     plea = MAM_OUT_OF_SIGHT(mam_malloc_again)(control, mam_class_of((mam_u32)bytes), plea);
@@ -104,7 +104,7 @@ MAM_OUTLINE void mam_warp_block_free(mam_u32, struct mam_heap_control *control, 
   mam_free(control->heap, (void *)address);
 }
 MAM_INLINE mam_u64 mam_warp_heap_malloc(struct mam_heap_control *control, mam_u64 bytes) {
-  return MAM_OUT_OF_SIGHT(mam_warp_block_malloc)(0, control, bytes);
+  return MAM_OUT_OF_SIGHT(mam_warp_block_malloc)(0, 0, control, bytes);
 }
 MAM_INLINE void mam_warp_heap_free(struct mam_heap_control *control, mam_u64 address) {
   MAM_OUT_OF_SIGHT(mam_warp_block_free)(0, control, address);
