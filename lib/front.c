@@ -1060,7 +1060,7 @@ static cudaError_t large_take(struct front *front, const struct front_request *r
                              .generation = miss->generation,
                              .size = request->size,
                              .site = request->site,
-                             .effort = effort,
+                             .effort = effort == POOL_TAKE_ANY && request->at_once ? POOL_TAKE_AT_ONCE : effort,
                              .growth_bytes = growth_bytes(miss, request->size),
                              .passed = miss->passed,
                              .passed_count = miss->passed_count};

@@ -29,6 +29,7 @@ struct front_request {
   size_t size;            /* not 0 */
   const void *site, *tag; /* tag NULL: none */
   bool tried;             /* front_malloc_quick had nothing at hand a moment ago */
+  bool at_once;           /* never waits for the GPU: what would have to is refused */
 };
 
 /* A block from what the thread's last front has at hand, if that is of the default pool of the id, which is not 0; 0 if

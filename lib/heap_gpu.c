@@ -11,7 +11,7 @@ enum { BLOCK_THREADS = 256, BLOCKS_PER_MULTIPROCESSOR = 8 };
 
 static const char *const kernel_names[HEAP_KERNELS] = {
     "mam_kernel_clear",   "mam_kernel_clear_slots", "mam_kernel_drain",     "mam_kernel_free",
-    "mam_kernel_publish", "mam_kernel_compact",     "mam_kernel_warp_list", "mam_kernel_warp_end",
+    "mam_kernel_records", "mam_kernel_compact",     "mam_kernel_warp_list", "mam_kernel_warp_end",
 };
 
 /* ---- Kernels, once for each context ---- */

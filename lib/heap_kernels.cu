@@ -3,6 +3,7 @@
  * What the host has the GPU do with a device heap: the metadata is the GPU's.  Embedded in the library as a fatbin, and
  * loaded through the driver by heap.c.
  */
+#include <mam/heap_record.h>
 #include <mam/warp.h>
 #include <mam/warp_core.h>
 
@@ -31,9 +32,10 @@ extern "C" __global__ void mam_kernel_free(struct mam_heap_control *control, mam
   control->answer = (mam_u64)mam_block_free(control, address);
 }
 
-/* Sets how many superblocks there are. */
-extern "C" __global__ void mam_kernel_publish(struct mam_heap_control *control, mam_u32 superblocks) {
-  mam_superblocks_publish(control, superblocks);
+/* Copies records together that lie anywhere. */
+extern "C" __global__ void mam_kernel_records(const mam_u64 *places, struct mam_record *records, mam_u64 count) {
+  for (mam_u64 i = thread_rank(); i < count; i += thread_count())
+    records[i] = *(const struct mam_record *)places[i];
 }
 
 /* ---- Warp heaps ---- */

@@ -181,9 +181,87 @@ void heap_view_info(const struct heap_view *view, MAM_HeapInfo *info) {
     info->failure_count += view->control->failures[i];
   info->external_fragmentation =
       info->free_bytes == 0 ? 0 : 1 - (double)info->largest_free_bytes / (double)info->free_bytes;
+  info->recorded_count = info->requested_bytes = 0;
+  info->internal_fragmentation = 0;
+}
+
+void heap_view_records(const MAM_HeapBlock *blocks, size_t count, MAM_HeapInfo *info) {
+  double unused = 0;
+  info->recorded_count = info->requested_bytes = 0;
+  for (size_t i = 0; i < count; i++) {
+    if (blocks[i].requested_bytes == 0)
+      continue;
+    double bytes = (double)(blocks[i].bytes - sizeof(struct mam_record));
+    info->recorded_count++;
+    info->requested_bytes += blocks[i].requested_bytes;
+    unused += (bytes - (double)blocks[i].requested_bytes) / bytes;
+  }
+  info->internal_fragmentation = info->recorded_count == 0 ? 0 : unused / (double)info->recorded_count;
 }
 
 /* ---- The report ---- */
+
+/* What one site has. */
+struct site_count {
+  const char *file;
+  unsigned line;
+  size_t live, bytes, requested_bytes;
+};
+
+/* By line, then by file; equal files may be several strings. */
+static int site_order(const void *left, const void *right) {
+  const struct site_count *a = left, *b = right;
+  return a->line != b->line ? (a->line < b->line ? -1 : 1) : strcmp(a->file, b->file);
+}
+
+static void write_text(FILE *out, const char *text) {
+  (void)fputc('"', out);
+  for (; *text != '\0'; text++)
+    if (*text == '"' || *text == '\\')
+      (void)fprintf(out, "\\%c", *text);
+    else if ((unsigned char)*text < ' ')
+      (void)fprintf(out, "\\u%04x", (unsigned)(unsigned char)*text);
+    else
+      (void)fputc(*text, out);
+  (void)fputc('"', out);
+}
+
+/* One site that blocks from here on have, which are sorted by it; returns how many they are. */
+static size_t write_site(FILE *out, const struct site_count *sites, size_t count) {
+  struct site_count sum = sites[0];
+  size_t same = 1;
+  for (; same < count && site_order(&sites[0], &sites[same]) == 0; same++) {
+    sum.live++;
+    sum.bytes += sites[same].bytes;
+    sum.requested_bytes += sites[same].requested_bytes;
+  }
+  (void)fputs("\n    {\"file\": ", out);
+  write_text(out, sum.file);
+  (void)fprintf(out, ", \"line\": %u, \"live\": %zu, \"bytes\": %zu, \"requested_bytes\": %zu}", sum.line, sum.live,
+                sum.bytes, sum.requested_bytes);
+  return same;
+}
+
+/* False if the host has no memory. */
+static bool write_sites(FILE *out, const MAM_HeapBlock *recorded, size_t count) {
+  struct site_count *sites = calloc(count + 1, sizeof *sites);
+  size_t sited = 0;
+  if (sites == NULL)
+    return false;
+  for (size_t i = 0; i < count; i++)
+    if (recorded[i].file != NULL)
+      sites[sited++] =
+          (struct site_count){recorded[i].file, recorded[i].line, 1, recorded[i].bytes, recorded[i].requested_bytes};
+  qsort(sites, sited, sizeof *sites, site_order);
+  (void)fputs("  \"sites\": [", out);
+  for (size_t i = 0; i < sited;) {
+    (void)fputs(i == 0 ? "" : ",", out);
+    i += write_site(out, &sites[i], sited - i);
+  }
+  (void)fputs("\n  ],\n", out);
+  free(sites);
+  return true;
+}
 
 static void write_superblocks(FILE *out, const struct heap_view *view) {
   (void)fputs("  \"superblocks\": [", out);
@@ -209,7 +287,7 @@ static void write_classes(FILE *out, const struct tally *tally) {
   (void)fprintf(out, "\n  ],\n  \"runs\": {\"live\": %zu, \"bytes\": %zu}\n}\n", tally->runs, tally->run_bytes);
 }
 
-char *heap_view_report(const struct heap_view *view, const MAM_HeapInfo *info) {
+char *heap_view_report(const struct heap_view *view, const MAM_HeapInfo *info, const MAM_HeapBlock *recorded) {
   char *text = NULL;
   size_t length;
   struct tally tally;
@@ -221,13 +299,16 @@ char *heap_view_report(const struct heap_view *view, const MAM_HeapInfo *info) {
                 "{\n  \"version\": 1,\n  \"reserved_bytes\": %zu,\n  \"metadata_bytes\": %zu,\n  \"used_bytes\": %zu,\n"
                 "  \"free_bytes\": %zu,\n  \"largest_free_bytes\": %zu,\n  \"live\": %zu,\n  \"held\": %zu,\n"
                 "  \"refused_frees\": %" PRIu64 ",\n  \"failures\": %" PRIu64 ",\n"
-                "  \"external_fragmentation\": %.6f,\n",
+                "  \"external_fragmentation\": %.6f,\n  \"recorded\": %zu,\n  \"requested_bytes\": %zu,\n"
+                "  \"internal_fragmentation\": %.6f,\n",
                 info->reserved_bytes, info->metadata_bytes, info->used_bytes, info->free_bytes,
                 info->largest_free_bytes, info->live_count, info->held_count, info->refused_free_count,
-                info->failure_count, info->external_fragmentation);
+                info->failure_count, info->external_fragmentation, info->recorded_count, info->requested_bytes,
+                info->internal_fragmentation);
+  bool complete = recorded == NULL || write_sites(out, recorded, info->live_count);
   write_superblocks(out, view);
   write_classes(out, &tally);
-  bool failed = ferror(out) != 0;
+  bool failed = ferror(out) != 0 || !complete;
   if (fclose(out) != 0 || failed) {
     free(text);
     return NULL;

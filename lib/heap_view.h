@@ -9,7 +9,7 @@
 #include <stdbool.h>
 
 #include "mam/heap.h"
-#include "mam/heap_core.h"
+#include "mam/heap_record.h"
 
 struct heap_view {
   struct mam_heap_control *control; /* with the slots; its addresses are the device's */
@@ -28,10 +28,15 @@ void heap_view_settle(struct heap_view *view);
 typedef bool heap_visit(void *closure, uint64_t address, uint64_t bytes);
 void heap_view_walk(const struct heap_view *view, heap_visit *visit, void *closure);
 
-/* Fills in everything but reserved_bytes, metadata_bytes, growth_count and struct_size. */
+/* Fills in everything but reserved_bytes, metadata_bytes, growth_count and struct_size; of records, that there are
+ * none.
+ */
 void heap_view_info(const struct heap_view *view, MAM_HeapInfo *info);
 
-/* The report; NULL if the host has no memory. */
-char *heap_view_report(const struct heap_view *view, const MAM_HeapInfo *info);
+/* Fills in what records say of so many blocks. */
+void heap_view_records(const MAM_HeapBlock *blocks, size_t count, MAM_HeapInfo *info);
+
+/* The report; NULL if the host has no memory.  recorded: info->live_count blocks with their records, or NULL. */
+char *heap_view_report(const struct heap_view *view, const MAM_HeapInfo *info, const MAM_HeapBlock *recorded);
 
 #endif

@@ -439,8 +439,8 @@ static cudaError_t await_gpu_locked(struct mam_pool *pool, size_t bytes, unsigne
 }
 
 /* Growth, or what came free while the lock was left for it. */
-static cudaError_t grow_or_find_locked(struct mam_pool *pool, size_t bytes) {
-  cudaError_t error = pool_grow_locked(pool, bytes);
+static cudaError_t grow_or_find_locked(struct mam_pool *pool, size_t bytes, bool at_once) {
+  cudaError_t error = pool_grow_locked(pool, bytes, at_once);
   bool found = error == cudaErrorMemoryAllocation && segment_largest_free(&pool->segments) >= bytes;
   return found ? cudaSuccess : error;
 }
@@ -448,7 +448,7 @@ static cudaError_t grow_or_find_locked(struct mam_pool *pool, size_t bytes) {
 /* What an allocation has tried already. */
 struct attempt {
   unsigned own_waits, collections;
-  bool fenced;
+  bool fenced, at_once; /* at_once: must not wait for the GPU */
 };
 
 /* Other threads may keep what they freed after a collection: an allocation that is about to be refused tries again. */
@@ -504,15 +504,16 @@ static cudaError_t make_room_locked(struct mam_pool *pool, size_t bytes, struct 
   if (look_around_locked(pool, bytes, attempt))
     return cudaSuccess;
   bool refused = pool->refused_bytes > 0 && bytes >= pool->refused_bytes;
-  cudaError_t error = refused ? cudaErrorMemoryAllocation : grow_or_find_locked(pool, bytes);
+  cudaError_t error = refused ? cudaErrorMemoryAllocation : grow_or_find_locked(pool, bytes, attempt->at_once);
   if (error != cudaErrorMemoryAllocation)
     return error;
-  if (attempt->own_waits < OWN_WAITS && wait_may_help(pool, bytes) && !reuse_capturing(pool->reuse)) {
+  if (!attempt->at_once && attempt->own_waits < OWN_WAITS && wait_may_help(pool, bytes) &&
+      !reuse_capturing(pool->reuse)) {
     attempt->collections = 0;
     return await_gpu_locked(pool, bytes, &attempt->own_waits);
   }
   if (refused)
-    error = grow_or_find_locked(pool, bytes);
+    error = grow_or_find_locked(pool, bytes, attempt->at_once);
   if (error != cudaErrorMemoryAllocation || pool->config.front == NULL || ++attempt->collections > COLLECTIONS_MOST)
     return error;
   collect_locked(pool, bytes, true);
@@ -537,9 +538,10 @@ static cudaError_t refuse_locked(struct mam_pool *pool, size_t size) {
                    said[0] != '\0' ? "; the source said: " : "", said);
 }
 
-static struct segment *take_locked(struct mam_pool *pool, size_t bytes, cudaError_t *error, bool *no_host_memory) {
+static struct segment *take_locked(struct mam_pool *pool, size_t bytes, bool at_once, cudaError_t *error,
+                                   bool *no_host_memory) {
   struct segment *segment;
-  struct attempt attempt = {0};
+  struct attempt attempt = {.at_once = at_once};
   while ((segment = segment_take(&pool->segments, bytes, no_host_memory)) == NULL) {
     *error = *no_host_memory ? cudaErrorMemoryAllocation : make_room_locked(pool, bytes, &attempt);
     if (*error == cudaSuccess)
@@ -652,7 +654,7 @@ static const struct rule rule_immediate = {.reuse = MAM_REUSE_IMMEDIATE};
 static void grow_in_place_locked(struct mam_pool *pool, size_t bytes) {
   size_t half = pool->limit_bytes / 2;
   if (pool->config.elastic && pool->refused_bytes == 0 && bytes <= half && pool->held_bytes <= half - bytes)
-    (void)grow_or_find_locked(pool, bytes);
+    (void)grow_or_find_locked(pool, bytes, false);
 }
 
 cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, struct pool_block *block) {
@@ -666,15 +668,16 @@ cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, str
     pool_unlock(pool);
     return error;
   }
-  bool any = order->effort == POOL_TAKE_ANY, no_host_memory = false;
+  bool at_once = order->effort == POOL_TAKE_AT_ONCE;
+  bool any = order->effort == POOL_TAKE_ANY || at_once, no_host_memory = false;
   size_t bytes = round_up(order->size, pool->config.alignment);
   struct segment *segment = NULL;
   error = cudaErrorMemoryAllocation;
   if (order->effort == POOL_TAKE_GROWTH && bytes >= order->size)
     grow_in_place_locked(pool, bytes > order->growth_bytes ? bytes : order->growth_bytes);
   if (bytes >= order->size) /* not rounded past the end of the numbers */
-    segment =
-        any ? take_locked(pool, bytes, &error, &no_host_memory) : segment_take(&pool->segments, bytes, &no_host_memory);
+    segment = any ? take_locked(pool, bytes, at_once, &error, &no_host_memory)
+                  : segment_take(&pool->segments, bytes, &no_host_memory);
   if (segment == NULL) {
     if (any && error == cudaErrorMemoryAllocation && !no_host_memory)
       return refuse_locked(pool, order->size);
@@ -869,7 +872,7 @@ cudaError_t pool_span_take(struct mam_pool *pool, size_t bytes, uintptr_t *base)
   cudaError_t error = pool_usable_locked(pool);
   while ((segment = segment_take_aligned(&pool->segments, bytes, bytes, &no_host_memory)) == NULL) {
     if (error == cudaSuccess)
-      error = no_host_memory ? cudaErrorMemoryAllocation : grow_or_find_locked(pool, 2 * bytes);
+      error = no_host_memory ? cudaErrorMemoryAllocation : grow_or_find_locked(pool, 2 * bytes, false);
     if (error != cudaSuccess)
       break;
   }

@@ -517,12 +517,12 @@ static cudaError_t elastic_grow_locked(struct mam_pool *pool, size_t bytes, bool
 
 /* ---- Growth of either kind ---- */
 
-static cudaError_t grow_alone_locked(struct mam_pool *pool, size_t bytes) {
+static cudaError_t grow_alone_locked(struct mam_pool *pool, size_t bytes, bool at_once) {
   cudaError_t (*grow)(struct mam_pool *, size_t, bool *) =
       pool->config.elastic ? elastic_grow_locked : chunk_grow_locked;
   bool asked = false;
   cudaError_t error = grow(pool, bytes, &asked);
-  if (error == cudaErrorMemoryAllocation && asked) {
+  if (error == cudaErrorMemoryAllocation && asked && !at_once) {
     pool_step_out(pool);
     bool given = others_give_back(pool);
     pool_step_in(pool);
@@ -539,7 +539,7 @@ static cudaError_t grow_alone_locked(struct mam_pool *pool, size_t bytes) {
   return error;
 }
 
-cudaError_t pool_grow_locked(struct mam_pool *pool, size_t bytes) {
+cudaError_t pool_grow_locked(struct mam_pool *pool, size_t bytes, bool at_once) {
   if (pool->growing) { /* another thread's memory may do; else one of those that wait grows for all of them at once */
     pool->wanted_bytes += bytes;
     cudaError_t awaited = pool_await_change_locked(pool);
@@ -547,7 +547,7 @@ cudaError_t pool_grow_locked(struct mam_pool *pool, size_t bytes) {
     return awaited;
   }
   pool->growing = true;
-  cudaError_t error = grow_alone_locked(pool, bytes);
+  cudaError_t error = grow_alone_locked(pool, bytes, at_once);
   pool->growing = false;
   return error;
 }

@@ -70,8 +70,9 @@ cudaError_t pool_first_chunk(struct mam_pool *pool);
 cudaError_t pool_chunks_give(struct mam_pool *pool);
 
 /* Makes the pool larger by what a block of bytes needs, outside the lock.  cudaErrorMemoryAllocation if it cannot be,
- * by the limit or the source; cudaSuccess says that it may be worth to look again. */
-cudaError_t pool_grow_locked(struct mam_pool *pool, size_t bytes);
+ * by the limit or the source; cudaSuccess says that it may be worth to look again.  at_once: other pools, whose memory
+ * may have to wait for the GPU, are not asked for theirs. */
+cudaError_t pool_grow_locked(struct mam_pool *pool, size_t bytes, bool at_once);
 
 /* In a forked child: ends the moves of a thread that does not exist there. */
 void pool_settle_locked(struct mam_pool *pool);

@@ -70,10 +70,27 @@ registers_check() {
   [ "$most" -eq "$least" ] || registers_compare "$sm" "$most" "$base" no
 }
 
+# The stack of a kernel that calls everything: unknown, if a function may be called by itself, it would be too small.
+stack_check() {
+  sm=$1
+  shift
+  known=$("$NVCC" "$@" -arch="sm_$sm" -O3 -I"$include" -Xptxas -v -cubin -o "$work/object.cubin" "$source" 2>&1 |
+    awk '/Compiling entry function/ { split($0, part, "\047"); name = part[2] }
+         /Used [0-9]+ registers/ && name ~ /^every/ { if (/cumulative stack size/) known++; else unknown++ }
+         END { print known + 0, unknown + 0 }')
+  case $known in
+  [1-9]*\ 0) echo "ok: sm_$sm: the stack is known" ;;
+  *) echo "FAIL: sm_$sm: the stack is not known: $known"; failed=1 ;;
+  esac
+}
+
 for sm in $architectures; do
+  stack_check "$sm"
+  stack_check "$sm" -DMAM_HEAP_CHECKED=1
   compile "sm_$sm" -arch="sm_$sm"
   compile "sm_$sm, relocatable device code" -arch="sm_$sm" -rdc=true
   compile "sm_$sm, checked" -arch="sm_$sm" -DMAM_HEAP_CHECKED=1
+  compile "sm_$sm, recorded" -arch="sm_$sm" -DMAM_HEAP_RECORDED=1
   compile "sm_$sm, debugging" -arch="sm_$sm" -G
   registers_check "$sm"
 done
@@ -88,12 +105,31 @@ cat >"$compiled" <<END
 __global__ void kernel(mam_heap heap, void **blocks) { blocks[threadIdx.x] = mam_malloc(heap, 64); }
 END
 compile "one function alone" -arch=sm_90
+# malloc, free, new and delete of kernels that know nothing of it: in two files of one program.  Host code keeps its
+# own, so no object may define the operators.
+replace() {
+  how=$1
+  shift
+  compiled=$here/tests/device_replace.cu
+  compile "malloc and new replaced$how" "$@" -DMAIN -DMAM_REPLACE_HERE
+  mv "$work/object.o" "$work/first.o" 2>/dev/null
+  compile "malloc and new replaced$how, another file" "$@" -DSECOND
+  if "$NVCC" "$@" -o "$work/program" "$work/first.o" "$work/object.o" >"$work/log" 2>&1 && "$work/program"; then
+    echo "ok: malloc and new replaced$how, linked; the host's are its own"
+  else
+    echo "FAIL: malloc and new replaced$how, linked"
+    head -n 20 "$work/log"
+    failed=1
+  fi
+}
 cat >"$compiled" <<END
 #include <mam/warp.cuh>
 #include <mam/warp.h>
 __global__ void kernel(mam_heap heap, void **blocks) { blocks[threadIdx.x] = mam_warp_malloc(mam_warp_start(heap), 64); }
 END
 compile "warp heaps beside the host's header" -arch=sm_90
+replace "" -arch=sm_90
+replace ", relocatable device code" -arch=sm_90 -rdc=true
 compiled=$work/none.cu
 echo '#include <mam/device.cuh>' >"$compiled"
 compile "no function at all" -arch=sm_90

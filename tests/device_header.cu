@@ -21,7 +21,8 @@ extern "C" __global__ void every_function(mam_heap heap, unsigned long long byte
 #endif
 
 #ifndef LIVE_ALONE
-extern "C" __global__ void every_function_of_warps(mam_heap heap, unsigned long long bytes, unsigned long long *answers) {
+extern "C" __global__ void every_function_of_warps(mam_heap heap, unsigned long long bytes,
+                                                   unsigned long long *answers) {
   mam_heap_status why = MAM_HEAP_OK;
   mam_warp_options options = MAM_WARP_OPTIONS_INIT;
   options.block_bytes = 64;

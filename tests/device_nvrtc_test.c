@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Compiles tests/device_header.cu, and with it the device header, with NVRTC, which has no standard headers: as CuPy's
- * RawModule does.  For sm_75, sm_90 and the newest that the library knows.  Needs no GPU; skips without the library.
+ * Compiles tests/device_header.cu and tests/device_replace.cu, and with them the device headers, with NVRTC, which has
+ * no standard headers: as CuPy's RawModule does.  For sm_75, sm_90 and the newest that the library knows.  Needs no
+ * GPU; skips without the library.
  */
 #include <dlfcn.h>
 #include <stdbool.h>
@@ -102,23 +103,32 @@ static bool compile_all(const char *source, const char *include_option) {
     if (architectures[i] == 75 || architectures[i] == 90 || architectures[i] == newest) {
       good = compile(source, include_option, architectures[i], "--std=c++17") && good;
       good = compile(source, include_option, architectures[i], "-DMAM_HEAP_CHECKED=1") && good;
+      good = compile(source, include_option, architectures[i], "-DMAM_HEAP_RECORDED=1") && good;
       good = compile(source, include_option, architectures[i], "--relocatable-device-code=true") && good;
     }
   return good;
 }
 
+static bool file_compile(const char *folder, const char *file) {
+  char path[1024], include_option[1024];
+  (void)snprintf(path, sizeof path, "%s/tests/%s", folder, file);
+  (void)snprintf(include_option, sizeof include_option, "--include-path=%s/include", folder);
+  char *source = source_read(path);
+  (void)printf("%s:\n", file);
+  bool good = source != NULL && compile_all(source, include_option);
+  free(source);
+  return good;
+}
+
 int main(void) {
   const char *folder = getenv("srcdir");
-  char path[1024], include_option[1024];
   void *library = library_open();
   if (library == NULL) {
     (void)printf("SKIP: no NVRTC library: %s\n", dlerror());
     return exit_skip;
   }
-  (void)snprintf(path, sizeof path, "%s/tests/device_header.cu", folder == NULL ? "." : folder);
-  (void)snprintf(include_option, sizeof include_option, "--include-path=%s/include", folder == NULL ? "." : folder);
-  char *source = functions_find(library) ? source_read(path) : NULL;
-  bool good = source != NULL && compile_all(source, include_option);
-  free(source);
+  folder = folder == NULL ? "." : folder;
+  bool good = functions_find(library) && file_compile(folder, "device_header.cu");
+  good = good && file_compile(folder, "device_replace.cu");
   return good ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -79,7 +79,8 @@ static bool elastic_would_do(struct elastic_model *model, unsigned granule, unsi
   return fits;
 }
 
-/* Maps a run in at most four pieces, eight from 17 granules on, all but the last of one size, which is a power of two. */
+/* Maps a run in at most four pieces, eight from 17 granules on, all but the last of one size, which is a power of two.
+ */
 static void elastic_map(struct elastic_model *model, unsigned granule, unsigned count) {
   unsigned piece = 1;
   while ((count > 16 ? 8 : 4) * piece < count)
@@ -259,7 +260,8 @@ static void elastic_step(struct elastic_model *model, struct mam_pool *pool, con
     break;
   case 4:
     elastic_trim(model, operation[0] & 8 ? 0 : keep);
-    MODEL_REQUIRE(pool_trim(pool, POOL_ANY_ID, operation[0] & 8 ? 0 : keep * (size_t)SOURCE_GRANULARITY_BYTES) == cudaSuccess);
+    MODEL_REQUIRE(pool_trim(pool, POOL_ANY_ID, operation[0] & 8 ? 0 : keep * (size_t)SOURCE_GRANULARITY_BYTES) ==
+                  cudaSuccess);
     break;
   default:
     elastic_step_free(model, value);

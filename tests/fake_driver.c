@@ -84,6 +84,8 @@ static void context_end(struct context *context) {
       continue;
     }
     *link = block->next;
+    if (block->backed)
+      memory_unback(block->address, block->bytes);
     free(block);
   }
 }
@@ -150,6 +152,19 @@ static bool memory_fits(enum kind kind, int device, size_t bytes) {
   return used <= capacity && bytes <= capacity - used && (fake.largest_bytes == 0 || bytes <= fake.largest_bytes);
 }
 
+/* Where the host has memory, if that is to be there. */
+static bool block_back(struct block *block) {
+  struct block **link = &fake.blocks;
+  block->address = (uintptr_t)memory_back(block->bytes);
+  if (block->address == 0)
+    return false;
+  while (*link != NULL && (*link)->address < block->address)
+    link = &(*link)->next;
+  block->next = *link;
+  *link = block;
+  return true;
+}
+
 /* The lowest gap of the window that is large enough, so addresses are used again as soon as they can be. */
 static void block_place(struct block *block) {
   struct block **link = &fake.blocks;
@@ -200,7 +215,13 @@ static int memory_take(enum kind kind, size_t bytes, uintptr_t *address) {
                           .kind = kind,
                           .device = context->device,
                           .owner = context};
-  block_place(block);
+  block->backed = fake.backed && kind == KIND_DEVICE;
+  if (!block->backed)
+    block_place(block);
+  else if (!block_back(block)) {
+    free(block);
+    return OUT_OF_MEMORY;
+  }
   *address = block->address;
   return SUCCESS;
 }
@@ -227,6 +248,8 @@ static int memory_give(uintptr_t address, bool pinned) {
     return error;
   context_finish(block->owner, true);
   *link = block->next;
+  if (block->backed)
+    memory_unback(block->address, block->bytes);
   free(block);
   return SUCCESS;
 }
@@ -328,15 +351,17 @@ int cuDeviceGetName(char *name, int length, int device) {
   return call_end(error);
 }
 
-/* The one attribute that is asked for: CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED. */
-enum { attribute_maps = 102 };
+/* The attributes that are asked for: CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+ * CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED. */
+enum { attribute_multiprocessors = 16, attribute_maps = 102, multiprocessors = 8 };
 
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
   int error = call_begin(CALL_cuDeviceGetAttribute);
   if (error == SUCCESS)
-    error = attribute != attribute_maps ? INVALID_VALUE : device_check(device);
+    error =
+        attribute != attribute_maps && attribute != attribute_multiprocessors ? INVALID_VALUE : device_check(device);
   if (error == SUCCESS)
-    *value = !fake.maps_nothing;
+    *value = attribute == attribute_multiprocessors ? multiprocessors : !fake.maps_nothing;
   return call_end(error);
 }
 

@@ -2,7 +2,7 @@
 /*
  * The fake CUDA driver: a libcuda.so.1 for tests, and the calls by which a test turns it.
  *
- * Memory is imaginary: addresses are given out and counted, never dereferenced.  The GPU is a clock that the test
+ * Memory is imaginary, unless a test wants it: addresses are given out and counted, never dereferenced.  The GPU is a clock that the test
  * turns: work is pending until it is finished by the test or by a call that waits, which is counted.  What it answers
  * was checked against driver 580.159 on an H200; what it does not know, it refuses.  It knows nothing of the library
  * under test, and shares no table with it.
@@ -41,6 +41,10 @@ void fake_set_maps_nothing(void);
 
 /* Host memory for cuMemHostAlloc, and as much for cuMemAllocManaged.  64 GiB to begin with. */
 void fake_set_host_capacity(size_t bytes);
+
+/* From now on the memory of cuMemAlloc is really there, so that it can be copied to and from, and the kernels of device
+ * heaps run on it when they are launched. */
+void fake_back_memory(void);
 
 /* Makes the driver one that has no function of that name: for look-ups from now on. */
 void fake_hide(const char *name);

@@ -2,7 +2,7 @@
 /*
  * What the files of the fake driver share: its functions, its state, and the words for both.  fake_driver.c has calls,
  * contexts, memory by cuMemAlloc and the look-up of functions; fake_program.c what programs call and the library does
- * not; fake_work.c streams, work, events and captures;
+ * not; fake_work.c streams, work, events and captures; fake_heap.c what device heaps ask for;
  * fake_mapping.c memory that is mapped piece by piece.
  *
  * One mutex guards everything but what belongs to a thread.  Functions called work_..., stream_..., capture_... and the
@@ -116,7 +116,18 @@ enum { mode_global, mode_thread_local, mode_relaxed };
       (unsigned long long address, size_t bytes, size_t offset, unsigned long long handle, unsigned long long flags))  \
   FUNCTION(cuMemUnmap, 10020, INT_MAX, (unsigned long long address, size_t bytes))                                     \
   FUNCTION(cuMemSetAccess, 10020, INT_MAX,                                                                             \
-           (unsigned long long address, size_t bytes, const struct access *access, size_t count))
+           (unsigned long long address, size_t bytes, const struct access *access, size_t count))                      \
+  FUNCTION(cuModuleLoadData, 2000, INT_MAX, (void **module, const void *image))                                        \
+  FUNCTION(cuModuleGetFunction, 2000, INT_MAX, (void **function, void *module, const char *name))                      \
+  FUNCTION(cuLaunchKernel, 4000, INT_MAX,                                                                              \
+           (void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,     \
+            unsigned block_z, unsigned shared_bytes, void *stream, void **parameters, void **extra))                   \
+  FUNCTION(cuMemcpyHtoDAsync, 3020, INT_MAX, (unsigned long long to, const void *from, size_t bytes, void *stream))    \
+  FUNCTION(cuMemcpyDtoHAsync, 3020, INT_MAX, (void *to, unsigned long long from, size_t bytes, void *stream))          \
+  FUNCTION(cuMemHostRegister, 6050, INT_MAX, (void *address, size_t bytes, unsigned flags))                            \
+  FUNCTION(cuMemHostUnregister, 4000, INT_MAX, (void *address))                                                        \
+  FUNCTION(cuMemHostGetDevicePointer, 3020, INT_MAX, (unsigned long long *on_device, void *address, unsigned flags))   \
+  FUNCTION(cuStreamCreate, 2000, INT_MAX, (void **stream, unsigned flags))
 
 enum call {
 #define FUNCTION(name, first, last, arguments) CALL_##name,
@@ -192,6 +203,7 @@ struct block {
   size_t requested_bytes;
   unsigned long long id; /* never used twice */
   enum kind kind;
+  bool backed;
   int device;
   struct context *owner;
   struct block *next;
@@ -236,6 +248,8 @@ struct machine {
   size_t host_capacity_bytes;
   size_t largest_bytes;
   bool maps_nothing;          /* no device can map memory piece by piece */
+  bool backed;                /* what cuMemAlloc gives is really there */
+  unsigned registered;        /* pieces of host memory */
   unsigned long long last_id; /* of contexts */
   unsigned long long last_stream_id;
   unsigned long long last_capture_id;
@@ -319,6 +333,12 @@ bool work_uses(uintptr_t address, size_t bytes);
 int capture_check(void);
 /* A call that looks at the whole context: spoils its captures in any mode. */
 int capture_check_context(const struct context *context);
+
+/* ---- fake_heap.c ------------------------------------------------------------------------------------------------- */
+
+/* Memory for a block where blocks are backed, NULL if there is none. */
+void *memory_back(size_t bytes);
+void memory_unback(uintptr_t address, size_t bytes);
 
 /* ---- fake_mapping.c ---------------------------------------------------------------------------------------------- */
 

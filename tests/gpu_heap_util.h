@@ -23,6 +23,14 @@ static int gpu_heap_count;
 static void *gpu_heap_arrays[GPU_HEAP_ARRAYS_MAX];
 static int gpu_heap_array_count;
 
+/* A heap in heap->pool. */
+static inline void gpu_heap_create(struct gpu_heap *heap, const MAM_HeapOptions *options) {
+  ck_assert_int_lt(gpu_heap_count, GPU_HEAPS_MAX);
+  MAM_OK(MAM_HeapCreate(&heap->heap, heap->pool, options));
+  gpu_heaps[gpu_heap_count++] = heap->heap;
+  MAM_OK(MAM_HeapHandle(heap->heap, &heap->handle));
+}
+
 /* The pool has room for limit_bytes of heap, or bytes without a limit, and somewhat more. */
 static inline struct gpu_heap gpu_heap_new(const MAM_HeapOptions *options) {
   struct gpu_heap heap = {0};
@@ -30,10 +38,7 @@ static inline struct gpu_heap gpu_heap_new(const MAM_HeapOptions *options) {
   size_t most = options->limit_bytes > options->bytes ? options->limit_bytes : options->bytes;
   pool_options.chunk_bytes = most + most / 4 + 16 * MIB;
   heap.pool = gpu_pool_new(&pool_options);
-  ck_assert_int_lt(gpu_heap_count, GPU_HEAPS_MAX);
-  MAM_OK(MAM_HeapCreate(&heap.heap, heap.pool, options));
-  gpu_heaps[gpu_heap_count++] = heap.heap;
-  MAM_OK(MAM_HeapHandle(heap.heap, &heap.handle));
+  gpu_heap_create(&heap, options);
   return heap;
 }
 

@@ -10,7 +10,7 @@
 
 enum { KIB = 1024 };
 
-static const mam_warp_options usual = MAM_WARP_OPTIONS_INIT, tiny = {2 * KIB, 256, 3, 16};
+static const mam_warp_options usual = MAM_WARP_OPTIONS_INIT, tiny = {2 * KIB, 256, 3, 16, 2 * KIB};
 
 static unsigned scaled(unsigned count) { return gpu_small() ? count / 8 : count; }
 

@@ -297,6 +297,31 @@ static void verify(const struct live *live) {
     ck_abort_msg("the end of a block of %zu bytes was overwritten", live->bytes);
 }
 
+static bool in_a_superblock(const char *block, size_t bytes) {
+  for (mam_u32 i = 0; i < model->control->superblock_count; i++) {
+    struct mam_area area = model->control->superblocks[i];
+    mam_u64 offset = (mam_u64)(uintptr_t)block - area.base, all = (mam_u64)area.page_count << MAM_PAGE_SHIFT;
+    if (offset < all && bytes <= all - offset)
+      return true;
+  }
+  return false;
+}
+
+/* Whatever the search for pages has learned in a large superblock, it stays within a small one. */
+START_TEST(superblocks_of_different_sizes_are_kept_apart) {
+  model = heap_model_create(MIB, 2);
+  heap_model_grow(model, 64 * MIB);
+  for (unsigned round = 0; round < 8; round++) {
+    size_t bytes = round % 2 == 0 ? 40000 : 1000;
+    unsigned count = fill(bytes);
+    for (unsigned i = 0; i < count; i++)
+      ck_assert(in_a_superblock(blocks[i], bytes));
+    free_all(count);
+    model->control->active = round / 2 % 2;
+  }
+}
+END_TEST
+
 START_TEST(random_operations_keep_every_block_whole) {
   enum { LIVE = 4096, STEPS = 300000 };
   static struct live live[LIVE];
@@ -350,6 +375,7 @@ int main(void) {
   tcase_add_loop_test(tests, pages_of_one_size_serve_another, 0, 2);
   tcase_add_test(tests, the_largest_run_is_the_superblock);
   tcase_add_test(tests, a_heap_grows_while_it_is_full);
+  tcase_add_test(tests, superblocks_of_different_sizes_are_kept_apart);
   tcase_add_loop_test(tests, long_runs_of_a_lazy_heap_are_apart_and_come_back, 0, 2);
   tcase_add_loop_test(tests, random_operations_keep_every_block_whole, 0, 2);
   suite_add_tcase(suite, tests);

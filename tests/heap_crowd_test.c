@@ -15,21 +15,12 @@ static void step(void);
 
 #include <check.h>
 #include <stdio.h>
-#include <ucontext.h>
 
+#include "coroutine.h"
 #include "heap_model.h"
 #include "run_suite.h"
 
-enum { CROWD = 512, LANES = 32, STACK_BYTES = 32 * 1024, MIB = 1 << 20 };
-
-/* Sanitizers do not follow a thread from stack to stack. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { SANITIZED = true };
-#elif defined(__has_feature)
-enum { SANITIZED = __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) };
-#else
-enum { SANITIZED = false };
-#endif
+enum { CROWD = 256, LANES = 32, MIB = 1 << 20 };
 
 static uint64_t random_state;
 
@@ -42,45 +33,35 @@ static uint32_t random_below(uint32_t bound) {
 
 /* ---- The crowd ---- */
 
-static ucontext_t scheduler, contexts[CROWD];
-static _Alignas(16) char stacks[CROWD][STACK_BYTES];
 static int present[CROWD]; /* who has not ended, in any order */
-static unsigned present_count;
-static int running = -1;
 
 static void step(void) {
-  if (running >= 0)
-    (void)swapcontext(&contexts[running], &scheduler);
+  if (coroutine_running >= 0)
+    coroutine_yield();
 }
 
 /* Each goes through the task of all, of which every call takes the next part, and answers whether there was one. */
 static bool (*task)(void);
 
-static void body(void) {
+static void body(int which) {
+  (void)which;
   while (task())
     continue;
-  for (unsigned i = 0; i < present_count; i++)
-    if (present[i] == running) {
-      present[i] = present[--present_count];
-      break;
-    }
 }
 
 static void crowd_run(bool (*todo)(void)) {
+  unsigned count = CROWD;
   task = todo;
   for (int i = 0; i < CROWD; i++) {
-    (void)getcontext(&contexts[i]);
-    contexts[i].uc_stack.ss_sp = stacks[i];
-    contexts[i].uc_stack.ss_size = STACK_BYTES;
-    contexts[i].uc_link = &scheduler;
-    makecontext(&contexts[i], body, 0);
+    coroutine_create(i, body);
     present[i] = i;
   }
-  for (present_count = CROWD; present_count != 0;) {
-    running = present[random_below(present_count)];
-    (void)swapcontext(&scheduler, &contexts[running]);
+  while (count != 0) {
+    unsigned who = random_below(count);
+    coroutine_resume(present[who]);
+    if (!coroutine_lives[present[who]])
+      present[who] = present[--count];
   }
-  running = -1;
 }
 
 /* ---- Requests ---- */
@@ -243,7 +224,7 @@ int main(void) {
   Suite *suite = suite_create("heap crowd");
   TCase *tests = tcase_create("crowd");
   tcase_set_timeout(tests, 100);
-  if (!SANITIZED) {
+  if (COROUTINES_WORK) {
     tcase_add_loop_test(tests, a_crowd_gets_what_there_is, 0, 2 * sizeof fills / sizeof fills[0]);
     tcase_add_loop_test(tests, a_crowd_gets_what_another_size_left, 0, 2);
     tcase_add_loop_test(tests, a_crowd_gets_all_of_a_heap_that_grew, 0, 2);

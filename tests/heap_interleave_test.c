@@ -517,7 +517,6 @@ static const struct scenario scenarios[] = {
     {"the last free against a sweep", 2, lazy_one_left, {free_0, sweep}, swept},
     {"taking a span back against a sweep", 2, lazy_none_left, {take_tickets, sweep}, swept},
     {"a new span against a sweep", 2, lazy, {take_tickets, sweep}, swept},
-    {"the last free and taking back against a sweep", 3, lazy_one_left, {free_0, take_tickets, sweep}, swept},
     {"two sweeps", 2, lazy_one_left, {sweep, sweep}, swept},
     {"pages that come back", 3, little_room, {free_run, take_pages, take_pages}, NULL},
 };

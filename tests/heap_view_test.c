@@ -123,7 +123,7 @@ START_TEST(the_report_is_json_with_the_same_numbers) {
   MAM_HeapInfo info;
   memset(&info, 0, sizeof info);
   heap_view_info(&view, &info);
-  char *text = heap_view_report(&view, &info);
+  char *text = heap_view_report(&view, &info, NULL);
   ck_assert_ptr_nonnull(text);
   json_error_t error;
   json_t *report = json_loads(text, 0, &error);

@@ -6,9 +6,10 @@
 
 enum { KIB = 1024, LANES = 4, ALL = 0xF };
 
-static const mam_warp_options usual = MAM_WARP_OPTIONS_INIT;
-static const mam_warp_options even = {32 * KIB, 32 * KIB, 126, 16}; /* the first superblock as large as the others */
-static const mam_warp_options tiny = {1 * KIB, 512, 3, 16};
+static const mam_warp_options usual = {32 * KIB, 10 * KIB, 126, 16, 32 * KIB};
+static const mam_warp_options even = {32 * KIB, 32 * KIB, 126, 16,
+                                      32 * KIB}; /* the first superblock as large as the others */
+static const mam_warp_options tiny = {1 * KIB, 512, 3, 16, 1 * KIB};
 
 static void model_begin(void) { warp_model_begin(); }
 
@@ -61,7 +62,8 @@ START_TEST(any_options_are_made_sound) {
   static const unsigned sizes[] = {0, 1, 15, 16, 17, 100, 1000, 4096, 5000, 65536, 1u << 24, ~0u};
   const size_t count = sizeof sizes / sizeof sizes[0];
   for (size_t i = 0; i < count * count; i++) {
-    mam_warp_options options = {sizes[i % count], sizes[i / count], sizes[(i + 3) % count], sizes[(i * 5) % count]};
+    mam_warp_options options = {sizes[i % count], sizes[i / count], sizes[(i + 3) % count], sizes[(i * 5) % count],
+                                sizes[(i / count + i) % count]};
     struct mam_warp *warp = start(options);
     for (unsigned round = 0; round < 3; round++)
       (void)take(warp, round, 40);
@@ -114,18 +116,23 @@ START_TEST(a_new_superblock_comes_when_one_is_full) {
 }
 END_TEST
 
+/* Each superblock begins when the one before has no room; a request that is larger has one for four of its kind. */
 START_TEST(superblocks_grow_to_their_full_size) {
-  static const size_t sizes[] = {1 * KIB, 8 * KIB, 32 * KIB, 32 * KIB};
-  static const mam_warp_options small = {32 * KIB, 1 * KIB, 126, 16};
-  struct mam_warp *warp = start(small);
+  static const mam_warp_options growing = {2 * KIB, 1 * KIB, 126, 16, 32 * KIB};
+  static const size_t sizes[] = {1 * KIB, 2 * KIB, 8 * KIB, 32 * KIB, 32 * KIB};
+  struct mam_warp *warp = start(growing);
   size_t count = 0;
-  for (unsigned i = 0; i < 500 && count < 4; i++) {
+  for (unsigned i = 0; i < 1000 && count < 5; i++) {
     mam_u64 block = (mam_u64)(uintptr_t)take(warp, i % LANES, 128);
-    if (warp_model.live > count)
+    if (i == 0 || warp_model.live > count)
       ck_assert_uint_eq(warp_model_around(block, 128)->bytes, sizes[count++]);
   }
-  ck_assert_uint_eq(count, 4);
+  ck_assert_uint_eq(count, 5);
+  struct mam_warp *other = start(growing);
+  ck_assert_uint_eq(warp_model_around((mam_u64)(uintptr_t)take(other, 0, 5 * KIB), 1)->bytes, 20 * KIB);
+  ck_assert_uint_eq(warp_model_around((mam_u64)(uintptr_t)take(other, 0, 30 * KIB), 1)->bytes, 32 * KIB);
   everyone(warp, MAM_WARP_ENDS);
+  everyone(other, MAM_WARP_ENDS);
 }
 END_TEST
 
@@ -155,6 +162,20 @@ START_TEST(lists_are_chained_when_full) {
   for (unsigned i = 0; i < 20; i++)
     (void)take(warp, i % LANES, 2 * KIB);
   ck_assert_uint_eq(warp_model.live, 1 + 20 + 4); /* 9 are in the header, 3 in each further list */
+  everyone(warp, MAM_WARP_ENDS);
+  ck_assert_uint_eq(warp_model.live, 0);
+}
+END_TEST
+
+static void *take_up_to_2_kib(size_t bytes) { return bytes > 2 * KIB ? NULL : warp_model_take(bytes); }
+
+START_TEST(where_there_is_no_large_superblock_a_small_one_does) {
+  static const mam_warp_options growing = {2 * KIB, 1 * KIB, 126, 16, 32 * KIB};
+  struct mam_warp *warp = start(growing);
+  warp_model.take = take_up_to_2_kib;
+  for (unsigned i = 0; i < 64; i++)
+    (void)take(warp, i % LANES, 128);
+  ck_assert_uint_lt(warp_model.live, 8);
   everyone(warp, MAM_WARP_ENDS);
   ck_assert_uint_eq(warp_model.live, 0);
 }
@@ -333,7 +354,7 @@ END_TEST
 START_TEST(an_ended_header_waits_for_its_next_user) {
   mam_u64 park = 0;
   mam_u64 block = mam_warp_heap_malloc(NULL, 4 * KIB);
-  mam_warp_options options = mam_warp_options_sound((mam_warp_options){32 * KIB, 4 * KIB, 126, 16});
+  mam_warp_options options = mam_warp_options_sound((mam_warp_options){32 * KIB, 4 * KIB, 126, 16, 32 * KIB});
   struct mam_warp *warp = mam_warp_begin(NULL, block, options, ALL, 0, (mam_u64)(uintptr_t)&park);
   for (unsigned i = 0; i < 40; i++)
     (void)take(warp, i % LANES, 1000);
@@ -426,6 +447,7 @@ static Suite *warp_core_suite(void) {
       blocks_do_not_overlap_over_many_superblocks,
       a_new_superblock_comes_when_one_is_full,
       superblocks_grow_to_their_full_size,
+      where_there_is_no_large_superblock_a_small_one_does,
       what_is_larger_than_a_superblock_is_a_block_of_the_heap,
       a_superblock_s_size_exactly_is_no_larger,
       lists_are_chained_when_full,

@@ -33,7 +33,7 @@ enum { SANITIZED = false };
 #endif
 
 /* A list has one entry, and a superblock room for three requests of 64 bytes: much happens soon. */
-static const mam_warp_options options = {192, 256, 1, 16};
+static const mam_warp_options options = {192, 256, 1, 16, 192};
 
 /* ---- Memory: what was freed last comes again first ---- */
 
@@ -340,7 +340,7 @@ END_TEST
 /* The explorer has to find what goes wrong if a lane that tidied up early takes from what the others free. */
 static void early_without_care(void) {
   tidy();
-  hold(mam_warp_serve(warp, &warp->list, 4, 0), 64);
+  hold(mam_warp_serve(0, warp, &warp->list, 4), 64);
   end();
 }
 

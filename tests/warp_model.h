@@ -113,7 +113,7 @@ static inline void *warp_model_malloc(struct mam_warp *warp, unsigned lane, size
   mam_u64 *list = mam_warp_list_of(warp, mam_load_relaxed_u64(&warp->lanes), 1u << lane);
   if (list == NULL || bytes == 0)
     return NULL;
-  return (void *)(uintptr_t)mam_warp_serve(warp, list, mam_warp_blocks(warp, bytes), 0);
+  return (void *)(uintptr_t)mam_warp_serve(0, warp, list, mam_warp_blocks(warp, bytes));
 }
 
 /* A lane tidies up or ends by itself. */

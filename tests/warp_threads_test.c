@@ -66,7 +66,7 @@ static void lane_live(unsigned lane, uint64_t *state) {
 static void *lane_run(void *argument) {
   unsigned lane = (unsigned)(uintptr_t)argument;
   uint64_t state = 0x9e3779b97f4a7c15u * (lane + 1);
-  static const mam_warp_options options = {2048, 1024, 5, 16};
+  static const mam_warp_options options = {2048, 1024, 5, 16, 8192};
   for (unsigned i = 0; i < HEADERS; i++) {
     if (lane == 0)
       warp = warp_model_start(options, (1u << THREADS) - 1);

@@ -42,10 +42,8 @@ struct competitor {
 };
 
 static const struct competitor competitors[] = {
-    {"warp heap", "series_warp", "MAM", 0, 0, SIZE_MAX},
-    {"MAM", "series_mam", "MAM", 0, 0, SIZE_MAX},
-    {"CUDA", "series_cuda", "CUDA", 0, 0, (size_t)1 << 24},
-    {"warp, no superblocks", "series_warp", "MAM", 16, 256, SIZE_MAX},
+    {"warp heap", "series_warp", "MAM", 0, 0, SIZE_MAX},    {"MAM", "series_mam", "MAM", 0, 0, SIZE_MAX},
+    {"CUDA", "series_cuda", "CUDA", 0, 0, (size_t)1 << 24}, {"warp direct", "series_warp", "MAM", 16, 256, SIZE_MAX},
     {"floor", "series_floor", "floor", 0, 0, SIZE_MAX},
 };
 enum { competitor_count = sizeof competitors / sizeof competitors[0], warp_heap = 0 };
@@ -177,7 +175,8 @@ static struct series_work work_of(const struct bench *bench, const struct compet
                               what->count,
                               what->bytes,
                               competitor->superblock != 0 ? competitor->superblock : usual.superblock_bytes,
-                              competitor->first != 0 ? competitor->first : usual.first_bytes};
+                              competitor->first != 0 ? competitor->first : usual.first_bytes,
+                              competitor->superblock != 0 ? competitor->superblock : usual.most_bytes};
 }
 
 /* One kernel, with its time from before the launch to its end. */

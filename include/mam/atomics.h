@@ -83,8 +83,10 @@ MAM_PTX_LOAD(mam_load_relaxed_u16, "relaxed", mam_u16, "u16", "h")
 MAM_PTX_LOAD(mam_load_relaxed_u32, "relaxed", mam_u32, "u32", "r")
 MAM_PTX_LOAD(mam_load_acquire_u32, "acquire", mam_u32, "u32", "r")
 MAM_PTX_LOAD(mam_load_relaxed_u64, "relaxed", mam_u64, "u64", "l")
+MAM_PTX_LOAD(mam_load_acquire_u64, "acquire", mam_u64, "u64", "l")
 MAM_PTX_STORE(mam_store_relaxed_u16, "relaxed", mam_u16, "u16", "h")
 MAM_PTX_STORE(mam_store_relaxed_u32, "relaxed", mam_u32, "u32", "r")
+MAM_PTX_STORE(mam_store_release_u32, "release", mam_u32, "u32", "r")
 MAM_PTX_STORE(mam_store_relaxed_u64, "relaxed", mam_u64, "u64", "l")
 MAM_PTX_FETCH(mam_add_relaxed_u32, "add", "relaxed", mam_u32, "u32", "r")
 MAM_PTX_FETCH(mam_exchange_acq_rel_u32, "exch", "acq_rel", mam_u32, "b32", "r")
@@ -151,8 +153,21 @@ MAM_INLINE mam_u32 mam_look_after_change_u32(mam_u32 *word) {
   return mam_load_relaxed_u32(word);
 }
 
+/* A word in the host's memory, which the host reads. */
+MAM_INLINE void mam_store_relaxed_system_u64(mam_u64 *word, mam_u64 value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(mam_global(word)), "l"(value) : "memory");
+}
+
 /* A short rest while another thread is at work: 100 to 200 ns. */
 MAM_INLINE void mam_pause(void) { __nanosleep(100); }
+/* A rest of up to twice as long, at most a millisecond. */
+MAM_INLINE void mam_sleep(mam_u32 ns) { __nanosleep(ns); }
+/* The time since some moment. */
+MAM_INLINE mam_u64 mam_time_ns(void) {
+  mam_u64 now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
 
 MAM_INLINE mam_u32 mam_lowest_u32(mam_u32 value) { return (mam_u32)__ffs((int)value) - 1; }
 MAM_INLINE mam_u32 mam_lowest_u64(mam_u64 value) { return (mam_u32)__ffsll((long long)value) - 1; }
@@ -228,9 +243,12 @@ MAM_HOST_LOAD(mam_load_relaxed_u16, __ATOMIC_RELAXED, mam_u16)
 MAM_HOST_LOAD(mam_load_relaxed_u32, __ATOMIC_RELAXED, mam_u32)
 MAM_HOST_LOAD(mam_load_acquire_u32, __ATOMIC_ACQUIRE, mam_u32)
 MAM_HOST_LOAD(mam_load_relaxed_u64, __ATOMIC_RELAXED, mam_u64)
+MAM_HOST_LOAD(mam_load_acquire_u64, __ATOMIC_ACQUIRE, mam_u64)
 MAM_HOST_STORE(mam_store_relaxed_u16, __ATOMIC_RELAXED, mam_u16)
 MAM_HOST_STORE(mam_store_relaxed_u32, __ATOMIC_RELAXED, mam_u32)
+MAM_HOST_STORE(mam_store_release_u32, __ATOMIC_RELEASE, mam_u32)
 MAM_HOST_STORE(mam_store_relaxed_u64, __ATOMIC_RELAXED, mam_u64)
+MAM_HOST_STORE(mam_store_relaxed_system_u64, __ATOMIC_RELAXED, mam_u64)
 MAM_HOST_FETCH(mam_add_relaxed_u32, __atomic_fetch_add, __ATOMIC_RELAXED, mam_u32)
 MAM_HOST_FETCH(mam_exchange_acq_rel_u32, __atomic_exchange_n, __ATOMIC_ACQ_REL, mam_u32)
 MAM_HOST_FETCH(mam_add_relaxed_u64, __atomic_fetch_add, __ATOMIC_RELAXED, mam_u64)
@@ -264,10 +282,16 @@ MAM_INLINE void mam_fence_all(void) {}
 /* All changes of one word have an order that all agree on: a look that is one of them is ordered too. */
 MAM_INLINE mam_u32 mam_look_after_change_u32(mam_u32 *word) { return mam_add_acq_rel_u32(word, 0); }
 
+/* What waiting means, and the time, where a test has them. */
 #ifndef MAM_ATOMICS_PAUSE
 #define MAM_ATOMICS_PAUSE() ((void)0)
 #endif
+#ifndef MAM_ATOMICS_TIME_NS
+#define MAM_ATOMICS_TIME_NS() 0
+#endif
 MAM_INLINE void mam_pause(void) { MAM_ATOMICS_PAUSE(); }
+MAM_INLINE void mam_sleep(mam_u32 ns) { (void)ns, MAM_ATOMICS_PAUSE(); }
+MAM_INLINE mam_u64 mam_time_ns(void) { return MAM_ATOMICS_TIME_NS(); }
 
 MAM_INLINE mam_u32 mam_lowest_u32(mam_u32 value) { return (mam_u32)__builtin_ffs((int)value) - 1; }
 MAM_INLINE mam_u32 mam_lowest_u64(mam_u64 value) { return (mam_u32)__builtin_ffsll((long long)value) - 1; }

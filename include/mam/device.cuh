@@ -20,11 +20,14 @@
  *
  * Defined before the header is included:
  *   MAM_HEAP_CHECKED   1 for frees that verify their argument: see mam_free.  It costs time.  Default 0.
+ *   MAM_HEAP_RECORDED  1 for mam_malloc, mam_free and mam_malloc_size that record the calling line and the size asked
+ *                      for, in heaps that have records: for all files whose kernels use the heap.  Default 0.
  */
 #ifndef MAM_DEVICE_CUH
 #define MAM_DEVICE_CUH
 
-#include <mam/heap_core.h>
+#include <mam/heap_grow.h>
+#include <mam/heap_record.h>
 
 /* Allocates bytes: a multiple of 16 as its address, which belongs to the caller until mam_free.  The bytes are what
  * they are.  Up to 128 bytes it takes the next multiple of 16, above that at most a fourth more than bytes, above 32
@@ -36,6 +39,11 @@ static __device__ void *mam_malloc(mam_heap heap, size_t bytes);
  * MAM_HEAP_TOO_LARGE if there could not be any in the heap as large as it is, MAM_HEAP_ZERO if bytes is 0,
  * MAM_HEAP_BAD if heap is not the handle of a heap. */
 static __device__ void *mam_malloc_why(mam_heap heap, size_t bytes, mam_heap_status *why);
+
+/* mam_malloc that records where it was called and for how many bytes, if the host created the heap to have records
+ * (MAM_HeapOptions); file is a string of the kernel's module.  A block with a record ends with it: mam_malloc_size does
+ * not count it in a file with MAM_HEAP_RECORDED. */
+static __device__ void *mam_malloc_at(mam_heap heap, size_t bytes, const char *file, unsigned line);
 
 /* Allocates an object of a type that the host registered (MAM_HeapRegisterType): as mam_malloc of the type's size, but
  * defragmentation (MAM_HeapCompact) may move it.  NULL if type is no type, or the heap is full. */
@@ -58,6 +66,9 @@ static __device__ size_t mam_malloc_size(mam_heap heap, const void *block);
 
 #ifndef MAM_HEAP_CHECKED
 #define MAM_HEAP_CHECKED 0
+#endif
+#ifndef MAM_HEAP_RECORDED
+#define MAM_HEAP_RECORDED 0
 #endif
 
 /* The calling warp's home and its slot of each class. */
@@ -105,7 +116,13 @@ MAM_INLINE struct mam_request mam_request_of(struct mam_heap_control *control, m
   return request;
 }
 
-/* Chunks for lanes that got none so far, by all means. */
+/* Counts requests that failed, of a heap that does not grow: if it does, they may be asked again. */
+MAM_INLINE void mam_malloc_failed(struct mam_heap_control *control, mam_u32 home, mam_u32 count) {
+  if (control->growth.bell == 0)
+    mam_failed(control, home, count);
+}
+
+/* Chunks for lanes that got none so far, by all means but growth. */
 MAM_OUTLINE void *mam_malloc_rest(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot, mam_u64 base,
                                   mam_u64 *words, mam_u32 page_count, mam_u32 prior, mam_u32 group) {
   if (control == 0)
@@ -121,21 +138,40 @@ MAM_OUTLINE void *mam_malloc_rest(struct mam_heap_control *control, mam_u32 want
       return (void *)mam_claim_chunk(claim, lanes.rank);
     if (got == 0) {
       if (lanes.rank == 0)
-        mam_failed(control, request.home, lanes.count);
+        mam_malloc_failed(control, request.home, lanes.count);
       return 0;
     }
     group &= ~mam_lowest_ones(group, got);
   }
 }
 
+/* For a request for a chunk that was refused: as mam_growth_await. */
+MAM_OUTLINE mam_plea mam_malloc_again(struct mam_heap_control *control, mam_u32 kind, mam_plea plea) {
+  if (control == 0 || control->growth.bell == 0)
+    return 0;
+  plea = mam_growth_await(&control->growth, mam_span_pages(control->heap.chunks, kind), plea);
+  if (plea == 0)
+    mam_failed(control, kind, 1);
+  return plea;
+}
+
 /* Requests that are not for chunks: of whole pages, or of nothing. */
 MAM_OUTLINE void *mam_malloc_pages(struct mam_heap_control *control, size_t bytes, mam_u32 home) {
+  mam_plea plea = 0;
   if (control == 0 || bytes == 0)
     return 0;
-  void *block = (void *)mam_run_malloc(control, bytes, home);
-  if (block == 0)
-    mam_failed(control, home, 1);
-  return block;
+  for (;;) {
+    void *block = (void *)MAM_OUT_OF_SIGHT(mam_run_malloc)(control, bytes, home);
+    mam_u64 pages = ((mam_u64)bytes + MAM_PAGE_BYTES - 1) >> MAM_PAGE_SHIFT;
+    if (block != 0)
+      return block;
+    if (pages < MAM_NO_PAGE)
+      plea = MAM_OUT_OF_SIGHT(mam_growth_await)(&control->growth, (mam_u32)pages, plea);
+    if (plea == 0 || pages >= MAM_NO_PAGE) {
+      mam_failed(control, home, 1);
+      return 0;
+    }
+  }
 }
 
 /* The chunk of a span at address that has that number. */
@@ -203,7 +239,7 @@ MAM_INLINE void *mam_malloc_more(const mam_heap &heap, mam_u32 wanted, mam_u32 s
 }
 
 /* A chunk of a kind of that number, whose size class has that shift and multiple. */
-MAM_INLINE void *mam_malloc_kind(const mam_heap &heap, mam_u32 home, mam_u32 kind, mam_u32 number, mam_u32 shift,
+MAM_INLINE void *mam_malloc_once(const mam_heap &heap, mam_u32 home, mam_u32 kind, mam_u32 number, mam_u32 shift,
                                  mam_u32 multiple) {
   mam_u32 chunks_log2 = mam_span_chunks_log2(heap.chunks, shift);
   mam_u32 active = __activemask(), group = __match_any_sync(active, kind), count = mam_ones_u32(group);
@@ -227,21 +263,41 @@ MAM_INLINE void *mam_malloc_kind(const mam_heap &heap, mam_u32 home, mam_u32 kin
   return mam_malloc_more(heap, wanted, slot | chunks_log2 << MAM_REST_CHUNKS, prior, group);
 }
 
-static __device__ __forceinline__ void *mam_malloc(mam_heap heap, size_t bytes) {
-  mam_u32 home = mam_home_here(heap);
-  if (bytes - 1 >= MAM_CHUNK_BYTES)
-    return MAM_OUT_OF_SIGHT(mam_malloc_pages)(heap.control, bytes, home);
-  mam_u32 less = (mam_u32)(bytes - 1) >> 4, shift = mam_class_shift_of(less), multiple = (less >> shift) + 1;
+/* A chunk of the size class of bytes, if the heap has one as it is. */
+MAM_INLINE void *mam_malloc_chunk(const mam_heap &heap, mam_u32 bytes) {
+  mam_u32 less = (bytes - 1) >> 4, shift = mam_class_shift_of(less), multiple = (less >> shift) + 1;
   mam_u32 size_class = 4 * shift + multiple - 1;
-  return mam_malloc_kind(heap, home, size_class, size_class, shift, multiple);
+  return mam_malloc_once(heap, mam_home_here(heap), size_class, size_class, shift, multiple);
+}
+
+static __device__ __forceinline__ void *mam_malloc(mam_heap heap, size_t bytes) {
+  mam_plea plea = 0;
+  if (bytes - 1 >= MAM_CHUNK_BYTES)
+    return MAM_OUT_OF_SIGHT(mam_malloc_pages)(heap.control, bytes, mam_home_here(heap));
+  for (;;) { /* until the heap does not grow any more */
+    void *block = mam_malloc_chunk(heap, (mam_u32)bytes);
+    if (block != 0)
+      return block;
+    plea = MAM_OUT_OF_SIGHT(mam_malloc_again)(heap.control, mam_class_of((mam_u32)bytes), plea);
+    if (plea == 0)
+      return 0;
+  }
 }
 
 static __device__ __forceinline__ void *mam_malloc_typed(mam_heap heap, mam_type type) {
+  mam_u32 shift = mam_class_shift(type);
+  mam_plea plea = 0;
   if (mam_kind_type(type) == 0)
     return 0;
-  mam_u32 shift = mam_class_shift(type);
-  return mam_malloc_kind(heap, mam_home_here(heap), type, mam_kind_number(type), shift,
-                         mam_class_multiple(type, shift));
+  for (;;) {
+    void *block =
+        mam_malloc_once(heap, mam_home_here(heap), type, mam_kind_number(type), shift, mam_class_multiple(type, shift));
+    if (block != 0)
+      return block;
+    plea = MAM_OUT_OF_SIGHT(mam_malloc_again)(heap.control, type, plea);
+    if (plea == 0)
+      return 0;
+  }
 }
 
 static __device__ __forceinline__ void *mam_malloc_why(mam_heap heap, size_t bytes, mam_heap_status *why) {
@@ -317,5 +373,30 @@ template <typename Type> static __device__ void mam_forward(mam_heap heap, Type 
   if (now != old)
     *pointer = (Type *)now;
 }
+
+/* ---- Records ---- */
+
+static __device__ __forceinline__ void *mam_malloc_at(mam_heap heap, size_t bytes, const char *file, unsigned line) {
+  if (heap.control == 0 || heap.control->sites == 0 || bytes - 1 >= ~(size_t)0 - sizeof(struct mam_record))
+    return mam_malloc(heap, bytes);
+  void *block = mam_malloc(heap, bytes + sizeof(struct mam_record));
+  if (block != 0)
+    MAM_OUT_OF_SIGHT(mam_record_write)(heap.control, (mam_u64)block, bytes, file, line);
+  return block;
+}
+
+#if MAM_HEAP_RECORDED
+MAM_INLINE void mam_free_recorded(mam_heap heap, void *block) {
+  if (heap.control != 0 && heap.control->sites != 0 && block != 0)
+    MAM_OUT_OF_SIGHT(mam_record_end)(heap.control, (mam_u64)block);
+  mam_free(heap, block);
+}
+MAM_INLINE size_t mam_malloc_size_recorded(mam_heap heap, const void *block) {
+  return heap.control != 0 && block != 0 ? MAM_OUT_OF_SIGHT(mam_record_size)(heap.control, (mam_u64)block) : 0;
+}
+#define mam_malloc(heap, bytes) mam_malloc_at(heap, bytes, __FILE__, __LINE__)
+#define mam_free(heap, block) mam_free_recorded(heap, block)
+#define mam_malloc_size(heap, block) mam_malloc_size_recorded(heap, block)
+#endif
 
 #endif /* MAM_DEVICE_CUH */

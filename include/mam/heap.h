@@ -34,10 +34,15 @@ typedef struct MAM_HeapOptions {
   size_t struct_size; /* sizeof(MAM_HeapOptions) */
   size_t bytes;       /* of the first superblock, metadata included: at least 256 KiB */
   size_t limit_bytes; /* all superblocks together never pass this; 0 for bytes, no growth */
+  size_t grow_bytes;  /* 0, or growth under running kernels: by this much at least (256 KiB or more), and by a fourth of
+                         what the heap has; see mam-heap(7) */
+  unsigned wait_ms; /* with grow_bytes: how long a request waits for memory in all, before it fails; at most an hour */
+  unsigned records; /* 1: blocks have records of who allocated them, by kernels that were compiled to make some
+                       (mam/device.cuh, MAM_HEAP_RECORDED and mam_malloc_at); 16 bytes each */
 } MAM_HeapOptions;
 
 /* clang-format off */
-#define MAM_HEAP_OPTIONS_INIT { sizeof(MAM_HeapOptions), (size_t)64 << 20, 0 }
+#define MAM_HEAP_OPTIONS_INIT { sizeof(MAM_HeapOptions), (size_t)64 << 20, 0, 0, 1000, 0 }
 /* clang-format on */
 
 /* Creates a heap in memory of the pool (NULL: the default pool of the current context, created as by MAM_CudaMalloc)
@@ -91,14 +96,21 @@ typedef struct MAM_HeapInfo {
   uint64_t failure_count;        /* requests that failed for want of memory */
   uint64_t growth_count;         /* superblocks added */
   double external_fragmentation; /* 1 - largest_free_bytes / free_bytes; 0 if nothing is free (the paper, formula 2) */
+  size_t recorded_count;         /* live blocks with a record, */
+  size_t requested_bytes;        /* what was asked for in these, */
+  double internal_fragmentation; /* and the mean of what is unused of each, from 0 to 1, the record not counted; 0 if
+                                    there is none (the paper, formula 1) */
 } MAM_HeapInfo;
 
 MAM_API cudaError_t MAM_HeapGetInfo(MAM_Heap heap, MAM_HeapInfo *info);
 
 /* A live block.  What is set aside for a multiprocessor is not listed. */
 typedef struct MAM_HeapBlock {
-  void *address; /* a device address */
-  size_t bytes;  /* of its size class, at least what was asked for */
+  void *address;          /* a device address */
+  size_t bytes;           /* of its size class, at least what was asked for */
+  size_t requested_bytes; /* what was asked for, if that was recorded; else 0 */
+  const char *file;       /* where, if that was recorded: good as long as the heap is; else NULL */
+  unsigned line;
 } MAM_HeapBlock;
 
 /* Writes up to capacity live blocks, in the order of their addresses within each superblock, to blocks and how many
@@ -200,8 +212,8 @@ typedef struct MAM_HeapCompactInfo {
 
 /* Moves objects together, rewrites the pointers in objects and roots, and gives the pages that became empty back to the
  * heap; MAM_HeapTrim then gives superblocks that became empty to the pool: those that came last are emptied first.
- * options may be NULL for the defaults, info may be NULL.  It waits for the GPU once.  Between compactions a heap with types keeps some 0.2 % of
- * its size of the pool for their work.
+ * options may be NULL for the defaults, info may be NULL.  It waits for the GPU once.  Between compactions a heap with
+ * types keeps some 0.2 % of its size of the pool for their work.
  *
  * cudaErrorInvalidValue          an option is out of its range
  * cudaErrorIllegalState          a compaction has begun and not ended (nothing changed); or a kernel allocated objects
@@ -218,6 +230,27 @@ MAM_API cudaError_t MAM_HeapCompactBegin(MAM_Heap heap, const MAM_HeapCompactOpt
  *
  * cudaErrorIllegalState          no compaction has begun; or as for MAM_HeapCompact */
 MAM_API cudaError_t MAM_HeapCompactEnd(MAM_Heap heap);
+
+/* How the bytes of a pool are shared between calls of the host and its device heaps. */
+typedef struct MAM_HeapShare {
+  size_t struct_size;         /* in: sizeof(MAM_HeapShare); only that much is written */
+  size_t reserved_bytes;      /* of the pool == call_bytes + heap_bytes + waiting_bytes + free_bytes */
+  size_t call_bytes;          /* in live blocks of MAM_CudaMalloc and its like */
+  size_t heap_bytes;          /* in heaps: their superblocks, and what else they need */
+  size_t waiting_bytes;       /* freed by the host, not yet known to be unused by the GPU */
+  size_t free_bytes;          /* ready for either */
+  size_t heap_count;          /* heaps */
+  size_t heap_used_bytes;     /* of heap_bytes: in live blocks of kernels, */
+  size_t heap_free_bytes;     /* free for kernels, */
+  size_t heap_metadata_bytes; /* and neither */
+} MAM_HeapShare;
+
+/* Fills *share for a pool (NULL: the default pool of the current context, which is not created for it).  No heap of it
+ * may be destroyed meanwhile; beside kernels and other threads the numbers are not of one moment.
+ *
+ * cudaErrorInvalidValue          share is NULL or its struct_size too small
+ * cudaErrorInvalidResourceHandle no such pool */
+MAM_API cudaError_t MAM_HeapGetShare(MAM_Pool pool, MAM_HeapShare *share);
 
 #ifdef __cplusplus
 } /* extern "C" */

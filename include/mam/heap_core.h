@@ -95,6 +95,14 @@ struct mam_area {
   mam_u32 page_count, unused;
 };
 
+/* How a heap grows under running kernels: see heap_grow.h. */
+struct mam_growth {
+  mam_u64 *bell;            /* a word of the host's memory, as kernels know it; 0: growth is off */
+  mam_u32 patience, unused; /* how long a request waits in all: in units of 2^20 ns */
+  mam_u64 rung;             /* atomic: the last that was rung, which only rises */
+  mam_u64 reply;            /* atomic; the host's alone */
+};
+
 /* The most pointers in an object of a type. */
 enum { MAM_TYPE_POINTERS = 64 };
 
@@ -106,12 +114,16 @@ struct mam_type_info {
   mam_u16 pointers[MAM_TYPE_POINTERS]; /* where they are in an object, in units of 8 bytes */
 };
 
+struct mam_site;
+
 /* Followed in memory by the homes' cursors and then the slots. */
 struct mam_heap_control {
   mam_heap heap;
   mam_u32 superblock_count; /* atomic: published after the superblock */
-  mam_u32 active;           /* atomic, a hint: the superblock to try first */
+  mam_u32 active;           /* atomic: the superblock to try first, published after it */
   mam_u32 run_cursor;       /* atomic, a hint: where to look for long runs */
+  mam_u32 kept_cursor;      /* atomic, a hint: where to look for words that are kept */
+  mam_u32 kept_end;         /* atomic, a hint: and where such words end */
   mam_u32 home_count;
   mam_u64 answer;                  /* to a question of the host */
   mam_u64 refused_free;            /* an atomic count */
@@ -123,6 +135,8 @@ struct mam_heap_control {
   mam_u32 missing[MAM_HEAP_KINDS]; /* atomic: the stamps with which nothing was found */
   struct mam_area superblocks[MAM_HEAP_SUPERBLOCKS];
   struct mam_type_info types[MAM_HEAP_TYPES]; /* of type i + 1; written once */
+  struct mam_growth growth;
+  struct mam_site *sites; /* constant; 0: nothing is recorded.  See heap_record.h */
 };
 
 /* The most homes; the most parks of a multiprocessor, one for each warp, and the memory that is counted for each. */
@@ -450,7 +464,7 @@ MAM_OUTLINE int mam_map_take(mam_u64 *level, mam_u32 count, mam_u32 index, mam_u
     /* acquire: pairs with mam_pages_clear and mam_kept_give. */
     mam_u64 seen = mam_cas_acquire_u64(&level[index], word, word | bits);
     if (seen == word) {
-      if ((word | bits) == MAM_FULL_WORD && bits != MAM_FULL_WORD)
+      if ((word | bits) == MAM_FULL_WORD)
         mam_map_filled(level, count, index);
       return 1;
     }
@@ -472,17 +486,14 @@ MAM_INLINE mam_u32 mam_run_find(mam_u64 word, mam_u32 count) {
 }
 
 /* Takes up to 64 zeros in a row that lie in one word of a map, in the first word that has them from first on and before
- * last.  Who took a word as a whole did not say so above: that is done here. */
+ * last. */
 MAM_OUTLINE mam_u32 mam_map_take_run(mam_u64 *level, mam_u32 words, mam_u32 count, mam_u32 first, mam_u32 last) {
   mam_u32 tries = 0, index = first;
   MAM_LOOP
   while ((index = mam_map_next(level, words, index)) < last) {
-    mam_u64 word = mam_load_relaxed_u64(&level[index]);
-    mam_u32 from = mam_run_find(word, count);
+    mam_u32 from = mam_run_find(mam_load_relaxed_u64(&level[index]), count);
     if (from != 64 && mam_map_take(level, words, index, mam_run_bits(count, from)))
       return (index << 6) + from;
-    if (word == MAM_FULL_WORD)
-      mam_map_filled(level, words, index);
     if (from == 64 || ++tries == MAM_RETRIES) {
       tries = 0;
       index++;
@@ -497,7 +508,7 @@ MAM_INLINE mam_u32 mam_run_take_short(const struct mam_area *area, mam_u32 count
 }
 
 /* Takes whole words of a map from index on, as long as they are 0, up to count of them; returns how many.  Several at a
- * time are under way.  It is not said above that they are full. */
+ * time are under way.  mam_map_words_filled says above that they are full. */
 MAM_OUTLINE mam_u32 mam_map_take_words(mam_u64 *level, mam_u32 index, mam_u32 count) {
   mam_u32 got = 0;
   MAM_LOOP
@@ -523,21 +534,33 @@ MAM_OUTLINE mam_u32 mam_map_take_words(mam_u64 *level, mam_u32 index, mam_u32 co
   return got;
 }
 
+/* Says of whole words of a map, from index on, which the caller owns, that they are full. */
+MAM_OUTLINE void mam_map_words_filled(mam_u64 *level, mam_u32 words, mam_u32 index, mam_u32 count) {
+  MAM_LOOP
+  while (count != 0) {
+    mam_u32 from = index & 63, here = 64 - from < count ? 64 - from : count;
+    (void)mam_or_acq_rel_u64(&level[words + (index >> 6)], mam_run_bits(here, from));
+    index += here;
+    count -= here;
+  }
+}
+
 /* Takes as much of a run from page on as is free, up to count pages; returns how much. */
-MAM_INLINE mam_u32 mam_run_take_at(struct mam_area area, mam_u32 page, mam_u32 count) {
+MAM_OUTLINE mam_u32 mam_run_take_at(mam_u32 page, mam_u32 count, struct mam_area area) {
   mam_u64 *map = mam_area_pages(area);
   mam_u32 got = 0;
   MAM_LOOP
   while (got < count) {
     mam_u32 from = (page + got) & 63, here = 64 - from < count - got ? 64 - from : count - got;
     if (from == 0 && count - got >= 128) {
-      mam_u32 words = (count - got) >> 6, taken = mam_map_take_words(map, (page + got) >> 6, words);
+      mam_u32 words = (count - got) >> 6, taken = MAM_OUT_OF_SIGHT(mam_map_take_words)(map, (page + got) >> 6, words);
+      MAM_OUT_OF_SIGHT(mam_map_words_filled)(map, mam_area_map_words(area), (page + got) >> 6, taken);
       got += taken << 6;
       if (taken < words)
         break;
       continue;
     }
-    if (!mam_map_take(map, mam_area_map_words(area), (page + got) >> 6, mam_run_bits(here, from)))
+    if (!MAM_OUT_OF_SIGHT(mam_map_take)(map, mam_area_map_words(area), (page + got) >> 6, mam_run_bits(here, from)))
       break;
     got += here;
   }
@@ -562,7 +585,7 @@ MAM_OUTLINE mam_u32 mam_run_take_long(const struct mam_area *area, mam_u32 count
       else {
         start = end - mam_leading_zeros_u64(word);
         if (word == MAM_FULL_WORD) {
-          index = mam_map_next(mam_area_pages(*area), mam_area_map_words(*area), index + 1) - 1;
+          index = MAM_OUT_OF_SIGHT(mam_map_next)(mam_area_pages(*area), mam_area_map_words(*area), index + 1) - 1;
           start = (index + 1) << 6;
         }
         continue;
@@ -570,10 +593,10 @@ MAM_OUTLINE mam_u32 mam_run_take_long(const struct mam_area *area, mam_u32 count
     }
     if (end < start + count)
       continue;
-    mam_u32 got = mam_run_take_at(*area, start, count);
+    mam_u32 got = MAM_OUT_OF_SIGHT(mam_run_take_at)(start, count, *area);
     if (got == count)
       return start;
-    mam_pages_release(*area, start, got);
+    MAM_OUT_OF_SIGHT(mam_pages_release)(*area, start, got);
     start += got + 1;
     index = (start >> 6) - 1;
     if ((start & 63) == 0)
@@ -636,18 +659,17 @@ MAM_OUTLINE void mam_kept_give(struct mam_area area, mam_u32 index, mam_u32 coun
 /* Takes kept words, more than 64 in a row, in the words of their map from first on and before last. */
 MAM_OUTLINE mam_u32 mam_kept_take_long(const struct mam_area *area, mam_u32 count, mam_u32 first, mam_u32 last) {
   mam_u64 *level = mam_area_kept(*area);
-  mam_u32 words = mam_area_kept_words(*area), whole = count >> 6, rest = count & 63;
+  mam_u32 words = mam_area_kept_words(*area), whole = (count + 63) >> 6;
   MAM_LOOP
-  for (;;) {
-    first = mam_map_next(level, words, first);
-    if (first + whole + (rest != 0) > last)
-      return MAM_NO_PAGE;
+  while ((first = mam_map_next(level, words, first)) + whole <= last) {
     mam_u32 got = mam_map_take_words(level, first, whole);
-    if (got == whole && (rest == 0 || mam_map_take(level, words, first + whole, mam_run_bits(rest, 0))))
+    mam_map_words_filled(level, words, first, got);
+    mam_kept_give(*area, (first << 6) + (got == whole ? count : 0), (got << 6) - (got == whole ? count : 0));
+    if (got == whole)
       return first << 6;
-    mam_kept_give(*area, first << 6, got << 6);
     first += got + 1;
   }
+  return MAM_NO_PAGE;
 }
 
 /* Takes kept words, so many in a row, best from index on. */
@@ -655,38 +677,32 @@ MAM_OUTLINE mam_u32 mam_kept_take(const struct mam_area *area, mam_u32 count, ma
   mam_u64 *level = mam_area_kept(*area);
   mam_u32 words = mam_area_kept_words(*area), place = index >> 6, found;
   if (count > 64) {
-    found = mam_kept_take_long(area, count, place, words);
-    return found != MAM_NO_PAGE ? found : mam_kept_take_long(area, count, 0, words);
+    place = place / ((count + 63) >> 6) * ((count + 63) >> 6); /* so that those who ask for as many do not meet */
+    found = MAM_OUT_OF_SIGHT(mam_kept_take_long)(area, count, place, words);
+    return found != MAM_NO_PAGE ? found : MAM_OUT_OF_SIGHT(mam_kept_take_long)(area, count, 0, words);
   }
-  mam_u32 from = (index & 63) + count <= 64 ? index & 63 : 0;
+  mam_u32 from = (index & 63) / count * count; /* so that those who ask for as many do not meet */
+  from = from + count <= 64 ? from : 0;
   mam_u64 bits = mam_run_bits(count, from);
   mam_u64 old = mam_or_acquire_u64(&level[place], bits); /* pairs with mam_kept_give */
   if ((old & bits) == 0)
     return (place << 6) + from;
   if ((bits & ~old) != 0)
     (void)mam_and_release_u64(&level[place], old | ~bits);
-  found = mam_map_take_run(level, words, count, place, words);
-  return found != MAM_NO_PAGE ? found : mam_map_take_run(level, words, count, 0, place);
+  found = MAM_OUT_OF_SIGHT(mam_map_take_run)(level, words, count, place, words);
+  return found != MAM_NO_PAGE ? found : MAM_OUT_OF_SIGHT(mam_map_take_run)(level, words, count, 0, place);
 }
 
 /* Gives all kept words back to the page map. */
 MAM_OUTLINE void mam_kept_flush(struct mam_area area) {
-  mam_u64 *level = mam_area_kept(area);
+  mam_u32 words = mam_area_map_words(area);
   MAM_LOOP
-  for (mam_u32 i = 0; i < mam_area_kept_words(area); i++) {
-    if (mam_load_relaxed_u64(&level[i]) == MAM_FULL_WORD)
-      continue;
-    /* acquire: pairs with mam_kept_give */
-    mam_u64 kept = ~mam_exchange_acq_rel_u64(&level[i], MAM_FULL_WORD);
-    MAM_LOOP
-    while (kept != 0) {
-      mam_u32 from = mam_lowest_u64(kept);
-      mam_u64 rest = ~(kept >> from);
-      mam_u32 count = rest == 0 ? 64 : mam_lowest_u64(rest);
-      count = count < 64 - from ? count : 64 - from;
-      mam_pages_release(area, (i << 12) + (from << 6), count << 6);
-      kept &= ~mam_run_bits(count, from);
-    }
+  for (mam_u32 i = 0; i < words; i++) {
+    mam_u64 *kept = &mam_area_kept(area)[i >> 6], bit = 1ull << (i & 63);
+    if (mam_load_relaxed_u64(kept) == MAM_FULL_WORD)
+      i |= 63;
+    else if ((mam_or_acq_rel_u64(kept, bit) & bit) == 0) /* acquire: pairs with mam_kept_give */
+      MAM_OUT_OF_SIGHT(mam_pages_clear)(area, i, MAM_FULL_WORD);
   }
 }
 
@@ -759,6 +775,8 @@ MAM_OUTLINE mam_u32 mam_pages_near(const struct mam_home *home, mam_u32 count) {
     if (from + count > 64) /* the next word, then */
       continue;
     index = home->first + ((mam_u32)at >> 6) % (wide + 1) * home->count;
+    if (index >= mam_area_map_words(home->area)) /* the round is that of a larger superblock */
+      index = home->first;
     mam_u32 page = mam_home_take(home, index, from, count);
     if (page != MAM_NO_PAGE)
       return page;
@@ -877,14 +895,9 @@ MAM_INLINE int mam_span_try_end(mam_u64 *words, mam_u64 header, mam_u32 count, m
   if (mam_cas_between_fences_u64(words, first, 0) != first)
     return 0;
   MAM_LOOP
-  for (mam_u32 i = 1; i < count; i += 4) {
-    mam_u64 seen[4];
-    MAM_UNROLL
-    for (mam_u32 j = 0; j < 4; j++)
-      seen[j] = mam_cas_between_fences_if_u64(i + j < count, &words[i + j], i + j + 1 == count ? last : full, 0);
-    MAM_UNROLL
-    for (mam_u32 j = 0; j < 4; j++)
-      failed |= (mam_u32)(seen[j] != (i + j + 1 == count ? last : full)) << (i + j);
+  for (mam_u32 i = 1; i < count; i++) {
+    mam_u64 word = i + 1 == count ? last : full;
+    failed |= (mam_u32)(mam_cas_between_fences_u64(&words[i], word, 0) != word) << i;
   }
   /* What the chunks' users did, all of whom changed these words, comes before the release of the pages. */
   mam_fence();
@@ -1095,13 +1108,13 @@ MAM_OUTLINE mam_u32 mam_sweep(struct mam_heap_control *control, mam_u32 count) {
   int begins = mam_cas_acq_rel_u32(&control->mode, MAM_MODE_LAZY, MAM_MODE_SWEEPING) == MAM_MODE_LAZY;
   mam_fence_all(); /* pairs with mam_span_created and mam_run_free */
   if (begins) {
-    mam_kept_flush(area);
+    MAM_OUT_OF_SIGHT(mam_kept_flush)(area);
     mam_swept(control);
   }
   MAM_LOOP
   while (mam_load_relaxed_u32(&control->sweep_next) < words &&
          (index = mam_add_relaxed_u32(&control->sweep_next, 1)) < words) {
-    mam_sweep_word(area, index);
+    MAM_OUT_OF_SIGHT(mam_sweep_word)(area, index);
     mam_swept(control);
     mam_u32 page = count <= MAM_SPAN_PAGES ? mam_run_take_short(&area, count, index, index + 1) : MAM_NO_PAGE;
     if (page != MAM_NO_PAGE)
@@ -1110,13 +1123,13 @@ MAM_OUTLINE mam_u32 mam_sweep(struct mam_heap_control *control, mam_u32 count) {
   MAM_LOOP
   for (int i = 0; i < MAM_WAIT_ROUNDS && mam_load_acquire_u32(&control->mode) != MAM_MODE_WATCHED; i++)
     mam_pause();
-  return mam_pages_search(area, count, 0);
+  return MAM_OUT_OF_SIGHT(mam_pages_search)(area, count, 0);
 }
 
 /* Takes a run of pages from any superblock, wherever it is. */
 MAM_OUTLINE struct mam_place mam_pages_far(struct mam_heap_control *control, mam_u32 count, mam_u32 home) {
   struct mam_place place;
-  mam_u32 active = mam_load_relaxed_u32(&control->active), index = home * 0x9e3779b1u;
+  mam_u32 active = mam_load_acquire_u32(&control->active), index = home * 0x9e3779b1u;
   mam_u32 superblocks = mam_load_acquire_u32(&control->superblock_count); /* pairs with who adds one */
   if (count > MAM_SPAN_PAGES)
     index = mam_add_relaxed_u32(&control->run_cursor, (count + 63) >> 6);
@@ -1125,8 +1138,8 @@ MAM_OUTLINE struct mam_place mam_pages_far(struct mam_heap_control *control, mam
     place.area = control->superblocks[active];
     place.page = mam_pages_search(place.area, count, index % mam_area_map_words(place.area));
     if (place.page != MAM_NO_PAGE) {
-      if (i != 0)
-        mam_store_relaxed_u32(&control->active, active);
+      if (i != 0) /* release: the superblock, which may be new; pairs with the loads here and in mam_pages_claim */
+        mam_store_release_u32(&control->active, active);
       return place;
     }
     active = active + 1 < superblocks ? active + 1 : 0;
@@ -1134,7 +1147,7 @@ MAM_OUTLINE struct mam_place mam_pages_far(struct mam_heap_control *control, mam
   place.page = MAM_NO_PAGE;
   if (mam_load_relaxed_u32(&control->mode) != MAM_MODE_WATCHED) {
     place.area = control->superblocks[0];
-    place.page = mam_sweep(control, count);
+    place.page = MAM_OUT_OF_SIGHT(mam_sweep)(control, count);
   }
   return place;
 }
@@ -1143,7 +1156,7 @@ MAM_OUTLINE struct mam_place mam_pages_far(struct mam_heap_control *control, mam
 MAM_OUTLINE struct mam_place mam_pages_claim(struct mam_heap_control *control, mam_u32 count, mam_u32 home) {
   struct mam_place place;
   if (count <= MAM_SPAN_PAGES) {
-    place.area = control->superblocks[mam_load_relaxed_u32(&control->active)];
+    place.area = control->superblocks[mam_load_acquire_u32(&control->active)];
     struct mam_home near = mam_home_in(place.area, control, home, control->home_count);
     place.page = mam_pages_near(&near, count);
     if (place.page != MAM_NO_PAGE)
@@ -1486,11 +1499,25 @@ MAM_OUTLINE int mam_is_missing(struct mam_heap_control *control, struct mam_area
   return sum != 0 && missing == sum;
 }
 
-/* Chunks of a class by all means.  What a pass over the heap did not find may be on its way to where it looked: pages
- * that somebody took for a span of which he needs a part (opening), a slot that is being refilled (busy), what was
- * freed behind the pass (the stamps).  So it is looked for again, until there is something or none of that was the
- * case; what slots hold of other classes is freed before nothing is the answer, which then is known until something
- * comes back. */
+/* What a pass over the heap means that found nothing for a class, when the stamps' sum was that.  What it did not find
+ * may be on its way to where it looked: empty spans that nobody swept yet, pages that somebody took for a span of which
+ * he needs a part (opening), a slot that is being refilled (busy), what was freed behind the pass (the stamps).  If
+ * none of that was the case, what slots hold of other classes is freed; if there was nothing of that either, it is
+ * known that the class is missing. */
+MAM_OUTLINE void mam_scarce_conclude(struct mam_heap_control *control, mam_u32 size_class, mam_u32 sum, int busy) {
+  busy |= mam_load_acquire_u32(&control->mode) != MAM_MODE_WATCHED;
+  /* acquire: what was opened meanwhile has raised a stamp, or was there for the pass. */
+  busy |= (mam_load_acquire_u32(&control->opening[mam_kind_number(size_class)]) |
+           mam_load_acquire_u32(&control->opening[MAM_HEAP_KINDS])) != 0;
+  if (busy)
+    mam_pause();
+  else if (mam_stamps_sum(control, control->superblocks[0]) == sum && !mam_slots_flush(control) &&
+           mam_stamps_sum(control, control->superblocks[0]) == sum)
+    mam_store_relaxed_u32(&control->missing[mam_kind_number(size_class)], sum);
+}
+
+/* Chunks of a class by all means: passes over the heap until there is something, or the class is known to be missing.
+ */
 MAM_OUTLINE struct mam_claim mam_claim_scarce(struct mam_heap_control *control, mam_u32 size_class, mam_u32 count,
                                               mam_u32 home) {
   struct mam_claim claim = {0, 0, 0};
@@ -1498,18 +1525,10 @@ MAM_OUTLINE struct mam_claim mam_claim_scarce(struct mam_heap_control *control, 
   for (int i = 0; i < MAM_SCARCE_ROUNDS && !mam_is_missing(control, control->superblocks[0], size_class); i++) {
     mam_u32 sum = mam_stamps_rely(control);
     int busy = 0;
-    claim = mam_claim_pass(control, size_class, count, home, &busy);
+    claim = MAM_OUT_OF_SIGHT(mam_claim_pass)(control, size_class, count, home, &busy);
     if (claim.mask != 0)
-      return claim;
-    /* acquire: what was opened meanwhile has raised a stamp, or was there for the pass. */
-    busy |= mam_load_acquire_u32(&control->mode) != MAM_MODE_WATCHED;
-    busy |= (mam_load_acquire_u32(&control->opening[mam_kind_number(size_class)]) |
-             mam_load_acquire_u32(&control->opening[MAM_HEAP_KINDS])) != 0;
-    if (busy)
-      mam_pause();
-    else if (mam_stamps_sum(control, control->superblocks[0]) == sum && !mam_slots_flush(control) &&
-             mam_stamps_sum(control, control->superblocks[0]) == sum)
-      mam_store_relaxed_u32(&control->missing[mam_kind_number(size_class)], sum);
+      break;
+    MAM_OUT_OF_SIGHT(mam_scarce_conclude)(control, size_class, sum, busy);
   }
   return claim;
 }
@@ -1592,13 +1611,14 @@ MAM_INLINE mam_u32 mam_slot_fill(const struct mam_request *request, struct mam_a
   mam_span_write(area, page, request->size_class, (bytes << request->chunks_log2) >> MAM_PAGE_SHIFT, limit,
                  lazy ? 0 : MAM_WORD_WATCHED, lanes);
   if (lanes.rank == 0 && ringed)
-    mam_ring_insert(mam_area_rings(area), area.page_count, request->home, request->home_count, request->prior, page);
+    MAM_OUT_OF_SIGHT(mam_ring_insert)
+  (mam_area_rings(area), area.page_count, request->home, request->home_count, request->prior, page);
   mam_lanes_sync(lanes);
   /* release: the words and entries of the span. */
   if (lanes.rank == 0 && request->slot != 0)
     (void)mam_exchange_release_u64(request->slot, mam_slot_of(mam_area_address(area, page), count));
   if (lanes.rank == 0 && lazy)
-    mam_span_created(request->control, area, page);
+    MAM_OUT_OF_SIGHT(mam_span_created)(request->control, area, page);
   return count;
 }
 
@@ -1652,14 +1672,20 @@ MAM_OUTLINE void mam_refill_finish(struct mam_area area, mam_u32 filled) {
     mam_pages_returned(area);
 }
 
+/* The same of a place, for a caller that is alone. */
+MAM_OUTLINE mam_u32 mam_slot_fill_alone(const struct mam_request *request, const struct mam_place *place,
+                                        mam_u32 count) {
+  return mam_slot_fill(request, place->area, place->page, count, mam_lanes_alone());
+}
+
 /* The same from wherever there are pages, for the first of count lanes.  If there are none, the slot says so. */
 MAM_OUTLINE struct mam_claim mam_slot_refill(const struct mam_request *request, mam_u32 count) {
   struct mam_claim claim = {0, 0, mam_class_bytes(request->size_class)};
-  struct mam_place place =
-      mam_pages_claim(request->control, (claim.chunk_bytes << request->chunks_log2) >> MAM_PAGE_SHIFT, request->home);
+  struct mam_place place = MAM_OUT_OF_SIGHT(mam_pages_claim)(
+      request->control, (claim.chunk_bytes << request->chunks_log2) >> MAM_PAGE_SHIFT, request->home);
   if (place.page != MAM_NO_PAGE) {
     claim.address = mam_area_address(place.area, place.page);
-    claim.mask = 0xffffffffu >> (32 - mam_slot_fill(request, place.area, place.page, count, mam_lanes_alone()));
+    claim.mask = 0xffffffffu >> (32 - MAM_OUT_OF_SIGHT(mam_slot_fill_alone)(request, &place, count));
   } else if (request->slot != 0)
     (void)mam_exchange_release_u64(request->slot, MAM_SLOT_DRY | 1u << request->chunks_log2);
   return claim;
@@ -1682,14 +1708,14 @@ MAM_OUTLINE int mam_request_is_vain(const struct mam_request *request) {
  * it is to be for that call.  mask 0: there is no room.  Every lane takes part. */
 MAM_OUTLINE struct mam_claim mam_claim_chunks(struct mam_request *request, mam_u32 count, struct mam_lanes lanes) {
   struct mam_claim claim = {0, 0, mam_class_bytes(request->size_class)};
-  if (mam_lanes_first_u32(lanes, lanes.rank == 0 && mam_request_is_vain(request)) != 0) {
+  if (mam_lanes_first_u32(lanes, lanes.rank == 0 && MAM_OUT_OF_SIGHT(mam_request_is_vain)(request)) != 0) {
     request->refill = 0;
     return claim;
   }
   if (request->slot != 0 && !request->refill) {
     mam_u64 old = 0;
     if (lanes.rank == 0)
-      old = mam_slot_wait(request->slot, 1u << request->chunks_log2, count);
+      old = MAM_OUT_OF_SIGHT(mam_slot_wait)(request->slot, 1u << request->chunks_log2, count);
     old = mam_lanes_first_u64(lanes, old);
     struct mam_tickets tickets = mam_tickets_of(old, claim.chunk_bytes, 1u << request->chunks_log2, count);
     request->prior = mam_slot_page(old, request->area.base, request->area.page_count);
@@ -1702,9 +1728,9 @@ MAM_OUTLINE struct mam_claim mam_claim_chunks(struct mam_request *request, mam_u
   int refill = request->slot == 0 || request->refill;
   request->refill = 0;
   if (lanes.rank == 0 && refill)
-    claim = mam_slot_refill(request, count);
+    claim = MAM_OUT_OF_SIGHT(mam_slot_refill)(request, count);
   if (lanes.rank == 0 && claim.mask == 0)
-    claim = mam_claim_scarce(request->control, request->size_class, count, request->home);
+    claim = MAM_OUT_OF_SIGHT(mam_claim_scarce)(request->control, request->size_class, count, request->home);
   claim.address = mam_lanes_first_u64(lanes, claim.address);
   claim.mask = mam_lanes_first_u32(lanes, claim.mask);
   claim.chunk_bytes = mam_lanes_first_u32(lanes, claim.chunk_bytes);
@@ -1735,12 +1761,12 @@ MAM_INLINE void mam_failed(struct mam_heap_control *control, mam_u32 home, mam_u
   (void)mam_add_relaxed_u64(&control->failures[home % MAM_COUNTERS], count);
 }
 
-/* A long run of words that were kept. */
+/* A long run of words that were kept.  All go round in those words that a long run ever had. */
 MAM_OUTLINE mam_u32 mam_run_take_kept(struct mam_heap_control *control, const struct mam_area *area, mam_u32 pages) {
-  mam_u32 count = (pages + 63) >> 6, words = mam_area_map_words(*area);
-  if (count > words)
+  mam_u32 count = (pages + 63) >> 6, end = mam_load_relaxed_u32(&control->kept_end);
+  if (count > end)
     return MAM_NO_PAGE;
-  mam_u32 first = mam_kept_take(area, count, mam_add_relaxed_u32(&control->run_cursor, count) % words);
+  mam_u32 first = mam_kept_take(area, count, mam_add_relaxed_u32(&control->kept_cursor, count) % end);
   if (first == MAM_NO_PAGE)
     return first;
   if ((pages & 63) != 0)
@@ -1748,17 +1774,31 @@ MAM_OUTLINE mam_u32 mam_run_take_kept(struct mam_heap_control *control, const st
   return first << 6;
 }
 
+/* Where words are kept once a new long run is freed that ends before page. */
+MAM_OUTLINE void mam_kept_extend(struct mam_heap_control *control, mam_u32 page) {
+  mam_u32 known = mam_load_relaxed_u32(&control->kept_end);
+  MAM_LOOP
+  while (known < page >> 6) {
+    mam_u32 seen = mam_cas_acq_rel_u32(&control->kept_end, known, page >> 6);
+    known = seen == known ? page >> 6 : seen;
+  }
+}
+
 /* A run of pages by all means: as in mam_claim_scarce, except that it is not remembered which are missing. */
 MAM_OUTLINE struct mam_place mam_run_claim(struct mam_heap_control *control, mam_u32 pages, mam_u32 home) {
-  struct mam_place place;
-  (void)mam_add_relaxed_u32(&control->opening[MAM_HEAP_KINDS], 1); /* others may get what is taken and given back */
-  place.area = control->superblocks[0];
-  place.page = MAM_NO_PAGE;
-  if (pages > MAM_SPAN_PAGES && mam_load_relaxed_u32(&control->mode) == MAM_MODE_LAZY)
+  struct mam_place place = {control->superblocks[0], MAM_NO_PAGE};
+  int is_long = pages > MAM_SPAN_PAGES;
+  if (is_long) /* others may get what is taken and given back */
+    (void)mam_add_relaxed_u32(&control->opening[MAM_HEAP_KINDS], 1);
+  if (is_long && mam_load_relaxed_u32(&control->mode) == MAM_MODE_LAZY)
     place.page = MAM_OUT_OF_SIGHT(mam_run_take_kept)(control, &place.area, pages);
-  if (place.page == MAM_NO_PAGE)
+  if (place.page == MAM_NO_PAGE) {
     place = MAM_OUT_OF_SIGHT(mam_pages_claim)(control, pages, home);
-  (void)mam_add_acq_rel_u32(&control->opening[MAM_HEAP_KINDS], ~0u);
+    if (is_long && place.page != MAM_NO_PAGE && place.area.words == control->superblocks[0].words)
+      MAM_OUT_OF_SIGHT(mam_kept_extend)(control, place.page + pages);
+  }
+  if (is_long)
+    (void)mam_add_acq_rel_u32(&control->opening[MAM_HEAP_KINDS], ~0u);
   MAM_LOOP
   for (int i = 0;
        i < MAM_SCARCE_ROUNDS && place.page == MAM_NO_PAGE && mam_heap_could(control, (mam_u64)pages << MAM_PAGE_SHIFT);
@@ -1794,12 +1834,12 @@ MAM_OUTLINE mam_u64 mam_run_malloc(struct mam_heap_control *control, mam_u64 byt
 /* Gives a long run back, of which whole words of the page map are kept. */
 MAM_OUTLINE void mam_run_keep(struct mam_heap_control *control, struct mam_area area, mam_u32 page, mam_u32 count) {
   mam_u32 first = (page + 63) >> 6, last = (page + count) >> 6;
-  mam_pages_release(area, page, (first << 6) - page);
-  mam_kept_give(area, first, last - first);
-  mam_pages_release(area, last << 6, page + count - (last << 6));
+  MAM_OUT_OF_SIGHT(mam_pages_release)(area, page, (first << 6) - page);
+  MAM_OUT_OF_SIGHT(mam_kept_give)(area, first, last - first);
+  MAM_OUT_OF_SIGHT(mam_pages_release)(area, last << 6, page + count - (last << 6));
   /* Of this and of who begins to sweep, one sees what the other did. */
   if (mam_look_after_change_u32(&control->mode) != MAM_MODE_LAZY)
-    mam_kept_flush(area);
+    MAM_OUT_OF_SIGHT(mam_kept_flush)(area);
 }
 
 /* Frees a request of whole pages; 0 if none begins at page. */
@@ -1968,6 +2008,9 @@ MAM_INLINE void mam_area_clear(struct mam_area area, mam_u64 rank, mam_u64 count
   MAM_LOOP
   for (mam_u64 i = rank; i < area.page_count; i += count)
     mam_area_entries(area)[i] = 0;
+  MAM_LOOP
+  for (mam_u64 i = rank; i < area.page_count; i += count)
+    mam_area_rings(area)[i] = MAM_RING_NONE;
   if (rank == 0)
     area.words[-1] = 0;
 }
@@ -1978,6 +2021,7 @@ MAM_INLINE void mam_slots_clear(struct mam_heap_control *control, mam_u64 rank, 
   if (rank == 0) {
     control->mode = heap->lazy ? MAM_MODE_LAZY : MAM_MODE_WATCHED;
     control->sweep_next = control->sweep_done = 0;
+    control->kept_cursor = control->kept_end = 0;
   }
   MAM_LOOP
   for (mam_u64 i = rank; i < heap->parks; i += count)

@@ -83,17 +83,31 @@ MAM_INLINE mam_u32 mam_warp_lane(void) {
   return lane;
 }
 
-MAM_OUTLINE mam_u64 mam_warp_block_malloc(struct mam_heap_control *control, mam_u64 bytes) {
-  return (mam_u64)mam_malloc(control->heap, bytes);
+MAM_OUTLINE mam_u64 mam_warp_chunk_malloc(mam_u32, struct mam_heap_control *control, mam_u64 bytes) {
+  return (mam_u64)mam_malloc_chunk(control->heap, (mam_u32)bytes);
 }
-MAM_OUTLINE void mam_warp_block_free(struct mam_heap_control *control, mam_u64 address) {
+/* As mam_malloc, but that nothing of the handle is kept while it waits. */
+MAM_OUTLINE mam_u64 mam_warp_block_malloc(mam_u32, struct mam_heap_control *control, mam_u64 bytes) {
+  mam_plea plea = 0;
+  if (bytes - 1 >= MAM_CHUNK_BYTES)
+    return (mam_u64)MAM_OUT_OF_SIGHT(mam_malloc_pages)(control, bytes, mam_home_here(control->heap));
+  for (;;) {
+    mam_u64 block = MAM_OUT_OF_SIGHT(mam_warp_chunk_malloc)(0, control, bytes);
+    if (block != 0)
+      return block;
+    plea = MAM_OUT_OF_SIGHT(mam_malloc_again)(control, mam_class_of((mam_u32)bytes), plea);
+    if (plea == 0)
+      return 0;
+  }
+}
+MAM_OUTLINE void mam_warp_block_free(mam_u32, struct mam_heap_control *control, mam_u64 address) {
   mam_free(control->heap, (void *)address);
 }
 MAM_INLINE mam_u64 mam_warp_heap_malloc(struct mam_heap_control *control, mam_u64 bytes) {
-  return MAM_OUT_OF_SIGHT(mam_warp_block_malloc)(control, bytes);
+  return MAM_OUT_OF_SIGHT(mam_warp_block_malloc)(0, control, bytes);
 }
 MAM_INLINE void mam_warp_heap_free(struct mam_heap_control *control, mam_u64 address) {
-  MAM_OUT_OF_SIGHT(mam_warp_block_free)(control, address);
+  MAM_OUT_OF_SIGHT(mam_warp_block_free)(0, control, address);
 }
 
 /* Whether the header is one, this warp's, and this lane takes part, as far as is to be checked. */
@@ -117,7 +131,8 @@ MAM_INLINE bool mam_warp_sound(const mam_warp *warp) {
 MAM_INLINE bool mam_warp_is_usual(mam_warp_options options) {
   const mam_warp_options usual = MAM_WARP_OPTIONS_INIT;
   return options.superblock_bytes == usual.superblock_bytes && options.first_bytes == usual.first_bytes &&
-         options.list_entries == usual.list_entries && options.block_bytes == usual.block_bytes;
+         options.list_entries == usual.list_entries && options.block_bytes == usual.block_bytes &&
+         options.most_bytes == usual.most_bytes;
 }
 
 /* Where the calling warp's headers wait; NULL if the heap is too small for that. */
@@ -132,8 +147,12 @@ MAM_INLINE mam_u64 *mam_warp_park_here(const mam_heap &heap) {
 /* A new header for those lanes, by one of them; NULL if there is no memory. */
 MAM_OUTLINE mam_warp *mam_warp_open(struct mam_heap_control *control, mam_warp_options options, mam_u32 lanes,
                                     mam_u64 *park) {
+  if (control == 0)
+    return 0;
+  mam_u32 share = control->heap.page_count; /* a 4096th of the heap, in bytes */
+  options.most_bytes = options.most_bytes < share ? options.most_bytes : share;
   mam_warp_options sound = mam_warp_options_sound(options);
-  mam_u64 block = control != 0 ? mam_warp_heap_malloc(control, sound.first_bytes) : 0;
+  mam_u64 block = mam_warp_heap_malloc(control, sound.first_bytes);
   return block != 0 ? mam_warp_begin(control, block, sound, lanes, mam_warp_self(), (mam_u64)park) : 0;
 }
 
@@ -208,17 +227,14 @@ MAM_INLINE void mam_warp_set_current(mam_warp *warp, mam_u64 current) {
   asm volatile("st.global.u64 [%0], %1;" ::"l"(mam_global(warp)), "l"(current) : "memory");
 }
 
-#ifndef MAM_WARP_PIECE
-#define MAM_WARP_PIECE warp->superblock_bytes
-#endif
-/* Requests of a group that together are more than a superblock: by the device heap directly, in as few pieces as are
+/* Requests of a group that together are more than any superblock: by the device heap directly, in as few pieces as are
  * no larger than a superblock, but for the last request of each; each piece is for lanes that follow each other.  NULL
  * for the lanes whose piece there is no memory for.  Entries are taken before the device heap is asked: see
  * mam_warp_refill_alone. */
 MAM_OUTLINE void *mam_warp_malloc_large(mam_warp *warp, mam_u64 *list, mam_u32 group, mam_u64 before, mam_u64 blocks,
                                         int alone) {
   mam_u32 shift = warp->block_shift, lane = mam_warp_lane();
-  mam_u32 piece = before >> 32 != 0 ? 0 : (mam_u32)before / (MAM_WARP_PIECE >> shift);
+  mam_u32 piece = before >> 32 != 0 ? 0 : (mam_u32)before / (warp->superblock_bytes >> shift);
   mam_u32 lanes = __match_any_sync(group, piece), first = mam_lowest_u32(lanes);
   mam_u64 begin = __shfl_sync(group, before, (int)first);
   mam_u64 end = __shfl_sync(group, before + blocks, (int)(31 - mam_leading_zeros_u32(lanes)));
@@ -238,7 +254,7 @@ MAM_OUTLINE void *mam_warp_malloc_large(mam_warp *warp, mam_u64 *list, mam_u32 g
 }
 
 /* Requests of a whole warp that is alone with its header, and for which there is no superblock. */
-MAM_OUTLINE void *mam_warp_malloc_more(mam_warp *warp, mam_u32 before, mam_u32 blocks) {
+MAM_OUTLINE void *mam_warp_malloc_more(mam_u32 before, mam_u32 blocks, mam_warp *warp) {
   void *block = MAM_OUT_OF_SIGHT(mam_warp_malloc_large)(warp, &warp->list, 0xffffffffu, before, blocks, 1);
   /* If there is no room for all of them together, perhaps there is for some. */
   return block != 0
@@ -267,11 +283,11 @@ MAM_OUTLINE void *mam_warp_malloc_rest(mam_warp *warp, size_t bytes) {
   }
   mam_u64 before = mam_warp_sum(group, blocks, &all);
   int alone = lanes == mam_warp_all_of(group);
-  if (all > warp->superblock_bytes >> warp->block_shift)
+  if (all > warp->most_bytes >> warp->block_shift)
     address = (mam_u64)MAM_OUT_OF_SIGHT(mam_warp_malloc_large)(warp, list, group, before, blocks, alone);
   else {
     if ((group & mam_lane_below()) == 0 && (!alone || (address = mam_warp_take(warp, (mam_u32)all, 1)) == 0))
-      address = MAM_OUT_OF_SIGHT(mam_warp_serve)(warp, list, all, alone);
+      address = MAM_OUT_OF_SIGHT(mam_warp_serve)(alone, warp, list, all);
     __syncwarp(group);
     address = __shfl_sync(group, address, (int)mam_lowest_u32(group));
     address = address != 0 ? address + (before << warp->block_shift) : 0;
@@ -316,11 +332,11 @@ MAM_INLINE void *mam_warp_malloc_whole(mam_warp *warp, struct mam_warp_hot hot, 
   }
   address = 0;
   if (lane == 0)
-    address = MAM_OUT_OF_SIGHT(mam_warp_refill_alone)(warp, all);
+    address = MAM_OUT_OF_SIGHT(mam_warp_refill_alone)(all, warp);
   __syncwarp(MAM_WARP_WHOLE);
   address = __shfl_sync(MAM_WARP_WHOLE, address, 0);
   return address != 0 ? (void *)(address + ((mam_u64)before << hot.block_shift))
-                      : MAM_OUT_OF_SIGHT(mam_warp_malloc_more)(warp, before, blocks);
+                      : MAM_OUT_OF_SIGHT(mam_warp_malloc_more)(before, blocks, warp);
 }
 
 static __device__ __forceinline__ void *mam_warp_malloc(mam_warp *warp, size_t bytes) {

@@ -29,7 +29,7 @@ enum { MAM_WARP_NUMBER_BITS = 20 };
 
 /* A list is the word of the list before it (0: none), and then its entries, addresses of blocks.  The first list is in
  * the header, and has less of them. */
-enum { MAM_WARP_INLINE_ENTRIES = 9, MAM_WARP_LEAST_BLOCK = 16, MAM_WARP_GROWTH = 8 };
+enum { MAM_WARP_INLINE_ENTRIES = 9, MAM_WARP_LEAST_BLOCK = 16, MAM_WARP_GROWTH = 4 };
 struct mam_warp {
   mam_u64 current; /* place: the superblock in use; number: the blocks left in it, from its beginning */
   mam_u64 lanes;   /* low 32 bits: those that are active (ActiveCount); high: those that take part (TotalCount) */
@@ -38,16 +38,20 @@ struct mam_warp {
   mam_u64 early; /* the same for what lanes were given that had tidied up when others had not; 0: nothing */
   mam_u64 first; /* constant: current, when nothing has been handed out */
   struct mam_heap_control *control;
-  mam_u64 mark;             /* of a header that is one: see mam_warp_mark_of */
-  mam_u64 owner;            /* the warp, for whoever checks */
-  mam_u32 superblock_bytes; /* constant: at most */
-  mam_u32 next_bytes;       /* of the next superblock */
-  mam_u32 entries;          /* constant: of a list */
-  mam_u32 handed_over;      /* whether a lane left it to a later kernel */
-  mam_u64 park;             /* constant: where it waits for its next user; 0: it does not */
-  mam_u64 unused[2];
+  mam_u64 mark;               /* of a header that is one: see mam_warp_mark_of */
+  mam_u64 owner;              /* the warp, for whoever checks */
+  mam_u32 superblock_bytes;   /* constant: of the first that the device heap is asked for */
+  mam_u32 next_bytes;         /* of the next superblock */
+  mam_u32 entries;            /* constant: of a list */
+  mam_u32 handed_over;        /* whether a lane left it to a later kernel */
+  mam_u64 park;               /* constant: where it waits for its next user; 0: it does not */
+  mam_u32 most_bytes, unused; /* constant: of a superblock at most */
+  mam_u64 unused_too;
   mam_u64 inline_before, inline_list[MAM_WARP_INLINE_ENTRIES];
 };
+
+/* On a GPU the stack that a kernel needs can only be known if no function may be called by itself, and what is called
+ * out of sight may be whatever has the same types.  So functions that call each other differ in theirs. */
 
 /* Memory from and to the device heap, for one lane that acts alone; 0 if there is none. */
 MAM_INLINE mam_u64 mam_warp_heap_malloc(struct mam_heap_control *control, mam_u64 bytes);
@@ -81,8 +85,10 @@ MAM_INLINE mam_warp_options mam_warp_options_sound(mam_warp_options options) {
   mam_u32 superblock = options.superblock_bytes > most ? most : options.superblock_bytes;
   mam_u32 first = options.first_bytes > most ? most : options.first_bytes;
   mam_u32 entries = options.list_entries > 4095 ? 4095 : options.list_entries;
-  mam_warp_options sound = {(superblock < block ? block : superblock) & ~(block - 1), first < front ? front : first,
-                            entries == 0 ? 1 : entries, block};
+  mam_u32 largest = options.most_bytes > most ? most : options.most_bytes;
+  superblock = (superblock < block ? block : superblock) & ~(block - 1);
+  mam_warp_options sound = {superblock, first < front ? front : first, entries == 0 ? 1 : entries, block,
+                            (largest < superblock ? superblock : largest) & ~(block - 1)};
   return sound;
 }
 
@@ -90,8 +96,7 @@ MAM_INLINE mam_warp_options mam_warp_options_sound(mam_warp_options options) {
 MAM_INLINE struct mam_warp *mam_warp_begin(struct mam_heap_control *control, mam_u64 address, mam_warp_options options,
                                            mam_u32 mask, mam_u64 owner, mam_u64 park) {
   struct mam_warp *warp = (struct mam_warp *)address;
-  mam_u64 block = options.block_bytes, end = address + options.first_bytes,
-          next = MAM_WARP_GROWTH * options.first_bytes;
+  mam_u64 block = options.block_bytes, end = address + options.first_bytes;
   mam_u64 begin = (address + sizeof *warp + block - 1) & ~(block - 1);
   warp->block_shift = 31 - mam_leading_zeros_u32(options.block_bytes);
   warp->current = warp->first = mam_warp_word(begin, end > begin ? (mam_u32)(end - begin) >> warp->block_shift : 0);
@@ -103,7 +108,8 @@ MAM_INLINE struct mam_warp *mam_warp_begin(struct mam_heap_control *control, mam
   warp->mark = mam_warp_mark_of(address);
   warp->owner = owner;
   warp->superblock_bytes = options.superblock_bytes;
-  warp->next_bytes = next < options.superblock_bytes ? (mam_u32)(next & ~(block - 1)) : options.superblock_bytes;
+  warp->next_bytes = options.superblock_bytes;
+  warp->most_bytes = options.most_bytes;
   warp->entries = options.list_entries;
   warp->handed_over = 0;
   warp->park = park;
@@ -212,23 +218,28 @@ MAM_OUTLINE mam_u64 mam_warp_direct(struct mam_warp *warp, mam_u64 *list, mam_u6
   return mam_warp_own(warp, list, bytes, alone);
 }
 
-/* How large the next superblock is for a request of so many blocks, and the one after. */
-MAM_INLINE mam_u32 mam_warp_next(mam_u32 next, mam_u32 most, mam_u32 blocks, mam_u32 shift) {
-  return next >> shift < blocks ? most : next;
+/* A few times as much, as far as superblocks may grow. */
+MAM_INLINE mam_u32 mam_warp_more(const struct mam_warp *warp, mam_u32 bytes) {
+  return bytes < warp->most_bytes / MAM_WARP_GROWTH ? bytes * MAM_WARP_GROWTH : warp->most_bytes;
 }
-MAM_INLINE mam_u32 mam_warp_after(mam_u32 bytes, mam_u32 most) {
-  return bytes < most / MAM_WARP_GROWTH ? bytes * MAM_WARP_GROWTH : most;
+/* How large a superblock is asked for, when the next one was to have so many bytes and somebody needs so many. */
+MAM_INLINE mam_u32 mam_warp_enough(const struct mam_warp *warp, mam_u32 next, mam_u32 need) {
+  return need <= next ? next : mam_warp_more(warp, need);
 }
 
 /* A new superblock, of which the first request takes its blocks; 0 if there is none or it is too small.  It becomes the
  * current one if more is left in it. */
 MAM_OUTLINE mam_u64 mam_warp_refill(struct mam_warp *warp, mam_u32 blocks) {
-  mam_u32 most = warp->superblock_bytes, shift = warp->block_shift;
-  mam_u32 bytes = mam_warp_next(mam_load_relaxed_u32(&warp->next_bytes), most, blocks, shift);
-  mam_u64 superblock = blocks <= most >> shift ? mam_warp_own(warp, &warp->list, bytes, 0) : 0;
+  mam_u32 shift = warp->block_shift, need = blocks << shift;
+  mam_u32 bytes = mam_warp_enough(warp, mam_load_relaxed_u32(&warp->next_bytes), need);
+  if (blocks > warp->most_bytes >> shift)
+    return 0;
+  mam_u64 superblock = mam_warp_own(warp, &warp->list, bytes, 0);
+  if (superblock == 0 && need <= warp->superblock_bytes && warp->superblock_bytes < bytes)
+    superblock = mam_warp_own(warp, &warp->list, bytes = warp->superblock_bytes, 0);
   if (superblock == 0)
     return 0;
-  mam_store_relaxed_u32(&warp->next_bytes, mam_warp_after(bytes, most));
+  mam_store_relaxed_u32(&warp->next_bytes, mam_warp_more(warp, bytes));
   mam_u32 left = (bytes >> shift) - blocks;
   mam_u64 seen = mam_load_relaxed_u64(&warp->current), found;
   MAM_LOOP
@@ -239,20 +250,20 @@ MAM_OUTLINE mam_u64 mam_warp_refill(struct mam_warp *warp, mam_u32 blocks) {
 }
 
 /* The same for lanes that are alone: all is read before the device heap is asked, since whoever acquires memory there
- * has to read anew after, and written after.  For a list that has no room, as above. */
-MAM_OUTLINE mam_u64 mam_warp_refill_alone(struct mam_warp *warp, mam_u32 blocks) {
+ * has to read anew after, and written after.  Where that does not do, as above. */
+MAM_OUTLINE mam_u64 mam_warp_refill_alone(mam_u32 blocks, struct mam_warp *warp) {
   mam_u64 list = warp->list, current = warp->current, at = mam_warp_address(list);
-  mam_u32 most = warp->superblock_bytes, shift = warp->block_shift;
-  mam_u32 bytes = mam_warp_next(warp->next_bytes, most, blocks, shift);
-  if (mam_warp_number(list) >= mam_warp_list_room(warp, at))
-    return MAM_OUT_OF_SIGHT(mam_warp_refill)(warp, blocks);
-  mam_u64 superblock = blocks <= most >> shift ? mam_warp_heap_malloc(warp->control, bytes) : 0;
-  if (superblock == 0)
+  mam_u32 shift = warp->block_shift, bytes = mam_warp_enough(warp, warp->next_bytes, blocks << shift);
+  mam_u32 after = mam_warp_more(warp, bytes), left = (bytes >> shift) - blocks;
+  if (blocks > warp->most_bytes >> shift)
     return 0;
-  mam_u32 left = (bytes >> shift) - blocks;
+  mam_u64 superblock =
+      mam_warp_number(list) < mam_warp_list_room(warp, at) ? mam_warp_heap_malloc(warp->control, bytes) : 0;
+  if (superblock == 0)
+    return MAM_OUT_OF_SIGHT(mam_warp_refill)(warp, blocks);
   mam_store_relaxed_u64(mam_warp_list_entry(at, mam_warp_number(list)), superblock);
   warp->list = list + 1;
-  warp->next_bytes = mam_warp_after(bytes, most);
+  warp->next_bytes = after;
   if (mam_warp_number(current) < left)
     warp->current = mam_warp_word(superblock, left);
   return superblock + ((mam_u64)left << shift);
@@ -269,12 +280,12 @@ MAM_INLINE mam_u64 *mam_warp_list_of(struct mam_warp *warp, mam_u64 lanes, mam_u
 
 /* A request of lanes together, one of which calls: from the current superblock, a new one, or, if it is larger than one
  * or there is none or the lanes are early, by the device heap as it is; 0 if there is no memory. */
-MAM_OUTLINE mam_u64 mam_warp_serve(struct mam_warp *warp, mam_u64 *list, mam_u64 blocks, int alone) {
+MAM_OUTLINE mam_u64 mam_warp_serve(int alone, struct mam_warp *warp, mam_u64 *list, mam_u64 blocks) {
   mam_u64 address = 0;
   if (list == &warp->list && blocks <= MAM_WARP_NUMBER) {
     address = mam_warp_take(warp, (mam_u32)blocks, alone);
     if (address == 0)
-      address = alone ? MAM_OUT_OF_SIGHT(mam_warp_refill_alone)(warp, (mam_u32)blocks)
+      address = alone ? MAM_OUT_OF_SIGHT(mam_warp_refill_alone)((mam_u32)blocks, warp)
                       : MAM_OUT_OF_SIGHT(mam_warp_refill)(warp, (mam_u32)blocks);
   }
   return address != 0 ? address : MAM_OUT_OF_SIGHT(mam_warp_direct)(warp, list, blocks << warp->block_shift, alone);
@@ -324,6 +335,7 @@ MAM_INLINE void mam_warp_put_away(struct mam_warp *warp) {
   warp->mark = 0;
   warp->lanes = 0;
   warp->current = warp->first;
+  warp->next_bytes = warp->superblock_bytes;
   warp->list = mam_warp_word(mam_warp_list_inside(warp), 0);
   warp->early = 0;
   /* acq_rel: what was done in it comes before what its next user does; and the same for what was there. */

@@ -10,12 +10,12 @@
 
 /* The requests of one kernel, passed by value.  Addresses are of device memory. */
 struct series_work {
-  heap_word *slots;           /* of thread t's request i the block: at i * threads + t */
-  heap_word *handles;         /* of each thread, by what its memory is freed in another kernel */
-  heap_word *failed;          /* counts requests without a block */
-  heap_word threads;          /* further ones do nothing */
-  unsigned count, bytes;      /* requests of a thread, and the bytes of each */
-  unsigned superblock, first; /* of warp heaps: their options, in bytes */
+  heap_word *slots;                 /* of thread t's request i the block: at i * threads + t */
+  heap_word *handles;               /* of each thread, by what its memory is freed in another kernel */
+  heap_word *failed;                /* counts requests without a block */
+  heap_word threads;                /* further ones do nothing */
+  unsigned count, bytes;            /* requests of a thread, and the bytes of each */
+  unsigned superblock, first, most; /* of warp heaps: their options, in bytes */
 };
 
 #endif

@@ -10,6 +10,7 @@ struct series {
   __device__ series(const handle &heap, const struct series_work &work_) : work(work_) {
     mam_warp_options options = MAM_WARP_OPTIONS_INIT;
     options.superblock_bytes = work.superblock;
+    options.most_bytes = work.most;
     options.first_bytes = work.first;
     warp = mam_warp_start_lanes(heap, __activemask(), options, NULL);
   }

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * mam/heap_grow.h - how a device heap grows under the kernels that run out of it: what requests and the host say to
+ * each other.  ARCHITECTURE.md, "Growth under a running kernel", has the argument.
+ *
+ * Time goes in rounds.  The host's reply, in the GPU's memory, says which round it is; above MAM_ROUND_SHIFT.  Below it
+ * says for how many pages in a row there is no more memory, 0 if nobody was refused.  A request that fails rings for
+ * its round and the pages that it needs: it raises growth->rung and, if it did, stores the same word to the bell, in
+ * the host's memory.  The host takes memory, publishes a superblock and begins the next round; or begins the next round
+ * with a refusal.  Whoever waits sees the round change and asks the heap again.
+ *
+ * So there is one store to the host a round and size, however many wait, and all wait on one word in the GPU's memory.
+ */
+#ifndef MAM_HEAP_GROW_H
+#define MAM_HEAP_GROW_H
+
+#include <mam/heap_core.h>
+
+enum { MAM_ROUND_SHIFT = 32, MAM_NAP_NS = 2000, MAM_NAP_MOST_NS = 64000 };
+
+/* A reply, or what is rung. */
+MAM_INLINE mam_u64 mam_round_of(mam_u32 round, mam_u32 pages) { return (mam_u64)round << MAM_ROUND_SHIFT | pages; }
+MAM_INLINE mam_u32 mam_round_number(mam_u64 word) { return (mam_u32)(word >> MAM_ROUND_SHIFT); }
+MAM_INLINE mam_u32 mam_round_pages(mam_u64 word) { return (mam_u32)word; }
+
+/* Whether a reply refuses so many pages. */
+MAM_INLINE int mam_reply_refuses(mam_u64 reply, mam_u32 pages) {
+  return mam_round_pages(reply) != 0 && pages >= mam_round_pages(reply);
+}
+
+/* What a request that is being refused knows: the round in which it asked the heap the last time, above, and when it
+ * gives up, in units of 2^20 ns, below.  0: nothing yet. */
+typedef mam_u64 mam_plea;
+
+MAM_INLINE mam_u32 mam_growth_clock(void) { return (mam_u32)(mam_time_ns() >> 20); }
+
+/* Rings, if nobody has rung for that round and as many pages. */
+MAM_INLINE void mam_growth_ring(struct mam_growth *growth, mam_u64 ring) {
+  mam_u64 rung = mam_load_relaxed_u64(&growth->rung);
+  MAM_LOOP
+  for (int i = 0; i < MAM_RETRIES && rung < ring; i++) {
+    /* relaxed: the word itself is all that is said.  It never has the same value twice, so of all who ring one stores
+     * each value. */
+    mam_u64 seen = mam_cas_relaxed_u64(&growth->rung, rung, ring);
+    if (seen == rung) {
+      mam_store_relaxed_system_u64(growth->bell, ring); /* pairs with the host's look at its bell */
+      return;
+    }
+    rung = seen;
+  }
+}
+
+/* Waits until the reply is of another round, or the time is over; returns it.  acquire: pairs with the host's
+ * publication, so that who asks again after it finds the superblock. */
+MAM_INLINE mam_u64 mam_growth_wait(struct mam_growth *growth, mam_plea plea) {
+  mam_u64 reply = mam_load_acquire_u64(&growth->reply);
+  mam_u32 nap = MAM_NAP_NS;
+  MAM_LOOP
+  while (mam_round_number(reply) == mam_round_number(plea) && (int)(mam_growth_clock() - (mam_u32)plea) < 0) {
+    mam_sleep(nap);
+    nap = nap < MAM_NAP_MOST_NS ? 2 * nap : nap;
+    reply = mam_load_acquire_u64(&growth->reply);
+  }
+  return reply;
+}
+
+/* For a request of so many pages in a row that the heap has just refused: what it is to remember while it asks the heap
+ * again, 0 if it is not to.  Waits for the host if need be, at most as long as the heap's patience in all. */
+MAM_OUTLINE mam_plea mam_growth_await(struct mam_growth *growth, mam_u32 pages, mam_plea plea) {
+  mam_u64 reply;
+  if (growth->bell == 0)
+    return 0;
+  if (plea == 0) { /* a superblock may have come since the request looked */
+    plea = mam_growth_clock() + growth->patience;
+    reply = mam_load_acquire_u64(&growth->reply); /* as in mam_growth_wait */
+  } else {
+    mam_growth_ring(growth, mam_round_of(mam_round_number(plea), pages));
+    reply = mam_growth_wait(growth, plea);
+    if (mam_round_number(reply) == mam_round_number(plea))
+      return 0;
+  }
+  return mam_reply_refuses(reply, pages) ? 0 : mam_round_of(mam_round_number(reply), (mam_u32)plea);
+}
+
+#endif /* MAM_HEAP_GROW_H */

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * mam/heap_record.h - who allocated a block, and how much it asked for: a record in the last bytes of each block of a
+ * heap that the host created to have them.  Written by mam_malloc_at (device.cuh), read by the host.
+ *
+ * A record is known by a check of itself and its address, so that a block without one, of a kernel that was compiled
+ * without, shows none.  The text of a site is copied to a table on the GPU by whoever records it first, since a module
+ * may be gone with its strings when the host looks.
+ */
+#ifndef MAM_HEAP_RECORD_H
+#define MAM_HEAP_RECORD_H
+
+#include <mam/heap_core.h>
+
+enum { MAM_SITES = 1024, MAM_SITE_TEXT_BYTES = 112, MAM_SITE_LINE_BITS = 15 };
+
+/* A place in a program that allocates. */
+struct mam_site {
+  mam_u64 key; /* atomic; 0: nobody's yet */
+  mam_u32 line, unused;
+  char file[MAM_SITE_TEXT_BYTES]; /* its end, if it is longer */
+};
+
+struct mam_record {
+  mam_u64 requested;
+  mam_u32 site; /* its place in the table, plus 1; 0: the table is full */
+  mam_u32 check;
+};
+
+MAM_INLINE mam_u32 mam_record_check(const struct mam_record *record, mam_u64 address) {
+  mam_u64 mixed = (address ^ record->requested * 0x9e3779b97f4a7c15ull) + record->site;
+  mixed = (mixed ^ mixed >> 29) * 0xbf58476d1ce4e5b9ull;
+  return (mam_u32)(mixed >> 32) | 1;
+}
+
+/* Where the record of a block of bytes is. */
+MAM_INLINE struct mam_record *mam_record_place(mam_u64 address, mam_u64 bytes) {
+  return (struct mam_record *)(address + bytes - sizeof(struct mam_record));
+}
+
+MAM_INLINE int mam_record_holds(const struct mam_record *record, mam_u64 address) {
+  return record->check == mam_record_check(record, address);
+}
+
+/* Copies the text of a site that the caller has just made its own. */
+MAM_OUTLINE void mam_site_write(struct mam_site *site, const char *file, mam_u32 line) {
+  mam_u32 length = 0;
+  MAM_LOOP
+  while (file[length] != 0)
+    length++;
+  if (length >= MAM_SITE_TEXT_BYTES) {
+    file += length - (MAM_SITE_TEXT_BYTES - 1);
+    length = MAM_SITE_TEXT_BYTES - 1;
+  }
+  MAM_LOOP
+  for (mam_u32 i = 0; i < length; i++)
+    site->file[i] = file[i];
+  site->file[length] = 0;
+  site->line = line;
+}
+
+/* The place of a site in the table, plus 1; 0 if the table is full.  The host reads the table when the kernels have
+ * ended that write to it. */
+MAM_OUTLINE mam_u32 mam_site_find(struct mam_site *sites, const char *file, mam_u32 line) {
+  mam_u32 most = (1u << MAM_SITE_LINE_BITS) - 1;
+  mam_u64 key = (mam_u64)(line < most ? line : most) << (64 - MAM_SITE_LINE_BITS) |
+                ((mam_u64)file & (MAM_FULL_WORD >> MAM_SITE_LINE_BITS));
+  mam_u32 begin = (mam_u32)((key * 0x9e3779b97f4a7c15ull) >> 40);
+  MAM_LOOP
+  for (mam_u32 i = 0; i < MAM_SITES; i++) {
+    struct mam_site *site = &sites[(begin + i) % MAM_SITES];
+    mam_u64 seen = mam_load_relaxed_u64(&site->key);
+    if (seen == 0) {
+      seen =
+          mam_cas_relaxed_u64(&site->key, 0, key); /* relaxed: what follows is the winner's alone until it has ended */
+      if (seen == 0)
+        mam_site_write(site, file, line);
+    }
+    if (seen == 0 || seen == key)
+      return (begin + i) % MAM_SITES + 1;
+  }
+  return 0;
+}
+
+/* Records a block of a heap that has records. */
+MAM_OUTLINE void mam_record_write(struct mam_heap_control *control, mam_u64 address, mam_u64 requested,
+                                  const char *file, mam_u32 line) {
+  mam_u64 bytes = mam_block_bytes(control, address);
+  struct mam_record record = {requested, mam_site_find(control->sites, file, line), 0};
+  record.check = mam_record_check(&record, address);
+  *mam_record_place(address, bytes) = record;
+}
+
+/* How many bytes of a live block are its owner's: all but the record, if there is one. */
+MAM_OUTLINE mam_u64 mam_record_size(struct mam_heap_control *control, mam_u64 address) {
+  mam_u64 bytes = mam_block_bytes(control, address);
+  if (bytes == 0 || control->sites == 0 || !mam_record_holds(mam_record_place(address, bytes), address))
+    return bytes;
+  return bytes - sizeof(struct mam_record);
+}
+
+/* Before a block is freed: whoever gets it next may write no record. */
+MAM_OUTLINE void mam_record_end(struct mam_heap_control *control, mam_u64 address) {
+  mam_u64 bytes = mam_block_bytes(control, address);
+  if (bytes != 0)
+    mam_record_place(address, bytes)->check = 0;
+}
+
+#endif /* MAM_HEAP_RECORD_H */
