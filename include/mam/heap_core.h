@@ -581,7 +581,7 @@ MAM_OUTLINE mam_u32 mam_run_take_long(const struct mam_area *area, mam_u32 count
     }
     if (end < start + count)
       continue;
-    mam_u32 got = MAM_OUT_OF_SIGHT(mam_run_take_at)(*area, start, count);
+    mam_u32 got = mam_run_take_at(*area, start, count);
     if (got == count)
       return start;
     MAM_OUT_OF_SIGHT(mam_pages_release)(*area, start, got);
