@@ -537,7 +537,7 @@ MAM_INLINE mam_u32 mam_next_n(mam_u32 n, mam_u32 n_last, mam_u64 merges, mam_u64
 /* How pointers are rewritten: what all threads of a team know. */
 struct mam_rewriting {
   mam_heap heap;
-  const mam_u64 *moved; /* the map of moved pages of the first superblock, or a quicker copy of it */
+  const mam_u64 *moved; /* the map of moved pages of the first superblock */
   int chains;           /* what moved may have moved on */
 };
 

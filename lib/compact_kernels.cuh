@@ -201,24 +201,13 @@ static __device__ void passes(const struct mam_compact &compact, struct mam_merg
   }
 }
 
-/* What a block shares in one piece of the work at a time. */
-enum { SHARED_MAP_WORDS = 3840 };
-union shared_room {
-  struct mam_merge_room merge[WARPS];
-  mam_u64 moved[SHARED_MAP_WORDS]; /* a copy of the first superblock's map of moved pages, if it has the room */
-};
-
 /* A warp for each span with pointers; roots by all threads. */
-static __device__ void rewrite(const struct mam_compact &compact, union shared_room *room) {
+static __device__ void rewrite(const struct mam_compact &compact) {
   if (compact.state->done.moved == 0)
     return;
-  struct mam_rewriting rewriting = {compact.control->heap, 0, compact.state->passes > 1};
-  struct mam_area area = compact.control->superblocks[0];
-  mam_u32 count = compact.state->span_count, words = mam_area_map_words(area);
-  rewriting.moved = words <= SHARED_MAP_WORDS ? room->moved : mam_area_moved(area);
-  for (mam_u32 i = threadIdx.x; i < words && words <= SHARED_MAP_WORDS; i += TEAM_THREADS)
-    room->moved[i] = mam_area_moved(area)[i];
-  __syncthreads();
+  const struct mam_rewriting rewriting = {compact.control->heap, mam_area_moved(compact.control->superblocks[0]),
+                                          compact.state->passes > 1};
+  mam_u32 count = compact.state->span_count;
   for (mam_u32 span = grid_warp(); span < count; span += grid_warps())
     mam_span_rewrite(warp_here(), &rewriting, &compact, span);
   for (mam_u32 i = 0; i < compact.root_count; i++) {
@@ -253,7 +242,7 @@ static __device__ void list(const struct mam_compact &compact, mam_u32 *turn) {
 
 extern "C" __global__ void __launch_bounds__(TEAM_THREADS, MAM_COMPACT_BLOCKS)
     mam_kernel_compact(const __grid_constant__ struct mam_compact compact) {
-  __shared__ union shared_room room;
+  __shared__ struct mam_merge_room rooms[WARPS];
   mam_u32 turn = 0;
   if ((compact.what & (MAM_COMPACT_PASSES | MAM_COMPACT_OBJECTS)) != 0) {
     const struct mam_compact_state none = {};
@@ -265,10 +254,10 @@ extern "C" __global__ void __launch_bounds__(TEAM_THREADS, MAM_COMPACT_BLOCKS)
   if ((compact.what & MAM_COMPACT_OBJECTS) != 0)
     list(compact, &turn);
   if ((compact.what & MAM_COMPACT_PASSES) != 0) {
-    passes(compact, room.merge, &turn);
+    passes(compact, rooms, &turn);
     if ((compact.what & MAM_COMPACT_INFO) != 0)
       look(compact, compact.n_last, false, &turn);
-    rewrite(compact, &room);
+    rewrite(compact);
     grid_wait(compact, &turn);
   }
   if ((compact.what & MAM_COMPACT_RELEASE) != 0)

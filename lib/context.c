@@ -172,7 +172,11 @@ static uint64_t capture_id(const struct driver *driver, CUstream stream) {
   return (uint64_t)id | CAPTURE_BIT;
 }
 
-bool context_stream_captures(const struct driver *driver, CUstream stream) { return capture_id(driver, stream) != 0; }
+bool context_stream_captures(const struct driver *driver, CUstream stream) {
+  int status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return driver->cuStreamIsCapturing != NULL && driver->cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS &&
+         status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
 
 cudaError_t context_stream_id(const struct driver *driver, CUstream stream, uint64_t *id, bool *captured) {
   uintptr_t handle = (uintptr_t)stream;

@@ -150,11 +150,14 @@ static void fences_ask_locked(struct reuse *reuse) {
   }
 }
 
-/* Whether a fence or a wait would invalidate a capture, as far as is known. */
+/* Whether a fence or a wait would invalidate a capture, as far as is known.  Inside brackets no stream is asked for:
+ * its owner may be ending the capture or destroying the stream, and the driver does not bear that. */
 static bool capturing_locked(struct reuse *reuse) {
+  if (reuse->captures > 0)
+    return true;
   if (reuse->noticed != NULL && !context_stream_captures(reuse->source.context.driver, reuse->noticed))
     reuse->noticed = NULL;
-  return reuse->captures > 0 || reuse->noticed != NULL;
+  return reuse->noticed != NULL;
 }
 
 /* Whether a fence may be recorded now. */
@@ -283,7 +286,8 @@ bool reuse_capture_end(struct reuse *reuse) {
 
 void reuse_notice_capture(struct reuse *reuse, CUstream stream) {
   pthread_mutex_lock(&reuse->lock);
-  reuse->noticed = stream;
+  if (reuse->captures == 0) /* else the bracket says when it ends, and the stream may be gone by then */
+    reuse->noticed = stream;
   pthread_mutex_unlock(&reuse->lock);
 }
 

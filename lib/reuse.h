@@ -96,7 +96,8 @@ void reuse_capture_begin(struct reuse *reuse);
 bool reuse_capture_end(struct reuse *reuse); /* false: none had begun */
 bool reuse_capturing(struct reuse *reuse);
 
-/* A stream is being captured, whose program may have said nothing: no fences and no waits as long as it is. */
+/* A stream is being captured.  If its program said nothing of it: no fences and no waits as long as it is, which the
+ * driver is asked, so the stream must not go before the next call; inside brackets it is not remembered. */
 void reuse_notice_capture(struct reuse *reuse, CUstream stream);
 
 /* The fences there were. */

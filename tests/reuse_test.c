@@ -631,6 +631,26 @@ START_TEST(captured_stream_is_noticed_without_brackets) {
 }
 END_TEST
 
+/* Its owner may end the capture, or destroy the stream, at any moment. */
+START_TEST(stream_of_a_bracketed_capture_is_left_alone) {
+  (void)use_primary(0);
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING), *pointer = NULL;
+  OK(MAM_Create(64 * MIB));
+  OK(MAM_CaptureBegin());
+  ck_assert(fake_stream_capture_begin(stream, _i));
+  OK(MAM_CudaMallocAsync(&pointer, MIB, stream)); /* asks, on behalf of the stream's user */
+  unsigned asked = fake_calls("cuStreamIsCapturing");
+  ck_assert_uint_gt(asked, 0);
+  (void)block(2 * MIB);
+  ck_assert(fake_stream_capture_end(stream));
+  fake_stream_destroy(stream);
+  OK(MAM_CaptureEnd());
+  OK(MAM_CudaFree(pointer));
+  (void)block(61 * MIB); /* needs a fence after the free */
+  ck_assert_uint_eq(fake_calls("cuStreamIsCapturing"), asked);
+}
+END_TEST
+
 START_TEST(capture_end_without_a_begin_is_invalid) {
   (void)use_primary(0);
   FAILS(cudaErrorInvalidValue, MAM_CaptureEnd());
@@ -721,6 +741,7 @@ int main(void) {
   tcase_add_loop_test(captures, memory_freed_in_a_capture_waits_for_its_end, 0, mode_count);
   tcase_add_loop_test(captures, bracketed_captures_survive_traffic_in_other_threads, 0, mode_count);
   tcase_add_loop_test(captures, captured_stream_is_noticed_without_brackets, 0, mode_count);
+  tcase_add_loop_test(captures, stream_of_a_bracketed_capture_is_left_alone, 0, mode_count);
   tcase_add_test(captures, capture_end_without_a_begin_is_invalid);
   tcase_add_loop_test(ends, reset_takes_pending_fences_along, 0, 2);
   tcase_add_loop_test(ends, forked_child_says_so_with_fences_pending, 0, 2);

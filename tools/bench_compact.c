@@ -264,7 +264,7 @@ static bool rate_run(struct compact_bench *bench) {
   struct report_csv csv;
   bool good = true;
   if (!report_csv_open_file(&csv, bench->csv_directory, "compact-rate",
-                            "bytes,n,live,moved_bytes,us,copy_us,mb_s,copy_mb_s"))
+                            "bytes,n,live,moved_bytes,us,copy_us,gb_s,copy_gb_s"))
     return false;
   (void)printf("rate: one pass over objects, 40 %% of each page live, two pointers in each, by the host's clock\n"
                "   bytes   n       live  moved MiB        us      GB/s   copy us copy GB/s  share\n");

@@ -546,7 +546,7 @@ MAM_OUTLINE void mam_map_words_filled(mam_u64 *level, mam_u32 words, mam_u32 ind
 }
 
 /* Takes as much of a run from page on as is free, up to count pages; returns how much. */
-MAM_OUTLINE mam_u32 mam_run_take_at(struct mam_area area, mam_u32 page, mam_u32 count) {
+MAM_OUTLINE mam_u32 mam_run_take_at(mam_u32 page, mam_u32 count, struct mam_area area) {
   mam_u64 *map = mam_area_pages(area);
   mam_u32 got = 0;
   MAM_LOOP
@@ -593,7 +593,7 @@ MAM_OUTLINE mam_u32 mam_run_take_long(const struct mam_area *area, mam_u32 count
     }
     if (end < start + count)
       continue;
-    mam_u32 got = MAM_OUT_OF_SIGHT(mam_run_take_at)(*area, start, count);
+    mam_u32 got = MAM_OUT_OF_SIGHT(mam_run_take_at)(start, count, *area);
     if (got == count)
       return start;
     MAM_OUT_OF_SIGHT(mam_pages_release)(*area, start, got);
@@ -677,6 +677,7 @@ MAM_OUTLINE mam_u32 mam_kept_take(const struct mam_area *area, mam_u32 count, ma
   mam_u64 *level = mam_area_kept(*area);
   mam_u32 words = mam_area_kept_words(*area), place = index >> 6, found;
   if (count > 64) {
+    place = place / ((count + 63) >> 6) * ((count + 63) >> 6); /* so that those who ask for as many do not meet */
     found = MAM_OUT_OF_SIGHT(mam_kept_take_long)(area, count, place, words);
     return found != MAM_NO_PAGE ? found : MAM_OUT_OF_SIGHT(mam_kept_take_long)(area, count, 0, words);
   }
