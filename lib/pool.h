@@ -216,8 +216,9 @@ cudaError_t pool_enter(struct mam_pool *pool, uint64_t default_id);
 void pool_exit(struct mam_pool *pool);
 
 /* pool_malloc, from what is free, or by growing in place, by growth_bytes at least, to at most half of the limit (else
- * cudaErrorMemoryAllocation without an error text), or by all means, or by all that never wait for the GPU.  Before that, passed_count segments that nothing
- * uses any more become free, unless the pool is of another generation by now: then they are none of its own. */
+ * cudaErrorMemoryAllocation without an error text), or by all means, or by all that never wait for the GPU.  Before
+ * that, passed_count segments that nothing uses any more become free, unless the pool is of another generation by now:
+ * then they are none of its own. */
 enum pool_effort { POOL_TAKE_FREE, POOL_TAKE_GROWTH, POOL_TAKE_ANY, POOL_TAKE_AT_ONCE };
 struct pool_order {
   uint64_t default_id, generation;

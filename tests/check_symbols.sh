@@ -12,7 +12,7 @@ trap 'rm -rf "$work"' EXIT
 failed=0
 
 sed -n '/global:/,/local:/s/^ *\([A-Za-z_0-9]*\);.*/\1/p' "$srcdir/lib/mam.map" | LC_ALL=C sort >"$work/map"
-cat "$srcdir/include/mam.h" "$srcdir"/include/mam/heap.h "$srcdir"/include/mam/warp.h | grep '^MAM_API ' | sed 's/ *(.*//; s/.*[ *]//' | LC_ALL=C sort >"$work/header"
+cat "$srcdir/include/mam.h" "$srcdir"/include/mam/*.h | grep '^MAM_API ' | sed 's/ *(.*//; s/.*[ *]//' | LC_ALL=C sort >"$work/header"
 # The version node itself (kind A) is no function.  NM may bring a flag: split on purpose.
 # shellcheck disable=SC2086
 ${NM:-nm} -D --defined-only "$library" | awk '$2 != "A" { sub(/@.*/, "", $3); print $3 }' | LC_ALL=C sort >"$work/library"
