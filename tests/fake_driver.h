@@ -2,10 +2,10 @@
 /*
  * The fake CUDA driver: a libcuda.so.1 for tests, and the calls by which a test turns it.
  *
- * Memory is imaginary, unless a test wants it: addresses are given out and counted, never dereferenced.  The GPU is a clock that the test
- * turns: work is pending until it is finished by the test or by a call that waits, which is counted.  What it answers
- * was checked against driver 580.159 on an H200; what it does not know, it refuses.  It knows nothing of the library
- * under test, and shares no table with it.
+ * Memory is imaginary, unless a test wants it: addresses are given out and counted, never dereferenced.  The GPU is a
+ * clock that the test turns: work is pending until it is finished by the test or by a call that waits, which is
+ * counted.  What it answers was checked against driver 580.159 on an H200; what it does not know, it refuses.  It knows
+ * nothing of the library under test, and shares no table with it.
  *
  * Any thread may call anything here.  Sizes are in bytes.  A test starts in a fresh process (Check's fork mode), so
  * nothing here resets.

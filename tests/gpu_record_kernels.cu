@@ -9,9 +9,11 @@ static __global__ void record_kernel(mam_heap heap, void **blocks) {
   unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;
   size_t bytes = gpu_record_bytes(thread);
 #line 100 "first.cu"
-  if (thread % 2 == 0) blocks[thread] = mam_malloc(heap, bytes);
+  if (thread % 2 == 0)
+    blocks[thread] = mam_malloc(heap, bytes);
 #line 200 "second.cu"
-  if (thread % 2 != 0) blocks[thread] = mam_malloc(heap, bytes);
+  if (thread % 2 != 0)
+    blocks[thread] = mam_malloc(heap, bytes);
   if (blocks[thread] != NULL)
     for (size_t i = 0; i < mam_malloc_size(heap, blocks[thread]); i++)
       ((char *)blocks[thread])[i] = (char)thread; /* all that is the caller's: the record is not */
