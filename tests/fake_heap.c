@@ -66,22 +66,36 @@ int cuModuleGetFunction(void **function, void *module, const char *name) {
   return call_end(error == SUCCESS && *function == NULL ? NOT_FOUND : error);
 }
 
-int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                   unsigned block_y, unsigned block_z, unsigned shared_bytes, void *handle, void **parameters,
-                   void **extra) {
+static int launch(enum call call, struct kernel_row *row, const unsigned sizes[6], unsigned shared_bytes, void *handle,
+                  void **parameters, void **extra) {
   struct stream *stream = NULL;
-  int error = call_begin(CALL_cuLaunchKernel);
+  int error = call_begin(call);
   if (error == SUCCESS)
     error = stream_of(handle, &stream);
-  if (error == SUCCESS && (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x == 0 || block_x > 1024 ||
-                           block_y != 1 || block_z != 1 || shared_bytes != 0 || extra != NULL))
+  if (error == SUCCESS && (sizes[0] == 0 || sizes[1] != 1 || sizes[2] != 1 || sizes[3] == 0 || sizes[3] > 1024 ||
+                           sizes[4] != 1 || sizes[5] != 1 || shared_bytes != 0 || extra != NULL))
     error = INVALID_VALUE;
-  if (error == SUCCESS && ((struct kernel_row *)function)->run == NULL)
+  if (error == SUCCESS && row->run == NULL)
     error = INVALID_HANDLE;
   error = call_end(error);
   if (error == SUCCESS) /* beside whatever other threads call */
-    ((struct kernel_row *)function)->run(parameters);
+    row->run(parameters);
   return error;
+}
+
+int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                   unsigned block_y, unsigned block_z, unsigned shared_bytes, void *handle, void **parameters,
+                   void **extra) {
+  const unsigned sizes[6] = {grid_x, grid_y, grid_z, block_x, block_y, block_z};
+  return launch(CALL_cuLaunchKernel, (struct kernel_row *)function, sizes, shared_bytes, handle, parameters, extra);
+}
+
+int cuLaunchCooperativeKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                              unsigned block_y, unsigned block_z, unsigned shared_bytes, void *handle,
+                              void **parameters) {
+  const unsigned sizes[6] = {grid_x, grid_y, grid_z, block_x, block_y, block_z};
+  return launch(CALL_cuLaunchCooperativeKernel, (struct kernel_row *)function, sizes, shared_bytes, handle, parameters,
+                NULL);
 }
 
 /* ---- Copies ------------------------------------------------------------------------------------------------------ */

@@ -122,6 +122,9 @@ enum { mode_global, mode_thread_local, mode_relaxed };
   FUNCTION(cuLaunchKernel, 4000, INT_MAX,                                                                              \
            (void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,     \
             unsigned block_z, unsigned shared_bytes, void *stream, void **parameters, void **extra))                   \
+  FUNCTION(cuLaunchCooperativeKernel, 9000, INT_MAX,                                                                   \
+           (void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,     \
+            unsigned block_z, unsigned shared_bytes, void *stream, void **parameters))                                 \
   FUNCTION(cuMemcpyHtoDAsync, 3020, INT_MAX, (unsigned long long to, const void *from, size_t bytes, void *stream))    \
   FUNCTION(cuMemcpyDtoHAsync, 3020, INT_MAX, (void *to, unsigned long long from, size_t bytes, void *stream))          \
   FUNCTION(cuMemHostRegister, 6050, INT_MAX, (void *address, size_t bytes, unsigned flags))                            \

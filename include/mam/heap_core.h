@@ -1479,7 +1479,8 @@ MAM_OUTLINE int mam_slot_flush(struct mam_heap_control *control, mam_u32 index) 
 
 /* Does that with all slots, or with so many of them as one request may look through.  Whether there was anything. */
 MAM_OUTLINE int mam_slots_flush(struct mam_heap_control *control) {
-  mam_u32 all = control->heap.slot_count * MAM_HEAP_KINDS, count = all < MAM_FLUSH_SLOTS ? all : MAM_FLUSH_SLOTS;
+  mam_u32 all = control->heap.slot_count * MAM_HEAP_KINDS,
+          count = all < MAM_FLUSH_SLOTS ? all : (mam_u32)MAM_FLUSH_SLOTS;
   mam_u32 index = count == all ? 0 : mam_add_relaxed_u32(&control->flushed, count) % all;
   int found = 0;
   (void)mam_add_relaxed_u32(&control->opening[MAM_HEAP_KINDS], 1);
