@@ -4,15 +4,18 @@
 //
 // LIVE numbers stay live across the calls: without a heap (LIVE_ALONE) the kernel uses the registers that the test
 // wants a user's kernel to have, and what it uses with one is what the heap costs it.  With LIVE defined it is a file
-// that uses mam_malloc and mam_free and nothing else: what is called out of line counts for all kernels of a file.
+// without warp heaps: what is called out of line counts for all kernels of a file.
 #ifdef LIVE
 #ifndef LIVE_ALONE
 #include <mam/device.cuh>
 #endif
 #else
 #define LIVE 8
+#define WITH_WARPS
 #include <mam/warp.cuh>
+#endif
 
+#ifndef LIVE_ALONE
 extern "C" __global__ void every_function(mam_heap heap, unsigned long long bytes, unsigned *answers) {
   mam_heap_status why = MAM_HEAP_OK;
   void *block = mam_malloc(heap, bytes), *other = mam_malloc_why(heap, bytes, &why);
@@ -20,7 +23,9 @@ extern "C" __global__ void every_function(mam_heap heap, unsigned long long byte
   mam_free(heap, block);
   mam_free(heap, other);
 }
+#endif
 
+#ifdef WITH_WARPS
 extern "C" __global__ void every_function_of_warps(mam_heap heap, unsigned long long bytes,
                                                    unsigned long long *answers) {
   mam_heap_status why = MAM_HEAP_OK;
