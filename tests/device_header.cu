@@ -3,19 +3,18 @@
 // nvcc and NVRTC both take it.
 //
 // LIVE numbers stay live across the calls: without a heap (LIVE_ALONE) the kernel uses the registers that the test
-// wants a user's kernel to have, and what it uses with one is what the heap costs it.  With LIVE defined it is a file
-// without warp heaps: what is called out of line counts for all kernels of a file.
-#ifdef LIVE
-#ifndef LIVE_ALONE
-#include <mam/device.cuh>
-#endif
-#else
+// wants a user's kernel to have, and what it uses with one is what the heap costs it.  Every function is in the file,
+// but those of warp heaps if WITHOUT_WARPS says so: what is called out of line counts for all kernels of a file.
+#ifndef LIVE
 #define LIVE 8
-#define WITH_WARPS
-#include <mam/warp.cuh>
 #endif
 
 #ifndef LIVE_ALONE
+#include <mam/device.cuh>
+#ifndef WITHOUT_WARPS
+#include <mam/warp.cuh>
+#endif
+
 extern "C" __global__ void every_function(mam_heap heap, unsigned long long bytes, unsigned *answers) {
   mam_heap_status why = MAM_HEAP_OK;
   void *block = mam_malloc(heap, bytes), *other = mam_malloc_why(heap, bytes, &why);
@@ -23,9 +22,8 @@ extern "C" __global__ void every_function(mam_heap heap, unsigned long long byte
   mam_free(heap, block);
   mam_free(heap, other);
 }
-#endif
 
-#ifdef WITH_WARPS
+#ifndef WITHOUT_WARPS
 extern "C" __global__ void every_function_of_warps(mam_heap heap, unsigned long long bytes,
                                                    unsigned long long *answers) {
   mam_heap_status why = MAM_HEAP_OK;

@@ -43,8 +43,11 @@ template <typename Function> MAM_INLINE Function mam_out_of_sight(Function funct
   return function;
 }
 #define MAM_OUT_OF_SIGHT(function) mam_out_of_sight(function)
+/* What was computed from a variable is computed again after this, instead of being kept in a register. */
+#define MAM_FORGET(variable) asm volatile("" : "+r"(variable))
 #else
 #define MAM_OUT_OF_SIGHT(function) (function)
+#define MAM_FORGET(variable) ((void)(variable))
 #endif
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)

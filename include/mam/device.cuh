@@ -99,6 +99,10 @@ enum { MAM_REST_CHUNKS = 28 };
 /* With the page of a span that a slot has got again: it is filled already. */
 enum { MAM_REST_AGAIN = 1u << 31 };
 
+MAM_INLINE mam_u32 mam_wanted(const mam_heap &heap, mam_u32 kind, mam_u32 home) {
+  return kind | home << MAM_REST_HOME | (heap.lazy && mam_kind_type(kind) == 0 ? MAM_REST_LAZY : 0);
+}
+
 MAM_INLINE struct mam_request mam_request_of(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot,
                                              mam_u64 base, mam_u64 *words, mam_u32 page_count, mam_u32 prior) {
   struct mam_request request = {control,
@@ -116,15 +120,21 @@ MAM_INLINE struct mam_request mam_request_of(struct mam_heap_control *control, m
   return request;
 }
 
-/* Counts requests that failed, of a heap that does not grow: if it does, they may be asked again. */
-MAM_INLINE void mam_malloc_failed(struct mam_heap_control *control, mam_u32 home, mam_u32 count) {
-  if (control->growth.bell == 0)
-    mam_failed(control, home, count);
+/* For count requests for a chunk that were refused: whether they are to be made again, as mam_growth_await. */
+MAM_OUTLINE mam_u32 mam_malloc_refused(const struct mam_request *request, mam_u32 count, mam_plea *plea) {
+  struct mam_growth *growth = &request->control->growth;
+  mam_u32 pages = mam_span_pages(request->control->heap.chunks, request->size_class);
+  *plea = MAM_OUT_OF_SIGHT(mam_growth_await)(growth, pages, *plea);
+  if (*plea == 0)
+    mam_failed(request->control, request->home, count);
+  return *plea != 0;
 }
 
-/* Chunks for lanes that got none so far, by all means but growth. */
+/* Chunks for lanes that got none so far, by all means: growth too.  That is why the loop is here, and not around the
+ * code that all kernels have, which would keep twice the registers for it. */
 MAM_OUTLINE void *mam_malloc_rest(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot, mam_u64 base,
                                   mam_u64 *words, mam_u32 page_count, mam_u32 prior, mam_u32 group) {
+  mam_plea plea = 0;
   if (control == 0)
     return 0;
   struct mam_request request = mam_request_of(control, wanted, slot, base, words, page_count, prior);
@@ -137,22 +147,14 @@ MAM_OUTLINE void *mam_malloc_rest(struct mam_heap_control *control, mam_u32 want
     if (lanes.rank < got)
       return (void *)mam_claim_chunk(claim, lanes.rank);
     if (got == 0) {
+      mam_u32 again = 0;
       if (lanes.rank == 0)
-        mam_malloc_failed(control, request.home, lanes.count);
-      return 0;
+        again = MAM_OUT_OF_SIGHT(mam_malloc_refused)(&request, lanes.count, &plea);
+      if (mam_lanes_first_u32(lanes, again) == 0)
+        return 0;
     }
     group &= ~mam_lowest_ones(group, got);
   }
-}
-
-/* For a request for a chunk that was refused: as mam_growth_await. */
-MAM_OUTLINE mam_plea mam_malloc_again(struct mam_heap_control *control, mam_u32 kind, mam_plea plea) {
-  if (control == 0 || control->growth.bell == 0)
-    return 0;
-  plea = mam_growth_await(&control->growth, mam_span_pages(control->heap.chunks, kind), plea);
-  if (plea == 0)
-    mam_failed(control, kind, 1);
-  return plea;
 }
 
 /* Requests that are not for chunks: of whole pages, or of nothing. */
@@ -239,7 +241,7 @@ MAM_INLINE void *mam_malloc_more(const mam_heap &heap, mam_u32 wanted, mam_u32 s
 }
 
 /* A chunk of a kind of that number, whose size class has that shift and multiple. */
-MAM_INLINE void *mam_malloc_once(const mam_heap &heap, mam_u32 home, mam_u32 kind, mam_u32 number, mam_u32 shift,
+MAM_INLINE void *mam_malloc_kind(const mam_heap &heap, mam_u32 home, mam_u32 kind, mam_u32 number, mam_u32 shift,
                                  mam_u32 multiple) {
   mam_u32 chunks_log2 = mam_span_chunks_log2(heap.chunks, shift);
   mam_u32 active = __activemask(), group = __match_any_sync(active, kind), count = mam_ones_u32(group);
@@ -259,45 +261,25 @@ MAM_INLINE void *mam_malloc_once(const mam_heap &heap, mam_u32 home, mam_u32 kin
     wanted = (ticket <= 1u << chunks_log2 ? MAM_REST_REFILL : 0) | (mam_slot_is_dry(old) ? MAM_REST_DRY : 0);
     prior = mam_slot_page(old, heap.base, heap.page_count);
   }
-  wanted |= kind | home << MAM_REST_HOME | (heap.lazy && mam_kind_type(kind) == 0 ? MAM_REST_LAZY : 0);
+  wanted |= mam_wanted(heap, kind, home);
   return mam_malloc_more(heap, wanted, slot | chunks_log2 << MAM_REST_CHUNKS, prior, group);
 }
 
-/* A chunk of the size class of bytes, if the heap has one as it is. */
-MAM_INLINE void *mam_malloc_chunk(const mam_heap &heap, mam_u32 bytes) {
-  mam_u32 less = (bytes - 1) >> 4, shift = mam_class_shift_of(less), multiple = (less >> shift) + 1;
-  mam_u32 size_class = 4 * shift + multiple - 1;
-  return mam_malloc_once(heap, mam_home_here(heap), size_class, size_class, shift, multiple);
-}
-
 static __device__ __forceinline__ void *mam_malloc(mam_heap heap, size_t bytes) {
-  mam_plea plea = 0;
+  mam_u32 home = mam_home_here(heap);
   if (bytes - 1 >= MAM_CHUNK_BYTES)
-    return MAM_OUT_OF_SIGHT(mam_malloc_pages)(mam_home_here(heap), heap.control, bytes);
-  for (;;) { /* until the heap does not grow any more */
-    void *block = mam_malloc_chunk(heap, (mam_u32)bytes);
-    if (block != 0)
-      return block;
-    plea = MAM_OUT_OF_SIGHT(mam_malloc_again)(heap.control, mam_class_of((mam_u32)bytes), plea);
-    if (plea == 0)
-      return 0;
-  }
+    return MAM_OUT_OF_SIGHT(mam_malloc_pages)(home, heap.control, bytes);
+  mam_u32 less = (mam_u32)(bytes - 1) >> 4, shift = mam_class_shift_of(less), multiple = (less >> shift) + 1;
+  mam_u32 size_class = 4 * shift + multiple - 1;
+  return mam_malloc_kind(heap, home, size_class, size_class, shift, multiple);
 }
 
 static __device__ __forceinline__ void *mam_malloc_typed(mam_heap heap, mam_type type) {
   mam_u32 shift = mam_class_shift(type);
-  mam_plea plea = 0;
   if (mam_kind_type(type) == 0)
     return 0;
-  for (;;) {
-    void *block =
-        mam_malloc_once(heap, mam_home_here(heap), type, mam_kind_number(type), shift, mam_class_multiple(type, shift));
-    if (block != 0)
-      return block;
-    plea = MAM_OUT_OF_SIGHT(mam_malloc_again)(heap.control, type, plea);
-    if (plea == 0)
-      return 0;
-  }
+  return mam_malloc_kind(heap, mam_home_here(heap), type, mam_kind_number(type), shift,
+                         mam_class_multiple(type, shift));
 }
 
 static __device__ __forceinline__ void *mam_malloc_why(mam_heap heap, size_t bytes, mam_heap_status *why) {

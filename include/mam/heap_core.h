@@ -1614,6 +1614,7 @@ MAM_INLINE mam_u32 mam_slot_fill(const struct mam_request *request, struct mam_a
   if (lanes.rank == 0 && ringed)
     MAM_OUT_OF_SIGHT(mam_ring_insert)
   (mam_area_rings(area), area.page_count, request->home, request->home_count, request->prior, page);
+  MAM_FORGET(lanes.rank);
   mam_lanes_sync(lanes);
   /* release: the words and entries of the span. */
   if (lanes.rank == 0 && request->slot != 0)

@@ -83,22 +83,16 @@ MAM_INLINE mam_u32 mam_warp_lane(void) {
   return lane;
 }
 
-MAM_OUTLINE mam_u64 mam_warp_chunk_malloc(mam_u32, mam_u32, mam_u32, struct mam_heap_control *control, mam_u64 bytes) {
-  return (mam_u64)mam_malloc_chunk(control->heap, (mam_u32)bytes);
-}
-/* As mam_malloc, but that nothing of the handle is kept while it waits. */
+/* As mam_malloc, for the calling lane alone, with the handle that is in the control block. */
 MAM_OUTLINE mam_u64 mam_warp_block_malloc(mam_u32, mam_u32, struct mam_heap_control *control, mam_u64 bytes) {
-  mam_plea plea = 0;
+  const mam_heap &heap = control->heap;
+  mam_u32 home = mam_home_here(heap), kind = mam_class_of((mam_u32)bytes);
   if (bytes - 1 >= MAM_CHUNK_BYTES)
-    return (mam_u64)MAM_OUT_OF_SIGHT(mam_malloc_pages)(mam_home_here(control->heap), control, bytes);
-  for (;;) {
-    mam_u64 block = MAM_OUT_OF_SIGHT(mam_warp_chunk_malloc)(0, 0, 0, control, bytes);
-    if (block != 0)
-      return block;
-    plea = MAM_OUT_OF_SIGHT(mam_malloc_again)(control, mam_class_of((mam_u32)bytes), plea);
-    if (plea == 0)
-      return 0;
-  }
+    return (mam_u64)MAM_OUT_OF_SIGHT(mam_malloc_pages)(home, control, bytes);
+  mam_u32 slot = mam_kind_number(kind) * heap.slot_count + mam_slot_here(heap, home);
+  slot |= mam_span_chunks_log2(heap.chunks, mam_class_shift(kind)) << MAM_REST_CHUNKS;
+  return (mam_u64)MAM_OUT_OF_SIGHT(mam_malloc_rest)(control, mam_wanted(heap, kind, home), slot, heap.base, heap.words,
+                                                    heap.page_count, MAM_NO_PAGE, 1u << mam_warp_lane());
 }
 MAM_OUTLINE void mam_warp_block_free(mam_u32, struct mam_heap_control *control, mam_u64 address) {
   mam_free(control->heap, (void *)address);
@@ -237,20 +231,19 @@ MAM_OUTLINE void *mam_warp_malloc_large(mam_warp *warp, mam_u64 *list, mam_u32 g
   mam_u32 piece = before >> 32 != 0 ? 0 : (mam_u32)before / (warp->superblock_bytes >> shift);
   mam_u32 lanes = __match_any_sync(group, piece), first = mam_lowest_u32(lanes);
   mam_u64 begin = __shfl_sync(group, before, (int)first);
-  mam_u64 end = __shfl_sync(group, before + blocks, (int)(31 - mam_leading_zeros_u32(lanes)));
+  mam_u64 bytes = (__shfl_sync(group, before + blocks, (int)(31 - mam_leading_zeros_u32(lanes))) - begin) << shift;
+  mam_u64 block = 0, entry = 0, offset = (before - begin) << shift;
   mam_u32 leaders = __ballot_sync(group, lane == first);
-  mam_u64 block = 0, entry = 0;
-  struct mam_heap_control *control = warp->control;
   if (lane == mam_lowest_u32(group))
     entry = (mam_u64)MAM_OUT_OF_SIGHT(mam_warp_enter)(warp, list, mam_ones_u32(leaders), alone);
   entry = __shfl_sync(group, entry, (int)mam_lowest_u32(group));
   if (lane == first && entry != 0) {
-    block = mam_warp_heap_malloc(control, (end - begin) << shift);
+    block = mam_warp_heap_malloc(warp->control, bytes);
     mam_store_relaxed_u64((mam_u64 *)entry + mam_ones_u32(leaders & mam_lane_below()), block);
   }
   __syncwarp(group);
   block = __shfl_sync(group, block, (int)first);
-  return block != 0 ? (void *)(block + ((before - begin) << shift)) : 0;
+  return block != 0 ? (void *)(block + offset) : 0;
 }
 
 /* Requests of a whole warp that is alone with its header, and for which there is no superblock. */

@@ -166,8 +166,7 @@ MAM_OUTLINE mam_u64 *mam_warp_enter(struct mam_warp *warp, mam_u64 *list, mam_u3
 /* Frees the entries of a list and of those before it, and the lists: each lane its part.  The list is the same for all
  * of them, and nobody enters anything in it any more. */
 MAM_OUTLINE void mam_warp_flush(struct mam_warp *warp, mam_u64 list, struct mam_lanes lanes) {
-  mam_u64 at, inside = mam_warp_list_inside(warp);
-  struct mam_heap_control *control = warp->control;
+  mam_u64 at;
   MAM_LOOP
   while ((at = mam_warp_address(list)) != 0) {
     mam_u32 count = mam_warp_number(list);
@@ -176,11 +175,11 @@ MAM_OUTLINE void mam_warp_flush(struct mam_warp *warp, mam_u64 list, struct mam_
     for (mam_u32 i = lanes.rank; i < count; i += lanes.count) {
       mam_u64 block = mam_load_relaxed_u64(mam_warp_list_entry(at, i));
       if (block != 0) /* else it was entered before the device heap was asked, and had nothing */
-        mam_warp_heap_free(control, block);
+        mam_warp_heap_free(warp->control, block);
     }
-    mam_lanes_sync(lanes); /* all have read it before it goes */
-    if (at != inside && lanes.rank == 0)
-      mam_warp_heap_free(control, at);
+    mam_lanes_sync(lanes);                                     /* all have read it before it goes */
+    if (at - (mam_u64)warp >= sizeof *warp && lanes.rank == 0) /* the first list is inside the header */
+      mam_warp_heap_free(warp->control, at);
   }
 }
 
