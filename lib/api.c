@@ -887,7 +887,7 @@ cudaError_t api_client_malloc(size_t size, const void *site, uintptr_t *address)
 bool api_client_free(uintptr_t address, cudaError_t *error) {
   enum front_freed freed = front_free_quick(address);
   *error = cudaSuccess;
-  if (freed < FRONT_FREED && front_pool_of(address) == NULL)
+  if (freed > FRONT_FREED_ZERO && front_pool_of(address) == NULL)
     return false;
   if (freed != FRONT_FREED)
     *error = free_slowly(address, freed);

@@ -52,14 +52,15 @@ static const size_t TIGHT_GROWTH_BYTES = (size_t)4 << 30;
 struct magazine {
   _Alignas(64) struct batch *ready; /* to allocate from; never NULL, see none_ready */
   struct batch *freed;              /* to push frees on; never NULL, see none_freed */
-  /* Numbers as in struct front_numbers.  slack: of the live ones' codes, each less 1. */
-  _Atomic uint64_t mallocs, frees;
-  _Atomic int64_t slack;
+  _Atomic int64_t codes;            /* a number as in struct front_numbers: the sum of the live ones' */
   uint32_t block_bytes, code_shift; /* the class's, constant once set */
   struct batch *resting;            /* were freed, oldest first; NULL if none */
   struct batch **resting_end;
   unsigned resting_count;
   struct batch *shells; /* empty ones for the next to come */
+  /* Counted by whole batches: the blocks that ever came to the ready one, and those that ever left the freed one.  What
+   * these hold themselves is the difference to what was allocated and freed. */
+  uint64_t readied, rested;
 };
 
 struct kept {
@@ -382,6 +383,7 @@ static void magazine_rest(struct front *front, struct magazine *magazine) {
   struct batch *freed = magazine->freed;
   freed->epoch = stamp(front);
   freed->next = NULL;
+  magazine->rested += freed->count;
   *magazine->resting_end = freed;
   magazine->resting_end = &freed->next;
   magazine->resting_count++;
@@ -403,6 +405,7 @@ static bool magazine_wake(struct front *front, struct magazine *magazine) {
     return false;
   shell_keep(magazine, magazine->ready);
   magazine->ready = resting_pull(magazine);
+  magazine->readied += magazine->ready->count;
   return true;
 }
 
@@ -423,18 +426,24 @@ static __attribute__((noinline)) bool magazine_has_more(struct front *front, str
   return magazine_open(magazine);
 }
 
+/* How many blocks were allocated from the magazine, and freed to it. */
+static uint64_t magazine_mallocs(const struct magazine *magazine) { return magazine->readied - magazine->ready->count; }
+
+static uint64_t magazine_frees(const struct magazine *magazine) {
+  return magazine->rested + (batch_real(magazine->freed) ? magazine->freed->count : 0);
+}
+
 /* A block from the ready batch, which is not empty. */
 static inline __attribute__((always_inline)) uintptr_t ready_pop(struct magazine *magazine, size_t size) {
   struct batch *ready = magazine->ready;
   const struct slab_block *block = &ready->blocks[--ready->count];
   uint32_t left_over = magazine->block_bytes - (uint32_t)size;
-  uint8_t code = slab_code(left_over, magazine->code_shift);
+  uint32_t code = slab_code(left_over, magazine->code_shift);
   if (__builtin_expect(slab_exact != NULL, false))
     slab_exact_write(block->live, left_over & ((1u << magazine->code_shift) - 1));
-  number_add(&magazine->slack, code - 1);
-  number_count(&magazine->mallocs);
+  number_add(&magazine->codes, code);
   /* relaxed: the block is this thread's alone; whoever frees it was given the address after this */
-  atomic_store_explicit(block->live, code, memory_order_relaxed);
+  atomic_store_explicit(block->live, (uint8_t)code, memory_order_relaxed);
   return block->address;
 }
 
@@ -450,8 +459,7 @@ static inline bool small_claim(struct magazine *magazine, _Atomic uint8_t *live)
   uint8_t code = atomic_exchange_explicit(live, 0, memory_order_acq_rel);
   if (code == 0)
     return false;
-  number_add(&magazine->slack, 1 - code);
-  number_count(&magazine->frees);
+  number_add(&magazine->codes, -(int64_t)code);
   return true;
 }
 
@@ -507,8 +515,7 @@ static bool kept_fits(const struct shelf *shelf, const struct kept *kept, size_t
 
 /* What of a ring's oldest block the next hand-out will write: many blocks share a fence, so it was last used long ago.
  */
-static inline void shelf_prefetch(const struct shelf *shelf) {
-  const struct kept *next = &shelf->ring[shelf->first];
+static inline void kept_prefetch(const struct kept *next) {
   __builtin_prefetch(next->segment, 1);
   __builtin_prefetch(next->places, 1);
 }
@@ -523,14 +530,20 @@ static struct kept *kept_take(struct shelf *shelf) {
 /* Hands a shelf's oldest block out. */
 static inline __attribute__((always_inline)) uintptr_t shelf_hand_out(struct front *front, struct shelf *shelf,
                                                                       size_t size, const void *site, const void *tag) {
-  const struct kept *kept = kept_take(shelf);
+  unsigned first = shelf->first, next = (first + 1) & (shelf->room - 1);
+  struct kept *ring = shelf->ring, *kept = &ring[first];
   struct segment *segment = kept->segment;
   uintptr_t address = kept->address;
   uint64_t ticket = front->ticket_next;
+  shelf->first = next;
+  shelf->count--;
   front->ticket_next += 2;
   shelf->in_the_way = 0;
-  number_add(&front->numbers.requested_bytes, (int64_t)(size - segment->as.used.requested_bytes));
-  segment->as.used.requested_bytes = size;
+  size_t requested_before = segment->as.used.requested_bytes;
+  if (__builtin_expect(size != requested_before, false)) {
+    number_add(&front->numbers.requested_bytes, (int64_t)(size - requested_before));
+    segment->as.used.requested_bytes = size;
+  }
   segment->as.used.site = site;
   segment->as.used.tag = tag;
   /* release: the fields above, for a thread that frees the block through the pool; pairs with pool_free's exchange */
@@ -538,7 +551,7 @@ static inline __attribute__((always_inline)) uintptr_t shelf_hand_out(struct fro
   owned_remember(kept->places, address, segment, ticket, shelf);
   front->last_places = kept->places;
   number_count(&front->numbers.hits[tag != NULL ? FRONT_HIT_TAG : FRONT_HIT_SIZE]);
-  shelf_prefetch(shelf);
+  kept_prefetch(&ring[next]);
   return address;
 }
 
@@ -687,11 +700,21 @@ static inline enum front_freed freed_count(struct front *front) {
   return __builtin_expect(zero, false) ? freed_zero(front) : FRONT_FREED;
 }
 
+/* Where a free goes to by the immediate rule: the next allocation may have it. */
+static __attribute__((noinline)) struct batch *magazine_free_at_once(struct magazine *magazine) {
+  if (!batch_real(magazine->ready) || magazine->ready->count >= SLAB_BATCH)
+    return magazine->freed;
+  magazine->readied++;
+  magazine->rested++;
+  return magazine->ready;
+}
+
 static inline __attribute__((always_inline)) enum front_freed free_small(struct front *front, struct slab *slab,
                                                                          uintptr_t address) {
   /* acquire: the slab as carved; pairs with the release in slab_add.  While it is this pool's, it stays: a slab goes
    * back only without a live block, and if the block is none, the index or the exchange says so. */
-  if (front->pool == NULL || atomic_load_explicit(&slab->pool, memory_order_acquire) != front->pool)
+  struct mam_pool *pool = atomic_load_explicit(&slab->pool, memory_order_acquire);
+  if (pool == NULL || pool != front->pool)
     return FRONT_FREED_NOT;
   uint32_t index = slab_index(slab, address);
   if (index == UINT32_MAX)
@@ -702,10 +725,9 @@ static inline __attribute__((always_inline)) enum front_freed free_small(struct 
   _Atomic uint8_t *live = slab_live(slab, index);
   if (!small_claim(magazine, live))
     return FRONT_FREED_NOT;
-  /* By the immediate rule, the next allocation may have it. */
-  struct batch *to = front->immediate && batch_real(magazine->ready) && magazine->ready->count < SLAB_BATCH
-                         ? magazine->ready
-                         : magazine->freed;
+  struct batch *to = magazine->freed;
+  if (__builtin_expect(front->immediate, false))
+    to = magazine_free_at_once(magazine);
   to->blocks[to->count++] = (struct slab_block){address, live};
   return freed_count(front);
 }
@@ -866,6 +888,7 @@ static struct batch *magazine_install(struct front *front, struct magazine *maga
     else
       shell_keep(magazine, magazine->ready);
     magazine->ready = batch;
+    magazine->readied += batch->count;
   } else { /* as if it had rested */
     batch->epoch = 0;
     batch->next = NULL;
@@ -1151,14 +1174,15 @@ static bool tight_for_long(struct front *front, const struct miss *miss) {
   return front->tight_count % TIGHT_MOST == 0;
 }
 
-/* A shelf without room for more serves first, if it can; then what is free in the pool; then the shelf with a fence;
- * and last the pool by all means it has.  So a fence is shared by as many blocks as there is memory for.  In a crowd
- * the pool grows before all means are tried: what all threads keep, which these would collect, keeps them apart. */
+/* A shelf that has enough blocks, or no room for more, serves first, if it can; then what is free in the pool; then the
+ * shelf with a fence; and last the pool by all means it has.  So a fence is shared by as many blocks as there is memory
+ * for.  In a crowd the pool grows before all means are tried: what all threads keep, which these would collect, keeps
+ * them apart. */
 static cudaError_t large_malloc(struct front *front, const struct front_request *request, struct miss *miss,
                                 uintptr_t *address) {
   if (miss->fence != 0)
     (void)reuse_reach(front->reuse, miss->fence);
-  if ((miss->full && shelf_pop_fenced(front, request, miss->epoch, address)) ||
+  if (((miss->full || miss->enough) && shelf_pop_fenced(front, request, miss->epoch, address)) ||
       bin_pop_fenced(front, request, miss->bin_epoch, address))
     return cudaSuccess;
   cudaError_t error = large_take(front, request, POOL_TAKE_FREE, miss, address);
@@ -1170,7 +1194,7 @@ static cudaError_t large_malloc(struct front *front, const struct front_request 
     front->tight = NULL;
     return error;
   }
-  if (!miss->full && shelf_pop_fenced(front, request, miss->epoch, address))
+  if (!miss->full && !miss->enough && shelf_pop_fenced(front, request, miss->epoch, address))
     return cudaSuccess;
   if (request->tag != NULL)
     shelf_drop_misfit(front, (request->size + front->alignment - 1) & ~(front->alignment - 1), request->tag);
@@ -1422,7 +1446,7 @@ cudaError_t front_free(uintptr_t address, struct pool_emptied *emptied) {
   if (error != cudaSuccess)
     return pool_free((void *)address, NULL); /* which knows what to answer of a pool that is closed, lost or forked */
   freed = slab != NULL ? free_small_anew(front, slab, address) : free_large(front, address);
-  if (freed < FRONT_FREED)
+  if (freed > FRONT_FREED_ZERO)
     error = slab != NULL ? small_free_slowly(front, pool, slab, address, &freed)
                          : large_free_slowly(front, address, &freed);
   if (freed == FRONT_FREED_ZERO)
@@ -1444,6 +1468,8 @@ static cudaError_t small_free_alone(struct front *front, struct mam_pool *pool, 
   biased_enter(&front->lock);
   bool claimed = error == cudaSuccess && index != UINT32_MAX &&
                  small_claim(&front->magazines[slab_class_of(slab)], slab_live(slab, index));
+  if (claimed)
+    front->magazines[slab_class_of(slab)].rested++;
   biased_leave(&front->lock);
   if (claimed) {
     batch->blocks[batch->count++] = (struct slab_block){address, slab_live(slab, index)};
@@ -1524,6 +1550,12 @@ static void shells_return(struct depot *depot, struct magazine *magazine) {
   }
 }
 
+/* Counts the ready and the freed batch, which are about to leave. */
+static void magazine_settle(struct magazine *magazine) {
+  magazine->readied = magazine_mallocs(magazine);
+  magazine->rested = magazine_frees(magazine);
+}
+
 /* Empties a front into its pool.  Nobody is inside it, and the pool is not past the end of its fronts. */
 static void front_empty(struct front *front) {
   struct mam_pool *pool = front->pool;
@@ -1531,6 +1563,7 @@ static void front_empty(struct front *front) {
   for (unsigned i = 0; i < SLAB_CLASSES; i++) {
     struct magazine *magazine = &front->magazines[i];
     struct depot *depot = &pool->fronts->depots[i];
+    magazine_settle(magazine);
     batch_return(pool, depot, magazine->ready, 0, true);
     while (magazine->resting != NULL) {
       struct batch *batch = resting_pull(magazine);
@@ -1568,13 +1601,13 @@ static void numbers_add(const struct front *front, struct pool_front_sum *sum) {
     sum->hits[i] += count_of(&numbers->hits[i]);
   for (unsigned i = 0; i < SLAB_CLASSES; i++) {
     const struct magazine *magazine = &front->magazines[i];
-    uint64_t mallocs = count_of(&magazine->mallocs), frees = count_of(&magazine->frees);
+    uint64_t mallocs = magazine_mallocs(magazine), frees = magazine_frees(magazine);
     sum->hits[FRONT_HIT_MAGAZINE] += mallocs;
     sum->frees += frees;
     sum->live_small_count += mallocs - frees;
     sum->live_small_bytes += (mallocs - frees) * slab_class_bytes(i);
-    sum->requested_bytes +=
-        (mallocs - frees) * slab_class_bytes(i) - ((size_t)number_of(&magazine->slack) << slab_code_shift(i));
+    uint64_t left_over = (uint64_t)number_of(&magazine->codes) - (mallocs - frees); /* in steps, see slab_code */
+    sum->requested_bytes += (mallocs - frees) * slab_class_bytes(i) - (left_over << slab_code_shift(i));
   }
 }
 

@@ -91,7 +91,8 @@ static uint32_t slab_block_count(const struct slab *slab) { /* relaxed: under th
 static bool slab_make_room(struct slab *slab, uint32_t blocks) {
   if (blocks <= slab->room)
     return true;
-  size_t cells = (blocks + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES, bytes = slab_exact != NULL ? 2 * cells : cells;
+  size_t cells = (blocks + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
+  size_t bytes = slab_exact != NULL ? SLAB_BLOCKS_MOST + cells : cells;
   size_t words_bytes = cells / WORD_BITS * sizeof(uint64_t), all = bytes + words_bytes + sizeof(void *);
   all = (all + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
   char *room = aligned_alloc(LINE_BYTES, all);
