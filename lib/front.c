@@ -40,10 +40,14 @@ enum {
   LIMBO_BLOCKS = 512, /* large blocks on no shelf, on their way back to the pool */
   LIMBO_FENCED = 128, /* so many are worth a fence */
   LIMBO_DRAINED = 4,  /* at most so many go along with an allocation that goes to the pool */
+  GIVEN_MOST = 64,    /* segments that go back in one hold of the pool's lock */
   RECLAIM_MOST = 256, /* batches that a collection puts back into their slabs, where growing is the other way */
   SLAB_SHARE = 512,   /* a class gets its first slab at once if that is at most this part of the pool, */
   SLAB_CROWD = 64     /* else when so many of its blocks are live as segments */
 };
+
+/* Later than any. */
+#define EVERY_EPOCH UINT64_MAX
 
 /* But not by more bytes than these, unless it is one block.  What a growth costs goes by how many there are. */
 static const size_t TIGHT_GROWTH_BYTES = (size_t)4 << 30;
@@ -632,10 +636,11 @@ static inline struct kept *shelf_end(struct shelf *shelf) {
   return &shelf->ring[(shelf->first + shelf->count++) & (shelf->room - 1)];
 }
 
-/* Takes up to most of the oldest blocks off a shelf. */
-static unsigned shelf_clear(struct shelf *shelf, struct segment **segments, uint64_t *epoch, unsigned most) {
+/* Takes up to most of the oldest blocks off a shelf, of those that were freed in the epoch or earlier. */
+static unsigned shelf_clear(struct shelf *shelf, uint64_t passed, struct segment **segments, uint64_t *epoch,
+                            unsigned most) {
   unsigned count = 0;
-  for (; shelf->count > 0 && count < most; count++) {
+  for (; shelf->count > 0 && count < most && shelf->ring[shelf->first].epoch <= passed; count++) {
     const struct kept *kept = kept_take(shelf);
     segments[count] = kept->segment;
     *epoch = kept->epoch > *epoch ? kept->epoch : *epoch;
@@ -657,6 +662,16 @@ static struct segment *limbo_pull(struct front *front) {
   front->limbo_first = (front->limbo_first + 1) % LIMBO_BLOCKS;
   front->limbo_count--;
   return segment;
+}
+
+/* Takes up to GIVEN_MOST of the oldest blocks out of limbo, as shelf_clear. */
+static unsigned limbo_clear(struct front *front, uint64_t passed, struct segment **segments, uint64_t *epoch) {
+  unsigned count = 0;
+  for (; front->limbo_count > 0 && count < GIVEN_MOST && front->limbo[front->limbo_first].epoch <= passed; count++) {
+    *epoch = front->limbo[front->limbo_first].epoch; /* the latest: oldest first */
+    segments[count] = limbo_pull(front);
+  }
+  return count;
 }
 
 /* Takes up to LIMBO_DRAINED blocks that have passed out of limbo, and says which epoch is worth a fence, 0 if none. */
@@ -974,7 +989,7 @@ static void shelf_return(struct front *front, struct shelf *shelf, unsigned most
   biased_enter(&front->lock);
   struct mam_pool *pool = front->pool;
   uint64_t generation = front->generation;
-  unsigned count = pool != NULL ? shelf_clear(shelf, segments, &epoch, most) : 0;
+  unsigned count = pool != NULL ? shelf_clear(shelf, UINT64_MAX, segments, &epoch, most) : 0;
   biased_leave(&front->lock);
   if (count > 0)
     pool_give(pool, generation, segments, count, epoch);
@@ -1142,7 +1157,7 @@ static bool bin_pop_fenced(struct front *front, const struct front_request *requ
 
 /* Sends what is in limbo back to the pool, as far as a fence says that the GPU is done with it.  Whether any was. */
 static bool limbo_turn(struct front *front, const struct miss *miss) {
-  struct segment *segments[SHELF_BLOCKS];
+  struct segment *segments[GIVEN_MOST];
   bool any = false;
   unsigned count;
   biased_enter(&front->lock);
@@ -1154,14 +1169,11 @@ static bool limbo_turn(struct front *front, const struct miss *miss) {
   do {
     biased_enter(&front->lock);
     bool attached = front->pool == miss->pool && front->generation == miss->generation;
-    for (count = 0; attached && count < SHELF_BLOCKS && front->limbo_count > 0 &&
-                    front->limbo[front->limbo_first].epoch <= reuse_passed(front->reuse);
-         count++)
-      segments[count] = limbo_pull(front);
+    count = attached ? limbo_clear(front, reuse_passed(front->reuse), segments, &epoch) : 0;
     biased_leave(&front->lock);
     pool_give(miss->pool, miss->generation, segments, count, 0);
     any = any || count > 0;
-  } while (count == SHELF_BLOCKS);
+  } while (count == GIVEN_MOST);
   return any;
 }
 
@@ -1550,42 +1562,63 @@ static void shells_return(struct depot *depot, struct magazine *magazine) {
   }
 }
 
-/* Counts the ready and the freed batch, which are about to leave. */
-static void magazine_settle(struct magazine *magazine) {
-  magazine->readied = magazine_mallocs(magazine);
-  magazine->rested = magazine_frees(magazine);
+/* Count the ready and the freed batch, which are about to leave. */
+static void magazine_settle_ready(struct magazine *magazine) { magazine->readied = magazine_mallocs(magazine); }
+
+static void magazine_settle_freed(struct magazine *magazine) { magazine->rested = magazine_frees(magazine); }
+
+static void magazine_empty(struct front *front, unsigned class, uint64_t passed) {
+  struct magazine *magazine = &front->magazines[class];
+  struct mam_pool *pool = front->pool;
+  struct depot *depot = &pool->fronts->depots[class];
+  magazine_settle_ready(magazine);
+  batch_return(pool, depot, magazine->ready, 0, true);
+  magazine->ready = &none_ready;
+  while (magazine->resting != NULL && magazine->resting->epoch <= passed) {
+    struct batch *batch = resting_pull(magazine);
+    batch_return(pool, depot, batch, batch->epoch, false);
+  }
+  if (passed < EVERY_EPOCH)
+    return;
+  magazine_settle_freed(magazine);
+  batch_return(pool, depot, magazine->freed, stamp(front), false);
+  shells_return(depot, magazine);
+  magazine_init(magazine, class);
 }
 
-/* Empties a front into its pool.  Nobody is inside it, and the pool is not past the end of its fronts. */
-static void front_empty(struct front *front) {
-  struct mam_pool *pool = front->pool;
-  struct segment *segments[SHELF_BLOCKS];
-  for (unsigned i = 0; i < SLAB_CLASSES; i++) {
-    struct magazine *magazine = &front->magazines[i];
-    struct depot *depot = &pool->fronts->depots[i];
-    magazine_settle(magazine);
-    batch_return(pool, depot, magazine->ready, 0, true);
-    while (magazine->resting != NULL) {
-      struct batch *batch = resting_pull(magazine);
-      batch_return(pool, depot, batch, batch->epoch, false);
-    }
-    batch_return(pool, depot, magazine->freed, stamp(front), false);
-    shells_return(depot, magazine);
-    magazine_init(magazine, i);
-  }
+static void shelves_empty(struct front *front, uint64_t passed) {
+  struct segment *segments[GIVEN_MOST];
   struct shelf *shelf;
-  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++) {
+  unsigned count;
+  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
+    do {
+      uint64_t epoch = 0;
+      count = shelf_clear(shelf, passed, segments, &epoch, GIVEN_MOST);
+      pool_give(front->pool, front->generation, segments, count, epoch);
+    } while (count == GIVEN_MOST);
+}
+
+static void limbo_empty(struct front *front, uint64_t passed) {
+  struct segment *segments[GIVEN_MOST];
+  unsigned count;
+  do {
     uint64_t epoch = 0;
-    unsigned count = shelf_clear(shelf, segments, &epoch, SHELF_BLOCKS);
-    pool_give(pool, front->generation, segments, count, epoch);
-  }
-  while (front->limbo_count > 0) {
-    uint64_t epoch = front->limbo[front->limbo_first].epoch;
-    segments[0] = limbo_pull(front);
-    pool_give(pool, front->generation, segments, 1, epoch);
-  }
+    count = limbo_clear(front, passed, segments, &epoch);
+    pool_give(front->pool, front->generation, segments, count, epoch);
+  } while (count == GIVEN_MOST);
+}
+
+/* Empties a front into its pool; of what was freed, what was in the epoch or earlier.  Nobody is inside it, and the
+ * pool is not past the end of its fronts. */
+static void front_empty(struct front *front, uint64_t passed) {
+  for (unsigned i = 0; i < SLAB_CLASSES; i++)
+    magazine_empty(front, i, passed);
+  shelves_empty(front, passed);
+  limbo_empty(front, passed);
+  if (passed < EVERY_EPOCH) /* what is in excess, its thread gives back in a moment */
+    return;
   if (front->excess.segment != NULL)
-    pool_give(pool, front->generation, &front->excess.segment, 1, front->excess.epoch);
+    pool_give(front->pool, front->generation, &front->excess.segment, 1, front->excess.epoch);
   front->excess = (struct kept){0};
 }
 
@@ -1636,19 +1669,22 @@ static void orphans_free(struct fronts *fronts) {
 static void fronts_empty(struct mam_pool *pool) {
   fronts_freeze(pool);
   for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool)
-    front_empty(front);
+    front_empty(front, EVERY_EPOCH);
   orphans_free(pool->fronts);
   fronts_thaw(pool);
 }
 
-/* One after the other, so that a thread is kept out for as long as its own front takes, not for all of them. */
+/* One after the other, so that a thread is kept out for as long as its own front takes, not for all of them.  Under the
+ * fenced rule, only of what has passed: the rest helps nobody yet, and to move thousands of blocks through the pool's
+ * lock beside a running kernel took a millisecond. */
 static void fronts_empty_in_turn(struct mam_pool *pool) {
+  uint64_t passed = pool->config.reuse == MAM_REUSE_FENCED ? reuse_passed(pool->reuse) : EVERY_EPOCH;
   pthread_mutex_lock(&pool->fronts->lock);
   for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool) {
     biased_other_want(&front->lock);
     biased_barrier();
     biased_other_await(&front->lock);
-    front_empty(front);
+    front_empty(front, passed);
     biased_other_leave(&front->lock);
   }
   pthread_mutex_unlock(&pool->fronts->lock);
@@ -1671,7 +1707,7 @@ static bool fronts_collect(struct mam_pool *pool, bool all) {
 static void front_leave_pool(struct front *front, struct mam_pool *pool) {
   pthread_mutex_lock(&pool->fronts->lock);
   if (front->pool == pool) { /* else the pool ended first; it changes under the fronts' lock */
-    front_empty(front);
+    front_empty(front, EVERY_EPOCH);
     front_unlink(pool->fronts, front);
   }
   pthread_mutex_unlock(&pool->fronts->lock);
