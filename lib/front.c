@@ -117,7 +117,8 @@ struct front {
   size_t tight_bytes;        /* so many on one shelf are not worth growth */
   struct kept excess;        /* a block that a free found no room for, until that has left; else zeros */
   struct magazine magazines[SLAB_CLASSES];
-  struct owned owned[1 << OWNED_BITS];
+  struct owned owned[1 << OWNED_BITS]; /* all 0 while there is no pool, or shelves_off */
+  bool owns;                           /* or has, since there is a pool */
   struct shelf shelves[SHELVES];
   struct shelf bins[BINS];
   bool binning;                    /* bins are for all blocks, not for small ones alone */
@@ -132,7 +133,6 @@ struct front {
   struct mam_pool *zero_pool;   /* whose last block the thread has freed, as it seems: the owner's, */
   uint64_t zero_generation;     /* inside or not */
   bool orphan;                  /* its thread is gone; under the fronts' lock */
-  bool used_before;             /* for another pool; the owner's */
   void *memory;                 /* that it lies in */
 };
 
@@ -290,9 +290,6 @@ static void front_attach(struct front *front, struct mam_pool *pool) {
   front->tight_bytes = atomic_load_explicit(&pool->limit_hint, memory_order_relaxed) / TIGHT_SHARE;
   memset(&front->numbers, 0, sizeof front->numbers);
   memset(front->magazines, 0, sizeof front->magazines);
-  if (front->used_before) /* it remembers blocks of a pool that ended */
-    memset(front->owned, 0, sizeof front->owned);
-  front->used_before = true;
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
     magazine_init(&front->magazines[i], i);
 }
@@ -821,7 +818,7 @@ static __attribute__((noinline)) enum front_freed free_large(struct front *front
     places = owned_pair(front, address);
     owned = owned_find(places, address);
   }
-  if (owned == NULL || front->pool == NULL || front->shelves_off)
+  if (owned == NULL)
     return free_large_not(front);
   struct segment *segment = owned->segment;
   struct shelf *shelf = owned->shelf;
@@ -1031,6 +1028,11 @@ struct miss {
   unsigned passed_count;
 };
 
+/* Whether so many blocks of the size are kept that the pool is not to grow for more, as a fence serves many. */
+static bool shelf_has_enough(const struct front *front, const struct shelf *shelf, size_t bytes) {
+  return shelf->count >= TIGHT_ENOUGH && shelf->count * bytes > front->tight_bytes;
+}
+
 /* The thread is inside, here and in the next. */
 static void large_miss(struct front *front, size_t size, const void *tag, struct miss *miss) {
   size_t bytes = (size + front->alignment - 1) & ~(front->alignment - 1);
@@ -1044,7 +1046,7 @@ static void large_miss(struct front *front, size_t size, const void *tag, struct
   miss->bin = index < BINS ? &front->bins[index] : NULL;
   miss->epoch = does ? kept->epoch : 0;
   miss->full = does && !shelf_has_room(front, shelf);
-  miss->enough = miss->full || (shelf->count >= TIGHT_ENOUGH && shelf->count * bytes > front->tight_bytes);
+  miss->enough = miss->full || shelf_has_enough(front, shelf, bytes);
   const struct shelf *bin = tag == NULL ? bin_serving(front, bytes) : NULL;
   miss->binning = front->binning;
   miss->bin_epoch = bin != NULL && bin->count >= BIN_FENCED ? bin->ring[bin->first].epoch : 0;
@@ -1125,8 +1127,10 @@ static cudaError_t large_take(struct front *front, const struct front_request *r
   bool attached = front->pool == miss->pool && front->generation == miss->generation;
   bool deserted = crowd_count(front, block.contended);
   struct shelf *clear = attached ? shelf_claim(front, block.bytes, request->tag) : NULL;
-  if (attached) {
+  if (attached)
     block.segment->as.used.tag = request->tag;
+  if (attached && !front->shelves_off) {
+    front->owns = true;
     owned_remember(owned_pair(front, block.address), block.address, block.segment, block.ticket,
                    shelf_for(front, block.bytes, request->tag));
   }
@@ -1316,6 +1320,16 @@ static __attribute__((noinline)) uintptr_t malloc_quick_anew(struct front *front
   return address;
 }
 
+/* The epoch that the shelf of a size waits for, if the block that does may as well be asked for at once; else 0. */
+static uint64_t size_waits_for(struct front *front, size_t size) {
+  size_t bytes = (size + front->alignment - 1) & ~(front->alignment - 1);
+  const struct shelf *shelf = shelf_for(front, bytes, NULL);
+  if (shelf->count == 0 || !shelf_is_for(shelf, bytes, NULL))
+    return 0;
+  bool asks = !shelf_has_room(front, shelf) || shelf_has_enough(front, shelf, bytes);
+  return asks ? shelf->ring[shelf->first].epoch : 0;
+}
+
 /* The thread is inside, and leaves, here and in the next. */
 static __attribute__((noinline)) uintptr_t malloc_quick_other(struct front *front, size_t size, const void *site) {
   uintptr_t address = shelf_pop(front, size, site, NULL);
@@ -1325,10 +1339,12 @@ static __attribute__((noinline)) uintptr_t malloc_quick_other(struct front *fron
   } else {
     address = bin_pop(front, size, site);
   }
+  uint64_t default_id = front->default_id, epoch = address == 0 ? size_waits_for(front, size) : 0;
   if (address != 0)
     number_add(&front->numbers.live, 1);
   biased_leave(&front->lock);
-  return address;
+  bool again = epoch != 0 && reuse_reach(front->reuse, epoch);
+  return __builtin_expect(again, false) ? malloc_quick_anew(front, default_id, size, site) : address;
 }
 
 /* Mostly the size is the same as the last time: its shelf need not be looked for. */
@@ -1780,6 +1796,9 @@ static void front_detach(struct front *front) {
   front->excess = (struct kept){0};
   for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
     shelf->count = 0;
+  if (front->owns)
+    memset(front->owned, 0, sizeof front->owned);
+  front->owns = false;
   front->crowd = 0;
   front->binning = false;
   front->pool = NULL;
