@@ -536,6 +536,7 @@ static inline __attribute__((always_inline)) uintptr_t shelf_hand_out(struct fro
   struct segment *segment = kept->segment;
   uintptr_t address = kept->address;
   uint64_t ticket = front->ticket_next;
+  kept_prefetch(&ring[next]); /* first, so that it needs no register later */
   shelf->first = next;
   shelf->count--;
   front->ticket_next += 2;
@@ -552,7 +553,6 @@ static inline __attribute__((always_inline)) uintptr_t shelf_hand_out(struct fro
   owned_remember(kept->places, address, segment, ticket, shelf);
   front->last_places = kept->places;
   number_count(&front->numbers.hits[tag != NULL ? FRONT_HIT_TAG : FRONT_HIT_SIZE]);
-  kept_prefetch(&ring[next]);
   return address;
 }
 
@@ -804,9 +804,11 @@ static __attribute__((noinline)) enum front_freed free_large_anew(struct front *
   return free_large(front, address);
 }
 
-static inline enum front_freed free_large_not(struct front *front) {
+/* It may be the first block of a slab: see front_free_quick. */
+static __attribute__((noinline)) enum front_freed free_large_not(struct front *front, uintptr_t address) {
   biased_leave(&front->lock);
-  return FRONT_FREED_NOT;
+  struct slab *slab = page_map_find(address);
+  return slab != NULL ? free_small_anew(front, slab, address) : FRONT_FREED_NOT;
 }
 
 /* A block that the thread owns is freed and kept.  Without fences, which frees would wait for, none is. */
@@ -819,7 +821,7 @@ static __attribute__((noinline)) enum front_freed free_large(struct front *front
     owned = owned_find(places, address);
   }
   if (owned == NULL)
-    return free_large_not(front);
+    return free_large_not(front, address);
   struct segment *segment = owned->segment;
   struct shelf *shelf = owned->shelf;
   uint64_t ticket = owned->ticket, epoch = stamp(front);
@@ -828,7 +830,7 @@ static __attribute__((noinline)) enum front_freed free_large(struct front *front
    * failure: the block is not this one any more, and pool_free will say so. */
   if (!atomic_compare_exchange_strong_explicit(&segment->ticket, &ticket, ticket + 1, memory_order_acq_rel,
                                                memory_order_relaxed))
-    return free_large_not(front);
+    return free_large_not(front, address);
   size_t bytes = segment->bytes; /* from here on the segment is this thread's */
   front->unfenced_bytes = (front->unfenced_epoch == epoch ? front->unfenced_bytes : 0) + bytes;
   front->unfenced_epoch = epoch;
@@ -838,23 +840,13 @@ static __attribute__((noinline)) enum front_freed free_large(struct front *front
   return free_large_end(front);
 }
 
-static __attribute__((noinline)) enum front_freed free_any(struct front *front, uintptr_t address) {
-  struct slab *slab = page_map_find(address);
-  return slab != NULL ? free_small_anew(front, slab, address) : free_large(front, address);
-}
-
-/* Mostly a large block: their pages lie far apart, and asking the map about each costs more than all the rest. */
-static __attribute__((noinline)) enum front_freed free_large_first(struct front *front, uintptr_t address) {
-  enum front_freed freed = free_large(front, address);
-  return freed == FRONT_FREED_NOT ? free_any(front, address) : freed;
-}
-
 enum front_freed front_free_quick(uintptr_t address) {
   struct front *front = mine;
   if (__builtin_expect(front == NULL, false))
     return FRONT_FREED_NOT;
+  /* Mostly a large block: their pages lie far apart, and asking the map about each costs more than all the rest. */
   if (address % SLAB_BYTES == 0)
-    return free_large_first(front, address);
+    return free_large(front, address);
   struct slab *slab = page_map_find(address);
   if (slab == NULL)
     return free_large(front, address);

@@ -33,7 +33,7 @@ enum {
 /* Under libmam_preload, the address of something: then each block has a second byte, SLAB_BLOCKS_MOST bytes after the
  * first, for what its code leaves out, so that it can be told exactly what was asked for.  Constant before any code
  * runs. */
-extern const void *const slab_exact;
+extern const void *const slab_exact __attribute__((visibility("hidden")));
 
 /* A block that is not live, and where that is written: an allocation then need not look for it. */
 struct slab_block {
