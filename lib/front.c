@@ -76,11 +76,12 @@ struct kept {
 
 /* Large blocks of one exact size, of one tag, or of a range of sizes (a bin). */
 struct shelf {
-  size_t bytes;    /* of each block; 0 if it goes by the tag, or is a bin */
-  const void *tag; /* NULL if it goes by the size */
-  unsigned first, count, in_the_way;
-  unsigned room;     /* in the ring, a power of two; 0 before it is used */
-  struct kept *ring; /* count of them from first, oldest first */
+  size_t bytes;               /* of each block; 0 if it goes by the tag, or is a bin */
+  const void *tag;            /* NULL if it goes by the size */
+  struct kept *oldest, *next; /* in the ring: of count, and where the next one goes */
+  struct kept *ring, *end;    /* room of them */
+  unsigned count, in_the_way;
+  unsigned room; /* 0 before it is used */
 };
 
 /* A large block that the thread allocated and has not freed, as far as it knows. */
@@ -200,6 +201,18 @@ static struct front *front_find(const struct mam_pool *pool, uint64_t default_id
   return NULL;
 }
 
+static void ring_empty(struct shelf *shelf) {
+  shelf->oldest = shelf->next = shelf->ring;
+  shelf->count = 0;
+}
+
+static void ring_set(struct shelf *shelf, struct kept *ring, unsigned room) {
+  shelf->ring = ring;
+  shelf->end = ring + room;
+  shelf->room = room;
+  ring_empty(shelf);
+}
+
 /* All 0, and mostly not touched: a thread with few large blocks never pays for the pages of what it owns. */
 static struct front *front_new(void) {
   void *memory = calloc(1, sizeof(struct front) + _Alignof(struct front));
@@ -210,9 +223,9 @@ static struct front *front_new(void) {
   front->memory = memory;
   front->last_places = front->owned;
   for (unsigned i = 0; i < SHELVES; i++)
-    front->shelves[i].ring = &no_kept;
+    ring_set(&front->shelves[i], &no_kept, 0);
   for (unsigned i = 0; i < BINS; i++)
-    front->bins[i].ring = &no_kept;
+    ring_set(&front->bins[i], &no_kept, 0);
   return front;
 }
 
@@ -521,9 +534,13 @@ static inline void kept_prefetch(const struct kept *next) {
   __builtin_prefetch(next->places, 1);
 }
 
+static inline struct kept *ring_after(const struct shelf *shelf, struct kept *kept) {
+  return kept + 1 == shelf->end ? shelf->ring : kept + 1;
+}
+
 static struct kept *kept_take(struct shelf *shelf) {
-  struct kept *kept = &shelf->ring[shelf->first];
-  shelf->first = (shelf->first + 1) & (shelf->room - 1);
+  struct kept *kept = shelf->oldest;
+  shelf->oldest = ring_after(shelf, kept);
   shelf->count--;
   return kept;
 }
@@ -531,13 +548,12 @@ static struct kept *kept_take(struct shelf *shelf) {
 /* Hands a shelf's oldest block out. */
 static inline __attribute__((always_inline)) uintptr_t shelf_hand_out(struct front *front, struct shelf *shelf,
                                                                       size_t size, const void *site, const void *tag) {
-  unsigned first = shelf->first, next = (first + 1) & (shelf->room - 1);
-  struct kept *ring = shelf->ring, *kept = &ring[first];
+  struct kept *kept = shelf->oldest, *next = ring_after(shelf, kept);
   struct segment *segment = kept->segment;
   uintptr_t address = kept->address;
   uint64_t ticket = front->ticket_next;
-  kept_prefetch(&ring[next]); /* first, so that it needs no register later */
-  shelf->first = next;
+  kept_prefetch(next); /* first, so that it needs no register later */
+  shelf->oldest = next;
   shelf->count--;
   front->ticket_next += 2;
   shelf->in_the_way = 0;
@@ -560,7 +576,7 @@ static inline __attribute__((always_inline)) uintptr_t shelf_pop(struct front *f
                                                                  const void *tag) {
   size_t bytes = (size + front->alignment - 1) & ~(front->alignment - 1);
   struct shelf *shelf = shelf_for(front, bytes, tag);
-  const struct kept *kept = &shelf->ring[shelf->first];
+  const struct kept *kept = shelf->oldest;
   if (shelf->count == 0 || bytes < size || !shelf_is_for(shelf, bytes, tag) || !kept_fits(shelf, kept, bytes) ||
       kept->epoch > reuse_passed(front->reuse))
     return 0;
@@ -585,7 +601,7 @@ static unsigned bin_index_used(const struct front *front, size_t bytes) {
 }
 
 static bool bin_serves(const struct shelf *bin, size_t bytes) {
-  return bin->count > 0 && bin->ring[bin->first].segment->bytes >= bytes;
+  return bin->count > 0 && bin->oldest->segment->bytes >= bytes;
 }
 
 /* The bin whose oldest block is large enough, and less than a quarter too large; NULL if there is none. */
@@ -600,7 +616,7 @@ static struct shelf *bin_serving(struct front *front, size_t bytes) {
 static uintptr_t bin_pop(struct front *front, size_t size, const void *site) {
   size_t bytes = (size + front->alignment - 1) & ~(front->alignment - 1);
   struct shelf *bin = bin_serving(front, bytes);
-  if (bin == NULL || bytes < size || bin->ring[bin->first].epoch > reuse_passed(front->reuse))
+  if (bin == NULL || bytes < size || bin->oldest->epoch > reuse_passed(front->reuse))
     return 0;
   return shelf_hand_out(front, bin, size, site, NULL);
 }
@@ -630,14 +646,17 @@ static inline void ring_write(struct kept *kept, struct segment *segment, uintpt
 }
 
 static inline struct kept *shelf_end(struct shelf *shelf) {
-  return &shelf->ring[(shelf->first + shelf->count++) & (shelf->room - 1)];
+  struct kept *kept = shelf->next;
+  shelf->next = ring_after(shelf, kept);
+  shelf->count++;
+  return kept;
 }
 
 /* Takes up to most of the oldest blocks off a shelf, of those that were freed in the epoch or earlier. */
 static unsigned shelf_clear(struct shelf *shelf, uint64_t passed, struct segment **segments, uint64_t *epoch,
                             unsigned most) {
   unsigned count = 0;
-  for (; shelf->count > 0 && count < most && shelf->ring[shelf->first].epoch <= passed; count++) {
+  for (; shelf->count > 0 && count < most && shelf->oldest->epoch <= passed; count++) {
     const struct kept *kept = kept_take(shelf);
     segments[count] = kept->segment;
     *epoch = kept->epoch > *epoch ? kept->epoch : *epoch;
@@ -988,8 +1007,7 @@ static void shelf_return(struct front *front, struct shelf *shelf, unsigned most
 static void shelf_drop_misfit(struct front *front, size_t bytes, const void *tag) {
   biased_enter(&front->lock);
   struct shelf *shelf = shelf_for(front, bytes, tag);
-  bool misfit =
-      shelf->count > 0 && shelf_is_for(shelf, bytes, tag) && !kept_fits(shelf, &shelf->ring[shelf->first], bytes);
+  bool misfit = shelf->count > 0 && shelf_is_for(shelf, bytes, tag) && !kept_fits(shelf, shelf->oldest, bytes);
   biased_leave(&front->lock);
   if (misfit)
     shelf_return(front, shelf, 1);
@@ -1030,7 +1048,7 @@ static void large_miss(struct front *front, size_t size, const void *tag, struct
   size_t bytes = (size + front->alignment - 1) & ~(front->alignment - 1);
   unsigned index = tag == NULL ? bin_index_used(front, bytes) : BINS;
   struct shelf *shelf = shelf_for(front, bytes, tag);
-  const struct kept *kept = &shelf->ring[shelf->first];
+  const struct kept *kept = shelf->oldest;
   bool does = shelf->count > 0 && shelf_is_for(shelf, bytes, tag) && kept_fits(shelf, kept, bytes);
   miss->pool = front->pool;
   miss->generation = front->generation;
@@ -1041,7 +1059,7 @@ static void large_miss(struct front *front, size_t size, const void *tag, struct
   miss->enough = miss->full || shelf_has_enough(front, shelf, bytes);
   const struct shelf *bin = tag == NULL ? bin_serving(front, bytes) : NULL;
   miss->binning = front->binning;
-  miss->bin_epoch = bin != NULL && bin->count >= BIN_FENCED ? bin->ring[bin->first].epoch : 0;
+  miss->bin_epoch = bin != NULL && bin->count >= BIN_FENCED ? bin->oldest->epoch : 0;
   miss->passed_count = limbo_drain(front, miss->passed, &miss->fence);
 }
 
@@ -1056,7 +1074,7 @@ static struct shelf *shelf_claim(struct front *front, size_t bytes, const void *
     return ++shelf->in_the_way >= SHELF_PATIENCE ? shelf : NULL;
   shelf->bytes = tag == NULL ? bytes : 0;
   shelf->tag = tag;
-  shelf->first = shelf->in_the_way = 0;
+  shelf->in_the_way = 0;
   front->last_size = 0; /* it may have been this one's */
   return NULL;
 }
@@ -1090,8 +1108,7 @@ static void shelf_make_room(struct front *front, struct shelf *shelf, unsigned b
   if (ring == NULL)
     return;
   biased_enter(&front->lock);
-  shelf->ring = ring;
-  shelf->room = blocks;
+  ring_set(shelf, ring, blocks);
   biased_leave(&front->lock);
 }
 
@@ -1319,7 +1336,7 @@ static uint64_t size_waits_for(struct front *front, size_t size) {
   if (shelf->count == 0 || !shelf_is_for(shelf, bytes, NULL))
     return 0;
   bool asks = !shelf_has_room(front, shelf) || shelf_has_enough(front, shelf, bytes);
-  return asks ? shelf->ring[shelf->first].epoch : 0;
+  return asks ? shelf->oldest->epoch : 0;
 }
 
 /* The thread is inside, and leaves, here and in the next. */
@@ -1344,7 +1361,7 @@ static __attribute__((noinline)) uintptr_t malloc_quick_large(struct front *fron
   if (__builtin_expect(size != front->last_size, false))
     return malloc_quick_other(front, size, site);
   struct shelf *shelf = front->last_shelf;
-  if (__builtin_expect(shelf->count == 0 || shelf->ring[shelf->first].epoch > reuse_passed(front->reuse), false))
+  if (__builtin_expect(shelf->count == 0 || shelf->oldest->epoch > reuse_passed(front->reuse), false))
     return malloc_quick_other(front, size, site);
   uintptr_t address = shelf_hand_out(front, shelf, size, site, NULL);
   number_add(&front->numbers.live, 1);
@@ -1787,7 +1804,7 @@ static void front_detach(struct front *front) {
   front->limbo_count = 0;
   front->excess = (struct kept){0};
   for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
-    shelf->count = 0;
+    ring_empty(shelf);
   if (front->owns)
     memset(front->owned, 0, sizeof front->owned);
   front->owns = false;
@@ -1841,8 +1858,9 @@ static void front_add_kept(struct front *front, struct pool_front_sum *sum) {
   uint64_t passed = reuse_passed(front->reuse);
   const struct shelf *shelf;
   for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++) {
-    for (unsigned j = 0; j < shelf->count; j++)
-      kept_add(&shelf->ring[(shelf->first + j) & (shelf->room - 1)], passed, sum);
+    struct kept *kept = shelf->oldest;
+    for (unsigned j = 0; j < shelf->count; j++, kept = ring_after(shelf, kept))
+      kept_add(kept, passed, sum);
   }
   for (unsigned j = 0; j < front->limbo_count; j++)
     kept_add(&front->limbo[(front->limbo_first + j) % LIMBO_BLOCKS], passed, sum);
