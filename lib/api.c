@@ -529,11 +529,10 @@ static __attribute__((noinline)) cudaError_t malloc_slowly(void **ptr, size_t si
 }
 
 cudaError_t MAM_CudaMalloc(void **ptr, size_t size) {
-  const void *site = __builtin_return_address(0);
   uint64_t id = ptr != NULL && size != 0 ? default_id_quick() : 0;
-  uintptr_t address = id != 0 ? front_malloc_quick(id, size, site) : 0;
+  uintptr_t address = id != 0 ? front_malloc_quick(id, size, __builtin_return_address(0)) : 0;
   if (address == 0)
-    return malloc_slowly(ptr, size, site, id);
+    return malloc_slowly(ptr, size, __builtin_return_address(0), id);
   *ptr = (void *)address;
   return cudaSuccess;
 }
