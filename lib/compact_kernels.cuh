@@ -137,6 +137,16 @@ static __device__ mam_u32 grid_warps(void) { return gridDim.x * WARPS; }
 
 /* ---- Pieces of a compaction ---- */
 
+/* What a block's threads share in one piece or the other. */
+struct rewrite_room {
+  struct mam_span_left spans[TEAM_THREADS];
+  struct mam_shape shapes[MAM_HEAP_TYPES + 1];
+};
+union room {
+  struct mam_merge_room merges[WARPS];
+  struct rewrite_room rewrite;
+};
+
 /* Types' slots are behind those of size classes. */
 static __device__ void slots_empty(const struct mam_compact &compact) {
   mam_u32 count = compact.control->heap.slot_count;
@@ -153,8 +163,8 @@ static __device__ void slots_watch(const struct mam_compact &compact) {
 
 /* The last block that is done with its tiles has the sums to itself. */
 static __device__ void look(const struct mam_compact &compact, mam_u32 n, bool at_first, mam_u32 *turn) {
-  for (mam_u32 tile = blockIdx.x; tile < compact.tiles; tile += gridDim.x)
-    mam_tile_look(block_here(), &compact, n, tile, at_first);
+  for (mam_u32 tile = grid_warp(); tile < compact.tiles; tile += grid_warps())
+    mam_tile_look(warp_here(), &compact, n, tile, at_first);
   bool last = grid_arrive(compact, ++*turn);
   if (last)
     mam_compact_sum(block_here(), &compact);
@@ -169,11 +179,11 @@ static __device__ void done_add(mam_u64 *sum, mam_u64 value) {
 }
 
 /* A warp for each merge. */
-static __device__ void merge(const struct mam_compact &compact, mam_u32 n, struct mam_merge_room *rooms) {
+static __device__ void merge(const struct mam_compact &compact, mam_u32 n, union room *room) {
   struct mam_team team = warp_here();
   struct mam_compact_done sum = {0, 0, 0, 0};
   mam_u32 number = grid_warp();
-  while (mam_compact_merge(team, &compact, &rooms[threadIdx.x / WARP_THREADS], n, number, &sum))
+  while (mam_compact_merge(team, &compact, &room->merges[threadIdx.x / WARP_THREADS], n, number, &sum))
     number += grid_warps();
   if (!__syncthreads_or(sum.moved != 0))
     return;
@@ -183,15 +193,15 @@ static __device__ void merge(const struct mam_compact &compact, mam_u32 n, struc
   done_add(&compact.state->done.pages, team.rank == 0 ? sum.pages : 0);
 }
 
-static __device__ void passes(const struct mam_compact &compact, struct mam_merge_room *rooms, mam_u32 *turn) {
+static __device__ void passes(const struct mam_compact &compact, union room *room, mam_u32 *turn) {
   mam_u64 merges = 0;
   mam_u32 n = compact.n_first;
   for (mam_u32 pass = 1; n != 0; pass++) {
     look(compact, n, pass == 1, turn);
-    for (mam_u32 tile = blockIdx.x; tile < compact.tiles; tile += gridDim.x)
-      mam_tile_order(block_here(), &compact, tile);
+    for (mam_u32 tile = grid_warp(); tile < compact.tiles; tile += grid_warps())
+      mam_tile_order(warp_here(), &compact, tile);
     grid_wait(compact, turn);
-    merge(compact, n, rooms);
+    merge(compact, n, room);
     grid_wait(compact, turn);
     mam_u64 now = compact.state->done.merges;
     if (grid_rank() == 0 && now != merges)
@@ -201,15 +211,35 @@ static __device__ void passes(const struct mam_compact &compact, struct mam_merg
   }
 }
 
-/* A warp for each span with pointers; roots by all threads. */
-static __device__ void rewrite(const struct mam_compact &compact) {
+/* Lists those of a block's spans that were not moved, each thread's every gridDim.x-th from first on; returns how many.
+ */
+static __device__ mam_u32 rewrite_list(const struct mam_compact &compact, struct rewrite_room *room, mam_u32 first) {
+  struct mam_span_left left = {0, 0, 0, 0};
+  mam_u32 span = first + threadIdx.x * gridDim.x, count;
+  if (span < compact.state->span_count)
+    left = mam_span_left_at(&compact, span);
+  mam_u32 at = mam_team_scan(block_here(), left.pairs != 0, &count);
+  if (left.pairs != 0)
+    room->spans[at] = left;
+  __syncthreads();
+  return count;
+}
+
+/* A warp for each part of a span with pointers; roots by all threads. */
+static __device__ void rewrite(const struct mam_compact &compact, struct rewrite_room *room) {
   if (compact.state->done.moved == 0)
     return;
-  const struct mam_rewriting rewriting = {compact.control->heap, mam_area_moved(compact.control->superblocks[0]),
-                                          compact.state->passes > 1};
-  mam_u32 count = compact.state->span_count;
-  for (mam_u32 span = grid_warp(); span < count; span += grid_warps())
-    mam_span_rewrite(warp_here(), &rewriting, &compact, span);
+  const struct mam_rewriting rewriting = {compact.control->heap, room->shapes, compact.state->passes > 1};
+  if (threadIdx.x < compact.types)
+    room->shapes[threadIdx.x + 1] = mam_shape_of(compact.control->types[threadIdx.x].kind);
+  mam_u32 parts = mam_span_parts(&compact);
+  for (mam_u32 first = blockIdx.x; first < compact.state->span_count; first += TEAM_THREADS * gridDim.x) {
+    mam_u32 count = rewrite_list(compact, room, first);
+    for (mam_u32 i = threadIdx.x / WARP_THREADS; i < count * parts; i += WARPS)
+      mam_span_rewrite(warp_here(), &rewriting, &compact, &room->spans[i % count], i / count);
+    __syncthreads(); /* the room is free for the next */
+  }
+  __syncthreads();
   for (mam_u32 i = 0; i < compact.root_count; i++) {
     struct mam_compact_roots roots = compact.roots[i];
     for (mam_u64 first = grid_rank(); first < roots.count; first += (mam_u64)MAM_COMPACT_BATCH * grid_threads())
@@ -228,8 +258,8 @@ static __device__ void release(const struct mam_compact &compact) {
 
 /* A warp for each span. */
 static __device__ void list(const struct mam_compact &compact, mam_u32 *turn) {
-  for (mam_u32 tile = blockIdx.x; tile < compact.tiles; tile += gridDim.x)
-    mam_tile_list(block_here(), &compact, tile);
+  for (mam_u32 tile = grid_warp(); tile < compact.tiles; tile += grid_warps())
+    mam_tile_list(warp_here(), &compact, tile);
   grid_wait(compact, turn);
   mam_u32 count = compact.state->span_count;
   for (mam_u32 span = grid_warp(); span < count; span += grid_warps())
@@ -242,7 +272,7 @@ static __device__ void list(const struct mam_compact &compact, mam_u32 *turn) {
 
 extern "C" __global__ void __launch_bounds__(TEAM_THREADS, MAM_COMPACT_BLOCKS)
     mam_kernel_compact(const __grid_constant__ struct mam_compact compact) {
-  __shared__ struct mam_merge_room rooms[WARPS];
+  __shared__ union room room;
   mam_u32 turn = 0;
   if ((compact.what & (MAM_COMPACT_PASSES | MAM_COMPACT_OBJECTS)) != 0) {
     const struct mam_compact_state none = {};
@@ -254,17 +284,16 @@ extern "C" __global__ void __launch_bounds__(TEAM_THREADS, MAM_COMPACT_BLOCKS)
   if ((compact.what & MAM_COMPACT_OBJECTS) != 0)
     list(compact, &turn);
   if ((compact.what & MAM_COMPACT_PASSES) != 0) {
-    passes(compact, rooms, &turn);
+    passes(compact, &room, &turn);
     if ((compact.what & MAM_COMPACT_INFO) != 0)
       look(compact, compact.n_last, false, &turn);
-    rewrite(compact);
+    rewrite(compact, &room.rewrite);
     grid_wait(compact, &turn);
   }
   if ((compact.what & MAM_COMPACT_RELEASE) != 0)
     release(compact);
   slots_watch(compact);
-  grid_wait(compact, &turn);
-  if (grid_rank() == 0) {
+  if (grid_arrive(compact, turn + 1) && threadIdx.x == 0) {
     *compact.report = *compact.state;
     __threadfence_system();
   }

@@ -7,18 +7,23 @@
 
 #include <mam/heap_core.h>
 
+/* How defragmentation is tuned, measured on an H200: the blocks of a multiprocessor, which run together, and the
+ * pointers that a thread rewrites together. */
+#ifndef MAM_COMPACT_BLOCKS
+#define MAM_COMPACT_BLOCKS 3
+#define MAM_COMPACT_BATCH 8
+#endif
+
 enum {
   MAM_COMPACT_TARGETS = 16, /* n at most */
   MAM_COMPACT_GROUP = 8,    /* pages that one thread looks at */
-  MAM_COMPACT_GROUPS = 256, /* of a tile: as many threads as a team has */
-  MAM_COMPACT_BATCH = 8,    /* pointers that a thread rewrites together: as many as a page has words */
+  MAM_COMPACT_GROUPS = 32,  /* of a tile: as many threads as a warp has */
   MAM_COMPACT_TILE = MAM_COMPACT_GROUP * MAM_COMPACT_GROUPS,
-  MAM_COMPACT_THREADS = MAM_COMPACT_GROUPS, /* of a block */
-  MAM_COMPACT_BLOCKS = 3,                   /* of a multiprocessor, which run together */
-  MAM_SPAN_CHUNKS = 32 * MAM_PAGE_WORDS,    /* at most */
-  MAM_COMPACT_LITTLE = 64,                  /* a pass merges little if it takes less than one span of so many away */
-  MAM_UNIT_BATCH = 4,                       /* units that a thread copies together */
-  MAM_UNIT_BYTES = 16                       /* copied by one thread at a time */
+  MAM_COMPACT_THREADS = 256,             /* of a block */
+  MAM_SPAN_CHUNKS = 32 * MAM_PAGE_WORDS, /* at most */
+  MAM_COMPACT_LITTLE = 64,               /* a pass merges little if it takes less than one span of so many away */
+  MAM_UNIT_BATCH = 4,                    /* units that a thread copies together */
+  MAM_UNIT_BYTES = 16                    /* copied by one thread at a time */
 };
 
 /* What was found of a heap's typed spans. */
@@ -78,6 +83,7 @@ struct mam_compact {
   mam_u32 n_first, n_last, pass_limit;     /* of the first pass and of the last ones; pass_limit 0: none */
   mam_u32 object_type;                     /* for a list of objects */
   mam_u32 superblocks, tiles, types;       /* types: the number of the last one */
+  mam_u32 pointers_most;                   /* of an object */
   mam_u32 first[MAM_HEAP_SUPERBLOCKS + 1]; /* page of each superblock */
 };
 

@@ -14,7 +14,7 @@
 enum { ALIGN_BYTES = 256 };
 
 struct heap_compact {
-  mam_u32 types, root_count, root_room;
+  mam_u32 types, pointers_most, root_count, root_room;
   bool is_open, roots_changed;
   struct mam_compact_roots *roots;
   void *memory; /* of the pool */
@@ -100,6 +100,8 @@ static cudaError_t register_type(const struct heap_inside *inside, struct heap_c
   if (error != cudaSuccess)
     return error;
   compact->types++;
+  if (compact->pointers_most < info.pointer_count)
+    compact->pointers_most = info.pointer_count;
   *type = info.kind;
   return cudaSuccess;
 }
@@ -176,6 +178,7 @@ static mam_u64 lay_out(const struct heap_inside *inside, const struct heap_compa
   *work = (struct mam_compact){.control = inside->handle->control,
                                .report = compact->report,
                                .types = compact->types,
+                               .pointers_most = compact->pointers_most,
                                .root_count = compact->root_count,
                                .superblocks = inside->count};
   for (mam_u32 i = 0; i < inside->count; i++) {

@@ -47,6 +47,9 @@ static inline struct mam_compact *compact_model_open(struct heap_model *model, m
   compact->superblocks = model->control->superblock_count;
   compact->types = types;
   compact->n_first = compact->n_last = n;
+  for (mam_u32 i = 0; i < types; i++)
+    if (compact->pointers_most < model->control->types[i].pointer_count)
+      compact->pointers_most = model->control->types[i].pointer_count;
   for (mam_u32 i = 0; i < compact->superblocks; i++) {
     compact->tiles += (model->control->superblocks[i].page_count + MAM_COMPACT_TILE - 1) / MAM_COMPACT_TILE;
     compact->first[i + 1] = compact->tiles * MAM_COMPACT_TILE;
@@ -95,9 +98,15 @@ static inline unsigned compact_model_passes(struct mam_compact *compact) {
 }
 
 static inline void compact_model_rewrite(const struct mam_compact *compact) {
-  struct mam_rewriting rewriting = {compact->control->heap, mam_area_moved(compact->control->superblocks[0]), 1};
-  for (mam_u32 span = 0; span < compact->state->span_count; span++)
-    mam_span_rewrite(compact_model_team, &rewriting, compact, span);
+  struct mam_shape shapes[MAM_HEAP_TYPES + 1];
+  struct mam_rewriting rewriting = {compact->control->heap, shapes, 1};
+  for (mam_u32 type = 0; type < compact->types; type++)
+    shapes[type + 1] = mam_shape_of(compact->control->types[type].kind);
+  for (mam_u32 span = 0; span < compact->state->span_count; span++) {
+    struct mam_span_left left = mam_span_left_at(compact, span);
+    for (mam_u32 part = 0; part < mam_span_parts(compact); part++)
+      mam_span_rewrite(compact_model_team, &rewriting, compact, &left, part);
+  }
 }
 
 /* The objects of a type, up to room of them; returns how many there are. */
