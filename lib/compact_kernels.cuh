@@ -93,24 +93,27 @@ static __device__ bool grid_arrive(const struct mam_compact &compact, mam_u32 tu
   bool last = false;
   __syncthreads();
   if (threadIdx.x == 0) {
-    mam_fence(); /* what the block's threads wrote comes before its arrival; what they read, after that of all */
+    mam_fence(); /* what the block's threads wrote comes before its arrival */
     last = mam_add_relaxed_u32(&compact.barrier[BARRIER_ARRIVED], 1) + 1 == turn * gridDim.x;
-    mam_fence();
+    if (last)
+      mam_fence(); /* what they read, after that of all */
   }
   return __syncthreads_or(last) != 0;
 }
 
 /* The others wait for the last one. */
 static __device__ void grid_pass(const struct mam_compact &compact, mam_u32 turn, bool last) {
-  __syncthreads();
+  if (last)
+    __syncthreads();
   if (threadIdx.x == 0) {
-    mam_fence();
-    if (last)
+    if (last) {
+      mam_fence(); /* what the last one wrote comes before the others' turn */
       mam_store_relaxed_u32(&compact.barrier[BARRIER_TURN], turn);
-    else
+    } else {
       while (mam_load_relaxed_u32(&compact.barrier[BARRIER_TURN]) < turn)
         __nanosleep(20);
-    mam_fence();
+      mam_fence(); /* what they read, after it */
+    }
   }
   __syncthreads();
 }
