@@ -25,6 +25,9 @@
  *   mam_team_sync(team)          the team's threads wait for each other
  *   mam_team_sum(team, value)    the sum of all threads' 64-bit values, for each of them
  *   mam_team_scan(team, value, total)   the sum of the 32-bit values of the threads before; the whole sum in *total
+ *   mam_read_if_u16, mam_read_if_u64(wanted, place)   what is there, 0 if it is not wanted: without a branch, so that
+ *       many reads are under way together
+ *   mam_read_once_if_u64(wanted, place)   the same of what is not read again soon
  */
 #ifndef MAM_LIB_COMPACT_CORE_H
 #define MAM_LIB_COMPACT_CORE_H
@@ -78,11 +81,12 @@ MAM_INLINE int mam_fill_is_candidate(struct mam_fill fill, mam_u32 n) {
 }
 
 /* Says of a span that its objects were moved, or that it has none: what is its entries' size class. */
-MAM_INLINE void mam_span_moved(struct mam_team team, struct mam_area area, mam_u32 page, mam_u32 pages, mam_u32 what) {
+MAM_INLINE void mam_span_moved(struct mam_team team, struct mam_area area, mam_u32 page, mam_u32 pages, mam_u32 kind,
+                               mam_u32 what) {
   mam_u16 *entries = mam_area_entries(area) + page;
   MAM_LOOP
   for (mam_u32 i = team.rank; i < pages; i += team.count)
-    entries[i] = (mam_u16)((entries[i] & ~63u) | what);
+    entries[i] = (mam_u16)((mam_entry_of(kind, i) & ~63u) | what);
   MAM_LOOP
   for (mam_u32 done = 0; team.rank == 0 && done < pages;) {
     mam_u32 from = (page + done) & 63, here = 64 - from < pages - done ? 64 - from : pages - done;
@@ -138,9 +142,10 @@ MAM_INLINE int mam_compact_slot_is_untouched(const struct mam_heap_control *cont
 /* What a thread saw: numbers for each type, in four bits each, of up to MAM_COMPACT_GROUP. */
 struct mam_seen {
   mam_u64 by_type;
-  mam_u64 numbers;                  /* spans, from bit 16 on candidates, from bit 32 on live objects */
-  mam_u64 sizes;                    /* the free levels, from bit 32 on pages */
-  mam_u8 candidates, with_pointers; /* bits of pages that such a span begins in */
+  mam_u64 numbers;      /* spans, from bit 16 on candidates, from bit 32 on live objects */
+  mam_u64 sizes;        /* the free levels, from bit 32 on pages */
+  mam_u16 candidates;   /* the types of those that begin in the pages, in four bits each; 0: none does */
+  mam_u8 with_pointers; /* bits of pages that such a span begins in */
 };
 
 /* Looks at a group of pages.  at_first: an empty span that nobody has given back goes with those whose objects were
@@ -151,7 +156,7 @@ MAM_INLINE struct mam_seen mam_group_look(const struct mam_compact *compact, mam
   struct mam_place place = mam_compact_place(compact, number);
   if (place.page >= place.area.page_count)
     return seen;
-  mam_u32 taken = (mam_u32)(mam_area_pages(place.area)[place.page >> 6] >> (place.page & 63)) & 255;
+  mam_u32 taken = (mam_u32)(mam_area_pages(place.area)[place.page >> 6] >> (place.page & 63));
   mam_u32 begins = 0; /* pages that a typed span begins in, by their entries */
   MAM_UNROLL
   for (mam_u32 i = 0; i < MAM_COMPACT_GROUP; i++)
@@ -159,7 +164,7 @@ MAM_INLINE struct mam_seen mam_group_look(const struct mam_compact *compact, mam
       mam_u32 entry = mam_area_entries(place.area)[place.page + i];
       begins |= (mam_u32)(entry >> MAM_ENTRY_TYPE_SHIFT != 0 && mam_entry_back(entry) == 0) << i;
     }
-  begins &= taken;
+  begins &= taken; /* of the group: taken has more */
   MAM_LOOP
   for (; begins != 0; begins &= begins - 1) {
     mam_u32 i = mam_lowest_u32(begins), page = place.page + i;
@@ -170,14 +175,14 @@ MAM_INLINE struct mam_seen mam_group_look(const struct mam_compact *compact, mam
       continue;
     if (fill.live == 0) {
       if (at_first)
-        mam_span_moved(alone, place.area, page, mam_word_span_pages(words[0]), MAM_ENTRY_EMPTY);
+        mam_span_moved(alone, place.area, page, mam_word_span_pages(words[0]), kind, MAM_ENTRY_EMPTY);
       continue;
     }
     mam_u64 is_candidate = (mam_u64)mam_fill_is_candidate(fill, n);
     seen.by_type += is_candidate << (4 * (mam_kind_type(kind) - 1));
-    seen.candidates |= (mam_u8)(is_candidate << i);
+    seen.candidates |= (mam_u16)((mam_u32)is_candidate * mam_kind_type(kind) << (4 * i));
     seen.numbers += 1 | is_candidate << 16 | (mam_u64)fill.live << 32;
-    seen.sizes += ((mam_u64)(fill.chunks - fill.live) << 16) / fill.chunks;
+    seen.sizes += ((fill.chunks - fill.live) << 16) / fill.chunks;
     seen.sizes += (mam_u64)mam_word_span_pages(words[0]) << 32;
     if (compact->control->types[mam_kind_type(kind) - 1].pointer_count != 0)
       seen.with_pointers |= (mam_u8)(1u << i);
@@ -268,23 +273,18 @@ MAM_INLINE void mam_tile_order(struct mam_team team, const struct mam_compact *c
   MAM_LOOP
   for (mam_u32 turn = team.rank; turn < MAM_COMPACT_GROUPS; turn += team.count) {
     mam_u32 number = tile * MAM_COMPACT_TILE + (MAM_COMPACT_GROUPS - 1 - turn) * MAM_COMPACT_GROUP;
-    mam_u32 candidates = compact->candidates[number / MAM_COMPACT_GROUP], types = 0;
-    struct mam_place place = mam_compact_place(compact, number);
-    MAM_LOOP
-    for (mam_u32 i = 0; candidates >> i != 0; i++)
-      if ((candidates >> i & 1) != 0)
-        types |= (mam_u32)(mam_area_entries(place.area)[place.page + i] >> MAM_ENTRY_TYPE_SHIFT) << (4 * i);
+    mam_u32 candidates = compact->candidates[number / MAM_COMPACT_GROUP];
     MAM_LOOP
     for (mam_u32 type = 0; type < compact->types; type++) {
       mam_u32 count = 0, total;
-      MAM_LOOP
-      for (mam_u32 i = 0; i < MAM_COMPACT_GROUP; i++)
-        count += (types >> (4 * i) & 15) == type + 1;
       mam_u32 *sum = mam_compact_sum_at(compact, type, tile);
+      MAM_UNROLL
+      for (mam_u32 i = 0; i < MAM_COMPACT_GROUP; i++)
+        count += (candidates >> (4 * i) & 15) == type + 1;
       mam_u32 at = *sum + mam_team_scan(team, count, &total);
       MAM_LOOP
       for (mam_u32 i = MAM_COMPACT_GROUP; count != 0 && i-- != 0;)
-        if ((types >> (4 * i) & 15) == type + 1)
+        if ((candidates >> (4 * i) & 15) == type + 1)
           compact->order[at++] = number + i;
       mam_team_sync(team);
       if (team.rank == 0)
@@ -322,13 +322,13 @@ MAM_INLINE struct mam_merge mam_merge_rest(mam_u32 candidates, mam_u32 live, mam
 }
 
 /* What a team shares while it merges: the targets' free chunks, in the order in which they are filled, and where the
- * objects of a source are and where they go: the word and the bit, as one number. */
+ * objects of a source are, chunk by chunk, and where they go. */
 struct mam_merge_room {
   mam_u64 *words[MAM_COMPACT_TARGETS];
   mam_u64 address[MAM_COMPACT_TARGETS];
   mam_u32 free[MAM_COMPACT_TARGETS * MAM_PAGE_WORDS];
   mam_u16 before[MAM_COMPACT_TARGETS * MAM_PAGE_WORDS]; /* free chunks of the words before */
-  mam_u16 to[MAM_SPAN_CHUNKS];
+  mam_u64 to[MAM_SPAN_CHUNKS];
   mam_u8 from[MAM_SPAN_CHUNKS];
 };
 
@@ -380,34 +380,29 @@ MAM_INLINE mam_u32 mam_merge_begin(struct mam_team team, const struct mam_compac
   return total;
 }
 
-MAM_INLINE mam_u64 mam_hole_address(const struct mam_merge_room *room, mam_u32 hole, mam_u32 bytes) {
-  mam_u32 chunk = hole % MAM_SPAN_CHUNKS;
-  return room->address[hole / MAM_SPAN_CHUNKS] + (mam_u64)(chunk * bytes);
-}
-
 /* Pairs the objects of a source with free chunks from the one of rank first on; words: how many the targets have. */
 MAM_INLINE void mam_merge_pair(struct mam_team team, struct mam_merge_room *room, const struct mam_source *source,
                                mam_u32 words, mam_u32 first) {
-  mam_u32 before = 0;
+  mam_u32 before = 0, bytes = mam_class_bytes(source->kind);
   MAM_UNROLL
   for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++) {
-    mam_u32 bits = source->used[i];
-    MAM_LOOP
-    for (mam_u32 bit = team.rank; bit < 32; bit += team.count)
+    mam_u32 bits = source->used[i], bit = team.rank;
+    do
       if ((bits >> bit & 1) != 0)
         room->from[before + mam_ones_u32(bits & ((1u << bit) - 1))] = (mam_u8)(32 * i + bit);
+    while ((bit += team.count) < 32);
     before += mam_ones_u32(bits);
   }
   MAM_LOOP
   for (mam_u32 i = 0; i < words; i++) {
-    mam_u32 bits = room->free[i];
+    mam_u32 bits = room->free[i], bit = team.rank;
+    mam_u64 address = room->address[i / MAM_PAGE_WORDS];
     before = room->before[i] - first; /* wraps where it is less */
-    MAM_LOOP
-    for (mam_u32 bit = team.rank; bit < 32; bit += team.count) {
+    do {
       mam_u32 object = before + mam_ones_u32(bits & ((1u << bit) - 1));
       if ((bits >> bit & 1) != 0 && object < source->live)
-        room->to[object] = (mam_u16)(32 * i + bit);
-    }
+        room->to[object] = address + (mam_u64)((i % MAM_PAGE_WORDS * 32 + bit) * bytes);
+    } while ((bit += team.count) < 32);
   }
   mam_team_sync(team);
 }
@@ -417,44 +412,54 @@ struct mam_unit {
   mam_u64 low, high;
 } __attribute__((aligned(16)));
 
-/* Copies the paired objects of a source at address.  A unit's object by a multiplication, which is exact: there are
- * fewer than 2^15 units, of fewer than 2^12 in an object. */
+/* The place of a unit among those of a source's objects. */
+struct mam_unit_place {
+  mam_u32 object, in_object;
+};
+
+/* By a multiplication, which is exact: there are fewer than 2^15 units, of fewer than 2^12 in an object. */
+MAM_INLINE struct mam_unit_place mam_unit_place(mam_u32 at, mam_u32 units, mam_u32 inverse) {
+  struct mam_unit_place place = {units == 1 ? at : (mam_u32)((mam_u64)at * inverse >> 32), 0};
+  place.in_object = (at - place.object * units) * MAM_UNIT_BYTES;
+  return place;
+}
+
+/* Copies the paired objects of a source at address.  A thread reads the last unit where it has none: without a branch,
+ * so that its reads are under way together. */
 MAM_INLINE void mam_merge_copy(struct mam_team team, const struct mam_merge_room *room, mam_u64 address, mam_u32 bytes,
                                mam_u32 objects) {
   mam_u32 units = bytes / MAM_UNIT_BYTES, count = objects * units, inverse = 0xffffffffu / units + 1;
   MAM_LOOP
   for (mam_u32 first = team.rank; first < count; first += MAM_UNIT_BATCH * team.count) {
     struct mam_unit held[MAM_UNIT_BATCH];
-    struct mam_unit *to[MAM_UNIT_BATCH];
     MAM_UNROLL
     for (mam_u32 i = 0; i < MAM_UNIT_BATCH; i++) {
       mam_u32 at = first + i * team.count;
-      mam_u32 object = units == 1 ? at : (mam_u32)((mam_u64)at * inverse >> 32), unit = at - object * units;
-      if (at < count) {
-        held[i] = ((const struct mam_unit *)(address + (mam_u64)(room->from[object] * bytes)))[unit];
-        to[i] = (struct mam_unit *)mam_hole_address(room, room->to[object], bytes) + unit;
-      }
+      struct mam_unit_place place = mam_unit_place(at < count ? at : count - 1, units, inverse);
+      held[i] = *(const struct mam_unit *)(address + (room->from[place.object] * bytes + place.in_object));
     }
     MAM_UNROLL
-    for (mam_u32 i = 0; i < MAM_UNIT_BATCH; i++)
-      if (first + i * team.count < count)
-        *to[i] = held[i];
+    for (mam_u32 i = 0; i < MAM_UNIT_BATCH; i++) {
+      mam_u32 at = first + i * team.count;
+      struct mam_unit_place place = mam_unit_place(at, units, inverse);
+      if (at < count)
+        *(struct mam_unit *)(room->to[place.object] + place.in_object) = held[i];
+    }
   }
 }
 
 /* Leaves the new addresses of a source's objects, all of which were copied, in the source at address. */
 MAM_INLINE void mam_merge_leave(struct mam_team team, const struct mam_merge_room *room,
-                                const struct mam_source *source, mam_u64 address, mam_u32 bytes) {
+                                const struct mam_source *source, mam_u64 address) {
   mam_u64 *table = (mam_u64 *)address;
   mam_u32 before = 0;
   MAM_UNROLL
   for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++) {
-    mam_u32 bits = source->used[i];
-    MAM_LOOP
-    for (mam_u32 bit = team.rank; bit < 32; bit += team.count) {
+    mam_u32 bits = source->used[i], bit = team.rank;
+    do {
       mam_u32 object = before + mam_ones_u32(bits & ((1u << bit) - 1));
-      table[32 * i + bit] = (bits >> bit & 1) != 0 ? mam_hole_address(room, room->to[object], bytes) : 0;
-    }
+      table[32 * i + bit] = (bits >> bit & 1) != 0 ? room->to[object] : 0;
+    } while ((bit += team.count) < 32);
     before += mam_ones_u32(bits);
   }
 }
@@ -470,8 +475,8 @@ MAM_INLINE mam_u32 mam_merge_source(struct mam_team team, struct mam_merge_room 
   mam_merge_pair(team, room, source, words, first);
   mam_merge_copy(team, room, address, bytes, source->live);
   mam_team_sync(team);
-  mam_merge_leave(team, room, source, address, bytes);
-  mam_span_moved(team, source->area, source->page, source->pages, MAM_ENTRY_MOVED);
+  mam_merge_leave(team, room, source, address);
+  mam_span_moved(team, source->area, source->page, source->pages, source->kind, MAM_ENTRY_MOVED);
   mam_team_sync(team);
   return source->live;
 }
@@ -481,7 +486,9 @@ MAM_INLINE void mam_merge_end(struct mam_team team, const struct mam_merge_room 
   MAM_LOOP
   for (mam_u32 i = team.rank; i < words; i += team.count)
     if (count > room->before[i])
-      room->words[i / MAM_PAGE_WORDS][i % MAM_PAGE_WORDS] |= mam_lowest_ones(room->free[i], count - room->before[i]);
+      /* relaxed: nobody else looks at it; atomic so that nobody waits for what it was. */
+      (void)mam_or_relaxed_u64(&room->words[i / MAM_PAGE_WORDS][i % MAM_PAGE_WORDS],
+                               mam_lowest_ones(room->free[i], count - room->before[i]));
 }
 
 /* The merge of few candidates. */
@@ -518,7 +525,7 @@ MAM_INLINE int mam_compact_merge(struct mam_team team, const struct mam_compact 
   const mam_u32 *order = compact->order + compact->state->starts[type];
   struct mam_merge merge =
       candidates > n ? mam_merge_of(candidates, n, number) : mam_merge_few(team, compact, order, candidates);
-  mam_u32 done = 0, merged = 0, pages = 0, words = merge.targets * MAM_PAGE_WORDS, room_for = 0;
+  mam_u32 done = 0, merged = 0, pages = 0, words = merge.targets * MAM_PAGE_WORDS, room_for = 0, bytes = 0;
   MAM_LOOP
   for (mam_u32 i = 0; i < merge.sources; i++) {
     struct mam_source source = mam_source_at(compact, order[merge.source + i]);
@@ -528,12 +535,13 @@ MAM_INLINE int mam_compact_merge(struct mam_team team, const struct mam_compact 
     done += moved;
     merged += moved != 0;
     pages += moved != 0 ? source.pages : 0;
+    bytes = mam_class_bytes(source.kind);
   }
   if (done != 0)
     mam_merge_end(team, room, words, done);
   sum->merges += merged;
   sum->moved += done;
-  sum->moved_bytes += (mam_u64)done * mam_class_bytes(compact->control->types[type].kind);
+  sum->moved_bytes += (mam_u64)done * bytes;
   sum->pages += pages;
   mam_team_sync(team); /* the room is free for the next */
   return 1;
@@ -563,10 +571,19 @@ MAM_INLINE struct mam_shape mam_shape_of(mam_u32 kind) {
 
 /* How pointers are rewritten: what all threads of a team know. */
 struct mam_rewriting {
-  mam_heap heap;
+  const mam_heap *heap;
+  mam_u64 base;               /* of the first superblock, its pages and their entries */
+  mam_u32 page_count, chains; /* chains: what moved may have moved on */
+  const mam_u16 *entries;
   const struct mam_shape *shapes; /* of the types, from 1 on */
-  int chains;                     /* what moved may have moved on */
 };
+
+MAM_INLINE struct mam_rewriting mam_rewriting_of(const struct mam_compact *compact, const struct mam_shape *shapes,
+                                                 mam_u32 passes) {
+  const mam_heap *heap = &compact->control->heap;
+  struct mam_rewriting rewriting = {heap, heap->base, heap->page_count, passes > 1, heap->entries, shapes};
+  return rewriting;
+}
 
 /* What becomes of addresses that a thread looks at together, so that its loads are under way together. */
 struct mam_addresses {
@@ -577,27 +594,24 @@ struct mam_addresses {
  * that are not in the first superblock. */
 MAM_INLINE mam_u32 mam_addresses_step(const struct mam_rewriting *rewriting, struct mam_addresses *addresses,
                                       mam_u32 *left) {
-  const mam_heap *heap = &rewriting->heap;
   mam_u32 entries[MAM_COMPACT_BATCH], in_object[MAM_COMPACT_BATCH], moved = 0;
   *left = 0;
   MAM_UNROLL
   for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++) {
-    mam_u64 page = (addresses->old[i] - heap->base) >> MAM_PAGE_SHIFT;
-    entries[i] = page < heap->page_count ? heap->entries[page] : 0;
-    *left |= (mam_u32)(page >= heap->page_count && addresses->old[i] != 0) << i;
+    mam_u64 page = (addresses->old[i] - rewriting->base) >> MAM_PAGE_SHIFT;
+    int inside = page < rewriting->page_count;
+    entries[i] = mam_read_if_u16(inside, &rewriting->entries[page]);
+    *left |= (mam_u32)(!inside && addresses->old[i] != 0) << i;
   }
   MAM_UNROLL
   for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++) {
-    addresses->now[i] = 0;
-    in_object[i] = 0;
-    if ((entries[i] & 63) == MAM_ENTRY_MOVED) {
-      struct mam_shape shape = rewriting->shapes[entries[i] >> MAM_ENTRY_TYPE_SHIFT];
-      mam_u32 in_page = (mam_u32)(addresses->old[i] - heap->base) & (MAM_PAGE_BYTES - 1);
-      mam_u32 in_span = in_page + (mam_entry_back(entries[i]) << MAM_PAGE_SHIFT);
-      mam_u32 chunk = ((in_span >> (shape.shift + 4)) * shape.multiple_part) >> 15;
-      addresses->now[i] = ((const mam_u64 *)(addresses->old[i] - in_span))[chunk];
-      in_object[i] = in_span - chunk * shape.bytes;
-    }
+    int was_moved = (entries[i] & 63) == MAM_ENTRY_MOVED;
+    struct mam_shape shape = rewriting->shapes[entries[i] >> MAM_ENTRY_TYPE_SHIFT];
+    mam_u32 in_page = (mam_u32)(addresses->old[i] - rewriting->base) & (MAM_PAGE_BYTES - 1);
+    mam_u32 in_span = in_page + (mam_entry_back(entries[i]) << MAM_PAGE_SHIFT);
+    mam_u32 chunk = ((in_span >> (shape.shift + 4)) * shape.multiple_part) >> 15;
+    addresses->now[i] = mam_read_if_u64(was_moved, (const mam_u64 *)(addresses->old[i] - in_span + 8 * chunk));
+    in_object[i] = in_span - chunk * shape.bytes;
   }
   MAM_UNROLL
   for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++) {
@@ -612,39 +626,46 @@ MAM_OUTLINE mam_u64 mam_address_forward(const mam_heap *heap, mam_u64 address) {
 
 /* Where the old addresses' objects are now.  Of those that moved, a few moved on. */
 MAM_INLINE void mam_addresses_forward(const struct mam_rewriting *rewriting, struct mam_addresses *addresses) {
-  const mam_heap *heap = &rewriting->heap;
   mam_u32 slow, again = mam_addresses_step(rewriting, addresses, &slow);
   if (rewriting->chains) {
     MAM_UNROLL
     for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++)
       if ((again >> i & 1) != 0) {
-        mam_u64 page = (addresses->now[i] - heap->base) >> MAM_PAGE_SHIFT;
-        slow |= (mam_u32)(page >= heap->page_count || (heap->entries[page] & 63) == MAM_ENTRY_MOVED) << i;
+        mam_u64 page = (addresses->now[i] - rewriting->base) >> MAM_PAGE_SHIFT;
+        slow |= (mam_u32)(page >= rewriting->page_count || (rewriting->entries[page] & 63) == MAM_ENTRY_MOVED) << i;
       }
   }
   if (slow != 0) {
     MAM_UNROLL
     for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++)
       if ((slow >> i & 1) != 0)
-        addresses->now[i] = MAM_OUT_OF_SIGHT(mam_address_forward)(&heap->control->heap, addresses->now[i]);
+        addresses->now[i] = MAM_OUT_OF_SIGHT(mam_address_forward)(rewriting->heap, addresses->now[i]);
   }
 }
 
 /* A span with pointers whose objects are to have them rewritten. */
 struct mam_span_left {
-  const mam_u64 *words;
   mam_u64 address;
-  mam_u32 type, pairs; /* type: less 1; pairs: of a bit, its pointers in all words */
+  const mam_u16 *pointers;      /* where they are in an object, in units of 8 bytes */
+  mam_u32 pointer_count, bytes; /* of an object */
+  mam_u32 words;                /* 0: it was moved itself */
+  mam_u32 used[MAM_PAGE_WORDS]; /* bits of its chunks */
 };
 
-/* The span at that place in the list; pairs 0 if it was moved itself. */
-MAM_INLINE struct mam_span_left mam_span_left_at(const struct mam_compact *compact, mam_u32 span) {
+/* The span at that place in the list; types: as the heap knows them. */
+MAM_INLINE struct mam_span_left mam_span_left_at(const struct mam_compact *compact, const struct mam_type_info *types,
+                                                 mam_u32 span) {
   struct mam_place place = mam_compact_place(compact, compact->spans[span]);
+  const mam_u64 *words = mam_span_words_at(place.area, place.page);
   mam_u32 entry = mam_area_entries(place.area)[place.page];
-  struct mam_span_left left = {mam_span_words_at(place.area, place.page), mam_area_address(place.area, place.page),
-                               (entry >> MAM_ENTRY_TYPE_SHIFT) - 1, 0};
-  if ((entry & 63) - 1 < MAM_HEAP_CLASSES)
-    left.pairs = compact->control->types[left.type].pointer_count * mam_word_span_words(left.words[0]);
+  const struct mam_type_info *type = &types[(entry >> MAM_ENTRY_TYPE_SHIFT) - 1];
+  struct mam_span_left left = {
+      mam_area_address(place.area, place.page), type->pointers, type->pointer_count, 0, 0, {0}};
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++)
+    left.used[i] = (mam_u32)words[i];
+  left.bytes = mam_class_bytes(mam_word_class(words[0]));
+  left.words = (entry & 63) - 1 < MAM_HEAP_CLASSES ? mam_word_span_words(words[0]) : 0;
   return left;
 }
 
@@ -656,18 +677,18 @@ MAM_INLINE mam_u32 mam_span_parts(const struct mam_compact *compact) {
 /* Rewrites a part of the pointers in the objects of a span: a thread has the objects with one bit in all the words, and
  * all pointers of an object before those of the next word's, because they are close. */
 MAM_INLINE void mam_span_rewrite(struct mam_team team, const struct mam_rewriting *rewriting,
-                                 const struct mam_compact *compact, const struct mam_span_left *left, mam_u32 part) {
-  const struct mam_type_info *type = &compact->control->types[left->type];
-  mam_u32 count = type->pointer_count, bytes = rewriting->shapes[left->type + 1].bytes;
-  MAM_LOOP
-  for (mam_u32 bit = team.rank; bit < 32 && part * MAM_COMPACT_BATCH < left->pairs; bit += team.count) {
-    mam_u32 word = part * MAM_COMPACT_BATCH / count, pointer = part * MAM_COMPACT_BATCH - word * count;
-    mam_u64 *at[MAM_COMPACT_BATCH];
+                                 const struct mam_span_left *left, mam_u32 part) {
+  mam_u32 first = part * MAM_COMPACT_BATCH, count = left->pointer_count, end = count * left->words, bit = team.rank;
+  if (first >= end)
+    return;
+  do {
+    mam_u32 word = first / count, pointer = first - word * count, at[MAM_COMPACT_BATCH];
     struct mam_addresses addresses;
     MAM_UNROLL
     for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++) {
-      at[i] = (mam_u64 *)(left->address + (mam_u64)((32 * word + bit) * bytes)) + type->pointers[pointer];
-      addresses.old[i] = part * MAM_COMPACT_BATCH + i < left->pairs && (left->words[word] >> bit & 1) != 0 ? *at[i] : 0;
+      int wanted = first + i < end && (left->used[word] >> bit & 1) != 0;
+      at[i] = (32 * word + bit) * left->bytes + left->pointers[pointer] * 8;
+      addresses.old[i] = mam_read_once_if_u64(wanted, (const mam_u64 *)(left->address + at[i]));
       pointer = pointer + 1 < count ? pointer + 1 : 0;
       word += pointer == 0 && word + 1 < MAM_PAGE_WORDS;
     }
@@ -675,8 +696,8 @@ MAM_INLINE void mam_span_rewrite(struct mam_team team, const struct mam_rewritin
     MAM_UNROLL
     for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++)
       if (addresses.now[i] != addresses.old[i])
-        *at[i] = addresses.now[i];
-  }
+        *(mam_u64 *)(left->address + at[i]) = addresses.now[i];
+  } while ((bit += team.count) < 32);
 }
 
 /* Rewrites every count-th pointer of an array from first on, up to MAM_COMPACT_BATCH. */

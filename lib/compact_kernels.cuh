@@ -6,7 +6,6 @@
 #ifndef MAM_LIB_COMPACT_KERNELS_CUH
 #define MAM_LIB_COMPACT_KERNELS_CUH
 
-#include <cub/block/block_reduce.cuh>
 #include <cub/block/block_scan.cuh>
 #include <cub/warp/warp_scan.cuh>
 
@@ -14,7 +13,6 @@
 
 enum { TEAM_THREADS = MAM_COMPACT_THREADS, WARP_THREADS = 32, WARPS = TEAM_THREADS / WARP_THREADS };
 
-typedef cub::BlockReduce<mam_u64, TEAM_THREADS> block_reduce;
 typedef cub::BlockScan<mam_u32, TEAM_THREADS> block_scan;
 typedef cub::WarpScan<mam_u32> warp_scan;
 
@@ -40,26 +38,11 @@ static __device__ __forceinline__ void mam_team_sync(struct mam_team team) {
     __syncthreads();
 }
 
-static __device__ __forceinline__ mam_u64 warp_sum(mam_u64 value) {
+/* A warp's alone. */
+static __device__ __forceinline__ mam_u64 mam_team_sum(struct mam_team, mam_u64 value) {
   for (int distance = WARP_THREADS / 2; distance != 0; distance /= 2)
     value += __shfl_xor_sync(~0u, value, distance);
   return value;
-}
-
-static __device__ __forceinline__ mam_u64 block_sum(struct mam_team team, mam_u64 value) {
-  __shared__ block_reduce::TempStorage storage;
-  __shared__ mam_u64 all;
-  value = block_reduce(storage).Sum(value);
-  if (team.rank == 0)
-    all = value;
-  __syncthreads();
-  value = all;
-  __syncthreads();
-  return value;
-}
-
-static __device__ __forceinline__ mam_u64 mam_team_sum(struct mam_team team, mam_u64 value) {
-  return team.count == WARP_THREADS ? warp_sum(value) : block_sum(team, value);
 }
 
 static __device__ __forceinline__ mam_u32 block_scan_sum(mam_u32 value, mam_u32 *total) {
@@ -80,6 +63,37 @@ static __device__ __forceinline__ mam_u32 warp_scan_sum(mam_u32 value, mam_u32 *
 
 static __device__ __forceinline__ mam_u32 mam_team_scan(struct mam_team team, mam_u32 value, mam_u32 *total) {
   return team.count == WARP_THREADS ? warp_scan_sum(value, total) : block_scan_sum(value, total);
+}
+
+static __device__ __forceinline__ mam_u32 mam_read_if_u16(int wanted, const mam_u16 *place) {
+  mam_u16 value;
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %2, 0;\n\tmov.b16 %0, 0;\n\t@p ld.global.u16 %0, [%1];\n\t}"
+               : "=&h"(value)
+               : "l"(mam_global(place)), "r"(wanted)
+               : "memory");
+  return value;
+}
+static __device__ __forceinline__ mam_u64 mam_read_if_u64(int wanted, const mam_u64 *place) {
+  mam_u64 value;
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %2, 0;\n\tmov.b64 %0, 0;\n\t@p ld.global.u64 %0, [%1];\n\t}"
+               : "=&l"(value)
+               : "l"(mam_global(place)), "r"(wanted)
+               : "memory");
+  return value;
+}
+static __device__ __forceinline__ void mam_prefetch(const mam_u64 *place) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(mam_global(place)) : "memory");
+}
+#ifndef MAM_ONCE
+#define MAM_ONCE "ld.global.L1::no_allocate.u64"
+#endif
+static __device__ __forceinline__ mam_u64 mam_read_once_if_u64(int wanted, const mam_u64 *place) {
+  mam_u64 value;
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %2, 0;\n\tmov.b64 %0, 0;\n\t@p " MAM_ONCE " %0, [%1];\n\t}"
+               : "=&l"(value)
+               : "l"(mam_global(place)), "r"(wanted)
+               : "memory");
+  return value;
 }
 
 #include "compact_core.h"
@@ -143,15 +157,28 @@ static __device__ mam_u32 grid_warps(void) { return gridDim.x * WARPS; }
 /* What a block's threads share in one piece or the other. */
 struct rewrite_room {
   struct mam_span_left spans[TEAM_THREADS];
+  struct mam_type_info types[MAM_HEAP_TYPES];
   struct mam_shape shapes[MAM_HEAP_TYPES + 1];
 };
+struct merge_room {
+  struct mam_merge_room warps[WARPS];
+  struct mam_compact_done done; /* atomic: by all of them */
+};
 union room {
-  struct mam_merge_room merges[WARPS];
+  struct merge_room merge;
   struct rewrite_room rewrite;
 };
 
-/* Types' slots are behind those of size classes. */
+/* Types' slots are behind those of size classes.  Meanwhile each warp fetches the usage words of its first tile. */
 static __device__ void slots_empty(const struct mam_compact &compact) {
+#ifndef NOPREFETCH
+  if (grid_warp() < compact.tiles) {
+    struct mam_place place = mam_compact_place(&compact, grid_warp() * MAM_COMPACT_TILE);
+    for (mam_u32 i = threadIdx.x % WARP_THREADS; i < MAM_COMPACT_TILE; i += WARP_THREADS)
+      if (place.page + i < place.area.page_count)
+        mam_prefetch(mam_span_words_at(place.area, place.page + i));
+  }
+#endif
   mam_u32 count = compact.control->heap.slot_count;
   for (mam_u32 i = grid_rank(); i < compact.types * count; i += grid_threads())
     mam_compact_slot_empty(compact.control, MAM_HEAP_CLASSES * count + i);
@@ -174,26 +201,27 @@ static __device__ void look(const struct mam_compact &compact, mam_u32 n, bool a
   grid_pass(compact, *turn, last);
 }
 
-/* Adds a number of each thread of a block to the sum that all blocks share. */
-static __device__ void done_add(mam_u64 *sum, mam_u64 value) {
-  value = block_sum(block_here(), value);
-  if (threadIdx.x == 0 && value != 0)
-    (void)mam_add_relaxed_u64(sum, value);
-}
-
 /* A warp for each merge. */
-static __device__ void merge(const struct mam_compact &compact, mam_u32 n, union room *room) {
+static __device__ void merge(const struct mam_compact &compact, mam_u32 n, struct merge_room *room) {
+  enum { NUMBERS = sizeof(struct mam_compact_done) / sizeof(mam_u64) };
+  const struct mam_compact_done none = {0, 0, 0, 0};
   struct mam_team team = warp_here();
-  struct mam_compact_done sum = {0, 0, 0, 0};
+  struct mam_compact_done sum = none;
   mam_u32 number = grid_warp();
-  while (mam_compact_merge(team, &compact, &room->merges[threadIdx.x / WARP_THREADS], n, number, &sum))
+  if (threadIdx.x == 0)
+    room->done = none;
+  __syncthreads();
+  while (mam_compact_merge(team, &compact, &room->warps[threadIdx.x / WARP_THREADS], n, number, &sum))
     number += grid_warps();
-  if (!__syncthreads_or(sum.moved != 0))
-    return;
-  done_add(&compact.state->done.merges, team.rank == 0 ? sum.merges : 0);
-  done_add(&compact.state->done.moved, team.rank == 0 ? sum.moved : 0);
-  done_add(&compact.state->done.moved_bytes, team.rank == 0 ? sum.moved_bytes : 0);
-  done_add(&compact.state->done.pages, team.rank == 0 ? sum.pages : 0);
+  if (team.rank == 0 && sum.moved != 0) {
+    (void)atomicAdd(&room->done.merges, sum.merges);
+    (void)atomicAdd(&room->done.moved, sum.moved);
+    (void)atomicAdd(&room->done.moved_bytes, sum.moved_bytes);
+    (void)atomicAdd(&room->done.pages, sum.pages);
+  }
+  __syncthreads();
+  if (threadIdx.x < NUMBERS && room->done.moved != 0)
+    (void)mam_add_relaxed_u64((mam_u64 *)&compact.state->done + threadIdx.x, ((mam_u64 *)&room->done)[threadIdx.x]);
 }
 
 static __device__ void passes(const struct mam_compact &compact, union room *room, mam_u32 *turn) {
@@ -204,7 +232,7 @@ static __device__ void passes(const struct mam_compact &compact, union room *roo
     for (mam_u32 tile = grid_warp(); tile < compact.tiles; tile += grid_warps())
       mam_tile_order(warp_here(), &compact, tile);
     grid_wait(compact, turn);
-    merge(compact, n, room);
+    merge(compact, n, &room->merge);
     grid_wait(compact, turn);
     mam_u64 now = compact.state->done.merges;
     if (grid_rank() == 0 && now != merges)
@@ -217,12 +245,13 @@ static __device__ void passes(const struct mam_compact &compact, union room *roo
 /* Lists those of a block's spans that were not moved, each thread's every gridDim.x-th from first on; returns how many.
  */
 static __device__ mam_u32 rewrite_list(const struct mam_compact &compact, struct rewrite_room *room, mam_u32 first) {
-  struct mam_span_left left = {0, 0, 0, 0};
+  struct mam_span_left left;
   mam_u32 span = first + threadIdx.x * gridDim.x, count;
+  left.words = 0;
   if (span < compact.state->span_count)
-    left = mam_span_left_at(&compact, span);
-  mam_u32 at = mam_team_scan(block_here(), left.pairs != 0, &count);
-  if (left.pairs != 0)
+    left = mam_span_left_at(&compact, room->types, span);
+  mam_u32 at = mam_team_scan(block_here(), left.words != 0, &count);
+  if (left.words != 0)
     room->spans[at] = left;
   __syncthreads();
   return count;
@@ -232,14 +261,17 @@ static __device__ mam_u32 rewrite_list(const struct mam_compact &compact, struct
 static __device__ void rewrite(const struct mam_compact &compact, struct rewrite_room *room) {
   if (compact.state->done.moved == 0)
     return;
-  const struct mam_rewriting rewriting = {compact.control->heap, room->shapes, compact.state->passes > 1};
+  const struct mam_rewriting rewriting = mam_rewriting_of(&compact, room->shapes, compact.state->passes);
   if (threadIdx.x < compact.types)
     room->shapes[threadIdx.x + 1] = mam_shape_of(compact.control->types[threadIdx.x].kind);
+  for (mam_u32 i = threadIdx.x; i < compact.types * (sizeof(struct mam_type_info) / 4); i += TEAM_THREADS)
+    ((mam_u32 *)room->types)[i] = ((const mam_u32 *)compact.control->types)[i];
   mam_u32 parts = mam_span_parts(&compact);
+  __syncthreads();
   for (mam_u32 first = blockIdx.x; first < compact.state->span_count; first += TEAM_THREADS * gridDim.x) {
     mam_u32 count = rewrite_list(compact, room, first);
     for (mam_u32 i = threadIdx.x / WARP_THREADS; i < count * parts; i += WARPS)
-      mam_span_rewrite(warp_here(), &rewriting, &compact, &room->spans[i % count], i / count);
+      mam_span_rewrite(warp_here(), &rewriting, &room->spans[i % count], i / count);
     __syncthreads(); /* the room is free for the next */
   }
   __syncthreads();
@@ -297,8 +329,7 @@ extern "C" __global__ void __launch_bounds__(TEAM_THREADS, MAM_COMPACT_BLOCKS)
     release(compact);
   slots_watch(compact);
   if (grid_arrive(compact, turn + 1) && threadIdx.x == 0) {
-    *compact.report = *compact.state;
-    __threadfence_system();
+    *compact.report = *compact.state; /* the kernel's end makes it known to the host */
   }
   grid_leave(compact);
 }

@@ -7,23 +7,19 @@
 
 #include <mam/heap_core.h>
 
-/* How defragmentation is tuned, measured on an H200: the blocks of a multiprocessor, which run together, and the
- * pointers that a thread rewrites together. */
-#ifndef MAM_COMPACT_BLOCKS
-#define MAM_COMPACT_BLOCKS 3
-#define MAM_COMPACT_BATCH 8
-#endif
-
+/* The numbers of pages, blocks and batches were measured on an H200. */
 enum {
   MAM_COMPACT_TARGETS = 16, /* n at most */
-  MAM_COMPACT_GROUP = 8,    /* pages that one thread looks at */
+  MAM_COMPACT_GROUP = 4,    /* pages that one thread looks at, as many as candidates has in an element */
   MAM_COMPACT_GROUPS = 32,  /* of a tile: as many threads as a warp has */
   MAM_COMPACT_TILE = MAM_COMPACT_GROUP * MAM_COMPACT_GROUPS,
   MAM_COMPACT_THREADS = 256,             /* of a block */
+  MAM_COMPACT_BLOCKS = 2,                /* of a multiprocessor, which run together */
+  MAM_COMPACT_BATCH = 8,                 /* pointers that a thread rewrites together */
+  MAM_UNIT_BATCH = 8,                    /* units that a thread copies together */
+  MAM_UNIT_BYTES = 16,                   /* copied by one thread at a time */
   MAM_SPAN_CHUNKS = 32 * MAM_PAGE_WORDS, /* at most */
-  MAM_COMPACT_LITTLE = 64,               /* a pass merges little if it takes less than one span of so many away */
-  MAM_UNIT_BATCH = 4,                    /* units that a thread copies together */
-  MAM_UNIT_BYTES = 16                    /* copied by one thread at a time */
+  MAM_COMPACT_LITTLE = 64                /* a pass merges little if it takes less than one span of so many away */
 };
 
 /* What was found of a heap's typed spans. */
@@ -72,7 +68,7 @@ struct mam_compact {
   struct mam_compact_state *state;
   struct mam_compact_state *report; /* of the host: the state as it is in the end */
   mam_u32 *barrier;                 /* words that are 0 before and after */
-  mam_u8 *candidates;               /* a bit for each page: a candidate begins there */
+  mam_u16 *candidates;              /* four bits for each page: the type of the candidate that begins there */
   mam_u32 *sums;                    /* of a type and a tile: how many candidates; then, how many come before */
   mam_u32 *order;                   /* the candidates' first pages, type by type (R in the paper) */
   mam_u32 *spans;                   /* first pages of all spans with pointers */

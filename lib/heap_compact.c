@@ -194,8 +194,8 @@ static mam_u64 lay_out(const struct heap_inside *inside, const struct heap_compa
   at += pages * sizeof *work->order;
   work->spans = (mam_u32 *)(uintptr_t)at;
   at += pages * sizeof *work->spans;
-  work->candidates = (mam_u8 *)(uintptr_t)at;
-  at += pages / MAM_COMPACT_GROUP;
+  work->candidates = (mam_u16 *)(uintptr_t)at;
+  at += aligned(pages / MAM_COMPACT_GROUP * sizeof *work->candidates);
   work->sums = (mam_u32 *)(uintptr_t)at;
   at += aligned((mam_u64)MAM_HEAP_TYPES * work->tiles * sizeof *work->sums);
   work->roots = (struct mam_compact_roots *)(uintptr_t)at;

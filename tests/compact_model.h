@@ -21,6 +21,10 @@ static inline mam_u32 mam_team_scan(struct mam_team team, mam_u32 value, mam_u32
   return 0;
 }
 
+static inline mam_u32 mam_read_if_u16(int wanted, const mam_u16 *place) { return wanted ? *place : 0; }
+static inline mam_u64 mam_read_if_u64(int wanted, const mam_u64 *place) { return wanted ? *place : 0; }
+static inline mam_u64 mam_read_once_if_u64(int wanted, const mam_u64 *place) { return wanted ? *place : 0; }
+
 #include "compact_core.h"
 
 static const struct mam_team compact_model_team = {0, 1};
@@ -56,7 +60,7 @@ static inline struct mam_compact *compact_model_open(struct heap_model *model, m
   }
   size_t pages = (size_t)compact->tiles * MAM_COMPACT_TILE;
   compact->state = (struct mam_compact_state *)calloc(1, sizeof *compact->state);
-  compact->candidates = (mam_u8 *)calloc(pages / MAM_COMPACT_GROUP, 1);
+  compact->candidates = (mam_u16 *)calloc(pages / MAM_COMPACT_GROUP, sizeof *compact->candidates);
   compact->sums = (mam_u32 *)calloc((size_t)types * compact->tiles, sizeof *compact->sums);
   compact->order = (mam_u32 *)calloc(pages, sizeof *compact->order);
   compact->spans = (mam_u32 *)calloc(pages, sizeof *compact->spans);
@@ -98,14 +102,14 @@ static inline unsigned compact_model_passes(struct mam_compact *compact) {
 }
 
 static inline void compact_model_rewrite(const struct mam_compact *compact) {
-  struct mam_shape shapes[MAM_HEAP_TYPES + 1];
-  struct mam_rewriting rewriting = {compact->control->heap, shapes, 1};
+  struct mam_shape shapes[MAM_HEAP_TYPES + 1] = {{0, 0, 0}};
+  struct mam_rewriting rewriting = mam_rewriting_of(compact, shapes, 2);
   for (mam_u32 type = 0; type < compact->types; type++)
     shapes[type + 1] = mam_shape_of(compact->control->types[type].kind);
   for (mam_u32 span = 0; span < compact->state->span_count; span++) {
-    struct mam_span_left left = mam_span_left_at(compact, span);
+    struct mam_span_left left = mam_span_left_at(compact, compact->control->types, span);
     for (mam_u32 part = 0; part < mam_span_parts(compact); part++)
-      mam_span_rewrite(compact_model_team, &rewriting, compact, &left, part);
+      mam_span_rewrite(compact_model_team, &rewriting, &left, part);
   }
 }
 

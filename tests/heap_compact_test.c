@@ -194,7 +194,9 @@ START_TEST(objects_are_paired_with_free_chunks_in_order) {
   static struct mam_merge_room room;
   for (int round = 0; round < 3000; round++) {
     mam_u32 words = MAM_PAGE_WORDS * (1 + random_below(MAM_COMPACT_TARGETS)), holes = 0, object = 0;
-    struct mam_source source = {.live = 0};
+    struct mam_source source = {.kind = mam_class_of(48)};
+    for (mam_u32 i = 0; i < words / MAM_PAGE_WORDS; i++)
+      room.address[i] = (mam_u64)random_below(1000) << 20;
     for (mam_u32 i = 0; i < words; i++) {
       room.before[i] = (mam_u16)holes;
       room.free[i] = random_below(4) == 0 ? 0 : random_below(1u << 31) ^ random_below(2) << 31;
@@ -214,7 +216,7 @@ START_TEST(objects_are_paired_with_free_chunks_in_order) {
     REQUIRE(object == source.live);
     for (mam_u32 chunk = 0; chunk < 32 * words; chunk++)
       if ((room.free[chunk / 32] >> chunk % 32 & 1) != 0 && hole++ >= first && hole - 1 - first < source.live)
-        REQUIRE(room.to[hole - 1 - first] == chunk);
+        REQUIRE(room.to[hole - 1 - first] == room.address[chunk / MAM_SPAN_CHUNKS] + chunk % MAM_SPAN_CHUNKS * 48);
   }
 }
 END_TEST
