@@ -100,34 +100,47 @@ MAM_INLINE void mam_span_moved(struct mam_team team, struct mam_area area, mam_u
  *
  * What a slot holds counts as used, and would be taken for objects: it is given back before. */
 
-/* Frees the chunks of a typed slot without a ticket. */
-MAM_INLINE void mam_compact_slot_empty(struct mam_heap_control *control, mam_u32 index) {
+/* The span of a slot that was emptied. */
+struct mam_slot_emptied {
+  struct mam_area area;
+  mam_u32 page, pages, kind, used; /* pages 0: there is none; used: its chunks, 0 if nobody has one */
+};
+
+/* Frees the chunks of a typed slot without a ticket.  What follows from that is left to mam_slot_emptied_end. */
+MAM_INLINE struct mam_slot_emptied mam_compact_slot_empty(struct mam_heap_control *control, mam_u32 index) {
+  struct mam_slot_emptied emptied = {{0, 0, 0, 0}, 0, 0, 0, 0};
   const mam_heap *heap = &control->heap;
   mam_u32 kind = mam_kind_numbered(control, index / heap->slot_count), limit = mam_slot_limit(heap, kind);
-  mam_u64 slot = heap->slots[index], used = 0;
+  mam_u64 slot = heap->slots[index];
   mam_u32 ticket = (mam_u32)(slot & MAM_SLOT_TICKETS);
   heap->slots[index] = (slot & ~MAM_SLOT_TICKETS) | limit; /* used up; the address leads to spans that it had */
   if (ticket >= limit)
-    return;
-  struct mam_area area = mam_area_of(control, mam_slot_address(slot));
-  mam_u32 page = (mam_u32)((mam_slot_address(slot) - area.base) >> MAM_PAGE_SHIFT);
-  mam_u64 *words = mam_span_words_at(area, page);
-  mam_u32 pages = mam_word_span_pages(words[0]), count = mam_word_span_words(words[0]);
+    return emptied;
+  emptied.area = mam_area_of(control, mam_slot_address(slot));
+  emptied.page = (mam_u32)((mam_slot_address(slot) - emptied.area.base) >> MAM_PAGE_SHIFT);
+  emptied.kind = kind;
+  mam_u64 *words = mam_span_words_at(emptied.area, emptied.page);
+  mam_u32 count = mam_word_span_words(words[0]);
+  emptied.pages = mam_word_span_pages(words[0]);
   MAM_UNROLL /* so that the loads are under way together */
       for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++) if (i < count) {
     mam_u32 handed_out = ticket <= 32 * i ? 0 : ticket - 32 * i >= 32 ? 32 : ticket - 32 * i;
     mam_u64 word = words[i] & (~0xffffffffull | ((1ull << handed_out) - 1));
-    used |= (mam_u32)word;
+    emptied.used |= (mam_u32)word;
     words[i] = word;
   }
-  if (used != 0) {
-    mam_span_hint(area, page, kind);
-    return;
-  }
   MAM_LOOP
-  for (mam_u32 i = 0; i < count; i++)
+  for (mam_u32 i = 0; i < count && emptied.used == 0; i++)
     words[i] = 0;
-  mam_pages_release(area, page, pages);
+  return emptied;
+}
+
+/* Has requests find the chunks or the pages. */
+MAM_INLINE void mam_slot_emptied_end(const struct mam_slot_emptied *emptied) {
+  if (emptied->pages != 0 && emptied->used != 0)
+    mam_span_hint(emptied->area, emptied->page, emptied->kind);
+  else if (emptied->pages != 0)
+    mam_pages_release(emptied->area, emptied->page, emptied->pages);
 }
 
 /* Whether nobody made a request of an emptied slot. */

@@ -81,7 +81,7 @@ static __device__ __forceinline__ mam_u64 mam_read_if_u64(int wanted, const mam_
                : "memory");
   return value;
 }
-static __device__ __forceinline__ void mam_prefetch(const mam_u64 *place) {
+static __device__ __forceinline__ void prefetch(const mam_u64 *place) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(mam_global(place)) : "memory");
 }
 #ifndef MAM_ONCE
@@ -169,19 +169,28 @@ union room {
   struct rewrite_room rewrite;
 };
 
-/* Types' slots are behind those of size classes.  Meanwhile each warp fetches the usage words of its first tile. */
-static __device__ void slots_empty(const struct mam_compact &compact) {
-#ifndef NOPREFETCH
-  if (grid_warp() < compact.tiles) {
-    struct mam_place place = mam_compact_place(&compact, grid_warp() * MAM_COMPACT_TILE);
-    for (mam_u32 i = threadIdx.x % WARP_THREADS; i < MAM_COMPACT_TILE; i += WARP_THREADS)
-      if (place.page + i < place.area.page_count)
-        mam_prefetch(mam_span_words_at(place.area, place.page + i));
-  }
-#endif
+/* The first tile of a warp, and how many there are from one to the next: the first warps have slots to see to. */
+static __device__ mam_u32 tile_first(void) { return grid_warps() - 1 - grid_warp(); }
+
+/* Fetches the usage words of a warp's first tile, while others empty slots. */
+static __device__ void tile_prefetch(const struct mam_compact &compact) {
+  if (tile_first() >= compact.tiles)
+    return;
+  struct mam_place place = mam_compact_place(&compact, tile_first() * MAM_COMPACT_TILE);
+  for (mam_u32 i = warp_here().rank; i < MAM_COMPACT_TILE && place.page + i < place.area.page_count; i += WARP_THREADS)
+    prefetch(mam_span_words_at(place.area, place.page + i));
+}
+
+/* Types' slots are behind those of size classes.  Returns the span of a thread's first slot, which it has to end. */
+static __device__ struct mam_slot_emptied slots_empty(const struct mam_compact &compact) {
+  struct mam_slot_emptied first = {{0, 0, 0, 0}, 0, 0, 0, 0};
   mam_u32 count = compact.control->heap.slot_count;
-  for (mam_u32 i = grid_rank(); i < compact.types * count; i += grid_threads())
-    mam_compact_slot_empty(compact.control, MAM_HEAP_CLASSES * count + i);
+  for (mam_u32 i = grid_rank(); i < compact.types * count; i += grid_threads()) {
+    mam_slot_emptied_end(&first);
+    first = mam_compact_slot_empty(compact.control, MAM_HEAP_CLASSES * count + i);
+  }
+  tile_prefetch(compact);
+  return first;
 }
 
 static __device__ void slots_watch(const struct mam_compact &compact) {
@@ -192,9 +201,12 @@ static __device__ void slots_watch(const struct mam_compact &compact) {
 }
 
 /* The last block that is done with its tiles has the sums to itself. */
-static __device__ void look(const struct mam_compact &compact, mam_u32 n, bool at_first, mam_u32 *turn) {
-  for (mam_u32 tile = grid_warp(); tile < compact.tiles; tile += grid_warps())
-    mam_tile_look(warp_here(), &compact, n, tile, at_first);
+static __device__ void look(const struct mam_compact &compact, mam_u32 n, struct mam_slot_emptied *emptied,
+                            mam_u32 *turn) {
+  for (mam_u32 tile = tile_first(); tile < compact.tiles; tile += grid_warps())
+    mam_tile_look(warp_here(), &compact, n, tile, emptied != NULL);
+  if (emptied != NULL)
+    mam_slot_emptied_end(emptied);
   bool last = grid_arrive(compact, ++*turn);
   if (last)
     mam_compact_sum(block_here(), &compact);
@@ -224,12 +236,13 @@ static __device__ void merge(const struct mam_compact &compact, mam_u32 n, struc
     (void)mam_add_relaxed_u64((mam_u64 *)&compact.state->done + threadIdx.x, ((mam_u64 *)&room->done)[threadIdx.x]);
 }
 
-static __device__ void passes(const struct mam_compact &compact, union room *room, mam_u32 *turn) {
+static __device__ void passes(const struct mam_compact &compact, union room *room, struct mam_slot_emptied *emptied,
+                              mam_u32 *turn) {
   mam_u64 merges = 0;
   mam_u32 n = compact.n_first;
   for (mam_u32 pass = 1; n != 0; pass++) {
-    look(compact, n, pass == 1, turn);
-    for (mam_u32 tile = grid_warp(); tile < compact.tiles; tile += grid_warps())
+    look(compact, n, pass == 1 ? emptied : NULL, turn);
+    for (mam_u32 tile = tile_first(); tile < compact.tiles; tile += grid_warps())
       mam_tile_order(warp_here(), &compact, tile);
     grid_wait(compact, turn);
     merge(compact, n, &room->merge);
@@ -292,9 +305,10 @@ static __device__ void release(const struct mam_compact &compact) {
 }
 
 /* A warp for each span. */
-static __device__ void list(const struct mam_compact &compact, mam_u32 *turn) {
-  for (mam_u32 tile = grid_warp(); tile < compact.tiles; tile += grid_warps())
+static __device__ void list(const struct mam_compact &compact, const struct mam_slot_emptied *emptied, mam_u32 *turn) {
+  for (mam_u32 tile = tile_first(); tile < compact.tiles; tile += grid_warps())
     mam_tile_list(warp_here(), &compact, tile);
+  mam_slot_emptied_end(emptied);
   grid_wait(compact, turn);
   mam_u32 count = compact.state->span_count;
   for (mam_u32 span = grid_warp(); span < count; span += grid_warps())
@@ -309,19 +323,20 @@ extern "C" __global__ void __launch_bounds__(TEAM_THREADS, MAM_COMPACT_BLOCKS)
     mam_kernel_compact(const __grid_constant__ struct mam_compact compact) {
   __shared__ union room room;
   mam_u32 turn = 0;
+  struct mam_slot_emptied emptied = {{0, 0, 0, 0}, 0, 0, 0, 0};
   if ((compact.what & (MAM_COMPACT_PASSES | MAM_COMPACT_OBJECTS)) != 0) {
     const struct mam_compact_state none = {};
     if (grid_rank() == 0)
       *compact.state = none;
-    slots_empty(compact);
+    emptied = slots_empty(compact);
     grid_wait(compact, &turn);
   }
   if ((compact.what & MAM_COMPACT_OBJECTS) != 0)
-    list(compact, &turn);
+    list(compact, &emptied, &turn);
   if ((compact.what & MAM_COMPACT_PASSES) != 0) {
-    passes(compact, &room, &turn);
+    passes(compact, &room, &emptied, &turn);
     if ((compact.what & MAM_COMPACT_INFO) != 0)
-      look(compact, compact.n_last, false, &turn);
+      look(compact, compact.n_last, NULL, &turn);
     rewrite(compact, &room.rewrite);
     grid_wait(compact, &turn);
   }

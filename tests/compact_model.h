@@ -65,8 +65,10 @@ static inline struct mam_compact *compact_model_open(struct heap_model *model, m
   compact->order = (mam_u32 *)calloc(pages, sizeof *compact->order);
   compact->spans = (mam_u32 *)calloc(pages, sizeof *compact->spans);
   mam_u32 slots = model->control->heap.slot_count;
-  for (mam_u32 i = MAM_HEAP_CLASSES * slots; i < (MAM_HEAP_CLASSES + types) * slots; i++)
-    mam_compact_slot_empty(model->control, i);
+  for (mam_u32 i = MAM_HEAP_CLASSES * slots; i < (MAM_HEAP_CLASSES + types) * slots; i++) {
+    struct mam_slot_emptied emptied = mam_compact_slot_empty(model->control, i);
+    mam_slot_emptied_end(&emptied);
+  }
   return compact;
 }
 
