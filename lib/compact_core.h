@@ -25,9 +25,10 @@
  *   mam_team_sync(team)          the team's threads wait for each other
  *   mam_team_sum(team, value)    the sum of all threads' 64-bit values, for each of them
  *   mam_team_scan(team, value, total)   the sum of the 32-bit values of the threads before; the whole sum in *total
- *   mam_read_if_u16, mam_read_if_u64(wanted, place)   what is there, 0 if it is not wanted: without a branch, so that
- *       many reads are under way together
+ *   mam_read_if_u16(wanted, place)   what is there, 0 if it is not wanted: without a branch, so that many reads are
+ *       under way together
  *   mam_read_once_if_u64(wanted, place)   the same of what is not read again soon
+ *   mam_read_unit_once(place)   a unit that is not read again at all
  */
 #ifndef MAM_LIB_COMPACT_CORE_H
 #define MAM_LIB_COMPACT_CORE_H
@@ -420,11 +421,6 @@ MAM_INLINE void mam_merge_pair(struct mam_team team, struct mam_merge_room *room
   mam_team_sync(team);
 }
 
-/* A unit of an object, to be copied at once. */
-struct mam_unit {
-  mam_u64 low, high;
-} __attribute__((aligned(16)));
-
 /* The place of a unit among those of a source's objects. */
 struct mam_unit_place {
   mam_u32 object, in_object;
@@ -449,7 +445,8 @@ MAM_INLINE void mam_merge_copy(struct mam_team team, const struct mam_merge_room
     for (mam_u32 i = 0; i < MAM_UNIT_BATCH; i++) {
       mam_u32 at = first + i * team.count;
       struct mam_unit_place place = mam_unit_place(at < count ? at : count - 1, units, inverse);
-      held[i] = *(const struct mam_unit *)(address + (room->from[place.object] * bytes + place.in_object));
+      held[i] =
+          mam_read_unit_once((const struct mam_unit *)(address + (room->from[place.object] * bytes + place.in_object)));
     }
     MAM_UNROLL
     for (mam_u32 i = 0; i < MAM_UNIT_BATCH; i++) {
@@ -623,7 +620,7 @@ MAM_INLINE mam_u32 mam_addresses_step(const struct mam_rewriting *rewriting, str
     mam_u32 in_page = (mam_u32)(addresses->old[i] - rewriting->base) & (MAM_PAGE_BYTES - 1);
     mam_u32 in_span = in_page + (mam_entry_back(entries[i]) << MAM_PAGE_SHIFT);
     mam_u32 chunk = ((in_span >> (shape.shift + 4)) * shape.multiple_part) >> 15;
-    addresses->now[i] = mam_read_if_u64(was_moved, (const mam_u64 *)(addresses->old[i] - in_span + 8 * chunk));
+    addresses->now[i] = mam_read_once_if_u64(was_moved, (const mam_u64 *)(addresses->old[i] - in_span + 8 * chunk));
     in_object[i] = in_span - chunk * shape.bytes;
   }
   MAM_UNROLL
@@ -687,30 +684,40 @@ MAM_INLINE mam_u32 mam_span_parts(const struct mam_compact *compact) {
   return (compact->pointers_most * MAM_PAGE_WORDS + MAM_COMPACT_BATCH - 1) / MAM_COMPACT_BATCH;
 }
 
-/* Rewrites a part of the pointers in the objects of a span: a thread has the objects with one bit in all the words, and
- * all pointers of an object before those of the next word's, because they are close. */
-MAM_INLINE void mam_span_rewrite(struct mam_team team, const struct mam_rewriting *rewriting,
-                                 const struct mam_span_left *left, mam_u32 part) {
-  mam_u32 first = part * MAM_COMPACT_BATCH, count = left->pointer_count, end = count * left->words, bit = team.rank;
-  if (first >= end)
-    return;
-  do {
-    mam_u32 word = first / count, pointer = first - word * count, at[MAM_COMPACT_BATCH];
-    struct mam_addresses addresses;
-    MAM_UNROLL
-    for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++) {
-      int wanted = first + i < end && (left->used[word] >> bit & 1) != 0;
-      at[i] = (32 * word + bit) * left->bytes + left->pointers[pointer] * 8;
-      addresses.old[i] = mam_read_once_if_u64(wanted, (const mam_u64 *)(left->address + at[i]));
-      pointer = pointer + 1 < count ? pointer + 1 : 0;
-      word += pointer == 0 && word + 1 < MAM_PAGE_WORDS;
-    }
-    mam_addresses_forward(rewriting, &addresses);
-    MAM_UNROLL
-    for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++)
-      if (addresses.now[i] != addresses.old[i])
-        *(mam_u64 *)(left->address + at[i]) = addresses.now[i];
-  } while ((bit += team.count) < 32);
+/* Pointers of a thread that are rewritten together: where they are from the span's address on, and what they are. */
+struct mam_pointers {
+  mam_u64 address;
+  mam_u32 at[MAM_COMPACT_BATCH];
+  struct mam_addresses addresses;
+};
+
+/* Reads those of a part of a span's pointers that are in objects with one bit: all pointers of an object before those
+ * of the next word's, because they are close. */
+MAM_INLINE void mam_pointers_read(struct mam_pointers *pointers, const struct mam_span_left *left, mam_u32 part,
+                                  mam_u32 bit) {
+  mam_u32 first = part * MAM_COMPACT_BATCH, count = left->pointer_count, end = count * left->words, wanted = 0;
+  mam_u32 word = first / count, pointer = first - word * count;
+  pointers->address = left->address;
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++) {
+    wanted |= (mam_u32)(first + i < end && (left->used[word % MAM_PAGE_WORDS] >> bit & 1) != 0) << i;
+    pointers->at[i] = (32 * word + bit) * left->bytes + left->pointers[pointer] * 8;
+    pointer = pointer + 1 < count ? pointer + 1 : 0;
+    word += pointer == 0;
+  }
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++)
+    pointers->addresses.old[i] =
+        mam_read_once_if_u64(wanted >> i & 1, (const mam_u64 *)(pointers->address + pointers->at[i]));
+}
+
+MAM_INLINE void mam_pointers_rewrite(struct mam_pointers *pointers, const struct mam_rewriting *rewriting) {
+  struct mam_addresses *addresses = &pointers->addresses;
+  mam_addresses_forward(rewriting, addresses);
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++)
+    if (addresses->now[i] != addresses->old[i])
+      *(mam_u64 *)(pointers->address + pointers->at[i]) = addresses->now[i];
 }
 
 /* Rewrites every count-th pointer of an array from first on, up to MAM_COMPACT_BATCH. */

@@ -73,44 +73,58 @@ static __device__ __forceinline__ mam_u32 mam_read_if_u16(int wanted, const mam_
                : "memory");
   return value;
 }
-static __device__ __forceinline__ mam_u64 mam_read_if_u64(int wanted, const mam_u64 *place) {
-  mam_u64 value;
-  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %2, 0;\n\tmov.b64 %0, 0;\n\t@p ld.global.u64 %0, [%1];\n\t}"
-               : "=&l"(value)
-               : "l"(mam_global(place)), "r"(wanted)
-               : "memory");
-  return value;
-}
-static __device__ __forceinline__ void prefetch(const mam_u64 *place) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(mam_global(place)) : "memory");
-}
-#ifndef MAM_ONCE
-#define MAM_ONCE "ld.global.L1::no_allocate.u64"
-#endif
 static __device__ __forceinline__ mam_u64 mam_read_once_if_u64(int wanted, const mam_u64 *place) {
   mam_u64 value;
-  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %2, 0;\n\tmov.b64 %0, 0;\n\t@p " MAM_ONCE " %0, [%1];\n\t}"
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %2, 0;\n\tmov.b64 %0, 0;\n\t"
+               "@p ld.global.L1::no_allocate.u64 %0, [%1];\n\t}"
                : "=&l"(value)
                : "l"(mam_global(place)), "r"(wanted)
                : "memory");
   return value;
+}
+
+/* It makes way for what is written, which is read again when pointers are rewritten. */
+static __device__ __forceinline__ struct mam_unit mam_read_unit_once(const struct mam_unit *place) {
+  struct mam_unit unit;
+#if __CUDA_ARCH__ >= 800 && !defined(NOHINT)
+  asm volatile("{\n\t.reg .b64 policy;\n\tcreatepolicy.fractional.L2::evict_first.b64 policy, 1.0;\n\t"
+               "ld.global.L1::no_allocate.L2::cache_hint.v2.u64 {%0, %1}, [%2], policy;\n\t}"
+               : "=l"(unit.low), "=l"(unit.high)
+               : "l"(mam_global(place))
+               : "memory");
+#else
+  asm volatile("ld.global.L1::no_allocate.v2.u64 {%0, %1}, [%2];"
+               : "=l"(unit.low), "=l"(unit.high)
+               : "l"(mam_global(place))
+               : "memory");
+#endif
+  return unit;
 }
 
 #include "compact_core.h"
 
-/* ---- All blocks together ---- */
+/* ---- All blocks together ----
+ *
+ * What a block's threads wrote comes before its arrival, and what they read after their turn: __syncthreads and one
+ * thread's fence between each and the other blocks' words. */
 
 enum { BARRIER_ARRIVED = 0, BARRIER_LEFT = 1, BARRIER_TURN = 32 }; /* not in one line of the cache */
+
+static __device__ void grid_watch(const struct mam_compact &compact, mam_u32 word, mam_u32 until) {
+  while (mam_load_relaxed_u32(&compact.barrier[word]) < until)
+    continue;
+  mam_fence();
+}
 
 /* A block arrives at the barrier; whether it is the last one, which sees what all have written. */
 static __device__ bool grid_arrive(const struct mam_compact &compact, mam_u32 turn) {
   bool last = false;
   __syncthreads();
   if (threadIdx.x == 0) {
-    mam_fence(); /* what the block's threads wrote comes before its arrival */
+    mam_fence();
     last = mam_add_relaxed_u32(&compact.barrier[BARRIER_ARRIVED], 1) + 1 == turn * gridDim.x;
     if (last)
-      mam_fence(); /* what they read, after that of all */
+      mam_fence();
   }
   return __syncthreads_or(last) != 0;
 }
@@ -119,23 +133,24 @@ static __device__ bool grid_arrive(const struct mam_compact &compact, mam_u32 tu
 static __device__ void grid_pass(const struct mam_compact &compact, mam_u32 turn, bool last) {
   if (last)
     __syncthreads();
-  if (threadIdx.x == 0) {
-    if (last) {
-      mam_fence(); /* what the last one wrote comes before the others' turn */
-      mam_store_relaxed_u32(&compact.barrier[BARRIER_TURN], turn);
-    } else {
-      while (mam_load_relaxed_u32(&compact.barrier[BARRIER_TURN]) < turn)
-        __nanosleep(20);
-      mam_fence(); /* what they read, after it */
-    }
-  }
+  if (threadIdx.x == 0 && last) {
+    mam_fence();
+    mam_store_relaxed_u32(&compact.barrier[BARRIER_TURN], turn);
+  } else if (threadIdx.x == 0)
+    grid_watch(compact, BARRIER_TURN, turn);
   __syncthreads();
 }
 
 /* All threads of the grid wait for each other; what they wrote before is seen after.  turn: how often they did. */
 static __device__ void grid_wait(const struct mam_compact &compact, mam_u32 *turn) {
-  grid_pass(compact, *turn + 1, grid_arrive(compact, *turn + 1));
   ++*turn;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    mam_fence();
+    (void)mam_add_relaxed_u32(&compact.barrier[BARRIER_ARRIVED], 1);
+    grid_watch(compact, BARRIER_ARRIVED, *turn * gridDim.x);
+  }
+  __syncthreads();
 }
 
 /* The last block that leaves clears the barrier for the next kernel. */
@@ -172,15 +187,6 @@ union room {
 /* The first tile of a warp, and how many there are from one to the next: the first warps have slots to see to. */
 static __device__ mam_u32 tile_first(void) { return grid_warps() - 1 - grid_warp(); }
 
-/* Fetches the usage words of a warp's first tile, while others empty slots. */
-static __device__ void tile_prefetch(const struct mam_compact &compact) {
-  if (tile_first() >= compact.tiles)
-    return;
-  struct mam_place place = mam_compact_place(&compact, tile_first() * MAM_COMPACT_TILE);
-  for (mam_u32 i = warp_here().rank; i < MAM_COMPACT_TILE && place.page + i < place.area.page_count; i += WARP_THREADS)
-    prefetch(mam_span_words_at(place.area, place.page + i));
-}
-
 /* Types' slots are behind those of size classes.  Returns the span of a thread's first slot, which it has to end. */
 static __device__ struct mam_slot_emptied slots_empty(const struct mam_compact &compact) {
   struct mam_slot_emptied first = {{0, 0, 0, 0}, 0, 0, 0, 0};
@@ -189,7 +195,6 @@ static __device__ struct mam_slot_emptied slots_empty(const struct mam_compact &
     mam_slot_emptied_end(&first);
     first = mam_compact_slot_empty(compact.control, MAM_HEAP_CLASSES * count + i);
   }
-  tile_prefetch(compact);
   return first;
 }
 
@@ -270,7 +275,34 @@ static __device__ mam_u32 rewrite_list(const struct mam_compact &compact, struct
   return count;
 }
 
-/* A warp for each part of a span with pointers; roots by all threads. */
+/* Has the entries of all pages in use in the first cache: of 32 reads that a warp makes together, one that misses holds
+ * up all. */
+static __device__ void rewrite_warm(const struct mam_rewriting &rewriting, const mam_u64 *pages) {
+  enum { SECTOR_ENTRIES = 16 };
+  if (rewriting.page_count > MAM_COMPACT_WARM)
+    return;
+  for (mam_u32 page = threadIdx.x * SECTOR_ENTRIES; page < rewriting.page_count; page += TEAM_THREADS * SECTOR_ENTRIES)
+    (void)mam_read_if_u16((pages[page / 64] >> page % 64 & 0xffff) != 0, &rewriting.entries[page]);
+}
+
+/* Those of a block's spans that are in the list; a warp for each part of a span.  The next part's pointers are read
+ * before this one's are rewritten. */
+static __device__ void rewrite_listed(const struct mam_rewriting &rewriting, const struct rewrite_room *room,
+                                      mam_u32 count, mam_u32 parts) {
+  mam_u32 bit = threadIdx.x % WARP_THREADS, i = threadIdx.x / WARP_THREADS;
+  struct mam_pointers now, next;
+  if (i < count * parts)
+    mam_pointers_read(&now, &room->spans[i % count], i / count, bit);
+#pragma unroll 1
+  for (; i < count * parts; i += WARPS) {
+    if (i + WARPS < count * parts)
+      mam_pointers_read(&next, &room->spans[(i + WARPS) % count], (i + WARPS) / count, bit);
+    mam_pointers_rewrite(&now, &rewriting);
+    now = next;
+  }
+}
+
+/* Spans with pointers; and roots by all threads. */
 static __device__ void rewrite(const struct mam_compact &compact, struct rewrite_room *room) {
   if (compact.state->done.moved == 0)
     return;
@@ -280,14 +312,12 @@ static __device__ void rewrite(const struct mam_compact &compact, struct rewrite
   for (mam_u32 i = threadIdx.x; i < compact.types * (sizeof(struct mam_type_info) / 4); i += TEAM_THREADS)
     ((mam_u32 *)room->types)[i] = ((const mam_u32 *)compact.control->types)[i];
   mam_u32 parts = mam_span_parts(&compact);
+  rewrite_warm(rewriting, mam_area_pages(compact.control->superblocks[0]));
   __syncthreads();
   for (mam_u32 first = blockIdx.x; first < compact.state->span_count; first += TEAM_THREADS * gridDim.x) {
-    mam_u32 count = rewrite_list(compact, room, first);
-    for (mam_u32 i = threadIdx.x / WARP_THREADS; i < count * parts; i += WARPS)
-      mam_span_rewrite(warp_here(), &rewriting, &room->spans[i % count], i / count);
+    rewrite_listed(rewriting, room, rewrite_list(compact, room, first), parts);
     __syncthreads(); /* the room is free for the next */
   }
-  __syncthreads();
   for (mam_u32 i = 0; i < compact.root_count; i++) {
     struct mam_compact_roots roots = compact.roots[i];
     for (mam_u64 first = grid_rank(); first < roots.count; first += (mam_u64)MAM_COMPACT_BATCH * grid_threads())

@@ -15,12 +15,18 @@ enum {
   MAM_COMPACT_TILE = MAM_COMPACT_GROUP * MAM_COMPACT_GROUPS,
   MAM_COMPACT_THREADS = 256,             /* of a block */
   MAM_COMPACT_BLOCKS = 2,                /* of a multiprocessor, which run together */
-  MAM_COMPACT_BATCH = 8,                 /* pointers that a thread rewrites together */
+  MAM_COMPACT_BATCH = 4,                 /* pointers that a thread rewrites together */
+  MAM_COMPACT_WARM = 131072,             /* pages of which the entries are few enough for the first cache */
   MAM_UNIT_BATCH = 8,                    /* units that a thread copies together */
   MAM_UNIT_BYTES = 16,                   /* copied by one thread at a time */
   MAM_SPAN_CHUNKS = 32 * MAM_PAGE_WORDS, /* at most */
   MAM_COMPACT_LITTLE = 64                /* a pass merges little if it takes less than one span of so many away */
 };
+
+/* A unit of an object, to be copied at once. */
+struct mam_unit {
+  mam_u64 low, high;
+} __attribute__((aligned(16)));
 
 /* What was found of a heap's typed spans. */
 struct mam_compact_found {

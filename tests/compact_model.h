@@ -9,6 +9,8 @@
 
 #include "heap_model.h"
 
+#include "compact_types.h"
+
 struct mam_team {
   mam_u32 rank, count;
 };
@@ -22,8 +24,8 @@ static inline mam_u32 mam_team_scan(struct mam_team team, mam_u32 value, mam_u32
 }
 
 static inline mam_u32 mam_read_if_u16(int wanted, const mam_u16 *place) { return wanted ? *place : 0; }
-static inline mam_u64 mam_read_if_u64(int wanted, const mam_u64 *place) { return wanted ? *place : 0; }
 static inline mam_u64 mam_read_once_if_u64(int wanted, const mam_u64 *place) { return wanted ? *place : 0; }
+static inline struct mam_unit mam_read_unit_once(const struct mam_unit *place) { return *place; }
 
 #include "compact_core.h"
 
@@ -110,8 +112,11 @@ static inline void compact_model_rewrite(const struct mam_compact *compact) {
     shapes[type + 1] = mam_shape_of(compact->control->types[type].kind);
   for (mam_u32 span = 0; span < compact->state->span_count; span++) {
     struct mam_span_left left = mam_span_left_at(compact, compact->control->types, span);
-    for (mam_u32 part = 0; part < mam_span_parts(compact); part++)
-      mam_span_rewrite(compact_model_team, &rewriting, &left, part);
+    for (mam_u32 i = 0; left.words != 0 && i < 32 * mam_span_parts(compact); i++) {
+      struct mam_pointers pointers;
+      mam_pointers_read(&pointers, &left, i / 32, i % 32);
+      mam_pointers_rewrite(&pointers, &rewriting);
+    }
   }
 }
 
