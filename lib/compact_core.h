@@ -42,7 +42,10 @@ MAM_INLINE struct mam_place mam_compact_place(const struct mam_compact *compact,
   MAM_LOOP
   while (number >= compact->first[superblock + 1])
     superblock++;
-  struct mam_place place = {compact->control->superblocks[superblock], number - compact->first[superblock]};
+  struct mam_place place = {{compact->heap.base, compact->heap.words, compact->heap.page_count, 0},
+                            number - compact->first[superblock]};
+  if (superblock != 0)
+    place.area = compact->control->superblocks[superblock];
   return place;
 }
 
@@ -101,6 +104,11 @@ MAM_INLINE void mam_span_moved(struct mam_team team, struct mam_area area, mam_u
  *
  * What a slot holds counts as used, and would be taken for objects: it is given back before. */
 
+/* A slot of a type, less 1: types' slots are behind those of size classes. */
+MAM_INLINE mam_u64 *mam_compact_slot(const struct mam_compact *compact, mam_u32 type, mam_u32 number) {
+  return compact->heap.slots + (mam_u64)(MAM_HEAP_CLASSES + type) * compact->heap.slot_count + number;
+}
+
 /* The span of a slot that was emptied. */
 struct mam_slot_emptied {
   struct mam_area area;
@@ -108,16 +116,17 @@ struct mam_slot_emptied {
 };
 
 /* Frees the chunks of a typed slot without a ticket.  What follows from that is left to mam_slot_emptied_end. */
-MAM_INLINE struct mam_slot_emptied mam_compact_slot_empty(struct mam_heap_control *control, mam_u32 index) {
+MAM_INLINE struct mam_slot_emptied mam_compact_slot_empty(const struct mam_compact *compact, mam_u32 type,
+                                                          mam_u32 number) {
   struct mam_slot_emptied emptied = {{0, 0, 0, 0}, 0, 0, 0, 0};
-  const mam_heap *heap = &control->heap;
-  mam_u32 kind = mam_kind_numbered(control, index / heap->slot_count), limit = mam_slot_limit(heap, kind);
-  mam_u64 slot = heap->slots[index];
+  const mam_heap *heap = &compact->heap;
+  mam_u32 kind = compact->kinds[type], limit = mam_slot_limit(heap, kind);
+  mam_u64 *place = mam_compact_slot(compact, type, number), slot = *place;
   mam_u32 ticket = (mam_u32)(slot & MAM_SLOT_TICKETS);
-  heap->slots[index] = (slot & ~MAM_SLOT_TICKETS) | limit; /* used up; the address leads to spans that it had */
+  *place = (slot & ~MAM_SLOT_TICKETS) | limit; /* used up; the address leads to spans that it had */
   if (ticket >= limit)
     return emptied;
-  emptied.area = mam_area_of(control, mam_slot_address(slot));
+  emptied.area = mam_forward_area(heap, mam_slot_address(slot));
   emptied.page = (mam_u32)((mam_slot_address(slot) - emptied.area.base) >> MAM_PAGE_SHIFT);
   emptied.kind = kind;
   mam_u64 *words = mam_span_words_at(emptied.area, emptied.page);
@@ -145,10 +154,9 @@ MAM_INLINE void mam_slot_emptied_end(const struct mam_slot_emptied *emptied) {
 }
 
 /* Whether nobody made a request of an emptied slot. */
-MAM_INLINE int mam_compact_slot_is_untouched(const struct mam_heap_control *control, mam_u32 index) {
-  const mam_heap *heap = &control->heap;
-  mam_u32 limit = mam_slot_limit(heap, mam_kind_numbered(control, index / heap->slot_count));
-  return (heap->slots[index] & MAM_SLOT_TICKETS) == limit;
+MAM_INLINE int mam_compact_slot_is_untouched(const struct mam_compact *compact, mam_u32 type, mam_u32 number) {
+  mam_u32 limit = mam_slot_limit(&compact->heap, compact->kinds[type]);
+  return (*mam_compact_slot(compact, type, number) & MAM_SLOT_TICKETS) == limit;
 }
 
 /* ---- Candidates ---- */
@@ -198,7 +206,7 @@ MAM_INLINE struct mam_seen mam_group_look(const struct mam_compact *compact, mam
     seen.numbers += 1 | is_candidate << 16 | (mam_u64)fill.live << 32;
     seen.sizes += ((fill.chunks - fill.live) << 16) / fill.chunks;
     seen.sizes += (mam_u64)mam_word_span_pages(words[0]) << 32;
-    if (compact->control->types[mam_kind_type(kind) - 1].pointer_count != 0)
+    if ((compact->with_pointers >> (mam_kind_type(kind) - 1) & 1) != 0)
       seen.with_pointers |= (mam_u8)(1u << i);
   }
   return seen;
@@ -513,7 +521,7 @@ MAM_INLINE struct mam_merge mam_merge_few(struct mam_team team, const struct mam
     live += mam_span_fill(words).live;
   }
   struct mam_place place = mam_compact_place(compact, order[0]);
-  chunks = mam_slot_limit(&compact->control->heap, mam_word_class(*mam_span_words_at(place.area, place.page)));
+  chunks = mam_slot_limit(&compact->heap, mam_word_class(*mam_span_words_at(place.area, place.page)));
   return mam_merge_rest(candidates, (mam_u32)mam_team_sum(team, live), chunks);
 }
 
@@ -590,8 +598,9 @@ struct mam_rewriting {
 
 MAM_INLINE struct mam_rewriting mam_rewriting_of(const struct mam_compact *compact, const struct mam_shape *shapes,
                                                  mam_u32 passes) {
-  const mam_heap *heap = &compact->control->heap;
-  struct mam_rewriting rewriting = {heap, heap->base, heap->page_count, passes > 1, heap->entries, shapes};
+  const mam_heap *heap = &compact->heap;
+  struct mam_rewriting rewriting = {&compact->control->heap, heap->base, heap->page_count, passes > 1,
+                                    heap->entries,           shapes};
   return rewriting;
 }
 

@@ -187,21 +187,21 @@ union room {
 /* The first tile of a warp, and how many there are from one to the next: the first warps have slots to see to. */
 static __device__ mam_u32 tile_first(void) { return grid_warps() - 1 - grid_warp(); }
 
-/* Types' slots are behind those of size classes.  Returns the span of a thread's first slot, which it has to end. */
+/* Returns the span of a thread's last slot, which it has to end. */
 static __device__ struct mam_slot_emptied slots_empty(const struct mam_compact &compact) {
-  struct mam_slot_emptied first = {{0, 0, 0, 0}, 0, 0, 0, 0};
-  mam_u32 count = compact.control->heap.slot_count;
+  struct mam_slot_emptied emptied = {{0, 0, 0, 0}, 0, 0, 0, 0};
+  mam_u32 count = compact.heap.slot_count;
   for (mam_u32 i = grid_rank(); i < compact.types * count; i += grid_threads()) {
-    mam_slot_emptied_end(&first);
-    first = mam_compact_slot_empty(compact.control, MAM_HEAP_CLASSES * count + i);
+    mam_slot_emptied_end(&emptied);
+    emptied = mam_compact_slot_empty(&compact, i / count, i % count);
   }
-  return first;
+  return emptied;
 }
 
 static __device__ void slots_watch(const struct mam_compact &compact) {
-  mam_u32 count = compact.control->heap.slot_count;
+  mam_u32 count = compact.heap.slot_count;
   for (mam_u32 i = grid_rank(); i < compact.types * count; i += grid_threads())
-    if (!mam_compact_slot_is_untouched(compact.control, MAM_HEAP_CLASSES * count + i))
+    if (!mam_compact_slot_is_untouched(&compact, i / count, i % count))
       (void)mam_add_relaxed_u32(&compact.state->slots_used, 1);
 }
 
@@ -308,7 +308,7 @@ static __device__ void rewrite(const struct mam_compact &compact, struct rewrite
     return;
   const struct mam_rewriting rewriting = mam_rewriting_of(&compact, room->shapes, compact.state->passes);
   if (threadIdx.x < compact.types)
-    room->shapes[threadIdx.x + 1] = mam_shape_of(compact.control->types[threadIdx.x].kind);
+    room->shapes[threadIdx.x + 1] = mam_shape_of(compact.kinds[threadIdx.x]);
   for (mam_u32 i = threadIdx.x; i < compact.types * (sizeof(struct mam_type_info) / 4); i += TEAM_THREADS)
     ((mam_u32 *)room->types)[i] = ((const mam_u32 *)compact.control->types)[i];
   mam_u32 parts = mam_span_parts(&compact);

@@ -70,6 +70,7 @@ enum {
 /* A compaction: what does not change meanwhile, and the memory that it works in.  Pages are numbered over all
  * superblocks, each from a multiple of a tile. */
 struct mam_compact {
+  mam_heap heap;
   struct mam_heap_control *control;
   struct mam_compact_state *state;
   struct mam_compact_state *report; /* of the host: the state as it is in the end */
@@ -85,7 +86,9 @@ struct mam_compact {
   mam_u32 n_first, n_last, pass_limit;     /* of the first pass and of the last ones; pass_limit 0: none */
   mam_u32 object_type;                     /* for a list of objects */
   mam_u32 superblocks, tiles, types;       /* types: the number of the last one */
+  mam_u32 with_pointers;                   /* bits of types, from 1 on, whose objects have any */
   mam_u32 pointers_most;                   /* of an object */
+  mam_u32 kinds[MAM_HEAP_TYPES];           /* of types, from 1 on */
   mam_u32 first[MAM_HEAP_SUPERBLOCKS + 1]; /* page of each superblock */
 };
 

@@ -53,9 +53,14 @@ static inline struct mam_compact *compact_model_open(struct heap_model *model, m
   compact->superblocks = model->control->superblock_count;
   compact->types = types;
   compact->n_first = compact->n_last = n;
-  for (mam_u32 i = 0; i < types; i++)
-    if (compact->pointers_most < model->control->types[i].pointer_count)
-      compact->pointers_most = model->control->types[i].pointer_count;
+  compact->heap = model->control->heap;
+  for (mam_u32 i = 0; i < types; i++) {
+    mam_u32 pointers = model->control->types[i].pointer_count;
+    compact->kinds[i] = model->control->types[i].kind;
+    compact->with_pointers |= (mam_u32)(pointers != 0) << i;
+    if (compact->pointers_most < pointers)
+      compact->pointers_most = pointers;
+  }
   for (mam_u32 i = 0; i < compact->superblocks; i++) {
     compact->tiles += (model->control->superblocks[i].page_count + MAM_COMPACT_TILE - 1) / MAM_COMPACT_TILE;
     compact->first[i + 1] = compact->tiles * MAM_COMPACT_TILE;
@@ -66,11 +71,11 @@ static inline struct mam_compact *compact_model_open(struct heap_model *model, m
   compact->sums = (mam_u32 *)calloc((size_t)types * compact->tiles, sizeof *compact->sums);
   compact->order = (mam_u32 *)calloc(pages, sizeof *compact->order);
   compact->spans = (mam_u32 *)calloc(pages, sizeof *compact->spans);
-  mam_u32 slots = model->control->heap.slot_count;
-  for (mam_u32 i = MAM_HEAP_CLASSES * slots; i < (MAM_HEAP_CLASSES + types) * slots; i++) {
-    struct mam_slot_emptied emptied = mam_compact_slot_empty(model->control, i);
-    mam_slot_emptied_end(&emptied);
-  }
+  for (mam_u32 type = 0; type < types; type++)
+    for (mam_u32 i = 0; i < compact->heap.slot_count; i++) {
+      struct mam_slot_emptied emptied = mam_compact_slot_empty(compact, type, i);
+      mam_slot_emptied_end(&emptied);
+    }
   return compact;
 }
 
