@@ -49,6 +49,7 @@ enum {
   MAM_CLASS_RUN = 255,        /* in a usage word: a request of whole pages, their number in the low 48 bits */
   MAM_ENTRY_RUN = 63,         /* the same in an entry */
   MAM_ENTRY_MOVED = 62,       /* in an entry: of a span whose objects were moved, whatever its size class was */
+  MAM_ENTRY_EMPTY = 61,       /* the same of one that had no objects */
   MAM_ENTRY_CLASS_BITS = 6,   /* size class + 1; then how far back, as many; then the type */
   MAM_ENTRY_TYPE_SHIFT = 12,
   MAM_TICKET_BITS = 24,
@@ -2112,8 +2113,8 @@ MAM_OUTLINE int mam_block_free(struct mam_heap_control *control, mam_u64 address
 
 /* ---- Moved objects ----
  *
- * Between the begin and the end of a compaction an object that was moved has its new address where it was.  It may have
- * been moved on from there. */
+ * Between the begin and the end of a compaction a span whose objects were moved begins with a table: for each chunk the
+ * address where its object went, 0 if it had none.  From there it may have been moved on. */
 
 /* The superblock of an address, page_count 0 if it is in none: while nobody changes their number. */
 MAM_INLINE struct mam_area mam_forward_area(const mam_heap *heap, mam_u64 address) {
@@ -2144,13 +2145,14 @@ MAM_INLINE mam_u64 mam_forwarded(const mam_heap *heap, mam_u64 address) {
     mam_u32 page = (mam_u32)((address - area.base) >> MAM_PAGE_SHIFT);
     if (area.page_count == 0 || (mam_area_moved(area)[page >> 6] >> (page & 63) & 1) == 0)
       break;
-    page -= mam_entry_back(mam_area_entries(area)[page]);
-    const mam_u64 *words = &area.words[(mam_u64)page * MAM_PAGE_WORDS];
-    mam_u32 kind = mam_word_class(words[0]), chunk = mam_span_chunk_at(area, page, kind, address);
-    if ((words[chunk / 32] >> chunk % 32 & 1) == 0)
+    mam_u32 entry = mam_area_entries(area)[page];
+    page -= mam_entry_back(entry);
+    mam_u32 kind = mam_word_class(area.words[(mam_u64)page * MAM_PAGE_WORDS]);
+    mam_u32 chunk = mam_span_chunk_at(area, page, kind, address);
+    mam_u64 span = mam_area_address(area, page), to = ((const mam_u64 *)span)[chunk];
+    if ((entry & 63) != MAM_ENTRY_MOVED || to == 0)
       break;
-    mam_u64 object = mam_area_address(area, page) + (mam_u64)chunk * mam_class_bytes(kind);
-    address += *(const mam_u64 *)object - object;
+    address += to - (span + (mam_u64)chunk * mam_class_bytes(kind));
   }
   return address;
 }
