@@ -135,7 +135,7 @@ MAM_INLINE mam_u64 *mam_warp_park_here(const mam_heap &heap) {
   asm volatile("mov.u32 %0, %%smid;" : "=r"(multiprocessor));
   asm volatile("mov.u32 %0, %%warpid;" : "=r"(warp));
   mam_u32 place = (multiprocessor * MAM_PARKS + warp) & (heap.parks - 1);
-  return heap.parks != 0 ? &heap.slots[heap.slot_count * MAM_HEAP_KINDS + place] : 0;
+  return heap.parks != 0 ? &heap.slots[heap.slot_count * MAM_HEAP_KINDS + place * MAM_PARK_WORDS] : 0;
 }
 
 /* A new header for those lanes, by one of them; NULL if there is no memory. */
@@ -390,24 +390,32 @@ static __device__ __forceinline__ void mam_warp_tidy_up(mam_warp *warp) {
     MAM_OUT_OF_SIGHT(mam_warp_leave_here)(warp, MAM_WARP_TIDIES);
 }
 
-/* A whole warp that is alone with its header, and has registered no more blocks than fit in it: each lane frees one,
- * and one puts the header away.  Whether it is so. */
+/* Frees the few blocks that a whole warp has registered which is alone with its header, but for one superblock. */
+MAM_OUTLINE void mam_warp_free_few(mam_u32 count, mam_warp *warp) {
+  struct mam_heap_control *control = warp->control;
+  mam_u32 lane = mam_warp_lane();
+  mam_u64 block = lane < count ? mam_load_relaxed_u64(mam_warp_list_entry((mam_u64)&warp->inline_before, lane)) : 0;
+  if (lane == 0)
+    MAM_OUT_OF_SIGHT(mam_warp_keep)(warp);
+  __syncwarp(MAM_WARP_WHOLE);
+  mam_u64 kept = mam_warp_address(mam_load_relaxed_u64(&warp->largest));
+  __syncwarp(MAM_WARP_WHOLE); /* all have read it before the header goes */
+  if (block != 0 && block != kept)
+    mam_warp_heap_free(control, block);
+}
+
+/* Ends a whole warp that is alone with its header, and has registered no more blocks than fit in it: each lane frees
+ * one, and one puts the header away.  Whether it is so. */
 MAM_INLINE bool mam_warp_end_whole(mam_warp *warp) {
   __syncwarp(MAM_WARP_WHOLE); /* what each did comes before */
   mam_u64 inside = mam_warp_word(mam_warp_list_inside(warp), 0), list = warp->list;
-  mam_u32 count = (mam_u32)(list - inside), lane = mam_warp_lane();
   bool is_plain = (mam_warp_header_differs(warp) == 0) & (warp->lanes == MAM_FULL_WORD) &
                   (list - inside <= MAM_WARP_INLINE_ENTRIES) & (warp->early == 0) & (warp->handed_over == 0);
   if (!__all_sync(MAM_WARP_WHOLE, is_plain))
     return false;
-  if (count != 0) {
-    struct mam_heap_control *control = warp->control;
-    mam_u64 block = lane < count ? mam_load_relaxed_u64(mam_warp_list_entry((mam_u64)&warp->inline_before, lane)) : 0;
-    __syncwarp(MAM_WARP_WHOLE); /* before it goes */
-    if (block != 0)
-      mam_warp_heap_free(control, block);
-  }
-  if (lane == 31)
+  if (list != inside)
+    MAM_OUT_OF_SIGHT(mam_warp_free_few)((mam_u32)(list - inside), warp);
+  if (mam_warp_lane() == 31)
     mam_warp_put_away(warp);
   return true;
 }
