@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
  * Lanes of a warp heap in every interleaving: two and three that allocate, tidy up, end and hand over by themselves,
- * one atomic operation at a time.
+ * one atomic operation at a time; and warps that share a place where headers and superblocks wait.
  *
  * As in heap_interleave_test.c, lanes are coroutines that stop before each atomic operation; runs are strings of
  * choices, depth first; and where the same memory and the same readings come again, the rest is known.
@@ -22,6 +22,7 @@ static uint64_t seen(uint64_t value);
 #include "warp_model.h"
 
 enum { LANES = 3, STACK_BYTES = 64 * 1024, CHOICES = 2000, HELD = 8, CELLS = 24, CELL_BYTES = 512, KNOWN = 1 << 22 };
+enum { PAGES = 3 }; /* of the heap, of which a 16th may wait: 768 bytes */
 
 /* Sanitizers do not follow a thread from stack to stack. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -34,6 +35,8 @@ enum { SANITIZED = false };
 
 /* A list has one entry, and a superblock room for three requests of 64 bytes: much happens soon. */
 static const mam_warp_options options = {192, 256, 1, 16, 192};
+/* In a park a superblock has room for one request of 100 bytes, and the next for several. */
+static const mam_warp_options parked = {128, 256, 1, 16, CELL_BYTES};
 
 /* ---- Memory: what was freed last comes again first ---- */
 
@@ -87,6 +90,7 @@ struct scenario {
   unsigned lanes;
   void (*bodies[LANES])(void);
   bool hands_over;
+  enum { NO_PARK, PARK, PARK_OF_EACH } park; /* of one header, or each lane is a warp with headers of its own there */
 };
 
 struct held {
@@ -94,7 +98,9 @@ struct held {
 };
 
 static const struct scenario *scenario;
-static struct mam_warp *warp;
+static struct mam_warp *warp, *own[LANES];
+static struct mam_heap_control control;
+static mam_u64 park[MAM_PARK_WORDS];
 static struct held held[LANES][HELD];
 static unsigned held_count[LANES];
 static const char *violation;
@@ -106,11 +112,15 @@ static void hold(mam_u64 address, mam_u64 bytes) {
     held[running][held_count[running]++] = (struct held){address, bytes};
 }
 
-static void take(mam_u64 bytes) { hold((mam_u64)(uintptr_t)warp_model_malloc(warp, (unsigned)running, bytes), bytes); }
+static struct mam_warp *header(void) { return scenario->park == PARK_OF_EACH ? own[running] : warp; }
+
+static void take(mam_u64 bytes) {
+  hold((mam_u64)(uintptr_t)warp_model_malloc(header(), (unsigned)running, bytes), bytes);
+}
 
 static void leave(enum mam_warp_leaving how) {
   held_count[running] = 0;
-  warp_model_leave(warp, (unsigned)running, how);
+  warp_model_leave(header(), (unsigned)running, how);
 }
 static void tidy(void) { leave(MAM_WARP_TIDIES); }
 static void end(void) { leave(MAM_WARP_ENDS); }
@@ -118,6 +128,17 @@ static void hand_over(void) {
   held_count[running] = 0;
   warp_model_hand_over(warp, (unsigned)running);
 }
+
+/* A header of the park's for those lanes: one that waited, or a new one. */
+static struct mam_warp *start_parked(mam_u32 lanes) {
+  struct mam_warp *found = mam_warp_find(park, lanes, 0);
+  if (found != NULL)
+    return found;
+  mam_u64 block = mam_warp_heap_malloc(NULL, parked.first_bytes);
+  return mam_warp_begin(&control, block, mam_warp_options_sound(parked), lanes, 0, (mam_u64)(uintptr_t)park);
+}
+
+static struct mam_warp *start_unparked(mam_u32 lanes) { return warp_model_start(options, lanes); }
 
 /* What a lane holds is in live memory, and nobody else's. */
 static const char *judge(void) {
@@ -143,6 +164,12 @@ static const char *judge_end(void) {
     return "what was handed over cannot be adopted";
   if (scenario->hands_over)
     warp_model_leave(warp, 0, MAM_WARP_ENDS);
+  if (control.parked != mam_park_number(park[1]))
+    return "what waits is not what is counted";
+  if (park[0] != 0)
+    mam_warp_heap_free(NULL, park[0]);
+  if (mam_park_address(park[1]) != 0)
+    mam_warp_heap_free(NULL, mam_park_address(park[1]));
   return warp_model.live != 0 ? "memory was left behind" : judge();
 }
 
@@ -174,6 +201,8 @@ static uint64_t state_hash(void) {
       memcpy(&word, &cells[i][k], sizeof word);
       hash = mix(hash, word + i);
     }
+  if (scenario->park != NO_PARK)
+    hash = mix(mix(mix(hash, park[0]), park[1]), control.parked);
   for (unsigned i = 0; i < scenario->lanes; i++)
     hash = mix(hash, readings[i] * 2 + alive[i]);
   return hash;
@@ -203,6 +232,9 @@ static void memory_begin(void) {
   memset(warp_model.blocks, 0, warp_model.count * sizeof warp_model.blocks[0]); /* cells are not the C library's */
   memset(cell_is_used, 0, sizeof cell_is_used);
   memset(cells, 0, sizeof cells);
+  memset(park, 0, sizeof park);
+  control.parked = 0;
+  control.heap.page_count = PAGES;
   warp_model_begin();
   warp_model.take = cell_take;
   warp_model.give = cell_give;
@@ -212,7 +244,8 @@ static void memory_begin(void) {
 /* Runs the string of choices and, past its end, who can go first; false if the rest is known. */
 static bool run_once(size_t prefix) {
   memory_begin();
-  warp = warp_model_start(options, (1u << scenario->lanes) - 1);
+  if (scenario->park != PARK_OF_EACH)
+    warp = (scenario->park == PARK ? start_parked : start_unparked)((1u << scenario->lanes) - 1);
   for (unsigned i = 0; i < scenario->lanes; i++)
     begin((int)i);
   for (length = 0;; length++) {
@@ -317,18 +350,43 @@ static void take_and_hand_over(void) {
   hand_over();
 }
 
+/* A warp of its own in the common place, which needs a superblock there. */
+static void series(mam_u64 bytes) {
+  own[running] = start_parked(1u << running);
+  take(bytes);
+  end();
+}
+static void series_once(void) { series(100); }
+static void series_twice(void) {
+  series(100);
+  series(100);
+}
+static void series_of_more(void) { series(160); }
+static void series_in_rounds(void) {
+  own[running] = start_parked(1u << running);
+  take(100);
+  tidy();
+  take(100);
+  end();
+}
+
 static const struct scenario scenarios[] = {
-    {"two that fill superblocks", 2, {take_much_and_end, take_much_and_end, NULL}, false},
-    {"two that are served directly", 2, {take_directly_and_end, take_directly_and_end, NULL}, false},
-    {"two that tidy up", 2, {tidy_between, tidy_between, NULL}, false},
-    {"two that tidy up, one twice", 2, {tidy_twice, tidy_between, NULL}, false},
-    {"one that tidies up and one that ends", 2, {tidy_twice, take_much_and_end, NULL}, false},
-    {"three that take and end", 3, {take_and_end, take_and_end, take_and_end}, false},
-    {"three, one of which tidies up", 3, {tidy_and_take, end, take_and_end}, false},
-    {"three, two of which tidy up", 3, {tidy_and_end, tidy_and_end, end}, false},
-    {"two, one of which hands over", 2, {take_and_hand_over, take_and_end, NULL}, true},
-    {"two that hand over, one early", 2, {take_and_hand_over, tidy_and_hand_over, NULL}, true},
-    {"three, one of which hands over", 3, {hand_over, tidy_and_end, take_and_end}, true},
+    {"two that fill superblocks", 2, {take_much_and_end, take_much_and_end, NULL}, false, NO_PARK},
+    {"two that are served directly", 2, {take_directly_and_end, take_directly_and_end, NULL}, false, NO_PARK},
+    {"two that tidy up", 2, {tidy_between, tidy_between, NULL}, false, NO_PARK},
+    {"two that tidy up, one twice", 2, {tidy_twice, tidy_between, NULL}, false, NO_PARK},
+    {"one that tidies up and one that ends", 2, {tidy_twice, take_much_and_end, NULL}, false, NO_PARK},
+    {"three that take and end", 3, {take_and_end, take_and_end, take_and_end}, false, NO_PARK},
+    {"three, one of which tidies up", 3, {tidy_and_take, end, take_and_end}, false, NO_PARK},
+    {"three, two of which tidy up", 3, {tidy_and_end, tidy_and_end, end}, false, NO_PARK},
+    {"two, one of which hands over", 2, {take_and_hand_over, take_and_end, NULL}, true, NO_PARK},
+    {"two that hand over, one early", 2, {take_and_hand_over, tidy_and_hand_over, NULL}, true, NO_PARK},
+    {"three, one of which hands over", 3, {hand_over, tidy_and_end, take_and_end}, true, NO_PARK},
+    {"two whose superblock waits", 2, {take_much_and_end, take_much_and_end, NULL}, false, PARK},
+    {"two whose superblock waits for their next round", 2, {tidy_and_take, tidy_between, NULL}, false, PARK},
+    {"two warps in one place", 2, {series_twice, series_once, NULL}, false, PARK_OF_EACH},
+    {"two warps in one place, one of which needs more", 2, {series_twice, series_of_more, NULL}, false, PARK_OF_EACH},
+    {"two warps in one place, one in rounds", 2, {series_in_rounds, series_once, NULL}, false, PARK_OF_EACH},
 };
 
 START_TEST(every_interleaving_is_sound) {
@@ -346,7 +404,27 @@ static void early_without_care(void) {
 
 START_TEST(an_early_lane_among_the_others_is_found) {
   static const struct scenario careless = {
-      "an early lane without care", 2, {early_without_care, tidy_between, NULL}, false};
+      "an early lane without care", 2, {early_without_care, tidy_between, NULL}, false, NO_PARK};
+  ck_assert_ptr_nonnull(explore(&careless));
+}
+END_TEST
+
+/* And if a superblock that waits is taken by a look and a store. */
+static void take_waiting_without_care(void) {
+  series(100);
+  mam_u64 there = mam_load_relaxed_u64(&park[1]);
+  if (mam_park_address(there) == 0)
+    return;
+  mam_store_relaxed_u64(&park[1], mam_park_number(there));
+  hold(mam_park_address(there), 100);
+  step();
+  held_count[running] = 0;
+  mam_store_relaxed_u64(&park[1], there);
+}
+
+START_TEST(a_superblock_that_two_take_is_found) {
+  static const struct scenario careless = {
+      "a look and a store", 2, {take_waiting_without_care, take_waiting_without_care, NULL}, false, PARK_OF_EACH};
   ck_assert_ptr_nonnull(explore(&careless));
 }
 END_TEST
@@ -358,6 +436,7 @@ static Suite *warp_interleave_suite(void) {
   if (!SANITIZED) {
     tcase_add_loop_test(all, every_interleaving_is_sound, 0, sizeof scenarios / sizeof scenarios[0]);
     tcase_add_test(all, an_early_lane_among_the_others_is_found);
+    tcase_add_test(all, a_superblock_that_two_take_is_found);
   }
   suite_add_tcase(suite, all);
   return suite;
