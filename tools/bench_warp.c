@@ -408,7 +408,7 @@ static _Noreturn void usage_print(void) {
       "no overlap.  What is freed is all that was allocated, in the same kernel.\n"
       "\n"
       "  --test NAME,...        the tests to run; the default is all\n"
-      "  --allocators NAME,...  whose series are measured, of those that the tables name; the default is all\n"
+      "  --allocator NAME,...   those to measure, by the names in the tables; the default is all\n"
       "  --csv DIR              write DIR/warp-NAME.csv for each test\n"
       "  --quick                fewer cases and repetitions\n"
       "  --help                 print this and exit\n"
@@ -455,7 +455,7 @@ static void all_choose(bool *chosen, size_t count) {
 
 static void arguments_parse(struct bench *bench, int argc, char **argv) {
   static const struct option known[] = {
-      {"test", required_argument, NULL, 't'}, {"allocators", required_argument, NULL, 'a'},
+      {"test", required_argument, NULL, 't'}, {"allocator", required_argument, NULL, 'a'},
       {"csv", required_argument, NULL, 'c'},  {"quick", no_argument, NULL, 'q'},
       {"help", no_argument, NULL, 'h'},       {NULL, 0, NULL, 0},
   };
