@@ -83,16 +83,39 @@ MAM_INLINE mam_u32 mam_warp_lane(void) {
   return lane;
 }
 
+/* A chunk for the calling lane alone, which has no ticket: from a span that the slot had before, else by all means. */
+MAM_OUTLINE mam_u64 mam_warp_block_malloc_more(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot,
+                                               mam_u32 prior) {
+  const mam_heap &heap = control->heap;
+  struct mam_area area = {heap.base, heap.words, heap.page_count, 0};
+  const mam_u32 refill = MAM_REST_REFILL | MAM_REST_LAZY, chunks_log2 = slot >> MAM_REST_CHUNKS;
+  if ((wanted & (refill | MAM_REST_DRY)) == refill && prior != MAM_NO_PAGE) {
+    mam_u64 taken = MAM_OUT_OF_SIGHT(mam_ring_take)(area.words, heap.entries + area.page_count, area.page_count, prior,
+                                                    wanted & MAM_REST_KIND, chunks_log2, wanted >> MAM_REST_HOME & 1023,
+                                                    control->home_count);
+    mam_u32 page = mam_slot_retake(area, &heap.slots[slot & ((1u << MAM_REST_CHUNKS) - 1)], taken, chunks_log2, 1);
+    if (page != MAM_NO_PAGE)
+      return mam_area_address(area, page);
+  }
+  return (mam_u64)MAM_OUT_OF_SIGHT(mam_malloc_rest)(control, wanted, slot, heap.base, heap.words, heap.page_count,
+                                                    prior, 1u << mam_warp_lane());
+}
+
 /* As mam_malloc, for the calling lane alone, with the handle that is in the control block. */
 MAM_OUTLINE mam_u64 mam_warp_block_malloc(mam_u32, mam_u32, struct mam_heap_control *control, mam_u64 bytes) {
   const mam_heap &heap = control->heap;
   mam_u32 home = mam_home_here(heap), kind = mam_class_of((mam_u32)bytes);
   if (bytes - 1 >= MAM_CHUNK_BYTES)
     return (mam_u64)MAM_OUT_OF_SIGHT(mam_malloc_pages)(home, control, bytes);
-  mam_u32 slot = mam_kind_number(kind) * heap.slot_count + mam_slot_here(heap, home);
-  slot |= mam_span_chunks_log2(heap.chunks, mam_class_shift(kind)) << MAM_REST_CHUNKS;
-  return (mam_u64)MAM_OUT_OF_SIGHT(mam_malloc_rest)(control, mam_wanted(heap, kind, home), slot, heap.base, heap.words,
-                                                    heap.page_count, MAM_NO_PAGE, 1u << mam_warp_lane());
+  mam_u32 slot = kind * heap.slot_count + mam_slot_here(heap, home), wanted = mam_wanted(heap, kind, home);
+  mam_u32 chunks_log2 = mam_span_chunks_log2(heap.chunks, mam_class_shift(kind));
+  mam_u64 old = mam_slot_take(&heap.slots[slot], 1);
+  mam_u32 ticket = (mam_u32)(old & MAM_SLOT_TICKETS);
+  if (ticket >> chunks_log2 == 0)
+    return (mam_u64)mam_chunk_of(mam_slot_address(old), ticket, kind);
+  wanted |= (ticket == 1u << chunks_log2 ? MAM_REST_REFILL : 0) | (mam_slot_is_dry(old) ? MAM_REST_DRY : 0);
+  return MAM_OUT_OF_SIGHT(mam_warp_block_malloc_more)(control, wanted, slot | chunks_log2 << MAM_REST_CHUNKS,
+                                                      mam_slot_page(old, heap.base, heap.page_count));
 }
 MAM_OUTLINE void mam_warp_block_free(mam_u32, struct mam_heap_control *control, mam_u64 address) {
   mam_free(control->heap, (void *)address);
