@@ -43,6 +43,7 @@ extern "C" __global__ void user_kernel_warp(mam_heap heap, unsigned long long *t
   mam_warp_end(warp);
 }
 #endif
+#endif
 
 struct user {
   unsigned values[LIVE];

@@ -8,10 +8,10 @@
 static __global__ void record_kernel(mam_heap heap, void **blocks) {
   unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;
   size_t bytes = gpu_record_bytes(thread);
-#line 100 "first.cu"
+#line 99 "first.cu"
   if (thread % 2 == 0)
     blocks[thread] = mam_malloc(heap, bytes);
-#line 200 "second.cu"
+#line 199 "second.cu"
   if (thread % 2 != 0)
     blocks[thread] = mam_malloc(heap, bytes);
   if (blocks[thread] != NULL)

@@ -182,10 +182,10 @@ END_TEST
 /* ---- A full heap ------------------------------------------------------------------------------------------------- */
 
 START_TEST(a_full_heap_refuses_and_loses_nothing) {
-  struct gpu_heap heap = heap_of(gpu_small() ? MIB : 4 * MIB);
+  struct gpu_heap heap = heap_of(gpu_small() ? MIB / 2 : 4 * MIB);
   struct gpu_warp_tally *tally = tally_new();
   struct gpu_warp_traffic traffic = traffic_of(all_lanes[_i], usual);
-  traffic.threads = gpu_small() ? 1024 : 4096;
+  traffic.threads = gpu_small() ? 2048 : 16384;
   traffic.rounds = 2;
   uint64_t *blocks = words_new((size_t)traffic.threads * traffic.requests);
   for (int i = 0; i < 3; i++) {

@@ -56,6 +56,7 @@ enum {
   MAM_MAP_LEVELS = 3,
   MAM_WAIT_ROUNDS = 100,             /* for another thread's refill, before going another way */
   MAM_RETRIES = 64,                  /* of a compare-and-swap, before looking elsewhere */
+  MAM_KEPT_TURNS = 8,                /* for a place among kept words, before a search */
   MAM_FLUSH_SLOTS = 4096,            /* that one request looks through in need */
   MAM_OPENINGS = MAM_HEAP_KINDS + 1, /* one for each class, the last for runs and slots */
   MAM_OPENING_SHARE = 256, /* of the heap's pages: all spans of a class together that are being opened in need */
@@ -662,41 +663,62 @@ MAM_OUTLINE void mam_kept_give(struct mam_area area, mam_u32 index, mam_u32 coun
   }
 }
 
-/* Takes kept words, more than 64 in a row, in the words of their map from first on and before last. */
-MAM_OUTLINE mam_u32 mam_kept_take_long(const struct mam_area *area, mam_u32 count, mam_u32 first, mam_u32 last) {
+/* Takes kept words, more than 64 in a row, from a word of their map on.  Those from count on that end with it are given
+ * back. */
+MAM_OUTLINE int mam_kept_take_words(mam_u32 at, mam_u32 count, const struct mam_area *area) {
   mam_u64 *level = mam_area_kept(*area);
   mam_u32 words = mam_area_kept_words(*area), whole = (count + 63) >> 6;
+  mam_u32 got = mam_map_take_words(level, at, whole), used = got == whole ? count : 0;
+  MAM_OUT_OF_SIGHT(mam_map_words_filled)(level, words, at, got);
+  MAM_OUT_OF_SIGHT(mam_kept_give)(*area, (at << 6) + used, (got << 6) - used);
+  return got == whole;
+}
+
+/* The same of the first that are there, from a word of their map on and before last. */
+MAM_OUTLINE mam_u32 mam_kept_take_long(const struct mam_area *area, mam_u32 count, mam_u32 first, mam_u32 last) {
+  mam_u32 words = mam_area_kept_words(*area), whole = (count + 63) >> 6;
   MAM_LOOP
-  while ((first = mam_map_next(level, words, first)) + whole <= last) {
-    mam_u32 got = mam_map_take_words(level, first, whole);
-    mam_map_words_filled(level, words, first, got);
-    mam_kept_give(*area, (first << 6) + (got == whole ? count : 0), (got << 6) - (got == whole ? count : 0));
-    if (got == whole)
+  while ((first = mam_map_next(mam_area_kept(*area), words, first)) + whole <= last) {
+    if (MAM_OUT_OF_SIGHT(mam_kept_take_words)(first, count, area))
       return first << 6;
-    first += got + 1;
+    first++;
   }
   return MAM_NO_PAGE;
 }
 
-/* Takes kept words, so many in a row, best from index on. */
+/* Takes kept words, so many in a row, the first that are there from index on, then from the beginning. */
 MAM_OUTLINE mam_u32 mam_kept_take(const struct mam_area *area, mam_u32 count, mam_u32 index) {
   mam_u64 *level = mam_area_kept(*area);
   mam_u32 words = mam_area_kept_words(*area), place = index >> 6, found;
   if (count > 64) {
-    place = place / ((count + 63) >> 6) * ((count + 63) >> 6); /* so that those who ask for as many do not meet */
     found = MAM_OUT_OF_SIGHT(mam_kept_take_long)(area, count, place, words);
     return found != MAM_NO_PAGE ? found : MAM_OUT_OF_SIGHT(mam_kept_take_long)(area, count, 0, words);
   }
-  mam_u32 from = (index & 63) / count * count; /* so that those who ask for as many do not meet */
-  from = from + count <= 64 ? from : 0;
-  mam_u64 bits = mam_run_bits(count, from);
-  mam_u64 old = mam_or_acquire_u64(&level[place], bits); /* pairs with mam_kept_give */
-  if ((old & bits) == 0)
-    return (place << 6) + from;
-  if ((bits & ~old) != 0)
-    (void)mam_and_release_u64(&level[place], old | ~bits);
   found = MAM_OUT_OF_SIGHT(mam_map_take_run)(level, words, count, place, words);
   return found != MAM_NO_PAGE ? found : MAM_OUT_OF_SIGHT(mam_map_take_run)(level, words, count, 0, place);
+}
+
+/* Words are taken where a turn says, so that those who ask for as many at the same time do not meet: in places side by
+ * side, of which none goes over the end of a word of the map, or begins within one if it is longer.  MAM_NO_PAGE if
+ * there is none before end. */
+MAM_INLINE mam_u32 mam_kept_place(mam_u32 turn, mam_u32 count, mam_u32 end) {
+  if (count > 64) {
+    mam_u32 whole = (count + 63) >> 6, places = (end >> 6) / whole;
+    return places == 0 ? (mam_u32)MAM_NO_PAGE : turn % places * whole << 6;
+  }
+  mam_u32 in_word = 64 / count, places = (end >> 6) * in_word + (end & 63) / count, place = turn % places;
+  return (place / in_word << 6) + place % in_word * count;
+}
+
+/* Takes kept words from index on, if all of them are there. */
+MAM_OUTLINE int mam_kept_take_at(mam_u32 index, const struct mam_area *area, mam_u32 count) {
+  if (count > 64)
+    return MAM_OUT_OF_SIGHT(mam_kept_take_words)(index >> 6, count, area);
+  mam_u64 *word = &mam_area_kept(*area)[index >> 6], bits = mam_run_bits(count, index & 63);
+  mam_u64 old = mam_or_acquire_u64(word, bits); /* pairs with mam_kept_give */
+  if ((old & bits) != 0 && (bits & ~old) != 0)
+    (void)mam_and_release_u64(word, old | ~bits);
+  return (old & bits) == 0;
 }
 
 /* Gives all kept words back to the page map. */
@@ -1483,7 +1505,29 @@ MAM_OUTLINE int mam_slot_flush(struct mam_heap_control *control, mam_u32 index) 
   return 1;
 }
 
-/* Does that with all slots, or with so many of them as one request may look through.  Whether there was anything. */
+MAM_OUTLINE int mam_block_free(struct mam_heap_control *control, mam_u64 address);
+
+/* Frees superblocks that wait in parks; whether there were any. */
+MAM_OUTLINE int mam_parks_flush(mam_u32 parks, struct mam_heap_control *control) {
+  mam_u32 count = parks < MAM_FLUSH_SLOTS ? parks : (mam_u32)MAM_FLUSH_SLOTS;
+  mam_u32 index = count == parks ? 0 : mam_load_relaxed_u32(&control->flushed) % parks;
+  int found = 0;
+  MAM_LOOP
+  for (; count != 0 && mam_load_relaxed_u32(&control->parked) != 0; count--) {
+    mam_u64 *place = &mam_parks(control)[(mam_u64)index * MAM_PARK_WORDS + 1], word = 0;
+    if (mam_park_address(mam_load_relaxed_u64(place)) != 0)
+      word = mam_exchange_acq_rel_u64(place, 0); /* acquire: what was done in it; pairs with who left it */
+    if (word != 0)
+      (void)mam_add_relaxed_u32(&control->parked, 0u - mam_park_number(word));
+    if (mam_park_address(word) != 0)
+      found |= MAM_OUT_OF_SIGHT(mam_block_free)(control, mam_park_address(word));
+    index = index + 1 < parks ? index + 1 : 0;
+  }
+  return found;
+}
+
+/* Does that with all slots, or with so many of them as one request may look through, and with what waits in parks.
+ * Whether there was anything. */
 MAM_OUTLINE int mam_slots_flush(struct mam_heap_control *control) {
   mam_u32 all = control->heap.slot_count * MAM_HEAP_KINDS,
           count = all < MAM_FLUSH_SLOTS ? all : (mam_u32)MAM_FLUSH_SLOTS;
@@ -1495,6 +1539,7 @@ MAM_OUTLINE int mam_slots_flush(struct mam_heap_control *control) {
     found |= mam_slot_flush(control, index);
     index = index + 1 < all ? index + 1 : 0;
   }
+  found |= mam_parks_flush(control->heap.parks, control);
   (void)mam_add_acq_rel_u32(&control->opening[MAM_HEAP_KINDS], ~0u); /* release: as in mam_span_open */
   return found;
 }
@@ -1769,12 +1814,26 @@ MAM_INLINE void mam_failed(struct mam_heap_control *control, mam_u32 home, mam_u
   (void)mam_add_relaxed_u64(&control->failures[home % MAM_COUNTERS], count);
 }
 
-/* A long run of words that were kept.  All go round in those words that a long run ever had. */
+/* Takes kept words where turns say, for a few turns. */
+MAM_OUTLINE mam_u32 mam_kept_take_turns(const struct mam_area *area, mam_u32 *cursor, mam_u32 count, mam_u32 end) {
+  MAM_LOOP
+  for (int i = 0; i < MAM_KEPT_TURNS; i++) {
+    mam_u32 place = mam_kept_place(mam_add_relaxed_u32(cursor, 1), count, end);
+    if (place == MAM_NO_PAGE || MAM_OUT_OF_SIGHT(mam_kept_take_at)(place, area, count))
+      return place;
+  }
+  return MAM_NO_PAGE;
+}
+
+/* A long run of words that were kept.  All take turns in those words that a long run ever had; if runs of other lengths
+ * have been there, a search that all began in one place would take as long as there are requests. */
 MAM_OUTLINE mam_u32 mam_run_take_kept(struct mam_heap_control *control, const struct mam_area *area, mam_u32 pages) {
   mam_u32 count = (pages + 63) >> 6, end = mam_load_relaxed_u32(&control->kept_end);
   if (count > end)
     return MAM_NO_PAGE;
-  mam_u32 first = mam_kept_take(area, count, mam_add_relaxed_u32(&control->kept_cursor, count) % end);
+  mam_u32 first = MAM_OUT_OF_SIGHT(mam_kept_take_turns)(area, &control->kept_cursor, count, end);
+  if (first == MAM_NO_PAGE)
+    first = MAM_OUT_OF_SIGHT(mam_kept_take)(area, count, mam_load_relaxed_u32(&control->kept_cursor) % end);
   if (first == MAM_NO_PAGE)
     return first;
   if ((pages & 63) != 0)
@@ -2029,7 +2088,7 @@ MAM_INLINE void mam_slots_clear(struct mam_heap_control *control, mam_u64 rank, 
   if (rank == 0) {
     control->mode = heap->lazy ? MAM_MODE_LAZY : MAM_MODE_WATCHED;
     control->sweep_next = control->sweep_done = 0;
-    control->kept_cursor = control->kept_end = 0;
+    control->run_cursor = control->kept_cursor = control->kept_end = 0;
     control->parked = 0;
   }
   MAM_LOOP

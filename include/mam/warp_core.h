@@ -191,7 +191,7 @@ MAM_OUTLINE void mam_warp_flush(struct mam_warp *warp, mam_u64 list, struct mam_
  * few, series do not ask the device heap.  All that wait together are a share of the heap. */
 
 #ifndef MAM_WARP_SHARE
-#define MAM_WARP_SHARE 16
+#define MAM_WARP_SHARE 8
 #endif
 
 MAM_INLINE mam_u64 *mam_warp_waiting(mam_u64 park) { return (mam_u64 *)park + 1; }
