@@ -470,9 +470,9 @@ START_TEST(a_superblock_waits_for_the_next_round) {
 }
 END_TEST
 
-/* One that is too small for a request is left; and what waits is a 16th of the heap at most. */
+/* One that is too small for a request is left; and what waits is an eighth of the heap at most. */
 START_TEST(what_waits_is_a_share_of_the_heap) {
-  park_begin((size_t)2 << 20);
+  park_begin((size_t)1 << 20);
   park_series(30 * KIB);
   ck_assert_uint_eq(park_waiting(), 32 * KIB);
   struct mam_warp *warp = park_start();

@@ -22,7 +22,7 @@ static uint64_t seen(uint64_t value);
 #include "warp_model.h"
 
 enum { LANES = 3, STACK_BYTES = 64 * 1024, CHOICES = 2000, HELD = 8, CELLS = 24, CELL_BYTES = 512, KNOWN = 1 << 22 };
-enum { PAGES = 3 }; /* of the heap, of which a 16th may wait: 768 bytes */
+enum { PAGES = 1 }; /* of the heap, of which an eighth may wait: 512 bytes */
 
 /* Sanitizers do not follow a thread from stack to stack. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
