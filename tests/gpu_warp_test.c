@@ -94,7 +94,7 @@ START_TEST(lanes_share_small_superblocks_and_lists) { traffic_is_served(traffic_
 END_TEST
 
 START_TEST(equal_requests_are_served) {
-  struct gpu_warp_traffic traffic = traffic_of(GPU_WARP_TOGETHER, usual);
+  struct gpu_warp_traffic traffic = traffic_of(all_lanes[_i], usual);
   traffic.low = traffic.high = 48;
   traffic_is_served(traffic);
 }
@@ -294,7 +294,7 @@ static Suite *warp_suite(void) {
   tcase_set_timeout(data, 60);
   tcase_add_loop_test(data, lanes_are_served_however_they_come, 0, lanes);
   tcase_add_loop_test(data, lanes_share_small_superblocks_and_lists, 0, lanes);
-  tcase_add_test(data, equal_requests_are_served);
+  tcase_add_loop_test(data, equal_requests_are_served, 0, lanes);
   tcase_add_loop_test(data, requests_larger_than_superblocks_are_served, 0, 2);
   tcase_add_test(data, blocks_may_be_larger);
   TCase *host = gpu_heap_case_add(suite, "the host");

@@ -355,6 +355,26 @@ MAM_INLINE void *mam_warp_malloc_whole(mam_warp *warp, struct mam_warp_hot hot, 
                       : MAM_OUT_OF_SIGHT(mam_warp_malloc_more)(before, blocks, warp);
 }
 
+/* Equal requests of some lanes of a warp, here together, if they are all that take part in one header, and it has a
+ * superblock with room for them; else NULL.  Calls nothing. */
+MAM_OUTLINE void *mam_warp_malloc_part(mam_warp *warp, size_t bytes, mam_u32 here) {
+  __syncwarp(here); /* what others of them did to the header comes before */
+  struct mam_warp_hot hot = mam_warp_look(warp);
+  mam_u32 top = mam_lowest_u32(here), blocks = (mam_u32)(bytes + hot.block_less_1) >> hot.block_shift;
+  mam_u64 header = __shfl_sync(here, (mam_u64)warp, (int)top);
+  mam_u32 same = __shfl_sync(here, (mam_u32)bytes, (int)top), left = mam_warp_number(hot.current);
+  /* The vote needs what each lane has read: so all have read when one writes. */
+  if (!__all_sync(here, (header == (mam_u64)warp) & (hot.lanes == mam_warp_all_of(here)) & (bytes == same) &
+                            (bytes - 1 < 1u << 24) & (mam_ones_u32(here) * blocks <= left)))
+    return 0;
+  left -= mam_ones_u32(here) * blocks;
+  if (mam_warp_lane() == top)
+    mam_warp_set_current(warp, mam_warp_word(mam_warp_address(hot.current), left));
+  __syncwarp(here); /* what was written comes before what any of them does next */
+  left += mam_ones_u32(here & mam_lane_below()) * blocks;
+  return (void *)(mam_warp_address(hot.current) + ((mam_u64)left << hot.block_shift));
+}
+
 static __device__ __forceinline__ void *mam_warp_malloc(mam_warp *warp, size_t bytes) {
   if (warp == 0)
     return 0;
@@ -373,6 +393,10 @@ static __device__ __forceinline__ void *mam_warp_malloc(mam_warp *warp, size_t b
       mam_warp_set_current(warp, hot.current - blocks);
       return (void *)(mam_warp_address(hot.current) + ((mam_u64)(left - blocks) << hot.block_shift));
     }
+  } else if (!MAM_HEAP_CHECKED) {
+    void *block = MAM_OUT_OF_SIGHT(mam_warp_malloc_part)(warp, bytes, here);
+    if (block != 0)
+      return block;
   }
   return MAM_OUT_OF_SIGHT(mam_warp_malloc_rest)(warp, bytes);
 }
