@@ -248,7 +248,8 @@ static uint64_t memory_hash(void) {
     hash = mix(hash, mam_area_rings(area)[page]);
   hash = mix(hash, model->control->mode | (uint64_t)model->control->sweep_next << 8 |
                        (uint64_t)model->control->sweep_done << 32);
-  hash = mix(hash, model->control->opening[0] | (uint64_t)model->control->opening[MAM_HEAP_KINDS] << 32);
+  for (unsigned i = 0; i < MAM_OPENINGS; i++)
+    hash = mix(hash, model->control->opening[i]);
   return mix(hash, mam_cursors(model->control)[0]);
 }
 
@@ -292,6 +293,7 @@ static bool run_once(size_t prefix) {
   mam_area_clear(model->control->superblocks[0], 0, 1);
   mam_slots_clear(model->control, 0, 1);
   memset(model->control->missing, 0, sizeof model->control->missing);
+  memset(model->control->opening, 0, sizeof model->control->opening); /* a run may have been left in between */
   scenario->prepare();
   for (unsigned i = 0; i < scenario->threads; i++)
     begin((int)i);
@@ -310,6 +312,8 @@ static bool run_once(size_t prefix) {
     if (length + 1 == CHOICES)
       ck_abort_msg("a run of %s is longer than any should be", scenario->name);
     unsigned who = length < prefix ? choices[length] : mam_lowest_u32(can);
+    if ((living >> who & 1) == 0)
+      ck_abort_msg("a run of %s is another one the second time", scenario->name);
     if (length >= prefix) {
       choices[length] = (unsigned char)who;
       tried[length] = (unsigned char)(1u << who);
