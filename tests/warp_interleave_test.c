@@ -280,6 +280,17 @@ static void series_in_rounds(void) {
   end();
 }
 
+/* Somebody who finds no other memory. */
+static void need(void) {
+  mam_u64 block = mam_park_empty(&control, &park[1]);
+  if (block != 0)
+    mam_warp_heap_free(NULL, block);
+}
+static void need_twice(void) {
+  need();
+  need();
+}
+
 static const struct scenario scenarios[] = {
     {"two that fill superblocks", 2, {take_much_and_end, take_much_and_end, NULL}, false, NO_PARK},
     {"two that are served directly", 2, {take_directly_and_end, take_directly_and_end, NULL}, false, NO_PARK},
@@ -296,6 +307,8 @@ static const struct scenario scenarios[] = {
     {"two whose superblock waits for their next round", 2, {tidy_and_take, tidy_between, NULL}, false, PARK},
     {"two warps in one place", 2, {series_twice, series_once, NULL}, false, PARK_OF_EACH},
     {"two warps in one place, one of which needs more", 2, {series_twice, series_of_more, NULL}, false, PARK_OF_EACH},
+    {"a warp and somebody in need", 2, {series_in_rounds, need_twice, NULL}, false, PARK_OF_EACH},
+    {"two warps in one place and somebody in need", 3, {series_once, series_once, need}, false, PARK_OF_EACH},
     {"two warps in one place, one in rounds", 2, {series_in_rounds, series_once, NULL}, false, PARK_OF_EACH},
 };
 

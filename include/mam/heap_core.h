@@ -1507,6 +1507,16 @@ MAM_OUTLINE int mam_slot_flush(struct mam_heap_control *control, mam_u32 index) 
 
 MAM_OUTLINE int mam_block_free(struct mam_heap_control *control, mam_u64 address);
 
+/* Takes the superblock that waits in the second word of a park, if one does: its address, else 0. */
+MAM_INLINE mam_u64 mam_park_empty(struct mam_heap_control *control, mam_u64 *place) {
+  mam_u64 word = 0;
+  if (mam_park_address(mam_load_relaxed_u64(place)) != 0)
+    word = mam_exchange_acq_rel_u64(place, 0); /* acquire: what was done in it; pairs with who left it */
+  if (word != 0)
+    (void)mam_add_relaxed_u32(&control->parked, 0u - mam_park_number(word));
+  return mam_park_address(word);
+}
+
 /* Frees superblocks that wait in parks; whether there were any. */
 MAM_OUTLINE int mam_parks_flush(mam_u32 parks, struct mam_heap_control *control) {
   mam_u32 count = parks < MAM_FLUSH_SLOTS ? parks : (mam_u32)MAM_FLUSH_SLOTS;
@@ -1514,13 +1524,9 @@ MAM_OUTLINE int mam_parks_flush(mam_u32 parks, struct mam_heap_control *control)
   int found = 0;
   MAM_LOOP
   for (; count != 0 && mam_load_relaxed_u32(&control->parked) != 0; count--) {
-    mam_u64 *place = &mam_parks(control)[(mam_u64)index * MAM_PARK_WORDS + 1], word = 0;
-    if (mam_park_address(mam_load_relaxed_u64(place)) != 0)
-      word = mam_exchange_acq_rel_u64(place, 0); /* acquire: what was done in it; pairs with who left it */
-    if (word != 0)
-      (void)mam_add_relaxed_u32(&control->parked, 0u - mam_park_number(word));
-    if (mam_park_address(word) != 0)
-      found |= MAM_OUT_OF_SIGHT(mam_block_free)(control, mam_park_address(word));
+    mam_u64 block = mam_park_empty(control, &mam_parks(control)[(mam_u64)index * MAM_PARK_WORDS + 1]);
+    if (block != 0)
+      found |= MAM_OUT_OF_SIGHT(mam_block_free)(control, block);
     index = index + 1 < parks ? index + 1 : 0;
   }
   return found;
