@@ -138,6 +138,8 @@ MAM_OUTLINE void *mam_malloc_rest(struct mam_heap_control *control, mam_u32 want
   if (control == 0)
     return 0;
   struct mam_request request = mam_request_of(control, wanted, slot, base, words, page_count, prior);
+  /* Once the heap has swept, new spans are watched: better from the beginning. */
+  request.lazy = request.lazy && mam_load_relaxed_u32(&control->mode) == MAM_MODE_LAZY;
   for (;;) {
     struct mam_lanes lanes = mam_lanes_of(group);
     if (lanes.count >> request.chunks_log2 == 0) /* too few for a whole span */

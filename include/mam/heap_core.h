@@ -56,6 +56,7 @@ enum {
   MAM_MAP_LEVELS = 3,
   MAM_WAIT_ROUNDS = 100,             /* for another thread's refill, before going another way */
   MAM_RETRIES = 64,                  /* of a compare-and-swap, before looking elsewhere */
+  MAM_AHEAD = 8,                     /* words of a map that are looked at together */
   MAM_KEPT_TURNS = 8,                /* for a place among kept words, before a search */
   MAM_FLUSH_SLOTS = 4096,            /* that one request looks through in need */
   MAM_OPENINGS = MAM_HEAP_KINDS + 1, /* one for each class, the last for runs and slots */
@@ -259,8 +260,9 @@ MAM_OUTLINE void mam_map_filled(mam_u64 *level, mam_u32 count, mam_u32 index) {
     /* acq_rel: ordered with mam_map_opened's on the same word.  If that came first, the look below sees its cause. */
     mam_u64 old = mam_or_acq_rel_u64(&upper[index >> 6], bit);
     if (mam_load_relaxed_u64(&level[index]) != MAM_FULL_WORD) {
+      /* Of the level above there is only one more: mam_map_opened would go on into the next map. */
       if (mam_and_acq_rel_u64(&upper[index >> 6], ~bit) == MAM_FULL_WORD && above + 1 < MAM_MAP_LEVELS)
-        mam_map_opened(upper, (count + 63) >> 6, index >> 6);
+        (void)mam_and_acq_rel_u64(&upper[((count + 63) >> 6) + (index >> 12)], ~(1ull << (index >> 6 & 63)));
       return;
     }
     if ((old | bit) != MAM_FULL_WORD)
@@ -492,19 +494,61 @@ MAM_INLINE mam_u32 mam_run_find(mam_u64 word, mam_u32 count) {
   return starts == 0 ? 64 : mam_lowest_u64(starts);
 }
 
-/* Takes up to 64 zeros in a row that lie in one word of a map, in the first word that has them from first on and before
- * last. */
+/* Several words of a map as one look; those beyond its end are other metadata. */
+MAM_INLINE void mam_map_read(const mam_u64 *word, mam_u64 seen[MAM_AHEAD]) {
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_AHEAD; i++)
+    seen[i] = mam_load_relaxed_u64(word + i);
+}
+
+/* Which of them have so many zeros in a row: a bit each. */
+MAM_OUTLINE mam_u32 mam_map_look(mam_u32 count, const mam_u64 *word) {
+  mam_u64 seen[MAM_AHEAD];
+  mam_u32 fits = 0;
+  mam_map_read(word, seen);
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_AHEAD; i++)
+    fits |= (mam_u32)(mam_run_find(seen[i], count) != 64) << i;
+  return fits;
+}
+
+/* Which of them but the last have them at their end and the beginning of the next together. */
+MAM_OUTLINE mam_u32 mam_map_look_across(mam_u32 count, const mam_u64 *level, mam_u32 index) {
+  mam_u64 seen[MAM_AHEAD];
+  mam_u32 fits = 0;
+  mam_map_read(&level[index], seen);
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_AHEAD - 1; i++) {
+    mam_u32 end = mam_leading_zeros_u64(seen[i]), begin = seen[i + 1] != 0 ? mam_lowest_u64(seen[i + 1]) : 64;
+    fits |= (mam_u32)(end != 0 && begin != 0 && end + begin >= count) << i;
+  }
+  return fits;
+}
+
+/* Takes so many zeros in a row of one word of a map, if it has them and keeps them: the lowest. */
+MAM_OUTLINE mam_u32 mam_map_take_in(mam_u32 index, mam_u64 *level, mam_u32 words, mam_u32 count) {
+  mam_u32 from = mam_run_find(mam_load_relaxed_u64(&level[index]), count);
+  if (from == 64 || !mam_map_take(level, words, index, mam_run_bits(count, from)))
+    return MAM_NO_PAGE;
+  return (index << 6) + from;
+}
+
+/* The same of the first word that has them from first on and before last. */
 MAM_OUTLINE mam_u32 mam_map_take_run(mam_u64 *level, mam_u32 words, mam_u32 count, mam_u32 first, mam_u32 last) {
-  mam_u32 tries = 0, index = first;
+  mam_u32 tries = 0, index = mam_map_next(level, words, first);
   MAM_LOOP
-  while ((index = mam_map_next(level, words, index)) < last) {
-    mam_u32 from = mam_run_find(mam_load_relaxed_u64(&level[index]), count);
-    if (from != 64 && mam_map_take(level, words, index, mam_run_bits(count, from)))
-      return (index << 6) + from;
-    if (from == 64 || ++tries == MAM_RETRIES) {
-      tries = 0;
-      index++;
+  while (index < last) {
+    mam_u32 fits = mam_map_look(count, &level[index]), next = index + MAM_AHEAD, page = MAM_NO_PAGE;
+    if (fits != 0 && (next = index + mam_lowest_u32(fits)) < last) {
+      page = MAM_OUT_OF_SIGHT(mam_map_take_in)(next, level, words, count);
+      if (++tries == MAM_RETRIES) {
+        tries = 0;
+        next++;
+      }
     }
+    if (page != MAM_NO_PAGE)
+      return page;
+    index = (index ^ next) >> 6 != 0 ? mam_map_next(level, words, next) : next;
   }
   return MAM_NO_PAGE;
 }
@@ -574,6 +618,30 @@ MAM_OUTLINE mam_u32 mam_run_take_at(mam_u32 page, mam_u32 count, struct mam_area
   return got;
 }
 
+/* Takes a run of up to 64 pages that goes over the end of a word. */
+MAM_OUTLINE mam_u32 mam_run_take_across(mam_u32 count, const struct mam_area *area) {
+  mam_u64 *map = mam_area_pages(*area);
+  mam_u32 words = mam_area_map_words(*area), index = 0;
+  MAM_LOOP
+  while (index < words - 1) {
+    mam_u32 fits = MAM_OUT_OF_SIGHT(mam_map_look_across)(count, map, index);
+    if (fits == 0) {
+      index += MAM_AHEAD - 1;
+      continue;
+    }
+    index += mam_lowest_u32(fits);
+    if (index >= words - 1)
+      break;
+    mam_u32 start = ((index + 1) << 6) - mam_leading_zeros_u64(mam_load_relaxed_u64(&map[index]));
+    index++;
+    mam_u32 got = MAM_OUT_OF_SIGHT(mam_run_take_at)(start, count, *area);
+    if (got == count)
+      return start;
+    MAM_OUT_OF_SIGHT(mam_pages_release)(*area, start, got);
+  }
+  return MAM_NO_PAGE;
+}
+
 /* Takes a run of any length, over the ends of words too. */
 MAM_OUTLINE mam_u32 mam_run_take_long(const struct mam_area *area, mam_u32 count, mam_u32 first, mam_u32 last) {
   mam_u32 start = first << 6; /* pages from here on may be free */
@@ -628,10 +696,13 @@ MAM_OUTLINE mam_u32 mam_pages_search(struct mam_area area, mam_u32 count, mam_u3
     page = mam_run_take_short(&area, count, index, mam_area_map_words(area));
     if (page == MAM_NO_PAGE)
       page = mam_run_take_short(&area, count, 0, index);
-  } else
+    if (page == MAM_NO_PAGE)
+      page = MAM_OUT_OF_SIGHT(mam_run_take_across)(count, &area);
+  } else {
     page = mam_run_take_long(&area, count, index, mam_area_map_words(area));
-  if (page == MAM_NO_PAGE)
-    page = mam_run_take_long(&area, count, 0, mam_area_map_words(area));
+    if (page == MAM_NO_PAGE)
+      page = mam_run_take_long(&area, count, 0, mam_area_map_words(area));
+  }
   if (mark != 0)
     (void)mam_cas_acq_rel_u32(mam_area_shortage(area), mark, mam_shortage_next(mark, page == MAM_NO_PAGE ? count : 0));
   return page;
@@ -741,7 +812,7 @@ MAM_OUTLINE void mam_kept_flush(struct mam_area area) {
  * have what is asked for, their number is doubled.  So what is in use lies close together, and different homes do not
  * meet.  (The paper's hash has the same two wishes.) */
 
-enum { MAM_HOME_TRIES = 4 };
+enum { MAM_HOME_TRIES = 4, MAM_HOME_NEAR = 2, MAM_HOME_WORDS = 64 };
 
 /* Where a home looks for pages. */
 struct mam_home {
@@ -792,14 +863,46 @@ MAM_OUTLINE mam_u32 mam_home_take(const struct mam_home *home, mam_u32 index, ma
   return MAM_NO_PAGE;
 }
 
+/* Which of some words of a home, from one of its turns on, have so many zeros in a row: a bit each. */
+MAM_OUTLINE mam_u32 mam_home_look(mam_u32 count, const struct mam_home *home, mam_u32 turn, mam_u32 turns) {
+  mam_u64 seen[MAM_AHEAD];
+  mam_u32 fits = 0;
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_AHEAD; i++)
+    seen[i] = mam_load_relaxed_u64(&mam_area_pages(home->area)[home->first + (turn + i) % turns * home->count]);
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_AHEAD; i++)
+    fits |= (mam_u32)(mam_run_find(seen[i], count) != 64) << i;
+  return fits;
+}
+
+/* Takes such a run in any word of the home, from where its cursor is. */
+MAM_OUTLINE mam_u32 mam_home_search(const struct mam_home *home, mam_u32 count) {
+  mam_u32 turns = (mam_area_map_words(home->area) - 1 - home->first) / home->count + 1;
+  mam_u32 turn = (mam_u32)mam_load_relaxed_u64(home->cursor) / 64 % turns;
+  MAM_LOOP
+  for (mam_u32 i = 0; i < turns && i < MAM_HOME_WORDS; i += MAM_AHEAD) {
+    MAM_LOOP
+    for (mam_u32 fits = MAM_OUT_OF_SIGHT(mam_home_look)(count, home, turn + i, turns); fits != 0; fits &= fits - 1) {
+      mam_u32 index = home->first + (turn + i + mam_lowest_u32(fits)) % turns * home->count;
+      /* Nothing is taken that would have to be given back: where pages are scarce, others would miss it. */
+      mam_u32 page =
+          MAM_OUT_OF_SIGHT(mam_map_take_in)(index, mam_area_pages(home->area), mam_area_map_words(home->area), count);
+      if (page != MAM_NO_PAGE)
+        return page;
+    }
+  }
+  return MAM_NO_PAGE;
+}
+
 /* Takes a run of up to 64 pages in a home of a superblock. */
 MAM_OUTLINE mam_u32 mam_pages_near(const struct mam_home *home, mam_u32 count) {
   MAM_LOOP
-  for (int i = 0; i < MAM_HOME_TRIES; i++) {
+  for (int i = 0; i < MAM_HOME_NEAR; i++) {
     mam_u64 at = mam_add_relaxed_u64(home->cursor, count);
     mam_u32 from = (mam_u32)at & 63, wide = (mam_u32)(at >> 32), index;
     if (mam_shortage_covers(mam_load_relaxed_u32(mam_area_shortage(home->area)), count))
-      break;
+      return MAM_NO_PAGE;
     if (from + count > 64) /* the next word, then */
       continue;
     index = home->first + ((mam_u32)at >> 6) % (wide + 1) * home->count;
@@ -810,7 +913,7 @@ MAM_OUTLINE mam_u32 mam_pages_near(const struct mam_home *home, mam_u32 count) {
       return page;
     mam_home_widen(home, wide);
   }
-  return MAM_NO_PAGE;
+  return MAM_OUT_OF_SIGHT(mam_home_search)(home, count);
 }
 
 /* ---- Rings ----
@@ -819,7 +922,7 @@ MAM_OUTLINE mam_u32 mam_pages_near(const struct mam_home *home, mam_u32 count) {
  * a ring: each page on which one begins says which is next.  A ring says where a slot should look first, no more:
  * whether what is there is an empty span of its class is for the usage words to tell. */
 
-enum { MAM_RING_NONE = 0xffff };
+enum { MAM_RING_NONE = 0xffff, MAM_RING_TRIES = 12 };
 
 MAM_INLINE mam_u32 mam_ring_number(mam_u32 page, mam_u32 home, mam_u32 home_count) {
   mam_u32 turn = ((page >> 6) - home) / home_count;
@@ -1037,13 +1140,17 @@ MAM_OUTLINE void mam_word_finish(const struct mam_area *area, mam_u32 word, mam_
   for (int i = 0; i < MAM_RETRIES && left != 0; i++) {
     if ((left & MAM_LEFT_PAGES) != 0)
       mam_pages_release(*area, page, mam_word_span_pages(old));
-    if ((left & MAM_LEFT_PAGES_OPENED) != 0)
+    if ((left & MAM_LEFT_PAGES_OPENED) != 0) {
       mam_map_opened(mam_area_pages(*area), mam_area_map_words(*area), page >> 6);
+      left |= mam_returned_matters(*area) ? MAM_LEFT_RETURNED : 0;
+    }
     if ((left & MAM_LEFT_RETURNED) != 0)
       mam_pages_returned(*area);
-    if ((left & MAM_LEFT_CLASS_OPENED) != 0)
+    if ((left & MAM_LEFT_CLASS_OPENED) != 0) {
       mam_map_opened(mam_area_class(*area, mam_word_class(old)), mam_area_class_words(*area),
                      page / MAM_BLOCK_PAGES >> 6);
+      left |= mam_returned_matters(*area) ? MAM_LEFT_STAMP : 0;
+    }
     if ((left & MAM_LEFT_STAMP) != 0)
       mam_stamp_raise(mam_area_stamp(*area));
     left = (left & MAM_LEFT_AGAIN) != 0 ? mam_word_changed(*area, word, old & ~0xffffffffull, 0) : 0;
@@ -1180,17 +1287,20 @@ MAM_OUTLINE struct mam_place mam_pages_far(struct mam_heap_control *control, mam
   return place;
 }
 
-/* Takes a run of pages from any superblock, near the home if that may be. */
-MAM_OUTLINE struct mam_place mam_pages_claim(struct mam_heap_control *control, mam_u32 count, mam_u32 home) {
-  struct mam_place place;
+/* Takes a run of pages near the home, in the superblock that is tried first. */
+MAM_OUTLINE struct mam_place mam_pages_claim_near(struct mam_heap_control *control, mam_u32 count, mam_u32 home) {
+  struct mam_place place = {control->superblocks[mam_load_acquire_u32(&control->active)], MAM_NO_PAGE};
   if (count <= MAM_SPAN_PAGES) {
-    place.area = control->superblocks[mam_load_acquire_u32(&control->active)];
     struct mam_home near = mam_home_in(place.area, control, home, control->home_count);
     place.page = mam_pages_near(&near, count);
-    if (place.page != MAM_NO_PAGE)
-      return place;
   }
-  return mam_pages_far(control, count, home);
+  return place;
+}
+
+/* Takes a run of pages from any superblock, near the home if that may be. */
+MAM_OUTLINE struct mam_place mam_pages_claim(struct mam_heap_control *control, mam_u32 count, mam_u32 home) {
+  struct mam_place place = mam_pages_claim_near(control, count, home);
+  return place.page != MAM_NO_PAGE ? place : mam_pages_far(control, count, home);
 }
 
 /* ---- Claiming chunks ---- */
@@ -1276,15 +1386,15 @@ MAM_OUTLINE struct mam_claim mam_recycle_in(const struct mam_area *area, mam_u32
 /* The same wherever the map says so. */
 MAM_OUTLINE struct mam_claim mam_recycle(struct mam_area area, mam_u32 size_class, mam_u32 count, mam_u32 home) {
   struct mam_claim claim = {0, 0, 0};
-  mam_u32 words = mam_area_class_words(area), index = home % words, last = words;
+  mam_u32 words = mam_area_class_words(area), first = home % words, index = first, last = words;
   MAM_LOOP
   for (;;) {
     index = mam_map_next(mam_area_class(area, size_class), words, index);
     if (index >= last) {
-      if (last != words || home % words == 0)
+      if (last != words || first == 0)
         return claim;
       index = 0;
-      last = home % words;
+      last = first;
       continue;
     }
     claim = mam_recycle_in(&area, index, size_class, count);
@@ -1737,11 +1847,40 @@ MAM_OUTLINE mam_u32 mam_slot_fill_alone(const struct mam_request *request, const
   return mam_slot_fill(request, place->area, place->page, count, mam_lanes_alone());
 }
 
+/* Fills a slot with the first span that is empty of those after the one that comes next in its ring: its page.  Where
+ * pages are scarce spans are used again sooner than all their chunks have come back, so the next one often is not. */
+MAM_OUTLINE mam_u32 mam_slot_retake_later(const struct mam_request *request, mam_u32 count) {
+  const mam_u16 *rings = mam_area_rings(request->area);
+  mam_u32 page = request->prior, again = MAM_NO_PAGE;
+  MAM_LOOP
+  for (int i = 0; i < MAM_RING_TRIES && again == MAM_NO_PAGE; i++) {
+    page =
+        mam_ring_page(request->area.page_count, mam_load_relaxed_u16(&rings[page]), request->home, request->home_count);
+    if (page == MAM_NO_PAGE || page == request->prior)
+      break;
+    mam_u64 taken =
+        MAM_OUT_OF_SIGHT(mam_ring_take)(request->area.words, rings, request->area.page_count, page, request->size_class,
+                                        request->chunks_log2, request->home, request->home_count);
+    again = mam_slot_retake(request->area, request->slot, taken, request->chunks_log2, count);
+  }
+  return again;
+}
+
 /* The same from wherever there are pages, for the first of count lanes.  If there are none, the slot says so. */
 MAM_OUTLINE struct mam_claim mam_slot_refill(const struct mam_request *request, mam_u32 count) {
   struct mam_claim claim = {0, 0, mam_class_bytes(request->size_class)};
-  struct mam_place place = MAM_OUT_OF_SIGHT(mam_pages_claim)(
-      request->control, (claim.chunk_bytes << request->chunks_log2) >> MAM_PAGE_SHIFT, request->home);
+  mam_u32 pages = (claim.chunk_bytes << request->chunks_log2) >> MAM_PAGE_SHIFT, again = MAM_NO_PAGE;
+  struct mam_place place = MAM_OUT_OF_SIGHT(mam_pages_claim_near)(request->control, pages, request->home);
+  if (place.page == MAM_NO_PAGE && request->lazy && request->slot != 0 && request->prior != MAM_NO_PAGE &&
+      mam_load_relaxed_u32(&request->control->mode) == MAM_MODE_LAZY)
+    again = MAM_OUT_OF_SIGHT(mam_slot_retake_later)(request, count);
+  if (again != MAM_NO_PAGE) {
+    claim.address = mam_area_address(request->area, again);
+    claim.mask = 0xffffffffu >> (32 - count);
+    return claim;
+  }
+  if (place.page == MAM_NO_PAGE)
+    place = MAM_OUT_OF_SIGHT(mam_pages_far)(request->control, pages, request->home);
   if (place.page != MAM_NO_PAGE) {
     claim.address = mam_area_address(place.area, place.page);
     claim.mask = 0xffffffffu >> (32 - MAM_OUT_OF_SIGHT(mam_slot_fill_alone)(request, &place, count));
