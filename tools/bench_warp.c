@@ -258,6 +258,9 @@ static bool cell_run(struct bench *bench, size_t c, const struct series_case *wh
   const struct player *player = &bench->players[c];
   if (!bench->competes[c] || !cell_fits(competitor, what))
     return true;
+  /* As if nothing had been allocated before: what others have left behind would count. */
+  if (player->heap->allocator->reset != NULL && !player->heap->allocator->reset(player->heap))
+    return false;
   /* Twice: what is cold the first time would count. */
   return halves_run(bench, competitor, player, what, times) &&
          (times->keep_us > long_us || halves_run(bench, competitor, player, what, times)) &&

@@ -83,22 +83,34 @@ MAM_INLINE mam_u32 mam_warp_lane(void) {
   return lane;
 }
 
-/* A chunk for the calling lane alone, which has no ticket: from a span that the slot had before, else by all means. */
-MAM_OUTLINE mam_u64 mam_warp_block_malloc_more(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot,
-                                               mam_u32 prior) {
+/* For a slot that the calling lane alone has to refill, a span that it had before, or in new pages, where that is
+ * quickly done: the address, of which the first chunk is the lane's; else 0. */
+MAM_OUTLINE mam_u64 mam_warp_slot_again(mam_u32 wanted, mam_u32 slot, mam_u32 prior, struct mam_heap_control *control) {
   const mam_heap &heap = control->heap;
   struct mam_area area = {heap.base, heap.words, heap.page_count, 0};
-  const mam_u32 refill = MAM_REST_REFILL | MAM_REST_LAZY, chunks_log2 = slot >> MAM_REST_CHUNKS;
-  if ((wanted & (refill | MAM_REST_DRY)) == refill && prior != MAM_NO_PAGE) {
-    mam_u64 taken = MAM_OUT_OF_SIGHT(mam_ring_take)(area.words, heap.entries + area.page_count, area.page_count, prior,
-                                                    wanted & MAM_REST_KIND, chunks_log2, wanted >> MAM_REST_HOME & 1023,
-                                                    control->home_count);
-    mam_u32 page = mam_slot_retake(area, &heap.slots[slot & ((1u << MAM_REST_CHUNKS) - 1)], taken, chunks_log2, 1);
-    if (page != MAM_NO_PAGE)
-      return mam_area_address(area, page);
-  }
-  return (mam_u64)MAM_OUT_OF_SIGHT(mam_malloc_rest)(control, wanted, slot, heap.base, heap.words, heap.page_count,
-                                                    prior, 1u << mam_warp_lane());
+  mam_u32 chunks_log2 = slot >> MAM_REST_CHUNKS;
+  if ((wanted & MAM_REST_LAZY) == 0 || prior == MAM_NO_PAGE)
+    return 0;
+  mam_u64 taken = MAM_OUT_OF_SIGHT(mam_ring_take)(area.words, heap.entries + area.page_count, area.page_count, prior,
+                                                  wanted & MAM_REST_KIND, chunks_log2, wanted >> MAM_REST_HOME & 1023,
+                                                  control->home_count);
+  mam_u32 page = mam_slot_retake(area, &heap.slots[slot & ((1u << MAM_REST_CHUNKS) - 1)], taken, chunks_log2, 1);
+  return page != MAM_NO_PAGE ? mam_area_address(area, page) : 0;
+}
+MAM_OUTLINE mam_u64 mam_warp_slot_anew(mam_u32 wanted, mam_u32 slot, mam_u32 prior, struct mam_heap_control *control) {
+  const mam_heap &heap = control->heap;
+  struct mam_request request = mam_request_of(control, wanted, slot, heap.base, heap.words, heap.page_count, prior);
+  struct mam_place place = {request.area, 0};
+  mam_u32 pages = (mam_class_bytes(request.size_class) << request.chunks_log2) >> MAM_PAGE_SHIFT;
+  mam_u64 found =
+      MAM_OUT_OF_SIGHT(mam_refill_pages)(&mam_cursors(control)[request.home], mam_area_pages(place.area),
+                                         mam_area_map_words(place.area), request.home, request.home_count, pages);
+  place.page = (mam_u32)found;
+  if (place.page != MAM_NO_PAGE)
+    (void)MAM_OUT_OF_SIGHT(mam_slot_fill_alone)(&request, &place, 1);
+  if (found >> 32 != 0)
+    MAM_OUT_OF_SIGHT(mam_refill_finish)(request.area, (mam_u32)(found >> 32));
+  return place.page != MAM_NO_PAGE ? mam_area_address(request.area, place.page) : 0;
 }
 
 /* As mam_malloc, for the calling lane alone, with the handle that is in the control block. */
@@ -113,9 +125,17 @@ MAM_OUTLINE mam_u64 mam_warp_block_malloc(mam_u32, mam_u32, struct mam_heap_cont
   mam_u32 ticket = (mam_u32)(old & MAM_SLOT_TICKETS);
   if (ticket >> chunks_log2 == 0)
     return (mam_u64)mam_chunk_of(mam_slot_address(old), ticket, kind);
-  wanted |= (ticket == 1u << chunks_log2 ? MAM_REST_REFILL : 0) | (mam_slot_is_dry(old) ? MAM_REST_DRY : 0);
-  return MAM_OUT_OF_SIGHT(mam_warp_block_malloc_more)(control, wanted, slot | chunks_log2 << MAM_REST_CHUNKS,
-                                                      mam_slot_page(old, heap.base, heap.page_count));
+  wanted |= ticket == 1u << chunks_log2 ? MAM_REST_REFILL : 0;
+  slot |= chunks_log2 << MAM_REST_CHUNKS;
+  mam_u32 prior = mam_slot_page(old, heap.base, heap.page_count);
+  mam_u64 address = 0;
+  if ((wanted & MAM_REST_REFILL) != 0 && !mam_slot_is_dry(old))
+    address = MAM_OUT_OF_SIGHT(mam_warp_slot_again)(wanted, slot, prior, control);
+  if ((wanted & MAM_REST_REFILL) != 0 && !mam_slot_is_dry(old) && address == 0)
+    address = MAM_OUT_OF_SIGHT(mam_warp_slot_anew)(wanted, slot, prior, control);
+  return address != 0 ? address
+                      : (mam_u64)MAM_OUT_OF_SIGHT(mam_malloc_rest)(control, wanted, slot, heap.base, heap.words,
+                                                                   heap.page_count, prior, 1u << mam_warp_lane());
 }
 MAM_OUTLINE void mam_warp_block_free(mam_u32, struct mam_heap_control *control, mam_u64 address) {
   mam_free(control->heap, (void *)address);
