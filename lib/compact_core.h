@@ -12,9 +12,10 @@
  * away. Of at most n candidates (the paper leaves them) those that are not needed to hold all objects become sources,
  * and all others their targets.
  *
- * An object that was moved leaves its new address where it was.  Its old span keeps its usage words until the end of
- * the compaction, so that an address in it tells what became of it; the bits of its pages in the map of moved pages are
- * 1 meanwhile, and its entries' size class is MAM_ENTRY_MOVED, so that no free and no request takes it for a span.
+ * A source's objects leave their new addresses at its beginning, in a table with a place for each chunk.  It keeps its
+ * usage words until the end of the compaction, so that an address in it tells what became of it; the bits of its pages
+ * in the map of moved pages are 1 meanwhile, and its entries' size class is MAM_ENTRY_MOVED, so that no free and no
+ * request takes it for a span.
  *
  * Nobody else uses the heap meanwhile.  So no step needs an order: those of a pass are kernels one after another.
  *
@@ -24,6 +25,10 @@
  *   mam_team_sync(team)          the team's threads wait for each other
  *   mam_team_sum(team, value)    the sum of all threads' 64-bit values, for each of them
  *   mam_team_scan(team, value, total)   the sum of the 32-bit values of the threads before; the whole sum in *total
+ *   mam_read_if_u16(wanted, place)   what is there, 0 if it is not wanted: without a branch, so that many reads are
+ *       under way together
+ *   mam_read_once_if_u64(wanted, place)   the same of what is not read again soon
+ *   mam_read_unit_once(place)   a unit that is not read again at all
  */
 #ifndef MAM_LIB_COMPACT_CORE_H
 #define MAM_LIB_COMPACT_CORE_H
@@ -37,7 +42,10 @@ MAM_INLINE struct mam_place mam_compact_place(const struct mam_compact *compact,
   MAM_LOOP
   while (number >= compact->first[superblock + 1])
     superblock++;
-  struct mam_place place = {compact->control->superblocks[superblock], number - compact->first[superblock]};
+  struct mam_place place = {{compact->heap.base, compact->heap.words, compact->heap.page_count, 0},
+                            number - compact->first[superblock]};
+  if (superblock != 0)
+    place.area = compact->control->superblocks[superblock];
   return place;
 }
 
@@ -76,12 +84,13 @@ MAM_INLINE int mam_fill_is_candidate(struct mam_fill fill, mam_u32 n) {
   return fill.live != 0 && fill.live * (n + 1) <= fill.chunks * n;
 }
 
-/* Says of a span that its objects were moved. */
-MAM_INLINE void mam_span_moved(struct mam_team team, struct mam_area area, mam_u32 page, mam_u32 pages) {
+/* Says of a span that its objects were moved, or that it has none: what is its entries' size class. */
+MAM_INLINE void mam_span_moved(struct mam_team team, struct mam_area area, mam_u32 page, mam_u32 pages, mam_u32 kind,
+                               mam_u32 what) {
   mam_u16 *entries = mam_area_entries(area) + page;
   MAM_LOOP
   for (mam_u32 i = team.rank; i < pages; i += team.count)
-    entries[i] = (mam_u16)((entries[i] & ~63) | MAM_ENTRY_MOVED);
+    entries[i] = (mam_u16)((mam_entry_of(kind, i) & ~63u) | what);
   MAM_LOOP
   for (mam_u32 done = 0; team.rank == 0 && done < pages;) {
     mam_u32 from = (page + done) & 63, here = 64 - from < pages - done ? 64 - from : pages - done;
@@ -95,41 +104,59 @@ MAM_INLINE void mam_span_moved(struct mam_team team, struct mam_area area, mam_u
  *
  * What a slot holds counts as used, and would be taken for objects: it is given back before. */
 
-/* Frees the chunks of a typed slot without a ticket. */
-MAM_INLINE void mam_compact_slot_empty(struct mam_heap_control *control, mam_u32 index) {
-  const mam_heap *heap = &control->heap;
-  mam_u32 kind = mam_kind_numbered(control, index / heap->slot_count), limit = mam_slot_limit(heap, kind);
-  mam_u64 slot = heap->slots[index], used = 0;
+/* A slot of a type, less 1: types' slots are behind those of size classes. */
+MAM_INLINE mam_u64 *mam_compact_slot(const struct mam_compact *compact, mam_u32 type, mam_u32 number) {
+  return compact->heap.slots + (mam_u64)(MAM_HEAP_CLASSES + type) * compact->heap.slot_count + number;
+}
+
+/* The span of a slot that was emptied. */
+struct mam_slot_emptied {
+  struct mam_area area;
+  mam_u32 page, pages, kind, used; /* pages 0: there is none; used: its chunks, 0 if nobody has one */
+};
+
+/* Frees the chunks of a typed slot without a ticket.  What follows from that is left to mam_slot_emptied_end. */
+MAM_INLINE struct mam_slot_emptied mam_compact_slot_empty(const struct mam_compact *compact, mam_u32 type,
+                                                          mam_u32 number) {
+  struct mam_slot_emptied emptied = {{0, 0, 0, 0}, 0, 0, 0, 0};
+  const mam_heap *heap = &compact->heap;
+  mam_u32 kind = compact->kinds[type], limit = mam_slot_limit(heap, kind);
+  mam_u64 *place = mam_compact_slot(compact, type, number), slot = *place;
   mam_u32 ticket = (mam_u32)(slot & MAM_SLOT_TICKETS);
-  heap->slots[index] = (slot & ~MAM_SLOT_TICKETS) | limit; /* used up; the address leads to spans that it had */
+  *place = (slot & ~MAM_SLOT_TICKETS) | limit; /* used up; the address leads to spans that it had */
   if (ticket >= limit)
-    return;
-  struct mam_area area = mam_area_of(control, mam_slot_address(slot));
-  mam_u32 page = (mam_u32)((mam_slot_address(slot) - area.base) >> MAM_PAGE_SHIFT);
-  mam_u64 *words = mam_span_words_at(area, page);
-  mam_u32 pages = mam_word_span_pages(words[0]), count = mam_word_span_words(words[0]);
+    return emptied;
+  emptied.area = mam_forward_area(heap, mam_slot_address(slot));
+  emptied.page = (mam_u32)((mam_slot_address(slot) - emptied.area.base) >> MAM_PAGE_SHIFT);
+  emptied.kind = kind;
+  mam_u64 *words = mam_span_words_at(emptied.area, emptied.page);
+  mam_u32 count = mam_word_span_words(words[0]);
+  emptied.pages = mam_word_span_pages(words[0]);
   MAM_UNROLL /* so that the loads are under way together */
       for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++) if (i < count) {
     mam_u32 handed_out = ticket <= 32 * i ? 0 : ticket - 32 * i >= 32 ? 32 : ticket - 32 * i;
     mam_u64 word = words[i] & (~0xffffffffull | ((1ull << handed_out) - 1));
-    used |= (mam_u32)word;
+    emptied.used |= (mam_u32)word;
     words[i] = word;
   }
-  if (used != 0) {
-    mam_span_hint(area, page, kind);
-    return;
-  }
   MAM_LOOP
-  for (mam_u32 i = 0; i < count; i++)
+  for (mam_u32 i = 0; i < count && emptied.used == 0; i++)
     words[i] = 0;
-  mam_pages_release(area, page, pages);
+  return emptied;
+}
+
+/* Has requests find the chunks or the pages. */
+MAM_INLINE void mam_slot_emptied_end(const struct mam_slot_emptied *emptied) {
+  if (emptied->pages != 0 && emptied->used != 0)
+    mam_span_hint(emptied->area, emptied->page, emptied->kind);
+  else if (emptied->pages != 0)
+    mam_pages_release(emptied->area, emptied->page, emptied->pages);
 }
 
 /* Whether nobody made a request of an emptied slot. */
-MAM_INLINE int mam_compact_slot_is_untouched(const struct mam_heap_control *control, mam_u32 index) {
-  const mam_heap *heap = &control->heap;
-  mam_u32 limit = mam_slot_limit(heap, mam_kind_numbered(control, index / heap->slot_count));
-  return (heap->slots[index] & MAM_SLOT_TICKETS) == limit;
+MAM_INLINE int mam_compact_slot_is_untouched(const struct mam_compact *compact, mam_u32 type, mam_u32 number) {
+  mam_u32 limit = mam_slot_limit(&compact->heap, compact->kinds[type]);
+  return (*mam_compact_slot(compact, type, number) & MAM_SLOT_TICKETS) == limit;
 }
 
 /* ---- Candidates ---- */
@@ -137,9 +164,10 @@ MAM_INLINE int mam_compact_slot_is_untouched(const struct mam_heap_control *cont
 /* What a thread saw: numbers for each type, in four bits each, of up to MAM_COMPACT_GROUP. */
 struct mam_seen {
   mam_u64 by_type;
-  mam_u64 numbers;                  /* spans, from bit 16 on candidates, from bit 32 on live objects */
-  mam_u64 sizes;                    /* the free levels, from bit 32 on pages */
-  mam_u8 candidates, with_pointers; /* bits of pages that such a span begins in */
+  mam_u64 numbers;      /* spans, from bit 16 on candidates, from bit 32 on live objects */
+  mam_u64 sizes;        /* the free levels, from bit 32 on pages */
+  mam_u16 candidates;   /* the types of those that begin in the pages, in four bits each; 0: none does */
+  mam_u8 with_pointers; /* bits of pages that such a span begins in */
 };
 
 /* Looks at a group of pages.  at_first: an empty span that nobody has given back goes with those whose objects were
@@ -150,7 +178,7 @@ MAM_INLINE struct mam_seen mam_group_look(const struct mam_compact *compact, mam
   struct mam_place place = mam_compact_place(compact, number);
   if (place.page >= place.area.page_count)
     return seen;
-  mam_u32 taken = (mam_u32)(mam_area_pages(place.area)[place.page >> 6] >> (place.page & 63)) & 255;
+  mam_u32 taken = (mam_u32)(mam_area_pages(place.area)[place.page >> 6] >> (place.page & 63));
   mam_u32 begins = 0; /* pages that a typed span begins in, by their entries */
   MAM_UNROLL
   for (mam_u32 i = 0; i < MAM_COMPACT_GROUP; i++)
@@ -158,26 +186,27 @@ MAM_INLINE struct mam_seen mam_group_look(const struct mam_compact *compact, mam
       mam_u32 entry = mam_area_entries(place.area)[place.page + i];
       begins |= (mam_u32)(entry >> MAM_ENTRY_TYPE_SHIFT != 0 && mam_entry_back(entry) == 0) << i;
     }
-  begins &= taken;
+  begins &= taken; /* of the group: taken has more */
   MAM_LOOP
-  for (mam_u32 i = 0; begins >> i != 0; i++) {
-    mam_u32 page = place.page + i, kind;
-    if ((begins >> i & 1) == 0 || (kind = mam_typed_span_at(place.area, page, mam_area_entries(place.area)[page])) == 0)
-      continue;
+  for (; begins != 0; begins &= begins - 1) {
+    mam_u32 i = mam_lowest_u32(begins), page = place.page + i;
     const mam_u64 *words = mam_span_words_at(place.area, page);
     struct mam_fill fill = mam_span_fill(words);
+    mam_u32 kind = mam_typed_span_at(place.area, page, mam_area_entries(place.area)[page]);
+    if (kind == 0)
+      continue;
     if (fill.live == 0) {
       if (at_first)
-        mam_span_moved(alone, place.area, page, mam_word_span_pages(words[0]));
+        mam_span_moved(alone, place.area, page, mam_word_span_pages(words[0]), kind, MAM_ENTRY_EMPTY);
       continue;
     }
     mam_u64 is_candidate = (mam_u64)mam_fill_is_candidate(fill, n);
     seen.by_type += is_candidate << (4 * (mam_kind_type(kind) - 1));
-    seen.candidates |= (mam_u8)(is_candidate << i);
+    seen.candidates |= (mam_u16)((mam_u32)is_candidate * mam_kind_type(kind) << (4 * i));
     seen.numbers += 1 | is_candidate << 16 | (mam_u64)fill.live << 32;
-    seen.sizes += ((mam_u64)(fill.chunks - fill.live) << 16) / fill.chunks;
+    seen.sizes += ((fill.chunks - fill.live) << 16) / fill.chunks;
     seen.sizes += (mam_u64)mam_word_span_pages(words[0]) << 32;
-    if (compact->control->types[mam_kind_type(kind) - 1].pointer_count != 0)
+    if ((compact->with_pointers >> (mam_kind_type(kind) - 1) & 1) != 0)
       seen.with_pointers |= (mam_u8)(1u << i);
   }
   return seen;
@@ -187,9 +216,8 @@ MAM_INLINE struct mam_seen mam_group_look(const struct mam_compact *compact, mam
 MAM_INLINE void mam_compact_count(struct mam_team team, const struct mam_compact *compact, mam_u64 numbers,
                                   mam_u64 sizes) {
   struct mam_compact_found *counts = &compact->state->counts;
-  numbers = mam_team_sum(team, numbers);
   sizes = mam_team_sum(team, sizes);
-  if (team.rank != 0 || numbers == 0)
+  if (team.rank != 0)
     return;
   (void)mam_add_relaxed_u64(&counts->spans, numbers & 0xffff);
   (void)mam_add_relaxed_u64(&counts->candidates, numbers >> 16 & 0xffff);
@@ -222,12 +250,14 @@ MAM_INLINE void mam_tile_look(struct mam_team team, const struct mam_compact *co
     mam_u32 number = tile * MAM_COMPACT_TILE + group * MAM_COMPACT_GROUP;
     struct mam_seen seen = mam_group_look(compact, n, number, at_first);
     compact->candidates[number / MAM_COMPACT_GROUP] = seen.candidates;
-    if (at_first)
+    mam_u64 numbers = mam_team_sum(team, seen.numbers);
+    if (numbers != 0 && at_first)
       mam_compact_list(team, compact, number, seen.with_pointers);
-    mam_compact_count(team, compact, seen.numbers, seen.sizes);
+    if (numbers != 0)
+      mam_compact_count(team, compact, numbers, seen.sizes);
     MAM_LOOP
     for (mam_u32 type = 0; type < compact->types; type++) {
-      mam_u64 count = mam_team_sum(team, seen.by_type >> (4 * type) & 15);
+      mam_u64 count = numbers == 0 ? 0 : mam_team_sum(team, seen.by_type >> (4 * type) & 15);
       if (team.rank == 0)
         *mam_compact_sum_at(compact, type, tile) =
             (mam_u32)count + (group == 0 ? 0 : *mam_compact_sum_at(compact, type, tile));
@@ -265,23 +295,18 @@ MAM_INLINE void mam_tile_order(struct mam_team team, const struct mam_compact *c
   MAM_LOOP
   for (mam_u32 turn = team.rank; turn < MAM_COMPACT_GROUPS; turn += team.count) {
     mam_u32 number = tile * MAM_COMPACT_TILE + (MAM_COMPACT_GROUPS - 1 - turn) * MAM_COMPACT_GROUP;
-    mam_u32 candidates = compact->candidates[number / MAM_COMPACT_GROUP], types = 0;
-    struct mam_place place = mam_compact_place(compact, number);
-    MAM_LOOP
-    for (mam_u32 i = 0; candidates >> i != 0; i++)
-      if ((candidates >> i & 1) != 0)
-        types |= (mam_u32)(mam_area_entries(place.area)[place.page + i] >> MAM_ENTRY_TYPE_SHIFT) << (4 * i);
+    mam_u32 candidates = compact->candidates[number / MAM_COMPACT_GROUP];
     MAM_LOOP
     for (mam_u32 type = 0; type < compact->types; type++) {
       mam_u32 count = 0, total;
-      MAM_LOOP
-      for (mam_u32 i = 0; i < MAM_COMPACT_GROUP; i++)
-        count += (types >> (4 * i) & 15) == type + 1;
       mam_u32 *sum = mam_compact_sum_at(compact, type, tile);
+      MAM_UNROLL
+      for (mam_u32 i = 0; i < MAM_COMPACT_GROUP; i++)
+        count += (candidates >> (4 * i) & 15) == type + 1;
       mam_u32 at = *sum + mam_team_scan(team, count, &total);
       MAM_LOOP
       for (mam_u32 i = MAM_COMPACT_GROUP; count != 0 && i-- != 0;)
-        if ((types >> (4 * i) & 15) == type + 1)
+        if ((candidates >> (4 * i) & 15) == type + 1)
           compact->order[at++] = number + i;
       mam_team_sync(team);
       if (team.rank == 0)
@@ -319,36 +344,38 @@ MAM_INLINE struct mam_merge mam_merge_rest(mam_u32 candidates, mam_u32 live, mam
 }
 
 /* What a team shares while it merges: the targets' free chunks, in the order in which they are filled, and where the
- * objects of a source go: the word and the bit, as one number. */
+ * objects of a source are, chunk by chunk, and where they go. */
 struct mam_merge_room {
   mam_u64 *words[MAM_COMPACT_TARGETS];
   mam_u64 address[MAM_COMPACT_TARGETS];
   mam_u32 free[MAM_COMPACT_TARGETS * MAM_PAGE_WORDS];
   mam_u16 before[MAM_COMPACT_TARGETS * MAM_PAGE_WORDS]; /* free chunks of the words before */
-  mam_u16 to[MAM_SPAN_CHUNKS];
+  mam_u64 to[MAM_SPAN_CHUNKS];
   mam_u8 from[MAM_SPAN_CHUNKS];
 };
 
-/* The place of the 1 of that rank in bits. */
-MAM_INLINE mam_u32 mam_bit_select(mam_u32 bits, mam_u32 rank) {
-  mam_u32 place = 0;
+/* A source. */
+struct mam_source {
+  struct mam_area area;
+  mam_u32 page, pages, kind, live;
+  mam_u32 used[MAM_PAGE_WORDS]; /* bits of its chunks */
+};
+
+/* All loads at once. */
+MAM_INLINE struct mam_source mam_source_at(const struct mam_compact *compact, mam_u32 number) {
+  struct mam_place place = mam_compact_place(compact, number);
+  const mam_u64 *words = mam_span_words_at(place.area, place.page);
+  struct mam_source source = {place.area, place.page, mam_word_span_pages(words[0]), mam_word_class(words[0]), 0, {0}};
   MAM_UNROLL
-  for (mam_u32 width = 16; width != 0; width >>= 1) {
-    mam_u32 ones = mam_ones_u32(bits >> place & ((1u << width) - 1));
-    if (rank >= ones) {
-      rank -= ones;
-      place += width;
-    }
+  for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++) {
+    source.used[i] = (mam_u32)words[i];
+    source.live += mam_ones_u32(source.used[i]);
   }
-  return place;
+  return source;
 }
 
-/* The free chunks of a usage word, 0 if its span has no such word. */
-MAM_INLINE mam_u32 mam_word_holes(const mam_u64 *words, mam_u32 index) {
-  if (index >= mam_word_span_words(words[0]))
-    return 0;
-  return ~(mam_u32)words[index] & mam_word_full(words[index]);
-}
+/* The free chunks of a usage word, 0 if there is none. */
+MAM_INLINE mam_u32 mam_word_holes(mam_u64 word) { return word == 0 ? 0 : ~(mam_u32)word & mam_word_full(word); }
 
 /* Reads the targets; returns how many chunks are free in them. */
 MAM_INLINE mam_u32 mam_merge_begin(struct mam_team team, const struct mam_compact *compact, struct mam_merge_room *room,
@@ -362,7 +389,7 @@ MAM_INLINE mam_u32 mam_merge_begin(struct mam_team team, const struct mam_compac
     mam_u64 *first = mam_span_words_at(place.area, place.page);
     room->words[target] = first;
     room->address[target] = mam_area_address(place.area, place.page);
-    room->free[i] = mam_word_holes(first, i % MAM_PAGE_WORDS);
+    room->free[i] = mam_word_holes(first[i % MAM_PAGE_WORDS]);
     sum += mam_ones_u32(room->free[i]);
   }
   sum = mam_team_scan(team, sum, &total);
@@ -375,92 +402,101 @@ MAM_INLINE mam_u32 mam_merge_begin(struct mam_team team, const struct mam_compac
   return total;
 }
 
-/* The free chunk of that rank, which there is. */
-MAM_INLINE mam_u16 mam_merge_hole(const struct mam_merge_room *room, mam_u32 words, mam_u32 rank) {
-  mam_u32 low = 0, high = words; /* the last word with no more than rank before it is from low on, before high */
-  MAM_LOOP
-  while (high - low > 1) {
-    mam_u32 middle = (low + high) / 2;
-    if (room->before[middle] <= rank)
-      low = middle;
-    else
-      high = middle;
-  }
-  return (mam_u16)(low * 32 + mam_bit_select(room->free[low], rank - room->before[low]));
-}
-
-MAM_INLINE mam_u64 mam_hole_address(const struct mam_merge_room *room, mam_u32 hole, mam_u32 bytes) {
-  mam_u32 chunk = hole % MAM_SPAN_CHUNKS;
-  return room->address[hole / MAM_SPAN_CHUNKS] + (mam_u64)(chunk * bytes);
-}
-
-/* Pairs the objects of a source with free chunks from the one of rank first on. */
-MAM_INLINE void mam_merge_pair(struct mam_team team, struct mam_merge_room *room, const mam_u64 *usage, mam_u32 words,
-                               mam_u32 first) {
-  mam_u32 before = 0;
+/* Pairs the objects of a source with free chunks from the one of rank first on; words: how many the targets have. */
+MAM_INLINE void mam_merge_pair(struct mam_team team, struct mam_merge_room *room, const struct mam_source *source,
+                               mam_u32 words, mam_u32 first) {
+  mam_u32 before = 0, bytes = mam_class_bytes(source->kind);
   MAM_UNROLL
   for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++) {
-    mam_u32 bits = (mam_u32)usage[i];
-    MAM_LOOP
-    for (mam_u32 bit = team.rank; bit < 32; bit += team.count)
-      if ((bits >> bit & 1) != 0) {
-        mam_u32 object = before + mam_ones_u32(bits & ((1u << bit) - 1));
-        room->from[object] = (mam_u8)(32 * i + bit);
-        room->to[object] = mam_merge_hole(room, words, first + object);
-      }
+    mam_u32 bits = source->used[i], bit = team.rank;
+    do
+      if ((bits >> bit & 1) != 0)
+        room->from[before + mam_ones_u32(bits & ((1u << bit) - 1))] = (mam_u8)(32 * i + bit);
+    while ((bit += team.count) < 32);
     before += mam_ones_u32(bits);
+  }
+  MAM_LOOP
+  for (mam_u32 i = 0; i < words; i++) {
+    mam_u32 bits = room->free[i], bit = team.rank;
+    mam_u64 address = room->address[i / MAM_PAGE_WORDS];
+    before = room->before[i] - first; /* wraps where it is less */
+    do {
+      mam_u32 object = before + mam_ones_u32(bits & ((1u << bit) - 1));
+      if ((bits >> bit & 1) != 0 && object < source->live)
+        room->to[object] = address + (mam_u64)((i % MAM_PAGE_WORDS * 32 + bit) * bytes);
+    } while ((bit += team.count) < 32);
   }
   mam_team_sync(team);
 }
 
-/* A unit of an object, to be copied at once. */
-struct mam_unit {
-  mam_u64 low, high;
-} __attribute__((aligned(16)));
+/* The place of a unit among those of a source's objects. */
+struct mam_unit_place {
+  mam_u32 object, in_object;
+};
 
-/* Copies the paired objects of a source at address, and leaves their new addresses there: who copies an object's first
- * unit is alone with it. */
+/* By a multiplication, which is exact: there are fewer than 2^15 units, of fewer than 2^12 in an object. */
+MAM_INLINE struct mam_unit_place mam_unit_place(mam_u32 at, mam_u32 units, mam_u32 inverse) {
+  struct mam_unit_place place = {units == 1 ? at : (mam_u32)((mam_u64)at * inverse >> 32), 0};
+  place.in_object = (at - place.object * units) * MAM_UNIT_BYTES;
+  return place;
+}
+
+/* Copies the paired objects of a source at address.  A thread reads the last unit where it has none: without a branch,
+ * so that its reads are under way together. */
 MAM_INLINE void mam_merge_copy(struct mam_team team, const struct mam_merge_room *room, mam_u64 address, mam_u32 bytes,
                                mam_u32 objects) {
-  mam_u32 units = bytes / MAM_UNIT_BYTES, count = objects * units;
+  mam_u32 units = bytes / MAM_UNIT_BYTES, count = objects * units, inverse = 0xffffffffu / units + 1;
   MAM_LOOP
   for (mam_u32 first = team.rank; first < count; first += MAM_UNIT_BATCH * team.count) {
     struct mam_unit held[MAM_UNIT_BATCH];
-    struct mam_unit *to[MAM_UNIT_BATCH];
-    mam_u64 *left[MAM_UNIT_BATCH];
     MAM_UNROLL
     for (mam_u32 i = 0; i < MAM_UNIT_BATCH; i++) {
-      mam_u32 at = first + i * team.count, object = at / units, unit = at - object * units;
-      if (at < count) {
-        struct mam_unit *from = (struct mam_unit *)(address + (mam_u64)(room->from[object] * bytes)) + unit;
-        to[i] = (struct mam_unit *)mam_hole_address(room, room->to[object], bytes) + unit;
-        left[i] = unit == 0 ? &from->low : 0;
-        held[i] = *from;
-      }
+      mam_u32 at = first + i * team.count;
+      struct mam_unit_place place = mam_unit_place(at < count ? at : count - 1, units, inverse);
+      held[i] =
+          mam_read_unit_once((const struct mam_unit *)(address + (room->from[place.object] * bytes + place.in_object)));
     }
     MAM_UNROLL
-    for (mam_u32 i = 0; i < MAM_UNIT_BATCH; i++)
-      if (first + i * team.count < count) {
-        *to[i] = held[i];
-        if (left[i] != 0)
-          *left[i] = (mam_u64)to[i];
-      }
+    for (mam_u32 i = 0; i < MAM_UNIT_BATCH; i++) {
+      mam_u32 at = first + i * team.count;
+      struct mam_unit_place place = mam_unit_place(at, units, inverse);
+      if (at < count)
+        *(struct mam_unit *)(room->to[place.object] + place.in_object) = held[i];
+    }
   }
 }
 
-/* Moves the objects of the span that begins at place to free chunks from the one of rank first on; words: how many the
- * targets have.  Returns how many there were: of more than there is room for, none. */
-MAM_INLINE mam_u32 mam_merge_source(struct mam_team team, struct mam_merge_room *room, struct mam_place place,
+/* Leaves the new addresses of a source's objects, all of which were copied, in the source at address. */
+MAM_INLINE void mam_merge_leave(struct mam_team team, const struct mam_merge_room *room,
+                                const struct mam_source *source, mam_u64 address) {
+  mam_u64 *table = (mam_u64 *)address;
+  mam_u32 before = 0;
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++) {
+    mam_u32 bits = source->used[i], bit = team.rank;
+    do {
+      mam_u32 object = before + mam_ones_u32(bits & ((1u << bit) - 1));
+      table[32 * i + bit] = (bits >> bit & 1) != 0 ? room->to[object] : 0;
+    } while ((bit += team.count) < 32);
+    before += mam_ones_u32(bits);
+  }
+}
+
+/* Moves a source's objects to free chunks from the one of rank first on; words: how many the targets have.  Returns how
+ * many there were: of more than there is room for, none. */
+MAM_INLINE mam_u32 mam_merge_source(struct mam_team team, struct mam_merge_room *room, const struct mam_source *source,
                                     mam_u32 words, mam_u32 first, mam_u32 room_for) {
-  const mam_u64 *usage = mam_span_words_at(place.area, place.page);
-  mam_u32 bytes = mam_class_bytes(mam_word_class(usage[0])), live = mam_span_fill(usage).live;
-  if (live > room_for - first)
+  mam_u64 address = mam_area_address(source->area, source->page);
+  mam_u32 bytes = mam_class_bytes(source->kind);
+  if (source->live > room_for - first)
     return 0;
-  mam_merge_pair(team, room, usage, words, first);
-  mam_merge_copy(team, room, mam_area_address(place.area, place.page), bytes, live);
-  mam_span_moved(team, place.area, place.page, mam_word_span_pages(usage[0]));
+  mam_merge_pair(team, room, source, words, first);
+  mam_merge_copy(team, room, address, bytes, source->live);
   mam_team_sync(team);
-  return live;
+  mam_merge_leave(team, room, source, address);
+  mam_span_moved(team, source->area, source->page, source->pages, source->kind, MAM_ENTRY_MOVED);
+  mam_team_sync(team);
+  return source->live;
 }
 
 /* Has the first count free chunks of the targets used. */
@@ -468,7 +504,9 @@ MAM_INLINE void mam_merge_end(struct mam_team team, const struct mam_merge_room 
   MAM_LOOP
   for (mam_u32 i = team.rank; i < words; i += team.count)
     if (count > room->before[i])
-      room->words[i / MAM_PAGE_WORDS][i % MAM_PAGE_WORDS] |= mam_lowest_ones(room->free[i], count - room->before[i]);
+      /* relaxed: nobody else looks at it; atomic so that nobody waits for what it was. */
+      (void)mam_or_relaxed_u64(&room->words[i / MAM_PAGE_WORDS][i % MAM_PAGE_WORDS],
+                               mam_lowest_ones(room->free[i], count - room->before[i]));
 }
 
 /* The merge of few candidates. */
@@ -483,7 +521,7 @@ MAM_INLINE struct mam_merge mam_merge_few(struct mam_team team, const struct mam
     live += mam_span_fill(words).live;
   }
   struct mam_place place = mam_compact_place(compact, order[0]);
-  chunks = mam_slot_limit(&compact->control->heap, mam_word_class(*mam_span_words_at(place.area, place.page)));
+  chunks = mam_slot_limit(&compact->heap, mam_word_class(*mam_span_words_at(place.area, place.page)));
   return mam_merge_rest(candidates, (mam_u32)mam_team_sum(team, live), chunks);
 }
 
@@ -505,21 +543,23 @@ MAM_INLINE int mam_compact_merge(struct mam_team team, const struct mam_compact 
   const mam_u32 *order = compact->order + compact->state->starts[type];
   struct mam_merge merge =
       candidates > n ? mam_merge_of(candidates, n, number) : mam_merge_few(team, compact, order, candidates);
-  mam_u32 done = 0, merged = 0, pages = 0, words = merge.targets * MAM_PAGE_WORDS;
-  mam_u32 room_for = merge.sources == 0 ? 0 : mam_merge_begin(team, compact, room, order, merge);
+  mam_u32 done = 0, merged = 0, pages = 0, words = merge.targets * MAM_PAGE_WORDS, room_for = 0, bytes = 0;
   MAM_LOOP
   for (mam_u32 i = 0; i < merge.sources; i++) {
-    struct mam_place place = mam_compact_place(compact, order[merge.source + i]);
-    mam_u32 moved = mam_merge_source(team, room, place, words, done, room_for);
+    struct mam_source source = mam_source_at(compact, order[merge.source + i]);
+    if (i == 0)
+      room_for = mam_merge_begin(team, compact, room, order, merge);
+    mam_u32 moved = mam_merge_source(team, room, &source, words, done, room_for);
     done += moved;
     merged += moved != 0;
-    pages += moved != 0 ? mam_word_span_pages(*mam_span_words_at(place.area, place.page)) : 0;
+    pages += moved != 0 ? source.pages : 0;
+    bytes = mam_class_bytes(source.kind);
   }
   if (done != 0)
     mam_merge_end(team, room, words, done);
   sum->merges += merged;
   sum->moved += done;
-  sum->moved_bytes += (mam_u64)done * mam_class_bytes(compact->control->types[type].kind);
+  sum->moved_bytes += (mam_u64)done * bytes;
   sum->pages += pages;
   mam_team_sync(team); /* the room is free for the next */
   return 1;
@@ -534,12 +574,35 @@ MAM_INLINE mam_u32 mam_next_n(mam_u32 n, mam_u32 n_last, mam_u64 merges, mam_u64
 
 /* ---- Pointers ---- */
 
+/* What it takes to know an object from an address into its span. */
+struct mam_shape {
+  mam_u32 bytes;         /* of a chunk */
+  mam_u16 multiple_part; /* 2^15 through the class's multiple, rounded up: see mam_chunk_index */
+  mam_u16 shift;
+};
+
+MAM_INLINE struct mam_shape mam_shape_of(mam_u32 kind) {
+  mam_u32 shift = mam_class_shift(kind), multiple = mam_class_multiple(kind, shift);
+  struct mam_shape shape = {multiple << (shift + 4), (mam_u16)((32768 + multiple - 1) / multiple), (mam_u16)shift};
+  return shape;
+}
+
 /* How pointers are rewritten: what all threads of a team know. */
 struct mam_rewriting {
-  mam_heap heap;
-  const mam_u64 *moved; /* the map of moved pages of the first superblock */
-  int chains;           /* what moved may have moved on */
+  const mam_heap *heap;
+  mam_u64 base;               /* of the first superblock, its pages and their entries */
+  mam_u32 page_count, chains; /* chains: what moved may have moved on */
+  const mam_u16 *entries;
+  const struct mam_shape *shapes; /* of the types, from 1 on */
 };
+
+MAM_INLINE struct mam_rewriting mam_rewriting_of(const struct mam_compact *compact, const struct mam_shape *shapes,
+                                                 mam_u32 passes) {
+  const mam_heap *heap = &compact->heap;
+  struct mam_rewriting rewriting = {&compact->control->heap, heap->base, heap->page_count, passes > 1,
+                                    heap->entries,           shapes};
+  return rewriting;
+}
 
 /* What becomes of addresses that a thread looks at together, so that its loads are under way together. */
 struct mam_addresses {
@@ -550,88 +613,120 @@ struct mam_addresses {
  * that are not in the first superblock. */
 MAM_INLINE mam_u32 mam_addresses_step(const struct mam_rewriting *rewriting, struct mam_addresses *addresses,
                                       mam_u32 *left) {
-  const mam_heap *heap = &rewriting->heap;
-  const struct mam_area area = {heap->base, heap->words, heap->page_count, 0};
-  mam_u32 entries[MAM_COMPACT_BATCH], moved = 0;
+  mam_u32 entries[MAM_COMPACT_BATCH], in_object[MAM_COMPACT_BATCH], moved = 0;
   *left = 0;
   MAM_UNROLL
   for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++) {
-    mam_u64 page = (addresses->old[i] - area.base) >> MAM_PAGE_SHIFT;
-    addresses->now[i] = addresses->old[i];
-    if (page < area.page_count)
-      moved |= (mam_u32)(rewriting->moved[page >> 6] >> (page & 63) & 1) << i;
-    else
-      *left |= (mam_u32)(addresses->old[i] != 0) << i;
+    mam_u64 page = (addresses->old[i] - rewriting->base) >> MAM_PAGE_SHIFT;
+    int inside = page < rewriting->page_count;
+    entries[i] = mam_read_if_u16(inside, &rewriting->entries[page]);
+    *left |= (mam_u32)(!inside && addresses->old[i] != 0) << i;
   }
   MAM_UNROLL
-  for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++)
-    entries[i] = (moved >> i & 1) != 0 ? mam_area_entries(area)[(addresses->old[i] - area.base) >> MAM_PAGE_SHIFT] : 0;
+  for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++) {
+    int was_moved = (entries[i] & 63) == MAM_ENTRY_MOVED;
+    struct mam_shape shape = rewriting->shapes[entries[i] >> MAM_ENTRY_TYPE_SHIFT];
+    mam_u32 in_page = (mam_u32)(addresses->old[i] - rewriting->base) & (MAM_PAGE_BYTES - 1);
+    mam_u32 in_span = in_page + (mam_entry_back(entries[i]) << MAM_PAGE_SHIFT);
+    mam_u32 chunk = ((in_span >> (shape.shift + 4)) * shape.multiple_part) >> 15;
+    addresses->now[i] = mam_read_once_if_u64(was_moved, (const mam_u64 *)(addresses->old[i] - in_span + 8 * chunk));
+    in_object[i] = in_span - chunk * shape.bytes;
+  }
   MAM_UNROLL
-  for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++)
-    if ((moved >> i & 1) != 0) {
-      mam_u32 page = (mam_u32)((addresses->old[i] - area.base) >> MAM_PAGE_SHIFT) - mam_entry_back(entries[i]);
-      mam_u32 kind = heap->control->types[(entries[i] >> MAM_ENTRY_TYPE_SHIFT) - 1].kind;
-      mam_u32 chunk = mam_span_chunk_at(area, page, kind, addresses->old[i]);
-      mam_u64 object = mam_area_address(area, page) + (mam_u64)(chunk * mam_class_bytes(kind));
-      mam_u64 word = mam_span_words_at(area, page)[chunk / 32], to = *(const mam_u64 *)object;
-      if ((word >> chunk % 32 & 1) != 0)
-        addresses->now[i] = to + (addresses->old[i] - object);
-    }
+  for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++) {
+    moved |= (mam_u32)(addresses->now[i] != 0) << i;
+    addresses->now[i] = addresses->now[i] != 0 ? addresses->now[i] + in_object[i] : addresses->old[i];
+  }
   return moved;
 }
 
+/* The slow way, for few. */
+MAM_OUTLINE mam_u64 mam_address_forward(const mam_heap *heap, mam_u64 address) { return mam_forwarded(heap, address); }
+
 /* Where the old addresses' objects are now.  Of those that moved, a few moved on. */
 MAM_INLINE void mam_addresses_forward(const struct mam_rewriting *rewriting, struct mam_addresses *addresses) {
-  const mam_heap *heap = &rewriting->heap;
   mam_u32 slow, again = mam_addresses_step(rewriting, addresses, &slow);
   if (rewriting->chains) {
     MAM_UNROLL
     for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++)
       if ((again >> i & 1) != 0) {
-        mam_u64 page = (addresses->now[i] - heap->base) >> MAM_PAGE_SHIFT;
-        slow |= (mam_u32)(page >= heap->page_count || (rewriting->moved[page >> 6] >> (page & 63) & 1) != 0) << i;
+        mam_u64 page = (addresses->now[i] - rewriting->base) >> MAM_PAGE_SHIFT;
+        slow |= (mam_u32)(page >= rewriting->page_count || (rewriting->entries[page] & 63) == MAM_ENTRY_MOVED) << i;
       }
   }
   if (slow != 0) {
     MAM_UNROLL
     for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++)
       if ((slow >> i & 1) != 0)
-        addresses->now[i] = mam_forwarded(heap, addresses->now[i]);
+        addresses->now[i] = MAM_OUT_OF_SIGHT(mam_address_forward)(rewriting->heap, addresses->now[i]);
   }
 }
 
-/* Rewrites the pointers in the objects of the span at that place in the list, unless it was moved itself.  A thread
- * has the objects with one bit in all the words. */
-MAM_INLINE void mam_span_rewrite(struct mam_team team, const struct mam_rewriting *rewriting,
-                                 const struct mam_compact *compact, mam_u32 span) {
+/* A span with pointers whose objects are to have them rewritten. */
+struct mam_span_left {
+  mam_u64 address;
+  const mam_u16 *pointers;      /* where they are in an object, in units of 8 bytes */
+  mam_u32 pointer_count, bytes; /* of an object */
+  mam_u32 words;                /* 0: it was moved itself */
+  mam_u32 used[MAM_PAGE_WORDS]; /* bits of its chunks */
+};
+
+/* The span at that place in the list; types: as the heap knows them. */
+MAM_INLINE struct mam_span_left mam_span_left_at(const struct mam_compact *compact, const struct mam_type_info *types,
+                                                 mam_u32 span) {
   struct mam_place place = mam_compact_place(compact, compact->spans[span]);
   const mam_u64 *words = mam_span_words_at(place.area, place.page);
-  if (mam_map_bit(mam_area_moved(place.area), place.page))
-    return;
-  const struct mam_type_info *type = &compact->control->types[mam_kind_type(mam_word_class(words[0])) - 1];
-  mam_u64 objects = mam_area_address(place.area, place.page), bytes = mam_class_bytes(type->kind);
-  mam_u32 count = type->pointer_count, pairs = count * mam_word_span_words(words[0]);
-  MAM_LOOP
-  for (mam_u32 bit = team.rank; bit < 32; bit += team.count) {
-    mam_u32 word = 0, pointer = 0; /* all pointers of an object before those of the next word's: they are close */
-    MAM_LOOP
-    for (mam_u32 done = 0; done < pairs; done += MAM_COMPACT_BATCH) {
-      mam_u64 *at[MAM_COMPACT_BATCH];
-      struct mam_addresses addresses;
-      MAM_UNROLL
-      for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++) {
-        at[i] = (mam_u64 *)(objects + (32 * word + bit) * bytes) + type->pointers[pointer];
-        addresses.old[i] = done + i < pairs && (words[word] >> bit & 1) != 0 ? *at[i] : 0;
-        pointer = pointer + 1 < count ? pointer + 1 : 0;
-        word += pointer == 0 && word + 1 < MAM_PAGE_WORDS;
-      }
-      mam_addresses_forward(rewriting, &addresses);
-      MAM_UNROLL
-      for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++)
-        if (addresses.now[i] != addresses.old[i])
-          *at[i] = addresses.now[i];
-    }
+  mam_u32 entry = mam_area_entries(place.area)[place.page];
+  const struct mam_type_info *type = &types[(entry >> MAM_ENTRY_TYPE_SHIFT) - 1];
+  struct mam_span_left left = {
+      mam_area_address(place.area, place.page), type->pointers, type->pointer_count, 0, 0, {0}};
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++)
+    left.used[i] = (mam_u32)words[i];
+  left.bytes = mam_class_bytes(mam_word_class(words[0]));
+  left.words = (entry & 63) - 1 < MAM_HEAP_CLASSES ? mam_word_span_words(words[0]) : 0;
+  return left;
+}
+
+/* In how many parts a span's pointers are rewritten, at most. */
+MAM_INLINE mam_u32 mam_span_parts(const struct mam_compact *compact) {
+  return (compact->pointers_most * MAM_PAGE_WORDS + MAM_COMPACT_BATCH - 1) / MAM_COMPACT_BATCH;
+}
+
+/* Pointers of a thread that are rewritten together: where they are from the span's address on, and what they are. */
+struct mam_pointers {
+  mam_u64 address;
+  mam_u32 at[MAM_COMPACT_BATCH];
+  struct mam_addresses addresses;
+};
+
+/* Reads those of a part of a span's pointers that are in objects with one bit: all pointers of an object before those
+ * of the next word's, because they are close. */
+MAM_INLINE void mam_pointers_read(struct mam_pointers *pointers, const struct mam_span_left *left, mam_u32 part,
+                                  mam_u32 bit) {
+  mam_u32 first = part * MAM_COMPACT_BATCH, count = left->pointer_count, end = count * left->words, wanted = 0;
+  mam_u32 word = first / count, pointer = first - word * count;
+  pointers->address = left->address;
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++) {
+    wanted |= (mam_u32)(first + i < end && (left->used[word % MAM_PAGE_WORDS] >> bit & 1) != 0) << i;
+    pointers->at[i] = (32 * word + bit) * left->bytes + left->pointers[pointer] * 8;
+    pointer = pointer + 1 < count ? pointer + 1 : 0;
+    word += pointer == 0;
   }
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++)
+    pointers->addresses.old[i] =
+        mam_read_once_if_u64(wanted >> i & 1, (const mam_u64 *)(pointers->address + pointers->at[i]));
+}
+
+MAM_INLINE void mam_pointers_rewrite(struct mam_pointers *pointers, const struct mam_rewriting *rewriting) {
+  struct mam_addresses *addresses = &pointers->addresses;
+  mam_addresses_forward(rewriting, addresses);
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++)
+    if (addresses->now[i] != addresses->old[i])
+      *(mam_u64 *)(pointers->address + pointers->at[i]) = addresses->now[i];
 }
 
 /* Rewrites every count-th pointer of an array from first on, up to MAM_COMPACT_BATCH. */
@@ -716,11 +811,13 @@ MAM_INLINE void mam_moved_release(struct mam_area area, mam_u32 index, struct ma
     return;
   MAM_LOOP
   for (mam_u32 i = lanes.rank; i < 64; i += lanes.count)
-    if ((moved >> i & 1) != 0 && mam_entry_back(mam_area_entries(area)[index * 64 + i]) == 0) {
+    if ((moved >> i & 1) != 0) {
+      mam_u16 *entry = &mam_area_entries(area)[index * 64 + i];
       mam_u64 *words = mam_span_words_at(area, index * 64 + i);
       MAM_LOOP
-      for (mam_u32 word = 0; word < MAM_PAGE_WORDS; word++)
+      for (mam_u32 word = 0; mam_entry_back(*entry) == 0 && word < MAM_PAGE_WORDS; word++)
         words[word] = 0;
+      *entry = 0;
     }
   mam_lanes_sync(lanes);
   if (lanes.rank != 0)

@@ -6,7 +6,6 @@
 #ifndef MAM_LIB_COMPACT_KERNELS_CUH
 #define MAM_LIB_COMPACT_KERNELS_CUH
 
-#include <cub/block/block_reduce.cuh>
 #include <cub/block/block_scan.cuh>
 #include <cub/warp/warp_scan.cuh>
 
@@ -14,7 +13,6 @@
 
 enum { TEAM_THREADS = MAM_COMPACT_THREADS, WARP_THREADS = 32, WARPS = TEAM_THREADS / WARP_THREADS };
 
-typedef cub::BlockReduce<mam_u64, TEAM_THREADS> block_reduce;
 typedef cub::BlockScan<mam_u32, TEAM_THREADS> block_scan;
 typedef cub::WarpScan<mam_u32> warp_scan;
 
@@ -40,26 +38,11 @@ static __device__ __forceinline__ void mam_team_sync(struct mam_team team) {
     __syncthreads();
 }
 
-static __device__ __forceinline__ mam_u64 warp_sum(mam_u64 value) {
+/* A warp's alone. */
+static __device__ __forceinline__ mam_u64 mam_team_sum(struct mam_team, mam_u64 value) {
   for (int distance = WARP_THREADS / 2; distance != 0; distance /= 2)
     value += __shfl_xor_sync(~0u, value, distance);
   return value;
-}
-
-static __device__ __forceinline__ mam_u64 block_sum(struct mam_team team, mam_u64 value) {
-  __shared__ block_reduce::TempStorage storage;
-  __shared__ mam_u64 all;
-  value = block_reduce(storage).Sum(value);
-  if (team.rank == 0)
-    all = value;
-  __syncthreads();
-  value = all;
-  __syncthreads();
-  return value;
-}
-
-static __device__ __forceinline__ mam_u64 mam_team_sum(struct mam_team team, mam_u64 value) {
-  return team.count == WARP_THREADS ? warp_sum(value) : block_sum(team, value);
 }
 
 static __device__ __forceinline__ mam_u32 block_scan_sum(mam_u32 value, mam_u32 *total) {
@@ -82,43 +65,92 @@ static __device__ __forceinline__ mam_u32 mam_team_scan(struct mam_team team, ma
   return team.count == WARP_THREADS ? warp_scan_sum(value, total) : block_scan_sum(value, total);
 }
 
+static __device__ __forceinline__ mam_u32 mam_read_if_u16(int wanted, const mam_u16 *place) {
+  mam_u16 value;
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %2, 0;\n\tmov.b16 %0, 0;\n\t@p ld.global.u16 %0, [%1];\n\t}"
+               : "=&h"(value)
+               : "l"(mam_global(place)), "r"(wanted)
+               : "memory");
+  return value;
+}
+static __device__ __forceinline__ mam_u64 mam_read_once_if_u64(int wanted, const mam_u64 *place) {
+  mam_u64 value;
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %2, 0;\n\tmov.b64 %0, 0;\n\t"
+               "@p ld.global.L1::no_allocate.u64 %0, [%1];\n\t}"
+               : "=&l"(value)
+               : "l"(mam_global(place)), "r"(wanted)
+               : "memory");
+  return value;
+}
+
+/* It makes way for what is written, which is read again when pointers are rewritten. */
+static __device__ __forceinline__ struct mam_unit mam_read_unit_once(const struct mam_unit *place) {
+  struct mam_unit unit;
+#if __CUDA_ARCH__ >= 800 && !defined(NOHINT)
+  asm volatile("{\n\t.reg .b64 policy;\n\tcreatepolicy.fractional.L2::evict_first.b64 policy, 1.0;\n\t"
+               "ld.global.L1::no_allocate.L2::cache_hint.v2.u64 {%0, %1}, [%2], policy;\n\t}"
+               : "=l"(unit.low), "=l"(unit.high)
+               : "l"(mam_global(place))
+               : "memory");
+#else
+  asm volatile("ld.global.L1::no_allocate.v2.u64 {%0, %1}, [%2];"
+               : "=l"(unit.low), "=l"(unit.high)
+               : "l"(mam_global(place))
+               : "memory");
+#endif
+  return unit;
+}
+
 #include "compact_core.h"
 
-/* ---- All blocks together ---- */
+/* ---- All blocks together ----
+ *
+ * What a block's threads wrote comes before its arrival, and what they read after their turn: __syncthreads and one
+ * thread's fence between each and the other blocks' words. */
 
 enum { BARRIER_ARRIVED = 0, BARRIER_LEFT = 1, BARRIER_TURN = 32 }; /* not in one line of the cache */
+
+static __device__ void grid_watch(const struct mam_compact &compact, mam_u32 word, mam_u32 until) {
+  while (mam_load_relaxed_u32(&compact.barrier[word]) < until)
+    continue;
+  mam_fence();
+}
 
 /* A block arrives at the barrier; whether it is the last one, which sees what all have written. */
 static __device__ bool grid_arrive(const struct mam_compact &compact, mam_u32 turn) {
   bool last = false;
   __syncthreads();
   if (threadIdx.x == 0) {
-    mam_fence(); /* what the block's threads wrote comes before its arrival; what they read, after that of all */
-    last = mam_add_relaxed_u32(&compact.barrier[BARRIER_ARRIVED], 1) + 1 == turn * gridDim.x;
     mam_fence();
+    last = mam_add_relaxed_u32(&compact.barrier[BARRIER_ARRIVED], 1) + 1 == turn * gridDim.x;
+    if (last)
+      mam_fence();
   }
   return __syncthreads_or(last) != 0;
 }
 
 /* The others wait for the last one. */
 static __device__ void grid_pass(const struct mam_compact &compact, mam_u32 turn, bool last) {
-  __syncthreads();
-  if (threadIdx.x == 0) {
+  if (last)
+    __syncthreads();
+  if (threadIdx.x == 0 && last) {
     mam_fence();
-    if (last)
-      mam_store_relaxed_u32(&compact.barrier[BARRIER_TURN], turn);
-    else
-      while (mam_load_relaxed_u32(&compact.barrier[BARRIER_TURN]) < turn)
-        __nanosleep(20);
-    mam_fence();
-  }
+    mam_store_relaxed_u32(&compact.barrier[BARRIER_TURN], turn);
+  } else if (threadIdx.x == 0)
+    grid_watch(compact, BARRIER_TURN, turn);
   __syncthreads();
 }
 
 /* All threads of the grid wait for each other; what they wrote before is seen after.  turn: how often they did. */
 static __device__ void grid_wait(const struct mam_compact &compact, mam_u32 *turn) {
-  grid_pass(compact, *turn + 1, grid_arrive(compact, *turn + 1));
   ++*turn;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    mam_fence();
+    (void)mam_add_relaxed_u32(&compact.barrier[BARRIER_ARRIVED], 1);
+    grid_watch(compact, BARRIER_ARRIVED, *turn * gridDim.x);
+  }
+  __syncthreads();
 }
 
 /* The last block that leaves clears the barrier for the next kernel. */
@@ -137,61 +169,88 @@ static __device__ mam_u32 grid_warps(void) { return gridDim.x * WARPS; }
 
 /* ---- Pieces of a compaction ---- */
 
-/* Types' slots are behind those of size classes. */
-static __device__ void slots_empty(const struct mam_compact &compact) {
-  mam_u32 count = compact.control->heap.slot_count;
-  for (mam_u32 i = grid_rank(); i < compact.types * count; i += grid_threads())
-    mam_compact_slot_empty(compact.control, MAM_HEAP_CLASSES * count + i);
+/* What a block's threads share in one piece or the other. */
+struct rewrite_room {
+  struct mam_span_left spans[TEAM_THREADS];
+  struct mam_type_info types[MAM_HEAP_TYPES];
+  struct mam_shape shapes[MAM_HEAP_TYPES + 1];
+};
+struct merge_room {
+  struct mam_merge_room warps[WARPS];
+  struct mam_compact_done done; /* atomic: by all of them */
+};
+union room {
+  struct merge_room merge;
+  struct rewrite_room rewrite;
+};
+
+/* The first tile of a warp, and how many there are from one to the next: the first warps have slots to see to. */
+static __device__ mam_u32 tile_first(void) { return grid_warps() - 1 - grid_warp(); }
+
+/* Returns the span of a thread's last slot, which it has to end. */
+static __device__ struct mam_slot_emptied slots_empty(const struct mam_compact &compact) {
+  struct mam_slot_emptied emptied = {{0, 0, 0, 0}, 0, 0, 0, 0};
+  mam_u32 count = compact.heap.slot_count;
+  for (mam_u32 i = grid_rank(); i < compact.types * count; i += grid_threads()) {
+    mam_slot_emptied_end(&emptied);
+    emptied = mam_compact_slot_empty(&compact, i / count, i % count);
+  }
+  return emptied;
 }
 
 static __device__ void slots_watch(const struct mam_compact &compact) {
-  mam_u32 count = compact.control->heap.slot_count;
+  mam_u32 count = compact.heap.slot_count;
   for (mam_u32 i = grid_rank(); i < compact.types * count; i += grid_threads())
-    if (!mam_compact_slot_is_untouched(compact.control, MAM_HEAP_CLASSES * count + i))
+    if (!mam_compact_slot_is_untouched(&compact, i / count, i % count))
       (void)mam_add_relaxed_u32(&compact.state->slots_used, 1);
 }
 
 /* The last block that is done with its tiles has the sums to itself. */
-static __device__ void look(const struct mam_compact &compact, mam_u32 n, bool at_first, mam_u32 *turn) {
-  for (mam_u32 tile = blockIdx.x; tile < compact.tiles; tile += gridDim.x)
-    mam_tile_look(block_here(), &compact, n, tile, at_first);
+static __device__ void look(const struct mam_compact &compact, mam_u32 n, struct mam_slot_emptied *emptied,
+                            mam_u32 *turn) {
+  for (mam_u32 tile = tile_first(); tile < compact.tiles; tile += grid_warps())
+    mam_tile_look(warp_here(), &compact, n, tile, emptied != NULL);
+  if (emptied != NULL)
+    mam_slot_emptied_end(emptied);
   bool last = grid_arrive(compact, ++*turn);
   if (last)
     mam_compact_sum(block_here(), &compact);
   grid_pass(compact, *turn, last);
 }
 
-/* Adds a number of each thread of a block to the sum that all blocks share. */
-static __device__ void done_add(mam_u64 *sum, mam_u64 value) {
-  value = block_sum(block_here(), value);
-  if (threadIdx.x == 0 && value != 0)
-    (void)mam_add_relaxed_u64(sum, value);
-}
-
 /* A warp for each merge. */
-static __device__ void merge(const struct mam_compact &compact, mam_u32 n, struct mam_merge_room *rooms) {
+static __device__ void merge(const struct mam_compact &compact, mam_u32 n, struct merge_room *room) {
+  enum { NUMBERS = sizeof(struct mam_compact_done) / sizeof(mam_u64) };
+  const struct mam_compact_done none = {0, 0, 0, 0};
   struct mam_team team = warp_here();
-  struct mam_compact_done sum = {0, 0, 0, 0};
+  struct mam_compact_done sum = none;
   mam_u32 number = grid_warp();
-  while (mam_compact_merge(team, &compact, &rooms[threadIdx.x / WARP_THREADS], n, number, &sum))
+  if (threadIdx.x == 0)
+    room->done = none;
+  __syncthreads();
+  while (mam_compact_merge(team, &compact, &room->warps[threadIdx.x / WARP_THREADS], n, number, &sum))
     number += grid_warps();
-  if (!__syncthreads_or(sum.moved != 0))
-    return;
-  done_add(&compact.state->done.merges, team.rank == 0 ? sum.merges : 0);
-  done_add(&compact.state->done.moved, team.rank == 0 ? sum.moved : 0);
-  done_add(&compact.state->done.moved_bytes, team.rank == 0 ? sum.moved_bytes : 0);
-  done_add(&compact.state->done.pages, team.rank == 0 ? sum.pages : 0);
+  if (team.rank == 0 && sum.moved != 0) {
+    (void)atomicAdd(&room->done.merges, sum.merges);
+    (void)atomicAdd(&room->done.moved, sum.moved);
+    (void)atomicAdd(&room->done.moved_bytes, sum.moved_bytes);
+    (void)atomicAdd(&room->done.pages, sum.pages);
+  }
+  __syncthreads();
+  if (threadIdx.x < NUMBERS && room->done.moved != 0)
+    (void)mam_add_relaxed_u64((mam_u64 *)&compact.state->done + threadIdx.x, ((mam_u64 *)&room->done)[threadIdx.x]);
 }
 
-static __device__ void passes(const struct mam_compact &compact, struct mam_merge_room *rooms, mam_u32 *turn) {
+static __device__ void passes(const struct mam_compact &compact, union room *room, struct mam_slot_emptied *emptied,
+                              mam_u32 *turn) {
   mam_u64 merges = 0;
   mam_u32 n = compact.n_first;
   for (mam_u32 pass = 1; n != 0; pass++) {
-    look(compact, n, pass == 1, turn);
-    for (mam_u32 tile = blockIdx.x; tile < compact.tiles; tile += gridDim.x)
-      mam_tile_order(block_here(), &compact, tile);
+    look(compact, n, pass == 1 ? emptied : NULL, turn);
+    for (mam_u32 tile = tile_first(); tile < compact.tiles; tile += grid_warps())
+      mam_tile_order(warp_here(), &compact, tile);
     grid_wait(compact, turn);
-    merge(compact, n, rooms);
+    merge(compact, n, &room->merge);
     grid_wait(compact, turn);
     mam_u64 now = compact.state->done.merges;
     if (grid_rank() == 0 && now != merges)
@@ -201,15 +260,64 @@ static __device__ void passes(const struct mam_compact &compact, struct mam_merg
   }
 }
 
-/* A warp for each span with pointers; roots by all threads. */
-static __device__ void rewrite(const struct mam_compact &compact) {
+/* Lists those of a block's spans that were not moved, each thread's every gridDim.x-th from first on; returns how many.
+ */
+static __device__ mam_u32 rewrite_list(const struct mam_compact &compact, struct rewrite_room *room, mam_u32 first) {
+  struct mam_span_left left;
+  mam_u32 span = first + threadIdx.x * gridDim.x, count;
+  left.words = 0;
+  if (span < compact.state->span_count)
+    left = mam_span_left_at(&compact, room->types, span);
+  mam_u32 at = mam_team_scan(block_here(), left.words != 0, &count);
+  if (left.words != 0)
+    room->spans[at] = left;
+  __syncthreads();
+  return count;
+}
+
+/* Has the entries of all pages in use in the first cache: of 32 reads that a warp makes together, one that misses holds
+ * up all. */
+static __device__ void rewrite_warm(const struct mam_rewriting &rewriting, const mam_u64 *pages) {
+  enum { SECTOR_ENTRIES = 16 };
+  if (rewriting.page_count > MAM_COMPACT_WARM)
+    return;
+  for (mam_u32 page = threadIdx.x * SECTOR_ENTRIES; page < rewriting.page_count; page += TEAM_THREADS * SECTOR_ENTRIES)
+    (void)mam_read_if_u16((pages[page / 64] >> page % 64 & 0xffff) != 0, &rewriting.entries[page]);
+}
+
+/* Those of a block's spans that are in the list; a warp for each part of a span.  The next part's pointers are read
+ * before this one's are rewritten. */
+static __device__ void rewrite_listed(const struct mam_rewriting &rewriting, const struct rewrite_room *room,
+                                      mam_u32 count, mam_u32 parts) {
+  mam_u32 bit = threadIdx.x % WARP_THREADS, i = threadIdx.x / WARP_THREADS;
+  struct mam_pointers now, next;
+  if (i < count * parts)
+    mam_pointers_read(&now, &room->spans[i % count], i / count, bit);
+#pragma unroll 1
+  for (; i < count * parts; i += WARPS) {
+    if (i + WARPS < count * parts)
+      mam_pointers_read(&next, &room->spans[(i + WARPS) % count], (i + WARPS) / count, bit);
+    mam_pointers_rewrite(&now, &rewriting);
+    now = next;
+  }
+}
+
+/* Spans with pointers; and roots by all threads. */
+static __device__ void rewrite(const struct mam_compact &compact, struct rewrite_room *room) {
   if (compact.state->done.moved == 0)
     return;
-  const struct mam_rewriting rewriting = {compact.control->heap, mam_area_moved(compact.control->superblocks[0]),
-                                          compact.state->passes > 1};
-  mam_u32 count = compact.state->span_count;
-  for (mam_u32 span = grid_warp(); span < count; span += grid_warps())
-    mam_span_rewrite(warp_here(), &rewriting, &compact, span);
+  const struct mam_rewriting rewriting = mam_rewriting_of(&compact, room->shapes, compact.state->passes);
+  if (threadIdx.x < compact.types)
+    room->shapes[threadIdx.x + 1] = mam_shape_of(compact.kinds[threadIdx.x]);
+  for (mam_u32 i = threadIdx.x; i < compact.types * (sizeof(struct mam_type_info) / 4); i += TEAM_THREADS)
+    ((mam_u32 *)room->types)[i] = ((const mam_u32 *)compact.control->types)[i];
+  mam_u32 parts = mam_span_parts(&compact);
+  rewrite_warm(rewriting, mam_area_pages(compact.control->superblocks[0]));
+  __syncthreads();
+  for (mam_u32 first = blockIdx.x; first < compact.state->span_count; first += TEAM_THREADS * gridDim.x) {
+    rewrite_listed(rewriting, room, rewrite_list(compact, room, first), parts);
+    __syncthreads(); /* the room is free for the next */
+  }
   for (mam_u32 i = 0; i < compact.root_count; i++) {
     struct mam_compact_roots roots = compact.roots[i];
     for (mam_u64 first = grid_rank(); first < roots.count; first += (mam_u64)MAM_COMPACT_BATCH * grid_threads())
@@ -227,9 +335,10 @@ static __device__ void release(const struct mam_compact &compact) {
 }
 
 /* A warp for each span. */
-static __device__ void list(const struct mam_compact &compact, mam_u32 *turn) {
-  for (mam_u32 tile = blockIdx.x; tile < compact.tiles; tile += gridDim.x)
-    mam_tile_list(block_here(), &compact, tile);
+static __device__ void list(const struct mam_compact &compact, const struct mam_slot_emptied *emptied, mam_u32 *turn) {
+  for (mam_u32 tile = tile_first(); tile < compact.tiles; tile += grid_warps())
+    mam_tile_list(warp_here(), &compact, tile);
+  mam_slot_emptied_end(emptied);
   grid_wait(compact, turn);
   mam_u32 count = compact.state->span_count;
   for (mam_u32 span = grid_warp(); span < count; span += grid_warps())
@@ -242,31 +351,30 @@ static __device__ void list(const struct mam_compact &compact, mam_u32 *turn) {
 
 extern "C" __global__ void __launch_bounds__(TEAM_THREADS, MAM_COMPACT_BLOCKS)
     mam_kernel_compact(const __grid_constant__ struct mam_compact compact) {
-  __shared__ struct mam_merge_room rooms[WARPS];
+  __shared__ union room room;
   mam_u32 turn = 0;
+  struct mam_slot_emptied emptied = {{0, 0, 0, 0}, 0, 0, 0, 0};
   if ((compact.what & (MAM_COMPACT_PASSES | MAM_COMPACT_OBJECTS)) != 0) {
     const struct mam_compact_state none = {};
     if (grid_rank() == 0)
       *compact.state = none;
-    slots_empty(compact);
+    emptied = slots_empty(compact);
     grid_wait(compact, &turn);
   }
   if ((compact.what & MAM_COMPACT_OBJECTS) != 0)
-    list(compact, &turn);
+    list(compact, &emptied, &turn);
   if ((compact.what & MAM_COMPACT_PASSES) != 0) {
-    passes(compact, rooms, &turn);
+    passes(compact, &room, &emptied, &turn);
     if ((compact.what & MAM_COMPACT_INFO) != 0)
-      look(compact, compact.n_last, false, &turn);
-    rewrite(compact);
+      look(compact, compact.n_last, NULL, &turn);
+    rewrite(compact, &room.rewrite);
     grid_wait(compact, &turn);
   }
   if ((compact.what & MAM_COMPACT_RELEASE) != 0)
     release(compact);
   slots_watch(compact);
-  grid_wait(compact, &turn);
-  if (grid_rank() == 0) {
-    *compact.report = *compact.state;
-    __threadfence_system();
+  if (grid_arrive(compact, turn + 1) && threadIdx.x == 0) {
+    *compact.report = *compact.state; /* the kernel's end makes it known to the host */
   }
   grid_leave(compact);
 }

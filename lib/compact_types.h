@@ -7,19 +7,26 @@
 
 #include <mam/heap_core.h>
 
+/* The numbers of pages, blocks and batches were measured on an H200. */
 enum {
   MAM_COMPACT_TARGETS = 16, /* n at most */
-  MAM_COMPACT_GROUP = 8,    /* pages that one thread looks at */
-  MAM_COMPACT_GROUPS = 256, /* of a tile: as many threads as a team has */
-  MAM_COMPACT_BATCH = 8,    /* pointers that a thread rewrites together: as many as a page has words */
+  MAM_COMPACT_GROUP = 4,    /* pages that one thread looks at, as many as candidates has in an element */
+  MAM_COMPACT_GROUPS = 32,  /* of a tile: as many threads as a warp has */
   MAM_COMPACT_TILE = MAM_COMPACT_GROUP * MAM_COMPACT_GROUPS,
-  MAM_COMPACT_THREADS = MAM_COMPACT_GROUPS, /* of a block */
-  MAM_COMPACT_BLOCKS = 3,                   /* of a multiprocessor, which run together */
-  MAM_SPAN_CHUNKS = 32 * MAM_PAGE_WORDS,    /* at most */
-  MAM_COMPACT_LITTLE = 64,                  /* a pass merges little if it takes less than one span of so many away */
-  MAM_UNIT_BATCH = 4,                       /* units that a thread copies together */
-  MAM_UNIT_BYTES = 16                       /* copied by one thread at a time */
+  MAM_COMPACT_THREADS = 256,             /* of a block */
+  MAM_COMPACT_BLOCKS = 2,                /* of a multiprocessor, which run together */
+  MAM_COMPACT_BATCH = 4,                 /* pointers that a thread rewrites together */
+  MAM_COMPACT_WARM = 131072,             /* pages of which the entries are few enough for the first cache */
+  MAM_UNIT_BATCH = 8,                    /* units that a thread copies together */
+  MAM_UNIT_BYTES = 16,                   /* copied by one thread at a time */
+  MAM_SPAN_CHUNKS = 32 * MAM_PAGE_WORDS, /* at most */
+  MAM_COMPACT_LITTLE = 64                /* a pass merges little if it takes less than one span of so many away */
 };
+
+/* A unit of an object, to be copied at once. */
+struct mam_unit {
+  mam_u64 low, high;
+} __attribute__((aligned(16)));
 
 /* What was found of a heap's typed spans. */
 struct mam_compact_found {
@@ -63,11 +70,12 @@ enum {
 /* A compaction: what does not change meanwhile, and the memory that it works in.  Pages are numbered over all
  * superblocks, each from a multiple of a tile. */
 struct mam_compact {
+  mam_heap heap;
   struct mam_heap_control *control;
   struct mam_compact_state *state;
   struct mam_compact_state *report; /* of the host: the state as it is in the end */
   mam_u32 *barrier;                 /* words that are 0 before and after */
-  mam_u8 *candidates;               /* a bit for each page: a candidate begins there */
+  mam_u16 *candidates;              /* four bits for each page: the type of the candidate that begins there */
   mam_u32 *sums;                    /* of a type and a tile: how many candidates; then, how many come before */
   mam_u32 *order;                   /* the candidates' first pages, type by type (R in the paper) */
   mam_u32 *spans;                   /* first pages of all spans with pointers */
@@ -78,6 +86,9 @@ struct mam_compact {
   mam_u32 n_first, n_last, pass_limit;     /* of the first pass and of the last ones; pass_limit 0: none */
   mam_u32 object_type;                     /* for a list of objects */
   mam_u32 superblocks, tiles, types;       /* types: the number of the last one */
+  mam_u32 with_pointers;                   /* bits of types, from 1 on, whose objects have any */
+  mam_u32 pointers_most;                   /* of an object */
+  mam_u32 kinds[MAM_HEAP_TYPES];           /* of types, from 1 on */
   mam_u32 first[MAM_HEAP_SUPERBLOCKS + 1]; /* page of each superblock */
 };
 

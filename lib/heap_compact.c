@@ -14,7 +14,8 @@
 enum { ALIGN_BYTES = 256 };
 
 struct heap_compact {
-  mam_u32 types, root_count, root_room;
+  mam_u32 types, with_pointers, pointers_most, root_count, root_room;
+  mam_u32 kinds[MAM_HEAP_TYPES];
   bool is_open, roots_changed;
   struct mam_compact_roots *roots;
   void *memory; /* of the pool */
@@ -99,7 +100,11 @@ static cudaError_t register_type(const struct heap_inside *inside, struct heap_c
     error = heap_gpu_write(inside->gpu, place, &info, sizeof info);
   if (error != cudaSuccess)
     return error;
+  compact->kinds[compact->types] = info.kind;
+  compact->with_pointers |= (info.pointer_count != 0 ? 1u : 0) << compact->types;
   compact->types++;
+  if (compact->pointers_most < info.pointer_count)
+    compact->pointers_most = info.pointer_count;
   *type = info.kind;
   return cudaSuccess;
 }
@@ -173,11 +178,15 @@ static mam_u64 aligned(mam_u64 bytes) { return (bytes + ALIGN_BYTES - 1) & ~(mam
 /* Lays the work out in memory at base; returns how many bytes it needs. */
 static mam_u64 lay_out(const struct heap_inside *inside, const struct heap_compact *compact, mam_u64 base,
                        struct mam_compact *work) {
-  *work = (struct mam_compact){.control = inside->handle->control,
+  *work = (struct mam_compact){.heap = *inside->handle,
+                               .control = inside->handle->control,
                                .report = compact->report,
                                .types = compact->types,
+                               .with_pointers = compact->with_pointers,
+                               .pointers_most = compact->pointers_most,
                                .root_count = compact->root_count,
                                .superblocks = inside->count};
+  memcpy(work->kinds, compact->kinds, sizeof work->kinds);
   for (mam_u32 i = 0; i < inside->count; i++) {
     work->tiles += (inside->areas[i].page_count + MAM_COMPACT_TILE - 1) / MAM_COMPACT_TILE;
     work->first[i + 1] = work->tiles * MAM_COMPACT_TILE;
@@ -191,8 +200,8 @@ static mam_u64 lay_out(const struct heap_inside *inside, const struct heap_compa
   at += pages * sizeof *work->order;
   work->spans = (mam_u32 *)(uintptr_t)at;
   at += pages * sizeof *work->spans;
-  work->candidates = (mam_u8 *)(uintptr_t)at;
-  at += pages / MAM_COMPACT_GROUP;
+  work->candidates = (mam_u16 *)(uintptr_t)at;
+  at += aligned(pages / MAM_COMPACT_GROUP * sizeof *work->candidates);
   work->sums = (mam_u32 *)(uintptr_t)at;
   at += aligned((mam_u64)MAM_HEAP_TYPES * work->tiles * sizeof *work->sums);
   work->roots = (struct mam_compact_roots *)(uintptr_t)at;

@@ -9,6 +9,8 @@
 
 #include "heap_model.h"
 
+#include "compact_types.h"
+
 struct mam_team {
   mam_u32 rank, count;
 };
@@ -20,6 +22,10 @@ static inline mam_u32 mam_team_scan(struct mam_team team, mam_u32 value, mam_u32
   *total = value;
   return 0;
 }
+
+static inline mam_u32 mam_read_if_u16(int wanted, const mam_u16 *place) { return wanted ? *place : 0; }
+static inline mam_u64 mam_read_once_if_u64(int wanted, const mam_u64 *place) { return wanted ? *place : 0; }
+static inline struct mam_unit mam_read_unit_once(const struct mam_unit *place) { return *place; }
 
 #include "compact_core.h"
 
@@ -47,19 +53,29 @@ static inline struct mam_compact *compact_model_open(struct heap_model *model, m
   compact->superblocks = model->control->superblock_count;
   compact->types = types;
   compact->n_first = compact->n_last = n;
+  compact->heap = model->control->heap;
+  for (mam_u32 i = 0; i < types; i++) {
+    mam_u32 pointers = model->control->types[i].pointer_count;
+    compact->kinds[i] = model->control->types[i].kind;
+    compact->with_pointers |= (mam_u32)(pointers != 0) << i;
+    if (compact->pointers_most < pointers)
+      compact->pointers_most = pointers;
+  }
   for (mam_u32 i = 0; i < compact->superblocks; i++) {
     compact->tiles += (model->control->superblocks[i].page_count + MAM_COMPACT_TILE - 1) / MAM_COMPACT_TILE;
     compact->first[i + 1] = compact->tiles * MAM_COMPACT_TILE;
   }
   size_t pages = (size_t)compact->tiles * MAM_COMPACT_TILE;
   compact->state = (struct mam_compact_state *)calloc(1, sizeof *compact->state);
-  compact->candidates = (mam_u8 *)calloc(pages / MAM_COMPACT_GROUP, 1);
+  compact->candidates = (mam_u16 *)calloc(pages / MAM_COMPACT_GROUP, sizeof *compact->candidates);
   compact->sums = (mam_u32 *)calloc((size_t)types * compact->tiles, sizeof *compact->sums);
   compact->order = (mam_u32 *)calloc(pages, sizeof *compact->order);
   compact->spans = (mam_u32 *)calloc(pages, sizeof *compact->spans);
-  mam_u32 slots = model->control->heap.slot_count;
-  for (mam_u32 i = MAM_HEAP_CLASSES * slots; i < (MAM_HEAP_CLASSES + types) * slots; i++)
-    mam_compact_slot_empty(model->control, i);
+  for (mam_u32 type = 0; type < types; type++)
+    for (mam_u32 i = 0; i < compact->heap.slot_count; i++) {
+      struct mam_slot_emptied emptied = mam_compact_slot_empty(compact, type, i);
+      mam_slot_emptied_end(&emptied);
+    }
   return compact;
 }
 
@@ -95,9 +111,18 @@ static inline unsigned compact_model_passes(struct mam_compact *compact) {
 }
 
 static inline void compact_model_rewrite(const struct mam_compact *compact) {
-  struct mam_rewriting rewriting = {compact->control->heap, mam_area_moved(compact->control->superblocks[0]), 1};
-  for (mam_u32 span = 0; span < compact->state->span_count; span++)
-    mam_span_rewrite(compact_model_team, &rewriting, compact, span);
+  struct mam_shape shapes[MAM_HEAP_TYPES + 1] = {{0, 0, 0}};
+  struct mam_rewriting rewriting = mam_rewriting_of(compact, shapes, 2);
+  for (mam_u32 type = 0; type < compact->types; type++)
+    shapes[type + 1] = mam_shape_of(compact->control->types[type].kind);
+  for (mam_u32 span = 0; span < compact->state->span_count; span++) {
+    struct mam_span_left left = mam_span_left_at(compact, compact->control->types, span);
+    for (mam_u32 i = 0; left.words != 0 && i < 32 * mam_span_parts(compact); i++) {
+      struct mam_pointers pointers;
+      mam_pointers_read(&pointers, &left, i / 32, i % 32);
+      mam_pointers_rewrite(&pointers, &rewriting);
+    }
+  }
 }
 
 /* The objects of a type, up to room of them; returns how many there are. */

@@ -189,12 +189,34 @@ START_TEST(few_candidates_keep_as_many_as_their_objects_need) {
 }
 END_TEST
 
-START_TEST(the_one_of_a_rank_is_found) {
-  for (int i = 0; i < 20000; i++) {
-    mam_u32 bits = random_below(1u << 31) ^ random_below(2) << 31, rank = 0;
-    for (mam_u32 place = 0; place < 32; place++)
-      if ((bits >> place & 1) != 0)
-        REQUIRE(mam_bit_select(bits, rank++) == place);
+/* Of any used and free chunks, in order, from any free chunk on: each object gets one of its own. */
+START_TEST(objects_are_paired_with_free_chunks_in_order) {
+  static struct mam_merge_room room;
+  for (int round = 0; round < 3000; round++) {
+    mam_u32 words = MAM_PAGE_WORDS * (1 + random_below(MAM_COMPACT_TARGETS)), holes = 0, object = 0;
+    struct mam_source source = {.kind = mam_class_of(48)};
+    for (mam_u32 i = 0; i < words / MAM_PAGE_WORDS; i++)
+      room.address[i] = (mam_u64)random_below(1000) << 20;
+    for (mam_u32 i = 0; i < words; i++) {
+      room.before[i] = (mam_u16)holes;
+      room.free[i] = random_below(4) == 0 ? 0 : random_below(1u << 31) ^ random_below(2) << 31;
+      holes += (mam_u32)__builtin_popcount(room.free[i]);
+    }
+    for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++) {
+      source.used[i] = random_below(3) == 0 ? 0 : random_below(1u << 31) ^ random_below(2) << 31;
+      source.live += (mam_u32)__builtin_popcount(source.used[i]);
+    }
+    if (source.live > holes)
+      continue;
+    mam_u32 first = random_below(holes - source.live + 1), hole = 0;
+    mam_merge_pair(compact_model_team, &room, &source, words, first);
+    for (mam_u32 chunk = 0; chunk < MAM_SPAN_CHUNKS; chunk++)
+      if ((source.used[chunk / 32] >> chunk % 32 & 1) != 0)
+        REQUIRE(room.from[object++] == chunk);
+    REQUIRE(object == source.live);
+    for (mam_u32 chunk = 0; chunk < 32 * words; chunk++)
+      if ((room.free[chunk / 32] >> chunk % 32 & 1) != 0 && hole++ >= first && hole - 1 - first < source.live)
+        REQUIRE(room.to[hole - 1 - first] == room.address[chunk / MAM_SPAN_CHUNKS] + chunk % MAM_SPAN_CHUNKS * 48);
   }
 }
 END_TEST
@@ -343,6 +365,70 @@ START_TEST(other_pointers_stay) {
   ck_assert_uint_eq(mam_forwarded(&heap, (mam_u64)&heap), (mam_u64)&heap);
   ck_assert_uint_eq(mam_forwarded(&heap, ~0ull), ~0ull);
   compact_model_close(compact);
+}
+END_TEST
+
+/* So do those into pages that an earlier compaction gave back. */
+START_TEST(pointers_into_returned_pages_stay) {
+  static struct object *before[40000];
+  mam_type type = compact_model_type(model, 1, 64, 2, object_pointers);
+  mam_u32 moved = 0, looked = 0;
+  objects_create(type, 64, 40000);
+  objects_thin(30);
+  memcpy(before, objects, object_count * sizeof *before);
+  for (int round = 0; round < 2; round++) {
+    struct mam_compact *compact = compact_model_open(model, 1, 1);
+    ck_assert_uint_gt(compact_model_pass(compact, compact->n_last, true), 0);
+    compact_model_rewrite(compact);
+    objects_forward();
+    for (mam_u32 i = 0; i < object_count; i++) {
+      moved += round == 0 && objects[i] != before[i];
+      if (round == 0 || objects[i] == NULL || objects[i]->next[0] == NULL)
+        continue;
+      REQUIRE(objects[i]->next[0] == before[objects[i]->number]);
+      looked++;
+    }
+    compact_model_close(compact);
+    for (mam_u32 i = 0; round == 0 && i < object_count; i++) {
+      if (objects[i] == NULL)
+        continue;
+      objects[i]->next[0] = objects[i] != before[i] ? before[i] : NULL;
+      objects[i]->next[1] = NULL;
+      if (i % 2 == 0)
+        object_free(i);
+    }
+  }
+  ck_assert_uint_gt(moved, 1000);
+  ck_assert_uint_gt(looked, 300);
+}
+END_TEST
+
+/* And those into a span that nobody is left in but that nobody gave back. */
+START_TEST(pointers_into_empty_spans_stay) {
+  mam_type type = compact_model_type(model, 1, 64, 2, object_pointers);
+  mam_heap heap = model->control->heap;
+  objects_create(type, 64, 20000);
+  objects_thin(90);
+  struct mam_compact *compact = compact_model_open(model, 1, 1);
+  mam_u32 page = (mam_u32)(((mam_u64)objects[10000] - heap.base) >> MAM_PAGE_SHIFT);
+  page -= mam_entry_back(heap.entries[page]);
+  mam_u64 from = heap.base + ((mam_u64)page << MAM_PAGE_SHIFT), *words = heap.words + (size_t)page * MAM_PAGE_WORDS;
+  mam_u64 to = from + ((mam_u64)mam_word_span_pages(words[0]) << MAM_PAGE_SHIFT), gone = (mam_u64)objects[10000];
+  for (mam_u32 i = 0; i < object_count; i++)
+    if ((mam_u64)objects[i] >= from && (mam_u64)objects[i] < to)
+      objects[i] = NULL;
+    else if (objects[i] != NULL)
+      objects[i]->next[0] = (struct object *)gone;
+  for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++)
+    words[i] &= ~0xffffffffull;
+  (void)compact_model_passes(compact);
+  compact_model_rewrite(compact);
+  REQUIRE(mam_forwarded(&heap, gone) == gone);
+  objects_forward();
+  for (mam_u32 i = 0; i < object_count; i++)
+    REQUIRE(objects[i] == NULL || (mam_u64)objects[i]->next[0] == gone);
+  compact_model_close(compact);
+  REQUIRE(words[0] == 0 && (mam_area_pages(model->control->superblocks[0])[page >> 6] >> (page & 63) & 1) == 0);
 }
 END_TEST
 
@@ -500,7 +586,7 @@ int main(void) {
   TCase *plan = tcase_create("the plan"), *heap = tcase_create("objects");
   tcase_add_test(plan, each_candidate_is_in_at_most_one_merge);
   tcase_add_test(plan, few_candidates_keep_as_many_as_their_objects_need);
-  tcase_add_test(plan, the_one_of_a_rank_is_found);
+  tcase_add_test(plan, objects_are_paired_with_free_chunks_in_order);
   suite_add_tcase(suite, plan);
   tcase_add_checked_fixture(heap, set_up, tear_down);
   tcase_add_loop_test(heap, objects_survive_and_the_bound_holds, 0, 35);
@@ -508,6 +594,8 @@ int main(void) {
   tcase_add_test(heap, addresses_inside_an_object_follow_it);
   tcase_add_test(heap, types_and_untyped_blocks_do_not_mix);
   tcase_add_test(heap, other_pointers_stay);
+  tcase_add_test(heap, pointers_into_returned_pages_stay);
+  tcase_add_test(heap, pointers_into_empty_spans_stay);
   tcase_add_test(heap, later_superblocks_become_empty);
   tcase_add_test(heap, parts_of_spans_take_part);
   tcase_add_test(heap, few_objects_in_many_spans_end_in_one);

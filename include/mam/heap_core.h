@@ -49,6 +49,7 @@ enum {
   MAM_CLASS_RUN = 255,        /* in a usage word: a request of whole pages, their number in the low 48 bits */
   MAM_ENTRY_RUN = 63,         /* the same in an entry */
   MAM_ENTRY_MOVED = 62,       /* in an entry: of a span whose objects were moved, whatever its size class was */
+  MAM_ENTRY_EMPTY = 61,       /* the same of one that had no objects */
   MAM_ENTRY_CLASS_BITS = 6,   /* size class + 1; then how far back, as many; then the type */
   MAM_ENTRY_TYPE_SHIFT = 12,
   MAM_TICKET_BITS = 24,
@@ -72,10 +73,10 @@ enum {
  * and into how many slots the warps of a multiprocessor are divided at most, as a base-2 logarithm. */
 #ifndef MAM_CHUNKS
 #define MAM_CHUNKS 0x012345678ull
-#define MAM_ROOMY_CHUNKS 0x345678888ull
+#define MAM_ROOMY_CHUNKS 0x345667788ull
 #define MAM_ROOMY_MIB 256
 #define MAM_SLOT_BYTES (352 << 10)
-#define MAM_ROOMY_SLOT_BYTES (448 << 10)
+#define MAM_ROOMY_SLOT_BYTES (224 << 10)
 #define MAM_WARP_BITS 4
 #endif
 
@@ -1333,25 +1334,52 @@ MAM_INLINE mam_u32 mam_word_claim(mam_u64 *place, mam_u32 size_class, mam_u32 co
   return 0;
 }
 
-/* Chunks of a class from the spans that begin in a block. */
+/* Which pages of a block begin spans of a class, by their entries: a bit each. */
+MAM_OUTLINE mam_u32 mam_block_look(mam_u32 block, mam_u32 size_class, const struct mam_area *area) {
+  const mam_u16 *entries = mam_area_entries(*area) + block * MAM_BLOCK_PAGES;
+  mam_u32 pages = area->page_count - block * MAM_BLOCK_PAGES, found = 0;
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_BLOCK_PAGES; i++)
+    found |= (mam_u32)(mam_load_relaxed_u16(&entries[i < pages ? i : 0]) == mam_entry_of(size_class, 0) && i < pages)
+             << i;
+  return found;
+}
+
+/* Which usage words of a span have free chunks of a class: a bit each. */
+MAM_OUTLINE mam_u32 mam_span_look(mam_u32 size_class, const mam_u64 *words) {
+  mam_u64 seen[MAM_PAGE_WORDS];
+  mam_u32 open = 0;
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++)
+    seen[i] = mam_load_relaxed_u64(&words[i]);
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++)
+    open |= (mam_u32)(i < mam_word_span_words(seen[0]) && mam_word_class(seen[i]) == size_class &&
+                      (~(mam_u32)seen[i] & mam_word_full(seen[i])) != 0)
+            << i;
+  return open;
+}
+
+/* Up to count chunks of a class from one word of the spans that begin in a block.  Those who ask at once begin at
+ * different words, but in the same block: what is used up first is what lies together. */
 MAM_OUTLINE struct mam_claim mam_block_claim(const struct mam_area *area, mam_u32 block, mam_u32 size_class,
                                              mam_u32 count) {
   struct mam_claim claim = {0, 0, mam_class_bytes(size_class)};
-  mam_u32 page = block * MAM_BLOCK_PAGES, end = page + MAM_BLOCK_PAGES;
+  mam_u32 salt = mam_salt() % MAM_PAGE_WORDS;
   MAM_LOOP
-  for (; page < end && page < area->page_count; page++) {
+  for (mam_u32 begins = mam_block_look(block, size_class, area); begins != 0; begins &= begins - 1) {
+    mam_u32 page = block * MAM_BLOCK_PAGES + mam_lowest_u32(begins);
     mam_u64 *words = &area->words[page * MAM_PAGE_WORDS];
-    mam_u64 first = 0;
-    if (mam_load_relaxed_u16(&mam_area_entries(*area)[page]) == mam_entry_of(size_class, 0))
-      first = mam_load_relaxed_u64(words);
-    if (first == 0 || mam_word_class(first) != size_class)
-      continue;
+    mam_u32 open = mam_span_look(size_class, words);
     MAM_LOOP
-    for (mam_u32 i = 0; i < mam_word_span_words(first); i++)
+    for (open = (open >> salt | open << (MAM_PAGE_WORDS - salt)) & ((1u << MAM_PAGE_WORDS) - 1); open != 0;
+         open &= open - 1) {
+      mam_u32 i = (mam_lowest_u32(open) + salt) % MAM_PAGE_WORDS;
       if ((claim.mask = mam_word_claim(&words[i], size_class, count)) != 0) {
         claim.address = mam_area_address(*area, page) + (mam_u64)(32 * i) * claim.chunk_bytes;
         return claim;
       }
+    }
   }
   return claim;
 }
@@ -2120,8 +2148,8 @@ MAM_OUTLINE int mam_block_free(struct mam_heap_control *control, mam_u64 address
 
 /* ---- Moved objects ----
  *
- * Between the begin and the end of a compaction an object that was moved has its new address where it was.  It may have
- * been moved on from there. */
+ * Between the begin and the end of a compaction a span whose objects were moved begins with a table: for each chunk the
+ * address where its object went, 0 if it had none.  From there it may have been moved on. */
 
 /* The superblock of an address, page_count 0 if it is in none: while nobody changes their number. */
 MAM_INLINE struct mam_area mam_forward_area(const mam_heap *heap, mam_u64 address) {
@@ -2152,13 +2180,14 @@ MAM_INLINE mam_u64 mam_forwarded(const mam_heap *heap, mam_u64 address) {
     mam_u32 page = (mam_u32)((address - area.base) >> MAM_PAGE_SHIFT);
     if (area.page_count == 0 || (mam_area_moved(area)[page >> 6] >> (page & 63) & 1) == 0)
       break;
-    page -= mam_entry_back(mam_area_entries(area)[page]);
-    const mam_u64 *words = &area.words[(mam_u64)page * MAM_PAGE_WORDS];
-    mam_u32 kind = mam_word_class(words[0]), chunk = mam_span_chunk_at(area, page, kind, address);
-    if ((words[chunk / 32] >> chunk % 32 & 1) == 0)
+    mam_u32 entry = mam_area_entries(area)[page];
+    page -= mam_entry_back(entry);
+    mam_u32 kind = mam_word_class(area.words[(mam_u64)page * MAM_PAGE_WORDS]);
+    mam_u32 chunk = mam_span_chunk_at(area, page, kind, address);
+    mam_u64 span = mam_area_address(area, page), to = ((const mam_u64 *)span)[chunk];
+    if ((entry & 63) != MAM_ENTRY_MOVED || to == 0)
       break;
-    mam_u64 object = mam_area_address(area, page) + (mam_u64)chunk * mam_class_bytes(kind);
-    address += *(const mam_u64 *)object - object;
+    address += to - (span + (mam_u64)chunk * mam_class_bytes(kind));
   }
   return address;
 }
