@@ -129,18 +129,27 @@ static cudaError_t environment_options(const struct options **options) {
   return cudaSuccess;
 }
 
-/* Whom to ask for it, once that is known: the driver, or no_driver, which stands for host memory. */
-static const struct driver no_driver;
-static _Atomic(const struct driver *) asked;
+/* How to ask for it, once that is known: the driver's cuCtxGetId, or what answers for it. */
+typedef CUresult ask(CUcontext context, unsigned long long *id);
+
+static CUresult ask_nobody(CUcontext context, unsigned long long *id) {
+  (void)context, (void)id;
+  return CUDA_ERROR_INVALID_CONTEXT;
+}
+
+static CUresult ask_host(CUcontext context, unsigned long long *id) {
+  (void)context;
+  *id = HOST_DEFAULT_ID;
+  return CUDA_SUCCESS;
+}
+
+static _Atomic(ask *) asked = ask_nobody;
 
 /* The same where it takes no more than a question; else 0. */
 static inline uint64_t default_id_quick(void) {
-  /* acquire: the table; pairs with the release below */
-  const struct driver *driver = atomic_load_explicit(&asked, memory_order_acquire);
-  unsigned long long id = 0;
-  if (driver == NULL || driver == &no_driver)
-    return driver == NULL ? 0 : HOST_DEFAULT_ID;
-  return driver->cuCtxGetId(NULL, &id) == CUDA_SUCCESS ? id : 0;
+  unsigned long long id;
+  /* acquire: what the driver's loading wrote; pairs with the release below */
+  return atomic_load_explicit(&asked, memory_order_acquire)(NULL, &id) == CUDA_SUCCESS ? id : 0;
 }
 
 /* The id of the default pool that the calling thread means now; 0 if it has no current context that lives. */
@@ -152,7 +161,7 @@ static cudaError_t default_id_now(uint64_t *id) {
     return error;
   if (options->source == MAM_SOURCE_HOST) {
     *id = HOST_DEFAULT_ID;
-    atomic_store_explicit(&asked, &no_driver, memory_order_release);
+    atomic_store_explicit(&asked, ask_host, memory_order_release);
     return cudaSuccess;
   }
   error = driver_get(&driver);
@@ -160,7 +169,7 @@ static cudaError_t default_id_now(uint64_t *id) {
     return error;
   *id = context_current_id(driver);
   if (driver->cuCtxGetId != NULL)
-    atomic_store_explicit(&asked, driver, memory_order_release);
+    atomic_store_explicit(&asked, driver->cuCtxGetId, memory_order_release);
   return cudaSuccess;
 }
 
@@ -520,11 +529,10 @@ static __attribute__((noinline)) cudaError_t malloc_slowly(void **ptr, size_t si
 }
 
 cudaError_t MAM_CudaMalloc(void **ptr, size_t size) {
-  const void *site = __builtin_return_address(0);
   uint64_t id = ptr != NULL && size != 0 ? default_id_quick() : 0;
-  uintptr_t address = id != 0 ? front_malloc_quick(id, size, site) : 0;
+  uintptr_t address = id != 0 ? front_malloc_quick(id, size, __builtin_return_address(0)) : 0;
   if (address == 0)
-    return malloc_slowly(ptr, size, site, id);
+    return malloc_slowly(ptr, size, __builtin_return_address(0), id);
   *ptr = (void *)address;
   return cudaSuccess;
 }
@@ -887,7 +895,7 @@ cudaError_t api_client_malloc(size_t size, const void *site, uintptr_t *address)
 bool api_client_free(uintptr_t address, cudaError_t *error) {
   enum front_freed freed = front_free_quick(address);
   *error = cudaSuccess;
-  if (freed < FRONT_FREED && front_pool_of(address) == NULL)
+  if (freed > FRONT_FREED_ZERO && front_pool_of(address) == NULL)
     return false;
   if (freed != FRONT_FREED)
     *error = free_slowly(address, freed);

@@ -26,7 +26,7 @@ struct biased {
 };
 
 /* Whether the owner has to execute the barrier itself.  Constant once a biased lock was set up. */
-extern bool biased_owner_fences;
+extern bool biased_owner_fences __attribute__((visibility("hidden")));
 
 void biased_init(struct biased *lock);
 

@@ -28,22 +28,26 @@ enum {
   BIN_DOUBLINGS = 12,       /* to 128 MiB, */
   BIN_STEP_BITS = 3,        /* in eight steps a doubling, */
   BINS = BIN_DOUBLINGS << BIN_STEP_BITS,
-  BIN_BLOCKS = 64,          /* with so many blocks at most, */
-  BIN_BYTES = 64 << 20,     /* of so many bytes, unless it is one */
-  BIN_CALM_BYTES = 4 << 20, /* without a crowd, bins are for blocks of at most so many bytes, */
-  BIN_CALM_SHARE = 4096,    /* and of so small a part of the limit, */
-  BIN_CALM_BLOCKS = 16,     /* and so many of them */
-  BIN_FENCED = 4,           /* so many blocks in one are worth a fence */
+  BIN_BLOCKS = 64,           /* with so many blocks at most, */
+  BIN_BYTES = 64 << 20,      /* of so many bytes, unless it is one */
+  BIN_CALM_BYTES = 16 << 20, /* without a crowd, bins are for blocks of at most so many bytes, */
+  BIN_CALM_SHARE = 4096,     /* and of so small a part of the limit, */
+  BIN_CALM_BLOCKS = 16,      /* and so many of them */
+  BIN_FENCED = 4,            /* so many blocks in one are worth a fence */
   CROWD_STEP = 8,     /* an allocation that met another thread at the pool's lock weighs as much as so many others, */
   CROWD_ENOUGH = 64,  /* and such a balance, at least and at most, */
   CROWD_MOST = 256,   /* makes a thread use its bins */
   LIMBO_BLOCKS = 512, /* large blocks on no shelf, on their way back to the pool */
   LIMBO_FENCED = 128, /* so many are worth a fence */
   LIMBO_DRAINED = 4,  /* at most so many go along with an allocation that goes to the pool */
+  GIVEN_MOST = 64,    /* segments that go back in one hold of the pool's lock */
   RECLAIM_MOST = 256, /* batches that a collection puts back into their slabs, where growing is the other way */
   SLAB_SHARE = 512,   /* a class gets its first slab at once if that is at most this part of the pool, */
   SLAB_CROWD = 64     /* else when so many of its blocks are live as segments */
 };
+
+/* Later than any. */
+#define EVERY_EPOCH UINT64_MAX
 
 /* But not by more bytes than these, unless it is one block.  What a growth costs goes by how many there are. */
 static const size_t TIGHT_GROWTH_BYTES = (size_t)4 << 30;
@@ -52,14 +56,15 @@ static const size_t TIGHT_GROWTH_BYTES = (size_t)4 << 30;
 struct magazine {
   _Alignas(64) struct batch *ready; /* to allocate from; never NULL, see none_ready */
   struct batch *freed;              /* to push frees on; never NULL, see none_freed */
-  /* Numbers as in struct front_numbers.  slack: of the live ones' codes, each less 1. */
-  _Atomic uint64_t mallocs, frees;
-  _Atomic int64_t slack;
+  _Atomic int64_t codes;            /* a number as in struct front_numbers: the sum of the live ones' */
   uint32_t block_bytes, code_shift; /* the class's, constant once set */
   struct batch *resting;            /* were freed, oldest first; NULL if none */
   struct batch **resting_end;
   unsigned resting_count;
   struct batch *shells; /* empty ones for the next to come */
+  /* Counted by whole batches: the blocks that ever came to the ready one, and those that ever left the freed one.  What
+   * these hold themselves is the difference to what was allocated and freed. */
+  uint64_t readied, rested;
 };
 
 struct kept {
@@ -71,11 +76,12 @@ struct kept {
 
 /* Large blocks of one exact size, of one tag, or of a range of sizes (a bin). */
 struct shelf {
-  size_t bytes;    /* of each block; 0 if it goes by the tag, or is a bin */
-  const void *tag; /* NULL if it goes by the size */
-  unsigned first, count, in_the_way;
-  unsigned room;     /* in the ring, a power of two; 0 before it is used */
-  struct kept *ring; /* count of them from first, oldest first */
+  size_t bytes;               /* of each block; 0 if it goes by the tag, or is a bin */
+  const void *tag;            /* NULL if it goes by the size */
+  struct kept *oldest, *next; /* in the ring: of count, and where the next one goes */
+  struct kept *ring, *end;    /* room of them */
+  unsigned count, in_the_way;
+  unsigned room; /* 0 before it is used */
 };
 
 /* A large block that the thread allocated and has not freed, as far as it knows. */
@@ -112,7 +118,8 @@ struct front {
   size_t tight_bytes;        /* so many on one shelf are not worth growth */
   struct kept excess;        /* a block that a free found no room for, until that has left; else zeros */
   struct magazine magazines[SLAB_CLASSES];
-  struct owned owned[1 << OWNED_BITS];
+  struct owned owned[1 << OWNED_BITS]; /* all 0 while there is no pool, or shelves_off */
+  bool owns;                           /* or has, since there is a pool */
   struct shelf shelves[SHELVES];
   struct shelf bins[BINS];
   bool binning;                    /* bins are for all blocks, not for small ones alone */
@@ -127,7 +134,6 @@ struct front {
   struct mam_pool *zero_pool;   /* whose last block the thread has freed, as it seems: the owner's, */
   uint64_t zero_generation;     /* inside or not */
   bool orphan;                  /* its thread is gone; under the fronts' lock */
-  bool used_before;             /* for another pool; the owner's */
   void *memory;                 /* that it lies in */
 };
 
@@ -195,6 +201,18 @@ static struct front *front_find(const struct mam_pool *pool, uint64_t default_id
   return NULL;
 }
 
+static void ring_empty(struct shelf *shelf) {
+  shelf->oldest = shelf->next = shelf->ring;
+  shelf->count = 0;
+}
+
+static void ring_set(struct shelf *shelf, struct kept *ring, unsigned room) {
+  shelf->ring = ring;
+  shelf->end = ring + room;
+  shelf->room = room;
+  ring_empty(shelf);
+}
+
 /* All 0, and mostly not touched: a thread with few large blocks never pays for the pages of what it owns. */
 static struct front *front_new(void) {
   void *memory = calloc(1, sizeof(struct front) + _Alignof(struct front));
@@ -205,9 +223,9 @@ static struct front *front_new(void) {
   front->memory = memory;
   front->last_places = front->owned;
   for (unsigned i = 0; i < SHELVES; i++)
-    front->shelves[i].ring = &no_kept;
+    ring_set(&front->shelves[i], &no_kept, 0);
   for (unsigned i = 0; i < BINS; i++)
-    front->bins[i].ring = &no_kept;
+    ring_set(&front->bins[i], &no_kept, 0);
   return front;
 }
 
@@ -285,9 +303,6 @@ static void front_attach(struct front *front, struct mam_pool *pool) {
   front->tight_bytes = atomic_load_explicit(&pool->limit_hint, memory_order_relaxed) / TIGHT_SHARE;
   memset(&front->numbers, 0, sizeof front->numbers);
   memset(front->magazines, 0, sizeof front->magazines);
-  if (front->used_before) /* it remembers blocks of a pool that ended */
-    memset(front->owned, 0, sizeof front->owned);
-  front->used_before = true;
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
     magazine_init(&front->magazines[i], i);
 }
@@ -382,6 +397,7 @@ static void magazine_rest(struct front *front, struct magazine *magazine) {
   struct batch *freed = magazine->freed;
   freed->epoch = stamp(front);
   freed->next = NULL;
+  magazine->rested += freed->count;
   *magazine->resting_end = freed;
   magazine->resting_end = &freed->next;
   magazine->resting_count++;
@@ -403,6 +419,7 @@ static bool magazine_wake(struct front *front, struct magazine *magazine) {
     return false;
   shell_keep(magazine, magazine->ready);
   magazine->ready = resting_pull(magazine);
+  magazine->readied += magazine->ready->count;
   return true;
 }
 
@@ -423,18 +440,24 @@ static __attribute__((noinline)) bool magazine_has_more(struct front *front, str
   return magazine_open(magazine);
 }
 
+/* How many blocks were allocated from the magazine, and freed to it. */
+static uint64_t magazine_mallocs(const struct magazine *magazine) { return magazine->readied - magazine->ready->count; }
+
+static uint64_t magazine_frees(const struct magazine *magazine) {
+  return magazine->rested + (batch_real(magazine->freed) ? magazine->freed->count : 0);
+}
+
 /* A block from the ready batch, which is not empty. */
 static inline __attribute__((always_inline)) uintptr_t ready_pop(struct magazine *magazine, size_t size) {
   struct batch *ready = magazine->ready;
   const struct slab_block *block = &ready->blocks[--ready->count];
   uint32_t left_over = magazine->block_bytes - (uint32_t)size;
-  uint8_t code = slab_code(left_over, magazine->code_shift);
+  uint32_t code = slab_code(left_over, magazine->code_shift);
   if (__builtin_expect(slab_exact != NULL, false))
     slab_exact_write(block->live, left_over & ((1u << magazine->code_shift) - 1));
-  number_add(&magazine->slack, code - 1);
-  number_count(&magazine->mallocs);
+  number_add(&magazine->codes, code);
   /* relaxed: the block is this thread's alone; whoever frees it was given the address after this */
-  atomic_store_explicit(block->live, code, memory_order_relaxed);
+  atomic_store_explicit(block->live, (uint8_t)code, memory_order_relaxed);
   return block->address;
 }
 
@@ -450,8 +473,7 @@ static inline bool small_claim(struct magazine *magazine, _Atomic uint8_t *live)
   uint8_t code = atomic_exchange_explicit(live, 0, memory_order_acq_rel);
   if (code == 0)
     return false;
-  number_add(&magazine->slack, 1 - code);
-  number_count(&magazine->frees);
+  number_add(&magazine->codes, -(int64_t)code);
   return true;
 }
 
@@ -507,15 +529,18 @@ static bool kept_fits(const struct shelf *shelf, const struct kept *kept, size_t
 
 /* What of a ring's oldest block the next hand-out will write: many blocks share a fence, so it was last used long ago.
  */
-static inline void shelf_prefetch(const struct shelf *shelf) {
-  const struct kept *next = &shelf->ring[shelf->first];
+static inline void kept_prefetch(const struct kept *next) {
   __builtin_prefetch(next->segment, 1);
   __builtin_prefetch(next->places, 1);
 }
 
+static inline struct kept *ring_after(const struct shelf *shelf, struct kept *kept) {
+  return kept + 1 == shelf->end ? shelf->ring : kept + 1;
+}
+
 static struct kept *kept_take(struct shelf *shelf) {
-  struct kept *kept = &shelf->ring[shelf->first];
-  shelf->first = (shelf->first + 1) & (shelf->room - 1);
+  struct kept *kept = shelf->oldest;
+  shelf->oldest = ring_after(shelf, kept);
   shelf->count--;
   return kept;
 }
@@ -523,14 +548,20 @@ static struct kept *kept_take(struct shelf *shelf) {
 /* Hands a shelf's oldest block out. */
 static inline __attribute__((always_inline)) uintptr_t shelf_hand_out(struct front *front, struct shelf *shelf,
                                                                       size_t size, const void *site, const void *tag) {
-  const struct kept *kept = kept_take(shelf);
+  struct kept *kept = shelf->oldest, *next = ring_after(shelf, kept);
   struct segment *segment = kept->segment;
   uintptr_t address = kept->address;
   uint64_t ticket = front->ticket_next;
+  kept_prefetch(next); /* first, so that it needs no register later */
+  shelf->oldest = next;
+  shelf->count--;
   front->ticket_next += 2;
   shelf->in_the_way = 0;
-  number_add(&front->numbers.requested_bytes, (int64_t)(size - segment->as.used.requested_bytes));
-  segment->as.used.requested_bytes = size;
+  size_t requested_before = segment->as.used.requested_bytes;
+  if (__builtin_expect(size != requested_before, false)) {
+    number_add(&front->numbers.requested_bytes, (int64_t)(size - requested_before));
+    segment->as.used.requested_bytes = size;
+  }
   segment->as.used.site = site;
   segment->as.used.tag = tag;
   /* release: the fields above, for a thread that frees the block through the pool; pairs with pool_free's exchange */
@@ -538,7 +569,6 @@ static inline __attribute__((always_inline)) uintptr_t shelf_hand_out(struct fro
   owned_remember(kept->places, address, segment, ticket, shelf);
   front->last_places = kept->places;
   number_count(&front->numbers.hits[tag != NULL ? FRONT_HIT_TAG : FRONT_HIT_SIZE]);
-  shelf_prefetch(shelf);
   return address;
 }
 
@@ -546,7 +576,7 @@ static inline __attribute__((always_inline)) uintptr_t shelf_pop(struct front *f
                                                                  const void *tag) {
   size_t bytes = (size + front->alignment - 1) & ~(front->alignment - 1);
   struct shelf *shelf = shelf_for(front, bytes, tag);
-  const struct kept *kept = &shelf->ring[shelf->first];
+  const struct kept *kept = shelf->oldest;
   if (shelf->count == 0 || bytes < size || !shelf_is_for(shelf, bytes, tag) || !kept_fits(shelf, kept, bytes) ||
       kept->epoch > reuse_passed(front->reuse))
     return 0;
@@ -571,7 +601,7 @@ static unsigned bin_index_used(const struct front *front, size_t bytes) {
 }
 
 static bool bin_serves(const struct shelf *bin, size_t bytes) {
-  return bin->count > 0 && bin->ring[bin->first].segment->bytes >= bytes;
+  return bin->count > 0 && bin->oldest->segment->bytes >= bytes;
 }
 
 /* The bin whose oldest block is large enough, and less than a quarter too large; NULL if there is none. */
@@ -586,7 +616,7 @@ static struct shelf *bin_serving(struct front *front, size_t bytes) {
 static uintptr_t bin_pop(struct front *front, size_t size, const void *site) {
   size_t bytes = (size + front->alignment - 1) & ~(front->alignment - 1);
   struct shelf *bin = bin_serving(front, bytes);
-  if (bin == NULL || bytes < size || bin->ring[bin->first].epoch > reuse_passed(front->reuse))
+  if (bin == NULL || bytes < size || bin->oldest->epoch > reuse_passed(front->reuse))
     return 0;
   return shelf_hand_out(front, bin, size, site, NULL);
 }
@@ -616,13 +646,17 @@ static inline void ring_write(struct kept *kept, struct segment *segment, uintpt
 }
 
 static inline struct kept *shelf_end(struct shelf *shelf) {
-  return &shelf->ring[(shelf->first + shelf->count++) & (shelf->room - 1)];
+  struct kept *kept = shelf->next;
+  shelf->next = ring_after(shelf, kept);
+  shelf->count++;
+  return kept;
 }
 
-/* Takes up to most of the oldest blocks off a shelf. */
-static unsigned shelf_clear(struct shelf *shelf, struct segment **segments, uint64_t *epoch, unsigned most) {
+/* Takes up to most of the oldest blocks off a shelf, of those that were freed in the epoch or earlier. */
+static unsigned shelf_clear(struct shelf *shelf, uint64_t passed, struct segment **segments, uint64_t *epoch,
+                            unsigned most) {
   unsigned count = 0;
-  for (; shelf->count > 0 && count < most; count++) {
+  for (; shelf->count > 0 && count < most && shelf->oldest->epoch <= passed; count++) {
     const struct kept *kept = kept_take(shelf);
     segments[count] = kept->segment;
     *epoch = kept->epoch > *epoch ? kept->epoch : *epoch;
@@ -644,6 +678,16 @@ static struct segment *limbo_pull(struct front *front) {
   front->limbo_first = (front->limbo_first + 1) % LIMBO_BLOCKS;
   front->limbo_count--;
   return segment;
+}
+
+/* Takes up to GIVEN_MOST of the oldest blocks out of limbo, as shelf_clear. */
+static unsigned limbo_clear(struct front *front, uint64_t passed, struct segment **segments, uint64_t *epoch) {
+  unsigned count = 0;
+  for (; front->limbo_count > 0 && count < GIVEN_MOST && front->limbo[front->limbo_first].epoch <= passed; count++) {
+    *epoch = front->limbo[front->limbo_first].epoch; /* the latest: oldest first */
+    segments[count] = limbo_pull(front);
+  }
+  return count;
 }
 
 /* Takes up to LIMBO_DRAINED blocks that have passed out of limbo, and says which epoch is worth a fence, 0 if none. */
@@ -687,11 +731,21 @@ static inline enum front_freed freed_count(struct front *front) {
   return __builtin_expect(zero, false) ? freed_zero(front) : FRONT_FREED;
 }
 
+/* Where a free goes to by the immediate rule: the next allocation may have it. */
+static __attribute__((noinline)) struct batch *magazine_free_at_once(struct magazine *magazine) {
+  if (!batch_real(magazine->ready) || magazine->ready->count >= SLAB_BATCH)
+    return magazine->freed;
+  magazine->readied++;
+  magazine->rested++;
+  return magazine->ready;
+}
+
 static inline __attribute__((always_inline)) enum front_freed free_small(struct front *front, struct slab *slab,
                                                                          uintptr_t address) {
   /* acquire: the slab as carved; pairs with the release in slab_add.  While it is this pool's, it stays: a slab goes
    * back only without a live block, and if the block is none, the index or the exchange says so. */
-  if (front->pool == NULL || atomic_load_explicit(&slab->pool, memory_order_acquire) != front->pool)
+  struct mam_pool *pool = atomic_load_explicit(&slab->pool, memory_order_acquire);
+  if (pool == NULL || pool != front->pool)
     return FRONT_FREED_NOT;
   uint32_t index = slab_index(slab, address);
   if (index == UINT32_MAX)
@@ -702,10 +756,9 @@ static inline __attribute__((always_inline)) enum front_freed free_small(struct 
   _Atomic uint8_t *live = slab_live(slab, index);
   if (!small_claim(magazine, live))
     return FRONT_FREED_NOT;
-  /* By the immediate rule, the next allocation may have it. */
-  struct batch *to = front->immediate && batch_real(magazine->ready) && magazine->ready->count < SLAB_BATCH
-                         ? magazine->ready
-                         : magazine->freed;
+  struct batch *to = magazine->freed;
+  if (__builtin_expect(front->immediate, false))
+    to = magazine_free_at_once(magazine);
   to->blocks[to->count++] = (struct slab_block){address, live};
   return freed_count(front);
 }
@@ -770,9 +823,11 @@ static __attribute__((noinline)) enum front_freed free_large_anew(struct front *
   return free_large(front, address);
 }
 
-static inline enum front_freed free_large_not(struct front *front) {
+/* It may be the first block of a slab: see front_free_quick. */
+static __attribute__((noinline)) enum front_freed free_large_not(struct front *front, uintptr_t address) {
   biased_leave(&front->lock);
-  return FRONT_FREED_NOT;
+  struct slab *slab = page_map_find(address);
+  return slab != NULL ? free_small_anew(front, slab, address) : FRONT_FREED_NOT;
 }
 
 /* A block that the thread owns is freed and kept.  Without fences, which frees would wait for, none is. */
@@ -784,8 +839,8 @@ static __attribute__((noinline)) enum front_freed free_large(struct front *front
     places = owned_pair(front, address);
     owned = owned_find(places, address);
   }
-  if (owned == NULL || front->pool == NULL || front->shelves_off)
-    return free_large_not(front);
+  if (owned == NULL)
+    return free_large_not(front, address);
   struct segment *segment = owned->segment;
   struct shelf *shelf = owned->shelf;
   uint64_t ticket = owned->ticket, epoch = stamp(front);
@@ -794,7 +849,7 @@ static __attribute__((noinline)) enum front_freed free_large(struct front *front
    * failure: the block is not this one any more, and pool_free will say so. */
   if (!atomic_compare_exchange_strong_explicit(&segment->ticket, &ticket, ticket + 1, memory_order_acq_rel,
                                                memory_order_relaxed))
-    return free_large_not(front);
+    return free_large_not(front, address);
   size_t bytes = segment->bytes; /* from here on the segment is this thread's */
   front->unfenced_bytes = (front->unfenced_epoch == epoch ? front->unfenced_bytes : 0) + bytes;
   front->unfenced_epoch = epoch;
@@ -804,23 +859,13 @@ static __attribute__((noinline)) enum front_freed free_large(struct front *front
   return free_large_end(front);
 }
 
-static __attribute__((noinline)) enum front_freed free_any(struct front *front, uintptr_t address) {
-  struct slab *slab = page_map_find(address);
-  return slab != NULL ? free_small_anew(front, slab, address) : free_large(front, address);
-}
-
-/* Mostly a large block: their pages lie far apart, and asking the map about each costs more than all the rest. */
-static __attribute__((noinline)) enum front_freed free_large_first(struct front *front, uintptr_t address) {
-  enum front_freed freed = free_large(front, address);
-  return freed == FRONT_FREED_NOT ? free_any(front, address) : freed;
-}
-
 enum front_freed front_free_quick(uintptr_t address) {
   struct front *front = mine;
   if (__builtin_expect(front == NULL, false))
     return FRONT_FREED_NOT;
+  /* Mostly a large block: their pages lie far apart, and asking the map about each costs more than all the rest. */
   if (address % SLAB_BYTES == 0)
-    return free_large_first(front, address);
+    return free_large(front, address);
   struct slab *slab = page_map_find(address);
   if (slab == NULL)
     return free_large(front, address);
@@ -866,6 +911,7 @@ static struct batch *magazine_install(struct front *front, struct magazine *maga
     else
       shell_keep(magazine, magazine->ready);
     magazine->ready = batch;
+    magazine->readied += batch->count;
   } else { /* as if it had rested */
     batch->epoch = 0;
     batch->next = NULL;
@@ -951,7 +997,7 @@ static void shelf_return(struct front *front, struct shelf *shelf, unsigned most
   biased_enter(&front->lock);
   struct mam_pool *pool = front->pool;
   uint64_t generation = front->generation;
-  unsigned count = pool != NULL ? shelf_clear(shelf, segments, &epoch, most) : 0;
+  unsigned count = pool != NULL ? shelf_clear(shelf, UINT64_MAX, segments, &epoch, most) : 0;
   biased_leave(&front->lock);
   if (count > 0)
     pool_give(pool, generation, segments, count, epoch);
@@ -961,8 +1007,7 @@ static void shelf_return(struct front *front, struct shelf *shelf, unsigned most
 static void shelf_drop_misfit(struct front *front, size_t bytes, const void *tag) {
   biased_enter(&front->lock);
   struct shelf *shelf = shelf_for(front, bytes, tag);
-  bool misfit =
-      shelf->count > 0 && shelf_is_for(shelf, bytes, tag) && !kept_fits(shelf, &shelf->ring[shelf->first], bytes);
+  bool misfit = shelf->count > 0 && shelf_is_for(shelf, bytes, tag) && !kept_fits(shelf, shelf->oldest, bytes);
   biased_leave(&front->lock);
   if (misfit)
     shelf_return(front, shelf, 1);
@@ -993,12 +1038,17 @@ struct miss {
   unsigned passed_count;
 };
 
+/* Whether so many blocks of the size are kept that the pool is not to grow for more, as a fence serves many. */
+static bool shelf_has_enough(const struct front *front, const struct shelf *shelf, size_t bytes) {
+  return shelf->count >= TIGHT_ENOUGH && shelf->count * bytes > front->tight_bytes;
+}
+
 /* The thread is inside, here and in the next. */
 static void large_miss(struct front *front, size_t size, const void *tag, struct miss *miss) {
   size_t bytes = (size + front->alignment - 1) & ~(front->alignment - 1);
   unsigned index = tag == NULL ? bin_index_used(front, bytes) : BINS;
   struct shelf *shelf = shelf_for(front, bytes, tag);
-  const struct kept *kept = &shelf->ring[shelf->first];
+  const struct kept *kept = shelf->oldest;
   bool does = shelf->count > 0 && shelf_is_for(shelf, bytes, tag) && kept_fits(shelf, kept, bytes);
   miss->pool = front->pool;
   miss->generation = front->generation;
@@ -1006,10 +1056,10 @@ static void large_miss(struct front *front, size_t size, const void *tag, struct
   miss->bin = index < BINS ? &front->bins[index] : NULL;
   miss->epoch = does ? kept->epoch : 0;
   miss->full = does && !shelf_has_room(front, shelf);
-  miss->enough = miss->full || (shelf->count >= TIGHT_ENOUGH && shelf->count * bytes > front->tight_bytes);
+  miss->enough = miss->full || shelf_has_enough(front, shelf, bytes);
   const struct shelf *bin = tag == NULL ? bin_serving(front, bytes) : NULL;
   miss->binning = front->binning;
-  miss->bin_epoch = bin != NULL && bin->count >= BIN_FENCED ? bin->ring[bin->first].epoch : 0;
+  miss->bin_epoch = bin != NULL && bin->count >= BIN_FENCED ? bin->oldest->epoch : 0;
   miss->passed_count = limbo_drain(front, miss->passed, &miss->fence);
 }
 
@@ -1024,7 +1074,7 @@ static struct shelf *shelf_claim(struct front *front, size_t bytes, const void *
     return ++shelf->in_the_way >= SHELF_PATIENCE ? shelf : NULL;
   shelf->bytes = tag == NULL ? bytes : 0;
   shelf->tag = tag;
-  shelf->first = shelf->in_the_way = 0;
+  shelf->in_the_way = 0;
   front->last_size = 0; /* it may have been this one's */
   return NULL;
 }
@@ -1058,8 +1108,7 @@ static void shelf_make_room(struct front *front, struct shelf *shelf, unsigned b
   if (ring == NULL)
     return;
   biased_enter(&front->lock);
-  shelf->ring = ring;
-  shelf->room = blocks;
+  ring_set(shelf, ring, blocks);
   biased_leave(&front->lock);
 }
 
@@ -1087,8 +1136,10 @@ static cudaError_t large_take(struct front *front, const struct front_request *r
   bool attached = front->pool == miss->pool && front->generation == miss->generation;
   bool deserted = crowd_count(front, block.contended);
   struct shelf *clear = attached ? shelf_claim(front, block.bytes, request->tag) : NULL;
-  if (attached) {
+  if (attached)
     block.segment->as.used.tag = request->tag;
+  if (attached && !front->shelves_off) {
+    front->owns = true;
     owned_remember(owned_pair(front, block.address), block.address, block.segment, block.ticket,
                    shelf_for(front, block.bytes, request->tag));
   }
@@ -1119,7 +1170,7 @@ static bool bin_pop_fenced(struct front *front, const struct front_request *requ
 
 /* Sends what is in limbo back to the pool, as far as a fence says that the GPU is done with it.  Whether any was. */
 static bool limbo_turn(struct front *front, const struct miss *miss) {
-  struct segment *segments[SHELF_BLOCKS];
+  struct segment *segments[GIVEN_MOST];
   bool any = false;
   unsigned count;
   biased_enter(&front->lock);
@@ -1131,14 +1182,11 @@ static bool limbo_turn(struct front *front, const struct miss *miss) {
   do {
     biased_enter(&front->lock);
     bool attached = front->pool == miss->pool && front->generation == miss->generation;
-    for (count = 0; attached && count < SHELF_BLOCKS && front->limbo_count > 0 &&
-                    front->limbo[front->limbo_first].epoch <= reuse_passed(front->reuse);
-         count++)
-      segments[count] = limbo_pull(front);
+    count = attached ? limbo_clear(front, reuse_passed(front->reuse), segments, &epoch) : 0;
     biased_leave(&front->lock);
     pool_give(miss->pool, miss->generation, segments, count, 0);
     any = any || count > 0;
-  } while (count == SHELF_BLOCKS);
+  } while (count == GIVEN_MOST);
   return any;
 }
 
@@ -1151,14 +1199,15 @@ static bool tight_for_long(struct front *front, const struct miss *miss) {
   return front->tight_count % TIGHT_MOST == 0;
 }
 
-/* A shelf without room for more serves first, if it can; then what is free in the pool; then the shelf with a fence;
- * and last the pool by all means it has.  So a fence is shared by as many blocks as there is memory for.  In a crowd
- * the pool grows before all means are tried: what all threads keep, which these would collect, keeps them apart. */
+/* A shelf that has enough blocks, or no room for more, serves first, if it can; then what is free in the pool; then the
+ * shelf with a fence; and last the pool by all means it has.  So a fence is shared by as many blocks as there is memory
+ * for.  In a crowd the pool grows before all means are tried: what all threads keep, which these would collect, keeps
+ * them apart. */
 static cudaError_t large_malloc(struct front *front, const struct front_request *request, struct miss *miss,
                                 uintptr_t *address) {
   if (miss->fence != 0)
     (void)reuse_reach(front->reuse, miss->fence);
-  if ((miss->full && shelf_pop_fenced(front, request, miss->epoch, address)) ||
+  if (((miss->full || miss->enough) && shelf_pop_fenced(front, request, miss->epoch, address)) ||
       bin_pop_fenced(front, request, miss->bin_epoch, address))
     return cudaSuccess;
   cudaError_t error = large_take(front, request, POOL_TAKE_FREE, miss, address);
@@ -1170,7 +1219,7 @@ static cudaError_t large_malloc(struct front *front, const struct front_request 
     front->tight = NULL;
     return error;
   }
-  if (!miss->full && shelf_pop_fenced(front, request, miss->epoch, address))
+  if (!miss->full && !miss->enough && shelf_pop_fenced(front, request, miss->epoch, address))
     return cudaSuccess;
   if (request->tag != NULL)
     shelf_drop_misfit(front, (request->size + front->alignment - 1) & ~(front->alignment - 1), request->tag);
@@ -1280,6 +1329,16 @@ static __attribute__((noinline)) uintptr_t malloc_quick_anew(struct front *front
   return address;
 }
 
+/* The epoch that the shelf of a size waits for, if the block that does may as well be asked for at once; else 0. */
+static uint64_t size_waits_for(struct front *front, size_t size) {
+  size_t bytes = (size + front->alignment - 1) & ~(front->alignment - 1);
+  const struct shelf *shelf = shelf_for(front, bytes, NULL);
+  if (shelf->count == 0 || !shelf_is_for(shelf, bytes, NULL))
+    return 0;
+  bool asks = !shelf_has_room(front, shelf) || shelf_has_enough(front, shelf, bytes);
+  return asks ? shelf->oldest->epoch : 0;
+}
+
 /* The thread is inside, and leaves, here and in the next. */
 static __attribute__((noinline)) uintptr_t malloc_quick_other(struct front *front, size_t size, const void *site) {
   uintptr_t address = shelf_pop(front, size, site, NULL);
@@ -1289,10 +1348,12 @@ static __attribute__((noinline)) uintptr_t malloc_quick_other(struct front *fron
   } else {
     address = bin_pop(front, size, site);
   }
+  uint64_t default_id = front->default_id, epoch = address == 0 ? size_waits_for(front, size) : 0;
   if (address != 0)
     number_add(&front->numbers.live, 1);
   biased_leave(&front->lock);
-  return address;
+  bool again = epoch != 0 && reuse_reach(front->reuse, epoch);
+  return __builtin_expect(again, false) ? malloc_quick_anew(front, default_id, size, site) : address;
 }
 
 /* Mostly the size is the same as the last time: its shelf need not be looked for. */
@@ -1300,7 +1361,7 @@ static __attribute__((noinline)) uintptr_t malloc_quick_large(struct front *fron
   if (__builtin_expect(size != front->last_size, false))
     return malloc_quick_other(front, size, site);
   struct shelf *shelf = front->last_shelf;
-  if (__builtin_expect(shelf->count == 0 || shelf->ring[shelf->first].epoch > reuse_passed(front->reuse), false))
+  if (__builtin_expect(shelf->count == 0 || shelf->oldest->epoch > reuse_passed(front->reuse), false))
     return malloc_quick_other(front, size, site);
   uintptr_t address = shelf_hand_out(front, shelf, size, site, NULL);
   number_add(&front->numbers.live, 1);
@@ -1422,7 +1483,7 @@ cudaError_t front_free(uintptr_t address, struct pool_emptied *emptied) {
   if (error != cudaSuccess)
     return pool_free((void *)address, NULL); /* which knows what to answer of a pool that is closed, lost or forked */
   freed = slab != NULL ? free_small_anew(front, slab, address) : free_large(front, address);
-  if (freed < FRONT_FREED)
+  if (freed > FRONT_FREED_ZERO)
     error = slab != NULL ? small_free_slowly(front, pool, slab, address, &freed)
                          : large_free_slowly(front, address, &freed);
   if (freed == FRONT_FREED_ZERO)
@@ -1444,6 +1505,8 @@ static cudaError_t small_free_alone(struct front *front, struct mam_pool *pool, 
   biased_enter(&front->lock);
   bool claimed = error == cudaSuccess && index != UINT32_MAX &&
                  small_claim(&front->magazines[slab_class_of(slab)], slab_live(slab, index));
+  if (claimed)
+    front->magazines[slab_class_of(slab)].rested++;
   biased_leave(&front->lock);
   if (claimed) {
     batch->blocks[batch->count++] = (struct slab_block){address, slab_live(slab, index)};
@@ -1524,35 +1587,63 @@ static void shells_return(struct depot *depot, struct magazine *magazine) {
   }
 }
 
-/* Empties a front into its pool.  Nobody is inside it, and the pool is not past the end of its fronts. */
-static void front_empty(struct front *front) {
+/* Count the ready and the freed batch, which are about to leave. */
+static void magazine_settle_ready(struct magazine *magazine) { magazine->readied = magazine_mallocs(magazine); }
+
+static void magazine_settle_freed(struct magazine *magazine) { magazine->rested = magazine_frees(magazine); }
+
+static void magazine_empty(struct front *front, unsigned class, uint64_t passed) {
+  struct magazine *magazine = &front->magazines[class];
   struct mam_pool *pool = front->pool;
-  struct segment *segments[SHELF_BLOCKS];
-  for (unsigned i = 0; i < SLAB_CLASSES; i++) {
-    struct magazine *magazine = &front->magazines[i];
-    struct depot *depot = &pool->fronts->depots[i];
-    batch_return(pool, depot, magazine->ready, 0, true);
-    while (magazine->resting != NULL) {
-      struct batch *batch = resting_pull(magazine);
-      batch_return(pool, depot, batch, batch->epoch, false);
-    }
-    batch_return(pool, depot, magazine->freed, stamp(front), false);
-    shells_return(depot, magazine);
-    magazine_init(magazine, i);
+  struct depot *depot = &pool->fronts->depots[class];
+  magazine_settle_ready(magazine);
+  batch_return(pool, depot, magazine->ready, 0, true);
+  magazine->ready = &none_ready;
+  while (magazine->resting != NULL && magazine->resting->epoch <= passed) {
+    struct batch *batch = resting_pull(magazine);
+    batch_return(pool, depot, batch, batch->epoch, false);
   }
+  if (passed < EVERY_EPOCH)
+    return;
+  magazine_settle_freed(magazine);
+  batch_return(pool, depot, magazine->freed, stamp(front), false);
+  shells_return(depot, magazine);
+  magazine_init(magazine, class);
+}
+
+static void shelves_empty(struct front *front, uint64_t passed) {
+  struct segment *segments[GIVEN_MOST];
   struct shelf *shelf;
-  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++) {
+  unsigned count;
+  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
+    do {
+      uint64_t epoch = 0;
+      count = shelf_clear(shelf, passed, segments, &epoch, GIVEN_MOST);
+      pool_give(front->pool, front->generation, segments, count, epoch);
+    } while (count == GIVEN_MOST);
+}
+
+static void limbo_empty(struct front *front, uint64_t passed) {
+  struct segment *segments[GIVEN_MOST];
+  unsigned count;
+  do {
     uint64_t epoch = 0;
-    unsigned count = shelf_clear(shelf, segments, &epoch, SHELF_BLOCKS);
-    pool_give(pool, front->generation, segments, count, epoch);
-  }
-  while (front->limbo_count > 0) {
-    uint64_t epoch = front->limbo[front->limbo_first].epoch;
-    segments[0] = limbo_pull(front);
-    pool_give(pool, front->generation, segments, 1, epoch);
-  }
+    count = limbo_clear(front, passed, segments, &epoch);
+    pool_give(front->pool, front->generation, segments, count, epoch);
+  } while (count == GIVEN_MOST);
+}
+
+/* Empties a front into its pool; of what was freed, what was in the epoch or earlier.  Nobody is inside it, and the
+ * pool is not past the end of its fronts. */
+static void front_empty(struct front *front, uint64_t passed) {
+  for (unsigned i = 0; i < SLAB_CLASSES; i++)
+    magazine_empty(front, i, passed);
+  shelves_empty(front, passed);
+  limbo_empty(front, passed);
+  if (passed < EVERY_EPOCH) /* what is in excess, its thread gives back in a moment */
+    return;
   if (front->excess.segment != NULL)
-    pool_give(pool, front->generation, &front->excess.segment, 1, front->excess.epoch);
+    pool_give(front->pool, front->generation, &front->excess.segment, 1, front->excess.epoch);
   front->excess = (struct kept){0};
 }
 
@@ -1568,13 +1659,13 @@ static void numbers_add(const struct front *front, struct pool_front_sum *sum) {
     sum->hits[i] += count_of(&numbers->hits[i]);
   for (unsigned i = 0; i < SLAB_CLASSES; i++) {
     const struct magazine *magazine = &front->magazines[i];
-    uint64_t mallocs = count_of(&magazine->mallocs), frees = count_of(&magazine->frees);
+    uint64_t mallocs = magazine_mallocs(magazine), frees = magazine_frees(magazine);
     sum->hits[FRONT_HIT_MAGAZINE] += mallocs;
     sum->frees += frees;
     sum->live_small_count += mallocs - frees;
     sum->live_small_bytes += (mallocs - frees) * slab_class_bytes(i);
-    sum->requested_bytes +=
-        (mallocs - frees) * slab_class_bytes(i) - ((size_t)number_of(&magazine->slack) << slab_code_shift(i));
+    uint64_t left_over = (uint64_t)number_of(&magazine->codes) - (mallocs - frees); /* in steps, see slab_code */
+    sum->requested_bytes += (mallocs - frees) * slab_class_bytes(i) - (left_over << slab_code_shift(i));
   }
 }
 
@@ -1603,19 +1694,22 @@ static void orphans_free(struct fronts *fronts) {
 static void fronts_empty(struct mam_pool *pool) {
   fronts_freeze(pool);
   for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool)
-    front_empty(front);
+    front_empty(front, EVERY_EPOCH);
   orphans_free(pool->fronts);
   fronts_thaw(pool);
 }
 
-/* One after the other, so that a thread is kept out for as long as its own front takes, not for all of them. */
+/* One after the other, so that a thread is kept out for as long as its own front takes, not for all of them.  Under the
+ * fenced rule, only of what has passed: the rest helps nobody yet, and to move thousands of blocks through the pool's
+ * lock beside a running kernel took a millisecond. */
 static void fronts_empty_in_turn(struct mam_pool *pool) {
+  uint64_t passed = pool->config.reuse == MAM_REUSE_FENCED ? reuse_passed(pool->reuse) : EVERY_EPOCH;
   pthread_mutex_lock(&pool->fronts->lock);
   for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool) {
     biased_other_want(&front->lock);
     biased_barrier();
     biased_other_await(&front->lock);
-    front_empty(front);
+    front_empty(front, passed);
     biased_other_leave(&front->lock);
   }
   pthread_mutex_unlock(&pool->fronts->lock);
@@ -1638,7 +1732,7 @@ static bool fronts_collect(struct mam_pool *pool, bool all) {
 static void front_leave_pool(struct front *front, struct mam_pool *pool) {
   pthread_mutex_lock(&pool->fronts->lock);
   if (front->pool == pool) { /* else the pool ended first; it changes under the fronts' lock */
-    front_empty(front);
+    front_empty(front, EVERY_EPOCH);
     front_unlink(pool->fronts, front);
   }
   pthread_mutex_unlock(&pool->fronts->lock);
@@ -1710,7 +1804,10 @@ static void front_detach(struct front *front) {
   front->limbo_count = 0;
   front->excess = (struct kept){0};
   for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
-    shelf->count = 0;
+    ring_empty(shelf);
+  if (front->owns)
+    memset(front->owned, 0, sizeof front->owned);
+  front->owns = false;
   front->crowd = 0;
   front->binning = false;
   front->pool = NULL;
@@ -1761,8 +1858,9 @@ static void front_add_kept(struct front *front, struct pool_front_sum *sum) {
   uint64_t passed = reuse_passed(front->reuse);
   const struct shelf *shelf;
   for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++) {
-    for (unsigned j = 0; j < shelf->count; j++)
-      kept_add(&shelf->ring[(shelf->first + j) & (shelf->room - 1)], passed, sum);
+    struct kept *kept = shelf->oldest;
+    for (unsigned j = 0; j < shelf->count; j++, kept = ring_after(shelf, kept))
+      kept_add(kept, passed, sum);
   }
   for (unsigned j = 0; j < front->limbo_count; j++)
     kept_add(&front->limbo[(front->limbo_first + j) % LIMBO_BLOCKS], passed, sum);

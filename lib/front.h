@@ -45,7 +45,7 @@ cudaError_t front_malloc_stream(const struct front_request *request, uint64_t st
 
 /* A free, in the same two steps; errors are pool_free's.  *emptied as there.  By the quick one the block was freed, or
  * not; if it was, it may have to be looked whether the pool is empty (front_zero). */
-enum front_freed { FRONT_FREED_NOT, FRONT_FREED_NO_ROOM, FRONT_FREED, FRONT_FREED_ZERO };
+enum front_freed { FRONT_FREED, FRONT_FREED_ZERO, FRONT_FREED_NO_ROOM, FRONT_FREED_NOT }; /* the last two: it was not */
 enum front_freed front_free_quick(uintptr_t address);
 cudaError_t front_free(uintptr_t address, struct pool_emptied *emptied);
 void front_zero(struct pool_emptied *emptied);

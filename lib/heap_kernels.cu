@@ -85,6 +85,7 @@ extern "C" __global__ void mam_kernel_warp_end(struct mam_heap_control *control,
   control->answer = 0;
   if (mam_block_bytes(control, (mam_u64)warp) < sizeof *warp || !mam_warp_is(warp) || warp->control != control)
     return;
+  warp->largest = 0;
   mam_warp_flush(warp, warp->list, mam_lanes_alone());
   mam_warp_flush(warp, warp->early, mam_lanes_alone());
   mam_warp_vanish(warp);

@@ -19,21 +19,34 @@ static mam_u64 *word_of(const struct heap_view *view, mam_u64 address, mam_u32 c
   return NULL;
 }
 
-/* Headers of warp heaps that wait for their next user. */
-static void settle_parks(struct heap_view *view) {
-  for (mam_u32 i = 0; i < view->control->heap.parks; i++) {
-    mam_u64 address = mam_parks(view->control)[i];
-    for (mam_u32 j = 0; j < view->count; j++) {
-      struct mam_area area = view->areas[j];
-      mam_u64 offset = address - area.base;
-      if (address == 0 || offset >= (mam_u64)area.page_count << MAM_PAGE_SHIFT)
-        continue;
-      mam_u32 entry = mam_area_entries(area)[offset >> MAM_PAGE_SHIFT];
+/* A block that a park holds: no live one. */
+static void settle_parked(struct heap_view *view, mam_u64 address) {
+  for (mam_u32 i = 0; i < view->count; i++) {
+    struct mam_area area = view->areas[i];
+    mam_u64 offset = address - area.base;
+    mam_u32 page = (mam_u32)(offset >> MAM_PAGE_SHIFT);
+    if (offset >> MAM_PAGE_SHIFT >= area.page_count)
+      continue;
+    mam_u32 entry = mam_area_entries(area)[page];
+    view->held_count++;
+    if (entry == MAM_ENTRY_RUN)
+      area.words[(size_t)page * MAM_PAGE_WORDS] = 0; /* its pages stay taken */
+    else {
       struct mam_bit bit = mam_bit_of(offset, entry);
       area.words[bit.word] &= ~(1ull << bit.bit);
-      view->held_count++;
       view->held_bytes += mam_class_bytes((entry & 63) - 1);
     }
+  }
+}
+
+/* Headers of warp heaps, and superblocks, that wait for their next user. */
+static void settle_parks(struct heap_view *view) {
+  const mam_u64 *parks = mam_parks(view->control);
+  for (mam_u32 i = 0; i < view->control->heap.parks; i++, parks += MAM_PARK_WORDS) {
+    if (parks[0] != 0)
+      settle_parked(view, parks[0]);
+    if (mam_park_address(parks[1]) != 0)
+      settle_parked(view, mam_park_address(parks[1]));
   }
 }
 

@@ -22,7 +22,7 @@ struct page_map_leaf {
   _Atomic(struct slab *) slabs[1 << PAGE_MAP_LEAF_BITS];
 };
 
-extern _Atomic(struct page_map_leaf *) page_map_top[1 << PAGE_MAP_TOP_BITS];
+extern _Atomic(struct page_map_leaf *) page_map_top[1 << PAGE_MAP_TOP_BITS] __attribute__((visibility("hidden")));
 
 /* The slab at an address, NULL if there is none. */
 static inline struct slab *page_map_find(uintptr_t address) {

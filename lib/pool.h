@@ -119,6 +119,7 @@ struct mam_pool {
   _Atomic size_t limit_hint;   /* held_bytes, limit_bytes */
   _Atomic bool reports_empty;  /* lazy and not watched: the last free reports it */
   _Atomic bool wants_watch;    /* lazy, not watched, and of several threads: api.c is to watch it */
+  _Atomic uint64_t growths;    /* growths and trims that have ended */
   _Atomic size_t live_by_class[POOL_SMALL_CLASSES]; /* used segments by the slab class they could have been of */
 
   struct fronts *fronts;                       /* front.c's; kept with the struct once it is there, as the next */

@@ -9,11 +9,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "mutex.h"
 #include "pool.h"
 
 /* ---- The lock ---- */
 
-static inline void pool_lock(struct mam_pool *pool) { pthread_mutex_lock(&pool->lock); }
+static inline void pool_lock(struct mam_pool *pool) { mutex_lock(&pool->lock); }
 
 static inline void pool_unlock(struct mam_pool *pool) {
 #ifdef MAM_CHECKS

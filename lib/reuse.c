@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "error.h"
+#include "mutex.h"
 
 static _Atomic(struct reuse *) all;                          /* appended to under all_lock, never shortened */
 static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER; /* of all, and of users going from and to 0 */
@@ -218,7 +219,7 @@ static void host_advance_locked(struct reuse *reuse) {
 bool reuse_reach(struct reuse *reuse, uint64_t epoch) {
   if (reuse_passed(reuse) >= epoch)
     return true;
-  pthread_mutex_lock(&reuse->lock);
+  mutex_lock(&reuse->lock);
   if (reuse_passed(reuse) < epoch) {
     if (reuse_can_fence(reuse))
       advance_locked(reuse, epoch);

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "mutex.h"
+
 enum {
   BATCHES_KEPT = 16,    /* resting in a depot; more are put back into their slabs, */
   BATCHES_RETURNED = 4, /* so many with each that comes: after a long kernel, a hundred thousand may have passed */
@@ -30,7 +32,7 @@ static void slab_count_add(struct depot *depot, int change) {
 /* ---- Batches ---- */
 
 struct batch *slab_shell_take(struct depot *depot) {
-  pthread_mutex_lock(depot->lock);
+  mutex_lock(depot->lock);
   struct batch *shell = depot->shells;
   if (shell != NULL)
     depot->shells = shell->next;
@@ -50,7 +52,7 @@ static void shell_give_locked(struct depot *depot, struct batch *shell) {
 void slab_shell_give(struct depot *depot, struct batch *shell) {
   if (shell == NULL)
     return;
-  pthread_mutex_lock(depot->lock);
+  mutex_lock(depot->lock);
   shell_give_locked(depot, shell);
   pthread_mutex_unlock(depot->lock);
 }
@@ -91,7 +93,8 @@ static uint32_t slab_block_count(const struct slab *slab) { /* relaxed: under th
 static bool slab_make_room(struct slab *slab, uint32_t blocks) {
   if (blocks <= slab->room)
     return true;
-  size_t cells = (blocks + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES, bytes = slab_exact != NULL ? 2 * cells : cells;
+  size_t cells = (blocks + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
+  size_t bytes = slab_exact != NULL ? SLAB_BLOCKS_MOST + cells : cells;
   size_t words_bytes = cells / WORD_BITS * sizeof(uint64_t), all = bytes + words_bytes + sizeof(void *);
   all = (all + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
   char *room = aligned_alloc(LINE_BYTES, all);
@@ -232,7 +235,7 @@ static size_t spans_give(struct mam_pool *pool, struct slab_list *empty) {
 
 static size_t batches_return(struct mam_pool *pool, struct depot *depot, unsigned keep, unsigned *most) {
   struct slab_list empty = TAILQ_HEAD_INITIALIZER(empty);
-  pthread_mutex_lock(depot->lock);
+  mutex_lock(depot->lock);
   batches_return_locked(depot, reuse_passed(pool->reuse), keep, most, &empty);
   if (keep == 0)
     slabs_unused_locked(depot, &empty);
@@ -245,7 +248,7 @@ size_t slab_reclaim(struct mam_pool *pool, struct depot *depot, unsigned *most) 
 }
 
 void slab_rest(struct mam_pool *pool, struct depot *depot, struct batch *batch, bool at_once) {
-  pthread_mutex_lock(depot->lock);
+  mutex_lock(depot->lock);
   batch_push_locked(depot, batch, at_once);
   bool many = depot->batch_count > 2 * BATCHES_KEPT;
   unsigned most = BATCHES_RETURNED;
@@ -282,7 +285,7 @@ static bool slab_add(struct mam_pool *pool, struct depot *depot, unsigned class)
     pool_span_give(pool, base, true);
     return false;
   }
-  pthread_mutex_lock(depot->lock);
+  mutex_lock(depot->lock);
   TAILQ_INSERT_HEAD(&depot->slabs, slab, link);
   slab_count_add(depot, 1);
   /* release: the carved slab; pairs with the acquire in slab_free_block */
@@ -293,7 +296,7 @@ static bool slab_add(struct mam_pool *pool, struct depot *depot, unsigned class)
 
 /* What rests has first claim if a fence frees it without waiting: it was used a moment ago, a new slab never was. */
 static bool resting_passes(struct mam_pool *pool, struct depot *depot) {
-  pthread_mutex_lock(depot->lock);
+  mutex_lock(depot->lock);
   uint64_t epoch = depot->first != NULL ? depot->first->epoch : UINT64_MAX;
   pthread_mutex_unlock(depot->lock);
   return epoch != UINT64_MAX && reuse_reach(pool->reuse, epoch);
@@ -301,7 +304,7 @@ static bool resting_passes(struct mam_pool *pool, struct depot *depot) {
 
 struct batch *slab_refill(struct mam_pool *pool, struct depot *depot, unsigned class) {
   for (;;) {
-    pthread_mutex_lock(depot->lock);
+    mutex_lock(depot->lock);
     struct batch *batch = refill_locked(pool, depot);
     pthread_mutex_unlock(depot->lock);
     if (batch != NULL)

@@ -26,12 +26,14 @@ enum {
   SLAB_UNITS_MOST = 64, /* of a block: 32 KiB */
   SLAB_BLOCK_MOST_BYTES = SLAB_UNITS_MOST * SLAB_UNIT_BYTES,
   SLAB_CLASSES = 32, /* steps of 512 B up to 8 KiB, of 1 KiB up to 16, of 2 KiB up to 32: at most an eighth is lost */
-  SLAB_BATCH = 64    /* blocks that change hands at once: what a fence is shared by, at least */
+  SLAB_BATCH = 64,   /* blocks that change hands at once: what a fence is shared by, at least */
+  SLAB_BLOCKS_MOST = SLAB_BYTES / SLAB_UNIT_BYTES
 };
 
-/* Under libmam_preload, the address of something: then each block has a second byte, for what its code leaves out, so
- * that it can be told exactly what was asked for.  Constant before any code runs. */
-extern const void *const slab_exact;
+/* Under libmam_preload, the address of something: then each block has a second byte, SLAB_BLOCKS_MOST bytes after the
+ * first, for what its code leaves out, so that it can be told exactly what was asked for.  Constant before any code
+ * runs. */
+extern const void *const slab_exact __attribute__((visibility("hidden")));
 
 /* A block that is not live, and where that is written: an allocation then need not look for it. */
 struct slab_block {
@@ -108,7 +110,7 @@ static inline uint32_t slab_index(const struct slab *slab, uintptr_t address) {
 
 static inline _Atomic uint8_t *slab_live(const struct slab *slab, uint32_t index) {
   /* relaxed: see slab_index */
-  return &atomic_load_explicit(&slab->live, memory_order_relaxed)[slab_exact != NULL ? 2 * index : index];
+  return &atomic_load_explicit(&slab->live, memory_order_relaxed)[index];
 }
 
 static inline unsigned slab_class_of(const struct slab *slab) {
@@ -122,17 +124,17 @@ static inline size_t slab_block_bytes(const struct slab *slab) { /* relaxed: as 
 /* What was asked for, as one byte: 1 and what is left over of the block in steps of a 128th of the class's spacing. */
 static inline unsigned slab_code_shift(unsigned class) { return class < 16 ? 2 : class < 24 ? 3 : 4; }
 
-static inline uint8_t slab_code(uint32_t left_over, uint32_t shift) { return (uint8_t)(1 + (left_over >> shift)); }
+static inline uint32_t slab_code(uint32_t left_over, uint32_t shift) { return 1 + (left_over >> shift); }
 
-/* What the code leaves out, into the byte after the block's, which the code is written to next. */
+/* What the code leaves out; the code itself is written next. */
 static inline void slab_exact_write(_Atomic uint8_t *live, uint32_t rest) {
-  atomic_store_explicit(live + 1, (uint8_t)rest, memory_order_relaxed); /* relaxed: as the code */
+  atomic_store_explicit(live + SLAB_BLOCKS_MOST, (uint8_t)rest, memory_order_relaxed); /* relaxed: as the code */
 }
 
 /* What was asked for by a code's block, exactly if that was written. */
 static inline size_t slab_requested_bytes(const _Atomic uint8_t *live, unsigned class, uint8_t code) {
   /* relaxed: as the code */
-  size_t rest = slab_exact != NULL ? atomic_load_explicit(live + 1, memory_order_relaxed) : 0;
+  size_t rest = slab_exact != NULL ? atomic_load_explicit(live + SLAB_BLOCKS_MOST, memory_order_relaxed) : 0;
   return slab_class_bytes(class) - ((size_t)(code - 1) << slab_code_shift(class)) - rest;
 }
 

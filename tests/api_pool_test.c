@@ -506,17 +506,42 @@ START_TEST(growth_beside_work_takes_one_mapping) {
   options.limit_bytes = 512 * MIB;
   MAM_Pool pool = pool_with(options);
   char *idle = block_of(pool, 32 * MIB);
-  ck_assert_uint_eq(fake_calls("cuMemMap"), 4);
+  ck_assert_uint_eq(fake_calls("cuMemMap"), 2);
   fake_submit(options.context);
   OK(MAM_CudaFree(idle));
   (void)block_of(pool, 32 * MIB);
-  ck_assert_uint_eq(fake_calls("cuMemMap"), 5);
+  ck_assert_uint_eq(fake_calls("cuMemMap"), 3);
   (void)block_of(pool, 128 * MIB);
-  ck_assert_uint_eq(fake_calls("cuMemMap"), 6);
+  ck_assert_uint_eq(fake_calls("cuMemMap"), 4);
   ck_assert(fake_pending(options.context));
   fake_finish(options.context);
   ck_assert_ptr_eq(block_of(pool, 32 * MIB), idle);
-  ck_assert_uint_eq(fake_calls("cuMemMap"), 6);
+  ck_assert_uint_eq(fake_calls("cuMemMap"), 4);
+  assert_adds_up(pool);
+}
+END_TEST
+
+/* A pool that grows beside work takes back what threads keep and the GPU is done with.  The rest would serve nobody. */
+START_TEST(growth_leaves_threads_what_the_gpu_still_uses) {
+  MAM_PoolOptions options = options_with(0);
+  options.context = use_primary(0);
+  options.source = MAM_SOURCE_VMM;
+  options.limit_bytes = 512 * MIB;
+  MAM_Pool pool = pool_with(options);
+  void *early = fake_stream_create(FAKE_STREAM_NON_BLOCKING), *late = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  const struct fake_range done = {block_of(pool, 3 * MIB), 3 * MIB}, used = {block_of(pool, 5 * MIB), 5 * MIB};
+  ck_assert(fake_launch(early, &done, 1));
+  OK(MAM_CudaFree((void *)done.address));
+  (void)block_of(pool, 64 * MIB); /* with a fence, which is not passed now */
+  ck_assert_uint_eq(info_of(pool).cached_bytes, 3 * MIB);
+  ck_assert(fake_launch(late, &used, 1));
+  OK(MAM_CudaFree((void *)used.address));
+  fake_finish_stream(early);
+  (void)block_of(pool, 64 * MIB);
+  ck_assert_uint_eq(info_of(pool).cached_bytes, 5 * MIB);
+  ck_assert_ptr_eq(block_of(pool, 3 * MIB), done.address);
+  fake_finish(options.context);
+  ck_assert_ptr_eq(block_of(pool, 5 * MIB), used.address);
   assert_adds_up(pool);
 }
 END_TEST
@@ -997,6 +1022,7 @@ int main(void) {
   tcase_add_test(tcase, no_free_synchronises_with_fences);
   tcase_add_test(tcase, no_malloc_with_memory_left_synchronises_with_fences);
   tcase_add_test(tcase, growth_beside_work_takes_one_mapping);
+  tcase_add_test(tcase, growth_leaves_threads_what_the_gpu_still_uses);
   tcase_add_test(tcase, immediate_reuse_never_synchronises);
   tcase_add_test(tcase, reuse_of_the_default_pool_by_environment_variable);
   tcase_add_test(tcase, freed_memory_that_waits_joins_its_neighbours_afterwards);

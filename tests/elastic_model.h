@@ -79,11 +79,11 @@ static bool elastic_would_do(struct elastic_model *model, unsigned granule, unsi
   return fits;
 }
 
-/* Maps a run in at most four pieces; from 17 granules on in 32, of two granules at least; all but the last of one size,
+/* Maps a run in at most two pieces; from 17 granules on in 32, of four granules at least; all but the last of one size,
  * which is a power of two. */
 static void elastic_map(struct elastic_model *model, unsigned granule, unsigned count) {
-  unsigned piece = count > 16 ? 2 : 1;
-  while ((count > 16 ? 32 : 4) * piece < count)
+  unsigned piece = count > 16 ? 4 : 1;
+  while ((count > 16 ? 32 : 2) * piece < count)
     piece *= 2;
   elastic_fill(model, granule, count, ELASTIC_FREE);
   for (unsigned done = 0; done < count; done += piece)

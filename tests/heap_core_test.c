@@ -308,6 +308,30 @@ static bool in_a_superblock(const char *block, size_t bytes) {
 }
 
 /* Whatever the search for pages has learned in a large superblock, it stays within a small one. */
+/* What waits in parks of warp heaps, of chunks' and of runs' sizes, goes to who has no other memory; and so do pages
+ * when only they do. */
+START_TEST(a_full_heap_takes_what_waits) {
+  const mam_u32 sizes[] = {32 << 10, 128 << 10};
+  const size_t wanted = _i == 0 ? 4096 : 40 << 10;
+  model = heap_model_create(4 * MIB, 8);
+  unsigned before = fill(wanted), after;
+  free_all(before);
+  ck_assert_uint_ge(model->control->heap.parks, 8);
+  for (unsigned i = 0; i < 8; i++) {
+    mam_u64 block = (mam_u64)(uintptr_t)heap_model_malloc(model, sizes[i % 2], 0);
+    ck_assert_uint_ne(block, 0);
+    mam_parks(model->control)[MAM_PARK_WORDS * i + 1] = block << 16 | sizes[i % 2] / 16;
+    model->control->parked += sizes[i % 2] / 16;
+  }
+  after = fill(wanted);
+  ck_assert_uint_ge(after * 100, before * 97);
+  ck_assert_uint_eq(model->control->parked, 0);
+  for (unsigned i = 0; i < 8; i++)
+    ck_assert_uint_eq(mam_parks(model->control)[MAM_PARK_WORDS * i + 1], 0);
+  free_all(after);
+}
+END_TEST
+
 START_TEST(superblocks_of_different_sizes_are_kept_apart) {
   model = heap_model_create(MIB, 2);
   heap_model_grow(model, 64 * MIB);
@@ -375,6 +399,7 @@ int main(void) {
   tcase_add_loop_test(tests, pages_of_one_size_serve_another, 0, 2);
   tcase_add_test(tests, the_largest_run_is_the_superblock);
   tcase_add_test(tests, a_heap_grows_while_it_is_full);
+  tcase_add_loop_test(tests, a_full_heap_takes_what_waits, 0, 2);
   tcase_add_test(tests, superblocks_of_different_sizes_are_kept_apart);
   tcase_add_loop_test(tests, long_runs_of_a_lazy_heap_are_apart_and_come_back, 0, 2);
   tcase_add_loop_test(tests, random_operations_keep_every_block_whole, 0, 2);

@@ -9,6 +9,8 @@
 #include <stdint.h>
 
 static void step(void);
+static uint32_t random_below(uint32_t bound);
+#define MAM_ATOMICS_SALT() random_below(64)
 #define MAM_ATOMICS_STEP() step()
 #define MAM_ATOMICS_SEEN(value) (value)
 #define MAM_ATOMICS_PAUSE() step()

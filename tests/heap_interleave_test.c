@@ -4,9 +4,7 @@
  * anew, one atomic operation at a time.
  *
  * The threads are coroutines on one thread (sequentially consistent: what weaker orders could add is argued in
- * ARCHITECTURE.md) and stop before each atomic operation.  A run is a string of choices, tried depth first, each from
- * the same beginning.  A thread is what it has read: where the same memory and the same readings come again, the rest
- * of the run is known and left out.
+ * ARCHITECTURE.md) and stop before each atomic operation.  What a thread has read says where it is.
  */
 #include <stdbool.h>
 #include <stddef.h>
@@ -20,48 +18,28 @@ static uint64_t seen(uint64_t value);
 #define MAM_SCARCE_ROUNDS 1 /* each round more multiplies the states */
 static void waits(void);
 
-#include <check.h>
-#include <stdio.h>
-#include <ucontext.h>
-
 #include "heap_model.h"
+#include "interleave.h"
 #include "run_suite.h"
 
-enum { THREADS = 3, STACK_BYTES = 64 * 1024, CHOICES = 1000, BLOCKS = 8, HEAP_BYTES = 24 * MAM_PAGE_BYTES };
+enum { THREADS = 3, BLOCKS = 8, HEAP_BYTES = 24 * MAM_PAGE_BYTES };
 enum { CLASS_A = 19, CLASS_B = 20 }; /* 1024 and 1280 bytes: 32 chunks, one usage word */
 
-/* Sanitizers do not follow a thread from stack to stack. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { SANITIZED = true };
-#elif defined(__has_feature)
-enum { SANITIZED = __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) };
-#else
-enum { SANITIZED = false };
-#endif
+/* ---- Threads ---- */
 
-/* ---- Coroutines ---- */
-
-static ucontext_t scheduler, contexts[THREADS];
-static _Alignas(16) char stacks[THREADS][STACK_BYTES];
-static bool alive[THREADS];
 static uint64_t readings[THREADS];
-static int running = -1; /* -1: none, the main program */
-
-static uint64_t mix(uint64_t hash, uint64_t value) {
-  hash = (hash + 0x632be59bd9b4e019u + value) * 0x9e3779b97f4a7c15u; /* not 0 for 0 */
-  return hash ^ hash >> 29;
-}
 
 static void step(void) {
-  if (running < 0)
+  if (coroutine_running < 0)
     return;
-  readings[running] = mix(readings[running], 0); /* where the thread is: some steps read nothing */
-  (void)swapcontext(&contexts[running], &scheduler);
+  readings[coroutine_running] =
+      interleave_mix(readings[coroutine_running], 0); /* where the thread is: some steps read nothing */
+  coroutine_yield();
 }
 
 static uint64_t seen(uint64_t value) {
-  if (running >= 0)
-    readings[running] = mix(readings[running], value + 1);
+  if (coroutine_running >= 0)
+    readings[coroutine_running] = interleave_mix(readings[coroutine_running], value + 1);
   return value;
 }
 
@@ -71,16 +49,16 @@ static uint64_t waits_since[THREADS];
 static uint64_t memory_hash(void);
 
 static void waits(void) {
-  if (running < 0)
+  if (coroutine_running < 0)
     return;
-  waiting[running] = true;
-  waits_since[running] = memory_hash();
+  waiting[coroutine_running] = true;
+  waits_since[coroutine_running] = memory_hash();
 }
 
 static bool can_go(int which) {
-  if (alive[which] && waiting[which] && waits_since[which] != memory_hash())
+  if (coroutine_lives[which] && waiting[which] && waits_since[which] != memory_hash())
     waiting[which] = false;
-  return alive[which] && !waiting[which];
+  return coroutine_lives[which] && !waiting[which];
 }
 
 /* ---- A scenario ---- */
@@ -106,7 +84,7 @@ static const struct scenario *scenario;
 
 static void hold(void *block) {
   if (block != NULL)
-    threads[running].blocks[threads[running].count++] = block;
+    threads[coroutine_running].blocks[threads[coroutine_running].count++] = block;
 }
 
 static void claim_by_recycling(mam_u32 size_class) {
@@ -218,140 +196,66 @@ static const char *judge(void) {
 
 /* ---- All interleavings ---- */
 
-enum { KNOWN = 1 << 22 };
-static uint64_t *known; /* hashes of states that were seen, 0: none */
-static size_t known_count;
-
-static bool is_known(uint64_t hash) {
-  hash |= hash == 0;
-  size_t i = hash % KNOWN;
-  while (known[i] != 0 && known[i] != hash)
-    i = (i + 1) % KNOWN;
-  if (known[i] == hash)
-    return true;
-  if (++known_count > KNOWN / 2)
-    ck_abort_msg("%s has too many states", scenario->name);
-  known[i] = hash;
-  return false;
-}
-
 static uint64_t memory_hash(void) {
   struct mam_area area = model->control->superblocks[0];
   const mam_u64 *memory = area.words;
   size_t words = (size_t)((mam_u64 *)mam_area_entries(area) - memory);
   uint64_t hash = memory[-1];
   for (size_t i = 0; i < words; i++)
-    hash = mix(hash, memory[i] + i);
+    hash = interleave_mix(hash, memory[i] + i);
   for (mam_u32 i = 0; i < model->control->heap.slot_count * MAM_HEAP_KINDS; i++)
-    hash = mix(hash, model->control->heap.slots[i]);
+    hash = interleave_mix(hash, model->control->heap.slots[i]);
   for (mam_u32 page = 0; page < area.page_count; page++)
-    hash = mix(hash, mam_area_rings(area)[page]);
-  hash = mix(hash, model->control->mode | (uint64_t)model->control->sweep_next << 8 |
-                       (uint64_t)model->control->sweep_done << 32);
-  hash = mix(hash, model->control->opening[0] | (uint64_t)model->control->opening[MAM_HEAP_KINDS] << 32);
-  return mix(hash, mam_cursors(model->control)[0]);
+    hash = interleave_mix(hash, mam_area_rings(area)[page]);
+  hash = interleave_mix(hash, model->control->mode | (uint64_t)model->control->sweep_next << 8 |
+                                  (uint64_t)model->control->sweep_done << 32);
+  for (unsigned i = 0; i < MAM_OPENINGS; i++)
+    hash = interleave_mix(hash, model->control->opening[i]);
+  return interleave_mix(hash, mam_cursors(model->control)[0]);
 }
 
 static uint64_t state_hash(void) {
   uint64_t hash = memory_hash();
   for (unsigned i = 0; i < scenario->threads; i++)
-    hash = mix(hash, readings[i] * 4 + alive[i] * 2 + waiting[i]);
+    hash = interleave_mix(hash, readings[i] * 4 + coroutine_lives[i] * 2 + waiting[i]);
   return hash;
 }
 
-static unsigned char choices[CHOICES]; /* who goes at each step of the present run */
-static unsigned char tried[CHOICES];   /* who has gone there, in this and in earlier runs, a bit each */
-static unsigned char could[CHOICES];
-static size_t length;
+static void body(int which) { scenario->bodies[which](); }
 
-static void body(int which) {
-  scenario->bodies[which]();
-  alive[which] = false;
-}
-static void body_0(void) { body(0); }
-static void body_1(void) { body(1); }
-static void body_2(void) { body(2); }
-
-static void begin(int which) {
-  static void (*const bodies[THREADS])(void) = {body_0, body_1, body_2};
-  (void)getcontext(&contexts[which]);
-  contexts[which].uc_stack.ss_sp = stacks[which];
-  contexts[which].uc_stack.ss_size = STACK_BYTES;
-  contexts[which].uc_link = &scheduler;
-  makecontext(&contexts[which], bodies[which], 0);
-  alive[which] = true;
-  waiting[which] = false;
-  readings[which] = (uint64_t)which;
-}
-
-/* Runs the string of choices and, past its end, who can go first; false if the rest is known. */
-static bool run_once(size_t prefix) {
+static void run_begin(void) {
   memset(threads, 0, sizeof threads);
   violation = NULL;
   model->control->heap.lazy = 0;
   mam_area_clear(model->control->superblocks[0], 0, 1);
   mam_slots_clear(model->control, 0, 1);
   memset(model->control->missing, 0, sizeof model->control->missing);
+  memset(model->control->opening, 0, sizeof model->control->opening); /* a run may have been left in between */
   scenario->prepare();
-  for (unsigned i = 0; i < scenario->threads; i++)
-    begin((int)i);
-  for (length = 0;; length++) {
-    unsigned can = 0, living = 0;
-    for (unsigned i = 0; i < scenario->threads; i++) {
-      can |= (unsigned)can_go((int)i) << i;
-      living |= (unsigned)alive[i] << i;
-    }
-    if (living == 0)
-      return true;
-    if (can == 0)
-      can = living;
-    if (length >= prefix && is_known(state_hash()))
-      return false;
-    if (length + 1 == CHOICES)
-      ck_abort_msg("a run of %s is longer than any should be", scenario->name);
-    unsigned who = length < prefix ? choices[length] : mam_lowest_u32(can);
-    if (length >= prefix) {
-      choices[length] = (unsigned char)who;
-      tried[length] = (unsigned char)(1u << who);
-      could[length] = (unsigned char)can;
-    }
-    running = (int)who;
-    (void)swapcontext(&scheduler, &contexts[who]);
-    running = -1;
+  for (unsigned i = 0; i < scenario->threads; i++) {
+    coroutine_create((int)i, body);
+    waiting[i] = false;
+    readings[i] = i;
   }
 }
 
-/* The longest beginning whose last choice can still be another; 0 if all is done. */
-static size_t next_prefix(void) {
-  for (size_t i = length; i-- > 0;) {
-    unsigned rest = could[i] & ~(unsigned)tried[i];
-    if (rest == 0)
-      continue;
-    choices[i] = (unsigned char)mam_lowest_u32(rest);
-    tried[i] |= (unsigned char)(1u << choices[i]);
-    return i + 1;
+/* Those who do not wait; all who live, if there is none. */
+static unsigned who_can(void) {
+  unsigned can = 0, living = 0;
+  for (unsigned i = 0; i < scenario->threads; i++) {
+    can |= (unsigned)can_go((int)i) << i;
+    living |= (unsigned)coroutine_lives[i] << i;
   }
-  return 0;
+  return can != 0 ? can : living;
 }
 
 /* The first fault that is found, NULL if none; *states: how many there are. */
 static const char *explore(const struct scenario *explored, size_t *states) {
-  size_t prefix = 0, runs = 0;
-  const char *fault = NULL;
+  const struct interleave threads_of_it = {explored->name, run_begin, who_can, coroutine_resume,
+                                           state_hash,     NULL,      judge};
   scenario = explored;
   model = heap_model_create(HEAP_BYTES, 1);
-  known = (uint64_t *)calloc(KNOWN, sizeof *known);
-  known_count = 0;
-  do {
-    bool whole = run_once(prefix);
-    runs++;
-    if (whole)
-      fault = judge();
-  } while (fault == NULL && (prefix = next_prefix()) != 0);
-  *states = known_count;
-  (void)printf("%s: %zu states, %zu runs%s%s\n", scenario->name, known_count, runs, fault ? ", " : "",
-               fault ? fault : "");
-  free(known);
+  const char *fault = interleave_explore(&threads_of_it, states);
   heap_model_destroy(model);
   return fault;
 }
@@ -401,9 +305,10 @@ static void free_and_split_anew(void) {
 }
 static void claim_and_free(void) {
   claim_by_recycling(CLASS_A);
-  if (threads[running].count != 0 && !heap_model_free(model, threads[running].blocks[--threads[running].count]))
+  if (threads[coroutine_running].count != 0 &&
+      !heap_model_free(model, threads[coroutine_running].blocks[--threads[coroutine_running].count]))
     violation = "a block just claimed cannot be freed";
-  threads[running].blocks[threads[running].count] = NULL;
+  threads[coroutine_running].blocks[threads[coroutine_running].count] = NULL;
 }
 static void take_tickets(void) {
   void *blocks[1];
@@ -471,7 +376,7 @@ static void free_run(void) { free_prepared(0); }
 static void free_twice(void) {
   static const char *const both = "two frees of one block both succeeded";
   int freed = heap_model_free(model, prepared[0]);
-  threads[running].unsound = freed != 0;
+  threads[coroutine_running].unsound = freed != 0;
   if (threads[0].unsound && threads[1].unsound)
     violation = both;
 }
@@ -542,7 +447,7 @@ int main(void) {
   Suite *suite = suite_create("heap interleavings");
   TCase *tests = tcase_create("interleavings");
   tcase_set_timeout(tests, 60);
-  if (!SANITIZED) {
+  if (COROUTINES_WORK) {
     tcase_add_loop_test(tests, every_interleaving_keeps_the_heap_whole, 0, sizeof scenarios / sizeof scenarios[0]);
     tcase_add_test(tests, the_papers_stale_chunk_size_is_found);
   }

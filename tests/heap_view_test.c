@@ -155,27 +155,38 @@ START_TEST(drained_slots_hold_nothing) {
 }
 END_TEST
 
-/* Headers of warp heaps that were ended. */
+/* Headers of warp heaps that were ended, and a superblock, which may be a chunk or a run of pages. */
 START_TEST(what_waits_for_its_next_user_is_held_and_is_drained) {
+  const mam_u32 bytes = _i == 0 ? 32 << 10 : 100 << 10;
   MAM_HeapInfo before, info;
   heap_view_info(&view, &before);
   ck_assert_uint_gt(model->control->heap.parks, 0);
-  mam_parks(model->control)[0] = (mam_u64)(uintptr_t)heap_model_malloc(model, 10 << 10, 0);
+  mam_u64 *park = mam_parks(model->control);
+  park[0] = (mam_u64)(uintptr_t)heap_model_malloc(model, 10 << 10, 0);
+  park[1] = (mam_u64)(uintptr_t)heap_model_malloc(model, bytes, 0) << 16 | bytes / 16;
+  ck_assert_uint_eq(mam_park_address(park[1]) & 4095, 0);
+  ck_assert_uint_eq(mam_park_number(park[1]), bytes / 16);
+  park[3] = 77; /* what waited there is in use */
+  model->control->parked = bytes / 16 + 77;
   look_away();
   look();
   heap_view_info(&view, &info);
   ck_assert_uint_eq(info.live_count, before.live_count);
-  ck_assert_uint_gt(info.held_count, before.held_count);
+  ck_assert_uint_eq(info.used_bytes, before.used_bytes);
+  ck_assert_uint_ge(info.held_count, before.held_count + 1);
+  ck_assert_uint_lt(info.free_bytes, before.free_bytes - bytes);
   mam_slots_drain(model->control, 0, 1);
-  ck_assert_uint_eq(mam_parks(model->control)[0], 0);
+  for (unsigned i = 0; i < 4; i++)
+    ck_assert_uint_eq(park[i], 0);
+  ck_assert_uint_eq(model->control->parked, 0);
   look_away();
   look();
   heap_view_info(&view, &info);
   ck_assert_uint_eq(info.live_count, before.live_count);
   ck_assert_uint_eq(info.held_count, 0);
-  mam_parks(model->control)[0] = 1;
+  park[0] = park[1] = model->control->parked = 1;
   mam_slots_clear(model->control, 0, 1);
-  ck_assert_uint_eq(mam_parks(model->control)[0], 0);
+  ck_assert_uint_eq(park[0] | park[1] | model->control->parked, 0);
 }
 END_TEST
 
@@ -245,7 +256,7 @@ int main(void) {
   tcase_add_test(views, numbers_add_up);
   tcase_add_test(views, the_report_is_json_with_the_same_numbers);
   tcase_add_test(views, drained_slots_hold_nothing);
-  tcase_add_test(views, what_waits_for_its_next_user_is_held_and_is_drained);
+  tcase_add_loop_test(views, what_waits_for_its_next_user_is_held_and_is_drained, 0, 2);
   tcase_add_test(views, warp_heaps_without_a_heap_are_refused);
   suite_add_tcase(suite, views);
   tcase_add_test(refusals, what_cannot_be_is_refused);

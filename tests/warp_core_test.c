@@ -351,20 +351,65 @@ END_TEST
 
 /* ---- Waiting for the next user ---- */
 
+static const mam_warp_options parked = {32 * KIB, 4 * KIB, 126, 16, 512 * KIB};
+
+/* A heap's control block, of which headers want to know how much may wait; and a park in which nothing does. */
+static struct mam_heap_control control;
+static mam_u64 park[MAM_PARK_WORDS];
+
+static void park_begin(size_t heap_bytes) {
+  memset(&control, 0, sizeof control);
+  memset(park, 0, sizeof park);
+  control.heap.page_count = (mam_u32)(heap_bytes >> MAM_PAGE_SHIFT);
+}
+
+/* The header that waits in the park, or a new one, for all lanes. */
+static struct mam_warp *park_start(void) {
+  struct mam_warp *warp = mam_warp_find(park, ALL, 5);
+  if (warp != NULL)
+    return warp;
+  mam_u64 block = mam_warp_heap_malloc(NULL, parked.first_bytes);
+  return mam_warp_begin(&control, block, parked, ALL, 5, (mam_u64)(uintptr_t)park);
+}
+
+/* A series of so many bytes by all lanes, whose blocks are live and whole until it ends. */
+static void park_series(size_t bytes) {
+  struct mam_warp *warp = park_start();
+  static char *blocks[4096];
+  unsigned count = 0;
+  for (size_t taken = 0; taken < bytes; taken += 1000, count++) {
+    blocks[count] = take(warp, count % LANES, 1000);
+    memset(blocks[count], (int)(count % 251), 1000);
+  }
+  for (unsigned i = 0; i < count; i++)
+    for (unsigned k = 0; k < 1000; k++)
+      ck_assert_int_eq((unsigned char)blocks[i][k], i % 251);
+  everyone(warp, MAM_WARP_ENDS);
+}
+
+/* What waits beside the park, and is counted. */
+static size_t park_waiting(void) {
+  mam_u64 address = mam_park_address(park[1]);
+  size_t bytes = 16 * (size_t)mam_park_number(park[1]);
+  ck_assert_uint_eq(control.parked, mam_park_number(park[1]));
+  if (address == 0)
+    return 0;
+  ck_assert_uint_eq(warp_model_around(address, bytes)->bytes, bytes);
+  return bytes;
+}
+
 START_TEST(an_ended_header_waits_for_its_next_user) {
-  mam_u64 park = 0;
-  mam_u64 block = mam_warp_heap_malloc(NULL, 4 * KIB);
-  mam_warp_options options = mam_warp_options_sound((mam_warp_options){32 * KIB, 4 * KIB, 126, 16, 32 * KIB});
-  struct mam_warp *warp = mam_warp_begin(NULL, block, options, ALL, 0, (mam_u64)(uintptr_t)&park);
+  park_begin(0);
+  struct mam_warp *warp = park_start();
   for (unsigned i = 0; i < 40; i++)
     (void)take(warp, i % LANES, 1000);
   everyone(warp, MAM_WARP_ENDS);
   ck_assert_uint_eq(warp_model.live, 1);
-  ck_assert_uint_eq(park, (mam_u64)(uintptr_t)warp);
+  ck_assert_uint_eq(park[0], (mam_u64)(uintptr_t)warp);
   ck_assert_int_eq(mam_warp_is(warp), 0); /* nobody's meanwhile */
   ck_assert_ptr_null(warp_model_malloc(warp, 0, 16));
-  ck_assert_ptr_eq(mam_warp_find(&park, 0x100, 5), warp);
-  ck_assert_ptr_null(mam_warp_find(&park, 1, 5));
+  ck_assert_ptr_eq(mam_warp_find(park, 0x100, 5), warp);
+  ck_assert_ptr_null(mam_warp_find(park, 1, 5));
   ck_assert_int_ne(mam_warp_is(warp), 0);
   for (unsigned i = 0; i < 3; i++)
     (void)take(warp, 8, 1000);
@@ -375,15 +420,107 @@ START_TEST(an_ended_header_waits_for_its_next_user) {
 END_TEST
 
 START_TEST(of_two_headers_one_waits) {
-  mam_u64 park = 0;
+  park_begin(0);
   mam_warp_options options = mam_warp_options_sound(tiny);
   for (unsigned i = 0; i < 2; i++) {
     mam_u64 block = mam_warp_heap_malloc(NULL, 512);
-    struct mam_warp *warp = mam_warp_begin(NULL, block, options, 1, 0, (mam_u64)(uintptr_t)&park);
+    struct mam_warp *warp = mam_warp_begin(NULL, block, options, 1, 0, (mam_u64)(uintptr_t)park);
     warp_model_leave(warp, 0, MAM_WARP_ENDS);
     ck_assert_uint_eq(warp_model.live, 1);
-    ck_assert_uint_eq(park, block);
+    ck_assert_uint_eq(park[0], block);
   }
+}
+END_TEST
+
+/* The largest superblock of a series stays, so a second one of the same length asks the heap for less, a third for
+ * nothing; and a shorter one neither. */
+START_TEST(a_superblock_waits_for_the_next_series) {
+  park_begin((size_t)1 << 30);
+  park_series(100 * KIB);
+  ck_assert_uint_eq(park_waiting(), 128 * KIB);
+  ck_assert_uint_eq(warp_model.live, 2);
+  for (unsigned i = 0; i < 5; i++) {
+    size_t before = warp_model.requests;
+    park_series((i == 3 ? 2 : 100) * KIB);
+    ck_assert_uint_eq(warp_model.requests, before);
+    ck_assert_uint_eq(park_waiting(), 128 * KIB);
+    ck_assert_uint_eq(warp_model.live, 2);
+  }
+  park_series(600 * KIB);
+  ck_assert_uint_eq(park_waiting(), 512 * KIB);
+  ck_assert_uint_eq(warp_model.live, 2);
+}
+END_TEST
+
+/* The same for rounds of one header. */
+START_TEST(a_superblock_waits_for_the_next_round) {
+  park_begin((size_t)1 << 30);
+  struct mam_warp *warp = park_start();
+  size_t requests = 0;
+  for (unsigned round = 0; round < 5; round++) {
+    for (unsigned i = 0; i < 30; i++)
+      (void)take(warp, i % LANES, 1000);
+    ck_assert_uint_eq(warp_model.live, 2);
+    ck_assert(round == 0 || warp_model.requests == requests);
+    requests = warp_model.requests;
+    everyone(warp, MAM_WARP_TIDIES);
+    ck_assert_uint_eq(park_waiting(), 32 * KIB);
+  }
+  everyone(warp, MAM_WARP_ENDS);
+}
+END_TEST
+
+/* One that is too small for a request is left; and what waits is an eighth of the heap at most. */
+START_TEST(what_waits_is_a_share_of_the_heap) {
+  park_begin((size_t)1 << 20);
+  park_series(30 * KIB);
+  ck_assert_uint_eq(park_waiting(), 32 * KIB);
+  struct mam_warp *warp = park_start();
+  (void)take(warp, 0, 40 * KIB);
+  ck_assert_uint_eq(park_waiting(), 32 * KIB);
+  everyone(warp, MAM_WARP_ENDS); /* 160 KiB are more than the share */
+  ck_assert_uint_eq(park_waiting(), 32 * KIB);
+  ck_assert_uint_eq(warp_model.live, 2);
+  park_series(100 * KIB);
+  ck_assert_uint_eq(park_waiting(), 128 * KIB);
+  ck_assert_uint_eq(warp_model.live, 2);
+}
+END_TEST
+
+/* Two headers of one park, of which one holds what waited: the larger superblock stays. */
+START_TEST(of_two_superblocks_the_larger_waits) {
+  for (int larger_last = 0; larger_last < 2; larger_last++) {
+    park_begin((size_t)1 << 30);
+    struct mam_warp *warps[2] = {park_start(), park_start()};
+    for (unsigned i = 0; i < 30; i++)
+      (void)take(warps[0], i % LANES, 1000);
+    (void)take(warps[1], 0, 40 * KIB);
+    ck_assert_uint_eq(warp_model.live, 4);
+    everyone(warps[larger_last ? 0 : 1], MAM_WARP_ENDS);
+    everyone(warps[larger_last ? 1 : 0], MAM_WARP_ENDS);
+    ck_assert_uint_eq(park_waiting(), 160 * KIB);
+    ck_assert_uint_eq(warp_model.live, 2);
+    warp_model_begin();
+  }
+}
+END_TEST
+
+/* What was taken from the park and is out is counted until something else takes its place. */
+START_TEST(what_is_handed_over_with_a_header_stays_counted) {
+  park_begin((size_t)1 << 30);
+  park_series(100 * KIB);
+  struct mam_warp *warp = park_start();
+  for (unsigned i = 0; i < 100; i++)
+    (void)take(warp, i % LANES, 1000);
+  for (unsigned lane = 0; lane < LANES; lane++)
+    warp_model_hand_over(warp, lane);
+  ck_assert_uint_eq(park_waiting(), 0);
+  park_series(30 * KIB);
+  ck_assert_uint_eq(park_waiting(), 32 * KIB);
+  ck_assert_int_ne(mam_warp_adopt_by(warp, 1, 7), 0);
+  warp_model_leave(warp, 0, MAM_WARP_ENDS);
+  ck_assert_uint_eq(park_waiting(), 128 * KIB);
+  ck_assert_uint_eq(warp_model.live, 2);
 }
 END_TEST
 
@@ -464,6 +601,11 @@ static Suite *warp_core_suite(void) {
       an_ended_header_says_that_it_is_none,
       an_ended_header_waits_for_its_next_user,
       of_two_headers_one_waits,
+      a_superblock_waits_for_the_next_series,
+      a_superblock_waits_for_the_next_round,
+      what_waits_is_a_share_of_the_heap,
+      of_two_superblocks_the_larger_waits,
+      what_is_handed_over_with_a_header_stays_counted,
       what_was_handed_over_lives_until_it_is_ended,
       one_lane_that_hands_over_is_enough,
       only_what_was_handed_over_is_adopted_and_once,

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
  * Lanes of a warp heap in every interleaving: two and three that allocate, tidy up, end and hand over by themselves,
- * one atomic operation at a time.
+ * one atomic operation at a time; and warps that share a place where headers and superblocks wait.
  *
- * As in heap_interleave_test.c, lanes are coroutines that stop before each atomic operation; runs are strings of
- * choices, depth first; and where the same memory and the same readings come again, the rest is known.
+ * Lanes are coroutines that stop before each atomic operation.  What a lane has read says where it is.
  */
 #include <stdbool.h>
 #include <stddef.h>
@@ -15,25 +14,17 @@ static uint64_t seen(uint64_t value);
 #define MAM_ATOMICS_STEP() step()
 #define MAM_ATOMICS_SEEN(value) seen(value)
 
-#include <stdio.h>
-#include <ucontext.h>
-
+#include "interleave.h"
 #include "run_suite.h"
 #include "warp_model.h"
 
-enum { LANES = 3, STACK_BYTES = 64 * 1024, CHOICES = 2000, HELD = 8, CELLS = 24, CELL_BYTES = 512, KNOWN = 1 << 22 };
-
-/* Sanitizers do not follow a thread from stack to stack. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { SANITIZED = true };
-#elif defined(__has_feature)
-enum { SANITIZED = __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) };
-#else
-enum { SANITIZED = false };
-#endif
+enum { LANES = 3, HELD = 8, CELLS = 24, CELL_BYTES = 512 };
+enum { PAGES = 1 }; /* of the heap, of which an eighth may wait: 512 bytes */
 
 /* A list has one entry, and a superblock room for three requests of 64 bytes: much happens soon. */
 static const mam_warp_options options = {192, 256, 1, 16, 192};
+/* In a park a superblock has room for one request of 100 bytes, and the next for several. */
+static const mam_warp_options parked = {128, 256, 1, 16, CELL_BYTES};
 
 /* ---- Memory: what was freed last comes again first ---- */
 
@@ -54,29 +45,20 @@ static void cell_give(void *address, size_t bytes) {
   cell_is_used[((unsigned char *)address - cells[0]) / CELL_BYTES] = false;
 }
 
-/* ---- Coroutines ---- */
+/* ---- Lanes ---- */
 
-static ucontext_t scheduler, contexts[LANES];
-static _Alignas(16) char stacks[LANES][STACK_BYTES];
-static bool alive[LANES];
 static uint64_t readings[LANES];
-static int running = -1;
-
-static uint64_t mix(uint64_t hash, uint64_t value) {
-  hash = (hash + 0x632be59bd9b4e019u + value) * 0x9e3779b97f4a7c15u;
-  return hash ^ hash >> 29;
-}
 
 static void step(void) {
-  if (running < 0)
+  if (coroutine_running < 0)
     return;
-  readings[running] = mix(readings[running], 0);
-  (void)swapcontext(&contexts[running], &scheduler);
+  readings[coroutine_running] = interleave_mix(readings[coroutine_running], 0);
+  coroutine_yield();
 }
 
 static uint64_t seen(uint64_t value) {
-  if (running >= 0)
-    readings[running] = mix(readings[running], value + 1);
+  if (coroutine_running >= 0)
+    readings[coroutine_running] = interleave_mix(readings[coroutine_running], value + 1);
   return value;
 }
 
@@ -87,6 +69,7 @@ struct scenario {
   unsigned lanes;
   void (*bodies[LANES])(void);
   bool hands_over;
+  enum { NO_PARK, PARK, PARK_OF_EACH } park; /* of one header, or each lane is a warp with headers of its own there */
 };
 
 struct held {
@@ -94,7 +77,9 @@ struct held {
 };
 
 static const struct scenario *scenario;
-static struct mam_warp *warp;
+static struct mam_warp *warp, *own[LANES];
+static struct mam_heap_control control;
+static mam_u64 park[MAM_PARK_WORDS];
 static struct held held[LANES][HELD];
 static unsigned held_count[LANES];
 static const char *violation;
@@ -103,21 +88,36 @@ static void hold(mam_u64 address, mam_u64 bytes) {
   if (address == 0)
     violation = "a request got nothing";
   else
-    held[running][held_count[running]++] = (struct held){address, bytes};
+    held[coroutine_running][held_count[coroutine_running]++] = (struct held){address, bytes};
 }
 
-static void take(mam_u64 bytes) { hold((mam_u64)(uintptr_t)warp_model_malloc(warp, (unsigned)running, bytes), bytes); }
+static struct mam_warp *header(void) { return scenario->park == PARK_OF_EACH ? own[coroutine_running] : warp; }
+
+static void take(mam_u64 bytes) {
+  hold((mam_u64)(uintptr_t)warp_model_malloc(header(), (unsigned)coroutine_running, bytes), bytes);
+}
 
 static void leave(enum mam_warp_leaving how) {
-  held_count[running] = 0;
-  warp_model_leave(warp, (unsigned)running, how);
+  held_count[coroutine_running] = 0;
+  warp_model_leave(header(), (unsigned)coroutine_running, how);
 }
 static void tidy(void) { leave(MAM_WARP_TIDIES); }
 static void end(void) { leave(MAM_WARP_ENDS); }
 static void hand_over(void) {
-  held_count[running] = 0;
-  warp_model_hand_over(warp, (unsigned)running);
+  held_count[coroutine_running] = 0;
+  warp_model_hand_over(warp, (unsigned)coroutine_running);
 }
+
+/* A header of the park's for those lanes: one that waited, or a new one. */
+static struct mam_warp *start_parked(mam_u32 lanes) {
+  struct mam_warp *found = mam_warp_find(park, lanes, 0);
+  if (found != NULL)
+    return found;
+  mam_u64 block = mam_warp_heap_malloc(NULL, parked.first_bytes);
+  return mam_warp_begin(&control, block, mam_warp_options_sound(parked), lanes, 0, (mam_u64)(uintptr_t)park);
+}
+
+static struct mam_warp *start_unparked(mam_u32 lanes) { return warp_model_start(options, lanes); }
 
 /* What a lane holds is in live memory, and nobody else's. */
 static const char *judge(void) {
@@ -143,28 +143,16 @@ static const char *judge_end(void) {
     return "what was handed over cannot be adopted";
   if (scenario->hands_over)
     warp_model_leave(warp, 0, MAM_WARP_ENDS);
+  if (control.parked != mam_park_number(park[1]))
+    return "what waits is not what is counted";
+  if (park[0] != 0)
+    mam_warp_heap_free(NULL, park[0]);
+  if (mam_park_address(park[1]) != 0)
+    mam_warp_heap_free(NULL, mam_park_address(park[1]));
   return warp_model.live != 0 ? "memory was left behind" : judge();
 }
 
 /* ---- All interleavings ---- */
-
-static uint64_t *known;
-static size_t known_count;
-static unsigned char choices[CHOICES], tried[CHOICES], could[CHOICES];
-static size_t length;
-
-static bool is_known(uint64_t hash) {
-  hash |= hash == 0;
-  size_t i = hash % KNOWN;
-  while (known[i] != 0 && known[i] != hash)
-    i = (i + 1) % KNOWN;
-  if (known[i] == hash)
-    return true;
-  if (++known_count > KNOWN / 2)
-    ck_abort_msg("%s has too many states", scenario->name);
-  known[i] = hash;
-  return false;
-}
 
 static uint64_t state_hash(void) {
   uint64_t hash = 0;
@@ -172,100 +160,55 @@ static uint64_t state_hash(void) {
     for (size_t k = 0; cell_is_used[i] && k < CELL_BYTES; k += 8) {
       uint64_t word;
       memcpy(&word, &cells[i][k], sizeof word);
-      hash = mix(hash, word + i);
+      hash = interleave_mix(hash, word + i);
     }
+  if (scenario->park != NO_PARK)
+    hash = interleave_mix(interleave_mix(interleave_mix(hash, park[0]), park[1]), control.parked);
   for (unsigned i = 0; i < scenario->lanes; i++)
-    hash = mix(hash, readings[i] * 2 + alive[i]);
+    hash = interleave_mix(hash, readings[i] * 2 + coroutine_lives[i]);
   return hash;
 }
 
-static void body(int which) {
-  scenario->bodies[which]();
-  alive[which] = false;
-}
-static void body_0(void) { body(0); }
-static void body_1(void) { body(1); }
-static void body_2(void) { body(2); }
-
-static void begin(int which) {
-  static void (*const bodies[LANES])(void) = {body_0, body_1, body_2};
-  (void)getcontext(&contexts[which]);
-  contexts[which].uc_stack.ss_sp = stacks[which];
-  contexts[which].uc_stack.ss_size = STACK_BYTES;
-  contexts[which].uc_link = &scheduler;
-  makecontext(&contexts[which], bodies[which], 0);
-  alive[which] = true;
-  readings[which] = (uint64_t)which;
-  held_count[which] = 0;
-}
+static void body(int which) { scenario->bodies[which](); }
 
 static void memory_begin(void) {
   memset(warp_model.blocks, 0, warp_model.count * sizeof warp_model.blocks[0]); /* cells are not the C library's */
   memset(cell_is_used, 0, sizeof cell_is_used);
   memset(cells, 0, sizeof cells);
+  memset(park, 0, sizeof park);
+  control.parked = 0;
+  control.heap.page_count = PAGES;
   warp_model_begin();
   warp_model.take = cell_take;
   warp_model.give = cell_give;
   violation = NULL;
 }
 
-/* Runs the string of choices and, past its end, who can go first; false if the rest is known. */
-static bool run_once(size_t prefix) {
+static void run_begin(void) {
   memory_begin();
-  warp = warp_model_start(options, (1u << scenario->lanes) - 1);
-  for (unsigned i = 0; i < scenario->lanes; i++)
-    begin((int)i);
-  for (length = 0;; length++) {
-    unsigned can = 0;
-    for (unsigned i = 0; i < scenario->lanes; i++)
-      can |= (unsigned)alive[i] << i;
-    violation = judge();
-    if (can == 0 || violation != NULL)
-      return true;
-    if (length >= prefix && is_known(state_hash()))
-      return false;
-    if (length + 1 == CHOICES)
-      ck_abort_msg("a run of %s is longer than any should be", scenario->name);
-    unsigned who = length < prefix ? choices[length] : mam_lowest_u32(can);
-    if (length >= prefix) {
-      choices[length] = (unsigned char)who;
-      tried[length] = (unsigned char)(1u << who);
-      could[length] = (unsigned char)can;
-    }
-    running = (int)who;
-    (void)swapcontext(&scheduler, &contexts[who]);
-    running = -1;
+  if (scenario->park != PARK_OF_EACH)
+    warp = (scenario->park == PARK ? start_parked : start_unparked)((1u << scenario->lanes) - 1);
+  for (unsigned i = 0; i < scenario->lanes; i++) {
+    coroutine_create((int)i, body);
+    readings[i] = i;
+    held_count[i] = 0;
   }
 }
 
-static size_t next_prefix(void) {
-  for (size_t i = length; i-- > 0;) {
-    unsigned rest = could[i] & ~(unsigned)tried[i];
-    if (rest == 0)
-      continue;
-    choices[i] = (unsigned char)mam_lowest_u32(rest);
-    tried[i] |= (unsigned char)(1u << choices[i]);
-    return i + 1;
-  }
-  return 0;
+static unsigned who_can(void) {
+  unsigned can = 0;
+  for (unsigned i = 0; i < scenario->lanes; i++)
+    can |= (unsigned)coroutine_lives[i] << i;
+  return can;
 }
 
 /* The first fault that is found; NULL if none. */
 static const char *explore(const struct scenario *explored) {
-  size_t prefix = 0, runs = 0;
-  const char *fault = NULL;
-  known = calloc(KNOWN, sizeof *known);
-  ck_assert_ptr_nonnull(known);
-  known_count = 0;
+  const struct interleave lanes = {explored->name, run_begin, who_can, coroutine_resume, state_hash, judge, judge_end};
+  size_t states;
   scenario = explored;
-  do {
-    bool is_whole = run_once(prefix);
-    runs++;
-    fault = violation != NULL ? violation : is_whole ? judge_end() : NULL;
-  } while (fault == NULL && (prefix = next_prefix()) != 0);
-  free(known);
+  const char *fault = interleave_explore(&lanes, &states);
   memory_begin();
-  (void)printf("%s: %zu states, %zu runs: %s\n", scenario->name, known_count, runs, fault == NULL ? "sound" : fault);
   return fault;
 }
 
@@ -317,18 +260,56 @@ static void take_and_hand_over(void) {
   hand_over();
 }
 
+/* A warp of its own in the common place, which needs a superblock there. */
+static void series(mam_u64 bytes) {
+  own[coroutine_running] = start_parked(1u << coroutine_running);
+  take(bytes);
+  end();
+}
+static void series_once(void) { series(100); }
+static void series_twice(void) {
+  series(100);
+  series(100);
+}
+static void series_of_more(void) { series(160); }
+static void series_in_rounds(void) {
+  own[coroutine_running] = start_parked(1u << coroutine_running);
+  take(100);
+  tidy();
+  take(100);
+  end();
+}
+
+/* Somebody who finds no other memory. */
+static void need(void) {
+  mam_u64 block = mam_park_empty(&control, &park[1]);
+  if (block != 0)
+    mam_warp_heap_free(NULL, block);
+}
+static void need_twice(void) {
+  need();
+  need();
+}
+
 static const struct scenario scenarios[] = {
-    {"two that fill superblocks", 2, {take_much_and_end, take_much_and_end, NULL}, false},
-    {"two that are served directly", 2, {take_directly_and_end, take_directly_and_end, NULL}, false},
-    {"two that tidy up", 2, {tidy_between, tidy_between, NULL}, false},
-    {"two that tidy up, one twice", 2, {tidy_twice, tidy_between, NULL}, false},
-    {"one that tidies up and one that ends", 2, {tidy_twice, take_much_and_end, NULL}, false},
-    {"three that take and end", 3, {take_and_end, take_and_end, take_and_end}, false},
-    {"three, one of which tidies up", 3, {tidy_and_take, end, take_and_end}, false},
-    {"three, two of which tidy up", 3, {tidy_and_end, tidy_and_end, end}, false},
-    {"two, one of which hands over", 2, {take_and_hand_over, take_and_end, NULL}, true},
-    {"two that hand over, one early", 2, {take_and_hand_over, tidy_and_hand_over, NULL}, true},
-    {"three, one of which hands over", 3, {hand_over, tidy_and_end, take_and_end}, true},
+    {"two that fill superblocks", 2, {take_much_and_end, take_much_and_end, NULL}, false, NO_PARK},
+    {"two that are served directly", 2, {take_directly_and_end, take_directly_and_end, NULL}, false, NO_PARK},
+    {"two that tidy up", 2, {tidy_between, tidy_between, NULL}, false, NO_PARK},
+    {"two that tidy up, one twice", 2, {tidy_twice, tidy_between, NULL}, false, NO_PARK},
+    {"one that tidies up and one that ends", 2, {tidy_twice, take_much_and_end, NULL}, false, NO_PARK},
+    {"three that take and end", 3, {take_and_end, take_and_end, take_and_end}, false, NO_PARK},
+    {"three, one of which tidies up", 3, {tidy_and_take, end, take_and_end}, false, NO_PARK},
+    {"three, two of which tidy up", 3, {tidy_and_end, tidy_and_end, end}, false, NO_PARK},
+    {"two, one of which hands over", 2, {take_and_hand_over, take_and_end, NULL}, true, NO_PARK},
+    {"two that hand over, one early", 2, {take_and_hand_over, tidy_and_hand_over, NULL}, true, NO_PARK},
+    {"three, one of which hands over", 3, {hand_over, tidy_and_end, take_and_end}, true, NO_PARK},
+    {"two whose superblock waits", 2, {take_much_and_end, take_much_and_end, NULL}, false, PARK},
+    {"two whose superblock waits for their next round", 2, {tidy_and_take, tidy_between, NULL}, false, PARK},
+    {"two warps in one place", 2, {series_twice, series_once, NULL}, false, PARK_OF_EACH},
+    {"two warps in one place, one of which needs more", 2, {series_twice, series_of_more, NULL}, false, PARK_OF_EACH},
+    {"a warp and somebody in need", 2, {series_in_rounds, need_twice, NULL}, false, PARK_OF_EACH},
+    {"two warps in one place and somebody in need", 3, {series_once, series_once, need}, false, PARK_OF_EACH},
+    {"two warps in one place, one in rounds", 2, {series_in_rounds, series_once, NULL}, false, PARK_OF_EACH},
 };
 
 START_TEST(every_interleaving_is_sound) {
@@ -346,7 +327,27 @@ static void early_without_care(void) {
 
 START_TEST(an_early_lane_among_the_others_is_found) {
   static const struct scenario careless = {
-      "an early lane without care", 2, {early_without_care, tidy_between, NULL}, false};
+      "an early lane without care", 2, {early_without_care, tidy_between, NULL}, false, NO_PARK};
+  ck_assert_ptr_nonnull(explore(&careless));
+}
+END_TEST
+
+/* And if a superblock that waits is taken by a look and a store. */
+static void take_waiting_without_care(void) {
+  series(100);
+  mam_u64 there = mam_load_relaxed_u64(&park[1]);
+  if (mam_park_address(there) == 0)
+    return;
+  mam_store_relaxed_u64(&park[1], mam_park_number(there));
+  hold(mam_park_address(there), 100);
+  step();
+  held_count[coroutine_running] = 0;
+  mam_store_relaxed_u64(&park[1], there);
+}
+
+START_TEST(a_superblock_that_two_take_is_found) {
+  static const struct scenario careless = {
+      "a look and a store", 2, {take_waiting_without_care, take_waiting_without_care, NULL}, false, PARK_OF_EACH};
   ck_assert_ptr_nonnull(explore(&careless));
 }
 END_TEST
@@ -355,9 +356,10 @@ static Suite *warp_interleave_suite(void) {
   Suite *suite = suite_create("warp heaps in every interleaving");
   TCase *all = tcase_create("interleavings");
   tcase_set_timeout(all, 120);
-  if (!SANITIZED) {
+  if (COROUTINES_WORK) {
     tcase_add_loop_test(all, every_interleaving_is_sound, 0, sizeof scenarios / sizeof scenarios[0]);
     tcase_add_test(all, an_early_lane_among_the_others_is_found);
+    tcase_add_test(all, a_superblock_that_two_take_is_found);
   }
   suite_add_tcase(suite, all);
   return suite;

@@ -46,7 +46,7 @@ static const struct competitor competitors[] = {
     {"CUDA", "series_cuda", "CUDA", 0, 0, (size_t)1 << 24}, {"warp direct", "series_warp", "MAM", 16, 256, SIZE_MAX},
     {"floor", "series_floor", "floor", 0, 0, SIZE_MAX},
 };
-enum { competitor_count = sizeof competitors / sizeof competitors[0], warp_heap = 0 };
+enum { competitor_count = sizeof competitors / sizeof competitors[0], warp_heap = 0, one_by_one = 1 };
 
 /* A cell's requests. */
 struct series_case {
@@ -71,6 +71,7 @@ struct bench {
   bool quick;
   const char *csv_directory;
   bool chosen[8];
+  bool competes[competitor_count];
   struct machine machine;
   struct heap_gpu gpu;
   struct heap heaps[3]; /* of CUDA, MAM, floor */
@@ -255,8 +256,11 @@ static bool cell_run(struct bench *bench, size_t c, const struct series_case *wh
   *times = (struct times){(double)NAN, (double)NAN, (double)NAN};
   const struct competitor *competitor = &competitors[c];
   const struct player *player = &bench->players[c];
-  if (!cell_fits(competitor, what))
+  if (!bench->competes[c] || !cell_fits(competitor, what))
     return true;
+  /* As if nothing had been allocated before: what others have left behind would count. */
+  if (player->heap->allocator->reset != NULL && !player->heap->allocator->reset(player->heap))
+    return false;
   /* Twice: what is cold the first time would count. */
   return halves_run(bench, competitor, player, what, times) &&
          (times->keep_us > long_us || halves_run(bench, competitor, player, what, times)) &&
@@ -316,6 +320,23 @@ static void table_print(const struct bench *bench, const struct test *test, cons
   report_columns_print(&table, columns, competitor_count);
 }
 
+/* The cell in which warp heaps are slowest beside the same device heap. */
+static void worst_print(const struct series_case *cases, size_t count, const struct times (*times)[competitor_count]) {
+  const struct series_case *worst = NULL;
+  double least = (double)INFINITY;
+  for (size_t i = 0; i < count; i++) {
+    double ratio = times[i][one_by_one].whole_us / times[i][warp_heap].whole_us;
+    if (ratio < least) { /* never, if one of them did not run */
+      least = ratio;
+      worst = &cases[i];
+    }
+  }
+  if (worst != NULL)
+    (void)printf("Least of all cells: %s takes %.2f times as long as %s (%u threads, %u x %u B).\n",
+                 competitors[one_by_one].name, least, competitors[warp_heap].name, worst->threads, worst->count,
+                 worst->bytes);
+}
+
 /* ---- Running ----------------------------------------------------------------------------------------------------- */
 
 static bool test_run(struct bench *bench, const struct test *test) {
@@ -334,6 +355,7 @@ static bool test_run(struct bench *bench, const struct test *test) {
   table_print(bench, test, bench->cases, count, (const struct times(*)[competitor_count])times, false);
   if (test->cases == series_cases)
     table_print(bench, test, bench->cases, count, (const struct times(*)[competitor_count])times, true);
+  worst_print(bench->cases, count, (const struct times(*)[competitor_count])times);
   (void)fflush(stdout);
   return report_csv_close(&csv) && good;
 }
@@ -389,6 +411,7 @@ static _Noreturn void usage_print(void) {
       "no overlap.  What is freed is all that was allocated, in the same kernel.\n"
       "\n"
       "  --test NAME,...        the tests to run; the default is all\n"
+      "  --allocator NAME,...   those to measure, by the names in the tables; the default is all\n"
       "  --csv DIR              write DIR/warp-NAME.csv for each test\n"
       "  --quick                fewer cases and repetitions\n"
       "  --help                 print this and exit\n"
@@ -409,30 +432,41 @@ static _Noreturn void usage_refuse(const char *what, const char *text) {
   exit(exit_usage);
 }
 
-static void tests_choose(struct bench *bench, const char *list) {
+/* Marks the names of a list in chosen; name_of gives each of count names. */
+static void names_choose(const char *list, const char *(*name_of)(size_t), size_t count, bool *chosen) {
   for (const char *word = list; *word != '\0'; word += *word == ',') {
     size_t length = strcspn(word, ","), i = 0;
-    while (i < test_count && (strlen(tests[i].name) != length || strncmp(tests[i].name, word, length) != 0))
+    while (i < count && (strlen(name_of(i)) != length || strncmp(name_of(i), word, length) != 0))
       i++;
-    if (i == test_count)
-      usage_refuse("no such test", word);
-    bench->chosen[i] = true;
+    if (i == count)
+      usage_refuse("no such name", word);
+    chosen[i] = true;
     word += length;
   }
+}
+static const char *test_name(size_t i) { return tests[i].name; }
+static const char *competitor_name(size_t i) { return competitors[i].name; }
+
+/* All, if none was chosen. */
+static void all_choose(bool *chosen, size_t count) {
+  bool any = false;
+  for (size_t i = 0; i < count; i++)
+    any = any || chosen[i];
+  for (size_t i = 0; i < count; i++)
+    chosen[i] = chosen[i] || !any;
 }
 
 static void arguments_parse(struct bench *bench, int argc, char **argv) {
   static const struct option known[] = {
-      {"test", required_argument, NULL, 't'},
-      {"csv", required_argument, NULL, 'c'},
-      {"quick", no_argument, NULL, 'q'},
-      {"help", no_argument, NULL, 'h'},
-      {NULL, 0, NULL, 0},
+      {"test", required_argument, NULL, 't'}, {"allocator", required_argument, NULL, 'a'},
+      {"csv", required_argument, NULL, 'c'},  {"quick", no_argument, NULL, 'q'},
+      {"help", no_argument, NULL, 'h'},       {NULL, 0, NULL, 0},
   };
-  bool any = false;
   for (int key; (key = getopt_long(argc, argv, "", known, NULL)) != -1;) {
     if (key == 't')
-      tests_choose(bench, optarg);
+      names_choose(optarg, test_name, test_count, bench->chosen);
+    else if (key == 'a')
+      names_choose(optarg, competitor_name, competitor_count, bench->competes);
     else if (key == 'c')
       bench->csv_directory = optarg;
     else if (key == 'q')
@@ -444,10 +478,8 @@ static void arguments_parse(struct bench *bench, int argc, char **argv) {
   }
   if (optind < argc)
     usage_refuse("one word too many", argv[optind]);
-  for (size_t i = 0; i < test_count; i++)
-    any = any || bench->chosen[i];
-  for (size_t i = 0; i < test_count && !any; i++)
-    bench->chosen[i] = true;
+  all_choose(bench->chosen, test_count);
+  all_choose(bench->competes, competitor_count);
 }
 
 int bench_warp(int argc, char **argv) {

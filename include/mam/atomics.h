@@ -165,6 +165,12 @@ MAM_INLINE void mam_store_relaxed_system_u64(mam_u64 *word, mam_u64 value) {
 MAM_INLINE void mam_pause(void) { __nanosleep(100); }
 /* A rest of up to twice as long, at most a millisecond. */
 MAM_INLINE void mam_sleep(mam_u32 ns) { __nanosleep(ns); }
+/* A number that is likely to differ between those who ask for it at the same time. */
+MAM_INLINE mam_u32 mam_salt(void) {
+  mam_u32 clock;
+  asm volatile("mov.u32 %0, %%clock;" : "=r"(clock));
+  return clock >> 2;
+}
 /* The time since some moment. */
 MAM_INLINE mam_u64 mam_time_ns(void) {
   mam_u64 now;
@@ -285,16 +291,20 @@ MAM_INLINE void mam_fence_all(void) {}
 /* All changes of one word have an order that all agree on: a look that is one of them is ordered too. */
 MAM_INLINE mam_u32 mam_look_after_change_u32(mam_u32 *word) { return mam_add_acq_rel_u32(word, 0); }
 
-/* What waiting means, and the time, where a test has them. */
+/* What waiting means, the time and chance, where a test has them. */
 #ifndef MAM_ATOMICS_PAUSE
 #define MAM_ATOMICS_PAUSE() ((void)0)
 #endif
 #ifndef MAM_ATOMICS_TIME_NS
 #define MAM_ATOMICS_TIME_NS() 0
 #endif
+#ifndef MAM_ATOMICS_SALT
+#define MAM_ATOMICS_SALT() 0
+#endif
 MAM_INLINE void mam_pause(void) { MAM_ATOMICS_PAUSE(); }
 MAM_INLINE void mam_sleep(mam_u32 ns) { (void)ns, MAM_ATOMICS_PAUSE(); }
 MAM_INLINE mam_u64 mam_time_ns(void) { return MAM_ATOMICS_TIME_NS(); }
+MAM_INLINE mam_u32 mam_salt(void) { return MAM_ATOMICS_SALT(); }
 
 MAM_INLINE mam_u32 mam_lowest_u32(mam_u32 value) { return (mam_u32)__builtin_ffs((int)value) - 1; }
 MAM_INLINE mam_u32 mam_lowest_u64(mam_u64 value) { return (mam_u32)__builtin_ffsll((long long)value) - 1; }

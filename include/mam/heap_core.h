@@ -73,10 +73,10 @@ enum {
  * and into how many slots the warps of a multiprocessor are divided at most, as a base-2 logarithm. */
 #ifndef MAM_CHUNKS
 #define MAM_CHUNKS 0x012345678ull
-#define MAM_ROOMY_CHUNKS 0x345678888ull
+#define MAM_ROOMY_CHUNKS 0x345667788ull
 #define MAM_ROOMY_MIB 256
 #define MAM_SLOT_BYTES (352 << 10)
-#define MAM_ROOMY_SLOT_BYTES (448 << 10)
+#define MAM_ROOMY_SLOT_BYTES (224 << 10)
 #define MAM_WARP_BITS 4
 #endif
 
@@ -136,6 +136,7 @@ struct mam_heap_control {
   mam_u32 sweep_next, sweep_done;  /* atomic: words of its page map that were begun and done */
   mam_u32 opening[MAM_OPENINGS];   /* atomic: how many hold what others may get: see mam_claim_scarce */
   mam_u32 missing[MAM_HEAP_KINDS]; /* atomic: the stamps with which nothing was found */
+  mam_u32 parked;                  /* atomic: what superblocks that wait in parks take, see mam_parks */
   struct mam_area superblocks[MAM_HEAP_SUPERBLOCKS];
   struct mam_type_info types[MAM_HEAP_TYPES]; /* of type i + 1; written once */
   struct mam_growth growth;
@@ -147,10 +148,15 @@ enum { MAM_HOMES = 1024, MAM_PARKS = 64, MAM_PARK_BYTES = 10 << 10 };
 
 MAM_INLINE mam_u64 *mam_cursors(struct mam_heap_control *control) { return (mam_u64 *)(control + 1); }
 MAM_INLINE mam_u64 *mam_slots(struct mam_heap_control *control) { return mam_cursors(control) + MAM_HOMES; }
-/* After the slots: headers of warp heaps that were ended and wait for their next user (warp_core.h); 0: none. */
+/* After the slots: parks, of two words each.  In the first waits a header of warp heaps that was ended for its next
+ * user (warp_core.h), in the second a superblock; 0: none.  The second says with the address, in units of 16 bytes, how
+ * many of these the superblock has, or had that was taken last; control->parked is the sum of these numbers. */
 MAM_INLINE mam_u64 *mam_parks(struct mam_heap_control *control) {
   return mam_slots(control) + (mam_u64)control->heap.slot_count * MAM_HEAP_KINDS;
 }
+enum { MAM_PARK_WORDS = 2, MAM_PARK_NUMBER_BITS = 20 };
+MAM_INLINE mam_u64 mam_park_address(mam_u64 word) { return word >> MAM_PARK_NUMBER_BITS << 4; }
+MAM_INLINE mam_u32 mam_park_number(mam_u64 word) { return (mam_u32)word & ((1u << MAM_PARK_NUMBER_BITS) - 1); }
 
 /* Chunks that were claimed: of chunk_bytes each, at address where the bits of mask are 1, counted from 0. */
 struct mam_claim {
@@ -1328,25 +1334,52 @@ MAM_INLINE mam_u32 mam_word_claim(mam_u64 *place, mam_u32 size_class, mam_u32 co
   return 0;
 }
 
-/* Chunks of a class from the spans that begin in a block. */
+/* Which pages of a block begin spans of a class, by their entries: a bit each. */
+MAM_OUTLINE mam_u32 mam_block_look(mam_u32 block, mam_u32 size_class, const struct mam_area *area) {
+  const mam_u16 *entries = mam_area_entries(*area) + block * MAM_BLOCK_PAGES;
+  mam_u32 pages = area->page_count - block * MAM_BLOCK_PAGES, found = 0;
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_BLOCK_PAGES; i++)
+    found |= (mam_u32)(mam_load_relaxed_u16(&entries[i < pages ? i : 0]) == mam_entry_of(size_class, 0) && i < pages)
+             << i;
+  return found;
+}
+
+/* Which usage words of a span have free chunks of a class: a bit each. */
+MAM_OUTLINE mam_u32 mam_span_look(mam_u32 size_class, const mam_u64 *words) {
+  mam_u64 seen[MAM_PAGE_WORDS];
+  mam_u32 open = 0;
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++)
+    seen[i] = mam_load_relaxed_u64(&words[i]);
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++)
+    open |= (mam_u32)(i < mam_word_span_words(seen[0]) && mam_word_class(seen[i]) == size_class &&
+                      (~(mam_u32)seen[i] & mam_word_full(seen[i])) != 0)
+            << i;
+  return open;
+}
+
+/* Up to count chunks of a class from one word of the spans that begin in a block.  Those who ask at once begin at
+ * different words, but in the same block: what is used up first is what lies together. */
 MAM_OUTLINE struct mam_claim mam_block_claim(const struct mam_area *area, mam_u32 block, mam_u32 size_class,
                                              mam_u32 count) {
   struct mam_claim claim = {0, 0, mam_class_bytes(size_class)};
-  mam_u32 page = block * MAM_BLOCK_PAGES, end = page + MAM_BLOCK_PAGES;
+  mam_u32 salt = mam_salt() % MAM_PAGE_WORDS;
   MAM_LOOP
-  for (; page < end && page < area->page_count; page++) {
+  for (mam_u32 begins = mam_block_look(block, size_class, area); begins != 0; begins &= begins - 1) {
+    mam_u32 page = block * MAM_BLOCK_PAGES + mam_lowest_u32(begins);
     mam_u64 *words = &area->words[page * MAM_PAGE_WORDS];
-    mam_u64 first = 0;
-    if (mam_load_relaxed_u16(&mam_area_entries(*area)[page]) == mam_entry_of(size_class, 0))
-      first = mam_load_relaxed_u64(words);
-    if (first == 0 || mam_word_class(first) != size_class)
-      continue;
+    mam_u32 open = mam_span_look(size_class, words);
     MAM_LOOP
-    for (mam_u32 i = 0; i < mam_word_span_words(first); i++)
+    for (open = (open >> salt | open << (MAM_PAGE_WORDS - salt)) & ((1u << MAM_PAGE_WORDS) - 1); open != 0;
+         open &= open - 1) {
+      mam_u32 i = (mam_lowest_u32(open) + salt) % MAM_PAGE_WORDS;
       if ((claim.mask = mam_word_claim(&words[i], size_class, count)) != 0) {
         claim.address = mam_area_address(*area, page) + (mam_u64)(32 * i) * claim.chunk_bytes;
         return claim;
       }
+    }
   }
   return claim;
 }
@@ -1610,7 +1643,35 @@ MAM_OUTLINE int mam_slot_flush(struct mam_heap_control *control, mam_u32 index) 
   return 1;
 }
 
-/* Does that with all slots, or with so many of them as one request may look through.  Whether there was anything. */
+MAM_OUTLINE int mam_block_free(struct mam_heap_control *control, mam_u64 address);
+
+/* Takes the superblock that waits in the second word of a park, if one does: its address, else 0. */
+MAM_INLINE mam_u64 mam_park_empty(struct mam_heap_control *control, mam_u64 *place) {
+  mam_u64 word = 0;
+  if (mam_park_address(mam_load_relaxed_u64(place)) != 0)
+    word = mam_exchange_acq_rel_u64(place, 0); /* acquire: what was done in it; pairs with who left it */
+  if (word != 0)
+    (void)mam_add_relaxed_u32(&control->parked, 0u - mam_park_number(word));
+  return mam_park_address(word);
+}
+
+/* Frees superblocks that wait in parks; whether there were any. */
+MAM_OUTLINE int mam_parks_flush(mam_u32 parks, struct mam_heap_control *control) {
+  mam_u32 count = parks < MAM_FLUSH_SLOTS ? parks : (mam_u32)MAM_FLUSH_SLOTS;
+  mam_u32 index = count == parks ? 0 : mam_load_relaxed_u32(&control->flushed) % parks;
+  int found = 0;
+  MAM_LOOP
+  for (; count != 0 && mam_load_relaxed_u32(&control->parked) != 0; count--) {
+    mam_u64 block = mam_park_empty(control, &mam_parks(control)[(mam_u64)index * MAM_PARK_WORDS + 1]);
+    if (block != 0)
+      found |= MAM_OUT_OF_SIGHT(mam_block_free)(control, block);
+    index = index + 1 < parks ? index + 1 : 0;
+  }
+  return found;
+}
+
+/* Does that with all slots, or with so many of them as one request may look through, and with what waits in parks.
+ * Whether there was anything. */
 MAM_OUTLINE int mam_slots_flush(struct mam_heap_control *control) {
   mam_u32 all = control->heap.slot_count * MAM_HEAP_KINDS,
           count = all < MAM_FLUSH_SLOTS ? all : (mam_u32)MAM_FLUSH_SLOTS;
@@ -1622,6 +1683,7 @@ MAM_OUTLINE int mam_slots_flush(struct mam_heap_control *control) {
     found |= mam_slot_flush(control, index);
     index = index + 1 < all ? index + 1 : 0;
   }
+  found |= mam_parks_flush(control->heap.parks, control);
   (void)mam_add_acq_rel_u32(&control->opening[MAM_HEAP_KINDS], ~0u); /* release: as in mam_span_open */
   return found;
 }
@@ -2201,9 +2263,10 @@ MAM_INLINE void mam_slots_clear(struct mam_heap_control *control, mam_u64 rank, 
     control->mode = heap->lazy ? MAM_MODE_LAZY : MAM_MODE_WATCHED;
     control->sweep_next = control->sweep_done = 0;
     control->run_cursor = control->kept_cursor = control->kept_end = 0;
+    control->parked = 0;
   }
   MAM_LOOP
-  for (mam_u64 i = rank; i < heap->parks; i += count)
+  for (mam_u64 i = rank; i < (mam_u64)heap->parks * MAM_PARK_WORDS; i += count)
     mam_parks(control)[i] = 0;
   MAM_LOOP
   for (mam_u64 i = rank; i < MAM_HOMES; i += count)
@@ -2228,10 +2291,13 @@ MAM_INLINE void mam_superblocks_publish(struct mam_heap_control *control, mam_u3
 MAM_INLINE void mam_slots_drain(struct mam_heap_control *control, mam_u64 rank, mam_u64 count) {
   const mam_heap *heap = &control->heap;
   MAM_LOOP
-  for (mam_u64 i = rank; i < heap->parks; i += count) {
-    mam_u64 header = mam_exchange_release_u64(&mam_parks(control)[i], 0);
-    if (header != 0)
-      (void)mam_block_free(control, header);
+  for (mam_u64 i = rank; i < (mam_u64)heap->parks * MAM_PARK_WORDS; i += count) {
+    mam_u64 word = mam_exchange_release_u64(&mam_parks(control)[i], 0);
+    mam_u64 block = i % MAM_PARK_WORDS == 0 ? word : mam_park_address(word);
+    if (i % MAM_PARK_WORDS != 0 && word != 0)
+      (void)mam_add_relaxed_u32(&control->parked, 0u - mam_park_number(word));
+    if (block != 0)
+      (void)mam_block_free(control, block);
   }
   MAM_LOOP
   for (mam_u64 i = rank; i < (mam_u64)heap->slot_count * MAM_HEAP_KINDS; i += count) {
@@ -2272,7 +2338,8 @@ MAM_INLINE mam_u32 mam_home_count(const mam_heap *heap) { return (heap->home_las
 
 /* Bytes of the control block, with the homes and slots that follow it. */
 MAM_INLINE mam_u64 mam_control_bytes(const mam_heap *heap) {
-  return sizeof(struct mam_heap_control) + 8 * (MAM_HOMES + (mam_u64)heap->slot_count * MAM_HEAP_KINDS + heap->parks);
+  return sizeof(struct mam_heap_control) +
+         8 * (MAM_HOMES + (mam_u64)heap->slot_count * MAM_HEAP_KINDS + (mam_u64)heap->parks * MAM_PARK_WORDS);
 }
 
 /* Makes a control block, which kernels know by another address, that of a heap whose first superblock is area. */

@@ -83,16 +83,59 @@ MAM_INLINE mam_u32 mam_warp_lane(void) {
   return lane;
 }
 
+/* For a slot that the calling lane alone has to refill, a span that it had before, or in new pages, where that is
+ * quickly done: the address, of which the first chunk is the lane's; else 0. */
+MAM_OUTLINE mam_u64 mam_warp_slot_again(mam_u32 wanted, mam_u32 slot, mam_u32 prior, struct mam_heap_control *control) {
+  const mam_heap &heap = control->heap;
+  struct mam_area area = {heap.base, heap.words, heap.page_count, 0};
+  mam_u32 chunks_log2 = slot >> MAM_REST_CHUNKS;
+  if ((wanted & MAM_REST_LAZY) == 0 || prior == MAM_NO_PAGE)
+    return 0;
+  mam_u64 taken = MAM_OUT_OF_SIGHT(mam_ring_take)(area.words, heap.entries + area.page_count, area.page_count, prior,
+                                                  wanted & MAM_REST_KIND, chunks_log2, wanted >> MAM_REST_HOME & 1023,
+                                                  control->home_count);
+  mam_u32 page = mam_slot_retake(area, &heap.slots[slot & ((1u << MAM_REST_CHUNKS) - 1)], taken, chunks_log2, 1);
+  return page != MAM_NO_PAGE ? mam_area_address(area, page) : 0;
+}
+MAM_OUTLINE mam_u64 mam_warp_slot_anew(mam_u32 wanted, mam_u32 slot, mam_u32 prior, struct mam_heap_control *control) {
+  const mam_heap &heap = control->heap;
+  struct mam_request request = mam_request_of(control, wanted, slot, heap.base, heap.words, heap.page_count, prior);
+  struct mam_place place = {request.area, 0};
+  mam_u32 pages = (mam_class_bytes(request.size_class) << request.chunks_log2) >> MAM_PAGE_SHIFT;
+  mam_u64 found =
+      MAM_OUT_OF_SIGHT(mam_refill_pages)(&mam_cursors(control)[request.home], mam_area_pages(place.area),
+                                         mam_area_map_words(place.area), request.home, request.home_count, pages);
+  place.page = (mam_u32)found;
+  if (place.page != MAM_NO_PAGE)
+    (void)MAM_OUT_OF_SIGHT(mam_slot_fill_alone)(&request, &place, 1);
+  if (found >> 32 != 0)
+    MAM_OUT_OF_SIGHT(mam_refill_finish)(request.area, (mam_u32)(found >> 32));
+  return place.page != MAM_NO_PAGE ? mam_area_address(request.area, place.page) : 0;
+}
+
 /* As mam_malloc, for the calling lane alone, with the handle that is in the control block. */
 MAM_OUTLINE mam_u64 mam_warp_block_malloc(mam_u32, mam_u32, struct mam_heap_control *control, mam_u64 bytes) {
   const mam_heap &heap = control->heap;
   mam_u32 home = mam_home_here(heap), kind = mam_class_of((mam_u32)bytes);
   if (bytes - 1 >= MAM_CHUNK_BYTES)
     return (mam_u64)MAM_OUT_OF_SIGHT(mam_malloc_pages)(home, control, bytes);
-  mam_u32 slot = mam_kind_number(kind) * heap.slot_count + mam_slot_here(heap, home);
-  slot |= mam_span_chunks_log2(heap.chunks, mam_class_shift(kind)) << MAM_REST_CHUNKS;
-  return (mam_u64)MAM_OUT_OF_SIGHT(mam_malloc_rest)(control, mam_wanted(heap, kind, home), slot, heap.base, heap.words,
-                                                    heap.page_count, MAM_NO_PAGE, 1u << mam_warp_lane());
+  mam_u32 slot = kind * heap.slot_count + mam_slot_here(heap, home), wanted = mam_wanted(heap, kind, home);
+  mam_u32 chunks_log2 = mam_span_chunks_log2(heap.chunks, mam_class_shift(kind));
+  mam_u64 old = mam_slot_take(&heap.slots[slot], 1);
+  mam_u32 ticket = (mam_u32)(old & MAM_SLOT_TICKETS);
+  if (ticket >> chunks_log2 == 0)
+    return (mam_u64)mam_chunk_of(mam_slot_address(old), ticket, kind);
+  wanted |= ticket == 1u << chunks_log2 ? MAM_REST_REFILL : 0;
+  slot |= chunks_log2 << MAM_REST_CHUNKS;
+  mam_u32 prior = mam_slot_page(old, heap.base, heap.page_count);
+  mam_u64 address = 0;
+  if ((wanted & MAM_REST_REFILL) != 0 && !mam_slot_is_dry(old))
+    address = MAM_OUT_OF_SIGHT(mam_warp_slot_again)(wanted, slot, prior, control);
+  if ((wanted & MAM_REST_REFILL) != 0 && !mam_slot_is_dry(old) && address == 0)
+    address = MAM_OUT_OF_SIGHT(mam_warp_slot_anew)(wanted, slot, prior, control);
+  return address != 0 ? address
+                      : (mam_u64)MAM_OUT_OF_SIGHT(mam_malloc_rest)(control, wanted, slot, heap.base, heap.words,
+                                                                   heap.page_count, prior, 1u << mam_warp_lane());
 }
 MAM_OUTLINE void mam_warp_block_free(mam_u32, struct mam_heap_control *control, mam_u64 address) {
   mam_free(control->heap, (void *)address);
@@ -135,7 +178,7 @@ MAM_INLINE mam_u64 *mam_warp_park_here(const mam_heap &heap) {
   asm volatile("mov.u32 %0, %%smid;" : "=r"(multiprocessor));
   asm volatile("mov.u32 %0, %%warpid;" : "=r"(warp));
   mam_u32 place = (multiprocessor * MAM_PARKS + warp) & (heap.parks - 1);
-  return heap.parks != 0 ? &heap.slots[heap.slot_count * MAM_HEAP_KINDS + place] : 0;
+  return heap.parks != 0 ? &heap.slots[heap.slot_count * MAM_HEAP_KINDS + place * MAM_PARK_WORDS] : 0;
 }
 
 /* A new header for those lanes, by one of them; NULL if there is no memory. */
@@ -332,6 +375,26 @@ MAM_INLINE void *mam_warp_malloc_whole(mam_warp *warp, struct mam_warp_hot hot, 
                       : MAM_OUT_OF_SIGHT(mam_warp_malloc_more)(before, blocks, warp);
 }
 
+/* Equal requests of some lanes of a warp, here together, if they are all that take part in one header, and it has a
+ * superblock with room for them; else NULL.  Calls nothing. */
+MAM_OUTLINE void *mam_warp_malloc_part(mam_warp *warp, size_t bytes, mam_u32 here) {
+  __syncwarp(here); /* what others of them did to the header comes before */
+  struct mam_warp_hot hot = mam_warp_look(warp);
+  mam_u32 top = mam_lowest_u32(here), blocks = (mam_u32)(bytes + hot.block_less_1) >> hot.block_shift;
+  mam_u64 header = __shfl_sync(here, (mam_u64)warp, (int)top);
+  mam_u32 same = __shfl_sync(here, (mam_u32)bytes, (int)top), left = mam_warp_number(hot.current);
+  /* The vote needs what each lane has read: so all have read when one writes. */
+  if (!__all_sync(here, (header == (mam_u64)warp) & (hot.lanes == mam_warp_all_of(here)) & (bytes == same) &
+                            (bytes - 1 < 1u << 24) & (mam_ones_u32(here) * blocks <= left)))
+    return 0;
+  left -= mam_ones_u32(here) * blocks;
+  if (mam_warp_lane() == top)
+    mam_warp_set_current(warp, mam_warp_word(mam_warp_address(hot.current), left));
+  __syncwarp(here); /* what was written comes before what any of them does next */
+  left += mam_ones_u32(here & mam_lane_below()) * blocks;
+  return (void *)(mam_warp_address(hot.current) + ((mam_u64)left << hot.block_shift));
+}
+
 static __device__ __forceinline__ void *mam_warp_malloc(mam_warp *warp, size_t bytes) {
   if (warp == 0)
     return 0;
@@ -350,6 +413,10 @@ static __device__ __forceinline__ void *mam_warp_malloc(mam_warp *warp, size_t b
       mam_warp_set_current(warp, hot.current - blocks);
       return (void *)(mam_warp_address(hot.current) + ((mam_u64)(left - blocks) << hot.block_shift));
     }
+  } else if (!MAM_HEAP_CHECKED) {
+    void *block = MAM_OUT_OF_SIGHT(mam_warp_malloc_part)(warp, bytes, here);
+    if (block != 0)
+      return block;
   }
   return MAM_OUT_OF_SIGHT(mam_warp_malloc_rest)(warp, bytes);
 }
@@ -390,24 +457,32 @@ static __device__ __forceinline__ void mam_warp_tidy_up(mam_warp *warp) {
     MAM_OUT_OF_SIGHT(mam_warp_leave_here)(warp, MAM_WARP_TIDIES);
 }
 
-/* A whole warp that is alone with its header, and has registered no more blocks than fit in it: each lane frees one,
- * and one puts the header away.  Whether it is so. */
+/* Frees the few blocks that a whole warp has registered which is alone with its header, but for one superblock. */
+MAM_OUTLINE void mam_warp_free_few(mam_u32 count, mam_warp *warp) {
+  struct mam_heap_control *control = warp->control;
+  mam_u32 lane = mam_warp_lane();
+  mam_u64 block = lane < count ? mam_load_relaxed_u64(mam_warp_list_entry((mam_u64)&warp->inline_before, lane)) : 0;
+  if (lane == 0)
+    MAM_OUT_OF_SIGHT(mam_warp_keep)(warp);
+  __syncwarp(MAM_WARP_WHOLE);
+  mam_u64 kept = mam_warp_address(mam_load_relaxed_u64(&warp->largest));
+  __syncwarp(MAM_WARP_WHOLE); /* all have read it before the header goes */
+  if (block != 0 && block != kept)
+    mam_warp_heap_free(control, block);
+}
+
+/* Ends a whole warp that is alone with its header, and has registered no more blocks than fit in it: each lane frees
+ * one, and one puts the header away.  Whether it is so. */
 MAM_INLINE bool mam_warp_end_whole(mam_warp *warp) {
   __syncwarp(MAM_WARP_WHOLE); /* what each did comes before */
   mam_u64 inside = mam_warp_word(mam_warp_list_inside(warp), 0), list = warp->list;
-  mam_u32 count = (mam_u32)(list - inside), lane = mam_warp_lane();
   bool is_plain = (mam_warp_header_differs(warp) == 0) & (warp->lanes == MAM_FULL_WORD) &
                   (list - inside <= MAM_WARP_INLINE_ENTRIES) & (warp->early == 0) & (warp->handed_over == 0);
   if (!__all_sync(MAM_WARP_WHOLE, is_plain))
     return false;
-  if (count != 0) {
-    struct mam_heap_control *control = warp->control;
-    mam_u64 block = lane < count ? mam_load_relaxed_u64(mam_warp_list_entry((mam_u64)&warp->inline_before, lane)) : 0;
-    __syncwarp(MAM_WARP_WHOLE); /* before it goes */
-    if (block != 0)
-      mam_warp_heap_free(control, block);
-  }
-  if (lane == 31)
+  if (list != inside)
+    MAM_OUT_OF_SIGHT(mam_warp_free_few)((mam_u32)(list - inside), warp);
+  if (mam_warp_lane() == 31)
     mam_warp_put_away(warp);
   return true;
 }

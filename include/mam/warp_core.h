@@ -46,7 +46,7 @@ struct mam_warp {
   mam_u32 handed_over;        /* whether a lane left it to a later kernel */
   mam_u64 park;               /* constant: where it waits for its next user; 0: it does not */
   mam_u32 most_bytes, unused; /* constant: of a superblock at most */
-  mam_u64 unused_too;
+  mam_u64 largest;            /* a superblock that is in the list, and may wait for its next user; 0: none is to */
   mam_u64 inline_before, inline_list[MAM_WARP_INLINE_ENTRIES];
 };
 
@@ -113,6 +113,7 @@ MAM_INLINE struct mam_warp *mam_warp_begin(struct mam_heap_control *control, mam
   warp->entries = options.list_entries;
   warp->handed_over = 0;
   warp->park = park;
+  warp->largest = 0;
   warp->inline_before = 0;
   return warp;
 }
@@ -163,8 +164,8 @@ MAM_OUTLINE mam_u64 *mam_warp_enter(struct mam_warp *warp, mam_u64 *list, mam_u3
   }
 }
 
-/* Frees the entries of a list and of those before it, and the lists: each lane its part.  The list is the same for all
- * of them, and nobody enters anything in it any more. */
+/* Frees the entries of a list and of those before it, but for a superblock that is kept (warp->largest), and the lists:
+ * each lane its part.  The list is the same for all of them, and nobody enters anything in it any more. */
 MAM_OUTLINE void mam_warp_flush(struct mam_warp *warp, mam_u64 list, struct mam_lanes lanes) {
   mam_u64 at;
   MAM_LOOP
@@ -174,13 +175,72 @@ MAM_OUTLINE void mam_warp_flush(struct mam_warp *warp, mam_u64 list, struct mam_
     MAM_LOOP
     for (mam_u32 i = lanes.rank; i < count; i += lanes.count) {
       mam_u64 block = mam_load_relaxed_u64(mam_warp_list_entry(at, i));
-      if (block != 0) /* else it was entered before the device heap was asked, and had nothing */
+      /* 0: it was entered before the device heap was asked, and had nothing */
+      if (block != 0 && block != mam_warp_address(mam_load_relaxed_u64(&warp->largest)))
         mam_warp_heap_free(warp->control, block);
     }
     mam_lanes_sync(lanes);                                     /* all have read it before it goes */
     if (at - (mam_u64)warp >= sizeof *warp && lanes.rank == 0) /* the first list is inside the header */
       mam_warp_heap_free(warp->control, at);
   }
+}
+
+/* ---- Superblocks that wait ----
+ *
+ * The largest superblock of a round waits beside its header's park for whoever needs one there next: but for the first
+ * few, series do not ask the device heap.  All that wait together are a share of the heap. */
+
+#ifndef MAM_WARP_SHARE
+#define MAM_WARP_SHARE 8
+#endif
+
+MAM_INLINE mam_u64 *mam_warp_waiting(mam_u64 park) { return (mam_u64 *)park + 1; }
+
+/* So many blocks more are to wait; whether they may. */
+MAM_INLINE int mam_warp_may_wait(struct mam_heap_control *control, mam_u32 blocks) {
+  mam_u64 most = (mam_u64)control->heap.page_count * (MAM_PAGE_BYTES / MAM_WARP_LEAST_BLOCK / MAM_WARP_SHARE);
+  if (mam_load_relaxed_u32(&control->parked) + (mam_u64)blocks > most)
+    return 0;
+  if (mam_add_relaxed_u32(&control->parked, blocks) + (mam_u64)blocks <= most)
+    return 1;
+  (void)mam_add_relaxed_u32(&control->parked, 0u - blocks);
+  return 0;
+}
+
+/* Leaves the largest superblock of a round that is over to who comes next, by one lane.  If there is none, or it is not
+ * to wait, warp->largest is 0 after; else it is not to be freed with the others of the list. */
+MAM_OUTLINE void mam_warp_keep(struct mam_warp *warp) {
+  struct mam_heap_control *control = warp->control;
+  mam_u64 largest = mam_load_relaxed_u64(&warp->largest), *place = mam_warp_waiting(warp->park);
+  if (largest == 0)
+    return;
+  mam_u64 there = mam_load_relaxed_u64(place);
+  mam_u32 blocks = mam_warp_number(largest), known = mam_warp_number(there), more = blocks > known ? blocks - known : 0;
+  if ((mam_warp_address(there) != 0 && more == 0) || (more != 0 && !mam_warp_may_wait(control, more))) {
+    mam_store_relaxed_u64(&warp->largest, 0);
+    return;
+  }
+  /* acq_rel: what was done in it comes before what its next user does; and the same for what was there. */
+  there = mam_exchange_acq_rel_u64(place, largest);
+  known = mam_warp_number(there);
+  if (known + more != blocks) /* another number was there by now than what was counted from */
+    (void)mam_add_relaxed_u32(&control->parked, blocks - known - more);
+  if (mam_warp_address(there) != 0)
+    mam_warp_heap_free(control, mam_warp_address(there));
+}
+
+/* The superblock that waits, if it has so many blocks: its word; else 0. */
+MAM_INLINE mam_u64 mam_warp_take_waiting(struct mam_warp *warp, mam_u32 blocks) {
+  mam_u64 *place = mam_warp_waiting(warp->park);
+  if (warp->park == 0)
+    return 0;
+  mam_u64 there = mam_and_acq_rel_u64(place, MAM_WARP_NUMBER); /* acq_rel: as in mam_warp_keep */
+  mam_u32 number = mam_warp_number(there);
+  if (mam_warp_address(there) == 0 || number >= blocks)
+    return mam_warp_address(there) != 0 ? there : 0;
+  if (mam_cas_acq_rel_u64(place, number, there) != number)
+    mam_warp_heap_free(warp->control, mam_warp_address(there));
+  return 0;
 }
 
 /* ---- Requests ---- */
@@ -203,9 +263,8 @@ MAM_INLINE mam_u64 mam_warp_take(struct mam_warp *warp, mam_u32 blocks, int alon
   return 0;
 }
 
-/* A block of the device heap of its own, registered; 0 if there is no memory. */
-MAM_INLINE mam_u64 mam_warp_own(struct mam_warp *warp, mam_u64 *list, mam_u64 bytes, int alone) {
-  mam_u64 block = mam_warp_heap_malloc(warp->control, bytes);
+/* Registers a block of the device heap, which goes if that fails; its address, 0 if it failed. */
+MAM_INLINE mam_u64 mam_warp_register(struct mam_warp *warp, mam_u64 *list, mam_u64 block, int alone) {
   mam_u64 *entry = block != 0 ? MAM_OUT_OF_SIGHT(mam_warp_enter)(warp, list, 1, alone) : 0;
   if (entry != 0)
     mam_store_relaxed_u64(entry, block);
@@ -213,59 +272,83 @@ MAM_INLINE mam_u64 mam_warp_own(struct mam_warp *warp, mam_u64 *list, mam_u64 by
     mam_warp_heap_free(warp->control, block);
   return entry != 0 ? block : 0;
 }
+
+/* A block of the device heap of its own, registered; 0 if there is no memory. */
+MAM_INLINE mam_u64 mam_warp_own(struct mam_warp *warp, mam_u64 *list, mam_u64 bytes, int alone) {
+  return mam_warp_register(warp, list, mam_warp_heap_malloc(warp->control, bytes), alone);
+}
 MAM_OUTLINE mam_u64 mam_warp_direct(struct mam_warp *warp, mam_u64 *list, mam_u64 bytes, int alone) {
   return mam_warp_own(warp, list, bytes, alone);
 }
 
-/* A few times as much, as far as superblocks may grow. */
-MAM_INLINE mam_u32 mam_warp_more(const struct mam_warp *warp, mam_u32 bytes) {
-  return bytes < warp->most_bytes / MAM_WARP_GROWTH ? bytes * MAM_WARP_GROWTH : warp->most_bytes;
+/* A few times as much, but not more than that. */
+MAM_INLINE mam_u32 mam_warp_grown(mam_u32 bytes, mam_u32 most) {
+  return bytes < most / MAM_WARP_GROWTH ? bytes * MAM_WARP_GROWTH : most;
 }
 /* How large a superblock is asked for, when the next one was to have so many bytes and somebody needs so many. */
 MAM_INLINE mam_u32 mam_warp_enough(const struct mam_warp *warp, mam_u32 next, mam_u32 need) {
-  return need <= next ? next : mam_warp_more(warp, need);
+  return need <= next ? next : mam_warp_grown(need, warp->most_bytes);
+}
+
+/* A superblock of at least so many blocks that waited, or a new one, registered: its word; 0 if there is none. */
+MAM_INLINE mam_u64 mam_warp_another(struct mam_warp *warp, mam_u32 blocks) {
+  mam_u32 shift = warp->block_shift, need = blocks << shift;
+  mam_u32 bytes = mam_warp_enough(warp, mam_load_relaxed_u32(&warp->next_bytes), need);
+  mam_u64 waited = mam_warp_take_waiting(warp, blocks), superblock;
+  if (waited != 0)
+    return mam_warp_register(warp, &warp->list, mam_warp_address(waited), 0) != 0 ? waited : 0;
+  superblock = mam_warp_own(warp, &warp->list, bytes, 0);
+  if (superblock == 0 && need <= warp->superblock_bytes && warp->superblock_bytes < bytes)
+    superblock = mam_warp_own(warp, &warp->list, bytes = warp->superblock_bytes, 0);
+  return superblock != 0 ? mam_warp_word(superblock, bytes >> shift) : 0;
 }
 
 /* A new superblock, of which the first request takes its blocks; 0 if there is none or it is too small.  It becomes the
  * current one if more is left in it. */
 MAM_OUTLINE mam_u64 mam_warp_refill(struct mam_warp *warp, mam_u32 blocks) {
-  mam_u32 shift = warp->block_shift, need = blocks << shift;
-  mam_u32 bytes = mam_warp_enough(warp, mam_load_relaxed_u32(&warp->next_bytes), need);
-  if (blocks > warp->most_bytes >> shift)
+  if (blocks > warp->most_bytes >> warp->block_shift)
     return 0;
-  mam_u64 superblock = mam_warp_own(warp, &warp->list, bytes, 0);
-  if (superblock == 0 && need <= warp->superblock_bytes && warp->superblock_bytes < bytes)
-    superblock = mam_warp_own(warp, &warp->list, bytes = warp->superblock_bytes, 0);
+  mam_u64 superblock = mam_warp_another(warp, blocks);
   if (superblock == 0)
     return 0;
-  mam_store_relaxed_u32(&warp->next_bytes, mam_warp_more(warp, bytes));
-  mam_u32 left = (bytes >> shift) - blocks;
-  mam_u64 seen = mam_load_relaxed_u64(&warp->current), found;
+  mam_store_relaxed_u32(&warp->next_bytes,
+                        mam_warp_grown(mam_warp_number(superblock) << warp->block_shift, warp->most_bytes));
+  if (warp->park != 0 && mam_warp_number(mam_load_relaxed_u64(&warp->largest)) < mam_warp_number(superblock))
+    mam_store_relaxed_u64(&warp->largest, superblock); /* of several at once, any */
+  mam_u64 left = superblock - blocks, seen = mam_load_relaxed_u64(&warp->current), found;
   MAM_LOOP
-  while (mam_warp_number(seen) < left &&
-         (found = mam_cas_acq_rel_u64(&warp->current, seen, mam_warp_word(superblock, left))) != seen)
+  while (mam_warp_number(seen) < mam_warp_number(left) &&
+         (found = mam_cas_acq_rel_u64(&warp->current, seen, left)) != seen)
     seen = found;
-  return superblock + ((mam_u64)left << shift);
+  return mam_warp_address(left) + ((mam_u64)mam_warp_number(left) << warp->block_shift);
 }
 
 /* The same for lanes that are alone: all is read before the device heap is asked, since whoever acquires memory there
  * has to read anew after, and written after.  Where that does not do, as above. */
 MAM_OUTLINE mam_u64 mam_warp_refill_alone(mam_u32 blocks, struct mam_warp *warp) {
-  mam_u64 list = warp->list, current = warp->current, at = mam_warp_address(list);
+  mam_u64 list = warp->list, current = warp->current, largest = warp->largest, at = mam_warp_address(list);
   mam_u32 shift = warp->block_shift, bytes = mam_warp_enough(warp, warp->next_bytes, blocks << shift);
-  mam_u32 after = mam_warp_more(warp, bytes), left = (bytes >> shift) - blocks;
-  if (blocks > warp->most_bytes >> shift)
+  mam_u32 most = warp->most_bytes;
+  int waits = warp->park != 0;
+  if (blocks > most >> shift)
     return 0;
-  mam_u64 superblock =
-      mam_warp_number(list) < mam_warp_list_room(warp, at) ? mam_warp_heap_malloc(warp->control, bytes) : 0;
+  if (mam_warp_number(list) >= mam_warp_list_room(warp, at))
+    return MAM_OUT_OF_SIGHT(mam_warp_refill)(warp, blocks);
+  mam_u64 superblock = mam_warp_take_waiting(warp, blocks);
+  if (superblock == 0 && (superblock = mam_warp_heap_malloc(warp->control, bytes)) != 0)
+    superblock = mam_warp_word(superblock, bytes >> shift);
   if (superblock == 0)
     return MAM_OUT_OF_SIGHT(mam_warp_refill)(warp, blocks);
-  mam_store_relaxed_u64(mam_warp_list_entry(at, mam_warp_number(list)), superblock);
+  bytes = mam_warp_number(superblock) << shift;
+  mam_store_relaxed_u64(mam_warp_list_entry(at, mam_warp_number(list)), mam_warp_address(superblock));
   warp->list = list + 1;
-  warp->next_bytes = after;
-  if (mam_warp_number(current) < left)
-    warp->current = mam_warp_word(superblock, left);
-  return superblock + ((mam_u64)left << shift);
+  warp->next_bytes = mam_warp_grown(bytes, most);
+  if (waits && mam_warp_number(largest) < mam_warp_number(superblock))
+    warp->largest = superblock;
+  superblock -= blocks;
+  if (mam_warp_number(current) < mam_warp_number(superblock))
+    warp->current = superblock;
+  return mam_warp_address(superblock) + ((mam_u64)mam_warp_number(superblock) << shift);
 }
 
 /* Where a lane's blocks are registered: with the others', or, if it has tidied up and others have not, for later; 0 if
@@ -336,7 +419,7 @@ MAM_INLINE void mam_warp_put_away(struct mam_warp *warp) {
   warp->current = warp->first;
   warp->next_bytes = warp->superblock_bytes;
   warp->list = mam_warp_word(mam_warp_list_inside(warp), 0);
-  warp->early = 0;
+  warp->early = warp->largest = 0;
   /* acq_rel: what was done in it comes before what its next user does; and the same for what was there. */
   mam_u64 other = mam_exchange_acq_rel_u64(park, (mam_u64)warp);
   if (other != 0)
@@ -354,9 +437,17 @@ MAM_INLINE struct mam_warp *mam_warp_find(mam_u64 *park, mam_u32 mask, mam_u64 o
   return warp;
 }
 
+/* Frees what active lanes were given, for who has the round. */
+MAM_INLINE void mam_warp_flush_round(struct mam_warp *warp, mam_u64 list, struct mam_lanes lanes) {
+  if (lanes.rank == 0)
+    mam_warp_keep(warp);
+  mam_lanes_sync(lanes);
+  MAM_OUT_OF_SIGHT(mam_warp_flush)(warp, list, lanes);
+}
+
 /* Frees everything, for who is the last. */
 MAM_INLINE void mam_warp_finish(struct mam_warp *warp, struct mam_lanes lanes) {
-  MAM_OUT_OF_SIGHT(mam_warp_flush)(warp, mam_lanes_first_u64(lanes, mam_load_relaxed_u64(&warp->list)), lanes);
+  mam_warp_flush_round(warp, mam_lanes_first_u64(lanes, mam_load_relaxed_u64(&warp->list)), lanes);
   MAM_OUT_OF_SIGHT(mam_warp_flush)(warp, mam_lanes_first_u64(lanes, mam_load_relaxed_u64(&warp->early)), lanes);
   if (lanes.rank == 0)
     mam_warp_put_away(warp);
@@ -370,6 +461,7 @@ MAM_INLINE void mam_warp_rewind(struct mam_warp *warp) {
     early = seen;
   mam_store_relaxed_u64(&warp->list, early != 0 ? early : mam_warp_word(mam_warp_list_inside(warp), 0));
   mam_store_relaxed_u64(&warp->current, warp->first);
+  mam_store_relaxed_u64(&warp->largest, 0);
 }
 
 /* Makes all that take part active; whether any does. */
@@ -390,7 +482,7 @@ MAM_INLINE int mam_warp_activate(struct mam_warp *warp) {
 MAM_OUTLINE void mam_warp_round(struct mam_warp *warp, struct mam_lanes lanes) {
   mam_u64 stays = mam_lanes_first_u64(lanes, mam_load_relaxed_u32(&warp->handed_over));
   if (stays == 0)
-    MAM_OUT_OF_SIGHT(mam_warp_flush)(warp, mam_lanes_first_u64(lanes, mam_load_relaxed_u64(&warp->list)), lanes);
+    mam_warp_flush_round(warp, mam_lanes_first_u64(lanes, mam_load_relaxed_u64(&warp->list)), lanes);
   mam_u64 goes = 0;
   if (lanes.rank == 0) {
     if (stays == 0)
@@ -407,7 +499,7 @@ MAM_INLINE void mam_warp_leave_together(struct mam_warp *warp, struct mam_lanes 
   mam_u32 stays = warp->handed_over;
   mam_lanes_sync(lanes); /* all have read it */
   if (stays == 0) {
-    MAM_OUT_OF_SIGHT(mam_warp_flush)(warp, list, lanes);
+    mam_warp_flush_round(warp, list, lanes);
     MAM_OUT_OF_SIGHT(mam_warp_flush)(warp, early, lanes);
   }
   if (lanes.rank == 0) {
@@ -417,7 +509,7 @@ MAM_INLINE void mam_warp_leave_together(struct mam_warp *warp, struct mam_lanes 
       warp->lanes = 0;
     else if (stays == 0) {
       warp->list = mam_warp_word(mam_warp_list_inside(warp), 0);
-      warp->early = 0;
+      warp->early = warp->largest = 0;
       warp->current = warp->first;
     }
   }

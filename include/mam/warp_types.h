@@ -17,7 +17,7 @@ typedef struct mam_warp_options {
 } mam_warp_options;
 
 /* clang-format off */
-#define MAM_WARP_OPTIONS_INIT { 32u << 10, 10u << 10, 126, 16, 1u << 20 }
+#define MAM_WARP_OPTIONS_INIT { 32u << 10, 10u << 10, 126, 16, 2u << 20 }
 /* clang-format on */
 
 #endif /* MAM_WARP_TYPES_H */
