@@ -700,19 +700,20 @@ struct mam_pointers {
   struct mam_addresses addresses;
 };
 
-/* Reads those of a part of a span's pointers that are in objects with one bit: all pointers of an object before those
- * of the next word's, because they are close. */
+/* Reads a thread's share of a part of a span's pointers.  The pointers of an object are lanes' that follow each other,
+ * so that their reads and writes are one.  A pointer's chunk is found by a multiplication, which is exact: there are no
+ * more than 2^14 of them, of 2^6 in an object. */
 MAM_INLINE void mam_pointers_read(struct mam_pointers *pointers, const struct mam_span_left *left, mam_u32 part,
-                                  mam_u32 bit) {
-  mam_u32 first = part * MAM_COMPACT_BATCH, count = left->pointer_count, end = count * left->words, wanted = 0;
-  mam_u32 word = first / count, pointer = first - word * count;
+                                  mam_u32 lane) {
+  mam_u32 count = left->pointer_count, inverse = ((1u << 20) + count - 1) / count, wanted = 0;
   pointers->address = left->address;
   MAM_UNROLL
   for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++) {
-    wanted |= (mam_u32)(first + i < end && (left->used[word % MAM_PAGE_WORDS] >> bit & 1) != 0) << i;
-    pointers->at[i] = (32 * word + bit) * left->bytes + left->pointers[pointer] * 8;
-    pointer = pointer + 1 < count ? pointer + 1 : 0;
-    word += pointer == 0;
+    mam_u32 number = (part * MAM_COMPACT_BATCH + i) * 32 + lane, is_there = number < 32 * left->words * count;
+    number = is_there ? number : 0;
+    mam_u32 chunk = (number * inverse) >> 20;
+    wanted |= (is_there & left->used[chunk / 32] >> chunk % 32) << i;
+    pointers->at[i] = chunk * left->bytes + left->pointers[number - chunk * count] * 8;
   }
   MAM_UNROLL
   for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++)

@@ -221,6 +221,39 @@ START_TEST(objects_are_paired_with_free_chunks_in_order) {
 }
 END_TEST
 
+/* Of any number of pointers, each of a used chunk is read once, and nothing else. */
+START_TEST(each_pointer_is_read_once) {
+  enum { BYTES = 8 * (MAM_TYPE_POINTERS + 3) };
+  static mam_u64 memory[MAM_SPAN_CHUNKS * BYTES / 8];
+  static unsigned char seen[MAM_SPAN_CHUNKS * BYTES / 8];
+  struct mam_compact compact = {.pointers_most = MAM_TYPE_POINTERS};
+  mam_u16 places[MAM_TYPE_POINTERS];
+  for (mam_u32 count = 1; count <= MAM_TYPE_POINTERS; count++) {
+    struct mam_span_left left = {
+        .address = (mam_u64)memory, .pointers = places, .pointer_count = count, .bytes = BYTES};
+    left.words = 1 + random_below(MAM_PAGE_WORDS);
+    for (mam_u32 i = 0; i < left.words; i++)
+      left.used[i] = random_below(1u << 31) ^ random_below(2) << 31;
+    for (mam_u32 i = 0; i < count; i++)
+      places[i] = (mam_u16)(MAM_TYPE_POINTERS + 2 - i);
+    for (mam_u32 i = 0; i < sizeof memory / sizeof *memory; i++)
+      memory[i] = i + 1;
+    memset(seen, 0, sizeof seen);
+    for (mam_u32 i = 0; i < 32 * mam_span_parts(&compact); i++) {
+      struct mam_pointers pointers;
+      mam_pointers_read(&pointers, &left, i / 32, i % 32);
+      for (mam_u32 j = 0; j < MAM_COMPACT_BATCH; j++)
+        if (pointers.addresses.old[j] != 0)
+          seen[pointers.addresses.old[j] - 1]++;
+    }
+    for (mam_u32 chunk = 0; chunk < MAM_SPAN_CHUNKS; chunk++)
+      for (mam_u32 i = 0; i < BYTES / 8; i++)
+        REQUIRE(seen[chunk * (BYTES / 8) + i] ==
+                (i > MAM_TYPE_POINTERS + 2 - count && (left.used[chunk / 32] >> chunk % 32 & 1) != 0));
+  }
+}
+END_TEST
+
 /* ---- Objects ---- */
 
 static const mam_u32 levels[] = {0, 1, 5, 20, 40, 50, 60, 75, 90, 97, 100};
@@ -587,6 +620,7 @@ int main(void) {
   tcase_add_test(plan, each_candidate_is_in_at_most_one_merge);
   tcase_add_test(plan, few_candidates_keep_as_many_as_their_objects_need);
   tcase_add_test(plan, objects_are_paired_with_free_chunks_in_order);
+  tcase_add_test(plan, each_pointer_is_read_once);
   suite_add_tcase(suite, plan);
   tcase_add_checked_fixture(heap, set_up, tear_down);
   tcase_add_loop_test(heap, objects_survive_and_the_bound_holds, 0, 35);

@@ -219,16 +219,25 @@ static bool copy_time(struct compact_bench *bench, CUdeviceptr to, CUdeviceptr f
   return true;
 }
 
-/* What a plain copy reaches that is long enough not to be short of anything, in GB/s. */
-static bool copy_peak(struct compact_bench *bench, double *gb_s) {
-  const size_t bytes = (size_t)1 << 30;
-  CUdeviceptr from = 0;
+enum { copy_most = 1 << 30 };
+
+/* What is known of copies: memory for two blocks of copy_most bytes, and what a copy of as many reaches. */
+struct copies {
+  CUdeviceptr memory;
+  double peak_gb_s;
+};
+
+static bool copies_open(struct compact_bench *bench, struct copies *copies) {
   double us = 0;
-  if (!gpu_accept(&bench->gpu, bench->gpu.driver->cuMemAlloc(&from, 2 * bytes), "cuMemAlloc"))
+  if (!gpu_accept(&bench->gpu, bench->gpu.driver->cuMemAlloc(&copies->memory, 2 * (size_t)copy_most), "cuMemAlloc"))
     return false;
-  bool good = copy_time(bench, from + bytes, from, bytes, &us);
-  *gb_s = (double)bytes / us / 1e3;
-  return gpu_accept(&bench->gpu, bench->gpu.driver->cuMemFree(from), "cuMemFree") && good;
+  bool good = copy_time(bench, copies->memory + copy_most, copies->memory, copy_most, &us);
+  copies->peak_gb_s = (double)copy_most / us / 1e3;
+  return good;
+}
+
+static bool copies_close(struct compact_bench *bench, const struct copies *copies) {
+  return copies->memory == 0 || gpu_accept(&bench->gpu, bench->gpu.driver->cuMemFree(copies->memory), "cuMemFree");
 }
 
 /* One pass in one call, of which nobody outside the heap has a pointer. */
@@ -240,8 +249,8 @@ static bool compact_alone_time(struct compact_bench *bench, unsigned n, double *
   return good;
 }
 
-static bool rate_of(struct compact_bench *bench, const struct report_csv *csv, double peak, unsigned bytes, unsigned n,
-                    unsigned live_log2) {
+static bool rate_of(struct compact_bench *bench, const struct report_csv *csv, const struct copies *copies,
+                    unsigned bytes, unsigned n, unsigned live_log2) {
   struct compact_work work = {
       .table = (heap_word *)bench->table, .count = (5u << live_log2) / 2, .seed = n, .keep = heap_chance_whole * 2 / 5};
   MAM_HeapCompactInfo info;
@@ -261,13 +270,14 @@ static bool rate_of(struct compact_bench *bench, const struct report_csv *csv, d
       return false;
   }
   double median = numbers_quantile(us + 1, repetitions - 1, 0.5);
-  if (!copy_time(bench, bench->other, bench->table, info.moved_bytes, &copy_us))
+  if (!copy_time(bench, copies->memory + copy_most, copies->memory, info.moved_bytes, &copy_us))
     return false;
   double rate = (double)info.moved_bytes / median / 1e3, copy = (double)info.moved_bytes / copy_us / 1e3;
   report_csv_row(csv, "%u,%u,%llu,%zu,%.2f,%.2f,%.1f,%.1f,%.1f", bytes, n, live, info.moved_bytes, median, copy_us,
-                 rate, copy, peak);
+                 rate, copy, copies->peak_gb_s);
   (void)printf("  %6u  %2u  %9llu  %8.1f  %8.1f  %8.0f  %8.1f  %8.0f   %.2f     %.2f\n", bytes, n, live,
-               (double)info.moved_bytes / (1 << 20), median, rate, copy_us, copy, rate / copy, rate / peak);
+               (double)info.moved_bytes / (1 << 20), median, rate, copy_us, copy, rate / copy,
+               rate / copies->peak_gb_s);
   return true;
 }
 
@@ -275,23 +285,22 @@ static bool rate_run(struct compact_bench *bench) {
   static const unsigned sizes[] = {64, 32, 128, 256, 1024};
   struct report_csv csv;
   bool good = true;
-  double peak = 0;
+  struct copies copies = {0};
   if (!report_csv_open_file(&csv, bench->csv_directory, "compact-rate",
                             "bytes,n,live,moved_bytes,us,copy_us,gb_s,copy_gb_s,copy_peak_gb_s"))
     return false;
-  if (!copy_peak(bench, &peak))
-    return report_csv_close(&csv) && false;
+  good = copies_open(bench, &copies);
   (void)printf("rate: one pass over objects, 40 %% of each page live, two pointers in each, by the host's clock;\n"
                "  of a copy of as many bytes, and of one of 1 GiB, which reaches %.0f GB/s\n"
                "   bytes   n       live  moved MiB        us      GB/s   copy us copy GB/s  share  of 1 GiB\n",
-               peak);
+               copies.peak_gb_s);
   for (unsigned n = 1; good && n <= 3; n++)
-    good = rate_of(bench, &csv, peak, 64, n, 20);
+    good = rate_of(bench, &csv, &copies, 64, n, 20);
   for (size_t i = 1; good && i < (bench->quick ? 2 : sizeof sizes / sizeof sizes[0]); i++)
-    good = rate_of(bench, &csv, peak, sizes[i], 1, sizes[i] < 1024 ? 20 : 17);
+    good = rate_of(bench, &csv, &copies, sizes[i], 1, sizes[i] < 1024 ? 20 : 17);
   if (good && !bench->quick)
-    good = rate_of(bench, &csv, peak, 64, 1, 17);
-  return report_csv_close(&csv) && good;
+    good = rate_of(bench, &csv, &copies, 64, 1, 17);
+  return copies_close(bench, &copies) && report_csv_close(&csv) && good;
 }
 
 /* ---- candidates: a scan, against a bitmap that each free keeps --------------------------------------------------- */

@@ -186,7 +186,8 @@ MAM_OUTLINE mam_warp *mam_warp_open(struct mam_heap_control *control, mam_warp_o
                                     mam_u64 *park) {
   if (control == 0)
     return 0;
-  mam_u32 share = control->heap.page_count; /* a 4096th of the heap, in bytes */
+  /* A 4096th of the heap, in bytes, up to the next power of two. */
+  mam_u32 share = 1u << (32 - mam_leading_zeros_u32(control->heap.page_count - 1));
   options.most_bytes = options.most_bytes < share ? options.most_bytes : share;
   mam_warp_options sound = mam_warp_options_sound(options);
   mam_u64 block = mam_warp_heap_malloc(control, sound.first_bytes);
