@@ -2043,6 +2043,10 @@ MAM_OUTLINE struct mam_place mam_run_claim(struct mam_heap_control *control, mam
   for (int i = 0;
        i < MAM_SCARCE_ROUNDS && place.page == MAM_NO_PAGE && mam_heap_could(control, (mam_u64)pages << MAM_PAGE_SHIFT);
        i++) {
+    /* Who takes a part of what he finds and gives it back makes others look again, as they make him: so each rests
+     * longer every time. */
+    if (i != 0)
+      mam_sleep(i < 8 ? 200u << i : 50000u);
     mam_u32 sum = mam_stamps_rely(control);
     place = MAM_OUT_OF_SIGHT(mam_pages_claim)(control, pages, home);
     if (place.page != MAM_NO_PAGE)
