@@ -86,7 +86,7 @@ static __device__ __forceinline__ mam_u64 mam_read_once_if_u64(int wanted, const
 /* It makes way for what is written, which is read again when pointers are rewritten. */
 static __device__ __forceinline__ struct mam_unit mam_read_unit_once(const struct mam_unit *place) {
   struct mam_unit unit;
-#if __CUDA_ARCH__ >= 800 && !defined(NOHINT)
+#if __CUDA_ARCH__ >= 800
   asm volatile("{\n\t.reg .b64 policy;\n\tcreatepolicy.fractional.L2::evict_first.b64 policy, 1.0;\n\t"
                "ld.global.L1::no_allocate.L2::cache_hint.v2.u64 {%0, %1}, [%2], policy;\n\t}"
                : "=l"(unit.low), "=l"(unit.high)
@@ -275,16 +275,6 @@ static __device__ mam_u32 rewrite_list(const struct mam_compact &compact, struct
   return count;
 }
 
-/* Has the entries of all pages in use in the first cache: of 32 reads that a warp makes together, one that misses holds
- * up all. */
-static __device__ void rewrite_warm(const struct mam_rewriting &rewriting, const mam_u64 *pages) {
-  enum { SECTOR_ENTRIES = 16 };
-  if (rewriting.page_count > MAM_COMPACT_WARM)
-    return;
-  for (mam_u32 page = threadIdx.x * SECTOR_ENTRIES; page < rewriting.page_count; page += TEAM_THREADS * SECTOR_ENTRIES)
-    (void)mam_read_if_u16((pages[page / 64] >> page % 64 & 0xffff) != 0, &rewriting.entries[page]);
-}
-
 /* Those of a block's spans that are in the list; a warp for each part of a span.  The next part's pointers are read
  * before this one's are rewritten. */
 static __device__ void rewrite_listed(const struct mam_rewriting &rewriting, const struct rewrite_room *room,
@@ -312,7 +302,6 @@ static __device__ void rewrite(const struct mam_compact &compact, struct rewrite
   for (mam_u32 i = threadIdx.x; i < compact.types * (sizeof(struct mam_type_info) / 4); i += TEAM_THREADS)
     ((mam_u32 *)room->types)[i] = ((const mam_u32 *)compact.control->types)[i];
   mam_u32 parts = mam_span_parts(&compact);
-  rewrite_warm(rewriting, mam_area_pages(compact.control->superblocks[0]));
   __syncthreads();
   for (mam_u32 first = blockIdx.x; first < compact.state->span_count; first += TEAM_THREADS * gridDim.x) {
     rewrite_listed(rewriting, room, rewrite_list(compact, room, first), parts);

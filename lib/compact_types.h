@@ -13,11 +13,10 @@ enum {
   MAM_COMPACT_GROUP = 4,    /* pages that one thread looks at, as many as candidates has in an element */
   MAM_COMPACT_GROUPS = 32,  /* of a tile: as many threads as a warp has */
   MAM_COMPACT_TILE = MAM_COMPACT_GROUP * MAM_COMPACT_GROUPS,
-  MAM_COMPACT_THREADS = 256,             /* of a block */
+  MAM_COMPACT_THREADS = 320,             /* of a block */
   MAM_COMPACT_BLOCKS = 2,                /* of a multiprocessor, which run together */
   MAM_COMPACT_BATCH = 4,                 /* pointers that a thread rewrites together */
-  MAM_COMPACT_WARM = 131072,             /* pages of which the entries are few enough for the first cache */
-  MAM_UNIT_BATCH = 8,                    /* units that a thread copies together */
+  MAM_UNIT_BATCH = 4,                    /* units that a thread copies together */
   MAM_UNIT_BYTES = 16,                   /* copied by one thread at a time */
   MAM_SPAN_CHUNKS = 32 * MAM_PAGE_WORDS, /* at most */
   MAM_COMPACT_LITTLE = 64                /* a pass merges little if it takes less than one span of so many away */

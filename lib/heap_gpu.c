@@ -170,8 +170,11 @@ cudaError_t heap_gpu_run_together(const struct heap_gpu *gpu, enum heap_kernel k
   cudaError_t error = context_enter(&gpu->context, &visit);
   if (error != cudaSuccess)
     return error;
-  CUresult result = driver->cuLaunchCooperativeKernel(gpu->kernels[kernel], gpu->multiprocessors * blocks, 1, 1,
-                                                      threads, 1, 1, 0, gpu->stream, arguments);
+  CUresult result;
+  do /* with as many blocks as this GPU has room for */
+    result = driver->cuLaunchCooperativeKernel(gpu->kernels[kernel], gpu->multiprocessors * blocks, 1, 1, threads, 1, 1,
+                                               0, gpu->stream, arguments);
+  while (result == CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE && --blocks != 0);
   return finish(gpu, &visit, result, kernel_names[kernel]);
 }
 

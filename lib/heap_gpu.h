@@ -41,7 +41,8 @@ cudaError_t heap_gpu_run(const struct heap_gpu *gpu, enum heap_kernel kernel, si
 cudaError_t heap_gpu_read(const struct heap_gpu *gpu, void *to, uint64_t from, size_t bytes);
 cudaError_t heap_gpu_write(const struct heap_gpu *gpu, uint64_t to, const void *from, size_t bytes);
 
-/* Runs a kernel of so many blocks of threads on each multiprocessor, all at the same time, and waits for it. */
+/* Runs a kernel of so many blocks of threads on each multiprocessor, or of fewer where it has no room for them, all at
+ * the same time, and waits for it. */
 cudaError_t heap_gpu_run_together(const struct heap_gpu *gpu, enum heap_kernel kernel, unsigned blocks,
                                   unsigned threads, void **arguments);
 
