@@ -24,7 +24,8 @@ static jmp_buf coroutine_places[COROUTINES], coroutine_caller;
 static bool coroutine_began[COROUTINES], coroutine_lives[COROUTINES];
 static _Alignas(16) char coroutine_stacks[COROUTINES][COROUTINE_STACK_BYTES];
 static void (*coroutine_body)(int which);
-/* -1: none.  Volatile: it is another after every yield, which a compiler that sees through the calls is not to guess. */
+/* -1: none.  Volatile: it is another after every yield, which a compiler that sees through the calls is not to guess.
+ */
 static volatile int coroutine_running = -1;
 
 /* Each has the same body, which is told its number. */
