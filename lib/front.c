@@ -1121,6 +1121,7 @@ static cudaError_t large_take(struct front *front, const struct front_request *r
                              .generation = miss->generation,
                              .size = request->size,
                              .site = request->site,
+                             .tag = request->tag,
                              .effort = effort == POOL_TAKE_ANY && request->at_once ? POOL_TAKE_AT_ONCE : effort,
                              .growth_bytes = growth_bytes(miss, request->size),
                              .passed = miss->passed,
@@ -1136,8 +1137,6 @@ static cudaError_t large_take(struct front *front, const struct front_request *r
   bool attached = front->pool == miss->pool && front->generation == miss->generation;
   bool deserted = crowd_count(front, block.contended);
   struct shelf *clear = attached ? shelf_claim(front, block.bytes, request->tag) : NULL;
-  if (attached)
-    block.segment->as.used.tag = request->tag;
   if (attached && !front->shelves_off) {
     front->owns = true;
     owned_remember(owned_pair(front, block.address), block.address, block.segment, block.ticket,

@@ -566,18 +566,20 @@ static void peak_update_locked(struct mam_pool *pool) {
     pool->peak_used_bytes = pool->segments.bytes[SEGMENT_USED];
 }
 
-/* A segment becomes the program's. */
-static void hand_out_locked(struct mam_pool *pool, struct segment *segment, size_t size, const void *site,
+/* A segment becomes the program's.  From the unlock on any thread may free the block, by an address that it had of a
+ * block before this one: what the segment says is therefore written here. */
+static void hand_out_locked(struct mam_pool *pool, struct segment *segment, const struct pool_order *order,
                             struct pool_block *block) {
   *block = (struct pool_block){segment, segment->base, segment->bytes, pool->ticket_next, false};
   pool->ticket_next += 2;
-  segment->as.used.requested_bytes = size;
-  segment->as.used.site = site;
-  /* relaxed: frees by other threads come after the program gave them the address */
+  segment->as.used.requested_bytes = order->size;
+  segment->as.used.site = order->site;
+  segment->as.used.tag = order->tag;
+  /* relaxed: whoever frees it now does so with the lock */
   atomic_store_explicit(&segment->ticket, block->ticket, memory_order_relaxed);
   class_count_locked(pool, segment->bytes, 1);
   pool->malloc_count++;
-  pool->requested_bytes += size;
+  pool->requested_bytes += order->size;
   peak_update_locked(pool);
 }
 
@@ -684,7 +686,7 @@ cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, str
     pool_unlock(pool);
     return any && no_host_memory ? error_set(error, "no host memory for a segment") : error;
   }
-  hand_out_locked(pool, segment, order->size, order->site, block);
+  hand_out_locked(pool, segment, order, block);
   block->contended = contended;
   pool_unlock(pool);
   return cudaSuccess;
@@ -803,29 +805,29 @@ cudaError_t pool_free_stream(void *address, uint64_t stream) {
   return free_by_rule((uintptr_t)address, &(struct rule){.reuse = MAM_REUSE_STREAM, .stream = stream}, NULL);
 }
 
-static bool stream_take_locked(struct mam_pool *pool, uint64_t id, size_t size, const void *site,
+static bool stream_take_locked(struct mam_pool *pool, const struct pool_order *order, uint64_t id,
                                struct pool_block *block) {
   struct pool_stream *stream = stream_find_locked(pool, id);
-  size_t bytes = round_up(size, pool->config.alignment);
+  size_t bytes = round_up(order->size, pool->config.alignment);
   struct segment *segment = NULL;
-  if (stream != NULL && bytes >= size)
+  if (stream != NULL && bytes >= order->size)
     segment = segment_retake(&pool->segments, &stream->waiting, bytes);
   if (segment == NULL)
     return false;
-  hand_out_locked(pool, segment, size, site, block);
+  hand_out_locked(pool, segment, order, block);
   pool->stream_hit_count++;
   return true;
 }
 
 cudaError_t pool_take_stream(struct mam_pool *pool, uint64_t default_id, size_t size, const void *site, uint64_t stream,
                              struct pool_block *block) {
+  struct pool_order order = {.default_id = default_id, .size = size, .site = site, .effort = POOL_TAKE_ANY};
   pool_lock(pool);
   cudaError_t error = pool_expect_locked(pool, default_id);
-  bool taken = error == cudaSuccess && stream_take_locked(pool, stream, size, site, block);
+  bool taken = error == cudaSuccess && stream_take_locked(pool, &order, stream, block);
   pool_unlock(pool);
   if (taken || error != cudaSuccess)
     return error;
-  struct pool_order order = {.default_id = default_id, .size = size, .site = site, .effort = POOL_TAKE_ANY};
   return pool_take(pool, &order, block);
 }
 

@@ -203,7 +203,8 @@ cudaError_t pool_malloc(struct mam_pool *pool, uint64_t default_id, size_t size,
 
 /* ---- For front.c ---- */
 
-/* A block that the pool handed out: its segment is the caller's to read until it is freed. */
+/* A block that the pool handed out.  Its segment is not the caller's: another thread may free the block at any time, by
+ * an address that it had of an earlier one.  With the ticket a caller can find out. */
 struct pool_block {
   struct segment *segment;
   uintptr_t address;
@@ -224,7 +225,7 @@ enum pool_effort { POOL_TAKE_FREE, POOL_TAKE_GROWTH, POOL_TAKE_ANY, POOL_TAKE_AT
 struct pool_order {
   uint64_t default_id, generation;
   size_t size;
-  const void *site;
+  const void *site, *tag;
   enum pool_effort effort;
   size_t growth_bytes; /* of POOL_TAKE_GROWTH */
   struct segment *const *passed;

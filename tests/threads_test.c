@@ -325,6 +325,37 @@ static void *pools_come_and_go(void *number) {
 START_TEST(pools_come_and_go_while_others_free) { run_threads(pools_come_and_go, THREADS); }
 END_TEST
 
+/* A program's error: one thread frees an address again and again that another is given again and again. */
+static MAM_Pool guessed_pool;
+static _Atomic(void *) guessed_block;
+
+static void *malloc_beside_guesses(void *number) {
+  while (!time_is_up()) {
+    void *block;
+    if ((uintptr_t)number == 1) {
+      EXPECT(MAM_PoolMalloc(guessed_pool, &block, MIB) == cudaSuccess);
+      atomic_store(&guessed_block, block);
+    }
+    cudaError_t error = MAM_CudaFree(atomic_load(&guessed_block));
+    EXPECT(error == cudaSuccess || error == cudaErrorInvalidValue);
+  }
+  return NULL;
+}
+
+START_TEST(frees_of_a_guessed_address_break_nothing) {
+  MAM_PoolOptions options = MAM_POOL_OPTIONS_INIT;
+  MAM_PoolInfo info = {.struct_size = sizeof info};
+  options.source = MAM_SOURCE_HOST, options.chunk_bytes = 2 * MIB, options.limit_bytes = 8 * MIB;
+  options.reuse = _i == 0 ? MAM_REUSE_FENCED : MAM_REUSE_IMMEDIATE;
+  ck_assert_int_eq(MAM_PoolCreate(&guessed_pool, &options), cudaSuccess);
+  atomic_store(&guessed_block, NULL);
+  run_threads(malloc_beside_guesses, 3);
+  ck_assert_int_eq(MAM_PoolGetInfo(guessed_pool, &info), cudaSuccess);
+  ck_assert_uint_eq(info.used_count, 0);
+  ck_assert_int_eq(MAM_PoolDestroy(guessed_pool), cudaSuccess);
+}
+END_TEST
+
 /* ---- Elastic pools ---- */
 
 /* The imaginary elastic source, for several threads. */
@@ -471,6 +502,7 @@ int main(void) {
   tcase_add_test(all, first_mallocs_at_once_make_one_environment);
   tcase_add_loop_test(all, environment_ends_and_comes_back_under_its_users, 0, THREADS);
   tcase_add_test(all, pools_come_and_go_while_others_free);
+  tcase_add_loop_test(all, frees_of_a_guessed_address_break_nothing, 0, 2);
   tcase_add_test(all, blocks_keep_their_content_while_the_pool_is_trimmed);
   tcase_add_test(all, child_of_a_busy_process_can_allocate);
   suite_add_tcase(suite, all);
