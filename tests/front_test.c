@@ -11,10 +11,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
 
+#include "busy_fork.h"
 #include "client.h"
 #include "mam.h"
 #include "run_suite.h"
@@ -523,32 +522,25 @@ START_TEST(numbers_add_up_at_any_moment) {
 }
 END_TEST
 
-static void child(void) {
+static int child(void) {
   char *blocks[2000];
   for (int i = 0; i < 2000; i++)
     if ((blocks[i] = get(1 + (size_t)i * 9)) == NULL)
-      _exit(2);
+      return 2;
   memset(blocks[1], 1, 10);
   for (int i = 0; i < 2000; i++)
     put(blocks[i]);
   refused(blocks[0]);
   MAM_PoolInfo info = info_now();
   EXPECT(info.used_bytes + info.waiting_bytes + info.free_bytes == info.reserved_bytes);
-  _exit(faults == 0 ? 0 : 1);
+  return faults == 0 ? 0 : 1;
 }
 
 static void *fork_body(void *number) {
   if ((uintptr_t)number != 1)
     return traffic(number);
-  while (!time_is_up()) {
-    int status = -1;
-    pid_t pid = fork();
-    if (pid == 0) {
-      alarm(20);
-      child();
-    }
-    EXPECT(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
-  }
+  while (!time_is_up())
+    EXPECT(busy_fork(child));
   return NULL;
 }
 

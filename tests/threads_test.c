@@ -7,11 +7,11 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "biased.h"
+#include "busy_fork.h"
 #include "imaginary_source.h"
 #include "run_suite.h"
 
@@ -462,24 +462,19 @@ const char *__tsan_default_options(void);
 const char *__tsan_default_options(void) { return "die_after_fork=0"; }
 #endif
 
+static int child(void) {
+  void *block = NULL;
+  (void)MAM_Destroy();
+  return MAM_CudaMalloc(&block, 100) == cudaSuccess && MAM_CudaFree(block) == cudaSuccess ? 0 : 1;
+}
+
 START_TEST(child_of_a_busy_process_can_allocate) {
   pthread_t threads[4];
-  void *block = NULL;
   end_ms = now_ms() + 600000; /* until all children have ended */
   for (uintptr_t i = 0; i < 4; i++)
     ck_assert_int_eq(pthread_create(&threads[i], NULL, create_destroy_malloc_free, (void *)(i + 1)), 0);
-  for (int i = 0; i < 20; i++) {
-    pid_t child = fork();
-    ck_assert_int_ge(child, 0);
-    if (child == 0) {
-      (void)alarm(20); /* a lock left behind would hang */
-      (void)MAM_Destroy();
-      _exit(MAM_CudaMalloc(&block, 100) == cudaSuccess && MAM_CudaFree(block) == cudaSuccess ? 0 : 1);
-    }
-    int status;
-    ck_assert_int_eq(waitpid(child, &status, 0), child);
-    ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child ended with status %#x", (unsigned)status);
-  }
+  for (int i = 0; i < 20; i++)
+    ck_assert(busy_fork(child));
   end_ms = 0;
   for (int i = 0; i < 4; i++)
     ck_assert_int_eq(pthread_join(threads[i], NULL), 0);
