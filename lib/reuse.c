@@ -13,8 +13,9 @@ static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER; /* of all, and of u
 /* acquire: the content of the first; pairs with the release in reuse_new */
 static struct reuse *reuse_first(void) { return atomic_load_explicit(&all, memory_order_acquire); }
 
-/* A fence on an idle GPU is done by then (H200); beside this, growth takes ten times as long. */
-enum { REUSE_SOON_NS = 10000 };
+/* A fence on an idle GPU is done by the first of these (H200), and beside the second growth takes ten times as long.  A
+ * GPU that has work to do is slower: then the next few fences are given no time, twice as many after each slow one. */
+enum { REUSE_QUICK_NS = 5000, REUSE_SOON_NS = 10000, REUSE_HASTE_MOST = 63 };
 
 static int64_t now_ns(void) {
   struct timespec now;
@@ -231,12 +232,32 @@ bool reuse_reach(struct reuse *reuse, uint64_t epoch) {
   return reached;
 }
 
+/* Whether the GPU may be given time, after so many fences that were not. */
+static bool haste_over(struct reuse *reuse) {
+  mutex_lock(&reuse->lock);
+  bool over = reuse->haste == 0;
+  reuse->haste -= !over;
+  pthread_mutex_unlock(&reuse->lock);
+  return over;
+}
+
+static void haste_set(struct reuse *reuse, bool quick) {
+  mutex_lock(&reuse->lock);
+  reuse->haste_next = quick ? 0 : reuse->haste_next < REUSE_HASTE_MOST ? 2 * reuse->haste_next + 1 : REUSE_HASTE_MOST;
+  reuse->haste = reuse->haste_next;
+  pthread_mutex_unlock(&reuse->lock);
+}
+
 bool reuse_reach_soon(struct reuse *reuse, uint64_t epoch) {
   bool reached = reuse_reach(reuse, epoch);
-  if (reached || !reuse_can_fence(reuse))
+  if (reached || !reuse_can_fence(reuse) || !haste_over(reuse))
     return reached;
-  for (int64_t end_ns = now_ns() + REUSE_SOON_NS; !reached && now_ns() < end_ns;)
+  int64_t start_ns = now_ns(), spent_ns = 0;
+  while (!reached && spent_ns < REUSE_SOON_NS) {
     reached = reuse_reach(reuse, epoch);
+    spent_ns = now_ns() - start_ns;
+  }
+  haste_set(reuse, reached && spent_ns < REUSE_QUICK_NS);
   return reached;
 }
 

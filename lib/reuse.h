@@ -56,6 +56,7 @@ struct reuse {
   CUstream noticed;                        /* a stream that was seen being captured, NULL if none is */
   unsigned synchronizing;                  /* threads that wait for the GPU */
   uint64_t fence_count;                    /* recorded ever */
+  unsigned haste, haste_next;              /* so many fences are given no time; and as many after the next slow one */
 };
 
 /* The one of the source's context, or one of its own for a source without a context.  NULL: no host memory. */
