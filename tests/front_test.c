@@ -290,7 +290,7 @@ static void *odd_traffic(void *number) {
     char **slot = &mine[random_below(&random, HELD)];
     if (*slot != NULL)
       put(*slot);
-    *slot = *slot != NULL ? NULL : get((32 << 10) + random_below(&random, 2 * MIB));
+    *slot = *slot != NULL ? NULL : get((4 << 10) + random_below(&random, 2 * MIB));
   }
   return NULL;
 }
