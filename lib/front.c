@@ -1112,8 +1112,7 @@ static void shelf_make_room(struct front *front, struct shelf *shelf, unsigned b
   biased_leave(&front->lock);
 }
 
-/* cudaErrorInvalidResourceHandle if the pool has ended, whatever its struct is now; then nothing is left of the block.
- */
+/* cudaErrorInvalidResourceHandle if the pool has ended, whatever its struct is now. */
 static cudaError_t large_take(struct front *front, const struct front_request *request, enum pool_effort effort,
                               struct miss *miss, uintptr_t *address) {
   struct pool_block block;
@@ -1147,12 +1146,8 @@ static cudaError_t large_take(struct front *front, const struct front_request *r
     shelf_return(front, clear, SHELF_BLOCKS);
   if (deserted)
     bins_return(front);
-  if (!attached) {
-    (void)pool_free((void *)block.address, NULL);
-    return cudaErrorInvalidResourceHandle;
-  }
   *address = block.address;
-  return cudaSuccess;
+  return attached ? cudaSuccess : cudaErrorInvalidResourceHandle; /* the pool ended since, and the block with it */
 }
 
 /* Serves from a bin if a fence says that the GPU is done with its oldest block. */
@@ -1550,17 +1545,21 @@ cudaError_t front_malloc_stream(const struct front_request *request, uint64_t st
   cudaError_t error = front_get(request->pool, request->default_id, &front);
   if (error != cudaSuccess)
     return error;
-  live_add(front, 1); /* as in front_try */
-  error = pool_take_stream(request->pool, request->default_id, request->size, request->site, stream, &block);
-  if (error == cudaSuccess && front_attached(front, request->pool)) {
+  biased_enter(&front->lock);
+  struct pool_order order = {.default_id = request->default_id,
+                             .generation = front->generation,
+                             .size = request->size,
+                             .site = request->site,
+                             .effort = POOL_TAKE_ANY};
+  number_add(&front->numbers.live, 1); /* as in front_try */
+  biased_leave(&front->lock);
+  error = pool_take_stream(request->pool, &order, stream, &block);
+  if (error == cudaSuccess && !front_attached(front, request->pool))
+    error = cudaErrorInvalidResourceHandle; /* as in large_take */
+  if (error == cudaSuccess)
     *address = block.address;
-    return cudaSuccess;
-  }
-  live_add(front, -1);
-  if (error == cudaSuccess) { /* the pool ended meanwhile, and its struct is another by now */
-    (void)pool_free((void *)block.address, NULL);
-    error = cudaErrorInvalidResourceHandle;
-  }
+  else
+    live_add(front, -1);
   return error;
 }
 

@@ -659,12 +659,19 @@ static void grow_in_place_locked(struct mam_pool *pool, size_t bytes) {
     (void)grow_or_find_locked(pool, bytes, false);
 }
 
+/* Errors: as pool_malloc. */
+static cudaError_t order_expect_locked(const struct mam_pool *pool, const struct pool_order *order) {
+  cudaError_t error = pool_expect_locked(pool, order->default_id);
+  bool other = order->generation != POOL_ANY_GENERATION && order->generation != pool->generation;
+  return error == cudaSuccess && other ? cudaErrorInvalidResourceHandle : error;
+}
+
 cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, struct pool_block *block) {
   bool contended = pthread_mutex_trylock(&pool->lock) != 0;
   if (contended)
     pool_lock(pool);
-  cudaError_t error = pool_expect_locked(pool, order->default_id);
-  if (error == cudaSuccess && order->passed_count > 0 && order->generation == pool->generation)
+  cudaError_t error = order_expect_locked(pool, order);
+  if (error == cudaSuccess && order->passed_count > 0)
     give_kept_locked(pool, order->passed, order->passed_count, &rule_immediate);
   if (error != cudaSuccess) {
     pool_unlock(pool);
@@ -819,16 +826,13 @@ static bool stream_take_locked(struct mam_pool *pool, const struct pool_order *o
   return true;
 }
 
-cudaError_t pool_take_stream(struct mam_pool *pool, uint64_t default_id, size_t size, const void *site, uint64_t stream,
+cudaError_t pool_take_stream(struct mam_pool *pool, const struct pool_order *order, uint64_t stream,
                              struct pool_block *block) {
-  struct pool_order order = {.default_id = default_id, .size = size, .site = site, .effort = POOL_TAKE_ANY};
   pool_lock(pool);
-  cudaError_t error = pool_expect_locked(pool, default_id);
-  bool taken = error == cudaSuccess && stream_take_locked(pool, &order, stream, block);
+  cudaError_t error = order_expect_locked(pool, order);
+  bool taken = error == cudaSuccess && stream_take_locked(pool, order, stream, block);
   pool_unlock(pool);
-  if (taken || error != cudaSuccess)
-    return error;
-  return pool_take(pool, &order, block);
+  return taken || error != cudaSuccess ? error : pool_take(pool, order, block);
 }
 
 /* ---- For the fronts ---- */

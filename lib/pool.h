@@ -217,10 +217,11 @@ struct pool_block {
 cudaError_t pool_enter(struct mam_pool *pool, uint64_t default_id);
 void pool_exit(struct mam_pool *pool);
 
-/* pool_malloc, from what is free, or by growing in place, by growth_bytes at least, to at most half of the limit (else
- * cudaErrorMemoryAllocation without an error text), or by all means, or by all that never wait for the GPU.  Before
- * that, passed_count segments that nothing uses any more become free, unless the pool is of another generation by now:
- * then they are none of its own. */
+/* pool_malloc of the pool of that generation, if it has not ended: from what is free, or by growing in place, by
+ * growth_bytes at least, to at most half of the limit (else cudaErrorMemoryAllocation without an error text), or by all
+ * means, or by all that never wait for the GPU.  Before that, passed_count of its segments that nothing uses any more
+ * become free. */
+#define POOL_ANY_GENERATION 0
 enum pool_effort { POOL_TAKE_FREE, POOL_TAKE_GROWTH, POOL_TAKE_ANY, POOL_TAKE_AT_ONCE };
 struct pool_order {
   uint64_t default_id, generation;
@@ -234,7 +235,7 @@ struct pool_order {
 cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, struct pool_block *block);
 
 /* Takes used segments back whose blocks were freed in epoch or earlier, unless the pool is of another generation by
- * now, as pool_take. */
+ * now: then they are none of its own. */
 void pool_give(struct mam_pool *pool, uint64_t generation, struct segment *const *segments, unsigned count,
                uint64_t epoch);
 
@@ -256,7 +257,7 @@ void pool_crowd(struct mam_pool *pool);
 bool pool_to_be_watched(struct mam_pool *pool);
 
 /* For work on a stream, by its id: memory freed on it comes first, and may still be in use there. */
-cudaError_t pool_take_stream(struct mam_pool *pool, uint64_t default_id, size_t size, const void *site, uint64_t stream,
+cudaError_t pool_take_stream(struct mam_pool *pool, const struct pool_order *order, uint64_t stream,
                              struct pool_block *block);
 cudaError_t pool_free_stream(void *address, uint64_t stream);
 

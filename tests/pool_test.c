@@ -173,6 +173,27 @@ START_TEST(refused_malloc_changes_nothing_but_the_count_of_failures) {
 }
 END_TEST
 
+/* A thread that was about to take from a pool gets nothing of the one that came into its struct since. */
+START_TEST(orders_for_a_pool_that_ended_are_refused) {
+  struct pool_order order = {.default_id = POOL_ANY_ID, .size = 512, .effort = POOL_TAKE_ANY};
+  struct pool_block block;
+  open_pool(&fixed_8_mib);
+  struct mam_pool *ended = pool;
+  order.generation = pool->generation;
+  ck_assert_int_eq(pool_take(pool, &order, &block), cudaSuccess);
+  ck_assert_int_eq(pool_close(pool, 0), cudaSuccess);
+  ck_assert_int_eq(pool_take(ended, &order, &block), cudaErrorInvalidResourceHandle);
+  open_pool(&fixed_8_mib);
+  ck_assert_ptr_eq(pool, ended);
+  ck_assert_int_eq(pool_take(pool, &order, &block), cudaErrorInvalidResourceHandle);
+  ck_assert_int_eq(pool_take_stream(pool, &order, 1, &block), cudaErrorInvalidResourceHandle);
+  ck_assert_uint_eq(info_now().malloc_count, 0);
+  order.generation = pool->generation;
+  ck_assert_int_eq(pool_take_stream(pool, &order, 1, &block), cudaSuccess);
+  check_pool();
+}
+END_TEST
+
 START_TEST(wrong_frees_are_refused_and_harm_nothing) {
   open_pool(&fixed_8_mib);
   char *block = must_malloc(4096), *neighbour = must_malloc(4096);
@@ -1173,6 +1194,7 @@ int main(void) {
   tcase_add_test(tests, size_is_rounded_up_to_the_alignment);
   tcase_add_loop_test(tests, huge_size_is_out_of_memory, 0, 4);
   tcase_add_test(tests, refused_malloc_changes_nothing_but_the_count_of_failures);
+  tcase_add_test(tests, orders_for_a_pool_that_ended_are_refused);
   tcase_add_test(tests, wrong_frees_are_refused_and_harm_nothing);
   tcase_add_test(tests, freed_memory_waits_and_fresh_memory_is_used_instead);
   tcase_add_test(tests, malloc_synchronises_only_where_it_would_fail);
