@@ -356,6 +356,54 @@ START_TEST(frees_of_a_guessed_address_break_nothing) {
 }
 END_TEST
 
+/* Programs' errors by many threads: blocks are freed again and again, also when they are others' by then.  The pool is
+ * sound all the while, and nothing is lost. */
+enum { WRONGED = 32 };
+static _Atomic(void *) wronged[WRONGED];
+static const char wronged_tag;
+
+static void *wrong_traffic(void *number) {
+  static const size_t sizes[] = {64, 4096, 20000, 300000};
+  uint64_t state = (uintptr_t)number * UINT64_C(0x9E3779B97F4A7C15);
+  while (!time_is_up()) {
+    _Atomic(void *) *slot = &wronged[random_below(&state, WRONGED)];
+    unsigned choice = random_below(&state, 4);
+    void *block = NULL;
+    cudaError_t error = cudaSuccess;
+    if (choice == 0)
+      error = MAM_PoolMallocTagged(guessed_pool, &block, sizes[random_below(&state, 4)], &wronged_tag);
+    else if (choice == 1)
+      error = MAM_PoolMalloc(guessed_pool, &block, sizes[random_below(&state, 4)]);
+    else /* it stays in the slot */
+      error = MAM_CudaFree((void *)((uintptr_t)atomic_load(slot) + (choice == 2 ? 0 : 512)));
+    EXPECT(choice < 2 ? error == cudaSuccess : error == cudaSuccess || error == cudaErrorInvalidValue);
+    if (block != NULL && (block = atomic_exchange(slot, block)) != NULL) {
+      error = MAM_CudaFree(block);
+      EXPECT(error == cudaSuccess || error == cudaErrorInvalidValue);
+    }
+  }
+  return NULL;
+}
+
+START_TEST(wrong_frees_by_many_threads_break_nothing) {
+  MAM_PoolOptions options = MAM_POOL_OPTIONS_INIT;
+  MAM_PoolInfo info = {.struct_size = sizeof info};
+  options.source = MAM_SOURCE_HOST, options.chunk_bytes = 16 * MIB, options.limit_bytes = 64 * MIB;
+  options.reuse = _i == 0 ? MAM_REUSE_FENCED : MAM_REUSE_IMMEDIATE;
+  ck_assert_int_eq(MAM_PoolCreate(&guessed_pool, &options), cudaSuccess);
+  for (size_t i = 0; i < WRONGED; i++)
+    atomic_store(&wronged[i], NULL);
+  run_threads(wrong_traffic, THREADS);
+  for (size_t i = 0; i < WRONGED; i++)
+    (void)MAM_CudaFree(atomic_load(&wronged[i]));
+  ck_assert_int_eq(MAM_PoolGetInfo(guessed_pool, &info), cudaSuccess);
+  ck_assert_uint_eq(info.used_count, 0);
+  ck_assert_uint_eq(info.malloc_count, info.free_call_count);
+  ck_assert_uint_eq(info.used_bytes + info.waiting_bytes + info.free_bytes, info.reserved_bytes);
+  ck_assert_int_eq(MAM_PoolDestroy(guessed_pool), cudaSuccess);
+}
+END_TEST
+
 /* ---- Elastic pools ---- */
 
 /* The imaginary elastic source, for several threads. */
@@ -498,6 +546,7 @@ int main(void) {
   tcase_add_loop_test(all, environment_ends_and_comes_back_under_its_users, 0, THREADS);
   tcase_add_test(all, pools_come_and_go_while_others_free);
   tcase_add_loop_test(all, frees_of_a_guessed_address_break_nothing, 0, 2);
+  tcase_add_loop_test(all, wrong_frees_by_many_threads_break_nothing, 0, 2);
   tcase_add_test(all, blocks_keep_their_content_while_the_pool_is_trimmed);
   tcase_add_test(all, child_of_a_busy_process_can_allocate);
   suite_add_tcase(suite, all);
