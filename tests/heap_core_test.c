@@ -307,7 +307,6 @@ static bool in_a_superblock(const char *block, size_t bytes) {
   return false;
 }
 
-/* Whatever the search for pages has learned in a large superblock, it stays within a small one. */
 /* What waits in parks of warp heaps, of chunks' and of runs' sizes, goes to who has no other memory; and so do pages
  * when only they do. */
 START_TEST(a_full_heap_takes_what_waits) {
@@ -332,6 +331,98 @@ START_TEST(a_full_heap_takes_what_waits) {
 }
 END_TEST
 
+/* ---- Pages: searches against a plain array ---- */
+
+enum { SEARCHED_PAGES = 4 * 4096 + 1234 };
+static bool taken[SEARCHED_PAGES];
+
+/* The longest run of pages that is there. */
+static mam_u32 longest_run(void) {
+  mam_u32 longest = 0, here = 0;
+  for (mam_u32 page = 0; page < SEARCHED_PAGES; page++) {
+    here = taken[page] ? 0 : here + 1;
+    longest = here > longest ? here : longest;
+  }
+  return longest;
+}
+
+static void take_or_leave(mam_u32 page, mam_u32 count, bool takes) {
+  for (mam_u32 i = page; i < page + count; i++) {
+    ck_assert_uint_ne(taken[i], takes);
+    taken[i] = takes;
+  }
+}
+
+/* What is known to be missing is: of all, and of each part, in which a run begins. */
+static void check_what_is_known(struct mam_area area, mam_u32 longest) {
+  mam_u32 known = *mam_area_shortage(area) & MAM_SHORT_PAGES;
+  ck_assert(known == 0 || longest < known);
+  for (mam_u32 page = 0, here = 0; page < SEARCHED_PAGES; page++) {
+    mam_u32 last = SEARCHED_PAGES - 1 - page; /* from the top down: here is the length of the run that begins there */
+    here = taken[last] ? 0 : here + 1;
+    known = mam_area_parts(area)[last >> 12] & MAM_SHORT_PAGES;
+    ck_assert(known == 0 || here < known);
+  }
+}
+
+static struct mam_area begin_searches(void) {
+  model = heap_model_create(72 * MIB, 4);
+  struct mam_area area = model->control->superblocks[0];
+  ck_assert_uint_ge(area.page_count, SEARCHED_PAGES);
+  if (area.page_count > SEARCHED_PAGES) /* the rest is nobody's */
+    ck_assert_uint_eq(mam_run_take_at(SEARCHED_PAGES, area.page_count - SEARCHED_PAGES, area),
+                      area.page_count - SEARCHED_PAGES);
+  memset(taken, 0, sizeof taken);
+  return area;
+}
+
+/* What comes back on one side of the end of a part makes a run longer that begins in the other. */
+START_TEST(runs_over_the_end_of_a_part_are_found) {
+  struct mam_area area = begin_searches();
+  ck_assert_uint_eq(mam_run_take_at(0, SEARCHED_PAGES, area), SEARCHED_PAGES);
+  for (mam_u32 end = 4096; end < SEARCHED_PAGES; end += 4096) {
+    mam_u32 first = _i == 0 ? end - 2 : end, second = _i == 0 ? end : end - 2;
+    mam_pages_release(area, first, 2);
+    for (mam_u32 from = 0; from < 300; from += 60)
+      ck_assert_uint_eq(mam_pages_search(area, 4, from), MAM_NO_PAGE);
+    mam_pages_release(area, SEARCHED_PAGES - 1, 1); /* now nothing is known of the whole, only of its parts */
+    ck_assert_uint_eq(mam_run_take_at(SEARCHED_PAGES - 1, 1, area), 1);
+    mam_pages_release(area, second, 2);
+    ck_assert_uint_eq(mam_pages_search(area, 4, 0), end - 2);
+  }
+}
+END_TEST
+
+/* A search finds a run if there is one, wherever it begins and ends, and whatever earlier searches found out. */
+START_TEST(searches_find_what_there_is) {
+  static struct { mam_u32 page, count; } runs[SEARCHED_PAGES];
+  mam_u32 count = 0;
+  struct mam_area area = begin_searches();
+  for (unsigned step = 0; step < 30000; step++) {
+    bool fills = step / 2000 % 2 == 0;
+    mam_u32 wanted = 1 + random_below(random_below(8) == 0 ? 200 : random_below(4) == 0 ? 64 : 12);
+    if (count == 0 || random_below(16) < (fills ? 11 : 7)) {
+      mam_u32 longest = longest_run(), page = mam_pages_search(area, wanted, random_below(area.page_count / 64 + 2));
+      ck_assert_msg((page != MAM_NO_PAGE) == (wanted <= longest), "%u pages of at most %u are %s", (unsigned)wanted,
+                    (unsigned)longest, page == MAM_NO_PAGE ? "not found" : "found");
+      if (page != MAM_NO_PAGE) {
+        take_or_leave(page, wanted, true);
+        runs[count].page = page;
+        runs[count++].count = wanted;
+      }
+      if (step % 16 == 0)
+        check_what_is_known(area, longest_run());
+      continue;
+    }
+    mam_u32 which = random_below(count), page = runs[which].page, pages = runs[which].count;
+    mam_pages_release(area, page, pages);
+    take_or_leave(page, pages, false);
+    runs[which] = runs[--count];
+  }
+}
+END_TEST
+
+/* Whatever the search for pages has learned in a large superblock, it stays within a small one. */
 START_TEST(superblocks_of_different_sizes_are_kept_apart) {
   model = heap_model_create(MIB, 2);
   heap_model_grow(model, 64 * MIB);
@@ -400,6 +491,8 @@ int main(void) {
   tcase_add_test(tests, the_largest_run_is_the_superblock);
   tcase_add_test(tests, a_heap_grows_while_it_is_full);
   tcase_add_loop_test(tests, a_full_heap_takes_what_waits, 0, 2);
+  tcase_add_test(tests, searches_find_what_there_is);
+  tcase_add_loop_test(tests, runs_over_the_end_of_a_part_are_found, 0, 2);
   tcase_add_test(tests, superblocks_of_different_sizes_are_kept_apart);
   tcase_add_loop_test(tests, long_runs_of_a_lazy_heap_are_apart_and_come_back, 0, 2);
   tcase_add_loop_test(tests, random_operations_keep_every_block_whole, 0, 2);

@@ -172,6 +172,16 @@ static const char *left_over(void) {
   return NULL;
 }
 
+/* What a search found to be missing is not there. */
+static const char *known_wrongly(void) {
+  struct mam_area area = model->control->superblocks[0];
+  mam_u32 known[] = {*mam_area_shortage(area) & MAM_SHORT_PAGES, mam_area_parts(area)[0] & MAM_SHORT_PAGES};
+  for (unsigned i = 0; i < 2; i++)
+    if (known[i] != 0 && mam_run_find(mam_area_pages(area)[0], known[i]) != 64)
+      return "pages that are there are known to be missing";
+  return NULL;
+}
+
 static const char *judge(void) {
   const char *fault = violation;
   for (unsigned i = 0; i < THREADS && fault == NULL; i++)
@@ -182,6 +192,7 @@ static const char *judge(void) {
   bool lazy_still = model->control->mode != MAM_MODE_WATCHED; /* then free chunks are in no map, and empty spans stay */
   fault = fault != NULL || lazy_still ? fault : hidden();
   fault = fault != NULL ? fault : stray_pages();
+  fault = fault != NULL ? fault : known_wrongly();
   fault = fault != NULL || lazy_still ? fault : left_over();
   if (fault == NULL && scenario->conclude != NULL) {
     scenario->conclude();
@@ -364,13 +375,27 @@ static void take_a_run(void) {
   hold((void *)(uintptr_t)address);
 }
 /* The same, but for looking again. */
-static void take_pages(void) {
-  struct mam_place place = mam_pages_claim(model->control, 3, 0);
+static void take_some_pages(mam_u32 count) {
+  struct mam_place place = mam_pages_claim(model->control, count, 0);
   if (place.page == MAM_NO_PAGE)
     return;
   mam_store_relaxed_u16(&mam_area_entries(place.area)[place.page], MAM_ENTRY_RUN);
-  mam_store_relaxed_u64(&place.area.words[place.page * MAM_PAGE_WORDS], (mam_u64)MAM_CLASS_RUN << 56 | 3);
+  mam_store_relaxed_u64(&place.area.words[place.page * MAM_PAGE_WORDS], (mam_u64)MAM_CLASS_RUN << 56 | count);
   hold((void *)(uintptr_t)mam_area_address(place.area, place.page));
+}
+static void take_pages(void) { take_some_pages(3); }
+/* The search goes everywhere, not only near the home. */
+static void search_pages(mam_u32 count) {
+  mam_u32 page = mam_pages_search(model->control->superblocks[0], count, 0);
+  if (page != MAM_NO_PAGE)
+    mam_pages_release(model->control->superblocks[0], page, count);
+}
+static void search_few(void) { search_pages(3); }
+static void known_to_be_short(void) {
+  little_room();
+  search_pages(20);
+  if ((*mam_area_shortage(model->control->superblocks[0]) & MAM_SHORT_PAGES) != 20)
+    ck_abort_msg("a search in vain is forgotten");
 }
 static void free_run(void) { free_prepared(0); }
 static void free_twice(void) {
@@ -424,6 +449,7 @@ static const struct scenario scenarios[] = {
     {"a new span against a sweep", 2, lazy, {take_tickets, sweep}, swept},
     {"two sweeps", 2, lazy_one_left, {sweep, sweep}, swept},
     {"pages that come back", 3, little_room, {free_run, take_pages, take_pages}, NULL},
+    {"pages that come back against a search", 2, known_to_be_short, {free_run, search_few}, NULL},
 };
 
 START_TEST(every_interleaving_keeps_the_heap_whole) {

@@ -306,7 +306,7 @@ MAM_INLINE mam_u32 mam_map_words(mam_u32 count) {
 /* ---- Superblocks ----
  *
  * In the order of addresses: the shortage and the stamp, the usage words, the page map, the class maps, the moved
- * pages, the entries, the rings. */
+ * pages, the kept words, the parts' shortages, the entries, the rings. */
 
 MAM_INLINE mam_u32 *mam_area_shortage(struct mam_area area) { return (mam_u32 *)(area.words - 1); }
 MAM_INLINE mam_u32 mam_area_map_words(struct mam_area area) { return (area.page_count + 63) >> 6; }
@@ -329,8 +329,12 @@ MAM_INLINE mam_u64 *mam_area_moved(struct mam_area area) {
 /* A map with a bit for each word of the page map: 0 if it is kept for long runs, see mam_kept_take. */
 MAM_INLINE mam_u32 mam_area_kept_words(struct mam_area area) { return (mam_area_map_words(area) + 63) >> 6; }
 MAM_INLINE mam_u64 *mam_area_kept(struct mam_area area) { return mam_area_moved(area) + mam_area_map_words(area); }
+/* The page map in parts of 64 words: what each is known not to have, a number as the superblock's shortage. */
+MAM_INLINE mam_u32 *mam_area_parts(struct mam_area area) {
+  return (mam_u32 *)(mam_area_kept(area) + mam_map_words(mam_area_kept_words(area)));
+}
 MAM_INLINE mam_u16 *mam_area_entries(struct mam_area area) {
-  return (mam_u16 *)(mam_area_kept(area) + mam_map_words(mam_area_kept_words(area)));
+  return (mam_u16 *)(mam_area_parts(area) + ((mam_area_kept_words(area) + 1) & ~1u));
 }
 MAM_INLINE mam_u16 *mam_area_rings(struct mam_area area) { return mam_area_entries(area) + area.page_count; }
 MAM_INLINE mam_u64 mam_area_address(struct mam_area area, mam_u32 page) {
@@ -339,9 +343,10 @@ MAM_INLINE mam_u64 mam_area_address(struct mam_area area, mam_u32 page) {
 
 /* ---- Shortage ----
  *
- * What a superblock is known not to have, so that in a full heap not everybody searches: a number (23 bits, raised by
- * each change), a bit that says that somebody searches, and a length of runs, 0 if nothing is known.  Who searches says
- * so before and confirms it after, if nothing changed: pages that come back in between undo it. */
+ * What a superblock is known not to have, and what each part of it, so that not everybody searches where there is
+ * nothing: a number (23 bits, raised by each change), a bit that says that somebody searches, and a length of runs, 0
+ * if nothing is known.  Who searches says so before and confirms it after, if nothing changed: pages that come back in
+ * between undo it.  Who finds a run leaves what was known of longer ones. */
 
 enum { MAM_SHORT_PAGES = 255, MAM_SHORT_SEARCHING = 256, MAM_SHORT_NUMBER = 512 };
 
@@ -350,8 +355,7 @@ MAM_INLINE mam_u32 mam_shortage_next(mam_u32 shortage, mam_u32 low) {
 }
 /* Whether there is known to be no run of so many pages. */
 MAM_INLINE int mam_shortage_covers(mam_u32 shortage, mam_u32 pages) {
-  return (shortage & MAM_SHORT_SEARCHING) == 0 && (shortage & MAM_SHORT_PAGES) != 0 &&
-         pages >= (shortage & MAM_SHORT_PAGES);
+  return (shortage & MAM_SHORT_PAGES) != 0 && pages >= (shortage & MAM_SHORT_PAGES);
 }
 
 /* ---- Stamps ----
@@ -401,10 +405,32 @@ MAM_OUTLINE void mam_stamp_raise(mam_u32 *stamp) {
   }
 }
 
-/* Whether anything is known of a superblock that what the caller has just given back may have made untrue. */
-MAM_INLINE int mam_returned_matters(struct mam_area area) {
-  mam_u32 stamp = mam_look_after_change_u32(mam_area_stamp(area));
-  return ((mam_load_relaxed_u32(mam_area_shortage(area)) & (MAM_SHORT_NUMBER - 1)) | (stamp & 1)) != 0;
+/* Whether anything is known of a superblock that a chunk which the caller has just given back may have made untrue. */
+MAM_INLINE int mam_chunk_matters(struct mam_area area) {
+  return (mam_look_after_change_u32(mam_area_stamp(area)) & 1) != 0;
+}
+
+/* The same of pages, in a word of the page map.  A run that begins in one part may end in the next. */
+MAM_INLINE int mam_returned_matters(struct mam_area area, mam_u32 index) {
+  const mam_u32 *part = &mam_area_parts(area)[index >> 6];
+  mam_u32 before = (index & 63) == 0 && index != 0, stamp = mam_look_after_change_u32(mam_area_stamp(area));
+  mam_u32 known =
+      mam_load_relaxed_u32(mam_area_shortage(area)) | mam_load_relaxed_u32(part) | mam_load_relaxed_u32(part - before);
+  return ((known & (MAM_SHORT_NUMBER - 1)) | (stamp & 1)) != 0;
+}
+
+/* The same of pages in several words of the page map, eight parts at a time. */
+MAM_OUTLINE int mam_words_matter(mam_u32 index, mam_u32 words, struct mam_area area) {
+  mam_u32 part = index == 0 ? 0 : (index - 1) >> 6, last = (index + words - 1) >> 6;
+  mam_u32 stamp = mam_look_after_change_u32(mam_area_stamp(area)),
+          known = mam_load_relaxed_u32(mam_area_shortage(area));
+  MAM_LOOP
+  for (; part <= last; part += MAM_AHEAD) {
+    MAM_UNROLL
+    for (mam_u32 i = 0; i < MAM_AHEAD; i++)
+      known |= mam_load_relaxed_u32(&mam_area_parts(area)[part + i < last ? part + i : last]);
+  }
+  return ((known & (MAM_SHORT_NUMBER - 1)) | (stamp & 1)) != 0;
 }
 
 MAM_OUTLINE void mam_shortage_end(mam_u32 *shortage) {
@@ -418,8 +444,13 @@ MAM_OUTLINE void mam_shortage_end(mam_u32 *shortage) {
   }
 }
 
-/* Pages have come back. */
-MAM_OUTLINE void mam_pages_returned(struct mam_area area) {
+/* Pages have come back, in so many words of the page map. */
+MAM_OUTLINE void mam_pages_returned(struct mam_area area, mam_u32 index, mam_u32 words) {
+  mam_u32 part = index == 0 ? 0 : (index - 1) >> 6, last = (index + words - 1) >> 6;
+  MAM_LOOP
+  for (; part <= last; part++)
+    mam_shortage_end(&mam_area_parts(area)[part]);
+  mam_fence_all(); /* who searches relies on the parts after it has said so of the superblock: see mam_pages_search */
   mam_shortage_end(mam_area_shortage(area));
   mam_stamp_raise(mam_area_stamp(area));
 }
@@ -429,8 +460,8 @@ MAM_OUTLINE void mam_pages_clear(struct mam_area area, mam_u32 index, mam_u64 bi
   /* acq_rel: what the pages' last users did comes before what their next ones do. */
   if (mam_and_acq_rel_u64(&mam_area_pages(area)[index], ~bits) == MAM_FULL_WORD)
     mam_map_opened(mam_area_pages(area), mam_area_map_words(area), index);
-  if (mam_returned_matters(area))
-    mam_pages_returned(area);
+  if (mam_returned_matters(area, index))
+    mam_pages_returned(area, index, 1);
 }
 
 /* Says of whole words of a map, from index on, that have just become 0, that they have zeros. */
@@ -457,8 +488,8 @@ MAM_OUTLINE void mam_pages_release(struct mam_area area, mam_u32 page, mam_u32 c
       for (mam_u32 i = 0; i < words; i++) /* release: as in mam_pages_clear; nobody else changes these words */
         (void)mam_exchange_release_u64(&mam_area_pages(area)[(page >> 6) + i], 0);
       mam_map_words_opened(mam_area_pages(area), mam_area_map_words(area), page >> 6, words);
-      if (mam_returned_matters(area))
-        mam_pages_returned(area);
+      if (mam_words_matter(page >> 6, words, area))
+        mam_pages_returned(area, page >> 6, words);
     } else
       mam_pages_clear(area, page >> 6, mam_run_bits(here, from));
     page += here;
@@ -513,15 +544,16 @@ MAM_OUTLINE mam_u32 mam_map_look(mam_u32 count, const mam_u64 *word) {
   return fits;
 }
 
-/* Which of them but the last have them at their end and the beginning of the next together. */
-MAM_OUTLINE mam_u32 mam_map_look_across(mam_u32 count, const mam_u64 *level, mam_u32 index) {
+/* Which of them but the last have them, and, eight bits above, at their end and the beginning of the next together. */
+MAM_OUTLINE mam_u32 mam_map_look_both(mam_u32 count, const mam_u64 *level, mam_u32 index) {
   mam_u64 seen[MAM_AHEAD];
   mam_u32 fits = 0;
   mam_map_read(&level[index], seen);
   MAM_UNROLL
   for (mam_u32 i = 0; i < MAM_AHEAD - 1; i++) {
     mam_u32 end = mam_leading_zeros_u64(seen[i]), begin = seen[i + 1] != 0 ? mam_lowest_u64(seen[i + 1]) : 64;
-    fits |= (mam_u32)(end != 0 && begin != 0 && end + begin >= count) << i;
+    fits |= (mam_u32)(mam_run_find(seen[i], count) != 64) << i;
+    fits |= (mam_u32)(end != 0 && begin != 0 && end + begin >= count) << (i + 8);
   }
   return fits;
 }
@@ -619,26 +651,40 @@ MAM_OUTLINE mam_u32 mam_run_take_at(mam_u32 page, mam_u32 count, struct mam_area
   return got;
 }
 
-/* Takes a run of up to 64 pages that goes over the end of a word. */
-MAM_OUTLINE mam_u32 mam_run_take_across(mam_u32 count, const struct mam_area *area) {
+/* Takes a run of up to 64 pages at the end of a word and the beginning of the next. */
+MAM_OUTLINE mam_u32 mam_run_take_across(mam_u32 count, mam_u32 index, const struct mam_area *area) {
   mam_u64 *map = mam_area_pages(*area);
-  mam_u32 words = mam_area_map_words(*area), index = 0;
+  mam_u32 words = mam_area_map_words(*area), end = mam_leading_zeros_u64(mam_load_relaxed_u64(&map[index]));
+  end = end < count ? end : count - 1;
+  if (end == 0 || !MAM_OUT_OF_SIGHT(mam_map_take)(map, words, index, mam_run_bits(end, 64 - end)))
+    return MAM_NO_PAGE;
+  if (MAM_OUT_OF_SIGHT(mam_map_take)(map, words, index + 1, mam_run_bits(count - end, 0)))
+    return ((index + 1) << 6) - end;
+  mam_pages_clear(*area, index, mam_run_bits(end, 64 - end));
+  return MAM_NO_PAGE;
+}
+
+/* Takes the first run of up to 64 pages that begins in a word of the page map from first on and before last. */
+MAM_OUTLINE mam_u32 mam_run_take_near(mam_u32 count, mam_u32 first, mam_u32 last, const struct mam_area *area) {
+  mam_u64 *map = mam_area_pages(*area);
+  mam_u32 words = mam_area_map_words(*area), tries = 0;
   MAM_LOOP
-  while (index < words - 1) {
-    mam_u32 fits = MAM_OUT_OF_SIGHT(mam_map_look_across)(count, map, index);
-    if (fits == 0) {
-      index += MAM_AHEAD - 1;
+  while (first < last) {
+    mam_u32 fits = MAM_OUT_OF_SIGHT(mam_map_look_both)(count, map, first), page = MAM_NO_PAGE;
+    mam_u32 at = fits != 0 ? mam_lowest_u32(fits | fits >> 8) : MAM_AHEAD - 1;
+    first += at;
+    if (first >= last || at == MAM_AHEAD - 1)
       continue;
-    }
-    index += mam_lowest_u32(fits);
-    if (index >= words - 1)
-      break;
-    mam_u32 start = ((index + 1) << 6) - mam_leading_zeros_u64(mam_load_relaxed_u64(&map[index]));
-    index++;
-    mam_u32 got = MAM_OUT_OF_SIGHT(mam_run_take_at)(start, count, *area);
-    if (got == count)
-      return start;
-    MAM_OUT_OF_SIGHT(mam_pages_release)(*area, start, got);
+    if ((fits >> at & 1) != 0)
+      page = MAM_OUT_OF_SIGHT(mam_map_take_in)(first, map, words, count);
+    else if (first + 1 < words)
+      page = MAM_OUT_OF_SIGHT(mam_run_take_across)(count, first, area);
+    else
+      first++;
+    if (page != MAM_NO_PAGE)
+      return page;
+    if (++tries % MAM_RETRIES == 0)
+      first++;
   }
   return MAM_NO_PAGE;
 }
@@ -681,31 +727,89 @@ MAM_OUTLINE mam_u32 mam_run_take_long(const struct mam_area *area, mam_u32 count
   return MAM_NO_PAGE;
 }
 
-/* A run of pages, from word index on, then from the beginning, then over the ends of words. */
+/* Says that somebody searches for a run of so many pages; what to confirm it by, 0 if somebody else does. */
+MAM_INLINE mam_u32 mam_shortage_begin(mam_u32 *shortage, mam_u32 known) {
+  mam_u32 mark = mam_shortage_next(known, MAM_SHORT_SEARCHING | (known & MAM_SHORT_PAGES));
+  return (known & MAM_SHORT_SEARCHING) == 0 && mam_cas_acq_rel_u32(shortage, known, mark) == known ? mark : 0;
+}
+
+/* Says what a search found, if nothing changed since it began.  What is known of longer runs stays so if it found one.
+ */
+MAM_INLINE void mam_shortage_confirm(mam_u32 *shortage, mam_u32 mark, mam_u32 count, int found) {
+  if (mark != 0)
+    (void)mam_cas_acq_rel_u32(shortage, mark, mam_shortage_next(mark, found ? mark & MAM_SHORT_PAGES : count));
+}
+
+/* A run of up to 64 pages that begins in a part of the page map, from one of its words on, then from its beginning. */
+MAM_OUTLINE mam_u32 mam_part_search(const struct mam_area *area, mam_u32 part, mam_u32 count, mam_u32 from) {
+  mam_u32 *shortage = &mam_area_parts(*area)[part], known = mam_load_relaxed_u32(shortage);
+  mam_u32 first = part << 6, last = mam_area_map_words(*area);
+  if (mam_shortage_covers(known, count))
+    return MAM_NO_PAGE;
+  mam_u32 mark = mam_shortage_begin(shortage, known);
+  mam_fence_all(); /* pairs with mam_returned_matters */
+  last = first + 64 < last ? first + 64 : last;
+  from = first + from < last ? first + from : first;
+  mam_u32 page = MAM_OUT_OF_SIGHT(mam_run_take_near)(count, from, last, area);
+  if (page == MAM_NO_PAGE)
+    page = MAM_OUT_OF_SIGHT(mam_run_take_near)(count, first, from, area);
+  mam_shortage_confirm(shortage, mark, count, page != MAM_NO_PAGE);
+  return page;
+}
+
+/* Which of some parts, of so many, may have a run of count pages: a bit each.  Those where somebody searches only if
+ * all. */
+MAM_OUTLINE mam_u32 mam_parts_look(mam_u32 count, const mam_u32 *parts, mam_u32 left, int all) {
+  mam_u32 seen[MAM_AHEAD], open = 0;
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_AHEAD; i++)
+    seen[i] = mam_load_relaxed_u32(&parts[i < left ? i : 0]);
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_AHEAD; i++)
+    open |= (mam_u32)(i < left && !mam_shortage_covers(seen[i], count) && (all || (seen[i] & MAM_SHORT_SEARCHING) == 0))
+            << i;
+  return open;
+}
+
+/* A run of up to 64 pages from any part, from that of a word on. */
+MAM_OUTLINE mam_u32 mam_parts_search(mam_u32 count, mam_u32 index, const struct mam_area *area, int all) {
+  mam_u32 parts = mam_area_kept_words(*area), rows = (parts + MAM_AHEAD - 1) / MAM_AHEAD;
+  mam_u32 row = (index >> 6) / MAM_AHEAD, before = (1u << (index >> 6) % MAM_AHEAD) - 1;
+  MAM_LOOP
+  for (mam_u32 i = 0; i <= rows; i++) { /* the first row's parts before that come last */
+    mam_u32 first = row * MAM_AHEAD, open = i == 0 ? ~before : i == rows ? before : 0xffffffffu;
+    if (open != 0)
+      open &= MAM_OUT_OF_SIGHT(mam_parts_look)(count, mam_area_parts(*area) + first, parts - first, all);
+    MAM_LOOP
+    for (; open != 0; open &= open - 1) {
+      mam_u32 page = MAM_OUT_OF_SIGHT(mam_part_search)(area, first + mam_lowest_u32(open), count, index & 63);
+      if (page != MAM_NO_PAGE)
+        return page;
+    }
+    row = row + 1 < rows ? row + 1 : 0;
+  }
+  return MAM_NO_PAGE;
+}
+
+/* A run of pages, from word index on, then from the beginning. */
 MAM_OUTLINE mam_u32 mam_pages_search(struct mam_area area, mam_u32 count, mam_u32 index) {
-  mam_u32 known = mam_load_relaxed_u32(mam_area_shortage(area)), mark = 0, page = MAM_NO_PAGE;
+  mam_u32 known = mam_load_relaxed_u32(mam_area_shortage(area)), mark = 0, page;
   if (count > area.page_count || mam_shortage_covers(known, count))
     return MAM_NO_PAGE;
-  if ((known & MAM_SHORT_SEARCHING) == 0 && count <= MAM_SPAN_PAGES) {
-    mark = mam_shortage_next(known, MAM_SHORT_SEARCHING | count);
-    if (mam_cas_acq_rel_u32(mam_area_shortage(area), known, mark) != known)
-      mark = 0;
-  }
   if (index >= mam_area_map_words(area))
     index = 0;
-  if (count <= MAM_SPAN_PAGES) {
-    page = mam_run_take_short(&area, count, index, mam_area_map_words(area));
+  if (count <= MAM_SPAN_PAGES) { /* at first where nobody else searches, so that all of them look at all once */
+    mark = mam_shortage_begin(mam_area_shortage(area), known);
+    mam_fence_all(); /* pairs with mam_returned_matters and mam_pages_returned */
+    page = MAM_OUT_OF_SIGHT(mam_parts_search)(count, index, &area, 0);
     if (page == MAM_NO_PAGE)
-      page = mam_run_take_short(&area, count, 0, index);
-    if (page == MAM_NO_PAGE)
-      page = MAM_OUT_OF_SIGHT(mam_run_take_across)(count, &area);
+      page = MAM_OUT_OF_SIGHT(mam_parts_search)(count, index, &area, 1);
   } else {
     page = mam_run_take_long(&area, count, index, mam_area_map_words(area));
     if (page == MAM_NO_PAGE)
       page = mam_run_take_long(&area, count, 0, mam_area_map_words(area));
   }
-  if (mark != 0)
-    (void)mam_cas_acq_rel_u32(mam_area_shortage(area), mark, mam_shortage_next(mark, page == MAM_NO_PAGE ? count : 0));
+  mam_shortage_confirm(mam_area_shortage(area), mark, count, page != MAM_NO_PAGE);
   return page;
 }
 
@@ -923,7 +1027,7 @@ MAM_OUTLINE mam_u32 mam_pages_near(const struct mam_home *home, mam_u32 count) {
  * a ring: each page on which one begins says which is next.  A ring says where a slot should look first, no more:
  * whether what is there is an empty span of its class is for the usage words to tell. */
 
-enum { MAM_RING_NONE = 0xffff, MAM_RING_TRIES = 12 };
+enum { MAM_RING_NONE = 0xffff };
 
 MAM_INLINE mam_u32 mam_ring_number(mam_u32 page, mam_u32 home, mam_u32 home_count) {
   mam_u32 turn = ((page >> 6) - home) / home_count;
@@ -992,7 +1096,7 @@ MAM_OUTLINE void mam_span_hint(struct mam_area area, mam_u32 page, mam_u32 size_
     return;
   if (mam_and_acq_rel_u64(&map[block >> 6], ~(1ull << (block & 63))) == MAM_FULL_WORD)
     mam_map_opened(map, mam_area_class_words(area), block >> 6);
-  if (mam_returned_matters(area))
+  if (mam_chunk_matters(area))
     mam_stamp_raise(mam_area_stamp(area));
 }
 
@@ -1104,7 +1208,7 @@ MAM_INLINE mam_u32 mam_span_pages_free(struct mam_area area, mam_u32 page, mam_u
     return MAM_LEFT_PAGES;
   if (mam_and_after_fence_u64(&mam_area_pages(area)[page >> 6], ~mam_run_bits(pages, from)) == MAM_FULL_WORD)
     left = MAM_LEFT_PAGES_OPENED;
-  return mam_returned_matters(area) ? left | MAM_LEFT_RETURNED : left;
+  return mam_returned_matters(area, page >> 6) ? left | MAM_LEFT_RETURNED : left;
 }
 
 /* What comes after bits of a usage word were cleared: a word that became empty may be the last of its span; one that
@@ -1129,7 +1233,7 @@ MAM_OUTLINE mam_u32 mam_word_changed(struct mam_area area, mam_u32 word, mam_u64
    * here. */
   if ((hinted & hint) != 0) {
     left |= mam_and_acq_rel_u64(hints, ~hint) == MAM_FULL_WORD ? MAM_LEFT_CLASS_OPENED : 0;
-    left |= mam_returned_matters(area) ? MAM_LEFT_STAMP : 0;
+    left |= mam_chunk_matters(area) ? MAM_LEFT_STAMP : 0;
   }
   return left;
 }
@@ -1143,14 +1247,14 @@ MAM_OUTLINE void mam_word_finish(const struct mam_area *area, mam_u32 word, mam_
       mam_pages_release(*area, page, mam_word_span_pages(old));
     if ((left & MAM_LEFT_PAGES_OPENED) != 0) {
       mam_map_opened(mam_area_pages(*area), mam_area_map_words(*area), page >> 6);
-      left |= mam_returned_matters(*area) ? MAM_LEFT_RETURNED : 0;
+      left |= mam_returned_matters(*area, page >> 6) ? MAM_LEFT_RETURNED : 0;
     }
     if ((left & MAM_LEFT_RETURNED) != 0)
-      mam_pages_returned(*area);
+      mam_pages_returned(*area, page >> 6, 1);
     if ((left & MAM_LEFT_CLASS_OPENED) != 0) {
       mam_map_opened(mam_area_class(*area, mam_word_class(old)), mam_area_class_words(*area),
                      page / MAM_BLOCK_PAGES >> 6);
-      left |= mam_returned_matters(*area) ? MAM_LEFT_STAMP : 0;
+      left |= mam_chunk_matters(*area) ? MAM_LEFT_STAMP : 0;
     }
     if ((left & MAM_LEFT_STAMP) != 0)
       mam_stamp_raise(mam_area_stamp(*area));
@@ -1190,13 +1294,14 @@ MAM_INLINE mam_u64 mam_word_watch(mam_u64 *place, mam_u64 header) {
   return ((word ^ header) >> 40) == 0 ? word : 0;
 }
 
-/* Watches the span that begins at page, if one does, and does what its frees have left to do. */
-MAM_OUTLINE void mam_span_watch(struct mam_area area, mam_u32 page) {
+/* Watches the span that begins at page, if one does, and does what its frees have left to do.  How many pages that was
+ * about. */
+MAM_OUTLINE mam_u32 mam_span_watch(struct mam_area area, mam_u32 page) {
   mam_u64 *words = &area.words[page * MAM_PAGE_WORDS], header = mam_load_relaxed_u64(words), empty = 0;
   mam_u32 empty_at = 0;
   int open = 0;
   if (header == 0 || header >> 56 == MAM_CLASS_RUN)
-    return;
+    return 1;
   MAM_LOOP
   for (mam_u32 i = 0; i < mam_word_span_words(header); i++) {
     mam_u64 word = mam_word_watch(&words[i], header);
@@ -1211,23 +1316,25 @@ MAM_OUTLINE void mam_span_watch(struct mam_area area, mam_u32 page) {
   if (empty != 0)
     mam_word_finish(&area, page * MAM_PAGE_WORDS + empty_at, empty,
                     mam_word_changed(area, page * MAM_PAGE_WORDS + empty_at, empty, 0));
+  return mam_word_span_pages(header);
 }
 
 /* Watches a new span, if that is the time.  Comes after its words were written: of this and of who begins to sweep, one
  * sees what the other did. */
 MAM_OUTLINE void mam_span_created(struct mam_heap_control *control, struct mam_area area, mam_u32 page) {
   if (mam_look_after_change_u32(&control->mode) != MAM_MODE_LAZY)
-    mam_span_watch(area, page);
+    (void)mam_span_watch(area, page);
 }
 
 /* All spans that begin in a word of the page map. */
 MAM_OUTLINE void mam_sweep_word(struct mam_area area, mam_u32 index) {
-  mam_u32 page = index << 6, end = page + 64 < area.page_count ? page + 64 : area.page_count;
-  if (mam_load_relaxed_u64(&mam_area_pages(area)[index]) == 0)
-    return;
+  mam_u32 first = index << 6, pages = area.page_count - first < 64 ? area.page_count - first : 64, at = 0;
+  mam_u64 taken = mam_load_relaxed_u64(&mam_area_pages(area)[index]);
   MAM_LOOP
-  for (; page < end; page++)
-    mam_span_watch(area, page);
+  while (at < pages && taken >> at != 0) {
+    at += mam_lowest_u64(taken >> at);
+    at += at < pages ? mam_span_watch(area, first + at) : 0;
+  }
 }
 
 /* A part has been swept: a word, or the kept ones.  acq_rel: all of that, for who relies on the mode. */
@@ -1865,8 +1972,8 @@ MAM_OUTLINE void mam_refill_finish(struct mam_area area, mam_u32 filled) {
     mam_map_filled(mam_area_pages(area), mam_area_map_words(area), filled - 1);
   else
     mam_map_opened(mam_area_pages(area), mam_area_map_words(area), filled - 1);
-  if (mam_returned_matters(area))
-    mam_pages_returned(area);
+  if (mam_returned_matters(area, filled - 1))
+    mam_pages_returned(area, filled - 1, 1);
 }
 
 /* The same of a place, for a caller that is alone. */
@@ -1875,40 +1982,12 @@ MAM_OUTLINE mam_u32 mam_slot_fill_alone(const struct mam_request *request, const
   return mam_slot_fill(request, place->area, place->page, count, mam_lanes_alone());
 }
 
-/* Fills a slot with the first span that is empty of those after the one that comes next in its ring: its page.  Where
- * pages are scarce spans are used again sooner than all their chunks have come back, so the next one often is not. */
-MAM_OUTLINE mam_u32 mam_slot_retake_later(const struct mam_request *request, mam_u32 count) {
-  const mam_u16 *rings = mam_area_rings(request->area);
-  mam_u32 page = request->prior, again = MAM_NO_PAGE;
-  MAM_LOOP
-  for (int i = 0; i < MAM_RING_TRIES && again == MAM_NO_PAGE; i++) {
-    page =
-        mam_ring_page(request->area.page_count, mam_load_relaxed_u16(&rings[page]), request->home, request->home_count);
-    if (page == MAM_NO_PAGE || page == request->prior)
-      break;
-    mam_u64 taken =
-        MAM_OUT_OF_SIGHT(mam_ring_take)(request->area.words, rings, request->area.page_count, page, request->size_class,
-                                        request->chunks_log2, request->home, request->home_count);
-    again = mam_slot_retake(request->area, request->slot, taken, request->chunks_log2, count);
-  }
-  return again;
-}
-
-/* The same from wherever there are pages, for the first of count lanes.  If there are none, the slot says so. */
+/* The same with pages from wherever there are some, for the first of count lanes.  If there are none, the slot says so.
+ */
 MAM_OUTLINE struct mam_claim mam_slot_refill(const struct mam_request *request, mam_u32 count) {
   struct mam_claim claim = {0, 0, mam_class_bytes(request->size_class)};
-  mam_u32 pages = (claim.chunk_bytes << request->chunks_log2) >> MAM_PAGE_SHIFT, again = MAM_NO_PAGE;
-  struct mam_place place = MAM_OUT_OF_SIGHT(mam_pages_claim_near)(request->control, pages, request->home);
-  if (place.page == MAM_NO_PAGE && request->lazy && request->slot != 0 && request->prior != MAM_NO_PAGE &&
-      mam_load_relaxed_u32(&request->control->mode) == MAM_MODE_LAZY)
-    again = MAM_OUT_OF_SIGHT(mam_slot_retake_later)(request, count);
-  if (again != MAM_NO_PAGE) {
-    claim.address = mam_area_address(request->area, again);
-    claim.mask = 0xffffffffu >> (32 - count);
-    return claim;
-  }
-  if (place.page == MAM_NO_PAGE)
-    place = MAM_OUT_OF_SIGHT(mam_pages_far)(request->control, pages, request->home);
+  mam_u32 pages = (claim.chunk_bytes << request->chunks_log2) >> MAM_PAGE_SHIFT;
+  struct mam_place place = MAM_OUT_OF_SIGHT(mam_pages_claim)(request->control, pages, request->home);
   if (place.page != MAM_NO_PAGE) {
     claim.address = mam_area_address(place.area, place.page);
     claim.mask = 0xffffffffu >> (32 - MAM_OUT_OF_SIGHT(mam_slot_fill_alone)(request, &place, count));
@@ -2250,6 +2329,9 @@ MAM_INLINE void mam_area_clear(struct mam_area area, mam_u64 rank, mam_u64 count
   MAM_LOOP
   for (mam_u64 i = rank; i < mam_map_words(mam_area_kept_words(area)); i += count)
     mam_area_kept(area)[i] = MAM_FULL_WORD;
+  MAM_LOOP
+  for (mam_u64 i = rank; i < mam_area_kept_words(area); i += count)
+    mam_area_parts(area)[i] = 0;
   MAM_LOOP
   for (mam_u64 i = rank; i < area.page_count; i += count)
     mam_area_entries(area)[i] = 0;
