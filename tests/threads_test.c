@@ -325,39 +325,56 @@ static void *pools_come_and_go(void *number) {
 START_TEST(pools_come_and_go_while_others_free) { run_threads(pools_come_and_go, THREADS); }
 END_TEST
 
-/* A program's error: one thread frees an address again and again that another is given again and again. */
-static MAM_Pool guessed_pool;
+/* Programs' errors: what is freed is not theirs, or not any more.  The pool stays sound, and nothing is lost. */
+static MAM_Pool wronged_pool;
+
+static void wronged_begin(MAM_Reuse reuse) {
+  MAM_PoolOptions options = MAM_POOL_OPTIONS_INIT;
+  options.source = MAM_SOURCE_HOST, options.chunk_bytes = 16 * MIB, options.limit_bytes = 64 * MIB;
+  options.reuse = reuse;
+  ck_assert_int_eq(MAM_PoolCreate(&wronged_pool, &options), cudaSuccess);
+}
+
+static void wronged_end(void) {
+  MAM_PoolInfo info = {.struct_size = sizeof info};
+  ck_assert_int_eq(MAM_PoolGetInfo(wronged_pool, &info), cudaSuccess);
+  ck_assert_uint_eq(info.used_count, 0);
+  ck_assert_uint_eq(info.malloc_count, info.free_call_count);
+  ck_assert_uint_eq(info.used_bytes + info.waiting_bytes + info.free_bytes, info.reserved_bytes);
+  ck_assert_int_eq(MAM_PoolDestroy(wronged_pool), cudaSuccess);
+}
+
+static const MAM_Reuse reuses[] = {MAM_REUSE_FENCED, MAM_REUSE_IMMEDIATE};
+
+static void free_perhaps(void *block) {
+  cudaError_t error = MAM_CudaFree(block);
+  EXPECT(error == cudaSuccess || error == cudaErrorInvalidValue);
+}
+
+/* Some threads free an address again and again that one is given again and again. */
 static _Atomic(void *) guessed_block;
 
 static void *malloc_beside_guesses(void *number) {
   while (!time_is_up()) {
     void *block;
     if ((uintptr_t)number == 1) {
-      EXPECT(MAM_PoolMalloc(guessed_pool, &block, MIB) == cudaSuccess);
+      EXPECT(MAM_PoolMalloc(wronged_pool, &block, MIB) == cudaSuccess);
       atomic_store(&guessed_block, block);
     }
-    cudaError_t error = MAM_CudaFree(atomic_load(&guessed_block));
-    EXPECT(error == cudaSuccess || error == cudaErrorInvalidValue);
+    free_perhaps(atomic_load(&guessed_block));
   }
   return NULL;
 }
 
 START_TEST(frees_of_a_guessed_address_break_nothing) {
-  MAM_PoolOptions options = MAM_POOL_OPTIONS_INIT;
-  MAM_PoolInfo info = {.struct_size = sizeof info};
-  options.source = MAM_SOURCE_HOST, options.chunk_bytes = 2 * MIB, options.limit_bytes = 8 * MIB;
-  options.reuse = _i == 0 ? MAM_REUSE_FENCED : MAM_REUSE_IMMEDIATE;
-  ck_assert_int_eq(MAM_PoolCreate(&guessed_pool, &options), cudaSuccess);
+  wronged_begin(reuses[_i]);
   atomic_store(&guessed_block, NULL);
   run_threads(malloc_beside_guesses, 3);
-  ck_assert_int_eq(MAM_PoolGetInfo(guessed_pool, &info), cudaSuccess);
-  ck_assert_uint_eq(info.used_count, 0);
-  ck_assert_int_eq(MAM_PoolDestroy(guessed_pool), cudaSuccess);
+  wronged_end();
 }
 END_TEST
 
-/* Programs' errors by many threads: blocks are freed again and again, also when they are others' by then.  The pool is
- * sound all the while, and nothing is lost. */
+/* All free what is in a few places, and stays there, and what is 512 bytes behind it. */
 enum { WRONGED = 32 };
 static _Atomic(void *) wronged[WRONGED];
 static const char wronged_tag;
@@ -367,40 +384,26 @@ static void *wrong_traffic(void *number) {
   uint64_t state = (uintptr_t)number * UINT64_C(0x9E3779B97F4A7C15);
   while (!time_is_up()) {
     _Atomic(void *) *slot = &wronged[random_below(&state, WRONGED)];
-    unsigned choice = random_below(&state, 4);
+    const void *tag = random_below(&state, 2) == 0 ? &wronged_tag : NULL;
     void *block = NULL;
-    cudaError_t error = cudaSuccess;
-    if (choice == 0)
-      error = MAM_PoolMallocTagged(guessed_pool, &block, sizes[random_below(&state, 4)], &wronged_tag);
-    else if (choice == 1)
-      error = MAM_PoolMalloc(guessed_pool, &block, sizes[random_below(&state, 4)]);
-    else /* it stays in the slot */
-      error = MAM_CudaFree((void *)((uintptr_t)atomic_load(slot) + (choice == 2 ? 0 : 512)));
-    EXPECT(choice < 2 ? error == cudaSuccess : error == cudaSuccess || error == cudaErrorInvalidValue);
-    if (block != NULL && (block = atomic_exchange(slot, block)) != NULL) {
-      error = MAM_CudaFree(block);
-      EXPECT(error == cudaSuccess || error == cudaErrorInvalidValue);
+    if (random_below(&state, 2) == 0) {
+      free_perhaps((void *)((uintptr_t)atomic_load(slot) + 512 * random_below(&state, 2)));
+      continue;
     }
+    EXPECT(MAM_PoolMallocTagged(wronged_pool, &block, sizes[random_below(&state, 4)], tag) == cudaSuccess);
+    free_perhaps(atomic_exchange(slot, block));
   }
   return NULL;
 }
 
 START_TEST(wrong_frees_by_many_threads_break_nothing) {
-  MAM_PoolOptions options = MAM_POOL_OPTIONS_INIT;
-  MAM_PoolInfo info = {.struct_size = sizeof info};
-  options.source = MAM_SOURCE_HOST, options.chunk_bytes = 16 * MIB, options.limit_bytes = 64 * MIB;
-  options.reuse = _i == 0 ? MAM_REUSE_FENCED : MAM_REUSE_IMMEDIATE;
-  ck_assert_int_eq(MAM_PoolCreate(&guessed_pool, &options), cudaSuccess);
+  wronged_begin(reuses[_i]);
   for (size_t i = 0; i < WRONGED; i++)
     atomic_store(&wronged[i], NULL);
   run_threads(wrong_traffic, THREADS);
   for (size_t i = 0; i < WRONGED; i++)
-    (void)MAM_CudaFree(atomic_load(&wronged[i]));
-  ck_assert_int_eq(MAM_PoolGetInfo(guessed_pool, &info), cudaSuccess);
-  ck_assert_uint_eq(info.used_count, 0);
-  ck_assert_uint_eq(info.malloc_count, info.free_call_count);
-  ck_assert_uint_eq(info.used_bytes + info.waiting_bytes + info.free_bytes, info.reserved_bytes);
-  ck_assert_int_eq(MAM_PoolDestroy(guessed_pool), cudaSuccess);
+    free_perhaps(atomic_load(&wronged[i]));
+  wronged_end();
 }
 END_TEST
 
