@@ -2378,10 +2378,8 @@ MAM_INLINE void mam_slots_drain(struct mam_heap_control *control, mam_u64 rank, 
   const mam_heap *heap = &control->heap;
   MAM_LOOP
   for (mam_u64 i = rank; i < (mam_u64)heap->parks * MAM_PARK_WORDS; i += count) {
-    mam_u64 word = mam_exchange_release_u64(&mam_parks(control)[i], 0);
-    mam_u64 block = i % MAM_PARK_WORDS == 0 ? word : mam_park_address(word);
-    if (i % MAM_PARK_WORDS != 0 && word != 0)
-      (void)mam_add_relaxed_u32(&control->parked, 0u - mam_park_number(word));
+    mam_u64 *place = &mam_parks(control)[i];
+    mam_u64 block = i % MAM_PARK_WORDS == 0 ? mam_exchange_release_u64(place, 0) : mam_park_empty(control, place);
     if (block != 0)
       (void)mam_block_free(control, block);
   }
@@ -2396,8 +2394,9 @@ MAM_INLINE void mam_slots_drain(struct mam_heap_control *control, mam_u64 rank, 
   }
 }
 
-/* Chooses for a heap of bytes on a GPU of so many multiprocessors how large spans are and how many slots there are, so
- * that what slots hold is a small share of the heap even with many size classes in use. */
+/* Chooses for a heap of bytes on a GPU of so many multiprocessors how large spans are and how many slots there are:
+ * many, as long as those of the common classes hold a small share of the heap.  All classes in use can hold most of it.
+ */
 MAM_INLINE void mam_heap_tune(mam_heap *heap, mam_u64 bytes, mam_u32 multiprocessors) {
   int roomy = bytes >= (mam_u64)MAM_ROOMY_MIB << 20;
   mam_u64 share = (bytes / 8) / (roomy ? MAM_ROOMY_SLOT_BYTES : MAM_SLOT_BYTES);
