@@ -1369,9 +1369,15 @@ MAM_OUTLINE mam_u32 mam_sweep(struct mam_heap_control *control, mam_u32 count) {
   return MAM_OUT_OF_SIGHT(mam_pages_search)(area, count, 0);
 }
 
-/* Takes a run of pages from any superblock, wherever it is. */
+/* Takes a run of pages from any superblock, wherever it is.  Once sweeping has begun, it is the quickest way to pages:
+ * a search is for those that came back where all has been swept. */
 MAM_OUTLINE struct mam_place mam_pages_far(struct mam_heap_control *control, mam_u32 count, mam_u32 home) {
-  struct mam_place place;
+  struct mam_place place = {control->superblocks[0], MAM_NO_PAGE};
+  int sweeps = count <= MAM_SPAN_PAGES && mam_load_relaxed_u32(&control->mode) == MAM_MODE_SWEEPING;
+  if (sweeps)
+    place.page = MAM_OUT_OF_SIGHT(mam_sweep)(control, count);
+  if (place.page != MAM_NO_PAGE)
+    return place;
   mam_u32 active = mam_load_acquire_u32(&control->active), index = home * 0x9e3779b1u;
   mam_u32 superblocks = mam_load_acquire_u32(&control->superblock_count); /* pairs with who adds one */
   if (count > MAM_SPAN_PAGES)
@@ -1388,7 +1394,7 @@ MAM_OUTLINE struct mam_place mam_pages_far(struct mam_heap_control *control, mam
     active = active + 1 < superblocks ? active + 1 : 0;
   }
   place.page = MAM_NO_PAGE;
-  if (mam_load_relaxed_u32(&control->mode) != MAM_MODE_WATCHED) {
+  if (!sweeps && mam_load_relaxed_u32(&control->mode) != MAM_MODE_WATCHED) {
     place.area = control->superblocks[0];
     place.page = MAM_OUT_OF_SIGHT(mam_sweep)(control, count);
   }
