@@ -2384,8 +2384,10 @@ MAM_INLINE void mam_slots_drain(struct mam_heap_control *control, mam_u64 rank, 
   const mam_heap *heap = &control->heap;
   MAM_LOOP
   for (mam_u64 i = rank; i < (mam_u64)heap->parks * MAM_PARK_WORDS; i += count) {
-    mam_u64 *place = &mam_parks(control)[i];
-    mam_u64 block = i % MAM_PARK_WORDS == 0 ? mam_exchange_release_u64(place, 0) : mam_park_empty(control, place);
+    mam_u64 word = mam_exchange_release_u64(&mam_parks(control)[i], 0); /* also if it names no superblock */
+    mam_u64 block = i % MAM_PARK_WORDS == 0 ? word : mam_park_address(word);
+    if (i % MAM_PARK_WORDS != 0 && word != 0)
+      (void)mam_add_relaxed_u32(&control->parked, 0u - mam_park_number(word));
     if (block != 0)
       (void)mam_block_free(control, block);
   }
