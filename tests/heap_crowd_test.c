@@ -77,10 +77,19 @@ static unsigned requests, next; /* the first of the warp that comes next */
 static unsigned low, high;      /* bytes */
 static size_t served_bytes;
 static unsigned served;
-static unsigned long longest, all_operations; /* of a request, in one order of all, and of all requests */
+static unsigned long longest, all_operations; /* of one request, and of all of them */
 
 static unsigned bytes_of(unsigned request) {
   return low + (unsigned)((request * 0x9e3779b97f4a7c15u >> 33) % (high - low + 1));
+}
+
+/* The first request of the warp that comes next; false if there is none. */
+static bool warp_comes(unsigned *first) {
+  if (next >= requests)
+    return false;
+  *first = next;
+  next += LANES;
+  return true;
 }
 
 /* One class's lanes of a warp after another's, as they act together on the GPU. */
@@ -109,10 +118,9 @@ static void ask_as_a_group(unsigned first, unsigned leader, bool *asked) {
 
 static bool ask_as_a_warp(void) {
   bool asked[LANES] = {false};
-  unsigned first = next;
-  if (first >= requests)
+  unsigned first = 0;
+  if (!warp_comes(&first))
     return false;
-  next += LANES;
   for (unsigned lane = 0; lane < LANES && first + lane < requests; lane++)
     if (!asked[lane] && blocks[first + lane] == NULL)
       ask_as_a_group(first, lane, asked);
@@ -120,10 +128,9 @@ static bool ask_as_a_warp(void) {
 }
 
 static bool free_as_a_warp(void) {
-  unsigned first = next;
-  if (first >= requests)
+  unsigned first = 0;
+  if (!warp_comes(&first))
     return false;
-  next += LANES;
   for (unsigned i = first; i < first + LANES && i < requests; i++)
     if (blocks[i] != NULL) {
       if (!heap_model_free(model, blocks[i]))
@@ -258,13 +265,13 @@ static bool comes_or_goes(unsigned request) {
 /* Those of a warp's requests that have a block free it; the others ask for one. */
 static bool change_as_a_warp(void) {
   bool asked[LANES] = {false};
-  unsigned first = next;
-  if (first >= requests)
+  unsigned first = 0;
+  if (!warp_comes(&first))
     return false;
-  next += LANES;
   for (unsigned i = first; i < first + LANES; i++) {
-    asked[i - first] = !comes_or_goes(i) || blocks[i] != NULL;
-    if (comes_or_goes(i) && blocks[i] != NULL) {
+    bool changes = comes_or_goes(i);
+    asked[i - first] = !changes || blocks[i] != NULL;
+    if (changes && blocks[i] != NULL) {
       ck_assert(heap_model_free(model, blocks[i]));
       blocks[i] = NULL;
     }
@@ -276,11 +283,11 @@ static bool change_as_a_warp(void) {
 }
 
 START_TEST(a_crowd_in_need_does_not_search_in_vain) {
-  enum { ROUNDS = 16, WARM = 6, GIB_IN_MIB = 1024 };
+  enum { ROUNDS = 16, WARM = 6 };
   unsigned long all = 0, most = 0, asking = 0;
   need = &needs[_i];
   random_state = 88172645463325252u;
-  begin((size_t)GIB_IN_MIB * MIB, (size_t)need->requests * ((need->low + need->high) / 2), need->low, need->high, true);
+  begin((size_t)1024 * MIB, (size_t)need->requests * ((need->low + need->high) / 2), need->low, need->high, true);
   for (round_now = 0; round_now < ROUNDS; round_now++) {
     next = served = 0;
     longest = all_operations = 0;

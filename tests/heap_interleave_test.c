@@ -375,15 +375,14 @@ static void take_a_run(void) {
   hold((void *)(uintptr_t)address);
 }
 /* The same, but for looking again. */
-static void take_some_pages(mam_u32 count) {
-  struct mam_place place = mam_pages_claim(model->control, count, 0);
+static void take_pages(void) {
+  struct mam_place place = mam_pages_claim(model->control, 3, 0);
   if (place.page == MAM_NO_PAGE)
     return;
   mam_store_relaxed_u16(&mam_area_entries(place.area)[place.page], MAM_ENTRY_RUN);
-  mam_store_relaxed_u64(&place.area.words[place.page * MAM_PAGE_WORDS], (mam_u64)MAM_CLASS_RUN << 56 | count);
+  mam_store_relaxed_u64(&place.area.words[place.page * MAM_PAGE_WORDS], (mam_u64)MAM_CLASS_RUN << 56 | 3);
   hold((void *)(uintptr_t)mam_area_address(place.area, place.page));
 }
-static void take_pages(void) { take_some_pages(3); }
 /* The search goes everywhere, not only near the home. */
 static void search_pages(mam_u32 count) {
   mam_u32 page = mam_pages_search(model->control->superblocks[0], count, 0);

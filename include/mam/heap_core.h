@@ -727,7 +727,7 @@ MAM_OUTLINE mam_u32 mam_run_take_long(const struct mam_area *area, mam_u32 count
   return MAM_NO_PAGE;
 }
 
-/* Says that somebody searches for a run of so many pages; what to confirm it by, 0 if somebody else does. */
+/* Says that somebody searches; what to confirm it by, 0 if somebody else does. */
 MAM_INLINE mam_u32 mam_shortage_begin(mam_u32 *shortage, mam_u32 known) {
   mam_u32 mark = mam_shortage_next(known, MAM_SHORT_SEARCHING | (known & MAM_SHORT_PAGES));
   return (known & MAM_SHORT_SEARCHING) == 0 && mam_cas_acq_rel_u32(shortage, known, mark) == known ? mark : 0;
