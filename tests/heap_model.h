@@ -96,7 +96,7 @@ static inline unsigned heap_model_malloc_kind(struct heap_model *model, mam_u32 
       again = mam_slot_retake(area, place,
                               mam_ring_take(area.words, mam_area_rings(area), area.page_count, request.prior,
                                             size_class, request.chunks_log2, home, request.home_count),
-                              request.chunks_log2, count);
+                              count);
     if (again != MAM_NO_PAGE) {
       request.slot = NULL;
       request.refill = 0;
@@ -104,15 +104,13 @@ static inline unsigned heap_model_malloc_kind(struct heap_model *model, mam_u32 
       claim.address = mam_area_address(area, again);
       goto have;
     }
-    mam_u64 found = mam_refill_pages(&mam_cursors(model->control)[home], mam_area_pages(area), mam_area_map_words(area),
-                                     home, model->control->home_count, mam_span_pages(heap->chunks, size_class));
-    if ((mam_u32)found != MAM_NO_PAGE) {
-      claim.mask = 0xffffffffu >> (32 - mam_slot_fill(&request, area, (mam_u32)found, count, mam_lanes_alone()));
-      claim.address = mam_area_address(area, (mam_u32)found);
+    mam_u32 page = mam_refill_pages(&mam_cursors(model->control)[home], area.words, area.page_count, home,
+                                    model->control->home_count, mam_span_pages(heap->chunks, size_class));
+    if (page != MAM_NO_PAGE) {
+      claim.mask = 0xffffffffu >> (32 - mam_slot_fill(&request, area, page, count, mam_lanes_alone()));
+      claim.address = mam_area_address(area, page & MAM_REFILL_PAGE);
       request.refill = 0;
     }
-    if (found >> 32 != 0)
-      mam_refill_finish(area, (mam_u32)(found >> 32));
   }
 have:
   for (;;) {

@@ -127,8 +127,8 @@ MAM_PTX_CAS(mam_cas_acq_rel_u64, "acq_rel", mam_u64, "b64", "l")
 MAM_PTX_CAS(mam_cas_between_fences_u64, "relaxed", mam_u64, "b64", "l")
 MAM_INLINE void mam_fence(void) { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
-/* The same, and a load, of which one in a row of several is perhaps not wanted: without a branch, so that all of them
- * are under way at once.  What is not wanted answers as if it had succeeded, or otherwise. */
+/* The same, a load and an and, of which one in a row of several is perhaps not wanted: without a branch, so that all of
+ * them are under way at once.  What is not wanted answers as if it had succeeded, or otherwise. */
 MAM_INLINE mam_u64 mam_cas_between_fences_if_u64(int wanted, mam_u64 *word, mam_u64 expected, mam_u64 desired) {
   mam_u64 old;
   asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %4, 0;\n\tmov.b64 %0, %2;\n\t"
@@ -146,6 +146,16 @@ MAM_INLINE mam_u64 mam_load_relaxed_if_u64(int wanted, const mam_u64 *word, mam_
                : "l"(mam_global(word)), "l"(otherwise), "r"(wanted)
                : "memory");
   return value;
+}
+
+MAM_INLINE mam_u64 mam_and_relaxed_if_u64(int wanted, mam_u64 *word, mam_u64 value, mam_u64 otherwise) {
+  mam_u64 old;
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %4, 0;\n\tmov.b64 %0, %3;\n\t"
+               "@p atom.relaxed.gpu.global.and.b64 %0, [%1], %2;\n\t}"
+               : "=&l"(old)
+               : "l"(mam_global(word)), "l"(value), "l"(otherwise), "r"(wanted)
+               : "memory");
+  return old;
 }
 
 /* Of two threads that each change a word and then look at the other's, at least one sees the other's change: the one
@@ -167,9 +177,10 @@ MAM_INLINE void mam_pause(void) { __nanosleep(100); }
 MAM_INLINE void mam_sleep(mam_u32 ns) { __nanosleep(ns); }
 /* A number that is likely to differ between those who ask for it at the same time. */
 MAM_INLINE mam_u32 mam_salt(void) {
-  mam_u32 clock;
+  mam_u32 clock, lane;
   asm volatile("mov.u32 %0, %%clock;" : "=r"(clock));
-  return clock >> 2;
+  asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return (clock >> 2) + lane;
 }
 /* The time since some moment. */
 MAM_INLINE mam_u64 mam_time_ns(void) {
@@ -264,6 +275,7 @@ MAM_HOST_FETCH(mam_add_relaxed_u64, __atomic_fetch_add, __ATOMIC_RELAXED, mam_u6
 MAM_HOST_FETCH(mam_add_acquire_u64, __atomic_fetch_add, __ATOMIC_ACQUIRE, mam_u64)
 MAM_HOST_FETCH(mam_exchange_release_u64, __atomic_exchange_n, __ATOMIC_RELEASE, mam_u64)
 MAM_HOST_FETCH(mam_exchange_acq_rel_u64, __atomic_exchange_n, __ATOMIC_ACQ_REL, mam_u64)
+MAM_HOST_FETCH(mam_and_relaxed_u64, __atomic_fetch_and, __ATOMIC_RELAXED, mam_u64)
 MAM_HOST_FETCH(mam_and_release_u64, __atomic_fetch_and, __ATOMIC_RELEASE, mam_u64)
 MAM_HOST_FETCH(mam_and_acq_rel_u64, __atomic_fetch_and, __ATOMIC_ACQ_REL, mam_u64)
 MAM_HOST_FETCH(mam_or_relaxed_u64, __atomic_fetch_or, __ATOMIC_RELAXED, mam_u64)
@@ -286,6 +298,9 @@ MAM_INLINE mam_u64 mam_cas_between_fences_if_u64(int wanted, mam_u64 *word, mam_
 }
 MAM_INLINE mam_u64 mam_load_relaxed_if_u64(int wanted, const mam_u64 *word, mam_u64 otherwise) {
   return wanted ? mam_load_relaxed_u64(word) : otherwise;
+}
+MAM_INLINE mam_u64 mam_and_relaxed_if_u64(int wanted, mam_u64 *word, mam_u64 value, mam_u64 otherwise) {
+  return wanted ? mam_and_relaxed_u64(word, value) : otherwise;
 }
 MAM_INLINE void mam_fence_all(void) {}
 /* All changes of one word have an order that all agree on: a look that is one of them is ordered too. */

@@ -205,24 +205,22 @@ MAM_INLINE void *mam_malloc_more(const mam_heap &heap, mam_u32 wanted, mam_u32 s
   }
   if ((wanted & (MAM_REST_WHOLE | MAM_REST_REFILL)) != 0 && (wanted & MAM_REST_DRY) == 0 && heap.control != 0) {
     struct mam_area area = {heap.base, heap.words, heap.page_count, 0};
-    mam_u64 found = MAM_NO_PAGE;
+    mam_u32 page = MAM_NO_PAGE;
     if ((group & mam_lane_below()) == 0) {
       mam_u32 home = wanted >> MAM_REST_HOME & 1023, home_count = mam_home_count(&heap);
       if ((wanted & MAM_REST_LAZY) != 0 && (wanted & MAM_REST_REFILL) != 0 && prior != MAM_NO_PAGE)
-        found = MAM_REST_AGAIN | mam_slot_retake(area, &heap.slots[slot & ((1u << MAM_REST_CHUNKS) - 1)],
-                                                 MAM_OUT_OF_SIGHT(mam_ring_take)(
-                                                     area.words, heap.entries + area.page_count, area.page_count, prior,
-                                                     wanted & MAM_REST_KIND, slot >> MAM_REST_CHUNKS, home, home_count),
-                                                 slot >> MAM_REST_CHUNKS, mam_ones_u32(group));
-      if ((mam_u32)found == MAM_NO_PAGE)
-        found = MAM_OUT_OF_SIGHT(mam_refill_pages)(
-            &mam_cursors(heap.control)[home], mam_area_pages(area), mam_area_map_words(area), home, home_count,
+        page = MAM_REST_AGAIN | mam_slot_retake(area, &heap.slots[slot & ((1u << MAM_REST_CHUNKS) - 1)],
+                                                MAM_OUT_OF_SIGHT(mam_ring_take)(
+                                                    area.words, heap.entries + area.page_count, area.page_count, prior,
+                                                    wanted & MAM_REST_KIND, slot >> MAM_REST_CHUNKS, home, home_count),
+                                                mam_ones_u32(group));
+      if (page == MAM_NO_PAGE)
+        page = MAM_OUT_OF_SIGHT(mam_refill_pages)(
+            &mam_cursors(heap.control)[home], area.words, area.page_count, home, home_count,
             (mam_class_bytes(wanted & MAM_REST_KIND) << (slot >> MAM_REST_CHUNKS)) >> MAM_PAGE_SHIFT);
-      if (found >> 32 != 0)
-        MAM_OUT_OF_SIGHT(mam_refill_finish)(area, (mam_u32)(found >> 32));
     }
     asm volatile("" : "+r"(wanted), "+r"(slot), "+r"(group), "+r"(prior));
-    mam_u32 page = __shfl_sync(group, (mam_u32)found, (int)mam_lowest_u32(group));
+    page = __shfl_sync(group, page, (int)mam_lowest_u32(group));
     if (page != MAM_NO_PAGE) {
       struct mam_lanes lanes = mam_lanes_of(group);
       mam_u32 got = lanes.count;
@@ -231,7 +229,7 @@ MAM_INLINE void *mam_malloc_more(const mam_heap &heap, mam_u32 wanted, mam_u32 s
             mam_request_of(heap.control, wanted, slot, heap.base, heap.words, heap.page_count, prior);
         got = mam_slot_fill(&request, area, page, lanes.count, lanes);
       }
-      page &= ~(mam_u32)MAM_REST_AGAIN;
+      page &= MAM_REFILL_PAGE;
       group = __ballot_sync(group, lanes.rank >= got);
       if (lanes.rank < got)
         return mam_chunk_of(mam_area_address(area, page), lanes.rank, wanted & MAM_REST_KIND);

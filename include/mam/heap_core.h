@@ -586,11 +586,6 @@ MAM_OUTLINE mam_u32 mam_map_take_run(mam_u64 *level, mam_u32 words, mam_u32 coun
   return MAM_NO_PAGE;
 }
 
-/* The same of the page map. */
-MAM_INLINE mam_u32 mam_run_take_short(const struct mam_area *area, mam_u32 count, mam_u32 first, mam_u32 last) {
-  return mam_map_take_run(mam_area_pages(*area), mam_area_map_words(*area), count, first, last);
-}
-
 /* Takes whole words of a map from index on, as long as they are 0, up to count of them; returns how many.  Several at a
  * time are under way.  mam_map_words_filled says above that they are full. */
 MAM_OUTLINE mam_u32 mam_map_take_words(mam_u64 *level, mam_u32 index, mam_u32 count) {
@@ -1042,16 +1037,12 @@ MAM_INLINE mam_u32 mam_ring_page(mam_u32 page_count, mam_u32 number, mam_u32 hom
   return number == MAM_RING_NONE || page >= page_count ? MAM_NO_PAGE : page;
 }
 
-/* Puts the span that is to begin at page behind the one that was tried after prior, which is MAM_NO_PAGE if the slot
- * had none.  A span without a number only leads to the ring. */
-MAM_OUTLINE void mam_ring_insert(mam_u16 *rings, mam_u32 page_count, mam_u32 home, mam_u32 home_count, mam_u32 prior,
+/* Puts the span that begins at page behind the one of that number, which its slot tried before, or MAM_RING_NONE.  A
+ * span without a number only leads to the ring. */
+MAM_OUTLINE void mam_ring_insert(mam_u16 *rings, mam_u32 page_count, mam_u32 home, mam_u32 home_count, mam_u32 tried,
                                  mam_u32 page) {
-  mam_u32 number = mam_ring_number(page, home, home_count), tried = MAM_RING_NONE, after = number;
-  mam_u32 behind = MAM_NO_PAGE;
-  if (prior < page_count) {
-    tried = mam_load_relaxed_u16(&rings[prior]);
-    behind = mam_ring_page(page_count, tried, home, home_count);
-  }
+  mam_u32 number = mam_ring_number(page, home, home_count), after = number;
+  mam_u32 behind = mam_ring_page(page_count, tried, home, home_count);
   if (number == MAM_RING_NONE)
     after = tried;
   else if (behind != MAM_NO_PAGE) {
@@ -1294,36 +1285,50 @@ MAM_INLINE mam_u64 mam_word_watch(mam_u64 *place, mam_u64 header) {
   return ((word ^ header) >> 40) == 0 ? word : 0;
 }
 
+/* Watches all words of a span, whose first looks like header, at once.  A bit each for those that have a free chunk;
+ * eight bits above for those that are empty; and above these for those that somebody changed meanwhile.  Calls nothing.
+ */
+MAM_OUTLINE mam_u32 mam_words_watch(mam_u64 header, mam_u64 *words) {
+  mam_u64 seen[MAM_PAGE_WORDS];
+  mam_u32 found = 0;
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++)
+    seen[i] = i == 0 ? header : mam_load_relaxed_if_u64(i < mam_word_span_words(header), &words[i], 0);
+  mam_fence(); /* as the order of mam_word_watch */
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++) {
+    int alike = ((seen[i] ^ header) >> 40) == 0;
+    mam_u64 old = mam_cas_between_fences_if_u64(alike && (seen[i] & MAM_WORD_WATCHED) == 0, &words[i], seen[i],
+                                                seen[i] | MAM_WORD_WATCHED);
+    found |= (mam_u32)(alike && (mam_u32)seen[i] != mam_word_full(seen[i])) << i;
+    found |= (mam_u32)(alike && (mam_u32)seen[i] == 0) << (i + 8) | (mam_u32)(old != seen[i]) << (i + 16);
+  }
+  mam_fence();
+  return found;
+}
+
 /* Watches the span that begins at page, if one does, and does what its frees have left to do.  How many pages that was
  * about. */
 MAM_OUTLINE mam_u32 mam_span_watch(struct mam_area area, mam_u32 page) {
-  mam_u64 *words = &area.words[page * MAM_PAGE_WORDS], header = mam_load_relaxed_u64(words), empty = 0;
-  mam_u32 empty_at = 0;
-  int open = 0;
+  mam_u64 *words = &area.words[page * MAM_PAGE_WORDS], header = mam_load_relaxed_u64(words);
   if (header == 0 || header >> 56 == MAM_CLASS_RUN)
     return 1;
+  mam_u32 found = MAM_OUT_OF_SIGHT(mam_words_watch)(header, words);
   MAM_LOOP
-  for (mam_u32 i = 0; i < mam_word_span_words(header); i++) {
+  for (mam_u32 again = found >> 16; again != 0; again &= again - 1) {
+    mam_u32 i = mam_lowest_u32(again);
     mam_u64 word = mam_word_watch(&words[i], header);
-    open |= word != 0 && (mam_u32)word != mam_word_full(word);
-    if (word != 0 && (mam_u32)word == 0) {
-      empty = word;
-      empty_at = i;
-    }
+    found |= (mam_u32)(word != 0 && (mam_u32)word != mam_word_full(word)) << i;
+    found |= (mam_u32)(word != 0 && (mam_u32)word == 0) << (i + 8);
   }
-  if (open)
+  if ((found & 255) != 0)
     mam_span_hint(area, page, mam_word_class(header));
-  if (empty != 0)
-    mam_word_finish(&area, page * MAM_PAGE_WORDS + empty_at, empty,
-                    mam_word_changed(area, page * MAM_PAGE_WORDS + empty_at, empty, 0));
+  if ((found >> 8 & 255) != 0) {
+    mam_u32 word = page * MAM_PAGE_WORDS + mam_lowest_u32(found >> 8);
+    mam_u64 empty = (header & ~(mam_u64)0xffffffff) | MAM_WORD_WATCHED;
+    mam_word_finish(&area, word, empty, mam_word_changed(area, word, empty, 0));
+  }
   return mam_word_span_pages(header);
-}
-
-/* Watches a new span, if that is the time.  Comes after its words were written: of this and of who begins to sweep, one
- * sees what the other did. */
-MAM_OUTLINE void mam_span_created(struct mam_heap_control *control, struct mam_area area, mam_u32 page) {
-  if (mam_look_after_change_u32(&control->mode) != MAM_MODE_LAZY)
-    (void)mam_span_watch(area, page);
 }
 
 /* All spans that begin in a word of the page map. */
@@ -1349,7 +1354,7 @@ MAM_OUTLINE mam_u32 mam_sweep(struct mam_heap_control *control, mam_u32 count) {
   struct mam_area area = control->superblocks[0];
   mam_u32 words = mam_area_map_words(area), index;
   int begins = mam_cas_acq_rel_u32(&control->mode, MAM_MODE_LAZY, MAM_MODE_SWEEPING) == MAM_MODE_LAZY;
-  mam_fence_all(); /* pairs with mam_span_created and mam_run_free */
+  mam_fence_all(); /* pairs with mam_slot_publish and mam_run_free */
   if (begins) {
     MAM_OUT_OF_SIGHT(mam_kept_flush)(area);
     mam_swept(control);
@@ -1359,7 +1364,9 @@ MAM_OUTLINE mam_u32 mam_sweep(struct mam_heap_control *control, mam_u32 count) {
          (index = mam_add_relaxed_u32(&control->sweep_next, 1)) < words) {
     MAM_OUT_OF_SIGHT(mam_sweep_word)(area, index);
     mam_swept(control);
-    mam_u32 page = count <= MAM_SPAN_PAGES ? mam_run_take_short(&area, count, index, index + 1) : MAM_NO_PAGE;
+    mam_u32 page = MAM_NO_PAGE;
+    if (count <= MAM_SPAN_PAGES)
+      page = mam_map_take_run(mam_area_pages(area), words, count, index, index + 1);
     if (page != MAM_NO_PAGE)
       return page;
   }
@@ -1849,8 +1856,9 @@ MAM_INLINE mam_u32 mam_slot_page(mam_u64 slot, mam_u64 base, mam_u32 page_count)
 }
 
 /* Takes a span for a slot that it had before, if that is empty now: the next in its ring after prior.  Each of its
- * words goes from empty to full by compare-and-swap.  Below: its page, MAM_NO_PAGE if there is no next.  Above: for
- * which words that failed, a bit each; 0 if the span is the caller's.  Calls nothing, as mam_refill_pages. */
+ * words goes from empty to full by compare-and-swap; if one is not empty, the others are put back.  Below: its page,
+ * MAM_NO_PAGE if there is none that is empty.  Above: the page, plus 1, of a span that was put back and is watched by
+ * now; 0 for none.  Calls nothing, as mam_refill_pages. */
 MAM_OUTLINE mam_u64 mam_ring_take(mam_u64 *usage, const mam_u16 *rings, mam_u32 page_count, mam_u32 prior,
                                   mam_u32 size_class, mam_u32 chunks_log2, mam_u32 home, mam_u32 home_count) {
   mam_u32 page = mam_ring_page(page_count, mam_load_relaxed_u16(&rings[prior]), home, home_count), failed = 0;
@@ -1859,43 +1867,38 @@ MAM_OUTLINE mam_u64 mam_ring_take(mam_u64 *usage, const mam_u16 *rings, mam_u32 
     return page;
   mam_u64 empty = mam_word_of(size_class, (mam_class_bytes(size_class) << chunks_log2) >> MAM_PAGE_SHIFT, words,
                               words > 1 ? 32 : 1u << chunks_log2);
+  mam_u64 seen[MAM_PAGE_WORDS], watched = 0;
   usage += page * MAM_PAGE_WORDS;
-  mam_u64 seen[MAM_PAGE_WORDS];
   MAM_UNROLL
   for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++)
     seen[i] = mam_cas_between_fences_if_u64(i < words, &usage[i], empty, empty | mam_word_full(empty));
   MAM_UNROLL
   for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++)
     failed |= (mam_u32)(seen[i] != empty) << i;
-  return (mam_u64)failed << 32 | page;
+  if (failed == 0)
+    return page;
+  /* relaxed: the chunks were not used; who claims them next sees the frees before, through this change as well. */
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++)
+    seen[i] = mam_and_relaxed_if_u64(i < words && (failed >> i & 1) == 0, &usage[i], ~(mam_u64)mam_word_full(empty), 0);
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++)
+    watched |= seen[i] & MAM_WORD_WATCHED;
+  return (watched != 0 ? (mam_u64)(page + 1) << 32 : 0) | MAM_NO_PAGE;
 }
 
-/* Gives back what mam_ring_take took of a span that was not empty. */
-MAM_OUTLINE void mam_ring_put_back(struct mam_area area, mam_u32 page, mam_u32 failed, mam_u32 chunks_log2) {
-  mam_u32 words = ((1u << chunks_log2) + 31) >> 5;
-  MAM_LOOP
-  for (mam_u32 i = 0; i < words; i++)
-    if ((failed >> i & 1) == 0)
-      (void)MAM_OUT_OF_SIGHT(mam_chunks_free)(area, page * MAM_PAGE_WORDS + i,
-                                              words > 1 ? 0xffffffffu : (1u << (1u << chunks_log2)) - 1);
-}
-
-/* Fills a slot again with a span that it had before: of its chunks the first count are the caller's.  The page;
- * MAM_NO_PAGE if there is no such span. */
-MAM_INLINE mam_u32 mam_slot_retake(struct mam_area area, mam_u64 *slot, mam_u64 taken, mam_u32 chunks_log2,
-                                   mam_u32 count) {
-  mam_u32 page = (mam_u32)taken, failed = (mam_u32)(taken >> 32), words = ((1u << chunks_log2) + 31) >> 5;
+/* Fills a slot again with a span that mam_ring_take took: of its chunks the first count are the caller's.  The page;
+ * MAM_NO_PAGE if it took none. */
+MAM_INLINE mam_u32 mam_slot_retake(struct mam_area area, mam_u64 *slot, mam_u64 taken, mam_u32 count) {
+  mam_u32 page = (mam_u32)taken;
+  if (taken >> 32 != 0) /* its sweeper saw it in use */
+    (void)MAM_OUT_OF_SIGHT(mam_span_watch)(area, (mam_u32)(taken >> 32) - 1);
   if (page == MAM_NO_PAGE)
     return page;
-  if (failed == 0) {
-    /* What the chunks' users did comes before what those do who find the span in the slot. */
-    mam_fence();
-    (void)mam_exchange_after_fence_u64(slot, mam_slot_of(mam_area_address(area, page), count));
-    return page;
-  }
-  if (failed != (1u << words) - 1)
-    MAM_OUT_OF_SIGHT(mam_ring_put_back)(area, page, failed, chunks_log2);
-  return MAM_NO_PAGE;
+  /* What the chunks' users did comes before what those do who find the span in the slot. */
+  mam_fence();
+  (void)mam_exchange_after_fence_u64(slot, mam_slot_of(mam_area_address(area, page), count));
+  return page;
 }
 
 /* A request for chunks: everything about it and its heap that a kernel knows without asking its memory. */
@@ -1909,77 +1912,161 @@ struct mam_request {
   int refill;    /* the caller has the task of refilling the slot */
 };
 
-/* Gives a slot, if there is one, a span in pages that the caller took: the first chunks are the lanes'.  Every lane
- * takes part. */
-MAM_INLINE mam_u32 mam_slot_fill(const struct mam_request *request, struct mam_area area, mam_u32 page, mam_u32 count,
-                                 struct mam_lanes lanes) {
+/* With a page of the first superblock: mam_refill_pages filled its word of the map; and for mam_slot_filled, that the
+ * span gets a place in a ring, and that it is to be watched. */
+#define MAM_REFILL_FILLED (1u << 30)
+#define MAM_REFILL_RINGED (1u << 29)
+#define MAM_REFILL_WATCH (1u << 28)
+#define MAM_REFILL_PAGE (MAM_REFILL_WATCH - 1)
+
+/* What is left to do after a slot got a new span, of the first superblock: its page, with flags; prior is where the
+ * slot's span was before, or MAM_NO_PAGE.  Comes after the span is in the slot, since others may wait for that, and
+ * nobody for this: who looks for its place in a ring before finds that of a span long gone. */
+MAM_OUTLINE void mam_slot_filled(mam_u64 *usage, mam_u32 page_count, mam_u32 home, mam_u32 home_count, mam_u32 prior,
+                                 mam_u32 flagged) {
+  struct mam_area area = {0, usage, page_count, 0};
+  mam_u16 *rings = mam_area_rings(area);
+  mam_u32 page = flagged & MAM_REFILL_PAGE, tried = MAM_RING_NONE;
+  if (prior < page_count) /* early, to be under way with what follows */
+    tried = mam_load_relaxed_u16(&rings[prior]);
+  if ((flagged & MAM_REFILL_FILLED) != 0)
+    MAM_OUT_OF_SIGHT(mam_map_filled)(mam_area_pages(area), mam_area_map_words(area), page >> 6);
+  if ((flagged & MAM_REFILL_RINGED) != 0)
+    mam_ring_insert(rings, page_count, home, home_count, tried, page);
+  if ((flagged & MAM_REFILL_WATCH) != 0)
+    (void)MAM_OUT_OF_SIGHT(mam_span_watch)(area, page);
+}
+
+/* Publishes a span in a slot.  Whether a span that is not watched has to be from now on: of this, which looks at the
+ * mode after the span's words were written, and of who begins to sweep, one sees what the other did. */
+MAM_INLINE int mam_slot_publish(const struct mam_request *request, mam_u64 slot, int lazy) {
+  if (!lazy) { /* release: the words and entries of the span. */
+    (void)mam_exchange_release_u64(request->slot, slot);
+    return 0;
+  }
+  mam_u32 mode = mam_look_after_change_u32(&request->control->mode); /* its fence is the release too */
+  (void)mam_exchange_after_fence_u64(request->slot, slot);
+  return mode != MAM_MODE_LAZY;
+}
+
+/* Gives a slot, if there is one, a span in pages that the caller took, perhaps with MAM_REFILL_FILLED: the first chunks
+ * are the lanes'.  Every lane takes part. */
+MAM_INLINE mam_u32 mam_slot_fill(const struct mam_request *request, struct mam_area area, mam_u32 flagged,
+                                 mam_u32 count, struct mam_lanes lanes) {
   mam_u32 limit = 1u << request->chunks_log2, bytes = mam_class_bytes(request->size_class);
+  mam_u32 page = flagged & MAM_REFILL_PAGE;
   int ringed = request->lazy && request->slot != 0 && area.words == request->area.words;
   int lazy = ringed && mam_ring_number(page, request->home, request->home_count) != MAM_RING_NONE;
   count = count < limit ? count : limit;
   mam_span_write(area, page, request->size_class, (bytes << request->chunks_log2) >> MAM_PAGE_SHIFT, limit,
                  lazy ? 0 : MAM_WORD_WATCHED, lanes);
-  if (lanes.rank == 0 && ringed)
-    MAM_OUT_OF_SIGHT(mam_ring_insert)
-  (mam_area_rings(area), area.page_count, request->home, request->home_count, request->prior, page);
   MAM_FORGET(lanes.rank);
   mam_lanes_sync(lanes);
-  /* release: the words and entries of the span. */
-  if (lanes.rank == 0 && request->slot != 0)
-    (void)mam_exchange_release_u64(request->slot, mam_slot_of(mam_area_address(area, page), count));
-  if (lanes.rank == 0 && lazy)
-    MAM_OUT_OF_SIGHT(mam_span_created)(request->control, area, page);
+  if (lanes.rank != 0)
+    return count;
+  if (request->slot != 0 && mam_slot_publish(request, mam_slot_of(mam_area_address(area, page), count), lazy))
+    flagged |= MAM_REFILL_WATCH;
+  flagged |= ringed ? MAM_REFILL_RINGED : 0;
+  if ((flagged & ~MAM_REFILL_PAGE) != 0)
+    MAM_OUT_OF_SIGHT(mam_slot_filled)
+  (area.words, area.page_count, request->home, request->home_count, request->prior, flagged);
   return count;
 }
 
-/* Takes a run of pages in the caller's home of the first superblock, where that is quickly done: at the home's cursor,
- * or elsewhere in that word, or in the next ones.  Below: the page, MAM_NO_PAGE
- * if none was there.  Above: the number, plus 1, of a word of the map that became full, or may have seemed so to
- * others; 0 for none.  Calls nothing, so that it costs a kernel no more than it is. */
-MAM_OUTLINE mam_u64 mam_refill_pages(mam_u64 *cursor, mam_u64 *map, mam_u32 map_words, mam_u32 home, mam_u32 home_count,
-                                     mam_u32 pages) {
-  mam_u32 step = pages, filled = 0;
-  MAM_LOOP
-  for (int i = 0; i < MAM_HOME_TRIES; i++) {
-    mam_u64 at = mam_add_relaxed_u64(cursor, step);
-    mam_u32 from = (mam_u32)at & 63, turn = (mam_u32)at >> 6, wide = (mam_u32)(at >> 32);
-    if (from + pages > 64) { /* the next word, then */
-      turn++;
-      from = 0;
-    }
-    mam_u32 index = home + turn % (wide + 1) * home_count;
-    if (index >= map_words)
-      break;
-    mam_u64 *word = &map[index];
-    MAM_LOOP
-    for (int j = 0; j < 2 && from != 64; j++) {
-      mam_u64 bits = mam_run_bits(pages, from), old = mam_or_acquire_u64(word, bits); /* pairs with mam_pages_clear */
-      if ((old & bits) == 0) {
-        filled = (old | bits) == MAM_FULL_WORD ? index + 1 : filled;
-        return (mam_u64)filled << 32 | ((index << 6) + from);
-      }
-      if ((bits & ~old) != 0) {
-        (void)mam_and_acq_rel_u64(word, ~bits | old);
-        filled = index + 1;
-      }
-      from = mam_run_find(old, pages);
-    }
-    step = 64;
-    if (turn > wide && index + (wide + 1) * home_count < map_words)
-      (void)mam_cas_relaxed_u64(cursor, at + (i == 0 ? pages : 64),
-                                (mam_u64)mam_home_wider(map_words, home, home_count, wide) << 32 | (wide + 1) << 6);
+/* What a look says: where a run begins, MAM_LOOK_NONE if there is none; and from MAM_LOOK_WORD on, in which word. */
+enum { MAM_LOOK_NONE = 64, MAM_LOOK_WORD = 8 };
+
+/* Of up to MAM_AHEAD words, each so far from the one before, one that has count zeros in a row: the first if it has
+ * them from a place on, else one by chance, so that those who look at the same time do not meet.  Calls nothing. */
+MAM_OUTLINE mam_u32 mam_words_look(mam_u32 count, const mam_u64 *words, mam_u32 distance, mam_u32 left, mam_u32 from) {
+  mam_u64 starts[MAM_AHEAD];
+  mam_u32 fits = 0, at = 0;
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_AHEAD; i++) {
+    starts[i] = ~mam_load_relaxed_if_u64(i < left, &words[at], MAM_FULL_WORD);
+    at += distance;
+    MAM_FORGET(at); /* or all addresses are computed before, each in registers of its own */
   }
-  return (mam_u64)filled << 32 | MAM_NO_PAGE;
+  MAM_LOOP
+  for (mam_u32 have = 1; have < count;) { /* as mam_run_find, in all of them */
+    mam_u32 step = have < count - have ? have : count - have;
+    MAM_UNROLL
+    for (mam_u32 i = 0; i < MAM_AHEAD; i++)
+      starts[i] &= starts[i] >> step;
+    have += step;
+  }
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_AHEAD; i++)
+    fits |= (mam_u32)(starts[i] != 0) << i;
+  if (fits == 0)
+    return MAM_LOOK_NONE;
+  mam_u32 behind = starts[0] >> from != 0 ? 1 : fits & ~0u << mam_salt() % MAM_AHEAD;
+  mam_u32 word = mam_lowest_u32(behind != 0 ? behind : fits);
+  mam_u64 start = 0;
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_AHEAD; i++)
+    start |= i == word ? starts[i] : 0;
+  return word << MAM_LOOK_WORD | (start >> from != 0 ? mam_lowest_u64(start >> from) + from : mam_lowest_u64(start));
 }
 
-/* What is left to do after a quick refill that filled a word, or undid what it did. */
-MAM_OUTLINE void mam_refill_finish(struct mam_area area, mam_u32 filled) {
-  if (mam_load_relaxed_u64(&mam_area_pages(area)[filled - 1]) == MAM_FULL_WORD)
-    mam_map_filled(mam_area_pages(area), mam_area_map_words(area), filled - 1);
-  else
-    mam_map_opened(mam_area_pages(area), mam_area_map_words(area), filled - 1);
-  if (mam_returned_matters(area, filled - 1))
-    mam_pages_returned(area, filled - 1, 1);
+/* Takes a run of pages of the home's word at a turn, or of one of the next in its round, which are looked at together;
+ * best from a place in that word on.  at: the home's cursor, in that word.  The page: as mam_refill_pages. */
+MAM_OUTLINE mam_u32 mam_refill_look(mam_u32 pages, mam_u64 at, mam_u32 home, mam_u32 home_count, struct mam_area area,
+                                    mam_u64 *cursor) {
+  mam_u32 turn = (mam_u32)at >> 6, wide = (mam_u32)(at >> 32);
+  if (home + wide * home_count >= mam_area_map_words(area)) /* the round is that of a larger superblock */
+    return MAM_NO_PAGE;
+  mam_u32 left = wide + 1 - turn < MAM_AHEAD ? wide + 1 - turn : MAM_AHEAD, index = home + turn * home_count;
+  mam_u32 seen =
+      MAM_OUT_OF_SIGHT(mam_words_look)(pages, &mam_area_pages(area)[index], home_count, left, (mam_u32)at & 63);
+  mam_u32 from = seen & 127, word = seen >> MAM_LOOK_WORD, step = from == MAM_LOOK_NONE ? left : word;
+  if (step != 0)
+    (void)mam_add_relaxed_u64(cursor, step << 6);
+  if (from == MAM_LOOK_NONE)
+    return MAM_NO_PAGE;
+  index += word * home_count;
+  mam_u64 bits = mam_run_bits(pages, from);
+  mam_u64 old = mam_or_acquire_u64(&mam_area_pages(area)[index], bits); /* pairs with mam_pages_clear */
+  if ((old & bits) == 0)
+    return ((index << 6) + from) | ((old | bits) == MAM_FULL_WORD ? MAM_REFILL_FILLED : 0);
+  if ((bits & ~old) != 0)
+    MAM_OUT_OF_SIGHT(mam_pages_clear)(area, index, bits & ~old);
+  return MAM_NO_PAGE;
+}
+
+/* A home's cursor, after words of its round had no room: of a wider round, if it has been round once. */
+MAM_INLINE mam_u64 mam_refill_widen(mam_u64 *cursor, mam_u32 map_words, mam_u32 home, mam_u32 home_count) {
+  mam_u64 at = mam_load_relaxed_u64(cursor);
+  mam_u32 turn = (mam_u32)at >> 6, wide = (mam_u32)(at >> 32),
+          wider = mam_home_wider(map_words, home, home_count, wide);
+  mam_u64 widened = (mam_u64)wider << 32 | (wide + 1) << 6;
+  if (turn > wide && wider > wide && mam_cas_relaxed_u64(cursor, at, widened) == at)
+    return widened;
+  return (mam_u64)wide << 32 | turn % (wide + 1) << 6;
+}
+
+/* Takes a run of pages in the caller's home of the first superblock, where that is quickly done: at the home's cursor,
+ * or elsewhere in that word, or in one of the next.  A round that is over without it becomes wider.  The page, perhaps
+ * with MAM_REFILL_FILLED; MAM_NO_PAGE if none was there. */
+MAM_OUTLINE mam_u32 mam_refill_pages(mam_u64 *cursor, mam_u64 *usage, mam_u32 page_count, mam_u32 home,
+                                     mam_u32 home_count, mam_u32 pages) {
+  struct mam_area area = {0, usage, page_count, 0};
+  mam_u64 at = mam_add_relaxed_u64(cursor, pages);
+  mam_u32 from = (mam_u32)at & 63, turn = (mam_u32)at >> 6, page;
+  if (from + pages > 64) { /* the next word, then */
+    turn++;
+    from = 0;
+  }
+  at = (at & ~(mam_u64)0xffffffff) | turn % ((mam_u32)(at >> 32) + 1) << 6 | from;
+  page = MAM_OUT_OF_SIGHT(mam_refill_look)(pages, at, home, home_count, area, cursor);
+  MAM_LOOP
+  for (int i = 1; i < MAM_HOME_TRIES && page == MAM_NO_PAGE; i++) {
+    if (mam_shortage_covers(mam_load_relaxed_u32(mam_area_shortage(area)), pages))
+      return page;
+    at = mam_refill_widen(cursor, mam_area_map_words(area), home, home_count);
+    page = MAM_OUT_OF_SIGHT(mam_refill_look)(pages, at, home, home_count, area, cursor);
+  }
+  return page;
 }
 
 /* The same of a place, for a caller that is alone. */

@@ -94,7 +94,7 @@ MAM_OUTLINE mam_u64 mam_warp_slot_again(mam_u32 wanted, mam_u32 slot, mam_u32 pr
   mam_u64 taken = MAM_OUT_OF_SIGHT(mam_ring_take)(area.words, heap.entries + area.page_count, area.page_count, prior,
                                                   wanted & MAM_REST_KIND, chunks_log2, wanted >> MAM_REST_HOME & 1023,
                                                   control->home_count);
-  mam_u32 page = mam_slot_retake(area, &heap.slots[slot & ((1u << MAM_REST_CHUNKS) - 1)], taken, chunks_log2, 1);
+  mam_u32 page = mam_slot_retake(area, &heap.slots[slot & ((1u << MAM_REST_CHUNKS) - 1)], taken, 1);
   return page != MAM_NO_PAGE ? mam_area_address(area, page) : 0;
 }
 MAM_OUTLINE mam_u64 mam_warp_slot_anew(mam_u32 wanted, mam_u32 slot, mam_u32 prior, struct mam_heap_control *control) {
@@ -102,15 +102,12 @@ MAM_OUTLINE mam_u64 mam_warp_slot_anew(mam_u32 wanted, mam_u32 slot, mam_u32 pri
   struct mam_request request = mam_request_of(control, wanted, slot, heap.base, heap.words, heap.page_count, prior);
   struct mam_place place = {request.area, 0};
   mam_u32 pages = (mam_class_bytes(request.size_class) << request.chunks_log2) >> MAM_PAGE_SHIFT;
-  mam_u64 found =
-      MAM_OUT_OF_SIGHT(mam_refill_pages)(&mam_cursors(control)[request.home], mam_area_pages(place.area),
-                                         mam_area_map_words(place.area), request.home, request.home_count, pages);
-  place.page = (mam_u32)found;
-  if (place.page != MAM_NO_PAGE)
-    (void)MAM_OUT_OF_SIGHT(mam_slot_fill_alone)(&request, &place, 1);
-  if (found >> 32 != 0)
-    MAM_OUT_OF_SIGHT(mam_refill_finish)(request.area, (mam_u32)(found >> 32));
-  return place.page != MAM_NO_PAGE ? mam_area_address(request.area, place.page) : 0;
+  place.page = MAM_OUT_OF_SIGHT(mam_refill_pages)(&mam_cursors(control)[request.home], heap.words, heap.page_count,
+                                                  request.home, request.home_count, pages);
+  if (place.page == MAM_NO_PAGE)
+    return 0;
+  (void)MAM_OUT_OF_SIGHT(mam_slot_fill_alone)(&request, &place, 1);
+  return mam_area_address(request.area, place.page & MAM_REFILL_PAGE);
 }
 
 /* As mam_malloc, for the calling lane alone, with the handle that is in the control block. */
