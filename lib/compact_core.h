@@ -662,19 +662,35 @@ MAM_INLINE void mam_addresses_forward(const struct mam_rewriting *rewriting, str
   }
 }
 
+/* Lists those spans with pointers that were not moved, a thread for each from first on: half of them may have been, so
+ * that who rewrites would have much more to do than others. */
+MAM_INLINE void mam_spans_left(struct mam_team team, const struct mam_compact *compact, mam_u32 first) {
+  mam_u32 span = first + team.rank, number = 0, is_left = 0, total;
+  if (span < compact->state->span_count) {
+    number = compact->spans[span];
+    struct mam_place place = mam_compact_place(compact, number);
+    is_left = (mam_area_entries(place.area)[place.page] & 63) - 1 < MAM_HEAP_CLASSES;
+  }
+  mam_u32 at = mam_team_scan(team, is_left, &total);
+  mam_u64 base = team.rank == 0 && total != 0 ? mam_add_relaxed_u32(&compact->state->left_count, total) : 0;
+  at += (mam_u32)mam_team_sum(team, base);
+  if (is_left != 0)
+    compact->order[at] = number;
+}
+
 /* A span with pointers whose objects are to have them rewritten. */
 struct mam_span_left {
   mam_u64 address;
   const mam_u16 *pointers;      /* where they are in an object, in units of 8 bytes */
   mam_u32 pointer_count, bytes; /* of an object */
-  mam_u32 words;                /* 0: it was moved itself */
+  mam_u32 words;
   mam_u32 used[MAM_PAGE_WORDS]; /* bits of its chunks */
 };
 
-/* The span at that place in the list; types: as the heap knows them. */
+/* The span at that place in the list of those that were not moved; types: as the heap knows them. */
 MAM_INLINE struct mam_span_left mam_span_left_at(const struct mam_compact *compact, const struct mam_type_info *types,
                                                  mam_u32 span) {
-  struct mam_place place = mam_compact_place(compact, compact->spans[span]);
+  struct mam_place place = mam_compact_place(compact, compact->order[span]);
   const mam_u64 *words = mam_span_words_at(place.area, place.page);
   mam_u32 entry = mam_area_entries(place.area)[place.page];
   const struct mam_type_info *type = &types[(entry >> MAM_ENTRY_TYPE_SHIFT) - 1];
@@ -684,7 +700,7 @@ MAM_INLINE struct mam_span_left mam_span_left_at(const struct mam_compact *compa
   for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++)
     left.used[i] = (mam_u32)words[i];
   left.bytes = mam_class_bytes(mam_word_class(words[0]));
-  left.words = (entry & 63) - 1 < MAM_HEAP_CLASSES ? mam_word_span_words(words[0]) : 0;
+  left.words = mam_word_span_words(words[0]);
   return left;
 }
 

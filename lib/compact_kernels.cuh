@@ -260,17 +260,13 @@ static __device__ void passes(const struct mam_compact &compact, union room *roo
   }
 }
 
-/* Lists those of a block's spans that were not moved, each thread's every gridDim.x-th from first on; returns how many.
- */
-static __device__ mam_u32 rewrite_list(const struct mam_compact &compact, struct rewrite_room *room, mam_u32 first) {
-  struct mam_span_left left;
-  mam_u32 span = first + threadIdx.x * gridDim.x, count;
-  left.words = 0;
-  if (span < compact.state->span_count)
-    left = mam_span_left_at(&compact, room->types, span);
-  mam_u32 at = mam_team_scan(block_here(), left.words != 0, &count);
-  if (left.words != 0)
-    room->spans[at] = left;
+/* Lists those of a block's spans that come next, each thread's every gridDim.x-th from first on; returns how many. */
+static __device__ mam_u32 rewrite_list(const struct mam_compact &compact, struct rewrite_room *room, mam_u32 first,
+                                       mam_u32 end) {
+  mam_u32 count = (end - first + gridDim.x - 1) / gridDim.x;
+  count = count < TEAM_THREADS ? count : TEAM_THREADS;
+  if (threadIdx.x < count)
+    room->spans[threadIdx.x] = mam_span_left_at(&compact, room->types, first + threadIdx.x * gridDim.x);
   __syncthreads();
   return count;
 }
@@ -293,18 +289,20 @@ static __device__ void rewrite_listed(const struct mam_rewriting &rewriting, con
 }
 
 /* Spans with pointers; and roots by all threads. */
-static __device__ void rewrite(const struct mam_compact &compact, struct rewrite_room *room) {
+static __device__ void rewrite(const struct mam_compact &compact, struct rewrite_room *room, mam_u32 *turn) {
   if (compact.state->done.moved == 0)
     return;
   const struct mam_rewriting rewriting = mam_rewriting_of(&compact, room->shapes, compact.state->passes);
+  for (mam_u32 first = grid_warp() * WARP_THREADS; first < compact.state->span_count; first += grid_threads())
+    mam_spans_left(warp_here(), &compact, first);
   if (threadIdx.x < compact.types)
     room->shapes[threadIdx.x + 1] = mam_shape_of(compact.kinds[threadIdx.x]);
   for (mam_u32 i = threadIdx.x; i < compact.types * (sizeof(struct mam_type_info) / 4); i += TEAM_THREADS)
     ((mam_u32 *)room->types)[i] = ((const mam_u32 *)compact.control->types)[i];
-  mam_u32 parts = mam_span_parts(&compact);
-  __syncthreads();
-  for (mam_u32 first = blockIdx.x; first < compact.state->span_count; first += TEAM_THREADS * gridDim.x) {
-    rewrite_listed(rewriting, room, rewrite_list(compact, room, first), parts);
+  grid_wait(compact, turn);
+  mam_u32 parts = mam_span_parts(&compact), end = compact.state->left_count;
+  for (mam_u32 first = blockIdx.x; first < end; first += TEAM_THREADS * gridDim.x) {
+    rewrite_listed(rewriting, room, rewrite_list(compact, room, first, end), parts);
     __syncthreads(); /* the room is free for the next */
   }
   for (mam_u32 i = 0; i < compact.root_count; i++) {
@@ -356,7 +354,7 @@ extern "C" __global__ void __launch_bounds__(TEAM_THREADS, MAM_COMPACT_BLOCKS)
     passes(compact, &room, &emptied, &turn);
     if ((compact.what & MAM_COMPACT_INFO) != 0)
       look(compact, compact.n_last, NULL, &turn);
-    rewrite(compact, &room.rewrite);
+    rewrite(compact, &room.rewrite, &turn);
     grid_wait(compact, &turn);
   }
   if ((compact.what & MAM_COMPACT_RELEASE) != 0)

@@ -48,7 +48,8 @@ struct mam_compact_state {
   struct mam_compact_found counts;      /* atomic: of the pass that looks */
   struct mam_compact_found found;       /* by the pass that looked last */
   struct mam_compact_found found_first; /* by the first one */
-  mam_u32 looks, unused;                /* how often it was looked */
+  mam_u32 looks;                        /* how often it was looked */
+  mam_u32 left_count;                   /* atomic: in order, when pointers are rewritten */
   struct mam_compact_done done;         /* atomic: by all passes */
 };
 
@@ -76,7 +77,8 @@ struct mam_compact {
   mam_u32 *barrier;                 /* words that are 0 before and after */
   mam_u16 *candidates;              /* four bits for each page: the type of the candidate that begins there */
   mam_u32 *sums;                    /* of a type and a tile: how many candidates; then, how many come before */
-  mam_u32 *order;                   /* the candidates' first pages, type by type (R in the paper) */
+  mam_u32 *order;                   /* the candidates' first pages, type by type (R in the paper); after the passes, */
+                                    /* those of spans with pointers that were not moved */
   mam_u32 *spans;                   /* first pages of all spans with pointers */
   mam_u64 *objects;                 /* for a list of objects: room for so many */
   mam_u64 object_room;

@@ -115,9 +115,12 @@ static inline void compact_model_rewrite(const struct mam_compact *compact) {
   struct mam_rewriting rewriting = mam_rewriting_of(compact, shapes, 2);
   for (mam_u32 type = 0; type < compact->types; type++)
     shapes[type + 1] = mam_shape_of(compact->control->types[type].kind);
-  for (mam_u32 span = 0; span < compact->state->span_count; span++) {
+  compact->state->left_count = 0;
+  for (mam_u32 span = 0; span < compact->state->span_count; span++)
+    mam_spans_left(compact_model_team, compact, span);
+  for (mam_u32 span = 0; span < compact->state->left_count; span++) {
     struct mam_span_left left = mam_span_left_at(compact, compact->control->types, span);
-    for (mam_u32 i = 0; left.words != 0 && i < 32 * mam_span_parts(compact); i++) {
+    for (mam_u32 i = 0; i < 32 * mam_span_parts(compact); i++) {
       struct mam_pointers pointers;
       mam_pointers_read(&pointers, &left, i / 32, i % 32);
       mam_pointers_rewrite(&pointers, &rewriting);
