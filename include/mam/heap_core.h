@@ -2016,7 +2016,7 @@ MAM_OUTLINE mam_u32 mam_refill_look(mam_u32 pages, mam_u64 at, mam_u32 home, mam
   mam_u32 turn = (mam_u32)at >> 6, wide = (mam_u32)(at >> 32);
   if (home + wide * home_count >= mam_area_map_words(area)) /* the round is that of a larger superblock */
     return MAM_NO_PAGE;
-  mam_u32 left = wide + 1 - turn < MAM_AHEAD ? wide + 1 - turn : MAM_AHEAD, index = home + turn * home_count;
+  mam_u32 left = wide + 1 - turn < MAM_AHEAD ? wide + 1 - turn : (mam_u32)MAM_AHEAD, index = home + turn * home_count;
   mam_u32 seen =
       MAM_OUT_OF_SIGHT(mam_words_look)(pages, &mam_area_pages(area)[index], home_count, left, (mam_u32)at & 63);
   mam_u32 from = seen & 127, word = seen >> MAM_LOOK_WORD, step = from == MAM_LOOK_NONE ? left : word;
