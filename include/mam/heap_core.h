@@ -1949,10 +1949,17 @@ MAM_INLINE int mam_slot_publish(const struct mam_request *request, mam_u64 slot,
   return mode != MAM_MODE_LAZY;
 }
 
+/* Before sm_80 it would cost a kernel ten registers to have this as a part of it. */
+#if MAM_ON_DEVICE && __CUDA_ARCH__ < 800
+#define MAM_SLOT_FILL MAM_OUTLINE
+#else
+#define MAM_SLOT_FILL MAM_INLINE
+#endif
+
 /* Gives a slot, if there is one, a span in pages that the caller took, perhaps with MAM_REFILL_FILLED: the first chunks
  * are the lanes'.  Every lane takes part. */
-MAM_INLINE mam_u32 mam_slot_fill(const struct mam_request *request, struct mam_area area, mam_u32 flagged,
-                                 mam_u32 count, struct mam_lanes lanes) {
+MAM_SLOT_FILL mam_u32 mam_slot_fill(const struct mam_request *request, struct mam_area area, mam_u32 flagged,
+                                    mam_u32 count, struct mam_lanes lanes) {
   mam_u32 limit = 1u << request->chunks_log2, bytes = mam_class_bytes(request->size_class);
   mam_u32 page = flagged & MAM_REFILL_PAGE;
   int ringed = request->lazy && request->slot != 0 && area.words == request->area.words;
