@@ -164,8 +164,7 @@ MAM_INLINE int mam_compact_slot_is_untouched(const struct mam_compact *compact, 
 /* What a thread saw: numbers for each type, in four bits each, of up to MAM_COMPACT_GROUP. */
 struct mam_seen {
   mam_u64 by_type;
-  mam_u64 numbers;      /* spans, from bit 16 on candidates, from bit 32 on live objects */
-  mam_u64 sizes;        /* the free levels, from bit 32 on pages */
+  struct mam_tile_found found;
   mam_u16 candidates;   /* the types of those that begin in the pages, in four bits each; 0: none does */
   mam_u8 with_pointers; /* bits of pages that such a span begins in */
 };
@@ -174,7 +173,7 @@ struct mam_seen {
  * moved. */
 MAM_INLINE struct mam_seen mam_group_look(const struct mam_compact *compact, mam_u32 n, mam_u32 number, int at_first) {
   const struct mam_team alone = {0, 1};
-  struct mam_seen seen = {0, 0, 0, 0, 0};
+  struct mam_seen seen = {0, {0, 0}, 0, 0};
   struct mam_place place = mam_compact_place(compact, number);
   if (place.page >= place.area.page_count)
     return seen;
@@ -203,38 +202,13 @@ MAM_INLINE struct mam_seen mam_group_look(const struct mam_compact *compact, mam
     mam_u64 is_candidate = (mam_u64)mam_fill_is_candidate(fill, n);
     seen.by_type += is_candidate << (4 * (mam_kind_type(kind) - 1));
     seen.candidates |= (mam_u16)((mam_u32)is_candidate * mam_kind_type(kind) << (4 * i));
-    seen.numbers += 1 | is_candidate << 16 | (mam_u64)fill.live << 32;
-    seen.sizes += ((fill.chunks - fill.live) << 16) / fill.chunks;
-    seen.sizes += (mam_u64)mam_word_span_pages(words[0]) << 32;
-    if ((compact->with_pointers >> (mam_kind_type(kind) - 1) & 1) != 0)
+    seen.found.numbers += 1 | is_candidate << 16 | (mam_u64)fill.live << 32;
+    seen.found.sizes += ((fill.chunks - fill.live) << 16) / fill.chunks;
+    seen.found.sizes += (mam_u64)mam_word_span_pages(words[0]) << 32;
+    if ((compact->types_with_pointers >> (mam_kind_type(kind) - 1) & 1) != 0)
       seen.with_pointers |= (mam_u8)(1u << i);
   }
   return seen;
-}
-
-/* Adds what a team saw to the counts. */
-MAM_INLINE void mam_compact_count(struct mam_team team, const struct mam_compact *compact, mam_u64 numbers,
-                                  mam_u64 sizes) {
-  struct mam_compact_found *counts = &compact->state->counts;
-  sizes = mam_team_sum(team, sizes);
-  if (team.rank != 0)
-    return;
-  (void)mam_add_relaxed_u64(&counts->spans, numbers & 0xffff);
-  (void)mam_add_relaxed_u64(&counts->candidates, numbers >> 16 & 0xffff);
-  (void)mam_add_relaxed_u64(&counts->live, numbers >> 32);
-  (void)mam_add_relaxed_u64(&counts->free_level, sizes & 0xffffffff);
-  (void)mam_add_relaxed_u64(&counts->pages, sizes >> 32);
-}
-
-/* Lists the spans with pointers that a team saw. */
-MAM_INLINE void mam_compact_list(struct mam_team team, const struct mam_compact *compact, mam_u32 number,
-                                 mam_u32 with_pointers) {
-  mam_u32 total, at = mam_team_scan(team, mam_ones_u32(with_pointers), &total);
-  mam_u64 base = team.rank == 0 && total != 0 ? mam_add_relaxed_u32(&compact->state->span_count, total) : 0;
-  at += (mam_u32)mam_team_sum(team, base);
-  MAM_LOOP
-  for (; with_pointers != 0; with_pointers &= with_pointers - 1)
-    compact->spans[at++] = number + mam_lowest_u32(with_pointers);
 }
 
 /* Where the number of a type's candidates in a tile is: the last tile comes first. */
@@ -242,19 +216,20 @@ MAM_INLINE mam_u32 *mam_compact_sum_at(const struct mam_compact *compact, mam_u3
   return &compact->sums[(mam_u64)type * compact->tiles + (compact->tiles - 1 - tile)];
 }
 
-/* Finds and counts the candidates of a tile; at_first: lists spans with pointers too, and sees to empty ones. */
+/* Finds and counts the candidates of a tile; at_first: notes spans with pointers too, and sees to empty ones. */
 MAM_INLINE void mam_tile_look(struct mam_team team, const struct mam_compact *compact, mam_u32 n, mam_u32 tile,
                               int at_first) {
+  struct mam_tile_found sum = {0, 0};
   MAM_LOOP
   for (mam_u32 group = team.rank; group < MAM_COMPACT_GROUPS; group += team.count) {
-    mam_u32 number = tile * MAM_COMPACT_TILE + group * MAM_COMPACT_GROUP;
-    struct mam_seen seen = mam_group_look(compact, n, number, at_first);
-    compact->candidates[number / MAM_COMPACT_GROUP] = seen.candidates;
-    mam_u64 numbers = mam_team_sum(team, seen.numbers);
-    if (numbers != 0 && at_first)
-      mam_compact_list(team, compact, number, seen.with_pointers);
-    if (numbers != 0)
-      mam_compact_count(team, compact, numbers, seen.sizes);
+    mam_u32 at = tile * MAM_COMPACT_GROUPS + group;
+    struct mam_seen seen = mam_group_look(compact, n, at * MAM_COMPACT_GROUP, at_first);
+    compact->candidates[at] = seen.candidates;
+    if (at_first)
+      compact->with_pointers[at] = seen.with_pointers;
+    mam_u64 numbers = mam_team_sum(team, seen.found.numbers);
+    sum.numbers += numbers;
+    sum.sizes += numbers == 0 ? 0 : mam_team_sum(team, seen.found.sizes);
     MAM_LOOP
     for (mam_u32 type = 0; type < compact->types; type++) {
       mam_u64 count = numbers == 0 ? 0 : mam_team_sum(team, seen.by_type >> (4 * type) & 15);
@@ -263,9 +238,11 @@ MAM_INLINE void mam_tile_look(struct mam_team team, const struct mam_compact *co
             (mam_u32)count + (group == 0 ? 0 : *mam_compact_sum_at(compact, type, tile));
     }
   }
+  if (team.rank == 0)
+    compact->found[tile] = sum;
 }
 
-/* Makes counts sums, writes where each type begins, and says what was found.  One team for all. */
+/* Makes counts sums, and writes where each type begins.  One team for all. */
 MAM_INLINE void mam_compact_sum(struct mam_team team, const struct mam_compact *compact) {
   mam_u32 count = compact->types * compact->tiles, each = (count + team.count - 1) / team.count, sum = 0, total;
   MAM_LOOP
@@ -280,14 +257,32 @@ MAM_INLINE void mam_compact_sum(struct mam_team team, const struct mam_compact *
     compact->sums[i] = sum;
     sum += here;
   }
-  if (team.rank == 0) {
-    const struct mam_compact_found none = {0, 0, 0, 0, 0};
+  if (team.rank == 0)
     compact->state->starts[compact->types] = total;
-    compact->state->found = compact->state->counts;
-    if (compact->state->looks++ == 0)
-      compact->state->found_first = compact->state->counts;
-    compact->state->counts = none;
+}
+
+/* Says what was found in all tiles.  One team for all. */
+MAM_INLINE void mam_compact_found_sum(struct mam_team team, const struct mam_compact *compact) {
+  struct mam_compact_found found = {0, 0, 0, 0, 0};
+  MAM_LOOP
+  for (mam_u32 tile = team.rank; tile < compact->tiles; tile += team.count) {
+    struct mam_tile_found here = compact->found[tile];
+    found.spans += here.numbers & 0xffff;
+    found.candidates += here.numbers >> 16 & 0xffff;
+    found.live += here.numbers >> 32;
+    found.free_level += here.sizes & 0xffffffff;
+    found.pages += here.sizes >> 32;
   }
+  found.spans = mam_team_sum(team, found.spans);
+  found.candidates = mam_team_sum(team, found.candidates);
+  found.live = mam_team_sum(team, found.live);
+  found.free_level = mam_team_sum(team, found.free_level);
+  found.pages = mam_team_sum(team, found.pages);
+  if (team.rank != 0)
+    return;
+  compact->state->found = found;
+  if (compact->state->looks++ == 0)
+    compact->state->found_first = found;
 }
 
 /* Writes a tile's candidates to their places: the last page first. */
@@ -662,20 +657,26 @@ MAM_INLINE void mam_addresses_forward(const struct mam_rewriting *rewriting, str
   }
 }
 
-/* Lists those spans with pointers that were not moved, a thread for each from first on: half of them may have been, so
- * that who rewrites would have much more to do than others. */
-MAM_INLINE void mam_spans_left(struct mam_team team, const struct mam_compact *compact, mam_u32 first) {
-  mam_u32 span = first + team.rank, number = 0, is_left = 0, total;
-  if (span < compact->state->span_count) {
-    number = compact->spans[span];
+/* Lists those spans with pointers of a tile that were not moved: half of them may have been, so that who rewrites would
+ * have much more to do than others. */
+MAM_INLINE void mam_tile_left(struct mam_team team, const struct mam_compact *compact, mam_u32 tile) {
+  MAM_LOOP
+  for (mam_u32 group = team.rank; group < MAM_COMPACT_GROUPS; group += team.count) {
+    mam_u32 at = tile * MAM_COMPACT_GROUPS + group, number = at * MAM_COMPACT_GROUP, left = 0, total;
+    mam_u32 with_pointers = compact->with_pointers[at];
     struct mam_place place = mam_compact_place(compact, number);
-    is_left = (mam_area_entries(place.area)[place.page] & 63) - 1 < MAM_HEAP_CLASSES;
+    MAM_UNROLL
+    for (mam_u32 i = 0; i < MAM_COMPACT_GROUP; i++)
+      if (place.page + i < place.area.page_count)
+        left |= (mam_u32)((mam_area_entries(place.area)[place.page + i] & 63) - 1 < MAM_HEAP_CLASSES) << i;
+    left &= with_pointers;
+    mam_u32 to = mam_team_scan(team, mam_ones_u32(left), &total);
+    mam_u64 base = team.rank == 0 && total != 0 ? mam_add_relaxed_u32(&compact->state->left_count, total) : 0;
+    to += (mam_u32)mam_team_sum(team, base);
+    MAM_LOOP
+    for (; left != 0; left &= left - 1)
+      compact->order[to++] = number + mam_lowest_u32(left);
   }
-  mam_u32 at = mam_team_scan(team, is_left, &total);
-  mam_u64 base = team.rank == 0 && total != 0 ? mam_add_relaxed_u32(&compact->state->left_count, total) : 0;
-  at += (mam_u32)mam_team_sum(team, base);
-  if (is_left != 0)
-    compact->order[at] = number;
 }
 
 /* A span with pointers whose objects are to have them rewritten. */

@@ -38,10 +38,21 @@ static __device__ __forceinline__ void mam_team_sync(struct mam_team team) {
     __syncthreads();
 }
 
-/* A warp's alone. */
-static __device__ __forceinline__ mam_u64 mam_team_sum(struct mam_team, mam_u64 value) {
+static __device__ __forceinline__ mam_u64 warp_sum(mam_u64 value) {
   for (int distance = WARP_THREADS / 2; distance != 0; distance /= 2)
     value += __shfl_xor_sync(~0u, value, distance);
+  return value;
+}
+
+static __device__ __forceinline__ mam_u64 mam_team_sum(struct mam_team team, mam_u64 value) {
+  __shared__ mam_u64 sums[WARPS];
+  value = warp_sum(value);
+  if (team.count == WARP_THREADS)
+    return value;
+  sums[threadIdx.x / WARP_THREADS] = value;
+  __syncthreads();
+  value = warp_sum(threadIdx.x % WARP_THREADS < WARPS ? sums[threadIdx.x % WARP_THREADS] : 0);
+  __syncthreads();
   return value;
 }
 
@@ -108,7 +119,7 @@ static __device__ __forceinline__ struct mam_unit mam_read_unit_once(const struc
  * What a block's threads wrote comes before its arrival, and what they read after their turn: __syncthreads and one
  * thread's fence between each and the other blocks' words. */
 
-enum { BARRIER_ARRIVED = 0, BARRIER_LEFT = 1, BARRIER_TURN = 32 }; /* not in one line of the cache */
+enum { BARRIER_ARRIVED = 0, BARRIER_TURN = 32 }; /* not in one line of the cache */
 
 static __device__ void grid_watch(const struct mam_compact &compact, mam_u32 word, mam_u32 until) {
   while (mam_load_relaxed_u32(&compact.barrier[word]) < until)
@@ -151,15 +162,6 @@ static __device__ void grid_wait(const struct mam_compact &compact, mam_u32 *tur
     grid_watch(compact, BARRIER_ARRIVED, *turn * gridDim.x);
   }
   __syncthreads();
-}
-
-/* The last block that leaves clears the barrier for the next kernel. */
-static __device__ void grid_leave(const struct mam_compact &compact) {
-  if (threadIdx.x == 0 && mam_add_relaxed_u32(&compact.barrier[BARRIER_LEFT], 1) + 1 == gridDim.x) {
-    mam_store_relaxed_u32(&compact.barrier[BARRIER_ARRIVED], 0);
-    mam_store_relaxed_u32(&compact.barrier[BARRIER_LEFT], 0);
-    mam_store_relaxed_u32(&compact.barrier[BARRIER_TURN], 0);
-  }
 }
 
 static __device__ mam_u32 grid_rank(void) { return blockIdx.x * TEAM_THREADS + threadIdx.x; }
@@ -205,7 +207,8 @@ static __device__ void slots_watch(const struct mam_compact &compact) {
       (void)mam_add_relaxed_u32(&compact.state->slots_used, 1);
 }
 
-/* The last block that is done with its tiles has the sums to itself. */
+/* The last block that is done with its tiles has the sums to itself; the first has what was found, which nobody waits
+ * for. */
 static __device__ void look(const struct mam_compact &compact, mam_u32 n, struct mam_slot_emptied *emptied,
                             mam_u32 *turn) {
   for (mam_u32 tile = tile_first(); tile < compact.tiles; tile += grid_warps())
@@ -216,6 +219,8 @@ static __device__ void look(const struct mam_compact &compact, mam_u32 n, struct
   if (last)
     mam_compact_sum(block_here(), &compact);
   grid_pass(compact, *turn, last);
+  if (blockIdx.x == 0)
+    mam_compact_found_sum(block_here(), &compact);
 }
 
 /* A warp for each merge. */
@@ -293,8 +298,8 @@ static __device__ void rewrite(const struct mam_compact &compact, struct rewrite
   if (compact.state->done.moved == 0)
     return;
   const struct mam_rewriting rewriting = mam_rewriting_of(&compact, room->shapes, compact.state->passes);
-  for (mam_u32 first = grid_warp() * WARP_THREADS; first < compact.state->span_count; first += grid_threads())
-    mam_spans_left(warp_here(), &compact, first);
+  for (mam_u32 tile = tile_first(); tile < compact.tiles; tile += grid_warps())
+    mam_tile_left(warp_here(), &compact, tile);
   if (threadIdx.x < compact.types)
     room->shapes[threadIdx.x + 1] = mam_shape_of(compact.kinds[threadIdx.x]);
   for (mam_u32 i = threadIdx.x; i < compact.types * (sizeof(struct mam_type_info) / 4); i += TEAM_THREADS)
@@ -332,6 +337,24 @@ static __device__ void list(const struct mam_compact &compact, const struct mam_
     mam_span_list(warp_here(), &compact, span);
 }
 
+/* By the last block: the others are done, with this memory too.  What the host learns it learns of one word, so that it
+ * need not wait for the kernel's end: who reads it knows that all is done which kernels that begin later can see. */
+static __device__ void report(const struct mam_compact &compact) {
+  mam_u64 end = (mam_u64)compact.number << 32 | compact.state->slots_used;
+  if (threadIdx.x == 0) {
+    mam_store_relaxed_u32(&compact.barrier[BARRIER_ARRIVED], 0);
+    mam_store_relaxed_u32(&compact.barrier[BARRIER_TURN], 0);
+  }
+  if ((compact.what & MAM_COMPACT_STATE) != 0)
+    for (mam_u32 i = threadIdx.x; i < sizeof *compact.state / sizeof(mam_u32); i += TEAM_THREADS)
+      ((mam_u32 *)&compact.report->state)[i] = ((const mam_u32 *)compact.state)[i];
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence_system(); /* release; pairs with the host's acquiring look */
+    mam_store_relaxed_system_u64(&compact.report->end, end);
+  }
+}
+
 /* ---- The kernel ----
  *
  * One for all of it, whose blocks run together: a launch and a wait of the host cost more than most of its pieces. */
@@ -360,10 +383,8 @@ extern "C" __global__ void __launch_bounds__(TEAM_THREADS, MAM_COMPACT_BLOCKS)
   if ((compact.what & MAM_COMPACT_RELEASE) != 0)
     release(compact);
   slots_watch(compact);
-  if (grid_arrive(compact, turn + 1) && threadIdx.x == 0) {
-    *compact.report = *compact.state; /* the kernel's end makes it known to the host */
-  }
-  grid_leave(compact);
+  if (grid_arrive(compact, turn + 1))
+    report(compact);
 }
 
 #endif

@@ -38,6 +38,12 @@ struct mam_compact_done {
   mam_u64 merges, moved, moved_bytes, pages;
 };
 
+/* The same of a tile. */
+struct mam_tile_found {
+  mam_u64 numbers; /* spans, from bit 16 on candidates, from bit 32 on live objects */
+  mam_u64 sizes;   /* the free levels, from bit 32 on pages */
+};
+
 /* What the threads of a compaction tell each other. */
 struct mam_compact_state {
   mam_u32 starts[MAM_HEAP_TYPES + 1];   /* where in order the candidates of type i + 1 begin */
@@ -45,12 +51,17 @@ struct mam_compact_state {
   mam_u32 object_count;                 /* atomic: in objects */
   mam_u32 slots_used;                   /* atomic: slots that a request was made of meanwhile */
   mam_u32 passes;                       /* that merged anything */
-  struct mam_compact_found counts;      /* atomic: of the pass that looks */
   struct mam_compact_found found;       /* by the pass that looked last */
   struct mam_compact_found found_first; /* by the first one */
   mam_u32 looks;                        /* how often it was looked */
   mam_u32 left_count;                   /* atomic: in order, when pointers are rewritten */
   struct mam_compact_done done;         /* atomic: by all passes */
+};
+
+/* What the host learns. */
+struct mam_compact_report {
+  mam_u64 end; /* written last: from bit 32 on the run's number, below that the state's slots_used */
+  struct mam_compact_state state;
 };
 
 /* Pointers that the host registered. */
@@ -64,7 +75,8 @@ enum {
   MAM_COMPACT_PASSES = 1,  /* move objects and rewrite pointers */
   MAM_COMPACT_INFO = 2,    /* and look at what is left */
   MAM_COMPACT_RELEASE = 4, /* give the pages back of what was moved */
-  MAM_COMPACT_OBJECTS = 8  /* list the objects of a type */
+  MAM_COMPACT_OBJECTS = 8, /* list the objects of a type */
+  MAM_COMPACT_STATE = 16   /* report the state */
 };
 
 /* A compaction: what does not change meanwhile, and the memory that it works in.  Pages are numbered over all
@@ -73,21 +85,24 @@ struct mam_compact {
   mam_heap heap;
   struct mam_heap_control *control;
   struct mam_compact_state *state;
-  struct mam_compact_state *report; /* of the host: the state as it is in the end */
-  mam_u32 *barrier;                 /* words that are 0 before and after */
-  mam_u16 *candidates;              /* four bits for each page: the type of the candidate that begins there */
-  mam_u32 *sums;                    /* of a type and a tile: how many candidates; then, how many come before */
-  mam_u32 *order;                   /* the candidates' first pages, type by type (R in the paper); after the passes, */
-                                    /* those of spans with pointers that were not moved */
-  mam_u32 *spans;                   /* first pages of all spans with pointers */
-  mam_u64 *objects;                 /* for a list of objects: room for so many */
+  struct mam_compact_report *report; /* of the host */
+  mam_u32 *barrier;                  /* words that are 0 before and after */
+  mam_u16 *candidates;               /* four bits for each page: the type of the candidate that begins there */
+  mam_u8 *with_pointers;        /* a byte for a group of pages: bits of those that a span with pointers begins in */
+  mam_u32 *sums;                /* of a type and a tile: how many candidates; then, how many come before */
+  struct mam_tile_found *found; /* in each tile */
+  mam_u32 *order;               /* the candidates' first pages, type by type (R in the paper); after the passes, */
+                                /* those of spans with pointers that were not moved */
+  mam_u32 *spans;               /* for a list of objects: the first pages of their spans, */
+  mam_u64 *objects;             /* and room for so many */
   mam_u64 object_room;
   struct mam_compact_roots *roots;
   mam_u32 what, root_count;
+  mam_u32 number;                          /* of the run */
   mam_u32 n_first, n_last, pass_limit;     /* of the first pass and of the last ones; pass_limit 0: none */
   mam_u32 object_type;                     /* for a list of objects */
   mam_u32 superblocks, tiles, types;       /* types: the number of the last one */
-  mam_u32 with_pointers;                   /* bits of types, from 1 on, whose objects have any */
+  mam_u32 types_with_pointers;             /* bits of types, from 1 on, whose objects have any */
   mam_u32 pointers_most;                   /* of an object */
   mam_u32 kinds[MAM_HEAP_TYPES];           /* of types, from 1 on */
   mam_u32 first[MAM_HEAP_SUPERBLOCKS + 1]; /* page of each superblock */

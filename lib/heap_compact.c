@@ -14,13 +14,14 @@
 enum { ALIGN_BYTES = 256 };
 
 struct heap_compact {
-  mam_u32 types, with_pointers, pointers_most, root_count, root_room;
+  mam_u32 types, types_with_pointers, pointers_most, root_count, root_room;
   mam_u32 kinds[MAM_HEAP_TYPES];
   bool is_open, roots_changed;
   struct mam_compact_roots *roots;
   void *memory; /* of the pool */
   size_t memory_bytes;
-  struct mam_compact_state *report; /* pinned: what the kernel says in the end */
+  struct mam_compact_report *report; /* pinned: what the kernel says in the end */
+  mam_u32 runs;
 };
 
 bool heap_compact_is_open(const struct heap_compact *compact) { return compact != NULL && compact->is_open; }
@@ -101,7 +102,7 @@ static cudaError_t register_type(const struct heap_inside *inside, struct heap_c
   if (error != cudaSuccess)
     return error;
   compact->kinds[compact->types] = info.kind;
-  compact->with_pointers |= (info.pointer_count != 0 ? 1u : 0) << compact->types;
+  compact->types_with_pointers |= (info.pointer_count != 0 ? 1u : 0) << compact->types;
   compact->types++;
   if (compact->pointers_most < info.pointer_count)
     compact->pointers_most = info.pointer_count;
@@ -182,7 +183,7 @@ static mam_u64 lay_out(const struct heap_inside *inside, const struct heap_compa
                                .control = inside->handle->control,
                                .report = compact->report,
                                .types = compact->types,
-                               .with_pointers = compact->with_pointers,
+                               .types_with_pointers = compact->types_with_pointers,
                                .pointers_most = compact->pointers_most,
                                .root_count = compact->root_count,
                                .superblocks = inside->count};
@@ -202,6 +203,10 @@ static mam_u64 lay_out(const struct heap_inside *inside, const struct heap_compa
   at += pages * sizeof *work->spans;
   work->candidates = (mam_u16 *)(uintptr_t)at;
   at += aligned(pages / MAM_COMPACT_GROUP * sizeof *work->candidates);
+  work->with_pointers = (mam_u8 *)(uintptr_t)at;
+  at += aligned(pages / MAM_COMPACT_GROUP * sizeof *work->with_pointers);
+  work->found = (struct mam_tile_found *)(uintptr_t)at;
+  at += aligned((mam_u64)work->tiles * sizeof *work->found);
   work->sums = (mam_u32 *)(uintptr_t)at;
   at += aligned((mam_u64)MAM_HEAP_TYPES * work->tiles * sizeof *work->sums);
   work->roots = (struct mam_compact_roots *)(uintptr_t)at;
@@ -248,11 +253,13 @@ static cudaError_t prepare(const struct heap_inside *inside, struct heap_compact
 }
 
 /* Does what work->what says; compact->report then says how it went. */
-static cudaError_t run(const struct heap_inside *inside, const struct heap_compact *compact, struct mam_compact *work) {
+static cudaError_t run(const struct heap_inside *inside, struct heap_compact *compact, struct mam_compact *work) {
   void *arguments[] = {work};
-  cudaError_t error =
-      heap_gpu_run_together(inside->gpu, HEAP_KERNEL_COMPACT, MAM_COMPACT_BLOCKS, MAM_COMPACT_THREADS, arguments);
-  if (error == cudaSuccess && compact->report->slots_used != 0)
+  const struct heap_gpu_sign sign = {&compact->report->end, (mam_u64)++compact->runs << 32, ~0ull << 32};
+  work->number = compact->runs;
+  cudaError_t error = heap_gpu_run_together(inside->gpu, HEAP_KERNEL_COMPACT, MAM_COMPACT_BLOCKS, MAM_COMPACT_THREADS,
+                                            arguments, &sign);
+  if (error == cudaSuccess && (mam_u32)compact->report->end != 0)
     error = error_set(cudaErrorIllegalState, "kernels allocated objects meanwhile: the heap may be damaged");
   return error;
 }
@@ -310,10 +317,11 @@ static cudaError_t begin(MAM_Heap heap, const MAM_HeapCompactOptions *options, M
     return error;
   if (compact->types != 0)
     error = compact_typed(&inside, compact, options,
-                          (info != NULL ? MAM_COMPACT_INFO : 0) | (to_the_end ? MAM_COMPACT_RELEASE : 0));
+                          (info != NULL ? MAM_COMPACT_INFO | MAM_COMPACT_STATE : 0) |
+                              (to_the_end ? MAM_COMPACT_RELEASE : 0));
   compact->is_open = !to_the_end && error == cudaSuccess;
   if (info != NULL && error == cudaSuccess)
-    fill_info(compact->types != 0 ? compact->report : &nothing, info);
+    fill_info(compact->types != 0 ? &compact->report->state : &nothing, info);
   return heap_inside_leave(heap, error);
 }
 
@@ -370,13 +378,13 @@ static cudaError_t list(const struct heap_inside *inside, struct heap_compact *c
   cudaError_t error = prepare(inside, compact, &work);
   if (error != cudaSuccess)
     return error;
-  work.what = MAM_COMPACT_OBJECTS;
+  work.what = MAM_COMPACT_OBJECTS | MAM_COMPACT_STATE;
   work.object_type = number;
   work.objects = (mam_u64 *)objects;
   work.object_room = capacity;
   error = run(inside, compact, &work);
   if (error == cudaSuccess)
-    *count = compact->report->object_count;
+    *count = compact->report->state.object_count;
   return error;
 }
 

@@ -3,11 +3,16 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "error.h"
 #include "heap_image.h"
 
-enum { BLOCK_THREADS = 256, BLOCKS_PER_MULTIPROCESSOR = 8 };
+enum {
+  BLOCK_THREADS = 256,
+  BLOCKS_PER_MULTIPROCESSOR = 8,
+  SIGN_PATIENCE_NS = 1000000 /* for longer the driver waits, as the program wants it to */
+};
 
 static const char *const kernel_names[HEAP_KERNELS] = {
     "mam_kernel_clear",   "mam_kernel_clear_slots", "mam_kernel_drain",     "mam_kernel_free",
@@ -161,8 +166,24 @@ cudaError_t heap_gpu_write(const struct heap_gpu *gpu, uint64_t to, const void *
   return finish(gpu, &visit, gpu->context.driver->cuMemcpyHtoDAsync(to, from, bytes, gpu->stream), "copying to a heap");
 }
 
+static int64_t now_ns(void) {
+  struct timespec now;
+  (void)clock_gettime(CLOCK_MONOTONIC, &now);
+  return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* Looks for a sign for SIGN_PATIENCE_NS; whether it was seen.  A kernel that fails gives none. */
+static bool sign_seen(const struct heap_gpu_sign *sign) {
+  bool seen;
+  int64_t until_ns = now_ns() + SIGN_PATIENCE_NS;
+  do /* acquire: what the kernel reports; pairs with its fence */
+    seen = (__atomic_load_n(sign->word, __ATOMIC_ACQUIRE) & sign->mask) == sign->value;
+  while (!seen && now_ns() < until_ns);
+  return seen;
+}
+
 cudaError_t heap_gpu_run_together(const struct heap_gpu *gpu, enum heap_kernel kernel, unsigned blocks,
-                                  unsigned threads, void **arguments) {
+                                  unsigned threads, void **arguments, const struct heap_gpu_sign *sign) {
   const struct driver *driver = gpu->context.driver;
   struct context_visit visit;
   if (driver->cuLaunchCooperativeKernel == NULL)
@@ -175,7 +196,10 @@ cudaError_t heap_gpu_run_together(const struct heap_gpu *gpu, enum heap_kernel k
     result = driver->cuLaunchCooperativeKernel(gpu->kernels[kernel], gpu->multiprocessors * blocks, 1, 1, threads, 1, 1,
                                                0, gpu->stream, arguments);
   while (result == CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE && --blocks != 0);
-  return finish(gpu, &visit, result, kernel_names[kernel]);
+  if (result != CUDA_SUCCESS || !sign_seen(sign))
+    return finish(gpu, &visit, result, kernel_names[kernel]);
+  context_leave(&gpu->context, &visit);
+  return cudaSuccess;
 }
 
 cudaError_t heap_gpu_host_take(const struct heap_gpu *gpu, void **memory, size_t bytes) {

@@ -41,10 +41,17 @@ cudaError_t heap_gpu_run(const struct heap_gpu *gpu, enum heap_kernel kernel, si
 cudaError_t heap_gpu_read(const struct heap_gpu *gpu, void *to, uint64_t from, size_t bytes);
 cudaError_t heap_gpu_write(const struct heap_gpu *gpu, uint64_t to, const void *from, size_t bytes);
 
+/* What a kernel writes to host memory when it is done with all memory but this word, and all is to be seen by kernels
+ * that begin later: the host need not wait for its end, which it learns some microseconds later. */
+struct heap_gpu_sign {
+  const unsigned long long *word;
+  unsigned long long value, mask;
+};
+
 /* Runs a kernel of so many blocks of threads on each multiprocessor, or of fewer where it has no room for them, all at
- * the same time, and waits for it. */
+ * the same time, and waits for its sign. */
 cudaError_t heap_gpu_run_together(const struct heap_gpu *gpu, enum heap_kernel kernel, unsigned blocks,
-                                  unsigned threads, void **arguments);
+                                  unsigned threads, void **arguments, const struct heap_gpu_sign *sign);
 
 /* Host memory that kernels write to, by the same address; given back while the context lives, else gone with it. */
 cudaError_t heap_gpu_host_take(const struct heap_gpu *gpu, void **memory, size_t bytes);

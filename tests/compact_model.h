@@ -57,7 +57,7 @@ static inline struct mam_compact *compact_model_open(struct heap_model *model, m
   for (mam_u32 i = 0; i < types; i++) {
     mam_u32 pointers = model->control->types[i].pointer_count;
     compact->kinds[i] = model->control->types[i].kind;
-    compact->with_pointers |= (mam_u32)(pointers != 0) << i;
+    compact->types_with_pointers |= (mam_u32)(pointers != 0) << i;
     if (compact->pointers_most < pointers)
       compact->pointers_most = pointers;
   }
@@ -68,7 +68,9 @@ static inline struct mam_compact *compact_model_open(struct heap_model *model, m
   size_t pages = (size_t)compact->tiles * MAM_COMPACT_TILE;
   compact->state = (struct mam_compact_state *)calloc(1, sizeof *compact->state);
   compact->candidates = (mam_u16 *)calloc(pages / MAM_COMPACT_GROUP, sizeof *compact->candidates);
+  compact->with_pointers = (mam_u8 *)calloc(pages / MAM_COMPACT_GROUP, sizeof *compact->with_pointers);
   compact->sums = (mam_u32 *)calloc((size_t)types * compact->tiles, sizeof *compact->sums);
+  compact->found = (struct mam_tile_found *)calloc(compact->tiles, sizeof *compact->found);
   compact->order = (mam_u32 *)calloc(pages, sizeof *compact->order);
   compact->spans = (mam_u32 *)calloc(pages, sizeof *compact->spans);
   for (mam_u32 type = 0; type < types; type++)
@@ -83,6 +85,7 @@ static inline void compact_model_look(struct mam_compact *compact, mam_u32 n, bo
   for (mam_u32 tile = 0; tile < compact->tiles; tile++)
     mam_tile_look(compact_model_team, compact, n, tile, with_spans);
   mam_compact_sum(compact_model_team, compact);
+  mam_compact_found_sum(compact_model_team, compact);
 }
 
 /* One pass; returns how many sources were merged. */
@@ -116,8 +119,8 @@ static inline void compact_model_rewrite(const struct mam_compact *compact) {
   for (mam_u32 type = 0; type < compact->types; type++)
     shapes[type + 1] = mam_shape_of(compact->control->types[type].kind);
   compact->state->left_count = 0;
-  for (mam_u32 span = 0; span < compact->state->span_count; span++)
-    mam_spans_left(compact_model_team, compact, span);
+  for (mam_u32 tile = 0; tile < compact->tiles; tile++)
+    mam_tile_left(compact_model_team, compact, tile);
   for (mam_u32 span = 0; span < compact->state->left_count; span++) {
     struct mam_span_left left = mam_span_left_at(compact, compact->control->types, span);
     for (mam_u32 i = 0; i < 32 * mam_span_parts(compact); i++) {
@@ -146,6 +149,8 @@ static inline void compact_model_close(struct mam_compact *compact) {
       mam_moved_release(compact->control->superblocks[i], j, mam_lanes_alone());
   free(compact->state);
   free(compact->candidates);
+  free(compact->with_pointers);
+  free(compact->found);
   free(compact->sums);
   free(compact->order);
   free(compact->spans);
