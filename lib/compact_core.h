@@ -28,7 +28,9 @@
  *   mam_read_if_u16(wanted, place)   what is there, 0 if it is not wanted: without a branch, so that many reads are
  *       under way together
  *   mam_read_once_if_u64(wanted, place)   the same of what is not read again soon
+ *   mam_read_pointer_if(wanted, place)   the same of a pointer, whose line need not stay in the cache any longer
  *   mam_read_unit_once(place)   a unit that is not read again at all
+ *   mam_write_unit(place, unit, keep)   keep: its line is to stay in the cache until its pointers are read
  */
 #ifndef MAM_LIB_COMPACT_CORE_H
 #define MAM_LIB_COMPACT_CORE_H
@@ -436,10 +438,10 @@ MAM_INLINE struct mam_unit_place mam_unit_place(mam_u32 at, mam_u32 units, mam_u
   return place;
 }
 
-/* Copies the paired objects of a source at address.  A thread reads the last unit where it has none: without a branch,
- * so that its reads are under way together. */
+/* Copies the paired objects of a source at address; keep: as for mam_write_unit.  A thread reads the last unit where it
+ * has none: without a branch, so that its reads are under way together. */
 MAM_INLINE void mam_merge_copy(struct mam_team team, const struct mam_merge_room *room, mam_u64 address, mam_u32 bytes,
-                               mam_u32 objects) {
+                               mam_u32 objects, int keep) {
   mam_u32 units = bytes / MAM_UNIT_BYTES, count = objects * units, inverse = 0xffffffffu / units + 1;
   MAM_LOOP
   for (mam_u32 first = team.rank; first < count; first += MAM_UNIT_BATCH * team.count) {
@@ -456,7 +458,7 @@ MAM_INLINE void mam_merge_copy(struct mam_team team, const struct mam_merge_room
       mam_u32 at = first + i * team.count;
       struct mam_unit_place place = mam_unit_place(at, units, inverse);
       if (at < count)
-        *(struct mam_unit *)(room->to[place.object] + place.in_object) = held[i];
+        mam_write_unit((struct mam_unit *)(room->to[place.object] + place.in_object), held[i], keep);
     }
   }
 }
@@ -477,16 +479,24 @@ MAM_INLINE void mam_merge_leave(struct mam_team team, const struct mam_merge_roo
   }
 }
 
+/* Whether each line that objects of a kind are written to is read again for their pointers: so that what is to stay in
+ * the cache until then does not stay there for longer. */
+MAM_INLINE int mam_lines_are_read(const struct mam_compact *compact, mam_u32 kind) {
+  return MAM_LINE_BYTES % mam_class_bytes(kind) == 0 &&
+         (compact->types_with_pointers >> (mam_kind_type(kind) - 1) & 1) != 0;
+}
+
 /* Moves a source's objects to free chunks from the one of rank first on; words: how many the targets have.  Returns how
  * many there were: of more than there is room for, none. */
-MAM_INLINE mam_u32 mam_merge_source(struct mam_team team, struct mam_merge_room *room, const struct mam_source *source,
-                                    mam_u32 words, mam_u32 first, mam_u32 room_for) {
+MAM_INLINE mam_u32 mam_merge_source(struct mam_team team, const struct mam_compact *compact,
+                                    struct mam_merge_room *room, const struct mam_source *source, mam_u32 words,
+                                    mam_u32 first, mam_u32 room_for) {
   mam_u64 address = mam_area_address(source->area, source->page);
   mam_u32 bytes = mam_class_bytes(source->kind);
   if (source->live > room_for - first)
     return 0;
   mam_merge_pair(team, room, source, words, first);
-  mam_merge_copy(team, room, address, bytes, source->live);
+  mam_merge_copy(team, room, address, bytes, source->live, mam_lines_are_read(compact, source->kind));
   mam_team_sync(team);
   mam_merge_leave(team, room, source, address);
   mam_span_moved(team, source->area, source->page, source->pages, source->kind, MAM_ENTRY_MOVED);
@@ -544,7 +554,7 @@ MAM_INLINE int mam_compact_merge(struct mam_team team, const struct mam_compact 
     struct mam_source source = mam_source_at(compact, order[merge.source + i]);
     if (i == 0)
       room_for = mam_merge_begin(team, compact, room, order, merge);
-    mam_u32 moved = mam_merge_source(team, room, &source, words, done, room_for);
+    mam_u32 moved = mam_merge_source(team, compact, room, &source, words, done, room_for);
     done += moved;
     merged += moved != 0;
     pages += moved != 0 ? source.pages : 0;
@@ -735,7 +745,7 @@ MAM_INLINE void mam_pointers_read(struct mam_pointers *pointers, const struct ma
   MAM_UNROLL
   for (mam_u32 i = 0; i < MAM_COMPACT_BATCH; i++)
     pointers->addresses.old[i] =
-        mam_read_once_if_u64(wanted >> i & 1, (const mam_u64 *)(pointers->address + pointers->at[i]));
+        mam_read_pointer_if(wanted >> i & 1, (const mam_u64 *)(pointers->address + pointers->at[i]));
 }
 
 MAM_INLINE void mam_pointers_rewrite(struct mam_pointers *pointers, const struct mam_rewriting *rewriting) {

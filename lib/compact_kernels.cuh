@@ -94,23 +94,71 @@ static __device__ __forceinline__ mam_u64 mam_read_once_if_u64(int wanted, const
   return value;
 }
 
-/* It makes way for what is written, which is read again when pointers are rewritten. */
+#if __CUDA_ARCH__ >= 800
+
+/* Which lines the L2 cache drops first.  What a compaction has it keep it no longer keeps when it was read for its
+ * pointers: the program's kernels would miss the room for long. */
+enum cache_drops { DROPS_FIRST, DROPS_LAST, DROPS_AS_USUAL };
+
+static __device__ __forceinline__ mam_u64 cache_policy(enum cache_drops drops) {
+  mam_u64 policy;
+  if (drops == DROPS_FIRST)
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  else if (drops == DROPS_LAST)
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  else
+    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+static __device__ __forceinline__ mam_u64 mam_read_pointer_if(int wanted, const mam_u64 *place) {
+  mam_u64 value;
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %2, 0;\n\tmov.b64 %0, 0;\n\t"
+               "@p ld.global.L1::no_allocate.L2::cache_hint.u64 %0, [%1], %3;\n\t}"
+               : "=&l"(value)
+               : "l"(mam_global(place)), "r"(wanted), "l"(cache_policy(DROPS_AS_USUAL))
+               : "memory");
+  return value;
+}
+
+/* It makes way for what is written. */
 static __device__ __forceinline__ struct mam_unit mam_read_unit_once(const struct mam_unit *place) {
   struct mam_unit unit;
-#if __CUDA_ARCH__ >= 800
-  asm volatile("{\n\t.reg .b64 policy;\n\tcreatepolicy.fractional.L2::evict_first.b64 policy, 1.0;\n\t"
-               "ld.global.L1::no_allocate.L2::cache_hint.v2.u64 {%0, %1}, [%2], policy;\n\t}"
+  asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v2.u64 {%0, %1}, [%2], %3;"
                : "=l"(unit.low), "=l"(unit.high)
-               : "l"(mam_global(place))
+               : "l"(mam_global(place)), "l"(cache_policy(DROPS_FIRST))
                : "memory");
+  return unit;
+}
+
+static __device__ __forceinline__ void mam_write_unit(struct mam_unit *place, struct mam_unit unit, int keep) {
+  asm volatile("st.global.L2::cache_hint.v2.u64 [%0], {%1, %2}, %3;"
+               :
+               : "l"(mam_global(place)), "l"(unit.low), "l"(unit.high),
+                 "l"(keep ? cache_policy(DROPS_LAST) : cache_policy(DROPS_AS_USUAL))
+               : "memory");
+}
+
 #else
+
+static __device__ __forceinline__ mam_u64 mam_read_pointer_if(int wanted, const mam_u64 *place) {
+  return mam_read_once_if_u64(wanted, place);
+}
+
+static __device__ __forceinline__ struct mam_unit mam_read_unit_once(const struct mam_unit *place) {
+  struct mam_unit unit;
   asm volatile("ld.global.L1::no_allocate.v2.u64 {%0, %1}, [%2];"
                : "=l"(unit.low), "=l"(unit.high)
                : "l"(mam_global(place))
                : "memory");
-#endif
   return unit;
 }
+
+static __device__ __forceinline__ void mam_write_unit(struct mam_unit *place, struct mam_unit unit, int) {
+  *place = unit;
+}
+
+#endif
 
 #include "compact_core.h"
 

@@ -18,6 +18,7 @@ enum {
   MAM_COMPACT_BATCH = 4,                 /* pointers that a thread rewrites together */
   MAM_UNIT_BATCH = 4,                    /* units that a thread copies together */
   MAM_UNIT_BYTES = 16,                   /* copied by one thread at a time */
+  MAM_LINE_BYTES = 128,                  /* of the cache: it drops that much at a time */
   MAM_SPAN_CHUNKS = 32 * MAM_PAGE_WORDS, /* at most */
   MAM_COMPACT_LITTLE = 64                /* a pass merges little if it takes less than one span of so many away */
 };

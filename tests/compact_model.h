@@ -25,7 +25,12 @@ static inline mam_u32 mam_team_scan(struct mam_team team, mam_u32 value, mam_u32
 
 static inline mam_u32 mam_read_if_u16(int wanted, const mam_u16 *place) { return wanted ? *place : 0; }
 static inline mam_u64 mam_read_once_if_u64(int wanted, const mam_u64 *place) { return wanted ? *place : 0; }
+static inline mam_u64 mam_read_pointer_if(int wanted, const mam_u64 *place) { return wanted ? *place : 0; }
 static inline struct mam_unit mam_read_unit_once(const struct mam_unit *place) { return *place; }
+static inline void mam_write_unit(struct mam_unit *place, struct mam_unit unit, int keep) {
+  (void)keep;
+  *place = unit;
+}
 
 #include "compact_core.h"
 
