@@ -6,9 +6,14 @@
 #include <time.h>
 
 /* Some microseconds without a call of the system, and then so long with others let go first: the holder may be one of
- * them.  Longer than such a mutex is held, unless its holder sleeps, and less than a thread takes to be woken by those
- * that were woken before it. */
-enum { LOOKS = 6, PAUSES_FIRST = 4, PAUSES_MOST = 32, YIELD_NS = 100000 };
+ * them.  Longer than such a mutex is held, unless its holder sleeps, and than most growths of a pool take, since
+ * threads that sleep are woken one after the other, 30 to 200 us each (H200's host).  After a tenth of it a thread is
+ * hungry. */
+enum { LOOKS = 6, PAUSES_FIRST = 4, PAUSES_MOST = 32, YIELD_NS = 1000000, HUNGRY_NS = 100000 };
+
+_Atomic unsigned mutex_hungry;
+
+void mutex_forked(void) { atomic_store_explicit(&mutex_hungry, 0, memory_order_relaxed); } /* relaxed: one thread */
 
 static inline void pause_shortly(void) {
 #if defined __x86_64__ || defined __i386__
@@ -24,19 +29,43 @@ static int64_t now_ns(void) {
   return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-void mutex_await(pthread_mutex_t *mutex) {
+/* relaxed, all three: a hint */
+static unsigned hungry(void) { return atomic_load_explicit(&mutex_hungry, memory_order_relaxed); }
+static void hungry_begin(void) { atomic_fetch_add_explicit(&mutex_hungry, 1, memory_order_relaxed); }
+static void hungry_end(void) { atomic_fetch_sub_explicit(&mutex_hungry, 1, memory_order_relaxed); }
+
+/* Looks shortly; whether the mutex is the thread's now. */
+static bool look_shortly(pthread_mutex_t *mutex) {
   unsigned pauses = PAUSES_FIRST;
-  for (unsigned look = 0; look < LOOKS; look++) {
+  for (unsigned look = 0; look < LOOKS && hungry() == 0; look++) {
     for (unsigned i = 0; i < pauses; i++)
       pause_shortly();
     if (pthread_mutex_trylock(mutex) == 0)
-      return;
+      return true;
     pauses = 2 * pauses > PAUSES_MOST ? PAUSES_MOST : 2 * pauses;
   }
-  for (int64_t end_ns = now_ns() + YIELD_NS; now_ns() < end_ns;) {
+  return false;
+}
+
+/* The same for as long as YIELD_NS, with others let go first: all until the thread is hungry, then none. */
+static bool look_long(pthread_mutex_t *mutex) {
+  int64_t start_ns = now_ns(), looked_ns = 0;
+  bool mine = false, is_hungry = false;
+  while (!mine && looked_ns < YIELD_NS) {
     (void)sched_yield();
-    if (pthread_mutex_trylock(mutex) == 0)
-      return;
+    looked_ns = now_ns() - start_ns;
+    if (looked_ns >= HUNGRY_NS && !is_hungry) {
+      is_hungry = true;
+      hungry_begin();
+    }
+    mine = (is_hungry || hungry() == 0) && pthread_mutex_trylock(mutex) == 0;
   }
-  pthread_mutex_lock(mutex);
+  if (is_hungry)
+    hungry_end();
+  return mine;
+}
+
+void mutex_await(pthread_mutex_t *mutex) {
+  if (!look_shortly(mutex) && !look_long(mutex))
+    pthread_mutex_lock(mutex);
 }

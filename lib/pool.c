@@ -1018,6 +1018,8 @@ static void fork_in_child(struct mam_pool *pool) {
 }
 
 void pool_after_fork(bool in_child) {
+  if (in_child)
+    mutex_forked();
   chunk_map_unlock();
   reuse_after_fork(in_child);
   for (struct mam_pool *pool = pool_first(); pool != NULL; pool = pool->next) {
