@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
+#define _GNU_SOURCE /* RUSAGE_THREAD */
 #include "bench_clock.h"
 
 #include <malloc.h>
 #include <stdio.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -12,6 +14,14 @@ uint64_t clock_now_ns(void) {
   struct timespec now;
   (void)clock_gettime(CLOCK_MONOTONIC, &now); /* cannot fail: the clock exists on every Linux */
   return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+struct clock_thread clock_thread_now(void) {
+  struct timespec cpu;
+  struct rusage usage;
+  (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &cpu);
+  (void)getrusage(RUSAGE_THREAD, &usage);
+  return (struct clock_thread){(uint64_t)cpu.tv_sec * 1000000000u + (uint64_t)cpu.tv_nsec, (uint64_t)usage.ru_nvcsw};
 }
 
 static double pair_measure_ns(void) {

@@ -15,6 +15,12 @@ uint64_t clock_now_ns(void);
  * threads start. */
 double clock_pair_ns(void);
 
+/* For how long the calling thread has had a processor, and how often it has slept. */
+struct clock_thread {
+  uint64_t cpu_ns, sleeps;
+};
+struct clock_thread clock_thread_now(void);
+
 /* The time from start_ns to end_ns less the clock's own, never negative. */
 double clock_span_ns(uint64_t start_ns, uint64_t end_ns);
 

@@ -8,7 +8,8 @@
  * there is no kernel.
  *
  * Beside it, a control: as many threads that only read the clock, and the longest time between two readings.  What they
- * see is the machine's doing, not an allocator's.
+ * see is the machine's doing, not an allocator's.  Of the long calls, too, those are told apart in which the thread
+ * neither slept nor had a processor for so long: the machine had given it to another.
  */
 #include <math.h>
 #include <pthread.h>
@@ -40,11 +41,13 @@ enum {
 static const size_t sizes[size_count] = {512, (size_t)64 << 10, (size_t)2 << 20, (size_t)64 << 20};
 static const unsigned crews[crew_count] = {1, threads_most};
 static const uint64_t long_ns = 1000000; /* calls that take longer are counted */
+static const uint64_t sample_calls =
+    64; /* from one look at what the thread had to the next: a look takes some 0.5 us */
 
 struct stall_cell {
-  double malloc_most_ns, free_most_ns; /* NAN: not measured */
-  uint64_t calls, long_calls;
-  bool outlasted; /* the traffic ended after the kernel did */
+  double malloc_most_ns, free_most_ns;        /* NAN: not measured */
+  uint64_t calls, long_calls, kept_out_calls; /* kept_out_calls: those of the long ones without a processor */
+  bool outlasted;                             /* the traffic ended after the kernel did */
 };
 
 struct stall_result {
@@ -67,15 +70,21 @@ struct stall_thread {
   _Alignas(cache_line_bytes) struct stall *stall;
   pthread_t thread;
   struct block blocks[live_blocks];
-  uint64_t malloc_most_ns, free_most_ns, calls, long_calls;
+  uint64_t malloc_most_ns, free_most_ns, calls, long_calls, kept_out_calls;
+  struct clock_thread had; /* up to at most sample_calls ago */
 };
 
 /* ---- A thread ---------------------------------------------------------------------------------------------------- */
 
 static void thread_count(struct stall_thread *thread, uint64_t *most_ns, uint64_t span_ns) {
   *most_ns = span_ns > *most_ns ? span_ns : *most_ns;
-  thread->calls++;
-  thread->long_calls += span_ns > long_ns;
+  bool is_long = span_ns > long_ns;
+  if (thread->calls++ % sample_calls == 0 || is_long) {
+    struct clock_thread had = clock_thread_now();
+    thread->long_calls += is_long;
+    thread->kept_out_calls += is_long && had.sleeps == thread->had.sleeps && had.cpu_ns - thread->had.cpu_ns < long_ns;
+    thread->had = had;
+  }
 }
 
 /* Frees the block of a slot, if there is one, and allocates it anew. */
@@ -133,6 +142,7 @@ static void *thread_main(void *argument) {
   bool good = stall->allocator == NULL || machine_thread_begin(stall->bench->machine) ||
               blocks_complain(stall->allocator, "entering the context", 0, cudaErrorUnknown);
   (void)pthread_barrier_wait(&stall->ready);
+  thread->had = clock_thread_now();
   if (stall->allocator == NULL)
     thread_watch(thread);
   else
@@ -194,6 +204,7 @@ static void cell_fill(struct stall_cell *cell, const struct stall_thread *thread
     free_most_ns = threads[i].free_most_ns > free_most_ns ? threads[i].free_most_ns : free_most_ns;
     cell->calls += threads[i].calls;
     cell->long_calls += threads[i].long_calls;
+    cell->kept_out_calls += threads[i].kept_out_calls;
   }
   cell->malloc_most_ns = (double)malloc_most_ns;
   cell->free_most_ns = free_most_ns > 0 ? (double)free_most_ns : (double)NAN;
@@ -260,8 +271,9 @@ static bool stall_part(const struct bench *bench, const struct allocator *alloca
 
 static bool stall_csv(const struct bench *bench, const struct stall_result *stall) {
   struct report_csv csv;
-  if (!report_csv_open(&csv, bench->csv_directory, "stall",
-                       "allocator,bytes,threads,calls,calls_over_1ms,outlasted_kernel,malloc_max_ns,free_max_ns"))
+  if (!report_csv_open(
+          &csv, bench->csv_directory, "stall",
+          "allocator,bytes,threads,calls,calls_over_1ms,outlasted_kernel,malloc_max_ns,free_max_ns,kept_out"))
     return false;
   for (size_t a = 0; a < bench->allocator_count; a++)
     for (size_t i = 0; i < size_count; i++)
@@ -270,14 +282,16 @@ static bool stall_csv(const struct bench *bench, const struct stall_result *stal
         char text[160];
         (void)snprintf(text, sizeof text, "%s,%zu,%u,%llu,%llu,%d", bench->allocators[a]->name, sizes[i], crews[j],
                        (unsigned long long)cell->calls, (unsigned long long)cell->long_calls, cell->outlasted);
-        report_csv_numbers(&csv, text, (const double[]){cell->malloc_most_ns, cell->free_most_ns}, 2);
+        report_csv_numbers(&csv, text,
+                           (const double[]){cell->malloc_most_ns, cell->free_most_ns, (double)cell->kept_out_calls}, 3);
       }
   for (size_t j = 0; j < crew_count; j++) {
     const struct stall_cell *cell = &stall->control[j];
     char text[160];
     (void)snprintf(text, sizeof text, "control,0,%u,%llu,%llu,%d", crews[j], (unsigned long long)cell->calls,
                    (unsigned long long)cell->long_calls, cell->outlasted);
-    report_csv_numbers(&csv, text, (const double[]){cell->malloc_most_ns, (double)NAN}, 2);
+    report_csv_numbers(&csv, text, (const double[]){cell->malloc_most_ns, (double)NAN, (double)cell->kept_out_calls},
+                       3);
   }
   return report_csv_close(&csv);
 }
@@ -302,16 +316,18 @@ static void stall_print(const struct bench *bench, const struct stall_result *st
 /* How much was called, and what was slow. */
 static void stall_explain(const struct bench *bench, const struct stall_result *stall) {
   for (size_t a = 0; a < bench->allocator_count; a++) {
-    unsigned long long calls = 0, long_calls = 0, outlasted = 0;
+    unsigned long long calls = 0, long_calls = 0, kept_out_calls = 0, outlasted = 0;
     for (size_t i = 0; i < size_count; i++)
       for (size_t j = 0; j < crew_count; j++) {
         const struct stall_cell *cell = &stall->cells[i][j][a];
         calls += cell->calls;
         long_calls += cell->long_calls;
+        kept_out_calls += cell->kept_out_calls;
         outlasted += cell->outlasted;
       }
-    (void)printf("%s: %llu calls, %llu of them longer than 1 ms; in %llu of %d measurements the kernel ended first.\n",
-                 bench->allocators[a]->name, calls, long_calls, outlasted, size_count * crew_count);
+    (void)printf("%s: %llu calls, %llu of them longer than 1 ms, %llu of these because the thread had no processor; in "
+                 "%llu of %d measurements the kernel ended first.\n",
+                 bench->allocators[a]->name, calls, long_calls, kept_out_calls, outlasted, size_count * crew_count);
   }
   for (size_t j = 0; j < crew_count; j++)
     (void)printf("Of %u threads that only read the clock, the longest time between two readings was %.0f us; %llu were "
