@@ -56,7 +56,7 @@ static const size_t TIGHT_GROWTH_BYTES = (size_t)4 << 30;
 struct magazine {
   _Alignas(64) struct batch *ready; /* to allocate from; never NULL, see none_ready */
   struct batch *freed;              /* to push frees on; never NULL, see none_freed */
-  _Atomic int64_t codes;            /* a number as in struct front_numbers: the sum of the live ones' */
+  int64_t codes;                    /* a number as in struct front_numbers: the sum of the live ones' */
   uint32_t block_bytes, code_shift; /* the class's, constant once set */
   struct batch *resting;            /* were freed, oldest first; NULL if none */
   struct batch **resting_end;
@@ -92,11 +92,11 @@ struct owned {
   struct shelf *shelf; /* where it may go to when it is freed */
 };
 
-/* Written by the owner alone, read by others that add up: relaxed, each a number for itself. */
+/* Written by the owner inside, read by others that add up while nobody is. */
 struct front_numbers {
-  _Atomic int64_t live;                   /* blocks allocated less blocks freed by the thread */
-  _Atomic int64_t requested_bytes;        /* what hand-outs from shelves changed in what segments say was asked for */
-  _Atomic uint64_t hits[FRONT_HIT_KINDS]; /* allocations by where they were served */
+  int64_t live;                   /* blocks allocated less blocks freed by the thread */
+  int64_t requested_bytes;        /* what hand-outs from shelves changed in what segments say was asked for */
+  uint64_t hits[FRONT_HIT_KINDS]; /* allocations by where they were served */
 };
 
 struct front {
@@ -158,19 +158,6 @@ static struct kept no_kept;
 
 static bool batch_real(const struct batch *batch) {
   return batch != NULL && batch != &none_ready && batch != &none_freed;
-}
-
-static int64_t number_of(const _Atomic int64_t *number) { /* relaxed: the owner's, or the front's lock orders it */
-  return atomic_load_explicit(number, memory_order_relaxed);
-}
-
-static void number_add(_Atomic int64_t *number, int64_t value) {
-  /* relaxed: only the owner writes, others add up what they see */
-  atomic_store_explicit(number, atomic_load_explicit(number, memory_order_relaxed) + value, memory_order_relaxed);
-}
-
-static void number_count(_Atomic uint64_t *number) { /* relaxed: as above */
-  atomic_store_explicit(number, atomic_load_explicit(number, memory_order_relaxed) + 1, memory_order_relaxed);
 }
 
 /* ---- The calling thread's fronts ---- */
@@ -364,7 +351,7 @@ static void all_thaw(struct mam_pool *pool) {
 static int64_t fronts_live(const struct fronts *fronts) {
   int64_t live = fronts->gone.live;
   for (const struct front *front = fronts->first; front != NULL; front = front->next_of_pool)
-    live += number_of(&front->numbers.live);
+    live += front->numbers.live;
   return live;
 }
 
@@ -455,7 +442,7 @@ static inline __attribute__((always_inline)) uintptr_t ready_pop(struct magazine
   uint32_t code = slab_code(left_over, magazine->code_shift);
   if (__builtin_expect(slab_exact != NULL, false))
     slab_exact_write(block->live, left_over & ((1u << magazine->code_shift) - 1));
-  number_add(&magazine->codes, code);
+  magazine->codes += code;
   /* relaxed: the block is this thread's alone; whoever frees it was given the address after this */
   atomic_store_explicit(block->live, (uint8_t)code, memory_order_relaxed);
   return block->address;
@@ -473,7 +460,7 @@ static inline bool small_claim(struct magazine *magazine, _Atomic uint8_t *live)
   uint8_t code = atomic_exchange_explicit(live, 0, memory_order_acq_rel);
   if (code == 0)
     return false;
-  number_add(&magazine->codes, -(int64_t)code);
+  magazine->codes -= code;
   return true;
 }
 
@@ -559,7 +546,7 @@ static inline __attribute__((always_inline)) uintptr_t shelf_hand_out(struct fro
   shelf->in_the_way = 0;
   size_t requested_before = segment->as.used.requested_bytes;
   if (__builtin_expect(size != requested_before, false)) {
-    number_add(&front->numbers.requested_bytes, (int64_t)(size - requested_before));
+    front->numbers.requested_bytes += (int64_t)(size - requested_before);
     segment->as.used.requested_bytes = size;
   }
   segment->as.used.site = site;
@@ -568,7 +555,7 @@ static inline __attribute__((always_inline)) uintptr_t shelf_hand_out(struct fro
   atomic_store_explicit(&segment->ticket, ticket, memory_order_release);
   owned_remember(kept->places, address, segment, ticket, shelf);
   front->last_places = kept->places;
-  number_count(&front->numbers.hits[tag != NULL ? FRONT_HIT_TAG : FRONT_HIT_SIZE]);
+  front->numbers.hits[tag != NULL ? FRONT_HIT_TAG : FRONT_HIT_SIZE]++;
   return address;
 }
 
@@ -724,10 +711,8 @@ static __attribute__((noinline)) enum front_freed freed_zero(struct front *front
 }
 
 static inline enum front_freed freed_count(struct front *front) {
-  int64_t live = number_of(&front->numbers.live) - 1;
-  /* relaxed: as number_add; and a hint, asked again under the pool's lock */
-  atomic_store_explicit(&front->numbers.live, live, memory_order_relaxed);
-  bool zero = live <= 0 && atomic_load_explicit(&front->pool->reports_empty, memory_order_relaxed);
+  /* relaxed: a hint, asked again under the pool's lock */
+  bool zero = --front->numbers.live <= 0 && atomic_load_explicit(&front->pool->reports_empty, memory_order_relaxed);
   return __builtin_expect(zero, false) ? freed_zero(front) : FRONT_FREED;
 }
 
@@ -1224,7 +1209,7 @@ static cudaError_t large_malloc(struct front *front, const struct front_request 
 
 static void live_add(struct front *front, int64_t count) {
   biased_enter(&front->lock);
-  number_add(&front->numbers.live, count);
+  front->numbers.live += count;
   biased_leave(&front->lock);
 }
 
@@ -1294,7 +1279,7 @@ static inline enum tried front_try(struct front *front, const struct front_reque
   if (front_serves(front, request->pool, request->default_id)) {
     bool served = !tried_before && (*address = front_pop(front, request->size, request->site, request->tag)) != 0;
     tried = served ? TRIED_SERVED : TRIED_MISSED;
-    number_add(&front->numbers.live, 1);
+    front->numbers.live++;
     if (!served)
       large_miss(front, request->size, request->tag, miss);
   }
@@ -1318,7 +1303,7 @@ static __attribute__((noinline)) uintptr_t malloc_quick_anew(struct front *front
   uintptr_t address = 0;
   biased_enter(&front->lock);
   if (front->default_id == default_id && (address = front_pop(front, size, site, NULL)) != 0)
-    number_add(&front->numbers.live, 1);
+    front->numbers.live++;
   biased_leave(&front->lock);
   return address;
 }
@@ -1344,7 +1329,7 @@ static __attribute__((noinline)) uintptr_t malloc_quick_other(struct front *fron
   }
   uint64_t default_id = front->default_id, epoch = address == 0 ? size_waits_for(front, size) : 0;
   if (address != 0)
-    number_add(&front->numbers.live, 1);
+    front->numbers.live++;
   biased_leave(&front->lock);
   bool again = epoch != 0 && reuse_reach(front->reuse, epoch);
   return __builtin_expect(again, false) ? malloc_quick_anew(front, default_id, size, site) : address;
@@ -1358,7 +1343,7 @@ static __attribute__((noinline)) uintptr_t malloc_quick_large(struct front *fron
   if (__builtin_expect(shelf->count == 0 || shelf->oldest->epoch > reuse_passed(front->reuse), false))
     return malloc_quick_other(front, size, site);
   uintptr_t address = shelf_hand_out(front, shelf, size, site, NULL);
-  number_add(&front->numbers.live, 1);
+  front->numbers.live++;
   biased_leave(&front->lock);
   return address;
 }
@@ -1375,7 +1360,7 @@ uintptr_t front_malloc_quick(uint64_t default_id, size_t size, const void *site)
   if (__builtin_expect(magazine->ready->count == 0, false))
     return malloc_quick_anew(front, default_id, size, site);
   uintptr_t address = ready_pop(magazine, size);
-  number_add(&front->numbers.live, 1);
+  front->numbers.live++;
   biased_leave(&front->lock);
   return address;
 }
@@ -1551,7 +1536,7 @@ cudaError_t front_malloc_stream(const struct front_request *request, uint64_t st
                              .size = request->size,
                              .site = request->site,
                              .effort = POOL_TAKE_ANY};
-  number_add(&front->numbers.live, 1); /* as in front_try */
+  front->numbers.live++; /* as in front_try */
   biased_leave(&front->lock);
   error = pool_take_stream(request->pool, &order, stream, &block);
   if (error == cudaSuccess && !front_attached(front, request->pool))
@@ -1645,16 +1630,12 @@ static void front_empty(struct front *front, uint64_t passed) {
   front->excess = (struct kept){0};
 }
 
-static uint64_t count_of(const _Atomic uint64_t *count) { /* relaxed: as number_of */
-  return atomic_load_explicit(count, memory_order_relaxed);
-}
-
 static void numbers_add(const struct front *front, struct pool_front_sum *sum) {
   const struct front_numbers *numbers = &front->numbers;
-  sum->live += number_of(&numbers->live);
-  sum->requested_bytes += (size_t)number_of(&numbers->requested_bytes);
+  sum->live += numbers->live;
+  sum->requested_bytes += (size_t)numbers->requested_bytes;
   for (unsigned i = 0; i < FRONT_HIT_KINDS; i++)
-    sum->hits[i] += count_of(&numbers->hits[i]);
+    sum->hits[i] += numbers->hits[i];
   for (unsigned i = 0; i < SLAB_CLASSES; i++) {
     const struct magazine *magazine = &front->magazines[i];
     uint64_t mallocs = magazine_mallocs(magazine), frees = magazine_frees(magazine);
@@ -1662,7 +1643,7 @@ static void numbers_add(const struct front *front, struct pool_front_sum *sum) {
     sum->frees += frees;
     sum->live_small_count += mallocs - frees;
     sum->live_small_bytes += (mallocs - frees) * slab_class_bytes(i);
-    uint64_t left_over = (uint64_t)number_of(&magazine->codes) - (mallocs - frees); /* in steps, see slab_code */
+    uint64_t left_over = (uint64_t)magazine->codes - (mallocs - frees); /* in steps, see slab_code */
     sum->requested_bytes += (mallocs - frees) * slab_class_bytes(i) - (left_over << slab_code_shift(i));
   }
 }
