@@ -135,7 +135,7 @@ static struct slab *slab_open(uintptr_t base, unsigned class) {
   /* relaxed, all: see struct slab */
   atomic_store_explicit(&slab->class, class, memory_order_relaxed);
   atomic_store_explicit(&slab->block_units, units, memory_order_relaxed);
-  atomic_store_explicit(&slab->index_magic, (((uint64_t)1 << 32) + units - 1) / units, memory_order_relaxed);
+  atomic_store_explicit(&slab->index_magic, UINT64_MAX / block_bytes + 1, memory_order_relaxed);
   /* release: live is long enough; pairs with the acquire in slab_index */
   atomic_store_explicit(&slab->block_count, blocks, memory_order_release);
   slab->inside_count = blocks;

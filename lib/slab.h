@@ -56,7 +56,7 @@ struct slab {
   uintptr_t base; /* constant, as the page is */
   /* Constant while it has a span, atomic for the sake of frees of what is no block any more: relaxed, but that
    * block_count is published after live, which is never shorter than it. */
-  _Atomic uint64_t index_magic; /* 2^32 / block_units, rounded up: see slab_index */
+  _Atomic uint64_t index_magic; /* 2^64 / a block's bytes, rounded up: see slab_index */
   _Atomic uint32_t block_units, block_count;
   _Atomic uint32_t class;
   _Atomic(_Atomic uint8_t *) live; /* a code for each block, 0 if it is not the program's */
@@ -83,10 +83,10 @@ void depot_init(struct depot *depot, pthread_mutex_t *lock);
 
 /* The smallest class whose blocks hold bytes, 1 to SLAB_BLOCK_MOST_BYTES. */
 static inline unsigned slab_class(size_t bytes) {
-  unsigned units = (unsigned)((bytes + SLAB_UNIT_BYTES - 1) / SLAB_UNIT_BYTES);
-  if (__builtin_expect(units <= 16, true))
-    return units - 1;
-  return units <= 32 ? 16 + (units - 17) / 2 : 24 + (units - 33) / 4;
+  unsigned unit = (unsigned)((bytes - 1) / SLAB_UNIT_BYTES);
+  if (__builtin_expect(unit < 16, true))
+    return unit;
+  return unit < 32 ? 16 + (unit - 16) / 2 : 24 + (unit - 32) / 4;
 }
 
 static inline size_t slab_class_bytes(unsigned class) {
@@ -94,18 +94,16 @@ static inline size_t slab_class_bytes(unsigned class) {
   return units * SLAB_UNIT_BYTES;
 }
 
-/* Which block of the slab starts at the address; UINT32_MAX if none does.  The quotient is exact: the magic is off by
- * less than block_units / 2^32 a unit, over 4096 units of a slab far less than the 1 / 64 that would matter. */
+/* Which block of the slab starts at the address, which is in its page; UINT32_MAX if none does.  By one product: its
+ * upper half is the quotient, its lower half is less than the magic if nothing is left over.  Both are exact for
+ * numbers of 32 bits (Lemire, Kaser and Kurz, Faster remainder by direct computation, 2019), and an offset has 21. */
 static inline uint32_t slab_index(const struct slab *slab, uintptr_t address) {
-  uintptr_t offset = address - slab->base;
-  uint32_t units = (uint32_t)(offset / SLAB_UNIT_BYTES) & (SLAB_BYTES / SLAB_UNIT_BYTES - 1);
   uint64_t magic = atomic_load_explicit(&slab->index_magic, memory_order_relaxed); /* relaxed: see struct slab */
-  uint32_t index = (uint32_t)((units * magic) >> 32);
+  uint64_t offset = address % SLAB_BYTES, index = (uint64_t)((unsigned __int128)offset * magic >> 64);
+  bool starts = offset * magic < magic;
   /* acquire: live is at least as long; pairs with the release in slab_open */
   bool within = index < atomic_load_explicit(&slab->block_count, memory_order_acquire);
-  bool starts =
-      offset % SLAB_UNIT_BYTES == 0 && index * atomic_load_explicit(&slab->block_units, memory_order_relaxed) == units;
-  return within && starts ? index : UINT32_MAX;
+  return within && starts ? (uint32_t)index : UINT32_MAX;
 }
 
 static inline _Atomic uint8_t *slab_live(const struct slab *slab, uint32_t index) {
