@@ -57,7 +57,6 @@ struct magazine {
   _Alignas(64) struct batch *ready; /* to allocate from; never NULL, see none_ready */
   struct batch *freed;              /* to push frees on; never NULL, see none_freed */
   int64_t codes;                    /* a number as in struct front_numbers: the sum of the live ones' */
-  uint32_t block_bytes, code_shift; /* the class's, constant once set */
   struct batch *resting;            /* were freed, oldest first; NULL if none */
   struct batch **resting_end;
   unsigned resting_count;
@@ -254,9 +253,7 @@ static void front_free_memory(struct front *front) {
   free(front->memory);
 }
 
-static void magazine_init(struct magazine *magazine, unsigned class) {
-  magazine->block_bytes = (uint32_t)slab_class_bytes(class);
-  magazine->code_shift = slab_code_shift(class);
+static void magazine_init(struct magazine *magazine) {
   magazine->ready = &none_ready;
   magazine->freed = &none_freed;
   magazine->resting = magazine->shells = NULL;
@@ -291,7 +288,7 @@ static void front_attach(struct front *front, struct mam_pool *pool) {
   memset(&front->numbers, 0, sizeof front->numbers);
   memset(front->magazines, 0, sizeof front->magazines);
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
-    magazine_init(&front->magazines[i], i);
+    magazine_init(&front->magazines[i]);
 }
 
 /* The thread's front for a pool that it is a user of, made if there is none. */
@@ -435,13 +432,13 @@ static uint64_t magazine_frees(const struct magazine *magazine) {
 }
 
 /* A block from the ready batch, which is not empty. */
-static inline __attribute__((always_inline)) uintptr_t ready_pop(struct magazine *magazine, size_t size) {
+static inline __attribute__((always_inline)) uintptr_t ready_pop(struct magazine *magazine, unsigned class,
+                                                                 size_t size) {
   struct batch *ready = magazine->ready;
   const struct slab_block *block = &ready->blocks[--ready->count];
-  uint32_t left_over = magazine->block_bytes - (uint32_t)size;
-  uint32_t code = slab_code(left_over, magazine->code_shift);
+  uint32_t code = slab_code(size, class);
   if (__builtin_expect(slab_exact != NULL, false))
-    slab_exact_write(block->live, left_over & ((1u << magazine->code_shift) - 1));
+    slab_exact_write(block->live, size, class);
   magazine->codes += code;
   /* relaxed: the block is this thread's alone; whoever frees it was given the address after this */
   atomic_store_explicit(block->live, (uint8_t)code, memory_order_relaxed);
@@ -451,7 +448,7 @@ static inline __attribute__((always_inline)) uintptr_t ready_pop(struct magazine
 static uintptr_t small_pop(struct front *front, unsigned class, size_t size) {
   struct magazine *magazine = &front->magazines[class];
   bool any = magazine->ready->count > 0 || magazine_wake(front, magazine);
-  return any ? ready_pop(magazine, size) : 0;
+  return any ? ready_pop(magazine, class, size) : 0;
 }
 
 /* Takes a block out of the program's hands.  False if it was not there. */
@@ -1356,10 +1353,11 @@ uintptr_t front_malloc_quick(uint64_t default_id, size_t size, const void *site)
     return malloc_quick_anew(front, default_id, size, site);
   if (size > SLAB_BLOCK_MOST_BYTES)
     return malloc_quick_large(front, size, site);
-  struct magazine *magazine = &front->magazines[slab_class(size)];
+  unsigned class = slab_class(size);
+  struct magazine *magazine = &front->magazines[class];
   if (__builtin_expect(magazine->ready->count == 0, false))
     return malloc_quick_anew(front, default_id, size, site);
-  uintptr_t address = ready_pop(magazine, size);
+  uintptr_t address = ready_pop(magazine, class, size);
   front->numbers.live++;
   biased_leave(&front->lock);
   return address;
@@ -1591,7 +1589,7 @@ static void magazine_empty(struct front *front, unsigned class, uint64_t passed)
   magazine_settle_freed(magazine);
   batch_return(pool, depot, magazine->freed, stamp(front), false);
   shells_return(depot, magazine);
-  magazine_init(magazine, class);
+  magazine_init(magazine);
 }
 
 static void shelves_empty(struct front *front, uint64_t passed) {
@@ -1767,18 +1765,18 @@ static void batches_drop(struct batch *batch) {
   }
 }
 
-static void magazine_drop(struct magazine *magazine, unsigned class) {
+static void magazine_drop(struct magazine *magazine) {
   batch_drop(magazine->ready);
   batch_drop(magazine->freed);
   batches_drop(magazine->resting);
   batches_drop(magazine->shells);
-  magazine_init(magazine, class);
+  magazine_init(magazine);
 }
 
 /* Lets go of what belongs to a pool that ends.  Nobody is inside. */
 static void front_detach(struct front *front) {
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
-    magazine_drop(&front->magazines[i], i);
+    magazine_drop(&front->magazines[i]);
   struct shelf *shelf;
   front->limbo_count = 0;
   front->excess = (struct kept){0};

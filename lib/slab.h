@@ -119,13 +119,21 @@ static inline size_t slab_block_bytes(const struct slab *slab) { /* relaxed: as 
   return (size_t)atomic_load_explicit(&slab->block_units, memory_order_relaxed) * SLAB_UNIT_BYTES;
 }
 
-/* What was asked for, as one byte: 1 and what is left over of the block in steps of a 128th of the class's spacing. */
+/* What was asked for, as one byte: 1 and what is left over of the block in steps of a 128th of the class's spacing. The
+ * spacing is a power of two, and the class's size a multiple of it. */
 static inline unsigned slab_code_shift(unsigned class) { return class < 16 ? 2 : class < 24 ? 3 : 4; }
 
-static inline uint32_t slab_code(uint32_t left_over, uint32_t shift) { return 1 + (left_over >> shift); }
+static inline uint32_t slab_left_over(size_t bytes, unsigned class) {
+  return -(uint32_t)bytes & ((128u << slab_code_shift(class)) - 1);
+}
+
+static inline uint32_t slab_code(size_t bytes, unsigned class) {
+  return 1 + (slab_left_over(bytes, class) >> slab_code_shift(class));
+}
 
 /* What the code leaves out; the code itself is written next. */
-static inline void slab_exact_write(_Atomic uint8_t *live, uint32_t rest) {
+static inline void slab_exact_write(_Atomic uint8_t *live, size_t bytes, unsigned class) {
+  uint32_t rest = slab_left_over(bytes, class) & ((1u << slab_code_shift(class)) - 1);
   atomic_store_explicit(live + SLAB_BLOCKS_MOST, (uint8_t)rest, memory_order_relaxed); /* relaxed: as the code */
 }
 

@@ -37,7 +37,7 @@ START_TEST(codes_tell_what_was_asked_for_within_a_128th) {
   for (size_t bytes = 1; bytes <= 32768; bytes++) {
     unsigned class = slab_class(bytes);
     size_t block = slab_class_bytes(class), spacing = block - (class > 0 ? slab_class_bytes(class - 1) : 0);
-    uint8_t code = slab_code((uint32_t)(slab_class_bytes(class) - bytes), slab_code_shift(class));
+    uint8_t code = slab_code(bytes, class);
     size_t told = block - ((size_t)(code - 1) << slab_code_shift(class));
     ck_assert_uint_ge(code, 1);
     ck_assert_uint_le(code, 128); /* it did not wrap */
