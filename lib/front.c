@@ -93,9 +93,9 @@ struct owned {
 
 /* Written by the owner inside, read by others that add up while nobody is. */
 struct front_numbers {
-  int64_t live;                   /* blocks allocated less blocks freed by the thread */
-  int64_t requested_bytes;        /* what hand-outs from shelves changed in what segments say was asked for */
-  uint64_t hits[FRONT_HIT_KINDS]; /* allocations by where they were served */
+  int64_t live;            /* blocks allocated less blocks freed by the thread */
+  int64_t requested_bytes; /* what hand-outs from shelves changed in what segments say was asked for */
+  uint64_t tag_hits;       /* hand-outs by tag, of all those from shelves */
 };
 
 struct front {
@@ -107,15 +107,15 @@ struct front {
   size_t alignment;
   bool immediate, shelves_off; /* without fences, what is kept would never be known to have passed */
   struct front_numbers numbers;
-  uint64_t ticket_next;
-  size_t last_size;          /* untagged, that a shelf served last; 0: none */
-  struct shelf *last_shelf;  /* which one */
-  struct owned *last_places; /* for the block that a shelf served last */
-  size_t unfenced_bytes;     /* freed in unfenced_epoch, if that is still the present one, */
-  uint64_t unfenced_epoch;   /* else nothing */
-  size_t fence_bytes;        /* so many are worth a fence */
-  size_t tight_bytes;        /* so many on one shelf are not worth growth */
-  struct kept excess;        /* a block that a free found no room for, until that has left; else zeros */
+  uint64_t ticket_next, ticket_first; /* each hand-out from a shelf takes one; the pool's first */
+  size_t last_size;                   /* untagged, that a shelf served last; 0: none */
+  struct shelf *last_shelf;           /* which one */
+  struct owned *last_places;          /* for the block that a shelf served last */
+  size_t unfenced_bytes;              /* freed in unfenced_epoch, if that is still the present one, */
+  uint64_t unfenced_epoch;            /* else nothing */
+  size_t fence_bytes;                 /* so many are worth a fence */
+  size_t tight_bytes;                 /* so many on one shelf are not worth growth */
+  struct kept excess;                 /* a block that a free found no room for, until that has left; else zeros */
   struct magazine magazines[SLAB_CLASSES];
   struct owned owned[1 << OWNED_BITS]; /* all 0 while there is no pool, or shelves_off */
   bool owns;                           /* or has, since there is a pool */
@@ -276,6 +276,7 @@ static void front_attach(struct front *front, struct mam_pool *pool) {
   front->alignment = pool->config.alignment;
   front->immediate = pool->config.reuse == MAM_REUSE_IMMEDIATE;
   front->shelves_off = !front->immediate && !reuse_passes_by_itself(pool->reuse);
+  front->ticket_first = front->ticket_next;
   front->last_size = front->unfenced_bytes = 0;
   front->unfenced_epoch = 0;
   /* relaxed: a hint */
@@ -552,7 +553,8 @@ static inline __attribute__((always_inline)) uintptr_t shelf_hand_out(struct fro
   atomic_store_explicit(&segment->ticket, ticket, memory_order_release);
   owned_remember(kept->places, address, segment, ticket, shelf);
   front->last_places = kept->places;
-  front->numbers.hits[tag != NULL ? FRONT_HIT_TAG : FRONT_HIT_SIZE]++;
+  if (tag != NULL)
+    front->numbers.tag_hits++;
   return address;
 }
 
@@ -1632,8 +1634,8 @@ static void numbers_add(const struct front *front, struct pool_front_sum *sum) {
   const struct front_numbers *numbers = &front->numbers;
   sum->live += numbers->live;
   sum->requested_bytes += (size_t)numbers->requested_bytes;
-  for (unsigned i = 0; i < FRONT_HIT_KINDS; i++)
-    sum->hits[i] += numbers->hits[i];
+  sum->hits[FRONT_HIT_TAG] += numbers->tag_hits;
+  sum->hits[FRONT_HIT_SIZE] += (front->ticket_next - front->ticket_first) / 2 - numbers->tag_hits;
   for (unsigned i = 0; i < SLAB_CLASSES; i++) {
     const struct magazine *magazine = &front->magazines[i];
     uint64_t mallocs = magazine_mallocs(magazine), frees = magazine_frees(magazine);
