@@ -47,9 +47,9 @@ struct segment {
    * back makes sure; this floor neither reads nor writes it. */
   _Atomic uint64_t ticket;
   uintptr_t base;
-  size_t bytes : 59;
   enum segment_state state : 4;
   bool heads_chunk : 1; /* the first of its chunk: never merges with the one before it */
+  size_t bytes : 59;    /* above the others: then a shift reads it */
   RB_ENTRY(segment) by_address;
   union {
     RB_ENTRY(segment) by_size; /* free */
