@@ -529,12 +529,9 @@ static __attribute__((noinline)) cudaError_t malloc_slowly(void **ptr, size_t si
 }
 
 cudaError_t MAM_CudaMalloc(void **ptr, size_t size) {
-  uint64_t id = ptr != NULL && size != 0 ? default_id_quick() : 0;
-  uintptr_t address = id != 0 ? front_malloc_quick(id, size, __builtin_return_address(0)) : 0;
-  if (address == 0)
-    return malloc_slowly(ptr, size, __builtin_return_address(0), id);
-  *ptr = (void *)address;
-  return cudaSuccess;
+  if (ptr == NULL || size == 0)
+    return malloc_slowly(ptr, size, __builtin_return_address(0), 0);
+  return front_malloc_quick(ptr, size, __builtin_return_address(0), default_id_quick(), malloc_slowly);
 }
 
 cudaError_t MAM_CudaMallocTagged(void **ptr, size_t size, const void *tag) {
@@ -567,10 +564,7 @@ static __attribute__((noinline)) cudaError_t free_slowly(uintptr_t address, enum
 }
 
 cudaError_t MAM_CudaFree(void *ptr) {
-  enum front_freed freed = FRONT_FREED;
-  if (ptr != NULL)
-    freed = front_free_quick((uintptr_t)ptr);
-  return freed == FRONT_FREED ? cudaSuccess : free_slowly((uintptr_t)ptr, freed);
+  return ptr == NULL ? cudaSuccess : front_free_quick((uintptr_t)ptr, free_slowly);
 }
 
 /* ---- Pools as objects ---- */
@@ -880,26 +874,40 @@ const char *MAM_LastError(void) { return error_last(); }
 
 /* ---- For client.c ---- */
 
-cudaError_t api_client_malloc(size_t size, const void *site, uintptr_t *address) {
-  uint64_t id = default_id_quick();
+/* No environment is made for a client. */
+static cudaError_t client_malloc_slowly(void **ptr, size_t size, const void *site, uint64_t id) {
+  uintptr_t address = 0;
   bool tried = id != 0;
-  *address = tried ? front_malloc_quick(id, size, site) : 0;
-  if (*address != 0)
-    return cudaSuccess;
   cudaError_t error = tried ? cudaSuccess : default_id_now(&id);
   if (error != cudaSuccess)
     return error;
-  return id != 0 ? default_malloc_front(id, tried, size, site, NULL, address) : cudaErrorInvalidResourceHandle;
+  error = id != 0 ? default_malloc_front(id, tried, size, site, NULL, &address) : cudaErrorInvalidResourceHandle;
+  *ptr = (void *)address;
+  return error;
+}
+
+cudaError_t api_client_malloc(size_t size, const void *site, uintptr_t *address) {
+  void *block = NULL;
+  cudaError_t error = front_malloc_quick(&block, size, site, default_id_quick(), client_malloc_slowly);
+  *address = (uintptr_t)block;
+  return error;
+}
+
+/* Of an address that is no pool's: no error of CUDA's. */
+static const cudaError_t client_free_elsewhere = (cudaError_t)-1;
+
+static cudaError_t client_free_slowly(uintptr_t address, enum front_freed freed) {
+  if (freed > FRONT_FREED_ZERO && front_pool_of(address) == NULL)
+    return client_free_elsewhere;
+  return free_slowly(address, freed);
 }
 
 bool api_client_free(uintptr_t address, cudaError_t *error) {
-  enum front_freed freed = front_free_quick(address);
+  *error = front_free_quick(address, client_free_slowly);
+  if (*error != client_free_elsewhere)
+    return true;
   *error = cudaSuccess;
-  if (freed > FRONT_FREED_ZERO && front_pool_of(address) == NULL)
-    return false;
-  if (freed != FRONT_FREED)
-    *error = free_slowly(address, freed);
-  return true;
+  return false;
 }
 
 bool api_source_is_device(void) {

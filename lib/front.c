@@ -49,6 +49,9 @@ enum {
 /* Later than any. */
 #define EVERY_EPOCH UINT64_MAX
 
+/* Of a front that serves no default pool: no context's. */
+#define NO_DEFAULT_ID UINT64_MAX
+
 /* But not by more bytes than these, unless it is one block.  What a growth costs goes by how many there are. */
 static const size_t TIGHT_GROWTH_BYTES = (size_t)4 << 30;
 
@@ -103,6 +106,7 @@ struct front {
   struct mam_pool *pool;           /* NULL: of a pool that ended, free for another */
   uint64_t generation;             /* of that pool */
   struct reuse *reuse;
+  const _Atomic uint64_t *epoch; /* that a free takes: the reuse's, or no_epoch if immediate */
   uint64_t default_id;
   size_t alignment;
   bool immediate, shelves_off; /* without fences, what is kept would never be known to have passed */
@@ -111,11 +115,10 @@ struct front {
   size_t last_size;                   /* untagged, that a shelf served last; 0: none */
   struct shelf *last_shelf;           /* which one */
   struct owned *last_places;          /* for the block that a shelf served last */
-  size_t unfenced_bytes;              /* freed in unfenced_epoch, if that is still the present one, */
-  uint64_t unfenced_epoch;            /* else nothing */
-  size_t fence_bytes;                 /* so many are worth a fence */
+  uint64_t unfenced_epoch;            /* of what was freed last; if that is still the present one, */
+  int64_t unfenced_left;              /* so many bytes more may be freed in it, else fence_bytes; */
+  int64_t fence_bytes;                /* more are worth a fence */
   size_t tight_bytes;                 /* so many on one shelf are not worth growth */
-  struct kept excess;                 /* a block that a free found no room for, until that has left; else zeros */
   struct magazine magazines[SLAB_CLASSES];
   struct owned owned[1 << OWNED_BITS]; /* all 0 while there is no pool, or shelves_off */
   bool owns;                           /* or has, since there is a pool */
@@ -154,6 +157,9 @@ static struct batch none_ready = {.count = 0}, none_freed = {.count = SLAB_BATCH
 
 /* The ring of a shelf that was never used; it has no room. */
 static struct kept no_kept;
+
+/* What is freed for immediate use waits for nothing. */
+static const _Atomic uint64_t no_epoch;
 
 static bool batch_real(const struct batch *batch) {
   return batch != NULL && batch != &none_ready && batch != &none_freed;
@@ -199,6 +205,14 @@ static void ring_set(struct shelf *shelf, struct kept *ring, unsigned room) {
   ring_empty(shelf);
 }
 
+static void magazine_init(struct magazine *magazine) {
+  magazine->ready = &none_ready;
+  magazine->freed = &none_freed;
+  magazine->resting = magazine->shells = NULL;
+  magazine->resting_end = &magazine->resting;
+  magazine->resting_count = 0;
+}
+
 /* All 0, and mostly not touched: a thread with few large blocks never pays for the pages of what it owns. */
 static struct front *front_new(void) {
   void *memory = calloc(1, sizeof(struct front) + _Alignof(struct front));
@@ -207,7 +221,10 @@ static struct front *front_new(void) {
   uintptr_t aligned = ((uintptr_t)memory + _Alignof(struct front)) & ~(uintptr_t)(_Alignof(struct front) - 1);
   struct front *front = (struct front *)aligned;
   front->memory = memory;
+  front->default_id = NO_DEFAULT_ID;
   front->last_places = front->owned;
+  for (unsigned i = 0; i < SLAB_CLASSES; i++)
+    magazine_init(&front->magazines[i]);
   for (unsigned i = 0; i < SHELVES; i++)
     ring_set(&front->shelves[i], &no_kept, 0);
   for (unsigned i = 0; i < BINS; i++)
@@ -253,14 +270,6 @@ static void front_free_memory(struct front *front) {
   free(front->memory);
 }
 
-static void magazine_init(struct magazine *magazine) {
-  magazine->ready = &none_ready;
-  magazine->freed = &none_freed;
-  magazine->resting = magazine->shells = NULL;
-  magazine->resting_end = &magazine->resting;
-  magazine->resting_count = 0;
-}
-
 /* Up to which size a block may be a little too large for what it serves: a quarter of it is nothing beside the pool. */
 static size_t bin_calm_bytes(const struct mam_pool *pool) {
   /* relaxed: a hint */
@@ -268,21 +277,27 @@ static size_t bin_calm_bytes(const struct mam_pool *pool) {
   return share < BIN_CALM_BYTES ? share : BIN_CALM_BYTES;
 }
 
+/* How much a thread may free before a fence tells it from what runs later. */
+static size_t fence_bytes(const struct mam_pool *pool) {
+  /* relaxed: a hint */
+  size_t share = atomic_load_explicit(&pool->limit_hint, memory_order_relaxed) / FENCE_SHARE;
+  size_t limit = pool->config.waiting_limit_bytes;
+  return limit > 0 && limit < share ? limit : share;
+}
+
 static void front_attach(struct front *front, struct mam_pool *pool) {
   front->pool = pool;
   front->generation = pool->generation;
   front->reuse = pool->reuse;
-  front->default_id = pool->config.default_id;
+  front->default_id = pool->config.default_id != 0 ? pool->config.default_id : NO_DEFAULT_ID;
   front->alignment = pool->config.alignment;
   front->immediate = pool->config.reuse == MAM_REUSE_IMMEDIATE;
+  front->epoch = front->immediate ? &no_epoch : &pool->reuse->epoch;
   front->shelves_off = !front->immediate && !reuse_passes_by_itself(pool->reuse);
-  front->ticket_first = front->ticket_next;
-  front->last_size = front->unfenced_bytes = 0;
+  front->last_size = 0;
   front->unfenced_epoch = 0;
-  /* relaxed: a hint */
-  front->fence_bytes = atomic_load_explicit(&pool->limit_hint, memory_order_relaxed) / FENCE_SHARE;
-  if (pool->config.waiting_limit_bytes > 0 && front->fence_bytes > pool->config.waiting_limit_bytes)
-    front->fence_bytes = pool->config.waiting_limit_bytes;
+  front->unfenced_left = front->fence_bytes = (int64_t)fence_bytes(pool);
+  front->ticket_first = front->ticket_next;
   front->bin_calm_bytes = bin_calm_bytes(pool);
   /* relaxed: a hint */
   front->tight_bytes = atomic_load_explicit(&pool->limit_hint, memory_order_relaxed) / TIGHT_SHARE;
@@ -355,7 +370,9 @@ static int64_t fronts_live(const struct fronts *fronts) {
 
 /* ---- Small blocks: magazines.  The thread is inside. ---- */
 
-static uint64_t stamp(const struct front *front) { return front->immediate ? 0 : reuse_epoch(front->reuse); }
+static uint64_t stamp(const struct front *front) {
+  return atomic_load_explicit(front->epoch, memory_order_acquire); /* acquire: as in reuse_epoch */
+}
 
 static void shell_keep(struct magazine *magazine, struct batch *batch) {
   if (!batch_real(batch))
@@ -532,27 +549,29 @@ static struct kept *kept_take(struct shelf *shelf) {
 
 /* Hands a shelf's oldest block out. */
 static inline __attribute__((always_inline)) uintptr_t shelf_hand_out(struct front *front, struct shelf *shelf,
-                                                                      size_t size, const void *site, const void *tag) {
-  struct kept *kept = shelf->oldest, *next = ring_after(shelf, kept);
+                                                                      struct kept *kept, size_t size, const void *site,
+                                                                      const void *tag) {
+  struct kept *next = ring_after(shelf, kept);
   struct segment *segment = kept->segment;
+  struct owned *places = kept->places;
   uintptr_t address = kept->address;
   uint64_t ticket = front->ticket_next;
-  kept_prefetch(next); /* first, so that it needs no register later */
-  shelf->oldest = next;
-  shelf->count--;
-  front->ticket_next += 2;
-  shelf->in_the_way = 0;
   size_t requested_before = segment->as.used.requested_bytes;
+  kept_prefetch(next); /* first, so that it needs no register later */
   if (__builtin_expect(size != requested_before, false)) {
     front->numbers.requested_bytes += (int64_t)(size - requested_before);
     segment->as.used.requested_bytes = size;
   }
   segment->as.used.site = site;
   segment->as.used.tag = tag;
+  shelf->oldest = next;
+  shelf->count--;
+  shelf->in_the_way = 0;
+  front->ticket_next = ticket + 2;
   /* release: the fields above, for a thread that frees the block through the pool; pairs with pool_free's exchange */
   atomic_store_explicit(&segment->ticket, ticket, memory_order_release);
-  owned_remember(kept->places, address, segment, ticket, shelf);
-  front->last_places = kept->places;
+  owned_remember(places, address, segment, ticket, shelf);
+  front->last_places = places;
   if (tag != NULL)
     front->numbers.tag_hits++;
   return address;
@@ -562,11 +581,11 @@ static inline __attribute__((always_inline)) uintptr_t shelf_pop(struct front *f
                                                                  const void *tag) {
   size_t bytes = (size + front->alignment - 1) & ~(front->alignment - 1);
   struct shelf *shelf = shelf_for(front, bytes, tag);
-  const struct kept *kept = shelf->oldest;
+  struct kept *kept = shelf->oldest;
   if (shelf->count == 0 || bytes < size || !shelf_is_for(shelf, bytes, tag) || !kept_fits(shelf, kept, bytes) ||
       kept->epoch > reuse_passed(front->reuse))
     return 0;
-  return shelf_hand_out(front, shelf, size, site, tag);
+  return shelf_hand_out(front, shelf, kept, size, site, tag);
 }
 
 /* ---- Bins: shelves by ranges of sizes, for threads that would else meet at the pool's lock.  Inside, too. ---- */
@@ -604,7 +623,7 @@ static uintptr_t bin_pop(struct front *front, size_t size, const void *site) {
   struct shelf *bin = bin_serving(front, bytes);
   if (bin == NULL || bytes < size || bin->oldest->epoch > reuse_passed(front->reuse))
     return 0;
-  return shelf_hand_out(front, bin, size, site, NULL);
+  return shelf_hand_out(front, bin, bin->oldest, size, site, NULL);
 }
 
 /* The bin for a block that is freed; NULL if there is none with room. */
@@ -703,7 +722,7 @@ static uintptr_t front_pop(struct front *front, size_t size, const void *site, c
 }
 
 /* What seems to have been the pool's last block was freed, and somebody wants to know. */
-static __attribute__((noinline)) enum front_freed freed_zero(struct front *front) {
+static inline enum front_freed freed_zero(struct front *front) {
   front->zero_pool = front->pool;
   front->zero_generation = front->generation;
   return FRONT_FREED_ZERO;
@@ -716,7 +735,7 @@ static inline enum front_freed freed_count(struct front *front) {
 }
 
 /* Where a free goes to by the immediate rule: the next allocation may have it. */
-static __attribute__((noinline)) struct batch *magazine_free_at_once(struct magazine *magazine) {
+static struct batch *magazine_free_at_once(struct magazine *magazine) {
   if (!batch_real(magazine->ready) || magazine->ready->count >= SLAB_BATCH)
     return magazine->freed;
   magazine->readied++;
@@ -724,24 +743,26 @@ static __attribute__((noinline)) struct batch *magazine_free_at_once(struct maga
   return magazine->ready;
 }
 
+/* quick: the immediate rule is left to free_small_anew, as room is that there is none of: FRONT_FREED_NO_ROOM. */
 static inline __attribute__((always_inline)) enum front_freed free_small(struct front *front, struct slab *slab,
-                                                                         uintptr_t address) {
+                                                                         uintptr_t address, bool quick) {
   /* acquire: the slab as carved; pairs with the release in slab_add.  While it is this pool's, it stays: a slab goes
-   * back only without a live block, and if the block is none, the index or the exchange says so. */
+   * back only without a live block, and if the block is none, the index or the exchange says so.  Of no pool, like a
+   * front without one, it does not get far: such a front has no room. */
   struct mam_pool *pool = atomic_load_explicit(&slab->pool, memory_order_acquire);
-  if (pool == NULL || pool != front->pool)
+  if (pool != front->pool)
     return FRONT_FREED_NOT;
   uint32_t index = slab_index(slab, address);
   if (index == UINT32_MAX)
     return FRONT_FREED_NOT;
   struct magazine *magazine = &front->magazines[slab_class_of(slab)];
-  if (__builtin_expect(magazine->freed->count >= SLAB_BATCH, false))
+  struct batch *to = magazine->freed;
+  if (__builtin_expect(to->count >= SLAB_BATCH || (quick && front->immediate), false))
     return FRONT_FREED_NO_ROOM;
   _Atomic uint8_t *live = slab_live(slab, index);
   if (!small_claim(magazine, live))
     return FRONT_FREED_NOT;
-  struct batch *to = magazine->freed;
-  if (__builtin_expect(front->immediate, false))
+  if (!quick && front->immediate)
     to = magazine_free_at_once(magazine);
   to->blocks[to->count++] = (struct slab_block){address, live};
   return freed_count(front);
@@ -751,80 +772,87 @@ static inline __attribute__((always_inline)) enum front_freed free_small(struct 
 static __attribute__((noinline)) enum front_freed free_small_anew(struct front *front, struct slab *slab,
                                                                   uintptr_t address) {
   biased_enter(&front->lock);
-  enum front_freed freed = free_small(front, slab, address);
+  enum front_freed freed = free_small(front, slab, address, false);
   if (freed == FRONT_FREED_NO_ROOM) {
     unsigned class = slab_class_of(slab);
     if (magazine_has_more(front, &front->magazines[class], class))
-      freed = free_small(front, slab, address);
+      freed = free_small(front, slab, address, false);
   }
   biased_leave(&front->lock);
   return freed;
 }
 
-/* Much was freed: a fence now tells it from what runs later.  And what there was no room for goes to the pool. */
-static __attribute__((noinline)) enum front_freed free_large_chores(struct front *front, enum front_freed freed) {
-  biased_enter(&front->lock);
-  struct mam_pool *pool = front->pool;
-  uint64_t generation = front->generation;
-  struct kept excess = front->excess;
-  bool fence = front->unfenced_bytes > front->fence_bytes;
-  front->excess = (struct kept){0};
-  front->unfenced_bytes = fence ? 0 : front->unfenced_bytes;
-  biased_leave(&front->lock);
-  if (excess.segment != NULL && pool != NULL)
-    pool_give(pool, generation, &excess.segment, 1, excess.epoch);
-  if (fence)
-    (void)reuse_reach(front->reuse, reuse_epoch(front->reuse));
-  return freed;
-}
-
-/* The thread is inside, and leaves. */
-static inline __attribute__((always_inline)) enum front_freed free_large_end(struct front *front) {
-  enum front_freed freed = freed_count(front);
-  bool chores = front->unfenced_bytes > front->fence_bytes || front->excess.segment != NULL;
-  biased_leave(&front->lock);
-  return __builtin_expect(chores, false) ? free_large_chores(front, freed) : freed;
-}
-
-/* A block that is the thread's to keep, but not on the shelf it was from: on another, in a bin, in limbo, or on its way
- * to the pool.  The thread is inside, and leaves. */
-static __attribute__((noinline)) enum front_freed free_large_elsewhere(struct front *front, struct segment *segment,
-                                                                       uint64_t epoch, struct owned *places) {
-  size_t bytes = segment->bytes;
-  const void *tag = segment->as.used.tag;
+/* Room for a block that does not go back where it was from; NULL if there is none. */
+static struct kept *place_elsewhere(struct front *front, size_t bytes, const void *tag) {
   struct shelf *shelf = shelf_for(front, bytes, tag);
   if (!shelf_is_for(shelf, bytes, tag) || !shelf_has_room(front, shelf))
     shelf = tag == NULL ? bin_with_room(front, bytes) : NULL;
-  struct kept *kept = shelf != NULL ? shelf_end(shelf) : limbo_has_room(front) ? limbo_end(front) : &front->excess;
-  ring_write(kept, segment, segment->base, epoch, places);
-  return free_large_end(front);
+  return shelf != NULL ? shelf_end(shelf) : limbo_has_room(front) ? limbo_end(front) : NULL;
 }
 
-static enum front_freed free_large(struct front *front, uintptr_t address);
+static inline __attribute__((always_inline)) cudaError_t free_end(uintptr_t address, front_free_rest *rest,
+                                                                  enum front_freed freed) {
+  return __builtin_expect(freed == FRONT_FREED, true) ? cudaSuccess : rest(address, freed);
+}
 
-static __attribute__((noinline)) enum front_freed free_large_anew(struct front *front, uintptr_t address) {
-  biased_stand_back(&front->lock);
-  return free_large(front, address);
+/* A block that is the thread's to keep, but not on the shelf it was from: on another, in a bin, in limbo; or it goes to
+ * the pool.  If much was freed, a fence now tells it from what runs later.  The thread is inside, and leaves, here and
+ * in all that follow. */
+static __attribute__((noinline)) cudaError_t free_large_elsewhere(uintptr_t address, front_free_rest *rest,
+                                                                  struct front *front, struct segment *segment,
+                                                                  uint64_t epoch, struct owned *places) {
+  struct kept *kept = place_elsewhere(front, segment->bytes, segment->as.used.tag);
+  struct mam_pool *pool = front->pool;
+  uint64_t generation = front->generation;
+  bool fence = front->unfenced_left < 0;
+  if (kept != NULL)
+    ring_write(kept, segment, address, epoch, places);
+  if (fence)
+    front->unfenced_left = front->fence_bytes;
+  enum front_freed freed = freed_count(front);
+  biased_leave(&front->lock);
+  if (kept == NULL)
+    pool_give(pool, generation, &segment, 1, epoch);
+  if (fence)
+    (void)reuse_reach(front->reuse, reuse_epoch(front->reuse));
+  return free_end(address, rest, freed);
 }
 
 /* It may be the first block of a slab: see front_free_quick. */
-static __attribute__((noinline)) enum front_freed free_large_not(struct front *front, uintptr_t address) {
+static __attribute__((noinline)) cudaError_t free_large_not(uintptr_t address, front_free_rest *rest,
+                                                            struct front *front) {
   biased_leave(&front->lock);
   struct slab *slab = page_map_find(address);
-  return slab != NULL ? free_small_anew(front, slab, address) : FRONT_FREED_NOT;
+  return free_end(address, rest, slab != NULL ? free_small_anew(front, slab, address) : FRONT_FREED_NOT);
+}
+
+/* Whether a block that was from the shelf may go there again.  One with a tag may also go where its size is kept, if
+ * that is what the shelf became. */
+static inline bool shelf_takes(const struct shelf *shelf, const struct segment *segment, size_t bytes) {
+  bool is_for = __builtin_expect(shelf->bytes == bytes, true) || shelf_is_for(shelf, bytes, segment->as.used.tag);
+  return is_for && shelf->count < shelf->room;
+}
+
+/* Counts what is freed in an epoch.  False if that is too much to go on without a fence. */
+static inline bool unfenced_add(struct front *front, size_t bytes, uint64_t epoch) {
+  if (__builtin_expect(front->unfenced_epoch != epoch, false)) {
+    front->unfenced_epoch = epoch;
+    front->unfenced_left = front->fence_bytes;
+  }
+  front->unfenced_left -= (int64_t)bytes;
+  return front->unfenced_left >= 0;
 }
 
 /* A block that the thread owns is freed and kept.  Without fences, which frees would wait for, none is. */
-static __attribute__((noinline)) enum front_freed free_large(struct front *front, uintptr_t address) {
-  if (!biased_try(&front->lock))
-    return free_large_anew(front, address);
+static inline __attribute__((always_inline)) cudaError_t free_large(uintptr_t address, front_free_rest *rest,
+                                                                    struct front *front) {
   struct owned *places = front->last_places, *owned = places;
-  if (places->address != address) { /* not freed right after its allocation */
+  if (__builtin_expect(places->address != address, false)) { /* not freed right after its allocation */
     places = owned_pair(front, address);
     owned = owned_find(places, address);
+    if (owned == NULL)
+      return free_large_not(address, rest, front);
   }
-  if (owned == NULL)
-    return free_large_not(front, address);
   struct segment *segment = owned->segment;
   struct shelf *shelf = owned->shelf;
   uint64_t ticket = owned->ticket, epoch = stamp(front);
@@ -833,31 +861,59 @@ static __attribute__((noinline)) enum front_freed free_large(struct front *front
    * failure: the block is not this one any more, and pool_free will say so. */
   if (!atomic_compare_exchange_strong_explicit(&segment->ticket, &ticket, ticket + 1, memory_order_acq_rel,
                                                memory_order_relaxed))
-    return free_large_not(front, address);
+    return free_large_not(address, rest, front);
   size_t bytes = segment->bytes; /* from here on the segment is this thread's */
-  front->unfenced_bytes = (front->unfenced_epoch == epoch ? front->unfenced_bytes : 0) + bytes;
-  front->unfenced_epoch = epoch;
-  if (__builtin_expect(!shelf_is_for(shelf, bytes, segment->as.used.tag) || shelf->count >= shelf->room, false))
-    return free_large_elsewhere(front, segment, epoch, places);
+  if (__builtin_expect(!unfenced_add(front, bytes, epoch) || !shelf_takes(shelf, segment, bytes), false))
+    return free_large_elsewhere(address, rest, front, segment, epoch, places);
   ring_write(shelf_end(shelf), segment, address, epoch, places);
-  return free_large_end(front);
+  enum front_freed freed = freed_count(front);
+  biased_leave(&front->lock);
+  return free_end(address, rest, freed);
 }
 
-enum front_freed front_free_quick(uintptr_t address) {
+/* The thread may be inside. */
+static __attribute__((noinline)) cudaError_t free_large_anew(uintptr_t address, front_free_rest *rest,
+                                                             struct front *front) {
+  biased_enter(&front->lock);
+  return free_large(address, rest, front);
+}
+
+static __attribute__((noinline)) cudaError_t free_quick_large(uintptr_t address, front_free_rest *rest,
+                                                              struct front *front) {
+  if (!biased_try(&front->lock))
+    return free_large_anew(address, rest, front);
+  return free_large(address, rest, front);
+}
+
+/* A small free again, and what is left to do. */
+static __attribute__((noinline)) cudaError_t free_quick_anew(uintptr_t address, front_free_rest *rest,
+                                                             struct front *front, struct slab *slab) {
+  return free_end(address, rest, free_small_anew(front, slab, address));
+}
+
+cudaError_t front_free_quick(uintptr_t address, front_free_rest *rest) {
   struct front *front = mine;
   if (__builtin_expect(front == NULL, false))
-    return FRONT_FREED_NOT;
+    return rest(address, FRONT_FREED_NOT);
   /* Mostly a large block: their pages lie far apart, and asking the map about each costs more than all the rest. */
   if (address % SLAB_BYTES == 0)
-    return free_large(front, address);
+    return free_quick_large(address, rest, front);
   struct slab *slab = page_map_find(address);
   if (slab == NULL)
-    return free_large(front, address);
+    return free_quick_large(address, rest, front);
   enum front_freed freed = FRONT_FREED_NO_ROOM;
   if (__builtin_expect(biased_try(&front->lock), true))
-    freed = free_small(front, slab, address);
+    freed = free_small(front, slab, address, true);
   biased_leave(&front->lock);
-  return __builtin_expect(freed == FRONT_FREED_NO_ROOM, false) ? free_small_anew(front, slab, address) : freed;
+  if (__builtin_expect(freed == FRONT_FREED_NO_ROOM, false))
+    return free_quick_anew(address, rest, front, slab);
+  return free_end(address, rest, freed);
+}
+
+/* The rest for who does it all by itself. */
+static cudaError_t freed_tell(uintptr_t address, enum front_freed freed) {
+  (void)address;
+  return (cudaError_t)freed;
 }
 
 /* ---- Small blocks, the slow way ---- */
@@ -1297,14 +1353,18 @@ static cudaError_t front_malloc_missed(struct front *front, const struct front_r
 }
 
 /* The thread may be inside. */
-static __attribute__((noinline)) uintptr_t malloc_quick_anew(struct front *front, uint64_t default_id, size_t size,
-                                                             const void *site) {
+static __attribute__((noinline)) cudaError_t malloc_quick_anew(void **ptr, size_t size, const void *site,
+                                                               uint64_t default_id, front_malloc_rest *rest) {
+  struct front *front = mine;
   uintptr_t address = 0;
   biased_enter(&front->lock);
   if (front->default_id == default_id && (address = front_pop(front, size, site, NULL)) != 0)
     front->numbers.live++;
   biased_leave(&front->lock);
-  return address;
+  if (address == 0)
+    return rest(ptr, size, site, default_id);
+  *ptr = (void *)address;
+  return cudaSuccess;
 }
 
 /* The epoch that the shelf of a size waits for, if the block that does may as well be asked for at once; else 0. */
@@ -1318,7 +1378,9 @@ static uint64_t size_waits_for(struct front *front, size_t size) {
 }
 
 /* The thread is inside, and leaves, here and in the next. */
-static __attribute__((noinline)) uintptr_t malloc_quick_other(struct front *front, size_t size, const void *site) {
+static __attribute__((noinline)) cudaError_t malloc_quick_other(void **ptr, size_t size, const void *site,
+                                                                uint64_t default_id, front_malloc_rest *rest) {
+  struct front *front = mine;
   uintptr_t address = shelf_pop(front, size, site, NULL);
   if (address != 0) {
     front->last_size = size;
@@ -1326,43 +1388,64 @@ static __attribute__((noinline)) uintptr_t malloc_quick_other(struct front *fron
   } else {
     address = bin_pop(front, size, site);
   }
-  uint64_t default_id = front->default_id, epoch = address == 0 ? size_waits_for(front, size) : 0;
+  uint64_t epoch = address == 0 ? size_waits_for(front, size) : 0;
   if (address != 0)
     front->numbers.live++;
   biased_leave(&front->lock);
-  bool again = epoch != 0 && reuse_reach(front->reuse, epoch);
-  return __builtin_expect(again, false) ? malloc_quick_anew(front, default_id, size, site) : address;
+  if (epoch != 0 && reuse_reach(front->reuse, epoch))
+    return malloc_quick_anew(ptr, size, site, default_id, rest);
+  if (address == 0)
+    return rest(ptr, size, site, default_id);
+  *ptr = (void *)address;
+  return cudaSuccess;
 }
 
-/* Mostly the size is the same as the last time: its shelf need not be looked for. */
-static __attribute__((noinline)) uintptr_t malloc_quick_large(struct front *front, size_t size, const void *site) {
-  if (__builtin_expect(size != front->last_size, false))
-    return malloc_quick_other(front, size, site);
-  struct shelf *shelf = front->last_shelf;
-  if (__builtin_expect(shelf->count == 0 || shelf->oldest->epoch > reuse_passed(front->reuse), false))
-    return malloc_quick_other(front, size, site);
-  uintptr_t address = shelf_hand_out(front, shelf, size, site, NULL);
-  front->numbers.live++;
-  biased_leave(&front->lock);
-  return address;
-}
-
-uintptr_t front_malloc_quick(uint64_t default_id, size_t size, const void *site) {
-  struct front *front = mine;
-  if (__builtin_expect(front == NULL, false))
-    return 0;
-  if (__builtin_expect(!biased_try(&front->lock) || front->default_id != default_id, false))
-    return malloc_quick_anew(front, default_id, size, site);
-  if (size > SLAB_BLOCK_MOST_BYTES)
-    return malloc_quick_large(front, size, site);
-  unsigned class = slab_class(size);
+/* A block from the magazine, if it has one ready.  The thread is inside. */
+static inline __attribute__((always_inline)) cudaError_t malloc_quick_class(void **ptr, size_t size, const void *site,
+                                                                            uint64_t default_id,
+                                                                            front_malloc_rest *rest,
+                                                                            struct front *front, unsigned class) {
   struct magazine *magazine = &front->magazines[class];
   if (__builtin_expect(magazine->ready->count == 0, false))
-    return malloc_quick_anew(front, default_id, size, site);
+    return malloc_quick_anew(ptr, size, site, default_id, rest);
   uintptr_t address = ready_pop(magazine, class, size);
   front->numbers.live++;
   biased_leave(&front->lock);
-  return address;
+  *ptr = (void *)address;
+  return cudaSuccess;
+}
+
+/* More than SLAB_FINE_BYTES.  Mostly the size is the same as the last time: its shelf need not be looked for. */
+static __attribute__((noinline)) cudaError_t malloc_quick_large(void **ptr, size_t size, const void *site,
+                                                                uint64_t default_id, front_malloc_rest *rest,
+                                                                struct front *front) {
+  if (size <= SLAB_BLOCK_MOST_BYTES)
+    return malloc_quick_class(ptr, size, site, default_id, rest, front, slab_class(size));
+  if (__builtin_expect(size != front->last_size, false))
+    return malloc_quick_other(ptr, size, site, default_id, rest);
+  struct shelf *shelf = front->last_shelf;
+  struct kept *kept = shelf->oldest;
+  if (__builtin_expect(shelf->count == 0 || kept->epoch > reuse_passed(front->reuse) ||
+                           kept->segment->as.used.requested_bytes != size,
+                       false))
+    return malloc_quick_other(ptr, size, site, default_id, rest);
+  uintptr_t address = shelf_hand_out(front, shelf, kept, size, site, NULL);
+  front->numbers.live++;
+  biased_leave(&front->lock);
+  *ptr = (void *)address;
+  return cudaSuccess;
+}
+
+cudaError_t front_malloc_quick(void **ptr, size_t size, const void *site, uint64_t default_id,
+                               front_malloc_rest *rest) {
+  struct front *front = mine;
+  if (__builtin_expect(front == NULL, false))
+    return rest(ptr, size, site, default_id);
+  if (__builtin_expect(!biased_try(&front->lock) || front->default_id != default_id, false))
+    return malloc_quick_anew(ptr, size, site, default_id, rest);
+  if (size > SLAB_FINE_BYTES)
+    return malloc_quick_large(ptr, size, site, default_id, rest, front);
+  return malloc_quick_class(ptr, size, site, default_id, rest, front, slab_class(size));
 }
 
 cudaError_t front_malloc(const struct front_request *request, uintptr_t *address) {
@@ -1461,7 +1544,8 @@ cudaError_t front_free(uintptr_t address, struct pool_emptied *emptied) {
   cudaError_t error = front_get(pool, POOL_ANY_ID, &front);
   if (error != cudaSuccess)
     return pool_free((void *)address, NULL); /* which knows what to answer of a pool that is closed, lost or forked */
-  freed = slab != NULL ? free_small_anew(front, slab, address) : free_large(front, address);
+  freed = slab != NULL ? free_small_anew(front, slab, address)
+                       : (enum front_freed)free_large_anew(address, freed_tell, front);
   if (freed > FRONT_FREED_ZERO)
     error = slab != NULL ? small_free_slowly(front, pool, slab, address, &freed)
                          : large_free_slowly(front, address, &freed);
@@ -1623,11 +1707,6 @@ static void front_empty(struct front *front, uint64_t passed) {
     magazine_empty(front, i, passed);
   shelves_empty(front, passed);
   limbo_empty(front, passed);
-  if (passed < EVERY_EPOCH) /* what is in excess, its thread gives back in a moment */
-    return;
-  if (front->excess.segment != NULL)
-    pool_give(front->pool, front->generation, &front->excess.segment, 1, front->excess.epoch);
-  front->excess = (struct kept){0};
 }
 
 static void numbers_add(const struct front *front, struct pool_front_sum *sum) {
@@ -1781,7 +1860,6 @@ static void front_detach(struct front *front) {
     magazine_drop(&front->magazines[i]);
   struct shelf *shelf;
   front->limbo_count = 0;
-  front->excess = (struct kept){0};
   for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
     ring_empty(shelf);
   if (front->owns)
@@ -1790,7 +1868,7 @@ static void front_detach(struct front *front) {
   front->crowd = 0;
   front->binning = false;
   front->pool = NULL;
-  front->default_id = 0;
+  front->default_id = NO_DEFAULT_ID;
 }
 
 static void fronts_close(struct mam_pool *pool) {
@@ -1818,7 +1896,7 @@ bool front_retire(struct mam_pool *pool, uint64_t default_id, bool only_if_empty
   bool retired = pool_retire(pool, default_id, true);
   if (retired) /* a front that went on could hand out a block of it */
     for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool)
-      front->default_id = 0;
+      front->default_id = NO_DEFAULT_ID;
   all_thaw(pool);
   return retired;
 }

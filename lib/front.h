@@ -32,9 +32,13 @@ struct front_request {
   bool at_once;           /* never waits for the GPU: what would have to is refused */
 };
 
-/* A block from what the thread's last front has at hand, if that is of the default pool of the id, which is not 0; 0 if
- * it has none. */
-uintptr_t front_malloc_quick(uint64_t default_id, size_t size, const void *site);
+/* The rest of what the two quick ways below could not do.  They call it last, so that they need not save what it is
+ * given. */
+typedef cudaError_t front_malloc_rest(void **ptr, size_t size, const void *site, uint64_t default_id);
+
+/* A block from what the thread's last front has at hand, if that is of the default pool of the id.  *ptr is written
+ * only on success. */
+cudaError_t front_malloc_quick(void **ptr, size_t size, const void *site, uint64_t default_id, front_malloc_rest *rest);
 
 /* pool_malloc by the calling thread's front, made if there is none and the pool is given.  Without a pool:
  * cudaErrorInvalidResourceHandle if the thread's last front is not of that id. */
@@ -44,9 +48,11 @@ cudaError_t front_malloc(const struct front_request *request, uintptr_t *address
 cudaError_t front_malloc_stream(const struct front_request *request, uint64_t stream, uintptr_t *address);
 
 /* A free, in the same two steps; errors are pool_free's.  *emptied as there.  By the quick one the block was freed, or
- * not; if it was, it may have to be looked whether the pool is empty (front_zero). */
+ * not; if it was, it may have to be looked whether the pool is empty (front_zero).  FRONT_FREED is cudaSuccess, the
+ * others are for the rest. */
 enum front_freed { FRONT_FREED, FRONT_FREED_ZERO, FRONT_FREED_NO_ROOM, FRONT_FREED_NOT }; /* the last two: it was not */
-enum front_freed front_free_quick(uintptr_t address);
+typedef cudaError_t front_free_rest(uintptr_t address, enum front_freed freed);
+cudaError_t front_free_quick(uintptr_t address, front_free_rest *rest);
 cudaError_t front_free(uintptr_t address, struct pool_emptied *emptied);
 void front_zero(struct pool_emptied *emptied);
 

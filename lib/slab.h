@@ -25,6 +25,7 @@ enum {
   SLAB_UNIT_BYTES = POOL_ALIGNMENT_BYTES,
   SLAB_UNITS_MOST = 64, /* of a block: 32 KiB */
   SLAB_BLOCK_MOST_BYTES = SLAB_UNITS_MOST * SLAB_UNIT_BYTES,
+  SLAB_FINE_BYTES = 16 * SLAB_UNIT_BYTES,
   SLAB_CLASSES = 32, /* steps of 512 B up to 8 KiB, of 1 KiB up to 16, of 2 KiB up to 32: at most an eighth is lost */
   SLAB_BATCH = 64,   /* blocks that change hands at once: what a fence is shared by, at least */
   SLAB_BLOCKS_MOST = SLAB_BYTES / SLAB_UNIT_BYTES
