@@ -10,7 +10,8 @@
  *   - if the owner's barrier comes before its read of wanted, it reads true and stands back;
  *   - else it comes after its write of inside, which the other thread then reads, and waits for.
  * What either wrote while it had the lock is published by the release of its flag and acquired by the other's read.
- * Where the kernel has no membarrier, the owner executes the full barrier itself.
+ * Where the kernel has no membarrier, the owner executes the full barrier itself, between the same two accesses.  So
+ * that this costs nothing elsewhere, wanted then is never 0: the owner does not get in by a try, and enters slowly.
  *
  * tests/biased_test.c runs every interleaving of an owner and another thread, with the owner's store delayed at will.
  */
@@ -20,39 +21,38 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+enum { BIASED_WANTED = 1, BIASED_OWNER_FENCES = 2 };
+
 struct biased {
-  _Atomic bool inside; /* written by the owner */
-  _Atomic bool wanted; /* written by others: one at a time, which is their concern */
+  _Atomic bool inside;          /* written by the owner */
+  _Atomic unsigned char wanted; /* of the above; written by others: one at a time, which is their concern */
 };
 
-/* Whether the owner has to execute the barrier itself.  Constant once a biased lock was set up. */
-extern bool biased_owner_fences __attribute__((visibility("hidden")));
+/* Whether the owner has to execute the barrier itself: BIASED_OWNER_FENCES or 0.  Constant once a biased lock was set
+ * up; a forked child, which asks again, sets up or leaves each lock as another before its owner enters it. */
+extern unsigned char biased_owner_fences __attribute__((visibility("hidden")));
 
 void biased_init(struct biased *lock);
 
 /* Asks the kernel for its barrier: once before the first lock, and in a forked child before the first is left there. */
 void biased_register(void);
 
-/* Waits until nobody else holds the lock.  The slow half of biased_enter. */
-void biased_stand_back(struct biased *lock);
+/* The slow half of biased_enter: waits until nobody else holds the lock. */
+void biased_enter_slowly(struct biased *lock);
 
-/* For the owner, who must not hold the lock already.  If somebody else wants it, false, and the owner has to stand
- * back or to leave. */
+/* For the owner, who must not hold the lock already.  If somebody else wants it, or may without the owner's having seen
+ * it, false, and the owner has to enter or to leave. */
 static inline bool biased_try(struct biased *lock) {
-  if (__builtin_expect(biased_owner_fences, false))
-    /* seq_cst, as the load below and the pair in biased.c: the four accesses of both threads have one order */
-    (void)atomic_exchange_explicit(&lock->inside, true, memory_order_seq_cst);
-  else
-    /* relaxed: ordered before the load below by the other thread's membarrier */
-    atomic_store_explicit(&lock->inside, true, memory_order_relaxed);
+  /* relaxed: ordered before the load below by the other thread's membarrier; where there is none, the load is not 0 */
+  atomic_store_explicit(&lock->inside, true, memory_order_relaxed);
   atomic_signal_fence(memory_order_seq_cst); /* for the compiler */
   /* includes acquire: what the last other holder wrote; pairs with the release in biased_other_leave */
-  return __builtin_expect(!atomic_load_explicit(&lock->wanted, memory_order_seq_cst), true);
+  return __builtin_expect(atomic_load_explicit(&lock->wanted, memory_order_seq_cst) == 0, true);
 }
 
 static inline void biased_enter(struct biased *lock) {
-  while (!biased_try(lock))
-    biased_stand_back(lock);
+  if (!biased_try(lock))
+    biased_enter_slowly(lock);
 }
 
 static inline void biased_leave(struct biased *lock) {

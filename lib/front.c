@@ -316,9 +316,8 @@ static struct front *front_make(struct mam_pool *pool) {
   if (front == NULL)
     return NULL;
   pthread_mutex_lock(&pool->fronts->lock);
-  biased_enter(&front->lock);
+  biased_init(&front->lock); /* nobody else knows of it; see biased_owner_fences */
   front_attach(front, pool);
-  biased_leave(&front->lock);
   if (pool->fronts->first != NULL)
     pool_crowd(pool);
   front->next_of_pool = pool->fronts->first;

@@ -10,9 +10,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-bool biased_test_load(const _Atomic bool *flag, memory_order order);
-void biased_test_store(_Atomic bool *flag, bool value, memory_order order);
-bool biased_test_exchange(_Atomic bool *flag, bool value, memory_order order);
+unsigned char biased_test_load(const volatile void *flag, memory_order order);
+void biased_test_store(volatile void *flag, unsigned char value, memory_order order);
+bool biased_test_exchange(volatile void *flag, unsigned char value, memory_order order);
 long biased_test_syscall(long number, ...);
 int biased_test_yield(void);
 
