@@ -102,28 +102,29 @@ struct front_numbers {
 };
 
 struct front {
+  /* What every quick allocation and free looks at is on one cache line, what those of large blocks do on the next. */
   _Alignas(64) struct biased lock; /* for everything below but what says otherwise */
+  bool immediate, shelves_off;     /* without fences, what is kept would never be known to have passed */
   struct mam_pool *pool;           /* NULL: of a pool that ended, free for another */
-  uint64_t generation;             /* of that pool */
-  struct reuse *reuse;
-  const _Atomic uint64_t *epoch; /* that a free takes: the reuse's, or no_epoch if immediate */
-  uint64_t default_id;
-  size_t alignment;
-  bool immediate, shelves_off; /* without fences, what is kept would never be known to have passed */
+  uint64_t default_id;             /* NO_DEFAULT_ID if the pool is none */
   struct front_numbers numbers;
-  uint64_t ticket_next, ticket_first; /* each hand-out from a shelf takes one; the pool's first */
-  size_t last_size;                   /* untagged, that a shelf served last; 0: none */
-  struct shelf *last_shelf;           /* which one */
-  struct owned *last_places;          /* for the block that a shelf served last */
-  uint64_t unfenced_epoch;            /* of what was freed last; if that is still the present one, */
-  int64_t unfenced_left;              /* so many bytes more may be freed in it, else fence_bytes; */
-  int64_t fence_bytes;                /* more are worth a fence */
-  size_t tight_bytes;                 /* so many on one shelf are not worth growth */
+  const _Atomic uint64_t *epoch; /* that a free takes: the reuse's, or no_epoch if immediate */
+  struct reuse *reuse;
+  _Alignas(64) struct owned *last_places; /* for the block that a shelf served last */
+  size_t last_size;                       /* untagged, that a shelf served last; 0: none */
+  struct shelf *last_shelf;               /* which one */
+  uint64_t ticket_next, ticket_first;     /* each hand-out from a shelf takes one; the pool's first */
+  uint64_t unfenced_epoch;                /* of what was freed last; if that is still the present one, */
+  int64_t unfenced_left;                  /* so many bytes more may be freed in it, else fence_bytes; */
+  int64_t fence_bytes;                    /* more are worth a fence */
+  uint64_t generation;                    /* of the pool */
+  size_t alignment;
+  size_t tight_bytes; /* so many on one shelf are not worth growth */
   struct magazine magazines[SLAB_CLASSES];
   struct owned owned[1 << OWNED_BITS]; /* all 0 while there is no pool, or shelves_off */
-  bool owns;                           /* or has, since there is a pool */
   struct shelf shelves[SHELVES];
   struct shelf bins[BINS];
+  bool owns;                       /* or has, since there is a pool */
   bool binning;                    /* bins are for all blocks, not for small ones alone */
   size_t bin_calm_bytes;           /* of the small ones */
   unsigned crowd;                  /* the balance of allocations that met others at the pool's lock */
