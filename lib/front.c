@@ -708,7 +708,7 @@ static unsigned limbo_drain(struct front *front, struct segment **segments, uint
 
 /* ---- The quick way ----
  *
- * What is rare is out of line and at the end of its function, so that what is done every time
+ * What is rare is out of line and the last thing that its function does, so that what is done every time
  * saves no registers. */
 
 /* A block from what the front has at hand.  The thread is inside. */
@@ -743,14 +743,14 @@ static struct batch *magazine_free_at_once(struct magazine *magazine) {
   return magazine->ready;
 }
 
-/* quick: the immediate rule is left to free_small_anew, as room is that there is none of: FRONT_FREED_NO_ROOM. */
+/* quick: what the immediate rule does is left to free_small_anew, as if there were no room. */
 static inline __attribute__((always_inline)) enum front_freed free_small(struct front *front, struct slab *slab,
                                                                          uintptr_t address, bool quick) {
   /* acquire: the slab as carved; pairs with the release in slab_add.  While it is this pool's, it stays: a slab goes
-   * back only without a live block, and if the block is none, the index or the exchange says so.  Of no pool, like a
-   * front without one, it does not get far: such a front has no room. */
+   * back only without a live block, and if the block is none, the index or the exchange says so.  If neither slab
+   * nor front has a pool, the quick one finds no room and the other says so. */
   struct mam_pool *pool = atomic_load_explicit(&slab->pool, memory_order_acquire);
-  if (pool != front->pool)
+  if (pool != front->pool || (!quick && pool == NULL))
     return FRONT_FREED_NOT;
   uint32_t index = slab_index(slab, address);
   if (index == UINT32_MAX)
