@@ -9,9 +9,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* A lock that was left behind hangs the child.  A child can also hang in ThreadSanitizer's own allocator, whose locks
- * other threads may have had at the fork: there, and only there, a child that does not end says nothing. */
-#ifdef __SANITIZE_THREAD__
+/* A lock that was left behind hangs the child.  A child can also hang in a sanitizer's own allocator, whose locks other
+ * threads may have had at the fork: there, and only there, a child that does not end says nothing. */
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 enum { BUSY_FORK_S = 5, BUSY_FORK_MAY_HANG = true };
 #else
 enum { BUSY_FORK_S = 20, BUSY_FORK_MAY_HANG = false };
