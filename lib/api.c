@@ -263,7 +263,6 @@ static cudaError_t environment_source(const struct options *options, size_t byte
 /* The sizes of an environment: an elastic one has a limit rather than a chunk. */
 static void environment_size(const struct source *source, size_t bytes, struct pool_config *config) {
   config->elastic = source->operations == &source_vmm || (source->operations == &source_host && bytes == 0);
-  config->eager = source->operations == &source_vmm;
   *(config->elastic ? &config->limit_bytes : &config->chunk_bytes) = bytes;
 }
 

@@ -85,10 +85,6 @@ struct pool_config {
   size_t alignment;   /* a power of two, in the range above */
   bool elastic;       /* from a source that can reserve: one chunk, mapped as needed (one that only can, always is) */
   size_t chunk_bytes; /* 0: the largest there is, less headroom_bytes.  Elastic: mapped first and least at a time */
-  /* Elastic without chunk_bytes: maps a granule at once, if it gets one.  Where much was given back before, the
-   * driver's first new memory takes it 3 to 12 ms (H200): then, and not when a program allocates beside a running
-   * kernel. */
-  bool eager;
   size_t headroom_bytes;
   size_t limit_bytes;             /* 0: the first chunk's size.  Elastic: the source's total, less headroom_bytes */
   size_t waiting_limit_bytes;     /* 0: half of what is held */

@@ -613,7 +613,8 @@ static cudaError_t addresses_take(struct mam_pool *pool, size_t total_bytes) {
   return error;
 }
 
-static cudaError_t first_piece(struct mam_pool *pool, size_t bytes) {
+static cudaError_t first_piece(struct mam_pool *pool) {
+  size_t bytes = pool->config.chunk_bytes;
   bool asked = false;
   pool_lock(pool);
   cudaError_t error = elastic_try_locked(pool, bytes, false, &asked);
@@ -636,13 +637,11 @@ static cudaError_t elastic_open(struct mam_pool *pool) {
     return error_set(cudaErrorMemoryAllocation, "the %s source has no memory", pool->source.operations->name);
   error = addresses_take(pool, total_bytes);
   if (error == cudaSuccess && pool->config.chunk_bytes > 0) {
-    error = first_piece(pool, pool->config.chunk_bytes);
+    error = first_piece(pool);
     if (error != cudaSuccess) {
       (void)pool_chunks_give(pool);
       segment_set_clear(&pool->segments); /* nobody has the pool yet */
     }
-  } else if (error == cudaSuccess && pool->config.eager) {
-    (void)first_piece(pool, SOURCE_GRANULARITY_BYTES);
   }
   return error;
 }
