@@ -238,8 +238,11 @@ static cudaError_t take_memory(const struct heap_inside *inside, struct heap_com
 /* Has *work ready but for what is to be done. */
 static cudaError_t prepare(const struct heap_inside *inside, struct heap_compact *compact, struct mam_compact *work) {
   cudaError_t error = cudaSuccess;
-  if (compact->report == NULL)
+  if (compact->report == NULL) {
     error = heap_gpu_host_take(inside->gpu, (void **)&compact->report, sizeof *compact->report);
+    if (error == cudaSuccess) /* it may be what another heap's runs reported to */
+      compact->report->end = 0;
+  }
   if (error == cudaSuccess)
     error = take_memory(inside, compact, (size_t)lay_out(inside, compact, 0, work));
   if (error != cudaSuccess)
