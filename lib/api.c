@@ -15,6 +15,7 @@
 #include <time.h>
 
 #include "client.h"
+#include "clock.h"
 #include "error.h"
 #include "front.h"
 #include "options.h"
@@ -31,12 +32,6 @@ static pthread_mutex_t environment_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t reaper_wakes;   /* a pool is watched, or the process ends; with environment_lock, as the next */
 static pthread_cond_t ending_changed; /* an environment has ended */
 static bool reaper_runs, process_ends;
-
-static int64_t now_ns(void) {
-  struct timespec now;
-  (void)clock_gettime(CLOCK_MONOTONIC, &now);
-  return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
 
 /* ---- Fork, exit, and what is set up once ---- */
 

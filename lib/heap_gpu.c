@@ -3,8 +3,8 @@
 
 #include <pthread.h>
 #include <stdlib.h>
-#include <time.h>
 
+#include "clock.h"
 #include "error.h"
 #include "heap_image.h"
 
@@ -164,12 +164,6 @@ cudaError_t heap_gpu_write(const struct heap_gpu *gpu, uint64_t to, const void *
   if (error != cudaSuccess)
     return error;
   return finish(gpu, &visit, gpu->context.driver->cuMemcpyHtoDAsync(to, from, bytes, gpu->stream), "copying to a heap");
-}
-
-static int64_t now_ns(void) {
-  struct timespec now;
-  (void)clock_gettime(CLOCK_MONOTONIC, &now);
-  return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
 /* Looks for a sign for SIGN_PATIENCE_NS; whether it was seen.  A kernel that fails gives none. */

@@ -3,7 +3,8 @@
 
 #include <sched.h>
 #include <stdint.h>
-#include <time.h>
+
+#include "clock.h"
 
 /* Some microseconds without a call of the system, and then so long with others let go first: the holder may be one of
  * them.  Longer than such a mutex is held, unless its holder sleeps, and than most growths of a pool take, since
@@ -21,12 +22,6 @@ static inline void pause_shortly(void) {
 #elif defined __aarch64__
   __asm__ volatile("yield");
 #endif
-}
-
-static int64_t now_ns(void) {
-  struct timespec now;
-  (void)clock_gettime(CLOCK_MONOTONIC, &now);
-  return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
 /* relaxed, all three: a hint */

@@ -8,9 +8,9 @@
  */
 #include <sched.h>
 #include <string.h>
-#include <time.h>
 
 #include "chunk_map.h"
+#include "clock.h"
 #include "error.h"
 #include "pool_inside.h"
 
@@ -560,12 +560,6 @@ static cudaError_t grow_alone_locked(struct mam_pool *pool, size_t bytes, bool a
  * 100 to 600 us, and threads that sleep are woken one after the other, 30 to 200 us each (H200's host): 8 threads that
  * slept took up to 2 ms. */
 enum { GROWTH_LOOK_NS = 1000000 };
-
-static int64_t now_ns(void) {
-  struct timespec now;
-  (void)clock_gettime(CLOCK_MONOTONIC, &now);
-  return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
 
 /* Waits for the end of another thread's growth. */
 static cudaError_t growth_await_locked(struct mam_pool *pool) {

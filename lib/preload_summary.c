@@ -5,11 +5,11 @@
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <errno.h>
 
+#include "clock.h"
 #include "preload.h"
 
 /* Relaxed: each a number for itself.  In shares, so that few threads meet at one. */
@@ -45,11 +45,7 @@ bool preload_measures(void) {
   return options != NULL && options->summary == OPTIONS_SUMMARY_MEASURED;
 }
 
-uint64_t preload_now_ns(void) {
-  struct timespec now;
-  (void)clock_gettime(CLOCK_MONOTONIC, &now);
-  return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
-}
+uint64_t preload_now_ns(void) { return (uint64_t)now_ns(); }
 
 void preload_sample(const struct preload_real *real, size_t bytes) {
   static _Atomic uint64_t asked;

@@ -2,8 +2,8 @@
 #include "reuse.h"
 
 #include <stdlib.h>
-#include <time.h>
 
+#include "clock.h"
 #include "error.h"
 #include "mutex.h"
 
@@ -16,12 +16,6 @@ static struct reuse *reuse_first(void) { return atomic_load_explicit(&all, memor
 /* A fence on an idle GPU is done by the first of these (H200), and beside the second growth takes ten times as long.  A
  * GPU that has work to do is slower: then the next few fences are given no time, twice as many after each slow one. */
 enum { REUSE_QUICK_NS = 5000, REUSE_SOON_NS = 10000, REUSE_HASTE_MOST = 63 };
-
-static int64_t now_ns(void) {
-  struct timespec now;
-  (void)clock_gettime(CLOCK_MONOTONIC, &now);
-  return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
 
 /* ---- Open and close ---- */
 
