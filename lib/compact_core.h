@@ -64,6 +64,10 @@ MAM_INLINE mam_u32 mam_typed_span_at(struct mam_area area, mam_u32 page, mam_u32
   return mam_word_class(*mam_span_words_at(area, page)) == kind ? kind : 0;
 }
 
+MAM_INLINE int mam_kind_has_pointers(const struct mam_compact *compact, mam_u32 kind) {
+  return (int)(compact->types_with_pointers >> (mam_kind_type(kind) - 1) & 1);
+}
+
 /* Live objects and chunks of a span. */
 struct mam_fill {
   mam_u32 live, chunks;
@@ -207,7 +211,7 @@ MAM_INLINE struct mam_seen mam_group_look(const struct mam_compact *compact, mam
     seen.found.numbers += 1 | is_candidate << 16 | (mam_u64)fill.live << 32;
     seen.found.sizes += ((fill.chunks - fill.live) << 16) / fill.chunks;
     seen.found.sizes += (mam_u64)mam_word_span_pages(words[0]) << 32;
-    if ((compact->types_with_pointers >> (mam_kind_type(kind) - 1) & 1) != 0)
+    if (mam_kind_has_pointers(compact, kind))
       seen.with_pointers |= (mam_u8)(1u << i);
   }
   return seen;
@@ -482,8 +486,7 @@ MAM_INLINE void mam_merge_leave(struct mam_team team, const struct mam_merge_roo
 /* Whether each line that objects of a kind are written to is read again for their pointers: so that what is to stay in
  * the cache until then does not stay there for longer. */
 MAM_INLINE int mam_lines_are_read(const struct mam_compact *compact, mam_u32 kind) {
-  return MAM_LINE_BYTES % mam_class_bytes(kind) == 0 &&
-         (compact->types_with_pointers >> (mam_kind_type(kind) - 1) & 1) != 0;
+  return MAM_LINE_BYTES % mam_class_bytes(kind) == 0 && mam_kind_has_pointers(compact, kind);
 }
 
 /* Moves a source's objects to free chunks from the one of rank first on; words: how many the targets have.  Returns how
