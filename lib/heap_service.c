@@ -7,8 +7,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "clock.h"
-
 enum { NAP_US = 50, NAP_MOST_US = 5000, AWAKE_US = 20000, EXIT_WAIT_US = 1000000 };
 
 struct heap_service {
@@ -34,7 +32,11 @@ static struct heap_service *services; /* protected by services_lock */
 
 /* ---- Time -------------------------------------------------------------------------------------------------------- */
 
-static uint64_t now_us(void) { return (uint64_t)now_ns() / 1000; }
+static uint64_t now_us(void) {
+  struct timespec now;
+  (void)clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+}
 
 static struct timespec moment(uint64_t us) {
   return (struct timespec){.tv_sec = (time_t)(us / 1000000), .tv_nsec = (long)(us % 1000000) * 1000};
