@@ -124,27 +124,47 @@ static cudaError_t environment_options(const struct options **options) {
   return cudaSuccess;
 }
 
-/* How to ask for it, once that is known: the driver's cuCtxGetId, or what answers for it. */
-typedef CUresult ask(CUcontext context, unsigned long long *id);
+/* How to ask for the current context, once that is known: the driver's cuCtxGetCurrent, or what answers for it. */
+typedef CUresult ask(CUcontext *handle);
 
-static CUresult ask_nobody(CUcontext context, unsigned long long *id) {
-  (void)context, (void)id;
+static CUresult ask_nobody(CUcontext *handle) {
+  (void)handle;
   return CUDA_ERROR_INVALID_CONTEXT;
 }
 
-static CUresult ask_host(CUcontext context, unsigned long long *id) {
-  (void)context;
-  *id = HOST_DEFAULT_ID;
+static CUresult ask_host(CUcontext *handle) {
+  *handle = NULL;
   return CUDA_SUCCESS;
 }
 
 static _Atomic(ask *) asked = ask_nobody;
 
-/* The same where it takes no more than a question; else 0. */
+/* The context whose id the calling thread asked for last. */
+static __thread __attribute__((tls_model("initial-exec"))) struct {
+  CUcontext handle;
+  uint64_t ends; /* while no other watched context has ended, */
+  uint64_t id;   /* this is its id; 0 if it is not watched */
+} last;
+
+/* The id of the default pool that the calling thread means, where that takes one quick question; else 0. */
 static inline uint64_t default_id_quick(void) {
-  unsigned long long id;
+  CUcontext handle;
   /* acquire: what the driver's loading wrote; pairs with the release below */
-  return atomic_load_explicit(&asked, memory_order_acquire)(NULL, &id) == CUDA_SUCCESS ? id : 0;
+  bool known = atomic_load_explicit(&asked, memory_order_acquire)(&handle) == CUDA_SUCCESS && handle == last.handle &&
+               context_ends() == last.ends;
+  return known ? last.id : 0;
+}
+
+/* So that the next question is a quick one.  An id is never used again: if it is the same before and after, it is that
+ * of the context that is watched, and its end will be counted after ends was read. */
+static void remember_context(const struct driver *driver, uint64_t id) {
+  uint64_t ends = context_ends();
+  CUcontext handle = NULL;
+  bool watched = id != 0 && context_current_id(driver) == id && driver->cuCtxGetCurrent(&handle) == CUDA_SUCCESS &&
+                 context_watch(driver, handle) && context_current_id(driver) == id;
+  last.handle = handle;
+  last.ends = ends;
+  last.id = watched ? id : 0;
 }
 
 /* The id of the default pool that the calling thread means now; 0 if it has no current context that lives. */
@@ -155,7 +175,8 @@ static cudaError_t default_id_now(uint64_t *id) {
   if (error != cudaSuccess)
     return error;
   if (options->source == MAM_SOURCE_HOST) {
-    *id = HOST_DEFAULT_ID;
+    *id = last.id = HOST_DEFAULT_ID;
+    last.ends = context_ends();
     atomic_store_explicit(&asked, ask_host, memory_order_release);
     return cudaSuccess;
   }
@@ -163,8 +184,9 @@ static cudaError_t default_id_now(uint64_t *id) {
   if (error != cudaSuccess)
     return error;
   *id = context_current_id(driver);
-  if (driver->cuCtxGetId != NULL)
-    atomic_store_explicit(&asked, driver->cuCtxGetId, memory_order_release);
+  atomic_store_explicit(&asked, driver->cuCtxGetCurrent, memory_order_release);
+  if (default_id_quick() != *id)
+    remember_context(driver, *id);
   return cudaSuccess;
 }
 

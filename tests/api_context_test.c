@@ -255,6 +255,125 @@ START_TEST(reset_leaves_references_balanced) {
 }
 END_TEST
 
+/* ---- Which context is meant, by the quick question: it asks for a handle alone ---------------------------------- */
+
+/* What the driver says of a context's end. */
+enum told { TOLD, TOLD_NOTHING, told_count };
+
+static void use_driver_that_tells(enum told told) {
+  if (told == TOLD_NOTHING)
+    fake_hide("cuGetExportTable");
+}
+
+enum { sizes_used = 3, pairs_used = 100 };
+
+/* Pairs that the calling thread's front serves, small and large; all memory is what the driver has given out. */
+static void use_quick_pairs(void) {
+  static const size_t sizes[sizes_used] = {100, 5000, 3 * MIB};
+  char *blocks[sizes_used];
+  for (int pair = 0; pair < pairs_used; pair++) {
+    for (int i = 0; i < sizes_used; i++) {
+      blocks[i] = block(sizes[i]);
+      ck_assert_msg(fake_holds(blocks[i], sizes[i]), "pair %d: %zu bytes at %p are nobody's", pair, sizes[i],
+                    (void *)blocks[i]);
+    }
+    for (int i = 0; i < sizes_used; i++)
+      OK(MAM_CudaFree(blocks[i]));
+  }
+}
+
+START_TEST(pairs_ask_for_no_id_while_no_context_ends) {
+  use_driver_that_tells((enum told)_i);
+  use_primary(0);
+  OK(MAM_Create_auto());
+  use_quick_pairs();
+  unsigned asked = fake_calls("cuCtxGetId");
+  char *pointer = block(100);
+  for (int i = 0; i < pairs_used; i++) {
+    OK(MAM_CudaFree(pointer));
+    pointer = block(100);
+  }
+  asked = fake_calls("cuCtxGetId") - asked;
+  if (_i == TOLD)
+    ck_assert_uint_lt(asked, pairs_used / 10); /* refills */
+  else
+    ck_assert_uint_ge(asked, pairs_used);
+  OK(MAM_CudaFree(pointer));
+  OK(MAM_Destroy());
+  assert_nothing_held();
+}
+END_TEST
+
+static void *reset_primary(void *unused) {
+  (void)unused;
+  fake_primary_reset(0);
+  return NULL;
+}
+
+/* The handle is the same before and after. */
+START_TEST(reset_in_another_thread_is_noticed_at_once) {
+  pthread_t thread;
+  use_driver_that_tells((enum told)_i);
+  void *primary = use_primary(0);
+  for (int life = 0; life < 3; life++) {
+    OK(MAM_Create(16 * MIB));
+    use_quick_pairs();
+    ck_assert_int_eq(pthread_create(&thread, NULL, reset_primary, NULL), 0);
+    ck_assert_int_eq(pthread_join(thread, NULL), 0);
+    ck_assert_uint_eq(fake_live_blocks(), 0);
+    use_quick_pairs(); /* of an environment that came by itself */
+    OK(MAM_Destroy());
+    ck_assert_ptr_eq(fake_current(), primary);
+  }
+  assert_nothing_held();
+}
+END_TEST
+
+START_TEST(handle_that_comes_back_is_another_context) {
+  use_driver_that_tells((enum told)_i);
+  fake_primary_retain(0);
+  void *handle = use_new_context(0);
+  for (int life = 0; life < 3; life++) {
+    OK(MAM_Create(16 * MIB));
+    use_quick_pairs();
+    fake_context_destroy(handle);
+    ck_assert_ptr_eq(use_new_context(0), handle);
+    ck_assert_int_eq(MAM_PoolGetInfo(NULL, &(MAM_PoolInfo){.struct_size = sizeof(MAM_PoolInfo)}),
+                     cudaErrorInvalidResourceHandle); /* it has none */
+    use_quick_pairs();
+    OK(MAM_Destroy());
+  }
+  assert_nothing_held();
+}
+END_TEST
+
+/* In turns, so that each question finds another context than the last. */
+START_TEST(contexts_in_turns_keep_their_environments) {
+  use_driver_that_tells((enum told)_i);
+  void *contexts[2] = {use_primary(0), fake_context_create(0)};
+  char *blocks[2];
+  for (int i = 0; i < 2; i++) {
+    fake_make_current(contexts[i]);
+    OK(MAM_Create(16 * MIB));
+    use_quick_pairs();
+  }
+  for (int turn = 0; turn < pairs_used; turn++) {
+    for (int i = 0; i < 2; i++) {
+      fake_make_current(contexts[i]);
+      blocks[i] = block(1000);
+      ck_assert_uint_eq(info_of(NULL).used_count, 1);
+    }
+    OK(MAM_CudaFree(blocks[0]));
+    OK(MAM_CudaFree(blocks[1]));
+  }
+  for (int i = 0; i < 2; i++) {
+    fake_make_current(contexts[i]);
+    OK(MAM_Destroy());
+  }
+  assert_nothing_held();
+}
+END_TEST
+
 START_TEST(pool_on_another_device_leaves_the_current_context) {
   fake_set_devices(2);
   void *current = use_primary(0);
@@ -519,6 +638,10 @@ int main(void) {
   tcase_add_test(tcase, pointers_are_invalid_after_a_reset);
   tcase_add_loop_test(tcase, mapped_memory_is_given_back_after_a_reset, 0, 2);
   tcase_add_test(tcase, reset_leaves_references_balanced);
+  tcase_add_loop_test(tcase, pairs_ask_for_no_id_while_no_context_ends, TOLD, told_count);
+  tcase_add_loop_test(tcase, reset_in_another_thread_is_noticed_at_once, TOLD, told_count);
+  tcase_add_loop_test(tcase, handle_that_comes_back_is_another_context, TOLD, told_count);
+  tcase_add_loop_test(tcase, contexts_in_turns_keep_their_environments, TOLD, told_count);
   tcase_add_test(tcase, pool_on_another_device_leaves_the_current_context);
   tcase_add_test(tcase, no_call_changes_the_thread);
   tcase_add_test(tcase, failing_calls_do_not_change_the_thread);

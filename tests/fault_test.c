@@ -430,6 +430,7 @@ static const char *const functions[] = {
     "cuCtxPushCurrent",
     "cuCtxPopCurrent",
     "cuCtxGetId",
+    "cuGetExportTable",
     "cuCtxSynchronize",
     "cuThreadExchangeStreamCaptureMode",
     "cuMemGetInfo",
