@@ -363,7 +363,8 @@ static cudaError_t environment_create(size_t bytes, const char *who) {
 /* The calling thread's default pool, created if need be: *created is then its generation, else 0. */
 static cudaError_t environment_get(struct mam_pool **pool, uint64_t *id, uint64_t *created) {
   *created = 0;
-  cudaError_t error = default_id_now(id);
+  *id = default_id_quick();
+  cudaError_t error = *id == 0 ? default_id_now(id) : cudaSuccess;
   if (error != cudaSuccess)
     return error;
   *pool = *id != 0 ? pool_find_default(*id) : NULL;
@@ -701,24 +702,31 @@ cudaError_t MAM_PoolMallocTagged(MAM_Pool pool, void **ptr, size_t size, const v
 
 /* ---- By another rule, on a stream ---- */
 
-/* The id of a stream of the current context; notices whether it is being captured. */
-static cudaError_t stream_id(cudaStream_t stream, struct mam_pool *pool, uint64_t *id) {
-  const struct driver *driver = pool->source.context.driver;
+/* The id of a stream of the current context; notices whether it is being captured.  The legacy stream never is, and
+ * nobody is asked.  *entered: whether the pool is usable; if it is not, that is the error. */
+static cudaError_t stream_id(cudaStream_t stream, struct mam_pool *pool, uint64_t default_id, uint64_t *id,
+                             bool *entered) {
   bool captured = false;
-  cudaError_t error = context_stream_id(driver, (CUstream)stream, id, &captured);
+  *id = context_stream_default();
+  *entered = true;
+  if (context_stream_is_legacy((CUstream)stream))
+    return cudaSuccess;
+  cudaError_t error = pool_enter(pool, default_id);
+  *entered = error == cudaSuccess;
+  if (error != cudaSuccess)
+    return error;
+  error = context_stream_id(pool->source.context.driver, (CUstream)stream, id, &captured);
   if (error == cudaSuccess && captured)
     reuse_notice_capture(pool->reuse, (CUstream)stream);
+  pool_exit(pool);
   return error;
 }
 
 /* The pool's, or the default one's. */
 static cudaError_t stream_malloc(struct front_request *request, cudaStream_t stream, uintptr_t *address) {
   uint64_t id;
-  cudaError_t error = pool_enter(request->pool, request->default_id);
-  if (error != cudaSuccess)
-    return error;
-  error = stream_id(stream, request->pool, &id);
-  pool_exit(request->pool);
+  bool entered;
+  cudaError_t error = stream_id(stream, request->pool, request->default_id, &id, &entered);
   return error == cudaSuccess ? front_malloc_stream(request, id, address) : error;
 }
 
@@ -763,15 +771,15 @@ cudaError_t MAM_CudaMallocAsync(void **ptr, size_t size, cudaStream_t stream) {
 static cudaError_t free_by_rule(void *ptr, MAM_Reuse reuse, cudaStream_t stream) {
   struct pool_emptied emptied = {0};
   uint64_t id = 0;
+  bool entered = true;
+  cudaError_t error = cudaSuccess;
   struct mam_pool *pool = front_pool_of((uintptr_t)ptr);
   if (pool == NULL)
     return pool_refuse_free((uintptr_t)ptr, false);
-  cudaError_t error = pool_enter(pool, POOL_ANY_ID);
-  if (error != cudaSuccess)
-    return MAM_CudaFree(ptr); /* which knows what to answer */
   if (reuse == MAM_REUSE_STREAM)
-    error = stream_id(stream, pool, &id);
-  pool_exit(pool);
+    error = stream_id(stream, pool, POOL_ANY_ID, &id, &entered);
+  if (!entered)
+    return MAM_CudaFree(ptr); /* which knows what to answer */
   if (error == cudaSuccess)
     error = front_free_reuse((uintptr_t)ptr, reuse, id, &emptied);
   return free_finish(error, &emptied);

@@ -180,6 +180,8 @@ static const uint64_t DEFAULT_STREAM_BIT = (uint64_t)1 << 63, CAPTURE_BIT = (uin
 
 uint64_t context_stream_default(void) { return CU_STREAM_LEGACY | DEFAULT_STREAM_BIT; }
 
+bool context_stream_is_legacy(CUstream stream) { return stream == NULL || (uintptr_t)stream == CU_STREAM_LEGACY; }
+
 /* A number for the calling thread that no other has had. */
 static uint64_t thread_number(void) {
   static _Atomic uint64_t threads;
@@ -192,9 +194,8 @@ static uint64_t thread_number(void) {
 /* One question alone, as the stream may be another thread's, which ends the capture meanwhile: cuStreamGetCaptureInfo
  * then ends in a fault of the driver (580.159). */
 bool context_stream_captures(const struct driver *driver, CUstream stream) {
-  uintptr_t handle = (uintptr_t)stream;
   int status = CU_STREAM_CAPTURE_STATUS_NONE;
-  if (driver == NULL || handle == 0 || handle == CU_STREAM_LEGACY)
+  if (driver == NULL || context_stream_is_legacy(stream))
     return false; /* the legacy stream cannot be captured, and may not be asked during a capture */
   return driver->cuStreamIsCapturing != NULL && driver->cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS &&
          status != CU_STREAM_CAPTURE_STATUS_NONE;
@@ -220,7 +221,7 @@ cudaError_t context_stream_id(const struct driver *driver, CUstream stream, uint
   *captured = capture != 0;
   if (capture != 0) /* cuStreamGetId may not be called then: it would end the capture */
     found = capture;
-  else if (handle == 0 || handle == CU_STREAM_LEGACY)
+  else if (context_stream_is_legacy(stream))
     found = context_stream_default();
   else if (handle == CU_STREAM_PER_THREAD)
     found = thread_number() << 2 | CU_STREAM_PER_THREAD | DEFAULT_STREAM_BIT;

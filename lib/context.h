@@ -69,8 +69,9 @@ bool context_lives(const struct context *context);
  * handle is its id. */
 cudaError_t context_stream_id(const struct driver *driver, CUstream stream, uint64_t *id, bool *captured);
 
-/* That of the legacy default stream. */
+/* That of the legacy default stream; and whether a handle is that. */
 uint64_t context_stream_default(void);
+bool context_stream_is_legacy(CUstream stream);
 
 /* Whether a stream is being captured; false for one that never is, and where nobody knows. */
 bool context_stream_captures(const struct driver *driver, CUstream stream);

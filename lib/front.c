@@ -1619,10 +1619,11 @@ cudaError_t front_malloc_stream(const struct front_request *request, uint64_t st
                              .generation = front->generation,
                              .size = request->size,
                              .site = request->site,
-                             .effort = POOL_TAKE_ANY};
+                             .effort = POOL_TAKE_ANY,
+                             .stream = stream};
   front->numbers.live++; /* as in front_try */
   biased_leave(&front->lock);
-  error = pool_take_stream(request->pool, &order, stream, &block);
+  error = pool_take(request->pool, &order, &block);
   if (error == cudaSuccess && !front_attached(front, request->pool))
     error = cudaErrorInvalidResourceHandle; /* as in large_take */
   if (error == cudaSuccess)

@@ -666,6 +666,14 @@ static cudaError_t order_expect_locked(const struct mam_pool *pool, const struct
   return error == cudaSuccess && other ? cudaErrorInvalidResourceHandle : error;
 }
 
+/* What was freed on the order's stream, if it has one. */
+static struct segment *stream_take_locked(struct mam_pool *pool, const struct pool_order *order, size_t bytes) {
+  struct pool_stream *stream = order->stream != 0 ? stream_find_locked(pool, order->stream) : NULL;
+  struct segment *segment = stream != NULL ? segment_retake(&pool->segments, &stream->waiting, bytes) : NULL;
+  pool->stream_hit_count += segment != NULL;
+  return segment;
+}
+
 cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, struct pool_block *block) {
   bool contended = pthread_mutex_trylock(&pool->lock) != 0;
   if (contended)
@@ -685,6 +693,8 @@ cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, str
   if (order->effort == POOL_TAKE_GROWTH && bytes >= order->size)
     grow_in_place_locked(pool, bytes > order->growth_bytes ? bytes : order->growth_bytes);
   if (bytes >= order->size) /* not rounded past the end of the numbers */
+    segment = stream_take_locked(pool, order, bytes);
+  if (bytes >= order->size && segment == NULL)
     segment = any ? take_locked(pool, bytes, at_once, &error, &no_host_memory)
                   : segment_take(&pool->segments, bytes, &no_host_memory);
   if (segment == NULL) {
@@ -810,29 +820,6 @@ cudaError_t pool_free_reuse(void *address, MAM_Reuse reuse) {
 
 cudaError_t pool_free_stream(void *address, uint64_t stream) {
   return free_by_rule((uintptr_t)address, &(struct rule){.reuse = MAM_REUSE_STREAM, .stream = stream}, NULL);
-}
-
-static bool stream_take_locked(struct mam_pool *pool, const struct pool_order *order, uint64_t id,
-                               struct pool_block *block) {
-  struct pool_stream *stream = stream_find_locked(pool, id);
-  size_t bytes = round_up(order->size, pool->config.alignment);
-  struct segment *segment = NULL;
-  if (stream != NULL && bytes >= order->size)
-    segment = segment_retake(&pool->segments, &stream->waiting, bytes);
-  if (segment == NULL)
-    return false;
-  hand_out_locked(pool, segment, order, block);
-  pool->stream_hit_count++;
-  return true;
-}
-
-cudaError_t pool_take_stream(struct mam_pool *pool, const struct pool_order *order, uint64_t stream,
-                             struct pool_block *block) {
-  pool_lock(pool);
-  cudaError_t error = order_expect_locked(pool, order);
-  bool taken = error == cudaSuccess && stream_take_locked(pool, order, stream, block);
-  pool_unlock(pool);
-  return taken || error != cudaSuccess ? error : pool_take(pool, order, block);
 }
 
 /* ---- For the fronts ---- */

@@ -229,6 +229,7 @@ struct pool_order {
   const void *site, *tag;
   enum pool_effort effort;
   size_t growth_bytes; /* of POOL_TAKE_GROWTH */
+  uint64_t stream;     /* what was freed on the stream of this id may serve before it has passed; 0: none */
   struct segment *const *passed;
   unsigned passed_count;
 };
@@ -256,9 +257,7 @@ void pool_crowd(struct mam_pool *pool);
 /* Whether api.c is to watch it from now on, because nobody can report its emptying. */
 bool pool_to_be_watched(struct mam_pool *pool);
 
-/* For work on a stream, by its id: memory freed on it comes first, and may still be in use there. */
-cudaError_t pool_take_stream(struct mam_pool *pool, const struct pool_order *order, uint64_t stream,
-                             struct pool_block *block);
+/* pool_free by who frees in the order of a stream, by its id. */
 cudaError_t pool_free_stream(void *address, uint64_t stream);
 
 /* The fronts are frozen and empty: fills *emptied if that is to be reported, as pool_free, and the pool is still of

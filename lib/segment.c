@@ -597,7 +597,8 @@ static struct segment *stream_fit(const struct waiting_stream *stream, size_t by
 
 struct segment *segment_retake(struct segment_set *set, struct waiting_stream *stream, size_t bytes) {
   struct segment *segment = stream_fit(stream, bytes), *front = segment;
-  if (segment == NULL)
+  const struct segment *hole = segment != NULL && segment->bytes > bytes ? best_fit(set, bytes) : NULL;
+  if (segment == NULL || (hole != NULL && hole->bytes < segment->bytes))
     return NULL;
   if (segment->bytes > bytes) {
     front = spare_take(set);

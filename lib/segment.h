@@ -169,7 +169,8 @@ void waiting_stream_init(struct waiting_stream *stream);
 bool waiting_stream_empty(const struct waiting_stream *stream);
 
 /* Makes the first bytes of the best fit among what waits for a stream used again, before its epoch has passed; the rest
- * goes on waiting.  Of equal lists, the last freed of a few.  NULL if nothing fits, or the host has no memory. */
+ * goes on waiting.  Of equal lists, the last freed of a few.  NULL if nothing fits, if a free segment fits better (or
+ * large blocks would be cut up for small ones while small ones lie free), or if the host has no memory. */
 struct segment *segment_retake(struct segment_set *set, struct waiting_stream *stream, size_t bytes);
 
 /* Makes every segment free that waits in the set's list for epoch or an earlier one; of the others, at most so

@@ -186,10 +186,11 @@ START_TEST(orders_for_a_pool_that_ended_are_refused) {
   open_pool(&fixed_8_mib);
   ck_assert_ptr_eq(pool, ended);
   ck_assert_int_eq(pool_take(pool, &order, &block), cudaErrorInvalidResourceHandle);
-  ck_assert_int_eq(pool_take_stream(pool, &order, 1, &block), cudaErrorInvalidResourceHandle);
+  order.stream = 1;
+  ck_assert_int_eq(pool_take(pool, &order, &block), cudaErrorInvalidResourceHandle);
   ck_assert_uint_eq(info_now().malloc_count, 0);
   order.generation = pool->generation;
-  ck_assert_int_eq(pool_take_stream(pool, &order, 1, &block), cudaSuccess);
+  ck_assert_int_eq(pool_take(pool, &order, &block), cudaSuccess);
   check_pool();
 }
 END_TEST

@@ -453,6 +453,105 @@ START_TEST(same_stream_takes_memory_at_once) {
 }
 END_TEST
 
+/* What waits for the stream comes first only where it fits as well as what lies free. */
+START_TEST(small_holes_serve_before_large_ones_are_cut) {
+  (void)use_primary(0);
+  MAM_Pool pool = reuse_pool(MAM_REUSE_FENCED, MAM_SOURCE_DEVICE);
+  size_t small = sizes[_i], large = 16 * small;
+  char *hole = block_on(pool, small, NULL);
+  (void)block_on(pool, small, NULL); /* so that they do not coalesce */
+  char *waiting = block_on(pool, large, NULL);
+  (void)block_on(pool, small, NULL);
+  run_kernel(NULL, waiting, large);
+  OK(MAM_CudaFreeReuse(hole, MAM_REUSE_IMMEDIATE));
+  OK(MAM_CudaFreeAsync(waiting, NULL));
+  ck_assert_ptr_eq(block_on(pool, small, NULL), hole);
+  ck_assert_ptr_eq(block_on(pool, large, NULL), waiting);
+  assert_clean_end(pool);
+}
+END_TEST
+
+/* Steps of a training on the legacy stream: each layer keeps some blocks until its turn comes backwards, and uses
+ * others in passing.  A kernel goes with each call, and the GPU is so many calls behind. */
+enum { layers = 24, kept_in_layer = 6, passing_in_layer = 4, training_steps = 12 };
+
+struct training {
+  unsigned behind, state;
+  size_t live_bytes, peak_bytes, held_bytes;
+};
+
+static char *training_block(struct training *training, size_t bytes) {
+  void *pointer = NULL;
+  OK(MAM_CudaMallocAsync(&pointer, bytes, NULL));
+  training->live_bytes += bytes;
+  if (training->live_bytes > training->peak_bytes)
+    training->peak_bytes = training->live_bytes;
+  if (fake_live_bytes() > training->held_bytes)
+    training->held_bytes = fake_live_bytes();
+  ck_assert(fake_launch(NULL, &(struct fake_range){pointer, bytes}, 1));
+  while (fake_in_flight() > training->behind)
+    (void)fake_step(0);
+  return pointer;
+}
+
+static void training_free(struct training *training, void *pointer, size_t bytes) {
+  OK(MAM_CudaFreeAsync(pointer, NULL));
+  training->live_bytes -= bytes;
+}
+
+/* Half are small; the others 1 to 64 MiB, of a few sizes, as tensors have. */
+static size_t training_size(struct training *training) {
+  unsigned random = next_random(&training->state);
+  size_t large = (MIB + random / 2 % 4 * (MIB / 4)) << random / 8 % 6;
+  return random % 2 == 0 ? 1 + random / 8 % 4096 : large;
+}
+
+static void training_pass_by(struct training *training) {
+  for (int i = 0; i < passing_in_layer; i++) {
+    size_t bytes = training_size(training), more = training_size(training);
+    char *a = training_block(training, bytes), *b = training_block(training, more);
+    training_free(training, a, bytes);
+    training_free(training, b, more);
+  }
+}
+
+static void training_step(struct training *training) {
+  struct {
+    char *address;
+    size_t bytes;
+  } kept[layers * kept_in_layer];
+  training->state = 1; /* the same each time */
+  for (int layer = 0; layer < layers; layer++) {
+    for (int i = layer * kept_in_layer; i < (layer + 1) * kept_in_layer; i++) {
+      kept[i].bytes = training_size(training);
+      kept[i].address = training_block(training, kept[i].bytes);
+    }
+    training_pass_by(training);
+  }
+  for (int layer = layers - 1; layer >= 0; layer--) {
+    training_pass_by(training);
+    for (int i = layer * kept_in_layer; i < (layer + 1) * kept_in_layer; i++)
+      training_free(training, kept[i].address, kept[i].bytes);
+  }
+}
+
+static const unsigned calls_behind[] = {0, 10, 300, UINT32_MAX};
+enum { behind_count = sizeof calls_behind / sizeof calls_behind[0] };
+
+START_TEST(training_takes_little_more_than_it_uses) {
+  struct training training = {.behind = calls_behind[_i]};
+  (void)use_primary(0);
+  OK(MAM_Create_auto());
+  for (int step = 0; step < training_steps; step++)
+    training_step(&training);
+  ck_assert_uint_eq(training.live_bytes, 0);
+  ck_assert_uint_eq(fake_waits(), 0);
+  ck_assert_msg(training.held_bytes - training.peak_bytes <= training.peak_bytes / 20, "%zu held for %zu in use",
+                training.held_bytes, training.peak_bytes);
+  OK(MAM_Destroy());
+}
+END_TEST
+
 START_TEST(two_names_of_the_legacy_stream_are_one_stream) {
   (void)use_primary(0);
   MAM_Pool pool = reuse_pool(MAM_REUSE_FENCED, MAM_SOURCE_DEVICE);
@@ -740,6 +839,8 @@ int main(void) {
   tcase_add_loop_test(waiting, allocation_waits_when_no_memory_is_left, 0, 2);
   tcase_add_loop_test(waiting, fences_are_far_fewer_than_frees, 0, 2);
   tcase_add_loop_test(streams, same_stream_takes_memory_at_once, 0, size_count);
+  tcase_add_loop_test(streams, small_holes_serve_before_large_ones_are_cut, 1, size_count - 1);
+  tcase_add_loop_test(streams, training_takes_little_more_than_it_uses, 0, behind_count);
   tcase_add_loop_test(streams, two_names_of_the_legacy_stream_are_one_stream, 0, size_count);
   tcase_add_loop_test(streams, other_streams_do_not_take_it, 0, 2 * size_count);
   tcase_add_loop_test(streams, stream_that_gets_the_handle_of_a_destroyed_one_is_another, 0, size_count);
