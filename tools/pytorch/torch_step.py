@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Trains a small transformer with PyTorch's own allocator and with libmam, each in processes of its own, and compares.
+"""Trains a small transformer with PyTorch's own allocator and with libmam, each in a process of its own, and compares.
 
-Prints the median step time of either and their ratio, for a case that the GPU bounds and one that the host bounds;
+The two processes take turns of a few steps, on the same processors: a host that is shared with others changes its speed
+from second to second, by more than what is to be measured, but for both of a pair of turns alike.  Prints the median
+step time of either and the median ratio of the pairs, for a case that the GPU bounds and one that the host bounds;
 checks that the losses are the same; and, under libmam, captures CUDA graphs and replays them beside other traffic.
 Exits with 0 if all is well, 1 if not, 77 where there is no GPU.
 """
@@ -12,16 +14,19 @@ import os
 import statistics
 import subprocess
 import sys
+import threading
 
 # Same sums in the same order in every process: what differs then is the allocator.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 CASES = {
-    # name: (layers, width, heads, sequence, batch, steps)
-    "gpu": (12, 1024, 16, 512, 8, 100),
-    "host": (6, 256, 4, 32, 2, 200),
+    # name: (layers, width, heads, sequence, batch)
+    "gpu": (12, 1024, 16, 512, 24),
+    "host": (6, 256, 4, 32, 2),
 }
-WARM_UP = 10
+WARM_UP = 20
+TURN_STEPS = 11  # the first of which is not timed: before it the GPU has nothing to do
+PROCESSORS = 4
 VOCABULARY = 8192
 
 
@@ -75,25 +80,33 @@ def loss_of(torch, model, tokens):
     return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def train(torch, layers, width, heads, sequence, batch, steps):
-    """Returns the times of the steps in milliseconds, and their losses."""
+def train(torch, layers, width, heads, sequence, batch, turns):
+    """Trains for a turn whenever turns yields, and calls what it yields with the times of the steps in milliseconds.
+    Returns the losses."""
     model = model_new(torch, layers, width, heads, sequence)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     generator = torch.Generator().manual_seed(2)
     data = torch.randint(VOCABULARY, (16, batch, sequence + 1), generator=generator).pin_memory()
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(WARM_UP + steps + 1)]
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(TURN_STEPS)]
     losses = []
-    marks[0].record()
-    for step in range(WARM_UP + steps):
-        loss = loss_of(torch, model, data[step % len(data)].cuda(non_blocking=True))
+
+    def step():
+        loss = loss_of(torch, model, data[len(losses) % len(data)].cuda(non_blocking=True))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
-        marks[step + 1].record()
+
+    for _ in range(WARM_UP):
+        step()
     torch.cuda.synchronize()
-    times = [a.elapsed_time(b) for a, b in zip(marks[WARM_UP:], marks[WARM_UP + 1:])]
-    return times, torch.stack(losses).tolist()
+    for tell in turns:
+        for mark in marks:
+            step()
+            mark.record()
+        torch.cuda.synchronize()
+        tell([a.elapsed_time(b) for a, b in zip(marks, marks[1:])])
+    return torch.stack(losses).tolist()
 
 
 # ---- Graphs -----------------------------------------------------------------------------------------------------
@@ -233,8 +246,19 @@ def recorded_streams_are_safe(torch):
 # ---- The processes ----------------------------------------------------------------------------------------------
 
 
+def say(what):
+    print(json.dumps(what), flush=True)
+
+
+def turns():
+    """One for each line of standard input, once the first of them is asked for."""
+    say("ready")
+    for _ in sys.stdin:
+        yield say
+
+
 def worker(allocator, what):
-    """Runs in a process of its own; prints a line of JSON."""
+    """Runs in a process of its own; says lines of JSON, the last of them what it has held and found."""
     import torch
     import torch.utils.deterministic
 
@@ -247,35 +271,56 @@ def worker(allocator, what):
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False
     answer = {}
-    for name in what:
-        if name == "graph":
-            recorded_streams_are_safe(torch)
-            graphs_are_right(torch)
-            gc.collect()
-            torch._C._cuda_clearCublasWorkspaces()  # they are memory of the capture that needed them first
-            if allocator == "mam":
-                answer[name] = mam_torch.graph_pools()
-        else:
-            times, losses = train(torch, *CASES[name])
-            answer[name] = {"times": times, "losses": losses}
-            gc.collect()
+    if what == "graph":
+        recorded_streams_are_safe(torch)
+        graphs_are_right(torch)
+        gc.collect()
+        torch._C._cuda_clearCublasWorkspaces()  # they are memory of the capture that needed them first
+        answer["pools"] = mam_torch.graph_pools() if allocator == "mam" else 0
+    else:
+        answer["losses"] = train(torch, *CASES[what], turns())
     if allocator == "mam":
         answer["reserved"] = mam_torch.report()["reserved_bytes"]
     else:
         answer["reserved"] = torch.cuda.max_memory_reserved()
-    print(json.dumps(answer))
+    say(answer)
     return 0
 
 
-def ask(allocator, what, seconds):
-    command = [sys.executable, os.path.abspath(__file__), "--worker", allocator, *what]
-    done = subprocess.run(command, stdout=subprocess.PIPE, timeout=seconds)
-    if done.returncode == 77:
-        print("SKIP: PyTorch finds no GPU")
-        sys.exit(77)
-    if done.returncode != 0:
-        raise AssertionError(f"the process with {allocator} ended with status {done.returncode}")
-    return json.loads(done.stdout.splitlines()[-1])
+class Worker:
+    """A process, and its lines.  It is ended if it takes too long."""
+
+    def __init__(self, allocator, what, seconds):
+        self.allocator = allocator
+        self.process = subprocess.Popen([sys.executable, os.path.abspath(__file__), "--worker", allocator, what],
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.limit = threading.Timer(seconds, self.process.kill)
+        self.limit.start()
+
+    def hear(self):
+        line = self.process.stdout.readline()
+        if line:
+            return json.loads(line)
+        self.end()
+        if self.process.returncode == 77:
+            print("SKIP: PyTorch finds no GPU")
+            sys.exit(77)
+        raise AssertionError(f"the process with {self.allocator} ended with status {self.process.returncode}")
+
+    def turn(self):
+        """The median time of a turn's steps."""
+        self.process.stdin.write("turn\n")
+        self.process.stdin.flush()
+        return statistics.median(self.hear())
+
+    def finish(self):
+        self.process.stdin.close()
+        return self.hear()
+
+    def end(self):
+        self.limit.cancel()
+        self.process.stdin.close()
+        self.process.wait()
 
 
 def losses_are_equal(name, native, mam):
@@ -285,46 +330,66 @@ def losses_are_equal(name, native, mam):
     return worst < 1e-4
 
 
-def compare(rounds, limit, seconds):
-    """Pairs of processes, the order turned each time."""
+def compare(name, pairs, limit, seconds):
+    """Pairs of turns, the order turned each time."""
+    workers = [Worker(allocator, name, seconds) for allocator in ("native", "mam")]
+    times = {worker: [] for worker in workers}
+    try:
+        for worker in workers:
+            worker.hear()
+        for pair in range(pairs):
+            for worker in workers if pair % 2 == 0 else reversed(workers):
+                times[worker].append(worker.turn())
+        native, mam = (worker.finish() for worker in workers)
+    finally:
+        for worker in workers:
+            worker.process.kill()
+            worker.end()
+    ratios = [b / a for a, b in zip(*times.values())]
+    ratio = statistics.median(ratios)
+    low, _, high = statistics.quantiles(ratios)
+    native_ms, mam_ms = (statistics.median(times[worker]) for worker in workers)
+    print(f"case {name}: native {native_ms:.3f} ms, mam {mam_ms:.3f} ms a step, median ratio of {pairs} pairs of turns "
+          f"{ratio:.4f} (half of them {low:.3f} to {high:.3f})")
+    native_mib, mam_mib = (answer["reserved"] / 2**20 for answer in (native, mam))
+    print(f"case {name}: memory held: native {native_mib:.0f} MiB, mam {mam_mib:.0f} MiB")
+    good = losses_are_equal(name, native["losses"], mam["losses"])
+    if ratio > limit:
+        print(f"case {name}: FAIL: the ratio is more than {limit}")
+        good = False
+    return good
+
+
+def graphs(seconds):
     good = True
-    pairs = []
-    for index in range(rounds):
-        order = ("native", "mam") if index % 2 == 0 else ("mam", "native")
-        pairs.append({allocator: ask(allocator, list(CASES), seconds) for allocator in order})
-    for name in CASES:
-        medians = {key: [statistics.median(pair[key][name]["times"]) for pair in pairs] for key in ("native", "mam")}
-        ratio = statistics.median(medians["mam"]) / statistics.median(medians["native"])
-        each = " ".join(f"{mam / native:.3f}" for mam, native in zip(medians["mam"], medians["native"]))
-        print(f"case {name}: native {statistics.median(medians['native']):.3f} ms, "
-              f"mam {statistics.median(medians['mam']):.3f} ms a step, ratio {ratio:.4f} (each round: {each})")
-        good = losses_are_equal(name, pairs[0]["native"][name]["losses"], pairs[0]["mam"][name]["losses"]) and good
-        if ratio > limit:
-            print(f"case {name}: FAIL: the ratio is more than {limit}")
-            good = False
-    print("memory held: " + ", ".join(f"{key} {pairs[0][key]['reserved'] / 2**20:.0f} MiB" for key in pairs[0]))
+    for allocator in ("native", "mam"):
+        worker = Worker(allocator, "graph", seconds)
+        pools = worker.hear()["pools"]
+        worker.end()
+        print(f"graphs: {allocator}: captured, replayed beside other traffic, right"
+              + (f"; {pools} graph pools left" if allocator == "mam" else ""))
+        # PyTorch may keep a workspace of cuBLASLt, which the first capture made in its pool.
+        good = good and pools <= 1
     return good
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="pairs of processes (default: 3)")
+    parser.add_argument("--pairs", type=int, default=20, help="pairs of turns (default: 20)")
     parser.add_argument("--limit", type=float, default=1.02, help="the largest ratio of step times (default: 1.02)")
     parser.add_argument("--timeout", type=float, default=120, help="seconds for each process (default: 120)")
-    parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        sys.exit(worker(arguments.worker[0], arguments.worker[1:]))
-    good = True
+        sys.exit(worker(*arguments.worker))
+    if arguments.pairs < 2:
+        parser.error("--pairs: at least 2")
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-PROCESSORS:])
     try:
-        for allocator in ("native", "mam"):
-            answer = ask(allocator, ["graph"], arguments.timeout)
-            print(f"graphs: {allocator}: captured, replayed beside other traffic, right"
-                  + (f"; {answer['graph']} graph pools left" if allocator == "mam" else ""))
-            # PyTorch may keep a workspace of cuBLASLt, which the first capture made in its pool.
-            good = good and answer.get("graph", 0) <= 1
-        good = compare(arguments.rounds, arguments.limit, arguments.timeout) and good
-    except (AssertionError, subprocess.TimeoutExpired) as error:
+        good = graphs(arguments.timeout)
+        for name in CASES:
+            good = compare(name, arguments.pairs, arguments.limit, arguments.timeout) and good
+    except (AssertionError, OSError) as error:
         print(f"FAIL: {error}")
         good = False
     print("PASS" if good else "FAIL")
