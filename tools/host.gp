@@ -23,7 +23,7 @@ set tics nomirror
 have(name) = int(system(sprintf("test -s '%s/host-%s.csv' && echo 1 || echo 0", csv, name)))
 file(name) = sprintf("%s/host-%s.csv", csv, name)
 # The allocators of a file, in its order.
-names(name) = system(sprintf("awk -F, 'NR > 1 && $1 != "control" && !seen[$1]++ { print $1 }' '%s/host-%s.csv'", csv, name))
+names(name) = system(sprintf("awk -F, 'NR > 1 && $1 != \"control\" && !seen[$1]++ { print $1 }' '%s/host-%s.csv'", csv, name))
 # What was measured on, for the title.
 machine = have("machine") ? system(sprintf("awk -F, 'NR == 2 { print $1 \", \" $5 \" reuse\" }' '%s/host-machine.csv'", \
   csv)) : ""
