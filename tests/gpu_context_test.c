@@ -336,12 +336,29 @@ END_TEST
 
 /* ---- cudaDeviceReset --------------------------------------------------------------------------------------------- */
 
-/* A pool on the primary context, then a reset.  Returns a block that went with it. */
+static const size_t kept_bytes[] = {100, BLOCK_BYTES};
+enum { KEPT_SIZES = sizeof kept_bytes / sizeof kept_bytes[0] };
+
+/* Leaves blocks with the thread, so that it would have the next ones without asking the pool. */
+static void keep_some(void) {
+  void *blocks[NEW_BLOCKS];
+  for (int size = 0; size < KEPT_SIZES; size++)
+    for (int turn = 0; turn < 4; turn++) {
+      for (int i = 0; i < NEW_BLOCKS; i++)
+        MAM_OK(MAM_CudaMalloc(&blocks[i], kept_bytes[size]));
+      for (int i = 0; i < NEW_BLOCKS; i++)
+        MAM_OK(MAM_CudaFree(blocks[i]));
+      GPU_OK(cudaDeviceSynchronize());
+    }
+}
+
+/* A pool on the primary context, of which the thread keeps blocks, then a reset.  Returns a block that went with it. */
 static void *reset_under_a_pool(void) {
   (void)primary_current();
   MAM_OK(MAM_Create(CHUNK_BYTES));
   void *block = block_new();
   block_write(block, 1);
+  keep_some();
   GPU_OK(cudaDeviceReset());
   return block;
 }
@@ -370,6 +387,37 @@ START_TEST(malloc_works_after_device_reset_and_a_runtime_call) {
 END_TEST
 
 START_TEST(malloc_works_as_the_first_call_after_device_reset) { works_after_reset(reset_under_a_pool()); }
+END_TEST
+
+static void *reset_device(void *answer) {
+  *(cudaError_t *)answer = cudaDeviceReset();
+  return NULL;
+}
+
+/* The context's handle stays the same through all of it: only the driver's word tells that it ended. */
+START_TEST(reset_by_another_thread_is_noticed_at_the_next_allocation) {
+  pthread_t thread;
+  cudaError_t answer = cudaErrorUnknown;
+  CUcontext primary = primary_current();
+  for (int life = 0; life < 3; life++) {
+    void *blocks[KEPT_SIZES];
+    MAM_OK(MAM_Create(CHUNK_BYTES));
+    keep_some();
+    ck_assert_int_eq(pthread_create(&thread, NULL, reset_device, &answer), 0);
+    ck_assert_int_eq(pthread_join(thread, NULL), 0);
+    GPU_OK(answer);
+    for (int size = 0; size < KEPT_SIZES; size++)
+      MAM_OK(MAM_CudaMalloc(&blocks[size], kept_bytes[size]));
+    ck_assert_ptr_eq(gpu_context_current(), primary);
+    ck_assert_uint_eq(gpu_pool_info(NULL).used_count, KEPT_SIZES);
+    for (int size = 0; size < KEPT_SIZES; size++) {
+      GPU_OK(cudaMemset(blocks[size], life, kept_bytes[size]));
+      GPU_OK(cudaDeviceSynchronize());
+      MAM_OK(MAM_CudaFree(blocks[size]));
+    }
+    MAM_OK(MAM_Destroy());
+  }
+}
 END_TEST
 
 START_TEST(free_and_destroy_after_device_reset_harm_nothing) {
@@ -543,6 +591,7 @@ static Suite *context_suite(int devices) {
   TCase *reset = context_case_add(suite, "cudaDeviceReset");
   tcase_add_test(reset, malloc_works_after_device_reset_and_a_runtime_call);
   tcase_add_test(reset, malloc_works_as_the_first_call_after_device_reset);
+  tcase_add_test(reset, reset_by_another_thread_is_noticed_at_the_next_allocation);
   tcase_add_test(reset, free_and_destroy_after_device_reset_harm_nothing);
   return suite;
 }
