@@ -288,7 +288,7 @@ def worker(allocator, what):
 
 
 class Worker:
-    """A process, and its lines.  It is ended if it takes too long."""
+    """A process, and its lines.  It is ended if it takes too long, and at the end of a with."""
 
     def __init__(self, allocator, what, seconds):
         self.allocator = allocator
@@ -297,15 +297,28 @@ class Worker:
         self.limit = threading.Timer(seconds, self.process.kill)
         self.limit.start()
 
-    def hear(self):
-        line = self.process.stdout.readline()
-        if line:
-            return json.loads(line)
-        self.end()
-        if self.process.returncode == 77:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.limit.cancel()
+        with self.process:  # closes its pipes, and waits for it
+            self.process.kill()
+
+    def check_end(self):
+        status = self.process.wait()
+        if status == 77:
             print("SKIP: PyTorch finds no GPU")
             sys.exit(77)
-        raise AssertionError(f"the process with {self.allocator} ended with status {self.process.returncode}")
+        if status != 0:
+            raise AssertionError(f"the process with {self.allocator} ended with status {status}")
+
+    def hear(self):
+        line = self.process.stdout.readline()
+        if not line:
+            self.check_end()
+            raise AssertionError(f"the process with {self.allocator} ended without an answer")
+        return json.loads(line)
 
     def turn(self):
         """The median time of a turn's steps."""
@@ -314,13 +327,11 @@ class Worker:
         return statistics.median(self.hear())
 
     def finish(self):
+        """The last answer of a process, which then ends well."""
         self.process.stdin.close()
-        return self.hear()
-
-    def end(self):
-        self.limit.cancel()
-        self.process.stdin.close()
-        self.process.wait()
+        answer = self.hear()
+        self.check_end()
+        return answer
 
 
 def losses_are_equal(name, native, mam):
@@ -332,19 +343,15 @@ def losses_are_equal(name, native, mam):
 
 def compare(name, pairs, limit, seconds):
     """Pairs of turns, the order turned each time."""
-    workers = [Worker(allocator, name, seconds) for allocator in ("native", "mam")]
-    times = {worker: [] for worker in workers}
-    try:
+    with Worker("native", name, seconds) as first, Worker("mam", name, seconds) as second:
+        workers = (first, second)
+        times = {worker: [] for worker in workers}
         for worker in workers:
             worker.hear()
         for pair in range(pairs):
             for worker in workers if pair % 2 == 0 else reversed(workers):
                 times[worker].append(worker.turn())
         native, mam = (worker.finish() for worker in workers)
-    finally:
-        for worker in workers:
-            worker.process.kill()
-            worker.end()
     ratios = [b / a for a, b in zip(*times.values())]
     ratio = statistics.median(ratios)
     low, _, high = statistics.quantiles(ratios)
@@ -363,9 +370,8 @@ def compare(name, pairs, limit, seconds):
 def graphs(seconds):
     good = True
     for allocator in ("native", "mam"):
-        worker = Worker(allocator, "graph", seconds)
-        pools = worker.hear()["pools"]
-        worker.end()
+        with Worker(allocator, "graph", seconds) as worker:
+            pools = worker.finish()["pools"]
         print(f"graphs: {allocator}: captured, replayed beside other traffic, right"
               + (f"; {pools} graph pools left" if allocator == "mam" else ""))
         # PyTorch may keep a workspace of cuBLASLt, which the first capture made in its pool.
