@@ -139,32 +139,15 @@ static CUresult ask_host(CUcontext *handle) {
 
 static _Atomic(ask *) asked = ask_nobody;
 
-/* The context whose id the calling thread asked for last. */
-static __thread __attribute__((tls_model("initial-exec"))) struct {
-  CUcontext handle;
-  uint64_t ends; /* while no other watched context has ended, */
-  uint64_t id;   /* this is its id; 0 if it is not watched */
-} last;
+/* No context's handle. */
+#define UNKNOWN_CONTEXT ((CUcontext)UINTPTR_MAX)
 
-/* The id of the default pool that the calling thread means, where that takes one quick question; else 0. */
-static inline uint64_t default_id_quick(void) {
+/* That of the current context; NULL on plain host memory. */
+static inline CUcontext context_handle(void) {
   CUcontext handle;
   /* acquire: what the driver's loading wrote; pairs with the release below */
-  bool known = atomic_load_explicit(&asked, memory_order_acquire)(&handle) == CUDA_SUCCESS && handle == last.handle &&
-               context_ends() == last.ends;
-  return known ? last.id : 0;
-}
-
-/* So that the next question is a quick one.  An id is never used again: if it is the same before and after, it is that
- * of the context that is watched, and its end will be counted after ends was read. */
-static void remember_context(const struct driver *driver, uint64_t id) {
-  uint64_t ends = context_ends();
-  CUcontext handle = NULL;
-  bool watched = id != 0 && context_current_id(driver) == id && driver->cuCtxGetCurrent(&handle) == CUDA_SUCCESS &&
-                 context_watch(driver, handle) && context_current_id(driver) == id;
-  last.handle = handle;
-  last.ends = ends;
-  last.id = watched ? id : 0;
+  CUresult result = atomic_load_explicit(&asked, memory_order_acquire)(&handle);
+  return __builtin_expect(result == CUDA_SUCCESS, true) ? handle : UNKNOWN_CONTEXT;
 }
 
 /* The id of the default pool that the calling thread means now; 0 if it has no current context that lives. */
@@ -175,8 +158,7 @@ static cudaError_t default_id_now(uint64_t *id) {
   if (error != cudaSuccess)
     return error;
   if (options->source == MAM_SOURCE_HOST) {
-    *id = last.id = HOST_DEFAULT_ID;
-    last.ends = context_ends();
+    *id = HOST_DEFAULT_ID;
     atomic_store_explicit(&asked, ask_host, memory_order_release);
     return cudaSuccess;
   }
@@ -185,9 +167,25 @@ static cudaError_t default_id_now(uint64_t *id) {
     return error;
   *id = context_current_id(driver);
   atomic_store_explicit(&asked, driver->cuCtxGetCurrent, memory_order_release);
-  if (default_id_quick() != *id)
-    remember_context(driver, *id);
   return cudaSuccess;
+}
+
+/* The same by one quick question, where the thread's last front is known to be of that pool; else 0. */
+static uint64_t default_id_quick(void) { return front_default_id(context_handle()); }
+
+/* So that the next allocation by the thread's last front, which is of the default pool of the id, asks a quick
+ * question. An id is never used again: if it is that of the current context before and after, it is that of the context
+ * that is watched, and its end will be counted after ends was read. */
+static void default_remember(uint64_t id) {
+  const struct driver *driver;
+  uint64_t ends = context_ends(), now;
+  CUcontext handle = context_handle();
+  if (handle == UNKNOWN_CONTEXT || front_default_id(handle) == id)
+    return;
+  bool known =
+      id == HOST_DEFAULT_ID || (driver_get(&driver) == cudaSuccess && handle != NULL && context_watch(driver, handle));
+  if (known && default_id_now(&now) == cudaSuccess && now == id)
+    front_remember(id, handle, ends);
 }
 
 /* The calling thread's default pool if there is one, else NULL. */
@@ -360,10 +358,10 @@ static cudaError_t environment_create(size_t bytes, const char *who) {
   return error;
 }
 
-/* The calling thread's default pool, created if need be: *created is then its generation, else 0. */
+/* The calling thread's default pool, created if need be: *created is then its generation, else 0.  *id is its id; as
+ * given, it is what default_id_quick said. */
 static cudaError_t environment_get(struct mam_pool **pool, uint64_t *id, uint64_t *created) {
   *created = 0;
-  *id = default_id_quick();
   cudaError_t error = *id == 0 ? default_id_now(id) : cudaSuccess;
   if (error != cudaSuccess)
     return error;
@@ -511,12 +509,17 @@ static cudaError_t malloc_nothing(void) {
 static cudaError_t default_malloc(size_t size, const void *site, const void *tag, uintptr_t *address) {
   struct front_request request = {.size = size, .site = site, .tag = tag};
   uint64_t created;
+  bool known;
   cudaError_t error;
   do { /* again if the environment ended between being found and being asked */
+    request.default_id = default_id_quick();
+    known = request.default_id != 0;
     error = environment_get(&request.pool, &request.default_id, &created);
     if (error == cudaSuccess)
       error = front_malloc(&request, address);
   } while (error == cudaErrorInvalidResourceHandle);
+  if (error == cudaSuccess && !known)
+    default_remember(request.default_id);
   if (error != cudaSuccess && created != 0) /* for nothing: as if its last block had been freed */
     (void)environment_emptied(&(struct pool_emptied){request.pool, request.default_id, created});
   else if (error == cudaSuccess && pool_to_be_watched(request.pool))
@@ -533,7 +536,11 @@ static cudaError_t default_malloc_front(uint64_t id, bool tried, size_t size, co
   if (error != cudaSuccess)
     return error;
   error = request.default_id != 0 ? front_malloc(&request, address) : cudaErrorInvalidResourceHandle;
-  return error == cudaErrorInvalidResourceHandle ? default_malloc(size, site, tag, address) : error;
+  if (error == cudaErrorInvalidResourceHandle)
+    return default_malloc(size, site, tag, address);
+  if (error == cudaSuccess && id == 0)
+    default_remember(request.default_id);
+  return error;
 }
 
 /* What is rare about MAM_CudaMalloc. */
@@ -547,9 +554,9 @@ static __attribute__((noinline)) cudaError_t malloc_slowly(void **ptr, size_t si
 }
 
 cudaError_t MAM_CudaMalloc(void **ptr, size_t size) {
-  if (ptr == NULL || size == 0)
+  if (ptr == NULL)
     return malloc_slowly(ptr, size, __builtin_return_address(0), 0);
-  return front_malloc_quick(ptr, size, __builtin_return_address(0), default_id_quick(), malloc_slowly);
+  return front_malloc_quick(ptr, size, __builtin_return_address(0), malloc_slowly, context_handle());
 }
 
 cudaError_t MAM_CudaMallocTagged(void **ptr, size_t size, const void *tag) {
@@ -557,7 +564,8 @@ cudaError_t MAM_CudaMallocTagged(void **ptr, size_t size, const void *tag) {
   if (ptr == NULL)
     return error_set(cudaErrorInvalidValue, "MAM_CudaMallocTagged: nowhere to write the address");
   cudaError_t error =
-      size == 0 ? malloc_nothing() : default_malloc_front(0, false, size, __builtin_return_address(0), tag, &address);
+      size == 0 ? malloc_nothing()
+                : default_malloc_front(default_id_quick(), false, size, __builtin_return_address(0), tag, &address);
   *ptr = (void *)address;
   return error;
 }
@@ -664,8 +672,7 @@ cudaError_t MAM_PoolDestroy(MAM_Pool pool) {
 
 cudaError_t MAM_PoolDefault(MAM_Pool *pool) {
   struct mam_pool *found;
-  uint64_t id;
-  uint64_t created;
+  uint64_t id = default_id_quick(), created;
   if (pool == NULL)
     return error_set(cudaErrorInvalidValue, "MAM_PoolDefault: nowhere to write the handle");
   cudaError_t error = environment_get(&found, &id, &created);
@@ -745,12 +752,17 @@ cudaError_t MAM_PoolMallocAsync(MAM_Pool pool, void **ptr, size_t size, cudaStre
 
 static cudaError_t default_malloc_stream(struct front_request *request, cudaStream_t stream, uintptr_t *address) {
   uint64_t created;
+  bool known;
   cudaError_t error;
   do { /* as in default_malloc */
+    request->default_id = default_id_quick();
+    known = request->default_id != 0;
     error = environment_get(&request->pool, &request->default_id, &created);
     if (error == cudaSuccess)
       error = stream_malloc(request, stream, address);
   } while (error == cudaErrorInvalidResourceHandle);
+  if (error == cudaSuccess && !known)
+    default_remember(request->default_id);
   if (error != cudaSuccess && created != 0)
     (void)environment_emptied(&(struct pool_emptied){request->pool, request->default_id, created});
   else if (error == cudaSuccess && pool_to_be_watched(request->pool))
@@ -913,7 +925,7 @@ static cudaError_t client_malloc_slowly(void **ptr, size_t size, const void *sit
 
 cudaError_t api_client_malloc(size_t size, const void *site, uintptr_t *address) {
   void *block = NULL;
-  cudaError_t error = front_malloc_quick(&block, size, site, default_id_quick(), client_malloc_slowly);
+  cudaError_t error = front_malloc_quick(&block, size, site, client_malloc_slowly, context_handle());
   *address = (uintptr_t)block;
   return error;
 }

@@ -40,7 +40,7 @@ uint64_t context_current_id(const struct driver *driver);
 bool context_watch(const struct driver *driver, CUcontext handle);
 
 /* Counts the ends of watched contexts. */
-extern _Atomic uint64_t context_end_count;
+extern _Atomic uint64_t context_end_count __attribute__((visibility("hidden")));
 
 static inline uint64_t context_ends(void) {
   /* relaxed: who allocates after a reset was told of it by the program, which orders the count with it */

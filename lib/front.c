@@ -15,6 +15,7 @@ enum {
   SHELF_BITS = 5,  /* shelves, in pairs by a hash of size or tag */
   SHELVES = 1 << SHELF_BITS,
   SHELF_BLOCKS = 256,           /* on one shelf: what a fence is shared by */
+  NO_SIZE = 1,                  /* of any shelf */
   SHELF_PATIENCE = 8,           /* a shelf goes to another size or tag when it was in the way so many times in a row */
   RESTING_MOST = 8,             /* batches that rest in a magazine, */
   RESTING_MOST_BYTES = 8 << 20, /* of so many bytes, unless it is one: they share a fence */
@@ -52,6 +53,9 @@ enum {
 /* Of a front that serves no default pool: no context's. */
 #define NO_DEFAULT_ID UINT64_MAX
 
+/* Of a front that is not known by a context's handle. */
+#define NEVER_ENDS UINT64_MAX
+
 /* But not by more bytes than these, unless it is one block.  What a growth costs goes by how many there are. */
 static const size_t TIGHT_GROWTH_BYTES = (size_t)4 << 30;
 
@@ -80,10 +84,10 @@ struct kept {
 struct shelf {
   size_t bytes;               /* of each block; 0 if it goes by the tag, or is a bin */
   const void *tag;            /* NULL if it goes by the size */
-  struct kept *oldest, *next; /* in the ring: of count, and where the next one goes */
-  struct kept *ring, *end;    /* room of them */
-  unsigned count, in_the_way;
-  unsigned room; /* 0 before it is used */
+  struct kept *oldest, *next; /* in the ring: the same if there is none; and where the next one goes */
+  struct kept *ring, *end;    /* has one place more than blocks, the next; if that is all, the shelf was never used */
+  const struct kept *stood;   /* the oldest when the shelf was in the way of another size or tag, */
+  unsigned in_the_way;        /* so many times in a row */
 };
 
 /* A large block that the thread allocated and has not freed, as far as it knows. */
@@ -106,24 +110,28 @@ struct front {
   _Alignas(64) struct biased lock; /* for everything below but what says otherwise */
   bool immediate, shelves_off;     /* without fences, what is kept would never be known to have passed */
   struct mam_pool *pool;           /* NULL: of a pool that ended, free for another */
-  uint64_t default_id;             /* NO_DEFAULT_ID if the pool is none */
+  CUcontext context;               /* whose default pool it is, */
+  uint64_t context_ends;           /* as long as so many watched contexts have ended; NEVER_ENDS: not known */
   struct front_numbers numbers;
-  const _Atomic uint64_t *epoch; /* that a free takes: the reuse's, or no_epoch if immediate */
-  struct reuse *reuse;
+  const _Atomic uint64_t *epoch;          /* that a free takes: the reuse's, or no_epoch if immediate */
   _Alignas(64) struct owned *last_places; /* for the block that a shelf served last */
-  size_t last_size;                       /* untagged, that a shelf served last; 0: none */
+  size_t last_size;                       /* untagged, that a shelf served last; NO_SIZE: none */
   struct shelf *last_shelf;               /* which one */
-  uint64_t ticket_next, ticket_first;     /* each hand-out from a shelf takes one; the pool's first */
-  uint64_t unfenced_epoch;                /* of what was freed last; if that is still the present one, */
-  int64_t unfenced_left;                  /* so many bytes more may be freed in it, else fence_bytes; */
-  int64_t fence_bytes;                    /* more are worth a fence */
-  uint64_t generation;                    /* of the pool */
+  uint64_t ticket_next;                   /* each hand-out from a shelf takes one */
+  struct reuse *reuse;
+  uint64_t unfenced_epoch; /* of what was freed last; if that is still the present one, */
+  int64_t unfenced_left;   /* so many bytes more may be freed in it, else fence_bytes; */
+  int64_t fence_bytes;     /* more are worth a fence */
+  uint64_t ticket_first;   /* the pool's */
+  uint64_t default_id;     /* NO_DEFAULT_ID if the pool is none */
+  uint64_t generation;     /* of the pool */
   size_t alignment;
   size_t tight_bytes; /* so many on one shelf are not worth growth */
   struct magazine magazines[SLAB_CLASSES];
   struct owned owned[1 << OWNED_BITS]; /* all 0 while there is no pool, or shelves_off */
   struct shelf shelves[SHELVES];
   struct shelf bins[BINS];
+  struct kept no_ring;             /* of shelves that were never used */
   bool owns;                       /* or has, since there is a pool */
   bool binning;                    /* bins are for all blocks, not for small ones alone */
   size_t bin_calm_bytes;           /* of the small ones */
@@ -155,9 +163,6 @@ struct fronts {
 
 /* Stand in for batches that are not there: nothing to take, no room to push. */
 static struct batch none_ready = {.count = 0}, none_freed = {.count = SLAB_BATCH};
-
-/* The ring of a shelf that was never used; it has no room. */
-static struct kept no_kept;
 
 /* What is freed for immediate use waits for nothing. */
 static const _Atomic uint64_t no_epoch;
@@ -194,15 +199,11 @@ static struct front *front_find(const struct mam_pool *pool, uint64_t default_id
   return NULL;
 }
 
-static void ring_empty(struct shelf *shelf) {
-  shelf->oldest = shelf->next = shelf->ring;
-  shelf->count = 0;
-}
+static void ring_empty(struct shelf *shelf) { shelf->oldest = shelf->next = shelf->ring; }
 
-static void ring_set(struct shelf *shelf, struct kept *ring, unsigned room) {
+static void ring_set(struct shelf *shelf, struct kept *ring, unsigned places) {
   shelf->ring = ring;
-  shelf->end = ring + room;
-  shelf->room = room;
+  shelf->end = ring + places;
   ring_empty(shelf);
 }
 
@@ -214,6 +215,8 @@ static void magazine_init(struct magazine *magazine) {
   magazine->resting_count = 0;
 }
 
+static bool ring_is_none(const struct shelf *shelf) { return shelf->end - shelf->ring == 1; }
+
 /* All 0, and mostly not touched: a thread with few large blocks never pays for the pages of what it owns. */
 static struct front *front_new(void) {
   void *memory = calloc(1, sizeof(struct front) + _Alignof(struct front));
@@ -223,13 +226,14 @@ static struct front *front_new(void) {
   struct front *front = (struct front *)aligned;
   front->memory = memory;
   front->default_id = NO_DEFAULT_ID;
+  front->context_ends = NEVER_ENDS;
   front->last_places = front->owned;
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
     magazine_init(&front->magazines[i]);
   for (unsigned i = 0; i < SHELVES; i++)
-    ring_set(&front->shelves[i], &no_kept, 0);
+    ring_set(&front->shelves[i], &front->no_ring, 1);
   for (unsigned i = 0; i < BINS; i++)
-    ring_set(&front->bins[i], &no_kept, 0);
+    ring_set(&front->bins[i], &front->no_ring, 1);
   return front;
 }
 
@@ -266,7 +270,7 @@ static struct shelf *shelf_at(struct front *front, unsigned index) {
 static void front_free_memory(struct front *front) {
   struct shelf *shelf;
   for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
-    if (shelf->room > 0)
+    if (!ring_is_none(shelf))
       free(shelf->ring);
   free(front->memory);
 }
@@ -291,11 +295,12 @@ static void front_attach(struct front *front, struct mam_pool *pool) {
   front->generation = pool->generation;
   front->reuse = pool->reuse;
   front->default_id = pool->config.default_id != 0 ? pool->config.default_id : NO_DEFAULT_ID;
+  front->context_ends = NEVER_ENDS;
   front->alignment = pool->config.alignment;
   front->immediate = pool->config.reuse == MAM_REUSE_IMMEDIATE;
   front->epoch = front->immediate ? &no_epoch : &pool->reuse->epoch;
   front->shelves_off = !front->immediate && !reuse_passes_by_itself(pool->reuse);
-  front->last_size = 0;
+  front->last_size = NO_SIZE;
   front->unfenced_epoch = 0;
   front->unfenced_left = front->fence_bytes = (int64_t)fence_bytes(pool);
   front->ticket_first = front->ticket_next;
@@ -483,6 +488,19 @@ static inline bool small_claim(struct magazine *magazine, _Atomic uint8_t *live)
 
 static unsigned hash(uint64_t value, unsigned bits) { return (unsigned)((value * 0x9e3779b97f4a7c15u) >> (64 - bits)); }
 
+static inline struct kept *ring_after(const struct shelf *shelf, struct kept *kept) {
+  return kept + 1 == shelf->end ? shelf->ring : kept + 1;
+}
+
+static inline bool shelf_is_empty(const struct shelf *shelf) { return shelf->oldest == shelf->next; }
+
+static inline bool shelf_is_full(const struct shelf *shelf) { return ring_after(shelf, shelf->next) == shelf->oldest; }
+
+static unsigned shelf_count(const struct shelf *shelf) {
+  ptrdiff_t count = shelf->next - shelf->oldest;
+  return (unsigned)(count >= 0 ? count : count + (shelf->end - shelf->ring));
+}
+
 static bool shelf_is_for(const struct shelf *shelf, size_t bytes, const void *tag) {
   return shelf->tag == tag && (tag != NULL || shelf->bytes == bytes);
 }
@@ -494,7 +512,7 @@ static inline __attribute__((always_inline)) struct shelf *shelf_for(struct fron
   struct shelf *pair = &front->shelves[2 * hash(key, SHELF_BITS - 1)];
   if (__builtin_expect(shelf_is_for(&pair[0], bytes, tag), true))
     return &pair[0];
-  return shelf_is_for(&pair[1], bytes, tag) || pair[0].count > 0 ? &pair[1] : &pair[0];
+  return shelf_is_for(&pair[1], bytes, tag) || !shelf_is_empty(&pair[0]) ? &pair[1] : &pair[0];
 }
 
 /* The pair of places for a block. */
@@ -536,14 +554,9 @@ static inline void kept_prefetch(const struct kept *next) {
   __builtin_prefetch(next->places, 1);
 }
 
-static inline struct kept *ring_after(const struct shelf *shelf, struct kept *kept) {
-  return kept + 1 == shelf->end ? shelf->ring : kept + 1;
-}
-
 static struct kept *kept_take(struct shelf *shelf) {
   struct kept *kept = shelf->oldest;
   shelf->oldest = ring_after(shelf, kept);
-  shelf->count--;
   return kept;
 }
 
@@ -557,16 +570,14 @@ static inline __attribute__((always_inline)) uintptr_t shelf_hand_out(struct fro
   uintptr_t address = kept->address;
   uint64_t ticket = front->ticket_next;
   size_t requested_before = segment->as.used.requested_bytes;
-  kept_prefetch(next); /* first, so that it needs no register later */
   if (__builtin_expect(size != requested_before, false)) {
     front->numbers.requested_bytes += (int64_t)(size - requested_before);
     segment->as.used.requested_bytes = size;
   }
   segment->as.used.site = site;
   segment->as.used.tag = tag;
+  kept_prefetch(next);
   shelf->oldest = next;
-  shelf->count--;
-  shelf->in_the_way = 0;
   front->ticket_next = ticket + 2;
   /* release: the fields above, for a thread that frees the block through the pool; pairs with pool_free's exchange */
   atomic_store_explicit(&segment->ticket, ticket, memory_order_release);
@@ -582,7 +593,7 @@ static inline __attribute__((always_inline)) uintptr_t shelf_pop(struct front *f
   size_t bytes = (size + front->alignment - 1) & ~(front->alignment - 1);
   struct shelf *shelf = shelf_for(front, bytes, tag);
   struct kept *kept = shelf->oldest;
-  if (shelf->count == 0 || bytes < size || !shelf_is_for(shelf, bytes, tag) || !kept_fits(shelf, kept, bytes) ||
+  if (shelf_is_empty(shelf) || bytes < size || !shelf_is_for(shelf, bytes, tag) || !kept_fits(shelf, kept, bytes) ||
       kept->epoch > reuse_passed(front->reuse))
     return 0;
   return shelf_hand_out(front, shelf, kept, size, site, tag);
@@ -606,7 +617,7 @@ static unsigned bin_index_used(const struct front *front, size_t bytes) {
 }
 
 static bool bin_serves(const struct shelf *bin, size_t bytes) {
-  return bin->count > 0 && bin->oldest->segment->bytes >= bytes;
+  return !shelf_is_empty(bin) && bin->oldest->segment->bytes >= bytes;
 }
 
 /* The bin whose oldest block is large enough, and less than a quarter too large; NULL if there is none. */
@@ -633,13 +644,13 @@ static struct shelf *bin_with_room(struct front *front, size_t bytes) {
   if (index >= BINS)
     return NULL;
   struct shelf *bin = &front->bins[index];
-  bool room = bin->count < bin->room && bin->count < most && (bin->count == 0 || (bin->count + 1) * bytes <= BIN_BYTES);
-  return room ? bin : NULL;
+  unsigned count = shelf_count(bin);
+  return !shelf_is_full(bin) && count < most && (count == 0 || (count + 1) * bytes <= BIN_BYTES) ? bin : NULL;
 }
 
 /* How many bytes that is, is no matter: what is kept is collected where it is needed. */
 static bool shelf_has_room(const struct front *front, const struct shelf *shelf) {
-  return shelf->count < shelf->room && !front->shelves_off;
+  return !shelf_is_full(shelf) && !front->shelves_off;
 }
 
 static inline void ring_write(struct kept *kept, struct segment *segment, uintptr_t address, uint64_t epoch,
@@ -653,7 +664,6 @@ static inline void ring_write(struct kept *kept, struct segment *segment, uintpt
 static inline struct kept *shelf_end(struct shelf *shelf) {
   struct kept *kept = shelf->next;
   shelf->next = ring_after(shelf, kept);
-  shelf->count++;
   return kept;
 }
 
@@ -661,7 +671,7 @@ static inline struct kept *shelf_end(struct shelf *shelf) {
 static unsigned shelf_clear(struct shelf *shelf, uint64_t passed, struct segment **segments, uint64_t *epoch,
                             unsigned most) {
   unsigned count = 0;
-  for (; shelf->count > 0 && count < most && shelf->oldest->epoch <= passed; count++) {
+  for (; !shelf_is_empty(shelf) && count < most && shelf->oldest->epoch <= passed; count++) {
     const struct kept *kept = kept_take(shelf);
     segments[count] = kept->segment;
     *epoch = kept->epoch > *epoch ? kept->epoch : *epoch;
@@ -799,14 +809,15 @@ static inline __attribute__((always_inline)) cudaError_t free_end(uintptr_t addr
  * the pool.  If much was freed, a fence now tells it from what runs later.  The thread is inside, and leaves, here and
  * in all that follow. */
 static __attribute__((noinline)) cudaError_t free_large_elsewhere(uintptr_t address, front_free_rest *rest,
-                                                                  struct front *front, struct segment *segment,
-                                                                  uint64_t epoch, struct owned *places) {
+                                                                  struct front *front, const struct kept *freed_one) {
+  struct segment *segment = freed_one->segment;
+  uint64_t epoch = freed_one->epoch;
   struct kept *kept = place_elsewhere(front, segment->bytes, segment->as.used.tag);
   struct mam_pool *pool = front->pool;
   uint64_t generation = front->generation;
   bool fence = front->unfenced_left < 0;
   if (kept != NULL)
-    ring_write(kept, segment, address, epoch, places);
+    *kept = *freed_one;
   if (fence)
     front->unfenced_left = front->fence_bytes;
   enum front_freed freed = freed_count(front);
@@ -829,8 +840,7 @@ static __attribute__((noinline)) cudaError_t free_large_not(uintptr_t address, f
 /* Whether a block that was from the shelf may go there again.  One with a tag may also go where its size is kept, if
  * that is what the shelf became. */
 static inline bool shelf_takes(const struct shelf *shelf, const struct segment *segment, size_t bytes) {
-  bool is_for = __builtin_expect(shelf->bytes == bytes, true) || shelf_is_for(shelf, bytes, segment->as.used.tag);
-  return is_for && shelf->count < shelf->room;
+  return __builtin_expect(shelf->bytes == bytes, true) || shelf_is_for(shelf, bytes, segment->as.used.tag);
 }
 
 /* Counts what is freed in an epoch.  False if that is too much to go on without a fence. */
@@ -844,15 +854,9 @@ static inline bool unfenced_add(struct front *front, size_t bytes, uint64_t epoc
 }
 
 /* A block that the thread owns is freed and kept.  Without fences, which frees would wait for, none is. */
-static inline __attribute__((always_inline)) cudaError_t free_large(uintptr_t address, front_free_rest *rest,
-                                                                    struct front *front) {
-  struct owned *places = front->last_places, *owned = places;
-  if (__builtin_expect(places->address != address, false)) { /* not freed right after its allocation */
-    places = owned_pair(front, address);
-    owned = owned_find(places, address);
-    if (owned == NULL)
-      return free_large_not(address, rest, front);
-  }
+static inline __attribute__((always_inline)) cudaError_t free_large_at(uintptr_t address, front_free_rest *rest,
+                                                                       struct front *front, struct owned *places,
+                                                                       struct owned *owned) {
   struct segment *segment = owned->segment;
   struct shelf *shelf = owned->shelf;
   uint64_t ticket = owned->ticket, epoch = stamp(front);
@@ -863,25 +867,38 @@ static inline __attribute__((always_inline)) cudaError_t free_large(uintptr_t ad
                                                memory_order_relaxed))
     return free_large_not(address, rest, front);
   size_t bytes = segment->bytes; /* from here on the segment is this thread's */
+  struct kept *kept = shelf->next;
+  ring_write(kept, segment, address, epoch, places); /* there is always a place for one; it may not count */
   if (__builtin_expect(!unfenced_add(front, bytes, epoch) || !shelf_takes(shelf, segment, bytes), false))
-    return free_large_elsewhere(address, rest, front, segment, epoch, places);
-  ring_write(shelf_end(shelf), segment, address, epoch, places);
+    return free_large_elsewhere(address, rest, front, kept);
+  struct kept *next = ring_after(shelf, kept);
+  if (__builtin_expect(next == shelf->oldest, false))
+    return free_large_elsewhere(address, rest, front, kept);
+  shelf->next = next;
   enum front_freed freed = freed_count(front);
   biased_leave(&front->lock);
   return free_end(address, rest, freed);
+}
+
+/* Not freed right after its allocation. */
+static __attribute__((noinline)) cudaError_t free_large_later(uintptr_t address, front_free_rest *rest,
+                                                              struct front *front) {
+  struct owned *places = owned_pair(front, address), *owned = owned_find(places, address);
+  return owned != NULL ? free_large_at(address, rest, front, places, owned) : free_large_not(address, rest, front);
+}
+
+static inline __attribute__((always_inline)) cudaError_t free_large(uintptr_t address, front_free_rest *rest,
+                                                                    struct front *front) {
+  struct owned *places = front->last_places;
+  if (__builtin_expect(places->address != address, false))
+    return free_large_later(address, rest, front);
+  return free_large_at(address, rest, front, places, places);
 }
 
 /* The thread may be inside. */
 static __attribute__((noinline)) cudaError_t free_large_anew(uintptr_t address, front_free_rest *rest,
                                                              struct front *front) {
   biased_enter(&front->lock);
-  return free_large(address, rest, front);
-}
-
-static __attribute__((noinline)) cudaError_t free_quick_large(uintptr_t address, front_free_rest *rest,
-                                                              struct front *front) {
-  if (!biased_try(&front->lock))
-    return free_large_anew(address, rest, front);
   return free_large(address, rest, front);
 }
 
@@ -896,11 +913,10 @@ cudaError_t front_free_quick(uintptr_t address, front_free_rest *rest) {
   if (__builtin_expect(front == NULL, false))
     return rest(address, FRONT_FREED_NOT);
   /* Mostly a large block: their pages lie far apart, and asking the map about each costs more than all the rest. */
-  if (address % SLAB_BYTES == 0)
-    return free_quick_large(address, rest, front);
-  struct slab *slab = page_map_find(address);
+  struct slab *slab = address % SLAB_BYTES != 0 ? page_map_find(address) : NULL;
   if (slab == NULL)
-    return free_quick_large(address, rest, front);
+    return __builtin_expect(biased_try(&front->lock), true) ? free_large(address, rest, front)
+                                                            : free_large_anew(address, rest, front);
   enum front_freed freed = FRONT_FREED_NO_ROOM;
   if (__builtin_expect(biased_try(&front->lock), true))
     freed = free_small(front, slab, address, true);
@@ -1047,7 +1063,7 @@ static void shelf_return(struct front *front, struct shelf *shelf, unsigned most
 static void shelf_drop_misfit(struct front *front, size_t bytes, const void *tag) {
   biased_enter(&front->lock);
   struct shelf *shelf = shelf_for(front, bytes, tag);
-  bool misfit = shelf->count > 0 && shelf_is_for(shelf, bytes, tag) && !kept_fits(shelf, shelf->oldest, bytes);
+  bool misfit = !shelf_is_empty(shelf) && shelf_is_for(shelf, bytes, tag) && !kept_fits(shelf, shelf->oldest, bytes);
   biased_leave(&front->lock);
   if (misfit)
     shelf_return(front, shelf, 1);
@@ -1080,7 +1096,8 @@ struct miss {
 
 /* Whether so many blocks of the size are kept that the pool is not to grow for more, as a fence serves many. */
 static bool shelf_has_enough(const struct front *front, const struct shelf *shelf, size_t bytes) {
-  return shelf->count >= TIGHT_ENOUGH && shelf->count * bytes > front->tight_bytes;
+  unsigned count = shelf_count(shelf);
+  return count >= TIGHT_ENOUGH && count * bytes > front->tight_bytes;
 }
 
 /* The thread is inside, here and in the next. */
@@ -1089,7 +1106,7 @@ static void large_miss(struct front *front, size_t size, const void *tag, struct
   unsigned index = tag == NULL ? bin_index_used(front, bytes) : BINS;
   struct shelf *shelf = shelf_for(front, bytes, tag);
   const struct kept *kept = shelf->oldest;
-  bool does = shelf->count > 0 && shelf_is_for(shelf, bytes, tag) && kept_fits(shelf, kept, bytes);
+  bool does = !shelf_is_empty(shelf) && shelf_is_for(shelf, bytes, tag) && kept_fits(shelf, kept, bytes);
   miss->pool = front->pool;
   miss->generation = front->generation;
   miss->shelf = shelf;
@@ -1099,7 +1116,7 @@ static void large_miss(struct front *front, size_t size, const void *tag, struct
   miss->enough = miss->full || shelf_has_enough(front, shelf, bytes);
   const struct shelf *bin = tag == NULL ? bin_serving(front, bytes) : NULL;
   miss->binning = front->binning;
-  miss->bin_epoch = bin != NULL && bin->count >= BIN_FENCED ? bin->oldest->epoch : 0;
+  miss->bin_epoch = bin != NULL && shelf_count(bin) >= BIN_FENCED ? bin->oldest->epoch : 0;
   miss->passed_count = limbo_drain(front, miss->passed, &miss->fence);
 }
 
@@ -1110,12 +1127,15 @@ static struct shelf *shelf_claim(struct front *front, size_t bytes, const void *
   struct shelf *shelf = shelf_for(front, bytes, tag);
   if (shelf_is_for(shelf, bytes, tag))
     return NULL;
-  if (shelf->count > 0)
-    return ++shelf->in_the_way >= SHELF_PATIENCE ? shelf : NULL;
+  if (!shelf_is_empty(shelf)) {
+    shelf->in_the_way = shelf->stood == shelf->oldest ? shelf->in_the_way + 1 : 1;
+    shelf->stood = shelf->oldest;
+    return shelf->in_the_way >= SHELF_PATIENCE ? shelf : NULL;
+  }
   shelf->bytes = tag == NULL ? bytes : 0;
   shelf->tag = tag;
-  shelf->in_the_way = 0;
-  front->last_size = 0; /* it may have been this one's */
+  shelf->stood = NULL;
+  front->last_size = NO_SIZE; /* it may have been this one's */
   return NULL;
 }
 
@@ -1144,11 +1164,11 @@ static size_t growth_bytes(const struct miss *miss, size_t size) {
 /* Room for what is freed of the size of a miss.  Without host memory there is none, and it goes to limbo.  Rings are
  * the owner's to make, while it is not inside: nobody else looks at one without blocks. */
 static void shelf_make_room(struct front *front, struct shelf *shelf, unsigned blocks) {
-  struct kept *ring = shelf->room == 0 && !front->shelves_off ? calloc(blocks, sizeof *ring) : NULL;
+  struct kept *ring = ring_is_none(shelf) && !front->shelves_off ? calloc(blocks + 1, sizeof *ring) : NULL;
   if (ring == NULL)
     return;
   biased_enter(&front->lock);
-  ring_set(shelf, ring, blocks);
+  ring_set(shelf, ring, blocks + 1);
   biased_leave(&front->lock);
 }
 
@@ -1352,13 +1372,13 @@ static cudaError_t front_malloc_missed(struct front *front, const struct front_r
   return error;
 }
 
-/* The thread may be inside. */
+/* The thread may be inside, here and in the next. */
 static __attribute__((noinline)) cudaError_t malloc_quick_anew(void **ptr, size_t size, const void *site,
                                                                uint64_t default_id, front_malloc_rest *rest) {
   struct front *front = mine;
   uintptr_t address = 0;
   biased_enter(&front->lock);
-  if (front->default_id == default_id && (address = front_pop(front, size, site, NULL)) != 0)
+  if (size > 0 && front->default_id == default_id && (address = front_pop(front, size, site, NULL)) != 0)
     front->numbers.live++;
   biased_leave(&front->lock);
   if (address == 0)
@@ -1367,20 +1387,36 @@ static __attribute__((noinline)) cudaError_t malloc_quick_anew(void **ptr, size_
   return cudaSuccess;
 }
 
+/* Whether the front is of the default pool of the context that has the handle now. */
+static inline bool front_is_of(const struct front *front, CUcontext context) {
+  return front->context == context && front->context_ends == context_ends();
+}
+
+/* As it seems, the front is of another context, or its thread is not alone. */
+static __attribute__((noinline)) cudaError_t malloc_quick_doubt(void **ptr, size_t size, const void *site,
+                                                                front_malloc_rest *rest, CUcontext context) {
+  struct front *front = mine;
+  biased_enter(&front->lock);
+  uint64_t default_id = front_is_of(front, context) ? front->default_id : 0;
+  biased_leave(&front->lock);
+  return default_id != 0 ? malloc_quick_anew(ptr, size, site, default_id, rest) : rest(ptr, size, site, 0);
+}
+
 /* The epoch that the shelf of a size waits for, if the block that does may as well be asked for at once; else 0. */
 static uint64_t size_waits_for(struct front *front, size_t size) {
   size_t bytes = (size + front->alignment - 1) & ~(front->alignment - 1);
   const struct shelf *shelf = shelf_for(front, bytes, NULL);
-  if (shelf->count == 0 || !shelf_is_for(shelf, bytes, NULL))
+  if (shelf_is_empty(shelf) || !shelf_is_for(shelf, bytes, NULL))
     return 0;
   bool asks = !shelf_has_room(front, shelf) || shelf_has_enough(front, shelf, bytes);
   return asks ? shelf->oldest->epoch : 0;
 }
 
-/* The thread is inside, and leaves, here and in the next. */
+/* The thread is inside, and leaves, here and in the next two. */
 static __attribute__((noinline)) cudaError_t malloc_quick_other(void **ptr, size_t size, const void *site,
-                                                                uint64_t default_id, front_malloc_rest *rest) {
+                                                                front_malloc_rest *rest) {
   struct front *front = mine;
+  uint64_t default_id = front->default_id;
   uintptr_t address = shelf_pop(front, size, site, NULL);
   if (address != 0) {
     front->last_size = size;
@@ -1400,14 +1436,13 @@ static __attribute__((noinline)) cudaError_t malloc_quick_other(void **ptr, size
   return cudaSuccess;
 }
 
-/* A block from the magazine, if it has one ready.  The thread is inside. */
+/* A block from the magazine, if it has one ready. */
 static inline __attribute__((always_inline)) cudaError_t malloc_quick_class(void **ptr, size_t size, const void *site,
-                                                                            uint64_t default_id,
                                                                             front_malloc_rest *rest,
                                                                             struct front *front, unsigned class) {
   struct magazine *magazine = &front->magazines[class];
   if (__builtin_expect(magazine->ready->count == 0, false))
-    return malloc_quick_anew(ptr, size, site, default_id, rest);
+    return malloc_quick_anew(ptr, size, site, front->default_id, rest);
   uintptr_t address = ready_pop(magazine, class, size);
   front->numbers.live++;
   biased_leave(&front->lock);
@@ -1415,20 +1450,23 @@ static inline __attribute__((always_inline)) cudaError_t malloc_quick_class(void
   return cudaSuccess;
 }
 
-/* More than SLAB_FINE_BYTES.  Mostly the size is the same as the last time: its shelf need not be looked for. */
+/* More than SLAB_FINE_BYTES, or nothing. */
 static __attribute__((noinline)) cudaError_t malloc_quick_large(void **ptr, size_t size, const void *site,
-                                                                uint64_t default_id, front_malloc_rest *rest,
-                                                                struct front *front) {
-  if (size <= SLAB_BLOCK_MOST_BYTES)
-    return malloc_quick_class(ptr, size, site, default_id, rest, front, slab_class(size));
-  if (__builtin_expect(size != front->last_size, false))
-    return malloc_quick_other(ptr, size, site, default_id, rest);
+                                                                front_malloc_rest *rest, struct front *front) {
+  if (size - 1 < SLAB_BLOCK_MOST_BYTES)
+    return malloc_quick_class(ptr, size, site, rest, front, slab_class(size));
+  return malloc_quick_other(ptr, size, site, rest);
+}
+
+/* As large as the last one, whose shelf need not be looked for. */
+static inline __attribute__((always_inline)) cudaError_t
+malloc_quick_last(void **ptr, size_t size, const void *site, front_malloc_rest *rest, struct front *front) {
   struct shelf *shelf = front->last_shelf;
   struct kept *kept = shelf->oldest;
-  if (__builtin_expect(shelf->count == 0 || kept->epoch > reuse_passed(front->reuse) ||
+  if (__builtin_expect(shelf_is_empty(shelf) || kept->epoch > reuse_passed(front->reuse) ||
                            kept->segment->as.used.requested_bytes != size,
                        false))
-    return malloc_quick_other(ptr, size, site, default_id, rest);
+    return malloc_quick_other(ptr, size, site, rest);
   uintptr_t address = shelf_hand_out(front, shelf, kept, size, site, NULL);
   front->numbers.live++;
   biased_leave(&front->lock);
@@ -1436,16 +1474,39 @@ static __attribute__((noinline)) cudaError_t malloc_quick_large(void **ptr, size
   return cudaSuccess;
 }
 
-cudaError_t front_malloc_quick(void **ptr, size_t size, const void *site, uint64_t default_id,
-                               front_malloc_rest *rest) {
+cudaError_t front_malloc_quick(void **ptr, size_t size, const void *site, front_malloc_rest *rest, CUcontext context) {
   struct front *front = mine;
   if (__builtin_expect(front == NULL, false))
-    return rest(ptr, size, site, default_id);
-  if (__builtin_expect(!biased_try(&front->lock) || front->default_id != default_id, false))
-    return malloc_quick_anew(ptr, size, site, default_id, rest);
-  if (size > SLAB_FINE_BYTES)
-    return malloc_quick_large(ptr, size, site, default_id, rest, front);
-  return malloc_quick_class(ptr, size, site, default_id, rest, front, slab_class(size));
+    return rest(ptr, size, site, 0);
+  if (__builtin_expect(!biased_try(&front->lock) || !front_is_of(front, context), false))
+    return malloc_quick_doubt(ptr, size, site, rest, context);
+  if (size - 1 < SLAB_FINE_BYTES)
+    return malloc_quick_class(ptr, size, site, rest, front, slab_class(size));
+  if (size == front->last_size)
+    return malloc_quick_last(ptr, size, site, rest, front);
+  return malloc_quick_large(ptr, size, site, rest, front);
+}
+
+uint64_t front_default_id(CUcontext context) {
+  struct front *front = mine;
+  if (front == NULL)
+    return 0;
+  biased_enter(&front->lock);
+  uint64_t default_id = front_is_of(front, context) ? front->default_id : 0;
+  biased_leave(&front->lock);
+  return default_id;
+}
+
+void front_remember(uint64_t default_id, CUcontext context, uint64_t ends) {
+  struct front *front = mine;
+  if (front == NULL)
+    return;
+  biased_enter(&front->lock);
+  if (front->default_id == default_id) {
+    front->context = context;
+    front->context_ends = ends;
+  }
+  biased_leave(&front->lock);
 }
 
 cudaError_t front_malloc(const struct front_request *request, uintptr_t *address) {
@@ -1870,6 +1931,7 @@ static void front_detach(struct front *front) {
   front->binning = false;
   front->pool = NULL;
   front->default_id = NO_DEFAULT_ID;
+  front->context_ends = NEVER_ENDS;
 }
 
 static void fronts_close(struct mam_pool *pool) {
@@ -1896,8 +1958,10 @@ bool front_retire(struct mam_pool *pool, uint64_t default_id, bool only_if_empty
   all_freeze(pool);
   bool retired = pool_retire(pool, default_id, true);
   if (retired) /* a front that went on could hand out a block of it */
-    for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool)
+    for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool) {
       front->default_id = NO_DEFAULT_ID;
+      front->context_ends = NEVER_ENDS;
+    }
   all_thaw(pool);
   return retired;
 }
@@ -1917,7 +1981,7 @@ static void front_add_kept(struct front *front, struct pool_front_sum *sum) {
   const struct shelf *shelf;
   for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++) {
     struct kept *kept = shelf->oldest;
-    for (unsigned j = 0; j < shelf->count; j++, kept = ring_after(shelf, kept))
+    for (; kept != shelf->next; kept = ring_after(shelf, kept))
       kept_add(kept, passed, sum);
   }
   for (unsigned j = 0; j < front->limbo_count; j++)
@@ -1939,7 +2003,7 @@ static size_t front_host_bytes(struct front *front) {
   size_t bytes = sizeof *front;
   const struct shelf *shelf;
   for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
-    bytes += shelf->room * sizeof *shelf->ring;
+    bytes += ring_is_none(shelf) ? 0 : (size_t)(shelf->end - shelf->ring) * sizeof *shelf->ring;
   return bytes;
 }
 
