@@ -7,6 +7,7 @@
 
 #include "biased.h"
 #include "chunk_map.h"
+#include "claim.h"
 #include "error.h"
 #include "slab.h"
 
@@ -92,9 +93,9 @@ struct shelf {
 
 /* A large block that the thread allocated and has not freed, as far as it knows. */
 struct owned {
-  uintptr_t address; /* 0: none */
+  uintptr_t address;
   struct segment *segment;
-  uint64_t ticket;     /* the segment has another one if the block was freed elsewhere */
+  uint64_t ticket;     /* 0: it has freed it; the segment has another one if somebody else did */
   struct shelf *shelf; /* where it may go to when it is freed */
 };
 
@@ -109,6 +110,7 @@ struct front {
   /* What every quick allocation and free looks at is on one cache line, what those of large blocks do on the next. */
   _Alignas(64) struct biased lock; /* for everything below but what says otherwise */
   bool immediate, shelves_off;     /* without fences, what is kept would never be known to have passed */
+  bool alone;                      /* no other thread claims blocks of the pool (claim.h) */
   struct mam_pool *pool;           /* NULL: of a pool that ended, free for another */
   CUcontext context;               /* whose default pool it is, */
   uint64_t context_ends;           /* as long as so many watched contexts have ended; NEVER_ENDS: not known */
@@ -156,6 +158,7 @@ enum { DEPOT_LOCKS = 4 };
 struct fronts {
   pthread_mutex_t lock; /* of the list */
   struct front *first;
+  bool shared;                /* some thread had no memory for a front: none is ever alone again */
   struct pool_front_sum gone; /* the numbers of threads that ended */
   pthread_mutex_t depot_locks[DEPOT_LOCKS];
   struct depot depots[SLAB_CLASSES];
@@ -297,6 +300,7 @@ static void front_attach(struct front *front, struct mam_pool *pool) {
   front->default_id = pool->config.default_id != 0 ? pool->config.default_id : NO_DEFAULT_ID;
   front->context_ends = NEVER_ENDS;
   front->alignment = pool->config.alignment;
+  front->alone = pool->fronts->first == NULL && !pool->fronts->shared;
   front->immediate = pool->config.reuse == MAM_REUSE_IMMEDIATE;
   front->epoch = front->immediate ? &no_epoch : &pool->reuse->epoch;
   front->shelves_off = !front->immediate && !reuse_passes_by_itself(pool->reuse);
@@ -313,15 +317,31 @@ static void front_attach(struct front *front, struct mam_pool *pool) {
     magazine_init(&front->magazines[i]);
 }
 
+/* Another thread is about to use the pool: from here on, no front is alone.  The fronts' lock is held. */
+static void fronts_share_locked(struct fronts *fronts) {
+  struct front *front = fronts->first; /* of several, none is alone any more */
+  if (front == NULL || !front->alone)
+    return;
+  biased_other_want(&front->lock);
+  biased_barrier();
+  biased_other_await(&front->lock);
+  front->alone = false;
+  biased_other_leave(&front->lock);
+}
+
 /* The thread's front for a pool that it is a user of, made if there is none. */
 static struct front *front_make(struct mam_pool *pool) {
   struct front *front = front_find(pool, 0);
   if (front != NULL)
     return front;
   front = front_spare();
-  if (front == NULL)
-    return NULL;
   pthread_mutex_lock(&pool->fronts->lock);
+  fronts_share_locked(pool->fronts);
+  if (front == NULL) { /* the thread frees without one */
+    pool->fronts->shared = true;
+    pthread_mutex_unlock(&pool->fronts->lock);
+    return NULL;
+  }
   biased_init(&front->lock); /* nobody else knows of it; see biased_owner_fences */
   front_attach(front, pool);
   if (pool->fronts->first != NULL)
@@ -475,9 +495,8 @@ static uintptr_t small_pop(struct front *front, unsigned class, size_t size) {
 }
 
 /* Takes a block out of the program's hands.  False if it was not there. */
-static inline bool small_claim(struct magazine *magazine, _Atomic uint8_t *live) {
-  /* acq_rel: of two frees of one block one finds 0; the block's last use is before whoever takes it next */
-  uint8_t code = atomic_exchange_explicit(live, 0, memory_order_acq_rel);
+static inline bool small_claim(const struct front *front, struct magazine *magazine, _Atomic uint8_t *live) {
+  uint8_t code = claim_live(front->alone, live);
   if (code == 0)
     return false;
   magazine->codes -= code;
@@ -520,9 +539,13 @@ static inline struct owned *owned_pair(struct front *front, uintptr_t address) {
   return &front->owned[2 * hash(address / POOL_ALIGNMENT_LEAST_BYTES, OWNED_BITS - 1)];
 }
 
+static inline bool owned_is(const struct owned *owned, uintptr_t address) {
+  return owned->address == address && owned->ticket != 0;
+}
+
 /* NULL if the thread does not know the block. */
 static inline struct owned *owned_find(struct owned *pair, uintptr_t address) {
-  return pair[0].address == address ? &pair[0] : pair[1].address == address ? &pair[1] : NULL;
+  return owned_is(&pair[0], address) ? &pair[0] : owned_is(&pair[1], address) ? &pair[1] : NULL;
 }
 
 static inline void owned_write(struct owned *owned, uintptr_t address, struct segment *segment, uint64_t ticket,
@@ -536,10 +559,17 @@ static inline void owned_write(struct owned *owned, uintptr_t address, struct se
 /* Where both places are taken, the second one's block is forgotten, and will be freed through the pool. */
 static inline void owned_remember(struct owned *pair, uintptr_t address, struct segment *segment, uint64_t ticket,
                                   struct shelf *shelf) {
-  if (__builtin_expect(pair->address == 0 || pair->address == address, true))
-    owned_write(pair, address, segment, ticket, shelf);
+  bool first = pair->ticket == 0 || pair->address == address;
+  owned_write(first ? pair : pair + 1, address, segment, ticket, shelf);
+}
+
+/* The same for a block that was remembered before, mostly there and with nothing changed but the ticket. */
+static inline void owned_again(struct owned *pair, uintptr_t address, struct segment *segment, uint64_t ticket,
+                               struct shelf *shelf) {
+  if (__builtin_expect(pair->address == address && pair->segment == segment && pair->shelf == shelf, true))
+    pair->ticket = ticket;
   else
-    owned_write(pair + 1, address, segment, ticket, shelf);
+    owned_remember(pair, address, segment, ticket, shelf);
 }
 
 /* Seed 002: a block is taken back if it is neither too small nor more than twice as large.  By size it fits exactly. */
@@ -581,7 +611,7 @@ static inline __attribute__((always_inline)) uintptr_t shelf_hand_out(struct fro
   front->ticket_next = ticket + 2;
   /* release: the fields above, for a thread that frees the block through the pool; pairs with pool_free's exchange */
   atomic_store_explicit(&segment->ticket, ticket, memory_order_release);
-  owned_remember(places, address, segment, ticket, shelf);
+  owned_again(places, address, segment, ticket, shelf);
   front->last_places = places;
   if (tag != NULL)
     front->numbers.tag_hits++;
@@ -770,7 +800,7 @@ static inline __attribute__((always_inline)) enum front_freed free_small(struct 
   if (__builtin_expect(to->count >= SLAB_BATCH || (quick && front->immediate), false))
     return FRONT_FREED_NO_ROOM;
   _Atomic uint8_t *live = slab_live(slab, index);
-  if (!small_claim(magazine, live))
+  if (!small_claim(front, magazine, live))
     return FRONT_FREED_NOT;
   if (!quick && front->immediate)
     to = magazine_free_at_once(magazine);
@@ -860,11 +890,8 @@ static inline __attribute__((always_inline)) cudaError_t free_large_at(uintptr_t
   struct segment *segment = owned->segment;
   struct shelf *shelf = owned->shelf;
   uint64_t ticket = owned->ticket, epoch = stamp(front);
-  owned->address = 0;
-  /* acq_rel: of two frees one finds the ticket; the block's last use is before whoever gets it next.  relaxed on
-   * failure: the block is not this one any more, and pool_free will say so. */
-  if (!atomic_compare_exchange_strong_explicit(&segment->ticket, &ticket, ticket + 1, memory_order_acq_rel,
-                                               memory_order_relaxed))
+  owned->ticket = 0;
+  if (!claim_ticket(front->alone, &segment->ticket, ticket)) /* pool_free will say so */
     return free_large_not(address, rest, front);
   size_t bytes = segment->bytes; /* from here on the segment is this thread's */
   struct kept *kept = shelf->next;
@@ -890,7 +917,7 @@ static __attribute__((noinline)) cudaError_t free_large_later(uintptr_t address,
 static inline __attribute__((always_inline)) cudaError_t free_large(uintptr_t address, front_free_rest *rest,
                                                                     struct front *front) {
   struct owned *places = front->last_places;
-  if (__builtin_expect(places->address != address, false))
+  if (__builtin_expect(!owned_is(places, address), false))
     return free_large_later(address, rest, front);
   return free_large_at(address, rest, front, places, places);
 }
@@ -1547,12 +1574,19 @@ static cudaError_t slab_free_refused(const struct slab *slab, uintptr_t address)
   return pool_refuse_free(address, slab_index(slab, address) != UINT32_MAX);
 }
 
+/* A free of a block of a pool that the thread got no front for, or could not enter. */
+static cudaError_t free_without(uintptr_t address, cudaError_t error) {
+  if (error == cudaErrorMemoryAllocation) /* see front_make */
+    return pool_free((void *)address, NULL);
+  return error == cudaErrorInitializationError ? error : pool_refuse_free(address, false); /* it has ended */
+}
+
 static cudaError_t small_free_slowly(struct front *front, struct mam_pool *pool, struct slab *slab, uintptr_t address,
                                      enum front_freed *freed) {
   cudaError_t error = pool_enter(pool, POOL_ANY_ID);
   if (error != cudaSuccess)
-    return pool_free((void *)address, NULL); /* as in front_free */
-  if (!front_attached(front, pool)) {        /* the pool ended, and the block with it */
+    return free_without(address, error);
+  if (!front_attached(front, pool)) { /* the pool ended, and the block with it */
     pool_exit(pool);
     return pool_refuse_free(address, false);
   }
@@ -1604,7 +1638,7 @@ cudaError_t front_free(uintptr_t address, struct pool_emptied *emptied) {
     return pool_refuse_free(address, false);
   cudaError_t error = front_get(pool, POOL_ANY_ID, &front);
   if (error != cudaSuccess)
-    return pool_free((void *)address, NULL); /* which knows what to answer of a pool that is closed, lost or forked */
+    return free_without(address, error);
   freed = slab != NULL ? free_small_anew(front, slab, address)
                        : (enum front_freed)free_large_anew(address, freed_tell, front);
   if (freed > FRONT_FREED_ZERO)
@@ -1621,14 +1655,14 @@ static cudaError_t small_free_alone(struct front *front, struct mam_pool *pool, 
   uint32_t index = slab_index(slab, address);
   cudaError_t error = pool_enter(pool, POOL_ANY_ID);
   if (error != cudaSuccess)
-    return pool_free((void *)address, NULL); /* as in front_free */
+    return free_without(address, error);
   struct depot *depot = &pool->fronts->depots[slab_class_of(slab)];
   struct batch *batch = slab_shell_take(depot);
   if (batch == NULL)
     error = error_set(cudaErrorMemoryAllocation, "no host memory to free %p", (void *)address);
   biased_enter(&front->lock);
   bool claimed = error == cudaSuccess && index != UINT32_MAX &&
-                 small_claim(&front->magazines[slab_class_of(slab)], slab_live(slab, index));
+                 small_claim(front, &front->magazines[slab_class_of(slab)], slab_live(slab, index));
   if (claimed)
     front->magazines[slab_class_of(slab)].rested++;
   biased_leave(&front->lock);
@@ -1653,7 +1687,7 @@ cudaError_t front_free_reuse(uintptr_t address, MAM_Reuse reuse, uint64_t stream
     return pool_refuse_free(address, false);
   cudaError_t error = front_get(pool, POOL_ANY_ID, &front);
   if (error != cudaSuccess)
-    return pool_free((void *)address, NULL);
+    return free_without(address, error);
   if (slab != NULL)
     error = small_free_alone(front, pool, slab, address, reuse == MAM_REUSE_IMMEDIATE);
   else

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* Included by the build before everything else in the copy of biased.c and biased.h that biased_test explores: each of
- * their accesses, the barrier and the yield go through the test, with the order that the code asks for. */
+/* Included by the build before everything else in the copy of biased.c, biased.h and claim.h that biased_test explores:
+ * each of their accesses, the barrier and the yield go through the test, with the order that the code asks for. */
 #ifndef MAM_TESTS_BIASED_STEP_H
 #define MAM_TESTS_BIASED_STEP_H
 
@@ -12,7 +12,7 @@
 
 unsigned char biased_test_load(const volatile void *flag, memory_order order);
 void biased_test_store(volatile void *flag, unsigned char value, memory_order order);
-bool biased_test_exchange(volatile void *flag, unsigned char value, memory_order order);
+unsigned char biased_test_exchange(volatile void *flag, unsigned char value, memory_order order);
 long biased_test_syscall(long number, ...);
 int biased_test_yield(void);
 

@@ -7,17 +7,21 @@
  * stop before each access.  The buffers drain as two more threads.  A state is the memory, the buffers and what each
  * thread has read so far, which says where it stands.  The lock protects a counter that both add to, by a load and a
  * store.
+ *
+ * And claims (claim.h): the owner, alone at first, frees a block twice while the other thread, for whom it is alone no
+ * more, frees it too.
  */
 #include <linux/membarrier.h>
 #include <string.h>
 
 #include "biased.h"
 #include "biased_step.h"
+#include "claim.h"
 #include "interleave.h"
 #include "run_suite.h"
 
 enum { OWNER, OTHER, THREADS, DRAIN_OWNER = THREADS, DRAIN_OTHER, ACTORS };
-enum { INSIDE, WANTED, COUNTER, CELLS };
+enum { INSIDE, WANTED, COUNTER, ALONE, LIVE, CELLS };
 enum { BUFFER = 16, TURNS = 2 };
 
 /* What is left out of the code, to see that the search would tell. */
@@ -30,6 +34,8 @@ struct variant {
   bool no_leave_release; /* the owner's leave overtakes the stores before it */
   bool want_relaxed;     /* the other thread's first store may stay in its buffer */
   bool exchange_relaxed; /* and so may the owner's */
+  bool claims;           /* not a counter, but claims of a block */
+  bool still_alone;      /* the other thread claims while the owner takes itself for alone */
 };
 
 struct store {
@@ -46,7 +52,7 @@ static uint64_t histories[THREADS]; /* of what the thread read, as a number */
 static unsigned changes;            /* of the memory, so far */
 static bool waits[THREADS];         /* for a change since */
 static unsigned waits_since[THREADS];
-static unsigned inside_count;
+static unsigned inside_count, claimed;
 static const char *fault;
 
 /* ---- A machine with total store order ---- */
@@ -96,11 +102,23 @@ static void machine_store(int cell, unsigned value, bool drained) {
     drain_all(coroutine_running);
 }
 
-static int cell_of(const volatile void *flag) { return flag == &lock.inside ? INSIDE : WANTED; }
+/* Reads and writes at once, after all stores before it. */
+static unsigned machine_exchange(int cell, unsigned value) {
+  coroutine_yield();
+  drain_all(coroutine_running);
+  unsigned before = memory[cell];
+  write_memory((struct store){cell, value});
+  remember(before);
+  return before;
+}
+
+static _Atomic uint8_t live;
+
+static int cell_of(const volatile void *flag) { return flag == &lock.inside ? INSIDE : flag == &live ? LIVE : WANTED; }
 
 unsigned char biased_test_load(const volatile void *flag, memory_order order) {
   (void)order; /* every load is an acquire on such a machine */
-  if (variant->no_second_look && coroutine_running == OWNER)
+  if (variant->no_second_look && coroutine_running == OWNER && flag != &live)
     return 0;
   return (unsigned char)machine_load(cell_of(flag));
 }
@@ -113,9 +131,11 @@ void biased_test_store(volatile void *flag, unsigned char value, memory_order or
     drain_one(OWNER, buffered[OWNER] - 1); /* stores to one cell stay in order */
 }
 
-bool biased_test_exchange(volatile void *flag, unsigned char value, memory_order order) {
+unsigned char biased_test_exchange(volatile void *flag, unsigned char value, memory_order order) {
+  if (flag == &live)
+    return (unsigned char)machine_exchange(LIVE, value);
   machine_store(cell_of(flag), value, order == memory_order_seq_cst && !variant->exchange_relaxed);
-  return false; /* the code does not ask */
+  return 0; /* the code does not ask */
 }
 
 /* The barrier of every thread comes between the call and the return, while the caller does nothing. */
@@ -149,21 +169,39 @@ static void use_counter(void) {
   inside_count--;
 }
 
+static void claim(bool alone) { claimed += claim_live(alone, &live) != 0; }
+
 static void owner_body(void) {
   for (int i = 0; i < TURNS; i++) {
     biased_enter(&lock);
-    use_counter();
+    if (variant->claims)
+      claim(machine_load(ALONE) != 0);
+    else
+      use_counter();
     biased_leave(&lock);
   }
 }
 
+static void other_enter(void) {
+  biased_other_want(&lock);
+  if (!variant->no_barrier)
+    biased_barrier();
+  if (!variant->no_await)
+    biased_other_await(&lock);
+}
+
+static void other_claim_body(void) {
+  if (!variant->still_alone) {
+    other_enter();
+    machine_store(ALONE, false, false);
+    biased_other_leave(&lock);
+  }
+  claim(false);
+}
+
 static void other_body(void) {
   for (int i = 0; i < TURNS; i++) {
-    biased_other_want(&lock);
-    if (!variant->no_barrier)
-      biased_barrier();
-    if (!variant->no_await)
-      biased_other_await(&lock);
+    other_enter();
     use_counter();
     biased_other_leave(&lock);
   }
@@ -202,12 +240,20 @@ static void go(int actor) {
   coroutine_resume(actor);
 }
 
-static void body(int which) { which == OWNER ? owner_body() : other_body(); }
+static void body(int which) {
+  if (which == OWNER)
+    owner_body();
+  else if (variant->claims)
+    other_claim_body();
+  else
+    other_body();
+}
 
 static void run_begin(void) {
   memset(memory, 0, sizeof memory);
   biased_init(&lock);
-  changes = inside_count = 0;
+  memory[ALONE] = memory[LIVE] = true;
+  changes = inside_count = claimed = 0;
   fault = NULL;
   for (int i = 0; i < THREADS; i++) {
     coroutine_create(i, body);
@@ -223,7 +269,8 @@ static const char *fault_so_far(void) { return fault; }
 
 static const char *fault_at_the_end(void) {
   return coroutine_lives[OWNER] || coroutine_lives[OTHER]               ? "both wait for good"
-         : memory[COUNTER] != 2 * TURNS                                 ? "an addition was lost"
+         : variant->claims && claimed != 1                              ? "a block was claimed twice, or never"
+         : !variant->claims && memory[COUNTER] != 2 * TURNS             ? "an addition was lost"
          : memory[INSIDE] != 0 || (memory[WANTED] & BIASED_WANTED) != 0 ? "the lock is not free at the end"
                                                                         : fault;
 }
@@ -242,6 +289,8 @@ START_TEST(one_is_inside_at_a_time_and_sees_what_the_last_one_wrote) {
       {.name = "membarrier"},
       {.name = "membarrier orders the other's store too", .want_relaxed = true},
       {.name = "without membarrier", .owner_fences = true},
+      {.name = "claims", .claims = true},
+      {.name = "claims without membarrier", .owner_fences = true, .claims = true},
   };
   size_t states;
   const char *wrong = explore(&variants[_i], &states);
@@ -259,6 +308,11 @@ START_TEST(each_step_is_needed) {
       {.name = "no second look, without membarrier", .owner_fences = true, .no_second_look = true},
       {.name = "no full barrier of the owner", .owner_fences = true, .exchange_relaxed = true},
       {.name = "no full barrier of the other", .owner_fences = true, .want_relaxed = true},
+      {.name = "claims beside one who is alone", .claims = true, .still_alone = true},
+      {.name = "claims, no barrier", .claims = true, .no_barrier = true},
+      {.name = "claims, no await", .claims = true, .no_await = true},
+      {.name = "claims, no second look", .claims = true, .no_second_look = true},
+      {.name = "claims, leave overtakes", .claims = true, .no_leave_release = true},
   };
   size_t states;
   ck_assert_msg(explore(&variants[_i], &states) != NULL, "%s: nobody noticed", variants[_i].name);
@@ -270,8 +324,8 @@ int main(void) {
   TCase *tests = tcase_create("interleavings");
   tcase_set_timeout(tests, 60);
   if (COROUTINES_WORK) {
-    tcase_add_loop_test(tests, one_is_inside_at_a_time_and_sees_what_the_last_one_wrote, 0, 3);
-    tcase_add_loop_test(tests, each_step_is_needed, 0, 7);
+    tcase_add_loop_test(tests, one_is_inside_at_a_time_and_sees_what_the_last_one_wrote, 0, 5);
+    tcase_add_loop_test(tests, each_step_is_needed, 0, 12);
   }
   suite_add_tcase(suite, tests);
   return run_suite(suite);

@@ -5,6 +5,7 @@
  */
 #include <check.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -45,10 +46,14 @@ static void expect(bool holds, int line, const char *what) {
 }
 #define EXPECT(condition) expect(condition, __LINE__, #condition)
 
+static int test_ms(void) {
+  const char *text = getenv("MAM_TEST_MS");
+  return text != NULL ? atoi(text) : 500;
+}
+
 static void run_threads(void *(*body)(void *), int count) {
   pthread_t threads[THREADS];
-  const char *text = getenv("MAM_TEST_MS");
-  end_ms = now_ms() + (text != NULL ? atoi(text) : 500);
+  end_ms = now_ms() + test_ms();
   for (int i = 0; i < count; i++)
     ck_assert_int_eq(pthread_create(&threads[i], NULL, body, (void *)(uintptr_t)(i + 1)), 0);
   for (int i = 0; i < count; i++)
@@ -374,6 +379,54 @@ START_TEST(frees_of_a_guessed_address_break_nothing) {
 }
 END_TEST
 
+/* The first free that a second thread ever makes in a pool is of a block that the first one is freeing. */
+static _Atomic bool guess_wanted;
+
+static void *guess_when_told(void *unused) {
+  (void)unused;
+  while (!time_is_up()) {
+    if (!atomic_load(&guess_wanted)) {
+      (void)sched_yield();
+      continue;
+    }
+    free_perhaps(atomic_load(&guessed_block));
+    atomic_store(&guess_wanted, false);
+  }
+  return NULL;
+}
+
+static unsigned pairs_beside_a_guess(size_t size) {
+  unsigned taken = 0;
+  for (int after = 0; after < 16; after += !atomic_load(&guess_wanted)) {
+    void *block;
+    EXPECT(MAM_PoolMalloc(wronged_pool, &block, size) == cudaSuccess);
+    if (atomic_exchange(&guessed_block, block) == NULL)
+      atomic_store(&guess_wanted, true);
+    taken += MAM_CudaFree(block) != cudaSuccess;
+  }
+  return taken;
+}
+
+START_TEST(first_free_of_a_second_thread_takes_no_block_twice) {
+  static const size_t sizes[] = {64, 300000};
+  pthread_t thread;
+  unsigned taken = 0;
+  end_ms = INT64_MAX;
+  ck_assert_int_eq(pthread_create(&thread, NULL, guess_when_told, NULL), 0);
+  int64_t until_ms = now_ms() + test_ms();
+  while (now_ms() < until_ms) {
+    wronged_begin(MAM_REUSE_IMMEDIATE);
+    atomic_store(&guessed_block, NULL);
+    taken += pairs_beside_a_guess(sizes[_i]);
+    wronged_end();
+  }
+  end_ms = 0;
+  ck_assert_int_eq(pthread_join(thread, NULL), 0);
+  ck_assert_uint_eq(faults, 0);
+  ck_assert_uint_gt(taken, 0);
+}
+END_TEST
+
 /* All free what is in a few places, and stays there, and what is 512 bytes behind it. */
 enum { WRONGED = 32 };
 static _Atomic(void *) wronged[WRONGED];
@@ -535,7 +588,7 @@ END_TEST
 
 int main(void) {
   Suite *suite = suite_create("threads");
-  TCase *one = tcase_create("one pool"), *all = tcase_create("public functions");
+  TCase *one = tcase_create("one pool"), *all = tcase_create("public functions"), *claims = tcase_create("claims");
   tcase_set_timeout(one, 120);
   tcase_add_loop_test(one, random_traffic_never_overlaps_and_leaves_one_hole, 0, 2);
   tcase_add_loop_test(one, a_biased_lock_loses_no_addition, 0, 2);
@@ -553,5 +606,9 @@ int main(void) {
   tcase_add_test(all, blocks_keep_their_content_while_the_pool_is_trimmed);
   tcase_add_test(all, child_of_a_busy_process_can_allocate);
   suite_add_tcase(suite, all);
+  tcase_set_timeout(claims, 120);
+  tcase_add_checked_fixture(claims, set_up_host, NULL);
+  tcase_add_loop_test(claims, first_free_of_a_second_thread_takes_no_block_twice, 0, 2);
+  suite_add_tcase(suite, claims);
   return run_suite(suite);
 }
