@@ -173,18 +173,22 @@ static cudaError_t default_id_now(uint64_t *id) {
 /* The same by one quick question, where the thread's last front is known to be of that pool; else 0. */
 static uint64_t default_id_quick(void) { return front_default_id(context_handle()); }
 
+static bool default_id_is(uint64_t id) {
+  uint64_t now;
+  return default_id_now(&now) == cudaSuccess && now == id;
+}
+
 /* So that the next allocation by the thread's last front, which is of the default pool of the id, asks a quick
- * question. An id is never used again: if it is that of the current context before and after, it is that of the context
- * that is watched, and its end will be counted after ends was read. */
+ * question.  An id is never used again: if it is that of the current context before and after, it is that of the
+ * context that is watched, and its end will be counted after ends was read. */
 static void default_remember(uint64_t id) {
   const struct driver *driver;
-  uint64_t ends = context_ends(), now;
+  uint64_t ends = context_ends();
   CUcontext handle = context_handle();
-  if (handle == UNKNOWN_CONTEXT || front_default_id(handle) == id)
+  if (handle == UNKNOWN_CONTEXT || front_default_id(handle) == id || !default_id_is(id))
     return;
-  bool known =
-      id == HOST_DEFAULT_ID || (driver_get(&driver) == cudaSuccess && handle != NULL && context_watch(driver, handle));
-  if (known && default_id_now(&now) == cudaSuccess && now == id)
+  bool watched = id == HOST_DEFAULT_ID || (driver_get(&driver) == cudaSuccess && context_watch(driver, handle));
+  if (watched && default_id_is(id))
     front_remember(id, handle, ends);
 }
 
