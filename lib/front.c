@@ -22,7 +22,7 @@ enum {
   RESTING_MOST_BYTES = 8 << 20, /* of so many bytes, unless it is one: they share a fence */
   TIGHT_MOST = 16, /* fences in a row for one size: then a growing pool gets more of it, so that a fence serves more, */
   TIGHT_BLOCKS = 4,         /* by so many blocks */
-  TIGHT_ENOUGH = 64,        /* until so many blocks share a fence, */
+  TIGHT_ENOUGH = 66,        /* until so many blocks share a fence (half of an H200 holds 69 of 1 GiB), */
   TIGHT_SHARE = 16,         /* or more in so small a part of the limit */
   GROWTH_BYTES = 128 << 20, /* a growing pool grows by so much for a crowd */
   FENCE_SHARE = 2,          /* what one thread frees is fenced when it comes to this part of the limit, at the latest */
@@ -50,6 +50,9 @@ enum {
 
 /* Later than any. */
 #define EVERY_EPOCH UINT64_MAX
+
+/* No segment's ticket. */
+#define FREED UINT64_MAX
 
 /* Of a front that serves no default pool: no context's. */
 #define NO_DEFAULT_ID UINT64_MAX
@@ -95,13 +98,13 @@ struct shelf {
 struct owned {
   uintptr_t address;
   struct segment *segment;
-  uint64_t ticket;     /* 0: it has freed it; the segment has another one if somebody else did */
+  uint64_t ticket;     /* FREED: by the thread; the segment has another one if somebody else did that */
   struct shelf *shelf; /* where it may go to when it is freed */
 };
 
 /* Written by the owner inside, read by others that add up while nobody is. */
 struct front_numbers {
-  int64_t live;            /* blocks allocated less blocks freed by the thread */
+  int64_t live_less_one;   /* blocks allocated less blocks freed by the thread, less one: below 0, none may be left */
   int64_t requested_bytes; /* what hand-outs from shelves changed in what segments say was asked for */
   uint64_t tag_hits;       /* hand-outs by tag, of all those from shelves */
 };
@@ -121,12 +124,11 @@ struct front {
   struct shelf *last_shelf;               /* which one */
   uint64_t ticket_next;                   /* each hand-out from a shelf takes one */
   struct reuse *reuse;
-  uint64_t unfenced_epoch; /* of what was freed last; if that is still the present one, */
-  int64_t unfenced_left;   /* so many bytes more may be freed in it, else fence_bytes; */
-  int64_t fence_bytes;     /* more are worth a fence */
-  uint64_t ticket_first;   /* the pool's */
-  uint64_t default_id;     /* NO_DEFAULT_ID if the pool is none */
-  uint64_t generation;     /* of the pool */
+  int64_t unfenced_left; /* so many bytes more may be freed before the next fence, */
+  int64_t fence_bytes;   /* after one so many */
+  uint64_t ticket_first; /* the pool's */
+  uint64_t default_id;   /* NO_DEFAULT_ID if the pool is none */
+  uint64_t generation;   /* of the pool */
   size_t alignment;
   size_t tight_bytes; /* so many on one shelf are not worth growth */
   struct magazine magazines[SLAB_CLASSES];
@@ -305,13 +307,12 @@ static void front_attach(struct front *front, struct mam_pool *pool) {
   front->epoch = front->immediate ? &no_epoch : &pool->reuse->epoch;
   front->shelves_off = !front->immediate && !reuse_passes_by_itself(pool->reuse);
   front->last_size = NO_SIZE;
-  front->unfenced_epoch = 0;
   front->unfenced_left = front->fence_bytes = (int64_t)fence_bytes(pool);
   front->ticket_first = front->ticket_next;
   front->bin_calm_bytes = bin_calm_bytes(pool);
   /* relaxed: a hint */
   front->tight_bytes = atomic_load_explicit(&pool->limit_hint, memory_order_relaxed) / TIGHT_SHARE;
-  memset(&front->numbers, 0, sizeof front->numbers);
+  front->numbers = (struct front_numbers){.live_less_one = -1};
   memset(front->magazines, 0, sizeof front->magazines);
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
     magazine_init(&front->magazines[i]);
@@ -389,7 +390,7 @@ static void all_thaw(struct mam_pool *pool) {
 static int64_t fronts_live(const struct fronts *fronts) {
   int64_t live = fronts->gone.live;
   for (const struct front *front = fronts->first; front != NULL; front = front->next_of_pool)
-    live += front->numbers.live;
+    live += front->numbers.live_less_one + 1;
   return live;
 }
 
@@ -539,13 +540,12 @@ static inline struct owned *owned_pair(struct front *front, uintptr_t address) {
   return &front->owned[2 * hash(address / POOL_ALIGNMENT_LEAST_BYTES, OWNED_BITS - 1)];
 }
 
-static inline bool owned_is(const struct owned *owned, uintptr_t address) {
-  return owned->address == address && owned->ticket != 0;
-}
-
-/* NULL if the thread does not know the block. */
+/* NULL if the thread does not know the block, or has freed it. */
 static inline struct owned *owned_find(struct owned *pair, uintptr_t address) {
-  return owned_is(&pair[0], address) ? &pair[0] : owned_is(&pair[1], address) ? &pair[1] : NULL;
+  for (struct owned *owned = pair; owned < pair + 2; owned++)
+    if (owned->address == address && owned->ticket != FREED)
+      return owned;
+  return NULL;
 }
 
 static inline void owned_write(struct owned *owned, uintptr_t address, struct segment *segment, uint64_t ticket,
@@ -559,7 +559,7 @@ static inline void owned_write(struct owned *owned, uintptr_t address, struct se
 /* Where both places are taken, the second one's block is forgotten, and will be freed through the pool. */
 static inline void owned_remember(struct owned *pair, uintptr_t address, struct segment *segment, uint64_t ticket,
                                   struct shelf *shelf) {
-  bool first = pair->ticket == 0 || pair->address == address;
+  bool first = pair->address == 0 || pair->ticket == FREED || pair->address == address;
   owned_write(first ? pair : pair + 1, address, segment, ticket, shelf);
 }
 
@@ -770,7 +770,8 @@ static inline enum front_freed freed_zero(struct front *front) {
 
 static inline enum front_freed freed_count(struct front *front) {
   /* relaxed: a hint, asked again under the pool's lock */
-  bool zero = --front->numbers.live <= 0 && atomic_load_explicit(&front->pool->reports_empty, memory_order_relaxed);
+  bool zero =
+      --front->numbers.live_less_one < 0 && atomic_load_explicit(&front->pool->reports_empty, memory_order_relaxed);
   return __builtin_expect(zero, false) ? freed_zero(front) : FRONT_FREED;
 }
 
@@ -873,16 +874,6 @@ static inline bool shelf_takes(const struct shelf *shelf, const struct segment *
   return __builtin_expect(shelf->bytes == bytes, true) || shelf_is_for(shelf, bytes, segment->as.used.tag);
 }
 
-/* Counts what is freed in an epoch.  False if that is too much to go on without a fence. */
-static inline bool unfenced_add(struct front *front, size_t bytes, uint64_t epoch) {
-  if (__builtin_expect(front->unfenced_epoch != epoch, false)) {
-    front->unfenced_epoch = epoch;
-    front->unfenced_left = front->fence_bytes;
-  }
-  front->unfenced_left -= (int64_t)bytes;
-  return front->unfenced_left >= 0;
-}
-
 /* A block that the thread owns is freed and kept.  Without fences, which frees would wait for, none is. */
 static inline __attribute__((always_inline)) cudaError_t free_large_at(uintptr_t address, front_free_rest *rest,
                                                                        struct front *front, struct owned *places,
@@ -890,13 +881,14 @@ static inline __attribute__((always_inline)) cudaError_t free_large_at(uintptr_t
   struct segment *segment = owned->segment;
   struct shelf *shelf = owned->shelf;
   uint64_t ticket = owned->ticket, epoch = stamp(front);
-  owned->ticket = 0;
+  owned->ticket = FREED;
   if (!claim_ticket(front->alone, &segment->ticket, ticket)) /* pool_free will say so */
     return free_large_not(address, rest, front);
   size_t bytes = segment->bytes; /* from here on the segment is this thread's */
   struct kept *kept = shelf->next;
   ring_write(kept, segment, address, epoch, places); /* there is always a place for one; it may not count */
-  if (__builtin_expect(!unfenced_add(front, bytes, epoch) || !shelf_takes(shelf, segment, bytes), false))
+  front->unfenced_left -= (int64_t)bytes;
+  if (__builtin_expect(front->unfenced_left < 0 || !shelf_takes(shelf, segment, bytes), false))
     return free_large_elsewhere(address, rest, front, kept);
   struct kept *next = ring_after(shelf, kept);
   if (__builtin_expect(next == shelf->oldest, false))
@@ -917,7 +909,7 @@ static __attribute__((noinline)) cudaError_t free_large_later(uintptr_t address,
 static inline __attribute__((always_inline)) cudaError_t free_large(uintptr_t address, front_free_rest *rest,
                                                                     struct front *front) {
   struct owned *places = front->last_places;
-  if (__builtin_expect(!owned_is(places, address), false))
+  if (__builtin_expect(places->address != address, false)) /* if it was freed, its claim fails */
     return free_large_later(address, rest, front);
   return free_large_at(address, rest, front, places, places);
 }
@@ -1311,7 +1303,7 @@ static cudaError_t large_malloc(struct front *front, const struct front_request 
 
 static void live_add(struct front *front, int64_t count) {
   biased_enter(&front->lock);
-  front->numbers.live += count;
+  front->numbers.live_less_one += count;
   biased_leave(&front->lock);
 }
 
@@ -1381,7 +1373,7 @@ static inline enum tried front_try(struct front *front, const struct front_reque
   if (front_serves(front, request->pool, request->default_id)) {
     bool served = !tried_before && (*address = front_pop(front, request->size, request->site, request->tag)) != 0;
     tried = served ? TRIED_SERVED : TRIED_MISSED;
-    front->numbers.live++;
+    front->numbers.live_less_one++;
     if (!served)
       large_miss(front, request->size, request->tag, miss);
   }
@@ -1406,7 +1398,7 @@ static __attribute__((noinline)) cudaError_t malloc_quick_anew(void **ptr, size_
   uintptr_t address = 0;
   biased_enter(&front->lock);
   if (size > 0 && front->default_id == default_id && (address = front_pop(front, size, site, NULL)) != 0)
-    front->numbers.live++;
+    front->numbers.live_less_one++;
   biased_leave(&front->lock);
   if (address == 0)
     return rest(ptr, size, site, default_id);
@@ -1452,8 +1444,10 @@ static __attribute__((noinline)) cudaError_t malloc_quick_other(void **ptr, size
     address = bin_pop(front, size, site);
   }
   uint64_t epoch = address == 0 ? size_waits_for(front, size) : 0;
+  if (epoch != 0)
+    front->unfenced_left = front->fence_bytes;
   if (address != 0)
-    front->numbers.live++;
+    front->numbers.live_less_one++;
   biased_leave(&front->lock);
   if (epoch != 0 && reuse_reach(front->reuse, epoch))
     return malloc_quick_anew(ptr, size, site, default_id, rest);
@@ -1471,7 +1465,7 @@ static inline __attribute__((always_inline)) cudaError_t malloc_quick_class(void
   if (__builtin_expect(magazine->ready->count == 0, false))
     return malloc_quick_anew(ptr, size, site, front->default_id, rest);
   uintptr_t address = ready_pop(magazine, class, size);
-  front->numbers.live++;
+  front->numbers.live_less_one++;
   biased_leave(&front->lock);
   *ptr = (void *)address;
   return cudaSuccess;
@@ -1495,7 +1489,7 @@ malloc_quick_last(void **ptr, size_t size, const void *site, front_malloc_rest *
                        false))
     return malloc_quick_other(ptr, size, site, rest);
   uintptr_t address = shelf_hand_out(front, shelf, kept, size, site, NULL);
-  front->numbers.live++;
+  front->numbers.live_less_one++;
   biased_leave(&front->lock);
   *ptr = (void *)address;
   return cudaSuccess;
@@ -1716,7 +1710,7 @@ cudaError_t front_malloc_stream(const struct front_request *request, uint64_t st
                              .site = request->site,
                              .effort = POOL_TAKE_ANY,
                              .stream = stream};
-  front->numbers.live++; /* as in front_try */
+  front->numbers.live_less_one++; /* as in front_try */
   biased_leave(&front->lock);
   error = pool_take(request->pool, &order, &block);
   if (error == cudaSuccess && !front_attached(front, request->pool))
@@ -1807,7 +1801,7 @@ static void front_empty(struct front *front, uint64_t passed) {
 
 static void numbers_add(const struct front *front, struct pool_front_sum *sum) {
   const struct front_numbers *numbers = &front->numbers;
-  sum->live += numbers->live;
+  sum->live += numbers->live_less_one + 1;
   sum->requested_bytes += (size_t)numbers->requested_bytes;
   sum->hits[FRONT_HIT_TAG] += numbers->tag_hits;
   sum->hits[FRONT_HIT_SIZE] += (front->ticket_next - front->ticket_first) / 2 - numbers->tag_hits;
