@@ -1411,7 +1411,7 @@ static inline bool front_is_of(const struct front *front, CUcontext context) {
   return front->context == context && front->context_ends == context_ends();
 }
 
-/* As it seems, the front is of another context, or its thread is not alone. */
+/* The front is of another context, as far as is known, or somebody else wants to enter it. */
 static __attribute__((noinline)) cudaError_t malloc_quick_doubt(void **ptr, size_t size, const void *site,
                                                                 front_malloc_rest *rest, CUcontext context) {
   struct front *front = mine;
@@ -1444,7 +1444,7 @@ static __attribute__((noinline)) cudaError_t malloc_quick_other(void **ptr, size
     address = bin_pop(front, size, site);
   }
   uint64_t epoch = address == 0 ? size_waits_for(front, size) : 0;
-  if (epoch != 0)
+  if (epoch != 0) /* then there is a fence now */
     front->unfenced_left = front->fence_bytes;
   if (address != 0)
     front->numbers.live_less_one++;
