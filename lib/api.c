@@ -170,7 +170,7 @@ static cudaError_t default_id_now(uint64_t *id) {
   return cudaSuccess;
 }
 
-/* The same by one quick question, where the thread's last front is known to be of that pool; else 0. */
+/* The same by one quick question, where a front of the thread is known to be of that pool; else 0. */
 static uint64_t default_id_quick(void) { return front_default_id(context_handle()); }
 
 static bool default_id_is(uint64_t id) {
@@ -535,14 +535,16 @@ static cudaError_t default_malloc(size_t size, const void *site, const void *tag
  * has been asked for what it has at hand. */
 static cudaError_t default_malloc_front(uint64_t id, bool tried, size_t size, const void *site, const void *tag,
                                         uintptr_t *address) {
-  struct front_request request = {.default_id = id, .size = size, .site = site, .tag = tag, .tried = tried};
-  cudaError_t error = id == 0 ? default_id_now(&request.default_id) : cudaSuccess;
+  struct front_request request = {
+      .default_id = id != 0 ? id : default_id_quick(), .size = size, .site = site, .tag = tag, .tried = tried};
+  bool known = request.default_id != 0;
+  cudaError_t error = known ? cudaSuccess : default_id_now(&request.default_id);
   if (error != cudaSuccess)
     return error;
   error = request.default_id != 0 ? front_malloc(&request, address) : cudaErrorInvalidResourceHandle;
   if (error == cudaErrorInvalidResourceHandle)
     return default_malloc(size, site, tag, address);
-  if (error == cudaSuccess && id == 0)
+  if (error == cudaSuccess && !known)
     default_remember(request.default_id);
   return error;
 }
@@ -568,8 +570,7 @@ cudaError_t MAM_CudaMallocTagged(void **ptr, size_t size, const void *tag) {
   if (ptr == NULL)
     return error_set(cudaErrorInvalidValue, "MAM_CudaMallocTagged: nowhere to write the address");
   cudaError_t error =
-      size == 0 ? malloc_nothing()
-                : default_malloc_front(default_id_quick(), false, size, __builtin_return_address(0), tag, &address);
+      size == 0 ? malloc_nothing() : default_malloc_front(0, false, size, __builtin_return_address(0), tag, &address);
   *ptr = (void *)address;
   return error;
 }

@@ -8,8 +8,11 @@
  * is inside its front, where it claims; who else is about to claim for the first time takes that away before, inside
  * the front too (biased.h).  So what the first thread claimed by then is seen to be gone, and from then on it
  * exchanges.
+ * Who claims does so as the owner of a front that is attached to the pool: inside it, or under the pool's lock with the
+ * pool still of the front's generation.  So no free that was held up while its pool ended, and another came to its
+ * addresses, claims beside a thread that is alone there.
  *
- * tests/biased_test.c runs every interleaving of the two.
+ * tests/biased_test.c runs every interleaving of a thread that is alone and one that makes an end of it.
  */
 #ifndef MAM_LIB_CLAIM_H
 #define MAM_LIB_CLAIM_H

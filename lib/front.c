@@ -51,6 +51,9 @@ enum {
 /* Later than any. */
 #define EVERY_EPOCH UINT64_MAX
 
+/* No pool's generation. */
+#define NO_GENERATION UINT64_MAX
+
 /* No segment's ticket. */
 #define FREED UINT64_MAX
 
@@ -144,6 +147,7 @@ struct front {
   unsigned limbo_first, limbo_count;
   const struct shelf *tight;    /* where the last slow allocations needed a fence for lack of free memory, */
   unsigned tight_count;         /* so many in a row; the owner's, inside or not, as the one before */
+  uint64_t unfenced_epoch;      /* the present one when unfenced_left last began anew; both are such too */
   struct front *next_of_thread; /* the thread's own */
   struct front *next_of_pool;   /* under the fronts' lock */
   struct mam_pool *zero_pool;   /* whose last block the thread has freed, as it seems: the owner's, */
@@ -307,6 +311,7 @@ static void front_attach(struct front *front, struct mam_pool *pool) {
   front->epoch = front->immediate ? &no_epoch : &pool->reuse->epoch;
   front->shelves_off = !front->immediate && !reuse_passes_by_itself(pool->reuse);
   front->last_size = NO_SIZE;
+  front->unfenced_epoch = 0;
   front->unfenced_left = front->fence_bytes = (int64_t)fence_bytes(pool);
   front->ticket_first = front->ticket_next;
   front->bin_calm_bytes = bin_calm_bytes(pool);
@@ -788,7 +793,7 @@ static struct batch *magazine_free_at_once(struct magazine *magazine) {
 static inline __attribute__((always_inline)) enum front_freed free_small(struct front *front, struct slab *slab,
                                                                          uintptr_t address, bool quick) {
   /* acquire: the slab as carved; pairs with the release in slab_add.  While it is this pool's, it stays: a slab goes
-   * back only without a live block, and if the block is none, the index or the exchange says so.  If neither slab
+   * back only without a live block, and if the block is none, the index or the claim says so.  If neither slab
    * nor front has a pool, the quick one finds no room and the other says so. */
   struct mam_pool *pool = atomic_load_explicit(&slab->pool, memory_order_acquire);
   if (pool != front->pool || (!quick && pool == NULL))
@@ -1328,6 +1333,15 @@ static bool front_attached(struct front *front, const struct mam_pool *pool) {
   return attached;
 }
 
+/* The generation of the pool that the front is attached to: as long as the pool is of that, it stays attached.  No
+ * pool's if it is not attached. */
+static uint64_t front_generation(struct front *front, const struct mam_pool *pool) {
+  biased_enter(&front->lock);
+  uint64_t generation = front->pool == pool ? front->generation : NO_GENERATION;
+  biased_leave(&front->lock);
+  return generation;
+}
+
 static cudaError_t small_serve(struct front *front, const struct front_request *request, struct miss *miss,
                                uintptr_t *address, bool *served) {
   unsigned class = slab_class(request->size);
@@ -1431,6 +1445,16 @@ static uint64_t size_waits_for(struct front *front, size_t size) {
   return asks ? shelf->oldest->epoch : 0;
 }
 
+/* reuse_reach.  If a fence has closed the epoch of what was freed, what is freed from now on is counted anew. */
+static bool reach_anew(struct front *front, uint64_t epoch) {
+  bool reached = reuse_reach(front->reuse, epoch);
+  uint64_t now = reuse_epoch(front->reuse);
+  if (now != front->unfenced_epoch)
+    front->unfenced_left = front->fence_bytes;
+  front->unfenced_epoch = now;
+  return reached;
+}
+
 /* The thread is inside, and leaves, here and in the next two. */
 static __attribute__((noinline)) cudaError_t malloc_quick_other(void **ptr, size_t size, const void *site,
                                                                 front_malloc_rest *rest) {
@@ -1444,12 +1468,10 @@ static __attribute__((noinline)) cudaError_t malloc_quick_other(void **ptr, size
     address = bin_pop(front, size, site);
   }
   uint64_t epoch = address == 0 ? size_waits_for(front, size) : 0;
-  if (epoch != 0) /* then there is a fence now */
-    front->unfenced_left = front->fence_bytes;
   if (address != 0)
     front->numbers.live_less_one++;
   biased_leave(&front->lock);
-  if (epoch != 0 && reuse_reach(front->reuse, epoch))
+  if (epoch != 0 && reach_anew(front, epoch))
     return malloc_quick_anew(ptr, size, site, default_id, rest);
   if (address == 0)
     return rest(ptr, size, site, default_id);
@@ -1509,12 +1531,12 @@ cudaError_t front_malloc_quick(void **ptr, size_t size, const void *site, front_
 }
 
 uint64_t front_default_id(CUcontext context) {
-  struct front *front = mine;
-  if (front == NULL)
-    return 0;
-  biased_enter(&front->lock);
-  uint64_t default_id = front_is_of(front, context) ? front->default_id : 0;
-  biased_leave(&front->lock);
+  uint64_t default_id = 0;
+  for (struct front *front = mine; front != NULL && default_id == 0; front = front->next_of_thread) {
+    biased_enter(&front->lock);
+    default_id = front_is_of(front, context) ? front->default_id : 0;
+    biased_leave(&front->lock);
+  }
   return default_id;
 }
 
@@ -1568,10 +1590,14 @@ static cudaError_t slab_free_refused(const struct slab *slab, uintptr_t address)
   return pool_refuse_free(address, slab_index(slab, address) != UINT32_MAX);
 }
 
-/* A free of a block of a pool that the thread got no front for, or could not enter. */
-static cudaError_t free_without(uintptr_t address, cudaError_t error) {
-  if (error == cudaErrorMemoryAllocation) /* see front_make */
-    return pool_free((void *)address, NULL);
+/* A free of a block of a pool that the thread got no front for, or could not enter.  Without memory for a front, no
+ * other thread is alone in that pool (front_make). */
+static cudaError_t free_without(struct mam_pool *pool, uintptr_t address, cudaError_t error) {
+  if (error == cudaErrorMemoryAllocation && pool_enter(pool, POOL_ANY_ID) == cudaSuccess) {
+    error = pool_free_from(pool, pool->generation, address); /* constant: it cannot end meanwhile */
+    pool_exit(pool);
+    return error;
+  }
   return error == cudaErrorInitializationError ? error : pool_refuse_free(address, false); /* it has ended */
 }
 
@@ -1579,7 +1605,7 @@ static cudaError_t small_free_slowly(struct front *front, struct mam_pool *pool,
                                      enum front_freed *freed) {
   cudaError_t error = pool_enter(pool, POOL_ANY_ID);
   if (error != cudaSuccess)
-    return free_without(address, error);
+    return free_without(pool, address, error);
   if (!front_attached(front, pool)) { /* the pool ended, and the block with it */
     pool_exit(pool);
     return pool_refuse_free(address, false);
@@ -1596,8 +1622,9 @@ static cudaError_t small_free_slowly(struct front *front, struct mam_pool *pool,
   return error;
 }
 
-static cudaError_t large_free_slowly(struct front *front, uintptr_t address, enum front_freed *freed) {
-  cudaError_t error = pool_free((void *)address, NULL);
+static cudaError_t large_free_slowly(struct front *front, struct mam_pool *pool, uintptr_t address,
+                                     enum front_freed *freed) {
+  cudaError_t error = pool_free_from(pool, front_generation(front, pool), address);
   biased_enter(&front->lock);
   if (front->pool != NULL && error == cudaSuccess)
     *freed = freed_count(front);
@@ -1632,12 +1659,12 @@ cudaError_t front_free(uintptr_t address, struct pool_emptied *emptied) {
     return pool_refuse_free(address, false);
   cudaError_t error = front_get(pool, POOL_ANY_ID, &front);
   if (error != cudaSuccess)
-    return free_without(address, error);
+    return free_without(pool, address, error);
   freed = slab != NULL ? free_small_anew(front, slab, address)
                        : (enum front_freed)free_large_anew(address, freed_tell, front);
   if (freed > FRONT_FREED_ZERO)
     error = slab != NULL ? small_free_slowly(front, pool, slab, address, &freed)
-                         : large_free_slowly(front, address, &freed);
+                         : large_free_slowly(front, pool, address, &freed);
   if (freed == FRONT_FREED_ZERO)
     report_zero(front, emptied);
   return error;
@@ -1649,13 +1676,15 @@ static cudaError_t small_free_alone(struct front *front, struct mam_pool *pool, 
   uint32_t index = slab_index(slab, address);
   cudaError_t error = pool_enter(pool, POOL_ANY_ID);
   if (error != cudaSuccess)
-    return free_without(address, error);
+    return free_without(pool, address, error);
   struct depot *depot = &pool->fronts->depots[slab_class_of(slab)];
   struct batch *batch = slab_shell_take(depot);
   if (batch == NULL)
     error = error_set(cudaErrorMemoryAllocation, "no host memory to free %p", (void *)address);
   biased_enter(&front->lock);
-  bool claimed = error == cudaSuccess && index != UINT32_MAX &&
+  /* acquire: as in free_small */
+  bool ours = front->pool == pool && atomic_load_explicit(&slab->pool, memory_order_acquire) == pool;
+  bool claimed = error == cudaSuccess && ours && index != UINT32_MAX &&
                  small_claim(front, &front->magazines[slab_class_of(slab)], slab_live(slab, index));
   if (claimed)
     front->magazines[slab_class_of(slab)].rested++;
@@ -1681,12 +1710,11 @@ cudaError_t front_free_reuse(uintptr_t address, MAM_Reuse reuse, uint64_t stream
     return pool_refuse_free(address, false);
   cudaError_t error = front_get(pool, POOL_ANY_ID, &front);
   if (error != cudaSuccess)
-    return free_without(address, error);
+    return free_without(pool, address, error);
   if (slab != NULL)
     error = small_free_alone(front, pool, slab, address, reuse == MAM_REUSE_IMMEDIATE);
   else
-    error =
-        reuse == MAM_REUSE_STREAM ? pool_free_stream((void *)address, stream) : pool_free_reuse((void *)address, reuse);
+    error = pool_free_reuse(pool, front_generation(front, pool), address, reuse, stream);
   if (error != cudaSuccess)
     return error;
   biased_enter(&front->lock);
@@ -1956,7 +1984,7 @@ static void front_detach(struct front *front) {
     memset(front->owned, 0, sizeof front->owned);
   front->owns = false;
   front->crowd = 0;
-  front->binning = false;
+  front->binning = front->alone = false;
   front->pool = NULL;
   front->default_id = NO_DEFAULT_ID;
   front->context_ends = NEVER_ENDS;

@@ -12,7 +12,8 @@
  * the program's (segment.h).
  *
  * A front belongs to its thread, which enters it by a biased lock.  Others enter to collect what it keeps, when the
- * pool would otherwise have to grow, wait or refuse; to add up its numbers; and when its pool ends.
+ * pool would otherwise have to grow, wait or refuse; to add up its numbers; when its thread is no longer the only one
+ * of its pool (claim.h); and when its pool ends.
  *
  * Stands on pool.h, slab.h and reuse.h.  Lock order: a pool's fronts lock, a front's own, a depot's, the pool's.  A
  * thread is never inside its front when it takes another lock or calls the driver.
@@ -42,7 +43,7 @@ typedef cudaError_t front_malloc_rest(void **ptr, size_t size, const void *site,
 cudaError_t front_malloc_quick(void **ptr, size_t size, const void *site, front_malloc_rest *rest, CUcontext context);
 
 /* Lets the thread's last front, if it is of the default pool of the id, be known by a context's handle from now on, for
- * as long as context_ends() is ends.  The other: the id by which it is known, or 0. */
+ * as long as context_ends() is ends.  The other: the id of that one of the thread's fronts which is known so, or 0. */
 void front_remember(uint64_t default_id, CUcontext context, uint64_t ends);
 uint64_t front_default_id(CUcontext context);
 

@@ -780,13 +780,13 @@ void pool_report_emptied(struct mam_pool *pool, uint64_t generation, struct pool
   pool_unlock(pool);
 }
 
-static cudaError_t free_by_rule(uintptr_t address, const struct rule *given, struct pool_emptied *emptied) {
-  struct mam_pool *pool = chunk_map_find(address);
+static cudaError_t free_by_rule(struct mam_pool *pool, uint64_t generation, uintptr_t address, const struct rule *given,
+                                struct pool_emptied *emptied) {
   bool freed_before = false;
-  if (pool == NULL)
-    return pool_refuse_free(address, false);
   pool_lock(pool);
   cudaError_t error = pool_usable_locked(pool);
+  if (error == cudaSuccess && generation != POOL_ANY_GENERATION && generation != pool->generation)
+    error = cudaErrorInvalidResourceHandle;
   struct segment *segment = error == cudaSuccess ? claim_locked(pool, address, &freed_before) : NULL;
   if (segment == NULL) {
     pool_unlock(pool);
@@ -799,7 +799,7 @@ static cudaError_t free_by_rule(uintptr_t address, const struct rule *given, str
   if (error == cudaErrorContextIsDestroyed) /* as cudaFree has it: the block is not there any more */
     error = cudaErrorInvalidValue;
   bool empty = pool->config.front == NULL && pool->segments.count[SEGMENT_USED] == 0;
-  uint64_t generation = pool->generation;
+  generation = pool->generation;
   pool_unlock(pool);
   if (empty && emptied != NULL)
     pool_report_emptied(pool, generation, emptied);
@@ -807,19 +807,20 @@ static cudaError_t free_by_rule(uintptr_t address, const struct rule *given, str
 }
 
 cudaError_t pool_free(void *address, struct pool_emptied *emptied) {
+  struct mam_pool *pool = chunk_map_find((uintptr_t)address);
   if (emptied != NULL)
     *emptied = (struct pool_emptied){0};
-  return free_by_rule((uintptr_t)address, NULL, emptied);
+  return pool != NULL ? free_by_rule(pool, POOL_ANY_GENERATION, (uintptr_t)address, NULL, emptied)
+                      : pool_refuse_free((uintptr_t)address, false);
 }
 
-cudaError_t pool_free_reuse(void *address, MAM_Reuse reuse) {
-  return free_by_rule((uintptr_t)address, &(struct rule){.reuse = reuse}, NULL);
+cudaError_t pool_free_from(struct mam_pool *pool, uint64_t generation, uintptr_t address) {
+  return free_by_rule(pool, generation, address, NULL, NULL);
 }
 
-/* ---- On a stream ---- */
-
-cudaError_t pool_free_stream(void *address, uint64_t stream) {
-  return free_by_rule((uintptr_t)address, &(struct rule){.reuse = MAM_REUSE_STREAM, .stream = stream}, NULL);
+cudaError_t pool_free_reuse(struct mam_pool *pool, uint64_t generation, uintptr_t address, MAM_Reuse reuse,
+                            uint64_t stream) {
+  return free_by_rule(pool, generation, address, &(struct rule){.reuse = reuse, .stream = stream}, NULL);
 }
 
 /* ---- For the fronts ---- */

@@ -257,9 +257,6 @@ void pool_crowd(struct mam_pool *pool);
 /* Whether api.c is to watch it from now on, because nobody can report its emptying. */
 bool pool_to_be_watched(struct mam_pool *pool);
 
-/* pool_free by who frees in the order of a stream, by its id. */
-cudaError_t pool_free_stream(void *address, uint64_t stream);
-
 /* The fronts are frozen and empty: fills *emptied if that is to be reported, as pool_free, and the pool is still of
  * that generation. */
 struct pool_emptied;
@@ -277,8 +274,11 @@ struct pool_emptied {
 /* Whether the pool's struct has not become another pool since. */
 bool pool_is_still(struct mam_pool *pool, uint64_t generation);
 
-/* pool_free under a rule of its own. */
-cudaError_t pool_free_reuse(void *address, MAM_Reuse reuse);
+/* pool_free of a block of that pool, if it is still of that generation; else it is none.  The other: under a rule of
+ * its own; stream is the stream's id, for MAM_REUSE_STREAM. */
+cudaError_t pool_free_from(struct mam_pool *pool, uint64_t generation, uintptr_t address);
+cudaError_t pool_free_reuse(struct mam_pool *pool, uint64_t generation, uintptr_t address, MAM_Reuse reuse,
+                            uint64_t stream);
 
 /* Frees a block of any pool that is a segment of its own.  emptied may be NULL. */
 cudaError_t pool_free(void *address, struct pool_emptied *emptied);

@@ -42,9 +42,9 @@ struct waiting_stream;
 
 struct segment {
   /* Whose a used segment is: odd, a live block's, and never the same for two blocks; even, whoever freed the block
-   * keeps it (front.h), or it never was one.  Exchanged by whoever frees, without the pool's lock if it is the block's
-   * own front; of two frees of one block, one finds another ticket.  0 if it is not used, of which whoever gives it
-   * back makes sure; this floor neither reads nor writes it. */
+   * keeps it (front.h), or it never was one.  Whoever frees claims it by that (claim.h), without the pool's lock if
+   * it is the block's own front; of two frees of one block, one finds another ticket.  0 if it is not used, of which
+   * whoever gives it back makes sure; this floor neither reads nor writes it. */
   _Atomic uint64_t ticket;
   uintptr_t base;
   enum segment_state state : 4;

@@ -5,8 +5,8 @@
  * change hands.
  *
  * A block of a slab is in exactly one place: live (the program's), in a batch (a front's or the depot's), or in its
- * slab (its bit is set).  The program's blocks have a code in their live byte, all others 0.  The byte is exchanged to
- * 0 by whoever frees, so that of two frees of one block one fails, whatever threads they come from.
+ * slab (its bit is set).  The program's blocks have a code in their live byte, all others 0.  Whoever frees
+ * claims it by that byte (claim.h), so that of two frees of one block one fails, whatever threads they come from.
  *
  * Slabs take their spans from the pool and give them back when all blocks are in.  A slab is bound to its page for
  * good: it is found through page_map.h without a lock, and whose it is, is asked then.  So neither it nor its bytes are
