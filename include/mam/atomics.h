@@ -25,28 +25,40 @@ typedef unsigned long long mam_u64;
 #endif
 
 /* MAM_INLINE: meant to be part of its caller.  MAM_OUTLINE: kept out of it, so that a kernel pays for the registers and
- * the code of what it seldom needs in one place. */
+ * the code of what it seldom needs in one place.
+ *
+ * ptxas gives a function that it knows to have no other callers registers above those of its callers, so a kernel would
+ * pay for the whole depth of calls.  A function that others may call follows the calling convention: it uses the
+ * registers of its callers and saves on the stack what they keep there.  Outlined functions are to be of this kind:
+ *
+ *   with -rdc=true   they have external linkage, so every call is visible, and the linker knows stack and registers;
+ *   without it       MAM_OUT_OF_SIGHT hides from ptxas which function is called. */
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #define MAM_INLINE static __device__ __forceinline__
+#ifdef __CUDACC_RDC__
+#define MAM_OUTLINE inline __device__ __noinline__
+#else
 #define MAM_OUTLINE static __device__ __noinline__
+#endif
 #else
 #define MAM_INLINE static inline __attribute__((unused))
 #define MAM_OUTLINE static __attribute__((unused))
 #endif
 
-/* What is out of line is called through a pointer that the compiler cannot see through.  So it follows the calling
- * convention, with what it needs beyond on the stack, instead of having registers of its own in every kernel above
- * those of its callers: ptxas would add up the whole depth of calls. */
-#if MAM_ON_DEVICE
+#if MAM_ON_DEVICE && !defined(__CUDACC_RDC__)
 template <typename Function> MAM_INLINE Function mam_out_of_sight(Function function) {
   asm volatile("" : "+l"(function));
   return function;
 }
 #define MAM_OUT_OF_SIGHT(function) mam_out_of_sight(function)
-/* What was computed from a variable is computed again after this, instead of being kept in a register. */
-#define MAM_FORGET(variable) asm volatile("" : "+r"(variable))
 #else
 #define MAM_OUT_OF_SIGHT(function) (function)
+#endif
+
+/* What was computed from a variable is computed again after this, instead of being kept in a register. */
+#if MAM_ON_DEVICE
+#define MAM_FORGET(variable) asm volatile("" : "+r"(variable))
+#else
 #define MAM_FORGET(variable) ((void)(variable))
 #endif
 
@@ -196,16 +208,44 @@ MAM_INLINE mam_u32 mam_leading_zeros_u64(mam_u64 value) { return (mam_u32)__clzl
 MAM_INLINE mam_u32 mam_ones_u32(mam_u32 value) { return (mam_u32)__popc(value); }
 MAM_INLINE mam_u32 mam_ones_u64(mam_u64 value) { return (mam_u32)__popcll(value); }
 
-/* Lanes of one warp that act together: every one of them makes the same calls. */
+/* ---- Lanes that act together ----
+ *
+ * A collective (shuffle, vote, match, __syncwarp) names lanes that all make it.  Lanes that have parted at a branch
+ * meet again where the branch ends, but not only these: lanes that came there at another time, from another iteration
+ * of a loop for instance, may run on beside them.  So of a mask one can say two things, and libmam's device code relies
+ * on no third:
+ *
+ * 1. At once.  Between __activemask() and a match or a vote lies nothing but arithmetic.  The lanes that __activemask()
+ *    names, and no others, make the collective.  __activemask() is used for nothing else: it says which lanes are here,
+ *    not which will come.
+ * 2. Later.  The mask is a value of each lane, which mam_mask_of made: the compiler compares it between the lanes that
+ *    are here, and serves those of each mask by themselves.  The lanes of one mask all take the same branches to the
+ *    collective, or the lanes that leave are taken out of the mask, by arithmetic that all of them do alike.
+ *
+ * The second needs mam_mask_of.  ptxas (13.0) takes the result of a vote, and sometimes that of a match, for the same
+ * in all lanes that run together.  That holds as long as no lanes part.  After that it compiles the collective for the
+ * mask of one lane, and a lane of another set beside it reads a lane that has not arrived.  (An atomic operation under
+ * a predicate is no way round: ptxas makes a branch of it.) */
 struct mam_lanes {
   mam_u32 mask, rank, count;
 };
 
+/* The lanes below the calling one. */
 MAM_INLINE mam_u32 mam_lane_below(void) {
   mam_u32 mask;
   asm("mov.u32 %0, %%lanemask_lt;" : "=r"(mask));
   return mask;
 }
+/* A mask that has the calling lane, which changes nothing but what the compiler knows of it: a lane's own bit differs
+ * from lane to lane. */
+MAM_INLINE mam_u32 mam_mask_of(mam_u32 mask) {
+  mam_u32 self;
+  asm("mov.u32 %0, %%lanemask_eq;" : "=r"(self));
+  return mask | self;
+}
+/* The lanes that are here together with the calling one and have the same value. */
+MAM_INLINE mam_u32 mam_mask_alike_u64(mam_u64 value) { return mam_mask_of(__match_any_sync(__activemask(), value)); }
+
 MAM_INLINE struct mam_lanes mam_lanes_of(mam_u32 mask) {
   struct mam_lanes lanes = {mask, mam_ones_u32(mask & mam_lane_below()), mam_ones_u32(mask)};
   return lanes;
@@ -216,16 +256,25 @@ MAM_INLINE struct mam_lanes mam_lanes_alone(void) {
   asm("mov.u32 %0, %%lanemask_eq;" : "=r"(lanes.mask));
   return lanes;
 }
-/* Orders what they did before, for all of them. */
+/* All of them come here; orders what they did before, for all of them. */
 MAM_INLINE void mam_lanes_sync(struct mam_lanes lanes) { __syncwarp(lanes.mask); }
-/* The value of the first of them, for all of them. */
+/* The value of the first of them, for all of them, who all come here.  What the first lane did and saw before comes
+ * before what the others do after: a shuffle alone orders no memory. */
+MAM_INLINE mam_u64 mam_mask_first_u64(mam_u32 mask, mam_u64 value) {
+  __syncwarp(mask);
+  return __shfl_sync(mask, value, (int)mam_lowest_u32(mask));
+}
+MAM_INLINE mam_u32 mam_mask_first_u32(mam_u32 mask, mam_u32 value) {
+  __syncwarp(mask);
+  return __shfl_sync(mask, value, (int)mam_lowest_u32(mask));
+}
 MAM_INLINE mam_u64 mam_lanes_first_u64(struct mam_lanes lanes, mam_u64 value) {
-  return __shfl_sync(lanes.mask, value, (int)mam_lowest_u32(lanes.mask));
+  return mam_mask_first_u64(lanes.mask, value);
 }
 MAM_INLINE mam_u32 mam_lanes_first_u32(struct mam_lanes lanes, mam_u32 value) {
-  return __shfl_sync(lanes.mask, value, (int)mam_lowest_u32(lanes.mask));
+  return mam_mask_first_u32(lanes.mask, value);
 }
-/* Whether it is so for all of them. */
+/* Whether it is so for all of them, who all come here. */
 MAM_INLINE int mam_lanes_all(struct mam_lanes lanes, int is_so) { return __all_sync(lanes.mask, is_so); }
 
 #else

@@ -184,6 +184,12 @@ MAM_INLINE void *mam_chunk_of(mam_u64 address, mam_u32 number, mam_u32 size_clas
   return (void *)(address + ((mam_u64)(number * mam_class_multiple(size_class, shift)) << (shift + 4)));
 }
 
+/* Of a group of lanes that together asked for tickets, those that got none: ticket is the first lane's, limit the
+ * number of a slot's chunks.  The same for all of them. */
+MAM_INLINE mam_u32 mam_lanes_without(mam_u32 group, mam_u32 ticket, mam_u32 limit) {
+  return ticket >= limit ? group : group & ~mam_lowest_ones(group, limit - ticket);
+}
+
 /* Chunks for the lanes of a group of which none has a ticket.  What it keeps while it calls is little: the rest it
  * computes anew from the class, which it hides from the compiler for that. */
 MAM_INLINE void *mam_malloc_more(const mam_heap &heap, mam_u32 wanted, mam_u32 slot, mam_u32 prior, mam_u32 group) {
@@ -194,10 +200,10 @@ MAM_INLINE void *mam_malloc_more(const mam_heap &heap, mam_u32 wanted, mam_u32 s
       old = MAM_OUT_OF_SIGHT(mam_slot_wait)(&heap.slots[slot & ((1u << MAM_REST_CHUNKS) - 1)],
                                             1u << (slot >> MAM_REST_CHUNKS), mam_ones_u32(group));
     asm volatile("" : "+r"(wanted), "+r"(slot), "+r"(group));
-    old = __shfl_sync(group, old, (int)mam_lowest_u32(group));
+    old = mam_mask_first_u64(group, old); /* all of the group: none has left since the match */
     rank = mam_ones_u32(group & mam_lane_below());
     mam_u32 ticket = (mam_u32)(old & MAM_SLOT_TICKETS), limit = 1u << (slot >> MAM_REST_CHUNKS);
-    group = __ballot_sync(group, ticket + rank >= limit);
+    group = mam_lanes_without(group, ticket, limit);
     if (ticket + rank < limit)
       return mam_chunk_of(mam_slot_address(old), ticket + rank, wanted & MAM_REST_KIND);
     wanted |= ticket <= limit ? MAM_REST_REFILL : 0;
@@ -220,7 +226,7 @@ MAM_INLINE void *mam_malloc_more(const mam_heap &heap, mam_u32 wanted, mam_u32 s
             (mam_class_bytes(wanted & MAM_REST_KIND) << (slot >> MAM_REST_CHUNKS)) >> MAM_PAGE_SHIFT);
     }
     asm volatile("" : "+r"(wanted), "+r"(slot), "+r"(group), "+r"(prior));
-    page = __shfl_sync(group, page, (int)mam_lowest_u32(group));
+    page = mam_mask_first_u32(group, page); /* all of the group, or of those that the wait above left in it */
     if (page != MAM_NO_PAGE) {
       struct mam_lanes lanes = mam_lanes_of(group);
       mam_u32 got = lanes.count;
@@ -230,7 +236,7 @@ MAM_INLINE void *mam_malloc_more(const mam_heap &heap, mam_u32 wanted, mam_u32 s
         got = mam_slot_fill(&request, area, page, lanes.count, lanes);
       }
       page &= MAM_REFILL_PAGE;
-      group = __ballot_sync(group, lanes.rank >= got);
+      group &= ~mam_lowest_ones(group, got);
       if (lanes.rank < got)
         return mam_chunk_of(mam_area_address(area, page), lanes.rank, wanted & MAM_REST_KIND);
       wanted &= ~(mam_u32)MAM_REST_REFILL;
@@ -244,24 +250,26 @@ MAM_INLINE void *mam_malloc_more(const mam_heap &heap, mam_u32 wanted, mam_u32 s
 MAM_INLINE void *mam_malloc_kind(const mam_heap &heap, mam_u32 home, mam_u32 kind, mam_u32 number, mam_u32 shift,
                                  mam_u32 multiple) {
   mam_u32 chunks_log2 = mam_span_chunks_log2(heap.chunks, shift);
-  mam_u32 active = __activemask(), group = __match_any_sync(active, kind), count = mam_ones_u32(group);
-  mam_u32 slot = number * heap.slot_count + mam_slot_here(heap, home), wanted = MAM_REST_WHOLE, prior = MAM_NO_PAGE;
-  /* All groups at once, where they are too few for a whole span: an exchange in each group alone would take turns. */
-  active = __ballot_sync(active, count >> chunks_log2 == 0);
-  if (count >> chunks_log2 == 0) {
-    mam_u32 rank = mam_ones_u32(group & mam_lane_below());
-    mam_u64 old = 0;
-    if (rank == 0) /* acquire: as in mam_slot_take, of which this is the part that every kernel has */
-      old = mam_add_acquire_u64(&heap.slots[slot], count);
-    old = __shfl_sync(active, old, (int)mam_lowest_u32(group));
-    mam_u32 ticket = (mam_u32)(old & MAM_SLOT_TICKETS), mine = ticket + rank;
-    group &= __ballot_sync(active, mine >> chunks_log2 != 0);
-    if (mine >> chunks_log2 == 0)
-      return (void *)(mam_slot_address(old) + ((mam_u64)(mine * multiple) << (shift + 4)));
-    wanted = (ticket <= 1u << chunks_log2 ? MAM_REST_REFILL : 0) | (mam_slot_is_dry(old) ? MAM_REST_DRY : 0);
-    prior = mam_slot_page(old, heap.base, heap.page_count);
-  }
-  wanted |= mam_wanted(heap, kind, home);
+  mam_u32 slot = number * heap.slot_count + mam_slot_here(heap, home);
+  mam_u32 here = __activemask(), group = __match_any_sync(here, kind), count = mam_ones_u32(group);
+  mam_u32 rank = mam_ones_u32(group & mam_lane_below());
+  /* A group that is large enough for whole spans asks for no tickets. */
+  mam_u64 old = MAM_SLOT_TICKETS;
+  int few = count >> chunks_log2 == 0;
+  if (few && rank == 0) /* acquire: as in mam_slot_take, of which this is the part that every kernel has */
+    old = mam_add_acquire_u64(&heap.slots[slot], count);
+  /* All that were here come to this exchange, of whatever group: groups by themselves would take turns. */
+  here = mam_mask_of(here);
+  __syncwarp(here); /* what the first lane of a group acquired comes before what the others do with their chunks */
+  old = __shfl_sync(here, old, (int)mam_lowest_u32(group));
+  mam_u32 ticket = (mam_u32)(old & MAM_SLOT_TICKETS), mine = ticket + rank;
+  if (mine >> chunks_log2 == 0)
+    return (void *)(mam_slot_address(old) + ((mam_u64)(mine * multiple) << (shift + 4)));
+  mam_u32 wanted = mam_wanted(heap, kind, home);
+  wanted |= !few ? MAM_REST_WHOLE
+                 : (ticket <= 1u << chunks_log2 ? MAM_REST_REFILL : 0) | (mam_slot_is_dry(old) ? MAM_REST_DRY : 0);
+  mam_u32 prior = mam_slot_page(old, heap.base, heap.page_count);
+  group = mam_lanes_without(mam_mask_of(group), ticket, 1u << chunks_log2);
   return mam_malloc_more(heap, wanted, slot | chunks_log2 << MAM_REST_CHUNKS, prior, group);
 }
 
@@ -333,10 +341,12 @@ static __device__ __forceinline__ void mam_free(mam_heap heap, void *block) {
     return;
   }
   struct mam_bit bit = mam_bit_of(offset, entry);
-  mam_u32 active = __activemask(), group = __match_any_sync(active, bit.word), bits = 1u << bit.bit;
-  /* Groups take turns where each does something alone, so many small ones are better left. */
-  if (mam_ones_u32(__ballot_sync(active, (group & mam_lane_below()) == 0)) <= MAM_FREE_GROUPS) {
-    __syncwarp(active); /* what the lanes wrote to their blocks comes before the first lane's release */
+  mam_u32 here = __activemask(), group = __match_any_sync(here, bit.word), bits = 1u << bit.bit;
+  /* Groups take turns where each does something alone, so many small ones are better left.  The lanes that are here
+   * come from the match to this vote with nothing between; what it says is a number, the same for all of them. */
+  if (mam_ones_u32(__ballot_sync(here, (group & mam_lane_below()) == 0)) <= MAM_FREE_GROUPS) {
+    group = mam_mask_of(group);
+    __syncwarp(group); /* what the lanes wrote to their blocks comes before the first lane's release */
     bits = mam_lanes_or(group, bits);
     if ((group & mam_lane_below()) != 0)
       return;

@@ -193,6 +193,7 @@ MAM_OUTLINE mam_warp *mam_warp_open(struct mam_heap_control *control, mam_warp_o
 
 static __device__ __forceinline__ mam_warp *mam_warp_start_lanes(mam_heap heap, unsigned lanes,
                                                                  mam_warp_options options, mam_heap_status *why) {
+  lanes = mam_mask_of(lanes); /* they all come here, and to the exchange below */
   mam_u32 leader = 31 - mam_leading_zeros_u32(lanes);
   mam_warp *warp = 0;
   if (mam_warp_lane() == leader) {
@@ -270,7 +271,7 @@ MAM_OUTLINE void *mam_warp_malloc_large(mam_warp *warp, mam_u64 *list, mam_u32 g
                                         int alone) {
   mam_u32 shift = warp->block_shift, lane = mam_warp_lane();
   mam_u32 piece = before >> 32 != 0 ? 0 : (mam_u32)before / (warp->superblock_bytes >> shift);
-  mam_u32 lanes = __match_any_sync(group, piece), first = mam_lowest_u32(lanes);
+  mam_u32 lanes = mam_mask_of(__match_any_sync(group, piece)), first = mam_lowest_u32(lanes);
   mam_u64 begin = __shfl_sync(group, before, (int)first);
   mam_u64 bytes = (__shfl_sync(group, before + blocks, (int)(31 - mam_leading_zeros_u32(lanes))) - begin) << shift;
   mam_u64 block = 0, entry = 0, offset = (before - begin) << shift;
@@ -301,9 +302,7 @@ MAM_OUTLINE void *mam_warp_malloc_more(mam_u32 before, mam_u32 blocks, mam_warp 
  * Lanes are alone with a header if all that take part are here: then nobody else can be, and since fewer and fewer take
  * part, even an old value that says so is true. */
 MAM_OUTLINE void *mam_warp_malloc_rest(mam_warp *warp, size_t bytes) {
-  mam_u32 group = __activemask(), self = 1u << mam_warp_lane();
-  if (!__all_sync(group, (mam_u64)warp == __shfl_sync(group, (mam_u64)warp, (int)mam_lowest_u32(group))))
-    group = __match_any_sync(group, (mam_u64)warp);
+  mam_u32 group = mam_mask_alike_u64((mam_u64)warp), self = 1u << mam_warp_lane();
   __syncwarp(group); /* what others of them did to the header comes before */
   mam_u64 lanes = mam_warp_look(warp).lanes;
   if (lanes != mam_warp_all_of(group))
@@ -313,7 +312,7 @@ MAM_OUTLINE void *mam_warp_malloc_rest(mam_warp *warp, size_t bytes) {
   if (!__all_sync(group, bytes != 0 && list == &warp->list)) {
     if (bytes == 0 || list == 0 || !mam_warp_sound(warp))
       return 0;
-    group = __match_any_sync(__activemask(), (mam_u64)list);
+    group = mam_mask_alike_u64((mam_u64)list);
   }
   mam_u64 before = mam_warp_sum(group, blocks, &all);
   int alone = lanes == mam_warp_all_of(group);
@@ -375,15 +374,15 @@ MAM_INLINE void *mam_warp_malloc_whole(mam_warp *warp, struct mam_warp_hot hot, 
 
 /* Equal requests of some lanes of a warp, here together, if they are all that take part in one header, and it has a
  * superblock with room for them; else NULL.  Calls nothing. */
-MAM_OUTLINE void *mam_warp_malloc_part(mam_warp *warp, size_t bytes, mam_u32 here) {
+MAM_OUTLINE void *mam_warp_malloc_part(mam_warp *warp, size_t bytes) {
+  mam_u32 here = mam_mask_alike_u64((mam_u64)warp);
   __syncwarp(here); /* what others of them did to the header comes before */
   struct mam_warp_hot hot = mam_warp_look(warp);
   mam_u32 top = mam_lowest_u32(here), blocks = (mam_u32)(bytes + hot.block_less_1) >> hot.block_shift;
-  mam_u64 header = __shfl_sync(here, (mam_u64)warp, (int)top);
   mam_u32 same = __shfl_sync(here, (mam_u32)bytes, (int)top), left = mam_warp_number(hot.current);
   /* The vote needs what each lane has read: so all have read when one writes. */
-  if (!__all_sync(here, (header == (mam_u64)warp) & (hot.lanes == mam_warp_all_of(here)) & (bytes == same) &
-                            (bytes - 1 < 1u << 24) & (mam_ones_u32(here) * blocks <= left)))
+  if (!__all_sync(here, (hot.lanes == mam_warp_all_of(here)) & (bytes == same) & (bytes - 1 < 1u << 24) &
+                            (mam_ones_u32(here) * blocks <= left)))
     return 0;
   left -= mam_ones_u32(here) * blocks;
   if (mam_warp_lane() == top)
@@ -412,7 +411,7 @@ static __device__ __forceinline__ void *mam_warp_malloc(mam_warp *warp, size_t b
       return (void *)(mam_warp_address(hot.current) + ((mam_u64)(left - blocks) << hot.block_shift));
     }
   } else if (!MAM_HEAP_CHECKED) {
-    void *block = MAM_OUT_OF_SIGHT(mam_warp_malloc_part)(warp, bytes, here);
+    void *block = MAM_OUT_OF_SIGHT(mam_warp_malloc_part)(warp, bytes);
     if (block != 0)
       return block;
   }
@@ -434,7 +433,7 @@ static __device__ __forceinline__ void *mam_warp_malloc_why(mam_warp *warp, size
 
 /* Lanes leave, each group of one header and one way together. */
 MAM_OUTLINE void mam_warp_leave_here(mam_warp *warp, enum mam_warp_leaving how) {
-  mam_u32 group = __match_any_sync(__activemask(), (mam_u64)warp | (mam_u64)how);
+  mam_u32 group = mam_mask_alike_u64((mam_u64)warp | (mam_u64)how);
   struct mam_lanes lanes = mam_lanes_of(group);
   __syncwarp(group); /* what each did comes before its leaving */
   if (mam_lanes_all(lanes, mam_warp_look(warp).lanes == mam_warp_all_of(group))) {
@@ -500,7 +499,7 @@ static __device__ __forceinline__ mam_warp *mam_warp_hand_over(mam_warp *warp) {
 }
 
 MAM_OUTLINE mam_warp *mam_warp_adopt_rest(mam_warp *warp) {
-  mam_u32 group = __match_any_sync(__activemask(), (mam_u64)warp);
+  mam_u32 group = mam_mask_alike_u64((mam_u64)warp);
   mam_u32 adopted = 0;
   if ((group & mam_lane_below()) == 0)
     adopted = (mam_u32)mam_warp_adopt_by(warp, group, mam_warp_self());
