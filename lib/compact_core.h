@@ -156,7 +156,7 @@ MAM_INLINE void mam_slot_emptied_end(const struct mam_slot_emptied *emptied) {
   if (emptied->pages != 0 && emptied->used != 0)
     mam_span_hint(emptied->area, emptied->page, emptied->kind);
   else if (emptied->pages != 0)
-    mam_pages_release(emptied->area, emptied->page, emptied->pages);
+    MAM_OUT_OF_SIGHT(mam_pages_release)(emptied->area, emptied->page, emptied->pages);
 }
 
 /* Whether nobody made a request of an emptied slot. */

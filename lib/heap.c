@@ -339,7 +339,7 @@ static size_t area_metadata_bytes(struct mam_area area) { return (size_t)mam_are
 
 static void view_free(struct heap_view *view) {
   for (mam_u32 i = 0; i < view->count; i++)
-    free(view->areas[i].words - 1);
+    free(mam_area_metadata(view->areas[i]));
   free(view->control);
 }
 
@@ -373,8 +373,8 @@ static cudaError_t view_take(struct mam_heap_host *heap, const struct table *tab
     mam_u64 *copy = malloc(area_metadata_bytes(area));
     if (copy == NULL)
       break;
-    view->areas[view->count] = (struct mam_area){area.base, copy + 1, area.page_count, 0};
-    error = heap_gpu_read(&heap->gpu, copy, (mam_u64)(uintptr_t)(area.words - 1), area_metadata_bytes(area));
+    view->areas[view->count] = mam_area_copied(area, copy);
+    error = heap_gpu_read(&heap->gpu, copy, (mam_u64)(uintptr_t)mam_area_metadata(area), area_metadata_bytes(area));
   }
   if (error == cudaSuccess && (view->control == NULL || view->count < table->count))
     error = error_set(cudaErrorMemoryAllocation, "no host memory for a copy of the heap's metadata");

@@ -92,12 +92,12 @@ static cudaError_t write_area(struct mam_heap_host *heap, struct mam_area area) 
   mam_u64 *image = calloc(1, bytes);
   if (image == NULL)
     return error_set(cudaErrorMemoryAllocation, "no host memory for the metadata of a superblock");
-  struct mam_area in_image = {area.base, image + 1, area.page_count, 0};
+  struct mam_area in_image = mam_area_copied(area, image);
   mam_area_clear(in_image, 0, 1);
   /* What was found missing with the sum of the stamps as it was is not to be taken for missing now, nor if that sum
    * came again: so no superblock begins with the stamp of one that was there before. */
   *mam_area_stamp(in_image) = (mam_u32)(heap->growth_count + 1) * 0x9e3779b2u;
-  cudaError_t error = write_beside(heap, (mam_u64)(uintptr_t)(area.words - 1), image, bytes);
+  cudaError_t error = write_beside(heap, (mam_u64)(uintptr_t)mam_area_metadata(area), image, bytes);
   free(image);
   return error;
 }

@@ -78,7 +78,7 @@ void heap_view_settle(struct heap_view *view) {
   for (mam_u32 i = 0; i < view->count; i++)
     for (mam_u32 page = 0; page < view->areas[i].page_count; page++) {
       mam_u64 word = view->areas[i].words[(size_t)page * MAM_PAGE_WORDS];
-      if (word != 0 && word >> 56 != MAM_CLASS_RUN)
+      if (word != 0 && !mam_word_is_run(word))
         end_if_empty(&view->areas[i], page);
     }
   for (mam_u32 i = 0; i < heap->slot_count * MAM_HEAP_KINDS; i++) {
@@ -103,8 +103,8 @@ void heap_view_settle(struct heap_view *view) {
 static bool walk_page(const struct mam_area *area, mam_u32 page, heap_visit *visit, void *closure) {
   const mam_u64 *words = &area->words[(size_t)page * MAM_PAGE_WORDS];
   mam_u64 address = mam_area_address(*area, page);
-  if (words[0] >> 56 == MAM_CLASS_RUN)
-    return visit(closure, address, (words[0] & (MAM_FULL_WORD >> 16)) << MAM_PAGE_SHIFT);
+  if (mam_word_is_run(words[0]))
+    return visit(closure, address, (mam_u64)mam_run_pages(words[0], words[1]) << MAM_PAGE_SHIFT);
   mam_u32 bytes = mam_class_bytes(mam_word_class(words[0]));
   for (mam_u32 i = 0; i < mam_word_span_words(words[0]); i++)
     for (mam_u32 used = (mam_u32)words[i]; used != 0; used &= used - 1)
@@ -146,9 +146,9 @@ static void tally_view(const struct heap_view *view, struct tally *tally) {
   for (mam_u32 i = 0; i < view->count; i++)
     for (mam_u32 page = 0; page < view->areas[i].page_count; page++) {
       const mam_u64 *words = &view->areas[i].words[(size_t)page * MAM_PAGE_WORDS];
-      if (words[0] >> 56 == MAM_CLASS_RUN) {
+      if (mam_word_is_run(words[0])) {
         tally->runs++;
-        tally->run_bytes += (words[0] & (MAM_FULL_WORD >> 16)) << MAM_PAGE_SHIFT;
+        tally->run_bytes += (size_t)mam_run_pages(words[0], words[1]) << MAM_PAGE_SHIFT;
       } else if (words[0] != 0)
         tally_span(&tally->classes[mam_word_class(words[0]) & MAM_KIND_CLASS], words);
     }

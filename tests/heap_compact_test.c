@@ -123,7 +123,7 @@ static double fragmentation(mam_u32 type, mam_u32 *spans, mam_u32 *used) {
     for (mam_u32 page = 0; page < area.page_count; page++) {
       const mam_u64 *words = area.words + (size_t)page * MAM_PAGE_WORDS;
       unsigned live = 0, chunks = 0;
-      if (words[0] == 0 || words[0] >> 56 == MAM_CLASS_RUN || (words[0] >> 44 & 15) != type)
+      if (words[0] == 0 || mam_word_is_run(words[0]) || (words[0] >> 44 & 15) != type)
         continue;
       for (unsigned word = 0; word < (words[0] >> 40 & 15); word++) {
         live += (unsigned)__builtin_popcount((unsigned)words[word]);

@@ -384,11 +384,11 @@ START_TEST(runs_over_the_end_of_a_part_are_found) {
     mam_u32 first = _i == 0 ? end - 2 : end, second = _i == 0 ? end : end - 2;
     mam_pages_release(area, first, 2);
     for (mam_u32 from = 0; from < 300; from += 60)
-      ck_assert_uint_eq(mam_pages_search(area, 4, from), MAM_NO_PAGE);
+      ck_assert_uint_eq(mam_pages_search(&area, 4, from), MAM_NO_PAGE);
     mam_pages_release(area, SEARCHED_PAGES - 1, 1); /* now nothing is known of the whole, only of its parts */
     ck_assert_uint_eq(mam_run_take_at(SEARCHED_PAGES - 1, 1, area), 1);
     mam_pages_release(area, second, 2);
-    ck_assert_uint_eq(mam_pages_search(area, 4, 0), end - 2);
+    ck_assert_uint_eq(mam_pages_search(&area, 4, 0), end - 2);
   }
 }
 END_TEST
@@ -402,7 +402,9 @@ START_TEST(searches_find_what_there_is) {
     bool fills = step / 2000 % 2 == 0;
     mam_u32 wanted = 1 + random_below(random_below(8) == 0 ? 200 : random_below(4) == 0 ? 64 : 12);
     if (count == 0 || random_below(16) < (fills ? 11 : 7)) {
-      mam_u32 longest = longest_run(), page = mam_pages_search(area, wanted, random_below(area.page_count / 64 + 2));
+      mam_u32 longest = longest_run(), from = random_below(mam_area_map_words(area));
+      mam_u32 page =
+          wanted <= MAM_SPAN_PAGES ? mam_pages_search(&area, wanted, from) : mam_run_search(&area, wanted, from);
       ck_assert_msg((page != MAM_NO_PAGE) == (wanted <= longest), "%u pages of at most %u are %s", (unsigned)wanted,
                     (unsigned)longest, page == MAM_NO_PAGE ? "not found" : "found");
       if (page != MAM_NO_PAGE) {

@@ -88,15 +88,14 @@ static void hold(void *block) {
 }
 
 static void claim_by_recycling(mam_u32 size_class) {
-  struct mam_claim claim = mam_recycle(model->control->superblocks[0], size_class, 1, 0);
+  struct mam_claim claim = mam_recycle(&model->control->superblocks[0], size_class, 1, 0);
   if (claim.mask != 0)
     hold((void *)(uintptr_t)mam_claim_chunk(claim, 0));
 }
 
 static void claim_of_a_new_span(mam_u32 size_class) {
-  int busy = 0;
   struct mam_claim claim =
-      mam_span_open(model->control, size_class, mam_span_pages(model->control->heap.chunks, size_class), 1, 0, &busy);
+      mam_claim_own(model->control, size_class, mam_span_pages(model->control->heap.chunks, size_class), 1);
   if (claim.mask != 0)
     hold((void *)(uintptr_t)mam_claim_chunk(claim, 0));
 }
@@ -129,7 +128,7 @@ static const char *hidden(void) {
   for (mam_u32 page = 0; page < area.page_count; page++)
     for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++) {
       mam_u64 word = area.words[page * MAM_PAGE_WORDS + i];
-      if (word == 0 || word >> 56 == MAM_CLASS_RUN || (mam_u32)word == mam_word_full(word))
+      if (word == 0 || mam_word_is_run(word) || (mam_u32)word == mam_word_full(word))
         continue;
       const mam_u64 *map = mam_area_class(area, mam_word_class(word));
       mam_u32 block = page / MAM_BLOCK_PAGES;
@@ -147,7 +146,7 @@ static const char *stray_pages(void) {
     mam_u64 word = area.words[page * MAM_PAGE_WORDS];
     if (word == 0)
       continue;
-    mam_u32 count = word >> 56 == MAM_CLASS_RUN ? (mam_u32)word : mam_word_span_pages(word);
+    mam_u32 count = mam_word_is_run(word) ? mam_run_pages(word, 0) : mam_word_span_pages(word);
     mam_u64 bits = mam_run_bits(count, page);
     if ((owned & bits) != 0)
       return "two spans overlap";
@@ -166,7 +165,7 @@ static const char *left_over(void) {
     mam_u32 used = 0;
     for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++)
       used |= (mam_u32)words[i];
-    if (words[0] != 0 && used == 0)
+    if (words[0] != 0 && !mam_word_is_run(words[0]) && used == 0)
       return "an empty span has not ended";
   }
   return NULL;
@@ -217,7 +216,9 @@ static uint64_t memory_hash(void) {
   for (mam_u32 i = 0; i < model->control->heap.slot_count * MAM_HEAP_KINDS; i++)
     hash = interleave_mix(hash, model->control->heap.slots[i]);
   for (mam_u32 page = 0; page < area.page_count; page++)
-    hash = interleave_mix(hash, mam_area_rings(area)[page]);
+    hash = interleave_mix(hash, mam_area_rings(area)[page] | (uint64_t)*mam_page_owner(area.words, page) << 16);
+  for (mam_u32 number = 0; number < MAM_HEAP_KINDS; number++)
+    hash = interleave_mix(hash, model->control->held[number]);
   hash = interleave_mix(hash, model->control->mode | (uint64_t)model->control->sweep_next << 8 |
                                   (uint64_t)model->control->sweep_done << 32);
   for (unsigned i = 0; i < MAM_OPENINGS; i++)
@@ -277,8 +278,7 @@ static const char *explore(const struct scenario *explored, size_t *states) {
 static void prepare_blocks(mam_u32 size_class, unsigned count) {
   mam_u32 limit = mam_slot_limit(&model->control->heap, size_class);
   mam_u32 pages = mam_span_pages(model->control->heap.chunks, size_class);
-  int busy = 0;
-  struct mam_claim claim = mam_span_open(model->control, size_class, pages, count, 0, &busy);
+  struct mam_claim claim = mam_claim_own(model->control, size_class, pages, count);
   for (unsigned i = 0; i < count; i++)
     prepared[i] = (void *)(uintptr_t)mam_claim_chunk(claim, i);
   ck_assert_uint_le(count, limit);
@@ -288,13 +288,13 @@ static void one_left(void) { prepare_blocks(CLASS_A, 1); }
 static void two_left(void) { prepare_blocks(CLASS_A, 2); }
 static void full_span(void) {
   prepare_blocks(CLASS_A, 32);
-  (void)mam_recycle(model->control->superblocks[0], CLASS_A, 1, 0); /* strikes the hint */
+  (void)mam_recycle(&model->control->superblocks[0], CLASS_A, 1, 0); /* strikes the hint */
 }
 /* One chunk in each of two words of a span, and nothing else in it: 64 chunks of 320 bytes. */
 enum { CLASS_TWO_WORDS = 12 };
 static void two_words(void) {
   prepare_blocks(CLASS_TWO_WORDS, 32);
-  struct mam_claim claim = mam_recycle(model->control->superblocks[0], CLASS_TWO_WORDS, 1, 0);
+  struct mam_claim claim = mam_recycle(&model->control->superblocks[0], CLASS_TWO_WORDS, 1, 0);
   for (unsigned i = 1; i < 32; i++)
     (void)heap_model_free(model, prepared[i]);
   prepared[1] = (void *)(uintptr_t)mam_claim_chunk(claim, 0);
@@ -363,9 +363,9 @@ static void swept(void) {
   struct mam_area area = model->control->superblocks[0];
   for (mam_u32 page = 0; page < area.page_count; page++) {
     mam_u64 word = area.words[page * MAM_PAGE_WORDS];
-    if (word != 0 && word >> 56 != MAM_CLASS_RUN && (word & MAM_WORD_WATCHED) == 0)
+    if (word != 0 && !mam_word_is_run(word) && (word & MAM_WORD_WATCHED) == 0)
       violation = "a span is not watched after the sweep";
-    if (word != 0 && word >> 56 != MAM_CLASS_RUN && (mam_u32)word == 0)
+    if (word != 0 && !mam_word_is_run(word) && (mam_u32)word == 0)
       violation = "an empty span is left after the sweep";
   }
 }
@@ -376,16 +376,16 @@ static void take_a_run(void) {
 }
 /* The same, but for looking again. */
 static void take_pages(void) {
-  struct mam_place place = mam_pages_claim(model->control, 3, 0);
-  if (place.page == MAM_NO_PAGE)
+  struct mam_found found = mam_pages_any(model->control, 3, 0);
+  if (found.page == MAM_NO_PAGE)
     return;
-  mam_store_relaxed_u16(&mam_area_entries(place.area)[place.page], MAM_ENTRY_RUN);
-  mam_store_relaxed_u64(&place.area.words[place.page * MAM_PAGE_WORDS], (mam_u64)MAM_CLASS_RUN << 56 | 3);
-  hold((void *)(uintptr_t)mam_area_address(place.area, place.page));
+  mam_store_relaxed_u16(&mam_area_entries(*found.area)[found.page], MAM_ENTRY_RUN);
+  mam_store_relaxed_u64(&found.area->words[found.page * MAM_PAGE_WORDS], mam_run_word(3));
+  hold((void *)(uintptr_t)mam_area_address(*found.area, found.page));
 }
 /* The search goes everywhere, not only near the home. */
 static void search_pages(mam_u32 count) {
-  mam_u32 page = mam_pages_search(model->control->superblocks[0], count, 0);
+  mam_u32 page = mam_pages_search(&model->control->superblocks[0], count, 0);
   if (page != MAM_NO_PAGE)
     mam_pages_release(model->control->superblocks[0], page, count);
 }

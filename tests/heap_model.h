@@ -60,69 +60,61 @@ static inline void heap_model_destroy(struct heap_model *model) {
   free(model);
 }
 
-/* What count lanes of a warp get that ask for a chunk of a kind each, in their order; returns how many got one. */
-static inline unsigned heap_model_malloc_kind(struct heap_model *model, mam_u32 size_class, unsigned slot,
-                                              unsigned count, void **blocks) {
+/* What count lanes of a warp get that ask for a chunk of a kind each, in their order; returns how many got one.  As
+ * mam_malloc_kind, mam_malloc_more and mam_malloc_rest (mam/device.cuh). */
+static inline unsigned heap_model_malloc_kind(struct heap_model *model, mam_u32 kind, unsigned slot, unsigned count,
+                                              void **blocks) {
   const mam_heap *heap = &model->control->heap;
-  mam_u32 home = slot >> heap->warp_bits, limit = mam_slot_limit(heap, size_class);
+  mam_u32 home = slot >> heap->warp_bits, limit = mam_slot_limit(heap, kind), log2 = mam_lowest_u32(limit);
   unsigned done = 0;
-  mam_u64 *place = &heap->slots[mam_kind_number(size_class) * heap->slot_count + slot];
-  struct mam_claim claim = {0, 0, mam_class_bytes(size_class)};
-  struct mam_area first = model->control->superblocks[0];
-  struct mam_request request = {model->control,
-                                first,
-                                NULL,
-                                size_class,
-                                mam_lowest_u32(limit),
-                                home,
-                                model->control->home_count,
-                                MAM_NO_PAGE,
-                                heap->lazy && mam_kind_type(size_class) == 0,
-                                0};
-  mam_u64 old = 0;
-  if (count < limit) {
-    old = mam_slot_take(place, count);
-    struct mam_tickets tickets = mam_tickets_of(old, claim.chunk_bytes, limit, count);
-    request.prior = mam_slot_page(old, first.base, first.page_count);
-    request.refill = tickets.refill;
-    claim.address = tickets.address;
-    claim.mask = tickets.mask;
-  }
-  if (claim.mask == 0 && (request.refill || count >= limit)) {
-    request.slot = count < limit ? place : NULL;
-    struct mam_area area = first;
-    mam_u32 again = MAM_NO_PAGE;
-    if (request.slot != NULL && request.lazy && request.prior != MAM_NO_PAGE)
-      again = mam_slot_retake(area, place,
-                              mam_ring_take(area.words, mam_area_rings(area), area.page_count, request.prior,
-                                            size_class, request.chunks_log2, home, request.home_count),
-                              count);
-    if (again != MAM_NO_PAGE) {
-      request.slot = NULL;
-      request.refill = 0;
-      claim.mask = 0xffffffffu >> (32 - count);
-      claim.address = mam_area_address(area, again);
-      goto have;
+  mam_u32 number = mam_kind_number(kind) * heap->slot_count + slot, place = number | log2 << MAM_REST_CHUNKS;
+  mam_u32 wanted = kind | home << MAM_REST_HOME | (heap->lazy && mam_kind_type(kind) == 0 ? MAM_REST_LAZY : 0);
+  mam_u32 prior = MAM_NO_PAGE;
+  struct mam_claim claim = {0, 0, mam_class_bytes(kind)};
+  mam_u64 old = MAM_SLOT_TICKETS;
+  if (count < limit)
+    old = mam_slot_take(&heap->slots[number], count);
+  struct mam_tickets tickets = mam_tickets_of(old, claim.chunk_bytes, limit, count);
+  claim.address = tickets.address;
+  claim.mask = tickets.mask;
+  wanted |= count >= limit ? MAM_REST_WHOLE : tickets.refill ? MAM_REST_REFILL : 0;
+  prior = mam_slot_page(old, heap->base, heap->page_count);
+  for (mam_u32 i = 0; i < mam_ones_u32(claim.mask); i++)
+    blocks[done++] = (void *)(uintptr_t)mam_claim_chunk(claim, i);
+  if (done < count && (wanted & (MAM_REST_REFILL | MAM_REST_WHOLE)) != 0 && !mam_slot_is_dry(old)) {
+    struct mam_request request = mam_request_of(heap, wanted, place, prior);
+    mam_u32 page = MAM_NO_PAGE, got = count - done;
+    if ((wanted & MAM_REST_REFILL) != 0)
+      mam_held_set(&request);
+    if ((wanted & MAM_REST_REFILL) != 0 && request.lazy && prior != MAM_NO_PAGE)
+      page = mam_slot_retake(&request,
+                             mam_ring_take(heap->words, mam_area_rings(request.area), heap->page_count, prior, kind,
+                                           log2, home, request.home_count),
+                             got);
+    if (page == MAM_NO_PAGE) {
+      page = mam_refill_pages(&mam_cursors(model->control)[home], heap->words, heap->page_count, home,
+                              request.home_count, mam_span_pages(heap->chunks, kind));
+      if (page != MAM_NO_PAGE)
+        got = mam_slot_fill(&request, request.area, page, got, mam_lanes_alone());
     }
-    mam_u32 page = mam_refill_pages(&mam_cursors(model->control)[home], area.words, area.page_count, home,
-                                    model->control->home_count, mam_span_pages(heap->chunks, size_class));
     if (page != MAM_NO_PAGE) {
-      claim.mask = 0xffffffffu >> (32 - mam_slot_fill(&request, area, page, count, mam_lanes_alone()));
-      claim.address = mam_area_address(area, page & MAM_REFILL_PAGE);
-      request.refill = 0;
+      mam_u64 address = mam_area_address(request.area, page & MAM_REFILL_PAGE);
+      for (mam_u32 i = 0; i < got; i++)
+        blocks[done++] = (void *)(uintptr_t)(address + (mam_u64)i * claim.chunk_bytes);
+      wanted &= ~(mam_u32)MAM_REST_REFILL;
     }
   }
-have:
-  for (;;) {
-    for (mam_u32 i = 0; i < mam_ones_u32(claim.mask); i++)
-      blocks[done++] = (void *)(uintptr_t)mam_claim_chunk(claim, i);
-    if (done == count)
-      return done;
-    request.slot = count >= limit && count - done >= limit ? NULL : place;
-    claim = mam_claim_chunks(&request, count - done, mam_lanes_alone());
+  while (done < count) {
+    if (count - done < limit)
+      wanted &= ~(mam_u32)MAM_REST_WHOLE;
+    claim = mam_claim_chunks(model->control, wanted, place, count - done);
+    wanted &= ~(mam_u32)MAM_REST_REFILL;
     if (claim.mask == 0)
       return done;
+    for (mam_u32 i = 0; i < mam_ones_u32(claim.mask); i++)
+      blocks[done++] = (void *)(uintptr_t)mam_claim_chunk(claim, i);
   }
+  return done;
 }
 
 /* The same for as many bytes each. */

@@ -27,16 +27,15 @@ static void look(void) {
     struct mam_area area = model->control->superblocks[view.count];
     size_t metadata_bytes = (size_t)mam_area_metadata_bytes(area.page_count);
     mam_u64 *copy = (mam_u64 *)malloc(metadata_bytes);
-    memcpy(copy, area.words - 1, metadata_bytes);
-    view.areas[view.count] = area;
-    view.areas[view.count].words = copy + 1;
+    memcpy(copy, mam_area_metadata(area), metadata_bytes);
+    view.areas[view.count] = mam_area_copied(area, copy);
   }
   heap_view_settle(&view);
 }
 
 static void look_away(void) {
   for (mam_u32 i = 0; i < view.count; i++)
-    free(view.areas[i].words - 1);
+    free(mam_area_metadata(view.areas[i]));
   free(view.control);
 }
 

@@ -424,7 +424,7 @@ START_TEST(of_two_headers_one_waits) {
   mam_warp_options options = mam_warp_options_sound(tiny);
   for (unsigned i = 0; i < 2; i++) {
     mam_u64 block = mam_warp_heap_malloc(NULL, 512);
-    struct mam_warp *warp = mam_warp_begin(NULL, block, options, 1, 0, (mam_u64)(uintptr_t)park);
+    struct mam_warp *warp = mam_warp_begin(&control, block, options, 1, 0, (mam_u64)(uintptr_t)park);
     warp_model_leave(warp, 0, MAM_WARP_ENDS);
     ck_assert_uint_eq(warp_model.live, 1);
     ck_assert_uint_eq(park[0], block);

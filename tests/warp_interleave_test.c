@@ -163,7 +163,8 @@ static uint64_t state_hash(void) {
       hash = interleave_mix(hash, word + i);
     }
   if (scenario->park != NO_PARK)
-    hash = interleave_mix(interleave_mix(interleave_mix(hash, park[0]), park[1]), control.parked);
+    hash = interleave_mix(interleave_mix(interleave_mix(hash, park[0]), park[1]),
+                          control.parked | control.parks_held << 32);
   for (unsigned i = 0; i < scenario->lanes; i++)
     hash = interleave_mix(hash, readings[i] * 2 + coroutine_lives[i]);
   return hash;
@@ -177,6 +178,7 @@ static void memory_begin(void) {
   memset(cells, 0, sizeof cells);
   memset(park, 0, sizeof park);
   control.parked = 0;
+  control.parks_held = 0;
   control.heap.page_count = PAGES;
   warp_model_begin();
   warp_model.take = cell_take;

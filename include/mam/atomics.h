@@ -45,21 +45,47 @@ typedef unsigned long long mam_u64;
 #define MAM_OUTLINE static __attribute__((unused))
 #endif
 
+/* ptxas takes a hidden call for one of any function of that type, and gives up on the stack that a kernel needs if a
+ * function may so be called by itself.  Types that would be the same differ by a first parameter, MAM_TAG(1 to 6),
+ * which has no value; MAM_OUT_OF_SIGHT supplies it. */
 #if MAM_ON_DEVICE && !defined(__CUDACC_RDC__)
-template <typename Function> MAM_INLINE Function mam_out_of_sight(Function function) {
+template <int Number> struct mam_tag;
+template <> struct mam_tag<1> { char bytes[1]; };
+template <> struct mam_tag<2> { char bytes[2]; };
+template <> struct mam_tag<3> { char bytes[3]; };
+template <> struct mam_tag<4> { char bytes[4]; };
+template <> struct mam_tag<5> { short words[1]; };
+template <> struct mam_tag<6> { short words[2]; };
+template <int Number, typename Result, typename... Values> struct mam_tagged {
+  Result (*function)(mam_tag<Number>, Values...);
+  __device__ __forceinline__ Result operator()(Values... values) const {
+    return function(mam_tag<Number>(), values...);
+  }
+};
+template <typename Result, typename... Values>
+MAM_INLINE auto mam_out_of_sight(Result (*function)(Values...)) -> Result (*)(Values...) {
   asm volatile("" : "+l"(function));
   return function;
 }
+template <int Number, typename Result, typename... Values>
+MAM_INLINE mam_tagged<Number, Result, Values...> mam_out_of_sight(Result (*function)(mam_tag<Number>, Values...)) {
+  asm volatile("" : "+l"(function));
+  return {function};
+}
+#define MAM_TAG(number) mam_tag<number>,
 #define MAM_OUT_OF_SIGHT(function) mam_out_of_sight(function)
 #else
+#define MAM_TAG(number)
 #define MAM_OUT_OF_SIGHT(function) (function)
 #endif
 
 /* What was computed from a variable is computed again after this, instead of being kept in a register. */
 #if MAM_ON_DEVICE
 #define MAM_FORGET(variable) asm volatile("" : "+r"(variable))
+#define MAM_FORGET_ADDRESS(variable) asm volatile("" : "+l"(variable))
 #else
 #define MAM_FORGET(variable) ((void)(variable))
+#define MAM_FORGET_ADDRESS(variable) ((void)(variable))
 #endif
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
@@ -177,6 +203,9 @@ MAM_INLINE mam_u32 mam_look_after_change_u32(mam_u32 *word) {
   mam_fence_all();
   return mam_load_relaxed_u32(word);
 }
+/* The same where the caller has passed mam_fence_all; and a change before it. */
+MAM_INLINE mam_u32 mam_look_after_fence_u32(mam_u32 *word) { return mam_load_relaxed_u32(word); }
+MAM_INLINE mam_u64 mam_or_before_fence_u64(mam_u64 *word, mam_u64 value) { return mam_or_relaxed_u64(word, value); }
 
 /* A word in the host's memory, which the host reads. */
 MAM_INLINE void mam_store_relaxed_system_u64(mam_u64 *word, mam_u64 value) {
@@ -354,6 +383,8 @@ MAM_INLINE mam_u64 mam_and_relaxed_if_u64(int wanted, mam_u64 *word, mam_u64 val
 MAM_INLINE void mam_fence_all(void) {}
 /* All changes of one word have an order that all agree on: a look that is one of them is ordered too. */
 MAM_INLINE mam_u32 mam_look_after_change_u32(mam_u32 *word) { return mam_add_acq_rel_u32(word, 0); }
+MAM_INLINE mam_u32 mam_look_after_fence_u32(mam_u32 *word) { return mam_add_acq_rel_u32(word, 0); }
+MAM_INLINE mam_u64 mam_or_before_fence_u64(mam_u64 *word, mam_u64 value) { return mam_or_acq_rel_u64(word, value); }
 
 /* What waiting means, the time and chance, where a test has them. */
 #ifndef MAM_ATOMICS_PAUSE

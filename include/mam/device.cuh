@@ -83,19 +83,6 @@ MAM_INLINE mam_u32 mam_slot_here(const mam_heap &heap, mam_u32 home) {
   return home << heap.warp_bits | (warp & ((1u << heap.warp_bits) - 1));
 }
 
-/* What mam_malloc_rest is asked for, in one word: a kind, whether the caller's lanes have the task of refilling the
- * slot, whether they are so many that they take whole spans, their home, whether the slot was dry, and whether empty
- * spans are left to it. */
-enum {
-  MAM_REST_KIND = (1 << MAM_KIND_BITS) - 1,
-  MAM_REST_REFILL = 1 << MAM_KIND_BITS,
-  MAM_REST_WHOLE = 1 << (MAM_KIND_BITS + 1),
-  MAM_REST_HOME = MAM_KIND_BITS + 2,
-  MAM_REST_DRY = 1 << (MAM_KIND_BITS + 12),
-  MAM_REST_LAZY = 1 << (MAM_KIND_BITS + 13)
-};
-/* Above a slot's number among all: the base-2 logarithm of a span's chunks. */
-enum { MAM_REST_CHUNKS = 28 };
 /* With the page of a span that a slot has got again: it is filled already. */
 enum { MAM_REST_AGAIN = 1u << 31 };
 
@@ -103,58 +90,45 @@ MAM_INLINE mam_u32 mam_wanted(const mam_heap &heap, mam_u32 kind, mam_u32 home) 
   return kind | home << MAM_REST_HOME | (heap.lazy && mam_kind_type(kind) == 0 ? MAM_REST_LAZY : 0);
 }
 
-MAM_INLINE struct mam_request mam_request_of(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot,
-                                             mam_u64 base, mam_u64 *words, mam_u32 page_count, mam_u32 prior) {
-  struct mam_request request = {control,
-                                {base, words, page_count, 0},
-                                0,
-                                wanted & MAM_REST_KIND,
-                                slot >> MAM_REST_CHUNKS,
-                                wanted >> MAM_REST_HOME & 1023,
-                                control->home_count,
-                                prior,
-                                (wanted & MAM_REST_LAZY) != 0,
-                                (wanted & MAM_REST_REFILL) != 0};
-  if ((wanted & MAM_REST_WHOLE) == 0)
-    request.slot = mam_slots(control) + (slot & ((1u << MAM_REST_CHUNKS) - 1));
-  return request;
-}
-
-/* For count requests for a chunk that were refused: whether they are to be made again, as mam_growth_await. */
-MAM_OUTLINE mam_u32 mam_malloc_refused(const struct mam_request *request, mam_u32 count, mam_plea *plea) {
-  struct mam_growth *growth = &request->control->growth;
-  mam_u32 pages = mam_span_pages(request->control->heap.chunks, request->size_class);
-  *plea = MAM_OUT_OF_SIGHT(mam_growth_await)(growth, pages, *plea);
-  if (*plea == 0)
-    mam_failed(request->control, request->home, count);
-  return *plea != 0;
+/* For count requests for a chunk of a kind that were refused: whether they are to be made again, as mam_growth_await.
+ */
+MAM_OUTLINE mam_plea mam_malloc_refused(struct mam_heap_control *control, mam_u32 wanted, mam_u32 count,
+                                        mam_plea plea) {
+  mam_u32 pages = mam_span_pages(control->heap.chunks, wanted & MAM_REST_KIND);
+  plea = MAM_OUT_OF_SIGHT(mam_growth_await)(&control->growth, pages, plea);
+  if (plea == 0)
+    mam_failed(control, wanted >> MAM_REST_HOME & 1023, count);
+  return plea;
 }
 
 /* Chunks for lanes that got none so far, by all means: growth too.  That is why the loop is here, and not around the
- * code that all kernels have, which would keep twice the registers for it. */
-MAM_OUTLINE void *mam_malloc_rest(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot, mam_u64 base,
-                                  mam_u64 *words, mam_u32 page_count, mam_u32 prior, mam_u32 group) {
+ * code that all kernels have, which would keep twice the registers for it.  The first lane acts for all of the group,
+ * and the group comes to each exchange: those that got a chunk leave it between two rounds. */
+MAM_OUTLINE void *mam_malloc_rest(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot, mam_u32 group) {
   mam_plea plea = 0;
   if (control == 0)
     return 0;
-  struct mam_request request = mam_request_of(control, wanted, slot, base, words, page_count, prior);
-  /* Once the heap has swept, new spans are watched: better from the beginning. */
-  request.lazy = request.lazy && mam_load_relaxed_u32(&control->mode) == MAM_MODE_LAZY;
   for (;;) {
+    struct mam_claim claim = {0, 0, 0};
+    MAM_FORGET(group); /* what is computed from it is not kept over the first lane's calls */
+    if (mam_ones_u32(group) >> (slot >> MAM_REST_CHUNKS) == 0) /* too few for a whole span */
+      wanted &= ~(mam_u32)MAM_REST_WHOLE;
+    if ((group & mam_lane_below()) == 0) {
+      claim = mam_claim_chunks(control, wanted, slot, mam_ones_u32(group));
+      MAM_FORGET(group);
+      plea = claim.mask != 0 ? 0 : MAM_OUT_OF_SIGHT(mam_malloc_refused)(control, wanted, mam_ones_u32(group), plea);
+    }
+    wanted &= ~(mam_u32)MAM_REST_REFILL;
+    MAM_FORGET(group);
     struct mam_lanes lanes = mam_lanes_of(group);
-    if (lanes.count >> request.chunks_log2 == 0) /* too few for a whole span */
-      request.slot = mam_slots(control) + (slot & ((1u << MAM_REST_CHUNKS) - 1));
-    struct mam_claim claim = mam_claim_chunks(&request, lanes.count, lanes);
+    claim.mask = mam_lanes_first_u32(lanes, claim.mask);
+    claim.address = mam_lanes_first_u64(lanes, claim.mask != 0 ? claim.address : plea);
+    claim.chunk_bytes = mam_lanes_first_u32(lanes, claim.chunk_bytes);
     mam_u32 got = mam_ones_u32(claim.mask);
     if (lanes.rank < got)
       return (void *)mam_claim_chunk(claim, lanes.rank);
-    if (got == 0) {
-      mam_u32 again = 0;
-      if (lanes.rank == 0)
-        again = MAM_OUT_OF_SIGHT(mam_malloc_refused)(&request, lanes.count, &plea);
-      if (mam_lanes_first_u32(lanes, again) == 0)
-        return 0;
-    }
+    if (got == 0 && claim.address == 0)
+      return 0;
     group &= ~mam_lowest_ones(group, got);
   }
 }
@@ -169,9 +143,8 @@ MAM_OUTLINE void *mam_malloc_pages(mam_u32 home, struct mam_heap_control *contro
     mam_u64 pages = ((mam_u64)bytes + MAM_PAGE_BYTES - 1) >> MAM_PAGE_SHIFT;
     if (block != 0)
       return block;
-    if (pages < MAM_NO_PAGE)
-      plea = MAM_OUT_OF_SIGHT(mam_growth_await)(&control->growth, (mam_u32)pages, plea);
-    if (plea == 0 || pages >= MAM_NO_PAGE) {
+    plea = pages < MAM_NO_PAGE ? MAM_OUT_OF_SIGHT(mam_growth_await)(&control->growth, (mam_u32)pages, plea) : 0;
+    if (plea == 0) {
       mam_failed(control, home, 1);
       return 0;
     }
@@ -197,10 +170,10 @@ MAM_INLINE void *mam_malloc_more(const mam_heap &heap, mam_u32 wanted, mam_u32 s
   if ((wanted & (MAM_REST_WHOLE | MAM_REST_REFILL | MAM_REST_DRY)) == 0) {
     mam_u64 old = 0;
     if ((group & mam_lane_below()) == 0)
-      old = MAM_OUT_OF_SIGHT(mam_slot_wait)(&heap.slots[slot & ((1u << MAM_REST_CHUNKS) - 1)],
-                                            1u << (slot >> MAM_REST_CHUNKS), mam_ones_u32(group));
+      old = MAM_OUT_OF_SIGHT(mam_slot_wait)(&heap.slots[slot & MAM_REST_SLOT], 1u << (slot >> MAM_REST_CHUNKS),
+                                            mam_ones_u32(group));
     asm volatile("" : "+r"(wanted), "+r"(slot), "+r"(group));
-    old = mam_mask_first_u64(group, old); /* all of the group: none has left since the match */
+    old = mam_mask_first_u64(group, old); /* all of the group: none has left it */
     rank = mam_ones_u32(group & mam_lane_below());
     mam_u32 ticket = (mam_u32)(old & MAM_SLOT_TICKETS), limit = 1u << (slot >> MAM_REST_CHUNKS);
     group = mam_lanes_without(group, ticket, limit);
@@ -210,40 +183,40 @@ MAM_INLINE void *mam_malloc_more(const mam_heap &heap, mam_u32 wanted, mam_u32 s
     prior = mam_slot_page(old, heap.base, heap.page_count);
   }
   if ((wanted & (MAM_REST_WHOLE | MAM_REST_REFILL)) != 0 && (wanted & MAM_REST_DRY) == 0 && heap.control != 0) {
-    struct mam_area area = {heap.base, heap.words, heap.page_count, 0};
     mam_u32 page = MAM_NO_PAGE;
     if ((group & mam_lane_below()) == 0) {
-      mam_u32 home = wanted >> MAM_REST_HOME & 1023, home_count = mam_home_count(&heap);
+      struct mam_request request = mam_request_of(&heap, wanted, slot, prior);
+      struct mam_area area = request.area;
+      if ((wanted & MAM_REST_REFILL) != 0)
+        mam_held_set(&request);
       if ((wanted & MAM_REST_LAZY) != 0 && (wanted & MAM_REST_REFILL) != 0 && prior != MAM_NO_PAGE)
-        page = MAM_REST_AGAIN | mam_slot_retake(area, &heap.slots[slot & ((1u << MAM_REST_CHUNKS) - 1)],
-                                                MAM_OUT_OF_SIGHT(mam_ring_take)(
-                                                    area.words, heap.entries + area.page_count, area.page_count, prior,
-                                                    wanted & MAM_REST_KIND, slot >> MAM_REST_CHUNKS, home, home_count),
-                                                mam_ones_u32(group));
+        page = MAM_REST_AGAIN |
+               mam_slot_retake(&request,
+                               MAM_OUT_OF_SIGHT(mam_ring_take)(area.words, heap.entries + area.page_count,
+                                                               area.page_count, prior, wanted & MAM_REST_KIND,
+                                                               request.chunks_log2, request.home, request.home_count),
+                               mam_ones_u32(group));
       if (page == MAM_NO_PAGE)
         page = MAM_OUT_OF_SIGHT(mam_refill_pages)(
-            &mam_cursors(heap.control)[home], area.words, area.page_count, home, home_count,
+            &mam_cursors(heap.control)[request.home], area.words, area.page_count, request.home, request.home_count,
             (mam_class_bytes(wanted & MAM_REST_KIND) << (slot >> MAM_REST_CHUNKS)) >> MAM_PAGE_SHIFT);
     }
     asm volatile("" : "+r"(wanted), "+r"(slot), "+r"(group), "+r"(prior));
     page = mam_mask_first_u32(group, page); /* all of the group, or of those that the wait above left in it */
     if (page != MAM_NO_PAGE) {
+      struct mam_request request = mam_request_of(&heap, wanted, slot, prior);
       struct mam_lanes lanes = mam_lanes_of(group);
       mam_u32 got = lanes.count;
-      if ((page & MAM_REST_AGAIN) == 0) {
-        struct mam_request request =
-            mam_request_of(heap.control, wanted, slot, heap.base, heap.words, heap.page_count, prior);
-        got = mam_slot_fill(&request, area, page, lanes.count, lanes);
-      }
+      if ((page & MAM_REST_AGAIN) == 0)
+        got = mam_slot_fill(&request, request.area, page, lanes.count, lanes);
       page &= MAM_REFILL_PAGE;
       group &= ~mam_lowest_ones(group, got);
       if (lanes.rank < got)
-        return mam_chunk_of(mam_area_address(area, page), lanes.rank, wanted & MAM_REST_KIND);
+        return mam_chunk_of(mam_area_address(request.area, page), lanes.rank, wanted & MAM_REST_KIND);
       wanted &= ~(mam_u32)MAM_REST_REFILL;
     }
   }
-  return MAM_OUT_OF_SIGHT(mam_malloc_rest)(heap.control, wanted, slot, heap.base, heap.words, heap.page_count, prior,
-                                           group);
+  return MAM_OUT_OF_SIGHT(mam_malloc_rest)(heap.control, wanted, slot, group);
 }
 
 /* A chunk of a kind of that number, whose size class has that shift and multiple. */
@@ -303,7 +276,7 @@ static __device__ __forceinline__ void *mam_malloc_why(mam_heap heap, size_t byt
 /* Frees that are not of chunks in the first superblock, or are to be checked. */
 MAM_OUTLINE void mam_free_rest(struct mam_heap_control *control, void *block) {
   if (control != 0 && block != 0)
-    (void)mam_block_free(control, (mam_u64)block);
+    (void)MAM_OUT_OF_SIGHT(mam_block_free)(control, (mam_u64)block);
 }
 
 /* What comes after bits of a usage word in the first superblock were cleared, or what was wrong with that. */
@@ -312,9 +285,8 @@ MAM_OUTLINE void mam_free_more(struct mam_heap_control *control, mam_u64 *words,
   struct mam_area area = {0, words, page_count, 0};
   if (((mam_u32)old & bits) != bits)
     (void)mam_add_relaxed_u64(&control->refused_free, mam_ones_u32(bits & ~(mam_u32)old));
-  mam_u32 left = ((mam_u32)old & bits) != 0 ? mam_word_changed(area, word, old, bits) : 0;
-  if (left != 0)
-    mam_word_finish(&area, word, old, left);
+  if (((mam_u32)old & bits) != 0)
+    MAM_OUT_OF_SIGHT(mam_word_follow)(word, bits, old, area);
 }
 
 /* Lanes of one group: the or of their bits. */

@@ -46,7 +46,7 @@ enum {
   MAM_HEAP_CLASSES = 40, /* 16 to 128 by 16, then four for each power of two */
   MAM_HEAP_KINDS = MAM_HEAP_CLASSES + MAM_HEAP_TYPES,
   MAM_CHUNK_BYTES = 32 << 10, /* at most; larger requests get whole pages */
-  MAM_CLASS_RUN = 255,        /* in a usage word: a request of whole pages, their number in the low 48 bits */
+  MAM_CLASS_RUN = 255,        /* in a usage word: a request of whole pages, see mam_run_word */
   MAM_ENTRY_RUN = 63,         /* the same in an entry */
   MAM_ENTRY_MOVED = 62,       /* in an entry: of a span whose objects were moved, whatever its size class was */
   MAM_ENTRY_EMPTY = 61,       /* the same of one that had no objects */
@@ -137,6 +137,8 @@ struct mam_heap_control {
   mam_u32 opening[MAM_OPENINGS];   /* atomic: how many hold what others may get: see mam_claim_scarce */
   mam_u32 missing[MAM_HEAP_KINDS]; /* atomic: the stamps with which nothing was found */
   mam_u32 parked;                  /* atomic: what superblocks that wait in parks take, see mam_parks */
+  mam_u64 held[MAM_HEAP_KINDS];    /* atomic: which groups of each kind's slots may hold chunks, see mam_held_bit */
+  mam_u64 parks_held;              /* atomic: which groups of parks may hold anything, see mam_parks_raise */
   struct mam_area superblocks[MAM_HEAP_SUPERBLOCKS];
   struct mam_type_info types[MAM_HEAP_TYPES]; /* of type i + 1; written once */
   struct mam_growth growth;
@@ -155,6 +157,8 @@ MAM_INLINE mam_u64 *mam_parks(struct mam_heap_control *control) {
   return mam_slots(control) + (mam_u64)control->heap.slot_count * MAM_HEAP_KINDS;
 }
 enum { MAM_PARK_WORDS = 2, MAM_PARK_NUMBER_BITS = 20 };
+MAM_INLINE mam_u32 mam_home_count(const mam_heap *heap) { return (heap->home_last >> heap->home_shift) + 1u; }
+
 MAM_INLINE mam_u64 mam_park_address(mam_u64 word) { return word >> MAM_PARK_NUMBER_BITS << 4; }
 MAM_INLINE mam_u32 mam_park_number(mam_u64 word) { return (mam_u32)word & ((1u << MAM_PARK_NUMBER_BITS) - 1); }
 
@@ -235,6 +239,18 @@ MAM_INLINE mam_u32 mam_word_span_words(mam_u64 word) { return (mam_u32)(word >> 
 MAM_INLINE mam_u32 mam_word_chunks(mam_u64 word) { return (mam_u32)(word >> 32) & 63; }
 MAM_INLINE mam_u32 mam_word_full(mam_u64 word) { return 0xffffffffu >> (32 - mam_word_chunks(word)); }
 
+/* A request of whole pages has two usage words, in whose bits 32 to 55 the lower and the upper half of the number of
+ * its pages are.  The lower half of a usage word is all that mam_free changes, so a wrong free inside a run changes
+ * nothing. */
+MAM_INLINE mam_u64 mam_run_word(mam_u32 pages) {
+  return (mam_u64)MAM_CLASS_RUN << 56 | (mam_u64)(pages & 0xffffff) << 32;
+}
+MAM_INLINE mam_u64 mam_run_word_more(mam_u32 pages) { return (mam_u64)(pages >> 24) << 32; }
+MAM_INLINE int mam_word_is_run(mam_u64 word) { return word >> 56 == MAM_CLASS_RUN; }
+MAM_INLINE mam_u32 mam_run_pages(mam_u64 word, mam_u64 more) {
+  return ((mam_u32)(word >> 32) & 0xffffff) | (mam_u32)(more >> 32) << 24;
+}
+
 /* ---- Maps ---- */
 
 MAM_INLINE mam_u64 mam_run_bits(mam_u32 count, mam_u32 from) { return (MAM_FULL_WORD >> (64 - count)) << from; }
@@ -305,8 +321,23 @@ MAM_INLINE mam_u32 mam_map_words(mam_u32 count) {
 
 /* ---- Superblocks ----
  *
- * In the order of addresses: the shortage and the stamp, the usage words, the page map, the class maps, the moved
- * pages, the kept words, the parts' shortages, the entries, the rings. */
+ * In the order of addresses: the owners, the shortage and the stamp, the usage words, the page map, the class maps, the
+ * moved pages, the kept words, the parts' shortages, the entries, the rings. */
+
+/* The owner of the span that begins at a page: the slot, by its number in its kind plus 1, to which the span was given
+ * last; MAM_OWNER_NONE if it never was in a slot; 0 if no span begins there, or it is being made.  Written before the
+ * span's words and cleared before its pages are given back. */
+#define MAM_OWNER_NONE 0xffffu
+MAM_INLINE mam_u16 *mam_page_owner(mam_u64 *words, mam_u32 page) { return (mam_u16 *)(words - 1) - 1 - page; }
+MAM_INLINE mam_u64 mam_owners_bytes(mam_u32 pages) { return (2 * (mam_u64)pages + 7) & ~(mam_u64)7; }
+/* Where a superblock's metadata begins, and a superblock whose metadata is a copy elsewhere. */
+MAM_INLINE mam_u64 *mam_area_metadata(struct mam_area area) {
+  return area.words - 1 - mam_owners_bytes(area.page_count) / 8;
+}
+MAM_INLINE struct mam_area mam_area_copied(struct mam_area area, mam_u64 *metadata) {
+  area.words = metadata + mam_owners_bytes(area.page_count) / 8 + 1;
+  return area;
+}
 
 MAM_INLINE mam_u32 *mam_area_shortage(struct mam_area area) { return (mam_u32 *)(area.words - 1); }
 MAM_INLINE mam_u32 mam_area_map_words(struct mam_area area) { return (area.page_count + 63) >> 6; }
@@ -368,7 +399,7 @@ MAM_INLINE int mam_shortage_covers(mam_u32 shortage, mam_u32 pages) {
 MAM_INLINE mam_u32 *mam_area_stamp(struct mam_area area) { return (mam_u32 *)(area.words - 1) + 1; }
 
 /* Relies on all stamps; returns their sum. */
-MAM_OUTLINE mam_u32 mam_stamps_rely(struct mam_heap_control *control) {
+MAM_OUTLINE mam_u32 mam_stamps_rely(MAM_TAG(1) struct mam_heap_control *control) {
   mam_u32 sum = 0, superblocks = mam_load_acquire_u32(&control->superblock_count);
   MAM_LOOP
   for (mam_u32 i = 0; i < superblocks; i++) {
@@ -420,7 +451,7 @@ MAM_INLINE int mam_returned_matters(struct mam_area area, mam_u32 index) {
 }
 
 /* The same of pages in several words of the page map, eight parts at a time. */
-MAM_OUTLINE int mam_words_matter(mam_u32 index, mam_u32 words, struct mam_area area) {
+MAM_OUTLINE int mam_words_matter(MAM_TAG(1) mam_u32 index, mam_u32 words, struct mam_area area) {
   mam_u32 part = index == 0 ? 0 : (index - 1) >> 6, last = (index + words - 1) >> 6;
   mam_u32 stamp = mam_look_after_change_u32(mam_area_stamp(area)),
           known = mam_load_relaxed_u32(mam_area_shortage(area));
@@ -433,7 +464,7 @@ MAM_OUTLINE int mam_words_matter(mam_u32 index, mam_u32 words, struct mam_area a
   return ((known & (MAM_SHORT_NUMBER - 1)) | (stamp & 1)) != 0;
 }
 
-MAM_OUTLINE void mam_shortage_end(mam_u32 *shortage) {
+MAM_OUTLINE void mam_shortage_end(MAM_TAG(1) mam_u32 *shortage) {
   mam_u32 known = mam_load_relaxed_u32(shortage);
   MAM_LOOP
   for (int i = 0; i < MAM_RETRIES && (known & (MAM_SHORT_NUMBER - 1)) != 0; i++) {
@@ -445,27 +476,33 @@ MAM_OUTLINE void mam_shortage_end(mam_u32 *shortage) {
 }
 
 /* Pages have come back, in so many words of the page map. */
-MAM_OUTLINE void mam_pages_returned(struct mam_area area, mam_u32 index, mam_u32 words) {
+MAM_INLINE void mam_pages_back(struct mam_area area, mam_u32 index, mam_u32 words) {
   mam_u32 part = index == 0 ? 0 : (index - 1) >> 6, last = (index + words - 1) >> 6;
   MAM_LOOP
-  for (; part <= last; part++)
-    mam_shortage_end(&mam_area_parts(area)[part]);
+  for (; part <= last; part++) {
+    MAM_FORGET(area.page_count); /* not kept over a call */
+    MAM_OUT_OF_SIGHT(mam_shortage_end)(&mam_area_parts(area)[part]);
+  }
   mam_fence_all(); /* who searches relies on the parts after it has said so of the superblock: see mam_pages_search */
-  mam_shortage_end(mam_area_shortage(area));
-  mam_stamp_raise(mam_area_stamp(area));
+  MAM_OUT_OF_SIGHT(mam_shortage_end)(mam_area_shortage(area));
+  MAM_OUT_OF_SIGHT(mam_stamp_raise)(mam_area_stamp(area));
+}
+MAM_OUTLINE void mam_pages_returned(mam_u32 index, mam_u32 words, struct mam_area area) {
+  mam_pages_back(area, index, words);
 }
 
 /* Gives bits of a word of the page map back that the caller owns. */
 MAM_OUTLINE void mam_pages_clear(struct mam_area area, mam_u32 index, mam_u64 bits) {
   /* acq_rel: what the pages' last users did comes before what their next ones do. */
   if (mam_and_acq_rel_u64(&mam_area_pages(area)[index], ~bits) == MAM_FULL_WORD)
-    mam_map_opened(mam_area_pages(area), mam_area_map_words(area), index);
+    MAM_OUT_OF_SIGHT(mam_map_opened)(mam_area_pages(area), mam_area_map_words(area), index);
+  MAM_FORGET(area.page_count);
   if (mam_returned_matters(area, index))
-    mam_pages_returned(area, index, 1);
+    mam_pages_back(area, index, 1);
 }
 
 /* Says of whole words of a map, from index on, that have just become 0, that they have zeros. */
-MAM_OUTLINE void mam_map_words_opened(mam_u64 *level, mam_u32 words, mam_u32 index, mam_u32 count) {
+MAM_OUTLINE void mam_map_words_opened(MAM_TAG(1) mam_u64 *level, mam_u32 words, mam_u32 index, mam_u32 count) {
   mam_u64 *second = level + words, *third = second + ((words + 63) >> 6);
   MAM_LOOP
   while (count != 0) {
@@ -477,9 +514,11 @@ MAM_OUTLINE void mam_map_words_opened(mam_u64 *level, mam_u32 words, mam_u32 ind
   }
 }
 
-MAM_OUTLINE void mam_pages_release(struct mam_area area, mam_u32 page, mam_u32 count) {
+MAM_OUTLINE void mam_pages_release(MAM_TAG(2) struct mam_area area, mam_u32 page, mam_u32 count) {
+  area.base = 0; /* what is not used need not be kept over the calls */
   MAM_LOOP
   while (count != 0) {
+    MAM_FORGET(area.page_count);
     mam_u32 from = page & 63, here = 64 - from < count ? 64 - from : count;
     if (from == 0 && count >= 128) {
       mam_u32 words = count >> 6;
@@ -487,11 +526,11 @@ MAM_OUTLINE void mam_pages_release(struct mam_area area, mam_u32 page, mam_u32 c
       MAM_LOOP
       for (mam_u32 i = 0; i < words; i++) /* release: as in mam_pages_clear; nobody else changes these words */
         (void)mam_exchange_release_u64(&mam_area_pages(area)[(page >> 6) + i], 0);
-      mam_map_words_opened(mam_area_pages(area), mam_area_map_words(area), page >> 6, words);
-      if (mam_words_matter(page >> 6, words, area))
-        mam_pages_returned(area, page >> 6, words);
+      MAM_OUT_OF_SIGHT(mam_map_words_opened)(mam_area_pages(area), mam_area_map_words(area), page >> 6, words);
+      if (MAM_OUT_OF_SIGHT(mam_words_matter)(page >> 6, words, area))
+        MAM_OUT_OF_SIGHT(mam_pages_returned)(page >> 6, words, area);
     } else
-      mam_pages_clear(area, page >> 6, mam_run_bits(here, from));
+      MAM_OUT_OF_SIGHT(mam_pages_clear)(area, page >> 6, mam_run_bits(here, from));
     page += here;
     count -= here;
   }
@@ -506,7 +545,7 @@ MAM_OUTLINE int mam_map_take(mam_u64 *level, mam_u32 count, mam_u32 index, mam_u
     mam_u64 seen = mam_cas_acquire_u64(&level[index], word, word | bits);
     if (seen == word) {
       if ((word | bits) == MAM_FULL_WORD)
-        mam_map_filled(level, count, index);
+        MAM_OUT_OF_SIGHT(mam_map_filled)(level, count, index);
       return 1;
     }
     word = seen;
@@ -560,18 +599,28 @@ MAM_OUTLINE mam_u32 mam_map_look_both(mam_u32 count, const mam_u64 *level, mam_u
 
 /* Takes so many zeros in a row of one word of a map, if it has them and keeps them: the lowest. */
 MAM_OUTLINE mam_u32 mam_map_take_in(mam_u32 index, mam_u64 *level, mam_u32 words, mam_u32 count) {
-  mam_u32 from = mam_run_find(mam_load_relaxed_u64(&level[index]), count);
-  if (from == 64 || !mam_map_take(level, words, index, mam_run_bits(count, from)))
-    return MAM_NO_PAGE;
-  return (index << 6) + from;
+  mam_u64 word = mam_load_relaxed_u64(&level[index]);
+  mam_u32 from;
+  MAM_LOOP
+  for (int i = 0; i < MAM_RETRIES && (from = mam_run_find(word, count)) != 64; i++) {
+    /* acquire: as in mam_map_take */
+    mam_u64 bits = mam_run_bits(count, from), seen = mam_cas_acquire_u64(&level[index], word, word | bits);
+    if (seen == word) {
+      if ((word | bits) == MAM_FULL_WORD)
+        MAM_OUT_OF_SIGHT(mam_map_filled)(level, words, index);
+      return (index << 6) + from;
+    }
+    word = seen;
+  }
+  return MAM_NO_PAGE;
 }
 
 /* The same of the first word that has them from first on and before last. */
 MAM_OUTLINE mam_u32 mam_map_take_run(mam_u64 *level, mam_u32 words, mam_u32 count, mam_u32 first, mam_u32 last) {
-  mam_u32 tries = 0, index = mam_map_next(level, words, first);
+  mam_u32 tries = 0, index = MAM_OUT_OF_SIGHT(mam_map_next)(level, words, first);
   MAM_LOOP
   while (index < last) {
-    mam_u32 fits = mam_map_look(count, &level[index]), next = index + MAM_AHEAD, page = MAM_NO_PAGE;
+    mam_u32 fits = MAM_OUT_OF_SIGHT(mam_map_look)(count, &level[index]), next = index + MAM_AHEAD, page = MAM_NO_PAGE;
     if (fits != 0 && (next = index + mam_lowest_u32(fits)) < last) {
       page = MAM_OUT_OF_SIGHT(mam_map_take_in)(next, level, words, count);
       if (++tries == MAM_RETRIES) {
@@ -581,14 +630,14 @@ MAM_OUTLINE mam_u32 mam_map_take_run(mam_u64 *level, mam_u32 words, mam_u32 coun
     }
     if (page != MAM_NO_PAGE)
       return page;
-    index = (index ^ next) >> 6 != 0 ? mam_map_next(level, words, next) : next;
+    index = (index ^ next) >> 6 != 0 ? MAM_OUT_OF_SIGHT(mam_map_next)(level, words, next) : next;
   }
   return MAM_NO_PAGE;
 }
 
 /* Takes whole words of a map from index on, as long as they are 0, up to count of them; returns how many.  Several at a
  * time are under way.  mam_map_words_filled says above that they are full. */
-MAM_OUTLINE mam_u32 mam_map_take_words(mam_u64 *level, mam_u32 index, mam_u32 count) {
+MAM_OUTLINE mam_u32 mam_map_take_words(MAM_TAG(2) mam_u64 *level, mam_u32 index, mam_u32 count) {
   mam_u32 got = 0;
   MAM_LOOP
   while (got < count) {
@@ -646,46 +695,73 @@ MAM_OUTLINE mam_u32 mam_run_take_at(mam_u32 page, mam_u32 count, struct mam_area
   return got;
 }
 
-/* Takes a run of up to 64 pages at the end of a word and the beginning of the next. */
-MAM_OUTLINE mam_u32 mam_run_take_across(mam_u32 count, mam_u32 index, const struct mam_area *area) {
-  mam_u64 *map = mam_area_pages(*area);
-  mam_u32 words = mam_area_map_words(*area), end = mam_leading_zeros_u64(mam_load_relaxed_u64(&map[index]));
+/* Takes a run of up to 64 pages at the end of a word and the beginning of the next.  The page, MAM_NO_PAGE, or, if it
+ * got the first part alone, the number of its pages: what is then to be done calls more than a search should. */
+MAM_INLINE mam_u32 mam_run_take_across(mam_u32 count, mam_u32 index, const struct mam_area *area, mam_u32 *part) {
+  mam_u32 end = mam_leading_zeros_u64(mam_load_relaxed_u64(&mam_area_pages(*area)[index]));
   end = end < count ? end : count - 1;
-  if (end == 0 || !MAM_OUT_OF_SIGHT(mam_map_take)(map, words, index, mam_run_bits(end, 64 - end)))
+  if (end == 0 || !MAM_OUT_OF_SIGHT(mam_map_take)(mam_area_pages(*area), mam_area_map_words(*area), index,
+                                                  mam_run_bits(end, 64 - end)))
     return MAM_NO_PAGE;
-  if (MAM_OUT_OF_SIGHT(mam_map_take)(map, words, index + 1, mam_run_bits(count - end, 0)))
+  MAM_FORGET_ADDRESS(area);
+  if (MAM_OUT_OF_SIGHT(mam_map_take)(mam_area_pages(*area), mam_area_map_words(*area), index + 1,
+                                     mam_run_bits(count - end, 0)))
     return ((index + 1) << 6) - end;
-  mam_pages_clear(*area, index, mam_run_bits(end, 64 - end));
+  *part = end;
   return MAM_NO_PAGE;
 }
 
+/* Where a search in the page map is, and what it found: page, or MAM_NO_PAGE.  part: so many pages at the end of the
+ * word at index were taken for nothing, and are to be given back. */
+struct mam_take {
+  mam_u32 page, index, part;
+};
+
 /* Takes the first run of up to 64 pages that begins in a word of the page map from first on and before last. */
-MAM_OUTLINE mam_u32 mam_run_take_near(mam_u32 count, mam_u32 first, mam_u32 last, const struct mam_area *area) {
-  mam_u64 *map = mam_area_pages(*area);
-  mam_u32 words = mam_area_map_words(*area), tries = 0;
+MAM_OUTLINE struct mam_take mam_run_take_near(mam_u32 count, mam_u32 first, mam_u32 last, const struct mam_area *area) {
+  struct mam_take take = {MAM_NO_PAGE, first, 0};
+  mam_u32 tries = 0;
+  MAM_LOOP
+  while (take.index < last) {
+    MAM_FORGET_ADDRESS(area);
+    mam_u32 fits = MAM_OUT_OF_SIGHT(mam_map_look_both)(count, mam_area_pages(*area), take.index);
+    mam_u32 at = fits != 0 ? mam_lowest_u32(fits | fits >> 8) : MAM_AHEAD - 1;
+    take.index += at;
+    if (take.index >= last || at == MAM_AHEAD - 1)
+      continue;
+    MAM_FORGET_ADDRESS(area);
+    if ((fits >> at & 1) != 0)
+      take.page =
+          MAM_OUT_OF_SIGHT(mam_map_take_in)(take.index, mam_area_pages(*area), mam_area_map_words(*area), count);
+    else if (take.index + 1 < mam_area_map_words(*area))
+      take.page = mam_run_take_across(count, take.index, area, &take.part);
+    else
+      take.index++;
+    if (take.page != MAM_NO_PAGE || take.part != 0)
+      return take;
+    if (++tries % MAM_RETRIES == 0)
+      take.index++;
+  }
+  return take;
+}
+
+/* The same, and gives back what was taken for nothing. */
+MAM_INLINE mam_u32 mam_run_take(mam_u32 count, mam_u32 first, mam_u32 last, const struct mam_area *area) {
+  mam_u32 tries = 0;
   MAM_LOOP
   while (first < last) {
-    mam_u32 fits = MAM_OUT_OF_SIGHT(mam_map_look_both)(count, map, first), page = MAM_NO_PAGE;
-    mam_u32 at = fits != 0 ? mam_lowest_u32(fits | fits >> 8) : MAM_AHEAD - 1;
-    first += at;
-    if (first >= last || at == MAM_AHEAD - 1)
-      continue;
-    if ((fits >> at & 1) != 0)
-      page = MAM_OUT_OF_SIGHT(mam_map_take_in)(first, map, words, count);
-    else if (first + 1 < words)
-      page = MAM_OUT_OF_SIGHT(mam_run_take_across)(count, first, area);
-    else
-      first++;
-    if (page != MAM_NO_PAGE)
-      return page;
-    if (++tries % MAM_RETRIES == 0)
-      first++;
+    struct mam_take take = MAM_OUT_OF_SIGHT(mam_run_take_near)(count, first, last, area);
+    if (take.part == 0)
+      return take.page;
+    MAM_OUT_OF_SIGHT(mam_pages_clear)(*area, take.index, mam_run_bits(take.part, 64 - take.part));
+    first = ++tries % MAM_RETRIES == 0 ? take.index + 1 : take.index;
   }
   return MAM_NO_PAGE;
 }
 
 /* Takes a run of any length, over the ends of words too. */
-MAM_OUTLINE mam_u32 mam_run_take_long(const struct mam_area *area, mam_u32 count, mam_u32 first, mam_u32 last) {
+MAM_OUTLINE mam_u32 mam_run_take_long(MAM_TAG(3) const struct mam_area *area, mam_u32 count, mam_u32 first,
+                                      mam_u32 last) {
   mam_u32 start = first << 6; /* pages from here on may be free */
   MAM_LOOP
   for (mam_u32 index = first; index < last; index++) {
@@ -736,81 +812,90 @@ MAM_INLINE void mam_shortage_confirm(mam_u32 *shortage, mam_u32 mark, mam_u32 co
 }
 
 /* A run of up to 64 pages that begins in a part of the page map, from one of its words on, then from its beginning. */
-MAM_OUTLINE mam_u32 mam_part_search(const struct mam_area *area, mam_u32 part, mam_u32 count, mam_u32 from) {
-  mam_u32 *shortage = &mam_area_parts(*area)[part], known = mam_load_relaxed_u32(shortage);
-  mam_u32 first = part << 6, last = mam_area_map_words(*area);
-  if (mam_shortage_covers(known, count))
+MAM_OUTLINE mam_u32 mam_part_search(MAM_TAG(2) const struct mam_area *area, mam_u32 part, mam_u32 count, mam_u32 from) {
+  mam_u32 mark = mam_load_relaxed_u32(&mam_area_parts(*area)[part]), page = MAM_NO_PAGE;
+  if (mam_shortage_covers(mark, count))
     return MAM_NO_PAGE;
-  mam_u32 mark = mam_shortage_begin(shortage, known);
+  mark = mam_shortage_begin(&mam_area_parts(*area)[part], mark);
   mam_fence_all(); /* pairs with mam_returned_matters */
-  last = first + 64 < last ? first + 64 : last;
-  from = first + from < last ? first + from : first;
-  mam_u32 page = MAM_OUT_OF_SIGHT(mam_run_take_near)(count, from, last, area);
-  if (page == MAM_NO_PAGE)
-    page = MAM_OUT_OF_SIGHT(mam_run_take_near)(count, first, from, area);
-  mam_shortage_confirm(shortage, mark, count, page != MAM_NO_PAGE);
-  return page;
-}
-
-/* Which of some parts, of so many, may have a run of count pages: a bit each.  Those where somebody searches only if
- * all. */
-MAM_OUTLINE mam_u32 mam_parts_look(mam_u32 count, const mam_u32 *parts, mam_u32 left, int all) {
-  mam_u32 seen[MAM_AHEAD], open = 0;
-  MAM_UNROLL
-  for (mam_u32 i = 0; i < MAM_AHEAD; i++)
-    seen[i] = mam_load_relaxed_u32(&parts[i < left ? i : 0]);
-  MAM_UNROLL
-  for (mam_u32 i = 0; i < MAM_AHEAD; i++)
-    open |= (mam_u32)(i < left && !mam_shortage_covers(seen[i], count) && (all || (seen[i] & MAM_SHORT_SEARCHING) == 0))
-            << i;
-  return open;
-}
-
-/* A run of up to 64 pages from any part, from that of a word on. */
-MAM_OUTLINE mam_u32 mam_parts_search(mam_u32 count, mam_u32 index, const struct mam_area *area, int all) {
-  mam_u32 parts = mam_area_kept_words(*area), rows = (parts + MAM_AHEAD - 1) / MAM_AHEAD;
-  mam_u32 row = (index >> 6) / MAM_AHEAD, before = (1u << (index >> 6) % MAM_AHEAD) - 1;
   MAM_LOOP
-  for (mam_u32 i = 0; i <= rows; i++) { /* the first row's parts before that come last */
-    mam_u32 first = row * MAM_AHEAD, open = i == 0 ? ~before : i == rows ? before : 0xffffffffu;
-    if (open != 0)
-      open &= MAM_OUT_OF_SIGHT(mam_parts_look)(count, mam_area_parts(*area) + first, parts - first, all);
-    MAM_LOOP
-    for (; open != 0; open &= open - 1) {
-      mam_u32 page = MAM_OUT_OF_SIGHT(mam_part_search)(area, first + mam_lowest_u32(open), count, index & 63);
-      if (page != MAM_NO_PAGE)
-        return page;
-    }
-    row = row + 1 < rows ? row + 1 : 0;
+  for (int i = 0; i < 2 && page == MAM_NO_PAGE; i++) {
+    mam_u32 first = part << 6, end = first + 64 < mam_area_map_words(*area) ? first + 64 : mam_area_map_words(*area);
+    mam_u32 middle = first + from < end ? first + from : first;
+    page = mam_run_take(count, i == 0 ? middle : first, i == 0 ? end : middle, area);
+    MAM_FORGET(part); /* not kept over the calls */
+    MAM_FORGET_ADDRESS(area);
   }
-  return MAM_NO_PAGE;
-}
-
-/* A run of pages, from word index on, then from the beginning. */
-MAM_OUTLINE mam_u32 mam_pages_search(struct mam_area area, mam_u32 count, mam_u32 index) {
-  mam_u32 known = mam_load_relaxed_u32(mam_area_shortage(area)), mark = 0, page;
-  if (count > area.page_count || mam_shortage_covers(known, count))
-    return MAM_NO_PAGE;
-  if (index >= mam_area_map_words(area))
-    index = 0;
-  if (count <= MAM_SPAN_PAGES) { /* at first where nobody else searches, so that all of them look at all once */
-    mark = mam_shortage_begin(mam_area_shortage(area), known);
-    mam_fence_all(); /* pairs with mam_returned_matters and mam_pages_returned */
-    page = MAM_OUT_OF_SIGHT(mam_parts_search)(count, index, &area, 0);
-    if (page == MAM_NO_PAGE)
-      page = MAM_OUT_OF_SIGHT(mam_parts_search)(count, index, &area, 1);
-  } else {
-    page = mam_run_take_long(&area, count, index, mam_area_map_words(area));
-    if (page == MAM_NO_PAGE)
-      page = mam_run_take_long(&area, count, 0, mam_area_map_words(area));
-  }
-  mam_shortage_confirm(mam_area_shortage(area), mark, count, page != MAM_NO_PAGE);
+  mam_shortage_confirm(&mam_area_parts(*area)[part], mark, count, page != MAM_NO_PAGE);
   return page;
 }
 
-/* Where pages were found. */
+/* The first part from one on and before end that may have a run of count pages; end if there is none.  Parts where
+ * somebody searches only if all is not 0. */
+enum { MAM_PARTS_AHEAD = 4 };
+MAM_OUTLINE mam_u32 mam_parts_next(MAM_TAG(1) const mam_u32 *parts, mam_u32 part, mam_u32 end, mam_u32 count,
+                                   mam_u32 all) {
+  MAM_LOOP
+  for (; part < end; part += MAM_PARTS_AHEAD) {
+    mam_u32 seen[MAM_PARTS_AHEAD], open = 0;
+    MAM_UNROLL
+    for (mam_u32 i = 0; i < MAM_PARTS_AHEAD; i++)
+      seen[i] = mam_load_relaxed_u32(&parts[part + i < end ? part + i : part]);
+    MAM_UNROLL
+    for (mam_u32 i = 0; i < MAM_PARTS_AHEAD; i++)
+      open |= (mam_u32)(part + i < end && !mam_shortage_covers(seen[i], count) &&
+                        (all != 0 || (seen[i] & MAM_SHORT_SEARCHING) == 0))
+              << i;
+    if (open != 0)
+      return part + mam_lowest_u32(open);
+  }
+  return end;
+}
+
+/* A run of up to 64 pages, from word index on, then from the beginning; at first where nobody else searches, so that
+ * all who search look at all once. */
+MAM_OUTLINE mam_u32 mam_pages_search(MAM_TAG(4) const struct mam_area *area, mam_u32 count, mam_u32 index) {
+  mam_u32 mark = mam_load_relaxed_u32(mam_area_shortage(*area)), page = MAM_NO_PAGE;
+  if (count > area->page_count || mam_shortage_covers(mark, count))
+    return MAM_NO_PAGE;
+  mark = mam_shortage_begin(mam_area_shortage(*area), mark);
+  mam_fence_all(); /* pairs with mam_returned_matters and mam_pages_returned */
+  MAM_LOOP
+  for (mam_u32 turn = 0; turn < 4 && page == MAM_NO_PAGE; turn++) {
+    mam_u32 part = (turn & 1) == 0 ? index >> 6 : 0;
+    MAM_LOOP
+    for (; page == MAM_NO_PAGE; part++) {
+      mam_u32 end = (turn & 1) == 0 ? mam_area_kept_words(*area) : index >> 6;
+      part = MAM_OUT_OF_SIGHT(mam_parts_next)(mam_area_parts(*area), part, end, count, turn >> 1);
+      if (part >= end)
+        break;
+      page = MAM_OUT_OF_SIGHT(mam_part_search)(area, part, count, part == index >> 6 ? index & 63 : 0);
+    }
+  }
+  mam_shortage_confirm(mam_area_shortage(*area), mark, count, page != MAM_NO_PAGE);
+  return page;
+}
+
+/* A longer run, from word index on, then from the beginning. */
+MAM_INLINE mam_u32 mam_run_search(const struct mam_area *area, mam_u32 count, mam_u32 index) {
+  mam_u32 known = mam_load_relaxed_u32(mam_area_shortage(*area)), page = MAM_NO_PAGE;
+  if (count > area->page_count || mam_shortage_covers(known, count))
+    return MAM_NO_PAGE;
+  MAM_LOOP
+  for (int i = 0; i < 2 && page == MAM_NO_PAGE; i++)
+    page = MAM_OUT_OF_SIGHT(mam_run_take_long)(area, count, i == 0 ? index : 0, mam_area_map_words(*area));
+  return page;
+}
+
+/* Where pages are; page is MAM_NO_PAGE if nowhere. */
 struct mam_place {
   struct mam_area area;
+  mam_u32 page;
+};
+
+/* The same, of a superblock in a heap's control block: less for a function to keep. */
+struct mam_found {
+  const struct mam_area *area;
   mam_u32 page;
 };
 
@@ -821,14 +906,14 @@ struct mam_place {
  */
 
 /* Keeps words of the page map that the caller owns. */
-MAM_OUTLINE void mam_kept_give(struct mam_area area, mam_u32 index, mam_u32 count) {
+MAM_OUTLINE void mam_kept_give(MAM_TAG(1) struct mam_area area, mam_u32 index, mam_u32 count) {
   mam_u64 *level = mam_area_kept(area);
   MAM_LOOP
   while (count != 0) {
     mam_u32 from = index & 63, here = 64 - from < count ? 64 - from : count;
     /* release: what the pages' last users did comes before what their next ones do. */
     (void)mam_and_release_u64(&level[index >> 6], ~mam_run_bits(here, from));
-    mam_map_words_opened(level, mam_area_kept_words(area), index >> 6, 1);
+    MAM_OUT_OF_SIGHT(mam_map_words_opened)(level, mam_area_kept_words(area), index >> 6, 1);
     index += here;
     count -= here;
   }
@@ -836,20 +921,21 @@ MAM_OUTLINE void mam_kept_give(struct mam_area area, mam_u32 index, mam_u32 coun
 
 /* Takes kept words, more than 64 in a row, from a word of their map on.  Those from count on that end with it are given
  * back. */
-MAM_OUTLINE int mam_kept_take_words(mam_u32 at, mam_u32 count, const struct mam_area *area) {
+MAM_OUTLINE int mam_kept_take_words(MAM_TAG(1) mam_u32 at, mam_u32 count, const struct mam_area *area) {
   mam_u64 *level = mam_area_kept(*area);
   mam_u32 words = mam_area_kept_words(*area), whole = (count + 63) >> 6;
-  mam_u32 got = mam_map_take_words(level, at, whole), used = got == whole ? count : 0;
+  mam_u32 got = MAM_OUT_OF_SIGHT(mam_map_take_words)(level, at, whole), used = got == whole ? count : 0;
   MAM_OUT_OF_SIGHT(mam_map_words_filled)(level, words, at, got);
   MAM_OUT_OF_SIGHT(mam_kept_give)(*area, (at << 6) + used, (got << 6) - used);
   return got == whole;
 }
 
 /* The same of the first that are there, from a word of their map on and before last. */
-MAM_OUTLINE mam_u32 mam_kept_take_long(const struct mam_area *area, mam_u32 count, mam_u32 first, mam_u32 last) {
+MAM_OUTLINE mam_u32 mam_kept_take_long(MAM_TAG(1) const struct mam_area *area, mam_u32 count, mam_u32 first,
+                                       mam_u32 last) {
   mam_u32 words = mam_area_kept_words(*area), whole = (count + 63) >> 6;
   MAM_LOOP
-  while ((first = mam_map_next(mam_area_kept(*area), words, first)) + whole <= last) {
+  while ((first = MAM_OUT_OF_SIGHT(mam_map_next)(mam_area_kept(*area), words, first)) + whole <= last) {
     if (MAM_OUT_OF_SIGHT(mam_kept_take_words)(first, count, area))
       return first << 6;
     first++;
@@ -858,7 +944,7 @@ MAM_OUTLINE mam_u32 mam_kept_take_long(const struct mam_area *area, mam_u32 coun
 }
 
 /* Takes kept words, so many in a row, the first that are there from index on, then from the beginning. */
-MAM_OUTLINE mam_u32 mam_kept_take(const struct mam_area *area, mam_u32 count, mam_u32 index) {
+MAM_OUTLINE mam_u32 mam_kept_take(MAM_TAG(1) const struct mam_area *area, mam_u32 count, mam_u32 index) {
   mam_u64 *level = mam_area_kept(*area);
   mam_u32 words = mam_area_kept_words(*area), place = index >> 6, found;
   if (count > 64) {
@@ -882,7 +968,7 @@ MAM_INLINE mam_u32 mam_kept_place(mam_u32 turn, mam_u32 count, mam_u32 end) {
 }
 
 /* Takes kept words from index on, if all of them are there. */
-MAM_OUTLINE int mam_kept_take_at(mam_u32 index, const struct mam_area *area, mam_u32 count) {
+MAM_OUTLINE int mam_kept_take_at(MAM_TAG(1) mam_u32 index, const struct mam_area *area, mam_u32 count) {
   if (count > 64)
     return MAM_OUT_OF_SIGHT(mam_kept_take_words)(index >> 6, count, area);
   mam_u64 *word = &mam_area_kept(*area)[index >> 6], bits = mam_run_bits(count, index & 63);
@@ -914,18 +1000,10 @@ MAM_OUTLINE void mam_kept_flush(struct mam_area area) {
 
 enum { MAM_HOME_TRIES = 4, MAM_HOME_NEAR = 2, MAM_HOME_WORDS = 64 };
 
-/* Where a home looks for pages. */
-struct mam_home {
-  struct mam_area area;
-  mam_u64 *cursor;
-  mam_u32 first, count; /* its first word, and how far it is from one of its words to the next */
-};
-
-MAM_INLINE struct mam_home mam_home_in(struct mam_area area, struct mam_heap_control *control, mam_u32 home,
-                                       mam_u32 home_count) {
-  mam_u32 map_words = mam_area_map_words(area);
-  struct mam_home found = {area, mam_cursors(control) + home, home < map_words ? home : home % map_words, home_count};
-  return found;
+/* The first word of a home. */
+MAM_INLINE mam_u32 mam_home_first(const struct mam_area *area, mam_u32 home) {
+  mam_u32 map_words = mam_area_map_words(*area);
+  return home < map_words ? home : home % map_words;
 }
 
 /* The width of a home's round after one. */
@@ -935,85 +1013,92 @@ MAM_INLINE mam_u32 mam_home_wider(mam_u32 map_words, mam_u32 first, mam_u32 coun
 }
 
 /* Widens a home's round, if it was as wide as that. */
-MAM_OUTLINE void mam_home_widen(const struct mam_home *home, mam_u32 wide) {
-  mam_u32 wider = mam_home_wider(mam_area_map_words(home->area), home->first, home->count, wide);
-  mam_u64 at = mam_load_relaxed_u64(home->cursor);
+MAM_INLINE void mam_home_widen(mam_u64 *cursor, mam_u32 wide, mam_u32 wider) {
+  mam_u64 at = mam_load_relaxed_u64(cursor);
   if (wide < wider && (mam_u32)(at >> 32) == wide)
-    (void)mam_cas_relaxed_u64(home->cursor, at, (mam_u64)wider << 32 | (wide + 1) << 6);
+    (void)mam_cas_relaxed_u64(cursor, at, (mam_u64)wider << 32 | (wide + 1) << 6);
 }
 
 /* Takes bits of the word at index, best these; if they are taken, another run as long, of which taken says where there
  * is none.  An atomic or that mostly succeeds, and undoes what it did if it does not, is quicker than a look and a
  * compare-and-swap, which only one of those who take from a word at a time could win. */
-MAM_OUTLINE mam_u32 mam_home_take(const struct mam_home *home, mam_u32 index, mam_u32 from, mam_u32 count) {
+MAM_OUTLINE mam_u32 mam_home_take(const struct mam_area *area, mam_u32 index, mam_u32 from, mam_u32 count) {
   MAM_LOOP
   for (int i = 0; i < MAM_HOME_TRIES && from != 64; i++) {
     mam_u64 bits = mam_run_bits(count, from);
     /* acquire: pairs with mam_pages_clear */
-    mam_u64 old = mam_or_acquire_u64(&mam_area_pages(home->area)[index], bits);
+    mam_u64 old = mam_or_acquire_u64(&mam_area_pages(*area)[index], bits);
     if ((old & bits) == 0) {
       if ((old | bits) == MAM_FULL_WORD)
-        mam_map_filled(mam_area_pages(home->area), mam_area_map_words(home->area), index);
+        MAM_OUT_OF_SIGHT(mam_map_filled)(mam_area_pages(*area), mam_area_map_words(*area), index);
       return (index << 6) + from;
     }
     from = mam_run_find(old, count);
     if ((bits & ~old) != 0)
-      mam_pages_clear(home->area, index, bits & ~old);
+      MAM_OUT_OF_SIGHT(mam_pages_clear)(*area, index, bits & ~old);
   }
   return MAM_NO_PAGE;
 }
 
-/* Which of some words of a home, from one of its turns on, have so many zeros in a row: a bit each. */
-MAM_OUTLINE mam_u32 mam_home_look(mam_u32 count, const struct mam_home *home, mam_u32 turn, mam_u32 turns) {
-  mam_u64 seen[MAM_AHEAD];
-  mam_u32 fits = 0;
-  MAM_UNROLL
-  for (mam_u32 i = 0; i < MAM_AHEAD; i++)
-    seen[i] = mam_load_relaxed_u64(&mam_area_pages(home->area)[home->first + (turn + i) % turns * home->count]);
-  MAM_UNROLL
-  for (mam_u32 i = 0; i < MAM_AHEAD; i++)
-    fits |= (mam_u32)(mam_run_find(seen[i], count) != 64) << i;
-  return fits;
-}
-
-/* Takes such a run in any word of the home, from where its cursor is. */
-MAM_OUTLINE mam_u32 mam_home_search(const struct mam_home *home, mam_u32 count) {
-  mam_u32 turns = (mam_area_map_words(home->area) - 1 - home->first) / home->count + 1;
-  mam_u32 turn = (mam_u32)mam_load_relaxed_u64(home->cursor) / 64 % turns;
+/* The first of up to MAM_HOME_WORDS words of a home, from one of its turns on, that has so many zeros in a row: by how
+ * many turns it is further; MAM_HOME_WORDS if there is none. */
+enum { MAM_HOME_AHEAD = 4 };
+MAM_OUTLINE mam_u32 mam_home_look(MAM_TAG(1) mam_u32 count, const struct mam_area *area, mam_u32 home,
+                                  mam_u32 home_count, mam_u32 turn) {
+  mam_u32 first = mam_home_first(area, home), turns = (mam_area_map_words(*area) - 1 - first) / home_count + 1;
   MAM_LOOP
-  for (mam_u32 i = 0; i < turns && i < MAM_HOME_WORDS; i += MAM_AHEAD) {
-    MAM_LOOP
-    for (mam_u32 fits = MAM_OUT_OF_SIGHT(mam_home_look)(count, home, turn + i, turns); fits != 0; fits &= fits - 1) {
-      mam_u32 index = home->first + (turn + i + mam_lowest_u32(fits)) % turns * home->count;
-      /* Nothing is taken that would have to be given back: where pages are scarce, others would miss it. */
-      mam_u32 page =
-          MAM_OUT_OF_SIGHT(mam_map_take_in)(index, mam_area_pages(home->area), mam_area_map_words(home->area), count);
-      if (page != MAM_NO_PAGE)
-        return page;
-    }
+  for (mam_u32 at = 0; at < turns && at < MAM_HOME_WORDS; at += MAM_HOME_AHEAD) {
+    mam_u64 seen[MAM_HOME_AHEAD];
+    mam_u32 fits = 0;
+    MAM_UNROLL
+    for (mam_u32 i = 0; i < MAM_HOME_AHEAD; i++)
+      seen[i] = mam_load_relaxed_u64(&mam_area_pages(*area)[first + (turn + at + i) % turns * home_count]);
+    MAM_UNROLL
+    for (mam_u32 i = 0; i < MAM_HOME_AHEAD; i++)
+      fits |= (mam_u32)(mam_run_find(seen[i], count) != 64) << i;
+    if (fits != 0)
+      return at + mam_lowest_u32(fits);
   }
-  return MAM_NO_PAGE;
+  return MAM_HOME_WORDS;
 }
 
-/* Takes a run of up to 64 pages in a home of a superblock. */
-MAM_OUTLINE mam_u32 mam_pages_near(const struct mam_home *home, mam_u32 count) {
+/* Takes a run of up to 64 pages in a home of a superblock: at its cursor, then in any of its words from there on. */
+MAM_OUTLINE mam_u32 mam_pages_near(mam_u32 count, struct mam_heap_control *control, const struct mam_area *area,
+                                   mam_u32 home) {
+  mam_u64 *cursor = mam_cursors(control) + home;
   MAM_LOOP
   for (int i = 0; i < MAM_HOME_NEAR; i++) {
-    mam_u64 at = mam_add_relaxed_u64(home->cursor, count);
-    mam_u32 from = (mam_u32)at & 63, wide = (mam_u32)(at >> 32), index;
-    if (mam_shortage_covers(mam_load_relaxed_u32(mam_area_shortage(home->area)), count))
+    mam_u64 at = mam_add_relaxed_u64(cursor, count);
+    mam_u32 from = (mam_u32)at & 63, wide = (mam_u32)(at >> 32), first = mam_home_first(area, home), index;
+    if (mam_shortage_covers(mam_load_relaxed_u32(mam_area_shortage(*area)), count))
       return MAM_NO_PAGE;
     if (from + count > 64) /* the next word, then */
       continue;
-    index = home->first + ((mam_u32)at >> 6) % (wide + 1) * home->count;
-    if (index >= mam_area_map_words(home->area)) /* the round is that of a larger superblock */
-      index = home->first;
-    mam_u32 page = mam_home_take(home, index, from, count);
+    index = first + ((mam_u32)at >> 6) % (wide + 1) * control->home_count;
+    if (index >= mam_area_map_words(*area)) /* the round is that of a larger superblock */
+      index = first;
+    mam_u32 page = MAM_OUT_OF_SIGHT(mam_home_take)(area, index, from, count);
     if (page != MAM_NO_PAGE)
       return page;
-    mam_home_widen(home, wide);
+    mam_home_widen(cursor, wide, mam_home_wider(mam_area_map_words(*area), first, control->home_count, wide));
   }
-  return MAM_OUT_OF_SIGHT(mam_home_search)(home, count);
+  mam_u32 turn = (mam_u32)mam_load_relaxed_u64(cursor) / 64;
+  MAM_LOOP
+  for (int i = 0; i < MAM_HOME_TRIES; i++) {
+    mam_u32 further = MAM_OUT_OF_SIGHT(mam_home_look)(count, area, home, control->home_count, turn);
+    if (further == MAM_HOME_WORDS)
+      break;
+    turn += further;
+    mam_u32 first = mam_home_first(area, home);
+    mam_u32 turns = (mam_area_map_words(*area) - 1 - first) / control->home_count + 1;
+    /* Nothing is taken that would have to be given back: where pages are scarce, others would miss it. */
+    mam_u32 page = MAM_OUT_OF_SIGHT(mam_map_take_in)(first + turn % turns * control->home_count, mam_area_pages(*area),
+                                                     mam_area_map_words(*area), count);
+    if (page != MAM_NO_PAGE)
+      return page;
+    turn++;
+  }
+  return MAM_NO_PAGE;
 }
 
 /* ---- Rings ----
@@ -1061,12 +1146,14 @@ MAM_INLINE mam_u16 mam_entry_of(mam_u32 kind, mam_u32 back) {
 }
 MAM_INLINE mam_u32 mam_entry_back(mam_u32 entry) { return entry >> MAM_ENTRY_CLASS_BITS & 63; }
 
-/* Makes pages that the caller owns a span, all of whose chunks count as used.  flags: MAM_WORD_WATCHED or 0.  Every
- * lane writes its part. */
+/* Makes pages that the caller owns a span of that owner, all of whose chunks count as used.  flags: MAM_WORD_WATCHED or
+ * 0.  Every lane writes its part. */
 MAM_INLINE void mam_span_write(struct mam_area area, mam_u32 page, mam_u32 size_class, mam_u32 pages, mam_u32 chunks,
-                               mam_u64 flags, struct mam_lanes lanes) {
+                               mam_u64 flags, mam_u32 owner, struct mam_lanes lanes) {
   mam_u32 words = (chunks + 31) >> 5;
   mam_u16 *entries = mam_area_entries(area) + page;
+  if (lanes.rank == 0)
+    mam_store_relaxed_u16(mam_page_owner(area.words, page), (mam_u16)owner);
   MAM_LOOP
   for (mam_u32 i = lanes.rank; i < pages; i += lanes.count)
     mam_store_relaxed_u16(&entries[i], mam_entry_of(size_class, i));
@@ -1086,9 +1173,9 @@ MAM_OUTLINE void mam_span_hint(struct mam_area area, mam_u32 page, mam_u32 size_
   if ((mam_load_relaxed_u64(&map[block >> 6]) >> (block & 63) & 1) == 0)
     return;
   if (mam_and_acq_rel_u64(&map[block >> 6], ~(1ull << (block & 63))) == MAM_FULL_WORD)
-    mam_map_opened(map, mam_area_class_words(area), block >> 6);
+    MAM_OUT_OF_SIGHT(mam_map_opened)(map, mam_area_class_words(area), block >> 6);
   if (mam_chunk_matters(area))
-    mam_stamp_raise(mam_area_stamp(area));
+    MAM_OUT_OF_SIGHT(mam_stamp_raise)(mam_area_stamp(area));
 }
 
 /* What differs between a span's words that are empty: their chunks, and while it is being watched that. */
@@ -1115,7 +1202,8 @@ MAM_INLINE int mam_span_empty(const mam_u64 *words, mam_u64 header, mam_u32 coun
  * chunk in it any more; the first word before all others, so that of several who try one goes on.  If a word is not
  * empty, those that are 0 are put back; only the caller could change them meanwhile.  Returns whether it has ended;
  * *again: it has not, and is to be looked at again, since somebody may have found it not empty because of that. */
-MAM_INLINE int mam_span_try_end(mam_u64 *words, mam_u64 header, mam_u32 count, mam_u64 last, int *again) {
+MAM_INLINE int mam_span_try_end(mam_u64 *words, mam_u64 header, mam_u32 count, mam_u64 last, mam_u16 *owner,
+                                int *again) {
   mam_u64 full = header | MAM_WORD_WATCHED | 32ull << 32, first = count == 1 ? last : full;
   mam_u32 failed = 0;
   *again = 0;
@@ -1126,6 +1214,8 @@ MAM_INLINE int mam_span_try_end(mam_u64 *words, mam_u64 header, mam_u32 count, m
     mam_u64 word = i + 1 == count ? last : full;
     failed |= (mam_u32)(mam_cas_between_fences_u64(&words[i], word, 0) != word) << i;
   }
+  if (failed == 0)
+    mam_store_relaxed_u16(owner, 0);
   /* What the chunks' users did, all of whom changed these words, comes before the release of the pages. */
   mam_fence();
   if (failed == 0)
@@ -1140,15 +1230,14 @@ MAM_INLINE int mam_span_try_end(mam_u64 *words, mam_u64 header, mam_u32 count, m
 
 /* ---- Frees ---- */
 
-/* The superblock in which an address lies; page_count 0 if in none. */
-MAM_OUTLINE struct mam_area mam_area_of(struct mam_heap_control *control, mam_u64 address) {
+/* The superblock in which an address lies; 0 if in none. */
+MAM_OUTLINE const struct mam_area *mam_area_find(MAM_TAG(1) const struct mam_heap_control *control, mam_u64 address) {
   mam_u32 superblocks = mam_load_acquire_u32(&control->superblock_count);
-  struct mam_area area = {0, 0, 0, 0};
   MAM_LOOP
   for (mam_u32 i = 0; i < superblocks; i++)
     if (address - control->superblocks[i].base < (mam_u64)control->superblocks[i].page_count << MAM_PAGE_SHIFT)
-      area = control->superblocks[i];
-  return area;
+      return &control->superblocks[i];
+  return 0;
 }
 
 /* Where the usage bit of a chunk is. */
@@ -1185,11 +1274,15 @@ enum { MAM_SPAN_ENDED = 0xffffffffu };
 
 /* Ends a span, one of whose words was seen to be empty, if they all are: MAM_SPAN_ENDED; else what is left to do. last:
  * the word if it is the only one. */
-MAM_OUTLINE mam_u32 mam_span_end(mam_u64 *words, mam_u64 header, mam_u32 count, mam_u64 last) {
+MAM_OUTLINE mam_u32 mam_span_end(mam_u64 *usage, mam_u64 header, mam_u32 page, mam_u64 last) {
+  mam_u64 *words = &usage[page * MAM_PAGE_WORDS];
+  mam_u32 count = mam_word_span_words(header);
   int again = 0;
   if (count != 1 && !mam_span_empty(words, header, count, &last))
     return 0;
-  return mam_span_try_end(words, header, count, last, &again) ? (mam_u32)MAM_SPAN_ENDED : again ? MAM_LEFT_AGAIN : 0;
+  return mam_span_try_end(words, header, count, last, mam_page_owner(usage, page), &again) ? (mam_u32)MAM_SPAN_ENDED
+         : again                                                                           ? MAM_LEFT_AGAIN
+                                                                                           : 0;
 }
 
 /* Gives the pages of a span back that has ended.  After mam_fence: pairs with who takes them. */
@@ -1207,61 +1300,76 @@ MAM_INLINE mam_u32 mam_span_pages_free(struct mam_area area, mam_u32 page, mam_u
  * left to do is the result, for mam_word_finish. */
 MAM_OUTLINE mam_u32 mam_word_changed(struct mam_area area, mam_u32 word, mam_u64 old, mam_u32 bits) {
   mam_u32 page = word / MAM_PAGE_WORDS, left = 0;
-  mam_u64 *hints = &mam_area_class(area, mam_word_class(old))[page / MAM_BLOCK_PAGES >> 6];
-  mam_u64 hint = 1ull << (page / MAM_BLOCK_PAGES & 63), hinted = 0;
-  int was_full = (mam_u32)old == mam_word_full(old);
-  if (was_full) /* early, to be under way with what follows */
-    hinted = mam_load_relaxed_u64(hints);
   if (((mam_u32)old & ~bits) == 0) {
-    mam_u64 *words = &area.words[page * MAM_PAGE_WORDS], header = old & ~(MAM_FULL_WORD >> 24);
-    mam_u64 last = old & ~(mam_u64)bits;
-    mam_u32 count = mam_word_span_words(old);
-    left = MAM_OUT_OF_SIGHT(mam_span_end)(words, header, count, last);
+    mam_u64 header = old & ~(MAM_FULL_WORD >> 24), last = old & ~(mam_u64)bits;
+    left = MAM_OUT_OF_SIGHT(mam_span_end)(area.words, header, page, last);
+    MAM_FORGET(area.page_count);
     if (left == MAM_SPAN_ENDED)
       return mam_span_pages_free(area, page, mam_word_span_pages(old));
   }
-  /* The look is what makes the hint cheap; it comes after the change of the usage word, whose old value decided to come
-   * here. */
-  if ((hinted & hint) != 0) {
-    left |= mam_and_acq_rel_u64(hints, ~hint) == MAM_FULL_WORD ? MAM_LEFT_CLASS_OPENED : 0;
-    left |= mam_chunk_matters(area) ? MAM_LEFT_STAMP : 0;
+  if ((mam_u32)old == mam_word_full(old)) {
+    mam_u64 *hints = &mam_area_class(area, mam_word_class(old))[page / MAM_BLOCK_PAGES >> 6];
+    mam_u64 hint = 1ull << (page / MAM_BLOCK_PAGES & 63);
+    /* The look is what makes the hint cheap; it comes after the change of the usage word, whose old value decided to
+     * come here. */
+    if ((mam_load_relaxed_u64(hints) & hint) != 0) {
+      left |= mam_and_acq_rel_u64(hints, ~hint) == MAM_FULL_WORD ? MAM_LEFT_CLASS_OPENED : 0;
+      left |= mam_chunk_matters(area) ? MAM_LEFT_STAMP : 0;
+    }
   }
   return left;
 }
 
-/* Does what was left. */
-MAM_OUTLINE void mam_word_finish(const struct mam_area *area, mam_u32 word, mam_u64 old, mam_u32 left) {
-  mam_u32 page = word / MAM_PAGE_WORDS;
+/* All that comes after bits of a usage word were cleared. */
+MAM_OUTLINE void mam_word_follow(mam_u32 word, mam_u32 bits, mam_u64 old, struct mam_area area) {
+  mam_u32 left = MAM_LEFT_AGAIN;
+  area.base = 0; /* what is not used need not be kept over the calls */
   MAM_LOOP
-  for (int i = 0; i < MAM_RETRIES && left != 0; i++) {
-    if ((left & MAM_LEFT_PAGES) != 0)
-      mam_pages_release(*area, page, mam_word_span_pages(old));
-    if ((left & MAM_LEFT_PAGES_OPENED) != 0) {
-      mam_map_opened(mam_area_pages(*area), mam_area_map_words(*area), page >> 6);
-      left |= mam_returned_matters(*area, page >> 6) ? MAM_LEFT_RETURNED : 0;
+  for (int i = 0; i < MAM_RETRIES && (left & MAM_LEFT_AGAIN) != 0; i++) {
+    left = MAM_OUT_OF_SIGHT(mam_word_changed)(area, word, old, bits);
+    if (left == 0)
+      return;
+    old &= ~0xffffffffull; /* if it is looked at again, nothing of it is used */
+    bits = 0;
+    MAM_LOOP
+    for (mam_u32 at = 0; (left & MAM_LEFT_PAGES) != 0 && at < 2; at++) { /* in two words of the page map */
+      MAM_FORGET(word);
+      mam_u32 from = word / MAM_PAGE_WORDS & 63, here = 64 - from;
+      MAM_OUT_OF_SIGHT(mam_pages_clear)
+      (area, word / MAM_PAGE_WORDS / 64 + at,
+       at == 0 ? mam_run_bits(here, from) : mam_run_bits(mam_word_span_pages(old) - here, 0));
     }
+    MAM_FORGET(word);
+    MAM_FORGET(area.page_count);
+    if ((left & MAM_LEFT_PAGES_OPENED) != 0) {
+      MAM_OUT_OF_SIGHT(mam_map_opened)(mam_area_pages(area), mam_area_map_words(area), word / MAM_PAGE_WORDS / 64);
+      MAM_FORGET(word);
+      MAM_FORGET(area.page_count);
+      left |= mam_returned_matters(area, word / MAM_PAGE_WORDS / 64) ? MAM_LEFT_RETURNED : 0;
+    }
+    MAM_FORGET(word);
+    MAM_FORGET(area.page_count);
     if ((left & MAM_LEFT_RETURNED) != 0)
-      mam_pages_returned(*area, page >> 6, 1);
+      MAM_OUT_OF_SIGHT(mam_pages_returned)(word / MAM_PAGE_WORDS / 64, 1, area);
+    MAM_FORGET(word);
+    MAM_FORGET(area.page_count);
     if ((left & MAM_LEFT_CLASS_OPENED) != 0) {
-      mam_map_opened(mam_area_class(*area, mam_word_class(old)), mam_area_class_words(*area),
-                     page / MAM_BLOCK_PAGES >> 6);
-      left |= mam_chunk_matters(*area) ? MAM_LEFT_STAMP : 0;
+      MAM_OUT_OF_SIGHT(mam_map_opened)
+      (mam_area_class(area, mam_word_class(old)), mam_area_class_words(area),
+       word / MAM_PAGE_WORDS / MAM_BLOCK_PAGES / 64);
+      left |= mam_chunk_matters(area) ? MAM_LEFT_STAMP : 0;
     }
     if ((left & MAM_LEFT_STAMP) != 0)
-      mam_stamp_raise(mam_area_stamp(*area));
-    left = (left & MAM_LEFT_AGAIN) != 0 ? mam_word_changed(*area, word, old & ~0xffffffffull, 0) : 0;
+      MAM_OUT_OF_SIGHT(mam_stamp_raise)(mam_area_stamp(area));
   }
 }
 
 /* Frees the chunks of a usage word whose bits are given; which of them were none. */
-MAM_OUTLINE mam_u32 mam_chunks_free(struct mam_area area, mam_u32 word, mam_u32 bits) {
+MAM_INLINE mam_u32 mam_chunks_free(struct mam_area area, mam_u32 word, mam_u32 bits) {
   /* release: what the chunks' users did comes before what their next ones do.  Pairs with mam_word_claim. */
   mam_u64 old = mam_and_release_u64(&area.words[word], ~(mam_u64)bits);
-  if (((mam_u32)old & bits) != 0 && mam_word_wants_more(old, bits)) {
-    mam_u32 left = mam_word_changed(area, word, old, bits);
-    if (left != 0)
-      mam_word_finish(&area, word, old, left);
-  }
+  if (((mam_u32)old & bits) != 0 && mam_word_wants_more(old, bits))
+    MAM_OUT_OF_SIGHT(mam_word_follow)(word, bits, old, area);
   return bits & ~(mam_u32)old;
 }
 
@@ -1288,7 +1396,7 @@ MAM_INLINE mam_u64 mam_word_watch(mam_u64 *place, mam_u64 header) {
 /* Watches all words of a span, whose first looks like header, at once.  A bit each for those that have a free chunk;
  * eight bits above for those that are empty; and above these for those that somebody changed meanwhile.  Calls nothing.
  */
-MAM_OUTLINE mam_u32 mam_words_watch(mam_u64 header, mam_u64 *words) {
+MAM_OUTLINE mam_u32 mam_words_watch(MAM_TAG(2) mam_u64 header, mam_u64 *words) {
   mam_u64 seen[MAM_PAGE_WORDS];
   mam_u32 found = 0;
   MAM_UNROLL
@@ -1322,24 +1430,13 @@ MAM_OUTLINE mam_u32 mam_span_watch(struct mam_area area, mam_u32 page) {
     found |= (mam_u32)(word != 0 && (mam_u32)word == 0) << (i + 8);
   }
   if ((found & 255) != 0)
-    mam_span_hint(area, page, mam_word_class(header));
+    MAM_OUT_OF_SIGHT(mam_span_hint)(area, page, mam_word_class(header));
   if ((found >> 8 & 255) != 0) {
     mam_u32 word = page * MAM_PAGE_WORDS + mam_lowest_u32(found >> 8);
     mam_u64 empty = (header & ~(mam_u64)0xffffffff) | MAM_WORD_WATCHED;
-    mam_word_finish(&area, word, empty, mam_word_changed(area, word, empty, 0));
+    MAM_OUT_OF_SIGHT(mam_word_follow)(word, 0, empty, area);
   }
   return mam_word_span_pages(header);
-}
-
-/* All spans that begin in a word of the page map. */
-MAM_OUTLINE void mam_sweep_word(struct mam_area area, mam_u32 index) {
-  mam_u32 first = index << 6, pages = area.page_count - first < 64 ? area.page_count - first : 64, at = 0;
-  mam_u64 taken = mam_load_relaxed_u64(&mam_area_pages(area)[index]);
-  MAM_LOOP
-  while (at < pages && taken >> at != 0) {
-    at += mam_lowest_u64(taken >> at);
-    at += at < pages ? mam_span_watch(area, first + at) : 0;
-  }
 }
 
 /* A part has been swept: a word, or the kept ones.  acq_rel: all of that, for who relies on the mode. */
@@ -1348,80 +1445,98 @@ MAM_INLINE void mam_swept(struct mam_heap_control *control) {
     (void)mam_exchange_acq_rel_u32(&control->mode, MAM_MODE_WATCHED);
 }
 
-/* Sweeps until there is a run of so many pages, or all has been swept; then waits a bounded time for others who sweep.
- */
+/* Sweeps until there is a run of so many pages, which it takes, or all has been swept; then waits a bounded time for
+ * others who sweep. */
 MAM_OUTLINE mam_u32 mam_sweep(struct mam_heap_control *control, mam_u32 count) {
-  struct mam_area area = control->superblocks[0];
-  mam_u32 words = mam_area_map_words(area), index;
+  const struct mam_area *area = &control->superblocks[0];
+  mam_u32 words = mam_area_map_words(*area), index;
   int begins = mam_cas_acq_rel_u32(&control->mode, MAM_MODE_LAZY, MAM_MODE_SWEEPING) == MAM_MODE_LAZY;
   mam_fence_all(); /* pairs with mam_slot_publish and mam_run_free */
   if (begins) {
-    MAM_OUT_OF_SIGHT(mam_kept_flush)(area);
+    MAM_OUT_OF_SIGHT(mam_kept_flush)(*area);
     mam_swept(control);
   }
   MAM_LOOP
   while (mam_load_relaxed_u32(&control->sweep_next) < words &&
          (index = mam_add_relaxed_u32(&control->sweep_next, 1)) < words) {
-    MAM_OUT_OF_SIGHT(mam_sweep_word)(area, index);
+    mam_u32 page = index << 6;
+    MAM_LOOP
+    for (mam_u64 taken; page < area->page_count && page >> 6 == index;) { /* the spans that begin in the word */
+      taken = mam_load_relaxed_u64(&mam_area_pages(*area)[index]) >> (page & 63);
+      if (taken == 0)
+        break;
+      page += mam_lowest_u64(taken);
+      page += page < area->page_count ? MAM_OUT_OF_SIGHT(mam_span_watch)(*area, page) : 0;
+    }
     mam_swept(control);
-    mam_u32 page = MAM_NO_PAGE;
+    page = MAM_NO_PAGE;
     if (count <= MAM_SPAN_PAGES)
-      page = mam_map_take_run(mam_area_pages(area), words, count, index, index + 1);
+      page = MAM_OUT_OF_SIGHT(mam_map_take_in)(index, mam_area_pages(*area), words, count);
     if (page != MAM_NO_PAGE)
       return page;
   }
   MAM_LOOP
   for (int i = 0; i < MAM_WAIT_ROUNDS && mam_load_acquire_u32(&control->mode) != MAM_MODE_WATCHED; i++)
     mam_pause();
-  return MAM_OUT_OF_SIGHT(mam_pages_search)(area, count, 0);
+  return MAM_NO_PAGE;
 }
 
-/* Takes a run of pages from any superblock, wherever it is.  Once sweeping has begun, it is the quickest way to pages:
- * a search is for those that came back where all has been swept. */
-MAM_OUTLINE struct mam_place mam_pages_far(struct mam_heap_control *control, mam_u32 count, mam_u32 home) {
-  struct mam_place place = {control->superblocks[0], MAM_NO_PAGE};
-  int sweeps = count <= MAM_SPAN_PAGES && mam_load_relaxed_u32(&control->mode) == MAM_MODE_SWEEPING;
-  if (sweeps)
-    place.page = MAM_OUT_OF_SIGHT(mam_sweep)(control, count);
-  if (place.page != MAM_NO_PAGE)
-    return place;
+/* Takes a run of pages from any superblock, near the home if that may be.  While the first is being swept, that is the
+ * quickest way to a short run, and nothing is searched. */
+MAM_OUTLINE struct mam_found mam_pages_claim(MAM_TAG(1) struct mam_heap_control *control, mam_u32 count, mam_u32 home) {
   mam_u32 active = mam_load_acquire_u32(&control->active), index = home * 0x9e3779b1u;
-  mam_u32 superblocks = mam_load_acquire_u32(&control->superblock_count); /* pairs with who adds one */
+  struct mam_found found = {&control->superblocks[active], MAM_NO_PAGE};
   if (count > MAM_SPAN_PAGES)
     index = mam_add_relaxed_u32(&control->run_cursor, (count + 63) >> 6);
-  MAM_LOOP
-  for (mam_u32 i = 0; i < superblocks; i++) {
-    place.area = control->superblocks[active];
-    place.page = mam_pages_search(place.area, count, index % mam_area_map_words(place.area));
-    if (place.page != MAM_NO_PAGE) {
-      if (i != 0) /* release: the superblock, which may be new; pairs with the loads here and in mam_pages_claim */
-        mam_store_release_u32(&control->active, active);
-      return place;
+  else {
+    found.page = MAM_OUT_OF_SIGHT(mam_pages_near)(count, control, found.area, home);
+    if (found.page != MAM_NO_PAGE || mam_load_relaxed_u32(&control->mode) == MAM_MODE_SWEEPING)
+      return found;
+  }
+  MAM_LOOP /* the count is read anew: it pairs with a thread that adds one */
+      for (mam_u32 i = 0; i < mam_load_acquire_u32(&control->superblock_count); i++) {
+    mam_u32 from = index % mam_area_map_words(*found.area);
+    found.page = count <= MAM_SPAN_PAGES ? MAM_OUT_OF_SIGHT(mam_pages_search)(found.area, count, from)
+                                         : mam_run_search(found.area, count, from);
+    if (found.page != MAM_NO_PAGE) {
+      if (i != 0) /* release: the superblock, which may be new; pairs with the load here */
+        mam_store_release_u32(&control->active, (mam_u32)(found.area - control->superblocks));
+      return found;
     }
-    active = active + 1 < superblocks ? active + 1 : 0;
+    found.area = found.area + 1 < control->superblocks + mam_load_acquire_u32(&control->superblock_count)
+                     ? found.area + 1
+                     : control->superblocks;
   }
-  place.page = MAM_NO_PAGE;
-  if (!sweeps && mam_load_relaxed_u32(&control->mode) != MAM_MODE_WATCHED) {
-    place.area = control->superblocks[0];
-    place.page = MAM_OUT_OF_SIGHT(mam_sweep)(control, count);
-  }
-  return place;
+  return found;
 }
 
-/* Takes a run of pages near the home, in the superblock that is tried first. */
-MAM_OUTLINE struct mam_place mam_pages_claim_near(struct mam_heap_control *control, mam_u32 count, mam_u32 home) {
-  struct mam_place place = {control->superblocks[mam_load_acquire_u32(&control->active)], MAM_NO_PAGE};
-  if (count <= MAM_SPAN_PAGES) {
-    struct mam_home near = mam_home_in(place.area, control, home, control->home_count);
-    place.page = mam_pages_near(&near, count);
-  }
-  return place;
-}
+/* What a thread is asked for that claims chunks, in one word: a kind, whether the caller's lanes have the task of
+ * refilling the slot, whether they are so many that they take whole spans, their home, whether the slot was dry, and
+ * whether empty spans are left to it. */
+enum {
+  MAM_REST_KIND = (1 << MAM_KIND_BITS) - 1,
+  MAM_REST_REFILL = 1 << MAM_KIND_BITS,
+  MAM_REST_WHOLE = 1 << (MAM_KIND_BITS + 1),
+  MAM_REST_HOME = MAM_KIND_BITS + 2,
+  MAM_REST_DRY = 1 << (MAM_KIND_BITS + 12),
+  MAM_REST_LAZY = 1 << (MAM_KIND_BITS + 13)
+};
+/* Above a slot's number among all: the base-2 logarithm of a span's chunks. */
+enum { MAM_REST_CHUNKS = 28, MAM_REST_SLOT = (1 << MAM_REST_CHUNKS) - 1 };
 
-/* Takes a run of pages from any superblock, near the home if that may be. */
-MAM_OUTLINE struct mam_place mam_pages_claim(struct mam_heap_control *control, mam_u32 count, mam_u32 home) {
-  struct mam_place place = mam_pages_claim_near(control, count, home);
-  return place.page != MAM_NO_PAGE ? place : mam_pages_far(control, count, home);
+/* The same for such a word, and sweeps where that may bring some. */
+MAM_INLINE struct mam_found mam_pages_any(struct mam_heap_control *control, mam_u32 count, mam_u32 wanted) {
+  struct mam_found found;
+  MAM_LOOP
+  for (int swept = 0;; swept = 1) {
+    found = MAM_OUT_OF_SIGHT(mam_pages_claim)(control, count, wanted >> MAM_REST_HOME & 1023);
+    if (found.page != MAM_NO_PAGE || swept || mam_load_relaxed_u32(&control->mode) == MAM_MODE_WATCHED)
+      return found;
+    found.area = control->superblocks;
+    found.page = MAM_OUT_OF_SIGHT(mam_sweep)(control, count);
+    if (found.page != MAM_NO_PAGE)
+      return found;
+  }
 }
 
 /* ---- Claiming chunks ---- */
@@ -1466,7 +1581,7 @@ MAM_OUTLINE mam_u32 mam_block_look(mam_u32 block, mam_u32 size_class, const stru
 }
 
 /* Which usage words of a span have free chunks of a class: a bit each. */
-MAM_OUTLINE mam_u32 mam_span_look(mam_u32 size_class, const mam_u64 *words) {
+MAM_OUTLINE mam_u32 mam_span_look(MAM_TAG(2) mam_u32 size_class, const mam_u64 *words) {
   mam_u64 seen[MAM_PAGE_WORDS];
   mam_u32 open = 0;
   MAM_UNROLL
@@ -1487,10 +1602,10 @@ MAM_OUTLINE struct mam_claim mam_block_claim(const struct mam_area *area, mam_u3
   struct mam_claim claim = {0, 0, mam_class_bytes(size_class)};
   mam_u32 salt = mam_salt() % MAM_PAGE_WORDS;
   MAM_LOOP
-  for (mam_u32 begins = mam_block_look(block, size_class, area); begins != 0; begins &= begins - 1) {
+  for (mam_u32 begins = MAM_OUT_OF_SIGHT(mam_block_look)(block, size_class, area); begins != 0; begins &= begins - 1) {
     mam_u32 page = block * MAM_BLOCK_PAGES + mam_lowest_u32(begins);
     mam_u64 *words = &area->words[page * MAM_PAGE_WORDS];
-    mam_u32 open = mam_span_look(size_class, words);
+    mam_u32 open = MAM_OUT_OF_SIGHT(mam_span_look)(size_class, words);
     MAM_LOOP
     for (open = (open >> salt | open << (MAM_PAGE_WORDS - salt)) & ((1u << MAM_PAGE_WORDS) - 1); open != 0;
          open &= open - 1) {
@@ -1506,48 +1621,43 @@ MAM_OUTLINE struct mam_claim mam_block_claim(const struct mam_area *area, mam_u3
 
 /* Chunks of a class from the spans of a block.  If there are none, the block is struck from the class's map and then
  * looked at once more: who freed a chunk meanwhile may have found the map in order. */
-MAM_OUTLINE struct mam_claim mam_recycle_block(const struct mam_area *area, mam_u32 block, mam_u32 size_class,
-                                               mam_u32 count) {
-  struct mam_claim claim = mam_block_claim(area, block, size_class, count);
-  if (claim.mask != 0)
-    return claim;
-  mam_u64 bit = 1ull << (block & 63);
-  if ((mam_or_acq_rel_u64(&mam_area_class(*area, size_class)[block >> 6], bit) | bit) == MAM_FULL_WORD)
-    mam_map_filled(mam_area_class(*area, size_class), mam_area_class_words(*area), block >> 6);
-  claim = mam_block_claim(area, block, size_class, count);
-  if (claim.mask != 0)
-    mam_span_hint(*area, block * MAM_BLOCK_PAGES, size_class);
-  return claim;
-}
-
-/* The same for the blocks that a word of the map names. */
-MAM_OUTLINE struct mam_claim mam_recycle_in(const struct mam_area *area, mam_u32 index, mam_u32 size_class,
-                                            mam_u32 count) {
+MAM_OUTLINE struct mam_claim mam_recycle_block(MAM_TAG(4) const struct mam_area *area, mam_u32 block,
+                                               mam_u32 size_class, mam_u32 count) {
   struct mam_claim claim = {0, 0, 0};
+  mam_u64 bit = 1ull << (block & 63);
   MAM_LOOP
-  for (mam_u64 open = ~mam_load_relaxed_u64(&mam_area_class(*area, size_class)[index]); open != 0 && claim.mask == 0;
-       open &= open - 1)
-    claim = mam_recycle_block(area, (index << 6) + mam_lowest_u64(open), size_class, count);
-  return claim;
+  for (int struck = 0;; struck = 1) {
+    claim = MAM_OUT_OF_SIGHT(mam_block_claim)(area, block, size_class, count);
+    if (struck && claim.mask != 0)
+      MAM_OUT_OF_SIGHT(mam_span_hint)(*area, block * MAM_BLOCK_PAGES, size_class);
+    if (struck || claim.mask != 0)
+      return claim;
+    if ((mam_or_acq_rel_u64(&mam_area_class(*area, size_class)[block >> 6], bit) | bit) == MAM_FULL_WORD)
+      MAM_OUT_OF_SIGHT(mam_map_filled)(mam_area_class(*area, size_class), mam_area_class_words(*area), block >> 6);
+  }
 }
 
 /* The same wherever the map says so. */
-MAM_OUTLINE struct mam_claim mam_recycle(struct mam_area area, mam_u32 size_class, mam_u32 count, mam_u32 home) {
+MAM_OUTLINE struct mam_claim mam_recycle(MAM_TAG(2) const struct mam_area *area, mam_u32 size_class, mam_u32 count,
+                                         mam_u32 home) {
   struct mam_claim claim = {0, 0, 0};
-  mam_u32 words = mam_area_class_words(area), first = home % words, index = first, last = words;
+  mam_u32 first = home % mam_area_class_words(*area), index = first, last = mam_area_class_words(*area);
   MAM_LOOP
   for (;;) {
-    index = mam_map_next(mam_area_class(area, size_class), words, index);
+    index = MAM_OUT_OF_SIGHT(mam_map_next)(mam_area_class(*area, size_class), mam_area_class_words(*area), index);
     if (index >= last) {
-      if (last != words || first == 0)
+      if (last == first || first == 0)
         return claim;
       index = 0;
       last = first;
       continue;
     }
-    claim = mam_recycle_in(&area, index, size_class, count);
-    if (claim.mask != 0)
-      return claim;
+    MAM_LOOP
+    for (mam_u64 open = ~mam_load_relaxed_u64(&mam_area_class(*area, size_class)[index]); open != 0; open &= open - 1) {
+      claim = MAM_OUT_OF_SIGHT(mam_recycle_block)(area, (index << 6) + mam_lowest_u64(open), size_class, count);
+      if (claim.mask != 0)
+        return claim;
+    }
     index++;
   }
 }
@@ -1555,10 +1665,13 @@ MAM_OUTLINE struct mam_claim mam_recycle(struct mam_area area, mam_u32 size_clas
 /* ---- Slots ----
  *
  * A slot's word: the address of a span in pages, above the number of tickets handed out.  At the number of chunks the
- * span is used up; whoever gets past it from there or from below, exactly one, refills the slot.  In the place of an
- * address, 0 says that no span was there yet, MAM_SLOT_DRY that there were no pages for one. */
+ * span is used up; whoever gets past it from there or from below, exactly one, refills the slot.  So as long as there
+ * are more tickets than chunks, a thread is about to write the slot's word.  In the place of an address, 0 says that no
+ * span was there yet, MAM_SLOT_DRY that there were no pages for one, MAM_SLOT_FLUSHED that the chunks without a ticket
+ * are being freed. */
 
 #define MAM_SLOT_DRY ((mam_u64)1 << MAM_TICKET_BITS)
+#define MAM_SLOT_FLUSHED ((mam_u64)2 << MAM_TICKET_BITS)
 #define MAM_SLOT_TICKETS (MAM_SLOT_DRY - 1)
 
 MAM_INLINE mam_u64 mam_slot_address(mam_u64 slot) { return slot >> MAM_TICKET_BITS << MAM_PAGE_SHIFT; }
@@ -1568,6 +1681,38 @@ MAM_INLINE mam_u64 mam_slot_of(mam_u64 address, mam_u32 tickets) {
 MAM_INLINE int mam_slot_is_dry(mam_u64 slot) { return (slot & ~MAM_SLOT_TICKETS) == MAM_SLOT_DRY; }
 MAM_INLINE mam_u32 mam_slot_limit(const mam_heap *heap, mam_u32 size_class) {
   return 1u << mam_span_chunks_log2(heap->chunks, mam_class_shift(size_class));
+}
+
+/* ---- Which slots hold chunks ----
+ *
+ * control->held has a word for each kind and in it a bit for each group of its slots, up to 64 groups: 1 if a slot of
+ * the group may hold a chunk without a ticket, or is about to.  Who refills a slot sets it first.  Who looks for chunks
+ * that slots hold (mam_slots_flush) clears it before the look, and sets it again if it saw a slot that is being
+ * refilled.
+ *
+ * Nobody concludes from a 0 what is not so.  Whoever concludes has made the stamps odd and passed a fence (F) before
+ * the look.  Whoever refills has set the bit, passes a fence (G), looks at the stamp, and then writes the slot.  If G
+ * comes before F, the bit is seen, unless somebody cleared it in between, who saw the slot as it was or later: as one
+ * that is being refilled, so the bit is set again and the stamp is raised, or as one that holds chunks, which were
+ * freed.  If F comes before G, the refill sees an odd stamp, and raises it after the slot is written: what was
+ * concluded is void. */
+
+MAM_INLINE mam_u32 mam_held_shift(mam_u32 slot_count) {
+  mam_u32 bits = 32 - mam_leading_zeros_u32(slot_count - 1);
+  return bits > 6 ? bits - 6 : 0;
+}
+/* The bit of a slot, by its number in its kind. */
+MAM_INLINE mam_u64 mam_held_bit(mam_u32 slot_count, mam_u32 slot) {
+  return 1ull << (slot >> mam_held_shift(slot_count));
+}
+
+/* Says that something waits in a park, after it was put there.  A flush of the parks at the same moment may miss it; it
+ * then waits for its next user, or for the next thing that is put in its group. */
+MAM_INLINE void mam_parks_raise(struct mam_heap_control *control, const mam_u64 *park) {
+  mam_u32 index = (mam_u32)(park - mam_parks(control)) / MAM_PARK_WORDS;
+  mam_u64 bit = 1ull << (index >> mam_held_shift(control->heap.parks) & 63);
+  if ((mam_load_relaxed_u64(&control->parks_held) & bit) == 0)
+    (void)mam_or_relaxed_u64(&control->parks_held, bit);
 }
 
 /* What became of a request for tickets. */
@@ -1591,10 +1736,31 @@ MAM_INLINE struct mam_tickets mam_tickets_of(mam_u64 old, mam_u32 chunk_bytes, m
 /* acquire: pairs with the refill's publication, and through it with the frees of what was there before. */
 MAM_INLINE mam_u64 mam_slot_take(mam_u64 *slot, mam_u32 count) { return mam_add_acquire_u64(slot, count); }
 
-/* Keeps the tickets that were asked for in vain, and of which the slot's word is now, far from reaching the address. */
+/* Keeps the tickets that were asked for in vain from reaching the address: now is the slot's word, or was.  Every
+ * thread that asked in vain calls this before it asks again, and above half of what the tickets can count it does not
+ * return before they are fewer.  So above half each thread of a GPU asks once at most, for up to 32 tickets of its
+ * warp, and a GPU has less than 2^23 threads at a time. */
 MAM_INLINE void mam_slot_keep(mam_u64 *slot, mam_u64 now, mam_u32 limit) {
-  if ((now & MAM_SLOT_TICKETS) > MAM_SLOT_TICKETS / 2)
-    (void)mam_cas_relaxed_u64(slot, now, (now & ~MAM_SLOT_TICKETS) | (limit + 1));
+  MAM_LOOP
+  while ((now & MAM_SLOT_TICKETS) > MAM_SLOT_TICKETS / 2) {
+    mam_u64 seen = mam_cas_relaxed_u64(slot, now, (now & ~MAM_SLOT_TICKETS) | (limit + 1));
+    if (seen == now)
+      return;
+    now = seen;
+  }
+}
+
+/* What a thread gets that asked for count tickets of a slot, whose word was old.  If it got fewer than it asked for,
+ * the slot is another thread's to refill.  mask 0: none, and the address is not 0 if the thread is to refill the slot.
+ */
+MAM_INLINE struct mam_claim mam_claim_tickets(mam_u64 *slot, mam_u64 old, mam_u32 size_class, mam_u32 limit,
+                                              mam_u32 count) {
+  struct mam_tickets tickets = mam_tickets_of(old, mam_class_bytes(size_class), limit, count);
+  struct mam_claim claim = {tickets.mask != 0 ? tickets.address : (mam_u64)tickets.refill, tickets.mask,
+                            mam_class_bytes(size_class)};
+  if (tickets.mask != 0 && tickets.refill)
+    (void)mam_exchange_release_u64(slot, (old & ~MAM_SLOT_TICKETS) | limit);
+  return claim;
 }
 
 /* Waits for whoever refills the slot, and asks for tickets again.  The slot's word as it was then; one without tickets
@@ -1617,7 +1783,7 @@ MAM_OUTLINE mam_u64 mam_slot_wait(mam_u64 *slot, mam_u32 limit, mam_u32 count) {
 }
 
 /* Whether the superblocks are known to have no run of so many pages, nor empty spans. */
-MAM_INLINE int mam_pages_are_short(struct mam_heap_control *control, mam_u32 pages) {
+MAM_OUTLINE int mam_pages_are_short(MAM_TAG(2) struct mam_heap_control *control, mam_u32 pages) {
   if (mam_load_relaxed_u32(&control->mode) != MAM_MODE_WATCHED)
     return 0;
   mam_u32 superblocks = mam_load_acquire_u32(&control->superblock_count);
@@ -1628,26 +1794,49 @@ MAM_INLINE int mam_pages_are_short(struct mam_heap_control *control, mam_u32 pag
   return 1;
 }
 
-/* Tickets of any slot of the class.  *busy: there are none, but somebody is about to refill a slot. */
-MAM_OUTLINE struct mam_claim mam_steal(struct mam_heap_control *control, mam_u32 size_class, mam_u32 count, int *busy) {
+/* Which of up to MAM_AHEAD slots from one on hold chunks without a ticket: a bit each; eight bits above, which are
+ * being refilled. */
+MAM_OUTLINE mam_u32 mam_slots_look(MAM_TAG(6) const mam_u64 *slots, mam_u32 limit, mam_u32 left) {
+  mam_u64 seen[MAM_AHEAD];
+  mam_u32 found = 0;
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_AHEAD; i++)
+    seen[i] = mam_load_relaxed_u64(&slots[i < left ? i : 0]);
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_AHEAD; i++) {
+    mam_u32 ticket = (mam_u32)(seen[i] & MAM_SLOT_TICKETS);
+    found |= (mam_u32)(i < left && ticket < limit) << i | (mam_u32)(i < left && ticket > limit) << (i + MAM_AHEAD);
+  }
+  return found;
+}
+
+/* Tickets of any slot of the class.  If there are none, the claim's address says whether somebody is about to refill a
+ * slot. */
+MAM_OUTLINE struct mam_claim mam_steal(MAM_TAG(2) struct mam_heap_control *control, mam_u32 size_class, mam_u32 count) {
   struct mam_claim claim = {0, 0, mam_class_bytes(size_class)};
   const mam_heap *heap = &control->heap;
   mam_u32 limit = mam_slot_limit(heap, size_class);
+  mam_u64 *slots = &heap->slots[mam_kind_number(size_class) * heap->slot_count];
   MAM_LOOP
-  for (mam_u32 i = 0; i < heap->slot_count; i++) {
-    mam_u64 *slot = &heap->slots[mam_kind_number(size_class) * heap->slot_count + i], now = mam_load_relaxed_u64(slot);
-    if ((now & MAM_SLOT_TICKETS) >= limit) {
-      *busy |= (now & MAM_SLOT_TICKETS) > limit && !mam_slot_is_dry(now);
-      continue;
-    }
-    now = mam_slot_take(slot, count);
-    struct mam_tickets tickets = mam_tickets_of(now, claim.chunk_bytes, limit, count);
-    if (tickets.refill) /* not now */
-      (void)mam_exchange_release_u64(slot, (now & ~MAM_SLOT_TICKETS) | limit);
-    if (tickets.mask != 0) {
-      claim.address = tickets.address;
-      claim.mask = tickets.mask;
-      return claim;
+  for (mam_u32 at = 0; at < heap->slot_count; at += MAM_AHEAD) {
+    mam_u64 groups = mam_load_relaxed_u64(&control->held[mam_kind_number(size_class)]);
+    groups &= MAM_FULL_WORD << (at >> mam_held_shift(heap->slot_count));
+    if (groups == 0)
+      break;
+    mam_u32 first = mam_lowest_u64(groups) << mam_held_shift(heap->slot_count);
+    at = first > at ? first : at;
+    mam_u32 seen = MAM_OUT_OF_SIGHT(mam_slots_look)(&slots[at], limit, heap->slot_count - at);
+    claim.address |= seen >> MAM_AHEAD != 0;
+    MAM_LOOP
+    for (seen &= (1u << MAM_AHEAD) - 1; seen != 0; seen &= seen - 1) {
+      mam_u64 *slot = &slots[at + mam_lowest_u32(seen)], now = mam_slot_take(slot, count);
+      struct mam_claim taken = mam_claim_tickets(slot, now, size_class, limit, count);
+      if (taken.mask != 0)
+        return taken;
+      if (taken.address != 0) /* not now */
+        (void)mam_exchange_release_u64(slot, (now & ~MAM_SLOT_TICKETS) | limit);
+      else
+        mam_slot_keep(slot, now, limit);
     }
   }
   return claim;
@@ -1655,7 +1844,7 @@ MAM_OUTLINE struct mam_claim mam_steal(struct mam_heap_control *control, mam_u32
 
 /* Whether the caller may open a span of a class, as it is to undo afterwards: in a small heap one at a time, so that
  * many who ask at once do not take a span each, of which they need a part. */
-MAM_INLINE int mam_opening_begin(struct mam_heap_control *control, mam_u32 size_class, mam_u32 pages) {
+MAM_OUTLINE int mam_opening_begin(MAM_TAG(3) struct mam_heap_control *control, mam_u32 size_class, mam_u32 pages) {
   mam_u32 *opening = &control->opening[mam_kind_number(size_class)], seen = mam_load_relaxed_u32(opening);
   if (seen * pages > control->superblocks[0].page_count / MAM_OPENING_SHARE)
     return 0;
@@ -1668,102 +1857,133 @@ MAM_INLINE void mam_opening_end(struct mam_heap_control *control, mam_u32 size_c
   (void)mam_add_acq_rel_u32(&control->opening[mam_kind_number(size_class)], ~0u);
 }
 
-/* Makes pages a span of a class that no slot gets: but for count chunks, what it has is free at once. */
-MAM_OUTLINE struct mam_claim mam_span_split(struct mam_area area, mam_u32 page, mam_u32 size_class, mam_u32 pages,
-                                            mam_u32 chunks, mam_u32 count) {
-  struct mam_claim claim = {mam_area_address(area, page), 0, mam_class_bytes(size_class)};
-  mam_u64 *words = &area.words[page * MAM_PAGE_WORDS];
-  count = count < chunks ? count : chunks;
-  mam_span_write(area, page, size_class, pages, chunks, MAM_WORD_WATCHED, mam_lanes_alone());
-  claim.mask = 0xffffffffu >> (32 - count);
+/* Makes pages a span of a class, of at most so many chunks, that no slot gets: but for count, they are free at once. */
+MAM_OUTLINE struct mam_claim mam_span_split(struct mam_found found, mam_u32 size_class, mam_u32 pages, mam_u32 chunks,
+                                            mam_u32 count) {
+  mam_u32 fit = (pages << MAM_PAGE_SHIFT) / mam_class_bytes(size_class), words, free;
+  chunks = fit < chunks ? fit : chunks;
+  free = count < chunks;
+  words = (chunks + 31) >> 5;
+  count = 0xffffffffu >> (32 - (free ? count : chunks));
+  mam_store_relaxed_u16(mam_page_owner(found.area->words, found.page), MAM_OWNER_NONE);
   MAM_LOOP
-  for (mam_u32 i = 0; i < (chunks + 31) >> 5; i++) /* release: after the entries, which who frees such a chunk reads */
-    (void)mam_and_release_u64(&words[i], ~(mam_u64)(i == 0 ? ~claim.mask : 0xffffffffu));
-  if (count < chunks)
-    mam_span_hint(area, page, size_class);
-  return claim;
-}
-
-/* Chunks from a new span of so many pages.  *busy: others are about to have some. */
-MAM_OUTLINE struct mam_claim mam_span_open(struct mam_heap_control *control, mam_u32 size_class, mam_u32 pages,
-                                           mam_u32 count, mam_u32 home, int *busy) {
-  struct mam_claim claim = {0, 0, mam_class_bytes(size_class)};
-  mam_u32 limit = mam_slot_limit(&control->heap, size_class), chunks = (pages << MAM_PAGE_SHIFT) / claim.chunk_bytes;
-  if (mam_pages_are_short(control, pages))
-    return claim;
-  if (!mam_opening_begin(control, size_class, pages)) {
-    *busy = 1;
-    return claim;
+  for (mam_u32 i = 0; i < pages; i++)
+    mam_store_relaxed_u16(&mam_area_entries(*found.area)[found.page + i], mam_entry_of(size_class, i));
+  mam_fence(); /* release: the entries, which a thread reads that frees such a chunk */
+  MAM_LOOP
+  for (mam_u32 i = 0; i < words; i++) {
+    MAM_FORGET(size_class);
+    mam_u64 word = mam_word_of(size_class, pages, words, chunks - 32 * i < 32 ? chunks - 32 * i : 32);
+    (void)mam_exchange_after_fence_u64(&found.area->words[found.page * MAM_PAGE_WORDS + i],
+                                       word | MAM_WORD_WATCHED | (i == 0 ? count : 0));
   }
-  struct mam_place place = mam_pages_claim(control, pages, home);
-  if (place.page != MAM_NO_PAGE)
-    claim = mam_span_split(place.area, place.page, size_class, pages, chunks < limit ? chunks : limit, count);
-  mam_opening_end(control, size_class);
+  if (free)
+    MAM_OUT_OF_SIGHT(mam_span_hint)(*found.area, found.page, size_class);
+  struct mam_claim claim = {mam_area_address(*found.area, found.page), count, mam_class_bytes(size_class)};
   return claim;
 }
 
 /* Chunks of spans that were split before, in any superblock. */
-MAM_OUTLINE struct mam_claim mam_recycle_any(struct mam_heap_control *control, mam_u32 size_class, mam_u32 count,
-                                             mam_u32 home) {
+MAM_OUTLINE struct mam_claim mam_recycle_any(MAM_TAG(3) struct mam_heap_control *control, mam_u32 size_class,
+                                             mam_u32 count, mam_u32 home) {
   struct mam_claim claim = {0, 0, 0};
   mam_u32 superblocks = mam_load_acquire_u32(&control->superblock_count);
   MAM_LOOP
   for (mam_u32 i = 0; i < superblocks && claim.mask == 0; i++)
-    claim = mam_recycle(control->superblocks[i], size_class, count, home);
+    claim = MAM_OUT_OF_SIGHT(mam_recycle)(&control->superblocks[i], size_class, count, home);
   return claim;
 }
 
-/* Chunks of a class when a slot cannot be refilled: of spans that were split before; a span of one's own; what slots
- * still hold; a part of a span; and at last larger chunks, up to twice as large (the paper's max_frag).  *busy: as in
- * mam_steal. */
-MAM_OUTLINE struct mam_claim mam_claim_pass(struct mam_heap_control *control, mam_u32 size_class, mam_u32 count,
-                                            mam_u32 home, int *busy) {
-  struct mam_claim claim = mam_recycle_any(control, size_class, count, home);
-  mam_u32 pages = mam_span_pages(control->heap.chunks, size_class);
-  mam_u32 least = (mam_class_bytes(size_class) + MAM_PAGE_BYTES - 1) >> MAM_PAGE_SHIFT;
-  if (claim.mask == 0)
-    claim = mam_span_open(control, size_class, pages, count, home, busy);
-  if (claim.mask == 0)
-    claim = mam_steal(control, size_class, count, busy);
-  MAM_LOOP
-  while (claim.mask == 0 && !*busy && pages > least) {
-    pages = pages / 2 > least ? pages / 2 : least;
-    claim = mam_span_open(control, size_class, pages, count, home, busy);
-  }
-  MAM_LOOP
-  for (mam_u32 other = size_class + 1; claim.mask == 0 && !*busy && other < MAM_HEAP_CLASSES &&
-                                       mam_class_bytes(other) <= 2 * mam_class_bytes(size_class);
-       other++) {
-    claim = mam_recycle_any(control, other, count, home);
-    if (claim.mask == 0)
-      claim = mam_steal(control, other, count, busy);
-  }
-  return claim;
-}
-
-/* Frees the chunks of a slot that have no ticket yet; whether there were any. */
-MAM_OUTLINE int mam_slot_flush(struct mam_heap_control *control, mam_u32 index) {
-  const mam_heap *heap = &control->heap;
-  mam_u32 kind = mam_kind_numbered(control, index / heap->slot_count), limit = mam_slot_limit(heap, kind);
-  mam_u64 now = mam_load_relaxed_u64(&heap->slots[index]);
+/* Frees the chunks of a slot that have no ticket yet; whether there were any.  Meanwhile the slot's word says so: who
+ * asks for tickets waits, and a chunk that is being freed is not taken for a live one. */
+MAM_OUTLINE int mam_slot_flush(MAM_TAG(2) mam_u32 limit, struct mam_heap_control *control, mam_u32 number) {
+  mam_u64 now = mam_load_relaxed_u64(&control->heap.slots[number]);
   mam_u32 ticket = (mam_u32)(now & MAM_SLOT_TICKETS);
   /* acq_rel: whose tickets they are, and what the span's words were when the slot was refilled. */
-  if (kind == MAM_NO_KIND || ticket >= limit ||
-      mam_cas_acq_rel_u64(&heap->slots[index], now, (now & ~MAM_SLOT_TICKETS) | limit) != now)
+  if (ticket >= limit || mam_cas_acq_rel_u64(&control->heap.slots[number], now, MAM_SLOT_FLUSHED | (limit + 1)) != now)
     return 0;
-  struct mam_area area = mam_area_of(control, mam_slot_address(now));
-  mam_u32 word = (mam_u32)((mam_slot_address(now) - area.base) >> MAM_PAGE_SHIFT) * MAM_PAGE_WORDS;
+  const struct mam_area *area = MAM_OUT_OF_SIGHT(mam_area_find)(control, mam_slot_address(now));
   MAM_LOOP
   for (; ticket < limit; ticket = (ticket | 31) + 1) {
+    mam_u32 word = (mam_u32)((mam_slot_address(now) - area->base) >> MAM_PAGE_SHIFT) * MAM_PAGE_WORDS;
     mam_u32 bits = 0xffffffffu << (ticket & 31);
     if (limit < 32)
       bits &= (1u << limit) - 1;
-    (void)mam_chunks_free(area, word + (ticket >> 5), bits);
+    (void)mam_chunks_free(*area, word + (ticket >> 5), bits);
   }
+  (void)mam_exchange_release_u64(&control->heap.slots[number], (now & ~MAM_SLOT_TICKETS) | limit);
   return 1;
 }
 
 MAM_OUTLINE int mam_block_free(struct mam_heap_control *control, mam_u64 address);
+
+/* Which of up to MAM_AHEAD kinds from one on have slots that may hold chunks: a bit each. */
+MAM_OUTLINE mam_u32 mam_held_look(MAM_TAG(1) const mam_u64 *held, mam_u32 left) {
+  mam_u32 found = 0;
+  mam_u64 seen[MAM_AHEAD];
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_AHEAD; i++)
+    seen[i] = mam_load_relaxed_u64(&held[i < left ? i : 0]);
+  MAM_UNROLL
+  for (mam_u32 i = 0; i < MAM_AHEAD; i++)
+    found |= (mam_u32)(i < left && seen[i] != 0) << i;
+  return found;
+}
+
+/* What a flush found: chunks, which it freed; and slots that were being refilled. */
+enum { MAM_FLUSH_FREED = 1, MAM_FLUSH_BUSY = 2 };
+
+/* Frees what slots hold of a group, the first that may hold any, of a kind from that number on.  Returns the kind's
+ * number, MAM_HEAP_KINDS if there is none, above MAM_FLUSH_*. */
+enum { MAM_FLUSH_NUMBER = 2 };
+MAM_OUTLINE mam_u32 mam_held_flush(MAM_TAG(1) mam_u32 number, struct mam_heap_control *control) {
+  mam_u32 further = MAM_AHEAD, found = 0;
+  MAM_LOOP
+  while (further == MAM_AHEAD && number < MAM_HEAP_KINDS) {
+    mam_u32 seen = MAM_OUT_OF_SIGHT(mam_held_look)(&control->held[number], MAM_HEAP_KINDS - number);
+    number += further = mam_lowest_u32(seen | 1u << MAM_AHEAD);
+  }
+  mam_u64 groups = number < MAM_HEAP_KINDS ? mam_load_relaxed_u64(&control->held[number]) : 0;
+  if (groups == 0)
+    return (number < MAM_HEAP_KINDS ? number + 1 : (mam_u32)MAM_HEAP_KINDS) << MAM_FLUSH_NUMBER;
+  mam_u32 kind = mam_kind_numbered(control, number), group = mam_lowest_u64(groups);
+  mam_u32 limit = kind != MAM_NO_KIND ? mam_slot_limit(&control->heap, kind) : 0;
+  mam_u32 at = group << mam_held_shift(control->heap.slot_count);
+  mam_u32 last = (group + 1) << mam_held_shift(control->heap.slot_count);
+  last = last < control->heap.slot_count ? last : control->heap.slot_count;
+  (void)mam_and_acq_rel_u64(&control->held[number], ~(1ull << group));
+  mam_fence_all(); /* pairs with mam_slot_publish */
+  MAM_LOOP
+  for (; at < last; at += MAM_AHEAD) {
+    mam_u32 first = number * control->heap.slot_count + at;
+    mam_u32 seen = MAM_OUT_OF_SIGHT(mam_slots_look)(&control->heap.slots[first], limit, last - at);
+    found |= seen >> MAM_AHEAD != 0 ? MAM_FLUSH_BUSY : 0;
+    MAM_LOOP
+    for (seen &= (1u << MAM_AHEAD) - 1; seen != 0; seen &= seen - 1) {
+      first = number * control->heap.slot_count + at;
+      found |= MAM_OUT_OF_SIGHT(mam_slot_flush)(limit, control, first + mam_lowest_u32(seen));
+    }
+  }
+  if ((found & MAM_FLUSH_BUSY) != 0) {
+    (void)mam_or_acq_rel_u64(&control->held[number], 1ull << group);
+    MAM_OUT_OF_SIGHT(mam_stamp_raise)(mam_area_stamp(control->superblocks[0]));
+    number++; /* not again at once */
+  }
+  return number << MAM_FLUSH_NUMBER | found;
+}
+
+/* Frees the chunks without a ticket of up to so many groups of slots.  MAM_FLUSH_*. */
+MAM_INLINE mam_u32 mam_slots_flush(mam_u32 budget, struct mam_heap_control *control) {
+  mam_u32 found = 0, at = 0;
+  (void)mam_add_relaxed_u32(&control->opening[MAM_HEAP_KINDS], 1);
+  MAM_LOOP
+  for (; at >> MAM_FLUSH_NUMBER < MAM_HEAP_KINDS && budget != 0; budget--) {
+    at = MAM_OUT_OF_SIGHT(mam_held_flush)(at >> MAM_FLUSH_NUMBER, control);
+    found |= at & (MAM_FLUSH_FREED | MAM_FLUSH_BUSY);
+  }
+  (void)mam_add_acq_rel_u32(&control->opening[MAM_HEAP_KINDS], ~0u); /* release: as in mam_opening_end */
+  return found;
+}
 
 /* Takes the superblock that waits in the second word of a park, if one does: its address, else 0. */
 MAM_INLINE mam_u64 mam_park_empty(struct mam_heap_control *control, mam_u64 *place) {
@@ -1775,36 +1995,31 @@ MAM_INLINE mam_u64 mam_park_empty(struct mam_heap_control *control, mam_u64 *pla
   return mam_park_address(word);
 }
 
-/* Frees superblocks that wait in parks; whether there were any. */
-MAM_OUTLINE int mam_parks_flush(mam_u32 parks, struct mam_heap_control *control) {
-  mam_u32 count = parks < MAM_FLUSH_SLOTS ? parks : (mam_u32)MAM_FLUSH_SLOTS;
-  mam_u32 index = count == parks ? 0 : mam_load_relaxed_u32(&control->flushed) % parks;
+/* Frees what waits in parks; whether there was anything. */
+MAM_OUTLINE int mam_parks_flush(struct mam_heap_control *control) {
+  mam_u32 at = 0;
   int found = 0;
-  MAM_LOOP
-  for (; count != 0 && mam_load_relaxed_u32(&control->parked) != 0; count--) {
-    mam_u64 block = mam_park_empty(control, &mam_parks(control)[(mam_u64)index * MAM_PARK_WORDS + 1]);
-    if (block != 0)
-      found |= MAM_OUT_OF_SIGHT(mam_block_free)(control, block);
-    index = index + 1 < parks ? index + 1 : 0;
-  }
-  return found;
-}
-
-/* Does that with all slots, or with so many of them as one request may look through, and with what waits in parks.
- * Whether there was anything. */
-MAM_OUTLINE int mam_slots_flush(struct mam_heap_control *control) {
-  mam_u32 all = control->heap.slot_count * MAM_HEAP_KINDS,
-          count = all < MAM_FLUSH_SLOTS ? all : (mam_u32)MAM_FLUSH_SLOTS;
-  mam_u32 index = count == all ? 0 : mam_add_relaxed_u32(&control->flushed, count) % all;
-  int found = 0;
+  if (mam_load_relaxed_u64(&control->parks_held) == 0)
+    return 0;
   (void)mam_add_relaxed_u32(&control->opening[MAM_HEAP_KINDS], 1);
+  mam_u64 groups = mam_exchange_acq_rel_u64(&control->parks_held, 0);
   MAM_LOOP
-  for (; count != 0; count--) {
-    found |= mam_slot_flush(control, index);
-    index = index + 1 < all ? index + 1 : 0;
+  for (; at < control->heap.parks; at++) {
+    if ((groups >> (at >> mam_held_shift(control->heap.parks)) & 1) == 0) {
+      at |= (1u << mam_held_shift(control->heap.parks)) - 1;
+      continue;
+    }
+    mam_u64 *park = &mam_parks(control)[(mam_u64)at * MAM_PARK_WORDS];
+    mam_u64 header = 0, block = mam_park_empty(control, park + 1);
+    if (mam_load_relaxed_u64(park) != 0)
+      header = mam_exchange_acq_rel_u64(park, 0); /* acquire: what was done in it; pairs with mam_warp_put_away */
+    if (block != 0)
+      (void)MAM_OUT_OF_SIGHT(mam_block_free)(control, block);
+    if (header != 0)
+      (void)MAM_OUT_OF_SIGHT(mam_block_free)(control, header);
+    found |= (block | header) != 0;
   }
-  found |= mam_parks_flush(control->heap.parks, control);
-  (void)mam_add_acq_rel_u32(&control->opening[MAM_HEAP_KINDS], ~0u); /* release: as in mam_span_open */
+  (void)mam_add_acq_rel_u32(&control->opening[MAM_HEAP_KINDS], ~0u); /* release: as in mam_opening_end */
   return found;
 }
 
@@ -1813,40 +2028,6 @@ MAM_OUTLINE int mam_is_missing(struct mam_heap_control *control, struct mam_area
   mam_u32 missing = mam_load_relaxed_u32(&control->missing[mam_kind_number(size_class)]),
           sum = mam_stamps_sum(control, first);
   return sum != 0 && missing == sum;
-}
-
-/* What a pass over the heap means that found nothing for a class, when the stamps' sum was that.  What it did not find
- * may be on its way to where it looked: empty spans that nobody swept yet, pages that somebody took for a span of which
- * he needs a part (opening), a slot that is being refilled (busy), what was freed behind the pass (the stamps).  If
- * none of that was the case, what slots hold of other classes is freed; if there was nothing of that either, it is
- * known that the class is missing. */
-MAM_OUTLINE void mam_scarce_conclude(struct mam_heap_control *control, mam_u32 size_class, mam_u32 sum, int busy) {
-  busy |= mam_load_acquire_u32(&control->mode) != MAM_MODE_WATCHED;
-  /* acquire: what was opened meanwhile has raised a stamp, or was there for the pass. */
-  busy |= (mam_load_acquire_u32(&control->opening[mam_kind_number(size_class)]) |
-           mam_load_acquire_u32(&control->opening[MAM_HEAP_KINDS])) != 0;
-  if (busy)
-    mam_pause();
-  else if (mam_stamps_sum(control, control->superblocks[0]) == sum && !mam_slots_flush(control) &&
-           mam_stamps_sum(control, control->superblocks[0]) == sum)
-    mam_store_relaxed_u32(&control->missing[mam_kind_number(size_class)], sum);
-}
-
-/* Chunks of a class by all means: passes over the heap until there is something, or the class is known to be missing.
- */
-MAM_OUTLINE struct mam_claim mam_claim_scarce(struct mam_heap_control *control, mam_u32 size_class, mam_u32 count,
-                                              mam_u32 home) {
-  struct mam_claim claim = {0, 0, 0};
-  MAM_LOOP
-  for (int i = 0; i < MAM_SCARCE_ROUNDS && !mam_is_missing(control, control->superblocks[0], size_class); i++) {
-    mam_u32 sum = mam_stamps_rely(control);
-    int busy = 0;
-    claim = MAM_OUT_OF_SIGHT(mam_claim_pass)(control, size_class, count, home, &busy);
-    if (claim.mask != 0)
-      break;
-    MAM_OUT_OF_SIGHT(mam_scarce_conclude)(control, size_class, sum, busy);
-  }
-  return claim;
 }
 
 /* The span of a slot's word, as a page of the first superblock; MAM_NO_PAGE if it is none. */
@@ -1887,43 +2068,76 @@ MAM_OUTLINE mam_u64 mam_ring_take(mam_u64 *usage, const mam_u16 *rings, mam_u32 
   return (watched != 0 ? (mam_u64)(page + 1) << 32 : 0) | MAM_NO_PAGE;
 }
 
-/* Fills a slot again with a span that mam_ring_take took: of its chunks the first count are the caller's.  The page;
- * MAM_NO_PAGE if it took none. */
-MAM_INLINE mam_u32 mam_slot_retake(struct mam_area area, mam_u64 *slot, mam_u64 taken, mam_u32 count) {
-  mam_u32 page = (mam_u32)taken;
-  if (taken >> 32 != 0) /* its sweeper saw it in use */
-    (void)MAM_OUT_OF_SIGHT(mam_span_watch)(area, (mam_u32)(taken >> 32) - 1);
-  if (page == MAM_NO_PAGE)
-    return page;
-  /* What the chunks' users did comes before what those do who find the span in the slot. */
-  mam_fence();
-  (void)mam_exchange_after_fence_u64(slot, mam_slot_of(mam_area_address(area, page), count));
-  return page;
-}
-
-/* A request for chunks: everything about it and its heap that a kernel knows without asking its memory. */
+/* A request for chunks that is to fill a slot: everything about it and its heap that a kernel knows without asking its
+ * memory. */
 struct mam_request {
   struct mam_heap_control *control;
   struct mam_area area; /* the first superblock */
   mam_u64 *slot;        /* 0: the caller's lanes are so many that they take whole spans */
   mam_u32 size_class, chunks_log2, home, home_count;
-  mam_u32 prior; /* where in area the slot's span was, or MAM_NO_PAGE */
-  int lazy;      /* as mam_heap's */
-  int refill;    /* the caller has the task of refilling the slot */
+  mam_u32 prior;             /* where in area the slot's span was, or MAM_NO_PAGE */
+  mam_u32 owner, slot_count; /* the slot's number in its kind plus 1, and how many there are */
+  int lazy;                  /* as mam_heap's */
 };
 
+/* Says that the slot is about to hold chunks: before it is refilled. */
+MAM_INLINE void mam_held_set(const struct mam_request *request) {
+  mam_u64 *held = &request->control->held[mam_kind_number(request->size_class)];
+  (void)mam_or_before_fence_u64(held, mam_held_bit(request->slot_count, request->owner - 1));
+}
+
+/* The same of a slot by its number among all. */
+MAM_OUTLINE void mam_held_raise(struct mam_heap_control *control, mam_u32 slot) {
+  mam_u32 count = control->heap.slot_count;
+  (void)mam_or_before_fence_u64(&control->held[slot / count], mam_held_bit(count, slot % count));
+}
+
+/* Puts a span back that mam_ring_take took: all its chunks are free again. */
+MAM_OUTLINE void mam_span_put_back(struct mam_area area, mam_u32 page) {
+  mam_u64 *words = &area.words[page * MAM_PAGE_WORDS], header = mam_load_relaxed_u64(words), watched = 0;
+  MAM_LOOP
+  for (mam_u32 i = 0; i < mam_word_span_words(header); i++)
+    watched |= mam_and_acq_rel_u64(&words[i], ~0xffffffffull);
+  if ((watched & MAM_WORD_WATCHED) != 0) /* its sweeper saw it in use */
+    (void)MAM_OUT_OF_SIGHT(mam_span_watch)(area, page);
+}
+
+/* Fills a slot again with a span that mam_ring_take took: of its chunks the first count are the caller's.  The page;
+ * MAM_NO_PAGE if it took none. */
+MAM_INLINE mam_u32 mam_slot_retake(const struct mam_request *request, mam_u64 taken, mam_u32 count) {
+  struct mam_area area = request->area;
+  mam_u32 page = (mam_u32)taken;
+  if (taken >> 32 != 0) /* its sweeper saw it in use */
+    (void)MAM_OUT_OF_SIGHT(mam_span_watch)(area, (mam_u32)(taken >> 32) - 1);
+  if (page == MAM_NO_PAGE)
+    return page;
+  mam_u32 owner = mam_load_relaxed_u16(mam_page_owner(area.words, page));
+  /* What the chunks' users did comes before what those do who find the span in the slot.  Pairs with mam_held_flush. */
+  mam_fence_all();
+  if (owner != request->owner) { /* another slot had it: mam_block_is_live would not find it in this one */
+    MAM_OUT_OF_SIGHT(mam_span_put_back)(area, page);
+    return MAM_NO_PAGE;
+  }
+  mam_u32 stamp = mam_look_after_fence_u32(mam_area_stamp(area));
+  (void)mam_exchange_after_fence_u64(request->slot, mam_slot_of(mam_area_address(area, page), count));
+  if ((stamp & 1) != 0)
+    MAM_OUT_OF_SIGHT(mam_stamp_raise)(mam_area_stamp(area));
+  return page;
+}
+
 /* With a page of the first superblock: mam_refill_pages filled its word of the map; and for mam_slot_filled, that the
- * span gets a place in a ring, and that it is to be watched. */
+ * span gets a place in a ring, that it is to be watched, and that the stamp is to be raised. */
 #define MAM_REFILL_FILLED (1u << 30)
 #define MAM_REFILL_RINGED (1u << 29)
 #define MAM_REFILL_WATCH (1u << 28)
-#define MAM_REFILL_PAGE (MAM_REFILL_WATCH - 1)
+#define MAM_REFILL_STAMP (1u << 27)
+#define MAM_REFILL_PAGE (MAM_REFILL_STAMP - 1)
 
 /* What is left to do after a slot got a new span, of the first superblock: its page, with flags; prior is where the
  * slot's span was before, or MAM_NO_PAGE.  Comes after the span is in the slot, since others may wait for that, and
  * nobody for this: who looks for its place in a ring before finds that of a span long gone. */
-MAM_OUTLINE void mam_slot_filled(mam_u64 *usage, mam_u32 page_count, mam_u32 home, mam_u32 home_count, mam_u32 prior,
-                                 mam_u32 flagged) {
+MAM_OUTLINE void mam_slot_filled(MAM_TAG(1) mam_u64 *usage, mam_u32 page_count, mam_u32 home, mam_u32 home_count,
+                                 mam_u32 prior, mam_u32 flagged) {
   struct mam_area area = {0, usage, page_count, 0};
   mam_u16 *rings = mam_area_rings(area);
   mam_u32 page = flagged & MAM_REFILL_PAGE, tried = MAM_RING_NONE;
@@ -1931,22 +2145,42 @@ MAM_OUTLINE void mam_slot_filled(mam_u64 *usage, mam_u32 page_count, mam_u32 hom
     tried = mam_load_relaxed_u16(&rings[prior]);
   if ((flagged & MAM_REFILL_FILLED) != 0)
     MAM_OUT_OF_SIGHT(mam_map_filled)(mam_area_pages(area), mam_area_map_words(area), page >> 6);
+  MAM_FORGET(page_count);
   if ((flagged & MAM_REFILL_RINGED) != 0)
-    mam_ring_insert(rings, page_count, home, home_count, tried, page);
+    MAM_OUT_OF_SIGHT(mam_ring_insert)(rings, page_count, home, home_count, tried, page);
   if ((flagged & MAM_REFILL_WATCH) != 0)
     (void)MAM_OUT_OF_SIGHT(mam_span_watch)(area, page);
+  if ((flagged & MAM_REFILL_STAMP) != 0)
+    MAM_OUT_OF_SIGHT(mam_stamp_raise)(mam_area_stamp(area));
 }
 
-/* Publishes a span in a slot.  Whether a span that is not watched has to be from now on: of this, which looks at the
- * mode after the span's words were written, and of who begins to sweep, one sees what the other did. */
-MAM_INLINE int mam_slot_publish(const struct mam_request *request, mam_u64 slot, int lazy) {
-  if (!lazy) { /* release: the words and entries of the span. */
-    (void)mam_exchange_release_u64(request->slot, slot);
-    return 0;
-  }
-  mam_u32 mode = mam_look_after_change_u32(&request->control->mode); /* its fence is the release too */
-  (void)mam_exchange_after_fence_u64(request->slot, slot);
-  return mode != MAM_MODE_LAZY;
+/* Publishes a span in a slot.  What is left to do then, as for mam_slot_filled: a span that is not watched has to be
+ * from now on, since of this, which looks at the mode after the span's words were written, and of who begins to sweep,
+ * one sees what the other did; and the stamp, since somebody may have missed what the slot holds (mam_held_set). */
+MAM_INLINE mam_u32 mam_slot_publish(struct mam_heap_control *control, const mam_u64 *first, mam_u64 *slot, mam_u64 word,
+                                    int lazy) {
+  mam_fence_all(); /* the release too: the words and entries of the span */
+  mam_u32 mode = mam_look_after_fence_u32(&control->mode);
+  mam_u32 stamp = mam_look_after_fence_u32((mam_u32 *)(first - 1) + 1);
+  (void)mam_exchange_after_fence_u64(slot, word);
+  return (lazy && mode != MAM_MODE_LAZY ? MAM_REFILL_WATCH : 0) | ((stamp & 1) != 0 ? MAM_REFILL_STAMP : 0);
+}
+
+/* The request that a word describes, of a slot of that number among all. */
+MAM_INLINE struct mam_request mam_request_of(const mam_heap *heap, mam_u32 wanted, mam_u32 slot, mam_u32 prior) {
+  mam_u32 number = slot & MAM_REST_SLOT, kind = wanted & MAM_REST_KIND;
+  struct mam_request request = {heap->control,
+                                {heap->base, heap->words, heap->page_count, 0},
+                                (wanted & MAM_REST_WHOLE) != 0 ? 0 : &heap->slots[number],
+                                kind,
+                                slot >> MAM_REST_CHUNKS,
+                                wanted >> MAM_REST_HOME & 1023,
+                                mam_home_count(heap),
+                                prior,
+                                number - mam_kind_number(kind) * heap->slot_count + 1,
+                                heap->slot_count,
+                                (wanted & MAM_REST_LAZY) != 0};
+  return request;
 }
 
 /* Before sm_80 it would cost a kernel ten registers to have this as a part of it. */
@@ -1966,13 +2200,14 @@ MAM_SLOT_FILL mam_u32 mam_slot_fill(const struct mam_request *request, struct ma
   int lazy = ringed && mam_ring_number(page, request->home, request->home_count) != MAM_RING_NONE;
   count = count < limit ? count : limit;
   mam_span_write(area, page, request->size_class, (bytes << request->chunks_log2) >> MAM_PAGE_SHIFT, limit,
-                 lazy ? 0 : MAM_WORD_WATCHED, lanes);
+                 lazy ? 0 : MAM_WORD_WATCHED, request->slot != 0 ? request->owner : MAM_OWNER_NONE, lanes);
   MAM_FORGET(lanes.rank);
   mam_lanes_sync(lanes);
   if (lanes.rank != 0)
     return count;
-  if (request->slot != 0 && mam_slot_publish(request, mam_slot_of(mam_area_address(area, page), count), lazy))
-    flagged |= MAM_REFILL_WATCH;
+  if (request->slot != 0)
+    flagged |= mam_slot_publish(request->control, request->area.words, request->slot,
+                                mam_slot_of(mam_area_address(area, page), count), lazy);
   flagged |= ringed ? MAM_REFILL_RINGED : 0;
   if ((flagged & ~MAM_REFILL_PAGE) != 0)
     MAM_OUT_OF_SIGHT(mam_slot_filled)
@@ -2076,70 +2311,220 @@ MAM_OUTLINE mam_u32 mam_refill_pages(mam_u64 *cursor, mam_u64 *usage, mam_u32 pa
   return page;
 }
 
-/* The same of a place, for a caller that is alone. */
-MAM_OUTLINE mam_u32 mam_slot_fill_alone(const struct mam_request *request, const struct mam_place *place,
-                                        mam_u32 count) {
-  return mam_slot_fill(request, place->area, place->page, count, mam_lanes_alone());
-}
-
-/* The same with pages from wherever there are some, for the first of count lanes.  If there are none, the slot says so.
- */
-MAM_OUTLINE struct mam_claim mam_slot_refill(const struct mam_request *request, mam_u32 count) {
-  struct mam_claim claim = {0, 0, mam_class_bytes(request->size_class)};
-  mam_u32 pages = (claim.chunk_bytes << request->chunks_log2) >> MAM_PAGE_SHIFT;
-  struct mam_place place = MAM_OUT_OF_SIGHT(mam_pages_claim)(request->control, pages, request->home);
-  if (place.page != MAM_NO_PAGE) {
-    claim.address = mam_area_address(place.area, place.page);
-    claim.mask = 0xffffffffu >> (32 - MAM_OUT_OF_SIGHT(mam_slot_fill_alone)(request, &place, count));
-  } else if (request->slot != 0)
-    (void)mam_exchange_release_u64(request->slot, MAM_SLOT_DRY | 1u << request->chunks_log2);
-  return claim;
-}
-
 /* Whether a request can only fail; then the task of refilling the slot, if it had that, is done. */
-MAM_OUTLINE int mam_request_is_vain(const struct mam_request *request) {
-  mam_u32 limit = 1u << request->chunks_log2;
-  mam_u64 now = request->slot != 0 ? mam_load_relaxed_u64(request->slot) : 0;
-  if (!mam_is_missing(request->control, request->area, request->size_class))
+MAM_OUTLINE int mam_request_is_vain(MAM_TAG(5) struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot) {
+  mam_u64 *place = &control->heap.slots[slot & MAM_REST_SLOT];
+  if (!MAM_OUT_OF_SIGHT(mam_is_missing)(control, control->superblocks[0], wanted & MAM_REST_KIND))
     return 0;
-  if (request->slot != 0 && request->refill)
-    (void)mam_exchange_release_u64(request->slot, MAM_SLOT_DRY | limit);
-  else if (request->slot != 0)
-    mam_slot_keep(request->slot, now, limit);
+  if ((wanted & (MAM_REST_REFILL | MAM_REST_WHOLE)) == MAM_REST_REFILL)
+    (void)mam_exchange_release_u64(place, MAM_SLOT_DRY | 1u << (slot >> MAM_REST_CHUNKS));
+  else if ((wanted & MAM_REST_WHOLE) == 0)
+    mam_slot_keep(place, mam_load_relaxed_u64(place), 1u << (slot >> MAM_REST_CHUNKS));
   return 1;
 }
 
-/* Chunks for count lanes of which none has a ticket; those that get none have to call again.  request->refill is what
- * it is to be for that call.  mask 0: there is no room.  Every lane takes part. */
-MAM_OUTLINE struct mam_claim mam_claim_chunks(struct mam_request *request, mam_u32 count, struct mam_lanes lanes) {
-  struct mam_claim claim = {0, 0, mam_class_bytes(request->size_class)};
-  if (mam_lanes_first_u32(lanes, lanes.rank == 0 && MAM_OUT_OF_SIGHT(mam_request_is_vain)(request)) != 0) {
-    request->refill = 0;
+/* As mam_span_write, for a caller that is alone. */
+MAM_OUTLINE void mam_span_write_alone(MAM_TAG(2) const struct mam_area *area, mam_u32 page, mam_u32 size_class,
+                                      mam_u32 chunks, mam_u32 watched, mam_u32 owner) {
+  mam_span_write(*area, page, size_class, mam_class_bytes(size_class) * chunks >> MAM_PAGE_SHIFT, chunks,
+                 watched != 0 ? MAM_WORD_WATCHED : 0, owner, mam_lanes_alone());
+}
+
+/* As mam_slot_fill, for a caller that is alone. */
+MAM_OUTLINE struct mam_claim mam_slot_fill_alone(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot,
+                                                 mam_u32 count, struct mam_found found) {
+  mam_u32 limit = 1u << (slot >> MAM_REST_CHUNKS), owner = MAM_OWNER_NONE, flagged = 0;
+  /* Once the heap has swept, new spans are watched: better from the beginning. */
+  if ((wanted & (MAM_REST_LAZY | MAM_REST_WHOLE)) == MAM_REST_LAZY && found.area == control->superblocks &&
+      mam_load_relaxed_u32(&control->mode) == MAM_MODE_LAZY)
+    flagged = MAM_REFILL_RINGED;
+  int lazy =
+      flagged != 0 && mam_ring_number(found.page, wanted >> MAM_REST_HOME & 1023, control->home_count) != MAM_RING_NONE;
+  if ((wanted & MAM_REST_WHOLE) == 0)
+    owner = (slot & MAM_REST_SLOT) % control->heap.slot_count + 1;
+  MAM_OUT_OF_SIGHT(mam_span_write_alone)(found.area, found.page, wanted & MAM_REST_KIND, limit, !lazy, owner);
+  MAM_FORGET(wanted);
+  MAM_FORGET(slot);
+  MAM_FORGET_ADDRESS(control);
+  struct mam_claim claim = {mam_area_address(*found.area, found.page), 0, mam_class_bytes(wanted & MAM_REST_KIND)};
+  count = count < 1u << (slot >> MAM_REST_CHUNKS) ? count : 1u << (slot >> MAM_REST_CHUNKS);
+  claim.mask = 0xffffffffu >> (32 - count);
+  if ((wanted & MAM_REST_WHOLE) != 0)
     return claim;
+  mam_u64 *place = &control->heap.slots[slot & MAM_REST_SLOT];
+  mam_u32 prior = mam_slot_page(mam_load_relaxed_u64(place), control->heap.base, control->heap.page_count);
+  flagged |=
+      found.page | mam_slot_publish(control, control->heap.words, place, mam_slot_of(claim.address, count), lazy);
+  if ((flagged & ~MAM_REFILL_PAGE) != 0)
+    MAM_OUT_OF_SIGHT(mam_slot_filled)
+  (found.area->words, found.area->page_count, wanted >> MAM_REST_HOME & 1023, control->home_count, prior, flagged);
+  return claim;
+}
+
+/* Tickets of a slot that another thread refills: as mam_claim_tickets. */
+MAM_OUTLINE struct mam_claim mam_claim_waited(MAM_TAG(1) struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot,
+                                              mam_u32 count) {
+  mam_u64 *place = &control->heap.slots[slot & MAM_REST_SLOT];
+  mam_u32 limit = 1u << (slot >> MAM_REST_CHUNKS);
+  return mam_claim_tickets(place, MAM_OUT_OF_SIGHT(mam_slot_wait)(place, limit, count), wanted & MAM_REST_KIND, limit,
+                           count);
+}
+
+/* ---- By all means ----
+ *
+ * A thread that has no ticket goes through steps, each of which may bring it chunks.  First, if it has the task, it
+ * refills its slot.  Then it makes passes over the heap.  A pass looks, in this order, for chunks of spans that were
+ * split before; pages for a span of the thread's own, which no slot gets; tickets of any slot of the class; pages for a
+ * part of a span, halved until they are a chunk's; and at last for larger chunks, up to twice as large (the paper's
+ * max_frag).
+ *
+ * What a pass did not find may be on its way to where it looked: empty spans that nobody swept yet; pages that a thread
+ * took for a span of which it needs a part (opening); a slot that is being refilled (busy); what was freed behind the
+ * pass (the stamps).  If none of that was the case, what slots hold of any class is freed, more of it after each pass.
+ * If there was nothing of that either, it is known that the class is missing, and who asks is told so until a stamp
+ * changes. */
+
+/* Ends a pass that found nothing for a class, when the stamps' sum was that. */
+MAM_INLINE void mam_pass_end(struct mam_heap_control *control, mam_u32 size_class, mam_u32 sum, int busy,
+                             mam_u32 pass) {
+  busy |= mam_load_acquire_u32(&control->mode) != MAM_MODE_WATCHED;
+  /* acquire: what was opened meanwhile has raised a stamp, or was there for the pass. */
+  busy |= (mam_load_acquire_u32(&control->opening[mam_kind_number(size_class)]) |
+           mam_load_acquire_u32(&control->opening[MAM_HEAP_KINDS])) != 0;
+  if (!busy && mam_stamps_sum(control, control->superblocks[0]) == sum) {
+    mam_u32 found = mam_slots_flush(pass < 16 ? 1u << pass : ~0u, control);
+    MAM_FORGET_ADDRESS(control);
+    busy = (found & MAM_FLUSH_BUSY) != 0;
+    if (found == 0 && !MAM_OUT_OF_SIGHT(mam_parks_flush)(control) &&
+        mam_stamps_sum(control, control->superblocks[0]) == sum)
+      mam_store_relaxed_u32(&control->missing[mam_kind_number(size_class)], sum);
   }
-  if (request->slot != 0 && !request->refill) {
-    mam_u64 old = 0;
-    if (lanes.rank == 0)
-      old = MAM_OUT_OF_SIGHT(mam_slot_wait)(request->slot, 1u << request->chunks_log2, count);
-    old = mam_lanes_first_u64(lanes, old);
-    struct mam_tickets tickets = mam_tickets_of(old, claim.chunk_bytes, 1u << request->chunks_log2, count);
-    request->prior = mam_slot_page(old, request->area.base, request->area.page_count);
-    claim.address = tickets.address;
-    claim.mask = tickets.mask;
-    request->refill = tickets.refill;
+  if (busy)
+    mam_pause();
+}
+
+/* Where a pass is: above MAM_STEP_BUSY, that it met another thread that is about to have chunks. */
+enum {
+  MAM_STEP_RECYCLE,
+  MAM_STEP_OPEN,
+  MAM_STEP_STEAL,
+  MAM_STEP_PART,
+  MAM_STEP_LARGER,
+  MAM_STEP_END,
+  MAM_STEP_BUSY = 8
+};
+
+/* Chunks of a span of the caller's own, which no slot gets, in so many pages.  If there are none, the claim's address
+ * says whether another thread is opening such a span. */
+MAM_INLINE struct mam_claim mam_claim_own(struct mam_heap_control *control, mam_u32 wanted, mam_u32 pages,
+                                          mam_u32 count) {
+  struct mam_claim claim = {0, 0, 0};
+  if (MAM_OUT_OF_SIGHT(mam_pages_are_short)(control, pages))
+    return claim;
+  claim.address = 1;
+  if (!MAM_OUT_OF_SIGHT(mam_opening_begin)(control, wanted & MAM_REST_KIND, pages))
+    return claim;
+  MAM_FORGET(wanted);
+  struct mam_found found = mam_pages_any(control, pages, wanted);
+  MAM_FORGET(wanted);
+  MAM_FORGET_ADDRESS(control);
+  claim.address = 0;
+  if (found.page != MAM_NO_PAGE)
+    claim = MAM_OUT_OF_SIGHT(mam_span_split)(found, wanted & MAM_REST_KIND, pages,
+                                             mam_slot_limit(&control->heap, wanted & MAM_REST_KIND), count);
+  mam_opening_end(control, wanted & MAM_REST_KIND);
+  return claim;
+}
+
+/* Chunks for a request whose slot has none, by passes over the heap: until there is something, or the class is known to
+ * be missing. */
+MAM_OUTLINE struct mam_claim mam_claim_scarce(struct mam_heap_control *control, mam_u32 wanted, mam_u32 count) {
+  struct mam_claim claim = {0, 0, 0};
+  mam_u32 pass = 0, sum = 0, step = MAM_STEP_END, kind = 0, pages = 0;
+  MAM_LOOP
+  for (;;) {
+    claim.mask = 0;
+    MAM_FORGET(wanted); /* what a step computes from it is not kept over the others */
+    MAM_FORGET_ADDRESS(control);
+    if (step == MAM_STEP_RECYCLE || step == MAM_STEP_LARGER)
+      claim = MAM_OUT_OF_SIGHT(mam_recycle_any)(control, kind, count, wanted >> MAM_REST_HOME & 1023);
+    else if (step == MAM_STEP_OPEN || step == MAM_STEP_PART)
+      claim = mam_claim_own(control, wanted, pages, count);
+    if ((step == MAM_STEP_STEAL || step == MAM_STEP_LARGER) && claim.mask == 0)
+      claim = MAM_OUT_OF_SIGHT(mam_steal)(control, kind, count);
+    if (claim.mask != 0)
+      return claim;
+    step |= step != MAM_STEP_RECYCLE && step != MAM_STEP_END && claim.address != 0 ? MAM_STEP_BUSY : 0;
+    MAM_FORGET(wanted);
+    MAM_FORGET_ADDRESS(control);
+    if (step <= MAM_STEP_OPEN)
+      step++;
+    else if (step == (MAM_STEP_OPEN | MAM_STEP_BUSY))
+      step = MAM_STEP_STEAL | MAM_STEP_BUSY; /* is looked at, and then the pass ends */
+    else if ((step & MAM_STEP_BUSY) != 0 || step == MAM_STEP_END) {
+      if (sum != 0)
+        mam_pass_end(control, wanted & MAM_REST_KIND, sum, (step & MAM_STEP_BUSY) != 0, pass++);
+      if (pass == MAM_SCARCE_ROUNDS ||
+          MAM_OUT_OF_SIGHT(mam_is_missing)(control, control->superblocks[0], wanted & MAM_REST_KIND))
+        return claim;
+      sum = MAM_OUT_OF_SIGHT(mam_stamps_rely)(control);
+      MAM_FORGET(wanted);
+      MAM_FORGET_ADDRESS(control);
+      kind = wanted & MAM_REST_KIND;
+      pages = mam_span_pages(control->heap.chunks, kind);
+      step = MAM_STEP_RECYCLE;
+    } else {
+      MAM_FORGET(wanted);
+      mam_u32 least = (mam_class_bytes(wanted & MAM_REST_KIND) + MAM_PAGE_BYTES - 1) >> MAM_PAGE_SHIFT;
+      kind += step == MAM_STEP_LARGER || pages <= least;
+      pages = pages / 2 > least ? pages / 2 : least;
+      step = kind == (wanted & MAM_REST_KIND) ? MAM_STEP_PART : MAM_STEP_LARGER;
+      if (step == MAM_STEP_LARGER &&
+          (kind >= MAM_HEAP_CLASSES || mam_class_bytes(kind) > 2 * mam_class_bytes(wanted & MAM_REST_KIND)))
+        step = MAM_STEP_END;
+    }
+  }
+}
+
+/* Gives a slot, unless the caller takes whole spans, a span in pages from wherever there are some, for a caller that is
+ * alone; the first count chunks are its.  If there are none, the slot says so. */
+MAM_OUTLINE struct mam_claim mam_slot_refill(MAM_TAG(5) struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot,
+                                             mam_u32 count) {
+  struct mam_claim claim = {0, 0, 0};
+  if ((wanted & MAM_REST_WHOLE) == 0)
+    MAM_OUT_OF_SIGHT(mam_held_raise)(control, slot & MAM_REST_SLOT);
+  struct mam_found found = mam_pages_any(control, mam_span_pages(control->heap.chunks, wanted & MAM_REST_KIND), wanted);
+  MAM_FORGET(slot);
+  MAM_FORGET_ADDRESS(control);
+  if (found.page != MAM_NO_PAGE)
+    claim = MAM_OUT_OF_SIGHT(mam_slot_fill_alone)(control, wanted, slot, count, found);
+  else if ((wanted & MAM_REST_WHOLE) == 0)
+    (void)mam_exchange_release_u64(&control->heap.slots[slot & MAM_REST_SLOT],
+                                   MAM_SLOT_DRY | 1u << (slot >> MAM_REST_CHUNKS));
+  return claim;
+}
+
+/* Chunks for count lanes together, of which one calls, and none has a ticket.  mask 0: there is no room.  wanted: what
+ * for (MAM_REST_*); slot: its number among all, with MAM_REST_CHUNKS. */
+MAM_INLINE struct mam_claim mam_claim_chunks(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot,
+                                             mam_u32 count) {
+  struct mam_claim claim = {0, 0, 0};
+  if (MAM_OUT_OF_SIGHT(mam_request_is_vain)(control, wanted, slot))
+    return claim;
+  MAM_FORGET(wanted);
+  if ((wanted & (MAM_REST_REFILL | MAM_REST_WHOLE)) == 0) {
+    claim = MAM_OUT_OF_SIGHT(mam_claim_waited)(control, wanted, slot, count);
+    if (claim.mask != 0)
+      return claim;
+    wanted |= claim.address != 0 ? MAM_REST_REFILL : 0;
+  }
+  MAM_FORGET(wanted);
+  if ((wanted & (MAM_REST_REFILL | MAM_REST_WHOLE)) != 0) {
+    claim = MAM_OUT_OF_SIGHT(mam_slot_refill)(control, wanted, slot, count);
     if (claim.mask != 0)
       return claim;
   }
-  int refill = request->slot == 0 || request->refill;
-  request->refill = 0;
-  if (lanes.rank == 0 && refill)
-    claim = MAM_OUT_OF_SIGHT(mam_slot_refill)(request, count);
-  if (lanes.rank == 0 && claim.mask == 0)
-    claim = MAM_OUT_OF_SIGHT(mam_claim_scarce)(request->control, request->size_class, count, request->home);
-  claim.address = mam_lanes_first_u64(lanes, claim.address);
-  claim.mask = mam_lanes_first_u32(lanes, claim.mask);
-  claim.chunk_bytes = mam_lanes_first_u32(lanes, claim.chunk_bytes);
-  return claim;
+  return MAM_OUT_OF_SIGHT(mam_claim_scarce)(control, wanted, count);
 }
 
 /* The chunk of a claim that is for the lane of that rank. */
@@ -2152,7 +2537,7 @@ MAM_INLINE mam_u64 mam_claim_chunk(struct mam_claim claim, mam_u32 rank) {
 }
 
 /* Whether bytes could ever be served by the heap as large as it is. */
-MAM_OUTLINE int mam_heap_could(struct mam_heap_control *control, mam_u64 bytes) {
+MAM_OUTLINE int mam_heap_could(MAM_TAG(1) struct mam_heap_control *control, mam_u64 bytes) {
   mam_u32 superblocks = mam_load_acquire_u32(&control->superblock_count);
   MAM_LOOP
   for (mam_u32 i = 0; i < superblocks; i++)
@@ -2189,12 +2574,12 @@ MAM_OUTLINE mam_u32 mam_run_take_kept(struct mam_heap_control *control, const st
   if (first == MAM_NO_PAGE)
     return first;
   if ((pages & 63) != 0)
-    mam_pages_clear(*area, first + (pages >> 6), mam_run_bits(64 - (pages & 63), pages & 63));
+    MAM_OUT_OF_SIGHT(mam_pages_clear)(*area, first + (pages >> 6), mam_run_bits(64 - (pages & 63), pages & 63));
   return first << 6;
 }
 
 /* Where words are kept once a new long run is freed that ends before page. */
-MAM_OUTLINE void mam_kept_extend(struct mam_heap_control *control, mam_u32 page) {
+MAM_OUTLINE void mam_kept_extend(MAM_TAG(1) struct mam_heap_control *control, mam_u32 page) {
   mam_u32 known = mam_load_relaxed_u32(&control->kept_end);
   MAM_LOOP
   while (known < page >> 6) {
@@ -2203,39 +2588,45 @@ MAM_OUTLINE void mam_kept_extend(struct mam_heap_control *control, mam_u32 page)
   }
 }
 
-/* A run of pages by all means: as in mam_claim_scarce, except that it is not remembered which are missing. */
-MAM_OUTLINE struct mam_place mam_run_claim(struct mam_heap_control *control, mam_u32 pages, mam_u32 home) {
-  struct mam_place place = {control->superblocks[0], MAM_NO_PAGE};
+/* A run of pages by all means: as in mam_claim_chunks, except that it is not remembered which are missing. */
+MAM_INLINE struct mam_found mam_run_claim(struct mam_heap_control *control, mam_u32 pages, mam_u32 home) {
+  struct mam_found place = {control->superblocks, MAM_NO_PAGE};
   int is_long = pages > MAM_SPAN_PAGES;
   if (is_long) /* others may get what is taken and given back */
     (void)mam_add_relaxed_u32(&control->opening[MAM_HEAP_KINDS], 1);
   if (is_long && mam_load_relaxed_u32(&control->mode) == MAM_MODE_LAZY)
-    place.page = MAM_OUT_OF_SIGHT(mam_run_take_kept)(control, &place.area, pages);
-  if (place.page == MAM_NO_PAGE) {
-    place = MAM_OUT_OF_SIGHT(mam_pages_claim)(control, pages, home);
-    if (is_long && place.page != MAM_NO_PAGE && place.area.words == control->superblocks[0].words)
-      MAM_OUT_OF_SIGHT(mam_kept_extend)(control, place.page + pages);
+    place.page = MAM_OUT_OF_SIGHT(mam_run_take_kept)(control, place.area, pages);
+  mam_u32 sum = 0;
+  MAM_LOOP
+  for (mam_u32 i = 0; place.page == MAM_NO_PAGE; i++) {
+    MAM_FORGET(pages); /* what is computed from it is not kept over the calls */
+    MAM_FORGET_ADDRESS(control);
+    place = mam_pages_any(control, pages, home << MAM_REST_HOME);
+    MAM_FORGET_ADDRESS(control);
+    if (i == 0 && is_long) {
+      if (place.page != MAM_NO_PAGE && place.area == control->superblocks)
+        MAM_OUT_OF_SIGHT(mam_kept_extend)(control, place.page + pages);
+      (void)mam_add_acq_rel_u32(&control->opening[MAM_HEAP_KINDS], ~0u);
+      is_long = 0;
+    }
+    if (place.page != MAM_NO_PAGE)
+      return place;
+    if (i == MAM_SCARCE_ROUNDS || !MAM_OUT_OF_SIGHT(mam_heap_could)(control, (mam_u64)pages << MAM_PAGE_SHIFT))
+      return place;
+    if (i != 0 && mam_load_acquire_u32(&control->opening[MAM_HEAP_KINDS]) != 0)
+      mam_pause();
+    else if (i != 0 && mam_stamps_sum(control, control->superblocks[0]) == sum && mam_slots_flush(~0u, control) == 0 &&
+             !MAM_OUT_OF_SIGHT(mam_parks_flush)(control) && mam_stamps_sum(control, control->superblocks[0]) == sum)
+      return place;
+    MAM_FORGET_ADDRESS(control);
+    /* A thread that takes a part of what it finds and gives it back makes others look again, as they make it: so each
+     * rests longer every time. */
+    if (i > 1)
+      mam_sleep(i < 9 ? 100u << i : 50000u);
+    sum = MAM_OUT_OF_SIGHT(mam_stamps_rely)(control);
   }
   if (is_long)
     (void)mam_add_acq_rel_u32(&control->opening[MAM_HEAP_KINDS], ~0u);
-  MAM_LOOP
-  for (int i = 0;
-       i < MAM_SCARCE_ROUNDS && place.page == MAM_NO_PAGE && mam_heap_could(control, (mam_u64)pages << MAM_PAGE_SHIFT);
-       i++) {
-    /* Who takes a part of what he finds and gives it back makes others look again, as they make him: so each rests
-     * longer every time. */
-    if (i != 0)
-      mam_sleep(i < 8 ? 200u << i : 50000u);
-    mam_u32 sum = mam_stamps_rely(control);
-    place = MAM_OUT_OF_SIGHT(mam_pages_claim)(control, pages, home);
-    if (place.page != MAM_NO_PAGE)
-      return place;
-    if (mam_load_acquire_u32(&control->opening[MAM_HEAP_KINDS]) != 0)
-      mam_pause();
-    else if (mam_stamps_sum(control, control->superblocks[0]) == sum && !MAM_OUT_OF_SIGHT(mam_slots_flush)(control) &&
-             mam_stamps_sum(control, control->superblocks[0]) == sum)
-      return place;
-  }
   return place;
 }
 
@@ -2244,18 +2635,22 @@ MAM_OUTLINE mam_u64 mam_run_malloc(struct mam_heap_control *control, mam_u64 byt
   mam_u64 pages = (bytes + MAM_PAGE_BYTES - 1) >> MAM_PAGE_SHIFT;
   if (pages == 0 || pages >= MAM_NO_PAGE)
     return 0;
-  struct mam_place place = mam_run_claim(control, (mam_u32)pages, home);
+  struct mam_found place = mam_run_claim(control, (mam_u32)pages, home);
   if (place.page == MAM_NO_PAGE)
     return 0;
-  mam_store_relaxed_u16(&mam_area_entries(place.area)[place.page], MAM_ENTRY_RUN);
-  mam_store_relaxed_u64(&place.area.words[place.page * MAM_PAGE_WORDS], (mam_u64)MAM_CLASS_RUN << 56 | pages);
-  return mam_area_address(place.area, place.page);
+  mam_u64 *words = &place.area->words[place.page * MAM_PAGE_WORDS];
+  mam_store_relaxed_u16(&mam_area_entries(*place.area)[place.page], MAM_ENTRY_RUN);
+  if (pages >> 24 != 0)
+    mam_store_relaxed_u64(&words[1], mam_run_word_more((mam_u32)pages));
+  mam_store_relaxed_u64(words, mam_run_word((mam_u32)pages));
+  return mam_area_address(*place.area, place.page);
 }
 
 /* ---- Blocks ---- */
 
 /* Gives a long run back, of which whole words of the page map are kept. */
 MAM_OUTLINE void mam_run_keep(struct mam_heap_control *control, struct mam_area area, mam_u32 page, mam_u32 count) {
+  area.base = 0;
   mam_u32 first = (page + 63) >> 6, last = (page + count) >> 6;
   MAM_OUT_OF_SIGHT(mam_pages_release)(area, page, (first << 6) - page);
   MAM_OUT_OF_SIGHT(mam_kept_give)(area, first, last - first);
@@ -2265,65 +2660,110 @@ MAM_OUTLINE void mam_run_keep(struct mam_heap_control *control, struct mam_area 
     MAM_OUT_OF_SIGHT(mam_kept_flush)(area);
 }
 
+/* The pages of a request of whole pages; 0 if none begins at page. */
+MAM_INLINE mam_u32 mam_run_pages_at(const struct mam_area *area, mam_u32 page) {
+  const mam_u64 *words = &area->words[page * MAM_PAGE_WORDS];
+  mam_u64 word = mam_load_relaxed_u64(words);
+  return mam_word_is_run(word) ? mam_run_pages(word, mam_load_relaxed_u64(&words[1])) : 0;
+}
+
 /* Frees a request of whole pages; 0 if none begins at page. */
-MAM_OUTLINE int mam_run_free(struct mam_heap_control *control, struct mam_area area, mam_u32 page) {
+MAM_OUTLINE int mam_run_free(MAM_TAG(1) struct mam_heap_control *control, struct mam_area area, mam_u32 page) {
   mam_u64 *place = &area.words[page * MAM_PAGE_WORDS], word = mam_load_relaxed_u64(place);
-  mam_u32 count = (mam_u32)word;
   /* acq_rel: of two frees one ends it; what its user did comes before. */
-  if (word >> 56 != MAM_CLASS_RUN || mam_cas_acq_rel_u64(place, word, 0) != word)
+  if (!mam_word_is_run(word) || mam_cas_acq_rel_u64(place, word, 0) != word)
     return 0;
+  mam_u64 more = mam_load_relaxed_u64(&place[1]);
+  mam_u32 count = mam_run_pages(word, more);
+  if (more != 0)
+    mam_store_relaxed_u64(&place[1], 0);
   if (count >= 2 * MAM_SPAN_PAGES && mam_load_relaxed_u32(&control->mode) == MAM_MODE_LAZY &&
       area.words == control->superblocks[0].words)
-    mam_run_keep(control, area, page, count);
+    MAM_OUT_OF_SIGHT(mam_run_keep)(control, area, page, count);
   else
-    mam_pages_release(area, page, count);
+    MAM_OUT_OF_SIGHT(mam_pages_release)(area, page, count);
   return 1;
 }
 
 /* What begins at an address. */
 struct mam_block {
-  struct mam_area area;
-  mam_u64 bytes; /* 0: no live block does */
+  const struct mam_area *area;
   mam_u32 page;
-  struct mam_bit bit; /* unless it is a run: word is MAM_NO_PAGE */
+  mam_u32 pages;      /* of a live run; 0: none begins there */
+  mam_u32 size_class; /* of a live chunk, plus 1; 0: none begins there */
+  struct mam_bit bit; /* the chunk's */
 };
 
+/* How long a check waits for a slot that is being refilled: in rounds of mam_pause, a second. */
+enum { MAM_CHECK_ROUNDS = 5000000 };
+
+/* Whether a chunk whose bit was seen to be 1 is live, and not set aside for a slot: the span begins at page.
+ *
+ * The span's owner says in which slot it is or was last.  If it is in the slot, those below the next ticket are live.
+ * If the slot is being refilled, perhaps with this span, the answer is known when it has been.  If the slot has another
+ * span, all chunks of this one were handed out.  A thread that rightly frees a chunk got it after the owner was written
+ * and the slot's word was; so it sees both. */
+MAM_OUTLINE int mam_chunk_is_live(struct mam_heap_control *control, mam_u32 kind, mam_u64 address, mam_u32 chunk) {
+  mam_u64 first = address - (mam_u64)chunk * mam_class_bytes(kind);
+  const struct mam_area *area = MAM_OUT_OF_SIGHT(mam_area_find)(control, address);
+  mam_u16 *place = mam_page_owner(area->words, (mam_u32)((first - area->base) >> MAM_PAGE_SHIFT));
+  MAM_LOOP
+  for (mam_u32 i = 0; i < MAM_CHECK_ROUNDS; i++) {
+    mam_u32 owner = mam_load_relaxed_u16(place);
+    if (owner == 0 || owner == MAM_OWNER_NONE)
+      return owner != 0;
+    mam_u64 slot =
+        mam_load_acquire_u64(&control->heap.slots[mam_kind_number(kind) * control->heap.slot_count + owner - 1]);
+    mam_u32 ticket = (mam_u32)(slot & MAM_SLOT_TICKETS);
+    if (mam_slot_address(slot) == first)
+      return chunk < ticket;
+    if (ticket <= mam_slot_limit(&control->heap, kind))
+      return 1;
+    mam_pause();
+  }
+  return 0;
+}
+
+/* Looks at what begins at an address. */
 MAM_OUTLINE struct mam_block mam_block_at(struct mam_heap_control *control, mam_u64 address) {
-  struct mam_block block = {mam_area_of(control, address), 0, 0, {MAM_NO_PAGE, 0}};
-  if (block.area.page_count == 0)
+  struct mam_block block = {MAM_OUT_OF_SIGHT(mam_area_find)(control, address), 0, 0, 0, {0, 0}};
+  if (block.area == 0)
     return block;
-  mam_u64 offset = address - block.area.base;
+  mam_u64 offset = address - block.area->base;
   block.page = (mam_u32)(offset >> MAM_PAGE_SHIFT);
-  mam_u32 entry = mam_load_relaxed_u16(&mam_area_entries(block.area)[block.page]);
+  mam_u32 entry = mam_load_relaxed_u16(&mam_area_entries(*block.area)[block.page]);
   if (entry == MAM_ENTRY_RUN) {
-    mam_u64 word = mam_load_relaxed_u64(&block.area.words[block.page * MAM_PAGE_WORDS]);
-    if (word >> 56 == MAM_CLASS_RUN && (offset & (MAM_PAGE_BYTES - 1)) == 0)
-      block.bytes = (word & (MAM_FULL_WORD >> 16)) << MAM_PAGE_SHIFT;
+    if ((offset & (MAM_PAGE_BYTES - 1)) == 0)
+      block.pages = mam_run_pages_at(block.area, block.page);
     return block;
   }
   mam_u32 size_class = (entry & 63) - 1, back = mam_entry_back(entry);
   if (size_class >= MAM_HEAP_CLASSES || back > block.page)
     return block;
   block.bit = mam_bit_of(offset, entry);
-  mam_u64 word = mam_load_relaxed_u64(&block.area.words[block.bit.word]);
+  mam_u64 word = mam_load_relaxed_u64(&block.area->words[block.bit.word]);
   mam_u32 chunk = (block.bit.word & (MAM_PAGE_WORDS - 1)) * 32 + block.bit.bit;
   if (word >> 56 == size_class + 1 && (word >> block.bit.bit & 1) != 0 && back < mam_word_span_pages(word) &&
-      offset == ((mam_u64)(block.page - back) << MAM_PAGE_SHIFT) + (mam_u64)chunk * mam_class_bytes(size_class))
-    block.bytes = mam_class_bytes(size_class);
+      offset == ((mam_u64)(block.page - back) << MAM_PAGE_SHIFT) + (mam_u64)chunk * mam_class_bytes(size_class) &&
+      MAM_OUT_OF_SIGHT(mam_chunk_is_live)(control, mam_word_class(word), address, chunk))
+    block.size_class = size_class + 1;
   return block;
 }
 
 /* How many bytes the live block at address has; 0 if none begins there. */
 MAM_OUTLINE mam_u64 mam_block_bytes(struct mam_heap_control *control, mam_u64 address) {
-  return mam_block_at(control, address).bytes;
+  struct mam_block block = MAM_OUT_OF_SIGHT(mam_block_at)(control, address);
+  return block.size_class != 0 ? mam_class_bytes(block.size_class - 1) : (mam_u64)block.pages << MAM_PAGE_SHIFT;
 }
 
 /* Frees the block at address, with all checks that there are; 0 if none begins there. */
 MAM_OUTLINE int mam_block_free(struct mam_heap_control *control, mam_u64 address) {
-  struct mam_block block = mam_block_at(control, address);
-  int freed = block.bytes == 0                ? 0
-              : block.bit.word == MAM_NO_PAGE ? mam_run_free(control, block.area, block.page)
-                                              : mam_chunks_free(block.area, block.bit.word, 1u << block.bit.bit) == 0;
+  struct mam_block block = MAM_OUT_OF_SIGHT(mam_block_at)(control, address);
+  int freed = 0;
+  if (block.pages != 0)
+    freed = MAM_OUT_OF_SIGHT(mam_run_free)(control, *block.area, block.page);
+  else if (block.size_class != 0)
+    freed = mam_chunks_free(*block.area, block.bit.word, 1u << block.bit.bit) == 0;
   if (!freed)
     (void)mam_add_relaxed_u64(&control->refused_free, 1);
   return freed;
@@ -2380,20 +2820,21 @@ MAM_INLINE mam_u64 mam_forwarded(const mam_heap *heap, mam_u64 address) {
 /* Bytes of metadata in front of so many pages. */
 MAM_INLINE mam_u64 mam_area_metadata_bytes(mam_u32 pages) {
   struct mam_area area = {0, 0, pages, 0};
-  return 8 + (mam_u64)mam_area_entries(area) + 4 * (mam_u64)pages;
+  return mam_owners_bytes(pages) + 8 + (mam_u64)mam_area_entries(area) + 4 * (mam_u64)pages;
 }
 
 /* Lays a superblock out in bytes of memory at address, a multiple of 8: metadata, then pages to its end.  Touches no
  * memory.  page_count 0 if it is too small for a page. */
 MAM_INLINE struct mam_area mam_area_place(mam_u64 address, mam_u64 bytes) {
   mam_u64 end = (address + bytes) & ~(mam_u64)(MAM_PAGE_BYTES - 1);
-  mam_u64 most = end > address ? (end - address) / (MAM_PAGE_BYTES + 68) : 0;
-  struct mam_area area = {0, (mam_u64 *)(address + 8), most < 1u << 31 ? (mam_u32)most : 1u << 31, 0};
+  mam_u64 most = end > address ? (end - address) / (MAM_PAGE_BYTES + 70) : 0;
+  struct mam_area area = {0, 0, most < 1u << 31 ? (mam_u32)most : 1u << 31, 0};
   MAM_LOOP
   while (area.page_count != 0 &&
          end - ((mam_u64)area.page_count << MAM_PAGE_SHIFT) < address + mam_area_metadata_bytes(area.page_count))
     area.page_count--;
   area.base = end - ((mam_u64)area.page_count << MAM_PAGE_SHIFT);
+  area.words = (mam_u64 *)(address + mam_owners_bytes(area.page_count) + 8);
   return area;
 }
 
@@ -2438,6 +2879,9 @@ MAM_INLINE void mam_area_clear(struct mam_area area, mam_u64 rank, mam_u64 count
   MAM_LOOP
   for (mam_u64 i = rank; i < area.page_count; i += count)
     mam_area_rings(area)[i] = MAM_RING_NONE;
+  MAM_LOOP
+  for (mam_u64 i = rank; i < area.page_count; i += count)
+    *mam_page_owner(area.words, (mam_u32)i) = 0;
   if (rank == 0)
     area.words[-1] = 0;
 }
@@ -2450,6 +2894,7 @@ MAM_INLINE void mam_slots_clear(struct mam_heap_control *control, mam_u64 rank, 
     control->sweep_next = control->sweep_done = 0;
     control->run_cursor = control->kept_cursor = control->kept_end = 0;
     control->parked = 0;
+    control->parks_held = 0;
   }
   MAM_LOOP
   for (mam_u64 i = rank; i < (mam_u64)heap->parks * MAM_PARK_WORDS; i += count)
@@ -2463,6 +2908,9 @@ MAM_INLINE void mam_slots_clear(struct mam_heap_control *control, mam_u64 rank, 
   MAM_LOOP
   for (mam_u64 i = rank; i < MAM_HEAP_KINDS; i += count)
     control->missing[i] = 0;
+  MAM_LOOP
+  for (mam_u64 i = rank; i < MAM_HEAP_KINDS; i += count)
+    control->held[i] = 0;
 }
 
 /* Tells who waits for memory that there may be some: after a superblock was added. */
@@ -2483,7 +2931,7 @@ MAM_INLINE void mam_slots_drain(struct mam_heap_control *control, mam_u64 rank, 
     if (i % MAM_PARK_WORDS != 0 && word != 0)
       (void)mam_add_relaxed_u32(&control->parked, 0u - mam_park_number(word));
     if (block != 0)
-      (void)mam_block_free(control, block);
+      (void)MAM_OUT_OF_SIGHT(mam_block_free)(control, block);
   }
   MAM_LOOP
   for (mam_u64 i = rank; i < (mam_u64)heap->slot_count * MAM_HEAP_KINDS; i += count) {
@@ -2492,7 +2940,8 @@ MAM_INLINE void mam_slots_drain(struct mam_heap_control *control, mam_u64 rank, 
     mam_u64 slot = mam_exchange_release_u64(&heap->slots[i], limit);
     MAM_LOOP
     for (mam_u32 ticket = (mam_u32)(slot & MAM_SLOT_TICKETS); ticket < limit; ticket++)
-      (void)mam_block_free(control, mam_slot_address(slot) + (mam_u64)ticket * mam_class_bytes(size_class));
+      (void)MAM_OUT_OF_SIGHT(mam_block_free)(control,
+                                             mam_slot_address(slot) + (mam_u64)ticket * mam_class_bytes(size_class));
   }
 }
 
@@ -2520,8 +2969,6 @@ MAM_INLINE void mam_heap_tune(mam_heap *heap, mam_u64 bytes, mam_u32 multiproces
   while (heap->parks < multiprocessors * MAM_PARKS && (heap->parks + 1) * (2ull * MAM_PARK_BYTES) <= bytes / 16)
     heap->parks = heap->parks == 0 ? 1 : 2 * heap->parks;
 }
-
-MAM_INLINE mam_u32 mam_home_count(const mam_heap *heap) { return (heap->home_last >> heap->home_shift) + 1u; }
 
 /* Bytes of the control block, with the homes and slots that follow it. */
 MAM_INLINE mam_u64 mam_control_bytes(const mam_heap *heap) {

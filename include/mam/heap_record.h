@@ -61,7 +61,7 @@ MAM_OUTLINE void mam_site_write(struct mam_site *site, const char *file, mam_u32
 
 /* The place of a site in the table, plus 1; 0 if the table is full.  The host reads the table when the kernels have
  * ended that write to it. */
-MAM_OUTLINE mam_u32 mam_site_find(struct mam_site *sites, const char *file, mam_u32 line) {
+MAM_OUTLINE mam_u32 mam_site_find(MAM_TAG(1) struct mam_site *sites, const char *file, mam_u32 line) {
   mam_u32 most = (1u << MAM_SITE_LINE_BITS) - 1;
   mam_u64 key = (mam_u64)(line < most ? line : most) << (64 - MAM_SITE_LINE_BITS) |
                 ((mam_u64)file & (MAM_FULL_WORD >> MAM_SITE_LINE_BITS));
@@ -74,7 +74,7 @@ MAM_OUTLINE mam_u32 mam_site_find(struct mam_site *sites, const char *file, mam_
       seen =
           mam_cas_relaxed_u64(&site->key, 0, key); /* relaxed: what follows is the winner's alone until it has ended */
       if (seen == 0)
-        mam_site_write(site, file, line);
+        MAM_OUT_OF_SIGHT(mam_site_write)(site, file, line);
     }
     if (seen == 0 || seen == key)
       return (begin + i) % MAM_SITES + 1;
@@ -85,15 +85,15 @@ MAM_OUTLINE mam_u32 mam_site_find(struct mam_site *sites, const char *file, mam_
 /* Records a block of a heap that has records. */
 MAM_OUTLINE void mam_record_write(struct mam_heap_control *control, mam_u64 address, mam_u64 requested,
                                   const char *file, mam_u32 line) {
-  mam_u64 bytes = mam_block_bytes(control, address);
-  struct mam_record record = {requested, mam_site_find(control->sites, file, line), 0};
+  mam_u64 bytes = MAM_OUT_OF_SIGHT(mam_block_bytes)(control, address);
+  struct mam_record record = {requested, MAM_OUT_OF_SIGHT(mam_site_find)(control->sites, file, line), 0};
   record.check = mam_record_check(&record, address);
   *mam_record_place(address, bytes) = record;
 }
 
 /* How many bytes of a live block are its owner's: all but the record, if there is one. */
 MAM_OUTLINE mam_u64 mam_record_size(struct mam_heap_control *control, mam_u64 address) {
-  mam_u64 bytes = mam_block_bytes(control, address);
+  mam_u64 bytes = MAM_OUT_OF_SIGHT(mam_block_bytes)(control, address);
   if (bytes == 0 || control->sites == 0 || !mam_record_holds(mam_record_place(address, bytes), address))
     return bytes;
   return bytes - sizeof(struct mam_record);
@@ -101,7 +101,7 @@ MAM_OUTLINE mam_u64 mam_record_size(struct mam_heap_control *control, mam_u64 ad
 
 /* Before a block is freed: whoever gets it next may write no record. */
 MAM_OUTLINE void mam_record_end(struct mam_heap_control *control, mam_u64 address) {
-  mam_u64 bytes = mam_block_bytes(control, address);
+  mam_u64 bytes = MAM_OUT_OF_SIGHT(mam_block_bytes)(control, address);
   if (bytes != 0)
     mam_record_place(address, bytes)->check = 0;
 }

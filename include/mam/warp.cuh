@@ -86,28 +86,29 @@ MAM_INLINE mam_u32 mam_warp_lane(void) {
 /* For a slot that the calling lane alone has to refill, a span that it had before, or in new pages, where that is
  * quickly done: the address, of which the first chunk is the lane's; else 0. */
 MAM_OUTLINE mam_u64 mam_warp_slot_again(mam_u32 wanted, mam_u32 slot, mam_u32 prior, struct mam_heap_control *control) {
-  const mam_heap &heap = control->heap;
-  struct mam_area area = {heap.base, heap.words, heap.page_count, 0};
-  mam_u32 chunks_log2 = slot >> MAM_REST_CHUNKS;
-  if ((wanted & MAM_REST_LAZY) == 0 || prior == MAM_NO_PAGE)
+  struct mam_request request = mam_request_of(&control->heap, wanted, slot, prior);
+  struct mam_area area = request.area;
+  if (!request.lazy || prior == MAM_NO_PAGE)
     return 0;
-  mam_u64 taken = MAM_OUT_OF_SIGHT(mam_ring_take)(area.words, heap.entries + area.page_count, area.page_count, prior,
-                                                  wanted & MAM_REST_KIND, chunks_log2, wanted >> MAM_REST_HOME & 1023,
-                                                  control->home_count);
-  mam_u32 page = mam_slot_retake(area, &heap.slots[slot & ((1u << MAM_REST_CHUNKS) - 1)], taken, 1);
+  mam_held_set(&request);
+  mam_u64 taken =
+      MAM_OUT_OF_SIGHT(mam_ring_take)(area.words, control->heap.entries + area.page_count, area.page_count, prior,
+                                      request.size_class, request.chunks_log2, request.home, request.home_count);
+  mam_u32 page = mam_slot_retake(&request, taken, 1);
   return page != MAM_NO_PAGE ? mam_area_address(area, page) : 0;
 }
-MAM_OUTLINE mam_u64 mam_warp_slot_anew(mam_u32 wanted, mam_u32 slot, mam_u32 prior, struct mam_heap_control *control) {
-  const mam_heap &heap = control->heap;
-  struct mam_request request = mam_request_of(control, wanted, slot, heap.base, heap.words, heap.page_count, prior);
-  struct mam_place place = {request.area, 0};
+MAM_OUTLINE mam_u64 mam_warp_slot_anew(MAM_TAG(1) mam_u32 wanted, mam_u32 slot, mam_u32 prior,
+                                       struct mam_heap_control *control) {
+  struct mam_request request = mam_request_of(&control->heap, wanted, slot, prior);
+  struct mam_area area = request.area;
   mam_u32 pages = (mam_class_bytes(request.size_class) << request.chunks_log2) >> MAM_PAGE_SHIFT;
-  place.page = MAM_OUT_OF_SIGHT(mam_refill_pages)(&mam_cursors(control)[request.home], heap.words, heap.page_count,
-                                                  request.home, request.home_count, pages);
-  if (place.page == MAM_NO_PAGE)
+  mam_held_set(&request);
+  mam_u32 page = MAM_OUT_OF_SIGHT(mam_refill_pages)(&mam_cursors(control)[request.home], area.words, area.page_count,
+                                                    request.home, request.home_count, pages);
+  if (page == MAM_NO_PAGE)
     return 0;
-  (void)MAM_OUT_OF_SIGHT(mam_slot_fill_alone)(&request, &place, 1);
-  return mam_area_address(request.area, place.page & MAM_REFILL_PAGE);
+  (void)mam_slot_fill(&request, area, page, 1, mam_lanes_alone());
+  return mam_area_address(area, page & MAM_REFILL_PAGE);
 }
 
 /* As mam_malloc, for the calling lane alone, with the handle that is in the control block. */
@@ -130,9 +131,7 @@ MAM_OUTLINE mam_u64 mam_warp_block_malloc(mam_u32, mam_u32, struct mam_heap_cont
     address = MAM_OUT_OF_SIGHT(mam_warp_slot_again)(wanted, slot, prior, control);
   if ((wanted & MAM_REST_REFILL) != 0 && !mam_slot_is_dry(old) && address == 0)
     address = MAM_OUT_OF_SIGHT(mam_warp_slot_anew)(wanted, slot, prior, control);
-  return address != 0 ? address
-                      : (mam_u64)MAM_OUT_OF_SIGHT(mam_malloc_rest)(control, wanted, slot, heap.base, heap.words,
-                                                                   heap.page_count, prior, 1u << mam_warp_lane());
+  return address != 0 ? address : (mam_u64)MAM_OUT_OF_SIGHT(mam_malloc_rest)(control, wanted, slot, mam_mask_of(0));
 }
 MAM_OUTLINE void mam_warp_block_free(mam_u32, struct mam_heap_control *control, mam_u64 address) {
   mam_free(control->heap, (void *)address);
@@ -301,7 +300,7 @@ MAM_OUTLINE void *mam_warp_malloc_more(mam_u32 before, mam_u32 blocks, mam_warp 
  * together.
  * Lanes are alone with a header if all that take part are here: then nobody else can be, and since fewer and fewer take
  * part, even an old value that says so is true. */
-MAM_OUTLINE void *mam_warp_malloc_rest(mam_warp *warp, size_t bytes) {
+MAM_OUTLINE void *mam_warp_malloc_rest(MAM_TAG(3) mam_warp *warp, size_t bytes) {
   mam_u32 group = mam_mask_alike_u64((mam_u64)warp), self = 1u << mam_warp_lane();
   __syncwarp(group); /* what others of them did to the header comes before */
   mam_u64 lanes = mam_warp_look(warp).lanes;
@@ -374,7 +373,7 @@ MAM_INLINE void *mam_warp_malloc_whole(mam_warp *warp, struct mam_warp_hot hot, 
 
 /* Equal requests of some lanes of a warp, here together, if they are all that take part in one header, and it has a
  * superblock with room for them; else NULL.  Calls nothing. */
-MAM_OUTLINE void *mam_warp_malloc_part(mam_warp *warp, size_t bytes) {
+MAM_OUTLINE void *mam_warp_malloc_part(MAM_TAG(2) mam_warp *warp, size_t bytes) {
   mam_u32 here = mam_mask_alike_u64((mam_u64)warp);
   __syncwarp(here); /* what others of them did to the header comes before */
   struct mam_warp_hot hot = mam_warp_look(warp);
@@ -432,7 +431,7 @@ static __device__ __forceinline__ void *mam_warp_malloc_why(mam_warp *warp, size
 /* ---- Leaving ---- */
 
 /* Lanes leave, each group of one header and one way together. */
-MAM_OUTLINE void mam_warp_leave_here(mam_warp *warp, enum mam_warp_leaving how) {
+MAM_OUTLINE void mam_warp_leave_here(MAM_TAG(2) mam_warp *warp, enum mam_warp_leaving how) {
   mam_u32 group = mam_mask_alike_u64((mam_u64)warp | (mam_u64)how);
   struct mam_lanes lanes = mam_lanes_of(group);
   __syncwarp(group); /* what each did comes before its leaving */

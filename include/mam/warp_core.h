@@ -209,7 +209,7 @@ MAM_INLINE int mam_warp_may_wait(struct mam_heap_control *control, mam_u32 block
 
 /* Leaves the largest superblock of a round that is over to who comes next, by one lane.  If there is none, or it is not
  * to wait, warp->largest is 0 after; else it is not to be freed with the others of the list. */
-MAM_OUTLINE void mam_warp_keep(struct mam_warp *warp) {
+MAM_OUTLINE void mam_warp_keep(MAM_TAG(2) struct mam_warp *warp) {
   struct mam_heap_control *control = warp->control;
   mam_u64 largest = mam_load_relaxed_u64(&warp->largest), *place = mam_warp_waiting(warp->park);
   if (largest == 0)
@@ -222,6 +222,7 @@ MAM_OUTLINE void mam_warp_keep(struct mam_warp *warp) {
   }
   /* acq_rel: what was done in it comes before what its next user does; and the same for what was there. */
   there = mam_exchange_acq_rel_u64(place, largest);
+  mam_parks_raise(control, (const mam_u64 *)warp->park);
   known = mam_warp_number(there);
   if (known + more != blocks) /* another number was there by now than what was counted from */
     (void)mam_add_relaxed_u32(&control->parked, blocks - known - more);
@@ -410,6 +411,7 @@ MAM_INLINE void mam_warp_vanish(struct mam_warp *warp) {
 /* Leaves a header that holds nothing to its next user, or frees it, by one lane; nobody else uses it any more. */
 MAM_INLINE void mam_warp_put_away(struct mam_warp *warp) {
   mam_u64 *park = (mam_u64 *)warp->park;
+  struct mam_heap_control *control = warp->control;
   if (park == 0) {
     mam_warp_vanish(warp);
     return;
@@ -422,6 +424,7 @@ MAM_INLINE void mam_warp_put_away(struct mam_warp *warp) {
   warp->early = warp->largest = 0;
   /* acq_rel: what was done in it comes before what its next user does; and the same for what was there. */
   mam_u64 other = mam_exchange_acq_rel_u64(park, (mam_u64)warp);
+  mam_parks_raise(control, park);
   if (other != 0)
     mam_warp_heap_free(((struct mam_warp *)other)->control, other);
 }
@@ -440,7 +443,7 @@ MAM_INLINE struct mam_warp *mam_warp_find(mam_u64 *park, mam_u32 mask, mam_u64 o
 /* Frees what active lanes were given, for who has the round. */
 MAM_INLINE void mam_warp_flush_round(struct mam_warp *warp, mam_u64 list, struct mam_lanes lanes) {
   if (lanes.rank == 0)
-    mam_warp_keep(warp);
+    MAM_OUT_OF_SIGHT(mam_warp_keep)(warp);
   mam_lanes_sync(lanes);
   MAM_OUT_OF_SIGHT(mam_warp_flush)(warp, list, lanes);
 }
