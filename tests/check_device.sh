@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: BSD-2-Clause
 # Compiles the device header by nvcc as its users may: for the oldest, a usual and the newest GPU, with and without
 # relocatable device code, checked and not, by several standards of C++; and counts what it costs a kernel in
-# registers: one that uses 32 may gain 16.
+# registers: one that uses 32 may gain 16.  A kernel with one call has to launch with 1,024 threads, and its stack has to
+# leave half of the default to the program.
 # usage: check_device.sh [INCLUDEDIR]    by default the source's; NVCC from the environment
 set -u
 
@@ -86,6 +87,82 @@ stack_check() {
   *) echo "FAIL: sm_$sm: the stack is not known: $known"; failed=1 ;;
   esac
 }
+
+# A kernel with one call of mam_malloc, and one with one of mam_free; BOUNDS: its launch bounds.
+one_call=$work/one_call.cu
+cat >"$one_call" <<END
+#include <mam/device.cuh>
+extern "C" __global__ void BOUNDS one_malloc(mam_heap heap, void **blocks, unsigned bytes) {
+  blocks[threadIdx.x] = mam_malloc(heap, bytes);
+}
+extern "C" __global__ void BOUNDS one_free(mam_heap heap, void **blocks) { mam_free(heap, blocks[threadIdx.x]); }
+END
+registers_most=64 registers_goal=48 stack_most=512
+
+# judge WHAT NUMBER MOST UNIT: no number is a failure too.
+judge() {
+  if [ -z "$2" ]; then
+    echo "FAIL: $1: it is not known how many $4"
+    failed=1
+  elif [ "$2" -gt "$3" ]; then
+    echo "FAIL: $1: $2 $4, more than $3"
+    failed=1
+  else
+    echo "ok: $1: $2 $4, at most $3"
+  fi
+}
+
+# What the linker says of relocatable device code: lines "KERNEL REGISTERS STACK".
+linked() {
+  "$NVCC" -arch="sm_$1" -O3 -I"$include" -DBOUNDS= -rdc=true -c -o "$work/object.o" "$one_call" >"$work/log" 2>&1 || return
+  "$NVCC" -arch="sm_$1" -dlink -Xnvlink -v -o "$work/linked.o" "$work/object.o" 2>&1 |
+    awk '/Function properties for/ { split($0, part, "\047"); name = part[2] }
+         /used [0-9]+ registers/ { registers = stack = ""
+           for (i = 2; i <= NF; i++) {
+             if ($i ~ /^registers/) registers = $(i - 1)
+             if ($i ~ /^stack/) stack = $(i - 1)
+           }
+           print name, registers, stack }'
+}
+
+# Without relocatable device code: lines "KERNEL STACK", without a number where the compiler does not know it.
+unlinked() {
+  "$NVCC" -arch="sm_$1" -O3 -I"$include" -DBOUNDS= -Xptxas -v -cubin -o "$work/object.cubin" "$one_call" 2>&1 |
+    awk '/Stack size for entry function/ { split($0, part, "\047"); unknown[part[2]] = 1 }
+         /Compiling entry function/ { split($0, part, "\047"); name = part[2] }
+         /Function properties for one_/ { frame = 1; next }
+         frame && /bytes stack frame/ { stack[name] = $1; frame = 0 }
+         /Used [0-9]+ registers/ && name != "" { for (i = 5; i <= NF; i++)
+             if ($i == "stack" && $(i - 1) == "cumulative") stack[name] = $(i - 3) + 0
+           kernels[name] = 1; name = "" }
+         END { for (name in kernels) print name, (name in unknown ? "" : stack[name]) }'
+}
+
+one_call_check() {
+  sm=$1
+  compiled=$one_call
+  linked "$sm" >"$work/linked"
+  unlinked "$sm" >"$work/unlinked"
+  for kernel in one_malloc one_free; do
+    used=$(awk -v kernel=$kernel '$1 == kernel { print $2 }' "$work/linked")
+    judge "sm_$sm: $kernel, relocatable" "$used" $registers_most registers
+    [ "${used:-0}" -le $registers_goal ] || echo "note: sm_$sm: $kernel, relocatable: the goal is $registers_goal registers"
+    judge "sm_$sm: $kernel, relocatable" "$(awk -v kernel=$kernel '$1 == kernel { print $3 }' "$work/linked")" \
+      $stack_most "bytes of stack"
+    judge "sm_$sm: $kernel" "$(awk -v kernel=$kernel '$1 == kernel { print $2 }' "$work/unlinked")" $stack_most \
+      "bytes of stack"
+  done
+  for threads in 1024 768; do
+    compile "sm_$sm, launch bounds of $threads" -arch="sm_$sm" "-DBOUNDS=__launch_bounds__($threads)"
+    compile "sm_$sm, launch bounds of $threads, relocatable device code" -arch="sm_$sm" -rdc=true \
+      "-DBOUNDS=__launch_bounds__($threads)"
+  done
+  compiled=$source
+}
+
+for sm in 75 80 86 90 100 120; do
+  "$NVCC" --list-gpu-code | grep -qx "sm_$sm" && one_call_check "$sm"
+done
 
 for sm in $architectures; do
   stack_check "$sm"
