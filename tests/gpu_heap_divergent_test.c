@@ -159,8 +159,10 @@ static double run_await(const struct run *run) {
       (void)fflush(stdout);
       _exit(EXIT_FAILURE);
     }
-    if (error == cudaErrorNotReady)
+    if (error == cudaErrorNotReady) {
+      (void)cudaGetLastError(); /* it is no error, but the next launch would find it */
       (void)usleep(50);
+    }
   }
   return gpu_now_ms() - begin_ms;
 }
@@ -310,8 +312,10 @@ static void case_repeat(struct run *run, enum divergent_case which) {
 
 static void case_run(const struct variant *variant, enum divergent_case which) {
   struct run run = {variant, case_names[which], NULL};
-  if (lacks(variant, which))
+  if (lacks(variant, which)) {
+    printf("%s: %s: not on this device\n", variant->name, run.name);
     return;
+  }
   for (unsigned i = 0; i < site_count; i++)
     site_begin(&sites[i]);
   for (unsigned i = 0; i < site_count; i++) {
