@@ -372,15 +372,16 @@ static __device__ INLINE void locks_turns(const mam_heap &heap, const divergent_
   unsigned state = state_begin(job);
   word *lock = &job.mail[2 * blockIdx.x];
   volatile word *kept = lock + 1;
-  for (unsigned round = 0; round < job.rounds; round++) {
+  for (unsigned round = 0; round < job.rounds;) {
     unsigned bytes = size_next(job, state);
-    while (atomicCAS(lock, 0ull, 1ull) != 0)
-      ;
+    if (atomicCAS(lock, 0ull, 1ull) != 0)
+      continue;
     __threadfence();
     packed_free(heap, mine, *kept);
     *kept = packed_malloc(heap, mine, bytes);
     __threadfence();
     atomicExch(lock, 0ull);
+    round++;
   }
   __syncthreads();
   if (thread_in_block() != 0)
