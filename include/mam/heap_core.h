@@ -1915,7 +1915,130 @@ MAM_OUTLINE int mam_slot_flush(MAM_TAG(2) mam_u32 limit, struct mam_heap_control
   return 1;
 }
 
-MAM_OUTLINE int mam_block_free(struct mam_heap_control *control, mam_u64 address);
+/* ---- Blocks ---- */
+
+/* Gives a long run back, of which whole words of the page map are kept. */
+MAM_OUTLINE void mam_run_keep(struct mam_heap_control *control, struct mam_area area, mam_u32 page, mam_u32 count) {
+  area.base = 0;
+  mam_u32 first = (page + 63) >> 6, last = (page + count) >> 6;
+  MAM_OUT_OF_SIGHT(mam_pages_release)(area, page, (first << 6) - page);
+  MAM_OUT_OF_SIGHT(mam_kept_give)(area, first, last - first);
+  MAM_OUT_OF_SIGHT(mam_pages_release)(area, last << 6, page + count - (last << 6));
+  /* Of this and of who begins to sweep, one sees what the other did. */
+  if (mam_look_after_change_u32(&control->mode) != MAM_MODE_LAZY)
+    MAM_OUT_OF_SIGHT(mam_kept_flush)(area);
+}
+
+/* The pages of a request of whole pages; 0 if none begins at page. */
+MAM_INLINE mam_u32 mam_run_pages_at(const struct mam_area *area, mam_u32 page) {
+  const mam_u64 *words = &area->words[page * MAM_PAGE_WORDS];
+  mam_u64 word = mam_load_relaxed_u64(words);
+  return mam_word_is_run(word) ? mam_run_pages(word, mam_load_relaxed_u64(&words[1])) : 0;
+}
+
+/* Frees a request of whole pages; 0 if none begins at page. */
+MAM_OUTLINE int mam_run_free(MAM_TAG(1) struct mam_heap_control *control, struct mam_area area, mam_u32 page) {
+  mam_u64 *place = &area.words[page * MAM_PAGE_WORDS], word = mam_load_relaxed_u64(place);
+  /* acq_rel: of two frees one ends it; what its user did comes before. */
+  if (!mam_word_is_run(word) || mam_cas_acq_rel_u64(place, word, 0) != word)
+    return 0;
+  mam_u64 more = mam_load_relaxed_u64(&place[1]);
+  mam_u32 count = mam_run_pages(word, more);
+  if (more != 0)
+    mam_store_relaxed_u64(&place[1], 0);
+  if (count >= 2 * MAM_SPAN_PAGES && mam_load_relaxed_u32(&control->mode) == MAM_MODE_LAZY &&
+      area.words == control->superblocks[0].words)
+    MAM_OUT_OF_SIGHT(mam_run_keep)(control, area, page, count);
+  else
+    MAM_OUT_OF_SIGHT(mam_pages_release)(area, page, count);
+  return 1;
+}
+
+/* What begins at an address. */
+struct mam_block {
+  const struct mam_area *area;
+  mam_u32 page;
+  mam_u32 pages;      /* of a live run; 0: none begins there */
+  mam_u32 size_class; /* of a live chunk, plus 1; 0: none begins there */
+  struct mam_bit bit; /* the chunk's */
+};
+
+/* How long a check waits for a slot that is being refilled: in rounds of mam_pause, a second. */
+enum { MAM_CHECK_ROUNDS = 5000000 };
+
+/* Whether a chunk whose bit was seen to be 1 is live, and not set aside for a slot: the span begins at page.
+ *
+ * The span's owner says in which slot it is or was last.  If it is in the slot, those below the next ticket are live.
+ * If the slot is being refilled, perhaps with this span, the answer is known when it has been.  If the slot has another
+ * span, all chunks of this one were handed out.  A thread that rightly frees a chunk got it after the owner was written
+ * and the slot's word was; so it sees both. */
+MAM_OUTLINE int mam_chunk_is_live(struct mam_heap_control *control, mam_u32 kind, mam_u64 address, mam_u32 chunk) {
+  mam_u64 first = address - (mam_u64)chunk * mam_class_bytes(kind);
+  const struct mam_area *area = MAM_OUT_OF_SIGHT(mam_area_find)(control, address);
+  mam_u16 *place = mam_page_owner(area->words, (mam_u32)((first - area->base) >> MAM_PAGE_SHIFT));
+  MAM_LOOP
+  for (mam_u32 i = 0; i < MAM_CHECK_ROUNDS; i++) {
+    mam_u32 owner = mam_load_relaxed_u16(place);
+    if (owner == 0 || owner == MAM_OWNER_NONE)
+      return owner != 0;
+    mam_u64 slot =
+        mam_load_acquire_u64(&control->heap.slots[mam_kind_number(kind) * control->heap.slot_count + owner - 1]);
+    mam_u32 ticket = (mam_u32)(slot & MAM_SLOT_TICKETS);
+    if (mam_slot_address(slot) == first)
+      return chunk < ticket;
+    if (ticket <= mam_slot_limit(&control->heap, kind))
+      return 1;
+    mam_pause();
+  }
+  return 0;
+}
+
+/* Looks at what begins at an address. */
+MAM_OUTLINE struct mam_block mam_block_at(struct mam_heap_control *control, mam_u64 address) {
+  struct mam_block block = {MAM_OUT_OF_SIGHT(mam_area_find)(control, address), 0, 0, 0, {0, 0}};
+  if (block.area == 0)
+    return block;
+  mam_u64 offset = address - block.area->base;
+  block.page = (mam_u32)(offset >> MAM_PAGE_SHIFT);
+  mam_u32 entry = mam_load_relaxed_u16(&mam_area_entries(*block.area)[block.page]);
+  if (entry == MAM_ENTRY_RUN) {
+    if ((offset & (MAM_PAGE_BYTES - 1)) == 0)
+      block.pages = mam_run_pages_at(block.area, block.page);
+    return block;
+  }
+  mam_u32 size_class = (entry & 63) - 1, back = mam_entry_back(entry);
+  if (size_class >= MAM_HEAP_CLASSES || back > block.page)
+    return block;
+  block.bit = mam_bit_of(offset, entry);
+  mam_u64 word = mam_load_relaxed_u64(&block.area->words[block.bit.word]);
+  mam_u32 chunk = (block.bit.word & (MAM_PAGE_WORDS - 1)) * 32 + block.bit.bit;
+  if (word >> 56 == size_class + 1 && (word >> block.bit.bit & 1) != 0 && back < mam_word_span_pages(word) &&
+      offset == ((mam_u64)(block.page - back) << MAM_PAGE_SHIFT) + (mam_u64)chunk * mam_class_bytes(size_class) &&
+      MAM_OUT_OF_SIGHT(mam_chunk_is_live)(control, mam_word_class(word), address, chunk))
+    block.size_class = size_class + 1;
+  return block;
+}
+
+/* How many bytes the live block at address has; 0 if none begins there. */
+MAM_OUTLINE mam_u64 mam_block_bytes(struct mam_heap_control *control, mam_u64 address) {
+  struct mam_block block = MAM_OUT_OF_SIGHT(mam_block_at)(control, address);
+  return block.size_class != 0 ? mam_class_bytes(block.size_class - 1) : (mam_u64)block.pages << MAM_PAGE_SHIFT;
+}
+
+/* Frees the block at address, with all checks that there are; 0 if none begins there. */
+MAM_OUTLINE int mam_block_free(struct mam_heap_control *control, mam_u64 address) {
+  struct mam_block block = MAM_OUT_OF_SIGHT(mam_block_at)(control, address);
+  int freed = 0;
+  if (block.pages != 0)
+    freed = MAM_OUT_OF_SIGHT(mam_run_free)(control, *block.area, block.page);
+  else if (block.size_class != 0)
+    freed = mam_chunks_free(*block.area, block.bit.word, 1u << block.bit.bit) == 0;
+  if (!freed)
+    (void)mam_add_relaxed_u64(&control->refused_free, 1);
+  return freed;
+}
+
+/* ---- Chunks that slots hold ---- */
 
 /* Which of up to MAM_AHEAD kinds from one on have slots that may hold chunks: a bit each. */
 MAM_OUTLINE mam_u32 mam_held_look(MAM_TAG(1) const mam_u64 *held, mam_u32 left) {
@@ -1972,14 +2095,15 @@ MAM_OUTLINE mam_u32 mam_held_flush(MAM_TAG(1) mam_u32 number, struct mam_heap_co
   return number << MAM_FLUSH_NUMBER | found;
 }
 
-/* Frees the chunks without a ticket of up to so many groups of slots.  MAM_FLUSH_*. */
-MAM_INLINE mam_u32 mam_slots_flush(mam_u32 budget, struct mam_heap_control *control) {
+/* Frees the chunks without a ticket of groups of slots: of so many more, once there were any.  MAM_FLUSH_*. */
+MAM_INLINE mam_u32 mam_slots_flush(mam_u32 more, struct mam_heap_control *control) {
   mam_u32 found = 0, at = 0;
   (void)mam_add_relaxed_u32(&control->opening[MAM_HEAP_KINDS], 1);
   MAM_LOOP
-  for (; at >> MAM_FLUSH_NUMBER < MAM_HEAP_KINDS && budget != 0; budget--) {
+  while (at >> MAM_FLUSH_NUMBER < MAM_HEAP_KINDS && more != 0) {
     at = MAM_OUT_OF_SIGHT(mam_held_flush)(at >> MAM_FLUSH_NUMBER, control);
     found |= at & (MAM_FLUSH_FREED | MAM_FLUSH_BUSY);
+    more -= (found & MAM_FLUSH_FREED) != 0;
   }
   (void)mam_add_acq_rel_u32(&control->opening[MAM_HEAP_KINDS], ~0u); /* release: as in mam_opening_end */
   return found;
@@ -2374,45 +2498,51 @@ MAM_OUTLINE struct mam_claim mam_claim_waited(MAM_TAG(1) struct mam_heap_control
  *
  * A thread that has no ticket goes through steps, each of which may bring it chunks.  First, if it has the task, it
  * refills its slot.  Then it makes passes over the heap.  A pass looks, in this order, for chunks of spans that were
- * split before; pages for a span of the thread's own, which no slot gets; tickets of any slot of the class; pages for a
- * part of a span, halved until they are a chunk's; and at last for larger chunks, up to twice as large (the paper's
- * max_frag).
+ * split before; pages for a span of the thread's own, which no slot gets; tickets of any slot of the class; and pages
+ * for a part of a span, halved until they are a chunk's.
  *
  * What a pass did not find may be on its way to where it looked: empty spans that nobody swept yet; pages that a thread
  * took for a span of which it needs a part (opening); a slot that is being refilled (busy); what was freed behind the
  * pass (the stamps).  If none of that was the case, what slots hold of any class is freed, more of it after each pass.
- * If there was nothing of that either, it is known that the class is missing, and who asks is told so until a stamp
- * changes. */
+ * If there was nothing of that either, larger chunks serve, up to twice as large (the paper's max_frag).  If there are
+ * none of these, it is known that the class is missing, and whoever asks is told so until a stamp changes. */
 
-/* Ends a pass that found nothing for a class, when the stamps' sum was that. */
-MAM_INLINE void mam_pass_end(struct mam_heap_control *control, mam_u32 size_class, mam_u32 sum, int busy,
-                             mam_u32 pass) {
+/* Ends a pass that found nothing for a class, when the stamps' sum was that.  Whether slots and parks hold nothing
+ * either, and nothing is on its way. */
+MAM_INLINE int mam_pass_end(struct mam_heap_control *control, mam_u32 size_class, mam_u32 sum, int busy, mam_u32 pass) {
+  mam_u32 found = MAM_FLUSH_BUSY;
   busy |= mam_load_acquire_u32(&control->mode) != MAM_MODE_WATCHED;
   /* acquire: what was opened meanwhile has raised a stamp, or was there for the pass. */
   busy |= (mam_load_acquire_u32(&control->opening[mam_kind_number(size_class)]) |
            mam_load_acquire_u32(&control->opening[MAM_HEAP_KINDS])) != 0;
-  if (!busy && mam_stamps_sum(control, control->superblocks[0]) == sum) {
-    mam_u32 found = mam_slots_flush(pass < 16 ? 1u << pass : ~0u, control);
-    MAM_FORGET_ADDRESS(control);
-    busy = (found & MAM_FLUSH_BUSY) != 0;
-    if (found == 0 && !MAM_OUT_OF_SIGHT(mam_parks_flush)(control) &&
-        mam_stamps_sum(control, control->superblocks[0]) == sum)
-      mam_store_relaxed_u32(&control->missing[mam_kind_number(size_class)], sum);
-  }
   if (busy)
     mam_pause();
+  else if (mam_stamps_sum(control, control->superblocks[0]) == sum) {
+    found = mam_slots_flush(pass < 16 ? 1u << pass : ~0u, control);
+    MAM_FORGET_ADDRESS(control);
+    if (found == 0 && MAM_OUT_OF_SIGHT(mam_parks_flush)(control))
+      found = MAM_FLUSH_FREED;
+    if (found == MAM_FLUSH_BUSY)
+      mam_pause();
+  }
+  return found == 0 && mam_stamps_sum(control, control->superblocks[0]) == sum;
 }
 
-/* Where a pass is: above MAM_STEP_BUSY, that it met another thread that is about to have chunks. */
+/* Where a pass is; with MAM_STEP_BUSY, when it has met another thread that is about to have chunks. */
 enum {
+  MAM_STEP_BEGIN,
   MAM_STEP_RECYCLE,
   MAM_STEP_OPEN,
   MAM_STEP_STEAL,
   MAM_STEP_PART,
   MAM_STEP_LARGER,
-  MAM_STEP_END,
   MAM_STEP_BUSY = 8
 };
+
+/* The pages of the least span of a class. */
+MAM_INLINE mam_u32 mam_class_least_pages(mam_u32 size_class) {
+  return (mam_class_bytes(size_class) + MAM_PAGE_BYTES - 1) >> MAM_PAGE_SHIFT;
+}
 
 /* Chunks of a span of the caller's own, which no slot gets, in so many pages.  If there are none, the claim's address
  * says whether another thread is opening such a span. */
@@ -2436,35 +2566,22 @@ MAM_INLINE struct mam_claim mam_claim_own(struct mam_heap_control *control, mam_
   return claim;
 }
 
+/* Whether chunks of a kind may serve a request of a class. */
+MAM_INLINE int mam_class_serves(mam_u32 kind, mam_u32 size_class) {
+  return kind < MAM_HEAP_CLASSES && mam_class_bytes(kind) <= 2 * mam_class_bytes(size_class);
+}
+
 /* Chunks for a request whose slot has none, by passes over the heap: until there is something, or the class is known to
  * be missing. */
 MAM_OUTLINE struct mam_claim mam_claim_scarce(struct mam_heap_control *control, mam_u32 wanted, mam_u32 count) {
   struct mam_claim claim = {0, 0, 0};
-  mam_u32 pass = 0, sum = 0, step = MAM_STEP_END, kind = 0, pages = 0;
+  mam_u32 pass = 0, sum = 0, step = MAM_STEP_BEGIN, kind = 0, pages = 0;
   MAM_LOOP
   for (;;) {
-    claim.mask = 0;
     MAM_FORGET(wanted); /* what a step computes from it is not kept over the others */
     MAM_FORGET_ADDRESS(control);
-    if (step == MAM_STEP_RECYCLE || step == MAM_STEP_LARGER)
-      claim = MAM_OUT_OF_SIGHT(mam_recycle_any)(control, kind, count, wanted >> MAM_REST_HOME & 1023);
-    else if (step == MAM_STEP_OPEN || step == MAM_STEP_PART)
-      claim = mam_claim_own(control, wanted, pages, count);
-    if ((step == MAM_STEP_STEAL || step == MAM_STEP_LARGER) && claim.mask == 0)
-      claim = MAM_OUT_OF_SIGHT(mam_steal)(control, kind, count);
-    if (claim.mask != 0)
-      return claim;
-    step |= step != MAM_STEP_RECYCLE && step != MAM_STEP_END && claim.address != 0 ? MAM_STEP_BUSY : 0;
-    MAM_FORGET(wanted);
-    MAM_FORGET_ADDRESS(control);
-    if (step <= MAM_STEP_OPEN)
-      step++;
-    else if (step == (MAM_STEP_OPEN | MAM_STEP_BUSY))
-      step = MAM_STEP_STEAL | MAM_STEP_BUSY; /* is looked at, and then the pass ends */
-    else if ((step & MAM_STEP_BUSY) != 0 || step == MAM_STEP_END) {
-      if (sum != 0)
-        mam_pass_end(control, wanted & MAM_REST_KIND, sum, (step & MAM_STEP_BUSY) != 0, pass++);
-      if (pass == MAM_SCARCE_ROUNDS ||
+    if (step == MAM_STEP_BEGIN) {
+      if (pass++ == MAM_SCARCE_ROUNDS ||
           MAM_OUT_OF_SIGHT(mam_is_missing)(control, control->superblocks[0], wanted & MAM_REST_KIND))
         return claim;
       sum = MAM_OUT_OF_SIGHT(mam_stamps_rely)(control);
@@ -2473,16 +2590,36 @@ MAM_OUTLINE struct mam_claim mam_claim_scarce(struct mam_heap_control *control, 
       kind = wanted & MAM_REST_KIND;
       pages = mam_span_pages(control->heap.chunks, kind);
       step = MAM_STEP_RECYCLE;
-    } else {
-      MAM_FORGET(wanted);
-      mam_u32 least = (mam_class_bytes(wanted & MAM_REST_KIND) + MAM_PAGE_BYTES - 1) >> MAM_PAGE_SHIFT;
-      kind += step == MAM_STEP_LARGER || pages <= least;
-      pages = pages / 2 > least ? pages / 2 : least;
-      step = kind == (wanted & MAM_REST_KIND) ? MAM_STEP_PART : MAM_STEP_LARGER;
-      if (step == MAM_STEP_LARGER &&
-          (kind >= MAM_HEAP_CLASSES || mam_class_bytes(kind) > 2 * mam_class_bytes(wanted & MAM_REST_KIND)))
-        step = MAM_STEP_END;
     }
+    claim.mask = 0;
+    if (step == MAM_STEP_RECYCLE || step == MAM_STEP_LARGER)
+      claim = MAM_OUT_OF_SIGHT(mam_recycle_any)(control, kind, count, wanted >> MAM_REST_HOME & 1023);
+    else if ((step & ~(mam_u32)MAM_STEP_BUSY) == MAM_STEP_STEAL)
+      claim = MAM_OUT_OF_SIGHT(mam_steal)(control, kind, count);
+    else
+      claim = mam_claim_own(control, wanted, pages, count);
+    if (claim.mask != 0)
+      return claim;
+    MAM_FORGET(wanted);
+    MAM_FORGET_ADDRESS(control);
+    step |= claim.address != 0 ? MAM_STEP_BUSY : 0;
+    if ((step & ~(mam_u32)MAM_STEP_BUSY) < MAM_STEP_STEAL)
+      step++;
+    else if (step < MAM_STEP_LARGER && pages > mam_class_least_pages(wanted & MAM_REST_KIND)) {
+      pages = pages / 2;
+      if (pages < mam_class_least_pages(wanted & MAM_REST_KIND))
+        pages = mam_class_least_pages(wanted & MAM_REST_KIND);
+      step = MAM_STEP_PART;
+    } else if (step == MAM_STEP_LARGER ||
+               mam_pass_end(control, wanted & MAM_REST_KIND, sum, step >= MAM_STEP_BUSY, pass)) {
+      step = MAM_STEP_LARGER;
+      if (mam_class_serves(++kind, wanted & MAM_REST_KIND))
+        continue;
+      if (mam_stamps_sum(control, control->superblocks[0]) == sum)
+        mam_store_relaxed_u32(&control->missing[mam_kind_number(wanted & MAM_REST_KIND)], sum);
+      step = MAM_STEP_BEGIN;
+    } else
+      step = MAM_STEP_BEGIN;
   }
 }
 
@@ -2591,28 +2728,29 @@ MAM_OUTLINE void mam_kept_extend(MAM_TAG(1) struct mam_heap_control *control, ma
 /* A run of pages by all means: as in mam_claim_chunks, except that it is not remembered which are missing. */
 MAM_INLINE struct mam_found mam_run_claim(struct mam_heap_control *control, mam_u32 pages, mam_u32 home) {
   struct mam_found place = {control->superblocks, MAM_NO_PAGE};
-  int is_long = pages > MAM_SPAN_PAGES;
-  if (is_long) /* others may get what is taken and given back */
+  if (pages > MAM_SPAN_PAGES) { /* others may get what is taken and given back */
     (void)mam_add_relaxed_u32(&control->opening[MAM_HEAP_KINDS], 1);
-  if (is_long && mam_load_relaxed_u32(&control->mode) == MAM_MODE_LAZY)
-    place.page = MAM_OUT_OF_SIGHT(mam_run_take_kept)(control, place.area, pages);
+    if (mam_load_relaxed_u32(&control->mode) == MAM_MODE_LAZY)
+      place.page = MAM_OUT_OF_SIGHT(mam_run_take_kept)(control, place.area, pages);
+  }
   mam_u32 sum = 0;
   MAM_LOOP
-  for (mam_u32 i = 0; place.page == MAM_NO_PAGE; i++) {
+  for (mam_u32 i = 0;; i++) {
     MAM_FORGET(pages); /* what is computed from it is not kept over the calls */
+    MAM_FORGET(home);
     MAM_FORGET_ADDRESS(control);
-    place = mam_pages_any(control, pages, home << MAM_REST_HOME);
+    if (place.page == MAM_NO_PAGE)
+      place = mam_pages_any(control, pages, home << MAM_REST_HOME);
     MAM_FORGET_ADDRESS(control);
-    if (i == 0 && is_long) {
+    if (i == 0 && pages > MAM_SPAN_PAGES) {
       if (place.page != MAM_NO_PAGE && place.area == control->superblocks)
         MAM_OUT_OF_SIGHT(mam_kept_extend)(control, place.page + pages);
       (void)mam_add_acq_rel_u32(&control->opening[MAM_HEAP_KINDS], ~0u);
-      is_long = 0;
     }
-    if (place.page != MAM_NO_PAGE)
+    if (place.page != MAM_NO_PAGE || i == MAM_SCARCE_ROUNDS ||
+        !MAM_OUT_OF_SIGHT(mam_heap_could)(control, (mam_u64)pages << MAM_PAGE_SHIFT))
       return place;
-    if (i == MAM_SCARCE_ROUNDS || !MAM_OUT_OF_SIGHT(mam_heap_could)(control, (mam_u64)pages << MAM_PAGE_SHIFT))
-      return place;
+    MAM_FORGET_ADDRESS(control);
     if (i != 0 && mam_load_acquire_u32(&control->opening[MAM_HEAP_KINDS]) != 0)
       mam_pause();
     else if (i != 0 && mam_stamps_sum(control, control->superblocks[0]) == sum && mam_slots_flush(~0u, control) == 0 &&
@@ -2625,9 +2763,6 @@ MAM_INLINE struct mam_found mam_run_claim(struct mam_heap_control *control, mam_
       mam_sleep(i < 9 ? 100u << i : 50000u);
     sum = MAM_OUT_OF_SIGHT(mam_stamps_rely)(control);
   }
-  if (is_long)
-    (void)mam_add_acq_rel_u32(&control->opening[MAM_HEAP_KINDS], ~0u);
-  return place;
 }
 
 /* A request of whole pages: the address, 0 if there is no room. */
@@ -2644,129 +2779,6 @@ MAM_OUTLINE mam_u64 mam_run_malloc(struct mam_heap_control *control, mam_u64 byt
     mam_store_relaxed_u64(&words[1], mam_run_word_more((mam_u32)pages));
   mam_store_relaxed_u64(words, mam_run_word((mam_u32)pages));
   return mam_area_address(*place.area, place.page);
-}
-
-/* ---- Blocks ---- */
-
-/* Gives a long run back, of which whole words of the page map are kept. */
-MAM_OUTLINE void mam_run_keep(struct mam_heap_control *control, struct mam_area area, mam_u32 page, mam_u32 count) {
-  area.base = 0;
-  mam_u32 first = (page + 63) >> 6, last = (page + count) >> 6;
-  MAM_OUT_OF_SIGHT(mam_pages_release)(area, page, (first << 6) - page);
-  MAM_OUT_OF_SIGHT(mam_kept_give)(area, first, last - first);
-  MAM_OUT_OF_SIGHT(mam_pages_release)(area, last << 6, page + count - (last << 6));
-  /* Of this and of who begins to sweep, one sees what the other did. */
-  if (mam_look_after_change_u32(&control->mode) != MAM_MODE_LAZY)
-    MAM_OUT_OF_SIGHT(mam_kept_flush)(area);
-}
-
-/* The pages of a request of whole pages; 0 if none begins at page. */
-MAM_INLINE mam_u32 mam_run_pages_at(const struct mam_area *area, mam_u32 page) {
-  const mam_u64 *words = &area->words[page * MAM_PAGE_WORDS];
-  mam_u64 word = mam_load_relaxed_u64(words);
-  return mam_word_is_run(word) ? mam_run_pages(word, mam_load_relaxed_u64(&words[1])) : 0;
-}
-
-/* Frees a request of whole pages; 0 if none begins at page. */
-MAM_OUTLINE int mam_run_free(MAM_TAG(1) struct mam_heap_control *control, struct mam_area area, mam_u32 page) {
-  mam_u64 *place = &area.words[page * MAM_PAGE_WORDS], word = mam_load_relaxed_u64(place);
-  /* acq_rel: of two frees one ends it; what its user did comes before. */
-  if (!mam_word_is_run(word) || mam_cas_acq_rel_u64(place, word, 0) != word)
-    return 0;
-  mam_u64 more = mam_load_relaxed_u64(&place[1]);
-  mam_u32 count = mam_run_pages(word, more);
-  if (more != 0)
-    mam_store_relaxed_u64(&place[1], 0);
-  if (count >= 2 * MAM_SPAN_PAGES && mam_load_relaxed_u32(&control->mode) == MAM_MODE_LAZY &&
-      area.words == control->superblocks[0].words)
-    MAM_OUT_OF_SIGHT(mam_run_keep)(control, area, page, count);
-  else
-    MAM_OUT_OF_SIGHT(mam_pages_release)(area, page, count);
-  return 1;
-}
-
-/* What begins at an address. */
-struct mam_block {
-  const struct mam_area *area;
-  mam_u32 page;
-  mam_u32 pages;      /* of a live run; 0: none begins there */
-  mam_u32 size_class; /* of a live chunk, plus 1; 0: none begins there */
-  struct mam_bit bit; /* the chunk's */
-};
-
-/* How long a check waits for a slot that is being refilled: in rounds of mam_pause, a second. */
-enum { MAM_CHECK_ROUNDS = 5000000 };
-
-/* Whether a chunk whose bit was seen to be 1 is live, and not set aside for a slot: the span begins at page.
- *
- * The span's owner says in which slot it is or was last.  If it is in the slot, those below the next ticket are live.
- * If the slot is being refilled, perhaps with this span, the answer is known when it has been.  If the slot has another
- * span, all chunks of this one were handed out.  A thread that rightly frees a chunk got it after the owner was written
- * and the slot's word was; so it sees both. */
-MAM_OUTLINE int mam_chunk_is_live(struct mam_heap_control *control, mam_u32 kind, mam_u64 address, mam_u32 chunk) {
-  mam_u64 first = address - (mam_u64)chunk * mam_class_bytes(kind);
-  const struct mam_area *area = MAM_OUT_OF_SIGHT(mam_area_find)(control, address);
-  mam_u16 *place = mam_page_owner(area->words, (mam_u32)((first - area->base) >> MAM_PAGE_SHIFT));
-  MAM_LOOP
-  for (mam_u32 i = 0; i < MAM_CHECK_ROUNDS; i++) {
-    mam_u32 owner = mam_load_relaxed_u16(place);
-    if (owner == 0 || owner == MAM_OWNER_NONE)
-      return owner != 0;
-    mam_u64 slot =
-        mam_load_acquire_u64(&control->heap.slots[mam_kind_number(kind) * control->heap.slot_count + owner - 1]);
-    mam_u32 ticket = (mam_u32)(slot & MAM_SLOT_TICKETS);
-    if (mam_slot_address(slot) == first)
-      return chunk < ticket;
-    if (ticket <= mam_slot_limit(&control->heap, kind))
-      return 1;
-    mam_pause();
-  }
-  return 0;
-}
-
-/* Looks at what begins at an address. */
-MAM_OUTLINE struct mam_block mam_block_at(struct mam_heap_control *control, mam_u64 address) {
-  struct mam_block block = {MAM_OUT_OF_SIGHT(mam_area_find)(control, address), 0, 0, 0, {0, 0}};
-  if (block.area == 0)
-    return block;
-  mam_u64 offset = address - block.area->base;
-  block.page = (mam_u32)(offset >> MAM_PAGE_SHIFT);
-  mam_u32 entry = mam_load_relaxed_u16(&mam_area_entries(*block.area)[block.page]);
-  if (entry == MAM_ENTRY_RUN) {
-    if ((offset & (MAM_PAGE_BYTES - 1)) == 0)
-      block.pages = mam_run_pages_at(block.area, block.page);
-    return block;
-  }
-  mam_u32 size_class = (entry & 63) - 1, back = mam_entry_back(entry);
-  if (size_class >= MAM_HEAP_CLASSES || back > block.page)
-    return block;
-  block.bit = mam_bit_of(offset, entry);
-  mam_u64 word = mam_load_relaxed_u64(&block.area->words[block.bit.word]);
-  mam_u32 chunk = (block.bit.word & (MAM_PAGE_WORDS - 1)) * 32 + block.bit.bit;
-  if (word >> 56 == size_class + 1 && (word >> block.bit.bit & 1) != 0 && back < mam_word_span_pages(word) &&
-      offset == ((mam_u64)(block.page - back) << MAM_PAGE_SHIFT) + (mam_u64)chunk * mam_class_bytes(size_class) &&
-      MAM_OUT_OF_SIGHT(mam_chunk_is_live)(control, mam_word_class(word), address, chunk))
-    block.size_class = size_class + 1;
-  return block;
-}
-
-/* How many bytes the live block at address has; 0 if none begins there. */
-MAM_OUTLINE mam_u64 mam_block_bytes(struct mam_heap_control *control, mam_u64 address) {
-  struct mam_block block = MAM_OUT_OF_SIGHT(mam_block_at)(control, address);
-  return block.size_class != 0 ? mam_class_bytes(block.size_class - 1) : (mam_u64)block.pages << MAM_PAGE_SHIFT;
-}
-
-/* Frees the block at address, with all checks that there are; 0 if none begins there. */
-MAM_OUTLINE int mam_block_free(struct mam_heap_control *control, mam_u64 address) {
-  struct mam_block block = MAM_OUT_OF_SIGHT(mam_block_at)(control, address);
-  int freed = 0;
-  if (block.pages != 0)
-    freed = MAM_OUT_OF_SIGHT(mam_run_free)(control, *block.area, block.page);
-  else if (block.size_class != 0)
-    freed = mam_chunks_free(*block.area, block.bit.word, 1u << block.bit.bit) == 0;
-  if (!freed)
-    (void)mam_add_relaxed_u64(&control->refused_free, 1);
-  return freed;
 }
 
 /* ---- Moved objects ----
