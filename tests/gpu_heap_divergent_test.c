@@ -186,8 +186,9 @@ static struct divergent_job job_of(struct site *site, enum divergent_case which,
   job.high = sizes[(repeat + (unsigned)which) % 6][1];
   if (which == DIVERGENT_CONTINUE_PLAIN && site->bytes < 512 * MIB)
     job.low = job.high = 16 << repeat % 3;
-  if (site->bytes < 64 * MIB)
-    job.blocks /= 4;
+  /* As many threads as have room: a heap that is too small by far is another test's matter, and slow. */
+  while (job.blocks > 8 && (size_t)job.blocks * job.threads * (job.high + job.high / 4) > site->bytes / 2)
+    job.blocks /= 2;
   if (gpu_small()) {
     job.blocks = 8;
     job.threads = job.threads < 96 ? job.threads : 96;

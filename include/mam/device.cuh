@@ -315,11 +315,12 @@ static __device__ __forceinline__ void mam_free(mam_heap heap, void *block) {
   struct mam_bit bit = mam_bit_of(offset, entry);
   mam_u32 here = __activemask(), group = __match_any_sync(here, bit.word), bits = 1u << bit.bit;
   /* Groups take turns where each does something alone, so many small ones are better left.  The lanes that are here
-   * come from the match to this vote with nothing between; what it says is a number, the same for all of them. */
-  if (mam_ones_u32(__ballot_sync(here, (group & mam_lane_below()) == 0)) <= MAM_FREE_GROUPS) {
-    group = mam_mask_of(group);
-    __syncwarp(group); /* what the lanes wrote to their blocks comes before the first lane's release */
-    bits = mam_lanes_or(group, bits);
+   * come from the match to this vote, whose number is the same for all of them, and to the barrier with nothing
+   * between. */
+  int groups = (int)mam_ones_u32(__ballot_sync(here, (group & mam_lane_below()) == 0));
+  __syncwarp(here); /* what the lanes wrote to their blocks comes before the first lane's release */
+  if (groups <= MAM_FREE_GROUPS) {
+    bits = mam_lanes_or(mam_mask_of(group), bits);
     if ((group & mam_lane_below()) != 0)
       return;
   }

@@ -1690,12 +1690,13 @@ MAM_INLINE mam_u32 mam_slot_limit(const mam_heap *heap, mam_u32 size_class) {
  * that slots hold (mam_slots_flush) clears it before the look, and sets it again if it saw a slot that is being
  * refilled.
  *
- * Nobody concludes from a 0 what is not so.  Whoever concludes has made the stamps odd and passed a fence (F) before
- * the look.  Whoever refills has set the bit, passes a fence (G), looks at the stamp, and then writes the slot.  If G
- * comes before F, the bit is seen, unless somebody cleared it in between, who saw the slot as it was or later: as one
- * that is being refilled, so the bit is set again and the stamp is raised, or as one that holds chunks, which were
- * freed.  If F comes before G, the refill sees an odd stamp, and raises it after the slot is written: what was
- * concluded is void. */
+ * Nobody concludes from a 0 what is not so.  A thread that concludes has made the stamps odd and passed a fence (F)
+ * before the look.  A thread that refills has seen or set the bit, passes a fence (G), looks at the stamp, and then
+ * writes the slot.  If G comes before F, the bit is seen, unless somebody cleared it in between, who saw the slot as it
+ * was or later: as one that is being refilled, so the bit is set again and the stamp is raised, or as one that holds
+ * chunks, which were freed.  If F comes before G, the refill sees an odd stamp: after the slot is written it sets the
+ * bit again, which may have been cleared since the refill saw it, and raises the stamp, so that what was concluded is
+ * void. */
 
 MAM_INLINE mam_u32 mam_held_shift(mam_u32 slot_count) {
   mam_u32 bits = 32 - mam_leading_zeros_u32(slot_count - 1);
@@ -2207,13 +2208,20 @@ struct mam_request {
 /* Says that the slot is about to hold chunks: before it is refilled. */
 MAM_INLINE void mam_held_set(const struct mam_request *request) {
   mam_u64 *held = &request->control->held[mam_kind_number(request->size_class)];
-  (void)mam_or_before_fence_u64(held, mam_held_bit(request->slot_count, request->owner - 1));
+  mam_u64 bit = mam_held_bit(request->slot_count, request->owner - 1);
+  if ((mam_load_relaxed_u64(held) & bit) == 0) /* or all that refill would change one word */
+    (void)mam_or_before_fence_u64(held, bit);
 }
 
 /* The same of a slot by its number among all. */
 MAM_OUTLINE void mam_held_raise(struct mam_heap_control *control, mam_u32 slot) {
   mam_u32 count = control->heap.slot_count;
   (void)mam_or_before_fence_u64(&control->held[slot / count], mam_held_bit(count, slot % count));
+}
+
+/* The number among all of the slot of a request. */
+MAM_INLINE mam_u32 mam_request_number(const struct mam_request *request) {
+  return mam_kind_number(request->size_class) * request->slot_count + request->owner - 1;
 }
 
 /* Puts a span back that mam_ring_take took: all its chunks are free again. */
@@ -2244,8 +2252,10 @@ MAM_INLINE mam_u32 mam_slot_retake(const struct mam_request *request, mam_u64 ta
   }
   mam_u32 stamp = mam_look_after_fence_u32(mam_area_stamp(area));
   (void)mam_exchange_after_fence_u64(request->slot, mam_slot_of(mam_area_address(area, page), count));
-  if ((stamp & 1) != 0)
+  if ((stamp & 1) != 0) {
+    MAM_OUT_OF_SIGHT(mam_held_raise)(request->control, mam_request_number(request));
     MAM_OUT_OF_SIGHT(mam_stamp_raise)(mam_area_stamp(area));
+  }
   return page;
 }
 
@@ -2333,6 +2343,8 @@ MAM_SLOT_FILL mam_u32 mam_slot_fill(const struct mam_request *request, struct ma
     flagged |= mam_slot_publish(request->control, request->area.words, request->slot,
                                 mam_slot_of(mam_area_address(area, page), count), lazy);
   flagged |= ringed ? MAM_REFILL_RINGED : 0;
+  if ((flagged & MAM_REFILL_STAMP) != 0)
+    MAM_OUT_OF_SIGHT(mam_held_raise)(request->control, mam_request_number(request));
   if ((flagged & ~MAM_REFILL_PAGE) != 0)
     MAM_OUT_OF_SIGHT(mam_slot_filled)
   (area.words, area.page_count, request->home, request->home_count, request->prior, flagged);
@@ -2479,6 +2491,8 @@ MAM_OUTLINE struct mam_claim mam_slot_fill_alone(struct mam_heap_control *contro
   mam_u32 prior = mam_slot_page(mam_load_relaxed_u64(place), control->heap.base, control->heap.page_count);
   flagged |=
       found.page | mam_slot_publish(control, control->heap.words, place, mam_slot_of(claim.address, count), lazy);
+  if ((flagged & MAM_REFILL_STAMP) != 0)
+    MAM_OUT_OF_SIGHT(mam_held_raise)(control, slot & MAM_REST_SLOT);
   if ((flagged & ~MAM_REFILL_PAGE) != 0)
     MAM_OUT_OF_SIGHT(mam_slot_filled)
   (found.area->words, found.area->page_count, wanted >> MAM_REST_HOME & 1023, control->home_count, prior, flagged);
