@@ -212,7 +212,8 @@ typedef enum MAM_Source {
   MAM_SOURCE_MANAGED = 2, /* managed memory, attached globally: cuMemAllocManaged */
   MAM_SOURCE_HOST = 3,    /* plain host memory: mmap; needs no GPU and no driver */
   MAM_SOURCE_VMM = 4      /* device memory that is mapped as it is needed and unmapped by trimming, into addresses
-                             reserved once: cuMemAddressReserve, cuMemCreate, cuMemMap.  No legacy IPC */
+                             reserved once: cuMemAddressReserve, cuMemCreate, cuMemMap.  Open to all devices that can
+                             reach it.  No legacy IPC, and cuMemGetAddressRange may give less than a block */
 } MAM_Source;
 
 /* When the memory of a freed block may be handed out again. */

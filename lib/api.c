@@ -260,33 +260,48 @@ static int64_t linger_for(const struct options *options, uint64_t id, int64_t cr
   return cost_ns > least_ns ? cost_ns : least_ns;
 }
 
-/* Whether an environment is made as this library sees fit: of no size, from no source in particular. */
-static bool environment_is_free(const struct options *options, size_t bytes) {
-  return options->source_is_auto && bytes == 0;
+/* How an environment takes its memory. */
+enum environment_way {
+  WAY_WHOLE,     /* one chunk */
+  WAY_PIECES,    /* mapped as it is needed, or whatever the source that was named does */
+  WAY_CHUNKS,    /* cuMemAlloc, chunk by chunk as it is needed */
+  WAY_OF_CLIENT, /* the same, as a client wants it */
+};
+
+/* What an environment takes from the driver at a time, at least. */
+static const size_t environment_chunk_bytes = (size_t)64 << 20;
+
+/* An environment of no size from no source in particular.  Where another device can reach the memory of this one,
+ * programs expect of a block what cudaMalloc's are to peers, to other processes and to the libraries that talk to them:
+ * chunks of cuMemAlloc.  Elsewhere memory that is mapped as it is needed, if the driver can; else one chunk. */
+static cudaError_t environment_source_choose(struct source *source, enum environment_way *way) {
+  cudaError_t error = source_open(MAM_SOURCE_VMM, NULL, -1, source);
+  *way = error == cudaErrorNotSupported ? WAY_WHOLE : WAY_PIECES;
+  if (error == cudaSuccess && source->peer_count > 0) {
+    source_close(source);
+    *way = WAY_CHUNKS;
+  }
+  return *way == WAY_PIECES ? error : source_open(MAM_SOURCE_DEVICE, NULL, -1, source);
 }
 
-/* Whether such an environment is a client's. */
-static bool environment_in_chunks(const struct options *options, size_t bytes) {
-  return environment_is_free(options, bytes) && client_chunk_bytes() > 0;
+/* The source of an environment, and how it takes memory.  With a size, by itself, it is the paper's one chunk. */
+static cudaError_t environment_source(const struct options *options, size_t bytes, struct source *source,
+                                      enum environment_way *way) {
+  bool in_chunks = bytes == 0 && (options->source_in_chunks || (options->source_is_auto && client_chunk_bytes() > 0));
+  if (bytes == 0 && options->source_is_auto && !in_chunks)
+    return environment_source_choose(source, way);
+  *way = in_chunks && client_chunk_bytes() > 0 ? WAY_OF_CLIENT : in_chunks ? WAY_CHUNKS : WAY_PIECES;
+  return source_open(options->source, NULL, -1, source);
 }
 
-/* The source of an environment.  By itself it is, without a size, memory that is mapped as needed, where the driver
- * can; with a size the paper's one chunk. */
-static cudaError_t environment_source(const struct options *options, size_t bytes, struct source *source) {
-  cudaError_t error = cudaErrorNotSupported;
-  if (environment_is_free(options, bytes) && !environment_in_chunks(options, bytes))
-    error = source_open(MAM_SOURCE_VMM, NULL, -1, source);
-  return error == cudaErrorNotSupported ? source_open(options->source, NULL, -1, source) : error;
-}
-
-/* The sizes of an environment: an elastic one has a limit rather than a chunk. */
+/* An elastic environment has a limit rather than a chunk. */
 static void environment_size(const struct source *source, size_t bytes, struct pool_config *config) {
   config->elastic = source->operations == &source_vmm || (source->operations == &source_host && bytes == 0);
   *(config->elastic ? &config->limit_bytes : &config->chunk_bytes) = bytes;
 }
 
-/* A client's environment takes further chunks as it grows, to all that the device has. */
-static cudaError_t environment_size_in_chunks(const struct source *source, struct pool_config *config) {
+/* What the device has in all. */
+static cudaError_t environment_total(const struct source *source, size_t *bytes) {
   struct context_visit visit;
   size_t free_bytes = 0, total_bytes = 0;
   const struct driver *driver = source->context.driver;
@@ -297,9 +312,24 @@ static cudaError_t environment_size_in_chunks(const struct source *source, struc
   context_leave(&source->context, &visit);
   if (result != CUDA_SUCCESS)
     return driver_error(driver, result, "cuMemGetInfo");
-  config->chunk_bytes = client_chunk_bytes();
-  config->limit_bytes = total_bytes;
-  config->lazy = false;
+  *bytes = total_bytes;
+  return cudaSuccess;
+}
+
+/* Further chunks are taken as it grows: a client's environment to all that the device has, another one to what is left
+ * beside the headroom. */
+static cudaError_t environment_size_in_chunks(const struct source *source, enum environment_way way,
+                                              struct pool_config *config) {
+  size_t total_bytes = 0;
+  cudaError_t error = environment_total(source, &total_bytes);
+  if (error != cudaSuccess)
+    return error;
+  size_t headroom_bytes = config->headroom_bytes < total_bytes / 2 ? config->headroom_bytes : total_bytes / 2;
+  bool client = way == WAY_OF_CLIENT;
+  config->chunk_bytes = client ? client_chunk_bytes() : environment_chunk_bytes;
+  config->limit_bytes = client ? total_bytes : total_bytes - headroom_bytes;
+  config->lazy = config->lazy && !client;
+  config->in_chunks = !client;
   config->gives_all = true; /* so that a program may have all memory in one block, as from the driver */
   return cudaSuccess;
 }
@@ -309,10 +339,11 @@ static cudaError_t environment_size_in_chunks(const struct source *source, struc
 static cudaError_t environment_create_locked(size_t bytes, bool lazy, struct mam_pool **pool, uint64_t *id) {
   const struct options *options;
   struct source source;
+  enum environment_way way = WAY_WHOLE;
   pool_abandon_gone();
   cudaError_t error = environment_options(&options);
   if (error == cudaSuccess)
-    error = environment_source(options, bytes, &source);
+    error = environment_source(options, bytes, &source, &way);
   if (error != cudaSuccess)
     return error;
   *id = options->source == MAM_SOURCE_HOST ? HOST_DEFAULT_ID : source.context.id;
@@ -322,8 +353,8 @@ static cudaError_t environment_create_locked(size_t bytes, bool lazy, struct mam
                                .default_id = *id,
                                .lazy = lazy,
                                .front = &front_operations};
-  if (environment_in_chunks(options, bytes))
-    error = environment_size_in_chunks(&source, &config);
+  if (way == WAY_CHUNKS || way == WAY_OF_CLIENT)
+    error = environment_size_in_chunks(&source, way, &config);
   else
     environment_size(&source, bytes, &config);
   if (error != cudaSuccess) {

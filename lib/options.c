@@ -63,13 +63,13 @@ static bool option_bytes(enum option_index index, size_t *bytes) {
   return true;
 }
 
-/* In the order of MAM_Source, then auto, and of MAM_Reuse. */
-enum { SOURCE_AUTO = MAM_SOURCE_VMM + 1 };
-static const char *const source_names[] = {"device", "pinned", "managed", "host", "vmm", "auto"};
+/* In the order of MAM_Source, then those that are none, and of MAM_Reuse. */
+enum { SOURCE_AUTO = MAM_SOURCE_VMM + 1, SOURCE_CHUNKS, SOURCE_COUNT };
+static const char *const source_names[] = {"device", "pinned", "managed", "host", "vmm", "auto", "chunks"};
 static const char *const reuse_names[] = {"fenced", "immediate"};
 
 cudaError_t options_read(struct options *options) {
-  int source = option_choice(OPTION_MAM_SOURCE, source_names, SOURCE_AUTO + 1);
+  int source = option_choice(OPTION_MAM_SOURCE, source_names, SOURCE_COUNT);
   int reuse = option_choice(OPTION_MAM_REUSE, reuse_names, 2);
   size_t headroom_bytes, linger_ms;
   if (source < 0)
@@ -80,8 +80,9 @@ cudaError_t options_read(struct options *options) {
     return option_refuse(OPTION_MAM_HEADROOM);
   if (!option_bytes(OPTION_MAM_LINGER_MS, &linger_ms) || linger_ms > UINT_MAX)
     return option_refuse(OPTION_MAM_LINGER_MS);
-  *options = (struct options){.source = source == SOURCE_AUTO ? MAM_SOURCE_DEVICE : (MAM_Source)source,
+  *options = (struct options){.source = source >= SOURCE_AUTO ? MAM_SOURCE_DEVICE : (MAM_Source)source,
                               .source_is_auto = source == SOURCE_AUTO,
+                              .source_in_chunks = source == SOURCE_CHUNKS,
                               .reuse = (MAM_Reuse)reuse,
                               .headroom_bytes = headroom_bytes,
                               .linger_ms = (unsigned)linger_ms};

@@ -12,7 +12,8 @@
 /* What the environment says about default pools. */
 struct options {
   MAM_Source source;
-  bool source_is_auto; /* device, but vmm for environments without a size where the driver can */
+  bool source_is_auto;   /* device; environments without a size are as the library sees fit */
+  bool source_in_chunks; /* device; environments without a size take it chunk by chunk, as they need it */
   MAM_Reuse reuse;
   size_t headroom_bytes;
   unsigned linger_ms;

@@ -86,11 +86,12 @@ struct pool_config {
   bool elastic;       /* from a source that can reserve: one chunk, mapped as needed (one that only can, always is) */
   size_t chunk_bytes; /* 0: the largest there is, less headroom_bytes.  Elastic: mapped first and least at a time */
   size_t headroom_bytes;
-  size_t limit_bytes;             /* 0: the first chunk's size.  Elastic: the source's total, less headroom_bytes */
-  size_t waiting_limit_bytes;     /* 0: half of what is held */
-  uint64_t default_id;            /* the context's id for a default pool, else 0 */
-  bool lazy;                      /* a default pool that came by itself */
-  bool gives_all;                 /* a trim gives the last chunk too, if it is free; not of an elastic one */
+  size_t limit_bytes;         /* 0: the first chunk's size.  Elastic: the source's total, less headroom_bytes */
+  size_t waiting_limit_bytes; /* 0: half of what is held */
+  uint64_t default_id;        /* the context's id for a default pool, else 0 */
+  bool lazy;                  /* a default pool that came by itself */
+  bool gives_all;             /* a trim gives the last chunk too, if it is free; not of an elastic one */
+  bool in_chunks;             /* begins without a chunk and takes them as it grows, for which chunk_bytes is least */
   const struct pool_front *front; /* NULL: nothing is in front, in some tests */
 };
 

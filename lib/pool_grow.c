@@ -120,12 +120,17 @@ static cudaError_t first_chunk(struct mam_pool *pool) {
   const struct source *source = &pool->source;
   size_t bytes = pool->config.chunk_bytes;
   uintptr_t base;
+  if (pool->config.in_chunks)
+    return cudaSuccess;
   if (bytes > 0)
     return chunk_take(pool, bytes, bytes);
   size_t limit_bytes = pool->config.limit_bytes > 0 ? pool->config.limit_bytes : SIZE_MAX;
   cudaError_t error = source_take_largest(source, pool->config.headroom_bytes, limit_bytes, &base, &bytes);
   return error == cudaSuccess ? chunk_adopt(pool, base, bytes) : error;
 }
+
+/* A pool that grows by chunks takes at least this part of what it holds: places in the chunk map are few. */
+enum { CHUNK_SHARE = 32 };
 
 /* How much to ask the source for, for a block of bytes: *need at least, *want if it can be.  False if the limit leaves
  * no room. */
@@ -137,6 +142,8 @@ static bool growth_plan(const struct mam_pool *pool, size_t bytes, size_t *want,
     return false;
   *need = round_up(bytes + slack, SOURCE_GRANULARITY_BYTES);
   *want = pool->config.chunk_bytes;
+  if (pool->config.in_chunks && *want < pool->held_bytes / CHUNK_SHARE)
+    *want = whole_units(pool->held_bytes / CHUNK_SHARE);
   if (*want < *need)
     *want = *need;
   if (*want > room)

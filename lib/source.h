@@ -50,10 +50,16 @@ struct source_operations {
   cudaError_t (*total)(const struct source *source, size_t *bytes);
 };
 
+/* Peers beyond these are not given access. */
+enum { SOURCE_PEERS_MOST = 31 };
+
 struct source {
   const struct source_operations *operations;
   struct context context; /* of those that ask the driver */
-  CUdevice device;        /* of source_vmm */
+  CUdevice device;        /* of source_vmm, as all that follows */
+  bool exports, rdma;     /* its memory can be exported as a file descriptor; can be reached by other adapters */
+  unsigned peer_count;
+  CUdevice peers[SOURCE_PEERS_MOST]; /* devices that can reach its memory, and are to */
 };
 
 /* Chunks are taken in multiples of this: the granularity of the driver's own blocks. */

@@ -194,12 +194,17 @@ struct block *memory_block_at(uintptr_t address) {
   return block;
 }
 
-bool memory_holds(uintptr_t address, size_t bytes) {
+/* Memory of cuMemAlloc is its device's, and that of others which the program gave access to it. */
+static bool block_reached(const struct block *block, int device) {
+  return block->kind != KIND_DEVICE || device < 0 || device == block->device || fake.peers_on[device][block->device];
+}
+
+bool memory_holds(uintptr_t address, size_t bytes, int device) {
   for (const struct block *block = fake.blocks; block != NULL; block = block->next)
     if (address >= block->address && address - block->address <= block->bytes &&
         bytes <= block->bytes - (address - block->address))
-      return true;
-  return mapping_holds(address, bytes);
+      return block_reached(block, device);
+  return mapping_holds(address, bytes, device);
 }
 
 static int memory_take(enum kind kind, size_t bytes, uintptr_t *address) {
@@ -300,6 +305,7 @@ static const struct error_row error_rows[] = {
     {NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},
     {700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
     {CONTEXT_IS_DESTROYED, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed"},
+    {NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
     {719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
     {CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"},
     {CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
@@ -358,17 +364,56 @@ int cuDeviceGetName(char *name, int length, int device) {
   return call_end(error);
 }
 
+int cuDeviceGetCount(int *count) {
+  int error = call_begin(CALL_cuDeviceGetCount);
+  if (error == SUCCESS)
+    *count = fake.device_count;
+  return call_end(error);
+}
+
+int cuDeviceCanAccessPeer(int *can, int device, int peer) {
+  int error = call_begin(CALL_cuDeviceCanAccessPeer);
+  if (error == SUCCESS)
+    error = device_check(device);
+  if (error == SUCCESS)
+    error = device_check(peer);
+  if (error == SUCCESS)
+    *can = fake.peers[device][peer];
+  return call_end(error);
+}
+
 /* The attributes that are asked for: CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
- * CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED. */
-enum { attribute_multiprocessors = 16, attribute_maps = 102, multiprocessors = 8 };
+ * CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, ..._HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED and
+ * ..._GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED.  The last two say yes also where cuMemCreate refuses. */
+enum {
+  attribute_multiprocessors = 16,
+  attribute_maps = 102,
+  attribute_exports = 103,
+  attribute_rdma = 110,
+  multiprocessors = 8
+};
+
+static int attribute_value(int attribute) {
+  switch (attribute) {
+  case attribute_multiprocessors:
+    return multiprocessors;
+  case attribute_maps:
+    return !fake.maps_nothing;
+  case attribute_exports:
+  case attribute_rdma:
+    return 1;
+  default:
+    return -1;
+  }
+}
 
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
   int error = call_begin(CALL_cuDeviceGetAttribute);
+  int known = attribute_value(attribute);
   if (error == SUCCESS)
-    error =
-        attribute != attribute_maps && attribute != attribute_multiprocessors ? INVALID_VALUE : device_check(device);
+    error = known < 0 ? INVALID_VALUE : device_check(device);
   if (error == SUCCESS)
-    *value = attribute == attribute_multiprocessors ? multiprocessors : !fake.maps_nothing;
+    *value = known;
   return call_end(error);
 }
 
@@ -670,6 +715,28 @@ EXPORT void fake_set_maps_nothing(void) {
   fake_unlock();
 }
 
+EXPORT void fake_set_peers(void) {
+  fake_lock();
+  for (int i = 0; i < device_limit; i++)
+    for (int j = 0; j < device_limit; j++)
+      fake.peers[i][j] = i != j;
+  fake_unlock();
+}
+
+EXPORT bool fake_enable_peer(int device, int peer) {
+  fake_lock();
+  bool can = fake.peers[device][peer];
+  fake.peers_on[device][peer] = can;
+  fake_unlock();
+  return can;
+}
+
+EXPORT void fake_set_shares_nothing(void) {
+  fake_lock();
+  fake.shares_nothing = true;
+  fake_unlock();
+}
+
 /* A test that names a function the fake does not have would check nothing. */
 static struct call_state *call_state_get(const char *name) {
   enum call call = call_find(name);
@@ -738,7 +805,7 @@ EXPORT unsigned fake_live_blocks(void) {
 
 EXPORT bool fake_holds(const void *address, size_t bytes) {
   fake_lock();
-  bool holds = memory_holds((uintptr_t)address, bytes);
+  bool holds = memory_holds((uintptr_t)address, bytes, -1);
   fake_unlock();
   return holds;
 }

@@ -39,6 +39,21 @@ void fake_set_largest(size_t bytes);
 /* From now on the devices say that they cannot map memory piece by piece. */
 void fake_set_maps_nothing(void);
 
+/* From now on each device can reach the memory of every other: blocks of cuMemAlloc once the program has enabled it,
+ * mapped memory as far as cuMemSetAccess says so.  To begin with none can. */
+void fake_set_peers(void);
+
+/* cuCtxEnablePeerAccess: work of the device may use the peer's blocks of cuMemAlloc from now on.  Whether it can. */
+bool fake_enable_peer(int device, int peer);
+
+/* From now on cuMemCreate refuses memory that is to be exported, or reached by other adapters, though the devices say
+ * that they can do both: as in some containers. */
+void fake_set_shares_nothing(void);
+
+/* Whether a mapped range is all of memory that can be exported as a file descriptor; that other adapters can reach. */
+bool fake_exportable(const void *address, size_t bytes);
+bool fake_rdma_capable(const void *address, size_t bytes);
+
 /* Host memory for cuMemHostAlloc, and as much for cuMemAllocManaged.  64 GiB to begin with. */
 void fake_set_host_capacity(size_t bytes);
 

@@ -36,6 +36,7 @@ enum {
   INVALID_HANDLE = 400,
   NOT_FOUND = 500,
   NOT_READY = 600,
+  NOT_SUPPORTED = 801,
   CONTEXT_IS_DESTROYED = 709,
   CAPTURE_UNSUPPORTED = 900,
   CAPTURE_INVALIDATED = 901,
@@ -57,6 +58,8 @@ enum { mode_global, mode_thread_local, mode_relaxed };
   FUNCTION(cuDeviceGetName, 2000, INT_MAX, (char *name, int length, int device))                                       \
   FUNCTION(cuDeviceGetAttribute, 2000, INT_MAX, (int *value, int attribute, int device))                               \
   FUNCTION(cuDeviceTotalMem, 3020, INT_MAX, (size_t * bytes, int device))                                              \
+  FUNCTION(cuDeviceGetCount, 2000, INT_MAX, (int *count))                                                              \
+  FUNCTION(cuDeviceCanAccessPeer, 4000, INT_MAX, (int *can, int device, int peer))                                     \
   FUNCTION(cuDevicePrimaryCtxRetain, 7000, INT_MAX, (struct context * *context, int device))                           \
   FUNCTION(cuDevicePrimaryCtxRelease, 7000, INT_MAX, (int device))                                                     \
   FUNCTION(cuCtxGetCurrent, 4000, INT_MAX, (struct context * *context))                                                \
@@ -151,7 +154,7 @@ struct properties {
   int type, requested_handle_types;
   struct location location;
   void *windows;
-  unsigned char flags[8];
+  unsigned char compression, rdma, rest[6];
 };
 struct access {
   struct location location;
@@ -253,10 +256,13 @@ struct machine {
   size_t capacity_bytes;
   size_t host_capacity_bytes;
   size_t largest_bytes;
-  bool maps_nothing;          /* no device can map memory piece by piece */
-  bool backed;                /* what cuMemAlloc gives is really there */
-  unsigned registered;        /* pieces of host memory */
-  unsigned long long last_id; /* of contexts */
+  bool maps_nothing;                         /* no device can map memory piece by piece */
+  bool shares_nothing;                       /* cuMemCreate refuses memory that other processes or adapters could use */
+  bool peers[device_limit][device_limit];    /* the first can reach the second's memory, if the program asks for it */
+  bool peers_on[device_limit][device_limit]; /* it has */
+  bool backed;                               /* what cuMemAlloc gives is really there */
+  unsigned registered;                       /* pieces of host memory */
+  unsigned long long last_id;                /* of contexts */
   unsigned long long last_stream_id;
   unsigned long long last_capture_id;
   unsigned long long last_thread_number;
@@ -321,8 +327,8 @@ size_t memory_used(enum kind kind, int device);
 /* The block of cuMemAlloc and its like that an address lies in, NULL if in none. */
 struct block *memory_block_at(uintptr_t address);
 
-/* Whether the driver has given it out, in one piece. */
-bool memory_holds(uintptr_t address, size_t bytes);
+/* Whether the driver has given it out, in one piece, and work of the device may use it; device -1: of its own. */
+bool memory_holds(uintptr_t address, size_t bytes, int device);
 
 /* ---- fake_work.c ------------------------------------------------------------------------------------------------- */
 
@@ -351,8 +357,8 @@ void memory_unback(uintptr_t address, size_t bytes);
 /* Physical memory of a device, and in how many pieces over all devices. */
 size_t mapping_used(int device);
 unsigned mapping_count(void);
-/* Whether the range is mapped without a gap, and may be accessed. */
-bool mapping_holds(uintptr_t address, size_t bytes);
+/* Whether the range is mapped without a gap, and work of the device may use it; device -1: of the memory's own. */
+bool mapping_holds(uintptr_t address, size_t bytes, int device);
 
 #pragma GCC visibility pop
 

@@ -39,6 +39,15 @@ START_TEST(every_source_has_a_name) {
 }
 END_TEST
 
+START_TEST(chunks_are_device_memory) {
+  setenv("MAM_SOURCE", "chunks", 1);
+  ck_assert_int_eq(options_read(&options), cudaSuccess);
+  ck_assert_int_eq(options.source, MAM_SOURCE_DEVICE);
+  ck_assert(!options.source_is_auto);
+  ck_assert(options.source_in_chunks);
+}
+END_TEST
+
 START_TEST(bytes_take_a_suffix) {
   static const struct {
     const char *text;
@@ -128,6 +137,7 @@ int main(void) {
   tcase_add_test(tests, defaults_are_those_of_the_table);
   tcase_add_test(tests, empty_value_means_the_default);
   tcase_add_loop_test(tests, every_source_has_a_name, 0, 5);
+  tcase_add_test(tests, chunks_are_device_memory);
   tcase_add_loop_test(tests, bytes_take_a_suffix, 0, 5);
   tcase_add_loop_test(tests, what_is_not_understood_is_named_and_changes_nothing, 0, 11);
   tcase_add_test(tests, log_is_on_only_for_error);
