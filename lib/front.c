@@ -20,10 +20,9 @@ enum {
   SHELF_PATIENCE = 8,           /* a shelf goes to another size or tag when it was in the way so many times in a row */
   RESTING_MOST = 8,             /* batches that rest in a magazine, */
   RESTING_MOST_BYTES = 8 << 20, /* of so many bytes, unless it is one: they share a fence */
-  TIGHT_MOST = 16, /* fences in a row for one size: then a growing pool gets more of it, so that a fence serves more, */
-  TIGHT_BLOCKS = 4,         /* by so many blocks */
-  TIGHT_ENOUGH = 66,        /* until so many blocks share a fence (half of an H200 holds 69 of 1 GiB), */
-  TIGHT_SHARE = 16,         /* or more in so small a part of the limit */
+  TIGHT_MOST = 16,  /* fences in a row for one size: then a growing pool gets more of it, so that a fence serves more */
+  SPARE_BLOCKS = 4, /* what a pool grows for speed alone leaves a thread with at most so many blocks of the size, */
+  SPARE_BYTES = 256 << 20,  /* or so many bytes, whichever is more */
   GROWTH_BYTES = 128 << 20, /* a growing pool grows by so much for a crowd */
   FENCE_SHARE = 2,          /* what one thread frees is fenced when it comes to this part of the limit, at the latest */
   BIN_LEAST_BITS = 12,      /* bins are for blocks of 4 KiB */
@@ -62,9 +61,6 @@ enum {
 
 /* Of a front that is not known by a context's handle. */
 #define NEVER_ENDS UINT64_MAX
-
-/* But not by more bytes than these, unless it is one block.  What a growth costs goes by how many there are. */
-static const size_t TIGHT_GROWTH_BYTES = (size_t)4 << 30;
 
 /* Small blocks of one class; the owner's, inside.  What the quick way needs is on one cache line. */
 struct magazine {
@@ -133,7 +129,6 @@ struct front {
   uint64_t default_id;   /* NO_DEFAULT_ID if the pool is none */
   uint64_t generation;   /* of the pool */
   size_t alignment;
-  size_t tight_bytes; /* so many on one shelf are not worth growth */
   struct magazine magazines[SLAB_CLASSES];
   struct owned owned[1 << OWNED_BITS]; /* all 0 while there is no pool, or shelves_off */
   struct shelf shelves[SHELVES];
@@ -315,8 +310,6 @@ static void front_attach(struct front *front, struct mam_pool *pool) {
   front->unfenced_left = front->fence_bytes = (int64_t)fence_bytes(pool);
   front->ticket_first = front->ticket_next;
   front->bin_calm_bytes = bin_calm_bytes(pool);
-  /* relaxed: a hint */
-  front->tight_bytes = atomic_load_explicit(&pool->limit_hint, memory_order_relaxed) / TIGHT_SHARE;
   front->numbers = (struct front_numbers){.live_less_one = -1};
   memset(front->magazines, 0, sizeof front->magazines);
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
@@ -1111,6 +1104,7 @@ struct miss {
   struct shelf *shelf, *bin; /* for the size or the tag; bin: NULL if the thread has no use for it */
   uint64_t epoch;            /* that the shelf's oldest block waits for, if it would do; else 0 */
   bool full, enough;         /* the shelf can keep no more; the pool is not to grow for more of it */
+  unsigned kept_count;       /* blocks that would do */
   uint64_t fence;            /* that what is in limbo waits for, if it is worth one; else 0 */
   bool binning;
   uint64_t bin_epoch; /* that a bin's oldest block waits for, if it would do and is worth it; else 0 */
@@ -1118,10 +1112,41 @@ struct miss {
   unsigned passed_count;
 };
 
-/* Whether so many blocks of the size are kept that the pool is not to grow for more, as a fence serves many. */
-static bool shelf_has_enough(const struct front *front, const struct shelf *shelf, size_t bytes) {
-  unsigned count = shelf_count(shelf);
-  return count >= TIGHT_ENOUGH && count * bytes > front->tight_bytes;
+/* Whether so many blocks of the size are kept that the pool is not to grow for more: these share a fence. */
+static bool shelf_has_enough(const struct shelf *shelf, size_t bytes) {
+  size_t count = shelf_count(shelf);
+  return count >= SPARE_BLOCKS && (count + 1) * bytes > SPARE_BYTES;
+}
+
+/* What lies on a shelf. */
+static size_t shelf_bytes(const struct shelf *shelf) {
+  size_t bytes = 0;
+  if (shelf->bytes != 0)
+    return shelf_count(shelf) * shelf->bytes;
+  for (struct kept *kept = shelf->oldest; kept != shelf->next; kept = ring_after(shelf, kept))
+    bytes += kept->segment->bytes;
+  return bytes;
+}
+
+/* What the thread keeps of large blocks. */
+static size_t front_kept_bytes(struct front *front) {
+  const struct shelf *shelf;
+  size_t bytes = 0;
+  biased_enter(&front->lock);
+  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
+    bytes += shelf_bytes(shelf);
+  for (unsigned i = 0; i < front->limbo_count; i++)
+    bytes += front->limbo[(front->limbo_first + i) % LIMBO_BLOCKS].segment->bytes;
+  biased_leave(&front->lock);
+  return bytes;
+}
+
+/* How much a pool may grow at most for the thread's speed alone: memory is the program's, and what the thread keeps is
+ * no use to others. */
+static size_t spare_bytes(struct front *front, size_t bytes) {
+  size_t most = bytes > SPARE_BYTES / SPARE_BLOCKS ? SPARE_BLOCKS * bytes : SPARE_BYTES;
+  size_t kept = front_kept_bytes(front);
+  return kept < most ? most - kept : 0;
 }
 
 /* The thread is inside, here and in the next. */
@@ -1137,7 +1162,8 @@ static void large_miss(struct front *front, size_t size, const void *tag, struct
   miss->bin = index < BINS ? &front->bins[index] : NULL;
   miss->epoch = does ? kept->epoch : 0;
   miss->full = does && !shelf_has_room(front, shelf);
-  miss->enough = miss->full || shelf_has_enough(front, shelf, bytes);
+  miss->kept_count = does ? shelf_count(shelf) : 0;
+  miss->enough = miss->full || shelf_has_enough(shelf, bytes);
   const struct shelf *bin = tag == NULL ? bin_serving(front, bytes) : NULL;
   miss->binning = front->binning;
   miss->bin_epoch = bin != NULL && shelf_count(bin) >= BIN_FENCED ? bin->oldest->epoch : 0;
@@ -1179,10 +1205,20 @@ static void bins_return(struct front *front) {
     shelf_return(front, &front->bins[i], BIN_BLOCKS);
 }
 
-/* How much a pool that is to grow for the sake of speed grows at least. */
-static size_t growth_bytes(const struct miss *miss, size_t size) {
-  size_t tight_bytes = size > TIGHT_GROWTH_BYTES / TIGHT_BLOCKS ? TIGHT_GROWTH_BYTES : TIGHT_BLOCKS * size;
-  return miss->binning ? GROWTH_BYTES : tight_bytes;
+/* How much a pool is to grow for the sake of speed. */
+struct growth {
+  size_t bytes, most; /* bytes: 0 if it is not to */
+};
+
+/* By as many blocks as the thread keeps of the size, or what a crowd needs, as far as the thread may keep them. */
+static struct growth growth_for_speed(struct front *front, const struct miss *miss, size_t size) {
+  size_t bytes = (size + front->alignment - 1) & ~(front->alignment - 1);
+  if (bytes < size || bytes > SIZE_MAX / SPARE_BLOCKS)
+    return (struct growth){0, 0};
+  size_t spare = spare_bytes(front, bytes);
+  size_t want = miss->binning ? GROWTH_BYTES : miss->kept_count * bytes;
+  want = want < bytes ? bytes : want;
+  return (struct growth){want < spare ? want : spare - spare % bytes, spare};
 }
 
 /* Room for what is freed of the size of a miss.  Without host memory there is none, and it goes to limbo.  Rings are
@@ -1198,7 +1234,7 @@ static void shelf_make_room(struct front *front, struct shelf *shelf, unsigned b
 
 /* cudaErrorInvalidResourceHandle if the pool has ended, whatever its struct is now. */
 static cudaError_t large_take(struct front *front, const struct front_request *request, enum pool_effort effort,
-                              struct miss *miss, uintptr_t *address) {
+                              struct growth growth, struct miss *miss, uintptr_t *address) {
   struct pool_block block;
   struct pool_order order = {.default_id = request->default_id,
                              .generation = miss->generation,
@@ -1206,7 +1242,8 @@ static cudaError_t large_take(struct front *front, const struct front_request *r
                              .site = request->site,
                              .tag = request->tag,
                              .effort = effort == POOL_TAKE_ANY && request->at_once ? POOL_TAKE_AT_ONCE : effort,
-                             .growth_bytes = growth_bytes(miss, request->size),
+                             .growth_bytes = growth.bytes,
+                             .growth_most_bytes = growth.most,
                              .passed = miss->passed,
                              .passed_count = miss->passed_count};
   miss->passed_count = 0;
@@ -1278,21 +1315,24 @@ static bool tight_for_long(struct front *front, const struct miss *miss) {
 }
 
 /* A shelf that has enough blocks, or no room for more, serves first, if it can; then what is free in the pool; then the
- * shelf with a fence; and last the pool by all means it has.  So a fence is shared by as many blocks as there is memory
- * for.  In a crowd the pool grows before all means are tried: what all threads keep, which these would collect, keeps
- * them apart. */
+ * shelf with a fence; and last the pool by all means it has.  In a crowd the pool grows before all means are tried:
+ * what all threads keep, which these would collect, keeps them apart. */
 static cudaError_t large_malloc(struct front *front, const struct front_request *request, struct miss *miss,
                                 uintptr_t *address) {
+  static const struct growth no_growth;
   if (miss->fence != 0)
     (void)reuse_reach(front->reuse, miss->fence);
   if (((miss->full || miss->enough) && shelf_pop_fenced(front, request, miss->epoch, address)) ||
       bin_pop_fenced(front, request, miss->bin_epoch, address))
     return cudaSuccess;
-  cudaError_t error = large_take(front, request, POOL_TAKE_FREE, miss, address);
+  cudaError_t error = large_take(front, request, POOL_TAKE_FREE, no_growth, miss, address);
   if (error == cudaErrorMemoryAllocation && limbo_turn(front, miss))
-    error = large_take(front, request, POOL_TAKE_FREE, miss, address);
+    error = large_take(front, request, POOL_TAKE_FREE, no_growth, miss, address);
+  struct growth growth = no_growth;
   if (error == cudaErrorMemoryAllocation && (miss->binning || tight_for_long(front, miss)))
-    error = large_take(front, request, POOL_TAKE_GROWTH, miss, address);
+    growth = growth_for_speed(front, miss, request->size);
+  if (growth.bytes > 0)
+    error = large_take(front, request, POOL_TAKE_GROWTH, growth, miss, address);
   if (error != cudaErrorMemoryAllocation) {
     front->tight = NULL;
     return error;
@@ -1301,7 +1341,7 @@ static cudaError_t large_malloc(struct front *front, const struct front_request 
     return cudaSuccess;
   if (request->tag != NULL)
     shelf_drop_misfit(front, (request->size + front->alignment - 1) & ~(front->alignment - 1), request->tag);
-  return large_take(front, request, POOL_TAKE_ANY, miss, address);
+  return large_take(front, request, POOL_TAKE_ANY, no_growth, miss, address);
 }
 
 /* ---- Malloc ---- */
@@ -1441,7 +1481,7 @@ static uint64_t size_waits_for(struct front *front, size_t size) {
   const struct shelf *shelf = shelf_for(front, bytes, NULL);
   if (shelf_is_empty(shelf) || !shelf_is_for(shelf, bytes, NULL))
     return 0;
-  bool asks = !shelf_has_room(front, shelf) || shelf_has_enough(front, shelf, bytes);
+  bool asks = !shelf_has_room(front, shelf) || shelf_has_enough(shelf, bytes);
   return asks ? shelf->oldest->epoch : 0;
 }
 

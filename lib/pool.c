@@ -542,6 +542,10 @@ static struct segment *take_locked(struct mam_pool *pool, size_t bytes, bool at_
                                    bool *no_host_memory) {
   struct segment *segment;
   struct attempt attempt = {.at_once = at_once};
+  if (bytes > pool->limit_bytes) { /* nothing that could be tried would help */
+    *error = cudaErrorMemoryAllocation;
+    return NULL;
+  }
   while ((segment = segment_take(&pool->segments, bytes, no_host_memory)) == NULL) {
     *error = *no_host_memory ? cudaErrorMemoryAllocation : make_room_locked(pool, bytes, &attempt);
     if (*error == cudaSuccess)
@@ -652,10 +656,13 @@ static void give_kept_locked(struct mam_pool *pool, struct segment *const *segme
 
 static const struct rule rule_immediate = {.reuse = MAM_REUSE_IMMEDIATE};
 
-/* More memory than there must be, for speed; of an elastic pool, which gives it back where it is needed. */
-static void grow_in_place_locked(struct mam_pool *pool, size_t bytes) {
+/* More memory than there must be, for speed, and no more than that; of a pool that gives it back where it is needed. */
+static void grow_in_place_locked(struct mam_pool *pool, size_t bytes, size_t most) {
   size_t half = pool->limit_bytes / 2;
-  if (pool->config.elastic && pool->refused_bytes == 0 && bytes <= half && pool->held_bytes <= half - bytes)
+  if (pool->config.in_chunks && bytes < pool->config.chunk_bytes)
+    bytes = pool->config.chunk_bytes;
+  bool gives = pool->config.elastic || (pool->config.in_chunks && bytes <= most);
+  if (gives && pool->refused_bytes == 0 && bytes <= half && pool->held_bytes <= half - bytes)
     (void)grow_or_find_locked(pool, bytes, false);
 }
 
@@ -691,7 +698,7 @@ cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, str
   struct segment *segment = NULL;
   error = cudaErrorMemoryAllocation;
   if (order->effort == POOL_TAKE_GROWTH && bytes >= order->size)
-    grow_in_place_locked(pool, bytes > order->growth_bytes ? bytes : order->growth_bytes);
+    grow_in_place_locked(pool, order->growth_bytes, order->growth_most_bytes);
   if (bytes >= order->size) /* not rounded past the end of the numbers */
     segment = stream_take_locked(pool, order, bytes);
   if (bytes >= order->size && segment == NULL)

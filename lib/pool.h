@@ -219,7 +219,7 @@ cudaError_t pool_enter(struct mam_pool *pool, uint64_t default_id);
 void pool_exit(struct mam_pool *pool);
 
 /* pool_malloc of the pool of that generation, if it has not ended: from what is free, or by growing in place, by
- * growth_bytes at least, to at most half of the limit (else cudaErrorMemoryAllocation without an error text), or by all
+ * growth_bytes, to at most half of the limit (else cudaErrorMemoryAllocation without an error text), or by all
  * means, or by all that never wait for the GPU.  Before that, passed_count of its segments that nothing uses any more
  * become free. */
 #define POOL_ANY_GENERATION 0
@@ -229,8 +229,8 @@ struct pool_order {
   size_t size;
   const void *site, *tag;
   enum pool_effort effort;
-  size_t growth_bytes; /* of POOL_TAKE_GROWTH */
-  uint64_t stream;     /* what was freed on the stream of this id may serve before it has passed; 0: none */
+  size_t growth_bytes, growth_most_bytes; /* of POOL_TAKE_GROWTH; most: if it is by chunks, which may be larger */
+  uint64_t stream; /* what was freed on the stream of this id may serve before it has passed; 0: none */
   struct segment *const *passed;
   unsigned passed_count;
 };

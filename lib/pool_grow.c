@@ -583,9 +583,12 @@ static cudaError_t growth_await_locked(struct mam_pool *pool) {
 
 cudaError_t pool_grow_locked(struct mam_pool *pool, size_t bytes, bool at_once) {
   if (pool->growing) { /* another thread's memory may do; else one of those that wait grows for all of them at once */
-    pool->wanted_bytes += bytes;
+    size_t room = pool->limit_bytes - pool->held_bytes;
+    size_t wanted =
+        bytes <= room && pool->wanted_bytes <= room - bytes ? bytes : 0; /* nobody grows for what cannot be */
+    pool->wanted_bytes += wanted;
     cudaError_t awaited = growth_await_locked(pool);
-    pool->wanted_bytes -= bytes;
+    pool->wanted_bytes -= wanted;
     return awaited;
   }
   pool->growing = true;

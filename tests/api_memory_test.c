@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * How much memory a pool holds beside what its program needs: in loops, when it was asked for the impossible, when it
+ * has been calm for a while, and under a limit.  Over the fake driver, whose GPU is idle unless a test says otherwise.
+ */
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "api_util.h"
+
+/* What a loop may leave behind that has one block of the size at a time. */
+static size_t spare_of(size_t size) { return 4 * size > 256 * MIB ? 4 * size : 256 * MIB; }
+
+static void pairs(size_t size, unsigned count) {
+  for (unsigned i = 0; i < count; i++)
+    OK(MAM_CudaFree(block(size)));
+}
+
+static const size_t pair_sizes[] = {100 * KIB, MIB, 10 * MIB, 16 * MIB, 100 * MIB, GIB, 8 * GIB};
+enum { PAIR_SIZES = sizeof pair_sizes / sizeof pair_sizes[0] };
+
+/* ---- Loops ---- */
+
+START_TEST(loop_of_pairs_holds_four_blocks_or_256_mib) {
+  size_t size = pair_sizes[_i % PAIR_SIZES];
+  setenv("MAM_SOURCE", _i < PAIR_SIZES ? "vmm" : "chunks", 1);
+  fake_set_capacity(256 * GIB);
+  use_primary(0);
+  OK(MAM_Create_auto());
+  pairs(size, 20000);
+  ck_assert_uint_le(info_of(NULL).reserved_bytes, spare_of(size));
+  OK(MAM_Destroy());
+  assert_nothing_held();
+}
+END_TEST
+
+/* A fence is shared by what a thread may keep of the size, not by less. */
+START_TEST(fence_is_shared_by_what_a_loop_may_hold) {
+  size_t size = pair_sizes[_i % PAIR_SIZES];
+  setenv("MAM_SOURCE", _i < PAIR_SIZES ? "vmm" : "chunks", 1);
+  fake_set_capacity(256 * GIB);
+  use_primary(0);
+  OK(MAM_Create_auto());
+  pairs(size, 20000);
+  uint64_t before = info_of(NULL).fence_count;
+  pairs(size, 10000);
+  uint64_t shared = 10000 / (info_of(NULL).fence_count - before);
+  size_t blocks = spare_of(size) / size;
+  ck_assert_uint_ge(shared, (blocks < 256 ? blocks : 256) - 1); /* 256 on a shelf */
+}
+END_TEST
+
+/* One block at a time, of sizes that take turns. */
+START_TEST(loop_over_many_sizes_holds_no_more) {
+  fake_set_capacity(256 * GIB);
+  use_primary(0);
+  OK(MAM_Create_auto());
+  for (unsigned i = 0; i < 5000; i++)
+    for (size_t size = GIB; size >= 64 * MIB; size /= 2)
+      pairs(size + (i % 3) * 5 * MIB, 1);
+  ck_assert_uint_le(info_of(NULL).reserved_bytes, 2 * spare_of(GIB));
+}
+END_TEST
+
+/* ---- The impossible ---- */
+
+static _Atomic bool asked_enough;
+
+static void *ask_for_the_impossible(void *size) {
+  void *a;
+  fake_make_current(fake_primary_retain(0));
+  while (!atomic_load(&asked_enough))
+    ck_assert_int_eq(MAM_CudaMalloc(&a, *(size_t *)size), cudaErrorMemoryAllocation);
+  return NULL;
+}
+
+/* Beside a thread that makes the pool grow. */
+START_TEST(request_that_can_never_be_served_maps_nothing) {
+  static size_t sizes[] = {SIZE_MAX / 16, 65 * GIB, SIZE_MAX, SIZE_MAX - 512};
+  pthread_t thread;
+  fake_set_capacity(64 * GIB);
+  use_primary(0);
+  OK(MAM_Create_auto());
+  ck_assert_int_eq(pthread_create(&thread, NULL, ask_for_the_impossible, &sizes[_i]), 0);
+  for (unsigned i = 0; i < 200; i++)
+    (void)block(40 * MIB);
+  atomic_store(&asked_enough, true);
+  ck_assert_int_eq(pthread_join(thread, NULL), 0);
+  MAM_PoolInfo info = info_of(NULL);
+  ck_assert_uint_eq(info.used_bytes, 200 * 40 * MIB);
+  ck_assert_uint_le(info.reserved_bytes, info.used_bytes + 64 * MIB);
+}
+END_TEST
+
+START_TEST(request_that_can_never_be_served_asks_the_driver_nothing) {
+  void *a;
+  use_primary(0);
+  OK(MAM_Create_auto());
+  (void)block(MIB);
+  MAM_PoolInfo before = info_of(NULL);
+  unsigned calls = fake_calls("cuMemCreate") + fake_calls("cuCtxSynchronize") + fake_calls("cuMemUnmap");
+  FAILS(cudaErrorMemoryAllocation, MAM_CudaMalloc(&a, 5 * GIB));
+  ck_assert_uint_eq(fake_calls("cuMemCreate") + fake_calls("cuCtxSynchronize") + fake_calls("cuMemUnmap"), calls);
+  assert_error_says("no room for 5368709120 bytes");
+  ck_assert_uint_eq(info_of(NULL).failure_count, before.failure_count + 1);
+  assert_unchanged(NULL, before);
+}
+END_TEST
+
+int main(void) {
+  Suite *suite = suite_create("memory");
+  TCase *loops = add_case(suite, "loops"), *impossible = add_case(suite, "the impossible");
+  tcase_add_loop_test(loops, loop_of_pairs_holds_four_blocks_or_256_mib, 0, 2 * PAIR_SIZES);
+  tcase_add_loop_test(loops, fence_is_shared_by_what_a_loop_may_hold, 0, 2 * PAIR_SIZES);
+  tcase_add_test(loops, loop_over_many_sizes_holds_no_more);
+  tcase_add_loop_test(impossible, request_that_can_never_be_served_maps_nothing, 0, 4);
+  tcase_add_test(impossible, request_that_can_never_be_served_asks_the_driver_nothing);
+  return run_suite(suite);
+}
