@@ -5,7 +5,7 @@
  *
  * A default pool that came by itself (lazily) ends by itself with its last block: the first time at once, as the paper
  * has it.  If it is missed afterwards and comes back, it is watched instead: a reaper thread, which exists only while
- * an empty pool is watched, ends it when it was not used for linger_ns.  So a loop that frees all it has pays for two
+ * a pool is watched, ends it when it was not used for linger_ns.  So a loop that frees all it has pays for two
  * chunks in each context, and a program that is done holds no memory.
  */
 #include <pthread.h>
@@ -433,24 +433,74 @@ static void reap_locked(struct mam_pool *pool, uint64_t id) {
     (void)environment_end_locked(pool, id, true);
 }
 
-/* The watched pool whose time comes first, NULL if none is watched. */
-static struct mam_pool *next_to_reap(void) {
+/* A pool that has grown is looked at again and again, and is calm if it served at most so many allocations since the
+ * look before, and uses as much as then.  It then keeps so many bytes beside what is used.  Where it grows again soon
+ * after, it is given more and more time, and so is one that has nothing to give: so a program whose steps take longer
+ * than a look does not pay for each of them. */
+enum { CALM_MALLOCS = 16, CALM_KEPT_BYTES = 32 << 20, CALM_TIMES_MOST = 64, CALM_SOON = 32 };
+
+/* The time between two looks, without patience. */
+static int64_t calm_ns(void) {
+  const struct options *options;
+  const int64_t least_ns = (int64_t)CROWD_LOOK_MS * 1000000;
+  int64_t linger_ns = environment_options(&options) == cudaSuccess ? (int64_t)options->linger_ms * 1000000 : 0;
+  return linger_ns > least_ns ? linger_ns : least_ns;
+}
+
+static void calm_double(unsigned *times) { *times = *times < CALM_TIMES_MOST ? 2 * *times : CALM_TIMES_MOST; }
+
+static void calm_look_later(struct mam_pool *pool) {
+  unsigned times = pool->calm_patience * pool->calm_idle;
+  pool->calm_until_ns = now_ns() + (times < CALM_TIMES_MOST ? times : CALM_TIMES_MOST) * calm_ns();
+}
+
+/* Looks at a pool that has grown: if it is calm, it gives back what it does not need.  The lock is left for that. */
+static void calm_look_locked(struct mam_pool *pool) {
+  const struct pool_calm before = pool->calm;
+  if (!pool_calm_look(pool, &pool->calm) || pool->calm.generation != before.generation) {
+    pool->calm_until_ns = 0;
+    return;
+  }
+  const struct pool_calm now = pool->calm;
+  size_t keep_bytes = now.used_bytes + CALM_KEPT_BYTES;
+  bool calm = now.malloc_count - before.malloc_count <= CALM_MALLOCS && now.used_bytes == before.used_bytes;
+  bool gives = now.reserved_bytes > keep_bytes;
+  if (calm && !gives)
+    calm_double(&pool->calm_idle);
+  calm_look_later(pool);
+  if (!calm || !gives)
+    return;
+  pool->calm_trimmed_ns = now_ns();
+  environment_exit();
+  (void)pool_trim_calm(pool, now.generation, keep_bytes);
+  environment_enter();
+}
+
+/* The pool whose time comes first, to be looked at for whatever reason; NULL if there is none. */
+static struct mam_pool *next_to_reap(int64_t *until_ns) {
   struct mam_pool *next = NULL;
-  for (struct mam_pool *pool = pool_first(); pool != NULL; pool = pool->next)
-    if (pool->linger_until_ns != 0 && (next == NULL || pool->linger_until_ns < next->linger_until_ns))
+  for (struct mam_pool *pool = pool_first(); pool != NULL; pool = pool->next) {
+    int64_t linger_ns = pool->linger_until_ns, calm_ns = pool->calm_until_ns;
+    int64_t first_ns = linger_ns == 0 || (calm_ns != 0 && calm_ns < linger_ns) ? calm_ns : linger_ns;
+    if (first_ns != 0 && (next == NULL || first_ns < *until_ns)) {
       next = pool;
+      *until_ns = first_ns;
+    }
+  }
   return next;
 }
 
 static void *reaper(void *unused) {
   (void)unused;
   struct mam_pool *pool;
+  int64_t until_ns = 0;
   environment_enter();
-  while (!process_ends && (pool = next_to_reap()) != NULL) {
-    int64_t until_ns = pool->linger_until_ns;
+  while (!process_ends && (pool = next_to_reap(&until_ns)) != NULL) {
     if (until_ns > now_ns()) {
       struct timespec until = {.tv_sec = until_ns / 1000000000, .tv_nsec = until_ns % 1000000000};
       (void)pthread_cond_timedwait(&reaper_wakes, &environment_lock, &until);
+    } else if (until_ns == pool->calm_until_ns) {
+      calm_look_locked(pool);
     } else {
       reap_locked(pool,
                   atomic_load_explicit(&pool->default_id, memory_order_relaxed)); /* relaxed: checked by pool_look */
@@ -486,6 +536,51 @@ static void environment_watch(struct mam_pool *pool) {
   (void)pthread_cond_broadcast(&reaper_wakes);
   (void)reaper_start(); /* without it, the environment stays until MAM_Destroy */
   environment_exit();
+}
+
+/* A pool has grown that is not looked at yet. */
+static void calm_begin_locked(struct mam_pool *pool) {
+  uint64_t generation = pool->calm.generation;
+  if (!pool_calm_look(pool, &pool->calm))
+    return;
+  if (generation != pool->calm.generation || pool->calm_patience == 0)
+    pool->calm_patience = 1;
+  pool->calm_idle = 1;
+  pool->calm_trimmed_ns = 0;
+  calm_look_later(pool);
+}
+
+/* One that is looked at has grown.  If it gave back too early, it is given more time from now on. */
+static void calm_go_on_locked(struct mam_pool *pool) {
+  int64_t trimmed_ns = pool->calm_trimmed_ns;
+  if (trimmed_ns != 0 && now_ns() - trimmed_ns < CALM_SOON * (int64_t)pool->calm_patience * calm_ns())
+    calm_double(&pool->calm_patience);
+  else if (trimmed_ns != 0)
+    pool->calm_patience = 1;
+  pool->calm_trimmed_ns = 0;
+  if (pool->calm_idle > 1) {
+    pool->calm_idle = 1;
+    calm_look_later(pool);
+  }
+}
+
+/* Sees to it that the pools that have grown are looked at. */
+static __attribute__((noinline)) void pools_grown_watch(void) {
+  environment_enter();
+  for (struct mam_pool *pool = pool_first(); pool != NULL; pool = pool->next)
+    if (pool_has_grown(pool))
+      (pool->calm_until_ns != 0 ? calm_go_on_locked : calm_begin_locked)(pool);
+  if (reaper_runs)
+    (void)pthread_cond_broadcast(&reaper_wakes);
+  else
+    (void)reaper_start(); /* without it, the memory stays until a trim */
+  environment_exit();
+}
+
+/* After an allocation that may have made a pool grow. */
+static inline void grown_look(void) {
+  if (__builtin_expect(pools_grown(), false))
+    pools_grown_watch();
 }
 
 /* The last block of a lazy environment was freed. */
@@ -559,6 +654,7 @@ static cudaError_t default_malloc(size_t size, const void *site, const void *tag
     (void)environment_emptied(&(struct pool_emptied){request.pool, request.default_id, created});
   else if (error == cudaSuccess && pool_to_be_watched(request.pool))
     environment_watch(request.pool);
+  grown_look();
   return error;
 }
 
@@ -577,6 +673,7 @@ static cudaError_t default_malloc_front(uint64_t id, bool tried, size_t size, co
     return default_malloc(size, site, tag, address);
   if (error == cudaSuccess && !known)
     default_remember(request.default_id);
+  grown_look();
   return error;
 }
 
@@ -730,6 +827,7 @@ static cudaError_t pool_malloc_by(const char *who, MAM_Pool pool, struct front_r
   *ptr = (void *)address;
   if (error == cudaSuccess && pool_to_be_watched(pool))
     environment_watch(pool);
+  grown_look();
   return error == cudaErrorInvalidResourceHandle ? refuse_handle(who) : error;
 }
 
@@ -783,6 +881,7 @@ cudaError_t MAM_PoolMallocAsync(MAM_Pool pool, void **ptr, size_t size, cudaStre
   if (pool_is_known(pool))
     error = size == 0 ? pool_usable(pool) : stream_malloc(&request, stream, &address);
   *ptr = (void *)address;
+  grown_look();
   return error == cudaErrorInvalidResourceHandle ? refuse_handle("MAM_PoolMallocAsync") : error;
 }
 
@@ -803,6 +902,7 @@ static cudaError_t default_malloc_stream(struct front_request *request, cudaStre
     (void)environment_emptied(&(struct pool_emptied){request->pool, request->default_id, created});
   else if (error == cudaSuccess && pool_to_be_watched(request->pool))
     environment_watch(request->pool);
+  grown_look();
   return error;
 }
 

@@ -312,6 +312,22 @@ enum pool_look pool_look(struct mam_pool *pool, uint64_t default_id, uint64_t *m
   return look;
 }
 
+bool pool_calm_look(struct mam_pool *pool, struct pool_calm *calm) {
+  struct pool_front_sum sum = {0};
+  MAM_PoolInfo info;
+  const struct pool_front *frozen = pool_freeze(pool);
+  bool open = pool->state == POOL_OPEN;
+  if (open) {
+    if (frozen != NULL)
+      frozen->sum(pool, &sum);
+    pool_info_locked(pool, &sum, &info);
+    *calm = (struct pool_calm){pool->generation, info.malloc_count, info.used_bytes, info.reserved_bytes,
+                               info.waiting_bytes};
+  }
+  pool_thaw(pool, frozen);
+  return open;
+}
+
 void pool_abandon(struct mam_pool *pool) {
   pool_lock(pool);
   if (pool->state == POOL_OPEN || pool->state == POOL_FORKED) {
@@ -1004,7 +1020,7 @@ static void fork_in_child(struct mam_pool *pool) {
   pool->wanted_bytes = 0;
   pool->growing = pool->watched = false;
   pool_settle_locked(pool);
-  pool->linger_until_ns = 0;
+  pool->linger_until_ns = pool->calm_until_ns = 0;
   (void)pthread_cond_init(&pool->changed, NULL);
   if (pool->state == POOL_LOSING)
     pool->state = POOL_LOST;

@@ -112,6 +112,12 @@ struct pool_chunk {
   uint32_t *pieces;
 };
 
+/* By what a pool is known to be calm: that little changes. */
+struct pool_calm {
+  uint64_t generation, malloc_count;
+  size_t used_bytes, reserved_bytes, waiting_bytes;
+};
+
 struct mam_pool {
   struct mam_pool *next; /* constant once published */
 
@@ -121,6 +127,7 @@ struct mam_pool {
   _Atomic bool reports_empty;  /* lazy and not watched: the last free reports it */
   _Atomic bool wants_watch;    /* lazy, not watched, and of several threads: api.c is to watch it */
   _Atomic uint64_t growths;    /* growths and trims that have ended */
+  _Atomic bool grown;          /* since api.c last looked, by memory that it could give back */
   _Atomic size_t live_by_class[POOL_SMALL_CLASSES]; /* used segments by the slab class they could have been of */
 
   struct fronts *fronts;                       /* front.c's; kept with the struct once it is there, as the next */
@@ -164,6 +171,11 @@ struct mam_pool {
   int64_t linger_ns;            /* how long the pool outlives its last block */
   int64_t linger_until_ns;      /* when to look whether it was used since, 0 if not watched */
   uint64_t linger_malloc_count; /* its malloc_count at the last look */
+  struct pool_calm calm;        /* what was seen at the last look whether it is calm, */
+  int64_t calm_until_ns;        /* when to look next, 0 if it has not grown; */
+  unsigned calm_patience;       /* after so many times the usual time, as the pool grew again when it had given back, */
+  unsigned calm_idle;           /* times as many, as there was nothing to give back */
+  int64_t calm_trimmed_ns;      /* when it was last found calm, and gave memory back */
 };
 
 /* Opens a pool on an open source, which then belongs to the pool; takes the first chunk.  On failure *pool is left
@@ -251,6 +263,18 @@ void pool_span_give(struct mam_pool *pool, uintptr_t base, bool passed);
  * the paper's pool is its chunk and might not get it again.  What the fronts keep is collected first.  Waits for no
  * kernel, but for what the source waits for in chunk_give.  Errors: as pool_usable, and what the source says. */
 cudaError_t pool_trim(struct mam_pool *pool, uint64_t default_id, size_t keep_bytes);
+
+/* Whether some pool has grown since this was last asked, by memory that it could give back; and whether that one has.
+ */
+bool pools_grown(void);
+bool pool_has_grown(struct mam_pool *pool);
+
+/* What a pool is about.  False if it is not open. */
+bool pool_calm_look(struct mam_pool *pool, struct pool_calm *calm);
+
+/* pool_trim of the pool of that generation, for who is in no hurry: it waits for nothing, neither for the GPU, as
+ * giving a chunk would.  cudaErrorNotReady (600), without an error text: the GPU has work to do. */
+cudaError_t pool_trim_calm(struct mam_pool *pool, uint64_t generation, size_t keep_bytes);
 
 /* A second thread has come. */
 void pool_crowd(struct mam_pool *pool);

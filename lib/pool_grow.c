@@ -360,6 +360,28 @@ cudaError_t pool_trim(struct mam_pool *pool, uint64_t default_id, size_t keep_by
   return error;
 }
 
+/* Whether a chunk can go without a wait: the source waits for all that the GPU has to do. */
+static bool gpu_is_idle(struct mam_pool *pool) {
+  return pool->config.elastic || reuse_reach_soon(pool->reuse, reuse_epoch(pool->reuse));
+}
+
+cudaError_t pool_trim_calm(struct mam_pool *pool, uint64_t generation, size_t keep_bytes) {
+  pool_lock(pool);
+  cudaError_t error = pool_usable_locked(pool);
+  if (error == cudaSuccess && pool->generation != generation)
+    error = cudaErrorInvalidResourceHandle;
+  if (error == cudaSuccess) {
+    pool_step_out(pool);
+    if (!gpu_is_idle(pool))
+      error = (cudaError_t)CUDA_ERROR_NOT_READY;
+    else
+      error = pool_trim(pool, POOL_ANY_ID, keep_bytes);
+    pool_step_in(pool);
+  }
+  pool_unlock(pool);
+  return error;
+}
+
 /* Has the other pools that draw on the same memory give back what is free in them.  Whether one did.  One that grows is
  * left alone: it may be waiting for this one.  No lock is held. */
 static bool others_give_back(const struct mam_pool *pool) {
@@ -536,6 +558,26 @@ static cudaError_t elastic_grow_locked(struct mam_pool *pool, size_t bytes, bool
 
 /* ---- Growth of either kind ---- */
 
+/* A hint that is asked by every allocation on the slow path: relaxed, as the pool's own, since nothing goes by it. */
+static _Atomic bool some_grown;
+
+bool pools_grown(void) {
+  return atomic_load_explicit(&some_grown, memory_order_relaxed) &&
+         atomic_exchange_explicit(&some_grown, false, memory_order_relaxed);
+}
+
+bool pool_has_grown(struct mam_pool *pool) {
+  return atomic_load_explicit(&pool->grown, memory_order_relaxed) &&
+         atomic_exchange_explicit(&pool->grown, false, memory_order_relaxed);
+}
+
+static void grown_tell(struct mam_pool *pool) {
+  if (!pool->config.elastic && !pool->config.in_chunks)
+    return;
+  atomic_store_explicit(&pool->grown, true, memory_order_relaxed);
+  atomic_store_explicit(&some_grown, true, memory_order_relaxed);
+}
+
 static cudaError_t grow_alone_locked(struct mam_pool *pool, size_t bytes, bool at_once) {
   cudaError_t (*grow)(struct mam_pool *, size_t, bool *) =
       pool->config.elastic ? elastic_grow_locked : chunk_grow_locked;
@@ -553,8 +595,10 @@ static cudaError_t grow_alone_locked(struct mam_pool *pool, size_t bytes, bool a
     if (given)
       error = grow(pool, bytes, &asked);
   }
-  if (error == cudaSuccess)
+  if (error == cudaSuccess) {
     pool->refused_bytes = 0;
+    grown_tell(pool);
+  }
   if (error != cudaErrorMemoryAllocation || !asked)
     return error;
   if (pool->refused_bytes == 0 || bytes < pool->refused_bytes)
