@@ -326,6 +326,7 @@ typedef struct MAM_PoolInfo {
   uint64_t tag_hit_count;        /* with the same tag, */
   uint64_t stream_hit_count;     /* and with memory freed on the same stream */
   uint64_t fence_count;          /* events recorded in the pool's context, shared by all its pools */
+  size_t peak_reserved_bytes;    /* the most that reserved_bytes ever was */
 } MAM_PoolInfo;
 
 /* Fills *info.  pool NULL means the default pool of the current context, which is not created for it.
@@ -333,6 +334,10 @@ typedef struct MAM_PoolInfo {
  * cudaErrorInvalidValue           info is NULL or its struct_size too small to hold anything
  * cudaErrorInvalidResourceHandle  no such pool */
 MAM_API cudaError_t MAM_PoolGetInfo(MAM_Pool pool, MAM_PoolInfo *info);
+
+/* Lets peak_used_bytes and peak_reserved_bytes begin anew, from what the pool holds now.  pool NULL and errors: as for
+ * MAM_PoolGetInfo. */
+MAM_API cudaError_t MAM_PoolResetPeaks(MAM_Pool pool);
 
 /* Writes a report of the pool with every chunk and segment to *json: a string that the caller releases with free(3).
  * The format is described in mam(7).  pool NULL: as for MAM_PoolGetInfo.

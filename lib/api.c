@@ -300,28 +300,12 @@ static void environment_size(const struct source *source, size_t bytes, struct p
   *(config->elastic ? &config->limit_bytes : &config->chunk_bytes) = bytes;
 }
 
-/* What the device has in all. */
-static cudaError_t environment_total(const struct source *source, size_t *bytes) {
-  struct context_visit visit;
-  size_t free_bytes = 0, total_bytes = 0;
-  const struct driver *driver = source->context.driver;
-  cudaError_t error = context_enter(&source->context, &visit);
-  if (error != cudaSuccess)
-    return error;
-  CUresult result = driver->cuMemGetInfo(&free_bytes, &total_bytes);
-  context_leave(&source->context, &visit);
-  if (result != CUDA_SUCCESS)
-    return driver_error(driver, result, "cuMemGetInfo");
-  *bytes = total_bytes;
-  return cudaSuccess;
-}
-
 /* Further chunks are taken as it grows: a client's environment to all that the device has, another one to what is left
  * beside the headroom. */
 static cudaError_t environment_size_in_chunks(const struct source *source, enum environment_way way,
                                               struct pool_config *config) {
   size_t total_bytes = 0;
-  cudaError_t error = environment_total(source, &total_bytes);
+  cudaError_t error = source->operations->total(source, &total_bytes);
   if (error != cudaSuccess)
     return error;
   size_t headroom_bytes = config->headroom_bytes < total_bytes / 2 ? config->headroom_bytes : total_bytes / 2;
@@ -331,6 +315,39 @@ static cudaError_t environment_size_in_chunks(const struct source *source, enum 
   config->lazy = config->lazy && !client;
   config->in_chunks = !client;
   config->gives_all = true; /* so that a program may have all memory in one block, as from the driver */
+  return cudaSuccess;
+}
+
+/* What the user allows the default pool of the source, in whole units of it. */
+static cudaError_t environment_limit(const struct options *options, const struct source *source, size_t *limit_bytes) {
+  size_t total_bytes = 0;
+  *limit_bytes = options->limit_bytes;
+  if (options->limit_bytes == 0) {
+    cudaError_t error = source->operations->total(source, &total_bytes);
+    if (error != cudaSuccess)
+      return error;
+    *limit_bytes = total_bytes / 100 * options->limit_percent + total_bytes % 100 * options->limit_percent / 100;
+  }
+  *limit_bytes -= *limit_bytes % SOURCE_GRANULARITY_BYTES;
+  return *limit_bytes > 0 ? cudaSuccess
+                          : error_set(cudaErrorMemoryAllocation, "MAM_LIMIT leaves the default pool less than 2 MiB");
+}
+
+/* Lowers what an environment may hold to that.  A size that was asked for is served or refused as a whole. */
+static cudaError_t environment_restrict(const struct options *options, const struct source *source,
+                                        struct pool_config *config) {
+  size_t limit_bytes;
+  if (options->limit_bytes == 0 && options->limit_percent == 100)
+    return cudaSuccess;
+  cudaError_t error = environment_limit(options, source, &limit_bytes);
+  if (error != cudaSuccess)
+    return error;
+  size_t size = config->elastic                          ? config->limit_bytes
+                : config->in_chunks || config->gives_all ? 0
+                                                         : config->chunk_bytes;
+  if (size > limit_bytes)
+    return error_set(cudaErrorMemoryAllocation, "%zu bytes are more than MAM_LIMIT allows, %zu", size, limit_bytes);
+  config->user_limit_bytes = limit_bytes;
   return cudaSuccess;
 }
 
@@ -357,6 +374,8 @@ static cudaError_t environment_create_locked(size_t bytes, bool lazy, struct mam
     error = environment_size_in_chunks(&source, way, &config);
   else
     environment_size(&source, bytes, &config);
+  if (error == cudaSuccess)
+    error = environment_restrict(options, &source, &config);
   if (error != cudaSuccess) {
     source_close(&source);
     return error;
@@ -1023,6 +1042,13 @@ cudaError_t MAM_PoolGetInfo(MAM_Pool pool, MAM_PoolInfo *info) {
     memcpy(info, &now, info->struct_size < sizeof now ? info->struct_size : sizeof now);
   }
   return error;
+}
+
+cudaError_t MAM_PoolResetPeaks(MAM_Pool pool) {
+  uint64_t id;
+  pool = pool_asked(pool, &id);
+  cudaError_t error = pool != NULL ? pool_reset_peaks(pool, id) : cudaErrorInvalidResourceHandle;
+  return error == cudaErrorInvalidResourceHandle ? refuse_handle("MAM_PoolResetPeaks") : error;
 }
 
 cudaError_t MAM_PoolReport(MAM_Pool pool, char **json) {

@@ -46,38 +46,74 @@ static int option_choice(enum option_index index, const char *const names[], int
   return -1;
 }
 
-/* A number of bytes: decimal digits and at most one of K, M, G. */
-static bool option_bytes(enum option_index index, size_t *bytes) {
+static unsigned unit_shift(char unit) {
+  switch (unit) {
+  case 'K':
+  case 'k':
+    return 10;
+  case 'M':
+  case 'm':
+    return 20;
+  case 'G':
+  case 'g':
+    return 30;
+  default:
+    return 0;
+  }
+}
+
+/* Decimal digits and at most one of the units; *end is what comes after them. */
+static bool option_number(enum option_index index, size_t *number, char **end) {
   const char *text = option_text(index);
-  char *end;
   if (*text < '0' || *text > '9')
     return false;
   errno = 0;
-  unsigned long long value = strtoull(text, &end, 10);
-  unsigned shift = *end == 'K' ? 10 : *end == 'M' ? 20 : *end == 'G' ? 30 : 0;
-  if (shift != 0)
-    end++;
-  if (errno != 0 || *end != '\0' || value > SIZE_MAX >> shift)
+  unsigned long long value = strtoull(text, end, 10);
+  unsigned shift = unit_shift(**end);
+  *end += shift != 0;
+  if (errno != 0 || value > SIZE_MAX >> shift)
     return false;
-  *bytes = (size_t)value << shift;
+  *number = (size_t)value << shift;
+  return true;
+}
+
+static bool option_bytes(enum option_index index, size_t *bytes) {
+  char *end;
+  return option_number(index, bytes, &end) && *end == '\0';
+}
+
+/* Bytes, or a percentage; neither is 0. */
+static bool option_limit(enum option_index index, size_t *bytes, unsigned *percent) {
+  size_t number;
+  char *end;
+  if (!option_number(index, &number, &end) || number == 0)
+    return false;
+  bool is_percent = strcmp(end, "%") == 0 && end[-1] >= '0' && end[-1] <= '9' && number <= 100;
+  if (*end != '\0' && !is_percent)
+    return false;
+  *bytes = is_percent ? 0 : number;
+  *percent = is_percent ? (unsigned)number : 0;
   return true;
 }
 
 /* In the order of MAM_Source, then those that are none, and of MAM_Reuse. */
 enum { SOURCE_AUTO = MAM_SOURCE_VMM + 1, SOURCE_CHUNKS, SOURCE_COUNT };
 static const char *const source_names[] = {"device", "pinned", "managed", "host", "vmm", "auto", "chunks"};
-static const char *const reuse_names[] = {"fenced", "immediate"};
+static const char *const reuse_names[] = {"fenced", "immediate", "stream"};
 
 cudaError_t options_read(struct options *options) {
   int source = option_choice(OPTION_MAM_SOURCE, source_names, SOURCE_COUNT);
-  int reuse = option_choice(OPTION_MAM_REUSE, reuse_names, 2);
-  size_t headroom_bytes, linger_ms;
+  int reuse = option_choice(OPTION_MAM_REUSE, reuse_names, 3);
+  size_t headroom_bytes, linger_ms, limit_bytes;
+  unsigned limit_percent;
   if (source < 0)
     return option_refuse(OPTION_MAM_SOURCE);
   if (reuse < 0)
     return option_refuse(OPTION_MAM_REUSE);
   if (!option_bytes(OPTION_MAM_HEADROOM, &headroom_bytes))
     return option_refuse(OPTION_MAM_HEADROOM);
+  if (!option_limit(OPTION_MAM_LIMIT, &limit_bytes, &limit_percent))
+    return option_refuse(OPTION_MAM_LIMIT);
   if (!option_bytes(OPTION_MAM_LINGER_MS, &linger_ms) || linger_ms > UINT_MAX)
     return option_refuse(OPTION_MAM_LINGER_MS);
   *options = (struct options){.source = source >= SOURCE_AUTO ? MAM_SOURCE_DEVICE : (MAM_Source)source,
@@ -85,6 +121,8 @@ cudaError_t options_read(struct options *options) {
                               .source_in_chunks = source == SOURCE_CHUNKS,
                               .reuse = (MAM_Reuse)reuse,
                               .headroom_bytes = headroom_bytes,
+                              .limit_bytes = limit_bytes,
+                              .limit_percent = limit_percent,
                               .linger_ms = (unsigned)linger_ms};
   return cudaSuccess;
 }

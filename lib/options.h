@@ -16,6 +16,8 @@ struct options {
   bool source_in_chunks; /* device; environments without a size take it chunk by chunk, as they need it */
   MAM_Reuse reuse;
   size_t headroom_bytes;
+  size_t limit_bytes;     /* 0 if it is the percentage */
+  unsigned limit_percent; /* of what the source has */
   unsigned linger_ms;
 };
 

@@ -130,7 +130,7 @@ static void pool_reset(struct mam_pool *pool, const struct pool_config *config, 
     atomic_store_explicit(&pool->live_by_class[i], 0, memory_order_relaxed); /* relaxed: a hint */
   pool->limit_bytes = SIZE_MAX;
   pool->held_bytes = pool->moved_bytes = pool->wanted_bytes = pool->refused_bytes = pool->requested_bytes =
-      pool->peak_used_bytes = 0;
+      pool->peak_used_bytes = pool->peak_reserved_bytes = 0;
   pool->malloc_count = pool->free_call_count = pool->failure_count = pool->synchronize_count = 0;
   pool->stream_hit_count = 0;
   pool->source_said[0] = '\0';
@@ -156,7 +156,10 @@ cudaError_t pool_open(const struct pool_config *config, const struct source *sou
     reuse_close(pool->reuse);
   pool_lock(pool);
   if (error == cudaSuccess) {
-    size_t limit_bytes = pool->config.limit_bytes;
+    size_t limit_bytes = pool->config.limit_bytes, user_limit_bytes = pool->config.user_limit_bytes;
+    if (user_limit_bytes > 0 && limit_bytes > user_limit_bytes)
+      limit_bytes = user_limit_bytes;
+    pool_peak_reserved_locked(pool);
     pool->limit_bytes = limit_bytes > pool->held_bytes ? limit_bytes : pool->held_bytes;
     /* relaxed: hints */
     atomic_store_explicit(&pool->limit_hint, pool->limit_bytes, memory_order_relaxed);
@@ -945,6 +948,7 @@ void pool_info_locked(struct mam_pool *pool, const struct pool_front_sum *front,
       .largest_free_bytes = largest,
       .peak_used_bytes = pool->peak_used_bytes,
       .limit_bytes = pool->limit_bytes,
+      .peak_reserved_bytes = pool->peak_reserved_bytes,
       .chunk_count = chunk_count,
       .used_count = segments->count[SEGMENT_USED] - slab_count - sum->kept_count + sum->live_small_count,
       .waiting_count = segments->count[SEGMENT_WAITING] + sum->kept_waiting_count,
@@ -995,6 +999,17 @@ cudaError_t pool_info(struct mam_pool *pool, uint64_t default_id, MAM_PoolInfo *
     pool_info_locked(pool, &sum, info);
   }
   pool_thaw(pool, frozen);
+  return error;
+}
+
+cudaError_t pool_reset_peaks(struct mam_pool *pool, uint64_t default_id) {
+  pool_lock(pool);
+  cudaError_t error = pool_expect_locked(pool, default_id);
+  if (error == cudaSuccess) {
+    pool->peak_used_bytes = pool->segments.bytes[SEGMENT_USED];
+    pool->peak_reserved_bytes = pool_reserved_locked(pool);
+  }
+  pool_unlock(pool);
   return error;
 }
 

@@ -18,6 +18,7 @@
  *   - the pieces of a reserved chunk tile exactly what is neither unmapped nor moving in it;
  *   - only who has set growing changes pieces, unmapped segments and moving ones;
  *   - used bytes <= peak_used_bytes; requested_bytes <= used bytes;
+ *   - unless it grows, the bytes of its segments that have memory <= peak_reserved_bytes;
  *   - every used segment is a multiple of the alignment, in address and size;
  *   - no waiting segment has an epoch later than the present one.
  */
@@ -87,6 +88,7 @@ struct pool_config {
   size_t chunk_bytes; /* 0: the largest there is, less headroom_bytes.  Elastic: mapped first and least at a time */
   size_t headroom_bytes;
   size_t limit_bytes;         /* 0: the first chunk's size.  Elastic: the source's total, less headroom_bytes */
+  size_t user_limit_bytes;    /* 0: none; else no limit is higher, nor a chunk */
   size_t waiting_limit_bytes; /* 0: half of what is held */
   uint64_t default_id;        /* the context's id for a default pool, else 0 */
   bool lazy;                  /* a default pool that came by itself */
@@ -157,7 +159,7 @@ struct mam_pool {
   size_t wanted_bytes;    /* that threads wait for while another grows the pool */
   size_t refused_bytes;   /* the least that the source had no chunk for, 0 if it always had */
   size_t requested_bytes; /* live, as asked for */
-  size_t peak_used_bytes;
+  size_t peak_used_bytes, peak_reserved_bytes;
   uint64_t ticket_next; /* odd */
   uint64_t malloc_count, free_call_count, failure_count, synchronize_count, stream_hit_count;
   char source_said[256]; /* why it last gave no chunk, "" if it never did not */
@@ -192,6 +194,9 @@ cudaError_t pool_close(struct mam_pool *pool, uint64_t default_id);
  * it any more, and pool_finish must follow, which waits and gives the memory back. */
 bool pool_retire(struct mam_pool *pool, uint64_t default_id, bool only_if_empty);
 cudaError_t pool_finish(struct mam_pool *pool);
+
+/* The peaks are those from now on. */
+cudaError_t pool_reset_peaks(struct mam_pool *pool, uint64_t default_id);
 
 /* What all default pools that ended had counted; of their peaks the highest. */
 struct pool_past {

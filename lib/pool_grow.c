@@ -29,6 +29,7 @@ cudaError_t pool_await_change_locked(struct mam_pool *pool) {
 /* What changes what is held is over. */
 static void growing_end_locked(struct mam_pool *pool) {
   pool->growing = false;
+  pool_peak_reserved_locked(pool);
   /* relaxed: a hint, written under the lock */
   uint64_t growths = atomic_load_explicit(&pool->growths, memory_order_relaxed);
   atomic_store_explicit(&pool->growths, growths + 1, memory_order_relaxed);
@@ -122,9 +123,13 @@ static cudaError_t first_chunk(struct mam_pool *pool) {
   uintptr_t base;
   if (pool->config.in_chunks)
     return cudaSuccess;
+  if (pool->config.user_limit_bytes > 0 && bytes > pool->config.user_limit_bytes) /* a client's */
+    bytes = pool->config.user_limit_bytes;
   if (bytes > 0)
     return chunk_take(pool, bytes, bytes);
   size_t limit_bytes = pool->config.limit_bytes > 0 ? pool->config.limit_bytes : SIZE_MAX;
+  if (pool->config.user_limit_bytes > 0 && pool->config.user_limit_bytes < limit_bytes)
+    limit_bytes = pool->config.user_limit_bytes;
   cudaError_t error = source_take_largest(source, pool->config.headroom_bytes, limit_bytes, &base, &bytes);
   return error == cudaSuccess ? chunk_adopt(pool, base, bytes) : error;
 }

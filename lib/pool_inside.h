@@ -51,6 +51,19 @@ static inline size_t whole_units(size_t bytes) {
   return up >= bytes ? up : bytes & ~(size_t)(SOURCE_GRANULARITY_BYTES - 1);
 }
 
+/* What is in segments that have memory. */
+static inline size_t pool_reserved_locked(const struct mam_pool *pool) {
+  const size_t *bytes = pool->segments.bytes;
+  return bytes[SEGMENT_USED] + bytes[SEGMENT_WAITING] + bytes[SEGMENT_FREE];
+}
+
+/* After memory was added. */
+static inline void pool_peak_reserved_locked(struct mam_pool *pool) {
+  size_t reserved_bytes = pool_reserved_locked(pool);
+  if (reserved_bytes > pool->peak_reserved_bytes)
+    pool->peak_reserved_bytes = reserved_bytes;
+}
+
 /* ---- pool.c ---- */
 
 /* Closes a pool whose memory is gone, given a sign of it: its context is, or another chunk has its addresses. */

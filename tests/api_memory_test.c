@@ -202,10 +202,79 @@ START_TEST(busy_pool_keeps_what_it_uses) {
 }
 END_TEST
 
+/* ---- Limits and peaks ---- */
+
+static const char *const limited_sources[] = {"vmm", "chunks", "device", "auto", "managed"};
+
+START_TEST(default_pool_holds_no_more_than_the_limit) {
+  static const char *const limits[] = {"1g", "25%"};
+  setenv("MAM_SOURCE", limited_sources[_i % 5], 1);
+  setenv("MAM_LIMIT", limits[_i / 5], 1);
+  void *a;
+  use_primary(0); /* of 4 GiB */
+  OK(MAM_Create_auto());
+  for (unsigned i = 0; i < 10; i++)
+    (void)block(100 * MIB);
+  FAILS(cudaErrorMemoryAllocation, MAM_CudaMalloc(&a, 100 * MIB));
+  ck_assert_uint_le(fake_live_bytes(), GIB);
+  ck_assert_uint_eq(info_of(NULL).limit_bytes, GIB);
+  OK(MAM_Destroy());
+  assert_nothing_held();
+}
+END_TEST
+
+START_TEST(size_beyond_the_limit_is_refused) {
+  setenv("MAM_LIMIT", "10%", 1);
+  use_primary(0);
+  FAILS(cudaErrorMemoryAllocation, MAM_Create(GIB));
+  assert_error_says("MAM_LIMIT");
+  ck_assert_uint_eq(fake_live_bytes(), 0);
+  OK(MAM_Create(256 * MIB));
+  OK(MAM_Destroy());
+  assert_nothing_held();
+}
+END_TEST
+
+START_TEST(peaks_begin_anew) {
+  use_primary(0);
+  FAILS(cudaErrorInvalidResourceHandle, MAM_PoolResetPeaks(NULL));
+  OK(MAM_Create_auto());
+  ck_assert_uint_eq(info_of(NULL).peak_reserved_bytes, 0);
+  char *large = block(100 * MIB), *small = block(10 * MIB);
+  size_t reserved_bytes = info_of(NULL).reserved_bytes;
+  OK(MAM_CudaFree(large));
+  OK(MAM_Trim(0));
+  ck_assert_uint_eq(info_of(NULL).peak_reserved_bytes, reserved_bytes);
+  ck_assert_uint_eq(info_of(NULL).peak_used_bytes, 110 * MIB);
+  OK(MAM_PoolResetPeaks(NULL));
+  ck_assert_uint_eq(info_of(NULL).peak_reserved_bytes, info_of(NULL).reserved_bytes);
+  ck_assert_uint_eq(info_of(NULL).peak_used_bytes, 10 * MIB);
+  OK(MAM_CudaFree(small));
+  OK(MAM_Destroy());
+}
+END_TEST
+
+/* As its name says, and as a pool's own. */
+START_TEST(stream_rule_of_the_default_pool_serves_at_once) {
+  setenv("MAM_REUSE", "stream", 1);
+  void *context = use_primary(0);
+  OK(MAM_Create_auto());
+  char *a = block(MIB);
+  const struct fake_range range = {a, MIB};
+  ck_assert(fake_launch(FAKE_STREAM_LEGACY, &range, 1));
+  OK(MAM_CudaFreeAsync(a, NULL));
+  void *b;
+  OK(MAM_CudaMallocAsync(&b, MIB, NULL));
+  ck_assert_ptr_eq(a, b);
+  fake_finish(context);
+  OK(MAM_Destroy());
+}
+END_TEST
+
 int main(void) {
   Suite *suite = suite_create("memory");
   TCase *loops = add_case(suite, "loops"), *impossible = add_case(suite, "the impossible"),
-        *calm = add_case(suite, "when it is calm");
+        *calm = add_case(suite, "when it is calm"), *limits = add_case(suite, "limits and peaks");
   tcase_add_loop_test(loops, loop_of_pairs_holds_four_blocks_or_256_mib, 0, 2 * PAIR_SIZES);
   tcase_add_loop_test(loops, fence_is_shared_by_what_a_loop_may_hold, 0, 2 * PAIR_SIZES);
   tcase_add_test(loops, loop_over_many_sizes_holds_no_more);
@@ -216,5 +285,9 @@ int main(void) {
   tcase_add_test(calm, calm_pool_of_the_program_s_own_gives_back);
   tcase_add_loop_test(calm, calm_pool_takes_nothing_from_a_running_kernel, 0, 2);
   tcase_add_test(calm, busy_pool_keeps_what_it_uses);
+  tcase_add_loop_test(limits, default_pool_holds_no_more_than_the_limit, 0, 10);
+  tcase_add_test(limits, size_beyond_the_limit_is_refused);
+  tcase_add_test(limits, peaks_begin_anew);
+  tcase_add_test(limits, stream_rule_of_the_default_pool_serves_at_once);
   return run_suite(suite);
 }
