@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "client.h"
 #include "clock.h"
@@ -32,6 +33,7 @@ static pthread_mutex_t environment_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t reaper_wakes;   /* a pool is watched, or the process ends; with environment_lock, as the next */
 static pthread_cond_t ending_changed; /* an environment has ended */
 static bool reaper_runs, process_ends;
+static pid_t process_id; /* that loaded the library: a forked child reports nothing of its parent's */
 
 /* ---- Fork, exit, and what is set up once ---- */
 
@@ -69,6 +71,7 @@ static void after_fork_in_child(void) {
 }
 
 static void set_up(void) {
+  process_id = getpid();
   conditions_set_up();
   front_set_up();
   (void)pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
@@ -87,16 +90,6 @@ static void environment_enter(void) {
 }
 
 static void environment_exit(void) { pthread_mutex_unlock(&environment_lock); }
-
-/* From here on the driver may be gone: the reaper must not begin to call it.  What it has begun is not waited for: that
- * may wait for a kernel, and an exit must not. */
-__attribute__((destructor)) static void end_of_process(void) {
-  environment_enter();
-  process_ends = true;
-  if (reaper_runs)
-    pthread_cond_broadcast(&reaper_wakes);
-  environment_exit();
-}
 
 /* ---- Which default pool a call means ---- */
 
@@ -122,6 +115,29 @@ static cudaError_t environment_options(const struct options **options) {
     free(mine);
   *options = known != NULL ? known : mine;
   return cudaSuccess;
+}
+
+/* What MAM_REPORT asks for.  Not of a client, which has a summary of its own. */
+static void report_at_exit(void) {
+  const struct options *options;
+  if (client_chunk_bytes() > 0 || environment_options(&options) != cudaSuccess)
+    return;
+  if (options->report == OPTIONS_REPORT_STATS)
+    pools_tell_stats(stderr);
+  else if (options->report == OPTIONS_REPORT_LEAKS)
+    pools_tell_leaks(stderr);
+}
+
+/* From here on the driver may be gone: the reaper must not begin to call it.  What it has begun is not waited for: that
+ * may wait for a kernel, and an exit must not. */
+__attribute__((destructor)) static void end_of_process(void) {
+  environment_enter();
+  process_ends = true;
+  if (reaper_runs)
+    pthread_cond_broadcast(&reaper_wakes);
+  environment_exit();
+  if (getpid() == process_id)
+    report_at_exit();
 }
 
 /* How to ask for the current context, once that is known: the driver's cuCtxGetCurrent, or what answers for it. */
@@ -369,6 +385,7 @@ static cudaError_t environment_create_locked(size_t bytes, bool lazy, struct mam
                                .headroom_bytes = options->headroom_bytes,
                                .default_id = *id,
                                .lazy = lazy,
+                               .no_slabs = options->report == OPTIONS_REPORT_LEAKS,
                                .front = &front_operations};
   if (way == WAY_CHUNKS || way == WAY_OF_CLIENT)
     error = environment_size_in_chunks(&source, way, &config);
@@ -804,6 +821,7 @@ cudaError_t MAM_PoolCreate(MAM_Pool *pool, const MAM_PoolOptions *given) {
                                .headroom_bytes = defaults->headroom_bytes,
                                .limit_bytes = options.limit_bytes,
                                .waiting_limit_bytes = options.waiting_limit_bytes,
+                               .no_slabs = defaults->report == OPTIONS_REPORT_LEAKS,
                                .front = &front_operations};
   error = pool_open(&config, &source, pool);
   if (error != cudaSuccess)

@@ -963,7 +963,7 @@ static size_t class_live_segments(const struct mam_pool *pool, unsigned class) {
  * fills one anyway. */
 static bool class_has_slabs(const struct front *front, const struct mam_pool *pool, unsigned class) {
   const struct depot *depot = &pool->fronts->depots[class];
-  if (front->alignment != POOL_ALIGNMENT_BYTES)
+  if (front->alignment != POOL_ALIGNMENT_BYTES || pool->config.no_slabs)
     return false;
   /* relaxed, all: hints that need not be exact */
   if (atomic_load_explicit(&depot->slab_count, memory_order_relaxed) > 0)

@@ -3,7 +3,9 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <stdatomic.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -101,11 +103,54 @@ enum { SOURCE_AUTO = MAM_SOURCE_VMM + 1, SOURCE_CHUNKS, SOURCE_COUNT };
 static const char *const source_names[] = {"device", "pinned", "managed", "host", "vmm", "auto", "chunks"};
 static const char *const reuse_names[] = {"fenced", "immediate", "stream"};
 
+/* ---- Names that nobody knows ---- */
+
+extern char **environ;
+
+/* Those of the project's tests and tools, which the library does not read. */
+static bool name_is_foreign(const char *name, size_t length) {
+  static const char *const prefixes[] = {"MAM_TEST_", "MAM_RUN", "MAM_PRELOADED"};
+  for (size_t i = 0; i < sizeof prefixes / sizeof prefixes[0]; i++)
+    if (strlen(prefixes[i]) <= length && strncmp(name, prefixes[i], strlen(prefixes[i])) == 0)
+      return true;
+  return false;
+}
+
+static bool name_is_known(const char *name, size_t length) {
+  for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
+    if (strlen(table[i].name) == length && strncmp(name, table[i].name, length) == 0)
+      return true;
+  return name_is_foreign(name, length);
+}
+
+/* A name that was mistyped does nothing, and nobody would know. */
+static void unknown_tell(void) {
+  static _Atomic bool told;
+  /* relaxed: of several threads one tells, and no more hangs on it */
+  if (atomic_exchange_explicit(&told, true, memory_order_relaxed))
+    return;
+  for (char **variable = environ; variable != NULL && *variable != NULL; variable++) {
+    size_t length = strcspn(*variable, "=");
+    if (strncmp(*variable, "MAM_", 4) == 0 && !name_is_known(*variable, length))
+      (void)fprintf(stderr, "mam: %.*s is no option of this library, see mam(7)\n", (int)length, *variable);
+  }
+}
+
+/* ---- Reading ---- */
+
 cudaError_t options_read(struct options *options) {
+  static const char *const report_names[] = {"none", "stats", "leaks"};
+  static const char *const log_names[] = {"none", "error"};
   int source = option_choice(OPTION_MAM_SOURCE, source_names, SOURCE_COUNT);
   int reuse = option_choice(OPTION_MAM_REUSE, reuse_names, 3);
   size_t headroom_bytes, linger_ms, limit_bytes;
   unsigned limit_percent;
+  int report = option_choice(OPTION_MAM_REPORT, report_names, 3);
+  unknown_tell();
+  if (option_choice(OPTION_MAM_LOG, log_names, 2) < 0)
+    return option_refuse(OPTION_MAM_LOG);
+  if (report < 0)
+    return option_refuse(OPTION_MAM_REPORT);
   if (source < 0)
     return option_refuse(OPTION_MAM_SOURCE);
   if (reuse < 0)
@@ -123,7 +168,8 @@ cudaError_t options_read(struct options *options) {
                               .headroom_bytes = headroom_bytes,
                               .limit_bytes = limit_bytes,
                               .limit_percent = limit_percent,
-                              .linger_ms = (unsigned)linger_ms};
+                              .linger_ms = (unsigned)linger_ms,
+                              .report = (enum options_report)report};
   return cudaSuccess;
 }
 

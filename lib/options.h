@@ -9,6 +9,8 @@
 
 #include "mam.h"
 
+enum options_report { OPTIONS_REPORT_NONE, OPTIONS_REPORT_STATS, OPTIONS_REPORT_LEAKS };
+
 /* What the environment says about default pools. */
 struct options {
   MAM_Source source;
@@ -19,10 +21,12 @@ struct options {
   size_t limit_bytes;     /* 0 if it is the percentage */
   unsigned limit_percent; /* of what the source has */
   unsigned linger_ms;
+  enum options_report report; /* at exit */
 };
 
 /* Fills *options.  cudaErrorInvalidValue, with the variable named in the error text, if a value cannot be understood;
- * then *options is left alone. */
+ * then *options is left alone.  The first time, each variable whose name begins as those of this library and that it
+ * does not know is told on stderr. */
 cudaError_t options_read(struct options *options);
 
 enum options_summary { OPTIONS_SUMMARY_NONE, OPTIONS_SUMMARY_COUNTS, OPTIONS_SUMMARY_MEASURED };
@@ -43,7 +47,7 @@ cudaError_t options_read_preload(struct options_preload *options);
 /* Whether text is an element of a list whose elements are separated by commas; never in NULL. */
 bool options_list_has(const char *list, const char *text);
 
-/* Whether MAM_LOG=error.  Anything else counts as none: a complaint about the log has nowhere to go. */
+/* Whether MAM_LOG=error.  Anything else counts as none; options_read refuses what is neither. */
 bool options_log_errors(void);
 
 #endif

@@ -27,6 +27,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 
 #include "reuse.h"
 #include "segment.h"
@@ -94,6 +95,7 @@ struct pool_config {
   bool lazy;                  /* a default pool that came by itself */
   bool gives_all;             /* a trim gives the last chunk too, if it is free; not of an elastic one */
   bool in_chunks;             /* begins without a chunk and takes them as it grows, for which chunk_bytes is least */
+  bool no_slabs;              /* small blocks are segments of their own, with a call site each */
   const struct pool_front *front; /* NULL: nothing is in front, in some tests */
 };
 
@@ -331,6 +333,9 @@ cudaError_t pool_info(struct mam_pool *pool, uint64_t default_id, MAM_PoolInfo *
 /* pool_report.c: strings for the caller to free. */
 cudaError_t pool_report(struct mam_pool *pool, uint64_t default_id, char **json);
 cudaError_t pool_explain(struct mam_pool *pool, uint64_t default_id, size_t size, char **text);
+/* What all pools have done, or which blocks they still have, in words. */
+void pools_tell_stats(FILE *stream);
+void pools_tell_leaks(FILE *stream);
 /* pool_check.c: NULL if every invariant holds, else which one does not.  The lock is held. */
 const char *pool_check_locked(struct mam_pool *pool);
 

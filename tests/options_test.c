@@ -102,6 +102,8 @@ START_TEST(what_is_not_understood_is_named_and_changes_nothing) {
                {"MAM_HEADROOM", "99999999999999999999"},
                {"MAM_LINGER_MS", "4294967296"},
                {"MAM_LINGER_MS", "soon"},
+               {"MAM_LOG", "verbose"},
+               {"MAM_REPORT", "all"},
                {"MAM_LIMIT", "0"},
                {"MAM_LIMIT", "0%"},
                {"MAM_LIMIT", "101%"},
@@ -174,7 +176,7 @@ int main(void) {
   tcase_add_loop_test(tests, every_source_has_a_name, 0, 5);
   tcase_add_test(tests, chunks_are_device_memory);
   tcase_add_loop_test(tests, bytes_take_a_suffix, 0, 8);
-  tcase_add_loop_test(tests, what_is_not_understood_is_named_and_changes_nothing, 0, 17);
+  tcase_add_loop_test(tests, what_is_not_understood_is_named_and_changes_nothing, 0, 19);
   tcase_add_test(tests, limit_is_bytes_or_a_percentage);
   tcase_add_loop_test(tests, every_rule_of_reuse_has_a_name, 0, 3);
   tcase_add_test(tests, log_is_on_only_for_error);

@@ -55,7 +55,7 @@ mkdir -p "$csv" && csv=$(cd "$csv" && pwd) && cd "$here" || exit 1
 # Check forks for each test unless told not to, and CUDA does not work in a forked child.
 export CK_FORK=no
 # The options of whoever runs this are not those of the tests.
-unset MAM_SOURCE MAM_REUSE MAM_HEADROOM MAM_LIMIT MAM_LINGER_MS MAM_LOG
+unset MAM_SOURCE MAM_REUSE MAM_HEADROOM MAM_LIMIT MAM_LINGER_MS MAM_REPORT MAM_LOG
 
 number=0 failures=0
 # run NAME SECONDS COMMAND...: one TAP line; the output, kept in the results' folder, is shown on failure.
