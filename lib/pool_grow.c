@@ -583,6 +583,34 @@ static void grown_tell(struct mam_pool *pool) {
   atomic_store_explicit(&some_grown, true, memory_order_relaxed);
 }
 
+/* What is in chunks that are free as a whole. */
+static size_t free_chunks_bytes_locked(struct mam_pool *pool) {
+  struct pool_chunk *chunk;
+  size_t bytes = 0;
+  SLIST_FOREACH(chunk, &pool->chunks, link) {
+    const struct segment *segment = segment_find(&pool->segments, round_up(chunk->base, pool->config.alignment));
+    bytes += segment->state == SEGMENT_FREE && segment->bytes == chunk->usable_bytes ? chunk->bytes : 0;
+  }
+  return bytes;
+}
+
+/* Free chunks that are too small, each by itself, give way to one that is large enough.  The source waits for the GPU
+ * when it takes one back: this is for what would otherwise fail. */
+static cudaError_t chunks_exchange_locked(struct mam_pool *pool, size_t bytes, bool *asked) {
+  cudaError_t error = cudaErrorMemoryAllocation;
+  struct pool_chunk *chunk;
+  struct segment *segment;
+  if (bytes > pool->limit_bytes - (pool->held_bytes - free_chunks_bytes_locked(pool)))
+    return error;
+  while (error == cudaErrorMemoryAllocation && pool->state == POOL_OPEN &&
+         segment_largest_free(&pool->segments) < bytes && (chunk = free_chunk_locked(pool, &segment)) != NULL) {
+    error = chunk_give_locked(pool, chunk, segment);
+    if (error == cudaSuccess)
+      error = chunk_grow_locked(pool, bytes, asked);
+  }
+  return error;
+}
+
 static cudaError_t grow_alone_locked(struct mam_pool *pool, size_t bytes, bool at_once) {
   cudaError_t (*grow)(struct mam_pool *, size_t, bool *) =
       pool->config.elastic ? elastic_grow_locked : chunk_grow_locked;
@@ -593,6 +621,8 @@ static cudaError_t grow_alone_locked(struct mam_pool *pool, size_t bytes, bool a
     pool_step_in(pool);
   }
   cudaError_t error = grow(pool, bytes, &asked);
+  if (error == cudaErrorMemoryAllocation && pool->config.gives_all && !at_once && !reuse_capturing(pool->reuse))
+    error = chunks_exchange_locked(pool, bytes, &asked);
   if (error == cudaErrorMemoryAllocation && asked && !at_once) {
     pool_step_out(pool);
     bool given = others_give_back(pool);

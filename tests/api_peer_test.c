@@ -137,6 +137,26 @@ START_TEST(on_a_machine_with_peers_memory_is_taken_as_it_is_needed_and_given_bac
 }
 END_TEST
 
+/* None of the free chunks is large enough, and together they leave no room for another. */
+START_TEST(free_chunks_give_way_to_one_that_is_large_enough) {
+  char *blocks[3];
+  use_peers();
+  OK(MAM_Create_auto());
+  for (int i = 0; i < 3; i++)
+    blocks[i] = block(GIB);
+  char *stays = block(100 * KIB);
+  if (_i == 1) /* somebody else has the rest: the driver refuses before the limit does */
+    fake_set_capacity(3 * GIB + 128 * MIB);
+  for (int i = 0; i < 3; i++)
+    OK(MAM_CudaFree(blocks[i]));
+  char *large = block(2 * GIB + 512 * MIB);
+  ck_assert(fake_holds(large, 2 * GIB + 512 * MIB));
+  ck_assert(fake_holds(stays, 100 * KIB));
+  OK(MAM_Destroy());
+  assert_nothing_held();
+}
+END_TEST
+
 START_TEST(without_peers_memory_is_mapped) {
   fake_set_devices(2);
   use_primary(0);
@@ -175,6 +195,7 @@ int main(void) {
   tcase_add_test(peers, peer_that_is_refused_leaves_the_device_its_memory);
   tcase_add_test(driver, on_a_machine_with_peers_the_driver_s_range_covers_a_block);
   tcase_add_test(driver, on_a_machine_with_peers_memory_is_taken_as_it_is_needed_and_given_back);
+  tcase_add_loop_test(driver, free_chunks_give_way_to_one_that_is_large_enough, 0, 2);
   tcase_add_test(driver, without_peers_memory_is_mapped);
   tcase_add_test(driver, mapped_memory_can_be_exported_and_reached_by_other_adapters);
   tcase_add_test(driver, mapped_memory_is_plain_where_the_driver_refuses_more);
