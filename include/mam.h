@@ -302,7 +302,8 @@ typedef struct MAM_PoolInfo {
   size_t waiting_bytes;      /* freed, not yet known to be unused by the GPU */
   size_t free_bytes;         /* in holes, ready to be handed out */
   size_t largest_free_bytes; /* the largest hole */
-  size_t peak_used_bytes;    /* the most that used_bytes ever was */
+  size_t peak_used_bytes;    /* the most that blocks ever took of the pool, small ones as whole slabs, and with what
+                                threads kept: used_bytes was never more */
   size_t limit_bytes;        /* reserved_bytes never passes this */
   size_t chunk_count;
   size_t segment_count; /* == used_count + waiting_count + free_count */
