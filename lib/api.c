@@ -714,32 +714,31 @@ cudaError_t MAM_PoolMallocTagged(MAM_Pool pool, void **ptr, size_t size, const v
 
 /* ---- By another rule, on a stream ---- */
 
-/* The id of a stream of the current context; notices whether it is being captured.  The legacy stream never is, and
- * nobody is asked.  *entered: whether the pool is usable; if it is not, that is the error. */
-static cudaError_t stream_id(cudaStream_t stream, struct mam_pool *pool, uint64_t default_id, uint64_t *id,
-                             bool *entered) {
+/* Names a stream; notices whether it is being captured.  The legacy stream never is, and nobody but the current context
+ * is asked.  *entered: whether the pool is usable; if it is not, that is the error. */
+static cudaError_t stream_name(cudaStream_t handle, struct mam_pool *pool, uint64_t default_id,
+                               struct context_stream *stream, bool *entered) {
   bool captured = false;
-  *id = context_stream_default();
   *entered = true;
-  if (context_stream_is_legacy((CUstream)stream))
-    return cudaSuccess;
+  if (context_stream_is_legacy((CUstream)handle))
+    return context_stream_name(driver_known(), (CUstream)handle, stream, &captured);
   cudaError_t error = pool_enter(pool, default_id);
   *entered = error == cudaSuccess;
   if (error != cudaSuccess)
     return error;
-  error = context_stream_id(pool->source.context.driver, (CUstream)stream, id, &captured);
+  error = context_stream_name(pool->source.context.driver, (CUstream)handle, stream, &captured);
   if (error == cudaSuccess && captured)
-    reuse_notice_capture(pool->reuse, (CUstream)stream);
+    reuse_notice_capture(pool->reuse, (CUstream)handle);
   pool_exit(pool);
   return error;
 }
 
 /* The pool's, or the default one's. */
-static cudaError_t stream_malloc(struct front_request *request, cudaStream_t stream, uintptr_t *address) {
-  uint64_t id;
+static cudaError_t stream_malloc(struct front_request *request, cudaStream_t handle, uintptr_t *address) {
+  struct context_stream stream;
   bool entered;
-  cudaError_t error = stream_id(stream, request->pool, request->default_id, &id, &entered);
-  return error == cudaSuccess ? front_malloc_stream(request, id, address) : error;
+  cudaError_t error = stream_name(handle, request->pool, request->default_id, &stream, &entered);
+  return error == cudaSuccess ? front_malloc_stream(request, stream, address) : error;
 }
 
 cudaError_t MAM_PoolMallocAsync(MAM_Pool pool, void **ptr, size_t size, cudaStream_t stream) {
@@ -785,20 +784,20 @@ cudaError_t MAM_CudaMallocAsync(void **ptr, size_t size, cudaStream_t stream) {
   return error;
 }
 
-static cudaError_t free_by_rule(void *ptr, MAM_Reuse reuse, cudaStream_t stream) {
+static cudaError_t free_by_rule(void *ptr, MAM_Reuse reuse, cudaStream_t handle) {
   struct pool_emptied emptied = {0};
-  uint64_t id = 0;
+  struct context_stream stream = {0};
   bool entered = true;
   cudaError_t error = cudaSuccess;
   struct mam_pool *pool = front_pool_of((uintptr_t)ptr);
   if (pool == NULL)
     return pool_refuse_free((uintptr_t)ptr, false);
   if (reuse == MAM_REUSE_STREAM)
-    error = stream_id(stream, pool, POOL_ANY_ID, &id, &entered);
+    error = stream_name(handle, pool, POOL_ANY_ID, &stream, &entered);
   if (!entered)
     return MAM_CudaFree(ptr); /* which knows what to answer */
   if (error == cudaSuccess)
-    error = front_free_reuse((uintptr_t)ptr, reuse, id, &emptied);
+    error = front_free_reuse((uintptr_t)ptr, reuse, stream, &emptied);
   return free_finish(error, &emptied);
 }
 

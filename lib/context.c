@@ -178,8 +178,6 @@ void context_leave(const struct context *context, const struct context_visit *vi
 /* Ids of the driver's count up from 1 and never get here. */
 static const uint64_t DEFAULT_STREAM_BIT = (uint64_t)1 << 63, CAPTURE_BIT = (uint64_t)1 << 62;
 
-uint64_t context_stream_default(void) { return CU_STREAM_LEGACY | DEFAULT_STREAM_BIT; }
-
 bool context_stream_is_legacy(CUstream stream) { return stream == NULL || (uintptr_t)stream == CU_STREAM_LEGACY; }
 
 /* A number for the calling thread that no other has had. */
@@ -213,22 +211,41 @@ static uint64_t capture_id(const struct driver *driver, CUstream stream) {
   return (uint64_t)id | CAPTURE_BIT;
 }
 
-cudaError_t context_stream_id(const struct driver *driver, CUstream stream, uint64_t *id, bool *captured) {
-  uintptr_t handle = (uintptr_t)stream;
-  unsigned long long found = handle;
-  CUresult result = CUDA_SUCCESS;
-  uint64_t capture = capture_id(driver, stream);
-  *captured = capture != 0;
-  if (capture != 0) /* cuStreamGetId may not be called then: it would end the capture */
-    found = capture;
-  else if (context_stream_is_legacy(stream))
-    found = context_stream_default();
-  else if (handle == CU_STREAM_PER_THREAD)
-    found = thread_number() << 2 | CU_STREAM_PER_THREAD | DEFAULT_STREAM_BIT;
-  else if (driver != NULL && driver->cuStreamGetId != NULL)
-    result = driver->cuStreamGetId(stream, &found);
+/* The context of a created stream, whichever is current; NULL where the driver does not say. */
+static CUcontext stream_context(const struct driver *driver, CUstream stream) {
+  CUcontext context = NULL;
+  bool said = driver->cuStreamGetCtx != NULL && driver->cuStreamGetCtx(stream, &context) == CUDA_SUCCESS;
+  return said ? context : NULL;
+}
+
+static CUcontext current_context(const struct driver *driver) {
+  CUcontext context = NULL;
+  return driver != NULL && driver->cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : NULL;
+}
+
+static uint64_t default_stream_id(CUstream stream) {
+  return DEFAULT_STREAM_BIT |
+         (context_stream_is_legacy(stream) ? (uint64_t)CU_STREAM_LEGACY : thread_number() << 2 | CU_STREAM_PER_THREAD);
+}
+
+static cudaError_t created_stream_name(const struct driver *driver, CUstream handle, struct context_stream *stream) {
+  unsigned long long id = (uintptr_t)handle;
+  CUresult result = driver != NULL && driver->cuStreamGetId != NULL ? driver->cuStreamGetId(handle, &id) : CUDA_SUCCESS;
   if (result != CUDA_SUCCESS)
     return driver_error(driver, result, "cuStreamGetId");
-  *id = found;
+  *stream = (struct context_stream){driver != NULL ? stream_context(driver, handle) : NULL, id};
+  return cudaSuccess;
+}
+
+cudaError_t context_stream_name(const struct driver *driver, CUstream handle, struct context_stream *stream,
+                                bool *captured) {
+  uint64_t capture = capture_id(driver, handle);
+  *captured = capture != 0;
+  if (capture != 0) /* cuStreamGetId may not be called then: it would end the capture */
+    *stream = (struct context_stream){NULL, capture};
+  else if (context_stream_is_legacy(handle) || (uintptr_t)handle == CU_STREAM_PER_THREAD)
+    *stream = (struct context_stream){current_context(driver), default_stream_id(handle)};
+  else
+    return created_stream_name(driver, handle, stream);
   return cudaSuccess;
 }

@@ -63,14 +63,25 @@ void context_release(struct context *context);
 /* Whether the context still is the one that was opened: not destroyed, not reset. */
 bool context_lives(const struct context *context);
 
-/* A stream of the current context by an id that no other stream will have, as handles come again.  The legacy default
- * stream has the same in every context, the per-thread default stream one for each thread.  While it is being captured,
- * a stream goes by the capture's id: what runs then is the graph, whenever it is launched.  driver NULL: no GPU, the
- * handle is its id. */
-cudaError_t context_stream_id(const struct driver *driver, CUstream stream, uint64_t *id, bool *captured);
+/* A stream, named by its context and by itself.  The handle of a context is a good name here: it comes again only when
+ * its context was destroyed or reset, and then the work of all its streams is over.  A stream's own handle is none,
+ * since it comes again while work of the stream that had it is still under way; an id does not. */
+struct context_stream {
+  CUcontext context; /* NULL: of none, or of whichever, as a capture is */
+  uint64_t id;       /* 0: no stream */
+};
 
-/* That of the legacy default stream; and whether a handle is that. */
-uint64_t context_stream_default(void);
+static inline bool context_stream_same(struct context_stream a, struct context_stream b) {
+  return a.id == b.id && a.context == b.context;
+}
+
+/* Names the stream that a handle means in the calling thread now.  Each context has a legacy default stream, and a
+ * per-thread default stream for each thread.  While it is being captured, a stream goes by the capture's id: what runs
+ * then is the graph, whenever it is launched.  driver NULL: no GPU, the handle is its id. */
+cudaError_t context_stream_name(const struct driver *driver, CUstream handle, struct context_stream *stream,
+                                bool *captured);
+
+/* Whether a handle means a legacy default stream. */
 bool context_stream_is_legacy(CUstream stream);
 
 /* Whether a stream is being captured; false for one that never is, and where nobody knows. */

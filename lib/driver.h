@@ -96,6 +96,9 @@ extern const struct driver_detour mam_driver_detour __attribute__((weak, visibil
  * Any thread; no lock is held while the driver is loaded. */
 cudaError_t driver_get(const struct driver **driver);
 
+/* The same table if it was written before, else NULL: nothing is loaded for it. */
+const struct driver *driver_known(void);
+
 /* Records the driver's answer to the call named what as this thread's error and returns it as cudaError_t. */
 cudaError_t driver_error(const struct driver *driver, CUresult result, const char *what);
 

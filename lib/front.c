@@ -1672,14 +1672,15 @@ cudaError_t front_free(uintptr_t address, struct pool_emptied *emptied) {
 
 /* A block of a slab goes to the depot by itself. */
 static cudaError_t small_free_alone(struct front *front, struct mam_pool *pool, struct slab *slab, uintptr_t address,
-                                    bool at_once) {
+                                    bool at_once, struct context_stream stream) {
   uint32_t index = slab_index(slab, address);
   cudaError_t error = pool_enter(pool, POOL_ANY_ID);
   if (error != cudaSuccess)
     return free_without(pool, address, error);
   struct depot *depot = &pool->fronts->depots[slab_class_of(slab)];
-  struct batch *batch = slab_shell_take(depot);
-  if (batch == NULL)
+  error = pool_accompany(pool, stream);
+  struct batch *batch = error == cudaSuccess ? slab_shell_take(depot) : NULL;
+  if (error == cudaSuccess && batch == NULL)
     error = error_set(cudaErrorMemoryAllocation, "no host memory to free %p", (void *)address);
   biased_enter(&front->lock);
   /* acquire: as in free_small */
@@ -1701,7 +1702,8 @@ static cudaError_t small_free_alone(struct front *front, struct mam_pool *pool, 
   return error;
 }
 
-cudaError_t front_free_reuse(uintptr_t address, MAM_Reuse reuse, uint64_t stream, struct pool_emptied *emptied) {
+cudaError_t front_free_reuse(uintptr_t address, MAM_Reuse reuse, struct context_stream stream,
+                             struct pool_emptied *emptied) {
   struct slab *slab;
   struct front *front;
   struct mam_pool *pool = pool_of(address, &slab);
@@ -1712,7 +1714,7 @@ cudaError_t front_free_reuse(uintptr_t address, MAM_Reuse reuse, uint64_t stream
   if (error != cudaSuccess)
     return free_without(pool, address, error);
   if (slab != NULL)
-    error = small_free_alone(front, pool, slab, address, reuse == MAM_REUSE_IMMEDIATE);
+    error = small_free_alone(front, pool, slab, address, reuse == MAM_REUSE_IMMEDIATE, stream);
   else
     error = pool_free_reuse(pool, front_generation(front, pool), address, reuse, stream);
   if (error != cudaSuccess)
@@ -1725,7 +1727,7 @@ cudaError_t front_free_reuse(uintptr_t address, MAM_Reuse reuse, uint64_t stream
   return cudaSuccess;
 }
 
-cudaError_t front_malloc_stream(const struct front_request *request, uint64_t stream, uintptr_t *address) {
+cudaError_t front_malloc_stream(const struct front_request *request, struct context_stream stream, uintptr_t *address) {
   struct front *front;
   struct pool_block block;
   cudaError_t error = front_get(request->pool, request->default_id, &front);

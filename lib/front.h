@@ -51,8 +51,8 @@ uint64_t front_default_id(CUcontext context);
  * cudaErrorInvalidResourceHandle if the thread's last front is not of that id. */
 cudaError_t front_malloc(const struct front_request *request, uintptr_t *address);
 
-/* One for work on a stream, by its id. */
-cudaError_t front_malloc_stream(const struct front_request *request, uint64_t stream, uintptr_t *address);
+/* One for work on a stream. */
+cudaError_t front_malloc_stream(const struct front_request *request, struct context_stream stream, uintptr_t *address);
 
 /* A free, in the same two steps; errors are pool_free's.  *emptied as there.  By the quick one the block was freed, or
  * not; if it was, it may have to be looked whether the pool is empty (front_zero).  FRONT_FREED is cudaSuccess, the
@@ -64,7 +64,8 @@ cudaError_t front_free(uintptr_t address, struct pool_emptied *emptied);
 void front_zero(struct pool_emptied *emptied);
 
 /* A free under a rule of its own; stream is for MAM_REUSE_STREAM. */
-cudaError_t front_free_reuse(uintptr_t address, MAM_Reuse reuse, uint64_t stream, struct pool_emptied *emptied);
+cudaError_t front_free_reuse(uintptr_t address, MAM_Reuse reuse, struct context_stream stream,
+                             struct pool_emptied *emptied);
 
 /* Whose a block is, if it is one; NULL if it is nobody's. */
 struct mam_pool *front_pool_of(uintptr_t address);

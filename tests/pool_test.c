@@ -186,7 +186,7 @@ START_TEST(orders_for_a_pool_that_ended_are_refused) {
   open_pool(&fixed_8_mib);
   ck_assert_ptr_eq(pool, ended);
   ck_assert_int_eq(pool_take(pool, &order, &block), cudaErrorInvalidResourceHandle);
-  order.stream = 1;
+  order.stream = (struct context_stream){.id = 1};
   ck_assert_int_eq(pool_take(pool, &order, &block), cudaErrorInvalidResourceHandle);
   ck_assert_uint_eq(info_now().malloc_count, 0);
   order.generation = pool->generation;
