@@ -124,30 +124,36 @@ static cudaError_t environment_options(const struct options **options) {
   return cudaSuccess;
 }
 
-/* How to ask for the current context, once that is known: the driver's cuCtxGetCurrent, or what answers for it. */
-typedef CUresult ask(CUcontext *handle);
+/* How to ask for the id of the default pool that the calling thread means, once that is known: the driver's cuCtxGetId,
+ * which is asked about the current context, or what answers for it. */
+typedef CUresult ask(CUcontext current, unsigned long long *id);
 
-static CUresult ask_nobody(CUcontext *handle) {
-  (void)handle;
+static CUresult ask_nobody(CUcontext current, unsigned long long *id) {
+  (void)current, (void)id;
   return CUDA_ERROR_INVALID_CONTEXT;
 }
 
-static CUresult ask_host(CUcontext *handle) {
-  *handle = NULL;
+static CUresult ask_host(CUcontext current, unsigned long long *id) {
+  (void)current;
+  *id = HOST_DEFAULT_ID;
   return CUDA_SUCCESS;
+}
+
+/* A driver before CUDA 12.0 has no ids; see context.h. */
+static CUresult ask_handle(CUcontext current, unsigned long long *id) {
+  CUresult result = driver_known()->cuCtxGetCurrent(&current);
+  *id = (uintptr_t)current;
+  return result;
 }
 
 static _Atomic(ask *) asked = ask_nobody;
 
-/* No context's handle. */
-#define UNKNOWN_CONTEXT ((CUcontext)UINTPTR_MAX)
-
-/* That of the current context; NULL on plain host memory. */
-static inline CUcontext context_handle(void) {
-  CUcontext handle;
-  /* acquire: what the driver's loading wrote; pairs with the release below */
-  CUresult result = atomic_load_explicit(&asked, memory_order_acquire)(&handle);
-  return __builtin_expect(result == CUDA_SUCCESS, true) ? handle : UNKNOWN_CONTEXT;
+/* By one quick question; 0 if it has no answer, which does not say that there is none. */
+static inline uint64_t default_id_quick(void) {
+  unsigned long long id;
+  /* acquire: what the driver's loading wrote; pairs with the release in default_id_now */
+  CUresult result = atomic_load_explicit(&asked, memory_order_acquire)(NULL, &id);
+  return __builtin_expect(result == CUDA_SUCCESS, true) ? id : 0;
 }
 
 /* The id of the default pool that the calling thread means now; 0 if it has no current context that lives. */
@@ -166,30 +172,8 @@ static cudaError_t default_id_now(uint64_t *id) {
   if (error != cudaSuccess)
     return error;
   *id = context_current_id(driver);
-  atomic_store_explicit(&asked, driver->cuCtxGetCurrent, memory_order_release);
+  atomic_store_explicit(&asked, driver->cuCtxGetId != NULL ? driver->cuCtxGetId : ask_handle, memory_order_release);
   return cudaSuccess;
-}
-
-/* The same by one quick question, where a front of the thread is known to be of that pool; else 0. */
-static uint64_t default_id_quick(void) { return front_default_id(context_handle()); }
-
-static bool default_id_is(uint64_t id) {
-  uint64_t now;
-  return default_id_now(&now) == cudaSuccess && now == id;
-}
-
-/* So that the next allocation by the thread's last front, which is of the default pool of the id, asks a quick
- * question.  An id is never used again: if it is that of the current context before and after, it is that of the
- * context that is watched, and its end will be counted after ends was read. */
-static void default_remember(uint64_t id) {
-  const struct driver *driver;
-  uint64_t ends = context_ends();
-  CUcontext handle = context_handle();
-  if (handle == UNKNOWN_CONTEXT || front_default_id(handle) == id || !default_id_is(id))
-    return;
-  bool watched = id == HOST_DEFAULT_ID || (driver_get(&driver) == cudaSuccess && context_watch(driver, handle));
-  if (watched && default_id_is(id))
-    front_remember(id, handle, ends);
 }
 
 /* The calling thread's default pool if there is one, else NULL. */
@@ -513,17 +497,13 @@ static cudaError_t malloc_nothing(void) {
 static cudaError_t default_malloc(size_t size, const void *site, const void *tag, uintptr_t *address) {
   struct front_request request = {.size = size, .site = site, .tag = tag};
   uint64_t created;
-  bool known;
   cudaError_t error;
   do { /* again if the environment ended between being found and being asked */
     request.default_id = default_id_quick();
-    known = request.default_id != 0;
     error = environment_get(&request.pool, &request.default_id, &created);
     if (error == cudaSuccess)
       error = front_malloc(&request, address);
   } while (error == cudaErrorInvalidResourceHandle);
-  if (error == cudaSuccess && !known)
-    default_remember(request.default_id);
   if (error != cudaSuccess && created != 0) /* for nothing: as if its last block had been freed */
     (void)environment_emptied(&(struct pool_emptied){request.pool, request.default_id, created});
   else if (error == cudaSuccess && pool_to_be_watched(request.pool))
@@ -537,15 +517,12 @@ static cudaError_t default_malloc_front(uint64_t id, bool tried, size_t size, co
                                         uintptr_t *address) {
   struct front_request request = {
       .default_id = id != 0 ? id : default_id_quick(), .size = size, .site = site, .tag = tag, .tried = tried};
-  bool known = request.default_id != 0;
-  cudaError_t error = known ? cudaSuccess : default_id_now(&request.default_id);
+  cudaError_t error = request.default_id != 0 ? cudaSuccess : default_id_now(&request.default_id);
   if (error != cudaSuccess)
     return error;
   error = request.default_id != 0 ? front_malloc(&request, address) : cudaErrorInvalidResourceHandle;
   if (error == cudaErrorInvalidResourceHandle)
     return default_malloc(size, site, tag, address);
-  if (error == cudaSuccess && !known)
-    default_remember(request.default_id);
   return error;
 }
 
@@ -562,7 +539,7 @@ static __attribute__((noinline)) cudaError_t malloc_slowly(void **ptr, size_t si
 cudaError_t MAM_CudaMalloc(void **ptr, size_t size) {
   if (ptr == NULL)
     return malloc_slowly(ptr, size, __builtin_return_address(0), 0);
-  return front_malloc_quick(ptr, size, __builtin_return_address(0), malloc_slowly, context_handle());
+  return front_malloc_quick(ptr, size, __builtin_return_address(0), malloc_slowly, default_id_quick());
 }
 
 cudaError_t MAM_CudaMallocTagged(void **ptr, size_t size, const void *tag) {
@@ -756,17 +733,13 @@ cudaError_t MAM_PoolMallocAsync(MAM_Pool pool, void **ptr, size_t size, cudaStre
 
 static cudaError_t default_malloc_stream(struct front_request *request, cudaStream_t stream, uintptr_t *address) {
   uint64_t created;
-  bool known;
   cudaError_t error;
   do { /* as in default_malloc */
     request->default_id = default_id_quick();
-    known = request->default_id != 0;
     error = environment_get(&request->pool, &request->default_id, &created);
     if (error == cudaSuccess)
       error = stream_malloc(request, stream, address);
   } while (error == cudaErrorInvalidResourceHandle);
-  if (error == cudaSuccess && !known)
-    default_remember(request->default_id);
   if (error != cudaSuccess && created != 0)
     (void)environment_emptied(&(struct pool_emptied){request->pool, request->default_id, created});
   else if (error == cudaSuccess && pool_to_be_watched(request->pool))
@@ -929,7 +902,7 @@ static cudaError_t client_malloc_slowly(void **ptr, size_t size, const void *sit
 
 cudaError_t api_client_malloc(size_t size, const void *site, uintptr_t *address) {
   void *block = NULL;
-  cudaError_t error = front_malloc_quick(&block, size, site, client_malloc_slowly, context_handle());
+  cudaError_t error = front_malloc_quick(&block, size, site, client_malloc_slowly, default_id_quick());
   *address = (uintptr_t)block;
   return error;
 }

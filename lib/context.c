@@ -30,39 +30,6 @@ uint64_t context_current_id(const struct driver *driver) {
   return handle_id(driver, handle, &id) == CUDA_SUCCESS ? id : 0;
 }
 
-/* ---- The ends of contexts ---- */
-
-_Atomic uint64_t context_end_count;
-
-/* Called by the driver, with its locks held. */
-static void ended(CUcontext context, void *key, void *value) {
-  (void)context, (void)key, (void)value;
-  atomic_fetch_add_explicit(&context_end_count, 1, memory_order_relaxed); /* relaxed: see context_ends */
-}
-
-/* The driver's table for what goes with a context and ends with it, one value for each key.  To put a second value is
- * refused. */
-struct storage {
-  CUresult (*put)(CUcontext context, void *key, void *value, void (*ended)(CUcontext context, void *key, void *value));
-  CUresult (*remove)(CUcontext context, void *key);
-  CUresult (*get)(void **value, CUcontext context, void *key);
-};
-
-static const unsigned char storage_id[16] = {0xc6, 0x93, 0x33, 0x6e, 0x11, 0x21, 0xdf, 0x11,
-                                             0xa8, 0xc3, 0x68, 0xf3, 0x55, 0xd8, 0x95, 0x93};
-
-bool context_watch(const struct driver *driver, CUcontext handle) {
-  static char key;
-  const void *table = NULL;
-  void *value = NULL;
-  if (driver->cuGetExportTable == NULL || driver->cuGetExportTable(&table, &storage_id) != CUDA_SUCCESS ||
-      table == NULL)
-    return false;
-  const struct storage *storage = table;
-  (void)storage->put(handle, &key, &key, ended);
-  return storage->get(&value, handle, &key) == CUDA_SUCCESS && value == &key;
-}
-
 /* ---- Opening ---- */
 
 cudaError_t context_open_handle(const struct driver *driver, CUcontext handle, struct context *context) {

@@ -26,26 +26,8 @@ struct context {
   bool retained;   /* holds a reference to the device's primary context */
 };
 
-/* The id of the calling thread's current context, 0 if it has none that lives.  12 to 25 ns on an H200's host, twice
- * what cuCtxGetCurrent takes. */
+/* The id of the calling thread's current context, 0 if it has none that lives.  12 to 25 ns on an H200's host. */
 uint64_t context_current_id(const struct driver *driver);
-
-/* Asks the driver to tell when a context ends, destroyed or reset: then context_ends changes, in the thread that ends
- * it, before that call returns.  So until it does, the handle is a good name for the context.  The handle must be of a
- * context that lives; a second time does nothing.  False if the driver does not tell.
- *
- * The driver's documentation says nothing of this interface (the context-local storage).  The CUDA runtime learns by it
- * that a context has gone, and as programs are linked with the runtime of any version statically, no driver can be
- * without it. */
-bool context_watch(const struct driver *driver, CUcontext handle);
-
-/* Counts the ends of watched contexts. */
-extern _Atomic uint64_t context_end_count __attribute__((visibility("hidden")));
-
-static inline uint64_t context_ends(void) {
-  /* relaxed: who allocates after a reset was told of it by the program, which orders the count with it */
-  return atomic_load_explicit(&context_end_count, memory_order_relaxed);
-}
 
 /* Each fills *context and is undone by context_release; on failure *context is left alone.
  *

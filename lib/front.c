@@ -60,9 +60,6 @@ enum {
 /* Of a front that serves no default pool: no context's. */
 #define NO_DEFAULT_ID UINT64_MAX
 
-/* Of a front that is not known by a context's handle. */
-#define NEVER_ENDS UINT64_MAX
-
 /* But not by more bytes than these, unless it is one block.  What a growth costs goes by how many there are. */
 static const size_t TIGHT_GROWTH_BYTES = (size_t)4 << 30;
 
@@ -118,8 +115,7 @@ struct front {
   bool immediate, shelves_off;     /* without fences, what is kept would never be known to have passed */
   bool alone;                      /* no other thread claims blocks of the pool (claim.h) */
   struct mam_pool *pool;           /* NULL: of a pool that ended, free for another */
-  CUcontext context;               /* whose default pool it is, */
-  uint64_t context_ends;           /* as long as so many watched contexts have ended; NEVER_ENDS: not known */
+  uint64_t default_id;             /* NO_DEFAULT_ID if the pool is none */
   struct front_numbers numbers;
   const _Atomic uint64_t *epoch;          /* that a free takes: the reuse's, or no_epoch if immediate */
   _Alignas(64) struct owned *last_places; /* for the block that a shelf served last */
@@ -130,7 +126,6 @@ struct front {
   int64_t unfenced_left; /* so many bytes more may be freed before the next fence, */
   int64_t fence_bytes;   /* after one so many */
   uint64_t ticket_first; /* the pool's */
-  uint64_t default_id;   /* NO_DEFAULT_ID if the pool is none */
   uint64_t generation;   /* of the pool */
   size_t alignment;
   size_t tight_bytes; /* so many on one shelf are not worth growth */
@@ -235,7 +230,6 @@ static struct front *front_new(void) {
   struct front *front = (struct front *)aligned;
   front->memory = memory;
   front->default_id = NO_DEFAULT_ID;
-  front->context_ends = NEVER_ENDS;
   front->last_places = front->owned;
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
     magazine_init(&front->magazines[i]);
@@ -304,7 +298,6 @@ static void front_attach(struct front *front, struct mam_pool *pool) {
   front->generation = pool->generation;
   front->reuse = pool->reuse;
   front->default_id = pool->config.default_id != 0 ? pool->config.default_id : NO_DEFAULT_ID;
-  front->context_ends = NEVER_ENDS;
   front->alignment = pool->config.alignment;
   front->alone = pool->fronts->first == NULL && !pool->fronts->shared;
   front->immediate = pool->config.reuse == MAM_REUSE_IMMEDIATE;
@@ -1420,21 +1413,6 @@ static __attribute__((noinline)) cudaError_t malloc_quick_anew(void **ptr, size_
   return cudaSuccess;
 }
 
-/* Whether the front is of the default pool of the context that has the handle now. */
-static inline bool front_is_of(const struct front *front, CUcontext context) {
-  return front->context == context && front->context_ends == context_ends();
-}
-
-/* The front is of another context, as far as is known, or somebody else wants to enter it. */
-static __attribute__((noinline)) cudaError_t malloc_quick_doubt(void **ptr, size_t size, const void *site,
-                                                                front_malloc_rest *rest, CUcontext context) {
-  struct front *front = mine;
-  biased_enter(&front->lock);
-  uint64_t default_id = front_is_of(front, context) ? front->default_id : 0;
-  biased_leave(&front->lock);
-  return default_id != 0 ? malloc_quick_anew(ptr, size, site, default_id, rest) : rest(ptr, size, site, 0);
-}
-
 /* The epoch that the shelf of a size waits for, if the block that does may as well be asked for at once; else 0. */
 static uint64_t size_waits_for(struct front *front, size_t size) {
   size_t bytes = (size + front->alignment - 1) & ~(front->alignment - 1);
@@ -1517,39 +1495,18 @@ malloc_quick_last(void **ptr, size_t size, const void *site, front_malloc_rest *
   return cudaSuccess;
 }
 
-cudaError_t front_malloc_quick(void **ptr, size_t size, const void *site, front_malloc_rest *rest, CUcontext context) {
+cudaError_t front_malloc_quick(void **ptr, size_t size, const void *site, front_malloc_rest *rest,
+                               uint64_t default_id) {
   struct front *front = mine;
   if (__builtin_expect(front == NULL, false))
-    return rest(ptr, size, site, 0);
-  if (__builtin_expect(!biased_try(&front->lock) || !front_is_of(front, context), false))
-    return malloc_quick_doubt(ptr, size, site, rest, context);
+    return rest(ptr, size, site, default_id);
+  if (__builtin_expect(!biased_try(&front->lock) || front->default_id != default_id, false))
+    return malloc_quick_anew(ptr, size, site, default_id, rest);
   if (size - 1 < SLAB_FINE_BYTES)
     return malloc_quick_class(ptr, size, site, rest, front, slab_class(size));
   if (size == front->last_size)
     return malloc_quick_last(ptr, size, site, rest, front);
   return malloc_quick_large(ptr, size, site, rest, front);
-}
-
-uint64_t front_default_id(CUcontext context) {
-  uint64_t default_id = 0;
-  for (struct front *front = mine; front != NULL && default_id == 0; front = front->next_of_thread) {
-    biased_enter(&front->lock);
-    default_id = front_is_of(front, context) ? front->default_id : 0;
-    biased_leave(&front->lock);
-  }
-  return default_id;
-}
-
-void front_remember(uint64_t default_id, CUcontext context, uint64_t ends) {
-  struct front *front = mine;
-  if (front == NULL)
-    return;
-  biased_enter(&front->lock);
-  if (front->default_id == default_id) {
-    front->context = context;
-    front->context_ends = ends;
-  }
-  biased_leave(&front->lock);
 }
 
 cudaError_t front_malloc(const struct front_request *request, uintptr_t *address) {
@@ -1989,7 +1946,6 @@ static void front_detach(struct front *front) {
   front->binning = front->alone = false;
   front->pool = NULL;
   front->default_id = NO_DEFAULT_ID;
-  front->context_ends = NEVER_ENDS;
 }
 
 static void fronts_close(struct mam_pool *pool) {
@@ -2018,7 +1974,6 @@ bool front_retire(struct mam_pool *pool, uint64_t default_id, bool only_if_empty
   if (retired) /* a front that went on could hand out a block of it */
     for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool) {
       front->default_id = NO_DEFAULT_ID;
-      front->context_ends = NEVER_ENDS;
     }
   all_thaw(pool);
   return retired;

@@ -37,15 +37,9 @@ struct front_request {
  * given. */
 typedef cudaError_t front_malloc_rest(void **ptr, size_t size, const void *site, uint64_t default_id);
 
-/* A block from what the thread's last front has at hand, if that is known to be of the default pool of the current
- * context, which is asked for by its handle; default_id is 0 for the rest if it is not.  size may be 0: there is no
- * such block.  *ptr is written only on success. */
-cudaError_t front_malloc_quick(void **ptr, size_t size, const void *site, front_malloc_rest *rest, CUcontext context);
-
-/* Lets the thread's last front, if it is of the default pool of the id, be known by a context's handle from now on, for
- * as long as context_ends() is ends.  The other: the id of that one of the thread's fronts which is known so, or 0. */
-void front_remember(uint64_t default_id, CUcontext context, uint64_t ends);
-uint64_t front_default_id(CUcontext context);
+/* A block from what the thread's last front has at hand, if that is of the default pool of the id, 0 for none: the rest
+ * is given the same id.  size may be 0: there is no such block.  *ptr is written only on success. */
+cudaError_t front_malloc_quick(void **ptr, size_t size, const void *site, front_malloc_rest *rest, uint64_t default_id);
 
 /* pool_malloc by the calling thread's front, made if there is none and the pool is given.  Without a pool:
  * cudaErrorInvalidResourceHandle if the thread's last front is not of that id. */

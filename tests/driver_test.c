@@ -261,7 +261,6 @@ END_TEST
 /* OPTIONAL_FUNCTION(name) for each that the library does without. */
 #define OPTIONAL_FUNCTIONS                                                                                             \
   OPTIONAL_FUNCTION(cuCtxGetId)                                                                                        \
-  OPTIONAL_FUNCTION(cuGetExportTable)                                                                                  \
   OPTIONAL_FUNCTION(cuThreadExchangeStreamCaptureMode)                                                                 \
   OPTIONAL_FUNCTION(cuEventCreate)                                                                                     \
   OPTIONAL_FUNCTION(cuEventDestroy)                                                                                    \

@@ -87,7 +87,7 @@ unsigned fake_waits(void);
 unsigned fake_wrong_frees(void);
 
 /* Calls that would be undefined on the real driver: making a destroyed context current, or popping one that is not
- * primary; and those with the handle of an event or a stream that is gone. */
+ * primary; those with the handle of an event or a stream that is gone; and look-ups of cuGetExportTable. */
 unsigned fake_violations(void);
 
 /* Retains of a device's primary context that were not released. */

@@ -64,7 +64,6 @@ enum { mode_global, mode_thread_local, mode_relaxed };
   FUNCTION(cuCtxPushCurrent, 4000, INT_MAX, (struct context * context))                                                \
   FUNCTION(cuCtxPopCurrent, 4000, INT_MAX, (struct context * *context))                                                \
   FUNCTION(cuCtxGetId, 12000, INT_MAX, (struct context * context, unsigned long long *id))                             \
-  FUNCTION(cuGetExportTable, 3000, INT_MAX, (const void **table, const unsigned char(*id)[16]))                        \
   FUNCTION(cuCtxGetDevice, 2000, 12999, (int *device))                                                                 \
   FUNCTION(cuCtxSynchronize, 2000, 12999, (void))                                                                      \
   FUNCTION(cuCtxRecordEvent, 12050, INT_MAX, (struct context * context, struct event * event))                         \
@@ -197,8 +196,6 @@ struct context {
   int device;
   unsigned retains;
   unsigned long long id; /* never used twice */
-  void *key, *value;     /* what somebody put into it; none if key is NULL */
-  void (*ended)(struct context *context, void *key, void *value);
 };
 
 enum kind { KIND_DEVICE, KIND_PINNED, KIND_MANAGED, kind_count };

@@ -430,7 +430,6 @@ static const char *const functions[] = {
     "cuCtxPushCurrent",
     "cuCtxPopCurrent",
     "cuCtxGetId",
-    "cuGetExportTable",
     "cuCtxSynchronize",
     "cuThreadExchangeStreamCaptureMode",
     "cuMemGetInfo",
