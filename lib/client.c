@@ -38,15 +38,13 @@ static uint64_t block_id(uintptr_t base, uint64_t distinction) {
 
 static bool slab_block_at(const struct slab *slab, uintptr_t address, struct client_block *block) {
   size_t block_bytes = slab_block_bytes(slab);
-  if (block_bytes == 0)
-    return false;
   uintptr_t base = address - (address - slab->base) % block_bytes;
   uint32_t index = slab_index(slab, base);
   /* relaxed: whoever asks about a live block has its address from the allocation */
   uint8_t code = index != UINT32_MAX ? atomic_load_explicit(slab_live(slab, index), memory_order_relaxed) : 0;
   if (code == 0)
     return false;
-  size_t bytes = slab_requested_bytes(slab_live(slab, index), slab_class_of(slab), code);
+  size_t bytes = slab_requested_bytes(slab_live(slab, index), slab->class, code);
   *block = (struct client_block){base, bytes, block_id(base, bytes)};
   return true;
 }

@@ -786,15 +786,16 @@ static struct batch *magazine_free_at_once(struct magazine *magazine) {
 static inline __attribute__((always_inline)) enum front_freed free_small(struct front *front, struct slab *slab,
                                                                          uintptr_t address, bool quick) {
   /* acquire: the slab as carved; pairs with the release in slab_add.  While it is this pool's, it stays: a slab goes
-   * back only without a live block, and if the block is none, the index or the claim says so.  If neither slab
-   * nor front has a pool, the quick one finds no room and the other says so. */
+   * back only without a live block, and if the block is none, the index or the claim says so, however long the thread
+   * is held up before it (slab.h).  If neither slab nor front has a pool, the quick one finds no room and the other
+   * says so. */
   struct mam_pool *pool = atomic_load_explicit(&slab->pool, memory_order_acquire);
   if (pool != front->pool || (!quick && pool == NULL))
     return FRONT_FREED_NOT;
   uint32_t index = slab_index(slab, address);
   if (index == UINT32_MAX)
     return FRONT_FREED_NOT;
-  struct magazine *magazine = &front->magazines[slab_class_of(slab)];
+  struct magazine *magazine = &front->magazines[slab->class];
   struct batch *to = magazine->freed;
   if (__builtin_expect(to->count >= SLAB_BATCH || (quick && front->immediate), false))
     return FRONT_FREED_NO_ROOM;
@@ -813,7 +814,7 @@ static __attribute__((noinline)) enum front_freed free_small_anew(struct front *
   biased_enter(&front->lock);
   enum front_freed freed = free_small(front, slab, address, false);
   if (freed == FRONT_FREED_NO_ROOM) {
-    unsigned class = slab_class_of(slab);
+    unsigned class = slab->class;
     if (magazine_has_more(front, &front->magazines[class], class))
       freed = free_small(front, slab, address, false);
   }
@@ -1568,7 +1569,7 @@ static cudaError_t small_free_slowly(struct front *front, struct mam_pool *pool,
     return pool_refuse_free(address, false);
   }
   do /* again if others collected what was made room with */
-    if (!magazine_make_room(front, pool, slab_class_of(slab)))
+    if (!magazine_make_room(front, pool, slab->class))
       error = error_set(cudaErrorMemoryAllocation, "no host memory to free %p", (void *)address);
     else
       *freed = free_small_anew(front, slab, address);
@@ -1634,7 +1635,7 @@ static cudaError_t small_free_alone(struct front *front, struct mam_pool *pool, 
   cudaError_t error = pool_enter(pool, POOL_ANY_ID);
   if (error != cudaSuccess)
     return free_without(pool, address, error);
-  struct depot *depot = &pool->fronts->depots[slab_class_of(slab)];
+  struct depot *depot = &pool->fronts->depots[slab->class];
   error = pool_accompany(pool, stream);
   struct batch *batch = error == cudaSuccess ? slab_shell_take(depot) : NULL;
   if (error == cudaSuccess && batch == NULL)
@@ -1643,9 +1644,9 @@ static cudaError_t small_free_alone(struct front *front, struct mam_pool *pool, 
   /* acquire: as in free_small */
   bool ours = front->pool == pool && atomic_load_explicit(&slab->pool, memory_order_acquire) == pool;
   bool claimed = error == cudaSuccess && ours && index != UINT32_MAX &&
-                 small_claim(front, &front->magazines[slab_class_of(slab)], slab_live(slab, index));
+                 small_claim(front, &front->magazines[slab->class], slab_live(slab, index));
   if (claimed)
-    front->magazines[slab_class_of(slab)].rested++;
+    front->magazines[slab->class].rested++;
   biased_leave(&front->lock);
   if (claimed) {
     batch->blocks[batch->count++] = (struct slab_block){address, slab_live(slab, index)};

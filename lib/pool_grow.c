@@ -304,6 +304,15 @@ static struct pool_chunk *free_chunk_locked(struct mam_pool *pool, struct segmen
   return chunk;
 }
 
+/* A free that is held up in a front may have taken a page for the pool's: none is after this, see slab.h. */
+static void fronts_step_out(struct mam_pool *pool) {
+  const struct pool_front *front = pool->config.front;
+  if (front == NULL)
+    return;
+  front->freeze(pool);
+  front->thaw(pool);
+}
+
 /* Out of the map before the source has it: from then on another pool may be given the same addresses. */
 static cudaError_t chunk_give_locked(struct mam_pool *pool, struct pool_chunk *chunk, struct segment *segment) {
   segment_remove_chunk(&pool->segments, segment);
@@ -311,6 +320,7 @@ static cudaError_t chunk_give_locked(struct mam_pool *pool, struct pool_chunk *c
   held_change_locked(pool, -chunk->bytes);
   chunk_map_remove(chunk->base);
   pool_step_out(pool);
+  fronts_step_out(pool);
   cudaError_t error = pool->source.operations->chunk_give(&pool->source, chunk->base, chunk->bytes);
   pool_step_in(pool);
   chunk_free(chunk);
