@@ -316,14 +316,19 @@ static void front_attach(struct front *front, struct mam_pool *pool) {
     magazine_init(&front->magazines[i]);
 }
 
+/* For another thread than its own, which keeps out until biased_other_leave. */
+static void front_take(struct front *front) {
+  if (biased_other_want(&front->lock))
+    biased_barrier();
+  biased_other_await(&front->lock);
+}
+
 /* Another thread is about to use the pool: from here on, no front is alone.  The fronts' lock is held. */
 static void fronts_share_locked(struct fronts *fronts) {
   struct front *front = fronts->first; /* of several, none is alone any more */
   if (front == NULL || !front->alone)
     return;
-  biased_other_want(&front->lock);
-  biased_barrier();
-  biased_other_await(&front->lock);
+  front_take(front);
   front->alone = false;
   biased_other_leave(&front->lock);
 }
@@ -357,10 +362,11 @@ static struct front *front_make(struct mam_pool *pool) {
 static void fronts_freeze(struct mam_pool *pool) {
   struct fronts *fronts = pool->fronts;
   struct front *front;
+  bool barrier = false;
   pthread_mutex_lock(&fronts->lock);
   for (front = fronts->first; front != NULL; front = front->next_of_pool)
-    biased_other_want(&front->lock);
-  if (fronts->first != NULL)
+    barrier = biased_other_want(&front->lock) || barrier;
+  if (barrier)
     biased_barrier();
   for (front = fronts->first; front != NULL; front = front->next_of_pool)
     biased_other_await(&front->lock);
@@ -1842,9 +1848,7 @@ static void fronts_empty_in_turn(struct mam_pool *pool) {
   uint64_t passed = pool->config.reuse == MAM_REUSE_FENCED ? reuse_passed(pool->reuse) : EVERY_EPOCH;
   pthread_mutex_lock(&pool->fronts->lock);
   for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool) {
-    biased_other_want(&front->lock);
-    biased_barrier();
-    biased_other_await(&front->lock);
+    front_take(front);
     front_empty(front, passed);
     biased_other_leave(&front->lock);
   }
