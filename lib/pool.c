@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,6 +6,7 @@
 #include "chunk_map.h"
 #include "error.h"
 #include "pool_inside.h"
+#include "wait.h"
 
 /* ---- Whether it is usable ---- */
 
@@ -316,10 +316,15 @@ void pool_abandon(struct mam_pool *pool) {
   pool_lock(pool);
   if (pool->state == POOL_OPEN || pool->state == POOL_FORKED) {
     pool_lose(pool);
-  } else {
-    pool_unlock(pool);
-    sched_yield(); /* somebody else is closing it */
+    return;
   }
+  struct wait wait = {WAIT_LOOKS, WAIT_FIRST_NS};
+  bool closing = pool->state == POOL_CLOSING || pool->state == POOL_LOSING;
+  while (pool->state == POOL_CLOSING || pool->state == POOL_LOSING) /* somebody else's work */
+    pthread_cond_wait(&pool->changed, &pool->lock);
+  pool_unlock(pool);
+  if (!closing) /* it is being opened */
+    wait_more(&wait);
 }
 
 void pool_abandon_gone(void) {

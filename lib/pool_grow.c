@@ -80,8 +80,8 @@ static cudaError_t chunk_attach(struct mam_pool *pool, uintptr_t base, size_t by
     pool_abandon(other);
   if (result != CHUNK_MAP_OK) {
     chunk_free(chunk);
-    if (result == CHUNK_MAP_FULL)
-      return error_set(cudaErrorMemoryAllocation, "more than %d chunks in all pools", CHUNK_MAP_CAPACITY);
+    if (result == CHUNK_MAP_NO_MEMORY)
+      return error_set(cudaErrorMemoryAllocation, "no host memory for a chunk");
     return error_set(cudaErrorUnknown, "the source gave the memory at %p twice", (void *)base);
   }
   pool_lock(pool);
