@@ -14,6 +14,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "cancel.h"
 #include "client.h"
 #include "clock.h"
 #include "error.h"
@@ -91,6 +92,7 @@ static void environment_exit(void) { pthread_mutex_unlock(&environment_lock); }
 /* From here on the driver may be gone: the reaper must not begin to call it.  What it has begun is not waited for: that
  * may wait for a kernel, and an exit must not. */
 __attribute__((destructor)) static void end_of_process(void) {
+  NOT_CANCELLED;
   environment_enter();
   process_ends = true;
   if (reaper_runs)
@@ -288,58 +290,76 @@ static cudaError_t environment_size_in_chunks(const struct source *source, struc
   return cudaSuccess;
 }
 
-/* The lock is held, and left where another environment of the context ends.  bytes 0: all there are.  If there is one
- * already: cudaErrorAlreadyAcquired, *pool is it.  *id is the id of whichever it is. */
-static cudaError_t environment_create_locked(size_t bytes, bool lazy, struct mam_pool **pool, uint64_t *id) {
+/* What an environment is made of.  It is found out without the lock: the driver may have to be loaded for it, which
+ * runs constructors of others, and a context may have to be made. */
+struct plan {
   const struct options *options;
+  bool lazy;
   struct source source;
-  pool_abandon_gone();
-  cudaError_t error = environment_options(&options);
+  struct pool_config config;
+};
+
+/* bytes 0: all there are.  On failure there is nothing to close. */
+static cudaError_t environment_plan(size_t bytes, bool lazy, struct plan *plan) {
+  cudaError_t error = environment_options(&plan->options);
+  plan->lazy = lazy;
   if (error == cudaSuccess)
-    error = environment_source(options, bytes, &source);
+    error = environment_source(plan->options, bytes, &plan->source);
   if (error != cudaSuccess)
     return error;
-  *id = options->source == MAM_SOURCE_HOST ? HOST_DEFAULT_ID : source.context.id;
-  struct pool_config config = {.reuse = options->reuse,
-                               .alignment = POOL_ALIGNMENT_BYTES,
-                               .headroom_bytes = options->headroom_bytes,
-                               .default_id = *id,
-                               .lazy = lazy,
-                               .front = &front_operations};
+  const struct options *options = plan->options;
+  plan->config =
+      (struct pool_config){.reuse = options->reuse,
+                           .alignment = POOL_ALIGNMENT_BYTES,
+                           .headroom_bytes = options->headroom_bytes,
+                           .default_id = options->source == MAM_SOURCE_HOST ? HOST_DEFAULT_ID : plan->source.context.id,
+                           .lazy = lazy,
+                           .front = &front_operations};
   if (environment_in_chunks(options, bytes))
-    error = environment_size_in_chunks(&source, &config);
+    error = environment_size_in_chunks(&plan->source, &plan->config);
   else
-    environment_size(&source, bytes, &config);
-  if (error != cudaSuccess) {
-    source_close(&source);
-    return error;
-  }
-  struct mam_pool *held = pool_find_default(*id);
-  if (held != NULL && !lazy) /* if it lingers, it is wanted otherwise now */
-    (void)environment_end_locked(held, *id, true);
-  endings_await_locked(*id);
-  held = pool_find_default(*id);
+    environment_size(&plan->source, bytes, &plan->config);
+  if (error != cudaSuccess)
+    source_close(&plan->source);
+  return error;
+}
+
+/* The lock is held, and left where another environment of the context ends.  If there is one already:
+ * cudaErrorAlreadyAcquired, *pool is it.  The plan's source is used up in any case. */
+static cudaError_t environment_create_locked(struct plan *plan, struct mam_pool **pool) {
+  uint64_t id = plan->config.default_id;
+  cudaError_t error = cudaSuccess;
+  pool_abandon_gone();
+  struct mam_pool *held = pool_find_default(id);
+  if (held != NULL && !plan->lazy) /* if it lingers, it is wanted otherwise now */
+    (void)environment_end_locked(held, id, true);
+  endings_await_locked(id);
+  held = pool_find_default(id);
   int64_t start_ns = now_ns(); /* after any wait for the GPU */
   if (held == NULL)
-    error = pool_open(&config, &source, pool);
+    error = pool_open(&plan->config, &plan->source, pool);
   if (held != NULL || error != cudaSuccess)
-    source_close(&source);
+    source_close(&plan->source);
   if (held != NULL) {
     *pool = held;
     return cudaErrorAlreadyAcquired;
   }
   if (error == cudaSuccess) {
-    (*pool)->linger_ns = config.lazy ? linger_for(options, *id, now_ns() - start_ns) : 0;
+    (*pool)->linger_ns = plan->config.lazy ? linger_for(plan->options, id, now_ns() - start_ns) : 0;
     (*pool)->linger_until_ns = 0;
   }
   return error;
 }
 
 static cudaError_t environment_create(size_t bytes, const char *who) {
+  NOT_CANCELLED;
   struct mam_pool *pool;
-  uint64_t id;
+  struct plan plan;
+  cudaError_t error = environment_plan(bytes, false, &plan);
+  if (error != cudaSuccess)
+    return error;
   environment_enter();
-  cudaError_t error = environment_create_locked(bytes, false, &pool, &id);
+  error = environment_create_locked(&plan, &pool);
   environment_exit();
   if (error == cudaErrorAlreadyAcquired)
     return error_set(error, "%s: this context has an environment already", who);
@@ -349,6 +369,7 @@ static cudaError_t environment_create(size_t bytes, const char *who) {
 /* The calling thread's default pool, created if need be: *created is then its generation, else 0.  *id is its id; as
  * given, it is what default_id_quick said. */
 static cudaError_t environment_get(struct mam_pool **pool, uint64_t *id, uint64_t *created) {
+  struct plan plan;
   *created = 0;
   cudaError_t error = *id == 0 ? default_id_now(id) : cudaSuccess;
   if (error != cudaSuccess)
@@ -356,8 +377,12 @@ static cudaError_t environment_get(struct mam_pool **pool, uint64_t *id, uint64_
   *pool = *id != 0 ? pool_find_default(*id) : NULL;
   if (*pool != NULL)
     return cudaSuccess;
+  error = environment_plan(0, true, &plan);
+  if (error != cudaSuccess)
+    return error;
+  *id = plan.config.default_id;
   environment_enter();
-  error = environment_create_locked(0, true, pool, id);
+  error = environment_create_locked(&plan, pool);
   if (error == cudaSuccess)
     *created = (*pool)->generation; /* constant: it cannot end while the lock is held */
   environment_exit();
@@ -475,11 +500,13 @@ cudaError_t MAM_Create(size_t maxSize) {
 cudaError_t MAM_Create_auto(void) { return environment_create(0, "MAM_Create_auto"); }
 
 cudaError_t MAM_Destroy(void) {
+  NOT_CANCELLED;
   uint64_t id = 0;
   cudaError_t error = cudaSuccess;
+  (void)default_id_now(&id); /* before the lock: it may load the driver */
   environment_enter();
   pool_abandon_gone();
-  struct mam_pool *pool = default_pool_now(&id);
+  struct mam_pool *pool = id != 0 ? pool_find_default(id) : NULL;
   if (pool != NULL)
     error = environment_end_locked(pool, id, false);
   endings_await_locked(id); /* whoever asked for the end, it has come when this returns */
@@ -489,12 +516,14 @@ cudaError_t MAM_Destroy(void) {
 
 /* Size 0 is a success where anything could be allocated. */
 static cudaError_t malloc_nothing(void) {
+  NOT_CANCELLED;
   uint64_t id;
   return default_id_now(&id);
 }
 
 /* By the calling thread's front, the environment created if need be. */
 static cudaError_t default_malloc(size_t size, const void *site, const void *tag, uintptr_t *address) {
+  NOT_CANCELLED;
   struct front_request request = {.size = size, .site = site, .tag = tag};
   uint64_t created;
   cudaError_t error;
@@ -505,7 +534,7 @@ static cudaError_t default_malloc(size_t size, const void *site, const void *tag
       error = front_malloc(&request, address);
   } while (error == cudaErrorInvalidResourceHandle);
   if (error != cudaSuccess && created != 0) /* for nothing: as if its last block had been freed */
-    (void)environment_emptied(&(struct pool_emptied){request.pool, request.default_id, created});
+    (void)environment_emptied(&(struct pool_emptied){request.pool, request.default_id, created, false});
   else if (error == cudaSuccess && pool_to_be_watched(request.pool))
     environment_watch(request.pool);
   return error;
@@ -556,12 +585,17 @@ cudaError_t MAM_CudaMallocTagged(void **ptr, size_t size, const void *tag) {
 static cudaError_t free_finish(cudaError_t error, const struct pool_emptied *emptied) {
   if (emptied->pool == NULL)
     return error;
+  if (emptied->watch) {
+    environment_watch(emptied->pool);
+    return error;
+  }
   cudaError_t ended = environment_emptied(emptied);
   return error == cudaSuccess ? ended : error;
 }
 
 /* What is rare about a free: what front_free_quick said. */
 static __attribute__((noinline)) cudaError_t free_slowly(uintptr_t address, enum front_freed freed) {
+  NOT_CANCELLED;
   struct pool_emptied emptied;
   cudaError_t error = cudaSuccess;
   if (freed == FRONT_FREED_ZERO)
@@ -611,6 +645,7 @@ static cudaError_t options_check(const MAM_PoolOptions *options) {
 }
 
 cudaError_t MAM_PoolCreate(MAM_Pool *pool, const MAM_PoolOptions *given) {
+  NOT_CANCELLED;
   MAM_PoolOptions options;
   struct source source;
   const struct options *defaults;
@@ -646,6 +681,7 @@ static cudaError_t refuse_handle(const char *who) {
 }
 
 cudaError_t MAM_PoolDestroy(MAM_Pool pool) {
+  NOT_CANCELLED;
   if (pool == NULL)
     return cudaSuccess;
   cudaError_t error = pool_is_known(pool) ? pool_close(pool, 0) : cudaErrorInvalidResourceHandle;
@@ -653,6 +689,7 @@ cudaError_t MAM_PoolDestroy(MAM_Pool pool) {
 }
 
 cudaError_t MAM_PoolDefault(MAM_Pool *pool) {
+  NOT_CANCELLED;
   struct mam_pool *found;
   uint64_t id = default_id_quick(), created;
   if (pool == NULL)
@@ -719,6 +756,7 @@ static cudaError_t stream_malloc(struct front_request *request, cudaStream_t han
 }
 
 cudaError_t MAM_PoolMallocAsync(MAM_Pool pool, void **ptr, size_t size, cudaStream_t stream) {
+  NOT_CANCELLED;
   struct front_request request = {
       .pool = pool, .default_id = POOL_ANY_ID, .size = size, .site = __builtin_return_address(0)};
   uintptr_t address = 0;
@@ -732,6 +770,7 @@ cudaError_t MAM_PoolMallocAsync(MAM_Pool pool, void **ptr, size_t size, cudaStre
 }
 
 static cudaError_t default_malloc_stream(struct front_request *request, cudaStream_t stream, uintptr_t *address) {
+  NOT_CANCELLED;
   uint64_t created;
   cudaError_t error;
   do { /* as in default_malloc */
@@ -741,7 +780,7 @@ static cudaError_t default_malloc_stream(struct front_request *request, cudaStre
       error = stream_malloc(request, stream, address);
   } while (error == cudaErrorInvalidResourceHandle);
   if (error != cudaSuccess && created != 0)
-    (void)environment_emptied(&(struct pool_emptied){request->pool, request->default_id, created});
+    (void)environment_emptied(&(struct pool_emptied){request->pool, request->default_id, created, false});
   else if (error == cudaSuccess && pool_to_be_watched(request->pool))
     environment_watch(request->pool);
   return error;
@@ -758,6 +797,7 @@ cudaError_t MAM_CudaMallocAsync(void **ptr, size_t size, cudaStream_t stream) {
 }
 
 static cudaError_t free_by_rule(void *ptr, MAM_Reuse reuse, cudaStream_t handle) {
+  NOT_CANCELLED;
   struct pool_emptied emptied = {0};
   struct context_stream stream = {0};
   bool entered = true;
@@ -804,6 +844,7 @@ static cudaError_t reuse_current(struct reuse **reuse) {
 }
 
 cudaError_t MAM_CaptureBegin(void) {
+  NOT_CANCELLED;
   struct reuse *reuse;
   cudaError_t error = reuse_current(&reuse);
   if (error == cudaSuccess)
@@ -812,6 +853,7 @@ cudaError_t MAM_CaptureBegin(void) {
 }
 
 cudaError_t MAM_CaptureEnd(void) {
+  NOT_CANCELLED;
   struct reuse *reuse;
   cudaError_t error = reuse_current(&reuse);
   if (error != cudaSuccess)
@@ -837,6 +879,7 @@ static struct mam_pool *pool_asked(MAM_Pool pool, uint64_t *id) {
 /* ---- Giving back ---- */
 
 cudaError_t MAM_Trim(size_t keep_bytes) {
+  NOT_CANCELLED;
   uint64_t id;
   struct mam_pool *pool = pool_asked(NULL, &id);
   cudaError_t error = pool != NULL ? pool_trim(pool, id, keep_bytes) : cudaSuccess;
@@ -844,6 +887,7 @@ cudaError_t MAM_Trim(size_t keep_bytes) {
 }
 
 cudaError_t MAM_PoolTrim(MAM_Pool pool, size_t keep_bytes) {
+  NOT_CANCELLED;
   cudaError_t error = pool_is_known(pool) ? pool_trim(pool, POOL_ANY_ID, keep_bytes) : cudaErrorInvalidResourceHandle;
   return error == cudaErrorInvalidResourceHandle ? refuse_handle("MAM_PoolTrim") : error;
 }
@@ -851,6 +895,7 @@ cudaError_t MAM_PoolTrim(MAM_Pool pool, size_t keep_bytes) {
 /* ---- Seeing in ---- */
 
 cudaError_t MAM_PoolGetInfo(MAM_Pool pool, MAM_PoolInfo *info) {
+  NOT_CANCELLED;
   uint64_t id;
   MAM_PoolInfo now;
   if (info == NULL || info->struct_size < offsetof(MAM_PoolInfo, used_bytes))
@@ -867,6 +912,7 @@ cudaError_t MAM_PoolGetInfo(MAM_Pool pool, MAM_PoolInfo *info) {
 }
 
 cudaError_t MAM_PoolReport(MAM_Pool pool, char **json) {
+  NOT_CANCELLED;
   uint64_t id;
   if (json == NULL)
     return error_set(cudaErrorInvalidValue, "MAM_PoolReport: nowhere to write the text");
@@ -876,6 +922,7 @@ cudaError_t MAM_PoolReport(MAM_Pool pool, char **json) {
 }
 
 cudaError_t MAM_PoolExplain(MAM_Pool pool, size_t size, char **text) {
+  NOT_CANCELLED;
   uint64_t id;
   if (text == NULL)
     return error_set(cudaErrorInvalidValue, "MAM_PoolExplain: nowhere to write the text");
@@ -931,6 +978,7 @@ bool api_source_is_device(void) {
 }
 
 void api_contexts_changed(void) {
+  NOT_CANCELLED;
   environment_enter();
   pool_abandon_gone();
   environment_exit();

@@ -3,6 +3,7 @@
 
 #include <stdatomic.h>
 
+#include "cancel.h"
 #include "chunk_map.h"
 #include "front.h"
 #include "pool_inside.h"
@@ -121,6 +122,7 @@ static size_t available_bytes(void) {
 
 /* The reuse outlives the pool, and epochs never fall: so a wait that ends after the pool did harms nobody. */
 static struct reuse *wait_begin(CUcontext context, uint64_t *epoch) {
+  NOT_CANCELLED;
   uint64_t id;
   struct mam_pool *pool = pool_of_context(context, &id);
   if (pool == NULL || pool_enter(pool, id) != cudaSuccess)
@@ -134,6 +136,7 @@ static struct reuse *wait_begin(CUcontext context, uint64_t *epoch) {
 /* ---- Captures ---- */
 
 static struct reuse *capture_begin(CUcontext context) {
+  NOT_CANCELLED;
   struct source source;
   if (source_open(MAM_SOURCE_DEVICE, context, -1, &source) != cudaSuccess)
     return NULL;
@@ -145,6 +148,7 @@ static struct reuse *capture_begin(CUcontext context) {
 }
 
 static void capture_end(struct reuse *reuse) {
+  NOT_CANCELLED;
   (void)reuse_capture_end(reuse);
   (void)reuse_reach(reuse, reuse_epoch(reuse)); /* what was freed meanwhile; no fence if others capture */
   reuse_close(reuse);
@@ -155,6 +159,7 @@ static bool reuse_context_lives(const struct reuse *reuse) { return context_live
 /* ---- Numbers ---- */
 
 static void totals(struct client_totals *sum) {
+  NOT_CANCELLED;
   MAM_PoolInfo info;
   struct pool_past past = pool_past();
   *sum = (struct client_totals){.mallocs = past.malloc_count, .hits = past.hit_count, .waits = past.synchronize_count};

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "biased.h"
+#include "cancel.h"
 #include "chunk_map.h"
 #include "claim.h"
 #include "error.h"
@@ -180,7 +181,11 @@ static bool batch_real(const struct batch *batch) {
 /* initial-exec: one instruction instead of a call; the library has a few bytes of it, which a dlopen still finds. */
 static __thread __attribute__((tls_model("initial-exec"))) struct front *mine; /* the last one used comes first */
 
+/* Of a thread whose end has begun, or would not be heard: no front outlives a call. */
+static __thread __attribute__((tls_model("initial-exec"))) bool ending;
+
 static pthread_key_t thread_end;
+static bool thread_end_heard; /* a program may have taken all keys; constant once there are fronts */
 static _Atomic(uint64_t) fronts_made;
 
 static bool front_serves(const struct front *front, const struct mam_pool *pool, uint64_t default_id) {
@@ -258,7 +263,8 @@ static struct front *front_spare(void) {
   front->ticket_next = (atomic_fetch_add_explicit(&fronts_made, 1, memory_order_relaxed) + 1) << POOL_TICKET_BITS | 1;
   front->next_of_thread = mine;
   mine = front;
-  (void)pthread_setspecific(thread_end, front); /* any value: it makes front_thread_end run */
+  if (!ending) /* any value makes front_thread_end run */
+    ending = !thread_end_heard || pthread_setspecific(thread_end, front) != 0;
   return front;
 }
 
@@ -348,7 +354,7 @@ static struct front *front_make(struct mam_pool *pool) {
   }
   biased_init(&front->lock); /* nobody else knows of it; see biased_owner_fences */
   front_attach(front, pool);
-  if (pool->fronts->first != NULL)
+  if (pool->fronts->first != NULL || pool->fronts->gone.live != 0) /* no thread can tell the last free */
     pool_crowd(pool);
   front->next_of_pool = pool->fronts->first;
   pool->fronts->first = front;
@@ -1304,6 +1310,8 @@ static cudaError_t large_malloc(struct front *front, const struct front_request 
   return large_take(front, request, POOL_TAKE_ANY, miss, address);
 }
 
+static void call_end(void);
+
 /* ---- Malloc ---- */
 
 static void live_add(struct front *front, int64_t count) {
@@ -1516,21 +1524,32 @@ cudaError_t front_malloc_quick(void **ptr, size_t size, const void *site, front_
   return malloc_quick_large(ptr, size, site, rest, front);
 }
 
+/* tried: what came of the thread's last front, if it has one; *miss: as that says. */
+static __attribute__((noinline)) cudaError_t front_malloc_slowly(struct front *front,
+                                                                 const struct front_request *request, enum tried tried,
+                                                                 struct miss *miss, uintptr_t *address) {
+  NOT_CANCELLED;
+  cudaError_t error = cudaSuccess;
+  while (error == cudaSuccess && tried == TRIED_NO_FRONT) {
+    error = front_get(request->pool, request->default_id, &front);
+    if (error == cudaSuccess)
+      tried = front_try(front, request, false, miss, address);
+  }
+  if (error == cudaSuccess && tried == TRIED_MISSED)
+    error = front_malloc_missed(front, request, miss, address);
+  call_end();
+  return error;
+}
+
 cudaError_t front_malloc(const struct front_request *request, uintptr_t *address) {
   struct front *front = mine;
   struct miss miss;
   enum tried tried = front != NULL ? front_try(front, request, request->tried, &miss, address) : TRIED_NO_FRONT;
   if (__builtin_expect(tried == TRIED_SERVED, true))
     return cudaSuccess;
-  while (tried == TRIED_NO_FRONT) {
-    if (request->pool == NULL)
-      return cudaErrorInvalidResourceHandle;
-    cudaError_t error = front_get(request->pool, request->default_id, &front);
-    if (error != cudaSuccess)
-      return error;
-    tried = front_try(front, request, false, &miss, address);
-  }
-  return tried == TRIED_SERVED ? cudaSuccess : front_malloc_missed(front, request, &miss, address);
+  if (tried == TRIED_NO_FRONT && request->pool == NULL)
+    return cudaErrorInvalidResourceHandle;
+  return front_malloc_slowly(front, request, tried, &miss, address);
 }
 
 /* ---- Free ---- */
@@ -1596,9 +1615,13 @@ static cudaError_t large_free_slowly(struct front *front, struct mam_pool *pool,
   return error;
 }
 
-/* Reports a lazy pool's emptying, once. */
+/* Reports a lazy pool's emptying, once; or that it is to be watched. */
 static void report_zero(struct front *front, struct pool_emptied *emptied) {
   struct mam_pool *pool = front->zero_pool;
+  if (pool_to_be_watched(pool)) { /* of several threads: this one's frees may be of what others allocate */
+    *emptied = (struct pool_emptied){.pool = pool, .watch = true};
+    return;
+  }
   if (pool_enter(pool, POOL_ANY_ID) != cudaSuccess)
     return;
   fronts_freeze(pool);
@@ -1613,7 +1636,7 @@ void front_zero(struct pool_emptied *emptied) {
   report_zero(mine, emptied);
 }
 
-cudaError_t front_free(uintptr_t address, struct pool_emptied *emptied) {
+static cudaError_t free_by_front(uintptr_t address, struct pool_emptied *emptied) {
   struct slab *slab;
   struct front *front;
   struct mam_pool *pool = pool_of(address, &slab);
@@ -1631,6 +1654,12 @@ cudaError_t front_free(uintptr_t address, struct pool_emptied *emptied) {
                          : large_free_slowly(front, pool, address, &freed);
   if (freed == FRONT_FREED_ZERO)
     report_zero(front, emptied);
+  return error;
+}
+
+cudaError_t front_free(uintptr_t address, struct pool_emptied *emptied) {
+  cudaError_t error = free_by_front(address, emptied);
+  call_end();
   return error;
 }
 
@@ -1666,8 +1695,8 @@ static cudaError_t small_free_alone(struct front *front, struct mam_pool *pool, 
   return error;
 }
 
-cudaError_t front_free_reuse(uintptr_t address, MAM_Reuse reuse, struct context_stream stream,
-                             struct pool_emptied *emptied) {
+static cudaError_t free_by_rule(uintptr_t address, MAM_Reuse reuse, struct context_stream stream,
+                                struct pool_emptied *emptied) {
   struct slab *slab;
   struct front *front;
   struct mam_pool *pool = pool_of(address, &slab);
@@ -1691,7 +1720,15 @@ cudaError_t front_free_reuse(uintptr_t address, MAM_Reuse reuse, struct context_
   return cudaSuccess;
 }
 
-cudaError_t front_malloc_stream(const struct front_request *request, struct context_stream stream, uintptr_t *address) {
+cudaError_t front_free_reuse(uintptr_t address, MAM_Reuse reuse, struct context_stream stream,
+                             struct pool_emptied *emptied) {
+  cudaError_t error = free_by_rule(address, reuse, stream, emptied);
+  call_end();
+  return error;
+}
+
+static cudaError_t malloc_stream(const struct front_request *request, struct context_stream stream,
+                                 uintptr_t *address) {
   struct front *front;
   struct pool_block block;
   cudaError_t error = front_get(request->pool, request->default_id, &front);
@@ -1713,6 +1750,12 @@ cudaError_t front_malloc_stream(const struct front_request *request, struct cont
     *address = block.address;
   else
     live_add(front, -1);
+  return error;
+}
+
+cudaError_t front_malloc_stream(const struct front_request *request, struct context_stream stream, uintptr_t *address) {
+  cudaError_t error = malloc_stream(request, stream, address);
+  call_end();
   return error;
 }
 
@@ -1878,8 +1921,7 @@ static void front_leave_pool(struct front *front, struct mam_pool *pool) {
   pthread_mutex_unlock(&pool->fronts->lock);
 }
 
-static void front_thread_end(void *unused) {
-  (void)unused;
+static void fronts_leave(void) {
   struct front *front;
   while ((front = mine) != NULL) {
     mine = front->next_of_thread;
@@ -1892,11 +1934,25 @@ static void front_thread_end(void *unused) {
   }
 }
 
+/* Destructors of the program's may follow, and allocate and free. */
+static void front_thread_end(void *unused) {
+  NOT_CANCELLED;
+  (void)unused;
+  ending = true;
+  fronts_leave();
+}
+
+/* The last act of a call that may have made a front. */
+static void call_end(void) {
+  if (__builtin_expect(ending, false))
+    fronts_leave();
+}
+
 /* ---- The beginning and the end of a pool ---- */
 
 void front_set_up(void) {
   biased_register();
-  (void)pthread_key_create(&thread_end, front_thread_end);
+  thread_end_heard = pthread_key_create(&thread_end, front_thread_end) == 0;
 }
 
 static bool fronts_open(struct mam_pool *pool) {

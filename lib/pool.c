@@ -781,7 +781,7 @@ bool pool_is_still(struct mam_pool *pool, uint64_t generation) {
 void pool_report_emptied(struct mam_pool *pool, uint64_t generation, struct pool_emptied *emptied) {
   pool_lock(pool);
   if (pool->state == POOL_OPEN && pool->generation == generation && pool->config.lazy && !pool->watched) {
-    *emptied = (struct pool_emptied){pool, pool->config.default_id, generation};
+    *emptied = (struct pool_emptied){.pool = pool, .default_id = pool->config.default_id, .generation = generation};
     pool_watch_locked(pool, true);
   }
   pool_unlock(pool);

@@ -265,10 +265,12 @@ void pool_report_emptied(struct mam_pool *pool, uint64_t generation, struct pool
 /* The error for what is no live block. */
 cudaError_t pool_refuse_free(uintptr_t address, bool freed_before);
 
-/* A lazy pool that lost its last block; it is watched from then on.  pool NULL if none did. */
+/* A lazy pool that lost its last block; it is watched from then on.  pool NULL if none did.  watch: nobody can tell
+ * whether it did, and api.c is to watch it. */
 struct pool_emptied {
   struct mam_pool *pool;
   uint64_t default_id, generation;
+  bool watch;
 };
 
 /* Whether the pool's struct has not become another pool since. */
