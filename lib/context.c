@@ -3,8 +3,7 @@
 
 #include "error.h"
 
-/* The id of a context by its handle. */
-static CUresult handle_id(const struct driver *driver, CUcontext handle, uint64_t *id) {
+CUresult context_handle_id(const struct driver *driver, CUcontext handle, uint64_t *id) {
   unsigned long long found = (uintptr_t)handle;
   CUresult result = driver->cuCtxGetId != NULL ? driver->cuCtxGetId(handle, &found) : CUDA_SUCCESS;
   if (result == CUDA_SUCCESS)
@@ -27,14 +26,14 @@ uint64_t context_current_id(const struct driver *driver) {
    * context's handle still has its id. */
   if (driver->cuCtxGetCurrent(&handle) != CUDA_SUCCESS || handle == NULL)
     return 0;
-  return handle_id(driver, handle, &id) == CUDA_SUCCESS ? id : 0;
+  return context_handle_id(driver, handle, &id) == CUDA_SUCCESS ? id : 0;
 }
 
 /* ---- Opening ---- */
 
 cudaError_t context_open_handle(const struct driver *driver, CUcontext handle, struct context *context) {
   uint64_t id;
-  CUresult result = handle_id(driver, handle, &id);
+  CUresult result = context_handle_id(driver, handle, &id);
   if (result == CUDA_ERROR_CONTEXT_IS_DESTROYED)
     return error_set(cudaErrorInvalidValue, "the CUDA context %p does not live", (void *)handle);
   if (result != CUDA_SUCCESS)
@@ -78,7 +77,7 @@ cudaError_t context_open_current(const struct driver *driver, struct context *co
   if (result != CUDA_SUCCESS)
     return driver_error(driver, result, "cuCtxGetCurrent");
   uint64_t id;
-  if (handle != NULL && handle_id(driver, handle, &id) != CUDA_ERROR_CONTEXT_IS_DESTROYED)
+  if (handle != NULL && context_handle_id(driver, handle, &id) != CUDA_ERROR_CONTEXT_IS_DESTROYED)
     return context_open_handle(driver, handle, context);
   /* None, or a primary context after a reset, which the retain brings back to life. */
   struct context first;
@@ -111,7 +110,7 @@ void context_release(struct context *context) {
 
 bool context_lives(const struct context *context) {
   uint64_t id;
-  CUresult result = handle_id(context->driver, context->handle, &id);
+  CUresult result = context_handle_id(context->driver, context->handle, &id);
   if (result == CUDA_SUCCESS)
     return id == context->id;
   /* Any other answer is no word about the context: what is done next will meet the error. */
@@ -178,29 +177,31 @@ static uint64_t capture_id(const struct driver *driver, CUstream stream) {
   return (uint64_t)id | CAPTURE_BIT;
 }
 
-/* The context of a created stream, whichever is current; NULL where the driver does not say. */
-static CUcontext stream_context(const struct driver *driver, CUstream stream) {
-  CUcontext context = NULL;
-  bool said = driver->cuStreamGetCtx != NULL && driver->cuStreamGetCtx(stream, &context) == CUDA_SUCCESS;
-  return said ? context : NULL;
-}
-
-static CUcontext current_context(const struct driver *driver) {
-  CUcontext context = NULL;
-  return driver != NULL && driver->cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : NULL;
-}
-
 static uint64_t default_stream_id(CUstream stream) {
   return DEFAULT_STREAM_BIT |
          (context_stream_is_legacy(stream) ? (uint64_t)CU_STREAM_LEGACY : thread_number() << 2 | CU_STREAM_PER_THREAD);
 }
 
+/* The context of a created stream is its own, whichever is current. */
 static cudaError_t created_stream_name(const struct driver *driver, CUstream handle, struct context_stream *stream) {
+  CUcontext context = NULL;
   unsigned long long id = (uintptr_t)handle;
   CUresult result = driver != NULL && driver->cuStreamGetId != NULL ? driver->cuStreamGetId(handle, &id) : CUDA_SUCCESS;
   if (result != CUDA_SUCCESS)
     return driver_error(driver, result, "cuStreamGetId");
-  *stream = (struct context_stream){driver != NULL ? stream_context(driver, handle) : NULL, id};
+  result = driver != NULL && driver->cuStreamGetCtx != NULL ? driver->cuStreamGetCtx(handle, &context) : CUDA_SUCCESS;
+  if (result != CUDA_SUCCESS)
+    return driver_error(driver, result, "cuStreamGetCtx");
+  *stream = (struct context_stream){context, id};
+  return cudaSuccess;
+}
+
+static cudaError_t default_stream_name(const struct driver *driver, CUstream handle, struct context_stream *stream) {
+  CUcontext context = NULL;
+  CUresult result = driver != NULL ? driver->cuCtxGetCurrent(&context) : CUDA_SUCCESS;
+  if (result != CUDA_SUCCESS)
+    return driver_error(driver, result, "cuCtxGetCurrent");
+  *stream = (struct context_stream){context, default_stream_id(handle)};
   return cudaSuccess;
 }
 
@@ -208,11 +209,10 @@ cudaError_t context_stream_name(const struct driver *driver, CUstream handle, st
                                 bool *captured) {
   uint64_t capture = capture_id(driver, handle);
   *captured = capture != 0;
-  if (capture != 0) /* cuStreamGetId may not be called then: it would end the capture */
-    *stream = (struct context_stream){NULL, capture};
-  else if (context_stream_is_legacy(handle) || (uintptr_t)handle == CU_STREAM_PER_THREAD)
-    *stream = (struct context_stream){current_context(driver), default_stream_id(handle)};
-  else
+  if (context_stream_is_legacy(handle) || (capture == 0 && (uintptr_t)handle == CU_STREAM_PER_THREAD))
+    return default_stream_name(driver, handle, stream);
+  if (capture == 0)
     return created_stream_name(driver, handle, stream);
+  *stream = (struct context_stream){NULL, capture}; /* cuStreamGetId may not be called: it would end the capture */
   return cudaSuccess;
 }

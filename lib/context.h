@@ -29,6 +29,9 @@ struct context {
 /* The id of the calling thread's current context, 0 if it has none that lives.  12 to 25 ns on an H200's host. */
 uint64_t context_current_id(const struct driver *driver);
 
+/* The id of a context by its handle, and what the driver answers: 709 if the context is gone. */
+CUresult context_handle_id(const struct driver *driver, CUcontext handle, uint64_t *id);
+
 /* Each fills *context and is undone by context_release; on failure *context is left alone.
  *
  * context_open_current: the calling thread's current context; if it has none, the primary context of the first device,

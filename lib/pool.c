@@ -787,21 +787,22 @@ void pool_report_emptied(struct mam_pool *pool, uint64_t generation, struct pool
   pool_unlock(pool);
 }
 
+static bool is_of_pool(const struct mam_pool *pool, struct context_stream stream) {
+  return stream.context == NULL || stream.context == pool->source.context.handle;
+}
+
 cudaError_t pool_accompany(struct mam_pool *pool, struct context_stream stream) {
-  if (stream.context == NULL || stream.context == pool->source.context.handle ||
-      reuse_accompany(pool->reuse, stream.context))
-    return cudaSuccess;
-  return error_set(cudaErrorMemoryAllocation, "no host memory for a context whose work uses another one's blocks");
+  return is_of_pool(pool, stream) ? cudaSuccess : reuse_accompany(pool->reuse, stream.context);
 }
 
 /* The same, where it has something to do, with the lock left. */
 static cudaError_t accompany_locked(struct mam_pool *pool, struct context_stream stream) {
-  if (stream.context == NULL || stream.context == pool->source.context.handle)
+  if (is_of_pool(pool, stream))
     return cudaSuccess;
   pool_step_out(pool);
   cudaError_t error = pool_accompany(pool, stream);
   pool_step_in(pool);
-  return error == cudaSuccess ? pool_usable_locked(pool) : error;
+  return error;
 }
 
 static cudaError_t free_by_rule(struct mam_pool *pool, uint64_t generation, uintptr_t address, const struct rule *given,
@@ -811,13 +812,18 @@ static cudaError_t free_by_rule(struct mam_pool *pool, uint64_t generation, uint
   cudaError_t error = pool_usable_locked(pool);
   if (error == cudaSuccess && generation != POOL_ANY_GENERATION && generation != pool->generation)
     error = cudaErrorInvalidResourceHandle;
-  if (error == cudaSuccess && given != NULL)
-    error = accompany_locked(pool, given->stream);
+  cudaError_t accompanied = error == cudaSuccess && given != NULL ? accompany_locked(pool, given->stream) : cudaSuccess;
+  if (accompanied != cudaSuccess) {
+    pool_unlock(pool);
+    return accompanied;
+  }
+  if (error == cudaSuccess) /* the lock may have been left */
+    error = pool_usable_locked(pool);
   struct segment *segment = error == cudaSuccess ? claim_locked(pool, address, &freed_before) : NULL;
   if (segment == NULL) {
     pool_unlock(pool);
-    bool tell = error == cudaErrorInitializationError || error == cudaErrorMemoryAllocation;
-    return tell ? error : pool_refuse_free(address, error == cudaSuccess && freed_before);
+    return error == cudaErrorInitializationError ? error
+                                                 : pool_refuse_free(address, error == cudaSuccess && freed_before);
   }
   struct rule rule = given != NULL ? *given : own_rule(pool, false);
   give_back_locked(pool, segment, &rule);

@@ -283,7 +283,7 @@ cudaError_t pool_free_reuse(struct mam_pool *pool, uint64_t generation, uintptr_
                             struct context_stream stream);
 
 /* Before a free on a stream: work of another context uses the pool's memory, so fences wait for that one, too.  The
- * caller is a user of the pool.  cudaErrorMemoryAllocation if the host has none. */
+ * caller is a user of the pool.  Errors: as reuse_accompany. */
 cudaError_t pool_accompany(struct mam_pool *pool, struct context_stream stream);
 
 /* Frees a block of any pool that is a segment of its own.  emptied may be NULL. */

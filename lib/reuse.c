@@ -59,16 +59,23 @@ static struct reuse *reuse_get_locked(const struct source *source) {
   reuse->source.context.retained = false; /* the users' references keep it */
   reuse->pending = reuse->done_count = reuse->captures = 0;
   reuse->noticed = NULL;
+  reuse->peer = NULL;
   reuse->fence_count = 0;
   pthread_mutex_unlock(&reuse->lock);
   return reuse;
 }
 
+static void used_set_locked(struct reuse *reuse, bool used) {
+  pthread_mutex_lock(&reuse->lock);
+  reuse->used = used;
+  pthread_mutex_unlock(&reuse->lock);
+}
+
 struct reuse *reuse_open(const struct source *source) {
   pthread_mutex_lock(&all_lock);
   struct reuse *reuse = reuse_get_locked(source);
-  if (reuse != NULL)
-    reuse->users++;
+  if (reuse != NULL && reuse->users++ == 0)
+    used_set_locked(reuse, true);
   pthread_mutex_unlock(&all_lock);
   return reuse;
 }
@@ -82,6 +89,9 @@ static void events_destroy_locked(struct reuse *reuse) {
       (void)context->driver->cuEventDestroy(reuse->fences[i].event);
     reuse->fences[i].event = NULL;
   }
+  if (entered)
+    peer_probe_end(context->driver, &reuse->probe);
+  reuse->probe.address = 0;
   reuse->pending = reuse->done_count = 0;
   if (entered)
     context_leave(context, &visit);
@@ -113,6 +123,7 @@ static void companions_leave_locked(struct reuse *reuse) {
 void reuse_close(struct reuse *reuse) {
   pthread_mutex_lock(&all_lock);
   if (--reuse->users == 0) {
+    used_set_locked(reuse, false);
     companions_leave_locked(reuse);
     reuse_end_if_idle_locked(reuse);
   }
@@ -241,12 +252,33 @@ static bool fence_due_locked(struct reuse *reuse) {
   return reuse->pending == 0 || now_ns() - reuse->recorded_ns >= REUSE_FENCE_PAUSE_NS;
 }
 
+static bool companion_known(const void *caller, uint64_t id) {
+  const struct reuse_companion *companion = companions_first(caller);
+  while (companion != NULL && companion->reuse->source.context.id != id)
+    companion = companion->next;
+  return companion != NULL;
+}
+
+/* Whether all peers that can use memory of the context are companions.  Asked after the epoch was closed: a peer that
+ * gets access later is used by nothing that was freed by then.  If not, reuse->peer is one that is to be made so, with
+ * the lock left, or NULL if that is not known.  The context is current. */
+static CUresult peers_known_locked(struct reuse *reuse, bool *known) {
+  const struct driver *driver = reuse->source.context.driver;
+  CUresult result = CUDA_SUCCESS;
+  reuse->peer = NULL;
+  if (reuse->used && peer_possible(driver)) /* else nothing was freed that a peer could use */
+    result = peer_find(driver, &reuse->probe, companion_known, reuse, &reuse->peer);
+  *known = result == CUDA_SUCCESS && reuse->peer == NULL;
+  return result;
+}
+
 static void fence_record_locked(struct reuse *reuse) {
   const struct context *context = &reuse->source.context;
   const struct driver *driver = context->driver;
   unsigned place = (reuse->first + reuse->pending) % REUSE_FENCES;
   struct reuse_fence *fence = &reuse->fences[place];
   CUresult result = CUDA_SUCCESS;
+  bool known;
   if (fence->event == NULL)
     result = driver->cuEventCreate(&fence->event, CU_EVENT_DISABLE_TIMING);
   if (result != CUDA_SUCCESS) {
@@ -254,6 +286,9 @@ static void fence_record_locked(struct reuse *reuse) {
     return;
   }
   fence->epoch = epoch_close(reuse);
+  (void)peers_known_locked(reuse, &known);
+  if (!known) /* the epoch is closed without a fence, and the next look sets one */
+    return;
   companions_need_locked(reuse, place);
   result = driver->cuCtxRecordEvent(context->handle, fence->event);
   if (reuse->pending > 0 || result != CUDA_SUCCESS)
@@ -343,9 +378,22 @@ static bool companions_ask(struct reuse *reuse) {
   return done;
 }
 
+/* Makes the peer a companion that was found while a fence was set.  Whether there was one. */
+static bool peer_accompany(struct reuse *reuse) {
+  mutex_lock(&reuse->lock);
+  CUcontext peer = reuse->peer;
+  reuse->peer = NULL;
+  pthread_mutex_unlock(&reuse->lock);
+  return peer != NULL && reuse_accompany(reuse, peer) == cudaSuccess;
+}
+
 bool reuse_reach(struct reuse *reuse, uint64_t epoch) {
   if (reuse_passed(reuse) >= epoch || reach_alone(reuse, epoch))
     return true;
+  if (peer_possible(reuse->source.context.driver))
+    while (peer_accompany(reuse))
+      if (reach_alone(reuse, epoch))
+        return true;
   bool asks = companions_first(reuse) != NULL && reuse_can_fence(reuse);
   return asks && companions_ask(reuse) && reach_alone(reuse, epoch);
 }
@@ -400,9 +448,35 @@ static cudaError_t synchronize_alone(struct reuse *reuse, uint64_t *epoch) {
   return error;
 }
 
+/* Makes all peers companions, after the epoch was closed. */
+static cudaError_t peers_meet(struct reuse *reuse) {
+  const struct context *context = &reuse->source.context;
+  struct context_visit visit;
+  CUresult result;
+  bool known;
+  if (!peer_possible(context->driver))
+    return cudaSuccess;
+  do {
+    pthread_mutex_lock(&reuse->lock);
+    cudaError_t error = context_enter(context, &visit);
+    if (error == cudaSuccess) {
+      result = peers_known_locked(reuse, &known);
+      context_leave(context, &visit);
+    }
+    pthread_mutex_unlock(&reuse->lock);
+    if (error != cudaSuccess)
+      return error;
+    if (result != CUDA_SUCCESS)
+      return driver_error(context->driver, result, "finding out who uses memory by peer access");
+  } while (!known && peer_accompany(reuse));
+  return known ? cudaSuccess : error_set(cudaErrorMemoryAllocation, "no host memory for a peer's work");
+}
+
 cudaError_t reuse_synchronize(struct reuse *reuse) {
   uint64_t epoch, other_epoch, need;
   cudaError_t error = synchronize_alone(reuse, &epoch);
+  if (error == cudaSuccess)
+    error = peers_meet(reuse);
   struct reuse *other;
   for (unsigned i = 0; error == cudaSuccess && (other = companion_at(reuse, i, &need)) != NULL; i++) {
     error = synchronize_alone(other, &other_epoch);
@@ -430,13 +504,6 @@ void reuse_wait_end(struct reuse *reuse, uint64_t epoch) {
 
 /* ---- Companions ---- */
 
-static bool companion_known(const struct reuse *reuse, uint64_t id) {
-  const struct reuse_companion *companion = companions_first(reuse);
-  while (companion != NULL && companion->reuse->source.context.id != id)
-    companion = companion->next;
-  return companion != NULL;
-}
-
 static void companion_add_locked(struct reuse *reuse, struct reuse_companion *companion, struct reuse *other) {
   pthread_mutex_lock(&reuse->lock);
   *companion = (struct reuse_companion){.next = companions_first(reuse), .reuse = other};
@@ -446,23 +513,27 @@ static void companion_add_locked(struct reuse *reuse, struct reuse_companion *co
   other->holders++;
 }
 
-bool reuse_accompany(struct reuse *reuse, CUcontext handle) {
-  const struct driver *driver = reuse->source.context.driver;
-  struct source source = {.operations = &source_device};
-  if (driver == NULL || handle == NULL || context_open_handle(driver, handle, &source.context) != cudaSuccess)
-    return true; /* no context that could have work */
-  if (source.context.id == reuse->source.context.id || companion_known(reuse, source.context.id))
-    return true;
+cudaError_t reuse_accompany(struct reuse *reuse, CUcontext handle) {
+  const struct driver *driver = driver_known();
+  struct source source = {.operations = &source_device, .context = {.driver = driver, .handle = handle}};
+  if (driver == NULL || handle == NULL)
+    return cudaSuccess;
+  CUresult result = context_handle_id(driver, handle, &source.context.id);
+  if (result == CUDA_ERROR_CONTEXT_IS_DESTROYED) /* and its work is over */
+    return cudaSuccess;
+  if (result != CUDA_SUCCESS)
+    return driver_error(driver, result, "cuCtxGetId");
   pthread_mutex_lock(&all_lock);
-  struct reuse_companion *companion = malloc(sizeof *companion);
+  bool known = source.context.id == reuse->source.context.id || companion_known(reuse, source.context.id);
+  struct reuse_companion *companion = known ? NULL : malloc(sizeof *companion);
   struct reuse *other = companion != NULL ? reuse_get_locked(&source) : NULL;
-  bool known = companion_known(reuse, source.context.id); /* another thread was first */
-  if (other != NULL && !known)
+  bool adds = other != NULL && reuse->users > 0;
+  if (adds)
     companion_add_locked(reuse, companion, other);
   else
     free(companion);
   pthread_mutex_unlock(&all_lock);
-  return other != NULL || known;
+  return adds || known ? cudaSuccess : error_set(cudaErrorMemoryAllocation, "no host memory for a context's work");
 }
 
 void reuse_counts(struct reuse *reuse, uint64_t *fences) {

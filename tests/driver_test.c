@@ -266,7 +266,11 @@ END_TEST
   OPTIONAL_FUNCTION(cuEventDestroy)                                                                                    \
   OPTIONAL_FUNCTION(cuEventQuery)                                                                                      \
   OPTIONAL_FUNCTION(cuCtxRecordEvent)                                                                                  \
+  OPTIONAL_FUNCTION(cuDeviceGetCount)                                                                                  \
+  OPTIONAL_FUNCTION(cuDevicePrimaryCtxGetState)                                                                        \
+  OPTIONAL_FUNCTION(cuPointerGetAttribute)                                                                             \
   OPTIONAL_FUNCTION(cuStreamGetId)                                                                                     \
+  OPTIONAL_FUNCTION(cuStreamGetCtx)                                                                                    \
   OPTIONAL_FUNCTION(cuStreamIsCapturing)                                                                               \
   OPTIONAL_FUNCTION(cuStreamGetCaptureInfo)                                                                            \
   OPTIONAL_FUNCTION(cuMemAddressReserve)                                                                               \

@@ -69,6 +69,7 @@ bool context_known(const struct context *context) {
 static void context_begin(struct context *context, int device) {
   context->alive = true;
   context->poison = SUCCESS;
+  (void)memset(context->reaches, 0, sizeof context->reaches);
   context->device = device;
   context->id = ++fake.last_id;
 }
@@ -371,6 +372,24 @@ int cuDeviceTotalMem(size_t *bytes, int device) {
     error = device_check(device);
   if (error == SUCCESS)
     *bytes = fake.capacity_bytes;
+  return call_end(error);
+}
+
+int cuDeviceGetCount(int *count) {
+  int error = call_begin(CALL_cuDeviceGetCount);
+  if (error == SUCCESS)
+    *count = fake.device_count;
+  return call_end(error);
+}
+
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
+  int error = call_begin(CALL_cuDevicePrimaryCtxGetState);
+  if (error == SUCCESS)
+    error = device_check(device);
+  if (error == SUCCESS) {
+    *flags = 0;
+    *active = fake.primaries[device].alive;
+  }
   return call_end(error);
 }
 
@@ -756,6 +775,12 @@ EXPORT int fake_stack_depth(void) { return thread.depth; }
 EXPORT void fake_make_current(void *context) {
   fake_lock();
   (void)stack_replace(context);
+  fake_unlock();
+}
+
+EXPORT void fake_peer_enable(void *context, int device) {
+  fake_lock();
+  ((struct context *)context)->reaches[device] = true;
   fake_unlock();
 }
 

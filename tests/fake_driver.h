@@ -103,6 +103,10 @@ void fake_context_destroy(void *context);
 
 bool fake_context_alive(void *context);
 
+/* cuCtxEnablePeerAccess: kernels of the context can use memory of the device from now on, by cuPointerGetAttribute
+ * (CU_POINTER_ATTRIBUTE_DEVICE_POINTER). */
+void fake_peer_enable(void *context, int device);
+
 /* cuDevicePrimaryCtxReset: memory and id are gone, handle, currency and retains stay. */
 void fake_primary_reset(int device);
 

@@ -57,6 +57,8 @@ enum { mode_global, mode_thread_local, mode_relaxed };
   FUNCTION(cuDeviceGetName, 2000, INT_MAX, (char *name, int length, int device))                                       \
   FUNCTION(cuDeviceGetAttribute, 2000, INT_MAX, (int *value, int attribute, int device))                               \
   FUNCTION(cuDeviceTotalMem, 3020, INT_MAX, (size_t * bytes, int device))                                              \
+  FUNCTION(cuDeviceGetCount, 2000, INT_MAX, (int *count))                                                              \
+  FUNCTION(cuDevicePrimaryCtxGetState, 7000, INT_MAX, (int device, unsigned *flags, int *active))                      \
   FUNCTION(cuDevicePrimaryCtxRetain, 7000, INT_MAX, (struct context * *context, int device))                           \
   FUNCTION(cuDevicePrimaryCtxRelease, 7000, INT_MAX, (int device))                                                     \
   FUNCTION(cuCtxGetCurrent, 4000, INT_MAX, (struct context * *context))                                                \
@@ -195,7 +197,8 @@ struct context {
   int poison; /* what its work ended in */
   int device;
   unsigned retains;
-  unsigned long long id; /* never used twice */
+  unsigned long long id;      /* never used twice */
+  bool reaches[device_limit]; /* its kernels can use memory of these devices, by peer access */
 };
 
 enum kind { KIND_DEVICE, KIND_PINNED, KIND_MANAGED, kind_count };

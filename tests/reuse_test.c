@@ -689,6 +689,54 @@ START_TEST(allocation_waits_for_the_other_context_where_no_memory_is_left) {
 }
 END_TEST
 
+/* The program said so to the driver alone, before the allocation or after it, and frees plainly. */
+START_TEST(memory_that_a_peer_uses_comes_back_when_its_work_is_done) {
+  void *contexts[2], *pointer = NULL;
+  use_contexts(contexts, true);
+  OK(_i < 2 ? MAM_Create(64 * MIB) : MAM_Create_auto());
+  if (_i % 2 == 0)
+    fake_peer_enable(contexts[1], 0);
+  size_t all = info_of(NULL).limit_bytes;
+  char *a = block(all);
+  OK(MAM_CudaFree(a)); /* fences have been set before the peer has access */
+  ck_assert_ptr_eq(block(all), a);
+  if (_i % 2 == 1)
+    fake_peer_enable(contexts[1], 0);
+  fake_make_current(contexts[1]);
+  fake_submit(contexts[1]);
+  fake_make_current(contexts[0]);
+  OK(MAM_CudaFree(a));
+  fake_fail("cuCtxSynchronize", 1, 719); /* would finish the work: the test must not come there by itself */
+  FAILS((cudaError_t)719, MAM_CudaMalloc(&pointer, all));
+  fake_finish(contexts[1]);
+  ck_assert_ptr_eq(block(all), a);
+  ck_assert_uint_eq(fake_waits(), 0);
+  fake_submit(contexts[1]);
+  OK(MAM_CudaFree(a));
+  ck_assert_ptr_eq(block(all), a); /* waits for both */
+  ck_assert(!fake_pending(contexts[1]));
+  OK(MAM_Destroy());
+  assert_nothing_held();
+}
+END_TEST
+
+START_TEST(device_without_access_is_not_waited_for) {
+  void *contexts[2];
+  use_contexts(contexts, true);
+  OK(_i == 0 ? MAM_Create(64 * MIB) : MAM_Create_auto());
+  fake_peer_enable(contexts[0], 1); /* the other direction */
+  fake_submit(contexts[1]);
+  size_t all = info_of(NULL).limit_bytes;
+  for (int i = 0; i < 10; i++)
+    OK(MAM_CudaFree(block(all)));
+  ck_assert(fake_pending(contexts[1]));
+  ck_assert_uint_eq(fake_waits(), 0);
+  fake_finish(contexts[1]);
+  OK(MAM_Destroy());
+  assert_nothing_held();
+}
+END_TEST
+
 START_TEST(work_of_a_context_that_ended_is_waited_for_no_more) {
   void *contexts[2];
   use_contexts(contexts, false);
@@ -1012,6 +1060,8 @@ int main(void) {
   tcase_add_loop_test(contexts, default_streams_of_two_contexts_are_two_streams, 0, other_count);
   tcase_add_loop_test(contexts, memory_freed_in_another_context_comes_back_when_its_work_is_done, 0, 2);
   tcase_add_loop_test(contexts, allocation_waits_for_the_other_context_where_no_memory_is_left, 0, 2);
+  tcase_add_loop_test(contexts, memory_that_a_peer_uses_comes_back_when_its_work_is_done, 0, 4);
+  tcase_add_loop_test(contexts, device_without_access_is_not_waited_for, 0, 2);
   tcase_add_test(contexts, work_of_a_context_that_ended_is_waited_for_no_more);
   tcase_add_loop_test(contexts, captures_in_the_other_context_survive, 0, 2 * mode_count);
   tcase_add_loop_test(contexts, contexts_that_use_each_others_memory_get_none_early, 0, seed_count);
