@@ -219,8 +219,9 @@ typedef enum MAM_Source {
 
 /* When the memory of a freed block may be handed out again. */
 typedef enum MAM_Reuse {
-  /* When all GPU work submitted to the pool's context before the free has finished.  Safe for any program whose
-   * blocks are used in that context.  The default. */
+  /* When all GPU work has finished that was submitted before the free to the pool's context, to contexts on whose
+   * streams its blocks were freed, and to primary contexts of devices that can use them by peer access.  Safe for any
+   * program whose blocks are used there.  The default. */
   MAM_REUSE_FENCED = 0,
   /* At once, the paper's rule.  For programs that use one stream, or synchronise before they free. */
   MAM_REUSE_IMMEDIATE = 1,
