@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "cancel.h"
 #include "clock.h"
 #include "error.h"
 #include "mutex.h"
@@ -388,7 +389,10 @@ static bool peer_accompany(struct reuse *reuse) {
 }
 
 bool reuse_reach(struct reuse *reuse, uint64_t epoch) {
-  if (reuse_passed(reuse) >= epoch || reach_alone(reuse, epoch))
+  if (reuse_passed(reuse) >= epoch)
+    return true;
+  NOT_CANCELLED; /* quick ways come here, too */
+  if (reach_alone(reuse, epoch))
     return true;
   if (peer_possible(reuse->source.context.driver))
     while (peer_accompany(reuse))
