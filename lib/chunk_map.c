@@ -45,6 +45,7 @@ void chunk_map_unlock(void) { pthread_mutex_unlock(&write_lock); }
 /* A test that explores every interleaving steps in here, before each access that another thread can see or make. */
 #ifndef CHUNK_MAP_STEP
 #define CHUNK_MAP_STEP(is_store) ((void)0)
+#define CHUNK_MAP_TABLE_STEP() ((void)0)
 #define CHUNK_MAP_RETRY(wait) wait_more(wait) /* the writer may have been taken off its processor in the middle */
 #define CHUNK_MAP_IS_FULL(held, room) ((held) == (room))
 #define CHUNK_MAP_ROOM 64 /* of the first table */
@@ -74,7 +75,8 @@ struct mam_pool *chunk_map_find(uintptr_t address) {
   struct wait wait = WAIT_INIT;
   for (;;) {
     unsigned before = READ(sequence);
-    struct table *in = READ(table);
+    CHUNK_MAP_TABLE_STEP();
+    struct table *in = atomic_load_explicit(&table, memory_order_acquire); /* acquire: as READ */
     size_t below = entries_up_to(in, address);
     struct mam_pool *pool = NULL;
     if (below > 0 && address < READ(in->entries[below - 1].end))

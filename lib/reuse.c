@@ -66,17 +66,27 @@ static struct reuse *reuse_get_locked(const struct source *source) {
   return reuse;
 }
 
-static void used_set_locked(struct reuse *reuse, bool used) {
+static void used_begin_locked(struct reuse *reuse) {
   pthread_mutex_lock(&reuse->lock);
-  reuse->used = used;
+  reuse->used = true;
   pthread_mutex_unlock(&reuse->lock);
+}
+
+/* The last user goes; what peers were asked about is for the caller to give back. */
+static struct peer_probe probe_take_locked(struct reuse *reuse) {
+  pthread_mutex_lock(&reuse->lock);
+  struct peer_probe probe = reuse->probe;
+  reuse->probe.address = 0;
+  reuse->used = false;
+  pthread_mutex_unlock(&reuse->lock);
+  return probe;
 }
 
 struct reuse *reuse_open(const struct source *source) {
   pthread_mutex_lock(&all_lock);
   struct reuse *reuse = reuse_get_locked(source);
   if (reuse != NULL && reuse->users++ == 0)
-    used_set_locked(reuse, true);
+    used_begin_locked(reuse);
   pthread_mutex_unlock(&all_lock);
   return reuse;
 }
@@ -90,9 +100,6 @@ static void events_destroy_locked(struct reuse *reuse) {
       (void)context->driver->cuEventDestroy(reuse->fences[i].event);
     reuse->fences[i].event = NULL;
   }
-  if (entered)
-    peer_probe_end(context->driver, &reuse->probe);
-  reuse->probe.address = 0;
   reuse->pending = reuse->done_count = 0;
   if (entered)
     context_leave(context, &visit);
@@ -121,14 +128,26 @@ static void companions_leave_locked(struct reuse *reuse) {
   }
 }
 
+/* The driver waits for the GPU before it takes memory back: no lock is held. */
+static void probe_give(const struct context *context, struct peer_probe probe) {
+  struct context_visit visit;
+  if (probe.address == 0 || !context_lives(context) || context_enter(context, &visit) != cudaSuccess)
+    return;
+  peer_probe_end(context->driver, &probe);
+  context_leave(context, &visit);
+}
+
 void reuse_close(struct reuse *reuse) {
+  struct peer_probe probe = {0};
   pthread_mutex_lock(&all_lock);
+  const struct context context = reuse->source.context;
   if (--reuse->users == 0) {
-    used_set_locked(reuse, false);
+    probe = probe_take_locked(reuse);
     companions_leave_locked(reuse);
     reuse_end_if_idle_locked(reuse);
   }
   pthread_mutex_unlock(&all_lock);
+  probe_give(&context, probe);
 }
 
 /* ---- Epochs ---- */
