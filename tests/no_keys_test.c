@@ -12,8 +12,15 @@
 
 #define OK(call) ck_assert_msg((call) == cudaSuccess, "%s: %s", #call, MAM_LastError())
 
+/* Sanitizers begin before this program, and cannot do without keys. */
+#if defined __SANITIZE_THREAD__ || defined __SANITIZE_ADDRESS__
+enum { SANITIZED = true };
+#else
+enum { SANITIZED = false };
+#endif
+
 /* This program's libraries are loaded before main: they get none. */
-static bool keys_left;
+static bool keys_left = SANITIZED;
 
 int pthread_key_create(pthread_key_t *key, void (*destructor)(void *)) {
   int (*create)(pthread_key_t *, void (*)(void *));
@@ -62,13 +69,6 @@ START_TEST(threads_use_pools_and_leave_nothing_behind) {
   OK(MAM_Destroy());
 }
 END_TEST
-
-/* Sanitizers begin before this program, and cannot do without keys. */
-#if defined __SANITIZE_THREAD__ || defined __SANITIZE_ADDRESS__
-enum { SANITIZED = true };
-#else
-enum { SANITIZED = false };
-#endif
 
 int main(void) {
   if (SANITIZED)
