@@ -15,6 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cancel.h"
 #include "client.h"
 #include "clock.h"
 #include "error.h"
@@ -131,6 +132,7 @@ static void report_at_exit(void) {
 /* From here on the driver may be gone: the reaper must not begin to call it.  What it has begun is not waited for: that
  * may wait for a kernel, and an exit must not. */
 __attribute__((destructor)) static void end_of_process(void) {
+  NOT_CANCELLED;
   environment_enter();
   process_ends = true;
   if (reaper_runs)
@@ -140,30 +142,36 @@ __attribute__((destructor)) static void end_of_process(void) {
     report_at_exit();
 }
 
-/* How to ask for the current context, once that is known: the driver's cuCtxGetCurrent, or what answers for it. */
-typedef CUresult ask(CUcontext *handle);
+/* How to ask for the id of the default pool that the calling thread means, once that is known: the driver's cuCtxGetId,
+ * which is asked about the current context, or what answers for it. */
+typedef CUresult ask(CUcontext current, unsigned long long *id);
 
-static CUresult ask_nobody(CUcontext *handle) {
-  (void)handle;
+static CUresult ask_nobody(CUcontext current, unsigned long long *id) {
+  (void)current, (void)id;
   return CUDA_ERROR_INVALID_CONTEXT;
 }
 
-static CUresult ask_host(CUcontext *handle) {
-  *handle = NULL;
+static CUresult ask_host(CUcontext current, unsigned long long *id) {
+  (void)current;
+  *id = HOST_DEFAULT_ID;
   return CUDA_SUCCESS;
+}
+
+/* A driver before CUDA 12.0 has no ids; see context.h. */
+static CUresult ask_handle(CUcontext current, unsigned long long *id) {
+  CUresult result = driver_known()->cuCtxGetCurrent(&current);
+  *id = (uintptr_t)current;
+  return result;
 }
 
 static _Atomic(ask *) asked = ask_nobody;
 
-/* No context's handle. */
-#define UNKNOWN_CONTEXT ((CUcontext)UINTPTR_MAX)
-
-/* That of the current context; NULL on plain host memory. */
-static inline CUcontext context_handle(void) {
-  CUcontext handle;
-  /* acquire: what the driver's loading wrote; pairs with the release below */
-  CUresult result = atomic_load_explicit(&asked, memory_order_acquire)(&handle);
-  return __builtin_expect(result == CUDA_SUCCESS, true) ? handle : UNKNOWN_CONTEXT;
+/* By one quick question; 0 if it has no answer, which does not say that there is none. */
+static inline uint64_t default_id_quick(void) {
+  unsigned long long id;
+  /* acquire: what the driver's loading wrote; pairs with the release in default_id_now */
+  CUresult result = atomic_load_explicit(&asked, memory_order_acquire)(NULL, &id);
+  return __builtin_expect(result == CUDA_SUCCESS, true) ? id : 0;
 }
 
 /* The id of the default pool that the calling thread means now; 0 if it has no current context that lives. */
@@ -182,30 +190,8 @@ static cudaError_t default_id_now(uint64_t *id) {
   if (error != cudaSuccess)
     return error;
   *id = context_current_id(driver);
-  atomic_store_explicit(&asked, driver->cuCtxGetCurrent, memory_order_release);
+  atomic_store_explicit(&asked, driver->cuCtxGetId != NULL ? driver->cuCtxGetId : ask_handle, memory_order_release);
   return cudaSuccess;
-}
-
-/* The same by one quick question, where a front of the thread is known to be of that pool; else 0. */
-static uint64_t default_id_quick(void) { return front_default_id(context_handle()); }
-
-static bool default_id_is(uint64_t id) {
-  uint64_t now;
-  return default_id_now(&now) == cudaSuccess && now == id;
-}
-
-/* So that the next allocation by the thread's last front, which is of the default pool of the id, asks a quick
- * question.  An id is never used again: if it is that of the current context before and after, it is that of the
- * context that is watched, and its end will be counted after ends was read. */
-static void default_remember(uint64_t id) {
-  const struct driver *driver;
-  uint64_t ends = context_ends();
-  CUcontext handle = context_handle();
-  if (handle == UNKNOWN_CONTEXT || front_default_id(handle) == id || !default_id_is(id))
-    return;
-  bool watched = id == HOST_DEFAULT_ID || (driver_get(&driver) == cudaSuccess && context_watch(driver, handle));
-  if (watched && default_id_is(id))
-    front_remember(id, handle, ends);
 }
 
 /* The calling thread's default pool if there is one, else NULL. */
@@ -367,62 +353,80 @@ static cudaError_t environment_restrict(const struct options *options, const str
   return cudaSuccess;
 }
 
-/* The lock is held, and left where another environment of the context ends.  bytes 0: all there are.  If there is one
- * already: cudaErrorAlreadyAcquired, *pool is it.  *id is the id of whichever it is. */
-static cudaError_t environment_create_locked(size_t bytes, bool lazy, struct mam_pool **pool, uint64_t *id) {
+/* What an environment is made of.  It is found out without the lock: the driver may have to be loaded for it, which
+ * runs constructors of others, and a context may have to be made. */
+struct plan {
   const struct options *options;
+  bool lazy;
   struct source source;
+  struct pool_config config;
+};
+
+/* bytes 0: all there are.  On failure there is nothing to close. */
+static cudaError_t environment_plan(size_t bytes, bool lazy, struct plan *plan) {
   enum environment_way way = WAY_WHOLE;
-  pool_abandon_gone();
-  cudaError_t error = environment_options(&options);
+  cudaError_t error = environment_options(&plan->options);
+  plan->lazy = lazy;
   if (error == cudaSuccess)
-    error = environment_source(options, bytes, &source, &way);
+    error = environment_source(plan->options, bytes, &plan->source, &way);
   if (error != cudaSuccess)
     return error;
-  *id = options->source == MAM_SOURCE_HOST ? HOST_DEFAULT_ID : source.context.id;
-  struct pool_config config = {.reuse = options->reuse,
-                               .alignment = POOL_ALIGNMENT_BYTES,
-                               .headroom_bytes = options->headroom_bytes,
-                               .default_id = *id,
-                               .lazy = lazy,
-                               .no_slabs = options->report == OPTIONS_REPORT_LEAKS,
-                               .front = &front_operations};
+  const struct options *options = plan->options;
+  plan->config =
+      (struct pool_config){.reuse = options->reuse,
+                           .alignment = POOL_ALIGNMENT_BYTES,
+                           .headroom_bytes = options->headroom_bytes,
+                           .default_id = options->source == MAM_SOURCE_HOST ? HOST_DEFAULT_ID : plan->source.context.id,
+                           .lazy = lazy,
+                           .no_slabs = options->report == OPTIONS_REPORT_LEAKS,
+                           .front = &front_operations};
   if (way == WAY_CHUNKS || way == WAY_OF_CLIENT)
-    error = environment_size_in_chunks(&source, way, &config);
+    error = environment_size_in_chunks(&plan->source, way, &plan->config);
   else
-    environment_size(&source, bytes, &config);
+    environment_size(&plan->source, bytes, &plan->config);
   if (error == cudaSuccess)
-    error = environment_restrict(options, &source, &config);
-  if (error != cudaSuccess) {
-    source_close(&source);
-    return error;
-  }
-  struct mam_pool *held = pool_find_default(*id);
-  if (held != NULL && !lazy) /* if it lingers, it is wanted otherwise now */
-    (void)environment_end_locked(held, *id, true);
-  endings_await_locked(*id);
-  held = pool_find_default(*id);
+    error = environment_restrict(options, &plan->source, &plan->config);
+  if (error != cudaSuccess)
+    source_close(&plan->source);
+  return error;
+}
+
+/* The lock is held, and left where another environment of the context ends.  If there is one already:
+ * cudaErrorAlreadyAcquired, *pool is it.  The plan's source is used up in any case. */
+static cudaError_t environment_create_locked(struct plan *plan, struct mam_pool **pool) {
+  uint64_t id = plan->config.default_id;
+  cudaError_t error = cudaSuccess;
+  pool_abandon_gone();
+  struct mam_pool *held = pool_find_default(id);
+  if (held != NULL && !plan->lazy) /* if it lingers, it is wanted otherwise now */
+    (void)environment_end_locked(held, id, true);
+  endings_await_locked(id);
+  held = pool_find_default(id);
   int64_t start_ns = now_ns(); /* after any wait for the GPU */
   if (held == NULL)
-    error = pool_open(&config, &source, pool);
+    error = pool_open(&plan->config, &plan->source, pool);
   if (held != NULL || error != cudaSuccess)
-    source_close(&source);
+    source_close(&plan->source);
   if (held != NULL) {
     *pool = held;
     return cudaErrorAlreadyAcquired;
   }
   if (error == cudaSuccess) {
-    (*pool)->linger_ns = config.lazy ? linger_for(options, *id, now_ns() - start_ns) : 0;
+    (*pool)->linger_ns = plan->config.lazy ? linger_for(plan->options, id, now_ns() - start_ns) : 0;
     (*pool)->linger_until_ns = 0;
   }
   return error;
 }
 
 static cudaError_t environment_create(size_t bytes, const char *who) {
+  NOT_CANCELLED;
   struct mam_pool *pool;
-  uint64_t id;
+  struct plan plan;
+  cudaError_t error = environment_plan(bytes, false, &plan);
+  if (error != cudaSuccess)
+    return error;
   environment_enter();
-  cudaError_t error = environment_create_locked(bytes, false, &pool, &id);
+  error = environment_create_locked(&plan, &pool);
   environment_exit();
   if (error == cudaErrorAlreadyAcquired)
     return error_set(error, "%s: this context has an environment already", who);
@@ -432,6 +436,7 @@ static cudaError_t environment_create(size_t bytes, const char *who) {
 /* The calling thread's default pool, created if need be: *created is then its generation, else 0.  *id is its id; as
  * given, it is what default_id_quick said. */
 static cudaError_t environment_get(struct mam_pool **pool, uint64_t *id, uint64_t *created) {
+  struct plan plan;
   *created = 0;
   cudaError_t error = *id == 0 ? default_id_now(id) : cudaSuccess;
   if (error != cudaSuccess)
@@ -439,8 +444,12 @@ static cudaError_t environment_get(struct mam_pool **pool, uint64_t *id, uint64_
   *pool = *id != 0 ? pool_find_default(*id) : NULL;
   if (*pool != NULL)
     return cudaSuccess;
+  error = environment_plan(0, true, &plan);
+  if (error != cudaSuccess)
+    return error;
+  *id = plan.config.default_id;
   environment_enter();
-  error = environment_create_locked(0, true, pool, id);
+  error = environment_create_locked(&plan, pool);
   if (error == cudaSuccess)
     *created = (*pool)->generation; /* constant: it cannot end while the lock is held */
   environment_exit();
@@ -602,6 +611,7 @@ static void calm_go_on_locked(struct mam_pool *pool) {
 
 /* Sees to it that the pools that have grown are looked at. */
 static __attribute__((noinline)) void pools_grown_watch(void) {
+  NOT_CANCELLED;
   environment_enter();
   for (struct mam_pool *pool = pool_first(); pool != NULL; pool = pool->next)
     if (pool_has_grown(pool))
@@ -653,11 +663,13 @@ cudaError_t MAM_Create(size_t maxSize) {
 cudaError_t MAM_Create_auto(void) { return environment_create(0, "MAM_Create_auto"); }
 
 cudaError_t MAM_Destroy(void) {
+  NOT_CANCELLED;
   uint64_t id = 0;
   cudaError_t error = cudaSuccess;
+  (void)default_id_now(&id); /* before the lock: it may load the driver */
   environment_enter();
   pool_abandon_gone();
-  struct mam_pool *pool = default_pool_now(&id);
+  struct mam_pool *pool = id != 0 ? pool_find_default(id) : NULL;
   if (pool != NULL)
     error = environment_end_locked(pool, id, false);
   endings_await_locked(id); /* whoever asked for the end, it has come when this returns */
@@ -667,27 +679,25 @@ cudaError_t MAM_Destroy(void) {
 
 /* Size 0 is a success where anything could be allocated. */
 static cudaError_t malloc_nothing(void) {
+  NOT_CANCELLED;
   uint64_t id;
   return default_id_now(&id);
 }
 
 /* By the calling thread's front, the environment created if need be. */
 static cudaError_t default_malloc(size_t size, const void *site, const void *tag, uintptr_t *address) {
+  NOT_CANCELLED;
   struct front_request request = {.size = size, .site = site, .tag = tag};
   uint64_t created;
-  bool known;
   cudaError_t error;
   do { /* again if the environment ended between being found and being asked */
     request.default_id = default_id_quick();
-    known = request.default_id != 0;
     error = environment_get(&request.pool, &request.default_id, &created);
     if (error == cudaSuccess)
       error = front_malloc(&request, address);
   } while (error == cudaErrorInvalidResourceHandle);
-  if (error == cudaSuccess && !known)
-    default_remember(request.default_id);
   if (error != cudaSuccess && created != 0) /* for nothing: as if its last block had been freed */
-    (void)environment_emptied(&(struct pool_emptied){request.pool, request.default_id, created});
+    (void)environment_emptied(&(struct pool_emptied){request.pool, request.default_id, created, false});
   else if (error == cudaSuccess && pool_to_be_watched(request.pool))
     environment_watch(request.pool);
   grown_look();
@@ -700,15 +710,12 @@ static cudaError_t default_malloc_front(uint64_t id, bool tried, size_t size, co
                                         uintptr_t *address) {
   struct front_request request = {
       .default_id = id != 0 ? id : default_id_quick(), .size = size, .site = site, .tag = tag, .tried = tried};
-  bool known = request.default_id != 0;
-  cudaError_t error = known ? cudaSuccess : default_id_now(&request.default_id);
+  cudaError_t error = request.default_id != 0 ? cudaSuccess : default_id_now(&request.default_id);
   if (error != cudaSuccess)
     return error;
   error = request.default_id != 0 ? front_malloc(&request, address) : cudaErrorInvalidResourceHandle;
   if (error == cudaErrorInvalidResourceHandle)
     return default_malloc(size, site, tag, address);
-  if (error == cudaSuccess && !known)
-    default_remember(request.default_id);
   grown_look();
   return error;
 }
@@ -726,7 +733,7 @@ static __attribute__((noinline)) cudaError_t malloc_slowly(void **ptr, size_t si
 cudaError_t MAM_CudaMalloc(void **ptr, size_t size) {
   if (ptr == NULL)
     return malloc_slowly(ptr, size, __builtin_return_address(0), 0);
-  return front_malloc_quick(ptr, size, __builtin_return_address(0), malloc_slowly, context_handle());
+  return front_malloc_quick(ptr, size, __builtin_return_address(0), malloc_slowly, default_id_quick());
 }
 
 cudaError_t MAM_CudaMallocTagged(void **ptr, size_t size, const void *tag) {
@@ -743,12 +750,17 @@ cudaError_t MAM_CudaMallocTagged(void **ptr, size_t size, const void *tag) {
 static cudaError_t free_finish(cudaError_t error, const struct pool_emptied *emptied) {
   if (emptied->pool == NULL)
     return error;
+  if (emptied->watch) {
+    environment_watch(emptied->pool);
+    return error;
+  }
   cudaError_t ended = environment_emptied(emptied);
   return error == cudaSuccess ? ended : error;
 }
 
 /* What is rare about a free: what front_free_quick said. */
 static __attribute__((noinline)) cudaError_t free_slowly(uintptr_t address, enum front_freed freed) {
+  NOT_CANCELLED;
   struct pool_emptied emptied;
   cudaError_t error = cudaSuccess;
   if (freed == FRONT_FREED_ZERO)
@@ -798,6 +810,7 @@ static cudaError_t options_check(const MAM_PoolOptions *options) {
 }
 
 cudaError_t MAM_PoolCreate(MAM_Pool *pool, const MAM_PoolOptions *given) {
+  NOT_CANCELLED;
   MAM_PoolOptions options;
   struct source source;
   const struct options *defaults;
@@ -834,6 +847,7 @@ static cudaError_t refuse_handle(const char *who) {
 }
 
 cudaError_t MAM_PoolDestroy(MAM_Pool pool) {
+  NOT_CANCELLED;
   if (pool == NULL)
     return cudaSuccess;
   cudaError_t error = pool_is_known(pool) ? pool_close(pool, 0) : cudaErrorInvalidResourceHandle;
@@ -841,6 +855,7 @@ cudaError_t MAM_PoolDestroy(MAM_Pool pool) {
 }
 
 cudaError_t MAM_PoolDefault(MAM_Pool *pool) {
+  NOT_CANCELLED;
   struct mam_pool *found;
   uint64_t id = default_id_quick(), created;
   if (pool == NULL)
@@ -880,35 +895,35 @@ cudaError_t MAM_PoolMallocTagged(MAM_Pool pool, void **ptr, size_t size, const v
 
 /* ---- By another rule, on a stream ---- */
 
-/* The id of a stream of the current context; notices whether it is being captured.  The legacy stream never is, and
- * nobody is asked.  *entered: whether the pool is usable; if it is not, that is the error. */
-static cudaError_t stream_id(cudaStream_t stream, struct mam_pool *pool, uint64_t default_id, uint64_t *id,
-                             bool *entered) {
+/* Names a stream; notices whether it is being captured.  The legacy stream never is, and nobody but the current context
+ * is asked.  *entered: whether the pool is usable; if it is not, that is the error. */
+static cudaError_t stream_name(cudaStream_t handle, struct mam_pool *pool, uint64_t default_id,
+                               struct context_stream *stream, bool *entered) {
   bool captured = false;
-  *id = context_stream_default();
   *entered = true;
-  if (context_stream_is_legacy((CUstream)stream))
-    return cudaSuccess;
+  if (context_stream_is_legacy((CUstream)handle))
+    return context_stream_name(driver_known(), (CUstream)handle, stream, &captured);
   cudaError_t error = pool_enter(pool, default_id);
   *entered = error == cudaSuccess;
   if (error != cudaSuccess)
     return error;
-  error = context_stream_id(pool->source.context.driver, (CUstream)stream, id, &captured);
+  error = context_stream_name(pool->source.context.driver, (CUstream)handle, stream, &captured);
   if (error == cudaSuccess && captured)
-    reuse_notice_capture(pool->reuse, (CUstream)stream);
+    reuse_notice_capture(pool->reuse, (CUstream)handle);
   pool_exit(pool);
   return error;
 }
 
 /* The pool's, or the default one's. */
-static cudaError_t stream_malloc(struct front_request *request, cudaStream_t stream, uintptr_t *address) {
-  uint64_t id;
+static cudaError_t stream_malloc(struct front_request *request, cudaStream_t handle, uintptr_t *address) {
+  struct context_stream stream;
   bool entered;
-  cudaError_t error = stream_id(stream, request->pool, request->default_id, &id, &entered);
-  return error == cudaSuccess ? front_malloc_stream(request, id, address) : error;
+  cudaError_t error = stream_name(handle, request->pool, request->default_id, &stream, &entered);
+  return error == cudaSuccess ? front_malloc_stream(request, stream, address) : error;
 }
 
 cudaError_t MAM_PoolMallocAsync(MAM_Pool pool, void **ptr, size_t size, cudaStream_t stream) {
+  NOT_CANCELLED;
   struct front_request request = {
       .pool = pool, .default_id = POOL_ANY_ID, .size = size, .site = __builtin_return_address(0)};
   uintptr_t address = 0;
@@ -923,20 +938,17 @@ cudaError_t MAM_PoolMallocAsync(MAM_Pool pool, void **ptr, size_t size, cudaStre
 }
 
 static cudaError_t default_malloc_stream(struct front_request *request, cudaStream_t stream, uintptr_t *address) {
+  NOT_CANCELLED;
   uint64_t created;
-  bool known;
   cudaError_t error;
   do { /* as in default_malloc */
     request->default_id = default_id_quick();
-    known = request->default_id != 0;
     error = environment_get(&request->pool, &request->default_id, &created);
     if (error == cudaSuccess)
       error = stream_malloc(request, stream, address);
   } while (error == cudaErrorInvalidResourceHandle);
-  if (error == cudaSuccess && !known)
-    default_remember(request->default_id);
   if (error != cudaSuccess && created != 0)
-    (void)environment_emptied(&(struct pool_emptied){request->pool, request->default_id, created});
+    (void)environment_emptied(&(struct pool_emptied){request->pool, request->default_id, created, false});
   else if (error == cudaSuccess && pool_to_be_watched(request->pool))
     environment_watch(request->pool);
   grown_look();
@@ -953,20 +965,21 @@ cudaError_t MAM_CudaMallocAsync(void **ptr, size_t size, cudaStream_t stream) {
   return error;
 }
 
-static cudaError_t free_by_rule(void *ptr, MAM_Reuse reuse, cudaStream_t stream) {
+static cudaError_t free_by_rule(void *ptr, MAM_Reuse reuse, cudaStream_t handle) {
+  NOT_CANCELLED;
   struct pool_emptied emptied = {0};
-  uint64_t id = 0;
+  struct context_stream stream = {0};
   bool entered = true;
   cudaError_t error = cudaSuccess;
   struct mam_pool *pool = front_pool_of((uintptr_t)ptr);
   if (pool == NULL)
     return pool_refuse_free((uintptr_t)ptr, false);
   if (reuse == MAM_REUSE_STREAM)
-    error = stream_id(stream, pool, POOL_ANY_ID, &id, &entered);
+    error = stream_name(handle, pool, POOL_ANY_ID, &stream, &entered);
   if (!entered)
     return MAM_CudaFree(ptr); /* which knows what to answer */
   if (error == cudaSuccess)
-    error = front_free_reuse((uintptr_t)ptr, reuse, id, &emptied);
+    error = front_free_reuse((uintptr_t)ptr, reuse, stream, &emptied);
   return free_finish(error, &emptied);
 }
 
@@ -1000,6 +1013,7 @@ static cudaError_t reuse_current(struct reuse **reuse) {
 }
 
 cudaError_t MAM_CaptureBegin(void) {
+  NOT_CANCELLED;
   struct reuse *reuse;
   cudaError_t error = reuse_current(&reuse);
   if (error == cudaSuccess)
@@ -1008,6 +1022,7 @@ cudaError_t MAM_CaptureBegin(void) {
 }
 
 cudaError_t MAM_CaptureEnd(void) {
+  NOT_CANCELLED;
   struct reuse *reuse;
   cudaError_t error = reuse_current(&reuse);
   if (error != cudaSuccess)
@@ -1033,6 +1048,7 @@ static struct mam_pool *pool_asked(MAM_Pool pool, uint64_t *id) {
 /* ---- Giving back ---- */
 
 cudaError_t MAM_Trim(size_t keep_bytes) {
+  NOT_CANCELLED;
   uint64_t id;
   struct mam_pool *pool = pool_asked(NULL, &id);
   cudaError_t error = pool != NULL ? pool_trim(pool, id, keep_bytes) : cudaSuccess;
@@ -1040,6 +1056,7 @@ cudaError_t MAM_Trim(size_t keep_bytes) {
 }
 
 cudaError_t MAM_PoolTrim(MAM_Pool pool, size_t keep_bytes) {
+  NOT_CANCELLED;
   cudaError_t error = pool_is_known(pool) ? pool_trim(pool, POOL_ANY_ID, keep_bytes) : cudaErrorInvalidResourceHandle;
   return error == cudaErrorInvalidResourceHandle ? refuse_handle("MAM_PoolTrim") : error;
 }
@@ -1047,6 +1064,7 @@ cudaError_t MAM_PoolTrim(MAM_Pool pool, size_t keep_bytes) {
 /* ---- Seeing in ---- */
 
 cudaError_t MAM_PoolGetInfo(MAM_Pool pool, MAM_PoolInfo *info) {
+  NOT_CANCELLED;
   uint64_t id;
   MAM_PoolInfo now;
   if (info == NULL || info->struct_size < offsetof(MAM_PoolInfo, used_bytes))
@@ -1063,6 +1081,7 @@ cudaError_t MAM_PoolGetInfo(MAM_Pool pool, MAM_PoolInfo *info) {
 }
 
 cudaError_t MAM_PoolResetPeaks(MAM_Pool pool) {
+  NOT_CANCELLED;
   uint64_t id;
   pool = pool_asked(pool, &id);
   cudaError_t error = pool != NULL ? pool_reset_peaks(pool, id) : cudaErrorInvalidResourceHandle;
@@ -1070,6 +1089,7 @@ cudaError_t MAM_PoolResetPeaks(MAM_Pool pool) {
 }
 
 cudaError_t MAM_PoolReport(MAM_Pool pool, char **json) {
+  NOT_CANCELLED;
   uint64_t id;
   if (json == NULL)
     return error_set(cudaErrorInvalidValue, "MAM_PoolReport: nowhere to write the text");
@@ -1079,6 +1099,7 @@ cudaError_t MAM_PoolReport(MAM_Pool pool, char **json) {
 }
 
 cudaError_t MAM_PoolExplain(MAM_Pool pool, size_t size, char **text) {
+  NOT_CANCELLED;
   uint64_t id;
   if (text == NULL)
     return error_set(cudaErrorInvalidValue, "MAM_PoolExplain: nowhere to write the text");
@@ -1105,7 +1126,7 @@ static cudaError_t client_malloc_slowly(void **ptr, size_t size, const void *sit
 
 cudaError_t api_client_malloc(size_t size, const void *site, uintptr_t *address) {
   void *block = NULL;
-  cudaError_t error = front_malloc_quick(&block, size, site, client_malloc_slowly, context_handle());
+  cudaError_t error = front_malloc_quick(&block, size, site, client_malloc_slowly, default_id_quick());
   *address = (uintptr_t)block;
   return error;
 }
@@ -1134,6 +1155,7 @@ bool api_source_is_device(void) {
 }
 
 void api_contexts_changed(void) {
+  NOT_CANCELLED;
   environment_enter();
   pool_abandon_gone();
   environment_exit();

@@ -3,6 +3,7 @@
 
 #include <stdatomic.h>
 
+#include "cancel.h"
 #include "chunk_map.h"
 #include "front.h"
 #include "pool_inside.h"
@@ -38,15 +39,13 @@ static uint64_t block_id(uintptr_t base, uint64_t distinction) {
 
 static bool slab_block_at(const struct slab *slab, uintptr_t address, struct client_block *block) {
   size_t block_bytes = slab_block_bytes(slab);
-  if (block_bytes == 0)
-    return false;
   uintptr_t base = address - (address - slab->base) % block_bytes;
   uint32_t index = slab_index(slab, base);
   /* relaxed: whoever asks about a live block has its address from the allocation */
   uint8_t code = index != UINT32_MAX ? atomic_load_explicit(slab_live(slab, index), memory_order_relaxed) : 0;
   if (code == 0)
     return false;
-  size_t bytes = slab_requested_bytes(slab_live(slab, index), slab_class_of(slab), code);
+  size_t bytes = slab_requested_bytes(slab_live(slab, index), slab->class, code);
   *block = (struct client_block){base, bytes, block_id(base, bytes)};
   return true;
 }
@@ -123,6 +122,7 @@ static size_t available_bytes(void) {
 
 /* The reuse outlives the pool, and epochs never fall: so a wait that ends after the pool did harms nobody. */
 static struct reuse *wait_begin(CUcontext context, uint64_t *epoch) {
+  NOT_CANCELLED;
   uint64_t id;
   struct mam_pool *pool = pool_of_context(context, &id);
   if (pool == NULL || pool_enter(pool, id) != cudaSuccess)
@@ -136,6 +136,7 @@ static struct reuse *wait_begin(CUcontext context, uint64_t *epoch) {
 /* ---- Captures ---- */
 
 static struct reuse *capture_begin(CUcontext context) {
+  NOT_CANCELLED;
   struct source source;
   if (source_open(MAM_SOURCE_DEVICE, context, -1, &source) != cudaSuccess)
     return NULL;
@@ -147,6 +148,7 @@ static struct reuse *capture_begin(CUcontext context) {
 }
 
 static void capture_end(struct reuse *reuse) {
+  NOT_CANCELLED;
   (void)reuse_capture_end(reuse);
   (void)reuse_reach(reuse, reuse_epoch(reuse)); /* what was freed meanwhile; no fence if others capture */
   reuse_close(reuse);
@@ -157,6 +159,7 @@ static bool reuse_context_lives(const struct reuse *reuse) { return context_live
 /* ---- Numbers ---- */
 
 static void totals(struct client_totals *sum) {
+  NOT_CANCELLED;
   MAM_PoolInfo info;
   struct pool_past past = pool_past();
   *sum = (struct client_totals){.mallocs = past.malloc_count, .hits = past.hit_count, .waits = past.synchronize_count};

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "biased.h"
+#include "cancel.h"
 #include "chunk_map.h"
 #include "claim.h"
 #include "error.h"
@@ -59,9 +60,6 @@ enum {
 /* Of a front that serves no default pool: no context's. */
 #define NO_DEFAULT_ID UINT64_MAX
 
-/* Of a front that is not known by a context's handle. */
-#define NEVER_ENDS UINT64_MAX
-
 /* Small blocks of one class; the owner's, inside.  What the quick way needs is on one cache line. */
 struct magazine {
   _Alignas(64) struct batch *ready; /* to allocate from; never NULL, see none_ready */
@@ -114,8 +112,7 @@ struct front {
   bool immediate, shelves_off;     /* without fences, what is kept would never be known to have passed */
   bool alone;                      /* no other thread claims blocks of the pool (claim.h) */
   struct mam_pool *pool;           /* NULL: of a pool that ended, free for another */
-  CUcontext context;               /* whose default pool it is, */
-  uint64_t context_ends;           /* as long as so many watched contexts have ended; NEVER_ENDS: not known */
+  uint64_t default_id;             /* NO_DEFAULT_ID if the pool is none */
   struct front_numbers numbers;
   const _Atomic uint64_t *epoch;          /* that a free takes: the reuse's, or no_epoch if immediate */
   _Alignas(64) struct owned *last_places; /* for the block that a shelf served last */
@@ -126,7 +123,6 @@ struct front {
   int64_t unfenced_left; /* so many bytes more may be freed before the next fence, */
   int64_t fence_bytes;   /* after one so many */
   uint64_t ticket_first; /* the pool's */
-  uint64_t default_id;   /* NO_DEFAULT_ID if the pool is none */
   uint64_t generation;   /* of the pool */
   size_t alignment;
   struct magazine magazines[SLAB_CLASSES];
@@ -180,7 +176,11 @@ static bool batch_real(const struct batch *batch) {
 /* initial-exec: one instruction instead of a call; the library has a few bytes of it, which a dlopen still finds. */
 static __thread __attribute__((tls_model("initial-exec"))) struct front *mine; /* the last one used comes first */
 
+/* Of a thread whose end has begun, or would not be heard: no front outlives a call. */
+static __thread __attribute__((tls_model("initial-exec"))) bool ending;
+
 static pthread_key_t thread_end;
+static bool thread_end_heard; /* a program may have taken all keys; constant once there are fronts */
 static _Atomic(uint64_t) fronts_made;
 
 static bool front_serves(const struct front *front, const struct mam_pool *pool, uint64_t default_id) {
@@ -230,7 +230,6 @@ static struct front *front_new(void) {
   struct front *front = (struct front *)aligned;
   front->memory = memory;
   front->default_id = NO_DEFAULT_ID;
-  front->context_ends = NEVER_ENDS;
   front->last_places = front->owned;
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
     magazine_init(&front->magazines[i]);
@@ -259,7 +258,8 @@ static struct front *front_spare(void) {
   front->ticket_next = (atomic_fetch_add_explicit(&fronts_made, 1, memory_order_relaxed) + 1) << POOL_TICKET_BITS | 1;
   front->next_of_thread = mine;
   mine = front;
-  (void)pthread_setspecific(thread_end, front); /* any value: it makes front_thread_end run */
+  if (!ending) /* any value makes front_thread_end run */
+    ending = !thread_end_heard || pthread_setspecific(thread_end, front) != 0;
   return front;
 }
 
@@ -299,7 +299,6 @@ static void front_attach(struct front *front, struct mam_pool *pool) {
   front->generation = pool->generation;
   front->reuse = pool->reuse;
   front->default_id = pool->config.default_id != 0 ? pool->config.default_id : NO_DEFAULT_ID;
-  front->context_ends = NEVER_ENDS;
   front->alignment = pool->config.alignment;
   front->alone = pool->fronts->first == NULL && !pool->fronts->shared;
   front->immediate = pool->config.reuse == MAM_REUSE_IMMEDIATE;
@@ -316,14 +315,19 @@ static void front_attach(struct front *front, struct mam_pool *pool) {
     magazine_init(&front->magazines[i]);
 }
 
+/* For another thread than its own, which keeps out until biased_other_leave. */
+static void front_take(struct front *front) {
+  if (biased_other_want(&front->lock))
+    biased_barrier();
+  biased_other_await(&front->lock);
+}
+
 /* Another thread is about to use the pool: from here on, no front is alone.  The fronts' lock is held. */
 static void fronts_share_locked(struct fronts *fronts) {
   struct front *front = fronts->first; /* of several, none is alone any more */
   if (front == NULL || !front->alone)
     return;
-  biased_other_want(&front->lock);
-  biased_barrier();
-  biased_other_await(&front->lock);
+  front_take(front);
   front->alone = false;
   biased_other_leave(&front->lock);
 }
@@ -343,7 +347,7 @@ static struct front *front_make(struct mam_pool *pool) {
   }
   biased_init(&front->lock); /* nobody else knows of it; see biased_owner_fences */
   front_attach(front, pool);
-  if (pool->fronts->first != NULL)
+  if (pool->fronts->first != NULL || pool->fronts->gone.live != 0) /* no thread can tell the last free */
     pool_crowd(pool);
   front->next_of_pool = pool->fronts->first;
   pool->fronts->first = front;
@@ -357,10 +361,11 @@ static struct front *front_make(struct mam_pool *pool) {
 static void fronts_freeze(struct mam_pool *pool) {
   struct fronts *fronts = pool->fronts;
   struct front *front;
+  bool barrier = false;
   pthread_mutex_lock(&fronts->lock);
   for (front = fronts->first; front != NULL; front = front->next_of_pool)
-    biased_other_want(&front->lock);
-  if (fronts->first != NULL)
+    barrier = biased_other_want(&front->lock) || barrier;
+  if (barrier)
     biased_barrier();
   for (front = fronts->first; front != NULL; front = front->next_of_pool)
     biased_other_await(&front->lock);
@@ -786,15 +791,16 @@ static struct batch *magazine_free_at_once(struct magazine *magazine) {
 static inline __attribute__((always_inline)) enum front_freed free_small(struct front *front, struct slab *slab,
                                                                          uintptr_t address, bool quick) {
   /* acquire: the slab as carved; pairs with the release in slab_add.  While it is this pool's, it stays: a slab goes
-   * back only without a live block, and if the block is none, the index or the claim says so.  If neither slab
-   * nor front has a pool, the quick one finds no room and the other says so. */
+   * back only without a live block, and if the block is none, the index or the claim says so, however long the thread
+   * is held up before it (slab.h).  If neither slab nor front has a pool, the quick one finds no room and the other
+   * says so. */
   struct mam_pool *pool = atomic_load_explicit(&slab->pool, memory_order_acquire);
   if (pool != front->pool || (!quick && pool == NULL))
     return FRONT_FREED_NOT;
   uint32_t index = slab_index(slab, address);
   if (index == UINT32_MAX)
     return FRONT_FREED_NOT;
-  struct magazine *magazine = &front->magazines[slab_class_of(slab)];
+  struct magazine *magazine = &front->magazines[slab->class];
   struct batch *to = magazine->freed;
   if (__builtin_expect(to->count >= SLAB_BATCH || (quick && front->immediate), false))
     return FRONT_FREED_NO_ROOM;
@@ -813,7 +819,7 @@ static __attribute__((noinline)) enum front_freed free_small_anew(struct front *
   biased_enter(&front->lock);
   enum front_freed freed = free_small(front, slab, address, false);
   if (freed == FRONT_FREED_NO_ROOM) {
-    unsigned class = slab_class_of(slab);
+    unsigned class = slab->class;
     if (magazine_has_more(front, &front->magazines[class], class))
       freed = free_small(front, slab, address, false);
   }
@@ -1344,6 +1350,8 @@ static cudaError_t large_malloc(struct front *front, const struct front_request 
   return large_take(front, request, POOL_TAKE_ANY, no_growth, miss, address);
 }
 
+static void call_end(void);
+
 /* ---- Malloc ---- */
 
 static void live_add(struct front *front, int64_t count) {
@@ -1460,21 +1468,6 @@ static __attribute__((noinline)) cudaError_t malloc_quick_anew(void **ptr, size_
   return cudaSuccess;
 }
 
-/* Whether the front is of the default pool of the context that has the handle now. */
-static inline bool front_is_of(const struct front *front, CUcontext context) {
-  return front->context == context && front->context_ends == context_ends();
-}
-
-/* The front is of another context, as far as is known, or somebody else wants to enter it. */
-static __attribute__((noinline)) cudaError_t malloc_quick_doubt(void **ptr, size_t size, const void *site,
-                                                                front_malloc_rest *rest, CUcontext context) {
-  struct front *front = mine;
-  biased_enter(&front->lock);
-  uint64_t default_id = front_is_of(front, context) ? front->default_id : 0;
-  biased_leave(&front->lock);
-  return default_id != 0 ? malloc_quick_anew(ptr, size, site, default_id, rest) : rest(ptr, size, site, 0);
-}
-
 /* The epoch that the shelf of a size waits for, if the block that does may as well be asked for at once; else 0. */
 static uint64_t size_waits_for(struct front *front, size_t size) {
   size_t bytes = (size + front->alignment - 1) & ~(front->alignment - 1);
@@ -1557,12 +1550,13 @@ malloc_quick_last(void **ptr, size_t size, const void *site, front_malloc_rest *
   return cudaSuccess;
 }
 
-cudaError_t front_malloc_quick(void **ptr, size_t size, const void *site, front_malloc_rest *rest, CUcontext context) {
+cudaError_t front_malloc_quick(void **ptr, size_t size, const void *site, front_malloc_rest *rest,
+                               uint64_t default_id) {
   struct front *front = mine;
   if (__builtin_expect(front == NULL, false))
-    return rest(ptr, size, site, 0);
-  if (__builtin_expect(!biased_try(&front->lock) || !front_is_of(front, context), false))
-    return malloc_quick_doubt(ptr, size, site, rest, context);
+    return rest(ptr, size, site, default_id);
+  if (__builtin_expect(!biased_try(&front->lock) || front->default_id != default_id, false))
+    return malloc_quick_anew(ptr, size, site, default_id, rest);
   if (size - 1 < SLAB_FINE_BYTES)
     return malloc_quick_class(ptr, size, site, rest, front, slab_class(size));
   if (size == front->last_size)
@@ -1570,26 +1564,21 @@ cudaError_t front_malloc_quick(void **ptr, size_t size, const void *site, front_
   return malloc_quick_large(ptr, size, site, rest, front);
 }
 
-uint64_t front_default_id(CUcontext context) {
-  uint64_t default_id = 0;
-  for (struct front *front = mine; front != NULL && default_id == 0; front = front->next_of_thread) {
-    biased_enter(&front->lock);
-    default_id = front_is_of(front, context) ? front->default_id : 0;
-    biased_leave(&front->lock);
+/* tried: what came of the thread's last front, if it has one; *miss: as that says. */
+static __attribute__((noinline)) cudaError_t front_malloc_slowly(struct front *front,
+                                                                 const struct front_request *request, enum tried tried,
+                                                                 struct miss *miss, uintptr_t *address) {
+  NOT_CANCELLED;
+  cudaError_t error = cudaSuccess;
+  while (error == cudaSuccess && tried == TRIED_NO_FRONT) {
+    error = front_get(request->pool, request->default_id, &front);
+    if (error == cudaSuccess)
+      tried = front_try(front, request, false, miss, address);
   }
-  return default_id;
-}
-
-void front_remember(uint64_t default_id, CUcontext context, uint64_t ends) {
-  struct front *front = mine;
-  if (front == NULL)
-    return;
-  biased_enter(&front->lock);
-  if (front->default_id == default_id) {
-    front->context = context;
-    front->context_ends = ends;
-  }
-  biased_leave(&front->lock);
+  if (error == cudaSuccess && tried == TRIED_MISSED)
+    error = front_malloc_missed(front, request, miss, address);
+  call_end();
+  return error;
 }
 
 cudaError_t front_malloc(const struct front_request *request, uintptr_t *address) {
@@ -1598,15 +1587,9 @@ cudaError_t front_malloc(const struct front_request *request, uintptr_t *address
   enum tried tried = front != NULL ? front_try(front, request, request->tried, &miss, address) : TRIED_NO_FRONT;
   if (__builtin_expect(tried == TRIED_SERVED, true))
     return cudaSuccess;
-  while (tried == TRIED_NO_FRONT) {
-    if (request->pool == NULL)
-      return cudaErrorInvalidResourceHandle;
-    cudaError_t error = front_get(request->pool, request->default_id, &front);
-    if (error != cudaSuccess)
-      return error;
-    tried = front_try(front, request, false, &miss, address);
-  }
-  return tried == TRIED_SERVED ? cudaSuccess : front_malloc_missed(front, request, &miss, address);
+  if (tried == TRIED_NO_FRONT && request->pool == NULL)
+    return cudaErrorInvalidResourceHandle;
+  return front_malloc_slowly(front, request, tried, &miss, address);
 }
 
 /* ---- Free ---- */
@@ -1651,7 +1634,7 @@ static cudaError_t small_free_slowly(struct front *front, struct mam_pool *pool,
     return pool_refuse_free(address, false);
   }
   do /* again if others collected what was made room with */
-    if (!magazine_make_room(front, pool, slab_class_of(slab)))
+    if (!magazine_make_room(front, pool, slab->class))
       error = error_set(cudaErrorMemoryAllocation, "no host memory to free %p", (void *)address);
     else
       *freed = free_small_anew(front, slab, address);
@@ -1672,9 +1655,13 @@ static cudaError_t large_free_slowly(struct front *front, struct mam_pool *pool,
   return error;
 }
 
-/* Reports a lazy pool's emptying, once. */
+/* Reports a lazy pool's emptying, once; or that it is to be watched. */
 static void report_zero(struct front *front, struct pool_emptied *emptied) {
   struct mam_pool *pool = front->zero_pool;
+  if (pool_to_be_watched(pool)) { /* of several threads: this one's frees may be of what others allocate */
+    *emptied = (struct pool_emptied){.pool = pool, .watch = true};
+    return;
+  }
   if (pool_enter(pool, POOL_ANY_ID) != cudaSuccess)
     return;
   fronts_freeze(pool);
@@ -1689,7 +1676,7 @@ void front_zero(struct pool_emptied *emptied) {
   report_zero(mine, emptied);
 }
 
-cudaError_t front_free(uintptr_t address, struct pool_emptied *emptied) {
+static cudaError_t free_by_front(uintptr_t address, struct pool_emptied *emptied) {
   struct slab *slab;
   struct front *front;
   struct mam_pool *pool = pool_of(address, &slab);
@@ -1710,24 +1697,31 @@ cudaError_t front_free(uintptr_t address, struct pool_emptied *emptied) {
   return error;
 }
 
+cudaError_t front_free(uintptr_t address, struct pool_emptied *emptied) {
+  cudaError_t error = free_by_front(address, emptied);
+  call_end();
+  return error;
+}
+
 /* A block of a slab goes to the depot by itself. */
 static cudaError_t small_free_alone(struct front *front, struct mam_pool *pool, struct slab *slab, uintptr_t address,
-                                    bool at_once) {
+                                    bool at_once, struct context_stream stream) {
   uint32_t index = slab_index(slab, address);
   cudaError_t error = pool_enter(pool, POOL_ANY_ID);
   if (error != cudaSuccess)
     return free_without(pool, address, error);
-  struct depot *depot = &pool->fronts->depots[slab_class_of(slab)];
-  struct batch *batch = slab_shell_take(depot);
-  if (batch == NULL)
+  struct depot *depot = &pool->fronts->depots[slab->class];
+  error = pool_accompany(pool, stream);
+  struct batch *batch = error == cudaSuccess ? slab_shell_take(depot) : NULL;
+  if (error == cudaSuccess && batch == NULL)
     error = error_set(cudaErrorMemoryAllocation, "no host memory to free %p", (void *)address);
   biased_enter(&front->lock);
   /* acquire: as in free_small */
   bool ours = front->pool == pool && atomic_load_explicit(&slab->pool, memory_order_acquire) == pool;
   bool claimed = error == cudaSuccess && ours && index != UINT32_MAX &&
-                 small_claim(front, &front->magazines[slab_class_of(slab)], slab_live(slab, index));
+                 small_claim(front, &front->magazines[slab->class], slab_live(slab, index));
   if (claimed)
-    front->magazines[slab_class_of(slab)].rested++;
+    front->magazines[slab->class].rested++;
   biased_leave(&front->lock);
   if (claimed) {
     batch->blocks[batch->count++] = (struct slab_block){address, slab_live(slab, index)};
@@ -1741,7 +1735,8 @@ static cudaError_t small_free_alone(struct front *front, struct mam_pool *pool, 
   return error;
 }
 
-cudaError_t front_free_reuse(uintptr_t address, MAM_Reuse reuse, uint64_t stream, struct pool_emptied *emptied) {
+static cudaError_t free_by_rule(uintptr_t address, MAM_Reuse reuse, struct context_stream stream,
+                                struct pool_emptied *emptied) {
   struct slab *slab;
   struct front *front;
   struct mam_pool *pool = pool_of(address, &slab);
@@ -1752,7 +1747,7 @@ cudaError_t front_free_reuse(uintptr_t address, MAM_Reuse reuse, uint64_t stream
   if (error != cudaSuccess)
     return free_without(pool, address, error);
   if (slab != NULL)
-    error = small_free_alone(front, pool, slab, address, reuse == MAM_REUSE_IMMEDIATE);
+    error = small_free_alone(front, pool, slab, address, reuse == MAM_REUSE_IMMEDIATE, stream);
   else
     error = pool_free_reuse(pool, front_generation(front, pool), address, reuse, stream);
   if (error != cudaSuccess)
@@ -1765,7 +1760,15 @@ cudaError_t front_free_reuse(uintptr_t address, MAM_Reuse reuse, uint64_t stream
   return cudaSuccess;
 }
 
-cudaError_t front_malloc_stream(const struct front_request *request, uint64_t stream, uintptr_t *address) {
+cudaError_t front_free_reuse(uintptr_t address, MAM_Reuse reuse, struct context_stream stream,
+                             struct pool_emptied *emptied) {
+  cudaError_t error = free_by_rule(address, reuse, stream, emptied);
+  call_end();
+  return error;
+}
+
+static cudaError_t malloc_stream(const struct front_request *request, struct context_stream stream,
+                                 uintptr_t *address) {
   struct front *front;
   struct pool_block block;
   cudaError_t error = front_get(request->pool, request->default_id, &front);
@@ -1787,6 +1790,12 @@ cudaError_t front_malloc_stream(const struct front_request *request, uint64_t st
     *address = block.address;
   else
     live_add(front, -1);
+  return error;
+}
+
+cudaError_t front_malloc_stream(const struct front_request *request, struct context_stream stream, uintptr_t *address) {
+  cudaError_t error = malloc_stream(request, stream, address);
+  call_end();
   return error;
 }
 
@@ -1922,9 +1931,7 @@ static void fronts_empty_in_turn(struct mam_pool *pool) {
   uint64_t passed = pool->config.reuse == MAM_REUSE_FENCED ? reuse_passed(pool->reuse) : EVERY_EPOCH;
   pthread_mutex_lock(&pool->fronts->lock);
   for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool) {
-    biased_other_want(&front->lock);
-    biased_barrier();
-    biased_other_await(&front->lock);
+    front_take(front);
     front_empty(front, passed);
     biased_other_leave(&front->lock);
   }
@@ -1954,8 +1961,7 @@ static void front_leave_pool(struct front *front, struct mam_pool *pool) {
   pthread_mutex_unlock(&pool->fronts->lock);
 }
 
-static void front_thread_end(void *unused) {
-  (void)unused;
+static void fronts_leave(void) {
   struct front *front;
   while ((front = mine) != NULL) {
     mine = front->next_of_thread;
@@ -1968,11 +1974,25 @@ static void front_thread_end(void *unused) {
   }
 }
 
+/* Destructors of the program's may follow, and allocate and free. */
+static void front_thread_end(void *unused) {
+  NOT_CANCELLED;
+  (void)unused;
+  ending = true;
+  fronts_leave();
+}
+
+/* The last act of a call that may have made a front. */
+static void call_end(void) {
+  if (__builtin_expect(ending, false))
+    fronts_leave();
+}
+
 /* ---- The beginning and the end of a pool ---- */
 
 void front_set_up(void) {
   biased_register();
-  (void)pthread_key_create(&thread_end, front_thread_end);
+  thread_end_heard = pthread_key_create(&thread_end, front_thread_end) == 0;
 }
 
 static bool fronts_open(struct mam_pool *pool) {
@@ -2027,7 +2047,6 @@ static void front_detach(struct front *front) {
   front->binning = front->alone = false;
   front->pool = NULL;
   front->default_id = NO_DEFAULT_ID;
-  front->context_ends = NEVER_ENDS;
 }
 
 static void fronts_close(struct mam_pool *pool) {
@@ -2056,7 +2075,6 @@ bool front_retire(struct mam_pool *pool, uint64_t default_id, bool only_if_empty
   if (retired) /* a front that went on could hand out a block of it */
     for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool) {
       front->default_id = NO_DEFAULT_ID;
-      front->context_ends = NEVER_ENDS;
     }
   all_thaw(pool);
   return retired;

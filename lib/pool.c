@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,6 +6,7 @@
 #include "chunk_map.h"
 #include "error.h"
 #include "pool_inside.h"
+#include "wait.h"
 
 /* ---- Whether it is usable ---- */
 
@@ -335,10 +335,15 @@ void pool_abandon(struct mam_pool *pool) {
   pool_lock(pool);
   if (pool->state == POOL_OPEN || pool->state == POOL_FORKED) {
     pool_lose(pool);
-  } else {
-    pool_unlock(pool);
-    sched_yield(); /* somebody else is closing it */
+    return;
   }
+  struct wait wait = {WAIT_LOOKS, WAIT_FIRST_NS};
+  bool closing = pool->state == POOL_CLOSING || pool->state == POOL_LOSING;
+  while (pool->state == POOL_CLOSING || pool->state == POOL_LOSING) /* somebody else's work */
+    pthread_cond_wait(&pool->changed, &pool->lock);
+  pool_unlock(pool);
+  if (!closing) /* it is being opened */
+    wait_more(&wait);
 }
 
 void pool_abandon_gone(void) {
@@ -609,22 +614,22 @@ static void hand_out_locked(struct mam_pool *pool, struct segment *segment, cons
 /* A rule of reuse for one block. */
 struct rule {
   MAM_Reuse reuse;
-  uint64_t stream; /* of MAM_REUSE_STREAM */
-  bool passed;     /* immediate, and the GPU is known to be done with it */
+  struct context_stream stream; /* of MAM_REUSE_STREAM */
+  bool passed;                  /* immediate, and the GPU is known to be done with it */
 };
 
-static struct pool_stream *stream_find_locked(struct mam_pool *pool, uint64_t id) {
+static struct pool_stream *stream_find_locked(struct mam_pool *pool, struct context_stream named) {
   struct pool_stream *stream;
   SLIST_FOREACH(stream, &pool->streams, link) {
-    if (stream->id == id)
+    if (context_stream_same(stream->stream, named))
       break;
   }
   return stream;
 }
 
 /* The stream's list, made if there is none; NULL if the host has no memory: then the free is a plain one. */
-static struct waiting_stream *stream_list_locked(struct mam_pool *pool, uint64_t id) {
-  struct pool_stream *stream = stream_find_locked(pool, id), *idle;
+static struct waiting_stream *stream_list_locked(struct mam_pool *pool, struct context_stream named) {
+  struct pool_stream *stream = stream_find_locked(pool, named), *idle;
   if (stream == NULL) {
     SLIST_FOREACH(idle, &pool->streams, link) {
       if (waiting_stream_empty(&idle->waiting))
@@ -635,7 +640,7 @@ static struct waiting_stream *stream_list_locked(struct mam_pool *pool, uint64_t
       SLIST_INSERT_HEAD(&pool->streams, stream, link);
     }
     if (stream != NULL)
-      stream->id = id;
+      stream->stream = named;
   }
   return stream != NULL ? &stream->waiting : NULL;
 }
@@ -657,9 +662,11 @@ static void give_back_locked(struct mam_pool *pool, struct segment *segment, con
   pool->freed_since++;
 }
 
-/* The rule that a pool's own frees go by. */
+/* The rule that a pool's own frees go by.  A plain free names no stream, whose work would be all that may still use the
+ * block, so in a pool by streams it waits for all. */
 static struct rule own_rule(const struct mam_pool *pool, bool passed) {
-  return (struct rule){passed ? MAM_REUSE_IMMEDIATE : pool->config.reuse, context_stream_default(), passed};
+  MAM_Reuse reuse = pool->config.reuse == MAM_REUSE_STREAM ? MAM_REUSE_FENCED : pool->config.reuse;
+  return (struct rule){.reuse = passed ? MAM_REUSE_IMMEDIATE : reuse, .passed = passed};
 }
 
 /* Takes segments back that a front kept. */
@@ -694,7 +701,7 @@ static cudaError_t order_expect_locked(const struct mam_pool *pool, const struct
 
 /* What was freed on the order's stream, if it has one. */
 static struct segment *stream_take_locked(struct mam_pool *pool, const struct pool_order *order, size_t bytes) {
-  struct pool_stream *stream = order->stream != 0 ? stream_find_locked(pool, order->stream) : NULL;
+  struct pool_stream *stream = order->stream.id != 0 ? stream_find_locked(pool, order->stream) : NULL;
   struct segment *segment = stream != NULL ? segment_retake(&pool->segments, &stream->waiting, bytes) : NULL;
   pool->stream_hit_count += segment != NULL;
   return segment;
@@ -800,10 +807,28 @@ bool pool_is_still(struct mam_pool *pool, uint64_t generation) {
 void pool_report_emptied(struct mam_pool *pool, uint64_t generation, struct pool_emptied *emptied) {
   pool_lock(pool);
   if (pool->state == POOL_OPEN && pool->generation == generation && pool->config.lazy && !pool->watched) {
-    *emptied = (struct pool_emptied){pool, pool->config.default_id, generation};
+    *emptied = (struct pool_emptied){.pool = pool, .default_id = pool->config.default_id, .generation = generation};
     pool_watch_locked(pool, true);
   }
   pool_unlock(pool);
+}
+
+static bool is_of_pool(const struct mam_pool *pool, struct context_stream stream) {
+  return stream.context == NULL || stream.context == pool->source.context.handle;
+}
+
+cudaError_t pool_accompany(struct mam_pool *pool, struct context_stream stream) {
+  return is_of_pool(pool, stream) ? cudaSuccess : reuse_accompany(pool->reuse, stream.context);
+}
+
+/* The same, where it has something to do, with the lock left. */
+static cudaError_t accompany_locked(struct mam_pool *pool, struct context_stream stream) {
+  if (is_of_pool(pool, stream))
+    return cudaSuccess;
+  pool_step_out(pool);
+  cudaError_t error = pool_accompany(pool, stream);
+  pool_step_in(pool);
+  return error;
 }
 
 static cudaError_t free_by_rule(struct mam_pool *pool, uint64_t generation, uintptr_t address, const struct rule *given,
@@ -813,6 +838,13 @@ static cudaError_t free_by_rule(struct mam_pool *pool, uint64_t generation, uint
   cudaError_t error = pool_usable_locked(pool);
   if (error == cudaSuccess && generation != POOL_ANY_GENERATION && generation != pool->generation)
     error = cudaErrorInvalidResourceHandle;
+  cudaError_t accompanied = error == cudaSuccess && given != NULL ? accompany_locked(pool, given->stream) : cudaSuccess;
+  if (accompanied != cudaSuccess) {
+    pool_unlock(pool);
+    return accompanied;
+  }
+  if (error == cudaSuccess) /* the lock may have been left */
+    error = pool_usable_locked(pool);
   struct segment *segment = error == cudaSuccess ? claim_locked(pool, address, &freed_before) : NULL;
   if (segment == NULL) {
     pool_unlock(pool);
@@ -845,7 +877,7 @@ cudaError_t pool_free_from(struct mam_pool *pool, uint64_t generation, uintptr_t
 }
 
 cudaError_t pool_free_reuse(struct mam_pool *pool, uint64_t generation, uintptr_t address, MAM_Reuse reuse,
-                            uint64_t stream) {
+                            struct context_stream stream) {
   return free_by_rule(pool, generation, address, &(struct rule){.reuse = reuse, .stream = stream}, NULL);
 }
 

@@ -102,7 +102,7 @@ struct pool_config {
 /* What was freed on one stream and has not passed. */
 struct pool_stream {
   SLIST_ENTRY(pool_stream) link;
-  uint64_t id; /* may become another stream's when nothing waits */
+  struct context_stream stream; /* may become another one when nothing waits */
   struct waiting_stream waiting;
 };
 
@@ -249,7 +249,7 @@ struct pool_order {
   const void *site, *tag;
   enum pool_effort effort;
   size_t growth_bytes, growth_most_bytes; /* of POOL_TAKE_GROWTH; most: if it is by chunks, which may be larger */
-  uint64_t stream; /* what was freed on the stream of this id may serve before it has passed; 0: none */
+  struct context_stream stream;           /* what was freed on it may serve before it has passed; id 0: none */
   struct segment *const *passed;
   unsigned passed_count;
 };
@@ -297,20 +297,26 @@ void pool_report_emptied(struct mam_pool *pool, uint64_t generation, struct pool
 /* The error for what is no live block. */
 cudaError_t pool_refuse_free(uintptr_t address, bool freed_before);
 
-/* A lazy pool that lost its last block; it is watched from then on.  pool NULL if none did. */
+/* A lazy pool that lost its last block; it is watched from then on.  pool NULL if none did.  watch: nobody can tell
+ * whether it did, and api.c is to watch it. */
 struct pool_emptied {
   struct mam_pool *pool;
   uint64_t default_id, generation;
+  bool watch;
 };
 
 /* Whether the pool's struct has not become another pool since. */
 bool pool_is_still(struct mam_pool *pool, uint64_t generation);
 
 /* pool_free of a block of that pool, if it is still of that generation; else it is none.  The other: under a rule of
- * its own; stream is the stream's id, for MAM_REUSE_STREAM. */
+ * its own; stream is for MAM_REUSE_STREAM. */
 cudaError_t pool_free_from(struct mam_pool *pool, uint64_t generation, uintptr_t address);
 cudaError_t pool_free_reuse(struct mam_pool *pool, uint64_t generation, uintptr_t address, MAM_Reuse reuse,
-                            uint64_t stream);
+                            struct context_stream stream);
+
+/* Before a free on a stream: work of another context uses the pool's memory, so fences wait for that one, too.  The
+ * caller is a user of the pool.  Errors: as reuse_accompany. */
+cudaError_t pool_accompany(struct mam_pool *pool, struct context_stream stream);
 
 /* Frees a block of any pool that is a segment of its own.  emptied may be NULL. */
 cudaError_t pool_free(void *address, struct pool_emptied *emptied);

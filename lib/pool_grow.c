@@ -81,8 +81,8 @@ static cudaError_t chunk_attach(struct mam_pool *pool, uintptr_t base, size_t by
     pool_abandon(other);
   if (result != CHUNK_MAP_OK) {
     chunk_free(chunk);
-    if (result == CHUNK_MAP_FULL)
-      return error_set(cudaErrorMemoryAllocation, "more than %d chunks in all pools", CHUNK_MAP_CAPACITY);
+    if (result == CHUNK_MAP_NO_MEMORY)
+      return error_set(cudaErrorMemoryAllocation, "no host memory for a chunk");
     return error_set(cudaErrorUnknown, "the source gave the memory at %p twice", (void *)base);
   }
   pool_lock(pool);
@@ -316,6 +316,15 @@ static struct pool_chunk *free_chunk_locked(struct mam_pool *pool, struct segmen
   return chunk;
 }
 
+/* A free that is held up in a front may have taken a page for the pool's: none is after this, see slab.h. */
+static void fronts_step_out(struct mam_pool *pool) {
+  const struct pool_front *front = pool->config.front;
+  if (front == NULL)
+    return;
+  front->freeze(pool);
+  front->thaw(pool);
+}
+
 /* Out of the map before the source has it: from then on another pool may be given the same addresses. */
 static cudaError_t chunk_give_locked(struct mam_pool *pool, struct pool_chunk *chunk, struct segment *segment) {
   segment_remove_chunk(&pool->segments, segment);
@@ -323,6 +332,7 @@ static cudaError_t chunk_give_locked(struct mam_pool *pool, struct pool_chunk *c
   held_change_locked(pool, -chunk->bytes);
   chunk_map_remove(chunk->base);
   pool_step_out(pool);
+  fronts_step_out(pool);
   cudaError_t error = pool->source.operations->chunk_give(&pool->source, chunk->base, chunk->bytes);
   pool_step_in(pool);
   chunk_free(chunk);

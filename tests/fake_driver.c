@@ -69,18 +69,12 @@ bool context_known(const struct context *context) {
 static void context_begin(struct context *context, int device) {
   context->alive = true;
   context->poison = SUCCESS;
+  (void)memset(context->reaches, 0, sizeof context->reaches);
   context->device = device;
   context->id = ++fake.last_id;
 }
 
-static void context_clear(struct context *context) {
-  if (context->key != NULL)
-    context->ended(context, context->key, context->value);
-  context->key = NULL;
-}
-
 static void context_end(struct context *context) {
-  context_clear(context);
   context_drop(context);
   context->alive = false;
   struct block **link = &fake.blocks;
@@ -195,16 +189,16 @@ struct block *memory_block_at(uintptr_t address) {
 }
 
 /* Memory of cuMemAlloc is its device's, and that of others which the program gave access to it. */
-static bool block_reached(const struct block *block, int device) {
-  return block->kind != KIND_DEVICE || device < 0 || device == block->device || fake.peers_on[device][block->device];
+bool memory_reached(const struct block *block, const struct context *user) {
+  return block->kind != KIND_DEVICE || user == NULL || user->device == block->device || user->reaches[block->device];
 }
 
-bool memory_holds(uintptr_t address, size_t bytes, int device) {
+bool memory_holds(uintptr_t address, size_t bytes, const struct context *user) {
   for (const struct block *block = fake.blocks; block != NULL; block = block->next)
     if (address >= block->address && address - block->address <= block->bytes &&
         bytes <= block->bytes - (address - block->address))
-      return block_reached(block, device);
-  return mapping_holds(address, bytes, device);
+      return memory_reached(block, user);
+  return mapping_holds(address, bytes, user);
 }
 
 static int memory_take(enum kind kind, size_t bytes, uintptr_t *address) {
@@ -426,6 +420,17 @@ int cuDeviceTotalMem(size_t *bytes, int device) {
   return call_end(error);
 }
 
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
+  int error = call_begin(CALL_cuDevicePrimaryCtxGetState);
+  if (error == SUCCESS)
+    error = device_check(device);
+  if (error == SUCCESS) {
+    *flags = 0;
+    *active = fake.primaries[device].alive;
+  }
+  return call_end(error);
+}
+
 static struct context *primary_retain(int device) {
   struct context *context = &fake.primaries[device];
   if (!context->alive)
@@ -490,46 +495,6 @@ int cuCtxGetId(struct context *context, unsigned long long *id) {
   }
   if (error == SUCCESS)
     *id = context->id;
-  return call_end(error);
-}
-
-/* ---- What goes with a context: here, one value of one key ---- */
-
-static int storage_put(struct context *context, void *key, void *value,
-                       void (*ended)(struct context *context, void *key, void *value)) {
-  fake_lock();
-  int error = context->key != NULL ? INVALID_HANDLE : SUCCESS;
-  if (error == SUCCESS) {
-    context->key = key;
-    context->value = value;
-    context->ended = ended;
-  }
-  fake_unlock();
-  return error;
-}
-
-static int storage_get(void **value, struct context *context, void *key) {
-  fake_lock();
-  int error = context->key != key ? INVALID_HANDLE : SUCCESS;
-  if (error == SUCCESS)
-    *value = context->value;
-  fake_unlock();
-  return error;
-}
-
-int cuGetExportTable(const void **table, const unsigned char (*id)[16]) {
-  static const unsigned char storage_id[16] = {0xc6, 0x93, 0x33, 0x6e, 0x11, 0x21, 0xdf, 0x11,
-                                               0xa8, 0xc3, 0x68, 0xf3, 0x55, 0xd8, 0x95, 0x93};
-  static const struct {
-    int (*put)(struct context *, void *, void *, void (*)(struct context *, void *, void *));
-    int (*remove)(struct context *, void *); /* not known here */
-    int (*get)(void **, struct context *, void *);
-  } storage = {storage_put, NULL, storage_get};
-  int error = call_begin(CALL_cuGetExportTable);
-  if (error == SUCCESS && memcmp(id, storage_id, sizeof storage_id) != 0)
-    error = INVALID_VALUE;
-  if (error == SUCCESS)
-    *table = &storage;
   return call_end(error);
 }
 
@@ -668,6 +633,7 @@ EXPORT int cuGetProcAddress(const char *name, void **function, int version, uint
   enum call call = call_find(name);
   fake_lock();
   fake.lookups++;
+  fake.violations += strcmp(name, "cuGetExportTable") == 0; /* no document says what is in its tables */
   bool hidden = call != call_count && fake.calls[call].hidden;
   fake_unlock();
   if (call == call_count || version < function_rows[call].first || version > function_rows[call].last)
@@ -721,14 +687,6 @@ EXPORT void fake_set_peers(void) {
     for (int j = 0; j < device_limit; j++)
       fake.peers[i][j] = i != j;
   fake_unlock();
-}
-
-EXPORT bool fake_enable_peer(int device, int peer) {
-  fake_lock();
-  bool can = fake.peers[device][peer];
-  fake.peers_on[device][peer] = can;
-  fake_unlock();
-  return can;
 }
 
 EXPORT void fake_set_shares_nothing(void) {
@@ -805,7 +763,7 @@ EXPORT unsigned fake_live_blocks(void) {
 
 EXPORT bool fake_holds(const void *address, size_t bytes) {
   fake_lock();
-  bool holds = memory_holds((uintptr_t)address, bytes, -1);
+  bool holds = memory_holds((uintptr_t)address, bytes, NULL);
   fake_unlock();
   return holds;
 }
@@ -869,6 +827,12 @@ EXPORT int fake_stack_depth(void) { return thread.depth; }
 EXPORT void fake_make_current(void *context) {
   fake_lock();
   (void)stack_replace(context);
+  fake_unlock();
+}
+
+EXPORT void fake_peer_enable(void *context, int device) {
+  fake_lock();
+  ((struct context *)context)->reaches[device] = true;
   fake_unlock();
 }
 

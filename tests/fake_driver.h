@@ -43,9 +43,6 @@ void fake_set_maps_nothing(void);
  * mapped memory as far as cuMemSetAccess says so.  To begin with none can. */
 void fake_set_peers(void);
 
-/* cuCtxEnablePeerAccess: work of the device may use the peer's blocks of cuMemAlloc from now on.  Whether it can. */
-bool fake_enable_peer(int device, int peer);
-
 /* From now on cuMemCreate refuses memory that is to be exported, or reached by other adapters, though the devices say
  * that they can do both: as in some containers. */
 void fake_set_shares_nothing(void);
@@ -102,7 +99,7 @@ unsigned fake_waits(void);
 unsigned fake_wrong_frees(void);
 
 /* Calls that would be undefined on the real driver: making a destroyed context current, or popping one that is not
- * primary; and those with the handle of an event or a stream that is gone. */
+ * primary; those with the handle of an event or a stream that is gone; and look-ups of cuGetExportTable. */
 unsigned fake_violations(void);
 
 /* Retains of a device's primary context that were not released. */
@@ -117,6 +114,10 @@ void *fake_context_create(int device);
 void fake_context_destroy(void *context);
 
 bool fake_context_alive(void *context);
+
+/* cuCtxEnablePeerAccess: kernels of the context can use memory of cuMemAlloc of the device from now on, and
+ * cuPointerGetAttribute (CU_POINTER_ATTRIBUTE_DEVICE_POINTER) says so. */
+void fake_peer_enable(void *context, int device);
 
 /* cuDevicePrimaryCtxReset: memory and id are gone, handle, currency and retains stay. */
 void fake_primary_reset(int device);

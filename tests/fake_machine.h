@@ -60,6 +60,7 @@ enum { mode_global, mode_thread_local, mode_relaxed };
   FUNCTION(cuDeviceTotalMem, 3020, INT_MAX, (size_t * bytes, int device))                                              \
   FUNCTION(cuDeviceGetCount, 2000, INT_MAX, (int *count))                                                              \
   FUNCTION(cuDeviceCanAccessPeer, 4000, INT_MAX, (int *can, int device, int peer))                                     \
+  FUNCTION(cuDevicePrimaryCtxGetState, 7000, INT_MAX, (int device, unsigned *flags, int *active))                      \
   FUNCTION(cuDevicePrimaryCtxRetain, 7000, INT_MAX, (struct context * *context, int device))                           \
   FUNCTION(cuDevicePrimaryCtxRelease, 7000, INT_MAX, (int device))                                                     \
   FUNCTION(cuCtxGetCurrent, 4000, INT_MAX, (struct context * *context))                                                \
@@ -67,7 +68,6 @@ enum { mode_global, mode_thread_local, mode_relaxed };
   FUNCTION(cuCtxPushCurrent, 4000, INT_MAX, (struct context * context))                                                \
   FUNCTION(cuCtxPopCurrent, 4000, INT_MAX, (struct context * *context))                                                \
   FUNCTION(cuCtxGetId, 12000, INT_MAX, (struct context * context, unsigned long long *id))                             \
-  FUNCTION(cuGetExportTable, 3000, INT_MAX, (const void **table, const unsigned char(*id)[16]))                        \
   FUNCTION(cuCtxGetDevice, 2000, 12999, (int *device))                                                                 \
   FUNCTION(cuCtxSynchronize, 2000, 12999, (void))                                                                      \
   FUNCTION(cuCtxRecordEvent, 12050, INT_MAX, (struct context * context, struct event * event))                         \
@@ -199,9 +199,8 @@ struct context {
   int poison; /* what its work ended in */
   int device;
   unsigned retains;
-  unsigned long long id; /* never used twice */
-  void *key, *value;     /* what somebody put into it; none if key is NULL */
-  void (*ended)(struct context *context, void *key, void *value);
+  unsigned long long id;      /* never used twice */
+  bool reaches[device_limit]; /* its kernels can use memory of cuMemAlloc of these devices, by peer access */
 };
 
 enum kind { KIND_DEVICE, KIND_PINNED, KIND_MANAGED, kind_count };
@@ -256,13 +255,12 @@ struct machine {
   size_t capacity_bytes;
   size_t host_capacity_bytes;
   size_t largest_bytes;
-  bool maps_nothing;                         /* no device can map memory piece by piece */
-  bool shares_nothing;                       /* cuMemCreate refuses memory that other processes or adapters could use */
-  bool peers[device_limit][device_limit];    /* the first can reach the second's memory, if the program asks for it */
-  bool peers_on[device_limit][device_limit]; /* it has */
-  bool backed;                               /* what cuMemAlloc gives is really there */
-  unsigned registered;                       /* pieces of host memory */
-  unsigned long long last_id;                /* of contexts */
+  bool maps_nothing;                      /* no device can map memory piece by piece */
+  bool shares_nothing;                    /* cuMemCreate refuses memory that other processes or adapters could use */
+  bool peers[device_limit][device_limit]; /* the first can reach the second's memory, if the program asks for it */
+  bool backed;                            /* what cuMemAlloc gives is really there */
+  unsigned registered;                    /* pieces of host memory */
+  unsigned long long last_id;             /* of contexts */
   unsigned long long last_stream_id;
   unsigned long long last_capture_id;
   unsigned long long last_thread_number;
@@ -327,8 +325,12 @@ size_t memory_used(enum kind kind, int device);
 /* The block of cuMemAlloc and its like that an address lies in, NULL if in none. */
 struct block *memory_block_at(uintptr_t address);
 
-/* Whether the driver has given it out, in one piece, and work of the device may use it; device -1: of its own. */
-bool memory_holds(uintptr_t address, size_t bytes, int device);
+/* Whether the driver has given it out, in one piece, and work of the context may use it; NULL: of one of its own
+ * device. */
+bool memory_holds(uintptr_t address, size_t bytes, const struct context *user);
+
+/* Whether work of the context may use a block that the driver gave out in one piece. */
+bool memory_reached(const struct block *block, const struct context *user);
 
 /* ---- fake_work.c ------------------------------------------------------------------------------------------------- */
 
@@ -357,8 +359,9 @@ void memory_unback(uintptr_t address, size_t bytes);
 /* Physical memory of a device, and in how many pieces over all devices. */
 size_t mapping_used(int device);
 unsigned mapping_count(void);
-/* Whether the range is mapped without a gap, and work of the device may use it; device -1: of the memory's own. */
-bool mapping_holds(uintptr_t address, size_t bytes, int device);
+/* Whether the range is mapped without a gap, and work of the context may use it; NULL: of one of the memory's device.
+ */
+bool mapping_holds(uintptr_t address, size_t bytes, const struct context *user);
 
 #pragma GCC visibility pop
 

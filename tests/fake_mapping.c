@@ -99,14 +99,14 @@ unsigned mapping_count(void) {
 }
 
 /* What a peer may use was said for each mapping: that the program enabled peer access does not matter. */
-static bool mapping_reached(const struct mapping *one, int device) {
-  return (one->devices >> (device < 0 ? one->physical->device : device) & 1) != 0;
+static bool mapping_reached(const struct mapping *one, const struct context *user) {
+  return (one->devices >> (user == NULL ? one->physical->device : user->device) & 1) != 0;
 }
 
-bool mapping_holds(uintptr_t address, size_t bytes, int device) {
+bool mapping_holds(uintptr_t address, size_t bytes, const struct context *user) {
   uintptr_t next = address, end = address + bytes;
   for (const struct mapping *one = fake.mappings; one != NULL && next < end; one = one->next)
-    if (mapping_reached(one, device) && one->address <= next && next < one->address + one->bytes)
+    if (mapping_reached(one, user) && one->address <= next && next < one->address + one->bytes)
       next = one->address + one->bytes;
   return bytes > 0 && next >= end;
 }

@@ -46,6 +46,7 @@ int cuMemGetAddressRange(unsigned long long *base, size_t *bytes, unsigned long 
 enum {
   attribute_context = 1,
   attribute_memory_type = 2,
+  attribute_device_pointer = 3,
   attribute_buffer_id = 7,
   attribute_range_start = 11,
   attribute_range_bytes = 12,
@@ -55,21 +56,30 @@ enum {
 static int attribute_get(const struct block *block, int attribute, void *value) {
   static const int device_memory = memory_type_device;
   const unsigned long long address = block->address;
-  const void *from = attribute == attribute_context       ? (const void *)&block->owner
-                     : attribute == attribute_memory_type ? (const void *)&device_memory
-                     : attribute == attribute_buffer_id   ? (const void *)&block->id
-                     : attribute == attribute_range_start ? (const void *)&address
-                     : attribute == attribute_range_bytes ? (const void *)&block->requested_bytes
-                                                          : NULL;
+  const void *from = attribute == attribute_context          ? (const void *)&block->owner
+                     : attribute == attribute_memory_type    ? (const void *)&device_memory
+                     : attribute == attribute_buffer_id      ? (const void *)&block->id
+                     : attribute == attribute_range_start    ? (const void *)&address
+                     : attribute == attribute_device_pointer ? (const void *)&address
+                     : attribute == attribute_range_bytes    ? (const void *)&block->requested_bytes
+                                                             : NULL;
   if (from == NULL)
     return INVALID_VALUE;
   (void)memcpy(value, from, attribute == attribute_memory_type ? sizeof device_memory : sizeof address);
   return SUCCESS;
 }
 
+/* Whether kernels of the current context can use the block. */
+static bool block_is_in_reach(const struct block *block) {
+  struct context *context = NULL;
+  return memory_reached(block, context_current(&context) == SUCCESS ? context : NULL);
+}
+
 int cuPointerGetAttribute(void *value, int attribute, unsigned long long address) {
   int error = call_begin(CALL_cuPointerGetAttribute);
   const struct block *block = error == SUCCESS ? requested_block_at((uintptr_t)address) : NULL;
+  if (error == SUCCESS && block != NULL && attribute == attribute_device_pointer && !block_is_in_reach(block))
+    error = INVALID_VALUE;
   if (error == SUCCESS)
     error = block != NULL && value != NULL ? attribute_get(block, attribute, value) : INVALID_VALUE;
   return call_end(error);
