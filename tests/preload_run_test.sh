@@ -65,6 +65,40 @@ check '[ $status -eq 0 ] && grep -q "one pool" "$work/out"'
 try "a mistake in an option is said, and the program runs" env MAM_PRELOAD_CHUNK=much ./mam-run "$program" churn
 check '[ $status -eq 0 ] && grep -q "MAM_PRELOAD_CHUNK=much is not understood" "$work/err" && grep -q "chunks 40" "$work/out"'
 
+# Another interposer of the user's sees all of the program's calls, or none; left alone, what it sees without mam-run.
+interposer=$PWD/tests/.libs/preload_interposer.so quota=$PWD/tests/.libs/preload_quota.so
+library=$PWD/lib/.libs/libmam_preload.so
+for how in twice twice-asked; do
+  try "another interposer sees all ($how)" env LD_PRELOAD="$interposer" ./mam-run -s "$program" $how
+  case $how in
+  twice) check 'grep -q "saw 10 and 10 allocations and 20 frees" "$work/err" && grep -q " 10 frees served" "$work/err"' ;;
+  *) check 'grep -q "saw 0 and 10 allocations and 0 frees" "$work/err" && grep -q " 10 frees served" "$work/err"' ;;
+  esac
+  try "with --off too ($how)" env LD_PRELOAD="$interposer" ./mam-run --off "$program" $how
+  cp "$work/err" "$work/off"
+  try "as without ($how)" env LD_PRELOAD="$interposer" "$program" $how
+  check 'cmp -s "$work/err" "$work/off"'
+  try "behind the library, left alone, as without ($how)" env MAM_PRELOAD=off LD_PRELOAD="$library:$interposer" \
+    "$program" $how
+  check 'cmp -s "$work/err" "$work/off"'
+  try "a quota sees all and is served ($how)" env LD_PRELOAD="$quota" ./mam-run -s "$program" $how
+  check 'grep -q "saw 10 allocations and 20 frees" "$work/err" && grep -q " 10 frees served" "$work/err"'
+  try "a quota sees all with --off ($how)" env LD_PRELOAD="$quota" ./mam-run --off "$program" $how
+  check 'grep -q "saw 10 allocations and 20 frees" "$work/err"'
+  try "behind the library, left alone, a quota sees all ($how)" env MAM_PRELOAD=off LD_PRELOAD="$library:$quota" \
+    "$program" $how
+  check 'grep -q "saw 10 allocations and 20 frees" "$work/err"'
+  try "behind the library a quota sees none ($how)" env LD_PRELOAD="$library:$quota" "$program" $how
+  check 'grep -q "saw 0 allocations and 0 frees" "$work/err"'
+done
+
+for mode in on off; do
+  try "without a driver nobody says that there is one ($mode)" env MAM_PRELOAD=$mode ./mam-run tests/preload_driverless
+  cp "$work/out" "$work/$mode"
+done
+try "as without" tests/preload_driverless
+check 'cmp -s "$work/out" "$work/on" && cmp -s "$work/out" "$work/off"'
+
 try "an unknown option is refused" ./mam-run --nothing "$program" churn
 check '[ $status -eq 125 ] && grep -q "unknown option --nothing" "$work/err"'
 try "an option without its value is refused" ./mam-run --chunk
@@ -75,6 +109,6 @@ try "help is printed" ./mam-run --help
 check '[ $status -eq 0 ] && grep -q "^usage: mam-run" "$work/out"'
 try "the variables are printed" ./mam-run --min 1K --vmm --print
 check 'grep -qx "MAM_PRELOAD_MIN=1K" "$work/out" && grep -qx "MAM_SOURCE=vmm" "$work/out" && grep -q "^LD_PRELOAD=.*libmam_preload.so" "$work/out"'
-try "another preloaded library stays" env LD_PRELOAD="$PWD/tests/.libs/preload_interposer.so" ./mam-run --print
-check 'grep -q "libmam_preload.so:.*preload_interposer.so" "$work/out"'
+try "another preloaded library stays in front" env LD_PRELOAD="$PWD/tests/.libs/preload_interposer.so" ./mam-run --print
+check 'grep -q "preload_interposer.so:.*libmam_preload.so" "$work/out"'
 exit $failed
