@@ -24,6 +24,9 @@
 /* The id of the one default pool on plain host memory; a context's is a small number or a handle. */
 static const uint64_t HOST_DEFAULT_ID = UINT64_MAX - 1;
 
+/* A pool of several threads is looked at so often at most, also where it would end at once. */
+static const int64_t CROWD_LOOK_NS = 100000000;
+
 /* A watched pool stays for at least so many times what its chunk cost to take: at most 5 % of the time goes there. */
 enum { LINGER_CREATIONS = 20 };
 
@@ -304,6 +307,14 @@ static cudaError_t environment_size_in_chunks(const struct source *source, struc
   return cudaSuccess;
 }
 
+static bool reaper_start(void);
+
+/* A client's pool is looked at so often, whether it needs what it holds. */
+static int64_t calm_look_ns(const struct options *options) {
+  int64_t linger_ns = (int64_t)options->linger_ms * 1000000;
+  return linger_ns > CROWD_LOOK_NS ? linger_ns : CROWD_LOOK_NS;
+}
+
 /* The lock is held, and left where another environment of the context ends.  bytes 0: all there are.  If there is one
  * already: cudaErrorAlreadyAcquired, *pool is it.  *id is the id of whichever it is. */
 static cudaError_t environment_create_locked(size_t bytes, bool lazy, struct mam_pool **pool, uint64_t *id) {
@@ -346,7 +357,10 @@ static cudaError_t environment_create_locked(size_t bytes, bool lazy, struct mam
   }
   if (error == cudaSuccess) {
     (*pool)->linger_ns = config.lazy ? linger_for(options, *id, now_ns() - start_ns) : 0;
-    (*pool)->linger_until_ns = 0;
+    (*pool)->linger_until_ns = environment_in_chunks(options, bytes) ? now_ns() + calm_look_ns(options) : 0;
+    (*pool)->calm = (struct pool_calm){0};
+    if ((*pool)->linger_until_ns != 0)
+      (void)reaper_start(); /* without it, what is not needed goes back when somebody asks for it */
   }
   return error;
 }
@@ -382,17 +396,32 @@ static cudaError_t environment_get(struct mam_pool **pool, uint64_t *id, uint64_
 
 /* ---- Ending an environment by itself ---- */
 
-/* A pool of several threads is looked at so often at most, also where it would end at once. */
-enum { CROWD_LOOK_MS = 100 };
-
 static int64_t linger_of(const struct mam_pool *pool) {
-  const int64_t least_ns = (int64_t)CROWD_LOOK_MS * 1000000;
-  return pool->linger_ns > least_ns ? pool->linger_ns : least_ns;
+  return pool->linger_ns > CROWD_LOOK_NS ? pool->linger_ns : CROWD_LOOK_NS;
+}
+
+/* Looks at a client's pool, with the lock left: to give memory back takes time, and nobody else has to wait. */
+static void calm_locked(struct mam_pool *pool, uint64_t id) {
+  const struct options *options;
+  uint64_t generation = pool->generation;
+  struct pool_calm calm = pool->calm;
+  pool->linger_until_ns = 0;
+  environment_exit();
+  bool again = pool_calm_look(pool, id, &calm) && environment_options(&options) == cudaSuccess;
+  environment_enter();
+  if (!again || !pool_is_still(pool, generation))
+    return;
+  pool->calm = calm;
+  pool->linger_until_ns = now_ns() + calm_look_ns(options);
 }
 
 /* Looks at a watched pool whose time has come: ends it, or says when to look again. */
 static void reap_locked(struct mam_pool *pool, uint64_t id) {
   uint64_t count = 0;
+  if (!pool->config.lazy) {
+    calm_locked(pool, id);
+    return;
+  }
   enum pool_look look = pool_look(pool, id, &count);
   bool unused = look == POOL_EMPTY && count == pool->linger_malloc_count;
   bool again = look == POOL_CROWDED || (look == POOL_EMPTY && !unused);

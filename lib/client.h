@@ -63,8 +63,12 @@ struct client {
   /* The chunk of cuMemAlloc that an address lies in.  False if it lies in none. */
   bool (*chunk_at)(uintptr_t address, uintptr_t *base);
 
-  /* What the current context's pool could hand out, or will when the GPU is done. */
-  size_t (*available_bytes)(void);
+  /* What the current context's pool could hand out, or will when the GPU is done; and what it has handed out. */
+  size_t (*available_bytes)(size_t *used_bytes);
+
+  /* Has every pool on a device give back what it does not need; waits: after the GPU is done with what was freed.
+   * Whether one gave something. */
+  bool (*give_back)(bool waits);
 
   /* Around a call that waits for all work of a context, NULL the current one: if it succeeds, what was freed before it
    * began may be used again. */

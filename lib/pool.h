@@ -111,6 +111,14 @@ struct pool_chunk {
   uint32_t *pieces;
 };
 
+/* What is known of how much a pool needs, from looks at it now and then. */
+struct pool_calm {
+  size_t used_bytes;             /* at the last look, less what waited to be used again */
+  size_t left_bytes, gave_bytes; /* held after the last giving back, and how much that was; 0: it gave nothing yet */
+  unsigned patience;             /* looks between two givings back, doubled when it took the memory again */
+  unsigned looks;                /* since */
+};
+
 struct mam_pool {
   struct mam_pool *next; /* constant once published */
 
@@ -163,6 +171,7 @@ struct mam_pool {
   int64_t linger_ns;            /* how long the pool outlives its last block */
   int64_t linger_until_ns;      /* when to look whether it was used since, 0 if not watched */
   uint64_t linger_malloc_count; /* its malloc_count at the last look */
+  struct pool_calm calm;        /* of a client's pool */
 };
 
 /* Opens a pool on an open source, which then belongs to the pool; takes the first chunk.  On failure *pool is left
@@ -250,6 +259,11 @@ void pool_span_give(struct mam_pool *pool, uintptr_t base, bool passed);
  * the paper's pool is its chunk and might not get it again.  What the fronts keep is collected first.  Waits for no
  * kernel, but for what the source waits for in chunk_give.  Errors: as pool_usable, and what the source says. */
 cudaError_t pool_trim(struct mam_pool *pool, uint64_t default_id, size_t keep_bytes);
+
+/* Looks at a pool that keeps what it frees: what it has not needed since the look before goes back to the source,
+ * unless the GPU has work to do, which a source's free might wait for.  calm is of that pool and the caller's alone.
+ * False if it is not that default pool any more. */
+bool pool_calm_look(struct mam_pool *pool, uint64_t default_id, struct pool_calm *calm);
 
 /* A second thread has come. */
 void pool_crowd(struct mam_pool *pool);

@@ -353,6 +353,41 @@ cudaError_t pool_trim(struct mam_pool *pool, uint64_t default_id, size_t keep_by
   return error;
 }
 
+/* ---- Calm ---- */
+
+/* A pool that takes again what it gave back is looked at so many times, at most, before it gives again. */
+enum { PATIENCE_MOST = 64 };
+
+/* Whether it is time to give back.  A pool that took at least half of the last gift again needed it: it is given twice
+ * the time from now on, and one that did not half of it. */
+static bool calm_is_time(struct pool_calm *calm, size_t held) {
+  if (calm->gave_bytes > 0) {
+    bool taken = held >= calm->left_bytes + calm->gave_bytes / 2;
+    calm->patience = taken ? 2 * calm->patience + 1 : calm->patience / 2;
+    calm->patience = calm->patience < PATIENCE_MOST ? calm->patience : PATIENCE_MOST;
+    calm->gave_bytes = 0;
+    calm->looks = 0;
+  }
+  return calm->looks++ >= calm->patience;
+}
+
+bool pool_calm_look(struct mam_pool *pool, uint64_t default_id, struct pool_calm *calm) {
+  MAM_PoolInfo info;
+  if (pool_info(pool, default_id, &info) != cudaSuccess)
+    return false;
+  size_t held = info.reserved_bytes, before = calm->used_bytes,
+         needed = info.used_bytes > before ? info.used_bytes : before;
+  bool time = calm_is_time(calm, held);
+  calm->used_bytes = info.used_bytes;
+  if (!time || held <= needed || !reuse_reach_soon(pool->reuse, reuse_epoch(pool->reuse)))
+    return true;
+  if (pool_trim(pool, default_id, needed) != cudaSuccess || pool_info(pool, default_id, &info) != cudaSuccess)
+    return false;
+  calm->left_bytes = info.reserved_bytes;
+  calm->gave_bytes = held > info.reserved_bytes ? held - info.reserved_bytes : 0;
+  return true;
+}
+
 /* Has the other pools that draw on the same memory give back what is free in them.  Whether one did.  One that grows is
  * left alone: it may be waiting for this one.  No lock is held. */
 static bool others_give_back(const struct mam_pool *pool) {

@@ -54,15 +54,24 @@ static bool served(const struct preload_real *real, size_t bytes, const void *si
   return true;
 }
 
+static __attribute__((noinline)) CUresult alloc_passed(const struct preload_real *real, CUdeviceptr *address,
+                                                       size_t bytes) {
+  preload_count_add(PRELOAD_PASSED, 1);
+  unsigned tries = 0;
+  CUresult result;
+  do {
+    preload_depth++;
+    result = PRELOAD_CALL(real, cuMemAlloc_v2, address, bytes);
+    preload_depth--;
+  } while (preload_again(result, &tries));
+  return result;
+}
+
 CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) {
   const struct preload_real *real = preload_real_get();
   if (address != NULL && preload_serves(real, bytes) && served(real, bytes, __builtin_return_address(0), address))
     return CUDA_SUCCESS;
-  preload_count_add(PRELOAD_PASSED, 1);
-  preload_depth++;
-  CUresult result = PRELOAD_CALL(real, cuMemAlloc_v2, address, bytes);
-  preload_depth--;
-  return result;
+  return alloc_passed(real, address, bytes);
 }
 
 /* What the driver rounds widths up to, for each size of element: asked once, of an allocation of one row.  0 if it did
@@ -106,9 +115,13 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, s
     return CUDA_SUCCESS;
   }
   preload_count_add(PRELOAD_PASSED, 1);
-  preload_depth++;
-  CUresult result = PRELOAD_CALL(real, cuMemAllocPitch_v2, address, pitch, width, height, element_bytes);
-  preload_depth--;
+  unsigned tries = 0;
+  CUresult result;
+  do {
+    preload_depth++;
+    result = PRELOAD_CALL(real, cuMemAllocPitch_v2, address, pitch, width, height, element_bytes);
+    preload_depth--;
+  } while (preload_again(result, &tries));
   return result;
 }
 
@@ -191,14 +204,19 @@ CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
 
 /* ---- Asking ---- */
 
+/* A pool may take memory or give it back between the two questions, so that some is counted twice: but never is more
+ * free than what the program's own blocks leave of it all. */
 CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
   const struct preload_real *real = preload_real_get();
   CUresult result = PRELOAD_CALL(real, cuMemGetInfo_v2, free_bytes, total_bytes);
   if (result != CUDA_SUCCESS || free_bytes == NULL || preload_depth != 0 || !preload_active())
     return result;
+  size_t used_bytes;
   preload_depth++;
-  *free_bytes += mam_client.available_bytes();
+  size_t sum = *free_bytes + mam_client.available_bytes(&used_bytes);
   preload_depth--;
+  size_t total = total_bytes != NULL ? *total_bytes : SIZE_MAX, most = total > used_bytes ? total - used_bytes : 0;
+  *free_bytes = sum < most ? sum : most;
   return result;
 }
 

@@ -5,6 +5,7 @@
  *
  *   preload_resolve.c    how a program finds the driver's functions, and how this library finds the real ones
  *   preload.c            memory
+ *   preload_again.c      calls that fail for want of memory that a pool keeps
  *   preload_work.c       captures, waits, ends of contexts
  *   preload_graph.c      blocks that a graph goes on using
  *   preload_ipc.c        memory of other processes
@@ -30,16 +31,20 @@ struct preload_ipc_handle {
 /* A member that this driver lacks is NULL: then no program finds the name either, but one linked for a newer driver. */
 struct preload_real {
 #define HOOK(name, arguments) CUresult(*name) arguments;
+#define AGAIN(name, arguments, values) HOOK(name, arguments)
 #define REAL(name, arguments) HOOK(name, arguments)
 #include "preload_table.def"
 #undef HOOK
+#undef AGAIN
 #undef REAL
 };
 
 #define HOOK(name, arguments) PRELOAD_HOOK CUresult name arguments;
+#define AGAIN(name, arguments, values) HOOK(name, arguments)
 #define REAL(name, arguments)
 #include "preload_table.def"
 #undef HOOK
+#undef AGAIN
 #undef REAL
 
 /* NULL where there is no driver. */
@@ -80,6 +85,17 @@ const struct options_preload *preload_options_get(void);
 
 /* The calling thread is in a hook: what the driver calls by its own exported names meanwhile is passed on. */
 extern __thread __attribute__((tls_model("initial-exec"), visibility("hidden"))) unsigned preload_depth;
+
+/* ---- Memory that others need ---- */
+
+/* A call of the driver found no memory: whether a pool gave some back, so that it is worth to call once more.  *tries
+ * counts from 0. */
+bool preload_make_room(unsigned *tries);
+
+/* The same, of what a call answered; no call is made while memory is there. */
+static inline bool preload_again(CUresult result, unsigned *tries) {
+  return __builtin_expect(result == CUDA_ERROR_OUT_OF_MEMORY, false) && preload_make_room(tries);
+}
 
 /* ---- Numbers ---- */
 

@@ -291,27 +291,52 @@ static CUresult copied(CUresult result, const void *graph) {
 
 CUresult cuGraphInstantiate(void **executable, void *graph, void **node, char *log, size_t log_bytes) {
   const struct preload_real *real = preload_real_get();
-  return made(PRELOAD_CALL(real, cuGraphInstantiate, executable, graph, node, log, log_bytes), executable, graph);
+  unsigned tries = 0;
+  CUresult result;
+  do
+    result = PRELOAD_CALL(real, cuGraphInstantiate, executable, graph, node, log, log_bytes);
+  while (preload_again(result, &tries));
+  return made(result, executable, graph);
 }
 
 CUresult cuGraphInstantiate_v2(void **executable, void *graph, void **node, char *log, size_t log_bytes) {
   const struct preload_real *real = preload_real_get();
-  return made(PRELOAD_CALL(real, cuGraphInstantiate_v2, executable, graph, node, log, log_bytes), executable, graph);
+  unsigned tries = 0;
+  CUresult result;
+  do
+    result = PRELOAD_CALL(real, cuGraphInstantiate_v2, executable, graph, node, log, log_bytes);
+  while (preload_again(result, &tries));
+  return made(result, executable, graph);
 }
 
 CUresult cuGraphInstantiateWithFlags(void **executable, void *graph, unsigned long long flags) {
   const struct preload_real *real = preload_real_get();
-  return made(PRELOAD_CALL(real, cuGraphInstantiateWithFlags, executable, graph, flags), executable, graph);
+  unsigned tries = 0;
+  CUresult result;
+  do
+    result = PRELOAD_CALL(real, cuGraphInstantiateWithFlags, executable, graph, flags);
+  while (preload_again(result, &tries));
+  return made(result, executable, graph);
 }
 
 CUresult cuGraphInstantiateWithParams(void **executable, void *graph, void *parameters) {
   const struct preload_real *real = preload_real_get();
-  return made(PRELOAD_CALL(real, cuGraphInstantiateWithParams, executable, graph, parameters), executable, graph);
+  unsigned tries = 0;
+  CUresult result;
+  do
+    result = PRELOAD_CALL(real, cuGraphInstantiateWithParams, executable, graph, parameters);
+  while (preload_again(result, &tries));
+  return made(result, executable, graph);
 }
 
 CUresult cuGraphInstantiateWithParams_ptsz(void **executable, void *graph, void *parameters) {
   const struct preload_real *real = preload_real_get();
-  return made(PRELOAD_CALL(real, cuGraphInstantiateWithParams_ptsz, executable, graph, parameters), executable, graph);
+  unsigned tries = 0;
+  CUresult result;
+  do
+    result = PRELOAD_CALL(real, cuGraphInstantiateWithParams_ptsz, executable, graph, parameters);
+  while (preload_again(result, &tries));
+  return made(result, executable, graph);
 }
 
 CUresult cuGraphDestroy(void *graph) {

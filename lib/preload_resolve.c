@@ -22,9 +22,11 @@ struct row {
 
 static const struct row rows[] = {
 #define HOOK(name, arguments) {#name, (void *)(name), offsetof(struct preload_real, name)},
+#define AGAIN(name, arguments, values) HOOK(name, arguments)
 #define REAL(name, arguments) {#name, NULL, offsetof(struct preload_real, name)},
 #include "preload_table.def"
 #undef HOOK
+#undef AGAIN
 #undef REAL
 };
 enum { ROWS = sizeof rows / sizeof rows[0] };

@@ -23,8 +23,8 @@ compare() {
 
 # What is not in front of a function of the driver.
 others='^(dlsym|mam_driver_detour|GLIBC_.*|MAM_PRELOAD)$'
-tr '\n' ' ' <"$srcdir/lib/preload_table.def" | sed 's/\*\///g' | grep -Eo 'HOOK\(cu[A-Za-z0-9_]+' |
-  sed 's/HOOK(//' | LC_ALL=C sort >"$work/table"
+tr '\n' ' ' <"$srcdir/lib/preload_table.def" | sed 's/\*\///g' | grep -Eo '(HOOK|AGAIN)\(cu[A-Za-z0-9_]+' |
+  sed 's/.*(//' | LC_ALL=C sort >"$work/table"
 sed -n '/global:/,/local:/s/^ *\([A-Za-z_0-9]*\);.*/\1/p' "$srcdir/lib/preload.map" | grep -Ev "$others" |
   LC_ALL=C sort >"$work/map"
 # NM may bring a flag: split on purpose.

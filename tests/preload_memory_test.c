@@ -212,6 +212,220 @@ START_TEST(what_is_said_to_be_free_can_be_had) {
 }
 END_TEST
 
+/* In one piece, by the pool or by the driver after the pool gave everything back. */
+START_TEST(all_that_is_said_to_be_free_can_be_had_at_once) {
+  static address_t blocks[300];
+  begin();
+  for (int i = 0; i < 300; i++)
+    blocks[i] = allocate((size_t)(i % 30 + 1) * 300 * KIB);
+  for (int i = 0; i < 300; i++)
+    OK(cuMemFree_v2(blocks[i]));
+  (void)allocate(free_now());
+}
+END_TEST
+
+/* Also where the two that are added up were not true at one time. */
+START_TEST(never_is_more_free_than_there_is) {
+  size_t free_bytes, total_bytes;
+  begin();
+  address_t kept = allocate(10 * MIB);
+  OK(cuMemFree_v2(allocate(200 * MIB)));
+  fake_set_capacity(100 * MIB);
+  OK(cuMemGetInfo_v2(&free_bytes, &total_bytes));
+  ck_assert_uint_le(free_bytes, total_bytes - 10 * MIB);
+  OK(cuMemFree_v2(kept));
+}
+END_TEST
+
+/* ---- Memory for others ---- */
+
+static void *function(const char *name) {
+  void *found = NULL;
+  OK(cuGetProcAddress_v2(name, &found, 12000, 0, NULL));
+  return found;
+}
+
+static int call_create(void) {
+  const struct {
+    int type, handles;
+    int location_type, device;
+    void *windows;
+    unsigned char flags[8];
+  } properties = {.type = 1, .location_type = 1};
+  int (*create)(unsigned long long *, size_t, const void *, unsigned long long);
+  unsigned long long handle;
+  *(void **)&create = function("cuMemCreate");
+  return create(&handle, 2 * GIB, &properties, 0);
+}
+
+static int call_managed(void) {
+  int (*alloc)(address_t *, size_t, unsigned);
+  address_t address;
+  *(void **)&alloc = function("cuMemAllocManaged");
+  return alloc(&address, MIB, 1);
+}
+
+static int call_async(void) {
+  address_t address;
+  return cuMemAllocAsync(&address, 2 * GIB, NULL);
+}
+
+static int call_stream(void) {
+  int (*create)(void **, unsigned);
+  void *stream;
+  *(void **)&create = function("cuStreamCreate");
+  return create(&stream, 0);
+}
+
+static int call_event(void) {
+  int (*create)(void **, unsigned);
+  void *event;
+  *(void **)&create = function("cuEventCreate");
+  return create(&event, 0);
+}
+
+static int call_retain(void) {
+  void *context;
+  return cuDevicePrimaryCtxRetain(&context, 0);
+}
+
+static int call_instantiate(void) {
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING), *graph, *executable;
+  OK(cuStreamBeginCapture_v2(stream, 2));
+  OK(cuStreamEndCapture(stream, &graph));
+  return cuGraphInstantiateWithFlags(&executable, graph, 0);
+}
+
+static const struct {
+  const char *name;
+  int (*call)(void);
+} others[] = {{"cuMemCreate", call_create},
+              {"cuMemAllocManaged", call_managed},
+              {"cuMemAllocAsync", call_async},
+              {"cuStreamCreate", call_stream},
+              {"cuEventCreate", call_event},
+              {"cuDevicePrimaryCtxRetain", call_retain},
+              {"cuGraphInstantiateWithFlags", call_instantiate}};
+
+/* What a program freed serves whatever it asks for next. */
+START_TEST(freed_memory_serves_the_drivers_other_calls) {
+  begin();
+  OK(cuMemFree_v2(allocate(3 * GIB)));
+  ck_assert_uint_gt(fake_live_bytes(), 3 * GIB);
+  fake_fail(others[_i].name, 1, OUT_OF_MEMORY);
+  OK(others[_i].call());
+  ck_assert_uint_lt(fake_live_bytes(), 3 * GIB);
+}
+END_TEST
+
+/* What nobody can serve is asked for once. */
+START_TEST(without_memory_to_give_back_a_call_is_made_once) {
+  begin();
+  (void)allocate(60 * MIB);
+  unsigned before = fake_calls("cuMemAllocAsync");
+  address_t address;
+  FAILS(OUT_OF_MEMORY, cuMemAllocAsync(&address, 4 * GIB, NULL));
+  ck_assert_uint_eq(fake_calls("cuMemAllocAsync"), before + 1);
+}
+END_TEST
+
+/* As the driver's own free would have waited for it. */
+START_TEST(memory_that_a_kernel_uses_is_waited_for_before_another_call_fails) {
+  address_t address;
+  begin();
+  address_t block = allocate(3 * GIB);
+  struct fake_range range = {(const void *)(uintptr_t)block, MIB};
+  ck_assert(fake_launch(NULL, &range, 1));
+  OK(cuMemFree_v2(block));
+  OK(cuMemAllocAsync(&address, 2 * GIB, NULL));
+  ck_assert_uint_eq(fake_faults(), 0);
+}
+END_TEST
+
+START_TEST(a_capture_survives_a_call_that_finds_no_memory) {
+  void *graph;
+  begin();
+  address_t free_block = allocate(2 * GIB), used_block = allocate(GIB), address;
+  OK(cuMemFree_v2(free_block));
+  OK(cuCtxSynchronize());
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(cuStreamBeginCapture_v2(stream, 2));
+  struct fake_range range = {(const void *)(uintptr_t)used_block, MIB};
+  ck_assert(fake_launch(stream, &range, 1));
+  OK(cuMemFree_v2(used_block));
+  OK(cuMemAllocAsync(&address, 2 * GIB, NULL));
+  FAILS(OUT_OF_MEMORY, cuMemAllocAsync(&address, 2 * GIB, NULL));
+  OK(cuStreamEndCapture(stream, &graph));
+  ck_assert_uint_eq(fake_captures_invalidated(), 0);
+}
+END_TEST
+
+/* ---- Calm ---- */
+
+/* Whether the program's memory falls to so many bytes, within some seconds. */
+static bool falls_to(size_t bytes) {
+  for (int i = 0; i < 500 && fake_live_bytes() > bytes; i++)
+    (void)usleep(10000);
+  return fake_live_bytes() <= bytes;
+}
+
+/* 3 GiB, freed again. */
+static void peak(void) {
+  address_t blocks[40];
+  for (int i = 0; i < 40; i++)
+    blocks[i] = allocate(80 * MIB);
+  for (int i = 0; i < 40; i++)
+    OK(cuMemFree_v2(blocks[i]));
+}
+
+START_TEST(what_is_not_needed_goes_back_in_a_while) {
+  begin();
+  peak();
+  ck_assert(falls_to(0));
+  (void)allocate(1000);
+  peak();
+  ck_assert(falls_to(CHUNK_BYTES));
+}
+END_TEST
+
+/* A program that goes on with little. */
+START_TEST(a_program_that_peaked_once_does_not_keep_it) {
+  begin();
+  peak();
+  for (int i = 0; i < 500 && fake_live_bytes() > CHUNK_BYTES; i++) {
+    OK(cuMemFree_v2(allocate((size_t)(i % 20 + 1) * MIB)));
+    (void)usleep(10000);
+  }
+  ck_assert_uint_le(fake_live_bytes(), CHUNK_BYTES);
+}
+END_TEST
+
+/* The driver's free would wait for a kernel, and others behind it. */
+START_TEST(beside_a_running_kernel_nothing_goes_back) {
+  void *context = begin();
+  peak();
+  fake_submit(context);
+  unsigned before = fake_calls("cuMemFree");
+  (void)usleep(500000);
+  ck_assert_uint_eq(fake_calls("cuMemFree"), before);
+  ck_assert(fake_pending(context));
+  fake_finish(context);
+  ck_assert(falls_to(0));
+}
+END_TEST
+
+/* A program that needs it again and again has it less and less often taken away. */
+START_TEST(memory_that_is_needed_again_stays) {
+  begin();
+  unsigned calls_before = fake_calls("cuMemFree");
+  for (int i = 0; i < 30; i++) {
+    peak();
+    (void)usleep(100000);
+  }
+  ck_assert_uint_le(fake_calls("cuMemFree") - calls_before, 8 * 41);
+}
+END_TEST
+
 START_TEST(the_driver_serves_what_no_chunk_is_there_for) {
   begin();
   fake_set_capacity(40 * MIB); /* less than a chunk */
@@ -446,6 +660,16 @@ static Suite *suite(void) {
   tcase_add_test(tests, memory_is_given_back_before_an_allocation_fails);
   tcase_add_test(tests, memory_that_kernels_use_is_waited_for_before_an_allocation_fails);
   tcase_add_test(tests, what_is_said_to_be_free_can_be_had);
+  tcase_add_test(tests, all_that_is_said_to_be_free_can_be_had_at_once);
+  tcase_add_test(tests, never_is_more_free_than_there_is);
+  tcase_add_loop_test(tests, freed_memory_serves_the_drivers_other_calls, 0, sizeof others / sizeof others[0]);
+  tcase_add_test(tests, without_memory_to_give_back_a_call_is_made_once);
+  tcase_add_test(tests, memory_that_a_kernel_uses_is_waited_for_before_another_call_fails);
+  tcase_add_test(tests, a_capture_survives_a_call_that_finds_no_memory);
+  tcase_add_test(tests, what_is_not_needed_goes_back_in_a_while);
+  tcase_add_test(tests, a_program_that_peaked_once_does_not_keep_it);
+  tcase_add_test(tests, beside_a_running_kernel_nothing_goes_back);
+  tcase_add_test(tests, memory_that_is_needed_again_stays);
   tcase_add_test(tests, the_driver_serves_what_no_chunk_is_there_for);
   tcase_add_test(tests, a_block_may_be_freed_on_a_stream);
   tcase_add_test(tests, an_exported_block_opens_at_its_own_bytes);
@@ -468,6 +692,7 @@ static Suite *suite(void) {
 
 int main(int count, char **arguments) {
   (void)count;
+  (void)setenv("MAM_LINGER_MS", "100", 1);
   preload_self(arguments);
   return run_suite(suite());
 }
