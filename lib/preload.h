@@ -125,7 +125,8 @@ bool preload_ipc_block_at(uintptr_t address, uintptr_t *base, size_t *bytes);
 
 /* ---- Blocks of graphs ---- */
 
-/* For a capture; NULL if the host has no memory.  Ended with the graph that came of it, NULL if none did. */
+/* For a capture; NULL if the host has no memory.  Ended with the graph that came of it, NULL if none did; what kept no
+ * block is gone then. */
 struct preload_keeper *preload_keeper_new(void);
 void preload_keeper_end(struct preload_keeper *keeper, void *graph);
 
