@@ -97,6 +97,11 @@ static inline bool preload_again(CUresult result, unsigned *tries) {
   return __builtin_expect(result == CUDA_ERROR_OUT_OF_MEMORY, false) && preload_make_room(tries);
 }
 
+/* Around calls of the driver that the library makes of itself: a capture of another thread, known or not, forbids the
+ * program to allocate, and these must not end it. */
+CUstreamCaptureMode preload_relaxed_begin(const struct preload_real *real);
+void preload_relaxed_end(const struct preload_real *real, CUstreamCaptureMode mode);
+
 /* ---- Numbers ---- */
 
 enum preload_count {

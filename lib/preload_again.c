@@ -8,14 +8,14 @@
 #include "preload.h"
 
 /* At first what lies free; then also what waits for the GPU, as the driver's own frees would have waited before now.
- * A capture forbids that wait. */
+ * A context in which a stream is captured is not waited for. */
 bool preload_make_room(unsigned *tries) {
   bool given = false;
   if (preload_depth != 0 || !preload_active())
     return false;
   preload_depth++;
   while (!given && *tries < 2)
-    given = mam_client.give_back((*tries)++ > 0 && !preload_capturing());
+    given = mam_client.give_back((*tries)++ > 0);
   preload_depth--;
   return given;
 }

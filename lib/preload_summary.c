@@ -53,14 +53,14 @@ void preload_sample(const struct preload_real *real, size_t bytes) {
   uint64_t number = atomic_fetch_add_explicit(&asked, 1, memory_order_relaxed);
   if (number % SAMPLE_EVERY != 0 || number / SAMPLE_EVERY >= SAMPLES_MOST || preload_capturing())
     return;
-  preload_depth++;
+  CUstreamCaptureMode mode = preload_relaxed_begin(real);
   uint64_t start_ns = preload_now_ns();
   if (PRELOAD_CALL(real, cuMemAlloc_v2, &address, bytes) == CUDA_SUCCESS) {
     (void)PRELOAD_CALL(real, cuMemFree_v2, address);
     preload_count_add(PRELOAD_DRIVER_NS, preload_now_ns() - start_ns);
     preload_count_add(PRELOAD_DRIVER_SAMPLES, 1);
   }
-  preload_depth--;
+  preload_relaxed_end(real, mode);
 }
 
 /* ---- At exit ---- */

@@ -62,14 +62,13 @@ int call_end(int result) {
 static pthread_cond_t hold_changed = PTHREAD_COND_INITIALIZER;
 static bool holding; /* with the mutex */
 
-int call_end_held(enum call call, int result) {
-  if (fake.calls[call].held) {
-    fake.calls[call].held = false;
-    holding = true;
-    while (holding)
-      (void)pthread_cond_wait(&hold_changed, &fake.mutex);
-  }
-  return call_end(result);
+void call_hold(enum call call) {
+  if (!fake.calls[call].held)
+    return;
+  fake.calls[call].held = false;
+  holding = true;
+  while (holding)
+    (void)pthread_cond_wait(&hold_changed, &fake.mutex);
 }
 
 /* ---- Contexts ---------------------------------------------------------------------------------------------------- */
@@ -514,6 +513,7 @@ int cuCtxGetDevice(int *device) {
 int cuCtxSynchronize(void) {
   struct context *context = NULL;
   int error = call_begin(CALL_cuCtxSynchronize);
+  call_hold(CALL_cuCtxSynchronize);
   if (error == SUCCESS)
     error = context_current(&context);
   if (error == SUCCESS)

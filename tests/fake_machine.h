@@ -187,7 +187,7 @@ extern const size_t later_row_count;
 /* ---- The machine's state ----------------------------------------------------------------------------------------- */
 
 struct call_state {
-  bool held; /* the next call waits at its end */
+  bool held; /* the next call waits */
   unsigned calls;
   unsigned countdown; /* calls until the injected error; 0 for none */
   int error;
@@ -312,8 +312,8 @@ void fake_unlock(void);
 int call_begin(enum call call);
 int call_end(int result);
 
-/* The end of a call that a test may hold: what it did is done. */
-int call_end_held(enum call call, int result);
+/* Where a test may hold the call: the lock is left meanwhile. */
+void call_hold(enum call call);
 
 bool context_known(const struct context *context);
 

@@ -180,7 +180,8 @@ int cuStreamDestroy(void *handle) {
   if (error == SUCCESS)
     fake_stream_destroy(handle);
   fake_lock();
-  return call_end_held(CALL_cuStreamDestroy, error);
+  call_hold(CALL_cuStreamDestroy);
+  return call_end(error);
 }
 
 int cuStreamBeginCapture(void *handle, int mode) {
@@ -232,7 +233,8 @@ static int graph_end(enum call call, int error, void *handle, bool executable) {
     error = INVALID_VALUE;
   if (error == SUCCESS)
     ((struct graph *)handle)->alive = false;
-  return call_end_held(call, error);
+  call_hold(call);
+  return call_end(error);
 }
 
 int cuStreamEndCapture(void *handle, void **graph) {
@@ -244,7 +246,8 @@ int cuStreamEndCapture(void *handle, void **graph) {
   error = graph_make(error, true, false, &made);
   if (graph != NULL)
     *graph = made;
-  return call_end_held(CALL_cuStreamEndCapture, error);
+  call_hold(CALL_cuStreamEndCapture);
+  return call_end(error);
 }
 
 int cuGraphInstantiateWithFlags(void **executable, void *graph, unsigned long long flags) {

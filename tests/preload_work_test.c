@@ -370,6 +370,39 @@ START_TEST(a_capture_at_a_destroyed_streams_handle_goes_on) {
 }
 END_TEST
 
+static int allocate_too_much(void *freed) {
+  address_t address;
+  OK(cuMemFree_v2(*(address_t *)freed));
+  return cuMemAlloc_v2(&address, 3 * GIB + GIB / 2);
+}
+
+static void *capture_once(void *context) {
+  void *graph = NULL;
+  OK(cuCtxSetCurrent(context));
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(cuStreamBeginCapture_v2(stream, 2));
+  (void)usleep(200000);
+  OK(cuStreamEndCapture(stream, &graph));
+  return NULL;
+}
+
+/* One thread waits for the GPU because there is no memory, while another begins to capture. */
+START_TEST(a_wait_for_want_of_memory_ends_no_capture) {
+  pthread_t capturing;
+  void *context = begin();
+  address_t freed = allocate(GIB);
+  struct fake_range range = {(const void *)(uintptr_t)freed, MIB};
+  ck_assert(fake_launch(NULL, &range, 1));
+  struct other other = {context, &freed, allocate_too_much};
+  pthread_t thread = held_in(&other, "cuCtxSynchronize");
+  ck_assert_int_eq(pthread_create(&capturing, NULL, capture_once, context), 0);
+  (void)usleep(50000);
+  let_go(thread);
+  ck_assert_int_eq(pthread_join(capturing, NULL), 0);
+  ck_assert_uint_eq(fake_captures_invalidated(), 0);
+}
+END_TEST
+
 START_TEST(a_stream_that_is_not_destroyed_goes_on_capturing) {
   void *graph = NULL;
   begin();
@@ -546,6 +579,7 @@ static Suite *suite(void) {
   tcase_add_test(tests, a_destruction_that_fails_lets_nothing_go);
   tcase_add_loop_test(tests, a_graph_at_a_destroyed_ones_handle_keeps_its_blocks, 0, 2);
   tcase_add_loop_test(tests, a_capture_at_a_destroyed_streams_handle_goes_on, 0, 2);
+  tcase_add_test(tests, a_wait_for_want_of_memory_ends_no_capture);
   tcase_add_test(tests, a_stream_that_is_not_destroyed_goes_on_capturing);
   tcase_add_test(tests, a_reset_takes_kept_blocks_along);
   tcase_add_test(tests, freed_memory_is_not_handed_out_under_a_kernel);
