@@ -304,6 +304,7 @@ static cudaError_t environment_size_in_chunks(const struct source *source, struc
   config->limit_bytes = total_bytes;
   config->lazy = false;
   config->gives_all = true; /* so that a program may have all memory in one block, as from the driver */
+  config->guarded = true;   /* a block may come to the driver's own free */
   return cudaSuccess;
 }
 

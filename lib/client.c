@@ -112,6 +112,14 @@ static struct mam_pool *pool_of_context(CUcontext handle, uint64_t *id) {
   return *id != 0 ? pool_find_default(*id) : NULL;
 }
 
+static size_t held_bytes(struct mam_pool *pool) {
+  pool_lock(pool);
+  size_t bytes = pool->held_bytes;
+  pool_unlock(pool);
+  return bytes;
+}
+
+/* A chunk's guard counts as well: it is the driver's when the chunk goes back. */
 static size_t available_bytes(size_t *used_bytes) {
   uint64_t id;
   struct mam_pool *pool = pool_of_context(NULL, &id);
@@ -120,17 +128,11 @@ static size_t available_bytes(size_t *used_bytes) {
   if (pool == NULL || pool_info(pool, id, &info) != cudaSuccess)
     return 0;
   *used_bytes = info.used_bytes;
-  return info.reserved_bytes - info.used_bytes;
+  size_t held = held_bytes(pool);
+  return held > info.used_bytes ? held - info.used_bytes : 0;
 }
 
 /* ---- Giving back ---- */
-
-static size_t held_bytes(struct mam_pool *pool) {
-  pool_lock(pool);
-  size_t bytes = pool->held_bytes;
-  pool_unlock(pool);
-  return bytes;
-}
 
 static bool pool_gives_back(struct mam_pool *pool, bool waits) {
   if (pool_enter(pool, POOL_ANY_ID) != cudaSuccess)

@@ -91,6 +91,7 @@ struct pool_config {
   uint64_t default_id;            /* the context's id for a default pool, else 0 */
   bool lazy;                      /* a default pool that came by itself */
   bool gives_all;                 /* a trim gives the last chunk too, if it is free; not of an elastic one */
+  bool guarded;                   /* no block has the address of a chunk, by which the source would take it away */
   const struct pool_front *front; /* NULL: nothing is in front, in some tests */
 };
 
@@ -105,7 +106,8 @@ struct pool_chunk {
   SLIST_ENTRY(pool_chunk) link;
   uintptr_t base; /* as the source gave it */
   size_t bytes;
-  size_t usable_bytes; /* what is left when both ends are cut to the alignment */
+  uintptr_t first;     /* the first segment's */
+  size_t usable_bytes; /* what is left when both ends are cut to the alignment, and the guard */
   /* Of a reserved chunk, else NULL: for each granule of the source the length in granules of the mapped piece that
    * begins there, 0 if none does. */
   uint32_t *pieces;

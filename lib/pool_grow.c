@@ -54,11 +54,21 @@ static struct pool_chunk *chunk_new(uintptr_t base, size_t bytes, bool reserved)
   return chunk;
 }
 
+/* What is left free at the beginning of a chunk of so many bytes.  One of a single large block has a whole granule, so
+ * that the block is aligned as the chunk is. */
+static size_t guard_bytes(const struct mam_pool *pool, size_t bytes) {
+  if (!pool->config.guarded)
+    return 0;
+  bool large = whole_units(bytes) > whole_units(pool->config.chunk_bytes);
+  return large ? SOURCE_GRANULARITY_BYTES : pool->config.alignment;
+}
+
 /* Puts a chunk's usable part into the trees.  The lock is held. */
 static bool chunk_enter_locked(struct mam_pool *pool, struct pool_chunk *chunk) {
   size_t alignment = pool->config.alignment;
-  uintptr_t first = round_up(chunk->base, alignment);
+  uintptr_t first = round_up(chunk->base + guard_bytes(pool, chunk->bytes), alignment);
   uintptr_t end = (chunk->base + chunk->bytes) & ~(uintptr_t)(alignment - 1);
+  chunk->first = first;
   chunk->usable_bytes = end > first ? end - first : 0;
   if (chunk->usable_bytes == 0)
     return false;
@@ -133,6 +143,7 @@ static bool growth_plan(const struct mam_pool *pool, size_t bytes, size_t *want,
   size_t room = (pool->limit_bytes - pool->held_bytes) & ~(size_t)(SOURCE_GRANULARITY_BYTES - 1);
   /* Sources align to 512 at least; beyond that, the chunk's ends may be lost. */
   size_t slack = pool->config.alignment > POOL_ALIGNMENT_BYTES ? pool->config.alignment : 0;
+  slack += guard_bytes(pool, bytes + pool->config.alignment);
   if (room < slack || bytes > room - slack)
     return false;
   *need = round_up(bytes + slack, SOURCE_GRANULARITY_BYTES);
@@ -297,7 +308,7 @@ static struct pool_chunk *free_chunk_locked(struct mam_pool *pool, struct segmen
   if (chunk == NULL || (SLIST_NEXT(chunk, link) == NULL && !pool->config.gives_all))
     return NULL;
   SLIST_FOREACH(chunk, &pool->chunks, link) {
-    *segment = segment_find(&pool->segments, round_up(chunk->base, pool->config.alignment));
+    *segment = segment_find(&pool->segments, chunk->first);
     if ((*segment)->state == SEGMENT_FREE && (*segment)->bytes == chunk->usable_bytes)
       break;
   }

@@ -3,12 +3,10 @@
  * Memory of other processes (cuIpc*).
  *
  * The driver exports whole allocations: the handle of a pooled block is that of its chunk, and would open at the
- * chunk's beginning.  So a handle that leaves here is one of two:
- *   - of a block at the beginning of its chunk, the driver's own: whoever opens it has the block's bytes;
- *   - of any other block a parcel: the driver's handle, the block's place in the chunk and its size, in the same 64
- *     bytes.  The driver's handle fits in because most of its bytes are 0.  A process that is served opens it at the
- *     block; the driver of one that is not refuses it, rather than open it at other bytes.
- * A driver whose handle does not fit gives cudaErrorNotSupported for such a block.
+ * chunk's beginning, where no block is.  So a handle that leaves here is a parcel: the driver's handle, the block's
+ * place in the chunk and its size, in the same 64 bytes.  The driver's handle fits in because most of its bytes are 0.
+ * A process that is served opens it at the block; the driver of one that is not refuses it, rather than open it at
+ * other bytes.  A driver whose handle does not fit gives cudaErrorNotSupported.
  *
  * What an opened parcel's address stands for is remembered, for the driver knows the chunk's beginning alone.
  */
@@ -107,12 +105,9 @@ CUresult cuIpcGetMemHandle(struct preload_ipc_handle *handle, CUdeviceptr addres
     return result;
   if (!chunked)
     return NOT_SUPPORTED; /* it would open elsewhere */
-  if (block.base == chunk)
-    *handle = whole;
-  else if (parcel_pack(&whole, block.base - chunk, block.bytes, &parcel))
-    memcpy(handle, &parcel, sizeof parcel);
-  else
+  if (!parcel_pack(&whole, block.base - chunk, block.bytes, &parcel))
     return NOT_SUPPORTED;
+  memcpy(handle, &parcel, sizeof parcel);
   return CUDA_SUCCESS;
 }
 

@@ -214,6 +214,27 @@ START_TEST(an_interposer_behind_reaches_the_driver) {
 }
 END_TEST
 
+/* A library that reaches the driver past this one: its free of a pool's block is refused, and takes nothing away. */
+START_TEST(a_free_by_the_drivers_own_door_takes_no_chunk_away) {
+  static const size_t sizes[] = {1000, 40 * KIB, 3 * MIB, 40 * MIB, CHUNK_BYTES, 80 * MIB, 200 * MIB};
+  free_function deep_free;
+  alloc_function deep_alloc;
+  address_t address = 0;
+  begin();
+  *(void **)&deep_free = plugin_symbol(PLUGIN, RTLD_LOCAL | RTLD_DEEPBIND, "plugin_free");
+  *(void **)&deep_alloc = plugin_symbol(PLUGIN, RTLD_LOCAL | RTLD_DEEPBIND, "plugin_alloc");
+  for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    address_t block = allocate(sizes[i]);
+    FAILS(INVALID_VALUE, deep_free(block));
+    ck_assert(fake_holds((const void *)(uintptr_t)block, sizes[i]));
+    OK(cuMemFree_v2(block));
+    (void)allocate(sizes[i]);
+  }
+  OK(deep_alloc(&address, MIB));
+  OK(cuMemFree_v2(address));
+}
+END_TEST
+
 START_TEST(nothing_is_asked_of_the_driver_before_the_program_does) {
   ck_assert_uint_eq(fake_calls(NULL), 0);
   void *context = begin();
@@ -248,6 +269,7 @@ static Suite *suite(void) {
   tcase_add_test(tests, a_driver_in_another_namespace_is_left_alone);
   tcase_add_test(tests, rtld_default_from_a_second_library_is_served);
   tcase_add_test(tests, an_interposer_behind_reaches_the_driver);
+  tcase_add_test(tests, a_free_by_the_drivers_own_door_takes_no_chunk_away);
   tcase_add_test(tests, nothing_is_asked_of_the_driver_before_the_program_does);
   tcase_add_test(tests, a_call_before_cuInit_is_the_drivers_to_answer);
   suite_add_tcase(suite, tests);
