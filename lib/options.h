@@ -32,6 +32,7 @@ struct options_preload {
   const char *programs, *skip_programs, *skip_threads, *skip_devices; /* lists; NULL: all, none, none, none */
   enum options_summary summary;
   const char *output; /* NULL: stderr */
+  size_t process;     /* that prints the summary in any case; 0: none does */
 };
 
 /* As options_read. */

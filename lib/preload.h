@@ -12,7 +12,8 @@
  *   preload_options.c    whom to serve
  *   preload_summary.c    numbers, printed at exit
  *
- * Rules.  Nothing is done before the program's first call of a hooked function.  No lock is held while dlopen, dlsym,
+ * Rules.  Nothing is done before the program's first call of a hooked function, but for keeping stderr open where a
+ * summary was asked for.  No lock is held while dlopen, dlsym,
  * dladdr or the driver is called.  Whatever the pool answers but success, the driver is asked, and its answer counts.
  */
 #ifndef MAM_LIB_PRELOAD_H
@@ -78,8 +79,13 @@ void preload_ipc_forked(void);
 /* Whether the calling thread's allocation of bytes is, in the current context. */
 bool preload_serves(const struct preload_real *real, size_t bytes);
 
-/* The options, NULL if they have not been read. */
+/* The options, NULL if they have not been read, or nothing is served. */
 const struct options_preload *preload_options_get(void);
+
+/* Whether they have been read: a program does so by its first call.  The other reads them; *why: why nothing is served,
+ * NULL if it is. */
+bool preload_decided(void);
+const struct options_preload *preload_options_read(const char **why);
 
 /* ---- Inside ---- */
 

@@ -46,6 +46,13 @@ if LC_ALL=C readelf -d "$library" | grep -i 'NEEDED.*\(cuda\|nvidia\)'; then
   failed=1
 fi
 
+# It looks for libmam beside itself alone, not in the folder that it was built in.
+# shellcheck disable=SC2016
+if LC_ALL=C readelf -d "$library" | grep -i 'R.*PATH' | grep -qv '\[\$ORIGIN\]'; then
+  echo "FAILED: libmam_preload.so looks for libraries elsewhere than beside itself"
+  failed=1
+fi
+
 # Options: in the script's case labels, in its help, in the page's synopsis and list.
 grep -Eo '^ +(-[a-z-]+ \| )*--[a-z-]+(\)| \|)' mam-run | grep -Eo -- '--[a-z-]+' | LC_ALL=C sort -u >"$work/script"
 sh ./mam-run --help | grep -Eo -- '--[a-z-]+' | LC_ALL=C sort -u >"$work/help"

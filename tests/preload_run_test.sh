@@ -47,7 +47,7 @@ check '[ "$(grep -c "40 allocations" "$work/children")" -eq 2 ]'
 try "a chunk has the size that is asked for" ./mam-run --chunk 8M "$program" churn
 check 'grep -q "chunk bytes 8388608" "$work/out"'
 try "nothing is served when it is off" ./mam-run --off --summary "$program" churn
-check 'grep -q "chunks 40" "$work/out" && [ ! -s "$work/err" ]'
+check 'grep -q "chunks 40" "$work/out" && grep -q "nothing was served: MAM_PRELOAD is off" "$work/err"'
 try "a program that is not meant is left alone" ./mam-run --skip-programs=preload_program,lt-preload_program "$program" churn
 check 'grep -q "chunks 40" "$work/out"'
 try "exit handlers and destructors may free and allocate" ./mam-run -s "$program" exit
@@ -105,6 +105,49 @@ try "an option without its value is refused" ./mam-run --chunk
 check '[ $status -eq 125 ]'
 try "no program is a mistake" ./mam-run
 check '[ $status -eq 125 ] && grep -q "^usage" "$work/err"'
+for wrong in '--min banana' '--min 1T' '--max=' '--chunk 0' '--chunk 0K' '--max 99999999999G' '--off=yes' '--skip-devices gpu0' \
+  '--programs a,,b' "-o $work/none/file" "-s -o$work" '-sx'; do
+  # shellcheck disable=SC2086
+  try "refused before the program starts: $wrong" ./mam-run $wrong sh -c 'echo started'
+  check '[ $status -eq 125 ] && [ ! -s "$work/out" ] && [ -s "$work/err" ]'
+done
+try "options go together" ./mam-run -ms -o"$work/glued" "$program" churn
+check '[ $status -eq 0 ] && [ ! -s "$work/err" ] && grep -q "saved: .* ms" "$work/glued"'
+try "units may be small letters" ./mam-run --min 1k --print
+check 'grep -qx "MAM_PRELOAD_MIN=1K" "$work/out"'
+
+# A line is printed in any case, of the program itself: commands that it runs print none.
+try "no call of the driver is said" ./mam-run -s find "$work" -maxdepth 0 -exec ls {} ';'
+check '[ "$(wc -l <"$work/err")" -eq 1 ] && grep -q "find .*no CUDA call was seen" "$work/err"'
+try "so is it after a shell became another program" ./mam-run -s sh -c 'exec true'
+check '[ "$(wc -l <"$work/err")" -eq 1 ] && grep -q "true .*no CUDA call was seen" "$work/err"'
+echo 'int main(void) { return 3; }' >"$work/static.c"
+# shellcheck disable=SC2086
+if ${CC:-cc} -static -o "$work/static" "$work/static.c" 2>/dev/null && command -v ldd >/dev/null; then
+  try "a program that takes no library is said" ./mam-run -s "$work/static"
+  check '[ $status -eq 3 ] && [ "$(wc -l <"$work/err")" -eq 1 ] && grep -q "not loaded: .*statically" "$work/err"'
+  try "in the file too" ./mam-run -s -o "$work/said" "$work/static"
+  check '[ ! -s "$work/err" ] && grep -q "not loaded" "$work/said"'
+fi
+
+# The library beside mam-run comes first, wherever both were put; a place that the dynamic linker cannot name is refused.
+for folder in beside 'be side' 'bin:lib'; do
+  mkdir -p "$work/$folder/lib" "$work/$folder/bin"
+  cp mam-run "$work/$folder/bin/"
+  cp lib/.libs/libmam_preload.so lib/.libs/libmam.so.0 "$work/$folder/lib/"
+done
+ln -s "$work/beside/bin/mam-run" "$work/linked"
+for name in beside/bin/mam-run linked; do
+  try "the library beside it is taken ($name)" "$work/$name" --print
+  check 'grep -qx "LD_PRELOAD=$work/beside/bin/../lib/libmam_preload.so" "$work/out"'
+done
+try "it runs from there" "$work/beside/bin/mam-run" -s "$program" churn
+check 'grep -q "40 allocations" "$work/err"'
+for folder in 'be side' 'bin:lib'; do
+  try "a path with a space or a colon is refused" "$work/$folder/bin/mam-run" "$program" churn
+  check '[ $status -eq 125 ] && grep -q "space or a colon" "$work/err"'
+done
+
 try "help is printed" ./mam-run --help
 check '[ $status -eq 0 ] && grep -q "^usage: mam-run" "$work/out"'
 try "the variables are printed" ./mam-run --min 1K --vmm --print
