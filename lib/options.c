@@ -99,7 +99,7 @@ cudaError_t options_read_preload(struct options_preload *options) {
   static const char *const summary_names[] = {"none", "counts", "measured"};
   int on = option_choice(OPTION_MAM_PRELOAD, switch_names, 2);
   int summary = option_choice(OPTION_MAM_PRELOAD_SUMMARY, summary_names, 3);
-  size_t chunk_bytes, least_bytes, most_bytes, process;
+  size_t chunk_bytes, least_bytes, most_bytes, own_bytes, process;
   if (on < 0)
     return option_refuse(OPTION_MAM_PRELOAD);
   if (summary < 0)
@@ -110,12 +110,15 @@ cudaError_t options_read_preload(struct options_preload *options) {
     return option_refuse(OPTION_MAM_PRELOAD_MIN);
   if (!option_bytes(OPTION_MAM_PRELOAD_MAX, &most_bytes))
     return option_refuse(OPTION_MAM_PRELOAD_MAX);
+  if (!option_bytes(OPTION_MAM_PRELOAD_OWN_PAGES, &own_bytes))
+    return option_refuse(OPTION_MAM_PRELOAD_OWN_PAGES);
   if (!option_bytes(OPTION_MAM_PRELOAD_PROCESS, &process))
     return option_refuse(OPTION_MAM_PRELOAD_PROCESS);
   *options = (struct options_preload){.on = on == 1,
                                       .chunk_bytes = chunk_bytes,
                                       .least_bytes = least_bytes,
                                       .most_bytes = most_bytes > 0 ? most_bytes : SIZE_MAX,
+                                      .own_bytes = own_bytes > 0 ? own_bytes : SIZE_MAX,
                                       .programs = option_set(OPTION_MAM_PRELOAD_PROGRAMS),
                                       .skip_programs = option_set(OPTION_MAM_PRELOAD_SKIP_PROGRAMS),
                                       .skip_threads = option_set(OPTION_MAM_PRELOAD_SKIP_THREADS),

@@ -28,7 +28,8 @@ enum options_summary { OPTIONS_SUMMARY_NONE, OPTIONS_SUMMARY_COUNTS, OPTIONS_SUM
 struct options_preload {
   bool on;
   size_t chunk_bytes;
-  size_t least_bytes, most_bytes;                                     /* that are served */
+  size_t least_bytes, most_bytes; /* that are served */
+  size_t own_bytes;               /* blocks with pages of their own; SIZE_MAX: none */
   const char *programs, *skip_programs, *skip_threads, *skip_devices; /* lists; NULL: all, none, none, none */
   enum options_summary summary;
   const char *output; /* NULL: stderr */

@@ -64,7 +64,7 @@ static __attribute__((noinline)) CUresult alloc_passed(const struct preload_real
   CUresult result;
   do {
     preload_depth++;
-    result = PRELOAD_CALL(real, cuMemAlloc_v2, address, bytes);
+    result = PRELOAD_CALL(real, cuMemAlloc_v2, address, preload_passed_bytes(bytes));
     preload_depth--;
   } while (preload_again(result, &tries));
   return result;

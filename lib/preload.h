@@ -79,6 +79,10 @@ void preload_ipc_forked(void);
 /* Whether the calling thread's allocation of bytes is, in the current context. */
 bool preload_serves(const struct preload_real *real, size_t bytes);
 
+/* What the driver is asked for where an allocation of bytes is not served: whole pages, if the block is to have pages
+ * of its own. */
+size_t preload_passed_bytes(size_t bytes);
+
 /* The options, NULL if they have not been read, or nothing is served. */
 const struct options_preload *preload_options_get(void);
 
@@ -130,6 +134,9 @@ uint64_t preload_now_ns(void);
 void preload_sample(const struct preload_real *real, size_t bytes);
 
 /* ---- Memory of other processes ---- */
+
+/* Forgets what was opened in contexts that are gone. */
+void preload_ipc_sweep(const struct preload_real *real);
 
 /* The block that an opened handle stands for; false if the address is in none. */
 bool preload_ipc_block_at(uintptr_t address, uintptr_t *base, size_t *bytes);

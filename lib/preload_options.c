@@ -65,8 +65,8 @@ static struct decision decide(void) {
   const struct options_preload *options = &decision.options;
   decision.why_not = why_not(options);
   decision.active = decision.why_not == NULL;
-  decision.selective = options->least_bytes > 0 || options->most_bytes < SIZE_MAX || options->skip_threads != NULL ||
-                       options->skip_devices != NULL;
+  decision.selective = options->least_bytes > 0 || options->most_bytes < SIZE_MAX || options->own_bytes < SIZE_MAX ||
+                       options->skip_threads != NULL || options->skip_devices != NULL;
   if (decision.active)
     mam_client.chunks_set(options->chunk_bytes);
   return decision;
@@ -157,6 +157,14 @@ bool preload_serves(const struct preload_real *real, size_t bytes) {
   if (__builtin_expect(!decision->selective, true))
     return true;
   const struct options_preload *options = &decision->options;
-  return bytes >= options->least_bytes && bytes <= options->most_bytes && !thread_skipped(options->skip_threads) &&
-         !device_skipped(real, options->skip_devices);
+  return bytes >= options->least_bytes && bytes <= options->most_bytes && bytes < options->own_bytes &&
+         !thread_skipped(options->skip_threads) && !device_skipped(real, options->skip_devices);
+}
+
+size_t preload_passed_bytes(size_t bytes) {
+  enum { PAGE_BYTES = 2 << 20 };
+  const struct options_preload *options = preload_options_get();
+  if (options == NULL || bytes == 0 || bytes < options->own_bytes || bytes > SIZE_MAX - PAGE_BYTES)
+    return bytes;
+  return (bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
 }

@@ -306,7 +306,7 @@ static void captures_sweep(void) {
 }
 
 /* A call that may have ended a context, and with it freed its memory. */
-static CUresult context_gone(CUresult result) {
+static CUresult context_gone(const struct preload_real *real, CUresult result) {
   if (result != CUDA_SUCCESS || preload_depth != 0 || !preload_active())
     return result;
   preload_depth++;
@@ -314,43 +314,44 @@ static CUresult context_gone(CUresult result) {
     captures_sweep();
   mam_client.contexts_changed();
   preload_kept_sweep();
+  preload_ipc_sweep(real);
   preload_depth--;
   return result;
 }
 
 CUresult cuCtxDestroy(CUcontext context) {
   const struct preload_real *real = preload_real_get();
-  return context_gone(PRELOAD_CALL(real, cuCtxDestroy, context));
+  return context_gone(real, PRELOAD_CALL(real, cuCtxDestroy, context));
 }
 
 CUresult cuCtxDestroy_v2(CUcontext context) {
   const struct preload_real *real = preload_real_get();
-  return context_gone(PRELOAD_CALL(real, cuCtxDestroy_v2, context));
+  return context_gone(real, PRELOAD_CALL(real, cuCtxDestroy_v2, context));
 }
 
 CUresult cuCtxDetach(CUcontext context) {
   const struct preload_real *real = preload_real_get();
-  return context_gone(PRELOAD_CALL(real, cuCtxDetach, context));
+  return context_gone(real, PRELOAD_CALL(real, cuCtxDetach, context));
 }
 
 CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
   const struct preload_real *real = preload_real_get();
-  return context_gone(PRELOAD_CALL(real, cuDevicePrimaryCtxRelease, device));
+  return context_gone(real, PRELOAD_CALL(real, cuDevicePrimaryCtxRelease, device));
 }
 
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
   const struct preload_real *real = preload_real_get();
-  return context_gone(PRELOAD_CALL(real, cuDevicePrimaryCtxRelease_v2, device));
+  return context_gone(real, PRELOAD_CALL(real, cuDevicePrimaryCtxRelease_v2, device));
 }
 
 CUresult cuDevicePrimaryCtxReset(CUdevice device) {
   const struct preload_real *real = preload_real_get();
-  return context_gone(PRELOAD_CALL(real, cuDevicePrimaryCtxReset, device));
+  return context_gone(real, PRELOAD_CALL(real, cuDevicePrimaryCtxReset, device));
 }
 
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
   const struct preload_real *real = preload_real_get();
-  return context_gone(PRELOAD_CALL(real, cuDevicePrimaryCtxReset_v2, device));
+  return context_gone(real, PRELOAD_CALL(real, cuDevicePrimaryCtxReset_v2, device));
 }
 
 void preload_work_forked(void) { (void)pthread_mutex_init(&captures_lock, NULL); }

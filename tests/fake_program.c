@@ -108,24 +108,57 @@ int cuIpcGetMemHandle(struct ipc_handle *handle, unsigned long long address) {
   return call_end(error);
 }
 
+/* What is open, as long as its context. */
+enum { opened_limit = 1024 };
+static struct opened {
+  uintptr_t place;
+  unsigned count; /* 0: free */
+  const struct context *context;
+  unsigned long long context_id;
+} all_opened[opened_limit];
+
+static struct opened *opened_find(uintptr_t place) {
+  struct opened *unused = NULL;
+  for (struct opened *opened = all_opened; opened < all_opened + opened_limit; opened++) {
+    if (opened->count > 0 && !(opened->context->alive && opened->context->id == opened->context_id))
+      opened->count = 0;
+    if (opened->count > 0 && opened->place == place)
+      return opened;
+    unused = opened->count == 0 ? opened : unused;
+  }
+  return unused;
+}
+
 int cuIpcOpenMemHandle(unsigned long long *address, struct ipc_handle handle, unsigned flags) {
   int error = call_begin(CALL_cuIpcOpenMemHandle);
+  struct context *context = NULL;
   uintptr_t place;
   (void)memcpy(&place, handle.bytes + handle_place, sizeof place);
   const struct block *block = memory_block_at(place);
+  if (error == SUCCESS)
+    error = context_current(&context);
   if (error == SUCCESS && (flags > 1 || handle.bytes[handle_mark_place] != handle_mark || handle.bytes[0] != 0 ||
                            block == NULL || block->address != place))
     error = INVALID_VALUE;
-  if (error == SUCCESS)
+  struct opened *opened = error == SUCCESS ? opened_find(place) : NULL;
+  if (error == SUCCESS && opened == NULL)
+    error = OUT_OF_MEMORY;
+  if (error == SUCCESS) {
+    *opened =
+        (struct opened){.place = place, .count = opened->count + 1, .context = context, .context_id = context->id};
     *address = place + opened_away;
+  }
   return call_end(error);
 }
 
 int cuIpcCloseMemHandle(unsigned long long address) {
   int error = call_begin(CALL_cuIpcCloseMemHandle);
-  const struct block *block = memory_block_at((uintptr_t)address - opened_away);
-  if (error == SUCCESS && (block == NULL || block->address + opened_away != address))
+  uintptr_t place = (uintptr_t)address - opened_away;
+  struct opened *opened = error == SUCCESS ? opened_find(place) : NULL;
+  if (error == SUCCESS && (opened == NULL || opened->count == 0 || opened->place != place))
     error = INVALID_VALUE;
+  if (error == SUCCESS)
+    opened->count--;
   return call_end(error);
 }
 

@@ -501,6 +501,90 @@ START_TEST(a_block_may_be_opened_twice) {
 }
 END_TEST
 
+static size_t size_at(address_t address) {
+  size_t bytes = 0;
+  OK(cuMemGetAddressRange_v2(NULL, &bytes, address));
+  return bytes;
+}
+
+/* The exporter freed the block and exported another one that lies at its place, while the first is still open here. */
+START_TEST(a_block_that_is_opened_where_another_was_has_its_own_size) {
+  address_t first = 0, second = 0, address = 0;
+  struct ipc_handle handle;
+  (void)setenv("MAM_REUSE", "immediate", 1);
+  begin();
+  (void)allocate(MIB);
+  address_t before = allocate(900);
+  OK(cuIpcGetMemHandle(&handle, before));
+  OK(cuIpcOpenMemHandle_v2(&first, handle, 1));
+  OK(cuMemFree_v2(before));
+  OK(cuCtxSynchronize());
+  for (int i = 0; i < 2000 && address != before; i++)
+    address = allocate(1000);
+  ck_assert_uint_eq(address, before);
+  OK(cuIpcGetMemHandle(&handle, address));
+  OK(cuIpcOpenMemHandle_v2(&second, handle, 1));
+  ck_assert_uint_eq(second, first);
+  ck_assert_uint_eq(size_at(second + 950), 1000);
+  OK(cuIpcCloseMemHandle(first));
+  ck_assert_uint_eq(size_at(second), 1000);
+  OK(cuIpcCloseMemHandle(second));
+  FAILS(NOT_FOUND, cuMemGetAddressRange_v2(NULL, NULL, second));
+}
+END_TEST
+
+START_TEST(what_was_opened_goes_with_its_context) {
+  address_t opened = 0;
+  struct ipc_handle handle;
+  void *context = begin();
+  (void)allocate(MIB);
+  OK(cuIpcGetMemHandle(&handle, allocate(40 * KIB)));
+  OK(cuIpcOpenMemHandle_v2(&opened, handle, 1));
+  ck_assert_uint_eq(size_at(opened), 40 * KIB);
+  OK(cuDevicePrimaryCtxReset_v2(0));
+  OK(cuDevicePrimaryCtxRetain(&context, 0));
+  OK(cuCtxSetCurrent(context));
+  FAILS(NOT_FOUND, cuMemGetAddressRange_v2(NULL, NULL, opened));
+  FAILS(INVALID_VALUE, cuIpcCloseMemHandle(opened));
+}
+END_TEST
+
+START_TEST(a_block_that_could_not_be_closed_is_still_open) {
+  address_t opened = 0;
+  struct ipc_handle handle;
+  begin();
+  (void)allocate(MIB);
+  OK(cuIpcGetMemHandle(&handle, allocate(40 * KIB)));
+  OK(cuIpcOpenMemHandle_v2(&opened, handle, 1));
+  fake_fail("cuIpcCloseMemHandle", 1, 700);
+  FAILS(700, cuIpcCloseMemHandle(opened));
+  ck_assert_uint_eq(size_at(opened), 40 * KIB);
+  OK(cuIpcCloseMemHandle(opened));
+  FAILS(NOT_FOUND, cuMemGetAddressRange_v2(NULL, NULL, opened));
+}
+END_TEST
+
+/* Such a block is the driver's: anybody may open it, and gets nobody else's bytes. */
+START_TEST(a_block_may_have_pages_of_its_own) {
+  struct ipc_handle handle;
+  address_t opened = 0;
+  (void)setenv("MAM_PRELOAD_OWN_PAGES", "4K", 1);
+  begin();
+  address_t small = allocate(4095), address = allocate(4096), next = allocate(5000);
+  ck_assert_uint_eq(address % FAKE_GRANULARITY_BYTES, 0);
+  ck_assert_uint_eq(next % FAKE_GRANULARITY_BYTES, 0);
+  ck_assert_uint_eq(size_at(address), FAKE_GRANULARITY_BYTES);
+  ck_assert_uint_eq(size_at(small), 4095);
+  OK(cuIpcGetMemHandle(&handle, address));
+  ck_assert_uint_eq(handle.bytes[0], 0); /* the driver's own, not one that carries a place */
+  OK(cuIpcOpenMemHandle_v2(&opened, handle, 1));
+  ck_assert_uint_eq(opened, opened_at(address));
+  OK(cuIpcCloseMemHandle(opened));
+  OK(cuMemFree_v2(address));
+  ck_assert(!fake_holds((const void *)(uintptr_t)address, 1));
+}
+END_TEST
+
 /* Where nobody adds the block's place, the driver refuses the handle, rather than open the chunk's beginning. */
 START_TEST(a_handle_never_opens_at_other_bytes) {
   begin();
@@ -677,6 +761,10 @@ static Suite *suite(void) {
   tcase_add_test(tests, a_block_may_be_freed_on_a_stream);
   tcase_add_test(tests, an_exported_block_opens_at_its_own_bytes);
   tcase_add_test(tests, a_block_may_be_opened_twice);
+  tcase_add_test(tests, a_block_that_is_opened_where_another_was_has_its_own_size);
+  tcase_add_test(tests, what_was_opened_goes_with_its_context);
+  tcase_add_test(tests, a_block_that_could_not_be_closed_is_still_open);
+  tcase_add_test(tests, a_block_may_have_pages_of_its_own);
   tcase_add_test(tests, a_handle_never_opens_at_other_bytes);
   tcase_add_test(tests, a_forked_child_hears_what_the_driver_says);
   tcase_add_test(tests, threads_are_served_together_from_the_first_call);
