@@ -946,10 +946,23 @@ const char *MAM_LastError(void) { return error_last(); }
 
 /* ---- For client.c ---- */
 
+/* Whether the current context's work has ended in error: then the driver allocates nothing in it, and has to say so. It
+ * is asked where that costs nothing beside the rest. */
+static bool context_is_broken(void) {
+  const struct driver *driver;
+  unsigned long long id;
+  if (driver_get(&driver) != cudaSuccess || driver->cuCtxGetId == NULL)
+    return false;
+  CUresult result = driver->cuCtxGetId(NULL, &id);
+  return result != CUDA_SUCCESS && result != CUDA_ERROR_INVALID_CONTEXT && result != CUDA_ERROR_CONTEXT_IS_DESTROYED;
+}
+
 /* No environment is made for a client. */
 static cudaError_t client_malloc_slowly(void **ptr, size_t size, const void *site, uint64_t id) {
   uintptr_t address = 0;
   bool tried = id != 0;
+  if (context_is_broken())
+    return cudaErrorUnknown; /* the driver is asked next */
   cudaError_t error = tried ? cudaSuccess : default_id_now(&id);
   if (error != cudaSuccess)
     return error;

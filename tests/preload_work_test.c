@@ -482,6 +482,18 @@ START_TEST(a_wait_that_failed_is_no_fence) {
 }
 END_TEST
 
+/* The pool has the memory, but the driver would say what happened. */
+START_TEST(after_an_error_of_the_gpu_an_allocation_says_so) {
+  address_t address = 0;
+  void *context = begin();
+  (void)allocate(1000);
+  fake_poison(context, 700);
+  FAILS(700, cuMemAlloc_v2(&address, 3 * MIB));
+  FAILS(700, cuMemAlloc_v2(&address, 100 * MIB));
+  ck_assert_uint_eq(address, 0);
+}
+END_TEST
+
 /* ---- Ends of contexts ---- */
 
 START_TEST(a_destroyed_context_takes_its_pool_along) {
@@ -585,6 +597,7 @@ static Suite *suite(void) {
   tcase_add_test(tests, freed_memory_is_not_handed_out_under_a_kernel);
   tcase_add_test(tests, the_programs_own_wait_is_a_fence);
   tcase_add_test(tests, a_wait_that_failed_is_no_fence);
+  tcase_add_test(tests, after_an_error_of_the_gpu_an_allocation_says_so);
   tcase_add_test(tests, a_destroyed_context_takes_its_pool_along);
   tcase_add_test(tests, after_a_reset_old_blocks_are_gone_and_new_ones_come);
   tcase_add_test(tests, a_reset_during_a_capture_holds_nothing_back);
