@@ -51,8 +51,8 @@ struct client {
   bool (*source_is_device)(void);
 
   /* As MAM_CudaMalloc, in the calling thread's current context; without one, cudaErrorInvalidResourceHandle and nothing
-   * happens.  After an error of the GPU, cudaErrorUnknown, unless the thread has a block at hand.  size > 0.  site: where
-   * in the program. */
+   * happens.  After an error of the GPU, cudaErrorUnknown, unless the thread has a block at hand.  size > 0.  site:
+   * where in the program. */
   cudaError_t (*malloc)(size_t size, const void *site, uintptr_t *address);
 
   /* As MAM_CudaFree, *error is what it answers.  False if the address is no pool's. */

@@ -99,11 +99,14 @@ cudaError_t options_read_preload(struct options_preload *options) {
   static const char *const summary_names[] = {"none", "counts", "measured"};
   int on = option_choice(OPTION_MAM_PRELOAD, switch_names, 2);
   int summary = option_choice(OPTION_MAM_PRELOAD_SUMMARY, summary_names, 3);
+  int neighbours = option_choice(OPTION_MAM_PRELOAD_NEIGHBOURS, switch_names, 2);
   size_t chunk_bytes, least_bytes, most_bytes, own_bytes, process;
   if (on < 0)
     return option_refuse(OPTION_MAM_PRELOAD);
   if (summary < 0)
     return option_refuse(OPTION_MAM_PRELOAD_SUMMARY);
+  if (neighbours < 0)
+    return option_refuse(OPTION_MAM_PRELOAD_NEIGHBOURS);
   if (!option_bytes(OPTION_MAM_PRELOAD_CHUNK, &chunk_bytes) || chunk_bytes == 0)
     return option_refuse(OPTION_MAM_PRELOAD_CHUNK);
   if (!option_bytes(OPTION_MAM_PRELOAD_MIN, &least_bytes))
@@ -115,6 +118,7 @@ cudaError_t options_read_preload(struct options_preload *options) {
   if (!option_bytes(OPTION_MAM_PRELOAD_PROCESS, &process))
     return option_refuse(OPTION_MAM_PRELOAD_PROCESS);
   *options = (struct options_preload){.on = on == 1,
+                                      .neighbours = neighbours == 1,
                                       .chunk_bytes = chunk_bytes,
                                       .least_bytes = least_bytes,
                                       .most_bytes = most_bytes > 0 ? most_bytes : SIZE_MAX,

@@ -6,6 +6,7 @@
  *   preload_resolve.c    how a program finds the driver's functions, and how this library finds the real ones
  *   preload.c            memory
  *   preload_again.c      calls that fail for want of memory that a pool keeps
+ *   preload_bell.c       the same, that other processes keep
  *   preload_work.c       captures, waits, ends of contexts
  *   preload_graph.c      blocks that a graph goes on using
  *   preload_ipc.c        memory of other processes
@@ -102,7 +103,13 @@ extern __thread __attribute__((tls_model("initial-exec"), visibility("hidden")))
  * counts from 0. */
 bool preload_make_room(unsigned *tries);
 
-/* The same, of what a call answered; no call is made while memory is there. */
+/* Other processes of the user: from the first on to listen whether one needs memory; to ask them for theirs, whether
+ * one gave some; and the end of it. */
+void preload_bell_start(void);
+bool preload_bell_ring(void);
+void preload_bell_stop(bool in_child);
+
+/* preload_make_room, of what a call answered; no call is made while memory is there. */
 static inline bool preload_again(CUresult result, unsigned *tries) {
   return __builtin_expect(result == CUDA_ERROR_OUT_OF_MEMORY, false) && preload_make_room(tries);
 }

@@ -7,15 +7,18 @@
  */
 #include "preload.h"
 
+/* The last resort may be needed twice: of two processes that ask at once, one may have what was given to both. */
+enum { OWN_TRIES = 2, TRIES = 4 };
+
 /* At first what lies free; then also what waits for the GPU, as the driver's own frees would have waited before now.
- * A context in which a stream is captured is not waited for. */
+ * A context in which a stream is captured is not waited for.  At last what other processes keep. */
 bool preload_make_room(unsigned *tries) {
   bool given = false;
   if (preload_depth != 0 || !preload_active())
     return false;
   preload_depth++;
-  while (!given && *tries < 2)
-    given = mam_client.give_back((*tries)++ > 0);
+  for (; !given && *tries < TRIES; (*tries)++)
+    given = *tries < OWN_TRIES ? mam_client.give_back(*tries > 0) : preload_bell_ring();
   preload_depth--;
   return given;
 }

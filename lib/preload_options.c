@@ -75,6 +75,7 @@ static struct decision decide(void) {
 /* In a forked child the driver does not work, and nothing is served.  But the child may ask, and then finds no lock
  * that another thread of its parent held. */
 static void after_fork_in_child(void) {
+  preload_bell_stop(true);
   preload_work_forked();
   preload_graph_forked();
   preload_ipc_forked();
@@ -145,8 +146,10 @@ static bool context_seen(const struct preload_real *real) {
   if (atomic_load_explicit(&seen, memory_order_relaxed))
     return true;
   bool now = PRELOAD_CALL(real, cuCtxGetCurrent, &context) == CUDA_SUCCESS && context != NULL;
-  if (now)
+  if (now) {
     atomic_store_explicit(&seen, true, memory_order_relaxed);
+    preload_bell_start();
+  }
   return now;
 }
 

@@ -363,6 +363,46 @@ START_TEST(a_capture_survives_a_call_that_finds_no_memory) {
 }
 END_TEST
 
+/* ---- Other processes that need memory ---- */
+
+/* A process that is served and finds none: what its allocation answers. */
+static int other_process_answers(void) {
+  int status = 1;
+  pid_t child = fork();
+  if (child == 0) {
+    (void)execl("tests/preload_program", "preload_program", "starve", (char *)NULL);
+    _exit(99);
+  }
+  ck_assert_int_eq(waitpid(child, &status, 0), child);
+  ck_assert(WIFEXITED(status));
+  return WEXITSTATUS(status);
+}
+
+/* Each has a fake driver of its own: the other's allocation fails once, and is made once more if something was given.
+ */
+START_TEST(a_process_that_finds_no_memory_has_what_others_freed) {
+  (void)setenv("MAM_PRELOAD_NEIGHBOURS", "on", 1);
+  (void)setenv("MAM_LINGER_MS", "1000000", 1);
+  begin();
+  OK(cuMemFree_v2(allocate(GIB)));
+  address_t kept = allocate(MIB);
+  ck_assert_uint_gt(fake_live_bytes(), GIB);
+  OK(other_process_answers());
+  ck_assert_uint_le(fake_live_bytes(), CHUNK_BYTES);
+  ck_assert_int_eq(other_process_answers(), OUT_OF_MEMORY); /* nobody has anything to give */
+  OK(cuMemFree_v2(kept));
+}
+END_TEST
+
+START_TEST(a_process_may_keep_to_itself) {
+  (void)setenv("MAM_LINGER_MS", "1000000", 1);
+  begin();
+  OK(cuMemFree_v2(allocate(GIB)));
+  ck_assert_int_eq(other_process_answers(), OUT_OF_MEMORY);
+  ck_assert_uint_gt(fake_live_bytes(), GIB);
+}
+END_TEST
+
 /* ---- Calm ---- */
 
 /* Whether the program's memory falls to so many bytes, within some seconds. */
@@ -753,6 +793,8 @@ static Suite *suite(void) {
   tcase_add_test(tests, without_memory_to_give_back_a_call_is_made_once);
   tcase_add_test(tests, memory_that_a_kernel_uses_is_waited_for_before_another_call_fails);
   tcase_add_test(tests, a_capture_survives_a_call_that_finds_no_memory);
+  tcase_add_test(tests, a_process_that_finds_no_memory_has_what_others_freed);
+  tcase_add_test(tests, a_process_may_keep_to_itself);
   tcase_add_test(tests, what_is_not_needed_goes_back_in_a_while);
   tcase_add_test(tests, a_program_that_peaked_once_does_not_keep_it);
   tcase_add_test(tests, beside_a_running_kernel_nothing_goes_back);

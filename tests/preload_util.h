@@ -81,6 +81,7 @@ static inline void preload_self(char **arguments) {
     exit(77);
   }
   (void)setenv("MAM_TEST_PRELOADED", "1", 1);
+  (void)setenv("MAM_PRELOAD_NEIGHBOURS", "off", 1); /* other tests run beside */
   (void)setenv("LD_PRELOAD", PRELOAD_LIBRARY, 1);
   (void)execv("/proc/self/exe", arguments);
   exit(99);
