@@ -11,10 +11,11 @@
  *   preload_graph.c      blocks that a graph goes on using
  *   preload_ipc.c        memory of other processes
  *   preload_options.c    whom to serve
+ *   preload_weak.c       weak references where there is no driver
  *   preload_summary.c    numbers, printed at exit
  *
- * Rules.  Nothing is done before the program's first call of a hooked function, but for keeping stderr open where a
- * summary was asked for.  No lock is held while dlopen, dlsym,
+ * Rules.  Nothing is done before the program's first call of a hooked function, but for weak references, and for
+ * keeping stderr open where a summary was asked for.  No lock is held while dlopen, dlsym,
  * dladdr or the driver is called.  Whatever the pool answers but success, the driver is asked, and its answer counts.
  */
 #ifndef MAM_LIB_PRELOAD_H
@@ -56,6 +57,9 @@ const struct preload_real *preload_real_get(void);
  * gives them unseen. */
 enum preload_door { PRELOAD_DOOR_DLSYM, PRELOAD_DOOR_PROC_ADDRESS, PRELOAD_DOORS };
 unsigned preload_given(enum preload_door door);
+
+/* Whether it is the address of one. */
+bool preload_is_hook(const void *function);
 
 /* What a hook answers when the function is not there to be called. */
 enum { PRELOAD_NO_FUNCTION = 500 }; /* CUDA_ERROR_NOT_FOUND */

@@ -112,6 +112,8 @@ static const struct row *row_by_hook(const void *hook) {
   return NULL;
 }
 
+bool preload_is_hook(const void *function) { return row_by_hook(function) != NULL; }
+
 static const struct row *row_by_real(const struct preload_real *real, const void *function) {
   for (size_t i = 0; i < ROWS; i++)
     if (rows[i].hook != NULL && row_real(real, &rows[i]) == function)
