@@ -300,7 +300,8 @@ static cudaError_t environment_size_in_chunks(const struct source *source, struc
   context_leave(&source->context, &visit);
   if (result != CUDA_SUCCESS)
     return driver_error(driver, result, "cuMemGetInfo");
-  config->chunk_bytes = client_chunk_bytes();
+  config->chunk_bytes =
+      client_chunk_bytes() + SOURCE_GRANULARITY_BYTES; /* so that the guard costs no block its place */
   config->limit_bytes = total_bytes;
   config->lazy = false;
   config->gives_all = true; /* so that a program may have all memory in one block, as from the driver */

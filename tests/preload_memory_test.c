@@ -160,6 +160,19 @@ START_TEST(large_blocks_take_chunks_of_their_own_size) {
 }
 END_TEST
 
+/* Sizes that divide a chunk fill it. */
+START_TEST(blocks_lie_in_a_chunk_without_a_gap) {
+  static const size_t sizes[] = {64 * MIB, 32 * MIB, 16 * MIB, 8 * MIB};
+  begin();
+  for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    size_t before = fake_live_bytes();
+    for (size_t bytes = 0; bytes < 512 * MIB; bytes += sizes[i])
+      (void)allocate(sizes[i]);
+    ck_assert_uint_le(fake_live_bytes() - before, 9 * CHUNK_BYTES);
+  }
+}
+END_TEST
+
 /* All of the device's memory, in pieces that come and go: nothing fails that the driver could have served. */
 START_TEST(memory_is_given_back_before_an_allocation_fails) {
   address_t blocks[32];
@@ -784,6 +797,7 @@ static Suite *suite(void) {
   tcase_add_test(tests, pitched_rows_have_the_drivers_pitch);
   tcase_add_test(tests, free_memory_counts_what_the_pool_can_hand_out);
   tcase_add_test(tests, large_blocks_take_chunks_of_their_own_size);
+  tcase_add_test(tests, blocks_lie_in_a_chunk_without_a_gap);
   tcase_add_test(tests, memory_is_given_back_before_an_allocation_fails);
   tcase_add_test(tests, memory_that_kernels_use_is_waited_for_before_an_allocation_fails);
   tcase_add_test(tests, what_is_said_to_be_free_can_be_had);

@@ -45,7 +45,7 @@ try "children are served too, each by itself" ./mam-run --summary --output="$wor
   sh -c "$program churn && $program churn"
 check '[ "$(grep -c "40 allocations" "$work/children")" -eq 2 ]'
 try "a chunk has the size that is asked for" ./mam-run --chunk 8M "$program" churn
-check 'grep -q "chunk bytes 8388608" "$work/out"'
+check 'grep -q "chunk bytes 10485760" "$work/out"'
 try "nothing is served when it is off" ./mam-run --off --summary "$program" churn
 check 'grep -q "chunks 40" "$work/out" && grep -q "nothing was served: MAM_PRELOAD is off" "$work/err"'
 try "a program that is not meant is left alone" ./mam-run --skip-programs=preload_program,lt-preload_program "$program" churn

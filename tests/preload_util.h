@@ -19,8 +19,8 @@
 #define MIB ((size_t)1 << 20)
 #define GIB ((size_t)1 << 30)
 
-/* What a pool takes from the driver at a time. */
-#define CHUNK_BYTES (64 * MIB)
+/* What a pool takes from the driver at a time, with the granule for the guard. */
+#define CHUNK_BYTES (64 * MIB + FAKE_GRANULARITY_BYTES)
 
 enum { NOT_FOUND = 500, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201 };
 enum { BUFFER_ID = 7, MEMORY_TYPE = 2, RANGE_START = 11, RANGE_SIZE = 12 };
