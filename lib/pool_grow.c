@@ -364,6 +364,12 @@ cudaError_t pool_trim(struct mam_pool *pool, uint64_t default_id, size_t keep_by
   return error;
 }
 
+bool pool_give_one_locked(struct mam_pool *pool) {
+  size_t held_bytes = pool->held_bytes;
+  return !pool->growing && held_bytes > 0 && trim_locked(pool, held_bytes - 1) == cudaSuccess &&
+         pool->held_bytes < held_bytes;
+}
+
 /* ---- Calm ---- */
 
 /* A pool that takes again what it gave back is looked at so many times, at most, before it gives again. */

@@ -334,6 +334,32 @@ START_TEST(freed_memory_serves_the_drivers_other_calls) {
 }
 END_TEST
 
+/* Small blocks do not lie in what was a large one, which can then go back. */
+START_TEST(small_blocks_do_not_keep_a_large_chunk) {
+  address_t address;
+  begin();
+  OK(cuMemFree_v2(allocate(3 * GIB)));
+  for (int i = 0; i < 100; i++)
+    (void)allocate(MIB + (size_t)i * KIB);
+  for (int i = 0; i < 100; i++)
+    (void)allocate(20000);
+  OK(cuMemAllocAsync(&address, 3 * GIB + GIB / 2, NULL));
+}
+END_TEST
+
+/* If the driver has no more, they do. */
+START_TEST(small_blocks_may_have_all_there_is) {
+  static address_t blocks[4096];
+  begin();
+  OK(cuMemFree_v2(allocate(3 * GIB)));
+  for (int i = 0; i < 3900; i++)
+    blocks[i] = allocate(MIB);
+  for (int i = 0; i < 3900; i++)
+    OK(cuMemFree_v2(blocks[i]));
+  (void)allocate(3 * GIB);
+}
+END_TEST
+
 /* What nobody can serve is asked for once. */
 START_TEST(without_memory_to_give_back_a_call_is_made_once) {
   begin();
@@ -804,6 +830,8 @@ static Suite *suite(void) {
   tcase_add_test(tests, all_that_is_said_to_be_free_can_be_had_at_once);
   tcase_add_test(tests, never_is_more_free_than_there_is);
   tcase_add_loop_test(tests, freed_memory_serves_the_drivers_other_calls, 0, sizeof others / sizeof others[0]);
+  tcase_add_test(tests, small_blocks_do_not_keep_a_large_chunk);
+  tcase_add_test(tests, small_blocks_may_have_all_there_is);
   tcase_add_test(tests, without_memory_to_give_back_a_call_is_made_once);
   tcase_add_test(tests, memory_that_a_kernel_uses_is_waited_for_before_another_call_fails);
   tcase_add_test(tests, a_capture_survives_a_call_that_finds_no_memory);
