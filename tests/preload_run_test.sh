@@ -92,6 +92,9 @@ for how in twice twice-asked; do
   check 'grep -q "saw 0 allocations and 0 frees" "$work/err"'
 done
 
+try "behind the library an interposer sees none" env LD_PRELOAD="$library:$interposer" "$program" twice
+check 'grep -q "saw 0 and 0 allocations and 0 frees" "$work/err"'
+
 for mode in on off; do
   try "without a driver nobody says that there is one ($mode)" env MAM_PRELOAD=$mode ./mam-run tests/preload_driverless
   cp "$work/out" "$work/$mode"
