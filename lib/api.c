@@ -26,6 +26,9 @@
 /* The id of the one default pool on plain host memory; a context's is a small number or a handle. */
 static const uint64_t HOST_DEFAULT_ID = UINT64_MAX - 1;
 
+/* A pool of several threads is looked at so often at most, also where it would end at once. */
+static const int64_t CROWD_LOOK_NS = 100000000;
+
 /* A watched pool stays for at least so many times what its chunk cost to take: at most 5 % of the time goes there. */
 enum { LINGER_CREATIONS = 20 };
 
@@ -312,11 +315,15 @@ static cudaError_t environment_size_in_chunks(const struct source *source, enum 
     return error;
   size_t headroom_bytes = config->headroom_bytes < total_bytes / 2 ? config->headroom_bytes : total_bytes / 2;
   bool client = way == WAY_OF_CLIENT;
-  config->chunk_bytes = client ? client_chunk_bytes() : environment_chunk_bytes;
+  config->chunk_bytes =
+      client ? client_chunk_bytes() + SOURCE_GRANULARITY_BYTES /* so that the guard costs no block its place */
+             : environment_chunk_bytes;
   config->limit_bytes = client ? total_bytes : total_bytes - headroom_bytes;
   config->lazy = config->lazy && !client;
   config->in_chunks = !client;
   config->gives_all = true; /* so that a program may have all memory in one block, as from the driver */
+  config->guarded = client; /* a block may come to the driver's own free */
+  config->yields = client;  /* as the driver's own frees do */
   return cudaSuccess;
 }
 
@@ -458,12 +465,8 @@ static cudaError_t environment_get(struct mam_pool **pool, uint64_t *id, uint64_
 
 /* ---- Ending an environment by itself ---- */
 
-/* A pool of several threads is looked at so often at most, also where it would end at once. */
-enum { CROWD_LOOK_MS = 100 };
-
 static int64_t linger_of(const struct mam_pool *pool) {
-  const int64_t least_ns = (int64_t)CROWD_LOOK_MS * 1000000;
-  return pool->linger_ns > least_ns ? pool->linger_ns : least_ns;
+  return pool->linger_ns > CROWD_LOOK_NS ? pool->linger_ns : CROWD_LOOK_NS;
 }
 
 /* Looks at a watched pool whose time has come: ends it, or says when to look again. */
@@ -479,17 +482,17 @@ static void reap_locked(struct mam_pool *pool, uint64_t id) {
 }
 
 /* A pool that has grown is looked at again and again, and is calm if it served at most so many allocations since the
- * look before, and uses as much as then.  It then keeps so many bytes beside what is used.  Where it grows again soon
- * after, it is given more and more time, and so is one that has nothing to give: so a program whose steps take longer
- * than a look does not pay for each of them. */
+ * look before, and uses as much as then.  It then keeps so many bytes beside what is used.  One that yields keeps what
+ * it used at this look or the one before, whatever it serves.  Where a pool grows again soon after, it is given more
+ * and more time, and so is a calm one that has nothing to give: so a program whose steps take longer than a look does
+ * not pay for each of them. */
 enum { CALM_MALLOCS = 16, CALM_KEPT_BYTES = 32 << 20, CALM_TIMES_MOST = 64, CALM_SOON = 32 };
 
 /* The time between two looks, without patience. */
 static int64_t calm_ns(void) {
   const struct options *options;
-  const int64_t least_ns = (int64_t)CROWD_LOOK_MS * 1000000;
   int64_t linger_ns = environment_options(&options) == cudaSuccess ? (int64_t)options->linger_ms * 1000000 : 0;
-  return linger_ns > least_ns ? linger_ns : least_ns;
+  return linger_ns > CROWD_LOOK_NS ? linger_ns : CROWD_LOOK_NS;
 }
 
 static void calm_double(unsigned *times) { *times = *times < CALM_TIMES_MOST ? 2 * *times : CALM_TIMES_MOST; }
@@ -497,6 +500,21 @@ static void calm_double(unsigned *times) { *times = *times < CALM_TIMES_MOST ? 2
 static void calm_look_later(struct mam_pool *pool) {
   unsigned times = pool->calm_patience * pool->calm_idle;
   pool->calm_until_ns = now_ns() + (times < CALM_TIMES_MOST ? times : CALM_TIMES_MOST) * calm_ns();
+}
+
+static bool calm_is_quiet(const struct pool_calm *before, const struct pool_calm *now) {
+  return now->malloc_count - before->malloc_count <= CALM_MALLOCS && now->used_bytes == before->used_bytes;
+}
+
+/* How much of what it holds a pool is to keep. */
+static size_t calm_keep_bytes(const struct mam_pool *pool, const struct pool_calm *before,
+                              const struct pool_calm *now) {
+  size_t keep_bytes = SIZE_MAX;
+  if (pool->config.yields)
+    keep_bytes = now->used_bytes > before->used_bytes ? now->used_bytes : before->used_bytes;
+  else if (calm_is_quiet(before, now))
+    keep_bytes = now->used_bytes + CALM_KEPT_BYTES;
+  return keep_bytes < now->reserved_bytes ? keep_bytes : now->reserved_bytes;
 }
 
 /* Looks at a pool that has grown: if it is calm, it gives back what it does not need.  The lock is left for that. */
@@ -507,18 +525,18 @@ static void calm_look_locked(struct mam_pool *pool) {
     return;
   }
   const struct pool_calm now = pool->calm;
-  size_t keep_bytes = now.used_bytes + CALM_KEPT_BYTES;
-  bool calm = now.malloc_count - before.malloc_count <= CALM_MALLOCS && now.used_bytes == before.used_bytes;
-  bool gives = now.reserved_bytes > keep_bytes;
-  if (calm && !gives)
+  size_t keep_bytes = calm_keep_bytes(pool, &before, &now);
+  if (keep_bytes == now.reserved_bytes && calm_is_quiet(&before, &now) && !pool->config.yields)
     calm_double(&pool->calm_idle);
   calm_look_later(pool);
-  if (!calm || !gives)
+  if (keep_bytes == now.reserved_bytes)
     return;
-  pool->calm_trimmed_ns = now_ns();
+  pool->calm_trimmed_ns = now_ns(); /* before: it may grow again meanwhile */
   environment_exit();
-  (void)pool_trim_calm(pool, now.generation, keep_bytes);
+  cudaError_t error = pool_trim_calm(pool, now.generation, keep_bytes);
   environment_enter();
+  if (error != cudaSuccess && pool->calm.generation == now.generation)
+    pool->calm_trimmed_ns = 0;
 }
 
 /* The pool whose time comes first, to be looked at for whatever reason; NULL if there is none. */
@@ -1112,13 +1130,15 @@ const char *MAM_LastError(void) { return error_last(); }
 
 /* ---- For client.c ---- */
 
-/* No environment is made for a client. */
+/* No environment is made for a client.  The quick question has no answer after an error of the GPU: then the driver has
+ * to say what happened. */
 static cudaError_t client_malloc_slowly(void **ptr, size_t size, const void *site, uint64_t id) {
   uintptr_t address = 0;
   bool tried = id != 0;
-  cudaError_t error = tried ? cudaSuccess : default_id_now(&id);
+  cudaError_t error = tried ? cudaSuccess : default_id_now(&id); /* by which the quick question is known */
   if (error != cudaSuccess)
     return error;
+  id = tried ? id : default_id_quick();
   error = id != 0 ? default_malloc_front(id, tried, size, site, NULL, &address) : cudaErrorInvalidResourceHandle;
   *ptr = (void *)address;
   return error;

@@ -111,13 +111,48 @@ static struct mam_pool *pool_of_context(CUcontext handle, uint64_t *id) {
   return *id != 0 ? pool_find_default(*id) : NULL;
 }
 
-static size_t available_bytes(void) {
+static size_t held_bytes(struct mam_pool *pool) {
+  pool_lock(pool);
+  size_t bytes = pool->held_bytes;
+  pool_unlock(pool);
+  return bytes;
+}
+
+/* A chunk's guard counts as well: it is the driver's when the chunk goes back. */
+static size_t available_bytes(size_t *used_bytes) {
   uint64_t id;
   struct mam_pool *pool = pool_of_context(NULL, &id);
   MAM_PoolInfo info = {.struct_size = sizeof info};
+  *used_bytes = 0;
   if (pool == NULL || pool_info(pool, id, &info) != cudaSuccess)
     return 0;
-  return info.reserved_bytes - info.used_bytes;
+  *used_bytes = info.used_bytes;
+  size_t held = held_bytes(pool);
+  return held > info.used_bytes ? held - info.used_bytes : 0;
+}
+
+/* ---- Giving back ---- */
+
+static bool pool_gives_back(struct mam_pool *pool, bool waits) {
+  if (pool_enter(pool, POOL_ANY_ID) != cudaSuccess)
+    return false;
+  size_t before = held_bytes(pool);
+  if (pool->source.operations != &source_host) {
+    if (waits)
+      (void)reuse_synchronize(pool->reuse);
+    (void)pool_trim(pool, POOL_ANY_ID, 0);
+  }
+  bool given = held_bytes(pool) < before;
+  pool_exit(pool);
+  return given;
+}
+
+static bool give_back(bool waits) {
+  NOT_CANCELLED;
+  bool given = false;
+  for (struct mam_pool *pool = pool_first(); pool != NULL; pool = pool->next)
+    given |= pool_gives_back(pool, waits);
+  return given;
 }
 
 /* The reuse outlives the pool, and epochs never fall: so a wait that ends after the pool did harms nobody. */
@@ -190,6 +225,7 @@ const struct client mam_client = {.struct_size = sizeof(struct client),
                                   .block_at = block_at,
                                   .chunk_at = chunk_at,
                                   .available_bytes = available_bytes,
+                                  .give_back = give_back,
                                   .wait_begin = wait_begin,
                                   .wait_end = reuse_wait_end,
                                   .capture_begin = capture_begin,

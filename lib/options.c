@@ -109,7 +109,7 @@ extern char **environ;
 
 /* Those of the project's tests and tools, which the library does not read. */
 static bool name_is_foreign(const char *name, size_t length) {
-  static const char *const prefixes[] = {"MAM_TEST_", "MAM_RUN", "MAM_PRELOADED"};
+  static const char *const prefixes[] = {"MAM_TEST_", "MAM_RUN"};
   for (size_t i = 0; i < sizeof prefixes / sizeof prefixes[0]; i++)
     if (strlen(prefixes[i]) <= length && strncmp(name, prefixes[i], strlen(prefixes[i])) == 0)
       return true;
@@ -184,27 +184,37 @@ cudaError_t options_read_preload(struct options_preload *options) {
   static const char *const summary_names[] = {"none", "counts", "measured"};
   int on = option_choice(OPTION_MAM_PRELOAD, switch_names, 2);
   int summary = option_choice(OPTION_MAM_PRELOAD_SUMMARY, summary_names, 3);
-  size_t chunk_bytes, least_bytes, most_bytes;
+  int neighbours = option_choice(OPTION_MAM_PRELOAD_NEIGHBOURS, switch_names, 2);
+  size_t chunk_bytes, least_bytes, most_bytes, own_bytes, process;
   if (on < 0)
     return option_refuse(OPTION_MAM_PRELOAD);
   if (summary < 0)
     return option_refuse(OPTION_MAM_PRELOAD_SUMMARY);
+  if (neighbours < 0)
+    return option_refuse(OPTION_MAM_PRELOAD_NEIGHBOURS);
   if (!option_bytes(OPTION_MAM_PRELOAD_CHUNK, &chunk_bytes) || chunk_bytes == 0)
     return option_refuse(OPTION_MAM_PRELOAD_CHUNK);
   if (!option_bytes(OPTION_MAM_PRELOAD_MIN, &least_bytes))
     return option_refuse(OPTION_MAM_PRELOAD_MIN);
   if (!option_bytes(OPTION_MAM_PRELOAD_MAX, &most_bytes))
     return option_refuse(OPTION_MAM_PRELOAD_MAX);
+  if (!option_bytes(OPTION_MAM_PRELOAD_OWN_PAGES, &own_bytes))
+    return option_refuse(OPTION_MAM_PRELOAD_OWN_PAGES);
+  if (!option_bytes(OPTION_MAM_PRELOAD_PROCESS, &process))
+    return option_refuse(OPTION_MAM_PRELOAD_PROCESS);
   *options = (struct options_preload){.on = on == 1,
+                                      .neighbours = neighbours == 1,
                                       .chunk_bytes = chunk_bytes,
                                       .least_bytes = least_bytes,
                                       .most_bytes = most_bytes > 0 ? most_bytes : SIZE_MAX,
+                                      .own_bytes = own_bytes > 0 ? own_bytes : SIZE_MAX,
                                       .programs = option_set(OPTION_MAM_PRELOAD_PROGRAMS),
                                       .skip_programs = option_set(OPTION_MAM_PRELOAD_SKIP_PROGRAMS),
                                       .skip_threads = option_set(OPTION_MAM_PRELOAD_SKIP_THREADS),
                                       .skip_devices = option_set(OPTION_MAM_PRELOAD_SKIP_DEVICES),
                                       .summary = (enum options_summary)summary,
-                                      .output = option_set(OPTION_MAM_PRELOAD_OUTPUT)};
+                                      .output = option_set(OPTION_MAM_PRELOAD_OUTPUT),
+                                      .process = process};
   return cudaSuccess;
 }
 

@@ -34,11 +34,14 @@ enum options_summary { OPTIONS_SUMMARY_NONE, OPTIONS_SUMMARY_COUNTS, OPTIONS_SUM
 /* What it says to libmam_preload.  Texts are the environment's, or the table's. */
 struct options_preload {
   bool on;
+  bool neighbours; /* memory is asked for and given among processes */
   size_t chunk_bytes;
-  size_t least_bytes, most_bytes;                                     /* that are served */
+  size_t least_bytes, most_bytes; /* that are served */
+  size_t own_bytes;               /* blocks with pages of their own; SIZE_MAX: none */
   const char *programs, *skip_programs, *skip_threads, *skip_devices; /* lists; NULL: all, none, none, none */
   enum options_summary summary;
   const char *output; /* NULL: stderr */
+  size_t process;     /* that prints the summary in any case; 0: none does */
 };
 
 /* As options_read. */

@@ -135,6 +135,7 @@ static void pool_reset(struct mam_pool *pool, const struct pool_config *config, 
   pool->stream_hit_count = 0;
   pool->source_said[0] = '\0';
   pool->watched = pool->crowded = false;
+  pool->segments.spared_bytes = config->guarded ? pool->config.chunk_bytes : 0;
   pool_unlock(pool);
 }
 
@@ -562,22 +563,44 @@ static cudaError_t refuse_locked(struct mam_pool *pool, size_t size) {
                    said[0] != '\0' ? "; the source said: " : "", said);
 }
 
+/* A block would fit, but into a hole that is spared for larger ones: grows rather than take that.  If it cannot, the
+ * hole is spared no longer: true, and the caller takes it and calls spare_again_locked.  May leave the lock. */
+static bool spared_is_needed_locked(struct mam_pool *pool, size_t bytes, bool at_once) {
+  while (segment_is_spared(&pool->segments, bytes) && pool->state == POOL_OPEN) {
+    bool refused = pool->refused_bytes > 0 && bytes >= pool->refused_bytes;
+    if (!refused && pool_grow_locked(pool, bytes, at_once) == cudaSuccess)
+      continue;
+    if (!at_once && pool_give_one_locked(pool))
+      continue;
+    pool->segments.spared_bytes = 0;
+    return true;
+  }
+  return false;
+}
+
+static void spare_again_locked(struct mam_pool *pool) {
+  pool->segments.spared_bytes = pool->config.guarded ? pool->config.chunk_bytes : 0;
+}
+
 static struct segment *take_locked(struct mam_pool *pool, size_t bytes, bool at_once, cudaError_t *error,
                                    bool *no_host_memory) {
-  struct segment *segment;
   struct attempt attempt = {.at_once = at_once};
   if (bytes > pool->limit_bytes) { /* nothing that could be tried would help */
     *error = cudaErrorMemoryAllocation;
     return NULL;
   }
-  while ((segment = segment_take(&pool->segments, bytes, no_host_memory)) == NULL) {
+  while (true) {
+    bool needed = spared_is_needed_locked(pool, bytes, at_once);
+    *error = pool_usable_locked(pool); /* the lock was left: it may have been closed */
+    struct segment *segment = *error == cudaSuccess ? segment_take(&pool->segments, bytes, no_host_memory) : NULL;
+    if (needed)
+      spare_again_locked(pool);
+    if (segment != NULL || *error != cudaSuccess)
+      return segment;
     *error = *no_host_memory ? cudaErrorMemoryAllocation : make_room_locked(pool, bytes, &attempt);
-    if (*error == cudaSuccess)
-      *error = pool_usable_locked(pool); /* the lock was left: it may have been closed */
     if (*error != cudaSuccess)
       return NULL;
   }
-  return segment;
 }
 
 /* Counts used segments that a slab could have served. */
@@ -917,6 +940,21 @@ void pool_exit(struct mam_pool *pool) {
   pool_unlock(pool);
 }
 
+/* Growth for a span.  Where holes are spared, one of them is no room. */
+static cudaError_t span_grow_locked(struct mam_pool *pool, size_t bytes) {
+  bool spares = pool->segments.spared_bytes > 0;
+  return spares ? pool_grow_locked(pool, 2 * bytes, false) : grow_or_find_locked(pool, 2 * bytes, false);
+}
+
+/* A span from a hole that is spared, when the pool could not grow. */
+static struct segment *span_of_spared_locked(struct mam_pool *pool, size_t bytes) {
+  bool no_host_memory;
+  pool->segments.spared_bytes = 0;
+  struct segment *segment = segment_take_aligned(&pool->segments, bytes, bytes, &no_host_memory);
+  spare_again_locked(pool);
+  return segment;
+}
+
 cudaError_t pool_span_take(struct mam_pool *pool, size_t bytes, uintptr_t *base) {
   struct segment *segment;
   bool no_host_memory;
@@ -924,7 +962,9 @@ cudaError_t pool_span_take(struct mam_pool *pool, size_t bytes, uintptr_t *base)
   cudaError_t error = pool_usable_locked(pool);
   while ((segment = segment_take_aligned(&pool->segments, bytes, bytes, &no_host_memory)) == NULL) {
     if (error == cudaSuccess)
-      error = no_host_memory ? cudaErrorMemoryAllocation : grow_or_find_locked(pool, 2 * bytes, false);
+      error = no_host_memory ? cudaErrorMemoryAllocation : span_grow_locked(pool, bytes);
+    if (error == cudaErrorMemoryAllocation && pool->segments.spared_bytes > 0)
+      segment = span_of_spared_locked(pool, bytes);
     if (error != cudaSuccess)
       break;
   }

@@ -96,6 +96,8 @@ struct pool_config {
   bool gives_all;             /* a trim gives the last chunk too, if it is free; not of an elastic one */
   bool in_chunks;             /* begins without a chunk and takes them as it grows, for which chunk_bytes is least */
   bool no_slabs;              /* small blocks are segments of their own, with a call site each */
+  bool guarded;               /* no block has the address of a chunk, by which the source would take it away */
+  bool yields;                /* what it did not need for a while goes back also while it is in use, and all of it */
   const struct pool_front *front; /* NULL: nothing is in front, in some tests */
 };
 
@@ -110,7 +112,8 @@ struct pool_chunk {
   SLIST_ENTRY(pool_chunk) link;
   uintptr_t base; /* as the source gave it */
   size_t bytes;
-  size_t usable_bytes; /* what is left when both ends are cut to the alignment */
+  uintptr_t first;     /* the first segment's */
+  size_t usable_bytes; /* what is left when both ends are cut to the alignment, and the guard */
   /* Of a reserved chunk, else NULL: for each granule of the source the length in granules of the mapped piece that
    * begins there, 0 if none does. */
   uint32_t *pieces;

@@ -55,11 +55,21 @@ static struct pool_chunk *chunk_new(uintptr_t base, size_t bytes, bool reserved)
   return chunk;
 }
 
+/* What is left free at the beginning of a chunk of so many bytes.  One of a single large block has a whole granule, so
+ * that the block is aligned as the chunk is. */
+static size_t guard_bytes(const struct mam_pool *pool, size_t bytes) {
+  if (!pool->config.guarded)
+    return 0;
+  bool large = whole_units(bytes) > whole_units(pool->config.chunk_bytes);
+  return large ? SOURCE_GRANULARITY_BYTES : pool->config.alignment;
+}
+
 /* Puts a chunk's usable part into the trees.  The lock is held. */
 static bool chunk_enter_locked(struct mam_pool *pool, struct pool_chunk *chunk) {
   size_t alignment = pool->config.alignment;
-  uintptr_t first = round_up(chunk->base, alignment);
+  uintptr_t first = round_up(chunk->base + guard_bytes(pool, chunk->bytes), alignment);
   uintptr_t end = (chunk->base + chunk->bytes) & ~(uintptr_t)(alignment - 1);
+  chunk->first = first;
   chunk->usable_bytes = end > first ? end - first : 0;
   if (chunk->usable_bytes == 0)
     return false;
@@ -143,6 +153,7 @@ static bool growth_plan(const struct mam_pool *pool, size_t bytes, size_t *want,
   size_t room = (pool->limit_bytes - pool->held_bytes) & ~(size_t)(SOURCE_GRANULARITY_BYTES - 1);
   /* Sources align to 512 at least; beyond that, the chunk's ends may be lost. */
   size_t slack = pool->config.alignment > POOL_ALIGNMENT_BYTES ? pool->config.alignment : 0;
+  slack += guard_bytes(pool, bytes + pool->config.alignment);
   if (room < slack || bytes > room - slack)
     return false;
   *need = round_up(bytes + slack, SOURCE_GRANULARITY_BYTES);
@@ -309,7 +320,7 @@ static struct pool_chunk *free_chunk_locked(struct mam_pool *pool, struct segmen
   if (chunk == NULL || (SLIST_NEXT(chunk, link) == NULL && !pool->config.gives_all))
     return NULL;
   SLIST_FOREACH(chunk, &pool->chunks, link) {
-    *segment = segment_find(&pool->segments, round_up(chunk->base, pool->config.alignment));
+    *segment = segment_find(&pool->segments, chunk->first);
     if ((*segment)->state == SEGMENT_FREE && (*segment)->bytes == chunk->usable_bytes)
       break;
   }
@@ -395,6 +406,12 @@ cudaError_t pool_trim_calm(struct mam_pool *pool, uint64_t generation, size_t ke
   }
   pool_unlock(pool);
   return error;
+}
+
+bool pool_give_one_locked(struct mam_pool *pool) {
+  size_t held_bytes = pool->held_bytes;
+  return !pool->growing && held_bytes > 0 && trim_locked(pool, held_bytes - 1) == cudaSuccess &&
+         pool->held_bytes < held_bytes;
 }
 
 /* Has the other pools that draw on the same memory give back what is free in them.  Whether one did.  One that grows is
@@ -587,7 +604,7 @@ bool pool_has_grown(struct mam_pool *pool) {
 }
 
 static void grown_tell(struct mam_pool *pool) {
-  if (!pool->config.elastic && !pool->config.in_chunks)
+  if (!pool->config.elastic && !pool->config.gives_all)
     return;
   atomic_store_explicit(&pool->grown, true, memory_order_relaxed);
   atomic_store_explicit(&some_grown, true, memory_order_relaxed);
@@ -598,7 +615,7 @@ static size_t free_chunks_bytes_locked(struct mam_pool *pool) {
   struct pool_chunk *chunk;
   size_t bytes = 0;
   SLIST_FOREACH(chunk, &pool->chunks, link) {
-    const struct segment *segment = segment_find(&pool->segments, round_up(chunk->base, pool->config.alignment));
+    const struct segment *segment = segment_find(&pool->segments, chunk->first);
     bytes += segment->state == SEGMENT_FREE && segment->bytes == chunk->usable_bytes ? chunk->bytes : 0;
   }
   return bytes;
@@ -742,7 +759,10 @@ static cudaError_t elastic_open(struct mam_pool *pool) {
 cudaError_t pool_first_chunk(struct mam_pool *pool) {
   const struct source_operations *operations = pool->source.operations;
   pool->config.elastic = operations->reserve != NULL && (pool->config.elastic || operations->chunk_take == NULL);
-  return pool->config.elastic ? elastic_open(pool) : first_chunk(pool);
+  cudaError_t error = pool->config.elastic ? elastic_open(pool) : first_chunk(pool);
+  if (error == cudaSuccess && pool->config.yields) /* the first chunk, too */
+    grown_tell(pool);
+  return error;
 }
 
 /* Unmaps every piece of a reserved chunk and gives its addresses back. */

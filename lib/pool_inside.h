@@ -88,6 +88,10 @@ cudaError_t pool_chunks_give(struct mam_pool *pool);
  * may have to wait for the GPU, are not asked for theirs. */
 cudaError_t pool_grow_locked(struct mam_pool *pool, size_t bytes, bool at_once);
 
+/* Gives one chunk, or piece, that is free back to the source.  False if there is none, or another thread grows or
+ * trims. May wait for what the source waits for. */
+bool pool_give_one_locked(struct mam_pool *pool);
+
 /* In a forked child: ends the moves of a thread that does not exist there. */
 void pool_settle_locked(struct mam_pool *pool);
 

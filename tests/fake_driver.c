@@ -59,6 +59,18 @@ int call_end(int result) {
   return result;
 }
 
+static pthread_cond_t hold_changed = PTHREAD_COND_INITIALIZER;
+static bool holding; /* with the mutex */
+
+void call_hold(enum call call) {
+  if (!fake.calls[call].held)
+    return;
+  fake.calls[call].held = false;
+  holding = true;
+  while (holding)
+    (void)pthread_cond_wait(&hold_changed, &fake.mutex);
+}
+
 /* ---- Contexts ---------------------------------------------------------------------------------------------------- */
 
 bool context_known(const struct context *context) {
@@ -511,6 +523,7 @@ int cuCtxGetDevice(int *device) {
 int cuCtxSynchronize(void) {
   struct context *context = NULL;
   int error = call_begin(CALL_cuCtxSynchronize);
+  call_hold(CALL_cuCtxSynchronize);
   if (error == SUCCESS)
     error = context_current(&context);
   if (error == SUCCESS)
@@ -714,6 +727,26 @@ EXPORT void fake_fail(const char *name, unsigned nth, int error) {
   struct call_state *state = call_state_get(name);
   state->countdown = nth;
   state->error = error;
+  fake_unlock();
+}
+
+EXPORT void fake_hold(const char *name) {
+  fake_lock();
+  call_state_get(name)->held = true;
+  fake_unlock();
+}
+
+EXPORT bool fake_is_held(void) {
+  fake_lock();
+  bool held = holding;
+  fake_unlock();
+  return held;
+}
+
+EXPORT void fake_let_go(void) {
+  fake_lock();
+  holding = false;
+  (void)pthread_cond_broadcast(&hold_changed);
   fake_unlock();
 }
 

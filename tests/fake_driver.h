@@ -66,6 +66,13 @@ void fake_hide(const char *name);
 /* The nth call from now (1 is the next) of the function answers error and does nothing. */
 void fake_fail(const char *name, unsigned nth, int error);
 
+/* The next call of the function waits at its end, when all that it does is done, until it is let go.  Of destructions
+ * of streams and graphs and ends of captures. */
+void fake_hold(const char *name);
+/* Whether a call waits so; and lets it go. */
+bool fake_is_held(void);
+void fake_let_go(void);
+
 /* Errors injected so far. */
 unsigned fake_failures(void);
 

@@ -108,6 +108,9 @@ enum { mode_global, mode_thread_local, mode_relaxed };
   FUNCTION(cuGraphDestroy, 10000, INT_MAX, (void *graph))                                                              \
   FUNCTION(cuGraphExecDestroy, 10000, INT_MAX, (void *executable))                                                     \
   FUNCTION(cuGraphClone, 10000, INT_MAX, (void **clone, void *graph))                                                  \
+  FUNCTION(cuGraphAddChildGraphNode, 10000, INT_MAX,                                                                   \
+           (void **node, void *graph, const void *nodes, size_t count, void *child))                                   \
+  FUNCTION(cuGraphExecUpdate, 12000, INT_MAX, (void *executable, void *graph, void *outcome))                          \
   FUNCTION(cuMemAddressReserve, 10020, INT_MAX,                                                                        \
            (unsigned long long *address, size_t bytes, size_t alignment, unsigned long long fixed,                     \
             unsigned long long flags))                                                                                 \
@@ -187,6 +190,7 @@ extern const size_t later_row_count;
 /* ---- The machine's state ----------------------------------------------------------------------------------------- */
 
 struct call_state {
+  bool held; /* the next call waits */
   unsigned calls;
   unsigned countdown; /* calls until the injected error; 0 for none */
   int error;
@@ -311,6 +315,9 @@ void fake_unlock(void);
 /* Takes the lock; what the call must answer at once, or SUCCESS for it to go on. */
 int call_begin(enum call call);
 int call_end(int result);
+
+/* Where a test may hold the call: the lock is left meanwhile. */
+void call_hold(enum call call);
 
 bool context_known(const struct context *context);
 

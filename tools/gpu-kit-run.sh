@@ -100,7 +100,7 @@ set -- $tests
 planned=$#
 [ $sanitizer = no ] || planned=$((planned * 2 + heaps))
 [ $pytorch = no ] || planned=$((planned + 1))
-[ $preload = no ] || planned=$((planned + 3))
+[ $preload = no ] || planned=$((planned + 4))
 [ $bench = no ] || planned=$((planned + 1))
 echo "1..$planned"
 for test in $tests; do
@@ -125,6 +125,7 @@ if [ $preload = yes ]; then
   export MAM_RUN="$here/preload/mam-run"
   run "preload answers" "$limit_s" env KEEP="$csv/preload-answers" sh preload/tests/gpu_preload_test.sh preload/tests
   run "preload ipc" "$limit_s" env KEEP="$csv/preload-ipc" sh preload/tests/gpu_preload_ipc.sh preload/tests
+  run "preload turns" "$limit_s" sh preload/tests/gpu_preload_turns.sh preload/tests
   run "preload programs" $((limit_s * 10)) python3 -B preload/real_programs.py --mam-run "$MAM_RUN" --bin preload/bin \
     --out "$csv"
   sed 's/^/# /' "$csv/preload-programs.log"
