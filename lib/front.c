@@ -123,8 +123,9 @@ struct front {
   int64_t unfenced_left; /* so many bytes more may be freed before the next fence, */
   int64_t fence_bytes;   /* after one so many */
   uint64_t ticket_first; /* the pool's */
-  uint64_t generation;   /* of the pool */
+  uint64_t generation;   /* of the pool, as the next two */
   size_t alignment;
+  bool no_slabs;
   struct magazine magazines[SLAB_CLASSES];
   struct owned owned[1 << OWNED_BITS]; /* all 0 while there is no pool, or shelves_off */
   struct shelf shelves[SHELVES];
@@ -300,6 +301,7 @@ static void front_attach(struct front *front, struct mam_pool *pool) {
   front->reuse = pool->reuse;
   front->default_id = pool->config.default_id != 0 ? pool->config.default_id : NO_DEFAULT_ID;
   front->alignment = pool->config.alignment;
+  front->no_slabs = pool->config.no_slabs;
   front->alone = pool->fronts->first == NULL && !pool->fronts->shared;
   front->immediate = pool->config.reuse == MAM_REUSE_IMMEDIATE;
   front->epoch = front->immediate ? &no_epoch : &pool->reuse->epoch;
@@ -969,7 +971,7 @@ static size_t class_live_segments(const struct mam_pool *pool, unsigned class) {
  * fills one anyway. */
 static bool class_has_slabs(const struct front *front, const struct mam_pool *pool, unsigned class) {
   const struct depot *depot = &pool->fronts->depots[class];
-  if (front->alignment != POOL_ALIGNMENT_BYTES || pool->config.no_slabs)
+  if (front->alignment != POOL_ALIGNMENT_BYTES || front->no_slabs)
     return false;
   /* relaxed, all: hints that need not be exact */
   if (atomic_load_explicit(&depot->slab_count, memory_order_relaxed) > 0)
