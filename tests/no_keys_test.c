@@ -12,15 +12,15 @@
 
 #define OK(call) ck_assert_msg((call) == cudaSuccess, "%s: %s", #call, MAM_LastError())
 
-/* Sanitizers begin before this program, and cannot do without keys. */
+/* Sanitizers begin before this program, cannot do without keys, and may not look a function up so early. */
 #if defined __SANITIZE_THREAD__ || defined __SANITIZE_ADDRESS__
 enum { SANITIZED = true };
+static bool keys_left;
 #else
 enum { SANITIZED = false };
-#endif
 
 /* This program's libraries are loaded before main: they get none. */
-static bool keys_left = SANITIZED;
+static bool keys_left;
 
 int pthread_key_create(pthread_key_t *key, void (*destructor)(void *)) {
   int (*create)(pthread_key_t *, void (*)(void *));
@@ -29,6 +29,7 @@ int pthread_key_create(pthread_key_t *key, void (*destructor)(void *)) {
   *(void **)&create = dlsym(RTLD_NEXT, "pthread_key_create");
   return create(key, destructor);
 }
+#endif
 
 static pthread_key_t keys[16]; /* the first that there are */
 static int destroyed;
