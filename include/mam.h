@@ -156,13 +156,15 @@ MAM_API cudaError_t MAM_CudaFree(void *ptr);
 /* MAM_CudaMalloc for work on a stream of the current context: takes memory at once that was freed on the same stream
  * (MAM_CudaFreeAsync), other memory as MAM_CudaMalloc does.  The block may be used at once by any stream, unless its
  * memory was freed on this one: then by work that comes after this call on the stream.  Enqueues nothing.  The streams
- * 0, cudaStreamLegacy and cudaStreamPerThread are meant as they are by cudaMallocAsync.
+ * 0, cudaStreamLegacy and cudaStreamPerThread are meant as they are by cudaMallocAsync: those of the current context,
+ * and 0 is the calling thread's own one in a file that is compiled with nvcc --default-stream per-thread, or with
+ * CUDA_API_PER_THREAD_DEFAULT_STREAM defined before this header.
  * Errors: those of MAM_CudaMalloc, and what the driver says about a stream that is none. */
 MAM_API cudaError_t MAM_CudaMallocAsync(void **ptr, size_t size, cudaStream_t stream);
 
 /* Frees a block whose last use comes before this call in the order of the stream: by work on it, or on others that it
  * was made to wait for.  Its memory goes at once to allocations on that stream, elsewhere only when the GPU is done
- * with all work submitted before this call.  A stream of another context than the block's pool is as a plain free.
+ * with all work submitted before this call, to the pool's context and to the stream's.
  * Errors: those of MAM_CudaFree, and what the driver says about a stream that is none; then the block is not freed. */
 MAM_API cudaError_t MAM_CudaFreeAsync(void *ptr, cudaStream_t stream);
 
@@ -212,19 +214,21 @@ typedef enum MAM_Source {
   MAM_SOURCE_MANAGED = 2, /* managed memory, attached globally: cuMemAllocManaged */
   MAM_SOURCE_HOST = 3,    /* plain host memory: mmap; needs no GPU and no driver */
   MAM_SOURCE_VMM = 4      /* device memory that is mapped as it is needed and unmapped by trimming, into addresses
-                             reserved once: cuMemAddressReserve, cuMemCreate, cuMemMap.  No legacy IPC */
+                             reserved once: cuMemAddressReserve, cuMemCreate, cuMemMap.  Open to all devices that can
+                             reach it.  No legacy IPC, and cuMemGetAddressRange may give less than a block */
 } MAM_Source;
 
 /* When the memory of a freed block may be handed out again. */
 typedef enum MAM_Reuse {
-  /* When all GPU work submitted to the pool's context before the free has finished.  Safe for any program whose
-   * blocks are used in that context.  The default. */
+  /* When all GPU work has finished that was submitted before the free to the pool's context, to contexts on whose
+   * streams its blocks were freed, and to primary contexts of devices that can use them by peer access.  Safe for any
+   * program whose blocks are used there.  The default. */
   MAM_REUSE_FENCED = 0,
   /* At once, the paper's rule.  For programs that use one stream, or synchronise before they free. */
   MAM_REUSE_IMMEDIATE = 1,
   /* At once to an allocation on the stream on which the block was freed, to others as if fenced.  Safe for blocks whose
-   * last use comes before the free in the order of that stream.  As a pool's rule it makes the plain calls those of
-   * the default stream. */
+   * last use comes before the free in the order of that stream.  As a pool's rule it is that of the calls with a
+   * stream; the plain ones name none, and are as if fenced. */
   MAM_REUSE_STREAM = 2
 } MAM_Reuse;
 
@@ -301,7 +305,8 @@ typedef struct MAM_PoolInfo {
   size_t waiting_bytes;      /* freed, not yet known to be unused by the GPU */
   size_t free_bytes;         /* in holes, ready to be handed out */
   size_t largest_free_bytes; /* the largest hole */
-  size_t peak_used_bytes;    /* the most that used_bytes ever was */
+  size_t peak_used_bytes;    /* the most that blocks ever took of the pool, small ones as whole slabs, and with what
+                                threads kept: used_bytes was never more */
   size_t limit_bytes;        /* reserved_bytes never passes this */
   size_t chunk_count;
   size_t segment_count; /* == used_count + waiting_count + free_count */
@@ -325,6 +330,7 @@ typedef struct MAM_PoolInfo {
   uint64_t tag_hit_count;        /* with the same tag, */
   uint64_t stream_hit_count;     /* and with memory freed on the same stream */
   uint64_t fence_count;          /* events recorded in the pool's context, shared by all its pools */
+  size_t peak_reserved_bytes;    /* the most that reserved_bytes ever was */
 } MAM_PoolInfo;
 
 /* Fills *info.  pool NULL means the default pool of the current context, which is not created for it.
@@ -332,6 +338,10 @@ typedef struct MAM_PoolInfo {
  * cudaErrorInvalidValue           info is NULL or its struct_size too small to hold anything
  * cudaErrorInvalidResourceHandle  no such pool */
 MAM_API cudaError_t MAM_PoolGetInfo(MAM_Pool pool, MAM_PoolInfo *info);
+
+/* Lets peak_used_bytes and peak_reserved_bytes begin anew, from what the pool holds now.  pool NULL and errors: as for
+ * MAM_PoolGetInfo. */
+MAM_API cudaError_t MAM_PoolResetPeaks(MAM_Pool pool);
 
 /* Writes a report of the pool with every chunk and segment to *json: a string that the caller releases with free(3).
  * The format is described in mam(7).  pool NULL: as for MAM_PoolGetInfo.
@@ -350,6 +360,34 @@ MAM_API cudaError_t MAM_PoolExplain(MAM_Pool pool, size_t size, char **text);
  * failed, why it did.  (A call that succeeded may have met one too and found another way.)  The string belongs to the
  * thread and is good until its next call.  Never NULL. */
 MAM_API const char *MAM_LastError(void);
+
+/* A program that is compiled with --default-stream per-thread means its own thread's stream by 0. */
+#if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM) || defined(__CUDA_API_PER_THREAD_DEFAULT_STREAM)
+#if defined(__GNUC__)
+#define MAM_PTDS_INLINE static inline __attribute__((always_inline, unused)) /* the call site is the caller's */
+#else
+#define MAM_PTDS_INLINE static inline
+#endif
+MAM_PTDS_INLINE cudaStream_t MAM_Stream_ptds(cudaStream_t stream) {
+  return stream != (cudaStream_t)0 ? stream : (cudaStream_t)2; /* cudaStreamPerThread */
+}
+MAM_PTDS_INLINE cudaError_t MAM_CudaMallocAsync_ptds(void **ptr, size_t size, cudaStream_t stream) {
+  return MAM_CudaMallocAsync(ptr, size, MAM_Stream_ptds(stream));
+}
+MAM_PTDS_INLINE cudaError_t MAM_CudaFreeAsync_ptds(void *ptr, cudaStream_t stream) {
+  return MAM_CudaFreeAsync(ptr, MAM_Stream_ptds(stream));
+}
+MAM_PTDS_INLINE cudaError_t MAM_CudaFreeReuse_ptds(void *ptr, MAM_Reuse reuse) {
+  return reuse == MAM_REUSE_STREAM ? MAM_CudaFreeAsync_ptds(ptr, (cudaStream_t)0) : MAM_CudaFreeReuse(ptr, reuse);
+}
+MAM_PTDS_INLINE cudaError_t MAM_PoolMallocAsync_ptds(MAM_Pool pool, void **ptr, size_t size, cudaStream_t stream) {
+  return MAM_PoolMallocAsync(pool, ptr, size, MAM_Stream_ptds(stream));
+}
+#define MAM_CudaMallocAsync MAM_CudaMallocAsync_ptds
+#define MAM_CudaFreeAsync MAM_CudaFreeAsync_ptds
+#define MAM_CudaFreeReuse MAM_CudaFreeReuse_ptds
+#define MAM_PoolMallocAsync MAM_PoolMallocAsync_ptds
+#endif
 
 #ifdef __cplusplus
 } /* extern "C" */

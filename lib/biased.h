@@ -13,6 +13,12 @@
  * Where the kernel has no membarrier, the owner executes the full barrier itself, between the same two accesses.  So
  * that this costs nothing elsewhere, wanted then is never 0: the owner does not get in by a try, and enters slowly.
  *
+ * The kernel may refuse its barrier later: a sandbox came, or the process was restored elsewhere.  Then the other
+ * thread registers again; if that does not help, it runs on each processor once, which has the same effect and takes
+ * milliseconds, and leaves the lock with the owner told to execute the barrier itself.  From then on the lock needs no
+ * other.  An owner that read 0 before cannot get in by that: it gets in without a barrier only if it reads 0 again
+ * after it has said inside, and that was overwritten before the other thread's barrier.
+ *
  * tests/biased_test.c runs every interleaving of an owner and another thread, with the owner's store delayed at will.
  */
 #ifndef MAM_LIB_BIASED_H
@@ -28,9 +34,10 @@ struct biased {
   _Atomic unsigned char wanted; /* of the above; written by others: one at a time, which is their concern */
 };
 
-/* Whether the owner has to execute the barrier itself: BIASED_OWNER_FENCES or 0.  Constant once a biased lock was set
- * up; a forked child, which asks again, sets up or leaves each lock as another before its owner enters it. */
-extern unsigned char biased_owner_fences __attribute__((visibility("hidden")));
+/* What locks are set up and left with from now on: BIASED_OWNER_FENCES if owners have to execute the barrier
+ * themselves, or 0.  A forked child, which asks again, sets up or leaves each lock as another before its owner enters
+ * it. */
+extern _Atomic unsigned char biased_owner_fences __attribute__((visibility("hidden")));
 
 void biased_init(struct biased *lock);
 
@@ -61,9 +68,10 @@ static inline void biased_leave(struct biased *lock) {
 }
 
 /* For other threads, or the owner while it is not inside; one at a time.  In three steps, so that one barrier serves
- * many locks: biased_other_want for each, biased_barrier once, biased_other_await for each.  After the last access of
- * biased_other_leave, which is the store to wanted, the owner may free the lock. */
-void biased_other_want(struct biased *lock);
+ * many locks: biased_other_want for each, biased_barrier once, unless none of them said that it needs it,
+ * biased_other_await for each.  After the last access of biased_other_leave, which is the store to wanted, the owner
+ * may free the lock. */
+bool biased_other_want(struct biased *lock);
 void biased_barrier(void);
 void biased_other_await(struct biased *lock);
 void biased_other_leave(struct biased *lock);

@@ -14,13 +14,10 @@
 
 struct mam_pool;
 
-/* More chunks than that are refused: 4096 of 64 MiB make 256 GiB. */
-enum { CHUNK_MAP_CAPACITY = 4096 };
+enum chunk_map_result { CHUNK_MAP_OK, CHUNK_MAP_NO_MEMORY, CHUNK_MAP_OVERLAP };
 
-enum chunk_map_result { CHUNK_MAP_OK, CHUNK_MAP_FULL, CHUNK_MAP_OVERLAP };
-
-/* Adds a chunk.  On CHUNK_MAP_OVERLAP *other is the pool of a chunk that overlaps: since no two live chunks do, that
- * pool's memory must be gone. */
+/* Adds a chunk, of which there may be any number, as far as the host has memory.  On CHUNK_MAP_OVERLAP *other is the
+ * pool of a chunk that overlaps: since no two live chunks do, that pool's memory must be gone. */
 enum chunk_map_result chunk_map_add(uintptr_t base, size_t bytes, struct mam_pool *pool, struct mam_pool **other);
 
 /* Removes the chunk that starts at base, which must be there. */

@@ -3,6 +3,7 @@
 
 #include <stdatomic.h>
 
+#include "cancel.h"
 #include "chunk_map.h"
 #include "front.h"
 #include "pool_inside.h"
@@ -38,15 +39,13 @@ static uint64_t block_id(uintptr_t base, uint64_t distinction) {
 
 static bool slab_block_at(const struct slab *slab, uintptr_t address, struct client_block *block) {
   size_t block_bytes = slab_block_bytes(slab);
-  if (block_bytes == 0)
-    return false;
   uintptr_t base = address - (address - slab->base) % block_bytes;
   uint32_t index = slab_index(slab, base);
   /* relaxed: whoever asks about a live block has its address from the allocation */
   uint8_t code = index != UINT32_MAX ? atomic_load_explicit(slab_live(slab, index), memory_order_relaxed) : 0;
   if (code == 0)
     return false;
-  size_t bytes = slab_requested_bytes(slab_live(slab, index), slab_class_of(slab), code);
+  size_t bytes = slab_requested_bytes(slab_live(slab, index), slab->class, code);
   *block = (struct client_block){base, bytes, block_id(base, bytes)};
   return true;
 }
@@ -112,17 +111,53 @@ static struct mam_pool *pool_of_context(CUcontext handle, uint64_t *id) {
   return *id != 0 ? pool_find_default(*id) : NULL;
 }
 
-static size_t available_bytes(void) {
+static size_t held_bytes(struct mam_pool *pool) {
+  pool_lock(pool);
+  size_t bytes = pool->held_bytes;
+  pool_unlock(pool);
+  return bytes;
+}
+
+/* A chunk's guard counts as well: it is the driver's when the chunk goes back. */
+static size_t available_bytes(size_t *used_bytes) {
   uint64_t id;
   struct mam_pool *pool = pool_of_context(NULL, &id);
   MAM_PoolInfo info = {.struct_size = sizeof info};
+  *used_bytes = 0;
   if (pool == NULL || pool_info(pool, id, &info) != cudaSuccess)
     return 0;
-  return info.reserved_bytes - info.used_bytes;
+  *used_bytes = info.used_bytes;
+  size_t held = held_bytes(pool);
+  return held > info.used_bytes ? held - info.used_bytes : 0;
+}
+
+/* ---- Giving back ---- */
+
+static bool pool_gives_back(struct mam_pool *pool, bool waits) {
+  if (pool_enter(pool, POOL_ANY_ID) != cudaSuccess)
+    return false;
+  size_t before = held_bytes(pool);
+  if (pool->source.operations != &source_host) {
+    if (waits)
+      (void)reuse_synchronize(pool->reuse);
+    (void)pool_trim(pool, POOL_ANY_ID, 0);
+  }
+  bool given = held_bytes(pool) < before;
+  pool_exit(pool);
+  return given;
+}
+
+static bool give_back(bool waits) {
+  NOT_CANCELLED;
+  bool given = false;
+  for (struct mam_pool *pool = pool_first(); pool != NULL; pool = pool->next)
+    given |= pool_gives_back(pool, waits);
+  return given;
 }
 
 /* The reuse outlives the pool, and epochs never fall: so a wait that ends after the pool did harms nobody. */
 static struct reuse *wait_begin(CUcontext context, uint64_t *epoch) {
+  NOT_CANCELLED;
   uint64_t id;
   struct mam_pool *pool = pool_of_context(context, &id);
   if (pool == NULL || pool_enter(pool, id) != cudaSuccess)
@@ -136,6 +171,7 @@ static struct reuse *wait_begin(CUcontext context, uint64_t *epoch) {
 /* ---- Captures ---- */
 
 static struct reuse *capture_begin(CUcontext context) {
+  NOT_CANCELLED;
   struct source source;
   if (source_open(MAM_SOURCE_DEVICE, context, -1, &source) != cudaSuccess)
     return NULL;
@@ -147,6 +183,7 @@ static struct reuse *capture_begin(CUcontext context) {
 }
 
 static void capture_end(struct reuse *reuse) {
+  NOT_CANCELLED;
   (void)reuse_capture_end(reuse);
   (void)reuse_reach(reuse, reuse_epoch(reuse)); /* what was freed meanwhile; no fence if others capture */
   reuse_close(reuse);
@@ -157,6 +194,7 @@ static bool reuse_context_lives(const struct reuse *reuse) { return context_live
 /* ---- Numbers ---- */
 
 static void totals(struct client_totals *sum) {
+  NOT_CANCELLED;
   MAM_PoolInfo info;
   struct pool_past past = pool_past();
   *sum = (struct client_totals){.mallocs = past.malloc_count, .hits = past.hit_count, .waits = past.synchronize_count};
@@ -187,6 +225,7 @@ const struct client mam_client = {.struct_size = sizeof(struct client),
                                   .block_at = block_at,
                                   .chunk_at = chunk_at,
                                   .available_bytes = available_bytes,
+                                  .give_back = give_back,
                                   .wait_begin = wait_begin,
                                   .wait_end = reuse_wait_end,
                                   .capture_begin = capture_begin,

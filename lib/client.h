@@ -50,8 +50,8 @@ struct client {
   /* Whether MAM_SOURCE names device memory, so that its addresses can stand for those of cuMemAlloc. */
   bool (*source_is_device)(void);
 
-  /* As MAM_CudaMalloc, in the calling thread's current context; without one, cudaErrorInvalidResourceHandle and nothing
-   * happens. size > 0.  site: where in the program. */
+  /* As MAM_CudaMalloc, in the calling thread's current context; without one, or after an error of the GPU,
+   * cudaErrorInvalidResourceHandle and nothing happens.  size > 0.  site: where in the program. */
   cudaError_t (*malloc)(size_t size, const void *site, uintptr_t *address);
 
   /* As MAM_CudaFree, *error is what it answers.  False if the address is no pool's. */
@@ -63,8 +63,12 @@ struct client {
   /* The chunk of cuMemAlloc that an address lies in.  False if it lies in none. */
   bool (*chunk_at)(uintptr_t address, uintptr_t *base);
 
-  /* What the current context's pool could hand out, or will when the GPU is done. */
-  size_t (*available_bytes)(void);
+  /* What the current context's pool could hand out, or will when the GPU is done; and what it has handed out. */
+  size_t (*available_bytes)(size_t *used_bytes);
+
+  /* Has every pool on a device give back what it does not need; waits: after the GPU is done with what was freed.
+   * Whether one gave something. */
+  bool (*give_back)(bool waits);
 
   /* Around a call that waits for all work of a context, NULL the current one: if it succeeds, what was freed before it
    * began may be used again. */

@@ -3,8 +3,7 @@
 
 #include "error.h"
 
-/* The id of a context by its handle. */
-static CUresult handle_id(const struct driver *driver, CUcontext handle, uint64_t *id) {
+CUresult context_handle_id(const struct driver *driver, CUcontext handle, uint64_t *id) {
   unsigned long long found = (uintptr_t)handle;
   CUresult result = driver->cuCtxGetId != NULL ? driver->cuCtxGetId(handle, &found) : CUDA_SUCCESS;
   if (result == CUDA_SUCCESS)
@@ -27,47 +26,14 @@ uint64_t context_current_id(const struct driver *driver) {
    * context's handle still has its id. */
   if (driver->cuCtxGetCurrent(&handle) != CUDA_SUCCESS || handle == NULL)
     return 0;
-  return handle_id(driver, handle, &id) == CUDA_SUCCESS ? id : 0;
-}
-
-/* ---- The ends of contexts ---- */
-
-_Atomic uint64_t context_end_count;
-
-/* Called by the driver, with its locks held. */
-static void ended(CUcontext context, void *key, void *value) {
-  (void)context, (void)key, (void)value;
-  atomic_fetch_add_explicit(&context_end_count, 1, memory_order_relaxed); /* relaxed: see context_ends */
-}
-
-/* The driver's table for what goes with a context and ends with it, one value for each key.  To put a second value is
- * refused. */
-struct storage {
-  CUresult (*put)(CUcontext context, void *key, void *value, void (*ended)(CUcontext context, void *key, void *value));
-  CUresult (*remove)(CUcontext context, void *key);
-  CUresult (*get)(void **value, CUcontext context, void *key);
-};
-
-static const unsigned char storage_id[16] = {0xc6, 0x93, 0x33, 0x6e, 0x11, 0x21, 0xdf, 0x11,
-                                             0xa8, 0xc3, 0x68, 0xf3, 0x55, 0xd8, 0x95, 0x93};
-
-bool context_watch(const struct driver *driver, CUcontext handle) {
-  static char key;
-  const void *table = NULL;
-  void *value = NULL;
-  if (driver->cuGetExportTable == NULL || driver->cuGetExportTable(&table, &storage_id) != CUDA_SUCCESS ||
-      table == NULL)
-    return false;
-  const struct storage *storage = table;
-  (void)storage->put(handle, &key, &key, ended);
-  return storage->get(&value, handle, &key) == CUDA_SUCCESS && value == &key;
+  return context_handle_id(driver, handle, &id) == CUDA_SUCCESS ? id : 0;
 }
 
 /* ---- Opening ---- */
 
 cudaError_t context_open_handle(const struct driver *driver, CUcontext handle, struct context *context) {
   uint64_t id;
-  CUresult result = handle_id(driver, handle, &id);
+  CUresult result = context_handle_id(driver, handle, &id);
   if (result == CUDA_ERROR_CONTEXT_IS_DESTROYED)
     return error_set(cudaErrorInvalidValue, "the CUDA context %p does not live", (void *)handle);
   if (result != CUDA_SUCCESS)
@@ -111,7 +77,7 @@ cudaError_t context_open_current(const struct driver *driver, struct context *co
   if (result != CUDA_SUCCESS)
     return driver_error(driver, result, "cuCtxGetCurrent");
   uint64_t id;
-  if (handle != NULL && handle_id(driver, handle, &id) != CUDA_ERROR_CONTEXT_IS_DESTROYED)
+  if (handle != NULL && context_handle_id(driver, handle, &id) != CUDA_ERROR_CONTEXT_IS_DESTROYED)
     return context_open_handle(driver, handle, context);
   /* None, or a primary context after a reset, which the retain brings back to life. */
   struct context first;
@@ -144,7 +110,7 @@ void context_release(struct context *context) {
 
 bool context_lives(const struct context *context) {
   uint64_t id;
-  CUresult result = handle_id(context->driver, context->handle, &id);
+  CUresult result = context_handle_id(context->driver, context->handle, &id);
   if (result == CUDA_SUCCESS)
     return id == context->id;
   /* Any other answer is no word about the context: what is done next will meet the error. */
@@ -177,8 +143,6 @@ void context_leave(const struct context *context, const struct context_visit *vi
 
 /* Ids of the driver's count up from 1 and never get here. */
 static const uint64_t DEFAULT_STREAM_BIT = (uint64_t)1 << 63, CAPTURE_BIT = (uint64_t)1 << 62;
-
-uint64_t context_stream_default(void) { return CU_STREAM_LEGACY | DEFAULT_STREAM_BIT; }
 
 bool context_stream_is_legacy(CUstream stream) { return stream == NULL || (uintptr_t)stream == CU_STREAM_LEGACY; }
 
@@ -213,22 +177,42 @@ static uint64_t capture_id(const struct driver *driver, CUstream stream) {
   return (uint64_t)id | CAPTURE_BIT;
 }
 
-cudaError_t context_stream_id(const struct driver *driver, CUstream stream, uint64_t *id, bool *captured) {
-  uintptr_t handle = (uintptr_t)stream;
-  unsigned long long found = handle;
-  CUresult result = CUDA_SUCCESS;
-  uint64_t capture = capture_id(driver, stream);
-  *captured = capture != 0;
-  if (capture != 0) /* cuStreamGetId may not be called then: it would end the capture */
-    found = capture;
-  else if (context_stream_is_legacy(stream))
-    found = context_stream_default();
-  else if (handle == CU_STREAM_PER_THREAD)
-    found = thread_number() << 2 | CU_STREAM_PER_THREAD | DEFAULT_STREAM_BIT;
-  else if (driver != NULL && driver->cuStreamGetId != NULL)
-    result = driver->cuStreamGetId(stream, &found);
+static uint64_t default_stream_id(CUstream stream) {
+  return DEFAULT_STREAM_BIT |
+         (context_stream_is_legacy(stream) ? (uint64_t)CU_STREAM_LEGACY : thread_number() << 2 | CU_STREAM_PER_THREAD);
+}
+
+/* The context of a created stream is its own, whichever is current. */
+static cudaError_t created_stream_name(const struct driver *driver, CUstream handle, struct context_stream *stream) {
+  CUcontext context = NULL;
+  unsigned long long id = (uintptr_t)handle;
+  CUresult result = driver != NULL && driver->cuStreamGetId != NULL ? driver->cuStreamGetId(handle, &id) : CUDA_SUCCESS;
   if (result != CUDA_SUCCESS)
     return driver_error(driver, result, "cuStreamGetId");
-  *id = found;
+  result = driver != NULL && driver->cuStreamGetCtx != NULL ? driver->cuStreamGetCtx(handle, &context) : CUDA_SUCCESS;
+  if (result != CUDA_SUCCESS)
+    return driver_error(driver, result, "cuStreamGetCtx");
+  *stream = (struct context_stream){context, id};
+  return cudaSuccess;
+}
+
+static cudaError_t default_stream_name(const struct driver *driver, CUstream handle, struct context_stream *stream) {
+  CUcontext context = NULL;
+  CUresult result = driver != NULL ? driver->cuCtxGetCurrent(&context) : CUDA_SUCCESS;
+  if (result != CUDA_SUCCESS)
+    return driver_error(driver, result, "cuCtxGetCurrent");
+  *stream = (struct context_stream){context, default_stream_id(handle)};
+  return cudaSuccess;
+}
+
+cudaError_t context_stream_name(const struct driver *driver, CUstream handle, struct context_stream *stream,
+                                bool *captured) {
+  uint64_t capture = capture_id(driver, handle);
+  *captured = capture != 0;
+  if (context_stream_is_legacy(handle) || (capture == 0 && (uintptr_t)handle == CU_STREAM_PER_THREAD))
+    return default_stream_name(driver, handle, stream);
+  if (capture == 0)
+    return created_stream_name(driver, handle, stream);
+  *stream = (struct context_stream){NULL, capture}; /* cuStreamGetId may not be called: it would end the capture */
   return cudaSuccess;
 }

@@ -26,26 +26,11 @@ struct context {
   bool retained;   /* holds a reference to the device's primary context */
 };
 
-/* The id of the calling thread's current context, 0 if it has none that lives.  12 to 25 ns on an H200's host, twice
- * what cuCtxGetCurrent takes. */
+/* The id of the calling thread's current context, 0 if it has none that lives.  12 to 25 ns on an H200's host. */
 uint64_t context_current_id(const struct driver *driver);
 
-/* Asks the driver to tell when a context ends, destroyed or reset: then context_ends changes, in the thread that ends
- * it, before that call returns.  So until it does, the handle is a good name for the context.  The handle must be of a
- * context that lives; a second time does nothing.  False if the driver does not tell.
- *
- * The driver's documentation says nothing of this interface (the context-local storage).  The CUDA runtime learns by it
- * that a context has gone, and as programs are linked with the runtime of any version statically, no driver can be
- * without it. */
-bool context_watch(const struct driver *driver, CUcontext handle);
-
-/* Counts the ends of watched contexts. */
-extern _Atomic uint64_t context_end_count __attribute__((visibility("hidden")));
-
-static inline uint64_t context_ends(void) {
-  /* relaxed: who allocates after a reset was told of it by the program, which orders the count with it */
-  return atomic_load_explicit(&context_end_count, memory_order_relaxed);
-}
+/* The id of a context by its handle, and what the driver answers: 709 if the context is gone. */
+CUresult context_handle_id(const struct driver *driver, CUcontext handle, uint64_t *id);
 
 /* Each fills *context and is undone by context_release; on failure *context is left alone.
  *
@@ -63,14 +48,25 @@ void context_release(struct context *context);
 /* Whether the context still is the one that was opened: not destroyed, not reset. */
 bool context_lives(const struct context *context);
 
-/* A stream of the current context by an id that no other stream will have, as handles come again.  The legacy default
- * stream has the same in every context, the per-thread default stream one for each thread.  While it is being captured,
- * a stream goes by the capture's id: what runs then is the graph, whenever it is launched.  driver NULL: no GPU, the
- * handle is its id. */
-cudaError_t context_stream_id(const struct driver *driver, CUstream stream, uint64_t *id, bool *captured);
+/* A stream, named by its context and by itself.  The handle of a context is a good name here: it comes again only when
+ * its context was destroyed or reset, and then the work of all its streams is over.  A stream's own handle is none,
+ * since it comes again while work of the stream that had it is still under way; an id does not. */
+struct context_stream {
+  CUcontext context; /* NULL: of none, or of whichever, as a capture is */
+  uint64_t id;       /* 0: no stream */
+};
 
-/* That of the legacy default stream; and whether a handle is that. */
-uint64_t context_stream_default(void);
+static inline bool context_stream_same(struct context_stream a, struct context_stream b) {
+  return a.id == b.id && a.context == b.context;
+}
+
+/* Names the stream that a handle means in the calling thread now.  Each context has a legacy default stream, and a
+ * per-thread default stream for each thread.  While it is being captured, a stream goes by the capture's id: what runs
+ * then is the graph, whenever it is launched.  driver NULL: no GPU, the handle is its id. */
+cudaError_t context_stream_name(const struct driver *driver, CUstream handle, struct context_stream *stream,
+                                bool *captured);
+
+/* Whether a handle means a legacy default stream. */
 bool context_stream_is_legacy(CUstream stream);
 
 /* Whether a stream is being captured; false for one that never is, and where nobody knows. */

@@ -63,10 +63,15 @@ static cudaError_t fill(struct driver *driver, void *library) {
   return result == CUDA_SUCCESS ? cudaSuccess : driver_error(driver, result, "cuInit");
 }
 
+static _Atomic(struct driver *) published;
+
+const struct driver *driver_known(void) {
+  /* acquire: the table's content; pairs with the release in driver_get */
+  return atomic_load_explicit(&published, memory_order_acquire);
+}
+
 cudaError_t driver_get(const struct driver **driver) {
-  static _Atomic(struct driver *) published;
-  /* acquire: the table's content; pairs with the release below */
-  struct driver *table = atomic_load_explicit(&published, memory_order_acquire);
+  const struct driver *table = driver_known();
   if (table != NULL) {
     *driver = table;
     return cudaSuccess;
@@ -85,7 +90,8 @@ cudaError_t driver_get(const struct driver **driver) {
   if (error != cudaSuccess)
     goto unload;
   /* Several threads may get here; the first to publish wins, the others fill in the same addresses for nothing.
-   * release: publishes the table; acquire on failure: reads the winner's.  Pairs with the load above. */
+   * release: publishes the table; acquire on failure: reads the winner's.  Pairs with the load in
+   * driver_known. */
   struct driver *winner = NULL;
   if (!atomic_compare_exchange_strong_explicit(&published, &winner, mine, memory_order_acq_rel, memory_order_acquire)) {
     free(mine);

@@ -48,6 +48,7 @@ typedef struct {
 
 enum {
   CUDA_SUCCESS = 0,
+  CUDA_ERROR_INVALID_VALUE = 1,
   CUDA_ERROR_OUT_OF_MEMORY = 2,
   CUDA_ERROR_DEINITIALIZED = 4,
   CUDA_ERROR_INVALID_CONTEXT = 201,
@@ -57,11 +58,15 @@ enum {
   CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900, /* the first of those about captures */
   CUDA_ERROR_CAPTURED_EVENT = 907,             /* the last */
   CU_EVENT_DISABLE_TIMING = 2,
+  CU_POINTER_ATTRIBUTE_DEVICE_POINTER = 3,
   CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
   CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102,
+  CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED = 103,
+  CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED = 110,
   CU_STREAM_NON_BLOCKING = 1,
   CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH = 6,
   CU_MEM_ALLOCATION_TYPE_PINNED = 1,
+  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
   CU_MEM_LOCATION_TYPE_DEVICE = 1,
   CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
   CU_STREAM_CAPTURE_MODE_GLOBAL = 0,
@@ -95,6 +100,9 @@ extern const struct driver_detour mam_driver_detour __attribute__((weak, visibil
  * driver: cudaErrorNoDevice; otherwise what cuInit said.  A failure is not remembered: the next call tries again.
  * Any thread; no lock is held while the driver is loaded. */
 cudaError_t driver_get(const struct driver **driver);
+
+/* The same table if it was written before, else NULL: nothing is loaded for it. */
+const struct driver *driver_known(void);
 
 /* Records the driver's answer to the call named what as this thread's error and returns it as cudaError_t. */
 cudaError_t driver_error(const struct driver *driver, CUresult result, const char *what);

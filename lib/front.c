@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "biased.h"
+#include "cancel.h"
 #include "chunk_map.h"
 #include "claim.h"
 #include "error.h"
@@ -20,10 +21,9 @@ enum {
   SHELF_PATIENCE = 8,           /* a shelf goes to another size or tag when it was in the way so many times in a row */
   RESTING_MOST = 8,             /* batches that rest in a magazine, */
   RESTING_MOST_BYTES = 8 << 20, /* of so many bytes, unless it is one: they share a fence */
-  TIGHT_MOST = 16, /* fences in a row for one size: then a growing pool gets more of it, so that a fence serves more, */
-  TIGHT_BLOCKS = 4,         /* by so many blocks */
-  TIGHT_ENOUGH = 66,        /* until so many blocks share a fence (half of an H200 holds 69 of 1 GiB), */
-  TIGHT_SHARE = 16,         /* or more in so small a part of the limit */
+  TIGHT_MOST = 16,  /* fences in a row for one size: then a growing pool gets more of it, so that a fence serves more */
+  SPARE_BLOCKS = 4, /* what a pool grows for speed alone leaves a thread with at most so many blocks of the size, */
+  SPARE_BYTES = 256 << 20,  /* or so many bytes, whichever is more */
   GROWTH_BYTES = 128 << 20, /* a growing pool grows by so much for a crowd */
   FENCE_SHARE = 2,          /* what one thread frees is fenced when it comes to this part of the limit, at the latest */
   BIN_LEAST_BITS = 12,      /* bins are for blocks of 4 KiB */
@@ -59,12 +59,6 @@ enum {
 
 /* Of a front that serves no default pool: no context's. */
 #define NO_DEFAULT_ID UINT64_MAX
-
-/* Of a front that is not known by a context's handle. */
-#define NEVER_ENDS UINT64_MAX
-
-/* But not by more bytes than these, unless it is one block.  What a growth costs goes by how many there are. */
-static const size_t TIGHT_GROWTH_BYTES = (size_t)4 << 30;
 
 /* Small blocks of one class; the owner's, inside.  What the quick way needs is on one cache line. */
 struct magazine {
@@ -118,8 +112,7 @@ struct front {
   bool immediate, shelves_off;     /* without fences, what is kept would never be known to have passed */
   bool alone;                      /* no other thread claims blocks of the pool (claim.h) */
   struct mam_pool *pool;           /* NULL: of a pool that ended, free for another */
-  CUcontext context;               /* whose default pool it is, */
-  uint64_t context_ends;           /* as long as so many watched contexts have ended; NEVER_ENDS: not known */
+  uint64_t default_id;             /* NO_DEFAULT_ID if the pool is none */
   struct front_numbers numbers;
   const _Atomic uint64_t *epoch;          /* that a free takes: the reuse's, or no_epoch if immediate */
   _Alignas(64) struct owned *last_places; /* for the block that a shelf served last */
@@ -130,10 +123,9 @@ struct front {
   int64_t unfenced_left; /* so many bytes more may be freed before the next fence, */
   int64_t fence_bytes;   /* after one so many */
   uint64_t ticket_first; /* the pool's */
-  uint64_t default_id;   /* NO_DEFAULT_ID if the pool is none */
-  uint64_t generation;   /* of the pool */
+  uint64_t generation;   /* of the pool, as the next two */
   size_t alignment;
-  size_t tight_bytes; /* so many on one shelf are not worth growth */
+  bool no_slabs;
   struct magazine magazines[SLAB_CLASSES];
   struct owned owned[1 << OWNED_BITS]; /* all 0 while there is no pool, or shelves_off */
   struct shelf shelves[SHELVES];
@@ -185,7 +177,11 @@ static bool batch_real(const struct batch *batch) {
 /* initial-exec: one instruction instead of a call; the library has a few bytes of it, which a dlopen still finds. */
 static __thread __attribute__((tls_model("initial-exec"))) struct front *mine; /* the last one used comes first */
 
+/* Of a thread whose end has begun, or would not be heard: no front outlives a call. */
+static __thread __attribute__((tls_model("initial-exec"))) bool ending;
+
 static pthread_key_t thread_end;
+static bool thread_end_heard; /* a program may have taken all keys; constant once there are fronts */
 static _Atomic(uint64_t) fronts_made;
 
 static bool front_serves(const struct front *front, const struct mam_pool *pool, uint64_t default_id) {
@@ -235,7 +231,6 @@ static struct front *front_new(void) {
   struct front *front = (struct front *)aligned;
   front->memory = memory;
   front->default_id = NO_DEFAULT_ID;
-  front->context_ends = NEVER_ENDS;
   front->last_places = front->owned;
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
     magazine_init(&front->magazines[i]);
@@ -264,7 +259,8 @@ static struct front *front_spare(void) {
   front->ticket_next = (atomic_fetch_add_explicit(&fronts_made, 1, memory_order_relaxed) + 1) << POOL_TICKET_BITS | 1;
   front->next_of_thread = mine;
   mine = front;
-  (void)pthread_setspecific(thread_end, front); /* any value: it makes front_thread_end run */
+  if (!ending) /* any value makes front_thread_end run */
+    ending = !thread_end_heard || pthread_setspecific(thread_end, front) != 0;
   return front;
 }
 
@@ -304,8 +300,8 @@ static void front_attach(struct front *front, struct mam_pool *pool) {
   front->generation = pool->generation;
   front->reuse = pool->reuse;
   front->default_id = pool->config.default_id != 0 ? pool->config.default_id : NO_DEFAULT_ID;
-  front->context_ends = NEVER_ENDS;
   front->alignment = pool->config.alignment;
+  front->no_slabs = pool->config.no_slabs;
   front->alone = pool->fronts->first == NULL && !pool->fronts->shared;
   front->immediate = pool->config.reuse == MAM_REUSE_IMMEDIATE;
   front->epoch = front->immediate ? &no_epoch : &pool->reuse->epoch;
@@ -315,12 +311,17 @@ static void front_attach(struct front *front, struct mam_pool *pool) {
   front->unfenced_left = front->fence_bytes = (int64_t)fence_bytes(pool);
   front->ticket_first = front->ticket_next;
   front->bin_calm_bytes = bin_calm_bytes(pool);
-  /* relaxed: a hint */
-  front->tight_bytes = atomic_load_explicit(&pool->limit_hint, memory_order_relaxed) / TIGHT_SHARE;
   front->numbers = (struct front_numbers){.live_less_one = -1};
   memset(front->magazines, 0, sizeof front->magazines);
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
     magazine_init(&front->magazines[i]);
+}
+
+/* For another thread than its own, which keeps out until biased_other_leave. */
+static void front_take(struct front *front) {
+  if (biased_other_want(&front->lock))
+    biased_barrier();
+  biased_other_await(&front->lock);
 }
 
 /* Another thread is about to use the pool: from here on, no front is alone.  The fronts' lock is held. */
@@ -328,9 +329,7 @@ static void fronts_share_locked(struct fronts *fronts) {
   struct front *front = fronts->first; /* of several, none is alone any more */
   if (front == NULL || !front->alone)
     return;
-  biased_other_want(&front->lock);
-  biased_barrier();
-  biased_other_await(&front->lock);
+  front_take(front);
   front->alone = false;
   biased_other_leave(&front->lock);
 }
@@ -350,7 +349,7 @@ static struct front *front_make(struct mam_pool *pool) {
   }
   biased_init(&front->lock); /* nobody else knows of it; see biased_owner_fences */
   front_attach(front, pool);
-  if (pool->fronts->first != NULL)
+  if (pool->fronts->first != NULL || pool->fronts->gone.live != 0) /* no thread can tell the last free */
     pool_crowd(pool);
   front->next_of_pool = pool->fronts->first;
   pool->fronts->first = front;
@@ -364,10 +363,11 @@ static struct front *front_make(struct mam_pool *pool) {
 static void fronts_freeze(struct mam_pool *pool) {
   struct fronts *fronts = pool->fronts;
   struct front *front;
+  bool barrier = false;
   pthread_mutex_lock(&fronts->lock);
   for (front = fronts->first; front != NULL; front = front->next_of_pool)
-    biased_other_want(&front->lock);
-  if (fronts->first != NULL)
+    barrier = biased_other_want(&front->lock) || barrier;
+  if (barrier)
     biased_barrier();
   for (front = fronts->first; front != NULL; front = front->next_of_pool)
     biased_other_await(&front->lock);
@@ -793,15 +793,16 @@ static struct batch *magazine_free_at_once(struct magazine *magazine) {
 static inline __attribute__((always_inline)) enum front_freed free_small(struct front *front, struct slab *slab,
                                                                          uintptr_t address, bool quick) {
   /* acquire: the slab as carved; pairs with the release in slab_add.  While it is this pool's, it stays: a slab goes
-   * back only without a live block, and if the block is none, the index or the claim says so.  If neither slab
-   * nor front has a pool, the quick one finds no room and the other says so. */
+   * back only without a live block, and if the block is none, the index or the claim says so, however long the thread
+   * is held up before it (slab.h).  If neither slab nor front has a pool, the quick one finds no room and the other
+   * says so. */
   struct mam_pool *pool = atomic_load_explicit(&slab->pool, memory_order_acquire);
   if (pool != front->pool || (!quick && pool == NULL))
     return FRONT_FREED_NOT;
   uint32_t index = slab_index(slab, address);
   if (index == UINT32_MAX)
     return FRONT_FREED_NOT;
-  struct magazine *magazine = &front->magazines[slab_class_of(slab)];
+  struct magazine *magazine = &front->magazines[slab->class];
   struct batch *to = magazine->freed;
   if (__builtin_expect(to->count >= SLAB_BATCH || (quick && front->immediate), false))
     return FRONT_FREED_NO_ROOM;
@@ -820,7 +821,7 @@ static __attribute__((noinline)) enum front_freed free_small_anew(struct front *
   biased_enter(&front->lock);
   enum front_freed freed = free_small(front, slab, address, false);
   if (freed == FRONT_FREED_NO_ROOM) {
-    unsigned class = slab_class_of(slab);
+    unsigned class = slab->class;
     if (magazine_has_more(front, &front->magazines[class], class))
       freed = free_small(front, slab, address, false);
   }
@@ -970,7 +971,7 @@ static size_t class_live_segments(const struct mam_pool *pool, unsigned class) {
  * fills one anyway. */
 static bool class_has_slabs(const struct front *front, const struct mam_pool *pool, unsigned class) {
   const struct depot *depot = &pool->fronts->depots[class];
-  if (front->alignment != POOL_ALIGNMENT_BYTES)
+  if (front->alignment != POOL_ALIGNMENT_BYTES || front->no_slabs)
     return false;
   /* relaxed, all: hints that need not be exact */
   if (atomic_load_explicit(&depot->slab_count, memory_order_relaxed) > 0)
@@ -1111,6 +1112,7 @@ struct miss {
   struct shelf *shelf, *bin; /* for the size or the tag; bin: NULL if the thread has no use for it */
   uint64_t epoch;            /* that the shelf's oldest block waits for, if it would do; else 0 */
   bool full, enough;         /* the shelf can keep no more; the pool is not to grow for more of it */
+  unsigned kept_count;       /* blocks that would do */
   uint64_t fence;            /* that what is in limbo waits for, if it is worth one; else 0 */
   bool binning;
   uint64_t bin_epoch; /* that a bin's oldest block waits for, if it would do and is worth it; else 0 */
@@ -1118,10 +1120,41 @@ struct miss {
   unsigned passed_count;
 };
 
-/* Whether so many blocks of the size are kept that the pool is not to grow for more, as a fence serves many. */
-static bool shelf_has_enough(const struct front *front, const struct shelf *shelf, size_t bytes) {
-  unsigned count = shelf_count(shelf);
-  return count >= TIGHT_ENOUGH && count * bytes > front->tight_bytes;
+/* Whether so many blocks of the size are kept that the pool is not to grow for more: these share a fence. */
+static bool shelf_has_enough(const struct shelf *shelf, size_t bytes) {
+  size_t count = shelf_count(shelf);
+  return count >= SPARE_BLOCKS && (count + 1) * bytes > SPARE_BYTES;
+}
+
+/* What lies on a shelf. */
+static size_t shelf_bytes(const struct shelf *shelf) {
+  size_t bytes = 0;
+  if (shelf->bytes != 0)
+    return shelf_count(shelf) * shelf->bytes;
+  for (struct kept *kept = shelf->oldest; kept != shelf->next; kept = ring_after(shelf, kept))
+    bytes += kept->segment->bytes;
+  return bytes;
+}
+
+/* What the thread keeps of large blocks. */
+static size_t front_kept_bytes(struct front *front) {
+  const struct shelf *shelf;
+  size_t bytes = 0;
+  biased_enter(&front->lock);
+  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
+    bytes += shelf_bytes(shelf);
+  for (unsigned i = 0; i < front->limbo_count; i++)
+    bytes += front->limbo[(front->limbo_first + i) % LIMBO_BLOCKS].segment->bytes;
+  biased_leave(&front->lock);
+  return bytes;
+}
+
+/* How much a pool may grow at most for the thread's speed alone: memory is the program's, and what the thread keeps is
+ * no use to others. */
+static size_t spare_bytes(struct front *front, size_t bytes) {
+  size_t most = bytes > SPARE_BYTES / SPARE_BLOCKS ? SPARE_BLOCKS * bytes : SPARE_BYTES;
+  size_t kept = front_kept_bytes(front);
+  return kept < most ? most - kept : 0;
 }
 
 /* The thread is inside, here and in the next. */
@@ -1137,7 +1170,8 @@ static void large_miss(struct front *front, size_t size, const void *tag, struct
   miss->bin = index < BINS ? &front->bins[index] : NULL;
   miss->epoch = does ? kept->epoch : 0;
   miss->full = does && !shelf_has_room(front, shelf);
-  miss->enough = miss->full || shelf_has_enough(front, shelf, bytes);
+  miss->kept_count = does ? shelf_count(shelf) : 0;
+  miss->enough = miss->full || shelf_has_enough(shelf, bytes);
   const struct shelf *bin = tag == NULL ? bin_serving(front, bytes) : NULL;
   miss->binning = front->binning;
   miss->bin_epoch = bin != NULL && shelf_count(bin) >= BIN_FENCED ? bin->oldest->epoch : 0;
@@ -1179,10 +1213,20 @@ static void bins_return(struct front *front) {
     shelf_return(front, &front->bins[i], BIN_BLOCKS);
 }
 
-/* How much a pool that is to grow for the sake of speed grows at least. */
-static size_t growth_bytes(const struct miss *miss, size_t size) {
-  size_t tight_bytes = size > TIGHT_GROWTH_BYTES / TIGHT_BLOCKS ? TIGHT_GROWTH_BYTES : TIGHT_BLOCKS * size;
-  return miss->binning ? GROWTH_BYTES : tight_bytes;
+/* How much a pool is to grow for the sake of speed. */
+struct growth {
+  size_t bytes, most; /* bytes: 0 if it is not to */
+};
+
+/* By as many blocks as the thread keeps of the size, or what a crowd needs, as far as the thread may keep them. */
+static struct growth growth_for_speed(struct front *front, const struct miss *miss, size_t size) {
+  size_t bytes = (size + front->alignment - 1) & ~(front->alignment - 1);
+  if (bytes < size || bytes > SIZE_MAX / SPARE_BLOCKS)
+    return (struct growth){0, 0};
+  size_t spare = spare_bytes(front, bytes);
+  size_t want = miss->binning ? GROWTH_BYTES : miss->kept_count * bytes;
+  want = want < bytes ? bytes : want;
+  return (struct growth){want < spare ? want : spare - spare % bytes, spare};
 }
 
 /* Room for what is freed of the size of a miss.  Without host memory there is none, and it goes to limbo.  Rings are
@@ -1198,7 +1242,7 @@ static void shelf_make_room(struct front *front, struct shelf *shelf, unsigned b
 
 /* cudaErrorInvalidResourceHandle if the pool has ended, whatever its struct is now. */
 static cudaError_t large_take(struct front *front, const struct front_request *request, enum pool_effort effort,
-                              struct miss *miss, uintptr_t *address) {
+                              struct growth growth, struct miss *miss, uintptr_t *address) {
   struct pool_block block;
   struct pool_order order = {.default_id = request->default_id,
                              .generation = miss->generation,
@@ -1206,7 +1250,8 @@ static cudaError_t large_take(struct front *front, const struct front_request *r
                              .site = request->site,
                              .tag = request->tag,
                              .effort = effort == POOL_TAKE_ANY && request->at_once ? POOL_TAKE_AT_ONCE : effort,
-                             .growth_bytes = growth_bytes(miss, request->size),
+                             .growth_bytes = growth.bytes,
+                             .growth_most_bytes = growth.most,
                              .passed = miss->passed,
                              .passed_count = miss->passed_count};
   miss->passed_count = 0;
@@ -1278,21 +1323,24 @@ static bool tight_for_long(struct front *front, const struct miss *miss) {
 }
 
 /* A shelf that has enough blocks, or no room for more, serves first, if it can; then what is free in the pool; then the
- * shelf with a fence; and last the pool by all means it has.  So a fence is shared by as many blocks as there is memory
- * for.  In a crowd the pool grows before all means are tried: what all threads keep, which these would collect, keeps
- * them apart. */
+ * shelf with a fence; and last the pool by all means it has.  In a crowd the pool grows before all means are tried:
+ * what all threads keep, which these would collect, keeps them apart. */
 static cudaError_t large_malloc(struct front *front, const struct front_request *request, struct miss *miss,
                                 uintptr_t *address) {
+  static const struct growth no_growth;
   if (miss->fence != 0)
     (void)reuse_reach(front->reuse, miss->fence);
   if (((miss->full || miss->enough) && shelf_pop_fenced(front, request, miss->epoch, address)) ||
       bin_pop_fenced(front, request, miss->bin_epoch, address))
     return cudaSuccess;
-  cudaError_t error = large_take(front, request, POOL_TAKE_FREE, miss, address);
+  cudaError_t error = large_take(front, request, POOL_TAKE_FREE, no_growth, miss, address);
   if (error == cudaErrorMemoryAllocation && limbo_turn(front, miss))
-    error = large_take(front, request, POOL_TAKE_FREE, miss, address);
+    error = large_take(front, request, POOL_TAKE_FREE, no_growth, miss, address);
+  struct growth growth = no_growth;
   if (error == cudaErrorMemoryAllocation && (miss->binning || tight_for_long(front, miss)))
-    error = large_take(front, request, POOL_TAKE_GROWTH, miss, address);
+    growth = growth_for_speed(front, miss, request->size);
+  if (growth.bytes > 0)
+    error = large_take(front, request, POOL_TAKE_GROWTH, growth, miss, address);
   if (error != cudaErrorMemoryAllocation) {
     front->tight = NULL;
     return error;
@@ -1301,8 +1349,10 @@ static cudaError_t large_malloc(struct front *front, const struct front_request 
     return cudaSuccess;
   if (request->tag != NULL)
     shelf_drop_misfit(front, (request->size + front->alignment - 1) & ~(front->alignment - 1), request->tag);
-  return large_take(front, request, POOL_TAKE_ANY, miss, address);
+  return large_take(front, request, POOL_TAKE_ANY, no_growth, miss, address);
 }
+
+static void call_end(void);
 
 /* ---- Malloc ---- */
 
@@ -1420,28 +1470,13 @@ static __attribute__((noinline)) cudaError_t malloc_quick_anew(void **ptr, size_
   return cudaSuccess;
 }
 
-/* Whether the front is of the default pool of the context that has the handle now. */
-static inline bool front_is_of(const struct front *front, CUcontext context) {
-  return front->context == context && front->context_ends == context_ends();
-}
-
-/* The front is of another context, as far as is known, or somebody else wants to enter it. */
-static __attribute__((noinline)) cudaError_t malloc_quick_doubt(void **ptr, size_t size, const void *site,
-                                                                front_malloc_rest *rest, CUcontext context) {
-  struct front *front = mine;
-  biased_enter(&front->lock);
-  uint64_t default_id = front_is_of(front, context) ? front->default_id : 0;
-  biased_leave(&front->lock);
-  return default_id != 0 ? malloc_quick_anew(ptr, size, site, default_id, rest) : rest(ptr, size, site, 0);
-}
-
 /* The epoch that the shelf of a size waits for, if the block that does may as well be asked for at once; else 0. */
 static uint64_t size_waits_for(struct front *front, size_t size) {
   size_t bytes = (size + front->alignment - 1) & ~(front->alignment - 1);
   const struct shelf *shelf = shelf_for(front, bytes, NULL);
   if (shelf_is_empty(shelf) || !shelf_is_for(shelf, bytes, NULL))
     return 0;
-  bool asks = !shelf_has_room(front, shelf) || shelf_has_enough(front, shelf, bytes);
+  bool asks = !shelf_has_room(front, shelf) || shelf_has_enough(shelf, bytes);
   return asks ? shelf->oldest->epoch : 0;
 }
 
@@ -1517,12 +1552,13 @@ malloc_quick_last(void **ptr, size_t size, const void *site, front_malloc_rest *
   return cudaSuccess;
 }
 
-cudaError_t front_malloc_quick(void **ptr, size_t size, const void *site, front_malloc_rest *rest, CUcontext context) {
+cudaError_t front_malloc_quick(void **ptr, size_t size, const void *site, front_malloc_rest *rest,
+                               uint64_t default_id) {
   struct front *front = mine;
   if (__builtin_expect(front == NULL, false))
-    return rest(ptr, size, site, 0);
-  if (__builtin_expect(!biased_try(&front->lock) || !front_is_of(front, context), false))
-    return malloc_quick_doubt(ptr, size, site, rest, context);
+    return rest(ptr, size, site, default_id);
+  if (__builtin_expect(!biased_try(&front->lock) || front->default_id != default_id, false))
+    return malloc_quick_anew(ptr, size, site, default_id, rest);
   if (size - 1 < SLAB_FINE_BYTES)
     return malloc_quick_class(ptr, size, site, rest, front, slab_class(size));
   if (size == front->last_size)
@@ -1530,26 +1566,21 @@ cudaError_t front_malloc_quick(void **ptr, size_t size, const void *site, front_
   return malloc_quick_large(ptr, size, site, rest, front);
 }
 
-uint64_t front_default_id(CUcontext context) {
-  uint64_t default_id = 0;
-  for (struct front *front = mine; front != NULL && default_id == 0; front = front->next_of_thread) {
-    biased_enter(&front->lock);
-    default_id = front_is_of(front, context) ? front->default_id : 0;
-    biased_leave(&front->lock);
+/* tried: what came of the thread's last front, if it has one; *miss: as that says. */
+static __attribute__((noinline)) cudaError_t front_malloc_slowly(struct front *front,
+                                                                 const struct front_request *request, enum tried tried,
+                                                                 struct miss *miss, uintptr_t *address) {
+  NOT_CANCELLED;
+  cudaError_t error = cudaSuccess;
+  while (error == cudaSuccess && tried == TRIED_NO_FRONT) {
+    error = front_get(request->pool, request->default_id, &front);
+    if (error == cudaSuccess)
+      tried = front_try(front, request, false, miss, address);
   }
-  return default_id;
-}
-
-void front_remember(uint64_t default_id, CUcontext context, uint64_t ends) {
-  struct front *front = mine;
-  if (front == NULL)
-    return;
-  biased_enter(&front->lock);
-  if (front->default_id == default_id) {
-    front->context = context;
-    front->context_ends = ends;
-  }
-  biased_leave(&front->lock);
+  if (error == cudaSuccess && tried == TRIED_MISSED)
+    error = front_malloc_missed(front, request, miss, address);
+  call_end();
+  return error;
 }
 
 cudaError_t front_malloc(const struct front_request *request, uintptr_t *address) {
@@ -1558,15 +1589,9 @@ cudaError_t front_malloc(const struct front_request *request, uintptr_t *address
   enum tried tried = front != NULL ? front_try(front, request, request->tried, &miss, address) : TRIED_NO_FRONT;
   if (__builtin_expect(tried == TRIED_SERVED, true))
     return cudaSuccess;
-  while (tried == TRIED_NO_FRONT) {
-    if (request->pool == NULL)
-      return cudaErrorInvalidResourceHandle;
-    cudaError_t error = front_get(request->pool, request->default_id, &front);
-    if (error != cudaSuccess)
-      return error;
-    tried = front_try(front, request, false, &miss, address);
-  }
-  return tried == TRIED_SERVED ? cudaSuccess : front_malloc_missed(front, request, &miss, address);
+  if (tried == TRIED_NO_FRONT && request->pool == NULL)
+    return cudaErrorInvalidResourceHandle;
+  return front_malloc_slowly(front, request, tried, &miss, address);
 }
 
 /* ---- Free ---- */
@@ -1611,7 +1636,7 @@ static cudaError_t small_free_slowly(struct front *front, struct mam_pool *pool,
     return pool_refuse_free(address, false);
   }
   do /* again if others collected what was made room with */
-    if (!magazine_make_room(front, pool, slab_class_of(slab)))
+    if (!magazine_make_room(front, pool, slab->class))
       error = error_set(cudaErrorMemoryAllocation, "no host memory to free %p", (void *)address);
     else
       *freed = free_small_anew(front, slab, address);
@@ -1632,9 +1657,13 @@ static cudaError_t large_free_slowly(struct front *front, struct mam_pool *pool,
   return error;
 }
 
-/* Reports a lazy pool's emptying, once. */
+/* Reports a lazy pool's emptying, once; or that it is to be watched. */
 static void report_zero(struct front *front, struct pool_emptied *emptied) {
   struct mam_pool *pool = front->zero_pool;
+  if (pool_to_be_watched(pool)) { /* of several threads: this one's frees may be of what others allocate */
+    *emptied = (struct pool_emptied){.pool = pool, .watch = true};
+    return;
+  }
   if (pool_enter(pool, POOL_ANY_ID) != cudaSuccess)
     return;
   fronts_freeze(pool);
@@ -1649,7 +1678,7 @@ void front_zero(struct pool_emptied *emptied) {
   report_zero(mine, emptied);
 }
 
-cudaError_t front_free(uintptr_t address, struct pool_emptied *emptied) {
+static cudaError_t free_by_front(uintptr_t address, struct pool_emptied *emptied) {
   struct slab *slab;
   struct front *front;
   struct mam_pool *pool = pool_of(address, &slab);
@@ -1670,24 +1699,31 @@ cudaError_t front_free(uintptr_t address, struct pool_emptied *emptied) {
   return error;
 }
 
+cudaError_t front_free(uintptr_t address, struct pool_emptied *emptied) {
+  cudaError_t error = free_by_front(address, emptied);
+  call_end();
+  return error;
+}
+
 /* A block of a slab goes to the depot by itself. */
 static cudaError_t small_free_alone(struct front *front, struct mam_pool *pool, struct slab *slab, uintptr_t address,
-                                    bool at_once) {
+                                    bool at_once, struct context_stream stream) {
   uint32_t index = slab_index(slab, address);
   cudaError_t error = pool_enter(pool, POOL_ANY_ID);
   if (error != cudaSuccess)
     return free_without(pool, address, error);
-  struct depot *depot = &pool->fronts->depots[slab_class_of(slab)];
-  struct batch *batch = slab_shell_take(depot);
-  if (batch == NULL)
+  struct depot *depot = &pool->fronts->depots[slab->class];
+  error = pool_accompany(pool, stream);
+  struct batch *batch = error == cudaSuccess ? slab_shell_take(depot) : NULL;
+  if (error == cudaSuccess && batch == NULL)
     error = error_set(cudaErrorMemoryAllocation, "no host memory to free %p", (void *)address);
   biased_enter(&front->lock);
   /* acquire: as in free_small */
   bool ours = front->pool == pool && atomic_load_explicit(&slab->pool, memory_order_acquire) == pool;
   bool claimed = error == cudaSuccess && ours && index != UINT32_MAX &&
-                 small_claim(front, &front->magazines[slab_class_of(slab)], slab_live(slab, index));
+                 small_claim(front, &front->magazines[slab->class], slab_live(slab, index));
   if (claimed)
-    front->magazines[slab_class_of(slab)].rested++;
+    front->magazines[slab->class].rested++;
   biased_leave(&front->lock);
   if (claimed) {
     batch->blocks[batch->count++] = (struct slab_block){address, slab_live(slab, index)};
@@ -1701,7 +1737,8 @@ static cudaError_t small_free_alone(struct front *front, struct mam_pool *pool, 
   return error;
 }
 
-cudaError_t front_free_reuse(uintptr_t address, MAM_Reuse reuse, uint64_t stream, struct pool_emptied *emptied) {
+static cudaError_t free_by_rule(uintptr_t address, MAM_Reuse reuse, struct context_stream stream,
+                                struct pool_emptied *emptied) {
   struct slab *slab;
   struct front *front;
   struct mam_pool *pool = pool_of(address, &slab);
@@ -1712,7 +1749,7 @@ cudaError_t front_free_reuse(uintptr_t address, MAM_Reuse reuse, uint64_t stream
   if (error != cudaSuccess)
     return free_without(pool, address, error);
   if (slab != NULL)
-    error = small_free_alone(front, pool, slab, address, reuse == MAM_REUSE_IMMEDIATE);
+    error = small_free_alone(front, pool, slab, address, reuse == MAM_REUSE_IMMEDIATE, stream);
   else
     error = pool_free_reuse(pool, front_generation(front, pool), address, reuse, stream);
   if (error != cudaSuccess)
@@ -1725,7 +1762,15 @@ cudaError_t front_free_reuse(uintptr_t address, MAM_Reuse reuse, uint64_t stream
   return cudaSuccess;
 }
 
-cudaError_t front_malloc_stream(const struct front_request *request, uint64_t stream, uintptr_t *address) {
+cudaError_t front_free_reuse(uintptr_t address, MAM_Reuse reuse, struct context_stream stream,
+                             struct pool_emptied *emptied) {
+  cudaError_t error = free_by_rule(address, reuse, stream, emptied);
+  call_end();
+  return error;
+}
+
+static cudaError_t malloc_stream(const struct front_request *request, struct context_stream stream,
+                                 uintptr_t *address) {
   struct front *front;
   struct pool_block block;
   cudaError_t error = front_get(request->pool, request->default_id, &front);
@@ -1747,6 +1792,12 @@ cudaError_t front_malloc_stream(const struct front_request *request, uint64_t st
     *address = block.address;
   else
     live_add(front, -1);
+  return error;
+}
+
+cudaError_t front_malloc_stream(const struct front_request *request, struct context_stream stream, uintptr_t *address) {
+  cudaError_t error = malloc_stream(request, stream, address);
+  call_end();
   return error;
 }
 
@@ -1882,9 +1933,7 @@ static void fronts_empty_in_turn(struct mam_pool *pool) {
   uint64_t passed = pool->config.reuse == MAM_REUSE_FENCED ? reuse_passed(pool->reuse) : EVERY_EPOCH;
   pthread_mutex_lock(&pool->fronts->lock);
   for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool) {
-    biased_other_want(&front->lock);
-    biased_barrier();
-    biased_other_await(&front->lock);
+    front_take(front);
     front_empty(front, passed);
     biased_other_leave(&front->lock);
   }
@@ -1914,8 +1963,7 @@ static void front_leave_pool(struct front *front, struct mam_pool *pool) {
   pthread_mutex_unlock(&pool->fronts->lock);
 }
 
-static void front_thread_end(void *unused) {
-  (void)unused;
+static void fronts_leave(void) {
   struct front *front;
   while ((front = mine) != NULL) {
     mine = front->next_of_thread;
@@ -1928,11 +1976,25 @@ static void front_thread_end(void *unused) {
   }
 }
 
+/* Destructors of the program's may follow, and allocate and free. */
+static void front_thread_end(void *unused) {
+  NOT_CANCELLED;
+  (void)unused;
+  ending = true;
+  fronts_leave();
+}
+
+/* The last act of a call that may have made a front. */
+static void call_end(void) {
+  if (__builtin_expect(ending, false))
+    fronts_leave();
+}
+
 /* ---- The beginning and the end of a pool ---- */
 
 void front_set_up(void) {
   biased_register();
-  (void)pthread_key_create(&thread_end, front_thread_end);
+  thread_end_heard = pthread_key_create(&thread_end, front_thread_end) == 0;
 }
 
 static bool fronts_open(struct mam_pool *pool) {
@@ -1987,7 +2049,6 @@ static void front_detach(struct front *front) {
   front->binning = front->alone = false;
   front->pool = NULL;
   front->default_id = NO_DEFAULT_ID;
-  front->context_ends = NEVER_ENDS;
 }
 
 static void fronts_close(struct mam_pool *pool) {
@@ -2016,7 +2077,6 @@ bool front_retire(struct mam_pool *pool, uint64_t default_id, bool only_if_empty
   if (retired) /* a front that went on could hand out a block of it */
     for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool) {
       front->default_id = NO_DEFAULT_ID;
-      front->context_ends = NEVER_ENDS;
     }
   all_thaw(pool);
   return retired;

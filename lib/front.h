@@ -37,22 +37,16 @@ struct front_request {
  * given. */
 typedef cudaError_t front_malloc_rest(void **ptr, size_t size, const void *site, uint64_t default_id);
 
-/* A block from what the thread's last front has at hand, if that is known to be of the default pool of the current
- * context, which is asked for by its handle; default_id is 0 for the rest if it is not.  size may be 0: there is no
- * such block.  *ptr is written only on success. */
-cudaError_t front_malloc_quick(void **ptr, size_t size, const void *site, front_malloc_rest *rest, CUcontext context);
-
-/* Lets the thread's last front, if it is of the default pool of the id, be known by a context's handle from now on, for
- * as long as context_ends() is ends.  The other: the id of that one of the thread's fronts which is known so, or 0. */
-void front_remember(uint64_t default_id, CUcontext context, uint64_t ends);
-uint64_t front_default_id(CUcontext context);
+/* A block from what the thread's last front has at hand, if that is of the default pool of the id, 0 for none: the rest
+ * is given the same id.  size may be 0: there is no such block.  *ptr is written only on success. */
+cudaError_t front_malloc_quick(void **ptr, size_t size, const void *site, front_malloc_rest *rest, uint64_t default_id);
 
 /* pool_malloc by the calling thread's front, made if there is none and the pool is given.  Without a pool:
  * cudaErrorInvalidResourceHandle if the thread's last front is not of that id. */
 cudaError_t front_malloc(const struct front_request *request, uintptr_t *address);
 
-/* One for work on a stream, by its id. */
-cudaError_t front_malloc_stream(const struct front_request *request, uint64_t stream, uintptr_t *address);
+/* One for work on a stream. */
+cudaError_t front_malloc_stream(const struct front_request *request, struct context_stream stream, uintptr_t *address);
 
 /* A free, in the same two steps; errors are pool_free's.  *emptied as there.  By the quick one the block was freed, or
  * not; if it was, it may have to be looked whether the pool is empty (front_zero).  FRONT_FREED is cudaSuccess, the
@@ -64,7 +58,8 @@ cudaError_t front_free(uintptr_t address, struct pool_emptied *emptied);
 void front_zero(struct pool_emptied *emptied);
 
 /* A free under a rule of its own; stream is for MAM_REUSE_STREAM. */
-cudaError_t front_free_reuse(uintptr_t address, MAM_Reuse reuse, uint64_t stream, struct pool_emptied *emptied);
+cudaError_t front_free_reuse(uintptr_t address, MAM_Reuse reuse, struct context_stream stream,
+                             struct pool_emptied *emptied);
 
 /* Whose a block is, if it is one; NULL if it is nobody's. */
 struct mam_pool *front_pool_of(uintptr_t address);

@@ -13,6 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "cancel.h"
 #include "error.h"
 #include "heap_host.h"
 #include "heap_view.h"
@@ -198,6 +199,7 @@ static void locks_destroy(struct mam_heap_host *heap) {
 }
 
 cudaError_t MAM_HeapCreate(MAM_Heap *heap, MAM_Pool pool, const MAM_HeapOptions *options) {
+  NOT_CANCELLED;
   static const MAM_HeapOptions defaults = MAM_HEAP_OPTIONS_INIT;
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   options = options == NULL ? &defaults : options;
@@ -232,6 +234,7 @@ cudaError_t MAM_HeapCreate(MAM_Heap *heap, MAM_Pool pool, const MAM_HeapOptions 
 }
 
 cudaError_t MAM_HeapDestroy(MAM_Heap heap) {
+  NOT_CANCELLED;
   if (heap == NULL)
     return cudaSuccess;
   cudaError_t error = check(heap);
@@ -257,6 +260,7 @@ cudaError_t MAM_HeapDestroy(MAM_Heap heap) {
 }
 
 cudaError_t MAM_HeapHandle(MAM_Heap heap, mam_heap *handle) {
+  NOT_CANCELLED;
   cudaError_t error = check(heap);
   if (error != cudaSuccess)
     return error;
@@ -269,6 +273,7 @@ cudaError_t MAM_HeapHandle(MAM_Heap heap, mam_heap *handle) {
 /* ---- Growing, shrinking, emptying ---- */
 
 cudaError_t MAM_HeapGrow(MAM_Heap heap, size_t bytes) {
+  NOT_CANCELLED;
   cudaError_t error = enter(heap);
   if (error != cudaSuccess)
     return error;
@@ -311,6 +316,7 @@ static cudaError_t trim_locked(struct mam_heap_host *heap, size_t keep_bytes) {
 }
 
 cudaError_t MAM_HeapTrim(MAM_Heap heap, size_t keep_bytes) {
+  NOT_CANCELLED;
   cudaError_t error = enter(heap);
   if (error != cudaSuccess)
     return error;
@@ -328,6 +334,7 @@ static cudaError_t reset_locked(struct mam_heap_host *heap) {
 }
 
 cudaError_t MAM_HeapReset(MAM_Heap heap) {
+  NOT_CANCELLED;
   cudaError_t error = enter(heap);
   return error == cudaSuccess ? leave(heap, reset_locked(heap)) : error;
 }
@@ -459,6 +466,7 @@ static cudaError_t look_begin(MAM_Heap heap, struct look *look) {
 }
 
 cudaError_t MAM_HeapGetInfo(MAM_Heap heap, MAM_HeapInfo *info) {
+  NOT_CANCELLED;
   if (info == NULL || info->struct_size < sizeof info->struct_size)
     return error_set(cudaErrorInvalidValue, "info is NULL or its struct_size too small");
   struct look look;
@@ -473,6 +481,7 @@ cudaError_t MAM_HeapGetInfo(MAM_Heap heap, MAM_HeapInfo *info) {
 }
 
 cudaError_t MAM_HeapList(MAM_Heap heap, MAM_HeapBlock *blocks, size_t capacity, size_t *count) {
+  NOT_CANCELLED;
   if (count == NULL || (blocks == NULL && capacity != 0))
     return error_set(cudaErrorInvalidValue, "count is NULL, or blocks is");
   struct look look;
@@ -489,6 +498,7 @@ cudaError_t MAM_HeapList(MAM_Heap heap, MAM_HeapBlock *blocks, size_t capacity, 
 }
 
 cudaError_t MAM_HeapReport(MAM_Heap heap, char **json) {
+  NOT_CANCELLED;
   if (json == NULL)
     return error_set(cudaErrorInvalidValue, "json is NULL");
   struct look look;
@@ -530,6 +540,7 @@ static cudaError_t share_of_heaps(MAM_Pool pool, MAM_HeapShare *share) {
 }
 
 cudaError_t MAM_HeapGetShare(MAM_Pool pool, MAM_HeapShare *share) {
+  NOT_CANCELLED;
   if (share == NULL || share->struct_size < sizeof share->struct_size)
     return error_set(cudaErrorInvalidValue, "share is NULL or its struct_size too small");
   MAM_PoolInfo info = {.struct_size = sizeof info};
@@ -564,6 +575,7 @@ static bool find_range(void *closure, uint64_t address, uint64_t bytes) {
 }
 
 cudaError_t MAM_HeapCopy(MAM_Heap heap, void *to, const void *from, size_t bytes) {
+  NOT_CANCELLED;
   struct range range = {(uint64_t)(uintptr_t)from, (uint64_t)(uintptr_t)from + bytes, false};
   if (to == NULL || range.end < range.from)
     return error_set(cudaErrorInvalidValue, "to is NULL, or %zu bytes are more than there are", bytes);
@@ -590,6 +602,7 @@ static cudaError_t free_locked(struct mam_heap_host *heap, void *block) {
 }
 
 cudaError_t MAM_HeapFree(MAM_Heap heap, void *block) {
+  NOT_CANCELLED;
   cudaError_t error = enter(heap);
   if (error != cudaSuccess)
     return error;

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cancel.h"
 #include "error.h"
 #include "heap_inside.h"
 #include "mam/warp.h"
@@ -89,6 +90,7 @@ static int by_address(const void *left, const void *right) {
 }
 
 cudaError_t MAM_WarpList(MAM_Heap heap, MAM_WarpHeader *headers, size_t capacity, size_t *count) {
+  NOT_CANCELLED;
   struct survey survey = {0};
   if (count == NULL || (headers == NULL && capacity != 0))
     return error_set(cudaErrorInvalidValue, "count is NULL, or headers is");
@@ -127,6 +129,7 @@ static cudaError_t end_inside(const struct heap_inside *inside, void *header) {
 }
 
 cudaError_t MAM_WarpEnd(MAM_Heap heap, void *header) {
+  NOT_CANCELLED;
   struct heap_inside inside;
   cudaError_t error = heap_inside_enter(heap, &inside);
   if (error != cudaSuccess)

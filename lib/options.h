@@ -9,17 +9,24 @@
 
 #include "mam.h"
 
+enum options_report { OPTIONS_REPORT_NONE, OPTIONS_REPORT_STATS, OPTIONS_REPORT_LEAKS };
+
 /* What the environment says about default pools. */
 struct options {
   MAM_Source source;
-  bool source_is_auto; /* device, but vmm for environments without a size where the driver can */
+  bool source_is_auto;   /* device; environments without a size are as the library sees fit */
+  bool source_in_chunks; /* device; environments without a size take it chunk by chunk, as they need it */
   MAM_Reuse reuse;
   size_t headroom_bytes;
+  size_t limit_bytes;     /* 0 if it is the percentage */
+  unsigned limit_percent; /* of what the source has */
   unsigned linger_ms;
+  enum options_report report; /* at exit */
 };
 
 /* Fills *options.  cudaErrorInvalidValue, with the variable named in the error text, if a value cannot be understood;
- * then *options is left alone. */
+ * then *options is left alone.  The first time, each variable whose name begins as those of this library and that it
+ * does not know is told on stderr. */
 cudaError_t options_read(struct options *options);
 
 enum options_summary { OPTIONS_SUMMARY_NONE, OPTIONS_SUMMARY_COUNTS, OPTIONS_SUMMARY_MEASURED };
@@ -27,11 +34,14 @@ enum options_summary { OPTIONS_SUMMARY_NONE, OPTIONS_SUMMARY_COUNTS, OPTIONS_SUM
 /* What it says to libmam_preload.  Texts are the environment's, or the table's. */
 struct options_preload {
   bool on;
+  bool neighbours; /* memory is asked for and given among processes */
   size_t chunk_bytes;
-  size_t least_bytes, most_bytes;                                     /* that are served */
+  size_t least_bytes, most_bytes; /* that are served */
+  size_t own_bytes;               /* blocks with pages of their own; SIZE_MAX: none */
   const char *programs, *skip_programs, *skip_threads, *skip_devices; /* lists; NULL: all, none, none, none */
   enum options_summary summary;
   const char *output; /* NULL: stderr */
+  size_t process;     /* that prints the summary in any case; 0: none does */
 };
 
 /* As options_read. */
@@ -40,7 +50,7 @@ cudaError_t options_read_preload(struct options_preload *options);
 /* Whether text is an element of a list whose elements are separated by commas; never in NULL. */
 bool options_list_has(const char *list, const char *text);
 
-/* Whether MAM_LOG=error.  Anything else counts as none: a complaint about the log has nowhere to go. */
+/* Whether MAM_LOG=error.  Anything else counts as none; options_read refuses what is neither. */
 bool options_log_errors(void);
 
 #endif

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,6 +6,7 @@
 #include "chunk_map.h"
 #include "error.h"
 #include "pool_inside.h"
+#include "wait.h"
 
 /* ---- Whether it is usable ---- */
 
@@ -130,11 +130,12 @@ static void pool_reset(struct mam_pool *pool, const struct pool_config *config, 
     atomic_store_explicit(&pool->live_by_class[i], 0, memory_order_relaxed); /* relaxed: a hint */
   pool->limit_bytes = SIZE_MAX;
   pool->held_bytes = pool->moved_bytes = pool->wanted_bytes = pool->refused_bytes = pool->requested_bytes =
-      pool->peak_used_bytes = 0;
+      pool->peak_used_bytes = pool->peak_reserved_bytes = 0;
   pool->malloc_count = pool->free_call_count = pool->failure_count = pool->synchronize_count = 0;
   pool->stream_hit_count = 0;
   pool->source_said[0] = '\0';
   pool->watched = pool->crowded = false;
+  pool->segments.spared_bytes = config->guarded ? pool->config.chunk_bytes : 0;
   pool_unlock(pool);
 }
 
@@ -156,7 +157,10 @@ cudaError_t pool_open(const struct pool_config *config, const struct source *sou
     reuse_close(pool->reuse);
   pool_lock(pool);
   if (error == cudaSuccess) {
-    size_t limit_bytes = pool->config.limit_bytes;
+    size_t limit_bytes = pool->config.limit_bytes, user_limit_bytes = pool->config.user_limit_bytes;
+    if (user_limit_bytes > 0 && limit_bytes > user_limit_bytes)
+      limit_bytes = user_limit_bytes;
+    pool_peak_reserved_locked(pool);
     pool->limit_bytes = limit_bytes > pool->held_bytes ? limit_bytes : pool->held_bytes;
     /* relaxed: hints */
     atomic_store_explicit(&pool->limit_hint, pool->limit_bytes, memory_order_relaxed);
@@ -312,14 +316,35 @@ enum pool_look pool_look(struct mam_pool *pool, uint64_t default_id, uint64_t *m
   return look;
 }
 
+bool pool_calm_look(struct mam_pool *pool, struct pool_calm *calm) {
+  struct pool_front_sum sum = {0};
+  MAM_PoolInfo info;
+  const struct pool_front *frozen = pool_freeze(pool);
+  bool open = pool->state == POOL_OPEN;
+  if (open) {
+    if (frozen != NULL)
+      frozen->sum(pool, &sum);
+    pool_info_locked(pool, &sum, &info);
+    *calm = (struct pool_calm){pool->generation, info.malloc_count, info.used_bytes, info.reserved_bytes,
+                               info.waiting_bytes};
+  }
+  pool_thaw(pool, frozen);
+  return open;
+}
+
 void pool_abandon(struct mam_pool *pool) {
   pool_lock(pool);
   if (pool->state == POOL_OPEN || pool->state == POOL_FORKED) {
     pool_lose(pool);
-  } else {
-    pool_unlock(pool);
-    sched_yield(); /* somebody else is closing it */
+    return;
   }
+  struct wait wait = {WAIT_LOOKS, WAIT_FIRST_NS};
+  bool closing = pool->state == POOL_CLOSING || pool->state == POOL_LOSING;
+  while (pool->state == POOL_CLOSING || pool->state == POOL_LOSING) /* somebody else's work */
+    pthread_cond_wait(&pool->changed, &pool->lock);
+  pool_unlock(pool);
+  if (!closing) /* it is being opened */
+    wait_more(&wait);
 }
 
 void pool_abandon_gone(void) {
@@ -538,18 +563,44 @@ static cudaError_t refuse_locked(struct mam_pool *pool, size_t size) {
                    said[0] != '\0' ? "; the source said: " : "", said);
 }
 
+/* A block would fit, but into a hole that is spared for larger ones: grows rather than take that.  If it cannot, the
+ * hole is spared no longer: true, and the caller takes it and calls spare_again_locked.  May leave the lock. */
+static bool spared_is_needed_locked(struct mam_pool *pool, size_t bytes, bool at_once) {
+  while (segment_is_spared(&pool->segments, bytes) && pool->state == POOL_OPEN) {
+    bool refused = pool->refused_bytes > 0 && bytes >= pool->refused_bytes;
+    if (!refused && pool_grow_locked(pool, bytes, at_once) == cudaSuccess)
+      continue;
+    if (!at_once && pool_give_one_locked(pool))
+      continue;
+    pool->segments.spared_bytes = 0;
+    return true;
+  }
+  return false;
+}
+
+static void spare_again_locked(struct mam_pool *pool) {
+  pool->segments.spared_bytes = pool->config.guarded ? pool->config.chunk_bytes : 0;
+}
+
 static struct segment *take_locked(struct mam_pool *pool, size_t bytes, bool at_once, cudaError_t *error,
                                    bool *no_host_memory) {
-  struct segment *segment;
   struct attempt attempt = {.at_once = at_once};
-  while ((segment = segment_take(&pool->segments, bytes, no_host_memory)) == NULL) {
+  if (bytes > pool->limit_bytes) { /* nothing that could be tried would help */
+    *error = cudaErrorMemoryAllocation;
+    return NULL;
+  }
+  while (true) {
+    bool needed = spared_is_needed_locked(pool, bytes, at_once);
+    *error = pool_usable_locked(pool); /* the lock was left: it may have been closed */
+    struct segment *segment = *error == cudaSuccess ? segment_take(&pool->segments, bytes, no_host_memory) : NULL;
+    if (needed)
+      spare_again_locked(pool);
+    if (segment != NULL || *error != cudaSuccess)
+      return segment;
     *error = *no_host_memory ? cudaErrorMemoryAllocation : make_room_locked(pool, bytes, &attempt);
-    if (*error == cudaSuccess)
-      *error = pool_usable_locked(pool); /* the lock was left: it may have been closed */
     if (*error != cudaSuccess)
       return NULL;
   }
-  return segment;
 }
 
 /* Counts used segments that a slab could have served. */
@@ -586,22 +637,22 @@ static void hand_out_locked(struct mam_pool *pool, struct segment *segment, cons
 /* A rule of reuse for one block. */
 struct rule {
   MAM_Reuse reuse;
-  uint64_t stream; /* of MAM_REUSE_STREAM */
-  bool passed;     /* immediate, and the GPU is known to be done with it */
+  struct context_stream stream; /* of MAM_REUSE_STREAM */
+  bool passed;                  /* immediate, and the GPU is known to be done with it */
 };
 
-static struct pool_stream *stream_find_locked(struct mam_pool *pool, uint64_t id) {
+static struct pool_stream *stream_find_locked(struct mam_pool *pool, struct context_stream named) {
   struct pool_stream *stream;
   SLIST_FOREACH(stream, &pool->streams, link) {
-    if (stream->id == id)
+    if (context_stream_same(stream->stream, named))
       break;
   }
   return stream;
 }
 
 /* The stream's list, made if there is none; NULL if the host has no memory: then the free is a plain one. */
-static struct waiting_stream *stream_list_locked(struct mam_pool *pool, uint64_t id) {
-  struct pool_stream *stream = stream_find_locked(pool, id), *idle;
+static struct waiting_stream *stream_list_locked(struct mam_pool *pool, struct context_stream named) {
+  struct pool_stream *stream = stream_find_locked(pool, named), *idle;
   if (stream == NULL) {
     SLIST_FOREACH(idle, &pool->streams, link) {
       if (waiting_stream_empty(&idle->waiting))
@@ -612,7 +663,7 @@ static struct waiting_stream *stream_list_locked(struct mam_pool *pool, uint64_t
       SLIST_INSERT_HEAD(&pool->streams, stream, link);
     }
     if (stream != NULL)
-      stream->id = id;
+      stream->stream = named;
   }
   return stream != NULL ? &stream->waiting : NULL;
 }
@@ -634,9 +685,11 @@ static void give_back_locked(struct mam_pool *pool, struct segment *segment, con
   pool->freed_since++;
 }
 
-/* The rule that a pool's own frees go by. */
+/* The rule that a pool's own frees go by.  A plain free names no stream, whose work would be all that may still use the
+ * block, so in a pool by streams it waits for all. */
 static struct rule own_rule(const struct mam_pool *pool, bool passed) {
-  return (struct rule){passed ? MAM_REUSE_IMMEDIATE : pool->config.reuse, context_stream_default(), passed};
+  MAM_Reuse reuse = pool->config.reuse == MAM_REUSE_STREAM ? MAM_REUSE_FENCED : pool->config.reuse;
+  return (struct rule){.reuse = passed ? MAM_REUSE_IMMEDIATE : reuse, .passed = passed};
 }
 
 /* Takes segments back that a front kept. */
@@ -652,10 +705,13 @@ static void give_kept_locked(struct mam_pool *pool, struct segment *const *segme
 
 static const struct rule rule_immediate = {.reuse = MAM_REUSE_IMMEDIATE};
 
-/* More memory than there must be, for speed; of an elastic pool, which gives it back where it is needed. */
-static void grow_in_place_locked(struct mam_pool *pool, size_t bytes) {
+/* More memory than there must be, for speed, and no more than that; of a pool that gives it back where it is needed. */
+static void grow_in_place_locked(struct mam_pool *pool, size_t bytes, size_t most) {
   size_t half = pool->limit_bytes / 2;
-  if (pool->config.elastic && pool->refused_bytes == 0 && bytes <= half && pool->held_bytes <= half - bytes)
+  if (pool->config.in_chunks && bytes < pool->config.chunk_bytes)
+    bytes = pool->config.chunk_bytes;
+  bool gives = pool->config.elastic || (pool->config.in_chunks && bytes <= most);
+  if (gives && pool->refused_bytes == 0 && bytes <= half && pool->held_bytes <= half - bytes)
     (void)grow_or_find_locked(pool, bytes, false);
 }
 
@@ -668,7 +724,7 @@ static cudaError_t order_expect_locked(const struct mam_pool *pool, const struct
 
 /* What was freed on the order's stream, if it has one. */
 static struct segment *stream_take_locked(struct mam_pool *pool, const struct pool_order *order, size_t bytes) {
-  struct pool_stream *stream = order->stream != 0 ? stream_find_locked(pool, order->stream) : NULL;
+  struct pool_stream *stream = order->stream.id != 0 ? stream_find_locked(pool, order->stream) : NULL;
   struct segment *segment = stream != NULL ? segment_retake(&pool->segments, &stream->waiting, bytes) : NULL;
   pool->stream_hit_count += segment != NULL;
   return segment;
@@ -691,7 +747,7 @@ cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, str
   struct segment *segment = NULL;
   error = cudaErrorMemoryAllocation;
   if (order->effort == POOL_TAKE_GROWTH && bytes >= order->size)
-    grow_in_place_locked(pool, bytes > order->growth_bytes ? bytes : order->growth_bytes);
+    grow_in_place_locked(pool, order->growth_bytes, order->growth_most_bytes);
   if (bytes >= order->size) /* not rounded past the end of the numbers */
     segment = stream_take_locked(pool, order, bytes);
   if (bytes >= order->size && segment == NULL)
@@ -774,10 +830,28 @@ bool pool_is_still(struct mam_pool *pool, uint64_t generation) {
 void pool_report_emptied(struct mam_pool *pool, uint64_t generation, struct pool_emptied *emptied) {
   pool_lock(pool);
   if (pool->state == POOL_OPEN && pool->generation == generation && pool->config.lazy && !pool->watched) {
-    *emptied = (struct pool_emptied){pool, pool->config.default_id, generation};
+    *emptied = (struct pool_emptied){.pool = pool, .default_id = pool->config.default_id, .generation = generation};
     pool_watch_locked(pool, true);
   }
   pool_unlock(pool);
+}
+
+static bool is_of_pool(const struct mam_pool *pool, struct context_stream stream) {
+  return stream.context == NULL || stream.context == pool->source.context.handle;
+}
+
+cudaError_t pool_accompany(struct mam_pool *pool, struct context_stream stream) {
+  return is_of_pool(pool, stream) ? cudaSuccess : reuse_accompany(pool->reuse, stream.context);
+}
+
+/* The same, where it has something to do, with the lock left. */
+static cudaError_t accompany_locked(struct mam_pool *pool, struct context_stream stream) {
+  if (is_of_pool(pool, stream))
+    return cudaSuccess;
+  pool_step_out(pool);
+  cudaError_t error = pool_accompany(pool, stream);
+  pool_step_in(pool);
+  return error;
 }
 
 static cudaError_t free_by_rule(struct mam_pool *pool, uint64_t generation, uintptr_t address, const struct rule *given,
@@ -787,6 +861,13 @@ static cudaError_t free_by_rule(struct mam_pool *pool, uint64_t generation, uint
   cudaError_t error = pool_usable_locked(pool);
   if (error == cudaSuccess && generation != POOL_ANY_GENERATION && generation != pool->generation)
     error = cudaErrorInvalidResourceHandle;
+  cudaError_t accompanied = error == cudaSuccess && given != NULL ? accompany_locked(pool, given->stream) : cudaSuccess;
+  if (accompanied != cudaSuccess) {
+    pool_unlock(pool);
+    return accompanied;
+  }
+  if (error == cudaSuccess) /* the lock may have been left */
+    error = pool_usable_locked(pool);
   struct segment *segment = error == cudaSuccess ? claim_locked(pool, address, &freed_before) : NULL;
   if (segment == NULL) {
     pool_unlock(pool);
@@ -819,7 +900,7 @@ cudaError_t pool_free_from(struct mam_pool *pool, uint64_t generation, uintptr_t
 }
 
 cudaError_t pool_free_reuse(struct mam_pool *pool, uint64_t generation, uintptr_t address, MAM_Reuse reuse,
-                            uint64_t stream) {
+                            struct context_stream stream) {
   return free_by_rule(pool, generation, address, &(struct rule){.reuse = reuse, .stream = stream}, NULL);
 }
 
@@ -859,6 +940,21 @@ void pool_exit(struct mam_pool *pool) {
   pool_unlock(pool);
 }
 
+/* Growth for a span.  Where holes are spared, one of them is no room. */
+static cudaError_t span_grow_locked(struct mam_pool *pool, size_t bytes) {
+  bool spares = pool->segments.spared_bytes > 0;
+  return spares ? pool_grow_locked(pool, 2 * bytes, false) : grow_or_find_locked(pool, 2 * bytes, false);
+}
+
+/* A span from a hole that is spared, when the pool could not grow. */
+static struct segment *span_of_spared_locked(struct mam_pool *pool, size_t bytes) {
+  bool no_host_memory;
+  pool->segments.spared_bytes = 0;
+  struct segment *segment = segment_take_aligned(&pool->segments, bytes, bytes, &no_host_memory);
+  spare_again_locked(pool);
+  return segment;
+}
+
 cudaError_t pool_span_take(struct mam_pool *pool, size_t bytes, uintptr_t *base) {
   struct segment *segment;
   bool no_host_memory;
@@ -866,7 +962,9 @@ cudaError_t pool_span_take(struct mam_pool *pool, size_t bytes, uintptr_t *base)
   cudaError_t error = pool_usable_locked(pool);
   while ((segment = segment_take_aligned(&pool->segments, bytes, bytes, &no_host_memory)) == NULL) {
     if (error == cudaSuccess)
-      error = no_host_memory ? cudaErrorMemoryAllocation : grow_or_find_locked(pool, 2 * bytes, false);
+      error = no_host_memory ? cudaErrorMemoryAllocation : span_grow_locked(pool, bytes);
+    if (error == cudaErrorMemoryAllocation && pool->segments.spared_bytes > 0)
+      segment = span_of_spared_locked(pool, bytes);
     if (error != cudaSuccess)
       break;
   }
@@ -922,6 +1020,7 @@ void pool_info_locked(struct mam_pool *pool, const struct pool_front_sum *front,
       .largest_free_bytes = largest,
       .peak_used_bytes = pool->peak_used_bytes,
       .limit_bytes = pool->limit_bytes,
+      .peak_reserved_bytes = pool->peak_reserved_bytes,
       .chunk_count = chunk_count,
       .used_count = segments->count[SEGMENT_USED] - slab_count - sum->kept_count + sum->live_small_count,
       .waiting_count = segments->count[SEGMENT_WAITING] + sum->kept_waiting_count,
@@ -975,6 +1074,17 @@ cudaError_t pool_info(struct mam_pool *pool, uint64_t default_id, MAM_PoolInfo *
   return error;
 }
 
+cudaError_t pool_reset_peaks(struct mam_pool *pool, uint64_t default_id) {
+  pool_lock(pool);
+  cudaError_t error = pool_expect_locked(pool, default_id);
+  if (error == cudaSuccess) {
+    pool->peak_used_bytes = pool->segments.bytes[SEGMENT_USED];
+    pool->peak_reserved_bytes = pool_reserved_locked(pool);
+  }
+  pool_unlock(pool);
+  return error;
+}
+
 /* ---- Fork ---- */
 
 void pool_before_fork(void) {
@@ -997,7 +1107,7 @@ static void fork_in_child(struct mam_pool *pool) {
   pool->wanted_bytes = 0;
   pool->growing = pool->watched = false;
   pool_settle_locked(pool);
-  pool->linger_until_ns = 0;
+  pool->linger_until_ns = pool->calm_until_ns = 0;
   (void)pthread_cond_init(&pool->changed, NULL);
   if (pool->state == POOL_LOSING)
     pool->state = POOL_LOST;

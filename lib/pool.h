@@ -18,6 +18,7 @@
  *   - the pieces of a reserved chunk tile exactly what is neither unmapped nor moving in it;
  *   - only who has set growing changes pieces, unmapped segments and moving ones;
  *   - used bytes <= peak_used_bytes; requested_bytes <= used bytes;
+ *   - unless it grows, the bytes of its segments that have memory <= peak_reserved_bytes;
  *   - every used segment is a multiple of the alignment, in address and size;
  *   - no waiting segment has an epoch later than the present one.
  */
@@ -26,6 +27,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 
 #include "reuse.h"
 #include "segment.h"
@@ -86,18 +88,23 @@ struct pool_config {
   bool elastic;       /* from a source that can reserve: one chunk, mapped as needed (one that only can, always is) */
   size_t chunk_bytes; /* 0: the largest there is, less headroom_bytes.  Elastic: mapped first and least at a time */
   size_t headroom_bytes;
-  size_t limit_bytes;             /* 0: the first chunk's size.  Elastic: the source's total, less headroom_bytes */
-  size_t waiting_limit_bytes;     /* 0: half of what is held */
-  uint64_t default_id;            /* the context's id for a default pool, else 0 */
-  bool lazy;                      /* a default pool that came by itself */
-  bool gives_all;                 /* a trim gives the last chunk too, if it is free; not of an elastic one */
+  size_t limit_bytes;         /* 0: the first chunk's size.  Elastic: the source's total, less headroom_bytes */
+  size_t user_limit_bytes;    /* 0: none; else no limit is higher, nor a chunk */
+  size_t waiting_limit_bytes; /* 0: half of what is held */
+  uint64_t default_id;        /* the context's id for a default pool, else 0 */
+  bool lazy;                  /* a default pool that came by itself */
+  bool gives_all;             /* a trim gives the last chunk too, if it is free; not of an elastic one */
+  bool in_chunks;             /* begins without a chunk and takes them as it grows, for which chunk_bytes is least */
+  bool no_slabs;              /* small blocks are segments of their own, with a call site each */
+  bool guarded;               /* no block has the address of a chunk, by which the source would take it away */
+  bool yields;                /* what it did not need for a while goes back also while it is in use, and all of it */
   const struct pool_front *front; /* NULL: nothing is in front, in some tests */
 };
 
 /* What was freed on one stream and has not passed. */
 struct pool_stream {
   SLIST_ENTRY(pool_stream) link;
-  uint64_t id; /* may become another stream's when nothing waits */
+  struct context_stream stream; /* may become another one when nothing waits */
   struct waiting_stream waiting;
 };
 
@@ -105,10 +112,17 @@ struct pool_chunk {
   SLIST_ENTRY(pool_chunk) link;
   uintptr_t base; /* as the source gave it */
   size_t bytes;
-  size_t usable_bytes; /* what is left when both ends are cut to the alignment */
+  uintptr_t first;     /* the first segment's */
+  size_t usable_bytes; /* what is left when both ends are cut to the alignment, and the guard */
   /* Of a reserved chunk, else NULL: for each granule of the source the length in granules of the mapped piece that
    * begins there, 0 if none does. */
   uint32_t *pieces;
+};
+
+/* By what a pool is known to be calm: that little changes. */
+struct pool_calm {
+  uint64_t generation, malloc_count;
+  size_t used_bytes, reserved_bytes, waiting_bytes;
 };
 
 struct mam_pool {
@@ -120,6 +134,7 @@ struct mam_pool {
   _Atomic bool reports_empty;  /* lazy and not watched: the last free reports it */
   _Atomic bool wants_watch;    /* lazy, not watched, and of several threads: api.c is to watch it */
   _Atomic uint64_t growths;    /* growths and trims that have ended */
+  _Atomic bool grown;          /* since api.c last looked, by memory that it could give back */
   _Atomic size_t live_by_class[POOL_SMALL_CLASSES]; /* used segments by the slab class they could have been of */
 
   struct fronts *fronts;                       /* front.c's; kept with the struct once it is there, as the next */
@@ -149,7 +164,7 @@ struct mam_pool {
   size_t wanted_bytes;    /* that threads wait for while another grows the pool */
   size_t refused_bytes;   /* the least that the source had no chunk for, 0 if it always had */
   size_t requested_bytes; /* live, as asked for */
-  size_t peak_used_bytes;
+  size_t peak_used_bytes, peak_reserved_bytes;
   uint64_t ticket_next; /* odd */
   uint64_t malloc_count, free_call_count, failure_count, synchronize_count, stream_hit_count;
   char source_said[256]; /* why it last gave no chunk, "" if it never did not */
@@ -163,6 +178,11 @@ struct mam_pool {
   int64_t linger_ns;            /* how long the pool outlives its last block */
   int64_t linger_until_ns;      /* when to look whether it was used since, 0 if not watched */
   uint64_t linger_malloc_count; /* its malloc_count at the last look */
+  struct pool_calm calm;        /* what was seen at the last look whether it is calm, */
+  int64_t calm_until_ns;        /* when to look next, 0 if it has not grown; */
+  unsigned calm_patience;       /* after so many times the usual time, as the pool grew again when it had given back, */
+  unsigned calm_idle;           /* times as many, as there was nothing to give back */
+  int64_t calm_trimmed_ns;      /* when it was last found calm, and gave memory back */
 };
 
 /* Opens a pool on an open source, which then belongs to the pool; takes the first chunk.  On failure *pool is left
@@ -179,6 +199,9 @@ cudaError_t pool_close(struct mam_pool *pool, uint64_t default_id);
  * it any more, and pool_finish must follow, which waits and gives the memory back. */
 bool pool_retire(struct mam_pool *pool, uint64_t default_id, bool only_if_empty);
 cudaError_t pool_finish(struct mam_pool *pool);
+
+/* The peaks are those from now on. */
+cudaError_t pool_reset_peaks(struct mam_pool *pool, uint64_t default_id);
 
 /* What all default pools that ended had counted; of their peaks the highest. */
 struct pool_past {
@@ -218,7 +241,7 @@ cudaError_t pool_enter(struct mam_pool *pool, uint64_t default_id);
 void pool_exit(struct mam_pool *pool);
 
 /* pool_malloc of the pool of that generation, if it has not ended: from what is free, or by growing in place, by
- * growth_bytes at least, to at most half of the limit (else cudaErrorMemoryAllocation without an error text), or by all
+ * growth_bytes, to at most half of the limit (else cudaErrorMemoryAllocation without an error text), or by all
  * means, or by all that never wait for the GPU.  Before that, passed_count of its segments that nothing uses any more
  * become free. */
 #define POOL_ANY_GENERATION 0
@@ -228,8 +251,8 @@ struct pool_order {
   size_t size;
   const void *site, *tag;
   enum pool_effort effort;
-  size_t growth_bytes; /* of POOL_TAKE_GROWTH */
-  uint64_t stream;     /* what was freed on the stream of this id may serve before it has passed; 0: none */
+  size_t growth_bytes, growth_most_bytes; /* of POOL_TAKE_GROWTH; most: if it is by chunks, which may be larger */
+  struct context_stream stream;           /* what was freed on it may serve before it has passed; id 0: none */
   struct segment *const *passed;
   unsigned passed_count;
 };
@@ -251,6 +274,18 @@ void pool_span_give(struct mam_pool *pool, uintptr_t base, bool passed);
  * kernel, but for what the source waits for in chunk_give.  Errors: as pool_usable, and what the source says. */
 cudaError_t pool_trim(struct mam_pool *pool, uint64_t default_id, size_t keep_bytes);
 
+/* Whether some pool has grown since this was last asked, by memory that it could give back; and whether that one has.
+ */
+bool pools_grown(void);
+bool pool_has_grown(struct mam_pool *pool);
+
+/* What a pool is about.  False if it is not open. */
+bool pool_calm_look(struct mam_pool *pool, struct pool_calm *calm);
+
+/* pool_trim of the pool of that generation, for who is in no hurry: it waits for nothing, neither for the GPU, as
+ * giving a chunk would.  cudaErrorNotReady (600), without an error text: the GPU has work to do. */
+cudaError_t pool_trim_calm(struct mam_pool *pool, uint64_t generation, size_t keep_bytes);
+
 /* A second thread has come. */
 void pool_crowd(struct mam_pool *pool);
 
@@ -265,20 +300,26 @@ void pool_report_emptied(struct mam_pool *pool, uint64_t generation, struct pool
 /* The error for what is no live block. */
 cudaError_t pool_refuse_free(uintptr_t address, bool freed_before);
 
-/* A lazy pool that lost its last block; it is watched from then on.  pool NULL if none did. */
+/* A lazy pool that lost its last block; it is watched from then on.  pool NULL if none did.  watch: nobody can tell
+ * whether it did, and api.c is to watch it. */
 struct pool_emptied {
   struct mam_pool *pool;
   uint64_t default_id, generation;
+  bool watch;
 };
 
 /* Whether the pool's struct has not become another pool since. */
 bool pool_is_still(struct mam_pool *pool, uint64_t generation);
 
 /* pool_free of a block of that pool, if it is still of that generation; else it is none.  The other: under a rule of
- * its own; stream is the stream's id, for MAM_REUSE_STREAM. */
+ * its own; stream is for MAM_REUSE_STREAM. */
 cudaError_t pool_free_from(struct mam_pool *pool, uint64_t generation, uintptr_t address);
 cudaError_t pool_free_reuse(struct mam_pool *pool, uint64_t generation, uintptr_t address, MAM_Reuse reuse,
-                            uint64_t stream);
+                            struct context_stream stream);
+
+/* Before a free on a stream: work of another context uses the pool's memory, so fences wait for that one, too.  The
+ * caller is a user of the pool.  Errors: as reuse_accompany. */
+cudaError_t pool_accompany(struct mam_pool *pool, struct context_stream stream);
 
 /* Frees a block of any pool that is a segment of its own.  emptied may be NULL. */
 cudaError_t pool_free(void *address, struct pool_emptied *emptied);
@@ -301,6 +342,9 @@ cudaError_t pool_info(struct mam_pool *pool, uint64_t default_id, MAM_PoolInfo *
 /* pool_report.c: strings for the caller to free. */
 cudaError_t pool_report(struct mam_pool *pool, uint64_t default_id, char **json);
 cudaError_t pool_explain(struct mam_pool *pool, uint64_t default_id, size_t size, char **text);
+/* What all pools have done, or which blocks they still have, in words. */
+void pools_tell_stats(FILE *stream);
+void pools_tell_leaks(FILE *stream);
 /* pool_check.c: NULL if every invariant holds, else which one does not.  The lock is held. */
 const char *pool_check_locked(struct mam_pool *pool);
 

@@ -3,7 +3,7 @@
  * Every invariant of a pool, as pool.h and segment.h state them, verified.  Walks everything; tests call it after each
  * operation, and a build with --enable-checks whenever a pool's lock is released.
  */
-#include "pool.h"
+#include "pool_inside.h"
 
 static const char *check_chunks(const struct mam_pool *pool) {
   const struct pool_chunk *chunk;
@@ -88,5 +88,7 @@ const char *pool_check_locked(struct mam_pool *pool) {
     fault = check_segments(pool);
   if (fault == NULL && pool->segments.bytes[SEGMENT_USED] > pool->peak_used_bytes)
     fault = "more is used than ever was";
+  if (fault == NULL && !pool->growing && pool_reserved_locked(pool) > pool->peak_reserved_bytes)
+    fault = "more is held than ever was";
   return fault;
 }

@@ -29,6 +29,7 @@ cudaError_t pool_await_change_locked(struct mam_pool *pool) {
 /* What changes what is held is over. */
 static void growing_end_locked(struct mam_pool *pool) {
   pool->growing = false;
+  pool_peak_reserved_locked(pool);
   /* relaxed: a hint, written under the lock */
   uint64_t growths = atomic_load_explicit(&pool->growths, memory_order_relaxed);
   atomic_store_explicit(&pool->growths, growths + 1, memory_order_relaxed);
@@ -54,11 +55,21 @@ static struct pool_chunk *chunk_new(uintptr_t base, size_t bytes, bool reserved)
   return chunk;
 }
 
+/* What is left free at the beginning of a chunk of so many bytes.  One of a single large block has a whole granule, so
+ * that the block is aligned as the chunk is. */
+static size_t guard_bytes(const struct mam_pool *pool, size_t bytes) {
+  if (!pool->config.guarded)
+    return 0;
+  bool large = whole_units(bytes) > whole_units(pool->config.chunk_bytes);
+  return large ? SOURCE_GRANULARITY_BYTES : pool->config.alignment;
+}
+
 /* Puts a chunk's usable part into the trees.  The lock is held. */
 static bool chunk_enter_locked(struct mam_pool *pool, struct pool_chunk *chunk) {
   size_t alignment = pool->config.alignment;
-  uintptr_t first = round_up(chunk->base, alignment);
+  uintptr_t first = round_up(chunk->base + guard_bytes(pool, chunk->bytes), alignment);
   uintptr_t end = (chunk->base + chunk->bytes) & ~(uintptr_t)(alignment - 1);
+  chunk->first = first;
   chunk->usable_bytes = end > first ? end - first : 0;
   if (chunk->usable_bytes == 0)
     return false;
@@ -80,8 +91,8 @@ static cudaError_t chunk_attach(struct mam_pool *pool, uintptr_t base, size_t by
     pool_abandon(other);
   if (result != CHUNK_MAP_OK) {
     chunk_free(chunk);
-    if (result == CHUNK_MAP_FULL)
-      return error_set(cudaErrorMemoryAllocation, "more than %d chunks in all pools", CHUNK_MAP_CAPACITY);
+    if (result == CHUNK_MAP_NO_MEMORY)
+      return error_set(cudaErrorMemoryAllocation, "no host memory for a chunk");
     return error_set(cudaErrorUnknown, "the source gave the memory at %p twice", (void *)base);
   }
   pool_lock(pool);
@@ -120,12 +131,21 @@ static cudaError_t first_chunk(struct mam_pool *pool) {
   const struct source *source = &pool->source;
   size_t bytes = pool->config.chunk_bytes;
   uintptr_t base;
+  if (pool->config.in_chunks)
+    return cudaSuccess;
+  if (pool->config.user_limit_bytes > 0 && bytes > pool->config.user_limit_bytes) /* a client's */
+    bytes = pool->config.user_limit_bytes;
   if (bytes > 0)
     return chunk_take(pool, bytes, bytes);
   size_t limit_bytes = pool->config.limit_bytes > 0 ? pool->config.limit_bytes : SIZE_MAX;
+  if (pool->config.user_limit_bytes > 0 && pool->config.user_limit_bytes < limit_bytes)
+    limit_bytes = pool->config.user_limit_bytes;
   cudaError_t error = source_take_largest(source, pool->config.headroom_bytes, limit_bytes, &base, &bytes);
   return error == cudaSuccess ? chunk_adopt(pool, base, bytes) : error;
 }
+
+/* A pool that grows by chunks takes at least this part of what it holds: places in the chunk map are few. */
+enum { CHUNK_SHARE = 32 };
 
 /* How much to ask the source for, for a block of bytes: *need at least, *want if it can be.  False if the limit leaves
  * no room. */
@@ -133,10 +153,13 @@ static bool growth_plan(const struct mam_pool *pool, size_t bytes, size_t *want,
   size_t room = (pool->limit_bytes - pool->held_bytes) & ~(size_t)(SOURCE_GRANULARITY_BYTES - 1);
   /* Sources align to 512 at least; beyond that, the chunk's ends may be lost. */
   size_t slack = pool->config.alignment > POOL_ALIGNMENT_BYTES ? pool->config.alignment : 0;
+  slack += guard_bytes(pool, bytes + pool->config.alignment);
   if (room < slack || bytes > room - slack)
     return false;
   *need = round_up(bytes + slack, SOURCE_GRANULARITY_BYTES);
   *want = pool->config.chunk_bytes;
+  if (pool->config.in_chunks && *want < pool->held_bytes / CHUNK_SHARE)
+    *want = whole_units(pool->held_bytes / CHUNK_SHARE);
   if (*want < *need)
     *want = *need;
   if (*want > room)
@@ -297,11 +320,20 @@ static struct pool_chunk *free_chunk_locked(struct mam_pool *pool, struct segmen
   if (chunk == NULL || (SLIST_NEXT(chunk, link) == NULL && !pool->config.gives_all))
     return NULL;
   SLIST_FOREACH(chunk, &pool->chunks, link) {
-    *segment = segment_find(&pool->segments, round_up(chunk->base, pool->config.alignment));
+    *segment = segment_find(&pool->segments, chunk->first);
     if ((*segment)->state == SEGMENT_FREE && (*segment)->bytes == chunk->usable_bytes)
       break;
   }
   return chunk;
+}
+
+/* A free that is held up in a front may have taken a page for the pool's: none is after this, see slab.h. */
+static void fronts_step_out(struct mam_pool *pool) {
+  const struct pool_front *front = pool->config.front;
+  if (front == NULL)
+    return;
+  front->freeze(pool);
+  front->thaw(pool);
 }
 
 /* Out of the map before the source has it: from then on another pool may be given the same addresses. */
@@ -311,6 +343,7 @@ static cudaError_t chunk_give_locked(struct mam_pool *pool, struct pool_chunk *c
   held_change_locked(pool, -chunk->bytes);
   chunk_map_remove(chunk->base);
   pool_step_out(pool);
+  fronts_step_out(pool);
   cudaError_t error = pool->source.operations->chunk_give(&pool->source, chunk->base, chunk->bytes);
   pool_step_in(pool);
   chunk_free(chunk);
@@ -351,6 +384,34 @@ cudaError_t pool_trim(struct mam_pool *pool, uint64_t default_id, size_t keep_by
   }
   pool_unlock(pool);
   return error;
+}
+
+/* Whether a chunk can go without a wait: the source waits for all that the GPU has to do. */
+static bool gpu_is_idle(struct mam_pool *pool) {
+  return pool->config.elastic || reuse_reach_soon(pool->reuse, reuse_epoch(pool->reuse));
+}
+
+cudaError_t pool_trim_calm(struct mam_pool *pool, uint64_t generation, size_t keep_bytes) {
+  pool_lock(pool);
+  cudaError_t error = pool_usable_locked(pool);
+  if (error == cudaSuccess && pool->generation != generation)
+    error = cudaErrorInvalidResourceHandle;
+  if (error == cudaSuccess) {
+    pool_step_out(pool);
+    if (!gpu_is_idle(pool))
+      error = (cudaError_t)CUDA_ERROR_NOT_READY;
+    else
+      error = pool_trim(pool, POOL_ANY_ID, keep_bytes);
+    pool_step_in(pool);
+  }
+  pool_unlock(pool);
+  return error;
+}
+
+bool pool_give_one_locked(struct mam_pool *pool) {
+  size_t held_bytes = pool->held_bytes;
+  return !pool->growing && held_bytes > 0 && trim_locked(pool, held_bytes - 1) == cudaSuccess &&
+         pool->held_bytes < held_bytes;
 }
 
 /* Has the other pools that draw on the same memory give back what is free in them.  Whether one did.  One that grows is
@@ -529,6 +590,54 @@ static cudaError_t elastic_grow_locked(struct mam_pool *pool, size_t bytes, bool
 
 /* ---- Growth of either kind ---- */
 
+/* A hint that is asked by every allocation on the slow path: relaxed, as the pool's own, since nothing goes by it. */
+static _Atomic bool some_grown;
+
+bool pools_grown(void) {
+  return atomic_load_explicit(&some_grown, memory_order_relaxed) &&
+         atomic_exchange_explicit(&some_grown, false, memory_order_relaxed);
+}
+
+bool pool_has_grown(struct mam_pool *pool) {
+  return atomic_load_explicit(&pool->grown, memory_order_relaxed) &&
+         atomic_exchange_explicit(&pool->grown, false, memory_order_relaxed);
+}
+
+static void grown_tell(struct mam_pool *pool) {
+  if (!pool->config.elastic && !pool->config.gives_all)
+    return;
+  atomic_store_explicit(&pool->grown, true, memory_order_relaxed);
+  atomic_store_explicit(&some_grown, true, memory_order_relaxed);
+}
+
+/* What is in chunks that are free as a whole. */
+static size_t free_chunks_bytes_locked(struct mam_pool *pool) {
+  struct pool_chunk *chunk;
+  size_t bytes = 0;
+  SLIST_FOREACH(chunk, &pool->chunks, link) {
+    const struct segment *segment = segment_find(&pool->segments, chunk->first);
+    bytes += segment->state == SEGMENT_FREE && segment->bytes == chunk->usable_bytes ? chunk->bytes : 0;
+  }
+  return bytes;
+}
+
+/* Free chunks that are too small, each by itself, give way to one that is large enough.  The source waits for the GPU
+ * when it takes one back: this is for what would otherwise fail. */
+static cudaError_t chunks_exchange_locked(struct mam_pool *pool, size_t bytes, bool *asked) {
+  cudaError_t error = cudaErrorMemoryAllocation;
+  struct pool_chunk *chunk;
+  struct segment *segment;
+  if (bytes > pool->limit_bytes - (pool->held_bytes - free_chunks_bytes_locked(pool)))
+    return error;
+  while (error == cudaErrorMemoryAllocation && pool->state == POOL_OPEN &&
+         segment_largest_free(&pool->segments) < bytes && (chunk = free_chunk_locked(pool, &segment)) != NULL) {
+    error = chunk_give_locked(pool, chunk, segment);
+    if (error == cudaSuccess)
+      error = chunk_grow_locked(pool, bytes, asked);
+  }
+  return error;
+}
+
 static cudaError_t grow_alone_locked(struct mam_pool *pool, size_t bytes, bool at_once) {
   cudaError_t (*grow)(struct mam_pool *, size_t, bool *) =
       pool->config.elastic ? elastic_grow_locked : chunk_grow_locked;
@@ -539,6 +648,8 @@ static cudaError_t grow_alone_locked(struct mam_pool *pool, size_t bytes, bool a
     pool_step_in(pool);
   }
   cudaError_t error = grow(pool, bytes, &asked);
+  if (error == cudaErrorMemoryAllocation && pool->config.gives_all && !at_once && !reuse_capturing(pool->reuse))
+    error = chunks_exchange_locked(pool, bytes, &asked);
   if (error == cudaErrorMemoryAllocation && asked && !at_once) {
     pool_step_out(pool);
     bool given = others_give_back(pool);
@@ -546,8 +657,10 @@ static cudaError_t grow_alone_locked(struct mam_pool *pool, size_t bytes, bool a
     if (given)
       error = grow(pool, bytes, &asked);
   }
-  if (error == cudaSuccess)
+  if (error == cudaSuccess) {
     pool->refused_bytes = 0;
+    grown_tell(pool);
+  }
   if (error != cudaErrorMemoryAllocation || !asked)
     return error;
   if (pool->refused_bytes == 0 || bytes < pool->refused_bytes)
@@ -576,9 +689,12 @@ static cudaError_t growth_await_locked(struct mam_pool *pool) {
 
 cudaError_t pool_grow_locked(struct mam_pool *pool, size_t bytes, bool at_once) {
   if (pool->growing) { /* another thread's memory may do; else one of those that wait grows for all of them at once */
-    pool->wanted_bytes += bytes;
+    size_t room = pool->limit_bytes - pool->held_bytes;
+    size_t wanted =
+        bytes <= room && pool->wanted_bytes <= room - bytes ? bytes : 0; /* nobody grows for what cannot be */
+    pool->wanted_bytes += wanted;
     cudaError_t awaited = growth_await_locked(pool);
-    pool->wanted_bytes -= bytes;
+    pool->wanted_bytes -= wanted;
     return awaited;
   }
   pool->growing = true;
@@ -643,7 +759,10 @@ static cudaError_t elastic_open(struct mam_pool *pool) {
 cudaError_t pool_first_chunk(struct mam_pool *pool) {
   const struct source_operations *operations = pool->source.operations;
   pool->config.elastic = operations->reserve != NULL && (pool->config.elastic || operations->chunk_take == NULL);
-  return pool->config.elastic ? elastic_open(pool) : first_chunk(pool);
+  cudaError_t error = pool->config.elastic ? elastic_open(pool) : first_chunk(pool);
+  if (error == cudaSuccess && pool->config.yields) /* the first chunk, too */
+    grown_tell(pool);
+  return error;
 }
 
 /* Unmaps every piece of a reserved chunk and gives its addresses back. */

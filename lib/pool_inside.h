@@ -51,6 +51,19 @@ static inline size_t whole_units(size_t bytes) {
   return up >= bytes ? up : bytes & ~(size_t)(SOURCE_GRANULARITY_BYTES - 1);
 }
 
+/* What is in segments that have memory. */
+static inline size_t pool_reserved_locked(const struct mam_pool *pool) {
+  const size_t *bytes = pool->segments.bytes;
+  return bytes[SEGMENT_USED] + bytes[SEGMENT_WAITING] + bytes[SEGMENT_FREE];
+}
+
+/* After memory was added. */
+static inline void pool_peak_reserved_locked(struct mam_pool *pool) {
+  size_t reserved_bytes = pool_reserved_locked(pool);
+  if (reserved_bytes > pool->peak_reserved_bytes)
+    pool->peak_reserved_bytes = reserved_bytes;
+}
+
 /* ---- pool.c ---- */
 
 /* Closes a pool whose memory is gone, given a sign of it: its context is, or another chunk has its addresses. */
@@ -74,6 +87,10 @@ cudaError_t pool_chunks_give(struct mam_pool *pool);
  * by the limit or the source; cudaSuccess says that it may be worth to look again.  at_once: other pools, whose memory
  * may have to wait for the GPU, are not asked for theirs. */
 cudaError_t pool_grow_locked(struct mam_pool *pool, size_t bytes, bool at_once);
+
+/* Gives one chunk, or piece, that is free back to the source.  False if there is none, or another thread grows or
+ * trims. May wait for what the source waits for. */
+bool pool_give_one_locked(struct mam_pool *pool);
 
 /* In a forked child: ends the moves of a thread that does not exist there. */
 void pool_settle_locked(struct mam_pool *pool);

@@ -209,19 +209,32 @@ static size_t holders_of(const struct snapshot *snapshot, struct holder **holder
   return merged;
 }
 
-static void words_holders(FILE *stream, const struct snapshot *snapshot) {
-  enum { HOLDERS_SHOWN = 10 };
-  struct holder *holders;
+/* What is in slabs has no call site. */
+static struct holder unattributed(const struct snapshot *snapshot) {
+  struct holder rest = {NULL, snapshot->info.used_bytes, snapshot->info.used_count};
+  for (size_t i = 0; i < snapshot->count; i++)
+    if (is_block(&snapshot->segments[i])) {
+      rest.bytes -= snapshot->segments[i].bytes;
+      rest.count--;
+    }
+  return rest;
+}
+
+static void words_holders(FILE *stream, const struct snapshot *snapshot, size_t most) {
+  struct holder *holders, rest = unattributed(snapshot);
   size_t count = holders_of(snapshot, &holders);
-  for (size_t i = 0; i < count && i < HOLDERS_SHOWN; i++) {
+  for (size_t i = 0; i < count && i < most; i++) {
     void *address = (void *)(uintptr_t)holders[i].site;
     char **names = backtrace_symbols(&address, 1);
     (void)fprintf(stream, "  %zu bytes in %zu blocks, allocated at %s\n", holders[i].bytes, holders[i].count,
                   names != NULL ? names[0] : "an unknown place");
     free(names);
   }
-  if (count > HOLDERS_SHOWN)
-    (void)fprintf(stream, "  and %zu more call sites\n", count - HOLDERS_SHOWN);
+  if (count > most)
+    (void)fprintf(stream, "  and %zu more call sites\n", count - most);
+  if (rest.count > 0)
+    (void)fprintf(stream, "  %zu bytes in %zu small blocks; MAM_REPORT=leaks tells where they are allocated\n",
+                  rest.bytes, rest.count);
   free(holders);
 }
 
@@ -266,7 +279,7 @@ static void words_pool(FILE *stream, const struct snapshot *snapshot, size_t siz
     (void)fprintf(stream, "the source's last refusal: %s\n", snapshot->source_said);
   if (info->used_count > 0)
     (void)fprintf(stream, "who holds the most:\n");
-  words_holders(stream, snapshot);
+  words_holders(stream, snapshot, 10);
 }
 
 /* ---- Both ---- */
@@ -298,4 +311,56 @@ cudaError_t pool_report(struct mam_pool *pool, uint64_t default_id, char **json)
 
 cudaError_t pool_explain(struct mam_pool *pool, uint64_t default_id, size_t size, char **text) {
   return describe(pool, default_id, size, true, text);
+}
+
+/* ---- At exit ---- */
+
+static void stats_tell(FILE *stream, const struct snapshot *snapshot) {
+  const MAM_PoolInfo *info = &snapshot->info;
+  (void)fprintf(stream,
+                "mam: at exit: %s pool of %s memory: %llu allocations, %llu frees, %zu bytes in %zu blocks left; "
+                "at most %zu bytes used, %zu held; %llu fences, %llu waits for the GPU\n",
+                snapshot->config.default_id != 0 ? "default" : "a", snapshot->source_name,
+                (unsigned long long)info->malloc_count, (unsigned long long)info->free_call_count, info->used_bytes,
+                info->used_count, info->peak_used_bytes, info->peak_reserved_bytes,
+                (unsigned long long)info->fence_count, (unsigned long long)info->synchronize_count);
+}
+
+static void leaks_tell(FILE *stream, const struct snapshot *snapshot) {
+  const MAM_PoolInfo *info = &snapshot->info;
+  if (info->used_count == 0)
+    return;
+  (void)fprintf(stream, "mam: at exit: %zu bytes in %zu blocks of a pool of %s memory were not freed:\n",
+                info->used_bytes, info->used_count, snapshot->source_name);
+  words_holders(stream, snapshot, SIZE_MAX);
+}
+
+/* How many blocks the pools have that are open. */
+static size_t pools_tell(FILE *stream, void (*tell)(FILE *, const struct snapshot *)) {
+  size_t left = 0;
+  for (struct mam_pool *pool = pool_first(); pool != NULL; pool = pool->next) {
+    struct snapshot *snapshot = NULL;
+    if (snapshot_take(pool, POOL_ANY_ID, &snapshot) == cudaSuccess) {
+      tell(stream, snapshot);
+      left += snapshot->info.used_count;
+    }
+    free(snapshot);
+  }
+  return left;
+}
+
+void pools_tell_stats(FILE *stream) {
+  struct pool_past past = pool_past();
+  if (past.malloc_count > 0)
+    (void)fprintf(stream,
+                  "mam: at exit: default pools that had ended: %llu allocations, at most %zu bytes used, "
+                  "%llu waits for the GPU\n",
+                  (unsigned long long)past.malloc_count, past.peak_used_bytes,
+                  (unsigned long long)past.synchronize_count);
+  (void)pools_tell(stream, stats_tell);
+}
+
+void pools_tell_leaks(FILE *stream) {
+  if (pools_tell(stream, leaks_tell) == 0)
+    (void)fprintf(stream, "mam: at exit: every block was freed\n");
 }

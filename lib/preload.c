@@ -11,27 +11,30 @@ __thread __attribute__((tls_model("initial-exec"), visibility("hidden"))) unsign
 
 /* ---- Allocating ---- */
 
-/* Waits for the context's work, as the driver's frees would have done before now.  A capture forbids it. */
-static void wait_for_all(const struct preload_real *real) {
-  uint64_t epoch = 0;
-  struct reuse *reuse = preload_capturing() ? NULL : mam_client.wait_begin(NULL, &epoch);
-  if (reuse != NULL && PRELOAD_CALL(real, cuCtxSynchronize) == CUDA_SUCCESS)
-    mam_client.wait_end(reuse, epoch);
+CUstreamCaptureMode preload_relaxed_begin(const struct preload_real *real) {
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  preload_depth++;
+  (void)PRELOAD_CALL(real, cuThreadExchangeStreamCaptureMode, &mode);
+  return mode;
 }
 
-/* Memory ran out: what no block needs goes back to the driver, and the pool is asked once more. */
-static cudaError_t pool_malloc_trimmed(const struct preload_real *real, size_t bytes, const void *site,
-                                       uintptr_t *address) {
-  wait_for_all(real);
-  (void)MAM_Trim(0);
+void preload_relaxed_end(const struct preload_real *real, CUstreamCaptureMode mode) {
+  (void)PRELOAD_CALL(real, cuThreadExchangeStreamCaptureMode, &mode);
+  preload_depth--;
+}
+
+/* Memory ran out: what no block needs goes back to the driver, after a wait for the GPU as the driver's frees would
+ * have waited before now, and the pool is asked once more. */
+static cudaError_t pool_malloc_trimmed(size_t bytes, const void *site, uintptr_t *address) {
+  (void)mam_client.give_back(true);
   return mam_client.malloc(bytes, site, address);
 }
 
-static bool pool_malloc(const struct preload_real *real, size_t bytes, const void *site, uintptr_t *address) {
+static bool pool_malloc(size_t bytes, const void *site, uintptr_t *address) {
   preload_depth++;
   cudaError_t error = mam_client.malloc(bytes, site, address);
   if (__builtin_expect(error == cudaErrorMemoryAllocation, false))
-    error = pool_malloc_trimmed(real, bytes, site, address);
+    error = pool_malloc_trimmed(bytes, site, address);
   preload_depth--;
   return error == cudaSuccess;
 }
@@ -40,7 +43,7 @@ static bool served(const struct preload_real *real, size_t bytes, const void *si
   uintptr_t found;
   bool measures = preload_measures();
   uint64_t start_ns = measures ? preload_now_ns() : 0;
-  if (!pool_malloc(real, bytes, site, &found))
+  if (!pool_malloc(bytes, site, &found))
     return false;
   if (__builtin_expect(preload_capturing(), false))
     preload_capture_keep(real, found);
@@ -54,15 +57,24 @@ static bool served(const struct preload_real *real, size_t bytes, const void *si
   return true;
 }
 
+static __attribute__((noinline)) CUresult alloc_passed(const struct preload_real *real, CUdeviceptr *address,
+                                                       size_t bytes) {
+  preload_count_add(PRELOAD_PASSED, 1);
+  unsigned tries = 0;
+  CUresult result;
+  do {
+    preload_depth++;
+    result = PRELOAD_CALL(real, cuMemAlloc_v2, address, preload_passed_bytes(bytes));
+    preload_depth--;
+  } while (preload_again(result, &tries));
+  return result;
+}
+
 CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) {
   const struct preload_real *real = preload_real_get();
   if (address != NULL && preload_serves(real, bytes) && served(real, bytes, __builtin_return_address(0), address))
     return CUDA_SUCCESS;
-  preload_count_add(PRELOAD_PASSED, 1);
-  preload_depth++;
-  CUresult result = PRELOAD_CALL(real, cuMemAlloc_v2, address, bytes);
-  preload_depth--;
-  return result;
+  return alloc_passed(real, address, bytes);
 }
 
 /* What the driver rounds widths up to, for each size of element: asked once, of an allocation of one row.  0 if it did
@@ -74,12 +86,12 @@ static size_t pitch_unit(const struct preload_real *real, unsigned element_bytes
   CUdeviceptr row;
   if (known != 0 || preload_capturing())
     return known;
-  preload_depth++;
+  CUstreamCaptureMode mode = preload_relaxed_begin(real);
   if (PRELOAD_CALL(real, cuMemAllocPitch_v2, &row, &known, 1, 1, element_bytes) == CUDA_SUCCESS)
     (void)PRELOAD_CALL(real, cuMemFree_v2, row);
   else
     known = 0;
-  preload_depth--;
+  preload_relaxed_end(real, mode);
   atomic_store_explicit(unit, known, memory_order_relaxed);
   return known;
 }
@@ -106,9 +118,13 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, s
     return CUDA_SUCCESS;
   }
   preload_count_add(PRELOAD_PASSED, 1);
-  preload_depth++;
-  CUresult result = PRELOAD_CALL(real, cuMemAllocPitch_v2, address, pitch, width, height, element_bytes);
-  preload_depth--;
+  unsigned tries = 0;
+  CUresult result;
+  do {
+    preload_depth++;
+    result = PRELOAD_CALL(real, cuMemAllocPitch_v2, address, pitch, width, height, element_bytes);
+    preload_depth--;
+  } while (preload_again(result, &tries));
   return result;
 }
 
@@ -191,14 +207,19 @@ CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
 
 /* ---- Asking ---- */
 
+/* A pool may take memory or give it back between the two questions, so that some is counted twice: but never is more
+ * free than what the program's own blocks leave of it all. */
 CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
   const struct preload_real *real = preload_real_get();
   CUresult result = PRELOAD_CALL(real, cuMemGetInfo_v2, free_bytes, total_bytes);
   if (result != CUDA_SUCCESS || free_bytes == NULL || preload_depth != 0 || !preload_active())
     return result;
+  size_t used_bytes;
   preload_depth++;
-  *free_bytes += mam_client.available_bytes();
+  size_t sum = *free_bytes + mam_client.available_bytes(&used_bytes);
   preload_depth--;
+  size_t total = total_bytes != NULL ? *total_bytes : SIZE_MAX, most = total > used_bytes ? total - used_bytes : 0;
+  *free_bytes = sum < most ? sum : most;
   return result;
 }
 

@@ -5,13 +5,17 @@
  *
  *   preload_resolve.c    how a program finds the driver's functions, and how this library finds the real ones
  *   preload.c            memory
+ *   preload_again.c      calls that fail for want of memory that a pool keeps
+ *   preload_bell.c       the same, that other processes keep
  *   preload_work.c       captures, waits, ends of contexts
  *   preload_graph.c      blocks that a graph goes on using
  *   preload_ipc.c        memory of other processes
  *   preload_options.c    whom to serve
+ *   preload_weak.c       weak references where there is no driver
  *   preload_summary.c    numbers, printed at exit
  *
- * Rules.  Nothing is done before the program's first call of a hooked function.  No lock is held while dlopen, dlsym,
+ * Rules.  Nothing is done before the program's first call of a hooked function, but for weak references, and for
+ * keeping stderr open where a summary was asked for.  No lock is held while dlopen, dlsym,
  * dladdr or the driver is called.  Whatever the pool answers but success, the driver is asked, and its answer counts.
  */
 #ifndef MAM_LIB_PRELOAD_H
@@ -30,16 +34,20 @@ struct preload_ipc_handle {
 /* A member that this driver lacks is NULL: then no program finds the name either, but one linked for a newer driver. */
 struct preload_real {
 #define HOOK(name, arguments) CUresult(*name) arguments;
+#define AGAIN(name, arguments, values) HOOK(name, arguments)
 #define REAL(name, arguments) HOOK(name, arguments)
 #include "preload_table.def"
 #undef HOOK
+#undef AGAIN
 #undef REAL
 };
 
 #define HOOK(name, arguments) PRELOAD_HOOK CUresult name arguments;
+#define AGAIN(name, arguments, values) HOOK(name, arguments)
 #define REAL(name, arguments)
 #include "preload_table.def"
 #undef HOOK
+#undef AGAIN
 #undef REAL
 
 /* NULL where there is no driver. */
@@ -49,6 +57,9 @@ const struct preload_real *preload_real_get(void);
  * gives them unseen. */
 enum preload_door { PRELOAD_DOOR_DLSYM, PRELOAD_DOOR_PROC_ADDRESS, PRELOAD_DOORS };
 unsigned preload_given(enum preload_door door);
+
+/* Whether it is the address of one. */
+bool preload_is_hook(const void *function);
 
 /* What a hook answers when the function is not there to be called. */
 enum { PRELOAD_NO_FUNCTION = 500 }; /* CUDA_ERROR_NOT_FOUND */
@@ -73,13 +84,44 @@ void preload_ipc_forked(void);
 /* Whether the calling thread's allocation of bytes is, in the current context. */
 bool preload_serves(const struct preload_real *real, size_t bytes);
 
-/* The options, NULL if they have not been read. */
+/* What the driver is asked for where an allocation of bytes is not served: whole pages, if the block is to have pages
+ * of its own. */
+size_t preload_passed_bytes(size_t bytes);
+
+/* The options, NULL if they have not been read, or nothing is served. */
 const struct options_preload *preload_options_get(void);
+
+/* Whether they have been read: a program does so by its first call.  The other reads them; *why: why nothing is served,
+ * NULL if it is. */
+bool preload_decided(void);
+const struct options_preload *preload_options_read(const char **why);
 
 /* ---- Inside ---- */
 
 /* The calling thread is in a hook: what the driver calls by its own exported names meanwhile is passed on. */
 extern __thread __attribute__((tls_model("initial-exec"), visibility("hidden"))) unsigned preload_depth;
+
+/* ---- Memory that others need ---- */
+
+/* A call of the driver found no memory: whether a pool gave some back, so that it is worth to call once more.  *tries
+ * counts from 0. */
+bool preload_make_room(unsigned *tries);
+
+/* Other processes of the user: from the first on to listen whether one needs memory; to ask them for theirs, whether
+ * one gave some; and the end of it. */
+void preload_bell_start(void);
+bool preload_bell_ring(void);
+void preload_bell_stop(bool in_child);
+
+/* preload_make_room, of what a call answered; no call is made while memory is there. */
+static inline bool preload_again(CUresult result, unsigned *tries) {
+  return __builtin_expect(result == CUDA_ERROR_OUT_OF_MEMORY, false) && preload_make_room(tries);
+}
+
+/* Around calls of the driver that the library makes of itself: a capture of another thread, known or not, forbids the
+ * program to allocate, and these must not end it. */
+CUstreamCaptureMode preload_relaxed_begin(const struct preload_real *real);
+void preload_relaxed_end(const struct preload_real *real, CUstreamCaptureMode mode);
 
 /* ---- Numbers ---- */
 
@@ -104,12 +146,16 @@ void preload_sample(const struct preload_real *real, size_t bytes);
 
 /* ---- Memory of other processes ---- */
 
+/* Forgets what was opened in contexts that are gone. */
+void preload_ipc_sweep(const struct preload_real *real);
+
 /* The block that an opened handle stands for; false if the address is in none. */
 bool preload_ipc_block_at(uintptr_t address, uintptr_t *base, size_t *bytes);
 
 /* ---- Blocks of graphs ---- */
 
-/* For a capture; NULL if the host has no memory.  Ended with the graph that came of it, NULL if none did. */
+/* For a capture; NULL if the host has no memory.  Ended with the graph that came of it, NULL if none did; what kept no
+ * block is gone then. */
 struct preload_keeper *preload_keeper_new(void);
 void preload_keeper_end(struct preload_keeper *keeper, void *graph);
 

@@ -3,12 +3,10 @@
  * Memory of other processes (cuIpc*).
  *
  * The driver exports whole allocations: the handle of a pooled block is that of its chunk, and would open at the
- * chunk's beginning.  So a handle that leaves here is one of two:
- *   - of a block at the beginning of its chunk, the driver's own: whoever opens it has the block's bytes;
- *   - of any other block a parcel: the driver's handle, the block's place in the chunk and its size, in the same 64
- *     bytes.  The driver's handle fits in because most of its bytes are 0.  A process that is served opens it at the
- *     block; the driver of one that is not refuses it, rather than open it at other bytes.
- * A driver whose handle does not fit gives cudaErrorNotSupported for such a block.
+ * chunk's beginning, where no block is.  So a handle that leaves here is a parcel: the driver's handle, the block's
+ * place in the chunk and its size, in the same 64 bytes.  The driver's handle fits in because most of its bytes are 0.
+ * A process that is served opens it at the block; the driver of one that is not refuses it, rather than open it at
+ * other bytes.  A driver whose handle does not fit gives cudaErrorNotSupported.
  *
  * What an opened parcel's address stands for is remembered, for the driver knows the chunk's beginning alone.
  */
@@ -107,12 +105,9 @@ CUresult cuIpcGetMemHandle(struct preload_ipc_handle *handle, CUdeviceptr addres
     return result;
   if (!chunked)
     return NOT_SUPPORTED; /* it would open elsewhere */
-  if (block.base == chunk)
-    *handle = whole;
-  else if (parcel_pack(&whole, block.base - chunk, block.bytes, &parcel))
-    memcpy(handle, &parcel, sizeof parcel);
-  else
+  if (!parcel_pack(&whole, block.base - chunk, block.bytes, &parcel))
     return NOT_SUPPORTED;
+  memcpy(handle, &parcel, sizeof parcel);
   return CUDA_SUCCESS;
 }
 
@@ -124,8 +119,10 @@ typedef CUresult handle_opener(CUdeviceptr *address, struct preload_ipc_handle h
 struct opened {
   uintptr_t address; /* the block's */
   size_t bytes;
-  uintptr_t base;  /* what the driver gave */
-  unsigned opened; /* times */
+  uintptr_t base;        /* what the driver gave */
+  CUcontext context;     /* in which it was opened, */
+  unsigned long long id; /* by its id; 0 where the driver has none */
+  unsigned opened;       /* times */
   struct opened *next;
 };
 
@@ -134,19 +131,28 @@ static pthread_mutex_t opened_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct opened *all_opened;
 static _Atomic unsigned opened_count; /* relaxed: a hint whether to look at all */
 
-static struct opened *opened_find_locked(uintptr_t address) {
-  struct opened *opened = all_opened;
-  while (opened != NULL && opened->address != address)
-    opened = opened->next;
-  return opened;
+static struct opened **opened_link_locked(uintptr_t address) {
+  struct opened **link = &all_opened;
+  while (*link != NULL && (*link)->address != address)
+    link = &(*link)->next;
+  return link;
 }
 
-/* Takes the description over. */
+static void opened_drop_locked(struct opened **link) {
+  struct opened *opened = *link;
+  *link = opened->next;
+  atomic_fetch_sub_explicit(&opened_count, 1, memory_order_relaxed);
+  free(opened);
+}
+
+/* Takes the description over.  Where one is known, its owner may have freed that block and exported another one. */
 static void opened_add(struct opened *opened) {
   pthread_mutex_lock(&opened_lock);
-  struct opened *known = opened_find_locked(opened->address);
+  struct opened *known = *opened_link_locked(opened->address);
   if (known != NULL) {
-    known->opened++;
+    opened->opened += known->opened;
+    opened->next = known->next;
+    *known = *opened;
   } else {
     opened->next = all_opened;
     all_opened = opened;
@@ -157,23 +163,63 @@ static void opened_add(struct opened *opened) {
     free(opened);
 }
 
-/* One opening less; what the driver calls the address, which itself if it is none of these. */
-static uintptr_t opened_remove(uintptr_t address) {
-  struct opened **link = &all_opened, *opened;
-  uintptr_t base = address;
+/* What the driver calls the address, which itself if it is none of these. */
+static uintptr_t opened_base(uintptr_t address) {
   pthread_mutex_lock(&opened_lock);
-  while ((opened = *link) != NULL && opened->address != address)
-    link = &opened->next;
-  if (opened != NULL) {
-    base = opened->base;
-    if (--opened->opened == 0) {
-      *link = opened->next;
-      atomic_fetch_sub_explicit(&opened_count, 1, memory_order_relaxed);
-      free(opened);
-    }
-  }
+  const struct opened *opened = *opened_link_locked(address);
+  uintptr_t base = opened != NULL ? opened->base : address;
   pthread_mutex_unlock(&opened_lock);
   return base;
+}
+
+/* The driver has closed it: one opening less. */
+static void opened_closed(uintptr_t address) {
+  pthread_mutex_lock(&opened_lock);
+  struct opened **link = opened_link_locked(address);
+  if (*link != NULL && --(*link)->opened == 0)
+    opened_drop_locked(link);
+  pthread_mutex_unlock(&opened_lock);
+}
+
+static unsigned long long id_of(const struct preload_real *real, CUcontext context) {
+  unsigned long long id = 0;
+  return PRELOAD_CALL(real, cuCtxGetId, context, &id) == CUDA_SUCCESS ? id : 0;
+}
+
+/* The context of the opened block of that number, from 0; false after the last. */
+static bool opened_context(unsigned number, CUcontext *context, unsigned long long *id) {
+  pthread_mutex_lock(&opened_lock);
+  const struct opened *opened = all_opened;
+  while (opened != NULL && number-- > 0)
+    opened = opened->next;
+  if (opened != NULL) {
+    *context = opened->context;
+    *id = opened->id;
+  }
+  pthread_mutex_unlock(&opened_lock);
+  return opened != NULL;
+}
+
+static void opened_forget(unsigned long long id) {
+  pthread_mutex_lock(&opened_lock);
+  for (struct opened **link = &all_opened; *link != NULL;)
+    if ((*link)->id == id)
+      opened_drop_locked(link);
+    else
+      link = &(*link)->next;
+  pthread_mutex_unlock(&opened_lock);
+}
+
+/* An id is never used again, so what is forgotten is of no context that came meanwhile. */
+void preload_ipc_sweep(const struct preload_real *real) {
+  CUcontext context;
+  unsigned long long id;
+  unsigned number = 0;
+  while (opened_context(number, &context, &id))
+    if (id != 0 && id_of(real, context) != id)
+      opened_forget(id);
+    else
+      number++;
 }
 
 bool preload_ipc_block_at(uintptr_t address, uintptr_t *base, size_t *bytes) {
@@ -192,8 +238,8 @@ bool preload_ipc_block_at(uintptr_t address, uintptr_t *base, size_t *bytes) {
 }
 
 /* Opens a parcel's chunk by the driver's function; its description, allocated by the caller, is taken over. */
-static CUresult parcel_open(handle_opener *open, struct preload_ipc_handle chunk, uint64_t offset, unsigned flags,
-                            struct opened *opened, CUdeviceptr *address) {
+static CUresult parcel_open(const struct preload_real *real, handle_opener *open, struct preload_ipc_handle chunk,
+                            uint64_t offset, unsigned flags, struct opened *opened, CUdeviceptr *address) {
   CUdeviceptr base = 0;
   CUresult result = open(&base, chunk, flags);
   if (result != CUDA_SUCCESS) {
@@ -201,6 +247,8 @@ static CUresult parcel_open(handle_opener *open, struct preload_ipc_handle chunk
     return result;
   }
   opened->base = (uintptr_t)base;
+  if (PRELOAD_CALL(real, cuCtxGetCurrent, &opened->context) == CUDA_SUCCESS)
+    opened->id = id_of(real, opened->context);
   opened->address = (uintptr_t)(base + offset);
   *address = opened->address;
   opened_add(opened);
@@ -208,8 +256,8 @@ static CUresult parcel_open(handle_opener *open, struct preload_ipc_handle chunk
 }
 
 /* Either version, by the driver's function of that version. */
-static CUresult handle_open(handle_opener *open, CUdeviceptr *address, struct preload_ipc_handle handle,
-                            unsigned flags) {
+static CUresult handle_open(const struct preload_real *real, handle_opener *open, CUdeviceptr *address,
+                            struct preload_ipc_handle handle, unsigned flags) {
   struct preload_ipc_handle chunk;
   uint64_t offset, bytes;
   if (open == NULL)
@@ -220,22 +268,25 @@ static CUresult handle_open(handle_opener *open, CUdeviceptr *address, struct pr
   if (opened == NULL)
     return CUDA_ERROR_OUT_OF_MEMORY;
   *opened = (struct opened){.bytes = bytes, .opened = 1};
-  return parcel_open(open, chunk, offset, flags, opened, address);
+  return parcel_open(real, open, chunk, offset, flags, opened, address);
 }
 
 CUresult cuIpcOpenMemHandle(CUdeviceptr *address, struct preload_ipc_handle handle, unsigned flags) {
   const struct preload_real *real = preload_real_get();
-  return handle_open(real != NULL ? real->cuIpcOpenMemHandle : NULL, address, handle, flags);
+  return handle_open(real, real != NULL ? real->cuIpcOpenMemHandle : NULL, address, handle, flags);
 }
 
 CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *address, struct preload_ipc_handle handle, unsigned flags) {
   const struct preload_real *real = preload_real_get();
-  return handle_open(real != NULL ? real->cuIpcOpenMemHandle_v2 : NULL, address, handle, flags);
+  return handle_open(real, real != NULL ? real->cuIpcOpenMemHandle_v2 : NULL, address, handle, flags);
 }
 
 CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
   const struct preload_real *real = preload_real_get();
-  return PRELOAD_CALL(real, cuIpcCloseMemHandle, opened_remove((uintptr_t)address));
+  CUresult result = PRELOAD_CALL(real, cuIpcCloseMemHandle, opened_base((uintptr_t)address));
+  if (result == CUDA_SUCCESS)
+    opened_closed((uintptr_t)address);
+  return result;
 }
 
 void preload_ipc_forked(void) { (void)pthread_mutex_init(&opened_lock, NULL); }

@@ -15,8 +15,9 @@
 struct decision {
   pid_t process; /* that decided */
   struct options_preload options;
-  bool active;
-  bool selective; /* not every allocation is served */
+  const char *why_not; /* nothing is served; NULL if it is */
+  bool active;         /* the same */
+  bool selective;      /* not every allocation is served */
 };
 
 static _Atomic(struct decision *) decided;
@@ -41,8 +42,18 @@ static bool program_chosen(const struct options_preload *options) {
   return !mam_client.list_has(options->skip_programs, name);
 }
 
+static const char *why_not(const struct options_preload *options) {
+  if (!options->on)
+    return "MAM_PRELOAD is off";
+  if (!program_chosen(options))
+    return "this program is not to be served";
+  if (sanitizer_injected())
+    return "compute-sanitizer is at work";
+  return mam_client.source_is_device() ? NULL : "MAM_SOURCE names no device memory";
+}
+
 static struct decision decide(void) {
-  struct decision decision = {.process = getpid()};
+  struct decision decision = {.process = getpid(), .why_not = "it could not be set up"};
   if (mam_client.struct_size != sizeof(struct client)) {
     (void)fputs("mam: libmam_preload and libmam are of different versions; nothing is served\n", stderr);
     return decision;
@@ -52,9 +63,10 @@ static struct decision decide(void) {
     return decision;
   }
   const struct options_preload *options = &decision.options;
-  decision.active = options->on && program_chosen(options) && !sanitizer_injected() && mam_client.source_is_device();
-  decision.selective = options->least_bytes > 0 || options->most_bytes < SIZE_MAX || options->skip_threads != NULL ||
-                       options->skip_devices != NULL;
+  decision.why_not = why_not(options);
+  decision.active = decision.why_not == NULL;
+  decision.selective = options->least_bytes > 0 || options->most_bytes < SIZE_MAX || options->own_bytes < SIZE_MAX ||
+                       options->skip_threads != NULL || options->skip_devices != NULL;
   if (decision.active)
     mam_client.chunks_set(options->chunk_bytes);
   return decision;
@@ -63,6 +75,7 @@ static struct decision decide(void) {
 /* In a forked child the driver does not work, and nothing is served.  But the child may ask, and then finds no lock
  * that another thread of its parent held. */
 static void after_fork_in_child(void) {
+  preload_bell_stop(true);
   preload_work_forked();
   preload_graph_forked();
   preload_ipc_forked();
@@ -91,6 +104,17 @@ bool preload_is_child(void) {
   /* acquire: as above */
   const struct decision *known = atomic_load_explicit(&decided, memory_order_acquire);
   return known != NULL && known->process != getpid();
+}
+
+const struct options_preload *preload_options_read(const char **why) {
+  const struct decision *decision = decision_get();
+  *why = decision->why_not;
+  return &decision->options;
+}
+
+bool preload_decided(void) {
+  /* relaxed: nothing of it is read */
+  return atomic_load_explicit(&decided, memory_order_relaxed) != NULL;
 }
 
 const struct options_preload *preload_options_get(void) {
@@ -122,8 +146,10 @@ static bool context_seen(const struct preload_real *real) {
   if (atomic_load_explicit(&seen, memory_order_relaxed))
     return true;
   bool now = PRELOAD_CALL(real, cuCtxGetCurrent, &context) == CUDA_SUCCESS && context != NULL;
-  if (now)
+  if (now) {
     atomic_store_explicit(&seen, true, memory_order_relaxed);
+    preload_bell_start();
+  }
   return now;
 }
 
@@ -134,6 +160,14 @@ bool preload_serves(const struct preload_real *real, size_t bytes) {
   if (__builtin_expect(!decision->selective, true))
     return true;
   const struct options_preload *options = &decision->options;
-  return bytes >= options->least_bytes && bytes <= options->most_bytes && !thread_skipped(options->skip_threads) &&
-         !device_skipped(real, options->skip_devices);
+  return bytes >= options->least_bytes && bytes <= options->most_bytes && bytes < options->own_bytes &&
+         !thread_skipped(options->skip_threads) && !device_skipped(real, options->skip_devices);
+}
+
+size_t preload_passed_bytes(size_t bytes) {
+  enum { PAGE_BYTES = 2 << 20 };
+  const struct options_preload *options = preload_options_get();
+  if (options == NULL || bytes == 0 || bytes < options->own_bytes || bytes > SIZE_MAX - PAGE_BYTES)
+    return bytes;
+  return (bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
 }

@@ -22,9 +22,11 @@ struct row {
 
 static const struct row rows[] = {
 #define HOOK(name, arguments) {#name, (void *)(name), offsetof(struct preload_real, name)},
+#define AGAIN(name, arguments, values) HOOK(name, arguments)
 #define REAL(name, arguments) {#name, NULL, offsetof(struct preload_real, name)},
 #include "preload_table.def"
 #undef HOOK
+#undef AGAIN
 #undef REAL
 };
 enum { ROWS = sizeof rows / sizeof rows[0] };
@@ -35,25 +37,43 @@ static void *row_real(const struct preload_real *real, const struct row *row) {
 
 /* ---- The dlsym behind this one ---- */
 
-/* In front of glibc's may stand another interposer's, which then comes first here too. */
+/* glibc's own, and what comes after this library's in the linker's order: that, or another interposer's. */
+static void *(*glibc_dlsym)(void *, const char *);
 __attribute__((visibility("hidden"))) void *(*preload_dlsym)(void *, const char *);
 
 static void dlsym_find(void) {
   static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.17", "GLIBC_2.2.5"};
-  void *found = NULL;
+  void *(*found)(void *, const char *) = NULL;
   for (size_t i = 0; found == NULL && i < sizeof versions / sizeof versions[0]; i++)
-    found = dlvsym(RTLD_NEXT, "dlsym", versions[i]);
-  /* relaxed: every thread finds the same function, which was there before */
-  __atomic_store_n((void **)&preload_dlsym, found, __ATOMIC_RELAXED);
+    *(void **)&found = dlvsym(RTLD_NEXT, "dlsym", versions[i]);
+  void *next = found(RTLD_NEXT, "dlsym");
+  /* relaxed, both: every thread finds the same functions, which were there before */
+  __atomic_store_n(&glibc_dlsym, found, __ATOMIC_RELAXED);
+  __atomic_store_n((void **)&preload_dlsym, next != NULL ? next : *(void **)&found, __ATOMIC_RELAXED);
 }
 
+/* By glibc's, so that no interposer's functions are taken for the driver's. */
 static void *dlsym_behind(void *library, const char *name) {
   if (__atomic_load_n((void **)&preload_dlsym, __ATOMIC_RELAXED) == NULL) /* relaxed: see dlsym_find */
     dlsym_find();
-  return preload_dlsym(library, name);
+  return __atomic_load_n(&glibc_dlsym, __ATOMIC_RELAXED)(library, name);
+}
+
+/* The first function of that name after this library in the linker's order.  volatile: a tail call would show glibc
+ * another caller. */
+static void *symbol_after_this(const char *name) {
+  void *volatile found = dlsym_behind(RTLD_NEXT, name);
+  return found;
 }
 
 /* ---- The real functions ---- */
+
+/* What a hook passes its calls on to.  In a process that is served that is the driver itself.  In one that is left
+ * alone another interposer may stand behind this library, which is to see what it would see without it. */
+static void *real_find(void *library, const char *name) {
+  void *after = preload_active() ? NULL : symbol_after_this(name);
+  return after != NULL ? after : dlsym_behind(library, name);
+}
 
 const struct preload_real *preload_real_get(void) {
   static _Atomic(struct preload_real *) published;
@@ -66,7 +86,7 @@ const struct preload_real *preload_real_get(void) {
   if (mine == NULL)
     return NULL;
   for (size_t i = 0; i < ROWS; i++)
-    *(void **)((char *)mine + rows[i].offset) = dlsym_behind(library, rows[i].name);
+    *(void **)((char *)mine + rows[i].offset) = real_find(library, rows[i].name);
   /* Several threads may get here; the first to publish wins.  The library stays open for the table's sake.
    * release: publishes the table; acquire on failure: reads the winner's.  Pairs with the load above. */
   if (!atomic_compare_exchange_strong_explicit(&published, &known, mine, memory_order_acq_rel, memory_order_acquire)) {
@@ -91,6 +111,8 @@ static const struct row *row_by_hook(const void *hook) {
       return &rows[i];
   return NULL;
 }
+
+bool preload_is_hook(const void *function) { return row_by_hook(function) != NULL; }
 
 static const struct row *row_by_real(const struct preload_real *real, const void *function) {
   for (size_t i = 0; i < ROWS; i++)
@@ -123,7 +145,7 @@ PRELOAD_HOOK const struct driver_detour mam_driver_detour = {
 
 /* What it found decides, not what it was asked for: one name stands for other functions at other versions. */
 static CUresult found_hooked(const struct preload_real *real, CUresult result, void **function) {
-  if (result != CUDA_SUCCESS || function == NULL || *function == NULL)
+  if (result != CUDA_SUCCESS || function == NULL || *function == NULL || !preload_active())
     return result;
   const struct row *row = row_by_real(real, *function);
   if (row != NULL)
@@ -143,18 +165,25 @@ CUresult cuGetProcAddress_v2(const char *name, void **function, int version, uin
 
 /* ---- dlsym ---- */
 
-/* The library that the caller of dlsym lies in. */
+/* The library that an address lies in. */
 static struct link_map *library_of(const void *address) {
   Dl_info info;
   void *map = NULL;
   return dladdr1(address, &info, &map, RTLD_DL_LINKMAP) != 0 ? map : NULL;
 }
 
-/* An interposer that asks for what comes after itself gets that.  Any other library means the driver's function. */
+/* An interposer that asks for what comes after itself gets that.  Any other library means the driver's function.  The
+ * library is opened to be asked: its description alone is no handle, as one that was never opened by itself has no
+ * list of libraries to search in. */
 static bool is_interposer(const char *name, const void *caller) {
-  struct link_map *own = library_of(caller);
-  void *its = own != NULL ? dlsym_behind(own, name) : NULL;
-  return own == NULL || (its != NULL && library_of(its) == own);
+  const struct link_map *own = library_of(caller);
+  void *library = own != NULL ? dlopen(own->l_name, RTLD_LAZY | RTLD_NOLOAD) : NULL;
+  if (library == NULL)
+    return true;
+  void *its = dlsym_behind(library, name);
+  bool interposes = its != NULL && library_of(its) == own;
+  (void)dlclose(library);
+  return interposes;
 }
 
 /* Whether the driver is loaded; it is not loaded for the question. */
@@ -165,30 +194,63 @@ static bool driver_loaded(void) {
   return library != NULL;
 }
 
-/* What dlsym answers by itself, NULL if the one behind is to be asked.  That is then jumped to, and finds the caller's
- * return address: RTLD_NEXT and RTLD_DEFAULT depend on it. */
-__attribute__((visibility("hidden"), used)) void *preload_dlsym_answer(void *library, const char *name,
-                                                                       const void *caller);
-void *preload_dlsym_answer(void *library, const char *name, const void *caller) {
-  if (__atomic_load_n((void **)&preload_dlsym, __ATOMIC_RELAXED) == NULL) /* relaxed: see dlsym_find */
-    dlsym_find();
-  if (name == NULL || name[0] != 'c' || name[1] != 'u' || library == RTLD_DEFAULT)
-    return NULL; /* the first of all libraries that has a hooked name is this one, or stands in front of it */
-  const struct row *row = row_by_name(name);
-  if (row == NULL)
-    return NULL;
-  if (library == RTLD_NEXT) {
-    const struct preload_real *real = driver_loaded() && !is_interposer(name, caller) ? preload_real_get() : NULL;
-    return real != NULL && row_real(real, row) != NULL ? give(PRELOAD_DOOR_DLSYM, row->hook) : NULL;
-  }
-  return dlsym_behind(library, name) != NULL ? give(PRELOAD_DOOR_DLSYM, row->hook) : NULL;
+/* What dlsym answers: a function, or NULL if nobody has it; or, asked, what the one behind answers, which is jumped to
+ * and finds the caller's return address: RTLD_NEXT and RTLD_DEFAULT depend on it. */
+struct dlsym_answer {
+  void *function;
+  uintptr_t ask;
+};
+
+static const struct dlsym_answer ask_behind = {NULL, 1};
+
+/* Without a driver no name of its is there to be found, but in another interposer.  Last, for the sake of dlerror. */
+static struct dlsym_answer answer_without_driver(const char *name) {
+  return (struct dlsym_answer){symbol_after_this(name), 0};
 }
 
+static struct dlsym_answer answer_next(const struct row *row, const void *caller) {
+  const struct preload_real *real = is_interposer(row->name, caller) ? NULL : preload_real_get();
+  if (real == NULL || row_real(real, row) == NULL)
+    return ask_behind;
+  return (struct dlsym_answer){give(PRELOAD_DOOR_DLSYM, row->hook), 0};
+}
+
+/* A library's handle: what is found in it decides, for it may have a function of its own by that name, or be a driver
+ * in a namespace of its own, which has another table of contexts. */
+static struct dlsym_answer answer_of(void *library, const char *name) {
+  void *found = dlsym_behind(library, name);
+  const struct preload_real *real = found != NULL ? preload_real_get() : NULL;
+  const struct row *row = real != NULL ? row_by_real(real, found) : NULL;
+  return (struct dlsym_answer){row != NULL ? give(PRELOAD_DOOR_DLSYM, row->hook) : found, 0};
+}
+
+__attribute__((visibility("hidden"), used)) struct dlsym_answer preload_dlsym_answer(void *library, const char *name,
+                                                                                     const void *caller);
+struct dlsym_answer preload_dlsym_answer(void *library, const char *name, const void *caller) {
+  if (__atomic_load_n((void **)&preload_dlsym, __ATOMIC_RELAXED) == NULL) /* relaxed: see dlsym_find */
+    dlsym_find();
+  const struct row *row = name != NULL && name[0] == 'c' && name[1] == 'u' ? row_by_name(name) : NULL;
+  if (row == NULL)
+    return ask_behind;
+  bool loaded = driver_loaded();
+  if (!loaded && (library == RTLD_DEFAULT || library == RTLD_NEXT || dlsym_behind(library, name) == row->hook))
+    return answer_without_driver(name);
+  if (!loaded || !preload_active() ||
+      library == RTLD_DEFAULT) /* the first that has the name is this one, or before it */
+    return ask_behind;
+  return library == RTLD_NEXT ? answer_next(row, caller) : answer_of(library, name);
+}
+
+/* Both versions that glibc has, so that who asks for one of them by dlvsym finds it here as well. */
 #if defined(__x86_64__)
-__asm__(".text\n"
-        ".globl dlsym\n"
-        ".type dlsym, @function\n"
-        "dlsym:\n"
+__asm__(".symver preload_dlsym_entry, dlsym@@GLIBC_2.34\n"
+        ".symver preload_dlsym_older, dlsym@GLIBC_2.2.5\n"
+        ".text\n"
+        ".globl preload_dlsym_entry, preload_dlsym_older\n"
+        ".type preload_dlsym_entry, @function\n"
+        ".type preload_dlsym_older, @function\n"
+        "preload_dlsym_entry:\n"
+        "preload_dlsym_older:\n"
         "  .cfi_startproc\n"
         "  endbr64\n"
         "  pushq %rdi\n"
@@ -205,18 +267,23 @@ __asm__(".text\n"
         "  .cfi_adjust_cfa_offset -8\n"
         "  popq %rdi\n"
         "  .cfi_adjust_cfa_offset -8\n"
-        "  testq %rax, %rax\n"
-        "  jz 1f\n"
+        "  testq %rdx, %rdx\n"
+        "  jnz 1f\n"
         "  ret\n"
         "1: movq preload_dlsym(%rip), %rax\n"
         "  jmp *%rax\n"
         "  .cfi_endproc\n"
-        ".size dlsym, .-dlsym\n");
+        ".size preload_dlsym_entry, .-preload_dlsym_entry\n"
+        ".size preload_dlsym_older, .-preload_dlsym_older\n");
 #elif defined(__aarch64__)
-__asm__(".text\n"
-        ".globl dlsym\n"
-        ".type dlsym, %function\n"
-        "dlsym:\n"
+__asm__(".symver preload_dlsym_entry, dlsym@@GLIBC_2.34\n"
+        ".symver preload_dlsym_older, dlsym@GLIBC_2.17\n"
+        ".text\n"
+        ".globl preload_dlsym_entry, preload_dlsym_older\n"
+        ".type preload_dlsym_entry, %function\n"
+        ".type preload_dlsym_older, %function\n"
+        "preload_dlsym_entry:\n"
+        "preload_dlsym_older:\n"
         "  .cfi_startproc\n"
         "  hint #34\n" /* bti c */
         "  stp x29, x30, [sp, #-32]!\n"
@@ -228,19 +295,21 @@ __asm__(".text\n"
         "  mov x2, x30\n" /* the return address */
         "  bl preload_dlsym_answer\n"
         "  mov x16, x0\n"
+        "  mov x17, x1\n"
         "  ldp x0, x1, [sp, #16]\n"
         "  ldp x29, x30, [sp], #32\n"
         "  .cfi_def_cfa_offset 0\n"
         "  .cfi_restore 29\n"
         "  .cfi_restore 30\n"
-        "  cbz x16, 1f\n"
+        "  cbnz x17, 1f\n"
         "  mov x0, x16\n"
         "  ret\n"
         "1: adrp x16, preload_dlsym\n"
         "  ldr x16, [x16, #:lo12:preload_dlsym]\n"
         "  br x16\n"
         "  .cfi_endproc\n"
-        ".size dlsym, .-dlsym\n");
+        ".size preload_dlsym_entry, .-preload_dlsym_entry\n"
+        ".size preload_dlsym_older, .-preload_dlsym_older\n");
 #else
 #error "libmam_preload has no dlsym for this processor"
 #endif

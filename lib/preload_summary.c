@@ -2,12 +2,15 @@
 /*
  * What was done, in numbers, printed at exit for who asked.  Who did not, pays for none of it.
  */
+#include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
-
-#include <errno.h>
 
 #include "clock.h"
 #include "preload.h"
@@ -53,14 +56,14 @@ void preload_sample(const struct preload_real *real, size_t bytes) {
   uint64_t number = atomic_fetch_add_explicit(&asked, 1, memory_order_relaxed);
   if (number % SAMPLE_EVERY != 0 || number / SAMPLE_EVERY >= SAMPLES_MOST || preload_capturing())
     return;
-  preload_depth++;
+  CUstreamCaptureMode mode = preload_relaxed_begin(real);
   uint64_t start_ns = preload_now_ns();
   if (PRELOAD_CALL(real, cuMemAlloc_v2, &address, bytes) == CUDA_SUCCESS) {
     (void)PRELOAD_CALL(real, cuMemFree_v2, address);
     preload_count_add(PRELOAD_DRIVER_NS, preload_now_ns() - start_ns);
     preload_count_add(PRELOAD_DRIVER_SAMPLES, 1);
   }
-  preload_depth--;
+  preload_relaxed_end(real, mode);
 }
 
 /* ---- At exit ---- */
@@ -101,14 +104,53 @@ static void print(FILE *out, bool measured) {
     print_measured(out);
 }
 
-__attribute__((destructor)) static void print_at_exit(void) {
-  const struct options_preload *options = preload_options_get();
-  if (options == NULL || options->summary == OPTIONS_SUMMARY_NONE || preload_is_child())
+/* What is to be said of a process in which there is nothing to count. */
+static const char *nothing_counted(const char *why, bool decided) {
+  return why != NULL ? why : decided ? NULL : "loaded, but no CUDA call was seen";
+}
+
+/* Many programs close stderr as they end, before libraries do: so it is kept open beside, if a summary was asked for.
+ */
+enum { KEPT_LEAST = 100 };
+static int kept_stderr = -1;
+static struct stat kept_file;
+
+__attribute__((constructor)) static void keep_stderr(void) {
+  const char *summary = getenv("MAM_PRELOAD_SUMMARY"), *output = getenv("MAM_PRELOAD_OUTPUT");
+  if (summary == NULL || strcmp(summary, "none") == 0 || (output != NULL && *output != '\0'))
     return;
-  FILE *out = options->output != NULL ? fopen(options->output, "a") : stderr;
+  kept_stderr = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, KEPT_LEAST);
+  if (kept_stderr >= 0 && fstat(kept_stderr, &kept_file) != 0)
+    kept_stderr = -1;
+}
+
+/* The program may have closed all that it did not know, and opened something else of that number. */
+static FILE *stderr_now(void) {
+  struct stat file;
+  bool is_still = kept_stderr >= 0 && fstat(kept_stderr, &file) == 0 && file.st_dev == kept_file.st_dev &&
+                  file.st_ino == kept_file.st_ino;
+  return is_still ? fdopen(kept_stderr, "a") : stderr;
+}
+
+/* A process that made no call prints nothing, unless it is the one that was run: of a script that would be each of its
+ * commands. */
+__attribute__((destructor)) static void print_at_exit(void) {
+  const char *why, *summary = getenv("MAM_PRELOAD_SUMMARY");
+  bool decided = preload_decided();
+  if (summary == NULL || preload_is_child())
+    return;
+  const struct options_preload *options = preload_options_read(&why);
+  const char *nothing = nothing_counted(why, decided);
+  if (options->summary == OPTIONS_SUMMARY_NONE || (nothing != NULL && options->process != (size_t)getpid()))
+    return;
+  FILE *out = options->output != NULL ? fopen(options->output, "a") : stderr_now();
   if (out == NULL)
     return;
-  print(out, options->summary == OPTIONS_SUMMARY_MEASURED);
+  if (nothing != NULL)
+    (void)fprintf(out, "mam-run: %s (process %ld): %s%s\n", program_invocation_short_name, (long)getpid(),
+                  why != NULL ? "nothing was served: " : "", nothing);
+  else
+    print(out, options->summary == OPTIONS_SUMMARY_MEASURED);
   if (out != stderr)
     (void)fclose(out);
 }

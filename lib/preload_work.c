@@ -25,7 +25,8 @@ struct capture {
 /* Only graphs_lock is taken under it, and nothing called. */
 static pthread_mutex_t captures_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct capture *captures;
-static _Atomic unsigned capture_count; /* relaxed: a hint whether to look at all */
+static _Atomic unsigned
+    capture_count; /* relaxed: a hint; those too that are out of the list while the driver is called */
 
 bool preload_capturing(void) { return atomic_load_explicit(&capture_count, memory_order_relaxed) > 0; }
 
@@ -35,31 +36,48 @@ static bool capture_is(const struct capture *capture, CUstream stream, CUcontext
          (!per_thread || (capture->context == context && pthread_equal(capture->thread, pthread_self())));
 }
 
-static void capture_add(struct capture *capture) {
+static void capture_put(struct capture *capture) {
   pthread_mutex_lock(&captures_lock);
   capture->next = captures;
   captures = capture;
-  atomic_fetch_add_explicit(&capture_count, 1, memory_order_relaxed);
   pthread_mutex_unlock(&captures_lock);
 }
 
+/* From here on nobody waits for the GPU. */
+static void capture_add(struct capture *capture) {
+  atomic_fetch_add_explicit(&capture_count, 1, memory_order_relaxed);
+  capture_put(capture);
+}
+
+/* Out of the list, while the driver is called: as soon as it has let the stream go, another thread may have the same
+ * handle and begin a capture of it. */
 static struct capture *capture_take(CUstream stream, CUcontext context) {
   struct capture **link = &captures, *found;
   pthread_mutex_lock(&captures_lock);
   while ((found = *link) != NULL && !capture_is(found, stream, context))
     link = &found->next;
-  if (found != NULL) {
+  if (found != NULL)
     *link = found->next;
-    atomic_fetch_sub_explicit(&capture_count, 1, memory_order_relaxed);
-  }
+  pthread_mutex_unlock(&captures_lock);
+  return found;
+}
+
+/* The same of this very one, if it is still there: its context may have ended. */
+static bool capture_remove(const struct capture *capture) {
+  struct capture **link = &captures;
+  pthread_mutex_lock(&captures_lock);
+  while (*link != NULL && *link != capture)
+    link = &(*link)->next;
+  bool found = *link != NULL;
+  if (found)
+    *link = capture->next;
   pthread_mutex_unlock(&captures_lock);
   return found;
 }
 
 /* graph: what came of it, NULL if nothing did. */
 static void capture_drop(struct capture *capture, void *graph) {
-  if (capture == NULL)
-    return;
+  atomic_fetch_sub_explicit(&capture_count, 1, memory_order_relaxed);
   preload_keeper_end(capture->keeper, graph);
   mam_client.capture_end(capture->reuse);
   free(capture);
@@ -121,21 +139,37 @@ static CUresult capture_opened(struct capture *capture, CUresult result) {
   if (capture == NULL || result == CUDA_SUCCESS)
     return result;
   preload_depth++;
-  capture_drop(capture_take(capture->stream, capture->context), NULL);
+  if (capture_remove(capture))
+    capture_drop(capture, NULL);
   preload_depth--;
   return result;
 }
 
-/* After the end, whether or not it gave a graph, unless the stream goes on. */
-static CUresult capture_closed(const struct preload_real *real, CUstream stream, void *const *graph, CUresult result) {
-  int status = CU_STREAM_CAPTURE_STATUS_NONE;
-  if (!preload_capturing() || preload_depth != 0)
-    return result;
+/* Before the end of a stream's capture, or of the stream; NULL if none is known. */
+static struct capture *capture_goes(const struct preload_real *real, CUstream stream) {
+  return preload_capturing() && preload_depth == 0 ? capture_take(stream, context_now(real)) : NULL;
+}
+
+/* After it: the capture comes back if it goes on. */
+static void capture_gone(struct capture *capture, bool goes_on, void *graph) {
+  if (capture == NULL)
+    return;
   preload_depth++;
-  if (result == CUDA_SUCCESS || PRELOAD_CALL(real, cuStreamIsCapturing, stream, &status) != CUDA_SUCCESS ||
-      status == CU_STREAM_CAPTURE_STATUS_NONE)
-    capture_drop(capture_take(stream, context_now(real)), result == CUDA_SUCCESS && graph != NULL ? *graph : NULL);
+  if (goes_on)
+    capture_put(capture);
+  else
+    capture_drop(capture, graph);
   preload_depth--;
+}
+
+/* After the end of a capture, whether or not it gave a graph. */
+static CUresult capture_closed(const struct preload_real *real, struct capture *capture, void *const *graph,
+                               CUresult result) {
+  int status = CU_STREAM_CAPTURE_STATUS_NONE;
+  bool goes_on = capture != NULL && result != CUDA_SUCCESS &&
+                 PRELOAD_CALL(real, cuStreamIsCapturing, capture->stream, &status) == CUDA_SUCCESS &&
+                 status != CU_STREAM_CAPTURE_STATUS_NONE;
+  capture_gone(capture, goes_on, result == CUDA_SUCCESS && graph != NULL ? *graph : NULL);
   return result;
 }
 
@@ -181,33 +215,31 @@ CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, void *graph, const vo
 
 CUresult cuStreamEndCapture(CUstream stream, void **graph) {
   const struct preload_real *real = preload_real_get();
-  return capture_closed(real, stream, graph, PRELOAD_CALL(real, cuStreamEndCapture, stream, graph));
+  struct capture *capture = capture_goes(real, stream);
+  return capture_closed(real, capture, graph, PRELOAD_CALL(real, cuStreamEndCapture, stream, graph));
 }
 
 CUresult cuStreamEndCapture_ptsz(CUstream stream, void **graph) {
   const struct preload_real *real = preload_real_get();
-  return capture_closed(real, preload_stream_ptsz(stream), graph,
-                        PRELOAD_CALL(real, cuStreamEndCapture_ptsz, stream, graph));
+  struct capture *capture = capture_goes(real, preload_stream_ptsz(stream));
+  return capture_closed(real, capture, graph, PRELOAD_CALL(real, cuStreamEndCapture_ptsz, stream, graph));
 }
 
 /* A stream that goes in the middle of its capture takes it along. */
-static CUresult stream_gone(CUstream stream, CUresult result) {
-  if (result != CUDA_SUCCESS || !preload_capturing() || preload_depth != 0)
-    return result;
-  preload_depth++;
-  capture_drop(capture_take(stream, NULL), NULL);
-  preload_depth--;
-  return result;
-}
-
 CUresult cuStreamDestroy(CUstream stream) {
   const struct preload_real *real = preload_real_get();
-  return stream_gone(stream, PRELOAD_CALL(real, cuStreamDestroy, stream));
+  struct capture *capture = capture_goes(real, stream);
+  CUresult result = PRELOAD_CALL(real, cuStreamDestroy, stream);
+  capture_gone(capture, result != CUDA_SUCCESS, NULL);
+  return result;
 }
 
 CUresult cuStreamDestroy_v2(CUstream stream) {
   const struct preload_real *real = preload_real_get();
-  return stream_gone(stream, PRELOAD_CALL(real, cuStreamDestroy_v2, stream));
+  struct capture *capture = capture_goes(real, stream);
+  CUresult result = PRELOAD_CALL(real, cuStreamDestroy_v2, stream);
+  capture_gone(capture, result != CUDA_SUCCESS, NULL);
+  return result;
 }
 
 /* ---- Waits ---- */
@@ -257,10 +289,8 @@ static struct capture *capture_take_of(const struct reuse *reuse) {
   pthread_mutex_lock(&captures_lock);
   while ((found = *link) != NULL && found->reuse != reuse)
     link = &found->next;
-  if (found != NULL) {
+  if (found != NULL)
     *link = found->next;
-    atomic_fetch_sub_explicit(&capture_count, 1, memory_order_relaxed);
-  }
   pthread_mutex_unlock(&captures_lock);
   return found;
 }
@@ -276,7 +306,7 @@ static void captures_sweep(void) {
 }
 
 /* A call that may have ended a context, and with it freed its memory. */
-static CUresult context_gone(CUresult result) {
+static CUresult context_gone(const struct preload_real *real, CUresult result) {
   if (result != CUDA_SUCCESS || preload_depth != 0 || !preload_active())
     return result;
   preload_depth++;
@@ -284,43 +314,44 @@ static CUresult context_gone(CUresult result) {
     captures_sweep();
   mam_client.contexts_changed();
   preload_kept_sweep();
+  preload_ipc_sweep(real);
   preload_depth--;
   return result;
 }
 
 CUresult cuCtxDestroy(CUcontext context) {
   const struct preload_real *real = preload_real_get();
-  return context_gone(PRELOAD_CALL(real, cuCtxDestroy, context));
+  return context_gone(real, PRELOAD_CALL(real, cuCtxDestroy, context));
 }
 
 CUresult cuCtxDestroy_v2(CUcontext context) {
   const struct preload_real *real = preload_real_get();
-  return context_gone(PRELOAD_CALL(real, cuCtxDestroy_v2, context));
+  return context_gone(real, PRELOAD_CALL(real, cuCtxDestroy_v2, context));
 }
 
 CUresult cuCtxDetach(CUcontext context) {
   const struct preload_real *real = preload_real_get();
-  return context_gone(PRELOAD_CALL(real, cuCtxDetach, context));
+  return context_gone(real, PRELOAD_CALL(real, cuCtxDetach, context));
 }
 
 CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
   const struct preload_real *real = preload_real_get();
-  return context_gone(PRELOAD_CALL(real, cuDevicePrimaryCtxRelease, device));
+  return context_gone(real, PRELOAD_CALL(real, cuDevicePrimaryCtxRelease, device));
 }
 
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
   const struct preload_real *real = preload_real_get();
-  return context_gone(PRELOAD_CALL(real, cuDevicePrimaryCtxRelease_v2, device));
+  return context_gone(real, PRELOAD_CALL(real, cuDevicePrimaryCtxRelease_v2, device));
 }
 
 CUresult cuDevicePrimaryCtxReset(CUdevice device) {
   const struct preload_real *real = preload_real_get();
-  return context_gone(PRELOAD_CALL(real, cuDevicePrimaryCtxReset, device));
+  return context_gone(real, PRELOAD_CALL(real, cuDevicePrimaryCtxReset, device));
 }
 
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
   const struct preload_real *real = preload_real_get();
-  return context_gone(PRELOAD_CALL(real, cuDevicePrimaryCtxReset_v2, device));
+  return context_gone(real, PRELOAD_CALL(real, cuDevicePrimaryCtxReset_v2, device));
 }
 
 void preload_work_forked(void) { (void)pthread_mutex_init(&captures_lock, NULL); }

@@ -13,6 +13,14 @@
  * before the submission, so would the raise, and the free would have read a later epoch than e.  So the event covers
  * the work. The atomics are release at the raise and acquire at the read for the sake of that sentence.
  *
+ * Companions are contexts whose work is known to use memory of this one, or could by peer access.  A fence then needs
+ * theirs, too: once it has closed the epoch, it looks at the present epoch of each companion, and it is done when its
+ * own event is and the work of each companion is done up to that epoch.  The look is an addition of 0, so it has its
+ * place among the raises of that epoch.  Were work of the companion not covered, the companion's raise would come
+ * before the free, and after the look; each of these reads what the one before wrote, so the raise here would come
+ * before the free as well, which would have read a later epoch.  Of a companion only its own work counts (done), not
+ * what it waits for itself (passed): so two contexts can be each other's.
+ *
  * Pools of one context share one of these, so that one fence serves all.  Stands on the driver and on context.h; knows
  * nothing of pools and segments.  Its lock is the last in the order: nothing is locked under it.
  */
@@ -24,6 +32,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "peer.h"
 #include "source.h"
 
 /* Fences that were recorded and not yet found done.  A GPU that is behind by more makes the next fence wait its turn.
@@ -39,30 +48,50 @@ struct reuse_fence {
   uint64_t epoch; /* that it closed */
 };
 
+struct reuse;
+
+struct reuse_companion {
+  struct reuse_companion *next; /* constant once published, as the other's reuse, which is held */
+  struct reuse *reuse;
+  uint64_t needs[REUSE_FENCES]; /* by the place of a fence: the other's epoch that it needs done; under this lock */
+};
+
 struct reuse {
   /* Read by every free and every refill, written by fences: on a line of their own. */
-  _Alignas(64) _Atomic uint64_t epoch; /* of frees made now; starts at 1 */
-  _Atomic uint64_t passed;             /* this epoch and all earlier ones have; always less than epoch */
+  _Alignas(64) _Atomic uint64_t epoch;          /* of frees made now; starts at 1 */
+  _Atomic uint64_t passed;                      /* this epoch and all earlier ones have; always less than epoch */
+  _Atomic uint64_t done;                        /* the same of the work of this context alone; never less than passed */
+  _Atomic(struct reuse_companion *) companions; /* prepended to under the lock; freed with the last user */
 
   _Alignas(64) pthread_mutex_t lock;       /* protects everything below */
   pthread_cond_t quiet;                    /* signalled when synchronizing becomes 0 */
   struct reuse *next;                      /* constant once published */
-  unsigned users;                          /* pools and captures; 0: free for another context */
+  unsigned users;                          /* pools and captures */
+  unsigned holders;                        /* companions of others; without either, it is free for another context */
   struct source source;                    /* whose GPU it is; the context is borrowed from the users */
   struct reuse_fence fences[REUSE_FENCES]; /* events are kept for the next fence */
-  unsigned first, pending;                 /* a ring: pending of them from first are recorded */
+  unsigned first, pending;                 /* a ring: pending of them from first are recorded, */
+  unsigned done_count;                     /* and the events of so many from first are known to be done */
   int64_t recorded_ns;                     /* when the last one was */
   unsigned captures;                       /* brackets open: then neither fences nor waits */
-  CUstream noticed;                        /* a stream that was seen being captured, NULL if none is */
-  unsigned synchronizing;                  /* threads that wait for the GPU */
-  uint64_t fence_count;                    /* recorded ever */
-  unsigned haste, haste_next;              /* so many fences are given no time; and as many after the next slow one */
+  bool used;                               /* has users: else its fences are for companions alone */
+  struct peer_probe probe;
+  CUcontext peer;             /* that was found while a fence was set, and is to be a companion */
+  CUstream noticed;           /* a stream that was seen being captured, NULL if none is */
+  unsigned synchronizing;     /* threads that wait for the GPU */
+  uint64_t fence_count;       /* recorded ever */
+  unsigned haste, haste_next; /* so many fences are given no time; and as many after the next slow one */
 };
 
 /* The one of the source's context, or one of its own for a source without a context.  NULL: no host memory. */
 struct reuse *reuse_open(const struct source *source);
 /* Gives it up.  The last user's call destroys the events, if the context still lives. */
 void reuse_close(struct reuse *reuse);
+
+/* Makes a context a companion, if it is neither the reuse's own nor one already: from the next fence on, none is done
+ * before its work is.  cudaErrorMemoryAllocation if the host has no memory, or the reuse no user any more; or what the
+ * driver says. */
+cudaError_t reuse_accompany(struct reuse *reuse, CUcontext handle);
 
 /* What a block that is freed now takes. */
 static inline uint64_t reuse_epoch(const struct reuse *reuse) {

@@ -310,10 +310,19 @@ static struct segment *split_front(struct segment_set *set, struct segment *hole
   return front;
 }
 
+static bool spares(const struct segment_set *set, const struct segment *hole, size_t bytes) {
+  return set->spared_bytes > 0 && hole->bytes > set->spared_bytes && bytes < hole->bytes / 2;
+}
+
+bool segment_is_spared(struct segment_set *set, size_t bytes) {
+  const struct segment *hole = set->spared_bytes > 0 ? best_fit(set, bytes) : NULL;
+  return hole != NULL && spares(set, hole, bytes);
+}
+
 struct segment *segment_take(struct segment_set *set, size_t bytes, bool *no_host_memory) {
   *no_host_memory = false;
   struct segment *segment = best_fit(set, bytes);
-  if (segment == NULL)
+  if (segment == NULL || spares(set, segment, bytes)) /* the best fit is the smallest: then all others are too */
     return NULL;
   if (segment->bytes > bytes) {
     segment = split_front(set, segment, bytes);
@@ -342,7 +351,7 @@ static struct segment *best_aligned_fit(struct segment_set *set, size_t bytes, s
   struct segment *hole = best_fit(set, bytes);
   for (unsigned tries = 0; hole != NULL && tries < ALIGNED_TRIES; tries++, hole = size_next(&set->by_size, hole))
     if (aligned_fits(hole, bytes, alignment, skip))
-      return hole;
+      return spares(set, hole, bytes) ? NULL : hole;
   hole = hole != NULL ? best_fit(set, bytes + alignment) : NULL;
   return hole != NULL && aligned_fits(hole, bytes, alignment, skip) ? hole : NULL;
 }

@@ -111,6 +111,9 @@ struct segment_set {
   struct spare_list spares;
   struct segment_slab *slabs;
   size_t slab_bytes; /* host memory in all slabs */
+  /* A hole of more than this serves nothing smaller than half of it, as long as this is not 0: so that a small block
+   * does not keep a large chunk from going back. */
+  size_t spared_bytes;
 };
 
 void segment_set_init(struct segment_set *set);
@@ -133,8 +136,11 @@ void segment_remove_chunk(struct segment_set *set, struct segment *segment);
  * memory for the split (*no_host_memory then true); nothing changed then. */
 struct segment *segment_take(struct segment_set *set, size_t bytes, bool *no_host_memory);
 
-/* The same at a multiple of alignment, a power of two.  Of the smallest holes only so many are tried, then one that is
- * large enough wherever it begins. */
+/* Whether there is a hole for so many bytes, which is spared. */
+bool segment_is_spared(struct segment_set *set, size_t bytes);
+
+/* segment_take at a multiple of alignment, a power of two.  Of the smallest holes only so many are tried, then one that
+ * is large enough wherever it begins. */
 struct segment *segment_take_aligned(struct segment_set *set, size_t bytes, size_t alignment, bool *no_host_memory);
 
 /* The segment that starts at base, NULL if none does. */

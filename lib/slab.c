@@ -84,63 +84,55 @@ static struct batch *batch_pull_locked(struct depot *depot, uint64_t passed) {
 
 /* ---- Slabs ---- */
 
-static uint32_t slab_block_count(const struct slab *slab) { /* relaxed: under the depot's lock, where it has a span */
-  return atomic_load_explicit(&slab->block_count, memory_order_relaxed);
-}
-
-/* Host memory for so many blocks: the bytes, on cache lines of their own, then the bits.  What was outgrown is kept, as
- * a stale look may still go there; it is less than what takes its place. */
-static bool slab_make_room(struct slab *slab, uint32_t blocks) {
-  if (blocks <= slab->room)
-    return true;
+/* A slab with its bytes, on cache lines of their own, and then its bits, all 0.  NULL if the host has no memory. */
+static struct slab *slab_new(uintptr_t base, unsigned class) {
+  size_t block_bytes = slab_class_bytes(class);
+  uint32_t blocks = (uint32_t)(SLAB_BYTES / block_bytes);
   size_t cells = (blocks + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
-  size_t bytes = slab_exact != NULL ? SLAB_BLOCKS_MOST + cells : cells;
-  size_t words_bytes = cells / WORD_BITS * sizeof(uint64_t), all = bytes + words_bytes + sizeof(void *);
+  size_t live_bytes = slab_exact != NULL ? SLAB_BLOCKS_MOST + cells : cells;
+  size_t words_bytes = cells / WORD_BITS * sizeof(uint64_t), all = sizeof(struct slab) + live_bytes + words_bytes;
   all = (all + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
-  char *room = aligned_alloc(LINE_BYTES, all);
-  if (room == NULL)
-    return false;
-  memset(room, 0, all);
-  *(void **)(void *)(room + all - sizeof(void *)) = slab->inside; /* what was outgrown, for leak checkers */
-  slab->inside = (uint64_t *)(void *)(room + bytes);
-  slab->room = blocks;
-  /* relaxed: block_count is published after it */
-  atomic_store_explicit(&slab->live, (_Atomic uint8_t *)(void *)room, memory_order_relaxed);
-  return true;
-}
-
-/* The slab of a page, made if there never was one there.  NULL if the host has no memory. */
-static struct slab *slab_of_page(uintptr_t base) {
-  struct slab *slab = page_map_find(base);
-  if (slab != NULL)
-    return slab;
-  slab = aligned_alloc(_Alignof(struct slab), sizeof *slab);
+  struct slab *slab = aligned_alloc(LINE_BYTES, all);
   if (slab == NULL)
     return NULL;
-  memset(slab, 0, sizeof *slab);
+  memset(slab, 0, all);
   slab->base = base;
-  if (page_map_set(base, slab))
-    return slab;
-  free(slab);
-  return NULL;
+  slab->index_magic = UINT64_MAX / block_bytes + 1;
+  slab->block_units = (uint32_t)(block_bytes / SLAB_UNIT_BYTES);
+  slab->block_count = blocks;
+  slab->class = class;
+  slab->live = (_Atomic uint8_t *)(slab + 1);
+  slab->inside = (uint64_t *)(void *)((char *)(slab + 1) + live_bytes);
+  slab->next_of_class = slab;
+  return slab;
+}
+
+/* The slab of a page for a class, made if there never was one there.  NULL if the host has no memory. */
+static struct slab *slab_of_page(uintptr_t base, unsigned class) {
+  struct slab *first = page_map_find(base), *slab = first;
+  while (slab != NULL && slab->class != class)
+    slab = slab->next_of_class != first ? slab->next_of_class : NULL;
+  bool is_new = slab == NULL;
+  if (is_new && (slab = slab_new(base, class)) == NULL)
+    return NULL;
+  if (!page_map_set(base, slab)) { /* only where the page has none */
+    free(slab);
+    return NULL;
+  }
+  if (is_new && first != NULL) {
+    slab->next_of_class = first->next_of_class;
+    first->next_of_class = slab;
+  }
+  return slab;
 }
 
 /* Carves a span that no other slab has. */
 static struct slab *slab_open(uintptr_t base, unsigned class) {
-  size_t block_bytes = slab_class_bytes(class);
-  uint32_t blocks = (uint32_t)(SLAB_BYTES / block_bytes), units = (uint32_t)(block_bytes / SLAB_UNIT_BYTES);
-  struct slab *slab = slab_of_page(base);
-  if (slab == NULL || !slab_make_room(slab, blocks))
+  struct slab *slab = slab_of_page(base, class);
+  if (slab == NULL)
     return NULL;
-  /* relaxed, all: see struct slab */
-  atomic_store_explicit(&slab->class, class, memory_order_relaxed);
-  atomic_store_explicit(&slab->block_units, units, memory_order_relaxed);
-  atomic_store_explicit(&slab->index_magic, UINT64_MAX / block_bytes + 1, memory_order_relaxed);
-  /* release: live is long enough; pairs with the acquire in slab_index */
-  atomic_store_explicit(&slab->block_count, blocks, memory_order_release);
-  slab->inside_count = blocks;
-  memset(slab->inside, 0, (blocks + WORD_BITS - 1) / WORD_BITS * sizeof(uint64_t));
-  for (uint32_t i = 0; i < blocks; i++)
+  slab->inside_count = slab->block_count;
+  for (uint32_t i = 0; i < slab->block_count; i++)
     slab->inside[i / WORD_BITS] |= (uint64_t)1 << i % WORD_BITS;
   return slab;
 }
@@ -158,7 +150,7 @@ static void word_carve_locked(struct slab *slab, uint32_t word, struct batch *ba
 
 /* Moves blocks from a slab into a batch, whole words, lowest first, until it is half full. */
 static void slab_carve_locked(struct depot *depot, struct slab *slab, struct batch *batch) {
-  uint32_t words = (slab_block_count(slab) + WORD_BITS - 1) / WORD_BITS;
+  uint32_t words = (slab->block_count + WORD_BITS - 1) / WORD_BITS;
   for (uint32_t word = 0; word < words && batch->count < SLAB_BATCH / 2; word++)
     if (batch->count + (unsigned)__builtin_popcountl(slab->inside[word]) <= SLAB_BATCH)
       word_carve_locked(slab, word, batch);
@@ -168,7 +160,7 @@ static void slab_carve_locked(struct depot *depot, struct slab *slab, struct bat
   }
 }
 
-static bool slab_full(const struct slab *slab) { return slab->inside_count == slab_block_count(slab); }
+static bool slab_full(const struct slab *slab) { return slab->inside_count == slab->block_count; }
 
 /* A slab with all its blocks inside is no longer the depot's. */
 static void slab_leave_locked(struct depot *depot, struct slab *slab) {
@@ -288,7 +280,7 @@ static bool slab_add(struct mam_pool *pool, struct depot *depot, unsigned class)
   mutex_lock(depot->lock);
   TAILQ_INSERT_HEAD(&depot->slabs, slab, link);
   slab_count_add(depot, 1);
-  /* release: the carved slab; pairs with the acquire in slab_free_block */
+  /* release: the carved slab; pairs with the acquire in free_small */
   atomic_store_explicit(&slab->pool, pool, memory_order_release);
   pthread_mutex_unlock(depot->lock);
   return true;
@@ -329,7 +321,7 @@ void slab_forget(struct depot *depot) {
   while ((slab = TAILQ_FIRST(&depot->slabs)) != NULL) {
     TAILQ_REMOVE(&depot->slabs, slab, link);
     atomic_store_explicit(&slab->pool, NULL, memory_order_release); /* as in block_return_locked */
-    for (uint32_t i = 0; i < slab_block_count(slab); i++)
+    for (uint32_t i = 0; i < slab->block_count; i++)
       atomic_store_explicit(slab_live(slab, i), 0, memory_order_relaxed); /* relaxed: nobody's any more */
   }
   batches_free(depot->first);

@@ -8,9 +8,15 @@
  * slab (its bit is set).  The program's blocks have a code in their live byte, all others 0.  Whoever frees
  * claims it by that byte (claim.h), so that of two frees of one block one fails, whatever threads they come from.
  *
- * Slabs take their spans from the pool and give them back when all blocks are in.  A slab is bound to its page for
- * good: it is found through page_map.h without a lock, and whose it is, is asked then.  So neither it nor its bytes are
- * freed.
+ * Slabs take their spans from the pool and give them back when all blocks are in.  A slab is bound for good to its page
+ * and to its class: a page has one for each class that it was ever carved for, and the page map names the last.  A slab
+ * is found through page_map.h without a lock, and whose it is, is asked then.  So neither it nor its bytes are freed.
+ *
+ * That is also what keeps a double free from harm that was held up between its look at a slab and its claim.  If all
+ * blocks have come in meanwhile and the page was carved anew, then either for another class, where nobody writes the
+ * bytes of this one, which are 0; or for the same, where the byte is that of a block at this very address.  And it is
+ * still a block of the pool that was looked at: a page comes to another pool only with its chunk, and before that no
+ * thread is inside a front of this one (pool_grow.c).
  *
  * Lock order: a depot's lock, then its pool's; no lock is held while the pool grows or the driver is asked.
  */
@@ -51,20 +57,18 @@ struct batch {
 };
 
 struct slab {
-  /* Whose it is, NULL while it has no span; written under the depot's lock.  Read by frees without one, see
-   * slab_free_block. */
+  /* Whose it is, NULL while it has no span; written under the depot's lock, read by frees without one. */
   _Atomic(struct mam_pool *) pool;
-  uintptr_t base; /* constant, as the page is */
-  /* Constant while it has a span, atomic for the sake of frees of what is no block any more: relaxed, but that
-   * block_count is published after live, which is never shorter than it. */
-  _Atomic uint64_t index_magic; /* 2^64 / a block's bytes, rounded up: see slab_index */
-  _Atomic uint32_t block_units, block_count;
-  _Atomic uint32_t class;
-  _Atomic(_Atomic uint8_t *) live; /* a code for each block, 0 if it is not the program's */
-  _Alignas(64) uint64_t *inside;   /* a bit for each block, under the depot's lock */
+  /* Constant. */
+  uintptr_t base;       /* of its page */
+  uint64_t index_magic; /* 2^64 / a block's bytes, rounded up: see slab_index */
+  uint32_t block_units, block_count;
+  unsigned class;
+  _Atomic uint8_t *live;         /* a code for each block, 0 if it is not the program's */
+  _Alignas(64) uint64_t *inside; /* a bit for each block, under the depot's lock; the pointer is constant */
   uint32_t inside_count;
-  uint32_t room;          /* for how many blocks live and inside are */
-  TAILQ_ENTRY(slab) link; /* in its depot: those with blocks inside first */
+  TAILQ_ENTRY(slab) link;     /* in its depot: those with blocks inside first */
+  struct slab *next_of_class; /* the ring of its page's slabs, of whoever has the page as a span */
 };
 
 TAILQ_HEAD(slab_list, slab);
@@ -99,26 +103,14 @@ static inline size_t slab_class_bytes(unsigned class) {
  * upper half is the quotient, its lower half is less than the magic if nothing is left over.  Both are exact for
  * numbers of 32 bits (Lemire, Kaser and Kurz, Faster remainder by direct computation, 2019), and an offset has 21. */
 static inline uint32_t slab_index(const struct slab *slab, uintptr_t address) {
-  uint64_t magic = atomic_load_explicit(&slab->index_magic, memory_order_relaxed); /* relaxed: see struct slab */
-  uint64_t offset = address % SLAB_BYTES, index = (uint64_t)((unsigned __int128)offset * magic >> 64);
-  bool starts = offset * magic < magic;
-  /* acquire: live is at least as long; pairs with the release in slab_open */
-  bool within = index < atomic_load_explicit(&slab->block_count, memory_order_acquire);
-  return within && starts ? (uint32_t)index : UINT32_MAX;
+  uint64_t offset = address % SLAB_BYTES, index = (uint64_t)((unsigned __int128)offset * slab->index_magic >> 64);
+  bool starts = offset * slab->index_magic < slab->index_magic;
+  return index < slab->block_count && starts ? (uint32_t)index : UINT32_MAX;
 }
 
-static inline _Atomic uint8_t *slab_live(const struct slab *slab, uint32_t index) {
-  /* relaxed: see slab_index */
-  return &atomic_load_explicit(&slab->live, memory_order_relaxed)[index];
-}
+static inline _Atomic uint8_t *slab_live(const struct slab *slab, uint32_t index) { return &slab->live[index]; }
 
-static inline unsigned slab_class_of(const struct slab *slab) {
-  return atomic_load_explicit(&slab->class, memory_order_relaxed); /* relaxed: the caller holds one of its blocks */
-}
-
-static inline size_t slab_block_bytes(const struct slab *slab) { /* relaxed: as above */
-  return (size_t)atomic_load_explicit(&slab->block_units, memory_order_relaxed) * SLAB_UNIT_BYTES;
-}
+static inline size_t slab_block_bytes(const struct slab *slab) { return (size_t)slab->block_units * SLAB_UNIT_BYTES; }
 
 /* What was asked for, as one byte: 1 and what is left over of the block in steps of a 128th of the class's spacing. The
  * spacing is a power of two, and the class's size a multiple of it. */

@@ -23,6 +23,8 @@ struct source_operations {
   cudaError_t (*chunk_give)(const struct source *source, uintptr_t base, size_t bytes);
   /* How many bytes the source could give, as far as it knows: a guess, since others take too. */
   cudaError_t (*available)(const struct source *source, size_t *bytes);
+  /* How many bytes the source has in all, whoever holds them. */
+  cudaError_t (*total)(const struct source *source, size_t *bytes);
   /* Waits until all GPU work has finished that was submitted so far. */
   cudaError_t (*synchronize)(const struct source *source);
   /* Whether chunks taken are still there. */
@@ -46,14 +48,18 @@ struct source_operations {
   cudaError_t (*access)(const struct source *source, uintptr_t base, size_t bytes);
   /* Takes the memory of one piece, as it was mapped, away.  On failure it is still there. */
   cudaError_t (*unmap)(const struct source *source, uintptr_t base, size_t bytes);
-  /* How many bytes the source has in all, whoever holds them. */
-  cudaError_t (*total)(const struct source *source, size_t *bytes);
 };
+
+/* Peers beyond these are not given access. */
+enum { SOURCE_PEERS_MOST = 31 };
 
 struct source {
   const struct source_operations *operations;
   struct context context; /* of those that ask the driver */
-  CUdevice device;        /* of source_vmm */
+  CUdevice device;        /* of source_vmm, as all that follows */
+  bool exports, rdma;     /* its memory can be exported as a file descriptor; can be reached by other adapters */
+  unsigned peer_count;
+  CUdevice peers[SOURCE_PEERS_MOST]; /* devices that can reach its memory, and are to */
 };
 
 /* Chunks are taken in multiples of this: the granularity of the driver's own blocks. */

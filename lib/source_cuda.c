@@ -87,16 +87,29 @@ static cudaError_t pinned_give(const struct source *source, uintptr_t base, size
 
 /* ---- Asking ---- */
 
-cudaError_t source_cuda_available(const struct source *source, size_t *bytes) {
+static cudaError_t memory_info(const struct source *source, size_t *free_bytes, size_t *total_bytes) {
   struct context_visit visit;
-  size_t free_bytes = 0, total_bytes = 0;
   cudaError_t error = context_enter(&source->context, &visit);
   if (error != cudaSuccess)
     return error;
-  error = checked(source, source->context.driver->cuMemGetInfo(&free_bytes, &total_bytes), "cuMemGetInfo");
+  error = checked(source, source->context.driver->cuMemGetInfo(free_bytes, total_bytes), "cuMemGetInfo");
   context_leave(&source->context, &visit);
+  return error;
+}
+
+cudaError_t source_cuda_available(const struct source *source, size_t *bytes) {
+  size_t free_bytes = 0, total_bytes = 0;
+  cudaError_t error = memory_info(source, &free_bytes, &total_bytes);
   if (error == cudaSuccess)
     *bytes = free_bytes;
+  return error;
+}
+
+static cudaError_t cuda_total(const struct source *source, size_t *bytes) {
+  size_t free_bytes = 0, total_bytes = 0;
+  cudaError_t error = memory_info(source, &free_bytes, &total_bytes);
+  if (error == cudaSuccess)
+    *bytes = total_bytes;
   return error;
 }
 
@@ -127,17 +140,20 @@ const struct source_operations source_device = {.name = "device",
                                                 .chunk_take = device_take,
                                                 .chunk_give = device_give,
                                                 .available = source_cuda_available,
+                                                .total = cuda_total,
                                                 .synchronize = source_cuda_synchronize,
                                                 .lives = source_cuda_lives};
 const struct source_operations source_managed = {.name = "managed",
                                                  .chunk_take = managed_take,
                                                  .chunk_give = device_give,
                                                  .available = source_cuda_available,
+                                                 .total = cuda_total,
                                                  .synchronize = source_cuda_synchronize,
                                                  .lives = source_cuda_lives};
 const struct source_operations source_pinned = {.name = "pinned",
                                                 .chunk_take = pinned_take,
                                                 .chunk_give = pinned_give,
                                                 .available = pinned_available,
+                                                .total = pinned_available,
                                                 .synchronize = source_cuda_synchronize,
                                                 .lives = source_cuda_lives};

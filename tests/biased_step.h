@@ -4,6 +4,9 @@
 #ifndef MAM_TESTS_BIASED_STEP_H
 #define MAM_TESTS_BIASED_STEP_H
 
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* as biased.c has it, which comes later */
+#endif
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -15,6 +18,7 @@ void biased_test_store(volatile void *flag, unsigned char value, memory_order or
 unsigned char biased_test_exchange(volatile void *flag, unsigned char value, memory_order order);
 long biased_test_syscall(long number, ...);
 int biased_test_yield(void);
+void biased_test_walk(void);
 
 #undef atomic_load_explicit
 #undef atomic_store_explicit
@@ -23,6 +27,7 @@ int biased_test_yield(void);
 #define atomic_store_explicit(flag, value, order) biased_test_store(flag, value, order)
 #define atomic_exchange_explicit(flag, value, order) biased_test_exchange(flag, value, order)
 #define syscall biased_test_syscall
-#define sched_yield biased_test_yield
+#define BIASED_WAIT(wait) ((void)(wait), (void)biased_test_yield())
+#define BIASED_WALK() biased_test_walk()
 
 #endif

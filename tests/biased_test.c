@@ -12,6 +12,7 @@
  * more, frees it too.
  */
 #include <linux/membarrier.h>
+#include <stdarg.h>
 #include <string.h>
 
 #include "biased.h"
@@ -21,13 +22,17 @@
 #include "run_suite.h"
 
 enum { OWNER, OTHER, THREADS, DRAIN_OWNER = THREADS, DRAIN_OTHER, ACTORS };
-enum { INSIDE, WANTED, COUNTER, ALONE, LIVE, CELLS };
+enum { INSIDE, WANTED, FENCES, COUNTER, ALONE, LIVE, CELLS };
 enum { BUFFER = 16, TURNS = 2 };
 
 /* What is left out of the code, to see that the search would tell. */
 struct variant {
   const char *name;
   bool owner_fences;     /* the kernel has no membarrier */
+  bool refused_late;     /* the kernel refuses it when it is called */
+  bool restored;         /* until the process has registered anew */
+  bool no_walk;          /* the other thread does not run on all processors instead */
+  bool trusts_no_fence;  /* the owner gets in without a barrier by a word that says that it has to execute one */
   bool no_barrier;       /* the other thread does not call it */
   bool no_second_look;   /* the owner goes in without looking at wanted */
   bool no_await;         /* the other thread does not wait */
@@ -53,6 +58,7 @@ static unsigned changes;            /* of the memory, so far */
 static bool waits[THREADS];         /* for a change since */
 static unsigned waits_since[THREADS];
 static unsigned inside_count, claimed;
+static bool restored; /* and not registered since */
 static const char *fault;
 
 /* ---- A machine with total store order ---- */
@@ -114,13 +120,19 @@ static unsigned machine_exchange(int cell, unsigned value) {
 
 static _Atomic uint8_t live;
 
-static int cell_of(const volatile void *flag) { return flag == &lock.inside ? INSIDE : flag == &live ? LIVE : WANTED; }
+static int cell_of(const volatile void *flag) {
+  return flag == &lock.inside ? INSIDE : flag == &live ? LIVE : flag == &biased_owner_fences ? FENCES : WANTED;
+}
 
 unsigned char biased_test_load(const volatile void *flag, memory_order order) {
-  (void)order; /* every load is an acquire on such a machine */
+  /* every load is an acquire on such a machine */
+  if (coroutine_running < 0) /* biased_init */
+    return (unsigned char)memory[cell_of(flag)];
   if (variant->no_second_look && coroutine_running == OWNER && flag != &live)
     return 0;
-  return (unsigned char)machine_load(cell_of(flag));
+  unsigned char value = (unsigned char)machine_load(cell_of(flag));
+  bool second_look = flag == &lock.wanted && order == memory_order_seq_cst;
+  return variant->trusts_no_fence && second_look ? value & BIASED_WANTED : value;
 }
 
 void biased_test_store(volatile void *flag, unsigned char value, memory_order order) {
@@ -139,16 +151,37 @@ unsigned char biased_test_exchange(volatile void *flag, unsigned char value, mem
 }
 
 /* The barrier of every thread comes between the call and the return, while the caller does nothing. */
-long biased_test_syscall(long number, ...) {
-  if (number != SYS_membarrier)
-    ck_abort_msg("a system call that is not membarrier");
-  if (coroutine_running < 0) /* biased_register */
-    return variant->owner_fences ? -1 : 0;
+static void barrier_of_all(void) {
   coroutine_yield();
   remember(0);
   drain_all(OWNER);
   drain_all(OTHER);
+}
+
+long biased_test_syscall(long number, ...) {
+  va_list arguments;
+  va_start(arguments, number);
+  int command = va_arg(arguments, int);
+  va_end(arguments);
+  if (number != SYS_membarrier)
+    ck_abort_msg("a system call that is not membarrier");
+  if (coroutine_running < 0) /* biased_register */
+    return variant->owner_fences ? -1 : 0;
+  if (variant->refused_late)
+    return -1;
+  if (command == MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED)
+    restored = false;
+  else if (restored)
+    return -1;
+  else
+    barrier_of_all();
   return 0;
+}
+
+/* While the thread comes to a processor, the one that ran there has made way. */
+void biased_test_walk(void) {
+  if (!variant->no_walk)
+    barrier_of_all();
 }
 
 int biased_test_yield(void) {
@@ -183,8 +216,7 @@ static void owner_body(void) {
 }
 
 static void other_enter(void) {
-  biased_other_want(&lock);
-  if (!variant->no_barrier)
+  if (biased_other_want(&lock) && !variant->no_barrier)
     biased_barrier();
   if (!variant->no_await)
     biased_other_await(&lock);
@@ -210,7 +242,7 @@ static void other_body(void) {
 /* ---- All states ---- */
 
 static uint64_t state_hash(void) {
-  uint64_t hash = 1;
+  uint64_t hash = restored ? 2 : 1;
   for (int i = 0; i < CELLS; i++)
     hash = interleave_mix(hash, memory[i]);
   for (int i = 0; i < THREADS; i++) {
@@ -251,7 +283,9 @@ static void body(int which) {
 
 static void run_begin(void) {
   memset(memory, 0, sizeof memory);
+  biased_register();
   biased_init(&lock);
+  restored = variant->restored;
   memory[ALONE] = memory[LIVE] = true;
   changes = inside_count = claimed = 0;
   fault = NULL;
@@ -280,7 +314,6 @@ static const char *explore(const struct variant *explored, size_t *states) {
   const struct interleave machine = {explored->name, run_begin,    who_can,         go,
                                      state_hash,     fault_so_far, fault_at_the_end};
   variant = explored;
-  biased_register();
   return interleave_explore(&machine, states);
 }
 
@@ -291,6 +324,9 @@ START_TEST(one_is_inside_at_a_time_and_sees_what_the_last_one_wrote) {
       {.name = "without membarrier", .owner_fences = true},
       {.name = "claims", .claims = true},
       {.name = "claims without membarrier", .owner_fences = true, .claims = true},
+      {.name = "membarrier refused late", .refused_late = true},
+      {.name = "claims, membarrier refused late", .refused_late = true, .claims = true},
+      {.name = "a process that was restored", .restored = true},
   };
   size_t states;
   const char *wrong = explore(&variants[_i], &states);
@@ -308,6 +344,9 @@ START_TEST(each_step_is_needed) {
       {.name = "no second look, without membarrier", .owner_fences = true, .no_second_look = true},
       {.name = "no full barrier of the owner", .owner_fences = true, .exchange_relaxed = true},
       {.name = "no full barrier of the other", .owner_fences = true, .want_relaxed = true},
+      {.name = "refused late, no walk", .refused_late = true, .no_walk = true},
+      {.name = "refused late, no second look", .refused_late = true, .no_second_look = true},
+      {.name = "refused late, the word not heeded", .refused_late = true, .trusts_no_fence = true},
       {.name = "claims beside one who is alone", .claims = true, .still_alone = true},
       {.name = "claims, no barrier", .claims = true, .no_barrier = true},
       {.name = "claims, no await", .claims = true, .no_await = true},
@@ -324,8 +363,8 @@ int main(void) {
   TCase *tests = tcase_create("interleavings");
   tcase_set_timeout(tests, 60);
   if (COROUTINES_WORK) {
-    tcase_add_loop_test(tests, one_is_inside_at_a_time_and_sees_what_the_last_one_wrote, 0, 5);
-    tcase_add_loop_test(tests, each_step_is_needed, 0, 12);
+    tcase_add_loop_test(tests, one_is_inside_at_a_time_and_sees_what_the_last_one_wrote, 0, 8);
+    tcase_add_loop_test(tests, each_step_is_needed, 0, 15);
   }
   suite_add_tcase(suite, tests);
   return run_suite(suite);

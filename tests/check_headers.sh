@@ -41,6 +41,15 @@ cudaError_t take(MAM_Pool pool) {
   return error == cudaSuccess ? MAM_CudaFree(const_cast<float *>(constant)) : error;
 }
 END
+cat >"$work/streams.c" <<'END'
+#include <mam.h>
+int main(void) {
+  cudaError_t (*free_function)(void *, cudaStream_t) = MAM_CudaFreeAsync;
+  void *block = 0;
+  if (MAM_CudaMallocAsync(&block, 100, 0) != cudaSuccess) return 1;
+  return MAM_CudaFreeReuse(0, MAM_REUSE_STREAM) == cudaSuccess && free_function(block, 0) == cudaSuccess ? 0 : 1;
+}
+END
 # That the CUDA runtime's own header goes with it, in either order.
 printf '#include <cuda_runtime_api.h>\n' | cat - "$work/alone.c" >"$work/after_cuda.c"
 { cat "$work/alone.c"; printf '#include <cuda_runtime_api.h>\n'; } >"$work/before_cuda.c"
@@ -86,9 +95,13 @@ compile_all() {
   strict="-pedantic -Wall -Wextra -Wundef -Werror -fsyntax-only -I$include"
   compile "C11" ${CC:-cc} -std=c11 $strict "$work/alone.c"
   compile "C11, MAM_NO_CUDA_HEADERS" ${CC:-cc} -std=c11 $strict -DMAM_NO_CUDA_HEADERS "$work/alone.c"
+  compile "C11, per-thread default streams" \
+    ${CC:-cc} -std=c11 $strict -DCUDA_API_PER_THREAD_DEFAULT_STREAM=1 "$work/streams.c"
   compile "C11, heaps" ${CC:-cc} -std=gnu11 -Wall -Wextra -Wundef -Werror -fsyntax-only -I"$include" "$work/heap.c"
   if [ -n "${CXX-}" ]; then
     compile "C++17, heaps" $CXX -std=c++17 -Wall -Wextra -Wundef -Werror -fsyntax-only -I"$include" -x c++ "$work/heap.c"
+    compile "C++17, per-thread default streams" \
+      $CXX -std=c++17 $strict -DCUDA_API_PER_THREAD_DEFAULT_STREAM=1 -x c++ "$work/streams.c"
     compile "C++17" $CXX -std=c++17 $strict "$work/alone.cpp"
     compile "C++17, MAM_NO_CUDA_HEADERS" $CXX -std=c++17 $strict -DMAM_NO_CUDA_HEADERS "$work/alone.cpp"
   else
@@ -113,6 +126,8 @@ compile_all() {
     compile "the same with -rdc" "$NVCC" -std=c++14 -Werror all-warnings -I"$include" -arch="sm_$arch" -rdc=true -cubin \
       -o "$work/heap.cubin" "$work/heap.cu"
   done
+  compile "nvcc, per-thread default streams" "$NVCC" -std=c++17 -Werror all-warnings -I"$include" \
+    --default-stream per-thread -x cu -c -o "$work/streams.o" "$work/streams.c"
   compile "nvcc" "$NVCC" -std=c++17 -Werror all-warnings -I"$include" -c -o "$work/alone.o" "$work/alone.cu"
 }
 

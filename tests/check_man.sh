@@ -38,14 +38,16 @@ for tool in ${TOOLS-}; do
   [ -f "$srcdir/man/$tool.1" ] || fail "$tool has no page man/$tool.1"
 done
 
-# A row of the table is: OPTION(name, kind, "default", "values", "help"); in mam(7): .It Ev name Ta default Ta values ...
+# A row of the table is: OPTION(name, kind, "default", "values", "help"); in mam(7), the name and the default on a line,
+# the values on the next.
 options=$(tr '\n' ' ' <"$srcdir/lib/options.def" |
   grep -Eo 'OPTION\(MAM_[A-Z_]+, *[a-z]+, *"[^"]*", *"[^"]*"' |
-  sed 's/OPTION(\([A-Z_]*\), *[a-z]*, *"\([^"]*\)", *"\([^"]*\)"/\1 Ta \2 Ta \3/')
+  sed 's/OPTION(\([A-Z_]*\), *[a-z]*, *"\([^"]*\)", *"\([^"]*\)"/\1 , No default \2: \3/')
 [ -n "$options" ] || fail "no option found in lib/options.def"
+told=$(sed -n '/^\.It Ev MAM_[A-Z_]* , No default /{s/^\.It Ev //;N;s/\n/: /;s/:$//;p;}' "$srcdir/man/mam.7")
 while read -r row; do
-  grep -Fq ".It Ev $row Ta " "$srcdir/man/mam.7" ||
-    fail "mam(7) has no such row, with the name, default and values of lib/options.def: .It Ev $row Ta"
+  printf '%s\n' "$told" | grep -Fqx "$row" ||
+    fail "mam(7) does not have the name, default and values of lib/options.def: $row"
 done <<END
 $options
 END

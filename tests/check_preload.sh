@@ -22,14 +22,14 @@ compare() {
 }
 
 # What is not in front of a function of the driver.
-others='^(dlsym|mam_driver_detour)$'
-tr '\n' ' ' <"$srcdir/lib/preload_table.def" | sed 's/\*\///g' | grep -Eo 'HOOK\(cu[A-Za-z0-9_]+' |
-  sed 's/HOOK(//' | LC_ALL=C sort >"$work/table"
+others='^(dlsym|mam_driver_detour|GLIBC_.*|MAM_PRELOAD)$'
+tr '\n' ' ' <"$srcdir/lib/preload_table.def" | sed 's/\*\///g' | grep -Eo '(HOOK|AGAIN)\(cu[A-Za-z0-9_]+' |
+  sed 's/.*(//' | LC_ALL=C sort >"$work/table"
 sed -n '/global:/,/local:/s/^ *\([A-Za-z_0-9]*\);.*/\1/p' "$srcdir/lib/preload.map" | grep -Ev "$others" |
   LC_ALL=C sort >"$work/map"
 # NM may bring a flag: split on purpose.
 # shellcheck disable=SC2086
-${NM:-nm} -D --defined-only "$library" | awk '{ print $3 }' | LC_ALL=C sort >"$work/exported"
+${NM:-nm} -D --defined-only "$library" | awk '{ sub(/@.*/, "", $3); print $3 }' | LC_ALL=C sort -u >"$work/exported"
 grep -Ev "$others" "$work/exported" >"$work/library"
 sed -n '/^\.Ss What is served/,/^Everything else/p' "$srcdir/man/mam-run.1" |
   grep -Eo '^\.(Po )?Fn cu[A-Z][A-Za-z0-9_]*' | sed 's/^.*Fn //' | LC_ALL=C sort -u >"$work/page"
@@ -43,6 +43,13 @@ done
 
 if LC_ALL=C readelf -d "$library" | grep -i 'NEEDED.*\(cuda\|nvidia\)'; then
   echo "FAILED: libmam_preload.so needs these when it is loaded"
+  failed=1
+fi
+
+# It looks for libmam beside itself alone, not in the folder that it was built in.
+# shellcheck disable=SC2016
+if LC_ALL=C readelf -d "$library" | grep -i 'R.*PATH' | grep -qv '\[\$ORIGIN\]'; then
+  echo "FAILED: libmam_preload.so looks for libraries elsewhere than beside itself"
   failed=1
 fi
 

@@ -261,13 +261,16 @@ END_TEST
 /* OPTIONAL_FUNCTION(name) for each that the library does without. */
 #define OPTIONAL_FUNCTIONS                                                                                             \
   OPTIONAL_FUNCTION(cuCtxGetId)                                                                                        \
-  OPTIONAL_FUNCTION(cuGetExportTable)                                                                                  \
   OPTIONAL_FUNCTION(cuThreadExchangeStreamCaptureMode)                                                                 \
   OPTIONAL_FUNCTION(cuEventCreate)                                                                                     \
   OPTIONAL_FUNCTION(cuEventDestroy)                                                                                    \
   OPTIONAL_FUNCTION(cuEventQuery)                                                                                      \
   OPTIONAL_FUNCTION(cuCtxRecordEvent)                                                                                  \
+  OPTIONAL_FUNCTION(cuDeviceGetCount)                                                                                  \
+  OPTIONAL_FUNCTION(cuDevicePrimaryCtxGetState)                                                                        \
+  OPTIONAL_FUNCTION(cuPointerGetAttribute)                                                                             \
   OPTIONAL_FUNCTION(cuStreamGetId)                                                                                     \
+  OPTIONAL_FUNCTION(cuStreamGetCtx)                                                                                    \
   OPTIONAL_FUNCTION(cuStreamIsCapturing)                                                                               \
   OPTIONAL_FUNCTION(cuStreamGetCaptureInfo)                                                                            \
   OPTIONAL_FUNCTION(cuMemAddressReserve)                                                                               \

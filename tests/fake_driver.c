@@ -59,6 +59,18 @@ int call_end(int result) {
   return result;
 }
 
+static pthread_cond_t hold_changed = PTHREAD_COND_INITIALIZER;
+static bool holding; /* with the mutex */
+
+void call_hold(enum call call) {
+  if (!fake.calls[call].held)
+    return;
+  fake.calls[call].held = false;
+  holding = true;
+  while (holding)
+    (void)pthread_cond_wait(&hold_changed, &fake.mutex);
+}
+
 /* ---- Contexts ---------------------------------------------------------------------------------------------------- */
 
 bool context_known(const struct context *context) {
@@ -69,18 +81,12 @@ bool context_known(const struct context *context) {
 static void context_begin(struct context *context, int device) {
   context->alive = true;
   context->poison = SUCCESS;
+  (void)memset(context->reaches, 0, sizeof context->reaches);
   context->device = device;
   context->id = ++fake.last_id;
 }
 
-static void context_clear(struct context *context) {
-  if (context->key != NULL)
-    context->ended(context, context->key, context->value);
-  context->key = NULL;
-}
-
 static void context_end(struct context *context) {
-  context_clear(context);
   context_drop(context);
   context->alive = false;
   struct block **link = &fake.blocks;
@@ -194,12 +200,17 @@ struct block *memory_block_at(uintptr_t address) {
   return block;
 }
 
-bool memory_holds(uintptr_t address, size_t bytes) {
+/* Memory of cuMemAlloc is its device's, and that of others which the program gave access to it. */
+bool memory_reached(const struct block *block, const struct context *user) {
+  return block->kind != KIND_DEVICE || user == NULL || user->device == block->device || user->reaches[block->device];
+}
+
+bool memory_holds(uintptr_t address, size_t bytes, const struct context *user) {
   for (const struct block *block = fake.blocks; block != NULL; block = block->next)
     if (address >= block->address && address - block->address <= block->bytes &&
         bytes <= block->bytes - (address - block->address))
-      return true;
-  return mapping_holds(address, bytes);
+      return memory_reached(block, user);
+  return mapping_holds(address, bytes, user);
 }
 
 static int memory_take(enum kind kind, size_t bytes, uintptr_t *address) {
@@ -300,6 +311,7 @@ static const struct error_row error_rows[] = {
     {NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},
     {700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
     {CONTEXT_IS_DESTROYED, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed"},
+    {NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
     {719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
     {CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"},
     {CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
@@ -358,17 +370,56 @@ int cuDeviceGetName(char *name, int length, int device) {
   return call_end(error);
 }
 
+int cuDeviceGetCount(int *count) {
+  int error = call_begin(CALL_cuDeviceGetCount);
+  if (error == SUCCESS)
+    *count = fake.device_count;
+  return call_end(error);
+}
+
+int cuDeviceCanAccessPeer(int *can, int device, int peer) {
+  int error = call_begin(CALL_cuDeviceCanAccessPeer);
+  if (error == SUCCESS)
+    error = device_check(device);
+  if (error == SUCCESS)
+    error = device_check(peer);
+  if (error == SUCCESS)
+    *can = fake.peers[device][peer];
+  return call_end(error);
+}
+
 /* The attributes that are asked for: CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
- * CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED. */
-enum { attribute_multiprocessors = 16, attribute_maps = 102, multiprocessors = 8 };
+ * CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, ..._HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED and
+ * ..._GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED.  The last two say yes also where cuMemCreate refuses. */
+enum {
+  attribute_multiprocessors = 16,
+  attribute_maps = 102,
+  attribute_exports = 103,
+  attribute_rdma = 110,
+  multiprocessors = 8
+};
+
+static int attribute_value(int attribute) {
+  switch (attribute) {
+  case attribute_multiprocessors:
+    return multiprocessors;
+  case attribute_maps:
+    return !fake.maps_nothing;
+  case attribute_exports:
+  case attribute_rdma:
+    return 1;
+  default:
+    return -1;
+  }
+}
 
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
   int error = call_begin(CALL_cuDeviceGetAttribute);
+  int known = attribute_value(attribute);
   if (error == SUCCESS)
-    error =
-        attribute != attribute_maps && attribute != attribute_multiprocessors ? INVALID_VALUE : device_check(device);
+    error = known < 0 ? INVALID_VALUE : device_check(device);
   if (error == SUCCESS)
-    *value = attribute == attribute_multiprocessors ? multiprocessors : !fake.maps_nothing;
+    *value = known;
   return call_end(error);
 }
 
@@ -378,6 +429,17 @@ int cuDeviceTotalMem(size_t *bytes, int device) {
     error = device_check(device);
   if (error == SUCCESS)
     *bytes = fake.capacity_bytes;
+  return call_end(error);
+}
+
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
+  int error = call_begin(CALL_cuDevicePrimaryCtxGetState);
+  if (error == SUCCESS)
+    error = device_check(device);
+  if (error == SUCCESS) {
+    *flags = 0;
+    *active = fake.primaries[device].alive;
+  }
   return call_end(error);
 }
 
@@ -448,46 +510,6 @@ int cuCtxGetId(struct context *context, unsigned long long *id) {
   return call_end(error);
 }
 
-/* ---- What goes with a context: here, one value of one key ---- */
-
-static int storage_put(struct context *context, void *key, void *value,
-                       void (*ended)(struct context *context, void *key, void *value)) {
-  fake_lock();
-  int error = context->key != NULL ? INVALID_HANDLE : SUCCESS;
-  if (error == SUCCESS) {
-    context->key = key;
-    context->value = value;
-    context->ended = ended;
-  }
-  fake_unlock();
-  return error;
-}
-
-static int storage_get(void **value, struct context *context, void *key) {
-  fake_lock();
-  int error = context->key != key ? INVALID_HANDLE : SUCCESS;
-  if (error == SUCCESS)
-    *value = context->value;
-  fake_unlock();
-  return error;
-}
-
-int cuGetExportTable(const void **table, const unsigned char (*id)[16]) {
-  static const unsigned char storage_id[16] = {0xc6, 0x93, 0x33, 0x6e, 0x11, 0x21, 0xdf, 0x11,
-                                               0xa8, 0xc3, 0x68, 0xf3, 0x55, 0xd8, 0x95, 0x93};
-  static const struct {
-    int (*put)(struct context *, void *, void *, void (*)(struct context *, void *, void *));
-    int (*remove)(struct context *, void *); /* not known here */
-    int (*get)(void **, struct context *, void *);
-  } storage = {storage_put, NULL, storage_get};
-  int error = call_begin(CALL_cuGetExportTable);
-  if (error == SUCCESS && memcmp(id, storage_id, sizeof storage_id) != 0)
-    error = INVALID_VALUE;
-  if (error == SUCCESS)
-    *table = &storage;
-  return call_end(error);
-}
-
 int cuCtxGetDevice(int *device) {
   struct context *context = NULL;
   int error = call_begin(CALL_cuCtxGetDevice);
@@ -501,6 +523,7 @@ int cuCtxGetDevice(int *device) {
 int cuCtxSynchronize(void) {
   struct context *context = NULL;
   int error = call_begin(CALL_cuCtxSynchronize);
+  call_hold(CALL_cuCtxSynchronize);
   if (error == SUCCESS)
     error = context_current(&context);
   if (error == SUCCESS)
@@ -623,6 +646,7 @@ EXPORT int cuGetProcAddress(const char *name, void **function, int version, uint
   enum call call = call_find(name);
   fake_lock();
   fake.lookups++;
+  fake.violations += strcmp(name, "cuGetExportTable") == 0; /* no document says what is in its tables */
   bool hidden = call != call_count && fake.calls[call].hidden;
   fake_unlock();
   if (call == call_count || version < function_rows[call].first || version > function_rows[call].last)
@@ -670,6 +694,20 @@ EXPORT void fake_set_maps_nothing(void) {
   fake_unlock();
 }
 
+EXPORT void fake_set_peers(void) {
+  fake_lock();
+  for (int i = 0; i < device_limit; i++)
+    for (int j = 0; j < device_limit; j++)
+      fake.peers[i][j] = i != j;
+  fake_unlock();
+}
+
+EXPORT void fake_set_shares_nothing(void) {
+  fake_lock();
+  fake.shares_nothing = true;
+  fake_unlock();
+}
+
 /* A test that names a function the fake does not have would check nothing. */
 static struct call_state *call_state_get(const char *name) {
   enum call call = call_find(name);
@@ -689,6 +727,26 @@ EXPORT void fake_fail(const char *name, unsigned nth, int error) {
   struct call_state *state = call_state_get(name);
   state->countdown = nth;
   state->error = error;
+  fake_unlock();
+}
+
+EXPORT void fake_hold(const char *name) {
+  fake_lock();
+  call_state_get(name)->held = true;
+  fake_unlock();
+}
+
+EXPORT bool fake_is_held(void) {
+  fake_lock();
+  bool held = holding;
+  fake_unlock();
+  return held;
+}
+
+EXPORT void fake_let_go(void) {
+  fake_lock();
+  holding = false;
+  (void)pthread_cond_broadcast(&hold_changed);
   fake_unlock();
 }
 
@@ -738,7 +796,7 @@ EXPORT unsigned fake_live_blocks(void) {
 
 EXPORT bool fake_holds(const void *address, size_t bytes) {
   fake_lock();
-  bool holds = memory_holds((uintptr_t)address, bytes);
+  bool holds = memory_holds((uintptr_t)address, bytes, NULL);
   fake_unlock();
   return holds;
 }
@@ -802,6 +860,12 @@ EXPORT int fake_stack_depth(void) { return thread.depth; }
 EXPORT void fake_make_current(void *context) {
   fake_lock();
   (void)stack_replace(context);
+  fake_unlock();
+}
+
+EXPORT void fake_peer_enable(void *context, int device) {
+  fake_lock();
+  ((struct context *)context)->reaches[device] = true;
   fake_unlock();
 }
 

@@ -39,6 +39,18 @@ void fake_set_largest(size_t bytes);
 /* From now on the devices say that they cannot map memory piece by piece. */
 void fake_set_maps_nothing(void);
 
+/* From now on each device can reach the memory of every other: blocks of cuMemAlloc once the program has enabled it,
+ * mapped memory as far as cuMemSetAccess says so.  To begin with none can. */
+void fake_set_peers(void);
+
+/* From now on cuMemCreate refuses memory that is to be exported, or reached by other adapters, though the devices say
+ * that they can do both: as in some containers. */
+void fake_set_shares_nothing(void);
+
+/* Whether a mapped range is all of memory that can be exported as a file descriptor; that other adapters can reach. */
+bool fake_exportable(const void *address, size_t bytes);
+bool fake_rdma_capable(const void *address, size_t bytes);
+
 /* Host memory for cuMemHostAlloc, and as much for cuMemAllocManaged.  64 GiB to begin with. */
 void fake_set_host_capacity(size_t bytes);
 
@@ -53,6 +65,13 @@ void fake_hide(const char *name);
 
 /* The nth call from now (1 is the next) of the function answers error and does nothing. */
 void fake_fail(const char *name, unsigned nth, int error);
+
+/* The next call of the function waits at its end, when all that it does is done, until it is let go.  Of destructions
+ * of streams and graphs and ends of captures. */
+void fake_hold(const char *name);
+/* Whether a call waits so; and lets it go. */
+bool fake_is_held(void);
+void fake_let_go(void);
 
 /* Errors injected so far. */
 unsigned fake_failures(void);
@@ -87,7 +106,7 @@ unsigned fake_waits(void);
 unsigned fake_wrong_frees(void);
 
 /* Calls that would be undefined on the real driver: making a destroyed context current, or popping one that is not
- * primary; and those with the handle of an event or a stream that is gone. */
+ * primary; those with the handle of an event or a stream that is gone; and look-ups of cuGetExportTable. */
 unsigned fake_violations(void);
 
 /* Retains of a device's primary context that were not released. */
@@ -102,6 +121,10 @@ void *fake_context_create(int device);
 void fake_context_destroy(void *context);
 
 bool fake_context_alive(void *context);
+
+/* cuCtxEnablePeerAccess: kernels of the context can use memory of cuMemAlloc of the device from now on, and
+ * cuPointerGetAttribute (CU_POINTER_ATTRIBUTE_DEVICE_POINTER) says so. */
+void fake_peer_enable(void *context, int device);
 
 /* cuDevicePrimaryCtxReset: memory and id are gone, handle, currency and retains stay. */
 void fake_primary_reset(int device);

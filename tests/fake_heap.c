@@ -123,7 +123,7 @@ static int copy_begin(enum call call, uintptr_t on_device, size_t bytes, void *h
   int error = call_begin(call);
   if (error == SUCCESS)
     error = stream_of(handle, &stream);
-  if (error == SUCCESS && !(fake.backed && memory_holds(on_device, bytes)))
+  if (error == SUCCESS && !(fake.backed && memory_holds(on_device, bytes, NULL)))
     error = INVALID_VALUE;
   return call_end(error);
 }

@@ -36,6 +36,7 @@ enum {
   INVALID_HANDLE = 400,
   NOT_FOUND = 500,
   NOT_READY = 600,
+  NOT_SUPPORTED = 801,
   CONTEXT_IS_DESTROYED = 709,
   CAPTURE_UNSUPPORTED = 900,
   CAPTURE_INVALIDATED = 901,
@@ -57,6 +58,9 @@ enum { mode_global, mode_thread_local, mode_relaxed };
   FUNCTION(cuDeviceGetName, 2000, INT_MAX, (char *name, int length, int device))                                       \
   FUNCTION(cuDeviceGetAttribute, 2000, INT_MAX, (int *value, int attribute, int device))                               \
   FUNCTION(cuDeviceTotalMem, 3020, INT_MAX, (size_t * bytes, int device))                                              \
+  FUNCTION(cuDeviceGetCount, 2000, INT_MAX, (int *count))                                                              \
+  FUNCTION(cuDeviceCanAccessPeer, 4000, INT_MAX, (int *can, int device, int peer))                                     \
+  FUNCTION(cuDevicePrimaryCtxGetState, 7000, INT_MAX, (int device, unsigned *flags, int *active))                      \
   FUNCTION(cuDevicePrimaryCtxRetain, 7000, INT_MAX, (struct context * *context, int device))                           \
   FUNCTION(cuDevicePrimaryCtxRelease, 7000, INT_MAX, (int device))                                                     \
   FUNCTION(cuCtxGetCurrent, 4000, INT_MAX, (struct context * *context))                                                \
@@ -64,7 +68,6 @@ enum { mode_global, mode_thread_local, mode_relaxed };
   FUNCTION(cuCtxPushCurrent, 4000, INT_MAX, (struct context * context))                                                \
   FUNCTION(cuCtxPopCurrent, 4000, INT_MAX, (struct context * *context))                                                \
   FUNCTION(cuCtxGetId, 12000, INT_MAX, (struct context * context, unsigned long long *id))                             \
-  FUNCTION(cuGetExportTable, 3000, INT_MAX, (const void **table, const unsigned char(*id)[16]))                        \
   FUNCTION(cuCtxGetDevice, 2000, 12999, (int *device))                                                                 \
   FUNCTION(cuCtxSynchronize, 2000, 12999, (void))                                                                      \
   FUNCTION(cuCtxRecordEvent, 12050, INT_MAX, (struct context * context, struct event * event))                         \
@@ -105,6 +108,9 @@ enum { mode_global, mode_thread_local, mode_relaxed };
   FUNCTION(cuGraphDestroy, 10000, INT_MAX, (void *graph))                                                              \
   FUNCTION(cuGraphExecDestroy, 10000, INT_MAX, (void *executable))                                                     \
   FUNCTION(cuGraphClone, 10000, INT_MAX, (void **clone, void *graph))                                                  \
+  FUNCTION(cuGraphAddChildGraphNode, 10000, INT_MAX,                                                                   \
+           (void **node, void *graph, const void *nodes, size_t count, void *child))                                   \
+  FUNCTION(cuGraphExecUpdate, 12000, INT_MAX, (void *executable, void *graph, void *outcome))                          \
   FUNCTION(cuMemAddressReserve, 10020, INT_MAX,                                                                        \
            (unsigned long long *address, size_t bytes, size_t alignment, unsigned long long fixed,                     \
             unsigned long long flags))                                                                                 \
@@ -151,7 +157,7 @@ struct properties {
   int type, requested_handle_types;
   struct location location;
   void *windows;
-  unsigned char flags[8];
+  unsigned char compression, rdma, rest[6];
 };
 struct access {
   struct location location;
@@ -184,6 +190,7 @@ extern const size_t later_row_count;
 /* ---- The machine's state ----------------------------------------------------------------------------------------- */
 
 struct call_state {
+  bool held; /* the next call waits */
   unsigned calls;
   unsigned countdown; /* calls until the injected error; 0 for none */
   int error;
@@ -196,9 +203,8 @@ struct context {
   int poison; /* what its work ended in */
   int device;
   unsigned retains;
-  unsigned long long id; /* never used twice */
-  void *key, *value;     /* what somebody put into it; none if key is NULL */
-  void (*ended)(struct context *context, void *key, void *value);
+  unsigned long long id;      /* never used twice */
+  bool reaches[device_limit]; /* its kernels can use memory of cuMemAlloc of these devices, by peer access */
 };
 
 enum kind { KIND_DEVICE, KIND_PINNED, KIND_MANAGED, kind_count };
@@ -253,10 +259,12 @@ struct machine {
   size_t capacity_bytes;
   size_t host_capacity_bytes;
   size_t largest_bytes;
-  bool maps_nothing;          /* no device can map memory piece by piece */
-  bool backed;                /* what cuMemAlloc gives is really there */
-  unsigned registered;        /* pieces of host memory */
-  unsigned long long last_id; /* of contexts */
+  bool maps_nothing;                      /* no device can map memory piece by piece */
+  bool shares_nothing;                    /* cuMemCreate refuses memory that other processes or adapters could use */
+  bool peers[device_limit][device_limit]; /* the first can reach the second's memory, if the program asks for it */
+  bool backed;                            /* what cuMemAlloc gives is really there */
+  unsigned registered;                    /* pieces of host memory */
+  unsigned long long last_id;             /* of contexts */
   unsigned long long last_stream_id;
   unsigned long long last_capture_id;
   unsigned long long last_thread_number;
@@ -308,6 +316,9 @@ void fake_unlock(void);
 int call_begin(enum call call);
 int call_end(int result);
 
+/* Where a test may hold the call: the lock is left meanwhile. */
+void call_hold(enum call call);
+
 bool context_known(const struct context *context);
 
 /* Writes the calling thread's current context; what it answers if it cannot be used. */
@@ -321,8 +332,12 @@ size_t memory_used(enum kind kind, int device);
 /* The block of cuMemAlloc and its like that an address lies in, NULL if in none. */
 struct block *memory_block_at(uintptr_t address);
 
-/* Whether the driver has given it out, in one piece. */
-bool memory_holds(uintptr_t address, size_t bytes);
+/* Whether the driver has given it out, in one piece, and work of the context may use it; NULL: of one of its own
+ * device. */
+bool memory_holds(uintptr_t address, size_t bytes, const struct context *user);
+
+/* Whether work of the context may use a block that the driver gave out in one piece. */
+bool memory_reached(const struct block *block, const struct context *user);
 
 /* ---- fake_work.c ------------------------------------------------------------------------------------------------- */
 
@@ -351,8 +366,9 @@ void memory_unback(uintptr_t address, size_t bytes);
 /* Physical memory of a device, and in how many pieces over all devices. */
 size_t mapping_used(int device);
 unsigned mapping_count(void);
-/* Whether the range is mapped without a gap, and may be accessed. */
-bool mapping_holds(uintptr_t address, size_t bytes);
+/* Whether the range is mapped without a gap, and work of the context may use it; NULL: of one of the memory's device.
+ */
+bool mapping_holds(uintptr_t address, size_t bytes, const struct context *user);
 
 #pragma GCC visibility pop
 

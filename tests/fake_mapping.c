@@ -13,6 +13,8 @@ struct physical {
   unsigned long long handle; /* never used twice; 0 once released */
   size_t bytes;
   int device;
+  int handle_types;
+  bool rdma;
   unsigned mapped; /* how often */
 };
 
@@ -21,7 +23,7 @@ struct mapping {
   uintptr_t address;
   size_t bytes;
   struct physical *physical;
-  bool accessible;
+  unsigned devices; /* that may use it, a bit each */
 };
 
 struct reservation {
@@ -96,10 +98,15 @@ unsigned mapping_count(void) {
   return count;
 }
 
-bool mapping_holds(uintptr_t address, size_t bytes) {
+/* What a peer may use was said for each mapping: that the program enabled peer access does not matter. */
+static bool mapping_reached(const struct mapping *one, const struct context *user) {
+  return (one->devices >> (user == NULL ? one->physical->device : user->device) & 1) != 0;
+}
+
+bool mapping_holds(uintptr_t address, size_t bytes, const struct context *user) {
   uintptr_t next = address, end = address + bytes;
   for (const struct mapping *one = fake.mappings; one != NULL && next < end; one = one->next)
-    if (one->accessible && one->address <= next && next < one->address + one->bytes)
+    if (mapping_reached(one, user) && one->address <= next && next < one->address + one->bytes)
       next = one->address + one->bytes;
   return bytes > 0 && next >= end;
 }
@@ -173,6 +180,8 @@ static int physical_check(const unsigned long long *handle, size_t bytes, const 
     return INVALID_VALUE;
   if (device_check(properties->location.id) != SUCCESS)
     return INVALID_DEVICE;
+  if (fake.shares_nothing && (properties->requested_handle_types != 0 || properties->rdma != 0))
+    return NOT_SUPPORTED;
   size_t used = memory_used(KIND_DEVICE, properties->location.id);
   return used <= fake.capacity_bytes && bytes <= fake.capacity_bytes - used ? SUCCESS : OUT_OF_MEMORY;
 }
@@ -186,8 +195,12 @@ int cuMemCreate(unsigned long long *handle, size_t bytes, const struct propertie
   if (error == SUCCESS && new == NULL)
     error = OUT_OF_MEMORY;
   if (error == SUCCESS) {
-    *new = (struct physical){
-        .next = fake.physicals, .handle = ++fake.last_handle, .bytes = bytes, .device = properties->location.id};
+    *new = (struct physical){.next = fake.physicals,
+                             .handle = ++fake.last_handle,
+                             .bytes = bytes,
+                             .device = properties->location.id,
+                             .handle_types = properties->requested_handle_types,
+                             .rdma = properties->rdma != 0};
     fake.physicals = new;
     *handle = new->handle;
   }
@@ -260,22 +273,29 @@ int cuMemUnmap(unsigned long long address, size_t bytes) {
   return call_end(error);
 }
 
-static int access_check(const struct access *access, size_t count) {
-  if (access == NULL || count != 1)
+/* One device of those that are to have access: the memory's own, or one that can reach it. */
+static int access_check(const struct access *access, const struct physical *physical) {
+  if (access->location.type != device_location || access->flags != read_write)
     return INVALID_VALUE;
-  bool known = access->location.type == device_location && access->flags == read_write;
-  return known ? device_check(access->location.id) : INVALID_VALUE;
+  int device = access->location.id, error = device_check(device);
+  bool reaches = error == SUCCESS && (device == physical->device || fake.peers[device][physical->device]);
+  return error == SUCCESS && !reaches ? INVALID_DEVICE : error;
 }
 
-/* Access by another device than the memory's own is not modelled. */
 int cuMemSetAccess(unsigned long long address, size_t bytes, const struct access *access, size_t count) {
   int error = call_begin(CALL_cuMemSetAccess);
   uintptr_t first = (uintptr_t)address;
-  if (error == SUCCESS)
-    error = range_is_whole(first, bytes) ? access_check(access, count) : INVALID_VALUE;
+  unsigned devices = 0;
+  if (error == SUCCESS && (access == NULL || count == 0 || !range_is_whole(first, bytes)))
+    error = INVALID_VALUE;
+  for (const struct mapping *one = fake.mappings; one != NULL && error == SUCCESS; one = one->next)
+    for (size_t i = 0; i < count && error == SUCCESS && one->address >= first && one->address < first + bytes; i++)
+      error = access_check(&access[i], one->physical);
+  for (size_t i = 0; i < count && error == SUCCESS; i++)
+    devices |= 1u << access[i].location.id;
   for (struct mapping *one = fake.mappings; one != NULL && error == SUCCESS; one = one->next)
-    if (one->address >= first && one->address < first + bytes && one->physical->device == access->location.id)
-      one->accessible = true;
+    if (one->address >= first && one->address < first + bytes)
+      one->devices |= devices;
   return call_end(error);
 }
 
@@ -288,4 +308,26 @@ EXPORT size_t fake_reserved_bytes(void) {
     bytes += one->bytes;
   fake_unlock();
   return bytes;
+}
+
+/* Whether all of a range is mapped, and the memory satisfies what is asked about it. */
+static bool range_has(uintptr_t address, size_t bytes, bool (*has)(const struct physical *physical)) {
+  uintptr_t next = address, end = address + bytes;
+  fake_lock();
+  for (const struct mapping *one = fake.mappings; one != NULL && next < end; one = one->next)
+    if (one->address <= next && next < one->address + one->bytes && has(one->physical))
+      next = one->address + one->bytes;
+  fake_unlock();
+  return bytes > 0 && next >= end;
+}
+
+static bool physical_exports(const struct physical *physical) { return physical->handle_types != 0; }
+static bool physical_rdma(const struct physical *physical) { return physical->rdma; }
+
+EXPORT bool fake_exportable(const void *address, size_t bytes) {
+  return range_has((uintptr_t)address, bytes, physical_exports);
+}
+
+EXPORT bool fake_rdma_capable(const void *address, size_t bytes) {
+  return range_has((uintptr_t)address, bytes, physical_rdma);
 }

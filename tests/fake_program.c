@@ -46,6 +46,7 @@ int cuMemGetAddressRange(unsigned long long *base, size_t *bytes, unsigned long 
 enum {
   attribute_context = 1,
   attribute_memory_type = 2,
+  attribute_device_pointer = 3,
   attribute_buffer_id = 7,
   attribute_range_start = 11,
   attribute_range_bytes = 12,
@@ -55,21 +56,30 @@ enum {
 static int attribute_get(const struct block *block, int attribute, void *value) {
   static const int device_memory = memory_type_device;
   const unsigned long long address = block->address;
-  const void *from = attribute == attribute_context       ? (const void *)&block->owner
-                     : attribute == attribute_memory_type ? (const void *)&device_memory
-                     : attribute == attribute_buffer_id   ? (const void *)&block->id
-                     : attribute == attribute_range_start ? (const void *)&address
-                     : attribute == attribute_range_bytes ? (const void *)&block->requested_bytes
-                                                          : NULL;
+  const void *from = attribute == attribute_context          ? (const void *)&block->owner
+                     : attribute == attribute_memory_type    ? (const void *)&device_memory
+                     : attribute == attribute_buffer_id      ? (const void *)&block->id
+                     : attribute == attribute_range_start    ? (const void *)&address
+                     : attribute == attribute_device_pointer ? (const void *)&address
+                     : attribute == attribute_range_bytes    ? (const void *)&block->requested_bytes
+                                                             : NULL;
   if (from == NULL)
     return INVALID_VALUE;
   (void)memcpy(value, from, attribute == attribute_memory_type ? sizeof device_memory : sizeof address);
   return SUCCESS;
 }
 
+/* Whether kernels of the current context can use the block. */
+static bool block_is_in_reach(const struct block *block) {
+  struct context *context = NULL;
+  return memory_reached(block, context_current(&context) == SUCCESS ? context : NULL);
+}
+
 int cuPointerGetAttribute(void *value, int attribute, unsigned long long address) {
   int error = call_begin(CALL_cuPointerGetAttribute);
   const struct block *block = error == SUCCESS ? requested_block_at((uintptr_t)address) : NULL;
+  if (error == SUCCESS && block != NULL && attribute == attribute_device_pointer && !block_is_in_reach(block))
+    error = INVALID_VALUE;
   if (error == SUCCESS)
     error = block != NULL && value != NULL ? attribute_get(block, attribute, value) : INVALID_VALUE;
   return call_end(error);
@@ -108,24 +118,57 @@ int cuIpcGetMemHandle(struct ipc_handle *handle, unsigned long long address) {
   return call_end(error);
 }
 
+/* What is open, as long as its context. */
+enum { opened_limit = 1024 };
+static struct opened {
+  uintptr_t place;
+  unsigned count; /* 0: free */
+  const struct context *context;
+  unsigned long long context_id;
+} all_opened[opened_limit];
+
+static struct opened *opened_find(uintptr_t place) {
+  struct opened *unused = NULL;
+  for (struct opened *opened = all_opened; opened < all_opened + opened_limit; opened++) {
+    if (opened->count > 0 && !(opened->context->alive && opened->context->id == opened->context_id))
+      opened->count = 0;
+    if (opened->count > 0 && opened->place == place)
+      return opened;
+    unused = opened->count == 0 ? opened : unused;
+  }
+  return unused;
+}
+
 int cuIpcOpenMemHandle(unsigned long long *address, struct ipc_handle handle, unsigned flags) {
   int error = call_begin(CALL_cuIpcOpenMemHandle);
+  struct context *context = NULL;
   uintptr_t place;
   (void)memcpy(&place, handle.bytes + handle_place, sizeof place);
   const struct block *block = memory_block_at(place);
+  if (error == SUCCESS)
+    error = context_current(&context);
   if (error == SUCCESS && (flags > 1 || handle.bytes[handle_mark_place] != handle_mark || handle.bytes[0] != 0 ||
                            block == NULL || block->address != place))
     error = INVALID_VALUE;
-  if (error == SUCCESS)
+  struct opened *opened = error == SUCCESS ? opened_find(place) : NULL;
+  if (error == SUCCESS && opened == NULL)
+    error = OUT_OF_MEMORY;
+  if (error == SUCCESS) {
+    *opened =
+        (struct opened){.place = place, .count = opened->count + 1, .context = context, .context_id = context->id};
     *address = place + opened_away;
+  }
   return call_end(error);
 }
 
 int cuIpcCloseMemHandle(unsigned long long address) {
   int error = call_begin(CALL_cuIpcCloseMemHandle);
-  const struct block *block = memory_block_at((uintptr_t)address - opened_away);
-  if (error == SUCCESS && (block == NULL || block->address + opened_away != address))
+  uintptr_t place = (uintptr_t)address - opened_away;
+  struct opened *opened = error == SUCCESS ? opened_find(place) : NULL;
+  if (error == SUCCESS && (opened == NULL || opened->count == 0 || opened->place != place))
     error = INVALID_VALUE;
+  if (error == SUCCESS)
+    opened->count--;
   return call_end(error);
 }
 
@@ -179,7 +222,9 @@ int cuStreamDestroy(void *handle) {
   int error = call_end(call_begin(CALL_cuStreamDestroy));
   if (error == SUCCESS)
     fake_stream_destroy(handle);
-  return error;
+  fake_lock();
+  call_hold(CALL_cuStreamDestroy);
+  return call_end(error);
 }
 
 int cuStreamBeginCapture(void *handle, int mode) {
@@ -189,42 +234,95 @@ int cuStreamBeginCapture(void *handle, int mode) {
   return error;
 }
 
+/* ---- Graphs ------------------------------------------------------------------------------------------------------ */
+
+/* Graphs and executable graphs.  A handle is the address of one of these and comes again, the lowest that is not taken.
+ * With the machine's mutex. */
+enum { graph_limit = 4096 };
+static struct graph { bool alive, executable; } graphs[graph_limit];
+
+static struct graph *graph_new(bool executable) {
+  for (struct graph *graph = graphs; graph < graphs + graph_limit; graph++)
+    if (!graph->alive) {
+      *graph = (struct graph){.alive = true, .executable = executable};
+      return graph;
+    }
+  return NULL;
+}
+
+static bool graph_is(const void *handle, bool executable) {
+  uintptr_t number = (uintptr_t)handle, table = (uintptr_t)graphs;
+  if (number < table || number >= table + sizeof graphs || (number - table) % sizeof graphs[0] != 0)
+    return false;
+  const struct graph *graph = &graphs[(number - table) / sizeof graphs[0]];
+  return graph->alive && graph->executable == executable;
+}
+
+/* Makes a handle of what a call asks for, if it may. */
+static int graph_make(int error, bool may, bool executable, void **handle) {
+  if (error == SUCCESS && !may)
+    error = INVALID_VALUE;
+  if (error == SUCCESS) {
+    struct graph *made = graph_new(executable);
+    error = made == NULL ? OUT_OF_MEMORY : SUCCESS;
+    if (made != NULL)
+      *handle = made;
+  }
+  return error;
+}
+
+static int graph_end(enum call call, int error, void *handle, bool executable) {
+  if (error == SUCCESS && !graph_is(handle, executable))
+    error = INVALID_VALUE;
+  if (error == SUCCESS)
+    ((struct graph *)handle)->alive = false;
+  call_hold(call);
+  return call_end(error);
+}
+
 int cuStreamEndCapture(void *handle, void **graph) {
+  void *made = NULL;
   int error = call_end(call_begin(CALL_cuStreamEndCapture));
   if (error == SUCCESS && !fake_stream_capture_end(handle))
     error = CAPTURE_INVALIDATED;
+  fake_lock();
+  error = graph_make(error, true, false, &made);
   if (graph != NULL)
-    *graph = error == SUCCESS ? handle : NULL;
-  return error;
+    *graph = made;
+  call_hold(CALL_cuStreamEndCapture);
+  return call_end(error);
 }
 
-/* ---- Graphs ------------------------------------------------------------------------------------------------------ */
-
-/* A graph is the handle of the stream that it was captured from; what is made of it lies beside. */
 int cuGraphInstantiateWithFlags(void **executable, void *graph, unsigned long long flags) {
-  int error = call_end(call_begin(CALL_cuGraphInstantiateWithFlags));
-  if (error == SUCCESS && (graph == NULL || flags > 15))
-    error = INVALID_VALUE;
-  if (error == SUCCESS)
-    *executable = (char *)graph + 1;
-  return error;
+  int error = call_begin(CALL_cuGraphInstantiateWithFlags);
+  return call_end(graph_make(error, graph_is(graph, false) && flags <= 15, true, executable));
 }
 
 int cuGraphDestroy(void *graph) {
-  int error = call_end(call_begin(CALL_cuGraphDestroy));
-  return error == SUCCESS && graph == NULL ? INVALID_VALUE : error;
+  return graph_end(CALL_cuGraphDestroy, call_begin(CALL_cuGraphDestroy), graph, false);
 }
 
 int cuGraphExecDestroy(void *executable) {
-  int error = call_end(call_begin(CALL_cuGraphExecDestroy));
-  return error == SUCCESS && executable == NULL ? INVALID_VALUE : error;
+  return graph_end(CALL_cuGraphExecDestroy, call_begin(CALL_cuGraphExecDestroy), executable, true);
 }
 
 int cuGraphClone(void **clone, void *graph) {
-  int error = call_end(call_begin(CALL_cuGraphClone));
+  return call_end(graph_make(call_begin(CALL_cuGraphClone), graph_is(graph, false), false, clone));
+}
+
+int cuGraphAddChildGraphNode(void **node, void *graph, const void *nodes, size_t count, void *child) {
+  int error = call_begin(CALL_cuGraphAddChildGraphNode);
+  if (error == SUCCESS && (nodes != NULL || count != 0 || !graph_is(graph, false) || !graph_is(child, false)))
+    error = INVALID_VALUE;
   if (error == SUCCESS)
-    *clone = (char *)graph + 2;
-  return error;
+    *node = NULL;
+  return call_end(error);
+}
+
+int cuGraphExecUpdate(void *executable, void *graph, void *outcome) {
+  (void)outcome;
+  int error = call_begin(CALL_cuGraphExecUpdate);
+  return call_end(error == SUCCESS && !(graph_is(executable, true) && graph_is(graph, false)) ? INVALID_VALUE : error);
 }
 
 static void *per_thread(void *handle) { return handle == NULL ? FAKE_STREAM_PER_THREAD : handle; }
@@ -245,6 +343,7 @@ EXPORT_AS(cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset_v2, (int))
 EXPORT_AS(synchronize_context, cuCtxSynchronize_v2, (struct context *))
 EXPORT_AS(cuStreamDestroy, cuStreamDestroy_v2, (void *))
 EXPORT_AS(cuStreamBeginCapture, cuStreamBeginCapture_v2, (void *, int))
+EXPORT_AS(cuGraphExecUpdate, cuGraphExecUpdate_v2, (void *, void *, void *))
 EXPORT_AS(begin_capture_ptsz, cuStreamBeginCapture_v2_ptsz, (void *, int))
 EXPORT_AS(end_capture_ptsz, cuStreamEndCapture_ptsz, (void *, void **))
 EXPORT_AS(free_async_ptsz, cuMemFreeAsync_ptsz, (unsigned long long, void *))

@@ -455,7 +455,7 @@ EXPORT bool fake_launch(void *handle, const struct fake_range *ranges, size_t co
   fake_lock();
   bool runs = stream_find(handle, &stream) == SUCCESS && stream_check(stream) == SUCCESS;
   for (size_t i = 0; i < count && runs; i++)
-    fake.faults += !memory_holds((uintptr_t)ranges[i].address, ranges[i].bytes);
+    fake.faults += !memory_holds((uintptr_t)ranges[i].address, ranges[i].bytes, stream->context);
   if (runs && !stream->capturing)
     (void)work_submit(stream->context, stream, ranges, count);
   fake_unlock();

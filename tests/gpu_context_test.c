@@ -394,7 +394,7 @@ static void *reset_device(void *answer) {
   return NULL;
 }
 
-/* The context's handle stays the same through all of it: only the driver's word tells that it ended. */
+/* The context's handle stays the same through all of it: only its id tells that it ended. */
 START_TEST(reset_by_another_thread_is_noticed_at_the_next_allocation) {
   pthread_t thread;
   cudaError_t answer = cudaErrorUnknown;
@@ -558,6 +558,174 @@ START_TEST(each_device_has_its_own_default_pool) {
 }
 END_TEST
 
+/* ---- Kernels of another context or device that use a block ------------------------------------------------------- */
+
+enum {
+  LATE_SPIN_MS = 2000, /* of a kernel that the test ends itself */
+  LATE_SURE_MS = 1000, /* so long it runs for sure */
+  LATE_ROUNDS = 8,
+  LATE_SEED = 9000 /* of what it writes in the end */
+};
+
+static struct {
+  uint32_t *stop;
+  uint64_t *mismatches;
+  double started_ms;
+  bool runs; /* launches do not wait for their kernels, as they may under a sanitizer */
+} late;
+
+static void late_set_up(void) {
+  GPU_OK(gpu_kernels_load());
+  late.stop = (uint32_t *)gpu_counter_new();
+  late.mismatches = gpu_counter_new();
+}
+
+static void late_tear_down(void) {
+  GPU_OK(cudaFreeHost(late.stop));
+  GPU_OK(cudaFreeHost(late.mismatches));
+}
+
+/* Starts the kernel that writes the block late, in the current context; it has run there before. */
+static void late_start(void *block, size_t bytes, cudaStream_t stream) {
+  GPU_OK(gpu_kernels_load());
+  GPU_OK(gpu_spin_then_fill(late.stop, 0, block, bytes, 1, stream));
+  GPU_OK(cudaStreamSynchronize(stream));
+  late.started_ms = gpu_now_ms();
+  GPU_OK(gpu_spin_then_fill(late.stop, LATE_SPIN_MS, block, bytes, LATE_SEED, stream));
+  late.runs = cudaStreamQuery(stream) == cudaErrorNotReady;
+  (void)cudaGetLastError();
+}
+
+/* Blocks that are allocated while it runs are others than the freed one. */
+static void late_blocks(void *blocks[LATE_ROUNDS], void *freed, cudaStream_t stream, bool by_stream) {
+  for (uint32_t i = 0; i < LATE_ROUNDS; i++) {
+    if (by_stream)
+      MAM_OK(MAM_CudaMallocAsync(&blocks[i], BLOCK_BYTES, stream));
+    else
+      MAM_OK(MAM_CudaMalloc(&blocks[i], BLOCK_BYTES));
+    if (late.runs && gpu_now_ms() - late.started_ms < LATE_SURE_MS)
+      ck_assert_msg(!overlaps_any(blocks[i], &freed, 1), "%p was handed out under a kernel that uses it", freed);
+    GPU_OK(gpu_fill(blocks[i], BLOCK_BYTES, i, stream));
+  }
+  GPU_OK(cudaStreamSynchronize(stream));
+}
+
+/* And what the kernel wrote is in none of them; it has ended. */
+static void late_blocks_are_whole(void *blocks[LATE_ROUNDS], cudaStream_t stream) {
+  for (uint32_t i = 0; i < LATE_ROUNDS; i++)
+    GPU_OK(gpu_check(blocks[i], BLOCK_BYTES, i, late.mismatches, stream));
+  GPU_OK(cudaStreamSynchronize(stream));
+  ck_assert_uint_eq(*late.mismatches, 0);
+  for (int i = 0; i < LATE_ROUNDS; i++)
+    MAM_OK(MAM_CudaFree(blocks[i]));
+}
+
+static void late_stop(void) {
+  __atomic_store_n(late.stop, 1, __ATOMIC_RELEASE);
+  GPU_OK(cudaDeviceSynchronize());
+}
+
+/* Their default streams have the same names, and are not the same. */
+START_TEST(block_freed_on_another_contexts_stream_is_left_to_its_kernel) {
+  cudaStream_t stream = _i == 0 ? NULL : cudaStreamPerThread;
+  void *block = NULL, *blocks[LATE_ROUNDS];
+  CUcontext primary = primary_current();
+  late_set_up();
+  MAM_OK(MAM_Create_auto());
+  MAM_OK(MAM_CudaMallocAsync(&block, BLOCK_BYTES, stream));
+  CUcontext other = context_new();
+  late_start(block, BLOCK_BYTES, stream);
+  MAM_OK(MAM_CudaFreeAsync(block, stream));
+  context_push(primary);
+  late_blocks(blocks, block, stream, true);
+  ck_assert_ptr_eq(context_pop(), primary);
+  late_stop();
+  context_push(primary);
+  late_blocks_are_whole(blocks, stream);
+  ck_assert_ptr_eq(context_pop(), primary);
+  context_delete(other);
+  ck_assert_ptr_eq(gpu_context_current(), primary);
+  late_tear_down();
+  MAM_OK(MAM_Destroy());
+}
+END_TEST
+
+/* What cudaFree does is printed: the library is to be at least as safe.  The kernel touches no memory of it. */
+static void tell_what_cudaFree_does(const char *access) {
+  void *block = NULL;
+  cudaStream_t stream;
+  GPU_OK(cudaSetDevice(0));
+  GPU_OK(cudaMalloc(&block, BLOCK_BYTES));
+  GPU_OK(cudaSetDevice(1));
+  GPU_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  *late.stop = 0;
+  late_start(NULL, 0, stream);
+  GPU_OK(cudaSetDevice(0));
+  double start_ms = gpu_now_ms();
+  GPU_OK(cudaFree(block));
+  double took_ms = gpu_now_ms() - start_ms;
+  GPU_OK(cudaSetDevice(1));
+  bool runs = cudaStreamQuery(stream) == cudaErrorNotReady;
+  printf("cudaFree on device 0 under a kernel of device 1, peer access %s: %.1f ms, the kernel %s\n", access, took_ms,
+         runs ? "runs on" : "has ended");
+  late_stop();
+  GPU_OK(cudaStreamDestroy(stream));
+  GPU_OK(cudaSetDevice(0));
+}
+
+/* The address by which kernels of device 1 can use a block of device 0's: that is how the library finds peers. */
+static void *address_on_peer(void *block) {
+  CUdeviceptr there = 0;
+  PFN_cuPointerGetAttribute_v4000 get;
+  *(void **)&get = gpu_driver_function("cuPointerGetAttribute", 4000);
+  GPU_OK(cudaSetDevice(1));
+  CUresult result = get(&there, CU_POINTER_ATTRIBUTE_DEVICE_POINTER, (CUdeviceptr)(uintptr_t)block);
+  GPU_OK(cudaSetDevice(0));
+  return result == CUDA_SUCCESS ? (void *)(uintptr_t)there : NULL;
+}
+
+START_TEST(block_that_a_peers_kernel_uses_is_not_handed_out) {
+  int can = 0;
+  void *block, *blocks[LATE_ROUNDS], *probe = NULL;
+  GPU_OK(cudaDeviceCanAccessPeer(&can, 1, 0));
+  if (can == 0) {
+    printf("Device 1 cannot access device 0: left out.\n");
+    return;
+  }
+  GPU_OK(cudaSetDevice(1));
+  GPU_OK(cudaFree(NULL));
+  (void)primary_current();
+  late_set_up();
+  MAM_OK(MAM_Create(CHUNK_BYTES));
+  GPU_OK(cudaMalloc(&probe, 1));
+  printf("before peer access is enabled, device 1 %s an address for device 0's memory\n",
+         address_on_peer(probe) == NULL ? "has not" : "has");
+  tell_what_cudaFree_does("not enabled");
+  block = block_new();
+  block_write(block, 1);
+  GPU_OK(cudaSetDevice(1));
+  GPU_OK(cudaDeviceEnablePeerAccess(0, 0));
+  ck_assert_msg(address_on_peer(probe) != NULL, "the driver denies the access that was enabled");
+  tell_what_cudaFree_does("enabled");
+  *late.stop = 0;
+  GPU_OK(cudaSetDevice(1));
+  late_start(block, BLOCK_BYTES, NULL);
+  GPU_OK(cudaSetDevice(0));
+  MAM_OK(MAM_CudaFree(block));
+  late_blocks(blocks, block, NULL, false);
+  GPU_OK(cudaSetDevice(1));
+  late_stop();
+  GPU_OK(cudaSetDevice(0));
+  late_blocks_are_whole(blocks, NULL);
+  GPU_OK(cudaFree(probe));
+  MAM_OK(MAM_Destroy());
+  GPU_OK(cudaSetDevice(1));
+  GPU_OK(cudaDeviceDisablePeerAccess(0));
+  GPU_OK(cudaSetDevice(0));
+  late_tear_down();
+}
+END_TEST
+
 /* The set-up of every test: a failed one may have left its own context current, and pools in the first. */
 static void context_test_begin(void) {
   (void)primary_current();
@@ -580,10 +748,14 @@ static Suite *context_suite(int devices) {
   tcase_add_test(device, pool_of_a_device_is_created_without_a_current_context);
   tcase_add_test(device, thread_without_a_context_gets_the_one_that_cudaMalloc_gives);
   tcase_add_test(device, device_that_is_not_there_is_refused_as_by_cudaSetDevice);
-  if (devices > 1)
+  TCase *late_kernels = context_case_add(suite, "kernels elsewhere");
+  tcase_add_loop_test(late_kernels, block_freed_on_another_contexts_stream_is_left_to_its_kernel, 0, 2);
+  if (devices > 1) {
     tcase_add_test(device, each_device_has_its_own_default_pool);
-  else
-    printf("There is one device: the test of two is left out.\n");
+    tcase_add_test(late_kernels, block_that_a_peers_kernel_uses_is_not_handed_out);
+  } else {
+    printf("There is one device: the tests of two are left out.\n");
+  }
   TCase *destroyed = context_case_add(suite, "destroyed contexts");
   tcase_add_test(destroyed, blocks_of_a_destroyed_context_are_freed_without_harm);
   tcase_add_test(destroyed, new_context_in_a_destroyed_ones_place_is_not_harmed);

@@ -213,7 +213,8 @@ static inline void gpu_watchdog_bark(int signal_number) {
 /* For main, before anything else.  The tests are about the defaults: what the caller's environment says about the
  * library is set aside. */
 static inline void gpu_environment_clear(void) {
-  static const char *const names[] = {"MAM_SOURCE", "MAM_REUSE", "MAM_HEADROOM", "MAM_LINGER_MS"};
+  static const char *const names[] = {"MAM_SOURCE", "MAM_REUSE",     "MAM_HEADROOM",
+                                      "MAM_LIMIT",  "MAM_LINGER_MS", "MAM_REPORT"};
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
     (void)unsetenv(names[i]);
   if (gpu_small())

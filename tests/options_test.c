@@ -39,14 +39,52 @@ START_TEST(every_source_has_a_name) {
 }
 END_TEST
 
+START_TEST(chunks_are_device_memory) {
+  setenv("MAM_SOURCE", "chunks", 1);
+  ck_assert_int_eq(options_read(&options), cudaSuccess);
+  ck_assert_int_eq(options.source, MAM_SOURCE_DEVICE);
+  ck_assert(!options.source_is_auto);
+  ck_assert(options.source_in_chunks);
+}
+END_TEST
+
 START_TEST(bytes_take_a_suffix) {
   static const struct {
     const char *text;
     size_t bytes;
-  } cases[] = {{"0", 0}, {"1", 1}, {"4K", 4096}, {"3M", (size_t)3 << 20}, {"2G", (size_t)2 << 30}};
+  } cases[] = {{"0", 0},
+               {"1", 1},
+               {"4K", 4096},
+               {"3M", (size_t)3 << 20},
+               {"2G", (size_t)2 << 30},
+               {"4k", 4096},
+               {"3m", (size_t)3 << 20},
+               {"2g", (size_t)2 << 30}};
   setenv("MAM_HEADROOM", cases[_i].text, 1);
   ck_assert_int_eq(options_read(&options), cudaSuccess);
   ck_assert_uint_eq(options.headroom_bytes, cases[_i].bytes);
+}
+END_TEST
+
+START_TEST(limit_is_bytes_or_a_percentage) {
+  ck_assert_int_eq(options_read(&options), cudaSuccess);
+  ck_assert_uint_eq(options.limit_percent, 100);
+  ck_assert_uint_eq(options.limit_bytes, 0);
+  setenv("MAM_LIMIT", "50%", 1);
+  ck_assert_int_eq(options_read(&options), cudaSuccess);
+  ck_assert_uint_eq(options.limit_percent, 50);
+  setenv("MAM_LIMIT", "12g", 1);
+  ck_assert_int_eq(options_read(&options), cudaSuccess);
+  ck_assert_uint_eq(options.limit_percent, 0);
+  ck_assert_uint_eq(options.limit_bytes, (size_t)12 << 30);
+}
+END_TEST
+
+START_TEST(every_rule_of_reuse_has_a_name) {
+  static const char *const names[] = {"fenced", "immediate", "stream"};
+  setenv("MAM_REUSE", names[_i], 1);
+  ck_assert_int_eq(options_read(&options), cudaSuccess);
+  ck_assert_int_eq((int)options.reuse, _i);
 }
 END_TEST
 
@@ -63,7 +101,15 @@ START_TEST(what_is_not_understood_is_named_and_changes_nothing) {
                {"MAM_HEADROOM", "18014398509481984K"},
                {"MAM_HEADROOM", "99999999999999999999"},
                {"MAM_LINGER_MS", "4294967296"},
-               {"MAM_LINGER_MS", "soon"}};
+               {"MAM_LINGER_MS", "soon"},
+               {"MAM_LOG", "verbose"},
+               {"MAM_REPORT", "all"},
+               {"MAM_LIMIT", "0"},
+               {"MAM_LIMIT", "0%"},
+               {"MAM_LIMIT", "101%"},
+               {"MAM_LIMIT", "1M%"},
+               {"MAM_LIMIT", "50%%"},
+               {"MAM_LIMIT", "half"}};
   struct options before = {.source = MAM_SOURCE_PINNED, .headroom_bytes = 7};
   options = before;
   setenv(cases[_i].name, cases[_i].text, 1);
@@ -128,8 +174,11 @@ int main(void) {
   tcase_add_test(tests, defaults_are_those_of_the_table);
   tcase_add_test(tests, empty_value_means_the_default);
   tcase_add_loop_test(tests, every_source_has_a_name, 0, 5);
-  tcase_add_loop_test(tests, bytes_take_a_suffix, 0, 5);
-  tcase_add_loop_test(tests, what_is_not_understood_is_named_and_changes_nothing, 0, 11);
+  tcase_add_test(tests, chunks_are_device_memory);
+  tcase_add_loop_test(tests, bytes_take_a_suffix, 0, 8);
+  tcase_add_loop_test(tests, what_is_not_understood_is_named_and_changes_nothing, 0, 19);
+  tcase_add_test(tests, limit_is_bytes_or_a_percentage);
+  tcase_add_loop_test(tests, every_rule_of_reuse_has_a_name, 0, 3);
   tcase_add_test(tests, log_is_on_only_for_error);
   tcase_add_test(tests, mistake_in_the_environment_reaches_the_caller_until_it_is_mended);
   tcase_add_test(tests, without_a_driver_nothing_is_allocated);

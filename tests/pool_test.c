@@ -186,7 +186,7 @@ START_TEST(orders_for_a_pool_that_ended_are_refused) {
   open_pool(&fixed_8_mib);
   ck_assert_ptr_eq(pool, ended);
   ck_assert_int_eq(pool_take(pool, &order, &block), cudaErrorInvalidResourceHandle);
-  order.stream = 1;
+  order.stream = (struct context_stream){.id = 1};
   ck_assert_int_eq(pool_take(pool, &order, &block), cudaErrorInvalidResourceHandle);
   ck_assert_uint_eq(info_now().malloc_count, 0);
   order.generation = pool->generation;
@@ -553,16 +553,16 @@ START_TEST(lazy_pool_reports_its_emptying_once_until_looked_at) {
 }
 END_TEST
 
-START_TEST(more_chunks_than_the_map_holds_are_refused) {
-  enum { CHUNKS = 4096, CHUNK_MIB = 2 };
+START_TEST(pool_has_room_for_many_chunks) {
+  enum { CHUNKS = 5000, CHUNK_MIB = 2 };
   struct pool_config config = growing;
   void *address;
   config.chunk_bytes = CHUNK_MIB * MIB, config.limit_bytes = (CHUNKS + 8) * CHUNK_MIB * MIB;
   open_pool(&config);
   for (int i = 0; i < CHUNKS; i++)
     ck_assert_int_eq(pool_malloc(pool, POOL_ANY_ID, CHUNK_MIB * MIB, NULL, &address), cudaSuccess);
-  ck_assert_int_eq(try_malloc(512, &address), cudaErrorMemoryAllocation);
-  ck_assert_uint_eq(imaginary.taken_bytes, CHUNKS * CHUNK_MIB * MIB);
+  ck_assert_int_eq(try_malloc(512, &address), cudaSuccess);
+  ck_assert_uint_eq(imaginary.taken_bytes, (CHUNKS + 1) * CHUNK_MIB * MIB);
 }
 END_TEST
 
@@ -1069,6 +1069,40 @@ START_TEST(trim_gives_back_whole_chunks_but_the_last) {
 END_TEST
 
 /* A program that gave back everything may then ask for more in one block than the device has beside its last chunk. */
+/* A front that keeps nothing and counts how often it was still. */
+static unsigned stills;
+static bool still_open(struct mam_pool *of) { return of != NULL; }
+static bool still_collect(struct mam_pool *of, bool all) { return of != NULL && all; }
+static void still_close(struct mam_pool *of) { (void)of; }
+static void still_freeze(struct mam_pool *of) { stills += of != NULL; }
+static void still_thaw(struct mam_pool *of) { (void)of; }
+static void still_sum(struct mam_pool *of, struct pool_front_sum *sum) {
+  *sum = (struct pool_front_sum){.live = of == NULL};
+}
+static const struct pool_front still_front = {.open = still_open,
+                                              .collect = still_collect,
+                                              .close = still_close,
+                                              .freeze = still_freeze,
+                                              .thaw = still_thaw,
+                                              .sum = still_sum};
+
+/* A free that is held up in a front may have looked at a page: its claim comes before another pool gets the page. */
+START_TEST(no_thread_is_in_a_front_when_a_chunk_goes) {
+  struct pool_config config = fixed_8_mib;
+  config.front = &still_front;
+  config.limit_bytes = 16 * MIB;
+  open_pool(&config);
+  void *first = must_malloc(8 * MIB), *second = must_malloc(8 * MIB);
+  ck_assert_int_eq(pool_free(second, NULL), cudaSuccess);
+  (void)reuse_synchronize(pool->reuse);
+  stills = 0;
+  ck_assert_int_eq(pool_trim(pool, POOL_ANY_ID, 0), cudaSuccess);
+  ck_assert_uint_eq(imaginary.taken_bytes, 8 * MIB);
+  ck_assert_uint_ge(stills, 1);
+  ck_assert_int_eq(pool_free(first, NULL), cudaSuccess);
+}
+END_TEST
+
 START_TEST(trim_gives_back_the_last_chunk_where_asked_to) {
   struct pool_config config = growing;
   config.waiting_limit_bytes = 1;
@@ -1219,7 +1253,7 @@ int main(void) {
   tcase_add_test(tests, emptying_of_a_pool_is_not_reported_of_the_next);
   tcase_add_test(tests, pool_whose_addresses_are_somebody_elses_is_gone);
   tcase_add_test(tests, lazy_pool_reports_its_emptying_once_until_looked_at);
-  tcase_add_test(tests, more_chunks_than_the_map_holds_are_refused);
+  tcase_add_test(tests, pool_has_room_for_many_chunks);
   tcase_add_test(tests, external_fragmentation_is_one_less_the_largest_holes_share);
   tcase_add_test(tests, report_is_json_that_adds_up);
   tcase_add_test(tests, explanation_names_the_reason);
@@ -1250,6 +1284,7 @@ int main(void) {
   tcase_add_test(tests, scattered_free_pieces_stay_where_they_would_not_do);
   tcase_add_loop_test(tests, other_pools_give_back_what_is_free_when_the_source_refuses, 0, 2);
   tcase_add_test(tests, trim_gives_back_whole_chunks_but_the_last);
+  tcase_add_test(tests, no_thread_is_in_a_front_when_a_chunk_goes);
   tcase_add_test(tests, trim_gives_back_the_last_chunk_where_asked_to);
   tcase_add_test(tests, closing_an_elastic_pool_waits_for_the_gpu_first);
   tcase_add_test(tests, closing_an_elastic_pool_in_a_capture_leaves_its_memory_mapped);

@@ -11,6 +11,8 @@
 #define PLUGIN "tests/.libs/preload_plugin.so"
 #define INTERPOSER "tests/.libs/preload_interposer.so"
 
+void *needed_next(const char *name); /* preload_needed.c */
+
 typedef int (*alloc_function)(address_t *, size_t);
 typedef int (*free_function)(address_t);
 typedef int (*look_up_v1)(const char *, void **, int, uint64_t);
@@ -144,6 +146,48 @@ START_TEST(rtld_next_counts_from_the_library_that_asks) {
 }
 END_TEST
 
+/* As a library asks that the program is linked with, or that a plugin needs: nobody has opened it by itself. */
+START_TEST(a_library_that_nobody_opened_may_ask_for_the_next) {
+  void *(*next)(const char *);
+  begin();
+  assert_served(needed_next("cuMemAlloc_v2"), needed_next("cuMemFree_v2"));
+  *(void **)&next = plugin_symbol(PLUGIN, RTLD_LOCAL, "plugin_inner_next");
+  ck_assert_ptr_eq(next("cuMemAlloc_v2"), needed_next("cuMemAlloc_v2"));
+  ck_assert_ptr_null(next("cuNothing"));
+}
+END_TEST
+
+/* Another library's own function by a driver's name is not the driver's. */
+START_TEST(a_handle_answers_with_what_is_in_it) {
+  void *interposer = dlopen(INTERPOSER, RTLD_NOW | RTLD_LOCAL);
+  void *alloc = dlsym(interposer, "cuMemAlloc_v2");
+  Dl_info in;
+  ck_assert_ptr_nonnull(alloc);
+  ck_assert_int_ne(dladdr(alloc, &in), 0);
+  ck_assert_ptr_nonnull(strstr(in.dli_fname, "preload_interposer"));
+  ck_assert_ptr_eq(dlsym(interposer, "cuMemGetInfo_v2"), (void *)cuMemGetInfo_v2); /* of the driver, which it needs */
+}
+END_TEST
+
+/* A driver in a namespace of its own has contexts of its own. */
+START_TEST(a_driver_in_another_namespace_is_left_alone) {
+  int (*init)(unsigned), (*retain)(void **, int), (*set)(void *);
+  alloc_function alloc;
+  address_t address = 0;
+  void *context = NULL, *library = dlmopen(LM_ID_NEWLM, "tests/.libs/libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  ck_assert_msg(library != NULL, "%s", dlerror());
+  *(void **)&init = dlsym(library, "cuInit");
+  *(void **)&retain = dlsym(library, "cuDevicePrimaryCtxRetain");
+  *(void **)&set = dlsym(library, "cuCtxSetCurrent");
+  *(void **)&alloc = dlsym(library, "cuMemAlloc_v2");
+  OK(init(0));
+  OK(retain(&context, 0));
+  OK(set(context));
+  OK(alloc(&address, 1000));
+  ck_assert_uint_eq(fake_calls("cuMemAlloc"), 0); /* of this one */
+}
+END_TEST
+
 START_TEST(rtld_default_from_a_second_library_is_served) {
   void *(*find)(const char *);
   begin();
@@ -167,6 +211,27 @@ START_TEST(an_interposer_behind_reaches_the_driver) {
   OK(cuMemFree_v2(address)); /* the driver's block goes back to the driver */
   ck_assert_uint_eq(fake_wrong_frees(), 0);
   ck_assert_uint_eq(fake_live_bytes(), 0);
+}
+END_TEST
+
+/* A library that reaches the driver past this one: its free of a pool's block is refused, and takes nothing away. */
+START_TEST(a_free_by_the_drivers_own_door_takes_no_chunk_away) {
+  static const size_t sizes[] = {1000, 40 * KIB, 3 * MIB, 40 * MIB, CHUNK_BYTES, 80 * MIB, 200 * MIB};
+  free_function deep_free;
+  alloc_function deep_alloc;
+  address_t address = 0;
+  begin();
+  *(void **)&deep_free = plugin_symbol(PLUGIN, RTLD_LOCAL | RTLD_DEEPBIND, "plugin_free");
+  *(void **)&deep_alloc = plugin_symbol(PLUGIN, RTLD_LOCAL | RTLD_DEEPBIND, "plugin_alloc");
+  for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    address_t block = allocate(sizes[i]);
+    FAILS(INVALID_VALUE, deep_free(block));
+    ck_assert(fake_holds((const void *)(uintptr_t)block, sizes[i]));
+    OK(cuMemFree_v2(block));
+    (void)allocate(sizes[i]);
+  }
+  OK(deep_alloc(&address, MIB));
+  OK(cuMemFree_v2(address));
 }
 END_TEST
 
@@ -199,8 +264,12 @@ static Suite *suite(void) {
   tcase_add_test(tests, what_does_not_exist_is_not_found);
   tcase_add_test(tests, a_local_library_is_served_by_its_symbols);
   tcase_add_test(tests, rtld_next_counts_from_the_library_that_asks);
+  tcase_add_test(tests, a_library_that_nobody_opened_may_ask_for_the_next);
+  tcase_add_test(tests, a_handle_answers_with_what_is_in_it);
+  tcase_add_test(tests, a_driver_in_another_namespace_is_left_alone);
   tcase_add_test(tests, rtld_default_from_a_second_library_is_served);
   tcase_add_test(tests, an_interposer_behind_reaches_the_driver);
+  tcase_add_test(tests, a_free_by_the_drivers_own_door_takes_no_chunk_away);
   tcase_add_test(tests, nothing_is_asked_of_the_driver_before_the_program_does);
   tcase_add_test(tests, a_call_before_cuInit_is_the_drivers_to_answer);
   suite_add_tcase(suite, tests);

@@ -150,10 +150,26 @@ END_TEST
 START_TEST(large_blocks_take_chunks_of_their_own_size) {
   begin();
   address_t address = allocate(GIB);
-  ck_assert_uint_eq(fake_live_bytes(), CHUNK_BYTES + GIB); /* the first chunk comes with the pool */
+  ck_assert_uint_eq(address % FAKE_GRANULARITY_BYTES, 0);
+  size_t held = fake_live_bytes();
+  ck_assert_uint_ge(held, CHUNK_BYTES + GIB); /* the first chunk comes with the pool */
+  ck_assert_uint_le(held, CHUNK_BYTES + GIB + FAKE_GRANULARITY_BYTES);
   OK(cuMemFree_v2(address));
   ck_assert_uint_eq(allocate(GIB), address);
-  ck_assert_uint_eq(fake_live_bytes(), CHUNK_BYTES + GIB);
+  ck_assert_uint_eq(fake_live_bytes(), held);
+}
+END_TEST
+
+/* Sizes that divide a chunk fill it. */
+START_TEST(blocks_lie_in_a_chunk_without_a_gap) {
+  static const size_t sizes[] = {64 * MIB, 32 * MIB, 16 * MIB, 8 * MIB};
+  begin();
+  for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    size_t before = fake_live_bytes();
+    for (size_t bytes = 0; bytes < 512 * MIB; bytes += sizes[i])
+      (void)allocate(sizes[i]);
+    ck_assert_uint_le(fake_live_bytes() - before, 9 * CHUNK_BYTES);
+  }
 }
 END_TEST
 
@@ -209,6 +225,286 @@ START_TEST(what_is_said_to_be_free_can_be_had) {
   address_t all = allocate(free_now() - GIB);
   ck_assert_uint_lt(free_now(), GIB + GIB / 10);
   OK(cuMemFree_v2(all));
+}
+END_TEST
+
+/* In one piece, by the pool or by the driver after the pool gave everything back. */
+START_TEST(all_that_is_said_to_be_free_can_be_had_at_once) {
+  static address_t blocks[300];
+  begin();
+  for (int i = 0; i < 300; i++)
+    blocks[i] = allocate((size_t)(i % 30 + 1) * 300 * KIB);
+  for (int i = 0; i < 300; i++)
+    OK(cuMemFree_v2(blocks[i]));
+  (void)allocate(free_now());
+}
+END_TEST
+
+/* Also where the two that are added up were not true at one time. */
+START_TEST(never_is_more_free_than_there_is) {
+  size_t free_bytes, total_bytes;
+  begin();
+  address_t kept = allocate(10 * MIB);
+  OK(cuMemFree_v2(allocate(200 * MIB)));
+  fake_set_capacity(100 * MIB);
+  OK(cuMemGetInfo_v2(&free_bytes, &total_bytes));
+  ck_assert_uint_le(free_bytes, total_bytes - 10 * MIB);
+  OK(cuMemFree_v2(kept));
+}
+END_TEST
+
+/* ---- Memory for others ---- */
+
+static void *function(const char *name) {
+  void *found = NULL;
+  OK(cuGetProcAddress_v2(name, &found, 12000, 0, NULL));
+  return found;
+}
+
+static int call_create(void) {
+  const struct {
+    int type, handles;
+    int location_type, device;
+    void *windows;
+    unsigned char flags[8];
+  } properties = {.type = 1, .location_type = 1};
+  int (*create)(unsigned long long *, size_t, const void *, unsigned long long);
+  unsigned long long handle;
+  *(void **)&create = function("cuMemCreate");
+  return create(&handle, 2 * GIB, &properties, 0);
+}
+
+static int call_managed(void) {
+  int (*alloc)(address_t *, size_t, unsigned);
+  address_t address;
+  *(void **)&alloc = function("cuMemAllocManaged");
+  return alloc(&address, MIB, 1);
+}
+
+static int call_async(void) {
+  address_t address;
+  return cuMemAllocAsync(&address, 2 * GIB, NULL);
+}
+
+static int call_stream(void) {
+  int (*create)(void **, unsigned);
+  void *stream;
+  *(void **)&create = function("cuStreamCreate");
+  return create(&stream, 0);
+}
+
+static int call_event(void) {
+  int (*create)(void **, unsigned);
+  void *event;
+  *(void **)&create = function("cuEventCreate");
+  return create(&event, 0);
+}
+
+static int call_retain(void) {
+  void *context;
+  return cuDevicePrimaryCtxRetain(&context, 0);
+}
+
+static int call_instantiate(void) {
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING), *graph, *executable;
+  OK(cuStreamBeginCapture_v2(stream, 2));
+  OK(cuStreamEndCapture(stream, &graph));
+  return cuGraphInstantiateWithFlags(&executable, graph, 0);
+}
+
+static const struct {
+  const char *name;
+  int (*call)(void);
+} others[] = {{"cuMemCreate", call_create},
+              {"cuMemAllocManaged", call_managed},
+              {"cuMemAllocAsync", call_async},
+              {"cuStreamCreate", call_stream},
+              {"cuEventCreate", call_event},
+              {"cuDevicePrimaryCtxRetain", call_retain},
+              {"cuGraphInstantiateWithFlags", call_instantiate}};
+
+/* What a program freed serves whatever it asks for next. */
+START_TEST(freed_memory_serves_the_drivers_other_calls) {
+  begin();
+  OK(cuMemFree_v2(allocate(3 * GIB)));
+  ck_assert_uint_gt(fake_live_bytes(), 3 * GIB);
+  fake_fail(others[_i].name, 1, OUT_OF_MEMORY);
+  OK(others[_i].call());
+  ck_assert_uint_lt(fake_live_bytes(), 3 * GIB);
+}
+END_TEST
+
+/* Small blocks do not lie in what was a large one, which can then go back. */
+START_TEST(small_blocks_do_not_keep_a_large_chunk) {
+  address_t address;
+  begin();
+  OK(cuMemFree_v2(allocate(3 * GIB)));
+  for (int i = 0; i < 100; i++)
+    (void)allocate(MIB + (size_t)i * KIB);
+  for (int i = 0; i < 100; i++)
+    (void)allocate(20000);
+  OK(cuMemAllocAsync(&address, 3 * GIB + GIB / 2, NULL));
+}
+END_TEST
+
+/* If the driver has no more, they do. */
+START_TEST(small_blocks_may_have_all_there_is) {
+  static address_t blocks[4096];
+  begin();
+  OK(cuMemFree_v2(allocate(3 * GIB)));
+  for (int i = 0; i < 3900; i++)
+    blocks[i] = allocate(MIB);
+  for (int i = 0; i < 3900; i++)
+    OK(cuMemFree_v2(blocks[i]));
+  (void)allocate(3 * GIB);
+}
+END_TEST
+
+/* What nobody can serve is asked for once. */
+START_TEST(without_memory_to_give_back_a_call_is_made_once) {
+  begin();
+  (void)allocate(60 * MIB);
+  unsigned before = fake_calls("cuMemAllocAsync");
+  address_t address;
+  FAILS(OUT_OF_MEMORY, cuMemAllocAsync(&address, 4 * GIB, NULL));
+  ck_assert_uint_eq(fake_calls("cuMemAllocAsync"), before + 1);
+}
+END_TEST
+
+/* As the driver's own free would have waited for it. */
+START_TEST(memory_that_a_kernel_uses_is_waited_for_before_another_call_fails) {
+  address_t address;
+  begin();
+  address_t block = allocate(3 * GIB);
+  struct fake_range range = {(const void *)(uintptr_t)block, MIB};
+  ck_assert(fake_launch(NULL, &range, 1));
+  OK(cuMemFree_v2(block));
+  OK(cuMemAllocAsync(&address, 2 * GIB, NULL));
+  ck_assert_uint_eq(fake_faults(), 0);
+}
+END_TEST
+
+START_TEST(a_capture_survives_a_call_that_finds_no_memory) {
+  void *graph;
+  begin();
+  address_t free_block = allocate(2 * GIB), used_block = allocate(GIB), address;
+  OK(cuMemFree_v2(free_block));
+  OK(cuCtxSynchronize());
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(cuStreamBeginCapture_v2(stream, 2));
+  struct fake_range range = {(const void *)(uintptr_t)used_block, MIB};
+  ck_assert(fake_launch(stream, &range, 1));
+  OK(cuMemFree_v2(used_block));
+  OK(cuMemAllocAsync(&address, 2 * GIB, NULL));
+  FAILS(OUT_OF_MEMORY, cuMemAllocAsync(&address, 2 * GIB, NULL));
+  OK(cuStreamEndCapture(stream, &graph));
+  ck_assert_uint_eq(fake_captures_invalidated(), 0);
+}
+END_TEST
+
+/* ---- Other processes that need memory ---- */
+
+/* A process that is served and finds none: what its allocation answers. */
+static int other_process_answers(void) {
+  int status = 1;
+  pid_t child = fork();
+  if (child == 0) {
+    (void)execl("tests/preload_program", "preload_program", "starve", (char *)NULL);
+    _exit(99);
+  }
+  ck_assert_int_eq(waitpid(child, &status, 0), child);
+  ck_assert(WIFEXITED(status));
+  return WEXITSTATUS(status);
+}
+
+/* Each has a fake driver of its own: the other's allocation fails once, and is made once more if something was given.
+ */
+START_TEST(a_process_that_finds_no_memory_has_what_others_freed) {
+  (void)setenv("MAM_PRELOAD_NEIGHBOURS", "on", 1);
+  (void)setenv("MAM_LINGER_MS", "1000000", 1);
+  begin();
+  OK(cuMemFree_v2(allocate(GIB)));
+  address_t kept = allocate(MIB);
+  ck_assert_uint_gt(fake_live_bytes(), GIB);
+  OK(other_process_answers());
+  ck_assert_uint_le(fake_live_bytes(), CHUNK_BYTES);
+  ck_assert_int_eq(other_process_answers(), OUT_OF_MEMORY); /* nobody has anything to give */
+  OK(cuMemFree_v2(kept));
+}
+END_TEST
+
+START_TEST(a_process_may_keep_to_itself) {
+  (void)setenv("MAM_LINGER_MS", "1000000", 1);
+  begin();
+  OK(cuMemFree_v2(allocate(GIB)));
+  ck_assert_int_eq(other_process_answers(), OUT_OF_MEMORY);
+  ck_assert_uint_gt(fake_live_bytes(), GIB);
+}
+END_TEST
+
+/* ---- Calm ---- */
+
+/* Whether the program's memory falls to so many bytes, within some seconds. */
+static bool falls_to(size_t bytes) {
+  for (int i = 0; i < 500 && fake_live_bytes() > bytes; i++)
+    (void)usleep(10000);
+  return fake_live_bytes() <= bytes;
+}
+
+/* 3 GiB, freed again. */
+static void peak(void) {
+  address_t blocks[40];
+  for (int i = 0; i < 40; i++)
+    blocks[i] = allocate(80 * MIB);
+  for (int i = 0; i < 40; i++)
+    OK(cuMemFree_v2(blocks[i]));
+}
+
+START_TEST(what_is_not_needed_goes_back_in_a_while) {
+  begin();
+  peak();
+  ck_assert(falls_to(0));
+  (void)allocate(1000);
+  peak();
+  ck_assert(falls_to(CHUNK_BYTES));
+}
+END_TEST
+
+/* A program that goes on with little. */
+START_TEST(a_program_that_peaked_once_does_not_keep_it) {
+  begin();
+  peak();
+  for (int i = 0; i < 500 && fake_live_bytes() > CHUNK_BYTES; i++) {
+    OK(cuMemFree_v2(allocate((size_t)(i % 20 + 1) * MIB)));
+    (void)usleep(10000);
+  }
+  ck_assert_uint_le(fake_live_bytes(), CHUNK_BYTES);
+}
+END_TEST
+
+/* The driver's free would wait for a kernel, and others behind it. */
+START_TEST(beside_a_running_kernel_nothing_goes_back) {
+  void *context = begin();
+  peak();
+  fake_submit(context);
+  unsigned before = fake_calls("cuMemFree");
+  (void)usleep(500000);
+  ck_assert_uint_eq(fake_calls("cuMemFree"), before);
+  ck_assert(fake_pending(context));
+  fake_finish(context);
+  ck_assert(falls_to(0));
+}
+END_TEST
+
+/* A program that needs it again and again has it less and less often taken away. */
+START_TEST(memory_that_is_needed_again_stays) {
+  begin();
+  unsigned calls_before = fake_calls("cuMemFree");
+  for (int i = 0; i < 30; i++) {
+    peak();
+    (void)usleep(100000);
+  }
+  ck_assert_uint_le(fake_calls("cuMemFree") - calls_before, 8 * 41);
 }
 END_TEST
 
@@ -281,6 +577,90 @@ START_TEST(a_block_may_be_opened_twice) {
   OK(cuMemGetAddressRange_v2(NULL, NULL, second));
   OK(cuIpcCloseMemHandle(second));
   FAILS(INVALID_VALUE, cuIpcCloseMemHandle(second));
+}
+END_TEST
+
+static size_t size_at(address_t address) {
+  size_t bytes = 0;
+  OK(cuMemGetAddressRange_v2(NULL, &bytes, address));
+  return bytes;
+}
+
+/* The exporter freed the block and exported another one that lies at its place, while the first is still open here. */
+START_TEST(a_block_that_is_opened_where_another_was_has_its_own_size) {
+  address_t first = 0, second = 0, address = 0;
+  struct ipc_handle handle;
+  (void)setenv("MAM_REUSE", "immediate", 1);
+  begin();
+  (void)allocate(MIB);
+  address_t before = allocate(900);
+  OK(cuIpcGetMemHandle(&handle, before));
+  OK(cuIpcOpenMemHandle_v2(&first, handle, 1));
+  OK(cuMemFree_v2(before));
+  OK(cuCtxSynchronize());
+  for (int i = 0; i < 2000 && address != before; i++)
+    address = allocate(1000);
+  ck_assert_uint_eq(address, before);
+  OK(cuIpcGetMemHandle(&handle, address));
+  OK(cuIpcOpenMemHandle_v2(&second, handle, 1));
+  ck_assert_uint_eq(second, first);
+  ck_assert_uint_eq(size_at(second + 950), 1000);
+  OK(cuIpcCloseMemHandle(first));
+  ck_assert_uint_eq(size_at(second), 1000);
+  OK(cuIpcCloseMemHandle(second));
+  FAILS(NOT_FOUND, cuMemGetAddressRange_v2(NULL, NULL, second));
+}
+END_TEST
+
+START_TEST(what_was_opened_goes_with_its_context) {
+  address_t opened = 0;
+  struct ipc_handle handle;
+  void *context = begin();
+  (void)allocate(MIB);
+  OK(cuIpcGetMemHandle(&handle, allocate(40 * KIB)));
+  OK(cuIpcOpenMemHandle_v2(&opened, handle, 1));
+  ck_assert_uint_eq(size_at(opened), 40 * KIB);
+  OK(cuDevicePrimaryCtxReset_v2(0));
+  OK(cuDevicePrimaryCtxRetain(&context, 0));
+  OK(cuCtxSetCurrent(context));
+  FAILS(NOT_FOUND, cuMemGetAddressRange_v2(NULL, NULL, opened));
+  FAILS(INVALID_VALUE, cuIpcCloseMemHandle(opened));
+}
+END_TEST
+
+START_TEST(a_block_that_could_not_be_closed_is_still_open) {
+  address_t opened = 0;
+  struct ipc_handle handle;
+  begin();
+  (void)allocate(MIB);
+  OK(cuIpcGetMemHandle(&handle, allocate(40 * KIB)));
+  OK(cuIpcOpenMemHandle_v2(&opened, handle, 1));
+  fake_fail("cuIpcCloseMemHandle", 1, 700);
+  FAILS(700, cuIpcCloseMemHandle(opened));
+  ck_assert_uint_eq(size_at(opened), 40 * KIB);
+  OK(cuIpcCloseMemHandle(opened));
+  FAILS(NOT_FOUND, cuMemGetAddressRange_v2(NULL, NULL, opened));
+}
+END_TEST
+
+/* Such a block is the driver's: anybody may open it, and gets nobody else's bytes. */
+START_TEST(a_block_may_have_pages_of_its_own) {
+  struct ipc_handle handle;
+  address_t opened = 0;
+  (void)setenv("MAM_PRELOAD_OWN_PAGES", "4K", 1);
+  begin();
+  address_t small = allocate(4095), address = allocate(4096), next = allocate(5000);
+  ck_assert_uint_eq(address % FAKE_GRANULARITY_BYTES, 0);
+  ck_assert_uint_eq(next % FAKE_GRANULARITY_BYTES, 0);
+  ck_assert_uint_eq(size_at(address), FAKE_GRANULARITY_BYTES);
+  ck_assert_uint_eq(size_at(small), 4095);
+  OK(cuIpcGetMemHandle(&handle, address));
+  ck_assert_uint_eq(handle.bytes[0], 0); /* the driver's own, not one that carries a place */
+  OK(cuIpcOpenMemHandle_v2(&opened, handle, 1));
+  ck_assert_uint_eq(opened, opened_at(address));
+  OK(cuIpcCloseMemHandle(opened));
+  OK(cuMemFree_v2(address));
+  ck_assert(!fake_holds((const void *)(uintptr_t)address, 1));
 }
 END_TEST
 
@@ -443,13 +823,32 @@ static Suite *suite(void) {
   tcase_add_test(tests, pitched_rows_have_the_drivers_pitch);
   tcase_add_test(tests, free_memory_counts_what_the_pool_can_hand_out);
   tcase_add_test(tests, large_blocks_take_chunks_of_their_own_size);
+  tcase_add_test(tests, blocks_lie_in_a_chunk_without_a_gap);
   tcase_add_test(tests, memory_is_given_back_before_an_allocation_fails);
   tcase_add_test(tests, memory_that_kernels_use_is_waited_for_before_an_allocation_fails);
   tcase_add_test(tests, what_is_said_to_be_free_can_be_had);
+  tcase_add_test(tests, all_that_is_said_to_be_free_can_be_had_at_once);
+  tcase_add_test(tests, never_is_more_free_than_there_is);
+  tcase_add_loop_test(tests, freed_memory_serves_the_drivers_other_calls, 0, sizeof others / sizeof others[0]);
+  tcase_add_test(tests, small_blocks_do_not_keep_a_large_chunk);
+  tcase_add_test(tests, small_blocks_may_have_all_there_is);
+  tcase_add_test(tests, without_memory_to_give_back_a_call_is_made_once);
+  tcase_add_test(tests, memory_that_a_kernel_uses_is_waited_for_before_another_call_fails);
+  tcase_add_test(tests, a_capture_survives_a_call_that_finds_no_memory);
+  tcase_add_test(tests, a_process_that_finds_no_memory_has_what_others_freed);
+  tcase_add_test(tests, a_process_may_keep_to_itself);
+  tcase_add_test(tests, what_is_not_needed_goes_back_in_a_while);
+  tcase_add_test(tests, a_program_that_peaked_once_does_not_keep_it);
+  tcase_add_test(tests, beside_a_running_kernel_nothing_goes_back);
+  tcase_add_test(tests, memory_that_is_needed_again_stays);
   tcase_add_test(tests, the_driver_serves_what_no_chunk_is_there_for);
   tcase_add_test(tests, a_block_may_be_freed_on_a_stream);
   tcase_add_test(tests, an_exported_block_opens_at_its_own_bytes);
   tcase_add_test(tests, a_block_may_be_opened_twice);
+  tcase_add_test(tests, a_block_that_is_opened_where_another_was_has_its_own_size);
+  tcase_add_test(tests, what_was_opened_goes_with_its_context);
+  tcase_add_test(tests, a_block_that_could_not_be_closed_is_still_open);
+  tcase_add_test(tests, a_block_may_have_pages_of_its_own);
   tcase_add_test(tests, a_handle_never_opens_at_other_bytes);
   tcase_add_test(tests, a_forked_child_hears_what_the_driver_says);
   tcase_add_test(tests, threads_are_served_together_from_the_first_call);
@@ -468,6 +867,7 @@ static Suite *suite(void) {
 
 int main(int count, char **arguments) {
   (void)count;
+  (void)setenv("MAM_LINGER_MS", "100", 1);
   preload_self(arguments);
   return run_suite(suite());
 }

@@ -2,6 +2,7 @@
 /*
  * A small program of the driver, for preload_run_test.sh: each argument is something that programs do.
  */
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -16,6 +17,7 @@ int cuInit(unsigned flags);
 int cuDevicePrimaryCtxRetain(void **context, int device);
 int cuCtxSetCurrent(void *context);
 int cuMemAlloc_v2(unsigned long long *address, size_t bytes);
+int cuMemAllocAsync(unsigned long long *address, size_t bytes, void *stream);
 int cuMemFree_v2(unsigned long long address);
 
 enum { ROUNDS = 40 };
@@ -41,6 +43,33 @@ static int churn(void) {
     if (cuMemFree_v2(blocks[i]) != 0)
       return 1;
   return 0;
+}
+
+/* Allocates by two functions and frees by one, which it has by symbols or asks for. */
+static int allocate_twice(bool asks) {
+  int (*alloc)(unsigned long long *, size_t) = cuMemAlloc_v2;
+  int (*release)(unsigned long long) = cuMemFree_v2;
+  unsigned long long block;
+  int failed = 0;
+  if (asks) {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    *(void **)&alloc = dlsym(library, "cuMemAlloc_v2");
+    *(void **)&release = dlsym(library, "cuMemFree_v2");
+  }
+  for (int i = 0; i < 10; i++) {
+    failed |= alloc(&block, 1000) | release(block);
+    failed |= cuMemAllocAsync(&block, MIB, NULL) | release(block);
+  }
+  return failed;
+}
+
+/* There is no memory at once: what an allocation of a whole chunk answers in the end. */
+static int starve(void) {
+  unsigned long long address;
+  if (cuMemAlloc_v2(&address, 1000) != 0)
+    return 3;
+  fake_fail("cuMemAllocAsync", 1, 2);
+  return cuMemAllocAsync(&address, MIB, NULL);
 }
 
 static void at_exit(void) { printf("freed in an exit handler: %d\n", cuMemFree_v2(kept[0])); }
@@ -97,6 +126,10 @@ int main(int count, char **arguments) {
   void *context = begin();
   if (strcmp(what, "churn") == 0)
     return churn();
+  if (strcmp(what, "twice") == 0 || strcmp(what, "twice-asked") == 0)
+    return allocate_twice(strcmp(what, "twice") != 0);
+  if (strcmp(what, "starve") == 0)
+    return starve();
   if (strcmp(what, "exit") == 0)
     return free_late();
   if (strcmp(what, "threads") == 0)

@@ -19,8 +19,8 @@
 #define MIB ((size_t)1 << 20)
 #define GIB ((size_t)1 << 30)
 
-/* What a pool takes from the driver at a time. */
-#define CHUNK_BYTES (64 * MIB)
+/* What a pool takes from the driver at a time, with the granule for the guard. */
+#define CHUNK_BYTES (64 * MIB + FAKE_GRANULARITY_BYTES)
 
 enum { NOT_FOUND = 500, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201 };
 enum { BUFFER_ID = 7, MEMORY_TYPE = 2, RANGE_START = 11, RANGE_SIZE = 12 };
@@ -61,6 +61,8 @@ int cuGraphInstantiateWithFlags(void **executable, void *graph, unsigned long lo
 int cuGraphDestroy(void *graph);
 int cuGraphExecDestroy(void *executable);
 int cuGraphClone(void **clone, void *graph);
+int cuGraphAddChildGraphNode(void **node, void *graph, const void *nodes, size_t count, void *child);
+int cuGraphExecUpdate_v2(void *executable, void *graph, void *outcome);
 int cuGetProcAddress(const char *name, void **function, int version, uint64_t flags);
 int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status);
 
@@ -79,6 +81,7 @@ static inline void preload_self(char **arguments) {
     exit(77);
   }
   (void)setenv("MAM_TEST_PRELOADED", "1", 1);
+  (void)setenv("MAM_PRELOAD_NEIGHBOURS", "off", 1); /* other tests run beside */
   (void)setenv("LD_PRELOAD", PRELOAD_LIBRARY, 1);
   (void)execv("/proc/self/exe", arguments);
   exit(99);

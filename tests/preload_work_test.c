@@ -3,6 +3,9 @@
  * What libmam_preload sees of a program's work: captures are never disturbed, waits serve as fences, and a context's
  * end takes its pool along without a free.
  */
+#include <malloc.h>
+#include <pthread.h>
+
 #include "preload_util.h"
 
 /* A fence is a call of this; it would end a capture. */
@@ -201,14 +204,221 @@ START_TEST(a_graph_that_was_never_made_executable_keeps_until_its_end) {
 }
 END_TEST
 
-START_TEST(a_copied_graph_keeps_for_good) {
+/* A clone, and a graph that it was put into, keep what it kept, and no longer. */
+START_TEST(copies_of_a_graph_keep_its_blocks_as_long_as_they_live) {
   address_t blocks[BLOCKS];
-  void *clone = NULL;
+  void *clone = NULL, *node = NULL, *executable = NULL;
   begin();
-  void *graph = capture(blocks);
+  void *graph = capture(blocks), *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING), *parent = NULL;
+  OK(cuStreamBeginCapture_v2(stream, 0));
+  OK(cuStreamEndCapture(stream, &parent));
   OK(cuGraphClone(&clone, graph));
+  OK(cuGraphAddChildGraphNode(&node, parent, NULL, 0, clone));
+  OK(cuGraphInstantiateWithFlags(&executable, parent, 0));
   OK(cuGraphDestroy(graph));
   ck_assert(!handed_out(blocks));
+  OK(cuGraphDestroy(clone));
+  ck_assert(!handed_out(blocks));
+  OK(cuGraphDestroy(parent));
+  ck_assert(!handed_out(blocks));
+  size_t before = free_now();
+  OK(cuGraphExecDestroy(executable));
+  ck_assert_uint_ge(free_now(), before + FREED_BYTES);
+}
+END_TEST
+
+/* An update takes the place of what the executable used before. */
+START_TEST(an_updated_executable_keeps_the_new_graphs_blocks) {
+  address_t blocks[BLOCKS], later[BLOCKS];
+  void *executable = NULL;
+  begin();
+  void *graph = capture(blocks);
+  OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
+  OK(cuGraphDestroy(graph));
+  graph = capture(later);
+  fake_fail("cuGraphExecUpdate", 1, 910);
+  FAILS(910, cuGraphExecUpdate_v2(executable, graph, NULL));
+  ck_assert(!handed_out(blocks));
+  size_t before = free_now();
+  OK(cuGraphExecUpdate_v2(executable, graph, NULL));
+  ck_assert_uint_ge(free_now(), before + FREED_BYTES);
+  OK(cuGraphDestroy(graph));
+  ck_assert(!handed_out(later));
+  before = free_now();
+  OK(cuGraphExecDestroy(executable));
+  ck_assert_uint_ge(free_now(), before + FREED_BYTES);
+}
+END_TEST
+
+/* Bytes of host memory that a loop as in CUDA's guide leaves behind: captured anew, the executable updated. */
+static size_t captured_anew(bool allocates, int count, void *stream, void **executable) {
+  struct mallinfo2 before = mallinfo2();
+  for (int i = 0; i < count; i++) {
+    void *graph = NULL;
+    OK(cuStreamBeginCapture_v2(stream, 2));
+    if (allocates)
+      OK(cuMemFree_v2(allocate(3 * MIB)));
+    OK(cuStreamEndCapture(stream, &graph));
+    if (*executable == NULL)
+      OK(cuGraphInstantiateWithFlags(executable, graph, 0));
+    else
+      OK(cuGraphExecUpdate_v2(*executable, graph, NULL));
+    OK(cuGraphDestroy(graph));
+  }
+  size_t after = mallinfo2().uordblks;
+  return after > before.uordblks ? after - before.uordblks : 0;
+}
+
+START_TEST(a_loop_of_captures_and_updates_leaves_nothing_behind) {
+  begin();
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING), *executable = NULL;
+  (void)captured_anew(_i != 0, 100, stream, &executable);
+  size_t held = fake_live_bytes();
+  ck_assert_uint_le(captured_anew(_i != 0, 2000, stream, &executable), 2000);
+  ck_assert_uint_le(fake_live_bytes(), held + CHUNK_BYTES);
+}
+END_TEST
+
+START_TEST(a_destruction_that_fails_lets_nothing_go) {
+  address_t blocks[BLOCKS];
+  void *executable = NULL;
+  begin();
+  void *graph = capture(blocks);
+  fake_fail("cuGraphDestroy", 1, 1);
+  FAILS(INVALID_VALUE, cuGraphDestroy(graph));
+  ck_assert(!handed_out(blocks));
+  OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
+  OK(cuGraphDestroy(graph));
+  fake_fail("cuGraphExecDestroy", 1, 1);
+  FAILS(INVALID_VALUE, cuGraphExecDestroy(executable));
+  ck_assert(!handed_out(blocks));
+  size_t before = free_now();
+  OK(cuGraphExecDestroy(executable));
+  ck_assert_uint_ge(free_now(), before + FREED_BYTES);
+}
+END_TEST
+
+/* ---- Handles that come again while a call is on its way back ---- */
+
+struct other {
+  void *context, *handle;
+  int (*call)(void *handle);
+};
+
+static void *other_calls(void *context) {
+  const struct other *other = context;
+  OK(cuCtxSetCurrent(other->context));
+  OK(other->call(other->handle));
+  return NULL;
+}
+
+/* Another thread is in this call, which has done its work. */
+static pthread_t held_in(const struct other *other, const char *name) {
+  pthread_t thread;
+  fake_hold(name);
+  ck_assert_int_eq(pthread_create(&thread, NULL, other_calls, (void *)(uintptr_t)other), 0);
+  while (!fake_is_held())
+    (void)usleep(1000);
+  return thread;
+}
+
+static void let_go(pthread_t thread) {
+  fake_let_go();
+  ck_assert_int_eq(pthread_join(thread, NULL), 0);
+}
+
+START_TEST(a_graph_at_a_destroyed_ones_handle_keeps_its_blocks) {
+  address_t gone[BLOCKS], blocks[BLOCKS];
+  void *executable = NULL, *later = NULL;
+  struct other other = {begin(), capture(gone), cuGraphDestroy};
+  if (_i == 1) {
+    OK(cuGraphInstantiateWithFlags(&executable, other.handle, 0));
+    OK(cuGraphDestroy(other.handle));
+    other = (struct other){other.context, executable, cuGraphExecDestroy};
+  }
+  pthread_t thread = held_in(&other, _i == 0 ? "cuGraphDestroy" : "cuGraphExecDestroy");
+  void *graph = capture(blocks);
+  if (_i == 1)
+    OK(cuGraphInstantiateWithFlags(&later, graph, 0));
+  ck_assert_ptr_eq(other.handle, _i == 0 ? graph : later);
+  let_go(thread);
+  if (_i == 0)
+    OK(cuGraphInstantiateWithFlags(&later, graph, 0));
+  OK(cuGraphDestroy(graph));
+  ck_assert(!handed_out(blocks));
+}
+END_TEST
+
+START_TEST(a_capture_at_a_destroyed_streams_handle_goes_on) {
+  void *graph = NULL;
+  struct other other = {begin(), fake_stream_create(FAKE_STREAM_NON_BLOCKING), cuStreamDestroy_v2};
+  churn();
+  if (_i == 1)
+    OK(cuStreamBeginCapture_v2(other.handle, 2)); /* it goes with the stream */
+  pthread_t thread = held_in(&other, "cuStreamDestroy");
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  ck_assert_ptr_eq(stream, other.handle);
+  OK(cuStreamBeginCapture_v2(stream, 2));
+  let_go(thread);
+  unsigned before = fences();
+  churn();
+  ck_assert_uint_eq(fences(), before);
+  OK(cuStreamEndCapture(stream, &graph));
+  ck_assert_uint_eq(fake_captures_invalidated(), 0);
+  churn();
+  ck_assert_uint_gt(fences(), before);
+}
+END_TEST
+
+static int allocate_too_much(void *freed) {
+  address_t address;
+  OK(cuMemFree_v2(*(address_t *)freed));
+  return cuMemAlloc_v2(&address, 3 * GIB + GIB / 2);
+}
+
+static void *capture_once(void *context) {
+  void *graph = NULL;
+  OK(cuCtxSetCurrent(context));
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(cuStreamBeginCapture_v2(stream, 2));
+  (void)usleep(200000);
+  OK(cuStreamEndCapture(stream, &graph));
+  return NULL;
+}
+
+/* One thread waits for the GPU because there is no memory, while another begins to capture. */
+START_TEST(a_wait_for_want_of_memory_ends_no_capture) {
+  pthread_t capturing;
+  void *context = begin();
+  address_t freed = allocate(GIB);
+  struct fake_range range = {(const void *)(uintptr_t)freed, MIB};
+  ck_assert(fake_launch(NULL, &range, 1));
+  struct other other = {context, &freed, allocate_too_much};
+  pthread_t thread = held_in(&other, "cuCtxSynchronize");
+  ck_assert_int_eq(pthread_create(&capturing, NULL, capture_once, context), 0);
+  (void)usleep(50000);
+  let_go(thread);
+  ck_assert_int_eq(pthread_join(capturing, NULL), 0);
+  ck_assert_uint_eq(fake_captures_invalidated(), 0);
+}
+END_TEST
+
+START_TEST(a_stream_that_is_not_destroyed_goes_on_capturing) {
+  void *graph = NULL;
+  begin();
+  churn();
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(cuStreamBeginCapture_v2(stream, 2));
+  FAILS(900, cuStreamBeginCapture_v2(stream, 2));
+  fake_fail("cuStreamDestroy", 1, 1);
+  FAILS(INVALID_VALUE, cuStreamDestroy_v2(stream));
+  fake_fail("cuStreamEndCapture", 1, 904);
+  FAILS(904, cuStreamEndCapture(stream, &graph));
+  unsigned before = fences();
+  churn();
+  ck_assert_uint_eq(fences(), before);
+  OK(cuStreamEndCapture(stream, &graph));
+  ck_assert_uint_eq(fake_captures_invalidated(), 0);
 }
 END_TEST
 
@@ -269,6 +479,19 @@ START_TEST(a_wait_that_failed_is_no_fence) {
   FAILS(700, cuCtxSynchronize());
   address_t next = allocate(8 * MIB);
   ck_assert(!fake_in_use((const void *)(uintptr_t)next, 8 * MIB, FAKE_NO_STREAM));
+}
+END_TEST
+
+/* The pool has the memory, but the driver would say what happened. */
+START_TEST(after_an_error_of_the_gpu_an_allocation_says_so) {
+  address_t address = 0;
+  void *context = begin();
+  (void)allocate(1000);
+  fake_poison(context, 700);
+  FAILS(700, cuMemAlloc_v2(&address, 3 * MIB));
+  FAILS(700, cuMemAlloc_v2(&address, 100 * MIB));
+  FAILS(700, cuMemAlloc_v2(&address, 1000)); /* though the thread has one at hand */
+  ck_assert_uint_eq(address, 0);
 }
 END_TEST
 
@@ -363,11 +586,19 @@ static Suite *suite(void) {
   tcase_add_test(tests, captures_are_counted_by_context);
   tcase_add_test(tests, a_graphs_blocks_are_kept_as_long_as_it);
   tcase_add_test(tests, a_graph_that_was_never_made_executable_keeps_until_its_end);
-  tcase_add_test(tests, a_copied_graph_keeps_for_good);
+  tcase_add_test(tests, copies_of_a_graph_keep_its_blocks_as_long_as_they_live);
+  tcase_add_test(tests, an_updated_executable_keeps_the_new_graphs_blocks);
+  tcase_add_loop_test(tests, a_loop_of_captures_and_updates_leaves_nothing_behind, 0, 2);
+  tcase_add_test(tests, a_destruction_that_fails_lets_nothing_go);
+  tcase_add_loop_test(tests, a_graph_at_a_destroyed_ones_handle_keeps_its_blocks, 0, 2);
+  tcase_add_loop_test(tests, a_capture_at_a_destroyed_streams_handle_goes_on, 0, 2);
+  tcase_add_test(tests, a_wait_for_want_of_memory_ends_no_capture);
+  tcase_add_test(tests, a_stream_that_is_not_destroyed_goes_on_capturing);
   tcase_add_test(tests, a_reset_takes_kept_blocks_along);
   tcase_add_test(tests, freed_memory_is_not_handed_out_under_a_kernel);
   tcase_add_test(tests, the_programs_own_wait_is_a_fence);
   tcase_add_test(tests, a_wait_that_failed_is_no_fence);
+  tcase_add_test(tests, after_an_error_of_the_gpu_an_allocation_says_so);
   tcase_add_test(tests, a_destroyed_context_takes_its_pool_along);
   tcase_add_test(tests, after_a_reset_old_blocks_are_gone_and_new_ones_come);
   tcase_add_test(tests, a_reset_during_a_capture_holds_nothing_back);

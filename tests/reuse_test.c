@@ -420,9 +420,10 @@ END_TEST
 /* ---- Streams ------------------------------------------------------------------------------------------------------
  */
 
+/* From the default pool if pool is NULL. */
 static char *block_on(MAM_Pool pool, size_t bytes, void *stream) {
   void *pointer = NULL;
-  OK(MAM_PoolMallocAsync(pool, &pointer, bytes, stream));
+  OK(pool != NULL ? MAM_PoolMallocAsync(pool, &pointer, bytes, stream) : MAM_CudaMallocAsync(&pointer, bytes, stream));
   ck_assert_ptr_nonnull(pointer);
   return pointer;
 }
@@ -616,6 +617,224 @@ START_TEST(default_streams_of_two_threads_are_two_streams) {
   ck_assert_int_eq(pthread_join(thread, NULL), 0);
   ck_assert(!by_thread.early);
   assert_clean_end(by_thread.pool);
+}
+END_TEST
+
+/* ---- Streams of several contexts ---------------------------------------------------------------------------------
+ */
+
+/* The pool is the first one's.  The other one is of the same device or of another. */
+static void use_contexts(void *contexts[2], bool other_device) {
+  fake_set_devices(2);
+  contexts[1] = other_device ? fake_primary_retain(1) : fake_context_create(0);
+  contexts[0] = use_primary(0);
+}
+
+/* The same; on another device, each can use the other's memory. */
+static void use_contexts_in_reach(void *contexts[2], bool other_device) {
+  fake_set_peers();
+  use_contexts(contexts, other_device);
+  for (int i = 0; i < 2 && other_device; i++)
+    fake_peer_enable(contexts[i], 1 - i);
+}
+
+static void *const default_streams[] = {NULL, FAKE_STREAM_LEGACY, FAKE_STREAM_PER_THREAD};
+enum { default_stream_count = 3, other_count = 2 * default_stream_count * size_count };
+
+/* A block that a kernel of the other context uses, freed there on a default stream of that name. */
+static char *freed_elsewhere(MAM_Pool pool, void *const contexts[2], size_t bytes, void *stream) {
+  char *a = block_on(pool, bytes, stream);
+  fake_make_current(contexts[1]);
+  run_kernel(stream, a, bytes);
+  OK(MAM_CudaFreeAsync(a, stream));
+  fake_make_current(contexts[0]);
+  return a;
+}
+
+START_TEST(default_streams_of_two_contexts_are_two_streams) {
+  void *contexts[2], *stream = default_streams[_i / 2 % default_stream_count];
+  size_t bytes = sizes[_i / 2 / default_stream_count];
+  use_contexts_in_reach(contexts, _i % 2 == 0);
+  MAM_Pool pool = reuse_pool(MAM_REUSE_FENCED, MAM_SOURCE_DEVICE);
+  (void)freed_elsewhere(pool, contexts, bytes, stream);
+  for (int i = 0; i < 4; i++) {
+    ck_assert(!fake_in_use(block_on(pool, bytes, stream), bytes, stream));
+    ck_assert(!fake_in_use(block_of(pool, bytes), bytes, FAKE_NO_STREAM));
+  }
+  ck_assert_uint_eq(fake_waits(), 0);
+  fake_finish(contexts[1]);
+  assert_clean_end(pool);
+}
+END_TEST
+
+START_TEST(memory_freed_in_another_context_comes_back_when_its_work_is_done) {
+  void *contexts[2], *pointer = NULL;
+  use_contexts_in_reach(contexts, _i % 2 == 0);
+  OK(MAM_Create(64 * MIB));
+  char *a = freed_elsewhere(NULL, contexts, 64 * MIB, NULL);
+  MAM_PoolInfo before = info_of(NULL);
+  fake_fail("cuCtxSynchronize", 1, 719); /* would finish the work: the test must not come there by itself */
+  FAILS((cudaError_t)719, MAM_CudaMalloc(&pointer, 64 * MIB));
+  ck_assert_uint_eq(info_of(NULL).waiting_bytes, before.waiting_bytes);
+  fake_finish(contexts[1]);
+  ck_assert_ptr_eq(block(64 * MIB), a);
+  ck_assert_uint_eq(fake_waits(), 0);
+  OK(MAM_Destroy());
+  assert_driver_content();
+}
+END_TEST
+
+START_TEST(allocation_waits_for_the_other_context_where_no_memory_is_left) {
+  void *contexts[2];
+  use_contexts_in_reach(contexts, _i % 2 == 0);
+  OK(MAM_Create(64 * MIB));
+  char *a = freed_elsewhere(NULL, contexts, 64 * MIB, FAKE_STREAM_PER_THREAD);
+  ck_assert_ptr_eq(block(64 * MIB), a);
+  ck_assert(!fake_in_use(a, 64 * MIB, FAKE_NO_STREAM));
+  ck_assert_uint_eq(fake_waits(), 1);
+  OK(MAM_Destroy());
+  assert_driver_content();
+}
+END_TEST
+
+/* The program said so to the driver alone, before the allocation or after it, and frees plainly. */
+START_TEST(memory_that_a_peer_uses_comes_back_when_its_work_is_done) {
+  void *contexts[2], *pointer = NULL;
+  use_contexts(contexts, true);
+  OK(_i < 2 ? MAM_Create(64 * MIB) : MAM_Create_auto());
+  if (_i % 2 == 0)
+    fake_peer_enable(contexts[1], 0);
+  size_t all = info_of(NULL).limit_bytes;
+  char *a = block(all);
+  OK(MAM_CudaFree(a)); /* fences have been set before the peer has access */
+  ck_assert_ptr_eq(block(all), a);
+  if (_i % 2 == 1)
+    fake_peer_enable(contexts[1], 0);
+  fake_make_current(contexts[1]);
+  fake_submit(contexts[1]);
+  fake_make_current(contexts[0]);
+  OK(MAM_CudaFree(a));
+  fake_fail("cuCtxSynchronize", 1, 719); /* would finish the work: the test must not come there by itself */
+  FAILS((cudaError_t)719, MAM_CudaMalloc(&pointer, all));
+  fake_finish(contexts[1]);
+  ck_assert_ptr_eq(block(all), a);
+  ck_assert_uint_eq(fake_waits(), 0);
+  fake_submit(contexts[1]);
+  OK(MAM_CudaFree(a));
+  ck_assert_ptr_eq(block(all), a); /* waits for both */
+  ck_assert(!fake_pending(contexts[1]));
+  OK(MAM_Destroy());
+  assert_nothing_held();
+}
+END_TEST
+
+START_TEST(device_without_access_is_not_waited_for) {
+  void *contexts[2];
+  use_contexts(contexts, true);
+  OK(_i == 0 ? MAM_Create(64 * MIB) : MAM_Create_auto());
+  fake_peer_enable(contexts[0], 1); /* the other direction */
+  fake_submit(contexts[1]);
+  size_t all = info_of(NULL).limit_bytes;
+  for (int i = 0; i < 10; i++)
+    OK(MAM_CudaFree(block(all)));
+  ck_assert(fake_pending(contexts[1]));
+  ck_assert_uint_eq(fake_waits(), 0);
+  fake_finish(contexts[1]);
+  OK(MAM_Destroy());
+  assert_nothing_held();
+}
+END_TEST
+
+START_TEST(work_of_a_context_that_ended_is_waited_for_no_more) {
+  void *contexts[2];
+  use_contexts(contexts, false);
+  OK(MAM_Create(64 * MIB));
+  char *a = freed_elsewhere(NULL, contexts, 64 * MIB, NULL);
+  fake_context_destroy(contexts[1]);
+  ck_assert_ptr_eq(block(64 * MIB), a);
+  OK(MAM_CudaFree(a));
+  ck_assert_ptr_eq(block(64 * MIB), a);
+  OK(MAM_Destroy());
+  assert_nothing_held();
+}
+END_TEST
+
+START_TEST(captures_in_the_other_context_survive) {
+  void *contexts[2], *pointer = NULL;
+  use_contexts(contexts, _i % 2 == 0);
+  OK(MAM_Create(64 * MIB));
+  char *a = freed_elsewhere(NULL, contexts, 64 * MIB, NULL);
+  fake_make_current(contexts[1]);
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(MAM_CaptureBegin());
+  ck_assert(fake_stream_capture_begin(stream, _i / 2));
+  fake_make_current(contexts[0]);
+  ck_assert_int_ne(MAM_CudaMalloc(&pointer, 64 * MIB), cudaSuccess);
+  fake_make_current(contexts[1]);
+  ck_assert(fake_stream_capture_end(stream));
+  OK(MAM_CaptureEnd());
+  fake_make_current(contexts[0]);
+  ck_assert_ptr_eq(block(64 * MIB), a);
+  ck_assert_uint_eq(fake_captures_invalidated(), 0);
+  OK(MAM_Destroy());
+}
+END_TEST
+
+enum { wanderer_steps = 3000, wanderer_streams = 4 };
+
+/* Two contexts in turn, each with pools of both: a block is allocated, used and freed on one stream, in either. */
+static void wander(MAM_Pool const pools[2], void *const contexts[2], unsigned seed) {
+  struct {
+    char *address;
+    size_t bytes;
+    unsigned context, stream;
+  } held[live_limit];
+  unsigned state = 88675123u + seed * 7919, held_count = 0;
+  void *streams[2][wanderer_streams] = {{NULL, FAKE_STREAM_PER_THREAD}, {NULL, FAKE_STREAM_PER_THREAD}};
+  for (int i = 0; i < 2 * 2; i++) {
+    fake_make_current(contexts[i / 2]);
+    streams[i / 2][2 + i % 2] = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  }
+  for (int i = 0; i < wanderer_steps; i++) {
+    unsigned what = next_random(&state) % 100, context = next_random(&state) % 2;
+    unsigned stream = next_random(&state) % wanderer_streams;
+    if (what < 45 && held_count < live_limit) {
+      void *pointer = NULL, *handle = streams[context][stream];
+      size_t bytes = random_size(&state);
+      fake_make_current(contexts[context]);
+      if (MAM_PoolMallocAsync(pools[next_random(&state) % 2], &pointer, bytes, handle) != cudaSuccess)
+        continue;
+      ck_assert(!fake_in_use(pointer, bytes, handle));
+      ck_assert(fake_launch(handle, &(struct fake_range){pointer, bytes}, 1));
+      held[held_count].address = pointer;
+      held[held_count].bytes = bytes;
+      held[held_count].context = context;
+      held[held_count++].stream = stream;
+    } else if (what < 85 && held_count > 0) {
+      unsigned index = next_random(&state) % held_count;
+      fake_make_current(contexts[held[index].context]);
+      OK(MAM_CudaFreeAsync(held[index].address, streams[held[index].context][held[index].stream]));
+      held[index] = held[--held_count];
+    }
+    while (fake_in_flight() > in_flight_limit || what >= 90) {
+      (void)fake_step(next_random(&state));
+      what = 0;
+    }
+  }
+}
+
+START_TEST(contexts_that_use_each_others_memory_get_none_early) {
+  void *contexts[2];
+  MAM_Pool pools[2];
+  use_contexts_in_reach(contexts, _i % 2 == 0);
+  for (int i = 0; i < 2; i++) {
+    fake_make_current(contexts[i]);
+    pools[i] = reuse_pool(MAM_REUSE_FENCED, _i % 4 < 2 ? MAM_SOURCE_DEVICE : MAM_SOURCE_VMM);
+  }
+  wander(pools, contexts, (unsigned)_i);
+  for (int i = 0; i < 2; i++)
+    OK(MAM_PoolDestroy(pools[i]));
+  assert_nothing_held();
 }
 END_TEST
 
@@ -825,7 +1044,8 @@ END_TEST
 int main(void) {
   Suite *suite = suite_create("reuse");
   TCase *schedules = add_case(suite, "schedules"), *waiting = add_case(suite, "waiting");
-  TCase *streams = add_case(suite, "streams"), *captures = add_case(suite, "captures"), *ends = add_case(suite, "ends");
+  TCase *streams = add_case(suite, "streams"), *captures = add_case(suite, "captures");
+  TCase *contexts = add_case(suite, "contexts"), *ends = add_case(suite, "ends");
   tcase_set_timeout(schedules, 60);
   tcase_add_loop_test(schedules, fenced_memory_is_never_handed_out_early, 0, seed_count);
   tcase_add_loop_test(schedules, mapped_memory_is_never_handed_out_early_nor_unmapped_under_a_kernel, 0, seed_count);
@@ -845,6 +1065,14 @@ int main(void) {
   tcase_add_loop_test(streams, other_streams_do_not_take_it, 0, 2 * size_count);
   tcase_add_loop_test(streams, stream_that_gets_the_handle_of_a_destroyed_one_is_another, 0, size_count);
   tcase_add_loop_test(streams, default_streams_of_two_threads_are_two_streams, 0, size_count);
+  tcase_add_loop_test(contexts, default_streams_of_two_contexts_are_two_streams, 0, other_count);
+  tcase_add_loop_test(contexts, memory_freed_in_another_context_comes_back_when_its_work_is_done, 0, 2);
+  tcase_add_loop_test(contexts, allocation_waits_for_the_other_context_where_no_memory_is_left, 0, 2);
+  tcase_add_loop_test(contexts, memory_that_a_peer_uses_comes_back_when_its_work_is_done, 0, 4);
+  tcase_add_loop_test(contexts, device_without_access_is_not_waited_for, 0, 2);
+  tcase_add_test(contexts, work_of_a_context_that_ended_is_waited_for_no_more);
+  tcase_add_loop_test(contexts, captures_in_the_other_context_survive, 0, 2 * mode_count);
+  tcase_add_loop_test(contexts, contexts_that_use_each_others_memory_get_none_early, 0, seed_count);
   tcase_add_loop_test(captures, memory_freed_in_a_capture_waits_for_its_end, 0, mode_count);
   tcase_add_loop_test(captures, bracketed_captures_survive_traffic_in_other_threads, 0, mode_count);
   tcase_add_loop_test(captures, captured_stream_is_noticed_without_brackets, 0, mode_count);

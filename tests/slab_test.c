@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "claim.h"
 #include "imaginary_source.h"
 #include "run_suite.h"
 #include "slab.h"
@@ -159,6 +160,46 @@ START_TEST(the_whole_pool_is_handed_out_once_and_comes_back) {
 }
 END_TEST
 
+/* A thread that frees a block which is free already is held up between its look at the slab and its claim, while the
+ * page is carved for every other class. */
+START_TEST(late_claim_takes_no_block_of_another_class) {
+  unsigned first = slab_class(1); /* the most blocks: no other class outgrows its bytes */
+  struct batch *batch = slab_refill(pool, &depot, first);
+  ck_assert_ptr_nonnull(batch);
+  uintptr_t address = batch->blocks[7].address;
+  const struct slab *looked_at = page_map_find(address);
+  uint32_t index = slab_index(looked_at, address);
+  _Atomic uint8_t *live = slab_live(looked_at, index);
+  batch->epoch = 0;
+  slab_rest(pool, &depot, batch, true);
+  ck_assert_uint_eq(reclaim(), SLAB_BYTES);
+  for (unsigned class = 0; class < SLAB_CLASSES; class ++) {
+    unsigned count = 0;
+    while (class != first && count * SLAB_BATCH < SLAB_BYTES / slab_class_bytes(class)) {
+      batches[count] = slab_refill(pool, &depot, class);
+      for (unsigned i = 0; i < batches[count]->count; i++)
+        atomic_store_explicit(batches[count]->blocks[i].live, 1, memory_order_relaxed);
+      count++;
+    }
+    ck_assert(class == first || page_map_find(address)->base == looked_at->base);
+    ck_assert_uint_eq(claim_live(false, live), 0);
+    for (unsigned i = 0; i < count; i++) {
+      for (unsigned j = 0; j < batches[i]->count; j++)
+        ck_assert_uint_eq(claim_live(false, batches[i]->blocks[j].live), 1);
+      batches[i]->epoch = 0;
+      slab_rest(pool, &depot, batches[i], true);
+    }
+    (void)reclaim();
+    ck_assert_uint_eq(info_now().used_bytes, 0);
+  }
+  /* The same class again finds its slab, and the byte is that of the same address. */
+  batch = slab_refill(pool, &depot, first);
+  ck_assert_ptr_eq(page_map_find(address), looked_at);
+  ck_assert_uint_eq(slab_index(looked_at, address), index);
+  slab_rest(pool, &depot, batch, true);
+}
+END_TEST
+
 START_TEST(a_span_stays_while_one_block_is_out) {
   size_t blocks;
   unsigned count = take_blocks(3, SIZE_MAX, &blocks);
@@ -276,6 +317,7 @@ int main(void) {
   tcase_add_checked_fixture(slabs, set_up, tear_down);
   tcase_add_loop_test(slabs, indices_agree_with_division, 0, SLAB_CLASSES);
   tcase_add_loop_test(slabs, the_whole_pool_is_handed_out_once_and_comes_back, 0, SLAB_CLASSES);
+  tcase_add_test(slabs, late_claim_takes_no_block_of_another_class);
   tcase_add_test(slabs, a_span_stays_while_one_block_is_out);
   tcase_add_test(slabs, what_rests_for_immediate_use_comes_first);
   tcase_add_test(slabs, a_span_that_nobody_needed_after_all_goes_back);

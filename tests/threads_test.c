@@ -558,6 +558,31 @@ START_TEST(blocks_keep_their_content_while_the_pool_is_trimmed) {
 }
 END_TEST
 
+/* Bursts with pauses, in which the pool is calm and gives back, or ends and comes back. */
+static void *bursts(void *number) {
+  unsigned char *blocks[8];
+  for (int round = 0; round < 4; round++) {
+    for (int i = 0; i < 8; i++) {
+      EXPECT(MAM_CudaMalloc((void **)&blocks[i], 20 * MIB) == cudaSuccess);
+      blocks[i][0] = blocks[i][20 * MIB - 1] = (unsigned char)(uintptr_t)number;
+    }
+    for (int i = 0; i < 8; i++) {
+      EXPECT(blocks[i][0] == (uintptr_t)number && blocks[i][20 * MIB - 1] == (uintptr_t)number);
+      EXPECT(MAM_CudaFree(blocks[i]) == cudaSuccess);
+    }
+    struct timespec pause = {.tv_nsec = 150000000 + 70000000 * round};
+    (void)nanosleep(&pause, NULL);
+  }
+  return NULL;
+}
+
+START_TEST(bursts_of_threads_meet_a_pool_that_gives_back) {
+  ck_assert_int_eq(setenv("MAM_SOURCE", "host", 1), 0);
+  ck_assert_int_eq(setenv("MAM_LINGER_MS", "100", 1), 0);
+  run_threads(bursts, THREADS);
+}
+END_TEST
+
 /* ---- Fork ---- */
 
 #ifdef __SANITIZE_THREAD__
@@ -604,6 +629,7 @@ int main(void) {
   tcase_add_loop_test(all, frees_of_a_guessed_address_break_nothing, 0, 2);
   tcase_add_loop_test(all, wrong_frees_by_many_threads_break_nothing, 0, 2);
   tcase_add_test(all, blocks_keep_their_content_while_the_pool_is_trimmed);
+  tcase_add_test(all, bursts_of_threads_meet_a_pool_that_gives_back);
   tcase_add_test(all, child_of_a_busy_process_can_allocate);
   suite_add_tcase(suite, all);
   tcase_set_timeout(claims, 120);

@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * How much memory a pool holds beside what its program needs: in loops, when it was asked for the impossible, when it
+ * has been calm for a while, and under a limit.  Over the fake driver, whose GPU is idle unless a test says otherwise.
+ */
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "api_util.h"
+
+/* What a loop may leave behind that has one block of the size at a time. */
+static size_t spare_of(size_t size) { return 4 * size > 256 * MIB ? 4 * size : 256 * MIB; }
+
+static void pairs(size_t size, unsigned count) {
+  for (unsigned i = 0; i < count; i++)
+    OK(MAM_CudaFree(block(size)));
+}
+
+static const size_t pair_sizes[] = {100 * KIB, MIB, 10 * MIB, 16 * MIB, 100 * MIB, GIB, 8 * GIB};
+enum { PAIR_SIZES = sizeof pair_sizes / sizeof pair_sizes[0] };
+
+/* ---- Loops ---- */
+
+START_TEST(loop_of_pairs_holds_four_blocks_or_256_mib) {
+  size_t size = pair_sizes[_i % PAIR_SIZES];
+  setenv("MAM_SOURCE", _i < PAIR_SIZES ? "vmm" : "chunks", 1);
+  fake_set_capacity(256 * GIB);
+  use_primary(0);
+  OK(MAM_Create_auto());
+  pairs(size, 20000);
+  ck_assert_uint_le(info_of(NULL).reserved_bytes, spare_of(size));
+  OK(MAM_Destroy());
+  assert_nothing_held();
+}
+END_TEST
+
+/* A fence is shared by what a thread may keep of the size, not by less. */
+START_TEST(fence_is_shared_by_what_a_loop_may_hold) {
+  size_t size = pair_sizes[_i % PAIR_SIZES];
+  setenv("MAM_SOURCE", _i < PAIR_SIZES ? "vmm" : "chunks", 1);
+  fake_set_capacity(256 * GIB);
+  use_primary(0);
+  OK(MAM_Create_auto());
+  pairs(size, 20000);
+  uint64_t before = info_of(NULL).fence_count;
+  pairs(size, 10000);
+  uint64_t shared = 10000 / (info_of(NULL).fence_count - before);
+  size_t blocks = spare_of(size) / size;
+  ck_assert_uint_ge(4 * shared, 3 * (blocks < 256 ? blocks : 256)); /* 256 on a shelf; chunks leave a rest */
+}
+END_TEST
+
+/* One block at a time, of sizes that take turns. */
+START_TEST(loop_over_many_sizes_holds_no_more) {
+  fake_set_capacity(256 * GIB);
+  use_primary(0);
+  OK(MAM_Create_auto());
+  for (unsigned i = 0; i < 5000; i++)
+    for (size_t size = GIB; size >= 64 * MIB; size /= 2)
+      pairs(size + (i % 3) * 5 * MIB, 1);
+  ck_assert_uint_le(info_of(NULL).reserved_bytes, 2 * spare_of(GIB));
+}
+END_TEST
+
+/* ---- The impossible ---- */
+
+static _Atomic bool asked_enough;
+
+static void *ask_for_the_impossible(void *size) {
+  void *a;
+  fake_make_current(fake_primary_retain(0));
+  while (!atomic_load(&asked_enough))
+    ck_assert_int_eq(MAM_CudaMalloc(&a, *(size_t *)size), cudaErrorMemoryAllocation);
+  return NULL;
+}
+
+/* Beside a thread that makes the pool grow. */
+START_TEST(request_that_can_never_be_served_maps_nothing) {
+  static size_t sizes[] = {SIZE_MAX / 16, 65 * GIB, SIZE_MAX, SIZE_MAX - 512};
+  pthread_t thread;
+  fake_set_capacity(64 * GIB);
+  use_primary(0);
+  OK(MAM_Create_auto());
+  ck_assert_int_eq(pthread_create(&thread, NULL, ask_for_the_impossible, &sizes[_i]), 0);
+  for (unsigned i = 0; i < 200; i++)
+    (void)block(40 * MIB);
+  atomic_store(&asked_enough, true);
+  ck_assert_int_eq(pthread_join(thread, NULL), 0);
+  MAM_PoolInfo info = info_of(NULL);
+  ck_assert_uint_eq(info.used_bytes, 200 * 40 * MIB);
+  ck_assert_uint_le(info.reserved_bytes, info.used_bytes + 256 * MIB); /* what a crowd's thread may have for speed */
+}
+END_TEST
+
+START_TEST(request_that_can_never_be_served_asks_the_driver_nothing) {
+  void *a;
+  use_primary(0);
+  OK(MAM_Create_auto());
+  (void)block(MIB);
+  MAM_PoolInfo before = info_of(NULL);
+  unsigned calls = fake_calls("cuMemCreate") + fake_calls("cuCtxSynchronize") + fake_calls("cuMemUnmap");
+  FAILS(cudaErrorMemoryAllocation, MAM_CudaMalloc(&a, 5 * GIB));
+  ck_assert_uint_eq(fake_calls("cuMemCreate") + fake_calls("cuCtxSynchronize") + fake_calls("cuMemUnmap"), calls);
+  assert_error_says("no room for 5368709120 bytes");
+  ck_assert_uint_eq(info_of(NULL).failure_count, before.failure_count + 1);
+  assert_unchanged(NULL, before);
+}
+END_TEST
+
+/* ---- When it is calm ---- */
+
+/* What the pool holds, when it has been left alone until that is at most so much; or after some time. */
+static size_t held_after_a_while(size_t most) {
+  for (unsigned i = 0; i < 100 && info_of(NULL).reserved_bytes > most; i++)
+    sleep_ms(50);
+  return info_of(NULL).reserved_bytes;
+}
+
+static void use_calm_pool(const char *source) {
+  setenv("MAM_SOURCE", source, 1);
+  setenv("MAM_LINGER_MS", "100", 1);
+  fake_set_capacity(64 * GIB);
+  if (strcmp(source, "host") != 0)
+    use_primary(0);
+  OK(MAM_Create_auto());
+}
+
+static const char *const calm_sources[] = {"vmm", "chunks", "host"};
+
+START_TEST(calm_pool_gives_back_what_a_loop_left) {
+  use_calm_pool(calm_sources[_i]);
+  char *live = block(MIB);
+  pairs(512 * MIB, 1000);
+  ck_assert_uint_gt(info_of(NULL).reserved_bytes, 512 * MIB);
+  ck_assert_uint_le(held_after_a_while(128 * MIB), 128 * MIB);
+  ck_assert_ptr_ne(live, block(512 * MIB)); /* it serves on */
+  OK(MAM_Destroy());
+}
+END_TEST
+
+START_TEST(calm_pool_gives_back_what_was_freed) {
+  char *blocks[100];
+  use_calm_pool(calm_sources[_i]);
+  for (unsigned i = 0; i < 100; i++)
+    blocks[i] = block(30 * MIB);
+  for (unsigned i = 0; i < 98; i++)
+    OK(MAM_CudaFree(blocks[i]));
+  ck_assert_uint_le(held_after_a_while(256 * MIB), 256 * MIB);
+  ck_assert_uint_eq(info_of(NULL).used_bytes, 60 * MIB);
+  OK(MAM_Destroy());
+}
+END_TEST
+
+START_TEST(calm_pool_of_the_program_s_own_gives_back) {
+  MAM_PoolOptions options = MAM_POOL_OPTIONS_INIT;
+  options.source = MAM_SOURCE_VMM;
+  options.limit_bytes = 32 * GIB;
+  setenv("MAM_LINGER_MS", "100", 1);
+  fake_set_capacity(64 * GIB);
+  use_primary(0);
+  MAM_Pool pool = pool_with(options);
+  char *a = block_of(pool, GIB);
+  OK(MAM_CudaFree(a));
+  for (unsigned i = 0; i < 100 && info_of(pool).reserved_bytes > 64 * MIB; i++)
+    sleep_ms(50);
+  ck_assert_uint_le(info_of(pool).reserved_bytes, 64 * MIB);
+  OK(MAM_PoolDestroy(pool));
+  assert_nothing_held();
+}
+END_TEST
+
+/* Nobody waits for a kernel, and nothing is taken from it. */
+START_TEST(calm_pool_takes_nothing_from_a_running_kernel) {
+  void *context = use_primary(0);
+  use_calm_pool(calm_sources[_i]);
+  char *a = block(GIB);
+  const struct fake_range range = {a, GIB};
+  ck_assert(fake_launch(FAKE_STREAM_LEGACY, &range, 1));
+  OK(MAM_CudaFree(a));
+  sleep_ms(1000);
+  ck_assert_uint_ge(info_of(NULL).reserved_bytes, GIB);
+  ck_assert(fake_pending(context));
+  ck_assert_uint_eq(fake_waits(), 0);
+  fake_finish(context);
+  ck_assert_uint_le(held_after_a_while(64 * MIB), 64 * MIB);
+  ck_assert_uint_eq(fake_faults(), 0);
+  OK(MAM_Destroy());
+}
+END_TEST
+
+/* A pool that is used goes on as it is. */
+START_TEST(busy_pool_keeps_what_it_uses) {
+  use_calm_pool("vmm");
+  pairs(512 * MIB, 1000);
+  size_t held = info_of(NULL).reserved_bytes;
+  for (unsigned i = 0; i < 50; i++) {
+    pairs(512 * MIB, 100);
+    sleep_ms(10);
+  }
+  ck_assert_uint_eq(info_of(NULL).reserved_bytes, held);
+  OK(MAM_Destroy());
+}
+END_TEST
+
+/* ---- Limits and peaks ---- */
+
+static const char *const limited_sources[] = {"vmm", "chunks", "device", "auto", "managed"};
+
+START_TEST(default_pool_holds_no_more_than_the_limit) {
+  static const char *const limits[] = {"1g", "25%"};
+  setenv("MAM_SOURCE", limited_sources[_i % 5], 1);
+  setenv("MAM_LIMIT", limits[_i / 5], 1);
+  void *a;
+  use_primary(0); /* of 4 GiB */
+  OK(MAM_Create_auto());
+  for (unsigned i = 0; i < 10; i++)
+    (void)block(100 * MIB);
+  FAILS(cudaErrorMemoryAllocation, MAM_CudaMalloc(&a, 100 * MIB));
+  ck_assert_uint_le(fake_live_bytes(), GIB);
+  ck_assert_uint_eq(info_of(NULL).limit_bytes, GIB);
+  OK(MAM_Destroy());
+  assert_nothing_held();
+}
+END_TEST
+
+START_TEST(size_beyond_the_limit_is_refused) {
+  setenv("MAM_LIMIT", "10%", 1);
+  use_primary(0);
+  FAILS(cudaErrorMemoryAllocation, MAM_Create(GIB));
+  assert_error_says("MAM_LIMIT");
+  ck_assert_uint_eq(fake_live_bytes(), 0);
+  OK(MAM_Create(256 * MIB));
+  OK(MAM_Destroy());
+  assert_nothing_held();
+}
+END_TEST
+
+START_TEST(peaks_begin_anew) {
+  use_primary(0);
+  FAILS(cudaErrorInvalidResourceHandle, MAM_PoolResetPeaks(NULL));
+  OK(MAM_Create_auto());
+  ck_assert_uint_eq(info_of(NULL).peak_reserved_bytes, 0);
+  char *large = block(100 * MIB), *small = block(10 * MIB);
+  size_t reserved_bytes = info_of(NULL).reserved_bytes;
+  OK(MAM_CudaFree(large));
+  OK(MAM_Trim(0));
+  ck_assert_uint_eq(info_of(NULL).peak_reserved_bytes, reserved_bytes);
+  ck_assert_uint_eq(info_of(NULL).peak_used_bytes, 110 * MIB);
+  OK(MAM_PoolResetPeaks(NULL));
+  ck_assert_uint_eq(info_of(NULL).peak_reserved_bytes, info_of(NULL).reserved_bytes);
+  ck_assert_uint_eq(info_of(NULL).peak_used_bytes, 10 * MIB);
+  OK(MAM_CudaFree(small));
+  OK(MAM_Destroy());
+}
+END_TEST
+
+/* As its name says, and as a pool's own. */
+START_TEST(stream_rule_of_the_default_pool_serves_at_once) {
+  setenv("MAM_REUSE", "stream", 1);
+  void *context = use_primary(0);
+  OK(MAM_Create_auto());
+  char *a = block(MIB);
+  const struct fake_range range = {a, MIB};
+  ck_assert(fake_launch(FAKE_STREAM_LEGACY, &range, 1));
+  OK(MAM_CudaFreeAsync(a, NULL));
+  void *b;
+  OK(MAM_CudaMallocAsync(&b, MIB, NULL));
+  ck_assert_ptr_eq(a, b);
+  fake_finish(context);
+  OK(MAM_Destroy());
+}
+END_TEST
+
+int main(void) {
+  Suite *suite = suite_create("memory");
+  TCase *loops = add_case(suite, "loops"), *impossible = add_case(suite, "the impossible"),
+        *calm = add_case(suite, "when it is calm"), *limits = add_case(suite, "limits and peaks");
+  tcase_add_loop_test(loops, loop_of_pairs_holds_four_blocks_or_256_mib, 0, 2 * PAIR_SIZES);
+  tcase_add_loop_test(loops, fence_is_shared_by_what_a_loop_may_hold, 0, 2 * PAIR_SIZES);
+  tcase_add_test(loops, loop_over_many_sizes_holds_no_more);
+  tcase_add_loop_test(impossible, request_that_can_never_be_served_maps_nothing, 0, 4);
+  tcase_add_test(impossible, request_that_can_never_be_served_asks_the_driver_nothing);
+  tcase_add_loop_test(calm, calm_pool_gives_back_what_a_loop_left, 0, 3);
+  tcase_add_loop_test(calm, calm_pool_gives_back_what_was_freed, 0, 3);
+  tcase_add_test(calm, calm_pool_of_the_program_s_own_gives_back);
+  tcase_add_loop_test(calm, calm_pool_takes_nothing_from_a_running_kernel, 0, 2);
+  tcase_add_test(calm, busy_pool_keeps_what_it_uses);
+  tcase_add_loop_test(limits, default_pool_holds_no_more_than_the_limit, 0, 10);
+  tcase_add_test(limits, size_beyond_the_limit_is_refused);
+  tcase_add_test(limits, peaks_begin_anew);
+  tcase_add_test(limits, stream_rule_of_the_default_pool_serves_at_once);
+  return run_suite(suite);
+}

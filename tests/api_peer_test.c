@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * A block beside one of cudaMalloc, on a machine with several devices, over the fake driver: kernels of a peer reach
+ * it, whenever peer access was enabled; what the driver says of it; what it can be asked for.
+ */
+#include "api_util.h"
+
+int cuMemGetAddressRange_v2(unsigned long long *base, size_t *bytes, unsigned long long address);
+
+static void *contexts[2];
+
+/* Two devices that can reach each other's memory, each with a program's primary context; the first is current. */
+static void use_peers(void) {
+  fake_set_devices(2);
+  fake_set_peers();
+  contexts[1] = use_primary(1);
+  contexts[0] = use_primary(0);
+}
+
+static void enable_both(void) {
+  fake_peer_enable(contexts[0], 1);
+  fake_peer_enable(contexts[1], 0);
+}
+
+/* A kernel of the device's default stream that uses the block; the other waits for it. */
+static void start_on(int device, const char *address, size_t bytes) {
+  const struct fake_range range = {address, bytes};
+  void *before = fake_current();
+  fake_make_current(contexts[device]);
+  ck_assert(fake_launch(FAKE_STREAM_LEGACY, &range, 1));
+  fake_make_current(before);
+}
+
+static void run_on(int device, const char *address, size_t bytes) {
+  start_on(device, address, bytes);
+  fake_finish(contexts[device]);
+}
+
+static const char *const sources[] = {"auto", "vmm", "chunks"};
+
+START_TEST(kernel_of_a_peer_reaches_a_block_of_before) {
+  setenv("MAM_SOURCE", sources[_i], 1);
+  use_peers();
+  char *first = block(MIB);
+  fake_make_current(contexts[1]);
+  char *second = block(MIB);
+  enable_both();
+  run_on(1, first, MIB);
+  run_on(0, second, MIB);
+  ck_assert_uint_eq(fake_faults(), 0);
+}
+END_TEST
+
+START_TEST(kernel_of_a_peer_reaches_a_block_of_after) {
+  setenv("MAM_SOURCE", sources[_i], 1);
+  use_peers();
+  enable_both();
+  char *first = block(MIB);
+  fake_make_current(contexts[1]);
+  char *second = block(MIB);
+  run_on(1, first, MIB);
+  run_on(0, second, MIB);
+  ck_assert_uint_eq(fake_faults(), 0);
+}
+END_TEST
+
+/* Small blocks, large ones, and what the pool grew by for them. */
+START_TEST(kernel_of_a_peer_reaches_what_a_pool_grew_by) {
+  static const size_t sizes[] = {1000, 100 * KIB, 3 * MIB, 64 * MIB, 200 * MIB, 700 * MIB};
+  setenv("MAM_SOURCE", sources[_i], 1);
+  use_peers();
+  enable_both();
+  OK(MAM_Create_auto());
+  for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
+    run_on(1, block(sizes[i]), sizes[i]);
+  ck_assert_uint_eq(fake_faults(), 0);
+  OK(MAM_Destroy());
+  assert_nothing_held();
+}
+END_TEST
+
+START_TEST(kernel_of_a_peer_reaches_a_pool_of_the_program_s_own) {
+  static const MAM_Source kinds[] = {MAM_SOURCE_DEVICE, MAM_SOURCE_VMM};
+  MAM_PoolOptions options = options_with(4 * MIB);
+  use_peers();
+  enable_both();
+  options.source = kinds[_i];
+  options.limit_bytes = 64 * MIB;
+  MAM_Pool pool = pool_with(options);
+  run_on(1, block_of(pool, 3 * MIB), 3 * MIB);
+  run_on(1, block_of(pool, 30 * MIB), 30 * MIB);
+  ck_assert_uint_eq(fake_faults(), 0);
+  OK(MAM_PoolDestroy(pool));
+}
+END_TEST
+
+/* The peer reaches mapped memory though the program enabled nothing, and cuMemAlloc's would not be reached. */
+START_TEST(mapped_memory_that_a_peer_uses_comes_back_when_its_work_is_done) {
+  void *pointer = NULL;
+  setenv("MAM_SOURCE", "vmm", 1);
+  use_peers();
+  OK(MAM_Create(64 * MIB));
+  char *a = block(64 * MIB);
+  start_on(1, a, 64 * MIB);
+  OK(MAM_CudaFree(a));
+  fake_fail("cuCtxSynchronize", 1, 719); /* would finish the work: the test must not come there by itself */
+  FAILS((cudaError_t)719, MAM_CudaMalloc(&pointer, 64 * MIB));
+  fake_finish(contexts[1]);
+  ck_assert_ptr_eq(block(64 * MIB), a);
+  ck_assert_uint_eq(fake_faults(), 0);
+  OK(MAM_Destroy());
+  assert_nothing_held();
+}
+END_TEST
+
+/* Who did not ask for peers must not miss memory for them. */
+START_TEST(peer_that_is_refused_leaves_the_device_its_memory) {
+  setenv("MAM_SOURCE", "vmm", 1);
+  use_peers();
+  fake_fail("cuMemSetAccess", 1, 801);
+  run_on(0, block(MIB), MIB);
+  ck_assert_uint_eq(fake_failures(), 1);
+  ck_assert_uint_eq(fake_faults(), 0);
+}
+END_TEST
+
+/* Other libraries ask for what the block is a part of, and take no less for granted than the block. */
+START_TEST(on_a_machine_with_peers_the_driver_s_range_covers_a_block) {
+  static const size_t sizes[] = {1000, 3 * MIB, 100 * MIB, 70 * MIB, 1024 * MIB};
+  unsigned long long base;
+  size_t bytes;
+  use_peers();
+  for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    unsigned long long address = (uintptr_t)block(sizes[i]);
+    ck_assert_int_eq(cuMemGetAddressRange_v2(&base, &bytes, address), 0);
+    ck_assert_uint_le(base, address);
+    ck_assert_uint_ge(base + bytes, address + sizes[i]);
+  }
+}
+END_TEST
+
+/* And a piece of memory about which peers are asked. */
+START_TEST(on_a_machine_with_peers_memory_is_taken_as_it_is_needed_and_given_back) {
+  const size_t piece_bytes = FAKE_GRANULARITY_BYTES;
+  use_peers();
+  OK(MAM_Create_auto());
+  ck_assert_uint_eq(fake_live_bytes(), 0);
+  char *small = block(MIB), *large = block(GIB);
+  ck_assert_uint_le(fake_live_bytes(), GIB + 64 * MIB + piece_bytes);
+  OK(MAM_CudaFree(large));
+  OK(MAM_Trim(0));
+  ck_assert_uint_le(fake_live_bytes(), 64 * MIB + piece_bytes);
+  OK(MAM_CudaFree(small));
+  OK(MAM_Trim(0));
+  ck_assert_uint_le(fake_live_bytes(), piece_bytes);
+  ck_assert_uint_eq(info_of(NULL).limit_bytes, 4 * GIB - 256 * MIB);
+  FAILS(cudaErrorMemoryAllocation, MAM_CudaMalloc(&(void *){NULL}, 4 * GIB));
+  char *all = block(4 * GIB - 256 * MIB);
+  OK(MAM_CudaFree(all));
+  OK(MAM_Destroy());
+  assert_nothing_held();
+}
+END_TEST
+
+/* None of the free chunks is large enough, and together they leave no room for another. */
+START_TEST(free_chunks_give_way_to_one_that_is_large_enough) {
+  char *blocks[3];
+  use_peers();
+  OK(MAM_Create_auto());
+  for (int i = 0; i < 3; i++)
+    blocks[i] = block(GIB);
+  char *stays = block(100 * KIB);
+  if (_i == 1) /* somebody else has the rest: the driver refuses before the limit does */
+    fake_set_capacity(3 * GIB + 128 * MIB);
+  for (int i = 0; i < 3; i++)
+    OK(MAM_CudaFree(blocks[i]));
+  char *large = block(2 * GIB + 512 * MIB);
+  ck_assert(fake_holds(large, 2 * GIB + 512 * MIB));
+  ck_assert(fake_holds(stays, 100 * KIB));
+  OK(MAM_Destroy());
+  assert_nothing_held();
+}
+END_TEST
+
+START_TEST(without_peers_memory_is_mapped) {
+  fake_set_devices(2);
+  use_primary(0);
+  (void)block(MIB);
+  ck_assert_uint_gt(fake_calls("cuMemMap"), 0);
+  ck_assert_uint_eq(fake_calls("cuMemAlloc"), 0);
+}
+END_TEST
+
+START_TEST(mapped_memory_can_be_exported_and_reached_by_other_adapters) {
+  use_primary(0);
+  char *a = block(40 * MIB);
+  ck_assert(fake_exportable(a, 40 * MIB));
+  ck_assert(fake_rdma_capable(a, 40 * MIB));
+}
+END_TEST
+
+START_TEST(mapped_memory_is_plain_where_the_driver_refuses_more) {
+  fake_set_shares_nothing();
+  use_primary(0);
+  char *a = block(40 * MIB);
+  ck_assert(!fake_exportable(a, 40 * MIB));
+  ck_assert(fake_holds(a, 40 * MIB));
+  OK(MAM_CudaFree(a));
+  assert_nothing_held();
+}
+END_TEST
+
+int main(void) {
+  Suite *suite = suite_create("api_peer");
+  TCase *peers = add_case(suite, "peers"), *driver = add_case(suite, "what the driver says");
+  tcase_add_loop_test(peers, kernel_of_a_peer_reaches_a_block_of_before, 0, 3);
+  tcase_add_loop_test(peers, kernel_of_a_peer_reaches_a_block_of_after, 0, 3);
+  tcase_add_loop_test(peers, kernel_of_a_peer_reaches_what_a_pool_grew_by, 0, 3);
+  tcase_add_loop_test(peers, kernel_of_a_peer_reaches_a_pool_of_the_program_s_own, 0, 2);
+  tcase_add_test(peers, mapped_memory_that_a_peer_uses_comes_back_when_its_work_is_done);
+  tcase_add_test(peers, peer_that_is_refused_leaves_the_device_its_memory);
+  tcase_add_test(driver, on_a_machine_with_peers_the_driver_s_range_covers_a_block);
+  tcase_add_test(driver, on_a_machine_with_peers_memory_is_taken_as_it_is_needed_and_given_back);
+  tcase_add_loop_test(driver, free_chunks_give_way_to_one_that_is_large_enough, 0, 2);
+  tcase_add_test(driver, without_peers_memory_is_mapped);
+  tcase_add_test(driver, mapped_memory_can_be_exported_and_reached_by_other_adapters);
+  tcase_add_test(driver, mapped_memory_is_plain_where_the_driver_refuses_more);
+  return run_suite(suite);
+}
