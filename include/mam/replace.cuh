@@ -240,13 +240,16 @@ MAM_OUTLINE void mam_replaced_free(void *block) { mam_free(mam_replaced_heap, bl
 /* Of new: never NULL for want of a size. */
 MAM_INLINE size_t mam_replaced_size(size_t bytes) { return bytes + (bytes == 0); }
 
-/* With -rdc each file that includes this has the functions, called or not, and the linker keeps one of each: calls in
- * all other files are to find all of them or none. */
-#ifdef __CUDACC_RTC__ /* as that is declared there */
+/* What they throw, as they are declared already. */
+#ifdef __CUDACC_RTC__
+#define MAM_REPLACED_C
 #define MAM_REPLACED_ALIGNED noexcept
 #else
+#define MAM_REPLACED_C noexcept
 #define MAM_REPLACED_ALIGNED
 #endif
+/* With -rdc each file that includes this has the functions, called or not, and the linker keeps one of each: calls in
+ * all other files are to find all of them or none. */
 #ifdef __CUDACC_RDC__
 #define MAM_REPLACED __host__ __device__ __forceinline__ __attribute__((used))
 #else
@@ -254,10 +257,10 @@ MAM_INLINE size_t mam_replaced_size(size_t bytes) { return bytes + (bytes == 0);
 #endif
 
 extern "C" {
-MAM_REPLACED void *malloc(size_t bytes) noexcept { return MAM_OUT_OF_SIGHT(mam_replaced_malloc)(bytes); }
-MAM_REPLACED void free(void *block) noexcept { MAM_OUT_OF_SIGHT(mam_replaced_free)(block); }
+MAM_REPLACED void *malloc(size_t bytes) MAM_REPLACED_C { return MAM_OUT_OF_SIGHT(mam_replaced_malloc)(bytes); }
+MAM_REPLACED void free(void *block) MAM_REPLACED_C { MAM_OUT_OF_SIGHT(mam_replaced_free)(block); }
 /* What __nv_aligned_device_malloc and new of an over-aligned type call; and the same in files without this header. */
-MAM_REPLACED void *__nv_aligned_device_malloc_impl(size_t bytes, size_t alignment) {
+__device__ __forceinline__ void *__nv_aligned_device_malloc_impl(size_t bytes, size_t alignment) {
   return MAM_OUT_OF_SIGHT(mam_replaced_malloc_aligned)(bytes, alignment);
 }
 #ifdef __CUDACC_RDC__
