@@ -191,7 +191,7 @@ replace() {
   how=$1
   shift
   compiled=$here/tests/device_replace.cu
-  compile "malloc and new replaced$how" "$@" -DMAIN -DMAM_REPLACE_HERE
+  compile "malloc and new replaced$how" "$@" -DMAIN
   mv "$work/object.o" "$work/first.o" 2>/dev/null
   compile "malloc and new replaced$how, another file" "$@" -DSECOND
   if "$NVCC" "$@" -o "$work/program" "$work/first.o" "$work/object.o" >"$work/log" 2>&1 && "$work/program"; then
@@ -202,6 +202,50 @@ replace() {
     failed=1
   fi
 }
+# replace_ptx FLAG...: the file as PTX.
+replace_ptx() {
+  "$NVCC" "$@" -O3 -I"$include" -Xcompiler -w -ptx -o "$work/replace.ptx" "$here/tests/device_replace.cu" >"$work/log" 2>&1
+}
+# Nothing is left of CUDA's own allocator; with -rdc the file has all of it for files that know nothing of the header.
+replace_complete() {
+  how=$1
+  shift
+  if replace_ptx "$@" && ! grep -E '^\.extern .*(malloc|free)' "$work/replace.ptx" && ! grep -E '^	_Zn[wa]|^	_Zd[la]' \
+    "$work/replace.ptx"; then
+    echo "ok: no request goes to CUDA's own heap$how"
+  else
+    echo "FAIL: a request goes to CUDA's own heap$how"
+    head -n 20 "$work/log"
+    failed=1
+  fi
+}
+replace_weak() {
+  for function in malloc free __cuda_syscall_aligned_malloc; do
+    grep -Eq "^\.weak \.func (.*\) )?$function\(" "$work/replace.ptx" && continue
+    echo "FAIL: -rdc: other files would not find $function"
+    failed=1
+  done
+}
+# What 15 more calls of malloc cost: a call each, and not a register that the first one has not cost.
+replace_sites() {
+  replace_ptx "$@" -arch=sm_90 -DSITES=1
+  one=$(wc -l <"$work/replace.ptx")
+  replace_ptx "$@" -arch=sm_90 -DSITES=16
+  each=$((($(wc -l <"$work/replace.ptx") - one) / 15))
+  verdict=ok
+  [ "$one" -gt 0 ] && [ "$each" -gt 0 ] && [ "$each" -le 40 ] || verdict=FAIL failed=1
+  echo "$verdict: each call of malloc is $each lines of PTX"
+  for sites in 1 16; do
+    "$NVCC" "$@" -arch=sm_90 -O3 -I"$include" -Xcompiler -w -DSITES="$sites" -Xptxas -v -cubin -o "$work/object.cubin" \
+      "$here/tests/device_replace.cu" 2>&1 |
+      awk '/Compiling entry function/ { split($0, part, "\047"); name = part[2] }
+           /Used [0-9]+ registers/ && name == "sites_kernel" { for (i = 1; i < NF; i++) if ($i == "Used") print $(i + 1) }' \
+        >"$work/sites.$sites"
+  done
+  verdict=ok
+  [ -s "$work/sites.1" ] && [ "$(cat "$work/sites.16")" -le "$(cat "$work/sites.1")" ] || verdict=FAIL failed=1
+  echo "$verdict: $(cat "$work/sites.16") registers with 16 calls of malloc, $(cat "$work/sites.1") with one"
+}
 cat >"$compiled" <<END
 #include <mam/warp.cuh>
 #include <mam/warp.h>
@@ -209,7 +253,19 @@ __global__ void kernel(mam_heap heap, void **blocks) { blocks[threadIdx.x] = mam
 END
 compile "warp heaps beside the host's header" -arch=sm_90
 replace "" -arch=sm_90
+replace ", c++14" -arch=sm_90 -std=c++14
 replace ", relocatable device code" -arch=sm_90 -rdc=true
+replace ", recorded" -arch=sm_90 -DMAM_HEAP_RECORDED=1
+replace ", debugging" -arch=sm_90 -G -Xptxas -suppress-stack-size-warning
+replace_complete "" -arch=sm_90
+replace_complete ", debugging" -arch=sm_90 -G
+replace_complete ", relocatable device code" -arch=sm_90 -rdc=true
+replace_weak
+replace_sites
+compiled=$here/tests/device_replace.cu
+if [ -d "$(dirname "$(dirname "$(readlink -f "$(command -v "$NVCC")")")")/include/cccl" ]; then
+  compile "malloc and new replaced, CUB's and thrust's headers after it" -arch=sm_90 -std=c++17 -DBETWEEN_OTHERS
+fi
 compiled=$work/none.cu
 echo '#include <mam/device.cuh>' >"$compiled"
 compile "no function at all" -arch=sm_90

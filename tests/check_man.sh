@@ -23,10 +23,15 @@ for function in $functions; do
     fail "man/$function.3 does not document $function"
   fi
 done
-# What kernels call stands in device.cuh and warp.cuh; a function may share another one's page.
+# What kernels call stands in device.cuh and warp.cuh, and what their host calls in replace.cuh; a function may share
+# another one's page.
 device_functions=$(sed -n 's/^\(template <[^>]*> \)\{0,1\}static __device__ .*[ *]\(mam_[a-z_]*\)(.*;$/\2/p' \
   "$srcdir/include/mam/device.cuh" "$srcdir/include/mam/warp.cuh" | sort -u)
 [ -n "$device_functions" ] || fail "no function found in device.cuh and warp.cuh"
+replace_functions=$(sed -n 's/^static inline .*[ *]\(mam_replace_[a-z_]*\)(.*{$/\1/p' "$srcdir/include/mam/replace.cuh")
+[ -n "$replace_functions" ] || fail "no function found in replace.cuh"
+device_functions="$device_functions
+$replace_functions"
 for function in $device_functions; do
   grep -Eq "^\.Fn $function " "$srcdir"/man/mam_*.3 || fail "$function is on no page man/mam_*.3"
 done

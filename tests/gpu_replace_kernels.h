@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
  * Kernels that call malloc, free, new and delete, compiled with mam/replace.cuh, behind host functions.  Each enqueues
- * one block of threads on the legacy stream.  Knows nothing of Check.
+ * one grid on the legacy stream.  Knows nothing of Check.
  */
 #ifndef MAM_TESTS_GPU_REPLACE_KERNELS_H
 #define MAM_TESTS_GPU_REPLACE_KERNELS_H
@@ -14,17 +14,38 @@
 extern "C" {
 #endif
 
+/* Those of mam/replace.cuh. */
 cudaError_t gpu_replace_use(MAM_Heap heap);
+cudaError_t gpu_replace_create(size_t bytes);
+cudaError_t gpu_replace_destroy(void);
+MAM_Heap gpu_replace_heap(void);
 
 /* Each thread makes a list of length nodes, adds up 0 to length - 1 in it, writes the sum and frees all. */
 cudaError_t gpu_replace_list(int *sums, int length, unsigned threads);
 
-/* Each thread makes an object and a block of 40 bytes and leaves them in two places of blocks; frees what is there. */
-cudaError_t gpu_replace_leave(void **blocks, unsigned threads);
-cudaError_t gpu_replace_free(void **blocks, unsigned threads);
+/* Each thread takes a block in each way that there is, and gives them back in the ways that belong to these. */
+enum { GPU_REPLACE_DOORS = 10 };
+cudaError_t gpu_replace_take(void **blocks, unsigned threads);
+cudaError_t gpu_replace_give(void **blocks, unsigned threads);
 
 /* The same calls in host code of that file: 1. */
 int gpu_replace_host(void);
+
+/* Other files of the program: second is compiled as that one, linked with -rdc=true, plain is linked with linked and
+ * does not know of mam/replace.cuh, empty has no kernels.  Each thread leaves a block in each of four places, or frees
+ * what is there. */
+enum { GPU_REPLACE_PART_BLOCKS = 4 };
+cudaError_t gpu_replace_second_leave(void **blocks, unsigned threads);
+cudaError_t gpu_replace_second_free(void **blocks, unsigned threads);
+cudaError_t gpu_replace_linked_leave(void **blocks, unsigned threads);
+cudaError_t gpu_replace_linked_free(void **blocks, unsigned threads);
+cudaError_t gpu_replace_plain_leave(void **blocks, unsigned threads);
+cudaError_t gpu_replace_plain_free(void **blocks, unsigned threads);
+int gpu_replace_empty_kernels(void);
+
+/* Takes count aligned blocks, NULL where it is refused; frees every step-th. */
+cudaError_t gpu_aligned_take(mam_heap heap, void **blocks, unsigned count, size_t alignment, size_t bytes);
+cudaError_t gpu_aligned_give(mam_heap heap, void **blocks, unsigned count, unsigned step);
 
 #ifdef __cplusplus
 }

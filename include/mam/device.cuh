@@ -45,6 +45,11 @@ static __device__ void *mam_malloc_why(mam_heap heap, size_t bytes, mam_heap_sta
  * not count it in a file with MAM_HEAP_RECORDED. */
 static __device__ void *mam_malloc_at(mam_heap heap, size_t bytes, const char *file, unsigned line);
 
+/* mam_malloc of a block whose address is a multiple of alignment: a power of two up to 4096, else NULL.  It takes what
+ * mam_malloc takes for the next multiple of alignment; a full heap may serve it from chunks up to twice as large, or
+ * from whole pages. */
+static __device__ void *mam_malloc_aligned(mam_heap heap, size_t alignment, size_t bytes);
+
 /* Allocates an object of a type that the host registered (MAM_HeapRegisterType): as mam_malloc of the type's size, but
  * defragmentation (MAM_HeapCompact) may move it.  NULL if type is no type, or the heap is full. */
 static __device__ void *mam_malloc_typed(mam_heap heap, mam_type type);
@@ -339,12 +344,61 @@ template <typename Type> static __device__ void mam_forward(mam_heap heap, Type 
     *pointer = (Type *)now;
 }
 
+/* ---- Alignment ----
+ *
+ * A span begins on a page, so what lies in it is aligned as its chunks' size is, up to a page.  Sizes of a class are
+ * even steps, and at most a fourth of the largest of them: of a number that is a multiple of the alignment, the class
+ * is either of a larger step, which is a multiple of it too, or has that very size.  So a request for the next multiple
+ * of the alignment gets what is aligned, and above MAM_CHUNK_BYTES whole pages.  Only a full heap serves a request from
+ * chunks of another class, which need not be aligned. */
+
+/* An aligned block of bytes, a multiple of alignment, in place of one that is not: of larger classes up to twice as
+ * large, which are multiples of alignment themselves; or whole pages, for which the heap may grow. */
+MAM_OUTLINE void *mam_malloc_aligned_rest(struct mam_heap_control *control, mam_u32 mask, mam_u32 bytes, void *block) {
+  mam_u32 home = mam_home_here(control->heap), larger = bytes;
+  for (;;) {
+    MAM_OUT_OF_SIGHT(mam_free_rest)(control, block);
+    larger = (mam_class_bytes(mam_class_of(larger)) + 1 + mask) & ~mask;
+    if (larger > 2 * bytes || larger > MAM_CHUNK_BYTES)
+      break;
+    struct mam_claim claim = MAM_OUT_OF_SIGHT(mam_claim_scarce)(control, mam_class_of(larger), 1, home);
+    if (claim.mask == 0)
+      break;
+    block = (void *)mam_claim_chunk(claim, 0);
+    if (((mam_u64)block & mask) == 0)
+      return block;
+  }
+  return MAM_OUT_OF_SIGHT(mam_malloc_pages)(home, control, bytes);
+}
+
+static __device__ __forceinline__ void *mam_malloc_aligned(mam_heap heap, size_t alignment, size_t bytes) {
+  size_t mask = alignment - 1;
+  if (mask >= MAM_PAGE_BYTES || (alignment & mask) != 0)
+    return 0;
+  bytes = (bytes + mask) & ~mask; /* 0 where that is too much for a number */
+  void *block = mam_malloc(heap, bytes);
+  if (((mam_u64)block & mask) == 0)
+    return block;
+  return MAM_OUT_OF_SIGHT(mam_malloc_aligned_rest)(heap.control, (mam_u32)mask, (mam_u32)bytes, block);
+}
+
 /* ---- Records ---- */
 
 static __device__ __forceinline__ void *mam_malloc_at(mam_heap heap, size_t bytes, const char *file, unsigned line) {
   if (heap.control == 0 || heap.control->sites == 0 || bytes - 1 >= ~(size_t)0 - sizeof(struct mam_record))
     return mam_malloc(heap, bytes);
   void *block = mam_malloc(heap, bytes + sizeof(struct mam_record));
+  if (block != 0)
+    MAM_OUT_OF_SIGHT(mam_record_write)(heap.control, (mam_u64)block, bytes, file, line);
+  return block;
+}
+
+/* Of a block with a record the bytes before it are the caller's: as mam_malloc_at. */
+static __device__ __forceinline__ void *mam_malloc_aligned_at(mam_heap heap, size_t alignment, size_t bytes,
+                                                              const char *file, unsigned line) {
+  if (heap.control == 0 || heap.control->sites == 0 || bytes - 1 >= ~(size_t)0 - sizeof(struct mam_record))
+    return mam_malloc_aligned(heap, alignment, bytes);
+  void *block = mam_malloc_aligned(heap, alignment, bytes + sizeof(struct mam_record));
   if (block != 0)
     MAM_OUT_OF_SIGHT(mam_record_write)(heap.control, (mam_u64)block, bytes, file, line);
   return block;
@@ -360,6 +414,7 @@ MAM_INLINE size_t mam_malloc_size_recorded(mam_heap heap, const void *block) {
   return heap.control != 0 && block != 0 ? MAM_OUT_OF_SIGHT(mam_record_size)(heap.control, (mam_u64)block) : 0;
 }
 #define mam_malloc(heap, bytes) mam_malloc_at(heap, bytes, __FILE__, __LINE__)
+#define mam_malloc_aligned(heap, alignment, bytes) mam_malloc_aligned_at(heap, alignment, bytes, __FILE__, __LINE__)
 #define mam_free(heap, block) mam_free_recorded(heap, block)
 #define mam_malloc_size(heap, block) mam_malloc_size_recorded(heap, block)
 #endif

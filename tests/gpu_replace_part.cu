@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/* A file of the program, compiled in several ways: PART is its name.  PLAIN: without mam/replace.cuh, to be linked with
+ * one that has it.  EMPTY: without kernels. */
+#ifndef PLAIN
+#include <mam/replace.cuh>
+#endif
+#include "gpu_replace_kernels.h"
+
+#define NAME_OF(part, name) gpu_replace_##part##_##name
+#define NAME_IN(part, name) NAME_OF(part, name)
+#define NAME(name) NAME_IN(PART, name)
+
+#ifdef EMPTY
+extern "C" int NAME(kernels)(void) { return 0; }
+#else
+struct alignas(128) part_line {
+  char bytes[128];
+};
+
+static __global__ void leave_kernel(void **blocks) {
+  blocks[4 * threadIdx.x] = malloc(24);
+  blocks[4 * threadIdx.x + 1] = new long[7];
+  blocks[4 * threadIdx.x + 2] = new part_line;
+  blocks[4 * threadIdx.x + 3] = __nv_aligned_device_malloc(100, 1024);
+}
+
+static __global__ void free_kernel(void **blocks) {
+  free(blocks[4 * threadIdx.x]);
+  delete[](long *) blocks[4 * threadIdx.x + 1];
+  delete (part_line *)blocks[4 * threadIdx.x + 2];
+  free(blocks[4 * threadIdx.x + 3]);
+}
+
+extern "C" cudaError_t NAME(leave)(void **blocks, unsigned threads) {
+  leave_kernel<<<1, threads>>>(blocks);
+  return cudaGetLastError();
+}
+
+extern "C" cudaError_t NAME(free)(void **blocks, unsigned threads) {
+  free_kernel<<<1, threads>>>(blocks);
+  return cudaGetLastError();
+}
+#endif
