@@ -354,14 +354,16 @@ template <typename Type> static __device__ void mam_forward(mam_heap heap, Type 
 
 /* An aligned block of bytes, a multiple of alignment, in place of one that is not: of larger classes up to twice as
  * large, which are multiples of alignment themselves; or whole pages, for which the heap may grow. */
-MAM_OUTLINE void *mam_malloc_aligned_rest(struct mam_heap_control *control, mam_u32 mask, mam_u32 bytes, void *block) {
+MAM_OUTLINE void *mam_malloc_aligned_rest(MAM_TAG(1) struct mam_heap_control *control, mam_u32 mask, mam_u32 bytes,
+                                          void *block) {
   mam_u32 home = mam_home_here(control->heap), larger = bytes;
   for (;;) {
     MAM_OUT_OF_SIGHT(mam_free_rest)(control, block);
     larger = (mam_class_bytes(mam_class_of(larger)) + 1 + mask) & ~mask;
     if (larger > 2 * bytes || larger > MAM_CHUNK_BYTES)
       break;
-    struct mam_claim claim = MAM_OUT_OF_SIGHT(mam_claim_scarce)(control, mam_class_of(larger), 1, home);
+    struct mam_claim claim =
+        MAM_OUT_OF_SIGHT(mam_claim_scarce)(control, mam_class_of(larger) | home << MAM_REST_HOME, 1);
     if (claim.mask == 0)
       break;
     block = (void *)mam_claim_chunk(claim, 0);

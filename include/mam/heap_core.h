@@ -1967,27 +1967,33 @@ struct mam_block {
 /* How long a check waits for a slot that is being refilled: in rounds of mam_pause, a second. */
 enum { MAM_CHECK_ROUNDS = 5000000 };
 
-/* Whether a chunk whose bit was seen to be 1 is live, and not set aside for a slot: the span begins at page.
+/* Whether a chunk whose bit was seen to be 1 is live, and not set aside for a slot.
  *
- * The span's owner says in which slot it is or was last.  If it is in the slot, those below the next ticket are live.
- * If the slot is being refilled, perhaps with this span, the answer is known when it has been.  If the slot has another
- * span, all chunks of this one were handed out.  A thread that rightly frees a chunk got it after the owner was written
- * and the slot's word was; so it sees both. */
+ * The span's owner says to which slot it was given when it was made.  Later, when it was empty, another slot of the
+ * same home may have taken it, but none elsewhere (mam_ring_take).  If the span is in one of these slots, chunks below
+ * the next ticket are live.  If one of them is being refilled, perhaps with this span, the answer is known when it has
+ * been. Else all chunks of the span were handed out.  A thread that rightly frees a chunk got it after the owner was
+ * written and the slot's word was; so it sees both. */
 MAM_OUTLINE int mam_chunk_is_live(struct mam_heap_control *control, mam_u32 kind, mam_u64 address, mam_u32 chunk) {
   mam_u64 first = address - (mam_u64)chunk * mam_class_bytes(kind);
   const struct mam_area *area = MAM_OUT_OF_SIGHT(mam_area_find)(control, address);
   mam_u16 *place = mam_page_owner(area->words, (mam_u32)((first - area->base) >> MAM_PAGE_SHIFT));
   MAM_LOOP
   for (mam_u32 i = 0; i < MAM_CHECK_ROUNDS; i++) {
-    mam_u32 owner = mam_load_relaxed_u16(place);
+    mam_u32 owner = mam_load_relaxed_u16(place), bits = control->heap.warp_bits, waits = 0;
     if (owner == 0 || owner == MAM_OWNER_NONE)
       return owner != 0;
-    mam_u64 slot =
-        mam_load_acquire_u64(&control->heap.slots[mam_kind_number(kind) * control->heap.slot_count + owner - 1]);
-    mam_u32 ticket = (mam_u32)(slot & MAM_SLOT_TICKETS);
-    if (mam_slot_address(slot) == first)
-      return chunk < ticket;
-    if (ticket <= mam_slot_limit(&control->heap, kind))
+    mam_u64 *slots =
+        &control->heap.slots[mam_kind_number(kind) * control->heap.slot_count + ((owner - 1) >> bits << bits)];
+    MAM_LOOP
+    for (mam_u32 at = 0; at < 1u << bits; at++) {
+      mam_u64 slot = mam_load_acquire_u64(&slots[at]);
+      mam_u32 ticket = (mam_u32)(slot & MAM_SLOT_TICKETS);
+      if (mam_slot_address(slot) == first)
+        return chunk < ticket;
+      waits |= ticket > mam_slot_limit(&control->heap, kind);
+    }
+    if (waits == 0)
       return 1;
     mam_pause();
   }
@@ -2224,16 +2230,6 @@ MAM_INLINE mam_u32 mam_request_number(const struct mam_request *request) {
   return mam_kind_number(request->size_class) * request->slot_count + request->owner - 1;
 }
 
-/* Puts a span back that mam_ring_take took: all its chunks are free again. */
-MAM_OUTLINE void mam_span_put_back(struct mam_area area, mam_u32 page) {
-  mam_u64 *words = &area.words[page * MAM_PAGE_WORDS], header = mam_load_relaxed_u64(words), watched = 0;
-  MAM_LOOP
-  for (mam_u32 i = 0; i < mam_word_span_words(header); i++)
-    watched |= mam_and_acq_rel_u64(&words[i], ~0xffffffffull);
-  if ((watched & MAM_WORD_WATCHED) != 0) /* its sweeper saw it in use */
-    (void)MAM_OUT_OF_SIGHT(mam_span_watch)(area, page);
-}
-
 /* Fills a slot again with a span that mam_ring_take took: of its chunks the first count are the caller's.  The page;
  * MAM_NO_PAGE if it took none. */
 MAM_INLINE mam_u32 mam_slot_retake(const struct mam_request *request, mam_u64 taken, mam_u32 count) {
@@ -2243,13 +2239,8 @@ MAM_INLINE mam_u32 mam_slot_retake(const struct mam_request *request, mam_u64 ta
     (void)MAM_OUT_OF_SIGHT(mam_span_watch)(area, (mam_u32)(taken >> 32) - 1);
   if (page == MAM_NO_PAGE)
     return page;
-  mam_u32 owner = mam_load_relaxed_u16(mam_page_owner(area.words, page));
   /* What the chunks' users did comes before what those do who find the span in the slot.  Pairs with mam_held_flush. */
   mam_fence_all();
-  if (owner != request->owner) { /* another slot had it: mam_block_is_live would not find it in this one */
-    MAM_OUT_OF_SIGHT(mam_span_put_back)(area, page);
-    return MAM_NO_PAGE;
-  }
   mam_u32 stamp = mam_look_after_fence_u32(mam_area_stamp(area));
   (void)mam_exchange_after_fence_u64(request->slot, mam_slot_of(mam_area_address(area, page), count));
   if ((stamp & 1) != 0) {

@@ -235,7 +235,7 @@ MAM_OUTLINE void *mam_replaced_malloc_aligned(size_t bytes, size_t alignment) {
     MAM_OUT_OF_SIGHT(mam_replaced_forgotten)();
   return block;
 }
-MAM_OUTLINE void mam_replaced_free(void *block) { mam_free(mam_replaced_heap, block); }
+MAM_OUTLINE void mam_replaced_free(MAM_TAG(3) void *block) { mam_free(mam_replaced_heap, block); }
 
 /* Of new: never NULL for want of a size. */
 MAM_INLINE size_t mam_replaced_size(size_t bytes) { return bytes + (bytes == 0); }
