@@ -321,6 +321,7 @@ START_TEST(a_full_heap_takes_what_waits) {
     ck_assert_uint_ne(block, 0);
     mam_parks(model->control)[MAM_PARK_WORDS * i + 1] = block << 16 | sizes[i % 2] / 16;
     model->control->parked += sizes[i % 2] / 16;
+    model->control->parks_held = MAM_FULL_WORD;
   }
   after = fill(wanted);
   ck_assert_uint_ge(after * 100, before * 97);

@@ -258,8 +258,8 @@ static const struct need {
   unsigned low, high, requests, chance; /* in quarters: that a request comes or goes in a round */
   unsigned long longest_most, warp_most;
 } needs[] = {
-    {"512 B that come and go", 512, 512, 1 << 20, 3, 600, 60},
-    {"16 B to 4 KiB", 16, 4096, 1 << 17, 4, 15000, 6000},
+    {"512 B that come and go", 512, 512, 1 << 20, 3, 700, 60},
+    {"16 B to 4 KiB", 16, 4096, 1 << 17, 4, 6000, 3000},
 };
 static const struct need *need;
 static unsigned round_now;

@@ -329,7 +329,9 @@ MAM_INLINE mam_u32 mam_map_words(mam_u32 count) {
  * span's words and cleared before its pages are given back. */
 #define MAM_OWNER_NONE 0xffffu
 MAM_INLINE mam_u16 *mam_page_owner(mam_u64 *words, mam_u32 page) { return (mam_u16 *)(words - 1) - 1 - page; }
-MAM_INLINE mam_u64 mam_owners_bytes(mam_u32 pages) { return (2 * (mam_u64)pages + 7) & ~(mam_u64)7; }
+MAM_INLINE mam_u64 mam_owners_bytes(mam_u32 pages) { /* so that the usage words after it share few sectors */
+  return ((2 * (mam_u64)pages + 8 + 63) & ~(mam_u64)63) - 8;
+}
 /* Where a superblock's metadata begins, and a superblock whose metadata is a copy elsewhere. */
 MAM_INLINE mam_u64 *mam_area_metadata(struct mam_area area) {
   return area.words - 1 - mam_owners_bytes(area.page_count) / 8;
