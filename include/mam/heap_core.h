@@ -1399,6 +1399,9 @@ MAM_INLINE mam_u64 mam_word_watch(mam_u64 *place, mam_u64 header) {
  * eight bits above for those that are empty; and above these for those that somebody changed meanwhile.  Calls nothing.
  */
 MAM_OUTLINE mam_u32 mam_words_watch(MAM_TAG(2) mam_u64 header, mam_u64 *words) {
+#if MAM_ON_DEVICE && __CUDA_ARCH__ < 800 /* it would take more than 64 registers: one by one, then */
+  return ((1u << mam_word_span_words(header)) - 1) << 16;
+#endif
   mam_u64 seen[MAM_PAGE_WORDS];
   mam_u32 found = 0;
   MAM_UNROLL
@@ -2344,16 +2347,23 @@ MAM_SLOT_FILL mam_u32 mam_slot_fill(const struct mam_request *request, struct ma
   return count;
 }
 
+/* How many words a refill looks at together: fewer where the linker counts the registers of each function. */
+#if defined(__CUDACC_RDC__) && defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 800 || __CUDA_ARCH__ >= 1000)
+enum { MAM_WORDS_AHEAD = 4 };
+#else
+enum { MAM_WORDS_AHEAD = MAM_AHEAD };
+#endif
+
 /* What a look says: where a run begins, MAM_LOOK_NONE if there is none; and from MAM_LOOK_WORD on, in which word. */
 enum { MAM_LOOK_NONE = 64, MAM_LOOK_WORD = 8 };
 
 /* Of up to MAM_AHEAD words, each so far from the one before, one that has count zeros in a row: the first if it has
  * them from a place on, else one by chance, so that those who look at the same time do not meet.  Calls nothing. */
 MAM_OUTLINE mam_u32 mam_words_look(mam_u32 count, const mam_u64 *words, mam_u32 distance, mam_u32 left, mam_u32 from) {
-  mam_u64 starts[MAM_AHEAD];
+  mam_u64 starts[MAM_WORDS_AHEAD];
   mam_u32 fits = 0, at = 0;
   MAM_UNROLL
-  for (mam_u32 i = 0; i < MAM_AHEAD; i++) {
+  for (mam_u32 i = 0; i < MAM_WORDS_AHEAD; i++) {
     starts[i] = ~mam_load_relaxed_if_u64(i < left, &words[at], MAM_FULL_WORD);
     at += distance;
     MAM_FORGET(at); /* or all addresses are computed before, each in registers of its own */
@@ -2362,20 +2372,20 @@ MAM_OUTLINE mam_u32 mam_words_look(mam_u32 count, const mam_u64 *words, mam_u32 
   for (mam_u32 have = 1; have < count;) { /* as mam_run_find, in all of them */
     mam_u32 step = have < count - have ? have : count - have;
     MAM_UNROLL
-    for (mam_u32 i = 0; i < MAM_AHEAD; i++)
+    for (mam_u32 i = 0; i < MAM_WORDS_AHEAD; i++)
       starts[i] &= starts[i] >> step;
     have += step;
   }
   MAM_UNROLL
-  for (mam_u32 i = 0; i < MAM_AHEAD; i++)
+  for (mam_u32 i = 0; i < MAM_WORDS_AHEAD; i++)
     fits |= (mam_u32)(starts[i] != 0) << i;
   if (fits == 0)
     return MAM_LOOK_NONE;
-  mam_u32 behind = starts[0] >> from != 0 ? 1 : fits & ~0u << mam_salt() % MAM_AHEAD;
+  mam_u32 behind = starts[0] >> from != 0 ? 1 : fits & ~0u << mam_salt() % MAM_WORDS_AHEAD;
   mam_u32 word = mam_lowest_u32(behind != 0 ? behind : fits);
   mam_u64 start = 0;
   MAM_UNROLL
-  for (mam_u32 i = 0; i < MAM_AHEAD; i++)
+  for (mam_u32 i = 0; i < MAM_WORDS_AHEAD; i++)
     start |= i == word ? starts[i] : 0;
   return word << MAM_LOOK_WORD | (start >> from != 0 ? mam_lowest_u64(start >> from) + from : mam_lowest_u64(start));
 }
@@ -2387,7 +2397,8 @@ MAM_OUTLINE mam_u32 mam_refill_look(mam_u32 pages, mam_u64 at, mam_u32 home, mam
   mam_u32 turn = (mam_u32)at >> 6, wide = (mam_u32)(at >> 32);
   if (home + wide * home_count >= mam_area_map_words(area)) /* the round is that of a larger superblock */
     return MAM_NO_PAGE;
-  mam_u32 left = wide + 1 - turn < MAM_AHEAD ? wide + 1 - turn : (mam_u32)MAM_AHEAD, index = home + turn * home_count;
+  mam_u32 left = wide + 1 - turn < MAM_WORDS_AHEAD ? wide + 1 - turn : (mam_u32)MAM_WORDS_AHEAD,
+          index = home + turn * home_count;
   mam_u32 seen =
       MAM_OUT_OF_SIGHT(mam_words_look)(pages, &mam_area_pages(area)[index], home_count, left, (mam_u32)at & 63);
   mam_u32 from = seen & 127, word = seen >> MAM_LOOK_WORD, step = from == MAM_LOOK_NONE ? left : word;
@@ -2648,10 +2659,21 @@ MAM_OUTLINE struct mam_claim mam_slot_refill(MAM_TAG(5) struct mam_heap_control 
   return claim;
 }
 
+/* Before sm_80 the function of the last resort would take eight registers more with this as a part of it. */
+#if MAM_ON_DEVICE && __CUDA_ARCH__ < 800
+#define MAM_CLAIM_CHUNKS MAM_OUT_OF_SIGHT(mam_claim_chunks)
+#define MAM_CLAIM_OUTLINE MAM_OUTLINE
+#define MAM_CLAIM_TAG MAM_TAG(6)
+#else
+#define MAM_CLAIM_CHUNKS mam_claim_chunks
+#define MAM_CLAIM_OUTLINE MAM_INLINE
+#define MAM_CLAIM_TAG
+#endif
+
 /* Chunks for count lanes together, of which one calls, and none has a ticket.  mask 0: there is no room.  wanted: what
  * for (MAM_REST_*); slot: its number among all, with MAM_REST_CHUNKS. */
-MAM_INLINE struct mam_claim mam_claim_chunks(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot,
-                                             mam_u32 count) {
+MAM_CLAIM_OUTLINE struct mam_claim mam_claim_chunks(MAM_CLAIM_TAG struct mam_heap_control *control, mam_u32 wanted,
+                                                    mam_u32 slot, mam_u32 count) {
   struct mam_claim claim = {0, 0, 0};
   if (MAM_OUT_OF_SIGHT(mam_request_is_vain)(control, wanted, slot))
     return claim;
