@@ -231,15 +231,15 @@ replace_weak() {
 }
 # What 15 more calls of malloc cost: a call each, and not a register that the first one has not cost.
 replace_sites() {
-  replace_ptx "$@" -arch=sm_90 -DSITES=1
+  replace_ptx -arch=sm_90 -DSITES=1
   one=$(wc -l <"$work/replace.ptx")
-  replace_ptx "$@" -arch=sm_90 -DSITES=16
+  replace_ptx -arch=sm_90 -DSITES=16
   each=$((($(wc -l <"$work/replace.ptx") - one) / 15))
   verdict=ok
   [ "$one" -gt 0 ] && [ "$each" -gt 0 ] && [ "$each" -le 40 ] || verdict=FAIL failed=1
   echo "$verdict: each call of malloc is $each lines of PTX"
   for sites in 1 16; do
-    "$NVCC" "$@" -arch=sm_90 -O3 -I"$include" -Xcompiler -w -DSITES="$sites" -Xptxas -v -cubin -o "$work/object.cubin" \
+    "$NVCC" -arch=sm_90 -O3 -I"$include" -Xcompiler -w -DSITES="$sites" -Xptxas -v -cubin -o "$work/object.cubin" \
       "$here/tests/device_replace.cu" 2>&1 |
       awk '/Compiling entry function/ { split($0, part, "\047"); name = part[2] }
            /Used [0-9]+ registers/ && name == "sites_kernel" { for (i = 1; i < NF; i++) if ($i == "Used") print $(i + 1) }' \
