@@ -50,7 +50,7 @@ registers() {
 registers_compare() {
   sm=$1 live=$2 base=$3 judge=$4
   more=16
-  [ "$sm" -ge 80 ] || more=24 # the way of the last resort takes 50 registers there
+  [ "$sm" -ge 80 ] || more=32 # the way of the last resort takes 56 registers there
   warps=
   [ "$sm" -ge 80 ] || warps=-DWITHOUT_WARPS
   registers -arch="sm_$sm" -DLIVE="$live" $warps >"$work/registers"

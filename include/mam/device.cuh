@@ -119,7 +119,7 @@ MAM_OUTLINE void *mam_malloc_rest(struct mam_heap_control *control, mam_u32 want
     if (mam_ones_u32(group) >> (slot >> MAM_REST_CHUNKS) == 0) /* too few for a whole span */
       wanted &= ~(mam_u32)MAM_REST_WHOLE;
     if ((group & mam_lane_below()) == 0) {
-      claim = MAM_CLAIM_CHUNKS(control, wanted, slot, mam_ones_u32(group));
+      claim = mam_claim_chunks(control, wanted, slot, mam_ones_u32(group));
       MAM_FORGET(group);
       plea = claim.mask != 0 ? 0 : MAM_OUT_OF_SIGHT(mam_malloc_refused)(control, wanted, mam_ones_u32(group), plea);
     }

@@ -2659,21 +2659,10 @@ MAM_OUTLINE struct mam_claim mam_slot_refill(MAM_TAG(5) struct mam_heap_control 
   return claim;
 }
 
-/* Before sm_80 the function of the last resort would take eight registers more with this as a part of it. */
-#if MAM_ON_DEVICE && __CUDA_ARCH__ < 800
-#define MAM_CLAIM_CHUNKS MAM_OUT_OF_SIGHT(mam_claim_chunks)
-#define MAM_CLAIM_OUTLINE MAM_OUTLINE
-#define MAM_CLAIM_TAG MAM_TAG(6)
-#else
-#define MAM_CLAIM_CHUNKS mam_claim_chunks
-#define MAM_CLAIM_OUTLINE MAM_INLINE
-#define MAM_CLAIM_TAG
-#endif
-
 /* Chunks for count lanes together, of which one calls, and none has a ticket.  mask 0: there is no room.  wanted: what
  * for (MAM_REST_*); slot: its number among all, with MAM_REST_CHUNKS. */
-MAM_CLAIM_OUTLINE struct mam_claim mam_claim_chunks(MAM_CLAIM_TAG struct mam_heap_control *control, mam_u32 wanted,
-                                                    mam_u32 slot, mam_u32 count) {
+MAM_INLINE struct mam_claim mam_claim_chunks(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot,
+                                             mam_u32 count) {
   struct mam_claim claim = {0, 0, 0};
   if (MAM_OUT_OF_SIGHT(mam_request_is_vain)(control, wanted, slot))
     return claim;
