@@ -59,7 +59,6 @@ enum {
   MAM_RETRIES = 64,                  /* of a compare-and-swap, before looking elsewhere */
   MAM_AHEAD = 8,                     /* words of a map that are looked at together */
   MAM_KEPT_TURNS = 8,                /* for a place among kept words, before a search */
-  MAM_FLUSH_SLOTS = 4096,            /* that one request looks through in need */
   MAM_OPENINGS = MAM_HEAP_KINDS + 1, /* one for each class, the last for runs and slots */
   MAM_OPENING_SHARE = 256, /* of the heap's pages: all spans of a class together that are being opened in need */
   MAM_COUNTERS = 64        /* among which a count is divided that many threads raise at once */
@@ -131,7 +130,6 @@ struct mam_heap_control {
   mam_u64 answer;                  /* to a question of the host */
   mam_u64 refused_free;            /* an atomic count */
   mam_u64 failures[MAM_COUNTERS];  /* atomic counts, of which the sum counts: see mam_failed */
-  mam_u32 flushed;                 /* atomic: where to look for tickets next */
   mam_u32 mode;                    /* atomic: how empty spans of the first superblock end, see mam_sweep */
   mam_u32 sweep_next, sweep_done;  /* atomic: words of its page map that were begun and done */
   mam_u32 opening[MAM_OPENINGS];   /* atomic: how many hold what others may get: see mam_claim_scarce */
