@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+#include "api/client.h"
+
+#include <stdatomic.h>
+
+#include "base/cancel.h"
+#include "front/front.h"
+#include "front/slab.h"
+#include "pool/chunk_map.h"
+#include "pool/pool_inside.h"
+
+const void *const slab_exact = &mam_driver_detour;
+
+/* relaxed: a number for itself, set before the first allocation of whoever sets it */
+static _Atomic size_t chunk_bytes_set;
+
+size_t client_chunk_bytes(void) { return atomic_load_explicit(&chunk_bytes_set, memory_order_relaxed); }
+
+static void chunks_set(size_t chunk_bytes) {
+  atomic_store_explicit(&chunk_bytes_set, chunk_bytes, memory_order_relaxed);
+}
+
+/* ---- Allocating and freeing ---- */
+
+static bool client_free_async(uintptr_t address, CUstream stream, cudaError_t *error) {
+  if (front_pool_of(address) == NULL)
+    return false;
+  *error = MAM_CudaFreeAsync((void *)address, (cudaStream_t)stream);
+  return true;
+}
+
+/* ---- What is where ---- */
+
+/* No other live block begins at the address; of one that began there before, the low bits tell it mostly. */
+static uint64_t block_id(uintptr_t base, uint64_t distinction) {
+  uint64_t hash = distinction * 0x9e3779b97f4a7c15u >> 40;
+  return (uint64_t)1 << 63 | (uint64_t)(base / POOL_ALIGNMENT_LEAST_BYTES) << 20 >> 1 | (hash & 0x7ffff);
+}
+
+static bool slab_block_at(const struct slab *slab, uintptr_t address, struct client_block *block) {
+  size_t block_bytes = slab_block_bytes(slab);
+  uintptr_t base = address - (address - slab->base) % block_bytes;
+  uint32_t index = slab_index(slab, base);
+  /* relaxed: whoever asks about a live block has its address from the allocation */
+  uint8_t code = index != UINT32_MAX ? atomic_load_explicit(slab_live(slab, index), memory_order_relaxed) : 0;
+  if (code == 0)
+    return false;
+  size_t bytes = slab_requested_bytes(slab_live(slab, index), slab->class, code);
+  *block = (struct client_block){base, bytes, block_id(base, bytes)};
+  return true;
+}
+
+static bool segment_block_at(struct mam_pool *pool, uintptr_t address, struct client_block *block) {
+  pool_lock(pool);
+  struct segment *segment = pool->state == POOL_OPEN ? segment_at(&pool->segments, address) : NULL;
+  bool live = segment != NULL && segment->state == SEGMENT_USED;
+  /* acquire: what was asked for; pairs with the releases where blocks are handed out */
+  uint64_t ticket = live ? atomic_load_explicit(&segment->ticket, memory_order_acquire) : 0;
+  live = ticket % 2 == 1;
+  if (live)
+    *block = (struct client_block){segment->base, segment->as.used.requested_bytes, block_id(segment->base, ticket)};
+  pool_unlock(pool);
+  return live;
+}
+
+static enum client_found block_at(uintptr_t address, struct client_block *block) {
+  struct mam_pool *pool = front_pool_of(address);
+  struct client_block found;
+  if (pool == NULL)
+    return CLIENT_FOREIGN;
+  struct slab *slab = page_map_find(address);
+  /* acquire: as in front.c */
+  bool in_slab = slab != NULL && atomic_load_explicit(&slab->pool, memory_order_acquire) != NULL;
+  if (!(in_slab ? slab_block_at(slab, address, &found) : segment_block_at(pool, address, &found)) ||
+      address - found.base >= found.bytes)
+    return CLIENT_DEAD;
+  *block = found;
+  return CLIENT_LIVE;
+}
+
+static bool chunk_at(uintptr_t address, uintptr_t *base) {
+  struct mam_pool *pool = chunk_map_find(address);
+  const struct pool_chunk *chunk;
+  bool found = false;
+  if (pool == NULL)
+    return false;
+  pool_lock(pool);
+  if (pool->state == POOL_OPEN && pool->source.operations == &source_device)
+    SLIST_FOREACH(chunk, &pool->chunks, link) {
+      if (address - chunk->base < chunk->bytes) {
+        *base = chunk->base;
+        found = true;
+      }
+    }
+  pool_unlock(pool);
+  return found;
+}
+
+/* ---- The pool of a context ---- */
+
+/* Of the current one if NULL; *id is its id.  NULL if it has none. */
+static struct mam_pool *pool_of_context(CUcontext handle, uint64_t *id) {
+  const struct driver *driver;
+  struct context context;
+  if (pool_first() == NULL || driver_get(&driver) != cudaSuccess) /* a first question must not initialise the driver */
+    return NULL;
+  if (handle == NULL)
+    *id = context_current_id(driver);
+  else
+    *id = context_open_handle(driver, handle, &context) == cudaSuccess ? context.id : 0;
+  return *id != 0 ? pool_find_default(*id) : NULL;
+}
+
+static size_t held_bytes(struct mam_pool *pool) {
+  pool_lock(pool);
+  size_t bytes = pool->held_bytes;
+  pool_unlock(pool);
+  return bytes;
+}
+
+/* A chunk's guard counts as well: it is the driver's when the chunk goes back. */
+static size_t available_bytes(size_t *used_bytes) {
+  uint64_t id;
+  struct mam_pool *pool = pool_of_context(NULL, &id);
+  MAM_PoolInfo info = {.struct_size = sizeof info};
+  *used_bytes = 0;
+  if (pool == NULL || pool_info(pool, id, &info) != cudaSuccess)
+    return 0;
+  *used_bytes = info.used_bytes;
+  size_t held = held_bytes(pool);
+  return held > info.used_bytes ? held - info.used_bytes : 0;
+}
+
+/* ---- Giving back ---- */
+
+static bool pool_gives_back(struct mam_pool *pool, bool waits) {
+  if (pool_enter(pool, POOL_ANY_ID) != cudaSuccess)
+    return false;
+  size_t before = held_bytes(pool);
+  if (pool->source.operations != &source_host) {
+    if (waits)
+      (void)reuse_synchronize(pool->reuse);
+    (void)pool_trim(pool, POOL_ANY_ID, 0);
+  }
+  bool given = held_bytes(pool) < before;
+  pool_exit(pool);
+  return given;
+}
+
+static bool give_back(bool waits) {
+  NOT_CANCELLED;
+  bool given = false;
+  for (struct mam_pool *pool = pool_first(); pool != NULL; pool = pool->next)
+    given |= pool_gives_back(pool, waits);
+  return given;
+}
+
+/* The reuse outlives the pool, and epochs never fall: so a wait that ends after the pool did harms nobody. */
+static struct reuse *wait_begin(CUcontext context, uint64_t *epoch) {
+  NOT_CANCELLED;
+  uint64_t id;
+  struct mam_pool *pool = pool_of_context(context, &id);
+  if (pool == NULL || pool_enter(pool, id) != cudaSuccess)
+    return NULL;
+  struct reuse *reuse = pool->reuse;
+  *epoch = reuse_wait_begin(reuse);
+  pool_exit(pool);
+  return reuse;
+}
+
+/* ---- Captures ---- */
+
+static struct reuse *capture_begin(CUcontext context) {
+  NOT_CANCELLED;
+  struct source source;
+  if (source_open(MAM_SOURCE_DEVICE, context, -1, &source) != cudaSuccess)
+    return NULL;
+  struct reuse *reuse = reuse_open(&source);
+  if (reuse != NULL)
+    reuse_capture_begin(reuse); /* a user until the end */
+  source_close(&source);
+  return reuse;
+}
+
+static void capture_end(struct reuse *reuse) {
+  NOT_CANCELLED;
+  (void)reuse_capture_end(reuse);
+  (void)reuse_reach(reuse, reuse_epoch(reuse)); /* what was freed meanwhile; no fence if others capture */
+  reuse_close(reuse);
+}
+
+static bool reuse_context_lives(const struct reuse *reuse) { return context_lives(&reuse->source.context); }
+
+/* ---- Numbers ---- */
+
+static void totals(struct client_totals *sum) {
+  NOT_CANCELLED;
+  MAM_PoolInfo info;
+  struct pool_past past = pool_past();
+  *sum = (struct client_totals){.mallocs = past.malloc_count, .hits = past.hit_count, .waits = past.synchronize_count};
+  for (struct mam_pool *pool = pool_first(); pool != NULL; pool = pool->next) {
+    /* relaxed: a hint; a pool that ends meanwhile is not counted */
+    uint64_t id = atomic_load_explicit(&pool->default_id, memory_order_relaxed);
+    if (id == 0 || pool_info(pool, id, &info) != cudaSuccess)
+      continue;
+    sum->mallocs += info.malloc_count;
+    sum->hits += info.magazine_hit_count + info.size_hit_count + info.tag_hit_count;
+    sum->waits += info.synchronize_count;
+    sum->held_bytes += info.reserved_bytes;
+    sum->used_bytes += info.used_bytes;
+    sum->peak_used_bytes += info.peak_used_bytes;
+    sum->pools++;
+  }
+  sum->peak_used_bytes = past.peak_used_bytes > sum->peak_used_bytes ? past.peak_used_bytes : sum->peak_used_bytes;
+}
+
+const struct client mam_client = {.struct_size = sizeof(struct client),
+                                  .options = options_read_preload,
+                                  .list_has = options_list_has,
+                                  .chunks_set = chunks_set,
+                                  .source_is_device = api_source_is_device,
+                                  .malloc = api_client_malloc,
+                                  .free = api_client_free,
+                                  .free_async = client_free_async,
+                                  .block_at = block_at,
+                                  .chunk_at = chunk_at,
+                                  .available_bytes = available_bytes,
+                                  .give_back = give_back,
+                                  .wait_begin = wait_begin,
+                                  .wait_end = reuse_wait_end,
+                                  .capture_begin = capture_begin,
+                                  .capture_end = capture_end,
+                                  .context_lives = reuse_context_lives,
+                                  .contexts_changed = api_contexts_changed,
+                                  .totals = totals};

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+#include "base/error.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "base/options.h"
+
+static _Thread_local char last_error[256];
+
+cudaError_t error_set(cudaError_t code, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  (void)vsnprintf(last_error, sizeof last_error, format, arguments);
+  va_end(arguments);
+  if (options_log_errors())
+    (void)fprintf(stderr, "mam: %s\n", last_error);
+  return code;
+}
+
+const char *error_last(void) { return last_error; }

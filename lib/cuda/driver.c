@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+#include "cuda/driver.h"
+
+#include <dlfcn.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+
+#include "base/error.h"
+
+enum need { OPTIONAL, REQUIRED, HEAP, BENCHMARK };
+
+struct function_row {
+  const char *name;
+  int version;
+  enum need need;
+  size_t offset; /* of its pointer in struct driver */
+};
+
+static const struct function_row rows[] = {
+#define DRIVER_FUNCTION(name, version, need, arguments) {#name, version, need, offsetof(struct driver, name)},
+#include "cuda/driver.def"
+#undef DRIVER_FUNCTION
+};
+
+/* cuGetProcAddress of CUDA 11.3 and of 12.0: the former is found under the plain name. */
+typedef CUresult (*get_proc_address_v1)(const char *name, void **function, int version, uint64_t flags);
+typedef CUresult (*get_proc_address_v2)(const char *name, void **function, int version, uint64_t flags, int *found);
+
+static void *symbol(void *library, const char *name) {
+  return &mam_driver_detour != NULL ? mam_driver_detour.symbol(library, name) : dlsym(library, name);
+}
+
+/* The driver itself may answer with a function that stands in front of its own. */
+static void *real(void *function) {
+  return &mam_driver_detour != NULL && function != NULL ? mam_driver_detour.real(function) : function;
+}
+
+/* A function by its name at a version.  Asking for a version gets the signature of that version, whatever suffix the
+ * driver exports it under. */
+static void *resolve(get_proc_address_v1 get_v1, get_proc_address_v2 get_v2, const struct function_row *row) {
+  void *function = NULL;
+  CUresult result = get_v2 != NULL ? get_v2(row->name, &function, row->version, 0, NULL)
+                                   : get_v1(row->name, &function, row->version, 0);
+  return result == CUDA_SUCCESS ? real(function) : NULL;
+}
+
+static cudaError_t fill(struct driver *driver, void *library) {
+  get_proc_address_v1 get_v1;
+  get_proc_address_v2 get_v2;
+  /* The form that POSIX gives for functions: ISO C has no conversion of dlsym's result. */
+  *(void **)&get_v1 = symbol(library, "cuGetProcAddress");
+  *(void **)&get_v2 = symbol(library, "cuGetProcAddress_v2");
+  if (get_v1 == NULL && get_v2 == NULL)
+    return error_set(cudaErrorNotSupported, "the CUDA driver is older than 11.3: it has no cuGetProcAddress");
+  for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    void *function = resolve(get_v1, get_v2, &rows[i]);
+    if (function == NULL && rows[i].need == REQUIRED)
+      return error_set(cudaErrorNotSupported, "the CUDA driver has no %s", rows[i].name);
+    *(void **)((char *)driver + rows[i].offset) = function;
+  }
+  CUresult result = driver->cuInit(0);
+  return result == CUDA_SUCCESS ? cudaSuccess : driver_error(driver, result, "cuInit");
+}
+
+static _Atomic(struct driver *) published;
+
+const struct driver *driver_known(void) {
+  /* acquire: the table's content; pairs with the release in driver_get */
+  return atomic_load_explicit(&published, memory_order_acquire);
+}
+
+cudaError_t driver_get(const struct driver **driver) {
+  const struct driver *table = driver_known();
+  if (table != NULL) {
+    *driver = table;
+    return cudaSuccess;
+  }
+  if (&mam_driver_detour != NULL)
+    mam_driver_detour.begin();
+  void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (library == NULL)
+    return error_set(cudaErrorNoDevice, "no CUDA driver: %s", dlerror());
+  cudaError_t error;
+  struct driver *mine = calloc(1, sizeof *mine);
+  if (mine == NULL)
+    error = error_set(cudaErrorMemoryAllocation, "no host memory for the driver's table");
+  else
+    error = fill(mine, library);
+  if (error != cudaSuccess)
+    goto unload;
+  /* Several threads may get here; the first to publish wins, the others fill in the same addresses for nothing.
+   * release: publishes the table; acquire on failure: reads the winner's.  Pairs with the load in
+   * driver_known. */
+  struct driver *winner = NULL;
+  if (!atomic_compare_exchange_strong_explicit(&published, &winner, mine, memory_order_acq_rel, memory_order_acquire)) {
+    free(mine);
+    (void)dlclose(library); /* the winner holds it too */
+    mine = winner;
+  }
+  *driver = mine;
+  return cudaSuccess;
+
+unload:
+  free(mine);
+  (void)dlclose(library);
+  return error;
+}
+
+cudaError_t driver_error(const struct driver *driver, CUresult result, const char *what) {
+  const char *name = NULL, *text = NULL;
+  if (driver->cuGetErrorName(result, &name) != CUDA_SUCCESS || name == NULL)
+    name = "an unknown error";
+  if (driver->cuGetErrorString(result, &text) != CUDA_SUCCESS || text == NULL)
+    text = "no description";
+  /* These two are the library's own answers, about its pools. */
+  bool taken = result == cudaErrorInvalidResourceHandle || result == cudaErrorAlreadyAcquired;
+  cudaError_t error = taken ? cudaErrorUnknown : (cudaError_t)result;
+  return error_set(error, "%s: %s (%d): %s", what, name, result, text);
+}

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * Peers: contexts of other devices whose kernels can use memory of a context, because the program enabled peer access.
+ *
+ * The driver does not tell when that is done, nor lists contexts.  But it says which devices' primary contexts live,
+ * the ones that the CUDA runtime works in, and of an address, whether kernels of a context can use it
+ * (CU_POINTER_ATTRIBUTE_DEVICE_POINTER).  So a piece of memory is kept in each context that fences, on machines with
+ * several devices, and peers are asked about it.  Memory that is mapped is opened to all of them, whatever the program
+ * enabled: where there is such, all are peers.  Knows the driver and contexts; nothing of pools and fences.
+ */
+#ifndef MAM_LIB_PEER_H
+#define MAM_LIB_PEER_H
+
+#include "cuda/context.h"
+
+struct peer_probe {
+  CUdeviceptr address; /* 0: none yet */
+  bool open;           /* some memory was opened to every peer (source_vmm.c): none has to be asked about */
+};
+
+/* Whether there can be peers at all. */
+bool peer_possible(const struct driver *driver);
+
+/* Whether the caller knows the context of an id already. */
+typedef bool peer_known(const void *caller, uint64_t id);
+
+/* *peer: a primary context of another device that the caller does not know and that can use memory of the current one;
+ * NULL if there is none.  What the driver says if it could not be found out. */
+CUresult peer_find(const struct driver *driver, struct peer_probe *probe, peer_known *known, const void *caller,
+                   CUcontext *peer);
+
+/* Ends a probe; its context is current. */
+void peer_probe_end(const struct driver *driver, struct peer_probe *probe);
+
+#endif

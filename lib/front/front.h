@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * The fast path: a front for each thread and pool, which serves most allocations and frees without a lock.
+ *
+ * Small blocks (up to SLAB_BLOCK_MOST_BYTES) come from magazines, one a size class: an allocation pops the ready batch,
+ * a free pushes on the freed one.  A full freed batch takes the present epoch, rests, and is ready when that has
+ * passed. So a fence is shared by SLAB_BATCH frees, and the two batches change places for as long as nobody needs more.
+ *
+ * Larger blocks are segments of the pool.  A front remembers those that its thread allocated (owned) and keeps what the
+ * thread frees, by exact size or by tag (Futhark), on shelves; a shelf serves the next allocation that fits, once the
+ * epoch of the free has passed.  Blocks on a shelf stay used in the pool's trees; their ticket says that they are not
+ * the program's (segment.h).
+ *
+ * A front belongs to its thread, which enters it by a biased lock.  Others enter to collect what it keeps, when the
+ * pool would otherwise have to grow, wait or refuse; to add up its numbers; when its thread is no longer the only one
+ * of its pool (claim.h); and when its pool ends.
+ *
+ * Stands on pool.h, slab.h and reuse.h.  Lock order: a pool's fronts lock, a front's own, a depot's, the pool's.  A
+ * thread is never inside its front when it takes another lock or calls the driver.
+ */
+#ifndef MAM_LIB_FRONT_H
+#define MAM_LIB_FRONT_H
+
+#include "pool/pool.h"
+
+/* What an allocation is about. */
+struct front_request {
+  struct mam_pool *pool;  /* NULL: by the id alone */
+  uint64_t default_id;    /* as for pool_malloc */
+  size_t size;            /* not 0 */
+  const void *site, *tag; /* tag NULL: none */
+  bool tried;             /* front_malloc_quick had nothing at hand a moment ago */
+  bool at_once;           /* never waits for the GPU: what would have to is refused */
+};
+
+/* The rest of what the two quick ways below could not do.  They call it last, so that they need not save what it is
+ * given. */
+typedef cudaError_t front_malloc_rest(void **ptr, size_t size, const void *site, uint64_t default_id);
+
+/* A block from what the thread's last front has at hand, if that is of the default pool of the id, 0 for none: the rest
+ * is given the same id.  size may be 0: there is no such block.  *ptr is written only on success. */
+cudaError_t front_malloc_quick(void **ptr, size_t size, const void *site, front_malloc_rest *rest, uint64_t default_id);
+
+/* pool_malloc by the calling thread's front, made if there is none and the pool is given.  Without a pool:
+ * cudaErrorInvalidResourceHandle if the thread's last front is not of that id. */
+cudaError_t front_malloc(const struct front_request *request, uintptr_t *address);
+
+/* One for work on a stream. */
+cudaError_t front_malloc_stream(const struct front_request *request, struct context_stream stream, uintptr_t *address);
+
+/* A free, in the same two steps; errors are pool_free's.  *emptied as there.  By the quick one the block was freed, or
+ * not; if it was, it may have to be looked whether the pool is empty (front_zero).  FRONT_FREED is cudaSuccess, the
+ * others are for the rest. */
+enum front_freed { FRONT_FREED, FRONT_FREED_ZERO, FRONT_FREED_NO_ROOM, FRONT_FREED_NOT }; /* the last two: it was not */
+typedef cudaError_t front_free_rest(uintptr_t address, enum front_freed freed);
+cudaError_t front_free_quick(uintptr_t address, front_free_rest *rest);
+cudaError_t front_free(uintptr_t address, struct pool_emptied *emptied);
+void front_zero(struct pool_emptied *emptied);
+
+/* A free under a rule of its own; stream is for MAM_REUSE_STREAM. */
+cudaError_t front_free_reuse(uintptr_t address, MAM_Reuse reuse, struct context_stream stream,
+                             struct pool_emptied *emptied);
+
+/* Whose a block is, if it is one; NULL if it is nobody's. */
+struct mam_pool *front_pool_of(uintptr_t address);
+
+/* As pool_retire: if only_if_empty, no block of any front is live and none becomes so. */
+bool front_retire(struct mam_pool *pool, uint64_t default_id, bool only_if_empty);
+
+/* Once, before the first pool with fronts is opened. */
+void front_set_up(void);
+
+/* What pools call: see struct pool_front. */
+extern const struct pool_front front_operations;
+
+#endif

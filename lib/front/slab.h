@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * Slabs: spans of 2 MiB carved into equal blocks of a size class, with a byte a block that says whether it is live and
+ * a bit a block that says whether it is in the slab; and the depot of each class, where the fronts' batches of blocks
+ * change hands.
+ *
+ * A block of a slab is in exactly one place: live (the program's), in a batch (a front's or the depot's), or in its
+ * slab (its bit is set).  The program's blocks have a code in their live byte, all others 0.  Whoever frees
+ * claims it by that byte (claim.h), so that of two frees of one block one fails, whatever threads they come from.
+ *
+ * Slabs take their spans from the pool and give them back when all blocks are in.  A slab is bound for good to its page
+ * and to its class: a page has one for each class that it was ever carved for, and the page map names the last.  A slab
+ * is found through page_map.h without a lock, and whose it is, is asked then.  So neither it nor its bytes are freed.
+ *
+ * That is also what keeps a double free from harm that was held up between its look at a slab and its claim.  If all
+ * blocks have come in meanwhile and the page was carved anew, then either for another class, where nobody writes the
+ * bytes of this one, which are 0; or for the same, where the byte is that of a block at this very address.  And it is
+ * still a block of the pool that was looked at: a page comes to another pool only with its chunk, and before that no
+ * thread is inside a front of this one (pool_grow.c).
+ *
+ * Lock order: a depot's lock, then its pool's; no lock is held while the pool grows or the driver is asked.
+ */
+#ifndef MAM_LIB_SLAB_H
+#define MAM_LIB_SLAB_H
+
+#include "front/page_map.h"
+#include "pool/pool.h"
+
+enum {
+  SLAB_BYTES = 1 << PAGE_MAP_PAGE_BITS,
+  SLAB_UNIT_BYTES = POOL_ALIGNMENT_BYTES,
+  SLAB_UNITS_MOST = 64, /* of a block: 32 KiB */
+  SLAB_BLOCK_MOST_BYTES = SLAB_UNITS_MOST * SLAB_UNIT_BYTES,
+  SLAB_FINE_BYTES = 16 * SLAB_UNIT_BYTES,
+  SLAB_CLASSES = 32, /* steps of 512 B up to 8 KiB, of 1 KiB up to 16, of 2 KiB up to 32: at most an eighth is lost */
+  SLAB_BATCH = 64,   /* blocks that change hands at once: what a fence is shared by, at least */
+  SLAB_BLOCKS_MOST = SLAB_BYTES / SLAB_UNIT_BYTES
+};
+
+/* Under libmam_preload, the address of something: then each block has a second byte, SLAB_BLOCKS_MOST bytes after the
+ * first, for what its code leaves out, so that it can be told exactly what was asked for.  Constant before any code
+ * runs. */
+extern const void *const slab_exact __attribute__((visibility("hidden")));
+
+/* A block that is not live, and where that is written: an allocation then need not look for it. */
+struct slab_block {
+  uintptr_t address;
+  _Atomic uint8_t *live;
+};
+
+/* Blocks of one class on their way.  Owned by whoever holds it: a front or a depot. */
+struct batch {
+  _Alignas(64) struct batch *next; /* no two threads' batches share a cache line */
+  uint64_t epoch;                  /* none of the blocks was freed later: they may be used when it has passed */
+  unsigned count;
+  struct slab_block blocks[SLAB_BATCH];
+};
+
+struct slab {
+  /* Whose it is, NULL while it has no span; written under the depot's lock, read by frees without one. */
+  _Atomic(struct mam_pool *) pool;
+  /* Constant. */
+  uintptr_t base;       /* of its page */
+  uint64_t index_magic; /* 2^64 / a block's bytes, rounded up: see slab_index */
+  uint32_t block_units, block_count;
+  unsigned class;
+  _Atomic uint8_t *live;         /* a code for each block, 0 if it is not the program's */
+  _Alignas(64) uint64_t *inside; /* a bit for each block, under the depot's lock; the pointer is constant */
+  uint32_t inside_count;
+  TAILQ_ENTRY(slab) link;     /* in its depot: those with blocks inside first */
+  struct slab *next_of_class; /* the ring of its page's slabs, of whoever has the page as a span */
+};
+
+TAILQ_HEAD(slab_list, slab);
+
+/* All slabs and resting batches of one class of a pool. */
+struct depot {
+  _Alignas(64) pthread_mutex_t *lock; /* may be other depots' too */
+  struct slab_list slabs;
+  struct batch *first, **last; /* resting, oldest epoch first but for what was freed for immediate use */
+  unsigned batch_count;
+  _Atomic unsigned slab_count; /* written under the lock; relaxed, a hint for others */
+  struct batch *shells;        /* empty batches for the next to come */
+};
+
+/* The lock is the caller's, who keeps it for as long as the depot is used. */
+void depot_init(struct depot *depot, pthread_mutex_t *lock);
+
+/* The smallest class whose blocks hold bytes, 1 to SLAB_BLOCK_MOST_BYTES. */
+static inline unsigned slab_class(size_t bytes) {
+  unsigned unit = (unsigned)((bytes - 1) / SLAB_UNIT_BYTES);
+  if (__builtin_expect(unit < 16, true))
+    return unit;
+  return unit < 32 ? 16 + (unit - 16) / 2 : 24 + (unit - 32) / 4;
+}
+
+static inline size_t slab_class_bytes(unsigned class) {
+  size_t units = class < 16 ? class + 1 : class < 24 ? 18 + 2 * (class - 16) : 36 + 4 * (class - 24);
+  return units * SLAB_UNIT_BYTES;
+}
+
+/* Which block of the slab starts at the address, which is in its page; UINT32_MAX if none does.  By one product: its
+ * upper half is the quotient, its lower half is less than the magic if nothing is left over.  Both are exact for
+ * numbers of 32 bits (Lemire, Kaser and Kurz, Faster remainder by direct computation, 2019), and an offset has 21. */
+static inline uint32_t slab_index(const struct slab *slab, uintptr_t address) {
+  uint64_t offset = address % SLAB_BYTES, index = (uint64_t)((unsigned __int128)offset * slab->index_magic >> 64);
+  bool starts = offset * slab->index_magic < slab->index_magic;
+  return index < slab->block_count && starts ? (uint32_t)index : UINT32_MAX;
+}
+
+static inline _Atomic uint8_t *slab_live(const struct slab *slab, uint32_t index) { return &slab->live[index]; }
+
+static inline size_t slab_block_bytes(const struct slab *slab) { return (size_t)slab->block_units * SLAB_UNIT_BYTES; }
+
+/* What was asked for, as one byte: 1 and what is left over of the block in steps of a 128th of the class's spacing. The
+ * spacing is a power of two, and the class's size a multiple of it. */
+static inline unsigned slab_code_shift(unsigned class) { return class < 16 ? 2 : class < 24 ? 3 : 4; }
+
+static inline uint32_t slab_left_over(size_t bytes, unsigned class) {
+  return -(uint32_t)bytes & ((128u << slab_code_shift(class)) - 1);
+}
+
+static inline uint32_t slab_code(size_t bytes, unsigned class) {
+  return 1 + (slab_left_over(bytes, class) >> slab_code_shift(class));
+}
+
+/* What the code leaves out; the code itself is written next. */
+static inline void slab_exact_write(_Atomic uint8_t *live, size_t bytes, unsigned class) {
+  uint32_t rest = slab_left_over(bytes, class) & ((1u << slab_code_shift(class)) - 1);
+  atomic_store_explicit(live + SLAB_BLOCKS_MOST, (uint8_t)rest, memory_order_relaxed); /* relaxed: as the code */
+}
+
+/* What was asked for by a code's block, exactly if that was written. */
+static inline size_t slab_requested_bytes(const _Atomic uint8_t *live, unsigned class, uint8_t code) {
+  /* relaxed: as the code */
+  size_t rest = slab_exact != NULL ? atomic_load_explicit(live + SLAB_BLOCKS_MOST, memory_order_relaxed) : 0;
+  return slab_class_bytes(class) - ((size_t)(code - 1) << slab_code_shift(class)) - rest;
+}
+
+/* Blocks for a front: a batch that may be used, or one carved from a slab; of a slab, blocks of one word of bits, so
+ * that no two threads write live bytes of one cache line unless blocks have wandered.  May grow the pool, never waits
+ * for the GPU.  NULL if there are none.  The caller is a user of the pool. */
+struct batch *slab_refill(struct mam_pool *pool, struct depot *depot, unsigned class);
+
+/* An empty batch; NULL if the host has no memory. */
+struct batch *slab_shell_take(struct depot *depot);
+void slab_shell_give(struct depot *depot, struct batch *shell);
+
+/* Takes a batch from a front; its epoch is set.  at_once: the next refill takes it before all others.  Then spans of
+ * slabs whose blocks are all in may go back to the pool. */
+void slab_rest(struct mam_pool *pool, struct depot *depot, struct batch *batch, bool at_once);
+
+/* Puts the blocks of resting batches whose epoch has passed into their slabs and gives empty slabs' spans back: of at
+ * most *most batches, which counts down.  Returns how many bytes went to the pool. */
+size_t slab_reclaim(struct mam_pool *pool, struct depot *depot, unsigned *most);
+
+/* Forgets all slabs and batches: the pool's memory is about to go.  Nobody else uses the depot. */
+void slab_forget(struct depot *depot);
+
+/* The depot's lock is held.  What it holds: bytes of its slabs; of these, in batches whose epoch has not passed; and of
+ * host memory. */
+struct slab_sum {
+  size_t span_bytes, waiting_bytes, host_bytes;
+};
+struct slab_sum slab_count(struct mam_pool *pool, struct depot *depot, unsigned class);
+
+#endif

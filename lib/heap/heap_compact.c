@@ -1,0 +1,411 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * Defragmentation as the host directs it: types and roots, and the memory that the kernel of compact_kernels.cuh works
+ * in.  All of it under the heap's lock.
+ */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/cancel.h"
+#include "base/error.h"
+#include "heap/compact_types.h"
+#include "heap/heap_inside.h"
+
+enum { ALIGN_BYTES = 256 };
+
+struct heap_compact {
+  mam_u32 types, types_with_pointers, pointers_most, root_count, root_room;
+  mam_u32 kinds[MAM_HEAP_TYPES];
+  bool is_open, roots_changed;
+  struct mam_compact_roots *roots;
+  void *memory; /* of the pool */
+  size_t memory_bytes;
+  struct mam_compact_report *report; /* pinned: what the kernel says in the end */
+  mam_u32 runs;
+};
+
+bool heap_compact_is_open(const struct heap_compact *compact) { return compact != NULL && compact->is_open; }
+
+void heap_compact_free(struct heap_compact *compact, const struct heap_gpu *gpu) {
+  if (compact == NULL)
+    return;
+  if (compact->memory != NULL)
+    (void)MAM_CudaFree(compact->memory);
+  if (compact->report != NULL)
+    heap_gpu_host_give(gpu, compact->report);
+  free(compact->roots);
+  free(compact);
+}
+
+/* As heap_inside_enter, for what is refused while a compaction is under way; *compact is what is known of it. */
+static cudaError_t enter(MAM_Heap heap, struct heap_inside *inside, struct heap_compact **compact) {
+  cudaError_t error = heap_inside_enter(heap, inside);
+  if (error != cudaSuccess)
+    return error;
+  if (*inside->compact == NULL)
+    *inside->compact = calloc(1, sizeof **inside->compact);
+  *compact = *inside->compact;
+  if (*compact == NULL)
+    return heap_inside_leave(heap, error_set(cudaErrorMemoryAllocation, "no host memory for a heap's types"));
+  if ((*compact)->is_open)
+    return heap_inside_leave(
+        heap, error_set(cudaErrorIllegalState, "a compaction of heap %p has begun and not ended", (void *)heap));
+  return cudaSuccess;
+}
+
+/* ---- Types ---- */
+
+static cudaError_t check_type(const MAM_HeapTypeOptions *options) {
+  if (options->struct_size != sizeof *options)
+    return error_set(cudaErrorInvalidValue, "struct_size %zu is not sizeof(MAM_HeapTypeOptions)", options->struct_size);
+  if (options->bytes == 0 || options->bytes > MAM_CHUNK_BYTES)
+    return error_set(cudaErrorInvalidValue, "objects of a type have 1 to %d bytes, not %zu", MAM_CHUNK_BYTES,
+                     options->bytes);
+  if (options->pointer_count > MAM_TYPE_POINTERS || (options->pointer_count != 0 && options->pointer_offsets == NULL))
+    return error_set(cudaErrorInvalidValue, "an object has up to %d pointers, not %zu, and offsets for them",
+                     MAM_TYPE_POINTERS, options->pointer_count);
+  for (size_t i = 0; i < options->pointer_count; i++) {
+    size_t offset = options->pointer_offsets[i];
+    if (offset % 8 != 0 || offset > options->bytes || options->bytes - offset < 8)
+      return error_set(cudaErrorInvalidValue, "no pointer is at offset %zu of an object of %zu bytes", offset,
+                       options->bytes);
+  }
+  return cudaSuccess;
+}
+
+/* Makes the slots of a new kind usable: their spans are used up. */
+static cudaError_t write_slots(const struct heap_inside *inside, mam_u32 kind) {
+  mam_u32 count = inside->handle->slot_count;
+  mam_u64 *slots = malloc(count * sizeof *slots);
+  if (slots == NULL)
+    return error_set(cudaErrorMemoryAllocation, "no host memory for a type's slots");
+  for (mam_u32 i = 0; i < count; i++)
+    slots[i] = mam_slot_limit(inside->handle, kind);
+  mam_u64 place = (mam_u64)(uintptr_t)inside->handle->slots + (mam_u64)mam_kind_number(kind) * count * sizeof *slots;
+  cudaError_t error = heap_gpu_write(inside->gpu, place, slots, count * sizeof *slots);
+  free(slots);
+  return error;
+}
+
+static cudaError_t register_type(const struct heap_inside *inside, struct heap_compact *compact,
+                                 const MAM_HeapTypeOptions *options, mam_type *type) {
+  struct mam_type_info info = {.bytes = (mam_u32)options->bytes, .pointer_count = (mam_u32)options->pointer_count};
+  if (compact->types == MAM_HEAP_TYPES)
+    return error_set(cudaErrorMemoryAllocation, "the heap has %d types already", MAM_HEAP_TYPES);
+  info.kind = mam_kind_of(mam_class_of(info.bytes), compact->types + 1);
+  for (size_t i = 0; i < options->pointer_count; i++)
+    info.pointers[i] = (mam_u16)(options->pointer_offsets[i] / 8);
+  mam_u64 place = (mam_u64)(uintptr_t)&inside->handle->control->types[compact->types];
+  cudaError_t error = write_slots(inside, info.kind);
+  if (error == cudaSuccess)
+    error = heap_gpu_write(inside->gpu, place, &info, sizeof info);
+  if (error != cudaSuccess)
+    return error;
+  compact->kinds[compact->types] = info.kind;
+  compact->types_with_pointers |= (info.pointer_count != 0 ? 1u : 0) << compact->types;
+  compact->types++;
+  if (compact->pointers_most < info.pointer_count)
+    compact->pointers_most = info.pointer_count;
+  *type = info.kind;
+  return cudaSuccess;
+}
+
+cudaError_t MAM_HeapRegisterType(MAM_Heap heap, const MAM_HeapTypeOptions *options, mam_type *type) {
+  NOT_CANCELLED;
+  struct heap_inside inside;
+  struct heap_compact *compact;
+  if (options == NULL || type == NULL)
+    return error_set(cudaErrorInvalidValue, "options is NULL, or type is");
+  cudaError_t error = check_type(options);
+  if (error == cudaSuccess)
+    error = enter(heap, &inside, &compact);
+  return error == cudaSuccess ? heap_inside_leave(heap, register_type(&inside, compact, options, type)) : error;
+}
+
+/* ---- Roots ---- */
+
+/* The place of the roots that begin at an address; root_count if there are none. */
+static mam_u32 find_roots(const struct heap_compact *compact, const void *pointers) {
+  mam_u32 i = 0;
+  while (i < compact->root_count && compact->roots[i].pointers != pointers)
+    i++;
+  return i;
+}
+
+static cudaError_t register_roots(struct heap_compact *compact, void *pointers, size_t count) {
+  if (find_roots(compact, pointers) < compact->root_count)
+    return error_set(cudaErrorAlreadyAcquired, "roots at %p are registered", pointers);
+  if (compact->root_count == compact->root_room) {
+    mam_u32 room = compact->root_room == 0 ? 4 : 2 * compact->root_room;
+    struct mam_compact_roots *roots = realloc(compact->roots, room * sizeof *roots);
+    if (roots == NULL)
+      return error_set(cudaErrorMemoryAllocation, "no host memory for roots");
+    compact->roots = roots;
+    compact->root_room = room;
+  }
+  compact->roots[compact->root_count++] = (struct mam_compact_roots){pointers, count};
+  compact->roots_changed = true;
+  return cudaSuccess;
+}
+
+cudaError_t MAM_HeapRegisterRoots(MAM_Heap heap, void *pointers, size_t count) {
+  NOT_CANCELLED;
+  struct heap_inside inside;
+  struct heap_compact *compact;
+  if (pointers == NULL || (uintptr_t)pointers % 8 != 0 || count == 0)
+    return error_set(cudaErrorInvalidValue, "%zu roots at %p", count, pointers);
+  cudaError_t error = enter(heap, &inside, &compact);
+  return error == cudaSuccess ? heap_inside_leave(heap, register_roots(compact, pointers, count)) : error;
+}
+
+static cudaError_t forget_roots(struct heap_compact *compact, const void *pointers) {
+  mam_u32 place = find_roots(compact, pointers);
+  if (place == compact->root_count)
+    return error_set(cudaErrorInvalidValue, "no roots at %p are registered", pointers);
+  compact->roots[place] = compact->roots[--compact->root_count];
+  compact->roots_changed = true;
+  return cudaSuccess;
+}
+
+cudaError_t MAM_HeapForgetRoots(MAM_Heap heap, void *pointers) {
+  NOT_CANCELLED;
+  struct heap_inside inside;
+  struct heap_compact *compact;
+  cudaError_t error = enter(heap, &inside, &compact);
+  return error == cudaSuccess ? heap_inside_leave(heap, forget_roots(compact, pointers)) : error;
+}
+
+/* ---- The work ---- */
+
+static mam_u64 aligned(mam_u64 bytes) { return (bytes + ALIGN_BYTES - 1) & ~(mam_u64)(ALIGN_BYTES - 1); }
+
+/* Lays the work out in memory at base; returns how many bytes it needs. */
+static mam_u64 lay_out(const struct heap_inside *inside, const struct heap_compact *compact, mam_u64 base,
+                       struct mam_compact *work) {
+  *work = (struct mam_compact){.heap = *inside->handle,
+                               .control = inside->handle->control,
+                               .report = compact->report,
+                               .types = compact->types,
+                               .types_with_pointers = compact->types_with_pointers,
+                               .pointers_most = compact->pointers_most,
+                               .root_count = compact->root_count,
+                               .superblocks = inside->count};
+  memcpy(work->kinds, compact->kinds, sizeof work->kinds);
+  for (mam_u32 i = 0; i < inside->count; i++) {
+    work->tiles += (inside->areas[i].page_count + MAM_COMPACT_TILE - 1) / MAM_COMPACT_TILE;
+    work->first[i + 1] = work->tiles * MAM_COMPACT_TILE;
+  }
+  mam_u64 pages = (mam_u64)work->tiles * MAM_COMPACT_TILE, at = base;
+  work->barrier = (mam_u32 *)(uintptr_t)at;
+  at += ALIGN_BYTES;
+  work->state = (struct mam_compact_state *)(uintptr_t)at;
+  at += aligned(sizeof *work->state);
+  work->order = (mam_u32 *)(uintptr_t)at;
+  at += pages * sizeof *work->order;
+  work->spans = (mam_u32 *)(uintptr_t)at;
+  at += pages * sizeof *work->spans;
+  work->candidates = (mam_u16 *)(uintptr_t)at;
+  at += aligned(pages / MAM_COMPACT_GROUP * sizeof *work->candidates);
+  work->with_pointers = (mam_u8 *)(uintptr_t)at;
+  at += aligned(pages / MAM_COMPACT_GROUP * sizeof *work->with_pointers);
+  work->found = (struct mam_tile_found *)(uintptr_t)at;
+  at += aligned((mam_u64)work->tiles * sizeof *work->found);
+  work->sums = (mam_u32 *)(uintptr_t)at;
+  at += aligned((mam_u64)MAM_HEAP_TYPES * work->tiles * sizeof *work->sums);
+  work->roots = (struct mam_compact_roots *)(uintptr_t)at;
+  return at + aligned((compact->root_count + 1) * sizeof *work->roots) - base;
+}
+
+/* Memory for the work; a new piece's barrier is clear. */
+static cudaError_t take_memory(const struct heap_inside *inside, struct heap_compact *compact, size_t bytes) {
+  static const mam_u32 barrier[ALIGN_BYTES / sizeof(mam_u32)];
+  void *memory;
+  if (compact->memory_bytes >= bytes)
+    return cudaSuccess;
+  cudaError_t error = MAM_PoolMalloc(inside->pool, &memory, bytes);
+  if (error != cudaSuccess)
+    return error;
+  error = heap_gpu_write(inside->gpu, (mam_u64)(uintptr_t)memory, barrier, sizeof barrier);
+  if (error != cudaSuccess) {
+    (void)MAM_CudaFree(memory);
+    return error;
+  }
+  if (compact->memory != NULL)
+    (void)MAM_CudaFree(compact->memory);
+  compact->memory = memory;
+  compact->memory_bytes = bytes;
+  compact->roots_changed = true;
+  return cudaSuccess;
+}
+
+/* Has *work ready but for what is to be done. */
+static cudaError_t prepare(const struct heap_inside *inside, struct heap_compact *compact, struct mam_compact *work) {
+  cudaError_t error = cudaSuccess;
+  if (compact->report == NULL) {
+    error = heap_gpu_host_take(inside->gpu, (void **)&compact->report, sizeof *compact->report);
+    if (error == cudaSuccess) /* it may be what another heap's runs reported to */
+      compact->report->end = 0;
+  }
+  if (error == cudaSuccess)
+    error = take_memory(inside, compact, (size_t)lay_out(inside, compact, 0, work));
+  if (error != cudaSuccess)
+    return error;
+  (void)lay_out(inside, compact, (mam_u64)(uintptr_t)compact->memory, work);
+  if (compact->roots_changed && compact->root_count != 0)
+    error = heap_gpu_write(inside->gpu, (mam_u64)(uintptr_t)work->roots, compact->roots,
+                           compact->root_count * sizeof *compact->roots);
+  compact->roots_changed = error != cudaSuccess;
+  return error;
+}
+
+/* Does what work->what says; compact->report then says how it went. */
+static cudaError_t run(const struct heap_inside *inside, struct heap_compact *compact, struct mam_compact *work) {
+  void *arguments[] = {work};
+  const struct heap_gpu_sign sign = {&compact->report->end, (mam_u64)++compact->runs << 32, ~0ull << 32};
+  work->number = compact->runs;
+  cudaError_t error = heap_gpu_run_together(inside->gpu, HEAP_KERNEL_COMPACT, MAM_COMPACT_BLOCKS, MAM_COMPACT_THREADS,
+                                            arguments, &sign);
+  if (error == cudaSuccess && (mam_u32)compact->report->end != 0)
+    error = error_set(cudaErrorIllegalState, "kernels allocated objects meanwhile: the heap may be damaged");
+  return error;
+}
+
+static double fragmentation(const struct mam_compact_found *found) {
+  return found->spans == 0 ? 0 : (double)found->free_level / 65536 / (double)found->spans;
+}
+
+static void fill_info(const struct mam_compact_state *report, MAM_HeapCompactInfo *info) {
+  MAM_HeapCompactInfo filled = {.struct_size = info->struct_size};
+  filled.pass_count = report->passes;
+  filled.live_count = (size_t)report->found.live;
+  filled.moved_count = (size_t)report->done.moved;
+  filled.moved_bytes = (size_t)report->done.moved_bytes;
+  filled.bytes_before = (size_t)report->found_first.pages << MAM_PAGE_SHIFT;
+  filled.bytes_after = (size_t)report->found.pages << MAM_PAGE_SHIFT;
+  filled.fragmentation_before = fragmentation(&report->found_first);
+  filled.fragmentation_after = fragmentation(&report->found);
+  memcpy(info, &filled, info->struct_size < sizeof filled ? info->struct_size : sizeof filled);
+}
+
+static cudaError_t release(const struct heap_inside *inside, struct heap_compact *compact) {
+  struct mam_compact work;
+  cudaError_t error = prepare(inside, compact, &work);
+  work.what = MAM_COMPACT_RELEASE;
+  return error == cudaSuccess ? run(inside, compact, &work) : error;
+}
+
+/* The whole of it, or all but the release.  Where misuse is noticed the pages are released all the same: a failure has
+ * begun nothing. */
+static cudaError_t compact_typed(const struct heap_inside *inside, struct heap_compact *compact,
+                                 const MAM_HeapCompactOptions *options, mam_u32 what) {
+  struct mam_compact work;
+  cudaError_t error = prepare(inside, compact, &work);
+  if (error != cudaSuccess)
+    return error;
+  work.what = MAM_COMPACT_PASSES | what;
+  work.n_first = options->targets_first;
+  work.n_last = options->targets;
+  work.pass_limit = options->pass_limit;
+  error = run(inside, compact, &work);
+  if (error == cudaErrorIllegalState && (what & MAM_COMPACT_RELEASE) == 0)
+    (void)release(inside, compact);
+  return error;
+}
+
+/* Without types there is nothing to do. */
+static cudaError_t begin(MAM_Heap heap, const MAM_HeapCompactOptions *options, MAM_HeapCompactInfo *info,
+                         bool to_the_end) {
+  static const struct mam_compact_state nothing;
+  struct heap_inside inside;
+  struct heap_compact *compact;
+  cudaError_t error = enter(heap, &inside, &compact);
+  if (error != cudaSuccess)
+    return error;
+  if (compact->types != 0)
+    error = compact_typed(&inside, compact, options,
+                          (info != NULL ? MAM_COMPACT_INFO | MAM_COMPACT_STATE : 0) |
+                              (to_the_end ? MAM_COMPACT_RELEASE : 0));
+  compact->is_open = !to_the_end && error == cudaSuccess;
+  if (info != NULL && error == cudaSuccess)
+    fill_info(compact->types != 0 ? &compact->report->state : &nothing, info);
+  return heap_inside_leave(heap, error);
+}
+
+/* ---- The interface ---- */
+
+static cudaError_t check_options(const MAM_HeapCompactOptions *options, const MAM_HeapCompactInfo *info) {
+  if (options->struct_size != sizeof *options)
+    return error_set(cudaErrorInvalidValue, "struct_size %zu is not sizeof(MAM_HeapCompactOptions)",
+                     options->struct_size);
+  if (options->targets < 1 || options->targets > MAM_COMPACT_TARGETS)
+    return error_set(cudaErrorInvalidValue, "targets is 1 to %d, not %u", MAM_COMPACT_TARGETS, options->targets);
+  if (options->targets_first < 1 || options->targets_first > options->targets)
+    return error_set(cudaErrorInvalidValue, "targets_first is 1 to targets, not %u", options->targets_first);
+  if (info != NULL && info->struct_size < sizeof info->struct_size)
+    return error_set(cudaErrorInvalidValue, "struct_size of info is too small");
+  return cudaSuccess;
+}
+
+static const MAM_HeapCompactOptions defaults = MAM_HEAP_COMPACT_OPTIONS_INIT;
+
+cudaError_t MAM_HeapCompact(MAM_Heap heap, const MAM_HeapCompactOptions *options, MAM_HeapCompactInfo *info) {
+  NOT_CANCELLED;
+  options = options == NULL ? &defaults : options;
+  cudaError_t error = check_options(options, info);
+  return error == cudaSuccess ? begin(heap, options, info, true) : error;
+}
+
+cudaError_t MAM_HeapCompactBegin(MAM_Heap heap, const MAM_HeapCompactOptions *options, MAM_HeapCompactInfo *info) {
+  NOT_CANCELLED;
+  options = options == NULL ? &defaults : options;
+  cudaError_t error = check_options(options, info);
+  return error == cudaSuccess ? begin(heap, options, info, false) : error;
+}
+
+cudaError_t MAM_HeapCompactEnd(MAM_Heap heap) {
+  NOT_CANCELLED;
+  struct heap_inside inside;
+  cudaError_t error = heap_inside_enter(heap, &inside);
+  if (error != cudaSuccess)
+    return error;
+  struct heap_compact *compact = *inside.compact;
+  if (!heap_compact_is_open(compact))
+    return heap_inside_leave(heap,
+                             error_set(cudaErrorIllegalState, "no compaction of heap %p has begun", (void *)heap));
+  compact->is_open = false;
+  return heap_inside_leave(heap, compact->types != 0 ? release(&inside, compact) : cudaSuccess);
+}
+
+/* ---- Lists of objects ---- */
+
+static cudaError_t list(const struct heap_inside *inside, struct heap_compact *compact, mam_type type, void **objects,
+                        size_t capacity, size_t *count) {
+  struct mam_compact work;
+  mam_u32 number = mam_kind_type(type);
+  if (number == 0 || number > compact->types)
+    return error_set(cudaErrorInvalidValue, "the heap has no type %u", type);
+  cudaError_t error = prepare(inside, compact, &work);
+  if (error != cudaSuccess)
+    return error;
+  work.what = MAM_COMPACT_OBJECTS | MAM_COMPACT_STATE;
+  work.object_type = number;
+  work.objects = (mam_u64 *)objects;
+  work.object_room = capacity;
+  error = run(inside, compact, &work);
+  if (error == cudaSuccess)
+    *count = compact->report->state.object_count;
+  return error;
+}
+
+cudaError_t MAM_HeapObjects(MAM_Heap heap, mam_type type, void **objects, size_t capacity, size_t *count) {
+  NOT_CANCELLED;
+  struct heap_inside inside;
+  struct heap_compact *compact;
+  if (count == NULL || (objects == NULL && capacity != 0))
+    return error_set(cudaErrorInvalidValue, "count is NULL, or objects is");
+  cudaError_t error = enter(heap, &inside, &compact);
+  if (error != cudaSuccess)
+    return error;
+  return heap_inside_leave(heap, list(&inside, compact, type, objects, capacity, count));
+}

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * A device heap as heap.c and heap_grow.c both know it.  Nobody else includes this: others know heap_inside.h.
+ *
+ * Lock order: a heap's lock, then its superblocks_lock, then whatever mam.h's functions take.  What is done under
+ * superblocks_lock alone waits for no kernel, so that a heap can grow while another thread waits under the first one.
+ */
+#ifndef MAM_LIB_HEAP_HOST_H
+#define MAM_LIB_HEAP_HOST_H
+
+#include <pthread.h>
+#include <sys/types.h>
+
+#include "heap/heap_bell.h"
+#include "heap/heap_gpu.h"
+#include "heap/heap_inside.h"
+#include "heap/heap_records.h"
+#include "heap/heap_service.h"
+#include "mam/heap.h"
+#include "mam/heap_grow.h"
+
+enum { HEAP_LEAST_BYTES = 256 << 10 };
+
+struct mam_heap_host {
+  struct mam_heap_host *next; /* protected by heaps_lock of heap.c */
+
+  /* Constant. */
+  MAM_Pool pool;
+  struct heap_gpu gpu;
+  mam_heap handle;
+  size_t limit_bytes, grow_bytes;
+  pid_t process;                /* whose heap it is */
+  struct heap_gpu growing;      /* a stream of its own, for what is done under superblocks_lock */
+  bool can_grow;                /* growing is open */
+  struct heap_bell *bell;       /* NULL: no growth under kernels */
+  struct heap_service *service; /* if there is a bell */
+
+  pthread_mutex_t lock;         /* protects the order of work on gpu's stream, and what follows */
+  struct heap_compact *compact; /* of heap_compact.c */
+  struct heap_records *records; /* NULL: there are none */
+
+  pthread_mutex_t superblocks_lock; /* protects what follows; changed only by who also has the other, but to grow */
+  mam_u32 count;                    /* of superblocks */
+  void *memory[MAM_HEAP_SUPERBLOCKS];
+  size_t bytes[MAM_HEAP_SUPERBLOCKS];
+  struct mam_area areas[MAM_HEAP_SUPERBLOCKS];
+  size_t reserved_bytes; /* sum of bytes */
+  uint64_t growth_count;
+  mam_u32 round; /* of growth: the last one that was replied */
+};
+
+/* ---- heap_grow.c ---- */
+
+/* Takes memory of the pool for one more superblock, which kernels do not know yet.  at_once: without waiting for the
+ * GPU. */
+cudaError_t heap_memory_take(struct mam_heap_host *heap, size_t bytes, bool at_once);
+/* Gives the last one's back, which kernels do not know any more. */
+cudaError_t heap_memory_give(struct mam_heap_host *heap);
+
+/* Adds a superblock that running kernels see. */
+cudaError_t heap_grow_locked(struct mam_heap_host *heap, size_t bytes, bool at_once);
+/* Makes kernels know only the first ones.  No kernel may use the heap. */
+cudaError_t heap_shrink_locked(struct mam_heap_host *heap, mam_u32 count);
+/* What was refused before may be there: those who ask again are heard again. */
+cudaError_t heap_growth_reopen_locked(struct mam_heap_host *heap);
+
+/* Begins to listen to kernels that run out of memory; its control block is ready.  Undone by heap_growth_end. */
+cudaError_t heap_growth_begin(struct mam_heap_host *heap);
+void heap_growth_end(struct mam_heap_host *heap);
+
+#endif

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * What the host has the GPU do with a device heap: the metadata is the GPU's.  Embedded in the library as a fatbin, and
+ * loaded through the driver by heap.c.
+ */
+#include <mam/heap_record.h>
+#include <mam/warp.h>
+#include <mam/warp_core.h>
+
+#include "heap/compact_kernels.cuh"
+
+static __device__ mam_u64 thread_rank(void) { return (mam_u64)blockIdx.x * blockDim.x + threadIdx.x; }
+static __device__ mam_u64 thread_count(void) { return (mam_u64)gridDim.x * blockDim.x; }
+
+/* Empties a superblock that nobody uses. */
+extern "C" __global__ void mam_kernel_clear(struct mam_area area) {
+  mam_area_clear(area, thread_rank(), thread_count());
+}
+
+/* Empties the slots of a heap that nobody uses. */
+extern "C" __global__ void mam_kernel_clear_slots(struct mam_heap_control *control) {
+  mam_slots_clear(control, thread_rank(), thread_count());
+}
+
+/* Frees what the slots of a heap hold that nobody uses. */
+extern "C" __global__ void mam_kernel_drain(struct mam_heap_control *control) {
+  mam_slots_drain(control, thread_rank(), thread_count());
+}
+
+/* Frees a block; answers whether it was one. */
+extern "C" __global__ void mam_kernel_free(struct mam_heap_control *control, mam_u64 address) {
+  control->answer = (mam_u64)mam_block_free(control, address);
+}
+
+/* Copies records together that lie anywhere. */
+extern "C" __global__ void mam_kernel_records(const mam_u64 *places, struct mam_record *records, mam_u64 count) {
+  for (mam_u64 i = thread_rank(); i < count; i += thread_count())
+    records[i] = *(const struct mam_record *)places[i];
+}
+
+/* ---- Warp heaps ---- */
+
+/* Nothing is allocated here. */
+MAM_INLINE mam_u64 mam_warp_heap_malloc(struct mam_heap_control *, mam_u64) { return 0; }
+MAM_INLINE void mam_warp_heap_free(struct mam_heap_control *control, mam_u64 address) {
+  (void)mam_block_free(control, address);
+}
+
+/* Adds a list, those before it and their entries to what a header holds. */
+static __device__ void warp_list_count(struct mam_warp *warp, mam_u64 list, MAM_WarpHeader *header) {
+  for (mam_u64 at = mam_warp_address(list); at != 0; at = mam_warp_address(list)) {
+    for (mam_u32 i = 0; i < mam_warp_number(list); i++)
+      header->bytes += mam_block_bytes(warp->control, *mam_warp_list_entry(at, i));
+    header->allocated_count += mam_warp_number(list);
+    if (at != mam_warp_list_inside(warp))
+      header->bytes += mam_block_bytes(warp->control, at);
+    list = *(mam_u64 *)at;
+  }
+}
+
+/* Writes those of the blocks that are headers, as many as there is room for, and counts them all. */
+extern "C" __global__ void mam_kernel_warp_list(struct mam_heap_control *control, const mam_u64 *blocks, mam_u64 count,
+                                                MAM_WarpHeader *headers, mam_u64 capacity, mam_u64 *found) {
+  for (mam_u64 i = thread_rank(); i < count; i += thread_count()) {
+    struct mam_warp *warp = (struct mam_warp *)blocks[i];
+    if (!mam_warp_is(warp) || warp->control != control)
+      continue;
+    MAM_WarpHeader header = {warp,
+                             mam_warp_taking_part(warp->lanes),
+                             mam_warp_active(warp->lanes),
+                             warp->handed_over,
+                             warp->block_less_1 + 1,
+                             0,
+                             (size_t)mam_block_bytes(control, blocks[i])};
+    warp_list_count(warp, warp->list, &header);
+    warp_list_count(warp, warp->early, &header);
+    mam_u64 place = mam_add_relaxed_u64(found, 1);
+    if (place < capacity)
+      headers[place] = header;
+  }
+}
+
+/* Ends a header that nobody uses; answers whether it was one. */
+extern "C" __global__ void mam_kernel_warp_end(struct mam_heap_control *control, struct mam_warp *warp) {
+  control->answer = 0;
+  if (mam_block_bytes(control, (mam_u64)warp) < sizeof *warp || !mam_warp_is(warp) || warp->control != control)
+    return;
+  warp->largest = 0;
+  mam_warp_flush(warp, warp->list, mam_lanes_alone());
+  mam_warp_flush(warp, warp->early, mam_lanes_alone());
+  mam_warp_vanish(warp);
+  control->answer = 1;
+}

@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+#include "heap/heap_view.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Chunks in slots ---- */
+
+/* The usage word of a copy in which the chunk of a span is that begins at a device address; NULL if none does. */
+static mam_u64 *word_of(const struct heap_view *view, mam_u64 address, mam_u32 chunk) {
+  for (mam_u32 i = 0; i < view->count; i++) {
+    const struct mam_area *area = &view->areas[i];
+    mam_u64 page = (address - area->base) >> MAM_PAGE_SHIFT;
+    if (address >= area->base && page < area->page_count)
+      return &area->words[page * MAM_PAGE_WORDS + chunk / 32];
+  }
+  return NULL;
+}
+
+/* A block that a park holds: no live one. */
+static void settle_parked(struct heap_view *view, mam_u64 address) {
+  for (mam_u32 i = 0; i < view->count; i++) {
+    struct mam_area area = view->areas[i];
+    mam_u64 offset = address - area.base;
+    mam_u32 page = (mam_u32)(offset >> MAM_PAGE_SHIFT);
+    if (offset >> MAM_PAGE_SHIFT >= area.page_count)
+      continue;
+    mam_u32 entry = mam_area_entries(area)[page];
+    view->held_count++;
+    if (entry == MAM_ENTRY_RUN)
+      area.words[(size_t)page * MAM_PAGE_WORDS] = 0; /* its pages stay taken */
+    else {
+      struct mam_bit bit = mam_bit_of(offset, entry);
+      area.words[bit.word] &= ~(1ull << bit.bit);
+      view->held_bytes += mam_class_bytes((entry & 63) - 1);
+    }
+  }
+}
+
+/* Headers of warp heaps, and superblocks, that wait for their next user. */
+static void settle_parks(struct heap_view *view) {
+  const mam_u64 *parks = mam_parks(view->control);
+  for (mam_u32 i = 0; i < view->control->heap.parks; i++, parks += MAM_PARK_WORDS) {
+    if (parks[0] != 0)
+      settle_parked(view, parks[0]);
+    if (mam_park_address(parks[1]) != 0)
+      settle_parked(view, mam_park_address(parks[1]));
+  }
+}
+
+/* Words of the page map of a copy that are kept for long runs are free. */
+static void give_kept_back(const struct mam_area *area) {
+  for (mam_u32 i = 0; i < mam_area_map_words(*area); i++)
+    if ((mam_area_kept(*area)[i >> 6] >> (i & 63) & 1) == 0)
+      mam_area_pages(*area)[i] = 0;
+}
+
+/* Ends a span of a copy that begins at a page if it is empty: one that was left to a slot. */
+static void end_if_empty(const struct mam_area *area, mam_u32 page) {
+  mam_u64 *words = &area->words[(size_t)page * MAM_PAGE_WORDS];
+  mam_u32 pages = mam_word_span_pages(words[0]), count = mam_word_span_words(words[0]), used = 0;
+  for (mam_u32 i = 0; i < count; i++)
+    used |= (mam_u32)words[i];
+  if (used != 0)
+    return;
+  memset(words, 0, count * sizeof *words);
+  for (mam_u32 i = page; i < page + pages; i++)
+    mam_area_pages(*area)[i >> 6] &= ~(1ull << (i & 63));
+}
+
+void heap_view_settle(struct heap_view *view) {
+  const mam_heap *heap = &view->control->heap;
+  view->held_count = view->held_bytes = 0;
+  for (mam_u32 i = 0; i < view->count; i++)
+    give_kept_back(&view->areas[i]);
+  for (mam_u32 i = 0; i < view->count; i++)
+    for (mam_u32 page = 0; page < view->areas[i].page_count; page++) {
+      mam_u64 word = view->areas[i].words[(size_t)page * MAM_PAGE_WORDS];
+      if (word != 0 && !mam_word_is_run(word))
+        end_if_empty(&view->areas[i], page);
+    }
+  for (mam_u32 i = 0; i < heap->slot_count * MAM_HEAP_KINDS; i++) {
+    mam_u32 size_class = mam_kind_numbered(view->control, i / heap->slot_count);
+    mam_u32 limit = mam_slot_limit(heap, size_class);
+    mam_u64 address = mam_slot_address(view->slots[i]);
+    for (mam_u64 ticket = view->slots[i] & MAM_SLOT_TICKETS; ticket < limit; ticket++) {
+      mam_u64 *word = word_of(view, address, (mam_u32)ticket);
+      if (word == NULL || mam_word_class(*word) != size_class)
+        break;
+      *word &= ~(1ull << ticket % 32);
+      view->held_count++;
+      view->held_bytes += mam_class_bytes(size_class);
+    }
+  }
+  settle_parks(view);
+}
+
+/* ---- Blocks ---- */
+
+/* Those of the span or run that begins at a page. */
+static bool walk_page(const struct mam_area *area, mam_u32 page, heap_visit *visit, void *closure) {
+  const mam_u64 *words = &area->words[(size_t)page * MAM_PAGE_WORDS];
+  mam_u64 address = mam_area_address(*area, page);
+  if (mam_word_is_run(words[0]))
+    return visit(closure, address, (mam_u64)mam_run_pages(words[0], words[1]) << MAM_PAGE_SHIFT);
+  mam_u32 bytes = mam_class_bytes(mam_word_class(words[0]));
+  for (mam_u32 i = 0; i < mam_word_span_words(words[0]); i++)
+    for (mam_u32 used = (mam_u32)words[i]; used != 0; used &= used - 1)
+      if (!visit(closure, address + (mam_u64)(32 * i + mam_lowest_u32(used)) * bytes, bytes))
+        return false;
+  return true;
+}
+
+void heap_view_walk(const struct heap_view *view, heap_visit *visit, void *closure) {
+  for (mam_u32 i = 0; i < view->count; i++)
+    for (mam_u32 page = 0; page < view->areas[i].page_count; page++)
+      if (view->areas[i].words[(size_t)page * MAM_PAGE_WORDS] != 0 && !walk_page(&view->areas[i], page, visit, closure))
+        return;
+}
+
+/* ---- Numbers ---- */
+
+/* What spans of one class hold. */
+struct class_count {
+  size_t spans, live, free;
+};
+
+struct tally {
+  struct class_count classes[MAM_HEAP_CLASSES];
+  size_t runs, run_bytes;
+};
+
+static void tally_span(struct class_count *count, const mam_u64 *words) {
+  count->spans++;
+  for (mam_u32 i = 0; i < mam_word_span_words(words[0]); i++) {
+    mam_u32 live = mam_ones_u32((mam_u32)words[i]);
+    count->live += live;
+    count->free += mam_word_chunks(words[i]) - live;
+  }
+}
+
+static void tally_view(const struct heap_view *view, struct tally *tally) {
+  memset(tally, 0, sizeof *tally);
+  for (mam_u32 i = 0; i < view->count; i++)
+    for (mam_u32 page = 0; page < view->areas[i].page_count; page++) {
+      const mam_u64 *words = &view->areas[i].words[(size_t)page * MAM_PAGE_WORDS];
+      if (mam_word_is_run(words[0])) {
+        tally->runs++;
+        tally->run_bytes += (size_t)mam_run_pages(words[0], words[1]) << MAM_PAGE_SHIFT;
+      } else if (words[0] != 0)
+        tally_span(&tally->classes[mam_word_class(words[0]) & MAM_KIND_CLASS], words);
+    }
+}
+
+/* Free pages of a superblock, and the longest run of them. */
+static mam_u32 free_pages(const struct mam_area *area, mam_u32 *longest) {
+  mam_u32 count = 0, run = 0;
+  for (mam_u32 page = 0; page < area->page_count; page++) {
+    bool taken = (mam_area_pages(*area)[page >> 6] >> (page & 63) & 1) != 0;
+    run = taken ? 0 : run + 1;
+    count += !taken;
+    *longest = run > *longest ? run : *longest;
+  }
+  return count;
+}
+
+void heap_view_info(const struct heap_view *view, MAM_HeapInfo *info) {
+  struct tally tally;
+  mam_u32 longest = 0;
+  size_t free_chunk_bytes = 0;
+  tally_view(view, &tally);
+  info->page_bytes = MAM_PAGE_BYTES;
+  info->page_count = info->free_page_count = 0;
+  for (mam_u32 i = 0; i < view->count; i++) {
+    info->page_count += view->areas[i].page_count;
+    info->free_page_count += free_pages(&view->areas[i], &longest);
+  }
+  info->used_bytes = tally.run_bytes;
+  info->live_count = tally.runs;
+  for (mam_u32 i = 0; i < MAM_HEAP_CLASSES; i++) {
+    info->used_bytes += tally.classes[i].live * mam_class_bytes(i);
+    info->live_count += tally.classes[i].live;
+    free_chunk_bytes += tally.classes[i].free * mam_class_bytes(i);
+  }
+  info->free_bytes = info->free_page_count * (size_t)MAM_PAGE_BYTES + free_chunk_bytes - view->held_bytes;
+  info->largest_free_bytes = longest * (size_t)MAM_PAGE_BYTES;
+  info->superblock_count = view->count;
+  info->held_count = view->held_count;
+  info->refused_free_count = view->control->refused_free;
+  info->failure_count = 0;
+  for (mam_u32 i = 0; i < MAM_COUNTERS; i++)
+    info->failure_count += view->control->failures[i];
+  info->external_fragmentation =
+      info->free_bytes == 0 ? 0 : 1 - (double)info->largest_free_bytes / (double)info->free_bytes;
+  info->recorded_count = info->requested_bytes = 0;
+  info->internal_fragmentation = 0;
+}
+
+void heap_view_records(const MAM_HeapBlock *blocks, size_t count, MAM_HeapInfo *info) {
+  double unused = 0;
+  info->recorded_count = info->requested_bytes = 0;
+  for (size_t i = 0; i < count; i++) {
+    if (blocks[i].requested_bytes == 0)
+      continue;
+    double bytes = (double)(blocks[i].bytes - sizeof(struct mam_record));
+    info->recorded_count++;
+    info->requested_bytes += blocks[i].requested_bytes;
+    unused += (bytes - (double)blocks[i].requested_bytes) / bytes;
+  }
+  info->internal_fragmentation = info->recorded_count == 0 ? 0 : unused / (double)info->recorded_count;
+}
+
+/* ---- The report ---- */
+
+/* What one site has. */
+struct site_count {
+  const char *file;
+  unsigned line;
+  size_t live, bytes, requested_bytes;
+};
+
+/* By line, then by file; equal files may be several strings. */
+static int site_order(const void *left, const void *right) {
+  const struct site_count *a = left, *b = right;
+  return a->line != b->line ? (a->line < b->line ? -1 : 1) : strcmp(a->file, b->file);
+}
+
+static void write_text(FILE *out, const char *text) {
+  (void)fputc('"', out);
+  for (; *text != '\0'; text++)
+    if (*text == '"' || *text == '\\')
+      (void)fprintf(out, "\\%c", *text);
+    else if ((unsigned char)*text < ' ')
+      (void)fprintf(out, "\\u%04x", (unsigned)(unsigned char)*text);
+    else
+      (void)fputc(*text, out);
+  (void)fputc('"', out);
+}
+
+/* One site that blocks from here on have, which are sorted by it; returns how many they are. */
+static size_t write_site(FILE *out, const struct site_count *sites, size_t count) {
+  struct site_count sum = sites[0];
+  size_t same = 1;
+  for (; same < count && site_order(&sites[0], &sites[same]) == 0; same++) {
+    sum.live++;
+    sum.bytes += sites[same].bytes;
+    sum.requested_bytes += sites[same].requested_bytes;
+  }
+  (void)fputs("\n    {\"file\": ", out);
+  write_text(out, sum.file);
+  (void)fprintf(out, ", \"line\": %u, \"live\": %zu, \"bytes\": %zu, \"requested_bytes\": %zu}", sum.line, sum.live,
+                sum.bytes, sum.requested_bytes);
+  return same;
+}
+
+/* False if the host has no memory. */
+static bool write_sites(FILE *out, const MAM_HeapBlock *recorded, size_t count) {
+  struct site_count *sites = calloc(count + 1, sizeof *sites);
+  size_t sited = 0;
+  if (sites == NULL)
+    return false;
+  for (size_t i = 0; i < count; i++)
+    if (recorded[i].file != NULL)
+      sites[sited++] =
+          (struct site_count){recorded[i].file, recorded[i].line, 1, recorded[i].bytes, recorded[i].requested_bytes};
+  qsort(sites, sited, sizeof *sites, site_order);
+  (void)fputs("  \"sites\": [", out);
+  for (size_t i = 0; i < sited;) {
+    (void)fputs(i == 0 ? "" : ",", out);
+    i += write_site(out, &sites[i], sited - i);
+  }
+  (void)fputs("\n  ],\n", out);
+  free(sites);
+  return true;
+}
+
+static void write_superblocks(FILE *out, const struct heap_view *view) {
+  (void)fputs("  \"superblocks\": [", out);
+  for (mam_u32 i = 0; i < view->count; i++) {
+    mam_u32 longest = 0, count = free_pages(&view->areas[i], &longest);
+    (void)fprintf(out, "%s\n    {\"base\": \"0x%llx\", \"pages\": %u, \"free_pages\": %u, \"longest_free_run\": %u}",
+                  i == 0 ? "" : ",", view->areas[i].base, view->areas[i].page_count, count, longest);
+  }
+  (void)fputs("\n  ],\n", out);
+}
+
+static void write_classes(FILE *out, const struct tally *tally) {
+  const char *separator = "";
+  (void)fputs("  \"classes\": [", out);
+  for (mam_u32 i = 0; i < MAM_HEAP_CLASSES; i++) {
+    const struct class_count *count = &tally->classes[i];
+    if (count->spans == 0)
+      continue;
+    (void)fprintf(out, "%s\n    {\"bytes\": %u, \"spans\": %zu, \"live\": %zu, \"free\": %zu}", separator,
+                  mam_class_bytes(i), count->spans, count->live, count->free);
+    separator = ",";
+  }
+  (void)fprintf(out, "\n  ],\n  \"runs\": {\"live\": %zu, \"bytes\": %zu}\n}\n", tally->runs, tally->run_bytes);
+}
+
+char *heap_view_report(const struct heap_view *view, const MAM_HeapInfo *info, const MAM_HeapBlock *recorded) {
+  char *text = NULL;
+  size_t length;
+  struct tally tally;
+  FILE *out = open_memstream(&text, &length);
+  if (out == NULL)
+    return NULL;
+  tally_view(view, &tally);
+  (void)fprintf(out,
+                "{\n  \"version\": 1,\n  \"reserved_bytes\": %zu,\n  \"metadata_bytes\": %zu,\n  \"used_bytes\": %zu,\n"
+                "  \"free_bytes\": %zu,\n  \"largest_free_bytes\": %zu,\n  \"live\": %zu,\n  \"held\": %zu,\n"
+                "  \"refused_frees\": %" PRIu64 ",\n  \"failures\": %" PRIu64 ",\n"
+                "  \"external_fragmentation\": %.6f,\n  \"recorded\": %zu,\n  \"requested_bytes\": %zu,\n"
+                "  \"internal_fragmentation\": %.6f,\n",
+                info->reserved_bytes, info->metadata_bytes, info->used_bytes, info->free_bytes,
+                info->largest_free_bytes, info->live_count, info->held_count, info->refused_free_count,
+                info->failure_count, info->external_fragmentation, info->recorded_count, info->requested_bytes,
+                info->internal_fragmentation);
+  bool complete = recorded == NULL || write_sites(out, recorded, info->live_count);
+  write_superblocks(out, view);
+  write_classes(out, &tally);
+  bool failed = ferror(out) != 0 || !complete;
+  if (fclose(out) != 0 || failed) {
+    free(text);
+    return NULL;
+  }
+  return text;
+}

@@ -1,0 +1,366 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * The pool: segments in chunks, one lock, and the rule of when freed memory may be handed out again.
+ *
+ * Stands on segment.h (what is where), source.h (chunks and waiting for the GPU) and chunk_map.h (whose is an address).
+ * Does not know which pools are default ones, beyond carrying their context's id; that is api.c's.
+ *
+ * Lock order: api.c's environment_lock, pools_lock (the list of pools), one pool's lock, chunk_map's write lock.  No
+ * lock of this file is held while a source is called, but for the question whether it lives: a thread that leaves the
+ * lock in the middle of a call counts itself in users, which whoever closes the pool waits for.
+ *
+ * Pools are type-stable: a closed pool's memory is kept for the next one and never unmapped, its lock stays a lock.
+ * So a pointer to a pool that was found without a lock may be locked at any time; what it stands for is asked then.
+ *
+ * Invariants, checked by pool_check beside those of segment.h:
+ *   - the segments' bytes add up to those of the chunks' usable parts;
+ *   - held_bytes is the sum of the chunks' bytes, less unmapped and moving ones, and at most limit_bytes;
+ *   - the pieces of a reserved chunk tile exactly what is neither unmapped nor moving in it;
+ *   - only who has set growing changes pieces, unmapped segments and moving ones;
+ *   - used bytes <= peak_used_bytes; requested_bytes <= used bytes;
+ *   - unless it grows, the bytes of its segments that have memory <= peak_reserved_bytes;
+ *   - every used segment is a multiple of the alignment, in address and size;
+ *   - no waiting segment has an epoch later than the present one.
+ */
+#ifndef MAM_LIB_POOL_H
+#define MAM_LIB_POOL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+
+#include "cuda/reuse.h"
+#include "cuda/source.h"
+#include "pool/segment.h"
+
+enum { POOL_ALIGNMENT_BYTES = 512, POOL_ALIGNMENT_LEAST_BYTES = 16, POOL_ALIGNMENT_MOST_BYTES = 2 << 20 };
+
+/* Slabs (slab.h) serve sizes up to 32 KiB in so many classes. */
+enum { POOL_SMALL_MOST_BYTES = 32 << 10, POOL_SMALL_CLASSES = 64 };
+
+/* Tickets (segment.h) of the pool's own count below, those of fronts above this bit. */
+enum { POOL_TICKET_BITS = 40 };
+
+enum pool_state {
+  POOL_DEAD,    /* no pool; may be claimed for a new one */
+  POOL_OPENING, /* claimed, not usable yet */
+  POOL_OPEN,
+  POOL_CLOSING, /* usable no more; waits for its users */
+  POOL_LOSING,  /* on the way from open to lost, as POOL_CLOSING is to dead */
+  POOL_LOST,    /* its memory went with its context; the handle stays its owner's until pool_close */
+  POOL_FORKED   /* the child's image of a pool whose memory stayed with the parent */
+};
+
+/* Allocations that a front served itself, by how. */
+enum front_hit { FRONT_HIT_MAGAZINE, FRONT_HIT_SIZE, FRONT_HIT_TAG, FRONT_HIT_KINDS };
+
+/* What all fronts of a pool come to. */
+struct pool_front_sum {
+  int64_t live;                                                          /* blocks, in all */
+  size_t live_small_bytes, live_small_count;                             /* in slabs */
+  size_t span_bytes, small_waiting_bytes;                                /* of slabs; of these, freed and not passed */
+  size_t kept_bytes, kept_waiting_bytes, kept_count, kept_waiting_count; /* segments on shelves; of these, not passed */
+  size_t requested_bytes;              /* to add to the pool's own; may be negative, modulo 2^64 */
+  size_t thread_count, metadata_bytes; /* of host memory */
+  uint64_t hits[FRONT_HIT_KINDS], frees;
+};
+
+/* What stands in front of a pool (front.h): the pool calls it, and knows no more of it. */
+struct pool_front {
+  bool (*open)(struct mam_pool *pool); /* before anybody can use the pool; false: no host memory */
+  /* Brings everything that is kept back to the pool, for its rule of reuse to decide about; unless all, only as much of
+   * the small blocks as takes a fraction of a millisecond.  False if some were left.  No lock is held. */
+  bool (*collect)(struct mam_pool *pool, bool all);
+  /* The memory is about to go, the pool has no users left: nobody may be served any more.  No lock is held. */
+  void (*close)(struct mam_pool *pool);
+  /* Nothing changes in front from freeze to thaw, in which sum may be called.  Before the pool's lock. */
+  void (*freeze)(struct mam_pool *pool);
+  void (*thaw)(struct mam_pool *pool);
+  void (*sum)(struct mam_pool *pool, struct pool_front_sum *sum);
+  void (*before_fork)(struct mam_pool *pool);
+  void (*after_fork)(struct mam_pool *pool, bool in_child);
+};
+
+/* See MAM_PoolOptions. */
+struct pool_config {
+  MAM_Reuse reuse;
+  size_t alignment;   /* a power of two, in the range above */
+  bool elastic;       /* from a source that can reserve: one chunk, mapped as needed (one that only can, always is) */
+  size_t chunk_bytes; /* 0: the largest there is, less headroom_bytes.  Elastic: mapped first and least at a time */
+  size_t headroom_bytes;
+  size_t limit_bytes;         /* 0: the first chunk's size.  Elastic: the source's total, less headroom_bytes */
+  size_t user_limit_bytes;    /* 0: none; else no limit is higher, nor a chunk */
+  size_t waiting_limit_bytes; /* 0: half of what is held */
+  uint64_t default_id;        /* the context's id for a default pool, else 0 */
+  bool lazy;                  /* a default pool that came by itself */
+  bool gives_all;             /* a trim gives the last chunk too, if it is free; not of an elastic one */
+  bool in_chunks;             /* begins without a chunk and takes them as it grows, for which chunk_bytes is least */
+  bool no_slabs;              /* small blocks are segments of their own, with a call site each */
+  bool guarded;               /* no block has the address of a chunk, by which the source would take it away */
+  bool yields;                /* what it did not need for a while goes back also while it is in use, and all of it */
+  const struct pool_front *front; /* NULL: nothing is in front, in some tests */
+};
+
+/* What was freed on one stream and has not passed. */
+struct pool_stream {
+  SLIST_ENTRY(pool_stream) link;
+  struct context_stream stream; /* may become another one when nothing waits */
+  struct waiting_stream waiting;
+};
+
+struct pool_chunk {
+  SLIST_ENTRY(pool_chunk) link;
+  uintptr_t base; /* as the source gave it */
+  size_t bytes;
+  uintptr_t first;     /* the first segment's */
+  size_t usable_bytes; /* what is left when both ends are cut to the alignment, and the guard */
+  /* Of a reserved chunk, else NULL: for each granule of the source the length in granules of the mapped piece that
+   * begins there, 0 if none does. */
+  uint32_t *pieces;
+};
+
+/* By what a pool is known to be calm: that little changes. */
+struct pool_calm {
+  uint64_t generation, malloc_count;
+  size_t used_bytes, reserved_bytes, waiting_bytes;
+};
+
+struct mam_pool {
+  struct mam_pool *next; /* constant once published */
+
+  /* Relaxed: hints that are checked again under the lock, where they are written, or need not be exact. */
+  _Atomic uint64_t default_id; /* config.default_id while open, else 0 */
+  _Atomic size_t limit_hint;   /* held_bytes, limit_bytes */
+  _Atomic bool reports_empty;  /* lazy and not watched: the last free reports it */
+  _Atomic bool wants_watch;    /* lazy, not watched, and of several threads: api.c is to watch it */
+  _Atomic uint64_t growths;    /* growths and trims that have ended */
+  _Atomic bool grown;          /* since api.c last looked, by memory that it could give back */
+  _Atomic size_t live_by_class[POOL_SMALL_CLASSES]; /* used segments by the slab class they could have been of */
+
+  struct fronts *fronts;                       /* front.c's; kept with the struct once it is there, as the next */
+  _Atomic(const struct pool_front *) in_front; /* who to ask about them; published after them */
+  struct reuse *reuse;                         /* constant while open */
+  uint64_t generation;                         /* constant while open: no two pools in this struct have the same */
+
+  _Alignas(64) pthread_mutex_t lock; /* away from the hints; protects everything below, unless said otherwise */
+  pthread_cond_t changed;            /* signalled when a thread steps back in, or the state changes */
+  enum pool_state state;
+  unsigned users;         /* threads that left the lock in the middle of a call */
+  bool growing;           /* or trimming: a thread changes what is held, with the lock left in between */
+  unsigned synchronizing; /* threads that wait for the GPU */
+
+  struct pool_config config; /* constant while open */
+  struct source source;      /* constant while open; used without the lock */
+  SLIST_HEAD(, pool_chunk) chunks;
+  struct segment_set segments;
+  SLIST_HEAD(, pool_stream) streams; /* the last one used comes first */
+  uint64_t unfenced_epoch;           /* of the latest free whose memory was free at once, 0 if none was */
+  unsigned freed_since;              /* segments freed since a fence was last asked for */
+  uint64_t collected_epoch;          /* the latest that had passed when the fronts were last collected; 0: never */
+
+  size_t held_bytes;      /* of the source */
+  size_t limit_bytes;     /* held_bytes never passes it */
+  size_t moved_bytes;     /* given back for the sake of growth elsewhere in the addresses, ever */
+  size_t wanted_bytes;    /* that threads wait for while another grows the pool */
+  size_t refused_bytes;   /* the least that the source had no chunk for, 0 if it always had */
+  size_t requested_bytes; /* live, as asked for */
+  size_t peak_used_bytes, peak_reserved_bytes;
+  uint64_t ticket_next; /* odd */
+  uint64_t malloc_count, free_call_count, failure_count, synchronize_count, stream_hit_count;
+  char source_said[256]; /* why it last gave no chunk, "" if it never did not */
+
+  const struct pool_front *frozen_for_fork;
+
+  bool watched; /* api.c looks at a lazy pool by itself: its emptying needs no report */
+  bool crowded; /* several threads use it: no one of them can tell the last free, so it has to be watched */
+
+  /* api.c's, under its environment_lock. */
+  int64_t linger_ns;            /* how long the pool outlives its last block */
+  int64_t linger_until_ns;      /* when to look whether it was used since, 0 if not watched */
+  uint64_t linger_malloc_count; /* its malloc_count at the last look */
+  struct pool_calm calm;        /* what was seen at the last look whether it is calm, */
+  int64_t calm_until_ns;        /* when to look next, 0 if it has not grown; */
+  unsigned calm_patience;       /* after so many times the usual time, as the pool grew again when it had given back, */
+  unsigned calm_idle;           /* times as many, as there was nothing to give back */
+  int64_t calm_trimmed_ns;      /* when it was last found calm, and gave memory back */
+};
+
+/* Opens a pool on an open source, which then belongs to the pool; takes the first chunk.  On failure *pool is left
+ * alone and the source is still the caller's. */
+cudaError_t pool_open(const struct pool_config *config, const struct source *source, struct mam_pool **pool);
+
+/* Closes the pool if its default_id is still the given one (0: no default pool).  Waits for calls in progress and gives
+ * the memory back, which waits for the GPU.  cudaErrorInvalidResourceHandle, without an error text, if it is not that
+ * pool any more. */
+cudaError_t pool_close(struct mam_pool *pool, uint64_t default_id);
+
+/* The two halves of pool_close, for who holds a lock that must not be held during the wait.  pool_retire: whether the
+ * pool was the one that is meant and, if only_if_empty, lazy and without a live block; then it is closing, nobody finds
+ * it any more, and pool_finish must follow, which waits and gives the memory back. */
+bool pool_retire(struct mam_pool *pool, uint64_t default_id, bool only_if_empty);
+cudaError_t pool_finish(struct mam_pool *pool);
+
+/* The peaks are those from now on. */
+cudaError_t pool_reset_peaks(struct mam_pool *pool, uint64_t default_id);
+
+/* What all default pools that ended had counted; of their peaks the highest. */
+struct pool_past {
+  uint64_t malloc_count, hit_count, synchronize_count;
+  size_t peak_used_bytes;
+};
+struct pool_past pool_past(void);
+
+/* Whether the pool is still that default pool, and what it is about. */
+enum pool_look { POOL_GONE, POOL_BUSY, POOL_CROWDED, POOL_EMPTY }; /* crowded: busy, and no emptying is reported */
+/* Looks at a lazy pool.  Unless it is empty, its next emptying is reported again (watched ends). */
+enum pool_look pool_look(struct mam_pool *pool, uint64_t default_id, uint64_t *malloc_count);
+
+/* Empties every pool whose context is gone, without giving back what is not there.  Those that are nobody's default
+ * stay their owner's, who may not know yet. */
+void pool_abandon_gone(void);
+
+/* size > 0 bytes at *address.  default_id as for pool_close, POOL_ANY_ID if it does not matter.  site: where in the
+ * program.  cudaErrorInvalidResourceHandle, without an error text, if it is not that pool (any more). */
+#define POOL_ANY_ID UINT64_MAX
+cudaError_t pool_malloc(struct mam_pool *pool, uint64_t default_id, size_t size, const void *site, void **address);
+
+/* ---- For front.c ---- */
+
+/* A block that the pool handed out.  Its segment is not the caller's: another thread may free the block at any time, by
+ * an address that it had of an earlier one.  With the ticket a caller can find out. */
+struct pool_block {
+  struct segment *segment;
+  uintptr_t address;
+  size_t bytes;
+  uint64_t ticket;
+  bool contended; /* another thread had the pool's lock at the time */
+};
+
+/* Counts the caller among the users of the pool, which cannot end before pool_exit.  Errors: as pool_malloc. */
+cudaError_t pool_enter(struct mam_pool *pool, uint64_t default_id);
+void pool_exit(struct mam_pool *pool);
+
+/* pool_malloc of the pool of that generation, if it has not ended: from what is free, or by growing in place, by
+ * growth_bytes, to at most half of the limit (else cudaErrorMemoryAllocation without an error text), or by all
+ * means, or by all that never wait for the GPU.  Before that, passed_count of its segments that nothing uses any more
+ * become free. */
+#define POOL_ANY_GENERATION 0
+enum pool_effort { POOL_TAKE_FREE, POOL_TAKE_GROWTH, POOL_TAKE_ANY, POOL_TAKE_AT_ONCE };
+struct pool_order {
+  uint64_t default_id, generation;
+  size_t size;
+  const void *site, *tag;
+  enum pool_effort effort;
+  size_t growth_bytes, growth_most_bytes; /* of POOL_TAKE_GROWTH; most: if it is by chunks, which may be larger */
+  struct context_stream stream;           /* what was freed on it may serve before it has passed; id 0: none */
+  struct segment *const *passed;
+  unsigned passed_count;
+};
+cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, struct pool_block *block);
+
+/* Takes used segments back whose blocks were freed in epoch or earlier, unless the pool is of another generation by
+ * now: then they are none of its own. */
+void pool_give(struct mam_pool *pool, uint64_t generation, struct segment *const *segments, unsigned count,
+               uint64_t epoch);
+
+/* Spans for slabs: used segments of whole 2 MiB pages, nobody's block.  take never waits for the GPU; give by the
+ * pool's rule of reuse, or at once if the GPU is known to be done with it. */
+cudaError_t pool_span_take(struct mam_pool *pool, size_t bytes, uintptr_t *base);
+void pool_span_give(struct mam_pool *pool, uintptr_t base, bool passed);
+
+/* Gives memory that is free back to the source as long as more than keep_bytes are held: of an elastic pool the mapped
+ * pieces that lie in free segments, from the highest address down; of another whole chunks, but never its last one, as
+ * the paper's pool is its chunk and might not get it again.  What the fronts keep is collected first.  Waits for no
+ * kernel, but for what the source waits for in chunk_give.  Errors: as pool_usable, and what the source says. */
+cudaError_t pool_trim(struct mam_pool *pool, uint64_t default_id, size_t keep_bytes);
+
+/* Whether some pool has grown since this was last asked, by memory that it could give back; and whether that one has.
+ */
+bool pools_grown(void);
+bool pool_has_grown(struct mam_pool *pool);
+
+/* What a pool is about.  False if it is not open. */
+bool pool_calm_look(struct mam_pool *pool, struct pool_calm *calm);
+
+/* pool_trim of the pool of that generation, for who is in no hurry: it waits for nothing, neither for the GPU, as
+ * giving a chunk would.  cudaErrorNotReady (600), without an error text: the GPU has work to do. */
+cudaError_t pool_trim_calm(struct mam_pool *pool, uint64_t generation, size_t keep_bytes);
+
+/* A second thread has come. */
+void pool_crowd(struct mam_pool *pool);
+
+/* Whether api.c is to watch it from now on, because nobody can report its emptying. */
+bool pool_to_be_watched(struct mam_pool *pool);
+
+/* The fronts are frozen and empty: fills *emptied if that is to be reported, as pool_free, and the pool is still of
+ * that generation. */
+struct pool_emptied;
+void pool_report_emptied(struct mam_pool *pool, uint64_t generation, struct pool_emptied *emptied);
+
+/* The error for what is no live block. */
+cudaError_t pool_refuse_free(uintptr_t address, bool freed_before);
+
+/* A lazy pool that lost its last block; it is watched from then on.  pool NULL if none did.  watch: nobody can tell
+ * whether it did, and api.c is to watch it. */
+struct pool_emptied {
+  struct mam_pool *pool;
+  uint64_t default_id, generation;
+  bool watch;
+};
+
+/* Whether the pool's struct has not become another pool since. */
+bool pool_is_still(struct mam_pool *pool, uint64_t generation);
+
+/* pool_free of a block of that pool, if it is still of that generation; else it is none.  The other: under a rule of
+ * its own; stream is for MAM_REUSE_STREAM. */
+cudaError_t pool_free_from(struct mam_pool *pool, uint64_t generation, uintptr_t address);
+cudaError_t pool_free_reuse(struct mam_pool *pool, uint64_t generation, uintptr_t address, MAM_Reuse reuse,
+                            struct context_stream stream);
+
+/* Before a free on a stream: work of another context uses the pool's memory, so fences wait for that one, too.  The
+ * caller is a user of the pool.  Errors: as reuse_accompany. */
+cudaError_t pool_accompany(struct mam_pool *pool, struct context_stream stream);
+
+/* Frees a block of any pool that is a segment of its own.  emptied may be NULL. */
+cudaError_t pool_free(void *address, struct pool_emptied *emptied);
+
+/* The open default pool with that id, NULL if there is none.  No lock; see default_id. */
+struct mam_pool *pool_find_default(uint64_t default_id);
+
+/* All pools there ever were, linked by next: the state is to be asked under the lock. */
+struct mam_pool *pool_first(void);
+
+/* Whether a handle from outside is, or was, a pool's. */
+bool pool_is_known(struct mam_pool *pool);
+
+/* Whether the pool is open: cudaErrorInvalidResourceHandle, without an error text, if it is not;
+ * cudaErrorContextIsDestroyed if it is lost; cudaErrorInitializationError in a forked child. */
+cudaError_t pool_usable(struct mam_pool *pool);
+
+/* What the pool holds now.  default_id as for pool_malloc.  Errors: as pool_usable, here and below. */
+cudaError_t pool_info(struct mam_pool *pool, uint64_t default_id, MAM_PoolInfo *info);
+/* pool_report.c: strings for the caller to free. */
+cudaError_t pool_report(struct mam_pool *pool, uint64_t default_id, char **json);
+cudaError_t pool_explain(struct mam_pool *pool, uint64_t default_id, size_t size, char **text);
+/* What all pools have done, or which blocks they still have, in words. */
+void pools_tell_stats(FILE *stream);
+void pools_tell_leaks(FILE *stream);
+/* pool_check.c: NULL if every invariant holds, else which one does not.  The lock is held. */
+const char *pool_check_locked(struct mam_pool *pool);
+
+/* For pool_report.c and pool_grow.c, the lock held: pool_usable; and whether it is what the caller means, too. */
+cudaError_t pool_usable_locked(const struct mam_pool *pool);
+cudaError_t pool_expect_locked(const struct mam_pool *pool, uint64_t default_id);
+/* The same numbers as pool_info, the lock held and the fronts frozen; front: their sum, NULL if there are none. */
+void pool_info_locked(struct mam_pool *pool, const struct pool_front_sum *front, MAM_PoolInfo *info);
+
+/* Holds everything still, for numbers that fit together: fronts, then the lock. */
+const struct pool_front *pool_freeze(struct mam_pool *pool); /* for pool_thaw; NULL: no fronts */
+void pool_thaw(struct mam_pool *pool, const struct pool_front *frozen);
+
+/* Fork: no pool is in the middle of a change between before and after; in the child, pools whose memory is a GPU's are
+ * POOL_FORKED. */
+void pool_before_fork(void);
+void pool_after_fork(bool in_child);
+
+#endif

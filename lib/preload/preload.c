@@ -1,0 +1,289 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * The hooks of memory.  Each asks a pool first, and the driver about everything that is none of a pool's.
+ */
+#include "preload/preload.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+__thread __attribute__((tls_model("initial-exec"), visibility("hidden"))) unsigned preload_depth;
+
+/* ---- Allocating ---- */
+
+CUstreamCaptureMode preload_relaxed_begin(const struct preload_real *real) {
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  preload_depth++;
+  (void)PRELOAD_CALL(real, cuThreadExchangeStreamCaptureMode, &mode);
+  return mode;
+}
+
+void preload_relaxed_end(const struct preload_real *real, CUstreamCaptureMode mode) {
+  (void)PRELOAD_CALL(real, cuThreadExchangeStreamCaptureMode, &mode);
+  preload_depth--;
+}
+
+/* Memory ran out: what no block needs goes back to the driver, after a wait for the GPU as the driver's frees would
+ * have waited before now, and the pool is asked once more. */
+static cudaError_t pool_malloc_trimmed(size_t bytes, const void *site, uintptr_t *address) {
+  (void)mam_client.give_back(true);
+  return mam_client.malloc(bytes, site, address);
+}
+
+static bool pool_malloc(size_t bytes, const void *site, uintptr_t *address) {
+  preload_depth++;
+  cudaError_t error = mam_client.malloc(bytes, site, address);
+  if (__builtin_expect(error == cudaErrorMemoryAllocation, false))
+    error = pool_malloc_trimmed(bytes, site, address);
+  preload_depth--;
+  return error == cudaSuccess;
+}
+
+static bool served(const struct preload_real *real, size_t bytes, const void *site, CUdeviceptr *address) {
+  uintptr_t found;
+  bool measures = preload_measures();
+  uint64_t start_ns = measures ? preload_now_ns() : 0;
+  if (!pool_malloc(bytes, site, &found))
+    return false;
+  if (__builtin_expect(preload_capturing(), false))
+    preload_capture_keep(real, found);
+  *address = found;
+  preload_count_add(PRELOAD_MALLOCS, 1);
+  preload_count_add(PRELOAD_MALLOC_BYTES, bytes);
+  if (__builtin_expect(measures, false)) {
+    preload_count_add(PRELOAD_MALLOC_NS, preload_now_ns() - start_ns);
+    preload_sample(real, bytes);
+  }
+  return true;
+}
+
+static __attribute__((noinline)) CUresult alloc_passed(const struct preload_real *real, CUdeviceptr *address,
+                                                       size_t bytes) {
+  preload_count_add(PRELOAD_PASSED, 1);
+  unsigned tries = 0;
+  CUresult result;
+  do {
+    preload_depth++;
+    result = PRELOAD_CALL(real, cuMemAlloc_v2, address, preload_passed_bytes(bytes));
+    preload_depth--;
+  } while (preload_again(result, &tries));
+  return result;
+}
+
+CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) {
+  const struct preload_real *real = preload_real_get();
+  if (address != NULL && preload_serves(real, bytes) && served(real, bytes, __builtin_return_address(0), address))
+    return CUDA_SUCCESS;
+  return alloc_passed(real, address, bytes);
+}
+
+/* What the driver rounds widths up to, for each size of element: asked once, of an allocation of one row.  0 if it did
+ * not say. */
+static size_t pitch_unit(const struct preload_real *real, unsigned element_bytes) {
+  static _Atomic size_t units[3]; /* relaxed: each a number for itself, and whoever asks gets the same */
+  _Atomic size_t *unit = &units[element_bytes / 8];
+  size_t known = atomic_load_explicit(unit, memory_order_relaxed);
+  CUdeviceptr row;
+  if (known != 0 || preload_capturing())
+    return known;
+  CUstreamCaptureMode mode = preload_relaxed_begin(real);
+  if (PRELOAD_CALL(real, cuMemAllocPitch_v2, &row, &known, 1, 1, element_bytes) == CUDA_SUCCESS)
+    (void)PRELOAD_CALL(real, cuMemFree_v2, row);
+  else
+    known = 0;
+  preload_relaxed_end(real, mode);
+  atomic_store_explicit(unit, known, memory_order_relaxed);
+  return known;
+}
+
+/* The pitch and the bytes of all rows; false if the driver is to decide. */
+static bool pitch_plan(const struct preload_real *real, size_t width, size_t height, unsigned element_bytes,
+                       size_t *pitch, size_t *bytes) {
+  if (width == 0 || height == 0 || (element_bytes != 4 && element_bytes != 8 && element_bytes != 16) ||
+      !preload_serves(real, 1))
+    return false;
+  size_t unit = pitch_unit(real, element_bytes);
+  if (unit == 0 || width > SIZE_MAX - unit)
+    return false;
+  *pitch = (width + unit - 1) / unit * unit;
+  return !__builtin_mul_overflow(*pitch, height, bytes) && preload_serves(real, *bytes);
+}
+
+CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height, unsigned element_bytes) {
+  const struct preload_real *real = preload_real_get();
+  size_t row_bytes, bytes;
+  if (address != NULL && pitch != NULL && pitch_plan(real, width, height, element_bytes, &row_bytes, &bytes) &&
+      served(real, bytes, __builtin_return_address(0), address)) {
+    *pitch = row_bytes;
+    return CUDA_SUCCESS;
+  }
+  preload_count_add(PRELOAD_PASSED, 1);
+  unsigned tries = 0;
+  CUresult result;
+  do {
+    preload_depth++;
+    result = PRELOAD_CALL(real, cuMemAllocPitch_v2, address, pitch, width, height, element_bytes);
+    preload_depth--;
+  } while (preload_again(result, &tries));
+  return result;
+}
+
+/* An address at which nobody has memory: what the driver says of it, it says of a block that was freed. */
+static const CUdeviceptr NOBODYS = 1;
+
+/* ---- Freeing ---- */
+
+/* Whether a graph goes on using the block, which is freed for the program's part. */
+static bool kept_back(uintptr_t address, cudaError_t *error) {
+  enum preload_kept kept = preload_kept_free(address);
+  *error = kept == PRELOAD_KEPT_FREED_BEFORE ? cudaErrorInvalidValue : cudaSuccess;
+  return kept != PRELOAD_KEPT_NOT;
+}
+
+static bool freed(CUdeviceptr address, cudaError_t *error) {
+  bool measures = preload_measures();
+  uint64_t start_ns = measures ? preload_now_ns() : 0;
+  bool pooled = kept_back((uintptr_t)address, error);
+  if (!pooled) {
+    preload_depth++;
+    pooled = mam_client.free((uintptr_t)address, error);
+    preload_depth--;
+  }
+  if (!pooled)
+    return false;
+  preload_count_add(PRELOAD_FREES, 1);
+  if (measures)
+    preload_count_add(PRELOAD_FREE_NS, preload_now_ns() - start_ns);
+  return true;
+}
+
+/* What the pool refused is refused for the driver's reason, if it has one: it may have shut down. */
+static CUresult refused(const struct preload_real *real, cudaError_t error) {
+  CUcontext context;
+  if (error != cudaErrorInvalidValue)
+    return (CUresult)error;
+  CUresult result = PRELOAD_CALL(real, cuCtxGetCurrent, &context);
+  return result == CUDA_ERROR_DEINITIALIZED ? result : (CUresult)error;
+}
+
+CUresult cuMemFree_v2(CUdeviceptr address) {
+  const struct preload_real *real = preload_real_get();
+  cudaError_t error;
+  if (address != 0 && preload_depth == 0 && preload_active() && freed(address, &error))
+    return refused(real, error);
+  preload_depth++;
+  CUresult result = PRELOAD_CALL(real, cuMemFree_v2, address);
+  preload_depth--;
+  return result;
+}
+
+static bool freed_async(CUdeviceptr address, CUstream stream, cudaError_t *error) {
+  if (address == 0 || preload_depth != 0 || !preload_active())
+    return false;
+  bool pooled = kept_back((uintptr_t)address, error);
+  if (!pooled) {
+    preload_depth++;
+    pooled = mam_client.free_async((uintptr_t)address, stream, error);
+    preload_depth--;
+  }
+  preload_count_add(PRELOAD_FREES, pooled);
+  return pooled;
+}
+
+CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
+  const struct preload_real *real = preload_real_get();
+  cudaError_t error;
+  return freed_async(address, stream, &error) ? refused(real, error)
+                                              : PRELOAD_CALL(real, cuMemFreeAsync, address, stream);
+}
+
+CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
+  const struct preload_real *real = preload_real_get();
+  cudaError_t error;
+  return freed_async(address, preload_stream_ptsz(stream), &error)
+             ? refused(real, error)
+             : PRELOAD_CALL(real, cuMemFreeAsync_ptsz, address, stream);
+}
+
+/* ---- Asking ---- */
+
+/* A pool may take memory or give it back between the two questions, so that some is counted twice: but never is more
+ * free than what the program's own blocks leave of it all. */
+CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
+  const struct preload_real *real = preload_real_get();
+  CUresult result = PRELOAD_CALL(real, cuMemGetInfo_v2, free_bytes, total_bytes);
+  if (result != CUDA_SUCCESS || free_bytes == NULL || preload_depth != 0 || !preload_active())
+    return result;
+  size_t used_bytes;
+  preload_depth++;
+  size_t sum = *free_bytes + mam_client.available_bytes(&used_bytes);
+  preload_depth--;
+  size_t total = total_bytes != NULL ? *total_bytes : SIZE_MAX, most = total > used_bytes ? total - used_bytes : 0;
+  *free_bytes = sum < most ? sum : most;
+  return result;
+}
+
+/* What the driver is not to be asked about: it knows chunks, and not what lies in them. */
+static enum client_found block_at(CUdeviceptr address, struct client_block *block) {
+  if (preload_depth != 0 || !preload_active())
+    return CLIENT_FOREIGN;
+  enum client_found found = mam_client.block_at((uintptr_t)address, block);
+  if (found == CLIENT_FOREIGN && preload_ipc_block_at((uintptr_t)address, &block->base, &block->bytes)) {
+    block->id = 0;
+    return CLIENT_LIVE;
+  }
+  return found == CLIENT_LIVE && preload_kept_freed(block->base) ? CLIENT_DEAD : found;
+}
+
+CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr address) {
+  const struct preload_real *real = preload_real_get();
+  struct client_block block;
+  enum client_found found = block_at(address, &block);
+  if (found == CLIENT_FOREIGN)
+    return PRELOAD_CALL(real, cuMemGetAddressRange_v2, base, bytes, address);
+  if (found == CLIENT_DEAD)
+    return PRELOAD_NO_FUNCTION; /* CUDA_ERROR_NOT_FOUND, as the driver has it */
+  if (base != NULL)
+    *base = block.base;
+  if (bytes != NULL)
+    *bytes = block.bytes;
+  return CUDA_SUCCESS;
+}
+
+enum { ATTRIBUTE_BUFFER_ID = 7, ATTRIBUTE_RANGE_START = 11, ATTRIBUTE_RANGE_BYTES = 12 };
+
+/* Writes what is known better here than in the driver. */
+static void attribute_write(const struct client_block *block, int attribute, void *value) {
+  const CUdeviceptr base = block->base;
+  const unsigned long long id = block->id;
+  if (value == NULL)
+    return;
+  if (attribute == ATTRIBUTE_RANGE_START)
+    memcpy(value, &base, sizeof base);
+  else if (attribute == ATTRIBUTE_RANGE_BYTES)
+    memcpy(value, &block->bytes, sizeof block->bytes);
+  else if (attribute == ATTRIBUTE_BUFFER_ID && id != 0) /* of a block of another process the driver knows */
+    memcpy(value, &id, sizeof id);
+}
+
+CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address) {
+  const struct preload_real *real = preload_real_get();
+  struct client_block block;
+  enum client_found found = block_at(address, &block);
+  CUresult result =
+      PRELOAD_CALL(real, cuPointerGetAttribute, value, attribute, found == CLIENT_DEAD ? NOBODYS : address);
+  if (result == CUDA_SUCCESS && found == CLIENT_LIVE)
+    attribute_write(&block, attribute, value);
+  return result;
+}
+
+CUresult cuPointerGetAttributes(unsigned count, int *attributes, void **values, CUdeviceptr address) {
+  const struct preload_real *real = preload_real_get();
+  struct client_block block;
+  enum client_found found = block_at(address, &block);
+  CUresult result =
+      PRELOAD_CALL(real, cuPointerGetAttributes, count, attributes, values, found == CLIENT_DEAD ? NOBODYS : address);
+  for (unsigned i = 0; result == CUDA_SUCCESS && found == CLIENT_LIVE && i < count; i++)
+    attribute_write(&block, attributes[i], values[i]);
+  return result;
+}

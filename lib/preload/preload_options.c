@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * Whom to serve: the options (man 1 mam-run), and what to keep away from.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "preload/preload.h"
+
+struct decision {
+  pid_t process; /* that decided */
+  struct options_preload options;
+  const char *why_not; /* nothing is served; NULL if it is */
+  bool active;         /* the same */
+  bool selective;      /* not every allocation is served */
+};
+
+static _Atomic(struct decision *) decided;
+
+/* compute-sanitizer finds errors by the driver's own allocations: inside a chunk it would see none. */
+static bool sanitizer_injected(void) {
+  const char *injection = getenv("CUDA_INJECTION64_PATH"), *preload = getenv("LD_PRELOAD");
+  if (injection != NULL && strstr(injection, "sanitizer") != NULL)
+    return true;
+  if (preload != NULL && strstr(preload, "libsanitizer-collection") != NULL)
+    return true;
+  for (char *const *variable = environ; variable != NULL && *variable != NULL; variable++)
+    if (strncmp(*variable, "NV_SANITIZER_", strlen("NV_SANITIZER_")) == 0)
+      return true;
+  return false;
+}
+
+static bool program_chosen(const struct options_preload *options) {
+  const char *name = program_invocation_short_name;
+  if (options->programs != NULL && !mam_client.list_has(options->programs, name))
+    return false;
+  return !mam_client.list_has(options->skip_programs, name);
+}
+
+static const char *why_not(const struct options_preload *options) {
+  if (!options->on)
+    return "MAM_PRELOAD is off";
+  if (!program_chosen(options))
+    return "this program is not to be served";
+  if (sanitizer_injected())
+    return "compute-sanitizer is at work";
+  return mam_client.source_is_device() ? NULL : "MAM_SOURCE names no device memory";
+}
+
+static struct decision decide(void) {
+  struct decision decision = {.process = getpid(), .why_not = "it could not be set up"};
+  if (mam_client.struct_size != sizeof(struct client)) {
+    (void)fputs("mam: libmam_preload and libmam are of different versions; nothing is served\n", stderr);
+    return decision;
+  }
+  if (mam_client.options(&decision.options) != cudaSuccess) {
+    (void)fprintf(stderr, "mam: %s; nothing is served\n", MAM_LastError());
+    return decision;
+  }
+  const struct options_preload *options = &decision.options;
+  decision.why_not = why_not(options);
+  decision.active = decision.why_not == NULL;
+  decision.selective = options->least_bytes > 0 || options->most_bytes < SIZE_MAX || options->own_bytes < SIZE_MAX ||
+                       options->skip_threads != NULL || options->skip_devices != NULL;
+  if (decision.active)
+    mam_client.chunks_set(options->chunk_bytes);
+  return decision;
+}
+
+/* In a forked child the driver does not work, and nothing is served.  But the child may ask, and then finds no lock
+ * that another thread of its parent held. */
+static void after_fork_in_child(void) {
+  preload_bell_stop(true);
+  preload_work_forked();
+  preload_graph_forked();
+  preload_ipc_forked();
+}
+
+/* Decides at the first use, for good.  Of several threads that get here, the first to publish wins. */
+static const struct decision *decision_get(void) {
+  static const struct decision passive;
+  /* acquire: the decision; pairs with the release below */
+  struct decision *known = atomic_load_explicit(&decided, memory_order_acquire);
+  if (__builtin_expect(known != NULL, true))
+    return known;
+  struct decision *mine = malloc(sizeof *mine);
+  if (mine == NULL)
+    return &passive;
+  *mine = decide();
+  /* release: publishes the decision; acquire on failure: reads the winner's.  Pairs with the load above. */
+  if (atomic_compare_exchange_strong_explicit(&decided, &known, mine, memory_order_acq_rel, memory_order_acquire))
+    (void)pthread_atfork(NULL, NULL, after_fork_in_child);
+  else
+    free(mine);
+  return known != NULL ? known : mine;
+}
+
+bool preload_is_child(void) {
+  /* acquire: as above */
+  const struct decision *known = atomic_load_explicit(&decided, memory_order_acquire);
+  return known != NULL && known->process != getpid();
+}
+
+const struct options_preload *preload_options_read(const char **why) {
+  const struct decision *decision = decision_get();
+  *why = decision->why_not;
+  return &decision->options;
+}
+
+bool preload_decided(void) {
+  /* relaxed: nothing of it is read */
+  return atomic_load_explicit(&decided, memory_order_relaxed) != NULL;
+}
+
+const struct options_preload *preload_options_get(void) {
+  /* acquire: as above */
+  const struct decision *known = atomic_load_explicit(&decided, memory_order_acquire);
+  return known != NULL && known->active ? &known->options : NULL;
+}
+
+bool preload_active(void) { return decision_get()->active; }
+
+static bool thread_skipped(const char *list) {
+  char name[16];
+  return list != NULL && pthread_getname_np(pthread_self(), name, sizeof name) == 0 && mam_client.list_has(list, name);
+}
+
+static bool device_skipped(const struct preload_real *real, const char *list) {
+  CUdevice device;
+  char ordinal[16];
+  if (list == NULL || PRELOAD_CALL(real, cuCtxGetDevice, &device) != CUDA_SUCCESS)
+    return false;
+  (void)snprintf(ordinal, sizeof ordinal, "%d", device);
+  return mam_client.list_has(list, ordinal);
+}
+
+/* Before a program has made a context there is nothing to serve: libmam would initialise the driver for it. */
+static bool context_seen(const struct preload_real *real) {
+  static _Atomic bool seen; /* relaxed: it says nothing about other memory */
+  CUcontext context = NULL;
+  if (atomic_load_explicit(&seen, memory_order_relaxed))
+    return true;
+  bool now = PRELOAD_CALL(real, cuCtxGetCurrent, &context) == CUDA_SUCCESS && context != NULL;
+  if (now) {
+    atomic_store_explicit(&seen, true, memory_order_relaxed);
+    preload_bell_start();
+  }
+  return now;
+}
+
+bool preload_serves(const struct preload_real *real, size_t bytes) {
+  const struct decision *decision = decision_get();
+  if (!decision->active || preload_depth != 0 || bytes == 0 || !context_seen(real))
+    return false;
+  if (__builtin_expect(!decision->selective, true))
+    return true;
+  const struct options_preload *options = &decision->options;
+  return bytes >= options->least_bytes && bytes <= options->most_bytes && bytes < options->own_bytes &&
+         !thread_skipped(options->skip_threads) && !device_skipped(real, options->skip_devices);
+}
+
+size_t preload_passed_bytes(size_t bytes) {
+  enum { PAGE_BYTES = 2 << 20 };
+  const struct options_preload *options = preload_options_get();
+  if (options == NULL || bytes == 0 || bytes < options->own_bytes || bytes > SIZE_MAX - PAGE_BYTES)
+    return bytes;
+  return (bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
+}

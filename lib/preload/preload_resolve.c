@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * How a program finds the driver's functions, and how this library finds the real ones.
+ *
+ * A program has three doors: the exported symbols, for which the dynamic linker takes the first library that has them;
+ * dlsym; and cuGetProcAddress.  The real functions are looked up in the driver's own handle, by the dlsym behind this
+ * one, so none of the doors leads back to this library.
+ */
+#include <dlfcn.h>
+#include <link.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "preload/preload.h"
+
+struct row {
+  const char *name;
+  void *hook;    /* NULL: none */
+  size_t offset; /* of the real one in struct preload_real */
+};
+
+static const struct row rows[] = {
+#define HOOK(name, arguments) {#name, (void *)(name), offsetof(struct preload_real, name)},
+#define AGAIN(name, arguments, values) HOOK(name, arguments)
+#define REAL(name, arguments) {#name, NULL, offsetof(struct preload_real, name)},
+#include "preload/preload_table.def"
+#undef HOOK
+#undef AGAIN
+#undef REAL
+};
+enum { ROWS = sizeof rows / sizeof rows[0] };
+
+static void *row_real(const struct preload_real *real, const struct row *row) {
+  return *(void *const *)((const char *)real + row->offset);
+}
+
+/* ---- The dlsym behind this one ---- */
+
+/* glibc's own, and what comes after this library's in the linker's order: that, or another interposer's. */
+static void *(*glibc_dlsym)(void *, const char *);
+__attribute__((visibility("hidden"))) void *(*preload_dlsym)(void *, const char *);
+
+static void dlsym_find(void) {
+  static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.17", "GLIBC_2.2.5"};
+  void *(*found)(void *, const char *) = NULL;
+  for (size_t i = 0; found == NULL && i < sizeof versions / sizeof versions[0]; i++)
+    *(void **)&found = dlvsym(RTLD_NEXT, "dlsym", versions[i]);
+  void *next = found(RTLD_NEXT, "dlsym");
+  /* relaxed, both: every thread finds the same functions, which were there before */
+  __atomic_store_n(&glibc_dlsym, found, __ATOMIC_RELAXED);
+  __atomic_store_n((void **)&preload_dlsym, next != NULL ? next : *(void **)&found, __ATOMIC_RELAXED);
+}
+
+/* By glibc's, so that no interposer's functions are taken for the driver's. */
+static void *dlsym_behind(void *library, const char *name) {
+  if (__atomic_load_n((void **)&preload_dlsym, __ATOMIC_RELAXED) == NULL) /* relaxed: see dlsym_find */
+    dlsym_find();
+  return __atomic_load_n(&glibc_dlsym, __ATOMIC_RELAXED)(library, name);
+}
+
+/* The first function of that name after this library in the linker's order.  volatile: a tail call would show glibc
+ * another caller. */
+static void *symbol_after_this(const char *name) {
+  void *volatile found = dlsym_behind(RTLD_NEXT, name);
+  return found;
+}
+
+/* ---- The real functions ---- */
+
+/* What a hook passes its calls on to.  In a process that is served that is the driver itself.  In one that is left
+ * alone another interposer may stand behind this library, which is to see what it would see without it. */
+static void *real_find(void *library, const char *name) {
+  void *after = preload_active() ? NULL : symbol_after_this(name);
+  return after != NULL ? after : dlsym_behind(library, name);
+}
+
+const struct preload_real *preload_real_get(void) {
+  static _Atomic(struct preload_real *) published;
+  /* acquire: the table's content; pairs with the release below */
+  struct preload_real *known = atomic_load_explicit(&published, memory_order_acquire);
+  if (known != NULL)
+    return known;
+  void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  struct preload_real *mine = library != NULL ? calloc(1, sizeof *mine) : NULL;
+  if (mine == NULL)
+    return NULL;
+  for (size_t i = 0; i < ROWS; i++)
+    *(void **)((char *)mine + rows[i].offset) = real_find(library, rows[i].name);
+  /* Several threads may get here; the first to publish wins.  The library stays open for the table's sake.
+   * release: publishes the table; acquire on failure: reads the winner's.  Pairs with the load above. */
+  if (!atomic_compare_exchange_strong_explicit(&published, &known, mine, memory_order_acq_rel, memory_order_acquire)) {
+    free(mine);
+    mine = known;
+  }
+  return mine;
+}
+
+static _Atomic unsigned given[PRELOAD_DOORS]; /* relaxed: each a number for itself */
+
+static void *give(enum preload_door door, void *hook) {
+  atomic_fetch_add_explicit(&given[door], 1, memory_order_relaxed);
+  return hook;
+}
+
+unsigned preload_given(enum preload_door door) { return atomic_load_explicit(&given[door], memory_order_relaxed); }
+
+static const struct row *row_by_hook(const void *hook) {
+  for (size_t i = 0; i < ROWS; i++)
+    if (rows[i].hook != NULL && rows[i].hook == hook)
+      return &rows[i];
+  return NULL;
+}
+
+bool preload_is_hook(const void *function) { return row_by_hook(function) != NULL; }
+
+static const struct row *row_by_real(const struct preload_real *real, const void *function) {
+  for (size_t i = 0; i < ROWS; i++)
+    if (rows[i].hook != NULL && row_real(real, &rows[i]) == function)
+      return &rows[i];
+  return NULL;
+}
+
+static const struct row *row_by_name(const char *name) {
+  for (size_t i = 0; i < ROWS; i++)
+    if (rows[i].hook != NULL && strcmp(rows[i].name, name) == 0)
+      return &rows[i];
+  return NULL;
+}
+
+static void *detour_real(void *function) {
+  const struct row *row = row_by_hook(function);
+  const struct preload_real *real = row != NULL ? preload_real_get() : NULL;
+  return real != NULL ? row_real(real, row) : function;
+}
+
+/* A program may use libmam before it calls any hook. */
+static void detour_begin(void) { (void)preload_active(); }
+
+/* So libmam's table holds the driver's own functions. */
+PRELOAD_HOOK const struct driver_detour mam_driver_detour = {
+    .begin = detour_begin, .symbol = dlsym_behind, .real = detour_real};
+
+/* ---- cuGetProcAddress ---- */
+
+/* What it found decides, not what it was asked for: one name stands for other functions at other versions. */
+static CUresult found_hooked(const struct preload_real *real, CUresult result, void **function) {
+  if (result != CUDA_SUCCESS || function == NULL || *function == NULL || !preload_active())
+    return result;
+  const struct row *row = row_by_real(real, *function);
+  if (row != NULL)
+    *function = give(PRELOAD_DOOR_PROC_ADDRESS, row->hook);
+  return result;
+}
+
+CUresult cuGetProcAddress(const char *name, void **function, int version, uint64_t flags) {
+  const struct preload_real *real = preload_real_get();
+  return found_hooked(real, PRELOAD_CALL(real, cuGetProcAddress, name, function, version, flags), function);
+}
+
+CUresult cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *found) {
+  const struct preload_real *real = preload_real_get();
+  return found_hooked(real, PRELOAD_CALL(real, cuGetProcAddress_v2, name, function, version, flags, found), function);
+}
+
+/* ---- dlsym ---- */
+
+/* The library that an address lies in. */
+static struct link_map *library_of(const void *address) {
+  Dl_info info;
+  void *map = NULL;
+  return dladdr1(address, &info, &map, RTLD_DL_LINKMAP) != 0 ? map : NULL;
+}
+
+/* An interposer that asks for what comes after itself gets that.  Any other library means the driver's function.  The
+ * library is opened to be asked: its description alone is no handle, as one that was never opened by itself has no
+ * list of libraries to search in. */
+static bool is_interposer(const char *name, const void *caller) {
+  const struct link_map *own = library_of(caller);
+  void *library = own != NULL ? dlopen(own->l_name, RTLD_LAZY | RTLD_NOLOAD) : NULL;
+  if (library == NULL)
+    return true;
+  void *its = dlsym_behind(library, name);
+  bool interposes = its != NULL && library_of(its) == own;
+  (void)dlclose(library);
+  return interposes;
+}
+
+/* Whether the driver is loaded; it is not loaded for the question. */
+static bool driver_loaded(void) {
+  void *library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+  if (library != NULL)
+    (void)dlclose(library);
+  return library != NULL;
+}
+
+/* What dlsym answers: a function, or NULL if nobody has it; or, asked, what the one behind answers, which is jumped to
+ * and finds the caller's return address: RTLD_NEXT and RTLD_DEFAULT depend on it. */
+struct dlsym_answer {
+  void *function;
+  uintptr_t ask;
+};
+
+static const struct dlsym_answer ask_behind = {NULL, 1};
+
+/* Without a driver no name of its is there to be found, but in another interposer.  Last, for the sake of dlerror. */
+static struct dlsym_answer answer_without_driver(const char *name) {
+  return (struct dlsym_answer){symbol_after_this(name), 0};
+}
+
+static struct dlsym_answer answer_next(const struct row *row, const void *caller) {
+  const struct preload_real *real = is_interposer(row->name, caller) ? NULL : preload_real_get();
+  if (real == NULL || row_real(real, row) == NULL)
+    return ask_behind;
+  return (struct dlsym_answer){give(PRELOAD_DOOR_DLSYM, row->hook), 0};
+}
+
+/* A library's handle: what is found in it decides, for it may have a function of its own by that name, or be a driver
+ * in a namespace of its own, which has another table of contexts. */
+static struct dlsym_answer answer_of(void *library, const char *name) {
+  void *found = dlsym_behind(library, name);
+  const struct preload_real *real = found != NULL ? preload_real_get() : NULL;
+  const struct row *row = real != NULL ? row_by_real(real, found) : NULL;
+  return (struct dlsym_answer){row != NULL ? give(PRELOAD_DOOR_DLSYM, row->hook) : found, 0};
+}
+
+__attribute__((visibility("hidden"), used)) struct dlsym_answer preload_dlsym_answer(void *library, const char *name,
+                                                                                     const void *caller);
+struct dlsym_answer preload_dlsym_answer(void *library, const char *name, const void *caller) {
+  if (__atomic_load_n((void **)&preload_dlsym, __ATOMIC_RELAXED) == NULL) /* relaxed: see dlsym_find */
+    dlsym_find();
+  const struct row *row = name != NULL && name[0] == 'c' && name[1] == 'u' ? row_by_name(name) : NULL;
+  if (row == NULL)
+    return ask_behind;
+  bool loaded = driver_loaded();
+  if (!loaded && (library == RTLD_DEFAULT || library == RTLD_NEXT || dlsym_behind(library, name) == row->hook))
+    return answer_without_driver(name);
+  if (!loaded || !preload_active() ||
+      library == RTLD_DEFAULT) /* the first that has the name is this one, or before it */
+    return ask_behind;
+  return library == RTLD_NEXT ? answer_next(row, caller) : answer_of(library, name);
+}
+
+/* Both versions that glibc has, so that who asks for one of them by dlvsym finds it here as well. */
+#if defined(__x86_64__)
+__asm__(".symver preload_dlsym_entry, dlsym@@GLIBC_2.34\n"
+        ".symver preload_dlsym_older, dlsym@GLIBC_2.2.5\n"
+        ".text\n"
+        ".globl preload_dlsym_entry, preload_dlsym_older\n"
+        ".type preload_dlsym_entry, @function\n"
+        ".type preload_dlsym_older, @function\n"
+        "preload_dlsym_entry:\n"
+        "preload_dlsym_older:\n"
+        "  .cfi_startproc\n"
+        "  endbr64\n"
+        "  pushq %rdi\n"
+        "  .cfi_adjust_cfa_offset 8\n"
+        "  pushq %rsi\n"
+        "  .cfi_adjust_cfa_offset 8\n"
+        "  movq 16(%rsp), %rdx\n" /* the return address */
+        "  subq $8, %rsp\n"
+        "  .cfi_adjust_cfa_offset 8\n"
+        "  call preload_dlsym_answer\n"
+        "  addq $8, %rsp\n"
+        "  .cfi_adjust_cfa_offset -8\n"
+        "  popq %rsi\n"
+        "  .cfi_adjust_cfa_offset -8\n"
+        "  popq %rdi\n"
+        "  .cfi_adjust_cfa_offset -8\n"
+        "  testq %rdx, %rdx\n"
+        "  jnz 1f\n"
+        "  ret\n"
+        "1: movq preload_dlsym(%rip), %rax\n"
+        "  jmp *%rax\n"
+        "  .cfi_endproc\n"
+        ".size preload_dlsym_entry, .-preload_dlsym_entry\n"
+        ".size preload_dlsym_older, .-preload_dlsym_older\n");
+#elif defined(__aarch64__)
+__asm__(".symver preload_dlsym_entry, dlsym@@GLIBC_2.34\n"
+        ".symver preload_dlsym_older, dlsym@GLIBC_2.17\n"
+        ".text\n"
+        ".globl preload_dlsym_entry, preload_dlsym_older\n"
+        ".type preload_dlsym_entry, %function\n"
+        ".type preload_dlsym_older, %function\n"
+        "preload_dlsym_entry:\n"
+        "preload_dlsym_older:\n"
+        "  .cfi_startproc\n"
+        "  hint #34\n" /* bti c */
+        "  stp x29, x30, [sp, #-32]!\n"
+        "  .cfi_def_cfa_offset 32\n"
+        "  .cfi_offset 29, -32\n"
+        "  .cfi_offset 30, -24\n"
+        "  mov x29, sp\n"
+        "  stp x0, x1, [sp, #16]\n"
+        "  mov x2, x30\n" /* the return address */
+        "  bl preload_dlsym_answer\n"
+        "  mov x16, x0\n"
+        "  mov x17, x1\n"
+        "  ldp x0, x1, [sp, #16]\n"
+        "  ldp x29, x30, [sp], #32\n"
+        "  .cfi_def_cfa_offset 0\n"
+        "  .cfi_restore 29\n"
+        "  .cfi_restore 30\n"
+        "  cbnz x17, 1f\n"
+        "  mov x0, x16\n"
+        "  ret\n"
+        "1: adrp x16, preload_dlsym\n"
+        "  ldr x16, [x16, #:lo12:preload_dlsym]\n"
+        "  br x16\n"
+        "  .cfi_endproc\n"
+        ".size preload_dlsym_entry, .-preload_dlsym_entry\n"
+        ".size preload_dlsym_older, .-preload_dlsym_older\n");
+#else
+#error "libmam_preload has no dlsym for this processor"
+#endif

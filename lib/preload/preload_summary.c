@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * What was done, in numbers, printed at exit for who asked.  Who did not, pays for none of it.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "preload/preload.h"
+
+/* Relaxed: each a number for itself.  In shares, so that few threads meet at one. */
+enum { SHARES = 16 };
+static struct { _Alignas(64) _Atomic uint64_t counts[PRELOAD_COUNTS]; } shares[SHARES];
+
+/* A driver's pair is timed for each so many allocations, and so often at most: it waits for the GPU. */
+enum { SAMPLE_EVERY = 64, SAMPLES_MOST = 4096 };
+
+static _Atomic(uint64_t) *share_counts(void) {
+  static _Atomic unsigned threads;
+  static __thread __attribute__((tls_model("initial-exec"))) unsigned number;
+  if (number == 0)
+    number = atomic_fetch_add_explicit(&threads, 1, memory_order_relaxed) % SHARES + 1;
+  return shares[number - 1].counts;
+}
+
+void preload_count_add(enum preload_count count, uint64_t value) {
+  const struct options_preload *options = preload_options_get();
+  if (__builtin_expect(options != NULL && options->summary != OPTIONS_SUMMARY_NONE, false))
+    atomic_fetch_add_explicit(&share_counts()[count], value, memory_order_relaxed);
+}
+
+static uint64_t count_of(enum preload_count count) {
+  uint64_t sum = 0;
+  for (unsigned i = 0; i < SHARES; i++)
+    sum += atomic_load_explicit(&shares[i].counts[count], memory_order_relaxed);
+  return sum;
+}
+
+bool preload_measures(void) {
+  const struct options_preload *options = preload_options_get();
+  return options != NULL && options->summary == OPTIONS_SUMMARY_MEASURED;
+}
+
+uint64_t preload_now_ns(void) { return (uint64_t)now_ns(); }
+
+void preload_sample(const struct preload_real *real, size_t bytes) {
+  static _Atomic uint64_t asked;
+  CUdeviceptr address;
+  uint64_t number = atomic_fetch_add_explicit(&asked, 1, memory_order_relaxed);
+  if (number % SAMPLE_EVERY != 0 || number / SAMPLE_EVERY >= SAMPLES_MOST || preload_capturing())
+    return;
+  CUstreamCaptureMode mode = preload_relaxed_begin(real);
+  uint64_t start_ns = preload_now_ns();
+  if (PRELOAD_CALL(real, cuMemAlloc_v2, &address, bytes) == CUDA_SUCCESS) {
+    (void)PRELOAD_CALL(real, cuMemFree_v2, address);
+    preload_count_add(PRELOAD_DRIVER_NS, preload_now_ns() - start_ns);
+    preload_count_add(PRELOAD_DRIVER_SAMPLES, 1);
+  }
+  preload_relaxed_end(real, mode);
+}
+
+/* ---- At exit ---- */
+
+static void print_measured(FILE *out) {
+  uint64_t mallocs = count_of(PRELOAD_MALLOCS), frees = count_of(PRELOAD_FREES);
+  uint64_t samples = count_of(PRELOAD_DRIVER_SAMPLES);
+  if (mallocs == 0 || frees == 0 || samples == 0) {
+    (void)fputs("mam-run:   nothing was measured\n", out);
+    return;
+  }
+  double pair_ns = (double)count_of(PRELOAD_DRIVER_NS) / (double)samples;
+  double malloc_ns = (double)count_of(PRELOAD_MALLOC_NS) / (double)mallocs;
+  double free_ns = (double)count_of(PRELOAD_FREE_NS) / (double)frees;
+  double saved_ms = (pair_ns - malloc_ns - free_ns) * (double)mallocs / 1e6;
+  (void)fprintf(out,
+                "mam-run:   ns a call: %.0f to allocate, %.0f to free; the driver's pair: %.0f (%" PRIu64
+                " samples); saved: %.3f ms\n",
+                malloc_ns, free_ns, pair_ns, samples, saved_ms);
+}
+
+static void print(FILE *out, bool measured) {
+  struct client_totals totals;
+  mam_client.totals(&totals);
+  uint64_t mallocs = count_of(PRELOAD_MALLOCS);
+  (void)fprintf(out, "mam-run: %s (process %ld)\n", program_invocation_short_name, (long)getpid());
+  (void)fprintf(out,
+                "mam-run:   calls: %" PRIu64 " allocations and %" PRIu64 " frees served, %" PRIu64
+                " allocations left to the driver\n",
+                mallocs, count_of(PRELOAD_FREES), count_of(PRELOAD_PASSED));
+  (void)fprintf(out, "mam-run:   hits: %" PRIu64 " allocations by what a thread kept; waits for the GPU: %" PRIu64 "\n",
+                totals.hits, totals.waits);
+  (void)fprintf(out, "mam-run:   bytes: %" PRIu64 " allocated, %zu at the peak, %zu held in %u pools at exit\n",
+                count_of(PRELOAD_MALLOC_BYTES), totals.peak_used_bytes, totals.held_bytes, totals.pools);
+  (void)fprintf(out, "mam-run:   doors: %u functions by dlsym, %u by cuGetProcAddress\n",
+                preload_given(PRELOAD_DOOR_DLSYM), preload_given(PRELOAD_DOOR_PROC_ADDRESS));
+  if (measured)
+    print_measured(out);
+}
+
+/* What is to be said of a process in which there is nothing to count. */
+static const char *nothing_counted(const char *why, bool decided) {
+  return why != NULL ? why : decided ? NULL : "loaded, but no CUDA call was seen";
+}
+
+/* Many programs close stderr as they end, before libraries do: so it is kept open beside, if a summary was asked for.
+ */
+enum { KEPT_LEAST = 100 };
+static int kept_stderr = -1;
+static struct stat kept_file;
+
+__attribute__((constructor)) static void keep_stderr(void) {
+  const char *summary = getenv("MAM_PRELOAD_SUMMARY"), *output = getenv("MAM_PRELOAD_OUTPUT");
+  if (summary == NULL || strcmp(summary, "none") == 0 || (output != NULL && *output != '\0'))
+    return;
+  kept_stderr = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, KEPT_LEAST);
+  if (kept_stderr >= 0 && fstat(kept_stderr, &kept_file) != 0)
+    kept_stderr = -1;
+}
+
+/* The program may have closed all that it did not know, and opened something else of that number. */
+static FILE *stderr_now(void) {
+  struct stat file;
+  bool is_still = kept_stderr >= 0 && fstat(kept_stderr, &file) == 0 && file.st_dev == kept_file.st_dev &&
+                  file.st_ino == kept_file.st_ino;
+  return is_still ? fdopen(kept_stderr, "a") : stderr;
+}
+
+/* A process that made no call prints nothing, unless it is the one that was run: of a script that would be each of its
+ * commands. */
+__attribute__((destructor)) static void print_at_exit(void) {
+  const char *why, *summary = getenv("MAM_PRELOAD_SUMMARY");
+  bool decided = preload_decided();
+  if (summary == NULL || preload_is_child())
+    return;
+  const struct options_preload *options = preload_options_read(&why);
+  const char *nothing = nothing_counted(why, decided);
+  if (options->summary == OPTIONS_SUMMARY_NONE || (nothing != NULL && options->process != (size_t)getpid()))
+    return;
+  FILE *out = options->output != NULL ? fopen(options->output, "a") : stderr_now();
+  if (out == NULL)
+    return;
+  if (nothing != NULL)
+    (void)fprintf(out, "mam-run: %s (process %ld): %s%s\n", program_invocation_short_name, (long)getpid(),
+                  why != NULL ? "nothing was served: " : "", nothing);
+  else
+    print(out, options->summary == OPTIONS_SUMMARY_MEASURED);
+  if (out != stderr)
+    (void)fclose(out);
+}

@@ -1,0 +1,10 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/* libFuzzer's door to the naive model of pool_model.h: ./configure CC=clang --enable-fuzzing. */
+#include "support/pool_model.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  pool_model_run(data, size);
+  return 0;
+}

@@ -1,0 +1,481 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * The device heap's protocol in every interleaving: two and three threads that claim, free, end spans and split pages
+ * anew, one atomic operation at a time.
+ *
+ * The threads are coroutines on one thread (sequentially consistent: what weaker orders could add is argued in
+ * ARCHITECTURE.md) and stop before each atomic operation.  What a thread has read says where it is.
+ */
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+static void step(void);
+static uint64_t seen(uint64_t value);
+#define MAM_ATOMICS_STEP() step()
+#define MAM_ATOMICS_SEEN(value) seen(value)
+#define MAM_ATOMICS_PAUSE() waits()
+#define MAM_SCARCE_ROUNDS 1 /* each round more multiplies the states */
+static void waits(void);
+
+#include "support/heap_model.h"
+#include "support/interleave.h"
+#include "support/run_suite.h"
+
+enum { THREADS = 3, BLOCKS = 8, HEAP_BYTES = 24 * MAM_PAGE_BYTES };
+enum { CLASS_A = 19, CLASS_B = 20 }; /* 1024 and 1280 bytes: 32 chunks, one usage word */
+
+/* ---- Threads ---- */
+
+static uint64_t readings[THREADS];
+
+static void step(void) {
+  if (coroutine_running < 0)
+    return;
+  readings[coroutine_running] =
+      interleave_mix(readings[coroutine_running], 0); /* where the thread is: some steps read nothing */
+  coroutine_yield();
+}
+
+static uint64_t seen(uint64_t value) {
+  if (coroutine_running >= 0)
+    readings[coroutine_running] = interleave_mix(readings[coroutine_running], value + 1);
+  return value;
+}
+
+/* A thread that waits goes on when another has changed something, or no other can. */
+static bool waiting[THREADS];
+static uint64_t waits_since[THREADS];
+static uint64_t memory_hash(void);
+
+static void waits(void) {
+  if (coroutine_running < 0)
+    return;
+  waiting[coroutine_running] = true;
+  waits_since[coroutine_running] = memory_hash();
+}
+
+static bool can_go(int which) {
+  if (coroutine_lives[which] && waiting[which] && waits_since[which] != memory_hash())
+    waiting[which] = false;
+  return coroutine_lives[which] && !waiting[which];
+}
+
+/* ---- A scenario ---- */
+
+struct thread {
+  void *blocks[BLOCKS]; /* that it holds; NULL: none */
+  unsigned count;
+  bool unsound; /* its claims do not go by the protocol */
+};
+
+struct scenario {
+  const char *name;
+  unsigned threads;
+  void (*prepare)(void);
+  void (*bodies[THREADS])(void);
+  void (*conclude)(void); /* beyond what is always asked for */
+};
+
+static struct heap_model *model;
+static void *prepared[64];
+static struct thread threads[THREADS];
+static const struct scenario *scenario;
+
+static void hold(void *block) {
+  if (block != NULL)
+    threads[coroutine_running].blocks[threads[coroutine_running].count++] = block;
+}
+
+static void claim_by_recycling(mam_u32 size_class) {
+  struct mam_claim claim = mam_recycle(&model->control->superblocks[0], size_class, 1, 0);
+  if (claim.mask != 0)
+    hold((void *)(uintptr_t)mam_claim_chunk(claim, 0));
+}
+
+static void claim_of_a_new_span(mam_u32 size_class) {
+  struct mam_claim claim =
+      mam_claim_own(model->control, size_class, mam_span_pages(model->control->heap.chunks, size_class), 1);
+  if (claim.mask != 0)
+    hold((void *)(uintptr_t)mam_claim_chunk(claim, 0));
+}
+
+static const char *violation; /* of the run, NULL if none */
+
+static void free_prepared(unsigned index) {
+  if (!heap_model_free(model, prepared[index]))
+    violation = "a live block was refused";
+}
+
+/* ---- What is always asked for ---- */
+
+static mam_u64 bytes_of(const void *block) { return mam_block_bytes(model->control, (mam_u64)(uintptr_t)block); }
+
+static const char *overlap(void) {
+  for (unsigned i = 0; i < THREADS * BLOCKS; i++)
+    for (unsigned j = 0; j < i; j++) {
+      const char *a = (const char *)threads[i / BLOCKS].blocks[i % BLOCKS];
+      const char *b = (const char *)threads[j / BLOCKS].blocks[j % BLOCKS];
+      if (a != NULL && b != NULL && a < b + bytes_of(b) && b < a + bytes_of(a))
+        return "two blocks overlap";
+    }
+  return NULL;
+}
+
+/* A chunk that is free in a span is found by whoever looks for its class. */
+static const char *hidden(void) {
+  struct mam_area area = model->control->superblocks[0];
+  for (mam_u32 page = 0; page < area.page_count; page++)
+    for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++) {
+      mam_u64 word = area.words[page * MAM_PAGE_WORDS + i];
+      if (word == 0 || mam_word_is_run(word) || (mam_u32)word == mam_word_full(word))
+        continue;
+      const mam_u64 *map = mam_area_class(area, mam_word_class(word));
+      mam_u32 block = page / MAM_BLOCK_PAGES;
+      if ((map[block >> 6] >> (block & 63) & 1) != 0 || map[mam_area_class_words(area)] == MAM_FULL_WORD)
+        return "a free chunk is in no map";
+    }
+  return NULL;
+}
+
+/* Pages are owned by the spans and runs that there are, and by nobody else. */
+static const char *stray_pages(void) {
+  struct mam_area area = model->control->superblocks[0];
+  mam_u64 owned = area.page_count % 64 == 0 ? 0 : MAM_FULL_WORD << area.page_count % 64;
+  for (mam_u32 page = 0; page < area.page_count; page++) {
+    mam_u64 word = area.words[page * MAM_PAGE_WORDS];
+    if (word == 0)
+      continue;
+    mam_u32 count = mam_word_is_run(word) ? mam_run_pages(word, 0) : mam_word_span_pages(word);
+    mam_u64 bits = mam_run_bits(count, page);
+    if ((owned & bits) != 0)
+      return "two spans overlap";
+    owned |= bits;
+  }
+  if (owned != mam_area_pages(area)[0])
+    return "pages are lost, or free under a span";
+  return NULL;
+}
+
+/* A span whose last chunk was freed has ended. */
+static const char *left_over(void) {
+  struct mam_area area = model->control->superblocks[0];
+  for (mam_u32 page = 0; page < area.page_count; page++) {
+    const mam_u64 *words = &area.words[page * MAM_PAGE_WORDS];
+    mam_u32 used = 0;
+    for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++)
+      used |= (mam_u32)words[i];
+    if (words[0] != 0 && !mam_word_is_run(words[0]) && used == 0)
+      return "an empty span has not ended";
+  }
+  return NULL;
+}
+
+/* What a search found to be missing is not there. */
+static const char *known_wrongly(void) {
+  struct mam_area area = model->control->superblocks[0];
+  mam_u32 known[] = {*mam_area_shortage(area) & MAM_SHORT_PAGES, mam_area_parts(area)[0] & MAM_SHORT_PAGES};
+  for (unsigned i = 0; i < 2; i++)
+    if (known[i] != 0 && mam_run_find(mam_area_pages(area)[0], known[i]) != 64)
+      return "pages that are there are known to be missing";
+  return NULL;
+}
+
+static const char *judge(void) {
+  const char *fault = violation;
+  for (unsigned i = 0; i < THREADS && fault == NULL; i++)
+    for (unsigned j = 0; j < threads[i].count && fault == NULL; j++)
+      if (bytes_of(threads[i].blocks[j]) == 0)
+        fault = "a block that a thread holds is not live";
+  fault = fault != NULL ? fault : overlap();
+  bool lazy_still = model->control->mode != MAM_MODE_WATCHED; /* then free chunks are in no map, and empty spans stay */
+  fault = fault != NULL || lazy_still ? fault : hidden();
+  fault = fault != NULL ? fault : stray_pages();
+  fault = fault != NULL ? fault : known_wrongly();
+  fault = fault != NULL || lazy_still ? fault : left_over();
+  if (fault == NULL && scenario->conclude != NULL) {
+    scenario->conclude();
+    fault = violation;
+  }
+  for (unsigned i = 0; i < THREADS && fault == NULL; i++)
+    for (unsigned j = 0; j < threads[i].count && fault == NULL; j++)
+      if (!heap_model_free(model, threads[i].blocks[j]))
+        fault = "a block that a thread holds cannot be freed";
+  return fault != NULL ? fault : stray_pages();
+}
+
+/* ---- All interleavings ---- */
+
+static uint64_t memory_hash(void) {
+  struct mam_area area = model->control->superblocks[0];
+  const mam_u64 *memory = area.words;
+  size_t words = (size_t)((mam_u64 *)mam_area_entries(area) - memory);
+  uint64_t hash = memory[-1];
+  for (size_t i = 0; i < words; i++)
+    hash = interleave_mix(hash, memory[i] + i);
+  for (mam_u32 i = 0; i < model->control->heap.slot_count * MAM_HEAP_KINDS; i++)
+    hash = interleave_mix(hash, model->control->heap.slots[i]);
+  for (mam_u32 page = 0; page < area.page_count; page++)
+    hash = interleave_mix(hash, mam_area_rings(area)[page] | (uint64_t)*mam_page_owner(area.words, page) << 16);
+  for (mam_u32 number = 0; number < MAM_HEAP_KINDS; number++)
+    hash = interleave_mix(hash, model->control->held[number]);
+  hash = interleave_mix(hash, model->control->mode | (uint64_t)model->control->sweep_next << 8 |
+                                  (uint64_t)model->control->sweep_done << 32);
+  for (unsigned i = 0; i < MAM_OPENINGS; i++)
+    hash = interleave_mix(hash, model->control->opening[i]);
+  return interleave_mix(hash, mam_cursors(model->control)[0]);
+}
+
+static uint64_t state_hash(void) {
+  uint64_t hash = memory_hash();
+  for (unsigned i = 0; i < scenario->threads; i++)
+    hash = interleave_mix(hash, readings[i] * 4 + coroutine_lives[i] * 2 + waiting[i]);
+  return hash;
+}
+
+static void body(int which) { scenario->bodies[which](); }
+
+static void run_begin(void) {
+  memset(threads, 0, sizeof threads);
+  violation = NULL;
+  model->control->heap.lazy = 0;
+  mam_area_clear(model->control->superblocks[0], 0, 1);
+  mam_slots_clear(model->control, 0, 1);
+  memset(model->control->missing, 0, sizeof model->control->missing);
+  memset(model->control->opening, 0, sizeof model->control->opening); /* a run may have been left in between */
+  scenario->prepare();
+  for (unsigned i = 0; i < scenario->threads; i++) {
+    coroutine_create((int)i, body);
+    waiting[i] = false;
+    readings[i] = i;
+  }
+}
+
+/* Those who do not wait; all who live, if there is none. */
+static unsigned who_can(void) {
+  unsigned can = 0, living = 0;
+  for (unsigned i = 0; i < scenario->threads; i++) {
+    can |= (unsigned)can_go((int)i) << i;
+    living |= (unsigned)coroutine_lives[i] << i;
+  }
+  return can != 0 ? can : living;
+}
+
+/* The first fault that is found, NULL if none; *states: how many there are. */
+static const char *explore(const struct scenario *explored, size_t *states) {
+  const struct interleave threads_of_it = {explored->name, run_begin, who_can, coroutine_resume,
+                                           state_hash,     NULL,      judge};
+  scenario = explored;
+  model = heap_model_create(HEAP_BYTES, 1);
+  const char *fault = interleave_explore(&threads_of_it, states);
+  heap_model_destroy(model);
+  return fault;
+}
+
+/* ---- Scenarios ---- */
+
+/* Blocks of one span of a class, all of it or the first few, which no slot holds. */
+static void prepare_blocks(mam_u32 size_class, unsigned count) {
+  mam_u32 limit = mam_slot_limit(&model->control->heap, size_class);
+  mam_u32 pages = mam_span_pages(model->control->heap.chunks, size_class);
+  struct mam_claim claim = mam_claim_own(model->control, size_class, pages, count);
+  for (unsigned i = 0; i < count; i++)
+    prepared[i] = (void *)(uintptr_t)mam_claim_chunk(claim, i);
+  ck_assert_uint_le(count, limit);
+}
+
+static void one_left(void) { prepare_blocks(CLASS_A, 1); }
+static void two_left(void) { prepare_blocks(CLASS_A, 2); }
+static void full_span(void) {
+  prepare_blocks(CLASS_A, 32);
+  (void)mam_recycle(&model->control->superblocks[0], CLASS_A, 1, 0); /* strikes the hint */
+}
+/* One chunk in each of two words of a span, and nothing else in it: 64 chunks of 320 bytes. */
+enum { CLASS_TWO_WORDS = 12 };
+static void two_words(void) {
+  prepare_blocks(CLASS_TWO_WORDS, 32);
+  struct mam_claim claim = mam_recycle(&model->control->superblocks[0], CLASS_TWO_WORDS, 1, 0);
+  for (unsigned i = 1; i < 32; i++)
+    (void)heap_model_free(model, prepared[i]);
+  prepared[1] = (void *)(uintptr_t)mam_claim_chunk(claim, 0);
+}
+static void nothing(void) {}
+/* All pages but those of one span. */
+static void little_room(void) {
+  mam_u32 pages = model->control->superblocks[0].page_count - mam_span_pages(model->control->heap.chunks, CLASS_A);
+  prepared[0] = (void *)(uintptr_t)mam_run_malloc(model->control, (mam_u64)pages * MAM_PAGE_BYTES, 0);
+}
+
+static void free_0(void) { free_prepared(0); }
+static void free_1(void) { free_prepared(1); }
+static void recycle_a(void) { claim_by_recycling(CLASS_A); }
+static void recycle_two_words(void) { claim_by_recycling(CLASS_TWO_WORDS); }
+static void free_and_split_anew(void) {
+  free_prepared(0);
+  claim_of_a_new_span(CLASS_B);
+}
+static void claim_and_free(void) {
+  claim_by_recycling(CLASS_A);
+  if (threads[coroutine_running].count != 0 &&
+      !heap_model_free(model, threads[coroutine_running].blocks[--threads[coroutine_running].count]))
+    violation = "a block just claimed cannot be freed";
+  threads[coroutine_running].blocks[threads[coroutine_running].count] = NULL;
+}
+static void take_tickets(void) {
+  void *blocks[1];
+  if (heap_model_malloc_warp(model, 1024, 0, 1, blocks) == 1)
+    hold(blocks[0]);
+  else
+    violation = "there was room";
+}
+static void take_many_tickets(void) {
+  void *blocks[31];
+  unsigned got = heap_model_malloc_warp(model, 1024, 0, 31, blocks);
+  if (got != 31)
+    violation = "there was room for all";
+  for (unsigned i = 0; i < got && i < BLOCKS; i++)
+    hold(blocks[i]);
+}
+/* ---- Lazy: a slot's span whose chunks were all handed out and, but for the first, freed ---- */
+
+static void lazy(void) {
+  model->control->heap.lazy = 1;
+  mam_slots_clear(model->control, 0, 1);
+}
+/* The slot of CLASS_A is used up, and of its span the first count chunks are live. */
+static void lazy_used(unsigned count) {
+  lazy();
+  if (heap_model_malloc_warp(model, 1024, 0, 31, prepared) != 31 ||
+      heap_model_malloc_warp(model, 1024, 0, 1, prepared + 31) != 1)
+    ck_abort_msg("there was room");
+  for (unsigned i = count; i < 32; i++)
+    (void)heap_model_free(model, prepared[i]);
+}
+static void lazy_one_left(void) { lazy_used(1); }
+static void lazy_none_left(void) { lazy_used(0); }
+static void sweep(void) {
+  mam_u32 page = mam_sweep(model->control, 1);
+  if (page != MAM_NO_PAGE)
+    mam_pages_release(model->control->superblocks[0], page, 1);
+}
+/* All has been swept, so what is empty has ended, and what is not is watched. */
+static void swept(void) {
+  struct mam_area area = model->control->superblocks[0];
+  for (mam_u32 page = 0; page < area.page_count; page++) {
+    mam_u64 word = area.words[page * MAM_PAGE_WORDS];
+    if (word != 0 && !mam_word_is_run(word) && (word & MAM_WORD_WATCHED) == 0)
+      violation = "a span is not watched after the sweep";
+    if (word != 0 && !mam_word_is_run(word) && (mam_u32)word == 0)
+      violation = "an empty span is left after the sweep";
+  }
+}
+
+static void take_a_run(void) {
+  mam_u64 address = mam_run_malloc(model->control, 3 * MAM_PAGE_BYTES, 0);
+  hold((void *)(uintptr_t)address);
+}
+/* The same, but for looking again. */
+static void take_pages(void) {
+  struct mam_found found = mam_pages_any(model->control, 3, 0);
+  if (found.page == MAM_NO_PAGE)
+    return;
+  mam_store_relaxed_u16(&mam_area_entries(*found.area)[found.page], MAM_ENTRY_RUN);
+  mam_store_relaxed_u64(&found.area->words[found.page * MAM_PAGE_WORDS], mam_run_word(3));
+  hold((void *)(uintptr_t)mam_area_address(*found.area, found.page));
+}
+/* The search goes everywhere, not only near the home. */
+static void search_pages(mam_u32 count) {
+  mam_u32 page = mam_pages_search(&model->control->superblocks[0], count, 0);
+  if (page != MAM_NO_PAGE)
+    mam_pages_release(model->control->superblocks[0], page, count);
+}
+static void search_few(void) { search_pages(3); }
+static void known_to_be_short(void) {
+  little_room();
+  search_pages(20);
+  if ((*mam_area_shortage(model->control->superblocks[0]) & MAM_SHORT_PAGES) != 20)
+    ck_abort_msg("a search in vain is forgotten");
+}
+static void free_run(void) { free_prepared(0); }
+static void free_twice(void) {
+  static const char *const both = "two frees of one block both succeeded";
+  int freed = heap_model_free(model, prepared[0]);
+  threads[coroutine_running].unsound = freed != 0;
+  if (threads[0].unsound && threads[1].unsound)
+    violation = both;
+}
+static void one_of_two_frees(void) {
+  if (!threads[0].unsound && !threads[1].unsound)
+    violation = "of two frees of one block none succeeded";
+}
+
+/* The paper's claim: the chunk size is read, and a bit set in what was that page's bit-field. */
+static void claim_by_stale_size(void) {
+  struct mam_area area = model->control->superblocks[0];
+  mam_u32 page = (mam_u32)(((mam_u64)(uintptr_t)prepared[0] - area.base) / MAM_PAGE_BYTES);
+  mam_u64 *word = &area.words[page * MAM_PAGE_WORDS];
+  if (mam_word_class(mam_load_relaxed_u64(word)) != CLASS_A)
+    return;
+  mam_u64 bit = 1ull << 5;
+  if ((mam_or_acq_rel_u64(word, bit) & bit) == 0) {
+    hold((char *)prepared[0] + 5 * mam_class_bytes(CLASS_A));
+    if (mam_word_class(*word) != CLASS_A)
+      violation = "a chunk was claimed by a size that its page has no more";
+  }
+}
+
+static const struct scenario scenarios[] = {
+    {"the last free against a claim", 2, one_left, {free_0, recycle_a}, NULL},
+    {"the last free and another size against a claim", 2, one_left, {free_and_split_anew, recycle_a}, NULL},
+    {"the last free and another size against claim and free", 2, one_left, {free_and_split_anew, claim_and_free}, NULL},
+    {"two last frees", 2, two_left, {free_0, free_1}, NULL},
+    {"two last frees against a claim", 3, two_left, {free_0, free_1, recycle_a}, NULL},
+    {"the last free against two claims", 3, one_left, {free_0, recycle_a, recycle_a}, NULL},
+    {"two last frees in two words", 2, two_words, {free_0, free_1}, NULL},
+    {"two last frees in two words against a claim", 3, two_words, {free_0, free_1, recycle_two_words}, NULL},
+    {"a free in a full span against a claim", 2, full_span, {free_0, recycle_a}, NULL},
+    {"two frees in a full span against a claim", 3, full_span, {free_0, free_1, recycle_a}, NULL},
+    {"two refills", 2, nothing, {take_tickets, take_tickets}, NULL},
+    {"the end of a slot's span", 2, nothing, {take_many_tickets, take_many_tickets}, NULL},
+    {"two frees of one block", 2, one_left, {free_twice, free_twice}, one_of_two_frees},
+    {"two frees of one run", 2, little_room, {free_twice, free_twice}, one_of_two_frees},
+    {"the last pages", 2, little_room, {take_a_run, take_a_run}, NULL},
+    {"a run that comes back", 2, little_room, {free_run, take_a_run}, NULL},
+    {"the last free against the slot that had the span", 2, lazy_one_left, {free_0, take_tickets}, NULL},
+    {"two who take a span back", 2, lazy_none_left, {take_tickets, take_tickets}, NULL},
+    {"the last free against a sweep", 2, lazy_one_left, {free_0, sweep}, swept},
+    {"taking a span back against a sweep", 2, lazy_none_left, {take_tickets, sweep}, swept},
+    {"a new span against a sweep", 2, lazy, {take_tickets, sweep}, swept},
+    {"two sweeps", 2, lazy_one_left, {sweep, sweep}, swept},
+    {"pages that come back", 3, little_room, {free_run, take_pages, take_pages}, NULL},
+    {"pages that come back against a search", 2, known_to_be_short, {free_run, search_few}, NULL},
+};
+
+START_TEST(every_interleaving_keeps_the_heap_whole) {
+  size_t states;
+  const char *fault = explore(&scenarios[_i], &states);
+  if (fault != NULL)
+    ck_abort_msg("%s: %s", scenarios[_i].name, fault);
+  ck_assert_uint_gt(states, 20); /* had the steps not been compiled in, there would be two */
+}
+END_TEST
+
+START_TEST(the_papers_stale_chunk_size_is_found) {
+  static const struct scenario stale = {
+      "the paper's claim", 2, one_left, {free_and_split_anew, claim_by_stale_size}, NULL};
+  size_t states;
+  ck_assert_ptr_nonnull(explore(&stale, &states));
+}
+END_TEST
+
+int main(void) {
+  Suite *suite = suite_create("heap interleavings");
+  TCase *tests = tcase_create("interleavings");
+  tcase_set_timeout(tests, 60);
+  if (COROUTINES_WORK) {
+    tcase_add_loop_test(tests, every_interleaving_keeps_the_heap_whole, 0, sizeof scenarios / sizeof scenarios[0]);
+    tcase_add_test(tests, the_papers_stale_chunk_size_is_found);
+  }
+  suite_add_tcase(suite, tests);
+  return run_suite(suite);
+}

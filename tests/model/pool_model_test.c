@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/* Random operations on the pool and on the naive model of pool_model.h, compared after each one. */
+#include <check.h>
+
+#include "support/pool_model.h"
+#include "support/run_suite.h"
+
+enum { OPERATIONS = 4000, SEEDS = 32 };
+
+/* xorshift64*: the same numbers everywhere. */
+static uint64_t random_next(uint64_t *state) {
+  *state ^= *state >> 12, *state ^= *state << 25, *state ^= *state >> 27;
+  return *state * UINT64_C(0x2545F4914F6CDD1D);
+}
+
+/* Seeds 0 to 31 go through every kind of pool that pool_model_run knows, whole chunks (kind 0) or elastic (4). */
+static void run_seed(int seed, int kind) {
+  static uint8_t data[1 + 4 * OPERATIONS];
+  uint64_t state = UINT64_C(0x9E3779B97F4A7C15) * (uint64_t)(seed + 1);
+  for (size_t i = 0; i < sizeof data; i++)
+    data[i] = (uint8_t)(random_next(&state) >> 56);
+  data[0] = (uint8_t)((seed & 3) | (seed & 4) << 1 | (seed >> 3) << 4 | kind);
+  pool_model_run(data, sizeof data);
+}
+
+START_TEST(pool_does_what_the_model_does) { run_seed(_i, 0); }
+END_TEST
+
+START_TEST(elastic_pool_does_what_the_model_does) { run_seed(_i, 4); }
+END_TEST
+
+int main(void) {
+  Suite *suite = suite_create("pool model");
+  TCase *tests = tcase_create("random operations");
+  tcase_set_timeout(tests, 60);
+  tcase_add_loop_test(tests, pool_does_what_the_model_does, 0, SEEDS);
+  tcase_add_loop_test(tests, elastic_pool_does_what_the_model_does, 0, SEEDS);
+  suite_add_tcase(suite, tests);
+  return run_suite(suite);
+}

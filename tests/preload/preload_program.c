@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * A small program of the driver, for preload_run_test.sh: each argument is something that programs do.
+ */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "support/fake_driver.h"
+
+int cuInit(unsigned flags);
+int cuDevicePrimaryCtxRetain(void **context, int device);
+int cuCtxSetCurrent(void *context);
+int cuMemAlloc_v2(unsigned long long *address, size_t bytes);
+int cuMemAllocAsync(unsigned long long *address, size_t bytes, void *stream);
+int cuMemFree_v2(unsigned long long address);
+
+enum { ROUNDS = 40 };
+static const size_t MIB = (size_t)1 << 20;
+
+static unsigned long long kept[2];
+
+static void *begin(void) {
+  void *context = NULL;
+  if (cuInit(0) != 0 || cuDevicePrimaryCtxRetain(&context, 0) != 0 || cuCtxSetCurrent(context) != 0)
+    exit(2);
+  return context;
+}
+
+static int churn(void) {
+  unsigned long long blocks[ROUNDS];
+  for (int i = 0; i < ROUNDS; i++)
+    if (cuMemAlloc_v2(&blocks[i], (size_t)1000 * (unsigned)(i + 1)) != 0)
+      return 1;
+  uintptr_t address;
+  printf("chunks %u, chunk bytes %zu\n", fake_live_blocks(), fake_largest_live(&address));
+  for (int i = 0; i < ROUNDS; i++)
+    if (cuMemFree_v2(blocks[i]) != 0)
+      return 1;
+  return 0;
+}
+
+/* Allocates by two functions and frees by one, which it has by symbols or asks for. */
+static int allocate_twice(bool asks) {
+  int (*alloc)(unsigned long long *, size_t) = cuMemAlloc_v2;
+  int (*release)(unsigned long long) = cuMemFree_v2;
+  unsigned long long block;
+  int failed = 0;
+  if (asks) {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    *(void **)&alloc = dlsym(library, "cuMemAlloc_v2");
+    *(void **)&release = dlsym(library, "cuMemFree_v2");
+  }
+  for (int i = 0; i < 10; i++) {
+    failed |= alloc(&block, 1000) | release(block);
+    failed |= cuMemAllocAsync(&block, MIB, NULL) | release(block);
+  }
+  return failed;
+}
+
+/* There is no memory at once: what an allocation of a whole chunk answers in the end. */
+static int starve(void) {
+  unsigned long long address;
+  if (cuMemAlloc_v2(&address, 1000) != 0)
+    return 3;
+  fake_fail("cuMemAllocAsync", 1, 2);
+  return cuMemAllocAsync(&address, MIB, NULL);
+}
+
+static void at_exit(void) { printf("freed in an exit handler: %d\n", cuMemFree_v2(kept[0])); }
+
+__attribute__((destructor)) static void destroy(void) {
+  if (kept[1] != 0)
+    printf("freed in a destructor: %d\n", cuMemFree_v2(kept[1]));
+}
+
+static int free_late(void) {
+  if (cuMemAlloc_v2(&kept[0], 1000) != 0 || cuMemAlloc_v2(&kept[1], MIB) != 0)
+    return 1;
+  return atexit(at_exit);
+}
+
+static void *allocate_for_ever(void *context) {
+  unsigned long long address;
+  (void)cuCtxSetCurrent(context);
+  while (cuMemAlloc_v2(&address, MIB) == 0 && cuMemFree_v2(address) == 0)
+    ;
+  return NULL;
+}
+
+static int outlive_main(void *context) {
+  pthread_t thread;
+  for (int i = 0; i < 3; i++)
+    if (pthread_create(&thread, NULL, allocate_for_ever, context) != 0)
+      return 1;
+  (void)usleep(20000);
+  return churn() != 0;
+}
+
+/* The child leaves by exit if it is to run its exit handlers. */
+static int fork_child(bool exits) {
+  unsigned long long address = 0;
+  int status = 0;
+  if (churn() != 0)
+    return 1;
+  pid_t child = fork();
+  if (child == 0 && exits)
+    exit(cuMemAlloc_v2(&address, MIB));
+  if (child == 0)
+    _exit(cuMemAlloc_v2(&address, MIB));
+  if (waitpid(child, &status, 0) != child)
+    return 1;
+  printf("child hears %d\n", WEXITSTATUS(status));
+  return churn();
+}
+
+int main(int count, char **arguments) {
+  const char *what = count > 1 ? arguments[1] : "";
+  if (strcmp(what, "fail") == 0)
+    return 3;
+  void *context = begin();
+  if (strcmp(what, "churn") == 0)
+    return churn();
+  if (strcmp(what, "twice") == 0 || strcmp(what, "twice-asked") == 0)
+    return allocate_twice(strcmp(what, "twice") != 0);
+  if (strcmp(what, "starve") == 0)
+    return starve();
+  if (strcmp(what, "exit") == 0)
+    return free_late();
+  if (strcmp(what, "threads") == 0)
+    return outlive_main(context);
+  if (strcmp(what, "fork") == 0)
+    return fork_child(false);
+  if (strcmp(what, "fork-exit") == 0)
+    return fork_child(true);
+  if (strcmp(what, "exec") == 0 && churn() == 0)
+    return execl("/proc/self/exe", arguments[0], "churn", (char *)NULL);
+  return 1;
+}

@@ -1,0 +1,160 @@
+#!/bin/sh
+# SPDX-License-Identifier: BSD-2-Clause
+# mam-run from a shell, over the fake driver: options, summary, children, exit order, programs that use libmam too.
+# Conditions are given to check as text, to be evaluated there.
+# shellcheck disable=SC2016,SC2015
+set -u
+
+program=tests/preload/preload_program
+[ -x ./mam-run ] && [ -e lib/.libs/libmam_preload.so ] || { echo "SKIP: mam-run was not built"; exit 77; }
+[ -x "$program" ] || { echo "SKIP: $program was not built"; exit 77; }
+work=$(mktemp -d "${TMPDIR:-/tmp}/preload_run.XXXXXX") || exit 99
+trap 'rm -rf "$work"' EXIT
+failed=0
+
+# what command ...: output in $work/out and $work/err, status in $status
+try() {
+  what=$1
+  shift
+  "$@" >"$work/out" 2>"$work/err"
+  status=$?
+}
+check() { # expression on what try left
+  if eval "$1"; then
+    echo "ok: $what"
+  else
+    echo "FAILED: $what: $1 (status $status)"
+    sed 's/^/  /' "$work/out" "$work/err"
+    failed=1
+  fi
+}
+
+try "a program runs without a word" ./mam-run -- "$program" churn
+check '[ $status -eq 0 ] && [ ! -s "$work/err" ] && grep -q "chunks 1" "$work/out"'
+try "without mam-run the driver serves it" "$program" churn
+check '[ $status -eq 0 ] && grep -q "chunks 40" "$work/out"'
+try "its status is passed on" ./mam-run "$program" fail
+check '[ $status -eq 3 ]'
+try "a summary is printed on request" ./mam-run --summary -- "$program" churn
+check 'grep -q "40 allocations and 40 frees served, 0 allocations left" "$work/err"'
+try "measuring says what was saved" ./mam-run -m "$program" churn
+check 'grep -q "saved: .* ms" "$work/err"'
+try "the summary goes to a file" ./mam-run -s -o "$work/summary" "$program" churn
+check '[ ! -s "$work/err" ] && grep -q "40 allocations" "$work/summary"'
+try "children are served too, each by itself" ./mam-run --summary --output="$work/children" -- \
+  sh -c "$program churn && $program churn"
+check '[ "$(grep -c "40 allocations" "$work/children")" -eq 2 ]'
+try "a chunk has the size that is asked for" ./mam-run --chunk 8M "$program" churn
+check 'grep -q "chunk bytes 10485760" "$work/out"'
+try "nothing is served when it is off" ./mam-run --off --summary "$program" churn
+check 'grep -q "chunks 40" "$work/out" && grep -q "nothing was served: MAM_PRELOAD is off" "$work/err"'
+try "a program that is not meant is left alone" ./mam-run --skip-programs=preload_program,lt-preload_program "$program" churn
+check 'grep -q "chunks 40" "$work/out"'
+try "exit handlers and destructors may free and allocate" ./mam-run -s "$program" exit
+check '[ $status -eq 0 ] && grep -q "freed in an exit handler: 0" "$work/out" && grep -q "freed in a destructor: 0" "$work/out"'
+try "threads may outlive main" ./mam-run "$program" threads
+check '[ $status -eq 0 ] && [ ! -s "$work/err" ]'
+try "a program may replace itself" ./mam-run "$program" exec
+check '[ $status -eq 0 ] && grep -q "chunks 1" "$work/out"'
+try "a forked child without exec is left to the driver" ./mam-run "$program" fork
+check '[ $status -eq 0 ] && grep -q "child hears 3" "$work/out"'
+try "a forked child prints no summary of its own" ./mam-run --summary "$program" fork-exit
+check '[ $status -eq 0 ] && [ "$(grep -c "allocations and" "$work/err")" -eq 1 ]'
+try "a program that is linked with libmam has one pool" ./mam-run tests/preload/preload_member
+check '[ $status -eq 0 ] && grep -q "one pool" "$work/out"'
+try "a mistake in an option is said, and the program runs" env MAM_PRELOAD_CHUNK=much ./mam-run "$program" churn
+check '[ $status -eq 0 ] && grep -q "MAM_PRELOAD_CHUNK=much is not understood" "$work/err" && grep -q "chunks 40" "$work/out"'
+
+# Another interposer of the user's sees all of the program's calls, or none; left alone, what it sees without mam-run.
+interposer=$PWD/tests/preload/.libs/preload_interposer.so quota=$PWD/tests/preload/.libs/preload_quota.so
+library=$PWD/lib/.libs/libmam_preload.so
+for how in twice twice-asked; do
+  try "another interposer sees all ($how)" env LD_PRELOAD="$interposer" ./mam-run -s "$program" $how
+  case $how in
+  twice) check 'grep -q "saw 10 and 10 allocations and 20 frees" "$work/err" && grep -q " 10 frees served" "$work/err"' ;;
+  *) check 'grep -q "saw 0 and 10 allocations and 0 frees" "$work/err" && grep -q " 10 frees served" "$work/err"' ;;
+  esac
+  try "with --off too ($how)" env LD_PRELOAD="$interposer" ./mam-run --off "$program" $how
+  cp "$work/err" "$work/off"
+  try "as without ($how)" env LD_PRELOAD="$interposer" "$program" $how
+  check 'cmp -s "$work/err" "$work/off"'
+  try "behind the library, left alone, as without ($how)" env MAM_PRELOAD=off LD_PRELOAD="$library:$interposer" \
+    "$program" $how
+  check 'cmp -s "$work/err" "$work/off"'
+  try "a quota sees all and is served ($how)" env LD_PRELOAD="$quota" ./mam-run -s "$program" $how
+  check 'grep -q "saw 10 allocations and 20 frees" "$work/err" && grep -q " 10 frees served" "$work/err"'
+  try "a quota sees all with --off ($how)" env LD_PRELOAD="$quota" ./mam-run --off "$program" $how
+  check 'grep -q "saw 10 allocations and 20 frees" "$work/err"'
+  try "behind the library, left alone, a quota sees all ($how)" env MAM_PRELOAD=off LD_PRELOAD="$library:$quota" \
+    "$program" $how
+  check 'grep -q "saw 10 allocations and 20 frees" "$work/err"'
+  try "behind the library a quota sees none ($how)" env LD_PRELOAD="$library:$quota" "$program" $how
+  check 'grep -q "saw 0 allocations and 0 frees" "$work/err"'
+done
+
+try "behind the library an interposer sees none" env LD_PRELOAD="$library:$interposer" "$program" twice
+check 'grep -q "saw 0 and 0 allocations and 0 frees" "$work/err"'
+
+for mode in on off; do
+  try "without a driver nobody says that there is one ($mode)" env MAM_PRELOAD=$mode ./mam-run tests/preload/preload_driverless
+  cp "$work/out" "$work/$mode"
+done
+try "as without" tests/preload/preload_driverless
+check 'cmp -s "$work/out" "$work/on" && cmp -s "$work/out" "$work/off"'
+
+try "an unknown option is refused" ./mam-run --nothing "$program" churn
+check '[ $status -eq 125 ] && grep -q "unknown option --nothing" "$work/err"'
+try "an option without its value is refused" ./mam-run --chunk
+check '[ $status -eq 125 ]'
+try "no program is a mistake" ./mam-run
+check '[ $status -eq 125 ] && grep -q "^usage" "$work/err"'
+for wrong in '--min banana' '--min 1T' '--max=' '--chunk 0' '--chunk 0K' '--max 99999999999G' '--off=yes' '--skip-devices gpu0' \
+  '--programs a,,b' "-o $work/none/file" "-s -o$work" '-sx'; do
+  # shellcheck disable=SC2086
+  try "refused before the program starts: $wrong" ./mam-run $wrong sh -c 'echo started'
+  check '[ $status -eq 125 ] && [ ! -s "$work/out" ] && [ -s "$work/err" ]'
+done
+try "options go together" ./mam-run -ms -o"$work/glued" "$program" churn
+check '[ $status -eq 0 ] && [ ! -s "$work/err" ] && grep -q "saved: .* ms" "$work/glued"'
+try "units may be small letters" ./mam-run --min 1k --print
+check 'grep -qx "MAM_PRELOAD_MIN=1K" "$work/out"'
+
+# A line is printed in any case, of the program itself: commands that it runs print none.
+try "no call of the driver is said" ./mam-run -s find "$work" -maxdepth 0 -exec ls {} ';'
+check '[ "$(wc -l <"$work/err")" -eq 1 ] && grep -q "find .*no CUDA call was seen" "$work/err"'
+try "so is it after a shell became another program" ./mam-run -s sh -c 'exec true'
+check '[ "$(wc -l <"$work/err")" -eq 1 ] && grep -q "true .*no CUDA call was seen" "$work/err"'
+echo 'int main(void) { return 3; }' >"$work/static.c"
+# shellcheck disable=SC2086
+if ${CC:-cc} -static -o "$work/static" "$work/static.c" 2>/dev/null && command -v ldd >/dev/null; then
+  try "a program that takes no library is said" ./mam-run -s "$work/static"
+  check '[ $status -eq 3 ] && [ "$(wc -l <"$work/err")" -eq 1 ] && grep -q "not loaded: .*statically" "$work/err"'
+  try "in the file too" ./mam-run -s -o "$work/said" "$work/static"
+  check '[ ! -s "$work/err" ] && grep -q "not loaded" "$work/said"'
+fi
+
+# The library beside mam-run comes first, wherever both were put; a place that the dynamic linker cannot name is refused.
+for folder in beside 'be side' 'bin:lib'; do
+  mkdir -p "$work/$folder/lib" "$work/$folder/bin"
+  cp mam-run "$work/$folder/bin/"
+  cp lib/.libs/libmam_preload.so lib/.libs/libmam.so.0 "$work/$folder/lib/"
+done
+ln -s "$work/beside/bin/mam-run" "$work/linked"
+for name in beside/bin/mam-run linked; do
+  try "the library beside it is taken ($name)" "$work/$name" --print
+  check 'grep -qx "LD_PRELOAD=$work/beside/bin/../lib/libmam_preload.so" "$work/out"'
+done
+try "it runs from there" "$work/beside/bin/mam-run" -s "$program" churn
+check 'grep -q "40 allocations" "$work/err"'
+for folder in 'be side' 'bin:lib'; do
+  try "a path with a space or a colon is refused" "$work/$folder/bin/mam-run" "$program" churn
+  check '[ $status -eq 125 ] && grep -q "space or a colon" "$work/err"'
+done
+
+try "help is printed" ./mam-run --help
+check '[ $status -eq 0 ] && grep -q "^usage: mam-run" "$work/out"'
+try "the variables are printed" ./mam-run --min 1K --vmm --print
+check 'grep -qx "MAM_PRELOAD_MIN=1K" "$work/out" && grep -qx "MAM_SOURCE=vmm" "$work/out" && grep -q "^LD_PRELOAD=.*libmam_preload.so" "$work/out"'
+try "another preloaded library stays in front" env LD_PRELOAD="$PWD/tests/preload/.libs/preload_interposer.so" ./mam-run --print
+check 'grep -q "preload_interposer.so:.*libmam_preload.so" "$work/out"'
+exit $failed

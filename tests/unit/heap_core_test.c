@@ -1,0 +1,504 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/* The device heap's algorithm on one host thread: what a kernel may rely on, and that nothing is lost. */
+#include <check.h>
+#include <stdbool.h>
+#include <stdio.h>
+
+#include "support/heap_model.h"
+#include "support/run_suite.h"
+
+enum { MIB = 1 << 20, MANY = 1 << 20 };
+
+static struct heap_model *model;
+static void **blocks;
+
+static void set_up(void) { blocks = (void **)calloc(MANY, sizeof *blocks); }
+
+static void tear_down(void) {
+  if (model != NULL)
+    heap_model_destroy(model);
+  model = NULL;
+  free(blocks);
+}
+
+static uint64_t random_state = 88172645463325252u;
+
+static uint32_t random_below(uint32_t bound) {
+  random_state ^= random_state << 13;
+  random_state ^= random_state >> 7;
+  random_state ^= random_state << 17;
+  return (uint32_t)(random_state >> 32) % bound;
+}
+
+/* Takes blocks of one size until there are no more; returns how many. */
+static unsigned fill(size_t bytes) {
+  unsigned count = 0;
+  for (void *block; (block = heap_model_malloc(model, bytes, count / 32 % model->control->heap.slot_count)) != NULL;)
+    blocks[count++] = block;
+  return count;
+}
+
+static void free_all(unsigned count) {
+  for (unsigned i = 0; i < count; i++)
+    ck_assert(heap_model_free(model, blocks[i]));
+}
+
+/* ---- Sizes ---- */
+
+START_TEST(classes_hold_what_is_asked_for_and_little_more) {
+  for (mam_u32 bytes = 1; bytes <= MAM_CHUNK_BYTES; bytes++) {
+    mam_u32 size_class = mam_class_of(bytes), chunk = mam_class_bytes(size_class);
+    ck_assert_uint_lt(size_class, MAM_HEAP_CLASSES);
+    ck_assert_uint_ge(chunk, bytes);
+    ck_assert_uint_eq(chunk % 16, 0);
+    if (bytes > 128)
+      ck_assert_uint_lt(chunk * 4, bytes * 5);
+    else
+      ck_assert_uint_lt(chunk, bytes + 16);
+  }
+}
+END_TEST
+
+START_TEST(chunks_are_found_from_every_byte_of_a_span) {
+  for (mam_u32 size_class = 0; size_class < MAM_HEAP_CLASSES; size_class++) {
+    mam_u32 shift = mam_class_shift(size_class), bytes = mam_class_bytes(size_class);
+    for (mam_u32 offset = 0; offset < 256 * bytes && offset < 64 * MAM_PAGE_BYTES; offset += 16)
+      ck_assert_uint_eq(mam_chunk_index(offset / 16, shift, mam_class_multiple(size_class, shift)), offset / bytes);
+  }
+}
+END_TEST
+
+START_TEST(spans_are_whole_pages_of_whole_chunks) {
+  static const size_t sizes[] = {8 * MIB, 256u * MIB};
+  for (unsigned i = 0; i < 2; i++) {
+    model = heap_model_create(sizes[i], 132);
+    for (mam_u32 size_class = 0; size_class < MAM_HEAP_CLASSES; size_class++) {
+      mam_u32 pages = mam_span_pages(model->control->heap.chunks, size_class);
+      ck_assert_uint_ge(pages, 1);
+      ck_assert_uint_le(pages, MAM_SPAN_PAGES);
+      ck_assert_uint_eq(pages * MAM_PAGE_BYTES,
+                        mam_slot_limit(&model->control->heap, size_class) * mam_class_bytes(size_class));
+      ck_assert_uint_le(mam_slot_limit(&model->control->heap, size_class), 32 * MAM_PAGE_WORDS);
+    }
+    heap_model_destroy(model);
+    model = NULL;
+  }
+}
+END_TEST
+
+/* ---- Blocks ---- */
+
+START_TEST(blocks_are_aligned_sized_and_apart) {
+  model = heap_model_create(64 * MIB, 132);
+  unsigned count = 0;
+  for (size_t bytes = 1; bytes <= 200000; bytes += bytes / 16 + 1, count++) {
+    blocks[count] = heap_model_malloc(model, bytes, count % model->control->heap.slot_count);
+    ck_assert_ptr_nonnull(blocks[count]);
+    ck_assert_uint_eq((uintptr_t)blocks[count] % 16, 0);
+    ck_assert_uint_ge(mam_block_bytes(model->control, (mam_u64)(uintptr_t)blocks[count]), bytes);
+    memset(blocks[count], (int)count, bytes);
+  }
+  count = 0;
+  for (size_t bytes = 1; bytes <= 200000; bytes += bytes / 16 + 1, count++)
+    for (size_t i = 0; i < bytes; i++)
+      if (((unsigned char *)blocks[count])[i] != (unsigned char)count)
+        ck_abort_msg("block %u of %zu bytes was overwritten", count, bytes);
+  free_all(count);
+}
+END_TEST
+
+START_TEST(lanes_of_a_warp_get_neighbours) {
+  model = heap_model_create(64 * MIB, 132);
+  ck_assert_uint_eq(heap_model_malloc_warp(model, 48, 0, 32, blocks), 32);
+  for (unsigned i = 1; i < 32; i++)
+    ck_assert_ptr_eq(blocks[i], (char *)blocks[0] + (size_t)48 * i);
+}
+END_TEST
+
+START_TEST(what_is_no_block_is_refused) {
+  model = heap_model_create(8 * MIB, 132);
+  char *block = (char *)heap_model_malloc(model, 100, 0), *run = (char *)heap_model_malloc(model, 100000, 0);
+  static char elsewhere;
+  ck_assert(!heap_model_free(model, block + 16));
+  ck_assert(!heap_model_free(model, run + MAM_PAGE_BYTES));
+  ck_assert(!heap_model_free(model, run + 16));
+  ck_assert(!heap_model_free(model, &elsewhere));
+  ck_assert(!heap_model_free(model, (void *)(uintptr_t)(model->control->heap.base - 1)));
+  ck_assert(heap_model_free(model, block));
+  ck_assert(heap_model_free(model, run));
+  ck_assert(!heap_model_free(model, block));
+  ck_assert(!heap_model_free(model, run));
+  ck_assert_uint_eq(model->control->refused_free, 7);
+}
+END_TEST
+
+/* ---- A full heap ---- */
+
+static void share_handed_out(size_t heap_bytes, size_t bytes, double least) {
+  model = heap_model_create(heap_bytes, 132);
+  unsigned count = fill(bytes);
+  double share = (double)count * (double)bytes / (double)heap_bytes;
+  if (share < least)
+    ck_abort_msg("of %zu bytes %.2f %% are handed out in blocks of %zu", heap_bytes, 100 * share, bytes);
+  ck_assert_ptr_null(heap_model_malloc(model, bytes, 0));
+  free_all(count);
+  ck_assert_uint_ge(fill(bytes), count - count / 100); /* another order of spans may leave other ends unused */
+  heap_model_destroy(model);
+  model = NULL;
+}
+
+START_TEST(nearly_all_of_a_heap_is_handed_out_at_every_size) {
+  for (mam_u32 size_class = 3; size_class < 28; size_class++)
+    share_handed_out((size_t)64 * MIB, mam_class_bytes(size_class), size_class < 12 ? 0.981 : 0.97);
+}
+END_TEST
+
+START_TEST(a_small_heap_serves_mixed_sizes) {
+  static const size_t sizes[] = {8 * MIB, 64 * MIB};
+  for (unsigned i = 0; i < 2; i++) {
+    size_t asked = 0;
+    unsigned count = 0;
+    model = heap_model_create(sizes[i], 132);
+    for (;; count++) {
+      size_t bytes = 4 + random_below(509);
+      if (heap_model_malloc(model, bytes, random_below(model->control->heap.slot_count)) == NULL)
+        break;
+      asked += bytes;
+    }
+    double share = (double)asked / (double)sizes[i];
+    (void)printf("of %zu MiB, %.1f %% are handed out in mixed sizes\n", sizes[i] / MIB, 100 * share);
+    ck_assert_double_ge(share, 0.85);
+    heap_model_destroy(model);
+    model = NULL;
+  }
+}
+END_TEST
+
+START_TEST(a_full_heap_serves_again_what_was_freed) {
+  model = heap_model_create(8 * MIB, 132);
+  if (_i != 0)
+    heap_model_make_lazy(model);
+  unsigned count = fill(64);
+  for (unsigned i = 0; i < count; i += 7) {
+    ck_assert(heap_model_free(model, blocks[i]));
+    blocks[i] = heap_model_malloc(model, 64, i % model->control->heap.slot_count);
+    ck_assert_ptr_nonnull(blocks[i]);
+    ck_assert_ptr_null(heap_model_malloc(model, 64, 0));
+  }
+  free_all(count);
+}
+END_TEST
+
+START_TEST(pages_of_one_size_serve_another) {
+  model = heap_model_create(8 * MIB, 132);
+  if (_i != 0)
+    heap_model_make_lazy(model);
+  for (size_t bytes = 16; bytes <= 262144; bytes *= 4) {
+    unsigned count = fill(bytes);
+    ck_assert_double_ge((double)count * (double)bytes, (bytes < 32768 ? 0.93 : 0.75) * 8 * MIB);
+    free_all(count);
+  }
+}
+END_TEST
+
+START_TEST(the_largest_run_is_the_superblock) {
+  model = heap_model_create(8 * MIB, 132);
+  size_t most = (size_t)model->control->superblocks[0].page_count * MAM_PAGE_BYTES;
+  ck_assert(!mam_heap_could(model->control, most + 1));
+  ck_assert_ptr_null(heap_model_malloc(model, most + 1, 0));
+  void *block = heap_model_malloc(model, most, 0);
+  ck_assert_ptr_nonnull(block);
+  ck_assert_ptr_null(heap_model_malloc(model, 1, 0));
+  ck_assert(heap_model_free(model, block));
+  ck_assert_ptr_nonnull(heap_model_malloc(model, 1, 0));
+}
+END_TEST
+
+START_TEST(a_heap_grows_while_it_is_full) {
+  model = heap_model_create(1 * MIB, 4);
+  unsigned count = fill(256);
+  for (unsigned i = 0; i < 15; i++) {
+    heap_model_grow(model, 1 * MIB);
+    unsigned before = count;
+    for (void *block; (block = heap_model_malloc(model, 256, count % model->control->heap.slot_count)) != NULL;)
+      blocks[count++] = block;
+    ck_assert_uint_gt(count, before + 3900);
+  }
+  free_all(count);
+  ck_assert_uint_ge(heap_model_free_pages(model), 16 * 240);
+}
+END_TEST
+
+/* ---- Long runs in a lazy heap ---- */
+
+/* Which of the runs each page is in, by their numbers from 1 on; 0: none. */
+static unsigned short owners[64 * MIB / MAM_PAGE_BYTES];
+
+static void own(const void *run, size_t pages, unsigned short from, unsigned short to) {
+  size_t first = ((mam_u64)(uintptr_t)run - model->control->heap.base) / MAM_PAGE_BYTES;
+  for (size_t page = first; page < first + pages; page++) {
+    if (owners[page] != from)
+      ck_abort_msg("page %zu is in run %u, not in %u", page, owners[page], from);
+    owners[page] = to;
+  }
+}
+
+START_TEST(long_runs_of_a_lazy_heap_are_apart_and_come_back) {
+  enum { RUNS = 40, STEPS = 20000 };
+  struct {
+    void *address;
+    size_t pages;
+  } runs[RUNS] = {{NULL, 0}};
+  memset(owners, 0, sizeof owners);
+  model = heap_model_create(64 * MIB, 8);
+  heap_model_make_lazy(model);
+  unsigned served = 0;
+  for (unsigned step = 0; step < STEPS; step++) {
+    unsigned i = random_below(RUNS);
+    if (runs[i].address != NULL) {
+      own(runs[i].address, runs[i].pages, (unsigned short)(i + 1), 0);
+      ck_assert(heap_model_free(model, runs[i].address));
+      runs[i].address = NULL;
+      continue;
+    }
+    runs[i].pages = 1 + random_below(1u << (4 + random_below(step < STEPS / 2 ? 7 : 10)));
+    runs[i].address = heap_model_malloc(model, runs[i].pages * MAM_PAGE_BYTES, step % 8);
+    if (runs[i].address != NULL)
+      own(runs[i].address, runs[i].pages, 0, (unsigned short)(i + 1));
+    served += runs[i].address != NULL;
+  }
+  ck_assert_uint_gt(served, STEPS / 4);
+  for (unsigned i = 0; i < RUNS; i++)
+    if (runs[i].address != NULL)
+      ck_assert(heap_model_free(model, runs[i].address));
+  if (_i != 0) {
+    unsigned count = fill(256);
+    ck_assert_double_ge((double)count * 256, 0.97 * 64 * MIB);
+    free_all(count);
+  }
+  void *all = heap_model_malloc(model, (size_t)model->control->superblocks[0].page_count * MAM_PAGE_BYTES, 0);
+  ck_assert_ptr_nonnull(all);
+}
+END_TEST
+
+/* ---- Random operations beside a model ---- */
+
+struct live {
+  unsigned char *address;
+  size_t bytes;
+  unsigned char mark;
+};
+
+static void verify(const struct live *live) {
+  for (size_t i = 0; i<live->bytes; i += live->bytes> 64 ? 37 : 1)
+    if (live->address[i] != live->mark)
+      ck_abort_msg("a block of %zu bytes was overwritten", live->bytes);
+  if (live->address[live->bytes - 1] != live->mark)
+    ck_abort_msg("the end of a block of %zu bytes was overwritten", live->bytes);
+}
+
+static bool in_a_superblock(const char *block, size_t bytes) {
+  for (mam_u32 i = 0; i < model->control->superblock_count; i++) {
+    struct mam_area area = model->control->superblocks[i];
+    mam_u64 offset = (mam_u64)(uintptr_t)block - area.base, all = (mam_u64)area.page_count << MAM_PAGE_SHIFT;
+    if (offset < all && bytes <= all - offset)
+      return true;
+  }
+  return false;
+}
+
+/* What waits in parks of warp heaps, of chunks' and of runs' sizes, goes to who has no other memory; and so do pages
+ * when only they do. */
+START_TEST(a_full_heap_takes_what_waits) {
+  const mam_u32 sizes[] = {32 << 10, 128 << 10};
+  const size_t wanted = _i == 0 ? 4096 : 40 << 10;
+  model = heap_model_create(4 * MIB, 8);
+  unsigned before = fill(wanted), after;
+  free_all(before);
+  ck_assert_uint_ge(model->control->heap.parks, 8);
+  for (unsigned i = 0; i < 8; i++) {
+    mam_u64 block = (mam_u64)(uintptr_t)heap_model_malloc(model, sizes[i % 2], 0);
+    ck_assert_uint_ne(block, 0);
+    mam_parks(model->control)[MAM_PARK_WORDS * i + 1] = block << 16 | sizes[i % 2] / 16;
+    model->control->parked += sizes[i % 2] / 16;
+    model->control->parks_held = MAM_FULL_WORD;
+  }
+  after = fill(wanted);
+  ck_assert_uint_ge(after * 100, before * 97);
+  ck_assert_uint_eq(model->control->parked, 0);
+  for (unsigned i = 0; i < 8; i++)
+    ck_assert_uint_eq(mam_parks(model->control)[MAM_PARK_WORDS * i + 1], 0);
+  free_all(after);
+}
+END_TEST
+
+/* ---- Pages: searches against a plain array ---- */
+
+enum { SEARCHED_PAGES = 4 * 4096 + 1234 };
+static bool taken[SEARCHED_PAGES];
+
+/* The longest run of pages that is there. */
+static mam_u32 longest_run(void) {
+  mam_u32 longest = 0, here = 0;
+  for (mam_u32 page = 0; page < SEARCHED_PAGES; page++) {
+    here = taken[page] ? 0 : here + 1;
+    longest = here > longest ? here : longest;
+  }
+  return longest;
+}
+
+static void take_or_leave(mam_u32 page, mam_u32 count, bool takes) {
+  for (mam_u32 i = page; i < page + count; i++) {
+    ck_assert_uint_ne(taken[i], takes);
+    taken[i] = takes;
+  }
+}
+
+/* What is known to be missing is: of all, and of each part, in which a run begins. */
+static void check_what_is_known(struct mam_area area, mam_u32 longest) {
+  mam_u32 known = *mam_area_shortage(area) & MAM_SHORT_PAGES;
+  ck_assert(known == 0 || longest < known);
+  for (mam_u32 page = 0, here = 0; page < SEARCHED_PAGES; page++) {
+    mam_u32 last = SEARCHED_PAGES - 1 - page; /* from the top down: here is the length of the run that begins there */
+    here = taken[last] ? 0 : here + 1;
+    known = mam_area_parts(area)[last >> 12] & MAM_SHORT_PAGES;
+    ck_assert(known == 0 || here < known);
+  }
+}
+
+static struct mam_area begin_searches(void) {
+  model = heap_model_create(72 * MIB, 4);
+  struct mam_area area = model->control->superblocks[0];
+  ck_assert_uint_ge(area.page_count, SEARCHED_PAGES);
+  if (area.page_count > SEARCHED_PAGES) /* the rest is nobody's */
+    ck_assert_uint_eq(mam_run_take_at(SEARCHED_PAGES, area.page_count - SEARCHED_PAGES, area),
+                      area.page_count - SEARCHED_PAGES);
+  memset(taken, 0, sizeof taken);
+  return area;
+}
+
+/* What comes back on one side of the end of a part makes a run longer that begins in the other. */
+START_TEST(runs_over_the_end_of_a_part_are_found) {
+  struct mam_area area = begin_searches();
+  ck_assert_uint_eq(mam_run_take_at(0, SEARCHED_PAGES, area), SEARCHED_PAGES);
+  for (mam_u32 end = 4096; end < SEARCHED_PAGES; end += 4096) {
+    mam_u32 first = _i == 0 ? end - 2 : end, second = _i == 0 ? end : end - 2;
+    mam_pages_release(area, first, 2);
+    for (mam_u32 from = 0; from < 300; from += 60)
+      ck_assert_uint_eq(mam_pages_search(&area, 4, from), MAM_NO_PAGE);
+    mam_pages_release(area, SEARCHED_PAGES - 1, 1); /* now nothing is known of the whole, only of its parts */
+    ck_assert_uint_eq(mam_run_take_at(SEARCHED_PAGES - 1, 1, area), 1);
+    mam_pages_release(area, second, 2);
+    ck_assert_uint_eq(mam_pages_search(&area, 4, 0), end - 2);
+  }
+}
+END_TEST
+
+/* A search finds a run if there is one, wherever it begins and ends, and whatever earlier searches found out. */
+START_TEST(searches_find_what_there_is) {
+  static struct { mam_u32 page, count; } runs[SEARCHED_PAGES];
+  mam_u32 count = 0;
+  struct mam_area area = begin_searches();
+  for (unsigned step = 0; step < 30000; step++) {
+    bool fills = step / 2000 % 2 == 0;
+    mam_u32 wanted = 1 + random_below(random_below(8) == 0 ? 200 : random_below(4) == 0 ? 64 : 12);
+    if (count == 0 || random_below(16) < (fills ? 11 : 7)) {
+      mam_u32 longest = longest_run(), from = random_below(mam_area_map_words(area));
+      mam_u32 page =
+          wanted <= MAM_SPAN_PAGES ? mam_pages_search(&area, wanted, from) : mam_run_search(&area, wanted, from);
+      ck_assert_msg((page != MAM_NO_PAGE) == (wanted <= longest), "%u pages of at most %u are %s", (unsigned)wanted,
+                    (unsigned)longest, page == MAM_NO_PAGE ? "not found" : "found");
+      if (page != MAM_NO_PAGE) {
+        take_or_leave(page, wanted, true);
+        runs[count].page = page;
+        runs[count++].count = wanted;
+      }
+      if (step % 16 == 0)
+        check_what_is_known(area, longest_run());
+      continue;
+    }
+    mam_u32 which = random_below(count), page = runs[which].page, pages = runs[which].count;
+    mam_pages_release(area, page, pages);
+    take_or_leave(page, pages, false);
+    runs[which] = runs[--count];
+  }
+}
+END_TEST
+
+/* Whatever the search for pages has learned in a large superblock, it stays within a small one. */
+START_TEST(superblocks_of_different_sizes_are_kept_apart) {
+  model = heap_model_create(MIB, 2);
+  heap_model_grow(model, 64 * MIB);
+  for (unsigned round = 0; round < 8; round++) {
+    size_t bytes = round % 2 == 0 ? 40000 : 1000;
+    unsigned count = fill(bytes);
+    for (unsigned i = 0; i < count; i++)
+      ck_assert(in_a_superblock(blocks[i], bytes));
+    free_all(count);
+    model->control->active = round / 2 % 2;
+  }
+}
+END_TEST
+
+START_TEST(random_operations_keep_every_block_whole) {
+  enum { LIVE = 4096, STEPS = 300000 };
+  static struct live live[LIVE];
+  memset(live, 0, sizeof live);
+  model = heap_model_create(8 * MIB, 8);
+  if (_i != 0)
+    heap_model_make_lazy(model);
+  mam_u32 all = heap_model_free_pages(model);
+  for (unsigned step = 0; step < STEPS; step++) {
+    struct live *chosen = &live[random_below(LIVE)];
+    if (chosen->address != NULL) {
+      verify(chosen);
+      ck_assert(heap_model_free(model, chosen->address));
+      ck_assert(!heap_model_free(model, chosen->address));
+      chosen->address = NULL;
+      continue;
+    }
+    chosen->bytes = 1 + random_below(1u << (4 + random_below(step / 100000 % 2 == 0 ? 9 : 14)));
+    chosen->mark = (unsigned char)step;
+    chosen->address = heap_model_malloc(model, chosen->bytes, random_below(model->control->heap.slot_count));
+    if (chosen->address != NULL)
+      memset(chosen->address, chosen->mark, chosen->bytes);
+  }
+  for (unsigned i = 0; i < LIVE; i++)
+    if (live[i].address != NULL) {
+      verify(&live[i]);
+      ck_assert(heap_model_free(model, live[i].address));
+    }
+  /* Only slots still hold spans. */
+  mam_u32 held = 0;
+  for (mam_u32 size_class = 0; size_class < MAM_HEAP_CLASSES; size_class++)
+    held += model->control->heap.slot_count * mam_span_pages(model->control->heap.chunks, size_class);
+  ck_assert_uint_le(all - heap_model_free_pages(model), held);
+}
+END_TEST
+
+int main(void) {
+  Suite *suite = suite_create("heap_core");
+  TCase *tests = tcase_create("core");
+  tcase_add_checked_fixture(tests, set_up, tear_down);
+  tcase_set_timeout(tests, 60);
+  tcase_add_test(tests, classes_hold_what_is_asked_for_and_little_more);
+  tcase_add_test(tests, chunks_are_found_from_every_byte_of_a_span);
+  tcase_add_test(tests, spans_are_whole_pages_of_whole_chunks);
+  tcase_add_test(tests, blocks_are_aligned_sized_and_apart);
+  tcase_add_test(tests, lanes_of_a_warp_get_neighbours);
+  tcase_add_test(tests, what_is_no_block_is_refused);
+  tcase_add_test(tests, nearly_all_of_a_heap_is_handed_out_at_every_size);
+  tcase_add_test(tests, a_small_heap_serves_mixed_sizes);
+  tcase_add_loop_test(tests, a_full_heap_serves_again_what_was_freed, 0, 2);
+  tcase_add_loop_test(tests, pages_of_one_size_serve_another, 0, 2);
+  tcase_add_test(tests, the_largest_run_is_the_superblock);
+  tcase_add_test(tests, a_heap_grows_while_it_is_full);
+  tcase_add_loop_test(tests, a_full_heap_takes_what_waits, 0, 2);
+  tcase_add_test(tests, searches_find_what_there_is);
+  tcase_add_loop_test(tests, runs_over_the_end_of_a_part_are_found, 0, 2);
+  tcase_add_test(tests, superblocks_of_different_sizes_are_kept_apart);
+  tcase_add_loop_test(tests, long_runs_of_a_lazy_heap_are_apart_and_come_back, 0, 2);
+  tcase_add_loop_test(tests, random_operations_keep_every_block_whole, 0, 2);
+  suite_add_tcase(suite, tests);
+  return run_suite(suite);
+}

@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+#include "bench_allocators.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/error.h"
+
+/* The baselines' driver; set once by allocators_select, before any thread starts. */
+static const struct driver *driver;
+
+static cudaError_t nothing_open(size_t chunk_bytes) {
+  (void)chunk_bytes;
+  return cudaSuccess;
+}
+
+static cudaError_t nothing_close(void) { return cudaSuccess; }
+
+/* ---- Ours -------------------------------------------------------------------------------------------------------- */
+
+static cudaError_t mam_open(size_t chunk_bytes) {
+  return chunk_bytes == 0 ? MAM_Create_auto() : MAM_Create(chunk_bytes);
+}
+
+static cudaError_t mam_release(void *address, size_t bytes) {
+  (void)bytes;
+  return MAM_CudaFree(address);
+}
+
+static cudaError_t mam_reserved(size_t *bytes) {
+  MAM_PoolInfo info = {.struct_size = sizeof info};
+  cudaError_t error = MAM_PoolGetInfo(NULL, &info);
+  if (error == cudaSuccess)
+    *bytes = info.reserved_bytes;
+  return error;
+}
+
+static cudaError_t mam_metadata(size_t *bytes) {
+  MAM_PoolInfo info = {.struct_size = sizeof info};
+  cudaError_t error = MAM_PoolGetInfo(NULL, &info);
+  if (error == cudaSuccess)
+    *bytes = info.metadata_bytes;
+  return error;
+}
+
+static const struct allocator mam = {.name = "MAM",
+                                     .alignment = 512,
+                                     .bounded = true,
+                                     .sized = true,
+                                     .open = mam_open,
+                                     .close = MAM_Destroy,
+                                     .allocate = MAM_CudaMalloc,
+                                     .release = mam_release,
+                                     .reserved = mam_reserved,
+                                     .metadata = mam_metadata,
+                                     .last_error = MAM_LastError};
+
+static const struct allocator mam_tagged = {.name = "MAM-tagged",
+                                            .alignment = 512,
+                                            .bounded = true,
+                                            .sized = true,
+                                            .open = mam_open,
+                                            .close = MAM_Destroy,
+                                            .allocate = MAM_CudaMalloc,
+                                            .release = mam_release,
+                                            .allocate_tagged = MAM_CudaMallocTagged,
+                                            .reserved = mam_reserved,
+                                            .metadata = mam_metadata,
+                                            .last_error = MAM_LastError};
+
+/* ---- The CUDA driver's ------------------------------------------------------------------------------------------- */
+
+static cudaError_t driver_result(CUresult result, const char *what) {
+  return result == CUDA_SUCCESS ? cudaSuccess : driver_error(driver, result, what);
+}
+
+static cudaError_t cuda_allocate(void **address, size_t bytes) {
+  CUdeviceptr device_address = 0;
+  CUresult result = driver->cuMemAlloc(&device_address, bytes);
+  *address = (void *)(uintptr_t)device_address;
+  return driver_result(result, "cuMemAlloc");
+}
+
+static cudaError_t cuda_release(void *address, size_t bytes) {
+  (void)bytes;
+  return driver_result(driver->cuMemFree((CUdeviceptr)(uintptr_t)address), "cuMemFree");
+}
+
+/* CUDA promises 256 bytes. */
+static const struct allocator cuda = {.name = "cudaMalloc",
+                                      .alignment = 256,
+                                      .bounded = true,
+                                      .remark = "cudaMalloc and cudaFree are measured at cuMemAlloc and cuMemFree, the "
+                                                "driver functions that they call",
+                                      .open = nothing_open,
+                                      .close = nothing_close,
+                                      .allocate = cuda_allocate,
+                                      .release = cuda_release,
+                                      .last_error = error_last};
+
+/* The legacy default stream, and with it the device's default memory pool as the driver sets it up. */
+static CUstream const async_stream = NULL;
+
+static cudaError_t async_allocate(void **address, size_t bytes) {
+  CUdeviceptr device_address = 0;
+  CUresult result = driver->cuMemAllocAsync(&device_address, bytes, async_stream);
+  *address = (void *)(uintptr_t)device_address;
+  return driver_result(result, "cuMemAllocAsync");
+}
+
+static cudaError_t async_release(void *address, size_t bytes) {
+  (void)bytes;
+  return driver_result(driver->cuMemFreeAsync((CUdeviceptr)(uintptr_t)address, async_stream), "cuMemFreeAsync");
+}
+
+static cudaError_t async_settle(void) {
+  return driver_result(driver->cuStreamSynchronize(async_stream), "cuStreamSynchronize");
+}
+
+static cudaError_t async_close(void) { return async_settle(); }
+
+/* The pool that a plain cuMemAllocAsync takes from: that of the first device, whose context mam-bench made current. */
+static cudaError_t async_pool(CUmemoryPool *pool) {
+  return driver_result(driver->cuDeviceGetDefaultMemPool(pool, 0), "cuDeviceGetDefaultMemPool");
+}
+
+/* The high-water mark starts anew. */
+static cudaError_t async_open(size_t chunk_bytes) {
+  CUmemoryPool pool = NULL;
+  uint64_t none = 0;
+  (void)chunk_bytes;
+  cudaError_t error = async_pool(&pool);
+  if (error != cudaSuccess)
+    return error;
+  return driver_result(driver->cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, &none),
+                       "cuMemPoolSetAttribute");
+}
+
+static cudaError_t async_reserved(size_t *bytes) {
+  CUmemoryPool pool = NULL;
+  uint64_t most = 0;
+  cudaError_t error = async_pool(&pool);
+  if (error != cudaSuccess)
+    return error;
+  error = driver_result(driver->cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, &most),
+                        "cuMemPoolGetAttribute");
+  if (error == cudaSuccess)
+    *bytes = (size_t)most;
+  return error;
+}
+
+static const struct allocator async = {
+    .name = "cudaMallocAsync",
+    .alignment = 256,
+    .bounded = true,
+    .remark = "cudaMallocAsync and cudaFreeAsync are measured at cuMemAllocAsync and cuMemFreeAsync, on the default\n"
+              "stream with the default pool; the stream is synchronised between batches, which is not timed",
+    .open = async_open,
+    .close = async_close,
+    .settle = async_settle,
+    .allocate = async_allocate,
+    .release = async_release,
+    .reserved = async_reserved,
+    .last_error = error_last};
+
+static cudaError_t pinned_allocate(void **address, size_t bytes) {
+  return driver_result(driver->cuMemHostAlloc(address, bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),
+                       "cuMemHostAlloc");
+}
+
+static cudaError_t pinned_release(void *address, size_t bytes) {
+  (void)bytes;
+  return driver_result(driver->cuMemFreeHost(address), "cuMemFreeHost");
+}
+
+static const struct allocator pinned = {
+    .name = "cudaHostAlloc",
+    .alignment = 64,
+    .remark = "cudaHostAlloc and cudaFreeHost are measured at cuMemHostAlloc and cuMemFreeHost",
+    .open = nothing_open,
+    .close = nothing_close,
+    .allocate = pinned_allocate,
+    .release = pinned_release,
+    .last_error = error_last};
+
+static cudaError_t managed_allocate(void **address, size_t bytes) {
+  CUdeviceptr device_address = 0;
+  CUresult result = driver->cuMemAllocManaged(&device_address, bytes, CU_MEM_ATTACH_GLOBAL);
+  *address = (void *)(uintptr_t)device_address;
+  return driver_result(result, "cuMemAllocManaged");
+}
+
+static const struct allocator managed = {
+    .name = "cudaMallocManaged",
+    .alignment = 256,
+    .remark = "cudaMallocManaged and cudaFree are measured at cuMemAllocManaged and cuMemFree",
+    .open = nothing_open,
+    .close = nothing_close,
+    .allocate = managed_allocate,
+    .release = cuda_release,
+    .last_error = error_last};
+
+/* ---- The C library's --------------------------------------------------------------------------------------------- */
+
+static cudaError_t mmap_allocate(void **address, size_t bytes) {
+  void *mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED)
+    return error_set(cudaErrorMemoryAllocation, "mmap: %s", strerror(errno));
+  *address = mapped;
+  return cudaSuccess;
+}
+
+static cudaError_t mmap_release(void *address, size_t bytes) {
+  return munmap(address, bytes) == 0 ? cudaSuccess : error_set(cudaErrorInvalidValue, "munmap: %s", strerror(errno));
+}
+
+static const struct allocator mapping = {.name = "mmap",
+                                         .alignment = 4096,
+                                         .open = nothing_open,
+                                         .close = nothing_close,
+                                         .allocate = mmap_allocate,
+                                         .release = mmap_release,
+                                         .last_error = error_last};
+
+static cudaError_t malloc_allocate(void **address, size_t bytes) {
+  *address = malloc(bytes);
+  return *address != NULL ? cudaSuccess : error_set(cudaErrorMemoryAllocation, "malloc: %s", strerror(errno));
+}
+
+static cudaError_t malloc_release(void *address, size_t bytes) {
+  (void)bytes;
+  free(address);
+  return cudaSuccess;
+}
+
+static const struct allocator heap = {.name = "malloc",
+                                      .alignment = 16,
+                                      .remark = "Blocks are never touched: mmap and malloc pay for no page here",
+                                      .open = nothing_open,
+                                      .close = nothing_close,
+                                      .allocate = malloc_allocate,
+                                      .release = malloc_release,
+                                      .last_error = error_last};
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+
+/* Their places are fewer than allocators_most: a test may add one. */
+static const struct allocator *const by_source[][allocators_most] = {
+    [MAM_SOURCE_DEVICE] = {&mam, &cuda, &async}, [MAM_SOURCE_PINNED] = {&mam, &pinned},
+    [MAM_SOURCE_MANAGED] = {&mam, &managed},     [MAM_SOURCE_HOST] = {&mam, &mapping, &heap},
+    [MAM_SOURCE_VMM] = {&mam, &cuda, &async},
+};
+
+/* Whether the driver has all that the baseline cudaMallocAsync calls. */
+static bool async_exists(void) {
+  return driver != NULL && driver->cuMemAllocAsync != NULL && driver->cuMemFreeAsync != NULL &&
+         driver->cuStreamSynchronize != NULL && driver->cuDeviceGetDefaultMemPool != NULL &&
+         driver->cuMemPoolGetAttribute != NULL && driver->cuMemPoolSetAttribute != NULL;
+}
+
+const struct allocator *allocators_tagged(void) { return &mam_tagged; }
+
+size_t allocators_select(const struct allocator *list[allocators_most], MAM_Source source,
+                         const struct machine *machine) {
+  driver = machine->driver;
+  size_t count = 0;
+  while (count < allocators_most && by_source[source][count] != NULL) {
+    list[count] = by_source[source][count];
+    count++;
+  }
+  if (list[count - 1] == &async && !async_exists())
+    count--; /* it is the last of its row */
+  return count;
+}

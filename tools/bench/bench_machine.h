@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * What there is to measure on: the first GPU with its primary context, or none and why.
+ *
+ * Looks at the machine without the library under test.  Knows nothing of allocators.
+ */
+#ifndef MAM_BENCH_MACHINE_H
+#define MAM_BENCH_MACHINE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "cuda/driver.h"
+
+struct machine {
+  const struct driver *driver; /* NULL: there is no GPU */
+  CUcontext context;           /* the primary context, retained until the process ends */
+  char device[128];            /* the GPU's name; "host memory" without one */
+  int driver_version;          /* as CUDA counts: 13.0 is 13000; 0 without a GPU */
+  char reason[256];            /* why there is no GPU */
+};
+
+/* Fills *machine and makes the context current in this thread.  False, with a reason, if there is no usable GPU. */
+bool machine_probe(struct machine *machine);
+
+/* Makes the context current in a new thread, as a program's own threads have it.  False if the driver refuses; the
+ * error is recorded. */
+bool machine_thread_begin(const struct machine *machine);
+
+/* Writes what cuMemGetInfo says is free.  False without a GPU, or if the driver refuses; then the error is recorded. */
+bool machine_free_bytes(const struct machine *machine, size_t *bytes);
+
+#endif
