@@ -502,6 +502,13 @@ static void calm_look_later(struct mam_pool *pool) {
   pool->calm_until_ns = now_ns() + (times < CALM_TIMES_MOST ? times : CALM_TIMES_MOST) * calm_ns();
 }
 
+/* A pool that is watched from now on; pool->calm says what it is like. */
+static void calm_first_look(struct mam_pool *pool) {
+  pool->calm_patience = pool->calm_idle = 1;
+  pool->calm_trimmed_ns = 0;
+  calm_look_later(pool);
+}
+
 static bool calm_is_quiet(const struct pool_calm *before, const struct pool_calm *now) {
   return now->malloc_count - before->malloc_count <= CALM_MALLOCS && now->used_bytes == before->used_bytes;
 }
@@ -520,8 +527,13 @@ static size_t calm_keep_bytes(const struct mam_pool *pool, const struct pool_cal
 /* Looks at a pool that has grown: if it is calm, it gives back what it does not need.  The lock is left for that. */
 static void calm_look_locked(struct mam_pool *pool) {
   const struct pool_calm before = pool->calm;
-  if (!pool_calm_look(pool, &pool->calm) || pool->calm.generation != before.generation) {
+  if (!pool_calm_look(pool, &pool->calm)) {
     pool->calm_until_ns = 0;
+    return;
+  }
+  if (pool->calm.generation !=
+      before.generation) { /* the next pool in this struct: its growth was noted as this one's */
+    calm_first_look(pool);
     return;
   }
   const struct pool_calm now = pool->calm;
@@ -603,14 +615,15 @@ static void environment_watch(struct mam_pool *pool) {
 
 /* A pool has grown that is not looked at yet. */
 static void calm_begin_locked(struct mam_pool *pool) {
-  uint64_t generation = pool->calm.generation;
+  const struct pool_calm before = pool->calm;
+  unsigned patience = pool->calm_patience;
   if (!pool_calm_look(pool, &pool->calm))
     return;
-  if (generation != pool->calm.generation || pool->calm_patience == 0)
-    pool->calm_patience = 1;
-  pool->calm_idle = 1;
-  pool->calm_trimmed_ns = 0;
-  calm_look_later(pool);
+  calm_first_look(pool);
+  if (before.generation == pool->calm.generation && patience > 1) { /* the same pool keeps what it was given */
+    pool->calm_patience = patience;
+    calm_look_later(pool);
+  }
 }
 
 /* One that is looked at has grown.  If it gave back too early, it is given more time from now on. */

@@ -151,6 +151,19 @@ START_TEST(calm_pool_gives_back_what_was_freed) {
 }
 END_TEST
 
+/* A pool that ended while it was watched is not confused with the next one. */
+START_TEST(calm_pool_made_anew_gives_back) {
+  use_calm_pool(calm_sources[_i]);
+  OK(MAM_CudaFree(block(GIB)));
+  OK(MAM_Destroy());
+  OK(MAM_Create_auto());
+  OK(MAM_CudaFree(block(GIB)));
+  ck_assert_uint_gt(info_of(NULL).reserved_bytes, 512 * MIB);
+  ck_assert_uint_le(held_after_a_while(256 * MIB), 256 * MIB);
+  OK(MAM_Destroy());
+}
+END_TEST
+
 START_TEST(calm_pool_of_the_program_s_own_gives_back) {
   MAM_PoolOptions options = MAM_POOL_OPTIONS_INIT;
   options.source = MAM_SOURCE_VMM;
@@ -282,6 +295,7 @@ int main(void) {
   tcase_add_test(impossible, request_that_can_never_be_served_asks_the_driver_nothing);
   tcase_add_loop_test(calm, calm_pool_gives_back_what_a_loop_left, 0, 3);
   tcase_add_loop_test(calm, calm_pool_gives_back_what_was_freed, 0, 3);
+  tcase_add_loop_test(calm, calm_pool_made_anew_gives_back, 0, 3);
   tcase_add_test(calm, calm_pool_of_the_program_s_own_gives_back);
   tcase_add_loop_test(calm, calm_pool_takes_nothing_from_a_running_kernel, 0, 2);
   tcase_add_test(calm, busy_pool_keeps_what_it_uses);
