@@ -18,11 +18,14 @@ trap 'rm -rf "$work"' EXIT
 failed=0
 compiled=$source
 
-newest=$("$NVCC" --list-gpu-code | sed -n 's/^sm_\([0-9]*\)$/\1/p' | sort -n | tail -n 1)
-architectures=$(for sm in 75 90 "$newest"; do
-  "$NVCC" --list-gpu-code | grep -qx "sm_$sm" && echo "$sm"
-done | sort -nu)
-[ -n "$architectures" ] || { echo "FAIL: $NVCC names no GPU"; exit 1; }
+# MAM_TEST_SHORT: the calls on one GPU, and each header once.
+short=no
+[ -z "${MAM_TEST_SHORT-}" ] || short=yes
+known=$("$NVCC" --list-gpu-code | sed -n 's/^sm_\([0-9]*\)$/\1/p' | sort -n)
+architectures=$(printf '%s\n' "$known" | grep -x -e 75 -e 90 -e "$(printf '%s\n' "$known" | tail -n 1)")
+launched=$(printf '%s\n' "$known" | grep -x -e 75 -e 80 -e 86 -e 90 -e 100 -e 120)
+[ $short = no ] || architectures='' launched=90
+[ -n "$launched" ] || { echo "FAIL: $NVCC names no GPU"; exit 1; }
 
 # compile WHAT FLAG...: a warning is a failure.
 compile() {
@@ -38,86 +41,97 @@ compile() {
   fi
 }
 
-# registers FLAG...: lines "KERNEL REGISTERS".
-registers() {
-  "$NVCC" "$@" -O3 -I"$include" -Xptxas -v -cubin -o "$work/object.cubin" "$source" 2>&1 |
-    awk '/Compiling entry function/ { split($0, part, "\047"); name = part[2] }
-         /Used [0-9]+ registers/ { for (i = 1; i < NF; i++) if ($i == "Used") print name, $(i + 1) }'
+# images FLAG...: what ptxas says of each kernel: lines "KERNEL REGISTERS STACK".  STACK is the whole stack's bytes, "?"
+# where it is not known, since a function may be called by itself.
+images() {
+  "$NVCC" "$@" -O3 -I"$include" -Werror all-warnings -Xptxas -v -cubin -o "$work/object.cubin" "$compiled" \
+    >"$work/log" 2>&1 || return
+  awk '/Compiling entry function/ { split($0, part, "\047"); name = part[2]; next }
+       /Stack size for entry function/ { split($0, part, "\047"); unknown[part[2]] = 1 }
+       /Function properties for/ { frame = $NF == name || $0 ~ name; next }
+       frame && /bytes stack frame/ { stack[name] = $1; frame = 0 }
+       /Used [0-9]+ registers/ && name != "" {
+         for (i = 1; i < NF; i++) {
+           if ($i == "Used") registers[name] = $(i + 1)
+           if ($i == "cumulative") stack[name] = $(i - 2) + 0
+         }
+         name = ""
+       }
+       END { for (name in registers) print name, registers[name], (name in unknown ? "?" : stack[name]) }' "$work/log"
 }
 
-# Prints what the kernels with a heap use with so many numbers live, against base; fails above 16 more if it is to judge.
-# Before sm_80 it is a file without warp heaps: with them it is 2 more than that.
-registers_compare() {
-  sm=$1 live=$2 base=$3 judge=$4
-  more=16
-  [ "$sm" -ge 80 ] || more=32 # the way of the last resort takes 56 registers there
-  warps=
-  [ "$sm" -ge 80 ] || warps=-DWITHOUT_WARPS
-  registers -arch="sm_$sm" -DLIVE="$live" $warps >"$work/registers"
-  for kernel in user_kernel_malloc user_kernel_free user_kernel_both; do
-    used=$(awk -v kernel="$kernel" '$1 == kernel { print $2 }' "$work/registers")
-    verdict=ok
-    [ -n "$used" ] && { [ "$used" -le $((base + more)) ] || [ "$judge" = no ]; } || verdict=FAIL failed=1
-    echo "$verdict: sm_$sm: $kernel: ${used:-no} registers with a heap, $base without ($live numbers live)"
-  done
+# of KERNEL COLUMN FILE: a number of what images or linked printed.
+of() {
+  awk -v kernel="$1" -v column="$2" '$1 == kernel { print $column }' "$3"
 }
-
-# A kernel without a heap uses 32 registers over a range of live numbers, since the compiler spends on speed what it
-# has.  The least of them is judged; the most, where not one register is to spare, is printed beside it.
-registers_check() {
-  sm=$1 least=4 most=4 base=0
-  for try in 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
-    used=$(registers -arch="sm_$sm" -DLIVE_ALONE -DLIVE="$try" | awk '{ print $2 }')
-    [ "${used:-99}" -le 32 ] || break
-    [ "$used" -eq "$base" ] || least=$try
-    most=$try base=$used
-  done
-  registers_compare "$sm" "$least" "$base" yes
-  [ "$most" -eq "$least" ] || registers_compare "$sm" "$most" "$base" no
-}
-
-# The stack of a kernel that calls everything: unknown, if a function may be called by itself, it would be too small.
-stack_check() {
-  sm=$1
-  shift
-  known=$("$NVCC" "$@" -arch="sm_$sm" -O3 -I"$include" -Xptxas -v -cubin -o "$work/object.cubin" "$source" 2>&1 |
-    awk '/Compiling entry function/ { split($0, part, "\047"); name = part[2] }
-         /Used [0-9]+ registers/ && name ~ /^every/ { if (/cumulative stack size/) known++; else unknown++ }
-         END { print known + 0, unknown + 0 }')
-  case $known in
-  [1-9]*\ 0) echo "ok: sm_$sm: the stack is known" ;;
-  *) echo "FAIL: sm_$sm: the stack is not known: $known"; failed=1 ;;
-  esac
-}
-
-# A kernel with one call of mam_malloc, and one with one of mam_free; BOUNDS: its launch bounds.
-one_call=$work/one_call.cu
-cat >"$one_call" <<END
-#include <mam/device.cuh>
-extern "C" __global__ void BOUNDS one_malloc(mam_heap heap, void **blocks, unsigned bytes) {
-  blocks[threadIdx.x] = mam_malloc(heap, bytes);
-}
-extern "C" __global__ void BOUNDS one_free(mam_heap heap, void **blocks) { mam_free(heap, blocks[threadIdx.x]); }
-END
-# The goal for the stack is 512 bytes as well: what is above that, on the oldest GPU by most, is not reached.
-registers_most=64 registers_goal=48 stack_most=640
 
 # judge WHAT NUMBER MOST UNIT: no number is a failure too.
 judge() {
-  if [ -z "$2" ]; then
-    echo "FAIL: $1: it is not known how many $4"
-    failed=1
-  elif [ "$2" -gt "$3" ]; then
-    echo "FAIL: $1: $2 $4, more than $3"
-    failed=1
+  case $2 in
+  '' | *[!0-9]*) echo "FAIL: $1: it is not known how many $4"; failed=1 ;;
+  *)
+    if [ "$2" -gt "$3" ]; then
+      echo "FAIL: $1: $2 $4, more than $3"
+      failed=1
+    else
+      echo "ok: $1: $2 $4, at most $3"
+    fi
+    ;;
+  esac
+}
+
+# What a heap costs a kernel in registers: a kernel without one uses 32 over a range of live numbers, since the compiler
+# spends on speed what it has; the least of them is judged.  The goal is 16 more.  Between two numbers live and four, all
+# but a few kernels need 24, since ptxas keeps what is live over a call in blocks of eight registers.
+registers_check() {
+  sm=$1 least=4
+  for try in 4 5 6 7 8 9 10; do
+    used=$("$NVCC" -arch="sm_$sm" -O3 -DLIVE_ALONE -DLIVE="$try" -Xptxas -v -cubin -o "$work/object.cubin" "$source" 2>&1 |
+      sed -n 's/.*Used \([0-9]*\) registers.*/\1/p')
+    [ "${used:-99}" -lt 32 ] || { least=$try; break; }
+  done
+  [ "${used:-99}" -eq 32 ] || { echo "FAIL: sm_$sm: no kernel without a heap uses 32 registers"; failed=1; }
+  images -arch="sm_$sm" -DLIVE="$least" >"$work/registers"
+  for kernel in user_kernel_malloc user_kernel_free user_kernel_both; do
+    judge "sm_$sm: $kernel, which uses 32 without a heap" "$(of $kernel 2 "$work/registers")" 56 registers
+  done
+}
+
+# The stack of a kernel that calls everything.
+stack_check() {
+  what=$1
+  shift
+  images "$@" -DLIVE=8 >"$work/every"
+  if grep -q '^every_function ' "$work/every" && ! grep '^every.* ?$' "$work/every"; then
+    echo "ok: $what: the stack is known"
   else
-    echo "ok: $1: $2 $4, at most $3"
+    echo "FAIL: $what: the stack is not known"
+    head -n 20 "$work/log"
+    failed=1
   fi
 }
 
+# A kernel with one call of mam_malloc, and one with one of mam_free; the same with launch bounds.  They have to launch
+# with 1,024 threads, and their stack has to leave a part of the default, 1,024 bytes, to the program.
+one_call=$work/one_call.cu
+cat >"$one_call" <<END
+#include <mam/device.cuh>
+#define KERNELS(name, bounds)                                                                            \\
+  extern "C" __global__ void bounds name##malloc(mam_heap heap, void **blocks, unsigned bytes) {         \\
+    blocks[threadIdx.x] = mam_malloc(heap, bytes);                                                       \\
+  }                                                                                                      \\
+  extern "C" __global__ void bounds name##free(mam_heap heap, void **blocks) { mam_free(heap, blocks[threadIdx.x]); }
+KERNELS(one_, )
+KERNELS(bound_1024_, __launch_bounds__(1024))
+KERNELS(bound_768_, __launch_bounds__(768))
+END
+# The goal is 48 registers with relocatable device code, and a stack of 512 bytes.
+registers_most=64 stack_most=640
+
 # What the linker says of relocatable device code: lines "KERNEL REGISTERS STACK".
 linked() {
-  "$NVCC" -arch="sm_$1" -O3 -I"$include" -DBOUNDS= -rdc=true -c -o "$work/object.o" "$one_call" >"$work/log" 2>&1 || return
+  "$NVCC" -arch="sm_$1" -O3 -I"$include" -Werror all-warnings -rdc=true -c -o "$work/object.o" "$one_call" \
+    >"$work/log" 2>&1 || return
   "$NVCC" -arch="sm_$1" -dlink -Xnvlink -v -o "$work/linked.o" "$work/object.o" 2>&1 |
     awk '/Function properties for/ { split($0, part, "\047"); name = part[2] }
          /used [0-9]+ registers/ { registers = stack = ""
@@ -128,56 +142,38 @@ linked() {
            print name, registers, stack }'
 }
 
-# Without relocatable device code: lines "KERNEL STACK", without a number where the compiler does not know it.
-unlinked() {
-  "$NVCC" -arch="sm_$1" -O3 -I"$include" -DBOUNDS= -Xptxas -v -cubin -o "$work/object.cubin" "$one_call" 2>&1 |
-    awk '/Stack size for entry function/ { split($0, part, "\047"); unknown[part[2]] = 1 }
-         /Compiling entry function/ { split($0, part, "\047"); name = part[2] }
-         /Function properties for one_/ { frame = 1; next }
-         frame && /bytes stack frame/ { stack[name] = $1; frame = 0 }
-         /Used [0-9]+ registers/ && name != "" { for (i = 5; i <= NF; i++)
-             if ($i == "stack" && $(i - 1) == "cumulative") stack[name] = $(i - 3) + 0
-           kernels[name] = 1; name = "" }
-         END { for (name in kernels) print name, (name in unknown ? "" : stack[name]) }'
-}
-
 one_call_check() {
   sm=$1
   compiled=$one_call
   linked "$sm" >"$work/linked"
-  unlinked "$sm" >"$work/unlinked"
-  for kernel in one_malloc one_free; do
-    used=$(awk -v kernel=$kernel '$1 == kernel { print $2 }' "$work/linked")
-    judge "sm_$sm: $kernel, relocatable" "$used" $registers_most registers
-    [ "${used:-0}" -le $registers_goal ] || echo "note: sm_$sm: $kernel, relocatable: the goal is $registers_goal registers"
-    judge "sm_$sm: $kernel, relocatable" "$(awk -v kernel=$kernel '$1 == kernel { print $3 }' "$work/linked")" \
-      $stack_most "bytes of stack"
-    judge "sm_$sm: $kernel" "$(awk -v kernel=$kernel '$1 == kernel { print $2 }' "$work/unlinked")" $stack_most \
-      "bytes of stack"
-  done
-  for threads in 1024 768; do
-    compile "sm_$sm, launch bounds of $threads" -arch="sm_$sm" "-DBOUNDS=__launch_bounds__($threads)"
-    compile "sm_$sm, launch bounds of $threads, relocatable device code" -arch="sm_$sm" -rdc=true \
-      "-DBOUNDS=__launch_bounds__($threads)"
-  done
+  images -arch="sm_$sm" >"$work/unlinked"
   compiled=$source
+  for call in malloc free; do
+    judge "sm_$sm: one $call, relocatable" "$(of one_$call 2 "$work/linked")" $registers_most registers
+    judge "sm_$sm: one $call, relocatable" "$(of one_$call 3 "$work/linked")" $stack_most "bytes of stack"
+    judge "sm_$sm: one $call" "$(of one_$call 3 "$work/unlinked")" $stack_most "bytes of stack"
+    for threads in 1024 768; do
+      most=$((65536 / threads / 8 * 8))
+      judge "sm_$sm: one $call, launch bounds of $threads, relocatable" "$(of bound_${threads}_$call 2 "$work/linked")" \
+        $most registers
+      judge "sm_$sm: one $call, launch bounds of $threads" "$(of bound_${threads}_$call 2 "$work/unlinked")" $most registers
+    done
+  done
 }
 
-for sm in 75 80 86 90 100 120; do
-  "$NVCC" --list-gpu-code | grep -qx "sm_$sm" && one_call_check "$sm"
+for sm in $launched; do
+  one_call_check "$sm"
 done
 
 for sm in $architectures; do
-  stack_check "$sm"
-  stack_check "$sm" -DMAM_HEAP_CHECKED=1
-  compile "sm_$sm" -arch="sm_$sm"
+  registers_check "$sm"
+  stack_check "sm_$sm, checked" -arch="sm_$sm" -DMAM_HEAP_CHECKED=1
+  stack_check "sm_$sm" -arch="sm_$sm"
   compile "sm_$sm, relocatable device code" -arch="sm_$sm" -rdc=true
-  compile "sm_$sm, checked" -arch="sm_$sm" -DMAM_HEAP_CHECKED=1
   compile "sm_$sm, recorded" -arch="sm_$sm" -DMAM_HEAP_RECORDED=1
   compile "sm_$sm, debugging" -arch="sm_$sm" -G
-  registers_check "$sm"
 done
-for standard in c++14 c++17 c++20; do
+[ $short = yes ] || for standard in c++14 c++17 c++20; do
   compile "$standard" -arch=sm_90 -std="$standard"
 done
 # A program may use one function and not the others, or only the host's header beside it.
@@ -256,6 +252,7 @@ __global__ void kernel(mam_heap heap, void **blocks) { blocks[threadIdx.x] = mam
 END
 compile "warp heaps beside the host's header" -arch=sm_90
 replace "" -arch=sm_90
+[ $short = no ] || exit $failed
 replace ", c++14" -arch=sm_90 -std=c++14
 replace ", relocatable device code" -arch=sm_90 -rdc=true
 replace ", recorded" -arch=sm_90 -DMAM_HEAP_RECORDED=1
