@@ -321,16 +321,19 @@ MAM_API cudaError_t MAM_PoolDefault(MAM_Pool *pool);
 
 /* Allocates as MAM_CudaMalloc does, from the given pool.  MAM_CudaFree frees the block.  The address is a multiple of
  * the pool's alignment.
+ *
  * Errors: those of MAM_CudaMalloc; cudaErrorInvalidResourceHandle if pool is NULL or destroyed. */
 MAM_API cudaError_t MAM_PoolMalloc(MAM_Pool pool, void **ptr, size_t size);
 
 /* Frees as MAM_CudaFree does, with a rule of reuse for this block alone, whatever the rule of its pool is.
  * MAM_REUSE_STREAM means MAM_CudaFreeAsync on the default stream (0).
+ *
  * Errors: those of MAM_CudaFree; cudaErrorInvalidValue if reuse is none of MAM_Reuse.  Then the block is not freed. */
 MAM_API cudaError_t MAM_CudaFreeReuse(void *ptr, MAM_Reuse reuse);
 
 /* MAM_CudaMallocAsync, MAM_CudaMallocTagged and MAM_Trim for the given pool.  The stream is one of the current context,
  * which should be the pool's.
+ *
  * Errors: those of the named functions; cudaErrorInvalidResourceHandle if pool is NULL or destroyed. */
 MAM_API cudaError_t MAM_PoolMallocAsync(MAM_Pool pool, void **ptr, size_t size, cudaStream_t stream);
 MAM_API cudaError_t MAM_PoolMallocTagged(MAM_Pool pool, void **ptr, size_t size, const void *tag);
@@ -404,6 +407,7 @@ MAM_API cudaError_t MAM_PoolReport(MAM_Pool pool, char **json);
 /* Writes a report in words to *text: whether the pool can serve size bytes at the moment, and if it cannot, why.  The
  * report has the size, the free bytes, the largest free segment, the bytes that wait, the limit, the last error of the
  * source, and the call sites that hold the most.  The caller releases the text with free(3).
+ *
  * pool and errors: as for MAM_PoolReport. */
 MAM_API cudaError_t MAM_PoolExplain(MAM_Pool pool, size_t size, char **text);
 
@@ -415,8 +419,7 @@ MAM_API const char *MAM_LastError(void);
 /* In a program that is compiled with --default-stream per-thread, 0 means the calling thread's own stream. */
 #if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM) || defined(__CUDA_API_PER_THREAD_DEFAULT_STREAM)
 #if defined(__GNUC__)
-#define MAM_PTDS_INLINE static inline __attribute__((always_inline, unused)) /* so that the call site is the caller's  \
-                                                                              */
+#define MAM_PTDS_INLINE static inline __attribute__((always_inline, unused)) /* the call site is the caller's */
 #else
 #define MAM_PTDS_INLINE static inline
 #endif
