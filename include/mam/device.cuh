@@ -10,7 +10,7 @@
  *
  * The header works for sm_75 and later, with and without -rdc=true, with nvcc, NVRTC and tools that use NVRTC.  It
  * needs no header outside of include/mam.  The host gets the handle from MAM_HeapHandle and passes it to the kernel by
- * value, as a parameter of its own.
+ * value; mam-heap(7) names other places for it.
  *
  * Any thread of a kernel may call any function at any time: lanes that diverged, and several kernels and streams at
  * once.  Any thread may free a block: of the same kernel, of a later kernel, or of the host (MAM_HeapFree).  No

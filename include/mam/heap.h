@@ -69,7 +69,7 @@ MAM_API cudaError_t MAM_HeapCreate(MAM_Heap *heap, MAM_Pool pool, const MAM_Heap
 
 /* Destroys the heap and frees its memory in the pool.  All its blocks end.  heap may be NULL.  Kernels that use the
  * heap must have ended.  If the pool's rule of reuse waits for them (mam.h, MAM_Reuse), it is enough that they were
- * submitted before.  A compaction that has begun ends too.
+ * submitted before.  A compaction that has begun ends too.  Destroy the heaps of a pool before the pool.
  *
  * cudaSuccess                    the heap is gone; also for NULL
  * cudaErrorInvalidResourceHandle the heap was destroyed before
