@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * mam/device.cuh - malloc and free for kernels, from a heap that the host created (mam/heap.h).
+ * mam/device.cuh - malloc and free for kernels, from a device heap that the host created (mam/heap.h).
  *
  *   __global__ void kernel(mam_heap heap) {
  *     float *row = (float *)mam_malloc(heap, 100 * sizeof(float));
@@ -8,20 +8,25 @@
  *     mam_free(heap, row);
  *   }
  *
- * For sm_75 and later, with and without -rdc=true, by nvcc, NVRTC and what stands on it; no other header is needed.
- * mam_heap is what MAM_HeapHandle gives: pass it to the kernel by value, as a parameter of its own.
+ * The header works for sm_75 and later, with and without -rdc=true, with nvcc, NVRTC and tools that use NVRTC.  It
+ * needs no header outside of include/mam.  The host gets the handle from MAM_HeapHandle and passes it to the kernel by
+ * value; mam-heap(7) names other places for it.
  *
- * Every function may be called by any thread at any time: by lanes that diverged, by several kernels and streams at
- * once.  A block may be freed by any thread, in any later kernel, or by the host (MAM_HeapFree).  No function waits for
- * another thread for longer than a bounded time.
+ * Any thread of a kernel may call any function at any time: lanes that diverged, and several kernels and streams at
+ * once.  Any thread may free a block: of the same kernel, of a later kernel, or of the host (MAM_HeapFree).  No
+ * function waits for another thread for longer than a bounded time.
  *
- * Order: what a thread wrote to a block before it freed it comes before whatever the block's next owner does with it.
- * What another thread wrote comes before only if it happens before the free, as with any free.
+ * Memory order: what a thread wrote to a block before it freed the block comes before everything that the block's next
+ * owner does with it.  What another thread wrote comes before that only if it happens before the free, as with any
+ * free.
  *
- * Defined before the header is included:
- *   MAM_HEAP_CHECKED   1 for frees that verify their argument: see mam_free.  It costs time.  Default 0.
- *   MAM_HEAP_RECORDED  1 for mam_malloc, mam_free and mam_malloc_size that record the calling line and the size asked
- *                      for, in heaps that have records: for all files whose kernels use the heap.  Default 0.
+ * Units: sizes and alignments are in bytes.
+ *
+ * The program may define before it includes the header:
+ *   MAM_HEAP_CHECKED   1: frees verify their argument, see mam_free.  This costs time.  Default 0.
+ *   MAM_HEAP_RECORDED  1: mam_malloc, mam_malloc_aligned, mam_free and mam_malloc_size keep records of the calling line
+ *                      and the requested size, in heaps that have records.  Define it in all files whose kernels use
+ *                      the heap.  Default 0.
  */
 #ifndef MAM_DEVICE_CUH
 #define MAM_DEVICE_CUH
@@ -29,42 +34,47 @@
 #include <mam/heap_grow.h>
 #include <mam/heap_record.h>
 
-/* Allocates bytes: a multiple of 16 as its address, which belongs to the caller until mam_free.  The bytes are what
- * they are.  Up to 128 bytes it takes the next multiple of 16, above that at most a fourth more than bytes, above 32
- * KiB whole pages of 4 KiB; a full heap may serve a request from chunks up to twice as large. NULL if bytes is 0 or the
- * heap cannot serve it: mam_malloc_why says why. */
+/* Allocates at least bytes bytes and returns their address, which is a multiple of 16.  The memory is not initialised.
+ * The block belongs to the caller until a free.  A block has a multiple of 16 bytes up to 128, at most a fourth more
+ * than bytes above that, and whole pages of 4 KiB above 32 KiB.  A full heap may serve a request from chunks of spans
+ * that are up to twice as large.
+ *
+ * Returns NULL if bytes is 0 or the heap cannot serve the request; mam_malloc_why says why.  If the heap grows under
+ * kernels (MAM_HeapOptions, grow_bytes), the call waits for more memory before it fails, up to wait_ms. */
 static __device__ void *mam_malloc(mam_heap heap, size_t bytes);
 
-/* mam_malloc that writes to *why: MAM_HEAP_OK if it returns a block; else MAM_HEAP_FULL if there is no room,
- * MAM_HEAP_TOO_LARGE if there could not be any in the heap as large as it is, MAM_HEAP_ZERO if bytes is 0,
- * MAM_HEAP_BAD if heap is not the handle of a heap. */
+/* Allocates as mam_malloc does and writes the reason to *why, which must not be NULL: MAM_HEAP_OK if it returns a
+ * block; MAM_HEAP_FULL if there is no room; MAM_HEAP_TOO_LARGE if the heap could not serve it even if it were empty;
+ * MAM_HEAP_ZERO if bytes is 0; MAM_HEAP_BAD if heap is no handle of a heap: all of it is 0. */
 static __device__ void *mam_malloc_why(mam_heap heap, size_t bytes, mam_heap_status *why);
 
-/* mam_malloc that records where it was called and for how many bytes, if the host created the heap to have records
- * (MAM_HeapOptions); file is a string of the kernel's module.  A block with a record ends with it: mam_malloc_size does
- * not count it in a file with MAM_HEAP_RECORDED. */
+/* Allocates as mam_malloc does and records bytes, file and line for the block, if the host created the heap with
+ * records (MAM_HeapOptions).  file is a string of the kernel's module.  The record takes the last 16 bytes of the
+ * block.  mam_malloc_size does not count them in a file with MAM_HEAP_RECORDED. */
 static __device__ void *mam_malloc_at(mam_heap heap, size_t bytes, const char *file, unsigned line);
 
-/* mam_malloc of a block whose address is a multiple of alignment: a power of two up to 4096, else NULL.  It takes what
- * mam_malloc takes for the next multiple of alignment; a full heap may serve it from chunks up to twice as large, or
- * from whole pages. */
+/* Allocates as mam_malloc does, at an address that is a multiple of alignment.  alignment is a power of two up to 4096;
+ * otherwise the call returns NULL.  The block is as large as one of mam_malloc for bytes rounded up to a multiple of
+ * alignment.  A full heap may serve the request from chunks of spans that are up to twice as large, or from whole
+ * pages. */
 static __device__ void *mam_malloc_aligned(mam_heap heap, size_t alignment, size_t bytes);
 
-/* Allocates an object of a type that the host registered (MAM_HeapRegisterType): as mam_malloc of the type's size, but
- * defragmentation (MAM_HeapCompact) may move it.  NULL if type is no type, or the heap is full. */
+/* Allocates an object of a type that the host registered (MAM_HeapRegisterType).  The object has the type's size.  A
+ * compaction (MAM_HeapCompact) may move it.  Returns NULL if type is no type of the heap, or the heap is full. */
 static __device__ void *mam_malloc_typed(mam_heap heap, mam_type type);
 
-/* Frees a block.  NULL is nothing.  What is not in the heap at all, or was freed before and not handed out since, is
- * left alone and counted (MAM_HeapInfo, refused_free_count).  With MAM_HEAP_CHECKED so is everything else that is not
- * the start of a live block. */
+/* Frees a block.  block may be NULL, which does nothing.  The call refuses an address outside of the heap, and one that
+ * was freed before and not handed out since: it changes nothing and counts the call (MAM_HeapInfo, refused_free_count).
+ * With MAM_HEAP_CHECKED it refuses every address at which no live block starts. */
 static __device__ void mam_free(mam_heap heap, void *block);
 
-/* Between MAM_HeapCompactBegin and MAM_HeapCompactEnd: rewrites a pointer to an object that was moved, or into one.
- * Any other pointer stays as it is. */
+/* Rewrites *pointer if it points into an object that a compaction moved, so that it points to the same byte of the
+ * moved object.  Any other pointer stays as it is.  The call has an effect only between MAM_HeapCompactBegin and
+ * MAM_HeapCompactEnd. */
 template <typename Type> static __device__ void mam_forward(mam_heap heap, Type **pointer);
 
-/* How many bytes of a live block may be used: at least what was asked for.  0 for what is not the start of a live
- * block, as far as can be seen. */
+/* Returns how many bytes of a live block the program may use: at least what it requested.  Returns 0 for NULL, and for
+ * an address at which no live block starts, as far as the call can tell. */
 static __device__ size_t mam_malloc_size(mam_heap heap, const void *block);
 
 /* ---- How ---- */

@@ -1,20 +1,26 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * mam/heap.h - heaps that kernels allocate from: what the host does with them.
+ * mam/heap.h - device heaps, from which kernels allocate: the calls of the host.
  *
- * A heap is memory of a pool (mam.h) in which kernels call mam_malloc and mam_free (mam/device.cuh).  It goes back to
- * M. Steinberger, M. Kenzel, B. Kainz and D. Schmalstieg, "ScatterAlloc: Massively Parallel Dynamic Memory Allocation
- * for the GPU"; "the paper" and its section numbers below mean that text.
+ * A device heap is memory of a pool (mam.h) in which kernels call mam_malloc and mam_free (mam/device.cuh).  The design
+ * goes back to M. Steinberger, M. Kenzel, B. Kainz and D. Schmalstieg, "ScatterAlloc: Massively Parallel Dynamic Memory
+ * Allocation for the GPU".  "The paper" and its section numbers below mean that text.
  *
- * Units, results and MAM_LastError: as in mam.h.  Results that are not repeated below: every function returns
- * cudaErrorInvalidValue where a pointer that it writes to is NULL, cudaErrorInvalidResourceHandle if the heap is NULL
- * or destroyed, cudaErrorContextIsDestroyed if its context is, and otherwise what the driver answered.  On failure
- * nothing changed and no output is written, unless it says otherwise.
+ * Units, results and MAM_LastError: as in mam.h.  Results that are not repeated below:
  *
- * Threads: every function may be called by any thread at any time, but nobody may use a heap that is being destroyed.
+ * cudaErrorInvalidValue          a pointer that the function writes to is NULL
+ * cudaErrorInvalidResourceHandle the heap is NULL or was destroyed
+ * cudaErrorInitializationError   in a forked child: the heap is the parent's
+ * cudaErrorIllegalState          a compaction of the heap has begun and not ended (MAM_HeapCompactBegin)
+ * cudaErrorContextIsDestroyed    the heap's context was destroyed or reset
+ * any other value                what the driver returned
  *
- * Streams: the functions work on a stream of the heap's own, which waits for no other, and return when that work is
- * done.  Those that must not run beside kernels that use the heap say so; the others may.
+ * On failure nothing changed and no output is written, unless a function's comment says otherwise.
+ *
+ * Threads: any thread may call any function at any time.  But no thread may use a heap while another destroys it.
+ *
+ * Streams: the functions work on streams of the heap's own, which wait for no other stream.  They return when that work
+ * is done.  A function that must not run while kernels use the heap says so; the others may.
  */
 #ifndef MAM_HEAP_H
 #define MAM_HEAP_H
@@ -26,129 +32,167 @@
 extern "C" {
 #endif
 
-/* A heap.  Owned by whoever created it; good until MAM_HeapDestroy. */
+/* A device heap.  The caller of MAM_HeapCreate owns it.  The handle is valid until MAM_HeapDestroy. */
 typedef struct mam_heap_host *MAM_Heap;
 
 /* What MAM_HeapCreate needs to know.  Start from MAM_HEAP_OPTIONS_INIT. */
 typedef struct MAM_HeapOptions {
   size_t struct_size; /* sizeof(MAM_HeapOptions) */
-  size_t bytes;       /* of the first superblock, metadata included: at least 256 KiB */
-  size_t limit_bytes; /* all superblocks together never pass this; 0 for bytes, no growth */
-  size_t grow_bytes;  /* 0, or growth under running kernels: by this much at least (256 KiB or more), and by a fourth of
-                         what the heap has; see mam-heap(7) */
-  unsigned wait_ms; /* with grow_bytes: how long a request waits for memory in all, before it fails; at most an hour */
-  unsigned records; /* 1: blocks have records of who allocated them, by kernels that were compiled to make some
-                       (mam/device.cuh, MAM_HEAP_RECORDED and mam_malloc_at); 16 bytes each */
+  size_t bytes;       /* of the first superblock, with all metadata: at least 256 KiB */
+  size_t limit_bytes; /* all superblocks together never pass this; not less than bytes.  0 for bytes: no growth */
+  size_t grow_bytes;  /* 0, or at least 256 KiB: then the heap grows under running kernels, by this or by a fourth of
+                         what  it has, whichever is more.  limit_bytes must be more than bytes.  See mam-heap(7) */
+  unsigned wait_ms; /* with grow_bytes: how many milliseconds a request waits for memory in all before it fails; at most
+                       an hour */
+  unsigned records; /* 1: a block can have a record of the place that allocated it, if the kernel was compiled to make
+                       one (mam/device.cuh, MAM_HEAP_RECORDED and mam_malloc_at); 16 bytes each.  Else 0 */
 } MAM_HeapOptions;
 
 /* clang-format off */
 #define MAM_HEAP_OPTIONS_INIT { sizeof(MAM_HeapOptions), (size_t)64 << 20, 0, 0, 1000, 0 }
 /* clang-format on */
 
-/* Creates a heap in memory of the pool (NULL: the default pool of the current context, created as by MAM_CudaMalloc)
- * and writes it to *heap.  The memory counts as a live block of the pool until MAM_HeapDestroy.
+/* Creates an empty heap in memory of the pool and writes its handle to *heap.  pool may be NULL, which means the
+ * default pool of the current context; the call creates that pool as MAM_CudaMalloc does.  options may be NULL, which
+ * means MAM_HEAP_OPTIONS_INIT.  Each superblock is a live block of the pool until MAM_HeapTrim or MAM_HeapDestroy frees
+ * it.
  *
- * cudaSuccess                    *heap is the new heap, and empty
- * cudaErrorInvalidValue          an option is out of its range (MAM_LastError says which)
- * cudaErrorInvalidResourceHandle no such pool
- * cudaErrorMemoryAllocation      the pool has no such piece, or the host no memory
- * cudaErrorNotSupported          the library was built without CUDA, or the pool is on plain host memory */
+ * cudaSuccess                    *heap is the new heap
+ * cudaErrorInvalidValue          heap is NULL, an option is out of its range (MAM_LastError says which), or bytes is
+ * too little for a heap on this GPU cudaErrorInvalidResourceHandle there is no such pool cudaErrorMemoryAllocation the
+ * pool has no such piece, or the host has no memory cudaErrorNotSupported          the library was built without CUDA;
+ * the pool is in host memory, plain or page-locked; the driver cannot launch kernels; or, with grow_bytes, it cannot
+ * register host memory
+ *
+ * On failure nothing changed, except that a default pool which the call created may stay. */
 MAM_API cudaError_t MAM_HeapCreate(MAM_Heap *heap, MAM_Pool pool, const MAM_HeapOptions *options);
 
-/* Gives the heap's memory back to its pool.  Every block in it is gone.  Kernels that use it must have ended, or have
- * been submitted before, under a pool's rule that heeds that (mam.h, MAM_Reuse).
+/* Destroys the heap and frees its memory in the pool.  All its blocks end.  heap may be NULL.  Kernels that use the
+ * heap must have ended.  If the pool's rule of reuse waits for them (mam.h, MAM_Reuse), it is enough that they were
+ * submitted before.  A compaction that has begun ends too.  Destroy the heaps of a pool before the pool.
  *
- * cudaSuccess                    the heap is gone; also for NULL */
+ * cudaSuccess                    the heap is gone; also for NULL
+ * cudaErrorInvalidResourceHandle the heap was destroyed before
+ * cudaErrorInitializationError   in a forked child: the heap is the parent's.  Nothing changed
+ * other                          what MAM_CudaFree returned for a superblock; the heap is gone all the same */
 MAM_API cudaError_t MAM_HeapDestroy(MAM_Heap heap);
 
-/* Writes what kernels are given, by value, to *handle.  The same heap always gives the same handle: it stays good when
- * the heap grows, shrinks or is reset. */
+/* Writes the heap's device handle to *handle.  The host passes it to kernels by value.  A heap has one device handle:
+ * it stays valid when the heap grows, is trimmed or is reset.  The call does not use the GPU.  It works during a
+ * compaction too. */
 MAM_API cudaError_t MAM_HeapHandle(MAM_Heap heap, mam_heap *handle);
 
-/* Adds a superblock of bytes, metadata included, from the pool (the paper, section 5.1).  Kernels that run see it.
+/* Adds a superblock of bytes bytes, with its metadata, from the pool (the paper, section 5.1).  Running kernels can use
+ * it.  The call may wait for the GPU if the pool has no other memory, as MAM_PoolMalloc does.
  *
- * cudaErrorInvalidValue          less than 256 KiB
- * cudaErrorMemoryAllocation      it would pass limit_bytes, the heap has MAM_HEAP_SUPERBLOCKS already, or the pool has
- *                                no such piece */
+ * cudaErrorInvalidValue          bytes is less than 256 KiB
+ * cudaErrorMemoryAllocation      the heap would pass limit_bytes, it has MAM_HEAP_SUPERBLOCKS superblocks already, the
+ *                                pool has no such piece, or the host has no memory */
 MAM_API cudaError_t MAM_HeapGrow(MAM_Heap heap, size_t bytes);
 
-/* Gives superblocks in which nothing is allocated back to the pool, the last one first, as long as the heap holds more
- * than keep_bytes; never the first one.  No kernel may use the heap meanwhile. */
+/* Frees superblocks that hold no block, from the last one on, as long as the heap holds more than keep_bytes.  It ends
+ * at the first superblock that holds a block, and never frees the heap's first one.  Before, it frees what is set aside
+ * for multiprocessors.  No kernel may use the heap during the call.
+ *
+ * cudaSuccess                    also if nothing could be given back
+ * cudaErrorMemoryAllocation      the host has no memory for a copy of a page map
+ *
+ * On failure, superblocks that were freed before stay freed. */
 MAM_API cudaError_t MAM_HeapTrim(MAM_Heap heap, size_t keep_bytes);
 
-/* Frees everything at once.  Superblocks stay.  No kernel may use the heap meanwhile. */
+/* Frees all blocks at once, those of registered types too.  Superblocks, types, roots and counts stay.  No kernel may
+ * use the heap during the call.  After an error of the driver the heap may be reset in part: then destroy it. */
 MAM_API cudaError_t MAM_HeapReset(MAM_Heap heap);
 
-/* What a heap holds at one moment.  Beside kernels that use the heap the numbers are not of one moment. */
+/* What a heap holds.  While kernels use the heap, the numbers are not of one moment. */
 typedef struct MAM_HeapInfo {
-  size_t struct_size;        /* in: sizeof(MAM_HeapInfo); only that much is written */
-  size_t reserved_bytes;     /* of all superblocks, metadata included */
-  size_t metadata_bytes;     /* of these, not for blocks */
+  size_t struct_size;        /* in: sizeof(MAM_HeapInfo); the call writes no more than this */
+  size_t reserved_bytes;     /* of all superblocks, with their metadata */
+  size_t metadata_bytes;     /* of reserved_bytes, what is not for blocks */
   size_t used_bytes;         /* in live blocks, rounded up to their size class */
-  size_t free_bytes;         /* in free pages and in free chunks of split ones */
-  size_t largest_free_bytes; /* the largest run of free pages */
-  size_t page_bytes;         /* what the heap is divided in */
+  size_t free_bytes;         /* in free pages and in free chunks of spans, without what is set aside */
+  size_t largest_free_bytes; /* in the longest run of free pages */
+  size_t page_bytes;         /* the size of a page */
   size_t page_count, free_page_count;
   size_t superblock_count;
   size_t live_count;             /* live blocks */
-  size_t held_count;             /* chunks that are set aside for a multiprocessor: neither live nor free */
-  uint64_t refused_free_count;   /* frees of what was no live block, as far as they were noticed */
-  uint64_t failure_count;        /* requests that failed for want of memory */
-  uint64_t growth_count;         /* superblocks added */
+  size_t held_count;             /* chunks of spans that are set aside for a multiprocessor, and blocks of ended warp
+                                    heaps that wait for the next one: neither live nor free */
+  uint64_t refused_free_count;   /* frees of addresses that were no live blocks, as far as the heap noticed */
+  uint64_t failure_count;        /* requests that failed because the heap had no memory */
+  uint64_t growth_count;         /* superblocks added since the heap was created */
   double external_fragmentation; /* 1 - largest_free_bytes / free_bytes; 0 if nothing is free (the paper, formula 2) */
-  size_t recorded_count;         /* live blocks with a record, */
-  size_t requested_bytes;        /* what was asked for in these, */
-  double internal_fragmentation; /* and the mean of what is unused of each, from 0 to 1, the record not counted; 0 if
-                                    there is none (the paper, formula 1) */
+  size_t recorded_count;         /* live blocks with a record */
+  size_t requested_bytes;        /* what was requested for these */
+  double internal_fragmentation; /* the mean over these of the share that is not used, from 0 to 1, the record not
+                                    counted; 0 if there is no such block (the paper, formula 1) */
 } MAM_HeapInfo;
 
+/* Fills *info.  The call copies the heap's metadata to host memory, 1.7 % of the heap.  If the heap has records, it
+ * copies them by way of memory of the pool.
+ *
+ * cudaErrorInvalidValue          info is NULL or its struct_size is too small
+ * cudaErrorMemoryAllocation      the host has no memory for the copy, or the pool has none for the records */
 MAM_API cudaError_t MAM_HeapGetInfo(MAM_Heap heap, MAM_HeapInfo *info);
 
-/* A live block.  What is set aside for a multiprocessor is not listed. */
+/* A live block. */
 typedef struct MAM_HeapBlock {
   void *address;          /* a device address */
-  size_t bytes;           /* of its size class, at least what was asked for */
-  size_t requested_bytes; /* what was asked for, if that was recorded; else 0 */
-  const char *file;       /* where, if that was recorded: good as long as the heap is; else NULL */
-  unsigned line;
+  size_t bytes;           /* of its size class; at least what was requested */
+  size_t requested_bytes; /* what was requested, if the block has a record; else 0 */
+  const char *file;       /* the file that requested it, if the record has a site; else NULL.  The string belongs to the
+                             heap and is valid until MAM_HeapDestroy */
+  unsigned line;          /* the line in that file; else 0 */
 } MAM_HeapBlock;
 
-/* Writes up to capacity live blocks, in the order of their addresses within each superblock, to blocks and how many
- * there are in all to *count.  No kernel may use the heap meanwhile.  blocks may be NULL if capacity is 0. */
+/* Lists the live blocks, superblock by superblock, in the order of their addresses.  The call writes the first capacity
+ * blocks to the array blocks, and the number of all live blocks to *count.  blocks may be NULL if capacity is 0.
+ * Blocks that are set aside (held_count) are not listed.  No kernel may use the heap during the call.
+ *
+ * cudaErrorInvalidValue          count is NULL, or blocks is NULL and capacity is not 0
+ * cudaErrorMemoryAllocation      as for MAM_HeapGetInfo */
 MAM_API cudaError_t MAM_HeapList(MAM_Heap heap, MAM_HeapBlock *blocks, size_t capacity, size_t *count);
 
 /* Writes a report of the heap with its superblocks and its blocks by size to *json: a string that the caller releases
- * with free(3).  The format is described in mam-heap(7).  No kernel may use the heap meanwhile. */
+ * with free(3).  mam-heap(7) describes the format.  No kernel may use the heap during the call.
+ *
+ * cudaErrorInvalidValue          json is NULL
+ * cudaErrorMemoryAllocation      as for MAM_HeapGetInfo, or the host has no memory for the text */
 MAM_API cudaError_t MAM_HeapReport(MAM_Heap heap, char **json);
 
-/* Copies bytes from a live block, or from inside one, to host memory.  Sees what kernels wrote that ended before.
+/* Copies bytes bytes from the device address from, which is in a live block, to host memory at to.  The copy has what
+ * kernels wrote that ended before the call.  No thread may free the block meanwhile.
  *
- * cudaErrorInvalidValue          from is not in a live block, or that block ends earlier; nothing is copied */
+ * cudaErrorInvalidValue          to is NULL, or the bytes are not all in one live block
+ * cudaErrorMemoryAllocation      as for MAM_HeapGetInfo
+ *
+ * On these failures nothing is copied. */
 MAM_API cudaError_t MAM_HeapCopy(MAM_Heap heap, void *to, const void *from, size_t bytes);
 
-/* Frees a block that a kernel allocated.  May run beside kernels that use the heap.
+/* Frees a block that a kernel allocated.  block is its device address and may be NULL.
  *
- * cudaSuccess                    freed; also for NULL
- * cudaErrorInvalidValue          no live block of the heap begins there */
+ * cudaSuccess                    the block is freed; also for NULL
+ * cudaErrorInvalidValue          no live block of the heap begins at that address */
 MAM_API cudaError_t MAM_HeapFree(MAM_Heap heap, void *block);
 
 /* ---- Defragmentation ----
  *
- * After M. Springer, "CompactGpu: Massively Parallel Memory Defragmentation on GPUs": objects of pages that are not
- * full move together, and pages that become empty go back to the heap.  Only objects of registered types move
- * (mam_malloc_typed); other blocks never do.  Pointers to them are found in three places: in objects of types whose
- * pointers are registered, in registered roots, and wherever kernels of the program call mam_forward (mam/device.cuh)
- * between MAM_HeapCompactBegin and MAM_HeapCompactEnd.  A pointer may lead into an object.  mam-heap(7) has more.
+ * The design is after M. Springer, "CompactGpu: Massively Parallel Memory Defragmentation on GPUs".  Kernels move
+ * objects from pages that are not full into others.  Pages that become empty go back to the heap.  Only objects of
+ * registered types move (mam_malloc_typed); other blocks stay.  A compaction rewrites pointers to the objects in two
+ * places: in objects of types whose pointers are registered, and in registered roots.  Kernels of the program rewrite
+ * all others, by mam_forward (mam/device.cuh) between MAM_HeapCompactBegin and MAM_HeapCompactEnd.  A pointer may point
+ * to any byte of an object.  mam-heap(7) has more.
  *
- * No kernel may use the heap during MAM_HeapCompact, MAM_HeapCompactBegin and MAM_HeapCompactEnd.  Between the last two
- * kernels may read and write blocks and call mam_forward, but not allocate or free; and every other function that works
- * on the heap gives cudaErrorIllegalState, except MAM_HeapHandle and MAM_HeapDestroy. */
-
+ * No kernel may use the heap during MAM_HeapCompact, MAM_HeapCompactBegin and MAM_HeapCompactEnd.  Between the last
+ * two, kernels may read and write blocks and call mam_forward, but not allocate or free.  Then every function that
+ * works on the heap gives cudaErrorIllegalState, except MAM_HeapHandle, MAM_HeapDestroy and MAM_HeapCompactEnd. */
 /* What MAM_HeapRegisterType needs to know.  Start from MAM_HEAP_TYPE_OPTIONS_INIT. */
 typedef struct MAM_HeapTypeOptions {
   size_t struct_size;            /* sizeof(MAM_HeapTypeOptions) */
-  size_t bytes;                  /* of an object: 1 to 32 KiB */
-  const size_t *pointer_offsets; /* of each pointer in an object, in bytes: multiples of 8.  Copied */
+  size_t bytes;                  /* the size of an object: 1 to 32 KiB */
+  const size_t *pointer_offsets; /* the offset of each pointer in an object, in bytes: multiples of 8.  The call copies
+                                    the array.  NULL if pointer_count is 0 */
   size_t pointer_count;          /* at most 64 */
 } MAM_HeapTypeOptions;
 
@@ -156,100 +200,117 @@ typedef struct MAM_HeapTypeOptions {
 #define MAM_HEAP_TYPE_OPTIONS_INIT { sizeof(MAM_HeapTypeOptions), 0, NULL, 0 }
 /* clang-format on */
 
-/* Makes a type of objects known, for mam_malloc_typed.  It is the heap's until that is destroyed.  A pointer in an
- * object is NULL, or leads to anything; one that leads to an object that moves is rewritten.
+/* Registers a type of objects, for mam_malloc_typed, and writes its number to *type, which is never 0.  The type lasts
+ * until the heap is destroyed.  A registered pointer in an object is NULL or points anywhere.  A compaction rewrites
+ * one that points into an object that moves.  No kernel may use the heap during the call.
  *
- * cudaErrorInvalidValue          an option is out of its range (MAM_LastError says which)
- * cudaErrorMemoryAllocation      the heap has MAM_HEAP_TYPES types already */
+ * cudaErrorInvalidValue          options or type is NULL, or an option is out of its range (MAM_LastError says which)
+ * cudaErrorMemoryAllocation      the heap has MAM_HEAP_TYPES types already, or the host has no memory */
 MAM_API cudaError_t MAM_HeapRegisterType(MAM_Heap heap, const MAM_HeapTypeOptions *options, mam_type *type);
 
-/* Has count pointers from *pointers on rewritten by each compaction: device memory, or what the device can access,
- * that stays until MAM_HeapForgetRoots, and is not in an object that moves.
+/* Registers an array of count pointers at the address pointers as roots: each compaction rewrites those that point into
+ * an object that moves.  The array is in device memory, or in other memory that the device can access.  It must not be
+ * in an object that can move.  The caller keeps it until MAM_HeapForgetRoots or the end of the heap.  The call does not
+ * use the GPU.
  *
- * cudaErrorInvalidValue          pointers is NULL or no multiple of 8, or count is 0
- * cudaErrorAlreadyAcquired       roots that begin there are registered
+ * cudaErrorInvalidValue          pointers is NULL or not a multiple of 8, or count is 0
+ * cudaErrorAlreadyAcquired       an array that begins at the address is registered already
  * cudaErrorMemoryAllocation      the host has no memory */
 MAM_API cudaError_t MAM_HeapRegisterRoots(MAM_Heap heap, void *pointers, size_t count);
 
-/* cudaErrorInvalidValue          no roots that begin there are registered */
+/* Undoes MAM_HeapRegisterRoots for the array that begins at the address pointers.  The call does not use the GPU.
+ *
+ * cudaErrorInvalidValue          no array that begins at the address is registered
+ * cudaErrorMemoryAllocation      the host has no memory */
 MAM_API cudaError_t MAM_HeapForgetRoots(MAM_Heap heap, void *pointers);
 
-/* Writes the addresses of up to capacity objects of the type to objects, an array that the device can write to, and how
- * many there are in all to *count: objects that lie side by side are side by side in the array, so a kernel that has a
- * thread for each of them reads memory in order.  The order may differ from call to call.  No kernel may use the heap
- * meanwhile.  objects may be NULL if capacity is 0.
+/* Lists the objects of a type for kernels.  The call writes the addresses of up to capacity objects to the array
+ * objects, in memory that the device can write to, and the number of all objects of the type to *count, on the host.
+ * Objects that are neighbours in memory are neighbours in the array.  So a kernel with one thread for each object reads
+ * memory in order.  Apart from that, the order may differ from call to call.  objects may be NULL if capacity is 0.  No
+ * kernel may use the heap during the call.
  *
- * cudaErrorInvalidValue          the heap has no such type
- * cudaErrorIllegalState          a compaction has begun and not ended; or as for MAM_HeapCompact
- * cudaErrorMemoryAllocation      as for MAM_HeapCompact */
+ * cudaErrorInvalidValue          the heap has no such type, count is NULL, or objects is NULL and capacity is not 0
+ * cudaErrorIllegalState          a compaction has begun and not ended; or a kernel allocated objects during the call,
+ * as far as the library noticed: then the array may be wrong cudaErrorMemoryAllocation      as for MAM_HeapCompact */
 MAM_API cudaError_t MAM_HeapObjects(MAM_Heap heap, mam_type type, void **objects, size_t capacity, size_t *count);
 
 /* How a heap is compacted.  Start from MAM_HEAP_COMPACT_OPTIONS_INIT. */
 typedef struct MAM_HeapCompactOptions {
   size_t struct_size;     /* sizeof(MAM_HeapCompactOptions) */
-  unsigned targets;       /* n: pages at most n/(n+1) full are merged, one into n others; 1 to 16 */
-  unsigned pass_limit;    /* at most so many passes; 0: until there is nothing to merge */
-  unsigned targets_first; /* of the first pass; where one merges little, the next has one more.  1 to targets */
+  unsigned targets;       /* n: spans that are at most n/(n+1) full are merged, one into n others; 1 to 16 */
+  unsigned pass_limit;    /* the most passes; 0: passes until there is nothing to merge */
+  unsigned targets_first; /* n of the first pass, 1 to targets.  After a pass that merges little, the next one has a
+                             larger n by 1 */
 } MAM_HeapCompactOptions;
 
 /* clang-format off */
 #define MAM_HEAP_COMPACT_OPTIONS_INIT { sizeof(MAM_HeapCompactOptions), 2, 0, 1 }
 /* clang-format on */
 
-/* What a compaction did.  Fragmentation is the paper's: the mean free share of the runs of pages that hold objects of
- * types.  Without a pass_limit it is below 1/(n+1) after, but for one such run of each type. */
+/* What a compaction did.  Fragmentation is meant as in the paper on CompactGpu: the mean share that is free of the
+ * spans that hold objects of types.  After a compaction without a pass_limit it is below 1/(n+1), except for one such
+ * span of each type. */
 typedef struct MAM_HeapCompactInfo {
-  size_t struct_size; /* in: sizeof(MAM_HeapCompactInfo); only that much is written */
-  unsigned pass_count;
+  size_t struct_size;  /* in: sizeof(MAM_HeapCompactInfo); the call writes no more than this */
+  unsigned pass_count; /* passes that merged anything */
   size_t live_count;   /* objects of types */
-  size_t moved_count;  /* of these, moved; one that moves in two passes counts twice */
-  size_t moved_bytes;  /* of these, rounded up to their size class */
-  size_t bytes_before; /* in pages that hold such objects */
-  size_t bytes_after;
+  size_t moved_count;  /* objects that moved; one that moves in two passes counts twice */
+  size_t moved_bytes;  /* the bytes of these, rounded up to their size class */
+  size_t bytes_before; /* in pages that held objects of types before the compaction */
+  size_t bytes_after;  /* and after it */
   double fragmentation_before;
   double fragmentation_after;
 } MAM_HeapCompactInfo;
 
 /* Moves objects together, rewrites the pointers in objects and roots, and gives the pages that became empty back to the
- * heap; MAM_HeapTrim then gives superblocks that became empty to the pool: those that came last are emptied first.
- * options may be NULL for the defaults, info may be NULL.  It waits for the GPU once.  Between compactions a heap with
- * types keeps some 0.2 % of its size of the pool for their work.
+ * heap.  It empties the superblocks that came last first; MAM_HeapTrim then gives empty superblocks to the pool.
+ * options may be NULL for MAM_HEAP_COMPACT_OPTIONS_INIT.  info may be NULL.  The call waits for the GPU once.  The
+ * first one takes some 0.2 % of the heap's size from the pool for its work and keeps it until MAM_HeapDestroy.
  *
- * cudaErrorInvalidValue          an option is out of its range
- * cudaErrorIllegalState          a compaction has begun and not ended (nothing changed); or a kernel allocated objects
- *                                meanwhile, as far as that was noticed: then the heap may be damaged
- * cudaErrorMemoryAllocation      the pool has no memory for the work, or the host none */
+ * cudaErrorInvalidValue          an option is out of its range, or the struct_size of info is too small
+ * cudaErrorIllegalState          a compaction has begun and not ended: nothing changed.  Or a kernel allocated objects
+ *                                during the call, as far as the library noticed: then the heap may be damaged
+ * cudaErrorMemoryAllocation      the pool or the host has no memory for the work: nothing changed
+ * cudaErrorNotSupported          the driver cannot launch cooperative kernels: nothing changed */
 MAM_API cudaError_t MAM_HeapCompact(MAM_Heap heap, const MAM_HeapCompactOptions *options, MAM_HeapCompactInfo *info);
 
-/* The first part of MAM_HeapCompact: objects have moved and what is registered is rewritten.  What was moved leaves its
- * new address where it was until MAM_HeapCompactEnd, which follows. */
+/* The first part of MAM_HeapCompact: it moves the objects and rewrites the pointers that are registered.  Until
+ * MAM_HeapCompactEnd, which must follow, the place where an object was holds its new address.  Arguments and errors: as
+ * for MAM_HeapCompact.  After a failure no compaction has begun. */
 MAM_API cudaError_t MAM_HeapCompactBegin(MAM_Heap heap, const MAM_HeapCompactOptions *options,
                                          MAM_HeapCompactInfo *info);
 
-/* The last part: gives the pages back.  Pointers to where an object was lead nowhere from now on.
+/* The last part: it gives the pages that became empty back to the heap.  Pointers to the old places of objects are
+ * invalid from here on.
  *
- * cudaErrorIllegalState          no compaction has begun; or as for MAM_HeapCompact */
+ * cudaErrorIllegalState          no compaction has begun: nothing changed.  Or a kernel allocated objects meanwhile, as
+ *                                far as the library noticed: the compaction has ended, and the heap may be damaged
+ * other                          what the driver returned; the compaction has ended */
 MAM_API cudaError_t MAM_HeapCompactEnd(MAM_Heap heap);
 
-/* How the bytes of a pool are shared between calls of the host and its device heaps. */
+/* How the bytes of a pool are shared between the host and the pool's device heaps. */
 typedef struct MAM_HeapShare {
-  size_t struct_size;         /* in: sizeof(MAM_HeapShare); only that much is written */
+  size_t struct_size;         /* in: sizeof(MAM_HeapShare); the call writes no more than this */
   size_t reserved_bytes;      /* of the pool == call_bytes + heap_bytes + waiting_bytes + free_bytes */
-  size_t call_bytes;          /* in live blocks of MAM_CudaMalloc and its like */
-  size_t heap_bytes;          /* in heaps: their superblocks, and what else they need */
-  size_t waiting_bytes;       /* freed by the host, not yet known to be unused by the GPU */
-  size_t free_bytes;          /* ready for either */
-  size_t heap_count;          /* heaps */
+  size_t call_bytes;          /* in live blocks of MAM_CudaMalloc and its variants, and in the memory that compactions
+                                 keep for their work */
+  size_t heap_bytes;          /* in device heaps: their superblocks and the sites of their records */
+  size_t waiting_bytes;       /* freed by the host, but the GPU may still use them */
+  size_t free_bytes;          /* free for the host and for heaps */
+  size_t heap_count;          /* device heaps */
   size_t heap_used_bytes;     /* of heap_bytes: in live blocks of kernels, */
   size_t heap_free_bytes;     /* free for kernels, */
-  size_t heap_metadata_bytes; /* and neither */
+  size_t heap_metadata_bytes; /* and neither: metadata, and what is set aside */
 } MAM_HeapShare;
 
-/* Fills *share for a pool (NULL: the default pool of the current context, which is not created for it).  No heap of it
- * may be destroyed meanwhile; beside kernels and other threads the numbers are not of one moment.
+/* Fills *share for a pool.  pool NULL means the default pool of the current context; the call does not create it.  No
+ * thread may destroy a heap of the pool during the call.  While kernels or other threads allocate, the numbers are not
+ * of one moment.
  *
- * cudaErrorInvalidValue          share is NULL or its struct_size too small
- * cudaErrorInvalidResourceHandle no such pool */
+ * cudaErrorInvalidValue          share is NULL or its struct_size is too small
+ * cudaErrorInvalidResourceHandle there is no such pool
+ * cudaErrorMemoryAllocation      as for MAM_HeapGetInfo */
 MAM_API cudaError_t MAM_HeapGetShare(MAM_Pool pool, MAM_HeapShare *share);
 
 #ifdef __cplusplus

@@ -1,47 +1,46 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * mam/heap_types.h - what host code and kernels both say about a device heap.  Needs no other header.
+ * mam/heap_types.h - types of device heaps that host code and kernels share.  Needs no other header.
  */
 #ifndef MAM_HEAP_TYPES_H
 #define MAM_HEAP_TYPES_H
 
 /* Why a request got no memory. */
 typedef enum mam_heap_status {
-  MAM_HEAP_OK = 0,
-  MAM_HEAP_FULL = 1,
-  MAM_HEAP_TOO_LARGE = 2,
-  MAM_HEAP_ZERO = 3,
-  MAM_HEAP_BAD = 4
+  MAM_HEAP_OK = 0,        /* it got memory */
+  MAM_HEAP_FULL = 1,      /* the heap has no room for it */
+  MAM_HEAP_TOO_LARGE = 2, /* the heap could not serve it even if it were empty */
+  MAM_HEAP_ZERO = 3,      /* it is for 0 bytes */
+  MAM_HEAP_BAD = 4        /* the handle is that of no heap, or the calling lane does not take part in the warp heap */
 } mam_heap_status;
-
-/* The most superblocks that a heap can have. */
+/* The most superblocks of a heap. */
 enum { MAM_HEAP_SUPERBLOCKS = 64 };
 
-/* The most types that a heap can have. */
+/* The most types of a heap. */
 enum { MAM_HEAP_TYPES = 15 };
 
-/* A type of objects in one heap: what MAM_HeapRegisterType wrote.  0 is none. */
+/* The number of a type of objects in one heap, from MAM_HeapRegisterType.  0 is no type. */
 typedef unsigned int mam_type;
 
 struct mam_heap_control;
 
-/* What kernels are given, by value: constant for the life of a heap.  Its fields are the library's: addresses on the
- * device, and what a kernel would otherwise have to load first.  The first superblock's are here because it never goes.
- */
+/* The device handle of a heap: what MAM_HeapHandle writes and kernels take by value.  It is constant for the life of
+ * the heap.  The fields are the library's: device addresses, and values that a kernel would otherwise have to load
+ * first.  The fields of the first superblock are here because a heap keeps that superblock until its end. */
 typedef struct mam_heap {
   struct mam_heap_control *control;
   unsigned long long *slots; /* MAM_HEAP_KINDS times slot_count */
-  unsigned long long *words; /* of the first superblock: see heap_core.h */
-  unsigned short *entries;   /* of the first superblock */
-  unsigned long long base;   /* of the first superblock's first page */
-  unsigned long long chunks; /* of a span: base-2 logarithms, four bits for each shift */
-  unsigned int page_count;   /* of the first superblock */
-  unsigned int slot_count;   /* of each size class */
+  unsigned long long *words; /* usage words of the first superblock: see heap_core.h */
+  unsigned short *entries;   /* page entries of the first superblock */
+  unsigned long long base;   /* the address of the first superblock's first page */
+  unsigned long long chunks; /* chunks of a span: base-2 logarithms, four bits for each shift */
+  unsigned int page_count;   /* pages of the first superblock */
+  unsigned int slot_count;   /* slots of each size class */
   unsigned int parks;        /* places for headers of warp heaps that wait for their next user: 0 or a power of two */
-  unsigned short home_last;  /* multiprocessors beyond it count as this one */
-  unsigned char warp_bits;   /* of a warp's number that tell a multiprocessor's slots apart */
-  unsigned char home_shift;  /* so many multiprocessors share a slot, as a base-2 logarithm */
-  unsigned int lazy;         /* whether empty spans are left to their slots until pages are scarce */
+  unsigned short home_last;  /* a multiprocessor with a greater number counts as this one */
+  unsigned char warp_bits;   /* bits of a warp's number that tell the slots of one multiprocessor apart */
+  unsigned char home_shift;  /* how many multiprocessors share a slot, as a base-2 logarithm */
+  unsigned int lazy;         /* whether slots keep empty spans until pages are scarce */
 } mam_heap;
 
 #endif /* MAM_HEAP_TYPES_H */

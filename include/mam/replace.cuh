@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * mam/replace.cuh - kernels that call malloc, free, new and delete get them from a device heap, without a change of
- * their text.
+ * mam/replace.cuh - a device heap behind malloc, free, new and delete of kernels, without a change of the kernels'
+ * text.
  *
  *   #include <mam/replace.cuh>        // anywhere in the file
  *   __global__ void kernel() { int *row = (int *)malloc(100); ... free(row); node *n = new node(); ... delete n; }
@@ -9,23 +9,22 @@
  *   mam_replace_create(128 << 20);    // on the host, before the first kernel
  *   kernel<<<blocks, threads>>>();
  *
- * In device code malloc, free, __nv_aligned_device_malloc and the operators are functions of this header, by name, by
- * address and by std::; in host code all of them are what they were.  Blocks of kernels are freed by kernels that have
- * the same heap (or by MAM_HeapFree), and kernels free no others.  A request without a heap gets NULL, and the first
- * one prints a message.  new returns NULL, as CUDA's own does, where there is no room; nothing is constructed then.
+ * In device code malloc, free, __nv_aligned_device_malloc and the operators are functions of this header: by name, by
+ * address and by std::.  In host code they are unchanged.  A kernel may free only blocks of the heap that it uses.  The
+ * host frees such blocks by MAM_HeapFree.  A request in a kernel without a heap returns NULL, and the first such
+ * request prints a message.  If there is no room, new returns NULL and constructs nothing, as CUDA's own new does.
  *
- * The host names the heap for all files of the program at once: that of the current device.
+ * The host names the heap for all files of the program at once.  It is the heap of the current device.
  *
- *   -rdc=true     One file that includes this is enough: all that is linked with it has its malloc.
- *   without it    Each file that has kernels which allocate includes this.
- *   NVRTC         The heap is the module's global mam_replaced_heap, to which the host copies what MAM_HeapHandle
- *                 writes.
+ *   -rdc=true     One file that includes this header is enough: all files that are linked with it use its malloc.
+ *   without it    Each file that has kernels which allocate includes this header.
+ *   NVRTC         The heap is the module's global mam_replaced_heap.  The host copies to it what MAM_HeapHandle writes.
  *
- * A file that is loaded later (dlopen) has no heap until mam_replace_use is called again, nor has any after
- * cudaDeviceReset.
+ * A file that is loaded later (dlopen) has no heap until the host calls mam_replace_use again.  After cudaDeviceReset
+ * no file has a heap.
  *
- * With MAM_HEAP_RECORDED defined as 1 (mam/device.cuh), malloc is a macro as well, to know the calling line, and this
- * is included last.
+ * With MAM_HEAP_RECORDED defined as 1 (mam/device.cuh), malloc is a macro as well, which knows the calling line.  Then
+ * include this header last.
  */
 #ifndef MAM_REPLACE_CUH
 #define MAM_REPLACE_CUH
@@ -40,8 +39,8 @@
 #include <stdlib.h>
 #endif
 
-/* The heap: all 0 until the host has named one.  Where one is linked for all files it is a template, of which the
- * linkers keep one. */
+/* The heap's handle: all 0 until the host has named a heap.  With -rdc it is a template, because the linkers keep one
+ * instance of a template for all files. */
 #if defined(__CUDACC_RTC__)
 extern "C" {
 __constant__ mam_heap mam_replaced_heap;
@@ -61,7 +60,7 @@ static __device__ unsigned mam_replaced_told;
 
 /* ---- The host ---- */
 
-/* A file of the program, and a heap that mam_replace_create made. */
+/* A file of the program; and a heap that mam_replace_create made. */
 struct mam_replace_file {
   const void *symbol;
   struct mam_replace_file *next;
@@ -76,7 +75,7 @@ struct mam_replace_made {
   struct mam_replace_made *next;
 };
 
-/* What there is of both; under the mutex. */
+/* All files and all heaps.  The mutex protects both lists. */
 struct mam_replace_program {
   pthread_mutex_t mutex;
   struct mam_replace_file *files;
@@ -105,20 +104,20 @@ inline mam_replace_file::~mam_replace_file() {
 }
 static struct mam_replace_file mam_replace_this_file(&mam_replaced_heap);
 
-/* The program is locked, here and in what follows of that name. */
+/* In functions whose names end in _locked, the caller holds the program's mutex. */
 inline cudaError_t mam_replace_use_locked(const struct mam_replace_program *program, MAM_Heap heap) {
   mam_heap handle = {};
   cudaError_t error = heap == NULL ? cudaSuccess : MAM_HeapHandle(heap, &handle);
   for (const struct mam_replace_file *file = program->files; file != NULL && error == cudaSuccess; file = file->next) {
     error = cudaMemcpyToSymbol(file->symbol, &handle, sizeof handle, 0, cudaMemcpyHostToDevice);
-    if (error == cudaErrorInvalidSymbol) /* a file without device code; the runtime forgets it again */
+    if (error == cudaErrorInvalidSymbol) /* a file without device code; the call below clears the error */
       error = cudaGetLastError() == error ? cudaSuccess : error;
   }
   return error;
 }
 
-/* The place of the current device's heap among those that were made: of NULL, if there is none.  NULL without a
- * device. */
+/* Returns the place in the list of the current device's heap.  It holds NULL if the device has no heap.  Returns NULL
+ * if there is no current device. */
 inline struct mam_replace_made **mam_replace_find_locked(struct mam_replace_program *program, int *device) {
   struct mam_replace_made **place = &program->made;
   if (cudaGetDevice(device) != cudaSuccess)
@@ -134,7 +133,7 @@ inline void mam_replace_forget_locked(struct mam_replace_made **place) {
   free(made);
 }
 
-/* Makes a heap for the current device and writes it down. */
+/* Makes a heap for the current device and adds it to the list. */
 inline cudaError_t mam_replace_make_locked(struct mam_replace_program *program, const MAM_HeapOptions *options) {
   struct mam_replace_made *made = (struct mam_replace_made *)calloc(1, sizeof *made);
   struct mam_replace_made **place = made == NULL ? NULL : mam_replace_find_locked(program, &made->device);
@@ -152,7 +151,7 @@ inline cudaError_t mam_replace_make_locked(struct mam_replace_program *program, 
     free(made);
     return error;
   }
-  if (*place != NULL) { /* of a context that is gone */
+  if (*place != NULL) { /* its context was destroyed */
     (void)MAM_HeapDestroy((*place)->heap);
     mam_replace_forget_locked(place);
   }
@@ -161,8 +160,13 @@ inline cudaError_t mam_replace_make_locked(struct mam_replace_program *program, 
   return error;
 }
 
-/* From now on kernels of the current device use that heap, which is a heap of that device: those that are enqueued
- * after.  NULL: they have none.  Results: MAM_HeapHandle's, and the runtime's on the copies. */
+/* Has kernels of the current device use heap, which must be a heap of that device.  It concerns kernels that are
+ * enqueued after the call.  NULL: they have no heap.  The heap stays the caller's.  Any thread may call this at any
+ * time.
+ *
+ * cudaSuccess              kernels have the heap
+ * other                    what MAM_HeapHandle or the CUDA runtime returned.  After an error of the runtime some files
+ *                          may have the heap and others not */
 static inline cudaError_t mam_replace_use(MAM_Heap heap) {
   struct mam_replace_program *program = mam_replace_lock();
   cudaError_t error = mam_replace_use_locked(program, heap);
@@ -170,11 +174,15 @@ static inline cudaError_t mam_replace_use(MAM_Heap heap) {
   return error;
 }
 
-/* Makes a heap of so many bytes (MAM_HeapCreate, in the default pool) for the current device, and uses it.  It is there
- * until mam_replace_destroy, cudaDeviceReset or the program's end.
+/* Makes a heap of bytes bytes (MAM_HeapCreate, in the default pool) for the current device, and has kernels use it.
+ * The heap lives until mam_replace_destroy, cudaDeviceReset or the end of the program.  Any thread may call this at any
+ * time.
  *
- * cudaErrorInvalidValue    there is one already, or bytes is less than 256 KiB
- * other                    MAM_HeapCreate's, and the runtime's */
+ * cudaSuccess              kernels have the heap
+ * cudaErrorInvalidValue    the current device has such a heap already, or bytes is less than 256 KiB
+ * other                    what MAM_HeapCreate or the CUDA runtime returned
+ *
+ * On failure there is no new heap. */
 static inline cudaError_t mam_replace_create(size_t bytes) {
   struct mam_replace_program *program = mam_replace_lock();
   MAM_HeapOptions options = MAM_HEAP_OPTIONS_INIT;
@@ -185,7 +193,8 @@ static inline cudaError_t mam_replace_create(size_t bytes) {
   return error;
 }
 
-/* The heap that mam_replace_create made for the current device; NULL if there is none. */
+/* Returns the heap that mam_replace_create made for the current device; NULL if there is none.  The heap is not the
+ * caller's to destroy. */
 static inline MAM_Heap mam_replace_heap(void) {
   struct mam_replace_program *program = mam_replace_lock();
   int device;
@@ -195,8 +204,11 @@ static inline MAM_Heap mam_replace_heap(void) {
   return heap;
 }
 
-/* Gives that heap back, which no kernel may be using any more; kernels have none then.  Success also if there is none.
- * Results: MAM_HeapDestroy's, and the runtime's. */
+/* Destroys the heap that mam_replace_create made for the current device, if there is one.  Kernels have no heap then.
+ * No kernel may be using the heap.
+ *
+ * cudaSuccess              the heap is gone; also if there was none
+ * other                    what MAM_HeapDestroy or the CUDA runtime returned; the heap is gone all the same */
 static inline cudaError_t mam_replace_destroy(void) {
   struct mam_replace_program *program = mam_replace_lock();
   int device;
@@ -216,13 +228,13 @@ static inline cudaError_t mam_replace_destroy(void) {
 
 #if MAM_ON_DEVICE
 
-/* Once for all requests of a file, or of all that are linked together. */
+/* Prints once for a file, or for all files that are linked together. */
 MAM_OUTLINE void mam_replaced_forgotten(void) {
   if (atomicExch(&mam_replaced_told, 1) == 0)
     printf("libmam: a kernel asks for memory, but the host has named no heap: see mam_replace_create(3)\n");
 }
 
-/* One copy of the quick way, not one for each call in the program. */
+/* Out of line, so that the program has one copy and not one for each call. */
 MAM_OUTLINE void *mam_replaced_malloc(size_t bytes) {
   void *block = mam_malloc(mam_replaced_heap, bytes);
   if (block == 0 && mam_replaced_heap.control == 0)
@@ -237,10 +249,10 @@ MAM_OUTLINE void *mam_replaced_malloc_aligned(size_t bytes, size_t alignment) {
 }
 MAM_OUTLINE void mam_replaced_free(MAM_TAG(3) void *block) { mam_free(mam_replaced_heap, block); }
 
-/* Of new: never NULL for want of a size. */
+/* For new: a request of 0 bytes gets a block too. */
 MAM_INLINE size_t mam_replaced_size(size_t bytes) { return bytes + (bytes == 0); }
 
-/* What they throw, as they are declared already. */
+/* The exception specifications of the earlier declarations. */
 #ifdef __CUDACC_RTC__
 #define MAM_REPLACED_C
 #define MAM_REPLACED_ALIGNED noexcept
@@ -248,8 +260,8 @@ MAM_INLINE size_t mam_replaced_size(size_t bytes) { return bytes + (bytes == 0);
 #define MAM_REPLACED_C noexcept
 #define MAM_REPLACED_ALIGNED
 #endif
-/* With -rdc each file that includes this has the functions, called or not, and the linker keeps one of each: calls in
- * all other files are to find all of them or none. */
+/* With -rdc each file that includes this header has the functions, called or not, and the linker keeps one of each.  So
+ * calls in all other files find either all of them or none. */
 #ifdef __CUDACC_RDC__
 #define MAM_REPLACED __host__ __device__ __forceinline__ __attribute__((used))
 #else
@@ -259,7 +271,7 @@ MAM_INLINE size_t mam_replaced_size(size_t bytes) { return bytes + (bytes == 0);
 extern "C" {
 MAM_REPLACED void *malloc(size_t bytes) MAM_REPLACED_C { return MAM_OUT_OF_SIGHT(mam_replaced_malloc)(bytes); }
 MAM_REPLACED void free(void *block) MAM_REPLACED_C { MAM_OUT_OF_SIGHT(mam_replaced_free)(block); }
-/* What __nv_aligned_device_malloc and new of an over-aligned type call; and the same in files without this header. */
+/* __nv_aligned_device_malloc and new of an over-aligned type call this; in files without this header, the next one. */
 __device__ __forceinline__ void *__nv_aligned_device_malloc_impl(size_t bytes, size_t alignment) {
   return MAM_OUT_OF_SIGHT(mam_replaced_malloc_aligned)(bytes, alignment);
 }
@@ -270,10 +282,10 @@ MAM_REPLACED void *__cuda_syscall_aligned_malloc(size_t bytes, size_t alignment)
 #endif
 }
 
-/* That they are inline is what the standard forbids: a program has one of each.  Here each file has the same. */
+/* The standard forbids inline replacements, since a program has one of each.  Here all files have the same. */
 #pragma nv_diagnostic push
 #pragma nv_diag_suppress 2620
-#pragma nv_diag_suppress 20040 /* and that CUDA has those with nothrow for the host alone */
+#pragma nv_diag_suppress 20040 /* CUDA declares the operators with nothrow for the host alone */
 MAM_REPLACED void *operator new(size_t bytes) { return malloc(mam_replaced_size(bytes)); }
 MAM_REPLACED void *operator new[](size_t bytes) { return malloc(mam_replaced_size(bytes)); }
 MAM_REPLACED void operator delete(void *block) noexcept { free(block); }
@@ -303,9 +315,8 @@ MAM_REPLACED void operator delete[](void *block, const std::nothrow_t &) noexcep
 
 /* ---- Records ----
  *
- * Functions cannot know their callers' lines.  The macro leaves the name as it is and makes its argument one that knows
- * them: host code, std:: and members take it for the number that it was. */
-
+ * A function does not know the line of its caller.  The macro keeps the name malloc and gives it an argument that holds
+ * the line.  Host code, std:: and members convert the argument to the number of bytes. */
 #if MAM_HEAP_RECORDED
 struct mam_replaced_bytes {
   size_t bytes;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * mam/warp.h - warp heaps that kernels left behind: what the host does with them.
+ * mam/warp.h - warp heaps that kernels did not end: the calls of the host.
  *
- * A kernel that starts a warp heap (mam/warp.cuh) has to end it, or to hand it over to one that does.  What was never
- * ended keeps its memory in the device heap.  Here it is found and freed.
+ * A kernel that starts a warp heap (mam/warp.cuh) has to end it, or to hand it over to a kernel that does.  A warp heap
+ * that no kernel ends keeps its memory in the device heap.  The calls here find and free it.
  *
  * Units, results, threads and streams: as in mam/heap.h.
  */
@@ -17,33 +17,34 @@
 extern "C" {
 #endif
 
-/* A header that was not ended. */
+/* The header of a warp heap that was not ended. */
 typedef struct MAM_WarpHeader {
-  void *address;         /* on the device: what mam_warp_start returned */
-  uint32_t total_lanes;  /* a bit for each lane that takes part (the paper: TotalCount) */
-  uint32_t active_lanes; /* of these, that have not tidied up while others have (ActiveCount) */
-  uint32_t handed_over;  /* 1 if it waits for mam_warp_adopt; then no lane takes part */
-  uint32_t block_bytes;  /* what its requests are rounded up to */
-  size_t
-      allocated_count; /* its superblocks and requests that were larger than one, the first superblock not included */
-  size_t bytes;        /* of all its blocks in the device heap, its own included */
+  void *address;          /* on the device: what mam_warp_start returned */
+  uint32_t total_lanes;   /* a bit for each lane that takes part (the paper on FDGMalloc: TotalCount) */
+  uint32_t active_lanes;  /* a bit for each of these that has not tidied up in this round (ActiveCount) */
+  uint32_t handed_over;   /* 1 if the header waits for mam_warp_adopt; then no lane takes part */
+  uint32_t block_bytes;   /* its requests are rounded up to a multiple of this */
+  size_t allocated_count; /* superblocks except the first one, and requests that were larger than a superblock */
+  size_t bytes;           /* of all its blocks in the device heap, the header's own block included */
 } MAM_WarpHeader;
 
-/* Writes up to capacity headers that were not ended, in the order of their addresses, to headers and how many there are
- * in all to *count.  No kernel may use the heap meanwhile.  headers may be NULL if capacity is 0.  The work takes 8
- * bytes of the heap's pool for each live block of the heap that could be a header, and is done when this returns.
+/* Lists the headers that were not ended, in the order of their addresses.  The call writes the first capacity headers
+ * to the array headers, and the number of all to *count.  headers may be NULL if capacity is 0.  No kernel may use the
+ * heap during the call.  It takes 48 bytes of the heap's pool for each live block of at least 192 bytes, and gives them
+ * back before it returns.
  *
- * A header is known by what it says of itself.  After MAM_HeapReset a block may still say so in whose place a header
- * was, until its owner writes to it.
+ * The call knows a header by a mark in it.  After MAM_HeapReset, a block in the place of a former header may still have
+ * the mark, until its owner writes to it.
  *
+ * cudaErrorInvalidValue          count is NULL, or headers is NULL and capacity is not 0
  * cudaErrorMemoryAllocation      the pool or the host has no memory for the work */
 MAM_API cudaError_t MAM_WarpList(MAM_Heap heap, MAM_WarpHeader *headers, size_t capacity, size_t *count);
 
-/* Frees everything that a header holds, and the header, as if all of its lanes had ended it.  No kernel may use it
- * meanwhile.
+/* Frees all memory of a header, and the header, as if all its lanes had ended it.  header is a device address and may
+ * be NULL.  No kernel may use the header during the call.
  *
- * cudaSuccess                    freed; also for NULL
- * cudaErrorInvalidValue          no header begins there */
+ * cudaSuccess                    the header is freed; also for NULL
+ * cudaErrorInvalidValue          no header begins at that address */
 MAM_API cudaError_t MAM_WarpEnd(MAM_Heap heap, void *header);
 
 #ifdef __cplusplus

@@ -108,7 +108,7 @@ static cudaError_t environment_options(const struct options **options) {
     return cudaSuccess;
   mine = malloc(sizeof *mine);
   if (mine == NULL)
-    return error_set(cudaErrorMemoryAllocation, "no host memory for the options");
+    return error_set(cudaErrorMemoryAllocation, "the host has no memory for the options");
   cudaError_t error = options_read(mine);
   if (error != cudaSuccess) {
     free(mine);
@@ -355,7 +355,7 @@ static cudaError_t environment_restrict(const struct options *options, const str
                 : config->in_chunks || config->gives_all ? 0
                                                          : config->chunk_bytes;
   if (size > limit_bytes)
-    return error_set(cudaErrorMemoryAllocation, "%zu bytes are more than MAM_LIMIT allows, %zu", size, limit_bytes);
+    return error_set(cudaErrorMemoryAllocation, "MAM_LIMIT does not allow %zu bytes: it allows %zu", size, limit_bytes);
   config->user_limit_bytes = limit_bytes;
   return cudaSuccess;
 }
@@ -687,7 +687,7 @@ static cudaError_t environment_emptied(const struct pool_emptied *emptied) {
 
 cudaError_t MAM_Create(size_t maxSize) {
   if (maxSize == 0)
-    return error_set(cudaErrorInvalidValue, "MAM_Create: a chunk of 0 bytes");
+    return error_set(cudaErrorInvalidValue, "MAM_Create: maxSize is 0");
   return environment_create(maxSize, "MAM_Create");
 }
 
@@ -755,7 +755,7 @@ static cudaError_t default_malloc_front(uint64_t id, bool tried, size_t size, co
 static __attribute__((noinline)) cudaError_t malloc_slowly(void **ptr, size_t size, const void *site, uint64_t id) {
   uintptr_t address = 0;
   if (ptr == NULL)
-    return error_set(cudaErrorInvalidValue, "MAM_CudaMalloc: nowhere to write the address");
+    return error_set(cudaErrorInvalidValue, "MAM_CudaMalloc: ptr is NULL");
   cudaError_t error = size == 0 ? malloc_nothing() : default_malloc_front(id, id != 0, size, site, NULL, &address);
   *ptr = (void *)address;
   return error;
@@ -770,7 +770,7 @@ cudaError_t MAM_CudaMalloc(void **ptr, size_t size) {
 cudaError_t MAM_CudaMallocTagged(void **ptr, size_t size, const void *tag) {
   uintptr_t address = 0;
   if (ptr == NULL)
-    return error_set(cudaErrorInvalidValue, "MAM_CudaMallocTagged: nowhere to write the address");
+    return error_set(cudaErrorInvalidValue, "MAM_CudaMallocTagged: ptr is NULL");
   cudaError_t error =
       size == 0 ? malloc_nothing() : default_malloc_front(0, false, size, __builtin_return_address(0), tag, &address);
   *ptr = (void *)address;
@@ -816,7 +816,7 @@ static cudaError_t options_resolve(const MAM_PoolOptions *given, MAM_PoolOptions
   *options = (MAM_PoolOptions)MAM_POOL_OPTIONS_INIT;
   if (given != NULL) {
     if (given->struct_size < sizeof(MAM_PoolOptions))
-      return refuse_option("struct_size is not that of MAM_PoolOptions");
+      return refuse_option("struct_size is less than sizeof(MAM_PoolOptions)");
     memcpy(options, given, sizeof *options);
   }
   if (options->alignment == 0)
@@ -827,11 +827,11 @@ static cudaError_t options_resolve(const MAM_PoolOptions *given, MAM_PoolOptions
 static cudaError_t options_check(const MAM_PoolOptions *options) {
   size_t alignment = options->alignment;
   if (options->source < MAM_SOURCE_DEVICE || options->source > MAM_SOURCE_VMM)
-    return refuse_option("source is none of MAM_Source");
+    return refuse_option("source is not a value of MAM_Source");
   if (options->reuse < MAM_REUSE_FENCED || options->reuse > MAM_REUSE_STREAM)
-    return refuse_option("reuse is none of MAM_Reuse");
+    return refuse_option("reuse is not a value of MAM_Reuse");
   if (options->device < -1)
-    return refuse_option("device is neither an ordinal nor -1");
+    return refuse_option("device is neither the ordinal of a device nor -1");
   if (alignment < POOL_ALIGNMENT_LEAST_BYTES || alignment > POOL_ALIGNMENT_MOST_BYTES ||
       (alignment & (alignment - 1)) != 0)
     return refuse_option("alignment is not a power of two from 16 to 2 MiB");
@@ -846,7 +846,7 @@ cudaError_t MAM_PoolCreate(MAM_Pool *pool, const MAM_PoolOptions *given) {
   struct source source;
   const struct options *defaults;
   if (pool == NULL)
-    return refuse_option("nowhere to write the handle");
+    return refuse_option("pool is NULL");
   cudaError_t error = options_resolve(given, &options);
   if (error == cudaSuccess)
     error = options_check(&options);
@@ -890,7 +890,7 @@ cudaError_t MAM_PoolDefault(MAM_Pool *pool) {
   struct mam_pool *found;
   uint64_t id = default_id_quick(), created;
   if (pool == NULL)
-    return error_set(cudaErrorInvalidValue, "MAM_PoolDefault: nowhere to write the handle");
+    return error_set(cudaErrorInvalidValue, "MAM_PoolDefault: pool is NULL");
   cudaError_t error = environment_get(&found, &id, &created);
   if (error == cudaSuccess)
     *pool = found;
@@ -902,7 +902,7 @@ static cudaError_t pool_malloc_by(const char *who, MAM_Pool pool, struct front_r
   uintptr_t address = 0;
   cudaError_t error = cudaErrorInvalidResourceHandle;
   if (ptr == NULL)
-    return error_set(cudaErrorInvalidValue, "%s: nowhere to write the address", who);
+    return error_set(cudaErrorInvalidValue, "%s: ptr is NULL", who);
   request->pool = pool;
   request->default_id = POOL_ANY_ID;
   if (pool_is_known(pool))
@@ -960,7 +960,7 @@ cudaError_t MAM_PoolMallocAsync(MAM_Pool pool, void **ptr, size_t size, cudaStre
   uintptr_t address = 0;
   cudaError_t error = cudaErrorInvalidResourceHandle;
   if (ptr == NULL)
-    return error_set(cudaErrorInvalidValue, "MAM_PoolMallocAsync: nowhere to write the address");
+    return error_set(cudaErrorInvalidValue, "MAM_PoolMallocAsync: ptr is NULL");
   if (pool_is_known(pool))
     error = size == 0 ? pool_usable(pool) : stream_malloc(&request, stream, &address);
   *ptr = (void *)address;
@@ -990,7 +990,7 @@ cudaError_t MAM_CudaMallocAsync(void **ptr, size_t size, cudaStream_t stream) {
   struct front_request request = {.size = size, .site = __builtin_return_address(0)};
   uintptr_t address = 0;
   if (ptr == NULL)
-    return error_set(cudaErrorInvalidValue, "MAM_CudaMallocAsync: nowhere to write the address");
+    return error_set(cudaErrorInvalidValue, "MAM_CudaMallocAsync: ptr is NULL");
   cudaError_t error = size == 0 ? malloc_nothing() : default_malloc_stream(&request, stream, &address);
   *ptr = (void *)address;
   return error;
@@ -1020,7 +1020,7 @@ cudaError_t MAM_CudaFreeAsync(void *ptr, cudaStream_t stream) {
 
 cudaError_t MAM_CudaFreeReuse(void *ptr, MAM_Reuse reuse) {
   if (reuse < MAM_REUSE_FENCED || reuse > MAM_REUSE_STREAM)
-    return error_set(cudaErrorInvalidValue, "MAM_CudaFreeReuse: reuse is none of MAM_Reuse");
+    return error_set(cudaErrorInvalidValue, "MAM_CudaFreeReuse: reuse is not a value of MAM_Reuse");
   return ptr == NULL ? cudaSuccess : free_by_rule(ptr, reuse, NULL);
 }
 
@@ -1038,7 +1038,7 @@ static cudaError_t reuse_current(struct reuse **reuse) {
   set_up_once();
   *reuse = reuse_open(&source);
   if (*reuse == NULL)
-    error = error_set(cudaErrorMemoryAllocation, "no host memory for a capture");
+    error = error_set(cudaErrorMemoryAllocation, "the host has no memory for a capture");
   source_close(&source);
   return error;
 }
@@ -1099,7 +1099,7 @@ cudaError_t MAM_PoolGetInfo(MAM_Pool pool, MAM_PoolInfo *info) {
   uint64_t id;
   MAM_PoolInfo now;
   if (info == NULL || info->struct_size < offsetof(MAM_PoolInfo, used_bytes))
-    return error_set(cudaErrorInvalidValue, "MAM_PoolGetInfo: info is NULL or its struct_size is not set");
+    return error_set(cudaErrorInvalidValue, "MAM_PoolGetInfo: info is NULL or its struct_size is too small");
   pool = pool_asked(pool, &id);
   cudaError_t error = pool != NULL ? pool_info(pool, id, &now) : cudaErrorInvalidResourceHandle;
   if (error == cudaErrorInvalidResourceHandle)
@@ -1123,7 +1123,7 @@ cudaError_t MAM_PoolReport(MAM_Pool pool, char **json) {
   NOT_CANCELLED;
   uint64_t id;
   if (json == NULL)
-    return error_set(cudaErrorInvalidValue, "MAM_PoolReport: nowhere to write the text");
+    return error_set(cudaErrorInvalidValue, "MAM_PoolReport: json is NULL");
   pool = pool_asked(pool, &id);
   cudaError_t error = pool != NULL ? pool_report(pool, id, json) : cudaErrorInvalidResourceHandle;
   return error == cudaErrorInvalidResourceHandle ? refuse_handle("MAM_PoolReport") : error;
@@ -1133,7 +1133,7 @@ cudaError_t MAM_PoolExplain(MAM_Pool pool, size_t size, char **text) {
   NOT_CANCELLED;
   uint64_t id;
   if (text == NULL)
-    return error_set(cudaErrorInvalidValue, "MAM_PoolExplain: nowhere to write the text");
+    return error_set(cudaErrorInvalidValue, "MAM_PoolExplain: text is NULL");
   pool = pool_asked(pool, &id);
   cudaError_t error = pool != NULL ? pool_explain(pool, id, size, text) : cudaErrorInvalidResourceHandle;
   return error == cudaErrorInvalidResourceHandle ? refuse_handle("MAM_PoolExplain") : error;

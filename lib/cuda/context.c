@@ -35,7 +35,7 @@ cudaError_t context_open_handle(const struct driver *driver, CUcontext handle, s
   uint64_t id;
   CUresult result = context_handle_id(driver, handle, &id);
   if (result == CUDA_ERROR_CONTEXT_IS_DESTROYED)
-    return error_set(cudaErrorInvalidValue, "the CUDA context %p does not live", (void *)handle);
+    return error_set(cudaErrorInvalidValue, "the CUDA context %p was destroyed", (void *)handle);
   if (result != CUDA_SUCCESS)
     return driver_error(driver, result, "cuCtxGetId");
   *context = (struct context){.driver = driver, .handle = handle, .id = id};

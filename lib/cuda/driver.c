@@ -84,7 +84,7 @@ cudaError_t driver_get(const struct driver **driver) {
   cudaError_t error;
   struct driver *mine = calloc(1, sizeof *mine);
   if (mine == NULL)
-    error = error_set(cudaErrorMemoryAllocation, "no host memory for the driver's table");
+    error = error_set(cudaErrorMemoryAllocation, "the host has no memory for the driver's table");
   else
     error = fill(mine, library);
   if (error != cudaSuccess)

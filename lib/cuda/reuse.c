@@ -459,8 +459,9 @@ static cudaError_t synchronize_alone(struct reuse *reuse, uint64_t *epoch) {
   pthread_mutex_lock(&reuse->lock);
   if (capturing_locked(reuse)) {
     pthread_mutex_unlock(&reuse->lock);
-    return error_set((cudaError_t)CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
-                     "what is left waits for the GPU, and waiting would invalidate the stream capture in progress");
+    return error_set(
+        (cudaError_t)CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+        "only memory that waits for the GPU is left, and a wait would invalidate the stream capture in progress");
   }
   *epoch = epoch_close(reuse);
   reuse->synchronizing++;
@@ -494,9 +495,9 @@ static cudaError_t peers_meet(struct reuse *reuse) {
     if (error != cudaSuccess)
       return error;
     if (result != CUDA_SUCCESS)
-      return driver_error(context->driver, result, "finding out who uses memory by peer access");
+      return driver_error(context->driver, result, "asking which devices use memory by peer access");
   } while (!known && peer_accompany(reuse));
-  return known ? cudaSuccess : error_set(cudaErrorMemoryAllocation, "no host memory for a peer's work");
+  return known ? cudaSuccess : error_set(cudaErrorMemoryAllocation, "the host has no memory for a peer's work");
 }
 
 cudaError_t reuse_synchronize(struct reuse *reuse) {
@@ -560,7 +561,8 @@ cudaError_t reuse_accompany(struct reuse *reuse, CUcontext handle) {
   else
     free(companion);
   pthread_mutex_unlock(&all_lock);
-  return adds || known ? cudaSuccess : error_set(cudaErrorMemoryAllocation, "no host memory for a context's work");
+  return adds || known ? cudaSuccess
+                       : error_set(cudaErrorMemoryAllocation, "the host has no memory for a context's work");
 }
 
 void reuse_counts(struct reuse *reuse, uint64_t *fences) {

@@ -1372,7 +1372,8 @@ static cudaError_t front_get(struct mam_pool *pool, uint64_t default_id, struct 
     return error;
   *front = front_make(pool);
   pool_exit(pool);
-  return *front != NULL ? cudaSuccess : error_set(cudaErrorMemoryAllocation, "no host memory for a thread's front");
+  return *front != NULL ? cudaSuccess
+                        : error_set(cudaErrorMemoryAllocation, "the host has no memory for a thread's front");
 }
 
 /* Whether the front is still the pool's: it is not, if the pool ended meanwhile, even if its struct is a pool again. */
@@ -1637,7 +1638,7 @@ static cudaError_t small_free_slowly(struct front *front, struct mam_pool *pool,
   }
   do /* again if others collected what was made room with */
     if (!magazine_make_room(front, pool, slab->class))
-      error = error_set(cudaErrorMemoryAllocation, "no host memory to free %p", (void *)address);
+      error = error_set(cudaErrorMemoryAllocation, "the host has no memory to free %p", (void *)address);
     else
       *freed = free_small_anew(front, slab, address);
   while (error == cudaSuccess && *freed == FRONT_FREED_NO_ROOM);
@@ -1716,7 +1717,7 @@ static cudaError_t small_free_alone(struct front *front, struct mam_pool *pool, 
   error = pool_accompany(pool, stream);
   struct batch *batch = error == cudaSuccess ? slab_shell_take(depot) : NULL;
   if (error == cudaSuccess && batch == NULL)
-    error = error_set(cudaErrorMemoryAllocation, "no host memory to free %p", (void *)address);
+    error = error_set(cudaErrorMemoryAllocation, "the host has no memory to free %p", (void *)address);
   biased_enter(&front->lock);
   /* acquire: as in free_small */
   bool ours = front->pool == pool && atomic_load_explicit(&slab->pool, memory_order_acquire) == pool;

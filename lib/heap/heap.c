@@ -37,9 +37,9 @@ static cudaError_t check(MAM_Heap heap) {
     known = known->next;
   pthread_mutex_unlock(&heaps_lock);
   if (known == NULL)
-    return error_set(cudaErrorInvalidResourceHandle, "no device heap %p", (void *)heap);
+    return error_set(cudaErrorInvalidResourceHandle, "%p is not a device heap", (void *)heap);
   if (known->process != getpid())
-    return error_set(cudaErrorInitializationError, "the heap is that of the process before the fork");
+    return error_set(cudaErrorInitializationError, "the heap belongs to the parent of this forked process");
   return cudaSuccess;
 }
 
@@ -147,7 +147,7 @@ static cudaError_t create_in_pool(struct mam_heap_host *heap, const MAM_HeapOpti
   if (error != cudaSuccess)
     return error;
   if (!is_on_a_gpu(heap->pool))
-    error = error_set(cudaErrorNotSupported, "device heaps need a pool of a GPU's memory");
+    error = error_set(cudaErrorNotSupported, "a device heap needs a pool of GPU memory");
   if (error == cudaSuccess)
     error = heap_gpu_open(&heap->pool->source.context, &heap->gpu);
   if (error != cudaSuccess)
@@ -173,16 +173,17 @@ static cudaError_t check_options(const MAM_HeapOptions *options) {
   if (options->struct_size != sizeof *options)
     return error_set(cudaErrorInvalidValue, "struct_size %zu is not sizeof(MAM_HeapOptions)", options->struct_size);
   if (options->bytes < HEAP_LEAST_BYTES)
-    return error_set(cudaErrorInvalidValue, "a heap of %zu bytes is less than %d", options->bytes, HEAP_LEAST_BYTES);
+    return error_set(cudaErrorInvalidValue, "a heap of %zu bytes is too small: the least size is %d bytes",
+                     options->bytes, HEAP_LEAST_BYTES);
   if (options->limit_bytes != 0 && options->limit_bytes < options->bytes)
     return error_set(cudaErrorInvalidValue, "limit_bytes %zu is less than bytes %zu", options->limit_bytes,
                      options->bytes);
   if (options->grow_bytes != 0 && options->grow_bytes < HEAP_LEAST_BYTES)
     return error_set(cudaErrorInvalidValue, "grow_bytes %zu is less than %d", options->grow_bytes, HEAP_LEAST_BYTES);
   if (options->grow_bytes != 0 && options->limit_bytes <= options->bytes)
-    return error_set(cudaErrorInvalidValue, "grow_bytes is set, but limit_bytes leaves nothing to grow by");
+    return error_set(cudaErrorInvalidValue, "grow_bytes is set, but limit_bytes is not more than bytes");
   if (options->records > 1)
-    return error_set(cudaErrorInvalidValue, "records is %u, neither 0 nor 1", options->records);
+    return error_set(cudaErrorInvalidValue, "records is %u: it must be 0 or 1", options->records);
   if (options->wait_ms > WAIT_MOST_MS)
     return error_set(cudaErrorInvalidValue, "wait_ms %u is more than %d", options->wait_ms, WAIT_MOST_MS);
   return cudaSuccess;
@@ -212,7 +213,7 @@ cudaError_t MAM_HeapCreate(MAM_Heap *heap, MAM_Pool pool, const MAM_HeapOptions 
     return error;
   struct mam_heap_host *created = calloc(1, sizeof *created);
   if (created == NULL)
-    return error_set(cudaErrorMemoryAllocation, "no host memory for a heap");
+    return error_set(cudaErrorMemoryAllocation, "the host has no memory for a heap");
   (void)pthread_once(&once, set_up);
   created->pool = pool;
   created->limit_bytes = options->limit_bytes != 0 ? options->limit_bytes : options->bytes;
@@ -291,7 +292,7 @@ static cudaError_t last_is_empty(struct mam_heap_host *heap, bool *empty) {
   size_t words = mam_area_map_words(area);
   mam_u64 *map = malloc(words * sizeof *map);
   if (map == NULL)
-    return error_set(cudaErrorMemoryAllocation, "no host memory for the map of a superblock");
+    return error_set(cudaErrorMemoryAllocation, "the host has no memory for the map of a superblock");
   cudaError_t error = heap_gpu_read(&heap->gpu, map, (mam_u64)(uintptr_t)mam_area_pages(area), words * sizeof *map);
   *empty = error == cudaSuccess;
   for (size_t i = 0; i < words && *empty; i++)
@@ -384,7 +385,7 @@ static cudaError_t view_take(struct mam_heap_host *heap, const struct table *tab
     error = heap_gpu_read(&heap->gpu, copy, (mam_u64)(uintptr_t)mam_area_metadata(area), area_metadata_bytes(area));
   }
   if (error == cudaSuccess && (view->control == NULL || view->count < table->count))
-    error = error_set(cudaErrorMemoryAllocation, "no host memory for a copy of the heap's metadata");
+    error = error_set(cudaErrorMemoryAllocation, "the host has no memory for a copy of the heap's metadata");
   if (error != cudaSuccess) {
     view_free(view);
     return error;
@@ -422,7 +423,7 @@ static cudaError_t recorded_take(struct mam_heap_host *heap, const struct heap_v
                                  MAM_HeapBlock **blocks) {
   struct listing listing = {calloc(info->live_count + 1, sizeof(MAM_HeapBlock)), info->live_count, 0};
   if (listing.blocks == NULL)
-    return error_set(cudaErrorMemoryAllocation, "no host memory for a heap's blocks");
+    return error_set(cudaErrorMemoryAllocation, "the host has no memory for a heap's blocks");
   heap_view_walk(view, list_block, &listing);
   cudaError_t error = heap_records_read(heap->records, &heap->gpu, heap->pool, listing.blocks, info->live_count);
   if (error != cudaSuccess) {
@@ -468,7 +469,7 @@ static cudaError_t look_begin(MAM_Heap heap, struct look *look) {
 cudaError_t MAM_HeapGetInfo(MAM_Heap heap, MAM_HeapInfo *info) {
   NOT_CANCELLED;
   if (info == NULL || info->struct_size < sizeof info->struct_size)
-    return error_set(cudaErrorInvalidValue, "info is NULL or its struct_size too small");
+    return error_set(cudaErrorInvalidValue, "info is NULL or its struct_size is too small");
   struct look look;
   size_t size = info->struct_size < sizeof look.info ? info->struct_size : sizeof look.info;
   cudaError_t error = look_begin(heap, &look);
@@ -483,7 +484,7 @@ cudaError_t MAM_HeapGetInfo(MAM_Heap heap, MAM_HeapInfo *info) {
 cudaError_t MAM_HeapList(MAM_Heap heap, MAM_HeapBlock *blocks, size_t capacity, size_t *count) {
   NOT_CANCELLED;
   if (count == NULL || (blocks == NULL && capacity != 0))
-    return error_set(cudaErrorInvalidValue, "count is NULL, or blocks is");
+    return error_set(cudaErrorInvalidValue, "count is NULL, or blocks is NULL and capacity is not 0");
   struct look look;
   struct listing listing = {blocks, capacity, 0};
   cudaError_t error = look_begin(heap, &look);
@@ -508,7 +509,7 @@ cudaError_t MAM_HeapReport(MAM_Heap heap, char **json) {
   char *text = heap_view_report(&look.view, &look.info, look.recorded);
   look_end(&look);
   if (text == NULL)
-    return error_set(cudaErrorMemoryAllocation, "no host memory for the heap's report");
+    return error_set(cudaErrorMemoryAllocation, "the host has no memory for the heap's report");
   *json = text;
   return cudaSuccess;
 }
@@ -542,7 +543,7 @@ static cudaError_t share_of_heaps(MAM_Pool pool, MAM_HeapShare *share) {
 cudaError_t MAM_HeapGetShare(MAM_Pool pool, MAM_HeapShare *share) {
   NOT_CANCELLED;
   if (share == NULL || share->struct_size < sizeof share->struct_size)
-    return error_set(cudaErrorInvalidValue, "share is NULL or its struct_size too small");
+    return error_set(cudaErrorInvalidValue, "share is NULL or its struct_size is too small");
   MAM_PoolInfo info = {.struct_size = sizeof info};
   MAM_HeapShare filled = {.struct_size = share->struct_size};
   cudaError_t error = MAM_PoolGetInfo(pool, &info);
@@ -578,7 +579,7 @@ cudaError_t MAM_HeapCopy(MAM_Heap heap, void *to, const void *from, size_t bytes
   NOT_CANCELLED;
   struct range range = {(uint64_t)(uintptr_t)from, (uint64_t)(uintptr_t)from + bytes, false};
   if (to == NULL || range.end < range.from)
-    return error_set(cudaErrorInvalidValue, "to is NULL, or %zu bytes are more than there are", bytes);
+    return error_set(cudaErrorInvalidValue, "to is NULL, or %zu bytes go past the end of the address space", bytes);
   struct look look;
   cudaError_t error = look_begin(heap, &look);
   if (error != cudaSuccess)

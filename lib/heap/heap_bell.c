@@ -18,7 +18,8 @@ static cudaError_t register_memory(const struct context *context, void *memory, 
   struct context_visit visit;
   CUdeviceptr address = 0;
   if (driver->cuMemHostRegister == NULL || driver->cuMemHostGetDevicePointer == NULL)
-    return error_set(cudaErrorNotSupported, "no growth under kernels: the CUDA driver cannot register host memory");
+    return error_set(cudaErrorNotSupported,
+                     "heaps cannot grow under kernels: the CUDA driver cannot register host memory");
   cudaError_t error = context_enter(context, &visit);
   if (error != cudaSuccess)
     return error;
@@ -41,7 +42,7 @@ static cudaError_t bell_make(const struct context *context, struct heap_bell **m
   void *memory = mmap(NULL, MEMORY_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   cudaError_t error = cudaSuccess;
   if (bell == NULL || memory == MAP_FAILED) {
-    error = error_set(cudaErrorMemoryAllocation, "no host memory for a heap's bell");
+    error = error_set(cudaErrorMemoryAllocation, "the host has no memory for a heap's bell");
     goto undo;
   }
   /* A fork must not make the parent write to a copy of what the GPU sees. */

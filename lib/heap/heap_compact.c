@@ -47,7 +47,7 @@ static cudaError_t enter(MAM_Heap heap, struct heap_inside *inside, struct heap_
     *inside->compact = calloc(1, sizeof **inside->compact);
   *compact = *inside->compact;
   if (*compact == NULL)
-    return heap_inside_leave(heap, error_set(cudaErrorMemoryAllocation, "no host memory for a heap's types"));
+    return heap_inside_leave(heap, error_set(cudaErrorMemoryAllocation, "the host has no memory for a heap's types"));
   if ((*compact)->is_open)
     return heap_inside_leave(
         heap, error_set(cudaErrorIllegalState, "a compaction of heap %p has begun and not ended", (void *)heap));
@@ -60,15 +60,15 @@ static cudaError_t check_type(const MAM_HeapTypeOptions *options) {
   if (options->struct_size != sizeof *options)
     return error_set(cudaErrorInvalidValue, "struct_size %zu is not sizeof(MAM_HeapTypeOptions)", options->struct_size);
   if (options->bytes == 0 || options->bytes > MAM_CHUNK_BYTES)
-    return error_set(cudaErrorInvalidValue, "objects of a type have 1 to %d bytes, not %zu", MAM_CHUNK_BYTES,
+    return error_set(cudaErrorInvalidValue, "an object of a type has 1 to %d bytes, not %zu", MAM_CHUNK_BYTES,
                      options->bytes);
   if (options->pointer_count > MAM_TYPE_POINTERS || (options->pointer_count != 0 && options->pointer_offsets == NULL))
-    return error_set(cudaErrorInvalidValue, "an object has up to %d pointers, not %zu, and offsets for them",
+    return error_set(cudaErrorInvalidValue, "an object has at most %d pointers, not %zu, and each needs an offset",
                      MAM_TYPE_POINTERS, options->pointer_count);
   for (size_t i = 0; i < options->pointer_count; i++) {
     size_t offset = options->pointer_offsets[i];
     if (offset % 8 != 0 || offset > options->bytes || options->bytes - offset < 8)
-      return error_set(cudaErrorInvalidValue, "no pointer is at offset %zu of an object of %zu bytes", offset,
+      return error_set(cudaErrorInvalidValue, "a pointer cannot be at offset %zu of an object of %zu bytes", offset,
                        options->bytes);
   }
   return cudaSuccess;
@@ -79,7 +79,7 @@ static cudaError_t write_slots(const struct heap_inside *inside, mam_u32 kind) {
   mam_u32 count = inside->handle->slot_count;
   mam_u64 *slots = malloc(count * sizeof *slots);
   if (slots == NULL)
-    return error_set(cudaErrorMemoryAllocation, "no host memory for a type's slots");
+    return error_set(cudaErrorMemoryAllocation, "the host has no memory for a type's slots");
   for (mam_u32 i = 0; i < count; i++)
     slots[i] = mam_slot_limit(inside->handle, kind);
   mam_u64 place = (mam_u64)(uintptr_t)inside->handle->slots + (mam_u64)mam_kind_number(kind) * count * sizeof *slots;
@@ -116,7 +116,7 @@ cudaError_t MAM_HeapRegisterType(MAM_Heap heap, const MAM_HeapTypeOptions *optio
   struct heap_inside inside;
   struct heap_compact *compact;
   if (options == NULL || type == NULL)
-    return error_set(cudaErrorInvalidValue, "options is NULL, or type is");
+    return error_set(cudaErrorInvalidValue, "options or type is NULL");
   cudaError_t error = check_type(options);
   if (error == cudaSuccess)
     error = enter(heap, &inside, &compact);
@@ -135,12 +135,12 @@ static mam_u32 find_roots(const struct heap_compact *compact, const void *pointe
 
 static cudaError_t register_roots(struct heap_compact *compact, void *pointers, size_t count) {
   if (find_roots(compact, pointers) < compact->root_count)
-    return error_set(cudaErrorAlreadyAcquired, "roots at %p are registered", pointers);
+    return error_set(cudaErrorAlreadyAcquired, "roots that begin at %p are registered already", pointers);
   if (compact->root_count == compact->root_room) {
     mam_u32 room = compact->root_room == 0 ? 4 : 2 * compact->root_room;
     struct mam_compact_roots *roots = realloc(compact->roots, room * sizeof *roots);
     if (roots == NULL)
-      return error_set(cudaErrorMemoryAllocation, "no host memory for roots");
+      return error_set(cudaErrorMemoryAllocation, "the host has no memory for roots");
     compact->roots = roots;
     compact->root_room = room;
   }
@@ -154,7 +154,9 @@ cudaError_t MAM_HeapRegisterRoots(MAM_Heap heap, void *pointers, size_t count) {
   struct heap_inside inside;
   struct heap_compact *compact;
   if (pointers == NULL || (uintptr_t)pointers % 8 != 0 || count == 0)
-    return error_set(cudaErrorInvalidValue, "%zu roots at %p", count, pointers);
+    return error_set(cudaErrorInvalidValue,
+                     "%zu roots at %p: the count must not be 0, and the address must be a multiple of 8 and not NULL",
+                     count, pointers);
   cudaError_t error = enter(heap, &inside, &compact);
   return error == cudaSuccess ? heap_inside_leave(heap, register_roots(compact, pointers, count)) : error;
 }
@@ -162,7 +164,7 @@ cudaError_t MAM_HeapRegisterRoots(MAM_Heap heap, void *pointers, size_t count) {
 static cudaError_t forget_roots(struct heap_compact *compact, const void *pointers) {
   mam_u32 place = find_roots(compact, pointers);
   if (place == compact->root_count)
-    return error_set(cudaErrorInvalidValue, "no roots at %p are registered", pointers);
+    return error_set(cudaErrorInvalidValue, "no roots that begin at %p are registered", pointers);
   compact->roots[place] = compact->roots[--compact->root_count];
   compact->roots_changed = true;
   return cudaSuccess;
@@ -339,11 +341,11 @@ static cudaError_t check_options(const MAM_HeapCompactOptions *options, const MA
     return error_set(cudaErrorInvalidValue, "struct_size %zu is not sizeof(MAM_HeapCompactOptions)",
                      options->struct_size);
   if (options->targets < 1 || options->targets > MAM_COMPACT_TARGETS)
-    return error_set(cudaErrorInvalidValue, "targets is 1 to %d, not %u", MAM_COMPACT_TARGETS, options->targets);
+    return error_set(cudaErrorInvalidValue, "targets must be 1 to %d, not %u", MAM_COMPACT_TARGETS, options->targets);
   if (options->targets_first < 1 || options->targets_first > options->targets)
-    return error_set(cudaErrorInvalidValue, "targets_first is 1 to targets, not %u", options->targets_first);
+    return error_set(cudaErrorInvalidValue, "targets_first must be 1 to targets, not %u", options->targets_first);
   if (info != NULL && info->struct_size < sizeof info->struct_size)
-    return error_set(cudaErrorInvalidValue, "struct_size of info is too small");
+    return error_set(cudaErrorInvalidValue, "the struct_size of info is too small");
   return cudaSuccess;
 }
 
@@ -403,7 +405,7 @@ cudaError_t MAM_HeapObjects(MAM_Heap heap, mam_type type, void **objects, size_t
   struct heap_inside inside;
   struct heap_compact *compact;
   if (count == NULL || (objects == NULL && capacity != 0))
-    return error_set(cudaErrorInvalidValue, "count is NULL, or objects is");
+    return error_set(cudaErrorInvalidValue, "count is NULL, or objects is NULL and capacity is not 0");
   cudaError_t error = enter(heap, &inside, &compact);
   if (error != cudaSuccess)
     return error;

@@ -32,7 +32,7 @@ static struct loaded *loaded_first; /* protected by loaded_lock */
 
 cudaError_t heap_gpu_known(void) {
   if (heap_image_bytes == 0)
-    return error_set(cudaErrorNotSupported, "no device heaps: the library was built without CUDA");
+    return error_set(cudaErrorNotSupported, "device heaps do not work: the library was built without CUDA");
   return cudaSuccess;
 }
 
@@ -58,7 +58,7 @@ static cudaError_t kernels_of(const struct context *context, const CUfunction **
     loaded = loaded->next;
   if (loaded == NULL) {
     loaded = calloc(1, sizeof *loaded);
-    error = loaded == NULL ? error_set(cudaErrorMemoryAllocation, "no host memory for the heap's kernels")
+    error = loaded == NULL ? error_set(cudaErrorMemoryAllocation, "the host has no memory for the heap's kernels")
                            : load(context->driver, loaded);
     if (error == cudaSuccess) {
       loaded->context_id = context->id;
@@ -102,7 +102,7 @@ cudaError_t heap_gpu_open(const struct context *context, struct heap_gpu *gpu) {
       driver->cuStreamCreate == NULL || driver->cuStreamDestroy == NULL || driver->cuStreamSynchronize == NULL ||
       driver->cuMemcpyDtoHAsync == NULL || driver->cuMemcpyHtoDAsync == NULL || driver->cuCtxGetDevice == NULL ||
       driver->cuDeviceGetAttribute == NULL)
-    return error_set(cudaErrorNotSupported, "no device heaps: the CUDA driver cannot launch kernels");
+    return error_set(cudaErrorNotSupported, "device heaps do not work: the CUDA driver cannot launch kernels");
   struct context_visit visit;
   cudaError_t error = context_enter(context, &visit);
   if (error != cudaSuccess)

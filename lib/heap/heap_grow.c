@@ -18,12 +18,14 @@
 
 static cudaError_t memory_check(const struct mam_heap_host *heap, size_t bytes) {
   if (bytes < HEAP_LEAST_BYTES)
-    return error_set(cudaErrorInvalidValue, "a superblock of %zu bytes is less than %d", bytes, HEAP_LEAST_BYTES);
+    return error_set(cudaErrorInvalidValue, "a superblock of %zu bytes is too small: the least size is %d bytes", bytes,
+                     HEAP_LEAST_BYTES);
   if (heap->count == MAM_HEAP_SUPERBLOCKS)
     return error_set(cudaErrorMemoryAllocation, "the heap has %d superblocks already", MAM_HEAP_SUPERBLOCKS);
   if (bytes > heap->limit_bytes - heap->reserved_bytes)
-    return error_set(cudaErrorMemoryAllocation, "%zu bytes more would pass the heap's limit of %zu, as %zu are taken",
-                     bytes, heap->limit_bytes, heap->reserved_bytes);
+    return error_set(cudaErrorMemoryAllocation,
+                     "%zu more bytes would pass the heap's limit of %zu bytes: it holds %zu bytes", bytes,
+                     heap->limit_bytes, heap->reserved_bytes);
   return cudaSuccess;
 }
 
@@ -91,7 +93,7 @@ static cudaError_t write_area(struct mam_heap_host *heap, struct mam_area area) 
   size_t bytes = (size_t)mam_area_metadata_bytes(area.page_count);
   mam_u64 *image = calloc(1, bytes);
   if (image == NULL)
-    return error_set(cudaErrorMemoryAllocation, "no host memory for the metadata of a superblock");
+    return error_set(cudaErrorMemoryAllocation, "the host has no memory for the metadata of a superblock");
   struct mam_area in_image = mam_area_copied(area, image);
   mam_area_clear(in_image, 0, 1);
   /* What was found missing with the sum of the stamps as it was is not to be taken for missing now, nor if that sum
@@ -235,7 +237,7 @@ cudaError_t heap_growth_begin(struct mam_heap_host *heap) {
   static const struct heap_service_work work = {service_answer, service_retry, service_lives};
   heap->service = heap_service_start(heap->bell->word, &work, heap);
   if (heap->service == NULL)
-    return error_set(cudaErrorMemoryAllocation, "no thread for the growth of a heap");
+    return error_set(cudaErrorMemoryAllocation, "the system has no thread for the growth of a heap");
   return cudaSuccess;
 }
 

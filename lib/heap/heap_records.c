@@ -15,7 +15,7 @@ cudaError_t heap_records_begin(const struct heap_gpu *gpu, MAM_Pool pool, struct
   void *zeros = calloc(1, bytes), *sites = NULL;
   cudaError_t error = cudaSuccess;
   if (begun == NULL || zeros == NULL)
-    error = error_set(cudaErrorMemoryAllocation, "no host memory for a heap's records");
+    error = error_set(cudaErrorMemoryAllocation, "the host has no memory for a heap's records");
   if (error == cudaSuccess)
     error = MAM_PoolMalloc(pool, &sites, bytes);
   if (error == cudaSuccess)
@@ -45,7 +45,7 @@ static cudaError_t names_read(struct heap_records *records, const struct heap_gp
   size_t bytes = MAM_SITES * sizeof(struct mam_site);
   struct mam_site *sites = malloc(bytes);
   if (sites == NULL)
-    return error_set(cudaErrorMemoryAllocation, "no host memory for a heap's sites");
+    return error_set(cudaErrorMemoryAllocation, "the host has no memory for a heap's sites");
   cudaError_t error = heap_gpu_read(gpu, sites, (uint64_t)(uintptr_t)records->sites, bytes);
   for (int i = 0; i < MAM_SITES && error == cudaSuccess; i++)
     if (sites[i].key != 0 && records->names[i] == NULL) {
@@ -95,7 +95,7 @@ cudaError_t heap_records_read(struct heap_records *records, const struct heap_gp
   struct gathering gathering = {malloc(most * sizeof(uint64_t)), malloc(most * sizeof(struct mam_record)), NULL};
   cudaError_t error = names_read(records, gpu);
   if (error == cudaSuccess && count != 0 && (gathering.places == NULL || gathering.records == NULL))
-    error = error_set(cudaErrorMemoryAllocation, "no host memory for a heap's records");
+    error = error_set(cudaErrorMemoryAllocation, "the host has no memory for a heap's records");
   if (error == cudaSuccess && count != 0)
     error = MAM_PoolMalloc(pool, &gathering.memory, most * each);
   for (size_t done = 0; done < count && error == cudaSuccess; done += most) {

@@ -40,7 +40,7 @@ static cudaError_t blocks_list(MAM_Heap heap, struct survey *survey) {
     blocks = malloc(count * sizeof *blocks);
     survey->blocks = malloc(count * sizeof *survey->blocks);
     error = blocks == NULL || survey->blocks == NULL
-                ? error_set(cudaErrorMemoryAllocation, "no host memory for a list of %zu blocks", count)
+                ? error_set(cudaErrorMemoryAllocation, "the host has no memory for a list of %zu blocks", count)
                 : MAM_HeapList(heap, blocks, room, &count);
   }
   for (size_t i = 0; error == cudaSuccess && i < count && i < room; i++)
@@ -93,13 +93,14 @@ cudaError_t MAM_WarpList(MAM_Heap heap, MAM_WarpHeader *headers, size_t capacity
   NOT_CANCELLED;
   struct survey survey = {0};
   if (count == NULL || (headers == NULL && capacity != 0))
-    return error_set(cudaErrorInvalidValue, "count is NULL, or headers is");
+    return error_set(cudaErrorInvalidValue, "count is NULL, or headers is NULL and capacity is not 0");
   cudaError_t error = blocks_list(heap, &survey);
   if (error == cudaSuccess && survey.block_count != 0) {
     survey.capacity = survey.block_count; /* of all, so that the first by address are among them */
     survey.headers = malloc(survey.capacity * sizeof *survey.headers);
-    error = survey.headers == NULL ? error_set(cudaErrorMemoryAllocation, "no host memory for a list of headers")
-                                   : survey_blocks(heap, &survey);
+    error = survey.headers == NULL
+                ? error_set(cudaErrorMemoryAllocation, "the host has no memory for a list of headers")
+                : survey_blocks(heap, &survey);
   }
   if (error == cudaSuccess && survey.count != 0) {
     size_t written = (size_t)survey.count < capacity ? (size_t)survey.count : capacity;

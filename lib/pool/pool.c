@@ -16,7 +16,8 @@ cudaError_t pool_usable_locked(const struct mam_pool *pool) {
   if (pool->state == POOL_FORKED)
     return error_set(cudaErrorInitializationError, "the GPU's memory stayed with the parent of this forked process");
   if (pool->state == POOL_LOST || pool->state == POOL_LOSING)
-    return error_set(cudaErrorContextIsDestroyed, "the pool's CUDA context was destroyed or reset, its memory with it");
+    return error_set(cudaErrorContextIsDestroyed,
+                     "the pool's CUDA context was destroyed or reset, and its memory with it");
   return cudaErrorInvalidResourceHandle;
 }
 
@@ -142,7 +143,7 @@ static void pool_reset(struct mam_pool *pool, const struct pool_config *config, 
 cudaError_t pool_open(const struct pool_config *config, const struct source *source, struct mam_pool **opened) {
   struct mam_pool *pool = pool_claim();
   if (pool == NULL)
-    return error_set(cudaErrorMemoryAllocation, "no host memory for a pool");
+    return error_set(cudaErrorMemoryAllocation, "the host has no memory for a pool");
   pool_reset(pool, config, source);
   pool->reuse = reuse_open(source);
   cudaError_t error = cudaSuccess;
@@ -150,7 +151,7 @@ cudaError_t pool_open(const struct pool_config *config, const struct source *sou
     /* release: what open made; pairs with the acquire in pool_freeze */
     atomic_store_explicit(&pool->in_front, config->front, memory_order_release);
   else
-    error = error_set(cudaErrorMemoryAllocation, "no host memory for a pool");
+    error = error_set(cudaErrorMemoryAllocation, "the host has no memory for a pool");
   if (error == cudaSuccess)
     error = pool_first_chunk(pool);
   if (error != cudaSuccess && pool->reuse != NULL)
@@ -556,11 +557,12 @@ static cudaError_t refuse_locked(struct mam_pool *pool, size_t size) {
   memcpy(said, pool->source_said, sizeof said);
   bool capturing = info.waiting_bytes > 0 && reuse_capturing(pool->reuse);
   pool_unlock(pool);
-  return error_set(cudaErrorMemoryAllocation,
-                   "no room for %zu bytes: %zu free, the largest hole %zu, %zu held of at most %zu%s%s%s", size,
-                   info.free_bytes, info.largest_free_bytes, info.reserved_bytes, info.limit_bytes,
-                   capturing ? "; what waits for the GPU has to wait for the end of the stream capture" : "",
-                   said[0] != '\0' ? "; the source said: " : "", said);
+  return error_set(
+      cudaErrorMemoryAllocation,
+      "no room for %zu bytes: %zu are free, %zu in the largest hole; the pool holds %zu of at most %zu%s%s%s", size,
+      info.free_bytes, info.largest_free_bytes, info.reserved_bytes, info.limit_bytes,
+      capturing ? "; freed memory must wait for the end of the stream capture" : "",
+      said[0] != '\0' ? "; the source said: " : "", said);
 }
 
 /* A block would fit, but into a hole that is spared for larger ones: grows rather than take that.  If it cannot, the
@@ -757,7 +759,7 @@ cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, str
     if (any && error == cudaErrorMemoryAllocation && !no_host_memory)
       return refuse_locked(pool, order->size);
     pool_unlock(pool);
-    return any && no_host_memory ? error_set(error, "no host memory for a segment") : error;
+    return any && no_host_memory ? error_set(error, "the host has no memory for a segment") : error;
   }
   hand_out_locked(pool, segment, order, block);
   block->contended = contended;

@@ -85,14 +85,14 @@ static cudaError_t chunk_attach(struct mam_pool *pool, uintptr_t base, size_t by
   struct mam_pool *other;
   struct pool_chunk *chunk = chunk_new(base, bytes, reserved);
   if (chunk == NULL)
-    return error_set(cudaErrorMemoryAllocation, "no host memory for a chunk");
+    return error_set(cudaErrorMemoryAllocation, "the host has no memory for a chunk");
   enum chunk_map_result result;
   while ((result = chunk_map_add(base, bytes, pool, &other)) == CHUNK_MAP_OVERLAP && other != pool)
     pool_abandon(other);
   if (result != CHUNK_MAP_OK) {
     chunk_free(chunk);
     if (result == CHUNK_MAP_NO_MEMORY)
-      return error_set(cudaErrorMemoryAllocation, "no host memory for a chunk");
+      return error_set(cudaErrorMemoryAllocation, "the host has no memory for a chunk");
     return error_set(cudaErrorUnknown, "the source gave the memory at %p twice", (void *)base);
   }
   pool_lock(pool);
@@ -274,7 +274,7 @@ static cudaError_t piece_give_locked(struct mam_pool *pool, const struct pool_ch
   size_t bytes = piece_bytes(piece);
   struct segment *moving = segment_move(&pool->segments, segment, base, bytes);
   if (moving == NULL)
-    return error_set(cudaErrorMemoryAllocation, "no host memory for a segment");
+    return error_set(cudaErrorMemoryAllocation, "the host has no memory for a segment");
   *piece_at(chunk, base) = 0;
   held_change_locked(pool, -bytes);
   pool_step_out(pool);
@@ -510,7 +510,7 @@ static cudaError_t place_fill_locked(struct mam_pool *pool, const struct place *
   const struct pool_chunk *chunk = SLIST_FIRST(&pool->chunks);
   struct segment *moving = segment_move(&pool->segments, place->unmapped, place->base, place->bytes);
   if (moving == NULL)
-    return error_set(cudaErrorMemoryAllocation, "no host memory for a segment");
+    return error_set(cudaErrorMemoryAllocation, "the host has no memory for a segment");
   size_t piece = piece_bytes_for(pool, place->bytes);
   pool_step_out(pool);
   cudaError_t error = pieces_map(&pool->source, place->base, place->bytes, piece);

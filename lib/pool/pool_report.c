@@ -69,7 +69,7 @@ static cudaError_t snapshot_take(struct mam_pool *pool, uint64_t default_id, str
   pool_thaw(pool, frozen);
   *taken = snapshot;
   if (error == cudaSuccess && snapshot == NULL)
-    return error_set(cudaErrorMemoryAllocation, "no host memory for a report");
+    return error_set(cudaErrorMemoryAllocation, "the host has no memory for a report");
   return error;
 }
 
@@ -78,7 +78,7 @@ static cudaError_t text_finish(FILE *stream, char **text, char **result) {
   bool failed = ferror(stream) != 0;
   if (fclose(stream) != 0 || failed) {
     free(*text);
-    return error_set(cudaErrorMemoryAllocation, "no host memory for a report");
+    return error_set(cudaErrorMemoryAllocation, "the host has no memory for a report");
   }
   *result = *text;
   return cudaSuccess;
@@ -243,7 +243,7 @@ static const char *words_verdict(const struct snapshot *snapshot, size_t size) {
   const MAM_PoolInfo *info = &snapshot->info;
   size_t alignment = snapshot->config.alignment;
   if (size == 0)
-    return "0 bytes are always served, as NULL";
+    return "a request of 0 bytes always succeeds and gives NULL";
   if (size > SIZE_MAX - alignment)
     return "no memory has that many bytes";
   size = (size + alignment - 1) / alignment * alignment;
@@ -276,9 +276,9 @@ static void words_pool(FILE *stream, const struct snapshot *snapshot, size_t siz
   (void)fprintf(stream, "held: %zu bytes in %zu chunks of the %s source, limit %zu bytes\n", info->reserved_bytes,
                 info->chunk_count, snapshot->source_name, info->limit_bytes);
   if (snapshot->source_said[0] != '\0')
-    (void)fprintf(stream, "the source's last refusal: %s\n", snapshot->source_said);
+    (void)fprintf(stream, "the source's last error: %s\n", snapshot->source_said);
   if (info->used_count > 0)
-    (void)fprintf(stream, "who holds the most:\n");
+    (void)fprintf(stream, "the call sites that hold the most:\n");
   words_holders(stream, snapshot, 10);
 }
 
@@ -293,7 +293,7 @@ static cudaError_t describe(struct mam_pool *pool, uint64_t default_id, size_t s
     return error;
   FILE *stream = open_memstream(&text, &length);
   if (stream == NULL) {
-    error = error_set(cudaErrorMemoryAllocation, "no host memory for a report");
+    error = error_set(cudaErrorMemoryAllocation, "the host has no memory for a report");
   } else {
     if (in_words)
       words_pool(stream, snapshot, size);

@@ -48,7 +48,7 @@ static const char *why_not(const struct options_preload *options) {
   if (!program_chosen(options))
     return "this program is not to be served";
   if (sanitizer_injected())
-    return "compute-sanitizer is at work";
+    return "compute-sanitizer is running";
   return mam_client.source_is_device() ? NULL : "MAM_SOURCE names no device memory";
 }
 
