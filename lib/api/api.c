@@ -531,9 +531,8 @@ static void calm_look_locked(struct mam_pool *pool) {
     pool->calm_until_ns = 0;
     return;
   }
-  if (pool->calm.generation !=
-      before.generation) { /* the next pool in this struct: its growth was noted as this one's */
-    calm_first_look(pool);
+  if (pool->calm.generation != before.generation) {
+    calm_first_look(pool); /* the next pool in this struct: its growth was noted as this one's */
     return;
   }
   const struct pool_calm now = pool->calm;
