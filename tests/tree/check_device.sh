@@ -41,23 +41,22 @@ compile() {
   fi
 }
 
-# images FLAG...: what ptxas says of each kernel: lines "KERNEL REGISTERS STACK".  STACK is the whole stack's bytes, "?"
-# where it is not known, since a function may be called by itself.
+# images FLAG...: what ptxas says of each kernel: lines "KERNEL REGISTERS STACK".  STACK is all bytes that its calls may
+# need, "?" where ptxas does not know them, since a function may be called by itself, or where there is no call.
 images() {
   "$NVCC" "$@" -O3 -I"$include" -Werror all-warnings -Xptxas -v -cubin -o "$work/object.cubin" "$compiled" \
     >"$work/log" 2>&1 || return
-  awk '/Compiling entry function/ { split($0, part, "\047"); name = part[2]; next }
-       /Stack size for entry function/ { split($0, part, "\047"); unknown[part[2]] = 1 }
-       /Function properties for/ { frame = $NF == name || $0 ~ name; next }
-       frame && /bytes stack frame/ { stack[name] = $1; frame = 0 }
+  awk '/Compiling entry function/ { split($0, part, "\047"); name = part[2] }
        /Used [0-9]+ registers/ && name != "" {
+         registers = "?"
+         stack = "?"
          for (i = 1; i < NF; i++) {
-           if ($i == "Used") registers[name] = $(i + 1)
-           if ($i == "cumulative") stack[name] = $(i - 2) + 0
+           if ($i == "Used") registers = $(i + 1)
+           if ($i == "cumulative") stack = $(i - 2)
          }
+         print name, registers, stack
          name = ""
-       }
-       END { for (name in registers) print name, registers[name], (name in unknown ? "?" : stack[name]) }' "$work/log"
+       }' "$work/log"
 }
 
 # of KERNEL COLUMN FILE: a number of what images or linked printed.
