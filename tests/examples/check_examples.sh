@@ -136,7 +136,7 @@ check_c() {
 # A sanitizer's runtime is the C compiler's, which the C++ compiler may not have.
 check_cxx() {
   [ -n "${CXX-}" ] || { missing="$missing a C++ compiler;"; return; }
-  [ -z "${SANITIZE_FLAGS-}" ] || { missing="$missing a C++ compiler whose sanitizers are surely those of $CC;"; return; }
+  [ -z "${SANITIZE_FLAGS-}" ] || { missing="$missing a C++ compiler that is known to have the C compiler's sanitizers;"; return; }
   for file in "$here"/*.cc; do
     name=$(basename "$file" .cc)
     cp "$file" "$work" && commands calls.sh "s/^cc /c++ /; s/calls\\.c/$name.cc/; s/calls/$name/g"
