@@ -16,8 +16,8 @@
 #include "heap_inside.h"
 #include "heap_records.h"
 #include "heap_service.h"
+#include "mam/detail/heap_grow.h"
 #include "mam/heap.h"
-#include "mam/heap_grow.h"
 
 enum { HEAP_LEAST_BYTES = 256 << 10 };
 

@@ -22,7 +22,7 @@ static unsigned long long time_ns(void) {
 
 #include "heap_model.h"
 #include "heap_service.h"
-#include "mam/heap_grow.h"
+#include "mam/detail/heap_grow.h"
 #include "run_suite.h"
 
 enum { THREADS = 8, BLOCKS_MOST = 40000, KIB = 1 << 10, MIB = 1 << 20, BLOCK_BYTES = 1000 };

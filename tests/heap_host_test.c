@@ -24,8 +24,8 @@ static unsigned long long time_ns(void) {
 #include "fake_driver.h"
 #include "heap_image.h"
 #include "heap_model.h"
-#include "mam/heap_grow.h"
-#include "mam/heap_record.h"
+#include "mam/detail/heap_grow.h"
+#include "mam/detail/heap_record.h"
 #include "run_suite.h"
 
 /* The fake driver has kernels of its own: with these the library has some without CUDA, too. */
