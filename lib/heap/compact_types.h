@@ -5,7 +5,7 @@
 #ifndef MAM_LIB_COMPACT_TYPES_H
 #define MAM_LIB_COMPACT_TYPES_H
 
-#include <mam/heap_core.h>
+#include <mam/detail/heap_core.h>
 
 /* The numbers of pages, blocks and batches were measured on an H200. */
 enum {

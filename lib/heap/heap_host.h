@@ -16,8 +16,8 @@
 #include "heap/heap_inside.h"
 #include "heap/heap_records.h"
 #include "heap/heap_service.h"
+#include "mam/detail/heap_grow.h"
 #include "mam/heap.h"
-#include "mam/heap_grow.h"
 
 enum { HEAP_LEAST_BYTES = 256 << 10 };
 

@@ -8,8 +8,8 @@
 #include <stdbool.h>
 
 #include "heap/heap_gpu.h"
+#include "mam/detail/heap_core.h"
 #include "mam/heap.h"
-#include "mam/heap_core.h"
 
 struct heap_compact;
 

@@ -3,9 +3,9 @@
  * What the host has the GPU do with a device heap: the metadata is the GPU's.  Embedded in the library as a fatbin, and
  * loaded through the driver by heap.c.
  */
-#include <mam/heap_record.h>
+#include <mam/detail/heap_record.h>
+#include <mam/detail/warp_core.h>
 #include <mam/warp.h>
-#include <mam/warp_core.h>
 
 #include "heap/compact_kernels.cuh"
 

@@ -7,8 +7,8 @@
 #define MAM_LIB_HEAP_RECORDS_H
 
 #include "heap/heap_gpu.h"
+#include "mam/detail/heap_record.h"
 #include "mam/heap.h"
-#include "mam/heap_record.h"
 
 struct heap_records {
   struct mam_site *sites; /* on the GPU: a block of the pool */

@@ -8,8 +8,8 @@
 
 #include <stdbool.h>
 
+#include "mam/detail/heap_record.h"
 #include "mam/heap.h"
-#include "mam/heap_record.h"
 
 struct heap_view {
   struct mam_heap_control *control; /* with the slots; its addresses are the device's */

@@ -22,8 +22,8 @@ static unsigned long long time_ns(void) {
 #define MAM_ATOMICS_PAUSE() (void)sched_yield()
 
 #include "heap/heap_image.h"
-#include "mam/heap_grow.h"
-#include "mam/heap_record.h"
+#include "mam/detail/heap_grow.h"
+#include "mam/detail/heap_record.h"
 #include "support/fake_driver.h"
 #include "support/heap_model.h"
 #include "support/run_suite.h"

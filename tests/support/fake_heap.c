@@ -9,7 +9,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "mam/heap_record.h"
+#include "mam/detail/heap_record.h"
 
 /* ---- Kernels ----------------------------------------------------------------------------------------------------- */
 

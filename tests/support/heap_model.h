@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <mam/heap_core.h>
+#include <mam/detail/heap_core.h>
 
 struct heap_model {
   struct mam_heap_control *control;

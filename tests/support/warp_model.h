@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <mam/warp_core.h>
+#include <mam/detail/warp_core.h>
 
 enum { WARP_MODEL_BLOCKS = 1 << 14, WARP_MODEL_FREED = 0xDD };
 

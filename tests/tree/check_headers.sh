@@ -58,7 +58,7 @@ printf '#include <cuda_runtime_api.h>\n' | cat - "$work/alone.cpp" >"$work/after
 
 cat >"$work/heap.c" <<'END'
 #include <mam/heap.h>
-#include <mam/heap_core.h>
+#include <mam/detail/heap_core.h>
 #include <mam/warp.h>
 int main(void) {
   mam_warp_options warp_options = MAM_WARP_OPTIONS_INIT;

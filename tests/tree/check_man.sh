@@ -28,7 +28,7 @@ done
 device_functions=$(sed -n 's/^\(template <[^>]*> \)\{0,1\}static __device__ .*[ *]\(mam_[a-z_]*\)(.*;$/\2/p' \
   "$srcdir/include/mam/device.cuh" "$srcdir/include/mam/warp.cuh" | sort -u)
 [ -n "$device_functions" ] || fail "no function found in device.cuh and warp.cuh"
-replace_functions=$(sed -n 's/^static inline .*[ *]\(mam_replace_[a-z_]*\)(.*{$/\1/p' "$srcdir/include/mam/replace.cuh")
+replace_functions=$(sed -n 's/^static inline .*[ *]\(mam_replace_[a-z_]*\)(.*;$/\1/p' "$srcdir/include/mam/replace.cuh")
 [ -n "$replace_functions" ] || fail "no function found in replace.cuh"
 device_functions="$device_functions
 $replace_functions"

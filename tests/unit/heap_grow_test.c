@@ -21,7 +21,7 @@ static unsigned long long time_ns(void) {
 #define MAM_ATOMICS_PAUSE() (void)sched_yield()
 
 #include "heap/heap_service.h"
-#include "mam/heap_grow.h"
+#include "mam/detail/heap_grow.h"
 #include "support/heap_model.h"
 #include "support/run_suite.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * mam/heap_grow.h - how a device heap grows under the kernels that run out of it: what requests and the host say to
- * each other.  ARCHITECTURE.md, "Growth under a running kernel", has the argument.
+ * mam/detail/heap_grow.h - how a device heap grows under the kernels that run out of it: what requests and the host say
+ * to each other.  ARCHITECTURE.md, "Growth under a running kernel", has the argument.
  *
  * Time goes in rounds.  The host's reply, in the GPU's memory, says which round it is; above MAM_ROUND_SHIFT.  Below it
  * says for how many pages in a row there is no more memory, 0 if nobody was refused.  A request that fails rings for
@@ -11,10 +11,10 @@
  *
  * So there is one store to the host a round and size, however many wait, and all wait on one word in the GPU's memory.
  */
-#ifndef MAM_HEAP_GROW_H
-#define MAM_HEAP_GROW_H
+#ifndef MAM_DETAIL_HEAP_GROW_H
+#define MAM_DETAIL_HEAP_GROW_H
 
-#include <mam/heap_core.h>
+#include <mam/detail/heap_core.h>
 
 enum { MAM_ROUND_SHIFT = 32, MAM_NAP_NS = 2000, MAM_NAP_MOST_NS = 64000 };
 
@@ -82,4 +82,4 @@ MAM_OUTLINE mam_plea mam_growth_await(struct mam_growth *growth, mam_u32 pages, 
   return mam_reply_refuses(reply, pages) ? 0 : mam_round_of(mam_round_number(reply), (mam_u32)plea);
 }
 
-#endif /* MAM_HEAP_GROW_H */
+#endif /* MAM_DETAIL_HEAP_GROW_H */

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * mam/heap_record.h - who allocated a block, and how much it asked for: a record in the last bytes of each block of a
- * heap that the host created to have them.  Written by mam_malloc_at (device.cuh), read by the host.
+ * mam/detail/heap_record.h - who allocated a block, and how much it asked for: a record in the last bytes of each block
+ * of a heap that the host created to have them.  Written by mam_malloc_at (device.cuh), read by the host.
  *
  * A record is known by a check of itself and its address, so that a block without one, of a kernel that was compiled
  * without, shows none.  The text of a site is copied to a table on the GPU by whoever records it first, since a module
  * may be gone with its strings when the host looks.
  */
-#ifndef MAM_HEAP_RECORD_H
-#define MAM_HEAP_RECORD_H
+#ifndef MAM_DETAIL_HEAP_RECORD_H
+#define MAM_DETAIL_HEAP_RECORD_H
 
-#include <mam/heap_core.h>
+#include <mam/detail/heap_core.h>
 
 enum { MAM_SITES = 1024, MAM_SITE_TEXT_BYTES = 112, MAM_SITE_LINE_BITS = 15 };
 
@@ -106,4 +106,4 @@ MAM_OUTLINE void mam_record_end(struct mam_heap_control *control, mam_u64 addres
     mam_record_place(address, bytes)->check = 0;
 }
 
-#endif /* MAM_HEAP_RECORD_H */
+#endif /* MAM_DETAIL_HEAP_RECORD_H */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * mam/warp_core.h - warp heaps, for a GPU and for host threads: a header that lanes of a warp share, superblocks that
- * are handed out from their ends, and lists of what is to be freed.  After S. Widmer, D. Wodniok, N. Weber and
- * M. Goesele, "Fast Dynamic Memory Allocator for Massively Parallel Architectures" (FDGMalloc); "the paper" here.
+ * mam/detail/warp_core.h - warp heaps, for a GPU and for host threads: a header that lanes of a warp share, superblocks
+ * that are handed out from their ends, and lists of what is to be freed.  After S. Widmer, D. Wodniok, N. Weber and M.
+ * Goesele, "Fast Dynamic Memory Allocator for Massively Parallel Architectures" (FDGMalloc); "the paper" here.
  * ARCHITECTURE.md, "Warp heaps", has the argument.
  *
  * A header's block in the device heap holds, in the order of addresses: the header, its first list, and the first
@@ -16,11 +16,11 @@
  * Whoever includes this file defines mam_warp_heap_malloc and mam_warp_heap_free, and may define
  * MAM_OUT_OF_SIGHT(function) as that by which functions out of line are called.
  */
-#ifndef MAM_WARP_CORE_H
-#define MAM_WARP_CORE_H
+#ifndef MAM_DETAIL_WARP_CORE_H
+#define MAM_DETAIL_WARP_CORE_H
 
-#include <mam/atomics.h>
-#include <mam/heap_core.h>
+#include <mam/detail/atomics.h>
+#include <mam/detail/heap_core.h>
 #include <mam/warp_types.h>
 
 /* A word that says a place and a number: the place's address, a multiple of 16, and 20 bits. */
@@ -531,4 +531,4 @@ MAM_INLINE int mam_warp_adopt_by(struct mam_warp *warp, mam_u32 mask, mam_u64 ow
   return 1;
 }
 
-#endif /* MAM_WARP_CORE_H */
+#endif /* MAM_DETAIL_WARP_CORE_H */

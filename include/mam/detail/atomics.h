@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * mam/atomics.h - what the device heap needs of a machine: types, qualifiers, atomic operations, lanes that act
+ * mam/detail/atomics.h - what the device heap needs of a machine: types, qualifiers, atomic operations, lanes that act
  * together.
  *
  * The same names for a GPU (nvcc, NVRTC) and for host threads, so that heap_core.h is written once.  Each operation has
@@ -10,8 +10,8 @@
  * Needs no other header.  A test may define MAM_ATOMICS_STEP() to be called before each atomic operation on the host,
  * and MAM_ATOMICS_SEEN(value) to be told what it read.
  */
-#ifndef MAM_ATOMICS_H
-#define MAM_ATOMICS_H
+#ifndef MAM_DETAIL_ATOMICS_H
+#define MAM_DETAIL_ATOMICS_H
 
 typedef unsigned char mam_u8;
 typedef unsigned short mam_u16;
@@ -77,6 +77,14 @@ MAM_INLINE mam_tagged<Number, Result, Values...> mam_out_of_sight(Result (*funct
 #else
 #define MAM_TAG(number)
 #define MAM_OUT_OF_SIGHT(function) (function)
+#endif
+
+#if MAM_ON_DEVICE
+#define MAM_UNROLL _Pragma("unroll")
+#define MAM_LOOP _Pragma("unroll 1") /* where code is better small than quick */
+#else
+#define MAM_UNROLL
+#define MAM_LOOP
 #endif
 
 /* What was computed from a variable is computed again after this, instead of being kept in a register. */
@@ -424,4 +432,4 @@ MAM_INLINE int mam_lanes_all(struct mam_lanes lanes, int is_so) { return (void)l
 
 #endif
 
-#endif /* MAM_ATOMICS_H */
+#endif /* MAM_DETAIL_ATOMICS_H */

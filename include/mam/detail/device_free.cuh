@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * mam/detail/device_free.cuh - mam_free, mam_malloc_size and mam_forward (mam/device.cuh).
+ *
+ * A free reads its page's entry, which says where the chunk's bit is (heap_words.h).  Lanes that free chunks of the
+ * same usage word form a group, and one of them clears the bits of all, by one atomic operation.  Many small groups
+ * would take turns, so then each lane clears its own.  In a word that is watched, what follows is done out of line
+ * (mam_free_more).
+ *
+ * What is not a chunk of the first superblock, or is to be checked, goes to mam_block_free (heap_blocks.h).
+ */
+#ifndef MAM_DETAIL_DEVICE_FREE_CUH
+#define MAM_DETAIL_DEVICE_FREE_CUH
+
+#include <mam/detail/heap_core.h>
+
+/* Frees that are not of chunks in the first superblock, or are to be checked. */
+MAM_OUTLINE void mam_free_rest(struct mam_heap_control *control, void *block) {
+  if (control != 0 && block != 0)
+    (void)MAM_OUT_OF_SIGHT(mam_block_free)(control, (mam_u64)block);
+}
+
+/* What comes after bits of a usage word in the first superblock were cleared, or what was wrong with that. */
+MAM_OUTLINE void mam_free_more(struct mam_heap_control *control, mam_u64 *words, mam_u32 page_count, mam_u32 word,
+                               mam_u64 old, mam_u32 bits) {
+  struct mam_area area = {0, words, page_count, 0};
+  if (((mam_u32)old & bits) != bits)
+    (void)mam_add_relaxed_u64(&control->refused_free, mam_ones_u32(bits & ~(mam_u32)old));
+  if (((mam_u32)old & bits) != 0)
+    MAM_OUT_OF_SIGHT(mam_word_follow)(word, bits, old, area);
+}
+
+/* Lanes of one group: the or of their bits. */
+MAM_INLINE mam_u32 mam_lanes_or(mam_u32 group, mam_u32 bits) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_or_sync(group, bits);
+#else
+  mam_u32 all = 0;
+  for (mam_u32 rest = group; rest != 0; rest &= rest - 1)
+    all |= __shfl_sync(group, bits, (int)mam_lowest_u32(rest));
+  return all;
+#endif
+}
+
+enum { MAM_FREE_GROUPS = 4 };
+
+static __device__ __forceinline__ void mam_free(mam_heap heap, void *block) {
+  mam_u64 offset = (mam_u64)block - heap.base;
+  mam_u32 entry = 0;
+  if (!MAM_HEAP_CHECKED && (offset >> MAM_PAGE_SHIFT) < heap.page_count)
+    entry = mam_load_relaxed_u16(&heap.entries[offset >> MAM_PAGE_SHIFT]);
+  if ((entry & 63) - 1 >= MAM_HEAP_CLASSES) {
+    MAM_OUT_OF_SIGHT(mam_free_rest)(heap.control, block);
+    return;
+  }
+  struct mam_bit bit = mam_bit_of(offset, entry);
+  mam_u32 here = __activemask(), group = __match_any_sync(here, bit.word), bits = 1u << bit.bit;
+  /* Groups take turns where each does something alone, so many small ones are better left.  The lanes that are here
+   * come from the match to this vote, whose number is the same for all of them, and to the barrier with nothing
+   * between. */
+  int groups = (int)mam_ones_u32(__ballot_sync(here, (group & mam_lane_below()) == 0));
+  __syncwarp(here); /* what the lanes wrote to their blocks comes before the first lane's release */
+  if (groups <= MAM_FREE_GROUPS) {
+    bits = mam_lanes_or(mam_mask_of(group), bits);
+    if ((group & mam_lane_below()) != 0)
+      return;
+  }
+  mam_u64 old = mam_and_release_u64(&heap.words[bit.word], ~(mam_u64)bits); /* release: as in mam_chunks_free */
+  if (mam_word_wants_more(old, bits) || ((mam_u32)old & bits) != bits)
+    MAM_OUT_OF_SIGHT(mam_free_more)(heap.control, heap.words, heap.page_count, bit.word, old, bits);
+}
+
+static __device__ __forceinline__ size_t mam_malloc_size(mam_heap heap, const void *block) {
+  return heap.control != 0 && block != 0 ? MAM_OUT_OF_SIGHT(mam_block_bytes)(heap.control, (mam_u64)block) : 0;
+}
+
+template <typename Type> static __device__ void mam_forward(mam_heap heap, Type **pointer) {
+  mam_u64 old = (mam_u64)*pointer, now = heap.control != 0 ? mam_forwarded(&heap, old) : old;
+  if (now != old)
+    *pointer = (Type *)now;
+}
+
+#endif /* MAM_DETAIL_DEVICE_FREE_CUH */

@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * mam/detail/heap_kept.h - kept words: memory of freed long runs that the next long run takes quickly.
+ *
+ * In a lazy heap, when a long run of the first superblock is freed, the whole words of the page map that it had stay
+ * taken there and are kept: the map of kept words gets a 0 for each of them.  The next long run takes up to 64 such
+ * words, 16 MiB, by one atomic operation.
+ *
+ *   page map     1111 1111 1111 ...       all taken
+ *   kept map     1  0  0  1 ...           a bit for each word of the page map; 0: kept
+ *
+ * mam_kept_flush gives all kept words back to the page map, when the heap begins to sweep because pages are scarce.
+ *
+ * Many threads ask for runs of the same length at the same time.  A cursor gives each of them a turn, and a turn is a
+ * place of its own (mam_kept_place): places lie side by side, none crosses the end of a word of the kept map, and a
+ * place of more than 64 words begins with a word.  If the words of a place are not all there, the next turn is tried;
+ * after MAM_KEPT_TURNS of them the map is searched.
+ */
+#ifndef MAM_DETAIL_HEAP_KEPT_H
+#define MAM_DETAIL_HEAP_KEPT_H
+
+#include <mam/detail/heap_pages.h>
+
+/* So many turns for a place are tried before a search. */
+enum { MAM_KEPT_TURNS = 8 };
+
+/* ---- Giving ---- */
+
+/* Keeps words of the page map that the caller owns. */
+MAM_OUTLINE void mam_kept_give(MAM_TAG(1) struct mam_area area, mam_u32 index, mam_u32 count) {
+  mam_u64 *level = mam_area_kept(area);
+  MAM_LOOP
+  while (count != 0) {
+    mam_u32 from = index & 63, here = 64 - from < count ? 64 - from : count;
+    /* release: what the pages' last users did comes before what their next ones do. */
+    (void)mam_and_release_u64(&level[index >> 6], ~mam_run_bits(here, from));
+    MAM_OUT_OF_SIGHT(mam_map_words_opened)(level, mam_area_kept_words(area), index >> 6, 1);
+    index += here;
+    count -= here;
+  }
+}
+
+/* Gives all kept words back to the page map. */
+MAM_OUTLINE void mam_kept_flush(struct mam_area area) {
+  mam_u32 words = mam_area_map_words(area);
+  MAM_LOOP
+  for (mam_u32 i = 0; i < words; i++) {
+    mam_u64 *kept = &mam_area_kept(area)[i >> 6], bit = 1ull << (i & 63);
+    if (mam_load_relaxed_u64(kept) == MAM_FULL_WORD)
+      i |= 63;
+    else if ((mam_or_acq_rel_u64(kept, bit) & bit) == 0) /* acquire: pairs with mam_kept_give */
+      MAM_OUT_OF_SIGHT(mam_pages_clear)(area, i, MAM_FULL_WORD);
+  }
+}
+
+/* Where words are kept once a new long run is freed that ends before page. */
+MAM_OUTLINE void mam_kept_extend(MAM_TAG(1) struct mam_heap_control *control, mam_u32 page) {
+  mam_u32 known = mam_load_relaxed_u32(&control->kept_end);
+  MAM_LOOP
+  while (known < page >> 6) {
+    mam_u32 seen = mam_cas_acq_rel_u32(&control->kept_end, known, page >> 6);
+    known = seen == known ? page >> 6 : seen;
+  }
+}
+
+/* ---- Taking ---- */
+
+/* Takes kept words, more than 64 in a row, from a word of their map on.  Those from count on that end with it are given
+ * back. */
+MAM_OUTLINE int mam_kept_take_words(MAM_TAG(1) mam_u32 at, mam_u32 count, const struct mam_area *area) {
+  mam_u64 *level = mam_area_kept(*area);
+  mam_u32 words = mam_area_kept_words(*area), whole = (count + 63) >> 6;
+  mam_u32 got = MAM_OUT_OF_SIGHT(mam_map_take_words)(level, at, whole), used = got == whole ? count : 0;
+  MAM_OUT_OF_SIGHT(mam_map_words_filled)(level, words, at, got);
+  MAM_OUT_OF_SIGHT(mam_kept_give)(*area, (at << 6) + used, (got << 6) - used);
+  return got == whole;
+}
+
+/* The same of the first that are there, from a word of their map on and before last. */
+MAM_OUTLINE mam_u32 mam_kept_take_long(MAM_TAG(1) const struct mam_area *area, mam_u32 count, mam_u32 first,
+                                       mam_u32 last) {
+  mam_u32 words = mam_area_kept_words(*area), whole = (count + 63) >> 6;
+  MAM_LOOP
+  while ((first = MAM_OUT_OF_SIGHT(mam_map_next)(mam_area_kept(*area), words, first)) + whole <= last) {
+    if (MAM_OUT_OF_SIGHT(mam_kept_take_words)(first, count, area))
+      return first << 6;
+    first++;
+  }
+  return MAM_NO_PAGE;
+}
+
+/* Takes kept words, so many in a row, the first that are there from index on, then from the beginning. */
+MAM_OUTLINE mam_u32 mam_kept_take(MAM_TAG(1) const struct mam_area *area, mam_u32 count, mam_u32 index) {
+  mam_u64 *level = mam_area_kept(*area);
+  mam_u32 words = mam_area_kept_words(*area), place = index >> 6, found;
+  if (count > 64) {
+    found = MAM_OUT_OF_SIGHT(mam_kept_take_long)(area, count, place, words);
+    return found != MAM_NO_PAGE ? found : MAM_OUT_OF_SIGHT(mam_kept_take_long)(area, count, 0, words);
+  }
+  found = MAM_OUT_OF_SIGHT(mam_map_take_run)(level, words, count, place, words);
+  return found != MAM_NO_PAGE ? found : MAM_OUT_OF_SIGHT(mam_map_take_run)(level, words, count, 0, place);
+}
+
+/* Words are taken where a turn says, so that those who ask for as many at the same time do not meet: in places side by
+ * side, of which none goes over the end of a word of the map, or begins within one if it is longer.  MAM_NO_PAGE if
+ * there is none before end. */
+MAM_INLINE mam_u32 mam_kept_place(mam_u32 turn, mam_u32 count, mam_u32 end) {
+  if (count > 64) {
+    mam_u32 whole = (count + 63) >> 6, places = (end >> 6) / whole;
+    return places == 0 ? (mam_u32)MAM_NO_PAGE : turn % places * whole << 6;
+  }
+  mam_u32 in_word = 64 / count, places = (end >> 6) * in_word + (end & 63) / count, place = turn % places;
+  return (place / in_word << 6) + place % in_word * count;
+}
+
+/* Takes kept words from index on, if all of them are there. */
+MAM_OUTLINE int mam_kept_take_at(MAM_TAG(1) mam_u32 index, const struct mam_area *area, mam_u32 count) {
+  if (count > 64)
+    return MAM_OUT_OF_SIGHT(mam_kept_take_words)(index >> 6, count, area);
+  mam_u64 *word = &mam_area_kept(*area)[index >> 6], bits = mam_run_bits(count, index & 63);
+  mam_u64 old = mam_or_acquire_u64(word, bits); /* pairs with mam_kept_give */
+  if ((old & bits) != 0 && (bits & ~old) != 0)
+    (void)mam_and_release_u64(word, old | ~bits);
+  return (old & bits) == 0;
+}
+
+/* Takes kept words where turns say, for a few turns. */
+MAM_OUTLINE mam_u32 mam_kept_take_turns(const struct mam_area *area, mam_u32 *cursor, mam_u32 count, mam_u32 end) {
+  MAM_LOOP
+  for (int i = 0; i < MAM_KEPT_TURNS; i++) {
+    mam_u32 place = mam_kept_place(mam_add_relaxed_u32(cursor, 1), count, end);
+    if (place == MAM_NO_PAGE || MAM_OUT_OF_SIGHT(mam_kept_take_at)(place, area, count))
+      return place;
+  }
+  return MAM_NO_PAGE;
+}
+
+/* A long run of words that were kept.  All take turns in those words that a long run ever had; if runs of other lengths
+ * have been there, a search that all began in one place would take as long as there are requests. */
+MAM_OUTLINE mam_u32 mam_run_take_kept(struct mam_heap_control *control, const struct mam_area *area, mam_u32 pages) {
+  mam_u32 count = (pages + 63) >> 6, end = mam_load_relaxed_u32(&control->kept_end);
+  if (count > end)
+    return MAM_NO_PAGE;
+  mam_u32 first = MAM_OUT_OF_SIGHT(mam_kept_take_turns)(area, &control->kept_cursor, count, end);
+  if (first == MAM_NO_PAGE)
+    first = MAM_OUT_OF_SIGHT(mam_kept_take)(area, count, mam_load_relaxed_u32(&control->kept_cursor) % end);
+  if (first == MAM_NO_PAGE)
+    return first;
+  if ((pages & 63) != 0)
+    MAM_OUT_OF_SIGHT(mam_pages_clear)(*area, first + (pages >> 6), mam_run_bits(64 - (pages & 63), pages & 63));
+  return first << 6;
+}
+
+#endif /* MAM_DETAIL_HEAP_KEPT_H */

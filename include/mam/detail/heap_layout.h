@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * mam/detail/heap_layout.h - where everything of a device heap lies: the control block and the superblocks.
+ *
+ * A heap has one control block and up to MAM_HEAP_SUPERBLOCKS superblocks.  A kernel gets the handle (mam_heap) by
+ * value; the handle has what a kernel needs of the first superblock, which never goes.
+ *
+ *   control block  | struct mam_heap_control | cursors: a word a home | slots: a word each | parks: two words each |
+ *
+ *   slots          slot_count for each kind, in the order of the kinds' numbers (size classes, then types)
+ *   parks          first word: a header of warp heaps that waits for its next user; second word: a superblock of warp
+ *                  heaps that waits (heap_parks.h); 0: nothing
+ *
+ *   superblock     | owners | shortage, stamp | usage words | page map | class maps | moved | kept | parts | entries |
+ *                           area.words - 1 ^                 ^ area.words                 ... | rings | pages |
+ *                                                                                                     ^ area.base
+ *
+ *   owners         16 bits a page: the slot to which the span that begins there was given
+ *   shortage       32 bits: what the superblock is known not to have; stamp: 32 bits (heap_shortage.h)
+ *   usage words    8 words a page (heap_words.h)
+ *   page map       a map with a bit for each page: the truth about whether it is taken (heap_pages.h)
+ *   class maps     for each kind a map with a bit for each eight pages: a hint, 0 where a span of the kind may have a
+ *                  free chunk (heap_recycle.h)
+ *   moved          a bit for each page, in use during a compaction (heap_moved.h)
+ *   kept           a map with a bit for each word of the page map: 0 if it is kept for long runs (heap_kept.h)
+ *   parts          32 bits for each 64 words of the page map: what this part is known not to have
+ *   entries        16 bits a page (heap_words.h)
+ *   rings          16 bits a page: which span of a slot is next (heap_refill.h)
+ */
+#ifndef MAM_DETAIL_HEAP_LAYOUT_H
+#define MAM_DETAIL_HEAP_LAYOUT_H
+
+#include <mam/detail/heap_maps.h>
+
+enum {
+  /* The most homes: a home's number has ten bits in a request word (MAM_REST_HOME). */
+  MAM_HOMES = 1024,
+  /* The most parks of a multiprocessor: one for each of its warps. */
+  MAM_PARKS = 64,
+  /* The bytes that are counted for a park when a heap is tuned: a header's first block (MAM_WARP_OPTIONS_INIT). */
+  MAM_PARK_BYTES = 10 << 10,
+  /* A park has a word for a header and one for a superblock. */
+  MAM_PARK_WORDS = 2,
+  /* The bits of a park's second word that count the superblock's units of 16 bytes; its address stands above. */
+  MAM_PARK_NUMBER_BITS = 20,
+  /* A bit of a class map stands for so many pages. */
+  MAM_BLOCK_PAGES = 8,
+  /* A count that many threads raise is divided among so many words, so that they seldom meet. */
+  MAM_COUNTERS = 64,
+  /* There is a count of openings for each kind; the last one is for runs and for slots that are being flushed. */
+  MAM_OPENINGS = MAM_HEAP_KINDS + 1,
+  /* The most pointers in an object of a type. */
+  MAM_TYPE_POINTERS = 64,
+  /* A thread waits 100 times mam_pause, 10 to 20 us, for another thread's refill or sweep, then goes another way. */
+  MAM_WAIT_ROUNDS = 100
+};
+
+/* ---- The control block ---- */
+
+/* A superblock: its metadata from words on, its pages from base on.  Small, to be passed by value: all that a kernel
+ * would have to load first costs it a round to the L2 cache. */
+struct mam_area {
+  mam_u64 base;
+  mam_u64 *words;
+  mam_u32 page_count, unused;
+};
+
+/* How a heap grows under running kernels: see heap_grow.h. */
+struct mam_growth {
+  mam_u64 *bell;            /* a word of the host's memory, as kernels know it; 0: growth is off */
+  mam_u32 patience, unused; /* how long a request waits in all: in units of 2^20 ns */
+  mam_u64 rung;             /* atomic: the last that was rung, which only rises */
+  mam_u64 reply;            /* atomic; the host's alone */
+};
+
+/* What the host said of a type. */
+struct mam_type_info {
+  mam_u32 kind;  /* 0: there is no such type */
+  mam_u32 bytes; /* of an object, as the host said */
+  mam_u32 pointer_count, unused;
+  mam_u16 pointers[MAM_TYPE_POINTERS]; /* where they are in an object, in units of 8 bytes */
+};
+
+struct mam_site;
+
+/* How empty spans of the first superblock end: see heap_sweep.h. */
+enum { MAM_MODE_WATCHED, MAM_MODE_LAZY, MAM_MODE_SWEEPING };
+
+/* Followed in memory by the homes' cursors and then the slots. */
+struct mam_heap_control {
+  mam_heap heap;
+  mam_u32 superblock_count; /* atomic: published after the superblock */
+  mam_u32 active;           /* atomic: the superblock to try first, published after it */
+  mam_u32 run_cursor;       /* atomic, a hint: where to look for long runs */
+  mam_u32 kept_cursor;      /* atomic, a hint: where to look for words that are kept */
+  mam_u32 kept_end;         /* atomic, a hint: and where such words end */
+  mam_u32 home_count;
+  mam_u64 answer;                  /* to a question of the host */
+  mam_u64 refused_free;            /* an atomic count */
+  mam_u64 failures[MAM_COUNTERS];  /* atomic counts, of which the sum counts: see mam_failed */
+  mam_u32 mode;                    /* atomic: how empty spans of the first superblock end, see mam_sweep */
+  mam_u32 sweep_next, sweep_done;  /* atomic: words of its page map that were begun and done */
+  mam_u32 opening[MAM_OPENINGS];   /* atomic: how many hold what others may get: see mam_claim_scarce */
+  mam_u32 missing[MAM_HEAP_KINDS]; /* atomic: the stamps with which nothing was found */
+  mam_u32 parked;                  /* atomic: what superblocks that wait in parks take, see mam_parks */
+  mam_u64 held[MAM_HEAP_KINDS];    /* atomic: which groups of each kind's slots may hold chunks, see mam_held_bit */
+  mam_u64 parks_held;              /* atomic: which groups of parks may hold anything, see mam_parks_raise */
+  struct mam_area superblocks[MAM_HEAP_SUPERBLOCKS];
+  struct mam_type_info types[MAM_HEAP_TYPES]; /* of type i + 1; written once */
+  struct mam_growth growth;
+  struct mam_site *sites; /* constant; 0: nothing is recorded.  See heap_record.h */
+};
+
+MAM_INLINE mam_u64 *mam_cursors(struct mam_heap_control *control) { return (mam_u64 *)(control + 1); }
+MAM_INLINE mam_u64 *mam_slots(struct mam_heap_control *control) { return mam_cursors(control) + MAM_HOMES; }
+/* After the slots: parks, of two words each.  In the first waits a header of warp heaps that was ended for its next
+ * user (warp_core.h), in the second a superblock; 0: none.  The second says with the address, in units of 16 bytes, how
+ * many of these the superblock has, or had that was taken last; control->parked is the sum of these numbers. */
+MAM_INLINE mam_u64 *mam_parks(struct mam_heap_control *control) {
+  return mam_slots(control) + (mam_u64)control->heap.slot_count * MAM_HEAP_KINDS;
+}
+MAM_INLINE mam_u32 mam_home_count(const mam_heap *heap) { return (heap->home_last >> heap->home_shift) + 1u; }
+
+MAM_INLINE mam_u64 mam_park_address(mam_u64 word) { return word >> MAM_PARK_NUMBER_BITS << 4; }
+MAM_INLINE mam_u32 mam_park_number(mam_u64 word) { return (mam_u32)word & ((1u << MAM_PARK_NUMBER_BITS) - 1); }
+
+/* The kind of a number; MAM_NO_KIND if there is no such type. */
+MAM_INLINE mam_u32 mam_kind_numbered(const struct mam_heap_control *control, mam_u32 number) {
+  if (number < MAM_HEAP_CLASSES)
+    return number;
+  return control->types[number - MAM_HEAP_CLASSES].kind == 0 ? MAM_NO_KIND
+                                                             : control->types[number - MAM_HEAP_CLASSES].kind;
+}
+
+/* ---- Superblocks ---- */
+
+/* The owner of the span that begins at a page: the slot, by its number in its kind plus 1, to which the span was given
+ * last; MAM_OWNER_NONE if it never was in a slot; 0 if no span begins there, or it is being made.  Written before the
+ * span's words and cleared before its pages are given back. */
+#define MAM_OWNER_NONE 0xffffu
+MAM_INLINE mam_u16 *mam_page_owner(mam_u64 *words, mam_u32 page) { return (mam_u16 *)(words - 1) - 1 - page; }
+MAM_INLINE mam_u64 mam_owners_bytes(mam_u32 pages) { /* so that the usage words after it share few sectors */
+  return ((2 * (mam_u64)pages + 8 + 63) & ~(mam_u64)63) - 8;
+}
+/* Where a superblock's metadata begins, and a superblock whose metadata is a copy elsewhere. */
+MAM_INLINE mam_u64 *mam_area_metadata(struct mam_area area) {
+  return area.words - 1 - mam_owners_bytes(area.page_count) / 8;
+}
+MAM_INLINE struct mam_area mam_area_copied(struct mam_area area, mam_u64 *metadata) {
+  area.words = metadata + mam_owners_bytes(area.page_count) / 8 + 1;
+  return area;
+}
+
+MAM_INLINE mam_u32 *mam_area_shortage(struct mam_area area) { return (mam_u32 *)(area.words - 1); }
+MAM_INLINE mam_u32 mam_area_map_words(struct mam_area area) { return (area.page_count + 63) >> 6; }
+MAM_INLINE mam_u64 *mam_area_pages(struct mam_area area) {
+  return area.words + (mam_u64)area.page_count * MAM_PAGE_WORDS;
+}
+/* Of the class maps. */
+MAM_INLINE mam_u32 mam_area_class_words(struct mam_area area) {
+  return (area.page_count + 64 * MAM_BLOCK_PAGES - 1) / (64 * MAM_BLOCK_PAGES);
+}
+MAM_INLINE mam_u64 *mam_area_class(struct mam_area area, mam_u32 size_class) {
+  return mam_area_pages(area) + mam_map_words(mam_area_map_words(area)) +
+         (mam_u64)mam_kind_number(size_class) * mam_map_words(mam_area_class_words(area));
+}
+/* A bit for each page: 1 if what was in it has been moved elsewhere.  0 but between the begin of a compaction and its
+ * end. */
+MAM_INLINE mam_u64 *mam_area_moved(struct mam_area area) {
+  return mam_area_class(area, mam_kind_of(0, 1)) + (mam_u64)MAM_HEAP_TYPES * mam_map_words(mam_area_class_words(area));
+}
+/* A map with a bit for each word of the page map: 0 if it is kept for long runs, see mam_kept_take. */
+MAM_INLINE mam_u32 mam_area_kept_words(struct mam_area area) { return (mam_area_map_words(area) + 63) >> 6; }
+MAM_INLINE mam_u64 *mam_area_kept(struct mam_area area) { return mam_area_moved(area) + mam_area_map_words(area); }
+/* The page map in parts of 64 words: what each is known not to have, a number as the superblock's shortage. */
+MAM_INLINE mam_u32 *mam_area_parts(struct mam_area area) {
+  return (mam_u32 *)(mam_area_kept(area) + mam_map_words(mam_area_kept_words(area)));
+}
+MAM_INLINE mam_u16 *mam_area_entries(struct mam_area area) {
+  return (mam_u16 *)(mam_area_parts(area) + ((mam_area_kept_words(area) + 1) & ~1u));
+}
+MAM_INLINE mam_u16 *mam_area_rings(struct mam_area area) { return mam_area_entries(area) + area.page_count; }
+MAM_INLINE mam_u64 mam_area_address(struct mam_area area, mam_u32 page) {
+  return area.base + ((mam_u64)page << MAM_PAGE_SHIFT);
+}
+
+MAM_INLINE mam_u32 *mam_area_stamp(struct mam_area area) { return (mam_u32 *)(area.words - 1) + 1; }
+
+/* Bytes of metadata in front of so many pages. */
+MAM_INLINE mam_u64 mam_area_metadata_bytes(mam_u32 pages) {
+  struct mam_area area = {0, 0, pages, 0};
+  return mam_owners_bytes(pages) + 8 + (mam_u64)mam_area_entries(area) + 4 * (mam_u64)pages;
+}
+
+/* Lays a superblock out in bytes of memory at address, a multiple of 8: metadata, then pages to its end.  Touches no
+ * memory.  page_count 0 if it is too small for a page. */
+MAM_INLINE struct mam_area mam_area_place(mam_u64 address, mam_u64 bytes) {
+  mam_u64 end = (address + bytes) & ~(mam_u64)(MAM_PAGE_BYTES - 1);
+  mam_u64 most = end > address ? (end - address) / (MAM_PAGE_BYTES + 70) : 0;
+  struct mam_area area = {0, 0, most < 1u << 31 ? (mam_u32)most : 1u << 31, 0};
+  MAM_LOOP
+  while (area.page_count != 0 &&
+         end - ((mam_u64)area.page_count << MAM_PAGE_SHIFT) < address + mam_area_metadata_bytes(area.page_count))
+    area.page_count--;
+  area.base = end - ((mam_u64)area.page_count << MAM_PAGE_SHIFT);
+  area.words = (mam_u64 *)(address + mam_owners_bytes(area.page_count) + 8);
+  return area;
+}
+
+/* The superblock in which an address lies; 0 if in none. */
+MAM_OUTLINE const struct mam_area *mam_area_find(MAM_TAG(1) const struct mam_heap_control *control, mam_u64 address) {
+  mam_u32 superblocks = mam_load_acquire_u32(&control->superblock_count);
+  MAM_LOOP
+  for (mam_u32 i = 0; i < superblocks; i++)
+    if (address - control->superblocks[i].base < (mam_u64)control->superblocks[i].page_count << MAM_PAGE_SHIFT)
+      return &control->superblocks[i];
+  return 0;
+}
+
+/* ---- What a search returns ---- */
+
+/* Where pages are; page is MAM_NO_PAGE if nowhere. */
+struct mam_place {
+  struct mam_area area;
+  mam_u32 page;
+};
+
+/* The same, of a superblock in a heap's control block: less for a function to keep. */
+struct mam_found {
+  const struct mam_area *area;
+  mam_u32 page;
+};
+
+/* Chunks that were claimed: of chunk_bytes each, at address where the bits of mask are 1, counted from 0. */
+struct mam_claim {
+  mam_u64 address;
+  mam_u32 mask, chunk_bytes;
+};
+
+#endif /* MAM_DETAIL_HEAP_LAYOUT_H */

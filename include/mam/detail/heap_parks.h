@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * mam/detail/heap_parks.h - parks: where warp heaps leave a header and a superblock for their next user (warp_core.h).
+ *
+ *   word 0   | address of a header                                 |     0: none
+ *   word 1   | address of a superblock / 16  | units of 16 bytes   |     address 0: none
+ *              63                          20 19                  0
+ *
+ * The number in the second word is that of the superblock, or of the one that was taken last.  control->parked is the
+ * sum of these numbers.  control->parks_held has a bit for each group of parks, up to 64 groups: 1 if anything may wait
+ * there.
+ *
+ * What waits in parks belongs to no program.  A heap that has nothing left frees it (mam_parks_flush).
+ */
+#ifndef MAM_DETAIL_HEAP_PARKS_H
+#define MAM_DETAIL_HEAP_PARKS_H
+
+#include <mam/detail/heap_blocks.h>
+
+/* Says that something waits in a park, after it was put there.  A flush of the parks at the same moment may miss it; it
+ * then waits for its next user, or for the next thing that is put in its group. */
+MAM_INLINE void mam_parks_raise(struct mam_heap_control *control, const mam_u64 *park) {
+  mam_u32 index = (mam_u32)(park - mam_parks(control)) / MAM_PARK_WORDS;
+  mam_u64 bit = 1ull << (index >> mam_held_shift(control->heap.parks) & 63);
+  if ((mam_load_relaxed_u64(&control->parks_held) & bit) == 0)
+    (void)mam_or_relaxed_u64(&control->parks_held, bit);
+}
+
+/* Takes the superblock that waits in the second word of a park, if one does: its address, else 0. */
+MAM_INLINE mam_u64 mam_park_empty(struct mam_heap_control *control, mam_u64 *place) {
+  mam_u64 word = 0;
+  if (mam_park_address(mam_load_relaxed_u64(place)) != 0)
+    word = mam_exchange_acq_rel_u64(place, 0); /* acquire: what was done in it; pairs with who left it */
+  if (word != 0)
+    (void)mam_add_relaxed_u32(&control->parked, 0u - mam_park_number(word));
+  return mam_park_address(word);
+}
+
+/* Frees what waits in parks; whether there was anything. */
+MAM_OUTLINE int mam_parks_flush(struct mam_heap_control *control) {
+  mam_u32 at = 0;
+  int found = 0;
+  if (mam_load_relaxed_u64(&control->parks_held) == 0)
+    return 0;
+  (void)mam_add_relaxed_u32(&control->opening[MAM_HEAP_KINDS], 1);
+  mam_u64 groups = mam_exchange_acq_rel_u64(&control->parks_held, 0);
+  MAM_LOOP
+  for (; at < control->heap.parks; at++) {
+    if ((groups >> (at >> mam_held_shift(control->heap.parks)) & 1) == 0) {
+      at |= (1u << mam_held_shift(control->heap.parks)) - 1;
+      continue;
+    }
+    mam_u64 *park = &mam_parks(control)[(mam_u64)at * MAM_PARK_WORDS];
+    mam_u64 header = 0, block = mam_park_empty(control, park + 1);
+    if (mam_load_relaxed_u64(park) != 0)
+      header = mam_exchange_acq_rel_u64(park, 0); /* acquire: what was done in it; pairs with mam_warp_put_away */
+    if (block != 0)
+      (void)MAM_OUT_OF_SIGHT(mam_block_free)(control, block);
+    if (header != 0)
+      (void)MAM_OUT_OF_SIGHT(mam_block_free)(control, header);
+    found |= (block | header) != 0;
+  }
+  (void)mam_add_acq_rel_u32(&control->opening[MAM_HEAP_KINDS], ~0u); /* release: as in mam_opening_end */
+  return found;
+}
+
+#endif /* MAM_DETAIL_HEAP_PARKS_H */

@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * mam/detail/heap_words.h - what single words of a device heap say.  Arithmetic on values; no memory is read here.
+ *
+ * A size class is a shift and a multiple: its chunks have (multiple << shift) * 16 bytes, where the multiple is 1 to 8
+ * at shift 0 and 5 to 8 above.  So there is a class for each 16 bytes up to 128, and four for each power of two above.
+ * A kind is a size class, in the lowest six bits, with a type of objects above it; type 0 means none.  A parameter that
+ * is called size_class may be a kind, unless its function says otherwise.
+ *
+ * Usage word: 32 chunks of a span.  A span has 1 to 8 of them, which are the usage words of its first page; the words
+ * of its other pages are 0.  A change by compare-and-swap always compares the size class as well.
+ *
+ *   63       56 55       48 47  44 43  40   39     38  37    32 31                            0
+ *   | class + 1 |   pages   | type | words | watched | - | chunks |  a bit for each chunk: used  |
+ *
+ *   class + 1   0: no span begins here, and the whole word is 0.  255: a request of whole pages (a run)
+ *   pages       how many pages the span has
+ *   words       how many usage words the span has
+ *   watched     the thread that clears bits of the word does what follows from that (heap_spans.h)
+ *   chunks      how many chunks the word has, 1 to 32
+ *
+ * The lower half is all that mam_free changes, so a wrong free inside a run changes nothing that matters.
+ *
+ * Entry: one for each page.  It says to which span the page belongs, and is read before the span's words, which confirm
+ * it.  It is written before these words and never cleared.
+ *
+ *   15  12 11                       6 5         0
+ *   | type | pages back to the first  | class + 1 |
+ *
+ * Slot word: the span that the slot owns, and how many tickets it has handed out.
+ *
+ *   63                                 24 23             0
+ *   | address of the span / 4096          | tickets        |
+ */
+#ifndef MAM_DETAIL_HEAP_WORDS_H
+#define MAM_DETAIL_HEAP_WORDS_H
+
+#include <mam/detail/atomics.h>
+#include <mam/heap_types.h>
+
+#define MAM_NO_PAGE 0xffffffffu
+#define MAM_FULL_WORD 0xffffffffffffffffull
+
+enum {
+  /* A page has 4 KiB: the unit in which a superblock's memory is taken. */
+  MAM_PAGE_SHIFT = 12,
+  MAM_PAGE_BYTES = 1 << MAM_PAGE_SHIFT,
+  /* Each page has 8 usage words, enough for a page of the smallest class: 8 * 32 chunks of 16 bytes. */
+  MAM_PAGE_WORDS = 8,
+  /* A span has at most 64 pages, so that one word of the page map can hold it. */
+  MAM_SPAN_PAGES = 64,
+  /* The classes reach from 16 bytes to 32 KiB: 8 up to 128 bytes, then four for each of 8 powers of two. */
+  MAM_HEAP_CLASSES = 40,
+  MAM_HEAP_KINDS = MAM_HEAP_CLASSES + MAM_HEAP_TYPES,
+  /* The bytes of the largest class.  Larger requests get whole pages. */
+  MAM_CHUNK_BYTES = 32 << 10
+};
+
+/* ---- Size classes and kinds ---- */
+
+/* A kind's lowest six bits are the size class. */
+enum { MAM_KIND_CLASS = 63 };
+/* The type stands above them. */
+enum { MAM_KIND_TYPE_SHIFT = 6 };
+/* Together they have ten bits, for a type of up to 15. */
+enum { MAM_KIND_BITS = 10 };
+
+MAM_INLINE mam_u32 mam_kind_of(mam_u32 size_class, mam_u32 type) { return size_class | type << MAM_KIND_TYPE_SHIFT; }
+MAM_INLINE mam_u32 mam_kind_type(mam_u32 kind) { return kind >> MAM_KIND_TYPE_SHIFT; }
+/* Kinds are numbered: size classes, then types. */
+MAM_INLINE mam_u32 mam_kind_number(mam_u32 kind) {
+  return mam_kind_type(kind) == 0 ? kind : MAM_HEAP_CLASSES - 1 + mam_kind_type(kind);
+}
+#define MAM_NO_KIND 0xffffffffu
+
+MAM_INLINE mam_u32 mam_class_shift_of(mam_u32 sixteenths_less_1) {
+  mam_u32 zeros = mam_leading_zeros_u32(sixteenths_less_1);
+  return zeros < 29 ? 29 - zeros : 0;
+}
+MAM_INLINE mam_u32 mam_class_shift(mam_u32 kind) {
+  mam_u32 size_class = kind & MAM_KIND_CLASS;
+  return size_class < 8 ? 0 : (size_class >> 2) - 1;
+}
+MAM_INLINE mam_u32 mam_class_multiple(mam_u32 kind, mam_u32 shift) { return (kind & MAM_KIND_CLASS) - 4 * shift + 1; }
+MAM_INLINE mam_u32 mam_class_of(mam_u32 bytes) {
+  mam_u32 sixteenths_less_1 = (bytes - 1) >> 4, shift = mam_class_shift_of(sixteenths_less_1);
+  return 4 * shift + (sixteenths_less_1 >> shift);
+}
+MAM_INLINE mam_u32 mam_class_bytes(mam_u32 size_class) {
+  mam_u32 shift = mam_class_shift(size_class);
+  return mam_class_multiple(size_class, shift) << (shift + 4);
+}
+
+/* Chunks of a whole span, and its pages. */
+MAM_INLINE mam_u32 mam_span_chunks_log2(mam_u64 chunks, mam_u32 shift) { return (mam_u32)(chunks >> (4 * shift)) & 15; }
+MAM_INLINE mam_u32 mam_span_pages(mam_u64 chunks, mam_u32 size_class) {
+  mam_u32 shift = mam_class_shift(size_class);
+  return mam_class_multiple(size_class, shift) << (mam_span_chunks_log2(chunks, shift) + shift + 4 - MAM_PAGE_SHIFT);
+}
+/* The chunk of a span in which an offset of so many times 16 bytes lies: a division by 1 to 8, exact below 4096. */
+MAM_INLINE mam_u32 mam_chunk_index(mam_u32 sixteenths, mam_u32 shift, mam_u32 multiple) {
+  const mam_u64 low = 0x20002aab40008000ull, high = 0x1000124a1556199aull; /* 2^15 / multiple, rounded up */
+  mam_u32 inverse = (mam_u32)((multiple <= 4 ? low : high) >> (((multiple - 1) & 3) * 16)) & 0xffff;
+  return ((sixteenths >> shift) * inverse) >> 15;
+}
+
+/* ---- Usage words ---- */
+
+/* In the place of the size class + 1 in a usage word: a request of whole pages.  No class has that number. */
+enum { MAM_CLASS_RUN = 255 };
+
+#define MAM_WORD_WATCHED (1ull << 39)
+
+MAM_INLINE mam_u64 mam_word_of(mam_u32 kind, mam_u32 pages, mam_u32 words, mam_u32 chunks) {
+  mam_u32 high = ((kind & MAM_KIND_CLASS) + 1) << 24 | pages << 16 | mam_kind_type(kind) << 12 | words << 8 | chunks;
+  return (mam_u64)high << 32;
+}
+/* The kind; none of the heap's if no span begins there. */
+MAM_INLINE mam_u32 mam_word_class(mam_u64 word) {
+  return ((mam_u32)(word >> 56) - 1) | ((mam_u32)(word >> 44) & 15) << MAM_KIND_TYPE_SHIFT;
+}
+MAM_INLINE mam_u32 mam_word_span_pages(mam_u64 word) { return (mam_u32)(word >> 48) & 255; }
+MAM_INLINE mam_u32 mam_word_span_words(mam_u64 word) { return (mam_u32)(word >> 40) & 15; }
+MAM_INLINE mam_u32 mam_word_chunks(mam_u64 word) { return (mam_u32)(word >> 32) & 63; }
+MAM_INLINE mam_u32 mam_word_full(mam_u64 word) { return 0xffffffffu >> (32 - mam_word_chunks(word)); }
+
+/* A request of whole pages has two usage words, in whose bits 32 to 55 the lower and the upper half of the number of
+ * its pages are.  The lower half of a usage word is all that mam_free changes, so a wrong free inside a run changes
+ * nothing. */
+MAM_INLINE mam_u64 mam_run_word(mam_u32 pages) {
+  return (mam_u64)MAM_CLASS_RUN << 56 | (mam_u64)(pages & 0xffffff) << 32;
+}
+MAM_INLINE mam_u64 mam_run_word_more(mam_u32 pages) { return (mam_u64)(pages >> 24) << 32; }
+MAM_INLINE int mam_word_is_run(mam_u64 word) { return word >> 56 == MAM_CLASS_RUN; }
+MAM_INLINE mam_u32 mam_run_pages(mam_u64 word, mam_u64 more) {
+  return ((mam_u32)(word >> 32) & 0xffffff) | (mam_u32)(more >> 32) << 24;
+}
+
+/* ---- Entries ---- */
+
+enum {
+  /* In the place of the size class + 1 in an entry: a request of whole pages. */
+  MAM_ENTRY_RUN = 63,
+  /* The same: a span whose objects were moved, whatever its size class was. */
+  MAM_ENTRY_MOVED = 62,
+  /* The same: a span that was given up in a compaction and had no objects. */
+  MAM_ENTRY_EMPTY = 61,
+  /* The size class + 1 has six bits; how far back the span begins has the next six. */
+  MAM_ENTRY_CLASS_BITS = 6,
+  /* The type stands above both. */
+  MAM_ENTRY_TYPE_SHIFT = 12
+};
+
+/* The entry of the page of a span that is so far behind its first. */
+MAM_INLINE mam_u16 mam_entry_of(mam_u32 kind, mam_u32 back) {
+  return (mam_u16)(((kind & MAM_KIND_CLASS) + 1) | back << MAM_ENTRY_CLASS_BITS |
+                   mam_kind_type(kind) << MAM_ENTRY_TYPE_SHIFT);
+}
+MAM_INLINE mam_u32 mam_entry_back(mam_u32 entry) { return entry >> MAM_ENTRY_CLASS_BITS & 63; }
+
+/* Where the usage bit of a chunk is. */
+struct mam_bit {
+  mam_u32 word, bit;
+};
+
+/* That of the chunk in which offset (from the first page) lies, given the entry of its page, which is a span's. */
+MAM_INLINE struct mam_bit mam_bit_of(mam_u64 offset, mam_u32 entry) {
+  mam_u32 size_class = (entry & 63) - 1, shift = mam_class_shift(size_class);
+  mam_u32 page = (mam_u32)(offset >> MAM_PAGE_SHIFT), back = mam_entry_back(entry);
+  mam_u32 sixteenths = back << (MAM_PAGE_SHIFT - 4) | ((mam_u32)offset & (MAM_PAGE_BYTES - 1)) >> 4;
+  mam_u32 chunk = mam_chunk_index(sixteenths, shift, mam_class_multiple(size_class, shift));
+  struct mam_bit bit = {(page - back) * MAM_PAGE_WORDS + (chunk >> 5), chunk & 31};
+  return bit;
+}
+
+/* ---- Slot words ---- */
+
+/* Tickets have 24 bits of a slot's word.  40 remain for the address, and mam_slot_keep keeps tickets from reaching it.
+ */
+enum { MAM_TICKET_BITS = 24 };
+
+#define MAM_SLOT_DRY ((mam_u64)1 << MAM_TICKET_BITS)
+#define MAM_SLOT_FLUSHED ((mam_u64)2 << MAM_TICKET_BITS)
+#define MAM_SLOT_TICKETS (MAM_SLOT_DRY - 1)
+
+MAM_INLINE mam_u64 mam_slot_address(mam_u64 slot) { return slot >> MAM_TICKET_BITS << MAM_PAGE_SHIFT; }
+MAM_INLINE mam_u64 mam_slot_of(mam_u64 address, mam_u32 tickets) {
+  return address << (MAM_TICKET_BITS - MAM_PAGE_SHIFT) | tickets;
+}
+MAM_INLINE int mam_slot_is_dry(mam_u64 slot) { return (slot & ~MAM_SLOT_TICKETS) == MAM_SLOT_DRY; }
+
+/* The span of a slot's word, as a page of the first superblock; MAM_NO_PAGE if it is none. */
+MAM_INLINE mam_u32 mam_slot_page(mam_u64 slot, mam_u64 base, mam_u32 page_count) {
+  mam_u64 page = (slot >> MAM_TICKET_BITS) - (base >> MAM_PAGE_SHIFT);
+  return page < page_count ? (mam_u32)page : MAM_NO_PAGE;
+}
+
+/* ---- Request words ---- */
+
+/* What a thread is asked for that claims chunks, in one word: a kind, whether the caller's lanes have the task of
+ * refilling the slot, whether they are so many that they take whole spans, their home, whether the slot was dry, and
+ * whether empty spans are left to it. */
+enum {
+  MAM_REST_KIND = (1 << MAM_KIND_BITS) - 1,
+  MAM_REST_REFILL = 1 << MAM_KIND_BITS,
+  MAM_REST_WHOLE = 1 << (MAM_KIND_BITS + 1),
+  MAM_REST_HOME = MAM_KIND_BITS + 2,
+  MAM_REST_DRY = 1 << (MAM_KIND_BITS + 12),
+  MAM_REST_LAZY = 1 << (MAM_KIND_BITS + 13)
+};
+/* Above a slot's number among all: the base-2 logarithm of a span's chunks. */
+enum { MAM_REST_CHUNKS = 28, MAM_REST_SLOT = (1 << MAM_REST_CHUNKS) - 1 };
+#endif /* MAM_DETAIL_HEAP_WORDS_H */

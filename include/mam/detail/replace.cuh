@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * mam/detail/replace.cuh - malloc, free, new and delete of kernels (mam/replace.cuh): device code.
+ */
+#ifndef MAM_DETAIL_REPLACE_CUH
+#define MAM_DETAIL_REPLACE_CUH
+
+#include <mam/detail/replace_host.cuh>
+#include <mam/device.cuh>
+
+#if MAM_ON_DEVICE
+
+/* Prints once for a file, or for all files that are linked together. */
+MAM_OUTLINE void mam_replaced_forgotten(void) {
+  if (atomicExch(&mam_replaced_told, 1) == 0)
+    printf("libmam: a kernel asks for memory, but the host has named no heap: see mam_replace_create(3)\n");
+}
+
+/* Out of line, so that the program has one copy and not one for each call. */
+MAM_OUTLINE void *mam_replaced_malloc(size_t bytes) {
+  void *block = mam_malloc(mam_replaced_heap, bytes);
+  if (block == 0 && mam_replaced_heap.control == 0)
+    MAM_OUT_OF_SIGHT(mam_replaced_forgotten)();
+  return block;
+}
+MAM_OUTLINE void *mam_replaced_malloc_aligned(size_t bytes, size_t alignment) {
+  void *block = mam_malloc_aligned(mam_replaced_heap, alignment, bytes);
+  if (block == 0 && mam_replaced_heap.control == 0)
+    MAM_OUT_OF_SIGHT(mam_replaced_forgotten)();
+  return block;
+}
+MAM_OUTLINE void mam_replaced_free(MAM_TAG(3) void *block) { mam_free(mam_replaced_heap, block); }
+
+/* For new: a request of 0 bytes gets a block too. */
+MAM_INLINE size_t mam_replaced_size(size_t bytes) { return bytes + (bytes == 0); }
+
+/* The exception specifications of the earlier declarations. */
+#ifdef __CUDACC_RTC__
+#define MAM_REPLACED_C
+#define MAM_REPLACED_ALIGNED noexcept
+#else
+#define MAM_REPLACED_C noexcept
+#define MAM_REPLACED_ALIGNED
+#endif
+/* With -rdc each file that includes this header has the functions, called or not, and the linker keeps one of each.  So
+ * calls in all other files find either all of them or none. */
+#ifdef __CUDACC_RDC__
+#define MAM_REPLACED __host__ __device__ __forceinline__ __attribute__((used))
+#else
+#define MAM_REPLACED __host__ __device__ __forceinline__
+#endif
+
+extern "C" {
+MAM_REPLACED void *malloc(size_t bytes) MAM_REPLACED_C { return MAM_OUT_OF_SIGHT(mam_replaced_malloc)(bytes); }
+MAM_REPLACED void free(void *block) MAM_REPLACED_C { MAM_OUT_OF_SIGHT(mam_replaced_free)(block); }
+/* __nv_aligned_device_malloc and new of an over-aligned type call this; in files without this header, the next one. */
+__device__ __forceinline__ void *__nv_aligned_device_malloc_impl(size_t bytes, size_t alignment) {
+  return MAM_OUT_OF_SIGHT(mam_replaced_malloc_aligned)(bytes, alignment);
+}
+#ifdef __CUDACC_RDC__
+MAM_REPLACED void *__cuda_syscall_aligned_malloc(size_t bytes, size_t alignment) {
+  return MAM_OUT_OF_SIGHT(mam_replaced_malloc_aligned)(bytes, alignment);
+}
+#endif
+}
+
+/* The standard forbids inline replacements, since a program has one of each.  Here all files have the same. */
+#pragma nv_diagnostic push
+#pragma nv_diag_suppress 2620
+#pragma nv_diag_suppress 20040 /* CUDA declares the operators with nothrow for the host alone */
+MAM_REPLACED void *operator new(size_t bytes) { return malloc(mam_replaced_size(bytes)); }
+MAM_REPLACED void *operator new[](size_t bytes) { return malloc(mam_replaced_size(bytes)); }
+MAM_REPLACED void operator delete(void *block) noexcept { free(block); }
+MAM_REPLACED void operator delete[](void *block) noexcept { free(block); }
+MAM_REPLACED void operator delete(void *block, size_t) noexcept { free(block); }
+MAM_REPLACED void operator delete[](void *block, size_t) noexcept { free(block); }
+#ifdef __cpp_aligned_new
+MAM_REPLACED void *operator new(size_t bytes, std::align_val_t alignment) MAM_REPLACED_ALIGNED {
+  return __nv_aligned_device_malloc_impl(mam_replaced_size(bytes), (size_t)alignment);
+}
+MAM_REPLACED void *operator new[](size_t bytes, std::align_val_t alignment) MAM_REPLACED_ALIGNED {
+  return __nv_aligned_device_malloc_impl(mam_replaced_size(bytes), (size_t)alignment);
+}
+MAM_REPLACED void operator delete(void *block, std::align_val_t) noexcept { free(block); }
+MAM_REPLACED void operator delete[](void *block, std::align_val_t) noexcept { free(block); }
+MAM_REPLACED void operator delete(void *block, size_t, std::align_val_t) noexcept { free(block); }
+MAM_REPLACED void operator delete[](void *block, size_t, std::align_val_t) noexcept { free(block); }
+#endif
+#ifndef __CUDACC_RTC__
+MAM_REPLACED void *operator new(size_t bytes, const std::nothrow_t &) noexcept { return operator new(bytes); }
+MAM_REPLACED void *operator new[](size_t bytes, const std::nothrow_t &) noexcept { return operator new[](bytes); }
+MAM_REPLACED void operator delete(void *block, const std::nothrow_t &) noexcept { free(block); }
+MAM_REPLACED void operator delete[](void *block, const std::nothrow_t &) noexcept { free(block); }
+#endif
+#pragma nv_diagnostic pop
+#endif
+
+/* ---- Records ----
+ *
+ * A function does not know the line of its caller.  The macro keeps the name malloc and gives it an argument that holds
+ * the line.  Host code, std:: and members convert the argument to the number of bytes. */
+
+#if MAM_HEAP_RECORDED
+struct mam_replaced_bytes {
+  size_t bytes;
+  const char *file;
+  unsigned line;
+  __host__ __device__ operator size_t() const { return bytes; }
+};
+static __host__ __device__ __forceinline__ void *malloc(struct mam_replaced_bytes here) {
+#if MAM_ON_DEVICE
+  void *block = mam_malloc_at(mam_replaced_heap, here.bytes, here.file, here.line);
+  if (block == 0 && mam_replaced_heap.control == 0)
+    MAM_OUT_OF_SIGHT(mam_replaced_forgotten)();
+  return block;
+#else
+  return malloc(here.bytes);
+#endif
+}
+#define malloc(bytes) malloc(mam_replaced_bytes{(size_t)(bytes), __FILE__, __LINE__})
+#endif
+
+#endif /* MAM_DETAIL_REPLACE_CUH */

@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * mam/detail/replace_host.cuh - the heap that malloc in kernels uses (mam/replace.cuh): the device's variable, and how
+ * the host writes it.
+ *
+ * Each file of the program has a copy of the handle on the device.  An object of the file announces it before main, so
+ * that mam_replace_use can write all of them.  What the host knows is one struct for the program, under a mutex.
+ */
+#ifndef MAM_DETAIL_REPLACE_HOST_CUH
+#define MAM_DETAIL_REPLACE_HOST_CUH
+
+#include <mam/heap_types.h>
+#ifndef __CUDACC_RTC__
+#include <cuda_runtime_api.h>
+#include <mam/heap.h>
+#include <new>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#endif
+
+/* The heap's handle: all 0 until the host has named a heap.  With -rdc it is a template, because the linkers keep one
+ * instance of a template for all files. */
+#if defined(__CUDACC_RTC__)
+extern "C" {
+__constant__ mam_heap mam_replaced_heap;
+}
+static __device__ unsigned mam_replaced_told;
+#elif defined(__CUDACC_RDC__)
+template <int> __constant__ mam_heap mam_replaced_heap_of;
+template <int> __device__ unsigned mam_replaced_told_of;
+#define mam_replaced_heap mam_replaced_heap_of<0>
+#define mam_replaced_told mam_replaced_told_of<0>
+#else
+static __constant__ mam_heap mam_replaced_heap;
+static __device__ unsigned mam_replaced_told;
+#endif
+
+#ifndef __CUDACC_RTC__
+
+/* A file of the program; and a heap that mam_replace_create made. */
+struct mam_replace_file {
+  const void *symbol;
+  struct mam_replace_file *next;
+  explicit mam_replace_file(const void *where);
+  ~mam_replace_file();
+  mam_replace_file(const mam_replace_file &) = delete;
+  mam_replace_file &operator=(const mam_replace_file &) = delete;
+};
+struct mam_replace_made {
+  int device;
+  MAM_Heap heap;
+  struct mam_replace_made *next;
+};
+
+/* All files and all heaps.  The mutex protects both lists. */
+struct mam_replace_program {
+  pthread_mutex_t mutex;
+  struct mam_replace_file *files;
+  struct mam_replace_made *made;
+};
+inline struct mam_replace_program *mam_replace_lock(void) {
+  static struct mam_replace_program program = {PTHREAD_MUTEX_INITIALIZER, NULL, NULL};
+  (void)pthread_mutex_lock(&program.mutex);
+  return &program;
+}
+inline void mam_replace_unlock(struct mam_replace_program *program) { (void)pthread_mutex_unlock(&program->mutex); }
+
+inline mam_replace_file::mam_replace_file(const void *where) : symbol(where) {
+  struct mam_replace_program *program = mam_replace_lock();
+  next = program->files;
+  program->files = this;
+  mam_replace_unlock(program);
+}
+inline mam_replace_file::~mam_replace_file() {
+  struct mam_replace_program *program = mam_replace_lock();
+  struct mam_replace_file **place = &program->files;
+  while (*place != this)
+    place = &(*place)->next;
+  *place = next;
+  mam_replace_unlock(program);
+}
+static struct mam_replace_file mam_replace_this_file(&mam_replaced_heap);
+
+/* In functions whose names end in _locked, the caller holds the program's mutex. */
+inline cudaError_t mam_replace_use_locked(const struct mam_replace_program *program, MAM_Heap heap) {
+  mam_heap handle = {};
+  cudaError_t error = heap == NULL ? cudaSuccess : MAM_HeapHandle(heap, &handle);
+  for (const struct mam_replace_file *file = program->files; file != NULL && error == cudaSuccess; file = file->next) {
+    error = cudaMemcpyToSymbol(file->symbol, &handle, sizeof handle, 0, cudaMemcpyHostToDevice);
+    if (error == cudaErrorInvalidSymbol) /* a file without device code; the call below clears the error */
+      error = cudaGetLastError() == error ? cudaSuccess : error;
+  }
+  return error;
+}
+
+/* Returns the place in the list of the current device's heap.  It holds NULL if the device has no heap.  Returns NULL
+ * if there is no current device. */
+inline struct mam_replace_made **mam_replace_find_locked(struct mam_replace_program *program, int *device) {
+  struct mam_replace_made **place = &program->made;
+  if (cudaGetDevice(device) != cudaSuccess)
+    return NULL;
+  while (*place != NULL && (*place)->device != *device)
+    place = &(*place)->next;
+  return place;
+}
+
+inline void mam_replace_forget_locked(struct mam_replace_made **place) {
+  struct mam_replace_made *made = *place;
+  *place = made->next;
+  free(made);
+}
+
+/* Makes a heap for the current device and adds it to the list. */
+inline cudaError_t mam_replace_make_locked(struct mam_replace_program *program, const MAM_HeapOptions *options) {
+  struct mam_replace_made *made = (struct mam_replace_made *)calloc(1, sizeof *made);
+  struct mam_replace_made **place = made == NULL ? NULL : mam_replace_find_locked(program, &made->device);
+  cudaError_t error = made == NULL ? cudaErrorMemoryAllocation : place == NULL ? cudaGetLastError() : cudaSuccess;
+  mam_heap handle;
+  if (error == cudaSuccess)
+    error = cudaFree(NULL); /* makes the device's context current */
+  if (error == cudaSuccess && *place != NULL && MAM_HeapHandle((*place)->heap, &handle) == cudaSuccess)
+    error = cudaErrorInvalidValue;
+  if (error == cudaSuccess)
+    error = MAM_HeapCreate(&made->heap, NULL, options);
+  if (error == cudaSuccess && (error = mam_replace_use_locked(program, made->heap)) != cudaSuccess)
+    (void)MAM_HeapDestroy(made->heap);
+  if (error != cudaSuccess) {
+    free(made);
+    return error;
+  }
+  if (*place != NULL) { /* its context was destroyed */
+    (void)MAM_HeapDestroy((*place)->heap);
+    mam_replace_forget_locked(place);
+  }
+  made->next = program->made;
+  program->made = made;
+  return error;
+}
+
+static inline cudaError_t mam_replace_use(MAM_Heap heap) {
+  struct mam_replace_program *program = mam_replace_lock();
+  cudaError_t error = mam_replace_use_locked(program, heap);
+  mam_replace_unlock(program);
+  return error;
+}
+
+static inline cudaError_t mam_replace_create(size_t bytes) {
+  struct mam_replace_program *program = mam_replace_lock();
+  MAM_HeapOptions options = MAM_HEAP_OPTIONS_INIT;
+  options.bytes = bytes;
+  options.records = MAM_HEAP_RECORDED;
+  cudaError_t error = mam_replace_make_locked(program, &options);
+  mam_replace_unlock(program);
+  return error;
+}
+
+static inline MAM_Heap mam_replace_heap(void) {
+  struct mam_replace_program *program = mam_replace_lock();
+  int device;
+  struct mam_replace_made **place = mam_replace_find_locked(program, &device);
+  MAM_Heap heap = place != NULL && *place != NULL ? (*place)->heap : NULL;
+  mam_replace_unlock(program);
+  return heap;
+}
+
+static inline cudaError_t mam_replace_destroy(void) {
+  struct mam_replace_program *program = mam_replace_lock();
+  int device;
+  struct mam_replace_made **place = mam_replace_find_locked(program, &device);
+  cudaError_t error = place == NULL ? cudaGetLastError() : cudaSuccess, destroyed = cudaSuccess;
+  if (place != NULL && *place != NULL) {
+    error = mam_replace_use_locked(program, NULL);
+    destroyed = MAM_HeapDestroy((*place)->heap);
+    mam_replace_forget_locked(place);
+  }
+  mam_replace_unlock(program);
+  return error != cudaSuccess ? error : destroyed;
+}
+#endif
+
+#endif /* MAM_DETAIL_REPLACE_HOST_CUH */
