@@ -15,6 +15,7 @@
 
 #include "base/cancel.h"
 #include "base/error.h"
+#include "base/locked.h"
 #include "heap/heap_host.h"
 #include "heap/heap_view.h"
 #include "pool/pool.h"
@@ -44,6 +45,7 @@ static cudaError_t check(MAM_Heap heap) {
 }
 
 static cudaError_t leave(MAM_Heap heap, cudaError_t error) {
+  lock_held(&heap->lock);
   pthread_mutex_unlock(&heap->lock);
   return error;
 }
@@ -301,6 +303,7 @@ static cudaError_t last_is_empty(struct mam_heap_host *heap, bool *empty) {
 }
 
 static cudaError_t trim_locked(struct mam_heap_host *heap, size_t keep_bytes) {
+  lock_held(&heap->superblocks_lock);
   bool empty = true;
   mam_u32 before = heap->count;
   cudaError_t error = run_on_control(heap, HEAP_KERNEL_DRAIN);
@@ -327,6 +330,7 @@ cudaError_t MAM_HeapTrim(MAM_Heap heap, size_t keep_bytes) {
 }
 
 static cudaError_t reset_locked(struct mam_heap_host *heap) {
+  lock_held(&heap->lock);
   cudaError_t error = run_on_control(heap, HEAP_KERNEL_CLEAR_SLOTS);
   for (mam_u32 i = 0; i < heap->count && error == cudaSuccess; i++)
     error = clear_area(heap, heap->areas[i]);
@@ -591,6 +595,7 @@ cudaError_t MAM_HeapCopy(MAM_Heap heap, void *to, const void *from, size_t bytes
 }
 
 static cudaError_t free_locked(struct mam_heap_host *heap, void *block) {
+  lock_held(&heap->lock);
   mam_u64 control = (mam_u64)(uintptr_t)heap->handle.control, address = (mam_u64)(uintptr_t)block, freed = 0;
   void *arguments[] = {&control, &address};
   cudaError_t error = heap_gpu_run(&heap->gpu, HEAP_KERNEL_FREE, 1, arguments);

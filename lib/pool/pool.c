@@ -11,6 +11,7 @@
 /* ---- Whether it is usable ---- */
 
 cudaError_t pool_usable_locked(const struct mam_pool *pool) {
+  lock_held(&pool->lock);
   if (pool->state == POOL_OPEN)
     return cudaSuccess;
   if (pool->state == POOL_FORKED)
@@ -22,6 +23,7 @@ cudaError_t pool_usable_locked(const struct mam_pool *pool) {
 
 /* Whether the pool is open and still what the caller means. */
 cudaError_t pool_expect_locked(const struct mam_pool *pool, uint64_t default_id) {
+  lock_held(&pool->lock);
   cudaError_t error = pool_usable_locked(pool);
   if (error == cudaSuccess && default_id != POOL_ANY_ID && pool->config.default_id != default_id)
     error = cudaErrorInvalidResourceHandle;
@@ -46,6 +48,7 @@ struct mam_pool *pool_first(void) {
 }
 
 static struct mam_pool *pool_new(void) {
+  lock_held(&pools_lock);
   pthread_mutexattr_t attributes;
   struct mam_pool *pool = aligned_alloc(_Alignof(struct mam_pool), sizeof *pool);
   if (pool == NULL)
@@ -180,12 +183,14 @@ cudaError_t pool_open(const struct pool_config *config, const struct source *sou
 
 /* Takes the first step of closing or losing an open pool: from here on nobody finds it. */
 static void retire_locked(struct mam_pool *pool, enum pool_state state) {
+  lock_held(&pool->lock);
   pool->state = state;
   atomic_store_explicit(&pool->default_id, 0, memory_order_relaxed); /* relaxed: a hint */
   pthread_cond_broadcast(&pool->changed);
 }
 
 static void streams_free_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
   struct pool_stream *stream;
   while ((stream = SLIST_FIRST(&pool->streams)) != NULL) {
     SLIST_REMOVE_HEAD(&pool->streams, link);
@@ -244,6 +249,7 @@ cudaError_t pool_finish(struct mam_pool *pool) {
 /* Takes a pool apart whose memory is gone; the lock is held and released.  What is nobody's default stays its owner's.
  */
 static void pool_lose(struct mam_pool *pool) {
+  lock_held(&pool->lock);
   retire_locked(pool, pool->config.default_id != 0 ? POOL_CLOSING : POOL_LOSING);
   pool_unlock(pool);
   (void)pool_finish(pool);
@@ -265,6 +271,7 @@ cudaError_t pool_close(struct mam_pool *pool, uint64_t default_id) {
 
 /* Whether no block is live.  With fronts, they are frozen. */
 static bool pool_is_empty_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
   struct pool_front_sum sum;
   if (pool->config.front == NULL)
     return pool->segments.count[SEGMENT_USED] == 0;
@@ -274,6 +281,7 @@ static bool pool_is_empty_locked(struct mam_pool *pool) {
 
 /* All successful allocations, those of the fronts included. */
 static uint64_t pool_malloc_count_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
   struct pool_front_sum sum = {0};
   if (pool->config.front != NULL)
     pool->config.front->sum(pool, &sum);
@@ -284,6 +292,7 @@ static uint64_t pool_malloc_count_locked(struct mam_pool *pool) {
 }
 
 static void pool_watch_locked(struct mam_pool *pool, bool watched) {
+  lock_held(&pool->lock);
   bool lone = pool->config.lazy && !watched;
   pool->watched = watched;
   /* relaxed, both: hints */
@@ -364,6 +373,7 @@ enum { PASS_MOST = 256 };
 
 /* Makes up to PASS_MOST segments free that waited for an epoch that has passed.  Whether these were all. */
 static bool pass_some_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
   uint64_t passed = reuse_passed(pool->reuse);
   struct pool_stream *stream;
   bool all = segment_pass_some(&pool->segments, passed, PASS_MOST);
@@ -376,6 +386,7 @@ static bool pass_some_locked(struct mam_pool *pool) {
 /* Makes free what waited for an epoch that has passed, until there is a hole of enough bytes: tens of thousands of
  * blocks may have waited for one kernel, and who needs one of them does not go through all. */
 static void pass_locked(struct mam_pool *pool, size_t enough) {
+  lock_held(&pool->lock);
   while (!pass_some_locked(pool) && segment_largest_free(&pool->segments) < enough) {
     pool_step_out(pool);
     pool_step_in(pool);
@@ -384,6 +395,7 @@ static void pass_locked(struct mam_pool *pool, size_t enough) {
 
 /* Whether anything waits for a stream. */
 static bool streams_wait_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
   const struct pool_stream *stream;
   SLIST_FOREACH(stream, &pool->streams, link) {
     if (!waiting_stream_empty(&stream->waiting))
@@ -394,17 +406,20 @@ static bool streams_wait_locked(struct mam_pool *pool) {
 
 /* An epoch with which all that waits has passed, 0 if nothing waits. */
 static uint64_t waiting_epoch_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
   return streams_wait_locked(pool) ? reuse_epoch(pool->reuse) : segment_waiting_epoch(&pool->segments);
 }
 
 /* Whether a wait that has begun will free something. */
 static bool wait_covers_some_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
   const struct segment *first = TAILQ_FIRST(&pool->segments.waiting);
   return streams_wait_locked(pool) || (first != NULL && first->as.waiting.epoch < reuse_epoch(pool->reuse));
 }
 
 /* Waits for the GPU, outside the lock, and makes free what was waiting when it began, as far as pass_locked does. */
 static cudaError_t synchronize_locked(struct mam_pool *pool, size_t enough) {
+  lock_held(&pool->lock);
   pool->synchronize_count++;
   pool->synchronizing++;
   pool_step_out(pool);
@@ -418,6 +433,7 @@ static cudaError_t synchronize_locked(struct mam_pool *pool, size_t enough) {
 /* Asks for a fence of what waits, outside the lock, and makes free what has passed, as far as pass_locked does.  Never
  * waits for the GPU; who needs something gives an idle one the time to say so. */
 static void fence_locked(struct mam_pool *pool, size_t enough) {
+  lock_held(&pool->lock);
   uint64_t epoch = waiting_epoch_locked(pool);
   pool->freed_since = 0;
   if (epoch == 0)
@@ -435,6 +451,7 @@ enum { OWN_WAITS = 8 };
 /* What a wait for what waits in front of the pool can bring back, at most: with the last block of a slab comes the
  * whole span.  The lock is left for it. */
 static size_t front_waiting_bytes_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
   const struct pool_front *front = pool->config.front;
   struct pool_front_sum sum;
   if (front == NULL)
@@ -457,6 +474,7 @@ static bool wait_may_help(struct mam_pool *pool, size_t bytes) {
 
 /* Makes what waits free, by another thread's wait if that covers the oldest of it. */
 static cudaError_t await_gpu_locked(struct mam_pool *pool, size_t bytes, unsigned *own_waits) {
+  lock_held(&pool->lock);
   if (pool->synchronizing > 0 && wait_covers_some_locked(pool))
     return pool_await_change_locked(pool);
   ++*own_waits;
@@ -465,6 +483,7 @@ static cudaError_t await_gpu_locked(struct mam_pool *pool, size_t bytes, unsigne
 
 /* Growth, or what came free while the lock was left for it. */
 static cudaError_t grow_or_find_locked(struct mam_pool *pool, size_t bytes, bool at_once) {
+  lock_held(&pool->lock);
   cudaError_t error = pool_grow_locked(pool, bytes, at_once);
   bool found = error == cudaErrorMemoryAllocation && segment_largest_free(&pool->segments) >= bytes;
   return found ? cudaSuccess : error;
@@ -481,6 +500,7 @@ enum { COLLECTIONS_MOST = 4 };
 
 /* Brings back what the fronts keep. */
 static void collect_locked(struct mam_pool *pool, size_t enough, bool all) {
+  lock_held(&pool->lock);
   uint64_t passed = reuse_passed(pool->reuse);
   pool_step_out(pool);
   bool complete = pool->config.front->collect(pool, all);
@@ -490,6 +510,7 @@ static void collect_locked(struct mam_pool *pool, size_t enough, bool all) {
 }
 
 void pool_collect_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
   if (pool->config.front != NULL)
     collect_locked(pool, SIZE_MAX, true);
   else
@@ -500,6 +521,7 @@ void pool_collect_locked(struct mam_pool *pool) {
  * collected, as what was freed later waits for a later one.  Then a running kernel costs one collection, not one for
  * each growth.  The lock is left for the fence. */
 static bool collection_may_help_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
   if (pool->config.front == NULL || pool->config.reuse == MAM_REUSE_IMMEDIATE)
     return pool->config.front != NULL;
   pool_step_out(pool);
@@ -510,6 +532,7 @@ static bool collection_may_help_locked(struct mam_pool *pool) {
 
 /* What costs no memory and no wait: a fence, and what the fronts keep.  False if both were tried. */
 static bool look_around_locked(struct mam_pool *pool, size_t bytes, struct attempt *attempt) {
+  lock_held(&pool->lock);
   if (!attempt->fenced) {
     attempt->fenced = true;
     fence_locked(pool, bytes);
@@ -526,6 +549,7 @@ static bool look_around_locked(struct mam_pool *pool, size_t bytes, struct attem
 /* Something to try again with, or why there is nothing.  Growing waits for nothing, so it goes before waiting, unless
  * the source has refused as much before; the waiting limit keeps what it can waste small. */
 static cudaError_t make_room_locked(struct mam_pool *pool, size_t bytes, struct attempt *attempt) {
+  lock_held(&pool->lock);
   if (look_around_locked(pool, bytes, attempt))
     return cudaSuccess;
   bool refused = pool->refused_bytes > 0 && bytes >= pool->refused_bytes;
@@ -549,6 +573,7 @@ static cudaError_t make_room_locked(struct mam_pool *pool, size_t bytes, struct 
 
 /* The pool has no room: counted, told, and nothing else changed.  Releases the lock. */
 static cudaError_t refuse_locked(struct mam_pool *pool, size_t size) {
+  lock_held(&pool->lock);
   MAM_PoolInfo info;
   char said[sizeof pool->source_said];
   pool->failure_count++;
@@ -566,6 +591,7 @@ static cudaError_t refuse_locked(struct mam_pool *pool, size_t size) {
 /* A block would fit, but into a hole that is spared for larger ones: grows rather than take that.  If it cannot, the
  * hole is spared no longer: true, and the caller takes it and calls spare_again_locked.  May leave the lock. */
 static bool spared_is_needed_locked(struct mam_pool *pool, size_t bytes, bool at_once) {
+  lock_held(&pool->lock);
   while (segment_is_spared(&pool->segments, bytes) && pool->state == POOL_OPEN) {
     bool refused = pool->refused_bytes > 0 && bytes >= pool->refused_bytes;
     if (!refused && pool_grow_locked(pool, bytes, at_once) == cudaSuccess)
@@ -579,11 +605,13 @@ static bool spared_is_needed_locked(struct mam_pool *pool, size_t bytes, bool at
 }
 
 static void spare_again_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
   pool->segments.spared_bytes = pool->config.guarded ? pool->config.chunk_bytes : 0;
 }
 
 static struct segment *take_locked(struct mam_pool *pool, size_t bytes, bool at_once, cudaError_t *error,
                                    bool *no_host_memory) {
+  lock_held(&pool->lock);
   struct attempt attempt = {.at_once = at_once};
   if (bytes > pool->limit_bytes) { /* nothing that could be tried would help */
     *error = cudaErrorMemoryAllocation;
@@ -605,6 +633,7 @@ static struct segment *take_locked(struct mam_pool *pool, size_t bytes, bool at_
 
 /* Counts used segments that a slab could have served. */
 static void class_count_locked(struct mam_pool *pool, size_t bytes, size_t change) {
+  lock_held(&pool->lock);
   if (bytes > POOL_SMALL_MOST_BYTES)
     return;
   _Atomic size_t *count = &pool->live_by_class[(bytes - 1) / POOL_ALIGNMENT_BYTES];
@@ -613,6 +642,7 @@ static void class_count_locked(struct mam_pool *pool, size_t bytes, size_t chang
 }
 
 static void peak_update_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
   if (pool->segments.bytes[SEGMENT_USED] > pool->peak_used_bytes)
     pool->peak_used_bytes = pool->segments.bytes[SEGMENT_USED];
 }
@@ -621,6 +651,7 @@ static void peak_update_locked(struct mam_pool *pool) {
  * block before this one: what the segment says is therefore written here. */
 static void hand_out_locked(struct mam_pool *pool, struct segment *segment, const struct pool_order *order,
                             struct pool_block *block) {
+  lock_held(&pool->lock);
   *block = (struct pool_block){segment, segment->base, segment->bytes, pool->ticket_next, false};
   pool->ticket_next += 2;
   segment->as.used.requested_bytes = order->size;
@@ -642,6 +673,7 @@ struct rule {
 };
 
 static struct pool_stream *stream_find_locked(struct mam_pool *pool, struct context_stream named) {
+  lock_held(&pool->lock);
   struct pool_stream *stream;
   SLIST_FOREACH(stream, &pool->streams, link) {
     if (context_stream_same(stream->stream, named))
@@ -652,6 +684,7 @@ static struct pool_stream *stream_find_locked(struct mam_pool *pool, struct cont
 
 /* The stream's list, made if there is none; NULL if the host has no memory: then the free is a plain one. */
 static struct waiting_stream *stream_list_locked(struct mam_pool *pool, struct context_stream named) {
+  lock_held(&pool->lock);
   struct pool_stream *stream = stream_find_locked(pool, named), *idle;
   if (stream == NULL) {
     SLIST_FOREACH(idle, &pool->streams, link) {
@@ -670,6 +703,7 @@ static struct waiting_stream *stream_list_locked(struct mam_pool *pool, struct c
 
 /* Gives a used segment back by a rule of reuse. */
 static void give_back_locked(struct mam_pool *pool, struct segment *segment, const struct rule *rule) {
+  lock_held(&pool->lock);
   struct waiting_stream *stream = NULL;
   /* relaxed: nobody's any more */
   atomic_store_explicit(&segment->ticket, 0, memory_order_relaxed);
@@ -695,6 +729,7 @@ static struct rule own_rule(const struct mam_pool *pool, bool passed) {
 /* Takes segments back that a front kept. */
 static void give_kept_locked(struct mam_pool *pool, struct segment *const *segments, unsigned count,
                              const struct rule *rule) {
+  lock_held(&pool->lock);
   pool->free_call_count += count; /* here at last */
   for (unsigned i = 0; i < count; i++) {
     class_count_locked(pool, segments[i]->bytes, (size_t)-1);
@@ -707,6 +742,7 @@ static const struct rule rule_immediate = {.reuse = MAM_REUSE_IMMEDIATE};
 
 /* More memory than there must be, for speed, and no more than that; of a pool that gives it back where it is needed. */
 static void grow_in_place_locked(struct mam_pool *pool, size_t bytes, size_t most) {
+  lock_held(&pool->lock);
   size_t half = pool->limit_bytes / 2;
   if (pool->config.in_chunks && bytes < pool->config.chunk_bytes)
     bytes = pool->config.chunk_bytes;
@@ -717,6 +753,7 @@ static void grow_in_place_locked(struct mam_pool *pool, size_t bytes, size_t mos
 
 /* Errors: as pool_malloc. */
 static cudaError_t order_expect_locked(const struct mam_pool *pool, const struct pool_order *order) {
+  lock_held(&pool->lock);
   cudaError_t error = pool_expect_locked(pool, order->default_id);
   bool other = order->generation != POOL_ANY_GENERATION && order->generation != pool->generation;
   return error == cudaSuccess && other ? cudaErrorInvalidResourceHandle : error;
@@ -724,6 +761,7 @@ static cudaError_t order_expect_locked(const struct mam_pool *pool, const struct
 
 /* What was freed on the order's stream, if it has one. */
 static struct segment *stream_take_locked(struct mam_pool *pool, const struct pool_order *order, size_t bytes) {
+  lock_held(&pool->lock);
   struct pool_stream *stream = order->stream.id != 0 ? stream_find_locked(pool, order->stream) : NULL;
   struct segment *segment = stream != NULL ? segment_retake(&pool->segments, &stream->waiting, bytes) : NULL;
   pool->stream_hit_count += segment != NULL;
@@ -789,6 +827,7 @@ enum { FENCE_EVERY = 256 };
 /* After frees: what waits is fenced by and by.  Only where the driver has no fences, a free waits for the GPU, when
  * more waits than may; one thread's wait serves all. */
 static cudaError_t fence_freed_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
   bool much = pool->segments.bytes[SEGMENT_WAITING] > waiting_limit(pool);
   if (reuse_passes_by_itself(pool->reuse)) {
     if (much || pool->freed_since >= FENCE_EVERY)
@@ -802,6 +841,7 @@ static cudaError_t fence_freed_locked(struct mam_pool *pool) {
 
 /* Takes a block out of the program's hands; the lock is held.  NULL if it is none. */
 static struct segment *claim_locked(struct mam_pool *pool, uintptr_t address, bool *freed_before) {
+  lock_held(&pool->lock);
   struct segment *segment = segment_find(&pool->segments, address);
   *freed_before = segment != NULL;
   if (segment == NULL || segment->state != SEGMENT_USED)
@@ -846,6 +886,7 @@ cudaError_t pool_accompany(struct mam_pool *pool, struct context_stream stream) 
 
 /* The same, where it has something to do, with the lock left. */
 static cudaError_t accompany_locked(struct mam_pool *pool, struct context_stream stream) {
+  lock_held(&pool->lock);
   if (is_of_pool(pool, stream))
     return cudaSuccess;
   pool_step_out(pool);
@@ -942,12 +983,14 @@ void pool_exit(struct mam_pool *pool) {
 
 /* Growth for a span.  Where holes are spared, one of them is no room. */
 static cudaError_t span_grow_locked(struct mam_pool *pool, size_t bytes) {
+  lock_held(&pool->lock);
   bool spares = pool->segments.spared_bytes > 0;
   return spares ? pool_grow_locked(pool, 2 * bytes, false) : grow_or_find_locked(pool, 2 * bytes, false);
 }
 
 /* A span from a hole that is spared, when the pool could not grow. */
 static struct segment *span_of_spared_locked(struct mam_pool *pool, size_t bytes) {
+  lock_held(&pool->lock);
   bool no_host_memory;
   pool->segments.spared_bytes = 0;
   struct segment *segment = segment_take_aligned(&pool->segments, bytes, bytes, &no_host_memory);
@@ -1002,6 +1045,7 @@ void pool_give(struct mam_pool *pool, uint64_t generation, struct segment *const
 /* ---- Information ---- */
 
 void pool_info_locked(struct mam_pool *pool, const struct pool_front_sum *front, MAM_PoolInfo *info) {
+  lock_held(&pool->lock);
   static const struct pool_front_sum nothing;
   const struct pool_front_sum *sum = front != NULL ? front : &nothing;
   const struct segment_set *segments = &pool->segments;
@@ -1103,6 +1147,7 @@ void pool_before_fork(void) {
 /* Threads that were in the middle of a call do not exist in the child, nor does api.c's reaper.  What they had begun
  * with a pool of host memory is either not visible yet or complete, as the lock was not theirs. */
 static void fork_in_child(struct mam_pool *pool) {
+  lock_held(&pool->lock);
   pool->users = pool->synchronizing = 0;
   pool->wanted_bytes = 0;
   pool->growing = pool->watched = false;

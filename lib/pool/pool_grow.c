@@ -16,9 +16,13 @@
 
 /* ---- Numbers that change ---- */
 
-static void held_change_locked(struct mam_pool *pool, size_t change) { pool->held_bytes += change; }
+static void held_change_locked(struct mam_pool *pool, size_t change) {
+  lock_held(&pool->lock);
+  pool->held_bytes += change;
+}
 
 cudaError_t pool_await_change_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
   pool->users++;
   pthread_cond_wait(&pool->changed, &pool->lock);
   if (--pool->users == 0) /* only pool_finish may wait for that; waiters that woke each other would never rest */
@@ -28,6 +32,7 @@ cudaError_t pool_await_change_locked(struct mam_pool *pool) {
 
 /* What changes what is held is over. */
 static void growing_end_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
   pool->growing = false;
   pool_peak_reserved_locked(pool);
   /* relaxed: a hint, written under the lock */
@@ -66,6 +71,7 @@ static size_t guard_bytes(const struct mam_pool *pool, size_t bytes) {
 
 /* Puts a chunk's usable part into the trees.  The lock is held. */
 static bool chunk_enter_locked(struct mam_pool *pool, struct pool_chunk *chunk) {
+  lock_held(&pool->lock);
   size_t alignment = pool->config.alignment;
   uintptr_t first = round_up(chunk->base + guard_bytes(pool, chunk->bytes), alignment);
   uintptr_t end = (chunk->base + chunk->bytes) & ~(uintptr_t)(alignment - 1);
@@ -169,6 +175,7 @@ static bool growth_plan(const struct mam_pool *pool, size_t bytes, size_t *want,
 
 /* Takes a further chunk.  *asked: whether the source was. */
 static cudaError_t chunk_grow_locked(struct mam_pool *pool, size_t bytes, bool *asked) {
+  lock_held(&pool->lock);
   size_t want, need;
   if (!growth_plan(pool, bytes, &want, &need))
     return cudaErrorMemoryAllocation;
@@ -221,13 +228,16 @@ static cudaError_t pieces_map(const struct source *source, uintptr_t base, size_
 }
 
 /* Remembers the pieces of a range that was mapped. */
-static void pieces_note_locked(const struct pool_chunk *chunk, uintptr_t base, size_t bytes, size_t piece) {
+static void pieces_note_locked(const struct mam_pool *pool, const struct pool_chunk *chunk, uintptr_t base,
+                               size_t bytes, size_t piece) {
+  lock_held(&pool->lock);
   for (size_t at = 0; at < bytes; at += piece)
     *piece_at(chunk, base + at) = (uint32_t)((bytes - at < piece ? bytes - at : piece) / SOURCE_GRANULARITY_BYTES);
 }
 
 /* Where to look for pieces from, downwards: the end of what has memory. */
 static uintptr_t pieces_end_locked(struct mam_pool *pool, const struct pool_chunk *chunk) {
+  lock_held(&pool->lock);
   const struct segment *last = segment_at(&pool->segments, chunk->base + chunk->bytes - 1);
   return last != NULL && last->state == SEGMENT_UNMAPPED ? last->base : chunk->base + chunk->bytes;
 }
@@ -235,6 +245,7 @@ static uintptr_t pieces_end_locked(struct mam_pool *pool, const struct pool_chun
 /* The next piece below *end that lies wholly in a free segment, which is returned; *end becomes the piece's base.  NULL
  * if there is none. */
 static struct segment *free_piece_below_locked(struct mam_pool *pool, const struct pool_chunk *chunk, uintptr_t *end) {
+  lock_held(&pool->lock);
   for (uintptr_t base = *end; base > chunk->base;) {
     base -= SOURCE_GRANULARITY_BYTES;
     uint32_t piece = *piece_at(chunk, base);
@@ -253,11 +264,13 @@ static struct segment *free_piece_below_locked(struct mam_pool *pool, const stru
 /* Whether the GPU is known to be done with all free memory.  Under the immediate rule memory is free while a kernel
  * still may use it: to hand it out again is the program's word, to take it away would be a fault of the GPU. */
 static bool free_is_passed_locked(const struct mam_pool *pool) {
+  lock_held(&pool->lock);
   return pool->unfenced_epoch <= reuse_passed(pool->reuse);
 }
 
 /* The same, after asking for a fence if need be. */
 static bool free_may_be_unmapped_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
   if (free_is_passed_locked(pool))
     return true;
   uint64_t epoch = pool->unfenced_epoch;
@@ -270,6 +283,7 @@ static bool free_may_be_unmapped_locked(struct mam_pool *pool) {
 /* Unmaps the free piece at base.  What it covers is in no tree while the lock is left. */
 static cudaError_t piece_give_locked(struct mam_pool *pool, const struct pool_chunk *chunk, struct segment *segment,
                                      uintptr_t base) {
+  lock_held(&pool->lock);
   uint32_t piece = *piece_at(chunk, base);
   size_t bytes = piece_bytes(piece);
   struct segment *moving = segment_move(&pool->segments, segment, base, bytes);
@@ -291,6 +305,7 @@ static cudaError_t piece_give_locked(struct mam_pool *pool, const struct pool_ch
 }
 
 static cudaError_t pieces_trim_locked(struct mam_pool *pool, size_t keep_bytes) {
+  lock_held(&pool->lock);
   const struct pool_chunk *chunk = SLIST_FIRST(&pool->chunks);
   struct segment *segment;
   cudaError_t error = cudaSuccess;
@@ -305,6 +320,7 @@ static cudaError_t pieces_trim_locked(struct mam_pool *pool, size_t keep_bytes) 
 
 /* How much a trim could give back. */
 static size_t trimmable_bytes_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
   const struct pool_chunk *chunk = SLIST_FIRST(&pool->chunks);
   uintptr_t end = pieces_end_locked(pool, chunk);
   size_t bytes = 0;
@@ -316,6 +332,7 @@ static size_t trimmable_bytes_locked(struct mam_pool *pool) {
 
 /* A chunk that is free as a whole, and not the last one where that stays; NULL if there is none. */
 static struct pool_chunk *free_chunk_locked(struct mam_pool *pool, struct segment **segment) {
+  lock_held(&pool->lock);
   struct pool_chunk *chunk = SLIST_FIRST(&pool->chunks);
   if (chunk == NULL || (SLIST_NEXT(chunk, link) == NULL && !pool->config.gives_all))
     return NULL;
@@ -338,6 +355,7 @@ static void fronts_step_out(struct mam_pool *pool) {
 
 /* Out of the map before the source has it: from then on another pool may be given the same addresses. */
 static cudaError_t chunk_give_locked(struct mam_pool *pool, struct pool_chunk *chunk, struct segment *segment) {
+  lock_held(&pool->lock);
   segment_remove_chunk(&pool->segments, segment);
   SLIST_REMOVE(&pool->chunks, chunk, pool_chunk, link);
   held_change_locked(pool, -chunk->bytes);
@@ -351,6 +369,7 @@ static cudaError_t chunk_give_locked(struct mam_pool *pool, struct pool_chunk *c
 }
 
 static cudaError_t chunks_trim_locked(struct mam_pool *pool, size_t keep_bytes) {
+  lock_held(&pool->lock);
   struct segment *segment;
   struct pool_chunk *chunk;
   cudaError_t error = cudaSuccess;
@@ -362,6 +381,7 @@ static cudaError_t chunks_trim_locked(struct mam_pool *pool, size_t keep_bytes) 
 
 /* Nobody grows or trims the pool at the moment. */
 static cudaError_t trim_locked(struct mam_pool *pool, size_t keep_bytes) {
+  lock_held(&pool->lock);
   size_t held_bytes = pool->held_bytes;
   pool->growing = true;
   cudaError_t error = (pool->config.elastic ? pieces_trim_locked : chunks_trim_locked)(pool, keep_bytes);
@@ -409,6 +429,7 @@ cudaError_t pool_trim_calm(struct mam_pool *pool, uint64_t generation, size_t ke
 }
 
 bool pool_give_one_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
   size_t held_bytes = pool->held_bytes;
   return !pool->growing && held_bytes > 0 && trim_locked(pool, held_bytes - 1) == cudaSuccess &&
          pool->held_bytes < held_bytes;
@@ -469,6 +490,7 @@ static bool place_within(struct segment *unmapped, size_t bytes, struct place *p
 
 /* The place that needs the least new memory; of those, the lowest. */
 static bool place_find_locked(struct mam_pool *pool, size_t bytes, struct place *best) {
+  lock_held(&pool->lock);
   struct segment *unmapped;
   struct place place;
   bool found = false;
@@ -507,6 +529,7 @@ static void place_extend(const struct mam_pool *pool, struct place *place) {
 
 /* Maps memory there, with the lock left. */
 static cudaError_t place_fill_locked(struct mam_pool *pool, const struct place *place) {
+  lock_held(&pool->lock);
   const struct pool_chunk *chunk = SLIST_FIRST(&pool->chunks);
   struct segment *moving = segment_move(&pool->segments, place->unmapped, place->base, place->bytes);
   if (moving == NULL)
@@ -519,7 +542,7 @@ static cudaError_t place_fill_locked(struct mam_pool *pool, const struct place *
     segment_moved_to_unmapped(&pool->segments, moving);
     return error;
   }
-  pieces_note_locked(chunk, place->base, place->bytes, piece);
+  pieces_note_locked(pool, chunk, place->base, place->bytes, piece);
   held_change_locked(pool, place->bytes);
   segment_moved_to_free(&pool->segments, moving);
   return cudaSuccess;
@@ -528,6 +551,7 @@ static cudaError_t place_fill_locked(struct mam_pool *pool, const struct place *
 /* Maps what a block of bytes needs, or more (generous).  cudaErrorMemoryAllocation without *asked: the limit, or no
  * addresses. */
 static cudaError_t elastic_try_locked(struct mam_pool *pool, size_t bytes, bool generous, bool *asked) {
+  lock_held(&pool->lock);
   struct place place = {0};
   if (segment_largest_free(&pool->segments) >= bytes) /* the lock was left: somebody freed */
     return cudaSuccess;
@@ -546,6 +570,7 @@ static cudaError_t elastic_try_locked(struct mam_pool *pool, size_t bytes, bool 
 /* Frees memory of the pool's own for a block of bytes elsewhere in its addresses: what is free in pieces that are too
  * small for the block.  False if that is not enough; then nothing changed. */
 static bool own_pieces_give_locked(struct mam_pool *pool, size_t bytes, bool by_limit) {
+  lock_held(&pool->lock);
   size_t need = round_up(bytes, SOURCE_GRANULARITY_BYTES);
   size_t aim = by_limit ? pool->limit_bytes : pool->held_bytes; /* what may be held in the end */
   if (need > aim || pool->held_bytes <= aim - need)
@@ -564,6 +589,7 @@ enum { EXCESS_SHARE = 128, MOVED_SHARE = 2, MOVED_LEAST_BYTES = 16 << 20 };
 /* Gives as much of what is free in pieces back as the place for a block needs, so that the pool does not hold more than
  * before.  Whether it did.  Not while the GPU lags behind: there is time for it later. */
 static bool excess_give_locked(struct mam_pool *pool, size_t bytes) {
+  lock_held(&pool->lock);
   struct place place;
   size_t most = pool->segments.bytes[SEGMENT_USED] + bytes;
   if (most < pool->peak_used_bytes)
@@ -579,6 +605,7 @@ static bool excess_give_locked(struct mam_pool *pool, size_t bytes) {
 }
 
 static cudaError_t elastic_grow_locked(struct mam_pool *pool, size_t bytes, bool *asked) {
+  lock_held(&pool->lock);
   if (bytes > pool->limit_bytes)
     return cudaErrorMemoryAllocation;
   bool generous = !excess_give_locked(pool, bytes);
@@ -612,6 +639,7 @@ static void grown_tell(struct mam_pool *pool) {
 
 /* What is in chunks that are free as a whole. */
 static size_t free_chunks_bytes_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
   struct pool_chunk *chunk;
   size_t bytes = 0;
   SLIST_FOREACH(chunk, &pool->chunks, link) {
@@ -624,6 +652,7 @@ static size_t free_chunks_bytes_locked(struct mam_pool *pool) {
 /* Free chunks that are too small, each by itself, give way to one that is large enough.  The source waits for the GPU
  * when it takes one back: this is for what would otherwise fail. */
 static cudaError_t chunks_exchange_locked(struct mam_pool *pool, size_t bytes, bool *asked) {
+  lock_held(&pool->lock);
   cudaError_t error = cudaErrorMemoryAllocation;
   struct pool_chunk *chunk;
   struct segment *segment;
@@ -639,6 +668,7 @@ static cudaError_t chunks_exchange_locked(struct mam_pool *pool, size_t bytes, b
 }
 
 static cudaError_t grow_alone_locked(struct mam_pool *pool, size_t bytes, bool at_once) {
+  lock_held(&pool->lock);
   cudaError_t (*grow)(struct mam_pool *, size_t, bool *) =
       pool->config.elastic ? elastic_grow_locked : chunk_grow_locked;
   bool asked = false;
@@ -676,6 +706,7 @@ enum { GROWTH_LOOK_NS = 1000000 };
 
 /* Waits for the end of another thread's growth. */
 static cudaError_t growth_await_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
   /* relaxed, both: a hint, what it stands for is looked at under the lock */
   uint64_t growths = atomic_load_explicit(&pool->growths, memory_order_relaxed);
   int64_t end_ns = now_ns() + GROWTH_LOOK_NS;
@@ -688,6 +719,7 @@ static cudaError_t growth_await_locked(struct mam_pool *pool) {
 }
 
 cudaError_t pool_grow_locked(struct mam_pool *pool, size_t bytes, bool at_once) {
+  lock_held(&pool->lock);
   if (pool->growing) { /* another thread's memory may do; else one of those that wait grows for all of them at once */
     size_t room = pool->limit_bytes - pool->held_bytes;
     size_t wanted =
@@ -813,6 +845,7 @@ cudaError_t pool_chunks_give(struct mam_pool *pool) {
 
 /* Whatever the thread had done, mapping the range again makes it usable: only pools of host memory go on in a child. */
 void pool_settle_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
   struct segment *segment = segment_first(&pool->segments);
   while (segment != NULL && pool->segments.count[SEGMENT_MOVING] > 0) {
     struct segment *next = segment_next(segment);

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/locked.h"
 #include "base/mutex.h"
 #include "pool/pool.h"
 
@@ -17,6 +18,7 @@
 static inline void pool_lock(struct mam_pool *pool) { mutex_lock(&pool->lock); }
 
 static inline void pool_unlock(struct mam_pool *pool) {
+  lock_held(&pool->lock);
 #ifdef MAM_CHECKS
   const char *fault = pool_check_locked(pool);
   if (fault != NULL) {
@@ -53,12 +55,14 @@ static inline size_t whole_units(size_t bytes) {
 
 /* What is in segments that have memory. */
 static inline size_t pool_reserved_locked(const struct mam_pool *pool) {
+  lock_held(&pool->lock);
   const size_t *bytes = pool->segments.bytes;
   return bytes[SEGMENT_USED] + bytes[SEGMENT_WAITING] + bytes[SEGMENT_FREE];
 }
 
 /* After memory was added. */
 static inline void pool_peak_reserved_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
   size_t reserved_bytes = pool_reserved_locked(pool);
   if (reserved_bytes > pool->peak_reserved_bytes)
     pool->peak_reserved_bytes = reserved_bytes;

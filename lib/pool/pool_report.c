@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "base/error.h"
+#include "base/locked.h"
 #include "pool/pool.h"
 
 /* ---- The copy ---- */
@@ -31,6 +32,7 @@ struct snapshot {
 };
 
 static void snapshot_fill_locked(struct snapshot *snapshot, struct mam_pool *pool, const struct pool_front *frozen) {
+  lock_held(&pool->lock);
   struct snapshot_segment *copy = snapshot->segments;
   struct pool_front_sum sum = {0};
   if (frozen != NULL)
