@@ -8,8 +8,7 @@
 #include <stdlib.h>
 
 #include "base/error.h"
-#include "base/locked.h"
-#include "pool/pool.h"
+#include "pool/pool_inside.h"
 
 /* ---- The copy ---- */
 
