@@ -4,7 +4,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "base/options.h"
+#include "base/option_text.h"
 
 static _Thread_local char last_error[256];
 

@@ -10,33 +10,11 @@
 #include <string.h>
 
 #include "base/error.h"
-
-struct option {
-  const char *name;
-  const char *fallback;
-  const char *values;
-};
-
-enum option_index {
-#define OPTION(name, kind, fallback, values, help) OPTION_##name,
-#include "base/options.def"
-#undef OPTION
-};
-
-static const struct option table[] = {
-#define OPTION(name, kind, fallback, values, help) {#name, fallback, values},
-#include "base/options.def"
-#undef OPTION
-};
-
-static const char *option_text(enum option_index index) {
-  const char *text = getenv(table[index].name);
-  return text != NULL && *text != '\0' ? text : table[index].fallback;
-}
+#include "base/option_text.h"
 
 static cudaError_t option_refuse(enum option_index index) {
-  return error_set(cudaErrorInvalidValue, "%s=%s is not understood: expected %s", table[index].name, option_text(index),
-                   table[index].values);
+  return error_set(cudaErrorInvalidValue, "%s=%s is not understood: expected %s", option_table[index].name,
+                   option_text(index), option_table[index].values);
 }
 
 /* The position of the option's text among names, -1 if it is none of them. */
@@ -117,8 +95,8 @@ static bool name_is_foreign(const char *name, size_t length) {
 }
 
 static bool name_is_known(const char *name, size_t length) {
-  for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
-    if (strlen(table[i].name) == length && strncmp(name, table[i].name, length) == 0)
+  for (size_t i = 0; i < OPTION_COUNT; i++)
+    if (strlen(option_table[i].name) == length && strncmp(name, option_table[i].name, length) == 0)
       return true;
   return name_is_foreign(name, length);
 }
@@ -176,7 +154,7 @@ cudaError_t options_read(struct options *options) {
 /* A text, NULL if it is the default. */
 static const char *option_set(enum option_index index) {
   const char *text = option_text(index);
-  return strcmp(text, table[index].fallback) != 0 ? text : NULL;
+  return strcmp(text, option_table[index].fallback) != 0 ? text : NULL;
 }
 
 cudaError_t options_read_preload(struct options_preload *options) {
@@ -228,5 +206,3 @@ bool options_list_has(const char *list, const char *text) {
   }
   return false;
 }
-
-bool options_log_errors(void) { return strcmp(option_text(OPTION_MAM_LOG), "error") == 0; }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * The environment variables, parsed.  Knows the table options.def and nothing else of the library.
+ * The environment variables, parsed.  Stands on error.h and on option_text.h, which has the table options.def.
  */
 #ifndef MAM_LIB_OPTIONS_H
 #define MAM_LIB_OPTIONS_H
@@ -49,8 +49,5 @@ cudaError_t options_read_preload(struct options_preload *options);
 
 /* Whether text is an element of a list whose elements are separated by commas; never in NULL. */
 bool options_list_has(const char *list, const char *text);
-
-/* Whether MAM_LOG=error.  Anything else counts as none; options_read refuses what is neither. */
-bool options_log_errors(void);
 
 #endif

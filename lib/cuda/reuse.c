@@ -6,6 +6,7 @@
 #include "base/cancel.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/locked.h"
 #include "base/mutex.h"
 
 static _Atomic(struct reuse *) all;                          /* appended to under all_lock, never shortened */
@@ -41,6 +42,7 @@ static bool reuse_serves(const struct reuse *reuse, const struct source *source)
 }
 
 static struct reuse *reuse_pick_locked(const struct source *source) {
+  lock_held(&all_lock);
   struct reuse *idle = NULL, *reuse;
   for (reuse = reuse_first(); reuse != NULL; reuse = reuse->next) {
     if (reuse_serves(reuse, source))
@@ -52,6 +54,7 @@ static struct reuse *reuse_pick_locked(const struct source *source) {
 
 /* The reuse of a context, made its if it was nobody's.  all_lock is held, by the next two as well. */
 static struct reuse *reuse_get_locked(const struct source *source) {
+  lock_held(&all_lock);
   struct reuse *reuse = reuse_pick_locked(source);
   if (reuse == NULL || !reuse_is_idle(reuse))
     return reuse;
@@ -68,6 +71,7 @@ static struct reuse *reuse_get_locked(const struct source *source) {
 
 /* A pool has none of its memory yet: what is freed of it is covered by fences that find its peers. */
 static void use_begin_locked(struct reuse *reuse, const struct source *source) {
+  lock_held(&all_lock);
   pthread_mutex_lock(&reuse->lock);
   reuse->used = true;
   reuse->probe.open |= source->peer_count > 0;
@@ -76,6 +80,7 @@ static void use_begin_locked(struct reuse *reuse, const struct source *source) {
 
 /* The last user goes; what peers were asked about is for the caller to give back. */
 static struct peer_probe probe_take_locked(struct reuse *reuse) {
+  lock_held(&all_lock);
   pthread_mutex_lock(&reuse->lock);
   struct peer_probe probe = reuse->probe;
   reuse->probe = (struct peer_probe){0};
@@ -96,6 +101,7 @@ struct reuse *reuse_open(const struct source *source) {
 }
 
 static void events_destroy_locked(struct reuse *reuse) {
+  lock_held(&reuse->lock);
   const struct context *context = &reuse->source.context;
   struct context_visit visit;
   bool entered = context->driver != NULL && context_lives(context) && context_enter(context, &visit) == cudaSuccess;
@@ -110,6 +116,7 @@ static void events_destroy_locked(struct reuse *reuse) {
 }
 
 static void reuse_end_if_idle_locked(struct reuse *reuse) {
+  lock_held(&all_lock);
   if (!reuse_is_idle(reuse))
     return;
   pthread_mutex_lock(&reuse->lock);
@@ -119,6 +126,7 @@ static void reuse_end_if_idle_locked(struct reuse *reuse) {
 
 /* Nobody uses the reuse any more: its fences are for nobody, so they need no companions. */
 static void companions_leave_locked(struct reuse *reuse) {
+  lock_held(&all_lock);
   struct reuse_companion *companion, *next;
   pthread_mutex_lock(&reuse->lock);
   companion = atomic_load_explicit(&reuse->companions, memory_order_relaxed); /* relaxed: written under the lock */
@@ -164,6 +172,7 @@ static uint64_t epoch_close(struct reuse *reuse) {
 
 /* The work of this context alone. */
 static void epoch_done_locked(struct reuse *reuse, uint64_t epoch) {
+  lock_held(&reuse->lock);
   /* relaxed: written under the lock only */
   if (atomic_load_explicit(&reuse->done, memory_order_relaxed) < epoch)
     /* release: as in epoch_pass_locked; pairs with the acquire in reuse_done */
@@ -176,6 +185,7 @@ static uint64_t reuse_done(const struct reuse *reuse) {
 }
 
 static void epoch_pass_locked(struct reuse *reuse, uint64_t epoch) {
+  lock_held(&reuse->lock);
   epoch_done_locked(reuse, epoch);
   /* relaxed: written under the lock only */
   if (atomic_load_explicit(&reuse->passed, memory_order_relaxed) < epoch)
@@ -226,6 +236,7 @@ static struct reuse_companion *companions_first(const struct reuse *reuse) {
 
 /* A companion whose work is not done as far as the oldest fence needs it, NULL if there is none. */
 static struct reuse_companion *companion_behind_locked(const struct reuse *reuse) {
+  lock_held(&reuse->lock);
   struct reuse_companion *companion = companions_first(reuse);
   while (companion != NULL && reuse_done(companion->reuse) >= companion->needs[reuse->first])
     companion = companion->next;
@@ -234,6 +245,7 @@ static struct reuse_companion *companion_behind_locked(const struct reuse *reuse
 
 /* What the fence at a place needs of the companions, from now on. */
 static void companions_need_locked(struct reuse *reuse, unsigned place) {
+  lock_held(&reuse->lock);
   struct reuse_companion *companion = companions_first(reuse);
   for (; companion != NULL; companion = companion->next)
     /* acq_rel, and a change though of nothing: see reuse.h */
@@ -243,6 +255,7 @@ static void companions_need_locked(struct reuse *reuse, unsigned place) {
 /* Asks about the pending fences, oldest first.  A fence that fails (the GPU met an error) stays pending: nothing is
  * handed out on the strength of it, and the wait that follows in the end reports the error. */
 static void fences_ask_locked(struct reuse *reuse) {
+  lock_held(&reuse->lock);
   const struct driver *driver = reuse->source.context.driver;
   while (reuse->done_count < reuse->pending) {
     const struct reuse_fence *fence = &reuse->fences[(reuse->first + reuse->done_count) % REUSE_FENCES];
@@ -262,6 +275,7 @@ static void fences_ask_locked(struct reuse *reuse) {
 /* Whether a fence or a wait would invalidate a capture, as far as is known.  Inside brackets no stream is asked for:
  * its owner may be ending the capture or destroying the stream, and the driver does not bear that. */
 static bool capturing_locked(struct reuse *reuse) {
+  lock_held(&reuse->lock);
   if (reuse->captures > 0)
     return true;
   if (reuse->noticed != NULL && !context_stream_captures(reuse->source.context.driver, reuse->noticed))
@@ -271,6 +285,7 @@ static bool capturing_locked(struct reuse *reuse) {
 
 /* Whether a fence may be recorded now. */
 static bool fence_due_locked(struct reuse *reuse) {
+  lock_held(&reuse->lock);
   if (capturing_locked(reuse) || reuse->pending == REUSE_FENCES)
     return false;
   return reuse->pending == 0 || now_ns() - reuse->recorded_ns >= REUSE_FENCE_PAUSE_NS;
@@ -287,6 +302,7 @@ static bool companion_known(const void *caller, uint64_t id) {
  * gets access later is used by nothing that was freed by then.  If not, reuse->peer is one that is to be made so, with
  * the lock left, or NULL if that is not known.  The context is current. */
 static CUresult peers_known_locked(struct reuse *reuse, bool *known) {
+  lock_held(&reuse->lock);
   const struct driver *driver = reuse->source.context.driver;
   CUresult result = CUDA_SUCCESS;
   reuse->peer = NULL;
@@ -297,6 +313,7 @@ static CUresult peers_known_locked(struct reuse *reuse, bool *known) {
 }
 
 static void fence_record_locked(struct reuse *reuse) {
+  lock_held(&reuse->lock);
   const struct context *context = &reuse->source.context;
   const struct driver *driver = context->driver;
   unsigned place = (reuse->first + reuse->pending) % REUSE_FENCES;
@@ -331,6 +348,7 @@ static void fence_record_locked(struct reuse *reuse) {
 /* Asks about fences, and sets one if none is under way that covers the epoch.  alone: of the work of this context, as a
  * companion needs it. */
 static void advance_locked(struct reuse *reuse, uint64_t epoch, bool alone) {
+  lock_held(&reuse->lock);
   struct entry entry;
   if (!fence_enter(reuse, &entry))
     return;
@@ -346,6 +364,7 @@ static void advance_locked(struct reuse *reuse, uint64_t epoch, bool alone) {
 
 /* No GPU work uses plain host memory: every epoch has passed as soon as it is closed. */
 static void host_advance_locked(struct reuse *reuse) {
+  lock_held(&reuse->lock);
   if (reuse->source.operations == &source_host)
     epoch_pass_locked(reuse, epoch_close(reuse));
 }
@@ -533,6 +552,7 @@ void reuse_wait_end(struct reuse *reuse, uint64_t epoch) {
 /* ---- Companions ---- */
 
 static void companion_add_locked(struct reuse *reuse, struct reuse_companion *companion, struct reuse *other) {
+  lock_held(&all_lock);
   pthread_mutex_lock(&reuse->lock);
   *companion = (struct reuse_companion){.next = companions_first(reuse), .reuse = other};
   /* release: publishes it; pairs with the acquire in companions_first */

@@ -7,7 +7,6 @@
  * come its metadata and its pages.  All of it is the GPU's; what is here is what only the host needs.
  *
  * Above the API floor: memory is taken and given back as any caller does, so that it counts among a pool's live blocks.
- * heaps_lock is never held with another.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -15,63 +14,12 @@
 
 #include "base/cancel.h"
 #include "base/error.h"
+#include "base/locked.h"
 #include "heap/heap_host.h"
 #include "heap/heap_view.h"
 #include "pool/pool.h"
 
 enum { ALIGNMENT_BYTES = 64, WAIT_MOST_MS = 3600000 };
-
-static pthread_mutex_t heaps_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct mam_heap_host *heaps; /* protected by heaps_lock */
-
-static void before_fork(void) { pthread_mutex_lock(&heaps_lock); }
-static void after_fork(void) { pthread_mutex_unlock(&heaps_lock); }
-static void set_up(void) { (void)pthread_atfork(before_fork, after_fork, after_fork); }
-
-/* Whether a handle from outside is a heap's, and this process's: in a forked child its locks may be held by threads
- * that are not there, and its memory is not the child's. */
-static cudaError_t check(MAM_Heap heap) {
-  pthread_mutex_lock(&heaps_lock);
-  const struct mam_heap_host *known = heaps;
-  while (known != NULL && known != heap)
-    known = known->next;
-  pthread_mutex_unlock(&heaps_lock);
-  if (known == NULL)
-    return error_set(cudaErrorInvalidResourceHandle, "%p is not a device heap", (void *)heap);
-  if (known->process != getpid())
-    return error_set(cudaErrorInitializationError, "the heap belongs to the parent of this forked process");
-  return cudaSuccess;
-}
-
-static cudaError_t leave(MAM_Heap heap, cudaError_t error) {
-  pthread_mutex_unlock(&heap->lock);
-  return error;
-}
-
-/* As check, and takes the heap's lock; refuses while a compaction is under way. */
-static cudaError_t enter(MAM_Heap heap) {
-  cudaError_t error = check(heap);
-  if (error != cudaSuccess)
-    return error;
-  pthread_mutex_lock(&heap->lock);
-  if (heap_compact_is_open(heap->compact))
-    return leave(heap,
-                 error_set(cudaErrorIllegalState, "a compaction of heap %p has begun and not ended", (void *)heap));
-  return cudaSuccess;
-}
-
-cudaError_t heap_inside_enter(MAM_Heap heap, struct heap_inside *inside) {
-  cudaError_t error = check(heap);
-  if (error != cudaSuccess)
-    return error;
-  pthread_mutex_lock(&heap->lock);
-  pthread_mutex_lock(&heap->superblocks_lock); /* what is added later comes after these */
-  *inside = (struct heap_inside){&heap->gpu, heap->pool, &heap->handle, heap->areas, heap->count, &heap->compact};
-  pthread_mutex_unlock(&heap->superblocks_lock);
-  return cudaSuccess;
-}
-
-cudaError_t heap_inside_leave(MAM_Heap heap, cudaError_t error) { return leave(heap, error); }
 
 /* ---- Work on the GPU ---- */
 
@@ -202,7 +150,6 @@ static void locks_destroy(struct mam_heap_host *heap) {
 cudaError_t MAM_HeapCreate(MAM_Heap *heap, MAM_Pool pool, const MAM_HeapOptions *options) {
   NOT_CANCELLED;
   static const MAM_HeapOptions defaults = MAM_HEAP_OPTIONS_INIT;
-  static pthread_once_t once = PTHREAD_ONCE_INIT;
   options = options == NULL ? &defaults : options;
   cudaError_t error = heap == NULL ? error_set(cudaErrorInvalidValue, "heap is NULL") : check_options(options);
   if (error == cudaSuccess)
@@ -214,7 +161,7 @@ cudaError_t MAM_HeapCreate(MAM_Heap *heap, MAM_Pool pool, const MAM_HeapOptions 
   struct mam_heap_host *created = calloc(1, sizeof *created);
   if (created == NULL)
     return error_set(cudaErrorMemoryAllocation, "the host has no memory for a heap");
-  (void)pthread_once(&once, set_up);
+  heap_list_set_up();
   created->pool = pool;
   created->limit_bytes = options->limit_bytes != 0 ? options->limit_bytes : options->bytes;
   created->grow_bytes = options->grow_bytes;
@@ -226,10 +173,7 @@ cudaError_t MAM_HeapCreate(MAM_Heap *heap, MAM_Pool pool, const MAM_HeapOptions 
     free(created);
     return error;
   }
-  pthread_mutex_lock(&heaps_lock);
-  created->next = heaps;
-  heaps = created;
-  pthread_mutex_unlock(&heaps_lock);
+  heap_list_add(created);
   *heap = created;
   return cudaSuccess;
 }
@@ -238,15 +182,10 @@ cudaError_t MAM_HeapDestroy(MAM_Heap heap) {
   NOT_CANCELLED;
   if (heap == NULL)
     return cudaSuccess;
-  cudaError_t error = check(heap);
+  cudaError_t error = heap_check(heap);
   if (error != cudaSuccess)
     return error;
-  pthread_mutex_lock(&heaps_lock);
-  struct mam_heap_host **link = &heaps;
-  while (*link != heap)
-    link = &(*link)->next;
-  *link = heap->next;
-  pthread_mutex_unlock(&heaps_lock);
+  heap_list_remove(heap);
   heap_growth_end(heap);
   heap_compact_free(heap->compact, &heap->gpu);
   close_gpu(heap);
@@ -262,7 +201,7 @@ cudaError_t MAM_HeapDestroy(MAM_Heap heap) {
 
 cudaError_t MAM_HeapHandle(MAM_Heap heap, mam_heap *handle) {
   NOT_CANCELLED;
-  cudaError_t error = check(heap);
+  cudaError_t error = heap_check(heap);
   if (error != cudaSuccess)
     return error;
   if (handle == NULL)
@@ -275,7 +214,7 @@ cudaError_t MAM_HeapHandle(MAM_Heap heap, mam_heap *handle) {
 
 cudaError_t MAM_HeapGrow(MAM_Heap heap, size_t bytes) {
   NOT_CANCELLED;
-  cudaError_t error = enter(heap);
+  cudaError_t error = heap_enter(heap);
   if (error != cudaSuccess)
     return error;
   pthread_mutex_lock(&heap->superblocks_lock);
@@ -283,7 +222,7 @@ cudaError_t MAM_HeapGrow(MAM_Heap heap, size_t bytes) {
   if (error == cudaSuccess)
     error = heap_growth_reopen_locked(heap);
   pthread_mutex_unlock(&heap->superblocks_lock);
-  return leave(heap, error);
+  return heap_leave(heap, error);
 }
 
 /* Whether no page of the last superblock is taken. */
@@ -302,6 +241,7 @@ static cudaError_t last_is_empty(struct mam_heap_host *heap, bool *empty) {
 }
 
 static cudaError_t trim_locked(struct mam_heap_host *heap, size_t keep_bytes) {
+  lock_held(&heap->superblocks_lock);
   bool empty = true;
   mam_u32 before = heap->count;
   cudaError_t error = run_on_control(heap, HEAP_KERNEL_DRAIN);
@@ -318,16 +258,17 @@ static cudaError_t trim_locked(struct mam_heap_host *heap, size_t keep_bytes) {
 
 cudaError_t MAM_HeapTrim(MAM_Heap heap, size_t keep_bytes) {
   NOT_CANCELLED;
-  cudaError_t error = enter(heap);
+  cudaError_t error = heap_enter(heap);
   if (error != cudaSuccess)
     return error;
   pthread_mutex_lock(&heap->superblocks_lock);
   error = trim_locked(heap, keep_bytes);
   pthread_mutex_unlock(&heap->superblocks_lock);
-  return leave(heap, error);
+  return heap_leave(heap, error);
 }
 
 static cudaError_t reset_locked(struct mam_heap_host *heap) {
+  lock_held(&heap->lock);
   cudaError_t error = run_on_control(heap, HEAP_KERNEL_CLEAR_SLOTS);
   for (mam_u32 i = 0; i < heap->count && error == cudaSuccess; i++)
     error = clear_area(heap, heap->areas[i]);
@@ -336,8 +277,8 @@ static cudaError_t reset_locked(struct mam_heap_host *heap) {
 
 cudaError_t MAM_HeapReset(MAM_Heap heap) {
   NOT_CANCELLED;
-  cudaError_t error = enter(heap);
-  return error == cudaSuccess ? leave(heap, reset_locked(heap)) : error;
+  cudaError_t error = heap_enter(heap);
+  return error == cudaSuccess ? heap_leave(heap, reset_locked(heap)) : error;
 }
 
 /* ---- Seeing in ---- */
@@ -449,7 +390,7 @@ static void look_end(struct look *look) {
 
 /* Takes the heap's lock only meanwhile.  Undone by look_end. */
 static cudaError_t look_begin(MAM_Heap heap, struct look *look) {
-  cudaError_t error = enter(heap);
+  cudaError_t error = heap_enter(heap);
   if (error != cudaSuccess)
     return error;
   struct table table;
@@ -463,7 +404,7 @@ static cudaError_t look_begin(MAM_Heap heap, struct look *look) {
     if (error != cudaSuccess)
       view_free(&look->view);
   }
-  return leave(heap, error);
+  return heap_leave(heap, error);
 }
 
 cudaError_t MAM_HeapGetInfo(MAM_Heap heap, MAM_HeapInfo *info) {
@@ -516,20 +457,10 @@ cudaError_t MAM_HeapReport(MAM_Heap heap, char **json) {
 
 /* ---- The pool ---- */
 
-/* The heap that comes after one in the list of those of a pool; NULL: the first one. */
-static struct mam_heap_host *next_in_pool(const struct mam_heap_host *heap, MAM_Pool pool) {
-  pthread_mutex_lock(&heaps_lock);
-  struct mam_heap_host *next = heap == NULL ? heaps : heap->next;
-  while (next != NULL && next->pool != pool)
-    next = next->next;
-  pthread_mutex_unlock(&heaps_lock);
-  return next;
-}
-
 static cudaError_t share_of_heaps(MAM_Pool pool, MAM_HeapShare *share) {
   cudaError_t error = cudaSuccess;
-  for (struct mam_heap_host *heap = next_in_pool(NULL, pool); heap != NULL && error == cudaSuccess;
-       heap = next_in_pool(heap, pool)) {
+  for (struct mam_heap_host *heap = heap_next_in_pool(NULL, pool); heap != NULL && error == cudaSuccess;
+       heap = heap_next_in_pool(heap, pool)) {
     MAM_HeapInfo info = {.struct_size = sizeof info};
     error = MAM_HeapGetInfo(heap, &info);
     share->heap_count++;
@@ -592,6 +523,7 @@ cudaError_t MAM_HeapCopy(MAM_Heap heap, void *to, const void *from, size_t bytes
 }
 
 static cudaError_t free_locked(struct mam_heap_host *heap, void *block) {
+  lock_held(&heap->lock);
   mam_u64 control = (mam_u64)(uintptr_t)heap->handle.control, address = (mam_u64)(uintptr_t)block, freed = 0;
   void *arguments[] = {&control, &address};
   cudaError_t error = heap_gpu_run(&heap->gpu, HEAP_KERNEL_FREE, 1, arguments);
@@ -604,8 +536,8 @@ static cudaError_t free_locked(struct mam_heap_host *heap, void *block) {
 
 cudaError_t MAM_HeapFree(MAM_Heap heap, void *block) {
   NOT_CANCELLED;
-  cudaError_t error = enter(heap);
+  cudaError_t error = heap_enter(heap);
   if (error != cudaSuccess)
     return error;
-  return leave(heap, block == NULL ? cudaSuccess : free_locked(heap, block));
+  return heap_leave(heap, block == NULL ? cudaSuccess : free_locked(heap, block));
 }

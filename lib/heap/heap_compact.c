@@ -17,15 +17,13 @@ enum { ALIGN_BYTES = 256 };
 struct heap_compact {
   mam_u32 types, types_with_pointers, pointers_most, root_count, root_room;
   mam_u32 kinds[MAM_HEAP_TYPES];
-  bool is_open, roots_changed;
+  bool roots_changed;
   struct mam_compact_roots *roots;
   void *memory; /* of the pool */
   size_t memory_bytes;
   struct mam_compact_report *report; /* pinned: what the kernel says in the end */
   mam_u32 runs;
 };
-
-bool heap_compact_is_open(const struct heap_compact *compact) { return compact != NULL && compact->is_open; }
 
 void heap_compact_free(struct heap_compact *compact, const struct heap_gpu *gpu) {
   if (compact == NULL)
@@ -48,7 +46,7 @@ static cudaError_t enter(MAM_Heap heap, struct heap_inside *inside, struct heap_
   *compact = *inside->compact;
   if (*compact == NULL)
     return heap_inside_leave(heap, error_set(cudaErrorMemoryAllocation, "the host has no memory for a heap's types"));
-  if ((*compact)->is_open)
+  if (*inside->is_compacting)
     return heap_inside_leave(
         heap, error_set(cudaErrorIllegalState, "a compaction of heap %p has begun and not ended", (void *)heap));
   return cudaSuccess;
@@ -328,7 +326,7 @@ static cudaError_t begin(MAM_Heap heap, const MAM_HeapCompactOptions *options, M
     error = compact_typed(&inside, compact, options,
                           (info != NULL ? MAM_COMPACT_INFO | MAM_COMPACT_STATE : 0) |
                               (to_the_end ? MAM_COMPACT_RELEASE : 0));
-  compact->is_open = !to_the_end && error == cudaSuccess;
+  *inside.is_compacting = !to_the_end && error == cudaSuccess;
   if (info != NULL && error == cudaSuccess)
     fill_info(compact->types != 0 ? &compact->report->state : &nothing, info);
   return heap_inside_leave(heap, error);
@@ -371,11 +369,11 @@ cudaError_t MAM_HeapCompactEnd(MAM_Heap heap) {
   cudaError_t error = heap_inside_enter(heap, &inside);
   if (error != cudaSuccess)
     return error;
-  struct heap_compact *compact = *inside.compact;
-  if (!heap_compact_is_open(compact))
+  if (!*inside.is_compacting)
     return heap_inside_leave(heap,
                              error_set(cudaErrorIllegalState, "no compaction of heap %p has begun", (void *)heap));
-  compact->is_open = false;
+  struct heap_compact *compact = *inside.compact;
+  *inside.is_compacting = false;
   return heap_inside_leave(heap, compact->types != 0 ? release(&inside, compact) : cudaSuccess);
 }
 

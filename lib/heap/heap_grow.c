@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/locked.h"
 #include "front/front.h"
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
@@ -125,6 +126,7 @@ static cudaError_t publish(struct mam_heap_host *heap, mam_u32 index) {
 }
 
 cudaError_t heap_grow_locked(struct mam_heap_host *heap, size_t bytes, bool at_once) {
+  lock_held(&heap->superblocks_lock);
   cudaError_t error = heap_memory_take(heap, bytes, at_once);
   if (error != cudaSuccess)
     return error;
@@ -139,6 +141,7 @@ cudaError_t heap_grow_locked(struct mam_heap_host *heap, size_t bytes, bool at_o
 }
 
 cudaError_t heap_shrink_locked(struct mam_heap_host *heap, mam_u32 count) {
+  lock_held(&heap->superblocks_lock);
   static const mam_u32 nothing_missing[MAM_HEAP_KINDS];
   const mam_u32 first[2] = {count, 0}; /* and the active superblock */
   cudaError_t error = write_beside(heap, control_address(heap, offsetof(struct mam_heap_control, missing)),
@@ -153,6 +156,7 @@ cudaError_t heap_shrink_locked(struct mam_heap_host *heap, mam_u32 count) {
 
 /* Begins the next round, with a refusal if pages is not 0. */
 static cudaError_t reply_locked(struct mam_heap_host *heap, mam_u32 pages) {
+  lock_held(&heap->superblocks_lock);
   mam_u64 reply = mam_round_of(heap->round + 1, pages);
   cudaError_t error = write_beside(
       heap, control_address(heap, offsetof(struct mam_heap_control, growth) + offsetof(struct mam_growth, reply)),
@@ -162,6 +166,7 @@ static cudaError_t reply_locked(struct mam_heap_host *heap, mam_u32 pages) {
 }
 
 cudaError_t heap_growth_reopen_locked(struct mam_heap_host *heap) {
+  lock_held(&heap->superblocks_lock);
   return heap->bell != NULL ? reply_locked(heap, 0) : cudaSuccess;
 }
 
@@ -175,6 +180,7 @@ static size_t bytes_for(mam_u32 pages) {
  * the table of superblocks does not run out and growing is seldom; less, down to what is needed, where the pool has no
  * such piece.  *refused_pages: what there is not, else 0; *for_good: as long as the heap does not change. */
 static cudaError_t grow_for_locked(struct mam_heap_host *heap, mam_u32 pages, mam_u32 *refused_pages, bool *for_good) {
+  lock_held(&heap->superblocks_lock);
   size_t need = bytes_for(pages), left = heap->limit_bytes - heap->reserved_bytes, fourth = heap->reserved_bytes / 4;
   size_t bytes = heap->grow_bytes > fourth ? heap->grow_bytes : fourth;
   bool none = heap->count == MAM_HEAP_SUPERBLOCKS || left < HEAP_LEAST_BYTES;
@@ -194,6 +200,7 @@ static cudaError_t grow_for_locked(struct mam_heap_host *heap, mam_u32 pages, ma
 }
 
 static enum heap_answer answer_locked(struct mam_heap_host *heap, mam_u64 ring) {
+  lock_held(&heap->superblocks_lock);
   mam_u32 refused_pages = 0;
   bool for_good = false;
   cudaError_t error = cudaSuccess;

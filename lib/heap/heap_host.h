@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * A device heap as heap.c and heap_grow.c both know it.  Nobody else includes this: others know heap_inside.h.
+ * A device heap as heap.c, heap_inside.c and heap_grow.c know it.  No other file includes this: others know
+ * heap_inside.h.
  *
  * Lock order: a heap's lock, then its superblocks_lock, then whatever mam.h's functions take.  What is done under
  * superblocks_lock alone waits for no kernel, so that a heap can grow while another thread waits under the first one.
@@ -22,7 +23,7 @@
 enum { HEAP_LEAST_BYTES = 256 << 10 };
 
 struct mam_heap_host {
-  struct mam_heap_host *next; /* protected by heaps_lock of heap.c */
+  struct mam_heap_host *next; /* protected by heaps_lock of heap_inside.c */
 
   /* Constant. */
   MAM_Pool pool;
@@ -36,6 +37,7 @@ struct mam_heap_host {
   struct heap_service *service; /* if there is a bell */
 
   pthread_mutex_t lock;         /* protects the order of work on gpu's stream, and what follows */
+  bool is_compacting;           /* a compaction has begun and not ended */
   struct heap_compact *compact; /* of heap_compact.c */
   struct heap_records *records; /* NULL: there are none */
 
@@ -48,6 +50,25 @@ struct mam_heap_host {
   uint64_t growth_count;
   mam_u32 round; /* of growth: the last one that was replied */
 };
+
+/* ---- heap_inside.c ---- */
+
+/* Before the first heap: keeps the list whole in a forked child. */
+void heap_list_set_up(void);
+void heap_list_add(struct mam_heap_host *heap);
+/* The heap must be in the list. */
+void heap_list_remove(struct mam_heap_host *heap);
+/* The heap of a pool that comes after this one in the list, or the first one if heap is NULL; NULL after the last. */
+struct mam_heap_host *heap_next_in_pool(const struct mam_heap_host *heap, MAM_Pool pool);
+
+/* Whether a handle from outside is a heap's, and this process's: in a forked child its locks may be held by threads
+ * that are not there, and its memory is not the child's. */
+cudaError_t heap_check(MAM_Heap heap);
+
+/* heap_check, and takes the heap's lock.  Refuses while a compaction is under way. */
+cudaError_t heap_enter(MAM_Heap heap);
+/* Leaves the lock and returns error. */
+cudaError_t heap_leave(MAM_Heap heap, cudaError_t error);
 
 /* ---- heap_grow.c ---- */
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * A heap as other files of the library see it that work on it: heap_compact.c, heap_warp.c.
+ * A heap as heap_compact.c and heap_warp.c see it, which work on it and do not know struct mam_heap_host.
  */
 #ifndef MAM_LIB_HEAP_INSIDE_H
 #define MAM_LIB_HEAP_INSIDE_H
@@ -20,17 +20,17 @@ struct heap_inside {
   const mam_heap *handle;
   const struct mam_area *areas;
   mam_u32 count;                 /* of superblocks */
+  bool *is_compacting;           /* a compaction has begun and not ended */
   struct heap_compact **compact; /* what heap_compact.c knows of the heap; NULL: nothing yet */
 };
 
-/* Takes the lock of a heap, in whatever state a compaction of it is. */
+/* Takes the lock of a heap, also while it is being compacted. */
 cudaError_t heap_inside_enter(MAM_Heap heap, struct heap_inside *inside);
 /* Returns error. */
 cudaError_t heap_inside_leave(MAM_Heap heap, cudaError_t error);
 
-/* Of heap_compact.c, with the heap's lock held: whether a compaction has begun and not ended. */
-bool heap_compact_is_open(const struct heap_compact *compact);
-/* The same without the lock, of a heap that goes.  NULL is nothing. */
+/* Of heap_compact.c: frees what it knows of a heap that is being destroyed.  compact may be NULL.  No lock is needed.
+ */
 void heap_compact_free(struct heap_compact *compact, const struct heap_gpu *gpu);
 
 #endif

@@ -7,6 +7,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/locked.h"
+
 enum { NAP_US = 50, NAP_MOST_US = 5000, AWAKE_US = 20000, EXIT_WAIT_US = 1000000 };
 
 struct heap_service {
@@ -125,6 +127,7 @@ static void after_fork(void) { pthread_mutex_unlock(&services_lock); }
 
 /* In the child no service runs, and its lock may be some thread's that is not there: it is forgotten. */
 static void after_fork_in_child(void) {
+  lock_held(&services_lock);
   services = NULL;
   pthread_mutex_unlock(&services_lock);
 }

@@ -119,7 +119,7 @@ static cudaError_t end_inside(const struct heap_inside *inside, void *header) {
   uint64_t control = (uint64_t)(uintptr_t)inside->handle->control, address = (uint64_t)(uintptr_t)header, ended = 0;
   uint64_t answer = (uint64_t)(uintptr_t)&inside->handle->control->answer;
   void *arguments[] = {&control, &address};
-  if (heap_compact_is_open(*inside->compact))
+  if (*inside->is_compacting)
     return error_set(cudaErrorIllegalState, "a compaction of the heap has begun and not ended");
   cudaError_t error = heap_gpu_run(inside->gpu, HEAP_KERNEL_WARP_END, 1, arguments);
   if (error == cudaSuccess)

@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "base/locked.h"
 #include "base/wait.h"
 
 /*
@@ -108,11 +109,18 @@ static void entry_copy(struct entry *to, struct entry *from) {
 /* ---- Writing.  The lock is held. ---- */
 
 /* relaxed, both: only writers store them, and they hold write_lock */
-static struct table *table_locked(void) { return atomic_load_explicit(&table, memory_order_relaxed); }
-static size_t count_locked(void) { return atomic_load_explicit(&count, memory_order_relaxed); }
+static struct table *table_locked(void) {
+  lock_held(&write_lock);
+  return atomic_load_explicit(&table, memory_order_relaxed);
+}
+static size_t count_locked(void) {
+  lock_held(&write_lock);
+  return atomic_load_explicit(&count, memory_order_relaxed);
+}
 
 /* The pool of an entry that overlaps [base, end), given the number of entries up to base; NULL if none does. */
 static struct mam_pool *overlapping_locked(uintptr_t base, uintptr_t end, size_t below) {
+  lock_held(&write_lock);
   struct table *in = table_locked();
   if (below > 0 && READ(in->entries[below - 1].end) > base)
     return READ(in->entries[below - 1].pool);
@@ -123,6 +131,7 @@ static struct mam_pool *overlapping_locked(uintptr_t base, uintptr_t end, size_t
 
 /* A table with room for more entries and those of the present one; NULL if the host has no memory. */
 static struct table *table_larger_locked(void) {
+  lock_held(&write_lock);
   struct table *old = table_locked(), *larger;
   size_t room = 2 * count_locked() > CHUNK_MAP_ROOM ? 2 * count_locked() : CHUNK_MAP_ROOM;
   larger = calloc(1, sizeof *larger + room * sizeof larger->entries[0]);
@@ -140,6 +149,7 @@ static struct table *table_larger_locked(void) {
 }
 
 static enum chunk_map_result add_locked(uintptr_t base, size_t bytes, struct mam_pool *pool, struct mam_pool **other) {
+  lock_held(&write_lock);
   struct table *in = table_locked();
   size_t below = entries_up_to(in, base), held = count_locked();
   *other = overlapping_locked(base, base + bytes, below);

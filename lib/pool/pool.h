@@ -348,16 +348,6 @@ void pools_tell_leaks(FILE *stream);
 /* pool_check.c: NULL if every invariant holds, else which one does not.  The lock is held. */
 const char *pool_check_locked(struct mam_pool *pool);
 
-/* For pool_report.c and pool_grow.c, the lock held: pool_usable; and whether it is what the caller means, too. */
-cudaError_t pool_usable_locked(const struct mam_pool *pool);
-cudaError_t pool_expect_locked(const struct mam_pool *pool, uint64_t default_id);
-/* The same numbers as pool_info, the lock held and the fronts frozen; front: their sum, NULL if there are none. */
-void pool_info_locked(struct mam_pool *pool, const struct pool_front_sum *front, MAM_PoolInfo *info);
-
-/* Holds everything still, for numbers that fit together: fronts, then the lock. */
-const struct pool_front *pool_freeze(struct mam_pool *pool); /* for pool_thaw; NULL: no fronts */
-void pool_thaw(struct mam_pool *pool, const struct pool_front *frozen);
-
 /* Fork: no pool is in the middle of a change between before and after; in the child, pools whose memory is a GPU's are
  * POOL_FORKED. */
 void pool_before_fork(void);

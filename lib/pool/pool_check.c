@@ -77,6 +77,7 @@ static const char *check_segments(struct mam_pool *pool) {
 }
 
 const char *pool_check_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
   if (pool->state != POOL_OPEN)
     return NULL;
   const char *fault = segment_set_check(&pool->segments);

@@ -1,7 +1,23 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * What pool.c and pool_grow.c share: the lock and how to leave it in the middle of a call, and each other's doors.
- * pool_grow.c deals with the source's memory (chunks, growth, giving back), pool.c with everything else.
+ * What the files of lib/pool share: the lock, how to leave it in the middle of a call, and the functions that one file
+ * has for those above it.  A file calls only files that stand before it in this list:
+ *
+ *   segment, chunk_map   what is where in a pool; which pool has an address
+ *   pool_list            all pools, the state of one, its users
+ *   pool_info            numbers, with the fronts held still
+ *   pool_watch           how api.c learns that a pool is empty or calm
+ *   pool_wait            fences and waits for the GPU; collecting from the fronts
+ *   pool_chunks          what the source gave: chunks, and pieces of an elastic pool's
+ *   pool_trim            giving free memory back to the source
+ *   pool_close           closing a pool, and losing one whose memory is gone
+ *   pool_elastic         growth of a pool that maps piece by piece
+ *   pool_grow            taking memory from the source: the first chunk, and growth
+ *   pool                 malloc and free
+ *   pool_open            opening, and forks
+ *   pool_report          reports in JSON and in words
+ *
+ * pool_check.c is called with --enable-checks, when the lock is left, and by tests.
  */
 #ifndef MAM_LIB_POOL_INSIDE_H
 #define MAM_LIB_POOL_INSIDE_H
@@ -9,6 +25,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/locked.h"
 #include "base/mutex.h"
 #include "pool/pool.h"
 
@@ -17,6 +34,7 @@
 static inline void pool_lock(struct mam_pool *pool) { mutex_lock(&pool->lock); }
 
 static inline void pool_unlock(struct mam_pool *pool) {
+  lock_held(&pool->lock);
 #ifdef MAM_CHECKS
   const char *fault = pool_check_locked(pool);
   if (fault != NULL) {
@@ -53,46 +71,161 @@ static inline size_t whole_units(size_t bytes) {
 
 /* What is in segments that have memory. */
 static inline size_t pool_reserved_locked(const struct mam_pool *pool) {
+  lock_held(&pool->lock);
   const size_t *bytes = pool->segments.bytes;
   return bytes[SEGMENT_USED] + bytes[SEGMENT_WAITING] + bytes[SEGMENT_FREE];
 }
 
 /* After memory was added. */
 static inline void pool_peak_reserved_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
   size_t reserved_bytes = pool_reserved_locked(pool);
   if (reserved_bytes > pool->peak_reserved_bytes)
     pool->peak_reserved_bytes = reserved_bytes;
 }
 
-/* ---- pool.c ---- */
+/* ---- pool_list.c ---- */
 
-/* Closes a pool whose memory is gone, given a sign of it: its context is, or another chunk has its addresses. */
-void pool_abandon(struct mam_pool *pool);
+/* The error of a pool that is not open. */
+cudaError_t pool_unusable_locked(const struct mam_pool *pool);
 
-/* Brings back what the fronts keep, and makes free what the GPU is done with.  Leaves the lock meanwhile. */
-void pool_collect_locked(struct mam_pool *pool);
+/* pool_usable for a caller that has the lock. */
+static inline cudaError_t pool_usable_locked(const struct mam_pool *pool) {
+  lock_held(&pool->lock);
+  return __builtin_expect(pool->state == POOL_OPEN, true) ? cudaSuccess : pool_unusable_locked(pool);
+}
 
-/* ---- pool_grow.c ---- */
+/* The same, and whether it still is the pool that the caller means; default_id as for pool_malloc. */
+static inline cudaError_t pool_expect_locked(const struct mam_pool *pool, uint64_t default_id) {
+  lock_held(&pool->lock);
+  cudaError_t error = pool_usable_locked(pool);
+  if (error == cudaSuccess && default_id != POOL_ANY_ID && pool->config.default_id != default_id)
+    error = cudaErrorInvalidResourceHandle;
+  return error;
+}
+
+/* The lock of the list of pools, and of what pools that ended had counted.  Before a pool's lock. */
+void pool_list_lock(void);
+void pool_list_unlock(void);
+
+/* A pool for a new purpose: a dead one or a new one, POOL_OPENING.  NULL if the host has no memory. */
+struct mam_pool *pool_list_claim(void);
+
+/* ---- pool_info.c ---- */
+
+/* The same numbers as pool_info.  The fronts are frozen; front: their sum, NULL if there are none. */
+void pool_info_locked(struct mam_pool *pool, const struct pool_front_sum *front, MAM_PoolInfo *info);
+
+/* Holds everything still, for numbers that fit together: fronts, then the lock. */
+const struct pool_front *pool_freeze(struct mam_pool *pool); /* for pool_thaw; NULL: no fronts */
+void pool_thaw(struct mam_pool *pool, const struct pool_front *frozen);
+
+/* ---- pool_watch.c ---- */
+
+/* Whether no block is live.  The fronts are frozen. */
+bool pool_is_empty_locked(struct mam_pool *pool);
+
+/* Says whether api.c looks at a lazy pool from now on, or the next emptying is reported. */
+void pool_watch_locked(struct mam_pool *pool, bool watched);
+
+/* ---- pool_wait.c: each leaves the lock in between, unless said otherwise ---- */
+
+/* Asks for a fence of what waits, and makes free what has passed, until there is a hole of enough bytes.  Never waits
+ * for the GPU.  If enough is not 0, an idle GPU is given the time to say that it is done. */
+void pool_fence_locked(struct mam_pool *pool, size_t enough);
+
+/* Waits for the GPU, and makes free what was waiting when the wait began, until there is a hole of enough bytes. */
+cudaError_t pool_synchronize_locked(struct mam_pool *pool, size_t enough);
+
+/* Whether a wait for the GPU can serve bytes: what is free and what waits would be enough.  An elastic pool can put
+ * both elsewhere in its addresses, beside what it may still map. */
+bool pool_wait_may_help_locked(struct mam_pool *pool, size_t bytes);
+
+/* Makes what waits free, by another thread's wait if that covers the oldest of it, else by one of the caller's, which
+ * *own_waits counts. */
+cudaError_t pool_await_gpu_locked(struct mam_pool *pool, size_t bytes, unsigned *own_waits);
 
 /* Waits until another thread has done something that may help. */
 cudaError_t pool_await_change_locked(struct mam_pool *pool);
 
-/* Takes what a new pool begins with.  The lock is not held. */
-cudaError_t pool_first_chunk(struct mam_pool *pool);
+/* Brings back what the fronts keep, as pool_front's collect, and makes free what has passed, as pool_fence_locked. */
+void pool_collect_some_locked(struct mam_pool *pool, size_t enough, bool all);
+/* All of it; of a pool without fronts, too. */
+void pool_collect_locked(struct mam_pool *pool);
+
+/* Whether the fronts may keep what the GPU is done with, after a fence: not if no epoch has passed since they were last
+ * collected, as what was freed later waits for a later one.  Then a running kernel costs one collection, not one for
+ * each growth. */
+bool pool_collection_may_help_locked(struct mam_pool *pool);
+
+/* ---- pool_chunks.c ---- */
+
+static inline void pool_held_change_locked(struct mam_pool *pool, size_t change) {
+  lock_held(&pool->lock);
+  pool->held_bytes += change;
+}
+
+/* Ends what pool->growing began: a growth or a trim. */
+void pool_growing_end_locked(struct mam_pool *pool);
+
+/* The place of a reserved chunk for the piece that begins at an address; and a piece's bytes. */
+static inline uint32_t *pool_piece_at(const struct pool_chunk *chunk, uintptr_t address) {
+  return &chunk->pieces[(address - chunk->base) / SOURCE_GRANULARITY_BYTES];
+}
+static inline size_t pool_piece_bytes(uint32_t piece) { return (size_t)piece * SOURCE_GRANULARITY_BYTES; }
+
+/* Frees a chunk's description. */
+void pool_chunk_free(struct pool_chunk *chunk);
 
 /* Gives every chunk back; the pool is the caller's alone. */
 cudaError_t pool_chunks_give(struct mam_pool *pool);
 
-/* Makes the pool larger by what a block of bytes needs, outside the lock.  cudaErrorMemoryAllocation if it cannot be,
- * by the limit or the source; cudaSuccess says that it may be worth to look again.  at_once: other pools, whose memory
- * may have to wait for the GPU, are not asked for theirs. */
-cudaError_t pool_grow_locked(struct mam_pool *pool, size_t bytes, bool at_once);
+/* In a forked child: ends the moves of a thread that does not exist there. */
+void pool_settle_locked(struct mam_pool *pool);
+
+/* ---- pool_trim.c: each leaves the lock in between, unless said otherwise ---- */
+
+/* pool_trim of a pool that no thread grows or trims at the moment, without a collection. */
+cudaError_t pool_trim_locked(struct mam_pool *pool, size_t keep_bytes);
 
 /* Gives one chunk, or piece, that is free back to the source.  False if there is none, or another thread grows or
  * trims. May wait for what the source waits for. */
 bool pool_give_one_locked(struct mam_pool *pool);
 
-/* In a forked child: ends the moves of a thread that does not exist there. */
-void pool_settle_locked(struct mam_pool *pool);
+/* The same of an elastic pool, while the caller grows it. */
+cudaError_t pool_pieces_trim_locked(struct mam_pool *pool, size_t keep_bytes);
+/* How much that could give back. */
+size_t pool_trimmable_bytes_locked(struct mam_pool *pool);
+
+/* A chunk that is free as a whole, and not the last one where that stays; NULL if there is none.  Keeps the lock. */
+struct pool_chunk *pool_find_free_chunk_locked(struct mam_pool *pool, struct segment **segment);
+
+/* Gives that chunk, which is one free segment, back.  It is out of the map before the source has it: from then on
+ * another pool may be given the same addresses. */
+cudaError_t pool_chunk_give_locked(struct mam_pool *pool, struct pool_chunk *chunk, struct segment *segment);
+
+/* ---- pool_close.c ---- */
+
+/* Closes a pool whose memory is gone, given a sign of it: its context is, or another chunk has its addresses. */
+void pool_abandon(struct mam_pool *pool);
+
+/* ---- pool_elastic.c: each leaves the lock in between ---- */
+
+/* Maps what a block of bytes needs, or more (generous).  cudaErrorMemoryAllocation without *asked: the limit, or no
+ * addresses. */
+cudaError_t pool_elastic_try_locked(struct mam_pool *pool, size_t bytes, bool generous, bool *asked);
+
+/* The same, and moves what is free elsewhere in the addresses, where that is better than growth or all that is left. */
+cudaError_t pool_elastic_grow_locked(struct mam_pool *pool, size_t bytes, bool *asked);
+
+/* ---- pool_grow.c ---- */
+
+/* Takes what a new pool begins with.  The lock is not held. */
+cudaError_t pool_first_chunk(struct mam_pool *pool);
+
+/* Makes the pool larger by what a block of bytes needs, outside the lock.  cudaErrorMemoryAllocation if it cannot be,
+ * by the limit or the source; cudaSuccess says that it may be worth to look again.  at_once: other pools, whose memory
+ * may have to wait for the GPU, are not asked for theirs. */
+cudaError_t pool_grow_locked(struct mam_pool *pool, size_t bytes, bool at_once);
 
 #endif

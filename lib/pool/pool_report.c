@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 #include "base/error.h"
-#include "pool/pool.h"
+#include "pool/pool_inside.h"
 
 /* ---- The copy ---- */
 
@@ -31,6 +31,7 @@ struct snapshot {
 };
 
 static void snapshot_fill_locked(struct snapshot *snapshot, struct mam_pool *pool, const struct pool_front *frozen) {
+  lock_held(&pool->lock);
   struct snapshot_segment *copy = snapshot->segments;
   struct pool_front_sum sum = {0};
   if (frozen != NULL)

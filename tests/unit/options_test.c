@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/option_text.h"
 #include "base/options.h"
 #include "support/run_suite.h"
 

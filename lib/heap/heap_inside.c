@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * The list of heaps, and a heap's lock: the way in for every call that is given a heap.
+ *
+ * Knows no GPU.  heaps_lock is never held with another lock.
+ */
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/locked.h"
+#include "heap/heap_host.h"
+
+/* ---- The list ---- */
+
+static pthread_mutex_t heaps_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct mam_heap_host *heaps; /* protected by heaps_lock */
+
+static void before_fork(void) { pthread_mutex_lock(&heaps_lock); }
+static void after_fork(void) { pthread_mutex_unlock(&heaps_lock); }
+static void set_up(void) { (void)pthread_atfork(before_fork, after_fork, after_fork); }
+
+void heap_list_set_up(void) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  (void)pthread_once(&once, set_up);
+}
+
+void heap_list_add(struct mam_heap_host *heap) {
+  pthread_mutex_lock(&heaps_lock);
+  heap->next = heaps;
+  heaps = heap;
+  pthread_mutex_unlock(&heaps_lock);
+}
+
+void heap_list_remove(struct mam_heap_host *heap) {
+  pthread_mutex_lock(&heaps_lock);
+  struct mam_heap_host **link = &heaps;
+  while (*link != heap)
+    link = &(*link)->next;
+  *link = heap->next;
+  pthread_mutex_unlock(&heaps_lock);
+}
+
+struct mam_heap_host *heap_next_in_pool(const struct mam_heap_host *heap, MAM_Pool pool) {
+  pthread_mutex_lock(&heaps_lock);
+  struct mam_heap_host *next = heap == NULL ? heaps : heap->next;
+  while (next != NULL && next->pool != pool)
+    next = next->next;
+  pthread_mutex_unlock(&heaps_lock);
+  return next;
+}
+
+cudaError_t heap_check(MAM_Heap heap) {
+  pthread_mutex_lock(&heaps_lock);
+  const struct mam_heap_host *known = heaps;
+  while (known != NULL && known != heap)
+    known = known->next;
+  pthread_mutex_unlock(&heaps_lock);
+  if (known == NULL)
+    return error_set(cudaErrorInvalidResourceHandle, "%p is not a device heap", (void *)heap);
+  if (known->process != getpid())
+    return error_set(cudaErrorInitializationError, "the heap belongs to the parent of this forked process");
+  return cudaSuccess;
+}
+
+/* ---- The lock ---- */
+
+cudaError_t heap_leave(MAM_Heap heap, cudaError_t error) {
+  lock_held(&heap->lock);
+  pthread_mutex_unlock(&heap->lock);
+  return error;
+}
+
+cudaError_t heap_enter(MAM_Heap heap) {
+  cudaError_t error = heap_check(heap);
+  if (error != cudaSuccess)
+    return error;
+  pthread_mutex_lock(&heap->lock);
+  if (heap->is_compacting)
+    return heap_leave(
+        heap, error_set(cudaErrorIllegalState, "a compaction of heap %p has begun and not ended", (void *)heap));
+  return cudaSuccess;
+}
+
+cudaError_t heap_inside_enter(MAM_Heap heap, struct heap_inside *inside) {
+  cudaError_t error = heap_check(heap);
+  if (error != cudaSuccess)
+    return error;
+  pthread_mutex_lock(&heap->lock);
+  pthread_mutex_lock(&heap->superblocks_lock); /* what is added later comes after these */
+  *inside = (struct heap_inside){.gpu = &heap->gpu,
+                                 .pool = heap->pool,
+                                 .handle = &heap->handle,
+                                 .areas = heap->areas,
+                                 .count = heap->count,
+                                 .is_compacting = &heap->is_compacting,
+                                 .compact = &heap->compact};
+  pthread_mutex_unlock(&heap->superblocks_lock);
+  return cudaSuccess;
+}
+
+cudaError_t heap_inside_leave(MAM_Heap heap, cudaError_t error) { return heap_leave(heap, error); }

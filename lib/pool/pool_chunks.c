@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * The source's memory in a pool, as opening, growing, trimming and closing all need it.
+ *
+ * A pool is of one of two kinds.  One takes whole chunks from its source, and gives whole chunks back.  An elastic one
+ * has a single chunk, a range of reserved addresses, and maps memory under parts of it (pieces) as needed.  A mapping
+ * can only be taken away as a whole, so the chunk remembers where each piece begins.
+ */
+#include "pool/chunk_map.h"
+#include "pool/pool_inside.h"
+
+void pool_growing_end_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
+  pool->growing = false;
+  pool_peak_reserved_locked(pool);
+  /* relaxed: a hint, written under the lock */
+  uint64_t growths = atomic_load_explicit(&pool->growths, memory_order_relaxed);
+  atomic_store_explicit(&pool->growths, growths + 1, memory_order_relaxed);
+}
+
+void pool_chunk_free(struct pool_chunk *chunk) {
+  free(chunk->pieces);
+  free(chunk);
+}
+
+/* ---- Giving every chunk back ---- */
+
+/* Unmaps every piece of a reserved chunk and gives its addresses back. */
+static cudaError_t reserved_give(const struct source *source, const struct pool_chunk *chunk) {
+  cudaError_t error = cudaSuccess;
+  for (uintptr_t at = chunk->base; at < chunk->base + chunk->bytes;) {
+    uint32_t piece = *pool_piece_at(chunk, at);
+    if (piece != 0) {
+      cudaError_t given = source->operations->unmap(source, at, pool_piece_bytes(piece));
+      error = error == cudaSuccess ? given : error;
+    }
+    at += pool_piece_bytes(piece != 0 ? piece : 1);
+  }
+  cudaError_t given = source->operations->unreserve(source, chunk->base, chunk->bytes);
+  return error == cudaSuccess ? given : error;
+}
+
+/* Memory is unmapped without a wait, so one goes before.  A stream capture forbids it: then nobody knows when the GPU
+ * is done, and the memory stays mapped for good, which is better than a fault of the GPU. */
+static cudaError_t elastic_close(struct mam_pool *pool, const struct pool_chunk *chunk) {
+  const struct source *source = &pool->source;
+  cudaError_t waited = cudaSuccess;
+  if (pool->held_bytes > 0 && source->operations->lives(source))
+    waited = reuse_synchronize(pool->reuse);
+  if (waited == (cudaError_t)CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+    return waited;
+  cudaError_t error = reserved_give(source, chunk);
+  return waited == cudaSuccess ? error : waited;
+}
+
+/* In two rounds: out of the map first, since from chunk_give on another pool may be given the same addresses. */
+cudaError_t pool_chunks_give(struct mam_pool *pool) {
+  struct pool_chunk *chunk;
+  cudaError_t error = cudaSuccess;
+  SLIST_FOREACH(chunk, &pool->chunks, link) { chunk_map_remove(chunk->base); }
+  while ((chunk = SLIST_FIRST(&pool->chunks)) != NULL) {
+    SLIST_REMOVE_HEAD(&pool->chunks, link);
+    cudaError_t given = chunk->pieces != NULL
+                            ? elastic_close(pool, chunk)
+                            : pool->source.operations->chunk_give(&pool->source, chunk->base, chunk->bytes);
+    error = error == cudaSuccess ? given : error;
+    pool_chunk_free(chunk);
+  }
+  return error;
+}
+
+/* ---- Fork ---- */
+
+/* Whatever the thread had done, mapping the range again makes it usable: only pools of host memory go on in a child. */
+void pool_settle_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
+  struct segment *segment = segment_first(&pool->segments);
+  while (segment != NULL && pool->segments.count[SEGMENT_MOVING] > 0) {
+    struct segment *next = segment_next(segment);
+    if (segment->state == SEGMENT_MOVING) {
+      segment_moved_to_unmapped(&pool->segments, segment); /* the next may have become a part of it */
+      next = segment_first(&pool->segments);
+    }
+    segment = next;
+  }
+}

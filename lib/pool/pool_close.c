@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/* Closing a pool, and losing one whose memory is gone. */
+#include "base/wait.h"
+#include "pool/pool_inside.h"
+
+/* Takes the first step of closing or losing an open pool: from here on nobody finds it. */
+static void retire_locked(struct mam_pool *pool, enum pool_state state) {
+  lock_held(&pool->lock);
+  pool->state = state;
+  atomic_store_explicit(&pool->default_id, 0, memory_order_relaxed); /* relaxed: a hint */
+  pthread_cond_broadcast(&pool->changed);
+}
+
+static void streams_free_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
+  struct pool_stream *stream;
+  while ((stream = SLIST_FIRST(&pool->streams)) != NULL) {
+    SLIST_REMOVE_HEAD(&pool->streams, link);
+    free(stream);
+  }
+}
+
+static struct pool_past past; /* under pools_lock */
+
+struct pool_past pool_past(void) {
+  pool_list_lock();
+  struct pool_past known = past;
+  pool_list_unlock();
+  return known;
+}
+
+/* Remembers what a default pool that ends had counted. */
+static void past_add(struct mam_pool *pool) {
+  MAM_PoolInfo info;
+  struct pool_front_sum sum = {0};
+  if (pool->config.default_id == 0)
+    return;
+  const struct pool_front *frozen = pool_freeze(pool);
+  if (frozen != NULL)
+    frozen->sum(pool, &sum);
+  pool_info_locked(pool, &sum, &info);
+  pool_thaw(pool, frozen);
+  pool_list_lock();
+  past.malloc_count += info.malloc_count;
+  past.hit_count += info.magazine_hit_count + info.size_hit_count + info.tag_hit_count;
+  past.synchronize_count += info.synchronize_count;
+  past.peak_used_bytes = info.peak_used_bytes > past.peak_used_bytes ? info.peak_used_bytes : past.peak_used_bytes;
+  pool_list_unlock();
+}
+
+cudaError_t pool_finish(struct mam_pool *pool) {
+  pthread_mutex_lock(&pool->lock);
+  while (pool->users > 0)
+    pthread_cond_wait(&pool->changed, &pool->lock);
+  pthread_mutex_unlock(&pool->lock);
+  past_add(pool);
+  if (pool->config.front != NULL)
+    pool->config.front->close(pool);
+  cudaError_t error = pool_chunks_give(pool); /* the pool is this thread's alone */
+  reuse_close(pool->reuse);
+  source_close(&pool->source);
+  pthread_mutex_lock(&pool->lock);
+  streams_free_locked(pool);
+  segment_set_clear(&pool->segments);
+  pool->state = pool->state == POOL_LOSING ? POOL_LOST : POOL_DEAD;
+  pthread_cond_broadcast(&pool->changed);
+  pthread_mutex_unlock(&pool->lock);
+  return error;
+}
+
+cudaError_t pool_close(struct mam_pool *pool, uint64_t default_id) {
+  pool_lock(pool);
+  while (pool->state == POOL_LOSING)
+    pthread_cond_wait(&pool->changed, &pool->lock);
+  bool lost = pool->state == POOL_LOST; /* nothing is left but the handle */
+  cudaError_t error = lost ? cudaSuccess : pool_expect_locked(pool, default_id);
+  if (lost)
+    pool->state = POOL_DEAD;
+  else if (error == cudaSuccess)
+    retire_locked(pool, POOL_CLOSING);
+  pool_unlock(pool);
+  return error == cudaSuccess && !lost ? pool_finish(pool) : error;
+}
+
+bool pool_retire(struct mam_pool *pool, uint64_t default_id, bool only_if_empty) {
+  pool_lock(pool);
+  bool meant = pool_expect_locked(pool, default_id) == cudaSuccess;
+  if (meant && only_if_empty)
+    meant = pool->config.lazy && pool_is_empty_locked(pool);
+  if (meant)
+    retire_locked(pool, POOL_CLOSING);
+  else
+    pool_watch_locked(pool, false);
+  pool_unlock(pool);
+  return meant;
+}
+
+/* ---- Memory that is gone ---- */
+
+/* Takes a pool apart whose memory is gone; the lock is held and released.  What is nobody's default stays its owner's.
+ */
+static void pool_lose(struct mam_pool *pool) {
+  lock_held(&pool->lock);
+  retire_locked(pool, pool->config.default_id != 0 ? POOL_CLOSING : POOL_LOSING);
+  pool_unlock(pool);
+  (void)pool_finish(pool);
+}
+
+void pool_abandon(struct mam_pool *pool) {
+  pool_lock(pool);
+  if (pool->state == POOL_OPEN || pool->state == POOL_FORKED) {
+    pool_lose(pool);
+    return;
+  }
+  struct wait wait = {WAIT_LOOKS, WAIT_FIRST_NS};
+  bool closing = pool->state == POOL_CLOSING || pool->state == POOL_LOSING;
+  while (pool->state == POOL_CLOSING || pool->state == POOL_LOSING) /* somebody else's work */
+    pthread_cond_wait(&pool->changed, &pool->lock);
+  pool_unlock(pool);
+  if (!closing) /* it is being opened */
+    wait_more(&wait);
+}
+
+void pool_abandon_gone(void) {
+  for (struct mam_pool *pool = pool_first(); pool != NULL; pool = pool->next) {
+    pool_lock(pool);
+    if (pool->state == POOL_OPEN && !pool->source.operations->lives(&pool->source))
+      pool_lose(pool);
+    else
+      pool_unlock(pool);
+  }
+}

@@ -1,0 +1,203 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/* Growth of an elastic pool: which addresses get memory, and in which pieces. */
+#include "base/error.h"
+#include "pool/pool_inside.h"
+
+/* ---- Pieces: the mapped parts of a reserved chunk ---- */
+
+/* A growth maps several pieces rather than one, so that what is free later lies in some of them as a whole and can be
+ * given back.  But not many: each costs the driver a few KiB of host memory (H200), which small blocks notice, and some
+ * 40 us, 70 beside a running kernel, however large it is.  A training-like trace took 1.017 of its peak with these, as
+ * with twice as many of half the size, and 1.03 with a quarter.  So one it is while the GPU lags behind: then the pool
+ * grows because what was freed cannot be used yet, and other threads wait for it. */
+enum { PIECES_FEW = 2, PIECES_MOST = 32, PIECES_FEW_BYTES = 32 << 20, PIECE_LEAST_BYTES = 8 << 20 };
+
+static size_t piece_bytes_for(const struct mam_pool *pool, size_t bytes) {
+  bool large = bytes > PIECES_FEW_BYTES;
+  size_t most = reuse_lags(pool->reuse) ? 1 : large ? PIECES_MOST : PIECES_FEW;
+  size_t piece = large ? PIECE_LEAST_BYTES : SOURCE_GRANULARITY_BYTES;
+  while (piece < bytes / most + (bytes % most != 0))
+    piece *= 2;
+  return piece;
+}
+
+/* Maps a range in pieces.  On failure nothing changed.  The lock is not held. */
+static cudaError_t pieces_map(const struct source *source, uintptr_t base, size_t bytes, size_t piece) {
+  size_t done = 0;
+  cudaError_t error = cudaSuccess;
+  while (error == cudaSuccess && done < bytes) {
+    size_t next = bytes - done < piece ? bytes - done : piece;
+    error = source->operations->map(source, base + done, next);
+    if (error == cudaSuccess)
+      done += next;
+  }
+  if (error == cudaSuccess && source->operations->access != NULL)
+    error = source->operations->access(source, base, bytes);
+  for (size_t at = 0; error != cudaSuccess && at < done; at += piece)
+    (void)source->operations->unmap(source, base + at, done - at < piece ? done - at : piece);
+  return error;
+}
+
+/* Remembers the pieces of a range that was mapped. */
+static void pieces_note_locked(const struct mam_pool *pool, const struct pool_chunk *chunk, uintptr_t base,
+                               size_t bytes, size_t piece) {
+  lock_held(&pool->lock);
+  for (size_t at = 0; at < bytes; at += piece)
+    *pool_piece_at(chunk, base + at) = (uint32_t)((bytes - at < piece ? bytes - at : piece) / SOURCE_GRANULARITY_BYTES);
+}
+
+/* ---- Places: the unmapped parts that get memory ---- */
+
+/* A part of an unmapped segment. */
+struct place {
+  struct segment *unmapped;
+  uintptr_t base;
+  size_t bytes;
+};
+
+/* What is missing for a block of bytes beside a neighbour that may be free. */
+static size_t missing_beside(const struct segment *neighbour, size_t bytes) {
+  size_t there = neighbour != NULL && neighbour->state == SEGMENT_FREE ? neighbour->bytes : 0;
+  return bytes > there ? round_up(bytes - there, SOURCE_GRANULARITY_BYTES) : SOURCE_GRANULARITY_BYTES;
+}
+
+/* The least part of an unmapped segment that makes room for a block of bytes, with what is free beside it.  False if
+ * there is none. */
+static bool place_within(struct segment *unmapped, size_t bytes, struct place *place) {
+  const struct segment *before = segment_neighbour_before(unmapped), *after = segment_neighbour_after(unmapped);
+  size_t above = missing_beside(before, bytes), below = missing_beside(after, bytes), room = unmapped->bytes;
+  *place = (struct place){unmapped, unmapped->base, above};
+  if (below < above && below <= room)
+    *place = (struct place){unmapped, unmapped->base + room - below, below};
+  else if (above > room && before != NULL && before->state == SEGMENT_FREE &&
+           missing_beside(after, bytes - before->bytes) <= room)
+    place->bytes = room; /* all of it, between the two */
+  return place->bytes <= room;
+}
+
+/* The place that needs the least new memory; of those, the lowest. */
+static bool place_find_locked(struct mam_pool *pool, size_t bytes, struct place *best) {
+  lock_held(&pool->lock);
+  struct segment *unmapped;
+  struct place place;
+  bool found = false;
+  LIST_FOREACH(unmapped, &pool->segments.unmapped, as.unmapped) {
+    if (!place_within(unmapped, bytes, &place))
+      continue;
+    if (!found || place.bytes < best->bytes || (place.bytes == best->bytes && place.base < best->base))
+      *best = place;
+    found = true;
+  }
+  return found;
+}
+
+/* Growth is by at least a 128th of what is held, for the sake of its costs; so that much may be held for nothing.  But
+ * not by more than 32 MiB beyond what is needed: memory that the driver has not given out since it began costs it up to
+ * 4 ms a GiB (H200). */
+enum { GROWTH_SHARE = 128, GROWTH_MOST_BYTES = 32 << 20 };
+
+/* Makes a place larger, as far as the limit and the unmapped segment allow. */
+static void place_extend(const struct mam_pool *pool, struct place *place) {
+  size_t want = whole_units(pool->held_bytes / GROWTH_SHARE), room = pool->limit_bytes - pool->held_bytes;
+  uintptr_t end = place->base + place->bytes, unmapped_end = place->unmapped->base + place->unmapped->bytes;
+  bool up = place->base == place->unmapped->base;
+  want = want > GROWTH_MOST_BYTES ? GROWTH_MOST_BYTES : want;
+  want = want < pool->config.chunk_bytes ? pool->config.chunk_bytes : want;
+  want = want < place->bytes + pool->wanted_bytes ? place->bytes + whole_units(pool->wanted_bytes) : want;
+  want = want > room ? room & ~(size_t)(SOURCE_GRANULARITY_BYTES - 1) : want;
+  size_t most = up ? unmapped_end - place->base : end - place->unmapped->base;
+  want = want > most ? most : want;
+  if (want <= place->bytes)
+    return;
+  place->bytes = want;
+  if (!up)
+    place->base = end - want;
+}
+
+/* Maps memory there, with the lock left. */
+static cudaError_t place_fill_locked(struct mam_pool *pool, const struct place *place) {
+  lock_held(&pool->lock);
+  const struct pool_chunk *chunk = SLIST_FIRST(&pool->chunks);
+  struct segment *moving = segment_move(&pool->segments, place->unmapped, place->base, place->bytes);
+  if (moving == NULL)
+    return error_set(cudaErrorMemoryAllocation, "the host has no memory for a segment");
+  size_t piece = piece_bytes_for(pool, place->bytes);
+  pool_step_out(pool);
+  cudaError_t error = pieces_map(&pool->source, place->base, place->bytes, piece);
+  pool_step_in(pool);
+  if (error != cudaSuccess) {
+    segment_moved_to_unmapped(&pool->segments, moving);
+    return error;
+  }
+  pieces_note_locked(pool, chunk, place->base, place->bytes, piece);
+  pool_held_change_locked(pool, place->bytes);
+  segment_moved_to_free(&pool->segments, moving);
+  return cudaSuccess;
+}
+
+/* ---- Growth ---- */
+
+cudaError_t pool_elastic_try_locked(struct mam_pool *pool, size_t bytes, bool generous, bool *asked) {
+  lock_held(&pool->lock);
+  struct place place = {0};
+  if (segment_largest_free(&pool->segments) >= bytes) /* the lock was left: somebody freed */
+    return cudaSuccess;
+  if (!place_find_locked(pool, bytes, &place) || place.bytes > pool->limit_bytes - pool->held_bytes)
+    return cudaErrorMemoryAllocation;
+  size_t need = place.bytes;
+  if (generous)
+    place_extend(pool, &place);
+  *asked = true;
+  cudaError_t error = place_fill_locked(pool, &place);
+  if (error == cudaErrorMemoryAllocation && place.bytes > need)
+    error = pool_elastic_try_locked(pool, bytes, false, asked);
+  return error;
+}
+
+/* Frees memory of the pool's own for a block of bytes elsewhere in its addresses: what is free in pieces that are too
+ * small for the block.  False if that is not enough; then nothing changed. */
+static bool own_pieces_give_locked(struct mam_pool *pool, size_t bytes, bool by_limit) {
+  lock_held(&pool->lock);
+  size_t need = round_up(bytes, SOURCE_GRANULARITY_BYTES);
+  size_t aim = by_limit ? pool->limit_bytes : pool->held_bytes; /* what may be held in the end */
+  if (need > aim || pool->held_bytes <= aim - need)
+    return false;
+  size_t keep_bytes = aim - need, excess = pool->held_bytes - keep_bytes;
+  if (excess > pool->segments.bytes[SEGMENT_FREE] || excess > pool_trimmable_bytes_locked(pool))
+    return false;
+  return pool_pieces_trim_locked(pool, keep_bytes) == cudaSuccess && pool->held_bytes <= keep_bytes;
+}
+
+/* A pool that holds more than was ever used, by this part of that, moves what is free before it grows.  But in all not
+ * more than a part of what it holds, and a small move counts as a larger one: it costs more than growth does, and where
+ * sizes never fit what is free, it would go on for ever. */
+enum { EXCESS_SHARE = 128, MOVED_SHARE = 2, MOVED_LEAST_BYTES = 16 << 20 };
+
+/* Gives as much of what is free in pieces back as the place for a block needs, so that the pool does not hold more than
+ * before.  Whether it did.  Not while the GPU lags behind: there is time for it later. */
+static bool excess_give_locked(struct mam_pool *pool, size_t bytes) {
+  lock_held(&pool->lock);
+  struct place place;
+  size_t most = pool->segments.bytes[SEGMENT_USED] + bytes;
+  if (most < pool->peak_used_bytes)
+    most = pool->peak_used_bytes;
+  if (reuse_lags(pool->reuse) || !place_find_locked(pool, bytes, &place) ||
+      pool->segments.bytes[SEGMENT_FREE] < place.bytes || pool->held_bytes + place.bytes <= most + most / EXCESS_SHARE)
+    return false;
+  size_t charge = place.bytes > MOVED_LEAST_BYTES ? place.bytes : MOVED_LEAST_BYTES;
+  if (pool->moved_bytes + charge > pool->held_bytes / MOVED_SHARE || pool_trimmable_bytes_locked(pool) < place.bytes)
+    return false;
+  pool->moved_bytes += charge;
+  return pool_pieces_trim_locked(pool, pool->held_bytes - place.bytes) == cudaSuccess;
+}
+
+cudaError_t pool_elastic_grow_locked(struct mam_pool *pool, size_t bytes, bool *asked) {
+  lock_held(&pool->lock);
+  if (bytes > pool->limit_bytes)
+    return cudaErrorMemoryAllocation;
+  bool generous = !excess_give_locked(pool, bytes);
+  cudaError_t error = pool_elastic_try_locked(pool, bytes, generous, asked);
+  if (error == cudaErrorMemoryAllocation && own_pieces_give_locked(pool, bytes, !*asked))
+    error = pool_elastic_try_locked(pool, bytes, false, asked);
+  return error;
+}

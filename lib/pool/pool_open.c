@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/* Opening a pool, and forks. */
+#include "base/error.h"
+#include "pool/chunk_map.h"
+#include "pool/pool_inside.h"
+
+/* A claimed pool's fields before its first chunk. */
+static void pool_reset(struct mam_pool *pool, const struct pool_config *config, const struct source *source) {
+  pool_lock(pool);
+  pool->config = *config;
+  pool->config.chunk_bytes = whole_units(config->chunk_bytes);
+  pool->config.limit_bytes = whole_units(config->limit_bytes);
+  pool->source = *source;
+  pool->generation++;
+  pool->freed_since = 0;
+  pool->collected_epoch = pool->unfenced_epoch = 0;
+  pool->ticket_next = 1;
+  for (unsigned i = 0; i < POOL_SMALL_CLASSES; i++)
+    atomic_store_explicit(&pool->live_by_class[i], 0, memory_order_relaxed); /* relaxed: a hint */
+  pool->limit_bytes = SIZE_MAX;
+  pool->held_bytes = pool->moved_bytes = pool->wanted_bytes = pool->refused_bytes = pool->requested_bytes =
+      pool->peak_used_bytes = pool->peak_reserved_bytes = 0;
+  pool->malloc_count = pool->free_call_count = pool->failure_count = pool->synchronize_count = 0;
+  pool->stream_hit_count = 0;
+  pool->source_said[0] = '\0';
+  pool->watched = pool->crowded = false;
+  pool->segments.spared_bytes = config->guarded ? pool->config.chunk_bytes : 0;
+  pool_unlock(pool);
+}
+
+cudaError_t pool_open(const struct pool_config *config, const struct source *source, struct mam_pool **opened) {
+  struct mam_pool *pool = pool_list_claim();
+  if (pool == NULL)
+    return error_set(cudaErrorMemoryAllocation, "the host has no memory for a pool");
+  pool_reset(pool, config, source);
+  pool->reuse = reuse_open(source);
+  cudaError_t error = cudaSuccess;
+  if (pool->reuse != NULL && (config->front == NULL || config->front->open(pool)))
+    /* release: what open made; pairs with the acquire in pool_freeze */
+    atomic_store_explicit(&pool->in_front, config->front, memory_order_release);
+  else
+    error = error_set(cudaErrorMemoryAllocation, "the host has no memory for a pool");
+  if (error == cudaSuccess)
+    error = pool_first_chunk(pool);
+  if (error != cudaSuccess && pool->reuse != NULL)
+    reuse_close(pool->reuse);
+  pool_lock(pool);
+  if (error == cudaSuccess) {
+    size_t limit_bytes = pool->config.limit_bytes, user_limit_bytes = pool->config.user_limit_bytes;
+    if (user_limit_bytes > 0 && limit_bytes > user_limit_bytes)
+      limit_bytes = user_limit_bytes;
+    pool_peak_reserved_locked(pool);
+    pool->limit_bytes = limit_bytes > pool->held_bytes ? limit_bytes : pool->held_bytes;
+    /* relaxed: hints */
+    atomic_store_explicit(&pool->limit_hint, pool->limit_bytes, memory_order_relaxed);
+    atomic_store_explicit(&pool->reports_empty, config->lazy, memory_order_relaxed);
+    atomic_store_explicit(&pool->wants_watch, false, memory_order_relaxed);
+    pool->state = POOL_OPEN;
+    atomic_store_explicit(&pool->default_id, config->default_id, memory_order_relaxed);
+    *opened = pool;
+  } else {
+    pool->state = POOL_DEAD;
+  }
+  pool_unlock(pool);
+  return error;
+}
+
+/* ---- Fork ---- */
+
+void pool_before_fork(void) {
+  pool_list_lock();
+  for (struct mam_pool *pool = pool_first(); pool != NULL; pool = pool->next) {
+    const struct pool_front *front = atomic_load_explicit(&pool->in_front, memory_order_acquire); /* as pool_freeze */
+    if (front != NULL)
+      front->before_fork(pool);
+    pthread_mutex_lock(&pool->lock);
+    pool->frozen_for_fork = front;
+  }
+  reuse_before_fork();
+  chunk_map_lock();
+}
+
+/* Threads that were in the middle of a call do not exist in the child, nor does api.c's reaper.  What they had begun
+ * with a pool of host memory is either not visible yet or complete, as the lock was not theirs. */
+static void fork_in_child(struct mam_pool *pool) {
+  lock_held(&pool->lock);
+  pool->users = pool->synchronizing = 0;
+  pool->wanted_bytes = 0;
+  pool->growing = pool->watched = false;
+  pool_settle_locked(pool);
+  pool->linger_until_ns = pool->calm_until_ns = 0;
+  (void)pthread_cond_init(&pool->changed, NULL);
+  if (pool->state == POOL_LOSING)
+    pool->state = POOL_LOST;
+  if (pool->state == POOL_OPEN && pool->source.operations != &source_host)
+    pool->state = POOL_FORKED;
+}
+
+void pool_after_fork(bool in_child) {
+  if (in_child)
+    mutex_forked();
+  chunk_map_unlock();
+  reuse_after_fork(in_child);
+  for (struct mam_pool *pool = pool_first(); pool != NULL; pool = pool->next) {
+    const struct pool_front *front = pool->frozen_for_fork;
+    if (in_child)
+      fork_in_child(pool);
+    pthread_mutex_unlock(&pool->lock);
+    if (front != NULL)
+      front->after_fork(pool, in_child);
+  }
+  for (struct mam_pool *pool = in_child ? pool_first() : NULL; pool != NULL; pool = pool->next)
+    if (pool->state == POOL_FORKED && pool->frozen_for_fork != NULL) /* the child's only thread reads them */
+      pool->frozen_for_fork->close(pool);
+  pool_list_unlock();
+}

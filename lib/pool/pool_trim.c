@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/* Giving free memory back to the source: pieces of an elastic pool, whole chunks of another. */
+#include "base/error.h"
+#include "pool/chunk_map.h"
+#include "pool/pool_inside.h"
+
+/* ---- Pieces ---- */
+
+/* Where to look for pieces from, downwards: the end of what has memory. */
+static uintptr_t pieces_end_locked(struct mam_pool *pool, const struct pool_chunk *chunk) {
+  lock_held(&pool->lock);
+  const struct segment *last = segment_at(&pool->segments, chunk->base + chunk->bytes - 1);
+  return last != NULL && last->state == SEGMENT_UNMAPPED ? last->base : chunk->base + chunk->bytes;
+}
+
+/* The next piece below *end that lies wholly in a free segment, which is returned; *end becomes the piece's base.  NULL
+ * if there is none. */
+static struct segment *free_piece_below_locked(struct mam_pool *pool, const struct pool_chunk *chunk, uintptr_t *end) {
+  lock_held(&pool->lock);
+  for (uintptr_t base = *end; base > chunk->base;) {
+    base -= SOURCE_GRANULARITY_BYTES;
+    uint32_t piece = *pool_piece_at(chunk, base);
+    struct segment *segment = piece != 0 ? segment_at(&pool->segments, base) : NULL;
+    if (segment != NULL && segment->state == SEGMENT_FREE &&
+        base + pool_piece_bytes(piece) <= segment->base + segment->bytes) {
+      *end = base;
+      return segment;
+    }
+  }
+  return NULL;
+}
+
+/* Whether the GPU is known to be done with all free memory.  Under the immediate rule memory is free while a kernel
+ * still may use it: to hand it out again is the program's word, to take it away would be a fault of the GPU. */
+static bool free_is_passed_locked(const struct mam_pool *pool) {
+  lock_held(&pool->lock);
+  return pool->unfenced_epoch <= reuse_passed(pool->reuse);
+}
+
+/* The same, after asking for a fence if need be. */
+static bool free_may_be_unmapped_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
+  if (free_is_passed_locked(pool))
+    return true;
+  uint64_t epoch = pool->unfenced_epoch;
+  pool_step_out(pool);
+  (void)reuse_reach(pool->reuse, epoch);
+  pool_step_in(pool);
+  return free_is_passed_locked(pool);
+}
+
+/* Unmaps the free piece at base.  What it covers is in no tree while the lock is left. */
+static cudaError_t piece_give_locked(struct mam_pool *pool, const struct pool_chunk *chunk, struct segment *segment,
+                                     uintptr_t base) {
+  lock_held(&pool->lock);
+  uint32_t piece = *pool_piece_at(chunk, base);
+  size_t bytes = pool_piece_bytes(piece);
+  struct segment *moving = segment_move(&pool->segments, segment, base, bytes);
+  if (moving == NULL)
+    return error_set(cudaErrorMemoryAllocation, "the host has no memory for a segment");
+  *pool_piece_at(chunk, base) = 0;
+  pool_held_change_locked(pool, -bytes);
+  pool_step_out(pool);
+  cudaError_t error = pool->source.operations->unmap(&pool->source, base, bytes);
+  pool_step_in(pool);
+  if (error == cudaSuccess) {
+    segment_moved_to_unmapped(&pool->segments, moving);
+    return cudaSuccess;
+  }
+  *pool_piece_at(chunk, base) = piece;
+  pool_held_change_locked(pool, bytes);
+  segment_moved_to_free(&pool->segments, moving);
+  return error;
+}
+
+cudaError_t pool_pieces_trim_locked(struct mam_pool *pool, size_t keep_bytes) {
+  lock_held(&pool->lock);
+  const struct pool_chunk *chunk = SLIST_FIRST(&pool->chunks);
+  struct segment *segment;
+  cudaError_t error = cudaSuccess;
+  uintptr_t end = pieces_end_locked(pool, chunk);
+  if (pool->held_bytes <= keep_bytes || !free_may_be_unmapped_locked(pool))
+    return cudaSuccess;
+  while (error == cudaSuccess && pool->state == POOL_OPEN && pool->held_bytes > keep_bytes &&
+         free_is_passed_locked(pool) && (segment = free_piece_below_locked(pool, chunk, &end)) != NULL)
+    error = piece_give_locked(pool, chunk, segment, end);
+  return error;
+}
+
+size_t pool_trimmable_bytes_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
+  const struct pool_chunk *chunk = SLIST_FIRST(&pool->chunks);
+  uintptr_t end = pieces_end_locked(pool, chunk);
+  size_t bytes = 0;
+  if (free_may_be_unmapped_locked(pool))
+    while (free_piece_below_locked(pool, chunk, &end) != NULL)
+      bytes += pool_piece_bytes(*pool_piece_at(chunk, end));
+  return bytes;
+}
+
+/* ---- Chunks ---- */
+
+struct pool_chunk *pool_find_free_chunk_locked(struct mam_pool *pool, struct segment **segment) {
+  lock_held(&pool->lock);
+  struct pool_chunk *chunk = SLIST_FIRST(&pool->chunks);
+  if (chunk == NULL || (SLIST_NEXT(chunk, link) == NULL && !pool->config.gives_all))
+    return NULL;
+  SLIST_FOREACH(chunk, &pool->chunks, link) {
+    *segment = segment_find(&pool->segments, chunk->first);
+    if ((*segment)->state == SEGMENT_FREE && (*segment)->bytes == chunk->usable_bytes)
+      break;
+  }
+  return chunk;
+}
+
+/* A free that is held up in a front may have taken a page for the pool's: none is after this, see slab.h. */
+static void fronts_step_out(struct mam_pool *pool) {
+  const struct pool_front *front = pool->config.front;
+  if (front == NULL)
+    return;
+  front->freeze(pool);
+  front->thaw(pool);
+}
+
+cudaError_t pool_chunk_give_locked(struct mam_pool *pool, struct pool_chunk *chunk, struct segment *segment) {
+  lock_held(&pool->lock);
+  segment_remove_chunk(&pool->segments, segment);
+  SLIST_REMOVE(&pool->chunks, chunk, pool_chunk, link);
+  pool_held_change_locked(pool, -chunk->bytes);
+  chunk_map_remove(chunk->base);
+  pool_step_out(pool);
+  fronts_step_out(pool);
+  cudaError_t error = pool->source.operations->chunk_give(&pool->source, chunk->base, chunk->bytes);
+  pool_step_in(pool);
+  pool_chunk_free(chunk);
+  return error;
+}
+
+static cudaError_t chunks_trim_locked(struct mam_pool *pool, size_t keep_bytes) {
+  lock_held(&pool->lock);
+  struct segment *segment;
+  struct pool_chunk *chunk;
+  cudaError_t error = cudaSuccess;
+  while (error == cudaSuccess && pool->state == POOL_OPEN && pool->held_bytes > keep_bytes &&
+         (chunk = pool_find_free_chunk_locked(pool, &segment)) != NULL)
+    error = pool_chunk_give_locked(pool, chunk, segment);
+  return error;
+}
+
+/* ---- Either kind ---- */
+
+cudaError_t pool_trim_locked(struct mam_pool *pool, size_t keep_bytes) {
+  lock_held(&pool->lock);
+  size_t held_bytes = pool->held_bytes;
+  pool->growing = true;
+  cudaError_t error = (pool->config.elastic ? pool_pieces_trim_locked : chunks_trim_locked)(pool, keep_bytes);
+  pool_growing_end_locked(pool);
+  if (pool->held_bytes < held_bytes)
+    pool->refused_bytes = 0; /* the source has more than before */
+  return error;
+}
+
+bool pool_give_one_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
+  size_t held_bytes = pool->held_bytes;
+  return !pool->growing && held_bytes > 0 && pool_trim_locked(pool, held_bytes - 1) == cudaSuccess &&
+         pool->held_bytes < held_bytes;
+}
+
+cudaError_t pool_trim(struct mam_pool *pool, uint64_t default_id, size_t keep_bytes) {
+  pool_lock(pool);
+  cudaError_t error = pool_expect_locked(pool, default_id);
+  if (error == cudaSuccess && pool->held_bytes > keep_bytes) {
+    pool_collect_locked(pool);
+    while (pool->growing)
+      (void)pool_await_change_locked(pool);
+    error = pool_expect_locked(pool, default_id);
+    if (error == cudaSuccess)
+      error = pool_trim_locked(pool, keep_bytes);
+  }
+  pool_unlock(pool);
+  return error;
+}
+
+/* Whether a chunk can go without a wait: the source waits for all that the GPU has to do. */
+static bool gpu_is_idle(struct mam_pool *pool) {
+  return pool->config.elastic || reuse_reach_soon(pool->reuse, reuse_epoch(pool->reuse));
+}
+
+cudaError_t pool_trim_calm(struct mam_pool *pool, uint64_t generation, size_t keep_bytes) {
+  pool_lock(pool);
+  cudaError_t error = pool_usable_locked(pool);
+  if (error == cudaSuccess && pool->generation != generation)
+    error = cudaErrorInvalidResourceHandle;
+  if (error == cudaSuccess) {
+    pool_step_out(pool);
+    if (!gpu_is_idle(pool))
+      error = (cudaError_t)CUDA_ERROR_NOT_READY;
+    else
+      error = pool_trim(pool, POOL_ANY_ID, keep_bytes);
+    pool_step_in(pool);
+  }
+  pool_unlock(pool);
+  return error;
+}

@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * How waiting memory becomes free: by fences that have passed, by waits for the GPU, and by having the fronts bring
+ * back what they keep.
+ */
+#include "pool/pool_inside.h"
+
+/* ---- Epochs that have passed ---- */
+
+/* So many segments come free in one hold of the lock at most, for the sake of other threads. */
+enum { PASS_MOST = 256 };
+
+/* Makes up to PASS_MOST segments free that waited for an epoch that has passed.  Whether these were all. */
+static bool pass_some_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
+  uint64_t passed = reuse_passed(pool->reuse);
+  struct pool_stream *stream;
+  bool all = segment_pass_some(&pool->segments, passed, PASS_MOST);
+  SLIST_FOREACH(stream, &pool->streams, link) {
+    all = all && segment_pass_stream(&pool->segments, &stream->waiting, passed, PASS_MOST);
+  }
+  return all;
+}
+
+/* Makes free what waited for an epoch that has passed, until there is a hole of enough bytes: tens of thousands of
+ * blocks may have waited for one kernel, and who needs one of them does not go through all. */
+static void pass_locked(struct mam_pool *pool, size_t enough) {
+  lock_held(&pool->lock);
+  while (!pass_some_locked(pool) && segment_largest_free(&pool->segments) < enough) {
+    pool_step_out(pool);
+    pool_step_in(pool);
+  }
+}
+
+/* Whether anything waits for a stream. */
+static bool streams_wait_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
+  const struct pool_stream *stream;
+  SLIST_FOREACH(stream, &pool->streams, link) {
+    if (!waiting_stream_empty(&stream->waiting))
+      return true;
+  }
+  return false;
+}
+
+/* An epoch with which all that waits has passed, 0 if nothing waits. */
+static uint64_t waiting_epoch_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
+  return streams_wait_locked(pool) ? reuse_epoch(pool->reuse) : segment_waiting_epoch(&pool->segments);
+}
+
+void pool_fence_locked(struct mam_pool *pool, size_t enough) {
+  lock_held(&pool->lock);
+  uint64_t epoch = waiting_epoch_locked(pool);
+  pool->freed_since = 0;
+  if (epoch == 0)
+    return;
+  pool_step_out(pool);
+  (void)(enough > 0 ? reuse_reach_soon : reuse_reach)(pool->reuse, epoch);
+  pool_step_in(pool);
+  pass_locked(pool, enough);
+}
+
+/* ---- Waits for the GPU ---- */
+
+/* Whether a wait that has begun will free something. */
+static bool wait_covers_some_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
+  const struct segment *first = TAILQ_FIRST(&pool->segments.waiting);
+  return streams_wait_locked(pool) || (first != NULL && first->as.waiting.epoch < reuse_epoch(pool->reuse));
+}
+
+cudaError_t pool_synchronize_locked(struct mam_pool *pool, size_t enough) {
+  lock_held(&pool->lock);
+  pool->synchronize_count++;
+  pool->synchronizing++;
+  pool_step_out(pool);
+  cudaError_t error = reuse_synchronize(pool->reuse);
+  pool_step_in(pool);
+  pool->synchronizing--;
+  pass_locked(pool, enough);
+  return error;
+}
+
+/* What a wait for what waits in front of the pool can bring back, at most: with the last block of a slab comes the
+ * whole span.  The lock is left for it. */
+static size_t front_waiting_bytes_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
+  const struct pool_front *front = pool->config.front;
+  struct pool_front_sum sum;
+  if (front == NULL)
+    return 0;
+  pool_step_out(pool);
+  front->freeze(pool);
+  front->sum(pool, &sum);
+  front->thaw(pool);
+  pool_step_in(pool);
+  return sum.kept_waiting_bytes + (sum.small_waiting_bytes > 0 ? sum.span_bytes - sum.live_small_bytes : 0);
+}
+
+bool pool_wait_may_help_locked(struct mam_pool *pool, size_t bytes) {
+  lock_held(&pool->lock);
+  size_t waiting = front_waiting_bytes_locked(pool) + pool->segments.bytes[SEGMENT_WAITING];
+  size_t room = pool->config.elastic ? pool->limit_bytes - pool->held_bytes : 0;
+  return waiting > 0 && bytes <= pool->segments.bytes[SEGMENT_FREE] + waiting + room;
+}
+
+cudaError_t pool_await_gpu_locked(struct mam_pool *pool, size_t bytes, unsigned *own_waits) {
+  lock_held(&pool->lock);
+  if (pool->synchronizing > 0 && wait_covers_some_locked(pool))
+    return pool_await_change_locked(pool);
+  ++*own_waits;
+  return pool_synchronize_locked(pool, bytes);
+}
+
+cudaError_t pool_await_change_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
+  pool->users++;
+  pthread_cond_wait(&pool->changed, &pool->lock);
+  if (--pool->users == 0) /* only pool_finish may wait for that; waiters that woke each other would never rest */
+    pthread_cond_broadcast(&pool->changed);
+  return cudaSuccess;
+}
+
+/* ---- What the fronts keep ---- */
+
+void pool_collect_some_locked(struct mam_pool *pool, size_t enough, bool all) {
+  lock_held(&pool->lock);
+  uint64_t passed = reuse_passed(pool->reuse);
+  pool_step_out(pool);
+  bool complete = pool->config.front->collect(pool, all);
+  pool_step_in(pool);
+  pool->collected_epoch = complete ? passed : 0;
+  pool_fence_locked(pool, enough);
+}
+
+void pool_collect_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
+  if (pool->config.front != NULL)
+    pool_collect_some_locked(pool, SIZE_MAX, true);
+  else
+    pool_fence_locked(pool, SIZE_MAX);
+}
+
+bool pool_collection_may_help_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
+  if (pool->config.front == NULL || pool->config.reuse == MAM_REUSE_IMMEDIATE)
+    return pool->config.front != NULL;
+  pool_step_out(pool);
+  (void)reuse_reach_soon(pool->reuse, reuse_epoch(pool->reuse));
+  pool_step_in(pool);
+  return reuse_passed(pool->reuse) > pool->collected_epoch;
+}
