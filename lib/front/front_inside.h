@@ -249,6 +249,10 @@ void front_take(struct front *front);
 void fronts_freeze(struct mam_pool *pool);
 void fronts_thaw(struct mam_pool *pool);
 
+/* The same, and for the depots too: nothing changes in front of the pool. */
+void fronts_freeze_all(struct mam_pool *pool);
+void fronts_thaw_all(struct mam_pool *pool);
+
 /* The blocks that are live; the fronts are frozen. */
 int64_t fronts_live(const struct fronts *fronts);
 

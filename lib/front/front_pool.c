@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "front/front_check.h"
+
 /* ---- Holding still ---- */
 
 void front_take(struct front *front) {
@@ -34,17 +36,28 @@ void fronts_thaw(struct mam_pool *pool) {
   pthread_mutex_unlock(&pool->fronts->lock);
 }
 
-/* The same, and for the depots too. */
-static void all_freeze(struct mam_pool *pool) {
+void fronts_freeze_all(struct mam_pool *pool) {
   fronts_freeze(pool);
   for (unsigned i = 0; i < FRONT_DEPOT_LOCKS; i++)
     pthread_mutex_lock(&pool->fronts->depot_locks[i]);
 }
 
-static void all_thaw(struct mam_pool *pool) {
+void fronts_thaw_all(struct mam_pool *pool) {
   for (unsigned i = 0; i < FRONT_DEPOT_LOCKS; i++)
     pthread_mutex_unlock(&pool->fronts->depot_locks[i]);
   fronts_thaw(pool);
+}
+
+/* Under --enable-checks, first verifies what was frozen. */
+static void fronts_check_and_thaw_all(struct mam_pool *pool) {
+#ifdef MAM_CHECKS
+  const char *fault = front_check_frozen(pool, false);
+  if (fault != NULL) {
+    (void)fprintf(stderr, "mam: fronts of pool %p: %s\n", (void *)pool, fault);
+    abort();
+  }
+#endif
+  fronts_thaw_all(pool);
 }
 
 /* ---- The beginning and the end of a pool ---- */
@@ -86,13 +99,13 @@ static void fronts_close(struct mam_pool *pool) {
 bool front_retire(struct mam_pool *pool, uint64_t default_id, bool only_if_empty) {
   if (!only_if_empty)
     return pool_retire(pool, default_id, false);
-  all_freeze(pool);
+  fronts_freeze_all(pool);
   bool retired = pool_retire(pool, default_id, true);
   if (retired) /* a front that went on could hand out a block of it */
     for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool) {
       front->default_id = FRONT_NO_DEFAULT_ID;
     }
-  all_thaw(pool);
+  fronts_check_and_thaw_all(pool);
   return retired;
 }
 
@@ -200,14 +213,14 @@ static void fronts_after_fork(struct mam_pool *pool, bool in_child) {
       if (front->orphan) /* its thread may have said that it is inside, and not yet stood back */
         biased_leave(&front->lock);
     }
-  all_thaw(pool);
+  fronts_check_and_thaw_all(pool);
 }
 
 const struct pool_front front_operations = {.open = fronts_open,
                                             .collect = fronts_collect,
                                             .close = fronts_close,
-                                            .freeze = all_freeze,
-                                            .thaw = all_thaw,
+                                            .freeze = fronts_freeze_all,
+                                            .thaw = fronts_check_and_thaw_all,
                                             .sum = fronts_sum,
-                                            .before_fork = all_freeze,
+                                            .before_fork = fronts_freeze_all,
                                             .after_fork = fronts_after_fork};
