@@ -27,8 +27,8 @@
  *   - A ring is oldest first, by epoch.
  *
  * Rooms, from below: owned, shelf, bin, limbo, magazine know no front.  front_thread finds and makes fronts.
- * front_quick is the quick path, complete in one translation unit.  front_small and front_large refill what the quick
- * path serves from; front_malloc and front_free put the slow calls together.  front_collect empties fronts.
+ * front_quick.h is the quick path, front_quick.c what is rare about it.  front_small and front_large refill what the
+ * quick path serves from; front_malloc and front_free put the slow calls together.  front_collect empties fronts.
  * front_pool deals with all fronts of a pool.
  *
  * A thread is inside its front from biased_enter to biased_leave.  "The thread is inside" at a function says that the
