@@ -20,7 +20,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/options.h"
-#include "front/front.h"
+#include "front/front_quick.h"
 #include "pool/pool.h"
 
 /* The id of the one default pool on plain host memory; a context's is a small number or a handle. */
@@ -750,9 +750,11 @@ static cudaError_t default_malloc_front(uint64_t id, bool tried, size_t size, co
   return error;
 }
 
-/* What is rare about MAM_CudaMalloc. */
-static __attribute__((noinline)) cudaError_t malloc_slowly(void **ptr, size_t size, const void *site, uint64_t id) {
+/* What is rare about MAM_CudaMalloc.  The thread's last front had nothing at hand.  Its id is asked for again: to keep
+ * it would cost the quick way more. */
+static __attribute__((noinline)) cudaError_t malloc_slowly(void **ptr, size_t size, const void *site) {
   uintptr_t address = 0;
+  uint64_t id = default_id_quick();
   if (ptr == NULL)
     return error_set(cudaErrorInvalidValue, "MAM_CudaMalloc: ptr is NULL");
   cudaError_t error = size == 0 ? malloc_nothing() : default_malloc_front(id, id != 0, size, site, NULL, &address);
@@ -762,8 +764,12 @@ static __attribute__((noinline)) cudaError_t malloc_slowly(void **ptr, size_t si
 
 cudaError_t MAM_CudaMalloc(void **ptr, size_t size) {
   if (ptr == NULL)
-    return malloc_slowly(ptr, size, __builtin_return_address(0), 0);
-  return front_malloc_quick(ptr, size, __builtin_return_address(0), malloc_slowly, default_id_quick());
+    return malloc_slowly(ptr, size, __builtin_return_address(0));
+  uintptr_t address = front_malloc_quick(size, __builtin_return_address(0), default_id_quick());
+  if (__builtin_expect(address == 0, false))
+    return malloc_slowly(ptr, size, __builtin_return_address(0));
+  *ptr = (void *)address;
+  return cudaSuccess;
 }
 
 cudaError_t MAM_CudaMallocTagged(void **ptr, size_t size, const void *tag) {
@@ -801,7 +807,10 @@ static __attribute__((noinline)) cudaError_t free_slowly(uintptr_t address, enum
 }
 
 cudaError_t MAM_CudaFree(void *ptr) {
-  return ptr == NULL ? cudaSuccess : front_free_quick((uintptr_t)ptr, free_slowly);
+  if (ptr == NULL)
+    return cudaSuccess;
+  enum front_freed freed = front_free_quick((uintptr_t)ptr);
+  return __builtin_expect(freed == FRONT_FREED, true) ? cudaSuccess : free_slowly((uintptr_t)ptr, freed);
 }
 
 /* ---- Pools as objects ---- */
@@ -1144,40 +1153,27 @@ const char *MAM_LastError(void) { return error_last(); }
 
 /* No environment is made for a client.  The quick question has no answer after an error of the GPU: then the driver has
  * to say what happened. */
-static cudaError_t client_malloc_slowly(void **ptr, size_t size, const void *site, uint64_t id) {
-  uintptr_t address = 0;
+static cudaError_t client_malloc_slowly(size_t size, const void *site, uint64_t id, uintptr_t *address) {
   bool tried = id != 0;
   cudaError_t error = tried ? cudaSuccess : default_id_now(&id); /* by which the quick question is known */
   if (error != cudaSuccess)
     return error;
   id = tried ? id : default_id_quick();
-  error = id != 0 ? default_malloc_front(id, tried, size, site, NULL, &address) : cudaErrorInvalidResourceHandle;
-  *ptr = (void *)address;
-  return error;
+  return id != 0 ? default_malloc_front(id, tried, size, site, NULL, address) : cudaErrorInvalidResourceHandle;
 }
 
 cudaError_t api_client_malloc(size_t size, const void *site, uintptr_t *address) {
-  void *block = NULL;
-  cudaError_t error = front_malloc_quick(&block, size, site, client_malloc_slowly, default_id_quick());
-  *address = (uintptr_t)block;
-  return error;
-}
-
-/* Of an address that is no pool's: no error of CUDA's. */
-static const cudaError_t client_free_elsewhere = (cudaError_t)-1;
-
-static cudaError_t client_free_slowly(uintptr_t address, enum front_freed freed) {
-  if (freed > FRONT_FREED_ZERO && front_pool_of(address) == NULL)
-    return client_free_elsewhere;
-  return free_slowly(address, freed);
+  uint64_t id = default_id_quick();
+  *address = front_malloc_quick(size, site, id);
+  return __builtin_expect(*address != 0, true) ? cudaSuccess : client_malloc_slowly(size, site, id, address);
 }
 
 bool api_client_free(uintptr_t address, cudaError_t *error) {
-  *error = front_free_quick(address, client_free_slowly);
-  if (*error != client_free_elsewhere)
-    return true;
-  *error = cudaSuccess;
-  return false;
+  enum front_freed freed = front_free_quick(address);
+  if (freed > FRONT_FREED_ZERO && front_pool_of(address) == NULL)
+    return false;
+  *error = freed == FRONT_FREED ? cudaSuccess : free_slowly(address, freed);
+  return true;
 }
 
 bool api_source_is_device(void) {

@@ -69,7 +69,7 @@ static enum client_found block_at(uintptr_t address, struct client_block *block)
   if (pool == NULL)
     return CLIENT_FOREIGN;
   struct slab *slab = page_map_find(address);
-  /* acquire: as in front.c */
+  /* acquire: as in free_small (front_quick.c) */
   bool in_slab = slab != NULL && atomic_load_explicit(&slab->pool, memory_order_acquire) != NULL;
   if (!(in_slab ? slab_block_at(slab, address, &found) : segment_block_at(pool, address, &found)) ||
       address - found.base >= found.bytes)

@@ -29,17 +29,9 @@ struct front_request {
   uint64_t default_id;    /* as for pool_malloc */
   size_t size;            /* not 0 */
   const void *site, *tag; /* tag NULL: none */
-  bool tried;             /* front_malloc_quick had nothing at hand a moment ago */
+  bool tried;             /* front_malloc_quick (front_quick.h) had nothing at hand a moment ago */
   bool at_once;           /* never waits for the GPU: what would have to is refused */
 };
-
-/* The rest of what the two quick ways below could not do.  They call it last, so that they need not save what it is
- * given. */
-typedef cudaError_t front_malloc_rest(void **ptr, size_t size, const void *site, uint64_t default_id);
-
-/* A block from what the thread's last front has at hand, if that is of the default pool of the id, 0 for none: the rest
- * is given the same id.  size may be 0: there is no such block.  *ptr is written only on success. */
-cudaError_t front_malloc_quick(void **ptr, size_t size, const void *site, front_malloc_rest *rest, uint64_t default_id);
 
 /* pool_malloc by the calling thread's front, made if there is none and the pool is given.  Without a pool:
  * cudaErrorInvalidResourceHandle if the thread's last front is not of that id. */
@@ -48,13 +40,18 @@ cudaError_t front_malloc(const struct front_request *request, uintptr_t *address
 /* One for work on a stream. */
 cudaError_t front_malloc_stream(const struct front_request *request, struct context_stream stream, uintptr_t *address);
 
-/* A free, in the same two steps; errors are pool_free's.  *emptied as there.  By the quick one the block was freed, or
- * not; if it was, it may have to be looked whether the pool is empty (front_zero).  FRONT_FREED is cudaSuccess, the
- * others are for the rest. */
-enum front_freed { FRONT_FREED, FRONT_FREED_ZERO, FRONT_FREED_NO_ROOM, FRONT_FREED_NOT }; /* the last two: it was not */
-typedef cudaError_t front_free_rest(uintptr_t address, enum front_freed freed);
-cudaError_t front_free_quick(uintptr_t address, front_free_rest *rest);
+/* What came of a free. */
+enum front_freed {
+  FRONT_FREED,         /* done */
+  FRONT_FREED_ZERO,    /* done, and the pool may be empty: the caller calls front_zero */
+  FRONT_FREED_NO_ROOM, /* not freed, the magazine has no room: the caller calls front_free */
+  FRONT_FREED_NOT      /* not freed, the front knows of no such block: the caller calls front_free */
+};
+
+/* A free by all means.  Errors: as pool_free; *emptied as there. */
 cudaError_t front_free(uintptr_t address, struct pool_emptied *emptied);
+
+/* After FRONT_FREED_ZERO: fills *emptied as a free does. */
 void front_zero(struct pool_emptied *emptied);
 
 /* A free under a rule of its own; stream is for MAM_REUSE_STREAM. */

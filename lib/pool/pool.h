@@ -137,7 +137,7 @@ struct mam_pool {
   _Atomic bool grown;          /* since api.c last looked, by memory that it could give back */
   _Atomic size_t live_by_class[POOL_SMALL_CLASSES]; /* used segments by the slab class they could have been of */
 
-  struct fronts *fronts;                       /* front.c's; kept with the struct once it is there, as the next */
+  struct fronts *fronts;                       /* of lib/front; kept with the struct once it is there, as the next */
   _Atomic(const struct pool_front *) in_front; /* who to ask about them; published after them */
   struct reuse *reuse;                         /* constant while open */
   uint64_t generation;                         /* constant while open: no two pools in this struct have the same */
@@ -224,7 +224,7 @@ void pool_abandon_gone(void);
 #define POOL_ANY_ID UINT64_MAX
 cudaError_t pool_malloc(struct mam_pool *pool, uint64_t default_id, size_t size, const void *site, void **address);
 
-/* ---- For front.c ---- */
+/* ---- For lib/front ---- */
 
 /* A block that the pool handed out.  Its segment is not the caller's: another thread may free the block at any time, by
  * an address that it had of an earlier one.  With the ticket a caller can find out. */

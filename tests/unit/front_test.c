@@ -14,6 +14,7 @@
 #include <time.h>
 
 #include "api/client.h"
+#include "front/front_check.h"
 #include "mam.h"
 #include "support/busy_fork.h"
 #include "support/run_suite.h"
@@ -110,7 +111,10 @@ static void set_up_of(size_t bytes) {
 static void set_up_small(void) { set_up_of(64 * MIB); }
 static void set_up_large(void) { set_up_of(4 * GIB); }
 static void tear_down(void) {
+  MAM_Pool pool;
   ck_assert_uint_eq(faults, 0);
+  ck_assert_int_eq(MAM_PoolDefault(&pool), cudaSuccess);
+  ck_assert_ptr_null(front_check(pool, true));
   ck_assert_int_eq(MAM_Destroy(), cudaSuccess);
 }
 

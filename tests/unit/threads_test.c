@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/biased.h"
+#include "front/front_check.h"
 #include "support/busy_fork.h"
 #include "support/imaginary_source.h"
 #include "support/run_suite.h"
@@ -554,6 +555,7 @@ START_TEST(blocks_keep_their_content_while_the_pool_is_trimmed) {
   options.source = MAM_SOURCE_HOST, options.limit_bytes = 1024 * MIB;
   ck_assert_int_eq(MAM_PoolCreate(&trimmed, &options), cudaSuccess);
   run_threads(stamped_traffic, THREADS);
+  ck_assert_ptr_null(front_check(trimmed, true));
   ck_assert_int_eq(MAM_PoolDestroy(trimmed), cudaSuccess);
 }
 END_TEST

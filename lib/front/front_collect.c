@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * Collecting: what fronts hold goes back to their pool.
+ */
+#include "front/front_inside.h"
+
+#include <limits.h>
+
+/* Batches that a collection puts back into their slabs where growing is the other way: a fraction of a millisecond. */
+enum { RECLAIM_MOST = 256 };
+
+static void shelves_empty(struct front *front, uint64_t passed) {
+  struct segment *segments[FRONT_GIVEN_MOST];
+  struct shelf *shelf;
+  unsigned count;
+  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
+    do {
+      uint64_t epoch = 0;
+      count = shelf_clear(shelf, passed, segments, &epoch, FRONT_GIVEN_MOST);
+      pool_give(front->pool, front->generation, segments, count, epoch);
+    } while (count == FRONT_GIVEN_MOST);
+}
+
+static void limbo_empty(struct front *front, uint64_t passed) {
+  struct segment *segments[FRONT_GIVEN_MOST];
+  unsigned count;
+  do {
+    uint64_t epoch = 0;
+    count = limbo_clear(&front->limbo, passed, segments, &epoch, FRONT_GIVEN_MOST);
+    pool_give(front->pool, front->generation, segments, count, epoch);
+  } while (count == FRONT_GIVEN_MOST);
+}
+
+void front_empty(struct front *front, uint64_t passed) {
+  for (unsigned i = 0; i < SLAB_CLASSES; i++)
+    if (passed < FRONT_EVERY_EPOCH)
+      magazine_empty_passed(&front->magazines[i], front->pool, &front->pool->fronts->depots[i], passed);
+    else
+      magazine_empty_all(&front->magazines[i], front->pool, &front->pool->fronts->depots[i], front_stamp(front));
+  shelves_empty(front, passed);
+  limbo_empty(front, passed);
+}
+
+/* Fronts whose threads did not survive a fork are emptied like any other, and then freed. */
+static void orphans_free(struct fronts *fronts) {
+  for (struct front *front = fronts->first, *next; front != NULL; front = next) {
+    next = front->next_of_pool;
+    if (front->orphan) {
+      front_unlink(fronts, front);
+      biased_other_leave(&front->lock);
+      front_free_memory(front);
+    }
+  }
+}
+
+/* All at once: then nothing is on its way from one thread to another. */
+static void fronts_empty(struct mam_pool *pool) {
+  fronts_freeze(pool);
+  for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool)
+    front_empty(front, FRONT_EVERY_EPOCH);
+  orphans_free(pool->fronts);
+  fronts_thaw(pool);
+}
+
+/* One after the other, so that a thread is kept out for as long as its own front takes, not for all of them.  Under
+ * the fenced rule, only of what has passed: the rest helps nobody yet, and to move thousands of blocks through the
+ * pool's lock beside a running kernel took a millisecond. */
+static void fronts_empty_in_turn(struct mam_pool *pool) {
+  uint64_t passed = pool->config.reuse == MAM_REUSE_FENCED ? reuse_passed(pool->reuse) : FRONT_EVERY_EPOCH;
+  pthread_mutex_lock(&pool->fronts->lock);
+  for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool) {
+    front_take(front);
+    front_empty(front, passed);
+    biased_other_leave(&front->lock);
+  }
+  pthread_mutex_unlock(&pool->fronts->lock);
+}
+
+bool fronts_collect(struct mam_pool *pool, bool all) {
+  unsigned most = all ? UINT_MAX : RECLAIM_MOST;
+  if (all)
+    fronts_empty(pool);
+  else
+    fronts_empty_in_turn(pool);
+  (void)reuse_reach(pool->reuse, reuse_epoch(pool->reuse)); /* what was just freed may have passed already */
+  for (unsigned i = 0; i < SLAB_CLASSES; i++)
+    (void)slab_reclaim(pool, &pool->fronts->depots[i], &most);
+  return most > 0;
+}

@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * The front from inside: what its rooms (front_*.c) share.
+ *
+ *   thread -> front of pool A -> front of pool B -> ...                      (front_mine, next_of_thread)
+ *               |
+ *               |- magazines[32]  small blocks, one magazine a size class     magazine.h
+ *               |    loaded       malloc pops here, at most 64 blocks
+ *               |    filling      free pushes here, at most 64 blocks
+ *               |    resting      full batches, each with the epoch of its frees
+ *               |    shells       empty batches
+ *               |- owned          live large blocks that the thread allocated  owned.h
+ *               |- shelves[32]    freed large blocks of one size or one tag    shelf.h
+ *               |- bins[120]      freed large blocks of a range of sizes       bin.h
+ *               `- limbo          freed large blocks on their way to the pool  limbo.h
+ *   pool   -> fronts -> front of thread 1 -> front of thread 2 -> ...         (next_of_pool)
+ *               `- depots[32]     batches and slabs of one size class, for all fronts   slab.h
+ *
+ * Invariants, checked by front_check.h:
+ *   - A block of a slab is in exactly one place: live, in one batch of one front or depot, or inside its slab.  A block
+ *     whose live byte is not 0 is live.
+ *   - Blocks allocated less blocks freed, over all magazines of a class, are the live blocks of its slabs; what their
+ *     live bytes hold adds up to the magazines' codes.
+ *   - A block on a shelf, in a bin or in limbo is a used segment with an even ticket, and in one such place.
+ *   - An owned entry whose ticket is its segment's has the segment's address.
+ *   - The blocks of a shelf have its size or its tag; those of a bin have sizes of its range.
+ *   - A ring is oldest first, by epoch.
+ *
+ * Rooms, from below: owned, shelf, bin, limbo, magazine know no front.  front_thread finds and makes fronts.
+ * front_quick.h is the quick path, front_quick.c what is rare about it.  front_small and front_large refill what the
+ * quick path serves from; front_malloc and front_free put the slow calls together.  front_collect empties fronts.
+ * front_pool deals with all fronts of a pool.
+ *
+ * A thread is inside its front from biased_enter to biased_leave.  "The thread is inside" at a function says that the
+ * caller must be.
+ */
+#ifndef MAM_LIB_FRONT_INSIDE_H
+#define MAM_LIB_FRONT_INSIDE_H
+
+#include "base/biased.h"
+#include "front/bin.h"
+#include "front/front.h"
+#include "front/limbo.h"
+#include "front/magazine.h"
+#include "front/shelf.h"
+
+/* Later than any epoch. */
+#define FRONT_EVERY_EPOCH UINT64_MAX
+
+/* No pool's generation. */
+#define FRONT_NO_GENERATION UINT64_MAX
+
+/* The default_id of a front that serves no default pool: no context's. */
+#define FRONT_NO_DEFAULT_ID UINT64_MAX
+
+/* The last_size of a front without one: no shelf has it. */
+enum { FRONT_NO_SIZE = 1 };
+
+/* Segments that go back to the pool in one hold of its lock. */
+enum { FRONT_GIVEN_MOST = 64 };
+
+/* Written by the owner inside, read by others that add up while nobody is. */
+struct front_numbers {
+  int64_t live_less_one;   /* blocks allocated less blocks freed by the thread, less one: below 0, none may be left */
+  int64_t requested_bytes; /* what hand-outs from shelves changed in what segments say was asked for */
+  uint64_t tag_hits;       /* hand-outs by tag, of all those from shelves */
+};
+
+struct front {
+  /* What every quick allocation and free looks at is on one cache line, what those of large blocks do on the next. */
+  _Alignas(64) struct biased lock; /* for everything below but what says otherwise */
+  bool immediate, shelves_off;     /* shelves_off: without fences, freed blocks would never be known to have passed */
+  bool alone;                      /* no other thread claims blocks of the pool (claim.h) */
+  struct mam_pool *pool;           /* NULL: of a pool that ended, free for another */
+  uint64_t default_id;             /* FRONT_NO_DEFAULT_ID if the pool is none */
+  struct front_numbers numbers;
+  const _Atomic uint64_t *epoch;          /* that a free takes: the reuse's, or no_epoch if immediate */
+  _Alignas(64) struct owned *last_places; /* for the block that a shelf served last */
+  size_t last_size;                       /* untagged, that a shelf served last; FRONT_NO_SIZE: none */
+  struct shelf *last_shelf;               /* which one */
+  uint64_t ticket_next;                   /* each hand-out from a shelf takes one */
+  struct reuse *reuse;
+  int64_t unfenced_left; /* so many bytes more may be freed before the next fence, */
+  int64_t fence_bytes;   /* after one so many */
+  uint64_t ticket_first; /* the pool's */
+  uint64_t generation;   /* of the pool, as the next two */
+  size_t alignment;
+  bool no_slabs;
+  struct magazine magazines[SLAB_CLASSES];
+  struct owned owned[1 << OWNED_BITS]; /* all 0 while there is no pool, or shelves_off */
+  struct shelf shelves[SHELVES];
+  struct bins bins;
+  struct freed_block no_ring; /* of shelves that were never used */
+  bool owns;                  /* owned has entries, or had some since there is a pool */
+  struct limbo limbo;
+  const struct shelf *tight;    /* where the last slow allocations needed a fence for lack of free memory, */
+  unsigned tight_count;         /* so many in a row; the owner's, inside or not, as the one before */
+  uint64_t unfenced_epoch;      /* the present one when unfenced_left last began anew; both are such too */
+  struct front *next_of_thread; /* the thread's own */
+  struct front *next_of_pool;   /* under the fronts' lock */
+  struct mam_pool *zero_pool;   /* whose last block the thread has freed, as it seems: the owner's, */
+  uint64_t zero_generation;     /* inside or not */
+  bool orphan;                  /* its thread is gone; under the fronts' lock */
+  void *memory;                 /* that it lies in */
+};
+
+/* A few locks for all depots, which are used once in SLAB_BATCH operations: a fork has to hold them all, for each pool.
+ */
+enum { FRONT_DEPOT_LOCKS = 4 };
+
+/* All fronts of a pool, and what they share. */
+struct fronts {
+  pthread_mutex_t lock; /* of the list */
+  struct front *first;
+  bool shared;                /* some thread had no memory for a front: none is ever alone again */
+  struct pool_front_sum gone; /* the numbers of threads that ended */
+  pthread_mutex_t depot_locks[FRONT_DEPOT_LOCKS];
+  struct depot depots[SLAB_CLASSES];
+};
+
+/* The calling thread's fronts; the last one used comes first.  initial-exec: one instruction instead of a call; the
+ * library has a few bytes of it, which a dlopen still finds. */
+extern __thread __attribute__((tls_model("initial-exec"), visibility("hidden"))) struct front *front_mine;
+
+/* The epoch that a free takes.  Acquire: as in reuse_epoch. */
+static inline uint64_t front_stamp(const struct front *front) {
+  return atomic_load_explicit(front->epoch, memory_order_acquire); /* acquire: as in reuse_epoch */
+}
+
+/* What a block of so many bytes takes of the pool; less than size if that is beyond the numbers. */
+static inline size_t front_whole(const struct front *front, size_t size) {
+  return (size + front->alignment - 1) & ~(front->alignment - 1);
+}
+
+/* How many bytes a shelf holds is no matter: they are collected where they are needed. */
+static inline bool shelf_has_room(const struct front *front, const struct shelf *shelf) {
+  return !shelf_is_full(shelf) && !front->shelves_off;
+}
+
+static inline bool limbo_has_room(const struct front *front) {
+  return front->limbo.count < LIMBO_BLOCKS && !front->shelves_off;
+}
+
+static inline bool front_serves(const struct front *front, const struct mam_pool *pool, uint64_t default_id) {
+  return pool != NULL ? front->pool == pool : front->pool != NULL && front->default_id == default_id;
+}
+
+/* All shelves of a front, the bins included: the index-th, NULL after the last. */
+static inline struct shelf *shelf_at(struct front *front, unsigned index) {
+  if (index < SHELVES)
+    return &front->shelves[index];
+  index -= SHELVES;
+  return index < BINS ? &front->bins.ranges[index] : NULL;
+}
+
+/* ---- front_thread.c: finding and making the calling thread's fronts ---- */
+
+/* The calling thread's front for the pool that is meant. */
+cudaError_t front_get(struct mam_pool *pool, uint64_t default_id, struct front **front);
+
+/* The last act of a call that may have made a front: a thread whose end has begun keeps none. */
+void front_call_end(void);
+
+/* Whether the front is one of the calling thread's. */
+bool front_is_mine(const struct front *front);
+
+/* Whether the front is still the pool's: it is not, if the pool ended meanwhile, even if its struct is a pool again. */
+bool front_attached(struct front *front, const struct mam_pool *pool);
+
+/* The generation of the pool that the front is attached to: as long as the pool is of that, it stays attached.
+ * FRONT_NO_GENERATION if it is not attached. */
+uint64_t front_generation(struct front *front, const struct mam_pool *pool);
+
+/* Adds to the count of live blocks. */
+void front_live_add(struct front *front, int64_t count);
+
+/* Lets go of what belongs to a pool that ends.  Nobody is inside. */
+void front_detach(struct front *front);
+
+void front_free_memory(struct front *front);
+
+/* ---- front_quick.c: what the slow rooms call again.  The thread is inside, but where it says otherwise. ---- */
+
+/* A small block from the magazine; 0 if it has none that may be used. */
+uintptr_t front_pop_small(struct front *front, unsigned class, size_t size);
+
+/* A block from the shelf of the size or the tag, or from a bin; 0 if there is none that may be used. */
+uintptr_t front_pop_shelf(struct front *front, size_t size, const void *site, const void *tag);
+uintptr_t front_pop_bin(struct front *front, size_t size, const void *site);
+
+/* A block from what the front has at hand, whatever it is; 0 if it has none. */
+uintptr_t front_pop(struct front *front, size_t size, const void *site, const void *tag);
+
+/* Counts a free.  FRONT_FREED_ZERO if it seems to have been the pool's last block. */
+enum front_freed front_count_free(struct front *front);
+
+/* A free of a block of a slab, with room made by means of the magazine alone if need be; and of another block.  The
+ * thread is not inside. */
+enum front_freed front_free_small(struct front *front, struct slab *slab, uintptr_t address);
+enum front_freed front_free_large(struct front *front, uintptr_t address);
+
+/* ---- front_small.c: small blocks, the slow way ---- */
+
+/* A small block by means of the magazine, or a fence for it, or the depot.  cudaSuccess and *address 0: not served. */
+cudaError_t small_serve(struct front *front, const struct front_request *request, struct mam_pool *pool,
+                        uintptr_t *address);
+
+/* Gives frees room to push on.  The caller is a user of the pool. */
+bool magazine_make_room(struct front *front, struct mam_pool *pool, unsigned class);
+
+/* ---- front_large.c: large blocks, the slow way ---- */
+
+/* What an allocation that the front could not serve found there, while it was inside. */
+struct miss {
+  struct mam_pool *pool;
+  uint64_t generation;
+  struct shelf *shelf, *bin; /* for the size or the tag; bin: NULL if the thread has no use for it */
+  uint64_t epoch;            /* that the shelf's oldest block waits for, if it would do; else 0 */
+  bool full, enough;         /* the shelf can keep no more; the pool is not to grow for more of it */
+  unsigned kept_count;       /* blocks that would do */
+  uint64_t fence;            /* that what is in limbo waits for, if it is worth one; else 0 */
+  bool crowded;
+  uint64_t bin_epoch; /* that a bin's oldest block waits for, if it would do and is worth it; else 0 */
+  struct segment *passed[LIMBO_DRAINED]; /* to go back to the pool */
+  unsigned passed_count;
+};
+
+/* The thread is inside. */
+void large_miss(struct front *front, size_t size, const void *tag, struct miss *miss);
+
+cudaError_t large_malloc(struct front *front, const struct front_request *request, struct miss *miss,
+                         uintptr_t *address);
+
+/* ---- front_collect.c: emptying fronts ---- */
+
+/* Empties a front into its pool; of what was freed, what was in the epoch or earlier.  Nobody is inside it, and the
+ * pool is not past the end of its fronts. */
+void front_empty(struct front *front, uint64_t passed);
+
+/* See struct pool_front. */
+bool fronts_collect(struct mam_pool *pool, bool all);
+
+/* ---- front_pool.c: all fronts of a pool ---- */
+
+/* For another thread than the front's own, which keeps out until biased_other_leave. */
+void front_take(struct front *front);
+
+/* Nobody is inside a front from freeze to thaw, and none comes or goes. */
+void fronts_freeze(struct mam_pool *pool);
+void fronts_thaw(struct mam_pool *pool);
+
+/* The same, and for the depots too: nothing changes in front of the pool. */
+void fronts_freeze_all(struct mam_pool *pool);
+void fronts_thaw_all(struct mam_pool *pool);
+
+/* The blocks that are live; the fronts are frozen. */
+int64_t fronts_live(const struct fronts *fronts);
+
+/* Takes a front out of its pool's list; the fronts' lock is held. */
+void front_unlink(struct fronts *fronts, struct front *front);
+
+#endif

@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * Large blocks, the slow way: what an allocation does that found nothing on its shelf and in its bin.
+ */
+#include "front/front_inside.h"
+
+#include <stdlib.h>
+
+/* So many fences in a row for one size show that the size has too few blocks: a growing pool then gets more of it, so
+ * that a fence serves more. */
+enum { TIGHT_MOST = 16 };
+
+/* A growing pool grows by so much for a crowd. */
+enum { GROWTH_BYTES = 128 << 20 };
+
+/* Takes up to most of the oldest blocks off a shelf and puts them into the pool's trees. */
+static void shelf_return(struct front *front, struct shelf *shelf, unsigned most) {
+  struct segment *segments[SHELF_BLOCKS];
+  uint64_t epoch = 0;
+  biased_enter(&front->lock);
+  struct mam_pool *pool = front->pool;
+  uint64_t generation = front->generation;
+  unsigned count = pool != NULL ? shelf_clear(shelf, UINT64_MAX, segments, &epoch, most) : 0;
+  biased_leave(&front->lock);
+  if (count > 0)
+    pool_give(pool, generation, segments, count, epoch);
+}
+
+/* A tag's oldest block that does not fit goes back to the trees (the seed hands it to the driver). */
+static void shelf_drop_misfit(struct front *front, size_t bytes, const void *tag) {
+  biased_enter(&front->lock);
+  struct shelf *shelf = shelf_for(front->shelves, bytes, tag);
+  bool misfit = !shelf_is_empty(shelf) && shelf_is_for(shelf, bytes, tag) && !block_fits(shelf, shelf->oldest, bytes);
+  biased_leave(&front->lock);
+  if (misfit)
+    shelf_return(front, shelf, 1);
+}
+
+/* Serves from the shelf if a fence, asked for now, says that the GPU is done with its oldest block. */
+static bool shelf_pop_fenced(struct front *front, const struct front_request *request, uint64_t epoch,
+                             uintptr_t *address) {
+  if (epoch == 0 || !reuse_reach(front->reuse, epoch))
+    return false;
+  biased_enter(&front->lock);
+  bool served = (*address = front_pop_shelf(front, request->size, request->site, request->tag)) != 0;
+  biased_leave(&front->lock);
+  return served;
+}
+
+/* What the thread keeps of large blocks. */
+static size_t front_freed_bytes(struct front *front) {
+  const struct shelf *shelf;
+  size_t bytes = 0;
+  biased_enter(&front->lock);
+  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
+    bytes += shelf_bytes(shelf);
+  for (unsigned i = 0; i < front->limbo.count; i++)
+    bytes += limbo_at(&front->limbo, i)->segment->bytes;
+  biased_leave(&front->lock);
+  return bytes;
+}
+
+/* How much a pool may grow at most for the thread's speed alone: memory is the program's, and what the thread keeps is
+ * no use to others. */
+static size_t spare_bytes(struct front *front, size_t bytes) {
+  size_t most = bytes > SHELF_ENOUGH_BYTES / SHELF_ENOUGH_BLOCKS ? SHELF_ENOUGH_BLOCKS * bytes : SHELF_ENOUGH_BYTES;
+  size_t held = front_freed_bytes(front);
+  return held < most ? most - held : 0;
+}
+
+void large_miss(struct front *front, size_t size, const void *tag, struct miss *miss) {
+  size_t bytes = front_whole(front, size);
+  unsigned index = tag == NULL ? bin_index_used(&front->bins, bytes) : BINS;
+  struct shelf *shelf = shelf_for(front->shelves, bytes, tag);
+  const struct freed_block *block = shelf->oldest;
+  bool does = !shelf_is_empty(shelf) && shelf_is_for(shelf, bytes, tag) && block_fits(shelf, block, bytes);
+  miss->pool = front->pool;
+  miss->generation = front->generation;
+  miss->shelf = shelf;
+  miss->bin = index < BINS ? &front->bins.ranges[index] : NULL;
+  miss->epoch = does ? block->epoch : 0;
+  miss->full = does && !shelf_has_room(front, shelf);
+  miss->kept_count = does ? shelf_count(shelf) : 0;
+  miss->enough = miss->full || shelf_has_enough(shelf, bytes);
+  const struct shelf *bin = tag == NULL ? bin_serving(&front->bins, bytes) : NULL;
+  miss->crowded = front->bins.crowded;
+  miss->bin_epoch = bin != NULL && shelf_count(bin) >= BIN_FENCED ? bin->oldest->epoch : 0;
+  miss->passed_count = limbo_drain(&front->limbo, reuse_passed(front->reuse), miss->passed, &miss->fence);
+}
+
+/* Makes the shelf the size's or the tag's if nothing is in the way.  If something has been for too long, the shelf that
+ * is to be cleared; else NULL.
+ */
+static struct shelf *shelf_claim(struct front *front, size_t bytes, const void *tag) {
+  struct shelf *shelf = shelf_for(front->shelves, bytes, tag);
+  if (shelf_is_for(shelf, bytes, tag))
+    return NULL;
+  if (!shelf_is_empty(shelf)) {
+    shelf->in_the_way = shelf->stood == shelf->oldest ? shelf->in_the_way + 1 : 1;
+    shelf->stood = shelf->oldest;
+    return shelf->in_the_way >= SHELF_PATIENCE ? shelf : NULL;
+  }
+  shelf->bytes = tag == NULL ? bytes : 0;
+  shelf->tag = tag;
+  shelf->stood = NULL;
+  front->last_size = FRONT_NO_SIZE; /* it may have been this one's */
+  return NULL;
+}
+
+/* Keeps the balance of how often the thread meets others at the pool's lock.  Whether the bins are used no more. */
+static bool crowd_count(struct front *front, bool contended) {
+  if (contended)
+    front->bins.crowd = front->bins.crowd + CROWD_STEP < CROWD_MOST ? front->bins.crowd + CROWD_STEP : CROWD_MOST;
+  else if (front->bins.crowd > 0)
+    front->bins.crowd--;
+  bool was = front->bins.crowded;
+  front->bins.crowded = !front->shelves_off && (front->bins.crowd >= CROWD_ENOUGH || (was && front->bins.crowd > 0));
+  return was && !front->bins.crowded;
+}
+
+static void bins_return(struct front *front) {
+  for (unsigned i = 0; i < BINS; i++)
+    shelf_return(front, &front->bins.ranges[i], BIN_BLOCKS);
+}
+
+/* How much a pool is to grow for the sake of speed. */
+struct growth {
+  size_t bytes, most; /* bytes: 0 if it is not to */
+};
+
+/* By as many blocks as the thread keeps of the size, or what a crowd needs, as far as the thread may keep them. */
+static struct growth growth_for_speed(struct front *front, const struct miss *miss, size_t size) {
+  size_t bytes = front_whole(front, size);
+  if (bytes < size || bytes > SIZE_MAX / SHELF_ENOUGH_BLOCKS)
+    return (struct growth){0, 0};
+  size_t spare = spare_bytes(front, bytes);
+  size_t want = miss->crowded ? GROWTH_BYTES : miss->kept_count * bytes;
+  want = want < bytes ? bytes : want;
+  return (struct growth){want < spare ? want : spare - spare % bytes, spare};
+}
+
+/* Room for what is freed of the size of a miss.  Without host memory there is none, and it goes to limbo.  Rings are
+ * the owner's to make, while it is not inside: nobody else looks at one without blocks. */
+static void shelf_make_room(struct front *front, struct shelf *shelf, unsigned blocks) {
+  struct freed_block *ring = ring_is_none(shelf) && !front->shelves_off ? calloc(blocks + 1, sizeof *ring) : NULL;
+  if (ring == NULL)
+    return;
+  biased_enter(&front->lock);
+  ring_set(shelf, ring, blocks + 1);
+  biased_leave(&front->lock);
+}
+
+/* cudaErrorInvalidResourceHandle if the pool has ended, whatever its struct is now. */
+static cudaError_t large_take(struct front *front, const struct front_request *request, enum pool_effort effort,
+                              struct growth growth, struct miss *miss, uintptr_t *address) {
+  struct pool_block block;
+  struct pool_order order = {.default_id = request->default_id,
+                             .generation = miss->generation,
+                             .size = request->size,
+                             .site = request->site,
+                             .tag = request->tag,
+                             .effort = effort == POOL_TAKE_ANY && request->at_once ? POOL_TAKE_AT_ONCE : effort,
+                             .growth_bytes = growth.bytes,
+                             .growth_most_bytes = growth.most,
+                             .passed = miss->passed,
+                             .passed_count = miss->passed_count};
+  miss->passed_count = 0;
+  cudaError_t error = pool_take(miss->pool, &order, &block);
+  if (error != cudaSuccess)
+    return error;
+  shelf_make_room(front, miss->shelf, SHELF_BLOCKS);
+  if (miss->bin != NULL)
+    shelf_make_room(front, miss->bin, BIN_BLOCKS);
+  biased_enter(&front->lock);
+  bool attached = front->pool == miss->pool && front->generation == miss->generation;
+  bool deserted = crowd_count(front, block.contended);
+  struct shelf *clear = attached ? shelf_claim(front, block.bytes, request->tag) : NULL;
+  if (attached && !front->shelves_off) {
+    front->owns = true;
+    owned_remember(owned_pair(front->owned, block.address), block.address, block.segment, block.ticket,
+                   shelf_for(front->shelves, block.bytes, request->tag));
+  }
+  biased_leave(&front->lock);
+  if (clear != NULL)
+    shelf_return(front, clear, SHELF_BLOCKS);
+  if (deserted)
+    bins_return(front);
+  *address = block.address;
+  return attached ? cudaSuccess : cudaErrorInvalidResourceHandle; /* the pool ended since, and the block with it */
+}
+
+/* Serves from a bin if a fence says that the GPU is done with its oldest block. */
+static bool bin_pop_fenced(struct front *front, const struct front_request *request, uint64_t epoch,
+                           uintptr_t *address) {
+  if (epoch == 0 || !reuse_reach(front->reuse, epoch))
+    return false;
+  biased_enter(&front->lock);
+  bool served = front_serves(front, request->pool, request->default_id) &&
+                (*address = front_pop_bin(front, request->size, request->site)) != 0;
+  biased_leave(&front->lock);
+  return served;
+}
+
+/* Sends what is in limbo back to the pool, as far as a fence says that the GPU is done with it.  Whether any was. */
+static bool limbo_turn(struct front *front, const struct miss *miss) {
+  struct segment *segments[FRONT_GIVEN_MOST];
+  bool any = false;
+  unsigned count;
+  biased_enter(&front->lock);
+  uint64_t epoch = limbo_last_epoch(&front->limbo);
+  biased_leave(&front->lock);
+  if (epoch != 0)
+    (void)reuse_reach(front->reuse, epoch);
+  do {
+    biased_enter(&front->lock);
+    bool attached = front->pool == miss->pool && front->generation == miss->generation;
+    count = attached ? limbo_clear(&front->limbo, reuse_passed(front->reuse), segments, &epoch, FRONT_GIVEN_MOST) : 0;
+    biased_leave(&front->lock);
+    pool_give(miss->pool, miss->generation, segments, count, 0);
+    any = any || count > 0;
+  } while (count == FRONT_GIVEN_MOST);
+  return any;
+}
+
+/* The pool has nothing free for a size that the shelf could serve with a fence.  Whether that was so for too long. */
+static bool tight_for_long(struct front *front, const struct miss *miss) {
+  if (miss->epoch == 0 || miss->enough)
+    return false;
+  front->tight_count = front->tight == miss->shelf ? front->tight_count + 1 : 1;
+  front->tight = miss->shelf;
+  return front->tight_count % TIGHT_MOST == 0;
+}
+
+/* A shelf that has enough blocks, or no room for more, serves first, if it can; then what is free in the pool; then the
+ * shelf with a fence; and last the pool by all means it has.  In a crowd the pool grows before all means are tried:
+ * the last step would collect what all threads hold, and that is what keeps them apart. */
+cudaError_t large_malloc(struct front *front, const struct front_request *request, struct miss *miss,
+                         uintptr_t *address) {
+  static const struct growth no_growth;
+  if (miss->fence != 0)
+    (void)reuse_reach(front->reuse, miss->fence);
+  if (((miss->full || miss->enough) && shelf_pop_fenced(front, request, miss->epoch, address)) ||
+      bin_pop_fenced(front, request, miss->bin_epoch, address))
+    return cudaSuccess;
+  cudaError_t error = large_take(front, request, POOL_TAKE_FREE, no_growth, miss, address);
+  if (error == cudaErrorMemoryAllocation && limbo_turn(front, miss))
+    error = large_take(front, request, POOL_TAKE_FREE, no_growth, miss, address);
+  struct growth growth = no_growth;
+  if (error == cudaErrorMemoryAllocation && (miss->crowded || tight_for_long(front, miss)))
+    growth = growth_for_speed(front, miss, request->size);
+  if (growth.bytes > 0)
+    error = large_take(front, request, POOL_TAKE_GROWTH, growth, miss, address);
+  if (error != cudaErrorMemoryAllocation) {
+    front->tight = NULL;
+    return error;
+  }
+  if (!miss->full && !miss->enough && shelf_pop_fenced(front, request, miss->epoch, address))
+    return cudaSuccess;
+  if (request->tag != NULL)
+    shelf_drop_misfit(front, front_whole(front, request->size), request->tag);
+  return large_take(front, request, POOL_TAKE_ANY, no_growth, miss, address);
+}

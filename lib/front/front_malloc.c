@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * An allocation that the quick path did not serve.
+ */
+#include "base/cancel.h"
+#include "front/front_inside.h"
+
+static cudaError_t front_serve(struct front *front, const struct front_request *request, struct miss *miss,
+                               uintptr_t *address) {
+  if (request->tag == NULL && request->size <= SLAB_BLOCK_MOST_BYTES) {
+    cudaError_t error = small_serve(front, request, miss->pool, address);
+    if (error != cudaSuccess || *address != 0)
+      return error;
+  }
+  return large_malloc(front, request, miss, address);
+}
+
+enum tried { TRIED_SERVED, TRIED_MISSED, TRIED_NO_FRONT };
+
+/* What the front has at hand; else what there is to know for the slow way, and the allocation counts as live already,
+ * so that nobody takes the pool for empty meanwhile. */
+static inline enum tried front_try(struct front *front, const struct front_request *request, bool tried_before,
+                                   struct miss *miss, uintptr_t *address) {
+  enum tried tried = TRIED_NO_FRONT;
+  biased_enter(&front->lock);
+  if (front_serves(front, request->pool, request->default_id)) {
+    bool served = !tried_before && (*address = front_pop(front, request->size, request->site, request->tag)) != 0;
+    tried = served ? TRIED_SERVED : TRIED_MISSED;
+    front->numbers.live_less_one++;
+    if (!served)
+      large_miss(front, request->size, request->tag, miss);
+  }
+  biased_leave(&front->lock);
+  return tried;
+}
+
+static cudaError_t front_malloc_missed(struct front *front, const struct front_request *request, struct miss *miss,
+                                       uintptr_t *address) {
+  cudaError_t error = front_serve(front, request, miss, address);
+  if (miss->passed_count > 0) /* they did not go with an allocation */
+    pool_give(miss->pool, miss->generation, miss->passed, miss->passed_count, 0);
+  if (error != cudaSuccess)
+    front_live_add(front, -1);
+  return error;
+}
+
+/* tried: what came of the thread's last front, if it has one; *miss: as that says. */
+static __attribute__((noinline)) cudaError_t front_malloc_slowly(struct front *front,
+                                                                 const struct front_request *request, enum tried tried,
+                                                                 struct miss *miss, uintptr_t *address) {
+  NOT_CANCELLED;
+  cudaError_t error = cudaSuccess;
+  while (error == cudaSuccess && tried == TRIED_NO_FRONT) {
+    error = front_get(request->pool, request->default_id, &front);
+    if (error == cudaSuccess)
+      tried = front_try(front, request, false, miss, address);
+  }
+  if (error == cudaSuccess && tried == TRIED_MISSED)
+    error = front_malloc_missed(front, request, miss, address);
+  front_call_end();
+  return error;
+}
+
+cudaError_t front_malloc(const struct front_request *request, uintptr_t *address) {
+  struct front *front = front_mine;
+  struct miss miss;
+  enum tried tried = front != NULL ? front_try(front, request, request->tried, &miss, address) : TRIED_NO_FRONT;
+  if (__builtin_expect(tried == TRIED_SERVED, true))
+    return cudaSuccess;
+  if (tried == TRIED_NO_FRONT && request->pool == NULL)
+    return cudaErrorInvalidResourceHandle;
+  return front_malloc_slowly(front, request, tried, &miss, address);
+}
+
+/* ---- On a stream ---- */
+
+static cudaError_t malloc_stream(const struct front_request *request, struct context_stream stream,
+                                 uintptr_t *address) {
+  struct front *front;
+  struct pool_block block;
+  cudaError_t error = front_get(request->pool, request->default_id, &front);
+  if (error != cudaSuccess)
+    return error;
+  biased_enter(&front->lock);
+  struct pool_order order = {.default_id = request->default_id,
+                             .generation = front->generation,
+                             .size = request->size,
+                             .site = request->site,
+                             .effort = POOL_TAKE_ANY,
+                             .stream = stream};
+  front->numbers.live_less_one++; /* as in front_try */
+  biased_leave(&front->lock);
+  error = pool_take(request->pool, &order, &block);
+  if (error == cudaSuccess && !front_attached(front, request->pool))
+    error = cudaErrorInvalidResourceHandle; /* as in large_take */
+  if (error == cudaSuccess)
+    *address = block.address;
+  else
+    front_live_add(front, -1);
+  return error;
+}
+
+cudaError_t front_malloc_stream(const struct front_request *request, struct context_stream stream, uintptr_t *address) {
+  cudaError_t error = malloc_stream(request, stream, address);
+  front_call_end();
+  return error;
+}

@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * All fronts of a pool: their list, holding them still, their beginning and end, their numbers, and fork.
+ */
+#include "front/front_inside.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "front/front_check.h"
+
+/* ---- Holding still ---- */
+
+void front_take(struct front *front) {
+  if (biased_other_want(&front->lock))
+    biased_barrier();
+  biased_other_await(&front->lock);
+}
+
+void fronts_freeze(struct mam_pool *pool) {
+  struct fronts *fronts = pool->fronts;
+  struct front *front;
+  bool barrier = false;
+  pthread_mutex_lock(&fronts->lock);
+  for (front = fronts->first; front != NULL; front = front->next_of_pool)
+    barrier = biased_other_want(&front->lock) || barrier;
+  if (barrier)
+    biased_barrier();
+  for (front = fronts->first; front != NULL; front = front->next_of_pool)
+    biased_other_await(&front->lock);
+}
+
+void fronts_thaw(struct mam_pool *pool) {
+  for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool)
+    biased_other_leave(&front->lock);
+  pthread_mutex_unlock(&pool->fronts->lock);
+}
+
+void fronts_freeze_all(struct mam_pool *pool) {
+  fronts_freeze(pool);
+  for (unsigned i = 0; i < FRONT_DEPOT_LOCKS; i++)
+    pthread_mutex_lock(&pool->fronts->depot_locks[i]);
+}
+
+void fronts_thaw_all(struct mam_pool *pool) {
+  for (unsigned i = 0; i < FRONT_DEPOT_LOCKS; i++)
+    pthread_mutex_unlock(&pool->fronts->depot_locks[i]);
+  fronts_thaw(pool);
+}
+
+/* Under --enable-checks, first verifies what was frozen. */
+static void fronts_check_and_thaw_all(struct mam_pool *pool) {
+#ifdef MAM_CHECKS
+  const char *fault = front_check_frozen(pool, false);
+  if (fault != NULL) {
+    (void)fprintf(stderr, "mam: fronts of pool %p: %s\n", (void *)pool, fault);
+    abort();
+  }
+#endif
+  fronts_thaw_all(pool);
+}
+
+/* ---- The beginning and the end of a pool ---- */
+
+static bool fronts_open(struct mam_pool *pool) {
+  if (pool->fronts != NULL) /* of the pool that had the struct before */
+    return true;
+  struct fronts *fronts = aligned_alloc(_Alignof(struct fronts), sizeof *fronts);
+  if (fronts == NULL)
+    return false;
+  memset(fronts, 0, sizeof *fronts);
+  (void)pthread_mutex_init(&fronts->lock, NULL);
+  for (unsigned i = 0; i < FRONT_DEPOT_LOCKS; i++)
+    (void)pthread_mutex_init(&fronts->depot_locks[i], NULL);
+  for (unsigned i = 0; i < SLAB_CLASSES; i++)
+    depot_init(&fronts->depots[i], &fronts->depot_locks[i % FRONT_DEPOT_LOCKS]);
+  pool->fronts = fronts;
+  return true;
+}
+
+static void fronts_close(struct mam_pool *pool) {
+  struct fronts *fronts = pool->fronts;
+  struct front *front;
+  fronts_freeze(pool);
+  while ((front = fronts->first) != NULL) {
+    fronts->first = front->next_of_pool;
+    front_detach(front);
+    bool orphan = front->orphan;
+    biased_other_leave(&front->lock); /* from here on, its thread may free it */
+    if (orphan)
+      front_free_memory(front);
+  }
+  memset(&fronts->gone, 0, sizeof fronts->gone);
+  for (unsigned i = 0; i < SLAB_CLASSES; i++)
+    slab_forget(&fronts->depots[i]);
+  fronts_thaw(pool);
+}
+
+bool front_retire(struct mam_pool *pool, uint64_t default_id, bool only_if_empty) {
+  if (!only_if_empty)
+    return pool_retire(pool, default_id, false);
+  fronts_freeze_all(pool);
+  bool retired = pool_retire(pool, default_id, true);
+  if (retired) /* a front that went on could hand out a block of it */
+    for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool) {
+      front->default_id = FRONT_NO_DEFAULT_ID;
+    }
+  fronts_check_and_thaw_all(pool);
+  return retired;
+}
+
+/* ---- Numbers ---- */
+
+int64_t fronts_live(const struct fronts *fronts) {
+  int64_t live = fronts->gone.live;
+  for (const struct front *front = fronts->first; front != NULL; front = front->next_of_pool)
+    live += front->numbers.live_less_one + 1;
+  return live;
+}
+
+static void numbers_add(const struct front *front, struct pool_front_sum *sum) {
+  const struct front_numbers *numbers = &front->numbers;
+  sum->live += numbers->live_less_one + 1;
+  sum->requested_bytes += (size_t)numbers->requested_bytes;
+  sum->hits[FRONT_HIT_TAG] += numbers->tag_hits;
+  sum->hits[FRONT_HIT_SIZE] += (front->ticket_next - front->ticket_first) / 2 - numbers->tag_hits;
+  for (unsigned i = 0; i < SLAB_CLASSES; i++) {
+    const struct magazine *magazine = &front->magazines[i];
+    uint64_t mallocs = magazine_mallocs(magazine), frees = magazine_frees(magazine);
+    sum->hits[FRONT_HIT_MAGAZINE] += mallocs;
+    sum->frees += frees;
+    sum->live_small_count += mallocs - frees;
+    sum->live_small_bytes += (mallocs - frees) * slab_class_bytes(i);
+    uint64_t left_over = (uint64_t)magazine->codes - (mallocs - frees); /* in steps, see slab_code */
+    sum->requested_bytes += (mallocs - frees) * slab_class_bytes(i) - (left_over << slab_code_shift(i));
+  }
+}
+
+void front_unlink(struct fronts *fronts, struct front *front) {
+  struct front **link = &fronts->first;
+  while (*link != front)
+    link = &(*link)->next_of_pool;
+  *link = front->next_of_pool;
+  numbers_add(front, &fronts->gone);
+}
+
+static void freed_block_add(const struct freed_block *block, uint64_t passed, struct pool_front_sum *sum) {
+  sum->kept_count++;
+  sum->kept_bytes += block->segment->bytes;
+  sum->requested_bytes -= block->segment->as.used.requested_bytes; /* the pool counts it until it is given back */
+  sum->kept_waiting_bytes += block->epoch > passed ? block->segment->bytes : 0;
+  sum->kept_waiting_count += block->epoch > passed;
+}
+
+static void front_add_freed_blocks(struct front *front, struct pool_front_sum *sum) {
+  uint64_t passed = reuse_passed(front->reuse);
+  const struct shelf *shelf;
+  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++) {
+    struct freed_block *block = shelf->oldest;
+    for (; block != shelf->next; block = ring_after(shelf, block))
+      freed_block_add(block, passed, sum);
+  }
+  for (unsigned j = 0; j < front->limbo.count; j++)
+    freed_block_add(limbo_at(&front->limbo, j), passed, sum);
+}
+
+static void front_add_resting(const struct front *front, struct pool_front_sum *sum) {
+  uint64_t passed = reuse_passed(front->reuse);
+  for (unsigned i = 0; i < SLAB_CLASSES; i++) {
+    const struct magazine *magazine = &front->magazines[i];
+    size_t blocks = batch_real(magazine->filling) ? magazine->filling->count : 0;
+    for (const struct batch *batch = magazine->resting; batch != NULL; batch = batch->next)
+      blocks += batch->epoch > passed ? batch->count : 0;
+    sum->small_waiting_bytes += blocks * slab_class_bytes(i);
+  }
+}
+
+static size_t front_host_bytes(struct front *front) {
+  size_t bytes = sizeof *front;
+  const struct shelf *shelf;
+  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
+    bytes += ring_is_none(shelf) ? 0 : (size_t)(shelf->end - shelf->ring) * sizeof *shelf->ring;
+  return bytes;
+}
+
+static void fronts_sum(struct mam_pool *pool, struct pool_front_sum *sum) {
+  *sum = pool->fronts->gone;
+  for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool) {
+    numbers_add(front, sum);
+    front_add_freed_blocks(front, sum);
+    front_add_resting(front, sum);
+    sum->metadata_bytes += front_host_bytes(front);
+    sum->thread_count++;
+  }
+  /* What large blocks were block for was handed out again, or still is block, or went to the pool, which counts it. */
+  sum->frees += sum->hits[FRONT_HIT_SIZE] + sum->hits[FRONT_HIT_TAG] + sum->kept_count;
+  for (unsigned i = 0; i < SLAB_CLASSES; i++) {
+    struct slab_sum slabs = slab_count(pool, &pool->fronts->depots[i], i);
+    sum->span_bytes += slabs.span_bytes;
+    sum->small_waiting_bytes += slabs.waiting_bytes;
+    sum->metadata_bytes += slabs.host_bytes;
+  }
+}
+
+/* ---- Fork ---- */
+
+static void fronts_after_fork(struct mam_pool *pool, bool in_child) {
+  if (in_child)
+    biased_register();
+  if (in_child)
+    for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool) {
+      front->orphan = !front_is_mine(front);
+      if (front->orphan) /* its thread may have said that it is inside, and not yet stood back */
+        biased_leave(&front->lock);
+    }
+  fronts_check_and_thaw_all(pool);
+}
+
+const struct pool_front front_operations = {.open = fronts_open,
+                                            .collect = fronts_collect,
+                                            .close = fronts_close,
+                                            .freeze = fronts_freeze_all,
+                                            .thaw = fronts_check_and_thaw_all,
+                                            .sum = fronts_sum,
+                                            .before_fork = fronts_freeze_all,
+                                            .after_fork = fronts_after_fork};

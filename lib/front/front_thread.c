@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * A thread's fronts: finding the one for a pool, making it, and the end of the thread.
+ */
+#include "front/front_inside.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/cancel.h"
+#include "base/error.h"
+
+/* What one thread frees is fenced when it comes to this part of the pool's limit, at the latest. */
+enum { FENCE_SHARE = 2 };
+
+__thread __attribute__((tls_model("initial-exec"))) struct front *front_mine;
+
+/* Of a thread whose end has begun, or would not be heard: no front outlives a call. */
+static __thread __attribute__((tls_model("initial-exec"))) bool ending;
+
+static pthread_key_t thread_end;
+static bool thread_end_heard; /* a program may have taken all keys; constant once there are fronts */
+static _Atomic(uint64_t) fronts_made;
+
+/* What is freed for immediate use waits for nothing. */
+static const _Atomic uint64_t no_epoch;
+
+/* ---- Making one ---- */
+
+/* The thread's front for a pool; it becomes the first.  NULL if there is none. */
+static struct front *front_find(const struct mam_pool *pool, uint64_t default_id) {
+  for (struct front **link = &front_mine, *front; (front = *link) != NULL; link = &front->next_of_thread) {
+    biased_enter(&front->lock);
+    bool serves = front_serves(front, pool, default_id);
+    biased_leave(&front->lock);
+    if (!serves)
+      continue;
+    *link = front->next_of_thread;
+    front->next_of_thread = front_mine;
+    front_mine = front;
+    return front;
+  }
+  return NULL;
+}
+
+/* All 0, and mostly not touched: a thread with few large blocks never pays for the pages of what it owns. */
+static struct front *front_new(void) {
+  void *memory = calloc(1, sizeof(struct front) + _Alignof(struct front));
+  if (memory == NULL)
+    return NULL;
+  uintptr_t aligned = ((uintptr_t)memory + _Alignof(struct front)) & ~(uintptr_t)(_Alignof(struct front) - 1);
+  struct front *front = (struct front *)aligned;
+  front->memory = memory;
+  front->default_id = FRONT_NO_DEFAULT_ID;
+  front->last_places = front->owned;
+  for (unsigned i = 0; i < SLAB_CLASSES; i++)
+    magazine_init(&front->magazines[i]);
+  for (unsigned i = 0; i < SHELVES; i++)
+    ring_set(&front->shelves[i], &front->no_ring, 1);
+  for (unsigned i = 0; i < BINS; i++)
+    ring_set(&front->bins.ranges[i], &front->no_ring, 1);
+  return front;
+}
+
+/* A front of a pool that ended, or a new one, made the thread's. */
+static struct front *front_spare(void) {
+  struct front *front;
+  for (front = front_mine; front != NULL; front = front->next_of_thread) {
+    biased_enter(&front->lock);
+    bool spare = front->pool == NULL;
+    biased_leave(&front->lock);
+    if (spare)
+      return front;
+  }
+  front = front_new();
+  if (front == NULL)
+    return NULL;
+  biased_init(&front->lock);
+  /* Tickets are never used twice: each front counts in a range of its own, odd numbers only. */
+  front->ticket_next = (atomic_fetch_add_explicit(&fronts_made, 1, memory_order_relaxed) + 1) << POOL_TICKET_BITS | 1;
+  front->next_of_thread = front_mine;
+  front_mine = front;
+  if (!ending) /* any value makes front_thread_end run */
+    ending = !thread_end_heard || pthread_setspecific(thread_end, front) != 0;
+  return front;
+}
+
+void front_free_memory(struct front *front) {
+  struct shelf *shelf;
+  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
+    if (!ring_is_none(shelf))
+      free(shelf->ring);
+  free(front->memory);
+}
+
+/* Up to which size a block may be a little too large for what it serves: a quarter of it is nothing beside the pool. */
+static size_t bin_calm_bytes(const struct mam_pool *pool) {
+  /* relaxed: a hint */
+  size_t share = atomic_load_explicit(&pool->limit_hint, memory_order_relaxed) / BIN_CALM_SHARE;
+  return share < BIN_CALM_BYTES ? share : BIN_CALM_BYTES;
+}
+
+/* How much a thread may free before a fence tells it from what runs later. */
+static size_t fence_bytes(const struct mam_pool *pool) {
+  /* relaxed: a hint */
+  size_t share = atomic_load_explicit(&pool->limit_hint, memory_order_relaxed) / FENCE_SHARE;
+  size_t limit = pool->config.waiting_limit_bytes;
+  return limit > 0 && limit < share ? limit : share;
+}
+
+static void front_attach(struct front *front, struct mam_pool *pool) {
+  front->pool = pool;
+  front->generation = pool->generation;
+  front->reuse = pool->reuse;
+  front->default_id = pool->config.default_id != 0 ? pool->config.default_id : FRONT_NO_DEFAULT_ID;
+  front->alignment = pool->config.alignment;
+  front->no_slabs = pool->config.no_slabs;
+  front->alone = pool->fronts->first == NULL && !pool->fronts->shared;
+  front->immediate = pool->config.reuse == MAM_REUSE_IMMEDIATE;
+  front->epoch = front->immediate ? &no_epoch : &pool->reuse->epoch;
+  front->shelves_off = !front->immediate && !reuse_passes_by_itself(pool->reuse);
+  front->last_size = FRONT_NO_SIZE;
+  front->unfenced_epoch = 0;
+  front->unfenced_left = front->fence_bytes = (int64_t)fence_bytes(pool);
+  front->ticket_first = front->ticket_next;
+  front->bins.calm_bytes = bin_calm_bytes(pool);
+  front->numbers = (struct front_numbers){.live_less_one = -1};
+  memset(front->magazines, 0, sizeof front->magazines);
+  for (unsigned i = 0; i < SLAB_CLASSES; i++)
+    magazine_init(&front->magazines[i]);
+}
+
+/* Another thread is about to use the pool: from here on, no front is alone.  The fronts' lock is held. */
+static void fronts_share_locked(struct fronts *fronts) {
+  struct front *front = fronts->first; /* of several, none is alone any more */
+  if (front == NULL || !front->alone)
+    return;
+  front_take(front);
+  front->alone = false;
+  biased_other_leave(&front->lock);
+}
+
+/* The thread's front for a pool that it is a user of, made if there is none. */
+static struct front *front_make(struct mam_pool *pool) {
+  struct front *front = front_find(pool, 0);
+  if (front != NULL)
+    return front;
+  front = front_spare();
+  pthread_mutex_lock(&pool->fronts->lock);
+  fronts_share_locked(pool->fronts);
+  if (front == NULL) { /* the thread frees without one */
+    pool->fronts->shared = true;
+    pthread_mutex_unlock(&pool->fronts->lock);
+    return NULL;
+  }
+  biased_init(&front->lock); /* nobody else knows of it; see biased_owner_fences */
+  front_attach(front, pool);
+  if (pool->fronts->first != NULL || pool->fronts->gone.live != 0) /* no thread can tell the last free */
+    pool_crowd(pool);
+  front->next_of_pool = pool->fronts->first;
+  pool->fronts->first = front;
+  pthread_mutex_unlock(&pool->fronts->lock);
+  return front;
+}
+
+cudaError_t front_get(struct mam_pool *pool, uint64_t default_id, struct front **front) {
+  *front = front_find(pool, default_id);
+  if (*front != NULL)
+    return cudaSuccess;
+  cudaError_t error = pool_enter(pool, default_id);
+  if (error != cudaSuccess)
+    return error;
+  *front = front_make(pool);
+  pool_exit(pool);
+  return *front != NULL ? cudaSuccess
+                        : error_set(cudaErrorMemoryAllocation, "the host has no memory for a thread's front");
+}
+
+/* ---- Whose it is ---- */
+
+bool front_attached(struct front *front, const struct mam_pool *pool) {
+  biased_enter(&front->lock);
+  bool attached = front->pool == pool;
+  biased_leave(&front->lock);
+  return attached;
+}
+
+uint64_t front_generation(struct front *front, const struct mam_pool *pool) {
+  biased_enter(&front->lock);
+  uint64_t generation = front->pool == pool ? front->generation : FRONT_NO_GENERATION;
+  biased_leave(&front->lock);
+  return generation;
+}
+
+void front_live_add(struct front *front, int64_t count) {
+  biased_enter(&front->lock);
+  front->numbers.live_less_one += count;
+  biased_leave(&front->lock);
+}
+
+bool front_is_mine(const struct front *front) {
+  const struct front *of_thread = front_mine;
+  while (of_thread != NULL && of_thread != front)
+    of_thread = of_thread->next_of_thread;
+  return of_thread != NULL;
+}
+
+/* ---- Letting go ---- */
+
+void front_detach(struct front *front) {
+  for (unsigned i = 0; i < SLAB_CLASSES; i++)
+    magazine_drop(&front->magazines[i]);
+  struct shelf *shelf;
+  front->limbo.count = 0;
+  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
+    ring_empty(shelf);
+  if (front->owns)
+    memset(front->owned, 0, sizeof front->owned);
+  front->owns = false;
+  front->bins.crowd = 0;
+  front->bins.crowded = front->alone = false;
+  front->pool = NULL;
+  front->default_id = FRONT_NO_DEFAULT_ID;
+}
+
+static void front_leave_pool(struct front *front, struct mam_pool *pool) {
+  pthread_mutex_lock(&pool->fronts->lock);
+  if (front->pool == pool) { /* else the pool ended first; it changes under the fronts' lock */
+    front_empty(front, FRONT_EVERY_EPOCH);
+    front_unlink(pool->fronts, front);
+  }
+  pthread_mutex_unlock(&pool->fronts->lock);
+}
+
+static void fronts_leave(void) {
+  struct front *front;
+  while ((front = front_mine) != NULL) {
+    front_mine = front->next_of_thread;
+    biased_enter(&front->lock);
+    struct mam_pool *pool = front->pool;
+    biased_leave(&front->lock);
+    if (pool != NULL)
+      front_leave_pool(front, pool);
+    front_free_memory(front);
+  }
+}
+
+/* Destructors of the program's may follow, and allocate and free. */
+static void front_thread_end(void *unused) {
+  NOT_CANCELLED;
+  (void)unused;
+  ending = true;
+  fronts_leave();
+}
+
+void front_call_end(void) {
+  if (__builtin_expect(ending, false))
+    fronts_leave();
+}
+
+void front_set_up(void) {
+  biased_register();
+  thread_end_heard = pthread_key_create(&thread_end, front_thread_end) == 0;
+}

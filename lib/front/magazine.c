@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+#include "front/magazine.h"
+
+#include <stdlib.h>
+
+struct batch magazine_nothing = {.count = 0}, magazine_no_room = {.count = SLAB_BATCH};
+
+void magazine_init(struct magazine *magazine) {
+  magazine->loaded = &magazine_nothing;
+  magazine->filling = &magazine_no_room;
+  magazine->resting = magazine->shells = NULL;
+  magazine->resting_end = &magazine->resting;
+  magazine->resting_count = 0;
+}
+
+struct batch *magazine_load(struct magazine *magazine, struct batch *batch) {
+  struct batch *surplus = NULL;
+  if (magazine->loaded->count == 0) {
+    if (magazine->shells != NULL && batch_real(magazine->loaded))
+      surplus = magazine->loaded;
+    else
+      shell_keep(magazine, magazine->loaded);
+    magazine->loaded = batch;
+    magazine->loaded_blocks += batch->count;
+  } else { /* as if it had rested */
+    batch->epoch = 0;
+    batch->next = NULL;
+    *magazine->resting_end = batch;
+    magazine->resting_end = &batch->next;
+    magazine->resting_count++;
+  }
+  return surplus;
+}
+
+size_t magazine_waiting_blocks(const struct magazine *magazine, uint64_t passed) {
+  size_t blocks = batch_real(magazine->filling) ? magazine->filling->count : 0;
+  for (const struct batch *batch = magazine->resting; batch != NULL; batch = batch->next)
+    blocks += batch->epoch > passed ? batch->count : 0;
+  return blocks;
+}
+
+/* ---- Emptying ---- */
+
+/* Sends a batch to its depot, a stand-in nowhere. */
+static void batch_return(struct mam_pool *pool, struct depot *depot, struct batch *batch, uint64_t epoch,
+                         bool at_once) {
+  if (!batch_real(batch))
+    return;
+  batch->epoch = epoch;
+  if (batch->count > 0)
+    slab_rest(pool, depot, batch, at_once);
+  else
+    slab_shell_give(depot, batch);
+}
+
+static void shells_return(struct depot *depot, struct magazine *magazine) {
+  struct batch *shell;
+  while ((shell = magazine->shells) != NULL) {
+    magazine->shells = shell->next;
+    slab_shell_give(depot, shell);
+  }
+}
+
+void magazine_empty_passed(struct magazine *magazine, struct mam_pool *pool, struct depot *depot, uint64_t passed) {
+  magazine->loaded_blocks = magazine_mallocs(magazine); /* less what is about to leave */
+  batch_return(pool, depot, magazine->loaded, 0, true);
+  magazine->loaded = &magazine_nothing;
+  while (magazine->resting != NULL && magazine->resting->epoch <= passed) {
+    struct batch *batch = resting_pull(magazine);
+    batch_return(pool, depot, batch, batch->epoch, false);
+  }
+}
+
+void magazine_empty_all(struct magazine *magazine, struct mam_pool *pool, struct depot *depot, uint64_t epoch) {
+  magazine_empty_passed(magazine, pool, depot, UINT64_MAX);
+  magazine->filled_blocks = magazine_frees(magazine); /* with what is about to leave */
+  batch_return(pool, depot, magazine->filling, epoch, false);
+  shells_return(depot, magazine);
+  magazine_init(magazine);
+}
+
+/* ---- The end of a pool ---- */
+
+static void batch_drop(struct batch *batch) {
+  if (batch_real(batch))
+    free(batch);
+}
+
+static void batches_drop(struct batch *batch) {
+  while (batch_real(batch)) {
+    struct batch *next = batch->next;
+    free(batch);
+    batch = next;
+  }
+}
+
+void magazine_drop(struct magazine *magazine) {
+  batch_drop(magazine->loaded);
+  batch_drop(magazine->filling);
+  batches_drop(magazine->resting);
+  batches_drop(magazine->shells);
+  magazine_init(magazine);
+}

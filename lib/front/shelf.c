@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+#include "front/shelf.h"
+
+static struct freed_block *block_take(struct shelf *shelf) {
+  struct freed_block *block = shelf->oldest;
+  shelf->oldest = ring_after(shelf, block);
+  return block;
+}
+
+unsigned shelf_clear(struct shelf *shelf, uint64_t passed, struct segment **segments, uint64_t *epoch, unsigned most) {
+  unsigned count = 0;
+  for (; !shelf_is_empty(shelf) && count < most && shelf->oldest->epoch <= passed; count++) {
+    const struct freed_block *block = block_take(shelf);
+    segments[count] = block->segment;
+    *epoch = block->epoch > *epoch ? block->epoch : *epoch;
+  }
+  return count;
+}
+
+size_t shelf_bytes(const struct shelf *shelf) {
+  size_t bytes = 0;
+  if (shelf->bytes != 0)
+    return shelf_count(shelf) * shelf->bytes;
+  for (struct freed_block *block = shelf->oldest; block != shelf->next; block = ring_after(shelf, block))
+    bytes += block->segment->bytes;
+  return bytes;
+}
