@@ -4,7 +4,7 @@
  * anew, one atomic operation at a time.
  *
  * The threads are coroutines on one thread (sequentially consistent: what weaker orders could add is argued in
- * ARCHITECTURE.md) and stop before each atomic operation.  What a thread has read says where it is.
+ * lib/heap/README.md) and stop before each atomic operation.  What a thread has read says where it is.
  */
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
  * mam/detail/heap_grow.h - how a device heap grows under the kernels that run out of it: what requests and the host say
- * to each other.  ARCHITECTURE.md, "Growth under a running kernel", has the argument.
+ * to each other.  lib/heap/README.md, "Growth under a running kernel", has the argument.
  *
  * Time goes in rounds.  The host's reply, in the GPU's memory, says which round it is; above MAM_ROUND_SHIFT.  Below it
  * says for how many pages in a row there is no more memory, 0 if nobody was refused.  A request that fails rings for

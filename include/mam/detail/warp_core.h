@@ -3,7 +3,7 @@
  * mam/detail/warp_core.h - warp heaps, for a GPU and for host threads: a header that lanes of a warp share, superblocks
  * that are handed out from their ends, and lists of what is to be freed.  After S. Widmer, D. Wodniok, N. Weber and M.
  * Goesele, "Fast Dynamic Memory Allocator for Massively Parallel Architectures" (FDGMalloc); "the paper" here.
- * ARCHITECTURE.md, "Warp heaps", has the argument.
+ * lib/heap/README.md, "Warp heaps", has the argument.
  *
  * A header's block in the device heap holds, in the order of addresses: the header, its first list, and the first
  * superblock.  Further superblocks, requests that are larger than one, and further lists are blocks of the device heap
