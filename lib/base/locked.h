@@ -2,7 +2,7 @@
 /*
  * Assertions that a lock is held.
  *
- * A function whose name ends in _locked, or whose comment says that a lock is held, begins with lock_held(&the_lock).
+ * A function whose name ends in _locked, or whose comment says that a lock is held, begins with lock_held(&lock).
  * With --enable-checks it ends the program if the calling thread does not hold the lock; otherwise it is no code.
  *
  * glibc keeps the holder's thread id in the mutex.  Elsewhere the assertion is weaker: some thread holds the lock.

@@ -101,7 +101,7 @@ static inline uint64_t reuse_epoch(const struct reuse *reuse) {
 
 /* The latest epoch that has passed, as far as is known. */
 static inline uint64_t reuse_passed(const struct reuse *reuse) {
-  /* acquire: what was done before the epoch passed; pairs with the release in epoch_pass */
+  /* acquire: what was done before the epoch passed; pairs with the release in epoch_pass_locked */
   return atomic_load_explicit(&reuse->passed, memory_order_acquire);
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * The kernels of defragmentation: compact_core.h, with blocks of threads and warps for teams.  Their order is
- * compact.c's.
+ * The kernels of defragmentation: compact_core.h, with blocks of threads and warps for teams.  heap_compact.c says in
+ * which order they run.
  */
 #ifndef MAM_LIB_COMPACT_KERNELS_CUH
 #define MAM_LIB_COMPACT_KERNELS_CUH

@@ -356,8 +356,8 @@ static struct segment *claim_locked(struct mam_pool *pool, uintptr_t address, bo
   /* relaxed: if it is odd, the exchange decides */
   uint64_t ticket = atomic_load_explicit(&segment->ticket, memory_order_relaxed);
   *freed_before = ticket != 0;
-  /* acq_rel: of two frees one finds the ticket; and what its front wrote into the segment, see shelf_pop.  relaxed on
-   * failure: somebody else freed it */
+  /* acq_rel: of two frees one finds the ticket; and what the block's front wrote into the segment.  relaxed on failure:
+   * another thread freed it */
   if (ticket % 2 == 0 || !atomic_compare_exchange_strong_explicit(&segment->ticket, &ticket, 0, memory_order_acq_rel,
                                                                   memory_order_relaxed))
     return NULL;

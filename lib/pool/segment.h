@@ -179,8 +179,9 @@ bool waiting_stream_empty(const struct waiting_stream *stream);
  * large blocks would be cut up for small ones while small ones lie free), or if the host has no memory. */
 struct segment *segment_retake(struct segment_set *set, struct waiting_stream *stream, size_t bytes);
 
-/* Makes every segment free that waits in the set's list for epoch or an earlier one; of the others, at most so
- * many, of pass_stream, that wait for that stream.  Whether all are. */
+/* segment_pass_epoch makes every segment free that waits in the set's list for epoch or an earlier one;
+ * segment_pass_some at most so many of them; segment_pass_stream at most so many that wait for the stream.  The last
+ * two return whether all are free. */
 void segment_pass_epoch(struct segment_set *set, uint64_t epoch);
 bool segment_pass_some(struct segment_set *set, uint64_t epoch, unsigned most);
 bool segment_pass_stream(struct segment_set *set, struct waiting_stream *stream, uint64_t epoch, unsigned most);

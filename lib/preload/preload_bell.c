@@ -61,7 +61,7 @@ static bool gives(void) {
 }
 
 static void answer(bool given) {
-  /* release: the memory is the driver's again; pairs with the acquires in ring_once */
+  /* release: the memory is the driver's again; pairs with the acquires of the thread that rings */
   atomic_fetch_add_explicit(&bell->gifts, given, memory_order_release);
   atomic_fetch_add_explicit(&bell->answers, 1, memory_order_release);
   futex_wake(&bell->answers);

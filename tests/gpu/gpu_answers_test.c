@@ -327,7 +327,7 @@ static const char *child_wait(pid_t child) {
   return text;
 }
 
-/* The child's side of malloc_works_as_the_first_call: nothing of CUDA was called in this process. */
+/* The child's side of malloc_works_as_the_first_call_of_a_process: nothing of CUDA was called in this process. */
 static int first_call(void) {
   static unsigned char copy[FIRST_CALL_BYTES];
   struct gpu_outcome outcome = {""};
