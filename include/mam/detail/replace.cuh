@@ -10,13 +10,13 @@
 
 #if MAM_ON_DEVICE
 
-/* Once for all requests of a file, or of all that are linked together. */
+/* Prints a message, once for all requests of a file, or of all files that are linked together. */
 MAM_OUTLINE void mam_replaced_forgotten(void) {
   if (atomicExch(&mam_replaced_told, 1) == 0)
     printf("libmam: a kernel asks for memory, but the host has named no heap: see mam_replace_create(3)\n");
 }
 
-/* One copy of the quick way, not one for each call in the program. */
+/* The program has one copy of the quick way, not one for each call. */
 MAM_OUTLINE void *mam_replaced_malloc(size_t bytes) {
   void *block = mam_malloc(mam_replaced_heap, bytes);
   if (block == 0 && mam_replaced_heap.control == 0)
@@ -31,10 +31,10 @@ MAM_OUTLINE void *mam_replaced_malloc_aligned(size_t bytes, size_t alignment) {
 }
 MAM_OUTLINE void mam_replaced_free(MAM_TAG(3) void *block) { mam_free(mam_replaced_heap, block); }
 
-/* Of new: never NULL for want of a size. */
+/* What new asks for: at least a byte, since it never returns NULL because of a size of 0. */
 MAM_INLINE size_t mam_replaced_size(size_t bytes) { return bytes + (bytes == 0); }
 
-/* What they throw, as they are declared already. */
+/* The exception specifications with which these functions are declared already. */
 #ifdef __CUDACC_RTC__
 #define MAM_REPLACED_C
 #define MAM_REPLACED_ALIGNED noexcept
@@ -42,8 +42,8 @@ MAM_INLINE size_t mam_replaced_size(size_t bytes) { return bytes + (bytes == 0);
 #define MAM_REPLACED_C noexcept
 #define MAM_REPLACED_ALIGNED
 #endif
-/* With -rdc each file that includes this has the functions, called or not, and the linker keeps one of each: calls in
- * all other files are to find all of them or none. */
+/* With -rdc=true each file that includes this has the functions, whether they are called or not, and the linker keeps
+ * one of each.  So calls in all other files find all of them or none. */
 #ifdef __CUDACC_RDC__
 #define MAM_REPLACED __host__ __device__ __forceinline__ __attribute__((used))
 #else
@@ -53,7 +53,8 @@ MAM_INLINE size_t mam_replaced_size(size_t bytes) { return bytes + (bytes == 0);
 extern "C" {
 MAM_REPLACED void *malloc(size_t bytes) MAM_REPLACED_C { return MAM_OUT_OF_SIGHT(mam_replaced_malloc)(bytes); }
 MAM_REPLACED void free(void *block) MAM_REPLACED_C { MAM_OUT_OF_SIGHT(mam_replaced_free)(block); }
-/* What __nv_aligned_device_malloc and new of an over-aligned type call; and the same in files without this header. */
+/* __nv_aligned_device_malloc and new of an over-aligned type call the first one; the same in files without this header
+ * call the second. */
 __device__ __forceinline__ void *__nv_aligned_device_malloc_impl(size_t bytes, size_t alignment) {
   return MAM_OUT_OF_SIGHT(mam_replaced_malloc_aligned)(bytes, alignment);
 }
@@ -64,10 +65,11 @@ MAM_REPLACED void *__cuda_syscall_aligned_malloc(size_t bytes, size_t alignment)
 #endif
 }
 
-/* That they are inline is what the standard forbids: a program has one of each.  Here each file has the same. */
+/* The standard says that a program has one of each of these operators, and forbids inline ones.  Here each file has the
+ * same. */
 #pragma nv_diagnostic push
 #pragma nv_diag_suppress 2620
-#pragma nv_diag_suppress 20040 /* and that CUDA has those with nothrow for the host alone */
+#pragma nv_diag_suppress 20040 /* CUDA declares the nothrow operators for the host alone */
 MAM_REPLACED void *operator new(size_t bytes) { return malloc(mam_replaced_size(bytes)); }
 MAM_REPLACED void *operator new[](size_t bytes) { return malloc(mam_replaced_size(bytes)); }
 MAM_REPLACED void operator delete(void *block) noexcept { free(block); }

@@ -19,8 +19,8 @@
 #include <stdlib.h>
 #endif
 
-/* The heap: all 0 until the host has named one.  Where one is linked for all files it is a template, of which the
- * linkers keep one. */
+/* The handle of the heap: all 0 until the host has named a heap.  Where files are linked together it is a template, of
+ * which the linkers keep one copy. */
 #if defined(__CUDACC_RTC__)
 extern "C" {
 __constant__ mam_heap mam_replaced_heap;
@@ -38,7 +38,7 @@ static __device__ unsigned mam_replaced_told;
 
 #ifndef __CUDACC_RTC__
 
-/* A file of the program, and a heap that mam_replace_create made. */
+/* A file of the program.  It is in the list from its construction to its destruction. */
 struct mam_replace_file {
   const void *symbol;
   struct mam_replace_file *next;
@@ -53,7 +53,7 @@ struct mam_replace_made {
   struct mam_replace_made *next;
 };
 
-/* What there is of both; under the mutex. */
+/* All files and all heaps that mam_replace_create made; under the mutex. */
 struct mam_replace_program {
   pthread_mutex_t mutex;
   struct mam_replace_file *files;
@@ -82,20 +82,20 @@ inline mam_replace_file::~mam_replace_file() {
 }
 static struct mam_replace_file mam_replace_this_file(&mam_replaced_heap);
 
-/* The program is locked, here and in what follows of that name. */
+/* Copies the handle to all files.  In this and the other functions of that name the program is locked. */
 inline cudaError_t mam_replace_use_locked(const struct mam_replace_program *program, MAM_Heap heap) {
   mam_heap handle = {};
   cudaError_t error = heap == NULL ? cudaSuccess : MAM_HeapHandle(heap, &handle);
   for (const struct mam_replace_file *file = program->files; file != NULL && error == cudaSuccess; file = file->next) {
     error = cudaMemcpyToSymbol(file->symbol, &handle, sizeof handle, 0, cudaMemcpyHostToDevice);
-    if (error == cudaErrorInvalidSymbol) /* a file without device code; the runtime forgets it again */
+    if (error == cudaErrorInvalidSymbol) /* a file without device code; this clears the runtime's last error */
       error = cudaGetLastError() == error ? cudaSuccess : error;
   }
   return error;
 }
 
-/* The place of the current device's heap among those that were made: of NULL, if there is none.  NULL without a
- * device. */
+/* The link to the current device's heap in the list of those that were made; the link at the end of the list, which is
+ * NULL, if there is none.  NULL without a device. */
 inline struct mam_replace_made **mam_replace_find_locked(struct mam_replace_program *program, int *device) {
   struct mam_replace_made **place = &program->made;
   if (cudaGetDevice(device) != cudaSuccess)
@@ -111,7 +111,7 @@ inline void mam_replace_forget_locked(struct mam_replace_made **place) {
   free(made);
 }
 
-/* Makes a heap for the current device and writes it down. */
+/* Makes a heap for the current device and adds it to the list. */
 inline cudaError_t mam_replace_make_locked(struct mam_replace_program *program, const MAM_HeapOptions *options) {
   struct mam_replace_made *made = (struct mam_replace_made *)calloc(1, sizeof *made);
   struct mam_replace_made **place = made == NULL ? NULL : mam_replace_find_locked(program, &made->device);
@@ -129,7 +129,7 @@ inline cudaError_t mam_replace_make_locked(struct mam_replace_program *program, 
     free(made);
     return error;
   }
-  if (*place != NULL) { /* of a context that is gone */
+  if (*place != NULL) { /* the heap of a context that is gone */
     (void)MAM_HeapDestroy((*place)->heap);
     mam_replace_forget_locked(place);
   }
