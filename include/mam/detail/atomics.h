@@ -1,14 +1,21 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * mam/detail/atomics.h - what the device heap needs of a machine: types, qualifiers, atomic operations, lanes that act
- * together.
+ * mam/detail/atomics.h - what the device heap needs of a machine: types, qualifiers, atomic operations, and lanes that
+ * act together.
  *
- * The same names for a GPU (nvcc, NVRTC) and for host threads, so that heap_core.h is written once.  Each operation has
- * its order in its name; its scope is all threads of the device, on the host those of the process.  The only file that
- * asks which of the two it is compiled for.
+ * A GPU (nvcc, NVRTC) and host threads have the same names here, so all other headers are written once.  This is the
+ * only one that asks which of the two it is compiled for.  It needs no other header.
  *
- * Needs no other header.  A test may define MAM_ATOMICS_STEP() to be called before each atomic operation on the host,
- * and MAM_ATOMICS_SEEN(value) to be told what it read.
+ * The name of an operation says its order and its type: mam_cas_acq_rel_u64.  An operation is atomic among all threads
+ * of the device; on the host, of the process.
+ *
+ * A test may define, before it includes this:
+ *
+ *   MAM_ATOMICS_STEP()       called before each atomic operation on the host
+ *   MAM_ATOMICS_SEEN(value)  told what the operation read
+ *   MAM_ATOMICS_PAUSE()      called instead of a rest
+ *   MAM_ATOMICS_TIME_NS()    the time
+ *   MAM_ATOMICS_SALT()       what mam_salt returns
  */
 #ifndef MAM_DETAIL_ATOMICS_H
 #define MAM_DETAIL_ATOMICS_H
@@ -24,14 +31,15 @@ typedef unsigned long long mam_u64;
 #define MAM_ON_DEVICE 0
 #endif
 
-/* MAM_INLINE: meant to be part of its caller.  MAM_OUTLINE: kept out of it, so that a kernel pays for the registers and
- * the code of what it seldom needs in one place.
+/* MAM_INLINE: a function that becomes a part of its callers.
+ * MAM_OUTLINE: a function that does not, so that a kernel pays for its registers and its code in one place.  It is for
+ * what a kernel seldom needs.
  *
- * ptxas gives a function that it knows to have no other callers registers above those of its callers, so a kernel would
- * pay for the whole depth of calls.  A function that others may call follows the calling convention: it uses the
- * registers of its callers and saves on the stack what they keep there.  Outlined functions are to be of this kind:
+ * ptxas numbers the registers of a function that it knows to have no other callers above those of its callers, so a
+ * kernel would pay for the whole depth of calls.  A function that others may call follows the calling convention: it
+ * uses its callers' registers and saves on the stack what they keep there.  Outlined functions are of this kind:
  *
- *   with -rdc=true   they have external linkage, so every call is visible, and the linker knows stack and registers;
+ *   with -rdc=true   They have external linkage.  Every call is visible, and the linker knows stack and registers.
  *   without it       MAM_OUT_OF_SIGHT hides from ptxas which function is called. */
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #define MAM_INLINE static __device__ __forceinline__
@@ -79,6 +87,7 @@ MAM_INLINE mam_tagged<Number, Result, Values...> mam_out_of_sight(Result (*funct
 #define MAM_OUT_OF_SIGHT(function) (function)
 #endif
 
+/* How a loop is compiled for a GPU: unrolled as a whole, or not at all. */
 #if MAM_ON_DEVICE
 #define MAM_UNROLL _Pragma("unroll")
 #define MAM_LOOP _Pragma("unroll 1") /* where small code matters more than speed */
@@ -248,22 +257,21 @@ MAM_INLINE mam_u32 mam_ones_u64(mam_u64 value) { return (mam_u32)__popcll(value)
 
 /* ---- Lanes that act together ----
  *
- * A collective (shuffle, vote, match, __syncwarp) names lanes that all make it.  Lanes that have parted at a branch
- * meet again where the branch ends, but not only these: lanes that came there at another time, from another iteration
- * of a loop for instance, may run on beside them.  So of a mask one can say two things, and libmam's device code relies
- * on no third:
+ * A collective (shuffle, vote, match, __syncwarp) names lanes, and all of them make it.  Lanes that part at a branch
+ * meet again where the branch ends.  Other lanes may run on beside them there, for instance from another iteration of a
+ * loop. So two things can be known of a mask, and libmam's device code relies on no third:
  *
  * 1. At once.  Between __activemask() and a match or a vote lies nothing but arithmetic.  The lanes that __activemask()
  *    names, and no others, make the collective.  __activemask() is used for nothing else: it says which lanes are here,
  *    not which will come.
- * 2. Later.  The mask is a value of each lane, which mam_mask_of made: the compiler compares it between the lanes that
- *    are here, and serves those of each mask by themselves.  The lanes of one mask all take the same branches to the
- *    collective, or the lanes that leave are taken out of the mask, by arithmetic that all of them do alike.
+ * 2. Later.  The mask is a value of each lane, made by mam_mask_of.  The compiler compares it between the lanes that
+ * are here, and serves the lanes of each mask by themselves.  All lanes of one mask take the same branches to the
+ *    collective, or lanes that leave are taken out of the mask, by arithmetic that all of them do alike.
  *
- * The second needs mam_mask_of.  ptxas (13.0) takes the result of a vote, and sometimes that of a match, for the same
- * in all lanes that run together.  That holds as long as no lanes part.  After that it compiles the collective for the
- * mask of one lane, and a lane of another set beside it reads a lane that has not arrived.  (An atomic operation under
- * a predicate is no way round: ptxas makes a branch of it.) */
+ * The second needs mam_mask_of.  ptxas (13.0) assumes that the result of a vote, and sometimes that of a match, is the
+ * same in all lanes that run together.  That is true until lanes part.  After that ptxas compiles the collective for
+ * the mask of one lane, and a lane of another set beside it reads a lane that has not arrived.  (An atomic operation
+ * under a predicate does not help: ptxas makes a branch of it.) */
 struct mam_lanes {
   mam_u32 mask, rank, count;
 };

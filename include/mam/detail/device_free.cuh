@@ -42,6 +42,7 @@ MAM_INLINE mam_u32 mam_lanes_or(mam_u32 group, mam_u32 bits) {
 #endif
 }
 
+/* Lanes of more groups than this free their chunks each by itself. */
 enum { MAM_FREE_GROUPS = 4 };
 
 static __device__ __forceinline__ void mam_free(mam_heap heap, void *block) {

@@ -7,8 +7,8 @@
  *   1. mam_malloc_kind   The lanes that are here with the same kind form a group.  One atomic addition asks the slot of
  *                        their warp for a ticket each (heap_slots.h).  Most requests end here.  A group that is large
  *                        enough for whole spans asks for no tickets.
- *   2. mam_malloc_more   For the lanes without a ticket: wait for the thread that refills the slot, or, if the group
- * has that task, refill the slot with a span in the home (heap_refill.h).
+ *   2. mam_malloc_more   For the lanes without a ticket: wait for the thread that refills the slot, or refill the slot
+ *                        with a span in the home, if the group has that task (heap_refill.h).
  *   3. mam_malloc_rest   The first lane of the group does all there is to do for it (heap_scarce.h), and the heap may
  *                        grow meanwhile (heap_grow.h).  A round may serve a part of the group.
  *

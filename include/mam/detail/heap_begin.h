@@ -24,12 +24,12 @@
 /* The number of chunks of a span as base-2 logarithms, four bits for each shift, the least shift lowest: 256 chunks of
  * up to 128 bytes, half as many for each further power of two. */
 #define MAM_CHUNKS 0x012345678ull
-/* The same for a roomy heap.  Its spans are larger from 256 bytes on, so refills are fewer. */
+/* The same for a roomy heap.  Its spans have more chunks above 128 bytes, so there are fewer refills. */
 #define MAM_ROOMY_CHUNKS 0x345667788ull
 /* A heap of at least so many MiB is roomy. */
 #define MAM_ROOMY_MIB 256
-/* The slots of the common classes hold so many bytes together, for each slot number.  As many slots are made as an
- * eighth of the heap has room for. */
+/* One slot of each of the common classes holds so many bytes together.  A heap has as many slots of each class as an
+ * eighth of it has room for. */
 #define MAM_SLOT_BYTES (352 << 10)
 /* The same for a roomy heap. */
 #define MAM_ROOMY_SLOT_BYTES (224 << 10)

@@ -1,22 +1,32 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * mam/detail/heap_grow.h - how a device heap grows under the kernels that run out of it: what requests and the host say
- * to each other.  ARCHITECTURE.md, "Growth under a running kernel", has the argument.
+ * mam/detail/heap_grow.h - how a device heap grows while a kernel runs: what requests and the host say to each other.
+ * ARCHITECTURE.md, "Growth under a running kernel", has the argument.
  *
- * Time goes in rounds.  The host's reply, in the GPU's memory, says which round it is; above MAM_ROUND_SHIFT.  Below it
- * says for how many pages in a row there is no more memory, 0 if nobody was refused.  A request that fails rings for
- * its round and the pages that it needs: it raises growth->rung and, if it did, stores the same word to the bell, in
- * the host's memory.  The host takes memory, publishes a superblock and begins the next round; or begins the next round
- * with a refusal.  Whoever waits sees the round change and asks the heap again.
+ * Time goes in rounds.  Three words carry the talk, each with a round's number above and a number of pages below:
  *
- * So there is one store to the host a round and size, however many wait, and all wait on one word in the GPU's memory.
+ *   request                  growth->rung (GPU)   bell (host's memory)     host              growth->reply (GPU)
+ *   fails in round r,
+ *   needs n pages  --------> r | n  ------------> r | n  ----------------> takes memory
+ *   waits                                                                  publishes a
+ *                                                                          superblock -----> r + 1 | 0
+ *   asks the heap again <------------------------------------------------------------------ (or r + 1 | refused)
+ *
+ * A request raises growth->rung by compare-and-swap; the thread that does stores the same word to the bell.  So there
+ * is one store to the host for each round and size, however many threads wait, and all of them wait on one word in the
+ * GPU's memory.  The pages of a reply say that there is no memory for so many in a row; 0 if no request was refused.
  */
 #ifndef MAM_DETAIL_HEAP_GROW_H
 #define MAM_DETAIL_HEAP_GROW_H
 
 #include <mam/detail/heap_core.h>
 
-enum { MAM_ROUND_SHIFT = 32, MAM_NAP_NS = 2000, MAM_NAP_MOST_NS = 64000 };
+/* A round's number has the upper 32 bits of a reply. */
+enum { MAM_ROUND_SHIFT = 32 };
+/* A thread that waits first rests for 2 us between two looks at the reply. */
+enum { MAM_NAP_NS = 2000 };
+/* The rest doubles up to 64 us, so that many threads that wait long load the memory little. */
+enum { MAM_NAP_MOST_NS = 64000 };
 
 /* A reply, or a word that is rung. */
 MAM_INLINE mam_u64 mam_round_of(mam_u32 round, mam_u32 pages) { return (mam_u64)round << MAM_ROUND_SHIFT | pages; }

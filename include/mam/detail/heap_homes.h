@@ -138,12 +138,16 @@ MAM_OUTLINE mam_u32 mam_pages_near(mam_u32 count, struct mam_heap_control *contr
 
 /* ---- For a refill ---- */
 
-/* With a page of the first superblock: mam_refill_pages filled its word of the map; and for mam_slot_filled, that the
- * span gets a place in a ring, that it is to be watched, and that the stamp is to be raised. */
+/* These flags stand above the number of a page of the first superblock. */
+/* mam_refill_pages filled the page's word of the map, so mam_map_filled is to be called. */
 #define MAM_REFILL_FILLED (1u << 30)
+/* The span gets a place in a ring. */
 #define MAM_REFILL_RINGED (1u << 29)
+/* The span is to be watched. */
 #define MAM_REFILL_WATCH (1u << 28)
+/* The stamp is to be raised. */
 #define MAM_REFILL_STAMP (1u << 27)
+/* The bits of the page's number. */
 #define MAM_REFILL_PAGE (MAM_REFILL_STAMP - 1)
 
 /* A refill looks at 8 words together; at 4 where the linker counts the registers of each function. */
@@ -153,8 +157,13 @@ enum { MAM_WORDS_AHEAD = 4 };
 enum { MAM_WORDS_AHEAD = MAM_AHEAD };
 #endif
 
-/* What a look says: where a run begins, MAM_LOOK_NONE if there is none; and from MAM_LOOK_WORD on, in which word. */
-enum { MAM_LOOK_NONE = 64, MAM_LOOK_WORD = 8 };
+/* What a look returns: the run's first bit in its word, and the word's number from bit MAM_LOOK_WORD on. */
+enum {
+  /* In the place of the bit: there is no run. */
+  MAM_LOOK_NONE = 64,
+  /* The bit's number takes 7 bits, so the word's number begins above them. */
+  MAM_LOOK_WORD = 8
+};
 
 /* Looks at up to MAM_WORDS_AHEAD words, each `distance` behind the one before, for count zeros in a row.  The first
  * word comes first if it has them from the bit `from` on; else any of the words, by chance, so that threads that look

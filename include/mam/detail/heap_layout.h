@@ -11,9 +11,10 @@
  *   parks          first word: a header of warp heaps that waits for its next user; second word: a superblock of warp
  *                  heaps that waits (heap_parks.h); 0: nothing
  *
- *   superblock     | owners | shortage, stamp | usage words | page map | class maps | moved | kept | parts | entries |
- *                           area.words - 1 ^                 ^ area.words                 ... | rings | pages |
- *                                                                                                     ^ area.base
+ *   superblock     | owners | shortage, stamp | usage words | page map | class maps | moved | kept | parts |
+ *                           ^ area.words - 1  ^ area.words
+ *                  | entries | rings | (rest) | pages ... |
+ *                                             ^ area.base
  *
  *   owners         16 bits a page: the slot to which the span that begins there was given
  *   shortage       32 bits: what the superblock is known not to have; stamp: 32 bits (heap_shortage.h)
@@ -85,7 +86,14 @@ struct mam_type_info {
 struct mam_site;
 
 /* How empty spans of the first superblock end: see heap_sweep.h. */
-enum { MAM_MODE_WATCHED, MAM_MODE_LAZY, MAM_MODE_SWEEPING };
+enum {
+  /* A free ends them. */
+  MAM_MODE_WATCHED,
+  /* They stay for their slots. */
+  MAM_MODE_LAZY,
+  /* Threads in need are ending them. */
+  MAM_MODE_SWEEPING
+};
 
 /* The head of the control block.  Homes' cursors, slots and parks follow it in memory. */
 struct mam_heap_control {

@@ -1,18 +1,26 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * mam/detail/heap_record.h - who allocated a block, and how much it asked for: a record in the last bytes of each block
- * of a heap that the host created to have them.  Written by mam_malloc_at (device.cuh), read by the host.
+ * mam/detail/heap_record.h - records: the line that allocated a block, and the bytes it asked for.
  *
- * A record is known by a check of itself and its address, so that a block without one, of a kernel that was compiled
- * without, shows none.  The text of a site is copied to a table on the GPU by whoever records it first, since a module
- * may be gone with its strings when the host looks.
+ *   a block   | the owner's bytes | requested, site, check |     a record in its last 16 bytes
+ *
+ * mam_malloc_at (device_record.cuh) writes records, and the host reads them.  A record is known by its check, a hash of
+ * the record and its address.  So a block of a kernel that was compiled without records shows none.
+ *
+ * The thread that records a site first copies its text to a table on the GPU, because the module with the string may be
+ * gone when the host looks.
  */
 #ifndef MAM_DETAIL_HEAP_RECORD_H
 #define MAM_DETAIL_HEAP_RECORD_H
 
 #include <mam/detail/heap_core.h>
 
-enum { MAM_SITES = 1024, MAM_SITE_TEXT_BYTES = 112, MAM_SITE_LINE_BITS = 15 };
+/* The table has places for so many sites.  When it is full, blocks of further sites have no site. */
+enum { MAM_SITES = 1024 };
+/* A site has 128 bytes, of which so many hold the file's name. */
+enum { MAM_SITE_TEXT_BYTES = 112 };
+/* A site's key has 15 bits for the line; larger lines share a key. */
+enum { MAM_SITE_LINE_BITS = 15 };
 
 /* A place in a program that allocates. */
 struct mam_site {
@@ -71,9 +79,8 @@ MAM_OUTLINE mam_u32 mam_site_find(MAM_TAG(1) struct mam_site *sites, const char 
     struct mam_site *site = &sites[(begin + i) % MAM_SITES];
     mam_u64 seen = mam_load_relaxed_u64(&site->key);
     if (seen == 0) {
-      seen = mam_cas_relaxed_u64(
-          &site->key, 0,
-          key); /* relaxed: until the kernel has ended, only the thread that claimed the entry uses what follows */
+      /* relaxed: until the kernel has ended, only the thread that claimed the entry uses what follows */
+      seen = mam_cas_relaxed_u64(&site->key, 0, key);
       if (seen == 0)
         MAM_OUT_OF_SIGHT(mam_site_write)(site, file, line);
     }

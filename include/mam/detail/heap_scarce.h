@@ -109,14 +109,18 @@ MAM_INLINE int mam_pass_end(struct mam_heap_control *control, mam_u32 size_class
   return found == 0 && mam_stamps_sum(control, control->superblocks[0]) == sum;
 }
 
-/* Where a pass is; with MAM_STEP_BUSY, when it has met another thread that is about to have chunks. */
+/* Where a pass is. */
 enum {
+  /* Before it begins. */
   MAM_STEP_BEGIN,
+  /* The steps of a pass: see above. */
   MAM_STEP_RECYCLE,
   MAM_STEP_OPEN,
   MAM_STEP_STEAL,
   MAM_STEP_PART,
+  /* After passes that found nothing. */
   MAM_STEP_LARGER,
+  /* A flag: the pass has met another thread that is about to have chunks. */
   MAM_STEP_BUSY = 8
 };
 

@@ -30,8 +30,14 @@
 
 #include <mam/detail/heap_layout.h>
 
-/* The fields of a shortage, as in the drawing. */
-enum { MAM_SHORT_PAGES = 255, MAM_SHORT_SEARCHING = 256, MAM_SHORT_NUMBER = 512 };
+enum {
+  /* The bits of the shortest missing run, which has at most 64 pages: longer ones are not recorded. */
+  MAM_SHORT_PAGES = 255,
+  /* A thread is searching. */
+  MAM_SHORT_SEARCHING = 256,
+  /* The lowest bit of the number of changes. */
+  MAM_SHORT_NUMBER = 512
+};
 
 MAM_INLINE mam_u32 mam_shortage_next(mam_u32 shortage, mam_u32 low) {
   return (shortage & ~(mam_u32)(MAM_SHORT_NUMBER - 1)) + MAM_SHORT_NUMBER + low;
@@ -58,9 +64,10 @@ MAM_INLINE void mam_shortage_confirm(mam_u32 *shortage, mam_u32 mark, mam_u32 co
 }
 
 /* A look for open parts reads 4 shortage words together. */
+enum { MAM_PARTS_AHEAD = 4 };
+
 /* The first part, from one on and before end, that may have a run of count pages; end if there is none.  With all 0,
  * parts where another thread searches are left out. */
-enum { MAM_PARTS_AHEAD = 4 };
 MAM_OUTLINE mam_u32 mam_parts_next(MAM_TAG(1) const mam_u32 *parts, mam_u32 part, mam_u32 end, mam_u32 count,
                                    mam_u32 all) {
   MAM_LOOP

@@ -5,10 +5,9 @@
  * A request for n chunks adds n to the slot's word, and its old value is the request's first ticket.  Let limit be the
  * number of chunks of the span.
  *
- *   ticket < limit      the request has the chunks from that number on, as far as there are some
- *   ticket = limit, or  the request goes past the end.  Exactly one request does, and it has the task of refilling the
- *   it passes the limit slot; one that got fewer chunks than it asked for leaves that task to the next
- *   ticket > limit      another thread is refilling the slot: wait, or go another way
+ *   ticket < limit                 the request gets the chunks from that number on, as far as there are some
+ *   ticket <= limit < ticket + n   the request has the task of refilling the slot; this is exactly one request
+ *   ticket > limit                 another thread is refilling the slot: wait, or go another way
  *
  * While there are more tickets than chunks, a thread is about to write the slot's word.  Instead of an address the word
  * may have 0 (no span yet), MAM_SLOT_DRY (there were no pages for a refill) or MAM_SLOT_FLUSHED (the chunks without a
@@ -32,10 +31,12 @@
 
 #include <mam/detail/heap_spans.h>
 
+/* The number of chunks of a slot's span. */
 MAM_INLINE mam_u32 mam_slot_limit(const mam_heap *heap, mam_u32 size_class) {
   return 1u << mam_span_chunks_log2(heap->chunks, mam_class_shift(size_class));
 }
 
+/* A group has 1 << mam_held_shift slots (or parks), so that there are at most 64 groups. */
 MAM_INLINE mam_u32 mam_held_shift(mam_u32 slot_count) {
   mam_u32 bits = 32 - mam_leading_zeros_u32(slot_count - 1);
   return bits > 6 ? bits - 6 : 0;
@@ -209,13 +210,19 @@ MAM_OUTLINE mam_u32 mam_held_look(MAM_TAG(1) const mam_u64 *held, mam_u32 left) 
   return found;
 }
 
-/* What a flush found: chunks, which it freed; and slots that were being refilled. */
-enum { MAM_FLUSH_FREED = 1, MAM_FLUSH_BUSY = 2 };
+/* What a flush returns. */
+enum {
+  /* It freed chunks. */
+  MAM_FLUSH_FREED = 1,
+  /* It saw slots that were being refilled. */
+  MAM_FLUSH_BUSY = 2,
+  /* From this bit on mam_held_flush returns the number of a kind. */
+  MAM_FLUSH_NUMBER = 2
+};
 
 /* Frees the chunks without a ticket of one group of slots, the first that may hold any, of the kinds from a number on.
  * Returns MAM_FLUSH_* and, from bit MAM_FLUSH_NUMBER on, the number of the kind to go on with; MAM_HEAP_KINDS if there
  * is none. */
-enum { MAM_FLUSH_NUMBER = 2 };
 MAM_OUTLINE mam_u32 mam_held_flush(MAM_TAG(1) mam_u32 number, struct mam_heap_control *control) {
   mam_u32 further = MAM_AHEAD, found = 0;
   MAM_LOOP

@@ -152,11 +152,17 @@ MAM_INLINE int mam_span_try_end(mam_u64 *words, mam_u64 header, mam_u32 count, m
 
 /* What a caller of mam_word_changed has left to do. */
 enum {
+  /* A word of the page map has got its first 0: mam_map_opened. */
   MAM_LEFT_PAGES_OPENED = 1,
+  /* The same of the class map. */
   MAM_LEFT_CLASS_OPENED = 2,
+  /* Pages came back, and something was known to be missing: mam_pages_returned. */
   MAM_LEFT_RETURNED = 4,
+  /* The span has ended, and its pages lie in two words of the page map: mam_pages_clear. */
   MAM_LEFT_PAGES = 8,
+  /* The span is to be looked at again: see mam_span_try_end. */
   MAM_LEFT_AGAIN = 16,
+  /* A chunk came back, and a thread relies on the stamp: mam_stamp_raise. */
   MAM_LEFT_STAMP = 32
 };
 

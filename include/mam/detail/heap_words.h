@@ -38,12 +38,15 @@
 #include <mam/detail/atomics.h>
 #include <mam/heap_types.h>
 
+/* In the place of a page's number: there is none. */
 #define MAM_NO_PAGE 0xffffffffu
+/* A word of a map that has no 0. */
 #define MAM_FULL_WORD 0xffffffffffffffffull
 
 enum {
-  /* A page has 4 KiB: the unit in which a superblock's memory is taken. */
+  /* A page has 4 KiB: the unit in which a superblock's memory is taken.  This is its base-2 logarithm. */
   MAM_PAGE_SHIFT = 12,
+  /* The bytes of a page. */
   MAM_PAGE_BYTES = 1 << MAM_PAGE_SHIFT,
   /* Each page has 8 usage words, enough for a page of the smallest class: 8 * 32 chunks of 16 bytes. */
   MAM_PAGE_WORDS = 8,
@@ -51,6 +54,7 @@ enum {
   MAM_SPAN_PAGES = 64,
   /* The classes reach from 16 bytes to 32 KiB: 8 up to 128 bytes, then four for each of 8 powers of two. */
   MAM_HEAP_CLASSES = 40,
+  /* Each class is a kind, and each type is one. */
   MAM_HEAP_KINDS = MAM_HEAP_CLASSES + MAM_HEAP_TYPES,
   /* The bytes of the largest class.  Larger requests get whole pages. */
   MAM_CHUNK_BYTES = 32 << 10
@@ -71,6 +75,7 @@ MAM_INLINE mam_u32 mam_kind_type(mam_u32 kind) { return kind >> MAM_KIND_TYPE_SH
 MAM_INLINE mam_u32 mam_kind_number(mam_u32 kind) {
   return mam_kind_type(kind) == 0 ? kind : MAM_HEAP_CLASSES - 1 + mam_kind_type(kind);
 }
+/* In the place of a kind: there is no such type. */
 #define MAM_NO_KIND 0xffffffffu
 
 MAM_INLINE mam_u32 mam_class_shift_of(mam_u32 sixteenths_less_1) {
@@ -111,6 +116,7 @@ MAM_INLINE mam_u32 mam_chunk_index(mam_u32 sixteenths, mam_u32 shift, mam_u32 mu
 /* This number in the place of the size class + 1 in a usage word says: a request of whole pages.  No class has it. */
 enum { MAM_CLASS_RUN = 255 };
 
+/* The word is watched: see heap_spans.h. */
 #define MAM_WORD_WATCHED (1ull << 39)
 
 MAM_INLINE mam_u64 mam_word_of(mam_u32 kind, mam_u32 pages, mam_u32 words, mam_u32 chunks) {
@@ -181,8 +187,11 @@ MAM_INLINE struct mam_bit mam_bit_of(mam_u64 offset, mam_u32 entry) {
  */
 enum { MAM_TICKET_BITS = 24 };
 
+/* In the place of an address: there were no pages for a refill.  (0 there says that no span was there yet.) */
 #define MAM_SLOT_DRY ((mam_u64)1 << MAM_TICKET_BITS)
+/* The same: the chunks without a ticket are being freed. */
 #define MAM_SLOT_FLUSHED ((mam_u64)2 << MAM_TICKET_BITS)
+/* The bits of the tickets. */
 #define MAM_SLOT_TICKETS (MAM_SLOT_DRY - 1)
 
 MAM_INLINE mam_u64 mam_slot_address(mam_u64 slot) { return slot >> MAM_TICKET_BITS << MAM_PAGE_SHIFT; }
@@ -197,19 +206,29 @@ MAM_INLINE mam_u32 mam_slot_page(mam_u64 slot, mam_u64 base, mam_u32 page_count)
   return page < page_count ? (mam_u32)page : MAM_NO_PAGE;
 }
 
-/* ---- Request words ---- */
+/* ---- Request words ----
+ *
+ * Two words carry a request for chunks through the functions that serve it: `wanted` and `slot`. */
 
-/* What a thread is asked for that claims chunks, in one word: a kind, whether the caller's lanes have the task of
- * refilling the slot, whether they are so many that they take whole spans, their home, whether the slot was dry, and
- * whether empty spans are left to it. */
 enum {
+  /* wanted: the kind. */
   MAM_REST_KIND = (1 << MAM_KIND_BITS) - 1,
+  /* wanted: the caller's lanes have the task of refilling the slot. */
   MAM_REST_REFILL = 1 << MAM_KIND_BITS,
+  /* wanted: the lanes are so many that they take whole spans, without the slot. */
   MAM_REST_WHOLE = 1 << (MAM_KIND_BITS + 1),
+  /* wanted: the home has ten bits from this bit on. */
   MAM_REST_HOME = MAM_KIND_BITS + 2,
+  /* wanted: the slot was dry. */
   MAM_REST_DRY = 1 << (MAM_KIND_BITS + 12),
+  /* wanted: empty spans are left to their slots. */
   MAM_REST_LAZY = 1 << (MAM_KIND_BITS + 13)
 };
-/* Above a slot's number among all: the base-2 logarithm of a span's chunks. */
-enum { MAM_REST_CHUNKS = 28, MAM_REST_SLOT = (1 << MAM_REST_CHUNKS) - 1 };
+enum {
+  /* slot: from this bit on the base-2 logarithm of a span's chunks. */
+  MAM_REST_CHUNKS = 28,
+  /* slot: the bits below are the slot's number among all. */
+  MAM_REST_SLOT = (1 << MAM_REST_CHUNKS) - 1
+};
+
 #endif /* MAM_DETAIL_HEAP_WORDS_H */

@@ -99,8 +99,8 @@ MAM_REPLACED void operator delete[](void *block, const std::nothrow_t &) noexcep
 
 /* ---- Records ----
  *
- * Functions cannot know their callers' lines.  The macro leaves the name as it is and makes its argument one that knows
- * them: host code, std:: and members take it for the number that it was. */
+ * A function does not know its caller's line.  So malloc becomes a macro, which keeps the name and gives the function
+ * an argument that knows the line.  Host code, std::malloc and members of that name take the argument as the number. */
 
 #if MAM_HEAP_RECORDED
 struct mam_replaced_bytes {

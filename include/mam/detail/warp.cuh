@@ -276,6 +276,7 @@ MAM_OUTLINE void *mam_warp_malloc_rest(MAM_TAG(3) mam_warp *warp, size_t bytes) 
   return address != 0 ? (void *)address : (void *)MAM_OUT_OF_SIGHT(mam_warp_direct)(warp, list, bytes, 0);
 }
 
+/* The mask of a whole warp. */
 #define MAM_WARP_WHOLE 0xffffffffu
 
 /* 0 if all lanes of a whole warp have the same value. */

@@ -1,55 +1,30 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * mam/detail/warp_core.h - warp heaps, for a GPU and for host threads: a header that lanes of a warp share, superblocks
- * that are handed out from their ends, and lists of what is to be freed.  After S. Widmer, D. Wodniok, N. Weber and M.
- * Goesele, "Fast Dynamic Memory Allocator for Massively Parallel Architectures" (FDGMalloc); "the paper" here.
+ * mam/detail/warp_core.h - warp heaps, for a GPU and for host threads.  After S. Widmer, D. Wodniok, N. Weber and
+ * M. Goesele, "Fast Dynamic Memory Allocator for Massively Parallel Architectures" (FDGMalloc); "the paper" here.
  * ARCHITECTURE.md, "Warp heaps", has the argument.
  *
- * A header's block in the device heap holds, in the order of addresses: the header, its first list, and the first
- * superblock.  Further superblocks, requests that are larger than one, and further lists are blocks of the device heap
- * each, and all but lists are entries of a list.
+ * The life of a header (warp_header.h):
  *
- * Two ways to one word.  Lanes of which none that takes part is missing are alone with their header: they read and
- * write it plainly.  Lanes that come in parts change the same words by compare-and-swap.  Which of the two it is, the
- * caller knows; what it has to order, see each function.
+ *   mam_warp_begin, mam_warp_find   a new header, or one that waits in a park, for the lanes that start it
+ *   mam_warp_take                   a request takes blocks of the current superblock
+ *   mam_warp_refill                 a superblock that waits in the park, or a new one, becomes the current one
+ *   mam_warp_enter                  what is to be freed is entered in a list
+ *   mam_warp_leave                  lanes tidy up or end; the last one has the round
+ *   mam_warp_round                  frees what was handed out; the largest superblock goes into the park
+ *   mam_warp_put_away               when no lane takes part, the header goes into its park or is freed
  *
- * Whoever includes this file defines mam_warp_heap_malloc and mam_warp_heap_free, and may define
- * MAM_OUT_OF_SIGHT(function) as that by which functions out of line are called.
+ * Two ways lead to one word.  Lanes are alone with their header if all that take part are here: then they read and
+ * write it plainly.  Lanes that come in parts change the same words by compare-and-swap.  The caller knows which of the
+ * two it is; each function says what the caller has to order.
+ *
+ * The file that includes this defines mam_warp_heap_malloc and mam_warp_heap_free.
  */
 #ifndef MAM_DETAIL_WARP_CORE_H
 #define MAM_DETAIL_WARP_CORE_H
 
-#include <mam/detail/atomics.h>
 #include <mam/detail/heap_core.h>
-#include <mam/warp_types.h>
-
-/* A word that holds an address and a number.  The address is a multiple of 16 and stands above; the number has 20 bits.
- */
-enum { MAM_WARP_NUMBER_BITS = 20 };
-#define MAM_WARP_NUMBER 0xfffffu
-
-/* A list is the word of the list before it (0: none), and then its entries, addresses of blocks.  The first list is in
- * the header, and has less of them. */
-enum { MAM_WARP_INLINE_ENTRIES = 9, MAM_WARP_LEAST_BLOCK = 16, MAM_WARP_GROWTH = 4 };
-struct mam_warp {
-  mam_u64 current; /* the superblock in use, and how many blocks are left in it, from its beginning */
-  mam_u64 lanes;   /* low: the active lanes (ActiveCount in the paper); high: the lanes that take part (TotalCount) */
-  mam_u32 block_less_1, block_shift; /* constant: of the block size */
-  mam_u64 list;                      /* the list in use, and the number of its entries (SB Counter in the paper) */
-  mam_u64 early;                     /* the same for blocks of lanes that tidied up before the others; 0: nothing */
-  mam_u64 first;                     /* constant: current when nothing has been handed out */
-  struct mam_heap_control *control;
-  mam_u64 mark;               /* tells that this is a header: see mam_warp_mark_of */
-  mam_u64 owner;              /* the warp, for checks */
-  mam_u32 superblock_bytes;   /* constant: of the first superblock that is asked of the device heap */
-  mam_u32 next_bytes;         /* of the next superblock */
-  mam_u32 entries;            /* constant: of a list other than the first */
-  mam_u32 handed_over;        /* 1 if a lane left the header to a later kernel */
-  mam_u64 park;               /* constant: the park where the header waits for its next user; 0: it does not */
-  mam_u32 most_bytes, unused; /* constant: of a superblock at most */
-  mam_u64 largest;            /* a superblock of the list that may wait for its next user; 0: none may */
-  mam_u64 inline_before, inline_list[MAM_WARP_INLINE_ENTRIES];
-};
+#include <mam/detail/warp_header.h>
 
 /* A function that is called out of sight may be any function of the same types, for ptxas, so functions that call each
  * other differ in their types (MAM_TAG in atomics.h). */
@@ -58,67 +33,6 @@ struct mam_warp {
  * includes this one defines both. */
 MAM_INLINE mam_u64 mam_warp_heap_malloc(struct mam_heap_control *control, mam_u64 bytes);
 MAM_INLINE void mam_warp_heap_free(struct mam_heap_control *control, mam_u64 address);
-
-/* ---- Words ---- */
-
-MAM_INLINE mam_u64 mam_warp_word(mam_u64 address, mam_u32 number) {
-  return address << (MAM_WARP_NUMBER_BITS - 4) | number;
-}
-MAM_INLINE mam_u64 mam_warp_address(mam_u64 word) { return word >> MAM_WARP_NUMBER_BITS << 4; }
-MAM_INLINE mam_u32 mam_warp_number(mam_u64 word) { return (mam_u32)word & MAM_WARP_NUMBER; }
-MAM_INLINE mam_u32 mam_warp_active(mam_u64 lanes) { return (mam_u32)lanes; }
-MAM_INLINE mam_u32 mam_warp_taking_part(mam_u64 lanes) { return (mam_u32)(lanes >> 32); }
-MAM_INLINE mam_u64 mam_warp_all_of(mam_u32 mask) { return (mam_u64)mask << 32 | mask; }
-
-/* The mark of a header at that address.  It is unlikely that anything else in a heap has this value there. */
-MAM_INLINE mam_u64 mam_warp_mark_of(mam_u64 address) { return address * 0x9e3779b97f4a7c15ull ^ 0x77a4b1ea9c0f5d63ull; }
-MAM_INLINE int mam_warp_is(const struct mam_warp *warp) {
-  return mam_load_relaxed_u64(&warp->mark) == mam_warp_mark_of((mam_u64)warp);
-}
-
-/* ---- Beginning ---- */
-
-/* The options, with each value brought into its range: a block is a power of two of at least 16 bytes, a list has at
- * least an entry, and each size fits its field. */
-MAM_INLINE mam_warp_options mam_warp_options_sound(mam_warp_options options) {
-  const mam_u32 most = MAM_WARP_NUMBER * MAM_WARP_LEAST_BLOCK, front = sizeof(struct mam_warp);
-  mam_u32 block = options.block_bytes <= MAM_WARP_LEAST_BLOCK ? MAM_WARP_LEAST_BLOCK : options.block_bytes;
-  block = block > 1u << 12 ? 1u << 12 : 1u << (32 - mam_leading_zeros_u32(block - 1));
-  mam_u32 superblock = options.superblock_bytes > most ? most : options.superblock_bytes;
-  mam_u32 first = options.first_bytes > most ? most : options.first_bytes;
-  mam_u32 entries = options.list_entries > 4095 ? 4095 : options.list_entries;
-  mam_u32 largest = options.most_bytes > most ? most : options.most_bytes;
-  superblock = (superblock < block ? block : superblock) & ~(block - 1);
-  mam_warp_options sound = {superblock, first < front ? front : first, entries == 0 ? 1 : entries, block,
-                            (largest < superblock ? superblock : largest) & ~(block - 1)};
-  return sound;
-}
-
-/* Makes a header, for the lanes of mask, of a block of options.first_bytes at address. */
-MAM_INLINE struct mam_warp *mam_warp_begin(struct mam_heap_control *control, mam_u64 address, mam_warp_options options,
-                                           mam_u32 mask, mam_u64 owner, mam_u64 park) {
-  struct mam_warp *warp = (struct mam_warp *)address;
-  mam_u64 block = options.block_bytes, end = address + options.first_bytes;
-  mam_u64 begin = (address + sizeof *warp + block - 1) & ~(block - 1);
-  warp->block_shift = 31 - mam_leading_zeros_u32(options.block_bytes);
-  warp->current = warp->first = mam_warp_word(begin, end > begin ? (mam_u32)(end - begin) >> warp->block_shift : 0);
-  warp->lanes = mam_warp_all_of(mask);
-  warp->block_less_1 = options.block_bytes - 1;
-  warp->list = mam_warp_word((mam_u64)&warp->inline_before, 0);
-  warp->early = 0;
-  warp->control = control;
-  warp->mark = mam_warp_mark_of(address);
-  warp->owner = owner;
-  warp->superblock_bytes = options.superblock_bytes;
-  warp->next_bytes = options.superblock_bytes;
-  warp->most_bytes = options.most_bytes;
-  warp->entries = options.list_entries;
-  warp->handed_over = 0;
-  warp->park = park;
-  warp->largest = 0;
-  warp->inline_before = 0;
-  return warp;
-}
 
 /* ---- Words that lanes share ----
  *
@@ -135,12 +49,6 @@ MAM_INLINE mam_u64 mam_warp_change(mam_u64 *word, mam_u64 seen, mam_u64 wanted, 
 }
 
 /* ---- Lists ---- */
-
-MAM_INLINE mam_u64 mam_warp_list_inside(const struct mam_warp *warp) { return (mam_u64)&warp->inline_before; }
-MAM_INLINE mam_u32 mam_warp_list_room(const struct mam_warp *warp, mam_u64 at) {
-  return at == mam_warp_list_inside(warp) ? (mam_u32)MAM_WARP_INLINE_ENTRIES : warp->entries;
-}
-MAM_INLINE mam_u64 *mam_warp_list_entry(mam_u64 at, mam_u32 index) { return (mam_u64 *)at + 1 + index; }
 
 /* Takes count entries side by side in a list, for the caller to write.  Returns 0 if a new list was needed and there
  * was no memory for it, or no list is long enough.  The entries are read after all lanes have arrived (mam_warp_leave),
@@ -193,6 +101,7 @@ MAM_OUTLINE void mam_warp_flush(struct mam_warp *warp, mam_u64 list, struct mam_
  * first few, series of rounds do not ask the device heap.  All superblocks that wait have a limited share of the heap
  * together. */
 
+/* Superblocks that wait take at most an eighth of the first superblock of the heap. */
 #ifndef MAM_WARP_SHARE
 #define MAM_WARP_SHARE 8
 #endif
