@@ -30,7 +30,7 @@ struct mam_heap_control;
 typedef struct mam_heap {
   struct mam_heap_control *control;
   unsigned long long *slots; /* MAM_HEAP_KINDS times slot_count */
-  unsigned long long *words; /* usage words of the first superblock: see heap_core.h */
+  unsigned long long *words; /* usage words of the first superblock: see detail/heap_layout.h */
   unsigned short *entries;   /* page entries of the first superblock */
   unsigned long long base;   /* the address of the first superblock's first page */
   unsigned long long chunks; /* chunks of a span: base-2 logarithms, four bits for each shift */

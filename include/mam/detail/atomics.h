@@ -1,14 +1,21 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * mam/detail/atomics.h - what the device heap needs of a machine: types, qualifiers, atomic operations, lanes that act
- * together.
+ * mam/detail/atomics.h - what the device heap needs of a machine: types, qualifiers, atomic operations, and lanes that
+ * act together.
  *
- * The same names for a GPU (nvcc, NVRTC) and for host threads, so that heap_core.h is written once.  Each operation has
- * its order in its name; its scope is all threads of the device, on the host those of the process.  The only file that
- * asks which of the two it is compiled for.
+ * A GPU (nvcc, NVRTC) and host threads have the same names here, so all other headers are written once.  This is the
+ * only one that asks which of the two it is compiled for.  It needs no other header.
  *
- * Needs no other header.  A test may define MAM_ATOMICS_STEP() to be called before each atomic operation on the host,
- * and MAM_ATOMICS_SEEN(value) to be told what it read.
+ * The name of an operation says its order and its type: mam_cas_acq_rel_u64.  An operation is atomic among all threads
+ * of the device; on the host, of the process.
+ *
+ * A test may define, before it includes this:
+ *
+ *   MAM_ATOMICS_STEP()       called before each atomic operation on the host
+ *   MAM_ATOMICS_SEEN(value)  told what the operation read
+ *   MAM_ATOMICS_PAUSE()      called instead of a rest
+ *   MAM_ATOMICS_TIME_NS()    the time
+ *   MAM_ATOMICS_SALT()       what mam_salt returns
  */
 #ifndef MAM_DETAIL_ATOMICS_H
 #define MAM_DETAIL_ATOMICS_H
@@ -24,14 +31,15 @@ typedef unsigned long long mam_u64;
 #define MAM_ON_DEVICE 0
 #endif
 
-/* MAM_INLINE: meant to be part of its caller.  MAM_OUTLINE: kept out of it, so that a kernel pays for the registers and
- * the code of what it seldom needs in one place.
+/* MAM_INLINE: a function that becomes a part of its callers.
+ * MAM_OUTLINE: a function that does not, so that a kernel pays for its registers and its code in one place.  It is for
+ * what a kernel seldom needs.
  *
- * ptxas gives a function that it knows to have no other callers registers above those of its callers, so a kernel would
- * pay for the whole depth of calls.  A function that others may call follows the calling convention: it uses the
- * registers of its callers and saves on the stack what they keep there.  Outlined functions are to be of this kind:
+ * ptxas numbers the registers of a function that it knows to have no other callers above those of its callers, so a
+ * kernel would pay for the whole depth of calls.  A function that others may call follows the calling convention: it
+ * uses its callers' registers and saves on the stack what they keep there.  Outlined functions are of this kind:
  *
- *   with -rdc=true   they have external linkage, so every call is visible, and the linker knows stack and registers;
+ *   with -rdc=true   They have external linkage.  Every call is visible, and the linker knows stack and registers.
  *   without it       MAM_OUT_OF_SIGHT hides from ptxas which function is called. */
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #define MAM_INLINE static __device__ __forceinline__
@@ -45,9 +53,9 @@ typedef unsigned long long mam_u64;
 #define MAM_OUTLINE static __attribute__((unused))
 #endif
 
-/* ptxas takes a hidden call for one of any function of that type, and gives up on the stack that a kernel needs if a
- * function may so be called by itself.  Types that would be the same differ by a first parameter, MAM_TAG(1 to 6),
- * which has no value; MAM_OUT_OF_SIGHT supplies it. */
+/* ptxas assumes that a hidden call may reach any function of the same type.  If a function might then call itself,
+ * ptxas does not know the stack that a kernel needs.  So functions whose types would be the same get a different first
+ * parameter, MAM_TAG(1 to 6), which has no value.  MAM_OUT_OF_SIGHT supplies it. */
 #if MAM_ON_DEVICE && !defined(__CUDACC_RDC__)
 template <int Number> struct mam_tag;
 template <> struct mam_tag<1> { char bytes[1]; };
@@ -79,15 +87,16 @@ MAM_INLINE mam_tagged<Number, Result, Values...> mam_out_of_sight(Result (*funct
 #define MAM_OUT_OF_SIGHT(function) (function)
 #endif
 
+/* How a loop is compiled for a GPU: unrolled as a whole, or not at all. */
 #if MAM_ON_DEVICE
 #define MAM_UNROLL _Pragma("unroll")
-#define MAM_LOOP _Pragma("unroll 1") /* where code is better small than quick */
+#define MAM_LOOP _Pragma("unroll 1") /* where small code matters more than speed */
 #else
 #define MAM_UNROLL
 #define MAM_LOOP
 #endif
 
-/* What was computed from a variable is computed again after this, instead of being kept in a register. */
+/* Makes the compiler compute again what it has computed from a variable, instead of keeping it in a register. */
 #if MAM_ON_DEVICE
 #define MAM_FORGET(variable) asm volatile("" : "+r"(variable))
 #define MAM_FORGET_ADDRESS(variable) asm volatile("" : "+l"(variable))
@@ -100,7 +109,8 @@ MAM_INLINE mam_tagged<Number, Result, Values...> mam_out_of_sight(Result (*funct
 
 /* ---- A GPU ----
  *
- * PTX by name: the orders are what is written, on every toolkit, and the addresses are known to be global. */
+ * Each operation is PTX, so that its order is what is written, on every toolkit, and its address is known to be global.
+ */
 
 MAM_INLINE mam_u64 mam_global(const void *address) { return (mam_u64)__cvta_generic_to_global(address); }
 
@@ -167,14 +177,14 @@ MAM_PTX_CAS(mam_cas_acq_rel_u32, "acq_rel", mam_u32, "b32", "r")
 MAM_PTX_CAS(mam_cas_acquire_u64, "acquire", mam_u64, "b64", "l")
 MAM_PTX_CAS(mam_cas_acq_rel_u64, "acq_rel", mam_u64, "b64", "l")
 
-/* For several compare-and-swaps that together are one step: mam_fence before and after them is cheaper than an order
- * for each.  A fence that follows a relaxed read acquires what was released to it, and releases it to a relaxed write
- * after. (PTX ISA, memory consistency model, release and acquire patterns.) */
+/* For several compare-and-swaps that are one step together: a barrier before and after them (mam_fence) is cheaper than
+ * an order for each.  A barrier after a relaxed read acquires what was released to the value read; a barrier before a
+ * relaxed write releases it. (PTX ISA, memory consistency model, release and acquire patterns.) */
 MAM_PTX_CAS(mam_cas_between_fences_u64, "relaxed", mam_u64, "b64", "l")
 MAM_INLINE void mam_fence(void) { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
-/* The same, a load and an and, of which one in a row of several is perhaps not wanted: without a branch, so that all of
- * them are under way at once.  What is not wanted answers as if it had succeeded, or otherwise. */
+/* A compare-and-swap, a load and an and of which some in a row may not be wanted.  There is no branch, so that all of
+ * them are under way at once.  One that is not wanted returns as if it had succeeded, or `otherwise`. */
 MAM_INLINE mam_u64 mam_cas_between_fences_if_u64(int wanted, mam_u64 *word, mam_u64 expected, mam_u64 desired) {
   mam_u64 old;
   asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %4, 0;\n\tmov.b64 %0, %2;\n\t"
@@ -204,34 +214,34 @@ MAM_INLINE mam_u64 mam_and_relaxed_if_u64(int wanted, mam_u64 *word, mam_u64 val
   return old;
 }
 
-/* Of two threads that each change a word and then look at the other's, at least one sees the other's change: the one
- * with mam_fence_all between the two, the other with a look of this kind. */
+/* Two threads each change a word and then look at the other's.  At least one of them sees the other's change, if one
+ * has mam_fence_all between the two, and the other looks by mam_look_after_change_u32. */
 MAM_INLINE void mam_fence_all(void) { asm volatile("fence.sc.gpu;" ::: "memory"); }
 MAM_INLINE mam_u32 mam_look_after_change_u32(mam_u32 *word) {
   mam_fence_all();
   return mam_load_relaxed_u32(word);
 }
-/* The same where the caller has passed mam_fence_all; and a change before it. */
+/* The look alone, for a caller that has passed mam_fence_all; and the change alone, for a caller that will pass it. */
 MAM_INLINE mam_u32 mam_look_after_fence_u32(mam_u32 *word) { return mam_load_relaxed_u32(word); }
 MAM_INLINE mam_u64 mam_or_before_fence_u64(mam_u64 *word, mam_u64 value) { return mam_or_relaxed_u64(word, value); }
 
-/* A word in the host's memory, which the host reads. */
+/* Writes a word in the host's memory, which the host reads. */
 MAM_INLINE void mam_store_relaxed_system_u64(mam_u64 *word, mam_u64 value) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(mam_global(word)), "l"(value) : "memory");
 }
 
-/* A short rest while another thread is at work: 100 to 200 ns. */
+/* A short rest while another thread works: 100 to 200 ns. */
 MAM_INLINE void mam_pause(void) { __nanosleep(100); }
-/* A rest of up to twice as long, at most a millisecond. */
+/* A rest of ns to twice as many, at most a millisecond. */
 MAM_INLINE void mam_sleep(mam_u32 ns) { __nanosleep(ns); }
-/* A number that is likely to differ between those who ask for it at the same time. */
+/* A number that is likely to differ between threads that ask at the same time. */
 MAM_INLINE mam_u32 mam_salt(void) {
   mam_u32 clock, lane;
   asm volatile("mov.u32 %0, %%clock;" : "=r"(clock));
   asm("mov.u32 %0, %%laneid;" : "=r"(lane));
   return (clock >> 2) + lane;
 }
-/* The time since some moment. */
+/* A time, counted from some moment. */
 MAM_INLINE mam_u64 mam_time_ns(void) {
   mam_u64 now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
@@ -247,22 +257,21 @@ MAM_INLINE mam_u32 mam_ones_u64(mam_u64 value) { return (mam_u32)__popcll(value)
 
 /* ---- Lanes that act together ----
  *
- * A collective (shuffle, vote, match, __syncwarp) names lanes that all make it.  Lanes that have parted at a branch
- * meet again where the branch ends, but not only these: lanes that came there at another time, from another iteration
- * of a loop for instance, may run on beside them.  So of a mask one can say two things, and libmam's device code relies
- * on no third:
+ * A collective (shuffle, vote, match, __syncwarp) names lanes, and all of them make it.  Lanes that part at a branch
+ * meet again where the branch ends.  Other lanes may run on beside them there, for instance from another iteration of a
+ * loop. So two things can be known of a mask, and libmam's device code relies on no third:
  *
  * 1. At once.  Between __activemask() and a match or a vote lies nothing but arithmetic.  The lanes that __activemask()
  *    names, and no others, make the collective.  __activemask() is used for nothing else: it says which lanes are here,
  *    not which will come.
- * 2. Later.  The mask is a value of each lane, which mam_mask_of made: the compiler compares it between the lanes that
- *    are here, and serves those of each mask by themselves.  The lanes of one mask all take the same branches to the
- *    collective, or the lanes that leave are taken out of the mask, by arithmetic that all of them do alike.
+ * 2. Later.  The mask is a value of each lane, made by mam_mask_of.  The compiler compares it between the lanes that
+ * are here, and serves the lanes of each mask by themselves.  All lanes of one mask take the same branches to the
+ *    collective, or lanes that leave are taken out of the mask, by arithmetic that all of them do alike.
  *
- * The second needs mam_mask_of.  ptxas (13.0) takes the result of a vote, and sometimes that of a match, for the same
- * in all lanes that run together.  That holds as long as no lanes part.  After that it compiles the collective for the
- * mask of one lane, and a lane of another set beside it reads a lane that has not arrived.  (An atomic operation under
- * a predicate is no way round: ptxas makes a branch of it.) */
+ * The second needs mam_mask_of.  ptxas (13.0) assumes that the result of a vote, and sometimes that of a match, is the
+ * same in all lanes that run together.  That is true until lanes part.  After that ptxas compiles the collective for
+ * the mask of one lane, and a lane of another set beside it reads a lane that has not arrived.  (An atomic operation
+ * under a predicate does not help: ptxas makes a branch of it.) */
 struct mam_lanes {
   mam_u32 mask, rank, count;
 };
@@ -273,8 +282,8 @@ MAM_INLINE mam_u32 mam_lane_below(void) {
   asm("mov.u32 %0, %%lanemask_lt;" : "=r"(mask));
   return mask;
 }
-/* A mask that has the calling lane, which changes nothing but what the compiler knows of it: a lane's own bit differs
- * from lane to lane. */
+/* Adds the calling lane to a mask that has it already.  The compiler then knows that the mask may differ between lanes,
+ * since a lane's own bit does. */
 MAM_INLINE mam_u32 mam_mask_of(mam_u32 mask) {
   mam_u32 self;
   asm("mov.u32 %0, %%lanemask_eq;" : "=r"(self));
@@ -293,10 +302,10 @@ MAM_INLINE struct mam_lanes mam_lanes_alone(void) {
   asm("mov.u32 %0, %%lanemask_eq;" : "=r"(lanes.mask));
   return lanes;
 }
-/* All of them come here; orders what they did before, for all of them. */
+/* All of the lanes come here.  What each did before comes before what any of them does after. */
 MAM_INLINE void mam_lanes_sync(struct mam_lanes lanes) { __syncwarp(lanes.mask); }
-/* The value of the first of them, for all of them, who all come here.  What the first lane did and saw before comes
- * before what the others do after: a shuffle alone orders no memory. */
+/* The first lane's value, for all of the lanes, which all come here.  What the first lane did and saw before comes
+ * before what the others do after; a shuffle alone orders no memory. */
 MAM_INLINE mam_u64 mam_mask_first_u64(mam_u32 mask, mam_u64 value) {
   __syncwarp(mask);
   return __shfl_sync(mask, value, (int)mam_lowest_u32(mask));
@@ -311,7 +320,7 @@ MAM_INLINE mam_u64 mam_lanes_first_u64(struct mam_lanes lanes, mam_u64 value) {
 MAM_INLINE mam_u32 mam_lanes_first_u32(struct mam_lanes lanes, mam_u32 value) {
   return mam_mask_first_u32(lanes.mask, value);
 }
-/* Whether it is so for all of them, who all come here. */
+/* Whether it is so for all of the lanes, which all come here. */
 MAM_INLINE int mam_lanes_all(struct mam_lanes lanes, int is_so) { return __all_sync(lanes.mask, is_so); }
 
 #else
@@ -374,7 +383,7 @@ MAM_HOST_CAS(mam_cas_acq_rel_u32, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE, mam_u32)
 MAM_HOST_CAS(mam_cas_acquire_u64, __ATOMIC_ACQUIRE, __ATOMIC_ACQUIRE, mam_u64)
 MAM_HOST_CAS(mam_cas_acq_rel_u64, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE, mam_u64)
 
-/* Here each has its order: thread sanitizers do not understand fences. */
+/* Each of these has its order on the host, since thread sanitizers do not understand barriers. */
 MAM_HOST_CAS(mam_cas_between_fences_u64, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE, mam_u64)
 MAM_HOST_FETCH(mam_and_after_fence_u64, __atomic_fetch_and, __ATOMIC_ACQ_REL, mam_u64)
 MAM_HOST_FETCH(mam_exchange_after_fence_u64, __atomic_exchange_n, __ATOMIC_ACQ_REL, mam_u64)
@@ -389,12 +398,13 @@ MAM_INLINE mam_u64 mam_and_relaxed_if_u64(int wanted, mam_u64 *word, mam_u64 val
   return wanted ? mam_and_relaxed_u64(word, value) : otherwise;
 }
 MAM_INLINE void mam_fence_all(void) {}
-/* All changes of one word have an order that all agree on: a look that is one of them is ordered too. */
+/* All threads agree on the order of changes of one word.  This look is a change that adds 0, so it has a place in that
+ * order. */
 MAM_INLINE mam_u32 mam_look_after_change_u32(mam_u32 *word) { return mam_add_acq_rel_u32(word, 0); }
 MAM_INLINE mam_u32 mam_look_after_fence_u32(mam_u32 *word) { return mam_add_acq_rel_u32(word, 0); }
 MAM_INLINE mam_u64 mam_or_before_fence_u64(mam_u64 *word, mam_u64 value) { return mam_or_acq_rel_u64(word, value); }
 
-/* What waiting means, the time and chance, where a test has them. */
+/* A test may define what waiting means, the time, and what is random. */
 #ifndef MAM_ATOMICS_PAUSE
 #define MAM_ATOMICS_PAUSE() ((void)0)
 #endif
@@ -416,7 +426,7 @@ MAM_INLINE mam_u32 mam_leading_zeros_u64(mam_u64 value) { return value == 0 ? 64
 MAM_INLINE mam_u32 mam_ones_u32(mam_u32 value) { return (mam_u32)__builtin_popcount(value); }
 MAM_INLINE mam_u32 mam_ones_u64(mam_u64 value) { return (mam_u32)__builtin_popcountll(value); }
 
-/* A host thread is alone. */
+/* A host thread is a warp of one lane. */
 struct mam_lanes {
   mam_u32 mask, rank, count;
 };

@@ -14,8 +14,8 @@
 #include <mam/detail/device_free.cuh>
 #include <mam/detail/device_malloc.cuh>
 
-/* An aligned block of bytes, a multiple of alignment, in place of one that is not: of larger classes up to twice as
- * large, which are multiples of alignment themselves; or whole pages, for which the heap may grow. */
+/* Replaces a block that is not aligned by one that is.  It tries larger classes, up to twice as large, whose sizes are
+ * multiples of the alignment; then whole pages, for which the heap may grow.  bytes is a multiple of the alignment. */
 MAM_OUTLINE void *mam_malloc_aligned_rest(MAM_TAG(1) struct mam_heap_control *control, mam_u32 mask, mam_u32 bytes,
                                           void *block) {
   mam_u32 home = mam_home_here(control->heap), larger = bytes;
@@ -39,7 +39,7 @@ static __device__ __forceinline__ void *mam_malloc_aligned(mam_heap heap, size_t
   size_t mask = alignment - 1;
   if (mask >= MAM_PAGE_BYTES || (alignment & mask) != 0)
     return 0;
-  bytes = (bytes + mask) & ~mask; /* 0 where that is too much for a number */
+  bytes = (bytes + mask) & ~mask; /* 0 if the sum is too large for a number */
   void *block = mam_malloc(heap, bytes);
   if (((mam_u64)block & mask) == 0)
     return block;

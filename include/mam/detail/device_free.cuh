@@ -14,13 +14,13 @@
 
 #include <mam/detail/heap_core.h>
 
-/* Frees that are not of chunks in the first superblock, or are to be checked. */
+/* Frees a block that is not a chunk of the first superblock, or is to be checked. */
 MAM_OUTLINE void mam_free_rest(struct mam_heap_control *control, void *block) {
   if (control != 0 && block != 0)
     (void)MAM_OUT_OF_SIGHT(mam_block_free)(control, (mam_u64)block);
 }
 
-/* What comes after bits of a usage word in the first superblock were cleared, or what was wrong with that. */
+/* Does what follows from clearing bits of a usage word in the first superblock, and counts bits that were 0 already. */
 MAM_OUTLINE void mam_free_more(struct mam_heap_control *control, mam_u64 *words, mam_u32 page_count, mam_u32 word,
                                mam_u64 old, mam_u32 bits) {
   struct mam_area area = {0, words, page_count, 0};
@@ -30,7 +30,7 @@ MAM_OUTLINE void mam_free_more(struct mam_heap_control *control, mam_u64 *words,
     MAM_OUT_OF_SIGHT(mam_word_follow)(word, bits, old, area);
 }
 
-/* Lanes of one group: the or of their bits. */
+/* The or of the bits of all lanes of a group. */
 MAM_INLINE mam_u32 mam_lanes_or(mam_u32 group, mam_u32 bits) {
 #if __CUDA_ARCH__ >= 800
   return __reduce_or_sync(group, bits);
@@ -42,6 +42,7 @@ MAM_INLINE mam_u32 mam_lanes_or(mam_u32 group, mam_u32 bits) {
 #endif
 }
 
+/* Lanes of more groups than this free their chunks each by itself. */
 enum { MAM_FREE_GROUPS = 4 };
 
 static __device__ __forceinline__ void mam_free(mam_heap heap, void *block) {
@@ -55,9 +56,9 @@ static __device__ __forceinline__ void mam_free(mam_heap heap, void *block) {
   }
   struct mam_bit bit = mam_bit_of(offset, entry);
   mam_u32 here = __activemask(), group = __match_any_sync(here, bit.word), bits = 1u << bit.bit;
-  /* Groups take turns where each does something alone, so many small ones are better left.  The lanes that are here
-   * come from the match to this vote, whose number is the same for all of them, and to the barrier with nothing
-   * between. */
+  /* Groups take turns where one lane of each acts alone.  So if there are many small groups, each lane acts for itself.
+   * Between the match and this vote, and between the vote and the barrier, lies nothing but arithmetic, so the same
+   * lanes come to all three, and the vote's number is the same for all of them. */
   int groups = (int)mam_ones_u32(__ballot_sync(here, (group & mam_lane_below()) == 0));
   __syncwarp(here); /* what the lanes wrote to their blocks comes before the first lane's release */
   if (groups <= MAM_FREE_GROUPS) {

@@ -7,8 +7,8 @@
  *   1. mam_malloc_kind   The lanes that are here with the same kind form a group.  One atomic addition asks the slot of
  *                        their warp for a ticket each (heap_slots.h).  Most requests end here.  A group that is large
  *                        enough for whole spans asks for no tickets.
- *   2. mam_malloc_more   For the lanes without a ticket: wait for the thread that refills the slot, or, if the group
- * has that task, refill the slot with a span in the home (heap_refill.h).
+ *   2. mam_malloc_more   For the lanes without a ticket: wait for the thread that refills the slot, or refill the slot
+ *                        with a span in the home, if the group has that task (heap_refill.h).
  *   3. mam_malloc_rest   The first lane of the group does all there is to do for it (heap_scarce.h), and the heap may
  *                        grow meanwhile (heap_grow.h).  A round may serve a part of the group.
  *
@@ -24,7 +24,7 @@
 #include <mam/detail/heap_core.h>
 #include <mam/detail/heap_grow.h>
 
-/* The calling warp's home and its slot of each class. */
+/* The home of the calling warp, and the number of its slot in each kind. */
 MAM_INLINE mam_u32 mam_home_here(const mam_heap &heap) {
   mam_u32 multiprocessor;
   asm volatile("mov.u32 %0, %%smid;" : "=r"(multiprocessor));
@@ -36,15 +36,14 @@ MAM_INLINE mam_u32 mam_slot_here(const mam_heap &heap, mam_u32 home) {
   return home << heap.warp_bits | (warp & ((1u << heap.warp_bits) - 1));
 }
 
-/* With the page of a span that a slot has got again: it is filled already. */
+/* A page with this flag begins a span that a slot has got again, and the slot is filled already. */
 enum { MAM_REST_AGAIN = 1u << 31 };
 
 MAM_INLINE mam_u32 mam_wanted(const mam_heap &heap, mam_u32 kind, mam_u32 home) {
   return kind | home << MAM_REST_HOME | (heap.lazy && mam_kind_type(kind) == 0 ? MAM_REST_LAZY : 0);
 }
 
-/* For count requests for a chunk of a kind that were refused: whether they are to be made again, as mam_growth_await.
- */
+/* For count requests for chunks that were refused: whether they are made again, as mam_growth_await. */
 MAM_OUTLINE mam_plea mam_malloc_refused(struct mam_heap_control *control, mam_u32 wanted, mam_u32 count,
                                         mam_plea plea) {
   mam_u32 pages = mam_span_pages(control->heap.chunks, wanted & MAM_REST_KIND);
@@ -54,9 +53,9 @@ MAM_OUTLINE mam_plea mam_malloc_refused(struct mam_heap_control *control, mam_u3
   return plea;
 }
 
-/* Chunks for lanes that got none so far, by all means: growth too.  That is why the loop is here, and not around the
- * code that all kernels have, which would keep twice the registers for it.  The first lane acts for all of the group,
- * and the group comes to each exchange: those that got a chunk leave it between two rounds. */
+/* Serves lanes that got no chunk so far by all means, growth included.  The loop stands here, and not around the code
+ * that each kernel has, where it would keep twice the registers.  The first lane acts for the group, and the whole
+ * group comes to each exchange.  Lanes that got a chunk leave the group between two rounds. */
 MAM_OUTLINE void *mam_malloc_rest(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot, mam_u32 group) {
   mam_plea plea = 0;
   if (control == 0)
@@ -86,7 +85,7 @@ MAM_OUTLINE void *mam_malloc_rest(struct mam_heap_control *control, mam_u32 want
   }
 }
 
-/* Requests that are not for chunks: of whole pages, or of nothing. */
+/* Serves requests of whole pages, or of nothing. */
 MAM_OUTLINE void *mam_malloc_pages(mam_u32 home, struct mam_heap_control *control, size_t bytes) {
   mam_plea plea = 0;
   if (control == 0 || bytes == 0)
@@ -104,20 +103,20 @@ MAM_OUTLINE void *mam_malloc_pages(mam_u32 home, struct mam_heap_control *contro
   }
 }
 
-/* The chunk of a span at address that has that number. */
+/* The address of a chunk, by its number in a span. */
 MAM_INLINE void *mam_chunk_of(mam_u64 address, mam_u32 number, mam_u32 size_class) {
   mam_u32 shift = mam_class_shift(size_class);
   return (void *)(address + ((mam_u64)(number * mam_class_multiple(size_class, shift)) << (shift + 4)));
 }
 
-/* Of a group of lanes that together asked for tickets, those that got none: ticket is the first lane's, limit the
- * number of a slot's chunks.  The same for all of them. */
+/* The lanes that got no ticket, of a group that asked together.  ticket: the first lane's.  limit: the slot's number of
+ * chunks.  All lanes compute the same. */
 MAM_INLINE mam_u32 mam_lanes_without(mam_u32 group, mam_u32 ticket, mam_u32 limit) {
   return ticket >= limit ? group : group & ~mam_lowest_ones(group, limit - ticket);
 }
 
-/* Chunks for the lanes of a group of which none has a ticket.  What it keeps while it calls is little: the rest it
- * computes anew from the class, which it hides from the compiler for that. */
+/* Serves lanes of a group of which none has a ticket.  It keeps little over its calls: the rest it computes anew from
+ * the kind, which it hides from the compiler for that purpose. */
 MAM_INLINE void *mam_malloc_more(const mam_heap &heap, mam_u32 wanted, mam_u32 slot, mam_u32 prior, mam_u32 group) {
   mam_u32 rank;
   if ((wanted & (MAM_REST_WHOLE | MAM_REST_REFILL | MAM_REST_DRY)) == 0) {
@@ -126,7 +125,7 @@ MAM_INLINE void *mam_malloc_more(const mam_heap &heap, mam_u32 wanted, mam_u32 s
       old = MAM_OUT_OF_SIGHT(mam_slot_wait)(&heap.slots[slot & MAM_REST_SLOT], 1u << (slot >> MAM_REST_CHUNKS),
                                             mam_ones_u32(group));
     asm volatile("" : "+r"(wanted), "+r"(slot), "+r"(group));
-    old = mam_mask_first_u64(group, old); /* all of the group: none has left it */
+    old = mam_mask_first_u64(group, old); /* all of the group: no lane has left it */
     rank = mam_ones_u32(group & mam_lane_below());
     mam_u32 ticket = (mam_u32)(old & MAM_SLOT_TICKETS), limit = 1u << (slot >> MAM_REST_CHUNKS);
     group = mam_lanes_without(group, ticket, limit);
@@ -155,7 +154,7 @@ MAM_INLINE void *mam_malloc_more(const mam_heap &heap, mam_u32 wanted, mam_u32 s
             (mam_class_bytes(wanted & MAM_REST_KIND) << (slot >> MAM_REST_CHUNKS)) >> MAM_PAGE_SHIFT);
     }
     asm volatile("" : "+r"(wanted), "+r"(slot), "+r"(group), "+r"(prior));
-    page = mam_mask_first_u32(group, page); /* all of the group, or of those that the wait above left in it */
+    page = mam_mask_first_u32(group, page); /* all of the group, without the lanes that the wait above has served */
     if (page != MAM_NO_PAGE) {
       struct mam_request request = mam_request_of(&heap, wanted, slot, prior);
       struct mam_lanes lanes = mam_lanes_of(group);
@@ -172,7 +171,7 @@ MAM_INLINE void *mam_malloc_more(const mam_heap &heap, mam_u32 wanted, mam_u32 s
   return MAM_OUT_OF_SIGHT(mam_malloc_rest)(heap.control, wanted, slot, group);
 }
 
-/* A chunk of a kind of that number, whose size class has that shift and multiple. */
+/* Allocates a chunk of a kind, whose number, shift and multiple are given. */
 MAM_INLINE void *mam_malloc_kind(const mam_heap &heap, mam_u32 home, mam_u32 kind, mam_u32 number, mam_u32 shift,
                                  mam_u32 multiple) {
   mam_u32 chunks_log2 = mam_span_chunks_log2(heap.chunks, shift);
@@ -182,11 +181,11 @@ MAM_INLINE void *mam_malloc_kind(const mam_heap &heap, mam_u32 home, mam_u32 kin
   /* A group that is large enough for whole spans asks for no tickets. */
   mam_u64 old = MAM_SLOT_TICKETS;
   int few = count >> chunks_log2 == 0;
-  if (few && rank == 0) /* acquire: as in mam_slot_take, of which this is the part that every kernel has */
+  if (few && rank == 0) /* acquire: as in mam_slot_take; this addition is the part that every kernel has */
     old = mam_add_acquire_u64(&heap.slots[slot], count);
-  /* All that were here come to this exchange, of whatever group: groups by themselves would take turns. */
+  /* All lanes that were here come to this exchange, whatever their group.  Groups by themselves would take turns. */
   here = mam_mask_of(here);
-  __syncwarp(here); /* what the first lane of a group acquired comes before what the others do with their chunks */
+  __syncwarp(here); /* what a group's first lane acquired comes before what the others do with their chunks */
   old = __shfl_sync(here, old, (int)mam_lowest_u32(group));
   mam_u32 ticket = (mam_u32)(old & MAM_SLOT_TICKETS), mine = ticket + rank;
   if (mine >> chunks_log2 == 0)

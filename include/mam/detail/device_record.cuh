@@ -20,7 +20,7 @@ static __device__ __forceinline__ void *mam_malloc_at(mam_heap heap, size_t byte
   return block;
 }
 
-/* Of a block with a record the bytes before it are the caller's: as mam_malloc_at. */
+/* As mam_malloc_at.  The record is at the end of the block, so the bytes before it are aligned. */
 static __device__ __forceinline__ void *mam_malloc_aligned_at(mam_heap heap, size_t alignment, size_t bytes,
                                                               const char *file, unsigned line) {
   if (heap.control == 0 || heap.control->sites == 0 || bytes - 1 >= ~(size_t)0 - sizeof(struct mam_record))

@@ -19,26 +19,27 @@
 #include <mam/detail/heap_parks.h>
 #include <mam/detail/heap_refill.h>
 
-/* How a heap is tuned, measured on an H200.  A program may define all of these together. */
+/* These are measured on an H200.  A program that defines one of them defines all. */
 #ifndef MAM_CHUNKS
-/* The chunks of a span as base-2 logarithms, four bits for each shift, the least shift lowest: 256 chunks of up to 128
- * bytes, halved for each power of two. */
+/* The number of chunks of a span as base-2 logarithms, four bits for each shift, the least shift lowest: 256 chunks of
+ * up to 128 bytes, half as many for each further power of two. */
 #define MAM_CHUNKS 0x012345678ull
-/* The same of a roomy heap: larger spans, since each costs a refill. */
+/* The same for a roomy heap.  Its spans have more chunks above 128 bytes, so there are fewer refills. */
 #define MAM_ROOMY_CHUNKS 0x345667788ull
-/* A heap is roomy from so many MiB on. */
+/* A heap of at least so many MiB is roomy. */
 #define MAM_ROOMY_MIB 256
-/* What a slot of each of the common classes holds together, in bytes: an eighth of the heap is for slots. */
+/* One slot of each of the common classes holds so many bytes together.  A heap has as many slots of each class as an
+ * eighth of it has room for. */
 #define MAM_SLOT_BYTES (352 << 10)
-/* The same of a roomy heap. */
+/* The same for a roomy heap. */
 #define MAM_ROOMY_SLOT_BYTES (224 << 10)
-/* The warps of a multiprocessor are divided into at most 16 slots of each class: a base-2 logarithm. */
+/* The warps of a multiprocessor have at most 16 slots of each class: a base-2 logarithm. */
 #define MAM_WARP_BITS 4
 #endif
 
-/* Chooses for a heap of bytes on a GPU of so many multiprocessors how large spans are and how many slots there are:
- * many, as long as those of the common classes hold a small share of the heap.  All classes in use can hold most of it.
- */
+/* Chooses how large spans are, and how many slots, homes and parks there are, for a heap of bytes on a GPU of so many
+ * multiprocessors.  There are many slots, as long as those of the common classes hold a small share of the heap.  If
+ * all classes are in use, their slots can hold most of it. */
 MAM_INLINE void mam_heap_tune(mam_heap *heap, mam_u64 bytes, mam_u32 multiprocessors) {
   int roomy = bytes >= (mam_u64)MAM_ROOMY_MIB << 20;
   mam_u64 share = (bytes / 8) / (roomy ? MAM_ROOMY_SLOT_BYTES : MAM_SLOT_BYTES);
@@ -61,13 +62,13 @@ MAM_INLINE void mam_heap_tune(mam_heap *heap, mam_u64 bytes, mam_u32 multiproces
     heap->parks = heap->parks == 0 ? 1 : 2 * heap->parks;
 }
 
-/* Bytes of the control block, with the homes and slots that follow it. */
+/* The bytes of the control block, with cursors, slots and parks. */
 MAM_INLINE mam_u64 mam_control_bytes(const mam_heap *heap) {
   return sizeof(struct mam_heap_control) +
          8 * (MAM_HOMES + (mam_u64)heap->slot_count * MAM_HEAP_KINDS + (mam_u64)heap->parks * MAM_PARK_WORDS);
 }
 
-/* Makes a control block, which kernels know by another address, that of a heap whose first superblock is area. */
+/* Writes the control block of a heap whose first superblock is area.  Kernels know the control block at address. */
 MAM_INLINE void mam_control_begin(struct mam_heap_control *control, mam_u64 address, struct mam_area area) {
   mam_heap *heap = &control->heap;
   heap->control = (struct mam_heap_control *)address;
@@ -83,7 +84,7 @@ MAM_INLINE void mam_control_begin(struct mam_heap_control *control, mam_u64 addr
 
 /* ---- Empty metadata ---- */
 
-/* Writes an empty superblock's metadata: of count threads each its part. */
+/* Writes an empty superblock's metadata.  Of count threads each writes a part. */
 MAM_INLINE void mam_area_clear(struct mam_area area, mam_u64 rank, mam_u64 count) {
   mam_u64 words = (mam_u64)area.page_count * MAM_PAGE_WORDS, map = mam_map_words(mam_area_map_words(area));
   mam_u64 classes = (mam_u64)MAM_HEAP_KINDS * mam_map_words(mam_area_class_words(area));
@@ -118,7 +119,7 @@ MAM_INLINE void mam_area_clear(struct mam_area area, mam_u64 rank, mam_u64 count
     area.words[-1] = 0;
 }
 
-/* The same for the homes and slots, and what is known about them. */
+/* Empties cursors, slots, parks and what is known about them, in the same way. */
 MAM_INLINE void mam_slots_clear(struct mam_heap_control *control, mam_u64 rank, mam_u64 count) {
   const mam_heap *heap = &control->heap;
   if (rank == 0) {
@@ -145,15 +146,15 @@ MAM_INLINE void mam_slots_clear(struct mam_heap_control *control, mam_u64 rank, 
     control->held[i] = 0;
 }
 
-/* Tells who waits for memory that there may be some: after a superblock was added. */
+/* Makes a new superblock known: the heap has count of them.  Threads that wait for memory look again. */
 MAM_INLINE void mam_superblocks_publish(struct mam_heap_control *control, mam_u32 count) {
   mam_store_relaxed_u32(&control->active, 0);
-  /* acq_rel: after what was written to a new superblock. */
+  /* acq_rel: after what was written to the new superblock */
   (void)mam_exchange_acq_rel_u32(&control->superblock_count, count);
   (void)mam_add_acq_rel_u32(mam_area_stamp(control->superblocks[0]), 2);
 }
 
-/* Frees the chunks that slots still hold, a thread's part of the slots.  Nobody else may use the heap. */
+/* Frees what slots and parks hold, each thread a part.  No other thread may use the heap. */
 MAM_INLINE void mam_slots_drain(struct mam_heap_control *control, mam_u64 rank, mam_u64 count) {
   const mam_heap *heap = &control->heap;
   MAM_LOOP

@@ -26,29 +26,29 @@
 
 /* ---- Runs ---- */
 
-/* The pages of a request of whole pages; 0 if none begins at page. */
+/* The pages of the run that begins at page; 0 if none does. */
 MAM_INLINE mam_u32 mam_run_pages_at(const struct mam_area *area, mam_u32 page) {
   const mam_u64 *words = &area->words[page * MAM_PAGE_WORDS];
   mam_u64 word = mam_load_relaxed_u64(words);
   return mam_word_is_run(word) ? mam_run_pages(word, mam_load_relaxed_u64(&words[1])) : 0;
 }
 
-/* Gives a long run back, of which whole words of the page map are kept. */
+/* Gives back a long run of the first superblock.  The whole words of the page map in it are kept. */
 MAM_OUTLINE void mam_run_keep(struct mam_heap_control *control, struct mam_area area, mam_u32 page, mam_u32 count) {
   area.base = 0;
   mam_u32 first = (page + 63) >> 6, last = (page + count) >> 6;
   MAM_OUT_OF_SIGHT(mam_pages_release)(area, page, (first << 6) - page);
   MAM_OUT_OF_SIGHT(mam_kept_give)(area, first, last - first);
   MAM_OUT_OF_SIGHT(mam_pages_release)(area, last << 6, page + count - (last << 6));
-  /* Of this and of who begins to sweep, one sees what the other did. */
+  /* If a sweep begins at the same time, it sees the kept words, or this sees the mode. */
   if (mam_look_after_change_u32(&control->mode) != MAM_MODE_LAZY)
     MAM_OUT_OF_SIGHT(mam_kept_flush)(area);
 }
 
-/* Frees a request of whole pages; 0 if none begins at page. */
+/* Frees the run that begins at page.  Returns 0 if none does. */
 MAM_OUTLINE int mam_run_free(MAM_TAG(1) struct mam_heap_control *control, struct mam_area area, mam_u32 page) {
   mam_u64 *place = &area.words[page * MAM_PAGE_WORDS], word = mam_load_relaxed_u64(place);
-  /* acq_rel: of two frees one ends it; what its user did comes before. */
+  /* acq_rel: of two frees one ends the run; what its user did comes before. */
   if (!mam_word_is_run(word) || mam_cas_acq_rel_u64(place, word, 0) != word)
     return 0;
   mam_u64 more = mam_load_relaxed_u64(&place[1]);
@@ -77,13 +77,7 @@ struct mam_block {
 /* A check waits so many times mam_pause, half a second to a second, for a slot that is being refilled. */
 enum { MAM_CHECK_ROUNDS = 5000000 };
 
-/* Whether a chunk whose bit was seen to be 1 is live, and not set aside for a slot.
- *
- * The span's owner says to which slot it was given when it was made.  Later, when it was empty, another slot of the
- * same home may have taken it, but none elsewhere (mam_ring_take).  If the span is in one of these slots, chunks below
- * the next ticket are live.  If one of them is being refilled, perhaps with this span, the answer is known when it has
- * been. Else all chunks of the span were handed out.  A thread that rightly frees a chunk got it after the owner was
- * written and the slot's word was; so it sees both. */
+/* Whether a chunk whose bit is 1 is live, and not set aside for a slot: see above. */
 MAM_OUTLINE int mam_chunk_is_live(struct mam_heap_control *control, mam_u32 kind, mam_u64 address, mam_u32 chunk) {
   mam_u64 first = address - (mam_u64)chunk * mam_class_bytes(kind);
   const struct mam_area *area = MAM_OUT_OF_SIGHT(mam_area_find)(control, address);
@@ -110,7 +104,7 @@ MAM_OUTLINE int mam_chunk_is_live(struct mam_heap_control *control, mam_u32 kind
   return 0;
 }
 
-/* Looks at what begins at an address. */
+/* Finds out what begins at an address. */
 MAM_OUTLINE struct mam_block mam_block_at(struct mam_heap_control *control, mam_u64 address) {
   struct mam_block block = {MAM_OUT_OF_SIGHT(mam_area_find)(control, address), 0, 0, 0, {0, 0}};
   if (block.area == 0)
@@ -136,13 +130,13 @@ MAM_OUTLINE struct mam_block mam_block_at(struct mam_heap_control *control, mam_
   return block;
 }
 
-/* How many bytes the live block at address has; 0 if none begins there. */
+/* The bytes of the live block that begins at address; 0 if none does. */
 MAM_OUTLINE mam_u64 mam_block_bytes(struct mam_heap_control *control, mam_u64 address) {
   struct mam_block block = MAM_OUT_OF_SIGHT(mam_block_at)(control, address);
   return block.size_class != 0 ? mam_class_bytes(block.size_class - 1) : (mam_u64)block.pages << MAM_PAGE_SHIFT;
 }
 
-/* Frees the block at address, with all checks that there are; 0 if none begins there. */
+/* Frees the block that begins at address, with all checks.  Returns 0 if none does, and counts that. */
 MAM_OUTLINE int mam_block_free(struct mam_heap_control *control, mam_u64 address) {
   struct mam_block block = MAM_OUT_OF_SIGHT(mam_block_at)(control, address);
   int freed = 0;

@@ -1,24 +1,34 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * mam/detail/heap_grow.h - how a device heap grows under the kernels that run out of it: what requests and the host say
- * to each other.  lib/heap/README.md, "Growth under a running kernel", has the argument.
+ * mam/detail/heap_grow.h - how a device heap grows while a kernel runs: what requests and the host say to each other.
+ * lib/heap/README.md, "Growth under a running kernel", has the argument.
  *
- * Time goes in rounds.  The host's reply, in the GPU's memory, says which round it is; above MAM_ROUND_SHIFT.  Below it
- * says for how many pages in a row there is no more memory, 0 if nobody was refused.  A request that fails rings for
- * its round and the pages that it needs: it raises growth->rung and, if it did, stores the same word to the bell, in
- * the host's memory.  The host takes memory, publishes a superblock and begins the next round; or begins the next round
- * with a refusal.  Whoever waits sees the round change and asks the heap again.
+ * Time goes in rounds.  Three words carry the talk, each with a round's number above and a number of pages below:
  *
- * So there is one store to the host a round and size, however many wait, and all wait on one word in the GPU's memory.
+ *   request                  growth->rung (GPU)   bell (host's memory)     host              growth->reply (GPU)
+ *   fails in round r,
+ *   needs n pages  --------> r | n  ------------> r | n  ----------------> takes memory
+ *   waits                                                                  publishes a
+ *                                                                          superblock -----> r + 1 | 0
+ *   asks the heap again <------------------------------------------------------------------ (or r + 1 | refused)
+ *
+ * A request raises growth->rung by compare-and-swap; the thread that does stores the same word to the bell.  So there
+ * is one store to the host for each round and size, however many threads wait, and all of them wait on one word in the
+ * GPU's memory.  The pages of a reply say that there is no memory for so many in a row; 0 if no request was refused.
  */
 #ifndef MAM_DETAIL_HEAP_GROW_H
 #define MAM_DETAIL_HEAP_GROW_H
 
 #include <mam/detail/heap_core.h>
 
-enum { MAM_ROUND_SHIFT = 32, MAM_NAP_NS = 2000, MAM_NAP_MOST_NS = 64000 };
+/* A round's number has the upper 32 bits of a reply. */
+enum { MAM_ROUND_SHIFT = 32 };
+/* A thread that waits first rests for 2 us between two looks at the reply. */
+enum { MAM_NAP_NS = 2000 };
+/* The rest doubles up to 64 us, so that many threads that wait long load the memory little. */
+enum { MAM_NAP_MOST_NS = 64000 };
 
-/* A reply, or what is rung. */
+/* A reply, or a word that is rung. */
 MAM_INLINE mam_u64 mam_round_of(mam_u32 round, mam_u32 pages) { return (mam_u64)round << MAM_ROUND_SHIFT | pages; }
 MAM_INLINE mam_u32 mam_round_number(mam_u64 word) { return (mam_u32)(word >> MAM_ROUND_SHIFT); }
 MAM_INLINE mam_u32 mam_round_pages(mam_u64 word) { return (mam_u32)word; }
@@ -28,19 +38,20 @@ MAM_INLINE int mam_reply_refuses(mam_u64 reply, mam_u32 pages) {
   return mam_round_pages(reply) != 0 && pages >= mam_round_pages(reply);
 }
 
-/* What a request that is being refused knows: the round in which it asked the heap the last time, above, and when it
- * gives up, in units of 2^20 ns, below.  0: nothing yet. */
+/* What a request that is being refused remembers.  0: nothing yet.
+ *   above     the round in which it asked the heap the last time
+ *   below     when it gives up, in units of 2^20 ns */
 typedef mam_u64 mam_plea;
 
 MAM_INLINE mam_u32 mam_growth_clock(void) { return (mam_u32)(mam_time_ns() >> 20); }
 
-/* Rings, if nobody has rung for that round and as many pages. */
+/* Rings, if no thread has rung for that round and as many pages. */
 MAM_INLINE void mam_growth_ring(struct mam_growth *growth, mam_u64 ring) {
   mam_u64 rung = mam_load_relaxed_u64(&growth->rung);
   MAM_LOOP
   for (int i = 0; i < MAM_RETRIES && rung < ring; i++) {
-    /* relaxed: the word itself is all that is said.  It never has the same value twice, so of all who ring one stores
-     * each value. */
+    /* relaxed: the word itself is all there is to say.  It never has the same value twice, so of all threads that ring
+     * for a value one stores it. */
     mam_u64 seen = mam_cas_relaxed_u64(&growth->rung, rung, ring);
     if (seen == rung) {
       mam_store_relaxed_system_u64(growth->bell, ring); /* pairs with the host's look at its bell */
@@ -50,8 +61,8 @@ MAM_INLINE void mam_growth_ring(struct mam_growth *growth, mam_u64 ring) {
   }
 }
 
-/* Waits until the reply is of another round, or the time is over; returns it.  acquire: pairs with the host's
- * publication, so that who asks again after it finds the superblock. */
+/* Waits until the reply is of another round, or the request's time is over.  Returns the reply.  acquire: pairs with
+ * the host's publication, so that a request that asks again finds the superblock. */
 MAM_INLINE mam_u64 mam_growth_wait(struct mam_growth *growth, mam_plea plea) {
   mam_u64 reply = mam_load_acquire_u64(&growth->reply);
   mam_u32 nap = MAM_NAP_NS;
@@ -64,8 +75,9 @@ MAM_INLINE mam_u64 mam_growth_wait(struct mam_growth *growth, mam_plea plea) {
   return reply;
 }
 
-/* For a request of so many pages in a row that the heap has just refused: what it is to remember while it asks the heap
- * again, 0 if it is not to.  Waits for the host if need be, at most as long as the heap's patience in all. */
+/* For a request of so many pages in a row that the heap has just refused.  Waits for the host if need be, in all at
+ * most as long as the heap's patience.  Returns what the request remembers while it asks the heap again; 0 if it fails.
+ */
 MAM_OUTLINE mam_plea mam_growth_await(struct mam_growth *growth, mam_u32 pages, mam_plea plea) {
   mam_u64 reply;
   if (growth->bell == 0)

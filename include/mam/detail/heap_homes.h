@@ -26,13 +26,13 @@
 #include <mam/detail/heap_pages.h>
 
 enum {
-  /* A thread tries so many runs in a word, or words in a home, before it looks elsewhere. */
+  /* A thread tries so many runs in a word, or words of a home, before it looks elsewhere. */
   MAM_HOME_TRIES = 4,
-  /* A thread asks the cursor so many times before it looks at the home's other words. */
+  /* A thread asks the cursor so many times before it looks at the other words of the home. */
   MAM_HOME_NEAR = 2,
-  /* A look at a home's other words ends after so many. */
+  /* A look at the other words of a home ends after so many. */
   MAM_HOME_WORDS = 64,
-  /* Such a look reads so many words together. */
+  /* This look reads so many words together. */
   MAM_HOME_AHEAD = 4
 };
 
@@ -42,22 +42,22 @@ MAM_INLINE mam_u32 mam_home_first(const struct mam_area *area, mam_u32 home) {
   return home < map_words ? home : home % map_words;
 }
 
-/* The width of a home's round after one. */
+/* The width - 1 of a home's round when it doubles, as far as the map has words. */
 MAM_INLINE mam_u32 mam_home_wider(mam_u32 map_words, mam_u32 first, mam_u32 count, mam_u32 wide) {
   mam_u32 most = (map_words - 1 - first) / count;
   return 2 * wide + 1 < most ? 2 * wide + 1 : most;
 }
 
-/* Widens a home's round, if it was as wide as that. */
+/* Widens a home's round, unless another thread has done so since. */
 MAM_INLINE void mam_home_widen(mam_u64 *cursor, mam_u32 wide, mam_u32 wider) {
   mam_u64 at = mam_load_relaxed_u64(cursor);
   if (wide < wider && (mam_u32)(at >> 32) == wide)
     (void)mam_cas_relaxed_u64(cursor, at, (mam_u64)wider << 32 | (wide + 1) << 6);
 }
 
-/* Takes bits of the word at index, best these; if they are taken, another run as long, of which taken says where there
- * is none.  An atomic or that mostly succeeds, and undoes what it did if it does not, is quicker than a look and a
- * compare-and-swap, which only one of those who take from a word at a time could win. */
+/* Takes count bits of the word at index, from the bit `from` on; if they are taken, another run of the word, as far as
+ * there is one.  An atomic or mostly succeeds, and undoes what it did if it does not.  That is quicker than a look and
+ * a compare-and-swap, which only one of all threads that take from a word at a time could win. */
 MAM_OUTLINE mam_u32 mam_home_take(const struct mam_area *area, mam_u32 index, mam_u32 from, mam_u32 count) {
   MAM_LOOP
   for (int i = 0; i < MAM_HOME_TRIES && from != 64; i++) {
@@ -76,8 +76,8 @@ MAM_OUTLINE mam_u32 mam_home_take(const struct mam_area *area, mam_u32 index, ma
   return MAM_NO_PAGE;
 }
 
-/* The first of up to MAM_HOME_WORDS words of a home, from one of its turns on, that has so many zeros in a row: by how
- * many turns it is further; MAM_HOME_WORDS if there is none. */
+/* Looks for the first of up to MAM_HOME_WORDS words of a home, from a turn on, that has count zeros in a row.  Returns
+ * how many turns it is away; MAM_HOME_WORDS if there is none. */
 MAM_OUTLINE mam_u32 mam_home_look(MAM_TAG(1) mam_u32 count, const struct mam_area *area, mam_u32 home,
                                   mam_u32 home_count, mam_u32 turn) {
   mam_u32 first = mam_home_first(area, home), turns = (mam_area_map_words(*area) - 1 - first) / home_count + 1;
@@ -97,7 +97,7 @@ MAM_OUTLINE mam_u32 mam_home_look(MAM_TAG(1) mam_u32 count, const struct mam_are
   return MAM_HOME_WORDS;
 }
 
-/* Takes a run of up to 64 pages in a home of a superblock: at its cursor, then in any of its words from there on. */
+/* Takes a run of up to 64 pages in a home of a superblock: at the cursor, then in all words from there on. */
 MAM_OUTLINE mam_u32 mam_pages_near(mam_u32 count, struct mam_heap_control *control, const struct mam_area *area,
                                    mam_u32 home) {
   mam_u64 *cursor = mam_cursors(control) + home;
@@ -107,10 +107,10 @@ MAM_OUTLINE mam_u32 mam_pages_near(mam_u32 count, struct mam_heap_control *contr
     mam_u32 from = (mam_u32)at & 63, wide = (mam_u32)(at >> 32), first = mam_home_first(area, home), index;
     if (mam_shortage_covers(mam_load_relaxed_u32(mam_area_shortage(*area)), count))
       return MAM_NO_PAGE;
-    if (from + count > 64) /* the next word, then */
+    if (from + count > 64) /* goes on in the next word */
       continue;
     index = first + ((mam_u32)at >> 6) % (wide + 1) * control->home_count;
-    if (index >= mam_area_map_words(*area)) /* the round is that of a larger superblock */
+    if (index >= mam_area_map_words(*area)) /* the width is that of a larger superblock */
       index = first;
     mam_u32 page = MAM_OUT_OF_SIGHT(mam_home_take)(area, index, from, count);
     if (page != MAM_NO_PAGE)
@@ -126,7 +126,7 @@ MAM_OUTLINE mam_u32 mam_pages_near(mam_u32 count, struct mam_heap_control *contr
     turn += further;
     mam_u32 first = mam_home_first(area, home);
     mam_u32 turns = (mam_area_map_words(*area) - 1 - first) / control->home_count + 1;
-    /* Nothing is taken that would have to be given back: where pages are scarce, others would miss it. */
+    /* Only a whole run is taken: where pages are scarce, others would miss a part that is given back. */
     mam_u32 page = MAM_OUT_OF_SIGHT(mam_map_take_in)(first + turn % turns * control->home_count, mam_area_pages(*area),
                                                      mam_area_map_words(*area), count);
     if (page != MAM_NO_PAGE)
@@ -138,26 +138,36 @@ MAM_OUTLINE mam_u32 mam_pages_near(mam_u32 count, struct mam_heap_control *contr
 
 /* ---- For a refill ---- */
 
-/* With a page of the first superblock: mam_refill_pages filled its word of the map; and for mam_slot_filled, that the
- * span gets a place in a ring, that it is to be watched, and that the stamp is to be raised. */
+/* These flags stand above the number of a page of the first superblock. */
+/* mam_refill_pages filled the page's word of the map, so mam_map_filled is to be called. */
 #define MAM_REFILL_FILLED (1u << 30)
+/* The span gets a place in a ring. */
 #define MAM_REFILL_RINGED (1u << 29)
+/* The span is to be watched. */
 #define MAM_REFILL_WATCH (1u << 28)
+/* The stamp is to be raised. */
 #define MAM_REFILL_STAMP (1u << 27)
+/* The bits of the page's number. */
 #define MAM_REFILL_PAGE (MAM_REFILL_STAMP - 1)
 
-/* How many words a refill looks at together: fewer where the linker counts the registers of each function. */
+/* A refill looks at 8 words together; at 4 where the linker counts the registers of each function. */
 #if defined(__CUDACC_RDC__) && defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 800 || __CUDA_ARCH__ >= 1000)
 enum { MAM_WORDS_AHEAD = 4 };
 #else
 enum { MAM_WORDS_AHEAD = MAM_AHEAD };
 #endif
 
-/* What a look says: where a run begins, MAM_LOOK_NONE if there is none; and from MAM_LOOK_WORD on, in which word. */
-enum { MAM_LOOK_NONE = 64, MAM_LOOK_WORD = 8 };
+/* What a look returns: the run's first bit in its word, and the word's number from bit MAM_LOOK_WORD on. */
+enum {
+  /* In the place of the bit: there is no run. */
+  MAM_LOOK_NONE = 64,
+  /* The bit's number takes 7 bits, so the word's number begins above them. */
+  MAM_LOOK_WORD = 8
+};
 
-/* Of up to MAM_AHEAD words, each so far from the one before, one that has count zeros in a row: the first if it has
- * them from a place on, else one by chance, so that those who look at the same time do not meet.  Calls nothing. */
+/* Looks at up to MAM_WORDS_AHEAD words, each `distance` behind the one before, for count zeros in a row.  The first
+ * word comes first if it has them from the bit `from` on; else any of the words, by chance, so that threads that look
+ * at the same time do not meet.  Returns MAM_LOOK_*.  Calls nothing. */
 MAM_OUTLINE mam_u32 mam_words_look(mam_u32 count, const mam_u64 *words, mam_u32 distance, mam_u32 left, mam_u32 from) {
   mam_u64 starts[MAM_WORDS_AHEAD];
   mam_u32 fits = 0, at = 0;
@@ -165,10 +175,10 @@ MAM_OUTLINE mam_u32 mam_words_look(mam_u32 count, const mam_u64 *words, mam_u32 
   for (mam_u32 i = 0; i < MAM_WORDS_AHEAD; i++) {
     starts[i] = ~mam_load_relaxed_if_u64(i < left, &words[at], MAM_FULL_WORD);
     at += distance;
-    MAM_FORGET(at); /* or all addresses are computed before, each in registers of its own */
+    MAM_FORGET(at); /* otherwise all addresses are computed first, each in registers of its own */
   }
   MAM_LOOP
-  for (mam_u32 have = 1; have < count;) { /* as mam_run_find, in all of them */
+  for (mam_u32 have = 1; have < count;) { /* as mam_run_find, in all words together */
     mam_u32 step = have < count - have ? have : count - have;
     MAM_UNROLL
     for (mam_u32 i = 0; i < MAM_WORDS_AHEAD; i++)
@@ -189,12 +199,13 @@ MAM_OUTLINE mam_u32 mam_words_look(mam_u32 count, const mam_u64 *words, mam_u32 
   return word << MAM_LOOK_WORD | (start >> from != 0 ? mam_lowest_u64(start >> from) + from : mam_lowest_u64(start));
 }
 
-/* Takes a run of pages of the home's word at a turn, or of one of the next in its round, which are looked at together;
- * best from a place in that word on.  at: the home's cursor, in that word.  The page: as mam_refill_pages. */
+/* Takes a run of pages of the home in the word at the cursor's turn, or in one of the next words of the round.  at: the
+ * cursor's value, of which the lowest bits say from which page on the word is preferred.  Moves the cursor to the word.
+ * Returns as mam_refill_pages. */
 MAM_OUTLINE mam_u32 mam_refill_look(mam_u32 pages, mam_u64 at, mam_u32 home, mam_u32 home_count, struct mam_area area,
                                     mam_u64 *cursor) {
   mam_u32 turn = (mam_u32)at >> 6, wide = (mam_u32)(at >> 32);
-  if (home + wide * home_count >= mam_area_map_words(area)) /* the round is that of a larger superblock */
+  if (home + wide * home_count >= mam_area_map_words(area)) /* the width is that of a larger superblock */
     return MAM_NO_PAGE;
   mam_u32 left = wide + 1 - turn < MAM_WORDS_AHEAD ? wide + 1 - turn : (mam_u32)MAM_WORDS_AHEAD,
           index = home + turn * home_count;
@@ -215,7 +226,8 @@ MAM_OUTLINE mam_u32 mam_refill_look(mam_u32 pages, mam_u64 at, mam_u32 home, mam
   return MAM_NO_PAGE;
 }
 
-/* A home's cursor, after words of its round had no room: of a wider round, if it has been round once. */
+/* The cursor's value for the next try, after words of the round had no room.  If the round is over, it becomes wider.
+ */
 MAM_INLINE mam_u64 mam_refill_widen(mam_u64 *cursor, mam_u32 map_words, mam_u32 home, mam_u32 home_count) {
   mam_u64 at = mam_load_relaxed_u64(cursor);
   mam_u32 turn = (mam_u32)at >> 6, wide = (mam_u32)(at >> 32),
@@ -226,15 +238,15 @@ MAM_INLINE mam_u64 mam_refill_widen(mam_u64 *cursor, mam_u32 map_words, mam_u32 
   return (mam_u64)wide << 32 | turn % (wide + 1) << 6;
 }
 
-/* Takes a run of pages in the caller's home of the first superblock, where that is quickly done: at the home's cursor,
- * or elsewhere in that word, or in one of the next.  A round that is over without it becomes wider.  The page, perhaps
- * with MAM_REFILL_FILLED; MAM_NO_PAGE if none was there. */
+/* Takes a run of pages in the caller's home of the first superblock, where that is quick: at the cursor, elsewhere in
+ * its word, or in one of the next words.  If a round ends without a run, it becomes wider.  Returns the page, perhaps
+ * with MAM_REFILL_FILLED; MAM_NO_PAGE if there was none. */
 MAM_OUTLINE mam_u32 mam_refill_pages(mam_u64 *cursor, mam_u64 *usage, mam_u32 page_count, mam_u32 home,
                                      mam_u32 home_count, mam_u32 pages) {
   struct mam_area area = {0, usage, page_count, 0};
   mam_u64 at = mam_add_relaxed_u64(cursor, pages);
   mam_u32 from = (mam_u32)at & 63, turn = (mam_u32)at >> 6, page;
-  if (from + pages > 64) { /* the next word, then */
+  if (from + pages > 64) { /* goes on in the next word */
     turn++;
     from = 0;
   }

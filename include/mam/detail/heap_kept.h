@@ -21,7 +21,7 @@
 
 #include <mam/detail/heap_pages.h>
 
-/* So many turns for a place are tried before a search. */
+/* A thread tries so many turns before it searches. */
 enum { MAM_KEPT_TURNS = 8 };
 
 /* ---- Giving ---- */
@@ -32,7 +32,7 @@ MAM_OUTLINE void mam_kept_give(MAM_TAG(1) struct mam_area area, mam_u32 index, m
   MAM_LOOP
   while (count != 0) {
     mam_u32 from = index & 63, here = 64 - from < count ? 64 - from : count;
-    /* release: what the pages' last users did comes before what their next ones do. */
+    /* release: what the pages' last users did comes before what the next ones do. */
     (void)mam_and_release_u64(&level[index >> 6], ~mam_run_bits(here, from));
     MAM_OUT_OF_SIGHT(mam_map_words_opened)(level, mam_area_kept_words(area), index >> 6, 1);
     index += here;
@@ -53,7 +53,7 @@ MAM_OUTLINE void mam_kept_flush(struct mam_area area) {
   }
 }
 
-/* Where words are kept once a new long run is freed that ends before page. */
+/* Raises control->kept_end: words before page will be kept when a new long run is freed. */
 MAM_OUTLINE void mam_kept_extend(MAM_TAG(1) struct mam_heap_control *control, mam_u32 page) {
   mam_u32 known = mam_load_relaxed_u32(&control->kept_end);
   MAM_LOOP
@@ -65,8 +65,8 @@ MAM_OUTLINE void mam_kept_extend(MAM_TAG(1) struct mam_heap_control *control, ma
 
 /* ---- Taking ---- */
 
-/* Takes kept words, more than 64 in a row, from a word of their map on.  Those from count on that end with it are given
- * back. */
+/* Takes more than 64 kept words in a row, from the word `at` of their map on.  Returns whether they were all there.
+ * Words are taken whole, so those behind the first count are given back. */
 MAM_OUTLINE int mam_kept_take_words(MAM_TAG(1) mam_u32 at, mam_u32 count, const struct mam_area *area) {
   mam_u64 *level = mam_area_kept(*area);
   mam_u32 words = mam_area_kept_words(*area), whole = (count + 63) >> 6;
@@ -76,7 +76,8 @@ MAM_OUTLINE int mam_kept_take_words(MAM_TAG(1) mam_u32 at, mam_u32 count, const 
   return got == whole;
 }
 
-/* The same of the first that are there, from a word of their map on and before last. */
+/* The same at the first place that has them, from a word of the map on and before last.  Returns the first kept word,
+ * or MAM_NO_PAGE. */
 MAM_OUTLINE mam_u32 mam_kept_take_long(MAM_TAG(1) const struct mam_area *area, mam_u32 count, mam_u32 first,
                                        mam_u32 last) {
   mam_u32 words = mam_area_kept_words(*area), whole = (count + 63) >> 6;
@@ -89,7 +90,7 @@ MAM_OUTLINE mam_u32 mam_kept_take_long(MAM_TAG(1) const struct mam_area *area, m
   return MAM_NO_PAGE;
 }
 
-/* Takes kept words, so many in a row, the first that are there from index on, then from the beginning. */
+/* Takes count kept words in a row: the first that are there from index on, then from the beginning. */
 MAM_OUTLINE mam_u32 mam_kept_take(MAM_TAG(1) const struct mam_area *area, mam_u32 count, mam_u32 index) {
   mam_u64 *level = mam_area_kept(*area);
   mam_u32 words = mam_area_kept_words(*area), place = index >> 6, found;
@@ -101,9 +102,7 @@ MAM_OUTLINE mam_u32 mam_kept_take(MAM_TAG(1) const struct mam_area *area, mam_u3
   return found != MAM_NO_PAGE ? found : MAM_OUT_OF_SIGHT(mam_map_take_run)(level, words, count, 0, place);
 }
 
-/* Words are taken where a turn says, so that those who ask for as many at the same time do not meet: in places side by
- * side, of which none goes over the end of a word of the map, or begins within one if it is longer.  MAM_NO_PAGE if
- * there is none before end. */
+/* The place of a turn for count words; MAM_NO_PAGE if there is none before end. */
 MAM_INLINE mam_u32 mam_kept_place(mam_u32 turn, mam_u32 count, mam_u32 end) {
   if (count > 64) {
     mam_u32 whole = (count + 63) >> 6, places = (end >> 6) / whole;
@@ -113,7 +112,7 @@ MAM_INLINE mam_u32 mam_kept_place(mam_u32 turn, mam_u32 count, mam_u32 end) {
   return (place / in_word << 6) + place % in_word * count;
 }
 
-/* Takes kept words from index on, if all of them are there. */
+/* Takes count kept words from index on, if all of them are there. */
 MAM_OUTLINE int mam_kept_take_at(MAM_TAG(1) mam_u32 index, const struct mam_area *area, mam_u32 count) {
   if (count > 64)
     return MAM_OUT_OF_SIGHT(mam_kept_take_words)(index >> 6, count, area);
@@ -124,7 +123,7 @@ MAM_OUTLINE int mam_kept_take_at(MAM_TAG(1) mam_u32 index, const struct mam_area
   return (old & bits) == 0;
 }
 
-/* Takes kept words where turns say, for a few turns. */
+/* Takes the kept words of the next turn that has them, up to MAM_KEPT_TURNS turns. */
 MAM_OUTLINE mam_u32 mam_kept_take_turns(const struct mam_area *area, mam_u32 *cursor, mam_u32 count, mam_u32 end) {
   MAM_LOOP
   for (int i = 0; i < MAM_KEPT_TURNS; i++) {
@@ -135,8 +134,9 @@ MAM_OUTLINE mam_u32 mam_kept_take_turns(const struct mam_area *area, mam_u32 *cu
   return MAM_NO_PAGE;
 }
 
-/* A long run of words that were kept.  All take turns in those words that a long run ever had; if runs of other lengths
- * have been there, a search that all began in one place would take as long as there are requests. */
+/* Takes a long run out of kept words.  Turns go through all words that a long run ever had.  If runs of other lengths
+ * have been there, a search of all threads from one place would take as long as there are requests, so the search
+ * begins at the cursor. */
 MAM_OUTLINE mam_u32 mam_run_take_kept(struct mam_heap_control *control, const struct mam_area *area, mam_u32 pages) {
   mam_u32 count = (pages + 63) >> 6, end = mam_load_relaxed_u32(&control->kept_end);
   if (count > end)

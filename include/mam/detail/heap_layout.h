@@ -11,9 +11,10 @@
  *   parks          first word: a header of warp heaps that waits for its next user; second word: a superblock of warp
  *                  heaps that waits (heap_parks.h); 0: nothing
  *
- *   superblock     | owners | shortage, stamp | usage words | page map | class maps | moved | kept | parts | entries |
- *                           area.words - 1 ^                 ^ area.words                 ... | rings | pages |
- *                                                                                                     ^ area.base
+ *   superblock     | owners | shortage, stamp | usage words | page map | class maps | moved | kept | parts |
+ *                           ^ area.words - 1  ^ area.words
+ *                  | entries | rings | (rest) | pages ... |
+ *                                             ^ area.base
  *
  *   owners         16 bits a page: the slot to which the span that begins there was given
  *   shortage       32 bits: what the superblock is known not to have; stamp: 32 bits (heap_shortage.h)
@@ -33,89 +34,95 @@
 #include <mam/detail/heap_maps.h>
 
 enum {
-  /* The most homes: a home's number has ten bits in a request word (MAM_REST_HOME). */
+  /* The most homes.  A home's number has ten bits in a request word (MAM_REST_HOME). */
   MAM_HOMES = 1024,
-  /* The most parks of a multiprocessor: one for each of its warps. */
+  /* The most parks of a multiprocessor, one for each warp. */
   MAM_PARKS = 64,
-  /* The bytes that are counted for a park when a heap is tuned: a header's first block (MAM_WARP_OPTIONS_INIT). */
+  /* The tuning counts so many bytes for a park: a header's first block has them (MAM_WARP_OPTIONS_INIT). */
   MAM_PARK_BYTES = 10 << 10,
   /* A park has a word for a header and one for a superblock. */
   MAM_PARK_WORDS = 2,
-  /* The bits of a park's second word that count the superblock's units of 16 bytes; its address stands above. */
+  /* A park's second word counts the superblock's units of 16 bytes in 20 bits.  The address stands above them. */
   MAM_PARK_NUMBER_BITS = 20,
-  /* A bit of a class map stands for so many pages. */
+  /* A bit of a class map stands for 8 pages, a block. */
   MAM_BLOCK_PAGES = 8,
-  /* A count that many threads raise is divided among so many words, so that they seldom meet. */
+  /* A count that many threads raise has 64 words, so that they seldom meet.  The sum counts. */
   MAM_COUNTERS = 64,
-  /* There is a count of openings for each kind; the last one is for runs and for slots that are being flushed. */
+  /* Each kind has a count of openings.  The last count is for runs, and for slots and parks that are being flushed. */
   MAM_OPENINGS = MAM_HEAP_KINDS + 1,
-  /* The most pointers in an object of a type. */
+  /* An object of a type has at most so many pointers. */
   MAM_TYPE_POINTERS = 64,
-  /* A thread waits 100 times mam_pause, 10 to 20 us, for another thread's refill or sweep, then goes another way. */
+  /* A thread waits up to 100 times mam_pause, 10 to 20 us, for another thread's refill or sweep, then goes another way.
+   */
   MAM_WAIT_ROUNDS = 100
 };
 
 /* ---- The control block ---- */
 
-/* A superblock: its metadata from words on, its pages from base on.  Small, to be passed by value: all that a kernel
- * would have to load first costs it a round to the L2 cache. */
+/* A superblock: its usage words and its pages.  It is small, to be passed by value: whatever a kernel has to load first
+ * costs it a round to the L2 cache. */
 struct mam_area {
   mam_u64 base;
   mam_u64 *words;
   mam_u32 page_count, unused;
 };
 
-/* How a heap grows under running kernels: see heap_grow.h. */
+/* How requests ask the host for memory: see heap_grow.h. */
 struct mam_growth {
-  mam_u64 *bell;            /* a word of the host's memory, as kernels know it; 0: growth is off */
-  mam_u32 patience, unused; /* how long a request waits in all: in units of 2^20 ns */
-  mam_u64 rung;             /* atomic: the last that was rung, which only rises */
-  mam_u64 reply;            /* atomic; the host's alone */
+  mam_u64 *bell;            /* a word of the host's memory, at the address that kernels use; 0: growth is off */
+  mam_u32 patience, unused; /* how long a request waits in all, in units of 2^20 ns */
+  mam_u64 rung;             /* atomic: the last word that was rung; it only rises */
+  mam_u64 reply;            /* atomic; only the host writes it */
 };
 
-/* What the host said of a type. */
+/* What the host has said of a type. */
 struct mam_type_info {
   mam_u32 kind;  /* 0: there is no such type */
-  mam_u32 bytes; /* of an object, as the host said */
+  mam_u32 bytes; /* of an object */
   mam_u32 pointer_count, unused;
-  mam_u16 pointers[MAM_TYPE_POINTERS]; /* where they are in an object, in units of 8 bytes */
+  mam_u16 pointers[MAM_TYPE_POINTERS]; /* their places in an object, in units of 8 bytes */
 };
 
 struct mam_site;
 
 /* How empty spans of the first superblock end: see heap_sweep.h. */
-enum { MAM_MODE_WATCHED, MAM_MODE_LAZY, MAM_MODE_SWEEPING };
+enum {
+  /* A free ends them. */
+  MAM_MODE_WATCHED,
+  /* They stay for their slots. */
+  MAM_MODE_LAZY,
+  /* Threads in need are ending them. */
+  MAM_MODE_SWEEPING
+};
 
-/* Followed in memory by the homes' cursors and then the slots. */
+/* The head of the control block.  Homes' cursors, slots and parks follow it in memory. */
 struct mam_heap_control {
   mam_heap heap;
-  mam_u32 superblock_count; /* atomic: published after the superblock */
-  mam_u32 active;           /* atomic: the superblock to try first, published after it */
+  mam_u32 superblock_count; /* atomic: written after a new superblock */
+  mam_u32 active;           /* atomic: the superblock to try first; written after it */
   mam_u32 run_cursor;       /* atomic, a hint: where to look for long runs */
-  mam_u32 kept_cursor;      /* atomic, a hint: where to look for words that are kept */
-  mam_u32 kept_end;         /* atomic, a hint: and where such words end */
+  mam_u32 kept_cursor;      /* atomic, a hint: the next turn for kept words (heap_kept.h) */
+  mam_u32 kept_end;         /* atomic, a hint: no word of the page map from here on is kept */
   mam_u32 home_count;
-  mam_u64 answer;                  /* to a question of the host */
-  mam_u64 refused_free;            /* an atomic count */
-  mam_u64 failures[MAM_COUNTERS];  /* atomic counts, of which the sum counts: see mam_failed */
-  mam_u32 mode;                    /* atomic: how empty spans of the first superblock end, see mam_sweep */
-  mam_u32 sweep_next, sweep_done;  /* atomic: words of its page map that were begun and done */
-  mam_u32 opening[MAM_OPENINGS];   /* atomic: how many hold what others may get: see mam_claim_scarce */
-  mam_u32 missing[MAM_HEAP_KINDS]; /* atomic: the stamps with which nothing was found */
-  mam_u32 parked;                  /* atomic: what superblocks that wait in parks take, see mam_parks */
-  mam_u64 held[MAM_HEAP_KINDS];    /* atomic: which groups of each kind's slots may hold chunks, see mam_held_bit */
-  mam_u64 parks_held;              /* atomic: which groups of parks may hold anything, see mam_parks_raise */
+  mam_u64 answer;                  /* of a kernel, to a question of the host */
+  mam_u64 refused_free;            /* atomic: frees that were refused */
+  mam_u64 failures[MAM_COUNTERS];  /* atomic: requests that failed, see mam_failed */
+  mam_u32 mode;                    /* atomic: MAM_MODE_* */
+  mam_u32 sweep_next, sweep_done;  /* atomic: words of the page map whose sweep was begun and done */
+  mam_u32 opening[MAM_OPENINGS];   /* atomic: threads that hold memory which others may get: see heap_scarce.h */
+  mam_u32 missing[MAM_HEAP_KINDS]; /* atomic: the sum of the stamps with which nothing was found */
+  mam_u32 parked;                  /* atomic: what superblocks in parks take, see heap_parks.h */
+  mam_u64 held[MAM_HEAP_KINDS];    /* atomic: which groups of each kind's slots may hold chunks, see heap_slots.h */
+  mam_u64 parks_held;              /* atomic: which groups of parks may hold anything */
   struct mam_area superblocks[MAM_HEAP_SUPERBLOCKS];
-  struct mam_type_info types[MAM_HEAP_TYPES]; /* of type i + 1; written once */
+  struct mam_type_info types[MAM_HEAP_TYPES]; /* of the types from 1 on; written once */
   struct mam_growth growth;
   struct mam_site *sites; /* constant; 0: nothing is recorded.  See heap_record.h */
 };
 
 MAM_INLINE mam_u64 *mam_cursors(struct mam_heap_control *control) { return (mam_u64 *)(control + 1); }
 MAM_INLINE mam_u64 *mam_slots(struct mam_heap_control *control) { return mam_cursors(control) + MAM_HOMES; }
-/* After the slots: parks, of two words each.  In the first waits a header of warp heaps that was ended for its next
- * user (warp_core.h), in the second a superblock; 0: none.  The second says with the address, in units of 16 bytes, how
- * many of these the superblock has, or had that was taken last; control->parked is the sum of these numbers. */
+/* Two words for each park: see heap_parks.h. */
 MAM_INLINE mam_u64 *mam_parks(struct mam_heap_control *control) {
   return mam_slots(control) + (mam_u64)control->heap.slot_count * MAM_HEAP_KINDS;
 }
@@ -134,15 +141,17 @@ MAM_INLINE mam_u32 mam_kind_numbered(const struct mam_heap_control *control, mam
 
 /* ---- Superblocks ---- */
 
-/* The owner of the span that begins at a page: the slot, by its number in its kind plus 1, to which the span was given
- * last; MAM_OWNER_NONE if it never was in a slot; 0 if no span begins there, or it is being made.  Written before the
- * span's words and cleared before its pages are given back. */
+/* The owner of the span that begins at a page.  It is written before the span's words and cleared before its pages are
+ * given back.
+ *   0                 no span begins there, or it is being made
+ *   MAM_OWNER_NONE    the span never was in a slot
+ *   other             the slot to which the span was given last: its number in its kind, plus 1 */
 #define MAM_OWNER_NONE 0xffffu
 MAM_INLINE mam_u16 *mam_page_owner(mam_u64 *words, mam_u32 page) { return (mam_u16 *)(words - 1) - 1 - page; }
-MAM_INLINE mam_u64 mam_owners_bytes(mam_u32 pages) { /* so that the usage words after it share few sectors */
+MAM_INLINE mam_u64 mam_owners_bytes(mam_u32 pages) { /* rounded so that the usage words share few memory sectors */
   return ((2 * (mam_u64)pages + 8 + 63) & ~(mam_u64)63) - 8;
 }
-/* Where a superblock's metadata begins, and a superblock whose metadata is a copy elsewhere. */
+/* Where a superblock's metadata begins; and the same superblock with its metadata copied to another place. */
 MAM_INLINE mam_u64 *mam_area_metadata(struct mam_area area) {
   return area.words - 1 - mam_owners_bytes(area.page_count) / 8;
 }
@@ -156,7 +165,7 @@ MAM_INLINE mam_u32 mam_area_map_words(struct mam_area area) { return (area.page_
 MAM_INLINE mam_u64 *mam_area_pages(struct mam_area area) {
   return area.words + (mam_u64)area.page_count * MAM_PAGE_WORDS;
 }
-/* Of the class maps. */
+/* The words of level 0 of a class map. */
 MAM_INLINE mam_u32 mam_area_class_words(struct mam_area area) {
   return (area.page_count + 64 * MAM_BLOCK_PAGES - 1) / (64 * MAM_BLOCK_PAGES);
 }
@@ -164,15 +173,14 @@ MAM_INLINE mam_u64 *mam_area_class(struct mam_area area, mam_u32 size_class) {
   return mam_area_pages(area) + mam_map_words(mam_area_map_words(area)) +
          (mam_u64)mam_kind_number(size_class) * mam_map_words(mam_area_class_words(area));
 }
-/* A bit for each page: 1 if what was in it has been moved elsewhere.  0 but between the begin of a compaction and its
- * end. */
+/* The map of moved pages.  It is 0 except between the begin and the end of a compaction. */
 MAM_INLINE mam_u64 *mam_area_moved(struct mam_area area) {
   return mam_area_class(area, mam_kind_of(0, 1)) + (mam_u64)MAM_HEAP_TYPES * mam_map_words(mam_area_class_words(area));
 }
-/* A map with a bit for each word of the page map: 0 if it is kept for long runs, see mam_kept_take. */
+/* The words of level 0 of the kept map, and the kept map.  Each part of the page map has one such word. */
 MAM_INLINE mam_u32 mam_area_kept_words(struct mam_area area) { return (mam_area_map_words(area) + 63) >> 6; }
 MAM_INLINE mam_u64 *mam_area_kept(struct mam_area area) { return mam_area_moved(area) + mam_area_map_words(area); }
-/* The page map in parts of 64 words: what each is known not to have, a number as the superblock's shortage. */
+/* The shortage word of each part. */
 MAM_INLINE mam_u32 *mam_area_parts(struct mam_area area) {
   return (mam_u32 *)(mam_area_kept(area) + mam_map_words(mam_area_kept_words(area)));
 }
@@ -186,14 +194,14 @@ MAM_INLINE mam_u64 mam_area_address(struct mam_area area, mam_u32 page) {
 
 MAM_INLINE mam_u32 *mam_area_stamp(struct mam_area area) { return (mam_u32 *)(area.words - 1) + 1; }
 
-/* Bytes of metadata in front of so many pages. */
+/* The bytes of metadata in front of so many pages. */
 MAM_INLINE mam_u64 mam_area_metadata_bytes(mam_u32 pages) {
   struct mam_area area = {0, 0, pages, 0};
   return mam_owners_bytes(pages) + 8 + (mam_u64)mam_area_entries(area) + 4 * (mam_u64)pages;
 }
 
-/* Lays a superblock out in bytes of memory at address, a multiple of 8: metadata, then pages to its end.  Touches no
- * memory.  page_count 0 if it is too small for a page. */
+/* Lays a superblock out in bytes of memory at address, a multiple of 8: metadata, then pages up to the end.  Touches no
+ * memory.  The result has page_count 0 if there is no room for a page. */
 MAM_INLINE struct mam_area mam_area_place(mam_u64 address, mam_u64 bytes) {
   mam_u64 end = (address + bytes) & ~(mam_u64)(MAM_PAGE_BYTES - 1);
   mam_u64 most = end > address ? (end - address) / (MAM_PAGE_BYTES + 70) : 0;
@@ -207,7 +215,7 @@ MAM_INLINE struct mam_area mam_area_place(mam_u64 address, mam_u64 bytes) {
   return area;
 }
 
-/* The superblock in which an address lies; 0 if in none. */
+/* The superblock in which an address lies; 0 if there is none. */
 MAM_OUTLINE const struct mam_area *mam_area_find(MAM_TAG(1) const struct mam_heap_control *control, mam_u64 address) {
   mam_u32 superblocks = mam_load_acquire_u32(&control->superblock_count);
   MAM_LOOP
@@ -219,19 +227,20 @@ MAM_OUTLINE const struct mam_area *mam_area_find(MAM_TAG(1) const struct mam_hea
 
 /* ---- What a search returns ---- */
 
-/* Where pages are; page is MAM_NO_PAGE if nowhere. */
+/* A page and its superblock.  page is MAM_NO_PAGE if there is none. */
 struct mam_place {
   struct mam_area area;
   mam_u32 page;
 };
 
-/* The same, of a superblock in a heap's control block: less for a function to keep. */
+/* The same, with the superblock's place in the control block, which takes a function fewer registers. */
 struct mam_found {
   const struct mam_area *area;
   mam_u32 page;
 };
 
-/* Chunks that were claimed: of chunk_bytes each, at address where the bits of mask are 1, counted from 0. */
+/* Chunks that a thread has claimed: those where mask has a 1, counted from address on, of chunk_bytes each.  mask 0:
+ * none; then address may say why, as each function tells. */
 struct mam_claim {
   mam_u64 address;
   mam_u32 mask, chunk_bytes;

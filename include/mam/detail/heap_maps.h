@@ -29,28 +29,28 @@
 #include <mam/detail/heap_words.h>
 
 enum {
-  /* The levels of a map.  The last one is searched word by word. */
+  /* A map has three levels.  The last one is searched word by word. */
   MAM_MAP_LEVELS = 3,
-  /* A thread repeats a compare-and-swap that others disturb 64 times, then it looks elsewhere. */
+  /* A thread tries a compare-and-swap that others disturb 64 times, then it looks elsewhere. */
   MAM_RETRIES = 64,
-  /* A look reads 8 words together: their loads are under way at the same time. */
+  /* A look reads 8 words together, so that their loads are under way at the same time. */
   MAM_AHEAD = 8
 };
 
 MAM_INLINE mam_u64 mam_run_bits(mam_u32 count, mam_u32 from) { return (MAM_FULL_WORD >> (64 - count)) << from; }
 
-/* Words of all levels of a map. */
+/* The number of words of all levels, where level 0 has count words. */
 MAM_INLINE mam_u32 mam_map_words(mam_u32 count) {
   mam_u32 second = (count + 63) >> 6;
   return count + second + ((second + 63) >> 6);
 }
 
-/* The word of the lowest level at index was seen to lose its last 1: says so above. */
+/* Clears the bits above a word of level 0 that has just lost its last 1. */
 MAM_OUTLINE void mam_map_opened(mam_u64 *level, mam_u32 count, mam_u32 index) {
   MAM_LOOP
   for (int above = 1; above < MAM_MAP_LEVELS; above++) {
     level += count;
-    /* acq_rel: after the change below, which a thread that finds this bit 0 has to see. */
+    /* acq_rel: a thread that finds this bit 0 sees the change of the word below. */
     if (mam_and_acq_rel_u64(&level[index >> 6], ~(1ull << (index & 63))) != MAM_FULL_WORD)
       return;
     index >>= 6;
@@ -58,16 +58,17 @@ MAM_OUTLINE void mam_map_opened(mam_u64 *level, mam_u32 count, mam_u32 index) {
   }
 }
 
-/* The word of the lowest level at index was seen to be all 1: says so above.  It may have changed meanwhile, and who
- * changed it found nothing above to correct; so it is looked at again after. */
+/* Sets the bits above a word of level 0 that was seen to be all 1.  A thread that cleared a bit of the word meanwhile
+ * found nothing above to correct, so the word is read again afterwards. */
 MAM_OUTLINE void mam_map_filled(mam_u64 *level, mam_u32 count, mam_u32 index) {
   MAM_LOOP
   for (int above = 1; above < MAM_MAP_LEVELS; above++) {
     mam_u64 *upper = level + count, bit = 1ull << (index & 63);
-    /* acq_rel: ordered with mam_map_opened's on the same word.  If that came first, the look below sees its cause. */
+    /* acq_rel: this change and the one in mam_map_opened are of one word.  If the latter came first, the look below
+     * sees what caused it. */
     mam_u64 old = mam_or_acq_rel_u64(&upper[index >> 6], bit);
     if (mam_load_relaxed_u64(&level[index]) != MAM_FULL_WORD) {
-      /* Of the level above there is only one more: mam_map_opened would go on into the next map. */
+      /* One level is left above.  mam_map_opened would go on into the next map. */
       if (mam_and_acq_rel_u64(&upper[index >> 6], ~bit) == MAM_FULL_WORD && above + 1 < MAM_MAP_LEVELS)
         (void)mam_and_acq_rel_u64(&upper[((count + 63) >> 6) + (index >> 12)], ~(1ull << (index >> 6 & 63)));
       return;
@@ -80,7 +81,7 @@ MAM_OUTLINE void mam_map_filled(mam_u64 *level, mam_u32 count, mam_u32 index) {
   }
 }
 
-/* The first word of the lowest level from index on that may have a 0; count if there is none. */
+/* The first word of level 0, from index on, that may have a 0; count if there is none. */
 MAM_OUTLINE mam_u32 mam_map_next(const mam_u64 *level, mam_u32 count, mam_u32 index) {
   const mam_u64 *second = level + count, *third = second + ((count + 63) >> 6);
   MAM_LOOP
@@ -103,7 +104,8 @@ MAM_OUTLINE mam_u32 mam_map_next(const mam_u64 *level, mam_u32 count, mam_u32 in
   return count;
 }
 
-/* The word at index of a map's levels whose lowest has so many bits, when all of them are 0 but those past the end. */
+/* The word at index of an empty map, counted through all levels, where level 0 has so many bits: 0 but for the bits
+ * past the end. */
 MAM_INLINE mam_u64 mam_map_open_word(mam_u32 bits, mam_u32 index) {
   MAM_LOOP
   for (int level = 0; level < MAM_MAP_LEVELS; level++) {
@@ -118,7 +120,7 @@ MAM_INLINE mam_u64 mam_map_open_word(mam_u32 bits, mam_u32 index) {
 
 /* ---- Runs of zeros ---- */
 
-/* The lowest place in the word where count bits are 0 in a row; 64 if there is none. */
+/* The lowest bit from which on count bits of the word are 0; 64 if there is none. */
 MAM_INLINE mam_u32 mam_run_find(mam_u64 word, mam_u32 count) {
   mam_u64 starts = ~word;
   MAM_LOOP
@@ -130,14 +132,14 @@ MAM_INLINE mam_u32 mam_run_find(mam_u64 word, mam_u32 count) {
   return starts == 0 ? 64 : mam_lowest_u64(starts);
 }
 
-/* Several words of a map as one look; those beyond its end are other metadata. */
+/* Reads MAM_AHEAD words. */
 MAM_INLINE void mam_map_read(const mam_u64 *word, mam_u64 seen[MAM_AHEAD]) {
   MAM_UNROLL
   for (mam_u32 i = 0; i < MAM_AHEAD; i++)
     seen[i] = mam_load_relaxed_u64(word + i);
 }
 
-/* Which of them have so many zeros in a row: a bit each. */
+/* Which of MAM_AHEAD words have count zeros in a row: a bit for each. */
 MAM_OUTLINE mam_u32 mam_map_look(mam_u32 count, const mam_u64 *word) {
   mam_u64 seen[MAM_AHEAD];
   mam_u32 fits = 0;
@@ -148,7 +150,8 @@ MAM_OUTLINE mam_u32 mam_map_look(mam_u32 count, const mam_u64 *word) {
   return fits;
 }
 
-/* Which of them but the last have them, and, eight bits above, at their end and the beginning of the next together. */
+/* Which of MAM_AHEAD words but the last have count zeros in a row: a bit for each.  Eight bits above: at the end of
+ * which words and the beginning of the next ones count zeros lie together. */
 MAM_OUTLINE mam_u32 mam_map_look_both(mam_u32 count, const mam_u64 *level, mam_u32 index) {
   mam_u64 seen[MAM_AHEAD];
   mam_u32 fits = 0;
@@ -164,7 +167,7 @@ MAM_OUTLINE mam_u32 mam_map_look_both(mam_u32 count, const mam_u64 *level, mam_u
 
 /* ---- Taking ---- */
 
-/* Takes bits of a word of a map if all of them are 0. */
+/* Takes bits of a word if all of them are 0.  Returns whether it did. */
 MAM_OUTLINE int mam_map_take(mam_u64 *level, mam_u32 count, mam_u32 index, mam_u64 bits) {
   mam_u64 word = mam_load_relaxed_u64(&level[index]);
   MAM_LOOP
@@ -181,7 +184,8 @@ MAM_OUTLINE int mam_map_take(mam_u64 *level, mam_u32 count, mam_u32 index, mam_u
   return 0;
 }
 
-/* Takes so many zeros in a row of one word of a map, if it has them and keeps them: the lowest. */
+/* Takes the lowest count zeros in a row of the word at index.  Returns the number of the first bit in the map, or
+ * MAM_NO_PAGE if the word has no such row or others take it. */
 MAM_OUTLINE mam_u32 mam_map_take_in(mam_u32 index, mam_u64 *level, mam_u32 words, mam_u32 count) {
   mam_u64 word = mam_load_relaxed_u64(&level[index]);
   mam_u32 from;
@@ -199,7 +203,8 @@ MAM_OUTLINE mam_u32 mam_map_take_in(mam_u32 index, mam_u64 *level, mam_u32 words
   return MAM_NO_PAGE;
 }
 
-/* The same of the first word that has them from first on and before last. */
+/* Takes count zeros in a row of the first word that has them, from the word first on and before last.  Returns as
+ * mam_map_take_in. */
 MAM_OUTLINE mam_u32 mam_map_take_run(mam_u64 *level, mam_u32 words, mam_u32 count, mam_u32 first, mam_u32 last) {
   mam_u32 tries = 0, index = MAM_OUT_OF_SIGHT(mam_map_next)(level, words, first);
   MAM_LOOP
@@ -221,8 +226,8 @@ MAM_OUTLINE mam_u32 mam_map_take_run(mam_u64 *level, mam_u32 words, mam_u32 coun
 
 /* ---- Whole words ---- */
 
-/* Takes whole words of a map from index on, as long as they are 0, up to count of them; returns how many.  Several at a
- * time are under way.  mam_map_words_filled says above that they are full. */
+/* Takes whole words from index on, as long as they are 0, up to count of them.  Eight compare-and-swaps are under way
+ * together.  Returns how many words it took; mam_map_words_filled then sets the bits above. */
 MAM_OUTLINE mam_u32 mam_map_take_words(MAM_TAG(2) mam_u64 *level, mam_u32 index, mam_u32 count) {
   mam_u32 got = 0;
   MAM_LOOP
@@ -238,7 +243,7 @@ MAM_OUTLINE mam_u32 mam_map_take_words(MAM_TAG(2) mam_u64 *level, mam_u32 index,
     mam_fence(); /* acquire: pairs with mam_pages_clear and mam_kept_give */
     mam_u32 good = failed == 0 ? here : mam_lowest_u32(failed);
     MAM_LOOP
-    for (mam_u32 i = good + 1; i < here; i++) /* behind the first that was not to be had */
+    for (mam_u32 i = good + 1; i < here; i++) /* words behind the first one that was not 0 */
       if ((failed >> i & 1) == 0)
         (void)mam_exchange_release_u64(&level[index + got + i], 0);
     got += good;
@@ -248,7 +253,7 @@ MAM_OUTLINE mam_u32 mam_map_take_words(MAM_TAG(2) mam_u64 *level, mam_u32 index,
   return got;
 }
 
-/* Says of whole words of a map, from index on, which the caller owns, that they are full. */
+/* Sets the bits above whole words, from index on, which the caller has taken. */
 MAM_OUTLINE void mam_map_words_filled(mam_u64 *level, mam_u32 words, mam_u32 index, mam_u32 count) {
   MAM_LOOP
   while (count != 0) {
@@ -259,7 +264,7 @@ MAM_OUTLINE void mam_map_words_filled(mam_u64 *level, mam_u32 words, mam_u32 ind
   }
 }
 
-/* Says of whole words of a map, from index on, that have just become 0, that they have zeros. */
+/* Clears the bits above whole words, from index on, which have just become 0. */
 MAM_OUTLINE void mam_map_words_opened(MAM_TAG(1) mam_u64 *level, mam_u32 words, mam_u32 index, mam_u32 count) {
   mam_u64 *second = level + words, *third = second + ((words + 63) >> 6);
   MAM_LOOP

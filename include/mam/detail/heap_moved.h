@@ -14,7 +14,7 @@
 
 #include <mam/detail/heap_layout.h>
 
-/* The superblock of an address, page_count 0 if it is in none: while nobody changes their number. */
+/* The superblock of an address; page_count 0 if there is none.  The number of superblocks does not change meanwhile. */
 MAM_INLINE struct mam_area mam_forward_area(const mam_heap *heap, mam_u64 address) {
   struct mam_area area = {heap->base, heap->words, heap->page_count, 0};
   MAM_LOOP
@@ -28,14 +28,14 @@ MAM_INLINE struct mam_area mam_forward_area(const mam_heap *heap, mam_u64 addres
   return area;
 }
 
-/* An address in a span of a kind that begins at page: the object, by its chunk's number. */
+/* The number of the chunk in which an address lies, in a span of a kind that begins at page. */
 MAM_INLINE mam_u32 mam_span_chunk_at(struct mam_area area, mam_u32 page, mam_u32 kind, mam_u64 address) {
   mam_u32 sixteenths = (mam_u32)(address - mam_area_address(area, page)) >> 4, shift = mam_class_shift(kind);
   return mam_chunk_index(sixteenths, shift, mam_class_multiple(kind, shift));
 }
 
-/* Where the object is now at which, or into which, an address leads: what does not lead to a moved object is returned
- * as it is.  After the kernels that move. */
+/* Where the object is that an address leads to, or into.  Any other address is returned as it is.  For use after the
+ * kernels that move. */
 MAM_INLINE mam_u64 mam_forwarded(const mam_heap *heap, mam_u64 address) {
   MAM_LOOP
   while (address != 0) {

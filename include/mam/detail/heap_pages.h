@@ -21,9 +21,9 @@
 
 /* ---- Giving back ---- */
 
-/* Gives bits of a word of the page map back that the caller owns. */
+/* Gives back pages that the caller owns: bits of one word of the page map. */
 MAM_OUTLINE void mam_pages_clear(struct mam_area area, mam_u32 index, mam_u64 bits) {
-  /* acq_rel: what the pages' last users did comes before what their next ones do. */
+  /* acq_rel: what the pages' last users did comes before what the next ones do. */
   if (mam_and_acq_rel_u64(&mam_area_pages(area)[index], ~bits) == MAM_FULL_WORD)
     MAM_OUT_OF_SIGHT(mam_map_opened)(mam_area_pages(area), mam_area_map_words(area), index);
   MAM_FORGET(area.page_count);
@@ -41,7 +41,7 @@ MAM_OUTLINE void mam_pages_release(MAM_TAG(2) struct mam_area area, mam_u32 page
       mam_u32 words = count >> 6;
       here = words << 6;
       MAM_LOOP
-      for (mam_u32 i = 0; i < words; i++) /* release: as in mam_pages_clear; nobody else changes these words */
+      for (mam_u32 i = 0; i < words; i++) /* release: as in mam_pages_clear.  No other thread changes these words. */
         (void)mam_exchange_release_u64(&mam_area_pages(area)[(page >> 6) + i], 0);
       MAM_OUT_OF_SIGHT(mam_map_words_opened)(mam_area_pages(area), mam_area_map_words(area), page >> 6, words);
       if (MAM_OUT_OF_SIGHT(mam_words_matter)(page >> 6, words, area))
@@ -55,8 +55,9 @@ MAM_OUTLINE void mam_pages_release(MAM_TAG(2) struct mam_area area, mam_u32 page
 
 /* ---- Runs within two words ---- */
 
-/* Takes a run of up to 64 pages at the end of a word and the beginning of the next.  The page, MAM_NO_PAGE, or, if it
- * got the first part alone, the number of its pages: what is then to be done calls more than a search should. */
+/* Takes a run of up to 64 pages at the end of a word and the beginning of the next.  Returns the page, or MAM_NO_PAGE.
+ * If it got the first part alone, *part is the number of its pages.  The caller gives them back, because that calls
+ * more than a search should. */
 MAM_INLINE mam_u32 mam_run_take_across(mam_u32 count, mam_u32 index, const struct mam_area *area, mam_u32 *part) {
   mam_u32 end = mam_leading_zeros_u64(mam_load_relaxed_u64(&mam_area_pages(*area)[index]));
   end = end < count ? end : count - 1;
@@ -71,13 +72,14 @@ MAM_INLINE mam_u32 mam_run_take_across(mam_u32 count, mam_u32 index, const struc
   return MAM_NO_PAGE;
 }
 
-/* Where a search in the page map is, and what it found: page, or MAM_NO_PAGE.  part: so many pages at the end of the
- * word at index were taken for nothing, and are to be given back. */
+/* The state of a search in the page map, and what it found.  page: the run's first page, or MAM_NO_PAGE.  part: so many
+ * pages at the end of the word at index were taken in vain, and are to be given back. */
 struct mam_take {
   mam_u32 page, index, part;
 };
 
-/* Takes the first run of up to 64 pages that begins in a word of the page map from first on and before last. */
+/* Takes the first run of up to 64 pages that begins in a word of the page map, from the word first on and before last.
+ */
 MAM_OUTLINE struct mam_take mam_run_take_near(mam_u32 count, mam_u32 first, mam_u32 last, const struct mam_area *area) {
   struct mam_take take = {MAM_NO_PAGE, first, 0};
   mam_u32 tries = 0;
@@ -105,7 +107,7 @@ MAM_OUTLINE struct mam_take mam_run_take_near(mam_u32 count, mam_u32 first, mam_
   return take;
 }
 
-/* The same, and gives back what was taken for nothing. */
+/* The same; gives back what was taken in vain. */
 MAM_INLINE mam_u32 mam_run_take(mam_u32 count, mam_u32 first, mam_u32 last, const struct mam_area *area) {
   mam_u32 tries = 0;
   MAM_LOOP
@@ -119,7 +121,8 @@ MAM_INLINE mam_u32 mam_run_take(mam_u32 count, mam_u32 first, mam_u32 last, cons
   return MAM_NO_PAGE;
 }
 
-/* A run of up to 64 pages that begins in a part of the page map, from one of its words on, then from its beginning. */
+/* Takes a run of up to 64 pages that begins in a part of the page map: from word `from` of the part on, then from its
+ * beginning. */
 MAM_OUTLINE mam_u32 mam_part_search(MAM_TAG(2) const struct mam_area *area, mam_u32 part, mam_u32 count, mam_u32 from) {
   mam_u32 mark = mam_load_relaxed_u32(&mam_area_parts(*area)[part]), page = MAM_NO_PAGE;
   if (mam_shortage_covers(mark, count))
@@ -138,8 +141,8 @@ MAM_OUTLINE mam_u32 mam_part_search(MAM_TAG(2) const struct mam_area *area, mam_
   return page;
 }
 
-/* A run of up to 64 pages, from word index on, then from the beginning; at first where nobody else searches, so that
- * all who search look at all once. */
+/* Takes a run of up to 64 pages, from the word at index on, then from the beginning.  The first two turns leave out
+ * parts where other threads search, so that together all look at each part once. */
 MAM_OUTLINE mam_u32 mam_pages_search(MAM_TAG(4) const struct mam_area *area, mam_u32 count, mam_u32 index) {
   mam_u32 mark = mam_load_relaxed_u32(mam_area_shortage(*area)), page = MAM_NO_PAGE;
   if (count > area->page_count || mam_shortage_covers(mark, count))
@@ -164,7 +167,7 @@ MAM_OUTLINE mam_u32 mam_pages_search(MAM_TAG(4) const struct mam_area *area, mam
 
 /* ---- Longer runs ---- */
 
-/* Takes as much of a run from page on as is free, up to count pages; returns how much. */
+/* Takes pages from page on, as long as they are free, up to count.  Returns how many it took. */
 MAM_OUTLINE mam_u32 mam_run_take_at(mam_u32 page, mam_u32 count, struct mam_area area) {
   mam_u64 *map = mam_area_pages(area);
   mam_u32 got = 0;
@@ -186,16 +189,16 @@ MAM_OUTLINE mam_u32 mam_run_take_at(mam_u32 page, mam_u32 count, struct mam_area
   return got;
 }
 
-/* Takes a run of any length, over the ends of words too. */
+/* Takes a run of any length that begins in the words from first on and before last. */
 MAM_OUTLINE mam_u32 mam_run_take_long(MAM_TAG(3) const struct mam_area *area, mam_u32 count, mam_u32 first,
                                       mam_u32 last) {
-  mam_u32 start = first << 6; /* pages from here on may be free */
+  mam_u32 start = first << 6; /* the candidate: pages from here on may be free */
   MAM_LOOP
   for (mam_u32 index = first; index < last; index++) {
     mam_u32 begin = index << 6, end = begin + 64;
     mam_u64 word = mam_load_relaxed_u64(&mam_area_pages(*area)[index]);
     if (start > begin)
-      word |= mam_run_bits(start - begin, 0); /* tried already */
+      word |= mam_run_bits(start - begin, 0); /* this part of the word has been tried */
     if (word != 0) {
       mam_u32 from = mam_lowest_u64(word);
       if (start <= begin && begin + from >= start + count)
@@ -225,7 +228,7 @@ MAM_OUTLINE mam_u32 mam_run_take_long(MAM_TAG(3) const struct mam_area *area, ma
   return MAM_NO_PAGE;
 }
 
-/* A longer run, from word index on, then from the beginning. */
+/* Takes a run of more than 64 pages, from the word at index on, then from the beginning. */
 MAM_INLINE mam_u32 mam_run_search(const struct mam_area *area, mam_u32 count, mam_u32 index) {
   mam_u32 known = mam_load_relaxed_u32(mam_area_shortage(*area)), page = MAM_NO_PAGE;
   if (count > area->page_count || mam_shortage_covers(known, count))

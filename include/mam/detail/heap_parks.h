@@ -17,8 +17,8 @@
 
 #include <mam/detail/heap_blocks.h>
 
-/* Says that something waits in a park, after it was put there.  A flush of the parks at the same moment may miss it; it
- * then waits for its next user, or for the next thing that is put in its group. */
+/* Says that something waits in a park.  The caller has put it there.  A flush at the same moment may miss it.  Then it
+ * waits for its next user, or until something else is put into its group. */
 MAM_INLINE void mam_parks_raise(struct mam_heap_control *control, const mam_u64 *park) {
   mam_u32 index = (mam_u32)(park - mam_parks(control)) / MAM_PARK_WORDS;
   mam_u64 bit = 1ull << (index >> mam_held_shift(control->heap.parks) & 63);
@@ -26,17 +26,17 @@ MAM_INLINE void mam_parks_raise(struct mam_heap_control *control, const mam_u64 
     (void)mam_or_relaxed_u64(&control->parks_held, bit);
 }
 
-/* Takes the superblock that waits in the second word of a park, if one does: its address, else 0. */
+/* Takes the superblock that waits in the second word of a park.  Returns its address; 0 if there is none. */
 MAM_INLINE mam_u64 mam_park_empty(struct mam_heap_control *control, mam_u64 *place) {
   mam_u64 word = 0;
   if (mam_park_address(mam_load_relaxed_u64(place)) != 0)
-    word = mam_exchange_acq_rel_u64(place, 0); /* acquire: what was done in it; pairs with who left it */
+    word = mam_exchange_acq_rel_u64(place, 0); /* acquire: what was done in it; pairs with mam_warp_keep */
   if (word != 0)
     (void)mam_add_relaxed_u32(&control->parked, 0u - mam_park_number(word));
   return mam_park_address(word);
 }
 
-/* Frees what waits in parks; whether there was anything. */
+/* Frees what waits in parks.  Returns whether there was anything. */
 MAM_OUTLINE int mam_parks_flush(struct mam_heap_control *control) {
   mam_u32 at = 0;
   int found = 0;

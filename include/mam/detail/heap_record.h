@@ -1,24 +1,32 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * mam/detail/heap_record.h - who allocated a block, and how much it asked for: a record in the last bytes of each block
- * of a heap that the host created to have them.  Written by mam_malloc_at (device.cuh), read by the host.
+ * mam/detail/heap_record.h - records: the line that allocated a block, and the bytes it asked for.
  *
- * A record is known by a check of itself and its address, so that a block without one, of a kernel that was compiled
- * without, shows none.  The text of a site is copied to a table on the GPU by whoever records it first, since a module
- * may be gone with its strings when the host looks.
+ *   a block   | the owner's bytes | requested, site, check |     a record in its last 16 bytes
+ *
+ * mam_malloc_at (device_record.cuh) writes records, and the host reads them.  A record is known by its check, a hash of
+ * the record and its address.  So a block of a kernel that was compiled without records shows none.
+ *
+ * The thread that records a site first copies its text to a table on the GPU, because the module with the string may be
+ * gone when the host looks.
  */
 #ifndef MAM_DETAIL_HEAP_RECORD_H
 #define MAM_DETAIL_HEAP_RECORD_H
 
 #include <mam/detail/heap_core.h>
 
-enum { MAM_SITES = 1024, MAM_SITE_TEXT_BYTES = 112, MAM_SITE_LINE_BITS = 15 };
+/* The table has places for so many sites.  When it is full, blocks of further sites have no site. */
+enum { MAM_SITES = 1024 };
+/* A site has 128 bytes, of which so many hold the file's name. */
+enum { MAM_SITE_TEXT_BYTES = 112 };
+/* A site's key has 15 bits for the line; larger lines share a key. */
+enum { MAM_SITE_LINE_BITS = 15 };
 
 /* A place in a program that allocates. */
 struct mam_site {
-  mam_u64 key; /* atomic; 0: nobody's yet */
+  mam_u64 key; /* atomic; 0: the entry is free */
   mam_u32 line, unused;
-  char file[MAM_SITE_TEXT_BYTES]; /* its end, if it is longer */
+  char file[MAM_SITE_TEXT_BYTES]; /* the end of the file's name, if the name is longer */
 };
 
 struct mam_record {
@@ -33,7 +41,7 @@ MAM_INLINE mam_u32 mam_record_check(const struct mam_record *record, mam_u64 add
   return (mam_u32)(mixed >> 32) | 1;
 }
 
-/* Where the record of a block of bytes is. */
+/* The record of a block of so many bytes. */
 MAM_INLINE struct mam_record *mam_record_place(mam_u64 address, mam_u64 bytes) {
   return (struct mam_record *)(address + bytes - sizeof(struct mam_record));
 }
@@ -42,7 +50,7 @@ MAM_INLINE int mam_record_holds(const struct mam_record *record, mam_u64 address
   return record->check == mam_record_check(record, address);
 }
 
-/* Copies the text of a site that the caller has just made its own. */
+/* Writes a site that the caller has just claimed. */
 MAM_OUTLINE void mam_site_write(struct mam_site *site, const char *file, mam_u32 line) {
   mam_u32 length = 0;
   MAM_LOOP
@@ -59,8 +67,8 @@ MAM_OUTLINE void mam_site_write(struct mam_site *site, const char *file, mam_u32
   site->line = line;
 }
 
-/* The place of a site in the table, plus 1; 0 if the table is full.  The host reads the table when the kernels have
- * ended that write to it. */
+/* The place of a site in the table, plus 1; 0 if the table is full.  The host reads the table when the kernels that
+ * write to it have ended. */
 MAM_OUTLINE mam_u32 mam_site_find(MAM_TAG(1) struct mam_site *sites, const char *file, mam_u32 line) {
   mam_u32 most = (1u << MAM_SITE_LINE_BITS) - 1;
   mam_u64 key = (mam_u64)(line < most ? line : most) << (64 - MAM_SITE_LINE_BITS) |
@@ -71,8 +79,8 @@ MAM_OUTLINE mam_u32 mam_site_find(MAM_TAG(1) struct mam_site *sites, const char 
     struct mam_site *site = &sites[(begin + i) % MAM_SITES];
     mam_u64 seen = mam_load_relaxed_u64(&site->key);
     if (seen == 0) {
-      seen =
-          mam_cas_relaxed_u64(&site->key, 0, key); /* relaxed: what follows is the winner's alone until it has ended */
+      /* relaxed: until the kernel has ended, only the thread that claimed the entry uses what follows */
+      seen = mam_cas_relaxed_u64(&site->key, 0, key);
       if (seen == 0)
         MAM_OUT_OF_SIGHT(mam_site_write)(site, file, line);
     }
@@ -91,7 +99,7 @@ MAM_OUTLINE void mam_record_write(struct mam_heap_control *control, mam_u64 addr
   *mam_record_place(address, bytes) = record;
 }
 
-/* How many bytes of a live block are its owner's: all but the record, if there is one. */
+/* The bytes of a live block that its owner may use: all but the record, if there is one. */
 MAM_OUTLINE mam_u64 mam_record_size(struct mam_heap_control *control, mam_u64 address) {
   mam_u64 bytes = MAM_OUT_OF_SIGHT(mam_block_bytes)(control, address);
   if (bytes == 0 || control->sites == 0 || !mam_record_holds(mam_record_place(address, bytes), address))
@@ -99,7 +107,7 @@ MAM_OUTLINE mam_u64 mam_record_size(struct mam_heap_control *control, mam_u64 ad
   return bytes - sizeof(struct mam_record);
 }
 
-/* Before a block is freed: whoever gets it next may write no record. */
+/* Ends the record of a block that is about to be freed, since its next owner may write none. */
 MAM_OUTLINE void mam_record_end(struct mam_heap_control *control, mam_u64 address) {
   mam_u64 bytes = MAM_OUT_OF_SIGHT(mam_block_bytes)(control, address);
   if (bytes != 0)

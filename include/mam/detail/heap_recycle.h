@@ -20,7 +20,7 @@
 
 #include <mam/detail/heap_spans.h>
 
-/* The lowest count ones of bits, or all. */
+/* The lowest count ones of bits; all of them if there are no more. */
 MAM_INLINE mam_u32 mam_lowest_ones(mam_u32 bits, mam_u32 count) {
   mam_u32 rest = bits;
   if (mam_ones_u32(bits) <= count)
@@ -31,7 +31,7 @@ MAM_INLINE mam_u32 mam_lowest_ones(mam_u32 bits, mam_u32 count) {
   return bits ^ rest;
 }
 
-/* Up to count free chunks of one usage word. */
+/* Claims up to count free chunks of one usage word.  Returns their bits. */
 MAM_INLINE mam_u32 mam_word_claim(mam_u64 *place, mam_u32 size_class, mam_u32 count) {
   mam_u64 word = mam_load_relaxed_u64(place);
   MAM_LOOP
@@ -39,7 +39,7 @@ MAM_INLINE mam_u32 mam_word_claim(mam_u64 *place, mam_u32 size_class, mam_u32 co
     mam_u32 bits = mam_lowest_ones(~(mam_u32)word & mam_word_full(word), count);
     if (bits == 0)
       return 0;
-    /* acq_rel: pairs with the frees of these chunks. */
+    /* acq_rel: pairs with the frees of these chunks */
     mam_u64 seen = mam_cas_acq_rel_u64(place, word, word | bits);
     if (seen == word)
       return bits;
@@ -48,7 +48,7 @@ MAM_INLINE mam_u32 mam_word_claim(mam_u64 *place, mam_u32 size_class, mam_u32 co
   return 0;
 }
 
-/* Which pages of a block begin spans of a class, by their entries: a bit each. */
+/* Which pages of a block begin spans of a class, by their entries: a bit for each. */
 MAM_OUTLINE mam_u32 mam_block_look(mam_u32 block, mam_u32 size_class, const struct mam_area *area) {
   const mam_u16 *entries = mam_area_entries(*area) + block * MAM_BLOCK_PAGES;
   mam_u32 pages = area->page_count - block * MAM_BLOCK_PAGES, found = 0;
@@ -59,7 +59,7 @@ MAM_OUTLINE mam_u32 mam_block_look(mam_u32 block, mam_u32 size_class, const stru
   return found;
 }
 
-/* Which usage words of a span have free chunks of a class: a bit each. */
+/* Which usage words of a span have free chunks of a class: a bit for each. */
 MAM_OUTLINE mam_u32 mam_span_look(MAM_TAG(2) mam_u32 size_class, const mam_u64 *words) {
   mam_u64 seen[MAM_PAGE_WORDS];
   mam_u32 open = 0;
@@ -74,8 +74,7 @@ MAM_OUTLINE mam_u32 mam_span_look(MAM_TAG(2) mam_u32 size_class, const mam_u64 *
   return open;
 }
 
-/* Up to count chunks of a class from one word of the spans that begin in a block.  Those who ask at once begin at
- * different words, but in the same block: what is used up first is what lies together. */
+/* Claims up to count chunks of a class from one word of the spans that begin in a block. */
 MAM_OUTLINE struct mam_claim mam_block_claim(const struct mam_area *area, mam_u32 block, mam_u32 size_class,
                                              mam_u32 count) {
   struct mam_claim claim = {0, 0, mam_class_bytes(size_class)};
@@ -98,8 +97,7 @@ MAM_OUTLINE struct mam_claim mam_block_claim(const struct mam_area *area, mam_u3
   return claim;
 }
 
-/* Chunks of a class from the spans of a block.  If there are none, the block is struck from the class's map and then
- * looked at once more: who freed a chunk meanwhile may have found the map in order. */
+/* The same; if there are none, sets the block's bit in the class map and looks once more. */
 MAM_OUTLINE struct mam_claim mam_recycle_block(MAM_TAG(4) const struct mam_area *area, mam_u32 block,
                                                mam_u32 size_class, mam_u32 count) {
   struct mam_claim claim = {0, 0, 0};
@@ -116,7 +114,7 @@ MAM_OUTLINE struct mam_claim mam_recycle_block(MAM_TAG(4) const struct mam_area 
   }
 }
 
-/* The same wherever the map says so. */
+/* The same for all blocks of a superblock that the class map names. */
 MAM_OUTLINE struct mam_claim mam_recycle(MAM_TAG(2) const struct mam_area *area, mam_u32 size_class, mam_u32 count,
                                          mam_u32 home) {
   struct mam_claim claim = {0, 0, 0};
@@ -141,7 +139,7 @@ MAM_OUTLINE struct mam_claim mam_recycle(MAM_TAG(2) const struct mam_area *area,
   }
 }
 
-/* Chunks of spans that were split before, in any superblock. */
+/* The same for all superblocks. */
 MAM_OUTLINE struct mam_claim mam_recycle_any(MAM_TAG(3) struct mam_heap_control *control, mam_u32 size_class,
                                              mam_u32 count, mam_u32 home) {
   struct mam_claim claim = {0, 0, 0};

@@ -30,7 +30,7 @@
 
 /* ---- Rings ---- */
 
-/* The number of a span that has none. */
+/* This number says: the span has none. */
 enum { MAM_RING_NONE = 0xffff };
 
 MAM_INLINE mam_u32 mam_ring_number(mam_u32 page, mam_u32 home, mam_u32 home_count) {
@@ -40,14 +40,14 @@ MAM_INLINE mam_u32 mam_ring_number(mam_u32 page, mam_u32 home, mam_u32 home_coun
              : turn << 6 | (page & 63);
 }
 
-/* The page; MAM_NO_PAGE if there is no such page. */
+/* The page of a number; MAM_NO_PAGE if there is none. */
 MAM_INLINE mam_u32 mam_ring_page(mam_u32 page_count, mam_u32 number, mam_u32 home, mam_u32 home_count) {
   mam_u32 page = (home + (number >> 6) * home_count) << 6 | (number & 63);
   return number == MAM_RING_NONE || page >= page_count ? MAM_NO_PAGE : page;
 }
 
-/* Puts the span that begins at page behind the one of that number, which its slot tried before, or MAM_RING_NONE.  A
- * span without a number only leads to the ring. */
+/* Puts the span that begins at page into a ring, behind the span of the number `tried` (perhaps MAM_RING_NONE).  A span
+ * without a number only leads to the ring. */
 MAM_OUTLINE void mam_ring_insert(mam_u16 *rings, mam_u32 page_count, mam_u32 home, mam_u32 home_count, mam_u32 tried,
                                  mam_u32 page) {
   mam_u32 number = mam_ring_number(page, home, home_count), after = number;
@@ -61,10 +61,10 @@ MAM_OUTLINE void mam_ring_insert(mam_u16 *rings, mam_u32 page_count, mam_u32 hom
   mam_store_relaxed_u16(&rings[page], (mam_u16)after);
 }
 
-/* Takes a span for a slot that it had before, if that is empty now: the next in its ring after prior.  Each of its
- * words goes from empty to full by compare-and-swap; if one is not empty, the others are put back.  Below: its page,
- * MAM_NO_PAGE if there is none that is empty.  Above: the page, plus 1, of a span that was put back and is watched by
- * now; 0 for none.  Calls nothing, as mam_refill_pages. */
+/* Takes the next span in the ring after the one at prior, if it is empty: each of its words goes from empty to full by
+ * compare-and-swap.  If a word is not empty, the others are put back.  Returns in the lower half the page, or
+ * MAM_NO_PAGE; in the upper half the page + 1 of a span that was put back and has become watched meanwhile, or 0.
+ * Calls nothing. */
 MAM_OUTLINE mam_u64 mam_ring_take(mam_u64 *usage, const mam_u16 *rings, mam_u32 page_count, mam_u32 prior,
                                   mam_u32 size_class, mam_u32 chunks_log2, mam_u32 home, mam_u32 home_count) {
   mam_u32 page = mam_ring_page(page_count, mam_load_relaxed_u16(&rings[prior]), home, home_count), failed = 0;
@@ -83,7 +83,8 @@ MAM_OUTLINE mam_u64 mam_ring_take(mam_u64 *usage, const mam_u16 *rings, mam_u32 
     failed |= (mam_u32)(seen[i] != empty) << i;
   if (failed == 0)
     return page;
-  /* relaxed: the chunks were not used; who claims them next sees the frees before, through this change as well. */
+  /* relaxed: the chunks were not used.  The next thread that claims them sees the frees before, also through this
+   * change. */
   MAM_UNROLL
   for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++)
     seen[i] = mam_and_relaxed_if_u64(i < words && (failed >> i & 1) == 0, &usage[i], ~(mam_u64)mam_word_full(empty), 0);
@@ -95,19 +96,18 @@ MAM_OUTLINE mam_u64 mam_ring_take(mam_u64 *usage, const mam_u16 *rings, mam_u32 
 
 /* ---- Requests ---- */
 
-/* A request for chunks that is to fill a slot: everything about it and its heap that a kernel knows without asking its
- * memory. */
+/* A request for chunks that is to fill a slot: what a kernel knows of it and of the heap without loading anything. */
 struct mam_request {
   struct mam_heap_control *control;
   struct mam_area area; /* the first superblock */
-  mam_u64 *slot;        /* 0: the caller's lanes are so many that they take whole spans */
+  mam_u64 *slot;        /* 0: the lanes are so many that they take whole spans */
   mam_u32 size_class, chunks_log2, home, home_count;
-  mam_u32 prior;             /* where in area the slot's span was, or MAM_NO_PAGE */
-  mam_u32 owner, slot_count; /* the slot's number in its kind plus 1, and how many there are */
+  mam_u32 prior;             /* the page of the slot's last span in area, or MAM_NO_PAGE */
+  mam_u32 owner, slot_count; /* the slot's number in its kind plus 1; the number of slots */
   int lazy;                  /* as mam_heap's */
 };
 
-/* The request that a word describes, of a slot of that number among all. */
+/* The request that a request word describes, for a slot by its number among all. */
 MAM_INLINE struct mam_request mam_request_of(const mam_heap *heap, mam_u32 wanted, mam_u32 slot, mam_u32 prior) {
   mam_u32 number = slot & MAM_REST_SLOT, kind = wanted & MAM_REST_KIND;
   struct mam_request request = {heap->control,
@@ -124,36 +124,37 @@ MAM_INLINE struct mam_request mam_request_of(const mam_heap *heap, mam_u32 wante
   return request;
 }
 
-/* The number among all of the slot of a request. */
+/* The number of the request's slot among all. */
 MAM_INLINE mam_u32 mam_request_number(const struct mam_request *request) {
   return mam_kind_number(request->size_class) * request->slot_count + request->owner - 1;
 }
 
 /* ---- Filling a slot ---- */
 
-/* Says that the slot is about to hold chunks: before it is refilled. */
+/* Sets the bit of the slot's group in control->held.  The caller then refills the slot. */
 MAM_INLINE void mam_held_set(const struct mam_request *request) {
   mam_u64 *held = &request->control->held[mam_kind_number(request->size_class)];
   mam_u64 bit = mam_held_bit(request->slot_count, request->owner - 1);
-  if ((mam_load_relaxed_u64(held) & bit) == 0) /* or all that refill would change one word */
+  if ((mam_load_relaxed_u64(held) & bit) == 0) /* otherwise all refills would change one word */
     (void)mam_or_before_fence_u64(held, bit);
 }
 
-/* The same of a slot by its number among all. */
+/* The same without the look, for a slot by its number among all. */
 MAM_OUTLINE void mam_held_raise(struct mam_heap_control *control, mam_u32 slot) {
   mam_u32 count = control->heap.slot_count;
   (void)mam_or_before_fence_u64(&control->held[slot / count], mam_held_bit(count, slot % count));
 }
 
-/* What is left to do after a slot got a new span, of the first superblock: its page, with flags; prior is where the
- * slot's span was before, or MAM_NO_PAGE.  Comes after the span is in the slot, since others may wait for that, and
- * nobody for this: who looks for its place in a ring before finds that of a span long gone. */
+/* Does what is left after a slot got a new span of the first superblock.  flagged: the span's page, and MAM_REFILL_*.
+ * prior: the page of the slot's last span, or MAM_NO_PAGE.  It comes after the slot's word was written, since other
+ * threads wait for that word and none for this.  A thread that looks up the span's place in the ring too early finds
+ * that of an older span. */
 MAM_OUTLINE void mam_slot_filled(MAM_TAG(1) mam_u64 *usage, mam_u32 page_count, mam_u32 home, mam_u32 home_count,
                                  mam_u32 prior, mam_u32 flagged) {
   struct mam_area area = {0, usage, page_count, 0};
   mam_u16 *rings = mam_area_rings(area);
   mam_u32 page = flagged & MAM_REFILL_PAGE, tried = MAM_RING_NONE;
-  if (prior < page_count) /* early, to be under way with what follows */
+  if (prior < page_count) /* loaded early, so that it is under way during what follows */
     tried = mam_load_relaxed_u16(&rings[prior]);
   if ((flagged & MAM_REFILL_FILLED) != 0)
     MAM_OUT_OF_SIGHT(mam_map_filled)(mam_area_pages(area), mam_area_map_words(area), page >> 6);
@@ -166,28 +167,29 @@ MAM_OUTLINE void mam_slot_filled(MAM_TAG(1) mam_u64 *usage, mam_u32 page_count, 
     MAM_OUT_OF_SIGHT(mam_stamp_raise)(mam_area_stamp(area));
 }
 
-/* Publishes a span in a slot.  What is left to do then, as for mam_slot_filled: a span that is not watched has to be
- * from now on, since of this, which looks at the mode after the span's words were written, and of who begins to sweep,
- * one sees what the other did; and the stamp, since somebody may have missed what the slot holds (mam_held_set). */
+/* Writes a slot's word.  Returns what is left to do as MAM_REFILL_*: to watch a span that is not watched, if a sweep
+ * has begun; to raise the stamp, if a thread may have missed what the slot holds (heap_slots.h).  first: the usage
+ * words of the first superblock.  lazy: the span is not watched. */
 MAM_INLINE mam_u32 mam_slot_publish(struct mam_heap_control *control, const mam_u64 *first, mam_u64 *slot, mam_u64 word,
                                     int lazy) {
-  mam_fence_all(); /* the release too: the words and entries of the span */
+  mam_fence_all(); /* releases the words and entries of the span as well */
   mam_u32 mode = mam_look_after_fence_u32(&control->mode);
   mam_u32 stamp = mam_look_after_fence_u32((mam_u32 *)(first - 1) + 1);
   (void)mam_exchange_after_fence_u64(slot, word);
   return (lazy && mode != MAM_MODE_LAZY ? MAM_REFILL_WATCH : 0) | ((stamp & 1) != 0 ? MAM_REFILL_STAMP : 0);
 }
 
-/* Fills a slot again with a span that mam_ring_take took: of its chunks the first count are the caller's.  The page;
- * MAM_NO_PAGE if it took none. */
+/* Gives a slot the span that mam_ring_take took.  The first count chunks are the caller's.  Returns the page;
+ * MAM_NO_PAGE if nothing was taken. */
 MAM_INLINE mam_u32 mam_slot_retake(const struct mam_request *request, mam_u64 taken, mam_u32 count) {
   struct mam_area area = request->area;
   mam_u32 page = (mam_u32)taken;
-  if (taken >> 32 != 0) /* its sweeper saw it in use */
+  if (taken >> 32 != 0) /* it became watched while it was in use */
     (void)MAM_OUT_OF_SIGHT(mam_span_watch)(area, (mam_u32)(taken >> 32) - 1);
   if (page == MAM_NO_PAGE)
     return page;
-  /* What the chunks' users did comes before what those do who find the span in the slot.  Pairs with mam_held_flush. */
+  /* What the chunks' last users did comes before what threads do that find the span in the slot.  Pairs with
+   * mam_held_flush. */
   mam_fence_all();
   mam_u32 stamp = mam_look_after_fence_u32(mam_area_stamp(area));
   (void)mam_exchange_after_fence_u64(request->slot, mam_slot_of(mam_area_address(area, page), count));
@@ -198,15 +200,15 @@ MAM_INLINE mam_u32 mam_slot_retake(const struct mam_request *request, mam_u64 ta
   return page;
 }
 
-/* Before sm_80 it would cost a kernel ten registers to have this as a part of it. */
+/* Before sm_80 this would cost a kernel ten registers as a part of it. */
 #if MAM_ON_DEVICE && __CUDA_ARCH__ < 800
 #define MAM_SLOT_FILL MAM_OUTLINE
 #else
 #define MAM_SLOT_FILL MAM_INLINE
 #endif
 
-/* Gives a slot, if there is one, a span in pages that the caller took, perhaps with MAM_REFILL_FILLED: the first chunks
- * are the lanes'.  Every lane takes part. */
+/* Makes a span of pages that the caller took and gives it to the slot, if there is one.  flagged: the page, perhaps
+ * with MAM_REFILL_FILLED.  The first chunks are the lanes'.  Returns how many they get.  Each lane takes part. */
 MAM_SLOT_FILL mam_u32 mam_slot_fill(const struct mam_request *request, struct mam_area area, mam_u32 flagged,
                                     mam_u32 count, struct mam_lanes lanes) {
   mam_u32 limit = 1u << request->chunks_log2, bytes = mam_class_bytes(request->size_class);
@@ -232,11 +234,11 @@ MAM_SLOT_FILL mam_u32 mam_slot_fill(const struct mam_request *request, struct ma
   return count;
 }
 
-/* As mam_slot_fill, for a caller that is alone. */
+/* mam_slot_fill for a thread that acts alone, with pages of any superblock. */
 MAM_OUTLINE struct mam_claim mam_slot_fill_alone(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot,
                                                  mam_u32 count, struct mam_found found) {
   mam_u32 limit = 1u << (slot >> MAM_REST_CHUNKS), owner = MAM_OWNER_NONE, flagged = 0;
-  /* Once the heap has swept, new spans are watched: better from the beginning. */
+  /* After a sweep new spans are watched from the beginning. */
   if ((wanted & (MAM_REST_LAZY | MAM_REST_WHOLE)) == MAM_REST_LAZY && found.area == control->superblocks &&
       mam_load_relaxed_u32(&control->mode) == MAM_MODE_LAZY)
     flagged = MAM_REFILL_RINGED;
@@ -265,8 +267,8 @@ MAM_OUTLINE struct mam_claim mam_slot_fill_alone(struct mam_heap_control *contro
   return claim;
 }
 
-/* Gives a slot, unless the caller takes whole spans, a span in pages from wherever there are some, for a caller that is
- * alone; the first count chunks are its.  If there are none, the slot says so. */
+/* Gives a slot a span in pages from anywhere, for a thread that acts alone; or, with MAM_REST_WHOLE, takes the span for
+ * the thread itself.  The first count chunks are the thread's.  If there are no pages, the slot becomes dry. */
 MAM_OUTLINE struct mam_claim mam_slot_refill(MAM_TAG(5) struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot,
                                              mam_u32 count) {
   struct mam_claim claim = {0, 0, 0};

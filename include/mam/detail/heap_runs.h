@@ -16,10 +16,10 @@
 
 #include <mam/detail/heap_scarce.h>
 
-/* A run of pages by all means: as in mam_claim_chunks, except that it is not remembered which are missing. */
+/* Takes a run of pages by all means. */
 MAM_INLINE struct mam_found mam_run_claim(struct mam_heap_control *control, mam_u32 pages, mam_u32 home) {
   struct mam_found place = {control->superblocks, MAM_NO_PAGE};
-  if (pages > MAM_SPAN_PAGES) { /* others may get what is taken and given back */
+  if (pages > MAM_SPAN_PAGES) { /* others may get what this takes and gives back */
     (void)mam_add_relaxed_u32(&control->opening[MAM_HEAP_KINDS], 1);
     if (mam_load_relaxed_u32(&control->mode) == MAM_MODE_LAZY)
       place.page = MAM_OUT_OF_SIGHT(mam_run_take_kept)(control, place.area, pages);
@@ -48,15 +48,15 @@ MAM_INLINE struct mam_found mam_run_claim(struct mam_heap_control *control, mam_
              !MAM_OUT_OF_SIGHT(mam_parks_flush)(control) && mam_stamps_sum(control, control->superblocks[0]) == sum)
       return place;
     MAM_FORGET_ADDRESS(control);
-    /* A thread that takes a part of what it finds and gives it back makes others look again, as they make it: so each
-     * rests longer every time. */
+    /* A thread that takes a part and gives it back makes other threads look again, and they make it look again.  So
+     * each rests longer every time. */
     if (i > 1)
       mam_sleep(i < 9 ? 100u << i : 50000u);
     sum = MAM_OUT_OF_SIGHT(mam_stamps_rely)(control);
   }
 }
 
-/* A request of whole pages: the address, 0 if there is no room. */
+/* Serves a request of whole pages.  Returns the address; 0 if there is no room. */
 MAM_OUTLINE mam_u64 mam_run_malloc(struct mam_heap_control *control, mam_u64 bytes, mam_u32 home) {
   mam_u64 pages = (bytes + MAM_PAGE_BYTES - 1) >> MAM_PAGE_SHIFT;
   if (pages == 0 || pages >= MAM_NO_PAGE)

@@ -44,28 +44,28 @@ enum { MAM_OPENING_SHARE = 256 };
 
 /* ---- A span of the thread's own ---- */
 
-/* Whether the caller may open a span of a class, as it is to undo afterwards: in a small heap one at a time, so that
- * many who ask at once do not take a span each, of which they need a part. */
+/* Counts the caller among the threads that open a span of a class, if there may be one more.  Returns whether it did;
+ * then the caller calls mam_opening_end. */
 MAM_OUTLINE int mam_opening_begin(MAM_TAG(3) struct mam_heap_control *control, mam_u32 size_class, mam_u32 pages) {
   mam_u32 *opening = &control->opening[mam_kind_number(size_class)], seen = mam_load_relaxed_u32(opening);
   if (seen * pages > control->superblocks[0].page_count / MAM_OPENING_SHARE)
     return 0;
-  /* acq_rel: before the pages are taken, for who finds them taken and looks here after that. */
+  /* acq_rel: a thread that finds the pages taken, and looks here after that, sees this. */
   return mam_cas_acq_rel_u32(opening, seen, seen + 1) == seen;
 }
 
-/* release: the hint; pairs with mam_claim_scarce. */
+/* release: the hint of the class map; pairs with mam_pass_end. */
 MAM_INLINE void mam_opening_end(struct mam_heap_control *control, mam_u32 size_class) {
   (void)mam_add_acq_rel_u32(&control->opening[mam_kind_number(size_class)], ~0u);
 }
 
-/* The pages of the least span of a class. */
+/* The pages of the smallest span of a class: those of one chunk. */
 MAM_INLINE mam_u32 mam_class_least_pages(mam_u32 size_class) {
   return (mam_class_bytes(size_class) + MAM_PAGE_BYTES - 1) >> MAM_PAGE_SHIFT;
 }
 
-/* Chunks of a span of the caller's own, which no slot gets, in so many pages.  If there are none, the claim's address
- * says whether another thread is opening such a span. */
+/* Takes so many pages for a span that no slot gets.  With mask 0 the address is not 0 if other threads are opening such
+ * a span. */
 MAM_INLINE struct mam_claim mam_claim_own(struct mam_heap_control *control, mam_u32 wanted, mam_u32 pages,
                                           mam_u32 count) {
   struct mam_claim claim = {0, 0, 0};
@@ -88,12 +88,12 @@ MAM_INLINE struct mam_claim mam_claim_own(struct mam_heap_control *control, mam_
 
 /* ---- Passes ---- */
 
-/* Ends a pass that found nothing for a class, when the stamps' sum was that.  Whether slots and parks hold nothing
- * either, and nothing is on its way. */
+/* Ends a pass that found nothing for a class.  sum: the sum of the stamps before the pass.  Returns whether nothing is
+ * on its way, and slots and parks hold nothing either. */
 MAM_INLINE int mam_pass_end(struct mam_heap_control *control, mam_u32 size_class, mam_u32 sum, int busy, mam_u32 pass) {
   mam_u32 found = MAM_FLUSH_BUSY;
   busy |= mam_load_acquire_u32(&control->mode) != MAM_MODE_WATCHED;
-  /* acquire: what was opened meanwhile has raised a stamp, or was there for the pass. */
+  /* acquire: if a span was opened meanwhile, its stamp has been raised, or the pass could have found it. */
   busy |= (mam_load_acquire_u32(&control->opening[mam_kind_number(size_class)]) |
            mam_load_acquire_u32(&control->opening[MAM_HEAP_KINDS])) != 0;
   if (busy)
@@ -109,14 +109,18 @@ MAM_INLINE int mam_pass_end(struct mam_heap_control *control, mam_u32 size_class
   return found == 0 && mam_stamps_sum(control, control->superblocks[0]) == sum;
 }
 
-/* Where a pass is; with MAM_STEP_BUSY, when it has met another thread that is about to have chunks. */
+/* Where a pass is. */
 enum {
+  /* Before it begins. */
   MAM_STEP_BEGIN,
+  /* The steps of a pass: see above. */
   MAM_STEP_RECYCLE,
   MAM_STEP_OPEN,
   MAM_STEP_STEAL,
   MAM_STEP_PART,
+  /* After passes that found nothing. */
   MAM_STEP_LARGER,
+  /* A flag: the pass has met another thread that is about to have chunks. */
   MAM_STEP_BUSY = 8
 };
 
@@ -125,14 +129,13 @@ MAM_INLINE int mam_class_serves(mam_u32 kind, mam_u32 size_class) {
   return kind < MAM_HEAP_CLASSES && mam_class_bytes(kind) <= 2 * mam_class_bytes(size_class);
 }
 
-/* Chunks for a request whose slot has none, by passes over the heap: until there is something, or the class is known to
- * be missing. */
+/* Claims up to count chunks by passes over the heap, until there are some or the class is known to be missing. */
 MAM_OUTLINE struct mam_claim mam_claim_scarce(struct mam_heap_control *control, mam_u32 wanted, mam_u32 count) {
   struct mam_claim claim = {0, 0, 0};
   mam_u32 pass = 0, sum = 0, step = MAM_STEP_BEGIN, kind = 0, pages = 0;
   MAM_LOOP
   for (;;) {
-    MAM_FORGET(wanted); /* what a step computes from it is not kept over the others */
+    MAM_FORGET(wanted); /* what one step computes from it is not kept over the others */
     MAM_FORGET_ADDRESS(control);
     if (step == MAM_STEP_BEGIN) {
       if (pass++ == MAM_SCARCE_ROUNDS ||
@@ -179,7 +182,7 @@ MAM_OUTLINE struct mam_claim mam_claim_scarce(struct mam_heap_control *control, 
 
 /* ---- Requests ---- */
 
-/* Whether a request can only fail; then the task of refilling the slot, if it had that, is done. */
+/* Whether a request can only fail.  If so, and it has the task of refilling the slot, the slot becomes dry. */
 MAM_OUTLINE int mam_request_is_vain(MAM_TAG(5) struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot) {
   mam_u64 *place = &control->heap.slots[slot & MAM_REST_SLOT];
   if (!MAM_OUT_OF_SIGHT(mam_is_missing)(control, control->superblocks[0], wanted & MAM_REST_KIND))
@@ -191,8 +194,8 @@ MAM_OUTLINE int mam_request_is_vain(MAM_TAG(5) struct mam_heap_control *control,
   return 1;
 }
 
-/* Chunks for count lanes together, of which one calls, and none has a ticket.  mask 0: there is no room.  wanted: what
- * for (MAM_REST_*); slot: its number among all, with MAM_REST_CHUNKS. */
+/* Claims chunks for count lanes of which one calls and none has a ticket.  wanted: a request word (MAM_REST_*).  slot:
+ * its number among all, with MAM_REST_CHUNKS.  mask 0: there is no room. */
 MAM_INLINE struct mam_claim mam_claim_chunks(struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot,
                                              mam_u32 count) {
   struct mam_claim claim = {0, 0, 0};
@@ -214,7 +217,7 @@ MAM_INLINE struct mam_claim mam_claim_chunks(struct mam_heap_control *control, m
   return MAM_OUT_OF_SIGHT(mam_claim_scarce)(control, wanted, count);
 }
 
-/* The chunk of a claim that is for the lane of that rank. */
+/* The chunk of a claim for the lane of that rank. */
 MAM_INLINE mam_u64 mam_claim_chunk(struct mam_claim claim, mam_u32 rank) {
   mam_u32 mask = claim.mask;
   MAM_LOOP
@@ -223,7 +226,7 @@ MAM_INLINE mam_u64 mam_claim_chunk(struct mam_claim claim, mam_u32 rank) {
   return claim.address + (mam_u64)mam_lowest_u32(mask) * claim.chunk_bytes;
 }
 
-/* Whether bytes could ever be served by the heap as large as it is. */
+/* Whether a superblock of the heap is large enough for bytes. */
 MAM_OUTLINE int mam_heap_could(MAM_TAG(1) struct mam_heap_control *control, mam_u64 bytes) {
   mam_u32 superblocks = mam_load_acquire_u32(&control->superblock_count);
   MAM_LOOP
@@ -233,7 +236,7 @@ MAM_OUTLINE int mam_heap_could(MAM_TAG(1) struct mam_heap_control *control, mam_
   return 0;
 }
 
-/* Counts requests of a home that failed. */
+/* Counts failed requests of a home. */
 MAM_INLINE void mam_failed(struct mam_heap_control *control, mam_u32 home, mam_u32 count) {
   (void)mam_add_relaxed_u64(&control->failures[home % MAM_COUNTERS], count);
 }

@@ -30,36 +30,44 @@
 
 #include <mam/detail/heap_layout.h>
 
-/* The fields of a shortage, as in the drawing. */
-enum { MAM_SHORT_PAGES = 255, MAM_SHORT_SEARCHING = 256, MAM_SHORT_NUMBER = 512 };
+enum {
+  /* The bits of the shortest missing run, which has at most 64 pages: longer ones are not recorded. */
+  MAM_SHORT_PAGES = 255,
+  /* A thread is searching. */
+  MAM_SHORT_SEARCHING = 256,
+  /* The lowest bit of the number of changes. */
+  MAM_SHORT_NUMBER = 512
+};
 
 MAM_INLINE mam_u32 mam_shortage_next(mam_u32 shortage, mam_u32 low) {
   return (shortage & ~(mam_u32)(MAM_SHORT_NUMBER - 1)) + MAM_SHORT_NUMBER + low;
 }
-/* Whether there is known to be no run of so many pages. */
+/* Whether a shortage word says that there is no run of so many pages. */
 MAM_INLINE int mam_shortage_covers(mam_u32 shortage, mam_u32 pages) {
   return (shortage & MAM_SHORT_PAGES) != 0 && pages >= (shortage & MAM_SHORT_PAGES);
 }
 
 /* ---- Searching ---- */
 
-/* Says that somebody searches; what to confirm it by, 0 if somebody else does. */
+/* Marks a shortage word as being searched.  Returns the word to confirm by, or 0 if another thread searches already or
+ * the word has changed. */
 MAM_INLINE mam_u32 mam_shortage_begin(mam_u32 *shortage, mam_u32 known) {
   mam_u32 mark = mam_shortage_next(known, MAM_SHORT_SEARCHING | (known & MAM_SHORT_PAGES));
   return (known & MAM_SHORT_SEARCHING) == 0 && mam_cas_acq_rel_u32(shortage, known, mark) == known ? mark : 0;
 }
 
-/* Says what a search found, if nothing changed since it began.  What is known of longer runs stays so if it found one.
- */
+/* Ends a search that mam_shortage_begin marked.  If it found nothing, the word says so, unless it has changed since.
+ * If it found a run, what the word says of longer runs stays. */
 MAM_INLINE void mam_shortage_confirm(mam_u32 *shortage, mam_u32 mark, mam_u32 count, int found) {
   if (mark != 0)
     (void)mam_cas_acq_rel_u32(shortage, mark, mam_shortage_next(mark, found ? mark & MAM_SHORT_PAGES : count));
 }
 
-/* parts_next looks at so many parts together, so that their loads overlap. */
-/* The first part from one on and before end that may have a run of count pages; end if there is none.  Parts where
- * somebody searches only if all is not 0. */
+/* A look for open parts reads 4 shortage words together. */
 enum { MAM_PARTS_AHEAD = 4 };
+
+/* The first part, from one on and before end, that may have a run of count pages; end if there is none.  With all 0,
+ * parts where another thread searches are left out. */
 MAM_OUTLINE mam_u32 mam_parts_next(MAM_TAG(1) const mam_u32 *parts, mam_u32 part, mam_u32 end, mam_u32 count,
                                    mam_u32 all) {
   MAM_LOOP
@@ -79,7 +87,7 @@ MAM_OUTLINE mam_u32 mam_parts_next(MAM_TAG(1) const mam_u32 *parts, mam_u32 part
   return end;
 }
 
-/* Whether the superblocks are known to have no run of so many pages, nor empty spans. */
+/* Whether all superblocks are known to have no run of so many pages, and no empty spans. */
 MAM_OUTLINE int mam_pages_are_short(MAM_TAG(2) struct mam_heap_control *control, mam_u32 pages) {
   if (mam_load_relaxed_u32(&control->mode) != MAM_MODE_WATCHED)
     return 0;
@@ -93,7 +101,7 @@ MAM_OUTLINE int mam_pages_are_short(MAM_TAG(2) struct mam_heap_control *control,
 
 /* ---- Stamps ---- */
 
-/* Relies on all stamps; returns their sum. */
+/* Makes all stamps odd, and returns their sum. */
 MAM_OUTLINE mam_u32 mam_stamps_rely(MAM_TAG(1) struct mam_heap_control *control) {
   mam_u32 sum = 0, superblocks = mam_load_acquire_u32(&control->superblock_count);
   MAM_LOOP
@@ -101,11 +109,11 @@ MAM_OUTLINE mam_u32 mam_stamps_rely(MAM_TAG(1) struct mam_heap_control *control)
     mam_u32 *stamp = mam_area_stamp(control->superblocks[i]), seen = mam_load_acquire_u32(stamp);
     sum += (seen & 1) != 0 ? seen : mam_or_acq_rel_u32(stamp, 1) | 1;
   }
-  mam_fence_all(); /* pairs with mam_returned */
+  mam_fence_all(); /* pairs with mam_chunk_matters, mam_returned_matters and mam_words_matter */
   return sum;
 }
 
-/* Their sum as it is; 0 if nobody relies on the first. */
+/* The sum of the stamps as they are; 0 if the first one is even, since then no thread relies on it. */
 MAM_INLINE mam_u32 mam_stamps_sum(struct mam_heap_control *control, struct mam_area first) {
   mam_u32 sum = mam_load_acquire_u32(mam_area_stamp(first));
   if ((sum & 1) == 0)
@@ -117,7 +125,7 @@ MAM_INLINE mam_u32 mam_stamps_sum(struct mam_heap_control *control, struct mam_a
   return sum;
 }
 
-/* Something has come back: what was known to be missing may be there. */
+/* Makes an odd stamp the next even number: something has come back. */
 MAM_OUTLINE void mam_stamp_raise(mam_u32 *stamp) {
   mam_u32 known = mam_load_relaxed_u32(stamp);
   MAM_LOOP
@@ -129,7 +137,7 @@ MAM_OUTLINE void mam_stamp_raise(mam_u32 *stamp) {
   }
 }
 
-/* Whether the heap, whose first superblock is given, is known to have nothing for a class. */
+/* Whether the class is known to be missing in the heap, whose first superblock is given. */
 MAM_OUTLINE int mam_is_missing(struct mam_heap_control *control, struct mam_area first, mam_u32 size_class) {
   mam_u32 missing = mam_load_relaxed_u32(&control->missing[mam_kind_number(size_class)]),
           sum = mam_stamps_sum(control, first);
@@ -138,12 +146,13 @@ MAM_OUTLINE int mam_is_missing(struct mam_heap_control *control, struct mam_area
 
 /* ---- Giving back ---- */
 
-/* Whether anything is known of a superblock that a chunk which the caller has just given back may have made untrue. */
+/* Whether a thread relies on the superblock's stamp, after the caller has freed a chunk. */
 MAM_INLINE int mam_chunk_matters(struct mam_area area) {
   return (mam_look_after_change_u32(mam_area_stamp(area)) & 1) != 0;
 }
 
-/* The same of pages, in a word of the page map.  A run that begins in one part may end in the next. */
+/* Whether anything is known of the superblock that pages which the caller has just given back, in the word at index of
+ * the page map, may have made untrue.  A run that begins in one part may end in the next. */
 MAM_INLINE int mam_returned_matters(struct mam_area area, mam_u32 index) {
   const mam_u32 *part = &mam_area_parts(area)[index >> 6];
   mam_u32 before = (index & 63) == 0 && index != 0, stamp = mam_look_after_change_u32(mam_area_stamp(area));
@@ -152,7 +161,7 @@ MAM_INLINE int mam_returned_matters(struct mam_area area, mam_u32 index) {
   return ((known & (MAM_SHORT_NUMBER - 1)) | (stamp & 1)) != 0;
 }
 
-/* The same of pages in several words of the page map, eight parts at a time. */
+/* The same for pages in several words of the page map.  Eight parts are read together. */
 MAM_OUTLINE int mam_words_matter(MAM_TAG(1) mam_u32 index, mam_u32 words, struct mam_area area) {
   mam_u32 part = index == 0 ? 0 : (index - 1) >> 6, last = (index + words - 1) >> 6;
   mam_u32 stamp = mam_look_after_change_u32(mam_area_stamp(area)),
@@ -177,7 +186,7 @@ MAM_OUTLINE void mam_shortage_end(MAM_TAG(1) mam_u32 *shortage) {
   }
 }
 
-/* Pages have come back, in so many words of the page map. */
+/* Ends what is known to be missing, after pages came back in so many words of the page map. */
 MAM_INLINE void mam_pages_back(struct mam_area area, mam_u32 index, mam_u32 words) {
   mam_u32 part = index == 0 ? 0 : (index - 1) >> 6, last = (index + words - 1) >> 6;
   MAM_LOOP
@@ -185,7 +194,7 @@ MAM_INLINE void mam_pages_back(struct mam_area area, mam_u32 index, mam_u32 word
     MAM_FORGET(area.page_count); /* not kept over a call */
     MAM_OUT_OF_SIGHT(mam_shortage_end)(&mam_area_parts(area)[part]);
   }
-  mam_fence_all(); /* who searches relies on the parts after it has said so of the superblock: see mam_pages_search */
+  mam_fence_all(); /* a search relies on the parts after it has marked the superblock: see mam_pages_search */
   MAM_OUT_OF_SIGHT(mam_shortage_end)(mam_area_shortage(area));
   MAM_OUT_OF_SIGHT(mam_stamp_raise)(mam_area_stamp(area));
 }

@@ -5,10 +5,9 @@
  * A request for n chunks adds n to the slot's word, and its old value is the request's first ticket.  Let limit be the
  * number of chunks of the span.
  *
- *   ticket < limit      the request has the chunks from that number on, as far as there are some
- *   ticket = limit, or  the request goes past the end.  Exactly one request does, and it has the task of refilling the
- *   it passes the limit slot; one that got fewer chunks than it asked for leaves that task to the next
- *   ticket > limit      another thread is refilling the slot: wait, or go another way
+ *   ticket < limit                 the request gets the chunks from that number on, as far as there are some
+ *   ticket <= limit < ticket + n   the request has the task of refilling the slot; this is exactly one request
+ *   ticket > limit                 another thread is refilling the slot: wait, or go another way
  *
  * While there are more tickets than chunks, a thread is about to write the slot's word.  Instead of an address the word
  * may have 0 (no span yet), MAM_SLOT_DRY (there were no pages for a refill) or MAM_SLOT_FLUSHED (the chunks without a
@@ -32,29 +31,31 @@
 
 #include <mam/detail/heap_spans.h>
 
+/* The number of chunks of a slot's span. */
 MAM_INLINE mam_u32 mam_slot_limit(const mam_heap *heap, mam_u32 size_class) {
   return 1u << mam_span_chunks_log2(heap->chunks, mam_class_shift(size_class));
 }
 
+/* A group has 1 << mam_held_shift slots (or parks), so that there are at most 64 groups. */
 MAM_INLINE mam_u32 mam_held_shift(mam_u32 slot_count) {
   mam_u32 bits = 32 - mam_leading_zeros_u32(slot_count - 1);
   return bits > 6 ? bits - 6 : 0;
 }
-/* The bit of a slot, by its number in its kind. */
+/* The bit of a slot in control->held, by the slot's number in its kind. */
 MAM_INLINE mam_u64 mam_held_bit(mam_u32 slot_count, mam_u32 slot) {
   return 1ull << (slot >> mam_held_shift(slot_count));
 }
 
 /* ---- Tickets ---- */
 
-/* What became of a request for tickets. */
+/* What a request for tickets got. */
 struct mam_tickets {
   mam_u64 address;
   mam_u32 mask; /* 0: none */
   int refill;   /* the caller has to refill the slot */
 };
 
-/* What a slot's word, as it was when count tickets were asked for, means for who asked. */
+/* What a request for count tickets got, given the slot's word before it. */
 MAM_INLINE struct mam_tickets mam_tickets_of(mam_u64 old, mam_u32 chunk_bytes, mam_u32 limit, mam_u32 count) {
   mam_u32 ticket = (mam_u32)(old & MAM_SLOT_TICKETS);
   struct mam_tickets tickets = {0, 0, ticket <= limit && ticket + count > limit};
@@ -65,13 +66,14 @@ MAM_INLINE struct mam_tickets mam_tickets_of(mam_u64 old, mam_u32 chunk_bytes, m
   return tickets;
 }
 
-/* acquire: pairs with the refill's publication, and through it with the frees of what was there before. */
+/* Asks for count tickets.  acquire: pairs with the refill that published the span, and through it with the frees of
+ * what was there before. */
 MAM_INLINE mam_u64 mam_slot_take(mam_u64 *slot, mam_u32 count) { return mam_add_acquire_u64(slot, count); }
 
-/* Keeps the tickets that were asked for in vain from reaching the address: now is the slot's word, or was.  Every
- * thread that asked in vain calls this before it asks again, and above half of what the tickets can count it does not
- * return before they are fewer.  So above half each thread of a GPU asks once at most, for up to 32 tickets of its
- * warp, and a GPU has less than 2^23 threads at a time. */
+/* Keeps tickets that were asked for in vain from reaching the address.  now: the slot's word, perhaps an older one.
+ * Each thread that asked in vain calls this before it asks again, and it does not return while the tickets are above
+ * half of what they can count.  So above half each thread of a GPU asks at most once, for up to 32 tickets of its warp,
+ * and a GPU has fewer than 2^23 threads at a time. */
 MAM_INLINE void mam_slot_keep(mam_u64 *slot, mam_u64 now, mam_u32 limit) {
   MAM_LOOP
   while ((now & MAM_SLOT_TICKETS) > MAM_SLOT_TICKETS / 2) {
@@ -82,9 +84,9 @@ MAM_INLINE void mam_slot_keep(mam_u64 *slot, mam_u64 now, mam_u32 limit) {
   }
 }
 
-/* What a thread gets that asked for count tickets of a slot, whose word was old.  If it got fewer than it asked for,
- * the slot is another thread's to refill.  mask 0: none, and the address is not 0 if the thread is to refill the slot.
- */
+/* The chunks of a thread that asked for count tickets of a slot, whose word was old before.  If it got fewer than it
+ * asked for, the slot is left to another thread to refill.  With mask 0 the address is not 0 if the caller has to
+ * refill the slot. */
 MAM_INLINE struct mam_claim mam_claim_tickets(mam_u64 *slot, mam_u64 old, mam_u32 size_class, mam_u32 limit,
                                               mam_u32 count) {
   struct mam_tickets tickets = mam_tickets_of(old, mam_class_bytes(size_class), limit, count);
@@ -95,8 +97,8 @@ MAM_INLINE struct mam_claim mam_claim_tickets(mam_u64 *slot, mam_u64 old, mam_u3
   return claim;
 }
 
-/* Waits for whoever refills the slot, and asks for tickets again.  The slot's word as it was then; one without tickets
- * and without a task after a bounded time, or when there is nothing to refill it with. */
+/* Waits for the thread that refills the slot, then asks for tickets again.  Returns the slot's word before that;
+ * MAM_SLOT_TICKETS, which gives neither tickets nor the task, after a bounded time or if the slot is dry. */
 MAM_OUTLINE mam_u64 mam_slot_wait(mam_u64 *slot, mam_u32 limit, mam_u32 count) {
   MAM_LOOP
   for (int i = 0; i < MAM_WAIT_ROUNDS; i++) {
@@ -114,7 +116,7 @@ MAM_OUTLINE mam_u64 mam_slot_wait(mam_u64 *slot, mam_u32 limit, mam_u32 count) {
   return MAM_SLOT_TICKETS;
 }
 
-/* Tickets of a slot that another thread refills: as mam_claim_tickets. */
+/* Waits for tickets of a slot that another thread refills.  Returns as mam_claim_tickets. */
 MAM_OUTLINE struct mam_claim mam_claim_waited(MAM_TAG(1) struct mam_heap_control *control, mam_u32 wanted, mam_u32 slot,
                                               mam_u32 count) {
   mam_u64 *place = &control->heap.slots[slot & MAM_REST_SLOT];
@@ -125,8 +127,8 @@ MAM_OUTLINE struct mam_claim mam_claim_waited(MAM_TAG(1) struct mam_heap_control
 
 /* ---- Tickets of any slot ---- */
 
-/* Which of up to MAM_AHEAD slots from one on hold chunks without a ticket: a bit each; eight bits above, which are
- * being refilled. */
+/* Which of up to MAM_AHEAD slots hold chunks without a ticket: a bit for each.  Eight bits above: which are being
+ * refilled. */
 MAM_OUTLINE mam_u32 mam_slots_look(MAM_TAG(6) const mam_u64 *slots, mam_u32 limit, mam_u32 left) {
   mam_u64 seen[MAM_AHEAD];
   mam_u32 found = 0;
@@ -141,8 +143,7 @@ MAM_OUTLINE mam_u32 mam_slots_look(MAM_TAG(6) const mam_u64 *slots, mam_u32 limi
   return found;
 }
 
-/* Tickets of any slot of the class.  If there are none, the claim's address says whether somebody is about to refill a
- * slot. */
+/* Takes tickets of any slot of the class.  With mask 0 the address is not 0 if a slot is being refilled. */
 MAM_OUTLINE struct mam_claim mam_steal(MAM_TAG(2) struct mam_heap_control *control, mam_u32 size_class, mam_u32 count) {
   struct mam_claim claim = {0, 0, mam_class_bytes(size_class)};
   const mam_heap *heap = &control->heap;
@@ -164,7 +165,7 @@ MAM_OUTLINE struct mam_claim mam_steal(MAM_TAG(2) struct mam_heap_control *contr
       struct mam_claim taken = mam_claim_tickets(slot, now, size_class, limit, count);
       if (taken.mask != 0)
         return taken;
-      if (taken.address != 0) /* not now */
+      if (taken.address != 0) /* leaves the refill to another thread */
         (void)mam_exchange_release_u64(slot, (now & ~MAM_SLOT_TICKETS) | limit);
       else
         mam_slot_keep(slot, now, limit);
@@ -175,12 +176,12 @@ MAM_OUTLINE struct mam_claim mam_steal(MAM_TAG(2) struct mam_heap_control *contr
 
 /* ---- Flushing ---- */
 
-/* Frees the chunks of a slot that have no ticket yet; whether there were any.  Meanwhile the slot's word says so: who
- * asks for tickets waits, and a chunk that is being freed is not taken for a live one. */
+/* Frees the chunks of a slot that have no ticket.  Returns whether there were any.  Meanwhile the slot's word says so:
+ * threads that ask for tickets wait, and a check does not take a chunk that is being freed for a live one. */
 MAM_OUTLINE int mam_slot_flush(MAM_TAG(2) mam_u32 limit, struct mam_heap_control *control, mam_u32 number) {
   mam_u64 now = mam_load_relaxed_u64(&control->heap.slots[number]);
   mam_u32 ticket = (mam_u32)(now & MAM_SLOT_TICKETS);
-  /* acq_rel: whose tickets they are, and what the span's words were when the slot was refilled. */
+  /* acq_rel: the tickets are the caller's, and it sees the span's words as they were when the slot was refilled. */
   if (ticket >= limit || mam_cas_acq_rel_u64(&control->heap.slots[number], now, MAM_SLOT_FLUSHED | (limit + 1)) != now)
     return 0;
   const struct mam_area *area = MAM_OUT_OF_SIGHT(mam_area_find)(control, mam_slot_address(now));
@@ -196,7 +197,7 @@ MAM_OUTLINE int mam_slot_flush(MAM_TAG(2) mam_u32 limit, struct mam_heap_control
   return 1;
 }
 
-/* Which of up to MAM_AHEAD kinds from one on have slots that may hold chunks: a bit each. */
+/* Which of up to MAM_AHEAD kinds have slots that may hold chunks: a bit for each. */
 MAM_OUTLINE mam_u32 mam_held_look(MAM_TAG(1) const mam_u64 *held, mam_u32 left) {
   mam_u32 found = 0;
   mam_u64 seen[MAM_AHEAD];
@@ -209,12 +210,19 @@ MAM_OUTLINE mam_u32 mam_held_look(MAM_TAG(1) const mam_u64 *held, mam_u32 left) 
   return found;
 }
 
-/* What a flush found: chunks, which it freed; and slots that were being refilled. */
-enum { MAM_FLUSH_FREED = 1, MAM_FLUSH_BUSY = 2 };
+/* What a flush returns. */
+enum {
+  /* It freed chunks. */
+  MAM_FLUSH_FREED = 1,
+  /* It saw slots that were being refilled. */
+  MAM_FLUSH_BUSY = 2,
+  /* From this bit on mam_held_flush returns the number of a kind. */
+  MAM_FLUSH_NUMBER = 2
+};
 
-/* Frees what slots hold of a group, the first that may hold any, of a kind from that number on.  Returns the kind's
- * number, MAM_HEAP_KINDS if there is none, above MAM_FLUSH_*. */
-enum { MAM_FLUSH_NUMBER = 2 };
+/* Frees the chunks without a ticket of one group of slots, the first that may hold any, of the kinds from a number on.
+ * Returns MAM_FLUSH_* and, from bit MAM_FLUSH_NUMBER on, the number of the kind to go on with; MAM_HEAP_KINDS if there
+ * is none. */
 MAM_OUTLINE mam_u32 mam_held_flush(MAM_TAG(1) mam_u32 number, struct mam_heap_control *control) {
   mam_u32 further = MAM_AHEAD, found = 0;
   MAM_LOOP
@@ -246,12 +254,13 @@ MAM_OUTLINE mam_u32 mam_held_flush(MAM_TAG(1) mam_u32 number, struct mam_heap_co
   if ((found & MAM_FLUSH_BUSY) != 0) {
     (void)mam_or_acq_rel_u64(&control->held[number], 1ull << group);
     MAM_OUT_OF_SIGHT(mam_stamp_raise)(mam_area_stamp(control->superblocks[0]));
-    number++; /* not again at once */
+    number++; /* goes on with the next kind, so that this call does not wait for the refill */
   }
   return number << MAM_FLUSH_NUMBER | found;
 }
 
-/* Frees the chunks without a ticket of groups of slots: of so many more, once there were any.  MAM_FLUSH_*. */
+/* Frees the chunks without a ticket of groups of slots, until `more` groups were flushed, counted from the first that
+ * had any.  Returns MAM_FLUSH_*. */
 MAM_INLINE mam_u32 mam_slots_flush(mam_u32 more, struct mam_heap_control *control) {
   mam_u32 found = 0, at = 0;
   (void)mam_add_relaxed_u32(&control->opening[MAM_HEAP_KINDS], 1);

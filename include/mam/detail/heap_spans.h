@@ -30,8 +30,8 @@
 
 /* ---- Beginning ---- */
 
-/* Makes pages that the caller owns a span of that owner, all of whose chunks count as used.  flags: MAM_WORD_WATCHED or
- * 0.  Every lane writes its part. */
+/* Makes a span of pages that the caller owns.  All of its chunks count as used.  flags: MAM_WORD_WATCHED or 0.  Each
+ * lane writes a part. */
 MAM_INLINE void mam_span_write(struct mam_area area, mam_u32 page, mam_u32 size_class, mam_u32 pages, mam_u32 chunks,
                                mam_u64 flags, mam_u32 owner, struct mam_lanes lanes) {
   mam_u32 words = (chunks + 31) >> 5;
@@ -49,15 +49,16 @@ MAM_INLINE void mam_span_write(struct mam_area area, mam_u32 page, mam_u32 size_
   }
 }
 
-/* As mam_span_write, for a caller that is alone. */
+/* mam_span_write for a thread that acts alone. */
 MAM_OUTLINE void mam_span_write_alone(MAM_TAG(2) const struct mam_area *area, mam_u32 page, mam_u32 size_class,
                                       mam_u32 chunks, mam_u32 watched, mam_u32 owner) {
   mam_span_write(*area, page, size_class, mam_class_bytes(size_class) * chunks >> MAM_PAGE_SHIFT, chunks,
                  watched != 0 ? MAM_WORD_WATCHED : 0, owner, mam_lanes_alone());
 }
 
-/* A chunk of the span that begins at page may be free: sets the hint.  The look before is what makes it cheap; it comes
- * after the change of the usage word, whose old value decided to come here. */
+/* Sets the hint that the span that begins at page may have a free chunk.  A look tells whether the hint is set already,
+ * which makes most calls cheap.  It comes after the change of the usage word whose old value brought the caller here.
+ */
 MAM_OUTLINE void mam_span_hint(struct mam_area area, mam_u32 page, mam_u32 size_class) {
   mam_u32 block = page / MAM_BLOCK_PAGES;
   mam_u64 *map = mam_area_class(area, size_class);
@@ -69,7 +70,8 @@ MAM_OUTLINE void mam_span_hint(struct mam_area area, mam_u32 page, mam_u32 size_
     MAM_OUT_OF_SIGHT(mam_stamp_raise)(mam_area_stamp(area));
 }
 
-/* Makes pages a span of a class, of at most so many chunks, that no slot gets: but for count, they are free at once. */
+/* Makes pages a span of at most so many chunks, that no slot gets.  The first count chunks are the caller's, the others
+ * are free at once. */
 MAM_OUTLINE struct mam_claim mam_span_split(struct mam_found found, mam_u32 size_class, mam_u32 pages, mam_u32 chunks,
                                             mam_u32 count) {
   mam_u32 fit = (pages << MAM_PAGE_SHIFT) / mam_class_bytes(size_class), words, free;
@@ -81,7 +83,7 @@ MAM_OUTLINE struct mam_claim mam_span_split(struct mam_found found, mam_u32 size
   MAM_LOOP
   for (mam_u32 i = 0; i < pages; i++)
     mam_store_relaxed_u16(&mam_area_entries(*found.area)[found.page + i], mam_entry_of(size_class, i));
-  mam_fence(); /* release: the entries, which a thread reads that frees such a chunk */
+  mam_fence(); /* release: the entries, which a thread reads when it frees such a chunk */
   MAM_LOOP
   for (mam_u32 i = 0; i < words; i++) {
     MAM_FORGET(size_class);
@@ -97,16 +99,17 @@ MAM_OUTLINE struct mam_claim mam_span_split(struct mam_found found, mam_u32 size
 
 /* ---- Ending ---- */
 
-/* What differs between a span's words that are empty: their chunks, and while it is being watched that. */
+/* The bits in which the upper halves of a span's empty words differ: the number of chunks, and, while the span is being
+ * watched, MAM_WORD_WATCHED. */
 #define MAM_WORD_CHUNKS (255ull << 32)
 
-/* Whether all words of a span are empty; header: their upper halves but for MAM_WORD_CHUNKS.  *last: the last one,
+/* Whether all words of a span are empty.  header: their upper half without MAM_WORD_CHUNKS.  *last: the last word,
  * which alone may have fewer than 32 chunks. */
 MAM_INLINE int mam_span_empty(const mam_u64 *words, mam_u64 header, mam_u32 count, mam_u64 *last) {
   mam_u64 differs = 0, seen[4];
   MAM_LOOP
   for (mam_u32 i = 0; i < count && differs == 0; i += 4) {
-    MAM_UNROLL /* so that the loads are under way together */
+    MAM_UNROLL /* the loads are under way together */
         for (mam_u32 j = 0; j < 4; j++) seen[j] = mam_load_relaxed_if_u64(i + j < count, &words[i + j], header);
     MAM_UNROLL
     for (mam_u32 j = 0; j < 4; j++) {
@@ -117,10 +120,10 @@ MAM_INLINE int mam_span_empty(const mam_u64 *words, mam_u64 header, mam_u32 coun
   return differs == 0;
 }
 
-/* Ends a span that was seen to be empty: each word goes from empty to 0 by compare-and-swap, so nobody can claim a
- * chunk in it any more; the first word before all others, so that of several who try one goes on.  If a word is not
- * empty, those that are 0 are put back; only the caller could change them meanwhile.  Returns whether it has ended;
- * *again: it has not, and is to be looked at again, since somebody may have found it not empty because of that. */
+/* Ends a span that was seen to be empty.  Each word goes from empty to 0 by compare-and-swap, the first word before all
+ * others.  If a word is not empty, those that became 0 are put back; no other thread can change them meanwhile.
+ * Returns whether the span has ended.  *again: the span is to be looked at again, since another thread may have seen it
+ * not empty because of these words. */
 MAM_INLINE int mam_span_try_end(mam_u64 *words, mam_u64 header, mam_u32 count, mam_u64 last, mam_u16 *owner,
                                 int *again) {
   mam_u64 full = header | MAM_WORD_WATCHED | 32ull << 32, first = count == 1 ? last : full;
@@ -135,7 +138,7 @@ MAM_INLINE int mam_span_try_end(mam_u64 *words, mam_u64 header, mam_u32 count, m
   }
   if (failed == 0)
     mam_store_relaxed_u16(owner, 0);
-  /* What the chunks' users did, all of whom changed these words, comes before the release of the pages. */
+  /* All users of the chunks changed these words.  What they did comes before the release of the pages. */
   mam_fence();
   if (failed == 0)
     return 1;
@@ -147,21 +150,27 @@ MAM_INLINE int mam_span_try_end(mam_u64 *words, mam_u64 header, mam_u32 count, m
   return 0;
 }
 
-/* What is left to do after mam_word_changed, seldom: in one word. */
+/* What a caller of mam_word_changed has left to do. */
 enum {
+  /* A word of the page map has got its first 0: mam_map_opened. */
   MAM_LEFT_PAGES_OPENED = 1,
+  /* The same of the class map. */
   MAM_LEFT_CLASS_OPENED = 2,
+  /* Pages came back, and something was known to be missing: mam_pages_returned. */
   MAM_LEFT_RETURNED = 4,
+  /* The span has ended, and its pages lie in two words of the page map: mam_pages_clear. */
   MAM_LEFT_PAGES = 8,
+  /* The span is to be looked at again: see mam_span_try_end. */
   MAM_LEFT_AGAIN = 16,
+  /* A chunk came back, and a thread relies on the stamp: mam_stamp_raise. */
   MAM_LEFT_STAMP = 32
 };
 
-/* The result of mam_span_end when the span has ended; no MAM_LEFT_*. */
+/* mam_span_end returns this instead of MAM_LEFT_* when the span has ended. */
 enum { MAM_SPAN_ENDED = 0xffffffffu };
 
-/* Ends a span, one of whose words was seen to be empty, if they all are: MAM_SPAN_ENDED; else what is left to do. last:
- * the word if it is the only one. */
+/* Ends the span, one of whose words was seen to be empty, if all are.  Returns MAM_SPAN_ENDED or what is left to do.
+ * last: the word, if it is the only one. */
 MAM_OUTLINE mam_u32 mam_span_end(mam_u64 *usage, mam_u64 header, mam_u32 page, mam_u64 last) {
   mam_u64 *words = &usage[page * MAM_PAGE_WORDS];
   mam_u32 count = mam_word_span_words(header);
@@ -173,7 +182,8 @@ MAM_OUTLINE mam_u32 mam_span_end(mam_u64 *usage, mam_u64 header, mam_u32 page, m
                                                                                            : 0;
 }
 
-/* Gives the pages of a span back that has ended.  After mam_fence: pairs with who takes them. */
+/* Gives back the pages of a span that has ended, in the page map, and returns what is left to do.  It comes after
+ * mam_fence, which releases what was done in the pages. */
 MAM_INLINE mam_u32 mam_span_pages_free(struct mam_area area, mam_u32 page, mam_u32 pages) {
   mam_u32 from = page & 63, left = 0;
   if (from + pages > 64)
@@ -185,14 +195,13 @@ MAM_INLINE mam_u32 mam_span_pages_free(struct mam_area area, mam_u32 page, mam_u
 
 /* ---- Freeing chunks ---- */
 
-/* Whether there is more to do after bits of a usage word were cleared: old was there before. */
+/* Whether something follows from clearing bits of a usage word whose value was old. */
 MAM_INLINE int mam_word_wants_more(mam_u64 old, mam_u32 bits) {
   return (old & MAM_WORD_WATCHED) != 0 && (((mam_u32)old & ~bits) == 0 || (mam_u32)old == mam_word_full(old));
 }
 
-/* What comes after bits of a usage word were cleared: a word that became empty may be the last of its span; one that
- * was full is worth a look from now on.  Calls nothing, so that it costs a kernel no more than it is; what seldom is
- * left to do is the result, for mam_word_finish. */
+/* Does what follows from clearing bits of a usage word (see above), as far as it is short.  Returns what is left to do,
+ * for mam_word_follow. */
 MAM_OUTLINE mam_u32 mam_word_changed(struct mam_area area, mam_u32 word, mam_u64 old, mam_u32 bits) {
   mam_u32 page = word / MAM_PAGE_WORDS, left = 0;
   if (((mam_u32)old & ~bits) == 0) {
@@ -205,8 +214,8 @@ MAM_OUTLINE mam_u32 mam_word_changed(struct mam_area area, mam_u32 word, mam_u64
   if ((mam_u32)old == mam_word_full(old)) {
     mam_u64 *hints = &mam_area_class(area, mam_word_class(old))[page / MAM_BLOCK_PAGES >> 6];
     mam_u64 hint = 1ull << (page / MAM_BLOCK_PAGES & 63);
-    /* The look is what makes the hint cheap; it comes after the change of the usage word, whose old value decided to
-     * come here. */
+    /* The look makes the hint cheap.  It comes after the change of the usage word, whose old value brought the caller
+     * here. */
     if ((mam_load_relaxed_u64(hints) & hint) != 0) {
       left |= mam_and_acq_rel_u64(hints, ~hint) == MAM_FULL_WORD ? MAM_LEFT_CLASS_OPENED : 0;
       left |= mam_chunk_matters(area) ? MAM_LEFT_STAMP : 0;
@@ -215,7 +224,7 @@ MAM_OUTLINE mam_u32 mam_word_changed(struct mam_area area, mam_u32 word, mam_u64
   return left;
 }
 
-/* All that comes after bits of a usage word were cleared. */
+/* Does all that follows from clearing bits of a usage word. */
 MAM_OUTLINE void mam_word_follow(mam_u32 word, mam_u32 bits, mam_u64 old, struct mam_area area) {
   mam_u32 left = MAM_LEFT_AGAIN;
   area.base = 0; /* what is not used need not be kept over the calls */
@@ -224,10 +233,11 @@ MAM_OUTLINE void mam_word_follow(mam_u32 word, mam_u32 bits, mam_u64 old, struct
     left = MAM_OUT_OF_SIGHT(mam_word_changed)(area, word, old, bits);
     if (left == 0)
       return;
-    old &= ~0xffffffffull; /* if it is looked at again, nothing of it is used */
+    old &= ~0xffffffffull; /* if the span is looked at again, no chunk of the word is used */
     bits = 0;
     MAM_LOOP
-    for (mam_u32 at = 0; (left & MAM_LEFT_PAGES) != 0 && at < 2; at++) { /* in two words of the page map */
+    for (mam_u32 at = 0; (left & MAM_LEFT_PAGES) != 0 && at < 2;
+         at++) { /* the span lies in two words of the page map */
       MAM_FORGET(word);
       mam_u32 from = word / MAM_PAGE_WORDS & 63, here = 64 - from;
       MAM_OUT_OF_SIGHT(mam_pages_clear)
@@ -259,9 +269,9 @@ MAM_OUTLINE void mam_word_follow(mam_u32 word, mam_u32 bits, mam_u64 old, struct
   }
 }
 
-/* Frees the chunks of a usage word whose bits are given; which of them were none. */
+/* Frees the chunks of a usage word whose bits are given.  Returns the bits that were 0 already. */
 MAM_INLINE mam_u32 mam_chunks_free(struct mam_area area, mam_u32 word, mam_u32 bits) {
-  /* release: what the chunks' users did comes before what their next ones do.  Pairs with mam_word_claim. */
+  /* release: what the chunks' users did comes before what the next ones do.  Pairs with mam_word_claim. */
   mam_u64 old = mam_and_release_u64(&area.words[word], ~(mam_u64)bits);
   if (((mam_u32)old & bits) != 0 && mam_word_wants_more(old, bits))
     MAM_OUT_OF_SIGHT(mam_word_follow)(word, bits, old, area);
@@ -270,7 +280,8 @@ MAM_INLINE mam_u32 mam_chunks_free(struct mam_area area, mam_u32 word, mam_u32 b
 
 /* ---- Watching ---- */
 
-/* Watches one usage word that looks like header; what it is then, 0 if it is of no such span any more. */
+/* Makes one usage word watched, if its upper half is that of header.  Returns its value then; 0 if it is no longer a
+ * word of that span. */
 MAM_INLINE mam_u64 mam_word_watch(mam_u64 *place, mam_u64 header) {
   mam_u64 word = mam_load_relaxed_u64(place);
   MAM_LOOP
@@ -281,11 +292,11 @@ MAM_INLINE mam_u64 mam_word_watch(mam_u64 *place, mam_u64 header) {
   return ((word ^ header) >> 40) == 0 ? word : 0;
 }
 
-/* Watches all words of a span, whose first looks like header, at once.  A bit each for those that have a free chunk;
- * eight bits above for those that are empty; and above these for those that somebody changed meanwhile.  Calls nothing.
- */
+/* Makes all words of a span watched, whose first word looks like header.  Returns a bit for each word that has a free
+ * chunk; eight bits above for each that is empty; above these for each that another thread changed meanwhile.  Calls
+ * nothing. */
 MAM_OUTLINE mam_u32 mam_words_watch(MAM_TAG(2) mam_u64 header, mam_u64 *words) {
-#if MAM_ON_DEVICE && __CUDA_ARCH__ < 800 /* it would take more than 64 registers: one by one, then */
+#if MAM_ON_DEVICE && __CUDA_ARCH__ < 800 /* it takes more than 64 registers there: the caller does it word by word */
   return ((1u << mam_word_span_words(header)) - 1) << 16;
 #endif
   mam_u64 seen[MAM_PAGE_WORDS];
@@ -293,7 +304,7 @@ MAM_OUTLINE mam_u32 mam_words_watch(MAM_TAG(2) mam_u64 header, mam_u64 *words) {
   MAM_UNROLL
   for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++)
     seen[i] = i == 0 ? header : mam_load_relaxed_if_u64(i < mam_word_span_words(header), &words[i], 0);
-  mam_fence(); /* as the order of mam_word_watch */
+  mam_fence(); /* the order that mam_word_watch has */
   MAM_UNROLL
   for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++) {
     int alike = ((seen[i] ^ header) >> 40) == 0;
@@ -306,8 +317,8 @@ MAM_OUTLINE mam_u32 mam_words_watch(MAM_TAG(2) mam_u64 header, mam_u64 *words) {
   return found;
 }
 
-/* Watches the span that begins at page, if one does, and does what its frees have left to do.  How many pages that was
- * about. */
+/* Makes the span that begins at page watched, if there is one, and does what its frees have left undone.  Returns how
+ * many pages the caller can skip. */
 MAM_OUTLINE mam_u32 mam_span_watch(struct mam_area area, mam_u32 page) {
   mam_u64 *words = &area.words[page * MAM_PAGE_WORDS], header = mam_load_relaxed_u64(words);
   if (header == 0 || header >> 56 == MAM_CLASS_RUN)

@@ -27,19 +27,20 @@
 #include <mam/detail/heap_kept.h>
 #include <mam/detail/heap_spans.h>
 
-/* A part has been swept: a word, or the kept ones.  acq_rel: all of that, for who relies on the mode. */
+/* Counts a part that was swept: a word of the page map, or the kept words.  The last one changes the mode.  acq_rel: a
+ * thread that relies on the mode sees all of the sweep. */
 MAM_INLINE void mam_swept(struct mam_heap_control *control) {
   if (mam_add_acq_rel_u32(&control->sweep_done, 1) == mam_area_map_words(control->superblocks[0]))
     (void)mam_exchange_acq_rel_u32(&control->mode, MAM_MODE_WATCHED);
 }
 
-/* Sweeps until there is a run of so many pages, which it takes, or all has been swept; then waits a bounded time for
- * others who sweep. */
+/* Sweeps until it can take a run of so many pages, or nothing is left to sweep.  Then it waits a bounded time for other
+ * threads that sweep. */
 MAM_OUTLINE mam_u32 mam_sweep(struct mam_heap_control *control, mam_u32 count) {
   const struct mam_area *area = &control->superblocks[0];
   mam_u32 words = mam_area_map_words(*area), index;
   int begins = mam_cas_acq_rel_u32(&control->mode, MAM_MODE_LAZY, MAM_MODE_SWEEPING) == MAM_MODE_LAZY;
-  mam_fence_all(); /* pairs with mam_slot_publish and mam_run_free */
+  mam_fence_all(); /* pairs with mam_slot_publish and mam_run_keep */
   if (begins) {
     MAM_OUT_OF_SIGHT(mam_kept_flush)(*area);
     mam_swept(control);
@@ -49,7 +50,7 @@ MAM_OUTLINE mam_u32 mam_sweep(struct mam_heap_control *control, mam_u32 count) {
          (index = mam_add_relaxed_u32(&control->sweep_next, 1)) < words) {
     mam_u32 page = index << 6;
     MAM_LOOP
-    for (mam_u64 taken; page < area->page_count && page >> 6 == index;) { /* the spans that begin in the word */
+    for (mam_u64 taken; page < area->page_count && page >> 6 == index;) { /* each span that begins in the word */
       taken = mam_load_relaxed_u64(&mam_area_pages(*area)[index]) >> (page & 63);
       if (taken == 0)
         break;
@@ -69,8 +70,8 @@ MAM_OUTLINE mam_u32 mam_sweep(struct mam_heap_control *control, mam_u32 count) {
   return MAM_NO_PAGE;
 }
 
-/* Takes a run of pages from any superblock, near the home if that may be.  While the first is being swept, that is the
- * quickest way to a short run, and nothing is searched. */
+/* Takes a run of pages from any superblock, if possible near the home.  While the first superblock is being swept, a
+ * short run comes quickest from the sweep, so nothing is searched. */
 MAM_OUTLINE struct mam_found mam_pages_claim(MAM_TAG(1) struct mam_heap_control *control, mam_u32 count, mam_u32 home) {
   mam_u32 active = mam_load_acquire_u32(&control->active), index = home * 0x9e3779b1u;
   struct mam_found found = {&control->superblocks[active], MAM_NO_PAGE};
@@ -81,13 +82,13 @@ MAM_OUTLINE struct mam_found mam_pages_claim(MAM_TAG(1) struct mam_heap_control 
     if (found.page != MAM_NO_PAGE || mam_load_relaxed_u32(&control->mode) == MAM_MODE_SWEEPING)
       return found;
   }
-  MAM_LOOP /* the count is read anew: it pairs with a thread that adds one */
+  MAM_LOOP /* the count is read each time: it pairs with mam_superblocks_publish */
       for (mam_u32 i = 0; i < mam_load_acquire_u32(&control->superblock_count); i++) {
     mam_u32 from = index % mam_area_map_words(*found.area);
     found.page = count <= MAM_SPAN_PAGES ? MAM_OUT_OF_SIGHT(mam_pages_search)(found.area, count, from)
                                          : mam_run_search(found.area, count, from);
     if (found.page != MAM_NO_PAGE) {
-      if (i != 0) /* release: the superblock, which may be new; pairs with the load here */
+      if (i != 0) /* release: the superblock, which may be new; pairs with the load above */
         mam_store_release_u32(&control->active, (mam_u32)(found.area - control->superblocks));
       return found;
     }
@@ -98,7 +99,7 @@ MAM_OUTLINE struct mam_found mam_pages_claim(MAM_TAG(1) struct mam_heap_control 
   return found;
 }
 
-/* The same for such a word, and sweeps where that may bring some. */
+/* Takes a run of pages for a request word's home, and sweeps if that may bring some. */
 MAM_INLINE struct mam_found mam_pages_any(struct mam_heap_control *control, mam_u32 count, mam_u32 wanted) {
   struct mam_found found;
   MAM_LOOP

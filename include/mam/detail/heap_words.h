@@ -38,12 +38,15 @@
 #include <mam/detail/atomics.h>
 #include <mam/heap_types.h>
 
+/* In the place of a page's number: there is none. */
 #define MAM_NO_PAGE 0xffffffffu
+/* A word of a map that has no 0. */
 #define MAM_FULL_WORD 0xffffffffffffffffull
 
 enum {
-  /* A page has 4 KiB: the unit in which a superblock's memory is taken. */
+  /* A page has 4 KiB: the unit in which a superblock's memory is taken.  This is its base-2 logarithm. */
   MAM_PAGE_SHIFT = 12,
+  /* The bytes of a page. */
   MAM_PAGE_BYTES = 1 << MAM_PAGE_SHIFT,
   /* Each page has 8 usage words, enough for a page of the smallest class: 8 * 32 chunks of 16 bytes. */
   MAM_PAGE_WORDS = 8,
@@ -51,6 +54,7 @@ enum {
   MAM_SPAN_PAGES = 64,
   /* The classes reach from 16 bytes to 32 KiB: 8 up to 128 bytes, then four for each of 8 powers of two. */
   MAM_HEAP_CLASSES = 40,
+  /* Each class is a kind, and each type is one. */
   MAM_HEAP_KINDS = MAM_HEAP_CLASSES + MAM_HEAP_TYPES,
   /* The bytes of the largest class.  Larger requests get whole pages. */
   MAM_CHUNK_BYTES = 32 << 10
@@ -62,15 +66,16 @@ enum {
 enum { MAM_KIND_CLASS = 63 };
 /* The type stands above them. */
 enum { MAM_KIND_TYPE_SHIFT = 6 };
-/* Together they have ten bits, for a type of up to 15. */
+/* Both have ten bits together, enough for a type of up to 15. */
 enum { MAM_KIND_BITS = 10 };
 
 MAM_INLINE mam_u32 mam_kind_of(mam_u32 size_class, mam_u32 type) { return size_class | type << MAM_KIND_TYPE_SHIFT; }
 MAM_INLINE mam_u32 mam_kind_type(mam_u32 kind) { return kind >> MAM_KIND_TYPE_SHIFT; }
-/* Kinds are numbered: size classes, then types. */
+/* A kind's number: size classes come first, then types. */
 MAM_INLINE mam_u32 mam_kind_number(mam_u32 kind) {
   return mam_kind_type(kind) == 0 ? kind : MAM_HEAP_CLASSES - 1 + mam_kind_type(kind);
 }
+/* In the place of a kind: there is no such type. */
 #define MAM_NO_KIND 0xffffffffu
 
 MAM_INLINE mam_u32 mam_class_shift_of(mam_u32 sixteenths_less_1) {
@@ -91,13 +96,15 @@ MAM_INLINE mam_u32 mam_class_bytes(mam_u32 size_class) {
   return mam_class_multiple(size_class, shift) << (shift + 4);
 }
 
-/* Chunks of a whole span, and its pages. */
+/* A span's number of chunks as a base-2 logarithm, from a heap's tuning (mam_heap, chunks), and a span's number of
+ * pages. */
 MAM_INLINE mam_u32 mam_span_chunks_log2(mam_u64 chunks, mam_u32 shift) { return (mam_u32)(chunks >> (4 * shift)) & 15; }
 MAM_INLINE mam_u32 mam_span_pages(mam_u64 chunks, mam_u32 size_class) {
   mam_u32 shift = mam_class_shift(size_class);
   return mam_class_multiple(size_class, shift) << (mam_span_chunks_log2(chunks, shift) + shift + 4 - MAM_PAGE_SHIFT);
 }
-/* The chunk of a span in which an offset of so many times 16 bytes lies: a division by 1 to 8, exact below 4096. */
+/* The number of the chunk in which an offset of a span lies, in units of 16 bytes.  A division by 1 to 8, done by a
+ * multiplication; exact below 4096. */
 MAM_INLINE mam_u32 mam_chunk_index(mam_u32 sixteenths, mam_u32 shift, mam_u32 multiple) {
   const mam_u64 low = 0x20002aab40008000ull, high = 0x1000124a1556199aull; /* 2^15 / multiple, rounded up */
   mam_u32 inverse = (mam_u32)((multiple <= 4 ? low : high) >> (((multiple - 1) & 3) * 16)) & 0xffff;
@@ -106,16 +113,17 @@ MAM_INLINE mam_u32 mam_chunk_index(mam_u32 sixteenths, mam_u32 shift, mam_u32 mu
 
 /* ---- Usage words ---- */
 
-/* In the place of the size class + 1 in a usage word: a request of whole pages.  No class has that number. */
+/* This number in the place of the size class + 1 in a usage word says: a request of whole pages.  No class has it. */
 enum { MAM_CLASS_RUN = 255 };
 
+/* The word is watched: see heap_spans.h. */
 #define MAM_WORD_WATCHED (1ull << 39)
 
 MAM_INLINE mam_u64 mam_word_of(mam_u32 kind, mam_u32 pages, mam_u32 words, mam_u32 chunks) {
   mam_u32 high = ((kind & MAM_KIND_CLASS) + 1) << 24 | pages << 16 | mam_kind_type(kind) << 12 | words << 8 | chunks;
   return (mam_u64)high << 32;
 }
-/* The kind; none of the heap's if no span begins there. */
+/* The word's kind.  If no span begins there, it is none of the heap's kinds. */
 MAM_INLINE mam_u32 mam_word_class(mam_u64 word) {
   return ((mam_u32)(word >> 56) - 1) | ((mam_u32)(word >> 44) & 15) << MAM_KIND_TYPE_SHIFT;
 }
@@ -124,9 +132,8 @@ MAM_INLINE mam_u32 mam_word_span_words(mam_u64 word) { return (mam_u32)(word >> 
 MAM_INLINE mam_u32 mam_word_chunks(mam_u64 word) { return (mam_u32)(word >> 32) & 63; }
 MAM_INLINE mam_u32 mam_word_full(mam_u64 word) { return 0xffffffffu >> (32 - mam_word_chunks(word)); }
 
-/* A request of whole pages has two usage words, in whose bits 32 to 55 the lower and the upper half of the number of
- * its pages are.  The lower half of a usage word is all that mam_free changes, so a wrong free inside a run changes
- * nothing. */
+/* A run has two usage words.  Bits 32 to 55 of the first one hold the lower 24 bits of its number of pages, those of
+ * the second one the upper bits. */
 MAM_INLINE mam_u64 mam_run_word(mam_u32 pages) {
   return (mam_u64)MAM_CLASS_RUN << 56 | (mam_u64)(pages & 0xffffff) << 32;
 }
@@ -139,11 +146,11 @@ MAM_INLINE mam_u32 mam_run_pages(mam_u64 word, mam_u64 more) {
 /* ---- Entries ---- */
 
 enum {
-  /* In the place of the size class + 1 in an entry: a request of whole pages. */
+  /* This number in the place of the size class + 1 says: a request of whole pages. */
   MAM_ENTRY_RUN = 63,
-  /* The same: a span whose objects were moved, whatever its size class was. */
+  /* This number says: a span whose objects were moved, whatever its size class was. */
   MAM_ENTRY_MOVED = 62,
-  /* The same: a span that was given up in a compaction and had no objects. */
+  /* This number says: a span that a compaction gave up and that had no objects. */
   MAM_ENTRY_EMPTY = 61,
   /* The size class + 1 has six bits; how far back the span begins has the next six. */
   MAM_ENTRY_CLASS_BITS = 6,
@@ -151,19 +158,20 @@ enum {
   MAM_ENTRY_TYPE_SHIFT = 12
 };
 
-/* The entry of the page of a span that is so far behind its first. */
+/* The entry of a page that is `back` pages behind the first page of its span. */
 MAM_INLINE mam_u16 mam_entry_of(mam_u32 kind, mam_u32 back) {
   return (mam_u16)(((kind & MAM_KIND_CLASS) + 1) | back << MAM_ENTRY_CLASS_BITS |
                    mam_kind_type(kind) << MAM_ENTRY_TYPE_SHIFT);
 }
 MAM_INLINE mam_u32 mam_entry_back(mam_u32 entry) { return entry >> MAM_ENTRY_CLASS_BITS & 63; }
 
-/* Where the usage bit of a chunk is. */
+/* The place of a chunk's usage bit: the number of the word in the superblock, and the bit in it. */
 struct mam_bit {
   mam_u32 word, bit;
 };
 
-/* That of the chunk in which offset (from the first page) lies, given the entry of its page, which is a span's. */
+/* The usage bit of the chunk in which an offset from the superblock's first page lies.  The page's entry is that of a
+ * span. */
 MAM_INLINE struct mam_bit mam_bit_of(mam_u64 offset, mam_u32 entry) {
   mam_u32 size_class = (entry & 63) - 1, shift = mam_class_shift(size_class);
   mam_u32 page = (mam_u32)(offset >> MAM_PAGE_SHIFT), back = mam_entry_back(entry);
@@ -179,8 +187,11 @@ MAM_INLINE struct mam_bit mam_bit_of(mam_u64 offset, mam_u32 entry) {
  */
 enum { MAM_TICKET_BITS = 24 };
 
+/* In the place of an address: there were no pages for a refill.  (0 there says that no span was there yet.) */
 #define MAM_SLOT_DRY ((mam_u64)1 << MAM_TICKET_BITS)
+/* The same: the chunks without a ticket are being freed. */
 #define MAM_SLOT_FLUSHED ((mam_u64)2 << MAM_TICKET_BITS)
+/* The bits of the tickets. */
 #define MAM_SLOT_TICKETS (MAM_SLOT_DRY - 1)
 
 MAM_INLINE mam_u64 mam_slot_address(mam_u64 slot) { return slot >> MAM_TICKET_BITS << MAM_PAGE_SHIFT; }
@@ -189,25 +200,35 @@ MAM_INLINE mam_u64 mam_slot_of(mam_u64 address, mam_u32 tickets) {
 }
 MAM_INLINE int mam_slot_is_dry(mam_u64 slot) { return (slot & ~MAM_SLOT_TICKETS) == MAM_SLOT_DRY; }
 
-/* The span of a slot's word, as a page of the first superblock; MAM_NO_PAGE if it is none. */
+/* The span of a slot's word as a page of the first superblock; MAM_NO_PAGE if it is not there. */
 MAM_INLINE mam_u32 mam_slot_page(mam_u64 slot, mam_u64 base, mam_u32 page_count) {
   mam_u64 page = (slot >> MAM_TICKET_BITS) - (base >> MAM_PAGE_SHIFT);
   return page < page_count ? (mam_u32)page : MAM_NO_PAGE;
 }
 
-/* ---- Request words ---- */
+/* ---- Request words ----
+ *
+ * Two words carry a request for chunks through the functions that serve it: `wanted` and `slot`. */
 
-/* What a thread is asked for that claims chunks, in one word: a kind, whether the caller's lanes have the task of
- * refilling the slot, whether they are so many that they take whole spans, their home, whether the slot was dry, and
- * whether empty spans are left to it. */
 enum {
+  /* wanted: the kind. */
   MAM_REST_KIND = (1 << MAM_KIND_BITS) - 1,
+  /* wanted: the caller's lanes have the task of refilling the slot. */
   MAM_REST_REFILL = 1 << MAM_KIND_BITS,
+  /* wanted: the lanes are so many that they take whole spans, without the slot. */
   MAM_REST_WHOLE = 1 << (MAM_KIND_BITS + 1),
+  /* wanted: the home has ten bits from this bit on. */
   MAM_REST_HOME = MAM_KIND_BITS + 2,
+  /* wanted: the slot was dry. */
   MAM_REST_DRY = 1 << (MAM_KIND_BITS + 12),
+  /* wanted: empty spans are left to their slots. */
   MAM_REST_LAZY = 1 << (MAM_KIND_BITS + 13)
 };
-/* Above a slot's number among all: the base-2 logarithm of a span's chunks. */
-enum { MAM_REST_CHUNKS = 28, MAM_REST_SLOT = (1 << MAM_REST_CHUNKS) - 1 };
+enum {
+  /* slot: from this bit on the base-2 logarithm of a span's chunks. */
+  MAM_REST_CHUNKS = 28,
+  /* slot: the bits below are the slot's number among all. */
+  MAM_REST_SLOT = (1 << MAM_REST_CHUNKS) - 1
+};
+
 #endif /* MAM_DETAIL_HEAP_WORDS_H */

@@ -10,13 +10,13 @@
 
 #if MAM_ON_DEVICE
 
-/* Prints once for a file, or for all files that are linked together. */
+/* Prints a message, once for all requests of a file, or of all files that are linked together. */
 MAM_OUTLINE void mam_replaced_forgotten(void) {
   if (atomicExch(&mam_replaced_told, 1) == 0)
     printf("libmam: a kernel asks for memory, but the host has named no heap: see mam_replace_create(3)\n");
 }
 
-/* Out of line, so that the program has one copy and not one for each call. */
+/* The program has one copy of the quick way, not one for each call. */
 MAM_OUTLINE void *mam_replaced_malloc(size_t bytes) {
   void *block = mam_malloc(mam_replaced_heap, bytes);
   if (block == 0 && mam_replaced_heap.control == 0)
@@ -31,10 +31,10 @@ MAM_OUTLINE void *mam_replaced_malloc_aligned(size_t bytes, size_t alignment) {
 }
 MAM_OUTLINE void mam_replaced_free(MAM_TAG(3) void *block) { mam_free(mam_replaced_heap, block); }
 
-/* For new: a request of 0 bytes gets a block too. */
+/* What new asks for: at least a byte, since it never returns NULL because of a size of 0. */
 MAM_INLINE size_t mam_replaced_size(size_t bytes) { return bytes + (bytes == 0); }
 
-/* The exception specifications of the earlier declarations. */
+/* The exception specifications with which these functions are declared already. */
 #ifdef __CUDACC_RTC__
 #define MAM_REPLACED_C
 #define MAM_REPLACED_ALIGNED noexcept
@@ -42,8 +42,8 @@ MAM_INLINE size_t mam_replaced_size(size_t bytes) { return bytes + (bytes == 0);
 #define MAM_REPLACED_C noexcept
 #define MAM_REPLACED_ALIGNED
 #endif
-/* With -rdc each file that includes this header has the functions, called or not, and the linker keeps one of each.  So
- * calls in all other files find either all of them or none. */
+/* With -rdc=true each file that includes this has the functions, whether they are called or not, and the linker keeps
+ * one of each.  So calls in all other files find all of them or none. */
 #ifdef __CUDACC_RDC__
 #define MAM_REPLACED __host__ __device__ __forceinline__ __attribute__((used))
 #else
@@ -53,7 +53,8 @@ MAM_INLINE size_t mam_replaced_size(size_t bytes) { return bytes + (bytes == 0);
 extern "C" {
 MAM_REPLACED void *malloc(size_t bytes) MAM_REPLACED_C { return MAM_OUT_OF_SIGHT(mam_replaced_malloc)(bytes); }
 MAM_REPLACED void free(void *block) MAM_REPLACED_C { MAM_OUT_OF_SIGHT(mam_replaced_free)(block); }
-/* __nv_aligned_device_malloc and new of an over-aligned type call this; in files without this header, the next one. */
+/* __nv_aligned_device_malloc and new of an over-aligned type call the first one; the same in files without this header
+ * call the second. */
 __device__ __forceinline__ void *__nv_aligned_device_malloc_impl(size_t bytes, size_t alignment) {
   return MAM_OUT_OF_SIGHT(mam_replaced_malloc_aligned)(bytes, alignment);
 }
@@ -64,10 +65,11 @@ MAM_REPLACED void *__cuda_syscall_aligned_malloc(size_t bytes, size_t alignment)
 #endif
 }
 
-/* The standard forbids inline replacements, since a program has one of each.  Here all files have the same. */
+/* The standard says that a program has one of each of these operators, and forbids inline ones.  Here each file has the
+ * same. */
 #pragma nv_diagnostic push
 #pragma nv_diag_suppress 2620
-#pragma nv_diag_suppress 20040 /* CUDA declares the operators with nothrow for the host alone */
+#pragma nv_diag_suppress 20040 /* CUDA declares the nothrow operators for the host alone */
 MAM_REPLACED void *operator new(size_t bytes) { return malloc(mam_replaced_size(bytes)); }
 MAM_REPLACED void *operator new[](size_t bytes) { return malloc(mam_replaced_size(bytes)); }
 MAM_REPLACED void operator delete(void *block) noexcept { free(block); }
@@ -97,8 +99,8 @@ MAM_REPLACED void operator delete[](void *block, const std::nothrow_t &) noexcep
 
 /* ---- Records ----
  *
- * A function does not know the line of its caller.  The macro keeps the name malloc and gives it an argument that holds
- * the line.  Host code, std:: and members convert the argument to the number of bytes. */
+ * A function does not know its caller's line.  So malloc becomes a macro, which keeps the name and gives the function
+ * an argument that knows the line.  Host code, std::malloc and members of that name take the argument as the number. */
 
 #if MAM_HEAP_RECORDED
 struct mam_replaced_bytes {

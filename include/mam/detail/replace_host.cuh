@@ -19,8 +19,8 @@
 #include <stdlib.h>
 #endif
 
-/* The heap's handle: all 0 until the host has named a heap.  With -rdc it is a template, because the linkers keep one
- * instance of a template for all files. */
+/* The handle of the heap: all 0 until the host has named a heap.  Where files are linked together it is a template, of
+ * which the linkers keep one copy. */
 #if defined(__CUDACC_RTC__)
 extern "C" {
 __constant__ mam_heap mam_replaced_heap;
@@ -38,7 +38,7 @@ static __device__ unsigned mam_replaced_told;
 
 #ifndef __CUDACC_RTC__
 
-/* A file of the program; and a heap that mam_replace_create made. */
+/* A file of the program.  It is in the list from its construction to its destruction. */
 struct mam_replace_file {
   const void *symbol;
   struct mam_replace_file *next;
@@ -53,7 +53,7 @@ struct mam_replace_made {
   struct mam_replace_made *next;
 };
 
-/* All files and all heaps.  The mutex protects both lists. */
+/* All files and all heaps that mam_replace_create made; under the mutex. */
 struct mam_replace_program {
   pthread_mutex_t mutex;
   struct mam_replace_file *files;
@@ -82,20 +82,20 @@ inline mam_replace_file::~mam_replace_file() {
 }
 static struct mam_replace_file mam_replace_this_file(&mam_replaced_heap);
 
-/* In functions whose names end in _locked, the caller holds the program's mutex. */
+/* Copies the handle to all files.  In this and the other functions of that name the program is locked. */
 inline cudaError_t mam_replace_use_locked(const struct mam_replace_program *program, MAM_Heap heap) {
   mam_heap handle = {};
   cudaError_t error = heap == NULL ? cudaSuccess : MAM_HeapHandle(heap, &handle);
   for (const struct mam_replace_file *file = program->files; file != NULL && error == cudaSuccess; file = file->next) {
     error = cudaMemcpyToSymbol(file->symbol, &handle, sizeof handle, 0, cudaMemcpyHostToDevice);
-    if (error == cudaErrorInvalidSymbol) /* a file without device code; the call below clears the error */
+    if (error == cudaErrorInvalidSymbol) /* a file without device code; this clears the runtime's last error */
       error = cudaGetLastError() == error ? cudaSuccess : error;
   }
   return error;
 }
 
-/* Returns the place in the list of the current device's heap.  It holds NULL if the device has no heap.  Returns NULL
- * if there is no current device. */
+/* The link to the current device's heap in the list of those that were made; the link at the end of the list, which is
+ * NULL, if there is none.  NULL without a device. */
 inline struct mam_replace_made **mam_replace_find_locked(struct mam_replace_program *program, int *device) {
   struct mam_replace_made **place = &program->made;
   if (cudaGetDevice(device) != cudaSuccess)
@@ -129,7 +129,7 @@ inline cudaError_t mam_replace_make_locked(struct mam_replace_program *program, 
     free(made);
     return error;
   }
-  if (*place != NULL) { /* its context was destroyed */
+  if (*place != NULL) { /* the heap of a context that is gone */
     (void)MAM_HeapDestroy((*place)->heap);
     mam_replace_forget_locked(place);
   }

@@ -19,7 +19,7 @@
 #include <mam/detail/device_malloc.cuh>
 #include <mam/detail/warp_core.h>
 
-/* The warp's place in its grid, for checks. */
+/* The number of the warp in its grid, for checks. */
 MAM_INLINE mam_u64 mam_warp_self(void) {
   mam_u64 block = ((mam_u64)blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
   mam_u32 thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
@@ -31,8 +31,9 @@ MAM_INLINE mam_u32 mam_warp_lane(void) {
   return lane;
 }
 
-/* For a slot that the calling lane alone has to refill, a span that it had before, or in new pages, where that is
- * quickly done: the address, of which the first chunk is the lane's; else 0. */
+/* Both serve a lane that alone has to refill a slot, if that is quick: the first with a span that the slot had before,
+ * the second with a span in new pages of the home.  Each returns the address of the span, whose first chunk is the
+ * lane's; 0 if it had none. */
 MAM_OUTLINE mam_u64 mam_warp_slot_again(mam_u32 wanted, mam_u32 slot, mam_u32 prior, struct mam_heap_control *control) {
   struct mam_request request = mam_request_of(&control->heap, wanted, slot, prior);
   struct mam_area area = request.area;
@@ -59,7 +60,7 @@ MAM_OUTLINE mam_u64 mam_warp_slot_anew(MAM_TAG(1) mam_u32 wanted, mam_u32 slot, 
   return mam_area_address(area, page & MAM_REFILL_PAGE);
 }
 
-/* As mam_malloc, for the calling lane alone, with the handle that is in the control block. */
+/* mam_malloc for a lane that acts alone, with the handle in the control block. */
 MAM_OUTLINE mam_u64 mam_warp_block_malloc(mam_u32, mam_u32, struct mam_heap_control *control, mam_u64 bytes) {
   const mam_heap &heap = control->heap;
   mam_u32 home = mam_home_here(heap), kind = mam_class_of((mam_u32)bytes);
@@ -91,14 +92,14 @@ MAM_INLINE void mam_warp_heap_free(struct mam_heap_control *control, mam_u64 add
   MAM_OUT_OF_SIGHT(mam_warp_block_free)(0, control, address);
 }
 
-/* Whether the header is one, this warp's, and this lane takes part, as far as is to be checked. */
+/* Whether the header is one and is this warp's, and this lane takes part, as far as calls are checked. */
 MAM_INLINE bool mam_warp_seems_sound(const mam_warp *warp) {
   if (warp == 0 || !MAM_HEAP_CHECKED)
     return warp != 0;
   return mam_warp_is(warp) && mam_load_relaxed_u64(&warp->owner) == mam_warp_self() &&
          (mam_warp_taking_part(mam_load_relaxed_u64(&warp->lanes)) >> mam_warp_lane() & 1) != 0;
 }
-/* The same, and counts where it is not so. */
+/* The same; counts a header that is not sound. */
 MAM_INLINE bool mam_warp_sound(const mam_warp *warp) {
   bool is_sound = mam_warp_seems_sound(warp);
   if (!is_sound && warp != 0 && mam_warp_is(warp))
@@ -108,7 +109,7 @@ MAM_INLINE bool mam_warp_sound(const mam_warp *warp) {
 
 /* ---- Starting ---- */
 
-/* Whether those are the options that headers which wait for their next user have. */
+/* Whether the options are those that all headers in parks have. */
 MAM_INLINE bool mam_warp_is_usual(mam_warp_options options) {
   const mam_warp_options usual = MAM_WARP_OPTIONS_INIT;
   return options.superblock_bytes == usual.superblock_bytes && options.first_bytes == usual.first_bytes &&
@@ -116,7 +117,7 @@ MAM_INLINE bool mam_warp_is_usual(mam_warp_options options) {
          options.most_bytes == usual.most_bytes;
 }
 
-/* Where the calling warp's headers wait; NULL if the heap is too small for that. */
+/* The park of the calling warp; NULL if the heap is too small to have any. */
 MAM_INLINE mam_u64 *mam_warp_park_here(const mam_heap &heap) {
   mam_u32 multiprocessor, warp;
   asm volatile("mov.u32 %0, %%smid;" : "=r"(multiprocessor));
@@ -125,12 +126,12 @@ MAM_INLINE mam_u64 *mam_warp_park_here(const mam_heap &heap) {
   return heap.parks != 0 ? &heap.slots[heap.slot_count * MAM_HEAP_KINDS + place * MAM_PARK_WORDS] : 0;
 }
 
-/* A new header for those lanes, by one of them; NULL if there is no memory. */
+/* Makes a header for those lanes, of which one calls.  Returns NULL if there is no memory. */
 MAM_OUTLINE mam_warp *mam_warp_open(struct mam_heap_control *control, mam_warp_options options, mam_u32 lanes,
                                     mam_u64 *park) {
   if (control == 0)
     return 0;
-  /* A 4096th of the heap, in bytes, up to the next power of two. */
+  /* a 4096th of the heap in bytes, rounded up to a power of two */
   mam_u32 share = 1u << (32 - mam_leading_zeros_u32(control->heap.page_count - 1));
   options.most_bytes = options.most_bytes < share ? options.most_bytes : share;
   mam_warp_options sound = mam_warp_options_sound(options);
@@ -140,7 +141,7 @@ MAM_OUTLINE mam_warp *mam_warp_open(struct mam_heap_control *control, mam_warp_o
 
 static __device__ __forceinline__ mam_warp *mam_warp_start_lanes(mam_heap heap, unsigned lanes,
                                                                  mam_warp_options options, mam_heap_status *why) {
-  lanes = mam_mask_of(lanes); /* they all come here, and to the exchange below */
+  lanes = mam_mask_of(lanes); /* all of these lanes come here, and to the exchange below */
   mam_u32 leader = 31 - mam_leading_zeros_u32(lanes);
   mam_warp *warp = 0;
   if (mam_warp_lane() == leader) {
@@ -150,7 +151,7 @@ static __device__ __forceinline__ mam_warp *mam_warp_start_lanes(mam_heap heap, 
     if (warp == 0)
       warp = MAM_OUT_OF_SIGHT(mam_warp_open)(heap.control, options, lanes, park);
   }
-  __syncwarp(lanes); /* the header is there for all of them */
+  __syncwarp(lanes); /* the header is ready for all of them */
   warp = (mam_warp *)__shfl_sync(lanes, (mam_u64)warp, (int)leader);
   if (why != 0)
     *why = warp != 0 ? MAM_HEAP_OK : heap.control == 0 ? MAM_HEAP_BAD : MAM_HEAP_FULL;
@@ -172,7 +173,7 @@ template <typename Group> static __device__ mam_warp *mam_warp_start(mam_heap he
 
 /* ---- Allocating ---- */
 
-/* The sum of the values of the lanes of a group that come before this one, and of all. */
+/* The sum of the values of the lanes of a group before this lane.  *all: the sum of all. */
 MAM_INLINE mam_u64 mam_warp_sum(mam_u32 group, mam_u64 value, mam_u64 *all) {
   mam_u64 before = 0, sum = 0;
   mam_u32 lane = mam_warp_lane(), top = mam_lowest_u32(group);
@@ -189,7 +190,7 @@ MAM_INLINE mam_u64 mam_warp_sum(mam_u32 group, mam_u64 value, mam_u64 *all) {
   return before;
 }
 
-/* The hot part of a header, as lanes see it that are alone with it. */
+/* What a request reads of a header, for lanes that are alone with it. */
 struct mam_warp_hot {
   mam_u64 current, lanes;
   mam_u32 block_less_1, block_shift;
@@ -210,10 +211,10 @@ MAM_INLINE void mam_warp_set_current(mam_warp *warp, mam_u64 current) {
   asm volatile("st.global.u64 [%0], %1;" ::"l"(mam_global(warp)), "l"(current) : "memory");
 }
 
-/* Requests of a group that together are more than any superblock: by the device heap directly, in as few pieces as are
- * no larger than a superblock, but for the last request of each; each piece is for lanes that follow each other.  NULL
- * for the lanes whose piece there is no memory for.  Entries are taken before the device heap is asked: see
- * mam_warp_refill_alone. */
+/* Serves requests of a group that together are larger than any superblock, by the device heap directly.  The group is
+ * divided into pieces of neighbouring lanes, as few as possible, none larger than a superblock except for its last
+ * request.  Returns NULL to the lanes of a piece for which there is no memory.  Entries of the list are taken before
+ * the device heap is asked: see mam_warp_refill_alone. */
 MAM_OUTLINE void *mam_warp_malloc_large(mam_warp *warp, mam_u64 *list, mam_u32 group, mam_u64 before, mam_u64 blocks,
                                         int alone) {
   mam_u32 shift = warp->block_shift, lane = mam_warp_lane();
@@ -235,7 +236,7 @@ MAM_OUTLINE void *mam_warp_malloc_large(mam_warp *warp, mam_u64 *list, mam_u32 g
   return block != 0 ? (void *)(block + offset) : 0;
 }
 
-/* Requests of a whole warp that is alone with its header, and for which there is no superblock. */
+/* Serves requests of a whole warp that is alone with its header, when there was no superblock. */
 MAM_OUTLINE void *mam_warp_malloc_more(mam_u32 before, mam_u32 blocks, mam_warp *warp) {
   void *block = MAM_OUT_OF_SIGHT(mam_warp_malloc_large)(warp, &warp->list, 0xffffffffu, before, blocks, 1);
   /* If there is no room for all of them together, perhaps there is for some. */
@@ -244,13 +245,12 @@ MAM_OUTLINE void *mam_warp_malloc_more(mam_u32 before, mam_u32 blocks, mam_warp 
              : (void *)MAM_OUT_OF_SIGHT(mam_warp_direct)(warp, &warp->list, (mam_u64)blocks << warp->block_shift, 0);
 }
 
-/* Requests of lanes that come in parts, or that are too large to be counted in one word; each group of one header
- * together.
- * Lanes are alone with a header if all that take part are here: then nobody else can be, and since fewer and fewer take
- * part, even an old value that says so is true. */
+/* Serves lanes that come in parts, or whose requests are too large for one word.  Lanes with the same header form a
+ * group. A group is alone with its header if all lanes that take part are in it: no other lane can come then.  Fewer
+ * and fewer lanes take part, so even an old value that says so is right. */
 MAM_OUTLINE void *mam_warp_malloc_rest(MAM_TAG(3) mam_warp *warp, size_t bytes) {
   mam_u32 group = mam_mask_alike_u64((mam_u64)warp), self = 1u << mam_warp_lane();
-  __syncwarp(group); /* what others of them did to the header comes before */
+  __syncwarp(group); /* what other lanes of the group did to the header comes before */
   mam_u64 lanes = mam_warp_look(warp).lanes;
   if (lanes != mam_warp_all_of(group))
     lanes = mam_load_relaxed_u64(&warp->lanes);
@@ -276,15 +276,16 @@ MAM_OUTLINE void *mam_warp_malloc_rest(MAM_TAG(3) mam_warp *warp, size_t bytes) 
   return address != 0 ? (void *)address : (void *)MAM_OUT_OF_SIGHT(mam_warp_direct)(warp, list, bytes, 0);
 }
 
+/* The mask of a whole warp. */
 #define MAM_WARP_WHOLE 0xffffffffu
 
-/* Whether a value is the same for a whole warp: what differs from the first lane's. */
+/* 0 if all lanes of a whole warp have the same value. */
 MAM_INLINE mam_u32 mam_warp_differs(mam_u32 value) { return value ^ __shfl_sync(MAM_WARP_WHOLE, value, 0); }
 MAM_INLINE mam_u32 mam_warp_header_differs(const mam_warp *warp) {
   return mam_warp_differs((mam_u32)(mam_u64)warp) | mam_warp_differs((mam_u32)((mam_u64)warp >> 32));
 }
 
-/* The sum of the values of a whole warp up to and with this lane's. */
+/* The sum of the values of a whole warp's lanes up to this lane's, included. */
 MAM_INLINE mam_u32 mam_warp_scan(mam_u32 value, mam_u32 lane) {
   MAM_UNROLL
   for (mam_u32 step = 1; step < 32; step *= 2) {
@@ -294,7 +295,7 @@ MAM_INLINE mam_u32 mam_warp_scan(mam_u32 value, mam_u32 lane) {
   return value;
 }
 
-/* Requests of a whole warp that is alone with its header: hot as all of them have read it. */
+/* Serves a whole warp that is alone with its header.  hot: the header, as all lanes have read it. */
 MAM_INLINE void *mam_warp_malloc_whole(mam_warp *warp, struct mam_warp_hot hot, mam_u32 bytes) {
   mam_u32 blocks = (bytes + hot.block_less_1) >> hot.block_shift, lane = mam_warp_lane();
   mam_u32 before = lane * blocks, all = 32 * blocks, left = mam_warp_number(hot.current);
@@ -307,7 +308,7 @@ MAM_INLINE void *mam_warp_malloc_whole(mam_warp *warp, struct mam_warp_hot hot, 
   if (all <= left) {
     if (lane == 0)
       mam_warp_set_current(warp, hot.current - all);
-    __syncwarp(MAM_WARP_WHOLE); /* what was written comes before what any of them does next */
+    __syncwarp(MAM_WARP_WHOLE); /* this change of the header comes before what any of them does next */
     return (void *)(address + ((mam_u64)before << hot.block_shift));
   }
   address = 0;
@@ -319,22 +320,22 @@ MAM_INLINE void *mam_warp_malloc_whole(mam_warp *warp, struct mam_warp_hot hot, 
                       : MAM_OUT_OF_SIGHT(mam_warp_malloc_more)(before, blocks, warp);
 }
 
-/* Equal requests of some lanes of a warp, here together, if they are all that take part in one header, and it has a
- * superblock with room for them; else NULL.  Calls nothing. */
+/* Serves equal requests of some lanes of a warp, if they are alone with their header and its superblock has room for
+ * all of them; else returns NULL.  Calls nothing. */
 MAM_OUTLINE void *mam_warp_malloc_part(MAM_TAG(2) mam_warp *warp, size_t bytes) {
   mam_u32 here = mam_mask_alike_u64((mam_u64)warp);
-  __syncwarp(here); /* what others of them did to the header comes before */
+  __syncwarp(here); /* what other lanes did to the header comes before */
   struct mam_warp_hot hot = mam_warp_look(warp);
   mam_u32 top = mam_lowest_u32(here), blocks = (mam_u32)(bytes + hot.block_less_1) >> hot.block_shift;
   mam_u32 same = __shfl_sync(here, (mam_u32)bytes, (int)top), left = mam_warp_number(hot.current);
-  /* The vote needs what each lane has read: so all have read when one writes. */
+  /* The vote needs what each lane has read, so no lane writes before all have read. */
   if (!__all_sync(here, (hot.lanes == mam_warp_all_of(here)) & (bytes == same) & (bytes - 1 < 1u << 24) &
                             (mam_ones_u32(here) * blocks <= left)))
     return 0;
   left -= mam_ones_u32(here) * blocks;
   if (mam_warp_lane() == top)
     mam_warp_set_current(warp, mam_warp_word(mam_warp_address(hot.current), left));
-  __syncwarp(here); /* what was written comes before what any of them does next */
+  __syncwarp(here); /* this change of the header comes before what any of them does next */
   left += mam_ones_u32(here & mam_lane_below()) * blocks;
   return (void *)(mam_warp_address(hot.current) + ((mam_u64)left << hot.block_shift));
 }
@@ -344,13 +345,13 @@ static __device__ __forceinline__ void *mam_warp_malloc(mam_warp *warp, size_t b
     return 0;
   mam_u32 here = __activemask();
   if (!MAM_HEAP_CHECKED && here == MAM_WARP_WHOLE) {
-    __syncwarp(MAM_WARP_WHOLE); /* what others of them did to the header comes before */
+    __syncwarp(MAM_WARP_WHOLE); /* what other lanes did to the header comes before */
     struct mam_warp_hot hot = mam_warp_look(warp);
-    /* The vote needs what each lane has read: so all have read when one writes. */
+    /* The vote needs what each lane has read, so no lane writes before all have read. */
     if (__all_sync(MAM_WARP_WHOLE,
                    (mam_warp_header_differs(warp) == 0) & (hot.lanes == MAM_FULL_WORD) & (bytes - 1 < 1u << 24)))
       return mam_warp_malloc_whole(warp, hot, (mam_u32)bytes);
-  } else if (!MAM_HEAP_CHECKED && (here & (here - 1)) == 0) { /* a lane that is alone in every respect */
+  } else if (!MAM_HEAP_CHECKED && (here & (here - 1)) == 0) { /* one lane, perhaps alone with its header */
     struct mam_warp_hot hot = mam_warp_look(warp);
     mam_u32 blocks = (mam_u32)(bytes + hot.block_less_1) >> hot.block_shift, left = mam_warp_number(hot.current);
     if (hot.lanes == mam_warp_all_of(here) && bytes - 1 < 1u << 24 && blocks <= left) {
@@ -378,11 +379,11 @@ static __device__ __forceinline__ void *mam_warp_malloc_why(mam_warp *warp, size
 
 /* ---- Leaving ---- */
 
-/* Lanes leave, each group of one header and one way together. */
+/* Lanes leave.  Those with the same header that leave in the same way form a group. */
 MAM_OUTLINE void mam_warp_leave_here(MAM_TAG(2) mam_warp *warp, enum mam_warp_leaving how) {
   mam_u32 group = mam_mask_alike_u64((mam_u64)warp | (mam_u64)how);
   struct mam_lanes lanes = mam_lanes_of(group);
-  __syncwarp(group); /* what each did comes before its leaving */
+  __syncwarp(group); /* what each lane did comes before its leaving */
   if (mam_lanes_all(lanes, mam_warp_look(warp).lanes == mam_warp_all_of(group))) {
     mam_warp_leave_together(warp, lanes, how);
     return;
@@ -401,7 +402,8 @@ static __device__ __forceinline__ void mam_warp_tidy_up(mam_warp *warp) {
     MAM_OUT_OF_SIGHT(mam_warp_leave_here)(warp, MAM_WARP_TIDIES);
 }
 
-/* Frees the few blocks that a whole warp has registered which is alone with its header, but for one superblock. */
+/* Frees the count blocks, at most as many as fit in the header's list, that a whole warp has entered; except a
+ * superblock that waits. */
 MAM_OUTLINE void mam_warp_free_few(mam_u32 count, mam_warp *warp) {
   struct mam_heap_control *control = warp->control;
   mam_u32 lane = mam_warp_lane();
@@ -410,15 +412,15 @@ MAM_OUTLINE void mam_warp_free_few(mam_u32 count, mam_warp *warp) {
     MAM_OUT_OF_SIGHT(mam_warp_keep)(warp);
   __syncwarp(MAM_WARP_WHOLE);
   mam_u64 kept = mam_warp_address(mam_load_relaxed_u64(&warp->largest));
-  __syncwarp(MAM_WARP_WHOLE); /* all have read it before the header goes */
+  __syncwarp(MAM_WARP_WHOLE); /* all lanes have read it before the header goes */
   if (block != 0 && block != kept)
     mam_warp_heap_free(control, block);
 }
 
-/* Ends a whole warp that is alone with its header, and has registered no more blocks than fit in it: each lane frees
- * one, and one puts the header away.  Whether it is so. */
+/* Ends a whole warp that is alone with its header, if the header has only its first list.  Each lane frees one block,
+ * and one lane puts the header away.  Returns whether it did. */
 MAM_INLINE bool mam_warp_end_whole(mam_warp *warp) {
-  __syncwarp(MAM_WARP_WHOLE); /* what each did comes before */
+  __syncwarp(MAM_WARP_WHOLE); /* what each lane did comes before */
   mam_u64 inside = mam_warp_word(mam_warp_list_inside(warp), 0), list = warp->list;
   bool is_plain = (mam_warp_header_differs(warp) == 0) & (warp->lanes == MAM_FULL_WORD) &
                   (list - inside <= MAM_WARP_INLINE_ENTRIES) & (warp->early == 0) & (warp->handed_over == 0);

@@ -1,132 +1,48 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * mam/detail/warp_core.h - warp heaps, for a GPU and for host threads: a header that lanes of a warp share, superblocks
- * that are handed out from their ends, and lists of what is to be freed.  After S. Widmer, D. Wodniok, N. Weber and M.
- * Goesele, "Fast Dynamic Memory Allocator for Massively Parallel Architectures" (FDGMalloc); "the paper" here.
+ * mam/detail/warp_core.h - warp heaps, for a GPU and for host threads.  After S. Widmer, D. Wodniok, N. Weber and
+ * M. Goesele, "Fast Dynamic Memory Allocator for Massively Parallel Architectures" (FDGMalloc); "the paper" here.
  * lib/heap/README.md, "Warp heaps", has the argument.
  *
- * A header's block in the device heap holds, in the order of addresses: the header, its first list, and the first
- * superblock.  Further superblocks, requests that are larger than one, and further lists are blocks of the device heap
- * each, and all but lists are entries of a list.
+ * The life of a header (warp_header.h):
  *
- * Two ways to one word.  Lanes of which none that takes part is missing are alone with their header: they read and
- * write it plainly.  Lanes that come in parts change the same words by compare-and-swap.  Which of the two it is, the
- * caller knows; what it has to order, see each function.
+ *   mam_warp_begin, mam_warp_find   a new header, or one that waits in a park, for the lanes that start it
+ *   mam_warp_take                   a request takes blocks of the current superblock
+ *   mam_warp_refill                 a superblock that waits in the park, or a new one, becomes the current one
+ *   mam_warp_enter                  what is to be freed is entered in a list
+ *   mam_warp_leave                  lanes tidy up or end; the last one has the round
+ *   mam_warp_round                  frees what was handed out; the largest superblock goes into the park
+ *   mam_warp_put_away               when no lane takes part, the header goes into its park or is freed
  *
- * Whoever includes this file defines mam_warp_heap_malloc and mam_warp_heap_free, and may define
- * MAM_OUT_OF_SIGHT(function) as that by which functions out of line are called.
+ * Two ways lead to one word.  Lanes are alone with their header if all that take part are here: then they read and
+ * write it plainly.  Lanes that come in parts change the same words by compare-and-swap.  The caller knows which of the
+ * two it is; each function says what the caller has to order.
+ *
+ * The file that includes this defines mam_warp_heap_malloc and mam_warp_heap_free.
  */
 #ifndef MAM_DETAIL_WARP_CORE_H
 #define MAM_DETAIL_WARP_CORE_H
 
-#include <mam/detail/atomics.h>
 #include <mam/detail/heap_core.h>
-#include <mam/warp_types.h>
+#include <mam/detail/warp_header.h>
 
-/* A word that says a place and a number: the place's address, a multiple of 16, and 20 bits. */
-enum { MAM_WARP_NUMBER_BITS = 20 };
-#define MAM_WARP_NUMBER 0xfffffu
+/* A function that is called out of sight may be any function of the same types, for ptxas, so functions that call each
+ * other differ in their types (MAM_TAG in atomics.h). */
 
-/* A list is the word of the list before it (0: none), and then its entries, addresses of blocks.  The first list is in
- * the header, and has less of them. */
-enum { MAM_WARP_INLINE_ENTRIES = 9, MAM_WARP_LEAST_BLOCK = 16, MAM_WARP_GROWTH = 4 };
-struct mam_warp {
-  mam_u64 current; /* place: the superblock in use; number: the blocks left in it, from its beginning */
-  mam_u64 lanes;   /* low 32 bits: those that are active (ActiveCount); high: those that take part (TotalCount) */
-  mam_u32 block_less_1, block_shift; /* of the block size: constant */
-  mam_u64 list;                      /* place: the list in use; number: its entries so far (SB Counter) */
-  mam_u64 early; /* the same for what lanes were given that had tidied up when others had not; 0: nothing */
-  mam_u64 first; /* constant: current, when nothing has been handed out */
-  struct mam_heap_control *control;
-  mam_u64 mark;               /* of a header that is one: see mam_warp_mark_of */
-  mam_u64 owner;              /* the warp, for whoever checks */
-  mam_u32 superblock_bytes;   /* constant: of the first that the device heap is asked for */
-  mam_u32 next_bytes;         /* of the next superblock */
-  mam_u32 entries;            /* constant: of a list */
-  mam_u32 handed_over;        /* whether a lane left it to a later kernel */
-  mam_u64 park;               /* constant: where it waits for its next user; 0: it does not */
-  mam_u32 most_bytes, unused; /* constant: of a superblock at most */
-  mam_u64 largest;            /* a superblock that is in the list, and may wait for its next user; 0: none is to */
-  mam_u64 inline_before, inline_list[MAM_WARP_INLINE_ENTRIES];
-};
-
-/* On a GPU the stack that a kernel needs can only be known if no function may be called by itself, and what is called
- * out of sight may be whatever has the same types.  So functions that call each other differ in theirs. */
-
-/* Memory from and to the device heap, for one lane that acts alone; 0 if there is none. */
+/* A block of the device heap, for one lane that acts alone, 0 if there is no memory; and its free.  The file that
+ * includes this one defines both. */
 MAM_INLINE mam_u64 mam_warp_heap_malloc(struct mam_heap_control *control, mam_u64 bytes);
 MAM_INLINE void mam_warp_heap_free(struct mam_heap_control *control, mam_u64 address);
 
-/* ---- Words ---- */
-
-MAM_INLINE mam_u64 mam_warp_word(mam_u64 address, mam_u32 number) {
-  return address << (MAM_WARP_NUMBER_BITS - 4) | number;
-}
-MAM_INLINE mam_u64 mam_warp_address(mam_u64 word) { return word >> MAM_WARP_NUMBER_BITS << 4; }
-MAM_INLINE mam_u32 mam_warp_number(mam_u64 word) { return (mam_u32)word & MAM_WARP_NUMBER; }
-MAM_INLINE mam_u32 mam_warp_active(mam_u64 lanes) { return (mam_u32)lanes; }
-MAM_INLINE mam_u32 mam_warp_taking_part(mam_u64 lanes) { return (mam_u32)(lanes >> 32); }
-MAM_INLINE mam_u64 mam_warp_all_of(mam_u32 mask) { return (mam_u64)mask << 32 | mask; }
-
-/* What a header says of itself: nothing else in a heap is likely to say it at that address. */
-MAM_INLINE mam_u64 mam_warp_mark_of(mam_u64 address) { return address * 0x9e3779b97f4a7c15ull ^ 0x77a4b1ea9c0f5d63ull; }
-MAM_INLINE int mam_warp_is(const struct mam_warp *warp) {
-  return mam_load_relaxed_u64(&warp->mark) == mam_warp_mark_of((mam_u64)warp);
-}
-
-/* ---- Beginning ---- */
-
-/* The options that were meant: a power of two of at least 16 bytes as block, at least an entry in a list, and sizes
- * that their fields can say. */
-MAM_INLINE mam_warp_options mam_warp_options_sound(mam_warp_options options) {
-  const mam_u32 most = MAM_WARP_NUMBER * MAM_WARP_LEAST_BLOCK, front = sizeof(struct mam_warp);
-  mam_u32 block = options.block_bytes <= MAM_WARP_LEAST_BLOCK ? MAM_WARP_LEAST_BLOCK : options.block_bytes;
-  block = block > 1u << 12 ? 1u << 12 : 1u << (32 - mam_leading_zeros_u32(block - 1));
-  mam_u32 superblock = options.superblock_bytes > most ? most : options.superblock_bytes;
-  mam_u32 first = options.first_bytes > most ? most : options.first_bytes;
-  mam_u32 entries = options.list_entries > 4095 ? 4095 : options.list_entries;
-  mam_u32 largest = options.most_bytes > most ? most : options.most_bytes;
-  superblock = (superblock < block ? block : superblock) & ~(block - 1);
-  mam_warp_options sound = {superblock, first < front ? front : first, entries == 0 ? 1 : entries, block,
-                            (largest < superblock ? superblock : largest) & ~(block - 1)};
-  return sound;
-}
-
-/* Makes a header of a block of options.first_bytes at address, for those lanes. */
-MAM_INLINE struct mam_warp *mam_warp_begin(struct mam_heap_control *control, mam_u64 address, mam_warp_options options,
-                                           mam_u32 mask, mam_u64 owner, mam_u64 park) {
-  struct mam_warp *warp = (struct mam_warp *)address;
-  mam_u64 block = options.block_bytes, end = address + options.first_bytes;
-  mam_u64 begin = (address + sizeof *warp + block - 1) & ~(block - 1);
-  warp->block_shift = 31 - mam_leading_zeros_u32(options.block_bytes);
-  warp->current = warp->first = mam_warp_word(begin, end > begin ? (mam_u32)(end - begin) >> warp->block_shift : 0);
-  warp->lanes = mam_warp_all_of(mask);
-  warp->block_less_1 = options.block_bytes - 1;
-  warp->list = mam_warp_word((mam_u64)&warp->inline_before, 0);
-  warp->early = 0;
-  warp->control = control;
-  warp->mark = mam_warp_mark_of(address);
-  warp->owner = owner;
-  warp->superblock_bytes = options.superblock_bytes;
-  warp->next_bytes = options.superblock_bytes;
-  warp->most_bytes = options.most_bytes;
-  warp->entries = options.list_entries;
-  warp->handed_over = 0;
-  warp->park = park;
-  warp->largest = 0;
-  warp->inline_before = 0;
-  return warp;
-}
-
 /* ---- Words that lanes share ----
  *
- * alone: none that takes part is missing, and what the others did comes before by their synchronisation. */
+ * alone: all lanes that take part are here, and they have synchronised, so that what each did comes before. */
 
 MAM_INLINE mam_u64 mam_warp_read(mam_u64 *word, int alone) { return alone ? *word : mam_load_relaxed_u64(word); }
 
-/* Changes a word from seen to wanted; the value it had, which is seen if it was changed. */
+/* Changes a word from seen to wanted.  Returns its old value, which is seen if the change was made. */
 MAM_INLINE mam_u64 mam_warp_change(mam_u64 *word, mam_u64 seen, mam_u64 wanted, int alone) {
-  if (!alone) /* acq_rel: publishes what the new value leads to, and has what the old one leads to */
+  if (!alone) /* acq_rel: publishes what the new value leads to, and acquires what the old one leads to */
     return mam_cas_acq_rel_u64(word, seen, wanted);
   *word = wanted;
   return seen;
@@ -134,15 +50,9 @@ MAM_INLINE mam_u64 mam_warp_change(mam_u64 *word, mam_u64 seen, mam_u64 wanted, 
 
 /* ---- Lists ---- */
 
-MAM_INLINE mam_u64 mam_warp_list_inside(const struct mam_warp *warp) { return (mam_u64)&warp->inline_before; }
-MAM_INLINE mam_u32 mam_warp_list_room(const struct mam_warp *warp, mam_u64 at) {
-  return at == mam_warp_list_inside(warp) ? (mam_u32)MAM_WARP_INLINE_ENTRIES : warp->entries;
-}
-MAM_INLINE mam_u64 *mam_warp_list_entry(mam_u64 at, mam_u32 index) { return (mam_u64 *)at + 1 + index; }
-
-/* Takes so many entries side by side in a list, which the caller writes; 0 if a new list was needed and there was no
- * memory for it, or none is long enough.  Whoever reads them comes after all lanes have arrived (mam_warp_leave), the
- * caller included. */
+/* Takes count entries side by side in a list, for the caller to write.  Returns 0 if a new list was needed and there
+ * was no memory for it, or no list is long enough.  The entries are read after all lanes have arrived (mam_warp_leave),
+ * the caller included. */
 MAM_OUTLINE mam_u64 *mam_warp_enter(struct mam_warp *warp, mam_u64 *list, mam_u32 count, int alone) {
   mam_u64 seen = mam_warp_read(list, alone);
   MAM_LOOP
@@ -164,8 +74,8 @@ MAM_OUTLINE mam_u64 *mam_warp_enter(struct mam_warp *warp, mam_u64 *list, mam_u3
   }
 }
 
-/* Frees the entries of a list and of those before it, but for a superblock that is kept (warp->largest), and the lists:
- * each lane its part.  The list is the same for all of them, and nobody enters anything in it any more. */
+/* Frees the entries of a list and of the lists before it, except warp->largest, and the lists.  Each lane does a part.
+ * list is the same for all of them, and no lane enters anything in it any more. */
 MAM_OUTLINE void mam_warp_flush(struct mam_warp *warp, mam_u64 list, struct mam_lanes lanes) {
   mam_u64 at;
   MAM_LOOP
@@ -175,11 +85,11 @@ MAM_OUTLINE void mam_warp_flush(struct mam_warp *warp, mam_u64 list, struct mam_
     MAM_LOOP
     for (mam_u32 i = lanes.rank; i < count; i += lanes.count) {
       mam_u64 block = mam_load_relaxed_u64(mam_warp_list_entry(at, i));
-      /* 0: it was entered before the device heap was asked, and had nothing */
+      /* 0: the entry was taken before the device heap was asked, and the device heap had no memory */
       if (block != 0 && block != mam_warp_address(mam_load_relaxed_u64(&warp->largest)))
         mam_warp_heap_free(warp->control, block);
     }
-    mam_lanes_sync(lanes);                                     /* all have read it before it goes */
+    mam_lanes_sync(lanes);                                     /* all lanes have read the list */
     if (at - (mam_u64)warp >= sizeof *warp && lanes.rank == 0) /* the first list is inside the header */
       mam_warp_heap_free(warp->control, at);
   }
@@ -187,16 +97,18 @@ MAM_OUTLINE void mam_warp_flush(struct mam_warp *warp, mam_u64 list, struct mam_
 
 /* ---- Superblocks that wait ----
  *
- * The largest superblock of a round waits beside its header's park for whoever needs one there next: but for the first
- * few, series do not ask the device heap.  All that wait together are a share of the heap. */
+ * The largest superblock of a round waits in its header's park, for the next header there that needs one.  So after the
+ * first few, series of rounds do not ask the device heap.  All superblocks that wait have a limited share of the heap
+ * together. */
 
+/* Superblocks that wait take at most an eighth of the first superblock of the heap. */
 #ifndef MAM_WARP_SHARE
 #define MAM_WARP_SHARE 8
 #endif
 
 MAM_INLINE mam_u64 *mam_warp_waiting(mam_u64 park) { return (mam_u64 *)park + 1; }
 
-/* So many blocks more are to wait; whether they may. */
+/* Counts so many more blocks as waiting, if they may.  Returns whether they may. */
 MAM_INLINE int mam_warp_may_wait(struct mam_heap_control *control, mam_u32 blocks) {
   mam_u64 most = (mam_u64)control->heap.page_count * (MAM_PAGE_BYTES / MAM_WARP_LEAST_BLOCK / MAM_WARP_SHARE);
   if (mam_load_relaxed_u32(&control->parked) + (mam_u64)blocks > most)
@@ -207,8 +119,8 @@ MAM_INLINE int mam_warp_may_wait(struct mam_heap_control *control, mam_u32 block
   return 0;
 }
 
-/* Leaves the largest superblock of a round that is over to who comes next, by one lane.  If there is none, or it is not
- * to wait, warp->largest is 0 after; else it is not to be freed with the others of the list. */
+/* Puts the largest superblock of a round that is over into the park, by one lane.  If there is none, or it may not
+ * wait, warp->largest is 0 afterwards, and the superblock is freed with the rest of the list. */
 MAM_OUTLINE void mam_warp_keep(MAM_TAG(2) struct mam_warp *warp) {
   struct mam_heap_control *control = warp->control;
   mam_u64 largest = mam_load_relaxed_u64(&warp->largest), *place = mam_warp_waiting(warp->park);
@@ -220,17 +132,17 @@ MAM_OUTLINE void mam_warp_keep(MAM_TAG(2) struct mam_warp *warp) {
     mam_store_relaxed_u64(&warp->largest, 0);
     return;
   }
-  /* acq_rel: what was done in it comes before what its next user does; and the same for what was there. */
+  /* acq_rel: what was done in it comes before what its next user does; the same for the superblock that was there. */
   there = mam_exchange_acq_rel_u64(place, largest);
   mam_parks_raise(control, (const mam_u64 *)warp->park);
   known = mam_warp_number(there);
-  if (known + more != blocks) /* another number was there by now than what was counted from */
+  if (known + more != blocks) /* the number that was there is another than the one that this counted from */
     (void)mam_add_relaxed_u32(&control->parked, blocks - known - more);
   if (mam_warp_address(there) != 0)
     mam_warp_heap_free(control, mam_warp_address(there));
 }
 
-/* The superblock that waits, if it has so many blocks: its word; else 0. */
+/* Takes the superblock that waits in the park, if it has so many blocks.  Returns its word; else 0. */
 MAM_INLINE mam_u64 mam_warp_take_waiting(struct mam_warp *warp, mam_u32 blocks) {
   mam_u64 *place = mam_warp_waiting(warp->park);
   if (warp->park == 0)
@@ -246,12 +158,12 @@ MAM_INLINE mam_u64 mam_warp_take_waiting(struct mam_warp *warp, mam_u32 blocks) 
 
 /* ---- Requests ---- */
 
-/* How many blocks bytes are; more than any superblock has if they are too many. */
+/* The number of blocks that bytes are; a number larger than any superblock's if bytes are too many. */
 MAM_INLINE mam_u64 mam_warp_blocks(const struct mam_warp *warp, mam_u64 bytes) {
   return bytes >> 40 != 0 ? (mam_u64)1 << 40 : (bytes + warp->block_less_1) >> warp->block_shift;
 }
 
-/* So many blocks of the current superblock, from the end of what is left: the address; 0 if it has not as many. */
+/* Takes blocks of the current superblock, from the end of what is left.  Returns the address; 0 if there are fewer. */
 MAM_INLINE mam_u64 mam_warp_take(struct mam_warp *warp, mam_u32 blocks, int alone) {
   mam_u64 seen = mam_warp_read(&warp->current, alone);
   MAM_LOOP
@@ -264,7 +176,7 @@ MAM_INLINE mam_u64 mam_warp_take(struct mam_warp *warp, mam_u32 blocks, int alon
   return 0;
 }
 
-/* Registers a block of the device heap, which goes if that fails; its address, 0 if it failed. */
+/* Enters a block of the device heap in a list, or frees it if that fails.  Returns its address; 0 if it failed. */
 MAM_INLINE mam_u64 mam_warp_register(struct mam_warp *warp, mam_u64 *list, mam_u64 block, int alone) {
   mam_u64 *entry = block != 0 ? MAM_OUT_OF_SIGHT(mam_warp_enter)(warp, list, 1, alone) : 0;
   if (entry != 0)
@@ -274,7 +186,7 @@ MAM_INLINE mam_u64 mam_warp_register(struct mam_warp *warp, mam_u64 *list, mam_u
   return entry != 0 ? block : 0;
 }
 
-/* A block of the device heap of its own, registered; 0 if there is no memory. */
+/* Allocates a block of the device heap and enters it in a list.  Returns its address; 0 if there is no memory. */
 MAM_INLINE mam_u64 mam_warp_own(struct mam_warp *warp, mam_u64 *list, mam_u64 bytes, int alone) {
   return mam_warp_register(warp, list, mam_warp_heap_malloc(warp->control, bytes), alone);
 }
@@ -282,16 +194,17 @@ MAM_OUTLINE mam_u64 mam_warp_direct(struct mam_warp *warp, mam_u64 *list, mam_u6
   return mam_warp_own(warp, list, bytes, alone);
 }
 
-/* A few times as much, but not more than that. */
+/* The next size: MAM_WARP_GROWTH times as large, at most `most`. */
 MAM_INLINE mam_u32 mam_warp_grown(mam_u32 bytes, mam_u32 most) {
   return bytes < most / MAM_WARP_GROWTH ? bytes * MAM_WARP_GROWTH : most;
 }
-/* How large a superblock is asked for, when the next one was to have so many bytes and somebody needs so many. */
+/* The size of a superblock to ask for, if the next one was to have `next` bytes and the caller needs `need`. */
 MAM_INLINE mam_u32 mam_warp_enough(const struct mam_warp *warp, mam_u32 next, mam_u32 need) {
   return need <= next ? next : mam_warp_grown(need, warp->most_bytes);
 }
 
-/* A superblock of at least so many blocks that waited, or a new one, registered: its word; 0 if there is none. */
+/* A superblock of at least so many blocks: the one that waits, or a new one.  It is entered in the list.  Returns its
+ * word; 0 if there is none. */
 MAM_INLINE mam_u64 mam_warp_another(struct mam_warp *warp, mam_u32 blocks) {
   mam_u32 shift = warp->block_shift, need = blocks << shift;
   mam_u32 bytes = mam_warp_enough(warp, mam_load_relaxed_u32(&warp->next_bytes), need);
@@ -304,8 +217,8 @@ MAM_INLINE mam_u64 mam_warp_another(struct mam_warp *warp, mam_u32 blocks) {
   return superblock != 0 ? mam_warp_word(superblock, bytes >> shift) : 0;
 }
 
-/* A new superblock, of which the first request takes its blocks; 0 if there is none or it is too small.  It becomes the
- * current one if more is left in it. */
+/* Takes blocks of a new superblock, which becomes the current one if more is left in it.  Returns the address; 0 if
+ * there is no superblock or it would be too large. */
 MAM_OUTLINE mam_u64 mam_warp_refill(struct mam_warp *warp, mam_u32 blocks) {
   if (blocks > warp->most_bytes >> warp->block_shift)
     return 0;
@@ -315,7 +228,7 @@ MAM_OUTLINE mam_u64 mam_warp_refill(struct mam_warp *warp, mam_u32 blocks) {
   mam_store_relaxed_u32(&warp->next_bytes,
                         mam_warp_grown(mam_warp_number(superblock) << warp->block_shift, warp->most_bytes));
   if (warp->park != 0 && mam_warp_number(mam_load_relaxed_u64(&warp->largest)) < mam_warp_number(superblock))
-    mam_store_relaxed_u64(&warp->largest, superblock); /* of several at once, any */
+    mam_store_relaxed_u64(&warp->largest, superblock); /* if several lanes do this at once, any of them wins */
   mam_u64 left = superblock - blocks, seen = mam_load_relaxed_u64(&warp->current), found;
   MAM_LOOP
   while (mam_warp_number(seen) < mam_warp_number(left) &&
@@ -324,8 +237,8 @@ MAM_OUTLINE mam_u64 mam_warp_refill(struct mam_warp *warp, mam_u32 blocks) {
   return mam_warp_address(left) + ((mam_u64)mam_warp_number(left) << warp->block_shift);
 }
 
-/* The same for lanes that are alone: all is read before the device heap is asked, since whoever acquires memory there
- * has to read anew after, and written after.  Where that does not do, as above. */
+/* The same for lanes that are alone.  It reads all fields before it asks the device heap, since what a thread does
+ * before it acquires memory there has to be read again afterwards.  In the rare cases it calls mam_warp_refill. */
 MAM_OUTLINE mam_u64 mam_warp_refill_alone(mam_u32 blocks, struct mam_warp *warp) {
   mam_u64 list = warp->list, current = warp->current, largest = warp->largest, at = mam_warp_address(list);
   mam_u32 shift = warp->block_shift, bytes = mam_warp_enough(warp, warp->next_bytes, blocks << shift);
@@ -352,17 +265,18 @@ MAM_OUTLINE mam_u64 mam_warp_refill_alone(mam_u32 blocks, struct mam_warp *warp)
   return mam_warp_address(superblock) + ((mam_u64)mam_warp_number(superblock) << shift);
 }
 
-/* Where a lane's blocks are registered: with the others', or, if it has tidied up and others have not, for later; 0 if
- * it does not take part.  Only its own tidying up makes a lane early, so what was looked up stays good; that it is not
- * early any more does no harm, since what is registered late is freed late. */
+/* The list where a lane's blocks are entered: the list in use; the early one, if the lane has tidied up and others have
+ * not; 0 if the lane does not take part.  Only its own tidying up makes a lane early, so the answer stays right.  If
+ * the lane stops being early meanwhile, its block is freed a round later. */
 MAM_INLINE mam_u64 *mam_warp_list_of(struct mam_warp *warp, mam_u64 lanes, mam_u32 self) {
   return (mam_warp_taking_part(lanes) & self) == 0 ? 0
          : (mam_warp_active(lanes) & self) != 0    ? &warp->list
                                                    : &warp->early;
 }
 
-/* A request of lanes together, one of which calls: from the current superblock, a new one, or, if it is larger than one
- * or there is none or the lanes are early, by the device heap as it is; 0 if there is no memory. */
+/* Serves a request of lanes together, of which one calls: from the current superblock, from a new one, or directly by
+ * the device heap, if the request is larger than a superblock, there is none, or the lanes are early.  Returns 0 if
+ * there is no memory. */
 MAM_OUTLINE mam_u64 mam_warp_serve(int alone, struct mam_warp *warp, mam_u64 *list, mam_u64 blocks) {
   mam_u64 address = 0;
   if (list == &warp->list && blocks <= MAM_WARP_NUMBER) {
@@ -376,23 +290,23 @@ MAM_OUTLINE mam_u64 mam_warp_serve(int alone, struct mam_warp *warp, mam_u64 *li
 
 /* ---- Leaving ----
  *
- * A lane that tidies up is not active until all have; a lane that ends does not take part any more.  Who makes the last
- * active lane inactive has the round: all that was handed out to active lanes is nobody's now.  Lanes that tidied up
- * before may go on meanwhile; what they are given is registered as early, and waits for the round after.
+ * A lane that tidies up is not active until all have tidied up.  A lane that ends does not take part any more.  The
+ * lane that makes the last active lane inactive has the round: it frees all that was handed out to active lanes.  Lanes
+ * that tidied up before may go on meanwhile; their new blocks are entered as early, and are freed in the next round.
  *
- * A lane that hands over wants its memory to stay.  From then on rounds free nothing. */
+ * A lane that hands over wants its memory to stay.  After that rounds free nothing. */
 
 enum mam_warp_leaving { MAM_WARP_TIDIES, MAM_WARP_ENDS };
 enum { MAM_WARP_NOTHING, MAM_WARP_ROUND };
 
-/* Lanes of mask leave, one of which calls.  Those that do not take part, or have tidied up already, are no lanes here.
- */
+/* Lanes of mask leave, of which one calls.  Lanes of mask that do not take part, or have tidied up, change nothing.
+ * Returns whether the caller has the round. */
 MAM_INLINE int mam_warp_leave(struct mam_warp *warp, mam_u32 mask, enum mam_warp_leaving how) {
   mam_u64 seen = mam_load_relaxed_u64(&warp->lanes);
   MAM_LOOP
   for (;;) {
     mam_u64 wanted = seen & ~(how == MAM_WARP_ENDS ? mam_warp_all_of(mask) : (mam_u64)mask);
-    /* acq_rel: what these lanes did comes before what the last one does. */
+    /* acq_rel: what these lanes did comes before what the last lane does */
     mam_u64 found = mam_cas_acq_rel_u64(&warp->lanes, seen, wanted);
     if (found == seen)
       return mam_warp_active(seen) != 0 && mam_warp_active(wanted) == 0 ? MAM_WARP_ROUND : MAM_WARP_NOTHING;
@@ -400,7 +314,7 @@ MAM_INLINE int mam_warp_leave(struct mam_warp *warp, mam_u32 mask, enum mam_warp
   }
 }
 
-/* Frees the header, and with it the first superblock.  It says no longer that it is one. */
+/* Frees the header with the first superblock, and clears its mark. */
 MAM_INLINE void mam_warp_vanish(struct mam_warp *warp) {
   struct mam_heap_control *control = warp->control;
   mam_store_relaxed_u64(&warp->mark, 0);
@@ -408,7 +322,8 @@ MAM_INLINE void mam_warp_vanish(struct mam_warp *warp) {
   mam_warp_heap_free(control, (mam_u64)warp);
 }
 
-/* Leaves a header that holds nothing to its next user, or frees it, by one lane; nobody else uses it any more. */
+/* Puts a header that holds nothing into its park, or frees it if it has none.  One lane calls, and no other uses the
+ * header any more. */
 MAM_INLINE void mam_warp_put_away(struct mam_warp *warp) {
   mam_u64 *park = (mam_u64 *)warp->park;
   struct mam_heap_control *control = warp->control;
@@ -422,16 +337,16 @@ MAM_INLINE void mam_warp_put_away(struct mam_warp *warp) {
   warp->next_bytes = warp->superblock_bytes;
   warp->list = mam_warp_word(mam_warp_list_inside(warp), 0);
   warp->early = warp->largest = 0;
-  /* acq_rel: what was done in it comes before what its next user does; and the same for what was there. */
+  /* acq_rel: what was done in it comes before what its next user does; the same for the header that was there. */
   mam_u64 other = mam_exchange_acq_rel_u64(park, (mam_u64)warp);
   mam_parks_raise(control, park);
   if (other != 0)
     mam_warp_heap_free(((struct mam_warp *)other)->control, other);
 }
 
-/* The header that waits there, for those lanes; 0 if none does. */
+/* Takes the header that waits in a park, for the lanes of mask.  Returns 0 if there is none. */
 MAM_INLINE struct mam_warp *mam_warp_find(mam_u64 *park, mam_u32 mask, mam_u64 owner) {
-  struct mam_warp *warp = (struct mam_warp *)mam_exchange_acq_rel_u64(park, 0); /* acq_rel: as above */
+  struct mam_warp *warp = (struct mam_warp *)mam_exchange_acq_rel_u64(park, 0); /* acq_rel: as in mam_warp_put_away */
   if (warp != 0) {
     warp->lanes = mam_warp_all_of(mask);
     warp->owner = owner;
@@ -440,7 +355,7 @@ MAM_INLINE struct mam_warp *mam_warp_find(mam_u64 *park, mam_u32 mask, mam_u64 o
   return warp;
 }
 
-/* Frees what active lanes were given, for who has the round. */
+/* Frees what active lanes were given.  The caller has the round. */
 MAM_INLINE void mam_warp_flush_round(struct mam_warp *warp, mam_u64 list, struct mam_lanes lanes) {
   if (lanes.rank == 0)
     MAM_OUT_OF_SIGHT(mam_warp_keep)(warp);
@@ -448,7 +363,7 @@ MAM_INLINE void mam_warp_flush_round(struct mam_warp *warp, mam_u64 list, struct
   MAM_OUT_OF_SIGHT(mam_warp_flush)(warp, list, lanes);
 }
 
-/* Frees everything, for who is the last. */
+/* Frees everything.  The caller is the last. */
 MAM_INLINE void mam_warp_finish(struct mam_warp *warp, struct mam_lanes lanes) {
   mam_warp_flush_round(warp, mam_lanes_first_u64(lanes, mam_load_relaxed_u64(&warp->list)), lanes);
   MAM_OUT_OF_SIGHT(mam_warp_flush)(warp, mam_lanes_first_u64(lanes, mam_load_relaxed_u64(&warp->early)), lanes);
@@ -456,7 +371,7 @@ MAM_INLINE void mam_warp_finish(struct mam_warp *warp, struct mam_lanes lanes) {
     mam_warp_put_away(warp);
 }
 
-/* Has the header as if nothing had been handed out, but to lanes that were early. */
+/* Resets the header, except for what early lanes were given, which the list holds afterwards. */
 MAM_INLINE void mam_warp_rewind(struct mam_warp *warp) {
   mam_u64 early = mam_load_relaxed_u64(&warp->early), seen;
   MAM_LOOP
@@ -467,12 +382,12 @@ MAM_INLINE void mam_warp_rewind(struct mam_warp *warp) {
   mam_store_relaxed_u64(&warp->largest, 0);
 }
 
-/* Makes all that take part active; whether any does. */
+/* Makes all lanes that take part active.  Returns whether there are any. */
 MAM_INLINE int mam_warp_activate(struct mam_warp *warp) {
   mam_u64 lanes = mam_load_relaxed_u64(&warp->lanes);
   MAM_LOOP
   for (;;) {
-    /* acq_rel: publishes what was done before to lanes that find themselves active. */
+    /* acq_rel: publishes what was done before to lanes that find themselves active */
     mam_u64 seen = mam_cas_acq_rel_u64(&warp->lanes, lanes, mam_warp_all_of(mam_warp_taking_part(lanes)));
     if (seen == lanes)
       return mam_warp_taking_part(lanes) != 0;
@@ -480,8 +395,8 @@ MAM_INLINE int mam_warp_activate(struct mam_warp *warp) {
   }
 }
 
-/* Ends a round, for who has it: frees what active lanes were given, then makes all that still take part active.  If
- * none does, the header goes.  Those lanes share the work. */
+/* Ends a round: frees what active lanes were given, then makes all lanes that still take part active.  If there are
+ * none, frees the header.  The lanes share the work. */
 MAM_OUTLINE void mam_warp_round(struct mam_warp *warp, struct mam_lanes lanes) {
   mam_u64 stays = mam_lanes_first_u64(lanes, mam_load_relaxed_u32(&warp->handed_over));
   if (stays == 0)
@@ -496,11 +411,11 @@ MAM_OUTLINE void mam_warp_round(struct mam_warp *warp, struct mam_lanes lanes) {
     mam_warp_finish(warp, lanes);
 }
 
-/* The same and mam_warp_leave in one, for lanes of which none that takes part is missing. */
+/* mam_warp_leave and mam_warp_round together, for lanes that are alone with their header. */
 MAM_INLINE void mam_warp_leave_together(struct mam_warp *warp, struct mam_lanes lanes, enum mam_warp_leaving how) {
   mam_u64 list = warp->list, early = warp->early;
   mam_u32 stays = warp->handed_over;
-  mam_lanes_sync(lanes); /* all have read it */
+  mam_lanes_sync(lanes); /* all lanes have read it */
   if (stays == 0) {
     mam_warp_flush_round(warp, list, lanes);
     MAM_OUT_OF_SIGHT(mam_warp_flush)(warp, early, lanes);
@@ -516,14 +431,15 @@ MAM_INLINE void mam_warp_leave_together(struct mam_warp *warp, struct mam_lanes 
       warp->current = warp->first;
     }
   }
-  mam_lanes_sync(lanes); /* for all of them */
+  mam_lanes_sync(lanes); /* the changes are there for all of them */
 }
 
-/* Takes a header that was handed over, for those lanes; 0 if it was not, or another warp has it. */
+/* Takes a header that was handed over, for the lanes of mask.  Returns 0 if it was not handed over, or another warp has
+ * taken it. */
 MAM_INLINE int mam_warp_adopt_by(struct mam_warp *warp, mam_u32 mask, mam_u64 owner) {
   if (!mam_warp_is(warp) || mam_load_relaxed_u32(&warp->handed_over) == 0)
     return 0;
-  /* acq_rel: after what its lanes did that left it. */
+  /* acq_rel: after what the lanes did that left it */
   if (mam_cas_acq_rel_u64(&warp->lanes, 0, mam_warp_all_of(mask)) != 0)
     return 0;
   mam_store_relaxed_u32(&warp->handed_over, 0);
