@@ -201,7 +201,8 @@ enum front_freed front_free_large(struct front *front, uintptr_t address);
 
 /* ---- front_small.c: small blocks, the slow way ---- */
 
-/* A small block by means of the magazine, or a fence for it, or the depot.  cudaSuccess and *address 0: not served. */
+/* A small block by means of the magazine, or a fence for it, or the depot.  *address is 0 before, and after if there is
+ * none. */
 cudaError_t small_serve(struct front *front, const struct front_request *request, struct mam_pool *pool,
                         uintptr_t *address);
 

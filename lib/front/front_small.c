@@ -102,7 +102,6 @@ static void small_malloc(struct front *front, struct mam_pool *pool, unsigned cl
 cudaError_t small_serve(struct front *front, const struct front_request *request, struct mam_pool *pool,
                         uintptr_t *address) {
   unsigned class = slab_class(request->size);
-  *address = 0;
   if (magazine_turn(front, class, true)) {
     biased_enter(&front->lock);
     if (front->pool == pool)

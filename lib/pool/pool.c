@@ -1102,14 +1102,13 @@ void pool_before_fork(void) {
   chunk_map_lock();
 }
 
-/* Threads that were in the middle of a call do not exist in the child, nor does api.c's reaper.  What they had begun
+/* Threads that were in the middle of a call do not exist in the child, nor does the reaper of lib/api.  What they had begun
  * with a pool of host memory is either not visible yet or complete, as the lock was not theirs. */
 static void fork_in_child(struct mam_pool *pool) {
   pool->users = pool->synchronizing = 0;
   pool->wanted_bytes = 0;
   pool->growing = pool->watched = false;
   pool_settle_locked(pool);
-  pool->linger_until_ns = pool->calm_until_ns = 0;
   (void)pthread_cond_init(&pool->changed, NULL);
   if (pool->state == POOL_LOSING)
     pool->state = POOL_LOST;
