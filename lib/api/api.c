@@ -110,7 +110,7 @@ cudaError_t api_malloc(uint64_t id, bool tried, size_t size, const void *site, c
 
 /* What is rare about MAM_CudaMalloc.  The thread's last front had nothing at hand.  Its id is asked for again: to keep
  * it would cost the quick way more. */
-static __attribute__((noinline)) cudaError_t malloc_slowly(void **ptr, size_t size, const void *site) {
+static __attribute__((noinline)) cudaError_t malloc_slow(void **ptr, size_t size, const void *site) {
   uintptr_t address = 0;
   uint64_t id = environment_id_quick();
   if (ptr == NULL)
@@ -122,10 +122,10 @@ static __attribute__((noinline)) cudaError_t malloc_slowly(void **ptr, size_t si
 
 cudaError_t MAM_CudaMalloc(void **ptr, size_t size) {
   if (ptr == NULL)
-    return malloc_slowly(ptr, size, __builtin_return_address(0));
+    return malloc_slow(ptr, size, __builtin_return_address(0));
   uintptr_t address = front_malloc_quick(size, __builtin_return_address(0), environment_id_quick());
   if (__builtin_expect(address == 0, false))
-    return malloc_slowly(ptr, size, __builtin_return_address(0));
+    return malloc_slow(ptr, size, __builtin_return_address(0));
   *ptr = (void *)address;
   return cudaSuccess;
 }

@@ -17,7 +17,7 @@ const void *const slab_exact = &mam_driver_detour;
 
 /* No environment is made for a client.  The quick question has no answer after an error of the GPU: then the driver has
  * to say what happened. */
-static cudaError_t client_malloc_slowly(size_t size, const void *site, uint64_t id, uintptr_t *address) {
+static cudaError_t client_malloc_slow(size_t size, const void *site, uint64_t id, uintptr_t *address) {
   bool tried = id != 0;
   cudaError_t error = tried ? cudaSuccess : environment_id_now(&id); /* by which the quick question is known */
   if (error != cudaSuccess)
@@ -29,7 +29,7 @@ static cudaError_t client_malloc_slowly(size_t size, const void *site, uint64_t 
 static cudaError_t client_malloc(size_t size, const void *site, uintptr_t *address) {
   uint64_t id = environment_id_quick();
   *address = front_malloc_quick(size, site, id);
-  return __builtin_expect(*address != 0, true) ? cudaSuccess : client_malloc_slowly(size, site, id, address);
+  return __builtin_expect(*address != 0, true) ? cudaSuccess : client_malloc_slow(size, site, id, address);
 }
 
 static bool client_free(uintptr_t address, cudaError_t *error) {

@@ -217,7 +217,7 @@ struct miss {
   uint64_t generation;
   struct shelf *shelf, *bin; /* for the size or the tag; bin: NULL if the thread has no use for it */
   uint64_t epoch;            /* that the shelf's oldest block waits for, if it would do; else 0 */
-  bool full, enough;         /* the shelf can keep no more; the pool is not to grow for more of it */
+  bool enough;               /* the shelf has no room for more, or the pool is not to grow for more of it */
   unsigned kept_count;       /* blocks that would do */
   uint64_t fence;            /* that what is in limbo waits for, if it is worth one; else 0 */
   bool crowded;

@@ -41,8 +41,8 @@ static cudaError_t malloc_missed(struct front *front, const struct front_request
 }
 
 /* tried: what came of the thread's last front, if it has one; *miss: as that says. */
-static __attribute__((noinline)) cudaError_t malloc_slowly(struct front *front, const struct front_request *request,
-                                                           enum tried tried, struct miss *miss, uintptr_t *address) {
+static __attribute__((noinline)) cudaError_t malloc_slow(struct front *front, const struct front_request *request,
+                                                         enum tried tried, struct miss *miss, uintptr_t *address) {
   NOT_CANCELLED;
   cudaError_t error = cudaSuccess;
   while (error == cudaSuccess && tried == TRIED_NO_FRONT) {
@@ -64,7 +64,7 @@ cudaError_t front_malloc(const struct front_request *request, uintptr_t *address
     return cudaSuccess;
   if (tried == TRIED_NO_FRONT && request->pool == NULL)
     return cudaErrorInvalidResourceHandle;
-  return malloc_slowly(front, request, tried, &miss, address);
+  return malloc_slow(front, request, tried, &miss, address);
 }
 
 /* ---- On a stream ---- */
