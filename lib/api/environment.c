@@ -14,7 +14,8 @@ static const uint64_t HOST_DEFAULT_ID = UINT64_MAX - 1;
 /* A watched pool stays for at least so many times what its chunk cost to take: at most 5 % of the time goes there. */
 enum { LINGER_CREATIONS = 20 };
 
-struct environment_shared environment_shared = {.lock = PTHREAD_MUTEX_INITIALIZER};
+pthread_mutex_t environment_lock = PTHREAD_MUTEX_INITIALIZER;
+struct environment_reaper environment_reaper;
 
 static pthread_cond_t ending_changed; /* an environment has ended; with the lock */
 
@@ -30,7 +31,7 @@ static void conditions_set_up(void) {
   pthread_condattr_t attributes;
   (void)pthread_condattr_init(&attributes);
   (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-  (void)pthread_cond_init(&environment_shared.reaper_wakes, &attributes);
+  (void)pthread_cond_init(&environment_reaper.wakes, &attributes);
   (void)pthread_cond_init(&ending_changed, &attributes);
   (void)pthread_condattr_destroy(&attributes);
 }
@@ -43,22 +44,22 @@ static void watches_forget(void) {
 }
 
 static void before_fork(void) {
-  pthread_mutex_lock(&environment_shared.lock);
+  pthread_mutex_lock(&environment_lock);
   pool_before_fork();
 }
 
 static void after_fork_in_parent(void) {
   pool_after_fork(false);
-  pthread_mutex_unlock(&environment_shared.lock);
+  pthread_mutex_unlock(&environment_lock);
 }
 
 static void after_fork_in_child(void) {
-  environment_shared.reaper_runs = false;
+  environment_reaper.runs = false;
   watches_forget();
   endings = NULL; /* they were other threads' */
   conditions_set_up();
   pool_after_fork(true);
-  pthread_mutex_unlock(&environment_shared.lock);
+  pthread_mutex_unlock(&environment_lock);
 }
 
 static void set_up(void) {
@@ -76,15 +77,14 @@ __attribute__((constructor)) void environment_set_up(void) {
 
 void environment_enter(void) {
   environment_set_up();
-  pthread_mutex_lock(&environment_shared.lock);
+  pthread_mutex_lock(&environment_lock);
 }
 
-void environment_exit(void) { pthread_mutex_unlock(&environment_shared.lock); }
+void environment_exit(void) { pthread_mutex_unlock(&environment_lock); }
 
 /* ---- Options, a client's chunks, watches ---- */
 
-/* No lock, which a fork
- * could leave taken: of several threads that get here, the first to publish wins. */
+/* No lock, which a fork could leave taken: of several threads that get here, the first to publish wins. */
 cudaError_t environment_options(const struct options **options) {
   static _Atomic(struct options *) published;
   /* acquire: the options; pairs with the release below */
@@ -193,7 +193,7 @@ void environment_await_locked(uint64_t id) {
   const struct ending *ending = endings;
   while (ending != NULL) {
     if (ending->id == id) {
-      (void)pthread_cond_wait(&ending_changed, &environment_shared.lock);
+      (void)pthread_cond_wait(&ending_changed, &environment_lock);
       ending = endings;
     } else {
       ending = ending->next;

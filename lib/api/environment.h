@@ -4,7 +4,7 @@
  * (MAM_SOURCE=host) one for the process.  This room knows which of them a call means, makes them and ends them;
  * reaper.h ends them by itself.
  *
- * environment_shared.lock is the first in the lock order.  It is held while environments come and go, and left while
+ * environment_lock is the first in the lock order.  It is held while environments come and go, and left while
  * one ends.
  */
 #ifndef MAM_LIB_ENVIRONMENT_H
@@ -16,13 +16,14 @@
 #include "cuda/driver.h"
 #include "pool/pool.h"
 
-/* What environments and their reaper share. */
-struct environment_shared {
-  pthread_mutex_t lock;        /* for everything here */
-  pthread_cond_t reaper_wakes; /* a pool is watched, or the process ends */
-  bool reaper_runs, process_ends;
+extern pthread_mutex_t environment_lock __attribute__((visibility("hidden")));
+
+/* What environments and their reaper share; under the lock. */
+struct environment_reaper {
+  pthread_cond_t wakes; /* a pool is watched, or the process ends */
+  bool runs, process_ends;
 };
-extern struct environment_shared environment_shared __attribute__((visibility("hidden")));
+extern struct environment_reaper environment_reaper __attribute__((visibility("hidden")));
 
 void environment_enter(void);
 void environment_exit(void);

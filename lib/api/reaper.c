@@ -117,10 +117,10 @@ static void *reaper(void *unused) {
   struct mam_pool *pool;
   int64_t until_ns = 0;
   environment_enter();
-  while (!environment_shared.process_ends && (pool = next_to_reap(&until_ns)) != NULL) {
+  while (!environment_reaper.process_ends && (pool = next_to_reap(&until_ns)) != NULL) {
     if (until_ns > now_ns()) {
       struct timespec until = {.tv_sec = until_ns / 1000000000, .tv_nsec = until_ns % 1000000000};
-      (void)pthread_cond_timedwait(&environment_shared.reaper_wakes, &environment_shared.lock, &until);
+      (void)pthread_cond_timedwait(&environment_reaper.wakes, &environment_lock, &until);
     } else if (until_ns == pool->watch->calm_until_ns) {
       calm_look_locked(pool);
     } else {
@@ -128,7 +128,7 @@ static void *reaper(void *unused) {
                   atomic_load_explicit(&pool->default_id, memory_order_relaxed)); /* relaxed: checked by pool_look */
     }
   }
-  environment_shared.reaper_runs = false;
+  environment_reaper.runs = false;
   environment_exit();
   return NULL;
 }
@@ -138,24 +138,24 @@ static bool reaper_start(void) {
   pthread_t thread;
   pthread_attr_t attributes;
   sigset_t all, before;
-  if (environment_shared.reaper_runs || environment_shared.process_ends)
-    return environment_shared.reaper_runs;
+  if (environment_reaper.runs || environment_reaper.process_ends)
+    return environment_reaper.runs;
   if (pthread_attr_init(&attributes) != 0)
     return false;
   (void)pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
   (void)sigfillset(&all);
   (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-  environment_shared.reaper_runs = pthread_create(&thread, &attributes, reaper, NULL) == 0;
+  environment_reaper.runs = pthread_create(&thread, &attributes, reaper, NULL) == 0;
   (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
   (void)pthread_attr_destroy(&attributes);
-  return environment_shared.reaper_runs;
+  return environment_reaper.runs;
 }
 
 void reaper_watch(struct mam_pool *pool) {
   environment_enter();
   if (environment_watch_locked(pool) != NULL) {
     pool->watch->linger_until_ns = now_ns() + linger_of(pool->watch);
-    (void)pthread_cond_broadcast(&environment_shared.reaper_wakes);
+    (void)pthread_cond_broadcast(&environment_reaper.wakes);
     (void)reaper_start(); /* without it, the environment stays until MAM_Destroy */
   }
   environment_exit();
@@ -194,8 +194,8 @@ void reaper_watch_grown(void) {
   for (struct mam_pool *pool = pool_first(); pool != NULL; pool = pool->next)
     if (pool_has_grown(pool) && environment_watch_locked(pool) != NULL)
       (pool->watch->calm_until_ns != 0 ? calm_go_on_locked : calm_begin_locked)(pool);
-  if (environment_shared.reaper_runs)
-    (void)pthread_cond_broadcast(&environment_shared.reaper_wakes);
+  if (environment_reaper.runs)
+    (void)pthread_cond_broadcast(&environment_reaper.wakes);
   else
     (void)reaper_start(); /* without it, the memory stays until a trim */
   environment_exit();
@@ -215,7 +215,7 @@ cudaError_t reaper_emptied(const struct pool_emptied *emptied) {
     (void)pool_look(pool, emptied->default_id, &watch->linger_malloc_count);
     watch->linger_until_ns = now_ns() + watch->linger_ns;
     /* Its time may come before the one that the reaper waits for. */
-    (void)pthread_cond_broadcast(&environment_shared.reaper_wakes);
+    (void)pthread_cond_broadcast(&environment_reaper.wakes);
   } else {
     if (watch != NULL)
       watch->linger_until_ns = 0;
@@ -227,8 +227,8 @@ cudaError_t reaper_emptied(const struct pool_emptied *emptied) {
 
 void reaper_end(void) {
   environment_enter();
-  environment_shared.process_ends = true;
-  if (environment_shared.reaper_runs)
-    pthread_cond_broadcast(&environment_shared.reaper_wakes);
+  environment_reaper.process_ends = true;
+  if (environment_reaper.runs)
+    pthread_cond_broadcast(&environment_reaper.wakes);
   environment_exit();
 }

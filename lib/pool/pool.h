@@ -5,7 +5,7 @@
  * Stands on segment.h (what is where), source.h (chunks and waiting for the GPU) and chunk_map.h (whose is an address).
  * Does not know which pools are default ones, beyond carrying their context's id; that is lib/api's.
  *
- * Lock order: environment_shared.lock (lib/api), pools_lock (the list of pools), one pool's lock, chunk_map's write
+ * Lock order: environment_lock (lib/api), pools_lock (the list of pools), one pool's lock, chunk_map's write
  * lock.  No lock of this file is held while a source is called, but for the question whether it lives: a thread that
  * leaves the lock in the middle of a call counts itself in users, which whoever closes the pool waits for.
  *
