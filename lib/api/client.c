@@ -3,24 +3,42 @@
 
 #include <stdatomic.h>
 
+#include "api/api.h"
+#include "api/environment.h"
 #include "base/cancel.h"
-#include "front/front.h"
+#include "front/front_quick.h"
 #include "front/slab.h"
 #include "pool/chunk_map.h"
 #include "pool/pool_inside.h"
 
 const void *const slab_exact = &mam_driver_detour;
 
-/* relaxed: a number for itself, set before the first allocation of whoever sets it */
-static _Atomic size_t chunk_bytes_set;
+/* ---- Allocating and freeing ---- */
 
-size_t client_chunk_bytes(void) { return atomic_load_explicit(&chunk_bytes_set, memory_order_relaxed); }
-
-static void chunks_set(size_t chunk_bytes) {
-  atomic_store_explicit(&chunk_bytes_set, chunk_bytes, memory_order_relaxed);
+/* No environment is made for a client.  The quick question has no answer after an error of the GPU: then the driver has
+ * to say what happened. */
+static cudaError_t client_malloc_slow(size_t size, const void *site, uint64_t id, uintptr_t *address) {
+  bool tried = id != 0;
+  cudaError_t error = tried ? cudaSuccess : environment_id_now(&id); /* by which the quick question is known */
+  if (error != cudaSuccess)
+    return error;
+  id = tried ? id : environment_id_quick();
+  return id != 0 ? api_malloc(id, tried, size, site, NULL, address) : cudaErrorInvalidResourceHandle;
 }
 
-/* ---- Allocating and freeing ---- */
+static cudaError_t client_malloc(size_t size, const void *site, uintptr_t *address) {
+  uint64_t id = environment_id_quick();
+  *address = front_malloc_quick(size, site, id);
+  return __builtin_expect(*address != 0, true) ? cudaSuccess : client_malloc_slow(size, site, id, address);
+}
+
+static bool client_free(uintptr_t address, cudaError_t *error) {
+  enum front_freed freed = front_free_quick(address);
+  if (freed > FRONT_FREED_ZERO && front_pool_of(address) == NULL)
+    return false;
+  *error = freed == FRONT_FREED ? cudaSuccess : api_free(address, freed);
+  return true;
+}
 
 static bool client_free_async(uintptr_t address, CUstream stream, cudaError_t *error) {
   if (front_pool_of(address) == NULL)
@@ -131,6 +149,21 @@ static size_t available_bytes(size_t *used_bytes) {
   return held > info.used_bytes ? held - info.used_bytes : 0;
 }
 
+/* ---- Sources and contexts ---- */
+
+static bool source_is_device_memory(void) {
+  const struct options *options;
+  return environment_options(&options) == cudaSuccess &&
+         (options->source == MAM_SOURCE_DEVICE || options->source == MAM_SOURCE_VMM);
+}
+
+static void contexts_changed(void) {
+  NOT_CANCELLED;
+  environment_enter();
+  pool_abandon_gone();
+  environment_exit();
+}
+
 /* ---- Giving back ---- */
 
 static bool pool_gives_back(struct mam_pool *pool, bool waits) {
@@ -217,10 +250,10 @@ static void totals(struct client_totals *sum) {
 const struct client mam_client = {.struct_size = sizeof(struct client),
                                   .options = options_read_preload,
                                   .list_has = options_list_has,
-                                  .chunks_set = chunks_set,
-                                  .source_is_device = api_source_is_device,
-                                  .malloc = api_client_malloc,
-                                  .free = api_client_free,
+                                  .chunks_set = environment_client_chunks_set,
+                                  .source_is_device = source_is_device_memory,
+                                  .malloc = client_malloc,
+                                  .free = client_free,
                                   .free_async = client_free_async,
                                   .block_at = block_at,
                                   .chunk_at = chunk_at,
@@ -231,5 +264,5 @@ const struct client mam_client = {.struct_size = sizeof(struct client),
                                   .capture_begin = capture_begin,
                                   .capture_end = capture_end,
                                   .context_lives = reuse_context_lives,
-                                  .contexts_changed = api_contexts_changed,
+                                  .contexts_changed = contexts_changed,
                                   .totals = totals};

@@ -90,12 +90,4 @@ struct client {
 
 extern const struct client mam_client __attribute__((visibility("default")));
 
-/* ---- Between client.c and api.c ---- */
-
-size_t client_chunk_bytes(void);
-cudaError_t api_client_malloc(size_t size, const void *site, uintptr_t *address);
-bool api_client_free(uintptr_t address, cudaError_t *error);
-bool api_source_is_device(void);
-void api_contexts_changed(void);
-
 #endif

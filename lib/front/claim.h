@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
  * Claims: how a free takes a block out of the program's hands.  Of two frees of one block, which is the program's
- * mistake, one must find that it is gone, whichever threads they are of.
+ * mistake, one must find that the block is gone, whichever threads they come from.
  *
- * So a claim is one atomic exchange.  On x86 that waits for all stores before it: 3 of the 22 ns that a pair of large
- * blocks took on an H200's host.  A thread that is alone in claiming a pool's blocks does without.  It reads whether it
- * is inside its front, where it claims; who else is about to claim for the first time takes that away before, inside
- * the front too (biased.h).  So what the first thread claimed by then is seen to be gone, and from then on it
- * exchanges.
- * Who claims does so as the owner of a front that is attached to the pool: inside it, or under the pool's lock with the
- * pool still of the front's generation.  So no free that was held up while its pool ended, and another came to its
- * addresses, claims beside a thread that is alone there.
+ * So a claim is one atomic exchange.  On x86 an exchange waits for all stores before it: 3 of the 22 ns that a pair of
+ * large blocks took on an H200's host.  A thread that is alone in claiming a pool's blocks does without.  It reads
+ * whether it is alone inside its front, where it claims.  Another thread that is about to claim for the first time ends
+ * that before, inside the first thread's front too (biased.h).  So it sees what the first thread claimed by then, and
+ * from then on the first thread exchanges.
  *
- * tests/model/biased_test.c runs every interleaving of a thread that is alone and one that makes an end of it.
+ * A thread claims as the owner of a front that is attached to the pool: inside the front, or under the pool's lock with
+ * the pool still of the front's generation.  So a free that was held up while its pool ended, and another pool came to
+ * its addresses, does not claim beside a thread that is alone there.
+ *
+ * tests/model/biased_test.c runs every interleaving of a thread that is alone and one that ends that.
  */
 #ifndef MAM_LIB_CLAIM_H
 #define MAM_LIB_CLAIM_H

@@ -36,8 +36,8 @@ static cudaError_t free_without(struct mam_pool *pool, uintptr_t address, cudaEr
   return error == cudaErrorInitializationError ? error : pool_refuse_free(address, false); /* it has ended */
 }
 
-static cudaError_t small_free_slowly(struct front *front, struct mam_pool *pool, struct slab *slab, uintptr_t address,
-                                     enum front_freed *freed) {
+static cudaError_t small_free_slow(struct front *front, struct mam_pool *pool, struct slab *slab, uintptr_t address,
+                                   enum front_freed *freed) {
   cudaError_t error = pool_enter(pool, POOL_ANY_ID);
   if (error != cudaSuccess)
     return free_without(pool, address, error);
@@ -57,8 +57,8 @@ static cudaError_t small_free_slowly(struct front *front, struct mam_pool *pool,
   return error;
 }
 
-static cudaError_t large_free_slowly(struct front *front, struct mam_pool *pool, uintptr_t address,
-                                     enum front_freed *freed) {
+static cudaError_t large_free_slow(struct front *front, struct mam_pool *pool, uintptr_t address,
+                                   enum front_freed *freed) {
   cudaError_t error = pool_free_from(pool, front_generation(front, pool), address);
   biased_enter(&front->lock);
   if (front->pool != NULL && error == cudaSuccess)
@@ -101,8 +101,8 @@ static cudaError_t free_by_front(uintptr_t address, struct pool_emptied *emptied
     return free_without(pool, address, error);
   freed = slab != NULL ? front_free_small(front, slab, address) : front_free_large(front, address);
   if (freed > FRONT_FREED_ZERO)
-    error = slab != NULL ? small_free_slowly(front, pool, slab, address, &freed)
-                         : large_free_slowly(front, pool, address, &freed);
+    error = slab != NULL ? small_free_slow(front, pool, slab, address, &freed)
+                         : large_free_slow(front, pool, address, &freed);
   if (freed == FRONT_FREED_ZERO)
     report_zero(front, emptied);
   return error;

@@ -201,7 +201,8 @@ enum front_freed front_free_large(struct front *front, uintptr_t address);
 
 /* ---- front_small.c: small blocks, the slow way ---- */
 
-/* A small block by means of the magazine, or a fence for it, or the depot.  cudaSuccess and *address 0: not served. */
+/* A small block by means of the magazine, or a fence for it, or the depot.  *address is 0 before, and after if there is
+ * none. */
 cudaError_t small_serve(struct front *front, const struct front_request *request, struct mam_pool *pool,
                         uintptr_t *address);
 
@@ -216,7 +217,7 @@ struct miss {
   uint64_t generation;
   struct shelf *shelf, *bin; /* for the size or the tag; bin: NULL if the thread has no use for it */
   uint64_t epoch;            /* that the shelf's oldest block waits for, if it would do; else 0 */
-  bool full, enough;         /* the shelf can keep no more; the pool is not to grow for more of it */
+  bool enough;               /* the shelf has no room for more, or the pool is not to grow for more of it */
   unsigned kept_count;       /* blocks that would do */
   uint64_t fence;            /* that what is in limbo waits for, if it is worth one; else 0 */
   bool crowded;

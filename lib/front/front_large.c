@@ -79,9 +79,8 @@ void large_miss(struct front *front, size_t size, const void *tag, struct miss *
   miss->shelf = shelf;
   miss->bin = index < BINS ? &front->bins.ranges[index] : NULL;
   miss->epoch = does ? block->epoch : 0;
-  miss->full = does && !shelf_has_room(front, shelf);
   miss->kept_count = does ? shelf_count(shelf) : 0;
-  miss->enough = miss->full || shelf_has_enough(shelf, bytes);
+  miss->enough = (does && !shelf_has_room(front, shelf)) || shelf_has_enough(shelf, bytes);
   const struct shelf *bin = tag == NULL ? bin_serving(&front->bins, bytes) : NULL;
   miss->crowded = front->bins.crowded;
   miss->bin_epoch = bin != NULL && shelf_count(bin) >= BIN_FENCED ? bin->oldest->epoch : 0;
@@ -139,15 +138,23 @@ static struct growth growth_for_speed(struct front *front, const struct miss *mi
   return (struct growth){want < spare ? want : spare - spare % bytes, spare};
 }
 
-/* Room for what is freed of the size of a miss.  Without host memory there is none, and it goes to limbo.  Rings are
- * the owner's to make, while it is not inside: nobody else looks at one without blocks. */
-static void shelf_make_room(struct front *front, struct shelf *shelf, unsigned blocks) {
-  struct freed_block *ring = ring_is_none(shelf) && !front->shelves_off ? calloc(blocks + 1, sizeof *ring) : NULL;
-  if (ring == NULL)
-    return;
-  biased_enter(&front->lock);
-  ring_set(shelf, ring, blocks + 1);
-  biased_leave(&front->lock);
+/* A ring for a shelf that has none; NULL if it has one, or the host has no memory: then what is freed goes to limbo.
+ * Rings are the owner's to look at, also while it is not inside. */
+static struct freed_block *ring_new(const struct front *front, const struct shelf *shelf, unsigned blocks) {
+  bool wanted = shelf != NULL && ring_is_none(shelf) && !front->shelves_off;
+  return wanted ? calloc(blocks + 1, sizeof(struct freed_block)) : NULL;
+}
+
+/* Notes where a block of the pool may go when it is freed.  Returns a shelf that is to be cleared for that, else NULL.
+ * The thread is inside. */
+static struct shelf *large_note(struct front *front, const struct pool_block *block, const void *tag) {
+  struct shelf *clear = shelf_claim(front, block->bytes, tag);
+  if (!front->shelves_off) {
+    front->owns = true;
+    owned_remember(owned_pair(front->owned, block->address), block->address, block->segment, block->ticket,
+                   shelf_for(front->shelves, block->bytes, tag));
+  }
+  return clear;
 }
 
 /* cudaErrorInvalidResourceHandle if the pool has ended, whatever its struct is now. */
@@ -168,18 +175,16 @@ static cudaError_t large_take(struct front *front, const struct front_request *r
   cudaError_t error = pool_take(miss->pool, &order, &block);
   if (error != cudaSuccess)
     return error;
-  shelf_make_room(front, miss->shelf, SHELF_BLOCKS);
-  if (miss->bin != NULL)
-    shelf_make_room(front, miss->bin, BIN_BLOCKS);
+  struct freed_block *ring = ring_new(front, miss->shelf, SHELF_BLOCKS);
+  struct freed_block *bin_ring = ring_new(front, miss->bin, BIN_BLOCKS);
   biased_enter(&front->lock);
+  if (ring != NULL)
+    ring_set(miss->shelf, ring, SHELF_BLOCKS + 1);
+  if (bin_ring != NULL)
+    ring_set(miss->bin, bin_ring, BIN_BLOCKS + 1);
   bool attached = front->pool == miss->pool && front->generation == miss->generation;
   bool deserted = crowd_count(front, block.contended);
-  struct shelf *clear = attached ? shelf_claim(front, block.bytes, request->tag) : NULL;
-  if (attached && !front->shelves_off) {
-    front->owns = true;
-    owned_remember(owned_pair(front->owned, block.address), block.address, block.segment, block.ticket,
-                   shelf_for(front->shelves, block.bytes, request->tag));
-  }
+  struct shelf *clear = attached ? large_note(front, &block, request->tag) : NULL;
   biased_leave(&front->lock);
   if (clear != NULL)
     shelf_return(front, clear, SHELF_BLOCKS);
@@ -239,7 +244,7 @@ cudaError_t large_malloc(struct front *front, const struct front_request *reques
   static const struct growth no_growth;
   if (miss->fence != 0)
     (void)reuse_reach(front->reuse, miss->fence);
-  if (((miss->full || miss->enough) && shelf_pop_fenced(front, request, miss->epoch, address)) ||
+  if ((miss->enough && shelf_pop_fenced(front, request, miss->epoch, address)) ||
       bin_pop_fenced(front, request, miss->bin_epoch, address))
     return cudaSuccess;
   cudaError_t error = large_take(front, request, POOL_TAKE_FREE, no_growth, miss, address);
@@ -254,7 +259,7 @@ cudaError_t large_malloc(struct front *front, const struct front_request *reques
     front->tight = NULL;
     return error;
   }
-  if (!miss->full && !miss->enough && shelf_pop_fenced(front, request, miss->epoch, address))
+  if (!miss->enough && shelf_pop_fenced(front, request, miss->epoch, address))
     return cudaSuccess;
   if (request->tag != NULL)
     shelf_drop_misfit(front, front_whole(front, request->size), request->tag);

@@ -5,16 +5,6 @@
 #include "base/cancel.h"
 #include "front/front_inside.h"
 
-static cudaError_t front_serve(struct front *front, const struct front_request *request, struct miss *miss,
-                               uintptr_t *address) {
-  if (request->tag == NULL && request->size <= SLAB_BLOCK_MOST_BYTES) {
-    cudaError_t error = small_serve(front, request, miss->pool, address);
-    if (error != cudaSuccess || *address != 0)
-      return error;
-  }
-  return large_malloc(front, request, miss, address);
-}
-
 enum tried { TRIED_SERVED, TRIED_MISSED, TRIED_NO_FRONT };
 
 /* What the front has at hand; else what there is to know for the slow way, and the allocation counts as live already,
@@ -34,9 +24,15 @@ static inline enum tried front_try(struct front *front, const struct front_reque
   return tried;
 }
 
-static cudaError_t front_malloc_missed(struct front *front, const struct front_request *request, struct miss *miss,
-                                       uintptr_t *address) {
-  cudaError_t error = front_serve(front, request, miss, address);
+/* Nothing was at hand: by the depot, a fence, or the pool. */
+static cudaError_t malloc_missed(struct front *front, const struct front_request *request, struct miss *miss,
+                                 uintptr_t *address) {
+  cudaError_t error = cudaSuccess;
+  *address = 0;
+  if (request->tag == NULL && request->size <= SLAB_BLOCK_MOST_BYTES)
+    error = small_serve(front, request, miss->pool, address);
+  if (error == cudaSuccess && *address == 0)
+    error = large_malloc(front, request, miss, address);
   if (miss->passed_count > 0) /* they did not go with an allocation */
     pool_give(miss->pool, miss->generation, miss->passed, miss->passed_count, 0);
   if (error != cudaSuccess)
@@ -45,9 +41,8 @@ static cudaError_t front_malloc_missed(struct front *front, const struct front_r
 }
 
 /* tried: what came of the thread's last front, if it has one; *miss: as that says. */
-static __attribute__((noinline)) cudaError_t front_malloc_slowly(struct front *front,
-                                                                 const struct front_request *request, enum tried tried,
-                                                                 struct miss *miss, uintptr_t *address) {
+static __attribute__((noinline)) cudaError_t malloc_slow(struct front *front, const struct front_request *request,
+                                                         enum tried tried, struct miss *miss, uintptr_t *address) {
   NOT_CANCELLED;
   cudaError_t error = cudaSuccess;
   while (error == cudaSuccess && tried == TRIED_NO_FRONT) {
@@ -56,7 +51,7 @@ static __attribute__((noinline)) cudaError_t front_malloc_slowly(struct front *f
       tried = front_try(front, request, false, miss, address);
   }
   if (error == cudaSuccess && tried == TRIED_MISSED)
-    error = front_malloc_missed(front, request, miss, address);
+    error = malloc_missed(front, request, miss, address);
   front_call_end();
   return error;
 }
@@ -69,7 +64,7 @@ cudaError_t front_malloc(const struct front_request *request, uintptr_t *address
     return cudaSuccess;
   if (tried == TRIED_NO_FRONT && request->pool == NULL)
     return cudaErrorInvalidResourceHandle;
-  return front_malloc_slowly(front, request, tried, &miss, address);
+  return malloc_slow(front, request, tried, &miss, address);
 }
 
 /* ---- On a stream ---- */

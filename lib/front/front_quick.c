@@ -93,9 +93,9 @@ uintptr_t front_malloc_shelf_or_bin(size_t size, const void *site) {
   return epoch != 0 && reach_and_recount(front, epoch) ? front_malloc_reenter(size, site, default_id) : address;
 }
 
-uintptr_t front_malloc_coarse(size_t size, const void *site, struct front *front) {
+uintptr_t front_malloc_coarse(struct front *front, size_t size, const void *site) {
   if (size - 1 < SLAB_BLOCK_MOST_BYTES)
-    return malloc_small(size, site, front, slab_class(size));
+    return malloc_small(front, slab_class(size), size, site);
   return front_malloc_shelf_or_bin(size, site);
 }
 
@@ -154,18 +154,18 @@ enum front_freed front_free_large_elsewhere(struct front *front, const struct fr
   return freed;
 }
 
-enum front_freed front_free_large_unknown(uintptr_t address, struct front *front) {
+enum front_freed front_free_large_unknown(struct front *front, uintptr_t address) {
   biased_leave(&front->lock);
   struct slab *slab = page_map_find(address);
   return slab != NULL ? front_free_small(front, slab, address) : FRONT_FREED_NOT;
 }
 
-enum front_freed front_free_large_lookup(uintptr_t address, struct front *front) {
+enum front_freed front_free_large_lookup(struct front *front, uintptr_t address) {
   struct owned *places = owned_pair(front->owned, address), *owned = owned_find(places, address);
-  return owned != NULL ? free_large_at(address, front, places, owned) : front_free_large_unknown(address, front);
+  return owned != NULL ? free_large_at(front, address, places, owned) : front_free_large_unknown(front, address);
 }
 
 enum front_freed front_free_large(struct front *front, uintptr_t address) {
   biased_enter(&front->lock);
-  return free_large(address, front);
+  return free_large(front, address);
 }

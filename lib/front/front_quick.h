@@ -21,17 +21,17 @@ uintptr_t front_malloc_reenter(size_t size, const void *site, uint64_t default_i
 uintptr_t front_malloc_shelf_or_bin(size_t size, const void *site);
 
 /* More than SLAB_FINE_BYTES, or nothing. */
-uintptr_t front_malloc_coarse(size_t size, const void *site, struct front *front);
+uintptr_t front_malloc_coarse(struct front *front, size_t size, const void *site);
 
 /* A block that is the thread's to keep, but not on the shelf it was from: on another, in a bin, in limbo; or it goes to
  * the pool.  If much was freed, a fence now tells it from what runs later.  The thread is inside, here and below. */
 enum front_freed front_free_large_elsewhere(struct front *front, const struct freed_block *freed_one);
 
 /* No block that the thread owns.  It may be the first block of a slab: see front_free_quick. */
-enum front_freed front_free_large_unknown(uintptr_t address, struct front *front);
+enum front_freed front_free_large_unknown(struct front *front, uintptr_t address);
 
 /* Not the block that a shelf served last. */
-enum front_freed front_free_large_lookup(uintptr_t address, struct front *front);
+enum front_freed front_free_large_lookup(struct front *front, uintptr_t address);
 
 /* ---- Malloc ---- */
 
@@ -64,8 +64,8 @@ static inline __attribute__((always_inline)) uintptr_t shelf_hand_out(struct fro
 }
 
 /* A block from the magazine, if it has one loaded. */
-static inline __attribute__((always_inline)) uintptr_t malloc_small(size_t size, const void *site, struct front *front,
-                                                                    unsigned class) {
+static inline __attribute__((always_inline)) uintptr_t malloc_small(struct front *front, unsigned class, size_t size,
+                                                                    const void *site) {
   struct magazine *magazine = &front->magazines[class];
   if (__builtin_expect(magazine->loaded->count == 0, false))
     return front_malloc_reenter(size, site, front->default_id);
@@ -76,8 +76,8 @@ static inline __attribute__((always_inline)) uintptr_t malloc_small(size_t size,
 }
 
 /* As large as the last one, whose shelf need not be looked for. */
-static inline __attribute__((always_inline)) uintptr_t malloc_last_shelf(size_t size, const void *site,
-                                                                         struct front *front) {
+static inline __attribute__((always_inline)) uintptr_t malloc_last_shelf(struct front *front, size_t size,
+                                                                         const void *site) {
   struct shelf *shelf = front->last_shelf;
   struct freed_block *block = shelf->oldest;
   if (__builtin_expect(shelf_is_empty(shelf) || block->epoch > reuse_passed(front->reuse) ||
@@ -100,15 +100,15 @@ static inline __attribute__((always_inline)) uintptr_t front_malloc_quick(size_t
   if (__builtin_expect(!biased_try(&front->lock) || front->default_id != default_id, false))
     return front_malloc_reenter(size, site, default_id);
   if (size - 1 < SLAB_FINE_BYTES)
-    return malloc_small(size, site, front, slab_class(size));
+    return malloc_small(front, slab_class(size), size, site);
   if (size == front->last_size)
-    return malloc_last_shelf(size, site, front);
-  return front_malloc_coarse(size, site, front);
+    return malloc_last_shelf(front, size, site);
+  return front_malloc_coarse(front, size, site);
 }
 
 /* ---- Free ---- */
 
-/* What seems to have been the pool's last block was freed, and somebody wants to know. */
+/* The pool's last block seems to be freed, and the pool reports that. */
 static inline enum front_freed freed_zero(struct front *front) {
   front->zero_pool = front->pool;
   front->zero_generation = front->generation;
@@ -150,14 +150,14 @@ static inline __attribute__((always_inline)) enum front_freed free_small(struct 
 
 /* A block that the thread owns is freed, and the front keeps it.  Without fences, which frees would wait for, none is.
  */
-static inline __attribute__((always_inline)) enum front_freed free_large_at(uintptr_t address, struct front *front,
+static inline __attribute__((always_inline)) enum front_freed free_large_at(struct front *front, uintptr_t address,
                                                                             struct owned *places, struct owned *owned) {
   struct segment *segment = owned->segment;
   struct shelf *shelf = owned->shelf;
   uint64_t ticket = owned->ticket, epoch = front_stamp(front);
   owned->ticket = OWNED_FREED;
   if (!claim_ticket(front->alone, &segment->ticket, ticket)) /* pool_free will say so */
-    return front_free_large_unknown(address, front);
+    return front_free_large_unknown(front, address);
   size_t bytes = segment->bytes; /* from here on the segment is this thread's */
   struct freed_block *block = shelf->next;
   ring_write(block, segment, address, epoch, places); /* there is always a place for one; it may not count */
@@ -173,11 +173,11 @@ static inline __attribute__((always_inline)) enum front_freed free_large_at(uint
   return freed;
 }
 
-static inline __attribute__((always_inline)) enum front_freed free_large(uintptr_t address, struct front *front) {
+static inline __attribute__((always_inline)) enum front_freed free_large(struct front *front, uintptr_t address) {
   struct owned *places = front->last_places;
   if (__builtin_expect(places->address != address, false)) /* if it was freed, its claim fails */
-    return front_free_large_lookup(address, front);
-  return free_large_at(address, front, places, places);
+    return front_free_large_lookup(front, address);
+  return free_large_at(front, address, places, places);
 }
 
 /* A free by the thread's last front alone. */
@@ -188,7 +188,7 @@ static inline __attribute__((always_inline)) enum front_freed front_free_quick(u
   /* Mostly a large block: their pages lie far apart, and asking the map about each costs more than all the rest. */
   struct slab *slab = address % SLAB_BYTES != 0 ? page_map_find(address) : NULL;
   if (slab == NULL)
-    return __builtin_expect(biased_try(&front->lock), true) ? free_large(address, front)
+    return __builtin_expect(biased_try(&front->lock), true) ? free_large(front, address)
                                                             : front_free_large(front, address);
   enum front_freed freed = FRONT_FREED_NO_ROOM;
   if (__builtin_expect(biased_try(&front->lock), true))

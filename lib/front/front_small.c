@@ -53,10 +53,8 @@ static bool magazine_turn(struct front *front, unsigned class, bool full) {
   return epoch != 0 && reuse_reach(front->reuse, epoch);
 }
 
-/* Gets blocks into the magazine of a class.  The caller is a user of the pool. */
+/* Gets blocks into the magazine of a class, which has slabs.  The caller is a user of the pool. */
 static bool magazine_refill(struct front *front, struct mam_pool *pool, unsigned class) {
-  if (!class_has_slabs(front, pool, class))
-    return false;
   struct depot *depot = &pool->fronts->depots[class];
   struct batch *batch = slab_refill(pool, depot, class);
   if (batch == NULL)
@@ -102,7 +100,6 @@ static void small_malloc(struct front *front, struct mam_pool *pool, unsigned cl
 cudaError_t small_serve(struct front *front, const struct front_request *request, struct mam_pool *pool,
                         uintptr_t *address) {
   unsigned class = slab_class(request->size);
-  *address = 0;
   if (magazine_turn(front, class, true)) {
     biased_enter(&front->lock);
     if (front->pool == pool)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Which span an address lies in: a table of the 2 MiB pages of the address space in two levels, read without a lock.
+ * Which slab an address lies in: a table of the 2 MiB pages of the address space in two levels, read without a lock.
  *
- * The front's fast path.  Knows addresses and an opaque span; the spans are slab.h's.  Spans are type-stable, so a
- * pointer found here may be looked into at any time; whether it is still that span is asked there.
+ * Slabs are opaque here (slab.h).  They are never freed, so a slab that was found here may be read at any time; whether
+ * it still is of a pool is asked then.
  */
 #ifndef MAM_LIB_PAGE_MAP_H
 #define MAM_LIB_PAGE_MAP_H

@@ -7,12 +7,15 @@
 
 #include "base/mutex.h"
 
-enum {
-  BATCHES_KEPT = 16,    /* resting in a depot; more are put back into their slabs, */
-  BATCHES_RETURNED = 4, /* so many with each that comes: after a long kernel, a hundred thousand may have passed */
-  WORD_BITS = 64,
-  LINE_BYTES = 64 /* of a cache line */
-};
+/* So many batches rest in a depot.  The blocks of further ones go back into their slabs. */
+enum { DEPOT_BATCHES = 16 };
+
+/* At most so many batches go back with each batch that comes: after a long kernel, a hundred thousand may have passed.
+ */
+enum { BATCHES_RETURNED = 4 };
+
+/* The bits of a word of a slab's map, and the bytes of a cache line. */
+enum { WORD_BITS = 64, LINE_BYTES = 64 };
 
 void depot_init(struct depot *depot, pthread_mutex_t *lock) {
   depot->lock = lock;
@@ -242,11 +245,11 @@ size_t slab_reclaim(struct mam_pool *pool, struct depot *depot, unsigned *most) 
 void slab_rest(struct mam_pool *pool, struct depot *depot, struct batch *batch, bool at_once) {
   mutex_lock(depot->lock);
   batch_push_locked(depot, batch, at_once);
-  bool many = depot->batch_count > 2 * BATCHES_KEPT;
+  bool many = depot->batch_count > 2 * DEPOT_BATCHES;
   unsigned most = BATCHES_RETURNED;
   pthread_mutex_unlock(depot->lock);
   if (many)
-    (void)batches_return(pool, depot, BATCHES_KEPT, &most);
+    (void)batches_return(pool, depot, DEPOT_BATCHES, &most);
 }
 
 /* ---- Refilling a front ---- */

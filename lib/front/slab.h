@@ -1,24 +1,25 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Slabs: spans of 2 MiB carved into equal blocks of a size class, with a byte a block that says whether it is live and
- * a bit a block that says whether it is in the slab; and the depot of each class, where the fronts' batches of blocks
- * change hands.
+ * Slabs: 2 MiB of a pool each, carved in equal blocks of a size class, with a byte a block that says whether it is live
+ * and a bit a block that says whether it is inside the slab; and the depot of each class, where the fronts' batches of
+ * blocks change hands.
  *
- * A block of a slab is in exactly one place: live (the program's), in a batch (a front's or the depot's), or in its
- * slab (its bit is set).  The program's blocks have a code in their live byte, all others 0.  Whoever frees
- * claims it by that byte (claim.h), so that of two frees of one block one fails, whatever threads they come from.
+ * A block of a slab is in exactly one place: live (the program has it), in a batch (a front's or the depot's), or
+ * inside its slab (its bit is set).  A live block has a code in its live byte, all others have 0.  A free claims the
+ * block by that byte (claim.h), so that of two frees of one block one fails, whatever threads they come from.
  *
- * Slabs take their spans from the pool and give them back when all blocks are in.  A slab is bound for good to its page
- * and to its class: a page has one for each class that it was ever carved for, and the page map names the last.  A slab
- * is found through page_map.h without a lock, and whose it is, is asked then.  So neither it nor its bytes are freed.
+ * Slabs take their memory from the pool and give it back when all blocks are inside.  A slab is bound for good to its
+ * page (2 MiB of addresses) and to its class: a page has one slab for each class that it was ever carved for, and the
+ * page map names the last.  A slab is found through page_map.h without a lock; its pool is read then.  So neither a
+ * slab nor its bytes are freed.
  *
- * That is also what keeps a double free from harm that was held up between its look at a slab and its claim.  If all
- * blocks have come in meanwhile and the page was carved anew, then either for another class, where nobody writes the
- * bytes of this one, which are 0; or for the same, where the byte is that of a block at this very address.  And it is
+ * This also makes a double free harmless that is held up between its look at a slab and its claim.  All blocks may have
+ * come in meanwhile, and the page may be carved anew.  If it is carved for another class, no thread writes the bytes of
+ * this slab, which are 0.  If it is carved for the same class, the byte is that of a block at this very address.  It is
  * still a block of the pool that was looked at: a page comes to another pool only with its chunk, and before that no
- * thread is inside a front of this one (pool_grow.c).
+ * thread is inside a front of this pool (pool_grow.c).
  *
- * Lock order: a depot's lock, then its pool's; no lock is held while the pool grows or the driver is asked.
+ * Lock order: a depot's lock, then its pool's.  No lock is held while the pool grows or the driver is asked.
  */
 #ifndef MAM_LIB_SLAB_H
 #define MAM_LIB_SLAB_H
@@ -32,14 +33,14 @@ enum {
   SLAB_UNITS_MOST = 64, /* of a block: 32 KiB */
   SLAB_BLOCK_MOST_BYTES = SLAB_UNITS_MOST * SLAB_UNIT_BYTES,
   SLAB_FINE_BYTES = 16 * SLAB_UNIT_BYTES,
-  SLAB_CLASSES = 32, /* steps of 512 B up to 8 KiB, of 1 KiB up to 16, of 2 KiB up to 32: at most an eighth is lost */
-  SLAB_BATCH = 64,   /* blocks that change hands at once: what a fence is shared by, at least */
+  SLAB_CLASSES =
+      32, /* steps of 512 B up to 8 KiB, of 1 KiB up to 16, of 2 KiB up to 32: at most an eighth of a block is lost */
+  SLAB_BATCH = 64, /* blocks that move together; so many frees share a fence, at least */
   SLAB_BLOCKS_MOST = SLAB_BYTES / SLAB_UNIT_BYTES
 };
 
-/* Under libmam_preload, the address of something: then each block has a second byte, SLAB_BLOCKS_MOST bytes after the
- * first, for what its code leaves out, so that it can be told exactly what was asked for.  Constant before any code
- * runs. */
+/* Not NULL under libmam_preload: each block then has a second byte, SLAB_BLOCKS_MOST bytes after the first, for what
+ * its code leaves out, so that the size that was asked for is known exactly.  Constant before any code runs. */
 extern const void *const slab_exact __attribute__((visibility("hidden")));
 
 /* A block that is not live, and where that is written: an allocation then need not look for it. */
@@ -48,7 +49,7 @@ struct slab_block {
   _Atomic uint8_t *live;
 };
 
-/* Blocks of one class on their way.  Owned by whoever holds it: a front or a depot. */
+/* Free blocks of one class that move together.  The front or the depot that has a batch owns it. */
 struct batch {
   _Alignas(64) struct batch *next; /* no two threads' batches share a cache line */
   uint64_t epoch;                  /* none of the blocks was freed later: they may be used when it has passed */
@@ -57,7 +58,7 @@ struct batch {
 };
 
 struct slab {
-  /* Whose it is, NULL while it has no span; written under the depot's lock, read by frees without one. */
+  /* The pool whose memory it has, NULL while it has none; written under the depot's lock, read by frees without one. */
   _Atomic(struct mam_pool *) pool;
   /* Constant. */
   uintptr_t base;       /* of its page */
@@ -68,7 +69,7 @@ struct slab {
   _Alignas(64) uint64_t *inside; /* a bit for each block, under the depot's lock; the pointer is constant */
   uint32_t inside_count;
   TAILQ_ENTRY(slab) link;     /* in its depot: those with blocks inside first */
-  struct slab *next_of_class; /* the ring of its page's slabs, of whoever has the page as a span */
+  struct slab *next_of_class; /* the ring of its page's slabs, of the pool that has the page */
 };
 
 TAILQ_HEAD(slab_list, slab);
@@ -83,7 +84,7 @@ struct depot {
   struct batch *shells;        /* empty batches for the next to come */
 };
 
-/* The lock is the caller's, who keeps it for as long as the depot is used. */
+/* The lock stays the caller's, and exists for as long as the depot is used. */
 void depot_init(struct depot *depot, pthread_mutex_t *lock);
 
 /* The smallest class whose blocks hold bytes, 1 to SLAB_BLOCK_MOST_BYTES. */
@@ -146,15 +147,15 @@ struct batch *slab_refill(struct mam_pool *pool, struct depot *depot, unsigned c
 struct batch *slab_shell_take(struct depot *depot);
 void slab_shell_give(struct depot *depot, struct batch *shell);
 
-/* Takes a batch from a front; its epoch is set.  at_once: the next refill takes it before all others.  Then spans of
- * slabs whose blocks are all in may go back to the pool. */
+/* Takes a batch from a front; its epoch is set.  at_once: the next refill takes it before all others.  Then slabs whose
+ * blocks are all inside may go back to the pool. */
 void slab_rest(struct mam_pool *pool, struct depot *depot, struct batch *batch, bool at_once);
 
-/* Puts the blocks of resting batches whose epoch has passed into their slabs and gives empty slabs' spans back: of at
- * most *most batches, which counts down.  Returns how many bytes went to the pool. */
+/* Puts the blocks of resting batches whose epoch has passed into their slabs and gives slabs back that have them all:
+ * of at most *most batches, which counts down.  Returns how many bytes went to the pool. */
 size_t slab_reclaim(struct mam_pool *pool, struct depot *depot, unsigned *most);
 
-/* Forgets all slabs and batches: the pool's memory is about to go.  Nobody else uses the depot. */
+/* Forgets all slabs and batches: the pool's memory is about to go.  No other thread uses the depot. */
 void slab_forget(struct depot *depot);
 
 /* The depot's lock is held.  What it holds: bytes of its slabs; of these, in batches whose epoch has not passed; and of

@@ -3,11 +3,11 @@
  * The pool: segments in chunks, one lock, and the rule of when freed memory may be handed out again.
  *
  * Stands on segment.h (what is where), source.h (chunks and waiting for the GPU) and chunk_map.h (whose is an address).
- * Does not know which pools are default ones, beyond carrying their context's id; that is api.c's.
+ * Does not know which pools are default ones, beyond carrying their context's id; that is lib/api's.
  *
- * Lock order: api.c's environment_lock, pools_lock (the list of pools), one pool's lock, chunk_map's write lock.  No
- * lock of this file is held while a source is called, but for the question whether it lives: a thread that leaves the
- * lock in the middle of a call counts itself in users, which whoever closes the pool waits for.
+ * Lock order: environment_lock (lib/api), pools_lock (the list of pools), one pool's lock, chunk_map's write
+ * lock.  No lock of this file is held while a source is called, but for the question whether it lives: a thread that
+ * leaves the lock in the middle of a call counts itself in users, which whoever closes the pool waits for.
  *
  * Pools are type-stable: a closed pool's memory is kept for the next one and never unmapped, its lock stays a lock.
  * So a pointer to a pool that was found without a lock may be locked at any time; what it stands for is asked then.
@@ -65,18 +65,28 @@ struct pool_front_sum {
   uint64_t hits[FRONT_HIT_KINDS], frees;
 };
 
-/* What stands in front of a pool (front.h): the pool calls it, and knows no more of it. */
+/* What stands in front of a pool (lib/front): the pool calls it, and knows no more of it.
+ *
+ * This arrow goes up, because a pool comes to need its fronts in the middle of a call: what they hold must come back
+ * when the pool would otherwise grow, wait or refuse, by whatever call that is (an allocation, a trim, another pool's
+ * growth), and numbers are exact only while no front changes.  A visible call would make the pool know its fronts,
+ * whose locks come before its own.  Tests open pools without. */
 struct pool_front {
-  bool (*open)(struct mam_pool *pool); /* before anybody can use the pool; false: no host memory */
-  /* Brings everything that is kept back to the pool, for its rule of reuse to decide about; unless all, only as much of
-   * the small blocks as takes a fraction of a millisecond.  False if some were left.  No lock is held. */
+  /* fronts_open (front_pool.c): before any thread can use the pool.  False: the host has no memory. */
+  bool (*open)(struct mam_pool *pool);
+  /* fronts_collect (front_collect.c): brings everything that fronts hold back to the pool, for its rule of reuse to
+   * decide about; unless all, only as much of the small blocks as takes a fraction of a millisecond.  False if some
+   * were left.  No lock is held. */
   bool (*collect)(struct mam_pool *pool, bool all);
-  /* The memory is about to go, the pool has no users left: nobody may be served any more.  No lock is held. */
+  /* fronts_close (front_pool.c): the memory is about to go, the pool has no users left, no thread may be served any
+   * more.  No lock is held. */
   void (*close)(struct mam_pool *pool);
-  /* Nothing changes in front from freeze to thaw, in which sum may be called.  Before the pool's lock. */
+  /* fronts_freeze_all, fronts_check_and_thaw_all, fronts_sum (front_pool.c): nothing changes in front from freeze to
+   * thaw, in which sum may be called.  Before the pool's lock. */
   void (*freeze)(struct mam_pool *pool);
   void (*thaw)(struct mam_pool *pool);
   void (*sum)(struct mam_pool *pool, struct pool_front_sum *sum);
+  /* fronts_freeze_all, fronts_after_fork (front_pool.c). */
   void (*before_fork)(struct mam_pool *pool);
   void (*after_fork)(struct mam_pool *pool, bool in_child);
 };
@@ -132,9 +142,9 @@ struct mam_pool {
   _Atomic uint64_t default_id; /* config.default_id while open, else 0 */
   _Atomic size_t limit_hint;   /* held_bytes, limit_bytes */
   _Atomic bool reports_empty;  /* lazy and not watched: the last free reports it */
-  _Atomic bool wants_watch;    /* lazy, not watched, and of several threads: api.c is to watch it */
+  _Atomic bool wants_watch;    /* lazy, not watched, and of several threads: lib/api is to watch it */
   _Atomic uint64_t growths;    /* growths and trims that have ended */
-  _Atomic bool grown;          /* since api.c last looked, by memory that it could give back */
+  _Atomic bool grown;          /* since the reaper of lib/api last looked, by memory that it could give back */
   _Atomic size_t live_by_class[POOL_SMALL_CLASSES]; /* used segments by the slab class they could have been of */
 
   struct fronts *fronts;                       /* of lib/front; kept with the struct once it is there, as the next */
@@ -171,18 +181,10 @@ struct mam_pool {
 
   const struct pool_front *frozen_for_fork;
 
-  bool watched; /* api.c looks at a lazy pool by itself: its emptying needs no report */
+  bool watched; /* lib/api looks at a lazy pool by itself: its emptying needs no report */
   bool crowded; /* several threads use it: no one of them can tell the last free, so it has to be watched */
 
-  /* api.c's, under its environment_lock. */
-  int64_t linger_ns;            /* how long the pool outlives its last block */
-  int64_t linger_until_ns;      /* when to look whether it was used since, 0 if not watched */
-  uint64_t linger_malloc_count; /* its malloc_count at the last look */
-  struct pool_calm calm;        /* what was seen at the last look whether it is calm, */
-  int64_t calm_until_ns;        /* when to look next, 0 if it has not grown; */
-  unsigned calm_patience;       /* after so many times the usual time, as the pool grew again when it had given back, */
-  unsigned calm_idle;           /* times as many, as there was nothing to give back */
-  int64_t calm_trimmed_ns;      /* when it was last found calm, and gave memory back */
+  struct watch *watch; /* of lib/api (environment.h), under its lock; kept with the struct once it is there */
 };
 
 /* Opens a pool on an open source, which then belongs to the pool; takes the first chunk.  On failure *pool is left
@@ -289,7 +291,7 @@ cudaError_t pool_trim_calm(struct mam_pool *pool, uint64_t generation, size_t ke
 /* A second thread has come. */
 void pool_crowd(struct mam_pool *pool);
 
-/* Whether api.c is to watch it from now on, because nobody can report its emptying. */
+/* Whether lib/api is to watch it from now on, because nobody can report its emptying. */
 bool pool_to_be_watched(struct mam_pool *pool);
 
 /* The fronts are frozen and empty: fills *emptied if that is to be reported, as pool_free, and the pool is still of
@@ -301,7 +303,7 @@ void pool_report_emptied(struct mam_pool *pool, uint64_t generation, struct pool
 cudaError_t pool_refuse_free(uintptr_t address, bool freed_before);
 
 /* A lazy pool that lost its last block; it is watched from then on.  pool NULL if none did.  watch: nobody can tell
- * whether it did, and api.c is to watch it. */
+ * whether it did, and lib/api is to watch it. */
 struct pool_emptied {
   struct mam_pool *pool;
   uint64_t default_id, generation;

@@ -88,7 +88,6 @@ static void fork_in_child(struct mam_pool *pool) {
   pool->wanted_bytes = 0;
   pool->growing = pool->watched = false;
   pool_settle_locked(pool);
-  pool->linger_until_ns = pool->calm_until_ns = 0;
   (void)pthread_cond_init(&pool->changed, NULL);
   if (pool->state == POOL_LOSING)
     pool->state = POOL_LOST;
