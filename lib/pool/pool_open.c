@@ -80,7 +80,7 @@ void pool_before_fork(void) {
   chunk_map_lock();
 }
 
-/* Threads that were in the middle of a call do not exist in the child, nor does api.c's reaper.  What they had begun
+/* Threads that were in the middle of a call do not exist in the child, nor does lib/api's reaper.  What they had begun
  * with a pool of host memory is either not visible yet or complete, as the lock was not theirs. */
 static void fork_in_child(struct mam_pool *pool) {
   lock_held(&pool->lock);
