@@ -13,28 +13,28 @@
 #include "base/clock.h"
 #include "base/wait.h"
 
-_Atomic unsigned char biased_owner_fences;
+_Atomic unsigned char biased_owner_barrier;
 
 /* Set before the first lock, and in a forked child before others run. */
 static bool registered;
 
 static bool membarrier_call(int command) { return syscall(SYS_membarrier, command, 0, 0) == 0; }
 
-/* relaxed, both: what a lock's owner and others do goes by the lock's own word */
-static unsigned char fences_now(void) { return atomic_load_explicit(&biased_owner_fences, memory_order_relaxed); }
+/* relaxed, both: a lock's owner and other threads go by the lock's own word */
+static unsigned char barrier_now(void) { return atomic_load_explicit(&biased_owner_barrier, memory_order_relaxed); }
 
-static void fences_set(unsigned char fences) {
-  atomic_store_explicit(&biased_owner_fences, fences, memory_order_relaxed);
+static void barrier_set(unsigned char barrier) {
+  atomic_store_explicit(&biased_owner_barrier, barrier, memory_order_relaxed);
 }
 
 void biased_register(void) {
   registered = membarrier_call(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
-  fences_set(registered ? 0 : BIASED_OWNER_FENCES);
+  barrier_set(registered ? 0 : BIASED_OWNER_BARRIER);
 }
 
 void biased_init(struct biased *lock) {
   atomic_init(&lock->inside, false);
-  atomic_init(&lock->wanted, fences_now());
+  atomic_init(&lock->wanted, barrier_now());
 }
 
 /* ---- A test that explores every interleaving steps in here ---- */
@@ -43,8 +43,8 @@ void biased_init(struct biased *lock) {
 #define BIASED_WAIT(wait) wait_more(wait)
 #define BIASED_WALK() walk_processors()
 
-/* No processor that Linux runs on keeps a store to itself for so long, though no document says so: for where the kernel
- * does not even let a thread choose its processor. */
+/* A store of another processor is visible after so long on every processor that Linux runs on, though no document
+ * promises it.  For kernels that do not let a thread choose its processor. */
 enum { SETTLE_NS = 20000000 };
 
 static void settle(void) {
@@ -54,9 +54,9 @@ static void settle(void) {
     wait_more(&wait);
 }
 
-/* Runs on each processor once.  A thread that runs all the while runs on one of them, and has to make way there; one
- * that does not run has been taken off its processor.  Both are full barriers of that thread, as a change of the
- * running thread always is in Linux; membarrier(2) counts on it too. */
+/* Runs on each processor once.  A thread that was running there has to make way, and a thread that is not running was
+ * taken off its processor before.  Both are full barriers of that thread: in Linux each change of the running thread is
+ * one, and membarrier(2) relies on it. */
 static void walk_processors(void) {
   enum { SETS = 8 }; /* of 1024 processors each */
   cpu_set_t before[SETS], one[SETS];
@@ -78,7 +78,7 @@ static void walk_processors(void) {
 
 /* ---- The owner ---- */
 
-/* Waits until nobody else wants the lock; what its word says then. */
+/* Waits until no other thread wants the lock.  Returns its word. */
 static unsigned char stand_back(struct biased *lock) {
   struct wait wait = WAIT_INIT;
   unsigned char wanted;
@@ -90,28 +90,28 @@ static unsigned char stand_back(struct biased *lock) {
 }
 
 void biased_enter_slowly(struct biased *lock) {
-  unsigned char fences;
+  unsigned char barrier;
   do {
-    fences = stand_back(lock);
-    if (fences != 0)
+    barrier = stand_back(lock);
+    if (barrier != 0)
       /* seq_cst, as the load below and the pair of the other: the four accesses of both threads have one order */
       (void)atomic_exchange_explicit(&lock->inside, true, memory_order_seq_cst);
     else
       atomic_store_explicit(&lock->inside, true, memory_order_relaxed); /* relaxed: as in biased_try */
     atomic_signal_fence(memory_order_seq_cst);                          /* for the compiler */
-    /* includes acquire: as in biased_try.  What it did not know before: somebody wants the lock, or no longer executes
-     * the barrier for both */
-  } while ((atomic_load_explicit(&lock->wanted, memory_order_seq_cst) & ~fences) != 0);
+    /* includes acquire: as in biased_try.  Not 0: another thread wants the lock, or has ceased to execute the barrier
+     * for both */
+  } while ((atomic_load_explicit(&lock->wanted, memory_order_seq_cst) & ~barrier) != 0);
 }
 
 /* ---- Others ---- */
 
 bool biased_other_want(struct biased *lock) {
   /* relaxed: others come one at a time, and the owner does not write it */
-  unsigned char fences = atomic_load_explicit(&lock->wanted, memory_order_relaxed) & BIASED_OWNER_FENCES;
+  unsigned char barrier = atomic_load_explicit(&lock->wanted, memory_order_relaxed) & BIASED_OWNER_BARRIER;
   /* seq_cst: see biased_enter_slowly; otherwise ordered before the load of inside by biased_barrier */
-  atomic_store_explicit(&lock->wanted, BIASED_WANTED | fences, memory_order_seq_cst);
-  return fences == 0;
+  atomic_store_explicit(&lock->wanted, BIASED_WANTED | barrier, memory_order_seq_cst);
+  return barrier == 0;
 }
 
 void biased_barrier(void) {
@@ -120,7 +120,7 @@ void biased_barrier(void) {
   /* A process that was written to disk and restored may have to register anew. */
   if (membarrier_call(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) && membarrier_call(MEMBARRIER_CMD_PRIVATE_EXPEDITED))
     return;
-  fences_set(BIASED_OWNER_FENCES); /* from each lock's next leave on, its owner does it: see biased.h */
+  barrier_set(BIASED_OWNER_BARRIER); /* from each lock's next leave on, its owner does it: see biased.h */
   BIASED_WALK();
 }
 
@@ -133,7 +133,7 @@ void biased_other_await(struct biased *lock) {
 
 void biased_other_leave(struct biased *lock) {
   /* relaxed: as in biased_other_want */
-  unsigned char fences = atomic_load_explicit(&lock->wanted, memory_order_relaxed) & BIASED_OWNER_FENCES;
+  unsigned char barrier = atomic_load_explicit(&lock->wanted, memory_order_relaxed) & BIASED_OWNER_BARRIER;
   /* release: what this thread wrote; pairs with the acquire in biased_try */
-  atomic_store_explicit(&lock->wanted, fences | fences_now(), memory_order_release);
+  atomic_store_explicit(&lock->wanted, barrier | barrier_now(), memory_order_release);
 }

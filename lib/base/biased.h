@@ -1,23 +1,28 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * A lock for a thing that one thread uses all the time and others rarely: its owner pays a store, a load and a store,
- * the others a membarrier(2) of some microseconds.
+ * A lock for an object that one thread, the owner, uses all the time and other threads use rarely.  To take and leave
+ * the lock, the owner executes a store, a load and a store; another thread calls membarrier(2), which takes some
+ * microseconds.
  *
- * Two flags, as in Dekker's algorithm: the owner says inside and then looks at wanted; another thread says wanted and
- * then looks at inside.  Each must write before it reads.  The other thread's membarrier makes every thread of the
- * process execute a full barrier between its call and its return, so that it orders the owner's pair of accesses too,
- * which in the code of the owner is ordered for the compiler alone:
- *   - if the owner's barrier comes before its read of wanted, it reads true and stands back;
- *   - else it comes after its write of inside, which the other thread then reads, and waits for.
- * What either wrote while it had the lock is published by the release of its flag and acquired by the other's read.
- * Where the kernel has no membarrier, the owner executes the full barrier itself, between the same two accesses.  So
- * that this costs nothing elsewhere, wanted then is never 0: the owner does not get in by a try, and enters slowly.
+ *         owner                        another thread
+ *         inside = true                wanted = 1
+ *         (no barrier)                 membarrier(2)
+ *         read wanted                  read inside
  *
- * The kernel may refuse its barrier later: a sandbox came, or the process was restored elsewhere.  Then the other
- * thread registers again; if that does not help, it runs on each processor once, which has the same effect and takes
- * milliseconds, and leaves the lock with the owner told to execute the barrier itself.  From then on the lock needs no
- * other.  An owner that read 0 before cannot get in by that: it gets in without a barrier only if it reads 0 again
- * after it has said inside, and that was overwritten before the other thread's barrier.
+ * These are the two flags of Dekker's algorithm: each thread must write its own flag before it reads the other's.
+ * membarrier makes every thread of the process execute a full barrier between the call and the return.  So it orders
+ * the owner's two accesses as well, which the owner's code orders for the compiler only:
+ *   - if the owner's barrier comes before its read of wanted, the owner reads 1 and stands back;
+ *   - else the barrier comes after its write of inside; the other thread reads true and waits.
+ * The release of a flag publishes what its thread wrote under the lock, and the other thread's read acquires it.  Where
+ * the kernel has no membarrier, the owner executes a full barrier between its two accesses.  wanted is then never 0, so
+ * that biased_try fails and the owner takes the slow way: where there is a membarrier, this costs nothing.
+ *
+ * The kernel may refuse membarrier later, when a sandbox has come or the process was restored on another machine.  Then
+ * the other thread registers again.  If that fails, it runs once on each processor, which has the same effect and takes
+ * milliseconds, and it leaves the lock with BIASED_OWNER_BARRIER in wanted: from then on the owner executes the
+ * barrier. An owner that read 0 earlier is no danger: it gets in without a barrier only if it reads 0 again after it
+ * wrote inside, and wanted was overwritten before the other thread's barrier.
  *
  * tests/model/biased_test.c runs every interleaving of an owner and another thread, with the owner's store delayed at
  * will.
@@ -28,28 +33,29 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-enum { BIASED_WANTED = 1, BIASED_OWNER_FENCES = 2 };
+/* Bits of wanted: another thread wants or has the lock; the owner has to execute the barrier. */
+enum { BIASED_WANTED = 1, BIASED_OWNER_BARRIER = 2 };
 
 struct biased {
   _Atomic bool inside;          /* written by the owner */
-  _Atomic unsigned char wanted; /* of the above; written by others: one at a time, which is their concern */
+  _Atomic unsigned char wanted; /* bits, written by other threads, which see to it that they come one at a time */
 };
 
-/* What locks are set up and left with from now on: BIASED_OWNER_FENCES if owners have to execute the barrier
- * themselves, or 0.  A forked child, which asks again, sets up or leaves each lock as another before its owner enters
- * it. */
-extern _Atomic unsigned char biased_owner_fences __attribute__((visibility("hidden")));
+/* The wanted of a lock that is set up or left from now on: BIASED_OWNER_BARRIER if owners have to execute the barrier,
+ * else 0.  A forked child asks the kernel again, and sets up or leaves each lock before its owner enters it. */
+extern _Atomic unsigned char biased_owner_barrier __attribute__((visibility("hidden")));
 
 void biased_init(struct biased *lock);
 
-/* Asks the kernel for its barrier: once before the first lock, and in a forked child before the first is left there. */
+/* Registers the process for membarrier: once before the first lock is set up, and in a forked child before the first
+ * lock is left. */
 void biased_register(void);
 
-/* The slow half of biased_enter: waits until nobody else holds the lock. */
+/* The slow half of biased_enter: waits until no other thread wants or has the lock. */
 void biased_enter_slowly(struct biased *lock);
 
-/* For the owner, who must not hold the lock already.  If somebody else wants it, or may without the owner's having seen
- * it, false, and the owner has to enter or to leave. */
+/* For the owner, which must not have the lock.  False if another thread wants the lock, or may want it unseen by the
+ * owner; then the owner has to call biased_enter or biased_leave. */
 static inline bool biased_try(struct biased *lock) {
   /* relaxed: ordered before the load below by the other thread's membarrier; where there is none, the load is not 0 */
   atomic_store_explicit(&lock->inside, true, memory_order_relaxed);
@@ -68,9 +74,9 @@ static inline void biased_leave(struct biased *lock) {
   atomic_store_explicit(&lock->inside, false, memory_order_release);
 }
 
-/* For other threads, or the owner while it is not inside; one at a time.  In three steps, so that one barrier serves
- * many locks: biased_other_want for each, biased_barrier once, unless none of them said that it needs it,
- * biased_other_await for each.  After the last access of biased_other_leave, which is the store to wanted, the owner
+/* For other threads, or for the owner while it is not inside; one thread at a time.  In three steps, so that one
+ * barrier serves many locks: biased_other_want for each lock; biased_barrier once, if any of those returned true;
+ * biased_other_await for each lock.  The last access of biased_other_leave is the store to wanted; after it the owner
  * may free the lock. */
 bool biased_other_want(struct biased *lock);
 void biased_barrier(void);

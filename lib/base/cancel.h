@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * A thread is not cancelled (pthread_cancel) in the middle of a call: it would keep the locks that it holds, and what
- * others wait for would never end.  So a function that may wait, or call what may, begins with NOT_CANCELLED; a request
- * that comes meanwhile is granted at the thread's next point of cancellation after the call.  Quick ways have no such
- * point and need none.
+ * A thread is not cancelled (pthread_cancel) in the middle of a call: it would keep the locks that it holds, and other
+ * threads would wait for them without end.  So a function that may wait, or that calls one that may, begins with
+ * NOT_CANCELLED.  A request that comes meanwhile takes effect at the thread's next point of cancellation after the
+ * call. Fast paths have no point of cancellation and do without.
  */
 #ifndef MAM_LIB_CANCEL_H
 #define MAM_LIB_CANCEL_H

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* What the library measures spans of time by.  Knows nothing of anything else. */
+/* The clock by which the library measures time. */
 #ifndef MAM_LIB_CLOCK_H
 #define MAM_LIB_CLOCK_H
 

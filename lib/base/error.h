@@ -2,7 +2,7 @@
 /*
  * What went wrong, in words: the calling thread's last error (MAM_LastError) and, with MAM_LOG=error, a line on stderr.
  *
- * An error is set once, where it is first known; whoever passes a code on does not set it again.  Stands on
+ * The function that first knows of an error sets it; its callers pass the code on and do not set it again.  Stands on
  * option_text.h.  Knows nothing of pools or the driver.
  */
 #ifndef MAM_LIB_ERROR_H

@@ -6,11 +6,19 @@
 
 #include "base/clock.h"
 
-/* Some microseconds without a call of the system, and then so long with others let go first: the holder may be one of
- * them.  Longer than such a mutex is held, unless its holder sleeps, and than most growths of a pool take, since
- * threads that sleep are woken one after the other, 30 to 200 us each (H200's host).  After a tenth of it a thread is
- * hungry. */
-enum { LOOKS = 6, PAUSES_FIRST = 4, PAUSES_MOST = 32, YIELD_NS = 1000000, HUNGRY_NS = 100000 };
+/* A thread first tries so many times without a system call, with pauses in between: some microseconds in all. */
+enum { LOOKS = 6 };
+
+/* The pause before the first try is so many pause instructions; each further one is twice as long, up to the most. */
+enum { PAUSES_FIRST = 4, PAUSES_MOST = 32 };
+
+/* Then it tries for so long with sched_yield in between, since the holder may wait for this processor.  That is longer
+ * than a mutex is held whose holder runs, and longer than most growths of a pool.  A thread that sleeps instead is
+ * woken late: the kernel wakes sleepers one after the other, 30 to 200 us each (H200's host). */
+enum { YIELD_NS = 1000000 };
+
+/* After so long a thread is hungry: a tenth of YIELD_NS, many times what a mutex is held for. */
+enum { HUNGRY_NS = 100000 };
 
 _Atomic unsigned mutex_hungry;
 
@@ -29,7 +37,7 @@ static unsigned hungry(void) { return atomic_load_explicit(&mutex_hungry, memory
 static void hungry_begin(void) { atomic_fetch_add_explicit(&mutex_hungry, 1, memory_order_relaxed); }
 static void hungry_end(void) { atomic_fetch_sub_explicit(&mutex_hungry, 1, memory_order_relaxed); }
 
-/* Looks shortly; whether the mutex is the thread's now. */
+/* Tries without a system call.  Whether the calling thread has the mutex. */
 static bool look_shortly(pthread_mutex_t *mutex) {
   unsigned pauses = PAUSES_FIRST;
   for (unsigned look = 0; look < LOOKS && hungry() == 0; look++) {
@@ -42,7 +50,7 @@ static bool look_shortly(pthread_mutex_t *mutex) {
   return false;
 }
 
-/* The same for as long as YIELD_NS, with others let go first: all until the thread is hungry, then none. */
+/* Tries for YIELD_NS.  Until the thread is hungry, it does not try while another thread is. */
 static bool look_long(pthread_mutex_t *mutex) {
   int64_t start_ns = now_ns(), looked_ns = 0;
   bool mine = false, is_hungry = false;

@@ -2,10 +2,11 @@
 /*
  * How to lock a mutex that is mostly held for less than a microsecond.
  *
- * A pthread mutex puts who finds it taken to sleep at once, and wakes him when it is free; by the time he runs, another
- * thread may have it again, and he sleeps anew.  Where threads take it all the time, one of them was kept out for more
- * than a millisecond (H200's host, 8 threads).  So a thread first looks again for a while; and when it has looked for
- * long, the others let it go first.
+ * A pthread mutex puts a thread that finds it taken to sleep at once, and wakes it when the mutex is free.  By the time
+ * the thread runs, another one may have the mutex, and the thread sleeps again.  Where 8 threads take the mutex all the
+ * time, one of them was kept out for more than a millisecond (H200's host).  So a thread first spins: it tries again
+ * and again for up to a millisecond.  A thread that has spun for 100 us is hungry: the others stop trying until it has
+ * the mutex.
  */
 #ifndef MAM_LIB_MUTEX_H
 #define MAM_LIB_MUTEX_H
@@ -14,10 +15,10 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-/* How many threads are let go first, at whatever mutex: seldom any, and not for long. */
+/* How many threads are hungry, at any mutex of the library: seldom one, and not for long. */
 extern _Atomic unsigned mutex_hungry;
 
-/* In a forked child, before others lock: who was hungry is gone. */
+/* In a forked child, before other threads lock: the hungry threads are not in the child. */
 void mutex_forked(void);
 
 /* The slow half of mutex_lock. */

@@ -76,12 +76,13 @@ static bool option_limit(enum option_index index, size_t *bytes, unsigned *perce
   return true;
 }
 
-/* In the order of MAM_Source, then those that are none, and of MAM_Reuse. */
+/* The texts of MAM_SOURCE: in the order of MAM_Source, then two that are no MAM_Source.  Those of MAM_REUSE: in the
+ * order of MAM_Reuse. */
 enum { SOURCE_AUTO = MAM_SOURCE_VMM + 1, SOURCE_CHUNKS, SOURCE_COUNT };
 static const char *const source_names[] = {"device", "pinned", "managed", "host", "vmm", "auto", "chunks"};
 static const char *const reuse_names[] = {"fenced", "immediate", "stream"};
 
-/* ---- Names that nobody knows ---- */
+/* ---- Variables that the library does not know ---- */
 
 extern char **environ;
 
@@ -101,10 +102,10 @@ static bool name_is_known(const char *name, size_t length) {
   return name_is_foreign(name, length);
 }
 
-/* A name that was mistyped does nothing, and nobody would know. */
+/* A mistyped name has no effect, and without a message the user would not learn why. */
 static void unknown_tell(void) {
   static _Atomic bool told;
-  /* relaxed: of several threads one tells, and no more hangs on it */
+  /* relaxed: of several threads one prints; nothing else is ordered by it */
   if (atomic_exchange_explicit(&told, true, memory_order_relaxed))
     return;
   for (char **variable = environ; variable != NULL && *variable != NULL; variable++) {

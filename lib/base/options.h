@@ -25,8 +25,8 @@ struct options {
 };
 
 /* Fills *options.  cudaErrorInvalidValue, with the variable named in the error text, if a value cannot be understood;
- * then *options is left alone.  The first time, each variable whose name begins as those of this library and that it
- * does not know is told on stderr. */
+ * then *options is left alone.  The first call of the process names each variable on stderr that begins with MAM_ and
+ * that the library does not know. */
 cudaError_t options_read(struct options *options);
 
 enum options_summary { OPTIONS_SUMMARY_NONE, OPTIONS_SUMMARY_COUNTS, OPTIONS_SUMMARY_MEASURED };

@@ -2,9 +2,9 @@
 /*
  * How to wait for a thread that needs some nanoseconds to go on, unless it was taken off its processor.
  *
- * Some looks with others let go first; then the waiter sleeps between two looks.  Who waits by sched_yield alone keeps
- * a thread of lower priority from running for good (SCHED_FIFO), or for most of a second (beside SCHED_IDLE).  The
- * sleep is no point of cancellation: a lock may be held.
+ * The waiter calls wait_more between two looks at what it waits for.  The first calls yield the processor, the later
+ * ones sleep.  A thread that only yields keeps a thread of lower priority from running for good (SCHED_FIFO), or for
+ * most of a second (beside SCHED_IDLE).  The sleep is no point of cancellation, since the waiter may hold a lock.
  */
 #ifndef MAM_LIB_WAIT_H
 #define MAM_LIB_WAIT_H
@@ -14,9 +14,12 @@
 #include <time.h>
 #include <unistd.h>
 
-/* So many looks without a sleep, some 10 us; then sleeps of so long, doubled up to so long: who waits for a collection
- * of a millisecond is late by a fraction of it. */
-enum { WAIT_LOOKS = 32, WAIT_FIRST_NS = 20000, WAIT_MOST_NS = 160000 };
+/* So many looks without a sleep: some 10 us. */
+enum { WAIT_LOOKS = 32 };
+
+/* The first sleep, and the longest: each is twice the one before.  A thread that waits for a collection of a
+ * millisecond is late by a fraction of it. */
+enum { WAIT_FIRST_NS = 20000, WAIT_MOST_NS = 160000 };
 
 struct wait {
   unsigned looks;

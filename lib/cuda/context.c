@@ -63,10 +63,10 @@ cudaError_t context_open_device(const struct driver *driver, int ordinal, struct
 
 /* The context is the thread's now, as with the runtime: it must neither end under the thread with a pool, nor be made
  * anew for each pool.  So one reference to it, but not one for each thread, is never given back. */
-static void keep_for_good(struct context *context) {
-  static _Atomic uint64_t kept_id;
+static void hold_for_good(struct context *context) {
+  static _Atomic uint64_t held_id;
   /* relaxed: nothing else is published by it */
-  if (atomic_exchange_explicit(&kept_id, context->id, memory_order_relaxed) == context->id)
+  if (atomic_exchange_explicit(&held_id, context->id, memory_order_relaxed) == context->id)
     (void)context->driver->cuDevicePrimaryCtxRelease(context->device);
   context->retained = false;
 }
@@ -96,7 +96,7 @@ cudaError_t context_open_current(const struct driver *driver, struct context *co
     context_release(&first);
     return error;
   }
-  keep_for_good(&first);
+  hold_for_good(&first);
   *context = first;
   return cudaSuccess;
 }
@@ -113,7 +113,7 @@ bool context_lives(const struct context *context) {
   CUresult result = context_handle_id(context->driver, context->handle, &id);
   if (result == CUDA_SUCCESS)
     return id == context->id;
-  /* Any other answer is no word about the context: what is done next will meet the error. */
+  /* Any other answer says nothing of the context: the caller's next call meets the error. */
   return result != CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 

@@ -39,7 +39,7 @@ CUresult context_handle_id(const struct driver *driver, CUcontext handle, uint64
 cudaError_t context_open_current(const struct driver *driver, struct context *context);
 /* context_open_device: the primary context of a device.  cudaErrorInvalidDevice if there is none of that ordinal. */
 cudaError_t context_open_device(const struct driver *driver, int ordinal, struct context *context);
-/* context_open_handle: a context of the caller's, who keeps it alive.  cudaErrorInvalidValue if it does not live. */
+/* context_open_handle: a context that the caller keeps alive.  cudaErrorInvalidValue if it does not live. */
 cudaError_t context_open_handle(const struct driver *driver, CUcontext handle, struct context *context);
 
 /* Gives up what context_open_* took. */
@@ -69,7 +69,7 @@ cudaError_t context_stream_name(const struct driver *driver, CUstream handle, st
 /* Whether a handle means a legacy default stream. */
 bool context_stream_is_legacy(CUstream stream);
 
-/* Whether a stream is being captured; false for one that never is, and where nobody knows. */
+/* Whether a stream is being captured.  False for a stream that cannot be, and where the driver does not say. */
 bool context_stream_captures(const struct driver *driver, CUstream stream);
 
 /* The calling thread's state while it works in a context. */

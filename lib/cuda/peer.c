@@ -3,7 +3,7 @@
 
 bool peer_possible(const struct driver *driver) {
   static _Atomic int devices; /* 0: not asked yet */
-  /* relaxed: a number that is the same whoever asks */
+  /* relaxed: the number is the same for every thread that asks */
   int count = atomic_load_explicit(&devices, memory_order_relaxed);
   if (driver == NULL || driver->cuDeviceGetCount == NULL || driver->cuDevicePrimaryCtxGetState == NULL ||
       driver->cuPointerGetAttribute == NULL || driver->cuCtxGetDevice == NULL || driver->cuCtxGetId == NULL)

@@ -2,11 +2,12 @@
 /*
  * Peers: contexts of other devices whose kernels can use memory of a context, because the program enabled peer access.
  *
- * The driver does not tell when that is done, nor lists contexts.  But it says which devices' primary contexts live,
- * the ones that the CUDA runtime works in, and of an address, whether kernels of a context can use it
- * (CU_POINTER_ATTRIBUTE_DEVICE_POINTER).  So a piece of memory is kept in each context that fences, on machines with
- * several devices, and peers are asked about it.  Memory that is mapped is opened to all of them, whatever the program
- * enabled: where there is such, all are peers.  Knows the driver and contexts; nothing of pools and fences.
+ * The driver neither reports that peer access was enabled nor lists contexts.  But it says whether a device's primary
+ * context lives, which is the one that the CUDA runtime works in, and whether kernels of a context can use an address
+ * (CU_POINTER_ATTRIBUTE_DEVICE_POINTER).  So on machines with several devices each context that records fences holds a
+ * small piece of memory, the probe, and the driver is asked which primary contexts can use it.  Mapped memory
+ * (source_vmm.c) is open to all devices, whatever the program enabled: if a pool has some, all contexts are peers.
+ * Knows the driver and contexts; nothing of pools and fences.
  */
 #ifndef MAM_LIB_PEER_H
 #define MAM_LIB_PEER_H

@@ -10,14 +10,20 @@
 #include "base/mutex.h"
 
 static _Atomic(struct reuse *) all;                          /* appended to under all_lock, never shortened */
-static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER; /* of all, and of users going from and to 0 */
+static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER; /* of the list, users, holders; before a reuse's lock */
 
 /* acquire: the content of the first; pairs with the release in reuse_new */
 static struct reuse *reuse_first(void) { return atomic_load_explicit(&all, memory_order_acquire); }
 
-/* A fence on an idle GPU is done by the first of these (H200), and beside the second growth takes ten times as long.  A
- * GPU that has work to do is slower: then the next few fences are given no time, twice as many after each slow one. */
-enum { REUSE_QUICK_NS = 5000, REUSE_SOON_NS = 10000, REUSE_HASTE_MOST = 63 };
+/* A fence on an idle GPU is done after so long (H200). */
+enum { REUSE_QUICK_NS = 5000 };
+
+/* reuse_reach_soon waits for so long at most: a growth of a pool, which it may save, takes ten times as long. */
+enum { REUSE_SOON_NS = 10000 };
+
+/* After a fence that was not quick, the GPU has work to do, and the next fences are not waited for: one after the first
+ * such fence, then about twice as many each time, up to this number. */
+enum { REUSE_HASTE_MOST = 63 };
 
 /* ---- Open and close ---- */
 
@@ -52,7 +58,7 @@ static struct reuse *reuse_pick_locked(const struct source *source) {
   return idle != NULL ? idle : reuse_new();
 }
 
-/* The reuse of a context, made its if it was nobody's.  all_lock is held, by the next two as well. */
+/* The reuse of the source's context: the one it has, or an idle or new one, which becomes that context's. */
 static struct reuse *reuse_get_locked(const struct source *source) {
   lock_held(&all_lock);
   struct reuse *reuse = reuse_pick_locked(source);
@@ -124,13 +130,13 @@ static void reuse_end_if_idle_locked(struct reuse *reuse) {
   pthread_mutex_unlock(&reuse->lock);
 }
 
-/* Nobody uses the reuse any more: its fences are for nobody, so they need no companions. */
+/* The reuse has lost its last user.  Its own fences are needed by no pool, so they need no companions. */
 static void companions_leave_locked(struct reuse *reuse) {
   lock_held(&all_lock);
   struct reuse_companion *companion, *next;
   pthread_mutex_lock(&reuse->lock);
   companion = atomic_load_explicit(&reuse->companions, memory_order_relaxed); /* relaxed: written under the lock */
-  atomic_store_explicit(&reuse->companions, NULL, memory_order_relaxed);      /* relaxed: who would look has gone */
+  atomic_store_explicit(&reuse->companions, NULL, memory_order_relaxed);      /* relaxed: no user is left to read it */
   pthread_mutex_unlock(&reuse->lock);
   for (; companion != NULL; companion = next) {
     next = companion->next;
@@ -393,7 +399,8 @@ static void companion_ask(struct reuse *reuse, uint64_t epoch) {
 }
 
 /* The reuse of the companion at a place in the list, and what the oldest fence needs of it; NULL after the last.
- * Whoever asks may be no user any more, so it keeps no companion without the lock; a reuse stays one for good. */
+ * The caller may have ceased to be a user, so it must not hold on to a companion without the lock.  A struct reuse is
+ * never freed. */
 static struct reuse *companion_at(struct reuse *reuse, unsigned index, uint64_t *need) {
   struct reuse *other = NULL;
   mutex_lock(&reuse->lock);

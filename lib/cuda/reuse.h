@@ -1,28 +1,32 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * When freed memory may be handed out again: epochs, and the fences that tell when one has passed.
+ * When freed memory may be handed out again: epochs, and the fences that tell when an epoch has passed.
  *
- * A free takes the present epoch.  A fence closes it: the epoch is raised first, then an event is recorded that is done
- * when all work is that was submitted to the context before (cuCtxRecordEvent).  When the event is done, the epoch has
- * passed, and with it every earlier one: what was freed in them is no longer used by the GPU.  Nobody waits for a
- * fence; it is asked for when somebody needs memory.
+ *   free A    free B     fence         free C
+ *   ---- epoch 7 ------->|------------ epoch 8 -->     the event of the fence is done: epoch 7 has passed,
+ *                         event                        A and B may be used again
  *
- * Why that is safe.  Let a thread submit work that uses a block, and then, itself or another after it in the order of
- * happens-before, free the block and read epoch e.  A fence of e or a later epoch is recorded after the epoch was
- * raised beyond e.  Were the submission not before the record, in the driver's own order, the record would happen
- * before the submission, so would the raise, and the free would have read a later epoch than e.  So the event covers
- * the work. The atomics are release at the raise and acquire at the read for the sake of that sentence.
+ * A free reads the present epoch.  A fence closes the epoch: it raises the number first, then it records an event
+ * (cuCtxRecordEvent), which is done when all work is done that was submitted to the context before.  When the event is
+ * done, the epoch and all earlier ones have passed: the GPU has ceased to use what was freed in them.  No thread waits
+ * for a fence; a thread that needs memory asks whether it is done.
  *
- * Companions are contexts whose work is known to use memory of this one, or could by peer access.  A fence then needs
- * theirs, too: once it has closed the epoch, it looks at the present epoch of each companion, and it is done when its
- * own event is and the work of each companion is done up to that epoch.  The look is an addition of 0, so it has its
- * place among the raises of that epoch.  Were work of the companion not covered, the companion's raise would come
- * before the free, and after the look; each of these reads what the one before wrote, so the raise here would come
- * before the free as well, which would have read a later epoch.  Of a companion only its own work counts (done), not
- * what it waits for itself (passed): so two contexts can be each other's.
+ * Why that is safe.  A thread submits work that uses a block.  Then that thread, or one after it in the order of
+ * happens-before, frees the block and reads epoch e.  A fence of e, or of a later epoch, records its event after it has
+ * raised the epoch beyond e.  Suppose that the event does not cover the work.  Then the record, and the raise before
+ * it, happen before the submission, and the free reads a later epoch than e, which it did not.  For this argument the
+ * raise is a release and the read an acquire.
  *
- * Pools of one context share one of these, so that one fence serves all.  Stands on the driver and on context.h; knows
- * nothing of pools and segments.  Its lock is the last in the order: nothing is locked under it.
+ * A companion is a context whose work uses memory of this one, or could by peer access.  A fence then needs the work of
+ * companions as well.  After it has closed the epoch, it reads the present epoch of each companion, and it is done when
+ * its own event is done and each companion's work is done up to the epoch that was read.  The read is an addition of 0,
+ * so that it has a place in the order of that companion's raises.  Suppose that work of a companion is not covered.
+ * Then the companion's raise comes after the read here and before the free, each reads what the one before wrote, and
+ * so the raise here comes before the free, which then reads a later epoch.  Only a companion's own work counts (done),
+ * not what it waits for (passed): so two contexts can be each other's companions.
+ *
+ * Pools of one context share a struct reuse, so that one fence serves all of them.  Stands on the driver and on
+ * context.h; knows nothing of pools and segments.  Nothing is locked under its lock.
  */
 #ifndef MAM_LIB_REUSE_H
 #define MAM_LIB_REUSE_H
@@ -35,12 +39,11 @@
 #include "cuda/peer.h"
 #include "cuda/source.h"
 
-/* Fences that were recorded and not yet found done.  A GPU that is behind by more makes the next fence wait its turn.
- */
+/* So many fences may be recorded and not known to be done.  While there are as many, no further fence is recorded. */
 enum { REUSE_FENCES = 8 };
 
-/* While a fence is pending, another is not recorded sooner: the driver serialises fences (FACTS: 16 threads that record
- * without pause take 8 us each), and kernel launches notice them. */
+/* While a fence is pending, the next one is recorded after this time at the earliest.  The driver serialises fences: 16
+ * threads that record without pause take 8 us each, and kernel launches are slowed down. */
 enum { REUSE_FENCE_PAUSE_NS = 20000 };
 
 struct reuse_fence {
@@ -112,8 +115,8 @@ static inline bool reuse_lags(const struct reuse *reuse) { return reuse_passed(r
  * the GPU.  Calls the driver: no lock of a pool may be held. */
 bool reuse_reach(struct reuse *reuse, uint64_t epoch);
 
-/* The same, and a fence that was just recorded is given some microseconds, which it takes on an idle GPU: for who would
- * otherwise do something that takes longer. */
+/* The same, and waits some microseconds for a fence that was just recorded: an idle GPU takes that long.  For a caller
+ * whose alternative takes longer. */
 bool reuse_reach_soon(struct reuse *reuse, uint64_t epoch);
 
 /* Waits for the GPU; afterwards all epochs before the present one have passed.  Refused during a capture, which it

@@ -23,7 +23,7 @@ struct source_operations {
   cudaError_t (*chunk_give)(const struct source *source, uintptr_t base, size_t bytes);
   /* How many bytes the source could give, as far as it knows: a guess, since others take too. */
   cudaError_t (*available)(const struct source *source, size_t *bytes);
-  /* How many bytes the source has in all, whoever holds them. */
+  /* How many bytes the source has in all, free or taken by any process. */
   cudaError_t (*total)(const struct source *source, size_t *bytes);
   /* Waits until all GPU work has finished that was submitted so far. */
   cudaError_t (*synchronize)(const struct source *source);
@@ -31,8 +31,8 @@ struct source_operations {
   bool (*lives)(const struct source *source);
 
   /* Addresses first, memory later; all are NULL for a source that knows only whole chunks.  Bytes and addresses
-   * are multiples of SOURCE_GRANULARITY_BYTES.  None of them waits for the GPU: whoever takes memory away knows that
-   * the GPU is done with it. */
+   * are multiples of SOURCE_GRANULARITY_BYTES.  None of them waits for the GPU: a caller that takes memory away has
+   * made sure that the GPU is done with it. */
 
   /* Reserves bytes of addresses at *base, without memory.  cudaErrorMemoryAllocation if there are not as many; on
    * failure nothing changed. */
@@ -50,7 +50,7 @@ struct source_operations {
   cudaError_t (*unmap)(const struct source *source, uintptr_t base, size_t bytes);
 };
 
-/* Peers beyond these are not given access. */
+/* So many peers of a device are given access, further ones are not: a struct source is small and of a fixed size. */
 enum { SOURCE_PEERS_MOST = 31 };
 
 struct source {

@@ -7,10 +7,10 @@
  * cudaDeviceReset (measured on an H200, driver 580).  So unlike a cuMemAlloc block they have to be given back when the
  * context is gone, too; none of the calls that do so needs one.
  *
- * What the driver does by itself for a block of cudaMalloc has to be asked for here.  cudaDeviceEnablePeerAccess does
- * not reach mapped memory, and nobody tells this library of it: so every device that can reach the memory is let in
- * when it is mapped, whether the program has enabled that, will do so, or never does.  Memory that can be exported, and
- * reached by other adapters, is asked for too; a driver that refuses gives plain memory.
+ * The driver does some things for a block of cudaMalloc that have to be asked for here.  cudaDeviceEnablePeerAccess has
+ * no effect on mapped memory, and the library does not learn of the call.  So every device that can reach the memory
+ * gets access when the memory is mapped, whether the program enables peer access or not.  The memory is also asked for
+ * as one that can be exported and that other adapters can reach; if the driver refuses, it is plain memory.
  *
  * Nothing here waits for the GPU, unmapping under a running kernel included: see source.h.
  */
@@ -27,7 +27,8 @@ static bool driver_can(const struct driver *driver) {
          driver->cuMemSetAccess != NULL && driver->cuCtxGetDevice != NULL && driver->cuDeviceTotalMem != NULL;
 }
 
-/* Asked before, so that nobody finds out at the first mapping.  unknown: where the driver does not say. */
+/* Asked when the source is opened, so that the first mapping does not fail for it.  unknown: the answer where the
+ * driver does not say. */
 static bool device_can(const struct driver *driver, CUdevice device, int attribute, bool unknown) {
   int can = 0;
   bool known =
@@ -132,8 +133,8 @@ static cudaError_t vmm_map(const struct source *source, uintptr_t base, size_t b
   return error;
 }
 
-/* The device itself and its peers.  Where it has too many of them for the driver, or one that is not to be reached
- * after all, the device alone: who does not use peers must not miss memory for them. */
+/* Gives access to the device itself and its peers.  If the driver refuses that, because the peers are too many or one
+ * cannot be reached after all, to the device alone: a program that uses no peers must get its memory. */
 static CUresult access_set(const struct source *source, uintptr_t base, size_t bytes) {
   CUmemAccessDesc access[1 + SOURCE_PEERS_MOST];
   const struct driver *driver = source->context.driver;

@@ -17,9 +17,11 @@
  * in the map of moved pages are 1 meanwhile, and its entries' size class is MAM_ENTRY_MOVED, so that no free and no
  * request takes it for a span.
  *
- * Nobody else uses the heap meanwhile.  So no step needs an order: those of a pass are kernels one after another.
+ * The heap is not used meanwhile.  So no access needs a memory order: the steps of a pass are kernels one after
+ * another.
  *
- * A team is threads that do a piece of work together, with what they share.  Who includes this file defines before it:
+ * A team is threads that do a piece of work together, with what they share.  The file that includes this one defines
+ * before it:
  *
  *   struct mam_team              with rank and count
  *   mam_team_sync(team)          the team's threads wait for each other
@@ -100,7 +102,7 @@ MAM_INLINE void mam_span_moved(struct mam_team team, struct mam_area area, mam_u
   MAM_LOOP
   for (mam_u32 done = 0; team.rank == 0 && done < pages;) {
     mam_u32 from = (page + done) & 63, here = 64 - from < pages - done ? 64 - from : pages - done;
-    /* relaxed: who reads it is a kernel that comes later. */
+    /* relaxed: a later kernel reads it. */
     (void)mam_or_relaxed_u64(&mam_area_moved(area)[(page + done) >> 6], mam_run_bits(here, from));
     done += here;
   }
@@ -118,7 +120,7 @@ MAM_INLINE mam_u64 *mam_compact_slot(const struct mam_compact *compact, mam_u32 
 /* The span of a slot that was emptied. */
 struct mam_slot_emptied {
   struct mam_area area;
-  mam_u32 page, pages, kind, used; /* pages 0: there is none; used: its chunks, 0 if nobody has one */
+  mam_u32 page, pages, kind, used; /* pages 0: there is none; used: its chunks that are taken */
 };
 
 /* Frees the chunks of a typed slot without a ticket.  What follows from that is left to mam_slot_emptied_end. */
@@ -159,7 +161,7 @@ MAM_INLINE void mam_slot_emptied_end(const struct mam_slot_emptied *emptied) {
     MAM_OUT_OF_SIGHT(mam_pages_release)(emptied->area, emptied->page, emptied->pages);
 }
 
-/* Whether nobody made a request of an emptied slot. */
+/* Whether no thread made a request of an emptied slot. */
 MAM_INLINE int mam_compact_slot_is_untouched(const struct mam_compact *compact, mam_u32 type, mam_u32 number) {
   mam_u32 limit = mam_slot_limit(&compact->heap, compact->kinds[type]);
   return (*mam_compact_slot(compact, type, number) & MAM_SLOT_TICKETS) == limit;
@@ -512,7 +514,7 @@ MAM_INLINE void mam_merge_end(struct mam_team team, const struct mam_merge_room 
   MAM_LOOP
   for (mam_u32 i = team.rank; i < words; i += team.count)
     if (count > room->before[i])
-      /* relaxed: nobody else looks at it; atomic so that nobody waits for what it was. */
+      /* relaxed: no other thread looks at it; atomic so that the thread does not wait for the old value. */
       (void)mam_or_relaxed_u64(&room->words[i / MAM_PAGE_WORDS][i % MAM_PAGE_WORDS],
                                mam_lowest_ones(room->free[i], count - room->before[i]));
 }

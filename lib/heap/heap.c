@@ -19,7 +19,11 @@
 #include "heap/heap_view.h"
 #include "pool/pool.h"
 
-enum { ALIGNMENT_BYTES = 64, WAIT_MOST_MS = 3600000 };
+/* The control block begins at a multiple of this. */
+enum { ALIGNMENT_BYTES = 64 };
+
+/* The longest wait_ms that is accepted: an hour.  A longer one is taken for a mistake. */
+enum { WAIT_MOST_MS = 3600000 };
 
 /* ---- Work on the GPU ---- */
 

@@ -7,7 +7,9 @@
 
 #include "base/error.h"
 
-enum { WORD_BYTES = 4096, MEMORY_BYTES = WORD_BYTES + HEAP_BELL_ZERO_BYTES + HEAP_BELL_STAGING_BYTES };
+/* The word has a page of its own, so that what follows it is aligned to pages. */
+enum { WORD_BYTES = 4096 };
+enum { MEMORY_BYTES = WORD_BYTES + HEAP_BELL_ZERO_BYTES + HEAP_BELL_STAGING_BYTES };
 
 static pthread_mutex_t bells_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct heap_bell *bells; /* protected by bells_lock */
@@ -75,7 +77,8 @@ cudaError_t heap_bell_take(const struct context *context, struct heap_bell **bel
   pthread_mutex_unlock(&bells_lock);
   if (found == NULL)
     return bell_make(context, bell);
-  /* So that a ring is not taken for the last one of the heap before.  relaxed: whoever listens begins after this. */
+  /* 0, so that the next heap's first ring differs from the former heap's last one.  relaxed: the thread that listens
+   * begins after this. */
   __atomic_store_n(found->word, 0, __ATOMIC_RELAXED);
   *bell = found;
   return cudaSuccess;

@@ -3,9 +3,9 @@
  * Host memory that a GPU's kernels and copies reach: a word that kernels ring, and room for what is copied to the GPU
  * beside running kernels.
  *
- * The memory is the library's own, and only registered with the driver: the driver's own would go with its context,
- * under whoever looks at the word.  It is never given back while its context lives, since a kernel may still ring a
- * heap's bell that is gone; the next heap gets it, and takes such a ring for nothing.
+ * The memory is the library's own and only registered with the driver: memory of the driver's would go with its context
+ * while a thread reads the word.  It is never given back while its context lives, since a kernel may still ring the
+ * bell of a heap that is gone.  The next heap gets it and ignores such a ring.
  *
  * Knows contexts and the driver; nothing of heaps.
  */
@@ -14,10 +14,14 @@
 
 #include "cuda/context.h"
 
-enum { HEAP_BELL_ZERO_BYTES = 256 << 10, HEAP_BELL_STAGING_BYTES = 64 << 10 };
+/* So many zero bytes are copied at once: most of an empty superblock's metadata is zero. */
+enum { HEAP_BELL_ZERO_BYTES = 256 << 10 };
+
+/* So many other bytes are copied at once. */
+enum { HEAP_BELL_STAGING_BYTES = 64 << 10 };
 
 struct heap_bell {
-  struct heap_bell *next; /* of those that nobody has; protected by the lock in heap_bell.c */
+  struct heap_bell *next; /* of the bells that no heap has; protected by the lock in heap_bell.c */
   /* Constant. */
   uint64_t context_id;
   uint64_t *word;          /* atomic: kernels write it */

@@ -12,6 +12,7 @@
 #include "heap/compact_types.h"
 #include "heap/heap_inside.h"
 
+/* Each table of the work begins at a multiple of this, so that no two share a cache line. */
 enum { ALIGN_BYTES = 256 };
 
 struct heap_compact {

@@ -8,11 +8,12 @@
 #include "base/error.h"
 #include "heap/heap_image.h"
 
-enum {
-  BLOCK_THREADS = 256,
-  BLOCKS_PER_MULTIPROCESSOR = 8,
-  SIGN_PATIENCE_NS = 1000000 /* for longer the driver waits, as the program wants it to */
-};
+/* Kernels run in blocks of so many threads, up to so many blocks on a multiprocessor: as many threads as it
+ * has room for, since sm_80. */
+enum { BLOCK_THREADS = 256, BLOCKS_PER_MULTIPROCESSOR = 8 };
+
+/* The host looks for a kernel's sign for so long.  Then the driver waits, in the way that the program has set. */
+enum { SIGN_PATIENCE_NS = 1000000 };
 
 static const char *const kernel_names[HEAP_KERNELS] = {
     "mam_kernel_clear",   "mam_kernel_clear_slots", "mam_kernel_drain",     "mam_kernel_free",

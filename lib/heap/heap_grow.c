@@ -204,12 +204,12 @@ static enum heap_answer answer_locked(struct mam_heap_host *heap, mam_u64 ring) 
   mam_u32 refused_pages = 0;
   bool for_good = false;
   cudaError_t error = cudaSuccess;
-  /* A ring for another round was late, or is another heap's: whoever rang for this one may have been overwritten, and
-   * rings again in the next. */
+  /* A ring for another round was late, or is another heap's.  It may have overwritten a ring for this round, and the
+   * kernel that rang it rings again in the next. */
   if (mam_round_number(ring) == heap->round && mam_round_pages(ring) != 0)
     error = grow_for_locked(heap, mam_round_pages(ring), &refused_pages, &for_good);
   if (error != cudaSuccess && error != cudaErrorMemoryAllocation)
-    refused_pages = 1; /* the GPU is beyond help; so that nobody waits, if it can still be told */
+    refused_pages = 1; /* the GPU has failed; kernels are told not to wait, if that is still possible */
   bool told = reply_locked(heap, refused_pages) == cudaSuccess;
   if (!told || (error != cudaSuccess && error != cudaErrorMemoryAllocation))
     return HEAP_ANSWER_END;

@@ -20,6 +20,7 @@
 #include "mam/detail/heap_grow.h"
 #include "mam/heap.h"
 
+/* The least superblock: the table of superblocks is short, and smaller ones would use it up. */
 enum { HEAP_LEAST_BYTES = 256 << 10 };
 
 struct mam_heap_host {
@@ -41,7 +42,7 @@ struct mam_heap_host {
   struct heap_compact *compact; /* of heap_compact.c */
   struct heap_records *records; /* NULL: there are none */
 
-  pthread_mutex_t superblocks_lock; /* protects what follows; changed only by who also has the other, but to grow */
+  pthread_mutex_t superblocks_lock; /* protects what follows; only growth changes it without the other lock */
   mam_u32 count;                    /* of superblocks */
   void *memory[MAM_HEAP_SUPERBLOCKS];
   size_t bytes[MAM_HEAP_SUPERBLOCKS];
@@ -82,7 +83,7 @@ cudaError_t heap_memory_give(struct mam_heap_host *heap);
 cudaError_t heap_grow_locked(struct mam_heap_host *heap, size_t bytes, bool at_once);
 /* Makes kernels know only the first ones.  No kernel may use the heap. */
 cudaError_t heap_shrink_locked(struct mam_heap_host *heap, mam_u32 count);
-/* What was refused before may be there: those who ask again are heard again. */
+/* Ends the refusals: the memory may be there by now, and kernels may ask again. */
 cudaError_t heap_growth_reopen_locked(struct mam_heap_host *heap);
 
 /* Begins to listen to kernels that run out of memory; its control block is ready.  Undone by heap_growth_end. */

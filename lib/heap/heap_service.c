@@ -9,7 +9,17 @@
 
 #include "base/locked.h"
 
-enum { NAP_US = 50, NAP_MOST_US = 5000, AWAKE_US = 20000, EXIT_WAIT_US = 1000000 };
+/* The thread looks at the word after so long; */
+enum { NAP_US = 50 };
+
+/* when the word has not changed for so long, each nap is twice the one before, */
+enum { AWAKE_US = 20000 };
+
+/* up to this. */
+enum { NAP_MOST_US = 5000 };
+
+/* At exit the process waits for a service for so long at most: an exit must not hang. */
+enum { EXIT_WAIT_US = 1000000 };
 
 struct heap_service {
   struct heap_service *next; /* protected by services_lock */
@@ -28,7 +38,8 @@ struct heap_service {
   bool joined; /* at exit */
 };
 
-/* Leaves; nothing is called while it is held but what stops a service at exit. */
+/* Last in the lock order but for a service's own lock.  While it is held, nothing is called but what stops a service at
+ * exit. */
 static pthread_mutex_t services_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct heap_service *services; /* protected by services_lock */
 
@@ -102,8 +113,8 @@ static void *run(void *argument) {
 
 /* ---- The process ------------------------------------------------------------------------------------------------- */
 
-/* The driver takes its leave after this: nobody may call it then.  A service waits for nothing for long, but an exit
- * must not hang even if one does. */
+/* The driver is torn down after this and must not be called then.  A service waits for nothing for long; if one does
+ * all the same, the exit goes on without it. */
 static void end_of_process(void) {
   struct timespec until = moment(now_us() + EXIT_WAIT_US);
   pthread_mutex_lock(&services_lock);

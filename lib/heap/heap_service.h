@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * A thread that listens to a bell: a word that something outside of the host's threads writes to, so that nobody can
- * wake whoever waits for it.  So it looks again and again: every 50 us in the 20 ms after it was rung, then less and
- * less often down to every 5 ms, which costs less than a hundredth of a core.
+ * A thread that listens to a bell: a word that a GPU writes to, which cannot wake a thread of the host.  So the thread
+ * polls the word: every 50 us in the 20 ms after a ring, then less and less often, down to every 5 ms.  That costs less
+ * than a hundredth of a core.
  *
  * Knows nothing of heaps or the GPU.
  */
@@ -24,10 +24,11 @@ struct heap_service_work {
   enum heap_answer (*answer)(void *closure, uint64_t word);
   /* HEAP_SERVICE_RETRY_MS after an answer of HEAP_ANSWER_LATER, unless another came meanwhile. */
   enum heap_answer (*retry)(void *closure);
-  /* Whether there is still anybody who could ring; asked every now and then. */
+  /* Whether the bell can still be rung; asked at each look that finds no ring. */
   bool (*lives)(void *closure);
 };
 
+/* The time from an answer of HEAP_ANSWER_LATER to the retry. */
 enum { HEAP_SERVICE_RETRY_MS = 100 };
 
 struct heap_service;

@@ -12,6 +12,7 @@
 #include "heap/heap_inside.h"
 #include "mam/warp.h"
 
+/* A block that is smaller than this is no header of a warp heap. */
 enum { LEAST_HEADER_BYTES = 192 };
 
 /* What the GPU reads and writes, in one block of the pool: how many headers there are, then these, then the addresses

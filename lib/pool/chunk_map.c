@@ -11,7 +11,7 @@
 /*
  * A sequence lock.  The writer, alone under write_lock, makes the sequence odd, stores, and makes it even again.  A
  * reader takes what it read only if the sequence was even before and is unchanged after.  Why that holds without
- * fences, by the C11 model:
+ * memory barriers, by the C11 model:
  *   - Every store to an entry is a release that follows the store of the odd number in the writer.  A reader's load of
  *     an entry is an acquire; if it reads such a store, it also sees the odd number (or a later one), so its second
  *     look at the sequence differs from its first, and it tries again.
@@ -139,7 +139,7 @@ static struct table *table_larger_locked(void) {
     return NULL;
   larger->room = room;
   larger->outgrown = old;
-  for (size_t i = 0; i < count_locked(); i++) { /* relaxed, all: nobody reads it yet */
+  for (size_t i = 0; i < count_locked(); i++) { /* relaxed, all: no thread reads it yet */
     struct entry *from = &old->entries[i], *to = &larger->entries[i];
     atomic_store_explicit(&to->base, atomic_load_explicit(&from->base, memory_order_relaxed), memory_order_relaxed);
     atomic_store_explicit(&to->end, atomic_load_explicit(&from->end, memory_order_relaxed), memory_order_relaxed);

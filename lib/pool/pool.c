@@ -9,8 +9,9 @@
 
 /* ---- Making room ---- */
 
-/* An allocation gives up after so many waits of its own.  One is decisive in one thread; among many, others may take
- * what it made free and free it again, but an allocation that can never be served must not wait for ever. */
+/* An allocation gives up after so many waits of its own.  One is enough where a single thread allocates.  Among many
+ * threads, another one may take what the wait made free and free it again; but an allocation that can never be served
+ * must not wait for ever. */
 enum { OWN_WAITS = 8 };
 
 /* What an allocation has tried already. */
@@ -19,10 +20,11 @@ struct attempt {
   bool fenced, at_once; /* at_once: must not wait for the GPU */
 };
 
-/* Other threads may keep what they freed after a collection: an allocation that is about to be refused tries again. */
+/* An allocation that is about to be refused collects so many times: after a collection, other threads may have freed
+ * blocks, which their fronts keep. */
 enum { COLLECTIONS_MOST = 4 };
 
-/* Growth, or what came free while the lock was left for it. */
+/* Grows the pool.  cudaSuccess also if that failed, but enough came free while the lock was left for it. */
 static cudaError_t grow_or_find_locked(struct mam_pool *pool, size_t bytes, bool at_once) {
   lock_held(&pool->lock);
   cudaError_t error = pool_grow_locked(pool, bytes, at_once);
@@ -46,8 +48,9 @@ static bool look_around_locked(struct mam_pool *pool, size_t bytes, struct attem
   return false;
 }
 
-/* Something to try again with, or why there is nothing.  Growing waits for nothing, so it goes before waiting, unless
- * the source has refused as much before; the waiting limit keeps what it can waste small. */
+/* Looks for room once more.  cudaSuccess: the caller may try again; else why there is no room.  Growth waits for
+ * nothing, so it comes before a wait, unless the source has refused as much before.  The waiting limit keeps small what
+ * growth can waste. */
 static cudaError_t make_room_locked(struct mam_pool *pool, size_t bytes, struct attempt *attempt) {
   lock_held(&pool->lock);
   if (look_around_locked(pool, bytes, attempt))
@@ -71,8 +74,9 @@ static cudaError_t make_room_locked(struct mam_pool *pool, size_t bytes, struct 
 
 /* ---- Holes that are spared ---- */
 
-/* A block would fit, but into a hole that is spared for larger ones: grows rather than take that.  If it cannot, the
- * hole is spared no longer: true, and the caller takes it and calls spare_again_locked.  May leave the lock. */
+/* If a block would fit only into a hole that is spared for larger blocks, grows the pool.  If it cannot grow, the hole
+ * is spared no longer: returns true, and the caller takes the hole and calls spare_again_locked.  May leave the lock.
+ */
 static bool spared_is_needed_locked(struct mam_pool *pool, size_t bytes, bool at_once) {
   lock_held(&pool->lock);
   while (segment_is_spared(&pool->segments, bytes) && pool->state == POOL_OPEN) {
@@ -144,7 +148,7 @@ static struct waiting_stream *stream_list_locked(struct mam_pool *pool, struct c
 static void give_back_locked(struct mam_pool *pool, struct segment *segment, const struct rule *rule) {
   lock_held(&pool->lock);
   struct waiting_stream *stream = NULL;
-  /* relaxed: nobody's any more */
+  /* relaxed: the lock is held, and no front has the segment */
   atomic_store_explicit(&segment->ticket, 0, memory_order_relaxed);
   if (rule->reuse == MAM_REUSE_IMMEDIATE) {
     if (!rule->passed)
@@ -158,18 +162,18 @@ static void give_back_locked(struct mam_pool *pool, struct segment *segment, con
   pool->freed_since++;
 }
 
-/* The rule that a pool's own frees go by.  A plain free names no stream, whose work would be all that may still use the
- * block, so in a pool by streams it waits for all. */
+/* The pool's rule for a plain free.  Such a free names no stream, so work of any stream may still use the block, and in
+ * a pool with MAM_REUSE_STREAM the block waits for all of it. */
 static struct rule own_rule(const struct mam_pool *pool, bool passed) {
   MAM_Reuse reuse = pool->config.reuse == MAM_REUSE_STREAM ? MAM_REUSE_FENCED : pool->config.reuse;
   return (struct rule){.reuse = passed ? MAM_REUSE_IMMEDIATE : reuse, .passed = passed};
 }
 
-/* Takes segments back that a front kept. */
+/* Takes segments back that a front has kept. */
 static void give_kept_locked(struct mam_pool *pool, struct segment *const *segments, unsigned count,
                              const struct rule *rule) {
   lock_held(&pool->lock);
-  pool->free_call_count += count; /* here at last */
+  pool->free_call_count += count; /* of frees that the front served before */
   for (unsigned i = 0; i < count; i++) {
     class_count_locked(pool, segments[i]->bytes, (size_t)-1);
     pool->requested_bytes -= segments[i]->as.used.requested_bytes;
@@ -225,8 +229,8 @@ static void peak_update_locked(struct mam_pool *pool) {
     pool->peak_used_bytes = pool->segments.bytes[SEGMENT_USED];
 }
 
-/* A segment becomes the program's.  From the unlock on any thread may free the block, by an address that it had of a
- * block before this one: what the segment says is therefore written here. */
+/* A segment becomes the program's.  From the unlock on any thread may free the block, by the address of an earlier
+ * block at the same place.  So all fields of the segment are written here. */
 static void hand_out_locked(struct mam_pool *pool, struct segment *segment, const struct pool_order *order,
                             struct pool_block *block) {
   lock_held(&pool->lock);
@@ -235,7 +239,7 @@ static void hand_out_locked(struct mam_pool *pool, struct segment *segment, cons
   segment->as.used.requested_bytes = order->size;
   segment->as.used.site = order->site;
   segment->as.used.tag = order->tag;
-  /* relaxed: whoever frees it now does so with the lock */
+  /* relaxed: a free of this block takes the lock first */
   atomic_store_explicit(&segment->ticket, block->ticket, memory_order_relaxed);
   class_count_locked(pool, segment->bytes, 1);
   pool->malloc_count++;
@@ -245,7 +249,8 @@ static void hand_out_locked(struct mam_pool *pool, struct segment *segment, cons
 
 static const struct rule rule_immediate = {.reuse = MAM_REUSE_IMMEDIATE};
 
-/* More memory than there must be, for speed, and no more than that; of a pool that gives it back where it is needed. */
+/* Grows a pool beyond what it needs, for speed, to half of its limit at most; only a pool that can give the memory
+ * back. */
 static void grow_in_place_locked(struct mam_pool *pool, size_t bytes, size_t most) {
   lock_held(&pool->lock);
   size_t half = pool->limit_bytes / 2;
@@ -328,11 +333,11 @@ static size_t waiting_limit(const struct mam_pool *pool) {
   return pool->config.waiting_limit_bytes > 0 ? pool->config.waiting_limit_bytes : pool->held_bytes / 2;
 }
 
-/* A fence is asked for once in so many frees: then what waits is a short list, and a fence costs a free 1 ns. */
+/* A fence is asked for once in so many frees: the list of what waits stays short, and a fence costs each free 1 ns. */
 enum { FENCE_EVERY = 256 };
 
-/* After frees: what waits is fenced by and by.  Only where the driver has no fences, a free waits for the GPU, when
- * more waits than may; one thread's wait serves all. */
+/* After a free: asks for a fence from time to time.  Where the driver has no fences, waits for the GPU if more waits
+ * than the waiting limit; one thread's wait serves all. */
 static cudaError_t fence_freed_locked(struct mam_pool *pool) {
   lock_held(&pool->lock);
   bool much = pool->segments.bytes[SEGMENT_WAITING] > waiting_limit(pool);
@@ -469,7 +474,7 @@ cudaError_t pool_span_take(struct mam_pool *pool, size_t bytes, uintptr_t *base)
       break;
   }
   if (segment != NULL) {
-    /* relaxed: nobody's block */
+    /* relaxed: it is no block */
     atomic_store_explicit(&segment->ticket, 0, memory_order_relaxed);
     segment->as.used.requested_bytes = 0;
     segment->as.used.site = NULL;

@@ -3,20 +3,24 @@
  * The pool: segments in chunks, one lock, and the rule of when freed memory may be handed out again.
  *
  * Stands on segment.h (what is where), source.h (chunks and waiting for the GPU) and chunk_map.h (whose is an address).
- * Does not know which pools are default ones, beyond carrying their context's id; that is lib/api's.
+ * A default pool carries its context's id; which pools are default ones, lib/api decides.
  *
- * Lock order: environment_lock (lib/api), pools_lock (the list of pools), one pool's lock, chunk_map's write
- * lock.  No lock of this file is held while a source is called, but for the question whether it lives: a thread that
- * leaves the lock in the middle of a call counts itself in users, which whoever closes the pool waits for.
+ *   a chunk, in segments:   | used | free | waiting | used | free |
+ *   malloc makes a free segment used, free makes it waiting, and it is free again when its fence has passed.
  *
- * Pools are type-stable: a closed pool's memory is kept for the next one and never unmapped, its lock stays a lock.
- * So a pointer to a pool that was found without a lock may be locked at any time; what it stands for is asked then.
+ * Lock order: environment_lock (lib/api), pools_lock (the list of pools), one pool's lock, chunk_map's write lock.  No
+ * lock of this floor is held while a source is called, except to ask whether it lives.  A thread that leaves the lock
+ * in the middle of a call counts itself in users; a thread that closes the pool waits until there are none.
+ *
+ * A struct mam_pool is never freed: a closed one is used for the next pool, and its lock stays a lock.  So a thread may
+ * lock a pool whose pointer it found without a lock; under the lock it asks which pool that is (generation,
+ * default_id).
  *
  * Invariants, checked by pool_check beside those of segment.h:
  *   - the segments' bytes add up to those of the chunks' usable parts;
  *   - held_bytes is the sum of the chunks' bytes, less unmapped and moving ones, and at most limit_bytes;
  *   - the pieces of a reserved chunk tile exactly what is neither unmapped nor moving in it;
- *   - only who has set growing changes pieces, unmapped segments and moving ones;
+ *   - only the thread that has set growing changes pieces, unmapped segments and moving ones;
  *   - used bytes <= peak_used_bytes; requested_bytes <= used bytes;
  *   - unless it grows, the bytes of its segments that have memory <= peak_reserved_bytes;
  *   - every used segment is a multiple of the alignment, in address and size;
@@ -33,17 +37,24 @@
 #include "cuda/source.h"
 #include "pool/segment.h"
 
-enum { POOL_ALIGNMENT_BYTES = 512, POOL_ALIGNMENT_LEAST_BYTES = 16, POOL_ALIGNMENT_MOST_BYTES = 2 << 20 };
+/* Blocks are aligned to this unless a pool's options say otherwise: sources align their memory to it at least. */
+enum { POOL_ALIGNMENT_BYTES = 512 };
 
-/* Slabs (slab.h) serve sizes up to 32 KiB in so many classes. */
-enum { POOL_SMALL_MOST_BYTES = 32 << 10, POOL_SMALL_CLASSES = 64 };
+/* The range of that option: from what the largest type needs to the granularity of sources. */
+enum { POOL_ALIGNMENT_LEAST_BYTES = 16, POOL_ALIGNMENT_MOST_BYTES = 2 << 20 };
 
-/* Tickets (segment.h) of the pool's own count below, those of fronts above this bit. */
+/* Slabs (slab.h) serve sizes up to this one, */
+enum { POOL_SMALL_MOST_BYTES = 32 << 10 };
+
+/* in so many classes: one for each multiple of the alignment. */
+enum { POOL_SMALL_CLASSES = 64 };
+
+/* The pool gives tickets (segment.h) that are less than two to this power; fronts give the others. */
 enum { POOL_TICKET_BITS = 40 };
 
 enum pool_state {
-  POOL_DEAD,    /* no pool; may be claimed for a new one */
-  POOL_OPENING, /* claimed, not usable yet */
+  POOL_DEAD,    /* no pool; may be taken for a new one */
+  POOL_OPENING, /* taken, not usable yet */
   POOL_OPEN,
   POOL_CLOSING, /* usable no more; waits for its users */
   POOL_LOSING,  /* on the way from open to lost, as POOL_CLOSING is to dead */
@@ -148,7 +159,7 @@ struct mam_pool {
   _Atomic size_t live_by_class[POOL_SMALL_CLASSES]; /* used segments by the slab class they could have been of */
 
   struct fronts *fronts;                       /* of lib/front; kept with the struct once it is there, as the next */
-  _Atomic(const struct pool_front *) in_front; /* who to ask about them; published after them */
+  _Atomic(const struct pool_front *) in_front; /* what to call for them; published after them */
   struct reuse *reuse;                         /* constant while open */
   uint64_t generation;                         /* constant while open: no two pools in this struct have the same */
 
@@ -177,12 +188,12 @@ struct mam_pool {
   size_t peak_used_bytes, peak_reserved_bytes;
   uint64_t ticket_next; /* odd */
   uint64_t malloc_count, free_call_count, failure_count, synchronize_count, stream_hit_count;
-  char source_said[256]; /* why it last gave no chunk, "" if it never did not */
+  char source_said[256]; /* why it last refused a chunk; "" if it never has */
 
   const struct pool_front *frozen_for_fork;
 
-  bool watched; /* lib/api looks at a lazy pool by itself: its emptying needs no report */
-  bool crowded; /* several threads use it: no one of them can tell the last free, so it has to be watched */
+  bool watched; /* lib/api looks at the lazy pool from time to time: no thread has to report that it is empty */
+  bool crowded; /* several threads use it: no thread can tell that its free was the last, so it has to be watched */
 
   struct watch *watch; /* of lib/api (environment.h), under its lock; kept with the struct once it is there */
 };
@@ -196,9 +207,9 @@ cudaError_t pool_open(const struct pool_config *config, const struct source *sou
  * pool any more. */
 cudaError_t pool_close(struct mam_pool *pool, uint64_t default_id);
 
-/* The two halves of pool_close, for who holds a lock that must not be held during the wait.  pool_retire: whether the
- * pool was the one that is meant and, if only_if_empty, lazy and without a live block; then it is closing, nobody finds
- * it any more, and pool_finish must follow, which waits and gives the memory back. */
+/* The two halves of pool_close, for a caller with a lock that it must not hold during the wait.  pool_retire returns
+ * whether the pool was the one that is meant and, if only_if_empty, lazy and without a live block.  If so, the pool is
+ * closing and is not found any more, and the caller has to call pool_finish, which waits and gives the memory back. */
 bool pool_retire(struct mam_pool *pool, uint64_t default_id, bool only_if_empty);
 cudaError_t pool_finish(struct mam_pool *pool);
 
@@ -217,8 +228,8 @@ enum pool_look { POOL_GONE, POOL_BUSY, POOL_CROWDED, POOL_EMPTY }; /* crowded: b
 /* Looks at a lazy pool.  Unless it is empty, its next emptying is reported again (watched ends). */
 enum pool_look pool_look(struct mam_pool *pool, uint64_t default_id, uint64_t *malloc_count);
 
-/* Empties every pool whose context is gone, without giving back what is not there.  Those that are nobody's default
- * stay their owner's, who may not know yet. */
+/* Empties every pool whose context is gone, without giving back memory that is gone too.  A pool that is no default
+ * pool then stays, as POOL_LOST, until its owner closes it. */
 void pool_abandon_gone(void);
 
 /* size > 0 bytes at *address.  default_id as for pool_close, POOL_ANY_ID if it does not matter.  site: where in the
@@ -229,7 +240,7 @@ cudaError_t pool_malloc(struct mam_pool *pool, uint64_t default_id, size_t size,
 /* ---- For lib/front ---- */
 
 /* A block that the pool handed out.  Its segment is not the caller's: another thread may free the block at any time, by
- * an address that it had of an earlier one.  With the ticket a caller can find out. */
+ * the address of an earlier block.  The ticket tells the caller whether the segment still is the block's. */
 struct pool_block {
   struct segment *segment;
   uintptr_t address;
@@ -242,10 +253,10 @@ struct pool_block {
 cudaError_t pool_enter(struct mam_pool *pool, uint64_t default_id);
 void pool_exit(struct mam_pool *pool);
 
-/* pool_malloc of the pool of that generation, if it has not ended: from what is free, or by growing in place, by
- * growth_bytes, to at most half of the limit (else cudaErrorMemoryAllocation without an error text), or by all
- * means, or by all that never wait for the GPU.  Before that, passed_count of its segments that nothing uses any more
- * become free. */
+/* pool_malloc of the pool of that generation, if it has not ended.  effort: from what is free; or also by a growth of
+ * growth_bytes, to at most half of the limit (both else fail with cudaErrorMemoryAllocation, without an error text); or
+ * by all means; or by all means that never wait for the GPU.  First, passed_count segments become free, which the GPU
+ * is known to be done with. */
 #define POOL_ANY_GENERATION 0
 enum pool_effort { POOL_TAKE_FREE, POOL_TAKE_GROWTH, POOL_TAKE_ANY, POOL_TAKE_AT_ONCE };
 struct pool_order {
@@ -260,13 +271,14 @@ struct pool_order {
 };
 cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, struct pool_block *block);
 
-/* Takes used segments back whose blocks were freed in epoch or earlier, unless the pool is of another generation by
- * now: then they are none of its own. */
+/* Takes used segments back whose blocks were freed in epoch or earlier.  Nothing happens if the pool has become one of
+ * another generation: then the segments are none of its own. */
 void pool_give(struct mam_pool *pool, uint64_t generation, struct segment *const *segments, unsigned count,
                uint64_t epoch);
 
-/* Spans for slabs: used segments of whole 2 MiB pages, nobody's block.  take never waits for the GPU; give by the
- * pool's rule of reuse, or at once if the GPU is known to be done with it. */
+/* Memory for slabs: used segments of whole 2 MiB, which are no blocks.  pool_span_take never waits for the GPU.
+ * pool_span_give goes by the pool's rule of reuse; passed: the GPU is known to be done with it, so it is free at once.
+ */
 cudaError_t pool_span_take(struct mam_pool *pool, size_t bytes, uintptr_t *base);
 void pool_span_give(struct mam_pool *pool, uintptr_t base, bool passed);
 
@@ -276,22 +288,21 @@ void pool_span_give(struct mam_pool *pool, uintptr_t base, bool passed);
  * kernel, but for what the source waits for in chunk_give.  Errors: as pool_usable, and what the source says. */
 cudaError_t pool_trim(struct mam_pool *pool, uint64_t default_id, size_t keep_bytes);
 
-/* Whether some pool has grown since this was last asked, by memory that it could give back; and whether that one has.
- */
+/* Whether any pool, or this pool, has grown since this was last asked, by memory that it could give back. */
 bool pools_grown(void);
 bool pool_has_grown(struct mam_pool *pool);
 
-/* What a pool is about.  False if it is not open. */
+/* Fills *calm with the pool's numbers.  False if it is not open. */
 bool pool_calm_look(struct mam_pool *pool, struct pool_calm *calm);
 
-/* pool_trim of the pool of that generation, for who is in no hurry: it waits for nothing, neither for the GPU, as
- * giving a chunk would.  cudaErrorNotReady (600), without an error text: the GPU has work to do. */
+/* pool_trim of the pool of that generation, without any wait.  Giving a chunk waits for the GPU, so if the GPU has work
+ * to do, nothing happens: cudaErrorNotReady (600), without an error text. */
 cudaError_t pool_trim_calm(struct mam_pool *pool, uint64_t generation, size_t keep_bytes);
 
-/* A second thread has come. */
+/* A second thread uses the pool. */
 void pool_crowd(struct mam_pool *pool);
 
-/* Whether lib/api is to watch it from now on, because nobody can report its emptying. */
+/* Whether lib/api has to watch it from now on, because no thread can report that it is empty. */
 bool pool_to_be_watched(struct mam_pool *pool);
 
 /* The fronts are frozen and empty: fills *emptied if that is to be reported, as pool_free, and the pool is still of
@@ -302,8 +313,8 @@ void pool_report_emptied(struct mam_pool *pool, uint64_t generation, struct pool
 /* The error for what is no live block. */
 cudaError_t pool_refuse_free(uintptr_t address, bool freed_before);
 
-/* A lazy pool that lost its last block; it is watched from then on.  pool NULL if none did.  watch: nobody can tell
- * whether it did, and lib/api is to watch it. */
+/* A lazy pool whose last block was freed; it is watched from then on.  pool is NULL if there is none.  watch: no thread
+ * can tell whether its last block was freed, and lib/api has to watch it. */
 struct pool_emptied {
   struct mam_pool *pool;
   uint64_t default_id, generation;
@@ -313,14 +324,14 @@ struct pool_emptied {
 /* Whether the pool's struct has not become another pool since. */
 bool pool_is_still(struct mam_pool *pool, uint64_t generation);
 
-/* pool_free of a block of that pool, if it is still of that generation; else it is none.  The other: under a rule of
- * its own; stream is for MAM_REUSE_STREAM. */
+/* pool_free of a block of that pool, if it is still of that generation; else the address is no block.  pool_free_reuse:
+ * under a rule of reuse of its own; stream is for MAM_REUSE_STREAM. */
 cudaError_t pool_free_from(struct mam_pool *pool, uint64_t generation, uintptr_t address);
 cudaError_t pool_free_reuse(struct mam_pool *pool, uint64_t generation, uintptr_t address, MAM_Reuse reuse,
                             struct context_stream stream);
 
-/* Before a free on a stream: work of another context uses the pool's memory, so fences wait for that one, too.  The
- * caller is a user of the pool.  Errors: as reuse_accompany. */
+/* Before a free on a stream.  If the stream is another context's, that context's work uses the pool's memory, and
+ * fences wait for it, too.  The caller is a user of the pool.  Errors: as reuse_accompany. */
 cudaError_t pool_accompany(struct mam_pool *pool, struct context_stream stream);
 
 /* Frees a block of any pool that is a segment of its own.  emptied may be NULL. */
@@ -329,7 +340,7 @@ cudaError_t pool_free(void *address, struct pool_emptied *emptied);
 /* The open default pool with that id, NULL if there is none.  No lock; see default_id. */
 struct mam_pool *pool_find_default(uint64_t default_id);
 
-/* All pools there ever were, linked by next: the state is to be asked under the lock. */
+/* The list of all structs of pools, linked by next.  The caller asks for the state under the pool's lock. */
 struct mam_pool *pool_first(void);
 
 /* Whether a handle from outside is, or was, a pool's. */

@@ -40,8 +40,8 @@ static cudaError_t reserved_give(const struct source *source, const struct pool_
   return error == cudaSuccess ? given : error;
 }
 
-/* Memory is unmapped without a wait, so one goes before.  A stream capture forbids it: then nobody knows when the GPU
- * is done, and the memory stays mapped for good, which is better than a fault of the GPU. */
+/* unmap does not wait for the GPU, so a wait comes first.  A stream capture forbids the wait: then the memory stays
+ * mapped for good, since memory that the GPU still uses must not be taken away. */
 static cudaError_t elastic_close(struct mam_pool *pool, const struct pool_chunk *chunk) {
   const struct source *source = &pool->source;
   cudaError_t waited = cudaSuccess;
@@ -53,7 +53,7 @@ static cudaError_t elastic_close(struct mam_pool *pool, const struct pool_chunk 
   return waited == cudaSuccess ? error : waited;
 }
 
-/* In two rounds: out of the map first, since from chunk_give on another pool may be given the same addresses. */
+/* In two rounds: all chunks leave the map first, since from chunk_give on another pool may get the same addresses. */
 cudaError_t pool_chunks_give(struct mam_pool *pool) {
   struct pool_chunk *chunk;
   cudaError_t error = cudaSuccess;

@@ -3,7 +3,7 @@
 #include "base/wait.h"
 #include "pool/pool_inside.h"
 
-/* Takes the first step of closing or losing an open pool: from here on nobody finds it. */
+/* Takes the first step of closing or losing an open pool: from here on it is not found any more. */
 static void retire_locked(struct mam_pool *pool, enum pool_state state) {
   lock_held(&pool->lock);
   pool->state = state;
@@ -97,8 +97,7 @@ bool pool_retire(struct mam_pool *pool, uint64_t default_id, bool only_if_empty)
 
 /* ---- Memory that is gone ---- */
 
-/* Takes a pool apart whose memory is gone; the lock is held and released.  What is nobody's default stays its owner's.
- */
+/* Takes a pool apart whose memory is gone, and leaves the lock.  A pool that is no default pool stays, as POOL_LOST. */
 static void pool_lose(struct mam_pool *pool) {
   lock_held(&pool->lock);
   retire_locked(pool, pool->config.default_id != 0 ? POOL_CLOSING : POOL_LOSING);
@@ -114,7 +113,7 @@ void pool_abandon(struct mam_pool *pool) {
   }
   struct wait wait = {WAIT_LOOKS, WAIT_FIRST_NS};
   bool closing = pool->state == POOL_CLOSING || pool->state == POOL_LOSING;
-  while (pool->state == POOL_CLOSING || pool->state == POOL_LOSING) /* somebody else's work */
+  while (pool->state == POOL_CLOSING || pool->state == POOL_LOSING) /* by another thread */
     pthread_cond_wait(&pool->changed, &pool->lock);
   pool_unlock(pool);
   if (!closing) /* it is being opened */

@@ -5,12 +5,17 @@
 
 /* ---- Pieces: the mapped parts of a reserved chunk ---- */
 
-/* A growth maps several pieces rather than one, so that what is free later lies in some of them as a whole and can be
- * given back.  But not many: each costs the driver a few KiB of host memory (H200), which small blocks notice, and some
- * 40 us, 70 beside a running kernel, however large it is.  A training-like trace took 1.017 of its peak with these, as
- * with twice as many of half the size, and 1.03 with a quarter.  So one it is while the GPU lags behind: then the pool
+/* A growth maps several pieces, not one: what is free later then covers some pieces as a whole, which can be given
+ * back. But each piece costs, whatever its size: a few KiB of host memory in the driver, and 40 us, or 70 us beside a
+ * running kernel (H200).  So the pieces of a growth are few.  While the GPU lags behind there is one: the pool then
  * grows because what was freed cannot be used yet, and other threads wait for it. */
-enum { PIECES_FEW = 2, PIECES_MOST = 32, PIECES_FEW_BYTES = 32 << 20, PIECE_LEAST_BYTES = 8 << 20 };
+
+/* A growth of more than this has up to PIECES_MOST pieces, a smaller one up to PIECES_FEW. */
+enum { PIECES_FEW_BYTES = 32 << 20, PIECES_FEW = 2, PIECES_MOST = 32 };
+
+/* The pieces of a large growth have at least so many bytes.  A training-like trace took 1.017 of its peak with 32
+ * pieces of 8 MiB, the same with twice as many of half the size, and 1.03 with a quarter as many. */
+enum { PIECE_LEAST_BYTES = 8 << 20 };
 
 static size_t piece_bytes_for(const struct mam_pool *pool, size_t bytes) {
   bool large = bytes > PIECES_FEW_BYTES;
@@ -91,10 +96,12 @@ static bool place_find_locked(struct mam_pool *pool, size_t bytes, struct place 
   return found;
 }
 
-/* Growth is by at least a 128th of what is held, for the sake of its costs; so that much may be held for nothing.  But
- * not by more than 32 MiB beyond what is needed: memory that the driver has not given out since it began costs it up to
- * 4 ms a GiB (H200). */
-enum { GROWTH_SHARE = 128, GROWTH_MOST_BYTES = 32 << 20 };
+/* A growth takes at least this part of what the pool holds, so that growths are few; as much may be held in vain. */
+enum { GROWTH_SHARE = 128 };
+
+/* But that part counts for at most so much: memory that the driver gives out for the first time costs up to 4 ms a GiB
+ * (H200). */
+enum { GROWTH_MOST_BYTES = 32 << 20 };
 
 /* Makes a place larger, as far as the limit and the unmapped segment allow. */
 static void place_extend(const struct mam_pool *pool, struct place *place) {
@@ -140,7 +147,7 @@ static cudaError_t place_fill_locked(struct mam_pool *pool, const struct place *
 cudaError_t pool_elastic_try_locked(struct mam_pool *pool, size_t bytes, bool generous, bool *asked) {
   lock_held(&pool->lock);
   struct place place = {0};
-  if (segment_largest_free(&pool->segments) >= bytes) /* the lock was left: somebody freed */
+  if (segment_largest_free(&pool->segments) >= bytes) /* the lock was left: another thread freed */
     return cudaSuccess;
   if (!place_find_locked(pool, bytes, &place) || place.bytes > pool->limit_bytes - pool->held_bytes)
     return cudaErrorMemoryAllocation;
@@ -168,10 +175,16 @@ static bool own_pieces_give_locked(struct mam_pool *pool, size_t bytes, bool by_
   return pool_pieces_trim_locked(pool, keep_bytes) == cudaSuccess && pool->held_bytes <= keep_bytes;
 }
 
-/* A pool that holds more than was ever used, by this part of that, moves what is free before it grows.  But in all not
- * more than a part of what it holds, and a small move counts as a larger one: it costs more than growth does, and where
- * sizes never fit what is free, it would go on for ever. */
-enum { EXCESS_SHARE = 128, MOVED_SHARE = 2, MOVED_LEAST_BYTES = 16 << 20 };
+/* A pool that holds more than was ever used at once, by more than this part of that, gives free pieces back before it
+ * grows elsewhere in its addresses: it moves memory. */
+enum { EXCESS_SHARE = 128 };
+
+/* In all it moves at most this part of what it holds.  A move costs more than growth, and where sizes never fit what is
+ * free, the pool would move for ever. */
+enum { MOVED_SHARE = 2 };
+
+/* A smaller move counts as one of so many bytes: even a small one costs more than growth. */
+enum { MOVED_LEAST_BYTES = 16 << 20 };
 
 /* Gives as much of what is free in pieces back as the place for a block needs, so that the pool does not hold more than
  * before.  Whether it did.  Not while the GPU lags behind: there is time for it later. */

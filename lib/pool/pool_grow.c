@@ -97,7 +97,7 @@ static cudaError_t chunk_take(struct mam_pool *pool, size_t want, size_t need) {
 
 /* ---- Growth by chunks ---- */
 
-/* A pool that grows by chunks takes at least this part of what it holds: places in the chunk map are few. */
+/* A pool that grows by chunks takes at least this part of what it holds, so that the chunk map stays short. */
 enum { CHUNK_SHARE = 32 };
 
 /* How much to ask the source for, for a block of bytes: *need at least, *want if it can be.  False if the limit leaves
@@ -238,9 +238,9 @@ static cudaError_t grow_alone_locked(struct mam_pool *pool, size_t bytes, bool a
   return error;
 }
 
-/* How long a thread looks out for the end of another's growth before it sleeps.  Beside a running kernel a growth takes
- * 100 to 600 us, and threads that sleep are woken one after the other, 30 to 200 us each (H200's host): 8 threads that
- * slept took up to 2 ms. */
+/* A thread yields for so long, until another thread's growth has ended, before it sleeps.  Beside a running kernel a
+ * growth takes 100 to 600 us, and the kernel wakes sleeping threads one after the other, 30 to 200 us each (H200's
+ * host): 8 threads that slept took up to 2 ms. */
 enum { GROWTH_LOOK_NS = 1000000 };
 
 /* Waits for the end of another thread's growth. */
@@ -262,7 +262,7 @@ cudaError_t pool_grow_locked(struct mam_pool *pool, size_t bytes, bool at_once) 
   if (pool->growing) { /* another thread's memory may do; else one of those that wait grows for all of them at once */
     size_t room = pool->limit_bytes - pool->held_bytes;
     size_t wanted =
-        bytes <= room && pool->wanted_bytes <= room - bytes ? bytes : 0; /* nobody grows for what cannot be */
+        bytes <= room && pool->wanted_bytes <= room - bytes ? bytes : 0; /* no room: no thread is to grow for it */
     pool->wanted_bytes += wanted;
     cudaError_t awaited = growth_await_locked(pool);
     pool->wanted_bytes -= wanted;
@@ -293,8 +293,8 @@ static cudaError_t first_chunk(struct mam_pool *pool) {
   return error == cudaSuccess ? chunk_adopt(pool, base, bytes) : error;
 }
 
-/* An elastic pool reserves so many times the memory that there is.  With twice as much, however the mapped half is
- * scattered, as much again is left for a large block beside it; and addresses cost nothing: 2 us for 64 TiB. */
+/* An elastic pool reserves so many times as many addresses as there is memory.  Half of them stays unmapped, however
+ * the mapped half is scattered, and has room for a large block.  Addresses cost nothing: 2 us for 64 TiB. */
 enum { RESERVE_TIMES = 2 };
 
 /* Reserves the addresses of an elastic pool: fewer, where a limit of the process forbids as many. */
@@ -342,7 +342,7 @@ static cudaError_t elastic_open(struct mam_pool *pool) {
     error = first_piece(pool);
     if (error != cudaSuccess) {
       (void)pool_chunks_give(pool);
-      segment_set_clear(&pool->segments); /* nobody has the pool yet */
+      segment_set_clear(&pool->segments); /* no other thread has the pool yet */
     }
   }
   return error;

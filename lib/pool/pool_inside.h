@@ -45,7 +45,7 @@ static inline void pool_unlock(struct mam_pool *pool) {
   pthread_mutex_unlock(&pool->lock);
 }
 
-/* Leaves the lock in the middle of a call, to call the source; nobody can close the pool meanwhile. */
+/* Leaves the lock in the middle of a call, to call the source.  The pool cannot be closed meanwhile. */
 static inline void pool_step_out(struct mam_pool *pool) {
   pool->users++;
   pool_unlock(pool);
@@ -63,7 +63,7 @@ static inline uintptr_t round_up(uintptr_t value, size_t power_of_two) {
   return (value + power_of_two - 1) & ~(uintptr_t)(power_of_two - 1);
 }
 
-/* In whole units of the source; down where up would pass the end of the numbers, which no source has. */
+/* Rounded up to whole granules of the source; down where up would overflow, as no source has so much. */
 static inline size_t whole_units(size_t bytes) {
   size_t up = round_up(bytes, SOURCE_GRANULARITY_BYTES);
   return up >= bytes ? up : bytes & ~(size_t)(SOURCE_GRANULARITY_BYTES - 1);
@@ -108,8 +108,8 @@ static inline cudaError_t pool_expect_locked(const struct mam_pool *pool, uint64
 void pool_list_lock(void);
 void pool_list_unlock(void);
 
-/* A pool for a new purpose: a dead one or a new one, POOL_OPENING.  NULL if the host has no memory. */
-struct mam_pool *pool_list_claim(void);
+/* A pool to open: a dead one or a new one, which becomes POOL_OPENING.  NULL if the host has no memory. */
+struct mam_pool *pool_list_take(void);
 
 /* ---- pool_info.c ---- */
 

@@ -44,7 +44,7 @@ void pool_exit(struct mam_pool *pool) {
 /* ---- All pools ---- */
 
 static _Atomic(struct mam_pool *) pools;                       /* appended to under pools_lock, read without */
-static pthread_mutex_t pools_lock = PTHREAD_MUTEX_INITIALIZER; /* of pools and of claiming a dead one */
+static pthread_mutex_t pools_lock = PTHREAD_MUTEX_INITIALIZER; /* of pools, and of taking a dead one */
 
 void pool_list_lock(void) { pthread_mutex_lock(&pools_lock); }
 void pool_list_unlock(void) { pthread_mutex_unlock(&pools_lock); }
@@ -75,17 +75,17 @@ static struct mam_pool *pool_new(void) {
   return pool;
 }
 
-struct mam_pool *pool_list_claim(void) {
+struct mam_pool *pool_list_take(void) {
   pthread_mutex_lock(&pools_lock);
   struct mam_pool *pool;
-  bool claimed = false;
+  bool taken = false;
   for (pool = pool_first(); pool != NULL; pool = pool->next) {
     pool_lock(pool);
-    claimed = pool->state == POOL_DEAD;
-    if (claimed)
+    taken = pool->state == POOL_DEAD;
+    if (taken)
       pool->state = POOL_OPENING;
     pool_unlock(pool);
-    if (claimed)
+    if (taken)
       break;
   }
   if (pool == NULL)
@@ -95,7 +95,7 @@ struct mam_pool *pool_list_claim(void) {
 }
 
 /* Where the last search ended: a program with many pools uses few of them at a time.  Acquire and release as for pools:
- * whoever reads the pointer uses the lock in it. */
+ * a thread that reads the pointer uses the lock in it. */
 static _Atomic(struct mam_pool *) last_default, last_known;
 
 struct mam_pool *pool_find_default(uint64_t default_id) {

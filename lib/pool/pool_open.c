@@ -4,7 +4,7 @@
 #include "pool/chunk_map.h"
 #include "pool/pool_inside.h"
 
-/* A claimed pool's fields before its first chunk. */
+/* Sets the fields of a pool that was taken from the list, before its first chunk. */
 static void pool_reset(struct mam_pool *pool, const struct pool_config *config, const struct source *source) {
   pool_lock(pool);
   pool->config = *config;
@@ -29,7 +29,7 @@ static void pool_reset(struct mam_pool *pool, const struct pool_config *config, 
 }
 
 cudaError_t pool_open(const struct pool_config *config, const struct source *source, struct mam_pool **opened) {
-  struct mam_pool *pool = pool_list_claim();
+  struct mam_pool *pool = pool_list_take();
   if (pool == NULL)
     return error_set(cudaErrorMemoryAllocation, "the host has no memory for a pool");
   pool_reset(pool, config, source);

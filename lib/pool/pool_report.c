@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
  * What a pool holds, in JSON and in words.  The pool is copied under its lock and described without it, so that a large
- * report holds up nobody, and the dynamic linker is not asked for names of call sites under a lock.
+ * report holds up no thread, and the dynamic linker is not asked for names of call sites under a lock.
  */
 #include <execinfo.h>
 #include <stdio.h>

@@ -113,7 +113,7 @@ struct pool_chunk *pool_find_free_chunk_locked(struct mam_pool *pool, struct seg
   return chunk;
 }
 
-/* A free that is held up in a front may have taken a page for the pool's: none is after this, see slab.h. */
+/* A free that is held up in a front may have found a page to be the pool's.  After this, none has; see slab.h. */
 static void fronts_step_out(struct mam_pool *pool) {
   const struct pool_front *front = pool->config.front;
   if (front == NULL)

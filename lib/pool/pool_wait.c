@@ -7,7 +7,7 @@
 
 /* ---- Epochs that have passed ---- */
 
-/* So many segments come free in one hold of the lock at most, for the sake of other threads. */
+/* A thread makes at most so many segments free before it lets other threads have the lock. */
 enum { PASS_MOST = 256 };
 
 /* Makes up to PASS_MOST segments free that waited for an epoch that has passed.  Whether these were all. */
@@ -22,8 +22,8 @@ static bool pass_some_locked(struct mam_pool *pool) {
   return all;
 }
 
-/* Makes free what waited for an epoch that has passed, until there is a hole of enough bytes: tens of thousands of
- * blocks may have waited for one kernel, and who needs one of them does not go through all. */
+/* Makes free what waited for an epoch that has passed, until there is a hole of enough bytes.  Tens of thousands of
+ * blocks may have waited for one kernel, and a thread that needs one of them must not go through all. */
 static void pass_locked(struct mam_pool *pool, size_t enough) {
   lock_held(&pool->lock);
   while (!pass_some_locked(pool) && segment_largest_free(&pool->segments) < enough) {
@@ -82,8 +82,8 @@ cudaError_t pool_synchronize_locked(struct mam_pool *pool, size_t enough) {
   return error;
 }
 
-/* What a wait for what waits in front of the pool can bring back, at most: with the last block of a slab comes the
- * whole span.  The lock is left for it. */
+/* How many bytes come back from the fronts, at most, when the GPU is done with all that waits there: with the last
+ * block of a slab comes the whole slab.  Leaves the lock. */
 static size_t front_waiting_bytes_locked(struct mam_pool *pool) {
   lock_held(&pool->lock);
   const struct pool_front *front = pool->config.front;
@@ -117,7 +117,7 @@ cudaError_t pool_await_change_locked(struct mam_pool *pool) {
   lock_held(&pool->lock);
   pool->users++;
   pthread_cond_wait(&pool->changed, &pool->lock);
-  if (--pool->users == 0) /* only pool_finish may wait for that; waiters that woke each other would never rest */
+  if (--pool->users == 0) /* for pool_finish; waiters that woke each other each time would never sleep */
     pthread_cond_broadcast(&pool->changed);
   return cudaSuccess;
 }

@@ -89,33 +89,36 @@ static struct segment *size_next(struct size_forest *forest, struct segment *seg
   return next != NULL ? next : size_least(forest, branch_of(segment->bytes) + 1);
 }
 
-/* ---- Host memory for segments: slabs that grow, spares in a list ---- */
+/* ---- Host memory for segments: arrays of nodes, spare ones in a list ---- */
 
-struct segment_slab {
-  struct segment_slab *next;
+struct segment_nodes {
+  struct segment_nodes *next;
   struct segment segments[];
 };
 
-/* A new slab is a sixteenth of what is held: what is not used yet stays small beside it. */
-enum { LEAST_SLAB_SEGMENTS = 64, MOST_SLAB_SEGMENTS = 512, SLAB_SHARE = 16 };
+/* A new array is a sixteenth of the nodes that there are, so that spare nodes stay few beside them. */
+enum { NODES_SHARE = 16 };
 
-static bool slab_add(struct segment_set *set) {
-  size_t count = set->slab_bytes / sizeof(struct segment) / SLAB_SHARE;
-  count = count < LEAST_SLAB_SEGMENTS ? LEAST_SLAB_SEGMENTS : count > MOST_SLAB_SEGMENTS ? MOST_SLAB_SEGMENTS : count;
-  size_t bytes = sizeof(struct segment_slab) + count * sizeof(struct segment);
-  struct segment_slab *slab = calloc(1, bytes); /* no tickets */
-  if (slab == NULL)
+/* It has at least so many, for small pools, and at most so many: the calloc happens under the pool's lock. */
+enum { NODES_LEAST = 64, NODES_MOST = 512 };
+
+static bool nodes_add(struct segment_set *set) {
+  size_t count = set->nodes_bytes / sizeof(struct segment) / NODES_SHARE;
+  count = count < NODES_LEAST ? NODES_LEAST : count > NODES_MOST ? NODES_MOST : count;
+  size_t bytes = sizeof(struct segment_nodes) + count * sizeof(struct segment);
+  struct segment_nodes *nodes = calloc(1, bytes); /* no tickets */
+  if (nodes == NULL)
     return false;
-  slab->next = set->slabs;
-  set->slabs = slab;
-  set->slab_bytes += bytes;
+  nodes->next = set->nodes;
+  set->nodes = nodes;
+  set->nodes_bytes += bytes;
   for (size_t i = count; i-- > 0;) /* so that they are taken in the order of addresses */
-    SLIST_INSERT_HEAD(&set->spares, &slab->segments[i], as.spare);
+    SLIST_INSERT_HEAD(&set->spares, &nodes->segments[i], as.spare);
   return true;
 }
 
 static struct segment *spare_take(struct segment_set *set) {
-  if (SLIST_EMPTY(&set->spares) && !slab_add(set))
+  if (SLIST_EMPTY(&set->spares) && !nodes_add(set))
     return NULL;
   struct segment *segment = SLIST_FIRST(&set->spares);
   SLIST_REMOVE_HEAD(&set->spares, as.spare);
@@ -144,9 +147,9 @@ void segment_set_init(struct segment_set *set) {
 }
 
 void segment_set_clear(struct segment_set *set) {
-  for (struct segment_slab *slab = set->slabs, *next; slab != NULL; slab = next) {
-    next = slab->next;
-    free(slab);
+  for (struct segment_nodes *nodes = set->nodes, *next; nodes != NULL; nodes = next) {
+    next = nodes->next;
+    free(nodes);
   }
   segment_set_init(set);
 }
@@ -339,6 +342,7 @@ struct segment *segment_take(struct segment_set *set, size_t bytes, bool *no_hos
   return segment;
 }
 
+/* segment_take_aligned tries so many holes, the smallest first: a search through all of them has no bound. */
 enum { ALIGNED_TRIES = 16 };
 
 /* Whether an aligned block fits into a hole; *skip bytes go before it. */
@@ -576,7 +580,7 @@ void segment_wait(struct segment_set *set, struct segment *segment, uint64_t epo
   segment_wait_on(set, NULL, segment, epoch);
 }
 
-/* In a list, so many of the last freed are looked at. */
+/* segment_retake looks at so many segments of a list, the last freed first: a search through all has no bound. */
 enum { BIN_TRIES = 16 };
 
 /* The smallest of the last few of a list that is large enough. */

@@ -3,8 +3,12 @@
  * Segments and their two trees (the paper, section III): every segment of a pool stands in the pointer tree, ordered by
  * address; every free one also in the size tree, ordered by size, then address.
  *
- * A chunk may be a range of addresses that has memory only in places: where it has none it is an unmapped segment.
- * What is on its way between free and unmapped is a moving one, which nobody touches but who moves it.
+ *   a chunk:      | used | free |  waiting  | used |  free  | unmapped            |
+ *   pointer tree:    all of them, by address
+ *   size tree:              ^                           ^      by size, then address
+ *
+ * A chunk may be a range of addresses that has memory only in places: where it has none, there is an unmapped segment.
+ * A segment on its way between free and unmapped is a moving one: only the thread that moves it touches it.
  *
  * This floor knows addresses and sizes.  It never touches the memory they stand for, and knows neither chunk sources,
  * nor locks, nor when a segment may be reused: its caller holds the pool's lock and decides.
@@ -41,10 +45,11 @@ enum segment_state {
 struct waiting_stream;
 
 struct segment {
-  /* Whose a used segment is: odd, a live block's, and never the same for two blocks; even, whoever freed the block
-   * keeps it (front.h), or it never was one.  Whoever frees claims it by that (claim.h), without the pool's lock if
-   * it is the block's own front; of two frees of one block, one finds another ticket.  0 if it is not used, of which
-   * whoever gives it back makes sure; this floor neither reads nor writes it. */
+  /* What a used segment is.  Odd: a live block, and no two blocks ever have the same ticket.  Even: the front that
+   * freed the block keeps it (front.h), or it never was a block.  A free claims the block by changing the ticket
+   * (claim.h); the block's own front does so without the pool's lock.  Of two frees of one block, one finds another
+   * ticket.  0 if the segment is not used: the caller that gives it back sets that.  This floor neither reads nor
+   * writes it. */
   _Atomic uint64_t ticket;
   uintptr_t base;
   enum segment_state state : 4;
@@ -78,15 +83,18 @@ RB_HEAD(pointer_tree, segment);
 RB_HEAD(size_tree, segment);
 LIST_HEAD(unmapped_list, segment);
 
-/* The size tree is cut into branches by size, 64 for each power of two, so that each holds a few segments at most:
- * a search in one tree of 600 holes was half of what an allocation cost. */
-enum { SIZE_STEP_BITS = 6, SIZE_STEPS = 1 << SIZE_STEP_BITS, SIZE_BRANCHES = 64 * SIZE_STEPS, SIZE_WORDS = 64 };
+/* The size tree is cut into branches by size, 64 for each power of two, so that a branch holds few segments: a search
+ * in one tree of 600 holes was half of the cost of an allocation. */
+enum { SIZE_STEP_BITS = 6, SIZE_STEPS = 1 << SIZE_STEP_BITS, SIZE_BRANCHES = 64 * SIZE_STEPS };
+
+/* The bits that say which branches are not empty take so many words; a further word has a bit for each of them. */
+enum { SIZE_WORDS = 64 };
 _Static_assert(SIZE_BRANCHES == 64 * SIZE_WORDS, "a bit for each branch, and for each word");
 
-/* What waits and was freed on one stream, by size: eight lists for each power of two.  Neighbours coalesce whatever
- * their epochs, the latest counts; in a list an older one may come behind a younger. */
+/* What was freed on one stream and waits is listed by size: eight lists for each power of two. */
 enum { STREAM_BINS = 64 * 8, STREAM_WORDS = STREAM_BINS / 64 };
 
+/* Neighbours coalesce whatever their epochs, and the latest epoch counts.  So a list is not in the order of epochs. */
 struct waiting_stream {
   uint64_t words[STREAM_WORDS]; /* a bit for each list that is not empty */
   struct waiting_list bins[STREAM_BINS];
@@ -99,7 +107,7 @@ struct size_forest {
 };
 SLIST_HEAD(spare_list, segment);
 
-struct segment_slab; /* host memory for many segments */
+struct segment_nodes; /* host memory for many segments */
 
 struct segment_set {
   struct pointer_tree by_address;
@@ -109,10 +117,10 @@ struct segment_set {
   size_t bytes[SEGMENT_STATES];
   size_t count[SEGMENT_STATES];
   struct spare_list spares;
-  struct segment_slab *slabs;
-  size_t slab_bytes; /* host memory in all slabs */
-  /* A hole of more than this serves nothing smaller than half of it, as long as this is not 0: so that a small block
-   * does not keep a large chunk from going back. */
+  struct segment_nodes *nodes;
+  size_t nodes_bytes; /* host memory in all of them */
+  /* Unless this is 0, a hole of more than this serves no block smaller than half of it, so that a small block does not
+   * keep a large chunk from going back. */
   size_t spared_bytes;
 };
 
@@ -139,8 +147,8 @@ struct segment *segment_take(struct segment_set *set, size_t bytes, bool *no_hos
 /* Whether there is a hole for so many bytes, which is spared. */
 bool segment_is_spared(struct segment_set *set, size_t bytes);
 
-/* segment_take at a multiple of alignment, a power of two.  Of the smallest holes only so many are tried, then one that
- * is large enough wherever it begins. */
+/* segment_take at a multiple of alignment, a power of two.  The smallest 16 holes are tried, then one that is large
+ * enough wherever it begins. */
 struct segment *segment_take_aligned(struct segment_set *set, size_t bytes, size_t alignment, bool *no_host_memory);
 
 /* The segment that starts at base, NULL if none does. */
@@ -174,9 +182,9 @@ void segment_wait_on(struct segment_set *set, struct waiting_stream *stream, str
 void waiting_stream_init(struct waiting_stream *stream);
 bool waiting_stream_empty(const struct waiting_stream *stream);
 
-/* Makes the first bytes of the best fit among what waits for a stream used again, before its epoch has passed; the rest
- * goes on waiting.  Of equal lists, the last freed of a few.  NULL if nothing fits, if a free segment fits better (or
- * large blocks would be cut up for small ones while small ones lie free), or if the host has no memory. */
+/* Makes the first bytes of the best fit among what waits for a stream used again, before its epoch has passed.  The
+ * rest goes on waiting.  In a list, only the 16 freed last are looked at.  NULL if nothing fits, if the host has no
+ * memory, or if a free segment fits better: else large blocks would be cut up while small ones lie free. */
 struct segment *segment_retake(struct segment_set *set, struct waiting_stream *stream, size_t bytes);
 
 /* segment_pass_epoch makes every segment free that waits in the set's list for epoch or an earlier one;

@@ -22,13 +22,13 @@
 #include "support/run_suite.h"
 
 enum { OWNER, OTHER, THREADS, DRAIN_OWNER = THREADS, DRAIN_OTHER, ACTORS };
-enum { INSIDE, WANTED, FENCES, COUNTER, ALONE, LIVE, CELLS };
+enum { INSIDE, WANTED, BARRIER, COUNTER, ALONE, LIVE, CELLS };
 enum { BUFFER = 16, TURNS = 2 };
 
 /* What is left out of the code, to see that the search would tell. */
 struct variant {
   const char *name;
-  bool owner_fences;     /* the kernel has no membarrier */
+  bool owner_barrier;    /* the kernel has no membarrier */
   bool refused_late;     /* the kernel refuses it when it is called */
   bool restored;         /* until the process has registered anew */
   bool no_walk;          /* the other thread does not run on all processors instead */
@@ -121,7 +121,7 @@ static unsigned machine_exchange(int cell, unsigned value) {
 static _Atomic uint8_t live;
 
 static int cell_of(const volatile void *flag) {
-  return flag == &lock.inside ? INSIDE : flag == &live ? LIVE : flag == &biased_owner_fences ? FENCES : WANTED;
+  return flag == &lock.inside ? INSIDE : flag == &live ? LIVE : flag == &biased_owner_barrier ? BARRIER : WANTED;
 }
 
 unsigned char biased_test_load(const volatile void *flag, memory_order order) {
@@ -166,7 +166,7 @@ long biased_test_syscall(long number, ...) {
   if (number != SYS_membarrier)
     ck_abort_msg("a system call that is not membarrier");
   if (coroutine_running < 0) /* biased_register */
-    return variant->owner_fences ? -1 : 0;
+    return variant->owner_barrier ? -1 : 0;
   if (variant->refused_late)
     return -1;
   if (command == MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED)
@@ -321,9 +321,9 @@ START_TEST(one_is_inside_at_a_time_and_sees_what_the_last_one_wrote) {
   static const struct variant variants[] = {
       {.name = "membarrier"},
       {.name = "membarrier orders the other's store too", .want_relaxed = true},
-      {.name = "without membarrier", .owner_fences = true},
+      {.name = "without membarrier", .owner_barrier = true},
       {.name = "claims", .claims = true},
-      {.name = "claims without membarrier", .owner_fences = true, .claims = true},
+      {.name = "claims without membarrier", .owner_barrier = true, .claims = true},
       {.name = "membarrier refused late", .refused_late = true},
       {.name = "claims, membarrier refused late", .refused_late = true, .claims = true},
       {.name = "a process that was restored", .restored = true},
@@ -341,9 +341,9 @@ START_TEST(each_step_is_needed) {
       {.name = "no second look", .no_second_look = true},
       {.name = "no await", .no_await = true},
       {.name = "leave overtakes", .no_leave_release = true},
-      {.name = "no second look, without membarrier", .owner_fences = true, .no_second_look = true},
-      {.name = "no full barrier of the owner", .owner_fences = true, .exchange_relaxed = true},
-      {.name = "no full barrier of the other", .owner_fences = true, .want_relaxed = true},
+      {.name = "no second look, without membarrier", .owner_barrier = true, .no_second_look = true},
+      {.name = "no full barrier of the owner", .owner_barrier = true, .exchange_relaxed = true},
+      {.name = "no full barrier of the other", .owner_barrier = true, .want_relaxed = true},
       {.name = "refused late, no walk", .refused_late = true, .no_walk = true},
       {.name = "refused late, no second look", .refused_late = true, .no_second_look = true},
       {.name = "refused late, the word not heeded", .refused_late = true, .trusts_no_fence = true},

@@ -22,6 +22,7 @@ RB_GENERATE_STATIC            a macro of libbsd that is not used
 CK_*                          Check's environment variables
 AC_*                          Autoconf's macros
 layer_object_verb             how README.md says that functions are named
+biased_owner_fences           its name before: to be mended in lib/front
 mam_returned                  gone from heap_core.h: to be mended there, as the next
 mam_word_finish               as above
 MempoolId_t                   PyTorch's

@@ -194,7 +194,7 @@ static void *biased_body(void *number) {
 
 START_TEST(a_biased_lock_loses_no_addition) {
   biased_register();
-  biased_owner_fences |= _i == 1 ? BIASED_OWNER_FENCES : 0; /* as where the kernel has no membarrier */
+  biased_owner_barrier |= _i == 1 ? BIASED_OWNER_BARRIER : 0; /* as where the kernel has no membarrier */
   biased_init(&biased);
   run_threads(biased_body, 4);
   ck_assert_uint_gt(biased_counter, 0);
