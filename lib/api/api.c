@@ -60,7 +60,7 @@ cudaError_t MAM_Destroy(void) {
   struct mam_pool *pool = id != 0 ? pool_find_default(id) : NULL;
   if (pool != NULL)
     error = environment_end_locked(pool, id, false);
-  environment_await_locked(id); /* whoever asked for the end, it has come when this returns */
+  environment_await_locked(id); /* the end has come when this returns, whichever thread asked for it */
   environment_exit();
   return error;
 }
@@ -292,7 +292,7 @@ cudaError_t MAM_PoolMallocTagged(MAM_Pool pool, void **ptr, size_t size, const v
 
 /* ---- By another rule, on a stream ---- */
 
-/* Names a stream; notices whether it is being captured.  The legacy stream never is, and nobody but the current context
+/* Names a stream; notices whether it is being captured.  The legacy stream never is, and only the current context
  * is asked.  *entered: whether the pool is usable; if it is not, that is the error. */
 static cudaError_t stream_name(cudaStream_t handle, struct mam_pool *pool, uint64_t default_id,
                                struct context_stream *stream, bool *entered) {

@@ -59,7 +59,7 @@ static bool slab_block_at(const struct slab *slab, uintptr_t address, struct cli
   size_t block_bytes = slab_block_bytes(slab);
   uintptr_t base = address - (address - slab->base) % block_bytes;
   uint32_t index = slab_index(slab, base);
-  /* relaxed: whoever asks about a live block has its address from the allocation */
+  /* relaxed: a thread that asks about a live block has its address from the allocation */
   uint8_t code = index != UINT32_MAX ? atomic_load_explicit(slab_live(slab, index), memory_order_relaxed) : 0;
   if (code == 0)
     return false;
@@ -188,7 +188,7 @@ static bool give_back(bool waits) {
   return given;
 }
 
-/* The reuse outlives the pool, and epochs never fall: so a wait that ends after the pool did harms nobody. */
+/* The reuse outlives the pool, and epochs never fall: so a wait that ends after the pool does no harm. */
 static struct reuse *wait_begin(CUcontext context, uint64_t *epoch) {
   NOT_CANCELLED;
   uint64_t id;

@@ -25,7 +25,7 @@
 /* Of a small block, by what its live byte holds (slab.h): that, or 0 if it is gone. */
 static inline uint8_t claim_live(bool alone, _Atomic uint8_t *live) {
   if (!alone)
-    /* acq_rel: of two one finds 0; the block's last use is before whoever takes it next */
+    /* acq_rel: of two one finds 0; the block's last use is before its next owner's first */
     return atomic_exchange_explicit(live, 0, memory_order_acq_rel);
   /* relaxed: both are this thread's, as is the next use, or the front's lock is in between */
   uint8_t held = atomic_load_explicit(live, memory_order_relaxed);

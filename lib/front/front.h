@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * The fast path: a front for each thread and pool, which serves most allocations and frees without a lock.
+ * A front for each thread and pool, which serves most allocations and frees without a lock.
  *
- * Small blocks (up to SLAB_BLOCK_MOST_BYTES) come from magazines, one a size class: an allocation pops the ready batch,
- * a free pushes on the freed one.  A full freed batch takes the present epoch, rests, and is ready when that has
- * passed. So a fence is shared by SLAB_BATCH frees, and the two batches change places for as long as nobody needs more.
+ * Small blocks (up to SLAB_BLOCK_MOST_BYTES) come from magazines, one a size class: an allocation pops the loaded
+ * batch, a free pushes on the batch that is being filled.  A full batch takes the present epoch, rests, and is loaded
+ * when that has passed.  So at least SLAB_BATCH frees share a fence, and two batches change places for as long as the
+ * thread needs no more.
  *
- * Larger blocks are segments of the pool.  A front remembers those that its thread allocated (owned) and keeps what the
- * thread frees, by exact size or by tag (Futhark), on shelves; a shelf serves the next allocation that fits, once the
- * epoch of the free has passed.  Blocks on a shelf stay used in the pool's trees; their ticket says that they are not
- * the program's (segment.h).
+ * Larger blocks are segments of the pool.  A front remembers those that its thread allocated (owned) and keeps those
+ * that the thread frees, by exact size or by tag (Futhark), on shelves; a shelf serves the next allocation that fits,
+ * once the epoch of the free has passed.  Blocks on a shelf stay used in the pool's trees; their ticket says that the
+ * program does not have them (segment.h).
  *
- * A front belongs to its thread, which enters it by a biased lock.  Others enter to collect what it keeps, when the
- * pool would otherwise have to grow, wait or refuse; to add up its numbers; when its thread is no longer the only one
- * of its pool (claim.h); and when its pool ends.
+ * A front belongs to its thread, which enters it by a biased lock.  Other threads enter it to collect its blocks, when
+ * the pool would otherwise have to grow, wait or refuse; to add up its numbers; when its thread stops being the only
+ * one of its pool (claim.h); and when its pool ends.
  *
  * Stands on pool.h, slab.h and reuse.h.  Lock order: a pool's fronts lock, a front's own, a depot's, the pool's.  A
  * thread is never inside its front when it takes another lock or calls the driver.
@@ -30,14 +31,15 @@ struct front_request {
   size_t size;            /* not 0 */
   const void *site, *tag; /* tag NULL: none */
   bool tried;             /* front_malloc_quick (front_quick.h) had nothing at hand a moment ago */
-  bool at_once;           /* never waits for the GPU: what would have to is refused */
+  bool at_once;           /* never waits for the GPU: a request that would have to is refused */
 };
 
 /* pool_malloc by the calling thread's front, made if there is none and the pool is given.  Without a pool:
  * cudaErrorInvalidResourceHandle if the thread's last front is not of that id. */
 cudaError_t front_malloc(const struct front_request *request, uintptr_t *address);
 
-/* One for work on a stream. */
+/* front_malloc of the given pool, for work on a stream: what was freed on that stream may serve before it has passed.
+ */
 cudaError_t front_malloc_stream(const struct front_request *request, struct context_stream stream, uintptr_t *address);
 
 /* What came of a free. */
@@ -58,7 +60,7 @@ void front_zero(struct pool_emptied *emptied);
 cudaError_t front_free_reuse(uintptr_t address, MAM_Reuse reuse, struct context_stream stream,
                              struct pool_emptied *emptied);
 
-/* Whose a block is, if it is one; NULL if it is nobody's. */
+/* The pool of the block at an address; NULL if no pool has that address. */
 struct mam_pool *front_pool_of(uintptr_t address);
 
 /* As pool_retire: if only_if_empty, no block of any front is live and none becomes so. */

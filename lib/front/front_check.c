@@ -28,6 +28,7 @@ struct small_check {
   struct slab_places *slabs; /* by address */
   size_t slab_count;
   size_t live_count, live_bytes;
+  int64_t codes; /* the sum of what the live bytes hold */
 };
 
 static int slab_compare(const void *a, const void *b) {
@@ -42,9 +43,11 @@ static struct slab_places *slab_find(const struct small_check *check, uintptr_t 
 }
 
 /* relaxed, here and below: the fronts and depots are frozen */
-static bool block_is_live(const struct slab *slab, uint32_t index) {
-  return atomic_load_explicit(slab_live(slab, index), memory_order_relaxed) != 0;
+static uint8_t block_code(const struct slab *slab, uint32_t index) {
+  return atomic_load_explicit(slab_live(slab, index), memory_order_relaxed);
 }
+
+static bool block_is_live(const struct slab *slab, uint32_t index) { return block_code(slab, index) != 0; }
 
 static bool block_is_inside(const struct slab *slab, uint32_t index) {
   return (slab->inside[index / 64] >> index % 64 & 1) != 0;
@@ -65,6 +68,7 @@ static const char *check_slab(struct small_check *check, const struct slab_place
     inside += is_inside;
     places->placed[i] = live || is_inside;
     check->live_count += live;
+    check->codes += block_code(slab, i);
     check->live_bytes += live ? slab_block_bytes(slab) : 0;
   }
   return inside == slab->inside_count ? NULL : "a slab's count of blocks inside is wrong";
@@ -156,19 +160,24 @@ static const char *check_class(struct small_check *check, unsigned class) {
   return NULL;
 }
 
-/* What the fronts have counted is what the live bytes say. */
+/* What the fronts have counted is what the live bytes say.  The codes of threads that ended are in no sum. */
 static const char *check_small_sums(const struct small_check *check) {
-  const struct fronts *fronts = check->pool->fronts;
-  size_t count = fronts->gone.live_small_count, bytes = fronts->gone.live_small_bytes;
-  for (const struct front *front = fronts->first; front != NULL; front = front->next_of_pool)
+  const struct pool_front_sum *gone = &check->pool->fronts->gone;
+  size_t count = gone->live_small_count, bytes = gone->live_small_bytes;
+  int64_t codes = 0;
+  for (const struct front *front = check->pool->fronts->first; front != NULL; front = front->next_of_pool)
     for (unsigned i = 0; i < SLAB_CLASSES; i++) {
       size_t live = magazine_mallocs(&front->magazines[i]) - magazine_frees(&front->magazines[i]);
       count += live;
       bytes += live * slab_class_bytes(i);
+      codes += front->magazines[i].codes;
     }
   if (count != check->live_count)
     return "the fronts' counts of small blocks do not add up to the live ones";
-  return bytes == check->live_bytes ? NULL : "the fronts' counts of small blocks are of other classes";
+  if (bytes != check->live_bytes)
+    return "the fronts' counts of small blocks are of other classes";
+  bool all_there = gone->hits[FRONT_HIT_MAGAZINE] == 0 && gone->frees == 0;
+  return !all_there || codes == check->codes ? NULL : "the magazines' codes do not add up to the live bytes";
 }
 
 static const char *check_all_placed(const struct small_check *check) {

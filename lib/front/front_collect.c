@@ -63,7 +63,7 @@ static void fronts_empty(struct mam_pool *pool) {
 }
 
 /* One after the other, so that a thread is kept out for as long as its own front takes, not for all of them.  Under
- * the fenced rule, only of what has passed: the rest helps nobody yet, and to move thousands of blocks through the
+ * the fenced rule, only of what has passed: the rest helps no thread yet, and to move thousands of blocks through the
  * pool's lock beside a running kernel took a millisecond. */
 static void fronts_empty_in_turn(struct mam_pool *pool) {
   uint64_t passed = pool->config.reuse == MAM_REUSE_FENCED ? reuse_passed(pool->reuse) : FRONT_EVERY_EPOCH;

@@ -20,16 +20,17 @@
  *   - A block of a slab is in exactly one place: live, in one batch of one front or depot, or inside its slab.  A block
  *     whose live byte is not 0 is live.
  *   - Blocks allocated less blocks freed, over all magazines of a class, are the live blocks of its slabs; what their
- *     live bytes hold adds up to the magazines' codes.
+ *     live bytes hold adds up to the magazines' codes, while no thread of the pool has ended.
  *   - A block on a shelf, in a bin or in limbo is a used segment with an even ticket, and in one such place.
  *   - An owned entry whose ticket is its segment's has the segment's address.
  *   - The blocks of a shelf have its size or its tag; those of a bin have sizes of its range.
  *   - A ring is oldest first, by epoch.
  *
- * Rooms, from below: owned, shelf, bin, limbo, magazine know no front.  front_thread finds and makes fronts.
+ * Rooms, from below; each calls those before it alone.  owned, shelf, bin, limbo and magazine know no front. front_list
+ * holds the fronts of a pool still; front_collect empties them; front_thread finds and makes a thread's fronts.
  * front_quick.h is the quick path, front_quick.c what is rare about it.  front_small and front_large refill what the
- * quick path serves from; front_malloc and front_free put the slow calls together.  front_collect empties fronts.
- * front_pool deals with all fronts of a pool.
+ * quick path serves from; front_malloc and front_free put the slow calls together.  front_check verifies all this.
+ * front_pool is what the pool calls.
  *
  * A thread is inside its front from biased_enter to biased_leave.  "The thread is inside" at a function says that the
  * caller must be.
@@ -59,7 +60,7 @@ enum { FRONT_NO_SIZE = 1 };
 /* Segments that go back to the pool in one hold of its lock. */
 enum { FRONT_GIVEN_MOST = 64 };
 
-/* Written by the owner inside, read by others that add up while nobody is. */
+/* Written by the owner inside, read by other threads that add up while no thread is inside. */
 struct front_numbers {
   int64_t live_less_one;   /* blocks allocated less blocks freed by the thread, less one: below 0, none may be left */
   int64_t requested_bytes; /* what hand-outs from shelves changed in what segments say was asked for */
@@ -93,9 +94,9 @@ struct front {
   struct freed_block no_ring; /* of shelves that were never used */
   bool owns;                  /* owned has entries, or had some since there is a pool */
   struct limbo limbo;
-  const struct shelf *tight;    /* where the last slow allocations needed a fence for lack of free memory, */
-  unsigned tight_count;         /* so many in a row; the owner's, inside or not, as the one before */
-  uint64_t unfenced_epoch;      /* the present one when unfenced_left last began anew; both are such too */
+  const struct shelf *tight; /* where the last slow allocations needed a fence for lack of free memory, */
+  unsigned tight_count;      /* so many in a row; the owner's, inside or not, as the one before */
+  uint64_t unfenced_epoch;   /* the present one when unfenced_left was last set; both are the owner's, inside or not */
   struct front *next_of_thread; /* the thread's own */
   struct front *next_of_pool;   /* under the fronts' lock */
   struct mam_pool *zero_pool;   /* whose last block the thread has freed, as it seems: the owner's, */
@@ -153,6 +154,40 @@ static inline struct shelf *shelf_at(struct front *front, unsigned index) {
   return index < BINS ? &front->bins.ranges[index] : NULL;
 }
 
+/* ---- front_list.c: the fronts of a pool ---- */
+
+/* For another thread than the front's own, which keeps out until biased_other_leave. */
+void front_take(struct front *front);
+
+/* No thread is inside a front from freeze to thaw, and no front comes or goes. */
+void fronts_freeze(struct mam_pool *pool);
+void fronts_thaw(struct mam_pool *pool);
+
+/* The same, and for the depots too: nothing changes in front of the pool. */
+void fronts_freeze_all(struct mam_pool *pool);
+void fronts_thaw_all(struct mam_pool *pool);
+
+/* The blocks that are live; the fronts are frozen. */
+int64_t fronts_live(const struct fronts *fronts);
+
+/* Adds a front's numbers to a sum; the front is held still. */
+void front_add_numbers(const struct front *front, struct pool_front_sum *sum);
+
+/* Takes a front out of its pool's list; the fronts' lock is held. */
+void front_unlink(struct fronts *fronts, struct front *front);
+
+/* Frees a front that is in no list. */
+void front_free_memory(struct front *front);
+
+/* ---- front_collect.c: emptying fronts ---- */
+
+/* Empties a front into its pool; of what was freed, what was in the epoch or earlier.  No thread is inside it, and the
+ * pool is not past the end of its fronts. */
+void front_empty(struct front *front, uint64_t passed);
+
+/* Brings all that fronts hold back to the pool: collect of struct pool_front (pool.h). */
+bool fronts_collect(struct mam_pool *pool, bool all);
+
 /* ---- front_thread.c: finding and making the calling thread's fronts ---- */
 
 /* The calling thread's front for the pool that is meant. */
@@ -174,10 +209,8 @@ uint64_t front_generation(struct front *front, const struct mam_pool *pool);
 /* Adds to the count of live blocks. */
 void front_live_add(struct front *front, int64_t count);
 
-/* Lets go of what belongs to a pool that ends.  Nobody is inside. */
+/* Lets go of what belongs to a pool that ends.  No thread is inside. */
 void front_detach(struct front *front);
-
-void front_free_memory(struct front *front);
 
 /* ---- front_quick.c: what the slow rooms call again.  The thread is inside, but where it says otherwise. ---- */
 
@@ -218,7 +251,7 @@ struct miss {
   struct shelf *shelf, *bin; /* for the size or the tag; bin: NULL if the thread has no use for it */
   uint64_t epoch;            /* that the shelf's oldest block waits for, if it would do; else 0 */
   bool enough;               /* the shelf has no room for more, or the pool is not to grow for more of it */
-  unsigned kept_count;       /* blocks that would do */
+  unsigned shelf_blocks;     /* blocks on the shelf that would do */
   uint64_t fence;            /* that what is in limbo waits for, if it is worth one; else 0 */
   bool crowded;
   uint64_t bin_epoch; /* that a bin's oldest block waits for, if it would do and is worth it; else 0 */
@@ -231,33 +264,5 @@ void large_miss(struct front *front, size_t size, const void *tag, struct miss *
 
 cudaError_t large_malloc(struct front *front, const struct front_request *request, struct miss *miss,
                          uintptr_t *address);
-
-/* ---- front_collect.c: emptying fronts ---- */
-
-/* Empties a front into its pool; of what was freed, what was in the epoch or earlier.  Nobody is inside it, and the
- * pool is not past the end of its fronts. */
-void front_empty(struct front *front, uint64_t passed);
-
-/* See struct pool_front. */
-bool fronts_collect(struct mam_pool *pool, bool all);
-
-/* ---- front_pool.c: all fronts of a pool ---- */
-
-/* For another thread than the front's own, which keeps out until biased_other_leave. */
-void front_take(struct front *front);
-
-/* Nobody is inside a front from freeze to thaw, and none comes or goes. */
-void fronts_freeze(struct mam_pool *pool);
-void fronts_thaw(struct mam_pool *pool);
-
-/* The same, and for the depots too: nothing changes in front of the pool. */
-void fronts_freeze_all(struct mam_pool *pool);
-void fronts_thaw_all(struct mam_pool *pool);
-
-/* The blocks that are live; the fronts are frozen. */
-int64_t fronts_live(const struct fronts *fronts);
-
-/* Takes a front out of its pool's list; the fronts' lock is held. */
-void front_unlink(struct fronts *fronts, struct front *front);
 
 #endif

@@ -47,7 +47,7 @@ static bool shelf_pop_fenced(struct front *front, const struct front_request *re
   return served;
 }
 
-/* What the thread keeps of large blocks. */
+/* The bytes of all freed large blocks of the front. */
 static size_t front_freed_bytes(struct front *front) {
   const struct shelf *shelf;
   size_t bytes = 0;
@@ -60,8 +60,8 @@ static size_t front_freed_bytes(struct front *front) {
   return bytes;
 }
 
-/* How much a pool may grow at most for the thread's speed alone: memory is the program's, and what the thread keeps is
- * no use to others. */
+/* How much a pool may grow at most for the thread's speed alone: the program needs the memory, and blocks that the
+ * thread keeps are of no use to other threads. */
 static size_t spare_bytes(struct front *front, size_t bytes) {
   size_t most = bytes > SHELF_ENOUGH_BYTES / SHELF_ENOUGH_BLOCKS ? SHELF_ENOUGH_BLOCKS * bytes : SHELF_ENOUGH_BYTES;
   size_t held = front_freed_bytes(front);
@@ -79,7 +79,7 @@ void large_miss(struct front *front, size_t size, const void *tag, struct miss *
   miss->shelf = shelf;
   miss->bin = index < BINS ? &front->bins.ranges[index] : NULL;
   miss->epoch = does ? block->epoch : 0;
-  miss->kept_count = does ? shelf_count(shelf) : 0;
+  miss->shelf_blocks = does ? shelf_count(shelf) : 0;
   miss->enough = (does && !shelf_has_room(front, shelf)) || shelf_has_enough(shelf, bytes);
   const struct shelf *bin = tag == NULL ? bin_serving(&front->bins, bytes) : NULL;
   miss->crowded = front->bins.crowded;
@@ -87,9 +87,8 @@ void large_miss(struct front *front, size_t size, const void *tag, struct miss *
   miss->passed_count = limbo_drain(&front->limbo, reuse_passed(front->reuse), miss->passed, &miss->fence);
 }
 
-/* Makes the shelf the size's or the tag's if nothing is in the way.  If something has been for too long, the shelf that
- * is to be cleared; else NULL.
- */
+/* Makes the shelf the size's or the tag's if no other blocks are on it.  Returns the shelf if they have been in the way
+ * for too long, and it is to be cleared; else NULL. */
 static struct shelf *shelf_claim(struct front *front, size_t bytes, const void *tag) {
   struct shelf *shelf = shelf_for(front->shelves, bytes, tag);
   if (shelf_is_for(shelf, bytes, tag))
@@ -106,7 +105,8 @@ static struct shelf *shelf_claim(struct front *front, size_t bytes, const void *
   return NULL;
 }
 
-/* Keeps the balance of how often the thread meets others at the pool's lock.  Whether the bins are used no more. */
+/* Keeps the balance of how often the thread meets others at the pool's lock.  Returns true if the
+ * thread has just stopped using its bins for all sizes. */
 static bool crowd_count(struct front *front, bool contended) {
   if (contended)
     front->bins.crowd = front->bins.crowd + CROWD_STEP < CROWD_MOST ? front->bins.crowd + CROWD_STEP : CROWD_MOST;
@@ -133,7 +133,7 @@ static struct growth growth_for_speed(struct front *front, const struct miss *mi
   if (bytes < size || bytes > SIZE_MAX / SHELF_ENOUGH_BLOCKS)
     return (struct growth){0, 0};
   size_t spare = spare_bytes(front, bytes);
-  size_t want = miss->crowded ? GROWTH_BYTES : miss->kept_count * bytes;
+  size_t want = miss->crowded ? GROWTH_BYTES : miss->shelf_blocks * bytes;
   want = want < bytes ? bytes : want;
   return (struct growth){want < spare ? want : spare - spare % bytes, spare};
 }
@@ -206,7 +206,7 @@ static bool bin_pop_fenced(struct front *front, const struct front_request *requ
   return served;
 }
 
-/* Sends what is in limbo back to the pool, as far as a fence says that the GPU is done with it.  Whether any was. */
+/* Sends those blocks of limbo back to the pool that the GPU is done with, as a fence says.  Whether there were any. */
 static bool limbo_turn(struct front *front, const struct miss *miss) {
   struct segment *segments[FRONT_GIVEN_MOST];
   bool any = false;
@@ -227,7 +227,8 @@ static bool limbo_turn(struct front *front, const struct miss *miss) {
   return any;
 }
 
-/* The pool has nothing free for a size that the shelf could serve with a fence.  Whether that was so for too long. */
+/* The pool has nothing free for a size that the shelf could serve with a fence.  Returns true if that was so TIGHT_MOST
+ * times in a row. */
 static bool tight_for_long(struct front *front, const struct miss *miss) {
   if (miss->epoch == 0 || miss->enough)
     return false;

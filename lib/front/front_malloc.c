@@ -7,8 +7,8 @@
 
 enum tried { TRIED_SERVED, TRIED_MISSED, TRIED_NO_FRONT };
 
-/* What the front has at hand; else what there is to know for the slow way, and the allocation counts as live already,
- * so that nobody takes the pool for empty meanwhile. */
+/* Serves from what the front has at hand.  If it has nothing, fills *miss for the slow way and counts the allocation as
+ * live already, so that no thread takes the pool for empty meanwhile. */
 static inline enum tried front_try(struct front *front, const struct front_request *request, bool tried_before,
                                    struct miss *miss, uintptr_t *address) {
   enum tried tried = TRIED_NO_FRONT;

@@ -85,14 +85,6 @@ static struct front *front_spare(void) {
   return front;
 }
 
-void front_free_memory(struct front *front) {
-  struct shelf *shelf;
-  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
-    if (!ring_is_none(shelf))
-      free(shelf->ring);
-  free(front->memory);
-}
-
 /* Up to which size a block may be a little too large for what it serves: a quarter of it is nothing beside the pool. */
 static size_t bin_calm_bytes(const struct mam_pool *pool) {
   /* relaxed: a hint */
@@ -153,7 +145,7 @@ static struct front *front_make(struct mam_pool *pool) {
     pthread_mutex_unlock(&pool->fronts->lock);
     return NULL;
   }
-  biased_init(&front->lock); /* nobody else knows of it; see biased_owner_fences */
+  biased_init(&front->lock); /* no other thread knows of it; see biased_owner_fences */
   front_attach(front, pool);
   if (pool->fronts->first != NULL || pool->fronts->gone.live != 0) /* no thread can tell the last free */
     pool_crowd(pool);
@@ -176,7 +168,7 @@ cudaError_t front_get(struct mam_pool *pool, uint64_t default_id, struct front *
                         : error_set(cudaErrorMemoryAllocation, "the host has no memory for a thread's front");
 }
 
-/* ---- Whose it is ---- */
+/* ---- Which pool and thread it belongs to ---- */
 
 bool front_attached(struct front *front, const struct mam_pool *pool) {
   biased_enter(&front->lock);

@@ -9,7 +9,7 @@
  * Invariant: of the blocks of the class, loaded_blocks - loaded->count were allocated here, and filled_blocks plus
  * what the filling batch holds were freed here.
  *
- * Knows no front and takes no lock: its owner is inside its front, or nobody is.  The inline functions are the quick
+ * Knows no front and takes no lock: its owner is inside its front, or no thread is.  The inline functions are the quick
  * path's.
  */
 #ifndef MAM_LIB_MAGAZINE_H
@@ -123,7 +123,7 @@ static inline __attribute__((always_inline)) uintptr_t magazine_pop(struct magaz
   if (__builtin_expect(slab_exact != NULL, false))
     slab_exact_write(block->live, size, class);
   magazine->codes += code;
-  /* relaxed: the block is this thread's alone; whoever frees it was given the address after this */
+  /* relaxed: the block is this thread's alone; a thread that frees it gets the address after this */
   atomic_store_explicit(block->live, (uint8_t)code, memory_order_relaxed);
   return block->address;
 }

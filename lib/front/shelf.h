@@ -7,7 +7,7 @@
  * (segment.h).  Invariant: the ring has one place more than blocks; next is the free place, so oldest == next if and
  * only if the shelf is empty.
  *
- * Knows no front and takes no lock: the shelves' owner is inside its front, or nobody is.
+ * Knows no front and takes no lock: the shelves' owner is inside its front, or no thread is.
  */
 #ifndef MAM_LIB_SHELF_H
 #define MAM_LIB_SHELF_H

@@ -27,7 +27,7 @@ void depot_init(struct depot *depot, pthread_mutex_t *lock) {
 }
 
 static void slab_count_add(struct depot *depot, int change) {
-  /* relaxed: written under the lock; a hint for who reads it without */
+  /* relaxed: written under the lock; a hint for threads that read it without */
   unsigned count = atomic_load_explicit(&depot->slab_count, memory_order_relaxed);
   atomic_store_explicit(&depot->slab_count, count + (unsigned)change, memory_order_relaxed);
 }
@@ -190,7 +190,8 @@ static struct slab *block_return_locked(struct depot *depot, uintptr_t address) 
   return NULL;
 }
 
-/* Slabs that nobody took a block from: two threads added one each, and one sufficed.  Those with blocks come first. */
+/* Slabs that no thread took a block from: two threads added one each, and one sufficed.  Those with blocks come first.
+ */
 static void slabs_unused_locked(struct depot *depot, struct slab_list *empty) {
   struct slab *slab = TAILQ_FIRST(&depot->slabs), *next;
   for (; slab != NULL && slab->inside_count > 0; slab = next) {
@@ -325,7 +326,7 @@ void slab_forget(struct depot *depot) {
     TAILQ_REMOVE(&depot->slabs, slab, link);
     atomic_store_explicit(&slab->pool, NULL, memory_order_release); /* as in block_return_locked */
     for (uint32_t i = 0; i < slab->block_count; i++)
-      atomic_store_explicit(slab_live(slab, i), 0, memory_order_relaxed); /* relaxed: nobody's any more */
+      atomic_store_explicit(slab_live(slab, i), 0, memory_order_relaxed); /* relaxed: no block any more */
   }
   batches_free(depot->first);
   batches_free(depot->shells);

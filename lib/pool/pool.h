@@ -92,12 +92,12 @@ struct pool_front {
   /* fronts_close (front_pool.c): the memory is about to go, the pool has no users left, no thread may be served any
    * more.  No lock is held. */
   void (*close)(struct mam_pool *pool);
-  /* fronts_freeze_all, fronts_check_and_thaw_all, fronts_sum (front_pool.c): nothing changes in front from freeze to
-   * thaw, in which sum may be called.  Before the pool's lock. */
+  /* fronts_freeze_all (front_list.c), fronts_check_and_thaw_all, fronts_sum (front_pool.c): nothing changes in front
+   * from freeze to thaw, in which sum may be called.  Before the pool's lock. */
   void (*freeze)(struct mam_pool *pool);
   void (*thaw)(struct mam_pool *pool);
   void (*sum)(struct mam_pool *pool, struct pool_front_sum *sum);
-  /* fronts_freeze_all, fronts_after_fork (front_pool.c). */
+  /* fronts_freeze_all (front_list.c), fronts_after_fork (front_pool.c). */
   void (*before_fork)(struct mam_pool *pool);
   void (*after_fork)(struct mam_pool *pool, bool in_child);
 };

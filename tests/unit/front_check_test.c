@@ -253,6 +253,9 @@ START_TEST(counts_that_do_not_add_up_are_found) {
   small_magazine()->filled_blocks++;
   expect_fault("the fronts' counts of small blocks do not add up to the live ones");
   small_magazine()->filled_blocks--;
+  small_magazine()->codes++;
+  expect_fault("the magazines' codes do not add up to the live bytes");
+  small_magazine()->codes--;
   small_magazine()->resting_count++;
   expect_fault("fewer batches rest than were counted");
   small_magazine()->resting_count--;

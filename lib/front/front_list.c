@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * The fronts of a pool as a list: holding them still, adding them up, and leaving the list.
+ */
+#include <stdlib.h>
+
+#include "front/front_inside.h"
+
+/* ---- Holding still ---- */
+
+void front_take(struct front *front) {
+  if (biased_other_want(&front->lock))
+    biased_barrier();
+  biased_other_await(&front->lock);
+}
+
+void fronts_freeze(struct mam_pool *pool) {
+  struct fronts *fronts = pool->fronts;
+  struct front *front;
+  bool barrier = false;
+  pthread_mutex_lock(&fronts->lock);
+  for (front = fronts->first; front != NULL; front = front->next_of_pool)
+    barrier = biased_other_want(&front->lock) || barrier;
+  if (barrier)
+    biased_barrier();
+  for (front = fronts->first; front != NULL; front = front->next_of_pool)
+    biased_other_await(&front->lock);
+}
+
+void fronts_thaw(struct mam_pool *pool) {
+  for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool)
+    biased_other_leave(&front->lock);
+  pthread_mutex_unlock(&pool->fronts->lock);
+}
+
+void fronts_freeze_all(struct mam_pool *pool) {
+  fronts_freeze(pool);
+  for (unsigned i = 0; i < FRONT_DEPOT_LOCKS; i++)
+    pthread_mutex_lock(&pool->fronts->depot_locks[i]);
+}
+
+void fronts_thaw_all(struct mam_pool *pool) {
+  for (unsigned i = 0; i < FRONT_DEPOT_LOCKS; i++)
+    pthread_mutex_unlock(&pool->fronts->depot_locks[i]);
+  fronts_thaw(pool);
+}
+
+/* ---- Adding up ---- */
+
+int64_t fronts_live(const struct fronts *fronts) {
+  int64_t live = fronts->gone.live;
+  for (const struct front *front = fronts->first; front != NULL; front = front->next_of_pool)
+    live += front->numbers.live_less_one + 1;
+  return live;
+}
+
+void front_add_numbers(const struct front *front, struct pool_front_sum *sum) {
+  const struct front_numbers *numbers = &front->numbers;
+  sum->live += numbers->live_less_one + 1;
+  sum->requested_bytes += (size_t)numbers->requested_bytes;
+  sum->hits[FRONT_HIT_TAG] += numbers->tag_hits;
+  sum->hits[FRONT_HIT_SIZE] += (front->ticket_next - front->ticket_first) / 2 - numbers->tag_hits;
+  for (unsigned i = 0; i < SLAB_CLASSES; i++) {
+    const struct magazine *magazine = &front->magazines[i];
+    uint64_t mallocs = magazine_mallocs(magazine), frees = magazine_frees(magazine);
+    sum->hits[FRONT_HIT_MAGAZINE] += mallocs;
+    sum->frees += frees;
+    sum->live_small_count += mallocs - frees;
+    sum->live_small_bytes += (mallocs - frees) * slab_class_bytes(i);
+    uint64_t left_over = (uint64_t)magazine->codes - (mallocs - frees); /* in steps, see slab_code */
+    sum->requested_bytes += (mallocs - frees) * slab_class_bytes(i) - (left_over << slab_code_shift(i));
+  }
+}
+
+/* ---- Leaving ---- */
+
+void front_unlink(struct fronts *fronts, struct front *front) {
+  struct front **link = &fronts->first;
+  while (*link != front)
+    link = &(*link)->next_of_pool;
+  *link = front->next_of_pool;
+  front_add_numbers(front, &fronts->gone);
+}
+
+void front_free_memory(struct front *front) {
+  struct shelf *shelf;
+  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
+    if (!ring_is_none(shelf))
+      free(shelf->ring);
+  free(front->memory);
+}
