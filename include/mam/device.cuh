@@ -2,7 +2,7 @@
 /*
  * mam/device.cuh - malloc and free for kernels, from a device heap that the host created (mam/heap.h).
  *
- *   __global__ void kernel(mam_heap heap) {
+ *   __global__ void kernel(mam_device_heap heap) {
  *     float *row = (float *)mam_malloc(heap, 100 * sizeof(float));
  *     if (row != NULL) ...
  *     mam_free(heap, row);
@@ -46,41 +46,41 @@
  *
  * Returns NULL if bytes is 0 or the heap cannot serve the request; mam_malloc_why says why.  If the heap grows under
  * kernels (MAM_HeapOptions, grow_bytes), the call waits for more memory before it fails, up to wait_ms. */
-static __device__ void *mam_malloc(mam_heap heap, size_t bytes);
+static __device__ void *mam_malloc(mam_device_heap heap, size_t bytes);
 
 /* Allocates as mam_malloc does and writes the reason to *why, which must not be NULL: MAM_HEAP_OK if it returns a
  * block; MAM_HEAP_FULL if there is no room; MAM_HEAP_TOO_LARGE if the heap could not serve it even if it were empty;
  * MAM_HEAP_ZERO if bytes is 0; MAM_HEAP_BAD if heap is no handle of a heap: all of it is 0. */
-static __device__ void *mam_malloc_why(mam_heap heap, size_t bytes, mam_heap_status *why);
+static __device__ void *mam_malloc_why(mam_device_heap heap, size_t bytes, mam_heap_status *why);
 
 /* Allocates as mam_malloc does and records bytes, file and line for the block, if the host created the heap with
  * records (MAM_HeapOptions).  file is a string of the kernel's module.  The record takes the last 16 bytes of the
  * block.  mam_malloc_size does not count them in a file with MAM_HEAP_RECORDED. */
-static __device__ void *mam_malloc_at(mam_heap heap, size_t bytes, const char *file, unsigned line);
+static __device__ void *mam_malloc_at(mam_device_heap heap, size_t bytes, const char *file, unsigned line);
 
 /* Allocates as mam_malloc does, at an address that is a multiple of alignment.  alignment is a power of two up to 4096;
  * otherwise the call returns NULL.  The block is as large as one of mam_malloc for bytes rounded up to a multiple of
  * alignment.  A full heap may serve the request from chunks of spans that are up to twice as large, or from whole
  * pages. */
-static __device__ void *mam_malloc_aligned(mam_heap heap, size_t alignment, size_t bytes);
+static __device__ void *mam_malloc_aligned(mam_device_heap heap, size_t alignment, size_t bytes);
 
 /* Allocates an object of a type that the host registered (MAM_HeapRegisterType).  The object has the type's size.  A
  * compaction (MAM_HeapCompact) may move it.  Returns NULL if type is no type of the heap, or the heap is full. */
-static __device__ void *mam_malloc_typed(mam_heap heap, mam_type type);
+static __device__ void *mam_malloc_typed(mam_device_heap heap, mam_type type);
 
 /* Frees a block.  block may be NULL, which does nothing.  The call refuses an address outside of the heap, and one that
  * was freed before and not handed out since: it changes nothing and counts the call (MAM_HeapInfo, refused_free_count).
  * With MAM_HEAP_CHECKED it refuses every address at which no live block starts. */
-static __device__ void mam_free(mam_heap heap, void *block);
+static __device__ void mam_free(mam_device_heap heap, void *block);
 
 /* Rewrites *pointer if it points into an object that a compaction moved, so that it points to the same byte of the
  * moved object.  Any other pointer stays as it is.  The call has an effect only between MAM_HeapCompactBegin and
  * MAM_HeapCompactEnd. */
-template <typename Type> static __device__ void mam_forward(mam_heap heap, Type **pointer);
+template <typename Type> static __device__ void mam_forward(mam_device_heap heap, Type **pointer);
 
 /* Returns how many bytes of a live block the program may use: at least what it requested.  Returns 0 for NULL, and for
  * an address at which no live block starts, as far as the call can tell. */
-static __device__ size_t mam_malloc_size(mam_heap heap, const void *block);
+static __device__ size_t mam_malloc_size(mam_device_heap heap, const void *block);
 
 #include <mam/detail/device_aligned.cuh>
 #include <mam/detail/device_free.cuh>

@@ -80,7 +80,7 @@ MAM_API cudaError_t MAM_HeapDestroy(MAM_Heap heap);
 /* Writes the heap's device handle to *handle.  The host passes it to kernels by value.  A heap has one device handle:
  * it stays valid when the heap grows, is trimmed or is reset.  The call does not use the GPU.  It works during a
  * compaction too. */
-MAM_API cudaError_t MAM_HeapHandle(MAM_Heap heap, mam_heap *handle);
+MAM_API cudaError_t MAM_HeapHandle(MAM_Heap heap, mam_device_heap *handle);
 
 /* Adds a superblock of bytes bytes, with its metadata, from the pool (the paper, section 5.1).  Running kernels can use
  * it.  The call may wait for the GPU if the pool has no other memory, as MAM_PoolMalloc does.

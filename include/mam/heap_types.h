@@ -22,14 +22,14 @@ enum { MAM_HEAP_TYPES = 15 };
 /* The number of a type of objects in one heap, from MAM_HeapRegisterType.  0 is no type. */
 typedef unsigned int mam_type;
 
-struct mam_heap_control;
+struct mam__heap_control;
 
 /* The device handle of a heap: what MAM_HeapHandle writes and kernels take by value.  It is constant for the life of
  * the heap.  The fields are the library's: device addresses, and values that a kernel would otherwise have to load
  * first.  The fields of the first superblock are here because a heap keeps that superblock until its end. */
-typedef struct mam_heap {
-  struct mam_heap_control *control;
-  unsigned long long *slots; /* MAM_HEAP_KINDS times slot_count */
+typedef struct mam_device_heap {
+  struct mam__heap_control *control;
+  unsigned long long *slots; /* MAM__HEAP_KINDS times slot_count */
   unsigned long long *words; /* usage words of the first superblock: see detail/heap_layout.h */
   unsigned short *entries;   /* page entries of the first superblock */
   unsigned long long base;   /* the address of the first superblock's first page */
@@ -41,6 +41,9 @@ typedef struct mam_heap {
   unsigned char warp_bits;   /* bits of a warp's number that tell the slots of one multiprocessor apart */
   unsigned char home_shift;  /* how many multiprocessors share a slot, as a base-2 logarithm */
   unsigned int lazy;         /* whether slots keep empty spans until pages are scarce */
-} mam_heap;
+} mam_device_heap;
+
+/* Deprecated: the name differed from the host's MAM_Heap by case alone. */
+typedef mam_device_heap mam_heap;
 
 #endif /* MAM_HEAP_TYPES_H */

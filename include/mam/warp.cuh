@@ -2,7 +2,7 @@
 /*
  * mam/warp.cuh - warp heaps: many small requests of a warp for the price of one, freed all at once.
  *
- *   __global__ void kernel(mam_heap heap) {
+ *   __global__ void kernel(mam_device_heap heap) {
  *     mam_warp *warp = mam_warp_start(heap);
  *     while (...) {
  *       void *block = mam_warp_malloc(warp, bytes);
@@ -37,17 +37,17 @@ typedef struct mam_warp mam_warp;
 
 /* Starts a warp heap for the lanes that make this call together.  They take part from here on.  Returns the header, the
  * same for all of them, or NULL if the device heap has no room.  The header has its first superblock. */
-static __device__ mam_warp *mam_warp_start(mam_heap heap);
+static __device__ mam_warp *mam_warp_start(mam_device_heap heap);
 
 /* Starts a warp heap with other options for the given lanes: a bit for each lane of the warp.  All of these lanes make
  * the call, with the same arguments.  why may be NULL.  Otherwise *why becomes MAM_HEAP_OK; MAM_HEAP_FULL if the device
  * heap has no room; or MAM_HEAP_BAD if heap is no handle of a heap. */
-static __device__ mam_warp *mam_warp_start_lanes(mam_heap heap, unsigned lanes, mam_warp_options options,
+static __device__ mam_warp *mam_warp_start_lanes(mam_device_heap heap, unsigned lanes, mam_warp_options options,
                                                  mam_heap_status *why);
 
 /* Starts a warp heap for a group of cooperative groups within one warp: a tile, or coalesced threads.  All threads of
  * the group make the call. */
-template <typename Group> static __device__ mam_warp *mam_warp_start(mam_heap heap, const Group &group);
+template <typename Group> static __device__ mam_warp *mam_warp_start(mam_device_heap heap, const Group &group);
 
 /* Allocates bytes bytes, rounded up to the header's block size, for the calling lane.  The address is a multiple of 16.
  * Lanes that call together get neighbouring memory, in the order of the lanes.  The memory is not initialised.  It

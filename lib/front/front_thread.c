@@ -145,7 +145,7 @@ static struct front *front_make(struct mam_pool *pool) {
     pthread_mutex_unlock(&pool->fronts->lock);
     return NULL;
   }
-  biased_init(&front->lock); /* no other thread knows of it; see biased_owner_fences */
+  biased_init(&front->lock); /* no other thread knows of it; see biased_owner_barrier */
   front_attach(front, pool);
   if (pool->fronts->first != NULL || pool->fronts->gone.live != 0) /* no thread can tell the last free */
     pool_crowd(pool);

@@ -13,12 +13,12 @@
 
 enum { TEAM_THREADS = MAM_COMPACT_THREADS, WARP_THREADS = 32, WARPS = TEAM_THREADS / WARP_THREADS };
 
-typedef cub::BlockScan<mam_u32, TEAM_THREADS> block_scan;
-typedef cub::WarpScan<mam_u32> warp_scan;
+typedef cub::BlockScan<mam__u32, TEAM_THREADS> block_scan;
+typedef cub::WarpScan<mam__u32> warp_scan;
 
 /* A block of threads or a warp, which count tells apart; it is known where the functions below are called. */
 struct mam_team {
-  mam_u32 rank, count;
+  mam__u32 rank, count;
 };
 
 static __device__ __forceinline__ struct mam_team block_here(void) {
@@ -38,14 +38,14 @@ static __device__ __forceinline__ void mam_team_sync(struct mam_team team) {
     __syncthreads();
 }
 
-static __device__ __forceinline__ mam_u64 warp_sum(mam_u64 value) {
+static __device__ __forceinline__ mam__u64 warp_sum(mam__u64 value) {
   for (int distance = WARP_THREADS / 2; distance != 0; distance /= 2)
     value += __shfl_xor_sync(~0u, value, distance);
   return value;
 }
 
-static __device__ __forceinline__ mam_u64 mam_team_sum(struct mam_team team, mam_u64 value) {
-  __shared__ mam_u64 sums[WARPS];
+static __device__ __forceinline__ mam__u64 mam_team_sum(struct mam_team team, mam__u64 value) {
+  __shared__ mam__u64 sums[WARPS];
   value = warp_sum(value);
   if (team.count == WARP_THREADS)
     return value;
@@ -56,40 +56,40 @@ static __device__ __forceinline__ mam_u64 mam_team_sum(struct mam_team team, mam
   return value;
 }
 
-static __device__ __forceinline__ mam_u32 block_scan_sum(mam_u32 value, mam_u32 *total) {
+static __device__ __forceinline__ mam__u32 block_scan_sum(mam__u32 value, mam__u32 *total) {
   __shared__ block_scan::TempStorage storage;
-  mam_u32 before;
+  mam__u32 before;
   block_scan(storage).ExclusiveSum(value, before, *total);
   __syncthreads();
   return before;
 }
 
-static __device__ __forceinline__ mam_u32 warp_scan_sum(mam_u32 value, mam_u32 *total) {
+static __device__ __forceinline__ mam__u32 warp_scan_sum(mam__u32 value, mam__u32 *total) {
   __shared__ warp_scan::TempStorage storage[WARPS];
-  mam_u32 before;
+  mam__u32 before;
   warp_scan(storage[threadIdx.x / WARP_THREADS]).ExclusiveSum(value, before, *total);
   __syncwarp();
   return before;
 }
 
-static __device__ __forceinline__ mam_u32 mam_team_scan(struct mam_team team, mam_u32 value, mam_u32 *total) {
+static __device__ __forceinline__ mam__u32 mam_team_scan(struct mam_team team, mam__u32 value, mam__u32 *total) {
   return team.count == WARP_THREADS ? warp_scan_sum(value, total) : block_scan_sum(value, total);
 }
 
-static __device__ __forceinline__ mam_u32 mam_read_if_u16(int wanted, const mam_u16 *place) {
-  mam_u16 value;
+static __device__ __forceinline__ mam__u32 mam_read_if_u16(int wanted, const mam__u16 *place) {
+  mam__u16 value;
   asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %2, 0;\n\tmov.b16 %0, 0;\n\t@p ld.global.u16 %0, [%1];\n\t}"
                : "=&h"(value)
-               : "l"(mam_global(place)), "r"(wanted)
+               : "l"(mam__global(place)), "r"(wanted)
                : "memory");
   return value;
 }
-static __device__ __forceinline__ mam_u64 mam_read_once_if_u64(int wanted, const mam_u64 *place) {
-  mam_u64 value;
+static __device__ __forceinline__ mam__u64 mam_read_once_if_u64(int wanted, const mam__u64 *place) {
+  mam__u64 value;
   asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %2, 0;\n\tmov.b64 %0, 0;\n\t"
                "@p ld.global.L1::no_allocate.u64 %0, [%1];\n\t}"
                : "=&l"(value)
-               : "l"(mam_global(place)), "r"(wanted)
+               : "l"(mam__global(place)), "r"(wanted)
                : "memory");
   return value;
 }
@@ -100,8 +100,8 @@ static __device__ __forceinline__ mam_u64 mam_read_once_if_u64(int wanted, const
  * pointers: the program's kernels would miss the room for long. */
 enum cache_drops { DROPS_FIRST, DROPS_LAST, DROPS_AS_USUAL };
 
-static __device__ __forceinline__ mam_u64 cache_policy(enum cache_drops drops) {
-  mam_u64 policy;
+static __device__ __forceinline__ mam__u64 cache_policy(enum cache_drops drops) {
+  mam__u64 policy;
   if (drops == DROPS_FIRST)
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   else if (drops == DROPS_LAST)
@@ -111,12 +111,12 @@ static __device__ __forceinline__ mam_u64 cache_policy(enum cache_drops drops) {
   return policy;
 }
 
-static __device__ __forceinline__ mam_u64 mam_read_pointer_if(int wanted, const mam_u64 *place) {
-  mam_u64 value;
+static __device__ __forceinline__ mam__u64 mam_read_pointer_if(int wanted, const mam__u64 *place) {
+  mam__u64 value;
   asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %2, 0;\n\tmov.b64 %0, 0;\n\t"
                "@p ld.global.L1::no_allocate.L2::cache_hint.u64 %0, [%1], %3;\n\t}"
                : "=&l"(value)
-               : "l"(mam_global(place)), "r"(wanted), "l"(cache_policy(DROPS_AS_USUAL))
+               : "l"(mam__global(place)), "r"(wanted), "l"(cache_policy(DROPS_AS_USUAL))
                : "memory");
   return value;
 }
@@ -126,7 +126,7 @@ static __device__ __forceinline__ struct mam_unit mam_read_unit_once(const struc
   struct mam_unit unit;
   asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v2.u64 {%0, %1}, [%2], %3;"
                : "=l"(unit.low), "=l"(unit.high)
-               : "l"(mam_global(place)), "l"(cache_policy(DROPS_FIRST))
+               : "l"(mam__global(place)), "l"(cache_policy(DROPS_FIRST))
                : "memory");
   return unit;
 }
@@ -134,14 +134,14 @@ static __device__ __forceinline__ struct mam_unit mam_read_unit_once(const struc
 static __device__ __forceinline__ void mam_write_unit(struct mam_unit *place, struct mam_unit unit, int keep) {
   asm volatile("st.global.L2::cache_hint.v2.u64 [%0], {%1, %2}, %3;"
                :
-               : "l"(mam_global(place)), "l"(unit.low), "l"(unit.high),
+               : "l"(mam__global(place)), "l"(unit.low), "l"(unit.high),
                  "l"(keep ? cache_policy(DROPS_LAST) : cache_policy(DROPS_AS_USUAL))
                : "memory");
 }
 
 #else
 
-static __device__ __forceinline__ mam_u64 mam_read_pointer_if(int wanted, const mam_u64 *place) {
+static __device__ __forceinline__ mam__u64 mam_read_pointer_if(int wanted, const mam__u64 *place) {
   return mam_read_once_if_u64(wanted, place);
 }
 
@@ -149,7 +149,7 @@ static __device__ __forceinline__ struct mam_unit mam_read_unit_once(const struc
   struct mam_unit unit;
   asm volatile("ld.global.L1::no_allocate.v2.u64 {%0, %1}, [%2];"
                : "=l"(unit.low), "=l"(unit.high)
-               : "l"(mam_global(place))
+               : "l"(mam__global(place))
                : "memory");
   return unit;
 }
@@ -169,60 +169,60 @@ static __device__ __forceinline__ void mam_write_unit(struct mam_unit *place, st
 
 enum { BARRIER_ARRIVED = 0, BARRIER_TURN = 32 }; /* not in one line of the cache */
 
-static __device__ void grid_watch(const struct mam_compact &compact, mam_u32 word, mam_u32 until) {
-  while (mam_load_relaxed_u32(&compact.barrier[word]) < until)
+static __device__ void grid_watch(const struct mam_compact &compact, mam__u32 word, mam__u32 until) {
+  while (mam__load_relaxed_u32(&compact.barrier[word]) < until)
     continue;
-  mam_fence();
+  mam__barrier();
 }
 
 /* A block arrives at the barrier; whether it is the last one, which sees what all have written. */
-static __device__ bool grid_arrive(const struct mam_compact &compact, mam_u32 turn) {
+static __device__ bool grid_arrive(const struct mam_compact &compact, mam__u32 turn) {
   bool last = false;
   __syncthreads();
   if (threadIdx.x == 0) {
-    mam_fence();
-    last = mam_add_relaxed_u32(&compact.barrier[BARRIER_ARRIVED], 1) + 1 == turn * gridDim.x;
+    mam__barrier();
+    last = mam__add_relaxed_u32(&compact.barrier[BARRIER_ARRIVED], 1) + 1 == turn * gridDim.x;
     if (last)
-      mam_fence();
+      mam__barrier();
   }
   return __syncthreads_or(last) != 0;
 }
 
 /* The others wait for the last one. */
-static __device__ void grid_pass(const struct mam_compact &compact, mam_u32 turn, bool last) {
+static __device__ void grid_pass(const struct mam_compact &compact, mam__u32 turn, bool last) {
   if (last)
     __syncthreads();
   if (threadIdx.x == 0 && last) {
-    mam_fence();
-    mam_store_relaxed_u32(&compact.barrier[BARRIER_TURN], turn);
+    mam__barrier();
+    mam__store_relaxed_u32(&compact.barrier[BARRIER_TURN], turn);
   } else if (threadIdx.x == 0)
     grid_watch(compact, BARRIER_TURN, turn);
   __syncthreads();
 }
 
 /* All threads of the grid wait for each other; what they wrote before is seen after.  turn: how often they did. */
-static __device__ void grid_wait(const struct mam_compact &compact, mam_u32 *turn) {
+static __device__ void grid_wait(const struct mam_compact &compact, mam__u32 *turn) {
   ++*turn;
   __syncthreads();
   if (threadIdx.x == 0) {
-    mam_fence();
-    (void)mam_add_relaxed_u32(&compact.barrier[BARRIER_ARRIVED], 1);
+    mam__barrier();
+    (void)mam__add_relaxed_u32(&compact.barrier[BARRIER_ARRIVED], 1);
     grid_watch(compact, BARRIER_ARRIVED, *turn * gridDim.x);
   }
   __syncthreads();
 }
 
-static __device__ mam_u32 grid_rank(void) { return blockIdx.x * TEAM_THREADS + threadIdx.x; }
-static __device__ mam_u32 grid_threads(void) { return gridDim.x * TEAM_THREADS; }
-static __device__ mam_u32 grid_warp(void) { return grid_rank() / WARP_THREADS; }
-static __device__ mam_u32 grid_warps(void) { return gridDim.x * WARPS; }
+static __device__ mam__u32 grid_rank(void) { return blockIdx.x * TEAM_THREADS + threadIdx.x; }
+static __device__ mam__u32 grid_threads(void) { return gridDim.x * TEAM_THREADS; }
+static __device__ mam__u32 grid_warp(void) { return grid_rank() / WARP_THREADS; }
+static __device__ mam__u32 grid_warps(void) { return gridDim.x * WARPS; }
 
 /* ---- Pieces of a compaction ---- */
 
 /* What a block's threads share in one piece or the other. */
 struct rewrite_room {
   struct mam_span_left spans[TEAM_THREADS];
-  struct mam_type_info types[MAM_HEAP_TYPES];
+  struct mam__type_info types[MAM_HEAP_TYPES];
   struct mam_shape shapes[MAM_HEAP_TYPES + 1];
 };
 struct merge_room {
@@ -235,13 +235,13 @@ union room {
 };
 
 /* The first tile of a warp, and how many there are from one to the next: the first warps have slots to see to. */
-static __device__ mam_u32 tile_first(void) { return grid_warps() - 1 - grid_warp(); }
+static __device__ mam__u32 tile_first(void) { return grid_warps() - 1 - grid_warp(); }
 
 /* Returns the span of a thread's last slot, which it has to end. */
 static __device__ struct mam_slot_emptied slots_empty(const struct mam_compact &compact) {
   struct mam_slot_emptied emptied = {{0, 0, 0, 0}, 0, 0, 0, 0};
-  mam_u32 count = compact.heap.slot_count;
-  for (mam_u32 i = grid_rank(); i < compact.types * count; i += grid_threads()) {
+  mam__u32 count = compact.heap.slot_count;
+  for (mam__u32 i = grid_rank(); i < compact.types * count; i += grid_threads()) {
     mam_slot_emptied_end(&emptied);
     emptied = mam_compact_slot_empty(&compact, i / count, i % count);
   }
@@ -249,17 +249,17 @@ static __device__ struct mam_slot_emptied slots_empty(const struct mam_compact &
 }
 
 static __device__ void slots_watch(const struct mam_compact &compact) {
-  mam_u32 count = compact.heap.slot_count;
-  for (mam_u32 i = grid_rank(); i < compact.types * count; i += grid_threads())
+  mam__u32 count = compact.heap.slot_count;
+  for (mam__u32 i = grid_rank(); i < compact.types * count; i += grid_threads())
     if (!mam_compact_slot_is_untouched(&compact, i / count, i % count))
-      (void)mam_add_relaxed_u32(&compact.state->slots_used, 1);
+      (void)mam__add_relaxed_u32(&compact.state->slots_used, 1);
 }
 
 /* The last block that is done with its tiles has the sums to itself; the first has what was found, which nobody waits
  * for. */
-static __device__ void look(const struct mam_compact &compact, mam_u32 n, struct mam_slot_emptied *emptied,
-                            mam_u32 *turn) {
-  for (mam_u32 tile = tile_first(); tile < compact.tiles; tile += grid_warps())
+static __device__ void look(const struct mam_compact &compact, mam__u32 n, struct mam_slot_emptied *emptied,
+                            mam__u32 *turn) {
+  for (mam__u32 tile = tile_first(); tile < compact.tiles; tile += grid_warps())
     mam_tile_look(warp_here(), &compact, n, tile, emptied != NULL);
   if (emptied != NULL)
     mam_slot_emptied_end(emptied);
@@ -272,12 +272,12 @@ static __device__ void look(const struct mam_compact &compact, mam_u32 n, struct
 }
 
 /* A warp for each merge. */
-static __device__ void merge(const struct mam_compact &compact, mam_u32 n, struct merge_room *room) {
-  enum { NUMBERS = sizeof(struct mam_compact_done) / sizeof(mam_u64) };
+static __device__ void merge(const struct mam_compact &compact, mam__u32 n, struct merge_room *room) {
+  enum { NUMBERS = sizeof(struct mam_compact_done) / sizeof(mam__u64) };
   const struct mam_compact_done none = {0, 0, 0, 0};
   struct mam_team team = warp_here();
   struct mam_compact_done sum = none;
-  mam_u32 number = grid_warp();
+  mam__u32 number = grid_warp();
   if (threadIdx.x == 0)
     room->done = none;
   __syncthreads();
@@ -291,21 +291,21 @@ static __device__ void merge(const struct mam_compact &compact, mam_u32 n, struc
   }
   __syncthreads();
   if (threadIdx.x < NUMBERS && room->done.moved != 0)
-    (void)mam_add_relaxed_u64((mam_u64 *)&compact.state->done + threadIdx.x, ((mam_u64 *)&room->done)[threadIdx.x]);
+    (void)mam__add_relaxed_u64((mam__u64 *)&compact.state->done + threadIdx.x, ((mam__u64 *)&room->done)[threadIdx.x]);
 }
 
 static __device__ void passes(const struct mam_compact &compact, union room *room, struct mam_slot_emptied *emptied,
-                              mam_u32 *turn) {
-  mam_u64 merges = 0;
-  mam_u32 n = compact.n_first;
-  for (mam_u32 pass = 1; n != 0; pass++) {
+                              mam__u32 *turn) {
+  mam__u64 merges = 0;
+  mam__u32 n = compact.n_first;
+  for (mam__u32 pass = 1; n != 0; pass++) {
     look(compact, n, pass == 1 ? emptied : NULL, turn);
-    for (mam_u32 tile = tile_first(); tile < compact.tiles; tile += grid_warps())
+    for (mam__u32 tile = tile_first(); tile < compact.tiles; tile += grid_warps())
       mam_tile_order(warp_here(), &compact, tile);
     grid_wait(compact, turn);
     merge(compact, n, &room->merge);
     grid_wait(compact, turn);
-    mam_u64 now = compact.state->done.merges;
+    mam__u64 now = compact.state->done.merges;
     if (grid_rank() == 0 && now != merges)
       compact.state->passes++;
     n = pass == compact.pass_limit ? 0 : mam_next_n(n, compact.n_last, now - merges, compact.state->found.spans);
@@ -314,9 +314,9 @@ static __device__ void passes(const struct mam_compact &compact, union room *roo
 }
 
 /* Lists those of a block's spans that come next, each thread's every gridDim.x-th from first on; returns how many. */
-static __device__ mam_u32 rewrite_list(const struct mam_compact &compact, struct rewrite_room *room, mam_u32 first,
-                                       mam_u32 end) {
-  mam_u32 count = (end - first + gridDim.x - 1) / gridDim.x;
+static __device__ mam__u32 rewrite_list(const struct mam_compact &compact, struct rewrite_room *room, mam__u32 first,
+                                        mam__u32 end) {
+  mam__u32 count = (end - first + gridDim.x - 1) / gridDim.x;
   count = count < TEAM_THREADS ? count : TEAM_THREADS;
   if (threadIdx.x < count)
     room->spans[threadIdx.x] = mam_span_left_at(&compact, room->types, first + threadIdx.x * gridDim.x);
@@ -327,8 +327,8 @@ static __device__ mam_u32 rewrite_list(const struct mam_compact &compact, struct
 /* Those of a block's spans that are in the list; a warp for each part of a span.  The next part's pointers are read
  * before this one's are rewritten. */
 static __device__ void rewrite_listed(const struct mam_rewriting &rewriting, const struct rewrite_room *room,
-                                      mam_u32 count, mam_u32 parts) {
-  mam_u32 bit = threadIdx.x % WARP_THREADS, i = threadIdx.x / WARP_THREADS;
+                                      mam__u32 count, mam__u32 parts) {
+  mam__u32 bit = threadIdx.x % WARP_THREADS, i = threadIdx.x / WARP_THREADS;
   struct mam_pointers now, next;
   if (i < count * parts)
     mam_pointers_read(&now, &room->spans[i % count], i / count, bit);
@@ -342,64 +342,64 @@ static __device__ void rewrite_listed(const struct mam_rewriting &rewriting, con
 }
 
 /* Spans with pointers; and roots by all threads. */
-static __device__ void rewrite(const struct mam_compact &compact, struct rewrite_room *room, mam_u32 *turn) {
+static __device__ void rewrite(const struct mam_compact &compact, struct rewrite_room *room, mam__u32 *turn) {
   if (compact.state->done.moved == 0)
     return;
   const struct mam_rewriting rewriting = mam_rewriting_of(&compact, room->shapes, compact.state->passes);
-  for (mam_u32 tile = tile_first(); tile < compact.tiles; tile += grid_warps())
+  for (mam__u32 tile = tile_first(); tile < compact.tiles; tile += grid_warps())
     mam_tile_left(warp_here(), &compact, tile);
   if (threadIdx.x < compact.types)
     room->shapes[threadIdx.x + 1] = mam_shape_of(compact.kinds[threadIdx.x]);
-  for (mam_u32 i = threadIdx.x; i < compact.types * (sizeof(struct mam_type_info) / 4); i += TEAM_THREADS)
-    ((mam_u32 *)room->types)[i] = ((const mam_u32 *)compact.control->types)[i];
+  for (mam__u32 i = threadIdx.x; i < compact.types * (sizeof(struct mam__type_info) / 4); i += TEAM_THREADS)
+    ((mam__u32 *)room->types)[i] = ((const mam__u32 *)compact.control->types)[i];
   grid_wait(compact, turn);
-  mam_u32 parts = mam_span_parts(&compact), end = compact.state->left_count;
-  for (mam_u32 first = blockIdx.x; first < end; first += TEAM_THREADS * gridDim.x) {
+  mam__u32 parts = mam_span_parts(&compact), end = compact.state->left_count;
+  for (mam__u32 first = blockIdx.x; first < end; first += TEAM_THREADS * gridDim.x) {
     rewrite_listed(rewriting, room, rewrite_list(compact, room, first, end), parts);
     __syncthreads(); /* the room is free for the next */
   }
-  for (mam_u32 i = 0; i < compact.root_count; i++) {
+  for (mam__u32 i = 0; i < compact.root_count; i++) {
     struct mam_compact_roots roots = compact.roots[i];
-    for (mam_u64 first = grid_rank(); first < roots.count; first += (mam_u64)MAM_COMPACT_BATCH * grid_threads())
+    for (mam__u64 first = grid_rank(); first < roots.count; first += (mam__u64)MAM_COMPACT_BATCH * grid_threads())
       mam_roots_rewrite(&rewriting, roots.pointers, roots.count, first, grid_threads());
   }
 }
 
 /* A warp for each word of the page map. */
 static __device__ void release(const struct mam_compact &compact) {
-  for (mam_u32 i = 0; i < compact.superblocks; i++) {
-    struct mam_area area = compact.control->superblocks[i];
-    for (mam_u32 word = grid_warp(); word < mam_area_map_words(area); word += grid_warps())
-      mam_moved_release(area, word, mam_lanes_of(~0u));
+  for (mam__u32 i = 0; i < compact.superblocks; i++) {
+    struct mam__area area = compact.control->superblocks[i];
+    for (mam__u32 word = grid_warp(); word < mam__area_map_words(area); word += grid_warps())
+      mam_moved_release(area, word, mam__lanes_of(~0u));
   }
 }
 
 /* A warp for each span. */
-static __device__ void list(const struct mam_compact &compact, const struct mam_slot_emptied *emptied, mam_u32 *turn) {
-  for (mam_u32 tile = tile_first(); tile < compact.tiles; tile += grid_warps())
+static __device__ void list(const struct mam_compact &compact, const struct mam_slot_emptied *emptied, mam__u32 *turn) {
+  for (mam__u32 tile = tile_first(); tile < compact.tiles; tile += grid_warps())
     mam_tile_list(warp_here(), &compact, tile);
   mam_slot_emptied_end(emptied);
   grid_wait(compact, turn);
-  mam_u32 count = compact.state->span_count;
-  for (mam_u32 span = grid_warp(); span < count; span += grid_warps())
+  mam__u32 count = compact.state->span_count;
+  for (mam__u32 span = grid_warp(); span < count; span += grid_warps())
     mam_span_list(warp_here(), &compact, span);
 }
 
 /* By the last block: the others are done, with this memory too.  What the host learns it learns of one word, so that it
  * need not wait for the kernel's end: who reads it knows that all is done which kernels that begin later can see. */
 static __device__ void report(const struct mam_compact &compact) {
-  mam_u64 end = (mam_u64)compact.number << 32 | compact.state->slots_used;
+  mam__u64 end = (mam__u64)compact.number << 32 | compact.state->slots_used;
   if (threadIdx.x == 0) {
-    mam_store_relaxed_u32(&compact.barrier[BARRIER_ARRIVED], 0);
-    mam_store_relaxed_u32(&compact.barrier[BARRIER_TURN], 0);
+    mam__store_relaxed_u32(&compact.barrier[BARRIER_ARRIVED], 0);
+    mam__store_relaxed_u32(&compact.barrier[BARRIER_TURN], 0);
   }
   if ((compact.what & MAM_COMPACT_STATE) != 0)
-    for (mam_u32 i = threadIdx.x; i < sizeof *compact.state / sizeof(mam_u32); i += TEAM_THREADS)
-      ((mam_u32 *)&compact.report->state)[i] = ((const mam_u32 *)compact.state)[i];
+    for (mam__u32 i = threadIdx.x; i < sizeof *compact.state / sizeof(mam__u32); i += TEAM_THREADS)
+      ((mam__u32 *)&compact.report->state)[i] = ((const mam__u32 *)compact.state)[i];
   __syncthreads();
   if (threadIdx.x == 0) {
     __threadfence_system(); /* release; pairs with the host's acquiring look */
-    mam_store_relaxed_system_u64(&compact.report->end, end);
+    mam__store_relaxed_system_u64(&compact.report->end, end);
   }
 }
 
@@ -410,7 +410,7 @@ static __device__ void report(const struct mam_compact &compact) {
 extern "C" __global__ void __launch_bounds__(TEAM_THREADS, MAM_COMPACT_BLOCKS)
     mam_kernel_compact(const __grid_constant__ struct mam_compact compact) {
   __shared__ union room room;
-  mam_u32 turn = 0;
+  mam__u32 turn = 0;
   struct mam_slot_emptied emptied = {{0, 0, 0, 0}, 0, 0, 0, 0};
   if ((compact.what & (MAM_COMPACT_PASSES | MAM_COMPACT_OBJECTS)) != 0) {
     const struct mam_compact_state none = {};

@@ -27,16 +27,16 @@ enum { WAIT_MOST_MS = 3600000 };
 
 /* ---- Work on the GPU ---- */
 
-static cudaError_t clear_area(const struct mam_heap_host *heap, struct mam_area area) {
+static cudaError_t clear_area(const struct mam_heap_host *heap, struct mam__area area) {
   void *arguments[] = {&area};
-  return heap_gpu_run(&heap->gpu, HEAP_KERNEL_CLEAR, (size_t)area.page_count * MAM_PAGE_WORDS, arguments);
+  return heap_gpu_run(&heap->gpu, HEAP_KERNEL_CLEAR, (size_t)area.page_count * MAM__PAGE_WORDS, arguments);
 }
 
 /* A kernel whose argument is the control block alone. */
 static cudaError_t run_on_control(const struct mam_heap_host *heap, enum heap_kernel kernel) {
-  mam_u64 control = (mam_u64)(uintptr_t)heap->handle.control;
+  mam__u64 control = (mam__u64)(uintptr_t)heap->handle.control;
   void *arguments[] = {&control};
-  return heap_gpu_run(&heap->gpu, kernel, (size_t)heap->handle.slot_count * MAM_HEAP_KINDS, arguments);
+  return heap_gpu_run(&heap->gpu, kernel, (size_t)heap->handle.slot_count * MAM__HEAP_KINDS, arguments);
 }
 
 /* ---- Creating and destroying ---- */
@@ -47,22 +47,22 @@ static bool is_on_a_gpu(const struct mam_pool *pool) {
 }
 
 /* Writes an empty heap to the first superblock. */
-static cudaError_t begin(struct mam_heap_host *heap, mam_u32 patience) {
-  struct mam_heap_control control;
-  mam_u64 address = ((mam_u64)(uintptr_t)heap->memory[0] + ALIGNMENT_BYTES - 1) & ~(mam_u64)(ALIGNMENT_BYTES - 1);
-  mam_u64 end = (mam_u64)(uintptr_t)heap->memory[0] + heap->bytes[0];
+static cudaError_t begin(struct mam_heap_host *heap, mam__u32 patience) {
+  struct mam__heap_control control;
+  mam__u64 address = ((mam__u64)(uintptr_t)heap->memory[0] + ALIGNMENT_BYTES - 1) & ~(mam__u64)(ALIGNMENT_BYTES - 1);
+  mam__u64 end = (mam__u64)(uintptr_t)heap->memory[0] + heap->bytes[0];
   memset(&control, 0, sizeof control);
-  mam_heap_tune(&control.heap, heap->bytes[0], heap->gpu.multiprocessors);
-  mam_u64 area_at = address + mam_control_bytes(&control.heap);
-  struct mam_area area = mam_area_place(area_at, end > area_at ? end - area_at : 0);
+  mam__heap_tune(&control.heap, heap->bytes[0], heap->gpu.multiprocessors);
+  mam__u64 area_at = address + mam__control_bytes(&control.heap);
+  struct mam__area area = mam__area_place(area_at, end > area_at ? end - area_at : 0);
   if (area.page_count == 0)
     return error_set(cudaErrorInvalidValue, "%zu bytes are too few for a heap on this GPU", heap->bytes[0]);
-  mam_control_begin(&control, address, area);
+  mam__control_begin(&control, address, area);
   if (heap->bell != NULL) {
     heap->round = 1;
-    control.growth.bell = (mam_u64 *)(uintptr_t)heap->bell->word_on_device;
+    control.growth.bell = (mam__u64 *)(uintptr_t)heap->bell->word_on_device;
     control.growth.patience = patience;
-    control.growth.reply = mam_round_of(heap->round, 0);
+    control.growth.reply = mam__round_of(heap->round, 0);
   }
   if (heap->records != NULL)
     control.sites = heap->records->sites;
@@ -108,7 +108,7 @@ static cudaError_t create_in_pool(struct mam_heap_host *heap, const MAM_HeapOpti
   if (error == cudaSuccess && options->records != 0)
     error = heap_records_begin(&heap->gpu, heap->pool, &heap->records);
   if (error == cudaSuccess)
-    error = begin(heap, (mam_u32)(((mam_u64)options->wait_ms * 1000000 + (1 << 20) - 1) >> 20));
+    error = begin(heap, (mam__u32)(((mam__u64)options->wait_ms * 1000000 + (1 << 20) - 1) >> 20));
   if (error == cudaSuccess && heap->bell != NULL)
     error = heap_growth_begin(heap);
   if (error == cudaSuccess)
@@ -203,7 +203,7 @@ cudaError_t MAM_HeapDestroy(MAM_Heap heap) {
   return error;
 }
 
-cudaError_t MAM_HeapHandle(MAM_Heap heap, mam_heap *handle) {
+cudaError_t MAM_HeapHandle(MAM_Heap heap, mam_device_heap *handle) {
   NOT_CANCELLED;
   cudaError_t error = heap_check(heap);
   if (error != cudaSuccess)
@@ -231,15 +231,15 @@ cudaError_t MAM_HeapGrow(MAM_Heap heap, size_t bytes) {
 
 /* Whether no page of the last superblock is taken. */
 static cudaError_t last_is_empty(struct mam_heap_host *heap, bool *empty) {
-  struct mam_area area = heap->areas[heap->count - 1];
-  size_t words = mam_area_map_words(area);
-  mam_u64 *map = malloc(words * sizeof *map);
+  struct mam__area area = heap->areas[heap->count - 1];
+  size_t words = mam__area_map_words(area);
+  mam__u64 *map = malloc(words * sizeof *map);
   if (map == NULL)
     return error_set(cudaErrorMemoryAllocation, "the host has no memory for the map of a superblock");
-  cudaError_t error = heap_gpu_read(&heap->gpu, map, (mam_u64)(uintptr_t)mam_area_pages(area), words * sizeof *map);
+  cudaError_t error = heap_gpu_read(&heap->gpu, map, (mam__u64)(uintptr_t)mam__area_pages(area), words * sizeof *map);
   *empty = error == cudaSuccess;
   for (size_t i = 0; i < words && *empty; i++)
-    *empty = map[i] == mam_map_open_word(area.page_count, (mam_u32)i);
+    *empty = map[i] == mam__map_open_word(area.page_count, (mam__u32)i);
   free(map);
   return error;
 }
@@ -247,7 +247,7 @@ static cudaError_t last_is_empty(struct mam_heap_host *heap, bool *empty) {
 static cudaError_t trim_locked(struct mam_heap_host *heap, size_t keep_bytes) {
   lock_held(&heap->superblocks_lock);
   bool empty = true;
-  mam_u32 before = heap->count;
+  mam__u32 before = heap->count;
   cudaError_t error = run_on_control(heap, HEAP_KERNEL_DRAIN);
   while (error == cudaSuccess && empty && heap->count > 1 && heap->reserved_bytes > keep_bytes) {
     error = last_is_empty(heap, &empty);
@@ -274,7 +274,7 @@ cudaError_t MAM_HeapTrim(MAM_Heap heap, size_t keep_bytes) {
 static cudaError_t reset_locked(struct mam_heap_host *heap) {
   lock_held(&heap->lock);
   cudaError_t error = run_on_control(heap, HEAP_KERNEL_CLEAR_SLOTS);
-  for (mam_u32 i = 0; i < heap->count && error == cudaSuccess; i++)
+  for (mam__u32 i = 0; i < heap->count && error == cudaSuccess; i++)
     error = clear_area(heap, heap->areas[i]);
   return error;
 }
@@ -288,18 +288,18 @@ cudaError_t MAM_HeapReset(MAM_Heap heap) {
 /* ---- Seeing in ---- */
 
 /* Bytes of metadata of a superblock, from its first word's neighbour on. */
-static size_t area_metadata_bytes(struct mam_area area) { return (size_t)mam_area_metadata_bytes(area.page_count); }
+static size_t area_metadata_bytes(struct mam__area area) { return (size_t)mam__area_metadata_bytes(area.page_count); }
 
 static void view_free(struct heap_view *view) {
-  for (mam_u32 i = 0; i < view->count; i++)
-    free(mam_area_metadata(view->areas[i]));
+  for (mam__u32 i = 0; i < view->count; i++)
+    free(mam__area_metadata(view->areas[i]));
   free(view->control);
 }
 
 /* The superblocks at one moment. */
 struct table {
-  mam_u32 count;
-  struct mam_area areas[MAM_HEAP_SUPERBLOCKS];
+  mam__u32 count;
+  struct mam__area areas[MAM_HEAP_SUPERBLOCKS];
   size_t reserved_bytes;
   uint64_t growth_count;
 };
@@ -315,19 +315,19 @@ static void table_take(struct mam_heap_host *heap, struct table *table) {
 
 /* Copies everything that kernels know about the heap; undone by view_free. */
 static cudaError_t view_take(struct mam_heap_host *heap, const struct table *table, struct heap_view *view) {
-  size_t bytes = (size_t)mam_control_bytes(&heap->handle);
+  size_t bytes = (size_t)mam__control_bytes(&heap->handle);
   cudaError_t error = cudaSuccess;
   memset(view, 0, sizeof *view);
   view->control = malloc(bytes);
   if (view->control != NULL)
-    error = heap_gpu_read(&heap->gpu, view->control, (mam_u64)(uintptr_t)heap->handle.control, bytes);
+    error = heap_gpu_read(&heap->gpu, view->control, (mam__u64)(uintptr_t)heap->handle.control, bytes);
   for (; error == cudaSuccess && view->control != NULL && view->count < table->count; view->count++) {
-    struct mam_area area = table->areas[view->count];
-    mam_u64 *copy = malloc(area_metadata_bytes(area));
+    struct mam__area area = table->areas[view->count];
+    mam__u64 *copy = malloc(area_metadata_bytes(area));
     if (copy == NULL)
       break;
-    view->areas[view->count] = mam_area_copied(area, copy);
-    error = heap_gpu_read(&heap->gpu, copy, (mam_u64)(uintptr_t)mam_area_metadata(area), area_metadata_bytes(area));
+    view->areas[view->count] = mam__area_copied(area, copy);
+    error = heap_gpu_read(&heap->gpu, copy, (mam__u64)(uintptr_t)mam__area_metadata(area), area_metadata_bytes(area));
   }
   if (error == cudaSuccess && (view->control == NULL || view->count < table->count))
     error = error_set(cudaErrorMemoryAllocation, "the host has no memory for a copy of the heap's metadata");
@@ -335,7 +335,7 @@ static cudaError_t view_take(struct mam_heap_host *heap, const struct table *tab
     view_free(view);
     return error;
   }
-  view->slots = mam_slots(view->control);
+  view->slots = mam__slots(view->control);
   heap_view_settle(view);
   return cudaSuccess;
 }
@@ -344,7 +344,7 @@ static void fill_info(const struct table *table, const struct heap_view *view, M
   heap_view_info(view, info);
   info->struct_size = sizeof *info;
   info->reserved_bytes = table->reserved_bytes;
-  info->metadata_bytes = table->reserved_bytes - info->page_count * (size_t)MAM_PAGE_BYTES;
+  info->metadata_bytes = table->reserved_bytes - info->page_count * (size_t)MAM__PAGE_BYTES;
   info->growth_count = table->growth_count;
 }
 
@@ -468,7 +468,7 @@ static cudaError_t share_of_heaps(MAM_Pool pool, MAM_HeapShare *share) {
     MAM_HeapInfo info = {.struct_size = sizeof info};
     error = MAM_HeapGetInfo(heap, &info);
     share->heap_count++;
-    share->heap_bytes += info.reserved_bytes + (heap->records != NULL ? MAM_SITES * sizeof(struct mam_site) : 0);
+    share->heap_bytes += info.reserved_bytes + (heap->records != NULL ? MAM__SITES * sizeof(struct mam__site) : 0);
     share->heap_used_bytes += info.used_bytes;
     share->heap_free_bytes += info.free_bytes;
   }
@@ -528,11 +528,11 @@ cudaError_t MAM_HeapCopy(MAM_Heap heap, void *to, const void *from, size_t bytes
 
 static cudaError_t free_locked(struct mam_heap_host *heap, void *block) {
   lock_held(&heap->lock);
-  mam_u64 control = (mam_u64)(uintptr_t)heap->handle.control, address = (mam_u64)(uintptr_t)block, freed = 0;
+  mam__u64 control = (mam__u64)(uintptr_t)heap->handle.control, address = (mam__u64)(uintptr_t)block, freed = 0;
   void *arguments[] = {&control, &address};
   cudaError_t error = heap_gpu_run(&heap->gpu, HEAP_KERNEL_FREE, 1, arguments);
   if (error == cudaSuccess)
-    error = heap_gpu_read(&heap->gpu, &freed, (mam_u64)(uintptr_t)&heap->handle.control->answer, sizeof freed);
+    error = heap_gpu_read(&heap->gpu, &freed, (mam__u64)(uintptr_t)&heap->handle.control->answer, sizeof freed);
   if (error == cudaSuccess && freed == 0)
     error = error_set(cudaErrorInvalidValue, "no live block of the heap begins at %p", block);
   return error;

@@ -16,14 +16,14 @@
 enum { ALIGN_BYTES = 256 };
 
 struct heap_compact {
-  mam_u32 types, types_with_pointers, pointers_most, root_count, root_room;
-  mam_u32 kinds[MAM_HEAP_TYPES];
+  mam__u32 types, types_with_pointers, pointers_most, root_count, root_room;
+  mam__u32 kinds[MAM_HEAP_TYPES];
   bool roots_changed;
   struct mam_compact_roots *roots;
   void *memory; /* of the pool */
   size_t memory_bytes;
   struct mam_compact_report *report; /* pinned: what the kernel says in the end */
-  mam_u32 runs;
+  mam__u32 runs;
 };
 
 void heap_compact_free(struct heap_compact *compact, const struct heap_gpu *gpu) {
@@ -58,12 +58,12 @@ static cudaError_t enter(MAM_Heap heap, struct heap_inside *inside, struct heap_
 static cudaError_t check_type(const MAM_HeapTypeOptions *options) {
   if (options->struct_size != sizeof *options)
     return error_set(cudaErrorInvalidValue, "struct_size %zu is not sizeof(MAM_HeapTypeOptions)", options->struct_size);
-  if (options->bytes == 0 || options->bytes > MAM_CHUNK_BYTES)
-    return error_set(cudaErrorInvalidValue, "an object of a type has 1 to %d bytes, not %zu", MAM_CHUNK_BYTES,
+  if (options->bytes == 0 || options->bytes > MAM__CHUNK_BYTES)
+    return error_set(cudaErrorInvalidValue, "an object of a type has 1 to %d bytes, not %zu", MAM__CHUNK_BYTES,
                      options->bytes);
-  if (options->pointer_count > MAM_TYPE_POINTERS || (options->pointer_count != 0 && options->pointer_offsets == NULL))
+  if (options->pointer_count > MAM__TYPE_POINTERS || (options->pointer_count != 0 && options->pointer_offsets == NULL))
     return error_set(cudaErrorInvalidValue, "an object has at most %d pointers, not %zu, and each needs an offset",
-                     MAM_TYPE_POINTERS, options->pointer_count);
+                     MAM__TYPE_POINTERS, options->pointer_count);
   for (size_t i = 0; i < options->pointer_count; i++) {
     size_t offset = options->pointer_offsets[i];
     if (offset % 8 != 0 || offset > options->bytes || options->bytes - offset < 8)
@@ -74,14 +74,15 @@ static cudaError_t check_type(const MAM_HeapTypeOptions *options) {
 }
 
 /* Makes the slots of a new kind usable: their spans are used up. */
-static cudaError_t write_slots(const struct heap_inside *inside, mam_u32 kind) {
-  mam_u32 count = inside->handle->slot_count;
-  mam_u64 *slots = malloc(count * sizeof *slots);
+static cudaError_t write_slots(const struct heap_inside *inside, mam__u32 kind) {
+  mam__u32 count = inside->handle->slot_count;
+  mam__u64 *slots = malloc(count * sizeof *slots);
   if (slots == NULL)
     return error_set(cudaErrorMemoryAllocation, "the host has no memory for a type's slots");
-  for (mam_u32 i = 0; i < count; i++)
-    slots[i] = mam_slot_limit(inside->handle, kind);
-  mam_u64 place = (mam_u64)(uintptr_t)inside->handle->slots + (mam_u64)mam_kind_number(kind) * count * sizeof *slots;
+  for (mam__u32 i = 0; i < count; i++)
+    slots[i] = mam__slot_limit(inside->handle, kind);
+  mam__u64 place =
+      (mam__u64)(uintptr_t)inside->handle->slots + (mam__u64)mam__kind_number(kind) * count * sizeof *slots;
   cudaError_t error = heap_gpu_write(inside->gpu, place, slots, count * sizeof *slots);
   free(slots);
   return error;
@@ -89,13 +90,13 @@ static cudaError_t write_slots(const struct heap_inside *inside, mam_u32 kind) {
 
 static cudaError_t register_type(const struct heap_inside *inside, struct heap_compact *compact,
                                  const MAM_HeapTypeOptions *options, mam_type *type) {
-  struct mam_type_info info = {.bytes = (mam_u32)options->bytes, .pointer_count = (mam_u32)options->pointer_count};
+  struct mam__type_info info = {.bytes = (mam__u32)options->bytes, .pointer_count = (mam__u32)options->pointer_count};
   if (compact->types == MAM_HEAP_TYPES)
     return error_set(cudaErrorMemoryAllocation, "the heap has %d types already", MAM_HEAP_TYPES);
-  info.kind = mam_kind_of(mam_class_of(info.bytes), compact->types + 1);
+  info.kind = mam__kind_of(mam__class_of(info.bytes), compact->types + 1);
   for (size_t i = 0; i < options->pointer_count; i++)
-    info.pointers[i] = (mam_u16)(options->pointer_offsets[i] / 8);
-  mam_u64 place = (mam_u64)(uintptr_t)&inside->handle->control->types[compact->types];
+    info.pointers[i] = (mam__u16)(options->pointer_offsets[i] / 8);
+  mam__u64 place = (mam__u64)(uintptr_t)&inside->handle->control->types[compact->types];
   cudaError_t error = write_slots(inside, info.kind);
   if (error == cudaSuccess)
     error = heap_gpu_write(inside->gpu, place, &info, sizeof info);
@@ -125,8 +126,8 @@ cudaError_t MAM_HeapRegisterType(MAM_Heap heap, const MAM_HeapTypeOptions *optio
 /* ---- Roots ---- */
 
 /* The place of the roots that begin at an address; root_count if there are none. */
-static mam_u32 find_roots(const struct heap_compact *compact, const void *pointers) {
-  mam_u32 i = 0;
+static mam__u32 find_roots(const struct heap_compact *compact, const void *pointers) {
+  mam__u32 i = 0;
   while (i < compact->root_count && compact->roots[i].pointers != pointers)
     i++;
   return i;
@@ -136,7 +137,7 @@ static cudaError_t register_roots(struct heap_compact *compact, void *pointers, 
   if (find_roots(compact, pointers) < compact->root_count)
     return error_set(cudaErrorAlreadyAcquired, "roots that begin at %p are registered already", pointers);
   if (compact->root_count == compact->root_room) {
-    mam_u32 room = compact->root_room == 0 ? 4 : 2 * compact->root_room;
+    mam__u32 room = compact->root_room == 0 ? 4 : 2 * compact->root_room;
     struct mam_compact_roots *roots = realloc(compact->roots, room * sizeof *roots);
     if (roots == NULL)
       return error_set(cudaErrorMemoryAllocation, "the host has no memory for roots");
@@ -161,7 +162,7 @@ cudaError_t MAM_HeapRegisterRoots(MAM_Heap heap, void *pointers, size_t count) {
 }
 
 static cudaError_t forget_roots(struct heap_compact *compact, const void *pointers) {
-  mam_u32 place = find_roots(compact, pointers);
+  mam__u32 place = find_roots(compact, pointers);
   if (place == compact->root_count)
     return error_set(cudaErrorInvalidValue, "no roots that begin at %p are registered", pointers);
   compact->roots[place] = compact->roots[--compact->root_count];
@@ -179,11 +180,11 @@ cudaError_t MAM_HeapForgetRoots(MAM_Heap heap, void *pointers) {
 
 /* ---- The work ---- */
 
-static mam_u64 aligned(mam_u64 bytes) { return (bytes + ALIGN_BYTES - 1) & ~(mam_u64)(ALIGN_BYTES - 1); }
+static mam__u64 aligned(mam__u64 bytes) { return (bytes + ALIGN_BYTES - 1) & ~(mam__u64)(ALIGN_BYTES - 1); }
 
 /* Lays the work out in memory at base; returns how many bytes it needs. */
-static mam_u64 lay_out(const struct heap_inside *inside, const struct heap_compact *compact, mam_u64 base,
-                       struct mam_compact *work) {
+static mam__u64 lay_out(const struct heap_inside *inside, const struct heap_compact *compact, mam__u64 base,
+                        struct mam_compact *work) {
   *work = (struct mam_compact){.heap = *inside->handle,
                                .control = inside->handle->control,
                                .report = compact->report,
@@ -193,41 +194,41 @@ static mam_u64 lay_out(const struct heap_inside *inside, const struct heap_compa
                                .root_count = compact->root_count,
                                .superblocks = inside->count};
   memcpy(work->kinds, compact->kinds, sizeof work->kinds);
-  for (mam_u32 i = 0; i < inside->count; i++) {
+  for (mam__u32 i = 0; i < inside->count; i++) {
     work->tiles += (inside->areas[i].page_count + MAM_COMPACT_TILE - 1) / MAM_COMPACT_TILE;
     work->first[i + 1] = work->tiles * MAM_COMPACT_TILE;
   }
-  mam_u64 pages = (mam_u64)work->tiles * MAM_COMPACT_TILE, at = base;
-  work->barrier = (mam_u32 *)(uintptr_t)at;
+  mam__u64 pages = (mam__u64)work->tiles * MAM_COMPACT_TILE, at = base;
+  work->barrier = (mam__u32 *)(uintptr_t)at;
   at += ALIGN_BYTES;
   work->state = (struct mam_compact_state *)(uintptr_t)at;
   at += aligned(sizeof *work->state);
-  work->order = (mam_u32 *)(uintptr_t)at;
+  work->order = (mam__u32 *)(uintptr_t)at;
   at += pages * sizeof *work->order;
-  work->spans = (mam_u32 *)(uintptr_t)at;
+  work->spans = (mam__u32 *)(uintptr_t)at;
   at += pages * sizeof *work->spans;
-  work->candidates = (mam_u16 *)(uintptr_t)at;
+  work->candidates = (mam__u16 *)(uintptr_t)at;
   at += aligned(pages / MAM_COMPACT_GROUP * sizeof *work->candidates);
-  work->with_pointers = (mam_u8 *)(uintptr_t)at;
+  work->with_pointers = (mam__u8 *)(uintptr_t)at;
   at += aligned(pages / MAM_COMPACT_GROUP * sizeof *work->with_pointers);
   work->found = (struct mam_tile_found *)(uintptr_t)at;
-  at += aligned((mam_u64)work->tiles * sizeof *work->found);
-  work->sums = (mam_u32 *)(uintptr_t)at;
-  at += aligned((mam_u64)MAM_HEAP_TYPES * work->tiles * sizeof *work->sums);
+  at += aligned((mam__u64)work->tiles * sizeof *work->found);
+  work->sums = (mam__u32 *)(uintptr_t)at;
+  at += aligned((mam__u64)MAM_HEAP_TYPES * work->tiles * sizeof *work->sums);
   work->roots = (struct mam_compact_roots *)(uintptr_t)at;
   return at + aligned((compact->root_count + 1) * sizeof *work->roots) - base;
 }
 
 /* Memory for the work; a new piece's barrier is clear. */
 static cudaError_t take_memory(const struct heap_inside *inside, struct heap_compact *compact, size_t bytes) {
-  static const mam_u32 barrier[ALIGN_BYTES / sizeof(mam_u32)];
+  static const mam__u32 barrier[ALIGN_BYTES / sizeof(mam__u32)];
   void *memory;
   if (compact->memory_bytes >= bytes)
     return cudaSuccess;
   cudaError_t error = MAM_PoolMalloc(inside->pool, &memory, bytes);
   if (error != cudaSuccess)
     return error;
-  error = heap_gpu_write(inside->gpu, (mam_u64)(uintptr_t)memory, barrier, sizeof barrier);
+  error = heap_gpu_write(inside->gpu, (mam__u64)(uintptr_t)memory, barrier, sizeof barrier);
   if (error != cudaSuccess) {
     (void)MAM_CudaFree(memory);
     return error;
@@ -252,9 +253,9 @@ static cudaError_t prepare(const struct heap_inside *inside, struct heap_compact
     error = take_memory(inside, compact, (size_t)lay_out(inside, compact, 0, work));
   if (error != cudaSuccess)
     return error;
-  (void)lay_out(inside, compact, (mam_u64)(uintptr_t)compact->memory, work);
+  (void)lay_out(inside, compact, (mam__u64)(uintptr_t)compact->memory, work);
   if (compact->roots_changed && compact->root_count != 0)
-    error = heap_gpu_write(inside->gpu, (mam_u64)(uintptr_t)work->roots, compact->roots,
+    error = heap_gpu_write(inside->gpu, (mam__u64)(uintptr_t)work->roots, compact->roots,
                            compact->root_count * sizeof *compact->roots);
   compact->roots_changed = error != cudaSuccess;
   return error;
@@ -263,11 +264,11 @@ static cudaError_t prepare(const struct heap_inside *inside, struct heap_compact
 /* Does what work->what says; compact->report then says how it went. */
 static cudaError_t run(const struct heap_inside *inside, struct heap_compact *compact, struct mam_compact *work) {
   void *arguments[] = {work};
-  const struct heap_gpu_sign sign = {&compact->report->end, (mam_u64)++compact->runs << 32, ~0ull << 32};
+  const struct heap_gpu_sign sign = {&compact->report->end, (mam__u64)++compact->runs << 32, ~0ull << 32};
   work->number = compact->runs;
   cudaError_t error = heap_gpu_run_together(inside->gpu, HEAP_KERNEL_COMPACT, MAM_COMPACT_BLOCKS, MAM_COMPACT_THREADS,
                                             arguments, &sign);
-  if (error == cudaSuccess && (mam_u32)compact->report->end != 0)
+  if (error == cudaSuccess && (mam__u32)compact->report->end != 0)
     error = error_set(cudaErrorIllegalState, "kernels allocated objects meanwhile: the heap may be damaged");
   return error;
 }
@@ -282,8 +283,8 @@ static void fill_info(const struct mam_compact_state *report, MAM_HeapCompactInf
   filled.live_count = (size_t)report->found.live;
   filled.moved_count = (size_t)report->done.moved;
   filled.moved_bytes = (size_t)report->done.moved_bytes;
-  filled.bytes_before = (size_t)report->found_first.pages << MAM_PAGE_SHIFT;
-  filled.bytes_after = (size_t)report->found.pages << MAM_PAGE_SHIFT;
+  filled.bytes_before = (size_t)report->found_first.pages << MAM__PAGE_SHIFT;
+  filled.bytes_after = (size_t)report->found.pages << MAM__PAGE_SHIFT;
   filled.fragmentation_before = fragmentation(&report->found_first);
   filled.fragmentation_after = fragmentation(&report->found);
   memcpy(info, &filled, info->struct_size < sizeof filled ? info->struct_size : sizeof filled);
@@ -299,7 +300,7 @@ static cudaError_t release(const struct heap_inside *inside, struct heap_compact
 /* The whole of it, or all but the release.  Where misuse is noticed the pages are released all the same: a failure has
  * begun nothing. */
 static cudaError_t compact_typed(const struct heap_inside *inside, struct heap_compact *compact,
-                                 const MAM_HeapCompactOptions *options, mam_u32 what) {
+                                 const MAM_HeapCompactOptions *options, mam__u32 what) {
   struct mam_compact work;
   cudaError_t error = prepare(inside, compact, &work);
   if (error != cudaSuccess)
@@ -383,7 +384,7 @@ cudaError_t MAM_HeapCompactEnd(MAM_Heap heap) {
 static cudaError_t list(const struct heap_inside *inside, struct heap_compact *compact, mam_type type, void **objects,
                         size_t capacity, size_t *count) {
   struct mam_compact work;
-  mam_u32 number = mam_kind_type(type);
+  mam__u32 number = mam__kind_type(type);
   if (number == 0 || number > compact->types)
     return error_set(cudaErrorInvalidValue, "the heap has no type %u", type);
   cudaError_t error = prepare(inside, compact, &work);
@@ -391,7 +392,7 @@ static cudaError_t list(const struct heap_inside *inside, struct heap_compact *c
     return error;
   work.what = MAM_COMPACT_OBJECTS | MAM_COMPACT_STATE;
   work.object_type = number;
-  work.objects = (mam_u64 *)objects;
+  work.objects = (mam__u64 *)objects;
   work.object_room = capacity;
   error = run(inside, compact, &work);
   if (error == cudaSuccess)

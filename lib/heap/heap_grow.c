@@ -75,7 +75,7 @@ static const void *next_piece(const struct mam_heap_host *heap, const char *from
   return memcpy(heap->bell->staging, from, *bytes);
 }
 
-static cudaError_t write_beside(struct mam_heap_host *heap, mam_u64 to, const void *from, size_t bytes) {
+static cudaError_t write_beside(struct mam_heap_host *heap, mam__u64 to, const void *from, size_t bytes) {
   const char *rest = from;
   cudaError_t error = cudaSuccess;
   while (error == cudaSuccess && bytes != 0) {
@@ -90,38 +90,39 @@ static cudaError_t write_beside(struct mam_heap_host *heap, mam_u64 to, const vo
 }
 
 /* Writes an empty superblock's metadata. */
-static cudaError_t write_area(struct mam_heap_host *heap, struct mam_area area) {
-  size_t bytes = (size_t)mam_area_metadata_bytes(area.page_count);
-  mam_u64 *image = calloc(1, bytes);
+static cudaError_t write_area(struct mam_heap_host *heap, struct mam__area area) {
+  size_t bytes = (size_t)mam__area_metadata_bytes(area.page_count);
+  mam__u64 *image = calloc(1, bytes);
   if (image == NULL)
     return error_set(cudaErrorMemoryAllocation, "the host has no memory for the metadata of a superblock");
-  struct mam_area in_image = mam_area_copied(area, image);
-  mam_area_clear(in_image, 0, 1);
+  struct mam__area in_image = mam__area_copied(area, image);
+  mam__area_clear(in_image, 0, 1);
   /* What was found missing with the sum of the stamps as it was is not to be taken for missing now, nor if that sum
    * came again: so no superblock begins with the stamp of one that was there before. */
-  *mam_area_stamp(in_image) = (mam_u32)(heap->growth_count + 1) * 0x9e3779b2u;
-  cudaError_t error = write_beside(heap, (mam_u64)(uintptr_t)mam_area_metadata(area), image, bytes);
+  *mam__area_stamp(in_image) = (mam__u32)(heap->growth_count + 1) * 0x9e3779b2u;
+  cudaError_t error = write_beside(heap, (mam__u64)(uintptr_t)mam__area_metadata(area), image, bytes);
   free(image);
   return error;
 }
 
-static mam_u64 control_address(const struct mam_heap_host *heap, size_t offset) {
-  return (mam_u64)(uintptr_t)heap->handle.control + offset;
+static mam__u64 control_address(const struct mam_heap_host *heap, size_t offset) {
+  return (mam__u64)(uintptr_t)heap->handle.control + offset;
 }
 
 /* ---- Superblocks ------------------------------------------------------------------------------------------------- */
 
 /* Copies on one stream take effect one after another, so the count is there after what it counts; pairs with the
  * acquiring loads of it, and of the reply that is written after it. */
-static cudaError_t publish(struct mam_heap_host *heap, mam_u32 index) {
-  mam_u32 count = index + 1;
-  mam_u64 place = control_address(heap, offsetof(struct mam_heap_control, superblocks) + index * sizeof heap->areas[0]);
+static cudaError_t publish(struct mam_heap_host *heap, mam__u32 index) {
+  mam__u32 count = index + 1;
+  mam__u64 place =
+      control_address(heap, offsetof(struct mam__heap_control, superblocks) + index * sizeof heap->areas[0]);
   cudaError_t error = write_area(heap, heap->areas[index]);
   if (error == cudaSuccess)
     error = write_beside(heap, place, &heap->areas[index], sizeof heap->areas[0]);
   if (error != cudaSuccess)
     return error;
-  return write_beside(heap, control_address(heap, offsetof(struct mam_heap_control, superblock_count)), &count,
+  return write_beside(heap, control_address(heap, offsetof(struct mam__heap_control, superblock_count)), &count,
                       sizeof count);
 }
 
@@ -130,8 +131,8 @@ cudaError_t heap_grow_locked(struct mam_heap_host *heap, size_t bytes, bool at_o
   cudaError_t error = heap_memory_take(heap, bytes, at_once);
   if (error != cudaSuccess)
     return error;
-  mam_u32 last = heap->count - 1;
-  heap->areas[last] = mam_area_place((mam_u64)(uintptr_t)heap->memory[last], bytes);
+  mam__u32 last = heap->count - 1;
+  heap->areas[last] = mam__area_place((mam__u64)(uintptr_t)heap->memory[last], bytes);
   error = publish(heap, last);
   if (error != cudaSuccess)
     (void)heap_memory_give(heap);
@@ -140,14 +141,14 @@ cudaError_t heap_grow_locked(struct mam_heap_host *heap, size_t bytes, bool at_o
   return error;
 }
 
-cudaError_t heap_shrink_locked(struct mam_heap_host *heap, mam_u32 count) {
+cudaError_t heap_shrink_locked(struct mam_heap_host *heap, mam__u32 count) {
   lock_held(&heap->superblocks_lock);
-  static const mam_u32 nothing_missing[MAM_HEAP_KINDS];
-  const mam_u32 first[2] = {count, 0}; /* and the active superblock */
-  cudaError_t error = write_beside(heap, control_address(heap, offsetof(struct mam_heap_control, missing)),
+  static const mam__u32 nothing_missing[MAM__HEAP_KINDS];
+  const mam__u32 first[2] = {count, 0}; /* and the active superblock */
+  cudaError_t error = write_beside(heap, control_address(heap, offsetof(struct mam__heap_control, missing)),
                                    nothing_missing, sizeof nothing_missing);
   return error == cudaSuccess
-             ? write_beside(heap, control_address(heap, offsetof(struct mam_heap_control, superblock_count)), first,
+             ? write_beside(heap, control_address(heap, offsetof(struct mam__heap_control, superblock_count)), first,
                             sizeof first)
              : error;
 }
@@ -155,11 +156,11 @@ cudaError_t heap_shrink_locked(struct mam_heap_host *heap, mam_u32 count) {
 /* ---- Rounds ------------------------------------------------------------------------------------------------------ */
 
 /* Begins the next round, with a refusal if pages is not 0. */
-static cudaError_t reply_locked(struct mam_heap_host *heap, mam_u32 pages) {
+static cudaError_t reply_locked(struct mam_heap_host *heap, mam__u32 pages) {
   lock_held(&heap->superblocks_lock);
-  mam_u64 reply = mam_round_of(heap->round + 1, pages);
+  mam__u64 reply = mam__round_of(heap->round + 1, pages);
   cudaError_t error = write_beside(
-      heap, control_address(heap, offsetof(struct mam_heap_control, growth) + offsetof(struct mam_growth, reply)),
+      heap, control_address(heap, offsetof(struct mam__heap_control, growth) + offsetof(struct mam__growth, reply)),
       &reply, sizeof reply);
   heap->round += error == cudaSuccess;
   return error;
@@ -171,15 +172,16 @@ cudaError_t heap_growth_reopen_locked(struct mam_heap_host *heap) {
 }
 
 /* A superblock with so many pages in a row, wherever it lies. */
-static size_t bytes_for(mam_u32 pages) {
-  size_t bytes = (size_t)mam_area_metadata_bytes(pages) + ((size_t)pages << MAM_PAGE_SHIFT) + 2 * MAM_PAGE_BYTES;
+static size_t bytes_for(mam__u32 pages) {
+  size_t bytes = (size_t)mam__area_metadata_bytes(pages) + ((size_t)pages << MAM__PAGE_SHIFT) + 2 * MAM__PAGE_BYTES;
   return bytes > HEAP_LEAST_BYTES ? bytes : HEAP_LEAST_BYTES;
 }
 
 /* Grows by what was asked for, or as much as there is: at least grow_bytes and a fourth of what the heap has, so that
  * the table of superblocks does not run out and growing is seldom; less, down to what is needed, where the pool has no
  * such piece.  *refused_pages: what there is not, else 0; *for_good: as long as the heap does not change. */
-static cudaError_t grow_for_locked(struct mam_heap_host *heap, mam_u32 pages, mam_u32 *refused_pages, bool *for_good) {
+static cudaError_t grow_for_locked(struct mam_heap_host *heap, mam__u32 pages, mam__u32 *refused_pages,
+                                   bool *for_good) {
   lock_held(&heap->superblocks_lock);
   size_t need = bytes_for(pages), left = heap->limit_bytes - heap->reserved_bytes, fourth = heap->reserved_bytes / 4;
   size_t bytes = heap->grow_bytes > fourth ? heap->grow_bytes : fourth;
@@ -199,15 +201,15 @@ static cudaError_t grow_for_locked(struct mam_heap_host *heap, mam_u32 pages, ma
   return error;
 }
 
-static enum heap_answer answer_locked(struct mam_heap_host *heap, mam_u64 ring) {
+static enum heap_answer answer_locked(struct mam_heap_host *heap, mam__u64 ring) {
   lock_held(&heap->superblocks_lock);
-  mam_u32 refused_pages = 0;
+  mam__u32 refused_pages = 0;
   bool for_good = false;
   cudaError_t error = cudaSuccess;
   /* A ring for another round was late, or is another heap's.  It may have overwritten a ring for this round, and the
    * kernel that rang it rings again in the next. */
-  if (mam_round_number(ring) == heap->round && mam_round_pages(ring) != 0)
-    error = grow_for_locked(heap, mam_round_pages(ring), &refused_pages, &for_good);
+  if (mam__round_number(ring) == heap->round && mam__round_pages(ring) != 0)
+    error = grow_for_locked(heap, mam__round_pages(ring), &refused_pages, &for_good);
   if (error != cudaSuccess && error != cudaErrorMemoryAllocation)
     refused_pages = 1; /* the GPU has failed; kernels are told not to wait, if that is still possible */
   bool told = reply_locked(heap, refused_pages) == cudaSuccess;

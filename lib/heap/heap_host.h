@@ -29,7 +29,7 @@ struct mam_heap_host {
   /* Constant. */
   MAM_Pool pool;
   struct heap_gpu gpu;
-  mam_heap handle;
+  mam_device_heap handle;
   size_t limit_bytes, grow_bytes;
   pid_t process;                /* whose heap it is */
   struct heap_gpu growing;      /* a stream of its own, for what is done under superblocks_lock */
@@ -43,13 +43,13 @@ struct mam_heap_host {
   struct heap_records *records; /* NULL: there are none */
 
   pthread_mutex_t superblocks_lock; /* protects what follows; only growth changes it without the other lock */
-  mam_u32 count;                    /* of superblocks */
+  mam__u32 count;                   /* of superblocks */
   void *memory[MAM_HEAP_SUPERBLOCKS];
   size_t bytes[MAM_HEAP_SUPERBLOCKS];
-  struct mam_area areas[MAM_HEAP_SUPERBLOCKS];
+  struct mam__area areas[MAM_HEAP_SUPERBLOCKS];
   size_t reserved_bytes; /* sum of bytes */
   uint64_t growth_count;
-  mam_u32 round; /* of growth: the last one that was replied */
+  mam__u32 round; /* of growth: the last one that was replied */
 };
 
 /* ---- heap_inside.c ---- */
@@ -82,7 +82,7 @@ cudaError_t heap_memory_give(struct mam_heap_host *heap);
 /* Adds a superblock that running kernels see. */
 cudaError_t heap_grow_locked(struct mam_heap_host *heap, size_t bytes, bool at_once);
 /* Makes kernels know only the first ones.  No kernel may use the heap. */
-cudaError_t heap_shrink_locked(struct mam_heap_host *heap, mam_u32 count);
+cudaError_t heap_shrink_locked(struct mam_heap_host *heap, mam__u32 count);
 /* Ends the refusals: the memory may be there by now, and kernels may ask again. */
 cudaError_t heap_growth_reopen_locked(struct mam_heap_host *heap);
 

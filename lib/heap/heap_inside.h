@@ -17,9 +17,9 @@ struct heap_compact;
 struct heap_inside {
   const struct heap_gpu *gpu;
   MAM_Pool pool;
-  const mam_heap *handle;
-  const struct mam_area *areas;
-  mam_u32 count;                 /* of superblocks */
+  const mam_device_heap *handle;
+  const struct mam__area *areas;
+  mam__u32 count;                /* of superblocks */
   bool *is_compacting;           /* a compaction has begun and not ended */
   struct heap_compact **compact; /* what heap_compact.c knows of the heap; NULL: nothing yet */
 };

@@ -9,85 +9,86 @@
 
 #include "heap/compact_kernels.cuh"
 
-static __device__ mam_u64 thread_rank(void) { return (mam_u64)blockIdx.x * blockDim.x + threadIdx.x; }
-static __device__ mam_u64 thread_count(void) { return (mam_u64)gridDim.x * blockDim.x; }
+static __device__ mam__u64 thread_rank(void) { return (mam__u64)blockIdx.x * blockDim.x + threadIdx.x; }
+static __device__ mam__u64 thread_count(void) { return (mam__u64)gridDim.x * blockDim.x; }
 
 /* Empties a superblock that nobody uses. */
-extern "C" __global__ void mam_kernel_clear(struct mam_area area) {
-  mam_area_clear(area, thread_rank(), thread_count());
+extern "C" __global__ void mam_kernel_clear(struct mam__area area) {
+  mam__area_clear(area, thread_rank(), thread_count());
 }
 
 /* Empties the slots of a heap that nobody uses. */
-extern "C" __global__ void mam_kernel_clear_slots(struct mam_heap_control *control) {
-  mam_slots_clear(control, thread_rank(), thread_count());
+extern "C" __global__ void mam_kernel_clear_slots(struct mam__heap_control *control) {
+  mam__slots_clear(control, thread_rank(), thread_count());
 }
 
 /* Frees what the slots of a heap hold that nobody uses. */
-extern "C" __global__ void mam_kernel_drain(struct mam_heap_control *control) {
-  mam_slots_drain(control, thread_rank(), thread_count());
+extern "C" __global__ void mam_kernel_drain(struct mam__heap_control *control) {
+  mam__slots_drain(control, thread_rank(), thread_count());
 }
 
 /* Frees a block; answers whether it was one. */
-extern "C" __global__ void mam_kernel_free(struct mam_heap_control *control, mam_u64 address) {
-  control->answer = (mam_u64)mam_block_free(control, address);
+extern "C" __global__ void mam_kernel_free(struct mam__heap_control *control, mam__u64 address) {
+  control->answer = (mam__u64)mam__block_free(control, address);
 }
 
 /* Copies records together that lie anywhere. */
-extern "C" __global__ void mam_kernel_records(const mam_u64 *places, struct mam_record *records, mam_u64 count) {
-  for (mam_u64 i = thread_rank(); i < count; i += thread_count())
-    records[i] = *(const struct mam_record *)places[i];
+extern "C" __global__ void mam_kernel_records(const mam__u64 *places, struct mam__record *records, mam__u64 count) {
+  for (mam__u64 i = thread_rank(); i < count; i += thread_count())
+    records[i] = *(const struct mam__record *)places[i];
 }
 
 /* ---- Warp heaps ---- */
 
 /* Nothing is allocated here. */
-MAM_INLINE mam_u64 mam_warp_heap_malloc(struct mam_heap_control *, mam_u64) { return 0; }
-MAM_INLINE void mam_warp_heap_free(struct mam_heap_control *control, mam_u64 address) {
-  (void)mam_block_free(control, address);
+MAM__INLINE mam__u64 mam__warp_heap_malloc(struct mam__heap_control *, mam__u64) { return 0; }
+MAM__INLINE void mam__warp_heap_free(struct mam__heap_control *control, mam__u64 address) {
+  (void)mam__block_free(control, address);
 }
 
 /* Adds a list, those before it and their entries to what a header holds. */
-static __device__ void warp_list_count(struct mam_warp *warp, mam_u64 list, MAM_WarpHeader *header) {
-  for (mam_u64 at = mam_warp_address(list); at != 0; at = mam_warp_address(list)) {
-    for (mam_u32 i = 0; i < mam_warp_number(list); i++)
-      header->bytes += mam_block_bytes(warp->control, *mam_warp_list_entry(at, i));
-    header->allocated_count += mam_warp_number(list);
-    if (at != mam_warp_list_inside(warp))
-      header->bytes += mam_block_bytes(warp->control, at);
-    list = *(mam_u64 *)at;
+static __device__ void warp_list_count(struct mam_warp *warp, mam__u64 list, MAM_WarpHeader *header) {
+  for (mam__u64 at = mam__warp_address(list); at != 0; at = mam__warp_address(list)) {
+    for (mam__u32 i = 0; i < mam__warp_number(list); i++)
+      header->bytes += mam__block_bytes(warp->control, *mam__warp_list_entry(at, i));
+    header->allocated_count += mam__warp_number(list);
+    if (at != mam__warp_list_inside(warp))
+      header->bytes += mam__block_bytes(warp->control, at);
+    list = *(mam__u64 *)at;
   }
 }
 
 /* Writes those of the blocks that are headers, as many as there is room for, and counts them all. */
-extern "C" __global__ void mam_kernel_warp_list(struct mam_heap_control *control, const mam_u64 *blocks, mam_u64 count,
-                                                MAM_WarpHeader *headers, mam_u64 capacity, mam_u64 *found) {
-  for (mam_u64 i = thread_rank(); i < count; i += thread_count()) {
+extern "C" __global__ void mam_kernel_warp_list(struct mam__heap_control *control, const mam__u64 *blocks,
+                                                mam__u64 count, MAM_WarpHeader *headers, mam__u64 capacity,
+                                                mam__u64 *found) {
+  for (mam__u64 i = thread_rank(); i < count; i += thread_count()) {
     struct mam_warp *warp = (struct mam_warp *)blocks[i];
-    if (!mam_warp_is(warp) || warp->control != control)
+    if (!mam__warp_is(warp) || warp->control != control)
       continue;
     MAM_WarpHeader header = {warp,
-                             mam_warp_taking_part(warp->lanes),
-                             mam_warp_active(warp->lanes),
+                             mam__warp_taking_part(warp->lanes),
+                             mam__warp_active(warp->lanes),
                              warp->handed_over,
                              warp->block_less_1 + 1,
                              0,
-                             (size_t)mam_block_bytes(control, blocks[i])};
+                             (size_t)mam__block_bytes(control, blocks[i])};
     warp_list_count(warp, warp->list, &header);
     warp_list_count(warp, warp->early, &header);
-    mam_u64 place = mam_add_relaxed_u64(found, 1);
+    mam__u64 place = mam__add_relaxed_u64(found, 1);
     if (place < capacity)
       headers[place] = header;
   }
 }
 
 /* Ends a header that nobody uses; answers whether it was one. */
-extern "C" __global__ void mam_kernel_warp_end(struct mam_heap_control *control, struct mam_warp *warp) {
+extern "C" __global__ void mam_kernel_warp_end(struct mam__heap_control *control, struct mam_warp *warp) {
   control->answer = 0;
-  if (mam_block_bytes(control, (mam_u64)warp) < sizeof *warp || !mam_warp_is(warp) || warp->control != control)
+  if (mam__block_bytes(control, (mam__u64)warp) < sizeof *warp || !mam__warp_is(warp) || warp->control != control)
     return;
   warp->largest = 0;
-  mam_warp_flush(warp, warp->list, mam_lanes_alone());
-  mam_warp_flush(warp, warp->early, mam_lanes_alone());
-  mam_warp_vanish(warp);
+  mam__warp_flush(warp, warp->list, mam__lanes_alone());
+  mam__warp_flush(warp, warp->early, mam__lanes_alone());
+  mam__warp_vanish(warp);
   control->answer = 1;
 }

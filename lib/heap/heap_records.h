@@ -11,9 +11,9 @@
 #include "mam/heap.h"
 
 struct heap_records {
-  struct mam_site *sites; /* on the GPU: a block of the pool */
-  char *names[MAM_SITES]; /* of files, NULL where none was seen yet; handed out, so kept as long as the heap */
-  mam_u32 lines[MAM_SITES];
+  struct mam__site *sites; /* on the GPU: a block of the pool */
+  char *names[MAM__SITES]; /* of files, NULL where none was seen yet; handed out, so kept as long as the heap */
+  mam__u32 lines[MAM__SITES];
 };
 
 /* Makes an empty table of sites; on failure *records is left alone. */

@@ -84,7 +84,7 @@ static void listen_to(struct heap_service *service) {
   uint64_t last = service->first, awake_until_us = now_us() + AWAKE_US, retry_us = 0, nap_us = NAP_US;
   enum heap_answer answer = HEAP_ANSWER_DONE;
   while (answer != HEAP_ANSWER_END) {
-    /* relaxed: the word is all that is said.  Pairs with mam_growth_ring. */
+    /* relaxed: the word is all that is said.  Pairs with mam__growth_ring. */
     uint64_t word = __atomic_load_n(service->word, __ATOMIC_RELAXED), now = now_us();
     bool rung = word != last;
     if (rung || (retry_us != 0 && now >= retry_us)) {

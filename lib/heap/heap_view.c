@@ -9,89 +9,89 @@
 /* ---- Chunks in slots ---- */
 
 /* The usage word of a copy in which the chunk of a span is that begins at a device address; NULL if none does. */
-static mam_u64 *word_of(const struct heap_view *view, mam_u64 address, mam_u32 chunk) {
-  for (mam_u32 i = 0; i < view->count; i++) {
-    const struct mam_area *area = &view->areas[i];
-    mam_u64 page = (address - area->base) >> MAM_PAGE_SHIFT;
+static mam__u64 *word_of(const struct heap_view *view, mam__u64 address, mam__u32 chunk) {
+  for (mam__u32 i = 0; i < view->count; i++) {
+    const struct mam__area *area = &view->areas[i];
+    mam__u64 page = (address - area->base) >> MAM__PAGE_SHIFT;
     if (address >= area->base && page < area->page_count)
-      return &area->words[page * MAM_PAGE_WORDS + chunk / 32];
+      return &area->words[page * MAM__PAGE_WORDS + chunk / 32];
   }
   return NULL;
 }
 
 /* A block that a park holds: no live one. */
-static void settle_parked(struct heap_view *view, mam_u64 address) {
-  for (mam_u32 i = 0; i < view->count; i++) {
-    struct mam_area area = view->areas[i];
-    mam_u64 offset = address - area.base;
-    mam_u32 page = (mam_u32)(offset >> MAM_PAGE_SHIFT);
-    if (offset >> MAM_PAGE_SHIFT >= area.page_count)
+static void settle_parked(struct heap_view *view, mam__u64 address) {
+  for (mam__u32 i = 0; i < view->count; i++) {
+    struct mam__area area = view->areas[i];
+    mam__u64 offset = address - area.base;
+    mam__u32 page = (mam__u32)(offset >> MAM__PAGE_SHIFT);
+    if (offset >> MAM__PAGE_SHIFT >= area.page_count)
       continue;
-    mam_u32 entry = mam_area_entries(area)[page];
+    mam__u32 entry = mam__area_entries(area)[page];
     view->held_count++;
-    if (entry == MAM_ENTRY_RUN)
-      area.words[(size_t)page * MAM_PAGE_WORDS] = 0; /* its pages stay taken */
+    if (entry == MAM__ENTRY_RUN)
+      area.words[(size_t)page * MAM__PAGE_WORDS] = 0; /* its pages stay taken */
     else {
-      struct mam_bit bit = mam_bit_of(offset, entry);
+      struct mam__bit bit = mam__bit_of(offset, entry);
       area.words[bit.word] &= ~(1ull << bit.bit);
-      view->held_bytes += mam_class_bytes((entry & 63) - 1);
+      view->held_bytes += mam__class_bytes((entry & 63) - 1);
     }
   }
 }
 
 /* Headers of warp heaps, and superblocks, that wait for their next user. */
 static void settle_parks(struct heap_view *view) {
-  const mam_u64 *parks = mam_parks(view->control);
-  for (mam_u32 i = 0; i < view->control->heap.parks; i++, parks += MAM_PARK_WORDS) {
+  const mam__u64 *parks = mam__parks(view->control);
+  for (mam__u32 i = 0; i < view->control->heap.parks; i++, parks += MAM__PARK_WORDS) {
     if (parks[0] != 0)
       settle_parked(view, parks[0]);
-    if (mam_park_address(parks[1]) != 0)
-      settle_parked(view, mam_park_address(parks[1]));
+    if (mam__park_address(parks[1]) != 0)
+      settle_parked(view, mam__park_address(parks[1]));
   }
 }
 
 /* Words of the page map of a copy that are kept for long runs are free. */
-static void give_kept_back(const struct mam_area *area) {
-  for (mam_u32 i = 0; i < mam_area_map_words(*area); i++)
-    if ((mam_area_kept(*area)[i >> 6] >> (i & 63) & 1) == 0)
-      mam_area_pages(*area)[i] = 0;
+static void give_kept_back(const struct mam__area *area) {
+  for (mam__u32 i = 0; i < mam__area_map_words(*area); i++)
+    if ((mam__area_kept(*area)[i >> 6] >> (i & 63) & 1) == 0)
+      mam__area_pages(*area)[i] = 0;
 }
 
 /* Ends a span of a copy that begins at a page if it is empty: one that was left to a slot. */
-static void end_if_empty(const struct mam_area *area, mam_u32 page) {
-  mam_u64 *words = &area->words[(size_t)page * MAM_PAGE_WORDS];
-  mam_u32 pages = mam_word_span_pages(words[0]), count = mam_word_span_words(words[0]), used = 0;
-  for (mam_u32 i = 0; i < count; i++)
-    used |= (mam_u32)words[i];
+static void end_if_empty(const struct mam__area *area, mam__u32 page) {
+  mam__u64 *words = &area->words[(size_t)page * MAM__PAGE_WORDS];
+  mam__u32 pages = mam__word_span_pages(words[0]), count = mam__word_span_words(words[0]), used = 0;
+  for (mam__u32 i = 0; i < count; i++)
+    used |= (mam__u32)words[i];
   if (used != 0)
     return;
   memset(words, 0, count * sizeof *words);
-  for (mam_u32 i = page; i < page + pages; i++)
-    mam_area_pages(*area)[i >> 6] &= ~(1ull << (i & 63));
+  for (mam__u32 i = page; i < page + pages; i++)
+    mam__area_pages(*area)[i >> 6] &= ~(1ull << (i & 63));
 }
 
 void heap_view_settle(struct heap_view *view) {
-  const mam_heap *heap = &view->control->heap;
+  const mam_device_heap *heap = &view->control->heap;
   view->held_count = view->held_bytes = 0;
-  for (mam_u32 i = 0; i < view->count; i++)
+  for (mam__u32 i = 0; i < view->count; i++)
     give_kept_back(&view->areas[i]);
-  for (mam_u32 i = 0; i < view->count; i++)
-    for (mam_u32 page = 0; page < view->areas[i].page_count; page++) {
-      mam_u64 word = view->areas[i].words[(size_t)page * MAM_PAGE_WORDS];
-      if (word != 0 && !mam_word_is_run(word))
+  for (mam__u32 i = 0; i < view->count; i++)
+    for (mam__u32 page = 0; page < view->areas[i].page_count; page++) {
+      mam__u64 word = view->areas[i].words[(size_t)page * MAM__PAGE_WORDS];
+      if (word != 0 && !mam__word_is_run(word))
         end_if_empty(&view->areas[i], page);
     }
-  for (mam_u32 i = 0; i < heap->slot_count * MAM_HEAP_KINDS; i++) {
-    mam_u32 size_class = mam_kind_numbered(view->control, i / heap->slot_count);
-    mam_u32 limit = mam_slot_limit(heap, size_class);
-    mam_u64 address = mam_slot_address(view->slots[i]);
-    for (mam_u64 ticket = view->slots[i] & MAM_SLOT_TICKETS; ticket < limit; ticket++) {
-      mam_u64 *word = word_of(view, address, (mam_u32)ticket);
-      if (word == NULL || mam_word_class(*word) != size_class)
+  for (mam__u32 i = 0; i < heap->slot_count * MAM__HEAP_KINDS; i++) {
+    mam__u32 size_class = mam__kind_numbered(view->control, i / heap->slot_count);
+    mam__u32 limit = mam__slot_limit(heap, size_class);
+    mam__u64 address = mam__slot_address(view->slots[i]);
+    for (mam__u64 ticket = view->slots[i] & MAM__SLOT_TICKETS; ticket < limit; ticket++) {
+      mam__u64 *word = word_of(view, address, (mam__u32)ticket);
+      if (word == NULL || mam__word_class(*word) != size_class)
         break;
       *word &= ~(1ull << ticket % 32);
       view->held_count++;
-      view->held_bytes += mam_class_bytes(size_class);
+      view->held_bytes += mam__class_bytes(size_class);
     }
   }
   settle_parks(view);
@@ -100,23 +100,24 @@ void heap_view_settle(struct heap_view *view) {
 /* ---- Blocks ---- */
 
 /* Those of the span or run that begins at a page. */
-static bool walk_page(const struct mam_area *area, mam_u32 page, heap_visit *visit, void *closure) {
-  const mam_u64 *words = &area->words[(size_t)page * MAM_PAGE_WORDS];
-  mam_u64 address = mam_area_address(*area, page);
-  if (mam_word_is_run(words[0]))
-    return visit(closure, address, (mam_u64)mam_run_pages(words[0], words[1]) << MAM_PAGE_SHIFT);
-  mam_u32 bytes = mam_class_bytes(mam_word_class(words[0]));
-  for (mam_u32 i = 0; i < mam_word_span_words(words[0]); i++)
-    for (mam_u32 used = (mam_u32)words[i]; used != 0; used &= used - 1)
-      if (!visit(closure, address + (mam_u64)(32 * i + mam_lowest_u32(used)) * bytes, bytes))
+static bool walk_page(const struct mam__area *area, mam__u32 page, heap_visit *visit, void *closure) {
+  const mam__u64 *words = &area->words[(size_t)page * MAM__PAGE_WORDS];
+  mam__u64 address = mam__area_address(*area, page);
+  if (mam__word_is_run(words[0]))
+    return visit(closure, address, (mam__u64)mam__run_pages(words[0], words[1]) << MAM__PAGE_SHIFT);
+  mam__u32 bytes = mam__class_bytes(mam__word_class(words[0]));
+  for (mam__u32 i = 0; i < mam__word_span_words(words[0]); i++)
+    for (mam__u32 used = (mam__u32)words[i]; used != 0; used &= used - 1)
+      if (!visit(closure, address + (mam__u64)(32 * i + mam__lowest_u32(used)) * bytes, bytes))
         return false;
   return true;
 }
 
 void heap_view_walk(const struct heap_view *view, heap_visit *visit, void *closure) {
-  for (mam_u32 i = 0; i < view->count; i++)
-    for (mam_u32 page = 0; page < view->areas[i].page_count; page++)
-      if (view->areas[i].words[(size_t)page * MAM_PAGE_WORDS] != 0 && !walk_page(&view->areas[i], page, visit, closure))
+  for (mam__u32 i = 0; i < view->count; i++)
+    for (mam__u32 page = 0; page < view->areas[i].page_count; page++)
+      if (view->areas[i].words[(size_t)page * MAM__PAGE_WORDS] != 0 &&
+          !walk_page(&view->areas[i], page, visit, closure))
         return;
 }
 
@@ -128,37 +129,37 @@ struct class_count {
 };
 
 struct tally {
-  struct class_count classes[MAM_HEAP_CLASSES];
+  struct class_count classes[MAM__HEAP_CLASSES];
   size_t runs, run_bytes;
 };
 
-static void tally_span(struct class_count *count, const mam_u64 *words) {
+static void tally_span(struct class_count *count, const mam__u64 *words) {
   count->spans++;
-  for (mam_u32 i = 0; i < mam_word_span_words(words[0]); i++) {
-    mam_u32 live = mam_ones_u32((mam_u32)words[i]);
+  for (mam__u32 i = 0; i < mam__word_span_words(words[0]); i++) {
+    mam__u32 live = mam__ones_u32((mam__u32)words[i]);
     count->live += live;
-    count->free += mam_word_chunks(words[i]) - live;
+    count->free += mam__word_chunks(words[i]) - live;
   }
 }
 
 static void tally_view(const struct heap_view *view, struct tally *tally) {
   memset(tally, 0, sizeof *tally);
-  for (mam_u32 i = 0; i < view->count; i++)
-    for (mam_u32 page = 0; page < view->areas[i].page_count; page++) {
-      const mam_u64 *words = &view->areas[i].words[(size_t)page * MAM_PAGE_WORDS];
-      if (mam_word_is_run(words[0])) {
+  for (mam__u32 i = 0; i < view->count; i++)
+    for (mam__u32 page = 0; page < view->areas[i].page_count; page++) {
+      const mam__u64 *words = &view->areas[i].words[(size_t)page * MAM__PAGE_WORDS];
+      if (mam__word_is_run(words[0])) {
         tally->runs++;
-        tally->run_bytes += (size_t)mam_run_pages(words[0], words[1]) << MAM_PAGE_SHIFT;
+        tally->run_bytes += (size_t)mam__run_pages(words[0], words[1]) << MAM__PAGE_SHIFT;
       } else if (words[0] != 0)
-        tally_span(&tally->classes[mam_word_class(words[0]) & MAM_KIND_CLASS], words);
+        tally_span(&tally->classes[mam__word_class(words[0]) & MAM__KIND_CLASS], words);
     }
 }
 
 /* Free pages of a superblock, and the longest run of them. */
-static mam_u32 free_pages(const struct mam_area *area, mam_u32 *longest) {
-  mam_u32 count = 0, run = 0;
-  for (mam_u32 page = 0; page < area->page_count; page++) {
-    bool taken = (mam_area_pages(*area)[page >> 6] >> (page & 63) & 1) != 0;
+static mam__u32 free_pages(const struct mam__area *area, mam__u32 *longest) {
+  mam__u32 count = 0, run = 0;
+  for (mam__u32 page = 0; page < area->page_count; page++) {
+    bool taken = (mam__area_pages(*area)[page >> 6] >> (page & 63) & 1) != 0;
     run = taken ? 0 : run + 1;
     count += !taken;
     *longest = run > *longest ? run : *longest;
@@ -168,29 +169,29 @@ static mam_u32 free_pages(const struct mam_area *area, mam_u32 *longest) {
 
 void heap_view_info(const struct heap_view *view, MAM_HeapInfo *info) {
   struct tally tally;
-  mam_u32 longest = 0;
+  mam__u32 longest = 0;
   size_t free_chunk_bytes = 0;
   tally_view(view, &tally);
-  info->page_bytes = MAM_PAGE_BYTES;
+  info->page_bytes = MAM__PAGE_BYTES;
   info->page_count = info->free_page_count = 0;
-  for (mam_u32 i = 0; i < view->count; i++) {
+  for (mam__u32 i = 0; i < view->count; i++) {
     info->page_count += view->areas[i].page_count;
     info->free_page_count += free_pages(&view->areas[i], &longest);
   }
   info->used_bytes = tally.run_bytes;
   info->live_count = tally.runs;
-  for (mam_u32 i = 0; i < MAM_HEAP_CLASSES; i++) {
-    info->used_bytes += tally.classes[i].live * mam_class_bytes(i);
+  for (mam__u32 i = 0; i < MAM__HEAP_CLASSES; i++) {
+    info->used_bytes += tally.classes[i].live * mam__class_bytes(i);
     info->live_count += tally.classes[i].live;
-    free_chunk_bytes += tally.classes[i].free * mam_class_bytes(i);
+    free_chunk_bytes += tally.classes[i].free * mam__class_bytes(i);
   }
-  info->free_bytes = info->free_page_count * (size_t)MAM_PAGE_BYTES + free_chunk_bytes - view->held_bytes;
-  info->largest_free_bytes = longest * (size_t)MAM_PAGE_BYTES;
+  info->free_bytes = info->free_page_count * (size_t)MAM__PAGE_BYTES + free_chunk_bytes - view->held_bytes;
+  info->largest_free_bytes = longest * (size_t)MAM__PAGE_BYTES;
   info->superblock_count = view->count;
   info->held_count = view->held_count;
   info->refused_free_count = view->control->refused_free;
   info->failure_count = 0;
-  for (mam_u32 i = 0; i < MAM_COUNTERS; i++)
+  for (mam__u32 i = 0; i < MAM__COUNTERS; i++)
     info->failure_count += view->control->failures[i];
   info->external_fragmentation =
       info->free_bytes == 0 ? 0 : 1 - (double)info->largest_free_bytes / (double)info->free_bytes;
@@ -204,7 +205,7 @@ void heap_view_records(const MAM_HeapBlock *blocks, size_t count, MAM_HeapInfo *
   for (size_t i = 0; i < count; i++) {
     if (blocks[i].requested_bytes == 0)
       continue;
-    double bytes = (double)(blocks[i].bytes - sizeof(struct mam_record));
+    double bytes = (double)(blocks[i].bytes - sizeof(struct mam__record));
     info->recorded_count++;
     info->requested_bytes += blocks[i].requested_bytes;
     unused += (bytes - (double)blocks[i].requested_bytes) / bytes;
@@ -278,8 +279,8 @@ static bool write_sites(FILE *out, const MAM_HeapBlock *recorded, size_t count) 
 
 static void write_superblocks(FILE *out, const struct heap_view *view) {
   (void)fputs("  \"superblocks\": [", out);
-  for (mam_u32 i = 0; i < view->count; i++) {
-    mam_u32 longest = 0, count = free_pages(&view->areas[i], &longest);
+  for (mam__u32 i = 0; i < view->count; i++) {
+    mam__u32 longest = 0, count = free_pages(&view->areas[i], &longest);
     (void)fprintf(out, "%s\n    {\"base\": \"0x%llx\", \"pages\": %u, \"free_pages\": %u, \"longest_free_run\": %u}",
                   i == 0 ? "" : ",", view->areas[i].base, view->areas[i].page_count, count, longest);
   }
@@ -289,12 +290,12 @@ static void write_superblocks(FILE *out, const struct heap_view *view) {
 static void write_classes(FILE *out, const struct tally *tally) {
   const char *separator = "";
   (void)fputs("  \"classes\": [", out);
-  for (mam_u32 i = 0; i < MAM_HEAP_CLASSES; i++) {
+  for (mam__u32 i = 0; i < MAM__HEAP_CLASSES; i++) {
     const struct class_count *count = &tally->classes[i];
     if (count->spans == 0)
       continue;
     (void)fprintf(out, "%s\n    {\"bytes\": %u, \"spans\": %zu, \"live\": %zu, \"free\": %zu}", separator,
-                  mam_class_bytes(i), count->spans, count->live, count->free);
+                  mam__class_bytes(i), count->spans, count->live, count->free);
     separator = ",";
   }
   (void)fprintf(out, "\n  ],\n  \"runs\": {\"live\": %zu, \"bytes\": %zu}\n}\n", tally->runs, tally->run_bytes);

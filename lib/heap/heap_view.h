@@ -12,11 +12,11 @@
 #include "mam/heap.h"
 
 struct heap_view {
-  struct mam_heap_control *control; /* with the slots; its addresses are the device's */
-  mam_u64 *slots;
-  mam_u32 count;                               /* of superblocks */
-  struct mam_area areas[MAM_HEAP_SUPERBLOCKS]; /* words lead to the copies, base to the device */
-  size_t held_count;                           /* chunks that slots held */
+  struct mam__heap_control *control; /* with the slots; its addresses are the device's */
+  mam__u64 *slots;
+  mam__u32 count;                               /* of superblocks */
+  struct mam__area areas[MAM_HEAP_SUPERBLOCKS]; /* words lead to the copies, base to the device */
+  size_t held_count;                            /* chunks that slots held */
   size_t held_bytes;
 };
 

@@ -18,8 +18,8 @@ static unsigned long long time_ns(void) {
   (void)clock_gettime(CLOCK_MONOTONIC, &now);
   return (unsigned long long)now.tv_sec * 1000000000 + (unsigned long long)now.tv_nsec;
 }
-#define MAM_ATOMICS_TIME_NS() time_ns()
-#define MAM_ATOMICS_PAUSE() (void)sched_yield()
+#define MAM__ATOMICS_TIME_NS() time_ns()
+#define MAM__ATOMICS_PAUSE() (void)sched_yield()
 
 #include "heap/heap_image.h"
 #include "mam/detail/heap_grow.h"
@@ -39,7 +39,7 @@ enum { KIB = 1 << 10, MIB = 1 << 20, THREADS = 6, BLOCKS_MOST = 20000 };
 
 static MAM_Pool pool;
 static MAM_Heap heap;
-static mam_heap handle;
+static mam_device_heap handle;
 static struct heap_model kernels;
 
 static void pool_begin(size_t bytes) {
@@ -80,12 +80,12 @@ static MAM_HeapInfo info_now(void) {
 
 /* What mam_malloc does, for one thread of a kernel. */
 static void *kernel_malloc(size_t bytes, unsigned slot) {
-  mam_plea plea = 0;
+  mam__plea plea = 0;
   for (;;) {
     void *block = heap_model_malloc(&kernels, bytes, slot % handle.slot_count);
-    mam_u32 pages = bytes > MAM_CHUNK_BYTES ? (mam_u32)((bytes + MAM_PAGE_BYTES - 1) / MAM_PAGE_BYTES)
-                                            : mam_span_pages(handle.chunks, mam_class_of((mam_u32)bytes));
-    if (block != NULL || (plea = mam_growth_await(&handle.control->growth, pages, plea)) == 0)
+    mam__u32 pages = bytes > MAM__CHUNK_BYTES ? (mam__u32)((bytes + MAM__PAGE_BYTES - 1) / MAM__PAGE_BYTES)
+                                              : mam__span_pages(handle.chunks, mam__class_of((mam__u32)bytes));
+    if (block != NULL || (plea = mam__growth_await(&handle.control->growth, pages, plea)) == 0)
       return block;
   }
 }
@@ -153,10 +153,11 @@ END_TEST
 /* ---- Records and shares ------------------------------------------------------------------------------------------ */
 
 static void *malloc_at(size_t bytes, unsigned line) {
-  void *block = kernel_malloc(bytes + sizeof(struct mam_record), 0);
+  void *block = kernel_malloc(bytes + sizeof(struct mam__record), 0);
   ck_assert_ptr_nonnull(block);
   memset(block, 0xff, bytes);
-  mam_record_write(handle.control, (mam_u64)(uintptr_t)block, bytes, line % 2 == 0 ? "even.cu" : "odd \"1\".cu", line);
+  mam__record_write(handle.control, (mam__u64)(uintptr_t)block, bytes, line % 2 == 0 ? "even.cu" : "odd \"1\".cu",
+                    line);
   return block;
 }
 
@@ -214,7 +215,7 @@ START_TEST(freed_block_has_no_record_any_more) {
   size_t count = 0;
   records_begin();
   char *first = malloc_at(100, 3);
-  mam_record_end(handle.control, (mam_u64)(uintptr_t)first);
+  mam__record_end(handle.control, (mam__u64)(uintptr_t)first);
   ck_assert(heap_model_free(&kernels, first));
   ck_assert_uint_eq(info_now().recorded_count, 0);
   char *second = NULL;
@@ -229,10 +230,10 @@ END_TEST
 
 START_TEST(more_sites_than_there_are_places_are_recorded_without_one) {
   records_begin();
-  for (unsigned i = 1; i <= MAM_SITES + 50; i++)
+  for (unsigned i = 1; i <= MAM__SITES + 50; i++)
     (void)malloc_at(10, i);
-  ck_assert_uint_eq(info_now().recorded_count, MAM_SITES + 50);
-  ck_assert_uint_eq(info_now().requested_bytes, 10 * (MAM_SITES + 50));
+  ck_assert_uint_eq(info_now().recorded_count, MAM__SITES + 50);
+  ck_assert_uint_eq(info_now().requested_bytes, 10 * (MAM__SITES + 50));
   end();
 }
 END_TEST

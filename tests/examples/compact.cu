@@ -14,7 +14,7 @@ struct node {
   float values[6];
 };
 
-__global__ void push(mam_heap heap, mam_type node_type, struct node **heads, int count) {
+__global__ void push(mam_device_heap heap, mam_type node_type, struct node **heads, int count) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= count)
     return;
@@ -26,7 +26,7 @@ __global__ void push(mam_heap heap, mam_type node_type, struct node **heads, int
 }
 
 /* Three of four threads free what they have, so pages are left that hold few nodes. */
-__global__ void thin(mam_heap heap, struct node **heads, int count) {
+__global__ void thin(mam_device_heap heap, struct node **heads, int count) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= count || i % 4 == 0 || heads[i] == NULL)
     return;
@@ -39,7 +39,7 @@ int main() {
   const int count = 1 << 16;
   const size_t offsets[] = {offsetof(struct node, next)};
   MAM_Heap heap;
-  mam_heap handle;
+  mam_device_heap handle;
   mam_type node_type;
   struct node **heads = NULL;
   MAM_HeapOptions options = MAM_HEAP_OPTIONS_INIT;

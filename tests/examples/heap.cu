@@ -6,7 +6,7 @@
 #include <mam/heap.h>
 #include <stdio.h>
 
-__global__ void lists(mam_heap heap) {
+__global__ void lists(mam_device_heap heap) {
   int *numbers = (int *)mam_malloc(heap, (threadIdx.x + 1) * sizeof(int));
   if (numbers != NULL) /* a full heap answers at once */
     numbers[threadIdx.x] = 1;
@@ -15,7 +15,7 @@ __global__ void lists(mam_heap heap) {
 
 int main() {
   MAM_Heap heap;
-  mam_heap handle; /* what kernels get, by value */
+  mam_device_heap handle; /* what kernels get, by value */
   MAM_HeapOptions options = MAM_HEAP_OPTIONS_INIT;
   options.bytes = (size_t)256 << 20; /* from the pool that MAM_CudaMalloc uses */
   if (MAM_HeapCreate(&heap, NULL, &options) != cudaSuccess || MAM_HeapHandle(heap, &handle) != cudaSuccess) {

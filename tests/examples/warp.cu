@@ -9,7 +9,7 @@
 #include <mam/warp.h>
 #include <stdio.h>
 
-__global__ void rows(mam_heap heap, int steps, size_t bytes) {
+__global__ void rows(mam_device_heap heap, int steps, size_t bytes) {
   mam_warp *warp = mam_warp_start(heap); /* the lanes that call together share it */
   for (int step = 0; step < steps; step++) {
     float *row = (float *)mam_warp_malloc(warp, bytes); /* side by side with the other lanes' rows */
@@ -22,7 +22,7 @@ __global__ void rows(mam_heap heap, int steps, size_t bytes) {
 
 int main() {
   MAM_Heap heap;
-  mam_heap handle;
+  mam_device_heap handle;
   size_t left = 0;
   MAM_HeapOptions options = MAM_HEAP_OPTIONS_INIT;
   options.bytes = (size_t)256 << 20;

@@ -16,7 +16,8 @@ static __device__ unsigned pattern_words(const struct gpu_objects &objects) {
   return (objects.bytes - (unsigned)sizeof(struct gpu_object)) / 4;
 }
 
-static __global__ void create_kernel(mam_heap heap, struct gpu_objects objects, struct gpu_compact_tally *tally) {
+static __global__ void create_kernel(mam_device_heap heap, struct gpu_objects objects,
+                                     struct gpu_compact_tally *tally) {
   unsigned number = thread_here();
   if (number >= objects.count || objects.table[number] != NULL)
     return;
@@ -43,7 +44,7 @@ static __global__ void link_kernel(struct gpu_objects objects) {
   }
 }
 
-static __global__ void thin_kernel(mam_heap heap, struct gpu_objects objects, const unsigned char *keep) {
+static __global__ void thin_kernel(mam_device_heap heap, struct gpu_objects objects, const unsigned char *keep) {
   unsigned number = thread_here();
   if (number >= objects.count || objects.table[number] == NULL || keep[number] != 0)
     return;
@@ -73,7 +74,7 @@ static __global__ void check_kernel(struct gpu_objects objects, struct gpu_compa
     atomicAdd(&tally->distance, (unsigned long long)llabs((char *)objects.table[number + 1] - (char *)object));
 }
 
-static __global__ void forward_kernel(mam_heap heap, struct gpu_objects objects) {
+static __global__ void forward_kernel(mam_device_heap heap, struct gpu_objects objects) {
   unsigned number = thread_here();
   if (number < objects.count)
     mam_forward(heap, &objects.table[number]);
@@ -89,7 +90,8 @@ static __global__ void walk_kernel(struct gpu_object **head, unsigned limit, uns
 
 /* ---- Launches ---------------------------------------------------------------------------------------------------- */
 
-extern "C" cudaError_t gpu_compact_create(mam_heap heap, struct gpu_objects objects, struct gpu_compact_tally *tally) {
+extern "C" cudaError_t gpu_compact_create(mam_device_heap heap, struct gpu_objects objects,
+                                          struct gpu_compact_tally *tally) {
   create_kernel<<<grid_for(objects.count), threads_per_block>>>(heap, objects, tally);
   return cudaGetLastError();
 }
@@ -99,7 +101,7 @@ extern "C" cudaError_t gpu_compact_link(struct gpu_objects objects) {
   return cudaGetLastError();
 }
 
-extern "C" cudaError_t gpu_compact_thin(mam_heap heap, struct gpu_objects objects, const unsigned char *keep) {
+extern "C" cudaError_t gpu_compact_thin(mam_device_heap heap, struct gpu_objects objects, const unsigned char *keep) {
   thin_kernel<<<grid_for(objects.count), threads_per_block>>>(heap, objects, keep);
   return cudaGetLastError();
 }
@@ -109,7 +111,7 @@ extern "C" cudaError_t gpu_compact_check(struct gpu_objects objects, struct gpu_
   return cudaGetLastError();
 }
 
-extern "C" cudaError_t gpu_compact_forward(mam_heap heap, struct gpu_objects objects) {
+extern "C" cudaError_t gpu_compact_forward(mam_device_heap heap, struct gpu_objects objects) {
   forward_kernel<<<grid_for(objects.count), threads_per_block>>>(heap, objects);
   return cudaGetLastError();
 }

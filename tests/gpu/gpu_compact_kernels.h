@@ -47,15 +47,15 @@ extern "C" {
 #endif
 
 /* Makes those whose entry is NULL. */
-cudaError_t gpu_compact_create(mam_heap heap, struct gpu_objects objects, struct gpu_compact_tally *tally);
+cudaError_t gpu_compact_create(mam_device_heap heap, struct gpu_objects objects, struct gpu_compact_tally *tally);
 /* Has each point to what links says, or to nothing where that is gone. */
 cudaError_t gpu_compact_link(struct gpu_objects objects);
 /* Frees those whose keep is 0. */
-cudaError_t gpu_compact_thin(mam_heap heap, struct gpu_objects objects, const unsigned char *keep);
+cudaError_t gpu_compact_thin(mam_device_heap heap, struct gpu_objects objects, const unsigned char *keep);
 /* Looks at every object. */
 cudaError_t gpu_compact_check(struct gpu_objects objects, struct gpu_compact_tally *tally);
 /* Has mam_forward go over the table. */
-cudaError_t gpu_compact_forward(mam_heap heap, struct gpu_objects objects);
+cudaError_t gpu_compact_forward(mam_device_heap heap, struct gpu_objects objects);
 /* One thread follows the first link from *head, at most limit times, and writes the numbers on its way. */
 cudaError_t gpu_compact_walk(struct gpu_object **head, unsigned limit, unsigned *numbers);
 

@@ -324,7 +324,7 @@ START_TEST(use_during_a_compaction_is_refused) {
   size_t count = 77;
   mam_type type = 77;
   char *report = NULL;
-  mam_heap handle;
+  mam_device_heap handle;
   MAM_IS(MAM_HeapCompactEnd(heap.heap), cudaErrorIllegalState);
   MAM_OK(MAM_HeapCompactBegin(heap.heap, NULL, NULL));
   MAM_IS(MAM_HeapCompactBegin(heap.heap, NULL, NULL), cudaErrorIllegalState);

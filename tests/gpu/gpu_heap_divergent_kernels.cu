@@ -128,7 +128,7 @@ template <bool OWNED> struct diary_of {
 typedef diary_of<true> diary;
 
 /* Frees what came from another thread. */
-static __device__ INLINE void packed_free(const mam_heap &heap, diary &mine, word packed) {
+static __device__ INLINE void packed_free(const mam_device_heap &heap, diary &mine, word packed) {
   if (packed == 0)
     return;
   void *block = mine.block_of(packed);
@@ -137,7 +137,7 @@ static __device__ INLINE void packed_free(const mam_heap &heap, diary &mine, wor
 }
 
 /* A request whose block goes to another thread: 0 if there is none. */
-static __device__ INLINE word packed_malloc(const mam_heap &heap, diary &mine, unsigned bytes) {
+static __device__ INLINE word packed_malloc(const mam_device_heap &heap, diary &mine, unsigned bytes) {
   void *block = mam_malloc(heap, bytes);
   return mine.got(block, bytes) ? mine.pack(block, bytes) : 0;
 }
@@ -147,7 +147,7 @@ static __device__ INLINE word packed_malloc(const mam_heap &heap, diary &mine, u
 
 /* CONSTANT bytes; if that is 0, one size for all, or one for each request if VARIED. */
 template <unsigned CONSTANT, bool VARIED, bool OWNED>
-static __device__ INLINE void continue_turns(const mam_heap &heap, const divergent_job &job) {
+static __device__ INLINE void continue_turns(const mam_device_heap &heap, const divergent_job &job) {
   diary_of<OWNED> mine(job);
   unsigned state = state_begin(job);
   for (unsigned round = 0; round < job.rounds; round++) {
@@ -164,7 +164,7 @@ static __device__ INLINE void continue_turns(const mam_heap &heap, const diverge
   }
 }
 
-static __device__ INLINE void break_turns(const mam_heap &heap, const divergent_job &job) {
+static __device__ INLINE void break_turns(const mam_device_heap &heap, const divergent_job &job) {
   diary mine(job);
   unsigned state = state_begin(job), round = 0;
   for (;;) {
@@ -199,7 +199,7 @@ static __device__ INLINE void break_turns(const mam_heap &heap, const divergent_
 }
 
 /* Each thread has a place in the mail, which it fills once at most. */
-static __device__ INLINE void return_turns(const mam_heap &heap, const divergent_job &job) {
+static __device__ INLINE void return_turns(const mam_device_heap &heap, const divergent_job &job) {
   diary mine(job);
   unsigned state = state_begin(job);
   if (next(state) % 16 == 0)
@@ -228,7 +228,7 @@ static __device__ INLINE void return_turns(const mam_heap &heap, const divergent
 }
 
 /* Frees what is in the mail: each thread that of another. */
-static __device__ INLINE void drain_turns(const mam_heap &heap, const divergent_job &job) {
+static __device__ INLINE void drain_turns(const mam_device_heap &heap, const divergent_job &job) {
   diary mine(job);
   for (unsigned i = thread_in_grid(); i < job.mail_count; i += gridDim.x * threads_of_block()) {
     unsigned place = (i ^ 33) < job.mail_count ? i ^ 33 : i;
@@ -252,7 +252,7 @@ static __device__ INLINE void drain_turns(const mam_heap &heap, const divergent_
     mam_free(heap, block);                                                                                             \
   }
 
-static __device__ INLINE void sites_turns(const mam_heap &heap, const divergent_job &job) {
+static __device__ INLINE void sites_turns(const mam_device_heap &heap, const divergent_job &job) {
   diary mine(job);
   unsigned state = state_begin(job);
   for (unsigned round = 0; round < job.rounds; round++) {
@@ -273,7 +273,7 @@ static __device__ INLINE void sites_turns(const mam_heap &heap, const divergent_
   }
 }
 
-static __device__ INLINE void switch_turns(const mam_heap &heap, const divergent_job &job) {
+static __device__ INLINE void switch_turns(const mam_device_heap &heap, const divergent_job &job) {
   diary mine(job);
   unsigned state = state_begin(job), bytes = 0;
   word held = 0;
@@ -314,7 +314,7 @@ static __device__ INLINE void switch_turns(const mam_heap &heap, const divergent
 }
 
 template <unsigned LEVEL> struct nest {
-  static __device__ INLINE void enter(const mam_heap &heap, diary &mine, unsigned &state) {
+  static __device__ INLINE void enter(const mam_device_heap &heap, diary &mine, unsigned &state) {
     unsigned bytes = LEVEL * 40;
     void *block = mam_malloc(heap, bytes);
     if (!mine.got(block, bytes))
@@ -326,10 +326,10 @@ template <unsigned LEVEL> struct nest {
   }
 };
 template <> struct nest<0> {
-  static __device__ INLINE void enter(const mam_heap &, diary &, unsigned &) {}
+  static __device__ INLINE void enter(const mam_device_heap &, diary &, unsigned &) {}
 };
 
-static __device__ INLINE void templates_turns(const mam_heap &heap, const divergent_job &job) {
+static __device__ INLINE void templates_turns(const mam_device_heap &heap, const divergent_job &job) {
   diary mine(job);
   unsigned state = state_begin(job);
   for (unsigned round = 0; round < job.rounds; round++) {
@@ -344,8 +344,8 @@ static __device__ INLINE void templates_turns(const mam_heap &heap, const diverg
 
 /* ---- More heaps than one, locks ---------------------------------------------------------------------------------- */
 
-static __device__ INLINE void two_heaps_turns(const mam_heap &heap, const divergent_job &job, const mam_heap &other,
-                                              const divergent_job &other_job) {
+static __device__ INLINE void two_heaps_turns(const mam_device_heap &heap, const divergent_job &job,
+                                              const mam_device_heap &other, const divergent_job &other_job) {
   diary mine(job), others(other_job);
   unsigned state = state_begin(job);
   for (unsigned round = 0; round < job.rounds; round++) {
@@ -367,7 +367,7 @@ static __device__ INLINE void two_heaps_turns(const mam_heap &heap, const diverg
 
 /* Of each thread block one lane at a time is in the heap; the others of its warp do not come.  The mail has the lock
  * and what was allocated last. */
-static __device__ INLINE void locks_turns(const mam_heap &heap, const divergent_job &job) {
+static __device__ INLINE void locks_turns(const mam_device_heap &heap, const divergent_job &job) {
   diary mine(job);
   unsigned state = state_begin(job);
   word *lock = &job.mail[2 * blockIdx.x];
@@ -394,7 +394,7 @@ static __device__ INLINE void locks_turns(const mam_heap &heap, const divergent_
 
 enum { SHARED_PLACES = 512 };
 
-static __device__ INLINE void shared_barrier_turns(const mam_heap &heap, const divergent_job &job) {
+static __device__ INLINE void shared_barrier_turns(const mam_device_heap &heap, const divergent_job &job) {
   __shared__ word box[SHARED_PLACES];
   diary mine(job);
   unsigned state = state_begin(job), self = thread_in_block(), threads = threads_of_block();
@@ -427,7 +427,7 @@ static __device__ INLINE word exchange(word *place, word packed, bool within_blo
   return packed;
 }
 
-static __device__ INLINE void shared_exchange_turns(const mam_heap &heap, const divergent_job &job) {
+static __device__ INLINE void shared_exchange_turns(const mam_device_heap &heap, const divergent_job &job) {
   __shared__ word box[SHARED_PLACES];
   diary mine(job);
   unsigned state = state_begin(job);
@@ -447,7 +447,7 @@ static __device__ INLINE void shared_exchange_turns(const mam_heap &heap, const 
     packed_free(heap, mine, box[i]);
 }
 
-static __device__ INLINE void global_exchange_turns(const mam_heap &heap, const divergent_job &job) {
+static __device__ INLINE void global_exchange_turns(const mam_device_heap &heap, const divergent_job &job) {
   diary mine(job);
   unsigned state = state_begin(job);
   for (unsigned round = 0; round < job.rounds; round++) {
@@ -461,7 +461,7 @@ static __device__ INLINE void global_exchange_turns(const mam_heap &heap, const 
 }
 
 /* All lanes come to the shuffles; each frees what the lane behind it has allocated. */
-static __device__ INLINE void lane_exchange_turns(const mam_heap &heap, const divergent_job &job) {
+static __device__ INLINE void lane_exchange_turns(const mam_device_heap &heap, const divergent_job &job) {
   diary mine(job);
   unsigned state = state_begin(job), lane = thread_in_block() % 32;
   for (unsigned round = 0; round < job.rounds; round++) {
@@ -480,7 +480,7 @@ static __device__ INLINE void lane_exchange_turns(const mam_heap &heap, const di
 
 /* A block for all of a group, 16 bytes for each, asked for by its first and freed by its last. */
 template <typename Group>
-static __device__ INLINE void group_turn(const mam_heap &heap, diary &mine, const Group &group) {
+static __device__ INLINE void group_turn(const mam_device_heap &heap, diary &mine, const Group &group) {
   unsigned bytes = group.num_threads() * 16;
   word packed = group.thread_rank() == 0 ? packed_malloc(heap, mine, bytes) : 0;
   packed = group.shfl(packed, 0);
@@ -493,7 +493,8 @@ static __device__ INLINE void group_turn(const mam_heap &heap, diary &mine, cons
     packed_free(heap, mine, packed);
 }
 
-template <unsigned TILE> static __device__ INLINE void tiles_of(const mam_heap &heap, diary &mine, unsigned state) {
+template <unsigned TILE>
+static __device__ INLINE void tiles_of(const mam_device_heap &heap, diary &mine, unsigned state) {
   auto tile = groups::tiled_partition<TILE>(groups::this_thread_block());
   unsigned common = tile.shfl(state, 0);
   for (unsigned round = 0; round < mine.job.rounds; round++) {
@@ -506,7 +507,7 @@ template <unsigned TILE> static __device__ INLINE void tiles_of(const mam_heap &
   }
 }
 
-static __device__ INLINE void tiles_turns(const mam_heap &heap, const divergent_job &job) {
+static __device__ INLINE void tiles_turns(const mam_device_heap &heap, const divergent_job &job) {
   diary mine(job);
   unsigned state = state_begin(job);
   if (thread_in_block() / 32 % 2 == 0)
@@ -515,7 +516,7 @@ static __device__ INLINE void tiles_turns(const mam_heap &heap, const divergent_
     tiles_of<16>(heap, mine, state);
 }
 
-static __device__ INLINE void coalesced_turns(const mam_heap &heap, const divergent_job &job) {
+static __device__ INLINE void coalesced_turns(const mam_device_heap &heap, const divergent_job &job) {
   diary mine(job);
   unsigned state = state_begin(job);
   for (unsigned round = 0; round < job.rounds; round++) {
@@ -532,7 +533,7 @@ static __device__ INLINE void coalesced_turns(const mam_heap &heap, const diverg
   }
 }
 
-static __device__ INLINE void grid_turns(const mam_heap &heap, const divergent_job &job) {
+static __device__ INLINE void grid_turns(const mam_device_heap &heap, const divergent_job &job) {
   diary mine(job);
   groups::grid_group grid = groups::this_grid();
   unsigned state = state_begin(job), self = thread_in_grid(), threads = (unsigned)grid.size();
@@ -550,7 +551,7 @@ static __device__ INLINE void grid_turns(const mam_heap &heap, const divergent_j
   }
 }
 
-static __device__ INLINE void cluster_turns(const mam_heap &heap, const divergent_job &job) {
+static __device__ INLINE void cluster_turns(const mam_device_heap &heap, const divergent_job &job) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   __shared__ word box[SHARED_PLACES];
   diary mine(job);
@@ -574,7 +575,7 @@ static __device__ INLINE void cluster_turns(const mam_heap &heap, const divergen
 
 /* ---- Sizes of thread blocks, of requests ------------------------------------------------------------------------- */
 
-static __device__ INLINE void large_turns(const mam_heap &heap, const divergent_job &job) {
+static __device__ INLINE void large_turns(const mam_device_heap &heap, const divergent_job &job) {
   diary mine(job);
   unsigned state = state_begin(job);
   for (unsigned round = 0; round < job.rounds; round++) {
@@ -644,7 +645,7 @@ static __device__ INLINE void warp_life(diary &mine, mam_warp *warp, unsigned &s
   mam_warp_end(warp);
 }
 
-static __device__ INLINE void warp_parts_turns(const mam_heap &heap, const divergent_job &job) {
+static __device__ INLINE void warp_parts_turns(const mam_device_heap &heap, const divergent_job &job) {
   diary mine(job);
   unsigned state = state_begin(job);
   for (unsigned round = 0; round < job.rounds; round++) {
@@ -660,7 +661,7 @@ static __device__ INLINE void warp_parts_turns(const mam_heap &heap, const diver
   }
 }
 
-static __device__ INLINE void warp_tiles_turns(const mam_heap &heap, const divergent_job &job) {
+static __device__ INLINE void warp_tiles_turns(const mam_device_heap &heap, const divergent_job &job) {
   diary mine(job);
   auto tile = groups::tiled_partition<8>(groups::this_thread_block());
   unsigned state = state_begin(job), common = tile.shfl(state, 0);
@@ -675,7 +676,7 @@ static __device__ INLINE void warp_tiles_turns(const mam_heap &heap, const diver
   }
 }
 
-static __device__ INLINE void warp_lanes_turns(const mam_heap &heap, const divergent_job &job) {
+static __device__ INLINE void warp_lanes_turns(const mam_device_heap &heap, const divergent_job &job) {
   diary mine(job);
   unsigned state = state_begin(job), common = __shfl_sync(0xFFFFFFFF, state, 0), lane = thread_in_block() % 32;
   mam_warp_options options = MAM_WARP_OPTIONS_INIT;
@@ -699,23 +700,23 @@ static __device__ INLINE void warp_lanes_turns(const mam_heap &heap, const diver
  */
 
 /* What is called through pointers takes a word and gives one: a block in hand, or 0. */
-typedef word call(const mam_heap &heap, diary &mine, word packed, unsigned bytes);
+typedef word call(const mam_device_heap &heap, diary &mine, word packed, unsigned bytes);
 
-static __device__ word call_malloc(const mam_heap &heap, diary &mine, word packed, unsigned bytes) {
+static __device__ word call_malloc(const mam_device_heap &heap, diary &mine, word packed, unsigned bytes) {
   return packed != 0 ? packed : packed_malloc(heap, mine, bytes);
 }
-static __device__ word call_malloc_16(const mam_heap &heap, diary &mine, word packed, unsigned) {
+static __device__ word call_malloc_16(const mam_device_heap &heap, diary &mine, word packed, unsigned) {
   return packed != 0 ? packed : packed_malloc(heap, mine, 16);
 }
-static __device__ word call_free(const mam_heap &heap, diary &mine, word packed, unsigned) {
+static __device__ word call_free(const mam_device_heap &heap, diary &mine, word packed, unsigned) {
   packed_free(heap, mine, packed);
   return 0;
 }
-static __device__ word call_nothing(const mam_heap &, diary &, word packed, unsigned) { return packed; }
+static __device__ word call_nothing(const mam_device_heap &, diary &, word packed, unsigned) { return packed; }
 
 static __device__ call *const calls[] = {call_malloc, call_free, call_malloc_16, call_nothing};
 
-static __device__ INLINE void pointers_turns(const mam_heap &heap, const divergent_job &job) {
+static __device__ INLINE void pointers_turns(const mam_device_heap &heap, const divergent_job &job) {
   diary mine(job);
   unsigned state = state_begin(job);
   word packed = 0;
@@ -736,7 +737,7 @@ struct node {
 static __device__ INLINE unsigned node_bytes(unsigned depth) { return (unsigned)sizeof(node) + depth % 5 * 40; }
 
 /* A request for a node, looked at before it is used. */
-static __device__ __noinline__ node *node_new(const mam_heap &heap, const divergent_job &job, unsigned depth) {
+static __device__ __noinline__ node *node_new(const mam_device_heap &heap, const divergent_job &job, unsigned depth) {
   void *block = mam_malloc(heap, node_bytes(depth));
   uint64_t offset = (uint64_t)block - job.base;
   if (block == NULL || (offset < job.bytes && (uint64_t)block % 16 == 0))
@@ -746,10 +747,10 @@ static __device__ __noinline__ node *node_new(const mam_heap &heap, const diverg
   return NULL;
 }
 
-typedef node *builder(const mam_heap &heap, const divergent_job &job, unsigned depth, word id);
-typedef unsigned tearer(const mam_heap &heap, node *tree, word id);
+typedef node *builder(const mam_device_heap &heap, const divergent_job &job, unsigned depth, word id);
+typedef unsigned tearer(const mam_device_heap &heap, node *tree, word id);
 
-static __device__ __noinline__ node *tree_build(const mam_heap &heap, const divergent_job &job, unsigned depth,
+static __device__ __noinline__ node *tree_build(const mam_device_heap &heap, const divergent_job &job, unsigned depth,
                                                 word id) {
   node *tree = node_new(heap, job, depth);
   if (tree == NULL)
@@ -761,7 +762,7 @@ static __device__ __noinline__ node *tree_build(const mam_heap &heap, const dive
 }
 
 /* How many nodes were not as they were left. */
-static __device__ __noinline__ unsigned tree_tear(const mam_heap &heap, node *tree, word id) {
+static __device__ __noinline__ unsigned tree_tear(const mam_device_heap &heap, node *tree, word id) {
   if (tree == NULL)
     return 0;
   unsigned wrong = tree->id != id;
@@ -777,7 +778,8 @@ static __device__ tearer tree_tear_left, tree_tear_right;
 static __device__ builder *const builders[] = {tree_build_left, tree_build_right};
 static __device__ tearer *const tearers[] = {tree_tear_left, tree_tear_right};
 
-static __device__ node *tree_build_left(const mam_heap &heap, const divergent_job &job, unsigned depth, word id) {
+static __device__ node *tree_build_left(const mam_device_heap &heap, const divergent_job &job, unsigned depth,
+                                        word id) {
   node *tree = node_new(heap, job, depth);
   if (tree == NULL)
     return NULL;
@@ -786,7 +788,8 @@ static __device__ node *tree_build_left(const mam_heap &heap, const divergent_jo
   tree->left = depth > 0 ? builders[(id >> depth) % 2](heap, job, depth - 1, 2 * id) : NULL;
   return tree;
 }
-static __device__ node *tree_build_right(const mam_heap &heap, const divergent_job &job, unsigned depth, word id) {
+static __device__ node *tree_build_right(const mam_device_heap &heap, const divergent_job &job, unsigned depth,
+                                         word id) {
   node *tree = node_new(heap, job, depth);
   if (tree == NULL)
     return NULL;
@@ -795,7 +798,7 @@ static __device__ node *tree_build_right(const mam_heap &heap, const divergent_j
   tree->right = depth > 0 ? builders[(id >> depth) % 2](heap, job, depth - 1, 2 * id + 1) : NULL;
   return tree;
 }
-static __device__ unsigned tree_tear_left(const mam_heap &heap, node *tree, word id) {
+static __device__ unsigned tree_tear_left(const mam_device_heap &heap, node *tree, word id) {
   if (tree == NULL || tree->id != id)
     return tree != NULL;
   unsigned wrong = tree->left != NULL ? tearers[id % 2](heap, tree->left, 2 * id) : 0;
@@ -803,7 +806,7 @@ static __device__ unsigned tree_tear_left(const mam_heap &heap, node *tree, word
   mam_free(heap, tree);
   return wrong;
 }
-static __device__ unsigned tree_tear_right(const mam_heap &heap, node *tree, word id) {
+static __device__ unsigned tree_tear_right(const mam_device_heap &heap, node *tree, word id) {
   if (tree == NULL || tree->id != id)
     return tree != NULL;
   unsigned wrong = tree->right != NULL ? tearers[id % 2](heap, tree->right, 2 * id + 1) : 0;
@@ -812,7 +815,7 @@ static __device__ unsigned tree_tear_right(const mam_heap &heap, node *tree, wor
   return wrong;
 }
 
-static __device__ INLINE void recursion_turns(const mam_heap &heap, const divergent_job &job, unsigned depth) {
+static __device__ INLINE void recursion_turns(const mam_device_heap &heap, const divergent_job &job, unsigned depth) {
   unsigned wrong = 0;
   for (unsigned round = 0; round < job.rounds; round++) {
     word id = 1 + (thread_in_grid() + round) % 65536;
@@ -823,7 +826,8 @@ static __device__ INLINE void recursion_turns(const mam_heap &heap, const diverg
   count(&job.tally->changed, wrong);
 }
 
-static __device__ INLINE void recursion_pointers_turns(const mam_heap &heap, const divergent_job &job, unsigned depth) {
+static __device__ INLINE void recursion_pointers_turns(const mam_device_heap &heap, const divergent_job &job,
+                                                       unsigned depth) {
   unsigned wrong = 0;
   for (unsigned round = 0; round < job.rounds; round++) {
     word id = 1 + (thread_in_grid() + round) % 65536;
@@ -839,20 +843,20 @@ struct shape {
   shape *inner;
   word id;
   __device__ shape(word own) : inner(NULL), id(own) {}
-  virtual __device__ void grow(const mam_heap &heap, const divergent_job &job, unsigned depth) = 0;
-  virtual __device__ unsigned end(const mam_heap &heap, word expected) = 0;
+  virtual __device__ void grow(const mam_device_heap &heap, const divergent_job &job, unsigned depth) = 0;
+  virtual __device__ unsigned end(const mam_device_heap &heap, word expected) = 0;
 };
 
-static __device__ __noinline__ shape *shape_new(const mam_heap &heap, const divergent_job &job, word id);
+static __device__ __noinline__ shape *shape_new(const mam_device_heap &heap, const divergent_job &job, word id);
 
 struct narrow_shape : shape {
   __device__ narrow_shape(word own) : shape(own) {}
-  virtual __device__ void grow(const mam_heap &heap, const divergent_job &job, unsigned depth) {
+  virtual __device__ void grow(const mam_device_heap &heap, const divergent_job &job, unsigned depth) {
     inner = shape_new(heap, job, id * 3 + 1);
     if (inner != NULL && depth > 0)
       inner->grow(heap, job, depth - 1);
   }
-  virtual __device__ unsigned end(const mam_heap &heap, word expected) {
+  virtual __device__ unsigned end(const mam_device_heap &heap, word expected) {
     unsigned wrong = id != expected;
     wrong += inner != NULL ? inner->end(heap, expected * 3 + 1) : 0;
     mam_free(heap, this);
@@ -863,14 +867,14 @@ struct narrow_shape : shape {
 struct broad_shape : shape {
   word more[20];
   __device__ broad_shape(word own) : shape(own) { more[19] = ~own; }
-  virtual __device__ void grow(const mam_heap &heap, const divergent_job &job, unsigned depth) {
+  virtual __device__ void grow(const mam_device_heap &heap, const divergent_job &job, unsigned depth) {
     if (depth == 0)
       return;
     inner = shape_new(heap, job, id * 3 + 1);
     if (inner != NULL)
       inner->grow(heap, job, depth - 1);
   }
-  virtual __device__ unsigned end(const mam_heap &heap, word expected) {
+  virtual __device__ unsigned end(const mam_device_heap &heap, word expected) {
     unsigned wrong = (id != expected) + (more[19] != ~expected);
     wrong += inner != NULL ? inner->end(heap, expected * 3 + 1) : 0;
     mam_free(heap, this);
@@ -878,7 +882,7 @@ struct broad_shape : shape {
   }
 };
 
-static __device__ __noinline__ shape *shape_new(const mam_heap &heap, const divergent_job &job, word id) {
+static __device__ __noinline__ shape *shape_new(const mam_device_heap &heap, const divergent_job &job, word id) {
   bool narrow = id / 3 % 2 == 0;
   void *block = mam_malloc(heap, narrow ? sizeof(narrow_shape) : sizeof(broad_shape));
   uint64_t offset = (uint64_t)block - job.base;
@@ -892,7 +896,8 @@ static __device__ __noinline__ shape *shape_new(const mam_heap &heap, const dive
   return narrow ? (shape *)new (block) narrow_shape(id) : (shape *)new (block) broad_shape(id);
 }
 
-static __device__ INLINE void recursion_virtual_turns(const mam_heap &heap, const divergent_job &job, unsigned depth) {
+static __device__ INLINE void recursion_virtual_turns(const mam_device_heap &heap, const divergent_job &job,
+                                                      unsigned depth) {
   unsigned wrong = 0;
   for (unsigned round = 0; round < job.rounds; round++) {
     word id = 1 + (thread_in_grid() + round) % 65536;
@@ -940,9 +945,9 @@ static const word deep_cases = CASE(POINTERS) | CASE(RECURSION) | CASE(RECURSION
 
 /* The parameters have addresses, so that functions which the kernel calls are given those, and there is no copy. */
 template <word CASES>
-static __global__ void kernel(const __grid_constant__ mam_heap heap, const __grid_constant__ divergent_job job,
-                              const __grid_constant__ mam_heap other, const __grid_constant__ divergent_job other_job,
-                              divergent_case which) {
+static __global__ void kernel(const __grid_constant__ mam_device_heap heap, const __grid_constant__ divergent_job job,
+                              const __grid_constant__ mam_device_heap other,
+                              const __grid_constant__ divergent_job other_job, divergent_case which) {
 #ifndef DIVERGENT_DEEP
   TURNS(CONTINUE_PLAIN, (continue_turns<0, false, false>(heap, job)))
   TURNS(CONTINUE_CONSTANT, (continue_turns<16, false, false>(heap, job)))
@@ -981,9 +986,9 @@ static __global__ void kernel(const __grid_constant__ mam_heap heap, const __gri
 
 /* What a launch needs beside its kernel. */
 struct order {
-  mam_heap heap;
+  mam_device_heap heap;
   divergent_job job;
-  mam_heap other;
+  mam_device_heap other;
   divergent_job other_job;
   divergent_case which;
   cudaStream_t stream;
@@ -1052,8 +1057,8 @@ template <word CASES> static cudaError_t start_clusters(const order &order) {
   case DIVERGENT_##name:                                                                                               \
     return start<KERNEL(cases, CASE(name))>(order);
 
-extern "C" cudaError_t DIVERGENT_LAUNCH(enum divergent_case which, mam_heap heap, struct divergent_job job,
-                                        mam_heap other, struct divergent_job other_job, cudaStream_t stream) {
+extern "C" cudaError_t DIVERGENT_LAUNCH(enum divergent_case which, mam_device_heap heap, struct divergent_job job,
+                                        mam_device_heap other, struct divergent_job other_job, cudaStream_t stream) {
   order order = {heap, job, other, other_job, which, stream};
   switch (which) {
 #ifndef DIVERGENT_DEEP

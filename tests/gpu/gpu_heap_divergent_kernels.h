@@ -85,8 +85,8 @@ extern "C" {
 
 /* Enqueues that case on the stream and returns what the launch said.  other is another heap with its own job; only
  * DIVERGENT_TWO_HEAPS uses it. */
-typedef cudaError_t divergent_launch(enum divergent_case which, mam_heap heap, struct divergent_job job, mam_heap other,
-                                     struct divergent_job other_job, cudaStream_t stream);
+typedef cudaError_t divergent_launch(enum divergent_case which, mam_device_heap heap, struct divergent_job job,
+                                     mam_device_heap other, struct divergent_job other_job, cudaStream_t stream);
 
 divergent_launch divergent_launch_o3, divergent_launch_debug, divergent_launch_ptxas_o1, divergent_launch_rdc,
     divergent_launch_registers_32, divergent_launch_registers_64, divergent_launch_checked;

@@ -74,7 +74,7 @@ START_TEST(answers_say_why_there_is_no_block) {
   gpu_heap_sound(tally);
   ck_assert_uint_eq(tally->refused[MAM_HEAP_TOO_LARGE], 3);
   ck_assert_uint_eq(tally->served, 0);
-  mam_heap nothing = {0};
+  mam_device_heap nothing = {0};
   GPU_OK(gpu_heap_ask(nothing, 16, slot, tally, NULL));
   gpu_heap_sound(tally);
   ck_assert_uint_eq(tally->refused[MAM_HEAP_BAD], 1);

@@ -189,7 +189,7 @@ START_TEST(heaps_that_grow_come_and_go) {
   struct gpu_heap_traffic traffic = {.count = 10000, .low = 700, .high = 900};
   for (unsigned i = 0; i < 20; i++) {
     MAM_Heap heap;
-    mam_heap handle;
+    mam_device_heap handle;
     MAM_OK(MAM_HeapCreate(&heap, pool, &options));
     MAM_OK(MAM_HeapHandle(heap, &handle));
     if (i % 2 == 0)

@@ -41,7 +41,7 @@ static __device__ uint32_t seed_of(const struct gpu_heap_traffic &traffic, unsig
 }
 
 /* A request and everything that its answer says of itself. */
-static __device__ unsigned long long ask(mam_heap heap, unsigned long long bytes, struct gpu_heap_tally *tally) {
+static __device__ unsigned long long ask(mam_device_heap heap, unsigned long long bytes, struct gpu_heap_tally *tally) {
   mam_heap_status why = MAM_HEAP_BAD;
   void *block = mam_malloc_why(heap, bytes, &why);
   unsigned status = (unsigned)why < GPU_HEAP_STATUSES ? (unsigned)why : MAM_HEAP_BAD;
@@ -62,7 +62,7 @@ static __device__ bool asks(const struct gpu_heap_traffic &traffic, unsigned req
   return traffic.lanes != GPU_HEAP_SOME || (warp_mask >> request % 32 & 1) != 0;
 }
 
-static __global__ void allocate_kernel(mam_heap heap, struct gpu_heap_traffic traffic, unsigned long long *slots,
+static __global__ void allocate_kernel(mam_device_heap heap, struct gpu_heap_traffic traffic, unsigned long long *slots,
                                        struct gpu_heap_tally *tally) {
   unsigned request = blockIdx.x * blockDim.x + threadIdx.x;
   bool wants = asks(traffic, request) && request < traffic.count && slots[request] == 0;
@@ -88,8 +88,9 @@ static __global__ void check_kernel(struct gpu_heap_traffic traffic, const unsig
           block_changes(slots[request], gpu_heap_bytes(&traffic, request), seed_of(traffic, request)));
 }
 
-static __global__ void release_kernel(mam_heap heap, struct gpu_heap_traffic traffic, unsigned shift, unsigned first,
-                                      unsigned step, unsigned long long *slots, struct gpu_heap_tally *tally) {
+static __global__ void release_kernel(mam_device_heap heap, struct gpu_heap_traffic traffic, unsigned shift,
+                                      unsigned first, unsigned step, unsigned long long *slots,
+                                      struct gpu_heap_tally *tally) {
   unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;
   if (thread >= traffic.count)
     return;
@@ -105,7 +106,7 @@ static __global__ void release_kernel(mam_heap heap, struct gpu_heap_traffic tra
 
 enum { held_blocks = 4 };
 
-static __global__ void churn_kernel(mam_heap heap, struct gpu_heap_traffic traffic, unsigned rounds,
+static __global__ void churn_kernel(mam_device_heap heap, struct gpu_heap_traffic traffic, unsigned rounds,
                                     struct gpu_heap_tally *tally) {
   unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;
   unsigned long long blocks[held_blocks] = {0};
@@ -140,7 +141,7 @@ static __device__ void parcel_write(unsigned long long block, unsigned bytes, ui
   ((volatile unsigned *)block)[1] = seed;
 }
 
-static __device__ void parcel_open(mam_heap heap, unsigned long long block, struct gpu_heap_tally *tally) {
+static __device__ void parcel_open(mam_device_heap heap, unsigned long long block, struct gpu_heap_tally *tally) {
   unsigned bytes = ((volatile unsigned *)block)[0], seed = ((volatile unsigned *)block)[1];
   if (bytes < 16 || bytes > 1u << 20)
     count(&tally->changed_bytes, 4);
@@ -150,7 +151,7 @@ static __device__ void parcel_open(mam_heap heap, unsigned long long block, stru
   count(&tally->freed, 1);
 }
 
-static __global__ void exchange_kernel(mam_heap heap, struct gpu_heap_traffic traffic, unsigned rounds,
+static __global__ void exchange_kernel(mam_device_heap heap, struct gpu_heap_traffic traffic, unsigned rounds,
                                        unsigned long long *slots, struct gpu_heap_tally *tally) {
   unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;
   if (thread >= traffic.count)
@@ -168,7 +169,7 @@ static __global__ void exchange_kernel(mam_heap heap, struct gpu_heap_traffic tr
   }
 }
 
-static __global__ void drain_kernel(mam_heap heap, struct gpu_heap_traffic traffic, unsigned long long *slots,
+static __global__ void drain_kernel(mam_device_heap heap, struct gpu_heap_traffic traffic, unsigned long long *slots,
                                     struct gpu_heap_tally *tally) {
   unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;
   if (thread >= traffic.count || slots[thread] == 0)
@@ -179,19 +180,19 @@ static __global__ void drain_kernel(mam_heap heap, struct gpu_heap_traffic traff
 
 /* ---- One call ---------------------------------------------------------------------------------------------------- */
 
-static __global__ void free_address_kernel(mam_heap heap, unsigned long long address) {
+static __global__ void free_address_kernel(mam_device_heap heap, unsigned long long address) {
   mam_free(heap, (void *)address);
 }
 
-static __global__ void ask_kernel(mam_heap heap, unsigned long long bytes, unsigned long long *slot,
+static __global__ void ask_kernel(mam_device_heap heap, unsigned long long bytes, unsigned long long *slot,
                                   struct gpu_heap_tally *tally) {
   *slot = ask(heap, bytes, tally);
 }
 
 /* ---- Launches ---------------------------------------------------------------------------------------------------- */
 
-extern "C" cudaError_t gpu_heap_allocate(mam_heap heap, struct gpu_heap_traffic traffic, unsigned long long *slots,
-                                         struct gpu_heap_tally *tally, cudaStream_t stream) {
+extern "C" cudaError_t gpu_heap_allocate(mam_device_heap heap, struct gpu_heap_traffic traffic,
+                                         unsigned long long *slots, struct gpu_heap_tally *tally, cudaStream_t stream) {
   allocate_kernel<<<grid_for(traffic.count), threads_per_block, 0, stream>>>(heap, traffic, slots, tally);
   return cudaGetLastError();
 }
@@ -202,38 +203,38 @@ extern "C" cudaError_t gpu_heap_check(struct gpu_heap_traffic traffic, const uns
   return cudaGetLastError();
 }
 
-extern "C" cudaError_t gpu_heap_release(mam_heap heap, struct gpu_heap_traffic traffic, unsigned shift, unsigned first,
-                                        unsigned step, unsigned long long *slots, struct gpu_heap_tally *tally,
-                                        cudaStream_t stream) {
+extern "C" cudaError_t gpu_heap_release(mam_device_heap heap, struct gpu_heap_traffic traffic, unsigned shift,
+                                        unsigned first, unsigned step, unsigned long long *slots,
+                                        struct gpu_heap_tally *tally, cudaStream_t stream) {
   release_kernel<<<grid_for(traffic.count), threads_per_block, 0, stream>>>(heap, traffic, shift, first, step, slots,
                                                                             tally);
   return cudaGetLastError();
 }
 
-extern "C" cudaError_t gpu_heap_churn(mam_heap heap, struct gpu_heap_traffic traffic, unsigned rounds,
+extern "C" cudaError_t gpu_heap_churn(mam_device_heap heap, struct gpu_heap_traffic traffic, unsigned rounds,
                                       struct gpu_heap_tally *tally, cudaStream_t stream) {
   churn_kernel<<<grid_for(traffic.count), threads_per_block, 0, stream>>>(heap, traffic, rounds, tally);
   return cudaGetLastError();
 }
 
-extern "C" cudaError_t gpu_heap_exchange(mam_heap heap, struct gpu_heap_traffic traffic, unsigned rounds,
+extern "C" cudaError_t gpu_heap_exchange(mam_device_heap heap, struct gpu_heap_traffic traffic, unsigned rounds,
                                          unsigned long long *slots, struct gpu_heap_tally *tally, cudaStream_t stream) {
   exchange_kernel<<<grid_for(traffic.count), threads_per_block, 0, stream>>>(heap, traffic, rounds, slots, tally);
   return cudaGetLastError();
 }
 
-extern "C" cudaError_t gpu_heap_drain(mam_heap heap, struct gpu_heap_traffic traffic, unsigned long long *slots,
+extern "C" cudaError_t gpu_heap_drain(mam_device_heap heap, struct gpu_heap_traffic traffic, unsigned long long *slots,
                                       struct gpu_heap_tally *tally, cudaStream_t stream) {
   drain_kernel<<<grid_for(traffic.count), threads_per_block, 0, stream>>>(heap, traffic, slots, tally);
   return cudaGetLastError();
 }
 
-extern "C" cudaError_t gpu_heap_free_address(mam_heap heap, unsigned long long address, cudaStream_t stream) {
+extern "C" cudaError_t gpu_heap_free_address(mam_device_heap heap, unsigned long long address, cudaStream_t stream) {
   free_address_kernel<<<1, 1, 0, stream>>>(heap, address);
   return cudaGetLastError();
 }
 
-extern "C" cudaError_t gpu_heap_ask(mam_heap heap, unsigned long long bytes, unsigned long long *slot,
+extern "C" cudaError_t gpu_heap_ask(mam_device_heap heap, unsigned long long bytes, unsigned long long *slot,
                                     struct gpu_heap_tally *tally, cudaStream_t stream) {
   ask_kernel<<<1, 1, 0, stream>>>(heap, bytes, slot, tally);
   return cudaGetLastError();

@@ -64,7 +64,7 @@ extern "C" {
 #endif
 
 /* Allocates a block for each request that has a slot of 0 and writes its pattern. */
-cudaError_t gpu_heap_allocate(mam_heap heap, struct gpu_heap_traffic traffic, unsigned long long *slots,
+cudaError_t gpu_heap_allocate(mam_device_heap heap, struct gpu_heap_traffic traffic, unsigned long long *slots,
                               struct gpu_heap_tally *tally, cudaStream_t stream);
 
 /* Looks whether every block has its pattern. */
@@ -73,26 +73,26 @@ cudaError_t gpu_heap_check(struct gpu_heap_traffic traffic, const unsigned long 
 
 /* Frees blocks and clears their slots: the thread frees the block of the request that is shift further on, in steps of
  * step; only those whose place is a multiple of step, from first. */
-cudaError_t gpu_heap_release(mam_heap heap, struct gpu_heap_traffic traffic, unsigned shift, unsigned first,
+cudaError_t gpu_heap_release(mam_device_heap heap, struct gpu_heap_traffic traffic, unsigned shift, unsigned first,
                              unsigned step, unsigned long long *slots, struct gpu_heap_tally *tally,
                              cudaStream_t stream);
 
 /* Threads that each allocate, check and free blocks of their own, rounds times, and have none at the end. */
-cudaError_t gpu_heap_churn(mam_heap heap, struct gpu_heap_traffic traffic, unsigned rounds,
+cudaError_t gpu_heap_churn(mam_device_heap heap, struct gpu_heap_traffic traffic, unsigned rounds,
                            struct gpu_heap_tally *tally, cudaStream_t stream);
 
 /* Threads that leave each block in a slot which other threads of all warps take blocks from, check and free, rounds
  * times.  Blocks have at least 16 bytes.  What is left in the slots stays there: gpu_heap_drain. */
-cudaError_t gpu_heap_exchange(mam_heap heap, struct gpu_heap_traffic traffic, unsigned rounds,
+cudaError_t gpu_heap_exchange(mam_device_heap heap, struct gpu_heap_traffic traffic, unsigned rounds,
                               unsigned long long *slots, struct gpu_heap_tally *tally, cudaStream_t stream);
-cudaError_t gpu_heap_drain(mam_heap heap, struct gpu_heap_traffic traffic, unsigned long long *slots,
+cudaError_t gpu_heap_drain(mam_device_heap heap, struct gpu_heap_traffic traffic, unsigned long long *slots,
                            struct gpu_heap_tally *tally, cudaStream_t stream);
 
 /* One thread frees that address, whatever it is. */
-cudaError_t gpu_heap_free_address(mam_heap heap, unsigned long long address, cudaStream_t stream);
+cudaError_t gpu_heap_free_address(mam_device_heap heap, unsigned long long address, cudaStream_t stream);
 
 /* One thread asks for so many bytes and writes the answer to the tally and the block, if there is one, to *slot. */
-cudaError_t gpu_heap_ask(mam_heap heap, unsigned long long bytes, unsigned long long *slot,
+cudaError_t gpu_heap_ask(mam_device_heap heap, unsigned long long bytes, unsigned long long *slot,
                          struct gpu_heap_tally *tally, cudaStream_t stream);
 
 #ifdef __cplusplus

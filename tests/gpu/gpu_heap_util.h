@@ -15,7 +15,7 @@ enum { GPU_HEAPS_MAX = 4, GPU_HEAP_ARRAYS_MAX = 32 };
 struct gpu_heap {
   MAM_Pool pool;
   MAM_Heap heap;
-  mam_heap handle;
+  mam_device_heap handle;
 };
 
 static MAM_Heap gpu_heaps[GPU_HEAPS_MAX];

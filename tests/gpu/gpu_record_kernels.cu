@@ -5,7 +5,7 @@
 
 #include "gpu_record_kernels.h"
 
-static __global__ void record_kernel(mam_heap heap, void **blocks) {
+static __global__ void record_kernel(mam_device_heap heap, void **blocks) {
   unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;
   size_t bytes = gpu_record_bytes(thread);
 #line 99 "first.cu"
@@ -19,18 +19,18 @@ static __global__ void record_kernel(mam_heap heap, void **blocks) {
       ((char *)blocks[thread])[i] = (char)thread; /* all that is the caller's: the record is not */
 }
 
-static __global__ void end_kernel(mam_heap heap, void **blocks) {
+static __global__ void end_kernel(mam_device_heap heap, void **blocks) {
   unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;
   if (thread % 3 != 0)
     mam_free(heap, blocks[thread]);
 }
 
-extern "C" cudaError_t gpu_record_allocate(mam_heap heap, void **blocks, unsigned threads) {
+extern "C" cudaError_t gpu_record_allocate(mam_device_heap heap, void **blocks, unsigned threads) {
   record_kernel<<<threads / 32, 32>>>(heap, blocks);
   return cudaGetLastError();
 }
 
-extern "C" cudaError_t gpu_record_free(mam_heap heap, void **blocks, unsigned threads) {
+extern "C" cudaError_t gpu_record_free(mam_device_heap heap, void **blocks, unsigned threads) {
   end_kernel<<<threads / 32, 32>>>(heap, blocks);
   return cudaGetLastError();
 }

@@ -24,10 +24,10 @@ extern "C" {
 #endif
 
 /* Even threads in line 100 of first.cu, odd ones in line 200 of second.cu; each fills its block. */
-cudaError_t gpu_record_allocate(mam_heap heap, void **blocks, unsigned threads);
+cudaError_t gpu_record_allocate(mam_device_heap heap, void **blocks, unsigned threads);
 
 /* Frees all but those of every third thread. */
-cudaError_t gpu_record_free(mam_heap heap, void **blocks, unsigned threads);
+cudaError_t gpu_record_free(mam_device_heap heap, void **blocks, unsigned threads);
 
 #ifdef __cplusplus
 }

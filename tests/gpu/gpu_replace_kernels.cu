@@ -28,13 +28,14 @@ extern "C" cudaError_t gpu_replace_give(void **blocks, unsigned threads) {
 
 extern "C" int gpu_replace_host(void) { return host(); }
 
-static __global__ void aligned_kernel(mam_heap heap, void **blocks, unsigned count, size_t alignment, size_t bytes) {
+static __global__ void aligned_kernel(mam_device_heap heap, void **blocks, unsigned count, size_t alignment,
+                                      size_t bytes) {
   unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;
   for (unsigned i = thread; i < count; i += gridDim.x * blockDim.x)
     blocks[i] = mam_malloc_aligned(heap, alignment, bytes);
 }
 
-static __global__ void aligned_free_kernel(mam_heap heap, void **blocks, unsigned count, unsigned step) {
+static __global__ void aligned_free_kernel(mam_device_heap heap, void **blocks, unsigned count, unsigned step) {
   unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;
   for (unsigned i = thread * step; i < count; i += gridDim.x * blockDim.x * step) {
     mam_free(heap, blocks[i]);
@@ -42,12 +43,13 @@ static __global__ void aligned_free_kernel(mam_heap heap, void **blocks, unsigne
   }
 }
 
-extern "C" cudaError_t gpu_aligned_take(mam_heap heap, void **blocks, unsigned count, size_t alignment, size_t bytes) {
+extern "C" cudaError_t gpu_aligned_take(mam_device_heap heap, void **blocks, unsigned count, size_t alignment,
+                                        size_t bytes) {
   aligned_kernel<<<32, 128>>>(heap, blocks, count, alignment, bytes);
   return cudaGetLastError();
 }
 
-extern "C" cudaError_t gpu_aligned_give(mam_heap heap, void **blocks, unsigned count, unsigned step) {
+extern "C" cudaError_t gpu_aligned_give(mam_device_heap heap, void **blocks, unsigned count, unsigned step) {
   aligned_free_kernel<<<32, 128>>>(heap, blocks, count, step);
   return cudaGetLastError();
 }

@@ -44,8 +44,8 @@ cudaError_t gpu_replace_plain_free(void **blocks, unsigned threads);
 int gpu_replace_empty_kernels(void);
 
 /* Takes count aligned blocks, NULL where it is refused; frees every step-th. */
-cudaError_t gpu_aligned_take(mam_heap heap, void **blocks, unsigned count, size_t alignment, size_t bytes);
-cudaError_t gpu_aligned_give(mam_heap heap, void **blocks, unsigned count, unsigned step);
+cudaError_t gpu_aligned_take(mam_device_heap heap, void **blocks, unsigned count, size_t alignment, size_t bytes);
+cudaError_t gpu_aligned_give(mam_device_heap heap, void **blocks, unsigned count, unsigned step);
 
 #ifdef __cplusplus
 }

@@ -72,11 +72,11 @@ static __device__ bool takes_part(const struct gpu_warp_traffic &traffic, unsign
   return (traffic.lanes != GPU_WARP_SOME && traffic.lanes != GPU_WARP_PASSERS_BY) || (mask >> thread % 32 & 1) != 0;
 }
 
-template <unsigned Size> static __device__ mam_warp *start_tile(mam_heap heap) {
+template <unsigned Size> static __device__ mam_warp *start_tile(mam_device_heap heap) {
   return mam_warp_start(heap, groups::tiled_partition<Size>(groups::this_thread_block()));
 }
 
-static __device__ mam_warp *start(mam_heap heap, const struct gpu_warp_traffic &traffic) {
+static __device__ mam_warp *start(mam_device_heap heap, const struct gpu_warp_traffic &traffic) {
   switch (traffic.lanes) {
   case GPU_WARP_TILES:
     return start_tile<1>(heap);
@@ -130,7 +130,7 @@ static __device__ unsigned rounds_of(const struct gpu_warp_traffic &traffic, uns
   return traffic.lanes == GPU_WARP_END_EARLY ? 1 + thread * 7 % traffic.rounds : traffic.rounds;
 }
 
-static __global__ void run_kernel(mam_heap heap, struct gpu_warp_traffic traffic, int keeps, uint64_t *headers,
+static __global__ void run_kernel(mam_device_heap heap, struct gpu_warp_traffic traffic, int keeps, uint64_t *headers,
                                   uint64_t *blocks, struct gpu_warp_tally *tally) {
   unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;
   if (thread >= traffic.threads)
@@ -184,7 +184,7 @@ static __global__ void finish_kernel(struct gpu_warp_traffic traffic, const uint
 
 /* ---- Misuse ------------------------------------------------------------------------------------------------------ */
 
-static __global__ void misuse_kernel(mam_heap heap, uint64_t *headers, struct gpu_warp_tally *tally) {
+static __global__ void misuse_kernel(mam_device_heap heap, uint64_t *headers, struct gpu_warp_tally *tally) {
   mam_warp *warp = NULL;
   if (threadIdx.x % 5 == 0)
     warp = mam_warp_start(heap);
@@ -210,7 +210,7 @@ static __global__ void intrude_kernel(const uint64_t *headers, unsigned count_of
 
 static unsigned grid_for(unsigned threads) { return (threads + threads_per_block - 1) / threads_per_block; }
 
-extern "C" cudaError_t NAME(run)(mam_heap heap, struct gpu_warp_traffic traffic, int keeps, uint64_t *headers,
+extern "C" cudaError_t NAME(run)(mam_device_heap heap, struct gpu_warp_traffic traffic, int keeps, uint64_t *headers,
                                  uint64_t *blocks, struct gpu_warp_tally *tally) {
   run_kernel<<<grid_for(traffic.threads), threads_per_block>>>(heap, traffic, keeps, headers, blocks, tally);
   return cudaGetLastError();
@@ -228,7 +228,8 @@ extern "C" cudaError_t NAME(finish)(struct gpu_warp_traffic traffic, const uint6
   return cudaGetLastError();
 }
 
-extern "C" cudaError_t NAME(misuse)(mam_heap heap, unsigned threads, uint64_t *headers, struct gpu_warp_tally *tally) {
+extern "C" cudaError_t NAME(misuse)(mam_device_heap heap, unsigned threads, uint64_t *headers,
+                                    struct gpu_warp_tally *tally) {
   misuse_kernel<<<1, threads>>>(heap, headers, tally);
   return cudaGetLastError();
 }

@@ -58,7 +58,7 @@ extern "C" {
  * if keeps, handed over: its address is left in headers (a place for each thread, 0: none), the blocks of the last
  * round in blocks (requests places for each thread). */
 #define GPU_WARP_FUNCTIONS(prefix)                                                                                     \
-  cudaError_t prefix##_run(mam_heap heap, struct gpu_warp_traffic traffic, int keeps, uint64_t *headers,               \
+  cudaError_t prefix##_run(mam_device_heap heap, struct gpu_warp_traffic traffic, int keeps, uint64_t *headers,        \
                            uint64_t *blocks, struct gpu_warp_tally *tally);                                            \
   /* Looks at the blocks of the last round. */                                                                         \
   cudaError_t prefix##_check(struct gpu_warp_traffic traffic, const uint64_t *headers, const uint64_t *blocks,         \
@@ -67,7 +67,8 @@ extern "C" {
   cudaError_t prefix##_finish(struct gpu_warp_traffic traffic, const uint64_t *headers, struct gpu_warp_tally *tally); \
   /* The misuse that the paper's listing 2 shows, by one block of threads: some lanes start, all allocate, one ends.   \
    */                                                                                                                  \
-  cudaError_t prefix##_misuse(mam_heap heap, unsigned threads, uint64_t *headers, struct gpu_warp_tally *tally);       \
+  cudaError_t prefix##_misuse(mam_device_heap heap, unsigned threads, uint64_t *headers,                               \
+                              struct gpu_warp_tally *tally);                                                           \
   /* A warp allocates from each of those headers, whosever they are, and ends them. */                                 \
   cudaError_t prefix##_intrude(const uint64_t *headers, unsigned count, struct gpu_warp_tally *tally);
 

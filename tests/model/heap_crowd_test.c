@@ -10,10 +10,10 @@
 
 static void step(void);
 static uint32_t random_below(uint32_t bound);
-#define MAM_ATOMICS_SALT() random_below(64)
-#define MAM_ATOMICS_STEP() step()
-#define MAM_ATOMICS_SEEN(value) (value)
-#define MAM_ATOMICS_PAUSE() step()
+#define MAM__ATOMICS_SALT() random_below(64)
+#define MAM__ATOMICS_STEP() step()
+#define MAM__ATOMICS_SEEN(value) (value)
+#define MAM__ATOMICS_PAUSE() step()
 
 #include <check.h>
 #include <stdio.h>
@@ -97,7 +97,7 @@ static void ask_as_a_group(unsigned first, unsigned leader, bool *asked) {
   unsigned group[LANES], count = 0, bytes = bytes_of(first + leader);
   void *got[LANES];
   for (unsigned lane = leader; lane < LANES && first + lane < requests; lane++)
-    if (!asked[lane] && blocks[first + lane] == NULL && mam_class_of(bytes_of(first + lane)) == mam_class_of(bytes)) {
+    if (!asked[lane] && blocks[first + lane] == NULL && mam__class_of(bytes_of(first + lane)) == mam__class_of(bytes)) {
       asked[lane] = true;
       group[count++] = first + lane;
     }
@@ -108,7 +108,7 @@ static void ask_as_a_group(unsigned first, unsigned leader, bool *asked) {
   all_operations += took;
   longest = took > longest ? took : longest;
   for (unsigned i = 0; i < had; i++) {
-    if (blocks[group[i]] != NULL || mam_block_bytes(model->control, (mam_u64)(uintptr_t)got[i]) < bytes_of(group[i]))
+    if (blocks[group[i]] != NULL || mam__block_bytes(model->control, (mam__u64)(uintptr_t)got[i]) < bytes_of(group[i]))
       ck_abort_msg("a block is too small for its request");
     blocks[group[i]] = got[i];
     served_bytes += bytes_of(group[i]);
@@ -308,7 +308,7 @@ START_TEST(a_crowd_in_need_does_not_search_in_vain) {
   }
   (void)printf("%s: the longest request takes %lu operations, a warp's %lu\n", need->name, most, 32 * all / asking);
   (void)fflush(stdout);
-  ck_assert_int_ne(model->control->mode, MAM_MODE_LAZY); /* pages did run out */
+  ck_assert_int_ne(model->control->mode, MAM__MODE_LAZY); /* pages did run out */
   ck_assert_uint_le(most, need->longest_most);
   ck_assert_uint_le(32 * all / asking, need->warp_most);
   end();

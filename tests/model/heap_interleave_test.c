@@ -12,17 +12,17 @@
 
 static void step(void);
 static uint64_t seen(uint64_t value);
-#define MAM_ATOMICS_STEP() step()
-#define MAM_ATOMICS_SEEN(value) seen(value)
-#define MAM_ATOMICS_PAUSE() waits()
-#define MAM_SCARCE_ROUNDS 1 /* each round more multiplies the states */
+#define MAM__ATOMICS_STEP() step()
+#define MAM__ATOMICS_SEEN(value) seen(value)
+#define MAM__ATOMICS_PAUSE() waits()
+#define MAM__SCARCE_ROUNDS 1 /* each round more multiplies the states */
 static void waits(void);
 
 #include "support/heap_model.h"
 #include "support/interleave.h"
 #include "support/run_suite.h"
 
-enum { THREADS = 3, BLOCKS = 8, HEAP_BYTES = 24 * MAM_PAGE_BYTES };
+enum { THREADS = 3, BLOCKS = 8, HEAP_BYTES = 24 * MAM__PAGE_BYTES };
 enum { CLASS_A = 19, CLASS_B = 20 }; /* 1024 and 1280 bytes: 32 chunks, one usage word */
 
 /* ---- Threads ---- */
@@ -87,17 +87,17 @@ static void hold(void *block) {
     threads[coroutine_running].blocks[threads[coroutine_running].count++] = block;
 }
 
-static void claim_by_recycling(mam_u32 size_class) {
-  struct mam_claim claim = mam_recycle(&model->control->superblocks[0], size_class, 1, 0);
+static void claim_by_recycling(mam__u32 size_class) {
+  struct mam__claim claim = mam__recycle(&model->control->superblocks[0], size_class, 1, 0);
   if (claim.mask != 0)
-    hold((void *)(uintptr_t)mam_claim_chunk(claim, 0));
+    hold((void *)(uintptr_t)mam__claim_chunk(claim, 0));
 }
 
-static void claim_of_a_new_span(mam_u32 size_class) {
-  struct mam_claim claim =
-      mam_claim_own(model->control, size_class, mam_span_pages(model->control->heap.chunks, size_class), 1);
+static void claim_of_a_new_span(mam__u32 size_class) {
+  struct mam__claim claim =
+      mam__claim_own(model->control, size_class, mam__span_pages(model->control->heap.chunks, size_class), 1);
   if (claim.mask != 0)
-    hold((void *)(uintptr_t)mam_claim_chunk(claim, 0));
+    hold((void *)(uintptr_t)mam__claim_chunk(claim, 0));
 }
 
 static const char *violation; /* of the run, NULL if none */
@@ -109,7 +109,7 @@ static void free_prepared(unsigned index) {
 
 /* ---- What is always asked for ---- */
 
-static mam_u64 bytes_of(const void *block) { return mam_block_bytes(model->control, (mam_u64)(uintptr_t)block); }
+static mam__u64 bytes_of(const void *block) { return mam__block_bytes(model->control, (mam__u64)(uintptr_t)block); }
 
 static const char *overlap(void) {
   for (unsigned i = 0; i < THREADS * BLOCKS; i++)
@@ -124,15 +124,15 @@ static const char *overlap(void) {
 
 /* A chunk that is free in a span is found by whoever looks for its class. */
 static const char *hidden(void) {
-  struct mam_area area = model->control->superblocks[0];
-  for (mam_u32 page = 0; page < area.page_count; page++)
-    for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++) {
-      mam_u64 word = area.words[page * MAM_PAGE_WORDS + i];
-      if (word == 0 || mam_word_is_run(word) || (mam_u32)word == mam_word_full(word))
+  struct mam__area area = model->control->superblocks[0];
+  for (mam__u32 page = 0; page < area.page_count; page++)
+    for (mam__u32 i = 0; i < MAM__PAGE_WORDS; i++) {
+      mam__u64 word = area.words[page * MAM__PAGE_WORDS + i];
+      if (word == 0 || mam__word_is_run(word) || (mam__u32)word == mam__word_full(word))
         continue;
-      const mam_u64 *map = mam_area_class(area, mam_word_class(word));
-      mam_u32 block = page / MAM_BLOCK_PAGES;
-      if ((map[block >> 6] >> (block & 63) & 1) != 0 || map[mam_area_class_words(area)] == MAM_FULL_WORD)
+      const mam__u64 *map = mam__area_class(area, mam__word_class(word));
+      mam__u32 block = page / MAM__BLOCK_PAGES;
+      if ((map[block >> 6] >> (block & 63) & 1) != 0 || map[mam__area_class_words(area)] == MAM__FULL_WORD)
         return "a free chunk is in no map";
     }
   return NULL;
@@ -140,32 +140,32 @@ static const char *hidden(void) {
 
 /* Pages are owned by the spans and runs that there are, and by nobody else. */
 static const char *stray_pages(void) {
-  struct mam_area area = model->control->superblocks[0];
-  mam_u64 owned = area.page_count % 64 == 0 ? 0 : MAM_FULL_WORD << area.page_count % 64;
-  for (mam_u32 page = 0; page < area.page_count; page++) {
-    mam_u64 word = area.words[page * MAM_PAGE_WORDS];
+  struct mam__area area = model->control->superblocks[0];
+  mam__u64 owned = area.page_count % 64 == 0 ? 0 : MAM__FULL_WORD << area.page_count % 64;
+  for (mam__u32 page = 0; page < area.page_count; page++) {
+    mam__u64 word = area.words[page * MAM__PAGE_WORDS];
     if (word == 0)
       continue;
-    mam_u32 count = mam_word_is_run(word) ? mam_run_pages(word, 0) : mam_word_span_pages(word);
-    mam_u64 bits = mam_run_bits(count, page);
+    mam__u32 count = mam__word_is_run(word) ? mam__run_pages(word, 0) : mam__word_span_pages(word);
+    mam__u64 bits = mam__run_bits(count, page);
     if ((owned & bits) != 0)
       return "two spans overlap";
     owned |= bits;
   }
-  if (owned != mam_area_pages(area)[0])
+  if (owned != mam__area_pages(area)[0])
     return "pages are lost, or free under a span";
   return NULL;
 }
 
 /* A span whose last chunk was freed has ended. */
 static const char *left_over(void) {
-  struct mam_area area = model->control->superblocks[0];
-  for (mam_u32 page = 0; page < area.page_count; page++) {
-    const mam_u64 *words = &area.words[page * MAM_PAGE_WORDS];
-    mam_u32 used = 0;
-    for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++)
-      used |= (mam_u32)words[i];
-    if (words[0] != 0 && !mam_word_is_run(words[0]) && used == 0)
+  struct mam__area area = model->control->superblocks[0];
+  for (mam__u32 page = 0; page < area.page_count; page++) {
+    const mam__u64 *words = &area.words[page * MAM__PAGE_WORDS];
+    mam__u32 used = 0;
+    for (mam__u32 i = 0; i < MAM__PAGE_WORDS; i++)
+      used |= (mam__u32)words[i];
+    if (words[0] != 0 && !mam__word_is_run(words[0]) && used == 0)
       return "an empty span has not ended";
   }
   return NULL;
@@ -173,10 +173,10 @@ static const char *left_over(void) {
 
 /* What a search found to be missing is not there. */
 static const char *known_wrongly(void) {
-  struct mam_area area = model->control->superblocks[0];
-  mam_u32 known[] = {*mam_area_shortage(area) & MAM_SHORT_PAGES, mam_area_parts(area)[0] & MAM_SHORT_PAGES};
+  struct mam__area area = model->control->superblocks[0];
+  mam__u32 known[] = {*mam__area_shortage(area) & MAM__SHORT_PAGES, mam__area_parts(area)[0] & MAM__SHORT_PAGES};
   for (unsigned i = 0; i < 2; i++)
-    if (known[i] != 0 && mam_run_find(mam_area_pages(area)[0], known[i]) != 64)
+    if (known[i] != 0 && mam__run_find(mam__area_pages(area)[0], known[i]) != 64)
       return "pages that are there are known to be missing";
   return NULL;
 }
@@ -188,7 +188,8 @@ static const char *judge(void) {
       if (bytes_of(threads[i].blocks[j]) == 0)
         fault = "a block that a thread holds is not live";
   fault = fault != NULL ? fault : overlap();
-  bool lazy_still = model->control->mode != MAM_MODE_WATCHED; /* then free chunks are in no map, and empty spans stay */
+  bool lazy_still =
+      model->control->mode != MAM__MODE_WATCHED; /* then free chunks are in no map, and empty spans stay */
   fault = fault != NULL || lazy_still ? fault : hidden();
   fault = fault != NULL ? fault : stray_pages();
   fault = fault != NULL ? fault : known_wrongly();
@@ -207,23 +208,23 @@ static const char *judge(void) {
 /* ---- All interleavings ---- */
 
 static uint64_t memory_hash(void) {
-  struct mam_area area = model->control->superblocks[0];
-  const mam_u64 *memory = area.words;
-  size_t words = (size_t)((mam_u64 *)mam_area_entries(area) - memory);
+  struct mam__area area = model->control->superblocks[0];
+  const mam__u64 *memory = area.words;
+  size_t words = (size_t)((mam__u64 *)mam__area_entries(area) - memory);
   uint64_t hash = memory[-1];
   for (size_t i = 0; i < words; i++)
     hash = interleave_mix(hash, memory[i] + i);
-  for (mam_u32 i = 0; i < model->control->heap.slot_count * MAM_HEAP_KINDS; i++)
+  for (mam__u32 i = 0; i < model->control->heap.slot_count * MAM__HEAP_KINDS; i++)
     hash = interleave_mix(hash, model->control->heap.slots[i]);
-  for (mam_u32 page = 0; page < area.page_count; page++)
-    hash = interleave_mix(hash, mam_area_rings(area)[page] | (uint64_t)*mam_page_owner(area.words, page) << 16);
-  for (mam_u32 number = 0; number < MAM_HEAP_KINDS; number++)
+  for (mam__u32 page = 0; page < area.page_count; page++)
+    hash = interleave_mix(hash, mam__area_rings(area)[page] | (uint64_t)*mam__page_owner(area.words, page) << 16);
+  for (mam__u32 number = 0; number < MAM__HEAP_KINDS; number++)
     hash = interleave_mix(hash, model->control->held[number]);
   hash = interleave_mix(hash, model->control->mode | (uint64_t)model->control->sweep_next << 8 |
                                   (uint64_t)model->control->sweep_done << 32);
-  for (unsigned i = 0; i < MAM_OPENINGS; i++)
+  for (unsigned i = 0; i < MAM__OPENINGS; i++)
     hash = interleave_mix(hash, model->control->opening[i]);
-  return interleave_mix(hash, mam_cursors(model->control)[0]);
+  return interleave_mix(hash, mam__cursors(model->control)[0]);
 }
 
 static uint64_t state_hash(void) {
@@ -239,8 +240,8 @@ static void run_begin(void) {
   memset(threads, 0, sizeof threads);
   violation = NULL;
   model->control->heap.lazy = 0;
-  mam_area_clear(model->control->superblocks[0], 0, 1);
-  mam_slots_clear(model->control, 0, 1);
+  mam__area_clear(model->control->superblocks[0], 0, 1);
+  mam__slots_clear(model->control, 0, 1);
   memset(model->control->missing, 0, sizeof model->control->missing);
   memset(model->control->opening, 0, sizeof model->control->opening); /* a run may have been left in between */
   scenario->prepare();
@@ -275,12 +276,12 @@ static const char *explore(const struct scenario *explored, size_t *states) {
 /* ---- Scenarios ---- */
 
 /* Blocks of one span of a class, all of it or the first few, which no slot holds. */
-static void prepare_blocks(mam_u32 size_class, unsigned count) {
-  mam_u32 limit = mam_slot_limit(&model->control->heap, size_class);
-  mam_u32 pages = mam_span_pages(model->control->heap.chunks, size_class);
-  struct mam_claim claim = mam_claim_own(model->control, size_class, pages, count);
+static void prepare_blocks(mam__u32 size_class, unsigned count) {
+  mam__u32 limit = mam__slot_limit(&model->control->heap, size_class);
+  mam__u32 pages = mam__span_pages(model->control->heap.chunks, size_class);
+  struct mam__claim claim = mam__claim_own(model->control, size_class, pages, count);
   for (unsigned i = 0; i < count; i++)
-    prepared[i] = (void *)(uintptr_t)mam_claim_chunk(claim, i);
+    prepared[i] = (void *)(uintptr_t)mam__claim_chunk(claim, i);
   ck_assert_uint_le(count, limit);
 }
 
@@ -288,22 +289,22 @@ static void one_left(void) { prepare_blocks(CLASS_A, 1); }
 static void two_left(void) { prepare_blocks(CLASS_A, 2); }
 static void full_span(void) {
   prepare_blocks(CLASS_A, 32);
-  (void)mam_recycle(&model->control->superblocks[0], CLASS_A, 1, 0); /* strikes the hint */
+  (void)mam__recycle(&model->control->superblocks[0], CLASS_A, 1, 0); /* strikes the hint */
 }
 /* One chunk in each of two words of a span, and nothing else in it: 64 chunks of 320 bytes. */
 enum { CLASS_TWO_WORDS = 12 };
 static void two_words(void) {
   prepare_blocks(CLASS_TWO_WORDS, 32);
-  struct mam_claim claim = mam_recycle(&model->control->superblocks[0], CLASS_TWO_WORDS, 1, 0);
+  struct mam__claim claim = mam__recycle(&model->control->superblocks[0], CLASS_TWO_WORDS, 1, 0);
   for (unsigned i = 1; i < 32; i++)
     (void)heap_model_free(model, prepared[i]);
-  prepared[1] = (void *)(uintptr_t)mam_claim_chunk(claim, 0);
+  prepared[1] = (void *)(uintptr_t)mam__claim_chunk(claim, 0);
 }
 static void nothing(void) {}
 /* All pages but those of one span. */
 static void little_room(void) {
-  mam_u32 pages = model->control->superblocks[0].page_count - mam_span_pages(model->control->heap.chunks, CLASS_A);
-  prepared[0] = (void *)(uintptr_t)mam_run_malloc(model->control, (mam_u64)pages * MAM_PAGE_BYTES, 0);
+  mam__u32 pages = model->control->superblocks[0].page_count - mam__span_pages(model->control->heap.chunks, CLASS_A);
+  prepared[0] = (void *)(uintptr_t)mam__run_malloc(model->control, (mam__u64)pages * MAM__PAGE_BYTES, 0);
 }
 
 static void free_0(void) { free_prepared(0); }
@@ -340,7 +341,7 @@ static void take_many_tickets(void) {
 
 static void lazy(void) {
   model->control->heap.lazy = 1;
-  mam_slots_clear(model->control, 0, 1);
+  mam__slots_clear(model->control, 0, 1);
 }
 /* The slot of CLASS_A is used up, and of its span the first count chunks are live. */
 static void lazy_used(unsigned count) {
@@ -354,46 +355,46 @@ static void lazy_used(unsigned count) {
 static void lazy_one_left(void) { lazy_used(1); }
 static void lazy_none_left(void) { lazy_used(0); }
 static void sweep(void) {
-  mam_u32 page = mam_sweep(model->control, 1);
-  if (page != MAM_NO_PAGE)
-    mam_pages_release(model->control->superblocks[0], page, 1);
+  mam__u32 page = mam__sweep(model->control, 1);
+  if (page != MAM__NO_PAGE)
+    mam__pages_release(model->control->superblocks[0], page, 1);
 }
 /* All has been swept, so what is empty has ended, and what is not is watched. */
 static void swept(void) {
-  struct mam_area area = model->control->superblocks[0];
-  for (mam_u32 page = 0; page < area.page_count; page++) {
-    mam_u64 word = area.words[page * MAM_PAGE_WORDS];
-    if (word != 0 && !mam_word_is_run(word) && (word & MAM_WORD_WATCHED) == 0)
+  struct mam__area area = model->control->superblocks[0];
+  for (mam__u32 page = 0; page < area.page_count; page++) {
+    mam__u64 word = area.words[page * MAM__PAGE_WORDS];
+    if (word != 0 && !mam__word_is_run(word) && (word & MAM__WORD_WATCHED) == 0)
       violation = "a span is not watched after the sweep";
-    if (word != 0 && !mam_word_is_run(word) && (mam_u32)word == 0)
+    if (word != 0 && !mam__word_is_run(word) && (mam__u32)word == 0)
       violation = "an empty span is left after the sweep";
   }
 }
 
 static void take_a_run(void) {
-  mam_u64 address = mam_run_malloc(model->control, 3 * MAM_PAGE_BYTES, 0);
+  mam__u64 address = mam__run_malloc(model->control, 3 * MAM__PAGE_BYTES, 0);
   hold((void *)(uintptr_t)address);
 }
 /* The same, but for looking again. */
 static void take_pages(void) {
-  struct mam_found found = mam_pages_any(model->control, 3, 0);
-  if (found.page == MAM_NO_PAGE)
+  struct mam__found found = mam__pages_any(model->control, 3, 0);
+  if (found.page == MAM__NO_PAGE)
     return;
-  mam_store_relaxed_u16(&mam_area_entries(*found.area)[found.page], MAM_ENTRY_RUN);
-  mam_store_relaxed_u64(&found.area->words[found.page * MAM_PAGE_WORDS], mam_run_word(3));
-  hold((void *)(uintptr_t)mam_area_address(*found.area, found.page));
+  mam__store_relaxed_u16(&mam__area_entries(*found.area)[found.page], MAM__ENTRY_RUN);
+  mam__store_relaxed_u64(&found.area->words[found.page * MAM__PAGE_WORDS], mam__run_word(3));
+  hold((void *)(uintptr_t)mam__area_address(*found.area, found.page));
 }
 /* The search goes everywhere, not only near the home. */
-static void search_pages(mam_u32 count) {
-  mam_u32 page = mam_pages_search(&model->control->superblocks[0], count, 0);
-  if (page != MAM_NO_PAGE)
-    mam_pages_release(model->control->superblocks[0], page, count);
+static void search_pages(mam__u32 count) {
+  mam__u32 page = mam__pages_search(&model->control->superblocks[0], count, 0);
+  if (page != MAM__NO_PAGE)
+    mam__pages_release(model->control->superblocks[0], page, count);
 }
 static void search_few(void) { search_pages(3); }
 static void known_to_be_short(void) {
   little_room();
   search_pages(20);
-  if ((*mam_area_shortage(model->control->superblocks[0]) & MAM_SHORT_PAGES) != 20)
+  if ((*mam__area_shortage(model->control->superblocks[0]) & MAM__SHORT_PAGES) != 20)
     ck_abort_msg("a search in vain is forgotten");
 }
 static void free_run(void) { free_prepared(0); }
@@ -411,15 +412,15 @@ static void one_of_two_frees(void) {
 
 /* The paper's claim: the chunk size is read, and a bit set in what was that page's bit-field. */
 static void claim_by_stale_size(void) {
-  struct mam_area area = model->control->superblocks[0];
-  mam_u32 page = (mam_u32)(((mam_u64)(uintptr_t)prepared[0] - area.base) / MAM_PAGE_BYTES);
-  mam_u64 *word = &area.words[page * MAM_PAGE_WORDS];
-  if (mam_word_class(mam_load_relaxed_u64(word)) != CLASS_A)
+  struct mam__area area = model->control->superblocks[0];
+  mam__u32 page = (mam__u32)(((mam__u64)(uintptr_t)prepared[0] - area.base) / MAM__PAGE_BYTES);
+  mam__u64 *word = &area.words[page * MAM__PAGE_WORDS];
+  if (mam__word_class(mam__load_relaxed_u64(word)) != CLASS_A)
     return;
-  mam_u64 bit = 1ull << 5;
-  if ((mam_or_acq_rel_u64(word, bit) & bit) == 0) {
-    hold((char *)prepared[0] + 5 * mam_class_bytes(CLASS_A));
-    if (mam_word_class(*word) != CLASS_A)
+  mam__u64 bit = 1ull << 5;
+  if ((mam__or_acq_rel_u64(word, bit) & bit) == 0) {
+    hold((char *)prepared[0] + 5 * mam__class_bytes(CLASS_A));
+    if (mam__word_class(*word) != CLASS_A)
       violation = "a chunk was claimed by a size that its page has no more";
   }
 }

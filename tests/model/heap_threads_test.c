@@ -106,7 +106,7 @@ static void run_threads(size_t heap_bytes, unsigned log2, bool lazy) {
   if (lazy)
     heap_model_make_lazy(model);
   box_count = faults = failures = 0;
-  mam_u32 all = heap_model_free_pages(model);
+  mam__u32 all = heap_model_free_pages(model);
   for (uintptr_t i = 0; i < THREADS; i++)
     ck_assert_int_eq(pthread_create(&threads[i], NULL, churn, (void *)i), 0);
   for (unsigned i = 0; i < THREADS; i++)
@@ -114,9 +114,9 @@ static void run_threads(size_t heap_bytes, unsigned log2, bool lazy) {
   for (size_t i = 0; i < box_count; i++)
     verify_and_free(&box[i]);
   ck_assert_uint_eq(faults, 0);
-  mam_u32 held = 0;
-  for (mam_u32 size_class = 0; size_class < MAM_HEAP_CLASSES; size_class++)
-    held += model->control->heap.slot_count * mam_span_pages(model->control->heap.chunks, size_class);
+  mam__u32 held = 0;
+  for (mam__u32 size_class = 0; size_class < MAM__HEAP_CLASSES; size_class++)
+    held += model->control->heap.slot_count * mam__span_pages(model->control->heap.chunks, size_class);
   (void)printf("%u requests failed; %u of %u pages are held\n", failures, all - heap_model_free_pages(model), all);
   if (!lazy)
     ck_assert_uint_le(all - heap_model_free_pages(model), held);

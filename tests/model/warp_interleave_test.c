@@ -11,8 +11,8 @@
 
 static void step(void);
 static uint64_t seen(uint64_t value);
-#define MAM_ATOMICS_STEP() step()
-#define MAM_ATOMICS_SEEN(value) seen(value)
+#define MAM__ATOMICS_STEP() step()
+#define MAM__ATOMICS_SEEN(value) seen(value)
 
 #include "support/interleave.h"
 #include "support/run_suite.h"
@@ -73,18 +73,18 @@ struct scenario {
 };
 
 struct held {
-  mam_u64 address, bytes;
+  mam__u64 address, bytes;
 };
 
 static const struct scenario *scenario;
 static struct mam_warp *warp, *own[LANES];
-static struct mam_heap_control control;
-static mam_u64 park[MAM_PARK_WORDS];
+static struct mam__heap_control control;
+static mam__u64 park[MAM__PARK_WORDS];
 static struct held held[LANES][HELD];
 static unsigned held_count[LANES];
 static const char *violation;
 
-static void hold(mam_u64 address, mam_u64 bytes) {
+static void hold(mam__u64 address, mam__u64 bytes) {
   if (address == 0)
     violation = "a request got nothing";
   else
@@ -93,31 +93,31 @@ static void hold(mam_u64 address, mam_u64 bytes) {
 
 static struct mam_warp *header(void) { return scenario->park == PARK_OF_EACH ? own[coroutine_running] : warp; }
 
-static void take(mam_u64 bytes) {
-  hold((mam_u64)(uintptr_t)warp_model_malloc(header(), (unsigned)coroutine_running, bytes), bytes);
+static void take(mam__u64 bytes) {
+  hold((mam__u64)(uintptr_t)warp_model_malloc(header(), (unsigned)coroutine_running, bytes), bytes);
 }
 
-static void leave(enum mam_warp_leaving how) {
+static void leave(enum mam__warp_leaving how) {
   held_count[coroutine_running] = 0;
   warp_model_leave(header(), (unsigned)coroutine_running, how);
 }
-static void tidy(void) { leave(MAM_WARP_TIDIES); }
-static void end(void) { leave(MAM_WARP_ENDS); }
+static void tidy(void) { leave(MAM__WARP_TIDIES); }
+static void end(void) { leave(MAM__WARP_ENDS); }
 static void hand_over(void) {
   held_count[coroutine_running] = 0;
   warp_model_hand_over(warp, (unsigned)coroutine_running);
 }
 
 /* A header of the park's for those lanes: one that waited, or a new one. */
-static struct mam_warp *start_parked(mam_u32 lanes) {
-  struct mam_warp *found = mam_warp_find(park, lanes, 0);
+static struct mam_warp *start_parked(mam__u32 lanes) {
+  struct mam_warp *found = mam__warp_find(park, lanes, 0);
   if (found != NULL)
     return found;
-  mam_u64 block = mam_warp_heap_malloc(NULL, parked.first_bytes);
-  return mam_warp_begin(&control, block, mam_warp_options_sound(parked), lanes, 0, (mam_u64)(uintptr_t)park);
+  mam__u64 block = mam__warp_heap_malloc(NULL, parked.first_bytes);
+  return mam__warp_begin(&control, block, mam__warp_options_sound(parked), lanes, 0, (mam__u64)(uintptr_t)park);
 }
 
-static struct mam_warp *start_unparked(mam_u32 lanes) { return warp_model_start(options, lanes); }
+static struct mam_warp *start_unparked(mam__u32 lanes) { return warp_model_start(options, lanes); }
 
 /* What a lane holds is in live memory, and nobody else's. */
 static const char *judge(void) {
@@ -139,16 +139,16 @@ static const char *judge(void) {
 /* When all have gone, so has all memory; or it goes when somebody has adopted what was handed over. */
 static const char *judge_end(void) {
   if (scenario->hands_over &&
-      (warp_model_around((mam_u64)(uintptr_t)warp, sizeof *warp) == NULL || !mam_warp_adopt_by(warp, 1, 0)))
+      (warp_model_around((mam__u64)(uintptr_t)warp, sizeof *warp) == NULL || !mam__warp_adopt_by(warp, 1, 0)))
     return "what was handed over cannot be adopted";
   if (scenario->hands_over)
-    warp_model_leave(warp, 0, MAM_WARP_ENDS);
-  if (control.parked != mam_park_number(park[1]))
+    warp_model_leave(warp, 0, MAM__WARP_ENDS);
+  if (control.parked != mam__park_number(park[1]))
     return "what waits is not what is counted";
   if (park[0] != 0)
-    mam_warp_heap_free(NULL, park[0]);
-  if (mam_park_address(park[1]) != 0)
-    mam_warp_heap_free(NULL, mam_park_address(park[1]));
+    mam__warp_heap_free(NULL, park[0]);
+  if (mam__park_address(park[1]) != 0)
+    mam__warp_heap_free(NULL, mam__park_address(park[1]));
   return warp_model.live != 0 ? "memory was left behind" : judge();
 }
 
@@ -263,7 +263,7 @@ static void take_and_hand_over(void) {
 }
 
 /* A warp of its own in the common place, which needs a superblock there. */
-static void series(mam_u64 bytes) {
+static void series(mam__u64 bytes) {
   own[coroutine_running] = start_parked(1u << coroutine_running);
   take(bytes);
   end();
@@ -284,9 +284,9 @@ static void series_in_rounds(void) {
 
 /* Somebody who finds no other memory. */
 static void need(void) {
-  mam_u64 block = mam_park_empty(&control, &park[1]);
+  mam__u64 block = mam__park_empty(&control, &park[1]);
   if (block != 0)
-    mam_warp_heap_free(NULL, block);
+    mam__warp_heap_free(NULL, block);
 }
 static void need_twice(void) {
   need();
@@ -323,7 +323,7 @@ END_TEST
 /* The explorer has to find what goes wrong if a lane that tidied up early takes from what the others free. */
 static void early_without_care(void) {
   tidy();
-  hold(mam_warp_serve(0, warp, &warp->list, 4), 64);
+  hold(mam__warp_serve(0, warp, &warp->list, 4), 64);
   end();
 }
 
@@ -337,14 +337,14 @@ END_TEST
 /* And if a superblock that waits is taken by a look and a store. */
 static void take_waiting_without_care(void) {
   series(100);
-  mam_u64 there = mam_load_relaxed_u64(&park[1]);
-  if (mam_park_address(there) == 0)
+  mam__u64 there = mam__load_relaxed_u64(&park[1]);
+  if (mam__park_address(there) == 0)
     return;
-  mam_store_relaxed_u64(&park[1], mam_park_number(there));
-  hold(mam_park_address(there), 100);
+  mam__store_relaxed_u64(&park[1], mam__park_number(there));
+  hold(mam__park_address(there), 100);
   step();
   held_count[coroutine_running] = 0;
-  mam_store_relaxed_u64(&park[1], there);
+  mam__store_relaxed_u64(&park[1], there);
 }
 
 START_TEST(a_superblock_that_two_take_is_found) {

@@ -57,11 +57,11 @@ static void lane_live(unsigned lane, uint64_t *state) {
     for (unsigned i = 0; i < count; i++)
       verify(&held[i]);
     if (random_below(state, 4) != 0) {
-      warp_model_leave(warp, lane, MAM_WARP_TIDIES);
+      warp_model_leave(warp, lane, MAM__WARP_TIDIES);
       count = 0;
     }
   }
-  warp_model_leave(warp, lane, MAM_WARP_ENDS);
+  warp_model_leave(warp, lane, MAM__WARP_ENDS);
 }
 
 static void *lane_run(void *argument) {
@@ -96,16 +96,16 @@ END_TEST
 
 /* ---- Warps of one place ---- */
 
-static struct mam_heap_control control;
-static mam_u64 park[MAM_PARK_WORDS];
+static struct mam__heap_control control;
+static mam__u64 park[MAM__PARK_WORDS];
 
 static struct mam_warp *start_parked(void) {
   static const mam_warp_options options = {512, 512, 5, 16, 8192};
-  struct mam_warp *found = mam_warp_find(park, 1, 0);
+  struct mam_warp *found = mam__warp_find(park, 1, 0);
   if (found != NULL)
     return found;
-  mam_u64 block = mam_warp_heap_malloc(NULL, options.first_bytes);
-  return mam_warp_begin(&control, block, options, 1, 0, (mam_u64)(uintptr_t)park);
+  mam__u64 block = mam__warp_heap_malloc(NULL, options.first_bytes);
+  return mam__warp_begin(&control, block, options, 1, 0, (mam__u64)(uintptr_t)park);
 }
 
 static void *warp_run(void *argument) {
@@ -119,7 +119,7 @@ static void *warp_run(void *argument) {
         take(mine, 0, &held[k], &state);
       for (unsigned k = 0; k < count; k++)
         verify(&held[k]);
-      warp_model_leave(mine, 0, round > 1 ? MAM_WARP_TIDIES : MAM_WARP_ENDS);
+      warp_model_leave(mine, 0, round > 1 ? MAM__WARP_TIDIES : MAM__WARP_ENDS);
     }
   }
   return NULL;
@@ -129,14 +129,14 @@ START_TEST(warps_share_a_place) {
   pthread_t threads[THREADS];
   warp_model_begin();
   faults = 0;
-  control.heap.page_count = 8 * 16 * 8192 / MAM_PAGE_BYTES;
+  control.heap.page_count = 8 * 16 * 8192 / MAM__PAGE_BYTES;
   for (uintptr_t i = 0; i < THREADS; i++)
     ck_assert_int_eq(pthread_create(&threads[i], NULL, warp_run, (void *)i), 0);
   for (unsigned i = 0; i < THREADS; i++)
     ck_assert_int_eq(pthread_join(threads[i], NULL), 0);
   ck_assert_uint_eq(faults, 0);
-  ck_assert_uint_eq(control.parked, mam_park_number(park[1]));
-  ck_assert_uint_eq(warp_model.live, (park[0] != 0) + (mam_park_address(park[1]) != 0));
+  ck_assert_uint_eq(control.parked, mam__park_number(park[1]));
+  ck_assert_uint_eq(warp_model.live, (park[0] != 0) + (mam__park_address(park[1]) != 0));
   ck_assert_uint_eq(warp_model.wrong_frees, 0);
 }
 END_TEST

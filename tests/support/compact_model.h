@@ -12,20 +12,20 @@
 #include "heap/compact_types.h"
 
 struct mam_team {
-  mam_u32 rank, count;
+  mam__u32 rank, count;
 };
 
 static inline void mam_team_sync(struct mam_team team) { (void)team; }
-static inline mam_u64 mam_team_sum(struct mam_team team, mam_u64 value) { return (void)team, value; }
-static inline mam_u32 mam_team_scan(struct mam_team team, mam_u32 value, mam_u32 *total) {
+static inline mam__u64 mam_team_sum(struct mam_team team, mam__u64 value) { return (void)team, value; }
+static inline mam__u32 mam_team_scan(struct mam_team team, mam__u32 value, mam__u32 *total) {
   (void)team;
   *total = value;
   return 0;
 }
 
-static inline mam_u32 mam_read_if_u16(int wanted, const mam_u16 *place) { return wanted ? *place : 0; }
-static inline mam_u64 mam_read_once_if_u64(int wanted, const mam_u64 *place) { return wanted ? *place : 0; }
-static inline mam_u64 mam_read_pointer_if(int wanted, const mam_u64 *place) { return wanted ? *place : 0; }
+static inline mam__u32 mam_read_if_u16(int wanted, const mam__u16 *place) { return wanted ? *place : 0; }
+static inline mam__u64 mam_read_once_if_u64(int wanted, const mam__u64 *place) { return wanted ? *place : 0; }
+static inline mam__u64 mam_read_pointer_if(int wanted, const mam__u64 *place) { return wanted ? *place : 0; }
 static inline struct mam_unit mam_read_unit_once(const struct mam_unit *place) { return *place; }
 static inline void mam_write_unit(struct mam_unit *place, struct mam_unit unit, int keep) {
   (void)keep;
@@ -37,71 +37,71 @@ static inline void mam_write_unit(struct mam_unit *place, struct mam_unit unit, 
 static const struct mam_team compact_model_team = {0, 1};
 
 /* Makes a type known, as MAM_HeapRegisterType does; pointers in units of 8 bytes. */
-static inline mam_type compact_model_type(struct heap_model *model, mam_u32 number, mam_u32 bytes,
-                                          mam_u32 pointer_count, const mam_u16 *pointers) {
-  struct mam_heap_control *control = model->control;
-  struct mam_type_info *info = &control->types[number - 1];
+static inline mam_type compact_model_type(struct heap_model *model, mam__u32 number, mam__u32 bytes,
+                                          mam__u32 pointer_count, const mam__u16 *pointers) {
+  struct mam__heap_control *control = model->control;
+  struct mam__type_info *info = &control->types[number - 1];
   info->bytes = bytes;
-  info->kind = mam_kind_of(mam_class_of(bytes), number);
+  info->kind = mam__kind_of(mam__class_of(bytes), number);
   info->pointer_count = pointer_count;
   if (pointer_count != 0)
     memcpy(info->pointers, pointers, pointer_count * sizeof *pointers);
-  mam_u64 *slots = control->heap.slots + (size_t)mam_kind_number(info->kind) * control->heap.slot_count;
-  for (mam_u32 i = 0; i < control->heap.slot_count; i++)
-    slots[i] = mam_slot_limit(&control->heap, info->kind);
+  mam__u64 *slots = control->heap.slots + (size_t)mam__kind_number(info->kind) * control->heap.slot_count;
+  for (mam__u32 i = 0; i < control->heap.slot_count; i++)
+    slots[i] = mam__slot_limit(&control->heap, info->kind);
   return info->kind;
 }
 
-static inline struct mam_compact *compact_model_open(struct heap_model *model, mam_u32 types, mam_u32 n) {
+static inline struct mam_compact *compact_model_open(struct heap_model *model, mam__u32 types, mam__u32 n) {
   struct mam_compact *compact = (struct mam_compact *)calloc(1, sizeof *compact);
   compact->control = model->control;
   compact->superblocks = model->control->superblock_count;
   compact->types = types;
   compact->n_first = compact->n_last = n;
   compact->heap = model->control->heap;
-  for (mam_u32 i = 0; i < types; i++) {
-    mam_u32 pointers = model->control->types[i].pointer_count;
+  for (mam__u32 i = 0; i < types; i++) {
+    mam__u32 pointers = model->control->types[i].pointer_count;
     compact->kinds[i] = model->control->types[i].kind;
-    compact->types_with_pointers |= (mam_u32)(pointers != 0) << i;
+    compact->types_with_pointers |= (mam__u32)(pointers != 0) << i;
     if (compact->pointers_most < pointers)
       compact->pointers_most = pointers;
   }
-  for (mam_u32 i = 0; i < compact->superblocks; i++) {
+  for (mam__u32 i = 0; i < compact->superblocks; i++) {
     compact->tiles += (model->control->superblocks[i].page_count + MAM_COMPACT_TILE - 1) / MAM_COMPACT_TILE;
     compact->first[i + 1] = compact->tiles * MAM_COMPACT_TILE;
   }
   size_t pages = (size_t)compact->tiles * MAM_COMPACT_TILE;
   compact->state = (struct mam_compact_state *)calloc(1, sizeof *compact->state);
-  compact->candidates = (mam_u16 *)calloc(pages / MAM_COMPACT_GROUP, sizeof *compact->candidates);
-  compact->with_pointers = (mam_u8 *)calloc(pages / MAM_COMPACT_GROUP, sizeof *compact->with_pointers);
-  compact->sums = (mam_u32 *)calloc((size_t)types * compact->tiles, sizeof *compact->sums);
+  compact->candidates = (mam__u16 *)calloc(pages / MAM_COMPACT_GROUP, sizeof *compact->candidates);
+  compact->with_pointers = (mam__u8 *)calloc(pages / MAM_COMPACT_GROUP, sizeof *compact->with_pointers);
+  compact->sums = (mam__u32 *)calloc((size_t)types * compact->tiles, sizeof *compact->sums);
   compact->found = (struct mam_tile_found *)calloc(compact->tiles, sizeof *compact->found);
-  compact->order = (mam_u32 *)calloc(pages, sizeof *compact->order);
-  compact->spans = (mam_u32 *)calloc(pages, sizeof *compact->spans);
-  for (mam_u32 type = 0; type < types; type++)
-    for (mam_u32 i = 0; i < compact->heap.slot_count; i++) {
+  compact->order = (mam__u32 *)calloc(pages, sizeof *compact->order);
+  compact->spans = (mam__u32 *)calloc(pages, sizeof *compact->spans);
+  for (mam__u32 type = 0; type < types; type++)
+    for (mam__u32 i = 0; i < compact->heap.slot_count; i++) {
       struct mam_slot_emptied emptied = mam_compact_slot_empty(compact, type, i);
       mam_slot_emptied_end(&emptied);
     }
   return compact;
 }
 
-static inline void compact_model_look(struct mam_compact *compact, mam_u32 n, bool with_spans) {
-  for (mam_u32 tile = 0; tile < compact->tiles; tile++)
+static inline void compact_model_look(struct mam_compact *compact, mam__u32 n, bool with_spans) {
+  for (mam__u32 tile = 0; tile < compact->tiles; tile++)
     mam_tile_look(compact_model_team, compact, n, tile, with_spans);
   mam_compact_sum(compact_model_team, compact);
   mam_compact_found_sum(compact_model_team, compact);
 }
 
 /* One pass; returns how many sources were merged. */
-static inline mam_u64 compact_model_pass(struct mam_compact *compact, mam_u32 n, bool with_spans) {
+static inline mam__u64 compact_model_pass(struct mam_compact *compact, mam__u32 n, bool with_spans) {
   static struct mam_merge_room room;
   struct mam_compact_done *done = &compact->state->done;
-  mam_u64 before = done->merges;
+  mam__u64 before = done->merges;
   compact_model_look(compact, n, with_spans);
-  for (mam_u32 tile = 0; tile < compact->tiles; tile++)
+  for (mam__u32 tile = 0; tile < compact->tiles; tile++)
     mam_tile_order(compact_model_team, compact, tile);
-  for (mam_u32 number = 0; mam_compact_merge(compact_model_team, compact, &room, n, number, done); number++)
+  for (mam__u32 number = 0; mam_compact_merge(compact_model_team, compact, &room, n, number, done); number++)
     continue;
   return done->merges - before;
 }
@@ -109,9 +109,9 @@ static inline mam_u64 compact_model_pass(struct mam_compact *compact, mam_u32 n,
 /* All passes, with n from n_first up to n_last; returns how many merged anything. */
 static inline unsigned compact_model_passes(struct mam_compact *compact) {
   unsigned passes = 0;
-  mam_u32 n = compact->n_first;
+  mam__u32 n = compact->n_first;
   for (bool first = true; n != 0; first = false) {
-    mam_u64 merges = compact_model_pass(compact, n, first);
+    mam__u64 merges = compact_model_pass(compact, n, first);
     passes += merges != 0;
     n = mam_next_n(n, compact->n_last, merges, compact->state->found.spans);
   }
@@ -121,14 +121,14 @@ static inline unsigned compact_model_passes(struct mam_compact *compact) {
 static inline void compact_model_rewrite(const struct mam_compact *compact) {
   struct mam_shape shapes[MAM_HEAP_TYPES + 1] = {{0, 0, 0}};
   struct mam_rewriting rewriting = mam_rewriting_of(compact, shapes, 2);
-  for (mam_u32 type = 0; type < compact->types; type++)
+  for (mam__u32 type = 0; type < compact->types; type++)
     shapes[type + 1] = mam_shape_of(compact->control->types[type].kind);
   compact->state->left_count = 0;
-  for (mam_u32 tile = 0; tile < compact->tiles; tile++)
+  for (mam__u32 tile = 0; tile < compact->tiles; tile++)
     mam_tile_left(compact_model_team, compact, tile);
-  for (mam_u32 span = 0; span < compact->state->left_count; span++) {
+  for (mam__u32 span = 0; span < compact->state->left_count; span++) {
     struct mam_span_left left = mam_span_left_at(compact, compact->control->types, span);
-    for (mam_u32 i = 0; i < 32 * mam_span_parts(compact); i++) {
+    for (mam__u32 i = 0; i < 32 * mam_span_parts(compact); i++) {
       struct mam_pointers pointers;
       mam_pointers_read(&pointers, &left, i / 32, i % 32);
       mam_pointers_rewrite(&pointers, &rewriting);
@@ -137,21 +137,22 @@ static inline void compact_model_rewrite(const struct mam_compact *compact) {
 }
 
 /* The objects of a type, up to room of them; returns how many there are. */
-static inline mam_u32 compact_model_list(struct mam_compact *compact, mam_u32 type, mam_u64 *objects, mam_u64 room) {
+static inline mam__u32 compact_model_list(struct mam_compact *compact, mam__u32 type, mam__u64 *objects,
+                                          mam__u64 room) {
   compact->object_type = type;
   compact->objects = objects;
   compact->object_room = room;
-  for (mam_u32 tile = 0; tile < compact->tiles; tile++)
+  for (mam__u32 tile = 0; tile < compact->tiles; tile++)
     mam_tile_list(compact_model_team, compact, tile);
-  for (mam_u32 span = 0; span < compact->state->span_count; span++)
+  for (mam__u32 span = 0; span < compact->state->span_count; span++)
     mam_span_list(compact_model_team, compact, span);
   return compact->state->object_count;
 }
 
 static inline void compact_model_close(struct mam_compact *compact) {
-  for (mam_u32 i = 0; i < compact->superblocks; i++)
-    for (mam_u32 j = 0; j < mam_area_map_words(compact->control->superblocks[i]); j++)
-      mam_moved_release(compact->control->superblocks[i], j, mam_lanes_alone());
+  for (mam__u32 i = 0; i < compact->superblocks; i++)
+    for (mam__u32 j = 0; j < mam__area_map_words(compact->control->superblocks[i]); j++)
+      mam_moved_release(compact->control->superblocks[i], j, mam__lanes_alone());
   free(compact->state);
   free(compact->candidates);
   free(compact->with_pointers);

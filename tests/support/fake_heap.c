@@ -15,20 +15,20 @@
 
 typedef void kernel(void **arguments);
 
-static void clear(void **arguments) { mam_area_clear(*(struct mam_area *)arguments[0], 0, 1); }
-static void clear_slots(void **arguments) { mam_slots_clear(*(struct mam_heap_control **)arguments[0], 0, 1); }
-static void drain(void **arguments) { mam_slots_drain(*(struct mam_heap_control **)arguments[0], 0, 1); }
+static void clear(void **arguments) { mam__area_clear(*(struct mam__area *)arguments[0], 0, 1); }
+static void clear_slots(void **arguments) { mam__slots_clear(*(struct mam__heap_control **)arguments[0], 0, 1); }
+static void drain(void **arguments) { mam__slots_drain(*(struct mam__heap_control **)arguments[0], 0, 1); }
 
 static void free_block(void **arguments) {
-  struct mam_heap_control *control = *(struct mam_heap_control **)arguments[0];
-  control->answer = (mam_u64)mam_block_free(control, *(mam_u64 *)arguments[1]);
+  struct mam__heap_control *control = *(struct mam__heap_control **)arguments[0];
+  control->answer = (mam__u64)mam__block_free(control, *(mam__u64 *)arguments[1]);
 }
 
 static void records(void **arguments) {
-  const mam_u64 *places = *(const mam_u64 **)arguments[0];
-  struct mam_record *gathered = *(struct mam_record **)arguments[1];
-  for (mam_u64 i = 0; i < *(mam_u64 *)arguments[2]; i++)
-    gathered[i] = *(const struct mam_record *)places[i];
+  const mam__u64 *places = *(const mam__u64 **)arguments[0];
+  struct mam__record *gathered = *(struct mam__record **)arguments[1];
+  for (mam__u64 i = 0; i < *(mam__u64 *)arguments[2]; i++)
+    gathered[i] = *(const struct mam__record *)places[i];
 }
 
 struct kernel_row {

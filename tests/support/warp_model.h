@@ -18,7 +18,7 @@
 enum { WARP_MODEL_BLOCKS = 1 << 14, WARP_MODEL_FREED = 0xDD };
 
 struct warp_model_block {
-  mam_u64 address, bytes; /* address 0: none */
+  mam__u64 address, bytes; /* address 0: none */
 };
 
 static struct {
@@ -54,9 +54,9 @@ static inline void warp_model_begin(void) {
   warp_model.give = warp_model_give;
 }
 
-static inline mam_u64 mam_warp_heap_malloc(struct mam_heap_control *control, mam_u64 bytes) {
+static inline mam__u64 mam__warp_heap_malloc(struct mam__heap_control *control, mam__u64 bytes) {
   (void)control;
-  mam_u64 address = 0;
+  mam__u64 address = 0;
   pthread_mutex_lock(&warp_model.lock);
   size_t place = 0;
   while (place < warp_model.count && warp_model.blocks[place].address != 0)
@@ -65,7 +65,7 @@ static inline mam_u64 mam_warp_heap_malloc(struct mam_heap_control *control, mam
     abort();
   warp_model.requests++;
   if (warp_model.refuse_from == 0 || warp_model.requests < warp_model.refuse_from)
-    address = (mam_u64)(uintptr_t)warp_model.take((size_t)bytes);
+    address = (mam__u64)(uintptr_t)warp_model.take((size_t)bytes);
   if (address != 0) {
     warp_model.blocks[place] = (struct warp_model_block){address, bytes};
     warp_model.count += place == warp_model.count;
@@ -75,7 +75,7 @@ static inline mam_u64 mam_warp_heap_malloc(struct mam_heap_control *control, mam
   return address;
 }
 
-static inline void mam_warp_heap_free(struct mam_heap_control *control, mam_u64 address) {
+static inline void mam__warp_heap_free(struct mam__heap_control *control, mam__u64 address) {
   (void)control;
   size_t place = 0;
   pthread_mutex_lock(&warp_model.lock);
@@ -92,7 +92,7 @@ static inline void mam_warp_heap_free(struct mam_heap_control *control, mam_u64 
 }
 
 /* The live block in which all of these bytes lie; NULL if they lie in none. */
-static inline const struct warp_model_block *warp_model_around(mam_u64 address, mam_u64 bytes) {
+static inline const struct warp_model_block *warp_model_around(mam__u64 address, mam__u64 bytes) {
   for (size_t i = 0; i < warp_model.count; i++) {
     const struct warp_model_block *block = &warp_model.blocks[i];
     if (block->address != 0 && address >= block->address && address + bytes <= block->address + block->bytes)
@@ -102,29 +102,29 @@ static inline const struct warp_model_block *warp_model_around(mam_u64 address, 
 }
 
 /* A header for those lanes; NULL if the heap has nothing. */
-static inline struct mam_warp *warp_model_start(mam_warp_options options, mam_u32 lanes) {
-  mam_warp_options sound = mam_warp_options_sound(options);
-  mam_u64 block = mam_warp_heap_malloc(NULL, sound.first_bytes);
-  return block == 0 ? NULL : mam_warp_begin(NULL, block, sound, lanes, 0, 0);
+static inline struct mam_warp *warp_model_start(mam_warp_options options, mam__u32 lanes) {
+  mam_warp_options sound = mam__warp_options_sound(options);
+  mam__u64 block = mam__warp_heap_malloc(NULL, sound.first_bytes);
+  return block == 0 ? NULL : mam__warp_begin(NULL, block, sound, lanes, 0, 0);
 }
 
 /* What a lane gets that asks for itself; NULL if it gets nothing. */
 static inline void *warp_model_malloc(struct mam_warp *warp, unsigned lane, size_t bytes) {
-  mam_u64 *list = mam_warp_list_of(warp, mam_load_relaxed_u64(&warp->lanes), 1u << lane);
+  mam__u64 *list = mam__warp_list_of(warp, mam__load_relaxed_u64(&warp->lanes), 1u << lane);
   if (list == NULL || bytes == 0)
     return NULL;
-  return (void *)(uintptr_t)mam_warp_serve(0, warp, list, mam_warp_blocks(warp, bytes));
+  return (void *)(uintptr_t)mam__warp_serve(0, warp, list, mam__warp_blocks(warp, bytes));
 }
 
 /* A lane tidies up or ends by itself. */
-static inline void warp_model_leave(struct mam_warp *warp, unsigned lane, enum mam_warp_leaving how) {
-  if (mam_warp_leave(warp, 1u << lane, how) == MAM_WARP_ROUND)
-    mam_warp_round(warp, mam_lanes_alone());
+static inline void warp_model_leave(struct mam_warp *warp, unsigned lane, enum mam__warp_leaving how) {
+  if (mam__warp_leave(warp, 1u << lane, how) == MAM__WARP_ROUND)
+    mam__warp_round(warp, mam__lanes_alone());
 }
 
 static inline void warp_model_hand_over(struct mam_warp *warp, unsigned lane) {
-  mam_store_relaxed_u32(&warp->handed_over, 1);
-  warp_model_leave(warp, lane, MAM_WARP_ENDS);
+  mam__store_relaxed_u32(&warp->handed_over, 1);
+  warp_model_leave(warp, lane, MAM__WARP_ENDS);
 }
 
 #endif

@@ -65,7 +65,7 @@ int main(void) {
   MAM_HeapOptions options = MAM_HEAP_OPTIONS_INIT;
   cudaError_t (*create)(MAM_Heap *, MAM_Pool, const MAM_HeapOptions *) = MAM_HeapCreate;
   (void)create;
-  return warp_options.block_bytes != 16 || options.struct_size != sizeof(MAM_HeapOptions) || mam_class_bytes(mam_class_of(100)) != 112;
+  return warp_options.block_bytes != 16 || options.struct_size != sizeof(MAM_HeapOptions) || mam__class_bytes(mam__class_of(100)) != 112;
 }
 END
 cat >"$work/heap.cu" <<'END'

@@ -15,7 +15,7 @@
 #include <mam/warp.cuh>
 #endif
 
-extern "C" __global__ void every_function(mam_heap heap, unsigned long long bytes, unsigned *answers) {
+extern "C" __global__ void every_function(mam_device_heap heap, unsigned long long bytes, unsigned *answers) {
   mam_heap_status why = MAM_HEAP_OK;
   void *block = mam_malloc(heap, bytes), *other = mam_malloc_why(heap, bytes, &why);
   answers[threadIdx.x] = (unsigned)why + (unsigned)mam_malloc_size(heap, block);
@@ -24,7 +24,7 @@ extern "C" __global__ void every_function(mam_heap heap, unsigned long long byte
 }
 
 #ifndef WITHOUT_WARPS
-extern "C" __global__ void every_function_of_warps(mam_heap heap, unsigned long long bytes,
+extern "C" __global__ void every_function_of_warps(mam_device_heap heap, unsigned long long bytes,
                                                    unsigned long long *answers) {
   mam_heap_status why = MAM_HEAP_OK;
   mam_warp_options options = MAM_WARP_OPTIONS_INIT;
@@ -37,7 +37,7 @@ extern "C" __global__ void every_function_of_warps(mam_heap heap, unsigned long 
   mam_warp_end(other);
 }
 
-extern "C" __global__ void user_kernel_warp(mam_heap heap, unsigned long long *to, unsigned bytes) {
+extern "C" __global__ void user_kernel_warp(mam_device_heap heap, unsigned long long *to, unsigned bytes) {
   mam_warp *warp = mam_warp_start(heap);
   to[threadIdx.x] = (unsigned long long)mam_warp_malloc(warp, bytes);
   mam_warp_end(warp);
@@ -84,7 +84,7 @@ static __device__ void user_writes(unsigned *block, struct user &user, unsigned 
   user_go_on(user, block[1]);
 }
 
-extern "C" __global__ void user_kernel_malloc(mam_heap heap, unsigned *from, unsigned *to, unsigned bytes) {
+extern "C" __global__ void user_kernel_malloc(mam_device_heap heap, unsigned *from, unsigned *to, unsigned bytes) {
   struct user user;
   user_begin(user, from);
   user_go_on(user, bytes);
@@ -92,7 +92,7 @@ extern "C" __global__ void user_kernel_malloc(mam_heap heap, unsigned *from, uns
   user_end(user, to);
 }
 
-extern "C" __global__ void user_kernel_free(mam_heap heap, unsigned *from, unsigned *to, unsigned **blocks,
+extern "C" __global__ void user_kernel_free(mam_device_heap heap, unsigned *from, unsigned *to, unsigned **blocks,
                                             unsigned bytes) {
   struct user user;
   user_begin(user, from);
@@ -104,7 +104,7 @@ extern "C" __global__ void user_kernel_free(mam_heap heap, unsigned *from, unsig
   user_end(user, to);
 }
 
-extern "C" __global__ void user_kernel_both(mam_heap heap, unsigned *from, unsigned *to, unsigned bytes) {
+extern "C" __global__ void user_kernel_both(mam_device_heap heap, unsigned *from, unsigned *to, unsigned bytes) {
   struct user user;
   user_begin(user, from);
   user_go_on(user, bytes);

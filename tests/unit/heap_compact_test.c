@@ -18,112 +18,112 @@ enum { MIB = 1 << 20, OBJECTS_MOST = 60000 };
 
 /* An object of a test: a number that says which it is, pointers to others, and a pattern to its end. */
 struct object {
-  mam_u64 number;
+  mam__u64 number;
   struct object *next[2];
   unsigned char pattern[];
 };
 
-static const mam_u16 object_pointers[] = {1, 2};
+static const mam__u16 object_pointers[] = {1, 2};
 
 static struct heap_model *model;
 static struct object *objects[OBJECTS_MOST]; /* NULL: freed.  What a test knows of pointers, and no library does */
-static mam_u32 object_count, object_bytes;
-static mam_u64 random_state;
+static mam__u32 object_count, object_bytes;
+static mam__u64 random_state;
 
-static mam_u32 random_below(mam_u32 limit) {
+static mam__u32 random_below(mam__u32 limit) {
   random_state = random_state * 6364136223846793005ull + 1442695040888963407ull;
-  return (mam_u32)((random_state >> 33) % limit);
+  return (mam__u32)((random_state >> 33) % limit);
 }
 
-static unsigned char pattern_of(mam_u32 number, mam_u32 byte) { return (unsigned char)(number * 31 + byte * 7 + 1); }
+static unsigned char pattern_of(mam__u32 number, mam__u32 byte) { return (unsigned char)(number * 31 + byte * 7 + 1); }
 
 /* Up to count objects of a type, as many as there is room for; the pointers of each lead to any of them. */
-static void objects_create_some(mam_type type, mam_u32 bytes, mam_u32 count) {
+static void objects_create_some(mam_type type, mam__u32 bytes, mam__u32 count) {
   object_bytes = bytes;
   for (object_count = 0; object_count < count; object_count++) {
-    mam_u32 i = object_count;
+    mam__u32 i = object_count;
     void *block;
     if (heap_model_malloc_kind(model, type, i % model->control->heap.slot_count, 1, &block) != 1)
       break;
     objects[i] = (struct object *)block;
     objects[i]->number = i;
-    for (mam_u32 byte = 0; byte < bytes - sizeof(struct object); byte++)
+    for (mam__u32 byte = 0; byte < bytes - sizeof(struct object); byte++)
       objects[i]->pattern[byte] = pattern_of(i, byte);
   }
-  for (mam_u32 i = 0; i < object_count; i++)
+  for (mam__u32 i = 0; i < object_count; i++)
     for (int j = 0; j < 2; j++)
       objects[i]->next[j] = objects[random_below(object_count)];
 }
 
-static void objects_create(mam_type type, mam_u32 bytes, mam_u32 count) {
+static void objects_create(mam_type type, mam__u32 bytes, mam__u32 count) {
   objects_create_some(type, bytes, count);
   REQUIRE(object_count == count);
 }
 
-static void object_free(mam_u32 i) {
+static void object_free(mam__u32 i) {
   REQUIRE(heap_model_free(model, objects[i]) == 1);
   objects[i] = NULL;
 }
 
 /* Frees objects so that of a hundred so many stay; pointers to them become NULL. */
-static void objects_thin(mam_u32 percent) {
-  for (mam_u32 i = 0; i < object_count; i++)
+static void objects_thin(mam__u32 percent) {
+  for (mam__u32 i = 0; i < object_count; i++)
     if (objects[i] != NULL && random_below(100) >= percent)
       object_free(i);
-  for (mam_u32 i = 0; i < object_count; i++)
+  for (mam__u32 i = 0; i < object_count; i++)
     for (int j = 0; j < 2 && objects[i] != NULL; j++) {
-      mam_u64 to = random_below(object_count);
+      mam__u64 to = random_below(object_count);
       objects[i]->next[j] = objects[to]; /* maybe NULL */
     }
 }
 
 /* Which object each pointer leads to, before and after. */
-static mam_u32 led_to[OBJECTS_MOST][2];
+static mam__u32 led_to[OBJECTS_MOST][2];
 
 static void pointers_note(void) {
-  for (mam_u32 i = 0; i < object_count; i++)
+  for (mam__u32 i = 0; i < object_count; i++)
     for (int j = 0; j < 2 && objects[i] != NULL; j++)
-      led_to[i][j] = objects[i]->next[j] == NULL ? object_count : (mam_u32)objects[i]->next[j]->number;
+      led_to[i][j] = objects[i]->next[j] == NULL ? object_count : (mam__u32)objects[i]->next[j]->number;
 }
 
 /* Has the test's own table forwarded, as a root array would be. */
 static void objects_forward(void) {
-  mam_heap heap = model->control->heap;
-  for (mam_u32 i = 0; i < object_count; i++)
-    objects[i] = (struct object *)mam_forwarded(&heap, (mam_u64)objects[i]);
+  mam_device_heap heap = model->control->heap;
+  for (mam__u32 i = 0; i < object_count; i++)
+    objects[i] = (struct object *)mam__forwarded(&heap, (mam__u64)objects[i]);
 }
 
 /* Every object is where the table says, byte for byte, points to what it pointed to, and shares its place with none. */
 static void objects_check(void) {
-  for (mam_u32 i = 0; i < object_count; i++) {
+  for (mam__u32 i = 0; i < object_count; i++) {
     if (objects[i] == NULL)
       continue;
     REQUIRE(objects[i]->number == i);
-    for (mam_u32 byte = 0; byte < object_bytes - sizeof(struct object); byte++)
+    for (mam__u32 byte = 0; byte < object_bytes - sizeof(struct object); byte++)
       REQUIRE(objects[i]->pattern[byte] == pattern_of(i, byte));
     for (int j = 0; j < 2; j++)
       REQUIRE(objects[i]->next[j] == (led_to[i][j] == object_count ? NULL : objects[led_to[i][j]]));
-    REQUIRE(mam_block_bytes(model->control, (mam_u64)objects[i]) >= object_bytes);
+    REQUIRE(mam__block_bytes(model->control, (mam__u64)objects[i]) >= object_bytes);
   }
 }
 
-static mam_u32 objects_live(void) {
-  mam_u32 live = 0;
-  for (mam_u32 i = 0; i < object_count; i++)
+static mam__u32 objects_live(void) {
+  mam__u32 live = 0;
+  for (mam__u32 i = 0; i < object_count; i++)
     live += objects[i] != NULL;
   return live;
 }
 
 /* The average free level of the spans of a type that hold anything, from the words alone; and used chunks. */
-static double fragmentation(mam_u32 type, mam_u32 *spans, mam_u32 *used) {
+static double fragmentation(mam__u32 type, mam__u32 *spans, mam__u32 *used) {
   double level = 0;
   *spans = *used = 0;
-  for (mam_u32 i = 0; i < model->control->superblock_count; i++) {
-    struct mam_area area = model->control->superblocks[i];
-    for (mam_u32 page = 0; page < area.page_count; page++) {
-      const mam_u64 *words = area.words + (size_t)page * MAM_PAGE_WORDS;
+  for (mam__u32 i = 0; i < model->control->superblock_count; i++) {
+    struct mam__area area = model->control->superblocks[i];
+    for (mam__u32 page = 0; page < area.page_count; page++) {
+      const mam__u64 *words = area.words + (size_t)page * MAM__PAGE_WORDS;
       unsigned live = 0, chunks = 0;
-      if (words[0] == 0 || mam_word_is_run(words[0]) || (words[0] >> 44 & 15) != type)
+      if (words[0] == 0 || mam__word_is_run(words[0]) || (words[0] >> 44 & 15) != type)
         continue;
       for (unsigned word = 0; word < (words[0] >> 40 & 15); word++) {
         live += (unsigned)__builtin_popcount((unsigned)words[word]);
@@ -137,7 +137,7 @@ static double fragmentation(mam_u32 type, mam_u32 *spans, mam_u32 *used) {
   return *spans == 0 ? 0 : level / *spans;
 }
 
-static unsigned compact_all(mam_u32 types, mam_u32 n_first, mam_u32 n_last) {
+static unsigned compact_all(mam__u32 types, mam__u32 n_first, mam__u32 n_last) {
   struct mam_compact *compact = compact_model_open(model, types, n_last);
   compact->n_first = n_first;
   unsigned passes = compact_model_passes(compact);
@@ -158,17 +158,17 @@ static void tear_down(void) { heap_model_destroy(model); }
 
 START_TEST(each_candidate_is_in_at_most_one_merge) {
   static unsigned char seen[5000];
-  for (mam_u32 n = 1; n <= MAM_COMPACT_TARGETS; n += n < 8 ? 1 : 7)
-    for (mam_u32 candidates = n + 1; candidates < sizeof seen; candidates = candidates * 3 / 2 + 1) {
+  for (mam__u32 n = 1; n <= MAM_COMPACT_TARGETS; n += n < 8 ? 1 : 7)
+    for (mam__u32 candidates = n + 1; candidates < sizeof seen; candidates = candidates * 3 / 2 + 1) {
       memset(seen, 0, sizeof seen);
-      mam_u32 sources = 0;
-      for (mam_u32 i = 0; i < mam_merge_count(candidates, n); i++) {
+      mam__u32 sources = 0;
+      for (mam__u32 i = 0; i < mam_merge_count(candidates, n); i++) {
         struct mam_merge merge = mam_merge_of(candidates, n, i);
         REQUIRE(merge.sources == 1);
         REQUIRE(merge.targets == n);
         REQUIRE(merge.target < candidates);
         REQUIRE(seen[merge.source]++ == 0);
-        for (mam_u32 j = 0; j < merge.targets; j++)
+        for (mam__u32 j = 0; j < merge.targets; j++)
           REQUIRE(seen[merge.target - j * merge.stride]++ == 0);
         sources++;
       }
@@ -178,8 +178,8 @@ START_TEST(each_candidate_is_in_at_most_one_merge) {
 END_TEST
 
 START_TEST(few_candidates_keep_as_many_as_their_objects_need) {
-  for (mam_u32 candidates = 2; candidates < 20; candidates++)
-    for (mam_u32 live = candidates; live <= candidates * 256; live += 17) {
+  for (mam__u32 candidates = 2; candidates < 20; candidates++)
+    for (mam__u32 live = candidates; live <= candidates * 256; live += 17) {
       struct mam_merge merge = mam_merge_rest(candidates, live, 256);
       REQUIRE(merge.sources + merge.targets == candidates);
       REQUIRE(merge.targets * 256 >= live);
@@ -193,28 +193,28 @@ END_TEST
 START_TEST(objects_are_paired_with_free_chunks_in_order) {
   static struct mam_merge_room room;
   for (int round = 0; round < 3000; round++) {
-    mam_u32 words = MAM_PAGE_WORDS * (1 + random_below(MAM_COMPACT_TARGETS)), holes = 0, object = 0;
-    struct mam_source source = {.kind = mam_class_of(48)};
-    for (mam_u32 i = 0; i < words / MAM_PAGE_WORDS; i++)
-      room.address[i] = (mam_u64)random_below(1000) << 20;
-    for (mam_u32 i = 0; i < words; i++) {
-      room.before[i] = (mam_u16)holes;
+    mam__u32 words = MAM__PAGE_WORDS * (1 + random_below(MAM_COMPACT_TARGETS)), holes = 0, object = 0;
+    struct mam_source source = {.kind = mam__class_of(48)};
+    for (mam__u32 i = 0; i < words / MAM__PAGE_WORDS; i++)
+      room.address[i] = (mam__u64)random_below(1000) << 20;
+    for (mam__u32 i = 0; i < words; i++) {
+      room.before[i] = (mam__u16)holes;
       room.free[i] = random_below(4) == 0 ? 0 : random_below(1u << 31) ^ random_below(2) << 31;
-      holes += (mam_u32)__builtin_popcount(room.free[i]);
+      holes += (mam__u32)__builtin_popcount(room.free[i]);
     }
-    for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++) {
+    for (mam__u32 i = 0; i < MAM__PAGE_WORDS; i++) {
       source.used[i] = random_below(3) == 0 ? 0 : random_below(1u << 31) ^ random_below(2) << 31;
-      source.live += (mam_u32)__builtin_popcount(source.used[i]);
+      source.live += (mam__u32)__builtin_popcount(source.used[i]);
     }
     if (source.live > holes)
       continue;
-    mam_u32 first = random_below(holes - source.live + 1), hole = 0;
+    mam__u32 first = random_below(holes - source.live + 1), hole = 0;
     mam_merge_pair(compact_model_team, &room, &source, words, first);
-    for (mam_u32 chunk = 0; chunk < MAM_SPAN_CHUNKS; chunk++)
+    for (mam__u32 chunk = 0; chunk < MAM_SPAN_CHUNKS; chunk++)
       if ((source.used[chunk / 32] >> chunk % 32 & 1) != 0)
         REQUIRE(room.from[object++] == chunk);
     REQUIRE(object == source.live);
-    for (mam_u32 chunk = 0; chunk < 32 * words; chunk++)
+    for (mam__u32 chunk = 0; chunk < 32 * words; chunk++)
       if ((room.free[chunk / 32] >> chunk % 32 & 1) != 0 && hole++ >= first && hole - 1 - first < source.live)
         REQUIRE(room.to[hole - 1 - first] == room.address[chunk / MAM_SPAN_CHUNKS] + chunk % MAM_SPAN_CHUNKS * 48);
   }
@@ -223,47 +223,47 @@ END_TEST
 
 /* Of any number of pointers, each of a used chunk is read once, and nothing else. */
 START_TEST(each_pointer_is_read_once) {
-  enum { BYTES = 8 * (MAM_TYPE_POINTERS + 3) };
-  static mam_u64 memory[MAM_SPAN_CHUNKS * BYTES / 8];
+  enum { BYTES = 8 * (MAM__TYPE_POINTERS + 3) };
+  static mam__u64 memory[MAM_SPAN_CHUNKS * BYTES / 8];
   static unsigned char seen[MAM_SPAN_CHUNKS * BYTES / 8];
-  struct mam_compact compact = {.pointers_most = MAM_TYPE_POINTERS};
-  mam_u16 places[MAM_TYPE_POINTERS];
-  for (mam_u32 count = 1; count <= MAM_TYPE_POINTERS; count++) {
+  struct mam_compact compact = {.pointers_most = MAM__TYPE_POINTERS};
+  mam__u16 places[MAM__TYPE_POINTERS];
+  for (mam__u32 count = 1; count <= MAM__TYPE_POINTERS; count++) {
     struct mam_span_left left = {
-        .address = (mam_u64)memory, .pointers = places, .pointer_count = count, .bytes = BYTES};
-    left.words = 1 + random_below(MAM_PAGE_WORDS);
-    for (mam_u32 i = 0; i < left.words; i++)
+        .address = (mam__u64)memory, .pointers = places, .pointer_count = count, .bytes = BYTES};
+    left.words = 1 + random_below(MAM__PAGE_WORDS);
+    for (mam__u32 i = 0; i < left.words; i++)
       left.used[i] = random_below(1u << 31) ^ random_below(2) << 31;
-    for (mam_u32 i = 0; i < count; i++)
-      places[i] = (mam_u16)(MAM_TYPE_POINTERS + 2 - i);
-    for (mam_u32 i = 0; i < sizeof memory / sizeof *memory; i++)
+    for (mam__u32 i = 0; i < count; i++)
+      places[i] = (mam__u16)(MAM__TYPE_POINTERS + 2 - i);
+    for (mam__u32 i = 0; i < sizeof memory / sizeof *memory; i++)
       memory[i] = i + 1;
     memset(seen, 0, sizeof seen);
-    for (mam_u32 i = 0; i < 32 * mam_span_parts(&compact); i++) {
+    for (mam__u32 i = 0; i < 32 * mam_span_parts(&compact); i++) {
       struct mam_pointers pointers;
       mam_pointers_read(&pointers, &left, i / 32, i % 32);
-      for (mam_u32 j = 0; j < MAM_COMPACT_BATCH; j++)
+      for (mam__u32 j = 0; j < MAM_COMPACT_BATCH; j++)
         if (pointers.addresses.old[j] != 0)
           seen[pointers.addresses.old[j] - 1]++;
     }
-    for (mam_u32 chunk = 0; chunk < MAM_SPAN_CHUNKS; chunk++)
-      for (mam_u32 i = 0; i < BYTES / 8; i++)
+    for (mam__u32 chunk = 0; chunk < MAM_SPAN_CHUNKS; chunk++)
+      for (mam__u32 i = 0; i < BYTES / 8; i++)
         REQUIRE(seen[chunk * (BYTES / 8) + i] ==
-                (i > MAM_TYPE_POINTERS + 2 - count && (left.used[chunk / 32] >> chunk % 32 & 1) != 0));
+                (i > MAM__TYPE_POINTERS + 2 - count && (left.used[chunk / 32] >> chunk % 32 & 1) != 0));
   }
 }
 END_TEST
 
 /* ---- Objects ---- */
 
-static const mam_u32 levels[] = {0, 1, 5, 20, 40, 50, 60, 75, 90, 97, 100};
-static const mam_u32 numbers[] = {1, 2, 3, 4, 6, 8, 16};
+static const mam__u32 levels[] = {0, 1, 5, 20, 40, 50, 60, 75, 90, 97, 100};
+static const mam__u32 numbers[] = {1, 2, 3, 4, 6, 8, 16};
 
 /* All fill levels and n: nothing is lost, pointers lead where they led, the bound holds but for one span. */
 START_TEST(objects_survive_and_the_bound_holds) {
-  static const mam_u32 sizes[] = {32, 64, 80, 200, 700};
-  mam_u32 n = numbers[_i % 7], bytes = sizes[_i % 5], spans, used, before;
-  for (mam_u32 level = 0; level < sizeof levels / sizeof levels[0]; level++) {
+  static const mam__u32 sizes[] = {32, 64, 80, 200, 700};
+  mam__u32 n = numbers[_i % 7], bytes = sizes[_i % 5], spans, used, before;
+  for (mam__u32 level = 0; level < sizeof levels / sizeof levels[0]; level++) {
     mam_type type = compact_model_type(model, 1, bytes, 2, object_pointers);
     objects_create(type, bytes, 10000);
     objects_thin(levels[level]);
@@ -278,7 +278,7 @@ START_TEST(objects_survive_and_the_bound_holds) {
     ck_assert_msg(spans == 0 || left * spans <= (spans - 1) / (n + 1.0) + 1, "n %u: %f of %u spans", n, left, spans);
     /* Each pass takes 1/(n+1) of the candidates away, or one at least. */
     ck_assert_uint_le(passes, 2 + log(before + 1) * (n + 1));
-    for (mam_u32 i = 0; i < object_count; i++)
+    for (mam__u32 i = 0; i < object_count; i++)
       if (objects[i] != NULL)
         object_free(i);
     ck_assert_uint_eq(heap_model_free_pages(model), model->control->superblocks[0].page_count);
@@ -287,14 +287,14 @@ START_TEST(objects_survive_and_the_bound_holds) {
 END_TEST
 
 START_TEST(one_pass_removes_its_share_of_candidates) {
-  mam_u32 n = numbers[_i], spans, used, after;
+  mam__u32 n = numbers[_i], spans, used, after;
   mam_type type = compact_model_type(model, 1, 64, 2, object_pointers);
   objects_create(type, 64, 40000);
   objects_thin(40);
   pointers_note();
   struct mam_compact *compact = compact_model_open(model, 1, n);
   (void)fragmentation(1, &spans, &used);
-  mam_u64 merges = compact_model_pass(compact, compact->n_last, true);
+  mam__u64 merges = compact_model_pass(compact, compact->n_last, true);
   ck_assert_uint_eq(compact->state->found.spans, spans);
   ck_assert_uint_eq(compact->state->found.live, used);
   if (compact->state->found.candidates > n)
@@ -313,22 +313,22 @@ END_TEST
 START_TEST(addresses_inside_an_object_follow_it) {
   mam_type type = compact_model_type(model, 1, 112, 0, NULL);
   static char *inside[OBJECTS_MOST];
-  mam_heap heap = model->control->heap;
+  mam_device_heap heap = model->control->heap;
   objects_create(type, 112, 5000);
-  for (mam_u32 i = 0; i < object_count; i++)
+  for (mam__u32 i = 0; i < object_count; i++)
     if (i % 3 != 0)
       object_free(i);
-  for (mam_u32 i = 0; i < object_count; i++)
+  for (mam__u32 i = 0; i < object_count; i++)
     inside[i] = objects[i] == NULL ? NULL : (char *)objects[i] + i % 112;
   struct mam_compact *compact = compact_model_open(model, 1, 2);
-  mam_u32 moved = 0;
+  mam__u32 moved = 0;
   (void)compact_model_passes(compact);
-  for (mam_u32 i = 0; i < object_count; i++)
+  for (mam__u32 i = 0; i < object_count; i++)
     if (inside[i] != NULL) {
-      char *now = (char *)mam_forwarded(&heap, (mam_u64)inside[i]);
+      char *now = (char *)mam__forwarded(&heap, (mam__u64)inside[i]);
       moved += now != inside[i];
       REQUIRE(((struct object *)(now - i % 112))->number == i);
-      REQUIRE(mam_forwarded(&heap, (mam_u64)now) == (mam_u64)now);
+      REQUIRE(mam__forwarded(&heap, (mam__u64)now) == (mam__u64)now);
     }
   ck_assert_uint_gt(moved, 0);
   compact_model_close(compact);
@@ -339,7 +339,7 @@ START_TEST(types_and_untyped_blocks_do_not_mix) {
   static void *plain[2000], *others[3000];
   mam_type type = compact_model_type(model, 1, 64, 2, object_pointers);
   mam_type other = compact_model_type(model, 2, 64, 0, NULL);
-  for (mam_u32 i = 0; i < 3000; i++) {
+  for (mam__u32 i = 0; i < 3000; i++) {
     REQUIRE(heap_model_malloc_kind(model, other, i % 4, 1, &others[i]) == 1);
     memset(others[i], (int)(i % 251), 64);
     if (i < 2000) {
@@ -349,7 +349,7 @@ START_TEST(types_and_untyped_blocks_do_not_mix) {
   }
   objects_create(type, 64, 20000);
   objects_thin(30);
-  for (mam_u32 i = 0; i < 3000; i++)
+  for (mam__u32 i = 0; i < 3000; i++)
     if (i % 5 != 0) {
       REQUIRE(heap_model_free(model, others[i]));
       if (i < 2000)
@@ -357,18 +357,18 @@ START_TEST(types_and_untyped_blocks_do_not_mix) {
     }
   pointers_note();
   struct mam_compact *compact = compact_model_open(model, 2, 1);
-  mam_heap heap = model->control->heap;
+  mam_device_heap heap = model->control->heap;
   (void)compact_model_passes(compact);
   compact_model_rewrite(compact);
   objects_forward();
-  mam_u32 moved = 0;
-  for (mam_u32 i = 0; i < 3000; i += 5) {
-    unsigned char *now = (unsigned char *)mam_forwarded(&heap, (mam_u64)others[i]);
+  mam__u32 moved = 0;
+  for (mam__u32 i = 0; i < 3000; i += 5) {
+    unsigned char *now = (unsigned char *)mam__forwarded(&heap, (mam__u64)others[i]);
     moved += now != others[i];
     for (unsigned byte = 0; byte < 64; byte++)
       REQUIRE(now[byte] == i % 251);
     if (i < 2000) {
-      REQUIRE(mam_forwarded(&heap, (mam_u64)plain[i]) == (mam_u64)plain[i]);
+      REQUIRE(mam__forwarded(&heap, (mam__u64)plain[i]) == (mam__u64)plain[i]);
       for (unsigned byte = 0; byte < 64; byte++)
         REQUIRE(((unsigned char *)plain[i])[byte] == 0xee);
     }
@@ -382,21 +382,21 @@ END_TEST
 /* Pointers that lead to a freed object, or nowhere, stay as they are. */
 START_TEST(other_pointers_stay) {
   mam_type type = compact_model_type(model, 1, 64, 2, object_pointers);
-  mam_heap heap = model->control->heap;
-  static mam_u64 gone[20000];
+  mam_device_heap heap = model->control->heap;
+  static mam__u64 gone[20000];
   objects_create(type, 64, 20000);
-  for (mam_u32 i = 0; i < object_count; i++)
+  for (mam__u32 i = 0; i < object_count; i++)
     if (i % 5 != 0) {
-      gone[i] = (mam_u64)objects[i];
+      gone[i] = (mam__u64)objects[i];
       object_free(i);
     }
   struct mam_compact *compact = compact_model_open(model, 1, 1);
   ck_assert_uint_gt(compact_model_pass(compact, compact->n_last, true), 0);
-  for (mam_u32 i = 0; i < object_count; i++)
-    REQUIRE(mam_forwarded(&heap, gone[i]) == gone[i]);
-  ck_assert_uint_eq(mam_forwarded(&heap, 0), 0);
-  ck_assert_uint_eq(mam_forwarded(&heap, (mam_u64)&heap), (mam_u64)&heap);
-  ck_assert_uint_eq(mam_forwarded(&heap, ~0ull), ~0ull);
+  for (mam__u32 i = 0; i < object_count; i++)
+    REQUIRE(mam__forwarded(&heap, gone[i]) == gone[i]);
+  ck_assert_uint_eq(mam__forwarded(&heap, 0), 0);
+  ck_assert_uint_eq(mam__forwarded(&heap, (mam__u64)&heap), (mam__u64)&heap);
+  ck_assert_uint_eq(mam__forwarded(&heap, ~0ull), ~0ull);
   compact_model_close(compact);
 }
 END_TEST
@@ -405,7 +405,7 @@ END_TEST
 START_TEST(pointers_into_returned_pages_stay) {
   static struct object *before[40000];
   mam_type type = compact_model_type(model, 1, 64, 2, object_pointers);
-  mam_u32 moved = 0, looked = 0;
+  mam__u32 moved = 0, looked = 0;
   objects_create(type, 64, 40000);
   objects_thin(30);
   memcpy(before, objects, object_count * sizeof *before);
@@ -414,7 +414,7 @@ START_TEST(pointers_into_returned_pages_stay) {
     ck_assert_uint_gt(compact_model_pass(compact, compact->n_last, true), 0);
     compact_model_rewrite(compact);
     objects_forward();
-    for (mam_u32 i = 0; i < object_count; i++) {
+    for (mam__u32 i = 0; i < object_count; i++) {
       moved += round == 0 && objects[i] != before[i];
       if (round == 0 || objects[i] == NULL || objects[i]->next[0] == NULL)
         continue;
@@ -422,7 +422,7 @@ START_TEST(pointers_into_returned_pages_stay) {
       looked++;
     }
     compact_model_close(compact);
-    for (mam_u32 i = 0; round == 0 && i < object_count; i++) {
+    for (mam__u32 i = 0; round == 0 && i < object_count; i++) {
       if (objects[i] == NULL)
         continue;
       objects[i]->next[0] = objects[i] != before[i] ? before[i] : NULL;
@@ -439,29 +439,29 @@ END_TEST
 /* And those into a span that nobody is left in but that nobody gave back. */
 START_TEST(pointers_into_empty_spans_stay) {
   mam_type type = compact_model_type(model, 1, 64, 2, object_pointers);
-  mam_heap heap = model->control->heap;
+  mam_device_heap heap = model->control->heap;
   objects_create(type, 64, 20000);
   objects_thin(90);
   struct mam_compact *compact = compact_model_open(model, 1, 1);
-  mam_u32 page = (mam_u32)(((mam_u64)objects[10000] - heap.base) >> MAM_PAGE_SHIFT);
-  page -= mam_entry_back(heap.entries[page]);
-  mam_u64 from = heap.base + ((mam_u64)page << MAM_PAGE_SHIFT), *words = heap.words + (size_t)page * MAM_PAGE_WORDS;
-  mam_u64 to = from + ((mam_u64)mam_word_span_pages(words[0]) << MAM_PAGE_SHIFT), gone = (mam_u64)objects[10000];
-  for (mam_u32 i = 0; i < object_count; i++)
-    if ((mam_u64)objects[i] >= from && (mam_u64)objects[i] < to)
+  mam__u32 page = (mam__u32)(((mam__u64)objects[10000] - heap.base) >> MAM__PAGE_SHIFT);
+  page -= mam__entry_back(heap.entries[page]);
+  mam__u64 from = heap.base + ((mam__u64)page << MAM__PAGE_SHIFT), *words = heap.words + (size_t)page * MAM__PAGE_WORDS;
+  mam__u64 to = from + ((mam__u64)mam__word_span_pages(words[0]) << MAM__PAGE_SHIFT), gone = (mam__u64)objects[10000];
+  for (mam__u32 i = 0; i < object_count; i++)
+    if ((mam__u64)objects[i] >= from && (mam__u64)objects[i] < to)
       objects[i] = NULL;
     else if (objects[i] != NULL)
       objects[i]->next[0] = (struct object *)gone;
-  for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++)
+  for (mam__u32 i = 0; i < MAM__PAGE_WORDS; i++)
     words[i] &= ~0xffffffffull;
   (void)compact_model_passes(compact);
   compact_model_rewrite(compact);
-  REQUIRE(mam_forwarded(&heap, gone) == gone);
+  REQUIRE(mam__forwarded(&heap, gone) == gone);
   objects_forward();
-  for (mam_u32 i = 0; i < object_count; i++)
-    REQUIRE(objects[i] == NULL || (mam_u64)objects[i]->next[0] == gone);
+  for (mam__u32 i = 0; i < object_count; i++)
+    REQUIRE(objects[i] == NULL || (mam__u64)objects[i]->next[0] == gone);
   compact_model_close(compact);
-  REQUIRE(words[0] == 0 && (mam_area_pages(model->control->superblocks[0])[page >> 6] >> (page & 63) & 1) == 0);
+  REQUIRE(words[0] == 0 && (mam__area_pages(model->control->superblocks[0])[page >> 6] >> (page & 63) & 1) == 0);
 }
 END_TEST
 
@@ -469,7 +469,7 @@ END_TEST
 START_TEST(later_superblocks_become_empty) {
   heap_model_grow(model, 32 * MIB);
   mam_type type = compact_model_type(model, 1, 512, 2, object_pointers);
-  mam_u32 spans, used;
+  mam__u32 spans, used;
   objects_create(type, 512, OBJECTS_MOST);
   ck_assert_uint_gt(heap_model_free_pages(model), 0);
   objects_thin(30);
@@ -477,10 +477,10 @@ START_TEST(later_superblocks_become_empty) {
   (void)compact_all(1, 1, 1);
   objects_check();
   (void)fragmentation(1, &spans, &used);
-  struct mam_area last = model->control->superblocks[1];
-  for (mam_u32 i = 0; i < mam_area_map_words(last); i++)
-    REQUIRE(mam_area_pages(last)[i] == mam_map_open_word(last.page_count, i));
-  for (mam_u32 page = 0; page < last.page_count * MAM_PAGE_WORDS; page++)
+  struct mam__area last = model->control->superblocks[1];
+  for (mam__u32 i = 0; i < mam__area_map_words(last); i++)
+    REQUIRE(mam__area_pages(last)[i] == mam__map_open_word(last.page_count, i));
+  for (mam__u32 page = 0; page < last.page_count * MAM__PAGE_WORDS; page++)
     REQUIRE(last.words[page] == 0);
   ck_assert_ptr_nonnull(heap_model_malloc(model, 30 * MIB, 0));
 }
@@ -490,21 +490,21 @@ END_TEST
 START_TEST(parts_of_spans_take_part) {
   static void *large[2000];
   mam_type type = compact_model_type(model, 1, 200, 2, object_pointers);
-  mam_u32 count = 0, spans, used;
-  while (count < 2000 && (large[count] = heap_model_malloc(model, 9 * MAM_PAGE_BYTES, 0)) != NULL)
+  mam__u32 count = 0, spans, used;
+  while (count < 2000 && (large[count] = heap_model_malloc(model, 9 * MAM__PAGE_BYTES, 0)) != NULL)
     count++;
-  for (mam_u32 i = 0; i < count; i += 2)
+  for (mam__u32 i = 0; i < count; i += 2)
     REQUIRE(heap_model_free(model, large[i])); /* holes of nine pages: a whole span has more */
   objects_create_some(type, 200, OBJECTS_MOST);
   ck_assert_uint_gt(object_count, 1000);
-  struct mam_area area = model->control->superblocks[0];
-  mam_u32 parts = 0;
-  for (mam_u32 page = 0; page < area.page_count; page++)
-    if (mam_word_class(area.words[page * MAM_PAGE_WORDS]) == type)
+  struct mam__area area = model->control->superblocks[0];
+  mam__u32 parts = 0;
+  for (mam__u32 page = 0; page < area.page_count; page++)
+    if (mam__word_class(area.words[page * MAM__PAGE_WORDS]) == type)
       parts +=
-          mam_word_span_pages(area.words[page * MAM_PAGE_WORDS]) < mam_span_pages(model->control->heap.chunks, type);
+          mam__word_span_pages(area.words[page * MAM__PAGE_WORDS]) < mam__span_pages(model->control->heap.chunks, type);
   ck_assert_uint_gt(parts, 10);
-  for (mam_u32 percent = 90; percent > 10; percent -= 20) {
+  for (mam__u32 percent = 90; percent > 10; percent -= 20) {
     objects_thin(percent);
     pointers_note();
     (void)compact_all(1, 1, 2);
@@ -519,7 +519,7 @@ END_TEST
 START_TEST(frees_of_moved_objects_are_refused) {
   static struct object *before[20000];
   mam_type type = compact_model_type(model, 1, 64, 2, object_pointers);
-  mam_u32 moved = 0;
+  mam__u32 moved = 0;
   objects_create(type, 64, 20000);
   objects_thin(30);
   pointers_note();
@@ -528,11 +528,11 @@ START_TEST(frees_of_moved_objects_are_refused) {
   ck_assert_uint_gt(compact_model_pass(compact, compact->n_last, true), 0);
   compact_model_rewrite(compact);
   objects_forward();
-  for (mam_u32 i = 0; i < object_count; i++)
+  for (mam__u32 i = 0; i < object_count; i++)
     if (objects[i] != before[i]) {
       moved++;
       REQUIRE(!heap_model_free(model, before[i]));
-      REQUIRE(mam_block_bytes(model->control, (mam_u64)before[i]) == 0);
+      REQUIRE(mam__block_bytes(model->control, (mam__u64)before[i]) == 0);
     }
   ck_assert_uint_eq(model->control->refused_free, moved);
   objects_check();
@@ -545,14 +545,14 @@ START_TEST(few_objects_in_many_spans_end_in_one) {
   heap_model_destroy(model);
   model = heap_model_create((size_t)256 * MIB, 4);
   mam_type type = compact_model_type(model, 1, 64, 2, object_pointers);
-  mam_u32 all = heap_model_free_pages(model), left = 0, spans, used;
+  mam__u32 all = heap_model_free_pages(model), left = 0, spans, used;
   objects_create(type, 64, OBJECTS_MOST);
-  for (mam_u32 i = 0; i < object_count; i++)
+  for (mam__u32 i = 0; i < object_count; i++)
     if (left < 10 && i % 1000 == 0)
       left++;
     else
       object_free(i);
-  for (mam_u32 i = 0; i < object_count; i++)
+  for (mam__u32 i = 0; i < object_count; i++)
     if (objects[i] != NULL)
       objects[i]->next[0] = objects[i]->next[1] = objects[i];
   pointers_note();
@@ -562,13 +562,13 @@ START_TEST(few_objects_in_many_spans_end_in_one) {
   (void)fragmentation(1, &spans, &used);
   ck_assert_uint_eq(spans, 1);
   ck_assert_uint_eq(used, 10);
-  ck_assert_uint_eq(heap_model_free_pages(model), all - mam_span_pages(model->control->heap.chunks, type));
+  ck_assert_uint_eq(heap_model_free_pages(model), all - mam__span_pages(model->control->heap.chunks, type));
 }
 END_TEST
 
 /* A list has every object of its type once, and lasts no longer than its room. */
 START_TEST(objects_are_listed) {
-  static mam_u64 listed[OBJECTS_MOST + 1];
+  static mam__u64 listed[OBJECTS_MOST + 1];
   mam_type type = compact_model_type(model, 1, 80, 2, object_pointers);
   mam_type other = compact_model_type(model, 2, 80, 0, NULL);
   void *stranger;
@@ -577,12 +577,12 @@ START_TEST(objects_are_listed) {
   REQUIRE(heap_model_malloc_kind(model, other, 0, 1, &stranger) == 1);
   for (int short_of_room = 0; short_of_room < 2; short_of_room++) {
     struct mam_compact *compact = compact_model_open(model, 2, 1);
-    mam_u32 live = objects_live(), room = short_of_room ? 100 : OBJECTS_MOST;
+    mam__u32 live = objects_live(), room = short_of_room ? 100 : OBJECTS_MOST;
     memset(listed, 0, sizeof listed);
     ck_assert_uint_eq(compact_model_list(compact, 1, listed, room), live);
-    for (mam_u32 i = 0; i < live && i < room; i++) {
-      mam_u32 number = (mam_u32)((struct object *)listed[i])->number;
-      REQUIRE(number < object_count && (mam_u64)objects[number] == listed[i]);
+    for (mam__u32 i = 0; i < live && i < room; i++) {
+      mam__u32 number = (mam__u32)((struct object *)listed[i])->number;
+      REQUIRE(number < object_count && (mam__u64)objects[number] == listed[i]);
       REQUIRE(i == 0 || listed[i] > listed[i - 1]);
     }
     ck_assert_uint_eq(listed[live < room ? live : room], 0);
@@ -600,14 +600,14 @@ START_TEST(the_heap_works_on_after_it) {
     pointers_note();
     (void)compact_all(1, 1, 1 + random_below(5));
     objects_check();
-    for (mam_u32 i = 0; i < object_count; i++)
+    for (mam__u32 i = 0; i < object_count; i++)
       if (objects[i] == NULL && random_below(2) == 0) {
         void *block;
         REQUIRE(heap_model_malloc_kind(model, type, random_below(4) % model->control->heap.slot_count, 1, &block) == 1);
         objects[i] = (struct object *)block;
         objects[i]->number = i;
         objects[i]->next[0] = objects[i]->next[1] = NULL;
-        for (mam_u32 byte = 0; byte < 48 - sizeof(struct object); byte++)
+        for (mam__u32 byte = 0; byte < 48 - sizeof(struct object); byte++)
           objects[i]->pattern[byte] = pattern_of(i, byte);
       }
   }

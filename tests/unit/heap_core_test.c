@@ -46,9 +46,9 @@ static void free_all(unsigned count) {
 /* ---- Sizes ---- */
 
 START_TEST(classes_hold_what_is_asked_for_and_little_more) {
-  for (mam_u32 bytes = 1; bytes <= MAM_CHUNK_BYTES; bytes++) {
-    mam_u32 size_class = mam_class_of(bytes), chunk = mam_class_bytes(size_class);
-    ck_assert_uint_lt(size_class, MAM_HEAP_CLASSES);
+  for (mam__u32 bytes = 1; bytes <= MAM__CHUNK_BYTES; bytes++) {
+    mam__u32 size_class = mam__class_of(bytes), chunk = mam__class_bytes(size_class);
+    ck_assert_uint_lt(size_class, MAM__HEAP_CLASSES);
     ck_assert_uint_ge(chunk, bytes);
     ck_assert_uint_eq(chunk % 16, 0);
     if (bytes > 128)
@@ -60,10 +60,10 @@ START_TEST(classes_hold_what_is_asked_for_and_little_more) {
 END_TEST
 
 START_TEST(chunks_are_found_from_every_byte_of_a_span) {
-  for (mam_u32 size_class = 0; size_class < MAM_HEAP_CLASSES; size_class++) {
-    mam_u32 shift = mam_class_shift(size_class), bytes = mam_class_bytes(size_class);
-    for (mam_u32 offset = 0; offset < 256 * bytes && offset < 64 * MAM_PAGE_BYTES; offset += 16)
-      ck_assert_uint_eq(mam_chunk_index(offset / 16, shift, mam_class_multiple(size_class, shift)), offset / bytes);
+  for (mam__u32 size_class = 0; size_class < MAM__HEAP_CLASSES; size_class++) {
+    mam__u32 shift = mam__class_shift(size_class), bytes = mam__class_bytes(size_class);
+    for (mam__u32 offset = 0; offset < 256 * bytes && offset < 64 * MAM__PAGE_BYTES; offset += 16)
+      ck_assert_uint_eq(mam__chunk_index(offset / 16, shift, mam__class_multiple(size_class, shift)), offset / bytes);
   }
 }
 END_TEST
@@ -72,13 +72,13 @@ START_TEST(spans_are_whole_pages_of_whole_chunks) {
   static const size_t sizes[] = {8 * MIB, 256u * MIB};
   for (unsigned i = 0; i < 2; i++) {
     model = heap_model_create(sizes[i], 132);
-    for (mam_u32 size_class = 0; size_class < MAM_HEAP_CLASSES; size_class++) {
-      mam_u32 pages = mam_span_pages(model->control->heap.chunks, size_class);
+    for (mam__u32 size_class = 0; size_class < MAM__HEAP_CLASSES; size_class++) {
+      mam__u32 pages = mam__span_pages(model->control->heap.chunks, size_class);
       ck_assert_uint_ge(pages, 1);
-      ck_assert_uint_le(pages, MAM_SPAN_PAGES);
-      ck_assert_uint_eq(pages * MAM_PAGE_BYTES,
-                        mam_slot_limit(&model->control->heap, size_class) * mam_class_bytes(size_class));
-      ck_assert_uint_le(mam_slot_limit(&model->control->heap, size_class), 32 * MAM_PAGE_WORDS);
+      ck_assert_uint_le(pages, MAM__SPAN_PAGES);
+      ck_assert_uint_eq(pages * MAM__PAGE_BYTES,
+                        mam__slot_limit(&model->control->heap, size_class) * mam__class_bytes(size_class));
+      ck_assert_uint_le(mam__slot_limit(&model->control->heap, size_class), 32 * MAM__PAGE_WORDS);
     }
     heap_model_destroy(model);
     model = NULL;
@@ -95,7 +95,7 @@ START_TEST(blocks_are_aligned_sized_and_apart) {
     blocks[count] = heap_model_malloc(model, bytes, count % model->control->heap.slot_count);
     ck_assert_ptr_nonnull(blocks[count]);
     ck_assert_uint_eq((uintptr_t)blocks[count] % 16, 0);
-    ck_assert_uint_ge(mam_block_bytes(model->control, (mam_u64)(uintptr_t)blocks[count]), bytes);
+    ck_assert_uint_ge(mam__block_bytes(model->control, (mam__u64)(uintptr_t)blocks[count]), bytes);
     memset(blocks[count], (int)count, bytes);
   }
   count = 0;
@@ -120,7 +120,7 @@ START_TEST(what_is_no_block_is_refused) {
   char *block = (char *)heap_model_malloc(model, 100, 0), *run = (char *)heap_model_malloc(model, 100000, 0);
   static char elsewhere;
   ck_assert(!heap_model_free(model, block + 16));
-  ck_assert(!heap_model_free(model, run + MAM_PAGE_BYTES));
+  ck_assert(!heap_model_free(model, run + MAM__PAGE_BYTES));
   ck_assert(!heap_model_free(model, run + 16));
   ck_assert(!heap_model_free(model, &elsewhere));
   ck_assert(!heap_model_free(model, (void *)(uintptr_t)(model->control->heap.base - 1)));
@@ -148,8 +148,8 @@ static void share_handed_out(size_t heap_bytes, size_t bytes, double least) {
 }
 
 START_TEST(nearly_all_of_a_heap_is_handed_out_at_every_size) {
-  for (mam_u32 size_class = 3; size_class < 28; size_class++)
-    share_handed_out((size_t)64 * MIB, mam_class_bytes(size_class), size_class < 12 ? 0.981 : 0.97);
+  for (mam__u32 size_class = 3; size_class < 28; size_class++)
+    share_handed_out((size_t)64 * MIB, mam__class_bytes(size_class), size_class < 12 ? 0.981 : 0.97);
 }
 END_TEST
 
@@ -203,8 +203,8 @@ END_TEST
 
 START_TEST(the_largest_run_is_the_superblock) {
   model = heap_model_create(8 * MIB, 132);
-  size_t most = (size_t)model->control->superblocks[0].page_count * MAM_PAGE_BYTES;
-  ck_assert(!mam_heap_could(model->control, most + 1));
+  size_t most = (size_t)model->control->superblocks[0].page_count * MAM__PAGE_BYTES;
+  ck_assert(!mam__heap_could(model->control, most + 1));
   ck_assert_ptr_null(heap_model_malloc(model, most + 1, 0));
   void *block = heap_model_malloc(model, most, 0);
   ck_assert_ptr_nonnull(block);
@@ -232,10 +232,10 @@ END_TEST
 /* ---- Long runs in a lazy heap ---- */
 
 /* Which of the runs each page is in, by their numbers from 1 on; 0: none. */
-static unsigned short owners[64 * MIB / MAM_PAGE_BYTES];
+static unsigned short owners[64 * MIB / MAM__PAGE_BYTES];
 
 static void own(const void *run, size_t pages, unsigned short from, unsigned short to) {
-  size_t first = ((mam_u64)(uintptr_t)run - model->control->heap.base) / MAM_PAGE_BYTES;
+  size_t first = ((mam__u64)(uintptr_t)run - model->control->heap.base) / MAM__PAGE_BYTES;
   for (size_t page = first; page < first + pages; page++) {
     if (owners[page] != from)
       ck_abort_msg("page %zu is in run %u, not in %u", page, owners[page], from);
@@ -262,7 +262,7 @@ START_TEST(long_runs_of_a_lazy_heap_are_apart_and_come_back) {
       continue;
     }
     runs[i].pages = 1 + random_below(1u << (4 + random_below(step < STEPS / 2 ? 7 : 10)));
-    runs[i].address = heap_model_malloc(model, runs[i].pages * MAM_PAGE_BYTES, step % 8);
+    runs[i].address = heap_model_malloc(model, runs[i].pages * MAM__PAGE_BYTES, step % 8);
     if (runs[i].address != NULL)
       own(runs[i].address, runs[i].pages, 0, (unsigned short)(i + 1));
     served += runs[i].address != NULL;
@@ -276,7 +276,7 @@ START_TEST(long_runs_of_a_lazy_heap_are_apart_and_come_back) {
     ck_assert_double_ge((double)count * 256, 0.97 * 64 * MIB);
     free_all(count);
   }
-  void *all = heap_model_malloc(model, (size_t)model->control->superblocks[0].page_count * MAM_PAGE_BYTES, 0);
+  void *all = heap_model_malloc(model, (size_t)model->control->superblocks[0].page_count * MAM__PAGE_BYTES, 0);
   ck_assert_ptr_nonnull(all);
 }
 END_TEST
@@ -298,9 +298,9 @@ static void verify(const struct live *live) {
 }
 
 static bool in_a_superblock(const char *block, size_t bytes) {
-  for (mam_u32 i = 0; i < model->control->superblock_count; i++) {
-    struct mam_area area = model->control->superblocks[i];
-    mam_u64 offset = (mam_u64)(uintptr_t)block - area.base, all = (mam_u64)area.page_count << MAM_PAGE_SHIFT;
+  for (mam__u32 i = 0; i < model->control->superblock_count; i++) {
+    struct mam__area area = model->control->superblocks[i];
+    mam__u64 offset = (mam__u64)(uintptr_t)block - area.base, all = (mam__u64)area.page_count << MAM__PAGE_SHIFT;
     if (offset < all && bytes <= all - offset)
       return true;
   }
@@ -310,24 +310,24 @@ static bool in_a_superblock(const char *block, size_t bytes) {
 /* What waits in parks of warp heaps, of chunks' and of runs' sizes, goes to who has no other memory; and so do pages
  * when only they do. */
 START_TEST(a_full_heap_takes_what_waits) {
-  const mam_u32 sizes[] = {32 << 10, 128 << 10};
+  const mam__u32 sizes[] = {32 << 10, 128 << 10};
   const size_t wanted = _i == 0 ? 4096 : 40 << 10;
   model = heap_model_create(4 * MIB, 8);
   unsigned before = fill(wanted), after;
   free_all(before);
   ck_assert_uint_ge(model->control->heap.parks, 8);
   for (unsigned i = 0; i < 8; i++) {
-    mam_u64 block = (mam_u64)(uintptr_t)heap_model_malloc(model, sizes[i % 2], 0);
+    mam__u64 block = (mam__u64)(uintptr_t)heap_model_malloc(model, sizes[i % 2], 0);
     ck_assert_uint_ne(block, 0);
-    mam_parks(model->control)[MAM_PARK_WORDS * i + 1] = block << 16 | sizes[i % 2] / 16;
+    mam__parks(model->control)[MAM__PARK_WORDS * i + 1] = block << 16 | sizes[i % 2] / 16;
     model->control->parked += sizes[i % 2] / 16;
-    model->control->parks_held = MAM_FULL_WORD;
+    model->control->parks_held = MAM__FULL_WORD;
   }
   after = fill(wanted);
   ck_assert_uint_ge(after * 100, before * 97);
   ck_assert_uint_eq(model->control->parked, 0);
   for (unsigned i = 0; i < 8; i++)
-    ck_assert_uint_eq(mam_parks(model->control)[MAM_PARK_WORDS * i + 1], 0);
+    ck_assert_uint_eq(mam__parks(model->control)[MAM__PARK_WORDS * i + 1], 0);
   free_all(after);
 }
 END_TEST
@@ -338,40 +338,40 @@ enum { SEARCHED_PAGES = 4 * 4096 + 1234 };
 static bool taken[SEARCHED_PAGES];
 
 /* The longest run of pages that is there. */
-static mam_u32 longest_run(void) {
-  mam_u32 longest = 0, here = 0;
-  for (mam_u32 page = 0; page < SEARCHED_PAGES; page++) {
+static mam__u32 longest_run(void) {
+  mam__u32 longest = 0, here = 0;
+  for (mam__u32 page = 0; page < SEARCHED_PAGES; page++) {
     here = taken[page] ? 0 : here + 1;
     longest = here > longest ? here : longest;
   }
   return longest;
 }
 
-static void take_or_leave(mam_u32 page, mam_u32 count, bool takes) {
-  for (mam_u32 i = page; i < page + count; i++) {
+static void take_or_leave(mam__u32 page, mam__u32 count, bool takes) {
+  for (mam__u32 i = page; i < page + count; i++) {
     ck_assert_uint_ne(taken[i], takes);
     taken[i] = takes;
   }
 }
 
 /* What is known to be missing is: of all, and of each part, in which a run begins. */
-static void check_what_is_known(struct mam_area area, mam_u32 longest) {
-  mam_u32 known = *mam_area_shortage(area) & MAM_SHORT_PAGES;
+static void check_what_is_known(struct mam__area area, mam__u32 longest) {
+  mam__u32 known = *mam__area_shortage(area) & MAM__SHORT_PAGES;
   ck_assert(known == 0 || longest < known);
-  for (mam_u32 page = 0, here = 0; page < SEARCHED_PAGES; page++) {
-    mam_u32 last = SEARCHED_PAGES - 1 - page; /* from the top down: here is the length of the run that begins there */
+  for (mam__u32 page = 0, here = 0; page < SEARCHED_PAGES; page++) {
+    mam__u32 last = SEARCHED_PAGES - 1 - page; /* from the top down: here is the length of the run that begins there */
     here = taken[last] ? 0 : here + 1;
-    known = mam_area_parts(area)[last >> 12] & MAM_SHORT_PAGES;
+    known = mam__area_parts(area)[last >> 12] & MAM__SHORT_PAGES;
     ck_assert(known == 0 || here < known);
   }
 }
 
-static struct mam_area begin_searches(void) {
+static struct mam__area begin_searches(void) {
   model = heap_model_create(72 * MIB, 4);
-  struct mam_area area = model->control->superblocks[0];
+  struct mam__area area = model->control->superblocks[0];
   ck_assert_uint_ge(area.page_count, SEARCHED_PAGES);
   if (area.page_count > SEARCHED_PAGES) /* the rest is nobody's */
-    ck_assert_uint_eq(mam_run_take_at(SEARCHED_PAGES, area.page_count - SEARCHED_PAGES, area),
+    ck_assert_uint_eq(mam__run_take_at(SEARCHED_PAGES, area.page_count - SEARCHED_PAGES, area),
                       area.page_count - SEARCHED_PAGES);
   memset(taken, 0, sizeof taken);
   return area;
@@ -379,36 +379,36 @@ static struct mam_area begin_searches(void) {
 
 /* What comes back on one side of the end of a part makes a run longer that begins in the other. */
 START_TEST(runs_over_the_end_of_a_part_are_found) {
-  struct mam_area area = begin_searches();
-  ck_assert_uint_eq(mam_run_take_at(0, SEARCHED_PAGES, area), SEARCHED_PAGES);
-  for (mam_u32 end = 4096; end < SEARCHED_PAGES; end += 4096) {
-    mam_u32 first = _i == 0 ? end - 2 : end, second = _i == 0 ? end : end - 2;
-    mam_pages_release(area, first, 2);
-    for (mam_u32 from = 0; from < 300; from += 60)
-      ck_assert_uint_eq(mam_pages_search(&area, 4, from), MAM_NO_PAGE);
-    mam_pages_release(area, SEARCHED_PAGES - 1, 1); /* now nothing is known of the whole, only of its parts */
-    ck_assert_uint_eq(mam_run_take_at(SEARCHED_PAGES - 1, 1, area), 1);
-    mam_pages_release(area, second, 2);
-    ck_assert_uint_eq(mam_pages_search(&area, 4, 0), end - 2);
+  struct mam__area area = begin_searches();
+  ck_assert_uint_eq(mam__run_take_at(0, SEARCHED_PAGES, area), SEARCHED_PAGES);
+  for (mam__u32 end = 4096; end < SEARCHED_PAGES; end += 4096) {
+    mam__u32 first = _i == 0 ? end - 2 : end, second = _i == 0 ? end : end - 2;
+    mam__pages_release(area, first, 2);
+    for (mam__u32 from = 0; from < 300; from += 60)
+      ck_assert_uint_eq(mam__pages_search(&area, 4, from), MAM__NO_PAGE);
+    mam__pages_release(area, SEARCHED_PAGES - 1, 1); /* now nothing is known of the whole, only of its parts */
+    ck_assert_uint_eq(mam__run_take_at(SEARCHED_PAGES - 1, 1, area), 1);
+    mam__pages_release(area, second, 2);
+    ck_assert_uint_eq(mam__pages_search(&area, 4, 0), end - 2);
   }
 }
 END_TEST
 
 /* A search finds a run if there is one, wherever it begins and ends, and whatever earlier searches found out. */
 START_TEST(searches_find_what_there_is) {
-  static struct { mam_u32 page, count; } runs[SEARCHED_PAGES];
-  mam_u32 count = 0;
-  struct mam_area area = begin_searches();
+  static struct { mam__u32 page, count; } runs[SEARCHED_PAGES];
+  mam__u32 count = 0;
+  struct mam__area area = begin_searches();
   for (unsigned step = 0; step < 30000; step++) {
     bool fills = step / 2000 % 2 == 0;
-    mam_u32 wanted = 1 + random_below(random_below(8) == 0 ? 200 : random_below(4) == 0 ? 64 : 12);
+    mam__u32 wanted = 1 + random_below(random_below(8) == 0 ? 200 : random_below(4) == 0 ? 64 : 12);
     if (count == 0 || random_below(16) < (fills ? 11 : 7)) {
-      mam_u32 longest = longest_run(), from = random_below(mam_area_map_words(area));
-      mam_u32 page =
-          wanted <= MAM_SPAN_PAGES ? mam_pages_search(&area, wanted, from) : mam_run_search(&area, wanted, from);
-      ck_assert_msg((page != MAM_NO_PAGE) == (wanted <= longest), "%u pages of at most %u are %s", (unsigned)wanted,
-                    (unsigned)longest, page == MAM_NO_PAGE ? "not found" : "found");
-      if (page != MAM_NO_PAGE) {
+      mam__u32 longest = longest_run(), from = random_below(mam__area_map_words(area));
+      mam__u32 page =
+          wanted <= MAM__SPAN_PAGES ? mam__pages_search(&area, wanted, from) : mam__run_search(&area, wanted, from);
+      ck_assert_msg((page != MAM__NO_PAGE) == (wanted <= longest), "%u pages of at most %u are %s", (unsigned)wanted,
+                    (unsigned)longest, page == MAM__NO_PAGE ? "not found" : "found");
+      if (page != MAM__NO_PAGE) {
         take_or_leave(page, wanted, true);
         runs[count].page = page;
         runs[count++].count = wanted;
@@ -417,8 +417,8 @@ START_TEST(searches_find_what_there_is) {
         check_what_is_known(area, longest_run());
       continue;
     }
-    mam_u32 which = random_below(count), page = runs[which].page, pages = runs[which].count;
-    mam_pages_release(area, page, pages);
+    mam__u32 which = random_below(count), page = runs[which].page, pages = runs[which].count;
+    mam__pages_release(area, page, pages);
     take_or_leave(page, pages, false);
     runs[which] = runs[--count];
   }
@@ -447,7 +447,7 @@ START_TEST(random_operations_keep_every_block_whole) {
   model = heap_model_create(8 * MIB, 8);
   if (_i != 0)
     heap_model_make_lazy(model);
-  mam_u32 all = heap_model_free_pages(model);
+  mam__u32 all = heap_model_free_pages(model);
   for (unsigned step = 0; step < STEPS; step++) {
     struct live *chosen = &live[random_below(LIVE)];
     if (chosen->address != NULL) {
@@ -469,9 +469,9 @@ START_TEST(random_operations_keep_every_block_whole) {
       ck_assert(heap_model_free(model, live[i].address));
     }
   /* Only slots still hold spans. */
-  mam_u32 held = 0;
-  for (mam_u32 size_class = 0; size_class < MAM_HEAP_CLASSES; size_class++)
-    held += model->control->heap.slot_count * mam_span_pages(model->control->heap.chunks, size_class);
+  mam__u32 held = 0;
+  for (mam__u32 size_class = 0; size_class < MAM__HEAP_CLASSES; size_class++)
+    held += model->control->heap.slot_count * mam__span_pages(model->control->heap.chunks, size_class);
   ck_assert_uint_le(all - heap_model_free_pages(model), held);
 }
 END_TEST

@@ -17,8 +17,8 @@ static unsigned long long time_ns(void) {
   (void)clock_gettime(CLOCK_MONOTONIC, &now);
   return (unsigned long long)now.tv_sec * 1000000000 + (unsigned long long)now.tv_nsec;
 }
-#define MAM_ATOMICS_TIME_NS() time_ns()
-#define MAM_ATOMICS_PAUSE() (void)sched_yield()
+#define MAM__ATOMICS_TIME_NS() time_ns()
+#define MAM__ATOMICS_PAUSE() (void)sched_yield()
 
 #include "heap/heap_service.h"
 #include "mam/detail/heap_grow.h"
@@ -37,22 +37,22 @@ static unsigned answers, retries;
 static enum heap_answer refusal;
 static bool alive;
 
-static struct mam_growth *growth(void) { return &model->control->growth; }
+static struct mam__growth *growth(void) { return &model->control->growth; }
 
-static void reply(mam_u32 round, mam_u32 refused_pages) {
-  /* release: the superblock, and what it holds; pairs with the acquire in mam_growth_wait */
-  __atomic_store_n(&growth()->reply, mam_round_of(round, refused_pages), __ATOMIC_RELEASE);
+static void reply(mam__u32 round, mam__u32 refused_pages) {
+  /* release: the superblock, and what it holds; pairs with the acquire in mam__growth_wait */
+  __atomic_store_n(&growth()->reply, mam__round_of(round, refused_pages), __ATOMIC_RELEASE);
 }
 
-static mam_u32 round_now(void) { return mam_round_number(__atomic_load_n(&growth()->reply, __ATOMIC_RELAXED)); }
+static mam__u32 round_now(void) { return mam__round_number(__atomic_load_n(&growth()->reply, __ATOMIC_RELAXED)); }
 
 static enum heap_answer answer(void *closure, uint64_t word) {
-  mam_u32 round = round_now(), pages = mam_round_pages(word);
-  size_t bytes = MIB + (size_t)pages * MAM_PAGE_BYTES;
+  mam__u32 round = round_now(), pages = mam__round_pages(word);
+  size_t bytes = MIB + (size_t)pages * MAM__PAGE_BYTES;
   (void)closure;
   answers++;
-  if (mam_round_number(word) != round || bytes <= left_bytes) {
-    if (mam_round_number(word) == round) {
+  if (mam__round_number(word) != round || bytes <= left_bytes) {
+    if (mam__round_number(word) == round) {
       heap_model_grow(model, bytes);
       left_bytes -= bytes;
     }
@@ -80,9 +80,9 @@ static const struct heap_service_work work = {answer, retry, lives};
 
 static void begin(size_t heap_bytes, size_t more_bytes, unsigned patience_ms) {
   model = heap_model_create(heap_bytes, 4);
-  growth()->bell = (mam_u64 *)&bell;
-  growth()->patience = (mam_u32)(((mam_u64)patience_ms * 1000000) >> 20) + 1;
-  growth()->reply = mam_round_of(1, 0);
+  growth()->bell = (mam__u64 *)&bell;
+  growth()->patience = (mam__u32)(((mam__u64)patience_ms * 1000000) >> 20) + 1;
+  growth()->reply = mam__round_of(1, 0);
   left_bytes = more_bytes;
   answers = retries = 0;
   refusal = HEAP_ANSWER_DONE;
@@ -99,12 +99,13 @@ static void end(void) {
 }
 
 static void *malloc_patiently(size_t bytes, unsigned slot) {
-  mam_plea plea = 0;
+  mam__plea plea = 0;
   for (;;) {
     void *block = heap_model_malloc(model, bytes, slot);
-    mam_u32 pages = bytes > MAM_CHUNK_BYTES ? (mam_u32)((bytes + MAM_PAGE_BYTES - 1) / MAM_PAGE_BYTES)
-                                            : mam_span_pages(model->control->heap.chunks, mam_class_of((mam_u32)bytes));
-    if (block != NULL || (plea = mam_growth_await(growth(), pages, plea)) == 0)
+    mam__u32 pages = bytes > MAM__CHUNK_BYTES
+                         ? (mam__u32)((bytes + MAM__PAGE_BYTES - 1) / MAM__PAGE_BYTES)
+                         : mam__span_pages(model->control->heap.chunks, mam__class_of((mam__u32)bytes));
+    if (block != NULL || (plea = mam__growth_await(growth(), pages, plea)) == 0)
       return block;
   }
 }
@@ -159,7 +160,7 @@ END_TEST
 START_TEST(the_host_hears_of_a_shortage_seldom) {
   begin(MIB, 64 * MIB, 60000);
   take_by_threads(16 * MIB / BLOCK_BYTES);
-  mam_u32 superblocks = model->control->superblock_count;
+  mam__u32 superblocks = model->control->superblock_count;
   end();
   ck_assert_uint_le(answers, 2 * superblocks);
 }
@@ -246,9 +247,9 @@ END_TEST
 /* A store to the bell that comes late, over one that the host has not seen: who rang that is heard all the same. */
 START_TEST(ring_that_is_overwritten_is_made_good) {
   begin(MIB, 64 * MIB, 60000);
-  __atomic_store_n(&growth()->reply, mam_round_of(7, 0), __ATOMIC_RELEASE);
-  __atomic_store_n(&growth()->rung, mam_round_of(7, 4096), __ATOMIC_RELAXED); /* rung for this round, and lost */
-  __atomic_store_n(&bell, mam_round_of(6, 3), __ATOMIC_RELAXED);              /* by this one */
+  __atomic_store_n(&growth()->reply, mam__round_of(7, 0), __ATOMIC_RELEASE);
+  __atomic_store_n(&growth()->rung, mam__round_of(7, 4096), __ATOMIC_RELAXED); /* rung for this round, and lost */
+  __atomic_store_n(&bell, mam__round_of(6, 3), __ATOMIC_RELAXED);              /* by this one */
   ck_assert_ptr_nonnull(malloc_patiently(4 * MIB, 0));
   end();
   ck_assert_uint_eq(answers, 2);
@@ -261,7 +262,7 @@ START_TEST(service_ends_when_there_is_nobody_to_ring) {
   begin(MIB, 64 * MIB, 60000);
   __atomic_store_n(&alive, false, __ATOMIC_RELAXED);
   (void)usleep(50000);
-  __atomic_store_n(&bell, mam_round_of(1, 1), __ATOMIC_RELAXED);
+  __atomic_store_n(&bell, mam__round_of(1, 1), __ATOMIC_RELAXED);
   (void)usleep(50000);
   end();
   ck_assert_uint_eq(answers, 0);
@@ -269,7 +270,7 @@ START_TEST(service_ends_when_there_is_nobody_to_ring) {
 END_TEST
 
 START_TEST(what_was_rung_before_is_nobodys) {
-  bell = mam_round_of(1, 5);
+  bell = mam__round_of(1, 5);
   begin(MIB, 64 * MIB, 60000);
   (void)usleep(50000);
   end();

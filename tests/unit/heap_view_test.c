@@ -18,24 +18,24 @@ static size_t sizes[BLOCKS];
 
 /* Copies a heap's metadata as lib/heap/heap.c does from a GPU. */
 static void look(void) {
-  size_t bytes = (size_t)mam_control_bytes(&model->control->heap);
+  size_t bytes = (size_t)mam__control_bytes(&model->control->heap);
   memset(&view, 0, sizeof view);
-  view.control = (struct mam_heap_control *)malloc(bytes);
+  view.control = (struct mam__heap_control *)malloc(bytes);
   memcpy(view.control, model->control, bytes);
-  view.slots = mam_slots(view.control);
+  view.slots = mam__slots(view.control);
   for (; view.count < model->control->superblock_count; view.count++) {
-    struct mam_area area = model->control->superblocks[view.count];
-    size_t metadata_bytes = (size_t)mam_area_metadata_bytes(area.page_count);
-    mam_u64 *copy = (mam_u64 *)malloc(metadata_bytes);
-    memcpy(copy, mam_area_metadata(area), metadata_bytes);
-    view.areas[view.count] = mam_area_copied(area, copy);
+    struct mam__area area = model->control->superblocks[view.count];
+    size_t metadata_bytes = (size_t)mam__area_metadata_bytes(area.page_count);
+    mam__u64 *copy = (mam__u64 *)malloc(metadata_bytes);
+    memcpy(copy, mam__area_metadata(area), metadata_bytes);
+    view.areas[view.count] = mam__area_copied(area, copy);
   }
   heap_view_settle(&view);
 }
 
 static void look_away(void) {
-  for (mam_u32 i = 0; i < view.count; i++)
-    free(mam_area_metadata(view.areas[i]));
+  for (mam__u32 i = 0; i < view.count; i++)
+    free(mam__area_metadata(view.areas[i]));
   free(view.control);
 }
 
@@ -142,7 +142,7 @@ END_TEST
 
 START_TEST(drained_slots_hold_nothing) {
   MAM_HeapInfo info;
-  mam_slots_drain(model->control, 0, 1);
+  mam__slots_drain(model->control, 0, 1);
   look_away();
   look();
   heap_view_info(&view, &info);
@@ -156,15 +156,15 @@ END_TEST
 
 /* Headers of warp heaps that were ended, and a superblock, which may be a chunk or a run of pages. */
 START_TEST(what_waits_for_its_next_user_is_held_and_is_drained) {
-  const mam_u32 bytes = _i == 0 ? 32 << 10 : 100 << 10;
+  const mam__u32 bytes = _i == 0 ? 32 << 10 : 100 << 10;
   MAM_HeapInfo before, info;
   heap_view_info(&view, &before);
   ck_assert_uint_gt(model->control->heap.parks, 0);
-  mam_u64 *park = mam_parks(model->control);
-  park[0] = (mam_u64)(uintptr_t)heap_model_malloc(model, 10 << 10, 0);
-  park[1] = (mam_u64)(uintptr_t)heap_model_malloc(model, bytes, 0) << 16 | bytes / 16;
-  ck_assert_uint_eq(mam_park_address(park[1]) & 4095, 0);
-  ck_assert_uint_eq(mam_park_number(park[1]), bytes / 16);
+  mam__u64 *park = mam__parks(model->control);
+  park[0] = (mam__u64)(uintptr_t)heap_model_malloc(model, 10 << 10, 0);
+  park[1] = (mam__u64)(uintptr_t)heap_model_malloc(model, bytes, 0) << 16 | bytes / 16;
+  ck_assert_uint_eq(mam__park_address(park[1]) & 4095, 0);
+  ck_assert_uint_eq(mam__park_number(park[1]), bytes / 16);
   park[3] = 77; /* what waited there is in use */
   model->control->parked = bytes / 16 + 77;
   look_away();
@@ -174,7 +174,7 @@ START_TEST(what_waits_for_its_next_user_is_held_and_is_drained) {
   ck_assert_uint_eq(info.used_bytes, before.used_bytes);
   ck_assert_uint_ge(info.held_count, before.held_count + 1);
   ck_assert_uint_lt(info.free_bytes, before.free_bytes - bytes);
-  mam_slots_drain(model->control, 0, 1);
+  mam__slots_drain(model->control, 0, 1);
   for (unsigned i = 0; i < 4; i++)
     ck_assert_uint_eq(park[i], 0);
   ck_assert_uint_eq(model->control->parked, 0);
@@ -184,7 +184,7 @@ START_TEST(what_waits_for_its_next_user_is_held_and_is_drained) {
   ck_assert_uint_eq(info.live_count, before.live_count);
   ck_assert_uint_eq(info.held_count, 0);
   park[0] = park[1] = model->control->parked = 1;
-  mam_slots_clear(model->control, 0, 1);
+  mam__slots_clear(model->control, 0, 1);
   ck_assert_uint_eq(park[0] | park[1] | model->control->parked, 0);
 }
 END_TEST
@@ -203,7 +203,7 @@ END_TEST
 START_TEST(what_cannot_be_is_refused) {
   MAM_Heap heap = NULL;
   MAM_HeapOptions options = MAM_HEAP_OPTIONS_INIT;
-  mam_heap handle;
+  mam_device_heap handle;
   options.bytes = 1000;
   ck_assert_int_eq(MAM_HeapCreate(&heap, NULL, &options), cudaErrorInvalidValue);
   options.bytes = MIB;

@@ -24,7 +24,7 @@ static struct mam_warp *start(mam_warp_options options) {
   return warp;
 }
 
-static void everyone(struct mam_warp *warp, enum mam_warp_leaving how) {
+static void everyone(struct mam_warp *warp, enum mam__warp_leaving how) {
   for (unsigned lane = 0; lane < LANES; lane++)
     warp_model_leave(warp, lane, how);
 }
@@ -34,7 +34,7 @@ static char *take(struct mam_warp *warp, unsigned lane, size_t bytes) {
   char *block = warp_model_malloc(warp, lane, bytes);
   ck_assert_ptr_nonnull(block);
   ck_assert_uint_eq((uintptr_t)block % 16, 0);
-  ck_assert_ptr_nonnull(warp_model_around((mam_u64)(uintptr_t)block, bytes));
+  ck_assert_ptr_nonnull(warp_model_around((mam__u64)(uintptr_t)block, bytes));
   memset(block, (int)lane, bytes);
   return block;
 }
@@ -46,7 +46,7 @@ START_TEST(a_header_and_its_first_superblock_are_one_block) {
   (void)take(warp, 0, 16);
   ck_assert_uint_eq(warp_model.live, 1);
   ck_assert_uint_eq(warp_model.requests, 1);
-  everyone(warp, MAM_WARP_ENDS);
+  everyone(warp, MAM__WARP_ENDS);
   ck_assert_uint_eq(warp_model.live, 0);
 }
 END_TEST
@@ -67,7 +67,7 @@ START_TEST(any_options_are_made_sound) {
     struct mam_warp *warp = start(options);
     for (unsigned round = 0; round < 3; round++)
       (void)take(warp, round, 40);
-    everyone(warp, MAM_WARP_ENDS);
+    everyone(warp, MAM__WARP_ENDS);
     ck_assert_uint_eq(warp_model.live, 0);
   }
 }
@@ -102,7 +102,7 @@ START_TEST(blocks_do_not_overlap_over_many_superblocks) {
   for (unsigned i = 0; i < 600; i++)
     for (size_t k = 0; k < sizes[i]; k++)
       ck_assert_int_eq(blocks[i][k], (int)(i & 127));
-  everyone(warp, MAM_WARP_ENDS);
+  everyone(warp, MAM__WARP_ENDS);
   ck_assert_uint_eq(warp_model.live, 0);
 }
 END_TEST
@@ -112,7 +112,7 @@ START_TEST(a_new_superblock_comes_when_one_is_full) {
   for (unsigned i = 0; i < 3 * 32; i++)
     (void)take(warp, i % LANES, 1 * KIB);
   ck_assert_uint_eq(warp_model.live, 1 + 3); /* the first is shorter by the header */
-  everyone(warp, MAM_WARP_ENDS);
+  everyone(warp, MAM__WARP_ENDS);
 }
 END_TEST
 
@@ -123,28 +123,28 @@ START_TEST(superblocks_grow_to_their_full_size) {
   struct mam_warp *warp = start(growing);
   size_t count = 0;
   for (unsigned i = 0; i < 1000 && count < 5; i++) {
-    mam_u64 block = (mam_u64)(uintptr_t)take(warp, i % LANES, 128);
+    mam__u64 block = (mam__u64)(uintptr_t)take(warp, i % LANES, 128);
     if (i == 0 || warp_model.live > count)
       ck_assert_uint_eq(warp_model_around(block, 128)->bytes, sizes[count++]);
   }
   ck_assert_uint_eq(count, 5);
   struct mam_warp *other = start(growing);
-  ck_assert_uint_eq(warp_model_around((mam_u64)(uintptr_t)take(other, 0, 5 * KIB), 1)->bytes, 20 * KIB);
-  ck_assert_uint_eq(warp_model_around((mam_u64)(uintptr_t)take(other, 0, 30 * KIB), 1)->bytes, 32 * KIB);
-  everyone(warp, MAM_WARP_ENDS);
-  everyone(other, MAM_WARP_ENDS);
+  ck_assert_uint_eq(warp_model_around((mam__u64)(uintptr_t)take(other, 0, 5 * KIB), 1)->bytes, 20 * KIB);
+  ck_assert_uint_eq(warp_model_around((mam__u64)(uintptr_t)take(other, 0, 30 * KIB), 1)->bytes, 32 * KIB);
+  everyone(warp, MAM__WARP_ENDS);
+  everyone(other, MAM__WARP_ENDS);
 }
 END_TEST
 
 START_TEST(what_is_larger_than_a_superblock_is_a_block_of_the_heap) {
   struct mam_warp *warp = start(usual);
   const char *block = take(warp, 0, 100 * KIB);
-  const struct warp_model_block *around = warp_model_around((mam_u64)(uintptr_t)block, 1);
-  ck_assert_uint_eq(around->address, (mam_u64)(uintptr_t)block);
+  const struct warp_model_block *around = warp_model_around((mam__u64)(uintptr_t)block, 1);
+  ck_assert_uint_eq(around->address, (mam__u64)(uintptr_t)block);
   ck_assert_uint_eq(around->bytes, 100 * KIB);
   (void)take(warp, 1, 16);
   ck_assert_uint_eq(warp_model.live, 2);
-  everyone(warp, MAM_WARP_ENDS);
+  everyone(warp, MAM__WARP_ENDS);
   ck_assert_uint_eq(warp_model.live, 0);
 }
 END_TEST
@@ -152,8 +152,8 @@ END_TEST
 START_TEST(a_superblock_s_size_exactly_is_no_larger) {
   struct mam_warp *warp = start(usual);
   (void)take(warp, 0, 32 * KIB);
-  ck_assert_uint_eq(warp_model_around((mam_u64)(uintptr_t)take(warp, 1, 64), 64)->address, (mam_u64)(uintptr_t)warp);
-  everyone(warp, MAM_WARP_ENDS);
+  ck_assert_uint_eq(warp_model_around((mam__u64)(uintptr_t)take(warp, 1, 64), 64)->address, (mam__u64)(uintptr_t)warp);
+  everyone(warp, MAM__WARP_ENDS);
 }
 END_TEST
 
@@ -162,7 +162,7 @@ START_TEST(lists_are_chained_when_full) {
   for (unsigned i = 0; i < 20; i++)
     (void)take(warp, i % LANES, 2 * KIB);
   ck_assert_uint_eq(warp_model.live, 1 + 20 + 4); /* 9 are in the header, 3 in each further list */
-  everyone(warp, MAM_WARP_ENDS);
+  everyone(warp, MAM__WARP_ENDS);
   ck_assert_uint_eq(warp_model.live, 0);
 }
 END_TEST
@@ -176,7 +176,7 @@ START_TEST(where_there_is_no_large_superblock_a_small_one_does) {
   for (unsigned i = 0; i < 64; i++)
     (void)take(warp, i % LANES, 128);
   ck_assert_uint_lt(warp_model.live, 8);
-  everyone(warp, MAM_WARP_ENDS);
+  everyone(warp, MAM__WARP_ENDS);
   ck_assert_uint_eq(warp_model.live, 0);
 }
 END_TEST
@@ -189,17 +189,17 @@ START_TEST(nothing_and_too_much_get_nothing) {
   ck_assert_ptr_null(warp_model_malloc(warp, 0, (size_t)1 << 40));
   warp_model.refuse_from = 0;
   (void)take(warp, 0, 16);
-  everyone(warp, MAM_WARP_ENDS);
+  everyone(warp, MAM__WARP_ENDS);
 }
 END_TEST
 
 START_TEST(a_lane_that_takes_no_part_gets_nothing) {
   struct mam_warp *warp = start(usual);
   ck_assert_ptr_null(warp_model_malloc(warp, LANES, 16));
-  warp_model_leave(warp, 1, MAM_WARP_ENDS);
+  warp_model_leave(warp, 1, MAM__WARP_ENDS);
   ck_assert_ptr_null(warp_model_malloc(warp, 1, 16));
   (void)take(warp, 0, 16);
-  everyone(warp, MAM_WARP_ENDS);
+  everyone(warp, MAM__WARP_ENDS);
   ck_assert_uint_eq(warp_model.live, 0);
 }
 END_TEST
@@ -216,14 +216,14 @@ START_TEST(a_full_heap_loses_nothing) {
       char *block = warp_model_malloc(warp, i % LANES, 1 + i * 97 % 1500);
       refused += block == NULL;
       if (block != NULL)
-        ck_assert_ptr_nonnull(warp_model_around((mam_u64)(uintptr_t)block, 1 + i * 97 % 1500));
+        ck_assert_ptr_nonnull(warp_model_around((mam__u64)(uintptr_t)block, 1 + i * 97 % 1500));
     }
     ck_assert_uint_gt(refused, 0);
-    everyone(warp, MAM_WARP_TIDIES);
+    everyone(warp, MAM__WARP_TIDIES);
     ck_assert_uint_eq(warp_model.live, 1);
     warp_model.refuse_from = 0;
     (void)take(warp, 0, 1 * KIB);
-    everyone(warp, MAM_WARP_ENDS);
+    everyone(warp, MAM__WARP_ENDS);
     ck_assert_uint_eq(warp_model.live, 0);
   }
 }
@@ -234,13 +234,13 @@ static void *take_small_ones(size_t bytes) { return bytes > 512 ? NULL : warp_mo
 
 START_TEST(a_request_without_a_superblock_gets_a_block_of_its_own) {
   struct mam_warp *warp = start(usual);
-  while (mam_warp_number(warp->current) >= 4)
+  while (mam__warp_number(warp->current) >= 4)
     (void)take(warp, 0, 64);
   warp_model.take = take_small_ones;
   const char *block = take(warp, 1, 64);
-  ck_assert_uint_eq(warp_model_around((mam_u64)(uintptr_t)block, 64)->bytes, 64);
+  ck_assert_uint_eq(warp_model_around((mam__u64)(uintptr_t)block, 64)->bytes, 64);
   ck_assert_ptr_null(warp_model_malloc(warp, 1, 600));
-  everyone(warp, MAM_WARP_ENDS);
+  everyone(warp, MAM__WARP_ENDS);
   ck_assert_uint_eq(warp_model.live, 0);
 }
 END_TEST
@@ -253,32 +253,32 @@ START_TEST(tidying_up_frees_when_the_last_lane_does) {
     (void)take(warp, i % LANES, 2 * KIB);
   size_t before = warp_model.live;
   for (unsigned lane = 0; lane + 1 < LANES; lane++)
-    warp_model_leave(warp, lane, MAM_WARP_TIDIES);
+    warp_model_leave(warp, lane, MAM__WARP_TIDIES);
   ck_assert_uint_eq(warp_model.live, before);
-  warp_model_leave(warp, LANES - 1, MAM_WARP_TIDIES);
+  warp_model_leave(warp, LANES - 1, MAM__WARP_TIDIES);
   ck_assert_uint_eq(warp_model.live, 1);
   for (unsigned i = 0; i < 15; i++)
     (void)take(warp, i % LANES, 2 * KIB);
   ck_assert_uint_eq(warp_model.live, 1); /* the first superblock is used again */
-  everyone(warp, MAM_WARP_ENDS);
+  everyone(warp, MAM__WARP_ENDS);
   ck_assert_uint_eq(warp_model.live, 0);
 }
 END_TEST
 
 START_TEST(what_an_early_lane_takes_outlives_the_round) {
   struct mam_warp *warp = start(tiny);
-  warp_model_leave(warp, 0, MAM_WARP_TIDIES);
+  warp_model_leave(warp, 0, MAM__WARP_TIDIES);
   char *blocks[10];
   for (unsigned i = 0; i < 10; i++)
     blocks[i] = take(warp, 0, 100);
   (void)take(warp, 1, 100);
   for (unsigned lane = 1; lane < LANES; lane++)
-    warp_model_leave(warp, lane, MAM_WARP_TIDIES);
+    warp_model_leave(warp, lane, MAM__WARP_TIDIES);
   for (unsigned i = 0; i < 10; i++)
-    ck_assert_ptr_nonnull(warp_model_around((mam_u64)(uintptr_t)blocks[i], 100));
-  everyone(warp, MAM_WARP_TIDIES);
+    ck_assert_ptr_nonnull(warp_model_around((mam__u64)(uintptr_t)blocks[i], 100));
+  everyone(warp, MAM__WARP_TIDIES);
   ck_assert_uint_eq(warp_model.live, 1);
-  everyone(warp, MAM_WARP_ENDS);
+  everyone(warp, MAM__WARP_ENDS);
   ck_assert_uint_eq(warp_model.live, 0);
 }
 END_TEST
@@ -286,26 +286,26 @@ END_TEST
 START_TEST(a_lane_that_tidies_up_twice_counts_once) {
   struct mam_warp *warp = start(usual);
   for (unsigned i = 0; i < 2 * LANES; i++)
-    warp_model_leave(warp, 0, MAM_WARP_TIDIES);
+    warp_model_leave(warp, 0, MAM__WARP_TIDIES);
   const char *block = take(warp, 1, 40 * KIB);
   for (unsigned i = 0; i < LANES; i++)
-    warp_model_leave(warp, 0, MAM_WARP_TIDIES);
-  ck_assert_ptr_nonnull(warp_model_around((mam_u64)(uintptr_t)block, 40 * KIB));
-  everyone(warp, MAM_WARP_ENDS);
+    warp_model_leave(warp, 0, MAM__WARP_TIDIES);
+  ck_assert_ptr_nonnull(warp_model_around((mam__u64)(uintptr_t)block, 40 * KIB));
+  everyone(warp, MAM__WARP_ENDS);
 }
 END_TEST
 
 START_TEST(a_lane_that_ends_is_not_waited_for) {
   struct mam_warp *warp = start(usual);
   (void)take(warp, 0, 40 * KIB);
-  warp_model_leave(warp, 0, MAM_WARP_ENDS);
+  warp_model_leave(warp, 0, MAM__WARP_ENDS);
   ck_assert_uint_eq(warp_model.live, 2);
   for (unsigned lane = 1; lane < LANES; lane++)
-    warp_model_leave(warp, lane, MAM_WARP_TIDIES);
+    warp_model_leave(warp, lane, MAM__WARP_TIDIES);
   ck_assert_uint_eq(warp_model.live, 1);
   (void)take(warp, 1, 40 * KIB);
   for (unsigned lane = 1; lane < LANES; lane++)
-    warp_model_leave(warp, lane, MAM_WARP_ENDS);
+    warp_model_leave(warp, lane, MAM__WARP_ENDS);
   ck_assert_uint_eq(warp_model.live, 0);
 }
 END_TEST
@@ -314,12 +314,12 @@ START_TEST(the_last_one_s_end_tidies_up_for_those_who_wait) {
   struct mam_warp *warp = start(usual);
   (void)take(warp, 0, 40 * KIB);
   for (unsigned lane = 1; lane < LANES; lane++)
-    warp_model_leave(warp, lane, MAM_WARP_TIDIES);
-  warp_model_leave(warp, 0, MAM_WARP_ENDS);
+    warp_model_leave(warp, lane, MAM__WARP_TIDIES);
+  warp_model_leave(warp, 0, MAM__WARP_ENDS);
   ck_assert_uint_eq(warp_model.live, 1);
   (void)take(warp, 2, 16);
   for (unsigned lane = 1; lane < LANES; lane++)
-    warp_model_leave(warp, lane, MAM_WARP_ENDS);
+    warp_model_leave(warp, lane, MAM__WARP_ENDS);
   ck_assert_uint_eq(warp_model.live, 0);
 }
 END_TEST
@@ -327,22 +327,22 @@ END_TEST
 START_TEST(a_second_end_does_nothing) {
   struct mam_warp *warp = start(usual);
   for (unsigned i = 0; i < LANES; i++)
-    warp_model_leave(warp, 0, MAM_WARP_ENDS);
+    warp_model_leave(warp, 0, MAM__WARP_ENDS);
   ck_assert_uint_eq(warp_model.live, 1);
   (void)take(warp, 1, 16);
-  everyone(warp, MAM_WARP_ENDS);
+  everyone(warp, MAM__WARP_ENDS);
   ck_assert_uint_eq(warp_model.live, 0);
 }
 END_TEST
 
 START_TEST(an_ended_header_says_that_it_is_none) {
   static _Alignas(16) char memory[4 * KIB];
-  struct mam_warp *warp = mam_warp_begin(NULL, (mam_u64)(uintptr_t)memory, mam_warp_options_sound(tiny), 1, 0, 0);
-  ck_assert_int_ne(mam_warp_is(warp), 0);
+  struct mam_warp *warp = mam__warp_begin(NULL, (mam__u64)(uintptr_t)memory, mam__warp_options_sound(tiny), 1, 0, 0);
+  ck_assert_int_ne(mam__warp_is(warp), 0);
   struct mam_warp moved = *warp;
-  ck_assert_int_eq(mam_warp_is(&moved), 0); /* a copy is none */
-  warp_model_leave(warp, 0, MAM_WARP_ENDS);
-  ck_assert_int_eq(mam_warp_is(warp), 0);
+  ck_assert_int_eq(mam__warp_is(&moved), 0); /* a copy is none */
+  warp_model_leave(warp, 0, MAM__WARP_ENDS);
+  ck_assert_int_eq(mam__warp_is(warp), 0);
   ck_assert_ptr_null(warp_model_malloc(warp, 0, 16));
   ck_assert_uint_eq(warp_model.wrong_frees, 1); /* the memory was not the model's */
   warp_model.wrong_frees = 0;
@@ -354,22 +354,22 @@ END_TEST
 static const mam_warp_options parked = {32 * KIB, 4 * KIB, 126, 16, 512 * KIB};
 
 /* A heap's control block, of which headers want to know how much may wait; and a park in which nothing does. */
-static struct mam_heap_control control;
-static mam_u64 park[MAM_PARK_WORDS];
+static struct mam__heap_control control;
+static mam__u64 park[MAM__PARK_WORDS];
 
 static void park_begin(size_t heap_bytes) {
   memset(&control, 0, sizeof control);
   memset(park, 0, sizeof park);
-  control.heap.page_count = (mam_u32)(heap_bytes >> MAM_PAGE_SHIFT);
+  control.heap.page_count = (mam__u32)(heap_bytes >> MAM__PAGE_SHIFT);
 }
 
 /* The header that waits in the park, or a new one, for all lanes. */
 static struct mam_warp *park_start(void) {
-  struct mam_warp *warp = mam_warp_find(park, ALL, 5);
+  struct mam_warp *warp = mam__warp_find(park, ALL, 5);
   if (warp != NULL)
     return warp;
-  mam_u64 block = mam_warp_heap_malloc(NULL, parked.first_bytes);
-  return mam_warp_begin(&control, block, parked, ALL, 5, (mam_u64)(uintptr_t)park);
+  mam__u64 block = mam__warp_heap_malloc(NULL, parked.first_bytes);
+  return mam__warp_begin(&control, block, parked, ALL, 5, (mam__u64)(uintptr_t)park);
 }
 
 /* A series of so many bytes by all lanes, whose blocks are live and whole until it ends. */
@@ -384,14 +384,14 @@ static void park_series(size_t bytes) {
   for (unsigned i = 0; i < count; i++)
     for (unsigned k = 0; k < 1000; k++)
       ck_assert_int_eq((unsigned char)blocks[i][k], i % 251);
-  everyone(warp, MAM_WARP_ENDS);
+  everyone(warp, MAM__WARP_ENDS);
 }
 
 /* What waits beside the park, and is counted. */
 static size_t park_waiting(void) {
-  mam_u64 address = mam_park_address(park[1]);
-  size_t bytes = 16 * (size_t)mam_park_number(park[1]);
-  ck_assert_uint_eq(control.parked, mam_park_number(park[1]));
+  mam__u64 address = mam__park_address(park[1]);
+  size_t bytes = 16 * (size_t)mam__park_number(park[1]);
+  ck_assert_uint_eq(control.parked, mam__park_number(park[1]));
   if (address == 0)
     return 0;
   ck_assert_uint_eq(warp_model_around(address, bytes)->bytes, bytes);
@@ -403,29 +403,29 @@ START_TEST(an_ended_header_waits_for_its_next_user) {
   struct mam_warp *warp = park_start();
   for (unsigned i = 0; i < 40; i++)
     (void)take(warp, i % LANES, 1000);
-  everyone(warp, MAM_WARP_ENDS);
+  everyone(warp, MAM__WARP_ENDS);
   ck_assert_uint_eq(warp_model.live, 1);
-  ck_assert_uint_eq(park[0], (mam_u64)(uintptr_t)warp);
-  ck_assert_int_eq(mam_warp_is(warp), 0); /* nobody's meanwhile */
+  ck_assert_uint_eq(park[0], (mam__u64)(uintptr_t)warp);
+  ck_assert_int_eq(mam__warp_is(warp), 0); /* nobody's meanwhile */
   ck_assert_ptr_null(warp_model_malloc(warp, 0, 16));
-  ck_assert_ptr_eq(mam_warp_find(park, 0x100, 5), warp);
-  ck_assert_ptr_null(mam_warp_find(park, 1, 5));
-  ck_assert_int_ne(mam_warp_is(warp), 0);
+  ck_assert_ptr_eq(mam__warp_find(park, 0x100, 5), warp);
+  ck_assert_ptr_null(mam__warp_find(park, 1, 5));
+  ck_assert_int_ne(mam__warp_is(warp), 0);
   for (unsigned i = 0; i < 3; i++)
     (void)take(warp, 8, 1000);
   ck_assert_uint_eq(warp_model.live, 1); /* its first superblock is whole again */
-  warp_model_leave(warp, 8, MAM_WARP_ENDS);
+  warp_model_leave(warp, 8, MAM__WARP_ENDS);
   ck_assert_uint_eq(warp_model.live, 1);
 }
 END_TEST
 
 START_TEST(of_two_headers_one_waits) {
   park_begin(0);
-  mam_warp_options options = mam_warp_options_sound(tiny);
+  mam_warp_options options = mam__warp_options_sound(tiny);
   for (unsigned i = 0; i < 2; i++) {
-    mam_u64 block = mam_warp_heap_malloc(NULL, 512);
-    struct mam_warp *warp = mam_warp_begin(&control, block, options, 1, 0, (mam_u64)(uintptr_t)park);
-    warp_model_leave(warp, 0, MAM_WARP_ENDS);
+    mam__u64 block = mam__warp_heap_malloc(NULL, 512);
+    struct mam_warp *warp = mam__warp_begin(&control, block, options, 1, 0, (mam__u64)(uintptr_t)park);
+    warp_model_leave(warp, 0, MAM__WARP_ENDS);
     ck_assert_uint_eq(warp_model.live, 1);
     ck_assert_uint_eq(park[0], block);
   }
@@ -463,10 +463,10 @@ START_TEST(a_superblock_waits_for_the_next_round) {
     ck_assert_uint_eq(warp_model.live, 2);
     ck_assert(round == 0 || warp_model.requests == requests);
     requests = warp_model.requests;
-    everyone(warp, MAM_WARP_TIDIES);
+    everyone(warp, MAM__WARP_TIDIES);
     ck_assert_uint_eq(park_waiting(), 32 * KIB);
   }
-  everyone(warp, MAM_WARP_ENDS);
+  everyone(warp, MAM__WARP_ENDS);
 }
 END_TEST
 
@@ -478,7 +478,7 @@ START_TEST(what_waits_is_a_share_of_the_heap) {
   struct mam_warp *warp = park_start();
   (void)take(warp, 0, 40 * KIB);
   ck_assert_uint_eq(park_waiting(), 32 * KIB);
-  everyone(warp, MAM_WARP_ENDS); /* 160 KiB are more than the share */
+  everyone(warp, MAM__WARP_ENDS); /* 160 KiB are more than the share */
   ck_assert_uint_eq(park_waiting(), 32 * KIB);
   ck_assert_uint_eq(warp_model.live, 2);
   park_series(100 * KIB);
@@ -496,8 +496,8 @@ START_TEST(of_two_superblocks_the_larger_waits) {
       (void)take(warps[0], i % LANES, 1000);
     (void)take(warps[1], 0, 40 * KIB);
     ck_assert_uint_eq(warp_model.live, 4);
-    everyone(warps[larger_last ? 0 : 1], MAM_WARP_ENDS);
-    everyone(warps[larger_last ? 1 : 0], MAM_WARP_ENDS);
+    everyone(warps[larger_last ? 0 : 1], MAM__WARP_ENDS);
+    everyone(warps[larger_last ? 1 : 0], MAM__WARP_ENDS);
     ck_assert_uint_eq(park_waiting(), 160 * KIB);
     ck_assert_uint_eq(warp_model.live, 2);
     warp_model_begin();
@@ -517,8 +517,8 @@ START_TEST(what_is_handed_over_with_a_header_stays_counted) {
   ck_assert_uint_eq(park_waiting(), 0);
   park_series(30 * KIB);
   ck_assert_uint_eq(park_waiting(), 32 * KIB);
-  ck_assert_int_ne(mam_warp_adopt_by(warp, 1, 7), 0);
-  warp_model_leave(warp, 0, MAM_WARP_ENDS);
+  ck_assert_int_ne(mam__warp_adopt_by(warp, 1, 7), 0);
+  warp_model_leave(warp, 0, MAM__WARP_ENDS);
   ck_assert_uint_eq(park_waiting(), 128 * KIB);
   ck_assert_uint_eq(warp_model.live, 2);
 }
@@ -535,12 +535,12 @@ START_TEST(what_was_handed_over_lives_until_it_is_ended) {
     warp_model_hand_over(warp, lane);
   for (unsigned i = 0; i < 20; i++)
     ck_assert_int_eq(blocks[i][199], (int)(i % LANES));
-  ck_assert_int_ne(mam_warp_adopt_by(warp, 0x30, 7), 0);
+  ck_assert_int_ne(mam__warp_adopt_by(warp, 0x30, 7), 0);
   ck_assert_ptr_null(warp_model_malloc(warp, 0, 16));
   (void)take(warp, 4, 2000);
   ck_assert_int_eq(blocks[7][0], 3);
-  warp_model_leave(warp, 4, MAM_WARP_ENDS);
-  warp_model_leave(warp, 5, MAM_WARP_ENDS);
+  warp_model_leave(warp, 4, MAM__WARP_ENDS);
+  warp_model_leave(warp, 5, MAM__WARP_ENDS);
   ck_assert_uint_eq(warp_model.live, 0);
 }
 END_TEST
@@ -548,29 +548,29 @@ END_TEST
 START_TEST(one_lane_that_hands_over_is_enough) {
   struct mam_warp *warp = start(usual);
   (void)take(warp, 0, 16);
-  warp_model_leave(warp, 0, MAM_WARP_ENDS);
+  warp_model_leave(warp, 0, MAM__WARP_ENDS);
   warp_model_hand_over(warp, 1);
-  warp_model_leave(warp, 2, MAM_WARP_ENDS);
-  warp_model_leave(warp, 3, MAM_WARP_ENDS);
+  warp_model_leave(warp, 2, MAM__WARP_ENDS);
+  warp_model_leave(warp, 3, MAM__WARP_ENDS);
   ck_assert_uint_eq(warp_model.live, 1);
-  ck_assert_int_ne(mam_warp_adopt_by(warp, 1, 7), 0);
-  warp_model_leave(warp, 0, MAM_WARP_ENDS);
+  ck_assert_int_ne(mam__warp_adopt_by(warp, 1, 7), 0);
+  warp_model_leave(warp, 0, MAM__WARP_ENDS);
   ck_assert_uint_eq(warp_model.live, 0);
 }
 END_TEST
 
 START_TEST(only_what_was_handed_over_is_adopted_and_once) {
   struct mam_warp *warp = start(usual);
-  ck_assert_int_eq(mam_warp_adopt_by(warp, 1, 7), 0);
+  ck_assert_int_eq(mam__warp_adopt_by(warp, 1, 7), 0);
   warp_model_hand_over(warp, 0);
-  ck_assert_int_eq(mam_warp_adopt_by(warp, 1, 7), 0); /* others still take part */
+  ck_assert_int_eq(mam__warp_adopt_by(warp, 1, 7), 0); /* others still take part */
   for (unsigned lane = 1; lane < LANES; lane++)
-    warp_model_leave(warp, lane, MAM_WARP_ENDS);
-  ck_assert_int_ne(mam_warp_adopt_by(warp, 1, 7), 0);
-  ck_assert_int_eq(mam_warp_adopt_by(warp, 2, 8), 0);
+    warp_model_leave(warp, lane, MAM__WARP_ENDS);
+  ck_assert_int_ne(mam__warp_adopt_by(warp, 1, 7), 0);
+  ck_assert_int_eq(mam__warp_adopt_by(warp, 2, 8), 0);
   warp_model_hand_over(warp, 0);
-  ck_assert_int_ne(mam_warp_adopt_by(warp, 2, 8), 0); /* and again */
-  warp_model_leave(warp, 1, MAM_WARP_ENDS);
+  ck_assert_int_ne(mam__warp_adopt_by(warp, 2, 8), 0); /* and again */
+  warp_model_leave(warp, 1, MAM__WARP_ENDS);
   ck_assert_uint_eq(warp_model.live, 0);
 }
 END_TEST

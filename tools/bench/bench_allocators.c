@@ -57,18 +57,18 @@ static const struct allocator mam = {.name = "MAM",
                                      .metadata = mam_metadata,
                                      .last_error = MAM_LastError};
 
-static const struct allocator mam_tagged = {.name = "MAM-tagged",
-                                            .alignment = 512,
-                                            .bounded = true,
-                                            .sized = true,
-                                            .open = mam_open,
-                                            .close = MAM_Destroy,
-                                            .allocate = MAM_CudaMalloc,
-                                            .release = mam_release,
-                                            .allocate_tagged = MAM_CudaMallocTagged,
-                                            .reserved = mam_reserved,
-                                            .metadata = mam_metadata,
-                                            .last_error = MAM_LastError};
+static const struct allocator mam__tagged = {.name = "MAM-tagged",
+                                             .alignment = 512,
+                                             .bounded = true,
+                                             .sized = true,
+                                             .open = mam_open,
+                                             .close = MAM_Destroy,
+                                             .allocate = MAM_CudaMalloc,
+                                             .release = mam_release,
+                                             .allocate_tagged = MAM_CudaMallocTagged,
+                                             .reserved = mam_reserved,
+                                             .metadata = mam_metadata,
+                                             .last_error = MAM_LastError};
 
 /* ---- The CUDA driver's ------------------------------------------------------------------------------------------- */
 
@@ -260,7 +260,7 @@ static bool async_exists(void) {
          driver->cuMemPoolGetAttribute != NULL && driver->cuMemPoolSetAttribute != NULL;
 }
 
-const struct allocator *allocators_tagged(void) { return &mam_tagged; }
+const struct allocator *allocators_tagged(void) { return &mam__tagged; }
 
 size_t allocators_select(const struct allocator *list[allocators_most], MAM_Source source,
                          const struct machine *machine) {

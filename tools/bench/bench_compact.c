@@ -29,7 +29,7 @@ struct compact_bench {
   CUfunction make, thin, link, forward, verify, free_plain, free_keeping;
   CUfunction particles_birth, particles_step, particles_count;
   MAM_Heap heap;
-  mam_heap handle;
+  mam_device_heap handle;
   CUdeviceptr table, other;
 };
 

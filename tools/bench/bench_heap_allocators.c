@@ -111,8 +111,8 @@ static bool mam_open(struct heap *heap) {
   if (!mam_accept(MAM_HeapCreate((MAM_Heap *)&heap->own, heap->pool, &options), "MAM_HeapCreate"))
     return false;
   heap->create_us = clock_span_ns(start_ns, clock_now_ns()) / 1e3;
-  _Static_assert(sizeof heap->handle >= sizeof(mam_heap), "the handle has to fit");
-  mam_heap handle;
+  _Static_assert(sizeof heap->handle >= sizeof(mam_device_heap), "the handle has to fit");
+  mam_device_heap handle;
   if (!mam_grow(heap, options.bytes) || !mam_accept(MAM_HeapHandle(heap->own, &handle), "MAM_HeapHandle"))
     return false;
   memcpy(heap->handle, &handle, sizeof handle);

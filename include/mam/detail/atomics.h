@@ -6,33 +6,33 @@
  * A GPU (nvcc, NVRTC) and host threads have the same names here, so all other headers are written once.  This is the
  * only one that asks which of the two it is compiled for.  It needs no other header.
  *
- * The name of an operation says its order and its type: mam_cas_acq_rel_u64.  An operation is atomic among all threads
+ * The name of an operation says its order and its type: mam__cas_acq_rel_u64.  An operation is atomic among all threads
  * of the device; on the host, of the process.
  *
  * A test may define, before it includes this:
  *
- *   MAM_ATOMICS_STEP()       called before each atomic operation on the host
- *   MAM_ATOMICS_SEEN(value)  told what the operation read
- *   MAM_ATOMICS_PAUSE()      called instead of a rest
- *   MAM_ATOMICS_TIME_NS()    the time
- *   MAM_ATOMICS_SALT()       what mam_salt returns
+ *   MAM__ATOMICS_STEP()       called before each atomic operation on the host
+ *   MAM__ATOMICS_SEEN(value)  told what the operation read
+ *   MAM__ATOMICS_PAUSE()      called instead of a rest
+ *   MAM__ATOMICS_TIME_NS()    the time
+ *   MAM__ATOMICS_SALT()       what mam__salt returns
  */
 #ifndef MAM_DETAIL_ATOMICS_H
 #define MAM_DETAIL_ATOMICS_H
 
-typedef unsigned char mam_u8;
-typedef unsigned short mam_u16;
-typedef unsigned int mam_u32;
-typedef unsigned long long mam_u64;
+typedef unsigned char mam__u8;
+typedef unsigned short mam__u16;
+typedef unsigned int mam__u32;
+typedef unsigned long long mam__u64;
 
 #if defined(__CUDA_ARCH__) || defined(__CUDACC_RTC__)
-#define MAM_ON_DEVICE 1
+#define MAM__ON_DEVICE 1
 #else
-#define MAM_ON_DEVICE 0
+#define MAM__ON_DEVICE 0
 #endif
 
-/* MAM_INLINE: a function that becomes a part of its callers.
- * MAM_OUTLINE: a function that does not, so that a kernel pays for its registers and its code in one place.  It is for
+/* MAM__INLINE: a function that becomes a part of its callers.
+ * MAM__OUTLINE: a function that does not, so that a kernel pays for its registers and its code in one place.  It is for
  * what a kernel seldom needs.
  *
  * ptxas numbers the registers of a function that it knows to have no other callers above those of its callers, so a
@@ -40,69 +40,69 @@ typedef unsigned long long mam_u64;
  * uses its callers' registers and saves on the stack what they keep there.  Outlined functions are of this kind:
  *
  *   with -rdc=true   They have external linkage.  Every call is visible, and the linker knows stack and registers.
- *   without it       MAM_OUT_OF_SIGHT hides from ptxas which function is called. */
+ *   without it       MAM__OUT_OF_SIGHT hides from ptxas which function is called. */
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
-#define MAM_INLINE static __device__ __forceinline__
+#define MAM__INLINE static __device__ __forceinline__
 #ifdef __CUDACC_RDC__
-#define MAM_OUTLINE inline __device__ __noinline__
+#define MAM__OUTLINE inline __device__ __noinline__
 #else
-#define MAM_OUTLINE static __device__ __noinline__
+#define MAM__OUTLINE static __device__ __noinline__
 #endif
 #else
-#define MAM_INLINE static inline __attribute__((unused))
-#define MAM_OUTLINE static __attribute__((unused))
+#define MAM__INLINE static inline __attribute__((unused))
+#define MAM__OUTLINE static __attribute__((unused))
 #endif
 
 /* ptxas assumes that a hidden call may reach any function of the same type.  If a function might then call itself,
  * ptxas does not know the stack that a kernel needs.  So functions whose types would be the same get a different first
- * parameter, MAM_TAG(1 to 6), which has no value.  MAM_OUT_OF_SIGHT supplies it. */
-#if MAM_ON_DEVICE && !defined(__CUDACC_RDC__)
-template <int Number> struct mam_tag;
-template <> struct mam_tag<1> { char bytes[1]; };
-template <> struct mam_tag<2> { char bytes[2]; };
-template <> struct mam_tag<3> { char bytes[3]; };
-template <> struct mam_tag<4> { char bytes[4]; };
-template <> struct mam_tag<5> { short words[1]; };
-template <> struct mam_tag<6> { short words[2]; };
-template <int Number, typename Result, typename... Values> struct mam_tagged {
-  Result (*function)(mam_tag<Number>, Values...);
+ * parameter, MAM__TAG(1 to 6), which has no value.  MAM__OUT_OF_SIGHT supplies it. */
+#if MAM__ON_DEVICE && !defined(__CUDACC_RDC__)
+template <int Number> struct mam__tag;
+template <> struct mam__tag<1> { char bytes[1]; };
+template <> struct mam__tag<2> { char bytes[2]; };
+template <> struct mam__tag<3> { char bytes[3]; };
+template <> struct mam__tag<4> { char bytes[4]; };
+template <> struct mam__tag<5> { short words[1]; };
+template <> struct mam__tag<6> { short words[2]; };
+template <int Number, typename Result, typename... Values> struct mam__tagged {
+  Result (*function)(mam__tag<Number>, Values...);
   __device__ __forceinline__ Result operator()(Values... values) const {
-    return function(mam_tag<Number>(), values...);
+    return function(mam__tag<Number>(), values...);
   }
 };
 template <typename Result, typename... Values>
-MAM_INLINE auto mam_out_of_sight(Result (*function)(Values...)) -> Result (*)(Values...) {
+MAM__INLINE auto mam__out_of_sight(Result (*function)(Values...)) -> Result (*)(Values...) {
   asm volatile("" : "+l"(function));
   return function;
 }
 template <int Number, typename Result, typename... Values>
-MAM_INLINE mam_tagged<Number, Result, Values...> mam_out_of_sight(Result (*function)(mam_tag<Number>, Values...)) {
+MAM__INLINE mam__tagged<Number, Result, Values...> mam__out_of_sight(Result (*function)(mam__tag<Number>, Values...)) {
   asm volatile("" : "+l"(function));
   return {function};
 }
-#define MAM_TAG(number) mam_tag<number>,
-#define MAM_OUT_OF_SIGHT(function) mam_out_of_sight(function)
+#define MAM__TAG(number) mam__tag<number>,
+#define MAM__OUT_OF_SIGHT(function) mam__out_of_sight(function)
 #else
-#define MAM_TAG(number)
-#define MAM_OUT_OF_SIGHT(function) (function)
+#define MAM__TAG(number)
+#define MAM__OUT_OF_SIGHT(function) (function)
 #endif
 
 /* How a loop is compiled for a GPU: unrolled as a whole, or not at all. */
-#if MAM_ON_DEVICE
-#define MAM_UNROLL _Pragma("unroll")
-#define MAM_LOOP _Pragma("unroll 1") /* where small code matters more than speed */
+#if MAM__ON_DEVICE
+#define MAM__UNROLL _Pragma("unroll")
+#define MAM__LOOP _Pragma("unroll 1") /* where small code matters more than speed */
 #else
-#define MAM_UNROLL
-#define MAM_LOOP
+#define MAM__UNROLL
+#define MAM__LOOP
 #endif
 
 /* Makes the compiler compute again what it has computed from a variable, instead of keeping it in a register. */
-#if MAM_ON_DEVICE
-#define MAM_FORGET(variable) asm volatile("" : "+r"(variable))
-#define MAM_FORGET_ADDRESS(variable) asm volatile("" : "+l"(variable))
+#if MAM__ON_DEVICE
+#define MAM__FORGET(variable) asm volatile("" : "+r"(variable))
+#define MAM__FORGET_ADDRESS(variable) asm volatile("" : "+l"(variable))
 #else
-#define MAM_FORGET(variable) ((void)(variable))
-#define MAM_FORGET_ADDRESS(variable) ((void)(variable))
+#define MAM__FORGET(variable) ((void)(variable))
+#define MAM__FORGET_ADDRESS(variable) ((void)(variable))
 #endif
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
@@ -112,148 +112,151 @@ MAM_INLINE mam_tagged<Number, Result, Values...> mam_out_of_sight(Result (*funct
  * Each operation is PTX, so that its order is what is written, on every toolkit, and its address is known to be global.
  */
 
-MAM_INLINE mam_u64 mam_global(const void *address) { return (mam_u64)__cvta_generic_to_global(address); }
+MAM__INLINE mam__u64 mam__global(const void *address) { return (mam__u64)__cvta_generic_to_global(address); }
 
-#define MAM_PTX_LOAD(name, order, type, suffix, constraint)                                                            \
-  MAM_INLINE type name(const type *word) {                                                                             \
+#define MAM__PTX_LOAD(name, order, type, suffix, constraint)                                                           \
+  MAM__INLINE type name(const type *word) {                                                                            \
     type value;                                                                                                        \
     asm volatile("ld." order ".gpu.global." suffix " %0, [%1];"                                                        \
                  : "=" constraint(value)                                                                               \
-                 : "l"(mam_global(word))                                                                               \
+                 : "l"(mam__global(word))                                                                              \
                  : "memory");                                                                                          \
     return value;                                                                                                      \
   }
-#define MAM_PTX_STORE(name, order, type, suffix, constraint)                                                           \
-  MAM_INLINE void name(type *word, type value) {                                                                       \
-    asm volatile("st." order ".gpu.global." suffix " [%0], %1;" ::"l"(mam_global(word)), constraint(value)             \
+#define MAM__PTX_STORE(name, order, type, suffix, constraint)                                                          \
+  MAM__INLINE void name(type *word, type value) {                                                                      \
+    asm volatile("st." order ".gpu.global." suffix " [%0], %1;" ::"l"(mam__global(word)), constraint(value)            \
                  : "memory");                                                                                          \
   }
-#define MAM_PTX_FETCH(name, operation, order, type, suffix, constraint)                                                \
-  MAM_INLINE type name(type *word, type value) {                                                                       \
+#define MAM__PTX_FETCH(name, operation, order, type, suffix, constraint)                                               \
+  MAM__INLINE type name(type *word, type value) {                                                                      \
     type old;                                                                                                          \
     asm volatile("atom." order ".gpu.global." operation "." suffix " %0, [%1], %2;"                                    \
                  : "=" constraint(old)                                                                                 \
-                 : "l"(mam_global(word)), constraint(value)                                                            \
+                 : "l"(mam__global(word)), constraint(value)                                                           \
                  : "memory");                                                                                          \
     return old;                                                                                                        \
   }
 
-MAM_PTX_LOAD(mam_load_relaxed_u16, "relaxed", mam_u16, "u16", "h")
-MAM_PTX_LOAD(mam_load_relaxed_u32, "relaxed", mam_u32, "u32", "r")
-MAM_PTX_LOAD(mam_load_acquire_u32, "acquire", mam_u32, "u32", "r")
-MAM_PTX_LOAD(mam_load_relaxed_u64, "relaxed", mam_u64, "u64", "l")
-MAM_PTX_LOAD(mam_load_acquire_u64, "acquire", mam_u64, "u64", "l")
-MAM_PTX_STORE(mam_store_relaxed_u16, "relaxed", mam_u16, "u16", "h")
-MAM_PTX_STORE(mam_store_relaxed_u32, "relaxed", mam_u32, "u32", "r")
-MAM_PTX_STORE(mam_store_release_u32, "release", mam_u32, "u32", "r")
-MAM_PTX_STORE(mam_store_relaxed_u64, "relaxed", mam_u64, "u64", "l")
-MAM_PTX_FETCH(mam_add_relaxed_u32, "add", "relaxed", mam_u32, "u32", "r")
-MAM_PTX_FETCH(mam_exchange_acq_rel_u32, "exch", "acq_rel", mam_u32, "b32", "r")
-MAM_PTX_FETCH(mam_add_relaxed_u64, "add", "relaxed", mam_u64, "u64", "l")
-MAM_PTX_FETCH(mam_add_acquire_u64, "add", "acquire", mam_u64, "u64", "l")
-MAM_PTX_FETCH(mam_exchange_release_u64, "exch", "release", mam_u64, "b64", "l")
-MAM_PTX_FETCH(mam_exchange_acq_rel_u64, "exch", "acq_rel", mam_u64, "b64", "l")
-MAM_PTX_FETCH(mam_exchange_after_fence_u64, "exch", "relaxed", mam_u64, "b64", "l")
-MAM_PTX_FETCH(mam_and_release_u64, "and", "release", mam_u64, "b64", "l")
-MAM_PTX_FETCH(mam_and_after_fence_u64, "and", "relaxed", mam_u64, "b64", "l")
-MAM_PTX_FETCH(mam_and_acq_rel_u64, "and", "acq_rel", mam_u64, "b64", "l")
-MAM_PTX_FETCH(mam_or_relaxed_u64, "or", "relaxed", mam_u64, "b64", "l")
-MAM_PTX_FETCH(mam_or_acquire_u64, "or", "acquire", mam_u64, "b64", "l")
-MAM_PTX_FETCH(mam_or_acq_rel_u64, "or", "acq_rel", mam_u64, "b64", "l")
-MAM_PTX_FETCH(mam_or_acq_rel_u32, "or", "acq_rel", mam_u32, "b32", "r")
-MAM_PTX_FETCH(mam_add_acq_rel_u32, "add", "acq_rel", mam_u32, "u32", "r")
+MAM__PTX_LOAD(mam__load_relaxed_u16, "relaxed", mam__u16, "u16", "h")
+MAM__PTX_LOAD(mam__load_relaxed_u32, "relaxed", mam__u32, "u32", "r")
+MAM__PTX_LOAD(mam__load_acquire_u32, "acquire", mam__u32, "u32", "r")
+MAM__PTX_LOAD(mam__load_relaxed_u64, "relaxed", mam__u64, "u64", "l")
+MAM__PTX_LOAD(mam__load_acquire_u64, "acquire", mam__u64, "u64", "l")
+MAM__PTX_STORE(mam__store_relaxed_u16, "relaxed", mam__u16, "u16", "h")
+MAM__PTX_STORE(mam__store_relaxed_u32, "relaxed", mam__u32, "u32", "r")
+MAM__PTX_STORE(mam__store_release_u32, "release", mam__u32, "u32", "r")
+MAM__PTX_STORE(mam__store_relaxed_u64, "relaxed", mam__u64, "u64", "l")
+MAM__PTX_FETCH(mam__add_relaxed_u32, "add", "relaxed", mam__u32, "u32", "r")
+MAM__PTX_FETCH(mam__exchange_acq_rel_u32, "exch", "acq_rel", mam__u32, "b32", "r")
+MAM__PTX_FETCH(mam__add_relaxed_u64, "add", "relaxed", mam__u64, "u64", "l")
+MAM__PTX_FETCH(mam__add_acquire_u64, "add", "acquire", mam__u64, "u64", "l")
+MAM__PTX_FETCH(mam__exchange_release_u64, "exch", "release", mam__u64, "b64", "l")
+MAM__PTX_FETCH(mam__exchange_acq_rel_u64, "exch", "acq_rel", mam__u64, "b64", "l")
+MAM__PTX_FETCH(mam__exchange_after_barrier_u64, "exch", "relaxed", mam__u64, "b64", "l")
+MAM__PTX_FETCH(mam__and_release_u64, "and", "release", mam__u64, "b64", "l")
+MAM__PTX_FETCH(mam__and_after_barrier_u64, "and", "relaxed", mam__u64, "b64", "l")
+MAM__PTX_FETCH(mam__and_acq_rel_u64, "and", "acq_rel", mam__u64, "b64", "l")
+MAM__PTX_FETCH(mam__or_relaxed_u64, "or", "relaxed", mam__u64, "b64", "l")
+MAM__PTX_FETCH(mam__or_acquire_u64, "or", "acquire", mam__u64, "b64", "l")
+MAM__PTX_FETCH(mam__or_acq_rel_u64, "or", "acq_rel", mam__u64, "b64", "l")
+MAM__PTX_FETCH(mam__or_acq_rel_u32, "or", "acq_rel", mam__u32, "b32", "r")
+MAM__PTX_FETCH(mam__add_acq_rel_u32, "add", "acq_rel", mam__u32, "u32", "r")
 
-#define MAM_PTX_CAS(name, order, type, suffix, constraint)                                                             \
-  MAM_INLINE type name(type *word, type expected, type desired) {                                                      \
+#define MAM__PTX_CAS(name, order, type, suffix, constraint)                                                            \
+  MAM__INLINE type name(type *word, type expected, type desired) {                                                     \
     type old;                                                                                                          \
     asm volatile("atom." order ".gpu.global.cas." suffix " %0, [%1], %2, %3;"                                          \
                  : "=" constraint(old)                                                                                 \
-                 : "l"(mam_global(word)), constraint(expected), constraint(desired)                                    \
+                 : "l"(mam__global(word)), constraint(expected), constraint(desired)                                   \
                  : "memory");                                                                                          \
     return old;                                                                                                        \
   }
-MAM_PTX_CAS(mam_cas_relaxed_u64, "relaxed", mam_u64, "b64", "l")
-MAM_PTX_CAS(mam_cas_acq_rel_u32, "acq_rel", mam_u32, "b32", "r")
-MAM_PTX_CAS(mam_cas_acquire_u64, "acquire", mam_u64, "b64", "l")
-MAM_PTX_CAS(mam_cas_acq_rel_u64, "acq_rel", mam_u64, "b64", "l")
+MAM__PTX_CAS(mam__cas_relaxed_u64, "relaxed", mam__u64, "b64", "l")
+MAM__PTX_CAS(mam__cas_acq_rel_u32, "acq_rel", mam__u32, "b32", "r")
+MAM__PTX_CAS(mam__cas_acquire_u64, "acquire", mam__u64, "b64", "l")
+MAM__PTX_CAS(mam__cas_acq_rel_u64, "acq_rel", mam__u64, "b64", "l")
 
-/* For several compare-and-swaps that are one step together: a barrier before and after them (mam_fence) is cheaper than
- * an order for each.  A barrier after a relaxed read acquires what was released to the value read; a barrier before a
- * relaxed write releases it. (PTX ISA, memory consistency model, release and acquire patterns.) */
-MAM_PTX_CAS(mam_cas_between_fences_u64, "relaxed", mam_u64, "b64", "l")
-MAM_INLINE void mam_fence(void) { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+/* For several compare-and-swaps that are one step together: a barrier before and after them (mam__barrier) is cheaper
+ * than an order for each.  A barrier after a relaxed read acquires what was released to the value read; a barrier
+ * before a relaxed write releases it. (PTX ISA, memory consistency model, release and acquire patterns.) */
+MAM__PTX_CAS(mam__cas_between_barriers_u64, "relaxed", mam__u64, "b64", "l")
+MAM__INLINE void mam__barrier(void) { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 /* A compare-and-swap, a load and an and of which some in a row may not be wanted.  There is no branch, so that all of
  * them are under way at once.  One that is not wanted returns as if it had succeeded, or `otherwise`. */
-MAM_INLINE mam_u64 mam_cas_between_fences_if_u64(int wanted, mam_u64 *word, mam_u64 expected, mam_u64 desired) {
-  mam_u64 old;
+MAM__INLINE mam__u64 mam__cas_between_barriers_if_u64(int wanted, mam__u64 *word, mam__u64 expected, mam__u64 desired) {
+  mam__u64 old;
   asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %4, 0;\n\tmov.b64 %0, %2;\n\t"
                "@p atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;\n\t}"
                : "=&l"(old)
-               : "l"(mam_global(word)), "l"(expected), "l"(desired), "r"(wanted)
+               : "l"(mam__global(word)), "l"(expected), "l"(desired), "r"(wanted)
                : "memory");
   return old;
 }
-MAM_INLINE mam_u64 mam_load_relaxed_if_u64(int wanted, const mam_u64 *word, mam_u64 otherwise) {
-  mam_u64 value;
+MAM__INLINE mam__u64 mam__load_relaxed_if_u64(int wanted, const mam__u64 *word, mam__u64 otherwise) {
+  mam__u64 value;
   asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %3, 0;\n\tmov.b64 %0, %2;\n\t"
                "@p ld.relaxed.gpu.global.u64 %0, [%1];\n\t}"
                : "=&l"(value)
-               : "l"(mam_global(word)), "l"(otherwise), "r"(wanted)
+               : "l"(mam__global(word)), "l"(otherwise), "r"(wanted)
                : "memory");
   return value;
 }
 
-MAM_INLINE mam_u64 mam_and_relaxed_if_u64(int wanted, mam_u64 *word, mam_u64 value, mam_u64 otherwise) {
-  mam_u64 old;
+MAM__INLINE mam__u64 mam__and_relaxed_if_u64(int wanted, mam__u64 *word, mam__u64 value, mam__u64 otherwise) {
+  mam__u64 old;
   asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %4, 0;\n\tmov.b64 %0, %3;\n\t"
                "@p atom.relaxed.gpu.global.and.b64 %0, [%1], %2;\n\t}"
                : "=&l"(old)
-               : "l"(mam_global(word)), "l"(value), "l"(otherwise), "r"(wanted)
+               : "l"(mam__global(word)), "l"(value), "l"(otherwise), "r"(wanted)
                : "memory");
   return old;
 }
 
 /* Two threads each change a word and then look at the other's.  At least one of them sees the other's change, if one
- * has mam_fence_all between the two, and the other looks by mam_look_after_change_u32. */
-MAM_INLINE void mam_fence_all(void) { asm volatile("fence.sc.gpu;" ::: "memory"); }
-MAM_INLINE mam_u32 mam_look_after_change_u32(mam_u32 *word) {
-  mam_fence_all();
-  return mam_load_relaxed_u32(word);
+ * has mam__barrier_all between the two, and the other looks by mam__look_after_change_u32. */
+MAM__INLINE void mam__barrier_all(void) { asm volatile("fence.sc.gpu;" ::: "memory"); }
+MAM__INLINE mam__u32 mam__look_after_change_u32(mam__u32 *word) {
+  mam__barrier_all();
+  return mam__load_relaxed_u32(word);
 }
-/* The look alone, for a caller that has passed mam_fence_all; and the change alone, for a caller that will pass it. */
-MAM_INLINE mam_u32 mam_look_after_fence_u32(mam_u32 *word) { return mam_load_relaxed_u32(word); }
-MAM_INLINE mam_u64 mam_or_before_fence_u64(mam_u64 *word, mam_u64 value) { return mam_or_relaxed_u64(word, value); }
+/* The look alone, for a caller that has passed mam__barrier_all; and the change alone, for a caller that will pass it.
+ */
+MAM__INLINE mam__u32 mam__look_after_barrier_u32(mam__u32 *word) { return mam__load_relaxed_u32(word); }
+MAM__INLINE mam__u64 mam__or_before_barrier_u64(mam__u64 *word, mam__u64 value) {
+  return mam__or_relaxed_u64(word, value);
+}
 
 /* Writes a word in the host's memory, which the host reads. */
-MAM_INLINE void mam_store_relaxed_system_u64(mam_u64 *word, mam_u64 value) {
-  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(mam_global(word)), "l"(value) : "memory");
+MAM__INLINE void mam__store_relaxed_system_u64(mam__u64 *word, mam__u64 value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(mam__global(word)), "l"(value) : "memory");
 }
 
 /* A short rest while another thread works: 100 to 200 ns. */
-MAM_INLINE void mam_pause(void) { __nanosleep(100); }
+MAM__INLINE void mam__pause(void) { __nanosleep(100); }
 /* A rest of ns to twice as many, at most a millisecond. */
-MAM_INLINE void mam_sleep(mam_u32 ns) { __nanosleep(ns); }
+MAM__INLINE void mam__sleep(mam__u32 ns) { __nanosleep(ns); }
 /* A number that is likely to differ between threads that ask at the same time. */
-MAM_INLINE mam_u32 mam_salt(void) {
-  mam_u32 clock, lane;
+MAM__INLINE mam__u32 mam__salt(void) {
+  mam__u32 clock, lane;
   asm volatile("mov.u32 %0, %%clock;" : "=r"(clock));
   asm("mov.u32 %0, %%laneid;" : "=r"(lane));
   return (clock >> 2) + lane;
 }
 /* A time, counted from some moment. */
-MAM_INLINE mam_u64 mam_time_ns(void) {
-  mam_u64 now;
+MAM__INLINE mam__u64 mam__time_ns(void) {
+  mam__u64 now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
   return now;
 }
 
-MAM_INLINE mam_u32 mam_lowest_u32(mam_u32 value) { return (mam_u32)__ffs((int)value) - 1; }
-MAM_INLINE mam_u32 mam_lowest_u64(mam_u64 value) { return (mam_u32)__ffsll((long long)value) - 1; }
-MAM_INLINE mam_u32 mam_leading_zeros_u32(mam_u32 value) { return (mam_u32)__clz((int)value); }
-MAM_INLINE mam_u32 mam_leading_zeros_u64(mam_u64 value) { return (mam_u32)__clzll((long long)value); }
-MAM_INLINE mam_u32 mam_ones_u32(mam_u32 value) { return (mam_u32)__popc(value); }
-MAM_INLINE mam_u32 mam_ones_u64(mam_u64 value) { return (mam_u32)__popcll(value); }
+MAM__INLINE mam__u32 mam__lowest_u32(mam__u32 value) { return (mam__u32)__ffs((int)value) - 1; }
+MAM__INLINE mam__u32 mam__lowest_u64(mam__u64 value) { return (mam__u32)__ffsll((long long)value) - 1; }
+MAM__INLINE mam__u32 mam__leading_zeros_u32(mam__u32 value) { return (mam__u32)__clz((int)value); }
+MAM__INLINE mam__u32 mam__leading_zeros_u64(mam__u64 value) { return (mam__u32)__clzll((long long)value); }
+MAM__INLINE mam__u32 mam__ones_u32(mam__u32 value) { return (mam__u32)__popc(value); }
+MAM__INLINE mam__u32 mam__ones_u64(mam__u64 value) { return (mam__u32)__popcll(value); }
 
 /* ---- Lanes that act together ----
  *
@@ -264,181 +267,187 @@ MAM_INLINE mam_u32 mam_ones_u64(mam_u64 value) { return (mam_u32)__popcll(value)
  * 1. At once.  Between __activemask() and a match or a vote lies nothing but arithmetic.  The lanes that __activemask()
  *    names, and no others, make the collective.  __activemask() is used for nothing else: it says which lanes are here,
  *    not which will come.
- * 2. Later.  The mask is a value of each lane, made by mam_mask_of.  The compiler compares it between the lanes that
+ * 2. Later.  The mask is a value of each lane, made by mam__mask_of.  The compiler compares it between the lanes that
  * are here, and serves the lanes of each mask by themselves.  All lanes of one mask take the same branches to the
  *    collective, or lanes that leave are taken out of the mask, by arithmetic that all of them do alike.
  *
- * The second needs mam_mask_of.  ptxas (13.0) assumes that the result of a vote, and sometimes that of a match, is the
+ * The second needs mam__mask_of.  ptxas (13.0) assumes that the result of a vote, and sometimes that of a match, is the
  * same in all lanes that run together.  That is true until lanes part.  After that ptxas compiles the collective for
  * the mask of one lane, and a lane of another set beside it reads a lane that has not arrived.  (An atomic operation
  * under a predicate does not help: ptxas makes a branch of it.) */
-struct mam_lanes {
-  mam_u32 mask, rank, count;
+struct mam__lanes {
+  mam__u32 mask, rank, count;
 };
 
 /* The lanes below the calling one. */
-MAM_INLINE mam_u32 mam_lane_below(void) {
-  mam_u32 mask;
+MAM__INLINE mam__u32 mam__lane_below(void) {
+  mam__u32 mask;
   asm("mov.u32 %0, %%lanemask_lt;" : "=r"(mask));
   return mask;
 }
 /* Adds the calling lane to a mask that has it already.  The compiler then knows that the mask may differ between lanes,
  * since a lane's own bit does. */
-MAM_INLINE mam_u32 mam_mask_of(mam_u32 mask) {
-  mam_u32 self;
+MAM__INLINE mam__u32 mam__mask_of(mam__u32 mask) {
+  mam__u32 self;
   asm("mov.u32 %0, %%lanemask_eq;" : "=r"(self));
   return mask | self;
 }
 /* The lanes that are here together with the calling one and have the same value. */
-MAM_INLINE mam_u32 mam_mask_alike_u64(mam_u64 value) { return mam_mask_of(__match_any_sync(__activemask(), value)); }
+MAM__INLINE mam__u32 mam__mask_alike_u64(mam__u64 value) {
+  return mam__mask_of(__match_any_sync(__activemask(), value));
+}
 
-MAM_INLINE struct mam_lanes mam_lanes_of(mam_u32 mask) {
-  struct mam_lanes lanes = {mask, mam_ones_u32(mask & mam_lane_below()), mam_ones_u32(mask)};
+MAM__INLINE struct mam__lanes mam__lanes_of(mam__u32 mask) {
+  struct mam__lanes lanes = {mask, mam__ones_u32(mask & mam__lane_below()), mam__ones_u32(mask)};
   return lanes;
 }
 /* A lane that acts alone. */
-MAM_INLINE struct mam_lanes mam_lanes_alone(void) {
-  struct mam_lanes lanes = {0, 0, 1};
+MAM__INLINE struct mam__lanes mam__lanes_alone(void) {
+  struct mam__lanes lanes = {0, 0, 1};
   asm("mov.u32 %0, %%lanemask_eq;" : "=r"(lanes.mask));
   return lanes;
 }
 /* All of the lanes come here.  What each did before comes before what any of them does after. */
-MAM_INLINE void mam_lanes_sync(struct mam_lanes lanes) { __syncwarp(lanes.mask); }
+MAM__INLINE void mam__lanes_sync(struct mam__lanes lanes) { __syncwarp(lanes.mask); }
 /* The first lane's value, for all of the lanes, which all come here.  What the first lane did and saw before comes
  * before what the others do after; a shuffle alone orders no memory. */
-MAM_INLINE mam_u64 mam_mask_first_u64(mam_u32 mask, mam_u64 value) {
+MAM__INLINE mam__u64 mam__mask_first_u64(mam__u32 mask, mam__u64 value) {
   __syncwarp(mask);
-  return __shfl_sync(mask, value, (int)mam_lowest_u32(mask));
+  return __shfl_sync(mask, value, (int)mam__lowest_u32(mask));
 }
-MAM_INLINE mam_u32 mam_mask_first_u32(mam_u32 mask, mam_u32 value) {
+MAM__INLINE mam__u32 mam__mask_first_u32(mam__u32 mask, mam__u32 value) {
   __syncwarp(mask);
-  return __shfl_sync(mask, value, (int)mam_lowest_u32(mask));
+  return __shfl_sync(mask, value, (int)mam__lowest_u32(mask));
 }
-MAM_INLINE mam_u64 mam_lanes_first_u64(struct mam_lanes lanes, mam_u64 value) {
-  return mam_mask_first_u64(lanes.mask, value);
+MAM__INLINE mam__u64 mam__lanes_first_u64(struct mam__lanes lanes, mam__u64 value) {
+  return mam__mask_first_u64(lanes.mask, value);
 }
-MAM_INLINE mam_u32 mam_lanes_first_u32(struct mam_lanes lanes, mam_u32 value) {
-  return mam_mask_first_u32(lanes.mask, value);
+MAM__INLINE mam__u32 mam__lanes_first_u32(struct mam__lanes lanes, mam__u32 value) {
+  return mam__mask_first_u32(lanes.mask, value);
 }
 /* Whether it is so for all of the lanes, which all come here. */
-MAM_INLINE int mam_lanes_all(struct mam_lanes lanes, int is_so) { return __all_sync(lanes.mask, is_so); }
+MAM__INLINE int mam__lanes_all(struct mam__lanes lanes, int is_so) { return __all_sync(lanes.mask, is_so); }
 
 #else
 
 /* ---- Host threads ---- */
 
-#ifndef MAM_ATOMICS_STEP
-#define MAM_ATOMICS_STEP() ((void)0)
-#define MAM_ATOMICS_SEEN(value) (value)
+#ifndef MAM__ATOMICS_STEP
+#define MAM__ATOMICS_STEP() ((void)0)
+#define MAM__ATOMICS_SEEN(value) (value)
 #endif
 
-#define MAM_HOST_LOAD(name, order, type)                                                                               \
-  MAM_INLINE type name(const type *word) {                                                                             \
-    MAM_ATOMICS_STEP();                                                                                                \
-    return MAM_ATOMICS_SEEN(__atomic_load_n(word, order));                                                             \
+#define MAM__HOST_LOAD(name, order, type)                                                                              \
+  MAM__INLINE type name(const type *word) {                                                                            \
+    MAM__ATOMICS_STEP();                                                                                               \
+    return MAM__ATOMICS_SEEN(__atomic_load_n(word, order));                                                            \
   }
-#define MAM_HOST_STORE(name, order, type)                                                                              \
-  MAM_INLINE void name(type *word, type value) {                                                                       \
-    MAM_ATOMICS_STEP();                                                                                                \
+#define MAM__HOST_STORE(name, order, type)                                                                             \
+  MAM__INLINE void name(type *word, type value) {                                                                      \
+    MAM__ATOMICS_STEP();                                                                                               \
     __atomic_store_n(word, value, order);                                                                              \
   }
-#define MAM_HOST_FETCH(name, operation, order, type)                                                                   \
-  MAM_INLINE type name(type *word, type value) {                                                                       \
-    MAM_ATOMICS_STEP();                                                                                                \
-    return MAM_ATOMICS_SEEN(operation(word, value, order));                                                            \
+#define MAM__HOST_FETCH(name, operation, order, type)                                                                  \
+  MAM__INLINE type name(type *word, type value) {                                                                      \
+    MAM__ATOMICS_STEP();                                                                                               \
+    return MAM__ATOMICS_SEEN(operation(word, value, order));                                                           \
   }
-#define MAM_HOST_CAS(name, order, failure_order, type)                                                                 \
-  MAM_INLINE type name(type *word, type expected, type desired) {                                                      \
-    MAM_ATOMICS_STEP();                                                                                                \
+#define MAM__HOST_CAS(name, order, failure_order, type)                                                                \
+  MAM__INLINE type name(type *word, type expected, type desired) {                                                     \
+    MAM__ATOMICS_STEP();                                                                                               \
     (void)__atomic_compare_exchange_n(word, &expected, desired, 0, order, failure_order);                              \
-    return MAM_ATOMICS_SEEN(expected);                                                                                 \
+    return MAM__ATOMICS_SEEN(expected);                                                                                \
   }
 
-MAM_HOST_LOAD(mam_load_relaxed_u16, __ATOMIC_RELAXED, mam_u16)
-MAM_HOST_LOAD(mam_load_relaxed_u32, __ATOMIC_RELAXED, mam_u32)
-MAM_HOST_LOAD(mam_load_acquire_u32, __ATOMIC_ACQUIRE, mam_u32)
-MAM_HOST_LOAD(mam_load_relaxed_u64, __ATOMIC_RELAXED, mam_u64)
-MAM_HOST_LOAD(mam_load_acquire_u64, __ATOMIC_ACQUIRE, mam_u64)
-MAM_HOST_STORE(mam_store_relaxed_u16, __ATOMIC_RELAXED, mam_u16)
-MAM_HOST_STORE(mam_store_relaxed_u32, __ATOMIC_RELAXED, mam_u32)
-MAM_HOST_STORE(mam_store_release_u32, __ATOMIC_RELEASE, mam_u32)
-MAM_HOST_STORE(mam_store_relaxed_u64, __ATOMIC_RELAXED, mam_u64)
-MAM_HOST_STORE(mam_store_relaxed_system_u64, __ATOMIC_RELAXED, mam_u64)
-MAM_HOST_FETCH(mam_add_relaxed_u32, __atomic_fetch_add, __ATOMIC_RELAXED, mam_u32)
-MAM_HOST_FETCH(mam_exchange_acq_rel_u32, __atomic_exchange_n, __ATOMIC_ACQ_REL, mam_u32)
-MAM_HOST_FETCH(mam_add_relaxed_u64, __atomic_fetch_add, __ATOMIC_RELAXED, mam_u64)
-MAM_HOST_FETCH(mam_add_acquire_u64, __atomic_fetch_add, __ATOMIC_ACQUIRE, mam_u64)
-MAM_HOST_FETCH(mam_exchange_release_u64, __atomic_exchange_n, __ATOMIC_RELEASE, mam_u64)
-MAM_HOST_FETCH(mam_exchange_acq_rel_u64, __atomic_exchange_n, __ATOMIC_ACQ_REL, mam_u64)
-MAM_HOST_FETCH(mam_and_relaxed_u64, __atomic_fetch_and, __ATOMIC_RELAXED, mam_u64)
-MAM_HOST_FETCH(mam_and_release_u64, __atomic_fetch_and, __ATOMIC_RELEASE, mam_u64)
-MAM_HOST_FETCH(mam_and_acq_rel_u64, __atomic_fetch_and, __ATOMIC_ACQ_REL, mam_u64)
-MAM_HOST_FETCH(mam_or_relaxed_u64, __atomic_fetch_or, __ATOMIC_RELAXED, mam_u64)
-MAM_HOST_FETCH(mam_or_acquire_u64, __atomic_fetch_or, __ATOMIC_ACQUIRE, mam_u64)
-MAM_HOST_FETCH(mam_or_acq_rel_u64, __atomic_fetch_or, __ATOMIC_ACQ_REL, mam_u64)
-MAM_HOST_FETCH(mam_or_acq_rel_u32, __atomic_fetch_or, __ATOMIC_ACQ_REL, mam_u32)
-MAM_HOST_FETCH(mam_add_acq_rel_u32, __atomic_fetch_add, __ATOMIC_ACQ_REL, mam_u32)
-MAM_HOST_CAS(mam_cas_relaxed_u64, __ATOMIC_RELAXED, __ATOMIC_RELAXED, mam_u64)
-MAM_HOST_CAS(mam_cas_acq_rel_u32, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE, mam_u32)
-MAM_HOST_CAS(mam_cas_acquire_u64, __ATOMIC_ACQUIRE, __ATOMIC_ACQUIRE, mam_u64)
-MAM_HOST_CAS(mam_cas_acq_rel_u64, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE, mam_u64)
+MAM__HOST_LOAD(mam__load_relaxed_u16, __ATOMIC_RELAXED, mam__u16)
+MAM__HOST_LOAD(mam__load_relaxed_u32, __ATOMIC_RELAXED, mam__u32)
+MAM__HOST_LOAD(mam__load_acquire_u32, __ATOMIC_ACQUIRE, mam__u32)
+MAM__HOST_LOAD(mam__load_relaxed_u64, __ATOMIC_RELAXED, mam__u64)
+MAM__HOST_LOAD(mam__load_acquire_u64, __ATOMIC_ACQUIRE, mam__u64)
+MAM__HOST_STORE(mam__store_relaxed_u16, __ATOMIC_RELAXED, mam__u16)
+MAM__HOST_STORE(mam__store_relaxed_u32, __ATOMIC_RELAXED, mam__u32)
+MAM__HOST_STORE(mam__store_release_u32, __ATOMIC_RELEASE, mam__u32)
+MAM__HOST_STORE(mam__store_relaxed_u64, __ATOMIC_RELAXED, mam__u64)
+MAM__HOST_STORE(mam__store_relaxed_system_u64, __ATOMIC_RELAXED, mam__u64)
+MAM__HOST_FETCH(mam__add_relaxed_u32, __atomic_fetch_add, __ATOMIC_RELAXED, mam__u32)
+MAM__HOST_FETCH(mam__exchange_acq_rel_u32, __atomic_exchange_n, __ATOMIC_ACQ_REL, mam__u32)
+MAM__HOST_FETCH(mam__add_relaxed_u64, __atomic_fetch_add, __ATOMIC_RELAXED, mam__u64)
+MAM__HOST_FETCH(mam__add_acquire_u64, __atomic_fetch_add, __ATOMIC_ACQUIRE, mam__u64)
+MAM__HOST_FETCH(mam__exchange_release_u64, __atomic_exchange_n, __ATOMIC_RELEASE, mam__u64)
+MAM__HOST_FETCH(mam__exchange_acq_rel_u64, __atomic_exchange_n, __ATOMIC_ACQ_REL, mam__u64)
+MAM__HOST_FETCH(mam__and_relaxed_u64, __atomic_fetch_and, __ATOMIC_RELAXED, mam__u64)
+MAM__HOST_FETCH(mam__and_release_u64, __atomic_fetch_and, __ATOMIC_RELEASE, mam__u64)
+MAM__HOST_FETCH(mam__and_acq_rel_u64, __atomic_fetch_and, __ATOMIC_ACQ_REL, mam__u64)
+MAM__HOST_FETCH(mam__or_relaxed_u64, __atomic_fetch_or, __ATOMIC_RELAXED, mam__u64)
+MAM__HOST_FETCH(mam__or_acquire_u64, __atomic_fetch_or, __ATOMIC_ACQUIRE, mam__u64)
+MAM__HOST_FETCH(mam__or_acq_rel_u64, __atomic_fetch_or, __ATOMIC_ACQ_REL, mam__u64)
+MAM__HOST_FETCH(mam__or_acq_rel_u32, __atomic_fetch_or, __ATOMIC_ACQ_REL, mam__u32)
+MAM__HOST_FETCH(mam__add_acq_rel_u32, __atomic_fetch_add, __ATOMIC_ACQ_REL, mam__u32)
+MAM__HOST_CAS(mam__cas_relaxed_u64, __ATOMIC_RELAXED, __ATOMIC_RELAXED, mam__u64)
+MAM__HOST_CAS(mam__cas_acq_rel_u32, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE, mam__u32)
+MAM__HOST_CAS(mam__cas_acquire_u64, __ATOMIC_ACQUIRE, __ATOMIC_ACQUIRE, mam__u64)
+MAM__HOST_CAS(mam__cas_acq_rel_u64, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE, mam__u64)
 
 /* Each of these has its order on the host, since thread sanitizers do not understand barriers. */
-MAM_HOST_CAS(mam_cas_between_fences_u64, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE, mam_u64)
-MAM_HOST_FETCH(mam_and_after_fence_u64, __atomic_fetch_and, __ATOMIC_ACQ_REL, mam_u64)
-MAM_HOST_FETCH(mam_exchange_after_fence_u64, __atomic_exchange_n, __ATOMIC_ACQ_REL, mam_u64)
-MAM_INLINE void mam_fence(void) {}
-MAM_INLINE mam_u64 mam_cas_between_fences_if_u64(int wanted, mam_u64 *word, mam_u64 expected, mam_u64 desired) {
-  return wanted ? mam_cas_between_fences_u64(word, expected, desired) : expected;
+MAM__HOST_CAS(mam__cas_between_barriers_u64, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE, mam__u64)
+MAM__HOST_FETCH(mam__and_after_barrier_u64, __atomic_fetch_and, __ATOMIC_ACQ_REL, mam__u64)
+MAM__HOST_FETCH(mam__exchange_after_barrier_u64, __atomic_exchange_n, __ATOMIC_ACQ_REL, mam__u64)
+MAM__INLINE void mam__barrier(void) {}
+MAM__INLINE mam__u64 mam__cas_between_barriers_if_u64(int wanted, mam__u64 *word, mam__u64 expected, mam__u64 desired) {
+  return wanted ? mam__cas_between_barriers_u64(word, expected, desired) : expected;
 }
-MAM_INLINE mam_u64 mam_load_relaxed_if_u64(int wanted, const mam_u64 *word, mam_u64 otherwise) {
-  return wanted ? mam_load_relaxed_u64(word) : otherwise;
+MAM__INLINE mam__u64 mam__load_relaxed_if_u64(int wanted, const mam__u64 *word, mam__u64 otherwise) {
+  return wanted ? mam__load_relaxed_u64(word) : otherwise;
 }
-MAM_INLINE mam_u64 mam_and_relaxed_if_u64(int wanted, mam_u64 *word, mam_u64 value, mam_u64 otherwise) {
-  return wanted ? mam_and_relaxed_u64(word, value) : otherwise;
+MAM__INLINE mam__u64 mam__and_relaxed_if_u64(int wanted, mam__u64 *word, mam__u64 value, mam__u64 otherwise) {
+  return wanted ? mam__and_relaxed_u64(word, value) : otherwise;
 }
-MAM_INLINE void mam_fence_all(void) {}
+MAM__INLINE void mam__barrier_all(void) {}
 /* All threads agree on the order of changes of one word.  This look is a change that adds 0, so it has a place in that
  * order. */
-MAM_INLINE mam_u32 mam_look_after_change_u32(mam_u32 *word) { return mam_add_acq_rel_u32(word, 0); }
-MAM_INLINE mam_u32 mam_look_after_fence_u32(mam_u32 *word) { return mam_add_acq_rel_u32(word, 0); }
-MAM_INLINE mam_u64 mam_or_before_fence_u64(mam_u64 *word, mam_u64 value) { return mam_or_acq_rel_u64(word, value); }
+MAM__INLINE mam__u32 mam__look_after_change_u32(mam__u32 *word) { return mam__add_acq_rel_u32(word, 0); }
+MAM__INLINE mam__u32 mam__look_after_barrier_u32(mam__u32 *word) { return mam__add_acq_rel_u32(word, 0); }
+MAM__INLINE mam__u64 mam__or_before_barrier_u64(mam__u64 *word, mam__u64 value) {
+  return mam__or_acq_rel_u64(word, value);
+}
 
 /* A test may define what waiting means, the time, and what is random. */
-#ifndef MAM_ATOMICS_PAUSE
-#define MAM_ATOMICS_PAUSE() ((void)0)
+#ifndef MAM__ATOMICS_PAUSE
+#define MAM__ATOMICS_PAUSE() ((void)0)
 #endif
-#ifndef MAM_ATOMICS_TIME_NS
-#define MAM_ATOMICS_TIME_NS() 0
+#ifndef MAM__ATOMICS_TIME_NS
+#define MAM__ATOMICS_TIME_NS() 0
 #endif
-#ifndef MAM_ATOMICS_SALT
-#define MAM_ATOMICS_SALT() 0
+#ifndef MAM__ATOMICS_SALT
+#define MAM__ATOMICS_SALT() 0
 #endif
-MAM_INLINE void mam_pause(void) { MAM_ATOMICS_PAUSE(); }
-MAM_INLINE void mam_sleep(mam_u32 ns) { (void)ns, MAM_ATOMICS_PAUSE(); }
-MAM_INLINE mam_u64 mam_time_ns(void) { return MAM_ATOMICS_TIME_NS(); }
-MAM_INLINE mam_u32 mam_salt(void) { return MAM_ATOMICS_SALT(); }
+MAM__INLINE void mam__pause(void) { MAM__ATOMICS_PAUSE(); }
+MAM__INLINE void mam__sleep(mam__u32 ns) { (void)ns, MAM__ATOMICS_PAUSE(); }
+MAM__INLINE mam__u64 mam__time_ns(void) { return MAM__ATOMICS_TIME_NS(); }
+MAM__INLINE mam__u32 mam__salt(void) { return MAM__ATOMICS_SALT(); }
 
-MAM_INLINE mam_u32 mam_lowest_u32(mam_u32 value) { return (mam_u32)__builtin_ffs((int)value) - 1; }
-MAM_INLINE mam_u32 mam_lowest_u64(mam_u64 value) { return (mam_u32)__builtin_ffsll((long long)value) - 1; }
-MAM_INLINE mam_u32 mam_leading_zeros_u32(mam_u32 value) { return value == 0 ? 32 : (mam_u32)__builtin_clz(value); }
-MAM_INLINE mam_u32 mam_leading_zeros_u64(mam_u64 value) { return value == 0 ? 64 : (mam_u32)__builtin_clzll(value); }
-MAM_INLINE mam_u32 mam_ones_u32(mam_u32 value) { return (mam_u32)__builtin_popcount(value); }
-MAM_INLINE mam_u32 mam_ones_u64(mam_u64 value) { return (mam_u32)__builtin_popcountll(value); }
+MAM__INLINE mam__u32 mam__lowest_u32(mam__u32 value) { return (mam__u32)__builtin_ffs((int)value) - 1; }
+MAM__INLINE mam__u32 mam__lowest_u64(mam__u64 value) { return (mam__u32)__builtin_ffsll((long long)value) - 1; }
+MAM__INLINE mam__u32 mam__leading_zeros_u32(mam__u32 value) { return value == 0 ? 32 : (mam__u32)__builtin_clz(value); }
+MAM__INLINE mam__u32 mam__leading_zeros_u64(mam__u64 value) {
+  return value == 0 ? 64 : (mam__u32)__builtin_clzll(value);
+}
+MAM__INLINE mam__u32 mam__ones_u32(mam__u32 value) { return (mam__u32)__builtin_popcount(value); }
+MAM__INLINE mam__u32 mam__ones_u64(mam__u64 value) { return (mam__u32)__builtin_popcountll(value); }
 
 /* A host thread is a warp of one lane. */
-struct mam_lanes {
-  mam_u32 mask, rank, count;
+struct mam__lanes {
+  mam__u32 mask, rank, count;
 };
 
-MAM_INLINE struct mam_lanes mam_lanes_alone(void) {
-  struct mam_lanes lanes = {1, 0, 1};
+MAM__INLINE struct mam__lanes mam__lanes_alone(void) {
+  struct mam__lanes lanes = {1, 0, 1};
   return lanes;
 }
-MAM_INLINE void mam_lanes_sync(struct mam_lanes lanes) { (void)lanes; }
-MAM_INLINE mam_u64 mam_lanes_first_u64(struct mam_lanes lanes, mam_u64 value) { return (void)lanes, value; }
-MAM_INLINE mam_u32 mam_lanes_first_u32(struct mam_lanes lanes, mam_u32 value) { return (void)lanes, value; }
-MAM_INLINE int mam_lanes_all(struct mam_lanes lanes, int is_so) { return (void)lanes, is_so; }
+MAM__INLINE void mam__lanes_sync(struct mam__lanes lanes) { (void)lanes; }
+MAM__INLINE mam__u64 mam__lanes_first_u64(struct mam__lanes lanes, mam__u64 value) { return (void)lanes, value; }
+MAM__INLINE mam__u32 mam__lanes_first_u32(struct mam__lanes lanes, mam__u32 value) { return (void)lanes, value; }
+MAM__INLINE int mam__lanes_all(struct mam__lanes lanes, int is_so) { return (void)lanes, is_so; }
 
 #endif
 

@@ -5,7 +5,7 @@
  * A span begins on a page, so its chunks are aligned as their size is, up to a page.  The sizes that a class serves are
  * a row of even steps, and the row is at most a fourth of the largest of them.  Take a size that is a multiple of the
  * alignment.  Either its class has larger steps, which are multiples of the alignment too, or the class has exactly
- * that size.  So a request for the next multiple of the alignment gets an aligned chunk, and above MAM_CHUNK_BYTES
+ * that size.  So a request for the next multiple of the alignment gets an aligned chunk, and above MAM__CHUNK_BYTES
  * whole pages.  Only a full heap serves a request from chunks of another class, which need not be aligned.
  */
 #ifndef MAM_DETAIL_DEVICE_ALIGNED_CUH
@@ -16,34 +16,34 @@
 
 /* Replaces a block that is not aligned by one that is.  It tries larger classes, up to twice as large, whose sizes are
  * multiples of the alignment; then whole pages, for which the heap may grow.  bytes is a multiple of the alignment. */
-MAM_OUTLINE void *mam_malloc_aligned_rest(MAM_TAG(1) struct mam_heap_control *control, mam_u32 mask, mam_u32 bytes,
-                                          void *block) {
-  mam_u32 home = mam_home_here(control->heap), larger = bytes;
+MAM__OUTLINE void *mam__malloc_aligned_rest(MAM__TAG(1) struct mam__heap_control *control, mam__u32 mask,
+                                            mam__u32 bytes, void *block) {
+  mam__u32 home = mam__home_here(control->heap), larger = bytes;
   for (;;) {
-    MAM_OUT_OF_SIGHT(mam_free_rest)(control, block);
-    larger = (mam_class_bytes(mam_class_of(larger)) + 1 + mask) & ~mask;
-    if (larger > 2 * bytes || larger > MAM_CHUNK_BYTES)
+    MAM__OUT_OF_SIGHT(mam__free_rest)(control, block);
+    larger = (mam__class_bytes(mam__class_of(larger)) + 1 + mask) & ~mask;
+    if (larger > 2 * bytes || larger > MAM__CHUNK_BYTES)
       break;
-    struct mam_claim claim =
-        MAM_OUT_OF_SIGHT(mam_claim_scarce)(control, mam_class_of(larger) | home << MAM_REST_HOME, 1);
+    struct mam__claim claim =
+        MAM__OUT_OF_SIGHT(mam__claim_scarce)(control, mam__class_of(larger) | home << MAM__REST_HOME, 1);
     if (claim.mask == 0)
       break;
-    block = (void *)mam_claim_chunk(claim, 0);
-    if (((mam_u64)block & mask) == 0)
+    block = (void *)mam__claim_chunk(claim, 0);
+    if (((mam__u64)block & mask) == 0)
       return block;
   }
-  return MAM_OUT_OF_SIGHT(mam_malloc_pages)(home, control, bytes);
+  return MAM__OUT_OF_SIGHT(mam__malloc_pages)(home, control, bytes);
 }
 
-static __device__ __forceinline__ void *mam_malloc_aligned(mam_heap heap, size_t alignment, size_t bytes) {
+static __device__ __forceinline__ void *mam_malloc_aligned(mam_device_heap heap, size_t alignment, size_t bytes) {
   size_t mask = alignment - 1;
-  if (mask >= MAM_PAGE_BYTES || (alignment & mask) != 0)
+  if (mask >= MAM__PAGE_BYTES || (alignment & mask) != 0)
     return 0;
   bytes = (bytes + mask) & ~mask; /* 0 if the sum is too large for a number */
   void *block = mam_malloc(heap, bytes);
-  if (((mam_u64)block & mask) == 0)
+  if (((mam__u64)block & mask) == 0)
     return block;
-  return MAM_OUT_OF_SIGHT(mam_malloc_aligned_rest)(heap.control, (mam_u32)mask, (mam_u32)bytes, block);
+  return MAM__OUT_OF_SIGHT(mam__malloc_aligned_rest)(heap.control, (mam__u32)mask, (mam__u32)bytes, block);
 }
 
 #endif /* MAM_DETAIL_DEVICE_ALIGNED_CUH */

@@ -5,9 +5,9 @@
  * A free reads its page's entry, which says where the chunk's bit is (heap_words.h).  Lanes that free chunks of the
  * same usage word form a group, and one of them clears the bits of all, by one atomic operation.  Many small groups
  * would take turns, so then each lane clears its own.  In a word that is watched, what follows is done out of line
- * (mam_free_more).
+ * (mam__free_more).
  *
- * What is not a chunk of the first superblock, or is to be checked, goes to mam_block_free (heap_blocks.h).
+ * What is not a chunk of the first superblock, or is to be checked, goes to mam__block_free (heap_blocks.h).
  */
 #ifndef MAM_DETAIL_DEVICE_FREE_CUH
 #define MAM_DETAIL_DEVICE_FREE_CUH
@@ -15,68 +15,68 @@
 #include <mam/detail/heap_core.h>
 
 /* Frees a block that is not a chunk of the first superblock, or is to be checked. */
-MAM_OUTLINE void mam_free_rest(struct mam_heap_control *control, void *block) {
+MAM__OUTLINE void mam__free_rest(struct mam__heap_control *control, void *block) {
   if (control != 0 && block != 0)
-    (void)MAM_OUT_OF_SIGHT(mam_block_free)(control, (mam_u64)block);
+    (void)MAM__OUT_OF_SIGHT(mam__block_free)(control, (mam__u64)block);
 }
 
 /* Does what follows from clearing bits of a usage word in the first superblock, and counts bits that were 0 already. */
-MAM_OUTLINE void mam_free_more(struct mam_heap_control *control, mam_u64 *words, mam_u32 page_count, mam_u32 word,
-                               mam_u64 old, mam_u32 bits) {
-  struct mam_area area = {0, words, page_count, 0};
-  if (((mam_u32)old & bits) != bits)
-    (void)mam_add_relaxed_u64(&control->refused_free, mam_ones_u32(bits & ~(mam_u32)old));
-  if (((mam_u32)old & bits) != 0)
-    MAM_OUT_OF_SIGHT(mam_word_follow)(word, bits, old, area);
+MAM__OUTLINE void mam__free_more(struct mam__heap_control *control, mam__u64 *words, mam__u32 page_count, mam__u32 word,
+                                 mam__u64 old, mam__u32 bits) {
+  struct mam__area area = {0, words, page_count, 0};
+  if (((mam__u32)old & bits) != bits)
+    (void)mam__add_relaxed_u64(&control->refused_free, mam__ones_u32(bits & ~(mam__u32)old));
+  if (((mam__u32)old & bits) != 0)
+    MAM__OUT_OF_SIGHT(mam__word_follow)(word, bits, old, area);
 }
 
 /* The or of the bits of all lanes of a group. */
-MAM_INLINE mam_u32 mam_lanes_or(mam_u32 group, mam_u32 bits) {
+MAM__INLINE mam__u32 mam__lanes_or(mam__u32 group, mam__u32 bits) {
 #if __CUDA_ARCH__ >= 800
   return __reduce_or_sync(group, bits);
 #else
-  mam_u32 all = 0;
-  for (mam_u32 rest = group; rest != 0; rest &= rest - 1)
-    all |= __shfl_sync(group, bits, (int)mam_lowest_u32(rest));
+  mam__u32 all = 0;
+  for (mam__u32 rest = group; rest != 0; rest &= rest - 1)
+    all |= __shfl_sync(group, bits, (int)mam__lowest_u32(rest));
   return all;
 #endif
 }
 
 /* Lanes of more groups than this free their chunks each by itself. */
-enum { MAM_FREE_GROUPS = 4 };
+enum { MAM__FREE_GROUPS = 4 };
 
-static __device__ __forceinline__ void mam_free(mam_heap heap, void *block) {
-  mam_u64 offset = (mam_u64)block - heap.base;
-  mam_u32 entry = 0;
-  if (!MAM_HEAP_CHECKED && (offset >> MAM_PAGE_SHIFT) < heap.page_count)
-    entry = mam_load_relaxed_u16(&heap.entries[offset >> MAM_PAGE_SHIFT]);
-  if ((entry & 63) - 1 >= MAM_HEAP_CLASSES) {
-    MAM_OUT_OF_SIGHT(mam_free_rest)(heap.control, block);
+static __device__ __forceinline__ void mam_free(mam_device_heap heap, void *block) {
+  mam__u64 offset = (mam__u64)block - heap.base;
+  mam__u32 entry = 0;
+  if (!MAM_HEAP_CHECKED && (offset >> MAM__PAGE_SHIFT) < heap.page_count)
+    entry = mam__load_relaxed_u16(&heap.entries[offset >> MAM__PAGE_SHIFT]);
+  if ((entry & 63) - 1 >= MAM__HEAP_CLASSES) {
+    MAM__OUT_OF_SIGHT(mam__free_rest)(heap.control, block);
     return;
   }
-  struct mam_bit bit = mam_bit_of(offset, entry);
-  mam_u32 here = __activemask(), group = __match_any_sync(here, bit.word), bits = 1u << bit.bit;
+  struct mam__bit bit = mam__bit_of(offset, entry);
+  mam__u32 here = __activemask(), group = __match_any_sync(here, bit.word), bits = 1u << bit.bit;
   /* Groups take turns where one lane of each acts alone.  So if there are many small groups, each lane acts for itself.
    * Between the match and this vote, and between the vote and the barrier, lies nothing but arithmetic, so the same
    * lanes come to all three, and the vote's number is the same for all of them. */
-  int groups = (int)mam_ones_u32(__ballot_sync(here, (group & mam_lane_below()) == 0));
+  int groups = (int)mam__ones_u32(__ballot_sync(here, (group & mam__lane_below()) == 0));
   __syncwarp(here); /* what the lanes wrote to their blocks comes before the first lane's release */
-  if (groups <= MAM_FREE_GROUPS) {
-    bits = mam_lanes_or(mam_mask_of(group), bits);
-    if ((group & mam_lane_below()) != 0)
+  if (groups <= MAM__FREE_GROUPS) {
+    bits = mam__lanes_or(mam__mask_of(group), bits);
+    if ((group & mam__lane_below()) != 0)
       return;
   }
-  mam_u64 old = mam_and_release_u64(&heap.words[bit.word], ~(mam_u64)bits); /* release: as in mam_chunks_free */
-  if (mam_word_wants_more(old, bits) || ((mam_u32)old & bits) != bits)
-    MAM_OUT_OF_SIGHT(mam_free_more)(heap.control, heap.words, heap.page_count, bit.word, old, bits);
+  mam__u64 old = mam__and_release_u64(&heap.words[bit.word], ~(mam__u64)bits); /* release: as in mam__chunks_free */
+  if (mam__word_wants_more(old, bits) || ((mam__u32)old & bits) != bits)
+    MAM__OUT_OF_SIGHT(mam__free_more)(heap.control, heap.words, heap.page_count, bit.word, old, bits);
 }
 
-static __device__ __forceinline__ size_t mam_malloc_size(mam_heap heap, const void *block) {
-  return heap.control != 0 && block != 0 ? MAM_OUT_OF_SIGHT(mam_block_bytes)(heap.control, (mam_u64)block) : 0;
+static __device__ __forceinline__ size_t mam_malloc_size(mam_device_heap heap, const void *block) {
+  return heap.control != 0 && block != 0 ? MAM__OUT_OF_SIGHT(mam__block_bytes)(heap.control, (mam__u64)block) : 0;
 }
 
-template <typename Type> static __device__ void mam_forward(mam_heap heap, Type **pointer) {
-  mam_u64 old = (mam_u64)*pointer, now = heap.control != 0 ? mam_forwarded(&heap, old) : old;
+template <typename Type> static __device__ void mam_forward(mam_device_heap heap, Type **pointer) {
+  mam__u64 old = (mam__u64)*pointer, now = heap.control != 0 ? mam__forwarded(&heap, old) : old;
   if (now != old)
     *pointer = (Type *)now;
 }

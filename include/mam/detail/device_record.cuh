@@ -11,39 +11,40 @@
 #include <mam/detail/device_aligned.cuh>
 #include <mam/detail/heap_record.h>
 
-static __device__ __forceinline__ void *mam_malloc_at(mam_heap heap, size_t bytes, const char *file, unsigned line) {
-  if (heap.control == 0 || heap.control->sites == 0 || bytes - 1 >= ~(size_t)0 - sizeof(struct mam_record))
+static __device__ __forceinline__ void *mam_malloc_at(mam_device_heap heap, size_t bytes, const char *file,
+                                                      unsigned line) {
+  if (heap.control == 0 || heap.control->sites == 0 || bytes - 1 >= ~(size_t)0 - sizeof(struct mam__record))
     return mam_malloc(heap, bytes);
-  void *block = mam_malloc(heap, bytes + sizeof(struct mam_record));
+  void *block = mam_malloc(heap, bytes + sizeof(struct mam__record));
   if (block != 0)
-    MAM_OUT_OF_SIGHT(mam_record_write)(heap.control, (mam_u64)block, bytes, file, line);
+    MAM__OUT_OF_SIGHT(mam__record_write)(heap.control, (mam__u64)block, bytes, file, line);
   return block;
 }
 
 /* As mam_malloc_at.  The record is at the end of the block, so the bytes before it are aligned. */
-static __device__ __forceinline__ void *mam_malloc_aligned_at(mam_heap heap, size_t alignment, size_t bytes,
-                                                              const char *file, unsigned line) {
-  if (heap.control == 0 || heap.control->sites == 0 || bytes - 1 >= ~(size_t)0 - sizeof(struct mam_record))
+static __device__ __forceinline__ void *mam__malloc_aligned_at(mam_device_heap heap, size_t alignment, size_t bytes,
+                                                               const char *file, unsigned line) {
+  if (heap.control == 0 || heap.control->sites == 0 || bytes - 1 >= ~(size_t)0 - sizeof(struct mam__record))
     return mam_malloc_aligned(heap, alignment, bytes);
-  void *block = mam_malloc_aligned(heap, alignment, bytes + sizeof(struct mam_record));
+  void *block = mam_malloc_aligned(heap, alignment, bytes + sizeof(struct mam__record));
   if (block != 0)
-    MAM_OUT_OF_SIGHT(mam_record_write)(heap.control, (mam_u64)block, bytes, file, line);
+    MAM__OUT_OF_SIGHT(mam__record_write)(heap.control, (mam__u64)block, bytes, file, line);
   return block;
 }
 
 #if MAM_HEAP_RECORDED
-MAM_INLINE void mam_free_recorded(mam_heap heap, void *block) {
+MAM__INLINE void mam__free_recorded(mam_device_heap heap, void *block) {
   if (heap.control != 0 && heap.control->sites != 0 && block != 0)
-    MAM_OUT_OF_SIGHT(mam_record_end)(heap.control, (mam_u64)block);
+    MAM__OUT_OF_SIGHT(mam__record_end)(heap.control, (mam__u64)block);
   mam_free(heap, block);
 }
-MAM_INLINE size_t mam_malloc_size_recorded(mam_heap heap, const void *block) {
-  return heap.control != 0 && block != 0 ? MAM_OUT_OF_SIGHT(mam_record_size)(heap.control, (mam_u64)block) : 0;
+MAM__INLINE size_t mam__malloc_size_recorded(mam_device_heap heap, const void *block) {
+  return heap.control != 0 && block != 0 ? MAM__OUT_OF_SIGHT(mam__record_size)(heap.control, (mam__u64)block) : 0;
 }
 #define mam_malloc(heap, bytes) mam_malloc_at(heap, bytes, __FILE__, __LINE__)
-#define mam_malloc_aligned(heap, alignment, bytes) mam_malloc_aligned_at(heap, alignment, bytes, __FILE__, __LINE__)
-#define mam_free(heap, block) mam_free_recorded(heap, block)
-#define mam_malloc_size(heap, block) mam_malloc_size_recorded(heap, block)
+#define mam_malloc_aligned(heap, alignment, bytes) mam__malloc_aligned_at(heap, alignment, bytes, __FILE__, __LINE__)
+#define mam_free(heap, block) mam__free_recorded(heap, block)
+#define mam_malloc_size(heap, block) mam__malloc_size_recorded(heap, block)
 #endif
 
 #endif /* MAM_DETAIL_DEVICE_RECORD_CUH */

@@ -16,9 +16,9 @@
  * round does not have what is asked for, the width doubles.  So what is in use lies close together.  (The hash of
  * ScatterAlloc's paper has the same two aims.)
  *
- *   mam_pages_near     in any superblock: at the cursor, then in all words of the home from there on
- *   mam_refill_pages   in the first superblock, to refill a slot: at the cursor or in one of the next words, which are
- *                      looked at together; gives up early, since mam_pages_near and a search come after it
+ *   mam__pages_near     in any superblock: at the cursor, then in all words of the home from there on
+ *   mam__refill_pages   in the first superblock, to refill a slot: at the cursor or in one of the next words, which are
+ *                      looked at together; gives up early, since mam__pages_near and a search come after it
  */
 #ifndef MAM_DETAIL_HEAP_HOMES_H
 #define MAM_DETAIL_HEAP_HOMES_H
@@ -27,237 +27,238 @@
 
 enum {
   /* A thread tries so many runs in a word, or words of a home, before it looks elsewhere. */
-  MAM_HOME_TRIES = 4,
+  MAM__HOME_TRIES = 4,
   /* A thread asks the cursor so many times before it looks at the other words of the home. */
-  MAM_HOME_NEAR = 2,
+  MAM__HOME_NEAR = 2,
   /* A look at the other words of a home ends after so many. */
-  MAM_HOME_WORDS = 64,
+  MAM__HOME_WORDS = 64,
   /* This look reads so many words together. */
-  MAM_HOME_AHEAD = 4
+  MAM__HOME_AHEAD = 4
 };
 
 /* The first word of a home. */
-MAM_INLINE mam_u32 mam_home_first(const struct mam_area *area, mam_u32 home) {
-  mam_u32 map_words = mam_area_map_words(*area);
+MAM__INLINE mam__u32 mam__home_first(const struct mam__area *area, mam__u32 home) {
+  mam__u32 map_words = mam__area_map_words(*area);
   return home < map_words ? home : home % map_words;
 }
 
 /* The width - 1 of a home's round when it doubles, as far as the map has words. */
-MAM_INLINE mam_u32 mam_home_wider(mam_u32 map_words, mam_u32 first, mam_u32 count, mam_u32 wide) {
-  mam_u32 most = (map_words - 1 - first) / count;
+MAM__INLINE mam__u32 mam__home_wider(mam__u32 map_words, mam__u32 first, mam__u32 count, mam__u32 wide) {
+  mam__u32 most = (map_words - 1 - first) / count;
   return 2 * wide + 1 < most ? 2 * wide + 1 : most;
 }
 
 /* Widens a home's round, unless another thread has done so since. */
-MAM_INLINE void mam_home_widen(mam_u64 *cursor, mam_u32 wide, mam_u32 wider) {
-  mam_u64 at = mam_load_relaxed_u64(cursor);
-  if (wide < wider && (mam_u32)(at >> 32) == wide)
-    (void)mam_cas_relaxed_u64(cursor, at, (mam_u64)wider << 32 | (wide + 1) << 6);
+MAM__INLINE void mam__home_widen(mam__u64 *cursor, mam__u32 wide, mam__u32 wider) {
+  mam__u64 at = mam__load_relaxed_u64(cursor);
+  if (wide < wider && (mam__u32)(at >> 32) == wide)
+    (void)mam__cas_relaxed_u64(cursor, at, (mam__u64)wider << 32 | (wide + 1) << 6);
 }
 
 /* Takes count bits of the word at index, from the bit `from` on; if they are taken, another run of the word, as far as
  * there is one.  An atomic or mostly succeeds, and undoes what it did if it does not.  That is quicker than a look and
  * a compare-and-swap, which only one of all threads that take from a word at a time could win. */
-MAM_OUTLINE mam_u32 mam_home_take(const struct mam_area *area, mam_u32 index, mam_u32 from, mam_u32 count) {
-  MAM_LOOP
-  for (int i = 0; i < MAM_HOME_TRIES && from != 64; i++) {
-    mam_u64 bits = mam_run_bits(count, from);
-    /* acquire: pairs with mam_pages_clear */
-    mam_u64 old = mam_or_acquire_u64(&mam_area_pages(*area)[index], bits);
+MAM__OUTLINE mam__u32 mam__home_take(const struct mam__area *area, mam__u32 index, mam__u32 from, mam__u32 count) {
+  MAM__LOOP
+  for (int i = 0; i < MAM__HOME_TRIES && from != 64; i++) {
+    mam__u64 bits = mam__run_bits(count, from);
+    /* acquire: pairs with mam__pages_clear */
+    mam__u64 old = mam__or_acquire_u64(&mam__area_pages(*area)[index], bits);
     if ((old & bits) == 0) {
-      if ((old | bits) == MAM_FULL_WORD)
-        MAM_OUT_OF_SIGHT(mam_map_filled)(mam_area_pages(*area), mam_area_map_words(*area), index);
+      if ((old | bits) == MAM__FULL_WORD)
+        MAM__OUT_OF_SIGHT(mam__map_filled)(mam__area_pages(*area), mam__area_map_words(*area), index);
       return (index << 6) + from;
     }
-    from = mam_run_find(old, count);
+    from = mam__run_find(old, count);
     if ((bits & ~old) != 0)
-      MAM_OUT_OF_SIGHT(mam_pages_clear)(*area, index, bits & ~old);
+      MAM__OUT_OF_SIGHT(mam__pages_clear)(*area, index, bits & ~old);
   }
-  return MAM_NO_PAGE;
+  return MAM__NO_PAGE;
 }
 
-/* Looks for the first of up to MAM_HOME_WORDS words of a home, from a turn on, that has count zeros in a row.  Returns
- * how many turns it is away; MAM_HOME_WORDS if there is none. */
-MAM_OUTLINE mam_u32 mam_home_look(MAM_TAG(1) mam_u32 count, const struct mam_area *area, mam_u32 home,
-                                  mam_u32 home_count, mam_u32 turn) {
-  mam_u32 first = mam_home_first(area, home), turns = (mam_area_map_words(*area) - 1 - first) / home_count + 1;
-  MAM_LOOP
-  for (mam_u32 at = 0; at < turns && at < MAM_HOME_WORDS; at += MAM_HOME_AHEAD) {
-    mam_u64 seen[MAM_HOME_AHEAD];
-    mam_u32 fits = 0;
-    MAM_UNROLL
-    for (mam_u32 i = 0; i < MAM_HOME_AHEAD; i++)
-      seen[i] = mam_load_relaxed_u64(&mam_area_pages(*area)[first + (turn + at + i) % turns * home_count]);
-    MAM_UNROLL
-    for (mam_u32 i = 0; i < MAM_HOME_AHEAD; i++)
-      fits |= (mam_u32)(mam_run_find(seen[i], count) != 64) << i;
+/* Looks for the first of up to MAM__HOME_WORDS words of a home, from a turn on, that has count zeros in a row.  Returns
+ * how many turns it is away; MAM__HOME_WORDS if there is none. */
+MAM__OUTLINE mam__u32 mam__home_look(MAM__TAG(1) mam__u32 count, const struct mam__area *area, mam__u32 home,
+                                     mam__u32 home_count, mam__u32 turn) {
+  mam__u32 first = mam__home_first(area, home), turns = (mam__area_map_words(*area) - 1 - first) / home_count + 1;
+  MAM__LOOP
+  for (mam__u32 at = 0; at < turns && at < MAM__HOME_WORDS; at += MAM__HOME_AHEAD) {
+    mam__u64 seen[MAM__HOME_AHEAD];
+    mam__u32 fits = 0;
+    MAM__UNROLL
+    for (mam__u32 i = 0; i < MAM__HOME_AHEAD; i++)
+      seen[i] = mam__load_relaxed_u64(&mam__area_pages(*area)[first + (turn + at + i) % turns * home_count]);
+    MAM__UNROLL
+    for (mam__u32 i = 0; i < MAM__HOME_AHEAD; i++)
+      fits |= (mam__u32)(mam__run_find(seen[i], count) != 64) << i;
     if (fits != 0)
-      return at + mam_lowest_u32(fits);
+      return at + mam__lowest_u32(fits);
   }
-  return MAM_HOME_WORDS;
+  return MAM__HOME_WORDS;
 }
 
 /* Takes a run of up to 64 pages in a home of a superblock: at the cursor, then in all words from there on. */
-MAM_OUTLINE mam_u32 mam_pages_near(mam_u32 count, struct mam_heap_control *control, const struct mam_area *area,
-                                   mam_u32 home) {
-  mam_u64 *cursor = mam_cursors(control) + home;
-  MAM_LOOP
-  for (int i = 0; i < MAM_HOME_NEAR; i++) {
-    mam_u64 at = mam_add_relaxed_u64(cursor, count);
-    mam_u32 from = (mam_u32)at & 63, wide = (mam_u32)(at >> 32), first = mam_home_first(area, home), index;
-    if (mam_shortage_covers(mam_load_relaxed_u32(mam_area_shortage(*area)), count))
-      return MAM_NO_PAGE;
+MAM__OUTLINE mam__u32 mam__pages_near(mam__u32 count, struct mam__heap_control *control, const struct mam__area *area,
+                                      mam__u32 home) {
+  mam__u64 *cursor = mam__cursors(control) + home;
+  MAM__LOOP
+  for (int i = 0; i < MAM__HOME_NEAR; i++) {
+    mam__u64 at = mam__add_relaxed_u64(cursor, count);
+    mam__u32 from = (mam__u32)at & 63, wide = (mam__u32)(at >> 32), first = mam__home_first(area, home), index;
+    if (mam__shortage_covers(mam__load_relaxed_u32(mam__area_shortage(*area)), count))
+      return MAM__NO_PAGE;
     if (from + count > 64) /* goes on in the next word */
       continue;
-    index = first + ((mam_u32)at >> 6) % (wide + 1) * control->home_count;
-    if (index >= mam_area_map_words(*area)) /* the width is that of a larger superblock */
+    index = first + ((mam__u32)at >> 6) % (wide + 1) * control->home_count;
+    if (index >= mam__area_map_words(*area)) /* the width is that of a larger superblock */
       index = first;
-    mam_u32 page = MAM_OUT_OF_SIGHT(mam_home_take)(area, index, from, count);
-    if (page != MAM_NO_PAGE)
+    mam__u32 page = MAM__OUT_OF_SIGHT(mam__home_take)(area, index, from, count);
+    if (page != MAM__NO_PAGE)
       return page;
-    mam_home_widen(cursor, wide, mam_home_wider(mam_area_map_words(*area), first, control->home_count, wide));
+    mam__home_widen(cursor, wide, mam__home_wider(mam__area_map_words(*area), first, control->home_count, wide));
   }
-  mam_u32 turn = (mam_u32)mam_load_relaxed_u64(cursor) / 64;
-  MAM_LOOP
-  for (int i = 0; i < MAM_HOME_TRIES; i++) {
-    mam_u32 further = MAM_OUT_OF_SIGHT(mam_home_look)(count, area, home, control->home_count, turn);
-    if (further == MAM_HOME_WORDS)
+  mam__u32 turn = (mam__u32)mam__load_relaxed_u64(cursor) / 64;
+  MAM__LOOP
+  for (int i = 0; i < MAM__HOME_TRIES; i++) {
+    mam__u32 further = MAM__OUT_OF_SIGHT(mam__home_look)(count, area, home, control->home_count, turn);
+    if (further == MAM__HOME_WORDS)
       break;
     turn += further;
-    mam_u32 first = mam_home_first(area, home);
-    mam_u32 turns = (mam_area_map_words(*area) - 1 - first) / control->home_count + 1;
+    mam__u32 first = mam__home_first(area, home);
+    mam__u32 turns = (mam__area_map_words(*area) - 1 - first) / control->home_count + 1;
     /* Only a whole run is taken: where pages are scarce, others would miss a part that is given back. */
-    mam_u32 page = MAM_OUT_OF_SIGHT(mam_map_take_in)(first + turn % turns * control->home_count, mam_area_pages(*area),
-                                                     mam_area_map_words(*area), count);
-    if (page != MAM_NO_PAGE)
+    mam__u32 page = MAM__OUT_OF_SIGHT(mam__map_take_in)(first + turn % turns * control->home_count,
+                                                        mam__area_pages(*area), mam__area_map_words(*area), count);
+    if (page != MAM__NO_PAGE)
       return page;
     turn++;
   }
-  return MAM_NO_PAGE;
+  return MAM__NO_PAGE;
 }
 
 /* ---- For a refill ---- */
 
 /* These flags stand above the number of a page of the first superblock. */
-/* mam_refill_pages filled the page's word of the map, so mam_map_filled is to be called. */
-#define MAM_REFILL_FILLED (1u << 30)
+/* mam__refill_pages filled the page's word of the map, so mam__map_filled is to be called. */
+#define MAM__REFILL_FILLED (1u << 30)
 /* The span gets a place in a ring. */
-#define MAM_REFILL_RINGED (1u << 29)
+#define MAM__REFILL_RINGED (1u << 29)
 /* The span is to be watched. */
-#define MAM_REFILL_WATCH (1u << 28)
+#define MAM__REFILL_WATCH (1u << 28)
 /* The stamp is to be raised. */
-#define MAM_REFILL_STAMP (1u << 27)
+#define MAM__REFILL_STAMP (1u << 27)
 /* The bits of the page's number. */
-#define MAM_REFILL_PAGE (MAM_REFILL_STAMP - 1)
+#define MAM__REFILL_PAGE (MAM__REFILL_STAMP - 1)
 
 /* A refill looks at 8 words together; at 4 where the linker counts the registers of each function. */
 #if defined(__CUDACC_RDC__) && defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 800 || __CUDA_ARCH__ >= 1000)
-enum { MAM_WORDS_AHEAD = 4 };
+enum { MAM__WORDS_AHEAD = 4 };
 #else
-enum { MAM_WORDS_AHEAD = MAM_AHEAD };
+enum { MAM__WORDS_AHEAD = MAM__AHEAD };
 #endif
 
-/* What a look returns: the run's first bit in its word, and the word's number from bit MAM_LOOK_WORD on. */
+/* What a look returns: the run's first bit in its word, and the word's number from bit MAM__LOOK_WORD on. */
 enum {
   /* In the place of the bit: there is no run. */
-  MAM_LOOK_NONE = 64,
+  MAM__LOOK_NONE = 64,
   /* The bit's number takes 7 bits, so the word's number begins above them. */
-  MAM_LOOK_WORD = 8
+  MAM__LOOK_WORD = 8
 };
 
-/* Looks at up to MAM_WORDS_AHEAD words, each `distance` behind the one before, for count zeros in a row.  The first
+/* Looks at up to MAM__WORDS_AHEAD words, each `distance` behind the one before, for count zeros in a row.  The first
  * word comes first if it has them from the bit `from` on; else any of the words, by chance, so that threads that look
- * at the same time do not meet.  Returns MAM_LOOK_*.  Calls nothing. */
-MAM_OUTLINE mam_u32 mam_words_look(mam_u32 count, const mam_u64 *words, mam_u32 distance, mam_u32 left, mam_u32 from) {
-  mam_u64 starts[MAM_WORDS_AHEAD];
-  mam_u32 fits = 0, at = 0;
-  MAM_UNROLL
-  for (mam_u32 i = 0; i < MAM_WORDS_AHEAD; i++) {
-    starts[i] = ~mam_load_relaxed_if_u64(i < left, &words[at], MAM_FULL_WORD);
+ * at the same time do not meet.  Returns MAM__LOOK_*.  Calls nothing. */
+MAM__OUTLINE mam__u32 mam__words_look(mam__u32 count, const mam__u64 *words, mam__u32 distance, mam__u32 left,
+                                      mam__u32 from) {
+  mam__u64 starts[MAM__WORDS_AHEAD];
+  mam__u32 fits = 0, at = 0;
+  MAM__UNROLL
+  for (mam__u32 i = 0; i < MAM__WORDS_AHEAD; i++) {
+    starts[i] = ~mam__load_relaxed_if_u64(i < left, &words[at], MAM__FULL_WORD);
     at += distance;
-    MAM_FORGET(at); /* otherwise all addresses are computed first, each in registers of its own */
+    MAM__FORGET(at); /* otherwise all addresses are computed first, each in registers of its own */
   }
-  MAM_LOOP
-  for (mam_u32 have = 1; have < count;) { /* as mam_run_find, in all words together */
-    mam_u32 step = have < count - have ? have : count - have;
-    MAM_UNROLL
-    for (mam_u32 i = 0; i < MAM_WORDS_AHEAD; i++)
+  MAM__LOOP
+  for (mam__u32 have = 1; have < count;) { /* as mam__run_find, in all words together */
+    mam__u32 step = have < count - have ? have : count - have;
+    MAM__UNROLL
+    for (mam__u32 i = 0; i < MAM__WORDS_AHEAD; i++)
       starts[i] &= starts[i] >> step;
     have += step;
   }
-  MAM_UNROLL
-  for (mam_u32 i = 0; i < MAM_WORDS_AHEAD; i++)
-    fits |= (mam_u32)(starts[i] != 0) << i;
+  MAM__UNROLL
+  for (mam__u32 i = 0; i < MAM__WORDS_AHEAD; i++)
+    fits |= (mam__u32)(starts[i] != 0) << i;
   if (fits == 0)
-    return MAM_LOOK_NONE;
-  mam_u32 behind = starts[0] >> from != 0 ? 1 : fits & ~0u << mam_salt() % MAM_WORDS_AHEAD;
-  mam_u32 word = mam_lowest_u32(behind != 0 ? behind : fits);
-  mam_u64 start = 0;
-  MAM_UNROLL
-  for (mam_u32 i = 0; i < MAM_WORDS_AHEAD; i++)
+    return MAM__LOOK_NONE;
+  mam__u32 behind = starts[0] >> from != 0 ? 1 : fits & ~0u << mam__salt() % MAM__WORDS_AHEAD;
+  mam__u32 word = mam__lowest_u32(behind != 0 ? behind : fits);
+  mam__u64 start = 0;
+  MAM__UNROLL
+  for (mam__u32 i = 0; i < MAM__WORDS_AHEAD; i++)
     start |= i == word ? starts[i] : 0;
-  return word << MAM_LOOK_WORD | (start >> from != 0 ? mam_lowest_u64(start >> from) + from : mam_lowest_u64(start));
+  return word << MAM__LOOK_WORD | (start >> from != 0 ? mam__lowest_u64(start >> from) + from : mam__lowest_u64(start));
 }
 
 /* Takes a run of pages of the home in the word at the cursor's turn, or in one of the next words of the round.  at: the
  * cursor's value, of which the lowest bits say from which page on the word is preferred.  Moves the cursor to the word.
- * Returns as mam_refill_pages. */
-MAM_OUTLINE mam_u32 mam_refill_look(mam_u32 pages, mam_u64 at, mam_u32 home, mam_u32 home_count, struct mam_area area,
-                                    mam_u64 *cursor) {
-  mam_u32 turn = (mam_u32)at >> 6, wide = (mam_u32)(at >> 32);
-  if (home + wide * home_count >= mam_area_map_words(area)) /* the width is that of a larger superblock */
-    return MAM_NO_PAGE;
-  mam_u32 left = wide + 1 - turn < MAM_WORDS_AHEAD ? wide + 1 - turn : (mam_u32)MAM_WORDS_AHEAD,
-          index = home + turn * home_count;
-  mam_u32 seen =
-      MAM_OUT_OF_SIGHT(mam_words_look)(pages, &mam_area_pages(area)[index], home_count, left, (mam_u32)at & 63);
-  mam_u32 from = seen & 127, word = seen >> MAM_LOOK_WORD, step = from == MAM_LOOK_NONE ? left : word;
+ * Returns as mam__refill_pages. */
+MAM__OUTLINE mam__u32 mam__refill_look(mam__u32 pages, mam__u64 at, mam__u32 home, mam__u32 home_count,
+                                       struct mam__area area, mam__u64 *cursor) {
+  mam__u32 turn = (mam__u32)at >> 6, wide = (mam__u32)(at >> 32);
+  if (home + wide * home_count >= mam__area_map_words(area)) /* the width is that of a larger superblock */
+    return MAM__NO_PAGE;
+  mam__u32 left = wide + 1 - turn < MAM__WORDS_AHEAD ? wide + 1 - turn : (mam__u32)MAM__WORDS_AHEAD,
+           index = home + turn * home_count;
+  mam__u32 seen =
+      MAM__OUT_OF_SIGHT(mam__words_look)(pages, &mam__area_pages(area)[index], home_count, left, (mam__u32)at & 63);
+  mam__u32 from = seen & 127, word = seen >> MAM__LOOK_WORD, step = from == MAM__LOOK_NONE ? left : word;
   if (step != 0)
-    (void)mam_add_relaxed_u64(cursor, step << 6);
-  if (from == MAM_LOOK_NONE)
-    return MAM_NO_PAGE;
+    (void)mam__add_relaxed_u64(cursor, step << 6);
+  if (from == MAM__LOOK_NONE)
+    return MAM__NO_PAGE;
   index += word * home_count;
-  mam_u64 bits = mam_run_bits(pages, from);
-  mam_u64 old = mam_or_acquire_u64(&mam_area_pages(area)[index], bits); /* pairs with mam_pages_clear */
+  mam__u64 bits = mam__run_bits(pages, from);
+  mam__u64 old = mam__or_acquire_u64(&mam__area_pages(area)[index], bits); /* pairs with mam__pages_clear */
   if ((old & bits) == 0)
-    return ((index << 6) + from) | ((old | bits) == MAM_FULL_WORD ? MAM_REFILL_FILLED : 0);
+    return ((index << 6) + from) | ((old | bits) == MAM__FULL_WORD ? MAM__REFILL_FILLED : 0);
   if ((bits & ~old) != 0)
-    MAM_OUT_OF_SIGHT(mam_pages_clear)(area, index, bits & ~old);
-  return MAM_NO_PAGE;
+    MAM__OUT_OF_SIGHT(mam__pages_clear)(area, index, bits & ~old);
+  return MAM__NO_PAGE;
 }
 
 /* The cursor's value for the next try, after words of the round had no room.  If the round is over, it becomes wider.
  */
-MAM_INLINE mam_u64 mam_refill_widen(mam_u64 *cursor, mam_u32 map_words, mam_u32 home, mam_u32 home_count) {
-  mam_u64 at = mam_load_relaxed_u64(cursor);
-  mam_u32 turn = (mam_u32)at >> 6, wide = (mam_u32)(at >> 32),
-          wider = mam_home_wider(map_words, home, home_count, wide);
-  mam_u64 widened = (mam_u64)wider << 32 | (wide + 1) << 6;
-  if (turn > wide && wider > wide && mam_cas_relaxed_u64(cursor, at, widened) == at)
+MAM__INLINE mam__u64 mam__refill_widen(mam__u64 *cursor, mam__u32 map_words, mam__u32 home, mam__u32 home_count) {
+  mam__u64 at = mam__load_relaxed_u64(cursor);
+  mam__u32 turn = (mam__u32)at >> 6, wide = (mam__u32)(at >> 32),
+           wider = mam__home_wider(map_words, home, home_count, wide);
+  mam__u64 widened = (mam__u64)wider << 32 | (wide + 1) << 6;
+  if (turn > wide && wider > wide && mam__cas_relaxed_u64(cursor, at, widened) == at)
     return widened;
-  return (mam_u64)wide << 32 | turn % (wide + 1) << 6;
+  return (mam__u64)wide << 32 | turn % (wide + 1) << 6;
 }
 
 /* Takes a run of pages in the caller's home of the first superblock, where that is quick: at the cursor, elsewhere in
  * its word, or in one of the next words.  If a round ends without a run, it becomes wider.  Returns the page, perhaps
- * with MAM_REFILL_FILLED; MAM_NO_PAGE if there was none. */
-MAM_OUTLINE mam_u32 mam_refill_pages(mam_u64 *cursor, mam_u64 *usage, mam_u32 page_count, mam_u32 home,
-                                     mam_u32 home_count, mam_u32 pages) {
-  struct mam_area area = {0, usage, page_count, 0};
-  mam_u64 at = mam_add_relaxed_u64(cursor, pages);
-  mam_u32 from = (mam_u32)at & 63, turn = (mam_u32)at >> 6, page;
+ * with MAM__REFILL_FILLED; MAM__NO_PAGE if there was none. */
+MAM__OUTLINE mam__u32 mam__refill_pages(mam__u64 *cursor, mam__u64 *usage, mam__u32 page_count, mam__u32 home,
+                                        mam__u32 home_count, mam__u32 pages) {
+  struct mam__area area = {0, usage, page_count, 0};
+  mam__u64 at = mam__add_relaxed_u64(cursor, pages);
+  mam__u32 from = (mam__u32)at & 63, turn = (mam__u32)at >> 6, page;
   if (from + pages > 64) { /* goes on in the next word */
     turn++;
     from = 0;
   }
-  at = (at & ~(mam_u64)0xffffffff) | turn % ((mam_u32)(at >> 32) + 1) << 6 | from;
-  page = MAM_OUT_OF_SIGHT(mam_refill_look)(pages, at, home, home_count, area, cursor);
-  MAM_LOOP
-  for (int i = 1; i < MAM_HOME_TRIES && page == MAM_NO_PAGE; i++) {
-    if (mam_shortage_covers(mam_load_relaxed_u32(mam_area_shortage(area)), pages))
+  at = (at & ~(mam__u64)0xffffffff) | turn % ((mam__u32)(at >> 32) + 1) << 6 | from;
+  page = MAM__OUT_OF_SIGHT(mam__refill_look)(pages, at, home, home_count, area, cursor);
+  MAM__LOOP
+  for (int i = 1; i < MAM__HOME_TRIES && page == MAM__NO_PAGE; i++) {
+    if (mam__shortage_covers(mam__load_relaxed_u32(mam__area_shortage(area)), pages))
       return page;
-    at = mam_refill_widen(cursor, mam_area_map_words(area), home, home_count);
-    page = MAM_OUT_OF_SIGHT(mam_refill_look)(pages, at, home, home_count, area, cursor);
+    at = mam__refill_widen(cursor, mam__area_map_words(area), home, home_count);
+    page = MAM__OUT_OF_SIGHT(mam__refill_look)(pages, at, home, home_count, area, cursor);
   }
   return page;
 }

@@ -2,10 +2,10 @@
 /*
  * mam/detail/heap_layout.h - where everything of a device heap lies: the control block and the superblocks.
  *
- * A heap has one control block and up to MAM_HEAP_SUPERBLOCKS superblocks.  A kernel gets the handle (mam_heap) by
- * value; the handle has what a kernel needs of the first superblock, which never goes.
+ * A heap has one control block and up to MAM_HEAP_SUPERBLOCKS superblocks.  A kernel gets the handle (mam_device_heap)
+ * by value; the handle has what a kernel needs of the first superblock, which never goes.
  *
- *   control block  | struct mam_heap_control | cursors: a word a home | slots: a word each | parks: two words each |
+ *   control block  | struct mam__heap_control | cursors: a word a home | slots: a word each | parks: two words each |
  *
  *   slots          slot_count for each kind, in the order of the kinds' numbers (size classes, then types)
  *   parks          first word: a header of warp heaps that waits for its next user; second word: a superblock of warp
@@ -34,109 +34,110 @@
 #include <mam/detail/heap_maps.h>
 
 enum {
-  /* The most homes.  A home's number has ten bits in a request word (MAM_REST_HOME). */
-  MAM_HOMES = 1024,
+  /* The most homes.  A home's number has ten bits in a request word (MAM__REST_HOME). */
+  MAM__HOMES = 1024,
   /* The most parks of a multiprocessor, one for each warp. */
-  MAM_PARKS = 64,
+  MAM__PARKS = 64,
   /* The tuning counts so many bytes for a park: a header's first block has them (MAM_WARP_OPTIONS_INIT). */
-  MAM_PARK_BYTES = 10 << 10,
+  MAM__PARK_BYTES = 10 << 10,
   /* A park has a word for a header and one for a superblock. */
-  MAM_PARK_WORDS = 2,
+  MAM__PARK_WORDS = 2,
   /* A park's second word counts the superblock's units of 16 bytes in 20 bits.  The address stands above them. */
-  MAM_PARK_NUMBER_BITS = 20,
+  MAM__PARK_NUMBER_BITS = 20,
   /* A bit of a class map stands for 8 pages, a block. */
-  MAM_BLOCK_PAGES = 8,
+  MAM__BLOCK_PAGES = 8,
   /* A count that many threads raise has 64 words, so that they seldom meet.  The sum counts. */
-  MAM_COUNTERS = 64,
+  MAM__COUNTERS = 64,
   /* Each kind has a count of openings.  The last count is for runs, and for slots and parks that are being flushed. */
-  MAM_OPENINGS = MAM_HEAP_KINDS + 1,
+  MAM__OPENINGS = MAM__HEAP_KINDS + 1,
   /* An object of a type has at most so many pointers. */
-  MAM_TYPE_POINTERS = 64,
-  /* A thread waits up to 100 times mam_pause, 10 to 20 us, for another thread's refill or sweep, then goes another way.
+  MAM__TYPE_POINTERS = 64,
+  /* A thread waits up to 100 times mam__pause, 10 to 20 us, for another thread's refill or sweep, then goes another
+   * way.
    */
-  MAM_WAIT_ROUNDS = 100
+  MAM__WAIT_ROUNDS = 100
 };
 
 /* ---- The control block ---- */
 
 /* A superblock: its usage words and its pages.  It is small, to be passed by value: whatever a kernel has to load first
  * costs it a round to the L2 cache. */
-struct mam_area {
-  mam_u64 base;
-  mam_u64 *words;
-  mam_u32 page_count, unused;
+struct mam__area {
+  mam__u64 base;
+  mam__u64 *words;
+  mam__u32 page_count, unused;
 };
 
 /* How requests ask the host for memory: see heap_grow.h. */
-struct mam_growth {
-  mam_u64 *bell;            /* a word of the host's memory, at the address that kernels use; 0: growth is off */
-  mam_u32 patience, unused; /* how long a request waits in all, in units of 2^20 ns */
-  mam_u64 rung;             /* atomic: the last word that was rung; it only rises */
-  mam_u64 reply;            /* atomic; only the host writes it */
+struct mam__growth {
+  mam__u64 *bell;            /* a word of the host's memory, at the address that kernels use; 0: growth is off */
+  mam__u32 patience, unused; /* how long a request waits in all, in units of 2^20 ns */
+  mam__u64 rung;             /* atomic: the last word that was rung; it only rises */
+  mam__u64 reply;            /* atomic; only the host writes it */
 };
 
 /* What the host has said of a type. */
-struct mam_type_info {
-  mam_u32 kind;  /* 0: there is no such type */
-  mam_u32 bytes; /* of an object */
-  mam_u32 pointer_count, unused;
-  mam_u16 pointers[MAM_TYPE_POINTERS]; /* their places in an object, in units of 8 bytes */
+struct mam__type_info {
+  mam__u32 kind;  /* 0: there is no such type */
+  mam__u32 bytes; /* of an object */
+  mam__u32 pointer_count, unused;
+  mam__u16 pointers[MAM__TYPE_POINTERS]; /* their places in an object, in units of 8 bytes */
 };
 
-struct mam_site;
+struct mam__site;
 
 /* How empty spans of the first superblock end: see heap_sweep.h. */
 enum {
   /* A free ends them. */
-  MAM_MODE_WATCHED,
+  MAM__MODE_WATCHED,
   /* They stay for their slots. */
-  MAM_MODE_LAZY,
+  MAM__MODE_LAZY,
   /* Threads in need are ending them. */
-  MAM_MODE_SWEEPING
+  MAM__MODE_SWEEPING
 };
 
 /* The head of the control block.  Homes' cursors, slots and parks follow it in memory. */
-struct mam_heap_control {
-  mam_heap heap;
-  mam_u32 superblock_count; /* atomic: written after a new superblock */
-  mam_u32 active;           /* atomic: the superblock to try first; written after it */
-  mam_u32 run_cursor;       /* atomic, a hint: where to look for long runs */
-  mam_u32 kept_cursor;      /* atomic, a hint: the next turn for kept words (heap_kept.h) */
-  mam_u32 kept_end;         /* atomic, a hint: no word of the page map from here on is kept */
-  mam_u32 home_count;
-  mam_u64 answer;                  /* of a kernel, to a question of the host */
-  mam_u64 refused_free;            /* atomic: frees that were refused */
-  mam_u64 failures[MAM_COUNTERS];  /* atomic: requests that failed, see mam_failed */
-  mam_u32 mode;                    /* atomic: MAM_MODE_* */
-  mam_u32 sweep_next, sweep_done;  /* atomic: words of the page map whose sweep was begun and done */
-  mam_u32 opening[MAM_OPENINGS];   /* atomic: threads that hold memory which others may get: see heap_scarce.h */
-  mam_u32 missing[MAM_HEAP_KINDS]; /* atomic: the sum of the stamps with which nothing was found */
-  mam_u32 parked;                  /* atomic: what superblocks in parks take, see heap_parks.h */
-  mam_u64 held[MAM_HEAP_KINDS];    /* atomic: which groups of each kind's slots may hold chunks, see heap_slots.h */
-  mam_u64 parks_held;              /* atomic: which groups of parks may hold anything */
-  struct mam_area superblocks[MAM_HEAP_SUPERBLOCKS];
-  struct mam_type_info types[MAM_HEAP_TYPES]; /* of the types from 1 on; written once */
-  struct mam_growth growth;
-  struct mam_site *sites; /* constant; 0: nothing is recorded.  See heap_record.h */
+struct mam__heap_control {
+  mam_device_heap heap;
+  mam__u32 superblock_count; /* atomic: written after a new superblock */
+  mam__u32 active;           /* atomic: the superblock to try first; written after it */
+  mam__u32 run_cursor;       /* atomic, a hint: where to look for long runs */
+  mam__u32 kept_cursor;      /* atomic, a hint: the next turn for kept words (heap_kept.h) */
+  mam__u32 kept_end;         /* atomic, a hint: no word of the page map from here on is kept */
+  mam__u32 home_count;
+  mam__u64 answer;                   /* of a kernel, to a question of the host */
+  mam__u64 refused_free;             /* atomic: frees that were refused */
+  mam__u64 failures[MAM__COUNTERS];  /* atomic: requests that failed, see mam__failed */
+  mam__u32 mode;                     /* atomic: MAM__MODE_* */
+  mam__u32 sweep_next, sweep_done;   /* atomic: words of the page map whose sweep was begun and done */
+  mam__u32 opening[MAM__OPENINGS];   /* atomic: threads that hold memory which others may get: see heap_scarce.h */
+  mam__u32 missing[MAM__HEAP_KINDS]; /* atomic: the sum of the stamps with which nothing was found */
+  mam__u32 parked;                   /* atomic: what superblocks in parks take, see heap_parks.h */
+  mam__u64 held[MAM__HEAP_KINDS];    /* atomic: which groups of each kind's slots may hold chunks, see heap_slots.h */
+  mam__u64 parks_held;               /* atomic: which groups of parks may hold anything */
+  struct mam__area superblocks[MAM_HEAP_SUPERBLOCKS];
+  struct mam__type_info types[MAM_HEAP_TYPES]; /* of the types from 1 on; written once */
+  struct mam__growth growth;
+  struct mam__site *sites; /* constant; 0: nothing is recorded.  See heap_record.h */
 };
 
-MAM_INLINE mam_u64 *mam_cursors(struct mam_heap_control *control) { return (mam_u64 *)(control + 1); }
-MAM_INLINE mam_u64 *mam_slots(struct mam_heap_control *control) { return mam_cursors(control) + MAM_HOMES; }
+MAM__INLINE mam__u64 *mam__cursors(struct mam__heap_control *control) { return (mam__u64 *)(control + 1); }
+MAM__INLINE mam__u64 *mam__slots(struct mam__heap_control *control) { return mam__cursors(control) + MAM__HOMES; }
 /* Two words for each park: see heap_parks.h. */
-MAM_INLINE mam_u64 *mam_parks(struct mam_heap_control *control) {
-  return mam_slots(control) + (mam_u64)control->heap.slot_count * MAM_HEAP_KINDS;
+MAM__INLINE mam__u64 *mam__parks(struct mam__heap_control *control) {
+  return mam__slots(control) + (mam__u64)control->heap.slot_count * MAM__HEAP_KINDS;
 }
-MAM_INLINE mam_u32 mam_home_count(const mam_heap *heap) { return (heap->home_last >> heap->home_shift) + 1u; }
+MAM__INLINE mam__u32 mam__home_count(const mam_device_heap *heap) { return (heap->home_last >> heap->home_shift) + 1u; }
 
-MAM_INLINE mam_u64 mam_park_address(mam_u64 word) { return word >> MAM_PARK_NUMBER_BITS << 4; }
-MAM_INLINE mam_u32 mam_park_number(mam_u64 word) { return (mam_u32)word & ((1u << MAM_PARK_NUMBER_BITS) - 1); }
+MAM__INLINE mam__u64 mam__park_address(mam__u64 word) { return word >> MAM__PARK_NUMBER_BITS << 4; }
+MAM__INLINE mam__u32 mam__park_number(mam__u64 word) { return (mam__u32)word & ((1u << MAM__PARK_NUMBER_BITS) - 1); }
 
-/* The kind of a number; MAM_NO_KIND if there is no such type. */
-MAM_INLINE mam_u32 mam_kind_numbered(const struct mam_heap_control *control, mam_u32 number) {
-  if (number < MAM_HEAP_CLASSES)
+/* The kind of a number; MAM__NO_KIND if there is no such type. */
+MAM__INLINE mam__u32 mam__kind_numbered(const struct mam__heap_control *control, mam__u32 number) {
+  if (number < MAM__HEAP_CLASSES)
     return number;
-  return control->types[number - MAM_HEAP_CLASSES].kind == 0 ? MAM_NO_KIND
-                                                             : control->types[number - MAM_HEAP_CLASSES].kind;
+  return control->types[number - MAM__HEAP_CLASSES].kind == 0 ? MAM__NO_KIND
+                                                              : control->types[number - MAM__HEAP_CLASSES].kind;
 }
 
 /* ---- Superblocks ---- */
@@ -144,106 +145,110 @@ MAM_INLINE mam_u32 mam_kind_numbered(const struct mam_heap_control *control, mam
 /* The owner of the span that begins at a page.  It is written before the span's words and cleared before its pages are
  * given back.
  *   0                 no span begins there, or it is being made
- *   MAM_OWNER_NONE    the span never was in a slot
+ *   MAM__OWNER_NONE    the span never was in a slot
  *   other             the slot to which the span was given last: its number in its kind, plus 1 */
-#define MAM_OWNER_NONE 0xffffu
-MAM_INLINE mam_u16 *mam_page_owner(mam_u64 *words, mam_u32 page) { return (mam_u16 *)(words - 1) - 1 - page; }
-MAM_INLINE mam_u64 mam_owners_bytes(mam_u32 pages) { /* rounded so that the usage words share few memory sectors */
-  return ((2 * (mam_u64)pages + 8 + 63) & ~(mam_u64)63) - 8;
+#define MAM__OWNER_NONE 0xffffu
+MAM__INLINE mam__u16 *mam__page_owner(mam__u64 *words, mam__u32 page) { return (mam__u16 *)(words - 1) - 1 - page; }
+MAM__INLINE mam__u64 mam__owners_bytes(mam__u32 pages) { /* rounded so that the usage words share few memory sectors */
+  return ((2 * (mam__u64)pages + 8 + 63) & ~(mam__u64)63) - 8;
 }
 /* Where a superblock's metadata begins; and the same superblock with its metadata copied to another place. */
-MAM_INLINE mam_u64 *mam_area_metadata(struct mam_area area) {
-  return area.words - 1 - mam_owners_bytes(area.page_count) / 8;
+MAM__INLINE mam__u64 *mam__area_metadata(struct mam__area area) {
+  return area.words - 1 - mam__owners_bytes(area.page_count) / 8;
 }
-MAM_INLINE struct mam_area mam_area_copied(struct mam_area area, mam_u64 *metadata) {
-  area.words = metadata + mam_owners_bytes(area.page_count) / 8 + 1;
+MAM__INLINE struct mam__area mam__area_copied(struct mam__area area, mam__u64 *metadata) {
+  area.words = metadata + mam__owners_bytes(area.page_count) / 8 + 1;
   return area;
 }
 
-MAM_INLINE mam_u32 *mam_area_shortage(struct mam_area area) { return (mam_u32 *)(area.words - 1); }
-MAM_INLINE mam_u32 mam_area_map_words(struct mam_area area) { return (area.page_count + 63) >> 6; }
-MAM_INLINE mam_u64 *mam_area_pages(struct mam_area area) {
-  return area.words + (mam_u64)area.page_count * MAM_PAGE_WORDS;
+MAM__INLINE mam__u32 *mam__area_shortage(struct mam__area area) { return (mam__u32 *)(area.words - 1); }
+MAM__INLINE mam__u32 mam__area_map_words(struct mam__area area) { return (area.page_count + 63) >> 6; }
+MAM__INLINE mam__u64 *mam__area_pages(struct mam__area area) {
+  return area.words + (mam__u64)area.page_count * MAM__PAGE_WORDS;
 }
 /* The words of level 0 of a class map. */
-MAM_INLINE mam_u32 mam_area_class_words(struct mam_area area) {
-  return (area.page_count + 64 * MAM_BLOCK_PAGES - 1) / (64 * MAM_BLOCK_PAGES);
+MAM__INLINE mam__u32 mam__area_class_words(struct mam__area area) {
+  return (area.page_count + 64 * MAM__BLOCK_PAGES - 1) / (64 * MAM__BLOCK_PAGES);
 }
-MAM_INLINE mam_u64 *mam_area_class(struct mam_area area, mam_u32 size_class) {
-  return mam_area_pages(area) + mam_map_words(mam_area_map_words(area)) +
-         (mam_u64)mam_kind_number(size_class) * mam_map_words(mam_area_class_words(area));
+MAM__INLINE mam__u64 *mam__area_class(struct mam__area area, mam__u32 size_class) {
+  return mam__area_pages(area) + mam__map_words(mam__area_map_words(area)) +
+         (mam__u64)mam__kind_number(size_class) * mam__map_words(mam__area_class_words(area));
 }
 /* The map of moved pages.  It is 0 except between the begin and the end of a compaction. */
-MAM_INLINE mam_u64 *mam_area_moved(struct mam_area area) {
-  return mam_area_class(area, mam_kind_of(0, 1)) + (mam_u64)MAM_HEAP_TYPES * mam_map_words(mam_area_class_words(area));
+MAM__INLINE mam__u64 *mam__area_moved(struct mam__area area) {
+  return mam__area_class(area, mam__kind_of(0, 1)) +
+         (mam__u64)MAM_HEAP_TYPES * mam__map_words(mam__area_class_words(area));
 }
 /* The words of level 0 of the kept map, and the kept map.  Each part of the page map has one such word. */
-MAM_INLINE mam_u32 mam_area_kept_words(struct mam_area area) { return (mam_area_map_words(area) + 63) >> 6; }
-MAM_INLINE mam_u64 *mam_area_kept(struct mam_area area) { return mam_area_moved(area) + mam_area_map_words(area); }
+MAM__INLINE mam__u32 mam__area_kept_words(struct mam__area area) { return (mam__area_map_words(area) + 63) >> 6; }
+MAM__INLINE mam__u64 *mam__area_kept(struct mam__area area) {
+  return mam__area_moved(area) + mam__area_map_words(area);
+}
 /* The shortage word of each part. */
-MAM_INLINE mam_u32 *mam_area_parts(struct mam_area area) {
-  return (mam_u32 *)(mam_area_kept(area) + mam_map_words(mam_area_kept_words(area)));
+MAM__INLINE mam__u32 *mam__area_parts(struct mam__area area) {
+  return (mam__u32 *)(mam__area_kept(area) + mam__map_words(mam__area_kept_words(area)));
 }
-MAM_INLINE mam_u16 *mam_area_entries(struct mam_area area) {
-  return (mam_u16 *)(mam_area_parts(area) + ((mam_area_kept_words(area) + 1) & ~1u));
+MAM__INLINE mam__u16 *mam__area_entries(struct mam__area area) {
+  return (mam__u16 *)(mam__area_parts(area) + ((mam__area_kept_words(area) + 1) & ~1u));
 }
-MAM_INLINE mam_u16 *mam_area_rings(struct mam_area area) { return mam_area_entries(area) + area.page_count; }
-MAM_INLINE mam_u64 mam_area_address(struct mam_area area, mam_u32 page) {
-  return area.base + ((mam_u64)page << MAM_PAGE_SHIFT);
+MAM__INLINE mam__u16 *mam__area_rings(struct mam__area area) { return mam__area_entries(area) + area.page_count; }
+MAM__INLINE mam__u64 mam__area_address(struct mam__area area, mam__u32 page) {
+  return area.base + ((mam__u64)page << MAM__PAGE_SHIFT);
 }
 
-MAM_INLINE mam_u32 *mam_area_stamp(struct mam_area area) { return (mam_u32 *)(area.words - 1) + 1; }
+MAM__INLINE mam__u32 *mam__area_stamp(struct mam__area area) { return (mam__u32 *)(area.words - 1) + 1; }
 
 /* The bytes of metadata in front of so many pages. */
-MAM_INLINE mam_u64 mam_area_metadata_bytes(mam_u32 pages) {
-  struct mam_area area = {0, 0, pages, 0};
-  return mam_owners_bytes(pages) + 8 + (mam_u64)mam_area_entries(area) + 4 * (mam_u64)pages;
+MAM__INLINE mam__u64 mam__area_metadata_bytes(mam__u32 pages) {
+  struct mam__area area = {0, 0, pages, 0};
+  return mam__owners_bytes(pages) + 8 + (mam__u64)mam__area_entries(area) + 4 * (mam__u64)pages;
 }
 
 /* Lays a superblock out in bytes of memory at address, a multiple of 8: metadata, then pages up to the end.  Touches no
  * memory.  The result has page_count 0 if there is no room for a page. */
-MAM_INLINE struct mam_area mam_area_place(mam_u64 address, mam_u64 bytes) {
-  mam_u64 end = (address + bytes) & ~(mam_u64)(MAM_PAGE_BYTES - 1);
-  mam_u64 most = end > address ? (end - address) / (MAM_PAGE_BYTES + 70) : 0;
-  struct mam_area area = {0, 0, most < 1u << 31 ? (mam_u32)most : 1u << 31, 0};
-  MAM_LOOP
+MAM__INLINE struct mam__area mam__area_place(mam__u64 address, mam__u64 bytes) {
+  mam__u64 end = (address + bytes) & ~(mam__u64)(MAM__PAGE_BYTES - 1);
+  mam__u64 most = end > address ? (end - address) / (MAM__PAGE_BYTES + 70) : 0;
+  struct mam__area area = {0, 0, most < 1u << 31 ? (mam__u32)most : 1u << 31, 0};
+  MAM__LOOP
   while (area.page_count != 0 &&
-         end - ((mam_u64)area.page_count << MAM_PAGE_SHIFT) < address + mam_area_metadata_bytes(area.page_count))
+         end - ((mam__u64)area.page_count << MAM__PAGE_SHIFT) < address + mam__area_metadata_bytes(area.page_count))
     area.page_count--;
-  area.base = end - ((mam_u64)area.page_count << MAM_PAGE_SHIFT);
-  area.words = (mam_u64 *)(address + mam_owners_bytes(area.page_count) + 8);
+  area.base = end - ((mam__u64)area.page_count << MAM__PAGE_SHIFT);
+  area.words = (mam__u64 *)(address + mam__owners_bytes(area.page_count) + 8);
   return area;
 }
 
 /* The superblock in which an address lies; 0 if there is none. */
-MAM_OUTLINE const struct mam_area *mam_area_find(MAM_TAG(1) const struct mam_heap_control *control, mam_u64 address) {
-  mam_u32 superblocks = mam_load_acquire_u32(&control->superblock_count);
-  MAM_LOOP
-  for (mam_u32 i = 0; i < superblocks; i++)
-    if (address - control->superblocks[i].base < (mam_u64)control->superblocks[i].page_count << MAM_PAGE_SHIFT)
+MAM__OUTLINE const struct mam__area *mam__area_find(MAM__TAG(1) const struct mam__heap_control *control,
+                                                    mam__u64 address) {
+  mam__u32 superblocks = mam__load_acquire_u32(&control->superblock_count);
+  MAM__LOOP
+  for (mam__u32 i = 0; i < superblocks; i++)
+    if (address - control->superblocks[i].base < (mam__u64)control->superblocks[i].page_count << MAM__PAGE_SHIFT)
       return &control->superblocks[i];
   return 0;
 }
 
 /* ---- What a search returns ---- */
 
-/* A page and its superblock.  page is MAM_NO_PAGE if there is none. */
-struct mam_place {
-  struct mam_area area;
-  mam_u32 page;
+/* A page and its superblock.  page is MAM__NO_PAGE if there is none. */
+struct mam__place {
+  struct mam__area area;
+  mam__u32 page;
 };
 
 /* The same, with the superblock's place in the control block, which takes a function fewer registers. */
-struct mam_found {
-  const struct mam_area *area;
-  mam_u32 page;
+struct mam__found {
+  const struct mam__area *area;
+  mam__u32 page;
 };
 
 /* Chunks that a thread has claimed: those where mask has a 1, counted from address on, of chunk_bytes each.  mask 0:
  * none; then address may say why, as each function tells. */
-struct mam_claim {
-  mam_u64 address;
-  mam_u32 mask, chunk_bytes;
+struct mam__claim {
+  mam__u64 address;
+  mam__u32 mask, chunk_bytes;
 };
 
 #endif /* MAM_DETAIL_HEAP_LAYOUT_H */

@@ -10,7 +10,7 @@
  * sum of these numbers.  control->parks_held has a bit for each group of parks, up to 64 groups: 1 if anything may wait
  * there.
  *
- * What waits in parks belongs to no program.  A heap that has nothing left frees it (mam_parks_flush).
+ * What waits in parks belongs to no program.  A heap that has nothing left frees it (mam__parks_flush).
  */
 #ifndef MAM_DETAIL_HEAP_PARKS_H
 #define MAM_DETAIL_HEAP_PARKS_H
@@ -19,48 +19,48 @@
 
 /* Says that something waits in a park.  The caller has put it there.  A flush at the same moment may miss it.  Then it
  * waits for its next user, or until something else is put into its group. */
-MAM_INLINE void mam_parks_raise(struct mam_heap_control *control, const mam_u64 *park) {
-  mam_u32 index = (mam_u32)(park - mam_parks(control)) / MAM_PARK_WORDS;
-  mam_u64 bit = 1ull << (index >> mam_held_shift(control->heap.parks) & 63);
-  if ((mam_load_relaxed_u64(&control->parks_held) & bit) == 0)
-    (void)mam_or_relaxed_u64(&control->parks_held, bit);
+MAM__INLINE void mam__parks_raise(struct mam__heap_control *control, const mam__u64 *park) {
+  mam__u32 index = (mam__u32)(park - mam__parks(control)) / MAM__PARK_WORDS;
+  mam__u64 bit = 1ull << (index >> mam__held_shift(control->heap.parks) & 63);
+  if ((mam__load_relaxed_u64(&control->parks_held) & bit) == 0)
+    (void)mam__or_relaxed_u64(&control->parks_held, bit);
 }
 
 /* Takes the superblock that waits in the second word of a park.  Returns its address; 0 if there is none. */
-MAM_INLINE mam_u64 mam_park_empty(struct mam_heap_control *control, mam_u64 *place) {
-  mam_u64 word = 0;
-  if (mam_park_address(mam_load_relaxed_u64(place)) != 0)
-    word = mam_exchange_acq_rel_u64(place, 0); /* acquire: what was done in it; pairs with mam_warp_keep */
+MAM__INLINE mam__u64 mam__park_empty(struct mam__heap_control *control, mam__u64 *place) {
+  mam__u64 word = 0;
+  if (mam__park_address(mam__load_relaxed_u64(place)) != 0)
+    word = mam__exchange_acq_rel_u64(place, 0); /* acquire: what was done in it; pairs with mam__warp_keep */
   if (word != 0)
-    (void)mam_add_relaxed_u32(&control->parked, 0u - mam_park_number(word));
-  return mam_park_address(word);
+    (void)mam__add_relaxed_u32(&control->parked, 0u - mam__park_number(word));
+  return mam__park_address(word);
 }
 
 /* Frees what waits in parks.  Returns whether there was anything. */
-MAM_OUTLINE int mam_parks_flush(struct mam_heap_control *control) {
-  mam_u32 at = 0;
+MAM__OUTLINE int mam__parks_flush(struct mam__heap_control *control) {
+  mam__u32 at = 0;
   int found = 0;
-  if (mam_load_relaxed_u64(&control->parks_held) == 0)
+  if (mam__load_relaxed_u64(&control->parks_held) == 0)
     return 0;
-  (void)mam_add_relaxed_u32(&control->opening[MAM_HEAP_KINDS], 1);
-  mam_u64 groups = mam_exchange_acq_rel_u64(&control->parks_held, 0);
-  MAM_LOOP
+  (void)mam__add_relaxed_u32(&control->opening[MAM__HEAP_KINDS], 1);
+  mam__u64 groups = mam__exchange_acq_rel_u64(&control->parks_held, 0);
+  MAM__LOOP
   for (; at < control->heap.parks; at++) {
-    if ((groups >> (at >> mam_held_shift(control->heap.parks)) & 1) == 0) {
-      at |= (1u << mam_held_shift(control->heap.parks)) - 1;
+    if ((groups >> (at >> mam__held_shift(control->heap.parks)) & 1) == 0) {
+      at |= (1u << mam__held_shift(control->heap.parks)) - 1;
       continue;
     }
-    mam_u64 *park = &mam_parks(control)[(mam_u64)at * MAM_PARK_WORDS];
-    mam_u64 header = 0, block = mam_park_empty(control, park + 1);
-    if (mam_load_relaxed_u64(park) != 0)
-      header = mam_exchange_acq_rel_u64(park, 0); /* acquire: what was done in it; pairs with mam_warp_put_away */
+    mam__u64 *park = &mam__parks(control)[(mam__u64)at * MAM__PARK_WORDS];
+    mam__u64 header = 0, block = mam__park_empty(control, park + 1);
+    if (mam__load_relaxed_u64(park) != 0)
+      header = mam__exchange_acq_rel_u64(park, 0); /* acquire: what was done in it; pairs with mam__warp_put_away */
     if (block != 0)
-      (void)MAM_OUT_OF_SIGHT(mam_block_free)(control, block);
+      (void)MAM__OUT_OF_SIGHT(mam__block_free)(control, block);
     if (header != 0)
-      (void)MAM_OUT_OF_SIGHT(mam_block_free)(control, header);
+      (void)MAM__OUT_OF_SIGHT(mam__block_free)(control, header);
     found |= (block | header) != 0;
   }
-  (void)mam_add_acq_rel_u32(&control->opening[MAM_HEAP_KINDS], ~0u); /* release: as in mam_opening_end */
+  (void)mam__add_acq_rel_u32(&control->opening[MAM__HEAP_KINDS], ~0u); /* release: as in mam__opening_end */
   return found;
 }
 

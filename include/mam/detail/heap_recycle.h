@@ -5,12 +5,12 @@
  * The class map of a kind says where to look: a 0 for eight pages (a block) in which a span of the kind may have a free
  * chunk.  It is a hint.  The way down:
  *
- *   mam_recycle_any     each superblock
- *   mam_recycle         each 0 of the class map, from the home's place on
- *   mam_recycle_block   a block; if it has nothing, its bit is set, and it is looked at once more: a thread that freed
+ *   mam__recycle_any     each superblock
+ *   mam__recycle         each 0 of the class map, from the home's place on
+ *   mam__recycle_block   a block; if it has nothing, its bit is set, and it is looked at once more: a thread that freed
  *                       a chunk meanwhile may have seen the 0 and left it
- *   mam_block_claim     the spans that begin in the block (by their entries), and their usage words with free chunks
- *   mam_word_claim      one usage word: the lowest free bits are set by compare-and-swap
+ *   mam__block_claim     the spans that begin in the block (by their entries), and their usage words with free chunks
+ *   mam__word_claim      one usage word: the lowest free bits are set by compare-and-swap
  *
  * A claim takes the chunks of one word, up to 32.  Threads that ask at the same time begin at different words of the
  * same block, so that what is used up first is what lies together.
@@ -21,26 +21,26 @@
 #include <mam/detail/heap_spans.h>
 
 /* The lowest count ones of bits; all of them if there are no more. */
-MAM_INLINE mam_u32 mam_lowest_ones(mam_u32 bits, mam_u32 count) {
-  mam_u32 rest = bits;
-  if (mam_ones_u32(bits) <= count)
+MAM__INLINE mam__u32 mam__lowest_ones(mam__u32 bits, mam__u32 count) {
+  mam__u32 rest = bits;
+  if (mam__ones_u32(bits) <= count)
     return bits;
-  MAM_LOOP
+  MAM__LOOP
   while (count-- != 0)
     rest &= rest - 1;
   return bits ^ rest;
 }
 
 /* Claims up to count free chunks of one usage word.  Returns their bits. */
-MAM_INLINE mam_u32 mam_word_claim(mam_u64 *place, mam_u32 size_class, mam_u32 count) {
-  mam_u64 word = mam_load_relaxed_u64(place);
-  MAM_LOOP
-  for (int i = 0; i < MAM_RETRIES && mam_word_class(word) == size_class; i++) {
-    mam_u32 bits = mam_lowest_ones(~(mam_u32)word & mam_word_full(word), count);
+MAM__INLINE mam__u32 mam__word_claim(mam__u64 *place, mam__u32 size_class, mam__u32 count) {
+  mam__u64 word = mam__load_relaxed_u64(place);
+  MAM__LOOP
+  for (int i = 0; i < MAM__RETRIES && mam__word_class(word) == size_class; i++) {
+    mam__u32 bits = mam__lowest_ones(~(mam__u32)word & mam__word_full(word), count);
     if (bits == 0)
       return 0;
     /* acq_rel: pairs with the frees of these chunks */
-    mam_u64 seen = mam_cas_acq_rel_u64(place, word, word | bits);
+    mam__u64 seen = mam__cas_acq_rel_u64(place, word, word | bits);
     if (seen == word)
       return bits;
     word = seen;
@@ -49,47 +49,48 @@ MAM_INLINE mam_u32 mam_word_claim(mam_u64 *place, mam_u32 size_class, mam_u32 co
 }
 
 /* Which pages of a block begin spans of a class, by their entries: a bit for each. */
-MAM_OUTLINE mam_u32 mam_block_look(mam_u32 block, mam_u32 size_class, const struct mam_area *area) {
-  const mam_u16 *entries = mam_area_entries(*area) + block * MAM_BLOCK_PAGES;
-  mam_u32 pages = area->page_count - block * MAM_BLOCK_PAGES, found = 0;
-  MAM_UNROLL
-  for (mam_u32 i = 0; i < MAM_BLOCK_PAGES; i++)
-    found |= (mam_u32)(mam_load_relaxed_u16(&entries[i < pages ? i : 0]) == mam_entry_of(size_class, 0) && i < pages)
+MAM__OUTLINE mam__u32 mam__block_look(mam__u32 block, mam__u32 size_class, const struct mam__area *area) {
+  const mam__u16 *entries = mam__area_entries(*area) + block * MAM__BLOCK_PAGES;
+  mam__u32 pages = area->page_count - block * MAM__BLOCK_PAGES, found = 0;
+  MAM__UNROLL
+  for (mam__u32 i = 0; i < MAM__BLOCK_PAGES; i++)
+    found |= (mam__u32)(mam__load_relaxed_u16(&entries[i < pages ? i : 0]) == mam__entry_of(size_class, 0) && i < pages)
              << i;
   return found;
 }
 
 /* Which usage words of a span have free chunks of a class: a bit for each. */
-MAM_OUTLINE mam_u32 mam_span_look(MAM_TAG(2) mam_u32 size_class, const mam_u64 *words) {
-  mam_u64 seen[MAM_PAGE_WORDS];
-  mam_u32 open = 0;
-  MAM_UNROLL
-  for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++)
-    seen[i] = mam_load_relaxed_u64(&words[i]);
-  MAM_UNROLL
-  for (mam_u32 i = 0; i < MAM_PAGE_WORDS; i++)
-    open |= (mam_u32)(i < mam_word_span_words(seen[0]) && mam_word_class(seen[i]) == size_class &&
-                      (~(mam_u32)seen[i] & mam_word_full(seen[i])) != 0)
+MAM__OUTLINE mam__u32 mam__span_look(MAM__TAG(2) mam__u32 size_class, const mam__u64 *words) {
+  mam__u64 seen[MAM__PAGE_WORDS];
+  mam__u32 open = 0;
+  MAM__UNROLL
+  for (mam__u32 i = 0; i < MAM__PAGE_WORDS; i++)
+    seen[i] = mam__load_relaxed_u64(&words[i]);
+  MAM__UNROLL
+  for (mam__u32 i = 0; i < MAM__PAGE_WORDS; i++)
+    open |= (mam__u32)(i < mam__word_span_words(seen[0]) && mam__word_class(seen[i]) == size_class &&
+                       (~(mam__u32)seen[i] & mam__word_full(seen[i])) != 0)
             << i;
   return open;
 }
 
 /* Claims up to count chunks of a class from one word of the spans that begin in a block. */
-MAM_OUTLINE struct mam_claim mam_block_claim(const struct mam_area *area, mam_u32 block, mam_u32 size_class,
-                                             mam_u32 count) {
-  struct mam_claim claim = {0, 0, mam_class_bytes(size_class)};
-  mam_u32 salt = mam_salt() % MAM_PAGE_WORDS;
-  MAM_LOOP
-  for (mam_u32 begins = MAM_OUT_OF_SIGHT(mam_block_look)(block, size_class, area); begins != 0; begins &= begins - 1) {
-    mam_u32 page = block * MAM_BLOCK_PAGES + mam_lowest_u32(begins);
-    mam_u64 *words = &area->words[page * MAM_PAGE_WORDS];
-    mam_u32 open = MAM_OUT_OF_SIGHT(mam_span_look)(size_class, words);
-    MAM_LOOP
-    for (open = (open >> salt | open << (MAM_PAGE_WORDS - salt)) & ((1u << MAM_PAGE_WORDS) - 1); open != 0;
+MAM__OUTLINE struct mam__claim mam__block_claim(const struct mam__area *area, mam__u32 block, mam__u32 size_class,
+                                                mam__u32 count) {
+  struct mam__claim claim = {0, 0, mam__class_bytes(size_class)};
+  mam__u32 salt = mam__salt() % MAM__PAGE_WORDS;
+  MAM__LOOP
+  for (mam__u32 begins = MAM__OUT_OF_SIGHT(mam__block_look)(block, size_class, area); begins != 0;
+       begins &= begins - 1) {
+    mam__u32 page = block * MAM__BLOCK_PAGES + mam__lowest_u32(begins);
+    mam__u64 *words = &area->words[page * MAM__PAGE_WORDS];
+    mam__u32 open = MAM__OUT_OF_SIGHT(mam__span_look)(size_class, words);
+    MAM__LOOP
+    for (open = (open >> salt | open << (MAM__PAGE_WORDS - salt)) & ((1u << MAM__PAGE_WORDS) - 1); open != 0;
          open &= open - 1) {
-      mam_u32 i = (mam_lowest_u32(open) + salt) % MAM_PAGE_WORDS;
-      if ((claim.mask = mam_word_claim(&words[i], size_class, count)) != 0) {
-        claim.address = mam_area_address(*area, page) + (mam_u64)(32 * i) * claim.chunk_bytes;
+      mam__u32 i = (mam__lowest_u32(open) + salt) % MAM__PAGE_WORDS;
+      if ((claim.mask = mam__word_claim(&words[i], size_class, count)) != 0) {
+        claim.address = mam__area_address(*area, page) + (mam__u64)(32 * i) * claim.chunk_bytes;
         return claim;
       }
     }
@@ -98,30 +99,30 @@ MAM_OUTLINE struct mam_claim mam_block_claim(const struct mam_area *area, mam_u3
 }
 
 /* The same; if there are none, sets the block's bit in the class map and looks once more. */
-MAM_OUTLINE struct mam_claim mam_recycle_block(MAM_TAG(4) const struct mam_area *area, mam_u32 block,
-                                               mam_u32 size_class, mam_u32 count) {
-  struct mam_claim claim = {0, 0, 0};
-  mam_u64 bit = 1ull << (block & 63);
-  MAM_LOOP
+MAM__OUTLINE struct mam__claim mam__recycle_block(MAM__TAG(4) const struct mam__area *area, mam__u32 block,
+                                                  mam__u32 size_class, mam__u32 count) {
+  struct mam__claim claim = {0, 0, 0};
+  mam__u64 bit = 1ull << (block & 63);
+  MAM__LOOP
   for (int struck = 0;; struck = 1) {
-    claim = MAM_OUT_OF_SIGHT(mam_block_claim)(area, block, size_class, count);
+    claim = MAM__OUT_OF_SIGHT(mam__block_claim)(area, block, size_class, count);
     if (struck && claim.mask != 0)
-      MAM_OUT_OF_SIGHT(mam_span_hint)(*area, block * MAM_BLOCK_PAGES, size_class);
+      MAM__OUT_OF_SIGHT(mam__span_hint)(*area, block * MAM__BLOCK_PAGES, size_class);
     if (struck || claim.mask != 0)
       return claim;
-    if ((mam_or_acq_rel_u64(&mam_area_class(*area, size_class)[block >> 6], bit) | bit) == MAM_FULL_WORD)
-      MAM_OUT_OF_SIGHT(mam_map_filled)(mam_area_class(*area, size_class), mam_area_class_words(*area), block >> 6);
+    if ((mam__or_acq_rel_u64(&mam__area_class(*area, size_class)[block >> 6], bit) | bit) == MAM__FULL_WORD)
+      MAM__OUT_OF_SIGHT(mam__map_filled)(mam__area_class(*area, size_class), mam__area_class_words(*area), block >> 6);
   }
 }
 
 /* The same for all blocks of a superblock that the class map names. */
-MAM_OUTLINE struct mam_claim mam_recycle(MAM_TAG(2) const struct mam_area *area, mam_u32 size_class, mam_u32 count,
-                                         mam_u32 home) {
-  struct mam_claim claim = {0, 0, 0};
-  mam_u32 first = home % mam_area_class_words(*area), index = first, last = mam_area_class_words(*area);
-  MAM_LOOP
+MAM__OUTLINE struct mam__claim mam__recycle(MAM__TAG(2) const struct mam__area *area, mam__u32 size_class,
+                                            mam__u32 count, mam__u32 home) {
+  struct mam__claim claim = {0, 0, 0};
+  mam__u32 first = home % mam__area_class_words(*area), index = first, last = mam__area_class_words(*area);
+  MAM__LOOP
   for (;;) {
-    index = MAM_OUT_OF_SIGHT(mam_map_next)(mam_area_class(*area, size_class), mam_area_class_words(*area), index);
+    index = MAM__OUT_OF_SIGHT(mam__map_next)(mam__area_class(*area, size_class), mam__area_class_words(*area), index);
     if (index >= last) {
       if (last == first || first == 0)
         return claim;
@@ -129,9 +130,10 @@ MAM_OUTLINE struct mam_claim mam_recycle(MAM_TAG(2) const struct mam_area *area,
       last = first;
       continue;
     }
-    MAM_LOOP
-    for (mam_u64 open = ~mam_load_relaxed_u64(&mam_area_class(*area, size_class)[index]); open != 0; open &= open - 1) {
-      claim = MAM_OUT_OF_SIGHT(mam_recycle_block)(area, (index << 6) + mam_lowest_u64(open), size_class, count);
+    MAM__LOOP
+    for (mam__u64 open = ~mam__load_relaxed_u64(&mam__area_class(*area, size_class)[index]); open != 0;
+         open &= open - 1) {
+      claim = MAM__OUT_OF_SIGHT(mam__recycle_block)(area, (index << 6) + mam__lowest_u64(open), size_class, count);
       if (claim.mask != 0)
         return claim;
     }
@@ -140,13 +142,13 @@ MAM_OUTLINE struct mam_claim mam_recycle(MAM_TAG(2) const struct mam_area *area,
 }
 
 /* The same for all superblocks. */
-MAM_OUTLINE struct mam_claim mam_recycle_any(MAM_TAG(3) struct mam_heap_control *control, mam_u32 size_class,
-                                             mam_u32 count, mam_u32 home) {
-  struct mam_claim claim = {0, 0, 0};
-  mam_u32 superblocks = mam_load_acquire_u32(&control->superblock_count);
-  MAM_LOOP
-  for (mam_u32 i = 0; i < superblocks && claim.mask == 0; i++)
-    claim = MAM_OUT_OF_SIGHT(mam_recycle)(&control->superblocks[i], size_class, count, home);
+MAM__OUTLINE struct mam__claim mam__recycle_any(MAM__TAG(3) struct mam__heap_control *control, mam__u32 size_class,
+                                                mam__u32 count, mam__u32 home) {
+  struct mam__claim claim = {0, 0, 0};
+  mam__u32 superblocks = mam__load_acquire_u32(&control->superblock_count);
+  MAM__LOOP
+  for (mam__u32 i = 0; i < superblocks && claim.mask == 0; i++)
+    claim = MAM__OUT_OF_SIGHT(mam__recycle)(&control->superblocks[i], size_class, count, home);
   return claim;
 }
 

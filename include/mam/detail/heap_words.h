@@ -39,171 +39,177 @@
 #include <mam/heap_types.h>
 
 /* In the place of a page's number: there is none. */
-#define MAM_NO_PAGE 0xffffffffu
+#define MAM__NO_PAGE 0xffffffffu
 /* A word of a map that has no 0. */
-#define MAM_FULL_WORD 0xffffffffffffffffull
+#define MAM__FULL_WORD 0xffffffffffffffffull
 
 enum {
   /* A page has 4 KiB: the unit in which a superblock's memory is taken.  This is its base-2 logarithm. */
-  MAM_PAGE_SHIFT = 12,
+  MAM__PAGE_SHIFT = 12,
   /* The bytes of a page. */
-  MAM_PAGE_BYTES = 1 << MAM_PAGE_SHIFT,
+  MAM__PAGE_BYTES = 1 << MAM__PAGE_SHIFT,
   /* Each page has 8 usage words, enough for a page of the smallest class: 8 * 32 chunks of 16 bytes. */
-  MAM_PAGE_WORDS = 8,
+  MAM__PAGE_WORDS = 8,
   /* A span has at most 64 pages, so that one word of the page map can hold it. */
-  MAM_SPAN_PAGES = 64,
+  MAM__SPAN_PAGES = 64,
   /* The classes reach from 16 bytes to 32 KiB: 8 up to 128 bytes, then four for each of 8 powers of two. */
-  MAM_HEAP_CLASSES = 40,
+  MAM__HEAP_CLASSES = 40,
   /* Each class is a kind, and each type is one. */
-  MAM_HEAP_KINDS = MAM_HEAP_CLASSES + MAM_HEAP_TYPES,
+  MAM__HEAP_KINDS = MAM__HEAP_CLASSES + MAM_HEAP_TYPES,
   /* The bytes of the largest class.  Larger requests get whole pages. */
-  MAM_CHUNK_BYTES = 32 << 10
+  MAM__CHUNK_BYTES = 32 << 10
 };
 
 /* ---- Size classes and kinds ---- */
 
 /* A kind's lowest six bits are the size class. */
-enum { MAM_KIND_CLASS = 63 };
+enum { MAM__KIND_CLASS = 63 };
 /* The type stands above them. */
-enum { MAM_KIND_TYPE_SHIFT = 6 };
+enum { MAM__KIND_TYPE_SHIFT = 6 };
 /* Both have ten bits together, enough for a type of up to 15. */
-enum { MAM_KIND_BITS = 10 };
+enum { MAM__KIND_BITS = 10 };
 
-MAM_INLINE mam_u32 mam_kind_of(mam_u32 size_class, mam_u32 type) { return size_class | type << MAM_KIND_TYPE_SHIFT; }
-MAM_INLINE mam_u32 mam_kind_type(mam_u32 kind) { return kind >> MAM_KIND_TYPE_SHIFT; }
+MAM__INLINE mam__u32 mam__kind_of(mam__u32 size_class, mam__u32 type) {
+  return size_class | type << MAM__KIND_TYPE_SHIFT;
+}
+MAM__INLINE mam__u32 mam__kind_type(mam__u32 kind) { return kind >> MAM__KIND_TYPE_SHIFT; }
 /* A kind's number: size classes come first, then types. */
-MAM_INLINE mam_u32 mam_kind_number(mam_u32 kind) {
-  return mam_kind_type(kind) == 0 ? kind : MAM_HEAP_CLASSES - 1 + mam_kind_type(kind);
+MAM__INLINE mam__u32 mam__kind_number(mam__u32 kind) {
+  return mam__kind_type(kind) == 0 ? kind : MAM__HEAP_CLASSES - 1 + mam__kind_type(kind);
 }
 /* In the place of a kind: there is no such type. */
-#define MAM_NO_KIND 0xffffffffu
+#define MAM__NO_KIND 0xffffffffu
 
-MAM_INLINE mam_u32 mam_class_shift_of(mam_u32 sixteenths_less_1) {
-  mam_u32 zeros = mam_leading_zeros_u32(sixteenths_less_1);
+MAM__INLINE mam__u32 mam__class_shift_of(mam__u32 sixteenths_less_1) {
+  mam__u32 zeros = mam__leading_zeros_u32(sixteenths_less_1);
   return zeros < 29 ? 29 - zeros : 0;
 }
-MAM_INLINE mam_u32 mam_class_shift(mam_u32 kind) {
-  mam_u32 size_class = kind & MAM_KIND_CLASS;
+MAM__INLINE mam__u32 mam__class_shift(mam__u32 kind) {
+  mam__u32 size_class = kind & MAM__KIND_CLASS;
   return size_class < 8 ? 0 : (size_class >> 2) - 1;
 }
-MAM_INLINE mam_u32 mam_class_multiple(mam_u32 kind, mam_u32 shift) { return (kind & MAM_KIND_CLASS) - 4 * shift + 1; }
-MAM_INLINE mam_u32 mam_class_of(mam_u32 bytes) {
-  mam_u32 sixteenths_less_1 = (bytes - 1) >> 4, shift = mam_class_shift_of(sixteenths_less_1);
+MAM__INLINE mam__u32 mam__class_multiple(mam__u32 kind, mam__u32 shift) {
+  return (kind & MAM__KIND_CLASS) - 4 * shift + 1;
+}
+MAM__INLINE mam__u32 mam__class_of(mam__u32 bytes) {
+  mam__u32 sixteenths_less_1 = (bytes - 1) >> 4, shift = mam__class_shift_of(sixteenths_less_1);
   return 4 * shift + (sixteenths_less_1 >> shift);
 }
-MAM_INLINE mam_u32 mam_class_bytes(mam_u32 size_class) {
-  mam_u32 shift = mam_class_shift(size_class);
-  return mam_class_multiple(size_class, shift) << (shift + 4);
+MAM__INLINE mam__u32 mam__class_bytes(mam__u32 size_class) {
+  mam__u32 shift = mam__class_shift(size_class);
+  return mam__class_multiple(size_class, shift) << (shift + 4);
 }
 
-/* A span's number of chunks as a base-2 logarithm, from a heap's tuning (mam_heap, chunks), and a span's number of
- * pages. */
-MAM_INLINE mam_u32 mam_span_chunks_log2(mam_u64 chunks, mam_u32 shift) { return (mam_u32)(chunks >> (4 * shift)) & 15; }
-MAM_INLINE mam_u32 mam_span_pages(mam_u64 chunks, mam_u32 size_class) {
-  mam_u32 shift = mam_class_shift(size_class);
-  return mam_class_multiple(size_class, shift) << (mam_span_chunks_log2(chunks, shift) + shift + 4 - MAM_PAGE_SHIFT);
+/* A span's number of chunks as a base-2 logarithm, from a heap's tuning (mam_device_heap, chunks), and a span's number
+ * of pages. */
+MAM__INLINE mam__u32 mam__span_chunks_log2(mam__u64 chunks, mam__u32 shift) {
+  return (mam__u32)(chunks >> (4 * shift)) & 15;
+}
+MAM__INLINE mam__u32 mam__span_pages(mam__u64 chunks, mam__u32 size_class) {
+  mam__u32 shift = mam__class_shift(size_class);
+  return mam__class_multiple(size_class, shift) << (mam__span_chunks_log2(chunks, shift) + shift + 4 - MAM__PAGE_SHIFT);
 }
 /* The number of the chunk in which an offset of a span lies, in units of 16 bytes.  A division by 1 to 8, done by a
  * multiplication; exact below 4096. */
-MAM_INLINE mam_u32 mam_chunk_index(mam_u32 sixteenths, mam_u32 shift, mam_u32 multiple) {
-  const mam_u64 low = 0x20002aab40008000ull, high = 0x1000124a1556199aull; /* 2^15 / multiple, rounded up */
-  mam_u32 inverse = (mam_u32)((multiple <= 4 ? low : high) >> (((multiple - 1) & 3) * 16)) & 0xffff;
+MAM__INLINE mam__u32 mam__chunk_index(mam__u32 sixteenths, mam__u32 shift, mam__u32 multiple) {
+  const mam__u64 low = 0x20002aab40008000ull, high = 0x1000124a1556199aull; /* 2^15 / multiple, rounded up */
+  mam__u32 inverse = (mam__u32)((multiple <= 4 ? low : high) >> (((multiple - 1) & 3) * 16)) & 0xffff;
   return ((sixteenths >> shift) * inverse) >> 15;
 }
 
 /* ---- Usage words ---- */
 
 /* This number in the place of the size class + 1 in a usage word says: a request of whole pages.  No class has it. */
-enum { MAM_CLASS_RUN = 255 };
+enum { MAM__CLASS_RUN = 255 };
 
 /* The word is watched: see heap_spans.h. */
-#define MAM_WORD_WATCHED (1ull << 39)
+#define MAM__WORD_WATCHED (1ull << 39)
 
-MAM_INLINE mam_u64 mam_word_of(mam_u32 kind, mam_u32 pages, mam_u32 words, mam_u32 chunks) {
-  mam_u32 high = ((kind & MAM_KIND_CLASS) + 1) << 24 | pages << 16 | mam_kind_type(kind) << 12 | words << 8 | chunks;
-  return (mam_u64)high << 32;
+MAM__INLINE mam__u64 mam__word_of(mam__u32 kind, mam__u32 pages, mam__u32 words, mam__u32 chunks) {
+  mam__u32 high = ((kind & MAM__KIND_CLASS) + 1) << 24 | pages << 16 | mam__kind_type(kind) << 12 | words << 8 | chunks;
+  return (mam__u64)high << 32;
 }
 /* The word's kind.  If no span begins there, it is none of the heap's kinds. */
-MAM_INLINE mam_u32 mam_word_class(mam_u64 word) {
-  return ((mam_u32)(word >> 56) - 1) | ((mam_u32)(word >> 44) & 15) << MAM_KIND_TYPE_SHIFT;
+MAM__INLINE mam__u32 mam__word_class(mam__u64 word) {
+  return ((mam__u32)(word >> 56) - 1) | ((mam__u32)(word >> 44) & 15) << MAM__KIND_TYPE_SHIFT;
 }
-MAM_INLINE mam_u32 mam_word_span_pages(mam_u64 word) { return (mam_u32)(word >> 48) & 255; }
-MAM_INLINE mam_u32 mam_word_span_words(mam_u64 word) { return (mam_u32)(word >> 40) & 15; }
-MAM_INLINE mam_u32 mam_word_chunks(mam_u64 word) { return (mam_u32)(word >> 32) & 63; }
-MAM_INLINE mam_u32 mam_word_full(mam_u64 word) { return 0xffffffffu >> (32 - mam_word_chunks(word)); }
+MAM__INLINE mam__u32 mam__word_span_pages(mam__u64 word) { return (mam__u32)(word >> 48) & 255; }
+MAM__INLINE mam__u32 mam__word_span_words(mam__u64 word) { return (mam__u32)(word >> 40) & 15; }
+MAM__INLINE mam__u32 mam__word_chunks(mam__u64 word) { return (mam__u32)(word >> 32) & 63; }
+MAM__INLINE mam__u32 mam__word_full(mam__u64 word) { return 0xffffffffu >> (32 - mam__word_chunks(word)); }
 
 /* A run has two usage words.  Bits 32 to 55 of the first one hold the lower 24 bits of its number of pages, those of
  * the second one the upper bits. */
-MAM_INLINE mam_u64 mam_run_word(mam_u32 pages) {
-  return (mam_u64)MAM_CLASS_RUN << 56 | (mam_u64)(pages & 0xffffff) << 32;
+MAM__INLINE mam__u64 mam__run_word(mam__u32 pages) {
+  return (mam__u64)MAM__CLASS_RUN << 56 | (mam__u64)(pages & 0xffffff) << 32;
 }
-MAM_INLINE mam_u64 mam_run_word_more(mam_u32 pages) { return (mam_u64)(pages >> 24) << 32; }
-MAM_INLINE int mam_word_is_run(mam_u64 word) { return word >> 56 == MAM_CLASS_RUN; }
-MAM_INLINE mam_u32 mam_run_pages(mam_u64 word, mam_u64 more) {
-  return ((mam_u32)(word >> 32) & 0xffffff) | (mam_u32)(more >> 32) << 24;
+MAM__INLINE mam__u64 mam__run_word_more(mam__u32 pages) { return (mam__u64)(pages >> 24) << 32; }
+MAM__INLINE int mam__word_is_run(mam__u64 word) { return word >> 56 == MAM__CLASS_RUN; }
+MAM__INLINE mam__u32 mam__run_pages(mam__u64 word, mam__u64 more) {
+  return ((mam__u32)(word >> 32) & 0xffffff) | (mam__u32)(more >> 32) << 24;
 }
 
 /* ---- Entries ---- */
 
 enum {
   /* This number in the place of the size class + 1 says: a request of whole pages. */
-  MAM_ENTRY_RUN = 63,
+  MAM__ENTRY_RUN = 63,
   /* This number says: a span whose objects were moved, whatever its size class was. */
-  MAM_ENTRY_MOVED = 62,
+  MAM__ENTRY_MOVED = 62,
   /* This number says: a span that a compaction gave up and that had no objects. */
-  MAM_ENTRY_EMPTY = 61,
+  MAM__ENTRY_EMPTY = 61,
   /* The size class + 1 has six bits; how far back the span begins has the next six. */
-  MAM_ENTRY_CLASS_BITS = 6,
+  MAM__ENTRY_CLASS_BITS = 6,
   /* The type stands above both. */
-  MAM_ENTRY_TYPE_SHIFT = 12
+  MAM__ENTRY_TYPE_SHIFT = 12
 };
 
 /* The entry of a page that is `back` pages behind the first page of its span. */
-MAM_INLINE mam_u16 mam_entry_of(mam_u32 kind, mam_u32 back) {
-  return (mam_u16)(((kind & MAM_KIND_CLASS) + 1) | back << MAM_ENTRY_CLASS_BITS |
-                   mam_kind_type(kind) << MAM_ENTRY_TYPE_SHIFT);
+MAM__INLINE mam__u16 mam__entry_of(mam__u32 kind, mam__u32 back) {
+  return (mam__u16)(((kind & MAM__KIND_CLASS) + 1) | back << MAM__ENTRY_CLASS_BITS |
+                    mam__kind_type(kind) << MAM__ENTRY_TYPE_SHIFT);
 }
-MAM_INLINE mam_u32 mam_entry_back(mam_u32 entry) { return entry >> MAM_ENTRY_CLASS_BITS & 63; }
+MAM__INLINE mam__u32 mam__entry_back(mam__u32 entry) { return entry >> MAM__ENTRY_CLASS_BITS & 63; }
 
 /* The place of a chunk's usage bit: the number of the word in the superblock, and the bit in it. */
-struct mam_bit {
-  mam_u32 word, bit;
+struct mam__bit {
+  mam__u32 word, bit;
 };
 
 /* The usage bit of the chunk in which an offset from the superblock's first page lies.  The page's entry is that of a
  * span. */
-MAM_INLINE struct mam_bit mam_bit_of(mam_u64 offset, mam_u32 entry) {
-  mam_u32 size_class = (entry & 63) - 1, shift = mam_class_shift(size_class);
-  mam_u32 page = (mam_u32)(offset >> MAM_PAGE_SHIFT), back = mam_entry_back(entry);
-  mam_u32 sixteenths = back << (MAM_PAGE_SHIFT - 4) | ((mam_u32)offset & (MAM_PAGE_BYTES - 1)) >> 4;
-  mam_u32 chunk = mam_chunk_index(sixteenths, shift, mam_class_multiple(size_class, shift));
-  struct mam_bit bit = {(page - back) * MAM_PAGE_WORDS + (chunk >> 5), chunk & 31};
+MAM__INLINE struct mam__bit mam__bit_of(mam__u64 offset, mam__u32 entry) {
+  mam__u32 size_class = (entry & 63) - 1, shift = mam__class_shift(size_class);
+  mam__u32 page = (mam__u32)(offset >> MAM__PAGE_SHIFT), back = mam__entry_back(entry);
+  mam__u32 sixteenths = back << (MAM__PAGE_SHIFT - 4) | ((mam__u32)offset & (MAM__PAGE_BYTES - 1)) >> 4;
+  mam__u32 chunk = mam__chunk_index(sixteenths, shift, mam__class_multiple(size_class, shift));
+  struct mam__bit bit = {(page - back) * MAM__PAGE_WORDS + (chunk >> 5), chunk & 31};
   return bit;
 }
 
 /* ---- Slot words ---- */
 
-/* Tickets have 24 bits of a slot's word.  40 remain for the address, and mam_slot_keep keeps tickets from reaching it.
+/* Tickets have 24 bits of a slot's word.  40 remain for the address, and mam__slot_keep keeps tickets from reaching it.
  */
-enum { MAM_TICKET_BITS = 24 };
+enum { MAM__TICKET_BITS = 24 };
 
 /* In the place of an address: there were no pages for a refill.  (0 there says that no span was there yet.) */
-#define MAM_SLOT_DRY ((mam_u64)1 << MAM_TICKET_BITS)
+#define MAM__SLOT_DRY ((mam__u64)1 << MAM__TICKET_BITS)
 /* The same: the chunks without a ticket are being freed. */
-#define MAM_SLOT_FLUSHED ((mam_u64)2 << MAM_TICKET_BITS)
+#define MAM__SLOT_FLUSHED ((mam__u64)2 << MAM__TICKET_BITS)
 /* The bits of the tickets. */
-#define MAM_SLOT_TICKETS (MAM_SLOT_DRY - 1)
+#define MAM__SLOT_TICKETS (MAM__SLOT_DRY - 1)
 
-MAM_INLINE mam_u64 mam_slot_address(mam_u64 slot) { return slot >> MAM_TICKET_BITS << MAM_PAGE_SHIFT; }
-MAM_INLINE mam_u64 mam_slot_of(mam_u64 address, mam_u32 tickets) {
-  return address << (MAM_TICKET_BITS - MAM_PAGE_SHIFT) | tickets;
+MAM__INLINE mam__u64 mam__slot_address(mam__u64 slot) { return slot >> MAM__TICKET_BITS << MAM__PAGE_SHIFT; }
+MAM__INLINE mam__u64 mam__slot_of(mam__u64 address, mam__u32 tickets) {
+  return address << (MAM__TICKET_BITS - MAM__PAGE_SHIFT) | tickets;
 }
-MAM_INLINE int mam_slot_is_dry(mam_u64 slot) { return (slot & ~MAM_SLOT_TICKETS) == MAM_SLOT_DRY; }
+MAM__INLINE int mam__slot_is_dry(mam__u64 slot) { return (slot & ~MAM__SLOT_TICKETS) == MAM__SLOT_DRY; }
 
-/* The span of a slot's word as a page of the first superblock; MAM_NO_PAGE if it is not there. */
-MAM_INLINE mam_u32 mam_slot_page(mam_u64 slot, mam_u64 base, mam_u32 page_count) {
-  mam_u64 page = (slot >> MAM_TICKET_BITS) - (base >> MAM_PAGE_SHIFT);
-  return page < page_count ? (mam_u32)page : MAM_NO_PAGE;
+/* The span of a slot's word as a page of the first superblock; MAM__NO_PAGE if it is not there. */
+MAM__INLINE mam__u32 mam__slot_page(mam__u64 slot, mam__u64 base, mam__u32 page_count) {
+  mam__u64 page = (slot >> MAM__TICKET_BITS) - (base >> MAM__PAGE_SHIFT);
+  return page < page_count ? (mam__u32)page : MAM__NO_PAGE;
 }
 
 /* ---- Request words ----
@@ -212,23 +218,23 @@ MAM_INLINE mam_u32 mam_slot_page(mam_u64 slot, mam_u64 base, mam_u32 page_count)
 
 enum {
   /* wanted: the kind. */
-  MAM_REST_KIND = (1 << MAM_KIND_BITS) - 1,
+  MAM__REST_KIND = (1 << MAM__KIND_BITS) - 1,
   /* wanted: the caller's lanes have the task of refilling the slot. */
-  MAM_REST_REFILL = 1 << MAM_KIND_BITS,
+  MAM__REST_REFILL = 1 << MAM__KIND_BITS,
   /* wanted: the lanes are so many that they take whole spans, without the slot. */
-  MAM_REST_WHOLE = 1 << (MAM_KIND_BITS + 1),
+  MAM__REST_WHOLE = 1 << (MAM__KIND_BITS + 1),
   /* wanted: the home has ten bits from this bit on. */
-  MAM_REST_HOME = MAM_KIND_BITS + 2,
+  MAM__REST_HOME = MAM__KIND_BITS + 2,
   /* wanted: the slot was dry. */
-  MAM_REST_DRY = 1 << (MAM_KIND_BITS + 12),
+  MAM__REST_DRY = 1 << (MAM__KIND_BITS + 12),
   /* wanted: empty spans are left to their slots. */
-  MAM_REST_LAZY = 1 << (MAM_KIND_BITS + 13)
+  MAM__REST_LAZY = 1 << (MAM__KIND_BITS + 13)
 };
 enum {
   /* slot: from this bit on the base-2 logarithm of a span's chunks. */
-  MAM_REST_CHUNKS = 28,
+  MAM__REST_CHUNKS = 28,
   /* slot: the bits below are the slot's number among all. */
-  MAM_REST_SLOT = (1 << MAM_REST_CHUNKS) - 1
+  MAM__REST_SLOT = (1 << MAM__REST_CHUNKS) - 1
 };
 
 #endif /* MAM_DETAIL_HEAP_WORDS_H */

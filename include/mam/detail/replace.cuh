@@ -8,59 +8,59 @@
 #include <mam/detail/replace_host.cuh>
 #include <mam/device.cuh>
 
-#if MAM_ON_DEVICE
+#if MAM__ON_DEVICE
 
 /* Prints a message, once for all requests of a file, or of all files that are linked together. */
-MAM_OUTLINE void mam_replaced_forgotten(void) {
-  if (atomicExch(&mam_replaced_told, 1) == 0)
+MAM__OUTLINE void mam__replaced_forgotten(void) {
+  if (atomicExch(&mam__replaced_told, 1) == 0)
     printf("libmam: a kernel asks for memory, but the host has named no heap: see mam_replace_create(3)\n");
 }
 
 /* The program has one copy of the quick way, not one for each call. */
-MAM_OUTLINE void *mam_replaced_malloc(size_t bytes) {
+MAM__OUTLINE void *mam__replaced_malloc(size_t bytes) {
   void *block = mam_malloc(mam_replaced_heap, bytes);
   if (block == 0 && mam_replaced_heap.control == 0)
-    MAM_OUT_OF_SIGHT(mam_replaced_forgotten)();
+    MAM__OUT_OF_SIGHT(mam__replaced_forgotten)();
   return block;
 }
-MAM_OUTLINE void *mam_replaced_malloc_aligned(size_t bytes, size_t alignment) {
+MAM__OUTLINE void *mam__replaced_malloc_aligned(size_t bytes, size_t alignment) {
   void *block = mam_malloc_aligned(mam_replaced_heap, alignment, bytes);
   if (block == 0 && mam_replaced_heap.control == 0)
-    MAM_OUT_OF_SIGHT(mam_replaced_forgotten)();
+    MAM__OUT_OF_SIGHT(mam__replaced_forgotten)();
   return block;
 }
-MAM_OUTLINE void mam_replaced_free(MAM_TAG(3) void *block) { mam_free(mam_replaced_heap, block); }
+MAM__OUTLINE void mam__replaced_free(MAM__TAG(3) void *block) { mam_free(mam_replaced_heap, block); }
 
 /* What new asks for: at least a byte, since it never returns NULL because of a size of 0. */
-MAM_INLINE size_t mam_replaced_size(size_t bytes) { return bytes + (bytes == 0); }
+MAM__INLINE size_t mam__replaced_size(size_t bytes) { return bytes + (bytes == 0); }
 
 /* The exception specifications with which these functions are declared already. */
 #ifdef __CUDACC_RTC__
-#define MAM_REPLACED_C
-#define MAM_REPLACED_ALIGNED noexcept
+#define MAM__REPLACED_C
+#define MAM__REPLACED_ALIGNED noexcept
 #else
-#define MAM_REPLACED_C noexcept
-#define MAM_REPLACED_ALIGNED
+#define MAM__REPLACED_C noexcept
+#define MAM__REPLACED_ALIGNED
 #endif
 /* With -rdc=true each file that includes this has the functions, whether they are called or not, and the linker keeps
  * one of each.  So calls in all other files find all of them or none. */
 #ifdef __CUDACC_RDC__
-#define MAM_REPLACED __host__ __device__ __forceinline__ __attribute__((used))
+#define MAM__REPLACED __host__ __device__ __forceinline__ __attribute__((used))
 #else
-#define MAM_REPLACED __host__ __device__ __forceinline__
+#define MAM__REPLACED __host__ __device__ __forceinline__
 #endif
 
 extern "C" {
-MAM_REPLACED void *malloc(size_t bytes) MAM_REPLACED_C { return MAM_OUT_OF_SIGHT(mam_replaced_malloc)(bytes); }
-MAM_REPLACED void free(void *block) MAM_REPLACED_C { MAM_OUT_OF_SIGHT(mam_replaced_free)(block); }
+MAM__REPLACED void *malloc(size_t bytes) MAM__REPLACED_C { return MAM__OUT_OF_SIGHT(mam__replaced_malloc)(bytes); }
+MAM__REPLACED void free(void *block) MAM__REPLACED_C { MAM__OUT_OF_SIGHT(mam__replaced_free)(block); }
 /* __nv_aligned_device_malloc and new of an over-aligned type call the first one; the same in files without this header
  * call the second. */
 __device__ __forceinline__ void *__nv_aligned_device_malloc_impl(size_t bytes, size_t alignment) {
-  return MAM_OUT_OF_SIGHT(mam_replaced_malloc_aligned)(bytes, alignment);
+  return MAM__OUT_OF_SIGHT(mam__replaced_malloc_aligned)(bytes, alignment);
 }
 #ifdef __CUDACC_RDC__
-MAM_REPLACED void *__cuda_syscall_aligned_malloc(size_t bytes, size_t alignment) {
-  return MAM_OUT_OF_SIGHT(mam_replaced_malloc_aligned)(bytes, alignment);
+MAM__REPLACED void *__cuda_syscall_aligned_malloc(size_t bytes, size_t alignment) {
+  return MAM__OUT_OF_SIGHT(mam__replaced_malloc_aligned)(bytes, alignment);
 }
 #endif
 }
@@ -70,29 +70,29 @@ MAM_REPLACED void *__cuda_syscall_aligned_malloc(size_t bytes, size_t alignment)
 #pragma nv_diagnostic push
 #pragma nv_diag_suppress 2620
 #pragma nv_diag_suppress 20040 /* CUDA declares the nothrow operators for the host alone */
-MAM_REPLACED void *operator new(size_t bytes) { return malloc(mam_replaced_size(bytes)); }
-MAM_REPLACED void *operator new[](size_t bytes) { return malloc(mam_replaced_size(bytes)); }
-MAM_REPLACED void operator delete(void *block) noexcept { free(block); }
-MAM_REPLACED void operator delete[](void *block) noexcept { free(block); }
-MAM_REPLACED void operator delete(void *block, size_t) noexcept { free(block); }
-MAM_REPLACED void operator delete[](void *block, size_t) noexcept { free(block); }
+MAM__REPLACED void *operator new(size_t bytes) { return malloc(mam__replaced_size(bytes)); }
+MAM__REPLACED void *operator new[](size_t bytes) { return malloc(mam__replaced_size(bytes)); }
+MAM__REPLACED void operator delete(void *block) noexcept { free(block); }
+MAM__REPLACED void operator delete[](void *block) noexcept { free(block); }
+MAM__REPLACED void operator delete(void *block, size_t) noexcept { free(block); }
+MAM__REPLACED void operator delete[](void *block, size_t) noexcept { free(block); }
 #ifdef __cpp_aligned_new
-MAM_REPLACED void *operator new(size_t bytes, std::align_val_t alignment) MAM_REPLACED_ALIGNED {
-  return __nv_aligned_device_malloc_impl(mam_replaced_size(bytes), (size_t)alignment);
+MAM__REPLACED void *operator new(size_t bytes, std::align_val_t alignment) MAM__REPLACED_ALIGNED {
+  return __nv_aligned_device_malloc_impl(mam__replaced_size(bytes), (size_t)alignment);
 }
-MAM_REPLACED void *operator new[](size_t bytes, std::align_val_t alignment) MAM_REPLACED_ALIGNED {
-  return __nv_aligned_device_malloc_impl(mam_replaced_size(bytes), (size_t)alignment);
+MAM__REPLACED void *operator new[](size_t bytes, std::align_val_t alignment) MAM__REPLACED_ALIGNED {
+  return __nv_aligned_device_malloc_impl(mam__replaced_size(bytes), (size_t)alignment);
 }
-MAM_REPLACED void operator delete(void *block, std::align_val_t) noexcept { free(block); }
-MAM_REPLACED void operator delete[](void *block, std::align_val_t) noexcept { free(block); }
-MAM_REPLACED void operator delete(void *block, size_t, std::align_val_t) noexcept { free(block); }
-MAM_REPLACED void operator delete[](void *block, size_t, std::align_val_t) noexcept { free(block); }
+MAM__REPLACED void operator delete(void *block, std::align_val_t) noexcept { free(block); }
+MAM__REPLACED void operator delete[](void *block, std::align_val_t) noexcept { free(block); }
+MAM__REPLACED void operator delete(void *block, size_t, std::align_val_t) noexcept { free(block); }
+MAM__REPLACED void operator delete[](void *block, size_t, std::align_val_t) noexcept { free(block); }
 #endif
 #ifndef __CUDACC_RTC__
-MAM_REPLACED void *operator new(size_t bytes, const std::nothrow_t &) noexcept { return operator new(bytes); }
-MAM_REPLACED void *operator new[](size_t bytes, const std::nothrow_t &) noexcept { return operator new[](bytes); }
-MAM_REPLACED void operator delete(void *block, const std::nothrow_t &) noexcept { free(block); }
-MAM_REPLACED void operator delete[](void *block, const std::nothrow_t &) noexcept { free(block); }
+MAM__REPLACED void *operator new(size_t bytes, const std::nothrow_t &) noexcept { return operator new(bytes); }
+MAM__REPLACED void *operator new[](size_t bytes, const std::nothrow_t &) noexcept { return operator new[](bytes); }
+MAM__REPLACED void operator delete(void *block, const std::nothrow_t &) noexcept { free(block); }
+MAM__REPLACED void operator delete[](void *block, const std::nothrow_t &) noexcept { free(block); }
 #endif
 #pragma nv_diagnostic pop
 #endif
@@ -103,23 +103,23 @@ MAM_REPLACED void operator delete[](void *block, const std::nothrow_t &) noexcep
  * an argument that knows the line.  Host code, std::malloc and members of that name take the argument as the number. */
 
 #if MAM_HEAP_RECORDED
-struct mam_replaced_bytes {
+struct mam__replaced_bytes {
   size_t bytes;
   const char *file;
   unsigned line;
   __host__ __device__ operator size_t() const { return bytes; }
 };
-static __host__ __device__ __forceinline__ void *malloc(struct mam_replaced_bytes here) {
-#if MAM_ON_DEVICE
+static __host__ __device__ __forceinline__ void *malloc(struct mam__replaced_bytes here) {
+#if MAM__ON_DEVICE
   void *block = mam_malloc_at(mam_replaced_heap, here.bytes, here.file, here.line);
   if (block == 0 && mam_replaced_heap.control == 0)
-    MAM_OUT_OF_SIGHT(mam_replaced_forgotten)();
+    MAM__OUT_OF_SIGHT(mam__replaced_forgotten)();
   return block;
 #else
   return malloc(here.bytes);
 #endif
 }
-#define malloc(bytes) malloc(mam_replaced_bytes{(size_t)(bytes), __FILE__, __LINE__})
+#define malloc(bytes) malloc(mam__replaced_bytes{(size_t)(bytes), __FILE__, __LINE__})
 #endif
 
 #endif /* MAM_DETAIL_REPLACE_CUH */

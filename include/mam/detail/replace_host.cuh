@@ -23,70 +23,70 @@
  * which the linkers keep one copy. */
 #if defined(__CUDACC_RTC__)
 extern "C" {
-__constant__ mam_heap mam_replaced_heap;
+__constant__ mam_device_heap mam_replaced_heap;
 }
-static __device__ unsigned mam_replaced_told;
+static __device__ unsigned mam__replaced_told;
 #elif defined(__CUDACC_RDC__)
-template <int> __constant__ mam_heap mam_replaced_heap_of;
-template <int> __device__ unsigned mam_replaced_told_of;
-#define mam_replaced_heap mam_replaced_heap_of<0>
-#define mam_replaced_told mam_replaced_told_of<0>
+template <int> __constant__ mam_device_heap mam__replaced_heap_of;
+template <int> __device__ unsigned mam__replaced_told_of;
+#define mam_replaced_heap mam__replaced_heap_of<0>
+#define mam__replaced_told mam__replaced_told_of<0>
 #else
-static __constant__ mam_heap mam_replaced_heap;
-static __device__ unsigned mam_replaced_told;
+static __constant__ mam_device_heap mam_replaced_heap;
+static __device__ unsigned mam__replaced_told;
 #endif
 
 #ifndef __CUDACC_RTC__
 
 /* A file of the program.  It is in the list from its construction to its destruction. */
-struct mam_replace_file {
+struct mam__replace_file {
   const void *symbol;
-  struct mam_replace_file *next;
-  explicit mam_replace_file(const void *where);
-  ~mam_replace_file();
-  mam_replace_file(const mam_replace_file &) = delete;
-  mam_replace_file &operator=(const mam_replace_file &) = delete;
+  struct mam__replace_file *next;
+  explicit mam__replace_file(const void *where);
+  ~mam__replace_file();
+  mam__replace_file(const mam__replace_file &) = delete;
+  mam__replace_file &operator=(const mam__replace_file &) = delete;
 };
-struct mam_replace_made {
+struct mam__replace_made {
   int device;
   MAM_Heap heap;
-  struct mam_replace_made *next;
+  struct mam__replace_made *next;
 };
 
 /* All files and all heaps that mam_replace_create made; under the mutex. */
-struct mam_replace_program {
+struct mam__replace_program {
   pthread_mutex_t mutex;
-  struct mam_replace_file *files;
-  struct mam_replace_made *made;
+  struct mam__replace_file *files;
+  struct mam__replace_made *made;
 };
-inline struct mam_replace_program *mam_replace_lock(void) {
-  static struct mam_replace_program program = {PTHREAD_MUTEX_INITIALIZER, NULL, NULL};
+inline struct mam__replace_program *mam__replace_lock(void) {
+  static struct mam__replace_program program = {PTHREAD_MUTEX_INITIALIZER, NULL, NULL};
   (void)pthread_mutex_lock(&program.mutex);
   return &program;
 }
-inline void mam_replace_unlock(struct mam_replace_program *program) { (void)pthread_mutex_unlock(&program->mutex); }
+inline void mam__replace_unlock(struct mam__replace_program *program) { (void)pthread_mutex_unlock(&program->mutex); }
 
-inline mam_replace_file::mam_replace_file(const void *where) : symbol(where) {
-  struct mam_replace_program *program = mam_replace_lock();
+inline mam__replace_file::mam__replace_file(const void *where) : symbol(where) {
+  struct mam__replace_program *program = mam__replace_lock();
   next = program->files;
   program->files = this;
-  mam_replace_unlock(program);
+  mam__replace_unlock(program);
 }
-inline mam_replace_file::~mam_replace_file() {
-  struct mam_replace_program *program = mam_replace_lock();
-  struct mam_replace_file **place = &program->files;
+inline mam__replace_file::~mam__replace_file() {
+  struct mam__replace_program *program = mam__replace_lock();
+  struct mam__replace_file **place = &program->files;
   while (*place != this)
     place = &(*place)->next;
   *place = next;
-  mam_replace_unlock(program);
+  mam__replace_unlock(program);
 }
-static struct mam_replace_file mam_replace_this_file(&mam_replaced_heap);
+static struct mam__replace_file mam__replace_this_file(&mam_replaced_heap);
 
 /* Copies the handle to all files.  In this and the other functions of that name the program is locked. */
-inline cudaError_t mam_replace_use_locked(const struct mam_replace_program *program, MAM_Heap heap) {
-  mam_heap handle = {};
+inline cudaError_t mam__replace_use_locked(const struct mam__replace_program *program, MAM_Heap heap) {
+  mam_device_heap handle = {};
   cudaError_t error = heap == NULL ? cudaSuccess : MAM_HeapHandle(heap, &handle);
-  for (const struct mam_replace_file *file = program->files; file != NULL && error == cudaSuccess; file = file->next) {
+  for (const struct mam__replace_file *file = program->files; file != NULL && error == cudaSuccess; file = file->next) {
     error = cudaMemcpyToSymbol(file->symbol, &handle, sizeof handle, 0, cudaMemcpyHostToDevice);
     if (error == cudaErrorInvalidSymbol) /* a file without device code; this clears the runtime's last error */
       error = cudaGetLastError() == error ? cudaSuccess : error;
@@ -96,8 +96,8 @@ inline cudaError_t mam_replace_use_locked(const struct mam_replace_program *prog
 
 /* The link to the current device's heap in the list of those that were made; the link at the end of the list, which is
  * NULL, if there is none.  NULL without a device. */
-inline struct mam_replace_made **mam_replace_find_locked(struct mam_replace_program *program, int *device) {
-  struct mam_replace_made **place = &program->made;
+inline struct mam__replace_made **mam__replace_find_locked(struct mam__replace_program *program, int *device) {
+  struct mam__replace_made **place = &program->made;
   if (cudaGetDevice(device) != cudaSuccess)
     return NULL;
   while (*place != NULL && (*place)->device != *device)
@@ -105,25 +105,25 @@ inline struct mam_replace_made **mam_replace_find_locked(struct mam_replace_prog
   return place;
 }
 
-inline void mam_replace_forget_locked(struct mam_replace_made **place) {
-  struct mam_replace_made *made = *place;
+inline void mam__replace_forget_locked(struct mam__replace_made **place) {
+  struct mam__replace_made *made = *place;
   *place = made->next;
   free(made);
 }
 
 /* Makes a heap for the current device and adds it to the list. */
-inline cudaError_t mam_replace_make_locked(struct mam_replace_program *program, const MAM_HeapOptions *options) {
-  struct mam_replace_made *made = (struct mam_replace_made *)calloc(1, sizeof *made);
-  struct mam_replace_made **place = made == NULL ? NULL : mam_replace_find_locked(program, &made->device);
+inline cudaError_t mam__replace_make_locked(struct mam__replace_program *program, const MAM_HeapOptions *options) {
+  struct mam__replace_made *made = (struct mam__replace_made *)calloc(1, sizeof *made);
+  struct mam__replace_made **place = made == NULL ? NULL : mam__replace_find_locked(program, &made->device);
   cudaError_t error = made == NULL ? cudaErrorMemoryAllocation : place == NULL ? cudaGetLastError() : cudaSuccess;
-  mam_heap handle;
+  mam_device_heap handle;
   if (error == cudaSuccess)
     error = cudaFree(NULL); /* makes the device's context current */
   if (error == cudaSuccess && *place != NULL && MAM_HeapHandle((*place)->heap, &handle) == cudaSuccess)
     error = cudaErrorInvalidValue;
   if (error == cudaSuccess)
     error = MAM_HeapCreate(&made->heap, NULL, options);
-  if (error == cudaSuccess && (error = mam_replace_use_locked(program, made->heap)) != cudaSuccess)
+  if (error == cudaSuccess && (error = mam__replace_use_locked(program, made->heap)) != cudaSuccess)
     (void)MAM_HeapDestroy(made->heap);
   if (error != cudaSuccess) {
     free(made);
@@ -131,7 +131,7 @@ inline cudaError_t mam_replace_make_locked(struct mam_replace_program *program, 
   }
   if (*place != NULL) { /* the heap of a context that is gone */
     (void)MAM_HeapDestroy((*place)->heap);
-    mam_replace_forget_locked(place);
+    mam__replace_forget_locked(place);
   }
   made->next = program->made;
   program->made = made;
@@ -139,42 +139,42 @@ inline cudaError_t mam_replace_make_locked(struct mam_replace_program *program, 
 }
 
 static inline cudaError_t mam_replace_use(MAM_Heap heap) {
-  struct mam_replace_program *program = mam_replace_lock();
-  cudaError_t error = mam_replace_use_locked(program, heap);
-  mam_replace_unlock(program);
+  struct mam__replace_program *program = mam__replace_lock();
+  cudaError_t error = mam__replace_use_locked(program, heap);
+  mam__replace_unlock(program);
   return error;
 }
 
 static inline cudaError_t mam_replace_create(size_t bytes) {
-  struct mam_replace_program *program = mam_replace_lock();
+  struct mam__replace_program *program = mam__replace_lock();
   MAM_HeapOptions options = MAM_HEAP_OPTIONS_INIT;
   options.bytes = bytes;
   options.records = MAM_HEAP_RECORDED;
-  cudaError_t error = mam_replace_make_locked(program, &options);
-  mam_replace_unlock(program);
+  cudaError_t error = mam__replace_make_locked(program, &options);
+  mam__replace_unlock(program);
   return error;
 }
 
 static inline MAM_Heap mam_replace_heap(void) {
-  struct mam_replace_program *program = mam_replace_lock();
+  struct mam__replace_program *program = mam__replace_lock();
   int device;
-  struct mam_replace_made **place = mam_replace_find_locked(program, &device);
+  struct mam__replace_made **place = mam__replace_find_locked(program, &device);
   MAM_Heap heap = place != NULL && *place != NULL ? (*place)->heap : NULL;
-  mam_replace_unlock(program);
+  mam__replace_unlock(program);
   return heap;
 }
 
 static inline cudaError_t mam_replace_destroy(void) {
-  struct mam_replace_program *program = mam_replace_lock();
+  struct mam__replace_program *program = mam__replace_lock();
   int device;
-  struct mam_replace_made **place = mam_replace_find_locked(program, &device);
+  struct mam__replace_made **place = mam__replace_find_locked(program, &device);
   cudaError_t error = place == NULL ? cudaGetLastError() : cudaSuccess, destroyed = cudaSuccess;
   if (place != NULL && *place != NULL) {
-    error = mam_replace_use_locked(program, NULL);
+    error = mam__replace_use_locked(program, NULL);
     destroyed = MAM_HeapDestroy((*place)->heap);
-    mam_replace_forget_locked(place);
+    mam__replace_forget_locked(place);
   }
-  mam_replace_unlock(program);
+  mam__replace_unlock(program);
   return error != cudaSuccess ? error : destroyed;
 }
 #endif

@@ -6,19 +6,19 @@
  *
  * The life of a header (warp_header.h):
  *
- *   mam_warp_begin, mam_warp_find   a new header, or one that waits in a park, for the lanes that start it
- *   mam_warp_take                   a request takes blocks of the current superblock
- *   mam_warp_refill                 a superblock that waits in the park, or a new one, becomes the current one
- *   mam_warp_enter                  what is to be freed is entered in a list
- *   mam_warp_leave                  lanes tidy up or end; the last one has the round
- *   mam_warp_round                  frees what was handed out; the largest superblock goes into the park
- *   mam_warp_put_away               when no lane takes part, the header goes into its park or is freed
+ *   mam__warp_begin, mam__warp_find   a new header, or one that waits in a park, for the lanes that start it
+ *   mam__warp_take                   a request takes blocks of the current superblock
+ *   mam__warp_refill                 a superblock that waits in the park, or a new one, becomes the current one
+ *   mam__warp_enter                  what is to be freed is entered in a list
+ *   mam__warp_leave                  lanes tidy up or end; the last one has the round
+ *   mam__warp_round                  frees what was handed out; the largest superblock goes into the park
+ *   mam__warp_put_away               when no lane takes part, the header goes into its park or is freed
  *
  * Two ways lead to one word.  Lanes are alone with their header if all that take part are here: then they read and
  * write it plainly.  Lanes that come in parts change the same words by compare-and-swap.  The caller knows which of the
  * two it is; each function says what the caller has to order.
  *
- * The file that includes this defines mam_warp_heap_malloc and mam_warp_heap_free.
+ * The file that includes this defines mam__warp_heap_malloc and mam__warp_heap_free.
  */
 #ifndef MAM_DETAIL_WARP_CORE_H
 #define MAM_DETAIL_WARP_CORE_H
@@ -27,23 +27,23 @@
 #include <mam/detail/warp_header.h>
 
 /* A function that is called out of sight may be any function of the same types, for ptxas, so functions that call each
- * other differ in their types (MAM_TAG in atomics.h). */
+ * other differ in their types (MAM__TAG in atomics.h). */
 
 /* A block of the device heap, for one lane that acts alone, 0 if there is no memory; and its free.  The file that
  * includes this one defines both. */
-MAM_INLINE mam_u64 mam_warp_heap_malloc(struct mam_heap_control *control, mam_u64 bytes);
-MAM_INLINE void mam_warp_heap_free(struct mam_heap_control *control, mam_u64 address);
+MAM__INLINE mam__u64 mam__warp_heap_malloc(struct mam__heap_control *control, mam__u64 bytes);
+MAM__INLINE void mam__warp_heap_free(struct mam__heap_control *control, mam__u64 address);
 
 /* ---- Words that lanes share ----
  *
  * alone: all lanes that take part are here, and they have synchronised, so that what each did comes before. */
 
-MAM_INLINE mam_u64 mam_warp_read(mam_u64 *word, int alone) { return alone ? *word : mam_load_relaxed_u64(word); }
+MAM__INLINE mam__u64 mam__warp_read(mam__u64 *word, int alone) { return alone ? *word : mam__load_relaxed_u64(word); }
 
 /* Changes a word from seen to wanted.  Returns its old value, which is seen if the change was made. */
-MAM_INLINE mam_u64 mam_warp_change(mam_u64 *word, mam_u64 seen, mam_u64 wanted, int alone) {
+MAM__INLINE mam__u64 mam__warp_change(mam__u64 *word, mam__u64 seen, mam__u64 wanted, int alone) {
   if (!alone) /* acq_rel: publishes what the new value leads to, and acquires what the old one leads to */
-    return mam_cas_acq_rel_u64(word, seen, wanted);
+    return mam__cas_acq_rel_u64(word, seen, wanted);
   *word = wanted;
   return seen;
 }
@@ -51,47 +51,47 @@ MAM_INLINE mam_u64 mam_warp_change(mam_u64 *word, mam_u64 seen, mam_u64 wanted, 
 /* ---- Lists ---- */
 
 /* Takes count entries side by side in a list, for the caller to write.  Returns 0 if a new list was needed and there
- * was no memory for it, or no list is long enough.  The entries are read after all lanes have arrived (mam_warp_leave),
- * the caller included. */
-MAM_OUTLINE mam_u64 *mam_warp_enter(struct mam_warp *warp, mam_u64 *list, mam_u32 count, int alone) {
-  mam_u64 seen = mam_warp_read(list, alone);
-  MAM_LOOP
+ * was no memory for it, or no list is long enough.  The entries are read after all lanes have arrived
+ * (mam__warp_leave), the caller included. */
+MAM__OUTLINE mam__u64 *mam__warp_enter(struct mam_warp *warp, mam__u64 *list, mam__u32 count, int alone) {
+  mam__u64 seen = mam__warp_read(list, alone);
+  MAM__LOOP
   for (;;) {
-    mam_u64 at = mam_warp_address(seen), wanted = seen + count, fresh = 0;
-    if (at == 0 || mam_warp_number(seen) + count > mam_warp_list_room(warp, at)) {
-      fresh = count <= warp->entries ? mam_warp_heap_malloc(warp->control, 8 * (mam_u64)warp->entries + 8) : 0;
+    mam__u64 at = mam__warp_address(seen), wanted = seen + count, fresh = 0;
+    if (at == 0 || mam__warp_number(seen) + count > mam__warp_list_room(warp, at)) {
+      fresh = count <= warp->entries ? mam__warp_heap_malloc(warp->control, 8 * (mam__u64)warp->entries + 8) : 0;
       if (fresh == 0)
         return 0;
-      mam_store_relaxed_u64((mam_u64 *)fresh, seen);
-      wanted = mam_warp_word(fresh, count);
+      mam__store_relaxed_u64((mam__u64 *)fresh, seen);
+      wanted = mam__warp_word(fresh, count);
     }
-    mam_u64 found = mam_warp_change(list, seen, wanted, alone);
+    mam__u64 found = mam__warp_change(list, seen, wanted, alone);
     if (found == seen)
-      return mam_warp_list_entry(mam_warp_address(wanted), mam_warp_number(wanted) - count);
+      return mam__warp_list_entry(mam__warp_address(wanted), mam__warp_number(wanted) - count);
     if (fresh != 0)
-      mam_warp_heap_free(warp->control, fresh);
+      mam__warp_heap_free(warp->control, fresh);
     seen = found;
   }
 }
 
 /* Frees the entries of a list and of the lists before it, except warp->largest, and the lists.  Each lane does a part.
  * list is the same for all of them, and no lane enters anything in it any more. */
-MAM_OUTLINE void mam_warp_flush(struct mam_warp *warp, mam_u64 list, struct mam_lanes lanes) {
-  mam_u64 at;
-  MAM_LOOP
-  while ((at = mam_warp_address(list)) != 0) {
-    mam_u32 count = mam_warp_number(list);
-    list = mam_load_relaxed_u64((mam_u64 *)at);
-    MAM_LOOP
-    for (mam_u32 i = lanes.rank; i < count; i += lanes.count) {
-      mam_u64 block = mam_load_relaxed_u64(mam_warp_list_entry(at, i));
+MAM__OUTLINE void mam__warp_flush(struct mam_warp *warp, mam__u64 list, struct mam__lanes lanes) {
+  mam__u64 at;
+  MAM__LOOP
+  while ((at = mam__warp_address(list)) != 0) {
+    mam__u32 count = mam__warp_number(list);
+    list = mam__load_relaxed_u64((mam__u64 *)at);
+    MAM__LOOP
+    for (mam__u32 i = lanes.rank; i < count; i += lanes.count) {
+      mam__u64 block = mam__load_relaxed_u64(mam__warp_list_entry(at, i));
       /* 0: the entry was taken before the device heap was asked, and the device heap had no memory */
-      if (block != 0 && block != mam_warp_address(mam_load_relaxed_u64(&warp->largest)))
-        mam_warp_heap_free(warp->control, block);
+      if (block != 0 && block != mam__warp_address(mam__load_relaxed_u64(&warp->largest)))
+        mam__warp_heap_free(warp->control, block);
     }
-    mam_lanes_sync(lanes);                                     /* all lanes have read the list */
-    if (at - (mam_u64)warp >= sizeof *warp && lanes.rank == 0) /* the first list is inside the header */
-      mam_warp_heap_free(warp->control, at);
+    mam__lanes_sync(lanes);                                     /* all lanes have read the list */
+    if (at - (mam__u64)warp >= sizeof *warp && lanes.rank == 0) /* the first list is inside the header */
+      mam__warp_heap_free(warp->control, at);
   }
 }
 
@@ -102,190 +102,191 @@ MAM_OUTLINE void mam_warp_flush(struct mam_warp *warp, mam_u64 list, struct mam_
  * together. */
 
 /* Superblocks that wait take at most an eighth of the first superblock of the heap. */
-#ifndef MAM_WARP_SHARE
-#define MAM_WARP_SHARE 8
+#ifndef MAM__WARP_SHARE
+#define MAM__WARP_SHARE 8
 #endif
 
-MAM_INLINE mam_u64 *mam_warp_waiting(mam_u64 park) { return (mam_u64 *)park + 1; }
+MAM__INLINE mam__u64 *mam__warp_waiting(mam__u64 park) { return (mam__u64 *)park + 1; }
 
 /* Counts so many more blocks as waiting, if they may.  Returns whether they may. */
-MAM_INLINE int mam_warp_may_wait(struct mam_heap_control *control, mam_u32 blocks) {
-  mam_u64 most = (mam_u64)control->heap.page_count * (MAM_PAGE_BYTES / MAM_WARP_LEAST_BLOCK / MAM_WARP_SHARE);
-  if (mam_load_relaxed_u32(&control->parked) + (mam_u64)blocks > most)
+MAM__INLINE int mam__warp_may_wait(struct mam__heap_control *control, mam__u32 blocks) {
+  mam__u64 most = (mam__u64)control->heap.page_count * (MAM__PAGE_BYTES / MAM__WARP_LEAST_BLOCK / MAM__WARP_SHARE);
+  if (mam__load_relaxed_u32(&control->parked) + (mam__u64)blocks > most)
     return 0;
-  if (mam_add_relaxed_u32(&control->parked, blocks) + (mam_u64)blocks <= most)
+  if (mam__add_relaxed_u32(&control->parked, blocks) + (mam__u64)blocks <= most)
     return 1;
-  (void)mam_add_relaxed_u32(&control->parked, 0u - blocks);
+  (void)mam__add_relaxed_u32(&control->parked, 0u - blocks);
   return 0;
 }
 
 /* Puts the largest superblock of a round that is over into the park, by one lane.  If there is none, or it may not
  * wait, warp->largest is 0 afterwards, and the superblock is freed with the rest of the list. */
-MAM_OUTLINE void mam_warp_keep(MAM_TAG(2) struct mam_warp *warp) {
-  struct mam_heap_control *control = warp->control;
-  mam_u64 largest = mam_load_relaxed_u64(&warp->largest), *place = mam_warp_waiting(warp->park);
+MAM__OUTLINE void mam__warp_keep(MAM__TAG(2) struct mam_warp *warp) {
+  struct mam__heap_control *control = warp->control;
+  mam__u64 largest = mam__load_relaxed_u64(&warp->largest), *place = mam__warp_waiting(warp->park);
   if (largest == 0)
     return;
-  mam_u64 there = mam_load_relaxed_u64(place);
-  mam_u32 blocks = mam_warp_number(largest), known = mam_warp_number(there), more = blocks > known ? blocks - known : 0;
-  if ((mam_warp_address(there) != 0 && more == 0) || (more != 0 && !mam_warp_may_wait(control, more))) {
-    mam_store_relaxed_u64(&warp->largest, 0);
+  mam__u64 there = mam__load_relaxed_u64(place);
+  mam__u32 blocks = mam__warp_number(largest), known = mam__warp_number(there),
+           more = blocks > known ? blocks - known : 0;
+  if ((mam__warp_address(there) != 0 && more == 0) || (more != 0 && !mam__warp_may_wait(control, more))) {
+    mam__store_relaxed_u64(&warp->largest, 0);
     return;
   }
   /* acq_rel: what was done in it comes before what its next user does; the same for the superblock that was there. */
-  there = mam_exchange_acq_rel_u64(place, largest);
-  mam_parks_raise(control, (const mam_u64 *)warp->park);
-  known = mam_warp_number(there);
+  there = mam__exchange_acq_rel_u64(place, largest);
+  mam__parks_raise(control, (const mam__u64 *)warp->park);
+  known = mam__warp_number(there);
   if (known + more != blocks) /* the number that was there is another than the one that this counted from */
-    (void)mam_add_relaxed_u32(&control->parked, blocks - known - more);
-  if (mam_warp_address(there) != 0)
-    mam_warp_heap_free(control, mam_warp_address(there));
+    (void)mam__add_relaxed_u32(&control->parked, blocks - known - more);
+  if (mam__warp_address(there) != 0)
+    mam__warp_heap_free(control, mam__warp_address(there));
 }
 
 /* Takes the superblock that waits in the park, if it has so many blocks.  Returns its word; else 0. */
-MAM_INLINE mam_u64 mam_warp_take_waiting(struct mam_warp *warp, mam_u32 blocks) {
-  mam_u64 *place = mam_warp_waiting(warp->park);
+MAM__INLINE mam__u64 mam__warp_take_waiting(struct mam_warp *warp, mam__u32 blocks) {
+  mam__u64 *place = mam__warp_waiting(warp->park);
   if (warp->park == 0)
     return 0;
-  mam_u64 there = mam_and_acq_rel_u64(place, MAM_WARP_NUMBER); /* acq_rel: as in mam_warp_keep */
-  mam_u32 number = mam_warp_number(there);
-  if (mam_warp_address(there) == 0 || number >= blocks)
-    return mam_warp_address(there) != 0 ? there : 0;
-  if (mam_cas_acq_rel_u64(place, number, there) != number)
-    mam_warp_heap_free(warp->control, mam_warp_address(there));
+  mam__u64 there = mam__and_acq_rel_u64(place, MAM__WARP_NUMBER); /* acq_rel: as in mam__warp_keep */
+  mam__u32 number = mam__warp_number(there);
+  if (mam__warp_address(there) == 0 || number >= blocks)
+    return mam__warp_address(there) != 0 ? there : 0;
+  if (mam__cas_acq_rel_u64(place, number, there) != number)
+    mam__warp_heap_free(warp->control, mam__warp_address(there));
   return 0;
 }
 
 /* ---- Requests ---- */
 
 /* The number of blocks that bytes are; a number larger than any superblock's if bytes are too many. */
-MAM_INLINE mam_u64 mam_warp_blocks(const struct mam_warp *warp, mam_u64 bytes) {
-  return bytes >> 40 != 0 ? (mam_u64)1 << 40 : (bytes + warp->block_less_1) >> warp->block_shift;
+MAM__INLINE mam__u64 mam__warp_blocks(const struct mam_warp *warp, mam__u64 bytes) {
+  return bytes >> 40 != 0 ? (mam__u64)1 << 40 : (bytes + warp->block_less_1) >> warp->block_shift;
 }
 
 /* Takes blocks of the current superblock, from the end of what is left.  Returns the address; 0 if there are fewer. */
-MAM_INLINE mam_u64 mam_warp_take(struct mam_warp *warp, mam_u32 blocks, int alone) {
-  mam_u64 seen = mam_warp_read(&warp->current, alone);
-  MAM_LOOP
-  while (mam_warp_number(seen) >= blocks) {
-    mam_u64 found = mam_warp_change(&warp->current, seen, seen - blocks, alone);
+MAM__INLINE mam__u64 mam__warp_take(struct mam_warp *warp, mam__u32 blocks, int alone) {
+  mam__u64 seen = mam__warp_read(&warp->current, alone);
+  MAM__LOOP
+  while (mam__warp_number(seen) >= blocks) {
+    mam__u64 found = mam__warp_change(&warp->current, seen, seen - blocks, alone);
     if (found == seen)
-      return mam_warp_address(seen) + ((mam_u64)(mam_warp_number(seen) - blocks) << warp->block_shift);
+      return mam__warp_address(seen) + ((mam__u64)(mam__warp_number(seen) - blocks) << warp->block_shift);
     seen = found;
   }
   return 0;
 }
 
 /* Enters a block of the device heap in a list, or frees it if that fails.  Returns its address; 0 if it failed. */
-MAM_INLINE mam_u64 mam_warp_register(struct mam_warp *warp, mam_u64 *list, mam_u64 block, int alone) {
-  mam_u64 *entry = block != 0 ? MAM_OUT_OF_SIGHT(mam_warp_enter)(warp, list, 1, alone) : 0;
+MAM__INLINE mam__u64 mam__warp_register(struct mam_warp *warp, mam__u64 *list, mam__u64 block, int alone) {
+  mam__u64 *entry = block != 0 ? MAM__OUT_OF_SIGHT(mam__warp_enter)(warp, list, 1, alone) : 0;
   if (entry != 0)
-    mam_store_relaxed_u64(entry, block);
+    mam__store_relaxed_u64(entry, block);
   else if (block != 0)
-    mam_warp_heap_free(warp->control, block);
+    mam__warp_heap_free(warp->control, block);
   return entry != 0 ? block : 0;
 }
 
 /* Allocates a block of the device heap and enters it in a list.  Returns its address; 0 if there is no memory. */
-MAM_INLINE mam_u64 mam_warp_own(struct mam_warp *warp, mam_u64 *list, mam_u64 bytes, int alone) {
-  return mam_warp_register(warp, list, mam_warp_heap_malloc(warp->control, bytes), alone);
+MAM__INLINE mam__u64 mam__warp_own(struct mam_warp *warp, mam__u64 *list, mam__u64 bytes, int alone) {
+  return mam__warp_register(warp, list, mam__warp_heap_malloc(warp->control, bytes), alone);
 }
-MAM_OUTLINE mam_u64 mam_warp_direct(struct mam_warp *warp, mam_u64 *list, mam_u64 bytes, int alone) {
-  return mam_warp_own(warp, list, bytes, alone);
+MAM__OUTLINE mam__u64 mam__warp_direct(struct mam_warp *warp, mam__u64 *list, mam__u64 bytes, int alone) {
+  return mam__warp_own(warp, list, bytes, alone);
 }
 
-/* The next size: MAM_WARP_GROWTH times as large, at most `most`. */
-MAM_INLINE mam_u32 mam_warp_grown(mam_u32 bytes, mam_u32 most) {
-  return bytes < most / MAM_WARP_GROWTH ? bytes * MAM_WARP_GROWTH : most;
+/* The next size: MAM__WARP_GROWTH times as large, at most `most`. */
+MAM__INLINE mam__u32 mam__warp_grown(mam__u32 bytes, mam__u32 most) {
+  return bytes < most / MAM__WARP_GROWTH ? bytes * MAM__WARP_GROWTH : most;
 }
 /* The size of a superblock to ask for, if the next one was to have `next` bytes and the caller needs `need`. */
-MAM_INLINE mam_u32 mam_warp_enough(const struct mam_warp *warp, mam_u32 next, mam_u32 need) {
-  return need <= next ? next : mam_warp_grown(need, warp->most_bytes);
+MAM__INLINE mam__u32 mam__warp_enough(const struct mam_warp *warp, mam__u32 next, mam__u32 need) {
+  return need <= next ? next : mam__warp_grown(need, warp->most_bytes);
 }
 
 /* A superblock of at least so many blocks: the one that waits, or a new one.  It is entered in the list.  Returns its
  * word; 0 if there is none. */
-MAM_INLINE mam_u64 mam_warp_another(struct mam_warp *warp, mam_u32 blocks) {
-  mam_u32 shift = warp->block_shift, need = blocks << shift;
-  mam_u32 bytes = mam_warp_enough(warp, mam_load_relaxed_u32(&warp->next_bytes), need);
-  mam_u64 waited = mam_warp_take_waiting(warp, blocks), superblock;
+MAM__INLINE mam__u64 mam__warp_another(struct mam_warp *warp, mam__u32 blocks) {
+  mam__u32 shift = warp->block_shift, need = blocks << shift;
+  mam__u32 bytes = mam__warp_enough(warp, mam__load_relaxed_u32(&warp->next_bytes), need);
+  mam__u64 waited = mam__warp_take_waiting(warp, blocks), superblock;
   if (waited != 0)
-    return mam_warp_register(warp, &warp->list, mam_warp_address(waited), 0) != 0 ? waited : 0;
-  superblock = mam_warp_own(warp, &warp->list, bytes, 0);
+    return mam__warp_register(warp, &warp->list, mam__warp_address(waited), 0) != 0 ? waited : 0;
+  superblock = mam__warp_own(warp, &warp->list, bytes, 0);
   if (superblock == 0 && need <= warp->superblock_bytes && warp->superblock_bytes < bytes)
-    superblock = mam_warp_own(warp, &warp->list, bytes = warp->superblock_bytes, 0);
-  return superblock != 0 ? mam_warp_word(superblock, bytes >> shift) : 0;
+    superblock = mam__warp_own(warp, &warp->list, bytes = warp->superblock_bytes, 0);
+  return superblock != 0 ? mam__warp_word(superblock, bytes >> shift) : 0;
 }
 
 /* Takes blocks of a new superblock, which becomes the current one if more is left in it.  Returns the address; 0 if
  * there is no superblock or it would be too large. */
-MAM_OUTLINE mam_u64 mam_warp_refill(struct mam_warp *warp, mam_u32 blocks) {
+MAM__OUTLINE mam__u64 mam__warp_refill(struct mam_warp *warp, mam__u32 blocks) {
   if (blocks > warp->most_bytes >> warp->block_shift)
     return 0;
-  mam_u64 superblock = mam_warp_another(warp, blocks);
+  mam__u64 superblock = mam__warp_another(warp, blocks);
   if (superblock == 0)
     return 0;
-  mam_store_relaxed_u32(&warp->next_bytes,
-                        mam_warp_grown(mam_warp_number(superblock) << warp->block_shift, warp->most_bytes));
-  if (warp->park != 0 && mam_warp_number(mam_load_relaxed_u64(&warp->largest)) < mam_warp_number(superblock))
-    mam_store_relaxed_u64(&warp->largest, superblock); /* if several lanes do this at once, any of them wins */
-  mam_u64 left = superblock - blocks, seen = mam_load_relaxed_u64(&warp->current), found;
-  MAM_LOOP
-  while (mam_warp_number(seen) < mam_warp_number(left) &&
-         (found = mam_cas_acq_rel_u64(&warp->current, seen, left)) != seen)
+  mam__store_relaxed_u32(&warp->next_bytes,
+                         mam__warp_grown(mam__warp_number(superblock) << warp->block_shift, warp->most_bytes));
+  if (warp->park != 0 && mam__warp_number(mam__load_relaxed_u64(&warp->largest)) < mam__warp_number(superblock))
+    mam__store_relaxed_u64(&warp->largest, superblock); /* if several lanes do this at once, any of them wins */
+  mam__u64 left = superblock - blocks, seen = mam__load_relaxed_u64(&warp->current), found;
+  MAM__LOOP
+  while (mam__warp_number(seen) < mam__warp_number(left) &&
+         (found = mam__cas_acq_rel_u64(&warp->current, seen, left)) != seen)
     seen = found;
-  return mam_warp_address(left) + ((mam_u64)mam_warp_number(left) << warp->block_shift);
+  return mam__warp_address(left) + ((mam__u64)mam__warp_number(left) << warp->block_shift);
 }
 
 /* The same for lanes that are alone.  It reads all fields before it asks the device heap, since what a thread does
- * before it acquires memory there has to be read again afterwards.  In the rare cases it calls mam_warp_refill. */
-MAM_OUTLINE mam_u64 mam_warp_refill_alone(mam_u32 blocks, struct mam_warp *warp) {
-  mam_u64 list = warp->list, current = warp->current, largest = warp->largest, at = mam_warp_address(list);
-  mam_u32 shift = warp->block_shift, bytes = mam_warp_enough(warp, warp->next_bytes, blocks << shift);
-  mam_u32 most = warp->most_bytes;
+ * before it acquires memory there has to be read again afterwards.  In the rare cases it calls mam__warp_refill. */
+MAM__OUTLINE mam__u64 mam__warp_refill_alone(mam__u32 blocks, struct mam_warp *warp) {
+  mam__u64 list = warp->list, current = warp->current, largest = warp->largest, at = mam__warp_address(list);
+  mam__u32 shift = warp->block_shift, bytes = mam__warp_enough(warp, warp->next_bytes, blocks << shift);
+  mam__u32 most = warp->most_bytes;
   int waits = warp->park != 0;
   if (blocks > most >> shift)
     return 0;
-  if (mam_warp_number(list) >= mam_warp_list_room(warp, at))
-    return MAM_OUT_OF_SIGHT(mam_warp_refill)(warp, blocks);
-  mam_u64 superblock = mam_warp_take_waiting(warp, blocks);
-  if (superblock == 0 && (superblock = mam_warp_heap_malloc(warp->control, bytes)) != 0)
-    superblock = mam_warp_word(superblock, bytes >> shift);
+  if (mam__warp_number(list) >= mam__warp_list_room(warp, at))
+    return MAM__OUT_OF_SIGHT(mam__warp_refill)(warp, blocks);
+  mam__u64 superblock = mam__warp_take_waiting(warp, blocks);
+  if (superblock == 0 && (superblock = mam__warp_heap_malloc(warp->control, bytes)) != 0)
+    superblock = mam__warp_word(superblock, bytes >> shift);
   if (superblock == 0)
-    return MAM_OUT_OF_SIGHT(mam_warp_refill)(warp, blocks);
-  bytes = mam_warp_number(superblock) << shift;
-  mam_store_relaxed_u64(mam_warp_list_entry(at, mam_warp_number(list)), mam_warp_address(superblock));
+    return MAM__OUT_OF_SIGHT(mam__warp_refill)(warp, blocks);
+  bytes = mam__warp_number(superblock) << shift;
+  mam__store_relaxed_u64(mam__warp_list_entry(at, mam__warp_number(list)), mam__warp_address(superblock));
   warp->list = list + 1;
-  warp->next_bytes = mam_warp_grown(bytes, most);
-  if (waits && mam_warp_number(largest) < mam_warp_number(superblock))
+  warp->next_bytes = mam__warp_grown(bytes, most);
+  if (waits && mam__warp_number(largest) < mam__warp_number(superblock))
     warp->largest = superblock;
   superblock -= blocks;
-  if (mam_warp_number(current) < mam_warp_number(superblock))
+  if (mam__warp_number(current) < mam__warp_number(superblock))
     warp->current = superblock;
-  return mam_warp_address(superblock) + ((mam_u64)mam_warp_number(superblock) << shift);
+  return mam__warp_address(superblock) + ((mam__u64)mam__warp_number(superblock) << shift);
 }
 
 /* The list where a lane's blocks are entered: the list in use; the early one, if the lane has tidied up and others have
  * not; 0 if the lane does not take part.  Only its own tidying up makes a lane early, so the answer stays right.  If
  * the lane stops being early meanwhile, its block is freed a round later. */
-MAM_INLINE mam_u64 *mam_warp_list_of(struct mam_warp *warp, mam_u64 lanes, mam_u32 self) {
-  return (mam_warp_taking_part(lanes) & self) == 0 ? 0
-         : (mam_warp_active(lanes) & self) != 0    ? &warp->list
-                                                   : &warp->early;
+MAM__INLINE mam__u64 *mam__warp_list_of(struct mam_warp *warp, mam__u64 lanes, mam__u32 self) {
+  return (mam__warp_taking_part(lanes) & self) == 0 ? 0
+         : (mam__warp_active(lanes) & self) != 0    ? &warp->list
+                                                    : &warp->early;
 }
 
 /* Serves a request of lanes together, of which one calls: from the current superblock, from a new one, or directly by
  * the device heap, if the request is larger than a superblock, there is none, or the lanes are early.  Returns 0 if
  * there is no memory. */
-MAM_OUTLINE mam_u64 mam_warp_serve(int alone, struct mam_warp *warp, mam_u64 *list, mam_u64 blocks) {
-  mam_u64 address = 0;
-  if (list == &warp->list && blocks <= MAM_WARP_NUMBER) {
-    address = mam_warp_take(warp, (mam_u32)blocks, alone);
+MAM__OUTLINE mam__u64 mam__warp_serve(int alone, struct mam_warp *warp, mam__u64 *list, mam__u64 blocks) {
+  mam__u64 address = 0;
+  if (list == &warp->list && blocks <= MAM__WARP_NUMBER) {
+    address = mam__warp_take(warp, (mam__u32)blocks, alone);
     if (address == 0)
-      address = alone ? MAM_OUT_OF_SIGHT(mam_warp_refill_alone)((mam_u32)blocks, warp)
-                      : MAM_OUT_OF_SIGHT(mam_warp_refill)(warp, (mam_u32)blocks);
+      address = alone ? MAM__OUT_OF_SIGHT(mam__warp_refill_alone)((mam__u32)blocks, warp)
+                      : MAM__OUT_OF_SIGHT(mam__warp_refill)(warp, (mam__u32)blocks);
   }
-  return address != 0 ? address : MAM_OUT_OF_SIGHT(mam_warp_direct)(warp, list, blocks << warp->block_shift, alone);
+  return address != 0 ? address : MAM__OUT_OF_SIGHT(mam__warp_direct)(warp, list, blocks << warp->block_shift, alone);
 }
 
 /* ---- Leaving ----
@@ -296,154 +297,154 @@ MAM_OUTLINE mam_u64 mam_warp_serve(int alone, struct mam_warp *warp, mam_u64 *li
  *
  * A lane that hands over wants its memory to stay.  After that rounds free nothing. */
 
-enum mam_warp_leaving { MAM_WARP_TIDIES, MAM_WARP_ENDS };
-enum { MAM_WARP_NOTHING, MAM_WARP_ROUND };
+enum mam__warp_leaving { MAM__WARP_TIDIES, MAM__WARP_ENDS };
+enum { MAM__WARP_NOTHING, MAM__WARP_ROUND };
 
 /* Lanes of mask leave, of which one calls.  Lanes of mask that do not take part, or have tidied up, change nothing.
  * Returns whether the caller has the round. */
-MAM_INLINE int mam_warp_leave(struct mam_warp *warp, mam_u32 mask, enum mam_warp_leaving how) {
-  mam_u64 seen = mam_load_relaxed_u64(&warp->lanes);
-  MAM_LOOP
+MAM__INLINE int mam__warp_leave(struct mam_warp *warp, mam__u32 mask, enum mam__warp_leaving how) {
+  mam__u64 seen = mam__load_relaxed_u64(&warp->lanes);
+  MAM__LOOP
   for (;;) {
-    mam_u64 wanted = seen & ~(how == MAM_WARP_ENDS ? mam_warp_all_of(mask) : (mam_u64)mask);
+    mam__u64 wanted = seen & ~(how == MAM__WARP_ENDS ? mam__warp_all_of(mask) : (mam__u64)mask);
     /* acq_rel: what these lanes did comes before what the last lane does */
-    mam_u64 found = mam_cas_acq_rel_u64(&warp->lanes, seen, wanted);
+    mam__u64 found = mam__cas_acq_rel_u64(&warp->lanes, seen, wanted);
     if (found == seen)
-      return mam_warp_active(seen) != 0 && mam_warp_active(wanted) == 0 ? MAM_WARP_ROUND : MAM_WARP_NOTHING;
+      return mam__warp_active(seen) != 0 && mam__warp_active(wanted) == 0 ? MAM__WARP_ROUND : MAM__WARP_NOTHING;
     seen = found;
   }
 }
 
 /* Frees the header with the first superblock, and clears its mark. */
-MAM_INLINE void mam_warp_vanish(struct mam_warp *warp) {
-  struct mam_heap_control *control = warp->control;
-  mam_store_relaxed_u64(&warp->mark, 0);
-  mam_store_relaxed_u64(&warp->lanes, 0);
-  mam_warp_heap_free(control, (mam_u64)warp);
+MAM__INLINE void mam__warp_vanish(struct mam_warp *warp) {
+  struct mam__heap_control *control = warp->control;
+  mam__store_relaxed_u64(&warp->mark, 0);
+  mam__store_relaxed_u64(&warp->lanes, 0);
+  mam__warp_heap_free(control, (mam__u64)warp);
 }
 
 /* Puts a header that holds nothing into its park, or frees it if it has none.  One lane calls, and no other uses the
  * header any more. */
-MAM_INLINE void mam_warp_put_away(struct mam_warp *warp) {
-  mam_u64 *park = (mam_u64 *)warp->park;
-  struct mam_heap_control *control = warp->control;
+MAM__INLINE void mam__warp_put_away(struct mam_warp *warp) {
+  mam__u64 *park = (mam__u64 *)warp->park;
+  struct mam__heap_control *control = warp->control;
   if (park == 0) {
-    mam_warp_vanish(warp);
+    mam__warp_vanish(warp);
     return;
   }
   warp->mark = 0;
   warp->lanes = 0;
   warp->current = warp->first;
   warp->next_bytes = warp->superblock_bytes;
-  warp->list = mam_warp_word(mam_warp_list_inside(warp), 0);
+  warp->list = mam__warp_word(mam__warp_list_inside(warp), 0);
   warp->early = warp->largest = 0;
   /* acq_rel: what was done in it comes before what its next user does; the same for the header that was there. */
-  mam_u64 other = mam_exchange_acq_rel_u64(park, (mam_u64)warp);
-  mam_parks_raise(control, park);
+  mam__u64 other = mam__exchange_acq_rel_u64(park, (mam__u64)warp);
+  mam__parks_raise(control, park);
   if (other != 0)
-    mam_warp_heap_free(((struct mam_warp *)other)->control, other);
+    mam__warp_heap_free(((struct mam_warp *)other)->control, other);
 }
 
 /* Takes the header that waits in a park, for the lanes of mask.  Returns 0 if there is none. */
-MAM_INLINE struct mam_warp *mam_warp_find(mam_u64 *park, mam_u32 mask, mam_u64 owner) {
-  struct mam_warp *warp = (struct mam_warp *)mam_exchange_acq_rel_u64(park, 0); /* acq_rel: as in mam_warp_put_away */
+MAM__INLINE struct mam_warp *mam__warp_find(mam__u64 *park, mam__u32 mask, mam__u64 owner) {
+  struct mam_warp *warp = (struct mam_warp *)mam__exchange_acq_rel_u64(park, 0); /* acq_rel: as in mam__warp_put_away */
   if (warp != 0) {
-    warp->lanes = mam_warp_all_of(mask);
+    warp->lanes = mam__warp_all_of(mask);
     warp->owner = owner;
-    warp->mark = mam_warp_mark_of((mam_u64)warp);
+    warp->mark = mam__warp_mark_of((mam__u64)warp);
   }
   return warp;
 }
 
 /* Frees what active lanes were given.  The caller has the round. */
-MAM_INLINE void mam_warp_flush_round(struct mam_warp *warp, mam_u64 list, struct mam_lanes lanes) {
+MAM__INLINE void mam__warp_flush_round(struct mam_warp *warp, mam__u64 list, struct mam__lanes lanes) {
   if (lanes.rank == 0)
-    MAM_OUT_OF_SIGHT(mam_warp_keep)(warp);
-  mam_lanes_sync(lanes);
-  MAM_OUT_OF_SIGHT(mam_warp_flush)(warp, list, lanes);
+    MAM__OUT_OF_SIGHT(mam__warp_keep)(warp);
+  mam__lanes_sync(lanes);
+  MAM__OUT_OF_SIGHT(mam__warp_flush)(warp, list, lanes);
 }
 
 /* Frees everything.  The caller is the last. */
-MAM_INLINE void mam_warp_finish(struct mam_warp *warp, struct mam_lanes lanes) {
-  mam_warp_flush_round(warp, mam_lanes_first_u64(lanes, mam_load_relaxed_u64(&warp->list)), lanes);
-  MAM_OUT_OF_SIGHT(mam_warp_flush)(warp, mam_lanes_first_u64(lanes, mam_load_relaxed_u64(&warp->early)), lanes);
+MAM__INLINE void mam__warp_finish(struct mam_warp *warp, struct mam__lanes lanes) {
+  mam__warp_flush_round(warp, mam__lanes_first_u64(lanes, mam__load_relaxed_u64(&warp->list)), lanes);
+  MAM__OUT_OF_SIGHT(mam__warp_flush)(warp, mam__lanes_first_u64(lanes, mam__load_relaxed_u64(&warp->early)), lanes);
   if (lanes.rank == 0)
-    mam_warp_put_away(warp);
+    mam__warp_put_away(warp);
 }
 
 /* Resets the header, except for what early lanes were given, which the list holds afterwards. */
-MAM_INLINE void mam_warp_rewind(struct mam_warp *warp) {
-  mam_u64 early = mam_load_relaxed_u64(&warp->early), seen;
-  MAM_LOOP
-  while (early != 0 && (seen = mam_cas_acq_rel_u64(&warp->early, early, 0)) != early)
+MAM__INLINE void mam__warp_rewind(struct mam_warp *warp) {
+  mam__u64 early = mam__load_relaxed_u64(&warp->early), seen;
+  MAM__LOOP
+  while (early != 0 && (seen = mam__cas_acq_rel_u64(&warp->early, early, 0)) != early)
     early = seen;
-  mam_store_relaxed_u64(&warp->list, early != 0 ? early : mam_warp_word(mam_warp_list_inside(warp), 0));
-  mam_store_relaxed_u64(&warp->current, warp->first);
-  mam_store_relaxed_u64(&warp->largest, 0);
+  mam__store_relaxed_u64(&warp->list, early != 0 ? early : mam__warp_word(mam__warp_list_inside(warp), 0));
+  mam__store_relaxed_u64(&warp->current, warp->first);
+  mam__store_relaxed_u64(&warp->largest, 0);
 }
 
 /* Makes all lanes that take part active.  Returns whether there are any. */
-MAM_INLINE int mam_warp_activate(struct mam_warp *warp) {
-  mam_u64 lanes = mam_load_relaxed_u64(&warp->lanes);
-  MAM_LOOP
+MAM__INLINE int mam__warp_activate(struct mam_warp *warp) {
+  mam__u64 lanes = mam__load_relaxed_u64(&warp->lanes);
+  MAM__LOOP
   for (;;) {
     /* acq_rel: publishes what was done before to lanes that find themselves active */
-    mam_u64 seen = mam_cas_acq_rel_u64(&warp->lanes, lanes, mam_warp_all_of(mam_warp_taking_part(lanes)));
+    mam__u64 seen = mam__cas_acq_rel_u64(&warp->lanes, lanes, mam__warp_all_of(mam__warp_taking_part(lanes)));
     if (seen == lanes)
-      return mam_warp_taking_part(lanes) != 0;
+      return mam__warp_taking_part(lanes) != 0;
     lanes = seen;
   }
 }
 
 /* Ends a round: frees what active lanes were given, then makes all lanes that still take part active.  If there are
  * none, frees the header.  The lanes share the work. */
-MAM_OUTLINE void mam_warp_round(struct mam_warp *warp, struct mam_lanes lanes) {
-  mam_u64 stays = mam_lanes_first_u64(lanes, mam_load_relaxed_u32(&warp->handed_over));
+MAM__OUTLINE void mam__warp_round(struct mam_warp *warp, struct mam__lanes lanes) {
+  mam__u64 stays = mam__lanes_first_u64(lanes, mam__load_relaxed_u32(&warp->handed_over));
   if (stays == 0)
-    mam_warp_flush_round(warp, mam_lanes_first_u64(lanes, mam_load_relaxed_u64(&warp->list)), lanes);
-  mam_u64 goes = 0;
+    mam__warp_flush_round(warp, mam__lanes_first_u64(lanes, mam__load_relaxed_u64(&warp->list)), lanes);
+  mam__u64 goes = 0;
   if (lanes.rank == 0) {
     if (stays == 0)
-      mam_warp_rewind(warp);
-    goes = !mam_warp_activate(warp) && mam_load_relaxed_u32(&warp->handed_over) == 0;
+      mam__warp_rewind(warp);
+    goes = !mam__warp_activate(warp) && mam__load_relaxed_u32(&warp->handed_over) == 0;
   }
-  if (mam_lanes_first_u64(lanes, goes) != 0)
-    mam_warp_finish(warp, lanes);
+  if (mam__lanes_first_u64(lanes, goes) != 0)
+    mam__warp_finish(warp, lanes);
 }
 
-/* mam_warp_leave and mam_warp_round together, for lanes that are alone with their header. */
-MAM_INLINE void mam_warp_leave_together(struct mam_warp *warp, struct mam_lanes lanes, enum mam_warp_leaving how) {
-  mam_u64 list = warp->list, early = warp->early;
-  mam_u32 stays = warp->handed_over;
-  mam_lanes_sync(lanes); /* all lanes have read it */
+/* mam__warp_leave and mam__warp_round together, for lanes that are alone with their header. */
+MAM__INLINE void mam__warp_leave_together(struct mam_warp *warp, struct mam__lanes lanes, enum mam__warp_leaving how) {
+  mam__u64 list = warp->list, early = warp->early;
+  mam__u32 stays = warp->handed_over;
+  mam__lanes_sync(lanes); /* all lanes have read it */
   if (stays == 0) {
-    mam_warp_flush_round(warp, list, lanes);
-    MAM_OUT_OF_SIGHT(mam_warp_flush)(warp, early, lanes);
+    mam__warp_flush_round(warp, list, lanes);
+    MAM__OUT_OF_SIGHT(mam__warp_flush)(warp, early, lanes);
   }
   if (lanes.rank == 0) {
-    if (stays == 0 && how == MAM_WARP_ENDS)
-      mam_warp_put_away(warp);
-    else if (how == MAM_WARP_ENDS)
+    if (stays == 0 && how == MAM__WARP_ENDS)
+      mam__warp_put_away(warp);
+    else if (how == MAM__WARP_ENDS)
       warp->lanes = 0;
     else if (stays == 0) {
-      warp->list = mam_warp_word(mam_warp_list_inside(warp), 0);
+      warp->list = mam__warp_word(mam__warp_list_inside(warp), 0);
       warp->early = warp->largest = 0;
       warp->current = warp->first;
     }
   }
-  mam_lanes_sync(lanes); /* the changes are there for all of them */
+  mam__lanes_sync(lanes); /* the changes are there for all of them */
 }
 
 /* Takes a header that was handed over, for the lanes of mask.  Returns 0 if it was not handed over, or another warp has
  * taken it. */
-MAM_INLINE int mam_warp_adopt_by(struct mam_warp *warp, mam_u32 mask, mam_u64 owner) {
-  if (!mam_warp_is(warp) || mam_load_relaxed_u32(&warp->handed_over) == 0)
+MAM__INLINE int mam__warp_adopt_by(struct mam_warp *warp, mam__u32 mask, mam__u64 owner) {
+  if (!mam__warp_is(warp) || mam__load_relaxed_u32(&warp->handed_over) == 0)
     return 0;
   /* acq_rel: after what the lanes did that left it */
-  if (mam_cas_acq_rel_u64(&warp->lanes, 0, mam_warp_all_of(mask)) != 0)
+  if (mam__cas_acq_rel_u64(&warp->lanes, 0, mam__warp_all_of(mask)) != 0)
     return 0;
-  mam_store_relaxed_u32(&warp->handed_over, 0);
-  mam_store_relaxed_u64(&warp->owner, owner);
+  mam__store_relaxed_u32(&warp->handed_over, 0);
+  mam__store_relaxed_u64(&warp->owner, owner);
   return 1;
 }
 

@@ -27,66 +27,68 @@
 
 enum {
   /* A word that holds an address and a number has 20 bits for the number.  The address, a multiple of 16, is above. */
-  MAM_WARP_NUMBER_BITS = 20,
+  MAM__WARP_NUMBER_BITS = 20,
   /* The first list, in the header, has so many entries. */
-  MAM_WARP_INLINE_ENTRIES = 9,
+  MAM__WARP_INLINE_ENTRIES = 9,
   /* The smallest block, in bytes. */
-  MAM_WARP_LEAST_BLOCK = 16,
+  MAM__WARP_LEAST_BLOCK = 16,
   /* Each superblock of a header is four times as large as the one before. */
-  MAM_WARP_GROWTH = 4
+  MAM__WARP_GROWTH = 4
 };
 /* The bits of the number. */
-#define MAM_WARP_NUMBER 0xfffffu
+#define MAM__WARP_NUMBER 0xfffffu
 
 struct mam_warp {
-  mam_u64 current; /* the superblock in use, and how many blocks are left in it, from its beginning */
-  mam_u64 lanes;   /* low: the active lanes (ActiveCount in the paper); high: the lanes that take part (TotalCount) */
-  mam_u32 block_less_1, block_shift; /* constant: of the block size */
-  mam_u64 list;                      /* the list in use, and the number of its entries (SB Counter in the paper) */
-  mam_u64 early;                     /* the same for blocks of lanes that tidied up before the others; 0: nothing */
-  mam_u64 first;                     /* constant: current when nothing has been handed out */
-  struct mam_heap_control *control;
-  mam_u64 mark;               /* tells that this is a header: see mam_warp_mark_of */
-  mam_u64 owner;              /* the warp, for checks */
-  mam_u32 superblock_bytes;   /* constant: of the first superblock that is asked of the device heap */
-  mam_u32 next_bytes;         /* of the next superblock */
-  mam_u32 entries;            /* constant: of a list other than the first */
-  mam_u32 handed_over;        /* 1 if a lane left the header to a later kernel */
-  mam_u64 park;               /* constant: the park where the header waits for its next user; 0: it does not */
-  mam_u32 most_bytes, unused; /* constant: of a superblock at most */
-  mam_u64 largest;            /* a superblock of the list that may wait for its next user; 0: none may */
-  mam_u64 inline_before, inline_list[MAM_WARP_INLINE_ENTRIES];
+  mam__u64 current; /* the superblock in use, and how many blocks are left in it, from its beginning */
+  mam__u64 lanes;   /* low: the active lanes (ActiveCount in the paper); high: the lanes that take part (TotalCount) */
+  mam__u32 block_less_1, block_shift; /* constant: of the block size */
+  mam__u64 list;                      /* the list in use, and the number of its entries (SB Counter in the paper) */
+  mam__u64 early;                     /* the same for blocks of lanes that tidied up before the others; 0: nothing */
+  mam__u64 first;                     /* constant: current when nothing has been handed out */
+  struct mam__heap_control *control;
+  mam__u64 mark;               /* tells that this is a header: see mam__warp_mark_of */
+  mam__u64 owner;              /* the warp, for checks */
+  mam__u32 superblock_bytes;   /* constant: of the first superblock that is asked of the device heap */
+  mam__u32 next_bytes;         /* of the next superblock */
+  mam__u32 entries;            /* constant: of a list other than the first */
+  mam__u32 handed_over;        /* 1 if a lane left the header to a later kernel */
+  mam__u64 park;               /* constant: the park where the header waits for its next user; 0: it does not */
+  mam__u32 most_bytes, unused; /* constant: of a superblock at most */
+  mam__u64 largest;            /* a superblock of the list that may wait for its next user; 0: none may */
+  mam__u64 inline_before, inline_list[MAM__WARP_INLINE_ENTRIES];
 };
 
 /* ---- Words ---- */
 
-MAM_INLINE mam_u64 mam_warp_word(mam_u64 address, mam_u32 number) {
-  return address << (MAM_WARP_NUMBER_BITS - 4) | number;
+MAM__INLINE mam__u64 mam__warp_word(mam__u64 address, mam__u32 number) {
+  return address << (MAM__WARP_NUMBER_BITS - 4) | number;
 }
-MAM_INLINE mam_u64 mam_warp_address(mam_u64 word) { return word >> MAM_WARP_NUMBER_BITS << 4; }
-MAM_INLINE mam_u32 mam_warp_number(mam_u64 word) { return (mam_u32)word & MAM_WARP_NUMBER; }
-MAM_INLINE mam_u32 mam_warp_active(mam_u64 lanes) { return (mam_u32)lanes; }
-MAM_INLINE mam_u32 mam_warp_taking_part(mam_u64 lanes) { return (mam_u32)(lanes >> 32); }
-MAM_INLINE mam_u64 mam_warp_all_of(mam_u32 mask) { return (mam_u64)mask << 32 | mask; }
+MAM__INLINE mam__u64 mam__warp_address(mam__u64 word) { return word >> MAM__WARP_NUMBER_BITS << 4; }
+MAM__INLINE mam__u32 mam__warp_number(mam__u64 word) { return (mam__u32)word & MAM__WARP_NUMBER; }
+MAM__INLINE mam__u32 mam__warp_active(mam__u64 lanes) { return (mam__u32)lanes; }
+MAM__INLINE mam__u32 mam__warp_taking_part(mam__u64 lanes) { return (mam__u32)(lanes >> 32); }
+MAM__INLINE mam__u64 mam__warp_all_of(mam__u32 mask) { return (mam__u64)mask << 32 | mask; }
 
 /* The mark of a header at that address.  It is unlikely that anything else in a heap has this value there. */
-MAM_INLINE mam_u64 mam_warp_mark_of(mam_u64 address) { return address * 0x9e3779b97f4a7c15ull ^ 0x77a4b1ea9c0f5d63ull; }
-MAM_INLINE int mam_warp_is(const struct mam_warp *warp) {
-  return mam_load_relaxed_u64(&warp->mark) == mam_warp_mark_of((mam_u64)warp);
+MAM__INLINE mam__u64 mam__warp_mark_of(mam__u64 address) {
+  return address * 0x9e3779b97f4a7c15ull ^ 0x77a4b1ea9c0f5d63ull;
+}
+MAM__INLINE int mam__warp_is(const struct mam_warp *warp) {
+  return mam__load_relaxed_u64(&warp->mark) == mam__warp_mark_of((mam__u64)warp);
 }
 
 /* ---- Beginning ---- */
 
 /* The options, with each value brought into its range: a block is a power of two of at least 16 bytes, a list has at
  * least an entry, and each size fits its field. */
-MAM_INLINE mam_warp_options mam_warp_options_sound(mam_warp_options options) {
-  const mam_u32 most = MAM_WARP_NUMBER * MAM_WARP_LEAST_BLOCK, front = sizeof(struct mam_warp);
-  mam_u32 block = options.block_bytes <= MAM_WARP_LEAST_BLOCK ? MAM_WARP_LEAST_BLOCK : options.block_bytes;
-  block = block > 1u << 12 ? 1u << 12 : 1u << (32 - mam_leading_zeros_u32(block - 1));
-  mam_u32 superblock = options.superblock_bytes > most ? most : options.superblock_bytes;
-  mam_u32 first = options.first_bytes > most ? most : options.first_bytes;
-  mam_u32 entries = options.list_entries > 4095 ? 4095 : options.list_entries;
-  mam_u32 largest = options.most_bytes > most ? most : options.most_bytes;
+MAM__INLINE mam_warp_options mam__warp_options_sound(mam_warp_options options) {
+  const mam__u32 most = MAM__WARP_NUMBER * MAM__WARP_LEAST_BLOCK, front = sizeof(struct mam_warp);
+  mam__u32 block = options.block_bytes <= MAM__WARP_LEAST_BLOCK ? MAM__WARP_LEAST_BLOCK : options.block_bytes;
+  block = block > 1u << 12 ? 1u << 12 : 1u << (32 - mam__leading_zeros_u32(block - 1));
+  mam__u32 superblock = options.superblock_bytes > most ? most : options.superblock_bytes;
+  mam__u32 first = options.first_bytes > most ? most : options.first_bytes;
+  mam__u32 entries = options.list_entries > 4095 ? 4095 : options.list_entries;
+  mam__u32 largest = options.most_bytes > most ? most : options.most_bytes;
   superblock = (superblock < block ? block : superblock) & ~(block - 1);
   mam_warp_options sound = {superblock, first < front ? front : first, entries == 0 ? 1 : entries, block,
                             (largest < superblock ? superblock : largest) & ~(block - 1)};
@@ -94,19 +96,19 @@ MAM_INLINE mam_warp_options mam_warp_options_sound(mam_warp_options options) {
 }
 
 /* Makes a header, for the lanes of mask, of a block of options.first_bytes at address. */
-MAM_INLINE struct mam_warp *mam_warp_begin(struct mam_heap_control *control, mam_u64 address, mam_warp_options options,
-                                           mam_u32 mask, mam_u64 owner, mam_u64 park) {
+MAM__INLINE struct mam_warp *mam__warp_begin(struct mam__heap_control *control, mam__u64 address,
+                                             mam_warp_options options, mam__u32 mask, mam__u64 owner, mam__u64 park) {
   struct mam_warp *warp = (struct mam_warp *)address;
-  mam_u64 block = options.block_bytes, end = address + options.first_bytes;
-  mam_u64 begin = (address + sizeof *warp + block - 1) & ~(block - 1);
-  warp->block_shift = 31 - mam_leading_zeros_u32(options.block_bytes);
-  warp->current = warp->first = mam_warp_word(begin, end > begin ? (mam_u32)(end - begin) >> warp->block_shift : 0);
-  warp->lanes = mam_warp_all_of(mask);
+  mam__u64 block = options.block_bytes, end = address + options.first_bytes;
+  mam__u64 begin = (address + sizeof *warp + block - 1) & ~(block - 1);
+  warp->block_shift = 31 - mam__leading_zeros_u32(options.block_bytes);
+  warp->current = warp->first = mam__warp_word(begin, end > begin ? (mam__u32)(end - begin) >> warp->block_shift : 0);
+  warp->lanes = mam__warp_all_of(mask);
   warp->block_less_1 = options.block_bytes - 1;
-  warp->list = mam_warp_word((mam_u64)&warp->inline_before, 0);
+  warp->list = mam__warp_word((mam__u64)&warp->inline_before, 0);
   warp->early = 0;
   warp->control = control;
-  warp->mark = mam_warp_mark_of(address);
+  warp->mark = mam__warp_mark_of(address);
   warp->owner = owner;
   warp->superblock_bytes = options.superblock_bytes;
   warp->next_bytes = options.superblock_bytes;
@@ -121,10 +123,10 @@ MAM_INLINE struct mam_warp *mam_warp_begin(struct mam_heap_control *control, mam
 
 /* ---- Lists ---- */
 
-MAM_INLINE mam_u64 mam_warp_list_inside(const struct mam_warp *warp) { return (mam_u64)&warp->inline_before; }
-MAM_INLINE mam_u32 mam_warp_list_room(const struct mam_warp *warp, mam_u64 at) {
-  return at == mam_warp_list_inside(warp) ? (mam_u32)MAM_WARP_INLINE_ENTRIES : warp->entries;
+MAM__INLINE mam__u64 mam__warp_list_inside(const struct mam_warp *warp) { return (mam__u64)&warp->inline_before; }
+MAM__INLINE mam__u32 mam__warp_list_room(const struct mam_warp *warp, mam__u64 at) {
+  return at == mam__warp_list_inside(warp) ? (mam__u32)MAM__WARP_INLINE_ENTRIES : warp->entries;
 }
-MAM_INLINE mam_u64 *mam_warp_list_entry(mam_u64 at, mam_u32 index) { return (mam_u64 *)at + 1 + index; }
+MAM__INLINE mam__u64 *mam__warp_list_entry(mam__u64 at, mam__u32 index) { return (mam__u64 *)at + 1 + index; }
 
 #endif /* MAM_DETAIL_WARP_HEADER_H */

@@ -8,7 +8,7 @@ static __device__ unsigned thread_here(void) { return blockIdx.x * blockDim.x + 
 
 /* ---- Objects ---- */
 
-extern "C" __global__ void compact_make(mam_heap heap, struct compact_work work, struct compact_faults *faults) {
+extern "C" __global__ void compact_make(mam_device_heap heap, struct compact_work work, struct compact_faults *faults) {
   unsigned number = thread_here();
   if (number >= work.count || work.table[number] != 0)
     return;
@@ -20,7 +20,7 @@ extern "C" __global__ void compact_make(mam_heap heap, struct compact_work work,
     object->number = number;
 }
 
-extern "C" __global__ void compact_thin(mam_heap heap, struct compact_work work) {
+extern "C" __global__ void compact_thin(mam_device_heap heap, struct compact_work work) {
   unsigned number = thread_here();
   if (number >= work.count || work.table[number] == 0 ||
       heap_mix(number * 0x9e3779b9u + work.seed) % heap_chance_whole < work.keep)
@@ -41,7 +41,7 @@ extern "C" __global__ void compact_link(struct compact_work work) {
     ((struct compact_object *)work.table[number])->links[i] = (struct compact_object *)linked(work, number, i);
 }
 
-extern "C" __global__ void compact_forward(mam_heap heap, struct compact_work work) {
+extern "C" __global__ void compact_forward(mam_device_heap heap, struct compact_work work) {
   unsigned number = thread_here();
   if (number < work.count)
     mam_forward(heap, (struct compact_object **)&work.table[number]);
@@ -62,7 +62,7 @@ extern "C" __global__ void compact_verify(struct compact_work work, struct compa
 
 /* ---- What a bitmap of candidates would cost that each free keeps ---- */
 
-extern "C" __global__ void compact_free(mam_heap heap, struct compact_work work) {
+extern "C" __global__ void compact_free(mam_device_heap heap, struct compact_work work) {
   unsigned number = thread_here();
   if (number >= work.count || work.table[number] == 0)
     return;
@@ -72,31 +72,32 @@ extern "C" __global__ void compact_free(mam_heap heap, struct compact_work work)
 
 /* The same, and one lane of each group that frees in one usage word looks how full the span is now, and sets a bit for
  * its page if it became a candidate.  map has a bit for each page of the first superblock. */
-extern "C" __global__ void compact_free_keeping(mam_heap heap, struct compact_work work, unsigned *map) {
+extern "C" __global__ void compact_free_keeping(mam_device_heap heap, struct compact_work work, unsigned *map) {
   unsigned number = thread_here();
   if (number >= work.count || work.table[number] == 0)
     return;
   heap_word offset = work.table[number] - heap.base;
-  unsigned page = (unsigned)(offset >> MAM_PAGE_SHIFT), entry = heap.entries[page];
-  struct mam_bit bit = mam_bit_of(offset, entry);
-  unsigned first = bit.word / MAM_PAGE_WORDS, group = __match_any_sync(__activemask(), bit.word);
+  unsigned page = (unsigned)(offset >> MAM__PAGE_SHIFT), entry = heap.entries[page];
+  struct mam__bit bit = mam__bit_of(offset, entry);
+  unsigned first = bit.word / MAM__PAGE_WORDS, group = __match_any_sync(__activemask(), bit.word);
   mam_free(heap, (void *)work.table[number]);
   work.table[number] = 0;
-  if ((group & mam_lane_below()) != 0)
+  if ((group & mam__lane_below()) != 0)
     return;
   unsigned live = 0, chunks = 0;
-  for (unsigned i = 0; i < MAM_PAGE_WORDS; i++) {
-    mam_u64 word = mam_load_relaxed_u64(&heap.words[first * MAM_PAGE_WORDS + i]);
-    live += mam_ones_u32((mam_u32)word);
-    chunks += mam_word_chunks(word);
+  for (unsigned i = 0; i < MAM__PAGE_WORDS; i++) {
+    mam__u64 word = mam__load_relaxed_u64(&heap.words[first * MAM__PAGE_WORDS + i]);
+    live += mam__ones_u32((mam__u32)word);
+    chunks += mam__word_chunks(word);
   }
-  if (live * 3 <= chunks * 2 && (live + mam_ones_u32(group)) * 3 > chunks * 2)
+  if (live * 3 <= chunks * 2 && (live + mam__ones_u32(group)) * 3 > chunks * 2)
     atomicOr(&map[first / 32], 1u << (first & 31));
 }
 
 /* ---- Particles ---- */
 
-extern "C" __global__ void particles_birth(mam_heap heap, struct particles_work work, struct particles_counts *counts) {
+extern "C" __global__ void particles_birth(mam_device_heap heap, struct particles_work work,
+                                           struct particles_counts *counts) {
   unsigned i = thread_here();
   if (i >= work.births)
     return;
@@ -124,7 +125,7 @@ static __device__ float moved(float at, short *speed) {
   return at;
 }
 
-extern "C" __global__ void particles_step(mam_heap heap, struct particles_work work) {
+extern "C" __global__ void particles_step(mam_device_heap heap, struct particles_work work) {
   unsigned i = thread_here();
   struct particle *particle = i < work.count ? work.table[i] : NULL;
   if (particle == NULL)

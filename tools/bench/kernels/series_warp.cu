@@ -5,7 +5,7 @@
 #include "series.h"
 
 struct series {
-  typedef mam_heap handle;
+  typedef mam_device_heap handle;
 
   __device__ series(const handle &heap, const struct series_work &work_) : work(work_) {
     mam_warp_options options = MAM_WARP_OPTIONS_INIT;
