@@ -32,7 +32,7 @@ static cudaError_t grow_or_find_locked(struct mam_pool *pool, size_t bytes, bool
   return found ? cudaSuccess : error;
 }
 
-/* What costs no memory and no wait: a fence, and what the fronts keep.  False if both were tried. */
+/* Tries what costs neither memory nor a wait: a fence, and what the fronts keep.  False if both were tried before. */
 static bool look_around_locked(struct mam_pool *pool, size_t bytes, struct attempt *attempt) {
   lock_held(&pool->lock);
   if (!attempt->fenced) {
@@ -112,7 +112,7 @@ static void class_count_locked(struct mam_pool *pool, size_t bytes, size_t chang
 struct rule {
   MAM_Reuse reuse;
   struct context_stream stream; /* of MAM_REUSE_STREAM */
-  bool passed;                  /* immediate, and the GPU is known to be done with it */
+  bool passed;                  /* the GPU is known to be done with the block; reuse is MAM_REUSE_IMMEDIATE */
 };
 
 static struct pool_stream *stream_find_locked(struct mam_pool *pool, struct context_stream named) {
@@ -183,7 +183,7 @@ static void give_kept_locked(struct mam_pool *pool, struct segment *const *segme
 
 /* ---- Malloc ---- */
 
-/* The pool has no room: counted, told, and nothing else changed.  Releases the lock. */
+/* Refuses an allocation: counts it and sets the error.  Leaves the lock. */
 static cudaError_t refuse_locked(struct mam_pool *pool, size_t size) {
   lock_held(&pool->lock);
   MAM_PoolInfo info;
@@ -351,7 +351,7 @@ static cudaError_t fence_freed_locked(struct mam_pool *pool) {
   return pool_synchronize_locked(pool, SIZE_MAX);
 }
 
-/* Takes a block out of the program's hands; the lock is held.  NULL if it is none. */
+/* Claims the block at an address, to free it.  NULL if it is no live block. */
 static struct segment *claim_locked(struct mam_pool *pool, uintptr_t address, bool *freed_before) {
   lock_held(&pool->lock);
   struct segment *segment = segment_find(&pool->segments, address);
@@ -380,7 +380,7 @@ cudaError_t pool_accompany(struct mam_pool *pool, struct context_stream stream) 
   return is_of_pool(pool, stream) ? cudaSuccess : reuse_accompany(pool->reuse, stream.context);
 }
 
-/* The same, where it has something to do, with the lock left. */
+/* pool_accompany, with the lock left if there is something to do. */
 static cudaError_t accompany_locked(struct mam_pool *pool, struct context_stream stream) {
   lock_held(&pool->lock);
   if (is_of_pool(pool, stream))
@@ -443,14 +443,14 @@ cudaError_t pool_free_reuse(struct mam_pool *pool, uint64_t generation, uintptr_
 
 /* ---- For the fronts ---- */
 
-/* Growth for a span.  Where holes are spared, one of them is no room. */
+/* Grows the pool for a slab.  A hole that is spared does not count as room. */
 static cudaError_t span_grow_locked(struct mam_pool *pool, size_t bytes) {
   lock_held(&pool->lock);
   bool spares = pool->segments.spared_bytes > 0;
   return spares ? pool_grow_locked(pool, 2 * bytes, false) : grow_or_find_locked(pool, 2 * bytes, false);
 }
 
-/* A span from a hole that is spared, when the pool could not grow. */
+/* Memory for a slab from a hole that is spared, in a pool that could not grow. */
 static struct segment *span_of_spared_locked(struct mam_pool *pool, size_t bytes) {
   lock_held(&pool->lock);
   bool no_host_memory;
@@ -497,7 +497,7 @@ void pool_give(struct mam_pool *pool, uint64_t generation, struct segment *const
   if (count == 0)
     return;
   pool_lock(pool);
-  if (pool->generation == generation && pool->state == POOL_OPEN) { /* else it takes all apart, or has */
+  if (pool->generation == generation && pool->state == POOL_OPEN) { /* else its segments go, or have gone */
     struct rule rule = own_rule(pool, epoch <= reuse_passed(pool->reuse));
     give_kept_locked(pool, segments, count, &rule);
   }

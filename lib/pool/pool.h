@@ -56,22 +56,23 @@ enum pool_state {
   POOL_DEAD,    /* no pool; may be taken for a new one */
   POOL_OPENING, /* taken, not usable yet */
   POOL_OPEN,
-  POOL_CLOSING, /* usable no more; waits for its users */
-  POOL_LOSING,  /* on the way from open to lost, as POOL_CLOSING is to dead */
-  POOL_LOST,    /* its memory went with its context; the handle stays its owner's until pool_close */
+  POOL_CLOSING, /* not usable; the thread that closes it waits for its users */
+  POOL_LOSING,  /* the same, on the way to POOL_LOST instead of POOL_DEAD */
+  POOL_LOST,    /* its memory went with its context; its owner has the handle until pool_close */
   POOL_FORKED   /* the child's image of a pool whose memory stayed with the parent */
 };
 
 /* Allocations that a front served itself, by how. */
 enum front_hit { FRONT_HIT_MAGAZINE, FRONT_HIT_SIZE, FRONT_HIT_TAG, FRONT_HIT_KINDS };
 
-/* What all fronts of a pool come to. */
+/* The sums over all fronts of a pool. */
 struct pool_front_sum {
-  int64_t live;                                                          /* blocks, in all */
-  size_t live_small_bytes, live_small_count;                             /* in slabs */
-  size_t span_bytes, small_waiting_bytes;                                /* of slabs; of these, freed and not passed */
-  size_t kept_bytes, kept_waiting_bytes, kept_count, kept_waiting_count; /* segments on shelves; of these, not passed */
-  size_t requested_bytes;              /* to add to the pool's own; may be negative, modulo 2^64 */
+  int64_t live;                              /* blocks, in all */
+  size_t live_small_bytes, live_small_count; /* in slabs */
+  size_t span_bytes, small_waiting_bytes;    /* of slabs; of these, freed and waiting */
+  /* Segments that fronts keep; of these, waiting. */
+  size_t kept_bytes, kept_waiting_bytes, kept_count, kept_waiting_count;
+  size_t requested_bytes;              /* to be added to the pool's own; may be negative, modulo 2^64 */
   size_t thread_count, metadata_bytes; /* of host memory */
   uint64_t hits[FRONT_HIT_KINDS], frees;
 };
@@ -106,26 +107,26 @@ struct pool_front {
 struct pool_config {
   MAM_Reuse reuse;
   size_t alignment;   /* a power of two, in the range above */
-  bool elastic;       /* from a source that can reserve: one chunk, mapped as needed (one that only can, always is) */
+  bool elastic;       /* one reserved chunk, mapped as needed; where the source can do only one of both, it decides */
   size_t chunk_bytes; /* 0: the largest there is, less headroom_bytes.  Elastic: mapped first and least at a time */
   size_t headroom_bytes;
   size_t limit_bytes;         /* 0: the first chunk's size.  Elastic: the source's total, less headroom_bytes */
-  size_t user_limit_bytes;    /* 0: none; else no limit is higher, nor a chunk */
+  size_t user_limit_bytes;    /* 0: none; else neither the limit nor a chunk is larger */
   size_t waiting_limit_bytes; /* 0: half of what is held */
   uint64_t default_id;        /* the context's id for a default pool, else 0 */
   bool lazy;                  /* a default pool that came by itself */
   bool gives_all;             /* a trim gives the last chunk too, if it is free; not of an elastic one */
-  bool in_chunks;             /* begins without a chunk and takes them as it grows, for which chunk_bytes is least */
+  bool in_chunks;             /* begins without a chunk, and takes chunks of at least chunk_bytes as it grows */
   bool no_slabs;              /* small blocks are segments of their own, with a call site each */
-  bool guarded;               /* no block has the address of a chunk, by which the source would take it away */
-  bool yields;                /* what it did not need for a while goes back also while it is in use, and all of it */
-  const struct pool_front *front; /* NULL: nothing is in front, in some tests */
+  bool guarded;               /* no block begins where a chunk does: by that address the driver would free the chunk */
+  bool yields;                /* gives back what it has not needed for a while, all of it, also while it is in use */
+  const struct pool_front *front; /* NULL: no fronts, in some tests */
 };
 
 /* What was freed on one stream and has not passed. */
 struct pool_stream {
   SLIST_ENTRY(pool_stream) link;
-  struct context_stream stream; /* may become another one when nothing waits */
+  struct context_stream stream; /* replaced by another one when nothing waits */
   struct waiting_stream waiting;
 };
 
@@ -140,7 +141,7 @@ struct pool_chunk {
   uint32_t *pieces;
 };
 
-/* By what a pool is known to be calm: that little changes. */
+/* Numbers by which api.c knows that a pool is calm: they have hardly changed since the last look. */
 struct pool_calm {
   uint64_t generation, malloc_count;
   size_t used_bytes, reserved_bytes, waiting_bytes;
@@ -150,12 +151,12 @@ struct mam_pool {
   struct mam_pool *next; /* constant once published */
 
   /* Relaxed: hints that are checked again under the lock, where they are written, or need not be exact. */
-  _Atomic uint64_t default_id; /* config.default_id while open, else 0 */
-  _Atomic size_t limit_hint;   /* held_bytes, limit_bytes */
-  _Atomic bool reports_empty;  /* lazy and not watched: the last free reports it */
-  _Atomic bool wants_watch;    /* lazy, not watched, and of several threads: lib/api is to watch it */
-  _Atomic uint64_t growths;    /* growths and trims that have ended */
-  _Atomic bool grown;          /* since the reaper of lib/api last looked, by memory that it could give back */
+  _Atomic uint64_t default_id;                      /* config.default_id while open, else 0 */
+  _Atomic size_t limit_hint;                        /* limit_bytes */
+  _Atomic bool reports_empty;                       /* lazy and not watched: the last free reports it */
+  _Atomic bool wants_watch;                         /* lazy, crowded, not watched: lib/api is to watch it */
+  _Atomic uint64_t growths;                         /* growths and trims that have ended */
+  _Atomic bool grown;                               /* since lib/api last asked, by memory that it could give back */
   _Atomic size_t live_by_class[POOL_SMALL_CLASSES]; /* used segments by the slab class they could have been of */
 
   struct fronts *fronts;                       /* of lib/front; kept with the struct once it is there, as the next */
@@ -167,7 +168,7 @@ struct mam_pool {
   pthread_cond_t changed;            /* signalled when a thread steps back in, or the state changes */
   enum pool_state state;
   unsigned users;         /* threads that left the lock in the middle of a call */
-  bool growing;           /* or trimming: a thread changes what is held, with the lock left in between */
+  bool growing;           /* a thread grows or trims the pool, with the lock left in between */
   unsigned synchronizing; /* threads that wait for the GPU */
 
   struct pool_config config; /* constant while open */
@@ -181,9 +182,9 @@ struct mam_pool {
 
   size_t held_bytes;      /* of the source */
   size_t limit_bytes;     /* held_bytes never passes it */
-  size_t moved_bytes;     /* given back for the sake of growth elsewhere in the addresses, ever */
+  size_t moved_bytes;     /* given back so far, to grow elsewhere in the addresses */
   size_t wanted_bytes;    /* that threads wait for while another grows the pool */
-  size_t refused_bytes;   /* the least that the source had no chunk for, 0 if it always had */
+  size_t refused_bytes;   /* the smallest size that the source has refused, 0 if it has refused none */
   size_t requested_bytes; /* live, as asked for */
   size_t peak_used_bytes, peak_reserved_bytes;
   uint64_t ticket_next; /* odd */
@@ -213,17 +214,17 @@ cudaError_t pool_close(struct mam_pool *pool, uint64_t default_id);
 bool pool_retire(struct mam_pool *pool, uint64_t default_id, bool only_if_empty);
 cudaError_t pool_finish(struct mam_pool *pool);
 
-/* The peaks are those from now on. */
+/* Sets the peaks to what the pool holds at the moment. */
 cudaError_t pool_reset_peaks(struct mam_pool *pool, uint64_t default_id);
 
-/* What all default pools that ended had counted; of their peaks the highest. */
+/* The counts of all default pools that have ended, and the highest of their peaks. */
 struct pool_past {
   uint64_t malloc_count, hit_count, synchronize_count;
   size_t peak_used_bytes;
 };
 struct pool_past pool_past(void);
 
-/* Whether the pool is still that default pool, and what it is about. */
+/* Whether the pool is still that default pool, and whether it is in use. */
 enum pool_look { POOL_GONE, POOL_BUSY, POOL_CROWDED, POOL_EMPTY }; /* crowded: busy, and no emptying is reported */
 /* Looks at a lazy pool.  Unless it is empty, its next emptying is reported again (watched ends). */
 enum pool_look pool_look(struct mam_pool *pool, uint64_t default_id, uint64_t *malloc_count);
@@ -310,7 +311,7 @@ bool pool_to_be_watched(struct mam_pool *pool);
 struct pool_emptied;
 void pool_report_emptied(struct mam_pool *pool, uint64_t generation, struct pool_emptied *emptied);
 
-/* The error for what is no live block. */
+/* The error for a free of an address that is no live block. */
 cudaError_t pool_refuse_free(uintptr_t address, bool freed_before);
 
 /* A lazy pool whose last block was freed; it is watched from then on.  pool is NULL if there is none.  watch: no thread

@@ -71,7 +71,8 @@ cudaError_t pool_chunks_give(struct mam_pool *pool) {
 
 /* ---- Fork ---- */
 
-/* Whatever the thread had done, mapping the range again makes it usable: only pools of host memory go on in a child. */
+/* However far the thread had got, mapping the range again makes it usable: only pools of host memory go on in a child.
+ */
 void pool_settle_locked(struct mam_pool *pool) {
   lock_held(&pool->lock);
   struct segment *segment = segment_first(&pool->segments);

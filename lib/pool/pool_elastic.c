@@ -121,7 +121,7 @@ static void place_extend(const struct mam_pool *pool, struct place *place) {
     place->base = end - want;
 }
 
-/* Maps memory there, with the lock left. */
+/* Maps memory at a place.  Leaves the lock. */
 static cudaError_t place_fill_locked(struct mam_pool *pool, const struct place *place) {
   lock_held(&pool->lock);
   const struct pool_chunk *chunk = SLIST_FIRST(&pool->chunks);

@@ -48,7 +48,8 @@ static bool chunk_enter_locked(struct mam_pool *pool, struct pool_chunk *chunk) 
   return true;
 }
 
-/* Makes a chunk that the source gave the pool's own.  The lock is not held.  On failure the chunk is still loose. */
+/* Makes a chunk that the source gave the pool's own.  The lock is not held.  On failure the caller still has the chunk.
+ */
 static cudaError_t chunk_attach(struct mam_pool *pool, uintptr_t base, size_t bytes, bool reserved) {
   struct mam_pool *other;
   struct pool_chunk *chunk = chunk_new(base, bytes, reserved);
@@ -211,7 +212,7 @@ static cudaError_t grow_alone_locked(struct mam_pool *pool, size_t bytes, bool a
   cudaError_t (*grow)(struct mam_pool *, size_t, bool *) =
       pool->config.elastic ? pool_elastic_grow_locked : chunk_grow_locked;
   bool asked = false;
-  if (pool->config.elastic && !reuse_lags(pool->reuse)) { /* to know whether it does; if so, it is known already */
+  if (pool->config.elastic && !reuse_lags(pool->reuse)) { /* to learn whether the GPU lags behind */
     pool_step_out(pool);
     (void)reuse_reach_soon(pool->reuse, reuse_epoch(pool->reuse));
     pool_step_in(pool);
@@ -259,7 +260,8 @@ static cudaError_t growth_await_locked(struct mam_pool *pool) {
 
 cudaError_t pool_grow_locked(struct mam_pool *pool, size_t bytes, bool at_once) {
   lock_held(&pool->lock);
-  if (pool->growing) { /* another thread's memory may do; else one of those that wait grows for all of them at once */
+  if (pool->growing) { /* another thread's growth may be enough; else one waiting thread grows for all of them at once
+                        */
     size_t room = pool->limit_bytes - pool->held_bytes;
     size_t wanted =
         bytes <= room && pool->wanted_bytes <= room - bytes ? bytes : 0; /* no room: no thread is to grow for it */

@@ -69,14 +69,14 @@ static inline size_t whole_units(size_t bytes) {
   return up >= bytes ? up : bytes & ~(size_t)(SOURCE_GRANULARITY_BYTES - 1);
 }
 
-/* What is in segments that have memory. */
+/* The bytes of all segments that have memory. */
 static inline size_t pool_reserved_locked(const struct mam_pool *pool) {
   lock_held(&pool->lock);
   const size_t *bytes = pool->segments.bytes;
   return bytes[SEGMENT_USED] + bytes[SEGMENT_WAITING] + bytes[SEGMENT_FREE];
 }
 
-/* After memory was added. */
+/* Raises the peak; called after memory was added. */
 static inline void pool_peak_reserved_locked(struct mam_pool *pool) {
   lock_held(&pool->lock);
   size_t reserved_bytes = pool_reserved_locked(pool);
