@@ -59,10 +59,11 @@ typedef struct MAM_HeapOptions {
  *
  * cudaSuccess                    *heap is the new heap
  * cudaErrorInvalidValue          heap is NULL, an option is out of its range (MAM_LastError says which), or bytes is
- * too little for a heap on this GPU cudaErrorInvalidResourceHandle there is no such pool cudaErrorMemoryAllocation the
- * pool has no such piece, or the host has no memory cudaErrorNotSupported          the library was built without CUDA;
- * the pool is in host memory, plain or page-locked; the driver cannot launch kernels; or, with grow_bytes, it cannot
- * register host memory
+ *                                too little for a heap on this GPU
+ * cudaErrorInvalidResourceHandle there is no such pool
+ * cudaErrorMemoryAllocation      the pool has no such piece, or the host has no memory
+ * cudaErrorNotSupported          the library was built without CUDA; the pool is in host memory, plain or page-locked;
+ *                                the driver cannot launch kernels; or, with grow_bytes, it cannot register host memory
  *
  * On failure nothing changed, except that a default pool which the call created may stay. */
 MAM_API cudaError_t MAM_HeapCreate(MAM_Heap *heap, MAM_Pool pool, const MAM_HeapOptions *options);
@@ -74,12 +75,15 @@ MAM_API cudaError_t MAM_HeapCreate(MAM_Heap *heap, MAM_Pool pool, const MAM_Heap
  * cudaSuccess                    the heap is gone; also for NULL
  * cudaErrorInvalidResourceHandle the heap was destroyed before
  * cudaErrorInitializationError   in a forked child: the heap is the parent's.  Nothing changed
- * other                          what MAM_CudaFree returned for a superblock; the heap is gone all the same */
+ * other                          what MAM_CudaFree returned for a superblock; the heap is gone all the same
+ *
+ * If the heap's context or its pool has ended, its memory has ended with it, and the call frees only what the host
+ * has. */
 MAM_API cudaError_t MAM_HeapDestroy(MAM_Heap heap);
 
 /* Writes the heap's device handle to *handle.  The host passes it to kernels by value.  A heap has one device handle:
  * it stays valid when the heap grows, is trimmed or is reset.  The call does not use the GPU.  It works during a
- * compaction too. */
+ * compaction too.  cudaErrorContextIsDestroyed also if the heap's pool has ended. */
 MAM_API cudaError_t MAM_HeapHandle(MAM_Heap heap, mam_device_heap *handle);
 
 /* Adds a superblock of bytes bytes, with its metadata, from the pool (the paper, section 5.1).  Running kernels can use
@@ -232,7 +236,8 @@ MAM_API cudaError_t MAM_HeapForgetRoots(MAM_Heap heap, void *pointers);
  *
  * cudaErrorInvalidValue          the heap has no such type, count is NULL, or objects is NULL and capacity is not 0
  * cudaErrorIllegalState          a compaction has begun and not ended; or a kernel allocated objects during the call,
- * as far as the library noticed: then the array may be wrong cudaErrorMemoryAllocation      as for MAM_HeapCompact */
+ *                                as far as the library noticed: then the array may be wrong
+ * cudaErrorMemoryAllocation      as for MAM_HeapCompact */
 MAM_API cudaError_t MAM_HeapObjects(MAM_Heap heap, mam_type type, void **objects, size_t capacity, size_t *count);
 
 /* How a heap is compacted.  Start from MAM_HEAP_COMPACT_OPTIONS_INIT. */

@@ -98,6 +98,7 @@ static cudaError_t create_in_pool(struct mam_heap_host *heap, const MAM_HeapOpti
   cudaError_t error = heap_memory_take(heap, options->bytes, false);
   if (error != cudaSuccess)
     return error;
+  heap->generation = heap->pool->generation;
   if (!is_on_a_gpu(heap->pool))
     error = error_set(cudaErrorNotSupported, "a device heap needs a pool of GPU memory");
   if (error == cudaSuccess)
@@ -114,7 +115,7 @@ static cudaError_t create_in_pool(struct mam_heap_host *heap, const MAM_HeapOpti
   if (error == cudaSuccess)
     return cudaSuccess;
   close_gpu(heap);
-  heap_records_end(heap->records);
+  heap_records_end(heap->records, true);
 
 give_back:
   (void)heap_memory_give(heap);
@@ -182,6 +183,12 @@ cudaError_t MAM_HeapCreate(MAM_Heap *heap, MAM_Pool pool, const MAM_HeapOptions 
   return cudaSuccess;
 }
 
+/* Whether the heap's memory is still a block of its pool.  It is not after the end of the context or of the pool: then
+ * another pool may have given the same addresses to another caller, so nothing may be freed by address. */
+static bool has_memory(const struct mam_heap_host *heap) {
+  return context_lives(&heap->gpu.context) && pool_is_open(heap->pool, heap->generation);
+}
+
 cudaError_t MAM_HeapDestroy(MAM_Heap heap) {
   NOT_CANCELLED;
   if (heap == NULL)
@@ -191,10 +198,11 @@ cudaError_t MAM_HeapDestroy(MAM_Heap heap) {
     return error;
   heap_list_remove(heap);
   heap_growth_end(heap);
-  heap_compact_free(heap->compact, &heap->gpu);
+  bool gives = has_memory(heap);
+  heap_compact_free(heap->compact, &heap->gpu, gives);
   close_gpu(heap);
-  heap_records_end(heap->records);
-  while (heap->count != 0) {
+  heap_records_end(heap->records, gives);
+  while (gives && heap->count != 0) {
     cudaError_t given = heap_memory_give(heap);
     error = error != cudaSuccess ? error : given;
   }
@@ -208,6 +216,9 @@ cudaError_t MAM_HeapHandle(MAM_Heap heap, mam_device_heap *handle) {
   cudaError_t error = heap_check(heap);
   if (error != cudaSuccess)
     return error;
+  if (!has_memory(heap))
+    return error_set(cudaErrorContextIsDestroyed,
+                     "the heap's CUDA context or its pool has ended, and its memory with it");
   if (handle == NULL)
     return error_set(cudaErrorInvalidValue, "handle is NULL");
   *handle = heap->handle;

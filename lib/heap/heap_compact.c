@@ -26,10 +26,10 @@ struct heap_compact {
   mam__u32 runs;
 };
 
-void heap_compact_free(struct heap_compact *compact, const struct heap_gpu *gpu) {
+void heap_compact_free(struct heap_compact *compact, const struct heap_gpu *gpu, bool gives) {
   if (compact == NULL)
     return;
-  if (compact->memory != NULL)
+  if (gives && compact->memory != NULL)
     (void)MAM_CudaFree(compact->memory);
   if (compact->report != NULL)
     heap_gpu_host_give(gpu, compact->report);

@@ -28,6 +28,7 @@ struct mam_heap_host {
 
   /* Constant. */
   MAM_Pool pool;
+  uint64_t generation; /* of the pool: a struct mam_pool may be another pool's later */
   struct heap_gpu gpu;
   mam_device_heap handle;
   size_t limit_bytes, grow_bytes;

@@ -29,8 +29,8 @@ cudaError_t heap_inside_enter(MAM_Heap heap, struct heap_inside *inside);
 /* Returns error. */
 cudaError_t heap_inside_leave(MAM_Heap heap, cudaError_t error);
 
-/* Of heap_compact.c: frees what it knows of a heap that is being destroyed.  compact may be NULL.  No lock is needed.
- */
-void heap_compact_free(struct heap_compact *compact, const struct heap_gpu *gpu);
+/* Of heap_compact.c: frees what it knows of a heap that is being destroyed.  gives: its block of the pool too, which is
+ * still the heap's.  compact may be NULL.  No lock is needed. */
+void heap_compact_free(struct heap_compact *compact, const struct heap_gpu *gpu, bool gives);
 
 #endif

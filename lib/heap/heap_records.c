@@ -31,10 +31,11 @@ cudaError_t heap_records_begin(const struct heap_gpu *gpu, MAM_Pool pool, struct
   return cudaSuccess;
 }
 
-void heap_records_end(struct heap_records *records) {
+void heap_records_end(struct heap_records *records, bool gives) {
   if (records == NULL)
     return;
-  (void)MAM_CudaFree(records->sites);
+  if (gives)
+    (void)MAM_CudaFree(records->sites);
   for (int i = 0; i < MAM__SITES; i++)
     free(records->names[i]);
   free(records);

@@ -18,8 +18,8 @@ struct heap_records {
 
 /* Makes an empty table of sites; on failure *records is left alone. */
 cudaError_t heap_records_begin(const struct heap_gpu *gpu, MAM_Pool pool, struct heap_records **records);
-/* NULL is nothing. */
-void heap_records_end(struct heap_records *records);
+/* gives: the table too, which is still a block of the pool.  records may be NULL. */
+void heap_records_end(struct heap_records *records, bool gives);
 
 /* Fills in what is recorded of blocks: requested_bytes, file and line, 0 and NULL where nothing is.  Works in memory of
  * the pool. */

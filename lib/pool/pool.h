@@ -325,6 +325,9 @@ struct pool_emptied {
 /* Whether the pool's struct has not become another pool since. */
 bool pool_is_still(struct mam_pool *pool, uint64_t generation);
 
+/* The same, and it is open: addresses that it gave out are still its own. */
+bool pool_is_open(struct mam_pool *pool, uint64_t generation);
+
 /* pool_free of a block of that pool, if it is still of that generation; else the address is no block.  pool_free_reuse:
  * under a rule of reuse of its own; stream is for MAM_REUSE_STREAM. */
 cudaError_t pool_free_from(struct mam_pool *pool, uint64_t generation, uintptr_t address);

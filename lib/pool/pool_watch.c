@@ -12,6 +12,13 @@ bool pool_is_still(struct mam_pool *pool, uint64_t generation) {
   return is;
 }
 
+bool pool_is_open(struct mam_pool *pool, uint64_t generation) {
+  pool_lock(pool);
+  bool is = pool->state == POOL_OPEN && pool->generation == generation;
+  pool_unlock(pool);
+  return is;
+}
+
 bool pool_is_empty_locked(struct mam_pool *pool) {
   lock_held(&pool->lock);
   struct pool_front_sum sum;

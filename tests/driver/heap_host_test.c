@@ -475,6 +475,34 @@ START_TEST(context_ends_before_a_heap_that_grows) {
 }
 END_TEST
 
+/* What comes after a heap's context or pool may be given the heap's addresses: they are no longer the heap's to free.
+ * The first block of a pool begins where the first superblock of a heap began. */
+START_TEST(heap_that_lost_its_memory_frees_nothing_of_others) {
+  void *block = NULL, *before = NULL;
+  pool_begin(64 * MIB);
+  OK(MAM_PoolMalloc(pool, &before, MIB));
+  OK(MAM_CudaFree(before));
+  heap_begin(MIB, 4 * MIB, 0);
+  MAM_Heap left = heap;
+  if (_i == 0) {
+    fake_primary_reset(0);
+    fake_make_current(fake_primary_retain(0));
+    (void)MAM_PoolDestroy(pool);
+  } else {
+    OK(MAM_PoolDestroy(pool));
+  }
+  IS(MAM_HeapHandle(left, &handle), cudaErrorContextIsDestroyed);
+  pool_begin(64 * MIB);
+  OK(MAM_PoolMalloc(pool, &block, MIB));
+  if (_i == 1)
+    ck_assert_ptr_eq(block, before);
+  OK(MAM_HeapDestroy(left));
+  OK(MAM_CudaFree(block)); /* it is still there to be freed */
+  OK(MAM_PoolDestroy(pool));
+  ck_assert_uint_eq(fake_violations(), 0);
+}
+END_TEST
+
 /* AddressSanitizer looks for leaks at exit, and in a child waits for a lock of its own that a thread of the parent had.
  */
 #ifdef __SANITIZE_ADDRESS__
@@ -552,6 +580,7 @@ int main(void) {
   tests = tcase_create("ends");
   tcase_set_timeout(tests, 60);
   tcase_add_test(tests, context_ends_before_a_heap_that_grows);
+  tcase_add_loop_test(tests, heap_that_lost_its_memory_frees_nothing_of_others, 0, 2);
   tcase_add_test(tests, process_exits_or_forks_with_a_heap_that_grows);
   tcase_add_test(tests, heaps_that_grow_come_and_go);
   suite_add_tcase(suite, tests);
