@@ -6,6 +6,7 @@
 #include "base/cancel.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/locked.h"
 #include "front/front.h"
 
 /* The id of the one default pool on plain host memory; a context's is a small number or a handle. */
@@ -119,6 +120,7 @@ size_t environment_client_chunk_bytes(void) {
 }
 
 struct watch *environment_watch_locked(struct mam_pool *pool) {
+  lock_held(&environment_lock);
   if (pool->watch == NULL)
     pool->watch = calloc(1, sizeof *pool->watch);
   return pool->watch;
@@ -175,6 +177,7 @@ struct mam_pool *environment_pool_now(uint64_t *id) {
 /* ---- Ending an environment ---- */
 
 cudaError_t environment_end_locked(struct mam_pool *pool, uint64_t id, bool only_if_empty) {
+  lock_held(&environment_lock);
   struct ending ending = {.id = id, .next = endings}, **link = &endings;
   if (!front_retire(pool, id, only_if_empty))
     return cudaSuccess;
@@ -190,6 +193,7 @@ cudaError_t environment_end_locked(struct mam_pool *pool, uint64_t id, bool only
 }
 
 void environment_await_locked(uint64_t id) {
+  lock_held(&environment_lock);
   const struct ending *ending = endings;
   while (ending != NULL) {
     if (ending->id == id) {
@@ -206,6 +210,7 @@ void environment_await_locked(uint64_t id) {
 /* Whether a lazy environment was created for the id before; remembers that one is now.  Without host memory to remember
  * it by, the next one ends as the first does. */
 static bool lazy_before_locked(uint64_t id) {
+  lock_held(&environment_lock);
   static struct lazy {
     uint64_t id;
     struct lazy *next;
@@ -367,6 +372,7 @@ static cudaError_t environment_plan(size_t bytes, bool lazy, struct plan *plan) 
 /* The lock is held, and left where another environment of the context ends.  If there is one already:
  * cudaErrorAlreadyAcquired, *pool is it.  The plan's source is used up in any case. */
 static cudaError_t environment_create_locked(struct plan *plan, struct mam_pool **pool) {
+  lock_held(&environment_lock);
   uint64_t id = plan->config.default_id;
   cudaError_t error = cudaSuccess;
   pool_abandon_gone();

@@ -6,6 +6,7 @@
 
 #include "base/cancel.h"
 #include "base/clock.h"
+#include "base/locked.h"
 
 /* A pool of several threads is looked at so often at most, also where it would end at once. */
 static const int64_t CROWD_LOOK_NS = 100000000;
@@ -16,6 +17,7 @@ static int64_t linger_of(const struct watch *watch) {
 
 /* Looks at a watched pool whose time has come: ends it, or says when to look again. */
 static void reap_locked(struct mam_pool *pool, uint64_t id) {
+  lock_held(&environment_lock);
   uint64_t count = 0;
   enum pool_look look = pool_look(pool, id, &count);
   bool unused = look == POOL_EMPTY && count == pool->watch->linger_malloc_count;
@@ -71,6 +73,7 @@ static size_t calm_keep_bytes(const struct mam_pool *pool, const struct pool_cal
 
 /* Looks at a pool that has grown: if it is calm, it gives back what it does not need.  The lock is left for that. */
 static void calm_look_locked(struct mam_pool *pool) {
+  lock_held(&environment_lock);
   const struct pool_calm before = pool->watch->calm;
   if (!pool_calm_look(pool, &pool->watch->calm)) {
     pool->watch->calm_until_ns = 0;
@@ -163,6 +166,7 @@ void reaper_watch(struct mam_pool *pool) {
 
 /* A pool has grown that is not looked at yet. */
 static void calm_begin_locked(struct mam_pool *pool) {
+  lock_held(&environment_lock);
   const struct pool_calm before = pool->watch->calm;
   unsigned patience = pool->watch->calm_patience;
   if (!pool_calm_look(pool, &pool->watch->calm))
@@ -176,6 +180,7 @@ static void calm_begin_locked(struct mam_pool *pool) {
 
 /* One that is looked at has grown.  If it gave back too early, it is given more time from now on. */
 static void calm_go_on_locked(struct mam_pool *pool) {
+  lock_held(&environment_lock);
   int64_t trimmed_ns = pool->watch->calm_trimmed_ns;
   if (trimmed_ns != 0 && now_ns() - trimmed_ns < CALM_SOON * (int64_t)pool->watch->calm_patience * calm_ns())
     calm_double(&pool->watch->calm_patience);

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "base/locked.h"
 #include "front/front_inside.h"
 #include "pool/pool_inside.h"
 
@@ -358,6 +359,7 @@ static const char *check_used_segments(struct mam_pool *pool, const struct small
 
 /* The pool's lock is held: other threads may free blocks through the pool. */
 static const char *check_large_locked(struct mam_pool *pool, const struct small_check *small, bool still) {
+  lock_held(&pool->lock);
   size_t freed = 0;
   for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool)
     CHECK(check_front_large(front, &freed));

@@ -73,11 +73,11 @@ bool front_retire(struct mam_pool *pool, uint64_t default_id, bool only_if_empty
 /* ---- Numbers ---- */
 
 static void freed_block_add(const struct freed_block *block, uint64_t passed, struct pool_front_sum *sum) {
-  sum->kept_count++;
-  sum->kept_bytes += block->segment->bytes;
+  sum->large_count++;
+  sum->large_bytes += block->segment->bytes;
   sum->requested_bytes -= block->segment->as.used.requested_bytes; /* the pool counts it until it is given back */
-  sum->kept_waiting_bytes += block->epoch > passed ? block->segment->bytes : 0;
-  sum->kept_waiting_count += block->epoch > passed;
+  sum->large_waiting_bytes += block->epoch > passed ? block->segment->bytes : 0;
+  sum->large_waiting_count += block->epoch > passed;
 }
 
 static void front_add_freed_blocks(struct front *front, struct pool_front_sum *sum) {
@@ -121,10 +121,10 @@ static void fronts_sum(struct mam_pool *pool, struct pool_front_sum *sum) {
     sum->thread_count++;
   }
   /* What large blocks were block for was handed out again, or still is block, or went to the pool, which counts it. */
-  sum->frees += sum->hits[FRONT_HIT_SIZE] + sum->hits[FRONT_HIT_TAG] + sum->kept_count;
+  sum->frees += sum->hits[FRONT_HIT_SIZE] + sum->hits[FRONT_HIT_TAG] + sum->large_count;
   for (unsigned i = 0; i < SLAB_CLASSES; i++) {
     struct slab_sum slabs = slab_count(pool, &pool->fronts->depots[i], i);
-    sum->span_bytes += slabs.span_bytes;
+    sum->slab_bytes += slabs.slab_bytes;
     sum->small_waiting_bytes += slabs.waiting_bytes;
     sum->metadata_bytes += slabs.host_bytes;
   }

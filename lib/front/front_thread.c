@@ -9,6 +9,7 @@
 
 #include "base/cancel.h"
 #include "base/error.h"
+#include "base/locked.h"
 
 /* What one thread frees is fenced when it comes to this part of the pool's limit, at the latest. */
 enum { FENCE_SHARE = 2 };
@@ -124,6 +125,7 @@ static void front_attach(struct front *front, struct mam_pool *pool) {
 
 /* Another thread is about to use the pool: from here on, no front is alone.  The fronts' lock is held. */
 static void fronts_share_locked(struct fronts *fronts) {
+  lock_held(&fronts->lock);
   struct front *front = fronts->first; /* of several, none is alone any more */
   if (front == NULL || !front->alone)
     return;

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/locked.h"
 #include "base/mutex.h"
 
 /* So many batches rest in a depot.  The blocks of further ones go back into their slabs. */
@@ -48,6 +49,7 @@ struct batch *slab_shell_take(struct depot *depot) {
 }
 
 static void shell_give_locked(struct depot *depot, struct batch *shell) {
+  lock_held(depot->lock);
   shell->next = depot->shells;
   depot->shells = shell;
 }
@@ -61,6 +63,7 @@ void slab_shell_give(struct depot *depot, struct batch *shell) {
 }
 
 static void batch_push_locked(struct depot *depot, struct batch *batch, bool at_once) {
+  lock_held(depot->lock);
   if (at_once) {
     batch->next = depot->first;
     depot->first = batch;
@@ -75,6 +78,7 @@ static void batch_push_locked(struct depot *depot, struct batch *batch, bool at_
 }
 
 static struct batch *batch_pull_locked(struct depot *depot, uint64_t passed) {
+  lock_held(depot->lock);
   struct batch *batch = depot->first;
   if (batch == NULL || batch->epoch > passed)
     return NULL;
@@ -153,6 +157,7 @@ static void word_carve_locked(struct slab *slab, uint32_t word, struct batch *ba
 
 /* Moves blocks from a slab into a batch, whole words, lowest first, until it is half full. */
 static void slab_carve_locked(struct depot *depot, struct slab *slab, struct batch *batch) {
+  lock_held(depot->lock);
   uint32_t words = (slab->block_count + WORD_BITS - 1) / WORD_BITS;
   for (uint32_t word = 0; word < words && batch->count < SLAB_BATCH / 2; word++)
     if (batch->count + (unsigned)__builtin_popcountl(slab->inside[word]) <= SLAB_BATCH)
@@ -167,6 +172,7 @@ static bool slab_full(const struct slab *slab) { return slab->inside_count == sl
 
 /* A slab with all its blocks inside is no longer the depot's. */
 static void slab_leave_locked(struct depot *depot, struct slab *slab) {
+  lock_held(depot->lock);
   TAILQ_REMOVE(&depot->slabs, slab, link);
   /* release: nothing is read of it after this; a free that finds it gone answers that there is no such block */
   atomic_store_explicit(&slab->pool, NULL, memory_order_release);
@@ -175,6 +181,7 @@ static void slab_leave_locked(struct depot *depot, struct slab *slab) {
 
 /* Puts a block back.  Returns its slab if all its blocks are in now: then it is no longer the depot's. */
 static struct slab *block_return_locked(struct depot *depot, uintptr_t address) {
+  lock_held(depot->lock);
   struct slab *slab = page_map_find(address);
   if (slab == NULL) /* never: it is one of its blocks */
     return NULL;
@@ -193,6 +200,7 @@ static struct slab *block_return_locked(struct depot *depot, uintptr_t address) 
 /* Slabs that no thread took a block from: two threads added one each, and one sufficed.  Those with blocks come first.
  */
 static void slabs_unused_locked(struct depot *depot, struct slab_list *empty) {
+  lock_held(depot->lock);
   struct slab *slab = TAILQ_FIRST(&depot->slabs), *next;
   for (; slab != NULL && slab->inside_count > 0; slab = next) {
     next = TAILQ_NEXT(slab, link);
@@ -223,7 +231,7 @@ static size_t spans_give(struct mam_pool *pool, struct slab_list *empty) {
   size_t bytes = 0;
   while ((slab = TAILQ_FIRST(empty)) != NULL) {
     TAILQ_REMOVE(empty, slab, link); /* from here on another pool may have the page */
-    pool_span_give(pool, slab->base, true);
+    pool_slab_give(pool, slab->base, true);
     bytes += SLAB_BYTES;
   }
   return bytes;
@@ -257,6 +265,7 @@ void slab_rest(struct mam_pool *pool, struct depot *depot, struct batch *batch, 
 
 /* A batch that may be used, or one carved from a slab that has blocks; NULL if there is neither. */
 static struct batch *refill_locked(struct mam_pool *pool, struct depot *depot) {
+  lock_held(depot->lock);
   struct batch *batch = batch_pull_locked(depot, reuse_passed(pool->reuse));
   struct slab *slab = TAILQ_FIRST(&depot->slabs);
   if (batch != NULL || slab == NULL || slab->inside_count == 0)
@@ -274,11 +283,11 @@ static struct batch *refill_locked(struct mam_pool *pool, struct depot *depot) {
 /* A further slab for the depot.  False if the pool has no span, or the host no memory. */
 static bool slab_add(struct mam_pool *pool, struct depot *depot, unsigned class) {
   uintptr_t base;
-  if (pool_span_take(pool, SLAB_BYTES, &base) != cudaSuccess)
+  if (pool_slab_take(pool, SLAB_BYTES, &base) != cudaSuccess)
     return false;
   struct slab *slab = slab_open(base, class);
   if (slab == NULL) {
-    pool_span_give(pool, base, true);
+    pool_slab_give(pool, base, true);
     return false;
   }
   mutex_lock(depot->lock);
@@ -338,7 +347,7 @@ struct slab_sum slab_count(struct mam_pool *pool, struct depot *depot, unsigned 
   /* relaxed: under the lock */
   size_t slabs = atomic_load_explicit(&depot->slab_count, memory_order_relaxed);
   size_t blocks = SLAB_BYTES / slab_class_bytes(class); /* a byte and a bit each */
-  struct slab_sum sum = {.span_bytes = slabs * SLAB_BYTES,
+  struct slab_sum sum = {.slab_bytes = slabs * SLAB_BYTES,
                          .host_bytes = slabs * (sizeof(struct slab) + blocks + blocks / CHAR_BIT) +
                                        depot->batch_count * sizeof(struct batch)};
   for (const struct batch *batch = depot->first; batch != NULL; batch = batch->next)

@@ -161,7 +161,7 @@ void slab_forget(struct depot *depot);
 /* The depot's lock is held.  What it holds: bytes of its slabs; of these, in batches whose epoch has not passed; and of
  * host memory. */
 struct slab_sum {
-  size_t span_bytes, waiting_bytes, host_bytes;
+  size_t slab_bytes, waiting_bytes, host_bytes;
 };
 struct slab_sum slab_count(struct mam_pool *pool, struct depot *depot, unsigned class);
 

@@ -460,7 +460,7 @@ static struct segment *span_of_spared_locked(struct mam_pool *pool, size_t bytes
   return segment;
 }
 
-cudaError_t pool_span_take(struct mam_pool *pool, size_t bytes, uintptr_t *base) {
+cudaError_t pool_slab_take(struct mam_pool *pool, size_t bytes, uintptr_t *base) {
   struct segment *segment;
   bool no_host_memory;
   pool_lock(pool);
@@ -485,7 +485,7 @@ cudaError_t pool_span_take(struct mam_pool *pool, size_t bytes, uintptr_t *base)
   return segment != NULL ? cudaSuccess : error;
 }
 
-void pool_span_give(struct mam_pool *pool, uintptr_t base, bool passed) {
+void pool_slab_give(struct mam_pool *pool, uintptr_t base, bool passed) {
   pool_lock(pool);
   struct rule rule = own_rule(pool, passed);
   give_back_locked(pool, segment_find(&pool->segments, base), &rule);

@@ -69,9 +69,9 @@ enum front_hit { FRONT_HIT_MAGAZINE, FRONT_HIT_SIZE, FRONT_HIT_TAG, FRONT_HIT_KI
 struct pool_front_sum {
   int64_t live;                              /* blocks, in all */
   size_t live_small_bytes, live_small_count; /* in slabs */
-  size_t span_bytes, small_waiting_bytes;    /* of slabs; of these, freed and waiting */
+  size_t slab_bytes, small_waiting_bytes;    /* of slabs; of these, freed and waiting */
   /* Segments that fronts keep; of these, waiting. */
-  size_t kept_bytes, kept_waiting_bytes, kept_count, kept_waiting_count;
+  size_t large_bytes, large_waiting_bytes, large_count, large_waiting_count;
   size_t requested_bytes;              /* to be added to the pool's own; may be negative, modulo 2^64 */
   size_t thread_count, metadata_bytes; /* of host memory */
   uint64_t hits[FRONT_HIT_KINDS], frees;
@@ -277,11 +277,11 @@ cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, str
 void pool_give(struct mam_pool *pool, uint64_t generation, struct segment *const *segments, unsigned count,
                uint64_t epoch);
 
-/* Memory for slabs: used segments of whole 2 MiB, which are no blocks.  pool_span_take never waits for the GPU.
- * pool_span_give goes by the pool's rule of reuse; passed: the GPU is known to be done with it, so it is free at once.
+/* Memory for slabs: used segments of whole 2 MiB, which are no blocks.  pool_slab_take never waits for the GPU.
+ * pool_slab_give goes by the pool's rule of reuse; passed: the GPU is known to be done with it, so it is free at once.
  */
-cudaError_t pool_span_take(struct mam_pool *pool, size_t bytes, uintptr_t *base);
-void pool_span_give(struct mam_pool *pool, uintptr_t base, bool passed);
+cudaError_t pool_slab_take(struct mam_pool *pool, size_t bytes, uintptr_t *base);
+void pool_slab_give(struct mam_pool *pool, uintptr_t base, bool passed);
 
 /* Gives memory that is free back to the source as long as more than keep_bytes are held: of an elastic pool the mapped
  * pieces that lie in free segments, from the highest address down; of another whole chunks, but never its last one, as

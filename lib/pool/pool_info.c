@@ -8,11 +8,11 @@ void pool_info_locked(struct mam_pool *pool, const struct pool_front_sum *front,
   const struct pool_front_sum *sum = front != NULL ? front : &nothing;
   const struct segment_set *segments = &pool->segments;
   const struct pool_chunk *chunk;
-  size_t chunk_count = 0, slab_count = sum->span_bytes / SOURCE_GRANULARITY_BYTES;
+  size_t chunk_count = 0, slab_count = sum->slab_bytes / SOURCE_GRANULARITY_BYTES;
   SLIST_FOREACH(chunk, &pool->chunks, link) { chunk_count++; }
   size_t free_bytes = segments->bytes[SEGMENT_FREE], largest = segment_largest_free(&pool->segments);
-  size_t cached_bytes = sum->kept_bytes + sum->span_bytes - sum->live_small_bytes;
-  size_t cached_waiting_bytes = sum->kept_waiting_bytes + sum->small_waiting_bytes;
+  size_t cached_bytes = sum->large_bytes + sum->slab_bytes - sum->live_small_bytes;
+  size_t cached_waiting_bytes = sum->large_waiting_bytes + sum->small_waiting_bytes;
   *info = (MAM_PoolInfo){
       .struct_size = sizeof *info,
       .used_bytes = segments->bytes[SEGMENT_USED] - cached_bytes,
@@ -24,9 +24,9 @@ void pool_info_locked(struct mam_pool *pool, const struct pool_front_sum *front,
       .limit_bytes = pool->limit_bytes,
       .peak_reserved_bytes = pool->peak_reserved_bytes,
       .chunk_count = chunk_count,
-      .used_count = segments->count[SEGMENT_USED] - slab_count - sum->kept_count + sum->live_small_count,
-      .waiting_count = segments->count[SEGMENT_WAITING] + sum->kept_waiting_count,
-      .free_count = segments->count[SEGMENT_FREE] + sum->kept_count - sum->kept_waiting_count,
+      .used_count = segments->count[SEGMENT_USED] - slab_count - sum->large_count + sum->live_small_count,
+      .waiting_count = segments->count[SEGMENT_WAITING] + sum->large_waiting_count,
+      .free_count = segments->count[SEGMENT_FREE] + sum->large_count - sum->large_waiting_count,
       .metadata_bytes = segments->nodes_bytes + sum->metadata_bytes,
       .malloc_count = pool->malloc_count,
       .free_call_count = pool->free_call_count + sum->frees,

@@ -95,7 +95,7 @@ static size_t front_waiting_bytes_locked(struct mam_pool *pool) {
   front->sum(pool, &sum);
   front->thaw(pool);
   pool_step_in(pool);
-  return sum.kept_waiting_bytes + (sum.small_waiting_bytes > 0 ? sum.span_bytes - sum.live_small_bytes : 0);
+  return sum.large_waiting_bytes + (sum.small_waiting_bytes > 0 ? sum.slab_bytes - sum.live_small_bytes : 0);
 }
 
 bool pool_wait_may_help_locked(struct mam_pool *pool, size_t bytes) {

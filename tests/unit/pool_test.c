@@ -1151,12 +1151,12 @@ START_TEST(spans_of_an_elastic_pool_are_aligned_and_never_wait) {
   open_elastic(&config);
   must_malloc(512);
   for (int i = 0; i < 8; i++) {
-    ck_assert_int_eq(pool_span_take(pool, 2 * MIB, &spans[i]), cudaSuccess);
+    ck_assert_int_eq(pool_slab_take(pool, 2 * MIB, &spans[i]), cudaSuccess);
     ck_assert_uint_eq(spans[i] % (2 * MIB), 0);
     check_pool();
   }
   for (int i = 0; i < 8; i++)
-    pool_span_give(pool, spans[i], true);
+    pool_slab_give(pool, spans[i], true);
   trim(0);
   ck_assert_uint_eq(imaginary.taken_bytes, 2 * MIB);
   ck_assert_uint_eq(imaginary.synchronizes, 0);
