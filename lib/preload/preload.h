@@ -212,8 +212,7 @@ void preload_kept_sweep(void);
 
 /* ---- Work ---- */
 
-/* The stream that a function whose name ends in _ptsz means by stream: to it NULL is the calling thread's own stream.
- */
+/* The stream that functions named *_ptsz mean by stream: to them NULL is the calling thread's own stream. */
 static inline CUstream preload_stream_ptsz(CUstream stream) {
   return stream == NULL ? (CUstream)(uintptr_t)CU_STREAM_PER_THREAD : stream;
 }
