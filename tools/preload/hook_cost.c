@@ -6,10 +6,10 @@
  *
  * usage: hook_cost [pair|first]
  *
- *   pair     prints a CSV row for each size: bytes; ns of a pair by the driver's functions as dlsym finds them, as
- *            cuGetProcAddress finds them, and by libmam; and the ns that a hook adds to a call, which is half of what
- * it adds to a pair first    prints microseconds: from before cuInit to a context, for the first pair in it, and for
- * the second
+ *   pair     prints a CSV row for each size, with the bytes and these ns:
+ *            of a pair by the functions that dlsym finds; by those that cuGetProcAddress finds; by libmam; and what a
+ *            hook adds to a call, which is half of what it adds to a pair
+ *   first    prints microseconds: from before cuInit to a context, for the first pair in it, for the second pair
  *
  * Exits with 77 without a GPU.
  */
