@@ -82,7 +82,8 @@ CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) {
 }
 
 /* The driver rounds the width of a row up to a multiple of this number of bytes, for elements of that size.  The first
- * call asks the driver for an allocation of one row of one byte.  0 if that failed, or if a capture goes on. */
+ * call asks the driver for an allocation of one row of one byte.  0 if that failed, or must wait for
+ * the end of a capture. */
 static size_t pitch_unit(const struct preload_real *real, unsigned element_bytes) {
   static _Atomic size_t units[3]; /* relaxed: single numbers; all threads find the same */
   _Atomic size_t *unit = &units[element_bytes / 8];

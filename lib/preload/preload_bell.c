@@ -34,7 +34,7 @@
 #include "base/clock.h"
 #include "preload/preload.h"
 
-/* How many processes can listen at a time.  Others are not asked, and cannot ask. */
+/* How many processes can listen at a time.  Others are not asked, and cannot ask.  The struct fits into a page. */
 enum { PLACES = 256 };
 
 struct bell {
@@ -207,7 +207,7 @@ static uint32_t others_count(void) {
   return count;
 }
 
-/* Waits until count answers have come since there were before, or for RING_MS. */
+/* Waits until there are count answers more than before, or for RING_MS. */
 static void answers_await(uint32_t before, uint32_t count) {
   int64_t end_ns = now_ns() + (int64_t)RING_MS * 1000000, left_ns;
   uint32_t answers;

@@ -210,9 +210,9 @@ static bool driver_loaded(void) {
   return library != NULL;
 }
 
-/* What dlsym answers.  If ask is 0: function, NULL if no library has it.  If ask is 1: what the next dlsym answers. The
- * assembler below jumps to it, so that it finds the caller's return address, which RTLD_NEXT and RTLD_DEFAULT depend
- * on.  The struct comes back in two registers. */
+/* What dlsym answers.  If ask is 0: function, NULL if no library has it.  If ask is 1: what the next dlsym answers, to
+ * which the assembler below jumps.  The next dlsym then finds the caller's return address, which RTLD_NEXT and
+ * RTLD_DEFAULT depend on.  The struct comes back in two registers. */
 struct dlsym_answer {
   void *function;
   uintptr_t ask;

@@ -57,9 +57,8 @@ static void capture_add(struct capture *capture) {
   capture_put(capture);
 }
 
-/* Takes the capture of a stream out of the list, NULL if there is none.  It is out during the call of the driver that
- * may end it: as soon as the driver has ended the stream, another thread may get the same handle and begin a capture.
- */
+/* Takes the capture of a stream out of the list, NULL if there is none.  It is out while the driver is called to end
+ * it: as soon as the driver has ended the stream, another thread may get its handle and begin a capture. */
 static struct capture *capture_take(CUstream stream, CUcontext context) {
   struct capture **link = &captures, *found;
   pthread_mutex_lock(&captures_lock);
@@ -255,7 +254,8 @@ CUresult cuStreamDestroy_v2(CUstream stream) {
 
 /* ---- Waits ---- */
 
-/* Around a call that waits for all work of a context: its epoch is closed before the call, and has passed after it. */
+/* Around a call that waits for all work of a context: the epoch is closed before the call, and has
+ * passed if the call succeeds. */
 static struct reuse *wait_begin(CUcontext context, uint64_t *epoch) {
   if (preload_depth != 0 || !preload_active())
     return NULL;
