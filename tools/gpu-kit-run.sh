@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: BSD-2-Clause
-# Runs the GPU tests and benchmarks of this folder; prints TAP.  Here a test that skips has failed: this machine is said
-# to have a GPU.
+# Runs the GPU tests and benchmarks of this folder, and prints TAP.  A test that skips for want of a GPU counts as
+# failed, because the machine should have one.
 set -u
 
 tests="@TESTS@"
@@ -52,13 +52,14 @@ here=$(cd "$(dirname "$0")" && pwd) || exit 1
 [ -n "$csv" ] || csv=$here/results
 mkdir -p "$csv" && csv=$(cd "$csv" && pwd) && cd "$here" || exit 1
 
-# Check forks for each test unless told not to, and CUDA does not work in a forked child.
+# Without this Check forks for each test, and CUDA does not work in a forked child.
 export CK_FORK=no
-# The options of whoever runs this are not those of the tests.
+# Options that the caller has set for other programs must not reach the tests.
 unset MAM_SOURCE MAM_REUSE MAM_HEADROOM MAM_LIMIT MAM_LINGER_MS MAM_REPORT MAM_LOG
 
 number=0 failures=0
-# run NAME SECONDS COMMAND...: one TAP line; the output, kept in the results' folder, is shown on failure.
+# run NAME SECONDS COMMAND...: runs a command and prints a TAP line.  Its output goes to the results' folder; the end of
+# it is shown on failure.
 run() {
   name=$1 seconds=$2
   shift 2
@@ -69,7 +70,7 @@ run() {
   case $status in
     0) echo "ok $number - $name"; return ;;
     77)
-      # What needs two GPUs is not looked for where there is one; it is said all the same.
+      # On a machine with one GPU, a test that needs two skips.  That is no failure, and the line says so.
       if grep -q '^SKIP: one device alone' "$log"; then
         echo "ok $number - $name # SKIP this machine has one GPU"
         return
@@ -108,7 +109,7 @@ for test in $tests; do
 done
 if [ $sanitizer = yes ]; then
   for test in $tests; do
-    # The tests make wrong calls on purpose, to see what they answer: those are no errors.
+    # --report-api-errors no: the tests make wrong calls on purpose and check the answers.
     run "memcheck $test" $((limit_s * 10)) env MAM_TEST_SMALL=1 \
       "$memcheck" --tool memcheck --report-api-errors no --error-exitcode 1 "./$test"
     case $test in

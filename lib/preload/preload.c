@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * The hooks of memory.  Each asks a pool first, and the driver about everything that is none of a pool's.
+ * The hooks of cuMemAlloc, cuMemFree and questions about addresses.  Each asks libmam first.  What belongs to no pool
+ * is passed on to the driver.
  */
 #include "preload/preload.h"
 
@@ -23,13 +24,14 @@ void preload_relaxed_end(const struct preload_real *real, CUstreamCaptureMode mo
   preload_depth--;
 }
 
-/* Memory ran out: what no block needs goes back to the driver, after a wait for the GPU as the driver's frees would
- * have waited before now, and the pool is asked once more. */
+/* The pool found no memory.  All pools give back to the driver what no block needs, and then the pool is asked again.
+ * This waits for the GPU, as the driver's own frees would have done. */
 static cudaError_t pool_malloc_trimmed(size_t bytes, const void *site, uintptr_t *address) {
   (void)mam_client.give_back(true);
   return mam_client.malloc(bytes, site, address);
 }
 
+/* A block of the current context's pool.  False if the pool has no memory for it. */
 static bool pool_malloc(size_t bytes, const void *site, uintptr_t *address) {
   preload_depth++;
   cudaError_t error = mam_client.malloc(bytes, site, address);
@@ -39,6 +41,7 @@ static bool pool_malloc(size_t bytes, const void *site, uintptr_t *address) {
   return error == cudaSuccess;
 }
 
+/* Serves an allocation and counts it.  False if it must be passed on.  site: where in the program. */
 static bool served(const struct preload_real *real, size_t bytes, const void *site, CUdeviceptr *address) {
   uintptr_t found;
   bool measures = preload_measures();
@@ -57,6 +60,7 @@ static bool served(const struct preload_real *real, size_t bytes, const void *si
   return true;
 }
 
+/* Passes an allocation on, and again each time that pools give memory back. */
 static __attribute__((noinline)) CUresult alloc_passed(const struct preload_real *real, CUdeviceptr *address,
                                                        size_t bytes) {
   preload_count_add(PRELOAD_PASSED, 1);
@@ -77,10 +81,11 @@ CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) {
   return alloc_passed(real, address, bytes);
 }
 
-/* What the driver rounds widths up to, for each size of element: asked once, of an allocation of one row.  0 if it did
- * not say. */
+/* The driver rounds the width of a row up to a multiple of this number of bytes, for elements of that size.  The first
+ * call asks the driver for an allocation of one row of one byte.  0 if that failed, or must wait for
+ * the end of a capture. */
 static size_t pitch_unit(const struct preload_real *real, unsigned element_bytes) {
-  static _Atomic size_t units[3]; /* relaxed: each a number for itself, and whoever asks gets the same */
+  static _Atomic size_t units[3]; /* relaxed: single numbers; all threads find the same */
   _Atomic size_t *unit = &units[element_bytes / 8];
   size_t known = atomic_load_explicit(unit, memory_order_relaxed);
   CUdeviceptr row;
@@ -96,7 +101,7 @@ static size_t pitch_unit(const struct preload_real *real, unsigned element_bytes
   return known;
 }
 
-/* The pitch and the bytes of all rows; false if the driver is to decide. */
+/* Computes the pitch, and the bytes of all rows.  False if the allocation is to be passed on. */
 static bool pitch_plan(const struct preload_real *real, size_t width, size_t height, unsigned element_bytes,
                        size_t *pitch, size_t *bytes) {
   if (width == 0 || height == 0 || (element_bytes != 4 && element_bytes != 8 && element_bytes != 16) ||
@@ -128,18 +133,21 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, s
   return result;
 }
 
-/* An address at which nobody has memory: what the driver says of it, it says of a block that was freed. */
+/* An address at which there is no memory.  The driver is asked about it in place of an address in a freed block of a
+ * pool, so that its answer is the one for freed memory. */
 static const CUdeviceptr NOBODYS = 1;
 
 /* ---- Freeing ---- */
 
-/* Whether a graph goes on using the block, which is freed for the program's part. */
+/* Whether a keeper has the block: then the program's free is done.  *error is what the program gets, an error if it had
+ * freed the block before. */
 static bool kept_back(uintptr_t address, cudaError_t *error) {
   enum preload_kept kept = preload_kept_free(address);
   *error = kept == PRELOAD_KEPT_FREED_BEFORE ? cudaErrorInvalidValue : cudaSuccess;
   return kept != PRELOAD_KEPT_NOT;
 }
 
+/* Frees the block of a pool.  False if the address is no pool's, and must be passed on. */
 static bool freed(CUdeviceptr address, cudaError_t *error) {
   bool measures = preload_measures();
   uint64_t start_ns = measures ? preload_now_ns() : 0;
@@ -157,7 +165,8 @@ static bool freed(CUdeviceptr address, cudaError_t *error) {
   return true;
 }
 
-/* What the pool refused is refused for the driver's reason, if it has one: it may have shut down. */
+/* The answer to a free, from that of the pool.  If the pool refused it because the driver has shut down, the program
+ * gets the driver's answer. */
 static CUresult refused(const struct preload_real *real, cudaError_t error) {
   CUcontext context;
   if (error != cudaErrorInvalidValue)
@@ -177,6 +186,7 @@ CUresult cuMemFree_v2(CUdeviceptr address) {
   return result;
 }
 
+/* freed, in the order of a stream; not timed. */
 static bool freed_async(CUdeviceptr address, CUstream stream, cudaError_t *error) {
   if (address == 0 || preload_depth != 0 || !preload_active())
     return false;
@@ -207,8 +217,8 @@ CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
 
 /* ---- Asking ---- */
 
-/* A pool may take memory or give it back between the two questions, so that some is counted twice: but never is more
- * free than what the program's own blocks leave of it all. */
+/* Free memory is the driver's and what the pool could hand out.  Between the two questions a pool may take or give back
+ * memory, which is then counted twice.  So the sum is cut to what the program's blocks leave of the device. */
 CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
   const struct preload_real *real = preload_real_get();
   CUresult result = PRELOAD_CALL(real, cuMemGetInfo_v2, free_bytes, total_bytes);
@@ -223,7 +233,9 @@ CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
   return result;
 }
 
-/* What the driver is not to be asked about: it knows chunks, and not what lies in them. */
+/* What is at an address, for questions that the driver would answer with a whole chunk.  Blocks of other processes that
+ * were opened here count as live, with id 0; blocks that the program has freed count as dead, also while a keeper has
+ * them. */
 static enum client_found block_at(CUdeviceptr address, struct client_block *block) {
   if (preload_depth != 0 || !preload_active())
     return CLIENT_FOREIGN;
@@ -242,7 +254,7 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr a
   if (found == CLIENT_FOREIGN)
     return PRELOAD_CALL(real, cuMemGetAddressRange_v2, base, bytes, address);
   if (found == CLIENT_DEAD)
-    return PRELOAD_NO_FUNCTION; /* CUDA_ERROR_NOT_FOUND, as the driver has it */
+    return PRELOAD_NO_FUNCTION; /* CUDA_ERROR_NOT_FOUND: what the driver answers to it */
   if (base != NULL)
     *base = block.base;
   if (bytes != NULL)
@@ -250,9 +262,10 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr a
   return CUDA_SUCCESS;
 }
 
+/* Numbers of CUpointer_attribute. */
 enum { ATTRIBUTE_BUFFER_ID = 7, ATTRIBUTE_RANGE_START = 11, ATTRIBUTE_RANGE_BYTES = 12 };
 
-/* Writes what is known better here than in the driver. */
+/* Writes an attribute of the block in place of the chunk's, which the driver wrote.  Leaves other attributes alone. */
 static void attribute_write(const struct client_block *block, int attribute, void *value) {
   const CUdeviceptr base = block->base;
   const unsigned long long id = block->id;
@@ -262,7 +275,7 @@ static void attribute_write(const struct client_block *block, int attribute, voi
     memcpy(value, &base, sizeof base);
   else if (attribute == ATTRIBUTE_RANGE_BYTES)
     memcpy(value, &block->bytes, sizeof block->bytes);
-  else if (attribute == ATTRIBUTE_BUFFER_ID && id != 0) /* of a block of another process the driver knows */
+  else if (attribute == ATTRIBUTE_BUFFER_ID && id != 0) /* 0: a block of another process, the driver's id is right */
     memcpy(value, &id, sizeof id);
 }
 

@@ -1,28 +1,39 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * libmam_preload: functions under the names of the CUDA driver's (preload_table.def), in front of the driver's own when
- * the library is preloaded.  They serve what they can from libmam's pools, through client.h, and pass the rest on.
+ * libmam_preload.so defines functions with the names of the CUDA driver's functions (preload_table.def): the hooks.  A
+ * program that preloads the library calls the hooks.  A hook serves the call from libmam's pools, or passes it on to
+ * the real function, which is the driver's of that name.
+ *
+ *                                serves
+ *   the program ----> a hook ---------------> client.h ----> a pool of libmam.so
+ *                        |      passes on
+ *                        +------------------> struct preload_real ----> libcuda.so.1
  *
  *   preload_resolve.c    how a program finds the driver's functions, and how this library finds the real ones
- *   preload.c            memory
+ *   preload.c            the hooks of memory
  *   preload_again.c      calls that fail for want of memory that a pool keeps
- *   preload_bell.c       the same, that other processes keep
+ *   preload_bell.c       the same, where another process has the pool
  *   preload_work.c       captures, waits, ends of contexts
  *   preload_graph.c      blocks that a graph goes on using
  *   preload_ipc.c        memory of other processes
- *   preload_options.c    whom to serve
+ *   preload_options.c    which processes, threads, devices and sizes are served
  *   preload_weak.c       weak references where there is no driver
  *   preload_summary.c    numbers, printed at exit
  *
- * Rules.  Nothing is done before the program's first call of a hooked function, but for weak references, and for
- * keeping stderr open where a summary was asked for.  No lock is held while dlopen, dlsym,
- * dladdr or the driver is called.  Whatever the pool answers but success, the driver is asked, and its answer counts.
+ * The library does not know how a pool works: client.h is all that it knows of pools.
+ *
+ * Rules:
+ *   - Before the program's first call of a hook, the library clears weak references where there is no driver, and keeps
+ *     stderr open if a summary was asked for.  It does nothing else.
+ *   - No lock is held while dlopen, dlsym, dladdr or the driver is called.
+ *   - An allocation that no pool serves is passed on, and the program gets the driver's answer.
  */
 #ifndef MAM_LIB_PRELOAD_H
 #define MAM_LIB_PRELOAD_H
 
 #include "api/client.h"
 
+/* CUipcMemHandle.  Programs pass it by value, so its size is part of the calls. */
 struct preload_ipc_handle {
   unsigned char bytes[64];
 };
@@ -31,7 +42,8 @@ struct preload_ipc_handle {
 
 /* ---- The real functions ---- */
 
-/* A member that this driver lacks is NULL: then no program finds the name either, but one linked for a newer driver. */
+/* The real functions of all rows of the table.  One that this driver lacks is NULL.  Then its hook is called only by a
+ * program that was linked for a newer driver. */
 struct preload_real {
 #define HOOK(name, arguments) CUresult(*name) arguments;
 #define AGAIN(name, arguments, values) HOOK(name, arguments)
@@ -42,6 +54,7 @@ struct preload_real {
 #undef REAL
 };
 
+/* The hooks. */
 #define HOOK(name, arguments) PRELOAD_HOOK CUresult name arguments;
 #define AGAIN(name, arguments, values) HOOK(name, arguments)
 #define REAL(name, arguments)
@@ -50,140 +63,161 @@ struct preload_real {
 #undef AGAIN
 #undef REAL
 
-/* NULL where there is no driver. */
+/* The table of real functions, made by the first call.  NULL if there is no driver or no host memory. */
 const struct preload_real *preload_real_get(void);
 
-/* How many hooks the program was given by each door.  To a program that is linked with the driver, the dynamic linker
- * gives them unseen. */
+/* A door is a way by which a program finds a hook.  There is a third one: the dynamic linker gives hooks to programs
+ * that are linked with the driver, and this library does not see it. */
 enum preload_door { PRELOAD_DOOR_DLSYM, PRELOAD_DOOR_PROC_ADDRESS, PRELOAD_DOORS };
+
+/* How many hooks the program was given by a door. */
 unsigned preload_given(enum preload_door door);
 
-/* Whether it is the address of one. */
+/* Whether function is the address of a hook. */
 bool preload_is_hook(const void *function);
 
-/* What a hook answers when the function is not there to be called. */
+/* What a hook answers if there is no real function to call. */
 enum { PRELOAD_NO_FUNCTION = 500 }; /* CUDA_ERROR_NOT_FOUND */
 
-/* The function name of the driver with the arguments that follow, or the answer above. */
+/* Calls the real function of that name with the arguments that follow.  PRELOAD_NO_FUNCTION if there is none. */
 #define PRELOAD_CALL(real, name, ...)                                                                                  \
   ((real) != NULL && (real)->name != NULL ? (real)->name(__VA_ARGS__) : PRELOAD_NO_FUNCTION)
 
-/* ---- Whom to serve ---- */
+/* ---- What is served ---- */
 
-/* Whether anything is served in this process: the options, read at the first use. */
+/* Whether this process is served.  The first call reads the options. */
 bool preload_active(void);
 
-/* Whether this process is the forked child of one that was. */
+/* Whether this process is a forked child of one that had read the options. */
 bool preload_is_child(void);
 
-/* In a forked child: makes locks anew that other threads may have held. */
+/* In a forked child: initialise locks that other threads of the parent may have held. */
 void preload_work_forked(void);
 void preload_graph_forked(void);
 void preload_ipc_forked(void);
 
-/* Whether the calling thread's allocation of bytes is, in the current context. */
+/* Whether an allocation of bytes is served, if the calling thread makes it in its current context. */
 bool preload_serves(const struct preload_real *real, size_t bytes);
 
-/* What the driver is asked for where an allocation of bytes is not served: whole pages, if the block is to have pages
- * of its own. */
+/* How many bytes to ask the driver for when an allocation of bytes is passed on: a multiple of 2 MiB if the options say
+ * that such a block has pages of its own (mam-run --own-pages), else bytes. */
 size_t preload_passed_bytes(size_t bytes);
 
-/* The options, NULL if they have not been read, or nothing is served. */
+/* The options.  NULL if they have not been read, or if this process is not served. */
 const struct options_preload *preload_options_get(void);
 
-/* Whether they have been read: a program does so by its first call.  The other reads them; *why: why nothing is served,
- * NULL if it is. */
+/* Whether the options have been read.  The first call of most hooks reads them. */
 bool preload_decided(void);
+
+/* Reads the options if they have not been read.  *why: the reason why this process is not served, NULL if it is. */
 const struct options_preload *preload_options_read(const char **why);
 
-/* ---- Inside ---- */
+/* ---- Calls from inside a hook ---- */
 
-/* The calling thread is in a hook: what the driver calls by its own exported names meanwhile is passed on. */
+/* How deep the calling thread is inside hooks.  Above 0 each hook passes on: the driver may call its own functions by
+ * their exported names, and so reach a hook from inside a hook. */
 extern __thread __attribute__((tls_model("initial-exec"), visibility("hidden"))) unsigned preload_depth;
 
-/* ---- Memory that others need ---- */
+/* ---- Calls that find no memory ---- */
 
-/* A call of the driver found no memory: whether a pool gave some back, so that it is worth to call once more.  *tries
- * counts from 0. */
+/* To be called when a call of the driver found no memory.  Returns true if a pool gave some back: then the caller makes
+ * the call again.  *tries counts the attempts to get memory; it is 0 before the first failure of a call. */
 bool preload_make_room(unsigned *tries);
 
-/* Other processes of the user: from the first on to listen whether one needs memory; to ask them for theirs, whether
- * one gave some; and the end of it. */
+/* Starts a thread that listens to other processes of the user: it gives back memory when one of them needs some.  Only
+ * the first call does something, and only if the options want it. */
 void preload_bell_start(void);
+
+/* Asks the other processes for memory.  Returns whether one gave some.  Waits 0.1 s for them at most. */
 bool preload_bell_ring(void);
+
+/* Ends the listening: at exit, and in a forked child, which has no such thread. */
 void preload_bell_stop(bool in_child);
 
-/* preload_make_room, of what a call answered; no call is made while memory is there. */
+/* preload_make_room, if result says that a call found no memory.  Else false, at the cost of a comparison. */
 static inline bool preload_again(CUresult result, unsigned *tries) {
   return __builtin_expect(result == CUDA_ERROR_OUT_OF_MEMORY, false) && preload_make_room(tries);
 }
 
-/* Around calls of the driver that the library makes of itself: a capture of another thread, known or not, forbids the
- * program to allocate, and these must not end it. */
+/* Around calls of the driver that the program did not ask for.  A stream capture of another thread, of which this
+ * library may not know, forbids allocations.  In the relaxed mode the calls do not end it.  begin returns the mode for
+ * end. */
 CUstreamCaptureMode preload_relaxed_begin(const struct preload_real *real);
 void preload_relaxed_end(const struct preload_real *real, CUstreamCaptureMode mode);
 
 /* ---- Numbers ---- */
 
 enum preload_count {
-  PRELOAD_MALLOCS,      /* allocations served by a pool */
-  PRELOAD_MALLOC_BYTES, /* the bytes of these */
-  PRELOAD_MALLOC_NS,    /* and their time, if measured */
-  PRELOAD_FREES,        /* blocks of pools freed */
-  PRELOAD_FREE_NS,
-  PRELOAD_PASSED,    /* allocations passed on to the driver */
-  PRELOAD_DRIVER_NS, /* a pair of the driver's, sampled: time and number */
-  PRELOAD_DRIVER_SAMPLES,
+  PRELOAD_MALLOCS,        /* allocations served by a pool */
+  PRELOAD_MALLOC_BYTES,   /* the bytes of these */
+  PRELOAD_MALLOC_NS,      /* their time, if it is measured */
+  PRELOAD_FREES,          /* frees of pools' blocks */
+  PRELOAD_FREE_NS,        /* their time, if it is measured */
+  PRELOAD_PASSED,         /* allocations passed on */
+  PRELOAD_DRIVER_NS,      /* time of the driver's own pairs that preload_sample has made */
+  PRELOAD_DRIVER_SAMPLES, /* their number */
   PRELOAD_COUNTS
 };
+
+/* Adds value to a count, if a summary was asked for. */
 void preload_count_add(enum preload_count count, uint64_t value);
 
-/* Whether calls are to be timed, and the time. */
+/* Whether calls are timed (mam-run --measure). */
 bool preload_measures(void);
 uint64_t preload_now_ns(void);
-/* Times the driver's own pair for an allocation of bytes that was served, now and then. */
+
+/* To be called for each served allocation that is timed.  For some of them it times an allocation of bytes and a free
+ * by the driver, for comparison. */
 void preload_sample(const struct preload_real *real, size_t bytes);
 
 /* ---- Memory of other processes ---- */
 
-/* Forgets what was opened in contexts that are gone. */
+/* Forgets the handles that were opened in contexts that have ended. */
 void preload_ipc_sweep(const struct preload_real *real);
 
-/* The block that an opened handle stands for; false if the address is in none. */
+/* Finds the block of another process that an address lies in.  False if it lies in none that was opened here. */
 bool preload_ipc_block_at(uintptr_t address, uintptr_t *base, size_t *bytes);
 
 /* ---- Blocks of graphs ---- */
 
-/* For a capture; NULL if the host has no memory.  Ended with the graph that came of it, NULL if none did; what kept no
- * block is gone then. */
+/* A keeper holds the blocks that were allocated during one capture (preload_graph.c).  This makes one for a capture
+ * that begins.  NULL if the host has no memory. */
 struct preload_keeper *preload_keeper_new(void);
+
+/* The capture has ended: gives the keeper of its blocks to the graph that it made, NULL if it made none.  Without a
+ * user the keeper ends, and frees those of its blocks that the program has freed.  keeper may be NULL. */
 void preload_keeper_end(struct preload_keeper *keeper, void *graph);
 
-/* Keeps a block that the calling thread has just allocated, if that falls into a capture: one of its own, or one that
- * means every thread. */
+/* Gives a block that the calling thread has just allocated to the keeper of a capture of the current context: one that
+ * the thread began, or one that covers all threads.  Does nothing if there is none. */
 void preload_capture_keep(const struct preload_real *real, uintptr_t address);
 
-/* The same for a keeper. */
+/* Gives a block to a keeper.  Without host memory it does nothing. */
 void preload_keep(struct preload_keeper *keeper, uintptr_t address);
 
-/* What a free of the block by the program comes to. */
-enum preload_kept { PRELOAD_KEPT_NOT, PRELOAD_KEPT_FREED, PRELOAD_KEPT_FREED_BEFORE };
+enum preload_kept {
+  PRELOAD_KEPT_NOT,         /* no keeper has the block: the caller frees it */
+  PRELOAD_KEPT_FREED,       /* a keeper has it, and frees it when it ends */
+  PRELOAD_KEPT_FREED_BEFORE /* the same, and the program had freed it before: an error of the program */
+};
+
+/* To be called when the program frees a block. */
 enum preload_kept preload_kept_free(uintptr_t address);
 
-/* Whether the program has freed the block, and a graph goes on using it. */
+/* Whether the program has freed the block, and a keeper still has it. */
 bool preload_kept_freed(uintptr_t address);
 
-/* Forgets blocks whose context is gone. */
+/* Forgets the blocks of contexts that have ended. */
 void preload_kept_sweep(void);
 
 /* ---- Work ---- */
 
-/* A stream as the per-thread forms mean it. */
+/* The stream that functions named *_ptsz mean by stream: to them NULL is the calling thread's own stream. */
 static inline CUstream preload_stream_ptsz(CUstream stream) {
   return stream == NULL ? (CUstream)(uintptr_t)CU_STREAM_PER_THREAD : stream;
 }
 
-/* Whether a capture is known to be going on anywhere. */
+/* Whether this library knows of a capture that goes on, in any context.  A hint. */
 bool preload_capturing(void);
 
 #endif

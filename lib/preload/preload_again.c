@@ -1,17 +1,24 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Calls that fail for want of memory that a pool keeps.  With the driver alone what a program has freed serves whatever
- * it asks for next: a stream-ordered pool, an array, a module, a context, a kernel's stack.  So each call that can
- * answer out of memory is made once more when pools have given back what they do not need; what the driver then answers
- * is the answer.  A call that failed so has done nothing.
+ * Calls that fail for want of memory that a pool keeps.
+ *
+ * With the driver alone, memory that a program has freed can serve any later need: a stream-ordered pool, an array, a
+ * module, a context, a kernel's stack.  A pool keeps such memory.  So each call that can answer "out of memory" (a row
+ * AGAIN of the table) is made again after pools have given memory back.  That is safe, because a call that failed so
+ * has done nothing.  When no pool gives any more, the program gets the driver's answer.
  */
 #include "preload/preload.h"
 
-/* The last resort may be needed twice: of two processes that ask at once, one may have what was given to both. */
-enum { OWN_TRIES = 2, TRIES = 4 };
+enum {
+  /* The first attempts use pools of this process: once for memory that lies free, once more with a wait for the GPU. */
+  OWN_TRIES = 2,
+  /* The other attempts, two, ask other processes.  One may fail: of two processes that ask at once, one may get what
+   * was given back for both. */
+  TRIES = 4
+};
 
-/* At first what lies free; then also what waits for the GPU, as the driver's own frees would have waited before now.
- * A context in which a stream is captured is not waited for.  At last what other processes keep. */
+/* The wait for the GPU replaces those that the driver's own frees would have made.  It leaves out a context in which a
+ * stream is captured. */
 bool preload_make_room(unsigned *tries) {
   bool given = false;
   if (preload_depth != 0 || !preload_active())

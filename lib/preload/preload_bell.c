@@ -1,12 +1,21 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Memory that another process keeps.  With the driver alone, what a process has freed another one has at once.  So a
- * process that finds no memory rings a bell, and the others of its user that are served give back what lies free.
+ * Memory that a pool of another process keeps.  With the driver alone, memory that one process frees is there for the
+ * next at once.  So a process that finds no memory rings a bell, and the other served processes of its user give back
+ * what lies free.
  *
- * The bell is a page of memory that they share, /dev/shm/mam-preload-UID.  Who is served has a place in it, by its
- * number, and a thread that sleeps until the bell is rung; it calls nothing else.  A process that has died leaves its
- * place to be cleared by the next one that rings.  Nothing is believed of what stands in the page but that: who writes
- * nonsense into it makes their own processes give back memory, or wait for RING_MS.
+ *   the process that rings         the bell (/dev/shm/mam-preload-UID)       each process that listens
+ *   raises rings             ---->  rings    answers   gifts    ---->        wakes, gives back memory
+ *   waits for the answers    <----  places: process numbers     <----        raises gifts if it gave, and answers
+ *
+ * The bell is a struct in memory that the processes share.  Each served process has its number in a place, and a thread
+ * that sleeps until the bell is rung.  If a process dies without leaving its place, the next one that rings clears the
+ * place.
+ *
+ * A program can write anything into the bell.  That makes processes of its own user give back memory that lies free, or
+ * wait for RING_MS; it can do no other harm.
+ *
+ * The bell of a device heap is something else (lib/heap).
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -25,20 +34,29 @@
 #include "base/clock.h"
 #include "preload/preload.h"
 
+/* How many processes can listen at a time.  Others are not asked, and cannot ask.  The struct fits into a page. */
 enum { PLACES = 256 };
+
 struct bell {
-  _Atomic uint32_t rings;   /* how often it was rung */
-  _Atomic uint32_t answers; /* of all listeners to all rings, */
-  _Atomic uint32_t gifts;   /* and those that gave something */
-  _Atomic int32_t places[PLACES];
+  _Atomic uint32_t rings;         /* how often it was rung */
+  _Atomic uint32_t answers;       /* of all listeners to all rings */
+  _Atomic uint32_t gifts;         /* the answers of listeners that gave back memory */
+  _Atomic int32_t places[PLACES]; /* process numbers, 0: free */
 };
 
-/* How long an answer is waited for; how often and how long after each other a listener tries while what it freed waits
- * for its GPU; and how long it rests, whoever rings. */
-enum { RING_MS = 100, TRIES = 5, TRY_US = 1000, REST_MS = 10 };
+enum {
+  /* A process that rings waits for answers no longer than this, because a listener may be stopped. */
+  RING_MS = 100,
+  /* A listener tries to give so often, because its freed memory may still wait for its GPU. */
+  TRIES = 5,
+  /* It sleeps so long between two tries. */
+  TRY_US = 1000,
+  /* For so long after an answer a listener answers without giving, so that rings cannot keep it busy. */
+  REST_MS = 10
+};
 
-static struct bell *bell; /* constant once a thread listens */
-static _Atomic bool listens;
+static struct bell *bell;    /* constant once a thread listens */
+static _Atomic bool listens; /* this process has a place and a thread */
 
 static long futex_wait(_Atomic uint32_t *word, uint32_t value, const struct timespec *timeout) {
   return syscall(SYS_futex, word, FUTEX_WAIT, value, timeout, NULL, 0);
@@ -48,6 +66,7 @@ static void futex_wake(_Atomic uint32_t *word) { (void)syscall(SYS_futex, word, 
 
 /* ---- Listening ---- */
 
+/* Gives back what lies free, without a wait for the GPU.  Returns whether there was some. */
 static bool gives(void) {
   bool given = false;
   preload_depth++;
@@ -61,7 +80,7 @@ static bool gives(void) {
 }
 
 static void answer(bool given) {
-  /* release: the memory is the driver's again; pairs with the acquires of the thread that rings */
+  /* release, both: the memory has gone back to the driver; pairs with the acquires of the thread that rings */
   atomic_fetch_add_explicit(&bell->gifts, given, memory_order_release);
   atomic_fetch_add_explicit(&bell->answers, 1, memory_order_release);
   futex_wake(&bell->answers);
@@ -70,7 +89,7 @@ static void answer(bool given) {
 static void *listen(void *unused) {
   (void)unused;
   int64_t rested_ns = 0;
-  /* acquire: nothing but the number is read; so that the next look is later */
+  /* acquire: keeps this look before the next one; no other data is read by it */
   for (uint32_t heard = atomic_load_explicit(&bell->rings, memory_order_acquire);;) {
     uint32_t rings = atomic_load_explicit(&bell->rings, memory_order_acquire);
     if (rings == heard) {
@@ -78,7 +97,7 @@ static void *listen(void *unused) {
       continue;
     }
     heard = rings;
-    /* acquire: pairs with the release in stop_listening: from then on the driver may be gone */
+    /* acquire: pairs with the release in preload_bell_stop, after which the driver may be gone */
     if (!atomic_load_explicit(&listens, memory_order_acquire))
       return NULL;
     answer(now_ns() >= rested_ns && gives());
@@ -88,7 +107,8 @@ static void *listen(void *unused) {
 
 /* ---- Setting up ---- */
 
-/* The page of this user, NULL if there can be none. */
+/* Maps the bell of this user, which the first process creates.  NULL if that is not possible, or if the file belongs to
+ * another user. */
 static struct bell *bell_map(void) {
   char path[64];
   struct stat file;
@@ -104,7 +124,7 @@ static struct bell *bell_map(void) {
   return page != MAP_FAILED ? page : NULL;
 }
 
-/* Takes this process out of the page.  relaxed, here and below: a number that says who may answer. */
+/* Takes this process out of the places.  relaxed, here and below: a place publishes no other data. */
 static void place_leave(void) {
   for (int i = 0; i < PLACES; i++) {
     int32_t own = getpid();
@@ -113,8 +133,9 @@ static void place_leave(void) {
   }
 }
 
+/* False if all places are taken. */
 static bool place_take(void) {
-  place_leave(); /* from before an exec */
+  place_leave(); /* the process may have had one before an exec */
   for (int i = 0; i < PLACES; i++) {
     int32_t nobody = 0;
     if (atomic_compare_exchange_strong_explicit(&bell->places[i], &nobody, getpid(), memory_order_relaxed,
@@ -124,6 +145,7 @@ static bool place_take(void) {
   return false;
 }
 
+/* The thread blocks all signals: they are for the program's own threads. */
 static bool listener_start(void) {
   pthread_t thread;
   pthread_attr_t attributes;
@@ -143,7 +165,7 @@ static void start(void) {
   bell = bell_map();
   if (bell == NULL || !place_take())
     return;
-  /* release: publishes the page; pairs with the acquires in preload_bell_ring and listen */
+  /* release: publishes the bell; pairs with the acquires in preload_bell_ring and listen */
   atomic_store_explicit(&listens, true, memory_order_release);
   if (!listener_start()) {
     atomic_store_explicit(&listens, false, memory_order_release);
@@ -158,9 +180,9 @@ void preload_bell_start(void) {
     (void)pthread_once(&once, start);
 }
 
-/* At the end of the process, and in a forked child, where no thread listens. */
+/* A forked child has neither the thread nor a place. */
 void preload_bell_stop(bool in_child) {
-  /* exchange: one of those that stop; release: pairs with the acquire in listen */
+  /* exchange: of several calls one leaves the place.  release: pairs with the acquire in listen */
   if (atomic_exchange_explicit(&listens, false, memory_order_acq_rel) && !in_child)
     place_leave();
 }
@@ -169,7 +191,7 @@ __attribute__((destructor)) static void stop_listening(void) { preload_bell_stop
 
 /* ---- Ringing ---- */
 
-/* How many others listen.  A place of a process that is gone is cleared. */
+/* How many other processes listen.  Clears the places of processes that have ended. */
 static uint32_t others_count(void) {
   uint32_t count = 0;
   for (int i = 0; i < PLACES; i++) {
@@ -185,7 +207,7 @@ static uint32_t others_count(void) {
   return count;
 }
 
-/* Waits for as many answers, or for a while. */
+/* Waits until there are count answers more than before, or for RING_MS. */
 static void answers_await(uint32_t before, uint32_t count) {
   int64_t end_ns = now_ns() + (int64_t)RING_MS * 1000000, left_ns;
   uint32_t answers;
@@ -198,7 +220,7 @@ static void answers_await(uint32_t before, uint32_t count) {
 }
 
 bool preload_bell_ring(void) {
-  /* acquire: the page; pairs with the release in start */
+  /* acquire: the bell; pairs with the release in start */
   if (!atomic_load_explicit(&listens, memory_order_acquire))
     return false;
   uint32_t others = others_count();
@@ -207,9 +229,9 @@ bool preload_bell_ring(void) {
   /* acquire, both: as in answers_await */
   uint32_t answers = atomic_load_explicit(&bell->answers, memory_order_acquire);
   uint32_t gifts = atomic_load_explicit(&bell->gifts, memory_order_acquire);
-  /* release: the numbers above were read before */
+  /* release: the numbers above are read before the ring */
   atomic_fetch_add_explicit(&bell->rings, 1, memory_order_acq_rel);
   futex_wake(&bell->rings);
-  answers_await(answers, others + 1); /* its own thread answers as well */
+  answers_await(answers, others + 1); /* the thread of this process answers, too */
   return atomic_load_explicit(&bell->gifts, memory_order_acquire) != gifts;
 }

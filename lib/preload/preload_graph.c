@@ -1,17 +1,23 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Blocks of graphs.  What was allocated while a stream was captured is in the graph's nodes, and each launch of the
- * graph uses it again.  With the driver alone such blocks can hardly be: an allocation ends the capture.  A program
- * whose allocations succeed, as those of PyTorch without its cache do, frees them when its own references are gone, in
- * the middle of the capture or after it.  So a free of such a block is kept back until the graph and all that was made
- * of it are destroyed; the program sees it freed at once.
+ * Blocks of graphs.  A block that was allocated while a stream was captured is in the graph's nodes, and each launch
+ * uses it again.  With the driver alone there are hardly such blocks, because an allocation ends the capture.  Under
+ * this library the allocation succeeds, and the program may free the block during the capture or after it (PyTorch
+ * without its cache does).  The program sees the block freed at once.  The pool gets it when the graph, and all that
+ * was made of the graph, are destroyed.
  *
- * A keeper stands for one capture in which something was allocated, and keeps its blocks.  It lives as long as anything
- * uses it: the graph that came of the capture, what was made of that, and graphs and executables that it was copied
- * into. Without host memory to remember a use by, the keeper stays for good.
+ *   the graph of the capture --use--+
+ *   an executable of it      --use--+--> a keeper --> kept blocks
+ *   a graph that contains it --use--+
  *
- * A handle that is destroyed may come again before the driver's call returns, as another thread's.  So what a handle
- * uses leaves the table before the call, and comes back if the call fails.
+ * A keeper has the blocks that were allocated during one capture.  The capture and each graph or executable graph that
+ * may launch these blocks are its users.  When the last user goes, the keeper goes, and frees the blocks that the
+ * program has freed.  If the host has no memory to note a use, the keeper stays for good.
+ *
+ * The driver may give the handle of a destroyed graph to another thread before the call that destroyed it returns.  So
+ * the uses of a handle leave the table before that call, and come back if it fails.
+ *
+ * This file does not know captures: preload_work.c says when one begins and ends.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -21,33 +27,42 @@
 #include "preload/preload.h"
 
 struct preload_keeper {
-  unsigned users; /* the capture, and uses */
-  bool for_good;
+  unsigned users; /* the capture, and the uses */
+  bool for_good;  /* a use could not be noted: never ends */
   struct kept *blocks;
 };
 
-/* A graph or an executable graph whose nodes may have a keeper's blocks. */
+/* The nodes of a graph or an executable graph may have a keeper's blocks. */
 struct use {
-  const void *holder;
+  const void *holder; /* the handle of the graph or executable */
   struct preload_keeper *keeper;
-  struct use *next;
+  struct use *next; /* in the chain of the table */
 };
 
+/* A block of a keeper. */
 struct kept {
   uintptr_t address;
   struct preload_keeper *keeper;
   bool freed;           /* by the program */
-  struct kept *next;    /* by address */
-  struct kept *sibling; /* of the keeper */
+  struct kept *next;    /* in the chain of the table; or in a list of blocks to free */
+  struct kept *sibling; /* the keeper's next block */
 };
 
-/* A leaf: nothing is called under it. */
+/* Protects everything below.  A leaf: no other lock is taken, and neither libmam nor the driver is called under it. */
 static pthread_mutex_t graphs_lock = PTHREAD_MUTEX_INITIALIZER;
-enum { KEPT_BITS = 12, USE_BITS = 8 };
+
+enum {
+  /* The table of blocks has 2 to this power chains: a capture may allocate thousands of blocks. */
+  KEPT_BITS = 12,
+  /* The table of uses has 2 to this power chains: a program has far fewer graphs than blocks. */
+  USE_BITS = 8
+};
+
 static struct kept *kept_blocks[1 << KEPT_BITS];
 static struct use *uses[1 << USE_BITS];
-static _Atomic unsigned use_count, kept_count; /* relaxed: hints whether to look at all */
+static _Atomic unsigned use_count, kept_count; /* relaxed: hints whether to look into the tables */
 
+/* Fibonacci hashing: the product's high bits depend on all bits of the key. */
 static uint64_t hash(uintptr_t key, unsigned bits) { return (uint64_t)key * 0x9e3779b97f4a7c15u >> (64 - bits); }
 
 static struct kept **kept_chain(uintptr_t address) { return &kept_blocks[hash(address, KEPT_BITS)]; }
@@ -69,7 +84,7 @@ struct preload_keeper *preload_keeper_new(void) {
   return keeper;
 }
 
-/* Out of the table. */
+/* Takes a block out of the table. */
 static void kept_unlink_locked(struct kept *kept) {
   struct kept **link = kept_chain(kept->address);
   while (*link != kept)
@@ -78,8 +93,8 @@ static void kept_unlink_locked(struct kept *kept) {
   atomic_fetch_sub_explicit(&kept_count, 1, memory_order_relaxed);
 }
 
-/* Takes the blocks that a keeper kept out of the table, and puts those that the program freed before others, which are
- * returned.  What it has not freed, it frees itself. */
+/* Takes a keeper's blocks out of the table.  Those that the program has freed go to the front of the list freed, which
+ * is returned.  The others are the program's to free. */
 static struct kept *kept_take_locked(const struct preload_keeper *keeper, struct kept *freed) {
   for (struct kept *kept = keeper->blocks, *next; kept != NULL; kept = next) {
     next = kept->sibling;
@@ -94,7 +109,8 @@ static struct kept *kept_take_locked(const struct preload_keeper *keeper, struct
   return freed;
 }
 
-/* One user less; with the last one goes the keeper, and what it kept and the program freed comes before others. */
+/* Takes one user away.  Without users the keeper ends, and its blocks to free go to the front of the list freed, which
+ * is returned. */
 static struct kept *keeper_leave_locked(struct preload_keeper *keeper, struct kept *freed) {
   if (--keeper->users > 0 || keeper->for_good)
     return freed;
@@ -103,6 +119,7 @@ static struct kept *keeper_leave_locked(struct preload_keeper *keeper, struct ke
   return freed;
 }
 
+/* Frees a list of blocks.  The caller holds no lock. */
 static void kept_free(struct kept *kept) {
   cudaError_t error;
   preload_depth++;
@@ -124,6 +141,7 @@ static void use_link_locked(struct use *use) {
   atomic_fetch_add_explicit(&use_count, 1, memory_order_relaxed);
 }
 
+/* Notes that holder uses keeper, once. */
 static void use_add_locked(const void *holder, struct preload_keeper *keeper) {
   struct use *use = *use_chain(holder);
   while (use != NULL && (use->holder != holder || use->keeper != keeper))
@@ -140,13 +158,14 @@ static void use_add_locked(const void *holder, struct preload_keeper *keeper) {
   keeper->users++;
 }
 
-/* What the one uses, the other uses too. */
+/* Notes that to uses all keepers that from uses. */
 static void uses_copy_locked(const void *from, const void *to) {
   for (const struct use *use = *use_chain(from); use != NULL && from != to; use = use->next)
     if (use->holder == from)
       use_add_locked(to, use->keeper);
 }
 
+/* Takes the uses of holder out of the table, as a list. */
 static struct use *uses_take_locked(const void *holder) {
   struct use **link = use_chain(holder), *taken = NULL, *use;
   while ((use = *link) != NULL) {
@@ -162,7 +181,7 @@ static struct use *uses_take_locked(const void *holder) {
   return taken;
 }
 
-/* Ends uses that were taken out of the table; returns what is to be freed. */
+/* Ends a list of uses.  Returns the blocks to free. */
 static struct kept *uses_end_locked(struct use *use) {
   struct kept *freed = NULL;
   while (use != NULL) {
@@ -174,9 +193,10 @@ static struct kept *uses_end_locked(struct use *use) {
   return freed;
 }
 
+/* Whether a call of a hook has uses to look for. */
 static bool some_used(void) { return preload_depth == 0 && atomic_load_explicit(&use_count, memory_order_relaxed) > 0; }
 
-/* Before the holder is destroyed; NULL if it uses nothing. */
+/* To be called before holder is destroyed.  Returns its uses for holder_gone, NULL if there are none. */
 static struct use *holder_goes(const void *holder) {
   if (!some_used())
     return NULL;
@@ -186,7 +206,7 @@ static struct use *holder_goes(const void *holder) {
   return taken;
 }
 
-/* It was, or it stays with all that it uses. */
+/* To be called after it: result says whether holder was destroyed.  If not, its uses come back. */
 static CUresult holder_gone(struct use *taken, CUresult result) {
   struct kept *freed = NULL;
   if (taken == NULL)
@@ -203,7 +223,7 @@ static CUresult holder_gone(struct use *taken, CUresult result) {
   return result;
 }
 
-/* After a call of the driver by which a holder came to use what another one does. */
+/* To be called after a call of the driver that copied from into to. */
 static CUresult copied(CUresult result, const void *from, const void *to) {
   if (result != CUDA_SUCCESS || !some_used())
     return result;
@@ -213,7 +233,7 @@ static CUresult copied(CUresult result, const void *from, const void *to) {
   return result;
 }
 
-/* After one by which it uses that, and nothing else any more. */
+/* To be called after a call of the driver that made to a copy of from: the uses that to had before end. */
 static CUresult updated(CUresult result, const void *from, const void *to) {
   if (result != CUDA_SUCCESS || !some_used())
     return result;
@@ -242,7 +262,7 @@ void preload_keeper_end(struct preload_keeper *keeper, void *graph) {
 void preload_keep(struct preload_keeper *keeper, uintptr_t address) {
   struct kept *kept = malloc(sizeof *kept);
   if (kept == NULL)
-    return; /* no host memory: then as a program that keeps its blocks itself */
+    return; /* no host memory: the program's free of the block frees it at once */
   pthread_mutex_lock(&graphs_lock);
   struct kept **chain = kept_chain(address);
   *kept = (struct kept){.address = address, .keeper = keeper, .next = *chain, .sibling = keeper->blocks};
@@ -275,9 +295,10 @@ bool preload_kept_freed(uintptr_t address) {
   return freed;
 }
 
-/* Copies the addresses of a chain, the first so many. */
+/* So many addresses of a chain are copied at a time: chains are short, and the copy is on the stack. */
 enum { COPIED_MOST = 64 };
 
+/* Copies addresses of a chain, so that they can be looked at without the lock.  Returns their number. */
 static unsigned chain_copy(unsigned index, uintptr_t addresses[COPIED_MOST]) {
   unsigned count = 0;
   pthread_mutex_lock(&graphs_lock);
@@ -287,6 +308,7 @@ static unsigned chain_copy(unsigned index, uintptr_t addresses[COPIED_MOST]) {
   return count;
 }
 
+/* Drops a block from the table and from its keeper.  It is not freed, as its memory has gone with the context. */
 static void kept_forget(uintptr_t address) {
   pthread_mutex_lock(&graphs_lock);
   struct kept *kept = kept_find_locked(address);
@@ -385,10 +407,15 @@ CUresult cuGraphAddChildGraphNode(void **node, void *graph, const void *nodes, s
   return copied(PRELOAD_CALL(real, cuGraphAddChildGraphNode, node, graph, nodes, count, child), child, graph);
 }
 
-/* A node's parameters: the number of its type, and from here what is of that type, which is a child's handle. */
-enum { NODE_TYPE_GRAPH = 4, NODE_OF_TYPE_INTS = 4 };
+enum {
+  /* CU_GRAPH_NODE_TYPE_GRAPH, the type of a node that contains a graph. */
+  NODE_TYPE_GRAPH = 4,
+  /* CUgraphNodeParams begins with the type.  What depends on the type begins after so many ints: here the handle of the
+   * graph that the node contains. */
+  NODE_OF_TYPE_INTS = 4
+};
 
-/* A node that may be a child came into a graph or an executable. */
+/* To be called after a call of the driver that set a node of holder: the node may contain a graph. */
 static CUresult node_set(CUresult result, const int *parameters, const void *holder) {
   const void *child;
   if (result != CUDA_SUCCESS || parameters == NULL || *parameters != NODE_TYPE_GRAPH)
@@ -409,7 +436,8 @@ CUresult cuGraphAddNode_v2(void **node, void *graph, const void *nodes, const vo
                   graph);
 }
 
-/* All nodes of the executable have the graph's parameters from now on; work in flight, a free waits for. */
+/* All nodes of the executable get the graph's parameters.  Work in flight may still use the blocks that it had before;
+ * a free of them waits for that work, as every free does. */
 CUresult cuGraphExecUpdate(void *executable, void *graph, void **node, int *outcome) {
   const struct preload_real *real = preload_real_get();
   return updated(PRELOAD_CALL(real, cuGraphExecUpdate, executable, graph, node, outcome), graph, executable);

@@ -2,13 +2,21 @@
 /*
  * Memory of other processes (cuIpc*).
  *
- * The driver exports whole allocations: the handle of a pooled block is that of its chunk, and would open at the
- * chunk's beginning, where no block is.  So a handle that leaves here is a parcel: the driver's handle, the block's
- * place in the chunk and its size, in the same 64 bytes.  The driver's handle fits in because most of its bytes are 0.
- * A process that is served opens it at the block; the driver of one that is not refuses it, rather than open it at
- * other bytes.  A driver whose handle does not fit gives cudaErrorNotSupported.
+ * The driver exports whole allocations, which are chunks here.  A process that opens a chunk's handle gets the chunk's
+ * first byte, where no block is.  So the hook gives the program a parcel in place of the handle: the driver's handle,
+ * the block's place in the chunk and its size, in the same 64 bytes.
  *
- * What an opened parcel's address stands for is remembered, for the driver knows the chunk's beginning alone.
+ *    0       4     8        16       22      28                          64
+ *    | magic | sum | filled | offset | bytes | rest: bytes of the handle |
+ *
+ * The driver's handle fits into the rest because most of its bytes are 0; a bit for each byte says which.  If it does
+ * not fit, the program gets cudaErrorNotSupported.
+ *
+ * A served process opens the parcel at the block.  In a process that is not served the driver refuses it, rather than
+ * open other memory.
+ *
+ * The driver knows an opened parcel by the chunk's first byte only.  So a list has the block, and what the driver gave,
+ * of each parcel that this process has opened.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -17,21 +25,27 @@
 
 #include "preload/preload.h"
 
-enum { HANDLE_BYTES = 64, NOT_SUPPORTED = 801 };
+enum {
+  /* The size of CUipcMemHandle. */
+  HANDLE_BYTES = 64,
+  /* cudaErrorNotSupported, which is also CUDA_ERROR_NOT_SUPPORTED. */
+  NOT_SUPPORTED = 801
+};
 
-/* What is in a parcel, little-endian as the processors are that this is for. */
+/* A parcel.  Its numbers are little-endian, as are the processors that the library is for. */
 struct parcel {
   unsigned char magic[4];
-  unsigned char sum[4];    /* of all that follows */
-  unsigned char filled[8]; /* a bit for each byte of the driver's handle that is not 0 */
-  unsigned char offset[6], bytes[6];
-  unsigned char rest[HANDLE_BYTES - 28]; /* those bytes */
+  unsigned char sum[4];                  /* a hash of all that follows */
+  unsigned char filled[8];               /* a bit for each byte of the driver's handle that is not 0 */
+  unsigned char offset[6], bytes[6];     /* the block's place in the chunk, and its size */
+  unsigned char rest[HANDLE_BYTES - 28]; /* the bytes that are not 0 */
 };
 _Static_assert(sizeof(struct parcel) == sizeof(struct preload_ipc_handle), "a parcel goes where a handle goes");
 
+/* Tells parcels from the driver's handles, together with the sum. */
 static const unsigned char PARCEL_MAGIC[4] = {0xd3, 'M', 'A', 'M'};
 
-/* FNV-1a. */
+/* The hash FNV-1a, whose two constants these are. */
 static uint32_t parcel_sum(const struct parcel *parcel) {
   const unsigned char *byte = parcel->filled, *end = (const unsigned char *)(parcel + 1);
   uint32_t sum = 2166136261u;
@@ -40,7 +54,7 @@ static uint32_t parcel_sum(const struct parcel *parcel) {
   return sum;
 }
 
-/* False if it does not fit. */
+/* Packs a handle of the driver.  False if it does not fit. */
 static bool parcel_pack(const struct preload_ipc_handle *handle, uint64_t offset, uint64_t bytes,
                         struct parcel *parcel) {
   size_t count = 0;
@@ -65,7 +79,7 @@ static bool parcel_pack(const struct preload_ipc_handle *handle, uint64_t offset
   return true;
 }
 
-/* False if the handle is no parcel. */
+/* Unpacks a parcel.  False if packed is none. */
 static bool parcel_unpack(const struct preload_ipc_handle *packed, struct preload_ipc_handle *handle, uint64_t *offset,
                           uint64_t *bytes) {
   struct parcel parcel;
@@ -98,13 +112,13 @@ CUresult cuIpcGetMemHandle(struct preload_ipc_handle *handle, CUdeviceptr addres
     return PRELOAD_CALL(real, cuIpcGetMemHandle, handle, address);
   if (mam_client.block_at((uintptr_t)address, &block) != CLIENT_LIVE)
     return cudaErrorInvalidValue;
-  /* What lies in no chunk of cuMemAlloc is mapped memory, which has no such handle, and the driver says so. */
+  /* A block that lies in no chunk of cuMemAlloc is mapped memory, which has no such handle.  The driver says so. */
   bool chunked = mam_client.chunk_at(block.base, &chunk);
   CUresult result = PRELOAD_CALL(real, cuIpcGetMemHandle, &whole, chunked ? chunk : address);
   if (result != CUDA_SUCCESS)
     return result;
   if (!chunked)
-    return NOT_SUPPORTED; /* it would open elsewhere */
+    return NOT_SUPPORTED; /* the handle would open at other memory */
   if (!parcel_pack(&whole, block.base - chunk, block.bytes, &parcel))
     return NOT_SUPPORTED;
   memcpy(handle, &parcel, sizeof parcel);
@@ -113,23 +127,24 @@ CUresult cuIpcGetMemHandle(struct preload_ipc_handle *handle, CUdeviceptr addres
 
 /* ---- Opening ---- */
 
-/* One of the driver's two versions. */
+/* cuIpcOpenMemHandle, of which the driver has two versions. */
 typedef CUresult handle_opener(CUdeviceptr *address, struct preload_ipc_handle handle, unsigned flags);
 
+/* A parcel that this process has opened. */
 struct opened {
-  uintptr_t address; /* the block's */
-  size_t bytes;
-  uintptr_t base;        /* what the driver gave */
-  CUcontext context;     /* in which it was opened, */
-  unsigned long long id; /* by its id; 0 where the driver has none */
-  unsigned opened;       /* times */
+  uintptr_t address;     /* of the block */
+  size_t bytes;          /* of the block */
+  uintptr_t base;        /* of the chunk: what the driver gave */
+  CUcontext context;     /* in which it was opened */
+  unsigned long long id; /* of the context; 0 where the driver has no ids */
+  unsigned opened;       /* how often it was opened and not closed */
   struct opened *next;
 };
 
-/* A leaf: nothing is called under it. */
+/* Protects the list.  A leaf: no other lock is taken, and neither libmam nor the driver is called under it. */
 static pthread_mutex_t opened_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct opened *all_opened;
-static _Atomic unsigned opened_count; /* relaxed: a hint whether to look at all */
+static _Atomic unsigned opened_count; /* relaxed: a hint whether to look into the list */
 
 static struct opened **opened_link_locked(uintptr_t address) {
   struct opened **link = &all_opened;
@@ -145,7 +160,8 @@ static void opened_drop_locked(struct opened **link) {
   free(opened);
 }
 
-/* Takes the description over.  Where one is known, its owner may have freed that block and exported another one. */
+/* Puts a parcel into the list, which then owns *opened.  If the list has one of the same address, the new one replaces
+ * it: the other process may have freed that block and exported another one there. */
 static void opened_add(struct opened *opened) {
   pthread_mutex_lock(&opened_lock);
   struct opened *known = *opened_link_locked(opened->address);
@@ -163,7 +179,7 @@ static void opened_add(struct opened *opened) {
     free(opened);
 }
 
-/* What the driver calls the address, which itself if it is none of these. */
+/* The address by which the driver knows an opened block.  Other addresses come back as they are. */
 static uintptr_t opened_base(uintptr_t address) {
   pthread_mutex_lock(&opened_lock);
   const struct opened *opened = *opened_link_locked(address);
@@ -172,7 +188,7 @@ static uintptr_t opened_base(uintptr_t address) {
   return base;
 }
 
-/* The driver has closed it: one opening less. */
+/* To be called after the driver has closed it. */
 static void opened_closed(uintptr_t address) {
   pthread_mutex_lock(&opened_lock);
   struct opened **link = opened_link_locked(address);
@@ -181,12 +197,13 @@ static void opened_closed(uintptr_t address) {
   pthread_mutex_unlock(&opened_lock);
 }
 
+/* A context's id, 0 if the driver has none for it. */
 static unsigned long long id_of(const struct preload_real *real, CUcontext context) {
   unsigned long long id = 0;
   return PRELOAD_CALL(real, cuCtxGetId, context, &id) == CUDA_SUCCESS ? id : 0;
 }
 
-/* The context of the opened block of that number, from 0; false after the last. */
+/* The context of the list's entry of that number, which counts from 0.  False after the last. */
 static bool opened_context(unsigned number, CUcontext *context, unsigned long long *id) {
   pthread_mutex_lock(&opened_lock);
   const struct opened *opened = all_opened;
@@ -200,6 +217,7 @@ static bool opened_context(unsigned number, CUcontext *context, unsigned long lo
   return opened != NULL;
 }
 
+/* Drops all entries of the context of that id. */
 static void opened_forget(unsigned long long id) {
   pthread_mutex_lock(&opened_lock);
   for (struct opened **link = &all_opened; *link != NULL;)
@@ -210,7 +228,7 @@ static void opened_forget(unsigned long long id) {
   pthread_mutex_unlock(&opened_lock);
 }
 
-/* An id is never used again, so what is forgotten is of no context that came meanwhile. */
+/* The driver never gives an id twice.  So an entry that is dropped is not of a context that was made meanwhile. */
 void preload_ipc_sweep(const struct preload_real *real) {
   CUcontext context;
   unsigned long long id;
@@ -237,7 +255,7 @@ bool preload_ipc_block_at(uintptr_t address, uintptr_t *base, size_t *bytes) {
   return opened != NULL;
 }
 
-/* Opens a parcel's chunk by the driver's function; its description, allocated by the caller, is taken over. */
+/* Opens a parcel's chunk by a function of the driver.  Takes *opened over, which malloc has given, also on failure. */
 static CUresult parcel_open(const struct preload_real *real, handle_opener *open, struct preload_ipc_handle chunk,
                             uint64_t offset, unsigned flags, struct opened *opened, CUdeviceptr *address) {
   CUdeviceptr base = 0;
@@ -255,7 +273,7 @@ static CUresult parcel_open(const struct preload_real *real, handle_opener *open
   return CUDA_SUCCESS;
 }
 
-/* Either version, by the driver's function of that version. */
+/* Opens a handle by a function of the driver.  One that is no parcel is passed on. */
 static CUresult handle_open(const struct preload_real *real, handle_opener *open, CUdeviceptr *address,
                             struct preload_ipc_handle handle, unsigned flags) {
   struct preload_ipc_handle chunk;

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Whom to serve: the options (man 1 mam-run), and what to keep away from.
+ * What is served: processes, threads, devices and sizes of allocations.  The options (mam-run(1)) say it, and come from
+ * the environment.  The first hook that the program calls decides for the process.  The rest is decided for each
+ * allocation.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -13,16 +15,17 @@
 #include "preload/preload.h"
 
 struct decision {
-  pid_t process; /* that decided */
+  pid_t process; /* the process that decided, not its forked children */
   struct options_preload options;
-  const char *why_not; /* nothing is served; NULL if it is */
-  bool active;         /* the same */
-  bool selective;      /* not every allocation is served */
+  const char *why_not; /* why the process is not served; NULL if it is */
+  bool active;         /* it is served: why_not is NULL */
+  bool selective;      /* some allocations may be passed on: preload_serves must look */
 };
 
-static _Atomic(struct decision *) decided;
+static _Atomic(struct decision *) decided; /* NULL until the first call; then never changes */
 
-/* compute-sanitizer finds errors by the driver's own allocations: inside a chunk it would see none. */
+/* compute-sanitizer finds errors at the ends of the driver's own allocations.  It cannot see those inside a chunk, so a
+ * process that runs under it is not served. */
 static bool sanitizer_injected(void) {
   const char *injection = getenv("CUDA_INJECTION64_PATH"), *preload = getenv("LD_PRELOAD");
   if (injection != NULL && strstr(injection, "sanitizer") != NULL)
@@ -42,6 +45,7 @@ static bool program_chosen(const struct options_preload *options) {
   return !mam_client.list_has(options->skip_programs, name);
 }
 
+/* Why the process is not served, NULL if it is. */
 static const char *why_not(const struct options_preload *options) {
   if (!options->on)
     return "MAM_PRELOAD is off";
@@ -52,6 +56,7 @@ static const char *why_not(const struct options_preload *options) {
   return mam_client.source_is_device() ? NULL : "MAM_SOURCE names no device memory";
 }
 
+/* Reads the options, and tells libmam how to take chunks. */
 static struct decision decide(void) {
   struct decision decision = {.process = getpid(), .why_not = "it could not be set up"};
   if (mam_client.struct_size != sizeof(struct client)) {
@@ -72,8 +77,8 @@ static struct decision decide(void) {
   return decision;
 }
 
-/* In a forked child the driver does not work, and nothing is served.  But the child may ask, and then finds no lock
- * that another thread of its parent held. */
+/* In a forked child the driver does not work, so no call succeeds there.  But the child may call hooks, and must not
+ * find a lock that another thread of its parent held. */
 static void after_fork_in_child(void) {
   preload_bell_stop(true);
   preload_work_forked();
@@ -81,7 +86,8 @@ static void after_fork_in_child(void) {
   preload_ipc_forked();
 }
 
-/* Decides at the first use, for good.  Of several threads that get here, the first to publish wins. */
+/* The decision, which the first call makes.  If several threads make it at once, the first one's counts.  Without host
+ * memory the process is not served, until a later call decides. */
 static const struct decision *decision_get(void) {
   static const struct decision passive;
   /* acquire: the decision; pairs with the release below */
@@ -113,7 +119,7 @@ const struct options_preload *preload_options_read(const char **why) {
 }
 
 bool preload_decided(void) {
-  /* relaxed: nothing of it is read */
+  /* relaxed: the decision itself is not read */
   return atomic_load_explicit(&decided, memory_order_relaxed) != NULL;
 }
 
@@ -125,11 +131,13 @@ const struct options_preload *preload_options_get(void) {
 
 bool preload_active(void) { return decision_get()->active; }
 
+/* Whether the calling thread's name is in a list, which may be NULL. */
 static bool thread_skipped(const char *list) {
   char name[16];
   return list != NULL && pthread_getname_np(pthread_self(), name, sizeof name) == 0 && mam_client.list_has(list, name);
 }
 
+/* Whether the current device's ordinal is in a list, which may be NULL. */
 static bool device_skipped(const struct preload_real *real, const char *list) {
   CUdevice device;
   char ordinal[16];
@@ -139,9 +147,10 @@ static bool device_skipped(const struct preload_real *real, const char *list) {
   return mam_client.list_has(list, ordinal);
 }
 
-/* Before a program has made a context there is nothing to serve: libmam would initialise the driver for it. */
+/* Whether the program has made a context.  Before that libmam must not be asked, because it would initialise the
+ * driver. */
 static bool context_seen(const struct preload_real *real) {
-  static _Atomic bool seen; /* relaxed: it says nothing about other memory */
+  static _Atomic bool seen; /* relaxed: it publishes no other data */
   CUcontext context = NULL;
   if (atomic_load_explicit(&seen, memory_order_relaxed))
     return true;
@@ -165,7 +174,7 @@ bool preload_serves(const struct preload_real *real, size_t bytes) {
 }
 
 size_t preload_passed_bytes(size_t bytes) {
-  enum { PAGE_BYTES = 2 << 20 };
+  enum { PAGE_BYTES = 2 << 20 }; /* a block of whole such pages shares none with another block */
   const struct options_preload *options = preload_options_get();
   if (options == NULL || bytes == 0 || bytes < options->own_bytes || bytes > SIZE_MAX - PAGE_BYTES)
     return bytes;

@@ -2,9 +2,17 @@
 /*
  * How a program finds the driver's functions, and how this library finds the real ones.
  *
- * A program has three doors: the exported symbols, for which the dynamic linker takes the first library that has them;
- * dlsym; and cuGetProcAddress.  The real functions are looked up in the driver's own handle, by the dlsym behind this
- * one, so none of the doors leads back to this library.
+ * A program finds a function by one of three doors, and each gives it the hook:
+ *
+ *   linking             the dynamic linker takes the first library that exports the name, which is this one
+ *   cuGetProcAddress    hooked; asks the driver's own, and exchanges a real function for its hook
+ *   dlsym               defined here; exchanges it, or jumps to the next dlsym
+ *
+ * This library looks the real functions up in the handle of libcuda.so.1, by glibc's own dlsym.  So it never finds its
+ * hooks there.  README.md in this folder has the table of what dlsym answers.
+ *
+ * The next dlsym is that of the first library after this one in the linker's order: glibc's, or that of another
+ * interposer.  An interposer is a library that defines a function in front of the library that the program means.
  */
 #include <dlfcn.h>
 #include <link.h>
@@ -14,10 +22,11 @@
 
 #include "preload/preload.h"
 
+/* A row of preload_table.def. */
 struct row {
   const char *name;
-  void *hook;    /* NULL: none */
-  size_t offset; /* of the real one in struct preload_real */
+  void *hook;    /* NULL in a row REAL */
+  size_t offset; /* of the real function in struct preload_real */
 };
 
 static const struct row rows[] = {
@@ -31,36 +40,38 @@ static const struct row rows[] = {
 };
 enum { ROWS = sizeof rows / sizeof rows[0] };
 
+/* The real function of a row, NULL if this driver lacks it. */
 static void *row_real(const struct preload_real *real, const struct row *row) {
   return *(void *const *)((const char *)real + row->offset);
 }
 
-/* ---- The dlsym behind this one ---- */
+/* ---- The other dlsym ---- */
 
-/* glibc's own, and what comes after this library's in the linker's order: that, or another interposer's. */
+/* glibc's own, and the next one.  NULL until dlsym_find has run. */
 static void *(*glibc_dlsym)(void *, const char *);
 __attribute__((visibility("hidden"))) void *(*preload_dlsym)(void *, const char *);
 
+/* dlvsym needs a version of dlsym: GLIBC_2.34, or an older one that the processor's glibc has. */
 static void dlsym_find(void) {
   static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.17", "GLIBC_2.2.5"};
   void *(*found)(void *, const char *) = NULL;
   for (size_t i = 0; found == NULL && i < sizeof versions / sizeof versions[0]; i++)
     *(void **)&found = dlvsym(RTLD_NEXT, "dlsym", versions[i]);
   void *next = found(RTLD_NEXT, "dlsym");
-  /* relaxed, both: every thread finds the same functions, which were there before */
+  /* relaxed, both: every thread finds the same functions, and no other data is published */
   __atomic_store_n(&glibc_dlsym, found, __ATOMIC_RELAXED);
   __atomic_store_n((void **)&preload_dlsym, next != NULL ? next : *(void **)&found, __ATOMIC_RELAXED);
 }
 
-/* By glibc's, so that no interposer's functions are taken for the driver's. */
+/* Asks glibc's dlsym, so that a function of an interposer is not taken for the driver's. */
 static void *dlsym_behind(void *library, const char *name) {
   if (__atomic_load_n((void **)&preload_dlsym, __ATOMIC_RELAXED) == NULL) /* relaxed: see dlsym_find */
     dlsym_find();
   return __atomic_load_n(&glibc_dlsym, __ATOMIC_RELAXED)(library, name);
 }
 
-/* The first function of that name after this library in the linker's order.  volatile: a tail call would show glibc
- * another caller. */
+/* The first function of that name after this library in the linker's order.  volatile prevents a tail call: it would
+ * show glibc the return address of another library, which RTLD_NEXT depends on. */
 static void *symbol_after_this(const char *name) {
   void *volatile found = dlsym_behind(RTLD_NEXT, name);
   return found;
@@ -68,8 +79,8 @@ static void *symbol_after_this(const char *name) {
 
 /* ---- The real functions ---- */
 
-/* What a hook passes its calls on to.  In a process that is served that is the driver itself.  In one that is left
- * alone another interposer may stand behind this library, which is to see what it would see without it. */
+/* The real function of a name.  In a served process that is the driver's.  In a process that is left alone it is the
+ * next one in the linker's order, so that another interposer sees all that it would see without this library. */
 static void *real_find(void *library, const char *name) {
   void *after = preload_active() ? NULL : symbol_after_this(name);
   return after != NULL ? after : dlsym_behind(library, name);
@@ -87,7 +98,7 @@ const struct preload_real *preload_real_get(void) {
     return NULL;
   for (size_t i = 0; i < ROWS; i++)
     *(void **)((char *)mine + rows[i].offset) = real_find(library, rows[i].name);
-  /* Several threads may get here; the first to publish wins.  The library stays open for the table's sake.
+  /* If several threads make a table at once, the first one's counts.  The driver stays open, as the table points to it.
    * release: publishes the table; acquire on failure: reads the winner's.  Pairs with the load above. */
   if (!atomic_compare_exchange_strong_explicit(&published, &known, mine, memory_order_acq_rel, memory_order_acquire)) {
     free(mine);
@@ -96,8 +107,9 @@ const struct preload_real *preload_real_get(void) {
   return mine;
 }
 
-static _Atomic unsigned given[PRELOAD_DOORS]; /* relaxed: each a number for itself */
+static _Atomic unsigned given[PRELOAD_DOORS]; /* relaxed: single numbers */
 
+/* Counts a hook that a program gets by a door, and returns it. */
 static void *give(enum preload_door door, void *hook) {
   atomic_fetch_add_explicit(&given[door], 1, memory_order_relaxed);
   return hook;
@@ -128,22 +140,24 @@ static const struct row *row_by_name(const char *name) {
   return NULL;
 }
 
+/* libmam's table of the driver gets the real function in place of a hook. */
 static void *detour_real(void *function) {
   const struct row *row = row_by_hook(function);
   const struct preload_real *real = row != NULL ? preload_real_get() : NULL;
   return real != NULL ? row_real(real, row) : function;
 }
 
-/* A program may use libmam before it calls any hook. */
+/* libmam is used, maybe before the program calls any hook: the options must have been read. */
 static void detour_begin(void) { (void)preload_active(); }
 
-/* So libmam's table holds the driver's own functions. */
+/* How libmam finds the driver's functions without the hooks (driver.h). */
 PRELOAD_HOOK const struct driver_detour mam_driver_detour = {
     .begin = detour_begin, .symbol = dlsym_behind, .real = detour_real};
 
 /* ---- cuGetProcAddress ---- */
 
-/* What it found decides, not what it was asked for: one name stands for other functions at other versions. */
+/* Exchanges a real function that the driver has found for its hook.  The function decides, not the name that it was
+ * asked by: one name stands for several functions at several versions. */
 static CUresult found_hooked(const struct preload_real *real, CUresult result, void **function) {
   if (result != CUDA_SUCCESS || function == NULL || *function == NULL || !preload_active())
     return result;
@@ -165,15 +179,17 @@ CUresult cuGetProcAddress_v2(const char *name, void **function, int version, uin
 
 /* ---- dlsym ---- */
 
-/* The library that an address lies in. */
+/* The library that an address lies in, NULL if in none. */
 static struct link_map *library_of(const void *address) {
   Dl_info info;
   void *map = NULL;
   return dladdr1(address, &info, &map, RTLD_DL_LINKMAP) != 0 ? map : NULL;
 }
 
-/* An interposer that asks for what comes after itself gets that.  Any other library means the driver's function.  The
- * library is opened to be asked: its description alone is no handle, as one that was never opened by itself has no
+/* Whether the library that asks for name by RTLD_NEXT defines that function itself: then it gets what comes after it.
+ * Any other library means the driver's function.  Also true if the library is not known.
+ *
+ * dlopen makes a handle of the library.  Its link_map alone is none: a library that was never opened by dlopen has no
  * list of libraries to search in. */
 static bool is_interposer(const char *name, const void *caller) {
   const struct link_map *own = library_of(caller);
@@ -186,7 +202,7 @@ static bool is_interposer(const char *name, const void *caller) {
   return interposes;
 }
 
-/* Whether the driver is loaded; it is not loaded for the question. */
+/* Whether the driver is loaded.  Does not load it. */
 static bool driver_loaded(void) {
   void *library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
   if (library != NULL)
@@ -194,8 +210,9 @@ static bool driver_loaded(void) {
   return library != NULL;
 }
 
-/* What dlsym answers: a function, or NULL if nobody has it; or, asked, what the one behind answers, which is jumped to
- * and finds the caller's return address: RTLD_NEXT and RTLD_DEFAULT depend on it. */
+/* What dlsym answers.  If ask is 0: function, NULL if no library has it.  If ask is 1: what the next dlsym answers, to
+ * which the assembler below jumps.  The next dlsym then finds the caller's return address, which RTLD_NEXT and
+ * RTLD_DEFAULT depend on.  The struct comes back in two registers. */
 struct dlsym_answer {
   void *function;
   uintptr_t ask;
@@ -203,11 +220,13 @@ struct dlsym_answer {
 
 static const struct dlsym_answer ask_behind = {NULL, 1};
 
-/* Without a driver no name of its is there to be found, but in another interposer.  Last, for the sake of dlerror. */
+/* In a process without a driver only another interposer may have the name.  The look-up is the last call here, so that
+ * dlerror tells of it. */
 static struct dlsym_answer answer_without_driver(const char *name) {
   return (struct dlsym_answer){symbol_after_this(name), 0};
 }
 
+/* The answer to RTLD_NEXT. */
 static struct dlsym_answer answer_next(const struct row *row, const void *caller) {
   const struct preload_real *real = is_interposer(row->name, caller) ? NULL : preload_real_get();
   if (real == NULL || row_real(real, row) == NULL)
@@ -215,8 +234,9 @@ static struct dlsym_answer answer_next(const struct row *row, const void *caller
   return (struct dlsym_answer){give(PRELOAD_DOOR_DLSYM, row->hook), 0};
 }
 
-/* A library's handle: what is found in it decides, for it may have a function of its own by that name, or be a driver
- * in a namespace of its own, which has another table of contexts. */
+/* The answer to a library's handle: the hook if the driver's function is found in it, else what is found.  The library
+ * may have a function of its own by that name.  Or it may be another copy of the driver, in a namespace of its own
+ * (dlmopen), to which contexts of this one mean nothing. */
 static struct dlsym_answer answer_of(void *library, const char *name) {
   void *found = dlsym_behind(library, name);
   const struct preload_real *real = found != NULL ? preload_real_get() : NULL;
@@ -224,6 +244,7 @@ static struct dlsym_answer answer_of(void *library, const char *name) {
   return (struct dlsym_answer){row != NULL ? give(PRELOAD_DOOR_DLSYM, row->hook) : found, 0};
 }
 
+/* Decides what a call of dlsym answers.  caller: its return address.  Called by the assembler below. */
 __attribute__((visibility("hidden"), used)) struct dlsym_answer preload_dlsym_answer(void *library, const char *name,
                                                                                      const void *caller);
 struct dlsym_answer preload_dlsym_answer(void *library, const char *name, const void *caller) {
@@ -236,12 +257,14 @@ struct dlsym_answer preload_dlsym_answer(void *library, const char *name, const 
   if (!loaded && (library == RTLD_DEFAULT || library == RTLD_NEXT || dlsym_behind(library, name) == row->hook))
     return answer_without_driver(name);
   if (!loaded || !preload_active() ||
-      library == RTLD_DEFAULT) /* the first that has the name is this one, or before it */
+      library == RTLD_DEFAULT) /* the next dlsym finds the first library with that name: this one, or one before it */
     return ask_behind;
   return library == RTLD_NEXT ? answer_next(row, caller) : answer_of(library, name);
 }
 
-/* Both versions that glibc has, so that who asks for one of them by dlvsym finds it here as well. */
+/* dlsym, which jumps to the next dlsym or answers itself.  It is written in assembler because a jump must leave the
+ * stack as the caller made it.  It has both versions that glibc's has, so that an interposer in front of this library
+ * that asks for one of them by dlvsym finds this one. */
 #if defined(__x86_64__)
 __asm__(".symver preload_dlsym_entry, dlsym@@GLIBC_2.34\n"
         ".symver preload_dlsym_older, dlsym@GLIBC_2.2.5\n"

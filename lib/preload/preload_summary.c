@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * What was done, in numbers, printed at exit for who asked.  Who did not, pays for none of it.
+ * The summary: numbers of what was served, printed at exit (mam-run --summary).  If none was asked for, nothing is
+ * counted.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -15,12 +16,20 @@
 #include "base/clock.h"
 #include "preload/preload.h"
 
-/* Relaxed: each a number for itself.  In shares, so that few threads meet at one. */
+/* Threads count in so many shares, so that few of them write to the same cache line. */
 enum { SHARES = 16 };
+
+/* Relaxed: single numbers. */
 static struct { _Alignas(64) _Atomic uint64_t counts[PRELOAD_COUNTS]; } shares[SHARES];
 
-/* A driver's pair is timed for each so many allocations, and so often at most: it waits for the GPU. */
-enum { SAMPLE_EVERY = 64, SAMPLES_MOST = 4096 };
+enum {
+  /* The driver's own pair is timed at one of so many allocations, because its free waits for the GPU. */
+  SAMPLE_EVERY = 64,
+  /* It is timed no more often than this, so that a long run is not slowed for good. */
+  SAMPLES_MOST = 4096
+};
+
+/* The calling thread's share. */
 
 static _Atomic(uint64_t) *share_counts(void) {
   static _Atomic unsigned threads;
@@ -36,6 +45,7 @@ void preload_count_add(enum preload_count count, uint64_t value) {
     atomic_fetch_add_explicit(&share_counts()[count], value, memory_order_relaxed);
 }
 
+/* A count over all threads. */
 static uint64_t count_of(enum preload_count count) {
   uint64_t sum = 0;
   for (unsigned i = 0; i < SHARES; i++)
@@ -104,16 +114,16 @@ static void print(FILE *out, bool measured) {
     print_measured(out);
 }
 
-/* What is to be said of a process in which there is nothing to count. */
+/* The reason why a process has nothing to count.  NULL if it has. */
 static const char *nothing_counted(const char *why, bool decided) {
   return why != NULL ? why : decided ? NULL : "loaded, but no CUDA call was seen";
 }
 
-/* Many programs close stderr as they end, before libraries do: so it is kept open beside, if a summary was asked for.
- */
+/* Many programs close stderr before destructors of libraries run.  So a second descriptor of it is kept, if a summary
+ * was asked for.  Its number is no less than this, so that it takes none of the small numbers that programs expect. */
 enum { KEPT_LEAST = 100 };
-static int kept_stderr = -1;
-static struct stat kept_file;
+static int kept_stderr = -1;  /* -1: none */
+static struct stat kept_file; /* the file that it was, see stderr_now */
 
 __attribute__((constructor)) static void keep_stderr(void) {
   const char *summary = getenv("MAM_PRELOAD_SUMMARY"), *output = getenv("MAM_PRELOAD_OUTPUT");
@@ -124,7 +134,7 @@ __attribute__((constructor)) static void keep_stderr(void) {
     kept_stderr = -1;
 }
 
-/* The program may have closed all that it did not know, and opened something else of that number. */
+/* The kept descriptor, unless the program has closed it and opened another file by its number: then stderr. */
 static FILE *stderr_now(void) {
   struct stat file;
   bool is_still = kept_stderr >= 0 && fstat(kept_stderr, &file) == 0 && file.st_dev == kept_file.st_dev &&
@@ -132,8 +142,8 @@ static FILE *stderr_now(void) {
   return is_still ? fdopen(kept_stderr, "a") : stderr;
 }
 
-/* A process that made no call prints nothing, unless it is the one that was run: of a script that would be each of its
- * commands. */
+/* A process that has nothing to count prints nothing, unless mam-run ran it itself.  Otherwise a script would print a
+ * line for each of its commands. */
 __attribute__((destructor)) static void print_at_exit(void) {
   const char *why, *summary = getenv("MAM_PRELOAD_SUMMARY");
   bool decided = preload_decided();

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Weak references.  A program that uses the driver where there is one may name its functions weakly, and look whether
- * their addresses are NULL.  The dynamic linker finds this library's instead.  Where no driver was loaded with the
- * program, they would have been NULL for good: so they are made that before the program begins.  What is opened later
- * is not looked at.
+ * Weak references.  A program may refer to the driver's functions weakly, and use the driver only if their addresses
+ * are not NULL.  Under this library the dynamic linker finds hooks for them.  If no driver was loaded with the program,
+ * the addresses must be NULL.  So the library clears them before the program begins.  It does not look at libraries
+ * that are opened later.
  */
 #include <dlfcn.h>
 #include <elf.h>
@@ -13,24 +13,26 @@
 
 #include "preload/preload.h"
 
+/* Kinds of references that hold the address of a function: of the GOT, of the PLT, and in data. */
 #if defined(__x86_64__)
 enum { SLOT = R_X86_64_GLOB_DAT, CALL_SLOT = R_X86_64_JUMP_SLOT, WORD = R_X86_64_64 };
 #else
 enum { SLOT = R_AARCH64_GLOB_DAT, CALL_SLOT = R_AARCH64_JUMP_SLOT, WORD = R_AARCH64_ABS64 };
 #endif
 
-/* What the dynamic section of a library says of its references. */
+/* The tables of a library's references, from its dynamic section. */
 struct references {
   const ElfW(Sym) * symbols;
-  const ElfW(Rela) * tables[2];
+  const ElfW(Rela) * tables[2]; /* of data and of calls; NULL: none */
   size_t bytes[2];
 };
 
-/* The linker has made most of these addresses; some it leaves as they are in the file. */
+/* The dynamic linker has turned most values of the dynamic section into addresses.  Some it leaves as offsets. */
 static const void *address_of(const struct dl_phdr_info *library, ElfW(Addr) value) {
   return (const void *)(value < library->dlpi_addr ? library->dlpi_addr + value : value);
 }
 
+/* False if the library has no symbols. */
 static bool references_find(const struct dl_phdr_info *library, struct references *found) {
   const ElfW(Dyn) *entry = NULL;
   *found = (struct references){0};
@@ -52,7 +54,7 @@ static bool references_find(const struct dl_phdr_info *library, struct reference
   return found->symbols != NULL;
 }
 
-/* Whether the slot lies in what the linker has protected after it was done. */
+/* Whether the slot lies in the part that the dynamic linker has made read-only (RELRO). */
 static bool is_protected(const struct dl_phdr_info *library, const void *slot) {
   for (unsigned i = 0; i < library->dlpi_phnum; i++) {
     const ElfW(Phdr) *part = &library->dlpi_phdr[i];
@@ -73,6 +75,7 @@ static void slot_clear(const struct dl_phdr_info *library, void **slot) {
     (void)mprotect(page, page_bytes, PROT_READ);
 }
 
+/* Clears the weak references of one library to hooks; for dl_iterate_phdr. */
 static int library_clear(struct dl_phdr_info *library, size_t bytes, void *unused) {
   struct references found;
   (void)bytes;
@@ -92,7 +95,8 @@ static int library_clear(struct dl_phdr_info *library, size_t bytes, void *unuse
   return 0;
 }
 
-/* Before constructors of the program's own, which may look already. */
+/* The priority runs it before other constructors, which may look at such addresses.  101 is the first that is not
+ * reserved. */
 __attribute__((constructor(101))) static void weak_references_clear(void) {
   void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
   if (driver != NULL)

@@ -1,7 +1,12 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * The hooks that tell the library what it must not disturb and need not ask: stream captures, which a fence would end;
- * waits for all work of a context, which are as good as a fence; and ends of contexts.
+ * The hooks that tell libmam what the program does with its GPU work:
+ *
+ *   captures            a fence or a wait would end them, so each opens a bracket in which libmam makes none
+ *   waits               a wait for all work of a context is as good as a fence
+ *   ends of contexts    the memory of a context goes with it, so its pool must be forgotten
+ *
+ * A list has the captures that go on.  The file does not know what graphs do with blocks; preload_graph.c does.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -11,31 +16,34 @@
 
 /* ---- Captures ---- */
 
-/* A stream that a program captures, and the reuse of its context, which neither fences nor waits meanwhile. */
+/* A capture that goes on. */
 struct capture {
   CUstream stream;
-  CUcontext context; /* for the streams that are none without it: legacy and per-thread ones */
-  pthread_t thread;  /* that began it */
-  bool of_all;       /* it means allocations of every thread */
-  struct reuse *reuse;
-  struct preload_keeper *keeper; /* of its blocks */
+  CUcontext context;             /* of the stream; with the thread it tells which per-thread stream is meant */
+  pthread_t thread;              /* the thread that began it */
+  bool of_all;                   /* it covers allocations of every thread */
+  struct reuse *reuse;           /* of the context, whose bracket is open */
+  struct preload_keeper *keeper; /* of its blocks, NULL: the host had no memory */
   struct capture *next;
 };
 
-/* Only graphs_lock is taken under it, and nothing called. */
+/* Protects the list.  Under it a thread takes graphs_lock (preload_graph.c) only, and calls neither libmam nor the
+ * driver. */
 static pthread_mutex_t captures_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct capture *captures;
 static _Atomic unsigned
-    capture_count; /* relaxed: a hint; those too that are out of the list while the driver is called */
+    capture_count; /* relaxed: a hint.  Includes captures that are out of the list during a call of the driver */
 
 bool preload_capturing(void) { return atomic_load_explicit(&capture_count, memory_order_relaxed) > 0; }
 
+/* Whether the capture is of that stream.  A per-thread stream has one handle for all threads and contexts. */
 static bool capture_is(const struct capture *capture, CUstream stream, CUcontext context) {
   bool per_thread = (uintptr_t)stream == CU_STREAM_PER_THREAD;
   return capture->stream == stream &&
          (!per_thread || (capture->context == context && pthread_equal(capture->thread, pthread_self())));
 }
 
+/* Puts a capture into the list. */
 static void capture_put(struct capture *capture) {
   pthread_mutex_lock(&captures_lock);
   capture->next = captures;
@@ -43,14 +51,14 @@ static void capture_put(struct capture *capture) {
   pthread_mutex_unlock(&captures_lock);
 }
 
-/* From here on nobody waits for the GPU. */
+/* Puts a new capture into the list, and counts it. */
 static void capture_add(struct capture *capture) {
   atomic_fetch_add_explicit(&capture_count, 1, memory_order_relaxed);
   capture_put(capture);
 }
 
-/* Out of the list, while the driver is called: as soon as it has let the stream go, another thread may have the same
- * handle and begin a capture of it. */
+/* Takes the capture of a stream out of the list, NULL if there is none.  It is out while the driver is called to end
+ * it: as soon as the driver has ended the stream, another thread may get its handle and begin a capture. */
 static struct capture *capture_take(CUstream stream, CUcontext context) {
   struct capture **link = &captures, *found;
   pthread_mutex_lock(&captures_lock);
@@ -62,7 +70,7 @@ static struct capture *capture_take(CUstream stream, CUcontext context) {
   return found;
 }
 
-/* The same of this very one, if it is still there: its context may have ended. */
+/* Takes this capture out of the list.  False if it is not there: its context has ended, and captures_sweep took it. */
 static bool capture_remove(const struct capture *capture) {
   struct capture **link = &captures;
   pthread_mutex_lock(&captures_lock);
@@ -75,7 +83,7 @@ static bool capture_remove(const struct capture *capture) {
   return found;
 }
 
-/* graph: what came of it, NULL if nothing did. */
+/* Ends a capture, which is out of the list, and closes its bracket.  graph: the graph that it made, NULL if none. */
 static void capture_drop(struct capture *capture, void *graph) {
   atomic_fetch_sub_explicit(&capture_count, 1, memory_order_relaxed);
   preload_keeper_end(capture->keeper, graph);
@@ -88,7 +96,7 @@ static CUcontext context_now(const struct preload_real *real) {
   return PRELOAD_CALL(real, cuCtxGetCurrent, &context) == CUDA_SUCCESS ? context : NULL;
 }
 
-/* A capture that is in the list has its keeper, and the list is locked. */
+/* The lock is held to the end: while a capture is in the list, its keeper exists. */
 void preload_capture_keep(const struct preload_real *real, uintptr_t address) {
   CUcontext context = context_now(real);
   pthread_mutex_lock(&captures_lock);
@@ -101,7 +109,8 @@ void preload_capture_keep(const struct preload_real *real, uintptr_t address) {
   pthread_mutex_unlock(&captures_lock);
 }
 
-/* The context whose work a stream is part of.  Asking does not disturb a capture. */
+/* The context of a stream.  The question does not disturb a capture.  The current context is that of legacy and
+ * per-thread streams. */
 static CUcontext context_of(const struct preload_real *real, CUstream stream) {
   CUcontext context = NULL;
   bool is_handle = (uintptr_t)stream > CU_STREAM_PER_THREAD;
@@ -110,7 +119,8 @@ static CUcontext context_of(const struct preload_real *real, CUstream stream) {
   return context_now(real);
 }
 
-/* Before the capture begins, so that no fence falls into it.  NULL if there is nothing to be held back. */
+/* To be called before a capture begins, so that no fence falls into it.  NULL if libmam has no bracket to open, or the
+ * host no memory. */
 static struct capture *capture_open(const struct preload_real *real, CUstream stream, CUstreamCaptureMode mode) {
   if (preload_depth != 0 || !preload_active())
     return NULL;
@@ -134,7 +144,7 @@ static struct capture *capture_open(const struct preload_real *real, CUstream st
   return capture;
 }
 
-/* Whether the capture began is known. */
+/* To be called after it: result says whether the capture began. */
 static CUresult capture_opened(struct capture *capture, CUresult result) {
   if (capture == NULL || result == CUDA_SUCCESS)
     return result;
@@ -145,12 +155,12 @@ static CUresult capture_opened(struct capture *capture, CUresult result) {
   return result;
 }
 
-/* Before the end of a stream's capture, or of the stream; NULL if none is known. */
+/* To be called before a call that may end a stream or its capture.  NULL if the stream has no capture in the list. */
 static struct capture *capture_goes(const struct preload_real *real, CUstream stream) {
   return preload_capturing() && preload_depth == 0 ? capture_take(stream, context_now(real)) : NULL;
 }
 
-/* After it: the capture comes back if it goes on. */
+/* To be called after it.  A capture that goes on comes back into the list. */
 static void capture_gone(struct capture *capture, bool goes_on, void *graph) {
   if (capture == NULL)
     return;
@@ -162,7 +172,7 @@ static void capture_gone(struct capture *capture, bool goes_on, void *graph) {
   preload_depth--;
 }
 
-/* After the end of a capture, whether or not it gave a graph. */
+/* To be called after cuStreamEndCapture.  If the call failed, the stream says whether its capture goes on. */
 static CUresult capture_closed(const struct preload_real *real, struct capture *capture, void *const *graph,
                                CUresult result) {
   int status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -225,7 +235,7 @@ CUresult cuStreamEndCapture_ptsz(CUstream stream, void **graph) {
   return capture_closed(real, capture, graph, PRELOAD_CALL(real, cuStreamEndCapture_ptsz, stream, graph));
 }
 
-/* A stream that goes in the middle of its capture takes it along. */
+/* The end of a stream ends its capture. */
 CUresult cuStreamDestroy(CUstream stream) {
   const struct preload_real *real = preload_real_get();
   struct capture *capture = capture_goes(real, stream);
@@ -244,6 +254,8 @@ CUresult cuStreamDestroy_v2(CUstream stream) {
 
 /* ---- Waits ---- */
 
+/* Around a call that waits for all work of a context: the epoch is closed before the call, and has
+ * passed if the call succeeds. */
 static struct reuse *wait_begin(CUcontext context, uint64_t *epoch) {
   if (preload_depth != 0 || !preload_active())
     return NULL;
@@ -272,9 +284,11 @@ CUresult cuCtxSynchronize_v2(CUcontext context) {
 
 /* ---- Ends of contexts ---- */
 
-/* Copies whose captures go on, at most so many at a time. */
+/* So many captures are looked at when a context ends, as the array is on the stack.  The others stay until another
+ * context ends. */
 enum { SWEPT_MOST = 64 };
 
+/* The contexts of the captures in the list, to be looked at without the lock.  Returns their number. */
 static unsigned captures_copy(struct reuse *reuses[SWEPT_MOST]) {
   unsigned count = 0;
   pthread_mutex_lock(&captures_lock);
@@ -284,6 +298,7 @@ static unsigned captures_copy(struct reuse *reuses[SWEPT_MOST]) {
   return count;
 }
 
+/* Takes a capture of that context out of the list, NULL if there is none. */
 static struct capture *capture_take_of(const struct reuse *reuse) {
   struct capture **link = &captures, *found;
   pthread_mutex_lock(&captures_lock);
@@ -295,7 +310,7 @@ static struct capture *capture_take_of(const struct reuse *reuse) {
   return found;
 }
 
-/* Captures went with the streams of their context: what they held back is let go. */
+/* Ends the captures of contexts that have ended, as these went with their streams. */
 static void captures_sweep(void) {
   struct reuse *reuses[SWEPT_MOST];
   struct capture *capture;
@@ -305,7 +320,7 @@ static void captures_sweep(void) {
       capture_drop(capture, NULL);
 }
 
-/* A call that may have ended a context, and with it freed its memory. */
+/* To be called after a call that may have ended a context, and so freed its memory: all that was of it is forgotten. */
 static CUresult context_gone(const struct preload_real *real, CUresult result) {
   if (result != CUDA_SUCCESS || preload_depth != 0 || !preload_active())
     return result;

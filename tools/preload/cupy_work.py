@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """A loop of small array operations in CuPy for real_programs.py.
 
-usage: cupy_work.py own|none [ROUNDS]    with CuPy's own pool, or with none: cudaMalloc for each array
+usage: cupy_work.py own|none [ROUNDS]
+  own    with CuPy's own pool
+  none   without a pool: each array is a cudaMalloc
 Prints sums of what was computed, and "time ... ms" for the median round.  Exits with 77 without a GPU.
 """
 import statistics

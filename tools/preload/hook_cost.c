@@ -1,10 +1,17 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * What a call costs that mam-run catches, beside a direct one: pairs of cuMemAlloc and cuMemFree, found as programs
- * find them, and pairs of MAM_CudaMalloc and MAM_CudaFree, in turns in one process.  Without mam-run the first ones are
- * the driver's. usage: hook_cost [pair|first] pair    a CSV row a size: bytes, ns of a pair by the driver's name, by
- * cuGetProcAddress, by libmam, the difference that a hooked call makes (half of that of a pair) first   microseconds
- * from before cuInit to a context, of the first allocation in it, and of the second Exits with 77 without a GPU.
+ * Measures what a hook costs under mam-run.  A pair is an allocation and its free.  The program times pairs of
+ * cuMemAlloc and cuMemFree, which it finds as other programs do, and pairs of MAM_CudaMalloc and MAM_CudaFree, in turns
+ * in one process.  Without mam-run the former are the driver's own.
+ *
+ * usage: hook_cost [pair|first]
+ *
+ *   pair     prints a CSV row for each size, with the bytes and these ns:
+ *            of a pair by the functions that dlsym finds; by those that cuGetProcAddress finds; by libmam; and what a
+ *            hook adds to a call, which is half of what it adds to a pair
+ *   first    prints microseconds: from before cuInit to a context, for the first pair in it, for the second pair
+ *
+ * Exits with 77 without a GPU.
  */
 #include <dlfcn.h>
 #include <stdbool.h>
@@ -15,10 +22,18 @@
 
 #include "mam.h"
 
-enum { PAIRS = 2000, TURNS = 41, PROC_ADDRESS_VERSION = 12000 };
+enum {
+  /* Pairs that are timed at once, so that reading the clock is a small part of the time. */
+  PAIRS = 2000,
+  /* Times of which the median is taken: odd. */
+  TURNS = 41,
+  /* CUDA 12.0: the version of the functions that cuGetProcAddress is asked for. */
+  PROC_ADDRESS_VERSION = 12000
+};
 
 typedef unsigned long long address;
 
+/* The driver's functions as dlsym finds them. */
 static struct {
   int (*init)(unsigned);
   int (*retain)(void **, int);
@@ -28,6 +43,7 @@ static struct {
   int (*free)(address);
 } driver;
 
+/* The same as cuGetProcAddress finds them. */
 static int (*asked_malloc)(address *, size_t);
 static int (*asked_free)(address);
 
@@ -73,7 +89,7 @@ static int pair_direct(size_t bytes) {
   return (int)(error != cudaSuccess ? error : MAM_CudaFree(block));
 }
 
-/* Nanoseconds of one pair; a failure ends the program, since it would be fast. */
+/* Nanoseconds of one pair.  A pair that fails is fast and would spoil the mean, so it ends the program. */
 static double pairs_time(int (*pair)(size_t), size_t bytes, int pairs) {
   double start = now_ns();
   for (int i = 0; i < pairs; i++) {
@@ -96,7 +112,7 @@ static double median(double times[TURNS]) {
   return times[TURNS / 2];
 }
 
-/* One block stays: a pool that comes and goes with each pair is not what is measured. */
+/* Keeps one block, so that the pool is not created and ended with each pair. */
 static void one_kept(void) {
   address block = 0;
   void *direct = NULL;
@@ -107,7 +123,8 @@ static void one_kept(void) {
 static void size_measure(size_t bytes) {
   static int (*const kinds[3])(size_t) = {pair_symbol, pair_asked, pair_direct};
   static double times[3][TURNS];
-  int pairs = pairs_time(pair_symbol, bytes, 20) > 5000 ? 20 : PAIRS; /* the driver's own are slow */
+  int pairs =
+      pairs_time(pair_symbol, bytes, 20) > 5000 ? 20 : PAIRS; /* fewer if they are the driver's own, which are slow */
   for (int turn = 0; turn < TURNS; turn++)
     for (int kind = 0; kind < 3; kind++)
       times[kind][turn] = pairs_time(kinds[kind], bytes, kind == 2 ? PAIRS : pairs);

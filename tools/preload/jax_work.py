@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Steps of gradient descent in JAX for real_programs.py; XLA_PYTHON_CLIENT_ALLOCATOR names its allocator.
+"""Steps of gradient descent in JAX for real_programs.py.
 
-usage: jax_work.py [STEPS]         prints losses, and "time ... ms" for the median step.  77 without a GPU.
+usage: jax_work.py [STEPS]
+Prints losses, and "time ... ms" for the median step.  Exits with 77 without a GPU.  The environment variable
+XLA_PYTHON_CLIENT_ALLOCATOR chooses JAX's allocator.
 """
 import os
 import statistics
@@ -39,7 +41,7 @@ def main():
         losses.append(float(loss))
         times.append((time.perf_counter() - start) * 1e3)
     print("losses", losses[::10])
-    x = jnp.linalg.inv(jnp.eye(256) * 3 + jnp.ones((256, 256)))  # cuSOLVER and cuBLAS beside XLA
+    x = jnp.linalg.inv(jnp.eye(256) * 3 + jnp.ones((256, 256)))  # uses cuSOLVER and cuBLAS beside XLA
     print(f"inverse {float(x.sum()):.6f}")
     print(f"time {statistics.median(times[len(times) // 4:]):.4f} ms")
     return 0

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Kernels and arrays of Numba for real_programs.py: the driver API, by cuGetProcAddress.
+"""Kernels and arrays of Numba for real_programs.py.  Numba finds the driver's functions by cuGetProcAddress.
 
-usage: numba_work.py [ROUNDS]      prints sums, and "time ... ms" for the median round.  77 without a GPU.
+usage: numba_work.py [ROUNDS]
+Prints sums, and "time ... ms" for the median round.  Exits with 77 without a GPU.
 """
 import statistics
 import sys
@@ -10,7 +11,7 @@ import warnings
 
 import numpy
 
-# Numba may be older than NumPy and miss names that this one has no more.
+# Older versions of Numba use names that newer versions of NumPy do not have.
 for old, new in (("row_stack", "vstack"), ("in1d", "isin"), ("trapz", "trapezoid")):
     if not hasattr(numpy, old) and hasattr(numpy, new):
         setattr(numpy, old, getattr(numpy, new))

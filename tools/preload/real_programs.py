@@ -27,11 +27,12 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 SKIP = 77
 
-# Lines that say how long something took or name a process differ from run to run, whoever serves the memory.
+# Lines with a time, a process number or an address differ from run to run, with and without mam-run.
 NOT_COMPARED = re.compile(r"^time |\btime\b|elapsed|seconds|\bsec\b|\bms\b|msec|GB/s|MB/s|Gflop|throughput|bandwidth|"
                           r"speed|\bpid\b|0x[0-9a-f]{6,}|MElements|Options per|kernel execution|Kernel.*took|shmName|"
                           r"^memcopy:|^kernel:|streams?:|streamed:|fetch rate", re.I)
 
+# differs: with mam-run the program prints "capture worked", without it "capture failed".
 Program = collections.namedtuple("Program", "name setting command environment differs", defaults=({}, False))
 
 
@@ -50,7 +51,7 @@ PYTHON = [
     Program("PyTorch, small model", "own cache", python("torch_work.py", "host-bound")),
     Program("PyTorch, small model", "no cache", python("torch_work.py", "host-bound"), UNCACHED),
     Program("PyTorch, graph", "own cache", python("torch_work.py", "graph")),
-    # Without mam-run the capture fails, and that is the point.
+    # Without mam-run the capture fails; with it the capture must work.
     Program("PyTorch, graph", "no cache", python("torch_work.py", "graph"), UNCACHED, True),
     Program("CuPy", "own pool", python("cupy_work.py", "own")),
     Program("CuPy", "no pool", python("cupy_work.py", "none")),
@@ -59,14 +60,14 @@ PYTHON = [
     Program("JAX", "platform", python("jax_work.py"), {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}),
 ]
 
-# Of this folder, built by nvcc.
+# Programs of this folder, built by nvcc.
 SAMPLES = [Program(f"samples {what}", "static runtime", ["samples", what]) for what in
            ("vector", "matrix", "reduce", "streams", "pitch")]
 SAMPLES += [Program("samples vector", "shared runtime", ["samples_shared", "vector"]),
             Program("samples streams", "shared runtime", ["samples_shared", "streams"]),
             Program("sample_cublas", "shared runtime and cuBLAS", ["sample_cublas"])]
 
-# Built outside the project from public sources: NVIDIA/cuda-samples, and Rodinia (yuhc/gpu-rodinia).
+# Programs that are built outside the project, from public sources: NVIDIA/cuda-samples, and Rodinia (yuhc/gpu-rodinia).
 PUBLIC = [Program(words.split()[0], origin, words.split()) for origin, words in (
     ("cuda-samples", "vectorAdd"), ("cuda-samples", "matrixMul"), ("cuda-samples", "reduction"),
     ("cuda-samples", "scan"), ("cuda-samples", "simpleStreams"), ("cuda-samples", "simpleIPC"),
@@ -80,7 +81,7 @@ PUBLIC = [Program(words.split()[0], origin, words.split()) for origin, words in 
 
 
 def found(program, folder):
-    """The program with the path of its file, or None."""
+    """The program with the path of its file; None if there is no such file."""
     if not folder:
         return None
     path = os.path.join(folder, program.command[0])
@@ -91,7 +92,7 @@ def found(program, folder):
 
 
 def sanitizer_program(folder):
-    """compute-sanitizer has to find what is wrong, for which mam-run steps aside."""
+    """A program with an error that compute-sanitizer must find; under compute-sanitizer mam-run serves nothing."""
     samples = os.path.join(folder or "", "samples")
     sanitizer = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
     if sanitizer is None or not os.access(samples, os.X_OK):
@@ -116,7 +117,7 @@ Run = collections.namedtuple("Run", "status output seconds step_ms summary")
 
 
 class Runner:
-    """Runs commands, plain or under mam-run, each in a folder of its own that goes with it."""
+    """Runs commands without or under mam-run, each in a folder of its own that is removed after it."""
 
     def __init__(self, mam_run, seconds):
         self.mam_run = mam_run
@@ -141,7 +142,7 @@ class Runner:
             return Run(status, output, took, float(step.group(1)) if step else None, summary_read(summary))
 
 
-SUMMARY = {  # what mam-run's summary says, by the names of the table
+SUMMARY = {  # patterns for the numbers in mam-run's summary, by their names here
     "mallocs": r"(\d+) allocations and \d+ frees served",
     "passed": r"(\d+) allocations left to the driver",
     "hits": r"hits: (\d+)",
@@ -180,6 +181,7 @@ def median_or_none(values):
     return statistics.median(values) if values else None
 
 
+# The doors by which the program found hooks (a door is a way to find a function); "symbols" if by linking alone.
 def doors_text(summary):
     if summary is None:
         return ""
@@ -208,7 +210,7 @@ def program_measure(runner, program, rounds, out):
         order = (False, True) if index % 2 == 0 else (True, False)
         for with_mam in order if runner.mam_run else (False,):
             run = runner.run(program.command, program.environment, with_mam)
-            if run.status != 0 and not with_mam:  # no GPU, no such module, or of no use on this machine
+            if run.status != 0 and not with_mam:  # no GPU, no such module, or it fails on this machine
                 print(f"left out: {program.name}: status {run.status}: {(run.output.strip() or '-').splitlines()[-1]}")
                 return None
             (preloaded if with_mam else plain).append(run)
@@ -248,12 +250,12 @@ def table_write(rows, out):
 
 
 def limits_check(rows):
-    """What the figures have to keep, where they were measured; the sentences of those that they do not."""
+    """Compares the measured ratios with their limits; returns a sentence for each that is above."""
     by_name = {(row["program"], row["setting"]): row for row in rows}
     broken = []
     for name, bare, own, limit in (("PyTorch, training", "no cache", "own cache", 1.10),
                                    ("PyTorch, small model", "no cache", "own cache", 1.10),
-                                   ("CuPy", "no pool", "own pool", 1.02)):  # 2 %: what medians vary by
+                                   ("CuPy", "no pool", "own pool", 1.02)):  # 1.02: medians vary by 2 %
         pair = [by_name.get((name, setting)) for setting in (bare, own)]
         if None in pair or pair[0]["with_step_ms"] is None or pair[1]["without_step_ms"] is None:
             continue
@@ -292,7 +294,7 @@ def start_times(command, runs):
 
 
 def start_measure(runner, arguments, what, command):
-    """Medians of a process's time without and with mam-run, in turns; the row of start.csv."""
+    """Times a process without and with mam-run, in turns; returns the row of start.csv, with medians."""
     plain, preloaded = [], []
     for _ in range(arguments.starts):
         plain += start_times(command, 1)
@@ -323,7 +325,7 @@ def cost_measure(runner, arguments):
 
 
 def memory_free():
-    """Free bytes of the first device, asked by a process of its own, which holds a context meanwhile."""
+    """Free bytes of the first device.  A process of its own asks, and has a context meanwhile."""
     command = [sys.executable, "-B", os.path.abspath(__file__), "--memory"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     return int(done.stdout) if done.returncode == 0 else None
@@ -342,7 +344,7 @@ def memory_print():
 
 
 class Soak:
-    """Programs at random in some processes at a time, each compared with what it printed alone and without mam-run."""
+    """Runs programs at random, some at a time; compares each output with that of a run without mam-run."""
 
     def __init__(self, runner, programs):
         self.runner = runner
@@ -372,7 +374,7 @@ class Soak:
 
 
 def soak(runner, programs, arguments):
-    # A capture that fails by design has nothing to compare; a program that ends otherwise than well, neither.
+    # A program that differs, or that fails without mam-run, has no output to compare with.
     programs = [program for program in programs if not program.differs]
     with concurrent.futures.ThreadPoolExecutor(arguments.processes) as pool:
         runs = pool.map(lambda program: runner.run(program.command, program.environment, False), programs)

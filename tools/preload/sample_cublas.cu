@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-2-Clause
-// Matrix products by cuBLAS, which allocates by a CUDA runtime of its own beside the program's.
-// usage: sample_cublas [ROUNDS]      prints as samples.cu does
+// Matrix products by cuBLAS, which allocates by a CUDA runtime of its own, beside the program's.
+// usage: sample_cublas [ROUNDS]
+// Prints a sum, and last a line "time ... ms" as samples.cu does.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -18,7 +19,7 @@ static void check(int error, const char *what) {
 
 #define CHECK(call) check((int)(call), #call)
 
-// A handle of its own each round: its workspace is what cuBLAS allocates.
+// Each round makes a handle, because cuBLAS allocates the handle's workspace.
 static double product_round(int round) {
   int width = 128 * (round % 4 + 1);
   size_t bytes = sizeof(float) * width * width;
@@ -39,7 +40,7 @@ static double product_round(int round) {
   double sum = 0;
   for (float value : host)
     sum += value;
-  return sum; // of whole numbers below 2^24: exact
+  return sum; // exact: all are whole numbers below 2^24
 }
 
 int main(int argc, char **argv) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-2-Clause
 // Small programs as users write them: plain cudaMalloc and cudaFree around some work, built by plain nvcc.
 // usage: samples vector|matrix|reduce|streams|pitch|overrun [ROUNDS]
-// Prints what was computed, as sums that do not depend on the order of threads, and last a line "time ... ms" for all
-// rounds after the first one, allocation included.
+// Prints sums of what was computed, which do not depend on the order of threads.  The last line is "time ... ms": the
+// mean of all rounds after the first one, allocations included.
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -57,8 +57,7 @@ static unsigned long long sum_of(const float *in, size_t count) {
   return result;
 }
 
-// ---- Vectors: three blocks of another size each round
-// ----------------------------------------------------------------
+// ---- Vectors: three blocks of another size each round ----
 
 static unsigned long long vector_round(int round) {
   size_t count = (size_t)(round % 7 + 1) * 100000;
@@ -73,8 +72,7 @@ static unsigned long long vector_round(int round) {
   return sum;
 }
 
-// ---- Matrices: C = A B by tiles
-// --------------------------------------------------------------------------------------
+// ---- Matrices: C = A B by tiles ----
 
 constexpr int TILE = 16;
 
@@ -107,8 +105,7 @@ static unsigned long long matrix_round(int round) {
   return sum;
 }
 
-// ---- A reduction in steps, each with a block for its result
-// ----------------------------------------------------------
+// ---- A reduction in steps, each with a block for its result ----
 
 __global__ void fold_kernel(const unsigned long long *in, unsigned long long *out, size_t count) {
   __shared__ unsigned long long part[256];
@@ -145,8 +142,7 @@ static unsigned long long reduce_round(int round) {
   return sum;
 }
 
-// ---- Several streams, blocks freed while work of other streams runs
-// --------------------------------------------------
+// ---- Several streams, blocks freed while work of other streams runs ----
 
 constexpr int STREAMS = 4;
 
@@ -163,7 +159,7 @@ static unsigned long long streams_round(int round) {
     ramp_kernel<<<blocks_for(count), 256, 0, streams[i]>>>(a[i], count, (float)(i + 1));
     add_kernel<<<blocks_for(count), 256, 0, streams[i]>>>(a[i], a[i], b[i], count);
     CHECK(cudaMemcpyAsync(host + i * count, b[i], count * sizeof(float), cudaMemcpyDeviceToHost, streams[i]));
-    CHECK(cudaFree(a[i])); // its readers may still run
+    CHECK(cudaFree(a[i])); // kernels that read it may still run
   }
   for (int i = 0; i < STREAMS; i++) {
     CHECK(cudaStreamSynchronize(streams[i]));
@@ -176,8 +172,7 @@ static unsigned long long streams_round(int round) {
   return sum;
 }
 
-// ---- Pitched memory, arrays, textures
-// --------------------------------------------------------------------------------
+// ---- Pitched memory, arrays, textures ----
 
 __global__ void texture_kernel(cudaTextureObject_t texture, float *out, size_t pitch, int width, int height) {
   int x = blockIdx.x * blockDim.x + threadIdx.x, y = blockIdx.y;
@@ -222,7 +217,7 @@ static unsigned long long pitch_round(int round) {
   return sum;
 }
 
-// ---- A mistake: writes behind the end of a block, for compute-sanitizer to find -------------------------------------
+// ---- A mistake for compute-sanitizer to find: writes behind the end of a block ----
 
 static unsigned long long overrun_round(int round) {
   size_t count = 1000;

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""Work of PyTorch for real_programs.py: plain PyTorch, which knows nothing of libmam.
+"""Work of PyTorch for real_programs.py.  It knows nothing of libmam.
 
 usage: torch_work.py train|host-bound|graph [STEPS]
-  train, host-bound   trains a small transformer that the GPU or the host bounds; prints its losses, and "time ... ms"
-                      for the median step
-  graph               captures a step of inference as a CUDA graph and replays it beside other work; says whether the
-                      capture was possible, and exits with 1 if it was and the result is wrong
-PYTORCH_NO_CUDA_MEMORY_CACHING=1 switches PyTorch's own cache off.  Exits with 77 without a GPU.
+  train        trains a small transformer; the GPU's time bounds it.  Prints losses, and "time ... ms" for the median
+               step
+  host-bound   the same with a smaller one; the host's time bounds it
+  graph        captures a step of inference as a CUDA graph, and replays it beside other work.  Prints whether the
+               capture worked.  Exits with 1 if a replay gives a wrong result or writes to other memory
+PYTORCH_NO_CUDA_MEMORY_CACHING=1 in the environment switches PyTorch's own cache off.  Exits with 77 without a GPU.
 """
 import os
 import statistics
@@ -36,7 +37,7 @@ class Block(torch.nn.Module):
                                        torch.nn.Linear(4 * width, width))
 
     def forward(self, x):
-        # Attention in plain operations: their gradients are the same each time.
+        # Attention in plain operations, whose gradients are the same in each run.
         count, length, width = x.shape
         q, k, v = self.qkv(self.norms[0](x)).view(count, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         weights = torch.softmax(q @ k.transpose(-2, -1) * (width // self.heads) ** -0.5, dim=-1)
@@ -84,7 +85,7 @@ def train(shape, steps):
 
 
 def captured(function):
-    """The graph of a call, or None and why there is none."""
+    """The graph of a call, its result and ""; or None, None and the reason why there is no graph."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):
@@ -94,7 +95,7 @@ def captured(function):
     try:
         with torch.cuda.graph(graph, stream=stream):
             result = function()
-    except Exception as error:  # PyTorch has several kinds for this
+    except Exception as error:  # PyTorch raises several types here
         return None, None, str(error).splitlines()[0]
     return graph, result, ""
 
@@ -112,7 +113,7 @@ def capture(shape):
         for seed in range(5):
             torch.manual_seed(seed)
             tokens.copy_(torch.randint(VOCABULARY, (batch, sequence)))
-            # These fill what memory there is, before the replay: a graph that does not own its memory writes to them.
+            # If the graph does not own its memory, some of these get it, and the replay writes to them.
             others = [torch.full((1 << (10 + i % 12),), float(i), device="cuda") for i in range(200)]
             graph.replay()
             if any(not bool((other == float(i)).all()) for i, other in enumerate(others)):
@@ -131,7 +132,7 @@ def main():
         print("SKIP: PyTorch finds no GPU")
         return 77
     shape = SHAPES[sys.argv[1]]
-    # Not needed is a mode that refuses what has no deterministic form: nothing here lacks one.
+    # warn_only: all operations here have a deterministic form, so none needs to be refused.
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False
     if sys.argv[1] == "graph":
