@@ -2,9 +2,12 @@
 /*
  * mam.h - GPU memory from one large chunk, for the price of a host malloc.
  *
- * A pool takes a chunk of memory from its source (by default device memory of a CUDA context).  It serves allocations
- * from that chunk without calling the driver.  The method is published as: C. Aknesil and D. Unat, "MAM: A Memory
- * Allocation Manager for GPUs".  "The paper" and its section numbers below mean that text.
+ * A pool takes chunks of memory from its source (by default device memory of a CUDA context).  It serves allocations
+ * from its chunks without calling the driver.  A block is what an allocation gives to the program.  The method is
+ * published as: C. Aknesil and D. Unat, "MAM: A Memory Allocation Manager for GPUs".  "The paper" and its section
+ * numbers below mean that text.  mam(7) explains the terms.
+ *
+ * Link with -lmam (pkg-config mam).  The library opens the CUDA driver when it first needs it.
  *
  * Units: every size is in bytes.  Addresses are those of the source: device addresses for MAM_SOURCE_DEVICE.
  *
@@ -25,7 +28,8 @@
  * cudaErrorUnknown              the operating system refused
  * any other value               what the driver returned
  *
- * Threads: any thread may call any function at any time, unless the function's comment says otherwise.
+ * Threads: any thread may call any function at any time, unless the function's comment says otherwise.  No function may
+ * be called from a signal handler, or from a host function that runs in a stream (cudaLaunchHostFunc).
  *
  * Streams: no function enqueues GPU work.  A function that may wait for the GPU says so.
  *
@@ -88,7 +92,8 @@ extern "C" {
  * one for the process; see mam(7).
  */
 /* Creates the environment with one chunk of maxSize bytes, rounded up to 2 MiB, the granularity of the driver.  The
- * environment never takes more.  It lives until MAM_Destroy.
+ * environment never takes more.  It lives until MAM_Destroy.  With MAM_SOURCE=vmm in the environment variables, maxSize
+ * is a limit, and memory is mapped as it is needed.
  *
  * cudaSuccess                 the environment exists
  * cudaErrorInvalidValue       maxSize is 0
@@ -104,8 +109,8 @@ MAM_API cudaError_t MAM_Create(size_t maxSize);
 
 /* Creates the environment with all memory that the source has, less a headroom.  The driver needs the headroom for
  * code, stacks and events of the program; its size is MAM_HEADROOM in mam(7).  If the driver can map memory piece by
- * piece, the environment takes memory as it needs it.  Otherwise, and with MAM_SOURCE=device, it takes the largest
- * chunk that the source gives, at once.  In all other respects this is MAM_Create. */
+ * piece, the environment takes memory as it needs it.  Otherwise, or with MAM_SOURCE=device, it takes the largest chunk
+ * that the source gives, at once.  In all other respects this is MAM_Create. */
 MAM_API cudaError_t MAM_Create_auto(void);
 
 /* Destroys the environment and gives its memory back to the source.  All its blocks end, freed or not.  The call waits
@@ -122,8 +127,9 @@ MAM_API cudaError_t MAM_Destroy(void);
  * and size 0 is a success that writes NULL.
  *
  * If there is no environment, the call creates one lazily, as MAM_Create_auto does.  That environment destroys itself
- * when its last block is freed.  If a later call creates it again, it outlives its last block by MAM_LINGER_MS (mam(7))
- * from then on, so a loop that frees all its blocks does not take a chunk each time.
+ * when its last block is freed, or soon after that if several threads use it.  If a later call creates it again, it
+ * lives on for MAM_LINGER_MS (mam(7)) after its last block, so that a loop which frees all its blocks does not take a
+ * chunk in each round.
  *
  * A thread without a current context gets the primary context of the first device, as from the CUDA runtime.  This
  * holds for every function that may create a pool in the current context.  If the thread's current context was
@@ -131,21 +137,21 @@ MAM_API cudaError_t MAM_Destroy(void);
  *
  * cudaSuccess                 *ptr is the block
  * cudaErrorInvalidValue       ptr is NULL
- * cudaErrorMemoryAllocation   no free segment is large enough and the pool can make none, or the host has no memory.
- *                             Nothing changed.  MAM_PoolExplain says why, unless this call created the environment:
- *                             then the environment ends as if its last block had been freed
+ * cudaErrorMemoryAllocation   the pool has no free memory of that size and can get none, or the host has no memory.
+ *                             Nothing changed.  MAM_PoolExplain says why.  If this call created the environment, the
+ *                             environment ends as if its last block had been freed
  * cudaErrorNoDevice           there is no CUDA driver or no device
  * other                       an error that the GPU met earlier; the call found it while it waited
  *
  * On every failure *ptr is NULL.
  *
- * The call waits for the GPU only if it would otherwise fail: when freed blocks that running kernels may still use are
- * the only memory left (MAM_REUSE_FENCED below). */
+ * The call waits for the GPU only if it would otherwise fail: when the only memory left is that of freed blocks which
+ * running kernels may still use (MAM_REUSE_FENCED below). */
 MAM_API cudaError_t MAM_CudaMalloc(void **ptr, size_t size);
 
-/* Frees a block of any pool, default or not, whatever context is current.  ptr may be NULL.  The call returns at once,
- * without waiting for kernels that still use the block.  Under MAM_REUSE_FENCED the pool hands the memory out again
- * only after these kernels have ended.
+/* Frees a block of any pool, default or not, whatever context is current.  ptr may be NULL.  Blocks must not be passed
+ * to cudaFree, which knows chunks alone.  The call returns at once, without waiting for kernels that still use the
+ * block.  Under MAM_REUSE_FENCED the pool hands the memory out again only after these kernels have ended.
  *
  * cudaSuccess                 the block is freed; also for NULL
  * cudaErrorInvalidValue       ptr is not the start of a live block: it was freed before, points inside a block, or is
@@ -154,8 +160,8 @@ MAM_API cudaError_t MAM_CudaMalloc(void **ptr, size_t size);
  * other                       an error that the GPU met earlier; the call found it while it waited.  The block is freed
  *
  * The call waits for the GPU in two cases.  The block was the last one of a lazily created environment that destroys
- * itself.  Or the driver has no fences (before CUDA 12.5), and the bytes that wait for reuse pass the pool's waiting
- * limit. */
+ * itself.  Or the driver has no fences (CUDA events for a whole context, from CUDA 12.5 on), and the bytes that wait
+ * for reuse pass the pool's waiting_limit_bytes. */
 MAM_API cudaError_t MAM_CudaFree(void *ptr);
 
 /* ---- On a stream ----
@@ -163,10 +169,11 @@ MAM_API cudaError_t MAM_CudaFree(void *ptr);
  * The blocks are those of MAM_CudaMalloc: either free takes blocks of either allocation.
  */
 /* Allocates as MAM_CudaMalloc does, for work on a stream of the current context.  It can reuse memory at once that
- * MAM_CudaFreeAsync freed on the same stream.  Other memory it takes as MAM_CudaMalloc does.
+ * MAM_CudaFreeAsync freed on the same stream.  It takes a lock each time, also where MAM_CudaMalloc needs none.
  *
  * If the block's memory was freed on this stream, only work that comes after this call in the order of the stream may
- * use it.  Otherwise any stream may use it at once.
+ * use it.  Otherwise any stream may use it at once.  The caller cannot tell which is the case, so use the block on this
+ * stream first, or after an event of this stream.
  *
  * The streams 0, cudaStreamLegacy and cudaStreamPerThread mean what they mean to cudaMallocAsync: streams of the
  * current context.  0 means the calling thread's own stream in a file that nvcc compiles with --default-stream
@@ -185,11 +192,11 @@ MAM_API cudaError_t MAM_CudaMallocAsync(void **ptr, size_t size, cudaStream_t st
  * freed. */
 MAM_API cudaError_t MAM_CudaFreeAsync(void *ptr, cudaStream_t stream);
 
-/* ---- With a tag (Futhark) ---- */
+/* ---- With a tag ---- */
 
-/* Allocates as MAM_CudaMalloc does, for a place in the program that allocates again and again.  When a thread frees a
- * block that it allocated with a tag, it keeps the block under that tag.  A later allocation of the same thread with
- * the same tag takes the block back if it is at least as large as size and at most twice as large.
+/* Allocates as MAM_CudaMalloc does, for a place in the program that allocates again and again.  If a thread frees a
+ * block that it allocated with a tag, the thread keeps the block under that tag.  A later allocation of the same thread
+ * with the same tag takes the block back if it is at least as large as size and at most twice as large.
  *
  * tag is any address.  The library compares it and never reads from it.  NULL means no tag: the call is MAM_CudaMalloc.
  *
@@ -205,7 +212,7 @@ MAM_API cudaError_t MAM_CudaMallocTagged(void **ptr, size_t size, const void *ta
  * wait for the GPU fails.  Pairs of these calls may overlap, in one thread or in several: the library takes the capture
  * for ended when each pair has ended.
  *
- * MAM_CaptureBegin waits until waits for the GPU that are under way in other threads have ended.
+ * MAM_CaptureBegin returns when no other thread is waiting for the GPU in this context in a call of the library.
  *
  * cudaSuccess                 the capture has begun, or ended
  * cudaErrorInvalidValue       MAM_CaptureEnd: no capture has begun in this context
@@ -256,24 +263,26 @@ typedef enum MAM_Reuse {
    */
   MAM_REUSE_IMMEDIATE = 1,
   /* To an allocation on the stream on which the block was freed: at once.  To others: as if fenced.  It is safe for
-   * blocks whose last use comes before the free in the order of that stream.  As a pool's rule it concerns the calls
-   * that name a stream; calls that name none work as if fenced. */
+   * blocks whose last use comes before the free in the order of that stream.  Calls that name no stream work as if
+   * fenced, and MAM_CudaFreeAsync works in this way in every pool.  So as a pool's rule it has the effect of
+   * MAM_REUSE_FENCED. */
   MAM_REUSE_STREAM = 2
 } MAM_Reuse;
 
 /* What MAM_PoolCreate needs to know.  Start from MAM_POOL_OPTIONS_INIT.  It asks for device memory of the current
- * context, fenced reuse, the largest chunk that the source gives, no growth, and blocks aligned to 512.  chunk_bytes
- * and limit_bytes are rounded up to 2 MiB, the granularity of the driver. */
+ * context, fenced reuse, the largest chunk that the source gives (almost all free memory of the device), no growth, and
+ * blocks aligned to 512.  chunk_bytes and limit_bytes are rounded up to 2 MiB, the granularity of the driver. */
 typedef struct MAM_PoolOptions {
   size_t struct_size; /* sizeof(MAM_PoolOptions) */
   MAM_Source source;  /* where chunks come from */
   MAM_Reuse reuse;    /* when freed memory is handed out again */
   void *context;      /* the CUcontext, which must outlive the pool; NULL: device decides */
-  int device;         /* if context is NULL: the ordinal of a device whose primary context is meant, or -1 for the
-                         current context */
+  int device;         /* if context is NULL: the ordinal of a device, for its primary context, or -1 for the current
+                         context */
   size_t chunk_bytes; /* the size of the first chunk and the step of growth.  0: the largest chunk that the source
-                         gives, and growth by what is needed.  For MAM_SOURCE_VMM: what is mapped at first and at least
-                         at a time; 0: nothing at first.  MAM_SOURCE_HOST with 0 works like that too */
+                         gives, less the headroom, and growth by what is needed.  For MAM_SOURCE_VMM: what is mapped at
+                         first, and the least that is mapped at a time; 0: nothing at first.  MAM_SOURCE_HOST with 0
+                         also takes memory as it is needed */
   size_t limit_bytes; /* the pool never holds more than this of the source.  0: the first chunk and no growth; where
                          memory is mapped as it is needed: all there is, less the headroom.  Else not less than
                          chunk_bytes */

@@ -10,11 +10,11 @@
  *
  * The header works for sm_75 and later, with and without -rdc=true, with nvcc, NVRTC and tools that use NVRTC.  It
  * needs no header outside of include/mam.  The host gets the handle from MAM_HeapHandle and passes it to the kernel by
- * value; mam-heap(7) names other places for it.
+ * value; mam-heap(7) names other places for it, and explains the terms.  The kernel runs on the heap's own device.
  *
  * Any thread of a kernel may call any function at any time: lanes that diverged, and several kernels and streams at
- * once.  Any thread may free a block: of the same kernel, of a later kernel, or of the host (MAM_HeapFree).  No
- * function waits for another thread for longer than a bounded time.
+ * once.  Any thread of the same or of another kernel may free a block, and so may the host (MAM_HeapFree).  No function
+ * waits for another thread for longer than a bounded time.
  *
  * Memory order: what a thread wrote to a block before it freed the block comes before everything that the block's next
  * owner does with it.  What another thread wrote comes before that only if it happens before the free, as with any
@@ -40,9 +40,9 @@
 #endif
 
 /* Allocates at least bytes bytes and returns their address, which is a multiple of 16.  The memory is not initialised.
- * The block belongs to the caller until a free.  A block has a multiple of 16 bytes up to 128, at most a fourth more
- * than bytes above that, and whole pages of 4 KiB above 32 KiB.  A full heap may serve a request from chunks of spans
- * that are up to twice as large.
+ * The block belongs to the caller until a free.  The block has bytes rounded up to a multiple of 16 if that is at most
+ * 128.  Above that it has at most a fourth more than bytes, and above 32 KiB whole pages of 4 KiB.  A full heap may
+ * serve a request from chunks of spans that are up to twice as large.
  *
  * Returns NULL if bytes is 0 or the heap cannot serve the request; mam_malloc_why says why.  If the heap grows under
  * kernels (MAM_HeapOptions, grow_bytes), the call waits for more memory before it fails, up to wait_ms. */
@@ -50,7 +50,7 @@ static __device__ void *mam_malloc(mam_device_heap heap, size_t bytes);
 
 /* Allocates as mam_malloc does and writes the reason to *why, which must not be NULL: MAM_HEAP_OK if it returns a
  * block; MAM_HEAP_FULL if there is no room; MAM_HEAP_TOO_LARGE if the heap could not serve it even if it were empty;
- * MAM_HEAP_ZERO if bytes is 0; MAM_HEAP_BAD if heap is no handle of a heap: all of it is 0. */
+ * MAM_HEAP_ZERO if bytes is 0; MAM_HEAP_BAD if heap belongs to no heap: all its bytes are 0. */
 static __device__ void *mam_malloc_why(mam_device_heap heap, size_t bytes, mam_heap_status *why);
 
 /* Allocates as mam_malloc does and records bytes, file and line for the block, if the host created the heap with
@@ -68,9 +68,10 @@ static __device__ void *mam_malloc_aligned(mam_device_heap heap, size_t alignmen
  * compaction (MAM_HeapCompact) may move it.  Returns NULL if type is no type of the heap, or the heap is full. */
 static __device__ void *mam_malloc_typed(mam_device_heap heap, mam_type type);
 
-/* Frees a block.  block may be NULL, which does nothing.  The call refuses an address outside of the heap, and one that
- * was freed before and not handed out since: it changes nothing and counts the call (MAM_HeapInfo, refused_free_count).
- * With MAM_HEAP_CHECKED it refuses every address at which no live block starts. */
+/* Frees a block of the heap.  block may be NULL, which does nothing.  The call refuses an address outside of the heap,
+ * and one of a chunk that is free: it changes nothing and counts the call (MAM_HeapInfo, refused_free_count).  Any
+ * other wrong free, such as a second one of a chunk that the heap has set aside to hand out next, may free a chunk that
+ * is not the caller's.  With MAM_HEAP_CHECKED the call refuses every address at which no live block starts. */
 static __device__ void mam_free(mam_device_heap heap, void *block);
 
 /* Rewrites *pointer if it points into an object that a compaction moved, so that it points to the same byte of the

@@ -2,9 +2,11 @@
 /*
  * mam/heap.h - device heaps, from which kernels allocate: the calls of the host.
  *
- * A device heap is memory of a pool (mam.h) in which kernels call mam_malloc and mam_free (mam/device.cuh).  The design
- * goes back to M. Steinberger, M. Kenzel, B. Kainz and D. Schmalstieg, "ScatterAlloc: Massively Parallel Dynamic Memory
- * Allocation for the GPU".  "The paper" and its section numbers below mean that text.
+ * A device heap is memory of a pool (mam.h) from which kernels allocate, by mam_malloc and mam_free (mam/device.cuh).
+ * They run on the pool's device.  A heap consists of superblocks, which are blocks of the pool.  mam-heap(7) explains
+ * the terms.  The library has to be built with CUDA.  The design goes back to M. Steinberger, M. Kenzel, B. Kainz and
+ * D. Schmalstieg, "ScatterAlloc: Massively Parallel Dynamic Memory Allocation for the GPU".  "The paper" and its
+ * section numbers below mean that text.
  *
  * Units, results and MAM_LastError: as in mam.h.  Results that are not repeated below:
  *
@@ -39,9 +41,10 @@ typedef struct mam_heap_host *MAM_Heap;
 typedef struct MAM_HeapOptions {
   size_t struct_size; /* sizeof(MAM_HeapOptions) */
   size_t bytes;       /* of the first superblock, with all metadata: at least 256 KiB */
-  size_t limit_bytes; /* all superblocks together never pass this; not less than bytes.  0 for bytes: no growth */
+  size_t limit_bytes; /* the most bytes of all superblocks together; not less than bytes.  0 for bytes: no growth */
   size_t grow_bytes;  /* 0, or at least 256 KiB: then the heap grows under running kernels, by this or by a fourth of
-                         what  it has, whichever is more.  limit_bytes must be more than bytes.  See mam-heap(7) */
+                         what it has, whichever is more.  limit_bytes must then be set, to more than bytes.  See
+                         mam-heap(7) */
   unsigned wait_ms; /* with grow_bytes: how many milliseconds a request waits for memory in all before it fails; at most
                        an hour */
   unsigned records; /* 1: a block can have a record of the place that allocated it, if the kernel was compiled to make
@@ -61,7 +64,7 @@ typedef struct MAM_HeapOptions {
  * cudaErrorInvalidValue          heap is NULL, an option is out of its range (MAM_LastError says which), or bytes is
  *                                too little for a heap on this GPU
  * cudaErrorInvalidResourceHandle there is no such pool
- * cudaErrorMemoryAllocation      the pool has no such piece, or the host has no memory
+ * cudaErrorMemoryAllocation      the pool has no such piece, or the host has no memory or, with grow_bytes, no thread
  * cudaErrorNotSupported          the library was built without CUDA; the pool is in host memory, plain or page-locked;
  *                                the driver cannot launch kernels; or, with grow_bytes, it cannot register host memory
  *
@@ -191,6 +194,7 @@ MAM_API cudaError_t MAM_HeapFree(MAM_Heap heap, void *block);
  * No kernel may use the heap during MAM_HeapCompact, MAM_HeapCompactBegin and MAM_HeapCompactEnd.  Between the last
  * two, kernels may read and write blocks and call mam_forward, but not allocate or free.  Then every function that
  * works on the heap gives cudaErrorIllegalState, except MAM_HeapHandle, MAM_HeapDestroy and MAM_HeapCompactEnd. */
+
 /* What MAM_HeapRegisterType needs to know.  Start from MAM_HEAP_TYPE_OPTIONS_INIT. */
 typedef struct MAM_HeapTypeOptions {
   size_t struct_size;            /* sizeof(MAM_HeapTypeOptions) */

@@ -3,7 +3,7 @@
  * mam/replace.cuh - a device heap behind malloc, free, new and delete of kernels, without a change of the kernels'
  * text.
  *
- *   #include <mam/replace.cuh>        // anywhere in the file
+ *   #include <mam/replace.cuh>        // anywhere in the file, which nvcc compiles
  *   __global__ void kernel() { int *row = (int *)malloc(100); ... free(row); node *n = new node(); ... delete n; }
  *
  *   mam_replace_create(128 << 20);    // on the host, before the first kernel
@@ -14,7 +14,8 @@
  * host frees such blocks by MAM_HeapFree.  A request in a kernel without a heap returns NULL, and the first such
  * request prints a message.  If there is no room, new returns NULL and constructs nothing, as CUDA's own new does.
  *
- * The host names the heap for all files of the program at once.  It is the heap of the current device.
+ * The host names the heap for all files of the program at once.  It is the heap of the current device: a program on two
+ * devices calls mam_replace_create with each device current.  Link with -lmam.
  *
  *   -rdc=true     One file that includes this header is enough: all files that are linked with it use its malloc.
  *   without it    Each file that has kernels which allocate includes this header.
@@ -34,9 +35,9 @@
 #include <cuda_runtime_api.h>
 #include <mam/heap.h>
 
-/* Has kernels of the current device use heap, which must be a heap of that device.  It concerns kernels that are
- * enqueued after the call.  NULL: they have no heap.  The heap stays the caller's.  Any thread may call this at any
- * time.
+/* Has kernels of the current device use heap, which must be a heap of that device; the call does not check this.  It
+ * concerns kernels that are enqueued after the call.  NULL: they have no heap.  The heap stays the caller's.  Any
+ * thread may call this at any time.
  *
  * cudaSuccess              kernels have the heap
  * other                    what MAM_HeapHandle or the CUDA runtime returned.  After an error of the runtime some files
