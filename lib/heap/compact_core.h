@@ -10,16 +10,17 @@
  *
  * A candidate is a span of one type that is not empty and at most n/(n+1) full.  A pass orders the candidates of each
  * type from the last page of the heap to the first.  Of r candidates, the first B = r/(n+1) are sources.  The objects
- * of source i go to free chunks of its targets i + B, i + 2B .. i + nB. They fit, because n full-sized targets have
+ * of source i go to free chunks of its targets i + B, i + 2B .. i + nB.  They fit, because n full-sized targets have
  * n/(n+1) of a span free.  The last target is filled first, so that what stays is at the beginning of the heap.  n may
  * grow from pass to pass.  While many candidates are nearly empty, n = 1 takes most spans away.
  *
  * The paper leaves candidates alone if there are at most n of them.  Here as many stay as are needed to hold all
  * objects, as targets, and the others become sources.
  *
- * A source's new addresses stand at its beginning until the end of the compaction, and so do its usage words.  So an
- * address in a source tells where its object is.  Meanwhile the map of moved pages has a 1 for each of its pages, and
- * its entries have the size class MAM__ENTRY_MOVED, so no free and no request takes it for a span.
+ * A source has a table of new addresses at its beginning, with a place for each chunk, until the end of the compaction.
+ * So an address in a source tells where its object is.  It keeps its usage words as long.  Meanwhile the map of moved
+ * pages has a 1 for each of its pages, and its entries have the size class MAM__ENTRY_MOVED, so no free and no request
+ * takes it for a span.
  *
  * The program does not use the heap meanwhile, and all threads wait for each other between the steps of a pass.  So no
  * access needs a memory order.
