@@ -142,7 +142,7 @@ static const char *hidden(void) {
   return NULL;
 }
 
-/* Pages are owned by the spans and runs that there are, and by nobody else. */
+/* All taken pages belong to spans and runs, and no page belongs to two. */
 static const char *stray_pages(void) {
   struct mam__area area = model->control->superblocks[0];
   mam__u64 owned = area.page_count % 64 == 0 ? 0 : MAM__FULL_WORD << area.page_count % 64;
