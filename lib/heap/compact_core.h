@@ -1,38 +1,41 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Defragmentation of a device heap: the algorithm, for the GPU and for a test on the host.  After M. Springer,
- * "CompactGpu: Massively Parallel Memory Defragmentation on GPUs" ("the paper"); its blocks are spans here, and its
- * allocation sizes are types.
+ * Defragmentation of a device heap: the algorithm.  The GPU runs it, and a test runs it on the host.  It follows M.
+ * Springer, "CompactGpu: Massively Parallel Memory Defragmentation on GPUs" ("the paper").  The paper's blocks are
+ * spans here, and its allocation sizes are types.  lib/heap/README.md, "Defragmentation", has the reasons.
  *
- * A candidate is a span of a type that is not empty and at most n/(n+1) full.  A pass orders the candidates of each
- * type, from the last page of the heap to the first, and merges: of r candidates, the first B = r/(n+1) are sources,
- * and the i-th source's objects go to free chunks of the targets i + B, i + 2B .. i + nB, of which the last is filled
- * first, so that what is left of the heap is at its beginning.  They always fit: n targets have n/(n+1) of a span free.
- * A compaction's n may grow from pass to pass: as long as many candidates are nearly empty, one into one takes most
- * away. Of at most n candidates (the paper leaves them) those that are not needed to hold all objects become sources,
- * and all others their targets.
+ *             target                source
+ *   before    | x |   | y |   |     | a |   |   | b |
+ *   after     | x | a | y | b |     table: where a is, 0, 0, where b is
  *
- * A source's objects leave their new addresses at its beginning, in a table with a place for each chunk.  It keeps its
- * usage words until the end of the compaction, so that an address in it tells what became of it; the bits of its pages
- * in the map of moved pages are 1 meanwhile, and its entries' size class is MAM__ENTRY_MOVED, so that no free and no
- * request takes it for a span.
+ * A candidate is a span of one type that is not empty and at most n/(n+1) full.  A pass orders the candidates of each
+ * type from the last page of the heap to the first.  Of r candidates, the first B = r/(n+1) are sources.  The objects
+ * of source i go to free chunks of its targets i + B, i + 2B .. i + nB.  They fit, because n full-sized targets have
+ * n/(n+1) of a span free.  The last target is filled first, so that what stays is at the beginning of the heap.  n may
+ * grow from pass to pass.  While many candidates are nearly empty, n = 1 takes most spans away.
  *
- * The heap is not used meanwhile.  So no access needs a memory order: the steps of a pass are kernels one after
- * another.
+ * The paper leaves candidates alone if there are at most n of them.  Here as many stay as are needed to hold all
+ * objects, as targets, and the others become sources.
  *
- * A team is threads that do a piece of work together, with what they share.  The file that includes this one defines
- * before it:
+ * A source has a table of new addresses at its beginning, with a place for each chunk, until the end of the compaction.
+ * So an address in a source tells where its object is.  It keeps its usage words as long.  Meanwhile the map of moved
+ * pages has a 1 for each of its pages, and its entries have the size class MAM__ENTRY_MOVED, so no free and no request
+ * takes it for a span.
  *
- *   struct mam_team              with rank and count
- *   mam_team_sync(team)          the team's threads wait for each other
- *   mam_team_sum(team, value)    the sum of all threads' 64-bit values, for each of them
- *   mam_team_scan(team, value, total)   the sum of the 32-bit values of the threads before; the whole sum in *total
- *   mam_read_if_u16(wanted, place)   what is there, 0 if it is not wanted: without a branch, so that many reads are
- *       under way together
- *   mam_read_once_if_u64(wanted, place)   the same of what is not read again soon
- *   mam_read_pointer_if(wanted, place)   the same of a pointer, whose line need not stay in the cache any longer
- *   mam_read_unit_once(place)   a unit that is not read again at all
- *   mam_write_unit(place, unit, keep)   keep: its line is to stay in the cache until its pointers are read
+ * The program does not use the heap meanwhile, and all threads wait for each other between the steps of a pass.  So no
+ * access needs a memory order.
+ *
+ * A team is a set of threads that do one piece of work together.  The file that includes this one defines before it:
+ *
+ *   struct mam_team                       rank and count
+ *   mam_team_sync(team)                   the team's threads wait for each other
+ *   mam_team_sum(team, value)             the sum of all threads' 64-bit values, for each of them
+ *   mam_team_scan(team, value, total)     the sum of the 32-bit values of the threads before; *total: of all threads
+ *   mam_read_if_u16(wanted, place)        the value there, 0 if it is not wanted; without a branch, so reads overlap
+ *   mam_read_once_if_u64(wanted, place)   the same for a value that is not read again soon
+ *   mam_read_pointer_if(wanted, place)    the same for a pointer; the L2 cache need not keep its line any longer
+ *   mam_read_unit_once(place)             a unit that is not read again
+ *   mam_write_unit(place, unit, keep)     keep: the L2 cache is to keep the line until its pointers are read
  */
 #ifndef MAM_LIB_COMPACT_CORE_H
 #define MAM_LIB_COMPACT_CORE_H
@@ -41,6 +44,7 @@
 
 /* ---- Pages ---- */
 
+/* The superblock and the page in it of a page number.  Numbers go over all superblocks, see struct mam_compact. */
 MAM__INLINE struct mam__place mam_compact_place(const struct mam_compact *compact, mam__u32 number) {
   mam__u32 superblock = 0;
   MAM__LOOP
@@ -55,11 +59,12 @@ MAM__INLINE struct mam__place mam_compact_place(const struct mam_compact *compac
 
 MAM__INLINE int mam_map_bit(const mam__u64 *map, mam__u32 page) { return (int)(map[page >> 6] >> (page & 63) & 1); }
 
+/* The usage words of the span that begins at a page. */
 MAM__INLINE mam__u64 *mam_span_words_at(struct mam__area area, mam__u32 page) {
   return area.words + page * MAM__PAGE_WORDS;
 }
 
-/* The kind of the typed span that begins at a page with that entry and was not moved; 0 if none does. */
+/* The kind of the typed span that begins at a page and was not moved.  0 if none does.  entry: of that page. */
 MAM__INLINE mam__u32 mam_typed_span_at(struct mam__area area, mam__u32 page, mam__u32 entry) {
   mam__u32 type = entry >> MAM__ENTRY_TYPE_SHIFT;
   mam__u32 kind = mam__kind_of((entry & 63) - 1, type);
@@ -72,12 +77,13 @@ MAM__INLINE int mam_kind_has_pointers(const struct mam_compact *compact, mam__u3
   return (int)(compact->types_with_pointers >> (mam__kind_type(kind) - 1) & 1);
 }
 
-/* Live objects and chunks of a span. */
+/* How many objects are live in a span, and how many chunks it has. */
 struct mam_fill {
   mam__u32 live, chunks;
 };
 
-/* All words of the page, those behind the span's too, which are 0: so that the loads are under way together. */
+/* Reads all words of the page.  Those behind the span's are 0.  So no read depends on another, and all are under way
+ * together. */
 MAM__INLINE struct mam_fill mam_span_fill(const mam__u64 *words) {
   struct mam_fill fill = {0, 0};
   MAM__UNROLL
@@ -89,12 +95,13 @@ MAM__INLINE struct mam_fill mam_span_fill(const mam__u64 *words) {
   return fill;
 }
 
-/* The paper, "Design of CompactGpu". */
+/* Whether a span is a candidate.  The paper, "Design of CompactGpu". */
 MAM__INLINE int mam_fill_is_candidate(struct mam_fill fill, mam__u32 n) {
   return fill.live != 0 && fill.live * (n + 1) <= fill.chunks * n;
 }
 
-/* Says of a span that its objects were moved, or that it has none: what is its entries' size class. */
+/* Marks a span whose objects were moved, or that has none.  what: its entries' new size class, MAM__ENTRY_MOVED or
+ * MAM__ENTRY_EMPTY. */
 MAM__INLINE void mam_span_moved(struct mam_team team, struct mam__area area, mam__u32 page, mam__u32 pages,
                                 mam__u32 kind, mam__u32 what) {
   mam__u16 *entries = mam__area_entries(area) + page;
@@ -104,7 +111,7 @@ MAM__INLINE void mam_span_moved(struct mam_team team, struct mam__area area, mam
   MAM__LOOP
   for (mam__u32 done = 0; team.rank == 0 && done < pages;) {
     mam__u32 from = (page + done) & 63, here = 64 - from < pages - done ? 64 - from : pages - done;
-    /* relaxed: a later kernel reads it. */
+    /* Relaxed: threads that read it have waited for this one before. */
     (void)mam__or_relaxed_u64(&mam__area_moved(area)[(page + done) >> 6], mam__run_bits(here, from));
     done += here;
   }
@@ -112,20 +119,22 @@ MAM__INLINE void mam_span_moved(struct mam_team team, struct mam__area area, mam
 
 /* ---- Slots ----
  *
- * What a slot holds counts as used, and would be taken for objects: it is given back before. */
+ * What a slot holds counts as used, so a pass would take it for objects.  So a compaction first gives it back. */
 
-/* A slot of a type, less 1: types' slots are behind those of size classes. */
+/* A slot of a type.  type: its number less 1.  Slots of types stand behind those of size classes. */
 MAM__INLINE mam__u64 *mam_compact_slot(const struct mam_compact *compact, mam__u32 type, mam__u32 number) {
   return compact->heap.slots + (mam__u64)(MAM__HEAP_CLASSES + type) * compact->heap.slot_count + number;
 }
 
-/* The span of a slot that was emptied. */
+/* The span of a slot that was emptied.  pages is 0 if there was none.  used is not 0 if a chunk of the span is taken.
+ */
 struct mam_slot_emptied {
   struct mam__area area;
-  mam__u32 page, pages, kind, used; /* pages 0: there is none; used: its chunks that are taken */
+  mam__u32 page, pages, kind, used;
 };
 
-/* Frees the chunks of a typed slot without a ticket.  What follows from that is left to mam_slot_emptied_end. */
+/* Frees those chunks of a typed slot that have no ticket yet.  The caller calls mam_slot_emptied_end afterwards, which
+ * does what follows from that. */
 MAM__INLINE struct mam_slot_emptied mam_compact_slot_empty(const struct mam_compact *compact, mam__u32 type,
                                                            mam__u32 number) {
   struct mam_slot_emptied emptied = {{0, 0, 0, 0}, 0, 0, 0, 0};
@@ -133,7 +142,7 @@ MAM__INLINE struct mam_slot_emptied mam_compact_slot_empty(const struct mam_comp
   mam__u32 kind = compact->kinds[type], limit = mam__slot_limit(heap, kind);
   mam__u64 *place = mam_compact_slot(compact, type, number), slot = *place;
   mam__u32 ticket = (mam__u32)(slot & MAM__SLOT_TICKETS);
-  *place = (slot & ~MAM__SLOT_TICKETS) | limit; /* used up; the address leads to spans that it had */
+  *place = (slot & ~MAM__SLOT_TICKETS) | limit; /* no tickets left; the address leads to its earlier spans */
   if (ticket >= limit)
     return emptied;
   emptied.area = mam__forward_area(heap, mam__slot_address(slot));
@@ -142,7 +151,7 @@ MAM__INLINE struct mam_slot_emptied mam_compact_slot_empty(const struct mam_comp
   mam__u64 *words = mam_span_words_at(emptied.area, emptied.page);
   mam__u32 count = mam__word_span_words(words[0]);
   emptied.pages = mam__word_span_pages(words[0]);
-  MAM__UNROLL /* so that the loads are under way together */
+  MAM__UNROLL /* the loads are under way together */
       for (mam__u32 i = 0; i < MAM__PAGE_WORDS; i++) if (i < count) {
     mam__u32 handed_out = ticket <= 32 * i ? 0 : ticket - 32 * i >= 32 ? 32 : ticket - 32 * i;
     mam__u64 word = words[i] & (~0xffffffffull | ((1ull << handed_out) - 1));
@@ -155,7 +164,7 @@ MAM__INLINE struct mam_slot_emptied mam_compact_slot_empty(const struct mam_comp
   return emptied;
 }
 
-/* Has requests find the chunks or the pages. */
+/* Lets requests find the free chunks of the span, or its pages if it is empty. */
 MAM__INLINE void mam_slot_emptied_end(const struct mam_slot_emptied *emptied) {
   if (emptied->pages != 0 && emptied->used != 0)
     mam__span_hint(emptied->area, emptied->page, emptied->kind);
@@ -163,7 +172,7 @@ MAM__INLINE void mam_slot_emptied_end(const struct mam_slot_emptied *emptied) {
     MAM__OUT_OF_SIGHT(mam__pages_release)(emptied->area, emptied->page, emptied->pages);
 }
 
-/* Whether no thread made a request of an emptied slot. */
+/* Whether no thread has taken a ticket of an emptied slot. */
 MAM__INLINE int mam_compact_slot_is_untouched(const struct mam_compact *compact, mam__u32 type, mam__u32 number) {
   mam__u32 limit = mam__slot_limit(&compact->heap, compact->kinds[type]);
   return (*mam_compact_slot(compact, type, number) & MAM__SLOT_TICKETS) == limit;
@@ -171,16 +180,19 @@ MAM__INLINE int mam_compact_slot_is_untouched(const struct mam_compact *compact,
 
 /* ---- Candidates ---- */
 
-/* What a thread saw: numbers for each type, in four bits each, of up to MAM_COMPACT_GROUP. */
+/* What a thread saw in a group of pages.  by_type has the number of candidates of each type in four bits, at most
+ * MAM_COMPACT_GROUP. */
 struct mam_seen {
   mam__u64 by_type;
   struct mam_tile_found found;
-  mam__u16 candidates;   /* the types of those that begin in the pages, in four bits each; 0: none does */
-  mam__u8 with_pointers; /* bits of pages that such a span begins in */
+  /* The types of the candidates that begin in the pages, in four bits each.  0: none begins there. */
+  mam__u16 candidates;
+  /* A bit for each page in which a span with pointers begins. */
+  mam__u8 with_pointers;
 };
 
-/* Looks at a group of pages.  at_first: an empty span that nobody has given back goes with those whose objects were
- * moved. */
+/* Looks at a group of pages.  at_first: marks empty spans that no thread has given back, so that they end with the
+ * moved ones. */
 MAM__INLINE struct mam_seen mam_group_look(const struct mam_compact *compact, mam__u32 n, mam__u32 number,
                                            int at_first) {
   const struct mam_team alone = {0, 1};
@@ -189,14 +201,15 @@ MAM__INLINE struct mam_seen mam_group_look(const struct mam_compact *compact, ma
   if (place.page >= place.area.page_count)
     return seen;
   mam__u32 taken = (mam__u32)(mam__area_pages(place.area)[place.page >> 6] >> (place.page & 63));
-  mam__u32 begins = 0; /* pages that a typed span begins in, by their entries */
+  /* A bit for each page in which a typed span begins, by its entry. */
+  mam__u32 begins = 0;
   MAM__UNROLL
   for (mam__u32 i = 0; i < MAM_COMPACT_GROUP; i++)
     if (place.page + i < place.area.page_count) {
       mam__u32 entry = mam__area_entries(place.area)[place.page + i];
       begins |= (mam__u32)(entry >> MAM__ENTRY_TYPE_SHIFT != 0 && mam__entry_back(entry) == 0) << i;
     }
-  begins &= taken; /* of the group: taken has more */
+  begins &= taken; /* only those of the group: taken has bits of later pages too */
   MAM__LOOP
   for (; begins != 0; begins &= begins - 1) {
     mam__u32 i = mam__lowest_u32(begins), page = place.page + i;
@@ -222,12 +235,12 @@ MAM__INLINE struct mam_seen mam_group_look(const struct mam_compact *compact, ma
   return seen;
 }
 
-/* Where the number of a type's candidates in a tile is: the last tile comes first. */
+/* Where the number of a type's candidates in a tile stands.  The last tile comes first. */
 MAM__INLINE mam__u32 *mam_compact_sum_at(const struct mam_compact *compact, mam__u32 type, mam__u32 tile) {
   return &compact->sums[(mam__u64)type * compact->tiles + (compact->tiles - 1 - tile)];
 }
 
-/* Finds and counts the candidates of a tile; at_first: notes spans with pointers too, and sees to empty ones. */
+/* Finds and counts the candidates of a tile.  at_first: also notes the spans with pointers and marks empty ones. */
 MAM__INLINE void mam_tile_look(struct mam_team team, const struct mam_compact *compact, mam__u32 n, mam__u32 tile,
                                int at_first) {
   struct mam_tile_found sum = {0, 0};
@@ -253,7 +266,7 @@ MAM__INLINE void mam_tile_look(struct mam_team team, const struct mam_compact *c
     compact->found[tile] = sum;
 }
 
-/* Makes counts sums, and writes where each type begins.  One team for all. */
+/* Replaces the counts by their sums, and writes where each type begins in order.  One team does all of it. */
 MAM__INLINE void mam_compact_sum(struct mam_team team, const struct mam_compact *compact) {
   mam__u32 count = compact->types * compact->tiles, each = (count + team.count - 1) / team.count, sum = 0, total;
   MAM__LOOP
@@ -272,7 +285,7 @@ MAM__INLINE void mam_compact_sum(struct mam_team team, const struct mam_compact 
     compact->state->starts[compact->types] = total;
 }
 
-/* Says what was found in all tiles.  One team for all. */
+/* Adds up what was found in all tiles.  One team does all of it. */
 MAM__INLINE void mam_compact_found_sum(struct mam_team team, const struct mam_compact *compact) {
   struct mam_compact_found found = {0, 0, 0, 0, 0};
   MAM__LOOP
@@ -296,7 +309,7 @@ MAM__INLINE void mam_compact_found_sum(struct mam_team team, const struct mam_co
     compact->state->found_first = found;
 }
 
-/* Writes a tile's candidates to their places: the last page first. */
+/* Writes a tile's candidates to their places in order, the last page first. */
 MAM__INLINE void mam_tile_order(struct mam_team team, const struct mam_compact *compact, mam__u32 tile) {
   MAM__LOOP
   for (mam__u32 turn = team.rank; turn < MAM_COMPACT_GROUPS; turn += team.count) {
@@ -323,25 +336,25 @@ MAM__INLINE void mam_tile_order(struct mam_team team, const struct mam_compact *
 
 /* ---- Merging ---- */
 
-/* Sources and targets, by their places among a type's candidates: sources from source on; targets from target down, in
- * steps of stride. */
+/* Sources and targets, by their places among a type's candidates.  The sources are source and those after it.  The
+ * targets are target and those before it, in steps of stride. */
 struct mam_merge {
   mam__u32 source, sources, target, stride, targets;
 };
 
-/* How many merges there are of so many candidates. */
+/* How many merges a pass makes of so many candidates of a type. */
 MAM__INLINE mam__u32 mam_merge_count(mam__u32 candidates, mam__u32 n) {
   return candidates > n ? candidates / (n + 1) : candidates > 1;
 }
 
-/* The merge of that number of more than n candidates. */
+/* The merge with that number, where there are more than n candidates. */
 MAM__INLINE struct mam_merge mam_merge_of(mam__u32 candidates, mam__u32 n, mam__u32 number) {
   mam__u32 sources = candidates / (n + 1);
   struct mam_merge merge = {number, 1, number + n * sources, sources, n};
   return merge;
 }
 
-/* The merge of up to n candidates with so many objects in all, in spans of so many chunks. */
+/* The only merge of at most n candidates.  live: their objects in all.  chunks: of each of their spans. */
 MAM__INLINE struct mam_merge mam_merge_rest(mam__u32 candidates, mam__u32 live, mam__u32 chunks) {
   mam__u32 needed = (live + chunks - 1) / chunks;
   mam__u32 sources = needed < candidates ? candidates - needed : 0;
@@ -349,25 +362,26 @@ MAM__INLINE struct mam_merge mam_merge_rest(mam__u32 candidates, mam__u32 live, 
   return merge;
 }
 
-/* What a team shares while it merges: the targets' free chunks, in the order in which they are filled, and where the
- * objects of a source are, chunk by chunk, and where they go. */
+/* What a team shares while it merges: the free chunks of the targets in the order in which they are filled, and for
+ * each object of a source its chunk and its new address. */
 struct mam_merge_room {
   mam__u64 *words[MAM_COMPACT_TARGETS];
   mam__u64 address[MAM_COMPACT_TARGETS];
   mam__u32 free[MAM_COMPACT_TARGETS * MAM__PAGE_WORDS];
-  mam__u16 before[MAM_COMPACT_TARGETS * MAM__PAGE_WORDS]; /* free chunks of the words before */
+  /* How many chunks are free in the words before. */
+  mam__u16 before[MAM_COMPACT_TARGETS * MAM__PAGE_WORDS];
   mam__u64 to[MAM_SPAN_CHUNKS];
   mam__u8 from[MAM_SPAN_CHUNKS];
 };
 
-/* A source. */
+/* A span whose objects are moved.  used has a bit for each of its chunks. */
 struct mam_source {
   struct mam__area area;
   mam__u32 page, pages, kind, live;
   mam__u32 used[MAM__PAGE_WORDS]; /* bits of its chunks */
 };
 
-/* All loads at once. */
+/* Reads a source.  All loads are under way together. */
 MAM__INLINE struct mam_source mam_source_at(const struct mam_compact *compact, mam__u32 number) {
   struct mam__place place = mam_compact_place(compact, number);
   const mam__u64 *words = mam_span_words_at(place.area, place.page);
@@ -381,10 +395,10 @@ MAM__INLINE struct mam_source mam_source_at(const struct mam_compact *compact, m
   return source;
 }
 
-/* The free chunks of a usage word, 0 if there is none. */
+/* The free chunks of a usage word, a bit each.  0 for a word that no span has. */
 MAM__INLINE mam__u32 mam_word_holes(mam__u64 word) { return word == 0 ? 0 : ~(mam__u32)word & mam__word_full(word); }
 
-/* Reads the targets; returns how many chunks are free in them. */
+/* Reads the targets.  Returns how many chunks are free in them. */
 MAM__INLINE mam__u32 mam_merge_begin(struct mam_team team, const struct mam_compact *compact,
                                      struct mam_merge_room *room, const mam__u32 *order, struct mam_merge merge) {
   mam__u32 words = merge.targets * MAM__PAGE_WORDS, each = (words + team.count - 1) / team.count;
@@ -409,7 +423,8 @@ MAM__INLINE mam__u32 mam_merge_begin(struct mam_team team, const struct mam_comp
   return total;
 }
 
-/* Pairs the objects of a source with free chunks from the one of rank first on; words: how many the targets have. */
+/* Pairs the objects of a source with free chunks of the targets, from the free chunk of rank first on.  words: of all
+ * targets. */
 MAM__INLINE void mam_merge_pair(struct mam_team team, struct mam_merge_room *room, const struct mam_source *source,
                                 mam__u32 words, mam__u32 first) {
   mam__u32 before = 0, bytes = mam__class_bytes(source->kind);
@@ -426,7 +441,7 @@ MAM__INLINE void mam_merge_pair(struct mam_team team, struct mam_merge_room *roo
   for (mam__u32 i = 0; i < words; i++) {
     mam__u32 bits = room->free[i], bit = team.rank;
     mam__u64 address = room->address[i / MAM__PAGE_WORDS];
-    before = room->before[i] - first; /* wraps where it is less */
+    before = room->before[i] - first; /* it wraps where before[i] is less than first */
     do {
       mam__u32 object = before + mam__ones_u32(bits & ((1u << bit) - 1));
       if ((bits >> bit & 1) != 0 && object < source->live)
@@ -436,20 +451,21 @@ MAM__INLINE void mam_merge_pair(struct mam_team team, struct mam_merge_room *roo
   mam_team_sync(team);
 }
 
-/* The place of a unit among those of a source's objects. */
+/* Where a unit is: the object's number in its source, and the bytes before the unit in the object. */
 struct mam_unit_place {
   mam__u32 object, in_object;
 };
 
-/* By a multiplication, which is exact: there are fewer than 2^15 units, of fewer than 2^12 in an object. */
+/* Divides by a multiplication.  The result is exact: there are fewer than 2^15 units, fewer than 2^12 of them in an
+ * object. */
 MAM__INLINE struct mam_unit_place mam_unit_place(mam__u32 at, mam__u32 units, mam__u32 inverse) {
   struct mam_unit_place place = {units == 1 ? at : (mam__u32)((mam__u64)at * inverse >> 32), 0};
   place.in_object = (at - place.object * units) * MAM_UNIT_BYTES;
   return place;
 }
 
-/* Copies the paired objects of a source at address; keep: as for mam_write_unit.  A thread reads the last unit where it
- * has none: without a branch, so that its reads are under way together. */
+/* Copies the paired objects of a source at address.  keep: as for mam_write_unit.  A thread that has no unit left reads
+ * the last one.  So there is no branch, and its reads are under way together. */
 MAM__INLINE void mam_merge_copy(struct mam_team team, const struct mam_merge_room *room, mam__u64 address,
                                 mam__u32 bytes, mam__u32 objects, int keep) {
   mam__u32 units = bytes / MAM_UNIT_BYTES, count = objects * units, inverse = 0xffffffffu / units + 1;
@@ -473,7 +489,7 @@ MAM__INLINE void mam_merge_copy(struct mam_team team, const struct mam_merge_roo
   }
 }
 
-/* Leaves the new addresses of a source's objects, all of which were copied, in the source at address. */
+/* Writes the new addresses of a source's objects into the source at address.  All objects were copied before. */
 MAM__INLINE void mam_merge_leave(struct mam_team team, const struct mam_merge_room *room,
                                  const struct mam_source *source, mam__u64 address) {
   mam__u64 *table = (mam__u64 *)address;
@@ -489,14 +505,14 @@ MAM__INLINE void mam_merge_leave(struct mam_team team, const struct mam_merge_ro
   }
 }
 
-/* Whether each line that objects of a kind are written to is read again for their pointers: so that what is to stay in
- * the cache until then does not stay there for longer. */
+/* Whether every line that objects of a kind are written to is read again for their pointers.  Only then a line may be
+ * marked to stay in the cache: reading it takes the mark away. */
 MAM__INLINE int mam_lines_are_read(const struct mam_compact *compact, mam__u32 kind) {
   return MAM_LINE_BYTES % mam__class_bytes(kind) == 0 && mam_kind_has_pointers(compact, kind);
 }
 
-/* Moves a source's objects to free chunks from the one of rank first on; words: how many the targets have.  Returns how
- * many there were: of more than there is room for, none. */
+/* Moves a source's objects to free chunks of the targets, from the one of rank first on.  words: of all targets.
+ * room_for: their free chunks.  Returns how many objects moved.  If not all of them fit, none moves. */
 MAM__INLINE mam__u32 mam_merge_source(struct mam_team team, const struct mam_compact *compact,
                                       struct mam_merge_room *room, const struct mam_source *source, mam__u32 words,
                                       mam__u32 first, mam__u32 room_for) {
@@ -513,18 +529,18 @@ MAM__INLINE mam__u32 mam_merge_source(struct mam_team team, const struct mam_com
   return source->live;
 }
 
-/* Has the first count free chunks of the targets used. */
+/* Marks the first count free chunks of the targets as used. */
 MAM__INLINE void mam_merge_end(struct mam_team team, const struct mam_merge_room *room, mam__u32 words,
                                mam__u32 count) {
   MAM__LOOP
   for (mam__u32 i = team.rank; i < words; i += team.count)
     if (count > room->before[i])
-      /* relaxed: no other thread looks at it; atomic so that the thread does not wait for the old value. */
+      /* Relaxed: no other thread looks at it.  Atomic, so that the thread does not wait for the old value. */
       (void)mam__or_relaxed_u64(&room->words[i / MAM__PAGE_WORDS][i % MAM__PAGE_WORDS],
                                 mam__lowest_ones(room->free[i], count - room->before[i]));
 }
 
-/* The merge of few candidates. */
+/* The merge of at most n candidates of a type. */
 MAM__INLINE struct mam_merge mam_merge_few(struct mam_team team, const struct mam_compact *compact,
                                            const mam__u32 *order, mam__u32 candidates) {
   mam__u64 live = 0;
@@ -540,8 +556,8 @@ MAM__INLINE struct mam_merge mam_merge_few(struct mam_team team, const struct ma
   return mam_merge_rest(candidates, (mam__u32)mam_team_sum(team, live), chunks);
 }
 
-/* One of the merges of a pass, by its number among those of all types, and adds what it did to *sum; 0 if there are
- * fewer. */
+/* Makes one merge of a pass, by its number among those of all types.  Adds what it did to *sum.  Returns 0 if there are
+ * fewer merges. */
 MAM__INLINE int mam_compact_merge(struct mam_team team, const struct mam_compact *compact, struct mam_merge_room *room,
                                   mam__u32 n, mam__u32 number, struct mam_compact_done *sum) {
   mam__u32 type = 0, candidates = 0;
@@ -576,11 +592,12 @@ MAM__INLINE int mam_compact_merge(struct mam_team team, const struct mam_compact
   sum->moved += done;
   sum->moved_bytes += (mam__u64)done * bytes;
   sum->pages += pages;
-  mam_team_sync(team); /* the room is free for the next */
+  mam_team_sync(team); /* the next merge may use the room */
   return 1;
 }
 
-/* The n of the next pass after one with n that took merges of so many spans away; 0 if there is to be none. */
+/* The n of the pass after one with n.  merges: how many spans that pass took away, of so many spans.  0: there is to be
+ * no further pass. */
 MAM__INLINE mam__u32 mam_next_n(mam__u32 n, mam__u32 n_last, mam__u64 merges, mam__u64 spans) {
   if (n == n_last)
     return merges != 0 ? n : 0;
@@ -589,10 +606,11 @@ MAM__INLINE mam__u32 mam_next_n(mam__u32 n, mam__u32 n_last, mam__u64 merges, ma
 
 /* ---- Pointers ---- */
 
-/* What it takes to know an object from an address into its span. */
+/* What finds the object of an address in a span of a type. */
 struct mam_shape {
-  mam__u32 bytes;         /* of a chunk */
-  mam__u16 multiple_part; /* 2^15 through the class's multiple, rounded up: see mam__chunk_index */
+  mam__u32 bytes; /* bytes of a chunk */
+  /* 2^15 divided by the class's multiple, rounded up: see mam__chunk_index. */
+  mam__u16 multiple_part;
   mam__u16 shift;
 };
 
@@ -602,13 +620,15 @@ MAM__INLINE struct mam_shape mam_shape_of(mam__u32 kind) {
   return shape;
 }
 
-/* How pointers are rewritten: what all threads of a team know. */
+/* What all threads know while pointers are rewritten. */
 struct mam_rewriting {
   const mam_device_heap *heap;
-  mam__u64 base;               /* of the first superblock, its pages and their entries */
-  mam__u32 page_count, chains; /* chains: what moved may have moved on */
+  /* base, page_count and entries are those of the first superblock. */
+  mam__u64 base;
+  /* chains: an object that moved may have moved again, because there were several passes. */
+  mam__u32 page_count, chains;
   const mam__u16 *entries;
-  const struct mam_shape *shapes; /* of the types, from 1 on */
+  const struct mam_shape *shapes; /* by type, from 1 on */
 };
 
 MAM__INLINE struct mam_rewriting mam_rewriting_of(const struct mam_compact *compact, const struct mam_shape *shapes,
@@ -619,13 +639,14 @@ MAM__INLINE struct mam_rewriting mam_rewriting_of(const struct mam_compact *comp
   return rewriting;
 }
 
-/* What becomes of addresses that a thread looks at together, so that its loads are under way together. */
+/* Addresses that a thread looks at together, so that its loads are under way together: as they were found, and where
+ * the objects are. */
 struct mam_addresses {
   mam__u64 old[MAM_COMPACT_BATCH], now[MAM_COMPACT_BATCH];
 };
 
-/* One step: of those whose page was moved, now is where their objects went.  Returns the bits of these; *left: of those
- * that are not in the first superblock. */
+/* Follows the addresses by one move: where the page was moved, now becomes the object's new address.  Returns a bit for
+ * each address that moved.  *left has a bit for each that is not in the first superblock. */
 MAM__INLINE mam__u32 mam_addresses_step(const struct mam_rewriting *rewriting, struct mam_addresses *addresses,
                                         mam__u32 *left) {
   mam__u32 entries[MAM_COMPACT_BATCH], in_object[MAM_COMPACT_BATCH], moved = 0;
@@ -655,12 +676,12 @@ MAM__INLINE mam__u32 mam_addresses_step(const struct mam_rewriting *rewriting, s
   return moved;
 }
 
-/* The slow way, for few. */
+/* The slow way, for the few addresses that need it. */
 MAM__OUTLINE mam__u64 mam_address_forward(const mam_device_heap *heap, mam__u64 address) {
   return mam__forwarded(heap, address);
 }
 
-/* Where the old addresses' objects are now.  Of those that moved, a few moved on. */
+/* Finds where the objects of the old addresses are.  A few of those that moved have moved again. */
 MAM__INLINE void mam_addresses_forward(const struct mam_rewriting *rewriting, struct mam_addresses *addresses) {
   mam__u32 slow, again = mam_addresses_step(rewriting, addresses, &slow);
   if (rewriting->chains) {
@@ -679,8 +700,8 @@ MAM__INLINE void mam_addresses_forward(const struct mam_rewriting *rewriting, st
   }
 }
 
-/* Lists those spans with pointers of a tile that were not moved: half of them may have been, so that who rewrites would
- * have much more to do than others. */
+/* Lists the spans of a tile that have pointers and were not moved.  The list is then divided.  If spans were divided
+ * with the moved ones, half of them perhaps, some threads would have much more to do than others. */
 MAM__INLINE void mam_tile_left(struct mam_team team, const struct mam_compact *compact, mam__u32 tile) {
   MAM__LOOP
   for (mam__u32 group = team.rank; group < MAM_COMPACT_GROUPS; group += team.count) {
@@ -701,16 +722,16 @@ MAM__INLINE void mam_tile_left(struct mam_team team, const struct mam_compact *c
   }
 }
 
-/* A span with pointers whose objects are to have them rewritten. */
+/* A span whose objects' pointers are to be rewritten.  used has a bit for each of its chunks. */
 struct mam_span_left {
   mam__u64 address;
-  const mam__u16 *pointers;      /* where they are in an object, in units of 8 bytes */
-  mam__u32 pointer_count, bytes; /* of an object */
+  const mam__u16 *pointers;      /* where the pointers are in an object, in units of 8 bytes */
+  mam__u32 pointer_count, bytes; /* bytes: of an object */
   mam__u32 words;
   mam__u32 used[MAM__PAGE_WORDS]; /* bits of its chunks */
 };
 
-/* The span at that place in the list of those that were not moved; types: as the heap knows them. */
+/* The span at that place in the list.  types: as the heap knows them. */
 MAM__INLINE struct mam_span_left mam_span_left_at(const struct mam_compact *compact, const struct mam__type_info *types,
                                                   mam__u32 span) {
   struct mam__place place = mam_compact_place(compact, compact->order[span]);
@@ -727,21 +748,21 @@ MAM__INLINE struct mam_span_left mam_span_left_at(const struct mam_compact *comp
   return left;
 }
 
-/* In how many parts a span's pointers are rewritten, at most. */
+/* In how many parts, at most, a span's pointers are rewritten. */
 MAM__INLINE mam__u32 mam_span_parts(const struct mam_compact *compact) {
   return (compact->pointers_most * MAM__PAGE_WORDS + MAM_COMPACT_BATCH - 1) / MAM_COMPACT_BATCH;
 }
 
-/* Pointers of a thread that are rewritten together: where they are from the span's address on, and what they are. */
+/* Pointers that a thread rewrites together: at has their places in bytes from the span's address on. */
 struct mam_pointers {
   mam__u64 address;
   mam__u32 at[MAM_COMPACT_BATCH];
   struct mam_addresses addresses;
 };
 
-/* Reads a thread's share of a part of a span's pointers.  The pointers of an object are lanes' that follow each other,
- * so that their reads and writes are one.  A pointer's chunk is found by a multiplication, which is exact: there are no
- * more than 2^14 of them, of 2^6 in an object. */
+/* Reads a thread's share of a part of a span's pointers.  Lanes that follow each other read the pointers of one object,
+ * so that their reads and writes are combined.  A pointer's chunk is found by a multiplication.  The result is exact:
+ * there are at most 2^14 pointers, 2^6 of them in an object. */
 MAM__INLINE void mam_pointers_read(struct mam_pointers *pointers, const struct mam_span_left *left, mam__u32 part,
                                    mam__u32 lane) {
   mam__u32 count = left->pointer_count, inverse = ((1u << 20) + count - 1) / count, wanted = 0;
@@ -760,6 +781,7 @@ MAM__INLINE void mam_pointers_read(struct mam_pointers *pointers, const struct m
         mam_read_pointer_if(wanted >> i & 1, (const mam__u64 *)(pointers->address + pointers->at[i]));
 }
 
+/* Rewrites the pointers that were read and whose objects moved. */
 MAM__INLINE void mam_pointers_rewrite(struct mam_pointers *pointers, const struct mam_rewriting *rewriting) {
   struct mam_addresses *addresses = &pointers->addresses;
   mam_addresses_forward(rewriting, addresses);
@@ -769,7 +791,7 @@ MAM__INLINE void mam_pointers_rewrite(struct mam_pointers *pointers, const struc
       *(mam__u64 *)(pointers->address + pointers->at[i]) = addresses->now[i];
 }
 
-/* Rewrites every count-th pointer of an array from first on, up to MAM_COMPACT_BATCH. */
+/* Rewrites up to MAM_COMPACT_BATCH pointers of an array: every count-th, from first on. */
 MAM__INLINE void mam_roots_rewrite(const struct mam_rewriting *rewriting, mam__u64 *roots, mam__u64 roots_count,
                                    mam__u64 first, mam__u64 count) {
   struct mam_addresses addresses;
@@ -785,8 +807,10 @@ MAM__INLINE void mam_roots_rewrite(const struct mam_rewriting *rewriting, mam__u
 
 /* ---- Lists of objects ----
  *
- * The spans of a type in spans, tile by tile as they come; and in order, for each, how many objects come before. */
+ * spans has the spans of a type, in the order in which teams add them.  order has, for each of these spans, how many
+ * objects come before. */
 
+/* Adds the spans of a tile to the list. */
 MAM__INLINE void mam_tile_list(struct mam_team team, const struct mam_compact *compact, mam__u32 tile) {
   MAM__LOOP
   for (mam__u32 group = team.rank; group < MAM_COMPACT_GROUPS; group += team.count) {
@@ -844,7 +868,7 @@ MAM__INLINE void mam_span_list(struct mam_team team, const struct mam_compact *c
 
 /* ---- The end ---- */
 
-/* Gives back the pages of a word of a superblock's map that were moved. */
+/* Gives back those pages of a word of a superblock's page map that were moved. */
 MAM__INLINE void mam_moved_release(struct mam__area area, mam__u32 index, struct mam__lanes lanes) {
   mam__u64 moved = mam__area_moved(area)[index];
   if (moved == 0)

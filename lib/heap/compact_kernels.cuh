@@ -1,7 +1,13 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * The kernels of defragmentation: compact_core.h, with blocks of threads and warps for teams.  heap_compact.c says in
- * which order they run.
+ * The kernel of defragmentation: compact_core.h, whose teams are blocks of threads and warps here.  heap_compact.c says
+ * what a run of it is to do.  This file does not know types, roots or where memory comes from.
+ *
+ *   mam_kernel_compact    slots, passes, pointers, release and lists; struct mam_compact.what says which of them
+ *     grid_wait           all threads of the grid wait for each other between two steps
+ *     report              the last block tells the host, by one word in its memory
+ *
+ * lib/heap/README.md, "Defragmentation", has the reasons and what was measured.
  */
 #ifndef MAM_LIB_COMPACT_KERNELS_CUH
 #define MAM_LIB_COMPACT_KERNELS_CUH
@@ -16,7 +22,7 @@ enum { TEAM_THREADS = MAM_COMPACT_THREADS, WARP_THREADS = 32, WARPS = TEAM_THREA
 typedef cub::BlockScan<mam__u32, TEAM_THREADS> block_scan;
 typedef cub::WarpScan<mam__u32> warp_scan;
 
-/* A block of threads or a warp, which count tells apart; it is known where the functions below are called. */
+/* A block of threads or a warp: count tells which.  The compiler knows count where the functions below are called. */
 struct mam_team {
   mam__u32 rank, count;
 };
@@ -96,8 +102,8 @@ static __device__ __forceinline__ mam__u64 mam_read_once_if_u64(int wanted, cons
 
 #if __CUDA_ARCH__ >= 800
 
-/* Which lines the L2 cache drops first.  What a compaction has it keep it no longer keeps when it was read for its
- * pointers: the program's kernels would miss the room for long. */
+/* Which lines the L2 cache drops first.  Lines that a compaction marks to be dropped last lose the mark when they are
+ * read for their pointers.  If they kept it, the program's kernels would miss that part of the cache for long. */
 enum cache_drops { DROPS_FIRST, DROPS_LAST, DROPS_AS_USUAL };
 
 static __device__ __forceinline__ mam__u64 cache_policy(enum cache_drops drops) {
@@ -121,7 +127,7 @@ static __device__ __forceinline__ mam__u64 mam_read_pointer_if(int wanted, const
   return value;
 }
 
-/* It makes way for what is written. */
+/* Its line is dropped first and makes room for what is written. */
 static __device__ __forceinline__ struct mam_unit mam_read_unit_once(const struct mam_unit *place) {
   struct mam_unit unit;
   asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v2.u64 {%0, %1}, [%2], %3;"
@@ -164,18 +170,21 @@ static __device__ __forceinline__ void mam_write_unit(struct mam_unit *place, st
 
 /* ---- All blocks together ----
  *
- * What a block's threads wrote comes before its arrival, and what they read after their turn: __syncthreads and one
- * thread's fence between each and the other blocks' words. */
+ * A block's threads write, wait for each other by __syncthreads, and one of them executes a memory barrier and
+ * arrives.  After the wait, one thread executes a memory barrier again before all of them read.  So every block
+ * reads what all blocks wrote. */
 
-enum { BARRIER_ARRIVED = 0, BARRIER_TURN = 32 }; /* not in one line of the cache */
+enum { BARRIER_ARRIVED = 0, BARRIER_TURN = 32 }; /* in two lines of the cache */
 
+/* Waits until a word of the barrier has reached a value. */
 static __device__ void grid_watch(const struct mam_compact &compact, mam__u32 word, mam__u32 until) {
   while (mam__load_relaxed_u32(&compact.barrier[word]) < until)
     continue;
   mam__barrier();
 }
 
-/* A block arrives at the barrier; whether it is the last one, which sees what all have written. */
+/* A block arrives at the barrier.  Returns whether it is the last one.  The last one sees what all blocks have written.
+ */
 static __device__ bool grid_arrive(const struct mam_compact &compact, mam__u32 turn) {
   bool last = false;
   __syncthreads();
@@ -188,7 +197,7 @@ static __device__ bool grid_arrive(const struct mam_compact &compact, mam__u32 t
   return __syncthreads_or(last) != 0;
 }
 
-/* The others wait for the last one. */
+/* Ends what grid_arrive began: the other blocks wait until the last one gets here. */
 static __device__ void grid_pass(const struct mam_compact &compact, mam__u32 turn, bool last) {
   if (last)
     __syncthreads();
@@ -200,7 +209,8 @@ static __device__ void grid_pass(const struct mam_compact &compact, mam__u32 tur
   __syncthreads();
 }
 
-/* All threads of the grid wait for each other; what they wrote before is seen after.  turn: how often they did. */
+/* All threads of the grid wait for each other.  Each sees afterwards what the others wrote before.  turn: how often
+ * they have waited. */
 static __device__ void grid_wait(const struct mam_compact &compact, mam__u32 *turn) {
   ++*turn;
   __syncthreads();
@@ -219,7 +229,7 @@ static __device__ mam__u32 grid_warps(void) { return gridDim.x * WARPS; }
 
 /* ---- Pieces of a compaction ---- */
 
-/* What a block's threads share in one piece or the other. */
+/* What a block's threads share.  They merge and rewrite at different times, so both use the same memory. */
 struct rewrite_room {
   struct mam_span_left spans[TEAM_THREADS];
   struct mam__type_info types[MAM_HEAP_TYPES];
@@ -227,17 +237,19 @@ struct rewrite_room {
 };
 struct merge_room {
   struct mam_merge_room warps[WARPS];
-  struct mam_compact_done done; /* atomic: by all of them */
+  struct mam_compact_done done; /* atomic: all warps of the block add to it */
 };
 union room {
   struct merge_room merge;
   struct rewrite_room rewrite;
 };
 
-/* The first tile of a warp, and how many there are from one to the next: the first warps have slots to see to. */
+/* The first tile of a warp.  It goes on in steps of the number of warps.  The last warps come first, because the first
+ * warps have slots to empty. */
 static __device__ mam__u32 tile_first(void) { return grid_warps() - 1 - grid_warp(); }
 
-/* Returns the span of a thread's last slot, which it has to end. */
+/* Empties all typed slots.  Returns the span of the thread's last slot, for which the caller calls
+ * mam_slot_emptied_end. */
 static __device__ struct mam_slot_emptied slots_empty(const struct mam_compact &compact) {
   struct mam_slot_emptied emptied = {{0, 0, 0, 0}, 0, 0, 0, 0};
   mam__u32 count = compact.heap.slot_count;
@@ -248,6 +260,7 @@ static __device__ struct mam_slot_emptied slots_empty(const struct mam_compact &
   return emptied;
 }
 
+/* Counts the slots that were used during the run. */
 static __device__ void slots_watch(const struct mam_compact &compact) {
   mam__u32 count = compact.heap.slot_count;
   for (mam__u32 i = grid_rank(); i < compact.types * count; i += grid_threads())
@@ -255,8 +268,8 @@ static __device__ void slots_watch(const struct mam_compact &compact) {
       (void)mam__add_relaxed_u32(&compact.state->slots_used, 1);
 }
 
-/* The last block that is done with its tiles has the sums to itself; the first has what was found, which nobody waits
- * for. */
+/* Looks at all tiles.  The last block that arrives makes the sums while the others wait.  The first block adds up what
+ * was found; no other block waits for that. */
 static __device__ void look(const struct mam_compact &compact, mam__u32 n, struct mam_slot_emptied *emptied,
                             mam__u32 *turn) {
   for (mam__u32 tile = tile_first(); tile < compact.tiles; tile += grid_warps())
@@ -271,7 +284,7 @@ static __device__ void look(const struct mam_compact &compact, mam__u32 n, struc
     mam_compact_found_sum(block_here(), &compact);
 }
 
-/* A warp for each merge. */
+/* Each warp takes one merge after the other. */
 static __device__ void merge(const struct mam_compact &compact, mam__u32 n, struct merge_room *room) {
   enum { NUMBERS = sizeof(struct mam_compact_done) / sizeof(mam__u64) };
   const struct mam_compact_done none = {0, 0, 0, 0};
@@ -294,6 +307,7 @@ static __device__ void merge(const struct mam_compact &compact, mam__u32 n, stru
     (void)mam__add_relaxed_u64((mam__u64 *)&compact.state->done + threadIdx.x, ((mam__u64 *)&room->done)[threadIdx.x]);
 }
 
+/* All passes, with n from n_first to n_last. */
 static __device__ void passes(const struct mam_compact &compact, union room *room, struct mam_slot_emptied *emptied,
                               mam__u32 *turn) {
   mam__u64 merges = 0;
@@ -313,7 +327,8 @@ static __device__ void passes(const struct mam_compact &compact, union room *roo
   }
 }
 
-/* Lists those of a block's spans that come next, each thread's every gridDim.x-th from first on; returns how many. */
+/* Reads the spans that the block rewrites next: every gridDim.x-th of the list, from first on, one for each thread.
+ * Returns how many there are. */
 static __device__ mam__u32 rewrite_list(const struct mam_compact &compact, struct rewrite_room *room, mam__u32 first,
                                         mam__u32 end) {
   mam__u32 count = (end - first + gridDim.x - 1) / gridDim.x;
@@ -324,8 +339,8 @@ static __device__ mam__u32 rewrite_list(const struct mam_compact &compact, struc
   return count;
 }
 
-/* Those of a block's spans that are in the list; a warp for each part of a span.  The next part's pointers are read
- * before this one's are rewritten. */
+/* Rewrites the spans that were read.  A warp takes a part of a span.  It reads the pointers of the next part before it
+ * rewrites those of this one. */
 static __device__ void rewrite_listed(const struct mam_rewriting &rewriting, const struct rewrite_room *room,
                                       mam__u32 count, mam__u32 parts) {
   mam__u32 bit = threadIdx.x % WARP_THREADS, i = threadIdx.x / WARP_THREADS;
@@ -341,7 +356,7 @@ static __device__ void rewrite_listed(const struct mam_rewriting &rewriting, con
   }
 }
 
-/* Spans with pointers; and roots by all threads. */
+/* Rewrites the pointers in spans, then the roots.  All threads do both. */
 static __device__ void rewrite(const struct mam_compact &compact, struct rewrite_room *room, mam__u32 *turn) {
   if (compact.state->done.moved == 0)
     return;
@@ -356,7 +371,7 @@ static __device__ void rewrite(const struct mam_compact &compact, struct rewrite
   mam__u32 parts = mam_span_parts(&compact), end = compact.state->left_count;
   for (mam__u32 first = blockIdx.x; first < end; first += TEAM_THREADS * gridDim.x) {
     rewrite_listed(rewriting, room, rewrite_list(compact, room, first, end), parts);
-    __syncthreads(); /* the room is free for the next */
+    __syncthreads(); /* the next spans may use the room */
   }
   for (mam__u32 i = 0; i < compact.root_count; i++) {
     struct mam_compact_roots roots = compact.roots[i];
@@ -365,7 +380,7 @@ static __device__ void rewrite(const struct mam_compact &compact, struct rewrite
   }
 }
 
-/* A warp for each word of the page map. */
+/* Gives the pages of moved spans back.  A warp takes a word of the page map at a time. */
 static __device__ void release(const struct mam_compact &compact) {
   for (mam__u32 i = 0; i < compact.superblocks; i++) {
     struct mam__area area = compact.control->superblocks[i];
@@ -374,7 +389,7 @@ static __device__ void release(const struct mam_compact &compact) {
   }
 }
 
-/* A warp for each span. */
+/* Lists the objects of a type.  A warp takes a span at a time. */
 static __device__ void list(const struct mam_compact &compact, const struct mam_slot_emptied *emptied, mam__u32 *turn) {
   for (mam__u32 tile = tile_first(); tile < compact.tiles; tile += grid_warps())
     mam_tile_list(warp_here(), &compact, tile);
@@ -385,8 +400,8 @@ static __device__ void list(const struct mam_compact &compact, const struct mam_
     mam_span_list(warp_here(), &compact, span);
 }
 
-/* By the last block: the others are done, with this memory too.  What the host learns it learns of one word, so that it
- * need not wait for the kernel's end: who reads it knows that all is done which kernels that begin later can see. */
+/* Done by the last block: the others do not touch memory any more.  The host reads one word and need not wait for the
+ * end of the kernel.  A host that has read it knows that kernels which begin later see all that was done. */
 static __device__ void report(const struct mam_compact &compact) {
   mam__u64 end = (mam__u64)compact.number << 32 | compact.state->slots_used;
   if (threadIdx.x == 0) {
@@ -398,14 +413,15 @@ static __device__ void report(const struct mam_compact &compact) {
       ((mam__u32 *)&compact.report->state)[i] = ((const mam__u32 *)compact.state)[i];
   __syncthreads();
   if (threadIdx.x == 0) {
-    __threadfence_system(); /* release; pairs with the host's acquiring look */
+    __threadfence_system(); /* release; the host reads the word with acquire */
     mam__store_relaxed_system_u64(&compact.report->end, end);
   }
 }
 
 /* ---- The kernel ----
  *
- * One for all of it, whose blocks run together: a launch and a wait of the host cost more than most of its pieces. */
+ * One kernel does everything, and all its blocks run at the same time.  A launch and a wait of the host cost more
+ * than most of the steps. */
 
 extern "C" __global__ void __launch_bounds__(TEAM_THREADS, MAM_COMPACT_BLOCKS)
     mam_kernel_compact(const __grid_constant__ struct mam_compact compact) {

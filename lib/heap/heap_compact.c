@@ -1,7 +1,12 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Defragmentation as the host directs it: types and roots, and the memory that the kernel of compact_kernels.cuh works
- * in.  All of it under the heap's lock.
+ * Defragmentation, the host's part: types and roots, and the memory that the kernel of compact_kernels.cuh works in.
+ * The heap's lock is held in all of it.  What the kernel does with objects and pointers is not known here.
+ *
+ *   MAM_HeapRegisterType, MAM_HeapRegisterRoots     what can be moved, and which pointers lead to it
+ *   MAM_HeapCompact                                 passes, pointers and release in one run of the kernel
+ *   MAM_HeapCompactBegin, MAM_HeapCompactEnd        the same in two runs: old pointers can be followed in between
+ *   MAM_HeapObjects                                 lists the objects of a type by a run of the same kernel
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -12,7 +17,7 @@
 #include "heap/compact_types.h"
 #include "heap/heap_inside.h"
 
-/* Each table of the work begins at a multiple of this, so that no two share a cache line. */
+/* Each table that the kernel works in begins at a multiple of this, so that no two share a cache line. */
 enum { ALIGN_BYTES = 256 };
 
 struct heap_compact {
@@ -20,9 +25,9 @@ struct heap_compact {
   mam__u32 kinds[MAM_HEAP_TYPES];
   bool roots_changed;
   struct mam_compact_roots *roots;
-  void *memory; /* of the pool */
+  void *memory; /* a block of the pool, which the kernel works in */
   size_t memory_bytes;
-  struct mam_compact_report *report; /* pinned: what the kernel says in the end */
+  struct mam_compact_report *report; /* pinned host memory: what the kernel reports */
   mam__u32 runs;
 };
 
@@ -37,7 +42,8 @@ void heap_compact_free(struct heap_compact *compact, const struct heap_gpu *gpu,
   free(compact);
 }
 
-/* As heap_inside_enter, for what is refused while a compaction is under way; *compact is what is known of it. */
+/* heap_inside_enter for a call that is refused while a compaction is under way.  *compact is what is known about types
+ * and roots. */
 static cudaError_t enter(MAM_Heap heap, struct heap_inside *inside, struct heap_compact **compact) {
   cudaError_t error = heap_inside_enter(heap, inside);
   if (error != cudaSuccess)
@@ -73,7 +79,7 @@ static cudaError_t check_type(const MAM_HeapTypeOptions *options) {
   return cudaSuccess;
 }
 
-/* Makes the slots of a new kind usable: their spans are used up. */
+/* Makes the slots of a new kind usable: each begins without a ticket left. */
 static cudaError_t write_slots(const struct heap_inside *inside, mam__u32 kind) {
   mam__u32 count = inside->handle->slot_count;
   mam__u64 *slots = malloc(count * sizeof *slots);
@@ -125,7 +131,7 @@ cudaError_t MAM_HeapRegisterType(MAM_Heap heap, const MAM_HeapTypeOptions *optio
 
 /* ---- Roots ---- */
 
-/* The place of the roots that begin at an address; root_count if there are none. */
+/* The place of the roots that begin at an address.  root_count if there are none. */
 static mam__u32 find_roots(const struct heap_compact *compact, const void *pointers) {
   mam__u32 i = 0;
   while (i < compact->root_count && compact->roots[i].pointers != pointers)
@@ -178,11 +184,11 @@ cudaError_t MAM_HeapForgetRoots(MAM_Heap heap, void *pointers) {
   return error == cudaSuccess ? heap_inside_leave(heap, forget_roots(compact, pointers)) : error;
 }
 
-/* ---- The work ---- */
+/* ---- A run of the kernel ---- */
 
 static mam__u64 aligned(mam__u64 bytes) { return (bytes + ALIGN_BYTES - 1) & ~(mam__u64)(ALIGN_BYTES - 1); }
 
-/* Lays the work out in memory at base; returns how many bytes it needs. */
+/* Fills in *work for memory at base.  Returns how many bytes of memory it needs. */
 static mam__u64 lay_out(const struct heap_inside *inside, const struct heap_compact *compact, mam__u64 base,
                         struct mam_compact *work) {
   *work = (struct mam_compact){.heap = *inside->handle,
@@ -219,7 +225,7 @@ static mam__u64 lay_out(const struct heap_inside *inside, const struct heap_comp
   return at + aligned((compact->root_count + 1) * sizeof *work->roots) - base;
 }
 
-/* Memory for the work; a new piece's barrier is clear. */
+/* Takes memory of so many bytes, unless there is enough.  The words of a new block's barrier are 0. */
 static cudaError_t take_memory(const struct heap_inside *inside, struct heap_compact *compact, size_t bytes) {
   static const mam__u32 barrier[ALIGN_BYTES / sizeof(mam__u32)];
   void *memory;
@@ -241,12 +247,12 @@ static cudaError_t take_memory(const struct heap_inside *inside, struct heap_com
   return cudaSuccess;
 }
 
-/* Has *work ready but for what is to be done. */
+/* Fills in *work, except what is to be done. */
 static cudaError_t prepare(const struct heap_inside *inside, struct heap_compact *compact, struct mam_compact *work) {
   cudaError_t error = cudaSuccess;
   if (compact->report == NULL) {
     error = heap_gpu_host_take(inside->gpu, (void **)&compact->report, sizeof *compact->report);
-    if (error == cudaSuccess) /* it may be what another heap's runs reported to */
+    if (error == cudaSuccess) /* another heap may have used this memory for its runs */
       compact->report->end = 0;
   }
   if (error == cudaSuccess)
@@ -261,7 +267,7 @@ static cudaError_t prepare(const struct heap_inside *inside, struct heap_compact
   return error;
 }
 
-/* Does what work->what says; compact->report then says how it went. */
+/* Runs the kernel, which does what work->what says and fills in compact->report. */
 static cudaError_t run(const struct heap_inside *inside, struct heap_compact *compact, struct mam_compact *work) {
   void *arguments[] = {work};
   const struct heap_gpu_sign sign = {&compact->report->end, (mam__u64)++compact->runs << 32, ~0ull << 32};
@@ -297,8 +303,8 @@ static cudaError_t release(const struct heap_inside *inside, struct heap_compact
   return error == cudaSuccess ? run(inside, compact, &work) : error;
 }
 
-/* The whole of it, or all but the release.  Where misuse is noticed the pages are released all the same: a failure has
- * begun nothing. */
+/* Runs a compaction, with the release of pages or without.  A run that notices misuse fails, and a failed call must
+ * leave no compaction under way.  So the pages are then released here. */
 static cudaError_t compact_typed(const struct heap_inside *inside, struct heap_compact *compact,
                                  const MAM_HeapCompactOptions *options, mam__u32 what) {
   struct mam_compact work;
@@ -315,7 +321,7 @@ static cudaError_t compact_typed(const struct heap_inside *inside, struct heap_c
   return error;
 }
 
-/* Without types there is nothing to do. */
+/* Begins a compaction, and also ends it if to_the_end.  A heap without types has nothing to move. */
 static cudaError_t begin(MAM_Heap heap, const MAM_HeapCompactOptions *options, MAM_HeapCompactInfo *info,
                          bool to_the_end) {
   static const struct mam_compact_state nothing;

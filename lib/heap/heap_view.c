@@ -8,7 +8,8 @@
 
 /* ---- Chunks in slots ---- */
 
-/* The usage word of a copy in which the chunk of a span is that begins at a device address; NULL if none does. */
+/* The usage word, in a copy, of a chunk of the span that begins at a device address.  NULL if no superblock has the
+ * address. */
 static mam__u64 *word_of(const struct heap_view *view, mam__u64 address, mam__u32 chunk) {
   for (mam__u32 i = 0; i < view->count; i++) {
     const struct mam__area *area = &view->areas[i];
@@ -19,7 +20,7 @@ static mam__u64 *word_of(const struct heap_view *view, mam__u64 address, mam__u3
   return NULL;
 }
 
-/* A block that a park holds: no live one. */
+/* Takes a block that a park holds out of a copy.  It is not live. */
 static void settle_parked(struct heap_view *view, mam__u64 address) {
   for (mam__u32 i = 0; i < view->count; i++) {
     struct mam__area area = view->areas[i];
@@ -30,7 +31,7 @@ static void settle_parked(struct heap_view *view, mam__u64 address) {
     mam__u32 entry = mam__area_entries(area)[page];
     view->held_count++;
     if (entry == MAM__ENTRY_RUN)
-      area.words[(size_t)page * MAM__PAGE_WORDS] = 0; /* its pages stay taken */
+      area.words[(size_t)page * MAM__PAGE_WORDS] = 0; /* its pages stay taken in the map */
     else {
       struct mam__bit bit = mam__bit_of(offset, entry);
       area.words[bit.word] &= ~(1ull << bit.bit);
@@ -39,7 +40,7 @@ static void settle_parked(struct heap_view *view, mam__u64 address) {
   }
 }
 
-/* Headers of warp heaps, and superblocks, that wait for their next user. */
+/* Takes the headers of warp heaps and the superblocks that wait in parks out of the copies. */
 static void settle_parks(struct heap_view *view) {
   const mam__u64 *parks = mam__parks(view->control);
   for (mam__u32 i = 0; i < view->control->heap.parks; i++, parks += MAM__PARK_WORDS) {
@@ -50,14 +51,14 @@ static void settle_parks(struct heap_view *view) {
   }
 }
 
-/* Words of the page map of a copy that are kept for long runs are free. */
+/* Frees the words of a copy's page map that are kept for long runs. */
 static void give_kept_back(const struct mam__area *area) {
   for (mam__u32 i = 0; i < mam__area_map_words(*area); i++)
     if ((mam__area_kept(*area)[i >> 6] >> (i & 63) & 1) == 0)
       mam__area_pages(*area)[i] = 0;
 }
 
-/* Ends a span of a copy that begins at a page if it is empty: one that was left to a slot. */
+/* Ends a span of a copy that begins at a page, if it is empty: it was left to a slot. */
 static void end_if_empty(const struct mam__area *area, mam__u32 page) {
   mam__u64 *words = &area->words[(size_t)page * MAM__PAGE_WORDS];
   mam__u32 pages = mam__word_span_pages(words[0]), count = mam__word_span_words(words[0]), used = 0;
@@ -99,7 +100,7 @@ void heap_view_settle(struct heap_view *view) {
 
 /* ---- Blocks ---- */
 
-/* Those of the span or run that begins at a page. */
+/* Visits the blocks of the span or run that begins at a page.  False if visit returned false. */
 static bool walk_page(const struct mam__area *area, mam__u32 page, heap_visit *visit, void *closure) {
   const mam__u64 *words = &area->words[(size_t)page * MAM__PAGE_WORDS];
   mam__u64 address = mam__area_address(*area, page);
@@ -123,7 +124,7 @@ void heap_view_walk(const struct heap_view *view, heap_visit *visit, void *closu
 
 /* ---- Numbers ---- */
 
-/* What spans of one class hold. */
+/* How many spans of one class there are, and their live and free chunks. */
 struct class_count {
   size_t spans, live, free;
 };
@@ -155,7 +156,7 @@ static void tally_view(const struct heap_view *view, struct tally *tally) {
     }
 }
 
-/* Free pages of a superblock, and the longest run of them. */
+/* The number of a superblock's free pages.  *longest becomes the longest run of them, if that is longer. */
 static mam__u32 free_pages(const struct mam__area *area, mam__u32 *longest) {
   mam__u32 count = 0, run = 0;
   for (mam__u32 page = 0; page < area->page_count; page++) {
@@ -215,14 +216,14 @@ void heap_view_records(const MAM_HeapBlock *blocks, size_t count, MAM_HeapInfo *
 
 /* ---- The report ---- */
 
-/* What one site has. */
+/* The live blocks of one place in the program. */
 struct site_count {
   const char *file;
   unsigned line;
   size_t live, bytes, requested_bytes;
 };
 
-/* By line, then by file; equal files may be several strings. */
+/* Orders by line, then by file.  Equal file names may be different strings. */
 static int site_order(const void *left, const void *right) {
   const struct site_count *a = left, *b = right;
   return a->line != b->line ? (a->line < b->line ? -1 : 1) : strcmp(a->file, b->file);
@@ -240,7 +241,8 @@ static void write_text(FILE *out, const char *text) {
   (void)fputc('"', out);
 }
 
-/* One site that blocks from here on have, which are sorted by it; returns how many they are. */
+/* Writes the first site, with the sums of all its blocks.  The blocks are sorted by site.  Returns how many are of this
+ * site. */
 static size_t write_site(FILE *out, const struct site_count *sites, size_t count) {
   struct site_count sum = sites[0];
   size_t same = 1;
@@ -256,7 +258,7 @@ static size_t write_site(FILE *out, const struct site_count *sites, size_t count
   return same;
 }
 
-/* False if the host has no memory. */
+/* Writes the sites of all live blocks that have a record.  False if the host has no memory. */
 static bool write_sites(FILE *out, const MAM_HeapBlock *recorded, size_t count) {
   struct site_count *sites = calloc(count + 1, sizeof *sites);
   size_t sited = 0;

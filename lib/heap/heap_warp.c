@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Warp heaps that were never ended, as the host finds them: every live block of a heap that could be a header is asked
- * on the GPU whether it is one.  So kernels pay nothing for being found.
+ * Warp heaps that were never ended: MAM_WarpList finds them, MAM_WarpEnd ends one.  Nothing lists warp heaps while they
+ * live, so kernels pay nothing for it.  The host takes the addresses of all live blocks that are large enough to be a
+ * header.  A kernel looks at each of them and describes those that are headers.
  */
 #include <stdbool.h>
 #include <stdlib.h>
@@ -12,11 +13,11 @@
 #include "heap/heap_inside.h"
 #include "mam/warp.h"
 
-/* A block that is smaller than this is no header of a warp heap. */
+/* A smaller block is no header of a warp heap. */
 enum { LEAST_HEADER_BYTES = 192 };
 
-/* What the GPU reads and writes, in one block of the pool: how many headers there are, then these, then the addresses
- * of blocks. */
+/* A list being made.  memory is a block of the pool, where the GPU reads and writes: first the number of headers, then
+ * the headers, then the addresses of blocks. */
 struct survey {
   void *memory;
   uint64_t *blocks; /* on the host */
@@ -31,7 +32,7 @@ static uint64_t blocks_at(const struct survey *survey) {
   return headers_at(survey) + survey->capacity * sizeof(MAM_WarpHeader);
 }
 
-/* Writes the addresses of live blocks that could be headers to survey->blocks. */
+/* Writes the addresses of live blocks that could be headers to survey->blocks, in host memory. */
 static cudaError_t blocks_list(MAM_Heap heap, struct survey *survey) {
   size_t count = 0, room;
   MAM_HeapBlock *blocks = NULL;
@@ -51,7 +52,7 @@ static cudaError_t blocks_list(MAM_Heap heap, struct survey *survey) {
   return error;
 }
 
-/* Has the GPU look at the blocks; the memory is there. */
+/* Lets the GPU look at the blocks.  survey->memory has been taken. */
 static cudaError_t survey_run(const struct heap_inside *inside, struct survey *survey) {
   uint64_t control = (uint64_t)(uintptr_t)inside->handle->control, count_at = (uint64_t)(uintptr_t)survey->memory,
            headers = headers_at(survey), blocks = blocks_at(survey), block_count = survey->block_count,
@@ -70,6 +71,7 @@ static cudaError_t survey_run(const struct heap_inside *inside, struct survey *s
   return error;
 }
 
+/* Takes memory and fills in headers and count of the survey. */
 static cudaError_t survey_blocks(MAM_Heap heap, struct survey *survey) {
   struct heap_inside inside;
   cudaError_t error = heap_inside_enter(heap, &inside);
@@ -97,7 +99,7 @@ cudaError_t MAM_WarpList(MAM_Heap heap, MAM_WarpHeader *headers, size_t capacity
     return error_set(cudaErrorInvalidValue, "count is NULL, or headers is NULL and capacity is not 0");
   cudaError_t error = blocks_list(heap, &survey);
   if (error == cudaSuccess && survey.block_count != 0) {
-    survey.capacity = survey.block_count; /* of all, so that the first by address are among them */
+    survey.capacity = survey.block_count; /* room for all, because the caller gets the lowest addresses */
     survey.headers = malloc(survey.capacity * sizeof *survey.headers);
     error = survey.headers == NULL
                 ? error_set(cudaErrorMemoryAllocation, "the host has no memory for a list of headers")

@@ -3,7 +3,7 @@
  * What the files of lib/pool share: the lock, how to leave it in the middle of a call, and the functions that one file
  * has for those above it.  A file calls only files that stand before it in this list:
  *
- *   segment, chunk_map   what is where in a pool; which pool has an address
+ *   segment*, chunk_map  what is where in a pool; which pool has an address
  *   pool_list            all pools, the state of one, its users
  *   pool_info            numbers, with the fronts held still
  *   pool_watch           how api.c learns that a pool is empty or calm

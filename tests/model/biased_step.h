@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* Included by the build before everything else in the copy of biased.c, biased.h and claim.h that biased_test explores:
- * each of their accesses, the barrier and the yield go through the test, with the order that the code asks for. */
+/*
+ * The build includes this file before everything else in the copy of biased.c, biased.h and claim.h that biased_test.c
+ * explores.  Each access, barrier and yield of that code then calls a function of the test, with the memory order that
+ * the code asks for.
+ */
 #ifndef MAM_TESTS_BIASED_STEP_H
 #define MAM_TESTS_BIASED_STEP_H
 
 #ifndef _GNU_SOURCE
-#define _GNU_SOURCE /* as biased.c has it, which comes later */
+#define _GNU_SOURCE /* as in biased.c, which comes later */
 #endif
 #include <sched.h>
 #include <stdatomic.h>

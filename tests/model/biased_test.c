@@ -1,15 +1,19 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * The biased lock: every interleaving of its owner and another thread, each store held in a store buffer and drained at
- * any later point (total store order, as on x86: what weaker orders could add is argued in biased.h).
+ * The biased lock (lib/base/biased.h): every interleaving of its owner and one other thread, with store buffers.
  *
- * The code is biased.c's own, built a second time so that its accesses come here.  Both threads run as coroutines and
- * stop before each access.  The buffers drain as two more threads.  A state is the memory, the buffers and what each
- * thread has read so far, which says where it stands.  The lock protects a counter that both add to, by a load and a
- * store.
+ *             coroutines            store buffers          memory
+ *   owner     biased_enter       --> | store | store |  --> inside, wanted, ...
+ *   other     biased_other_want  --> | store |          --> a counter, or a block to claim
  *
- * And claims (claim.h): the owner, alone at first, frees a block twice while the other thread, for whom it is alone no
- * more, frees it too.
+ * The code is that of biased.c, built a second time so that each access comes here.  Both threads stop before each
+ * access.  A store goes into the thread's buffer, and each buffer drains at any later point, like a further thread.
+ * That is total store order, as on x86; biased.h argues what weaker orders could add.  A state is the memory, the
+ * buffers, and what each thread has read so far, which says where the thread is.
+ *
+ * The lock protects a counter to which both threads add by a load and a store.  Other variants test claims (claim.h)
+ * instead: the owner, at first alone, frees a block twice.  The other thread frees it too, after it has made the owner
+ * stop being alone.
  */
 #include <linux/membarrier.h>
 #include <stdarg.h>
@@ -25,22 +29,23 @@ enum { OWNER, OTHER, THREADS, DRAIN_OWNER = THREADS, DRAIN_OTHER, ACTORS };
 enum { INSIDE, WANTED, BARRIER, COUNTER, ALONE, LIVE, CELLS };
 enum { BUFFER = 16, TURNS = 2 };
 
-/* What is left out of the code, to see that the search would tell. */
+/* What a variant leaves out of the code or does otherwise.  The search must find a fault in each that leaves something
+ * out. */
 struct variant {
   const char *name;
   bool owner_barrier;    /* the kernel has no membarrier */
-  bool refused_late;     /* the kernel refuses it when it is called */
-  bool restored;         /* until the process has registered anew */
-  bool no_walk;          /* the other thread does not run on all processors instead */
-  bool trusts_no_fence;  /* the owner gets in without a barrier by a word that says that it has to execute one */
-  bool no_barrier;       /* the other thread does not call it */
+  bool refused_late;     /* the kernel has it at first and refuses it later */
+  bool restored;         /* the process was restored, and the kernel refuses it until it is registered again */
+  bool no_walk;          /* the other thread does not run on all processors where it is refused */
+  bool trusts_no_fence;  /* the owner ignores the word that says that it has to execute a barrier */
+  bool no_barrier;       /* the other thread does not call membarrier */
   bool no_second_look;   /* the owner goes in without looking at wanted */
   bool no_await;         /* the other thread does not wait */
   bool no_leave_release; /* the owner's leave overtakes the stores before it */
   bool want_relaxed;     /* the other thread's first store may stay in its buffer */
-  bool exchange_relaxed; /* and so may the owner's */
-  bool claims;           /* not a counter, but claims of a block */
-  bool still_alone;      /* the other thread claims while the owner takes itself for alone */
+  bool exchange_relaxed; /* so may the owner's exchange */
+  bool claims;           /* the threads claim a block and do not add to a counter */
+  bool still_alone;      /* the other thread claims while the owner believes that it is alone */
 };
 
 struct store {
@@ -53,12 +58,12 @@ static struct biased lock;
 static unsigned memory[CELLS];
 static struct store buffers[THREADS][BUFFER];
 static unsigned buffered[THREADS];
-static uint64_t histories[THREADS]; /* of what the thread read, as a number */
-static unsigned changes;            /* of the memory, so far */
-static bool waits[THREADS];         /* for a change since */
+static uint64_t histories[THREADS]; /* a hash of what the thread has read */
+static unsigned changes;            /* how often the memory has changed */
+static bool waits[THREADS];         /* the thread waits until the memory changes */
 static unsigned waits_since[THREADS];
 static unsigned inside_count, claimed;
-static bool restored; /* and not registered since */
+static bool restored; /* the process was restored and has not registered since */
 static const char *fault;
 
 /* ---- A machine with total store order ---- */
@@ -83,7 +88,7 @@ static void drain_all(int thread) {
     drain_one(thread, 0);
 }
 
-/* A thread reads its own latest store, whether or not it has left the buffer. */
+/* Loads a cell.  A thread reads its own latest store, also while that is in its buffer. */
 static unsigned machine_load(int cell) {
   coroutine_yield();
   unsigned value = memory[cell];
@@ -95,7 +100,7 @@ static unsigned machine_load(int cell) {
 }
 
 static void machine_store(int cell, unsigned value, bool drained) {
-  if (coroutine_running < 0) { /* atomic_init */
+  if (coroutine_running < 0) { /* called by atomic_init */
     write_memory((struct store){cell, value});
     return;
   }
@@ -108,7 +113,7 @@ static void machine_store(int cell, unsigned value, bool drained) {
     drain_all(coroutine_running);
 }
 
-/* Reads and writes at once, after all stores before it. */
+/* Exchanges a cell in one step, after all of the thread's earlier stores. */
 static unsigned machine_exchange(int cell, unsigned value) {
   coroutine_yield();
   drain_all(coroutine_running);
@@ -125,8 +130,8 @@ static int cell_of(const volatile void *flag) {
 }
 
 unsigned char biased_test_load(const volatile void *flag, memory_order order) {
-  /* every load is an acquire on such a machine */
-  if (coroutine_running < 0) /* biased_init */
+  /* every load is an acquire on this machine */
+  if (coroutine_running < 0) /* called by biased_init */
     return (unsigned char)memory[cell_of(flag)];
   if (variant->no_second_look && coroutine_running == OWNER && flag != &live)
     return 0;
@@ -140,17 +145,17 @@ void biased_test_store(volatile void *flag, unsigned char value, memory_order or
   machine_store(cell_of(flag), value, !relaxed);
   if (variant->no_leave_release && coroutine_running == OWNER && value == 0 && buffered[OWNER] > 0 &&
       buffers[OWNER][0].cell != INSIDE)
-    drain_one(OWNER, buffered[OWNER] - 1); /* stores to one cell stay in order */
+    drain_one(OWNER, buffered[OWNER] - 1); /* stores to the same cell stay in order */
 }
 
 unsigned char biased_test_exchange(volatile void *flag, unsigned char value, memory_order order) {
   if (flag == &live)
     return (unsigned char)machine_exchange(LIVE, value);
   machine_store(cell_of(flag), value, order == memory_order_seq_cst && !variant->exchange_relaxed);
-  return 0; /* the code does not ask */
+  return 0; /* the code does not use the result */
 }
 
-/* The barrier of every thread comes between the call and the return, while the caller does nothing. */
+/* A barrier of every thread, which comes between the call and the return.  The caller does nothing meanwhile. */
 static void barrier_of_all(void) {
   coroutine_yield();
   remember(0);
@@ -165,7 +170,7 @@ long biased_test_syscall(long number, ...) {
   va_end(arguments);
   if (number != SYS_membarrier)
     ck_abort_msg("a system call that is not membarrier");
-  if (coroutine_running < 0) /* biased_register */
+  if (coroutine_running < 0) /* called by biased_register */
     return variant->owner_barrier ? -1 : 0;
   if (variant->refused_late)
     return -1;
@@ -178,7 +183,7 @@ long biased_test_syscall(long number, ...) {
   return 0;
 }
 
-/* While the thread comes to a processor, the one that ran there has made way. */
+/* The thread runs on every processor in turn, so whichever thread ran there was switched out, which is a barrier. */
 void biased_test_walk(void) {
   if (!variant->no_walk)
     barrier_of_all();
@@ -197,7 +202,7 @@ static void use_counter(void) {
     fault = "both were inside";
   unsigned value = machine_load(COUNTER);
   machine_store(COUNTER, value + 1, false);
-  coroutine_yield(); /* it stays for a while */
+  coroutine_yield(); /* the thread stays inside for a step */
   remember(0);
   inside_count--;
 }
@@ -295,7 +300,7 @@ static void run_begin(void) {
     buffered[i] = 0;
     histories[i] = 1;
   }
-  go(OWNER); /* to its first access, as from then on to each next one */
+  go(OWNER); /* goes to its first access; each later step goes to the next one */
   go(OTHER);
 }
 
@@ -309,7 +314,7 @@ static const char *fault_at_the_end(void) {
                                                                         : fault;
 }
 
-/* What is wrong with a variant, NULL if nothing. */
+/* Explores a variant.  Returns what is wrong with it, NULL if nothing. */
 static const char *explore(const struct variant *explored, size_t *states) {
   const struct interleave machine = {explored->name, run_begin,    who_can,         go,
                                      state_hash,     fault_so_far, fault_at_the_end};
@@ -331,7 +336,7 @@ START_TEST(one_is_inside_at_a_time_and_sees_what_the_last_one_wrote) {
   size_t states;
   const char *wrong = explore(&variants[_i], &states);
   ck_assert_msg(wrong == NULL, "%s: %s", variants[_i].name, wrong);
-  ck_assert_uint_gt(states, 1000); /* had the steps not been compiled in, there would be one */
+  ck_assert_uint_gt(states, 1000); /* if the steps were not compiled in, there would be one */
 }
 END_TEST
 

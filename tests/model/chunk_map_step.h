@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* Included by the build before everything else in the copy of chunk_map.c that chunk_map_test explores. */
+/* The build includes this file before everything else in the copy of chunk_map.c that chunk_map_test.c explores.  The
+ * copy then calls the test before each access, and its tables are small. */
 #ifndef MAM_TESTS_CHUNK_MAP_STEP_H
 #define MAM_TESTS_CHUNK_MAP_STEP_H
 

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * The lock-free reader of chunk_map.c against its writer: every interleaving of their accesses, one step at a time.
+ * The lock-free reader of chunk_map.c and its writer: every interleaving of their accesses, one step at a time.
  *
- * Both run as coroutines on one thread (sequentially consistent: what weaker orders could add is argued in chunk_map.c)
- * and stop before each access that the other can see.  A run is a string of choices; all strings are tried, depth
- * first, each from the same beginning.  chunk_map.c is built a second time for this test, with its steps.
+ * Reader and writer are coroutines on one thread, and stop before each access that the other can see.  So accesses are
+ * sequentially consistent; chunk_map.c argues what weaker orders could add.  A run is a string of choices, which of the
+ * two goes at each step.  All strings are tried, depth first, each from the same beginning.  The build makes a second
+ * copy of chunk_map.c for this test (chunk_map_step.h).
  */
 #include <check.h>
 #include <stdio.h>
@@ -34,10 +35,10 @@ static struct mam_pool *const POOL_A = (struct mam_pool *)0xa0, *const POOL_B = 
 
 struct scenario {
   void (*write)(void);
-  void (*undo)(void); /* back to the beginning: A at 100, C at 300 */
-  uintptr_t address;  /* that the reader looks for */
+  void (*undo)(void); /* back to the beginning: a chunk of A at 100, one of C at 300 */
+  uintptr_t address;  /* the address that the reader looks for */
   struct mam_pool *allowed[3];
-  bool grows; /* each addition of the writer outgrows the table */
+  bool grows; /* each addition of the writer needs a larger table */
 };
 
 static const struct scenario *scenario;
@@ -46,21 +47,21 @@ static const struct scenario *scenario;
 static ucontext_t scheduler, contexts[COROUTINES];
 static _Alignas(16) char stacks[COROUTINES][STACK_BYTES];
 static bool alive[COROUTINES];
-static int running = COROUTINES; /* COROUTINES: none, the main program */
+static int running = COROUTINES; /* COROUTINES: the main program runs */
 
 void chunk_map_test_step(bool is_store) {
-  /* The writer's own loads are of what only it stores. */
+  /* Only the writer stores, so its loads need no step. */
   if (running == READER || (running == WRITER && is_store))
     (void)swapcontext(&contexts[running], &scheduler);
 }
 
-/* Where no table is written, a step would multiply the runs for nothing. */
+/* A step only if tables are written: otherwise it would multiply the runs and show nothing. */
 void chunk_map_test_table_step(void) {
   if (running == READER && scenario->grows)
     chunk_map_test_step(false);
 }
 
-static bool retried; /* the reader, since the writer's last step */
+static bool retried; /* the reader found the writer in the middle, and the writer has not gone on */
 
 void chunk_map_test_retry(void) { retried = true; }
 
@@ -76,7 +77,7 @@ bool chunk_map_test_full(void) { return running == WRITER && scenario->grows; }
 
 static void add(uintptr_t base, struct mam_pool *pool) {
   struct mam_pool *other;
-  if (chunk_map_add(base, 100, pool, &other) != CHUNK_MAP_OK) /* asserting costs more than a run */
+  if (chunk_map_add(base, 100, pool, &other) != CHUNK_MAP_OK) /* an assertion of Check would cost more than a run */
     ck_abort_msg("the chunk at %#zx was not added", (size_t)base);
 }
 
@@ -101,17 +102,18 @@ static void begin(int which, void (*body)(void)) {
 
 /* ---- All interleavings ---- */
 
-static unsigned char choices[CHOICES]; /* who goes at each step of the present run */
-static bool open_choice[CHOICES];      /* whether the other could have gone, and was not tried */
+static unsigned char choices[CHOICES]; /* which one goes at each step of the present run */
+static bool open_choice[CHOICES];      /* the writer could have gone there and was not tried */
 static size_t length;
 
-/* A reader that tries again knows nothing: what follows depends on the writer's position alone.  So of all runs that
- * come to a second look at some position, one goes on with all its choices; here is how it came there. */
+/* A reader that tries again knows nothing, so what follows depends on the position of the writer alone.  Of all runs
+ * that reach a second look at one position, only one goes on with all its choices: the run that is here. */
 static struct {
   size_t length;
   unsigned char choices[CHOICES];
-} second_looks[CHOICES]; /* by the number of the writer's steps; length 0: nobody yet */
+} second_looks[CHOICES]; /* by the number of the writer's steps; length 0: no run yet */
 
+/* Whether this run is the one that goes on from the writer's position. */
 static bool looks_first(size_t writer_steps) {
   if (second_looks[writer_steps].length == 0) {
     second_looks[writer_steps].length = length;
@@ -121,11 +123,11 @@ static bool looks_first(size_t writer_steps) {
          memcmp(second_looks[writer_steps].choices, choices, length) == 0;
 }
 
-/* Runs the string of choices and, past its end, the reader first.  A reader that found the writer in the middle waits
+/* Runs the first prefix choices; after these the reader goes first.  A reader that found the writer in the middle waits
  * until the writer has gone on. */
 static void run_once(size_t prefix) {
   size_t writer_steps = 0;
-  bool known = false; /* what follows is explored by another run */
+  bool known = false; /* another run explores what follows */
   begin(READER, read_body);
   begin(WRITER, write_body);
   retried = false;
@@ -148,7 +150,8 @@ static void run_once(size_t prefix) {
   }
 }
 
-/* The longest beginning whose last choice can still be turned from reader to writer; 0 if all is done. */
+/* Makes the next string: the longest beginning of this run whose last choice can be changed from reader to writer.
+ * Returns its length.  0: all strings were tried. */
 static size_t next_prefix(void) {
   for (size_t i = length; i-- > 0;)
     if (open_choice[i]) {
@@ -183,7 +186,8 @@ static void explore(const struct scenario *explored) {
   } while ((prefix = next_prefix()) != 0);
   chunk_map_remove(100);
   chunk_map_remove(300);
-  /* Had the steps not been compiled in, there would be one run; had no reader looked twice, none were this long. */
+  /* If the steps were not compiled in, there would be one run.  If no reader looked twice, no run would be this long.
+   */
   ck_assert_uint_gt(runs, 1000);
   ck_assert_uint_gt(longest, 24);
   (void)printf("%zu interleavings, the longest %zu steps\n", runs, longest);
@@ -198,18 +202,18 @@ static void replace_first_back(void) { remove_first(), add_first(); }
 
 START_TEST(every_interleaving_finds_what_was_or_is_there) {
   static const struct scenario scenarios[] = {
-      /* a chunk comes between two others: they are always found, it is found or not */
+      /* a chunk comes between two others, which are always found */
       {add_between, remove_between, 150, {POOL_A, POOL_A, POOL_A}, false},
       {add_between, remove_between, 350, {POOL_C, POOL_C, POOL_C}, false},
       {add_between, remove_between, 250, {POOL_B, NULL, NULL}, false},
-      /* the first goes and the other moves down */
+      /* the first chunk goes, and the other moves down in the table */
       {remove_first, add_first, 350, {POOL_C, POOL_C, POOL_C}, false},
       {remove_first, add_first, 150, {POOL_A, NULL, NULL}, false},
       {remove_first, add_first, 250, {NULL, NULL, NULL}, false},
-      /* another pool's chunk comes to the same place */
+      /* a chunk of another pool comes to the same place */
       {replace_first, replace_first_back, 150, {POOL_A, NULL, POOL_B}, false},
       {replace_first, replace_first_back, 350, {POOL_C, POOL_C, POOL_C}, false},
-      /* to a larger table */
+      /* the table grows */
       {add_between, remove_between, 150, {POOL_A, POOL_A, POOL_A}, true},
       {add_between, remove_between, 350, {POOL_C, POOL_C, POOL_C}, true},
       {add_between, remove_between, 250, {POOL_B, NULL, NULL}, true},
@@ -221,7 +225,7 @@ END_TEST
 enum { MANY = 9000 };
 
 START_TEST(there_is_room_for_any_number_of_chunks) {
-  for (uintptr_t i = 0; i < MANY; i++) /* each before the last one half of the time */
+  for (uintptr_t i = 0; i < MANY; i++) /* every second one goes before all others */
     add((i % 2 == 0 ? MANY + i : MANY - i) * 100, i % 3 == 0 ? POOL_A : POOL_B);
   for (uintptr_t i = 0; i < MANY; i++)
     ck_assert_ptr_eq(chunk_map_find((i % 2 == 0 ? MANY + i : MANY - i) * 100 + 99), i % 3 == 0 ? POOL_A : POOL_B);
@@ -241,7 +245,7 @@ START_TEST(overlaps_are_refused_and_named) {
     ck_assert_int_eq(chunk_map_add(bases[i], 100, POOL_B, &other), CHUNK_MAP_OVERLAP);
     ck_assert_ptr_eq(other, owners[i]);
   }
-  add(1100, POOL_B); /* touching is not overlapping */
+  add(1100, POOL_B); /* it touches both neighbours and overlaps neither */
   ck_assert_ptr_null(chunk_map_find(999));
   ck_assert_ptr_eq(chunk_map_find(1000), POOL_A);
   ck_assert_ptr_eq(chunk_map_find(1099), POOL_A);

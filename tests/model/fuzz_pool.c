@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* libFuzzer's door to the naive model of pool_model.h: ./configure CC=clang --enable-fuzzing. */
+/* The entry of libFuzzer: runs the pool beside the naive model of pool_model.h.  Built by ./configure CC=clang
+ * --enable-fuzzing. */
 #include "support/pool_model.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * The device heap's algorithm when many ask at once: hundreds of warps, each stopped before every atomic operation, of
- * which chance says who goes on.  What a full heap has left must reach those who ask, however they are interleaved.
+ * The device heap's algorithm with many warps at once.  Hundreds of warps stop before every atomic operation, and
+ * chance decides which one goes on.  The tests ask whether a nearly full heap gives all that it has left, in whatever
+ * order the warps go.
  *
- * The warps are coroutines on one thread, and chance has a seed, so that a run can be repeated.
+ * The warps are coroutines on one thread, and chance has a seed, so a run can be repeated.  heap_interleave_test.c has
+ * few threads in every order; here many threads go in one random order.
  */
 #include <stdbool.h>
 #include <stdint.h>
@@ -35,7 +37,7 @@ static uint32_t random_below(uint32_t bound) {
 
 /* ---- The crowd ---- */
 
-static int present[CROWD]; /* who has not ended, in any order */
+static int present[CROWD]; /* warps that have not ended, in any order */
 static unsigned long operations[CROWD];
 
 static void step(void) {
@@ -45,7 +47,7 @@ static void step(void) {
   coroutine_yield();
 }
 
-/* Each goes through the task of all, of which every call takes the next part, and answers whether there was one. */
+/* All warps share one task.  Each call does the next part of it and returns whether there was one. */
 static bool (*task)(void);
 
 static void body(int which) {
@@ -72,18 +74,18 @@ static void crowd_run(bool (*todo)(void)) {
 /* ---- Requests ---- */
 
 static struct heap_model *model;
-static void **blocks;           /* of each request, NULL if it has none */
-static unsigned requests, next; /* the first of the warp that comes next */
-static unsigned low, high;      /* bytes */
+static void **blocks;           /* the block of each request, NULL if it has none */
+static unsigned requests, next; /* next: the first request of the warp that comes next */
+static unsigned low, high;      /* bytes of a request */
 static size_t served_bytes;
 static unsigned served;
-static unsigned long longest, all_operations; /* of one request, and of all of them */
+static unsigned long longest, all_operations; /* atomic operations of one request, and of all */
 
 static unsigned bytes_of(unsigned request) {
   return low + (unsigned)((request * 0x9e3779b97f4a7c15u >> 33) % (high - low + 1));
 }
 
-/* The first request of the warp that comes next; false if there is none. */
+/* Writes the first request of the next warp.  False if there is none. */
 static bool warp_comes(unsigned *first) {
   if (next >= requests)
     return false;
@@ -92,7 +94,7 @@ static bool warp_comes(unsigned *first) {
   return true;
 }
 
-/* One class's lanes of a warp after another's, as they act together on the GPU. */
+/* Serves the leader's lane and the later lanes of its warp that ask for the same class, together as on the GPU. */
 static void ask_as_a_group(unsigned first, unsigned leader, bool *asked) {
   unsigned group[LANES], count = 0, bytes = bytes_of(first + leader);
   void *got[LANES];
@@ -174,14 +176,15 @@ static void end(void) {
 static const struct {
   size_t heap_bytes;
   unsigned low, high;
-  double least_share, least_mean; /* of one round, of all of them */
+  double least_share, least_mean; /* the least share that a round hands out, and the least mean */
 } fills[] = {
     {MIB / 4, 16, 64, 0.73, 0.78},   {MIB / 4, 256, 256, 0.9, 0.95},    {1 * MIB, 16, 64, 0.75, 0.75},
     {2 * MIB, 4, 512, 0.65, 0.65},   {8 * MIB, 4, 512, 0.75, 0.75},     {1 * MIB, 16, 16, 0.95, 0.95},
     {4 * MIB, 256, 256, 0.95, 0.95}, {4 * MIB, 1024, 1024, 0.95, 0.95}, {8 * MIB, 4096, 4096, 0.95, 0.95},
 };
 
-/* Time and again: what a crowd leaves behind must not keep the next one from the memory.  The mean share. */
+/* Fills and empties a heap several times: what one crowd leaves must not keep memory from the next one.  Returns the
+ * mean share that was handed out. */
 enum { FILLS = 4 };
 static double fill_and_empty(size_t heap_bytes, double least_share, bool lazy) {
   double all = 0;
@@ -202,7 +205,7 @@ static double fill_and_empty(size_t heap_bytes, double least_share, bool lazy) {
 START_TEST(a_crowd_gets_what_there_is) {
   bool lazy = _i % 2 != 0;
   size_t heap_bytes = fills[_i / 2].heap_bytes;
-  /* What is lost of a small heap is seen at once, if chance gets that far. */
+  /* In a small heap a loss shows at once, but chance must get there: so there are several seeds. */
   unsigned seeds = heap_bytes < MIB ? 20 : 1;
   double all = 0;
   for (unsigned seed = 0; seed < seeds; seed++) {
@@ -216,7 +219,7 @@ START_TEST(a_crowd_gets_what_there_is) {
 }
 END_TEST
 
-/* Spans of one size that were emptied serve another, though nobody ended them. */
+/* Empty spans of one size serve another size, though no thread ended them. */
 START_TEST(a_crowd_gets_what_another_size_left) {
   static const unsigned sizes[] = {16, 1024, 48, 4096, 160};
   random_state = 88172645463325252u;
@@ -248,14 +251,14 @@ START_TEST(a_crowd_gets_all_of_a_heap_that_grew) {
 }
 END_TEST
 
-/* ---- What it takes ---- */
+/* ---- How many operations a request takes ---- */
 
-/* In a heap of 1 GiB whose pages have run out, though three quarters of it are free.  With a search of the whole page
- * map for each refill that found none near its home, the longest requests took 6,074 and 52,845 operations one after
- * the other, and those of a warp 153 and 19,816. */
+/* A heap of 1 GiB whose pages have run out, though three quarters of it are free.  The bounds tell this algorithm from
+ * one that searches the whole page map for each refill that finds no pages near its home.  There the longest requests
+ * took 6,074 operations in the first case and 52,845 in the second.  The requests of a warp took 153 and 19,816. */
 static const struct need {
   const char *name;
-  unsigned low, high, requests, chance; /* in quarters: that a request comes or goes in a round */
+  unsigned low, high, requests, chance; /* chance: in quarters, that a request comes or goes in a round */
   unsigned long longest_most, warp_most;
 } needs[] = {
     {"512 B that come and go", 512, 512, 1 << 20, 3, 700, 60},
@@ -270,7 +273,7 @@ static bool comes_or_goes(unsigned request) {
   return (unsigned)(mixed >> 40) % 4 < need->chance;
 }
 
-/* Those of a warp's requests that have a block free it; the others ask for one. */
+/* Changes some requests of a warp: those that have a block free it, the others ask for one. */
 static bool change_as_a_warp(void) {
   bool asked[LANES] = {false};
   unsigned first = 0;
@@ -308,7 +311,7 @@ START_TEST(a_crowd_in_need_does_not_search_in_vain) {
   }
   (void)printf("%s: the longest request takes %lu operations, a warp's %lu\n", need->name, most, 32 * all / asking);
   (void)fflush(stdout);
-  ck_assert_int_ne(model->control->mode, MAM__MODE_LAZY); /* pages did run out */
+  ck_assert_int_ne(model->control->mode, MAM__MODE_LAZY); /* pages ran out */
   ck_assert_uint_le(most, need->longest_most);
   ck_assert_uint_le(32 * all / asking, need->warp_most);
   end();

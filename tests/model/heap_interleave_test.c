@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * The device heap's protocol in every interleaving: two and three threads that claim, free, end spans and split pages
- * anew, one atomic operation at a time.
+ * The device heap's protocol in every interleaving: two and three threads that claim, free, end spans and use pages for
+ * another size, one atomic operation at a time (interleave.h).
  *
- * The threads are coroutines on one thread (sequentially consistent: what weaker orders could add is argued in
- * lib/heap/README.md) and stop before each atomic operation.  What a thread has read says where it is.
+ * The threads are coroutines on one thread and stop before each atomic operation.  So operations are sequentially
+ * consistent; lib/heap/README.md argues what weaker orders could add.  The values that a thread has read say where it
+ * is.
+ *
+ *   a scenario       prepare, then a body for each thread, then judge
+ *   judge            no two blocks overlap, no page is lost, no free chunk is hidden, no empty span is left
  */
 #include <stdbool.h>
 #include <stddef.h>
@@ -15,7 +19,7 @@ static uint64_t seen(uint64_t value);
 #define MAM__ATOMICS_STEP() step()
 #define MAM__ATOMICS_SEEN(value) seen(value)
 #define MAM__ATOMICS_PAUSE() waits()
-#define MAM__SCARCE_ROUNDS 1 /* each round more multiplies the states */
+#define MAM__SCARCE_ROUNDS 1 /* a further round would multiply the states */
 static void waits(void);
 
 #include "support/heap_model.h"
@@ -23,7 +27,7 @@ static void waits(void);
 #include "support/run_suite.h"
 
 enum { THREADS = 3, BLOCKS = 8, HEAP_BYTES = 24 * MAM__PAGE_BYTES };
-enum { CLASS_A = 19, CLASS_B = 20 }; /* 1024 and 1280 bytes: 32 chunks, one usage word */
+enum { CLASS_A = 19, CLASS_B = 20 }; /* 1024 and 1280 bytes: a span has 32 chunks and one usage word */
 
 /* ---- Threads ---- */
 
@@ -32,8 +36,8 @@ static uint64_t readings[THREADS];
 static void step(void) {
   if (coroutine_running < 0)
     return;
-  readings[coroutine_running] =
-      interleave_mix(readings[coroutine_running], 0); /* where the thread is: some steps read nothing */
+  /* Some steps read nothing, and the thread is at another place all the same. */
+  readings[coroutine_running] = interleave_mix(readings[coroutine_running], 0);
   coroutine_yield();
 }
 
@@ -43,7 +47,7 @@ static uint64_t seen(uint64_t value) {
   return value;
 }
 
-/* A thread that waits goes on when another has changed something, or no other can. */
+/* A thread that waits goes on when another thread has changed something, or when no other can go. */
 static bool waiting[THREADS];
 static uint64_t waits_since[THREADS];
 static uint64_t memory_hash(void);
@@ -64,9 +68,9 @@ static bool can_go(int which) {
 /* ---- A scenario ---- */
 
 struct thread {
-  void *blocks[BLOCKS]; /* that it holds; NULL: none */
+  void *blocks[BLOCKS]; /* blocks that it holds; NULL: none */
   unsigned count;
-  bool unsound; /* its claims do not go by the protocol */
+  bool unsound; /* its free succeeded: of two frees of one block, one must */
 };
 
 struct scenario {
@@ -74,7 +78,7 @@ struct scenario {
   unsigned threads;
   void (*prepare)(void);
   void (*bodies[THREADS])(void);
-  void (*conclude)(void); /* beyond what is always asked for */
+  void (*conclude)(void); /* what is asked beyond judge; NULL: nothing */
 };
 
 static struct heap_model *model;
@@ -100,14 +104,14 @@ static void claim_of_a_new_span(mam__u32 size_class) {
     hold((void *)(uintptr_t)mam__claim_chunk(claim, 0));
 }
 
-static const char *violation; /* of the run, NULL if none */
+static const char *violation; /* what is wrong in this run, NULL if nothing */
 
 static void free_prepared(unsigned index) {
   if (!heap_model_free(model, prepared[index]))
     violation = "a live block was refused";
 }
 
-/* ---- What is always asked for ---- */
+/* ---- What must hold after every run ---- */
 
 static mam__u64 bytes_of(const void *block) { return mam__block_bytes(model->control, (mam__u64)(uintptr_t)block); }
 
@@ -122,7 +126,7 @@ static const char *overlap(void) {
   return NULL;
 }
 
-/* A chunk that is free in a span is found by whoever looks for its class. */
+/* A free chunk of a span is found by a request for its class. */
 static const char *hidden(void) {
   struct mam__area area = model->control->superblocks[0];
   for (mam__u32 page = 0; page < area.page_count; page++)
@@ -138,7 +142,7 @@ static const char *hidden(void) {
   return NULL;
 }
 
-/* Pages are owned by the spans and runs that there are, and by nobody else. */
+/* All taken pages belong to spans and runs, and no page belongs to two. */
 static const char *stray_pages(void) {
   struct mam__area area = model->control->superblocks[0];
   mam__u64 owned = area.page_count % 64 == 0 ? 0 : MAM__FULL_WORD << area.page_count % 64;
@@ -171,7 +175,7 @@ static const char *left_over(void) {
   return NULL;
 }
 
-/* What a search found to be missing is not there. */
+/* Pages that a search noted as missing are missing. */
 static const char *known_wrongly(void) {
   struct mam__area area = model->control->superblocks[0];
   mam__u32 known[] = {*mam__area_shortage(area) & MAM__SHORT_PAGES, mam__area_parts(area)[0] & MAM__SHORT_PAGES};
@@ -243,7 +247,7 @@ static void run_begin(void) {
   mam__area_clear(model->control->superblocks[0], 0, 1);
   mam__slots_clear(model->control, 0, 1);
   memset(model->control->missing, 0, sizeof model->control->missing);
-  memset(model->control->opening, 0, sizeof model->control->opening); /* a run may have been left in between */
+  memset(model->control->opening, 0, sizeof model->control->opening); /* the run before may have ended in the middle */
   scenario->prepare();
   for (unsigned i = 0; i < scenario->threads; i++) {
     coroutine_create((int)i, body);
@@ -252,7 +256,7 @@ static void run_begin(void) {
   }
 }
 
-/* Those who do not wait; all who live, if there is none. */
+/* The threads that do not wait.  If all wait, all that have not ended. */
 static unsigned who_can(void) {
   unsigned can = 0, living = 0;
   for (unsigned i = 0; i < scenario->threads; i++) {
@@ -262,7 +266,8 @@ static unsigned who_can(void) {
   return can != 0 ? can : living;
 }
 
-/* The first fault that is found, NULL if none; *states: how many there are. */
+/* Explores a scenario.  Returns the first fault that is found, NULL if there is none.  *states: how many states there
+ * are. */
 static const char *explore(const struct scenario *explored, size_t *states) {
   const struct interleave threads_of_it = {explored->name, run_begin, who_can, coroutine_resume,
                                            state_hash,     NULL,      judge};
@@ -275,7 +280,7 @@ static const char *explore(const struct scenario *explored, size_t *states) {
 
 /* ---- Scenarios ---- */
 
-/* Blocks of one span of a class, all of it or the first few, which no slot holds. */
+/* Prepares blocks: the first chunks of a span of a class, or all of them.  No slot holds the span. */
 static void prepare_blocks(mam__u32 size_class, unsigned count) {
   mam__u32 limit = mam__slot_limit(&model->control->heap, size_class);
   mam__u32 pages = mam__span_pages(model->control->heap.chunks, size_class);
@@ -289,9 +294,9 @@ static void one_left(void) { prepare_blocks(CLASS_A, 1); }
 static void two_left(void) { prepare_blocks(CLASS_A, 2); }
 static void full_span(void) {
   prepare_blocks(CLASS_A, 32);
-  (void)mam__recycle(&model->control->superblocks[0], CLASS_A, 1, 0); /* strikes the hint */
+  (void)mam__recycle(&model->control->superblocks[0], CLASS_A, 1, 0); /* it finds none and clears the hint */
 }
-/* One chunk in each of two words of a span, and nothing else in it: 64 chunks of 320 bytes. */
+/* Prepares one chunk in each of two words of a span, and nothing else in it.  The span has 64 chunks of 320 bytes. */
 enum { CLASS_TWO_WORDS = 12 };
 static void two_words(void) {
   prepare_blocks(CLASS_TWO_WORDS, 32);
@@ -301,7 +306,7 @@ static void two_words(void) {
   prepared[1] = (void *)(uintptr_t)mam__claim_chunk(claim, 0);
 }
 static void nothing(void) {}
-/* All pages but those of one span. */
+/* Prepares a run of all pages except those of one span. */
 static void little_room(void) {
   mam__u32 pages = model->control->superblocks[0].page_count - mam__span_pages(model->control->heap.chunks, CLASS_A);
   prepared[0] = (void *)(uintptr_t)mam__run_malloc(model->control, (mam__u64)pages * MAM__PAGE_BYTES, 0);
@@ -337,13 +342,13 @@ static void take_many_tickets(void) {
   for (unsigned i = 0; i < got && i < BLOCKS; i++)
     hold(blocks[i]);
 }
-/* ---- Lazy: a slot's span whose chunks were all handed out and, but for the first, freed ---- */
+/* ---- A lazy heap: a slot's span, all of whose chunks were handed out and then freed, except the first ---- */
 
 static void lazy(void) {
   model->control->heap.lazy = 1;
   mam__slots_clear(model->control, 0, 1);
 }
-/* The slot of CLASS_A is used up, and of its span the first count chunks are live. */
+/* The slot of CLASS_A has no tickets left, and the first count chunks of its span are live. */
 static void lazy_used(unsigned count) {
   lazy();
   if (heap_model_malloc_warp(model, 1024, 0, 31, prepared) != 31 ||
@@ -359,7 +364,7 @@ static void sweep(void) {
   if (page != MAM__NO_PAGE)
     mam__pages_release(model->control->superblocks[0], page, 1);
 }
-/* All has been swept, so what is empty has ended, and what is not is watched. */
+/* After a sweep of everything, empty spans have ended and the others are watched. */
 static void swept(void) {
   struct mam__area area = model->control->superblocks[0];
   for (mam__u32 page = 0; page < area.page_count; page++) {
@@ -375,7 +380,7 @@ static void take_a_run(void) {
   mam__u64 address = mam__run_malloc(model->control, 3 * MAM__PAGE_BYTES, 0);
   hold((void *)(uintptr_t)address);
 }
-/* The same, but for looking again. */
+/* Takes pages for a run, without the second search of mam__run_malloc. */
 static void take_pages(void) {
   struct mam__found found = mam__pages_any(model->control, 3, 0);
   if (found.page == MAM__NO_PAGE)
@@ -384,7 +389,7 @@ static void take_pages(void) {
   mam__store_relaxed_u64(&found.area->words[found.page * MAM__PAGE_WORDS], mam__run_word(3));
   hold((void *)(uintptr_t)mam__area_address(*found.area, found.page));
 }
-/* The search goes everywhere, not only near the home. */
+/* Searches all pages, not only those near the home. */
 static void search_pages(mam__u32 count) {
   mam__u32 page = mam__pages_search(&model->control->superblocks[0], count, 0);
   if (page != MAM__NO_PAGE)
@@ -410,7 +415,8 @@ static void one_of_two_frees(void) {
     violation = "of two frees of one block none succeeded";
 }
 
-/* The paper's claim: the chunk size is read, and a bit set in what was that page's bit-field. */
+/* The fault of the paper: a claim reads the chunk size and then sets a bit in the page's bit field, whose size may be
+ * another by then. */
 static void claim_by_stale_size(void) {
   struct mam__area area = model->control->superblocks[0];
   mam__u32 page = (mam__u32)(((mam__u64)(uintptr_t)prepared[0] - area.base) / MAM__PAGE_BYTES);
@@ -457,7 +463,7 @@ START_TEST(every_interleaving_keeps_the_heap_whole) {
   const char *fault = explore(&scenarios[_i], &states);
   if (fault != NULL)
     ck_abort_msg("%s: %s", scenarios[_i].name, fault);
-  ck_assert_uint_gt(states, 20); /* had the steps not been compiled in, there would be two */
+  ck_assert_uint_gt(states, 20); /* if the steps were not compiled in, there would be two */
 }
 END_TEST
 

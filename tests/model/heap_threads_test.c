@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * The device heap's algorithm under real threads, for ThreadSanitizer: each thread acts as warps do, writes to its
- * blocks without further order, and hands some to others.  A block that two have at once, or whose last owner's writes
- * are not ordered before its next one's, is a data race.
+ * The device heap's algorithm under real threads, for ThreadSanitizer.  Each thread acts as warps do.  It writes to its
+ * blocks without any synchronization and passes some to other threads.  If two threads have one block, or if the last
+ * owner's writes are not ordered before the next owner's, that is a data race.
  */
 #include <check.h>
 #include <pthread.h>
@@ -21,7 +21,7 @@ struct held {
 };
 
 static struct heap_model *model;
-static unsigned largest_log2; /* of the sizes that are asked for */
+static unsigned largest_log2; /* the logarithm of the largest size that is asked for */
 static unsigned rounds = 2000;
 
 /* Blocks on their way from one thread to another. */
@@ -138,9 +138,9 @@ END_TEST
 START_TEST(threads_ask_for_runs_of_pages_too) { run_threads((size_t)16 * MIB, 17, _i != 0); }
 END_TEST
 
-/* Of which whole words of the page map are kept. */
+/* Long runs, for which a heap keeps whole words of the page map. */
 START_TEST(threads_ask_for_long_runs) {
-  rounds = 40; /* of many bytes each */
+  rounds = 40; /* fewer, because each writes many bytes */
   run_threads((size_t)64 * MIB, 20, true);
   rounds = 2000;
 }

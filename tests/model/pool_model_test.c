@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* Random operations on the pool and on the naive model of pool_model.h, compared after each one. */
+/* Random operations on the pool and on the naive model of pool_model.h.  Both are compared after each operation. */
 #include <check.h>
 
 #include "support/pool_model.h"
@@ -7,13 +7,14 @@
 
 enum { OPERATIONS = 4000, SEEDS = 32 };
 
-/* xorshift64*: the same numbers everywhere. */
+/* xorshift64*: the numbers are the same on every machine. */
 static uint64_t random_next(uint64_t *state) {
   *state ^= *state >> 12, *state ^= *state << 25, *state ^= *state >> 27;
   return *state * UINT64_C(0x2545F4914F6CDD1D);
 }
 
-/* Seeds 0 to 31 go through every kind of pool that pool_model_run knows, whole chunks (kind 0) or elastic (4). */
+/* Runs one seed.  Seeds 0 to 31 use every pool that pool_model_run knows.  kind: 0 for whole chunks, 4 for an elastic
+ * pool. */
 static void run_seed(int seed, int kind) {
   static uint8_t data[1 + 4 * OPERATIONS];
   uint64_t state = UINT64_C(0x9E3779B97F4A7C15) * (uint64_t)(seed + 1);

@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Lanes of a warp heap in every interleaving: two and three that allocate, tidy up, end and hand over by themselves,
- * one atomic operation at a time; and warps that share a place where headers and superblocks wait.
+ * Lanes of a warp heap in every interleaving, one atomic operation at a time (interleave.h): two and three lanes that
+ * allocate, tidy up, end and hand over by themselves; and warps that share a park, where headers and superblocks wait.
  *
- * Lanes are coroutines that stop before each atomic operation.  What a lane has read says where it is.
+ * Lanes are coroutines that stop before each atomic operation.  The values that a lane has read say where it is.
+ *
+ *   bodies       what each lane does: take, tidy, end, hand_over
+ *   judge        what a lane holds is live memory that no other lane holds
+ *   judge_end    after the last lane no memory is left, or what was handed over can be adopted
  */
 #include <stdbool.h>
 #include <stddef.h>
@@ -19,14 +23,14 @@ static uint64_t seen(uint64_t value);
 #include "support/warp_model.h"
 
 enum { LANES = 3, HELD = 8, CELLS = 24, CELL_BYTES = 512 };
-enum { PAGES = 1 }; /* of the heap, of which an eighth may wait: 512 bytes */
+enum { PAGES = 1 }; /* of the heap; an eighth of it may wait: 512 bytes */
 
-/* A list has one entry, and a superblock room for three requests of 64 bytes: much happens soon. */
+/* A list has one entry, and a superblock has room for three requests of 64 bytes, so that much happens in few steps. */
 static const mam_warp_options options = {192, 256, 1, 16, 192};
-/* In a park a superblock has room for one request of 100 bytes, and the next for several. */
+/* With a park: a superblock has room for one request of 100 bytes, and the next one for several. */
 static const mam_warp_options parked = {128, 256, 1, 16, CELL_BYTES};
 
-/* ---- Memory: what was freed last comes again first ---- */
+/* ---- Memory: the lowest free cell comes first, so freed memory is soon used again ---- */
 
 static _Alignas(CELL_BYTES) unsigned char cells[CELLS][CELL_BYTES];
 static bool cell_is_used[CELLS];
@@ -69,7 +73,8 @@ struct scenario {
   unsigned lanes;
   void (*bodies[LANES])(void);
   bool hands_over;
-  enum { NO_PARK, PARK, PARK_OF_EACH } park; /* of one header, or each lane is a warp with headers of its own there */
+  /* PARK: one header uses the park.  PARK_OF_EACH: each lane is a warp with headers of its own there. */
+  enum { NO_PARK, PARK, PARK_OF_EACH } park;
 };
 
 struct held {
@@ -108,7 +113,7 @@ static void hand_over(void) {
   warp_model_hand_over(warp, (unsigned)coroutine_running);
 }
 
-/* A header of the park's for those lanes: one that waited, or a new one. */
+/* A header for those lanes that uses the park: one that waited there, or a new one. */
 static struct mam_warp *start_parked(mam__u32 lanes) {
   struct mam_warp *found = mam__warp_find(park, lanes, 0);
   if (found != NULL)
@@ -119,7 +124,7 @@ static struct mam_warp *start_parked(mam__u32 lanes) {
 
 static struct mam_warp *start_unparked(mam__u32 lanes) { return warp_model_start(options, lanes); }
 
-/* What a lane holds is in live memory, and nobody else's. */
+/* What a lane holds is in live memory, and no other lane holds a part of it. */
 static const char *judge(void) {
   const struct held *all[LANES * HELD];
   unsigned count = 0;
@@ -136,7 +141,8 @@ static const char *judge(void) {
   return warp_model.wrong_frees != 0 ? "what is no block was freed" : violation;
 }
 
-/* When all have gone, so has all memory; or it goes when somebody has adopted what was handed over. */
+/* When all lanes have ended, all memory has been given back.  What was handed over goes when it was adopted and ended.
+ */
 static const char *judge_end(void) {
   if (scenario->hands_over &&
       (warp_model_around((mam__u64)(uintptr_t)warp, sizeof *warp) == NULL || !mam__warp_adopt_by(warp, 1, 0)))
@@ -173,7 +179,7 @@ static uint64_t state_hash(void) {
 static void body(int which) { scenario->bodies[which](); }
 
 static void memory_begin(void) {
-  memset(warp_model.blocks, 0, warp_model.count * sizeof warp_model.blocks[0]); /* cells are not the C library's */
+  memset(warp_model.blocks, 0, warp_model.count * sizeof warp_model.blocks[0]); /* the C library must not free cells */
   memset(cell_is_used, 0, sizeof cell_is_used);
   memset(cells, 0, sizeof cells);
   memset(park, 0, sizeof park);
@@ -204,7 +210,7 @@ static unsigned who_can(void) {
   return can;
 }
 
-/* The first fault that is found; NULL if none. */
+/* Explores a scenario.  Returns the first fault that is found, NULL if there is none. */
 static const char *explore(const struct scenario *explored) {
   const struct interleave lanes = {explored->name, run_begin, who_can, coroutine_resume, state_hash, judge, judge_end};
   size_t states;
@@ -262,7 +268,7 @@ static void take_and_hand_over(void) {
   hand_over();
 }
 
-/* A warp of its own in the common place, which needs a superblock there. */
+/* A warp of its own that uses the common park and needs a superblock there. */
 static void series(mam__u64 bytes) {
   own[coroutine_running] = start_parked(1u << coroutine_running);
   take(bytes);
@@ -282,7 +288,7 @@ static void series_in_rounds(void) {
   end();
 }
 
-/* Somebody who finds no other memory. */
+/* A thread that finds no other memory and empties the park. */
 static void need(void) {
   mam__u64 block = mam__park_empty(&control, &park[1]);
   if (block != 0)
@@ -320,7 +326,7 @@ START_TEST(every_interleaving_is_sound) {
 }
 END_TEST
 
-/* The explorer has to find what goes wrong if a lane that tidied up early takes from what the others free. */
+/* A known fault: a lane that tidied up early takes from the list of the others.  The search must find it. */
 static void early_without_care(void) {
   tidy();
   hold(mam__warp_serve(0, warp, &warp->list, 4), 64);
@@ -334,7 +340,7 @@ START_TEST(an_early_lane_among_the_others_is_found) {
 }
 END_TEST
 
-/* And if a superblock that waits is taken by a look and a store. */
+/* A known fault: a superblock that waits is taken by a load and a store.  The search must find it. */
 static void take_waiting_without_care(void) {
   series(100);
   mam__u64 there = mam__load_relaxed_u64(&park[1]);

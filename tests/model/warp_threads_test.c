@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Lanes of warp heaps as real threads, for ThreadSanitizer: each allocates, writes to what it got without further
- * order, tidies up as often as it likes, and ends; and warps as real threads that find their headers and superblocks in
- * one place.  Memory that two have at once, or that is freed before its owner tidied up, is a data race or shows
- * another's bytes.
+ * Lanes of warp heaps as real threads, for ThreadSanitizer.  Each lane allocates, writes to what it got without any
+ * synchronization, tidies up as often as it likes, and ends.  In a second test each thread is a warp, and the warps
+ * find their headers and superblocks in one park.  Memory that two lanes have, or that is freed before its owner tidied
+ * up, is a data race or shows the bytes of another lane.
  */
 #include <check.h>
 
@@ -47,7 +47,7 @@ static void verify(const struct held *held) {
     }
 }
 
-/* A lane's life: rounds of requests, each ended by tidying up, if by anything. */
+/* The life of a lane: rounds of requests.  Most rounds end with tidying up. */
 static void lane_live(unsigned lane, uint64_t *state) {
   struct held held[ROUNDS * HELD];
   unsigned count = 0, rounds = random_below(state, ROUNDS);
@@ -94,7 +94,7 @@ START_TEST(lanes_share_a_header) {
 }
 END_TEST
 
-/* ---- Warps of one place ---- */
+/* ---- Warps that share a park ---- */
 
 static struct mam__heap_control control;
 static mam__u64 park[MAM__PARK_WORDS];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* Forks a process whose other threads are busy. */
+/* Forks a process whose other threads are busy, and tells whether the child could go on. */
 #ifndef MAM_TESTS_BUSY_FORK_H
 #define MAM_TESTS_BUSY_FORK_H
 
@@ -9,15 +9,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* A lock that was left behind hangs the child.  A child can also hang in a sanitizer's own allocator, whose locks other
- * threads may have had at the fork: there, and only there, a child that does not end says nothing. */
+/* How many seconds a child has.  A child hangs on a lock that another thread held at the fork.  Under a sanitizer the
+ * lock can be one of the sanitizer's own allocator, so there a child that does not end says nothing. */
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 enum { BUSY_FORK_S = 5, BUSY_FORK_MAY_HANG = true };
 #else
 enum { BUSY_FORK_S = 20, BUSY_FORK_MAY_HANG = false };
 #endif
 
-/* Whether a child did what body does, whose result is its exit status, and ended with 0. */
+/* Forks.  The child calls body and exits with what it returns.  Returns whether that was 0. */
 static inline bool busy_fork(int (*body)(void)) {
   enum { STEP_US = 500 };
   int status = -1;

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Defragmentation of a heap in host memory (heap_model.h): the kernels' work, done by a team of one thread.
+ * Defragmentation of a heap in host memory (heap_model.h).  The algorithm is compact_core.h, and each function here
+ * does by a team of one thread what the kernel of compact_kernels.cuh does by many.  So nothing here tests how threads
+ * work together.
  */
 #ifndef MAM_TESTS_COMPACT_MODEL_H
 #define MAM_TESTS_COMPACT_MODEL_H
@@ -36,7 +38,7 @@ static inline void mam_write_unit(struct mam_unit *place, struct mam_unit unit, 
 
 static const struct mam_team compact_model_team = {0, 1};
 
-/* Makes a type known, as MAM_HeapRegisterType does; pointers in units of 8 bytes. */
+/* Registers a type, as MAM_HeapRegisterType does.  number: from 1 on.  pointers: offsets in units of 8 bytes. */
 static inline mam_type compact_model_type(struct heap_model *model, mam__u32 number, mam__u32 bytes,
                                           mam__u32 pointer_count, const mam__u16 *pointers) {
   struct mam__heap_control *control = model->control;
@@ -52,6 +54,7 @@ static inline mam_type compact_model_type(struct heap_model *model, mam__u32 num
   return info->kind;
 }
 
+/* Begins a compaction: takes memory to work in and empties the slots of all types. */
 static inline struct mam_compact *compact_model_open(struct heap_model *model, mam__u32 types, mam__u32 n) {
   struct mam_compact *compact = (struct mam_compact *)calloc(1, sizeof *compact);
   compact->control = model->control;
@@ -86,6 +89,7 @@ static inline struct mam_compact *compact_model_open(struct heap_model *model, m
   return compact;
 }
 
+/* Finds and counts the candidates.  with_spans: also the spans with pointers, and empty spans are marked. */
 static inline void compact_model_look(struct mam_compact *compact, mam__u32 n, bool with_spans) {
   for (mam__u32 tile = 0; tile < compact->tiles; tile++)
     mam_tile_look(compact_model_team, compact, n, tile, with_spans);
@@ -93,7 +97,7 @@ static inline void compact_model_look(struct mam_compact *compact, mam__u32 n, b
   mam_compact_found_sum(compact_model_team, compact);
 }
 
-/* One pass; returns how many sources were merged. */
+/* One pass.  Returns how many sources were merged. */
 static inline mam__u64 compact_model_pass(struct mam_compact *compact, mam__u32 n, bool with_spans) {
   static struct mam_merge_room room;
   struct mam_compact_done *done = &compact->state->done;
@@ -106,7 +110,7 @@ static inline mam__u64 compact_model_pass(struct mam_compact *compact, mam__u32 
   return done->merges - before;
 }
 
-/* All passes, with n from n_first up to n_last; returns how many merged anything. */
+/* All passes, with n from n_first up to n_last.  Returns how many passes merged something. */
 static inline unsigned compact_model_passes(struct mam_compact *compact) {
   unsigned passes = 0;
   mam__u32 n = compact->n_first;
@@ -118,6 +122,7 @@ static inline unsigned compact_model_passes(struct mam_compact *compact) {
   return passes;
 }
 
+/* Rewrites the pointers in all spans that were not moved. */
 static inline void compact_model_rewrite(const struct mam_compact *compact) {
   struct mam_shape shapes[MAM_HEAP_TYPES + 1] = {{0, 0, 0}};
   struct mam_rewriting rewriting = mam_rewriting_of(compact, shapes, 2);
@@ -136,7 +141,7 @@ static inline void compact_model_rewrite(const struct mam_compact *compact) {
   }
 }
 
-/* The objects of a type, up to room of them; returns how many there are. */
+/* Lists the objects of a type, room of them at most.  Returns how many there are. */
 static inline mam__u32 compact_model_list(struct mam_compact *compact, mam__u32 type, mam__u64 *objects,
                                           mam__u64 room) {
   compact->object_type = type;
@@ -149,6 +154,7 @@ static inline mam__u32 compact_model_list(struct mam_compact *compact, mam__u32 
   return compact->state->object_count;
 }
 
+/* Ends a compaction: gives the pages of moved spans back, and the memory that it worked in. */
 static inline void compact_model_close(struct mam_compact *compact) {
   for (mam__u32 i = 0; i < compact->superblocks; i++)
     for (mam__u32 j = 0; j < mam__area_map_words(compact->control->superblocks[i]); j++)

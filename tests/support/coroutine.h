@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Coroutines on one thread, for tests that choose who goes on: each runs until it yields or ends.  Switching costs no
- * call of the system.  Sanitizers do not follow a thread from stack to stack.
+ * Coroutines on one thread, for tests that choose which one goes on.  Each runs until it yields or ends.  A switch is a
+ * _setjmp and a _longjmp, and makes no system call.
+ *
+ * Sanitizers do not follow a thread from stack to stack, so with them COROUTINES_WORK is false and a test leaves its
+ * coroutines out.
  */
 #ifndef MAM_TESTS_COROUTINE_H
 #define MAM_TESTS_COROUTINE_H
@@ -24,11 +27,11 @@ static jmp_buf coroutine_places[COROUTINES], coroutine_caller;
 static bool coroutine_began[COROUTINES], coroutine_lives[COROUTINES];
 static _Alignas(16) char coroutine_stacks[COROUTINES][COROUTINE_STACK_BYTES];
 static void (*coroutine_body)(int which);
-/* -1: none.  Volatile: it is another after every yield, which a compiler that sees through the calls is not to guess.
- */
+/* Which coroutine runs, -1: none.  Volatile, because it changes over each yield: a compiler that sees through the calls
+ * could keep the old value. */
 static volatile int coroutine_running = -1;
 
-/* Each has the same body, which is told its number. */
+/* Creates a coroutine.  All have the same body, which is told the number of its coroutine. */
 static inline void coroutine_create(int which, void (*body)(int which)) {
   coroutine_body = body;
   coroutine_began[which] = false;
@@ -52,7 +55,7 @@ static inline void coroutine_begin(int which) {
   (void)setcontext(&context);
 }
 
-/* Lets one go on until it yields or ends. */
+/* Lets a coroutine go on until it yields or ends. */
 static __attribute__((noinline)) void coroutine_resume(int which) {
   coroutine_running = which;
   if (_setjmp(coroutine_caller) == 0) {
@@ -63,7 +66,7 @@ static __attribute__((noinline)) void coroutine_resume(int which) {
   coroutine_running = -1;
 }
 
-/* Called by one: back to who resumed it. */
+/* Called by a coroutine: goes back to the caller of coroutine_resume. */
 static __attribute__((noinline)) void coroutine_yield(void) {
   if (_setjmp(coroutine_places[coroutine_running]) == 0)
     _longjmp(coroutine_caller, 1);

@@ -1,10 +1,15 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * The naive model of an elastic pool, beside that of pool_model.h: one cell for every 64 KiB of the reserved addresses.
+ * The naive model of an elastic pool, beside the model of pool_model.h: one cell for each 64 KiB of the reserved
+ * addresses.
  *
- * Where the pool thinks of holes, neighbours and pieces, the model tries: for growth every run of granules, from the
- * shortest and the lowest on, whether a block would fit if it were mapped; for trimming every piece from the top, cell
- * by cell.
+ *   granule   |        2 MiB = 32 cells         |                              |
+ *   cell      | used | free | waiting | free |..| unmapped ...                 |
+ *   pieces    what was mapped at once; only whole pieces are given back
+ *
+ * The pool works with holes, neighbours and pieces.  The model tries instead.  For growth it tries every run of
+ * granules, from the shortest and lowest on, whether the block would fit if that run were mapped.  For trimming it
+ * tries every piece from the top, cell by cell.
  */
 #ifndef MAM_TESTS_ELASTIC_MODEL_H
 #define MAM_TESTS_ELASTIC_MODEL_H
@@ -15,7 +20,7 @@ enum {
   ELASTIC_CELL_BYTES = 64 << 10,
   ELASTIC_GRANULE_CELLS = SOURCE_GRANULARITY_BYTES / ELASTIC_CELL_BYTES,
   ELASTIC_MEMORY_GRANULES = 32,
-  ELASTIC_GRANULES = 2 * ELASTIC_MEMORY_GRANULES, /* of addresses */
+  ELASTIC_GRANULES = 2 * ELASTIC_MEMORY_GRANULES, /* granules of addresses */
   ELASTIC_CELLS = ELASTIC_GRANULES * ELASTIC_GRANULE_CELLS,
   ELASTIC_BLOCKS = 128
 };
@@ -24,16 +29,18 @@ enum elastic_cell { ELASTIC_UNMAPPED, ELASTIC_FREE, ELASTIC_USED, ELASTIC_WAITIN
 
 struct elastic_model {
   unsigned char cells[ELASTIC_CELLS];
-  unsigned pieces[ELASTIC_GRANULES]; /* the length of the piece that begins there, 0 if none does */
+  unsigned pieces[ELASTIC_GRANULES]; /* the length in granules of the piece that begins there, 0 if none does */
   struct {
     size_t cell, cells;
   } blocks[ELASTIC_BLOCKS]; /* live */
   size_t block_count;
-  unsigned limit, step; /* in granules */
+  unsigned limit, step; /* both in granules */
   size_t waiting_limit_bytes;
   unsigned synchronizes;
-  size_t peak_cells, moved_granules; /* used at the most; given back for the sake of growth */
-  bool fenced, unfenced; /* the pool's rule; something was free before the GPU was known to be done with it */
+  size_t peak_cells, moved_granules; /* the most that was ever used; what was given back to grow */
+  /* fenced: the pool's rule is the fenced one.  unfenced: something was free before the GPU was known to be done with
+   * it. */
+  bool fenced, unfenced;
 };
 
 static size_t elastic_count(const struct elastic_model *model, enum elastic_cell state) {
@@ -47,7 +54,7 @@ static unsigned elastic_held(const struct elastic_model *model) {
   return ELASTIC_GRANULES - (unsigned)(elastic_count(model, ELASTIC_UNMAPPED) / ELASTIC_GRANULE_CELLS);
 }
 
-/* The smallest hole for so many cells, the first of these; its first cell, or -1. */
+/* The first cell of the smallest hole for so many cells, of equal ones the first.  -1 if there is none. */
 static long elastic_best_fit(const struct elastic_model *model, size_t cells) {
   size_t best = SIZE_MAX;
   long best_cell = -1;
@@ -71,7 +78,7 @@ static bool elastic_unmapped(const struct elastic_model *model, unsigned granule
   return true;
 }
 
-/* Whether a block would fit if these granules had memory. */
+/* Whether a block of so many cells would fit if these granules had memory. */
 static bool elastic_would_do(struct elastic_model *model, unsigned granule, unsigned count, size_t cells) {
   elastic_fill(model, granule, count, ELASTIC_FREE);
   bool fits = elastic_best_fit(model, cells) >= 0;
@@ -79,8 +86,8 @@ static bool elastic_would_do(struct elastic_model *model, unsigned granule, unsi
   return fits;
 }
 
-/* Maps a run in at most two pieces; from 17 granules on in 32, of four granules at least; all but the last of one size,
- * which is a power of two. */
+/* Maps a run of granules in pieces.  Up to 16 granules it is at most two pieces.  From 17 granules on it is at most 32
+ * pieces of at least four granules each.  All but the last piece have one size, which is a power of two. */
 static void elastic_map(struct elastic_model *model, unsigned granule, unsigned count) {
   unsigned piece = count > 16 ? 4 : 1;
   while ((count > 16 ? 32 : 2) * piece < count)
@@ -90,7 +97,8 @@ static void elastic_map(struct elastic_model *model, unsigned granule, unsigned 
     model->pieces[granule + done] = count - done < piece ? count - done : piece;
 }
 
-/* The least run of granules that makes room, the lowest of these: how many from *granule on, 0 if there is none. */
+/* The shortest run of granules that makes room, the lowest of these.  Returns its length, from *granule on.  0: there
+ * is none. */
 static unsigned elastic_place(struct elastic_model *model, size_t cells, unsigned *granule) {
   for (unsigned count = 1; count <= ELASTIC_GRANULES; count++)
     for (*granule = 0; *granule + count <= ELASTIC_GRANULES; ++*granule)
@@ -99,7 +107,7 @@ static unsigned elastic_place(struct elastic_model *model, size_t cells, unsigne
   return 0;
 }
 
-/* Maps that place, or at once the step: away from the hole that it continues. */
+/* Maps that run, or a whole step at once if generous.  A step extends away from the hole that the run continues. */
 static bool elastic_grow(struct elastic_model *model, size_t cells, bool generous) {
   unsigned room = model->limit - elastic_held(model), granule, count = elastic_place(model, cells, &granule);
   if (count == 0 || count > room)
@@ -113,7 +121,7 @@ static bool elastic_grow(struct elastic_model *model, size_t cells, bool generou
   return true;
 }
 
-/* The highest piece below *end that is free as a whole: its granule, -1 if there is none. */
+/* The granule of the highest piece below end that is free as a whole.  -1 if there is none. */
 static long elastic_free_piece(const struct elastic_model *model, long end) {
   for (long granule = end - 1; granule >= 0; granule--) {
     size_t free_cells = 0, all = (size_t)model->pieces[granule] * ELASTIC_GRANULE_CELLS;
@@ -135,8 +143,9 @@ static void elastic_trim(struct elastic_model *model, unsigned keep) {
   }
 }
 
-/* Before a growth beyond what was ever used, and a 128th: gives back as much as is needed elsewhere, if so much is free
- * in pieces.  In all at most half of what is held, 16 MiB at least at a time. */
+/* What the pool does before it grows beyond the most that was ever used, and a 128th of it.  If as much as it needs is
+ * free in pieces elsewhere, it gives these back.  In all it gives back at most half of what it holds, and each time
+ * counts as at least 16 MiB. */
 static bool elastic_give_excess(struct elastic_model *model, size_t cells) {
   const size_t granule_bytes = SOURCE_GRANULARITY_BYTES;
   size_t used = elastic_count(model, ELASTIC_USED) + cells, held = elastic_held(model);
@@ -155,7 +164,7 @@ static bool elastic_give_excess(struct elastic_model *model, size_t cells) {
   return true;
 }
 
-/* At the limit, what is free in pieces makes room elsewhere, if it is enough. */
+/* At the limit, free pieces are given back to make room elsewhere, if they are enough. */
 static bool elastic_move(struct elastic_model *model, size_t cells) {
   unsigned need = (unsigned)((cells + ELASTIC_GRANULE_CELLS - 1) / ELASTIC_GRANULE_CELLS);
   struct elastic_model tried = *model;
@@ -248,14 +257,14 @@ static void elastic_step(struct elastic_model *model, struct mam_pool *pool, con
   size_t value = operation[1] | (size_t)operation[2] << 8 | (size_t)operation[3] << 16;
   unsigned keep = (unsigned)(value % (ELASTIC_MEMORY_GRANULES + 1));
   switch (operation[0] % 8) {
-  case 0: /* less than a granule */
+  case 0: /* sizes below a granule */
   case 1:
     elastic_step_malloc(model, pool, 1 + value % (ELASTIC_GRANULE_CELLS - 1));
     break;
   case 2:
     elastic_step_malloc(model, pool, 1 + value % (4 * ELASTIC_GRANULE_CELLS));
     break;
-  case 3: /* anything, more than the limit too */
+  case 3: /* any size, also above the limit */
     elastic_step_malloc(model, pool, 1 + value % (ELASTIC_MEMORY_GRANULES * ELASTIC_GRANULE_CELLS));
     break;
   case 4:
@@ -268,7 +277,7 @@ static void elastic_step(struct elastic_model *model, struct mam_pool *pool, con
   }
 }
 
-/* The first byte chooses the pool, the rest are operations. */
+/* Runs the pool and the model.  The first byte chooses the pool, the others are operations of four bytes. */
 static void elastic_model_run(const uint8_t *data, size_t size) {
   static struct elastic_model model;
   struct mam_pool *pool;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * The fake CUDA driver: see fake_driver.h, and fake_machine.h for what stands where.
+ * The fake CUDA driver: calls, contexts, memory of cuMemAlloc, and the look-up of functions.  fake_driver.h is what a
+ * test calls; fake_machine.h says what the other files have.
  *
- * The look-up finds a function at the versions where it has the signature written here (those of cudaTypedefs.h), and
- * nowhere else.  What is exported besides is what programs find in the real one, under its names there.
+ * The look-up finds a function only at the versions at which it has the signature written here (that of
+ * cudaTypedefs.h).  The names that are exported besides are those that programs find in the real driver.
  */
 #include "fake_machine.h"
 
@@ -30,14 +31,14 @@ _Thread_local struct thread_state thread;
 void fake_lock(void) { (void)pthread_mutex_lock(&fake.mutex); }
 void fake_unlock(void) { (void)pthread_mutex_unlock(&fake.mutex); }
 
-/* A child of fork gets the mutex open, whichever thread held it. */
+/* In a child of fork the mutex is open, whichever thread held it. */
 __attribute__((constructor)) static void fake_construct(void) {
   (void)pthread_atfork(fake_lock, fake_unlock, fake_unlock);
 }
 
 /* ---- A call's beginning and end ---------------------------------------------------------------------------------- */
 
-/* These answer before cuInit and in a forked child too. */
+/* Whether a function needs cuInit.  The others also answer before it, and in a forked child. */
 static bool call_needs_init(enum call call) {
   return call != CALL_cuInit && call != CALL_cuDriverGetVersion && call != CALL_cuGetErrorName &&
          call != CALL_cuGetErrorString && call != CALL_cuThreadExchangeStreamCaptureMode;
@@ -60,7 +61,7 @@ int call_end(int result) {
 }
 
 static pthread_cond_t hold_changed = PTHREAD_COND_INITIALIZER;
-static bool holding; /* with the mutex */
+static bool holding; /* guarded by the mutex */
 
 void call_hold(enum call call) {
   if (!fake.calls[call].held)
@@ -121,7 +122,7 @@ static int stack_push(struct context *context) {
   if (!context_known(context) || thread.depth == stack_limit)
     return INVALID_CONTEXT;
   if (!context->alive)
-    fake.violations++; /* the real one answers success too */
+    fake.violations++; /* the real driver answers success too */
   thread.stack[thread.depth++] = (struct stack_entry){context, context->id};
   return SUCCESS;
 }
@@ -131,13 +132,13 @@ static int stack_pop(struct context **context) {
     return INVALID_CONTEXT;
   const struct stack_entry *top = &thread.stack[--thread.depth];
   if (!entry_alive(top) && !top->context->primary)
-    fake.violations++; /* corrupts the heap of the real one */
+    fake.violations++; /* the real driver corrupts its heap */
   if (context != NULL)
     *context = top->context;
   return SUCCESS;
 }
 
-/* Unlike a pop, this does no harm where the current context is destroyed. */
+/* Replaces the top of the stack.  Unlike a pop, this does no harm if the current context is destroyed. */
 static int stack_replace(struct context *context) {
   if (thread.depth > 0)
     thread.depth--;
@@ -165,7 +166,7 @@ static bool memory_fits(enum kind kind, int device, size_t bytes) {
   return used <= capacity && bytes <= capacity - used && (fake.largest_bytes == 0 || bytes <= fake.largest_bytes);
 }
 
-/* Where the host has memory, if that is to be there. */
+/* Gives a block real memory, if a test wants that.  False if the host has none. */
 static bool block_back(struct block *block) {
   struct block **link = &fake.blocks;
   block->address = (uintptr_t)memory_back(block->bytes);
@@ -178,7 +179,7 @@ static bool block_back(struct block *block) {
   return true;
 }
 
-/* The lowest gap of the window that is large enough, so addresses are used again as soon as they can be. */
+/* Places a block in the lowest gap of its window that is large enough, so that addresses are used again early. */
 static void block_place(struct block *block) {
   struct block **link = &fake.blocks;
   uintptr_t address = window_begin(block->kind, block->device);
@@ -200,7 +201,8 @@ struct block *memory_block_at(uintptr_t address) {
   return block;
 }
 
-/* Memory of cuMemAlloc is its device's, and that of others which the program gave access to it. */
+/* A context reaches memory of cuMemAlloc of its own device, and of devices to which the program has enabled peer
+ * access. */
 bool memory_reached(const struct block *block, const struct context *user) {
   return block->kind != KIND_DEVICE || user == NULL || user->device == block->device || user->reaches[block->device];
 }
@@ -244,7 +246,7 @@ static int memory_take(enum kind kind, size_t bytes, uintptr_t *address) {
   return SUCCESS;
 }
 
-/* Works with any context current or none, but not with one that is destroyed. */
+/* Frees with any context current or none, but not with one that is destroyed. */
 static int memory_give(uintptr_t address, bool pinned) {
   struct context *current;
   if (address == 0)
@@ -388,9 +390,9 @@ int cuDeviceCanAccessPeer(int *can, int device, int peer) {
   return call_end(error);
 }
 
-/* The attributes that are asked for: CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+/* The attributes that the library asks for: CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
  * CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, ..._HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED and
- * ..._GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED.  The last two say yes also where cuMemCreate refuses. */
+ * ..._GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED.  The last two are yes even if cuMemCreate refuses such memory. */
 enum {
   attribute_multiprocessors = 16,
   attribute_maps = 102,
@@ -501,7 +503,7 @@ int cuCtxSetCurrent(struct context *context) {
 int cuCtxGetId(struct context *context, unsigned long long *id) {
   int error = call_begin(CALL_cuCtxGetId);
   if (error == SUCCESS && context == NULL) {
-    error = context_current(&context); /* with what its work ended in, unlike the question by handle */
+    error = context_current(&context); /* answers the error of its work too, which the question by handle does not */
   } else if (error == SUCCESS) {
     error = !context_known(context) ? INVALID_CONTEXT : context->alive ? SUCCESS : CONTEXT_IS_DESTROYED;
   }
@@ -646,7 +648,7 @@ EXPORT int cuGetProcAddress(const char *name, void **function, int version, uint
   enum call call = call_find(name);
   fake_lock();
   fake.lookups++;
-  fake.violations += strcmp(name, "cuGetExportTable") == 0; /* no document says what is in its tables */
+  fake.violations += strcmp(name, "cuGetExportTable") == 0; /* no document says what its tables hold */
   bool hidden = call != call_count && fake.calls[call].hidden;
   fake_unlock();
   if (call == call_count || version < function_rows[call].first || version > function_rows[call].last)
@@ -708,7 +710,7 @@ EXPORT void fake_set_shares_nothing(void) {
   fake_unlock();
 }
 
-/* A test that names a function the fake does not have would check nothing. */
+/* A name that the fake does not have is a fault of the test: it would check nothing. */
 static struct call_state *call_state_get(const char *name) {
   enum call call = call_find(name);
   if (call == call_count)

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * What device heaps ask of the fake driver: memory that is really there, copies, host memory that is registered, and
- * the kernels of lib/heap/heap_kernels.cu, which one thread runs here at once when they are launched.  See
- * fake_machine.h.
+ * What device heaps ask of the fake driver: real memory, copies, registered host memory, and the kernels of
+ * lib/heap/heap_kernels.cu.  The thread that launches a kernel runs it at once, as one thread.  See fake_machine.h.
  */
 #include "fake_machine.h"
 
@@ -43,7 +42,7 @@ static struct kernel_row kernels[] = {{"mam_kernel_clear", clear},
                                       {"mam_kernel_records", records}};
 enum { KERNELS = sizeof kernels / sizeof kernels[0] };
 
-/* Those that only a GPU runs. */
+/* Kernels that only a GPU runs.  They are found, and a launch fails. */
 static struct kernel_row elsewhere[] = {
     {"mam_kernel_compact", NULL}, {"mam_kernel_warp_list", NULL}, {"mam_kernel_warp_end", NULL}};
 
@@ -79,7 +78,7 @@ static int launch(enum call call, struct kernel_row *row, const unsigned sizes[6
   if (error == SUCCESS && row->run == NULL)
     error = INVALID_HANDLE;
   error = call_end(error);
-  if (error == SUCCESS) /* beside whatever other threads call */
+  if (error == SUCCESS) /* without the mutex: other threads may call the driver meanwhile */
     row->run(parameters);
   return error;
 }
@@ -101,7 +100,8 @@ int cuLaunchCooperativeKernel(void *function, unsigned grid_x, unsigned grid_y, 
 
 /* ---- Copies ------------------------------------------------------------------------------------------------------ */
 
-/* Word by word, as others may look: what was copied before comes before what is copied after, as on a stream. */
+/* Copies word by word, because other threads may read meanwhile.  Words become visible in the order in which they are
+ * copied, as on a stream. */
 static void copy(char *to, const char *from, size_t bytes) {
   while (bytes != 0) {
     size_t step = ((uintptr_t)to | (uintptr_t)from | bytes) % 8 == 0   ? 8
@@ -158,7 +158,7 @@ EXPORT void fake_back_memory(void) {
   fake_unlock();
 }
 
-/* Pages that kernels reach at the address that they have for the host. */
+/* Registers pages of the host.  Kernels reach them at the address that they have for the host. */
 int cuMemHostRegister(void *address, size_t bytes, unsigned flags) {
   int error = call_begin(CALL_cuMemHostRegister);
   if (error == SUCCESS && (address == NULL || bytes == 0 || flags > 15))

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * What the files of the fake driver share: its functions, its state, and the words for both.  fake_driver.c has calls,
- * contexts, memory by cuMemAlloc and the look-up of functions; fake_program.c what programs call and the library does
- * not; fake_work.c streams, work, events and captures; fake_heap.c what device heaps ask for;
- * fake_mapping.c memory that is mapped piece by piece.
+ * What the files of the fake driver share: its functions, its state, and its words.
  *
- * One mutex guards everything but what belongs to a thread.  Functions called work_..., stream_..., capture_... and the
- * like are called with it held.
+ *   fake_driver.c    calls, contexts, memory of cuMemAlloc, the look-up of functions
+ *   fake_program.c   what programs call and the library does not
+ *   fake_work.c      streams, work, events, captures
+ *   fake_heap.c      what device heaps ask for
+ *   fake_mapping.c   memory that is mapped piece by piece
+ *
+ * One mutex guards everything except what belongs to a thread.  The caller of a work_, stream_, capture_, context_,
+ * memory_ or mapping_ function holds it.
  */
 #ifndef MAM_TESTS_FAKE_MACHINE_H
 #define MAM_TESTS_FAKE_MACHINE_H
@@ -20,7 +23,7 @@
 
 #include "fake_driver.h"
 
-/* What a test calls is seen outside, and of the driver's functions what fake_driver.map names. */
+/* The library exports what a test calls, and those of the driver's functions that fake_driver.map names. */
 #define EXPORT __attribute__((visibility("default")))
 
 #pragma GCC visibility push(hidden)
@@ -48,7 +51,7 @@ enum { mode_global, mode_thread_local, mode_relaxed };
 
 /* ---- The functions ----------------------------------------------------------------------------------------------- */
 
-/* FUNCTION(name, first version of the signature written here, last one, arguments) */
+/* FUNCTION(name, first version with the signature written here, last one, arguments) */
 #define FUNCTIONS                                                                                                      \
   FUNCTION(cuInit, 2000, INT_MAX, (unsigned flags))                                                                    \
   FUNCTION(cuDriverGetVersion, 2020, INT_MAX, (int *version))                                                          \
@@ -149,7 +152,7 @@ enum call {
 struct context;
 struct event;
 
-/* As the driver has them. */
+/* These structs have the driver's layout. */
 struct location {
   int type, id;
 };
@@ -174,14 +177,14 @@ FUNCTIONS
 #undef FUNCTION
 #pragma GCC visibility pop
 
-/* What a program that is linked with the driver, or asks dlsym, finds: the same function. */
+/* Exports a function under a second name, for a program that is linked with the driver or calls dlsym. */
 #define EXPORT_AS(name, exported, arguments) EXPORT int exported arguments __attribute__((alias(#name)));
 
-/* A further function that the look-up finds by a name at some versions, before those above. */
+/* A further function that the look-up finds by a name at some versions.  It comes before those above. */
 struct later_row {
   const char *name;
   int first;
-  bool per_thread; /* with the flag for per-thread default streams */
+  bool per_thread; /* only with the flag for per-thread default streams */
   void (*function)(void);
 };
 extern const struct later_row later_rows[];
@@ -190,9 +193,9 @@ extern const size_t later_row_count;
 /* ---- The machine's state ----------------------------------------------------------------------------------------- */
 
 struct call_state {
-  bool held; /* the next call waits */
+  bool held; /* the next call waits at its end */
   unsigned calls;
-  unsigned countdown; /* calls until the injected error; 0 for none */
+  unsigned countdown; /* calls until the injected error, that one included; 0: none */
   int error;
   bool hidden;
 };
@@ -200,11 +203,12 @@ struct call_state {
 struct context {
   bool alive;
   bool primary;
-  int poison; /* what its work ended in */
+  int poison; /* the error that its work ended in */
   int device;
   unsigned retains;
-  unsigned long long id;      /* never used twice */
-  bool reaches[device_limit]; /* its kernels can use memory of cuMemAlloc of these devices, by peer access */
+  unsigned long long id; /* never used twice */
+  /* A device is true if kernels of the context can use its memory of cuMemAlloc, by peer access. */
+  bool reaches[device_limit];
 };
 
 enum kind { KIND_DEVICE, KIND_PINNED, KIND_MANAGED, kind_count };
@@ -221,30 +225,31 @@ struct block {
   struct block *next;
 };
 
-/* How a stream's work is ordered beside that of other streams: the legacy stream's after all earlier work of blocking
- * ones, theirs after its, and that of the others after nobody's. */
+/* How a stream's work is ordered among that of other streams.  The legacy stream's work comes after all earlier work of
+ * blocking streams, and theirs after its.  Work of the others waits for no other stream. */
 enum order { ORDER_LEGACY, ORDER_BLOCKING, ORDER_FREE };
 
-/* A handle is the address of one of these and comes back once the stream is gone.  The default streams are here too,
- * without a handle. */
+/* A handle is the address of one of these, and it comes back after the stream is gone.  The default streams are here
+ * too, without a handle. */
 struct stream {
   bool alive;
   enum order order;
   struct context *context;
-  unsigned long long id;            /* never used twice */
-  unsigned long long thread_number; /* whose per-thread default stream it is; 0 for others */
-  bool created;                     /* has a handle */
+  unsigned long long id; /* never used twice */
+  /* The thread whose default stream it is; 0 for other streams. */
+  unsigned long long thread_number;
+  bool created; /* has a handle */
   bool capturing;
   bool capture_spoilt;
   int capture_mode;
-  unsigned long long capture_id; /* of the latest; never used twice */
+  unsigned long long capture_id; /* of the latest capture; never used twice */
   unsigned long long capturing_thread;
 };
 
 struct event {
   bool alive;
   struct context *context;
-  unsigned long long sequence; /* of its mark in the work; 0 if never recorded */
+  unsigned long long sequence; /* of its mark in the list of work; 0 if it was never recorded */
 };
 
 struct work;
@@ -254,17 +259,21 @@ struct reservation;
 
 struct machine {
   pthread_mutex_t mutex;
-  pid_t process; /* that called cuInit; 0 before */
+  pid_t process; /* the process that called cuInit; 0 before */
   int device_count;
   size_t capacity_bytes;
   size_t host_capacity_bytes;
   size_t largest_bytes;
-  bool maps_nothing;                      /* no device can map memory piece by piece */
-  bool shares_nothing;                    /* cuMemCreate refuses memory that other processes or adapters could use */
-  bool peers[device_limit][device_limit]; /* the first can reach the second's memory, if the program asks for it */
-  bool backed;                            /* what cuMemAlloc gives is really there */
-  unsigned registered;                    /* pieces of host memory */
-  unsigned long long last_id;             /* of contexts */
+  bool maps_nothing; /* no device can map memory piece by piece */
+  /* cuMemCreate refuses memory that other processes or adapters could use. */
+  bool shares_nothing;
+  /* The first device can reach the second one's memory, if the program asks for it. */
+  bool peers[device_limit][device_limit];
+  /* cuMemAlloc gives real memory. */
+  bool backed;
+  /* How many pieces of host memory are registered. */
+  unsigned registered;
+  unsigned long long last_id; /* of contexts */
   unsigned long long last_stream_id;
   unsigned long long last_capture_id;
   unsigned long long last_thread_number;
@@ -287,12 +296,13 @@ struct machine {
   unsigned violations;
   unsigned faults;
   unsigned captures_invalidated;
-  struct stream elsewhere; /* the stream of fake_capture_begin: of no context, of another thread */
+  /* The stream of fake_capture_begin, which belongs to no context and to another thread. */
+  struct stream elsewhere;
 };
 
 extern struct machine fake;
 
-/* An entry remembers the id, so that a handle which is used again for another context is not taken for the first. */
+/* An entry of a thread's context stack.  It has the id too, because a handle may come back for another context. */
 struct stack_entry {
   struct context *context;
   unsigned long long id;
@@ -302,7 +312,7 @@ struct thread_state {
   struct stack_entry stack[stack_limit];
   int depth;
   int capture_mode;
-  unsigned long long number; /* 0: has none yet */
+  unsigned long long number; /* 0: the thread has none yet */
 };
 
 extern _Thread_local struct thread_state thread;
@@ -312,62 +322,64 @@ void fake_unlock(void);
 
 /* ---- fake_driver.c ----------------------------------------------------------------------------------------------- */
 
-/* Takes the lock; what the call must answer at once, or SUCCESS for it to go on. */
+/* Takes the lock.  Returns SUCCESS if the call may go on, else what it answers at once.  call_end leaves the lock and
+ * returns result. */
 int call_begin(enum call call);
 int call_end(int result);
 
-/* Where a test may hold the call: the lock is left meanwhile. */
+/* The place where a test may hold the call.  The lock is left meanwhile. */
 void call_hold(enum call call);
 
 bool context_known(const struct context *context);
 
-/* Writes the calling thread's current context; what it answers if it cannot be used. */
+/* Writes the calling thread's current context.  Returns what a call answers that needs it. */
 int context_current(struct context **context);
 
 int device_check(int device);
 
-/* Of a kind on a device, mapped memory too. */
+/* The memory of a kind that is taken on a device, mapped memory included. */
 size_t memory_used(enum kind kind, int device);
 
-/* The block of cuMemAlloc and its like that an address lies in, NULL if in none. */
+/* The block of cuMemAlloc or a similar function in which an address lies.  NULL if there is none. */
 struct block *memory_block_at(uintptr_t address);
 
-/* Whether the driver has given it out, in one piece, and work of the context may use it; NULL: of one of its own
- * device. */
+/* Whether the range was given out in one piece and work of the context may use it.  user NULL: work of a context of the
+ * memory's own device. */
 bool memory_holds(uintptr_t address, size_t bytes, const struct context *user);
 
-/* Whether work of the context may use a block that the driver gave out in one piece. */
+/* Whether work of the context may use a block.  user NULL: as for memory_holds. */
 bool memory_reached(const struct block *block, const struct context *user);
 
 /* ---- fake_work.c ------------------------------------------------------------------------------------------------- */
 
-/* Waits for all work of the context by finishing it; a wait that had something to wait for counts. */
+/* Finishes all work of the context.  counts: it counts as a wait if there was work. */
 void context_finish(struct context *context, bool counts);
 bool context_busy(const struct context *context);
-/* Work, streams, events and captures of a context that ends. */
+/* Ends the work, streams, events and captures of a context that ends. */
 void context_drop(struct context *context);
-/* The stream that a handle means; what the calls answer if it means none. */
+/* Writes the stream that a handle means.  Returns what a call answers that is given the handle. */
 int stream_of(const void *handle, struct stream **stream);
-/* Whether unfinished work uses a piece of the range. */
+/* Whether unfinished work uses a part of the range. */
 bool work_uses(uintptr_t address, size_t bytes);
-/* Whether the calling thread's captures, or those of others, forbid a call that might be unsafe; spoils them. */
+/* Whether a capture, of the calling thread or another one, forbids a call that might be unsafe.  Spoils those captures.
+ * Returns what the call answers. */
 int capture_check(void);
-/* A call that looks at the whole context: spoils its captures in any mode. */
+/* The same for a call about the whole context.  It spoils all captures there, in any mode. */
 int capture_check_context(const struct context *context);
 
 /* ---- fake_heap.c ------------------------------------------------------------------------------------------------- */
 
-/* Memory for a block where blocks are backed, NULL if there is none. */
+/* Real memory for a block.  NULL if the host has none. */
 void *memory_back(size_t bytes);
 void memory_unback(uintptr_t address, size_t bytes);
 
 /* ---- fake_mapping.c ---------------------------------------------------------------------------------------------- */
 
-/* Physical memory of a device, and in how many pieces over all devices. */
+/* mapping_used: physical memory of a device, in bytes.  mapping_count: of all devices, in pieces. */
 size_t mapping_used(int device);
 unsigned mapping_count(void);
-/* Whether the range is mapped without a gap, and work of the context may use it; NULL: of one of the memory's device.
- */
+/* Whether the range is mapped without a gap and work of the context may use it.  user NULL: work of a context of the
+ * memory's own device. */
 bool mapping_holds(uintptr_t address, size_t bytes, const struct context *user);
 
 #pragma GCC visibility pop

@@ -1,21 +1,24 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * The fake driver's memory that is mapped piece by piece: addresses are reserved, physical memory is created, and one
- * is mapped to the other.  It belongs to a device and survives the reset of a context.  See fake_machine.h.
+ * The fake driver's memory that is mapped piece by piece.  See fake_machine.h.
+ *
+ *   cuMemAddressReserve    reservation   |             addresses               |
+ *   cuMemMap               mapping          | piece | piece |     | piece |
+ *   cuMemCreate            physical         memory of a device, outlives a reset of its context
  */
 #include "fake_machine.h"
 
 #include <stdlib.h>
 
-/* Lives while it has its handle or is mapped. */
+/* Memory that lives until its handle is released and it is mapped nowhere. */
 struct physical {
   struct physical *next;
-  unsigned long long handle; /* never used twice; 0 once released */
+  unsigned long long handle; /* never used twice; 0 after its release */
   size_t bytes;
   int device;
   int handle_types;
   bool rdma;
-  unsigned mapped; /* how often */
+  unsigned mapped; /* how often it is mapped */
 };
 
 struct mapping {
@@ -23,7 +26,7 @@ struct mapping {
   uintptr_t address;
   size_t bytes;
   struct physical *physical;
-  unsigned devices; /* that may use it, a bit each */
+  unsigned devices; /* a bit for each device that may use it */
 };
 
 struct reservation {
@@ -32,7 +35,7 @@ struct reservation {
   size_t bytes;
 };
 
-/* 64 TiB can be reserved in all, and lie above the windows of cuMemAlloc. */
+/* Reservations lie here, 64 TiB in all, above the windows of cuMemAlloc. */
 #define WINDOW_BEGIN ((uintptr_t)1 << 46)
 #define WINDOW_END ((uintptr_t)1 << 47)
 
@@ -42,7 +45,7 @@ enum { pinned_memory = 1, device_location = 1, read_write = 3, handle_types_know
 
 static bool whole_steps(unsigned long long bytes) { return bytes > 0 && bytes % FAKE_GRANULARITY_BYTES == 0; }
 
-/* The range stands in one reservation. */
+/* Whether the range lies in one reservation. */
 static bool range_reserved(uintptr_t address, size_t bytes) {
   for (const struct reservation *one = fake.reservations; one != NULL; one = one->next)
     if (address >= one->address && address - one->address <= one->bytes &&
@@ -51,6 +54,7 @@ static bool range_reserved(uintptr_t address, size_t bytes) {
   return false;
 }
 
+/* Whether a part of the range is mapped. */
 static bool range_mapped(uintptr_t address, size_t bytes) {
   for (const struct mapping *one = fake.mappings; one != NULL; one = one->next)
     if (address < one->address + one->bytes && one->address < address + bytes)
@@ -58,7 +62,7 @@ static bool range_mapped(uintptr_t address, size_t bytes) {
   return false;
 }
 
-/* Whether the range is that of whole mappings, without a gap. */
+/* Whether the range consists of whole mappings, without a gap. */
 static bool range_is_whole(uintptr_t address, size_t bytes) {
   uintptr_t next = address, end = address + bytes;
   for (const struct mapping *one = fake.mappings; one != NULL && next < end; one = one->next)
@@ -98,7 +102,8 @@ unsigned mapping_count(void) {
   return count;
 }
 
-/* What a peer may use was said for each mapping: that the program enabled peer access does not matter. */
+/* Whether work of a context may use a mapping.  cuMemSetAccess decides that for each mapping; enabled peer access does
+ * not matter. */
 static bool mapping_reached(const struct mapping *one, const struct context *user) {
   return (one->devices >> (user == NULL ? one->physical->device : user->device) & 1) != 0;
 }
@@ -113,7 +118,7 @@ bool mapping_holds(uintptr_t address, size_t bytes, const struct context *user) 
 
 /* ---- The driver's functions: addresses --------------------------------------------------------------------------- */
 
-/* The lowest gap at a multiple of alignment. */
+/* Places a reservation in the lowest gap, at a multiple of alignment. */
 static int reservation_place(struct reservation *new, size_t alignment) {
   struct reservation **link = &fake.reservations;
   uintptr_t address = WINDOW_BEGIN;
@@ -129,7 +134,7 @@ static int reservation_place(struct reservation *new, size_t alignment) {
   return SUCCESS;
 }
 
-/* The real one takes a fixed address as a wish; here there is none. */
+/* The real driver takes a fixed address as a wish.  The fake ignores it. */
 static int reserve(unsigned long long *address, size_t bytes, size_t alignment, unsigned long long flags) {
   if (alignment < FAKE_GRANULARITY_BYTES)
     alignment = FAKE_GRANULARITY_BYTES;
@@ -235,7 +240,7 @@ static int map(uintptr_t address, size_t bytes, struct physical *physical) {
   return SUCCESS;
 }
 
-/* Mapping a part of a handle's memory is not known to work, so it is refused. */
+/* A part of a handle's memory cannot be mapped: whether the real driver can do that is not known. */
 int cuMemMap(unsigned long long address, size_t bytes, size_t offset, unsigned long long handle,
              unsigned long long flags) {
   int error = call_begin(CALL_cuMemMap);
@@ -250,7 +255,7 @@ int cuMemMap(unsigned long long address, size_t bytes, size_t offset, unsigned l
 
 static void unmap(uintptr_t address, size_t bytes) {
   struct mapping **link = &fake.mappings;
-  fake.faults += work_uses(address, bytes); /* does not wait: a kernel loses memory */
+  fake.faults += work_uses(address, bytes); /* the driver does not wait, and a kernel loses its memory */
   while (*link != NULL) {
     struct mapping *one = *link;
     if (one->address < address || one->address >= address + bytes) {
@@ -273,7 +278,7 @@ int cuMemUnmap(unsigned long long address, size_t bytes) {
   return call_end(error);
 }
 
-/* One device of those that are to have access: the memory's own, or one that can reach it. */
+/* Checks one device that is to have access.  It is the memory's own, or one that can reach it. */
 static int access_check(const struct access *access, const struct physical *physical) {
   if (access->location.type != device_location || access->flags != read_write)
     return INVALID_VALUE;
@@ -310,7 +315,7 @@ EXPORT size_t fake_reserved_bytes(void) {
   return bytes;
 }
 
-/* Whether all of a range is mapped, and the memory satisfies what is asked about it. */
+/* Whether all of a range is mapped, to memory for which has is true. */
 static bool range_has(uintptr_t address, size_t bytes, bool (*has)(const struct physical *physical)) {
   uintptr_t next = address, end = address + bytes;
   fake_lock();

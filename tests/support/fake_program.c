@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * What programs call of the driver and the library does not: questions about addresses, memory of other processes,
- * captures, ends of contexts.  Answers as the real driver's, but for handles of memory, which are its own.
+ * Functions of the driver that programs call and the library does not: questions about addresses, memory of other
+ * processes, ends of contexts, captures, graphs.  They answer as the real driver does.  Only the bytes of a handle for
+ * another process are the fake's own.  See fake_machine.h.
  */
 #include "fake_machine.h"
 
@@ -26,6 +27,7 @@ int cuMemAllocPitch(unsigned long long *address, size_t *pitch, size_t width, si
   return error;
 }
 
+/* The block in which an address lies, within the bytes that were asked for.  NULL if there is none. */
 static struct block *requested_block_at(uintptr_t address) {
   struct block *block = memory_block_at(address);
   return block != NULL && address - block->address < block->requested_bytes ? block : NULL;
@@ -85,7 +87,7 @@ int cuPointerGetAttribute(void *value, int attribute, unsigned long long address
   return call_end(error);
 }
 
-/* Of an address that is nobody's memory, every attribute is 0. */
+/* For an address that is no memory of the driver, every attribute is 0. */
 int cuPointerGetAttributes(unsigned count, int *attributes, void **values, unsigned long long address) {
   int error = call_begin(CALL_cuPointerGetAttributes);
   const struct block *block = error == SUCCESS ? requested_block_at((uintptr_t)address) : NULL;
@@ -99,7 +101,7 @@ int cuPointerGetAttributes(unsigned count, int *attributes, void **values, unsig
 
 /* ---- Memory of other processes ----------------------------------------------------------------------------------- */
 
-/* As the real one's: a number here and there, and zeros.  It opens elsewhere than the memory is, by so much. */
+/* A handle has some numbers and zeros, as the real driver's.  The memory opens at another address, at this distance. */
 static const uintptr_t opened_away = (uintptr_t)1 << 45;
 enum { handle_place = 8, handle_process = 20, handle_mark_place = 40, handle_mark = 0x1f };
 
@@ -118,7 +120,7 @@ int cuIpcGetMemHandle(struct ipc_handle *handle, unsigned long long address) {
   return call_end(error);
 }
 
-/* What is open, as long as its context. */
+/* Memory that is open.  It closes when its context ends. */
 enum { opened_limit = 1024 };
 static struct opened {
   uintptr_t place;
@@ -194,7 +196,7 @@ int cuDevicePrimaryCtxReset(int device) {
   return error;
 }
 
-/* From CUDA 13 on: of any context, NULL is the current one. */
+/* cuCtxSynchronize from CUDA 13 on: for any context, NULL is the current one. */
 static int synchronize_context(struct context *context) {
   int error = call_begin(CALL_cuCtxSynchronize);
   if (error == SUCCESS && context == NULL)
@@ -236,8 +238,8 @@ int cuStreamBeginCapture(void *handle, int mode) {
 
 /* ---- Graphs ------------------------------------------------------------------------------------------------------ */
 
-/* Graphs and executable graphs.  A handle is the address of one of these and comes again, the lowest that is not taken.
- * With the machine's mutex. */
+/* Graphs and executable graphs.  A handle is the address of one of these.  A new graph gets the lowest handle that is
+ * not taken.  Guarded by the machine's mutex. */
 enum { graph_limit = 4096 };
 static struct graph { bool alive, executable; } graphs[graph_limit];
 
@@ -258,7 +260,7 @@ static bool graph_is(const void *handle, bool executable) {
   return graph->alive && graph->executable == executable;
 }
 
-/* Makes a handle of what a call asks for, if it may. */
+/* Makes the handle that a call asks for, unless error says that the call failed, or may is false. */
 static int graph_make(int error, bool may, bool executable, void **handle) {
   if (error == SUCCESS && !may)
     error = INVALID_VALUE;

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * The fake GPU: streams, work that is submitted to them and finishes when the clock is turned, events that mark places
- * in it, and stream captures.  See fake_machine.h.
+ * The fake GPU: streams, work, events and captures.  See fake_machine.h.
  *
- * Work stands in one list in the order of submission.  What may finish follows from that order and from the streams
- * alone (work_follows), so no queue is kept for each stream.  Marks (events, waits between streams) are work too; they
- * finish by themselves as soon as they may.
+ *   fake.first                                                    fake.last
+ *      | kernel A | kernel B | mark A | kernel A | mark: B after A |
+ *        order of submission -->
+ *
+ * Work stands in one list in the order of submission.  Which work may finish follows from that order and from the
+ * streams alone (work_follows), so no stream has a list of its own.  Kernels finish when a test turns the clock or a
+ * call waits.  Marks (events, waits between streams) are work too, and finish by themselves as soon as they may.
  */
 #include "fake_machine.h"
 
@@ -16,11 +19,12 @@ struct work {
   struct work *next, *before;
   unsigned long long sequence; /* rises with every submission */
   struct context *context;
-  unsigned long long stream; /* by id, for it may outlive the stream; 0 for a mark of the whole context */
+  /* The stream's id, because work may outlive its stream.  0 for a mark of the whole context. */
+  unsigned long long stream;
   enum order order;
-  unsigned long long joined; /* a stream whose earlier work comes first, 0 for none */
+  unsigned long long joined; /* another stream whose earlier work comes first, by its id; 0: none */
   bool mark;
-  bool chosen; /* while a set of work is worked out */
+  bool chosen; /* used to choose a set of work */
   size_t range_count;
   struct fake_range ranges[];
 };
@@ -39,10 +43,11 @@ static struct stream *stream_begin(struct context *context, enum order order) {
       *stream = (struct stream){.alive = true, .order = order, .context = context, .id = ++fake.last_stream_id};
       return stream;
     }
-  abort(); /* a test with more streams needs a larger table */
+  abort(); /* a test with more streams needs a larger stream_limit */
 }
 
-/* The legacy stream of the context, or the per-thread default stream of a thread: made when first asked for. */
+/* The legacy stream of the context (number 0), or the default stream of a thread.  It is made when it is first asked
+ * for. */
 static struct stream *stream_default(struct context *context, unsigned long long number) {
   enum order order = number == 0 ? ORDER_LEGACY : ORDER_BLOCKING;
   for (struct stream *stream = fake.streams; stream < fake.streams + stream_limit; stream++)
@@ -53,7 +58,7 @@ static struct stream *stream_default(struct context *context, unsigned long long
   return stream;
 }
 
-/* Writes the stream that a handle means in the calling thread. */
+/* As stream_of. */
 static int stream_find(const void *handle, struct stream **found) {
   struct context *context = NULL;
   uintptr_t number = (uintptr_t)handle, table = (uintptr_t)fake.streams;
@@ -83,7 +88,8 @@ static void capture_spoil(struct stream *stream) {
   stream->capture_spoilt = true;
 }
 
-/* Whether the stream's capture forbids the calling thread what might be unsafe (cuThreadExchangeStreamCaptureMode). */
+/* Whether the stream's capture forbids the calling thread what might be unsafe, as cuThreadExchangeStreamCaptureMode
+ * defines it. */
 static bool capture_forbids(const struct stream *stream) {
   if (!stream->capturing || stream->capture_mode == mode_relaxed || thread.capture_mode == mode_relaxed)
     return false;
@@ -117,7 +123,8 @@ int capture_check_context(const struct context *context) {
   return CAPTURE_UNSUPPORTED;
 }
 
-/* Whether a blocking stream of the context captures: the legacy stream would have to be ordered beside it. */
+/* Whether a blocking stream of the legacy stream's context captures.  Work of the legacy stream would have to be
+ * ordered after it. */
 static bool capture_blocks_legacy(const struct stream *legacy, bool spoils) {
   bool blocks = false;
   for (struct stream *stream = fake.streams; stream < fake.streams + stream_limit; stream++)
@@ -132,7 +139,7 @@ static bool capture_blocks_legacy(const struct stream *legacy, bool spoils) {
 
 /* ---- Work -------------------------------------------------------------------------------------------------------- */
 
-/* Whether the later of two pieces of work must wait for the earlier one, as far as these two are concerned. */
+/* Whether later must wait for earlier, if there is no other work. */
 static bool work_follows(const struct work *later, const struct work *earlier) {
   if (later->context != earlier->context || earlier->stream == 0)
     return false;
@@ -155,7 +162,7 @@ static void work_remove(struct work *work) {
   free(work);
 }
 
-/* Finishes the marks that may: what they wait for stands before them, so one pass is enough. */
+/* Finishes the marks that may finish.  A mark waits only for work before it in the list, so one pass is enough. */
 static void work_settle(void) {
   for (struct work *work = fake.first, *next; work != NULL; work = next) {
     next = work->next;
@@ -182,7 +189,7 @@ static struct work *work_submit(struct context *context, const struct stream *st
   return work;
 }
 
-/* A mark's sequence, by which it is found unfinished. */
+/* Submits a mark.  Returns its sequence, by which an unfinished mark is found. */
 static unsigned long long work_mark(struct context *context, const struct stream *stream, unsigned long long joined) {
   struct work *work = work_submit(context, stream, NULL, 0);
   unsigned long long sequence = work->sequence;
@@ -192,7 +199,7 @@ static unsigned long long work_mark(struct context *context, const struct stream
   return sequence;
 }
 
-/* Chooses all that work submitted now to the stream would wait for, directly or not. */
+/* Chooses the work that new work of the stream would wait for, directly or not. */
 static void work_choose_before(const struct stream *stream) {
   const struct work now = {.context = stream->context, .stream = stream->id, .order = stream->order};
   for (struct work *work = fake.last; work != NULL; work = work->before) {
@@ -261,7 +268,7 @@ bool work_uses(uintptr_t address, size_t bytes) {
 
 /* ---- The driver's functions: streams ----------------------------------------------------------------------------- */
 
-/* Asked about a stream that is being captured, the real one ends the capture (measured). */
+/* The real driver ends a capture if it is asked about its stream (measured). */
 int cuStreamGetId(void *handle, unsigned long long *id) {
   struct stream *stream = NULL;
   int error = call_begin(CALL_cuStreamGetId);
@@ -299,7 +306,7 @@ int cuStreamGetCaptureInfo(void *handle, int *status, unsigned long long *id) {
   return call_end(error == SUCCESS ? capture_status(handle, status, id) : error);
 }
 
-/* What submitting to the stream, or waiting for it, answers while captures are in progress. */
+/* What a call answers that submits to the stream or waits for it, while there are captures. */
 static int stream_check(struct stream *stream) { return capture_blocks_legacy(stream, true) ? CAPTURE_IMPLICIT : 0; }
 
 int cuStreamSynchronize(void *handle) {
@@ -334,7 +341,7 @@ int cuThreadExchangeStreamCaptureMode(int *mode) {
 
 /* ---- The driver's functions: events ------------------------------------------------------------------------------ */
 
-/* A handle of no living event: the real driver follows the pointer. */
+/* The real driver follows the handle of an event that is gone.  Here it is an error and a violation. */
 static int event_check(const struct event *event) {
   uintptr_t number = (uintptr_t)event, table = (uintptr_t)fake.events;
   bool known = number >= table && number < table + sizeof fake.events && event->alive;
@@ -382,7 +389,7 @@ int cuEventRecord(struct event *event, void *handle) {
   if (error == SUCCESS)
     error = stream_check(stream);
   if (error == SUCCESS && stream->capturing)
-    error = CAPTURE_UNSUPPORTED; /* the real one makes it a node of the graph; nothing here needs that */
+    error = CAPTURE_UNSUPPORTED; /* the real driver makes it a node of the graph; no test needs that */
   if (error == SUCCESS)
     event->sequence = work_mark(stream->context, stream, 0);
   return call_end(error);
@@ -514,7 +521,7 @@ EXPORT void fake_finish_stream(void *handle) {
   fake_unlock();
 }
 
-/* Marks that may finish have: every piece of work that may is a kernel. */
+/* Chooses a kernel that may finish, by any number.  NULL if there is none.  Marks that may finish have done so. */
 static struct work *work_pick(unsigned choice) {
   struct work *work;
   unsigned count = 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * A device heap in host memory, for the tests of heap_core.h: what a warp does there, one thread does here.  The memory
- * of the blocks is real, so that tests can write to it.
+ * A device heap in host memory, for the tests of heap_core.h.  A call of a function here does what a warp does on the
+ * GPU, in the steps of mam/device.cuh.  The memory of the blocks is real, so tests can write to it.
  */
 #ifndef MAM_TESTS_HEAP_MODEL_H
 #define MAM_TESTS_HEAP_MODEL_H
@@ -17,7 +17,7 @@ struct heap_model {
   void *memory[MAM_HEAP_SUPERBLOCKS];
 };
 
-/* Adds a superblock of bytes. */
+/* Adds a superblock of so many bytes. */
 static inline void heap_model_grow(struct heap_model *model, size_t bytes) {
   mam__u32 index = model->control->superblock_count;
   void *memory = aligned_alloc(MAM__PAGE_BYTES, bytes);
@@ -30,7 +30,7 @@ static inline void heap_model_grow(struct heap_model *model, size_t bytes) {
   mam__superblocks_publish(model->control, index + 1);
 }
 
-/* A heap of bytes, as for a GPU of so many multiprocessors. */
+/* Creates a heap of so many bytes, tuned for a GPU of so many multiprocessors. */
 static inline struct heap_model *heap_model_create(size_t bytes, unsigned multiprocessors) {
   mam_device_heap heap;
   memset(&heap, 0, sizeof heap);
@@ -47,7 +47,7 @@ static inline struct heap_model *heap_model_create(size_t bytes, unsigned multip
   return model;
 }
 
-/* Makes the heap, still unused, one that leaves empty spans to their slots, as large ones do. */
+/* Makes a heap lazy, as large heaps are.  The heap is still unused. */
 static inline void heap_model_make_lazy(struct heap_model *model) {
   model->control->heap.lazy = 1;
   mam__slots_clear(model->control, 0, 1);
@@ -60,8 +60,8 @@ static inline void heap_model_destroy(struct heap_model *model) {
   free(model);
 }
 
-/* What count lanes of a warp get that ask for a chunk of a kind each, in their order; returns how many got one.  As
- * mam__malloc_kind, mam__malloc_more and mam__malloc_rest (mam/device.cuh). */
+/* Does what count lanes of a warp do that ask for a chunk of a kind each: mam__malloc_kind, mam__malloc_more and
+ * mam__malloc_rest of mam/device.cuh.  Writes the blocks in the order of the lanes.  Returns how many lanes got one. */
 static inline unsigned heap_model_malloc_kind(struct heap_model *model, mam__u32 kind, unsigned slot, unsigned count,
                                               void **blocks) {
   const mam_device_heap *heap = &model->control->heap;
@@ -117,7 +117,7 @@ static inline unsigned heap_model_malloc_kind(struct heap_model *model, mam__u32
   return done;
 }
 
-/* The same for as many bytes each. */
+/* The same for lanes that ask for so many bytes each. */
 static inline unsigned heap_model_malloc_warp(struct heap_model *model, size_t bytes, unsigned slot, unsigned count,
                                               void **blocks) {
   unsigned done = 0;
@@ -141,7 +141,7 @@ static inline int heap_model_free(struct heap_model *model, const void *block) {
   return mam__block_free(model->control, (mam__u64)(uintptr_t)block);
 }
 
-/* Pages that nobody owns. */
+/* How many pages are free. */
 static inline mam__u32 heap_model_free_pages(const struct heap_model *model) {
   mam__u32 pages = 0;
   for (mam__u32 i = 0; i < model->control->superblock_count; i++)

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * A source of chunks at imaginary addresses, for tests of the pool: nothing is ever mapped there, so a pool that
- * touched its memory would crash.  It counts what is taken and given, refuses when told to, and knows "GPU work" only
- * as the number of waits.  For one thread, but for the atomic counters.
+ * A source of chunks at imaginary addresses, for tests of the pool.  Nothing is mapped there, so a pool that touched
+ * its memory would crash.  The source counts what is taken and given back, and refuses when it is told to.  Of GPU work
+ * it knows only how often the pool waited.  One thread uses it; the atomic counters may be used by several.
  *
- * imaginary_elastic reserves addresses and maps pieces instead.  It has a map of what is mapped where and aborts on
- * what a driver would refuse or suffer from: mapping twice, unmapping a part of a piece or several, pieces that outlive
- * their addresses.
+ *   imaginary_source    chunks, from IMAGINARY_FIRST_BASE up
+ *   imaginary_elastic   reserves addresses and maps pieces
+ *
+ * imaginary_elastic knows what is mapped where.  It aborts on what a driver refuses or does not survive: mapping twice,
+ * unmapping a part of a piece or several pieces, pieces that outlive their addresses.
  */
 #ifndef MAM_TESTS_IMAGINARY_SOURCE_H
 #define MAM_TESTS_IMAGINARY_SOURCE_H
@@ -20,21 +22,22 @@
 #include "pool/pool.h"
 
 struct imaginary {
-  _Atomic uintptr_t next_base; /* of the next chunk; chunks are never at the same place twice */
+  _Atomic uintptr_t next_base; /* of the next chunk; no address is used twice */
   uintptr_t gap_bytes;         /* left between chunks */
   size_t capacity_bytes;       /* of all chunks together */
-  _Atomic size_t taken_bytes;  /* now */
-  _Atomic unsigned take_calls; /* refused ones too */
+  _Atomic size_t taken_bytes;  /* not given back */
+  _Atomic unsigned take_calls; /* refused calls included */
   _Atomic unsigned synchronizes;
-  cudaError_t take_error; /* what the next takes answer, cudaSuccess for memory */
+  cudaError_t take_error; /* what the next takes answer; cudaSuccess: memory */
   cudaError_t synchronize_error;
-  void (*on_synchronize)(void);                     /* called in the middle of a wait, if not NULL */
-  unsigned map_calls, unmap_calls, map_fails_after; /* so many maps succeed before one does not */
+  void (*on_synchronize)(void); /* called during a wait, if not NULL */
+  /* map_fails_after: so many calls succeed before one answers map_error. */
+  unsigned map_calls, unmap_calls, map_fails_after;
   cudaError_t map_error, unmap_error;
-  void (*on_map)(void), (*on_unmap)(void); /* called in the middle, if not NULL */
+  void (*on_map)(void), (*on_unmap)(void); /* called during the call, if not NULL */
 };
 
-/* What is at each 2 MiB of the imaginary addresses that can be reserved, 16 GiB. */
+/* What is at each 2 MiB of the addresses that can be reserved, 16 GiB. */
 enum { IMAGINARY_GRANULES = 8192 };
 enum { IMAGINARY_NOTHING, IMAGINARY_RESERVED, IMAGINARY_PIECE, IMAGINARY_PIECE_GOES_ON };
 

@@ -1,10 +1,15 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * All interleavings of a few actors, mostly coroutines that yield before each step that others can see.
+ * All interleavings of a few actors.  Actors are mostly coroutines that yield before each step that others can see.
  *
- * A run is a string of choices, who goes at each step.  Runs are tried depth first, each from the same beginning. Where
- * a state comes again, the rest of the run is known and left out.  A state is a hash of 64 bits that the test computes,
- * of all that decides how it goes on: of some 10^6 states, two are taken for one with a chance of 10^-7.
+ *   run 1    A A A B B B
+ *   run 2    A A B ...        from the same beginning; another choice at one step
+ *   run 3    A B A -> a state that was seen before: the rest is known
+ *
+ * A run is a string of choices: which actor goes at each step.  Runs are tried depth first, each from the same
+ * beginning.  A run ends early at a state that was seen before.  A state is a hash of 64 bits over everything that
+ * decides how the run goes on; the test computes it.  Among 10^6 states, two have the same hash with a probability of
+ * 10^-7.
  */
 #ifndef MAM_TESTS_INTERLEAVE_H
 #define MAM_TESTS_INTERLEAVE_H
@@ -20,33 +25,35 @@
 
 enum { INTERLEAVE_STEPS = 2000, INTERLEAVE_STATES = 1 << 22 };
 
-/* What is explored.  Actors are numbers below 8. */
+/* What is explored.  Actors are numbers from 0 to 7. */
 struct interleave {
   const char *name;
-  void (*begin)(void);          /* of each run */
-  unsigned (*can)(void);        /* which actors can go, a bit each; 0: the run is over */
-  void (*go)(int actor);        /* one step */
-  uint64_t (*state)(void);      /* as it is before a step */
-  const char *(*fault)(void);   /* what is wrong then, NULL if nothing; may be NULL */
-  const char *(*verdict)(void); /* what is wrong when the run is over */
+  void (*begin)(void);          /* begins a run */
+  unsigned (*can)(void);        /* a bit for each actor that can go; 0: the run is over */
+  void (*go)(int actor);        /* lets an actor go one step */
+  uint64_t (*state)(void);      /* the hash of the state, before a step */
+  const char *(*fault)(void);   /* what is wrong in the state, NULL if nothing; the function may be NULL */
+  const char *(*verdict)(void); /* what is wrong after the run, NULL if nothing */
 };
 
 static struct {
   const struct interleave *explored;
-  unsigned char choices[INTERLEAVE_STEPS]; /* who goes at each step of the present run */
-  unsigned char tried[INTERLEAVE_STEPS];   /* who has gone there, in this and in earlier runs, a bit each */
+  unsigned char choices[INTERLEAVE_STEPS]; /* the actor that goes at each step of the present run */
+  /* A bit for each actor that has gone at that step, in this run or earlier ones. */
+  unsigned char tried[INTERLEAVE_STEPS];
   unsigned char could[INTERLEAVE_STEPS];
   size_t length;
   uint64_t *known; /* hashes of states, 0: none */
   size_t known_count;
 } interleave;
 
-/* Not 0 for 0. */
+/* Mixes a value into a hash.  The result for 0 and 0 is not 0. */
 static inline uint64_t interleave_mix(uint64_t hash, uint64_t value) {
   hash = (hash + 0x632be59bd9b4e019u + value) * 0x9e3779b97f4a7c15u;
   return hash ^ hash >> 29;
 }
 
+/* Whether a state was seen before.  Remembers it. */
 static inline bool interleave_is_known(uint64_t hash) {
   hash |= hash == 0;
   size_t i = hash % INTERLEAVE_STATES;
@@ -60,7 +67,7 @@ static inline bool interleave_is_known(uint64_t hash) {
   return false;
 }
 
-/* Who goes at this step: as the string says or, past its end, the first who can. */
+/* The actor that goes at this step: the one in the string or, past its end, the first that can. */
 static inline unsigned interleave_choose(size_t prefix, unsigned can) {
   size_t at = interleave.length;
   if (at >= prefix) {
@@ -73,8 +80,8 @@ static inline unsigned interleave_choose(size_t prefix, unsigned can) {
   return interleave.choices[at];
 }
 
-/* Runs the string of choices and then goes on, to the end or to a state that is known.  What is wrong; NULL if nothing.
- */
+/* Runs the string of choices and then goes on to the end, or to a state that was seen before.  Returns what is wrong,
+ * NULL if nothing. */
 static inline const char *interleave_run(size_t prefix) {
   const struct interleave *explored = interleave.explored;
   explored->begin();
@@ -91,7 +98,8 @@ static inline const char *interleave_run(size_t prefix) {
   }
 }
 
-/* The longest beginning whose last choice can still be another; 0 if all is done. */
+/* Makes the next string: the longest beginning of this run whose last choice can still be changed.  Returns its length.
+ * 0: all strings were tried. */
 static inline size_t interleave_next(void) {
   for (size_t i = interleave.length; i-- > 0;) {
     unsigned rest = interleave.could[i] & ~(unsigned)interleave.tried[i];
@@ -104,7 +112,7 @@ static inline size_t interleave_next(void) {
   return 0;
 }
 
-/* The first fault that is found, NULL if none; *states: how many states there are. */
+/* Returns the first fault that is found, NULL if there is none.  *states: how many states there are. */
 static inline const char *interleave_explore(const struct interleave *explored, size_t *states) {
   size_t prefix = 0, runs = 0;
   const char *fault = NULL;

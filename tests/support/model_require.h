@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* What both models of the pool stand on: the imaginary source, and a requirement that also holds under a fuzzer. */
+/* What both models of the pool use: the imaginary source, and MODEL_REQUIRE, an assertion that works under a fuzzer
+ * too. */
 #ifndef MAM_TESTS_MODEL_REQUIRE_H
 #define MAM_TESTS_MODEL_REQUIRE_H
 

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * A naive model of the pool, and a run of both side by side over a string of bytes: random ones in pool_model_test, a
- * fuzzer's in fuzz_pool.
+ * A naive model of the pool, and a run of both side by side.  A string of bytes says what is done: random bytes in
+ * pool_model_test.c, a fuzzer's in fuzz_pool.c.
  *
- * The model keeps no tree and no list: one cell for every 512 bytes of every chunk, and it finds holes by looking at
- * all of them.  After each operation the pool must have given the very address that the model expects, waited for the
- * GPU as often, and its checker and its sums must agree.
+ *   bytes    | pool | operation, 24 bits | operation, 24 bits | ...
+ *                      pool_malloc, pool_free  and  model_malloc, model_free: the same address?
+ *
+ * The model has no tree and no list.  It has a cell for each 512 bytes of every chunk and finds holes by looking at all
+ * cells.  After each operation the pool must have given the address that the model expects and waited for the GPU as
+ * often, its checker must find nothing, and its sums must agree.
  */
 #ifndef MAM_TESTS_POOL_MODEL_H
 #define MAM_TESTS_POOL_MODEL_H
@@ -16,7 +19,7 @@ enum {
   MODEL_CELL_BYTES = 512,
   MODEL_CHUNK_BYTES = 2 << 20,
   MODEL_CHUNK_CELLS = MODEL_CHUNK_BYTES / MODEL_CELL_BYTES,
-  MODEL_CHUNKS = 4, /* of that size; a larger request gets a chunk as large as several */
+  MODEL_CHUNKS = 4, /* a larger request gets a chunk as large as several */
   MODEL_BLOCKS = 256
 };
 
@@ -75,13 +78,13 @@ static bool model_make_room(struct model *model, size_t cells) {
   size_t used = 0;
   for (size_t i = 0; i < model->block_count; i++)
     used += model->blocks[i].cells;
-  if (model->waiting_cells == 0 || cells > model->held_cells - used) /* a wait makes no more than what is not used */
+  if (model->waiting_cells == 0 || cells > model->held_cells - used) /* a wait frees at most what is not used */
     return false;
   model_synchronize(model);
   return true;
 }
 
-/* The address that is to come, 0 for none. */
+/* The address that the pool is to give.  0: none. */
 static uintptr_t model_malloc(struct model *model, size_t cells) {
   size_t chunk, cell;
   while (!model_best_fit(model, cells, &chunk, &cell))
@@ -152,7 +155,7 @@ static void model_step_free(struct model *model, size_t choice) {
   *block = model->blocks[--model->block_count];
 }
 
-/* A free that must be refused: of anything that is not the start of a live block. */
+/* Frees an address that is not the start of a live block.  The pool must refuse it. */
 static void model_step_wrong_free(const struct model *model, size_t chunk, size_t offset) {
   struct pool_emptied emptied;
   uintptr_t address = model->chunk_bases[chunk % model->chunk_count] + offset % (MODEL_CHUNK_BYTES + 4096);
@@ -162,7 +165,7 @@ static void model_step_wrong_free(const struct model *model, size_t chunk, size_
   MODEL_REQUIRE(pool_free((void *)address, &emptied) == cudaErrorInvalidValue);
 }
 
-/* Four bytes are an operation: what, then 24 bits of size or choice. */
+/* Does an operation of four bytes: what to do, then 24 bits that are a size or a choice. */
 static void model_step(struct model *model, struct mam_pool *pool, const uint8_t operation[4]) {
   size_t value = operation[1] | (size_t)operation[2] << 8 | (size_t)operation[3] << 16;
   switch (operation[0] % 8) {
@@ -173,7 +176,7 @@ static void model_step(struct model *model, struct mam_pool *pool, const uint8_t
   case 2: /* up to a quarter of a chunk */
     model_step_malloc(model, pool, value % (MODEL_CHUNK_BYTES / 4));
     break;
-  case 3: /* anything, more than a chunk too */
+  case 3: /* any size, also above a chunk */
     model_step_malloc(model, pool, value % (2 * MODEL_CHUNK_BYTES));
     break;
   case 7:
@@ -184,7 +187,7 @@ static void model_step(struct model *model, struct mam_pool *pool, const uint8_t
   }
 }
 
-/* The first byte chooses the pool, the rest are operations. */
+/* Runs the pool and the model.  The first byte chooses the pool, the others are operations. */
 static void pool_model_run(const uint8_t *data, size_t size) {
   static struct model model;
   struct mam_pool *pool;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* The end of every Check program's main: runs the suite, says how it went (CK_VERBOSITY), and gives the exit status. */
+/* The end of main of every Check program: runs the suite, prints the results as CK_VERBOSITY says, and returns the exit
+ * status. */
 #ifndef MAM_TESTS_RUN_SUITE_H
 #define MAM_TESTS_RUN_SUITE_H
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * A device heap for the tests of warp_core.h that knows every block it has handed out, and may be told to have no more.
- * What a lane does on a GPU, a call does here.
+ * A device heap for the tests of warp_core.h.  It knows every block that it has given out, and a test can tell it to
+ * give none.  A call of a function here does what a lane does on a GPU.
  */
 #ifndef MAM_TESTS_WARP_MODEL_H
 #define MAM_TESTS_WARP_MODEL_H
@@ -18,18 +18,18 @@
 enum { WARP_MODEL_BLOCKS = 1 << 14, WARP_MODEL_FREED = 0xDD };
 
 struct warp_model_block {
-  mam__u64 address, bytes; /* address 0: none */
+  mam__u64 address, bytes; /* address 0: the place is not in use */
 };
 
 static struct {
   pthread_mutex_t lock;
   struct warp_model_block blocks[WARP_MODEL_BLOCKS];
-  size_t count;       /* places in use, live or not */
-  size_t live;        /* blocks */
-  size_t wrong_frees; /* of what was no live block */
-  size_t refuse_from; /* requests from this one on get nothing; 0: none is refused */
+  size_t count;       /* places that were ever in use */
+  size_t live;        /* live blocks */
+  size_t wrong_frees; /* frees of addresses that are no live block */
+  size_t refuse_from; /* requests from this one on get nothing; 0: all get something */
   size_t requests;
-  void *(*take)(size_t bytes); /* where memory comes from */
+  void *(*take)(size_t bytes); /* where memory comes from and goes to */
   void (*give)(void *address, size_t bytes);
 } warp_model = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -43,7 +43,7 @@ static inline void warp_model_give(void *address, size_t bytes) {
   free(address);
 }
 
-/* As if nothing had been asked for yet. */
+/* Begins anew: frees everything and forgets all requests. */
 static inline void warp_model_begin(void) {
   for (size_t i = 0; i < warp_model.count; i++)
     if (warp_model.blocks[i].address != 0)
@@ -91,7 +91,7 @@ static inline void mam__warp_heap_free(struct mam__heap_control *control, mam__u
   pthread_mutex_unlock(&warp_model.lock);
 }
 
-/* The live block in which all of these bytes lie; NULL if they lie in none. */
+/* The live block in which all of these bytes lie.  NULL if there is none. */
 static inline const struct warp_model_block *warp_model_around(mam__u64 address, mam__u64 bytes) {
   for (size_t i = 0; i < warp_model.count; i++) {
     const struct warp_model_block *block = &warp_model.blocks[i];
@@ -101,14 +101,14 @@ static inline const struct warp_model_block *warp_model_around(mam__u64 address,
   return NULL;
 }
 
-/* A header for those lanes; NULL if the heap has nothing. */
+/* Creates a header for these lanes.  NULL if the heap has no memory. */
 static inline struct mam_warp *warp_model_start(mam_warp_options options, mam__u32 lanes) {
   mam_warp_options sound = mam__warp_options_sound(options);
   mam__u64 block = mam__warp_heap_malloc(NULL, sound.first_bytes);
   return block == 0 ? NULL : mam__warp_begin(NULL, block, sound, lanes, 0, 0);
 }
 
-/* What a lane gets that asks for itself; NULL if it gets nothing. */
+/* Allocates as a lane that asks for itself.  NULL if it gets nothing. */
 static inline void *warp_model_malloc(struct mam_warp *warp, unsigned lane, size_t bytes) {
   mam__u64 *list = mam__warp_list_of(warp, mam__load_relaxed_u64(&warp->lanes), 1u << lane);
   if (list == NULL || bytes == 0)
@@ -116,7 +116,7 @@ static inline void *warp_model_malloc(struct mam_warp *warp, unsigned lane, size
   return (void *)(uintptr_t)mam__warp_serve(0, warp, list, mam__warp_blocks(warp, bytes));
 }
 
-/* A lane tidies up or ends by itself. */
+/* Tidies up or ends, as a lane by itself. */
 static inline void warp_model_leave(struct mam_warp *warp, unsigned lane, enum mam__warp_leaving how) {
   if (mam__warp_leave(warp, 1u << lane, how) == MAM__WARP_ROUND)
     mam__warp_round(warp, mam__lanes_alone());

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* The two trees and what moves between them, at imaginary addresses: segment.c alone. */
+/* The two trees and what moves between them, at imaginary addresses: lib/pool/segment*.c alone. */
 #include <check.h>
 #include <stdlib.h>
 #include <string.h>

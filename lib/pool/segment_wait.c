@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+#include <limits.h>
+#include <string.h>
+
+#include "pool/segment_inside.h"
+
+/* ---- The lists ---- */
+
+void waiting_stream_init(struct waiting_stream *stream) {
+  memset(stream->words, 0, sizeof stream->words);
+  for (unsigned i = 0; i < STREAM_BINS; i++)
+    TAILQ_INIT(&stream->bins[i]);
+}
+
+bool waiting_stream_empty(const struct waiting_stream *stream) {
+  for (unsigned i = 0; i < STREAM_WORDS; i++)
+    if (stream->words[i] != 0)
+      return false;
+  return true;
+}
+
+/* The list of a stream for segments of so many bytes. */
+static unsigned bin_of(size_t bytes) { return size_branch(bytes) / (SIZE_BRANCHES / STREAM_BINS); }
+
+/* Puts a waiting segment at the end of its list. */
+static void waiting_insert(struct segment_set *set, struct segment *segment) {
+  struct waiting_stream *stream = segment->as.waiting.stream;
+  if (stream == NULL) {
+    TAILQ_INSERT_TAIL(&set->waiting, segment, as.waiting.link);
+    return;
+  }
+  unsigned bin = bin_of(segment->bytes);
+  TAILQ_INSERT_TAIL(&stream->bins[bin], segment, as.waiting.link);
+  stream->words[bin / 64] |= (uint64_t)1 << bin % 64;
+}
+
+/* Takes a waiting segment out of its list.  Its size has not changed since it was put there. */
+static void waiting_remove(struct segment_set *set, struct segment *segment) {
+  struct waiting_stream *stream = segment->as.waiting.stream;
+  if (stream == NULL) {
+    TAILQ_REMOVE(&set->waiting, segment, as.waiting.link);
+    return;
+  }
+  unsigned bin = bin_of(segment->bytes);
+  TAILQ_REMOVE(&stream->bins[bin], segment, as.waiting.link);
+  if (TAILQ_EMPTY(&stream->bins[bin]))
+    stream->words[bin / 64] &= ~((uint64_t)1 << bin % 64);
+}
+
+/* ---- Free, to be used again later ---- */
+
+void segment_wait_on(struct segment_set *set, struct waiting_stream *stream, struct segment *segment, uint64_t epoch) {
+  struct segment *before = neighbour_before(segment), *after = neighbour_after(segment);
+  count_remove(set, SEGMENT_USED, segment->bytes);
+  count_add(set, SEGMENT_WAITING, segment->bytes);
+  segment->state = SEGMENT_WAITING;
+  if (segment_waits_with(after, stream, epoch)) {
+    waiting_remove(set, after);
+    segment->bytes += after->bytes;
+    set->count[SEGMENT_WAITING]--;
+    segment_absorb(set, after);
+  }
+  if (segment_waits_with(before, stream, epoch)) { /* its node stays and goes to the end of the list */
+    waiting_remove(set, before);
+    before->bytes += segment->bytes;
+    set->count[SEGMENT_WAITING]--;
+    segment_absorb(set, segment);
+    segment = before;
+  }
+  segment->as.waiting.stream = stream;
+  segment->as.waiting.epoch = epoch;
+  waiting_insert(set, segment);
+}
+
+void segment_wait(struct segment_set *set, struct segment *segment, uint64_t epoch) {
+  segment_wait_on(set, NULL, segment, epoch);
+}
+
+/* ---- Take from what waits for a stream ---- */
+
+/* segment_retake looks at so many segments of a list, the last freed first.  A search through all of them would have no
+ * bound. */
+enum { BIN_TRIES = 16 };
+
+/* The smallest segment that is large enough, among those of a list that were freed last.  NULL if there is none. */
+static struct segment *bin_fit(const struct waiting_list *bin, size_t bytes) {
+  struct segment *segment, *best = NULL;
+  unsigned tries = 0;
+  TAILQ_FOREACH_REVERSE(segment, bin, waiting_list, as.waiting.link) {
+    if (segment->bytes >= bytes && (best == NULL || segment->bytes < best->bytes))
+      best = segment;
+    if (++tries == BIN_TRIES || (best != NULL && best->bytes == bytes))
+      break;
+  }
+  return best;
+}
+
+/* A segment of the first list that has one large enough, from the smallest sizes on.  NULL if none has. */
+static struct segment *stream_fit(const struct waiting_stream *stream, size_t bytes) {
+  unsigned first = bin_of(bytes);
+  uint64_t mask = ~(uint64_t)0 << first % 64;
+  for (unsigned word = first / 64; word < STREAM_WORDS; word++, mask = ~(uint64_t)0)
+    for (uint64_t bits = stream->words[word] & mask; bits != 0; bits &= bits - 1) {
+      struct segment *fit = bin_fit(&stream->bins[word * 64 + (unsigned)__builtin_ctzl(bits)], bytes);
+      if (fit != NULL)
+        return fit;
+    }
+  return NULL;
+}
+
+struct segment *segment_retake(struct segment_set *set, struct waiting_stream *stream, size_t bytes) {
+  struct segment *segment = stream_fit(stream, bytes), *front = segment;
+  const struct segment *hole = segment != NULL && segment->bytes > bytes ? size_best_fit(&set->by_size, bytes) : NULL;
+  if (segment == NULL || (hole != NULL && hole->bytes < segment->bytes))
+    return NULL;
+  if (segment->bytes > bytes) {
+    front = spare_take(set);
+    if (front == NULL)
+      return NULL;
+    waiting_remove(set, segment);
+    segment_make(front, segment->base, bytes, segment->heads_chunk);
+    segment->base += bytes;
+    segment->bytes -= bytes;
+    segment->heads_chunk = false;
+    set->bytes[SEGMENT_WAITING] -= bytes;
+    pointer_tree_insert_before(&set->by_address, front, segment);
+    waiting_insert(set, segment);
+  } else {
+    waiting_remove(set, segment);
+    count_remove(set, SEGMENT_WAITING, bytes);
+  }
+  front->state = SEGMENT_USED;
+  count_add(set, SEGMENT_USED, bytes);
+  return front;
+}
+
+/* ---- Epochs that have passed ---- */
+
+/* Makes segments of a list free, from its first on, until one waits for a later epoch or *most are free.  *most counts
+ * down. */
+static void list_pass(struct segment_set *set, struct waiting_list *list, uint64_t epoch, unsigned *most) {
+  struct segment *segment;
+  while ((segment = TAILQ_FIRST(list)) != NULL && segment->as.waiting.epoch <= epoch && *most > 0) {
+    --*most;
+    waiting_remove(set, segment);
+    count_remove(set, SEGMENT_WAITING, segment->bytes);
+    segment_become_free(set, segment);
+  }
+}
+
+bool segment_pass_some(struct segment_set *set, uint64_t epoch, unsigned most) {
+  list_pass(set, &set->waiting, epoch, &most);
+  return most > 0;
+}
+
+bool segment_pass_stream(struct segment_set *set, struct waiting_stream *stream, uint64_t epoch, unsigned most) {
+  for (unsigned word = 0; word < STREAM_WORDS && most > 0; word++)
+    for (uint64_t bits = stream->words[word]; bits != 0 && most > 0; bits &= bits - 1)
+      list_pass(set, &stream->bins[word * 64 + (unsigned)__builtin_ctzl(bits)], epoch, &most);
+  return most > 0;
+}
+
+void segment_pass_epoch(struct segment_set *set, uint64_t epoch) {
+  while (!segment_pass_some(set, epoch, UINT_MAX))
+    continue;
+}
+
+uint64_t segment_waiting_epoch(const struct segment_set *set) {
+  const struct segment *last = TAILQ_LAST(&set->waiting, waiting_list);
+  return last != NULL ? last->as.waiting.epoch : 0;
+}
