@@ -75,12 +75,8 @@ static size_t calm_keep_bytes(const struct mam_pool *pool, const struct pool_cal
 static void calm_look_locked(struct mam_pool *pool) {
   lock_held(&environment_lock);
   const struct pool_calm before = pool->watch->calm;
-  if (!pool_calm_look(pool, &pool->watch->calm)) {
+  if (!pool_calm_look(pool, &pool->watch->calm) || pool->watch->calm.generation != before.generation) {
     pool->watch->calm_until_ns = 0;
-    return;
-  }
-  if (pool->watch->calm.generation != before.generation) {
-    calm_first_look(pool); /* the next pool in this struct: its growth was noted as this one's */
     return;
   }
   const struct pool_calm now = pool->watch->calm;
@@ -160,6 +156,8 @@ void reaper_watch(struct mam_pool *pool) {
     pool->watch->linger_until_ns = now_ns() + linger_of(pool->watch);
     (void)pthread_cond_broadcast(&environment_reaper.wakes);
     (void)reaper_start(); /* without it, the environment stays until MAM_Destroy */
+  } else {
+    pool_not_watched(pool);
   }
   environment_exit();
 }
@@ -193,12 +191,17 @@ static void calm_go_on_locked(struct mam_pool *pool) {
   }
 }
 
+/* A look may still be due that was meant for the pool before this one in the struct. */
+static bool calm_is_looked_at(struct mam_pool *pool) {
+  return pool->watch->calm_until_ns != 0 && pool_is_still(pool, pool->watch->calm.generation);
+}
+
 void reaper_watch_grown(void) {
   NOT_CANCELLED;
   environment_enter();
   for (struct mam_pool *pool = pool_first(); pool != NULL; pool = pool->next)
-    if (pool_has_grown(pool) && environment_watch_locked(pool) != NULL)
-      (pool->watch->calm_until_ns != 0 ? calm_go_on_locked : calm_begin_locked)(pool);
+    if (environment_watch_locked(pool) != NULL && pool_has_grown(pool))
+      (calm_is_looked_at(pool) ? calm_go_on_locked : calm_begin_locked)(pool);
   if (environment_reaper.runs)
     (void)pthread_cond_broadcast(&environment_reaper.wakes);
   else

@@ -337,7 +337,7 @@ static const char *check_freed_once(const struct fronts *fronts, size_t count) {
   return fault;
 }
 
-/* Used segments are live blocks, freed blocks of fronts, or spans of slabs; others are on their way. */
+/* Used segments are live blocks, freed blocks of fronts, or slabs; others are on their way. */
 static const char *check_used_segments(struct mam_pool *pool, const struct small_check *small, size_t freed,
                                        bool still) {
   size_t live = 0, others = 0;

@@ -120,7 +120,8 @@ static void fronts_sum(struct mam_pool *pool, struct pool_front_sum *sum) {
     sum->metadata_bytes += front_host_bytes(front);
     sum->thread_count++;
   }
-  /* What large blocks were block for was handed out again, or still is block, or went to the pool, which counts it. */
+  /* A large block that was freed was handed out again, or is still the front's, or went to the pool, which counts it.
+   */
   sum->frees += sum->hits[FRONT_HIT_SIZE] + sum->hits[FRONT_HIT_TAG] + sum->large_count;
   for (unsigned i = 0; i < SLAB_CLASSES; i++) {
     struct slab_sum slabs = slab_count(pool, &pool->fronts->depots[i], i);

@@ -32,13 +32,6 @@ struct batch *magazine_load(struct magazine *magazine, struct batch *batch) {
   return surplus;
 }
 
-size_t magazine_waiting_blocks(const struct magazine *magazine, uint64_t passed) {
-  size_t blocks = batch_real(magazine->filling) ? magazine->filling->count : 0;
-  for (const struct batch *batch = magazine->resting; batch != NULL; batch = batch->next)
-    blocks += batch->epoch > passed ? batch->count : 0;
-  return blocks;
-}
-
 /* ---- Emptying ---- */
 
 /* Sends a batch to its depot, a stand-in nowhere. */

@@ -150,9 +150,6 @@ static inline struct batch *magazine_free_at_once(struct magazine *magazine) {
  * to spare already, else NULL: a thread that only allocates would gather one for each refill. */
 struct batch *magazine_load(struct magazine *magazine, struct batch *batch);
 
-/* Blocks in batches whose epoch has not passed. */
-size_t magazine_waiting_blocks(const struct magazine *magazine, uint64_t passed);
-
 /* Sends what may be used, and resting batches of the epoch passed or earlier, to the depot.  magazine_empty_all sends
  * everything; what is being filled takes the epoch. */
 void magazine_empty_passed(struct magazine *magazine, struct mam_pool *pool, struct depot *depot, uint64_t passed);

@@ -17,7 +17,7 @@
  * come in meanwhile, and the page may be carved again.  If it is carved for another class, no thread writes the bytes
  * of this slab, which are 0.  If it is carved for the same class, the byte is that of a block at this very address.  It
  * is still a block of the pool that was looked at: a page comes to another pool only with its chunk, and before that no
- * thread is inside a front of this pool (pool_grow.c).
+ * thread is inside a front of this pool (fronts_step_out in pool_trim.c).
  *
  * Lock order: a depot's lock, then its pool's.  No lock is held while the pool grows or the driver is asked.
  */

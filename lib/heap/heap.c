@@ -183,12 +183,6 @@ cudaError_t MAM_HeapCreate(MAM_Heap *heap, MAM_Pool pool, const MAM_HeapOptions 
   return cudaSuccess;
 }
 
-/* Whether the heap's memory is still a block of its pool.  It is not after the end of the context or of the pool: then
- * another pool may have given the same addresses to another caller, so nothing may be freed by address. */
-static bool has_memory(const struct mam_heap_host *heap) {
-  return context_lives(&heap->gpu.context) && pool_is_open(heap->pool, heap->generation);
-}
-
 cudaError_t MAM_HeapDestroy(MAM_Heap heap) {
   NOT_CANCELLED;
   if (heap == NULL)
@@ -198,7 +192,7 @@ cudaError_t MAM_HeapDestroy(MAM_Heap heap) {
     return error;
   heap_list_remove(heap);
   heap_growth_end(heap);
-  bool gives = has_memory(heap);
+  bool gives = heap_has_memory(heap);
   heap_compact_free(heap->compact, &heap->gpu, gives);
   close_gpu(heap);
   heap_records_end(heap->records, gives);
@@ -216,9 +210,9 @@ cudaError_t MAM_HeapHandle(MAM_Heap heap, mam_device_heap *handle) {
   cudaError_t error = heap_check(heap);
   if (error != cudaSuccess)
     return error;
-  if (!has_memory(heap))
-    return error_set(cudaErrorContextIsDestroyed,
-                     "the heap's CUDA context or its pool has ended, and its memory with it");
+  error = heap_check_memory(heap);
+  if (error != cudaSuccess)
+    return error;
   if (handle == NULL)
     return error_set(cudaErrorInvalidValue, "handle is NULL");
   *handle = heap->handle;

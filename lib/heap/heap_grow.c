@@ -37,7 +37,10 @@ cudaError_t heap_memory_take(struct mam_heap_host *heap, size_t bytes, bool at_o
                                   .site = __builtin_return_address(0),
                                   .at_once = at_once};
   uintptr_t address = 0;
-  cudaError_t error = memory_check(heap, bytes);
+  cudaError_t error =
+      heap->count != 0 ? heap_check_memory(heap) : cudaSuccess; /* the first superblock: there is a pool */
+  if (error == cudaSuccess)
+    error = memory_check(heap, bytes);
   if (error == cudaSuccess)
     error = at_once ? front_malloc(&request, &address) : MAM_PoolMalloc(heap->pool, &heap->memory[heap->count], bytes);
   if (error != cudaSuccess)

@@ -67,7 +67,14 @@ struct mam_heap_host *heap_next_in_pool(const struct mam_heap_host *heap, MAM_Po
  * that are not there, and its memory is not the child's. */
 cudaError_t heap_check(MAM_Heap heap);
 
-/* heap_check, and takes the heap's lock.  Refuses while a compaction is under way. */
+/* Whether the heap's memory is still a block of its pool.  It is not after the end of the context or of the pool: then
+ * another pool may have given the same addresses to another caller, so nothing may be freed by address, and the struct
+ * of the pool may be another pool's. */
+bool heap_has_memory(const struct mam_heap_host *heap);
+/* The same as an error. */
+cudaError_t heap_check_memory(const struct mam_heap_host *heap);
+
+/* heap_check and heap_check_memory, and takes the heap's lock.  Refuses while a compaction is under way. */
 cudaError_t heap_enter(MAM_Heap heap);
 /* Leaves the lock and returns error. */
 cudaError_t heap_leave(MAM_Heap heap, cudaError_t error);

@@ -2,13 +2,14 @@
 /*
  * The list of heaps, and a heap's lock: the way in for every call that is given a heap.
  *
- * Knows no GPU.  heaps_lock is never held with another lock.
+ * Of the GPU it asks only whether the heap's context lives.  heaps_lock is never held with another lock.
  */
 #include <unistd.h>
 
 #include "base/error.h"
 #include "base/locked.h"
 #include "heap/heap_host.h"
+#include "pool/pool.h"
 
 /* ---- The list ---- */
 
@@ -70,11 +71,25 @@ cudaError_t heap_leave(MAM_Heap heap, cudaError_t error) {
   return error;
 }
 
+bool heap_has_memory(const struct mam_heap_host *heap) {
+  return context_lives(&heap->gpu.context) && pool_is_open(heap->pool, heap->generation);
+}
+
+cudaError_t heap_check_memory(const struct mam_heap_host *heap) {
+  if (heap_has_memory(heap))
+    return cudaSuccess;
+  return error_set(cudaErrorContextIsDestroyed,
+                   "the heap's CUDA context or its pool has ended, and its memory with it");
+}
+
 cudaError_t heap_enter(MAM_Heap heap) {
   cudaError_t error = heap_check(heap);
   if (error != cudaSuccess)
     return error;
   pthread_mutex_lock(&heap->lock);
+  error = heap_check_memory(heap);
+  if (error != cudaSuccess)
+    return heap_leave(heap, error);
   if (heap->is_compacting)
     return heap_leave(
         heap, error_set(cudaErrorIllegalState, "a compaction of heap %p has begun and not ended", (void *)heap));
@@ -86,6 +101,9 @@ cudaError_t heap_inside_enter(MAM_Heap heap, struct heap_inside *inside) {
   if (error != cudaSuccess)
     return error;
   pthread_mutex_lock(&heap->lock);
+  error = heap_check_memory(heap);
+  if (error != cudaSuccess)
+    return heap_leave(heap, error);
   pthread_mutex_lock(&heap->superblocks_lock); /* what is added later comes after these */
   *inside = (struct heap_inside){.gpu = &heap->gpu,
                                  .pool = heap->pool,

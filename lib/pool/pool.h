@@ -141,7 +141,7 @@ struct pool_chunk {
   uint32_t *pieces;
 };
 
-/* Numbers by which api.c knows that a pool is calm: they have hardly changed since the last look. */
+/* Numbers by which lib/api knows that a pool is calm: they have hardly changed since the last look. */
 struct pool_calm {
   uint64_t generation, malloc_count;
   size_t used_bytes, reserved_bytes, waiting_bytes;
@@ -305,6 +305,9 @@ void pool_crowd(struct mam_pool *pool);
 
 /* Whether lib/api has to watch it from now on, because no thread can report that it is empty. */
 bool pool_to_be_watched(struct mam_pool *pool);
+
+/* The host had no memory for that: a later call is told again. */
+void pool_not_watched(struct mam_pool *pool);
 
 /* The fronts are frozen and empty: fills *emptied if that is to be reported, as pool_free, and the pool is still of
  * that generation. */

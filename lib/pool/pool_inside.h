@@ -6,7 +6,7 @@
  *   segment*, chunk_map  what is where in a pool; which pool has an address
  *   pool_list            all pools, the state of one, its users
  *   pool_info            numbers, with the fronts held still
- *   pool_watch           how api.c learns that a pool is empty or calm
+ *   pool_watch           how lib/api learns that a pool is empty or calm
  *   pool_wait            fences and waits for the GPU; collecting from the fronts
  *   pool_chunks          what the source gave: chunks, and pieces of an elastic pool's
  *   pool_trim            giving free memory back to the source
@@ -125,7 +125,7 @@ void pool_thaw(struct mam_pool *pool, const struct pool_front *frozen);
 /* Whether no block is live.  The fronts are frozen. */
 bool pool_is_empty_locked(struct mam_pool *pool);
 
-/* Says whether api.c looks at a lazy pool from now on, or the next emptying is reported. */
+/* Says whether lib/api looks at a lazy pool from now on, or the next emptying is reported. */
 void pool_watch_locked(struct mam_pool *pool, bool watched);
 
 /* ---- pool_wait.c: each leaves the lock in between, unless said otherwise ---- */

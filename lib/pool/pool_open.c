@@ -24,6 +24,7 @@ static void pool_reset(struct mam_pool *pool, const struct pool_config *config, 
   pool->stream_hit_count = 0;
   pool->source_said[0] = '\0';
   pool->watched = pool->crowded = false;
+  atomic_store_explicit(&pool->grown, false, memory_order_relaxed); /* relaxed: as where it is read; the last pool's */
   pool->segments.spared_bytes = config->guarded ? pool->config.chunk_bytes : 0;
   pool_unlock(pool);
 }

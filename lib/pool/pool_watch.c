@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * How api.c learns that a lazy pool is empty or calm: a thread reports that it freed the last block, or the reaper
+ * How lib/api learns that a lazy pool is empty or calm: a thread reports that it freed the last block, or the reaper
  * watches the pool, which is to look at it from time to time.
  */
 #include "pool/pool_inside.h"
@@ -90,6 +90,13 @@ void pool_crowd(struct mam_pool *pool) {
   pool_lock(pool);
   pool->crowded = true;
   pool_watch_locked(pool, pool->watched);
+  pool_unlock(pool);
+}
+
+void pool_not_watched(struct mam_pool *pool) {
+  pool_lock(pool);
+  if (pool->state == POOL_OPEN && pool->watched)
+    pool_watch_locked(pool, false);
   pool_unlock(pool);
 }
 

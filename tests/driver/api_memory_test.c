@@ -164,6 +164,28 @@ START_TEST(calm_pool_made_anew_gives_back) {
 }
 END_TEST
 
+/* And nothing is taken from a pool that is not to be looked at, because a watched one was in its struct before. */
+START_TEST(pool_with_chunks_after_a_watched_one_keeps_them) {
+  MAM_PoolOptions options = MAM_POOL_OPTIONS_INIT;
+  char *blocks[4];
+  options.source = MAM_SOURCE_HOST;
+  options.chunk_bytes = 64 * MIB;
+  options.limit_bytes = GIB;
+  use_calm_pool("host");
+  OK(MAM_CudaFree(block(GIB)));
+  OK(MAM_Destroy());
+  MAM_Pool pool = pool_with(options);
+  for (unsigned i = 0; i < 4; i++)
+    blocks[i] = block_of(pool, 48 * MIB);
+  size_t reserved_bytes = info_of(pool).reserved_bytes;
+  for (unsigned i = 0; i < 4; i++)
+    OK(MAM_CudaFree(blocks[i]));
+  sleep_ms(600);
+  ck_assert_uint_eq(info_of(pool).reserved_bytes, reserved_bytes);
+  OK(MAM_PoolDestroy(pool));
+}
+END_TEST
+
 START_TEST(calm_pool_of_the_program_s_own_gives_back) {
   MAM_PoolOptions options = MAM_POOL_OPTIONS_INIT;
   options.source = MAM_SOURCE_VMM;
@@ -296,6 +318,7 @@ int main(void) {
   tcase_add_loop_test(calm, calm_pool_gives_back_what_a_loop_left, 0, 3);
   tcase_add_loop_test(calm, calm_pool_gives_back_what_was_freed, 0, 3);
   tcase_add_loop_test(calm, calm_pool_made_anew_gives_back, 0, 3);
+  tcase_add_test(calm, pool_with_chunks_after_a_watched_one_keeps_them);
   tcase_add_test(calm, calm_pool_of_the_program_s_own_gives_back);
   tcase_add_loop_test(calm, calm_pool_takes_nothing_from_a_running_kernel, 0, 2);
   tcase_add_test(calm, busy_pool_keeps_what_it_uses);
