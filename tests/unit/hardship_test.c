@@ -215,12 +215,15 @@ static void describe_beside(bool fifo, bool idle) {
   sleep_ms(50);
   if (fifo && sched_setscheduler(0, SCHED_FIFO, &(struct sched_param){.sched_priority = 10}) != 0)
     (void)fprintf(stderr, "SCHED_FIFO is not allowed here, and not tried\n");
-  double worst_s = 0;
-  for (int i = 0; i < 50; i++) {
-    double start_s = now_s();
-    (void)info_of(NULL);
-    worst_s = now_s() - start_s > worst_s ? now_s() - start_s : worst_s;
-    sleep_ms(2);
+  double worst_s = 1;
+  for (int round = 0; round < 5 && worst_s >= 0.2; round++) { /* other programs may have the processor for a while */
+    worst_s = 0;
+    for (int i = 0; i < 50; i++) {
+      double start_s = now_s();
+      (void)info_of(NULL);
+      worst_s = now_s() - start_s > worst_s ? now_s() - start_s : worst_s;
+      sleep_ms(2);
+    }
   }
   (void)sched_setscheduler(0, SCHED_OTHER, &(struct sched_param){0});
   stop = true;
@@ -429,6 +432,51 @@ START_TEST(pool_goes_on_when_the_barrier_is_refused) {
 }
 END_TEST
 
+/* ---- A host without memory ---- */
+
+#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+/* Refuses small objects, as that for what watches an environment, while it is set. */
+static _Atomic bool small_objects_refused;
+static _Atomic unsigned refusals;
+void *__libc_calloc(size_t count, size_t bytes);
+
+void *calloc(size_t count, size_t bytes) {
+  if (!small_objects_refused || count != 1 || bytes < 64 || bytes >= 200)
+    return __libc_calloc(count, bytes);
+  refusals++;
+  return NULL;
+}
+
+static void *allocate_without_small_objects(void *argument) {
+  void **pointer = argument;
+  small_objects_refused = true;
+  *pointer = block(MIB);
+  small_objects_refused = false;
+  return NULL;
+}
+
+/* Nothing tells its last free but the reaper, once two threads use it. */
+START_TEST(environment_ends_though_its_watch_had_no_memory_at_first) {
+  MAM_PoolInfo info = {.struct_size = sizeof info};
+  pthread_t thread;
+  void *first, *second = NULL;
+  use_host();
+  (void)setenv("MAM_LINGER_MS", "100", 1);
+  (void)allocate_without_small_objects(&first);
+  run(&thread, allocate_without_small_objects, &second);
+  join(thread);
+  ck_assert_uint_gt(refusals, 0);
+  OK(MAM_CudaFree(first));
+  OK(MAM_CudaFree(second));
+  OK(MAM_CudaFree(block(MIB)));
+  double start_s = now_s();
+  while (MAM_PoolGetInfo(NULL, &info) == cudaSuccess && info.reserved_bytes != 0 && now_s() - start_s < 5)
+    sleep_ms(20);
+  ck_assert_double_lt(now_s() - start_s, 5);
+}
+END_TEST
+#endif
+
 /* ---- A pool of many chunks ---- */
 
 START_TEST(pool_of_many_chunks_leaves_room_for_others) {
@@ -463,6 +511,9 @@ int main(void) {
   tcase_add_test(tests, environment_of_several_threads_still_ends);
   tcase_add_loop_test(tests, driver_is_loaded_under_no_lock, 0, 3);
   tcase_add_loop_test(tests, pool_goes_on_when_the_barrier_is_refused, 0, 2);
+#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  tcase_add_test(tests, environment_ends_though_its_watch_had_no_memory_at_first);
+#endif
   tcase_add_test(tests, pool_of_many_chunks_leaves_room_for_others);
   suite_add_tcase(suite, tests);
   return run_suite(suite);
