@@ -49,13 +49,6 @@ static void calm_look_later(struct mam_pool *pool) {
   pool->watch->calm_until_ns = now_ns() + (times < CALM_TIMES_MOST ? times : CALM_TIMES_MOST) * calm_ns();
 }
 
-/* A pool that is watched from now on; pool->watch->calm says what it is like. */
-static void calm_first_look(struct mam_pool *pool) {
-  pool->watch->calm_patience = pool->watch->calm_idle = 1;
-  pool->watch->calm_trimmed_ns = 0;
-  calm_look_later(pool);
-}
-
 static bool calm_is_quiet(const struct pool_calm *before, const struct pool_calm *now) {
   return now->malloc_count - before->malloc_count <= CALM_MALLOCS && now->used_bytes == before->used_bytes;
 }
@@ -165,15 +158,14 @@ void reaper_watch(struct mam_pool *pool) {
 /* A pool has grown that is not looked at yet. */
 static void calm_begin_locked(struct mam_pool *pool) {
   lock_held(&environment_lock);
-  const struct pool_calm before = pool->watch->calm;
-  unsigned patience = pool->watch->calm_patience;
+  uint64_t generation = pool->watch->calm.generation;
   if (!pool_calm_look(pool, &pool->watch->calm))
     return;
-  calm_first_look(pool);
-  if (before.generation == pool->watch->calm.generation && patience > 1) { /* the same pool keeps what it was given */
-    pool->watch->calm_patience = patience;
-    calm_look_later(pool);
-  }
+  if (generation != pool->watch->calm.generation || pool->watch->calm_patience == 0)
+    pool->watch->calm_patience = 1;
+  pool->watch->calm_idle = 1;
+  pool->watch->calm_trimmed_ns = 0;
+  calm_look_later(pool);
 }
 
 /* One that is looked at has grown.  If it gave back too early, it is given more time from now on. */
