@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: BSD-2-Clause
 # Compiles the device header by nvcc as its users may: for the oldest, a usual and the newest GPU, with and without
 # relocatable device code, checked and not, by several standards of C++; and counts what it costs a kernel in
-# registers: one that uses 32 may gain 16.  A kernel with one call has to launch with 1,024 threads, and its stack has to
-# leave half of the default to the program.
+# registers.  A kernel with one call has to launch with 1,024 threads, and its stack has to leave a part of the default
+# to the program.
 # usage: check_device.sh [INCLUDEDIR]    by default the source's; NVCC from the environment
 set -u
 
@@ -80,10 +80,11 @@ judge() {
 }
 
 # What a heap costs a kernel in registers: a kernel without one uses 32 over a range of live numbers, since the compiler
-# spends on speed what it has; the least of them is judged.  The goal is 16 more.  Between two numbers live and four, all
-# but a few kernels need 24, since ptxas keeps what is live over a call in blocks of eight registers.
+# spends on speed what it has; the least of them is judged.  The goal is 16 more.  Up to sm_90 it is missed by 8: ptxas
+# keeps what is live over a call in blocks of eight registers.
 registers_check() {
-  sm=$1 least=4
+  sm=$1 least=4 most=48
+  [ "$sm" -gt 90 ] || most=56
   for try in 4 5 6 7 8 9 10; do
     used=$("$NVCC" -arch="sm_$sm" -O3 -DLIVE_ALONE -DLIVE="$try" -Xptxas -v -cubin -o "$work/object.cubin" "$source" 2>&1 |
       sed -n 's/.*Used \([0-9]*\) registers.*/\1/p')
@@ -93,7 +94,7 @@ registers_check() {
   images -arch="sm_$sm" -DLIVE="$least" >"$work/registers"
   stack_is_known "sm_$sm" "$work/registers"
   for kernel in user_kernel_malloc user_kernel_free user_kernel_both; do
-    judge "sm_$sm: $kernel, which uses 32 without a heap" "$(of $kernel 2 "$work/registers")" 56 registers
+    judge "sm_$sm: $kernel, which uses 32 without a heap" "$(of $kernel 2 "$work/registers")" "$most" registers
   done
 }
 
