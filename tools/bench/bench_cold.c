@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * cold: what the first 10,000 operations of a new pool cost.  Random slots, each allocated or freed, in four ranges of
+ * sizes, log-uniform; the time of all operations with the making of the pool, the longest call, and the memory that is
+ * taken at the end over the most that was live.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "bench.h"
+#include "bench_blocks.h"
+#include "bench_clock.h"
+#include "bench_numbers.h"
+#include "bench_report.h"
+
+enum { operation_count = 10000, range_count = 4 };
+
+static const struct range {
+  const char *name;
+  size_t slot_count, least_bytes, most_bytes;
+} ranges[range_count] = {{"256 B to 64 MiB", 4096, 256, 64 << 20},
+                         {"100 KB to 100 MB", 300, 100000, 100000000},
+                         {"1 MB to 2 GB", 60, 1000000, 2000000000},
+                         {"256 B to 1 MiB", 2700, 256, 1 << 20}};
+
+struct cold_cell {
+  double all_ms, longest_us, taken; /* taken: over the most that was live; NAN: not known */
+  size_t peak_bytes;
+};
+
+struct cold_result {
+  struct cold_cell cells[allocators_most][range_count];
+};
+
+/* The largest size of a range, less where the memory is small: half of the slots are live on average. */
+static size_t range_most_bytes(const struct bench *bench, const struct range *range) {
+  double total = (double)bench->capacity_bytes / 2, count = (double)range->slot_count / 2;
+  bool fits = count * numbers_log_uniform_mean(range->least_bytes, range->most_bytes) <= total;
+  return fits ? range->most_bytes : numbers_log_uniform_fit(range->least_bytes, range->most_bytes, count, total);
+}
+
+/* One operation on a slot; *live_bytes follows. */
+static bool cold_operate(const struct allocator *allocator, struct block *slot, size_t bytes, size_t *live_bytes) {
+  if (slot->address == NULL) {
+    *live_bytes += bytes;
+    return blocks_allocate(allocator, slot, bytes);
+  }
+  *live_bytes -= slot->bytes;
+  return blocks_release(allocator, slot, 1);
+}
+
+static bool cold_run(const struct bench *bench, const struct allocator *allocator, const struct range *range,
+                     struct block *slots, struct cold_cell *cell) {
+  struct numbers_random draw = numbers_seed(bench->trace_seed);
+  size_t most_bytes = range_most_bytes(bench, range), live_bytes = 0;
+  uint64_t begin_ns = clock_now_ns(), longest_ns = 0;
+  cudaError_t error = allocator->open(bench->chunk_bytes);
+  if (error != cudaSuccess)
+    return blocks_complain(allocator, "making a pool", bench->chunk_bytes, error);
+  bool good = true;
+  uint64_t before_ns = clock_now_ns(), now_ns = before_ns;
+  for (size_t i = 0; i < operation_count && good; i++, before_ns = now_ns) {
+    size_t slot = numbers_below(&draw, range->slot_count);
+    good =
+        cold_operate(allocator, &slots[slot], numbers_log_uniform(&draw, range->least_bytes, most_bytes), &live_bytes);
+    now_ns = clock_now_ns();
+    longest_ns = i > 0 && now_ns - before_ns > longest_ns ? now_ns - before_ns : longest_ns;
+    cell->peak_bytes = live_bytes > cell->peak_bytes ? live_bytes : cell->peak_bytes;
+  }
+  cell->all_ms = (double)(now_ns - begin_ns) / 1e6;
+  cell->longest_us = (double)longest_ns / 1e3;
+  return good;
+}
+
+/* What is taken at the end. */
+static bool cold_taken(const struct allocator *allocator, struct cold_cell *cell) {
+  size_t bytes;
+  cell->taken = (double)NAN;
+  if (allocator->reserved == NULL)
+    return true;
+  cudaError_t error = allocator->reserved(&bytes);
+  if (error != cudaSuccess)
+    return blocks_complain(allocator, "asking what is reserved", 0, error);
+  cell->taken = (double)bytes / (double)cell->peak_bytes;
+  return true;
+}
+
+static bool cold_measure(const struct bench *bench, const struct allocator *allocator, const struct range *range,
+                         struct cold_cell *cell) {
+  struct block *slots = calloc(range->slot_count, sizeof *slots);
+  if (slots == NULL)
+    return blocks_complain(allocator, "bookkeeping", range->slot_count * sizeof *slots, cudaErrorMemoryAllocation);
+  bool good = cold_run(bench, allocator, range, slots, cell) && cold_taken(allocator, cell) &&
+              blocks_check(allocator, slots, range->slot_count);
+  good = blocks_release(allocator, slots, range->slot_count) && good;
+  free(slots);
+  cudaError_t error = allocator->close();
+  return good && (error == cudaSuccess || blocks_complain(allocator, "ending the pool", 0, error));
+}
+
+/* The pool is open before and after, as bench_each wants it. */
+static bool cold_part(const struct bench *bench, const struct allocator *allocator, size_t index, void *result) {
+  struct cold_result *cold = result;
+  cudaError_t error = allocator->close();
+  bool good = error == cudaSuccess || blocks_complain(allocator, "ending the pool", 0, error);
+  for (size_t i = 0; i < range_count && good; i++)
+    good = cold_measure(bench, allocator, &ranges[i], &cold->cells[index][i]);
+  error = good ? allocator->open(bench->chunk_bytes) : cudaSuccess;
+  return good && (error == cudaSuccess || blocks_complain(allocator, "making a pool", bench->chunk_bytes, error));
+}
+
+static bool cold_csv(const struct bench *bench, const struct cold_result *result) {
+  struct report_csv csv;
+  if (!report_csv_open(&csv, bench->csv_directory, "cold",
+                       "allocator,slots,min_bytes,max_bytes,operations,peak_live_bytes,all_ms,longest_us,taken"))
+    return false;
+  for (size_t a = 0; a < bench->allocator_count; a++)
+    for (size_t i = 0; i < range_count; i++) {
+      const struct cold_cell *cell = &result->cells[a][i];
+      char text[160];
+      (void)snprintf(text, sizeof text, "%s,%zu,%zu,%zu,%d,%zu", bench->allocators[a]->name, ranges[i].slot_count,
+                     ranges[i].least_bytes, range_most_bytes(bench, &ranges[i]), (int)operation_count,
+                     cell->peak_bytes);
+      report_csv_numbers(&csv, text, (const double[]){cell->all_ms, cell->longest_us, cell->taken}, 3);
+    }
+  return report_csv_close(&csv);
+}
+
+static void cold_print(const struct bench *bench, const struct cold_result *result) {
+  static const char *const titles[] = {"cold: ms for a new pool and its first 10,000 random operations",
+                                       "the same: us of the longest call after the first",
+                                       "the same: memory taken at the end, over the peak of live blocks"};
+  for (size_t t = 0; t < sizeof titles / sizeof titles[0]; t++) {
+    struct report_row rows[range_count];
+    for (size_t i = 0; i < range_count; i++) {
+      (void)snprintf(rows[i].label, sizeof rows[i].label, "%s", ranges[i].name);
+      for (size_t a = 0; a < bench->allocator_count; a++) {
+        const struct cold_cell *cell = &result->cells[a][i];
+        rows[i].values[a] = t == 0 ? cell->all_ms : t == 1 ? cell->longest_us : cell->taken;
+      }
+    }
+    const struct report_table table = {
+        .title = titles[t], .row_title = "sizes", .rows = rows, .row_count = range_count};
+    report_table_print(&table, bench->allocators, bench->allocator_count);
+  }
+}
+
+bool bench_cold(const struct bench *bench) {
+  struct cold_result result = {0};
+  if (!bench_each(bench, "cold", cold_part, &result))
+    return false;
+  cold_print(bench, &result);
+  return cold_csv(bench, &result);
+}

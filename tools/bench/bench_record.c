@@ -1,0 +1,603 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+#include "bench_record.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/zstd.h"
+
+/* Memory that ended, until the frees of its blocks are made. */
+enum { KIND_GONE = RECORD_KINDS };
+
+/* An event's place: in time, and of several at the same moment in the file. */
+struct order {
+  uint64_t ticks, index;
+};
+
+/* The same moment by two clocks. */
+struct moment {
+  uint64_t ticks, ns;
+};
+
+struct reader {
+  struct record *record;
+  const char *path;
+  FILE *file;
+  uint64_t offset; /* of the frame */
+  unsigned char *stored, *content;
+  const unsigned char *at, *end; /* of the content */
+  bool bad;                      /* an item passes the end of its frame, or names what is not defined */
+  size_t event_room, site_room, thread_room, stream_room, text_room, context_room;
+  bool program_known, ended, clock_known, from_known;
+  struct moment first, last;
+  struct record_event now; /* the event before, ticks in time_ns */
+};
+
+static bool complain(const struct reader *reader, const char *what) {
+  (void)fprintf(stderr, "mam-bench: %s: %s\n", reader->path, what);
+  return false;
+}
+
+static bool complain_damage(const struct reader *reader, const char *what) {
+  (void)fprintf(stderr, "mam-bench: %s is damaged: %s, in the frame at byte %llu\n", reader->path, what,
+                (unsigned long long)reader->offset);
+  return false;
+}
+
+/* Room for one more; NULL if the host has no memory. */
+static void *grow(void *array, size_t count, size_t *room, size_t size) {
+  if (count < *room)
+    return array;
+  size_t more = *room == 0 ? 64 : *room * 2;
+  void *larger = more <= SIZE_MAX / 2 / size ? realloc(array, more * size) : NULL;
+  if (larger != NULL)
+    *room = more;
+  return larger;
+}
+
+/* The last of an array that has room for one more after this; the reader is bad without memory. */
+#define ADD(reader, member, count, room)                                                                               \
+  (add((reader), (void **)&(reader)->record->member, &(reader)->record->count, &(reader)->room,                        \
+       sizeof *(reader)->record->member)                                                                               \
+       ? &(reader)->record->member[(reader)->record->count - 1]                                                        \
+       : NULL)
+
+static bool add(struct reader *reader, void **array, size_t *count, size_t *room, size_t size) {
+  void *larger = *count < UINT32_MAX - 1 ? grow(*array, *count, room, size) : NULL;
+  if (larger == NULL) {
+    reader->bad = true;
+    return false;
+  }
+  *array = larger;
+  memset((char *)larger + *count * size, 0, size);
+  ++*count;
+  return true;
+}
+
+/* ---- Numbers and texts of a frame ---- */
+
+static uint64_t number_get(struct reader *reader) {
+  uint64_t number = 0;
+  for (unsigned shift = 0; shift < 64; shift += 7) {
+    if (reader->at == reader->end)
+      break;
+    unsigned char byte = *reader->at++;
+    number |= (uint64_t)(byte & 127) << shift;
+    if (byte < 128)
+      return number;
+  }
+  reader->bad = true;
+  return 0;
+}
+
+static uint64_t signed_get(struct reader *reader) {
+  uint64_t number = number_get(reader);
+  return number >> 1 ^ (number & 1 ? ~(uint64_t)0 : 0);
+}
+
+/* A number less than count. */
+static uint32_t index_get(struct reader *reader, size_t count) {
+  uint64_t number = number_get(reader);
+  if (number >= count)
+    reader->bad = true;
+  return reader->bad ? 0 : (uint32_t)number;
+}
+
+/* The caller's to free.  A 0 in it ends it. */
+static char *text_get(struct reader *reader) {
+  uint64_t bytes = number_get(reader);
+  if (reader->bad || bytes > RECORD_TEXT_MOST || bytes > (size_t)(reader->end - reader->at)) {
+    reader->bad = true;
+    return NULL;
+  }
+  char *text = strndup((const char *)reader->at, bytes);
+  reader->at += bytes;
+  reader->bad = text == NULL;
+  return text;
+}
+
+/* ---- Items ---- */
+
+static void program_get(struct reader *reader) {
+  struct record *record = reader->record;
+  reader->bad = reader->program_known;
+  reader->program_known = true;
+  record->process = number_get(reader);
+  (void)number_get(reader); /* run: for writers */
+  record->time_us = number_get(reader);
+  free(record->command);
+  record->command = text_get(reader);
+}
+
+static void site_get(struct reader *reader) {
+  struct record_site *site = ADD(reader, sites, site_count, site_room);
+  if (site == NULL)
+    return;
+  site->module = text_get(reader);
+  site->offset = number_get(reader);
+  site->name = text_get(reader);
+}
+
+static void clock_get(struct reader *reader) {
+  struct moment now = {.ticks = number_get(reader)};
+  now.ns = number_get(reader);
+  if (!reader->clock_known)
+    reader->first = now;
+  reader->clock_known = true;
+  reader->last = now;
+}
+
+static void from_get(struct reader *reader) {
+  uint32_t thread = index_get(reader, reader->record->thread_count);
+  reader->now = (struct record_event){.thread = thread, .time_ns = number_get(reader)};
+  reader->from_known = true;
+}
+
+static void gone_get(struct reader *reader) {
+  struct record_event *event = ADD(reader, events, event_count, event_room);
+  reader->now.time_ns += signed_get(reader);
+  uint64_t address = number_get(reader), bytes = number_get(reader);
+  reader->bad = reader->bad || !reader->from_known;
+  if (event != NULL)
+    *event = (struct record_event){.kind = KIND_GONE,
+                                   .time_ns = reader->now.time_ns,
+                                   .thread = reader->now.thread,
+                                   .address = address,
+                                   .size = bytes};
+}
+
+static void event_get(struct reader *reader, unsigned code) {
+  struct record *record = reader->record;
+  struct record_event *now = &reader->now;
+  uint64_t size;
+  now->kind = code & RECORD_KIND_MASK;
+  reader->bad = reader->bad || !reader->from_known || now->kind >= RECORD_KINDS;
+  now->time_ns += signed_get(reader);
+  if (code & RECORD_HAS_ADDRESS)
+    now->address += signed_get(reader);
+  size = now->size;
+  if (now->kind == RECORD_TAKEN)
+    size = signed_get(reader);
+  else if (code & RECORD_HAS_SIZE)
+    size = now->size = number_get(reader);
+  if (code & RECORD_HAS_SITE)
+    now->site = (uint32_t)number_get(reader);
+  if (code & RECORD_HAS_DETAIL) {
+    now->stream = index_get(reader, record->stream_count + 1);
+    now->tag = index_get(reader, record->text_count);
+    now->context = (uint32_t)number_get(reader);
+  }
+  bool texted = now->kind == RECORD_MARK || now->kind == RECORD_PUSH;
+  uint32_t text = texted ? index_get(reader, record->text_count) : 0;
+  bool placed = now->kind <= RECORD_REFUSED || now->kind == RECORD_TAKEN; /* in a context; a free is its allocation's */
+  if ((now->kind <= RECORD_REFUSED && now->site >= record->site_count) ||
+      (placed && now->context >= record->context_count))
+    reader->bad = true;
+  struct record_event *event = reader->bad ? NULL : ADD(reader, events, event_count, event_room);
+  if (event == NULL)
+    return;
+  *event = (struct record_event){
+      .time_ns = now->time_ns, .serial = RECORD_NO_SERIAL, .kind = now->kind, .thread = now->thread, .text = text};
+  if (now->kind == RECORD_ALLOCATE || now->kind == RECORD_FREE)
+    event->address = now->address;
+  if (placed || now->kind == RECORD_FREE)
+    event->stream = now->stream;
+  if (placed) {
+    event->size = size;
+    event->tag = now->tag;
+    event->context = now->context;
+    event->site = now->kind <= RECORD_REFUSED ? now->site : 0;
+    event->device = record->devices[now->context];
+  }
+}
+
+static void item_get(struct reader *reader) {
+  struct record *record = reader->record;
+  unsigned code = *reader->at++;
+  char **text;
+  uint64_t *stream;
+  uint32_t *device;
+  if (code >= RECORD_EVENT) {
+    event_get(reader, code);
+    return;
+  }
+  switch (code) {
+  case RECORD_ITEM_PROGRAM:
+    program_get(reader);
+    break;
+  case RECORD_ITEM_TEXT:
+    if ((text = ADD(reader, texts, text_count, text_room)) != NULL)
+      *text = text_get(reader);
+    break;
+  case RECORD_ITEM_SITE:
+    site_get(reader);
+    break;
+  case RECORD_ITEM_THREAD:
+    if ((text = ADD(reader, threads, thread_count, thread_room)) != NULL)
+      *text = text_get(reader);
+    break;
+  case RECORD_ITEM_STREAM:
+    if ((stream = ADD(reader, streams, stream_count, stream_room)) != NULL)
+      *stream = number_get(reader);
+    break;
+  case RECORD_ITEM_CONTEXT:
+    (void)number_get(reader); /* its id */
+    if ((device = ADD(reader, devices, context_count, context_room)) != NULL)
+      *device = (uint32_t)number_get(reader);
+    break;
+  case RECORD_ITEM_CLOCK:
+    clock_get(reader);
+    break;
+  case RECORD_ITEM_FROM:
+    from_get(reader);
+    break;
+  case RECORD_ITEM_GONE:
+    gone_get(reader);
+    break;
+  case RECORD_ITEM_LOST:
+    record->lost_count += number_get(reader);
+    break;
+  case RECORD_ITEM_END:
+    reader->ended = true;
+    return;
+  default:
+    reader->bad = true;
+  }
+  reader->ended = false; /* static destructors may have freed after the end */
+}
+
+/* ---- Frames ---- */
+
+static uint32_t word_get(const unsigned char *from) {
+  return from[0] | (uint32_t)from[1] << 8 | (uint32_t)from[2] << 16 | (uint32_t)from[3] << 24;
+}
+
+static bool frame_unpack(struct reader *reader, unsigned method, size_t stored_bytes, size_t content_bytes) {
+  const struct zstd *zstd;
+  if (method == RECORD_PLAIN && stored_bytes == content_bytes) {
+    memcpy(reader->content, reader->stored, content_bytes);
+    return true;
+  }
+  if (method != RECORD_ZSTD)
+    return complain_damage(reader, "a method that is not known");
+  zstd = zstd_load();
+  if (zstd == NULL)
+    return complain(reader, "it is compressed, and libzstd.so.1 is not installed here");
+  return zstd->decompress(reader->content, RECORD_CONTENT_MOST, reader->stored, stored_bytes) == content_bytes ||
+         complain_damage(reader, "what was compressed cannot be read");
+}
+
+/* The next frame's content.  *more: there is one; else the file ends here, or in the frame. */
+static bool frame_read(struct reader *reader, bool *more) {
+  unsigned char head[RECORD_HEAD_BYTES];
+  size_t got = fread(head, 1, sizeof head, reader->file);
+  *more = false;
+  if (got < sizeof head) {
+    reader->ended = reader->ended && got == 0;
+    return !ferror(reader->file) || complain(reader, strerror(errno));
+  }
+  size_t stored_bytes = word_get(head + 4), content_bytes = word_get(head + 8);
+  if (head[0] != 'F' || head[1] != 'R' || stored_bytes > RECORD_CONTENT_MOST || content_bytes > RECORD_CONTENT_MOST)
+    return complain_damage(reader, "no frame begins there");
+  got = fread(reader->stored, 1, stored_bytes, reader->file);
+  if (got < stored_bytes) {
+    reader->ended = false;
+    return !ferror(reader->file) || complain(reader, strerror(errno));
+  }
+  if (record_sum(head, reader->stored, stored_bytes) != word_get(head + 12))
+    return complain_damage(reader, "the checksum is wrong");
+  if (!frame_unpack(reader, head[2], stored_bytes, content_bytes))
+    return false;
+  reader->at = reader->content;
+  reader->end = reader->content + content_bytes;
+  reader->from_known = false;
+  *more = true;
+  return true;
+}
+
+static bool frames_read(struct reader *reader) {
+  bool more;
+  for (;;) {
+    if (!frame_read(reader, &more))
+      return false;
+    if (!more)
+      return true;
+    while (reader->at < reader->end && !reader->bad)
+      item_get(reader);
+    if (reader->bad)
+      return complain_damage(reader, "an item cannot be read");
+    reader->offset = (uint64_t)ftello(reader->file);
+  }
+}
+
+/* ---- The order of time ---- */
+
+static int compare_orders(const void *a, const void *b) {
+  const struct order *left = a, *right = b;
+  if (left->ticks != right->ticks)
+    return left->ticks < right->ticks ? -1 : 1;
+  return left->index < right->index ? -1 : 1;
+}
+
+/* Sorts the events by their ticks, whose order is that of nanoseconds and finer. */
+static bool events_sort(struct reader *reader) {
+  struct record *record = reader->record;
+  size_t count = record->event_count;
+  struct order *orders = malloc((count + 1) * sizeof *orders);
+  struct record_event *sorted = malloc((count + 1) * sizeof *sorted);
+  bool good = orders != NULL && sorted != NULL;
+  for (size_t i = 0; i < count && good; i++)
+    orders[i] = (struct order){record->events[i].time_ns, i};
+  if (good) {
+    qsort(orders, count, sizeof *orders, compare_orders);
+    for (size_t i = 0; i < count; i++)
+      sorted[i] = record->events[orders[i].index];
+    free(record->events);
+    record->events = sorted;
+    reader->event_room = count + 1;
+  } else {
+    free(sorted);
+  }
+  free(orders);
+  return good || complain(reader, "this machine has no memory for so many events");
+}
+
+/* Ticks become nanoseconds, which both clocks' first and last moments tell. */
+static void events_time(struct reader *reader) {
+  struct record *record = reader->record;
+  double ticks = (double)(reader->last.ticks - reader->first.ticks);
+  double rate = ticks > 0 ? (double)(reader->last.ns - reader->first.ns) / ticks : 1;
+  for (size_t i = 0; i < record->event_count; i++) {
+    uint64_t since = record->events[i].time_ns - reader->first.ticks;
+    double ns = since >> 63 ? 0 : (double)since * rate;
+    record->events[i].time_ns = ns < 9e18 ? (uint64_t)ns : 0;
+  }
+}
+
+/* ---- Which free ends which allocation ---- */
+
+/* Live allocations by address, as places in the events plus one: open addressing, at most half full. */
+struct live {
+  uint64_t *places;
+  size_t room, count;
+};
+
+static size_t live_slot(const struct live *live, const struct record_event *events, uint64_t address) {
+  size_t slot = (size_t)((address ^ address >> 29) * 0x9e3779b97f4a7c15u >> 20) & (live->room - 1);
+  while (live->places[slot] != 0 && events[live->places[slot] - 1].address != address)
+    slot = (slot + 1) & (live->room - 1);
+  return slot;
+}
+
+static bool live_widen(struct live *live, const struct record_event *events) {
+  struct live wider = {.room = live->room == 0 ? 1024 : live->room * 2, .count = live->count};
+  wider.places = calloc(wider.room, sizeof *wider.places);
+  if (wider.places == NULL)
+    return false;
+  for (size_t i = 0; i < live->room; i++)
+    if (live->places[i] != 0)
+      wider.places[live_slot(&wider, events, events[live->places[i] - 1].address)] = live->places[i];
+  free(live->places);
+  *live = wider;
+  return true;
+}
+
+/* Takes the one in a slot out and closes the gap. */
+static void live_remove(struct live *live, const struct record_event *events, size_t slot) {
+  live->places[slot] = 0;
+  live->count--;
+  for (size_t next = (slot + 1) & (live->room - 1); live->places[next] != 0; next = (next + 1) & (live->room - 1)) {
+    uint64_t place = live->places[next];
+    live->places[next] = 0;
+    live->places[live_slot(live, events, events[place - 1].address)] = place;
+  }
+}
+
+static void free_of(struct record_event *event, const struct record_event *allocation) {
+  event->size = allocation->size;
+  event->serial = allocation->serial;
+  event->tag = allocation->tag;
+  event->context = allocation->context;
+  event->site = allocation->site;
+  event->device = allocation->device;
+}
+
+/* A processor may read the clock for a free a little early, so that an allocation by another thread that it ends seems
+ * to come after it: by so much at most, and this many such frees are remembered. */
+enum { EARLY_NS = 10000, EARLY_FREES = 16 };
+
+/* The events anew, with a free for each block in memory that ended. */
+struct matcher {
+  struct reader *reader;
+  struct record_event *events; /* the new ones */
+  size_t count, room;
+  struct live live;
+  uint64_t *held;                         /* bytes that the pools of each context hold */
+  size_t early[EARLY_FREES], early_count; /* the latest frees of no allocation, as places in the new events plus one */
+};
+
+static bool matcher_put(struct matcher *matcher, const struct record_event *event) {
+  void *larger = grow(matcher->events, matcher->count, &matcher->room, sizeof *event);
+  if (larger == NULL)
+    return false;
+  matcher->events = larger;
+  matcher->events[matcher->count++] = *event;
+  return true;
+}
+
+static bool match_gone(struct matcher *matcher, const struct record_event *gone) {
+  struct live *live = &matcher->live;
+  for (size_t slot = 0; slot < live->room; slot++) {
+    if (live->places[slot] == 0)
+      continue;
+    struct record_event ended = matcher->events[live->places[slot] - 1];
+    if (ended.address - gone->address >= gone->size)
+      continue;
+    struct record_event end = {
+        .kind = RECORD_FREE, .time_ns = gone->time_ns, .thread = gone->thread, .address = ended.address};
+    free_of(&end, &ended);
+    if (!matcher_put(matcher, &end))
+      return false;
+    live_remove(live, matcher->events, slot--); /* another one may have come to this place; slot 0 wraps round */
+  }
+  return true;
+}
+
+/* The free that was early, if the allocation is the one that it ends; else NULL. */
+static struct record_event *early_free(struct matcher *matcher, const struct record_event *allocation) {
+  for (size_t i = 0; i < EARLY_FREES; i++) {
+    struct record_event *early = matcher->early[i] != 0 ? &matcher->events[matcher->early[i] - 1] : NULL;
+    if (early == NULL || early->address != allocation->address || allocation->time_ns - early->time_ns > EARLY_NS)
+      continue;
+    matcher->early[i] = 0;
+    return early;
+  }
+  return NULL;
+}
+
+/* Both times stay, with the allocation at the first one. */
+static bool match_early(struct matcher *matcher, struct record_event *early, struct record_event *allocation) {
+  struct record_event end = *early;
+  uint64_t time_ns = early->time_ns;
+  end.time_ns = allocation->time_ns;
+  free_of(&end, allocation);
+  *early = *allocation;
+  early->time_ns = time_ns;
+  return matcher_put(matcher, &end);
+}
+
+static bool match(struct matcher *matcher, struct record_event event) {
+  struct live *live = &matcher->live;
+  if (event.kind == KIND_GONE)
+    return match_gone(matcher, &event);
+  if (2 * live->count >= live->room && !live_widen(live, matcher->events))
+    return false;
+  size_t slot = live_slot(live, matcher->events, event.address);
+  if (event.kind == RECORD_TAKEN) {
+    event.size = matcher->held[event.context] += event.size;
+  } else if (event.kind == RECORD_FREE && live->places[slot] != 0) {
+    free_of(&event, &matcher->events[live->places[slot] - 1]);
+    live_remove(live, matcher->events, slot);
+  } else if (event.kind == RECORD_FREE) {
+    matcher->early[matcher->early_count++ % EARLY_FREES] = matcher->count + 1;
+  } else if (event.kind == RECORD_ALLOCATE) {
+    if (live->places[slot] != 0) { /* its end is not in the record; it has ended by now */
+      struct record_event end = {
+          .kind = RECORD_FREE, .time_ns = event.time_ns, .thread = event.thread, .address = event.address};
+      free_of(&end, &matcher->events[live->places[slot] - 1]);
+      if (!matcher_put(matcher, &end))
+        return false;
+      live->count--;
+    }
+    event.serial = matcher->reader->record->allocation_count++;
+    struct record_event *early = early_free(matcher, &event);
+    if (early != NULL)
+      return match_early(matcher, early, &event);
+    live->places[slot] = matcher->count + 1;
+    live->count++;
+  }
+  return matcher_put(matcher, &event);
+}
+
+static bool events_match(struct reader *reader) {
+  struct record *record = reader->record;
+  struct matcher matcher = {.reader = reader, .held = calloc(record->context_count + 1, sizeof *matcher.held)};
+  bool good = matcher.held != NULL;
+  for (size_t i = 0; i < record->event_count && good; i++)
+    good = match(&matcher, record->events[i]);
+  free(matcher.held);
+  free(matcher.live.places);
+  if (good) {
+    free(record->events);
+    record->events = matcher.events;
+    record->event_count = matcher.count;
+  } else {
+    free(matcher.events);
+  }
+  return good || complain(reader, "this machine has no memory for so many events");
+}
+
+/* ---- The whole ---- */
+
+static bool reader_run(struct reader *reader) {
+  char magic[RECORD_MAGIC_BYTES];
+  size_t got = fread(magic, 1, sizeof magic, reader->file);
+  if (ferror(reader->file))
+    return complain(reader, strerror(errno));
+  if (got == 0)
+    return complain(reader, "it is empty: the program has allocated nothing, or was not run with libmam");
+  if (memcmp(magic, RECORD_MAGIC, got < 6 ? got : 6) != 0)
+    return complain(reader, "it is no record of libmam's");
+  if (got == sizeof magic && memcmp(magic, RECORD_MAGIC, sizeof magic) != 0)
+    return complain(reader, "it is a record of another version of libmam");
+  reader->offset = sizeof magic;
+  char **none = ADD(reader, texts, text_count, text_room);
+  if (none == NULL || (*none = strdup("")) == NULL)
+    return complain(reader, "this machine has no memory");
+  if (!frames_read(reader) || !events_sort(reader))
+    return false;
+  events_time(reader);
+  if (!events_match(reader))
+    return false;
+  reader->record->cut = !reader->ended;
+  if (reader->record->command == NULL)
+    reader->record->command = strdup("");
+  return reader->record->command != NULL;
+}
+
+bool record_read(struct record *record, const char *path) {
+  struct reader reader = {.record = record, .path = path};
+  *record = (struct record){0};
+  reader.file = fopen(path, "rb");
+  if (reader.file == NULL)
+    return complain(&reader, strerror(errno));
+  reader.stored = malloc(RECORD_CONTENT_MOST);
+  reader.content = malloc(RECORD_CONTENT_MOST);
+  bool good = reader.stored != NULL && reader.content != NULL ? reader_run(&reader)
+                                                              : complain(&reader, "this machine has no memory");
+  free(reader.stored);
+  free(reader.content);
+  (void)fclose(reader.file);
+  return good;
+}
+
+void record_free(struct record *record) {
+  free(record->events);
+  for (size_t i = 0; i < record->site_count; i++) {
+    free(record->sites[i].module);
+    free(record->sites[i].name);
+  }
+  free(record->sites);
+  for (size_t i = 0; i < record->thread_count; i++)
+    free(record->threads[i]);
+  free(record->threads);
+  free(record->streams);
+  for (size_t i = 0; i < record->text_count; i++)
+    free(record->texts[i]);
+  free(record->texts);
+  free(record->devices);
+  free(record->command);
+  *record = (struct record){0};
+}

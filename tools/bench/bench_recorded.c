@@ -1,0 +1,595 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * mam-bench replay: what the calls of a record take in memory and time, by each rule of reuse and each way in which a
+ * pool takes memory, and which of them to choose.
+ *
+ * All is done on plain host memory, which is never touched: so a record of any size runs on a machine without a GPU.
+ * One thread makes the calls, in the order of time.  There is no GPU that could still use what was freed.
+ */
+#include "bench_recorded.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bench_best_fit.h"
+#include "bench_clock.h"
+#include "bench_progress.h"
+#include "bench_record.h"
+#include "bench_replay.h"
+#include "bench_report.h"
+
+enum { exit_usage = 2, holders_shown = 10, ranges_shown = 8, unit_bytes = 512, name_bytes = 60 };
+
+static const size_t chunk_bytes = (size_t)64 << 20; /* MAM_PRELOAD_CHUNK, and what MAM_SOURCE=chunks takes */
+
+/* By how much memory another setting has to be better to be worth a word: by both. */
+static const double worth_share = 0.05, worth_bytes = 32 << 20;
+
+/* bytes > 0: an allocation for the slot, which is empty.  0: the slot's block is freed. */
+struct step {
+  uint32_t slot, site, stream;
+  size_t bytes;
+};
+
+/* The calls of one context. */
+struct calls {
+  const struct record *record;
+  uint32_t context;
+  struct step *steps;
+  size_t step_count, slot_count, allocation_count, refused_count, unknown_free_count, stream_call_count;
+  size_t peak_bytes, peak_count; /* each block in whole units */
+  size_t peak_event;             /* after this one */
+};
+
+/* ---- What the record says ---------------------------------------------------------------------------------------- */
+
+static size_t whole_units(size_t bytes) {
+  return bytes > SIZE_MAX - unit_bytes ? bytes : (bytes + unit_bytes - 1) / unit_bytes * unit_bytes;
+}
+
+static bool is_of(const struct record_event *event, uint32_t context, uint32_t kind) {
+  return event->kind == kind && event->context == context;
+}
+
+/* The most that is live at a time in a context, and when. */
+static size_t peak_find(const struct record *record, uint32_t context, size_t *at, size_t *count_at) {
+  size_t live = 0, count = 0, peak = 0;
+  *at = *count_at = 0;
+  for (size_t i = 0; i < record->event_count; i++) {
+    const struct record_event *event = &record->events[i];
+    if (is_of(event, context, RECORD_ALLOCATE)) {
+      live += whole_units(event->size);
+      count++;
+    } else if (is_of(event, context, RECORD_FREE) && event->serial != RECORD_NO_SERIAL) {
+      live -= whole_units(event->size);
+      count--;
+    }
+    if (live > peak) {
+      peak = live;
+      *at = i;
+      *count_at = count;
+    }
+  }
+  return peak;
+}
+
+/* The context that holds the most. */
+static uint32_t context_choose(const struct record *record) {
+  size_t most = 0, at, count;
+  uint32_t chosen = 0;
+  for (uint32_t i = 0; i < record->context_count; i++) {
+    size_t peak = peak_find(record, i, &at, &count);
+    if (peak > most) {
+      most = peak;
+      chosen = i;
+    }
+  }
+  return chosen;
+}
+
+/* A slot for each block that is live at a time; what is live in the end is freed then. */
+static bool steps_make(struct calls *calls) {
+  const struct record *record = calls->record;
+  size_t spare_count = 0;
+  calls->steps = malloc((2 * record->allocation_count + 1) * sizeof *calls->steps);
+  uint32_t *slots = malloc((record->allocation_count + 1) * sizeof *slots);
+  uint32_t *spare = malloc((record->allocation_count + 1) * sizeof *spare);
+  bool *live = calloc(record->allocation_count + 1, sizeof *live);
+  bool good = calls->steps != NULL && slots != NULL && spare != NULL && live != NULL;
+  for (size_t i = 0; i < record->event_count && good; i++) {
+    const struct record_event *event = &record->events[i];
+    calls->refused_count += is_of(event, calls->context, RECORD_REFUSED);
+    if (is_of(event, calls->context, RECORD_ALLOCATE) && event->size > 0) {
+      uint32_t slot = spare_count > 0 ? spare[--spare_count] : (uint32_t)calls->slot_count++;
+      slots[event->serial] = slot;
+      live[event->serial] = true;
+      calls->allocation_count++;
+      calls->stream_call_count += event->stream != 0;
+      calls->steps[calls->step_count++] = (struct step){slot, event->site, event->stream, event->size};
+    } else if (event->kind == RECORD_FREE && event->serial == RECORD_NO_SERIAL) {
+      calls->unknown_free_count++;
+    } else if (is_of(event, calls->context, RECORD_FREE) && live[event->serial]) {
+      live[event->serial] = false;
+      spare[spare_count++] = slots[event->serial];
+      calls->steps[calls->step_count++] = (struct step){slots[event->serial], event->site, event->stream, 0};
+    }
+  }
+  for (size_t i = 0; i < record->allocation_count && good; i++)
+    if (live[i])
+      calls->steps[calls->step_count++] = (struct step){.slot = slots[i]};
+  free(slots);
+  free(spare);
+  free(live);
+  if (!good)
+    (void)fprintf(stderr, "mam-bench: replay: this machine has no memory for so many calls\n");
+  return good;
+}
+
+/* ---- Who holds the peak ------------------------------------------------------------------------------------------ */
+
+struct holder {
+  uint32_t site;
+  size_t bytes, count;
+};
+
+static int compare_holders(const void *a, const void *b) {
+  const struct holder *left = a, *right = b;
+  if (left->bytes != right->bytes)
+    return left->bytes < right->bytes ? 1 : -1;
+  return left->site < right->site ? -1 : left->site > right->site;
+}
+
+/* For each site what it holds at the peak, the largest first.  The caller's to free. */
+static struct holder *holders_find(const struct calls *calls) {
+  const struct record *record = calls->record;
+  struct holder *holders = calloc(record->site_count + 1, sizeof *holders);
+  if (holders == NULL)
+    return NULL;
+  for (size_t i = 0; i < record->site_count; i++)
+    holders[i].site = (uint32_t)i;
+  for (size_t i = 0; i <= calls->peak_event && i < record->event_count; i++) {
+    const struct record_event *event = &record->events[i];
+    bool begins = is_of(event, calls->context, RECORD_ALLOCATE);
+    if (!begins && (!is_of(event, calls->context, RECORD_FREE) || event->serial == RECORD_NO_SERIAL))
+      continue;
+    struct holder *holder = &holders[event->site];
+    holder->bytes += begins ? whole_units(event->size) : -whole_units(event->size);
+    holder->count += begins ? 1 : (size_t)-1;
+  }
+  qsort(holders, record->site_count, sizeof *holders, compare_holders);
+  return holders;
+}
+
+static void holders_print(const struct calls *calls) {
+  const struct record *record = calls->record;
+  struct holder *holders = holders_find(calls);
+  char text[report_label_size];
+  size_t shown = 0;
+  (void)printf("\nwho holds the peak:\n");
+  for (; holders != NULL && shown < record->site_count && shown < holders_shown && holders[shown].bytes > 0; shown++) {
+    const struct holder *holder = &holders[shown];
+    report_bytes_text(text, holder->bytes);
+    (void)printf("  %10s  %5.1f %%  %7zu blocks  %s\n", text, 100 * (double)holder->bytes / (double)calls->peak_bytes,
+                 holder->count, record->sites[holder->site].name);
+  }
+  size_t bytes = 0, more = 0;
+  for (size_t i = shown; holders != NULL && i < record->site_count; i++) {
+    bytes += holders[i].bytes;
+    more += holders[i].bytes > 0;
+  }
+  report_bytes_text(text, bytes);
+  if (more > 0)
+    (void)printf("  %10s  %5.1f %%  by %zu more call sites\n", text, 100 * (double)bytes / (double)calls->peak_bytes,
+                 more);
+  free(holders);
+}
+
+/* The last mark before the peak, and the ranges that its thread was in. */
+static void moment_print(const struct calls *calls) {
+  const struct record *record = calls->record;
+  const struct record_event *at = &record->events[calls->peak_event];
+  uint32_t mark = 0, ranges[ranges_shown];
+  size_t depth = 0;
+  char text[report_label_size];
+  for (size_t i = 0; i < calls->peak_event; i++) {
+    const struct record_event *event = &record->events[i];
+    if (event->kind == RECORD_MARK)
+      mark = event->text;
+    if (event->thread != at->thread)
+      continue;
+    if (event->kind == RECORD_PUSH && depth++ < ranges_shown)
+      ranges[depth - 1] = event->text;
+    else if (event->kind == RECORD_POP && depth > 0)
+      depth--;
+  }
+  report_bytes_text(text, calls->peak_bytes);
+  (void)printf("peak of live bytes: %s in %zu blocks, %.6f s after the beginning", text, calls->peak_count,
+               (double)at->time_ns / 1e9);
+  if (mark != 0)
+    (void)printf(", after the mark \"%s\"", record->texts[mark]);
+  for (size_t i = 0; i < depth && i < ranges_shown; i++)
+    (void)printf("%s\"%s\"", i == 0 ? ", in the range " : " / ", record->texts[ranges[i]]);
+  (void)printf("\n");
+}
+
+/* ---- Replaying --------------------------------------------------------------------------------------------------- */
+
+enum rule { rule_best_fit, rule_fenced, rule_stream, rule_immediate, rule_tagged, rule_count };
+
+static const char *const rule_names[rule_count] = {"best fit", "fenced", "stream", "immediate", "tagged"};
+
+/* What a rule costs; NAN: not known. */
+struct cost {
+  double smallest_bytes;                    /* one chunk that serves all */
+  double grown_bytes, grown_calls, call_ns; /* as needed */
+  double chunks_bytes, chunks_calls;        /* in chunks of 64 MiB */
+};
+
+struct player {
+  const struct calls *calls;
+  enum rule rule;
+  struct best_fit fit;
+  void **blocks;
+  bool refused;
+  uint64_t spent_ns;
+  MAM_PoolInfo info;
+  MAM_Pool pool;
+  char *sites; /* an address for each is its tag */
+};
+
+static cudaError_t step_allocate(struct player *player, const struct step *step) {
+  void **block = &player->blocks[step->slot];
+  if (player->rule == rule_tagged)
+    return MAM_PoolMallocTagged(player->pool, block, step->bytes, player->sites + step->site);
+  if (player->rule != rule_stream)
+    return MAM_PoolMalloc(player->pool, block, step->bytes);
+  return MAM_PoolMallocAsync(player->pool, block, step->bytes, (cudaStream_t)(uintptr_t)(step->stream * 16));
+}
+
+static cudaError_t step_release(const struct player *player, const struct step *step) {
+  void *block = player->blocks[step->slot];
+  if (player->rule != rule_stream)
+    return MAM_CudaFree(block);
+  return MAM_CudaFreeAsync(block, (cudaStream_t)(uintptr_t)(step->stream * 16));
+}
+
+static bool complain(const char *what) {
+  (void)fprintf(stderr, "mam-bench: replay: %s: %s\n", what, MAM_LastError());
+  return false;
+}
+
+/* False if a call was refused, or failed after a complaint. */
+static bool steps_run(struct player *player) {
+  const struct calls *calls = player->calls;
+  cudaError_t error = cudaSuccess;
+  uint64_t start_ns = clock_now_ns();
+  for (size_t i = 0; i < calls->step_count && error == cudaSuccess; i++) {
+    const struct step *step = &calls->steps[i];
+    error = step->bytes > 0 ? step_allocate(player, step) : step_release(player, step);
+  }
+  player->spent_ns = clock_now_ns() - start_ns;
+  player->refused = error == cudaErrorMemoryAllocation;
+  return error == cudaSuccess || (!player->refused && complain("a call failed"));
+}
+
+/* In a pool of its own.  first_bytes 0: memory is taken as it is needed.  fits: all calls were served. */
+static bool pool_run(struct player *player, size_t first_bytes, size_t limit_bytes, bool *fits) {
+  MAM_PoolOptions options = MAM_POOL_OPTIONS_INIT;
+  options.source = MAM_SOURCE_HOST;
+  options.reuse = player->rule == rule_immediate ? MAM_REUSE_IMMEDIATE : MAM_REUSE_FENCED;
+  options.chunk_bytes = first_bytes;
+  options.limit_bytes = limit_bytes;
+  if (MAM_PoolCreate(&player->pool, &options) != cudaSuccess)
+    return complain("no pool of so many bytes on this machine");
+  *fits = steps_run(player);
+  player->info = (MAM_PoolInfo){.struct_size = sizeof player->info};
+  bool known = MAM_PoolGetInfo(player->pool, &player->info) == cudaSuccess;
+  bool ended = MAM_PoolDestroy(player->pool) == cudaSuccess;
+  return known && ended && (*fits || player->refused);
+}
+
+static bool best_fit_run(struct player *player, size_t pool_bytes) {
+  const struct calls *calls = player->calls;
+  bool fits = true;
+  best_fit_begin(&player->fit, pool_bytes);
+  for (size_t i = 0; i < calls->step_count && fits; i++) {
+    const struct step *step = &calls->steps[i];
+    if (step->bytes > 0)
+      fits = best_fit_allocate(&player->fit, step->slot, step->bytes);
+    else
+      best_fit_release(&player->fit, step->slot);
+  }
+  return fits;
+}
+
+/* For replay_search. */
+static bool player_fits(void *what, size_t pool_bytes, bool *good) {
+  struct player *player = what;
+  bool fits = false;
+  if (player->rule == rule_best_fit)
+    return best_fit_run(player, pool_bytes);
+  *good = pool_run(player, pool_bytes, 0, &fits);
+  return fits;
+}
+
+/* Addresses enough for whatever a rule takes. */
+static size_t room_bytes(const struct calls *calls) {
+  return calls->peak_bytes < (size_t)1 << 42 ? 4 * calls->peak_bytes + ((size_t)4 << 30) : (size_t)1 << 44;
+}
+
+static bool grown_measure(struct player *player, struct cost *cost) {
+  const struct calls *calls = player->calls;
+  bool fits = false;
+  if (!pool_run(player, 0, room_bytes(calls), &fits) || !fits)
+    return fits;
+  cost->grown_bytes = (double)player->info.peak_reserved_bytes;
+  cost->grown_calls = (double)player->info.source_call_count;
+  cost->call_ns = (double)player->spent_ns / (double)calls->step_count;
+  if (!pool_run(player, chunk_bytes, room_bytes(calls), &fits) || !fits)
+    return fits;
+  cost->chunks_bytes = (double)player->info.peak_reserved_bytes;
+  cost->chunks_calls = (double)player->info.source_call_count;
+  return true;
+}
+
+static bool rule_measure(struct player *player, struct cost *cost) {
+  const struct calls *calls = player->calls;
+  *cost = (struct cost){NAN, NAN, NAN, NAN, NAN, NAN};
+  if (player->rule == rule_best_fit) {
+    uint64_t start_ns = clock_now_ns();
+    (void)best_fit_run(player, room_bytes(calls));
+    cost->call_ns = (double)(clock_now_ns() - start_ns) / (double)calls->step_count;
+    cost->grown_bytes = (double)player->fit.extent_bytes;
+  } else if (!grown_measure(player, cost)) {
+    return false;
+  }
+  return replay_search(player_fits, player, calls->peak_bytes, room_bytes(calls), &cost->smallest_bytes);
+}
+
+static bool rules_measure(const struct calls *calls, struct cost costs[rule_count]) {
+  struct player player = {.calls = calls,
+                          .blocks = malloc((calls->slot_count + 1) * sizeof *player.blocks),
+                          .sites = malloc(calls->record->site_count + 1)};
+  bool good = best_fit_make(&player.fit, calls->slot_count) && player.blocks != NULL && player.sites != NULL;
+  if (!good)
+    (void)fprintf(stderr, "mam-bench: replay: this machine has no memory for so many blocks\n");
+  progress_begin(1);
+  progress_test("replay", 1);
+  for (enum rule rule = 0; rule < rule_count && good; rule++) {
+    progress_part(rule_names[rule], rule, rule_count);
+    player.rule = rule;
+    good = rule_measure(&player, &costs[rule]);
+  }
+  progress_clear();
+  best_fit_free(&player.fit);
+  free(player.blocks);
+  free(player.sites);
+  return good;
+}
+
+/* ---- What is printed --------------------------------------------------------------------------------------------- */
+
+static void summary_print(const struct calls *calls) {
+  const struct record *record = calls->record;
+  double seconds = record->event_count > 0 ? (double)record->events[record->event_count - 1].time_ns / 1e9 : 0;
+  (void)printf("record of process %llu: %s\n", (unsigned long long)record->process, record->command);
+  if (record->cut)
+    (void)printf("the end of the record is missing: the program was killed, or it still runs\n");
+  if (record->lost_count > 0)
+    (void)printf("%llu events are missing, for which the program's machine had no memory\n",
+                 (unsigned long long)record->lost_count);
+  (void)printf("%zu allocations, %zu refused, %zu threads, %zu call sites, %.3f s\n", calls->allocation_count,
+               calls->refused_count, record->thread_count, record->site_count, seconds);
+  if (record->context_count > 1)
+    (void)printf("of %zu contexts this is number %u, on device %u; --context chooses another one\n",
+                 record->context_count, calls->context, record->devices[calls->context]);
+  if (calls->unknown_free_count > 0)
+    (void)printf("%zu frees are of blocks that are older than the record; they are left out\n",
+                 calls->unknown_free_count);
+}
+
+static void number_print(double number, int width, int digits) {
+  if (isnan(number))
+    (void)printf("  %*s", width, "-");
+  else
+    (void)printf("  %*.*f", width, digits, number);
+}
+
+static void costs_print(const struct calls *calls, const struct cost costs[rule_count]) {
+  double peak = (double)calls->peak_bytes;
+  (void)printf("\nmemory over the peak, and calls of the driver that take memory or give it back:\n\n"
+               "             one chunk    as needed            in chunks of 64M\n"
+               "rule          smallest        taken    calls        taken    calls    ns a call\n");
+  for (enum rule rule = 0; rule < rule_count; rule++) {
+    const struct cost *cost = &costs[rule];
+    (void)printf("%-10s", rule_names[rule]);
+    number_print(cost->smallest_bytes / peak, 10, 3);
+    number_print(cost->grown_bytes / peak, 11, 3);
+    number_print(cost->grown_calls, 7, 0);
+    number_print(cost->chunks_bytes / peak, 11, 3);
+    number_print(cost->chunks_calls, 7, 0);
+    number_print(cost->call_ns, 11, 1);
+    (void)printf("\n");
+  }
+  (void)printf(
+      "\nbest fit is the yardstick: it keeps nothing.  fenced is the default rule.  stream: by MAM_CudaMallocAsync\n"
+      "and MAM_CudaFreeAsync on the streams of the record.  tagged: MAM_CudaMallocTagged, a tag for each call\n"
+      "site.  One thread made the calls in the order of time; no kernel held back what was freed.\n");
+}
+
+static bool is_worth(double bytes, double chosen_bytes) {
+  return bytes < chosen_bytes * (1 - worth_share) && bytes < chosen_bytes - worth_bytes;
+}
+
+static double least(double a, double b) { return a < b ? a : b; }
+
+/* Whole MiB, as an option takes them. */
+static size_t mebibytes(double bytes) { return ((size_t)bytes + ((size_t)1 << 20) - 1) >> 20; }
+
+/* What would be better still, but has a condition. */
+static void other_rules_print(const struct cost costs[rule_count], double chosen_bytes) {
+  static const struct {
+    enum rule rule;
+    const char *how;
+  } others[] = {{rule_stream, "MAM_CudaMallocAsync and MAM_CudaFreeAsync on the streams that use the blocks"},
+                {rule_immediate, "MAM_REUSE=immediate (mam-run --immediate), if the program works on one stream"},
+                {rule_tagged, "MAM_CudaMallocTagged with a tag for each call site"}};
+  char text[report_label_size];
+  for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+    const struct cost *cost = &costs[others[i].rule];
+    double bytes = least(cost->grown_bytes, cost->smallest_bytes);
+    if (!is_worth(bytes, chosen_bytes))
+      continue;
+    report_bytes_text(text, (size_t)bytes);
+    (void)printf("With less memory, %s: %s.\n", text, others[i].how);
+  }
+}
+
+static void recommendation_print(const struct calls *calls, const struct cost costs[rule_count]) {
+  const struct cost *fenced = &costs[rule_fenced];
+  double peak = (double)calls->peak_bytes, smallest = fenced->smallest_bytes, grown = fenced->grown_bytes;
+  char text[report_label_size];
+  bool one_chunk = is_worth(smallest, grown);
+  double bytes = one_chunk ? smallest : grown;
+  size_t mib = mebibytes(bytes);
+  mib += mib % 2; /* as the driver has it */
+  report_bytes_text(text, mib << 20);
+  (void)printf("\nRecommended: ");
+  if (one_chunk)
+    (void)printf("one chunk of %s, fenced.  It serves all calls with %.3f of the peak; a pool that takes memory as\n"
+                 "it is needed takes %.3f.  Add room for what freed memory waits for kernels.\n",
+                 text, smallest / peak, grown / peak);
+  else
+    (void)printf(
+        "the default: memory as it is needed, fenced.  It takes %.3f of the peak, by %.0f calls of the\n"
+        "driver, and no size has to be known; one chunk would save less than %.0f %% or 32 MiB.  To bound it:\n",
+        grown / peak, fenced->grown_calls, 100 * worth_share);
+  if (one_chunk)
+    (void)printf("  in the program        MAM_Create((size_t)%zu << 20)\n"
+                 "  without changing it   mam-run --chunk %zuM --limit %zuM PROGRAM\n",
+                 mib, mib, mib + 2);
+  else
+    (void)printf("  in the environment    MAM_LIMIT=%zuM\n"
+                 "  without changing it   mam-run --limit %zuM PROGRAM\n",
+                 mib, mebibytes(fenced->chunks_bytes));
+  other_rules_print(costs, bytes);
+}
+
+static bool costs_csv(const char *folder, const struct calls *calls, const struct cost costs[rule_count]) {
+  struct report_csv csv;
+  if (!report_csv_open_file(&csv, folder, "replay",
+                            "rule,calls,peak_live_bytes,smallest_chunk_bytes,grown_bytes,grown_source_calls,"
+                            "chunks_bytes,chunks_source_calls,call_ns"))
+    return false;
+  for (enum rule rule = 0; rule < rule_count; rule++) {
+    const struct cost *cost = &costs[rule];
+    char text[name_bytes];
+    (void)snprintf(text, sizeof text, "%s,%zu,%zu", rule_names[rule], calls->step_count, calls->peak_bytes);
+    report_csv_numbers(&csv, text,
+                       (const double[]){cost->smallest_bytes, cost->grown_bytes, cost->grown_calls, cost->chunks_bytes,
+                                        cost->chunks_calls, cost->call_ns},
+                       6);
+  }
+  return report_csv_close(&csv);
+}
+
+/* ---- The command line -------------------------------------------------------------------------------------------- */
+
+static const char usage_text[] =
+    "Usage: mam-bench replay [--csv DIR] [--context N] FILE\n"
+    "Makes the calls of a record (MAM_RECORD=FILE, mam-run --record FILE) once more, on any machine, without a GPU: "
+    "by\n"
+    "each rule of reuse, in one chunk, in a pool that grows, and in chunks.  Prints the peak and who holds it, what\n"
+    "memory each way takes, and which one to choose.\n"
+    "\n"
+    "  --csv DIR      also write DIR/replay.csv\n"
+    "  --context N    the calls of this context; the default is the one that holds the most\n"
+    "  --help         print this and exit\n"
+    "\n"
+    "Exit status: 0 success; 1 the record cannot be read, or a call failed; 2 bad usage.\n";
+
+struct arguments {
+  const char *path, *folder;
+  long context; /* -1: the one that holds the most */
+};
+
+static int usage_refuse(const char *what, const char *text) {
+  (void)fprintf(stderr, "mam-bench: replay: %s%s%s\nTry 'mam-bench replay --help'.\n", what,
+                text[0] == '\0' ? "" : ": ", text);
+  return exit_usage;
+}
+
+static bool calls_measure(const struct arguments *arguments, struct calls *calls) {
+  struct cost costs[rule_count];
+  calls->peak_bytes = peak_find(calls->record, calls->context, &calls->peak_event, &calls->peak_count);
+  if (!steps_make(calls))
+    return false;
+  summary_print(calls);
+  if (calls->peak_bytes == 0) {
+    (void)printf("nothing was allocated\n");
+    return true;
+  }
+  moment_print(calls);
+  holders_print(calls);
+  (void)fflush(stdout);
+  if (!rules_measure(calls, costs))
+    return false;
+  costs_print(calls, costs);
+  recommendation_print(calls, costs);
+  return costs_csv(arguments->folder, calls, costs);
+}
+
+static int record_replay(const struct arguments *arguments) {
+  struct record record;
+  struct calls calls = {.record = &record};
+  int status = EXIT_FAILURE;
+  if (record_read(&record, arguments->path)) {
+    calls.context = arguments->context >= 0 ? (uint32_t)arguments->context : context_choose(&record);
+    if (arguments->context >= (long)record.context_count)
+      (void)fprintf(stderr, "mam-bench: replay: %s has no context %ld, only %zu of them, from 0\n", arguments->path,
+                    arguments->context, record.context_count);
+    else if (calls_measure(arguments, &calls) && fflush(stdout) == 0)
+      status = EXIT_SUCCESS;
+  }
+  free(calls.steps);
+  record_free(&record);
+  return status;
+}
+
+int bench_recorded(int argc, char **argv) {
+  static const struct option known[] = {{"csv", required_argument, NULL, 'c'},
+                                        {"context", required_argument, NULL, 'n'},
+                                        {"help", no_argument, NULL, 'h'},
+                                        {NULL, 0, NULL, 0}};
+  struct arguments arguments = {.context = -1};
+  int key;
+  char *end;
+  while ((key = getopt_long(argc, argv, "", known, NULL)) != -1) {
+    if (key == 'h') {
+      (void)fputs(usage_text, stdout);
+      return fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    } else if (key == 'c') {
+      arguments.folder = optarg;
+    } else if (key == 'n') {
+      errno = 0;
+      arguments.context = strtol(optarg, &end, 10);
+      if (*optarg < '0' || *optarg > '9' || *end != '\0' || errno != 0 || arguments.context > INT32_MAX)
+        return usage_refuse("--context wants a number, not", optarg);
+    } else { /* getopt_long said what */
+      (void)fputs("Try 'mam-bench replay --help'.\n", stderr);
+      return exit_usage;
+    }
+  }
+  if (arguments.folder != NULL && arguments.folder[0] == '\0')
+    return usage_refuse("--csv wants a folder", "");
+  if (optind == argc)
+    return usage_refuse("a record is missing", "");
+  if (optind + 1 < argc)
+    return usage_refuse("one word too many", argv[optind + 1]);
+  arguments.path = argv[optind];
+  return record_replay(&arguments);
+}

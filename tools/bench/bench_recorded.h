@@ -1,0 +1,10 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/* mam-bench replay: the calls of a record (bench_record.h) once more, by each way in which the library can serve them.
+ */
+#ifndef MAM_BENCH_RECORDED_H
+#define MAM_BENCH_RECORDED_H
+
+/* argv[0] is "replay".  Returns the exit status. */
+int bench_recorded(int argc, char **argv);
+
+#endif

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * Replays of a training-like trace by an allocator, and the smallest pool of fixed size with which one succeeds.
+ *
+ * Knows nothing of where a trace comes from.
+ */
+#ifndef MAM_BENCH_REPLAY_H
+#define MAM_BENCH_REPLAY_H
+
+#include "bench.h"
+#include "bench_blocks.h"
+#include "bench_training.h"
+
+/* A trace on its way through an allocator.  Blocks are checked while it is sampled. */
+struct replay {
+  const struct bench *bench;
+  const struct allocator *allocator;
+  const struct training *training;
+  struct block *slots, *sorted; /* the latter for checking */
+  bool sampled;
+  bool may_be_refused;
+  bool refused;
+  size_t reserved_most, free_least;
+  uint64_t spent_ns;
+};
+
+/* Makes a replay; replay_free follows in any case.  False: the host has no memory, and stderr says so. */
+bool replay_make(struct replay *replay, const struct bench *bench, const struct allocator *allocator,
+                 const struct training *training);
+void replay_free(struct replay *replay);
+
+/* Runs the whole trace.  False if it was refused or failed; what was live is freed. */
+bool replay_run(struct replay *replay);
+
+/* The allocator's pool.  False after a complaint. */
+bool replay_pool_open(const struct allocator *allocator, size_t chunk_bytes);
+bool replay_pool_close(const struct allocator *allocator);
+
+/* A pool's size is a multiple of this, as the driver has it. */
+static const size_t replay_granularity_bytes = (size_t)2 << 20;
+
+/* Whether a trace fits a pool of so many bytes; *good turns false if anything else went wrong. */
+typedef bool replay_fits(void *what, size_t pool_bytes, bool *good);
+
+/* The smallest pool that fits, to a thousandth of the trace's peak; NAN if that is more than most_bytes. */
+bool replay_search(replay_fits *fits, void *what, size_t peak_bytes, size_t most_bytes, double *smallest_bytes);
+
+/* The same for the replay's allocator, which is closed before and after. */
+bool replay_smallest(struct replay *replay, double *smallest_bytes);
+
+#endif
