@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * Phases of a program in its record: MAM_Mark, and the marks and ranges of NVTX, which many libraries have already.
+ *
+ * NVTX 3 is headers only.  With a program's first call of it they load the library that NVTX_INJECTION64_PATH names and
+ * call its InitializeInjectionNvtx2, which fills in what is called from then on.  While a record is made this library
+ * is named there, unless another one is.  What is declared here is the part of that interface that is used.
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* dladdr */
+#endif
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/record.h"
+#include "mam.h"
+
+cudaError_t MAM_Mark(const char *text) {
+  if (text == NULL)
+    return error_set(cudaErrorInvalidValue, "MAM_Mark: text is NULL");
+  if (record_on())
+    record_mark(text);
+  return cudaSuccess;
+}
+
+/* ---- NVTX ---- */
+
+/* What a mark or a range has, as nvtxEventAttributes_t; a later version is longer. */
+struct nvtx_attributes {
+  uint16_t version, size;
+  uint32_t category;
+  int32_t color_type;
+  uint32_t color;
+  int32_t payload_type, reserved;
+  uint64_t payload;
+  int32_t message_type;
+  const void *message;
+};
+
+enum { MESSAGE_ASCII = 1, MESSAGE_REGISTERED = 3 };
+enum { TABLE_CALLBACKS = 1, MODULE_CORE = 1, MODULE_CORE2 = 5 };
+
+/* A level that says that levels are not counted. */
+enum { LEVEL_UNKNOWN = -2 };
+
+typedef void (*nvtx_function)(void);
+
+struct nvtx_callbacks {
+  size_t struct_size;
+  int (*module_functions)(int module, nvtx_function ***table, unsigned *count);
+};
+
+/* Registered texts are pointers to copies, for good. */
+static const char *message_of(const struct nvtx_attributes *attributes) {
+  bool text = attributes != NULL &&
+              (attributes->message_type == MESSAGE_ASCII || attributes->message_type == MESSAGE_REGISTERED) &&
+              attributes->message != NULL;
+  return text ? attributes->message : "";
+}
+
+static void mark(const char *message) {
+  if (record_on())
+    record_mark(message != NULL ? message : "");
+}
+
+static int range_push(const char *message) {
+  if (record_on())
+    record_push(message != NULL ? message : "");
+  return LEVEL_UNKNOWN;
+}
+
+static int range_pop(void) {
+  if (record_on())
+    record_pop();
+  return LEVEL_UNKNOWN;
+}
+
+static void mark_with(const struct nvtx_attributes *attributes) { mark(message_of(attributes)); }
+
+static int range_push_with(const struct nvtx_attributes *attributes) { return range_push(message_of(attributes)); }
+
+static void domain_mark_with(void *domain, const struct nvtx_attributes *attributes) {
+  (void)domain;
+  mark(message_of(attributes));
+}
+
+static int domain_range_push_with(void *domain, const struct nvtx_attributes *attributes) {
+  (void)domain;
+  return range_push(message_of(attributes));
+}
+
+static int domain_range_pop(void *domain) {
+  (void)domain;
+  return range_pop();
+}
+
+static void *domain_register_text(void *domain, const char *text) {
+  (void)domain;
+  return text != NULL ? strdup(text) : NULL;
+}
+
+/* A function and its place in a module's table. */
+struct nvtx_place {
+  unsigned index;
+  nvtx_function function;
+};
+
+static bool module_fill(const struct nvtx_callbacks *callbacks, int module, const struct nvtx_place *places,
+                        size_t place_count) {
+  nvtx_function **table = NULL; /* of pointers to what is called */
+  unsigned count = 0;
+  if (callbacks->module_functions(module, &table, &count) == 0 || table == NULL)
+    return false;
+  for (size_t i = 0; i < place_count; i++)
+    if (places[i].index < count && table[places[i].index] != NULL)
+      *table[places[i].index] = places[i].function;
+  return true;
+}
+
+/* 0: NVTX stays off. */
+MAM_API int InitializeInjectionNvtx2(const void *(*table_get)(uint32_t table));
+int InitializeInjectionNvtx2(const void *(*table_get)(uint32_t table)) {
+  static const struct nvtx_place core[] = {{1, (nvtx_function)mark_with},
+                                           {2, (nvtx_function)mark},
+                                           {8, (nvtx_function)range_push_with},
+                                           {9, (nvtx_function)range_push},
+                                           {11, (nvtx_function)range_pop}};
+  static const struct nvtx_place core2[] = {{1, (nvtx_function)domain_mark_with},
+                                            {4, (nvtx_function)domain_range_push_with},
+                                            {5, (nvtx_function)domain_range_pop},
+                                            {10, (nvtx_function)domain_register_text}};
+  const struct nvtx_callbacks *callbacks = record_on() ? table_get(TABLE_CALLBACKS) : NULL;
+  if (callbacks == NULL || callbacks->struct_size < sizeof *callbacks)
+    return 0;
+  bool filled = module_fill(callbacks, MODULE_CORE, core, sizeof core / sizeof core[0]);
+  (void)module_fill(callbacks, MODULE_CORE2, core2, sizeof core2 / sizeof core2[0]); /* since NVTX 2 */
+  return filled;
+}
+
+/* In the static library there is none that could be loaded. */
+__attribute__((constructor)) static void nvtx_name(void) {
+  Dl_info self;
+  if (record_on() && dladdr((void *)(uintptr_t)MAM_Mark, &self) != 0 && self.dli_fname != NULL &&
+      strstr(self.dli_fname, ".so") != NULL)
+    (void)setenv("NVTX_INJECTION64_PATH", self.dli_fname, 0);
+}

@@ -1,0 +1,756 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* pthread_setname_np */
+#endif
+#include "base/record.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/auxv.h>
+#include <sys/file.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/cancel.h"
+#include "base/clock.h"
+#include "base/locked.h"
+#include "base/option_text.h"
+#include "base/record_clock.h"
+#include "base/record_file.h"
+#include "base/record_site.h"
+#include "base/zstd.h"
+
+/* How long an event waits for the writer. */
+enum { WRITER_MS = 20 };
+
+/* A thread whose events come so soon one after the other does not look at the clock for each. */
+enum { FAST_NS = 700 };
+
+/* A thread's ring, and how full it is when the writer is woken: in a tight loop a quarter lasts for some 80 us. */
+enum { RING_SLOTS = 16384, RING_WAKE = RING_SLOTS / 4 };
+
+enum { NUMBER_UNKNOWN = UINT32_MAX };
+static const uint64_t NO_CONTEXT = UINT64_MAX;
+
+/* What a slot holds, beside the events of enum record_kind. */
+enum slot_kind { SLOT_GONE = RECORD_KINDS, SLOT_DETAIL, SLOT_KIND_BITS = 4 };
+
+/* An event as the thread leaves it; what it cannot hold stands in a SLOT_DETAIL before it.
+ *
+ *   kind             a                b                 c
+ *   allocate         address          size              site
+ *   refused          0                size              site
+ *   free             address          stream            1 on a stream
+ *   mark, push       the text, from malloc
+ *   taken            context          change            device
+ *   gone             address          bytes
+ *   detail           stream           tag               context      ticks: 1 on a stream */
+struct slot {
+  uint64_t when; /* ticks << SLOT_KIND_BITS | kind */
+  uint64_t a, b, c;
+};
+
+/* Written by its thread, read under record_lock.  The thread has a place for one more event whenever it has returned
+ * from putting one. */
+struct recorder {
+  _Atomic uint64_t written;  /* by the thread: counts slots; release after a slot, pairs with the acquire in
+                                recorder_drain_locked */
+  _Atomic uint64_t limit;    /* relaxed: at this count the thread looks around; only the end of the process lowers it */
+  uint64_t last;             /* the thread's: the time of its last event; never falls */
+  bool fast;                 /* the thread's: its next allocation may have that time, too */
+  struct record_call detail; /* the thread's: of the last SLOT_DETAIL */
+  _Alignas(64) _Atomic uint64_t read; /* release: the slots before may be written again; pairs with ring_look */
+  _Atomic bool
+      ended; /* its thread has: release after its last slot, pairs with the acquire in recorders_drain_locked */
+  _Atomic bool visited;          /* relaxed: a hint of the writer's that time has gone by */
+  uint32_t number;               /* of the thread in the file */
+  uint32_t stream, tag, context; /* of the last SLOT_DETAIL, as numbers in the file */
+  struct recorder *next;
+  char name[32];
+  struct slot slots[RING_SLOTS];
+};
+
+/* Numbers in the file, by what they stand for: open addressing, at most half full. */
+struct numbers {
+  struct number {
+    uint64_t key;
+    uint32_t value;
+    bool used;
+  } * places;
+  size_t room, count;
+};
+
+_Atomic(unsigned char) record_state;
+
+static pthread_mutex_t record_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct {        /* under record_lock, but for what set_up writes */
+  char path[PATH_MAX]; /* as asked for, from the root */
+  const struct zstd *zstd;
+  uint64_t ticks_base;
+  uint64_t run;      /* the process that mam-run became, 0 without it */
+  bool open, writes; /* the file is; it has a thread that writes */
+  struct record_file file;
+  struct recorder *recorders;
+  struct numbers sites, tags, streams, contexts, texts;
+  uint64_t unloads;
+  char written_path[PATH_MAX + 32];
+} record;
+
+/* relaxed, both: a number for itself */
+static _Atomic uint64_t lost_count;
+static _Atomic bool direct; /* set at the end of the process; see ring_look */
+
+static uint64_t fast_ticks; /* FAST_NS, roughly */
+
+static __thread __attribute__((tls_model("initial-exec"))) struct recorder *recorder_mine;
+static pthread_key_t thread_end;
+static bool thread_end_heard;
+
+static struct {
+  pthread_mutex_t lock; /* a leaf */
+  pthread_cond_t wakes;
+  bool woken;
+} writer = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void clock_put_locked(void) {
+  lock_held(&record_lock);
+  uint64_t before = clock_after(), ns = (uint64_t)now_ns(), after = clock_after();
+  record_file_clock(&record.file, before + (after - before) / 2 - record.ticks_base, ns);
+}
+
+uint64_t record_before(void) { return clock_before(); }
+
+/* ---- Numbers ---- */
+
+static uint64_t key_hash(uint64_t key) { return (key ^ key >> 32) * 0x9e3779b97f4a7c15u >> 20; }
+
+static struct number *number_place(const struct numbers *numbers, uint64_t key) {
+  size_t at = key_hash(key) & (numbers->room - 1);
+  while (numbers->places[at].used && numbers->places[at].key != key)
+    at = (at + 1) & (numbers->room - 1);
+  return &numbers->places[at];
+}
+
+static bool numbers_widen(struct numbers *numbers) {
+  struct numbers wider = {.room = numbers->room == 0 ? 64 : numbers->room * 2, .count = numbers->count};
+  wider.places = calloc(wider.room, sizeof *wider.places);
+  if (wider.places == NULL)
+    return false;
+  for (size_t i = 0; i < numbers->room; i++)
+    if (numbers->places[i].used)
+      *number_place(&wider, numbers->places[i].key) = numbers->places[i];
+  free(numbers->places);
+  *numbers = wider;
+  return true;
+}
+
+static void numbers_clear(struct numbers *numbers) {
+  free(numbers->places);
+  *numbers = (struct numbers){0};
+}
+
+/* Puts what a key stands for into the file and answers with its number there. */
+typedef uint32_t number_new(uint64_t key, const void *more);
+
+/* Without memory to remember it by, it is put into the file once more. */
+static inline uint32_t number_of(struct numbers *numbers, uint64_t key, number_new *put, const void *more) {
+  struct number *place = numbers->room > 0 ? number_place(numbers, key) : NULL;
+  if (__builtin_expect(place != NULL && place->used, true))
+    return place->value;
+  uint32_t value = put(key, more);
+  if (2 * numbers->count < numbers->room || numbers_widen(numbers)) {
+    *number_place(numbers, key) = (struct number){key, value, true};
+    numbers->count++;
+  }
+  return value;
+}
+
+static uint32_t site_put(uint64_t key, const void *more) {
+  (void)more;
+  static struct site site; /* under record_lock */
+  site_find((uintptr_t)key, true, &site);
+  return record_file_site(&record.file, site.module, site.offset, site.name);
+}
+
+static uint32_t tag_put(uint64_t key, const void *more) {
+  (void)more;
+  static struct site site;
+  site_find((uintptr_t)key, false, &site);
+  return record_file_text(&record.file, site.name);
+}
+
+static uint32_t stream_put(uint64_t key, const void *more) {
+  (void)more;
+  return record_file_stream(&record.file, key);
+}
+
+static uint32_t context_put(uint64_t key, const void *more) {
+  return record_file_context(&record.file, key, more != NULL ? *(const uint32_t *)more : 0);
+}
+
+static uint32_t text_put(uint64_t key, const void *more) {
+  (void)key;
+  return record_file_text(&record.file, more);
+}
+
+/* By a hash alone: of two texts with the same one, the second would go by the name of the first. */
+static uint32_t text_number(const char *text) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (const char *at = text; *at != '\0'; at++)
+    hash = (hash ^ (unsigned char)*at) * 0x100000001b3u;
+  return number_of(&record.texts, hash, text_put, text);
+}
+
+/* ---- From the rings to the file ---- */
+
+static void slot_encode_locked(struct recorder *recorder, const struct slot *slot) {
+  lock_held(&record_lock);
+  unsigned kind = slot->when & ((1 << SLOT_KIND_BITS) - 1);
+  uint32_t device = (uint32_t)slot->c;
+  struct record_item item = {.kind = (enum record_kind)kind,
+                             .ticks = slot->when >> SLOT_KIND_BITS,
+                             .stream = recorder->stream,
+                             .tag = recorder->tag,
+                             .context = recorder->context};
+  switch (kind) {
+  case SLOT_DETAIL:
+    recorder->stream = item.ticks == 0 ? 0 : 1 + number_of(&record.streams, slot->a, stream_put, NULL);
+    recorder->tag = slot->b == 0 ? 0 : number_of(&record.tags, slot->b, tag_put, NULL);
+    recorder->context = number_of(&record.contexts, slot->c, context_put, NULL);
+    return;
+  case SLOT_GONE:
+    record_file_gone(&record.file, recorder->number, item.ticks, slot->a, slot->b);
+    return;
+  case RECORD_FREE:
+    item.address = slot->a;
+    item.stream = slot->c == 0 ? 0 : 1 + number_of(&record.streams, slot->b, stream_put, NULL);
+    break;
+  case RECORD_TAKEN:
+    item.context = number_of(&record.contexts, slot->a, context_put, &device);
+    item.size = slot->b;
+    break;
+  case RECORD_MARK:
+  case RECORD_PUSH:
+    item.text = text_number((const char *)(uintptr_t)slot->a);
+    free((void *)(uintptr_t)slot->a);
+    break;
+  case RECORD_POP:
+    break;
+  default: /* allocate, refused */
+    item.address = slot->a;
+    item.size = slot->b;
+    item.site = number_of(&record.sites, slot->c, site_put, NULL);
+  }
+  record_file_event(&record.file, recorder->number, &item);
+}
+
+/* Whether there was anything. */
+static bool recorder_drain_locked(struct recorder *recorder) {
+  lock_held(&record_lock);
+  uint64_t read = atomic_load_explicit(&recorder->read, memory_order_relaxed); /* relaxed: written under this lock */
+  /* acquire: the slots; pairs with the release in put */
+  uint64_t written = atomic_load_explicit(&recorder->written, memory_order_acquire);
+  if (read == written)
+    return false;
+  if (recorder->number == NUMBER_UNKNOWN)
+    recorder->number = record_file_thread(&record.file, recorder->name);
+  for (; read != written; read++)
+    slot_encode_locked(recorder, &recorder->slots[read % RING_SLOTS]);
+  /* release: the slots may be written again; pairs with the acquire in ring_look */
+  atomic_store_explicit(&recorder->read, read, memory_order_release);
+  atomic_store_explicit(&recorder->visited, true, memory_order_relaxed);
+  return true;
+}
+
+/* The file cannot be written: the program goes on without a record. */
+static void stop_locked(const char *what, int error) {
+  lock_held(&record_lock);
+  if (atomic_exchange_explicit(&record_state, RECORD_OFF, memory_order_relaxed) == RECORD_ON) /* relaxed: record_on */
+    (void)fprintf(stderr, "mam: %s %s: %s; no more is recorded\n", what,
+                  record.open ? record.written_path : record.path, strerror(error));
+}
+
+static void file_flush_locked(void) {
+  lock_held(&record_lock);
+  uint64_t lost = atomic_exchange_explicit(&lost_count, 0, memory_order_relaxed);
+  if (lost > 0)
+    record_file_lost(&record.file, lost);
+  clock_put_locked();
+  record_file_flush(&record.file);
+  if (record.file.error != 0)
+    stop_locked("cannot write the record", record.file.error);
+}
+
+/* What was found of modules may be wrong when one was unloaded: another may have come to its addresses. */
+static void modules_look_locked(void) {
+  lock_held(&record_lock);
+  uint64_t unloads = site_unloads();
+  if (unloads == record.unloads)
+    return;
+  record.unloads = unloads;
+  numbers_clear(&record.sites);
+  numbers_clear(&record.tags);
+}
+
+static void recorders_drain_locked(void) {
+  lock_held(&record_lock);
+  bool any = false;
+  modules_look_locked();
+  for (struct recorder **link = &record.recorders, *recorder; (recorder = *link) != NULL;) {
+    /* acquire: its last slot; pairs with the release in recorder_end */
+    bool ended = atomic_load_explicit(&recorder->ended, memory_order_acquire);
+    any |= recorder_drain_locked(recorder);
+    if (ended) {
+      *link = recorder->next;
+      free(recorder);
+    } else {
+      link = &recorder->next;
+    }
+  }
+  if (any)
+    file_flush_locked();
+}
+
+static void *writer_run(void *unused) {
+  (void)unused;
+  struct timespec until;
+  bool ends = false;
+  (void)pthread_setname_np(pthread_self(), "mam-record");
+  while (!ends) {
+    pthread_mutex_lock(&writer.lock);
+    (void)clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += WRITER_MS * 1000000;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    while (!writer.woken && pthread_cond_timedwait(&writer.wakes, &writer.lock, &until) == 0)
+      ;
+    writer.woken = false;
+    pthread_mutex_unlock(&writer.lock);
+    pthread_mutex_lock(&record_lock);
+    ends = atomic_load_explicit(&direct, memory_order_relaxed) || !record_on();
+    if (!ends)
+      recorders_drain_locked();
+    pthread_mutex_unlock(&record_lock);
+  }
+  return NULL;
+}
+
+static void writer_wake(void) {
+  pthread_mutex_lock(&writer.lock);
+  writer.woken = true;
+  (void)pthread_cond_signal(&writer.wakes);
+  pthread_mutex_unlock(&writer.lock);
+}
+
+/* Without one, events wait until a ring is full or the process ends.  Signals are the program's threads' to handle. */
+static bool writer_start(void) {
+  pthread_t thread;
+  sigset_t all, before;
+  (void)sigfillset(&all);
+  (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+  bool started = pthread_create(&thread, NULL, writer_run, NULL) == 0;
+  (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+  if (started)
+    (void)pthread_detach(thread);
+  return started;
+}
+
+/* ---- Which file ---- */
+
+/* Puts the process's number where the path says %p. */
+static void path_expand(const char *path, char *to, size_t bytes) {
+  size_t used = 0;
+  for (; *path != '\0' && used + 24 < bytes; path++)
+    if (path[0] == '%' && path[1] == 'p') {
+      used += (size_t)snprintf(to + used, bytes - used, "%ld", (long)getpid());
+      path++;
+    } else {
+      to[used++] = *path;
+    }
+  to[used] = '\0';
+}
+
+static bool number_read(const unsigned char **at, const unsigned char *end, uint64_t *number) {
+  *number = 0;
+  for (unsigned shift = 0; *at < end && shift < 64; shift += 7) {
+    unsigned char byte = *(*at)++;
+    *number |= (uint64_t)(byte & 127) << shift;
+    if (byte < 128)
+      return true;
+  }
+  return false;
+}
+
+enum taken { TAKEN_NOT, TAKEN_BY_OTHER, TAKEN_FOREIGN, TAKEN_ERROR };
+
+/* Whether this process may write over what is in the file: not another process's that writes it now, nor one of the
+ * same run of mam-run, nor its own from before an exec; and nothing that is no record. */
+static enum taken file_taken(int fd) {
+  unsigned char begin[64];
+  struct stat status;
+  uint64_t process, run;
+  if (fstat(fd, &status) != 0)
+    return TAKEN_ERROR;
+  if (!S_ISREG(status.st_mode))
+    return TAKEN_NOT;
+  if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+    return TAKEN_BY_OTHER;
+  ssize_t bytes = pread(fd, begin, sizeof begin, 0);
+  if (bytes < 0)
+    return TAKEN_ERROR;
+  if (bytes > 0 && memcmp(begin, RECORD_MAGIC, (size_t)bytes < 6 ? (size_t)bytes : 6) != 0)
+    return TAKEN_FOREIGN;
+  const unsigned char *at = begin + RECORD_MAGIC_BYTES + RECORD_HEAD_BYTES, *end = begin + bytes;
+  if (bytes > RECORD_MAGIC_BYTES + RECORD_HEAD_BYTES && begin[RECORD_MAGIC_BYTES + 2] == RECORD_PLAIN &&
+      *at++ == RECORD_ITEM_PROGRAM && number_read(&at, end, &process) && number_read(&at, end, &run) &&
+      (process == (uint64_t)getpid() || (run != 0 && run == record.run)))
+    return TAKEN_BY_OTHER;
+  return ftruncate(fd, 0) == 0 ? TAKEN_NOT : TAKEN_ERROR;
+}
+
+/* Opens one of FILE, FILE.PID, FILE.PID.2 and so on; -1 after a message. */
+static int file_open_locked(void) {
+  lock_held(&record_lock);
+  char path[PATH_MAX];
+  path_expand(record.path, path, sizeof path);
+  for (int attempt = 0; attempt < 100; attempt++) {
+    int suffix = attempt == 0 ? 0 : (int)getpid();
+    (void)snprintf(record.written_path, sizeof record.written_path,
+                   attempt == 0   ? "%s"
+                   : attempt == 1 ? "%s.%d"
+                                  : "%s.%d.%d",
+                   path, suffix, attempt);
+    int fd = open(record.written_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY, 0666);
+    if (fd < 0)
+      break;
+    enum taken taken = file_taken(fd);
+    if (taken == TAKEN_NOT)
+      return fd;
+    int error = errno;
+    (void)close(fd);
+    errno = taken == TAKEN_FOREIGN ? EEXIST : error;
+    if (taken != TAKEN_BY_OTHER)
+      break;
+  }
+  record.open = true; /* so that the message names this path */
+  stop_locked(errno == EEXIST ? "no record, so it is not written over:" : "cannot write the record", errno);
+  record.open = false;
+  return -1;
+}
+
+/* The program's arguments, with spaces between. */
+static void command_read(char *text, size_t bytes) {
+  int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+  ssize_t count = fd >= 0 ? read(fd, text, bytes - 1) : 0;
+  if (fd >= 0)
+    (void)close(fd);
+  if (count < 0)
+    count = 0;
+  while (count > 0 && text[count - 1] == '\0')
+    count--;
+  for (ssize_t i = 0; i < count; i++)
+    if (text[i] == '\0')
+      text[i] = ' ';
+  text[count] = '\0';
+}
+
+static bool file_begin_locked(void) {
+  lock_held(&record_lock);
+  static char command[RECORD_TEXT_MOST];
+  struct timespec now;
+  if (record.open)
+    return true;
+  int fd = file_open_locked();
+  if (fd < 0)
+    return false;
+  record.open = record_file_open(&record.file, fd, record.zstd);
+  if (!record.open) {
+    (void)close(fd);
+    stop_locked("cannot write the record", ENOMEM);
+    return false;
+  }
+  (void)clock_gettime(CLOCK_REALTIME, &now);
+  command_read(command, sizeof command);
+  record_file_program(&record.file, (uint64_t)getpid(), record.run,
+                      (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000, command);
+  file_flush_locked();
+  record.writes = record_on() && !atomic_load_explicit(&direct, memory_order_relaxed) && writer_start();
+  return record_on();
+}
+
+/* ---- Rings ---- */
+
+/* Its thread ends: what follows it, as other threads' destructors do, gets another ring. */
+static void recorder_end(void *data) {
+  struct recorder *recorder = data;
+  recorder_mine = NULL;
+  /* release: the last slot; pairs with the acquire in recorders_drain_locked */
+  atomic_store_explicit(&recorder->ended, true, memory_order_release);
+}
+
+/* The calling thread's ring, made if it has none.  NULL without host memory or a file. */
+static __attribute__((noinline)) struct recorder *recorder_make(void) {
+  NOT_CANCELLED;
+  void *memory;
+  if (posix_memalign(&memory, _Alignof(struct recorder), sizeof(struct recorder)) != 0) {
+    atomic_fetch_add_explicit(&lost_count, 1, memory_order_relaxed);
+    return NULL;
+  }
+  struct recorder *recorder = memory;
+  memset(recorder, 0, offsetof(struct recorder, slots));
+  recorder->number = NUMBER_UNKNOWN;
+  recorder->detail.context = NO_CONTEXT;
+  (void)prctl(PR_GET_NAME, recorder->name);
+  pthread_mutex_lock(&record_lock);
+  bool good = file_begin_locked();
+  bool at_once = atomic_load_explicit(&direct, memory_order_relaxed);
+  atomic_init(&recorder->limit, at_once ? 0 : RING_WAKE);
+  if (good) {
+    recorder->next = record.recorders;
+    record.recorders = recorder;
+  }
+  pthread_mutex_unlock(&record_lock);
+  if (!good) {
+    free(recorder);
+    return NULL;
+  }
+  recorder_mine = recorder;
+  if (thread_end_heard)
+    (void)pthread_setspecific(thread_end, recorder);
+  return recorder;
+}
+
+static inline struct recorder *recorder_get(void) {
+  struct recorder *recorder = recorder_mine;
+  return __builtin_expect(recorder != NULL, true) ? recorder : recorder_make();
+}
+
+/* The ring is a quarter fuller than at the last look, or full, or the process ends.  Makes room for one slot. */
+static __attribute__((noinline)) void ring_look(struct recorder *recorder, uint64_t written) {
+  NOT_CANCELLED;
+  bool ends = atomic_load_explicit(&direct, memory_order_relaxed);
+  /* acquire: the slots before are read; pairs with the release in recorder_drain_locked */
+  uint64_t read = atomic_load_explicit(&recorder->read, memory_order_acquire);
+  if (ends || written - read >= RING_SLOTS || !record.writes) {
+    pthread_mutex_lock(&record_lock);
+    if (recorder_drain_locked(recorder) && ends) {
+      file_flush_locked();
+      record_file_end(&record.file);
+    }
+    pthread_mutex_unlock(&record_lock);
+    read = written;
+  } else {
+    writer_wake();
+  }
+  uint64_t limit = written + RING_WAKE;
+  if (limit > read + RING_SLOTS)
+    limit = read + RING_SLOTS;
+  atomic_store_explicit(&recorder->limit, ends ? 0 : limit, memory_order_relaxed);
+}
+
+static inline void put(struct recorder *recorder, struct slot slot) {
+  uint64_t written = atomic_load_explicit(&recorder->written, memory_order_relaxed); /* relaxed: this thread's */
+  recorder->slots[written % RING_SLOTS] = slot;
+  __builtin_prefetch(&recorder->slots[(written + 16) % RING_SLOTS], 1); /* the writer has had it last */
+  /* release: the slot; pairs with the acquire in recorder_drain_locked */
+  atomic_store_explicit(&recorder->written, ++written, memory_order_release);
+  if (__builtin_expect(written >= atomic_load_explicit(&recorder->limit, memory_order_relaxed), false))
+    ring_look(recorder, written);
+}
+
+static inline uint64_t when(uint64_t ticks, unsigned kind) {
+  return (ticks - record.ticks_base) << SLOT_KIND_BITS | kind;
+}
+
+static __attribute__((noinline)) void detail_put(struct recorder *recorder, const struct record_call *call) {
+  recorder->detail = *call;
+  put(recorder, (struct slot){(uint64_t)call->on_stream << SLOT_KIND_BITS | SLOT_DETAIL, call->stream,
+                              (uintptr_t)call->tag, call->context});
+}
+
+/* An event of the thread's at the time, but not before its last one. */
+static inline uint64_t seen(struct recorder *recorder, uint64_t ticks) {
+  uint64_t last = recorder->last;
+  recorder->fast = ticks - last < fast_ticks;
+  return recorder->last = ticks > last ? ticks : last;
+}
+
+static inline void request_put(struct recorder *recorder, uint64_t ticks, enum record_kind kind, uintptr_t address,
+                               const struct record_call *call) {
+  const struct record_call *known = &recorder->detail;
+  if (__builtin_expect(known->context != call->context || known->tag != call->tag || known->stream != call->stream ||
+                           known->on_stream != call->on_stream,
+                       false))
+    detail_put(recorder, call);
+  put(recorder, (struct slot){when(ticks, kind), address, call->size, (uintptr_t)call->site});
+}
+
+void record_allocated(uintptr_t address, const struct record_call *call) {
+  uint64_t ticks = clock_after();
+  struct recorder *recorder = recorder_get();
+  if (recorder != NULL)
+    request_put(recorder, seen(recorder, ticks), RECORD_ALLOCATE, address, call);
+}
+
+void record_allocated_quick(uintptr_t address, uint64_t size, const void *site, uint64_t context, bool on_stream,
+                            uintptr_t stream) {
+  struct recorder *recorder = recorder_get();
+  if (__builtin_expect(recorder == NULL, false))
+    return;
+  bool visited = atomic_load_explicit(&recorder->visited, memory_order_relaxed);
+  uint64_t ticks = recorder->last;
+  if (!recorder->fast || visited)
+    ticks = seen(recorder, clock_before());
+  else
+    recorder->fast = false;
+  if (__builtin_expect(visited, false))
+    atomic_store_explicit(&recorder->visited, false, memory_order_relaxed);
+  const struct record_call *known = &recorder->detail;
+  if (__builtin_expect(known->context != context || known->stream != stream || known->on_stream != on_stream ||
+                           known->tag != NULL,
+                       false))
+    detail_put(recorder, &(struct record_call){.context = context, .stream = stream, .on_stream = on_stream});
+  put(recorder, (struct slot){when(ticks, RECORD_ALLOCATE), address, size, (uintptr_t)site});
+}
+
+void record_refused(const struct record_call *call) {
+  uint64_t ticks = clock_after();
+  struct recorder *recorder = recorder_get();
+  if (recorder != NULL)
+    request_put(recorder, seen(recorder, ticks), RECORD_REFUSED, 0, call);
+}
+
+void record_freed(uint64_t before, uintptr_t address, bool on_stream, uintptr_t stream) {
+  struct recorder *recorder = recorder_get();
+  if (__builtin_expect(recorder != NULL, true))
+    put(recorder, (struct slot){when(seen(recorder, before), RECORD_FREE), address, stream, on_stream});
+}
+
+/* Inside of a call, whose free may have an earlier time: so it is not the thread's last. */
+static void inner_put(unsigned kind, uint64_t a, uint64_t b, uint64_t c) {
+  uint64_t ticks = clock_after();
+  struct recorder *recorder = recorder_get();
+  if (recorder != NULL)
+    put(recorder, (struct slot){when(ticks, kind), a, b, c});
+}
+
+static void mark_put(enum record_kind kind, const char *text) {
+  uint64_t ticks = clock_after();
+  struct recorder *recorder = recorder_get();
+  char *copy = recorder != NULL && text != NULL ? strdup(text) : NULL;
+  if (recorder != NULL && (copy != NULL || text == NULL))
+    put(recorder, (struct slot){when(seen(recorder, ticks), kind), (uintptr_t)copy, 0, 0});
+  else if (recorder != NULL)
+    atomic_fetch_add_explicit(&lost_count, 1, memory_order_relaxed);
+}
+
+void record_mark(const char *text) { mark_put(RECORD_MARK, text); }
+void record_push(const char *text) { mark_put(RECORD_PUSH, text); }
+void record_pop(void) { mark_put(RECORD_POP, NULL); }
+
+void record_taken(uint64_t context, int device, int64_t bytes) {
+  inner_put(RECORD_TAKEN, context, (uint64_t)bytes, (uint64_t)(device < 0 ? 0 : device));
+}
+
+void record_gone(uintptr_t base, uint64_t bytes) { inner_put(SLOT_GONE, base, bytes, 0); }
+
+/* ---- Beginning, end and fork ---- */
+
+/* Relative paths are of the folder that the program begins in. */
+static bool path_set(const char *text) {
+  size_t bytes = 0;
+  if (text[0] != '/' && getcwd(record.path, sizeof record.path - 1) != NULL) {
+    bytes = strlen(record.path);
+    record.path[bytes++] = '/';
+  }
+  int written = snprintf(record.path + bytes, sizeof record.path - bytes, "%s", text);
+  return written >= 0 && (size_t)written < sizeof record.path - bytes;
+}
+
+static void conditions_set_up(void) {
+  pthread_condattr_t attributes;
+  (void)pthread_condattr_init(&attributes);
+  (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+  (void)pthread_cond_init(&writer.wakes, &attributes);
+  (void)pthread_condattr_destroy(&attributes);
+}
+
+static void set_up(void) {
+  const char *text = option_text(OPTION_MAM_RECORD);
+  bool wanted = strcmp(text, "none") != 0 && getauxval(AT_SECURE) == 0; /* no file by another user's rights */
+  if (wanted && !path_set(text)) {
+    (void)fprintf(stderr, "mam: MAM_RECORD: the path is too long; nothing is recorded\n");
+    wanted = false;
+  }
+  if (wanted) {
+    record.run = strtoull(option_text(OPTION_MAM_RECORD_PROCESS), NULL, 10);
+    record.zstd = zstd_load();
+    clock_set_up();
+    record.ticks_base = clock_after();
+    fast_ticks = clock_ticks(FAST_NS);
+    conditions_set_up();
+    thread_end_heard = pthread_key_create(&thread_end, recorder_end) == 0;
+  }
+  atomic_store_explicit(&record_state, wanted ? RECORD_ON : RECORD_OFF, memory_order_relaxed);
+}
+
+__attribute__((constructor)) void record_set_up(void) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  (void)pthread_once(&once, set_up);
+}
+
+void record_end(void) {
+  if (!record_on())
+    return;
+  pthread_mutex_lock(&record_lock);
+  atomic_store_explicit(&direct, true, memory_order_relaxed);
+  if (record.open) {
+    recorders_drain_locked();
+    for (struct recorder *recorder = record.recorders; recorder != NULL; recorder = recorder->next)
+      atomic_store_explicit(&recorder->limit, 0, memory_order_relaxed);
+    record_file_end(&record.file);
+    if (record.file.error != 0)
+      stop_locked("cannot write the record", record.file.error);
+  }
+  pthread_mutex_unlock(&record_lock);
+}
+
+void record_before_fork(void) { pthread_mutex_lock(&record_lock); }
+
+/* The child's events go to another file.  What the parent has not written yet is the parent's to write. */
+static void forget_locked(void) {
+  lock_held(&record_lock);
+  struct recorder *recorder;
+  while ((recorder = record.recorders) != NULL) {
+    record.recorders = recorder->next;
+    free(recorder);
+  }
+  recorder_mine = NULL;
+  if (thread_end_heard)
+    (void)pthread_setspecific(thread_end, NULL);
+  numbers_clear(&record.sites);
+  numbers_clear(&record.tags);
+  numbers_clear(&record.streams);
+  numbers_clear(&record.contexts);
+  numbers_clear(&record.texts);
+  if (record.open)
+    record_file_close(&record.file);
+  record.open = record.writes = false;
+  writer.woken = false;
+  (void)pthread_mutex_init(&writer.lock, NULL);
+  conditions_set_up();
+}
+
+void record_after_fork(bool in_child) {
+  if (in_child && record_on())
+    forget_locked();
+  pthread_mutex_unlock(&record_lock);
+}

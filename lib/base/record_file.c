@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+#include "base/record_file.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/zstd.h"
+
+/* A frame goes out when it has so much: less compresses worse, more waits longer. */
+enum { CONTENT_ENOUGH = 1 << 16 };
+
+/* The fastest one but the negative ones. */
+enum { ZSTD_LEVEL = 1 };
+
+/* ---- Checksum: CRC-32, the polynomial of IEEE 802.3, four bytes at a time ---- */
+
+static uint32_t sums[4][256];
+
+static void sums_make(void) {
+  for (uint32_t i = 0; i < 256; i++) {
+    uint32_t sum = i;
+    for (int bit = 0; bit < 8; bit++)
+      sum = sum >> 1 ^ (sum & 1 ? 0xedb88320u : 0);
+    sums[0][i] = sum;
+  }
+  for (uint32_t i = 0; i < 256; i++)
+    for (int j = 1; j < 4; j++)
+      sums[j][i] = sums[j - 1][i] >> 8 ^ sums[0][sums[j - 1][i] & 255];
+}
+
+static uint32_t sum_add(uint32_t sum, const unsigned char *bytes, size_t count) {
+  for (; count >= 4; count -= 4, bytes += 4) {
+    sum ^= bytes[0] | (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16 | (uint32_t)bytes[3] << 24;
+    sum = sums[3][sum & 255] ^ sums[2][sum >> 8 & 255] ^ sums[1][sum >> 16 & 255] ^ sums[0][sum >> 24];
+  }
+  while (count-- > 0)
+    sum = sum >> 8 ^ sums[0][(sum ^ *bytes++) & 255];
+  return sum;
+}
+
+uint32_t record_sum(const unsigned char *head, const unsigned char *content, size_t content_bytes) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  (void)pthread_once(&once, sums_make);
+  return ~sum_add(sum_add(~0u, head, RECORD_HEAD_BYTES - 4), content, content_bytes);
+}
+
+/* ---- Frames ---- */
+
+static void write_all(struct record_file *file, const unsigned char *bytes, size_t count) {
+  while (count > 0 && file->error == 0) {
+    ssize_t written = write(file->fd, bytes, count);
+    if (written < 0 && errno != EINTR)
+      file->error = errno;
+    if (written > 0) {
+      bytes += written;
+      count -= (size_t)written;
+    }
+  }
+}
+
+static void word_put(unsigned char *to, uint32_t word) {
+  for (int i = 0; i < 4; i++)
+    to[i] = (unsigned char)(word >> 8 * i);
+}
+
+/* The content as it is stored, behind the head. */
+static size_t content_store(struct record_file *file, enum record_method *method) {
+  unsigned char *to = file->frame + RECORD_HEAD_BYTES;
+  if (file->zstd_context != NULL) { /* fails if the result is not smaller */
+    size_t bytes = file->zstd->compressCCtx(file->zstd_context, to, file->content_bytes, file->content,
+                                            file->content_bytes, ZSTD_LEVEL);
+    *method = RECORD_ZSTD;
+    if (!file->zstd->isError(bytes))
+      return bytes;
+  }
+  *method = RECORD_PLAIN;
+  memcpy(to, file->content, file->content_bytes);
+  return file->content_bytes;
+}
+
+void record_file_flush(struct record_file *file) {
+  enum record_method method;
+  unsigned char *head = file->frame;
+  if (file->content_bytes == 0)
+    return;
+  if (file->error == 0) {
+    size_t stored_bytes = content_store(file, &method);
+    head[0] = 'F', head[1] = 'R', head[2] = (unsigned char)method, head[3] = 0;
+    word_put(head + 4, (uint32_t)stored_bytes);
+    word_put(head + 8, (uint32_t)file->content_bytes);
+    word_put(head + 12, record_sum(head, head + RECORD_HEAD_BYTES, stored_bytes));
+    write_all(file, head, RECORD_HEAD_BYTES + stored_bytes);
+  }
+  file->content_bytes = 0;
+  file->from_known = false;
+}
+
+bool record_file_open(struct record_file *file, int fd, const struct zstd *zstd) {
+  *file = (struct record_file){.fd = fd,
+                               .zstd = zstd,
+                               .zstd_context = zstd != NULL ? zstd->createCCtx() : NULL,
+                               .content = malloc(RECORD_CONTENT_MOST),
+                               .frame = malloc(RECORD_HEAD_BYTES + RECORD_CONTENT_MOST),
+                               .text_count = 1};
+  bool good = file->content != NULL && file->frame != NULL;
+  if (good) {
+    write_all(file, (const unsigned char *)RECORD_MAGIC, RECORD_MAGIC_BYTES);
+  } else {
+    free(file->content);
+    free(file->frame);
+    if (file->zstd_context != NULL)
+      (void)zstd->freeCCtx(file->zstd_context);
+  }
+  return good;
+}
+
+void record_file_close(struct record_file *file) {
+  if (file->zstd_context != NULL)
+    (void)file->zstd->freeCCtx(file->zstd_context);
+  free(file->content);
+  free(file->frame);
+  (void)close(file->fd);
+}
+
+/* ---- Items ---- */
+
+static void byte_put(struct record_file *file, unsigned byte) {
+  file->content[file->content_bytes++] = (unsigned char)byte;
+}
+
+static inline void number_put(struct record_file *file, uint64_t number) {
+  unsigned char *at = file->content + file->content_bytes;
+  while (number >= 128) {
+    *at++ = (unsigned char)(number | 128);
+    number >>= 7;
+  }
+  *at++ = (unsigned char)number;
+  file->content_bytes = (size_t)(at - file->content);
+}
+
+/* A difference modulo 2^64, the short way round. */
+static inline void signed_put(struct record_file *file, uint64_t difference) {
+  number_put(file, difference << 1 ^ (difference >> 63 ? ~(uint64_t)0 : 0));
+}
+
+static void text_put(struct record_file *file, const char *text) {
+  size_t bytes = strnlen(text, RECORD_TEXT_MOST);
+  number_put(file, bytes);
+  memcpy(file->content + file->content_bytes, text, bytes);
+  file->content_bytes += bytes;
+}
+
+static void item_begin(struct record_file *file, enum record_item_code code) {
+  if (file->content_bytes >= CONTENT_ENOUGH)
+    record_file_flush(file);
+  byte_put(file, code);
+}
+
+void record_file_program(struct record_file *file, uint64_t process, uint64_t run, uint64_t time_us,
+                         const char *command) {
+  item_begin(file, RECORD_ITEM_PROGRAM);
+  number_put(file, process);
+  number_put(file, run);
+  number_put(file, time_us);
+  text_put(file, command);
+  void *zstd_context = file->zstd_context;
+  file->zstd_context = NULL; /* as it is: other processes look who writes this file */
+  record_file_flush(file);
+  file->zstd_context = zstd_context;
+}
+
+uint32_t record_file_text(struct record_file *file, const char *text) {
+  item_begin(file, RECORD_ITEM_TEXT);
+  text_put(file, text);
+  return file->text_count++;
+}
+
+uint32_t record_file_site(struct record_file *file, const char *module, uint64_t offset, const char *name) {
+  item_begin(file, RECORD_ITEM_SITE);
+  text_put(file, module);
+  number_put(file, offset);
+  text_put(file, name);
+  return file->site_count++;
+}
+
+uint32_t record_file_thread(struct record_file *file, const char *name) {
+  item_begin(file, RECORD_ITEM_THREAD);
+  text_put(file, name);
+  return file->thread_count++;
+}
+
+uint32_t record_file_stream(struct record_file *file, uint64_t handle) {
+  item_begin(file, RECORD_ITEM_STREAM);
+  number_put(file, handle);
+  return file->stream_count++;
+}
+
+uint32_t record_file_context(struct record_file *file, uint64_t id, uint32_t device) {
+  item_begin(file, RECORD_ITEM_CONTEXT);
+  number_put(file, id);
+  number_put(file, device);
+  return file->context_count++;
+}
+
+void record_file_clock(struct record_file *file, uint64_t ticks, uint64_t ns) {
+  item_begin(file, RECORD_ITEM_CLOCK);
+  number_put(file, ticks);
+  number_put(file, ns);
+}
+
+/* What follows is the thread's. */
+static void from_put(struct record_file *file, uint32_t thread, uint64_t ticks) {
+  if (file->content_bytes >= CONTENT_ENOUGH)
+    record_file_flush(file);
+  if (file->from_known && file->from == thread)
+    return;
+  file->from_known = true;
+  file->from = thread;
+  file->last = (struct record_item){.ticks = ticks};
+  byte_put(file, RECORD_ITEM_FROM);
+  number_put(file, thread);
+  number_put(file, ticks);
+}
+
+void record_file_event(struct record_file *file, uint32_t thread, const struct record_item *item) {
+  from_put(file, thread, item->ticks);
+  struct record_item *last = &file->last;
+  bool sized = item->kind <= RECORD_REFUSED, taken = item->kind == RECORD_TAKEN;
+  bool address = item->kind == RECORD_ALLOCATE || item->kind == RECORD_FREE ? item->address != last->address : false;
+  bool size = taken || (sized && item->size != last->size), site = sized && item->site != last->site;
+  bool detail = (sized || taken || item->kind == RECORD_FREE) &&
+                (item->stream != last->stream || item->tag != last->tag || item->context != last->context);
+  byte_put(file, RECORD_EVENT | item->kind | (address ? RECORD_HAS_ADDRESS : 0) | (size ? RECORD_HAS_SIZE : 0) |
+                     (site ? RECORD_HAS_SITE : 0) | (detail ? RECORD_HAS_DETAIL : 0));
+  signed_put(file, item->ticks - last->ticks);
+  last->ticks = item->ticks;
+  if (address) {
+    signed_put(file, item->address - last->address);
+    last->address = item->address;
+  }
+  if (taken)
+    signed_put(file, item->size);
+  else if (size)
+    number_put(file, last->size = item->size);
+  if (site)
+    number_put(file, last->site = item->site);
+  if (detail) {
+    number_put(file, last->stream = item->stream);
+    number_put(file, last->tag = item->tag);
+    number_put(file, last->context = item->context);
+  }
+  if (item->kind == RECORD_MARK || item->kind == RECORD_PUSH)
+    number_put(file, item->text);
+}
+
+void record_file_gone(struct record_file *file, uint32_t thread, uint64_t ticks, uint64_t address, uint64_t bytes) {
+  from_put(file, thread, ticks);
+  byte_put(file, RECORD_ITEM_GONE);
+  signed_put(file, ticks - file->last.ticks);
+  number_put(file, address);
+  number_put(file, bytes);
+  file->last.ticks = ticks;
+}
+
+void record_file_lost(struct record_file *file, uint64_t count) {
+  item_begin(file, RECORD_ITEM_LOST);
+  number_put(file, count);
+}
+
+void record_file_end(struct record_file *file) {
+  item_begin(file, RECORD_ITEM_END);
+  record_file_flush(file);
+}

@@ -1,0 +1,657 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * Records of whole programs, on plain host memory.  The program is this one: with an argument it does what that says,
+ * and the tests run it so, with MAM_RECORD set, and read the record.
+ */
+#include <check.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <glob.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "bench_record.h"
+#include "mam.h"
+#include "support/record_writer.h"
+#include "support/run_suite.h"
+
+/* ---- The programs ---- */
+
+enum { THREADS = 4, EXCHANGES = 30000, MAILBOXES = 64, SHORT_THREADS = 300, PAIRS = 200000, MANY = 1000000 };
+
+static void *block_of(size_t bytes) {
+  void *block = NULL;
+  if (MAM_CudaMalloc(&block, bytes) != cudaSuccess)
+    _exit(2);
+  return block;
+}
+
+static void free_it(void *block) {
+  if (MAM_CudaFree(block) != cudaSuccess)
+    _exit(3);
+}
+
+static int steps(void) {
+  static const char tag;
+  void *small = block_of(1000), *tagged = NULL, *streamed = NULL, *none = NULL;
+  int stream = 0;
+  MAM_Mark("the middle");
+  if (MAM_CudaMallocTagged(&tagged, 3 << 20, &tag) != cudaSuccess ||
+      MAM_CudaMallocAsync(&streamed, 5000, (cudaStream_t)&stream) != cudaSuccess)
+    return 2;
+  free_it(small);
+  if (MAM_CudaMalloc(&none, (size_t)1 << 60) != cudaErrorMemoryAllocation)
+    return 4;
+  if (MAM_CudaFreeAsync(streamed, (cudaStream_t)&stream) != cudaSuccess || MAM_CudaFree(&stream) == cudaSuccess)
+    return 3;
+  return 0; /* with one block live */
+}
+
+/* Each thread takes what it finds in a mailbox and frees it, and leaves a block of its own. */
+static _Atomic(void *) mailboxes[MAILBOXES];
+
+static void *exchange(void *seed_at) {
+  unsigned seed = (unsigned)(uintptr_t)seed_at;
+  for (int i = 0; i < EXCHANGES; i++) {
+    if (i % 16 == 0)
+      (void)sched_yield();
+    size_t bytes = rand_r(&seed) % 8 == 0 ? (size_t)rand_r(&seed) % (1 << 20) + 1 : (size_t)rand_r(&seed) % 5000 + 1;
+    /* acquire and release: what a block is, for the thread that frees it */
+    free_it(atomic_exchange_explicit(&mailboxes[rand_r(&seed) % MAILBOXES], block_of(bytes), memory_order_acq_rel));
+  }
+  return NULL;
+}
+
+static int threads(void) {
+  pthread_t all[THREADS];
+  for (uintptr_t i = 0; i < THREADS; i++)
+    if (pthread_create(&all[i], NULL, exchange, (void *)(i + 1)) != 0)
+      return 2;
+  for (int i = 0; i < THREADS; i++)
+    pthread_join(all[i], NULL);
+  for (int i = 0; i < MAILBOXES; i++)
+    free_it(mailboxes[i]);
+  return 0;
+}
+
+static void *allocate_once(void *unused) {
+  (void)unused;
+  void *block = block_of(2000);
+  free_it(block_of(100));
+  return block;
+}
+
+static int short_threads(void) {
+  for (int i = 0; i < SHORT_THREADS; i++) {
+    pthread_t thread;
+    void *block;
+    if (pthread_create(&thread, NULL, allocate_once, NULL) != 0 || pthread_join(thread, &block) != 0)
+      return 2;
+    free_it(block);
+  }
+  return 0;
+}
+
+static int forks(void) {
+  int status = -1;
+  void *before = block_of(1000);
+  (void)block_of(2000);
+  pid_t child = fork();
+  if (child == 0) {
+    for (int i = 0; i < 3; i++)
+      (void)block_of(10000);
+    free_it(before); /* of a block that is not in the child's record */
+    exit(0);
+  }
+  if (waitpid(child, &status, 0) != child || status != 0)
+    return 2;
+  free_it(before);
+  return 0;
+}
+
+static int pairs(void) {
+  (void)block_of(1000);
+  for (int i = 0; i < PAIRS; i++)
+    free_it(block_of(3000));
+  return 0;
+}
+
+static int killed(void) {
+  (void)pairs();
+  (void)usleep(300000);
+  free_it(block_of(1 << 20)); /* what comes in the last moments may be lost */
+  return raise(SIGKILL);
+}
+
+static int aborts(void) {
+  (void)pairs();
+  abort();
+}
+
+static int replaces_itself(void) {
+  (void)block_of(1000);
+  (void)usleep(300000);
+  return execl("/proc/self/exe", "record_test", "steps", (char *)NULL);
+}
+
+static void *late;
+__attribute__((destructor(101))) static void last_of_all(void) { /* after the library's own end */
+  if (late != NULL)
+    free_it(late);
+}
+
+static int frees_late(void) {
+  late = block_of(1000);
+  return 0;
+}
+
+static int many(void) {
+  void **blocks = malloc(MANY * sizeof *blocks);
+  for (int i = 0; i < MANY; i++)
+    blocks[i] = block_of(500);
+  for (int i = 0; i < MANY; i++)
+    free_it(blocks[i]);
+  free(blocks);
+  return 0;
+}
+
+/* A pool ends with its blocks; the next one has the addresses again. */
+static int pools(void) {
+  for (int i = 0; i < 10; i++) {
+    if (MAM_Create(8 << 20) != cudaSuccess)
+      return 2;
+    (void)block_of(1000);
+    (void)block_of(3 << 20);
+    if (MAM_Destroy() != cudaSuccess)
+      return 3;
+  }
+  return 0;
+}
+
+static int small_disk(void) {
+  (void)signal(SIGXFSZ, SIG_IGN);
+  if (setrlimit(RLIMIT_FSIZE, &(struct rlimit){200000, 200000}) != 0)
+    return 2;
+  for (int i = 0; i < 60; i++) {
+    unsigned seed = (unsigned)i;
+    for (int j = 0; j < 10000; j++)
+      free_it(block_of((size_t)rand_r(&seed) % 100000 + 1));
+  }
+  return 0;
+}
+
+static int nothing(void) { return 0; }
+
+static const struct program {
+  const char *name;
+  int (*run)(void);
+} programs[] = {{"steps", steps},    {"threads", threads},      {"short threads", short_threads},
+                {"forks", forks},    {"pairs", pairs},          {"killed", killed},
+                {"aborts", aborts},  {"exec", replaces_itself}, {"late", frees_late},
+                {"many", many},      {"pools", pools},          {"small disk", small_disk},
+                {"nothing", nothing}};
+
+/* ---- The tests ---- */
+
+static char folder[64], path[128], said[4096];
+static struct record record;
+
+static void folder_make(void) {
+  (void)snprintf(folder, sizeof folder, "record_test.%ld", (long)getpid());
+  (void)snprintf(path, sizeof path, "%s/record", folder);
+  ck_assert_int_eq(mkdir(folder, 0777), 0);
+}
+
+static size_t files_like(const char *pattern, char *first, size_t first_bytes) {
+  char text[256];
+  glob_t found;
+  (void)snprintf(text, sizeof text, "%s/%s", folder, pattern);
+  size_t count = glob(text, 0, NULL, &found) == 0 ? found.gl_pathc : 0;
+  if (count > 0 && first != NULL)
+    (void)snprintf(first, first_bytes, "%s", found.gl_pathv[0]);
+  globfree(&found);
+  return count;
+}
+
+static void folder_remove(void) {
+  char file[256];
+  while (files_like("*", file, sizeof file) > 0 && unlink(file) == 0)
+    continue;
+  (void)rmdir(folder);
+  record_free(&record);
+}
+
+/* Runs a program and returns its wait status; what it wrote to stderr is in said. */
+static int run(const char *program, const char *record_path) {
+  char errors[128];
+  int status = -1;
+  (void)snprintf(errors, sizeof errors, "%s/said", folder);
+  pid_t child = fork();
+  if (child == 0) {
+    int fd = open(errors, O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    (void)dup2(fd, STDERR_FILENO);
+    (void)setenv("MAM_SOURCE", "host", 1);
+    (void)setenv("MAM_RECORD", record_path, 1);
+    (void)execl("/proc/self/exe", "record_test", program, (char *)NULL);
+    _exit(99);
+  }
+  ck_assert_int_eq(waitpid(child, &status, 0), child);
+  FILE *file = fopen(errors, "r");
+  said[file != NULL ? fread(said, 1, sizeof said - 1, file) : 0] = '\0';
+  if (file != NULL)
+    fclose(file);
+  (void)unlink(errors);
+  return status;
+}
+
+static void read_record(const char *from) {
+  record_free(&record);
+  ck_assert_msg(record_read(&record, from), "%s cannot be read", from);
+}
+
+static size_t count_of(uint32_t kind) {
+  size_t count = 0;
+  for (size_t i = 0; i < record.event_count; i++)
+    count += record.events[i].kind == kind;
+  return count;
+}
+
+static const struct record_event *event_of(uint32_t kind, size_t index) {
+  for (size_t i = 0; i < record.event_count; i++)
+    if (record.events[i].kind == kind && index-- == 0)
+      return &record.events[i];
+  ck_abort_msg("there is no such event");
+  return NULL;
+}
+
+/* Every free is of an allocation, and no address was handed out twice at a time. */
+static void all_frees_known(void) {
+  for (size_t i = 0; i < record.event_count; i++)
+    ck_assert(record.events[i].kind != RECORD_FREE || record.events[i].serial != RECORD_NO_SERIAL);
+}
+
+START_TEST(what_is_asked_for_is_recorded) {
+  ck_assert_int_eq(run("steps", path), 0);
+  ck_assert_str_eq(said, "");
+  read_record(path);
+  ck_assert(!record.cut);
+  ck_assert_ptr_nonnull(strstr(record.command, "steps"));
+  ck_assert_uint_eq(count_of(RECORD_ALLOCATE), 3);
+  ck_assert_uint_eq(count_of(RECORD_REFUSED), 1);
+  ck_assert_uint_eq(count_of(RECORD_FREE), 2); /* and not the one of a variable of the program's */
+  const struct record_event *small = event_of(RECORD_ALLOCATE, 0), *tagged = event_of(RECORD_ALLOCATE, 1),
+                            *streamed = event_of(RECORD_ALLOCATE, 2);
+  ck_assert_uint_eq(small->size, 1000);
+  ck_assert_uint_eq(small->tag, 0);
+  ck_assert_uint_eq(small->stream, 0);
+  ck_assert_uint_eq(tagged->size, 3 << 20);
+  ck_assert_uint_ne(tagged->tag, 0);
+  ck_assert_uint_eq(streamed->size, 5000);
+  ck_assert_uint_eq(streamed->tag, 0);
+  ck_assert_uint_ne(streamed->stream, 0);
+  ck_assert_uint_eq(event_of(RECORD_FREE, 0)->serial, small->serial);
+  ck_assert_uint_eq(event_of(RECORD_FREE, 0)->stream, 0);
+  ck_assert_uint_eq(event_of(RECORD_FREE, 1)->serial, streamed->serial);
+  ck_assert_uint_eq(event_of(RECORD_FREE, 1)->stream, streamed->stream);
+  ck_assert_uint_eq(event_of(RECORD_REFUSED, 0)->size, (uint64_t)1 << 60);
+  const struct record_event *mark = event_of(RECORD_MARK, 0);
+  ck_assert_str_eq(record.texts[mark->text], "the middle");
+  ck_assert(mark > small && mark < tagged);
+  ck_assert_uint_ge(event_of(RECORD_TAKEN, 0)->size, 1000);
+  for (size_t i = 0; i < 3; i++) { /* in this program; the names of static functions are not known */
+    const struct record_site *site = &record.sites[event_of(RECORD_ALLOCATE, i)->site];
+    ck_assert_ptr_nonnull(strstr(site->module, "record_test"));
+    ck_assert_ptr_nonnull(strstr(site->name, "+0x"));
+  }
+  ck_assert_uint_ne(small->site, tagged->site);
+}
+END_TEST
+
+/* The exchanges end with an empty pool, and each block once. */
+START_TEST(blocks_go_from_thread_to_thread) {
+  ck_assert_int_eq(run("threads", path), 0);
+  read_record(path);
+  ck_assert(!record.cut);
+  ck_assert_uint_eq(record.lost_count, 0);
+  ck_assert_uint_eq(count_of(RECORD_ALLOCATE), THREADS * EXCHANGES);
+  ck_assert_uint_eq(count_of(RECORD_FREE), THREADS * EXCHANGES);
+  all_frees_known();
+  size_t by_others = 0;
+  uint32_t *thread_of = calloc(record.allocation_count, sizeof *thread_of);
+  for (size_t i = 0; i < record.event_count; i++)
+    if (record.events[i].kind == RECORD_ALLOCATE)
+      thread_of[record.events[i].serial] = record.events[i].thread;
+    else if (record.events[i].kind == RECORD_FREE)
+      by_others += thread_of[record.events[i].serial] != record.events[i].thread;
+  free(thread_of);
+  ck_assert_uint_gt(by_others, 1000);
+}
+END_TEST
+
+START_TEST(threads_that_end_lose_nothing) {
+  ck_assert_int_eq(run("short threads", path), 0);
+  read_record(path);
+  ck_assert_uint_eq(count_of(RECORD_ALLOCATE), 2 * SHORT_THREADS);
+  ck_assert_uint_eq(count_of(RECORD_FREE), 2 * SHORT_THREADS);
+  ck_assert_uint_ge(record.thread_count, SHORT_THREADS);
+  all_frees_known();
+}
+END_TEST
+
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+START_TEST(a_forked_child_has_a_file_of_its_own) {
+  char child[256];
+  ck_assert_int_eq(run("forks", path), 0);
+  read_record(path);
+  ck_assert(!record.cut);
+  ck_assert_uint_eq(count_of(RECORD_ALLOCATE), 2);
+  ck_assert_uint_eq(count_of(RECORD_FREE), 1);
+  uint64_t parent = record.process;
+  ck_assert_uint_eq(files_like("record.*", child, sizeof child), 1);
+  read_record(child);
+  ck_assert(!record.cut);
+  ck_assert_uint_ne(record.process, parent);
+  ck_assert_uint_eq(count_of(RECORD_ALLOCATE), 3);
+  ck_assert_uint_eq(event_of(RECORD_FREE, 0)->serial, RECORD_NO_SERIAL);
+}
+END_TEST
+#endif
+
+START_TEST(a_killed_program_leaves_its_record) {
+  int status = run("killed", path);
+  ck_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+  read_record(path);
+  ck_assert(record.cut);
+  ck_assert_uint_ge(count_of(RECORD_ALLOCATE), 1 + PAIRS);
+  ck_assert_uint_ge(count_of(RECORD_FREE), PAIRS);
+  all_frees_known();
+}
+END_TEST
+
+START_TEST(so_does_one_that_aborts) {
+  ck_assert(WIFSIGNALED(run("aborts", path)));
+  read_record(path);
+  ck_assert(record.cut);
+  ck_assert_uint_gt(count_of(RECORD_ALLOCATE), PAIRS / 10);
+  all_frees_known();
+}
+END_TEST
+
+START_TEST(after_an_exec_there_is_another_file) {
+  char second[256];
+  ck_assert_int_eq(run("exec", path), 0);
+  read_record(path);
+  ck_assert_uint_eq(count_of(RECORD_ALLOCATE), 1);
+  ck_assert_uint_eq(files_like("record.*", second, sizeof second), 1);
+  read_record(second);
+  ck_assert_uint_eq(count_of(RECORD_ALLOCATE), 3);
+}
+END_TEST
+
+START_TEST(a_free_after_the_end_is_recorded) {
+  ck_assert_int_eq(run("late", path), 0);
+  read_record(path);
+  ck_assert(!record.cut);
+  ck_assert_uint_eq(event_of(RECORD_FREE, 0)->serial, 0);
+}
+END_TEST
+
+START_TEST(a_million_blocks_may_be_live) {
+  struct stat status;
+  ck_assert_int_eq(run("many", path), 0);
+  read_record(path);
+  ck_assert_uint_eq(count_of(RECORD_ALLOCATE), MANY);
+  ck_assert_uint_eq(count_of(RECORD_FREE), MANY);
+  all_frees_known();
+  ck_assert_int_eq(stat(path, &status), 0);
+  ck_assert_int_lt(status.st_size, 12 * 2 * MANY); /* also without zstd */
+}
+END_TEST
+
+START_TEST(the_end_of_a_pool_ends_its_blocks) {
+  ck_assert_int_eq(run("pools", path), 0);
+  read_record(path);
+  ck_assert_uint_eq(count_of(RECORD_ALLOCATE), 20);
+  ck_assert_uint_eq(count_of(RECORD_FREE), 20);
+  size_t live = 0;
+  uint64_t held = 0;
+  for (size_t i = 0; i < record.event_count; i++) {
+    live += record.events[i].kind == RECORD_ALLOCATE;
+    live -= record.events[i].kind == RECORD_FREE;
+    ck_assert_uint_le(live, 2);
+    if (record.events[i].kind == RECORD_TAKEN)
+      held = record.events[i].size;
+  }
+  ck_assert_uint_eq(live, 0);
+  ck_assert_uint_eq(held, 0);
+}
+END_TEST
+
+/* ---- Files ---- */
+
+START_TEST(a_file_that_cannot_be_written_is_said_once) {
+  static const char *const paths[] = {"/dev/full", "/nowhere/at/all", "/"};
+  ck_assert_int_eq(run("pairs", paths[_i]), 0);
+  ck_assert_msg(strncmp(said, "mam: ", 5) == 0 && strstr(said, "no more is recorded\n") != NULL &&
+                    strchr(said, '\n') == said + strlen(said) - 1,
+                "it says: %s", said);
+}
+END_TEST
+
+START_TEST(a_disk_that_fills_up_cuts_the_record) {
+  ck_assert_int_eq(run("small disk", path), 0);
+  ck_assert_ptr_nonnull(strstr(said, "File too large; no more is recorded"));
+  ck_assert_ptr_eq(strchr(said, '\n'), said + strlen(said) - 1);
+  read_record(path);
+  ck_assert(record.cut);
+  ck_assert_uint_gt(count_of(RECORD_ALLOCATE), 100);
+}
+END_TEST
+
+START_TEST(a_record_of_before_is_written_over_and_nothing_else) {
+  ck_assert_int_eq(run("pairs", path), 0);
+  ck_assert_int_eq(run("steps", path), 0);
+  read_record(path);
+  ck_assert_uint_eq(count_of(RECORD_ALLOCATE), 3);
+  ck_assert_uint_eq(files_like("*", NULL, 0), 1);
+  FILE *file = fopen(path, "w");
+  ck_assert_int_ge(fputs("import torch\n", file), 0);
+  fclose(file);
+  ck_assert_int_eq(run("steps", path), 0);
+  ck_assert_ptr_nonnull(strstr(said, "no record, so it is not written over"));
+  struct stat status;
+  ck_assert_int_eq(stat(path, &status), 0);
+  ck_assert_int_eq(status.st_size, 13);
+}
+END_TEST
+
+START_TEST(a_percent_p_is_the_process) {
+  char name[256], first[256];
+  (void)snprintf(name, sizeof name, "%s/a.%%p.rec", folder);
+  ck_assert_int_eq(run("steps", name), 0);
+  ck_assert_uint_eq(files_like("a.*.rec", first, sizeof first), 1);
+  read_record(first);
+  (void)snprintf(name, sizeof name, "%s/a.%llu.rec", folder, (unsigned long long)record.process);
+  ck_assert_str_eq(name, first);
+}
+END_TEST
+
+START_TEST(a_program_without_calls_leaves_no_file) {
+  ck_assert_int_eq(run("nothing", path), 0);
+  ck_assert_str_eq(said, "");
+  ck_assert_uint_eq(files_like("*", NULL, 0), 0);
+}
+END_TEST
+
+/* ---- mam-bench replay ---- */
+
+/* MiB of four blocks, with numbers that can be worked out by hand:
+ *
+ *   A 10, B 20, C 30 are allocated; B is freed; D 8 and E 16 are allocated.  64 are live then, the peak.
+ *
+ * Best fit without an end: D goes into B's hole, E behind C, to 76.  In a chunk of 68: the hole behind C has 8, which
+ * is less than B's 20, so D goes there and E into B's hole.  In one of 66 D goes into B's hole, and E finds no place.
+ */
+static void write_by_hand(void) {
+  struct record_file file;
+  const uint64_t mib = 1 << 20, base = 0x7f0000000000;
+  ck_assert(writer_open(&file, path, NULL));
+  uint32_t one = record_file_thread(&file, "one"), two = record_file_thread(&file, "two");
+  uint32_t layer = record_file_site(&file, "prog", 1, "layer+0x1"),
+           loss = record_file_site(&file, "prog", 2, "loss+0x2");
+  uint32_t epoch = record_file_text(&file, "epoch 1"), pass = record_file_text(&file, "forward");
+  (void)record_file_context(&file, 1, 0);
+  record_file_event(&file, one, &(struct record_item){.kind = RECORD_MARK, .ticks = 500, .text = epoch});
+  writer_allocate(&file, one, 1000, base, 10 * mib, layer);
+  writer_allocate(&file, one, 2000, base + 10 * mib, 20 * mib, layer);
+  writer_allocate(&file, one, 3000, base + 30 * mib, 30 * mib, loss);
+  writer_free(&file, two, 4000, base + 10 * mib);
+  record_file_event(&file, two, &(struct record_item){.kind = RECORD_PUSH, .ticks = 4500, .text = pass});
+  writer_allocate(&file, two, 5000, base + 10 * mib, 8 * mib, loss);
+  writer_allocate(&file, two, 6000, base + 60 * mib, 16 * mib, layer);
+  record_file_event(&file, two, &(struct record_item){.kind = RECORD_POP, .ticks = 6500});
+  writer_free(&file, one, 7000, base);
+  writer_close(&file, 1000000);
+}
+
+static char output[16384];
+
+static int bench(const char *arguments) {
+  char command[512];
+  (void)snprintf(command, sizeof command, "./mam-bench replay %s 2>&1", arguments);
+  FILE *pipe = popen(command, "r");
+  ck_assert_ptr_nonnull(pipe);
+  output[fread(output, 1, sizeof output - 1, pipe)] = '\0';
+  int status = pclose(pipe);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static void says(const char *text) {
+  ck_assert_msg(strstr(output, text) != NULL, "\"%s\" is not in: %s", text, output);
+}
+
+/* The numbers of a rule in the CSV, after its name. */
+static void row_of(const char *rule, double *numbers, size_t count) {
+  char csv[256], line[512];
+  (void)snprintf(csv, sizeof csv, "%s/replay.csv", folder);
+  FILE *file = fopen(csv, "r");
+  ck_assert_ptr_nonnull(file);
+  while (fgets(line, sizeof line, file) != NULL && strncmp(line, rule, strlen(rule)) != 0)
+    continue;
+  fclose(file);
+  char *at = line + strlen(rule);
+  for (size_t i = 0; i < count; i++) {
+    ck_assert_int_eq(*at, ',');
+    numbers[i] = strtod(at + 1, &at);
+  }
+}
+
+START_TEST(a_replay_has_the_numbers_that_a_hand_finds) {
+  enum { CALLS, PEAK, SMALLEST, GROWN, NUMBERS };
+  char arguments[256];
+  double numbers[NUMBERS];
+  const double mib = 1 << 20;
+  write_by_hand();
+  (void)snprintf(arguments, sizeof arguments, "--csv %s %s", folder, path);
+  ck_assert_int_eq(bench(arguments), 0);
+  says("record of process 4711: prog --option");
+  says("5 allocations, 0 refused, 2 threads, 2 call sites");
+  says("peak of live bytes: 64 MiB in 4 blocks, 0.000006 s after the beginning, after the mark \"epoch 1\", in the "
+       "range \"forward\"");
+  says("38 MiB   59.4 %        2 blocks  loss+0x2");
+  says("26 MiB   40.6 %        2 blocks  layer+0x1");
+  says("\nRecommended: ");
+  says("MAM_LIMIT=");
+  row_of("best fit", numbers, NUMBERS);
+  ck_assert_double_eq(numbers[CALLS], 10); /* what is live in the end is freed, too */
+  ck_assert_double_eq(numbers[PEAK], 64 * mib);
+  ck_assert_double_eq(numbers[SMALLEST], 68 * mib);
+  ck_assert_double_eq(numbers[GROWN], 76 * mib);
+  static const char *const rules[] = {"fenced", "stream", "immediate", "tagged"};
+  for (size_t i = 0; i < 4; i++) {
+    row_of(rules[i], numbers, NUMBERS);
+    ck_assert_double_eq(numbers[PEAK], 64 * mib);
+    ck_assert_double_ge(numbers[SMALLEST], 66 * mib);
+    ck_assert_double_le(numbers[SMALLEST], 76 * mib);
+    ck_assert_double_ge(numbers[GROWN], 64 * mib);
+    ck_assert_double_le(numbers[GROWN], 96 * mib);
+  }
+}
+END_TEST
+
+START_TEST(a_replay_refuses_what_is_no_record) {
+  char arguments[256];
+  ck_assert_int_eq(bench(""), 2);
+  says("a record is missing");
+  ck_assert_int_eq(bench("one two"), 2);
+  ck_assert_int_eq(bench("--context x one"), 2);
+  ck_assert_int_eq(bench("/nowhere/at/all"), 1);
+  says("/nowhere/at/all: No such file or directory");
+  ck_assert_int_eq(bench("/dev/null"), 1);
+  says("it is empty");
+  ck_assert_int_eq(bench("Makefile"), 1);
+  says("it is no record");
+  write_by_hand();
+  (void)snprintf(arguments, sizeof arguments, "--context 1 %s", path);
+  ck_assert_int_eq(bench(arguments), 1);
+  says("has no context 1");
+}
+END_TEST
+
+/* A record of a real program: all rules serve it. */
+START_TEST(a_program_s_record_can_be_replayed) {
+  ck_assert_int_eq(run("threads", path), 0);
+  ck_assert_int_eq(bench(path), 0);
+  says("120000 allocations, 0 refused, 5 threads");
+  says("\nRecommended: ");
+}
+END_TEST
+
+int main(int argc, char **argv) {
+  for (size_t i = 0; i < sizeof programs / sizeof programs[0]; i++)
+    if (argc > 1 && strcmp(argv[1], programs[i].name) == 0)
+      return programs[i].run();
+  Suite *suite = suite_create("record");
+  TCase *cases = tcase_create("programs"), *files = tcase_create("files");
+  tcase_set_timeout(cases, 30); /* a million blocks, with all checks */
+  tcase_add_checked_fixture(cases, folder_make, folder_remove);
+  tcase_add_test(cases, what_is_asked_for_is_recorded);
+  tcase_add_test(cases, blocks_go_from_thread_to_thread);
+  tcase_add_test(cases, threads_that_end_lose_nothing);
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) /* these know no child that starts a thread */
+  tcase_add_test(cases, a_forked_child_has_a_file_of_its_own);
+#endif
+  tcase_add_test(cases, a_killed_program_leaves_its_record);
+  tcase_add_test(cases, so_does_one_that_aborts);
+  tcase_add_test(cases, after_an_exec_there_is_another_file);
+  tcase_add_test(cases, a_free_after_the_end_is_recorded);
+  tcase_add_test(cases, a_million_blocks_may_be_live);
+  tcase_add_test(cases, the_end_of_a_pool_ends_its_blocks);
+  suite_add_tcase(suite, cases);
+  tcase_add_checked_fixture(files, folder_make, folder_remove);
+  tcase_add_loop_test(files, a_file_that_cannot_be_written_is_said_once, 0, 3);
+  tcase_add_test(files, a_disk_that_fills_up_cuts_the_record);
+  tcase_add_test(files, a_record_of_before_is_written_over_and_nothing_else);
+  tcase_add_test(files, a_percent_p_is_the_process);
+  tcase_add_test(files, a_program_without_calls_leaves_no_file);
+  suite_add_tcase(suite, files);
+  TCase *replays = tcase_create("replays");
+  tcase_set_timeout(replays, 30); /* each runs several pools */
+  tcase_add_checked_fixture(replays, folder_make, folder_remove);
+  if (access("mam-bench", X_OK) == 0) { /* in a build folder */
+    tcase_add_test(replays, a_replay_has_the_numbers_that_a_hand_finds);
+    tcase_add_test(replays, a_replay_refuses_what_is_no_record);
+    tcase_add_test(replays, a_program_s_record_can_be_replayed);
+  }
+  suite_add_tcase(suite, replays);
+  return run_suite(suite);
+}
