@@ -78,11 +78,11 @@ def run_rank(allocator, rank, port):
     import torch
 
     torch.use_deterministic_algorithms(True)
-    torch.cuda.set_device(rank)
     if allocator == "mam":
         import mam_torch
 
-        mam_torch.enable()
+        mam_torch.enable()  # before PyTorch makes its own allocator, which it does when a device is set
+    torch.cuda.set_device(rank)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.distributed.init_process_group("nccl", rank=rank, world_size=2)
     times, losses = train(torch, rank)

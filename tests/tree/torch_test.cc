@@ -1,15 +1,20 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * tools/pytorch/mam_torch.cc over a library that only writes down what it is asked for: which pool a tensor comes from,
- * how it is freed, when a graph's pool ends.  Built and run by check_pytorch.sh, which needs a C++ compiler and no
- * more.
+ * tools/python/bridge/mam_torch.cc over a library that only writes down what it is asked for: which pool a tensor comes
+ * from, how it is freed, when a graph's pool ends, what is thrown when there is no memory.  Built and run by
+ * check_bridge.sh, which needs a C++ compiler and no more.
  */
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <exception>
 #include <functional>
 #include <map>
 #include <set>
 #include <stdexcept>
+#include <string>
+#include <typeinfo>
 #include <utility>
 
 #include <sys/types.h>
@@ -26,6 +31,48 @@ void mam_torch_begin(int device, PoolId id, std::function<bool(cudaStream_t)> fi
 void mam_torch_end(int device, PoolId id);
 void mam_torch_release(int device, PoolId id);
 int mam_torch_graph_pools();
+void mam_torch_out_of_memory(void *constructor, const std::type_info *type);
+}
+
+/* ---- PyTorch's exceptions, by their shape ------------------------------------------------------------------------ */
+
+static int errors_alive;
+
+namespace c10 {
+struct SourceLocation {
+  const char *function, *file;
+  uint32_t line;
+};
+
+class Error : public std::exception {
+public:
+  Error(SourceLocation where, std::string text);
+  Error(const Error &) = delete;
+  ~Error() override { errors_alive--; }
+  const char *what() const noexcept override { return text_.c_str(); }
+  SourceLocation where() const { return where_; }
+
+private:
+  std::string text_;
+  std::string more_[8];
+  SourceLocation where_;
+};
+
+class OutOfMemoryError : public Error {
+public:
+  OutOfMemoryError(SourceLocation where, std::string text);
+};
+
+Error::Error(SourceLocation where, std::string text) : text_(std::move(text)), where_(where) { errors_alive++; }
+OutOfMemoryError::OutOfMemoryError(SourceLocation where, std::string text) : Error(where, std::move(text)) {}
+} // namespace c10
+
+/* As mam/torch.py finds them. */
+extern "C" {
+void constructor_itself() __asm__(
+    "_ZN3c1016OutOfMemoryErrorC1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE");
+void constructor_of_base() __asm__(
+    "_ZN3c105ErrorC1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE");
 }
 
 /* ---- The library that writes down -------------------------------------------------------------------------------- */
@@ -40,11 +87,12 @@ std::map<void *, mam_pool *> blocks; /* whose each live block is */
 std::set<mam_pool *> pools;
 int brackets, failures_due, plain_frees, async_frees;
 cudaStream_t freed_on;
+cudaError_t failure = cudaErrorMemoryAllocation;
 
 cudaError_t allocate(mam_pool *pool, void **block, size_t size) {
   if (failures_due > 0) {
     failures_due--;
-    return cudaErrorMemoryAllocation;
+    return failure;
   }
   *block = std::malloc(size);
   blocks[*block] = pool;
@@ -97,7 +145,10 @@ cudaError_t MAM_PoolGetInfo(MAM_Pool, MAM_PoolInfo *info) {
   info->limit_bytes = size_t{1} << 30;
   return cudaSuccess;
 }
-cudaError_t MAM_PoolExplain(MAM_Pool, size_t, char **) { return cudaErrorInvalidResourceHandle; }
+cudaError_t MAM_PoolExplain(MAM_Pool, size_t, char **text) {
+  *text = strdup("it is explained");
+  return cudaSuccess;
+}
 cudaError_t MAM_Trim(size_t) { return cudaSuccess; }
 cudaError_t MAM_CaptureBegin(void) {
   brackets++;
@@ -154,9 +205,58 @@ void missing_memory_is_an_exception() {
   failures_due = 1;
   try {
     (void)mam_torch_alloc(100, 0, eager);
+  } catch (const std::runtime_error &error) {
+    thrown = std::string(error.what()).find("out of memory") != std::string::npos;
+  }
+  EXPECT(thrown && blocks.empty());
+}
+
+void missing_memory_is_pytorch_s_exception(void (*constructor)()) {
+  int thrown = 0;
+  mam_torch_out_of_memory(reinterpret_cast<void *>(constructor), &typeid(c10::OutOfMemoryError));
+  for (int i = 0; i < 3; i++) {
+    failures_due = 1;
+    try {
+      (void)mam_torch_alloc(100, 3, eager);
+    } catch (const c10::OutOfMemoryError &error) {
+      EXPECT(errors_alive == 1 && error.where().line > 0 && std::string(error.where().file) == "mam_torch.cc");
+      EXPECT(std::string(error.what()) == "CUDA out of memory on device 3: libmam: there is none\nit is explained");
+      thrown++;
+    }
+    EXPECT(errors_alive == 0);
+    failures_due = 1;
+    try {
+      (void)mam_torch_alloc(100, 0, eager);
+    } catch (const c10::Error &) { /* as what catches any error of PyTorch's */
+      thrown++;
+    }
+    failures_due = 1;
+    std::exception_ptr kept; /* as between threads */
+    try {
+      (void)mam_torch_alloc(100, 0, eager);
+    } catch (...) {
+      kept = std::current_exception();
+    }
+    EXPECT(errors_alive == 1);
+    kept = nullptr;
+    EXPECT(errors_alive == 0);
+  }
+  EXPECT(thrown == 6 && blocks.empty());
+  mam_torch_out_of_memory(nullptr, nullptr);
+}
+
+void other_failures_are_no_lack_of_memory() {
+  bool thrown = false;
+  mam_torch_out_of_memory(reinterpret_cast<void *>(constructor_itself), &typeid(c10::OutOfMemoryError));
+  failures_due = 1;
+  failure = cudaErrorContextIsDestroyed;
+  try {
+    (void)mam_torch_alloc(100, 0, eager);
   } catch (const std::runtime_error &) {
     thrown = true;
   }
+  failure = cudaErrorMemoryAllocation;
+  mam_torch_out_of_memory(nullptr, nullptr);
   EXPECT(thrown && blocks.empty());
 }
 
@@ -233,6 +333,9 @@ int main() {
   tensor_of_several_streams_is_freed_for_all();
   nothing_has_no_memory();
   missing_memory_is_an_exception();
+  missing_memory_is_pytorch_s_exception(constructor_itself);
+  missing_memory_is_pytorch_s_exception(constructor_of_base);
+  other_failures_are_no_lack_of_memory();
   capture_has_a_pool_of_its_own();
   pool_outlives_its_graph_while_a_tensor_does();
   shared_pool_lives_as_long_as_either_graph();

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * What PyTorch's CUDAPluggableAllocator calls, over libmam.  mam_torch.py registers these functions.
+ * What PyTorch's CUDAPluggableAllocator calls, over libmam.  mam/torch.py registers these functions.
  *
- * C++, unlike the rest of the project, for two reasons: PyTorch hands a std::function over, and the only way to tell it
- * that there is no memory is an exception.  It includes nothing of PyTorch or of CUDA, so one build serves any PyTorch
- * that was built with libstdc++.
+ * Out of memory.  PyTorch makes a torch.OutOfMemoryError of its own exception c10::OutOfMemoryError, and a RuntimeError
+ * of any other.  That class is declared nowhere here.  PyTorch's libraries export its constructor and its type, or the
+ * constructor of its base class, and mam/torch.py finds them by name.  So the object is made as a compiler would make
+ * it, in room for several of it, and thrown by the C++ ABI's own function.  Where PyTorch has no such names, such as
+ * one whose std::string is that before C++11, the exception is std::runtime_error.
  *
  * Streams.  PyTorch frees a tensor's memory with the stream that it was allocated on, and means: its last use comes
  * before this in the order of that stream.  So plain tensors are MAM_CudaMallocAsync and MAM_CudaFreeAsync on it.
@@ -22,9 +24,11 @@
  * capture begins, mam_torch_end after it ended, and mam_torch_release when a graph is gone.  The pool ends when the
  * last graph and the last tensor in it are gone.
  */
+#include "bridge.h"
+
 #include <atomic>
-#include <cstdio>
-#include <cstdlib>
+#include <cxxabi.h>
+#include <exception>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -36,9 +40,6 @@
 
 #include <sys/types.h>
 
-#define MAM_NO_CUDA_HEADERS 1
-#include "mam.h"
-
 namespace {
 
 using PoolId = std::pair<unsigned long long, unsigned long long>; /* PyTorch's MempoolId_t */
@@ -46,7 +47,14 @@ using StreamFilter = std::function<bool(cudaStream_t)>;
 
 constexpr int kDevicesMax = 64;
 constexpr size_t kGraphStepBytes = size_t{32} << 20; /* a graph's pool holds at most that much more than it needs */
-constexpr int kErrorUnloading = 4;                   /* the process ends: the driver has gone before the last tensor */
+constexpr size_t kErrorBytes = 1024;                 /* for a c10::Error, which had 136 in PyTorch 2.15 */
+
+/* c10::SourceLocation, and the constructor of a c10::Error: of a class without virtual bases it is a plain function. */
+struct SourceLocation {
+  const char *function, *file;
+  uint32_t line;
+};
+using ErrorConstructor = void (*)(void *error, SourceLocation where, std::string text);
 
 struct GraphPool {
   MAM_Pool pool = nullptr;
@@ -75,6 +83,9 @@ struct State {
   std::unordered_map<void *, Note> notes;
   std::atomic<size_t> capture_count{0}, note_count{0};
   std::atomic<bool> environments[kDevicesMax] = {};
+  /* relaxed wherever they are read: set before PyTorch has the allocator */
+  std::atomic<ErrorConstructor> out_of_memory{nullptr};
+  std::atomic<std::type_info *> out_of_memory_type{nullptr};
 };
 
 /* Never destroyed: Python frees tensors after static objects have gone. */
@@ -83,25 +94,42 @@ State &state() {
   return *the_state;
 }
 
-[[noreturn]] void fail(const char *what, size_t size, int device) {
-  std::string text = std::string("libmam: ") + what + " on device " + std::to_string(device) + ": " + MAM_LastError();
-  char *explanation = nullptr;
-  if (size != 0 && MAM_PoolExplain(nullptr, size, &explanation) == cudaSuccess)
-    text += std::string("\n") + explanation;
-  std::free(explanation);
+/* Every c10::Error is a std::exception first, so its destructor is found as that of one. */
+void error_destroy(void *error) { static_cast<std::exception *>(error)->~exception(); }
+
+[[noreturn]] void throw_out_of_memory(const std::string &text) {
+  ErrorConstructor construct = state().out_of_memory.load(std::memory_order_relaxed);
+  if (construct == nullptr)
+    throw std::runtime_error(text);
+  void *error = abi::__cxa_allocate_exception(kErrorBytes);
+  try {
+    construct(error, {"mam_torch_alloc", "mam_torch.cc", __LINE__}, text);
+  } catch (...) {
+    abi::__cxa_free_exception(error);
+    throw;
+  }
+  abi::__cxa_throw(error, state().out_of_memory_type.load(std::memory_order_relaxed), error_destroy);
+}
+
+/* size: of the tensor that has no memory in the pool, NULL for the default one; 0 if something else failed. */
+[[noreturn]] void fail(cudaError_t error, const char *what, int device, MAM_Pool pool, size_t size) {
+  bool no_memory = error == cudaErrorMemoryAllocation;
+  std::string text = mam_bridge::failure_text(no_memory ? "CUDA out of memory" : what, device, pool, size);
+  if (no_memory)
+    throw_out_of_memory(text);
   throw std::runtime_error(text);
 }
 
 /* The environment is created rather than left to come by itself: it then stays when the program has no tensor. */
 void environment_ensure(int device) {
   if (device < 0 || device >= kDevicesMax)
-    throw std::runtime_error("libmam: no such device: " + std::to_string(device));
+    throw std::runtime_error("libmam: PyTorch asks for memory of device " + std::to_string(device));
   std::atomic<bool> &exists = state().environments[device];
   if (exists.load(std::memory_order_relaxed)) /* a hint; making it twice harms nothing */
     return;
   cudaError_t error = MAM_Create_auto();
   if (error != cudaSuccess && error != cudaErrorAlreadyAcquired)
-    fail("no memory pool", 0, device);
+    fail(error, "no memory pool", device, nullptr, 0);
   exists.store(true, std::memory_order_relaxed);
 }
 
@@ -113,17 +141,19 @@ MAM_Pool graph_pool_create(int device) {
   MAM_PoolInfo info = {};
   MAM_Pool pool = nullptr;
   info.struct_size = sizeof info;
-  if (MAM_PoolGetInfo(nullptr, &info) != cudaSuccess)
-    fail("no memory pool", 0, device);
+  cudaError_t error = MAM_PoolGetInfo(nullptr, &info);
+  if (error != cudaSuccess)
+    fail(error, "no memory pool", device, nullptr, 0);
   options.device = device;
   options.chunk_bytes = kGraphStepBytes;
   options.limit_bytes = info.limit_bytes > kGraphStepBytes ? info.limit_bytes : kGraphStepBytes;
   for (MAM_Source source : {MAM_SOURCE_VMM, MAM_SOURCE_DEVICE}) { /* not every device can map pieces */
     options.source = source;
-    if (MAM_PoolCreate(&pool, &options) == cudaSuccess)
+    error = MAM_PoolCreate(&pool, &options);
+    if (error == cudaSuccess)
       return pool;
   }
-  fail("no memory pool for a graph", 0, device);
+  fail(error, "no memory pool for a graph", device, nullptr, 0);
 }
 
 GraphPool *graph_pool_use(int device, PoolId id) {
@@ -202,8 +232,14 @@ void *graph_allocate(GraphPool *pool, size_t size, int device, cudaStream_t stre
   if (error == cudaErrorMemoryAllocation && MAM_Trim(0) == cudaSuccess) /* what the default pool does not need */
     error = MAM_PoolMallocAsync(pool->pool, &block, size, stream);
   if (error != cudaSuccess) {
+    std::exception_ptr thrown;
+    try { /* first: the pool may end with its block, and what it holds is to be told */
+      fail(error, "no memory for a captured tensor", device, pool->pool, size);
+    } catch (...) {
+      thrown = std::current_exception();
+    }
     graph_pool_block_gone(pool);
-    fail("no memory for a captured tensor", size, device);
+    std::rethrow_exception(thrown);
   }
   note_change(block, [pool](Note &note) { note.pool = pool; });
   return block;
@@ -213,7 +249,13 @@ void *graph_allocate(GraphPool *pool, size_t size, int device, cudaStream_t stre
 
 extern "C" {
 
-/* Throws std::runtime_error if there is no memory. */
+/* How PyTorch's OutOfMemoryError is made, and its std::type_info.  NULL: it is not known. */
+MAM_API void mam_torch_out_of_memory(ErrorConstructor constructor, std::type_info *type) {
+  state().out_of_memory_type.store(type, std::memory_order_relaxed);
+  state().out_of_memory.store(type != nullptr ? constructor : nullptr, std::memory_order_relaxed);
+}
+
+/* Throws PyTorch's OutOfMemoryError if there is no memory. */
 MAM_API void *mam_torch_alloc(ssize_t size, int device, cudaStream_t stream) {
   void *block = nullptr;
   if (size <= 0)
@@ -222,12 +264,12 @@ MAM_API void *mam_torch_alloc(ssize_t size, int device, cudaStream_t stream) {
   if (state().capture_count.load(std::memory_order_acquire) != 0) /* pairs with mam_torch_begin */
     if (GraphPool *pool = graph_pool_of(device, stream))
       return graph_allocate(pool, static_cast<size_t>(size), device, stream);
-  if (MAM_CudaMallocAsync(&block, static_cast<size_t>(size), stream) != cudaSuccess)
-    fail("no memory", static_cast<size_t>(size), device);
+  cudaError_t error = MAM_CudaMallocAsync(&block, static_cast<size_t>(size), stream);
+  if (error != cudaSuccess)
+    fail(error, "no allocation", device, nullptr, static_cast<size_t>(size));
   return block;
 }
 
-/* PyTorch calls it from destructors, so a failure is no exception but a line on stderr. */
 MAM_API void mam_torch_free(void *block, ssize_t, int, cudaStream_t stream) {
   if (block == nullptr)
     return;
@@ -235,8 +277,7 @@ MAM_API void mam_torch_free(void *block, ssize_t, int, cudaStream_t stream) {
   cudaError_t error = note.other_streams ? MAM_CudaFree(block) : MAM_CudaFreeAsync(block, stream);
   if (error != cudaSuccess && !note.other_streams)
     error = MAM_CudaFree(block); /* the stream may be gone; the plain call needs none */
-  if (error != cudaSuccess && error != cudaErrorContextIsDestroyed && static_cast<int>(error) != kErrorUnloading)
-    (void)std::fprintf(stderr, "libmam: a tensor's memory was not freed: %s\n", MAM_LastError());
+  mam_bridge::free_tell(error, "a tensor's memory");
   if (note.pool != nullptr)
     graph_pool_block_gone(note.pool);
 }
@@ -253,9 +294,10 @@ MAM_API void mam_torch_begin(int device, PoolId id, StreamFilter filter) {
   environment_ensure(device);
   std::lock_guard<std::mutex> guard(all.lock);
   GraphPool *pool = graph_pool_use(device, id); /* before the bracket: creating it may take what a capture forbids */
-  if (MAM_CaptureBegin() != cudaSuccess) {
+  cudaError_t error = MAM_CaptureBegin();
+  if (error != cudaSuccess) {
     pool->uses--;
-    fail("no capture", 0, device);
+    fail(error, "no capture", device, nullptr, 0);
   }
   all.captures.push_back({device, id, std::move(filter), pool});
   all.capture_count.store(all.captures.size(), std::memory_order_release);

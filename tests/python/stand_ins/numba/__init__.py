@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: BSD-2-Clause
+"""Numba's interface for memory managers, as far as mam/numba.py uses it."""
