@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: BSD-2-Clause
-"""PyTorch's tensors in libmam's pool."""
+"""PyTorch's tensors and CuPy's arrays in one pool of libmam."""
 # README: begin
-import torch
-import mam_torch
-
-mam_torch.enable()  # before the first CUDA tensor
-print(torch.ones(1000, device="cuda").sum().item())
-torch.cuda.empty_cache()  # gives unused memory back to the driver
+import cupy, mam, torch
+mam.reinitialize(limit="80%")  # if you like
+mam.torch.enable()  # before the first CUDA tensor
+cupy.cuda.set_allocator(mam.cupy_allocator)
+print(torch.ones(1000, device="cuda").sum().item(), cupy.ones(1000).sum(), mam.statistics())
 # README: end
