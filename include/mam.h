@@ -113,6 +113,18 @@ MAM_API cudaError_t MAM_Create(size_t maxSize);
  * that the source gives, at once.  In all other respects this is MAM_Create. */
 MAM_API cudaError_t MAM_Create_auto(void);
 
+/* Creates the environment as MAM_Create(maxSize) does, or as MAM_Create_auto if maxSize is 0, with a source and a limit
+ * in place of the environment variables MAM_SOURCE and MAM_LIMIT.  source and limit have the values of these variables
+ * (mam(7)): "vmm", "chunks", "device", ...; "40G", "50%".  NULL or "" keeps what holds.  After a success they hold for
+ * all default pools that are created later in the process.  On failure they do not, and nothing else has changed.
+ *
+ * The first call of the process that needs a default pool settles whether default pools are in plain host memory
+ * ("host") or not, also if it fails.  A later call cannot change that.
+ *
+ * Errors: those of MAM_Create_auto; cudaErrorInvalidValue if source or limit is not understood; cudaErrorNotSupported
+ * if source would change from plain host memory to another source or back. */
+MAM_API cudaError_t MAM_CreateWith(size_t maxSize, const char *source, const char *limit);
+
 /* Destroys the environment and gives its memory back to the source.  All its blocks end, freed or not.  The call waits
  * for calls of other threads on this environment and for running kernels, as cudaFree does.
  *
@@ -169,7 +181,7 @@ MAM_API cudaError_t MAM_CudaFree(void *ptr);
  * The blocks are those of MAM_CudaMalloc: either free takes blocks of either allocation.
  */
 /* Allocates as MAM_CudaMalloc does, for work on a stream of the current context.  It can reuse memory at once that
- * MAM_CudaFreeAsync freed on the same stream.  It takes a lock each time, also where MAM_CudaMalloc needs none.
+ * MAM_CudaFreeAsync freed on the same stream.
  *
  * If the block's memory was freed on this stream, only work that comes after this call in the order of the stream may
  * use it.  Otherwise any stream may use it at once.  The caller cannot tell which is the case, so use the block on this
@@ -196,7 +208,8 @@ MAM_API cudaError_t MAM_CudaFreeAsync(void *ptr, cudaStream_t stream);
 
 /* Allocates as MAM_CudaMalloc does, for a place in the program that allocates again and again.  If a thread frees a
  * block that it allocated with a tag, the thread keeps the block under that tag.  A later allocation of the same thread
- * with the same tag takes the block back if it is at least as large as size and at most twice as large.
+ * with the same tag takes the block back if it is at least as large as size and at most twice as large.  Blocks of up
+ * to 32 KiB are kept by their size instead, where the pool carves them from slabs (mam(7)).
  *
  * tag is any address.  The library compares it and never reads from it.  NULL means no tag: the call is MAM_CudaMalloc.
  *
@@ -386,6 +399,7 @@ typedef struct MAM_PoolInfo {
   uint64_t stream_hit_count;     /* and blocks in memory that was freed on the same stream */
   uint64_t fence_count;          /* fences (CUDA events) recorded in the pool's context, for all its pools together */
   size_t peak_reserved_bytes;    /* the most that reserved_bytes was */
+  uint64_t source_call_count;    /* times that the pool took memory from its source or gave some back */
 } MAM_PoolInfo;
 
 /* Fills *info.  pool NULL means the default pool of the current context; the call does not create it.  The call stops
@@ -397,7 +411,7 @@ typedef struct MAM_PoolInfo {
  * On failure *info is not written. */
 MAM_API cudaError_t MAM_PoolGetInfo(MAM_Pool pool, MAM_PoolInfo *info);
 
-/* Sets peak_used_bytes and peak_reserved_bytes to what the pool holds at the call.  pool NULL means the default pool,
+/* Sets peak_used_bytes and peak_reserved_bytes to what they count at the call.  pool NULL means the default pool,
  * as for MAM_PoolGetInfo.
  *
  * cudaErrorInvalidResourceHandle  there is no such pool */
@@ -419,6 +433,40 @@ MAM_API cudaError_t MAM_PoolReport(MAM_Pool pool, char **json);
  *
  * pool and errors: as for MAM_PoolReport. */
 MAM_API cudaError_t MAM_PoolExplain(MAM_Pool pool, size_t size, char **text);
+
+/* ---- Records ---- */
+
+/* Writes a mark with this text into the record that MAM_RECORD or mam-run --record asks for (mam-record(5)): where a
+ * phase of the program begins, such as "epoch 3".  Without a record it does nothing.  The text is copied; what is
+ * beyond its first 4096 bytes is left out.
+ *
+ * cudaSuccess             also without a record
+ * cudaErrorInvalidValue   text is NULL */
+MAM_API cudaError_t MAM_Mark(const char *text);
+
+/* ---- Out of memory ---- */
+
+/* What the library asks before an allocation of size bytes fails with cudaErrorMemoryAllocation.  An answer other than
+ * 0 means "again": the library allocates once more.  0 means that the allocation is to fail.  pool is the pool that the
+ * program named, NULL for the default pool of the current context.  attempt is 1 at first and counts the questions
+ * about this allocation.  data is what MAM_SetOutOfMemoryCallback was given.
+ *
+ * The function runs in the thread that allocates, also in several threads at once.  It may call any function of the
+ * library, and MAM_LastError says why the allocation would fail.  What it allocates itself fails without a question. It
+ * has to return: no C++ exception and no longjmp may leave it.  The thread is not cancelled (pthread_cancel) in it. */
+typedef int (*MAM_OutOfMemoryCallback)(MAM_Pool pool, size_t size, unsigned attempt, void *data);
+
+/* Sets the function that the library asks from now on, in place of the one that was set before.  callback NULL: nothing
+ * is asked, as at the start.  It holds for the whole process.
+ *
+ * These functions ask it: MAM_CudaMalloc, MAM_CudaMallocAsync, MAM_CudaMallocTagged, MAM_PoolMalloc,
+ * MAM_PoolMallocAsync and MAM_PoolMallocTagged; about one allocation at most 16 times.  They hold no lock then.
+ *
+ * The call waits until other threads have returned from the former callback, so that its data may be freed afterwards.
+ * So the caller must not hold a lock that the former callback takes.  A call from inside a callback does not wait.
+ *
+ * cudaSuccess                 always */
+MAM_API cudaError_t MAM_SetOutOfMemoryCallback(MAM_OutOfMemoryCallback callback, void *data);
 
 /* Returns a sentence about the last failure that the library met in the calling thread, or "" if it met none.  Read it
  * after a call that failed.  A call that succeeded may have met a failure too and found another way.  The result is

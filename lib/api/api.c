@@ -12,7 +12,9 @@
 #include "api/reaper.h"
 #include "base/cancel.h"
 #include "base/error.h"
+#include "base/last_word.h"
 #include "front/front_quick.h"
+#include "front/front_record.h"
 
 /* ---- The end of the process ---- */
 
@@ -36,6 +38,7 @@ static void report_at_exit(void) {
 __attribute__((destructor)) static void end_of_process(void) {
   NOT_CANCELLED;
   reaper_end();
+  record_end();
   if (getpid() == loaded_by)
     report_at_exit();
 }
@@ -49,6 +52,10 @@ cudaError_t MAM_Create(size_t maxSize) {
 }
 
 cudaError_t MAM_Create_auto(void) { return environment_create(0, "MAM_Create_auto"); }
+
+cudaError_t MAM_CreateWith(size_t maxSize, const char *source, const char *limit) {
+  return environment_create_with(maxSize, source, limit, "MAM_CreateWith");
+}
 
 cudaError_t MAM_Destroy(void) {
   NOT_CANCELLED;
@@ -112,10 +119,18 @@ cudaError_t api_malloc(uint64_t id, bool tried, size_t size, const void *site, c
  * it would cost the quick way more. */
 static __attribute__((noinline)) cudaError_t malloc_slow(void **ptr, size_t size, const void *site) {
   uintptr_t address = 0;
-  uint64_t id = environment_id_quick();
+  unsigned attempts = 0;
+  cudaError_t error;
   if (ptr == NULL)
     return error_set(cudaErrorInvalidValue, "MAM_CudaMalloc: ptr is NULL");
-  cudaError_t error = size == 0 ? malloc_nothing() : api_malloc(id, id != 0, size, site, NULL, &address);
+  if (record_on() && (address = front_record_malloc(size, site, environment_id_kept())) != 0) {
+    *ptr = (void *)address;
+    return cudaSuccess;
+  }
+  do {
+    uint64_t id = environment_id_quick();
+    error = size == 0 ? malloc_nothing() : api_malloc(id, id != 0 && attempts == 0, size, site, NULL, &address);
+  } while (last_word_again(error, NULL, size, &attempts));
   *ptr = (void *)address;
   return error;
 }
@@ -123,7 +138,7 @@ static __attribute__((noinline)) cudaError_t malloc_slow(void **ptr, size_t size
 cudaError_t MAM_CudaMalloc(void **ptr, size_t size) {
   if (ptr == NULL)
     return malloc_slow(ptr, size, __builtin_return_address(0));
-  uintptr_t address = front_malloc_quick(size, __builtin_return_address(0), environment_id_quick());
+  uintptr_t address = front_malloc_quick(front_at_hand, size, __builtin_return_address(0), environment_id_quick());
   if (__builtin_expect(address == 0, false))
     return malloc_slow(ptr, size, __builtin_return_address(0));
   *ptr = (void *)address;
@@ -131,12 +146,21 @@ cudaError_t MAM_CudaMalloc(void **ptr, size_t size) {
 }
 
 cudaError_t MAM_CudaMallocTagged(void **ptr, size_t size, const void *tag) {
+  const void *site = __builtin_return_address(0);
   uintptr_t address = 0;
+  unsigned attempts = 0;
+  cudaError_t error;
   if (ptr == NULL)
     return error_set(cudaErrorInvalidValue, "MAM_CudaMallocTagged: ptr is NULL");
-  cudaError_t error = size == 0
-                          ? malloc_nothing()
-                          : api_malloc(environment_id_quick(), false, size, __builtin_return_address(0), tag, &address);
+  uint64_t id = environment_id_quick();
+  if (size <= SLAB_BLOCK_MOST_BYTES) /* mostly of a slab, whatever its tag */
+    address = front_malloc_quick(front_at_hand, size, site, id);
+  if (address != 0)
+    error = cudaSuccess;
+  else
+    do
+      error = size == 0 ? malloc_nothing() : api_malloc(id, false, size, site, tag, &address);
+    while (last_word_again(error, NULL, size, &attempts));
   *ptr = (void *)address;
   return error;
 }
@@ -153,7 +177,7 @@ static cudaError_t free_finish(cudaError_t error, const struct pool_emptied *emp
   return error == cudaSuccess ? ended : error;
 }
 
-cudaError_t api_free(uintptr_t address, enum front_freed freed) {
+static cudaError_t free_slow(uintptr_t address, enum front_freed freed) {
   NOT_CANCELLED;
   struct pool_emptied emptied;
   cudaError_t error = cudaSuccess;
@@ -164,10 +188,16 @@ cudaError_t api_free(uintptr_t address, enum front_freed freed) {
   return free_finish(error, &emptied);
 }
 
+cudaError_t api_free(uintptr_t address, enum front_freed freed) {
+  if (freed == FRONT_FREED_NOT && record_on())
+    freed = front_record_free(address);
+  return freed == FRONT_FREED ? cudaSuccess : free_slow(address, freed);
+}
+
 cudaError_t MAM_CudaFree(void *ptr) {
   if (ptr == NULL)
     return cudaSuccess;
-  enum front_freed freed = front_free_quick((uintptr_t)ptr);
+  enum front_freed freed = front_free_quick(front_at_hand, (uintptr_t)ptr);
   return __builtin_expect(freed == FRONT_FREED, true) ? cudaSuccess : api_free((uintptr_t)ptr, freed);
 }
 
@@ -266,13 +296,17 @@ cudaError_t MAM_PoolDefault(MAM_Pool *pool) {
 /* From a pool of choice; who is the function's name. */
 static cudaError_t pool_malloc_by(const char *who, MAM_Pool pool, struct front_request *request, void **ptr) {
   uintptr_t address = 0;
-  cudaError_t error = cudaErrorInvalidResourceHandle;
+  unsigned attempts = 0;
+  cudaError_t error;
   if (ptr == NULL)
     return error_set(cudaErrorInvalidValue, "%s: ptr is NULL", who);
   request->pool = pool;
   request->default_id = POOL_ANY_ID;
-  if (pool_is_known(pool))
-    error = request->size == 0 ? pool_usable(pool) : front_malloc(request, &address);
+  do
+    error = !pool_is_known(pool) ? cudaErrorInvalidResourceHandle
+            : request->size == 0 ? pool_usable(pool)
+                                 : front_malloc(request, &address);
+  while (last_word_again(error, pool, request->size, &attempts));
   *ptr = (void *)address;
   if (error == cudaSuccess && pool_to_be_watched(pool))
     reaper_watch(pool);
@@ -313,10 +347,23 @@ static cudaError_t stream_name(cudaStream_t handle, struct mam_pool *pool, uint6
 
 /* The pool's, or the default one's. */
 static cudaError_t stream_malloc(struct front_request *request, cudaStream_t handle, uintptr_t *address) {
-  struct context_stream stream;
+  struct front_stream stream = {.handle = (CUstream)handle};
   bool entered;
-  cudaError_t error = stream_name(handle, request->pool, request->default_id, &stream, &entered);
-  return error == cudaSuccess ? front_malloc_stream(request, stream, address) : error;
+  cudaError_t error = stream_name(handle, request->pool, request->default_id, &stream.name, &entered);
+  request->stream = &stream;
+  if (error == cudaSuccess)
+    error = front_malloc(request, address);
+  request->stream = NULL;
+  return error;
+}
+
+/* What the thread has at hand for a stream, whether calls are recorded or not; 0 if nothing. */
+static inline uintptr_t malloc_on_quick(struct mam_pool *pool, uint64_t id, size_t size, const void *site,
+                                        cudaStream_t stream) {
+  uintptr_t address = front_malloc_on_quick(front_at_hand, pool, id, size, site, (CUstream)stream);
+  return __builtin_expect(address == 0, false) && record_on()
+             ? front_record_malloc_on(pool, id, size, site, (CUstream)stream)
+             : address;
 }
 
 cudaError_t MAM_PoolMallocAsync(MAM_Pool pool, void **ptr, size_t size, cudaStream_t stream) {
@@ -324,11 +371,20 @@ cudaError_t MAM_PoolMallocAsync(MAM_Pool pool, void **ptr, size_t size, cudaStre
   struct front_request request = {
       .pool = pool, .default_id = POOL_ANY_ID, .size = size, .site = __builtin_return_address(0)};
   uintptr_t address = 0;
-  cudaError_t error = cudaErrorInvalidResourceHandle;
+  unsigned attempts = 0;
+  cudaError_t error;
   if (ptr == NULL)
     return error_set(cudaErrorInvalidValue, "MAM_PoolMallocAsync: ptr is NULL");
   if (pool_is_known(pool))
-    error = size == 0 ? pool_usable(pool) : stream_malloc(&request, stream, &address);
+    address = malloc_on_quick(pool, POOL_ANY_ID, size, request.site, stream);
+  if (address != 0)
+    error = cudaSuccess;
+  else
+    do
+      error = !pool_is_known(pool) ? cudaErrorInvalidResourceHandle
+              : size == 0          ? pool_usable(pool)
+                                   : stream_malloc(&request, stream, &address);
+    while (last_word_again(error, pool, size, &attempts));
   *ptr = (void *)address;
   reaper_look_grown();
   return error == cudaErrorInvalidResourceHandle ? refuse_handle("MAM_PoolMallocAsync") : error;
@@ -352,9 +408,17 @@ static cudaError_t environment_malloc_stream(struct front_request *request, cuda
 cudaError_t MAM_CudaMallocAsync(void **ptr, size_t size, cudaStream_t stream) {
   struct front_request request = {.size = size, .site = __builtin_return_address(0)};
   uintptr_t address = 0;
+  unsigned attempts = 0;
+  cudaError_t error;
   if (ptr == NULL)
     return error_set(cudaErrorInvalidValue, "MAM_CudaMallocAsync: ptr is NULL");
-  cudaError_t error = size == 0 ? malloc_nothing() : environment_malloc_stream(&request, stream, &address);
+  address = malloc_on_quick(NULL, environment_id_quick(), size, request.site, stream);
+  if (address != 0)
+    error = cudaSuccess;
+  else
+    do
+      error = size == 0 ? malloc_nothing() : environment_malloc_stream(&request, stream, &address);
+    while (last_word_again(error, NULL, size, &attempts));
   *ptr = (void *)address;
   return error;
 }
@@ -362,23 +426,33 @@ cudaError_t MAM_CudaMallocAsync(void **ptr, size_t size, cudaStream_t stream) {
 static cudaError_t free_by_rule(void *ptr, MAM_Reuse reuse, cudaStream_t handle) {
   NOT_CANCELLED;
   struct pool_emptied emptied = {0};
-  struct context_stream stream = {0};
+  struct front_stream stream = {.handle = (CUstream)handle};
   bool entered = true;
   cudaError_t error = cudaSuccess;
   struct mam_pool *pool = front_pool_of((uintptr_t)ptr);
   if (pool == NULL)
     return pool_refuse_free((uintptr_t)ptr, false);
   if (reuse == MAM_REUSE_STREAM)
-    error = stream_name(handle, pool, POOL_ANY_ID, &stream, &entered);
+    error = stream_name(handle, pool, POOL_ANY_ID, &stream.name, &entered);
   if (!entered)
     return MAM_CudaFree(ptr); /* which knows what to answer */
   if (error == cudaSuccess)
-    error = front_free_reuse((uintptr_t)ptr, reuse, stream, &emptied);
+    error = reuse == MAM_REUSE_STREAM ? front_free_on((uintptr_t)ptr, &stream, &emptied)
+                                      : front_free_reuse((uintptr_t)ptr, reuse, &emptied);
   return free_finish(error, &emptied);
 }
 
 cudaError_t MAM_CudaFreeAsync(void *ptr, cudaStream_t stream) {
-  return ptr == NULL ? cudaSuccess : free_by_rule(ptr, MAM_REUSE_STREAM, stream);
+  if (ptr == NULL)
+    return cudaSuccess;
+  enum front_freed freed = front_free_on_quick(front_at_hand, (uintptr_t)ptr, (CUstream)stream);
+  if (__builtin_expect(freed == FRONT_FREED, true))
+    return cudaSuccess;
+  if (freed == FRONT_FREED_NOT && record_on())
+    freed = front_record_free_on((uintptr_t)ptr, (CUstream)stream);
+  if (freed == FRONT_FREED)
+    return cudaSuccess;
+  return freed == FRONT_FREED_ZERO ? api_free((uintptr_t)ptr, freed) : free_by_rule(ptr, MAM_REUSE_STREAM, stream);
 }
 
 cudaError_t MAM_CudaFreeReuse(void *ptr, MAM_Reuse reuse) {
@@ -500,6 +574,11 @@ cudaError_t MAM_PoolExplain(MAM_Pool pool, size_t size, char **text) {
   pool = pool_asked(pool, &id);
   cudaError_t error = pool != NULL ? pool_explain(pool, id, size, text) : cudaErrorInvalidResourceHandle;
   return error == cudaErrorInvalidResourceHandle ? refuse_handle("MAM_PoolExplain") : error;
+}
+
+cudaError_t MAM_SetOutOfMemoryCallback(MAM_OutOfMemoryCallback callback, void *data) {
+  last_word_set(callback, data);
+  return cudaSuccess;
 }
 
 const char *MAM_LastError(void) { return error_last(); }

@@ -7,11 +7,20 @@
 #include "api/environment.h"
 #include "base/cancel.h"
 #include "front/front_quick.h"
+#include "front/front_record.h"
 #include "front/slab.h"
 #include "pool/chunk_map.h"
 #include "pool/pool_inside.h"
 
 const void *const slab_exact = &mam_driver_detour;
+
+/* ---- Options ---- */
+
+static cudaError_t client_options(struct options_preload *options) {
+  const struct options *pools;
+  cudaError_t error = environment_options(&pools);
+  return error == cudaSuccess ? options_read_preload(options) : error;
+}
 
 /* ---- Allocating and freeing ---- */
 
@@ -23,17 +32,19 @@ static cudaError_t client_malloc_slow(size_t size, const void *site, uint64_t id
   if (error != cudaSuccess)
     return error;
   id = tried ? id : environment_id_quick();
+  if (tried && record_on() && (*address = front_record_malloc(size, site, id)) != 0)
+    return cudaSuccess;
   return id != 0 ? api_malloc(id, tried, size, site, NULL, address) : cudaErrorInvalidResourceHandle;
 }
 
 static cudaError_t client_malloc(size_t size, const void *site, uintptr_t *address) {
   uint64_t id = environment_id_quick();
-  *address = front_malloc_quick(size, site, id);
+  *address = front_malloc_quick(front_at_hand, size, site, id);
   return __builtin_expect(*address != 0, true) ? cudaSuccess : client_malloc_slow(size, site, id, address);
 }
 
 static bool client_free(uintptr_t address, cudaError_t *error) {
-  enum front_freed freed = front_free_quick(address);
+  enum front_freed freed = front_free_quick(front_at_hand, address);
   if (freed > FRONT_FREED_ZERO && front_pool_of(address) == NULL)
     return false;
   *error = freed == FRONT_FREED ? cudaSuccess : api_free(address, freed);
@@ -149,6 +160,12 @@ static size_t available_bytes(size_t *used_bytes) {
   return held > info.used_bytes ? held - info.used_bytes : 0;
 }
 
+static uint64_t moves(void) {
+  uint64_t id;
+  struct mam_pool *pool = pool_of_context(NULL, &id);
+  return pool != NULL ? pool_moves(pool) : 0;
+}
+
 /* ---- Sources and contexts ---- */
 
 static bool source_is_device_memory(void) {
@@ -241,6 +258,7 @@ static void totals(struct client_totals *sum) {
     sum->waits += info.synchronize_count;
     sum->held_bytes += info.reserved_bytes;
     sum->used_bytes += info.used_bytes;
+    sum->waiting_bytes += info.waiting_bytes;
     sum->peak_used_bytes += info.peak_used_bytes;
     sum->pools++;
   }
@@ -248,7 +266,7 @@ static void totals(struct client_totals *sum) {
 }
 
 const struct client mam_client = {.struct_size = sizeof(struct client),
-                                  .options = options_read_preload,
+                                  .options = client_options,
                                   .list_has = options_list_has,
                                   .chunks_set = environment_client_chunks_set,
                                   .source_is_device = source_is_device_memory,
@@ -258,6 +276,7 @@ const struct client mam_client = {.struct_size = sizeof(struct client),
                                   .block_at = block_at,
                                   .chunk_at = chunk_at,
                                   .available_bytes = available_bytes,
+                                  .moves = moves,
                                   .give_back = give_back,
                                   .wait_begin = wait_begin,
                                   .wait_end = reuse_wait_end,

@@ -33,15 +33,16 @@ struct client_block {
  * the peak. */
 struct client_totals {
   uint64_t mallocs, hits, waits; /* hits: allocations that a thread served from what it keeps */
-  size_t held_bytes, used_bytes, peak_used_bytes;
+  size_t held_bytes, used_bytes, waiting_bytes, peak_used_bytes;
   unsigned pools;
 };
 
 struct client {
   size_t struct_size;
 
-  cudaError_t (*options)(struct options_preload *options); /* options_read_preload and options_list_has */
-  bool (*list_has)(const char *list, const char *text);
+  /* As options_read_preload; refuses wrong options of pools, too. */
+  cudaError_t (*options)(struct options_preload *options);
+  bool (*list_has)(const char *list, const char *text); /* options_list_has */
 
   /* From now on a default pool that comes by itself takes chunks of so many bytes by cuMemAlloc, and further ones as it
    * grows, unless MAM_SOURCE names a source; it stays when its last block is freed.  0: as without a client. */
@@ -65,6 +66,10 @@ struct client {
 
   /* What the current context's pool could hand out, or will when the GPU is done; and what it has handed out. */
   size_t (*available_bytes)(size_t *used_bytes);
+
+  /* How often that pool has taken memory from the driver or given some back.  While it does, its memory is neither the
+   * driver's nor the pool's: waits for the end of that, for a second at most. */
+  uint64_t (*moves)(void);
 
   /* Has every pool on a device give back what it does not need; waits: after the GPU is done with what was freed.
    * Whether one gave something. */

@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/locked.h"
+#include "base/record.h"
 #include "front/front.h"
 
 /* The id of the one default pool on plain host memory; a context's is a small number or a handle. */
@@ -47,14 +48,17 @@ static void watches_forget(void) {
 static void before_fork(void) {
   pthread_mutex_lock(&environment_lock);
   pool_before_fork();
+  record_before_fork(); /* last: a thread may record under any lock */
 }
 
 static void after_fork_in_parent(void) {
+  record_after_fork(false);
   pool_after_fork(false);
   pthread_mutex_unlock(&environment_lock);
 }
 
 static void after_fork_in_child(void) {
+  record_after_fork(true);
   environment_reaper.runs = false;
   watches_forget();
   endings = NULL; /* they were other threads' */
@@ -64,6 +68,7 @@ static void after_fork_in_child(void) {
 }
 
 static void set_up(void) {
+  record_set_up();
   conditions_set_up();
   front_set_up();
   (void)pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
@@ -85,27 +90,89 @@ void environment_exit(void) { pthread_mutex_unlock(&environment_lock); }
 
 /* ---- Options, a client's chunks, watches ---- */
 
-/* No lock, which a fork could leave taken: of several threads that get here, the first to publish wins. */
-cudaError_t environment_options(const struct options **options) {
-  static _Atomic(struct options *) published;
-  /* acquire: the options; pairs with the release below */
-  struct options *known = atomic_load_explicit(&published, memory_order_acquire), *mine;
-  *options = known;
-  if (known != NULL)
-    return cudaSuccess;
-  mine = malloc(sizeof *mine);
-  if (mine == NULL)
+/* What default pools are made by.  Former ones stay: another thread may still read them. */
+struct published {
+  struct options options;
+  struct published *former;
+};
+static _Atomic(struct published *) published;
+
+static cudaError_t published_new(const struct options *options, struct published *former, struct published **made) {
+  *made = malloc(sizeof **made);
+  if (*made == NULL)
     return error_set(cudaErrorMemoryAllocation, "the host has no memory for the options");
-  cudaError_t error = options_read(mine);
-  if (error != cudaSuccess) {
-    free(mine);
+  **made = (struct published){*options, former};
+  return cudaSuccess;
+}
+
+/* No lock, which a fork could leave taken: of several threads that get here, the first to publish wins. */
+static cudaError_t options_publish_first(const struct options *first, const struct options **options) {
+  struct published *known = NULL, *mine;
+  cudaError_t error = published_new(first, NULL, &mine);
+  if (error != cudaSuccess)
     return error;
-  }
-  /* release: publishes the options; acquire on failure: reads the winner's.  Pairs with the load above. */
+  /* release: publishes the options; acquire on failure: reads the winner's.  Pairs with the loads of published. */
   if (!atomic_compare_exchange_strong_explicit(&published, &known, mine, memory_order_acq_rel, memory_order_acquire))
     free(mine);
-  *options = known != NULL ? known : mine;
+  *options = known != NULL ? &known->options : &mine->options;
   return cudaSuccess;
+}
+
+cudaError_t environment_options(const struct options **options) {
+  struct options mine;
+  /* acquire: the options; pairs with the release of whoever published them */
+  struct published *known = atomic_load_explicit(&published, memory_order_acquire);
+  if (known != NULL) {
+    *options = &known->options;
+    return cudaSuccess;
+  }
+  *options = NULL;
+  cudaError_t error = options_read(&mine);
+  return error == cudaSuccess ? options_publish_first(&mine, options) : error;
+}
+
+/* The options with a source and a limit of the caller's in place of theirs.  Whether the default pool is in plain host
+ * memory is settled by what is published first, and stays: every call that means a default pool has to find the same.
+ */
+static cudaError_t options_with(const char *source, const char *limit, struct options *wanted) {
+  const struct options *held = NULL;
+  struct options before;
+  /* acquire: as in environment_options */
+  struct published *known = atomic_load_explicit(&published, memory_order_acquire);
+  cudaError_t error = cudaSuccess;
+  if (known != NULL)
+    before = known->options;
+  else
+    error = options_read(&before);
+  if (error != cudaSuccess)
+    return error;
+  *wanted = before;
+  error = options_change(wanted, source, limit);
+  if (error != cudaSuccess)
+    return error;
+  bool settles = (before.source == MAM_SOURCE_HOST) != (wanted->source == MAM_SOURCE_HOST);
+  error = known == NULL ? options_publish_first(settles ? wanted : &before, &held) : environment_options(&held);
+  if (error == cudaSuccess && (held->source == MAM_SOURCE_HOST) != (wanted->source == MAM_SOURCE_HOST))
+    return error_set(cudaErrorNotSupported,
+                     held->source == MAM_SOURCE_HOST
+                         ? "the default pool of this process is in plain host memory, which its first use settled"
+                         : "the default pool of this process is not in plain host memory, which its first use settled: "
+                           "set MAM_SOURCE=host in the environment");
+  return error;
+}
+
+/* From now on default pools are made by these.  The lock orders the threads that publish. */
+static void options_publish_locked(const struct options *wanted) {
+  lock_held(&environment_lock);
+  /* relaxed: published by this lock's holders, or by the thread that found none before */
+  struct published *former = atomic_load_explicit(&published, memory_order_relaxed), *mine;
+  const struct options *held = &former->options;
+  if (held->source == wanted->source && held->source_is_auto == wanted->source_is_auto &&
+      held->source_in_chunks == wanted->source_in_chunks && held->limit_bytes == wanted->limit_bytes &&
+      held->limit_percent == wanted->limit_percent)
+    return;
+  if (published_new(wanted, former, &mine) == cudaSuccess)
+    atomic_store_explicit(&published, mine, memory_order_release); /* pairs with the loads of published */
 }
 
 /* relaxed: a number for itself, set before the first allocation of the client that sets it */
@@ -148,6 +215,28 @@ static CUresult ask_handle(CUcontext current, unsigned long long *id) {
 
 _Atomic(environment_ask *) environment_asked = ask_nobody;
 
+/* How a process asks that makes a record, which needs the answer twice. */
+static environment_ask *_Atomic asked_for_record;
+static __thread __attribute__((tls_model("initial-exec"))) uint64_t id_kept;
+
+static CUresult ask_and_keep(CUcontext current, unsigned long long *id) {
+  /* relaxed: it was stored before this function was published */
+  CUresult result = atomic_load_explicit(&asked_for_record, memory_order_relaxed)(current, id);
+  id_kept = result == CUDA_SUCCESS ? *id : 0;
+  return result;
+}
+
+uint64_t environment_id_kept(void) { return id_kept; }
+
+static void ask_from_now_on(environment_ask *ask) {
+  if (record_on()) {
+    atomic_store_explicit(&asked_for_record, ask, memory_order_relaxed);
+    ask = ask_and_keep;
+  }
+  /* release: pairs with the acquire in environment_id_quick */
+  atomic_store_explicit(&environment_asked, ask, memory_order_release);
+}
+
 cudaError_t environment_id_now(uint64_t *id) {
   const struct options *options;
   const struct driver *driver;
@@ -156,15 +245,14 @@ cudaError_t environment_id_now(uint64_t *id) {
     return error;
   if (options->source == MAM_SOURCE_HOST) {
     *id = HOST_DEFAULT_ID;
-    atomic_store_explicit(&environment_asked, ask_host, memory_order_release);
+    ask_from_now_on(ask_host);
     return cudaSuccess;
   }
   error = driver_get(&driver);
   if (error != cudaSuccess)
     return error;
   *id = context_current_id(driver);
-  atomic_store_explicit(&environment_asked, driver->cuCtxGetId != NULL ? driver->cuCtxGetId : ask_handle,
-                        memory_order_release);
+  ask_from_now_on(driver->cuCtxGetId != NULL ? driver->cuCtxGetId : ask_handle);
   return cudaSuccess;
 }
 
@@ -340,10 +428,12 @@ struct plan {
   struct pool_config config;
 };
 
-/* bytes 0: all there are.  On failure there is nothing to close. */
-static cudaError_t environment_plan(size_t bytes, bool lazy, struct plan *plan) {
+/* bytes 0: all there are.  wanted NULL: what is published.  On failure there is nothing to close. */
+static cudaError_t environment_plan(size_t bytes, bool lazy, const struct options *wanted, struct plan *plan) {
   enum environment_way way = WAY_WHOLE;
-  cudaError_t error = environment_options(&plan->options);
+  cudaError_t error = wanted == NULL ? environment_options(&plan->options) : cudaSuccess;
+  if (wanted != NULL)
+    plan->options = wanted;
   plan->lazy = lazy;
   if (error == cudaSuccess)
     error = environment_source(plan->options, bytes, &plan->source, &way);
@@ -401,19 +491,32 @@ static cudaError_t environment_create_locked(struct plan *plan, struct mam_pool 
   return error;
 }
 
-cudaError_t environment_create(size_t bytes, const char *who) {
-  NOT_CANCELLED;
+static cudaError_t create_as(size_t bytes, const struct options *wanted, const char *who) {
   struct mam_pool *pool;
   struct plan plan;
-  cudaError_t error = environment_plan(bytes, false, &plan);
+  cudaError_t error = environment_plan(bytes, false, wanted, &plan);
   if (error != cudaSuccess)
     return error;
   environment_enter();
   error = environment_create_locked(&plan, &pool);
+  if (error == cudaSuccess && wanted != NULL)
+    options_publish_locked(wanted);
   environment_exit();
   if (error == cudaErrorAlreadyAcquired)
     return error_set(error, "%s: this context has an environment already", who);
   return error;
+}
+
+cudaError_t environment_create(size_t bytes, const char *who) {
+  NOT_CANCELLED;
+  return create_as(bytes, NULL, who);
+}
+
+cudaError_t environment_create_with(size_t bytes, const char *source, const char *limit, const char *who) {
+  NOT_CANCELLED;
+  struct options wanted;
+  cudaError_t error = options_with(source, limit, &wanted);
+  return error == cudaSuccess ? create_as(bytes, &wanted, who) : error;
 }
 
 cudaError_t environment_get(struct mam_pool **pool, uint64_t *id, uint64_t *created) {
@@ -425,7 +528,7 @@ cudaError_t environment_get(struct mam_pool **pool, uint64_t *id, uint64_t *crea
   *pool = *id != 0 ? pool_find_default(*id) : NULL;
   if (*pool != NULL)
     return cudaSuccess;
-  error = environment_plan(0, true, &plan);
+  error = environment_plan(0, true, NULL, &plan);
   if (error != cudaSuccess)
     return error;
   *id = plan.config.default_id;

@@ -47,7 +47,8 @@ struct watch *environment_watch_locked(struct mam_pool *pool);
 /* Once, before the first pool: also when the library is loaded. */
 void environment_set_up(void);
 
-/* The options, read at the first use and never again.  A mistake in them is not remembered. */
+/* The options: the variables', read at the first use and never again, or those of environment_create_with.  A mistake
+ * in them is not remembered. */
 cudaError_t environment_options(const struct options **options);
 
 /* A client's chunks (client.h): 0 without a client. */
@@ -69,6 +70,9 @@ static inline uint64_t environment_id_quick(void) {
   return __builtin_expect(result == CUDA_SUCCESS, true) ? id : 0;
 }
 
+/* Where calls are recorded: what environment_id_quick has told the thread last. */
+uint64_t environment_id_kept(void);
+
 /* The id of the default pool that the calling thread means now; 0 if it has no current context that lives. */
 cudaError_t environment_id_now(uint64_t *id);
 
@@ -83,6 +87,10 @@ cudaError_t environment_get(struct mam_pool **pool, uint64_t *id, uint64_t *crea
 
 /* bytes: 0 for all there are.  who: the public function that asks. */
 cudaError_t environment_create(size_t bytes, const char *who);
+
+/* The same with a source and a limit in place of the options' own; NULL keeps theirs.  After a success they are the
+ * options'. */
+cudaError_t environment_create_with(size_t bytes, const char *source, const char *limit, const char *who);
 
 /* Ends the environment if it is still the one that is meant and, if only_if_empty, lazy and without a live block.  The
  * lock is left while the memory goes back: that waits for the GPU, and no other thread has to. */

@@ -54,10 +54,9 @@ static bool calm_is_quiet(const struct pool_calm *before, const struct pool_calm
 }
 
 /* How much of what it holds a pool is to keep. */
-static size_t calm_keep_bytes(const struct mam_pool *pool, const struct pool_calm *before,
-                              const struct pool_calm *now) {
+static size_t calm_keep_bytes(const struct pool_calm *before, const struct pool_calm *now) {
   size_t keep_bytes = SIZE_MAX;
-  if (pool->config.yields)
+  if (now->yields)
     keep_bytes = now->used_bytes > before->used_bytes ? now->used_bytes : before->used_bytes;
   else if (calm_is_quiet(before, now))
     keep_bytes = now->used_bytes + CALM_KEPT_BYTES;
@@ -73,8 +72,8 @@ static void calm_look_locked(struct mam_pool *pool) {
     return;
   }
   const struct pool_calm now = pool->watch->calm;
-  size_t keep_bytes = calm_keep_bytes(pool, &before, &now);
-  if (keep_bytes == now.reserved_bytes && calm_is_quiet(&before, &now) && !pool->config.yields)
+  size_t keep_bytes = calm_keep_bytes(&before, &now);
+  if (keep_bytes == now.reserved_bytes && calm_is_quiet(&before, &now) && !now.yields)
     calm_double(&pool->watch->calm_idle);
   calm_look_later(pool);
   if (keep_bytes == now.reserved_bytes)

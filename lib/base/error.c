@@ -3,10 +3,11 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/option_text.h"
 
-static _Thread_local char last_error[256];
+static _Thread_local char last_error[ERROR_SENTENCE_BYTES];
 
 cudaError_t error_set(cudaError_t code, const char *format, ...) {
   va_list arguments;
@@ -19,3 +20,5 @@ cudaError_t error_set(cudaError_t code, const char *format, ...) {
 }
 
 const char *error_last(void) { return last_error; }
+
+void error_restore(const char *sentence) { memcpy(last_error, sentence, sizeof last_error); }

@@ -13,7 +13,11 @@
 /* Records the sentence for this thread and returns code, so that callers can write: return error_set(code, ...). */
 cudaError_t error_set(cudaError_t code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* The sentence last recorded in this thread, "" if none. */
+/* The sentence last recorded in this thread, "" if none; in an array of ERROR_SENTENCE_BYTES. */
+enum { ERROR_SENTENCE_BYTES = 256 };
 const char *error_last(void);
+
+/* Makes a copy of that array the thread's last sentence again. */
+void error_restore(const char *sentence);
 
 #endif

@@ -17,13 +17,16 @@ static cudaError_t option_refuse(enum option_index index) {
                    option_text(index), option_table[index].values);
 }
 
-/* The position of the option's text among names, -1 if it is none of them. */
-static int option_choice(enum option_index index, const char *const names[], int count) {
-  const char *text = option_text(index);
+/* The position of the text among names, -1 if it is none of them. */
+static int text_choice(const char *text, const char *const names[], int count) {
   for (int i = 0; i < count; i++)
     if (strcmp(text, names[i]) == 0)
       return i;
   return -1;
+}
+
+static int option_choice(enum option_index index, const char *const names[], int count) {
+  return text_choice(option_text(index), names, count);
 }
 
 static unsigned unit_shift(char unit) {
@@ -43,8 +46,7 @@ static unsigned unit_shift(char unit) {
 }
 
 /* Decimal digits and at most one of the units; *end is what comes after them. */
-static bool option_number(enum option_index index, size_t *number, char **end) {
-  const char *text = option_text(index);
+static bool text_number(const char *text, size_t *number, char **end) {
   if (*text < '0' || *text > '9')
     return false;
   errno = 0;
@@ -59,20 +61,20 @@ static bool option_number(enum option_index index, size_t *number, char **end) {
 
 static bool option_bytes(enum option_index index, size_t *bytes) {
   char *end;
-  return option_number(index, bytes, &end) && *end == '\0';
+  return text_number(option_text(index), bytes, &end) && *end == '\0';
 }
 
 /* Bytes, or a percentage; neither is 0. */
-static bool option_limit(enum option_index index, size_t *bytes, unsigned *percent) {
+static bool text_limit(const char *text, struct options *options) {
   size_t number;
   char *end;
-  if (!option_number(index, &number, &end) || number == 0)
+  if (!text_number(text, &number, &end) || number == 0)
     return false;
   bool is_percent = strcmp(end, "%") == 0 && end[-1] >= '0' && end[-1] <= '9' && number <= 100;
   if (*end != '\0' && !is_percent)
     return false;
-  *bytes = is_percent ? 0 : number;
-  *percent = is_percent ? (unsigned)number : 0;
+  options->limit_bytes = is_percent ? 0 : number;
+  options->limit_percent = is_percent ? (unsigned)number : 0;
   return true;
 }
 
@@ -81,6 +83,14 @@ static bool option_limit(enum option_index index, size_t *bytes, unsigned *perce
 enum { SOURCE_AUTO = MAM_SOURCE_VMM + 1, SOURCE_CHUNKS, SOURCE_COUNT };
 static const char *const source_names[] = {"device", "pinned", "managed", "host", "vmm", "auto", "chunks"};
 static const char *const reuse_names[] = {"fenced", "immediate", "stream"};
+
+static bool text_source(const char *text, struct options *options) {
+  int source = text_choice(text, source_names, SOURCE_COUNT);
+  options->source = source >= SOURCE_AUTO ? MAM_SOURCE_DEVICE : (MAM_Source)source;
+  options->source_is_auto = source == SOURCE_AUTO;
+  options->source_in_chunks = source == SOURCE_CHUNKS;
+  return source >= 0;
+}
 
 /* ---- Variables that the library does not know ---- */
 
@@ -120,35 +130,42 @@ static void unknown_tell(void) {
 cudaError_t options_read(struct options *options) {
   static const char *const report_names[] = {"none", "stats", "leaks"};
   static const char *const log_names[] = {"none", "error"};
-  int source = option_choice(OPTION_MAM_SOURCE, source_names, SOURCE_COUNT);
+  struct options found = {0};
   int reuse = option_choice(OPTION_MAM_REUSE, reuse_names, 3);
-  size_t headroom_bytes, linger_ms, limit_bytes;
-  unsigned limit_percent;
+  size_t linger_ms;
   int report = option_choice(OPTION_MAM_REPORT, report_names, 3);
   unknown_tell();
   if (option_choice(OPTION_MAM_LOG, log_names, 2) < 0)
     return option_refuse(OPTION_MAM_LOG);
   if (report < 0)
     return option_refuse(OPTION_MAM_REPORT);
-  if (source < 0)
+  if (!text_source(option_text(OPTION_MAM_SOURCE), &found))
     return option_refuse(OPTION_MAM_SOURCE);
   if (reuse < 0)
     return option_refuse(OPTION_MAM_REUSE);
-  if (!option_bytes(OPTION_MAM_HEADROOM, &headroom_bytes))
+  if (!option_bytes(OPTION_MAM_HEADROOM, &found.headroom_bytes))
     return option_refuse(OPTION_MAM_HEADROOM);
-  if (!option_limit(OPTION_MAM_LIMIT, &limit_bytes, &limit_percent))
+  if (!text_limit(option_text(OPTION_MAM_LIMIT), &found))
     return option_refuse(OPTION_MAM_LIMIT);
   if (!option_bytes(OPTION_MAM_LINGER_MS, &linger_ms) || linger_ms > UINT_MAX)
     return option_refuse(OPTION_MAM_LINGER_MS);
-  *options = (struct options){.source = source >= SOURCE_AUTO ? MAM_SOURCE_DEVICE : (MAM_Source)source,
-                              .source_is_auto = source == SOURCE_AUTO,
-                              .source_in_chunks = source == SOURCE_CHUNKS,
-                              .reuse = (MAM_Reuse)reuse,
-                              .headroom_bytes = headroom_bytes,
-                              .limit_bytes = limit_bytes,
-                              .limit_percent = limit_percent,
-                              .linger_ms = (unsigned)linger_ms,
-                              .report = (enum options_report)report};
+  found.reuse = (MAM_Reuse)reuse;
+  found.linger_ms = (unsigned)linger_ms;
+  found.report = (enum options_report)report;
+  *options = found;
+  return cudaSuccess;
+}
+
+/* An empty text counts as none, as with the variables. */
+cudaError_t options_change(struct options *options, const char *source, const char *limit) {
+  struct options changed = *options;
+  if (source != NULL && *source != '\0' && !text_source(source, &changed))
+    return error_set(cudaErrorInvalidValue, "the source %s is not understood: expected %s", source,
+                     option_table[OPTION_MAM_SOURCE].values);
+  if (limit != NULL && *limit != '\0' && !text_limit(limit, &changed))
+    return error_set(cudaErrorInvalidValue, "the limit %s is not understood: expected %s", limit,
+                     option_table[OPTION_MAM_LIMIT].values);
+  *options = changed;
   return cudaSuccess;
 }
 

@@ -29,6 +29,10 @@ struct options {
  * that the library does not know. */
 cudaError_t options_read(struct options *options);
 
+/* Puts what MAM_SOURCE and MAM_LIMIT may say in place of what *options has of them; NULL leaves it.  If a text cannot
+ * be understood: cudaErrorInvalidValue, and *options is left alone. */
+cudaError_t options_change(struct options *options, const char *source, const char *limit);
+
 enum options_summary { OPTIONS_SUMMARY_NONE, OPTIONS_SUMMARY_COUNTS, OPTIONS_SUMMARY_MEASURED };
 
 /* What it says to libmam_preload.  Texts are the environment's, or the table's. */

@@ -213,6 +213,31 @@ cudaError_t context_stream_name(const struct driver *driver, CUstream handle, st
     return default_stream_name(driver, handle, stream);
   if (capture == 0)
     return created_stream_name(driver, handle, stream);
-  *stream = (struct context_stream){NULL, capture}; /* cuStreamGetId may not be called: it would end the capture */
+  /* cuStreamGetId may not be called: it would end the capture.  A capture's id is that of all streams which have joined
+   * it, and these run side by side in the graph: so the handle is a part of the name, in the context's place.  All
+   * per-thread default streams have one handle. */
+  uint64_t handle_id = (uintptr_t)handle == CU_STREAM_PER_THREAD ? default_stream_id(handle) : (uintptr_t)handle;
+  *stream = (struct context_stream){(CUcontext)(uintptr_t)handle_id, capture};
   return cudaSuccess;
+}
+
+bool context_stream_is_capture(struct context_stream stream) {
+  return (stream.id & CAPTURE_BIT) != 0 && (stream.id & DEFAULT_STREAM_BIT) == 0;
+}
+
+/* Of a default stream: it is that of the current context.  The number in a per-thread one's id is the caller's own.  Of
+ * a created one the context is asked as well as the id: whether ids differ between contexts is not known.  A driver
+ * that has not got these questions makes every call go the slow way. */
+bool context_stream_still(const struct driver *driver, CUstream handle, struct context_stream stream, bool is_current) {
+  CUcontext context = NULL;
+  unsigned long long id = (uintptr_t)handle;
+  if (driver == NULL)
+    return true;
+  if (context_stream_captures(driver, handle))
+    return false;
+  if ((stream.id & DEFAULT_STREAM_BIT) != 0)
+    return is_current || (driver->cuCtxGetCurrent(&context) == CUDA_SUCCESS && context == stream.context);
+  return driver->cuStreamGetId != NULL && driver->cuStreamGetCtx != NULL &&
+         driver->cuStreamGetId(handle, &id) == CUDA_SUCCESS && id == stream.id &&
+         driver->cuStreamGetCtx(handle, &context) == CUDA_SUCCESS && context == stream.context;
 }

@@ -52,9 +52,11 @@ bool context_lives(const struct context *context);
  * its context was destroyed or reset, and then the work of all its streams is over.  A stream's own handle is none,
  * since it comes again while work of the stream that had it is still under way; an id does not. */
 struct context_stream {
-  CUcontext context; /* NULL: of none, or of whichever, as a capture is */
+  CUcontext context; /* NULL: of none, or of whichever.  Of a captured stream: its handle, which is no context */
   uint64_t id;       /* 0: no stream */
 };
+
+static const struct context_stream no_stream = {NULL, 0};
 
 static inline bool context_stream_same(struct context_stream a, struct context_stream b) {
   return a.id == b.id && a.context == b.context;
@@ -65,6 +67,14 @@ static inline bool context_stream_same(struct context_stream a, struct context_s
  * then is the graph, whenever it is launched.  driver NULL: no GPU, the handle is its id. */
 cudaError_t context_stream_name(const struct driver *driver, CUstream handle, struct context_stream *stream,
                                 bool *captured);
+
+/* Whether a handle still means the stream that it was once found to be, in the calling thread, and the stream is not
+ * being captured.  Up to two questions to the driver.  is_current: the caller sees to it that the stream's context is
+ * the current one, which a default stream is asked about otherwise. */
+bool context_stream_still(const struct driver *driver, CUstream handle, struct context_stream stream, bool is_current);
+
+/* Whether a name is that of a capture. */
+bool context_stream_is_capture(struct context_stream stream);
 
 /* Whether a handle means a legacy default stream. */
 bool context_stream_is_legacy(CUstream stream);

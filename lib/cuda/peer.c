@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 #include "cuda/peer.h"
 
+static _Atomic int device_count; /* 0: not asked yet */
+
 bool peer_possible(const struct driver *driver) {
-  static _Atomic int devices; /* 0: not asked yet */
-  /* relaxed: the number is the same for every thread that asks */
-  int count = atomic_load_explicit(&devices, memory_order_relaxed);
+  /* relaxed, as in peer_find: the number is the same for every thread that asks */
+  int count = atomic_load_explicit(&device_count, memory_order_relaxed);
   if (driver == NULL || driver->cuDeviceGetCount == NULL || driver->cuDevicePrimaryCtxGetState == NULL ||
       driver->cuPointerGetAttribute == NULL || driver->cuCtxGetDevice == NULL || driver->cuCtxGetId == NULL)
     return false;
   if (count == 0 && driver->cuDeviceGetCount(&count) == CUDA_SUCCESS)
-    atomic_store_explicit(&devices, count, memory_order_relaxed);
+    atomic_store_explicit(&device_count, count, memory_order_relaxed);
   return count > 1;
 }
 
@@ -24,21 +25,42 @@ void peer_probe_end(const struct driver *driver, struct peer_probe *probe) {
   probe->address = 0;
 }
 
-/* The primary context of a device if it lives, else NULL: none is made for the question. */
-static CUresult primary_of(const struct driver *driver, int ordinal, CUdevice own, CUcontext *context) {
+/* Asks for the primary context of a device: its handle and id if it lives, else NULL and 0.  None is made for the
+ * question. */
+static CUresult primary_ask(const struct driver *driver, int ordinal, struct peer_seen *primary) {
+  unsigned long long id = 0;
   CUdevice device;
   unsigned flags;
   int active = 0;
-  *context = NULL;
+  *primary = (struct peer_seen){0};
   CUresult result = driver->cuDeviceGet(&device, ordinal);
-  if (result != CUDA_SUCCESS || device == own)
-    return result;
-  result = driver->cuDevicePrimaryCtxGetState(device, &flags, &active);
+  if (result == CUDA_SUCCESS)
+    result = driver->cuDevicePrimaryCtxGetState(device, &flags, &active);
   if (result != CUDA_SUCCESS || active == 0)
     return result;
-  result = driver->cuDevicePrimaryCtxRetain(context, device);
+  CUcontext context;
+  result = driver->cuDevicePrimaryCtxRetain(&context, device);
+  if (result != CUDA_SUCCESS)
+    return result;
+  (void)driver->cuDevicePrimaryCtxRelease(device); /* others hold it: it was active */
+  result = driver->cuCtxGetId(context, &id);
   if (result == CUDA_SUCCESS)
-    (void)driver->cuDevicePrimaryCtxRelease(device); /* others hold it: it was active */
+    *primary = (struct peer_seen){context, id};
+  return result == CUDA_ERROR_CONTEXT_IS_DESTROYED ? CUDA_SUCCESS : result;
+}
+
+/* The same, by what was seen before if that is still so. */
+static CUresult primary_of(const struct driver *driver, int ordinal, struct peer_probe *probe,
+                           struct peer_seen *primary) {
+  struct peer_seen *seen = ordinal < PEER_SEEN_MOST ? &probe->seen[ordinal] : NULL;
+  unsigned long long id = 0;
+  if (seen != NULL && seen->handle != NULL && driver->cuCtxGetId(seen->handle, &id) == CUDA_SUCCESS && id == seen->id) {
+    *primary = *seen;
+    return CUDA_SUCCESS;
+  }
+  CUresult result = primary_ask(driver, ordinal, primary);
+  if (seen != NULL)
+    *seen = *primary;
   return result;
 }
 
@@ -54,32 +76,41 @@ static bool can_use(const struct driver *driver, CUcontext context, CUdeviceptr 
 }
 
 /* *peer: the primary context of a device, if the caller does not know it and it can use memory of the current one. */
-static CUresult peer_at(const struct driver *driver, int ordinal, CUdevice own, struct peer_probe *probe,
-                        peer_known *known, const void *caller, CUcontext *peer) {
-  unsigned long long id = 0;
-  CUcontext context;
-  CUresult result = primary_of(driver, ordinal, own, &context);
-  if (result != CUDA_SUCCESS || context == NULL)
+static CUresult peer_at(const struct driver *driver, int ordinal, struct peer_probe *probe, peer_known *known,
+                        const void *caller, CUcontext *peer) {
+  struct peer_seen primary;
+  CUresult result = primary_of(driver, ordinal, probe, &primary);
+  if (result != CUDA_SUCCESS || primary.handle == NULL || known(caller, primary.id))
     return result;
-  result = driver->cuCtxGetId(context, &id);
-  if (result == CUDA_ERROR_CONTEXT_IS_DESTROYED || (result == CUDA_SUCCESS && known(caller, id)))
-    return CUDA_SUCCESS;
-  if (result == CUDA_SUCCESS && !probe->open)
+  if (!probe->open)
     result = probe_begin(driver, probe);
-  if (result == CUDA_SUCCESS && (probe->open || can_use(driver, context, probe->address)))
-    *peer = context;
+  if (result == CUDA_SUCCESS && (probe->open || can_use(driver, primary.handle, probe->address)))
+    *peer = primary.handle;
+  return result;
+}
+
+/* Finds the device of the current context, whose probe it is. */
+static CUresult own_find(const struct driver *driver, struct peer_probe *probe, int count) {
+  CUdevice own, device;
+  if (probe->own_known)
+    return CUDA_SUCCESS;
+  CUresult result = driver->cuCtxGetDevice(&own);
+  for (int i = 0; result == CUDA_SUCCESS && !probe->own_known && i < count; i++) {
+    result = driver->cuDeviceGet(&device, i);
+    probe->own = i;
+    probe->own_known = result == CUDA_SUCCESS && device == own;
+  }
   return result;
 }
 
 CUresult peer_find(const struct driver *driver, struct peer_probe *probe, peer_known *known, const void *caller,
                    CUcontext *peer) {
-  int count = 0;
-  CUdevice own;
+  int count =
+      atomic_load_explicit(&device_count, memory_order_relaxed); /* relaxed: as in peer_possible, asked before */
   *peer = NULL;
-  CUresult result = driver->cuDeviceGetCount(&count);
-  if (result == CUDA_SUCCESS)
-    result = driver->cuCtxGetDevice(&own);
+  CUresult result = own_find(driver, probe, count);
   for (int i = 0; result == CUDA_SUCCESS && *peer == NULL && i < count; i++)
-    result = peer_at(driver, i, own, probe, known, caller, peer);
+    if (!probe->own_known || i != probe->own)
+      result = peer_at(driver, i, probe, known, caller, peer);
   return result;
 }

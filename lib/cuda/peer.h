@@ -14,9 +14,22 @@
 
 #include "cuda/context.h"
 
+/* A fence asks about every other device, and each question costs it.  A primary context that was seen is known by its
+ * handle and its id together: while the driver says that the handle has the id, it lives and is the device's.  Of so
+ * many devices it is remembered; about the others the driver is asked each time. */
+enum { PEER_SEEN_MOST = 16 };
+
+struct peer_seen {
+  CUcontext handle; /* NULL: none was seen */
+  uint64_t id;
+};
+
 struct peer_probe {
   CUdeviceptr address; /* 0: none yet */
   bool open;           /* some memory was opened to every peer (source_vmm.c): none has to be asked about */
+  bool own_known;
+  int own;                               /* the ordinal of the context's device */
+  struct peer_seen seen[PEER_SEEN_MOST]; /* by ordinal */
 };
 
 /* Whether there can be peers at all. */

@@ -52,17 +52,22 @@ static inline unsigned bin_index_used(const struct bins *bins, size_t bytes) {
   return used ? bin_index(bytes) : BINS;
 }
 
-static inline bool bin_serves(const struct shelf *bin, size_t bytes) {
-  return !shelf_is_empty(bin) && bin->oldest->segment->bytes >= bytes;
+/* Whether its oldest block is large enough, or its newest is and was freed in the lane (0: none). */
+static inline bool bin_serves(const struct shelf *bin, size_t bytes, uint64_t lane) {
+  if (shelf_is_empty(bin))
+    return false;
+  const struct freed_block *newest = ring_before(bin, bin->next);
+  return bin->oldest->segment->bytes >= bytes ||
+         (lane != 0 && block_lane(newest) == lane && newest->segment->bytes >= bytes);
 }
 
-/* The bin whose oldest block is large enough, and less than a quarter too large; NULL if there is none. */
-static inline struct shelf *bin_serving(struct bins *bins, size_t bytes) {
+/* The bin that serves with a block less than a quarter too large; NULL if there is none. */
+static inline struct shelf *bin_serving(struct bins *bins, size_t bytes, uint64_t lane) {
   unsigned index = bin_index_used(bins, bytes);
   struct shelf *bin = index < BINS ? &bins->ranges[index] : NULL;
-  if (bin == NULL || bin_serves(bin, bytes))
+  if (bin == NULL || bin_serves(bin, bytes, lane))
     return bin;
-  return index + 1 < BINS && bin_serves(bin + 1, bytes) ? bin + 1 : NULL;
+  return index + 1 < BINS && bin_serves(bin + 1, bytes, lane) ? bin + 1 : NULL;
 }
 
 /* The bin for a block that is freed; NULL if there is none with room. */

@@ -12,6 +12,9 @@
  * once the epoch of the free has passed.  Blocks on a shelf stay used in the pool's trees; their ticket says that the
  * program does not have them (segment.h).
  *
+ * What was freed on a stream is kept in the same places, with the stream's lane (lane.h): it serves the stream at once,
+ * and everybody when its epoch has passed.
+ *
  * A front belongs to its thread, which enters it by a biased lock.  Other threads enter it to collect its blocks, when
  * the pool would otherwise have to grow, wait or refuse; to add up its numbers; when its thread stops being the only
  * one of its pool (claim.h); and when its pool ends.
@@ -24,6 +27,12 @@
 
 #include "pool/pool.h"
 
+/* A stream, and the handle that means it now. */
+struct front_stream {
+  struct context_stream name;
+  CUstream handle;
+};
+
 /* What an allocation is about. */
 struct front_request {
   struct mam_pool *pool;  /* NULL: by the id alone */
@@ -32,15 +41,14 @@ struct front_request {
   const void *site, *tag; /* tag NULL: none */
   bool tried;             /* front_malloc_quick (front_quick.h) had nothing at hand a moment ago */
   bool at_once;           /* never waits for the GPU: a request that would have to is refused */
+  const struct front_stream
+      *stream;       /* for work on it: what was freed on it may serve before it has passed; NULL: none */
+  struct lane *lane; /* of the stream in a front: the front's to set */
 };
 
 /* pool_malloc by the calling thread's front, made if there is none and the pool is given.  Without a pool:
  * cudaErrorInvalidResourceHandle if the thread's last front is not of that id. */
 cudaError_t front_malloc(const struct front_request *request, uintptr_t *address);
-
-/* front_malloc of the given pool, for work on a stream: what was freed on that stream may serve before it has passed.
- */
-cudaError_t front_malloc_stream(const struct front_request *request, struct context_stream stream, uintptr_t *address);
 
 /* What came of a free. */
 enum front_freed {
@@ -56,12 +64,15 @@ cudaError_t front_free(uintptr_t address, struct pool_emptied *emptied);
 /* After FRONT_FREED_ZERO: fills *emptied as a free does. */
 void front_zero(struct pool_emptied *emptied);
 
-/* A free under a rule of its own; stream is for MAM_REUSE_STREAM. */
-cudaError_t front_free_reuse(uintptr_t address, MAM_Reuse reuse, struct context_stream stream,
-                             struct pool_emptied *emptied);
+/* A free under a rule of its own: the fenced or the immediate one.  front_free_on: on a stream. */
+cudaError_t front_free_reuse(uintptr_t address, MAM_Reuse reuse, struct pool_emptied *emptied);
+cudaError_t front_free_on(uintptr_t address, const struct front_stream *stream, struct pool_emptied *emptied);
 
 /* The pool of the block at an address; NULL if no pool has that address. */
 struct mam_pool *front_pool_of(uintptr_t address);
+
+/* Lets the quick paths see the calling thread's first front, unless calls are recorded. */
+void front_show(void);
 
 /* As pool_retire: if only_if_empty, no block of any front is live and none becomes so. */
 bool front_retire(struct mam_pool *pool, uint64_t default_id, bool only_if_empty);

@@ -133,6 +133,23 @@ static const char *check_magazine(const struct small_check *check, const struct 
                        magazine->resting_count, class);
 }
 
+static const char *check_lanes(const struct small_check *check, const struct front *front, unsigned class) {
+  for (const struct lane *lane = front->lanes; lane < front->lanes + LANES; lane++) {
+    if (lane->mark == LANE_NONE && (lane->loaded[class] != NULL || lane->second[class] != NULL))
+      return "a lane without a stream has blocks";
+    if (lane->mark > front->lane_marks)
+      return "a lane has a mark that was never given";
+    for (const struct lane *other = front->lanes; other < lane; other++)
+      if (lane->mark != LANE_NONE && (other->mark == lane->mark || context_stream_same(other->stream, lane->stream)))
+        return "two lanes have one stream";
+    if (lane->loaded[class] != NULL)
+      CHECK(check_batch(check, lane->loaded[class], class));
+    if (lane->second[class] != NULL)
+      CHECK(check_batch(check, lane->second[class], class));
+  }
+  return NULL;
+}
+
 /* Those with blocks inside come first. */
 static const char *check_depot_order(const struct depot *depot) {
   const struct slab *slab;
@@ -156,8 +173,10 @@ static const char *check_class(struct small_check *check, unsigned class) {
   TAILQ_FOREACH(slab, &depot->slabs, link)
   CHECK(check_slab(check, slab_find(check, slab->base), class));
   CHECK(check_resting(check, (const struct batch *const *)&depot->first, depot->last, depot->batch_count, class));
-  for (const struct front *front = fronts->first; front != NULL; front = front->next_of_pool)
+  for (const struct front *front = fronts->first; front != NULL; front = front->next_of_pool) {
     CHECK(check_magazine(check, &front->magazines[class], class));
+    CHECK(check_lanes(check, front, class));
+  }
   return NULL;
 }
 
@@ -236,6 +255,8 @@ static const char *check_freed_block(struct front *front, const struct freed_blo
     return "a front has a freed block that was never handed out";
   if (block->places != owned_pair(front->owned, block->address))
     return "a freed block has another block's places";
+  if (block_lane(block) > front->lane_marks)
+    return "a freed block is of a lane that never was";
   if (block->epoch < *epoch)
     return "a shelf is not oldest first";
   *epoch = block->epoch;

@@ -9,16 +9,19 @@
 /* Batches that a collection puts back into their slabs where growing is the other way: a fraction of a millisecond. */
 enum { RECLAIM_MOST = 256 };
 
+static void front_give(struct front *front, struct segment *const *segments, unsigned count, uint64_t epoch,
+                       uint64_t lane) {
+  pool_give(front->pool, front->generation, segments, count, epoch, front_stream(front, lane));
+}
+
 static void shelves_empty(struct front *front, uint64_t passed) {
   struct segment *segments[FRONT_GIVEN_MOST];
   struct shelf *shelf;
+  uint64_t epoch = 0, lane;
   unsigned count;
   for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
-    do {
-      uint64_t epoch = 0;
-      count = shelf_clear(shelf, passed, segments, &epoch, FRONT_GIVEN_MOST);
-      pool_give(front->pool, front->generation, segments, count, epoch);
-    } while (count == FRONT_GIVEN_MOST);
+    while ((count = shelf_clear(shelf, passed, segments, &epoch, &lane, FRONT_GIVEN_MOST)) > 0)
+      front_give(front, segments, count, epoch, lane);
 }
 
 static void limbo_empty(struct front *front, uint64_t passed) {
@@ -27,7 +30,7 @@ static void limbo_empty(struct front *front, uint64_t passed) {
   do {
     uint64_t epoch = 0;
     count = limbo_clear(&front->limbo, passed, segments, &epoch, FRONT_GIVEN_MOST);
-    pool_give(front->pool, front->generation, segments, count, epoch);
+    front_give(front, segments, count, epoch, LANE_NONE);
   } while (count == FRONT_GIVEN_MOST);
 }
 
@@ -37,6 +40,7 @@ void front_empty(struct front *front, uint64_t passed) {
       magazine_empty_passed(&front->magazines[i], front->pool, &front->pool->fronts->depots[i], passed);
     else
       magazine_empty_all(&front->magazines[i], front->pool, &front->pool->fronts->depots[i], front_stamp(front));
+  lanes_empty(front);
   shelves_empty(front, passed);
   limbo_empty(front, passed);
 }
@@ -69,9 +73,16 @@ static void fronts_empty_in_turn(struct mam_pool *pool) {
   uint64_t passed = pool->config.reuse == MAM_REUSE_FENCED ? reuse_passed(pool->reuse) : FRONT_EVERY_EPOCH;
   pthread_mutex_lock(&pool->fronts->lock);
   for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool) {
-    front_take(front);
+    bool own = front == front_mine; /* no other thread wants it: each holds the fronts' lock */
+    if (own)
+      biased_enter(&front->lock);
+    else
+      front_take(front);
     front_empty(front, passed);
-    biased_other_leave(&front->lock);
+    if (own)
+      biased_leave(&front->lock);
+    else
+      biased_other_leave(&front->lock);
   }
   pthread_mutex_unlock(&pool->fronts->lock);
 }

@@ -4,6 +4,7 @@
  */
 #include "base/error.h"
 #include "front/front_inside.h"
+#include "front/front_record.h"
 #include "pool/chunk_map.h"
 
 /* The pool of a block that the thread has no front for yet, or none that comes first. */
@@ -108,25 +109,33 @@ static cudaError_t free_by_front(uintptr_t address, struct pool_emptied *emptied
   return error;
 }
 
-cudaError_t front_free(uintptr_t address, struct pool_emptied *emptied) {
-  cudaError_t error = free_by_front(address, emptied);
+/* After a free that began at the moment before; stream NULL: on none. */
+static cudaError_t free_end(cudaError_t error, uint64_t before, uintptr_t address, const struct front_stream *stream) {
   front_call_end();
+  if (error == cudaSuccess && record_on())
+    record_freed(before, address, stream != NULL, stream != NULL ? (uintptr_t)stream->handle : 0);
   return error;
+}
+
+static uint64_t free_begin(void) { return record_on() ? record_before() : 0; }
+
+cudaError_t front_free(uintptr_t address, struct pool_emptied *emptied) {
+  uint64_t before = free_begin();
+  return free_end(free_by_front(address, emptied), before, address, NULL);
 }
 
 /* ---- By a rule of its own ---- */
 
 /* A block of a slab goes to the depot by itself. */
 static cudaError_t small_free_alone(struct front *front, struct mam_pool *pool, struct slab *slab, uintptr_t address,
-                                    bool at_once, struct context_stream stream) {
+                                    bool at_once) {
   uint32_t index = slab_index(slab, address);
   cudaError_t error = pool_enter(pool, POOL_ANY_ID);
   if (error != cudaSuccess)
     return free_without(pool, address, error);
   struct depot *depot = &pool->fronts->depots[slab->class];
-  error = pool_accompany(pool, stream);
-  struct batch *batch = error == cudaSuccess ? slab_shell_take(depot) : NULL;
-  if (error == cudaSuccess && batch == NULL)
+  struct batch *batch = slab_shell_take(depot);
+  if (batch == NULL)
     error = error_set(cudaErrorMemoryAllocation, "the host has no memory to free %p", (void *)address);
   biased_enter(&front->lock);
   /* acquire: as in free_small */
@@ -139,6 +148,8 @@ static cudaError_t small_free_alone(struct front *front, struct mam_pool *pool, 
   if (claimed) {
     batch->blocks[batch->count++] = (struct slab_block){address, slab_live(slab, index)};
     batch->epoch = at_once ? 0 : reuse_epoch(pool->reuse);
+    if (at_once) /* its slab may go back to the pool, whose memory is not unmapped before this epoch has passed */
+      pool_freed_unfenced(pool);
     slab_rest(pool, depot, batch, at_once);
   } else if (error == cudaSuccess) {
     slab_shell_give(depot, batch);
@@ -148,8 +159,14 @@ static cudaError_t small_free_alone(struct front *front, struct mam_pool *pool, 
   return error;
 }
 
-static cudaError_t free_by_rule(uintptr_t address, MAM_Reuse reuse, struct context_stream stream,
-                                struct pool_emptied *emptied) {
+static enum front_freed freed_elsewhere(struct front *front) {
+  biased_enter(&front->lock);
+  enum front_freed freed = front->pool != NULL ? front_count_free(front) : FRONT_FREED;
+  biased_leave(&front->lock);
+  return freed;
+}
+
+static cudaError_t free_by_rule(uintptr_t address, MAM_Reuse reuse, struct pool_emptied *emptied) {
   struct slab *slab;
   struct front *front;
   struct mam_pool *pool = pool_of(address, &slab);
@@ -160,22 +177,68 @@ static cudaError_t free_by_rule(uintptr_t address, MAM_Reuse reuse, struct conte
   if (error != cudaSuccess)
     return free_without(pool, address, error);
   if (slab != NULL)
-    error = small_free_alone(front, pool, slab, address, reuse == MAM_REUSE_IMMEDIATE, stream);
+    error = small_free_alone(front, pool, slab, address, reuse == MAM_REUSE_IMMEDIATE);
   else
-    error = pool_free_reuse(pool, front_generation(front, pool), address, reuse, stream);
-  if (error != cudaSuccess)
-    return error;
-  biased_enter(&front->lock);
-  enum front_freed freed = front->pool != NULL ? front_count_free(front) : FRONT_FREED;
-  biased_leave(&front->lock);
-  if (freed == FRONT_FREED_ZERO)
+    error = pool_free_reuse(pool, front_generation(front, pool), address, reuse, no_stream);
+  if (error == cudaSuccess && freed_elsewhere(front) == FRONT_FREED_ZERO)
     report_zero(front, emptied);
-  return cudaSuccess;
+  return error;
 }
 
-cudaError_t front_free_reuse(uintptr_t address, MAM_Reuse reuse, struct context_stream stream,
-                             struct pool_emptied *emptied) {
-  cudaError_t error = free_by_rule(address, reuse, stream, emptied);
-  front_call_end();
+cudaError_t front_free_reuse(uintptr_t address, MAM_Reuse reuse, struct pool_emptied *emptied) {
+  uint64_t before = free_begin();
+  return free_end(free_by_rule(address, reuse, emptied), before, address, NULL);
+}
+
+/* ---- On a stream ---- */
+
+static cudaError_t small_free_on(struct front *front, struct mam_pool *pool, struct slab *slab, uintptr_t address,
+                                 struct lane *lane, enum front_freed *freed) {
+  cudaError_t error = cudaSuccess;
+  while ((*freed = front_free_small_on(front, slab, address, lane)) == FRONT_FREED_NO_ROOM && error == cudaSuccess)
+    if (!lane_make_room(front, pool, lane, slab->class))
+      error = error_set(cudaErrorMemoryAllocation, "the host has no memory to free %p", (void *)address);
+  return error == cudaSuccess && *freed == FRONT_FREED_NOT ? slab_free_refused(slab, address) : error;
+}
+
+/* What the front does not keep goes to the pool's list of the stream. */
+static cudaError_t large_free_on(struct front *front, struct mam_pool *pool, uintptr_t address, struct lane *lane,
+                                 enum front_freed *freed) {
+  *freed = front_free_large_on(front, address, lane);
+  if (*freed != FRONT_FREED_NOT)
+    return cudaSuccess;
+  cudaError_t error = pool_free_reuse(pool, front_generation(front, pool), address, MAM_REUSE_STREAM, lane->stream);
+  if (error == cudaSuccess)
+    *freed = freed_elsewhere(front);
   return error;
+}
+
+static cudaError_t free_on(uintptr_t address, const struct front_stream *stream, struct pool_emptied *emptied) {
+  struct slab *slab;
+  struct front *front;
+  struct mam_pool *pool = pool_of(address, &slab);
+  enum front_freed freed;
+  *emptied = (struct pool_emptied){0};
+  if (pool == NULL)
+    return pool_refuse_free(address, false);
+  cudaError_t error = front_get(pool, POOL_ANY_ID, &front);
+  if (error != cudaSuccess)
+    return free_without(pool, address, error);
+  error = pool_enter(pool, POOL_ANY_ID);
+  if (error != cudaSuccess)
+    return free_without(pool, address, error);
+  struct lane *lane = lane_get(front, pool, stream);
+  error = pool_accompany(pool, stream->name);
+  if (error == cudaSuccess)
+    error = slab != NULL ? small_free_on(front, pool, slab, address, lane, &freed)
+                         : large_free_on(front, pool, address, lane, &freed);
+  pool_exit(pool);
+  if (error == cudaSuccess && freed == FRONT_FREED_ZERO)
+    report_zero(front, emptied);
+  return error;
+}
+
+cudaError_t front_free_on(uintptr_t address, const struct front_stream *stream, struct pool_emptied *emptied) {
+  uint64_t before = free_begin();
+  return free_end(free_on(address, stream, emptied), before, address, stream);
 }

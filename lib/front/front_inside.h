@@ -12,13 +12,14 @@
  *               |- owned          live large blocks that the thread allocated  owned.h
  *               |- shelves[32]    freed large blocks of one size or one tag    shelf.h
  *               |- bins[120]      freed large blocks of a range of sizes       bin.h
- *               `- limbo          freed large blocks on their way to the pool  limbo.h
+ *               |- limbo          freed large blocks on their way to the pool  limbo.h
+ *               `- lanes[16]      small blocks that were freed on a stream     lane.h
  *   pool   -> fronts -> front of thread 1 -> front of thread 2 -> ...         (next_of_pool)
  *               `- depots[32]     batches and slabs of one size class, for all fronts   slab.h
  *
  * Invariants, checked by front_check.h:
- *   - A block of a slab is in exactly one place: live, in one batch of one front or depot, or inside its slab.  A block
- *     whose live byte is not 0 is live.
+ *   - A block of a slab is in exactly one place: live, in one batch of one front (or lane) or depot, or inside its
+ *     slab.  A block whose live byte is not 0 is live.
  *   - Blocks allocated less blocks freed, over all magazines of a class, are the live blocks of its slabs; what their
  *     live bytes hold adds up to the magazines' codes, while no thread of the pool has ended.
  *   - A block on a shelf, in a bin or in limbo is a used segment with an even ticket, and in one such place.
@@ -41,6 +42,7 @@
 #include "base/biased.h"
 #include "front/bin.h"
 #include "front/front.h"
+#include "front/lane.h"
 #include "front/limbo.h"
 #include "front/magazine.h"
 #include "front/shelf.h"
@@ -60,11 +62,16 @@ enum { FRONT_NO_SIZE = 1 };
 /* Segments that go back to the pool in one hold of its lock. */
 enum { FRONT_GIVEN_MOST = 64 };
 
-/* Written by the owner inside, read by other threads that add up while no thread is inside. */
+/* Written by the owner inside, read by other threads that add up while no thread is inside, here and below. */
 struct front_numbers {
   int64_t live_less_one;   /* blocks allocated less blocks freed by the thread, less one: below 0, none may be left */
   int64_t requested_bytes; /* what hand-outs from shelves changed in what segments say was asked for */
   uint64_t tag_hits;       /* hand-outs by tag, of all those from shelves */
+};
+
+/* Hand-outs of what was freed on the same stream: of all those from shelves, and of small blocks. */
+struct front_stream_hits {
+  uint64_t large, small;
 };
 
 struct front {
@@ -94,6 +101,14 @@ struct front {
   struct freed_block no_ring; /* of shelves that were never used */
   bool owns;                  /* owned has entries, or had some since there is a pool */
   struct limbo limbo;
+  struct lane lanes[LANES];
+  struct front_stream_hits stream_hits;
+  struct lane *last_lane;      /* the owner's, inside or not, as the next six */
+  unsigned lane_next;          /* to go to the next stream */
+  bool keeps_of_streams;       /* shelves or bins may have blocks that were freed on streams */
+  uint64_t lane_marks;         /* given so far */
+  const struct driver *driver; /* of the pool's context, to ask about streams; NULL: of a pool without */
+  CUcontext context;
   const struct shelf *tight; /* where the last slow allocations needed a fence for lack of free memory, */
   unsigned tight_count;      /* so many in a row; the owner's, inside or not, as the one before */
   uint64_t unfenced_epoch;   /* the present one when unfenced_left was last set; both are the owner's, inside or not */
@@ -123,9 +138,24 @@ struct fronts {
  * library has a few bytes of it, which a dlopen still finds. */
 extern __thread __attribute__((tls_model("initial-exec"), visibility("hidden"))) struct front *front_mine;
 
+/* The first of them as the quick paths see it.  NULL while calls are recorded (record.h): then the quick paths have
+ * nothing at hand, and the slow ways record.  So they need no test for it. */
+extern __thread __attribute__((tls_model("initial-exec"), visibility("hidden"))) struct front *front_at_hand;
+
 /* The epoch that a free takes.  Acquire: as in reuse_epoch. */
 static inline uint64_t front_stamp(const struct front *front) {
   return atomic_load_explicit(front->epoch, memory_order_acquire); /* acquire: as in reuse_epoch */
+}
+
+/* The lane's mark for a block on a shelf; 0 for none. */
+static inline uint64_t lane_mark(const struct lane *lane) { return lane != NULL ? lane->mark : LANE_NONE; }
+
+/* The stream whose lane has the mark; id 0 if there is none (any more). */
+static inline struct context_stream front_stream(const struct front *front, uint64_t mark) {
+  for (const struct lane *lane = front->lanes; mark != LANE_NONE && lane < front->lanes + LANES; lane++)
+    if (lane->mark == mark)
+      return lane->stream;
+  return no_stream;
 }
 
 /* What a block of so many bytes takes of the pool; less than size if that is beyond the numbers. */
@@ -188,6 +218,20 @@ void front_empty(struct front *front, uint64_t passed);
 /* Brings all that fronts hold back to the pool: collect of struct pool_front (pool.h). */
 bool fronts_collect(struct mam_pool *pool, bool all);
 
+/* ---- front_lane.c: what is rare about lanes.  The thread is not inside. ---- */
+
+/* The lane of a stream; if there is none, the one that was named longest ago goes to the stream. */
+struct lane *lane_get(struct front *front, struct mam_pool *pool, const struct front_stream *stream);
+
+/* Loads what was freed on the stream and is in the depot.  Whether there was any.  The caller is a user of the pool. */
+bool lane_refill(struct front *front, struct mam_pool *pool, struct lane *lane, unsigned class);
+
+/* Gives frees on the stream room.  The same caller.  False if the host has no memory. */
+bool lane_make_room(struct front *front, struct mam_pool *pool, struct lane *lane, unsigned class);
+
+/* Empties all lanes into the depots.  As front_empty. */
+void lanes_empty(struct front *front);
+
 /* ---- front_thread.c: finding and making the calling thread's fronts ---- */
 
 /* The calling thread's front for the pool that is meant. */
@@ -214,15 +258,15 @@ void front_detach(struct front *front);
 
 /* ---- front_quick.c: what the slow rooms call again.  The thread is inside, but where it says otherwise. ---- */
 
-/* A small block from the magazine; 0 if it has none that may be used. */
-uintptr_t front_pop_small(struct front *front, unsigned class, size_t size);
+/* A small block from the lane (NULL: none) or the magazine; 0 if they have none that may be used. */
+uintptr_t front_pop_small(struct front *front, unsigned class, size_t size, struct lane *lane);
 
 /* A block from the shelf of the size or the tag, or from a bin; 0 if there is none that may be used. */
-uintptr_t front_pop_shelf(struct front *front, size_t size, const void *site, const void *tag);
-uintptr_t front_pop_bin(struct front *front, size_t size, const void *site);
+uintptr_t front_pop_shelf(struct front *front, size_t size, const void *site, const void *tag, struct lane *lane);
+uintptr_t front_pop_bin(struct front *front, size_t size, const void *site, const void *tag, struct lane *lane);
 
 /* A block from what the front has at hand, whatever it is; 0 if it has none. */
-uintptr_t front_pop(struct front *front, size_t size, const void *site, const void *tag);
+uintptr_t front_pop(struct front *front, size_t size, const void *site, const void *tag, struct lane *lane);
 
 /* Counts a free.  FRONT_FREED_ZERO if it seems to have been the pool's last block. */
 enum front_freed front_count_free(struct front *front);
@@ -231,6 +275,10 @@ enum front_freed front_count_free(struct front *front);
  * thread is not inside. */
 enum front_freed front_free_small(struct front *front, struct slab *slab, uintptr_t address);
 enum front_freed front_free_large(struct front *front, uintptr_t address);
+
+/* The same for a free on the lane's stream, which does by itself what the quick one does not. */
+enum front_freed front_free_small_on(struct front *front, struct slab *slab, uintptr_t address, struct lane *lane);
+enum front_freed front_free_large_on(struct front *front, uintptr_t address, struct lane *lane);
 
 /* ---- front_small.c: small blocks, the slow way ---- */
 
@@ -260,7 +308,7 @@ struct miss {
 };
 
 /* The thread is inside. */
-void large_miss(struct front *front, size_t size, const void *tag, struct miss *miss);
+void large_miss(struct front *front, const struct front_request *request, struct miss *miss);
 
 cudaError_t large_malloc(struct front *front, const struct front_request *request, struct miss *miss,
                          uintptr_t *address);

@@ -13,17 +13,32 @@ enum { TIGHT_MOST = 16 };
 /* A growing pool grows by so much for a crowd. */
 enum { GROWTH_BYTES = 128 << 20 };
 
-/* Takes up to most of the oldest blocks off a shelf and puts them into the pool's trees. */
+/* Takes up to most of the oldest blocks off a shelf and puts them into the pool's trees.  What was freed on a stream
+ * waits there for the stream, even if it has passed: beside what waits it fits together, and a fence soon frees all. */
 static void shelf_return(struct front *front, struct shelf *shelf, unsigned most) {
   struct segment *segments[SHELF_BLOCKS];
-  uint64_t epoch = 0;
-  biased_enter(&front->lock);
-  struct mam_pool *pool = front->pool;
-  uint64_t generation = front->generation;
-  unsigned count = pool != NULL ? shelf_clear(shelf, UINT64_MAX, segments, &epoch, most) : 0;
-  biased_leave(&front->lock);
-  if (count > 0)
-    pool_give(pool, generation, segments, count, epoch);
+  uint64_t epoch = 0, lane;
+  unsigned count;
+  do {
+    biased_enter(&front->lock);
+    struct mam_pool *pool = front->pool;
+    uint64_t generation = front->generation;
+    count = pool != NULL ? shelf_clear(shelf, UINT64_MAX, segments, &epoch, &lane, most) : 0;
+    struct context_stream stream = count > 0 ? front_stream(front, lane) : no_stream;
+    biased_leave(&front->lock);
+    pool_give(pool, generation, segments, count, stream.id != 0 ? FRONT_EVERY_EPOCH : epoch, stream);
+    most -= count;
+  } while (count > 0 && most > 0);
+}
+
+/* All that the thread keeps goes to the pool.  There what was freed on a stream fits together, and serves the stream's
+ * next allocations whatever their sizes. */
+static void kept_return(struct front *front) {
+  struct shelf *shelf;
+  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
+    if (!shelf_is_empty(shelf))
+      shelf_return(front, shelf, SHELF_BLOCKS);
+  front->keeps_of_streams = false;
 }
 
 /* A tag's oldest block that does not fit goes back to the trees (the seed hands it to the driver). */
@@ -42,7 +57,7 @@ static bool shelf_pop_fenced(struct front *front, const struct front_request *re
   if (epoch == 0 || !reuse_reach(front->reuse, epoch))
     return false;
   biased_enter(&front->lock);
-  bool served = (*address = front_pop_shelf(front, request->size, request->site, request->tag)) != 0;
+  bool served = (*address = front_pop_shelf(front, request->size, request->site, request->tag, request->lane)) != 0;
   biased_leave(&front->lock);
   return served;
 }
@@ -68,9 +83,10 @@ static size_t spare_bytes(struct front *front, size_t bytes) {
   return held < most ? most - held : 0;
 }
 
-void large_miss(struct front *front, size_t size, const void *tag, struct miss *miss) {
-  size_t bytes = front_whole(front, size);
-  unsigned index = tag == NULL ? bin_index_used(&front->bins, bytes) : BINS;
+void large_miss(struct front *front, const struct front_request *request, struct miss *miss) {
+  size_t bytes = front_whole(front, request->size);
+  const void *tag = request->tag;
+  unsigned index = bin_index_used(&front->bins, bytes);
   struct shelf *shelf = shelf_for(front->shelves, bytes, tag);
   const struct freed_block *block = shelf->oldest;
   bool does = !shelf_is_empty(shelf) && shelf_is_for(shelf, bytes, tag) && block_fits(shelf, block, bytes);
@@ -81,7 +97,7 @@ void large_miss(struct front *front, size_t size, const void *tag, struct miss *
   miss->epoch = does ? block->epoch : 0;
   miss->shelf_blocks = does ? shelf_count(shelf) : 0;
   miss->enough = (does && !shelf_has_room(front, shelf)) || shelf_has_enough(shelf, bytes);
-  const struct shelf *bin = tag == NULL ? bin_serving(&front->bins, bytes) : NULL;
+  const struct shelf *bin = bin_serving(&front->bins, bytes, LANE_NONE);
   miss->crowded = front->bins.crowded;
   miss->bin_epoch = bin != NULL && shelf_count(bin) >= BIN_FENCED ? bin->oldest->epoch : 0;
   miss->passed_count = limbo_drain(&front->limbo, reuse_passed(front->reuse), miss->passed, &miss->fence);
@@ -169,6 +185,7 @@ static cudaError_t large_take(struct front *front, const struct front_request *r
                              .effort = effort == POOL_TAKE_ANY && request->at_once ? POOL_TAKE_AT_ONCE : effort,
                              .growth_bytes = growth.bytes,
                              .growth_most_bytes = growth.most,
+                             .stream = request->stream != NULL ? request->stream->name : no_stream,
                              .passed = miss->passed,
                              .passed_count = miss->passed_count};
   miss->passed_count = 0;
@@ -201,7 +218,7 @@ static bool bin_pop_fenced(struct front *front, const struct front_request *requ
     return false;
   biased_enter(&front->lock);
   bool served = front_serves(front, request->pool, request->default_id) &&
-                (*address = front_pop_bin(front, request->size, request->site)) != 0;
+                (*address = front_pop_bin(front, request->size, request->site, request->tag, request->lane)) != 0;
   biased_leave(&front->lock);
   return served;
 }
@@ -221,7 +238,7 @@ static bool limbo_turn(struct front *front, const struct miss *miss) {
     bool attached = front->pool == miss->pool && front->generation == miss->generation;
     count = attached ? limbo_clear(&front->limbo, reuse_passed(front->reuse), segments, &epoch, FRONT_GIVEN_MOST) : 0;
     biased_leave(&front->lock);
-    pool_give(miss->pool, miss->generation, segments, count, 0);
+    pool_give(miss->pool, miss->generation, segments, count, 0, no_stream);
     any = any || count > 0;
   } while (count == FRONT_GIVEN_MOST);
   return any;
@@ -237,9 +254,29 @@ static bool tight_for_long(struct front *front, const struct miss *miss) {
   return front->tight_count % TIGHT_MOST == 0;
 }
 
+/* The fullest of the thread's other shelves gives way to one that is tight: its blocks go to the pool.  False if none
+ * holds more than the tight one: two sizes must not take from each other for ever. */
+static bool fullest_gives_way(struct front *front, const struct miss *miss) {
+  struct shelf *shelf, *fullest = NULL;
+  biased_enter(&front->lock);
+  size_t most = shelf_bytes(miss->shelf);
+  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++) {
+    size_t bytes = shelf_bytes(shelf);
+    if (bytes > most) {
+      most = bytes;
+      fullest = shelf;
+    }
+  }
+  biased_leave(&front->lock);
+  if (fullest != NULL)
+    shelf_return(front, fullest, SHELF_BLOCKS);
+  return fullest != NULL;
+}
+
 /* A shelf that has enough blocks, or no room for more, serves first, if it can; then what is free in the pool; then the
- * shelf with a fence; and last the pool by all means it has.  In a crowd the pool grows before all means are tried:
- * the last step would collect what all threads hold, and that is what keeps them apart. */
+ * shelf with a fence; and last the pool by all means it has.  On a stream, only a close fit is taken from the pool
+ * before what the thread keeps has gone there.  In a crowd the pool grows before all means are tried: the last step
+ * would collect what all threads hold, and that is what keeps them apart. */
 cudaError_t large_malloc(struct front *front, const struct front_request *request, struct miss *miss,
                          uintptr_t *address) {
   static const struct growth no_growth;
@@ -248,14 +285,23 @@ cudaError_t large_malloc(struct front *front, const struct front_request *reques
   if ((miss->enough && shelf_pop_fenced(front, request, miss->epoch, address)) ||
       bin_pop_fenced(front, request, miss->bin_epoch, address))
     return cudaSuccess;
-  cudaError_t error = large_take(front, request, POOL_TAKE_FREE, no_growth, miss, address);
+  bool gathers = request->lane != NULL && front->keeps_of_streams && !miss->crowded;
+  enum pool_effort effort = gathers ? POOL_TAKE_CLOSE : POOL_TAKE_FREE;
+  cudaError_t error = large_take(front, request, effort, no_growth, miss, address);
   if (error == cudaErrorMemoryAllocation && limbo_turn(front, miss))
+    error = large_take(front, request, effort, no_growth, miss, address);
+  if (error == cudaErrorMemoryAllocation && gathers) {
+    kept_return(front);
     error = large_take(front, request, POOL_TAKE_FREE, no_growth, miss, address);
+  }
   struct growth growth = no_growth;
-  if (error == cudaErrorMemoryAllocation && (miss->crowded || tight_for_long(front, miss)))
+  bool tight = error == cudaErrorMemoryAllocation && !miss->crowded && tight_for_long(front, miss);
+  if (error == cudaErrorMemoryAllocation && (miss->crowded || tight))
     growth = growth_for_speed(front, miss, request->size);
   if (growth.bytes > 0)
     error = large_take(front, request, POOL_TAKE_GROWTH, growth, miss, address);
+  if (error == cudaErrorMemoryAllocation && tight && fullest_gives_way(front, miss))
+    error = large_take(front, request, POOL_TAKE_FREE, no_growth, miss, address);
   if (error != cudaErrorMemoryAllocation) {
     front->tight = NULL;
     return error;

@@ -4,6 +4,7 @@
  */
 #include "base/cancel.h"
 #include "front/front_inside.h"
+#include "front/front_record.h"
 
 enum tried { TRIED_SERVED, TRIED_MISSED, TRIED_NO_FRONT };
 
@@ -14,11 +15,12 @@ static inline enum tried front_try(struct front *front, const struct front_reque
   enum tried tried = TRIED_NO_FRONT;
   biased_enter(&front->lock);
   if (front_serves(front, request->pool, request->default_id)) {
-    bool served = !tried_before && (*address = front_pop(front, request->size, request->site, request->tag)) != 0;
+    bool served =
+        !tried_before && (*address = front_pop(front, request->size, request->site, request->tag, request->lane)) != 0;
     tried = served ? TRIED_SERVED : TRIED_MISSED;
     front->numbers.live_less_one++;
     if (!served)
-      large_miss(front, request->size, request->tag, miss);
+      large_miss(front, request, miss);
   }
   biased_leave(&front->lock);
   return tried;
@@ -29,12 +31,12 @@ static cudaError_t malloc_missed(struct front *front, const struct front_request
                                  uintptr_t *address) {
   cudaError_t error = cudaSuccess;
   *address = 0;
-  if (request->tag == NULL && request->size <= SLAB_BLOCK_MOST_BYTES)
+  if (request->size <= SLAB_BLOCK_MOST_BYTES)
     error = small_serve(front, request, miss->pool, address);
   if (error == cudaSuccess && *address == 0)
     error = large_malloc(front, request, miss, address);
   if (miss->passed_count > 0) /* they did not go with an allocation */
-    pool_give(miss->pool, miss->generation, miss->passed, miss->passed_count, 0);
+    pool_give(miss->pool, miss->generation, miss->passed, miss->passed_count, 0, no_stream);
   if (error != cudaSuccess)
     front_live_add(front, -1);
   return error;
@@ -44,22 +46,26 @@ static cudaError_t malloc_missed(struct front *front, const struct front_request
 static __attribute__((noinline)) cudaError_t malloc_slow(struct front *front, const struct front_request *request,
                                                          enum tried tried, struct miss *miss, uintptr_t *address) {
   NOT_CANCELLED;
+  struct front_request ordered = *request;
   cudaError_t error = cudaSuccess;
   while (error == cudaSuccess && tried == TRIED_NO_FRONT) {
     error = front_get(request->pool, request->default_id, &front);
+    if (error == cudaSuccess && request->stream != NULL)
+      ordered.lane = lane_get(front, request->pool, request->stream);
     if (error == cudaSuccess)
-      tried = front_try(front, request, false, miss, address);
+      tried = front_try(front, &ordered, false, miss, address);
   }
   if (error == cudaSuccess && tried == TRIED_MISSED)
-    error = malloc_missed(front, request, miss, address);
+    error = malloc_missed(front, &ordered, miss, address);
   front_call_end();
   return error;
 }
 
-cudaError_t front_malloc(const struct front_request *request, uintptr_t *address) {
+static cudaError_t malloc_any(const struct front_request *request, uintptr_t *address) {
   struct front *front = front_mine;
   struct miss miss;
-  enum tried tried = front != NULL ? front_try(front, request, request->tried, &miss, address) : TRIED_NO_FRONT;
+  bool tries = front != NULL && request->stream == NULL; /* else the lane is to be found first */
+  enum tried tried = tries ? front_try(front, request, request->tried, &miss, address) : TRIED_NO_FRONT;
   if (__builtin_expect(tried == TRIED_SERVED, true))
     return cudaSuccess;
   if (tried == TRIED_NO_FRONT && request->pool == NULL)
@@ -67,36 +73,11 @@ cudaError_t front_malloc(const struct front_request *request, uintptr_t *address
   return malloc_slow(front, request, tried, &miss, address);
 }
 
-/* ---- On a stream ---- */
-
-static cudaError_t malloc_stream(const struct front_request *request, struct context_stream stream,
-                                 uintptr_t *address) {
-  struct front *front;
-  struct pool_block block;
-  cudaError_t error = front_get(request->pool, request->default_id, &front);
-  if (error != cudaSuccess)
-    return error;
-  biased_enter(&front->lock);
-  struct pool_order order = {.default_id = request->default_id,
-                             .generation = front->generation,
-                             .size = request->size,
-                             .site = request->site,
-                             .effort = POOL_TAKE_ANY,
-                             .stream = stream};
-  front->numbers.live_less_one++; /* as in front_try */
-  biased_leave(&front->lock);
-  error = pool_take(request->pool, &order, &block);
-  if (error == cudaSuccess && !front_attached(front, request->pool))
-    error = cudaErrorInvalidResourceHandle; /* as in large_take */
-  if (error == cudaSuccess)
-    *address = block.address;
-  else
-    front_live_add(front, -1);
-  return error;
-}
-
-cudaError_t front_malloc_stream(const struct front_request *request, struct context_stream stream, uintptr_t *address) {
-  cudaError_t error = malloc_stream(request, stream, address);
-  front_call_end();
+cudaError_t front_malloc(const struct front_request *request, uintptr_t *address) {
+  cudaError_t error = malloc_any(request, address);
+  if (record_on())
+    front_record_request(request, *address, error);
+  else if (front_at_hand == NULL) /* the record has ended */
+    front_show();
   return error;
 }

@@ -99,6 +99,8 @@ static void front_add_resting(const struct front *front, struct pool_front_sum *
     size_t blocks = batch_real(magazine->filling) ? magazine->filling->count : 0;
     for (const struct batch *batch = magazine->resting; batch != NULL; batch = batch->next)
       blocks += batch->epoch > passed ? batch->count : 0;
+    for (const struct lane *lane = front->lanes; lane < front->lanes + LANES; lane++)
+      blocks += lane_blocks(lane, i);
     sum->small_waiting_bytes += blocks * slab_class_bytes(i);
   }
 }
@@ -122,7 +124,7 @@ static void fronts_sum(struct mam_pool *pool, struct pool_front_sum *sum) {
   }
   /* A large block that was freed was handed out again, or is still the front's, or went to the pool, which counts it.
    */
-  sum->frees += sum->hits[FRONT_HIT_SIZE] + sum->hits[FRONT_HIT_TAG] + sum->large_count;
+  sum->frees += sum->hits[FRONT_HIT_SIZE] + sum->hits[FRONT_HIT_TAG] + sum->stream_large_hits + sum->large_count;
   for (unsigned i = 0; i < SLAB_CLASSES; i++) {
     struct slab_sum slabs = slab_count(pool, &pool->fronts->depots[i], i);
     sum->slab_bytes += slabs.slab_bytes;

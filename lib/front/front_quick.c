@@ -6,42 +6,61 @@
 
 /* ---- Taking a block from a front.  The thread is inside. ---- */
 
-uintptr_t front_pop_small(struct front *front, unsigned class, size_t size) {
+uintptr_t front_pop_small(struct front *front, unsigned class, size_t size, struct lane *lane) {
   struct magazine *magazine = &front->magazines[class];
+  uintptr_t address = lane != NULL ? lane_pop(lane, magazine, class, size) : 0;
+  front->stream_hits.small += address != 0;
+  if (address != 0)
+    return address;
   bool any = magazine->loaded->count > 0 || magazine_wake(magazine, front->reuse);
   return any ? magazine_pop(magazine, class, size) : 0;
 }
 
-static inline __attribute__((always_inline)) uintptr_t shelf_pop(struct front *front, size_t size, const void *site,
-                                                                 const void *tag) {
-  size_t bytes = front_whole(front, size);
-  struct shelf *shelf = shelf_for(front->shelves, bytes, tag);
-  struct freed_block *block = shelf->oldest;
-  if (shelf_is_empty(shelf) || bytes < size || !shelf_is_for(shelf, bytes, tag) || !block_fits(shelf, block, bytes) ||
-      block->epoch > reuse_passed(front->reuse))
+/* What goes out on its own stream at once does not wait for a fence. */
+static void stream_hit(struct front *front, size_t bytes) {
+  int64_t left = front->unfenced_left + (int64_t)bytes;
+  front->stream_hits.large++;
+  front->unfenced_left = left < front->fence_bytes ? left : front->fence_bytes;
+}
+
+static inline __attribute__((always_inline)) uintptr_t ready_pop(struct front *front, struct shelf *shelf, size_t bytes,
+                                                                 size_t size, const void *site, const void *tag,
+                                                                 const struct lane *lane) {
+  uint64_t mark = lane_mark(lane);
+  struct freed_block *block = shelf_ready(shelf, reuse_passed(front->reuse), mark, bytes);
+  if (block == NULL)
     return 0;
+  if (mark != LANE_NONE && block_lane(block) == mark)
+    stream_hit(front, block->segment->bytes);
   return shelf_hand_out(front, shelf, block, size, site, tag);
 }
 
-uintptr_t front_pop_shelf(struct front *front, size_t size, const void *site, const void *tag) {
-  return shelf_pop(front, size, site, tag);
-}
-
-uintptr_t front_pop_bin(struct front *front, size_t size, const void *site) {
+static inline __attribute__((always_inline)) uintptr_t shelf_pop(struct front *front, size_t size, const void *site,
+                                                                 const void *tag, const struct lane *lane) {
   size_t bytes = front_whole(front, size);
-  struct shelf *bin = bin_serving(&front->bins, bytes);
-  if (bin == NULL || bytes < size || bin->oldest->epoch > reuse_passed(front->reuse))
+  struct shelf *shelf = shelf_for(front->shelves, bytes, tag);
+  if (shelf_is_empty(shelf) || bytes < size || !shelf_is_for(shelf, bytes, tag))
     return 0;
-  return shelf_hand_out(front, bin, bin->oldest, size, site, NULL);
+  return ready_pop(front, shelf, bytes, size, site, tag, lane);
 }
 
-uintptr_t front_pop(struct front *front, size_t size, const void *site, const void *tag) {
+uintptr_t front_pop_shelf(struct front *front, size_t size, const void *site, const void *tag, struct lane *lane) {
+  return shelf_pop(front, size, site, tag, lane);
+}
+
+uintptr_t front_pop_bin(struct front *front, size_t size, const void *site, const void *tag, struct lane *lane) {
+  size_t bytes = front_whole(front, size);
+  struct shelf *bin = bin_serving(&front->bins, bytes, lane_mark(lane));
+  return bin != NULL && bytes >= size ? ready_pop(front, bin, bytes, size, site, tag, lane) : 0;
+}
+
+uintptr_t front_pop(struct front *front, size_t size, const void *site, const void *tag, struct lane *lane) {
   uintptr_t address = 0;
-  if (tag == NULL && size <= SLAB_BLOCK_MOST_BYTES)
-    address = front_pop_small(front, slab_class(size), size);
+  if (size <= SLAB_BLOCK_MOST_BYTES)
+    address = front_pop_small(front, slab_class(size), size, lane);
   if (address == 0)
-    address = shelf_pop(front, size, site, tag);
-  return address == 0 && tag == NULL ? front_pop_bin(front, size, site) : address;
+    address = shelf_pop(front, size, site, tag, lane);
+  return address == 0 ? front_pop_bin(front, size, site, tag, lane) : address;
 }
 
 /* ---- Malloc: the address, 0 if the front has nothing at hand ---- */
@@ -50,7 +69,7 @@ uintptr_t front_malloc_reenter(size_t size, const void *site, uint64_t default_i
   struct front *front = front_mine;
   uintptr_t address = 0;
   biased_enter(&front->lock);
-  if (size > 0 && front->default_id == default_id && (address = front_pop(front, size, site, NULL)) != 0)
+  if (size > 0 && front->default_id == default_id && (address = front_pop(front, size, site, NULL, NULL)) != 0)
     front->numbers.live_less_one++;
   biased_leave(&front->lock);
   return address;
@@ -79,12 +98,12 @@ static bool reach_and_recount(struct front *front, uint64_t epoch) {
 uintptr_t front_malloc_shelf_or_bin(size_t size, const void *site) {
   struct front *front = front_mine;
   uint64_t default_id = front->default_id;
-  uintptr_t address = shelf_pop(front, size, site, NULL);
+  uintptr_t address = shelf_pop(front, size, site, NULL, NULL);
   if (address != 0) {
     front->last_size = size;
     front->last_shelf = shelf_for(front->shelves, front_whole(front, size), NULL);
   } else {
-    address = front_pop_bin(front, size, site);
+    address = front_pop_bin(front, size, site, NULL, NULL);
   }
   uint64_t epoch = address == 0 ? size_waits_for(front, size) : 0;
   if (address != 0)
@@ -126,18 +145,22 @@ enum front_freed front_free_small(struct front *front, struct slab *slab, uintpt
   return freed;
 }
 
-/* Room for a block that does not go back where it was from; NULL if there is none. */
-static struct freed_block *place_elsewhere(struct front *front, size_t bytes, const void *tag) {
+/* Room for a block that does not go back where it was from; NULL if there is none.  In limbo it would be of no use to
+ * its stream: in the pool it is. */
+static struct freed_block *place_elsewhere(struct front *front, size_t bytes, const void *tag, uint64_t lane) {
   struct shelf *shelf = shelf_for(front->shelves, bytes, tag);
   if (!shelf_is_for(shelf, bytes, tag) || !shelf_has_room(front, shelf))
-    shelf = tag == NULL ? bin_with_room(&front->bins, bytes) : NULL;
-  return shelf != NULL ? shelf_end(shelf) : limbo_has_room(front) ? limbo_end(&front->limbo) : NULL;
+    shelf = bin_with_room(&front->bins, bytes);
+  if (shelf != NULL)
+    return shelf_end(shelf);
+  return lane == LANE_NONE && limbo_has_room(front) ? limbo_end(&front->limbo) : NULL;
 }
 
 enum front_freed front_free_large_elsewhere(struct front *front, const struct freed_block *freed_one) {
   struct segment *segment = freed_one->segment;
   uint64_t epoch = freed_one->epoch;
-  struct freed_block *block = place_elsewhere(front, segment->bytes, segment->as.used.tag);
+  struct context_stream stream = front_stream(front, block_lane(freed_one));
+  struct freed_block *block = place_elsewhere(front, segment->bytes, segment->as.used.tag, block_lane(freed_one));
   struct mam_pool *pool = front->pool;
   uint64_t generation = front->generation;
   bool fence = front->unfenced_left < 0;
@@ -148,7 +171,7 @@ enum front_freed front_free_large_elsewhere(struct front *front, const struct fr
   enum front_freed freed = freed_count(front);
   biased_leave(&front->lock);
   if (block == NULL)
-    pool_give(pool, generation, &segment, 1, epoch);
+    pool_give(pool, generation, &segment, 1, epoch, stream);
   if (fence)
     (void)reuse_reach(front->reuse, reuse_epoch(front->reuse));
   return freed;
@@ -160,12 +183,52 @@ enum front_freed front_free_large_unknown(struct front *front, uintptr_t address
   return slab != NULL ? front_free_small(front, slab, address) : FRONT_FREED_NOT;
 }
 
+enum front_freed front_free_large_not(struct front *front) {
+  biased_leave(&front->lock);
+  return FRONT_FREED_NOT;
+}
+
 enum front_freed front_free_large_lookup(struct front *front, uintptr_t address) {
   struct owned *places = owned_pair(front->owned, address), *owned = owned_find(places, address);
-  return owned != NULL ? free_large_at(front, address, places, owned) : front_free_large_unknown(front, address);
+  return owned != NULL ? free_large_at(front, address, places, owned, LANE_NONE)
+                       : front_free_large_unknown(front, address);
 }
 
 enum front_freed front_free_large(struct front *front, uintptr_t address) {
   biased_enter(&front->lock);
   return free_large(front, address);
+}
+
+/* ---- On a stream ---- */
+
+enum front_freed front_free_small_on(struct front *front, struct slab *slab, uintptr_t address, struct lane *lane) {
+  enum front_freed freed = FRONT_FREED_NOT;
+  biased_enter(&front->lock);
+  /* acquire: as in free_small */
+  struct mam_pool *pool = atomic_load_explicit(&slab->pool, memory_order_acquire);
+  uint32_t index = pool != NULL && pool == front->pool ? slab_index(slab, address) : UINT32_MAX;
+  unsigned class = slab->class;
+  struct magazine *magazine = &front->magazines[class];
+  if (index != UINT32_MAX && !lane_opens(lane, class)) {
+    freed = FRONT_FREED_NO_ROOM;
+  } else if (index != UINT32_MAX && magazine_claim(magazine, front->alone, slab_live(slab, index))) {
+    lane_push(lane, magazine, class, (struct slab_block){address, slab_live(slab, index)});
+    freed = freed_count(front);
+  }
+  biased_leave(&front->lock);
+  return freed;
+}
+
+/* By the immediate rule a shelf's blocks have no epoch, so the pool takes what is freed on a stream. */
+enum front_freed front_free_large_on(struct front *front, uintptr_t address, struct lane *lane) {
+  biased_enter(&front->lock);
+  struct owned *places = front->last_places, *owned = places;
+  if (owned->address != address || owned->ticket == OWNED_FREED) {
+    places = owned_pair(front->owned, address);
+    owned = owned_find(places, address);
+  }
+  if (owned == NULL || front->immediate)
+    return front_free_large_not(front);
+  front->keeps_of_streams = true;
+  return free_large_at(front, address, places, owned, lane->mark);
 }

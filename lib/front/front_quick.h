@@ -29,13 +29,15 @@ enum front_freed front_free_large_elsewhere(struct front *front, const struct fr
 
 /* No block that the thread owns.  It may be the first block of a slab: see front_free_quick. */
 enum front_freed front_free_large_unknown(struct front *front, uintptr_t address);
+/* The same of a free on a stream, which knows that it is none of a slab. */
+enum front_freed front_free_large_not(struct front *front);
 
 /* Not the block that a shelf served last. */
 enum front_freed front_free_large_lookup(struct front *front, uintptr_t address);
 
 /* ---- Malloc ---- */
 
-/* Hands a shelf's oldest block out. */
+/* Hands a shelf's oldest or newest block out. */
 static inline __attribute__((always_inline)) uintptr_t shelf_hand_out(struct front *front, struct shelf *shelf,
                                                                       struct freed_block *block, size_t size,
                                                                       const void *site, const void *tag) {
@@ -51,14 +53,18 @@ static inline __attribute__((always_inline)) uintptr_t shelf_hand_out(struct fro
   }
   segment->as.used.site = site;
   segment->as.used.tag = tag;
-  block_prefetch(next);
-  shelf->oldest = next;
+  if (__builtin_expect(block == shelf->oldest, true)) {
+    block_prefetch(next);
+    shelf->oldest = next;
+  } else {
+    shelf->next = block;
+  }
   front->ticket_next = ticket + 2;
   /* release: the fields above, for a thread that frees the block through the pool; pairs with pool_free's exchange */
   atomic_store_explicit(&segment->ticket, ticket, memory_order_release);
   owned_again(places, address, segment, ticket, shelf);
   front->last_places = places;
-  if (tag != NULL)
+  if (tag != NULL && shelf->tag != NULL)
     front->numbers.tag_hits++;
   return address;
 }
@@ -91,10 +97,10 @@ static inline __attribute__((always_inline)) uintptr_t malloc_last_shelf(struct 
 }
 
 /* The address of a block from what the thread's last front has at hand, if that is of the default pool of the id (0: no
- * pool's); else 0, and the caller goes on with front_malloc.  size may be 0: there is no such block. */
-static inline __attribute__((always_inline)) uintptr_t front_malloc_quick(size_t size, const void *site,
-                                                                          uint64_t default_id) {
-  struct front *front = front_mine;
+ * pool's); else 0, and the caller goes on with front_malloc.  size may be 0: there is no such block.  front, here and
+ * below: front_at_hand, or front_mine of a caller that records. */
+static inline __attribute__((always_inline)) uintptr_t front_malloc_quick(struct front *front, size_t size,
+                                                                          const void *site, uint64_t default_id) {
   if (__builtin_expect(front == NULL, false))
     return 0;
   if (__builtin_expect(!biased_try(&front->lock) || front->default_id != default_id, false))
@@ -150,16 +156,17 @@ static inline __attribute__((always_inline)) enum front_freed free_small(struct 
 
 /* A block that the thread owns is freed, and the front keeps it.  Without fences, which frees would wait for, none is.
  */
-static inline __attribute__((always_inline)) enum front_freed free_large_at(struct front *front, uintptr_t address,
-                                                                            struct owned *places, struct owned *owned) {
+static inline __attribute__((always_inline)) enum front_freed
+free_large_at(struct front *front, uintptr_t address, struct owned *places, struct owned *owned, uint64_t lane) {
   struct segment *segment = owned->segment;
   struct shelf *shelf = owned->shelf;
   uint64_t ticket = owned->ticket, epoch = front_stamp(front);
   owned->ticket = OWNED_FREED;
   if (!claim_ticket(front->alone, &segment->ticket, ticket)) /* pool_free will say so */
-    return front_free_large_unknown(front, address);
+    return lane == 0 ? front_free_large_unknown(front, address) : front_free_large_not(front);
   size_t bytes = segment->bytes; /* from here on the segment is this thread's */
   struct freed_block *block = shelf->next;
+  segment->as.used.site = (const void *)(uintptr_t)lane;
   ring_write(block, segment, address, epoch, places); /* there is always a place for one; it may not count */
   front->unfenced_left -= (int64_t)bytes;
   if (__builtin_expect(front->unfenced_left < 0 || !shelf_takes(shelf, segment, bytes), false))
@@ -177,12 +184,11 @@ static inline __attribute__((always_inline)) enum front_freed free_large(struct 
   struct owned *places = front->last_places;
   if (__builtin_expect(places->address != address, false)) /* if it was freed, its claim fails */
     return front_free_large_lookup(front, address);
-  return free_large_at(front, address, places, places);
+  return free_large_at(front, address, places, places, 0);
 }
 
 /* A free by the thread's last front alone. */
-static inline __attribute__((always_inline)) enum front_freed front_free_quick(uintptr_t address) {
-  struct front *front = front_mine;
+static inline __attribute__((always_inline)) enum front_freed front_free_quick(struct front *front, uintptr_t address) {
   if (__builtin_expect(front == NULL, false))
     return FRONT_FREED_NOT;
   /* Mostly a large block: their pages lie far apart, and asking the map about each costs more than all the rest. */
@@ -195,6 +201,54 @@ static inline __attribute__((always_inline)) enum front_freed front_free_quick(u
     freed = free_small(front, slab, address, true);
   biased_leave(&front->lock);
   return __builtin_expect(freed == FRONT_FREED_NO_ROOM, false) ? front_free_small(front, slab, address) : freed;
+}
+
+/* ---- On a stream ---- */
+
+/* The lane of the stream that the handle means, NULL if that is not known without more questions.  is_current: as in
+ * context_stream_still.  Calls the driver: the thread is not inside. */
+static inline struct lane *lane_quick(struct front *front, CUstream handle, bool is_current) {
+  struct lane *lane = front->last_lane;
+  if (__builtin_expect(lane->handle != handle || !lane->quick, false)) {
+    for (lane = front->lanes; lane->handle != handle || !lane->quick; lane++)
+      if (lane + 1 == front->lanes + LANES)
+        return NULL;
+    front->last_lane = lane;
+  }
+  return context_stream_still(front->driver, handle, lane->stream, is_current) ? lane : NULL;
+}
+
+/* front_malloc_quick for work on a stream; pool: as in front_request.  Without a pool, the id is that of the current
+ * context, and a front that serves it has lanes of that context. */
+static inline uintptr_t front_malloc_on_quick(struct front *front, struct mam_pool *pool, uint64_t default_id,
+                                              size_t size, const void *site, CUstream handle) {
+  struct lane *lane = front != NULL && size > 0 ? lane_quick(front, handle, pool == NULL) : NULL;
+  uintptr_t address = 0;
+  if (lane == NULL)
+    return 0;
+  if (__builtin_expect(biased_try(&front->lock) && front_serves(front, pool, default_id), true)) {
+    address = front_pop(front, size, site, NULL, lane);
+    front->numbers.live_less_one += address != 0;
+  }
+  biased_leave(&front->lock);
+  return address;
+}
+
+/* front_free_quick on a stream. */
+static inline enum front_freed front_free_on_quick(struct front *front, uintptr_t address, CUstream handle) {
+  struct lane *lane = front != NULL ? lane_quick(front, handle, false) : NULL;
+  if (lane == NULL)
+    return FRONT_FREED_NOT;
+  enum front_freed freed = FRONT_FREED_NOT;
+  bool mostly_large = address % SLAB_BYTES == 0; /* as in front_free_quick */
+  struct slab *slab = mostly_large ? NULL : page_map_find(address);
+  if (slab != NULL)
+    freed = front_free_small_on(front, slab, address, lane);
+  if (freed == FRONT_FREED_NOT) /* also where a slab once was */
+    freed = front_free_large_on(front, address, lane);
+  if (freed == FRONT_FREED_NOT && mostly_large && (slab = page_map_find(address)) != NULL)
+    freed = front_free_small_on(front, slab, address, lane);
+  return freed;
 }
 
 #endif

@@ -89,10 +89,12 @@ bool magazine_make_room(struct front *front, struct mam_pool *pool, unsigned cla
 }
 
 /* From the depot, again if another thread collected the refill; *address stays 0 if there is none. */
-static void small_malloc(struct front *front, struct mam_pool *pool, unsigned class, size_t size, uintptr_t *address) {
-  while (*address == 0 && magazine_refill(front, pool, class)) {
+static void small_malloc(struct front *front, struct mam_pool *pool, unsigned class,
+                         const struct front_request *request, uintptr_t *address) {
+  while (*address == 0 && ((request->lane != NULL && lane_refill(front, pool, request->lane, class)) ||
+                           magazine_refill(front, pool, class))) {
     biased_enter(&front->lock);
-    *address = front_pop_small(front, class, size);
+    *address = front_pop_small(front, class, request->size, request->lane);
     biased_leave(&front->lock);
   }
 }
@@ -103,7 +105,7 @@ cudaError_t small_serve(struct front *front, const struct front_request *request
   if (magazine_turn(front, class, true)) {
     biased_enter(&front->lock);
     if (front->pool == pool)
-      *address = front_pop_small(front, class, request->size);
+      *address = front_pop_small(front, class, request->size, request->lane);
     biased_leave(&front->lock);
   }
   if (*address != 0 || !class_has_slabs(front, pool, class))
@@ -112,7 +114,7 @@ cudaError_t small_serve(struct front *front, const struct front_request *request
   if (error != cudaSuccess)
     return error;
   if (front_attached(front, pool))
-    small_malloc(front, pool, class, request->size, address);
+    small_malloc(front, pool, class, request, address);
   else
     error = cudaErrorInvalidResourceHandle;
   pool_exit(pool);

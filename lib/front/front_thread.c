@@ -10,11 +10,10 @@
 #include "base/cancel.h"
 #include "base/error.h"
 #include "base/locked.h"
+#include "base/record.h"
 
 /* What one thread frees is fenced when it comes to this part of the pool's limit, at the latest. */
 enum { FENCE_SHARE = 2 };
-
-__thread __attribute__((tls_model("initial-exec"))) struct front *front_mine;
 
 /* Of a thread whose end has begun, or would not be heard: no front outlives a call. */
 static __thread __attribute__((tls_model("initial-exec"))) bool ending;
@@ -25,6 +24,14 @@ static _Atomic(uint64_t) fronts_made;
 
 /* What is freed for immediate use waits for nothing. */
 static const _Atomic uint64_t no_epoch;
+
+/* Makes a front the thread's first one. */
+static void front_come_first(struct front *front) {
+  front_mine = front;
+  front_show();
+}
+
+void front_show(void) { front_at_hand = record_on() ? NULL : front_mine; }
 
 /* ---- Making one ---- */
 
@@ -38,7 +45,7 @@ static struct front *front_find(const struct mam_pool *pool, uint64_t default_id
       continue;
     *link = front->next_of_thread;
     front->next_of_thread = front_mine;
-    front_mine = front;
+    front_come_first(front);
     return front;
   }
   return NULL;
@@ -54,6 +61,7 @@ static struct front *front_new(void) {
   front->memory = memory;
   front->default_id = FRONT_NO_DEFAULT_ID;
   front->last_places = front->owned;
+  front->last_lane = front->lanes;
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
     magazine_init(&front->magazines[i]);
   for (unsigned i = 0; i < SHELVES; i++)
@@ -80,7 +88,7 @@ static struct front *front_spare(void) {
   /* Tickets are never used twice: each front counts in a range of its own, odd numbers only. */
   front->ticket_next = (atomic_fetch_add_explicit(&fronts_made, 1, memory_order_relaxed) + 1) << POOL_TICKET_BITS | 1;
   front->next_of_thread = front_mine;
-  front_mine = front;
+  front_come_first(front);
   if (!ending) /* any value makes front_thread_end run */
     ending = !thread_end_heard || pthread_setspecific(thread_end, front) != 0;
   return front;
@@ -118,9 +126,14 @@ static void front_attach(struct front *front, struct mam_pool *pool) {
   front->ticket_first = front->ticket_next;
   front->bins.calm_bytes = bin_calm_bytes(pool);
   front->numbers = (struct front_numbers){.live_less_one = -1};
+  front->stream_hits = (struct front_stream_hits){0, 0};
   memset(front->magazines, 0, sizeof front->magazines);
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
     magazine_init(&front->magazines[i]);
+  front->keeps_of_streams = false;
+  memset(front->lanes, 0, sizeof front->lanes); /* their names; the batches went with the pool before */
+  front->driver = pool->source.context.driver;
+  front->context = pool->source.context.handle;
 }
 
 /* Another thread is about to use the pool: from here on, no front is alone.  The fronts' lock is held. */
@@ -204,6 +217,12 @@ bool front_is_mine(const struct front *front) {
 void front_detach(struct front *front) {
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
     magazine_drop(&front->magazines[i]);
+  for (struct lane *lane = front->lanes; lane < front->lanes + LANES; lane++)
+    for (unsigned i = 0; i < SLAB_CLASSES; i++) {
+      free(lane->loaded[i]);
+      free(lane->second[i]);
+      lane->loaded[i] = lane->second[i] = NULL;
+    }
   struct shelf *shelf;
   front->limbo.count = 0;
   for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
@@ -229,7 +248,7 @@ static void front_leave_pool(struct front *front, struct mam_pool *pool) {
 static void fronts_leave(void) {
   struct front *front;
   while ((front = front_mine) != NULL) {
-    front_mine = front->next_of_thread;
+    front_come_first(front->next_of_thread);
     biased_enter(&front->lock);
     struct mam_pool *pool = front->pool;
     biased_leave(&front->lock);

@@ -114,10 +114,9 @@ static inline uint64_t magazine_frees(const struct magazine *magazine) {
   return magazine->filled_blocks + (batch_real(magazine->filling) ? magazine->filling->count : 0);
 }
 
-/* A block from the loaded batch, which is not empty. */
-static inline __attribute__((always_inline)) uintptr_t magazine_pop(struct magazine *magazine, unsigned class,
-                                                                    size_t size) {
-  struct batch *loaded = magazine->loaded;
+/* A block from a batch that is not empty. */
+static inline __attribute__((always_inline)) uintptr_t magazine_pop_of(struct magazine *magazine, struct batch *loaded,
+                                                                       unsigned class, size_t size) {
   const struct slab_block *block = &loaded->blocks[--loaded->count];
   uint32_t code = slab_code(size, class);
   if (__builtin_expect(slab_exact != NULL, false))
@@ -126,6 +125,11 @@ static inline __attribute__((always_inline)) uintptr_t magazine_pop(struct magaz
   /* relaxed: the block is this thread's alone; a thread that frees it gets the address after this */
   atomic_store_explicit(block->live, (uint8_t)code, memory_order_relaxed);
   return block->address;
+}
+
+static inline __attribute__((always_inline)) uintptr_t magazine_pop(struct magazine *magazine, unsigned class,
+                                                                    size_t size) {
+  return magazine_pop_of(magazine, magazine->loaded, class, size);
 }
 
 /* Takes a block out of the program's hands.  False if it was not there.  alone: see claim.h. */

@@ -7,12 +7,15 @@ static struct freed_block *block_take(struct shelf *shelf) {
   return block;
 }
 
-unsigned shelf_clear(struct shelf *shelf, uint64_t passed, struct segment **segments, uint64_t *epoch, unsigned most) {
+unsigned shelf_clear(struct shelf *shelf, uint64_t passed, struct segment **segments, uint64_t *epoch, uint64_t *lane,
+                     unsigned most) {
   unsigned count = 0;
-  for (; !shelf_is_empty(shelf) && count < most && shelf->oldest->epoch <= passed; count++) {
+  *lane = shelf_is_empty(shelf) ? 0 : block_lane(shelf->oldest);
+  for (; !shelf_is_empty(shelf) && count < most && shelf->oldest->epoch <= passed && block_lane(shelf->oldest) == *lane;
+       count++) {
     const struct freed_block *block = block_take(shelf);
     segments[count] = block->segment;
-    *epoch = block->epoch > *epoch ? block->epoch : *epoch;
+    *epoch = block->epoch; /* the latest: oldest first */
   }
   return count;
 }

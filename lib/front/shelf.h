@@ -46,6 +46,10 @@ struct shelf {
   unsigned in_the_way;               /* so many times in a row */
 };
 
+/* The mark of the lane of the stream on which a block was freed (lane.h), 0 if on none.  The segment has it where a
+ * block has its call site, which no block that was freed needs. */
+static inline uint64_t block_lane(const struct freed_block *block) { return (uintptr_t)block->segment->as.used.site; }
+
 static inline void ring_empty(struct shelf *shelf) { shelf->oldest = shelf->next = shelf->ring; }
 
 static inline void ring_set(struct shelf *shelf, struct freed_block *ring, unsigned places) {
@@ -58,6 +62,10 @@ static inline bool ring_is_none(const struct shelf *shelf) { return shelf->end -
 
 static inline struct freed_block *ring_after(const struct shelf *shelf, struct freed_block *block) {
   return block + 1 == shelf->end ? shelf->ring : block + 1;
+}
+
+static inline struct freed_block *ring_before(const struct shelf *shelf, struct freed_block *block) {
+  return (block == shelf->ring ? shelf->end : block) - 1;
 }
 
 static inline bool shelf_is_empty(const struct shelf *shelf) { return shelf->oldest == shelf->next; }
@@ -83,10 +91,12 @@ static inline __attribute__((always_inline)) struct shelf *shelf_for(struct shel
   return shelf_is_for(&pair[1], bytes, tag) || !shelf_is_empty(&pair[0]) ? &pair[1] : &pair[0];
 }
 
-/* Seed 002: by tag, a block serves if it is neither too small nor more than twice as large.  By size it fits exactly.
- */
+/* Seed 002: by tag, a block serves if it is neither too small nor more than twice as large.  By size it fits exactly,
+ * and in a bin it may be a little too large. */
 static inline bool block_fits(const struct shelf *shelf, const struct freed_block *block, size_t bytes) {
-  return shelf->tag == NULL || (block->segment->bytes >= bytes && block->segment->bytes / 2 <= bytes);
+  if (shelf->bytes == bytes)
+    return true;
+  return block->segment->bytes >= bytes && (shelf->tag == NULL || block->segment->bytes / 2 <= bytes);
 }
 
 /* What of a ring's oldest block the next hand-out will write: many blocks share a fence, so it was last used long ago.
@@ -122,9 +132,21 @@ static inline struct freed_block *shelf_end(struct shelf *shelf) {
   return block;
 }
 
-/* Takes up to most of the oldest blocks off a shelf, of those that were freed in the epoch passed or earlier.  *epoch
- * rises to the latest epoch of theirs.  Returns how many. */
-unsigned shelf_clear(struct shelf *shelf, uint64_t passed, struct segment **segments, uint64_t *epoch, unsigned most);
+/* What serves, now that so much has passed: a block that was freed in the same lane, if there is one at either end, the
+ * newest first; or the oldest, if it has passed.  The shelf is not empty, and the caller asks whether it fits. */
+static inline __attribute__((always_inline)) struct freed_block *shelf_ready(const struct shelf *shelf, uint64_t passed,
+                                                                             uint64_t lane, size_t bytes) {
+  struct freed_block *newest = ring_before(shelf, shelf->next), *oldest = shelf->oldest;
+  if (lane != 0 && block_lane(newest) == lane && block_fits(shelf, newest, bytes))
+    return newest;
+  bool ready = oldest->epoch <= passed || (lane != 0 && block_lane(oldest) == lane);
+  return ready && block_fits(shelf, oldest, bytes) ? oldest : NULL;
+}
+
+/* Takes up to most of the oldest blocks off a shelf that were freed in one lane, of those that were freed in the epoch
+ * passed or earlier.  *epoch is the latest epoch of theirs, *lane their lane.  Returns how many. */
+unsigned shelf_clear(struct shelf *shelf, uint64_t passed, struct segment **segments, uint64_t *epoch, uint64_t *lane,
+                     unsigned most);
 
 /* What lies on a shelf. */
 size_t shelf_bytes(const struct shelf *shelf);

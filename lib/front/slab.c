@@ -11,6 +11,9 @@
 /* So many batches rest in a depot.  The blocks of further ones go back into their slabs. */
 enum { DEPOT_BATCHES = 16 };
 
+/* slab_retake looks at so many batches: a search through all that wait for a long kernel would have no bound. */
+enum { DEPOT_TRIES = 32 };
+
 /* At most so many batches go back with each batch that comes: after a long kernel, a hundred thousand may have passed.
  */
 enum { BATCHES_RETURNED = 4 };
@@ -77,15 +80,30 @@ static void batch_push_locked(struct depot *depot, struct batch *batch, bool at_
   depot->batch_count++;
 }
 
+static struct batch *batch_unlink_locked(struct depot *depot, struct batch **link) {
+  lock_held(depot->lock);
+  struct batch *batch = *link;
+  *link = batch->next;
+  if (*link == NULL)
+    depot->last = link;
+  depot->batch_count--;
+  return batch;
+}
+
 static struct batch *batch_pull_locked(struct depot *depot, uint64_t passed) {
   lock_held(depot->lock);
-  struct batch *batch = depot->first;
-  if (batch == NULL || batch->epoch > passed)
-    return NULL;
-  depot->first = batch->next;
-  if (depot->first == NULL)
-    depot->last = &depot->first;
-  depot->batch_count--;
+  bool any = depot->first != NULL && depot->first->epoch <= passed;
+  return any ? batch_unlink_locked(depot, &depot->first) : NULL;
+}
+
+struct batch *slab_retake(struct depot *depot, struct context_stream stream) {
+  struct batch **link = &depot->first, *batch = NULL;
+  mutex_lock(depot->lock);
+  for (unsigned i = 0; i < DEPOT_TRIES && *link != NULL && !context_stream_same((*link)->stream, stream); i++)
+    link = &(*link)->next;
+  if (*link != NULL && context_stream_same((*link)->stream, stream))
+    batch = batch_unlink_locked(depot, link);
+  pthread_mutex_unlock(depot->lock);
   return batch;
 }
 
@@ -251,7 +269,7 @@ size_t slab_reclaim(struct mam_pool *pool, struct depot *depot, unsigned *most) 
   return batches_return(pool, depot, 0, most);
 }
 
-void slab_rest(struct mam_pool *pool, struct depot *depot, struct batch *batch, bool at_once) {
+static void batch_rest(struct mam_pool *pool, struct depot *depot, struct batch *batch, bool at_once) {
   mutex_lock(depot->lock);
   batch_push_locked(depot, batch, at_once);
   bool many = depot->batch_count > 2 * DEPOT_BATCHES;
@@ -259,6 +277,16 @@ void slab_rest(struct mam_pool *pool, struct depot *depot, struct batch *batch, 
   pthread_mutex_unlock(depot->lock);
   if (many)
     (void)batches_return(pool, depot, DEPOT_BATCHES, &most);
+}
+
+void slab_rest(struct mam_pool *pool, struct depot *depot, struct batch *batch, bool at_once) {
+  batch->stream = no_stream;
+  batch_rest(pool, depot, batch, at_once);
+}
+
+void slab_rest_on(struct mam_pool *pool, struct depot *depot, struct batch *batch, struct context_stream stream) {
+  batch->stream = stream;
+  batch_rest(pool, depot, batch, false);
 }
 
 /* ---- Refilling a front ---- */

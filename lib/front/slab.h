@@ -53,6 +53,7 @@ struct slab_block {
 struct batch {
   _Alignas(64) struct batch *next; /* no two threads' batches share a cache line */
   uint64_t epoch;                  /* none of the blocks was freed later: they may be used when it has passed */
+  struct context_stream stream;    /* in a depot: on which all were freed, and may be used at once; id 0: none */
   unsigned count;
   struct slab_block blocks[SLAB_BATCH];
 };
@@ -143,6 +144,9 @@ static inline size_t slab_requested_bytes(const _Atomic uint8_t *live, unsigned 
  * for the GPU.  NULL if there are none.  The caller is a user of the pool. */
 struct batch *slab_refill(struct mam_pool *pool, struct depot *depot, unsigned class);
 
+/* A batch of what was freed on a stream, among the DEPOT_TRIES that rest longest; NULL if there is none. */
+struct batch *slab_retake(struct depot *depot, struct context_stream stream);
+
 /* An empty batch; NULL if the host has no memory. */
 struct batch *slab_shell_take(struct depot *depot);
 void slab_shell_give(struct depot *depot, struct batch *shell);
@@ -150,6 +154,8 @@ void slab_shell_give(struct depot *depot, struct batch *shell);
 /* Takes a batch from a front; its epoch is set.  at_once: the next refill takes it before all others.  Then slabs whose
  * blocks are all inside may go back to the pool. */
 void slab_rest(struct mam_pool *pool, struct depot *depot, struct batch *batch, bool at_once);
+/* The same of a batch whose blocks were all freed on a stream. */
+void slab_rest_on(struct mam_pool *pool, struct depot *depot, struct batch *batch, struct context_stream stream);
 
 /* Puts the blocks of resting batches whose epoch has passed into their slabs and gives slabs back that have them all:
  * of at most *most batches, which counts down.  Returns how many bytes went to the pool. */

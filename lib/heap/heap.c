@@ -467,17 +467,19 @@ cudaError_t MAM_HeapReport(MAM_Heap heap, char **json) {
 /* ---- The pool ---- */
 
 static cudaError_t share_of_heaps(MAM_Pool pool, MAM_HeapShare *share) {
-  cudaError_t error = cudaSuccess;
-  for (struct mam_heap_host *heap = heap_next_in_pool(NULL, pool); heap != NULL && error == cudaSuccess;
-       heap = heap_next_in_pool(heap, pool)) {
+  for (struct mam_heap_host *heap = heap_visit_next(NULL, pool); heap != NULL; heap = heap_visit_next(heap, pool)) {
     MAM_HeapInfo info = {.struct_size = sizeof info};
-    error = MAM_HeapGetInfo(heap, &info);
+    cudaError_t error = MAM_HeapGetInfo(heap, &info);
+    if (error != cudaSuccess) {
+      heap_visit_end(heap);
+      return error;
+    }
     share->heap_count++;
     share->heap_bytes += info.reserved_bytes + (heap->records != NULL ? MAM__SITES * sizeof(struct mam__site) : 0);
     share->heap_used_bytes += info.used_bytes;
     share->heap_free_bytes += info.free_bytes;
   }
-  return error;
+  return cudaSuccess;
 }
 
 cudaError_t MAM_HeapGetShare(MAM_Pool pool, MAM_HeapShare *share) {

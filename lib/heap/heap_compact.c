@@ -14,6 +14,7 @@
 
 #include "base/cancel.h"
 #include "base/error.h"
+#include "base/last_word.h"
 #include "heap/compact_types.h"
 #include "heap/heap_inside.h"
 
@@ -229,6 +230,7 @@ static mam__u64 lay_out(const struct heap_inside *inside, const struct heap_comp
 static cudaError_t take_memory(const struct heap_inside *inside, struct heap_compact *compact, size_t bytes) {
   static const mam__u32 barrier[ALIGN_BYTES / sizeof(mam__u32)];
   void *memory;
+  NO_LAST_WORD; /* the heap's lock is held */
   if (compact->memory_bytes >= bytes)
     return cudaSuccess;
   cudaError_t error = MAM_PoolMalloc(inside->pool, &memory, bytes);

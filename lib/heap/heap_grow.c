@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/last_word.h"
 #include "base/locked.h"
 #include "front/front.h"
 
@@ -37,6 +38,7 @@ cudaError_t heap_memory_take(struct mam_heap_host *heap, size_t bytes, bool at_o
                                   .site = __builtin_return_address(0),
                                   .at_once = at_once};
   uintptr_t address = 0;
+  NO_LAST_WORD; /* the heap's lock is held */
   cudaError_t error =
       heap->count != 0 ? heap_check_memory(heap) : cudaSuccess; /* the first superblock: there is a pool */
   if (error == cudaSuccess)

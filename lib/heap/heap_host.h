@@ -24,7 +24,9 @@
 enum { HEAP_LEAST_BYTES = 256 << 10 };
 
 struct mam_heap_host {
-  struct mam_heap_host *next; /* protected by heaps_lock of heap_inside.c */
+  struct mam_heap_host *next; /* protected by heaps_lock of heap_inside.c, as the next two */
+  unsigned visitors;          /* calls that found the heap in the list: it is not destroyed before they end */
+  bool ends;                  /* waits for them to be destroyed; it gets no more */
 
   /* Constant. */
   MAM_Pool pool;
@@ -58,10 +60,12 @@ struct mam_heap_host {
 /* Before the first heap: keeps the list whole in a forked child. */
 void heap_list_set_up(void);
 void heap_list_add(struct mam_heap_host *heap);
-/* The heap must be in the list. */
+/* The heap must be in the list, where it stays as long as it is visited. */
 void heap_list_remove(struct mam_heap_host *heap);
-/* The heap of a pool that comes after this one in the list, or the first one if heap is NULL; NULL after the last. */
-struct mam_heap_host *heap_next_in_pool(const struct mam_heap_host *heap, MAM_Pool pool);
+/* Begins to visit the heap of a pool that comes after this one in the list, or the first one if heap is NULL, and ends
+ * the visit of this one; NULL after the last.  A heap that is visited is not destroyed. */
+struct mam_heap_host *heap_visit_next(struct mam_heap_host *heap, MAM_Pool pool);
+void heap_visit_end(struct mam_heap_host *heap);
 
 /* Whether a handle from outside is a heap's, and this process's: in a forked child its locks may be held by threads
  * that are not there, and its memory is not the child's. */

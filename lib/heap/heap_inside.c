@@ -14,11 +14,19 @@
 /* ---- The list ---- */
 
 static pthread_mutex_t heaps_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct mam_heap_host *heaps; /* protected by heaps_lock */
+static pthread_cond_t heaps_left = PTHREAD_COND_INITIALIZER; /* a heap has lost its last visitor */
+static struct mam_heap_host *heaps;                          /* protected by heaps_lock */
 
 static void before_fork(void) { pthread_mutex_lock(&heaps_lock); }
 static void after_fork(void) { pthread_mutex_unlock(&heaps_lock); }
-static void set_up(void) { (void)pthread_atfork(before_fork, after_fork, after_fork); }
+
+/* The parent's heaps are never removed here, so no thread waits for visitors that do not exist. */
+static void after_fork_in_child(void) {
+  (void)pthread_cond_init(&heaps_left, NULL);
+  after_fork();
+}
+
+static void set_up(void) { (void)pthread_atfork(before_fork, after_fork, after_fork_in_child); }
 
 void heap_list_set_up(void) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -34,6 +42,9 @@ void heap_list_add(struct mam_heap_host *heap) {
 
 void heap_list_remove(struct mam_heap_host *heap) {
   pthread_mutex_lock(&heaps_lock);
+  heap->ends = true;
+  while (heap->visitors > 0)
+    pthread_cond_wait(&heaps_left, &heaps_lock);
   struct mam_heap_host **link = &heaps;
   while (*link != heap)
     link = &(*link)->next;
@@ -41,13 +52,29 @@ void heap_list_remove(struct mam_heap_host *heap) {
   pthread_mutex_unlock(&heaps_lock);
 }
 
-struct mam_heap_host *heap_next_in_pool(const struct mam_heap_host *heap, MAM_Pool pool) {
+static void visit_end_locked(struct mam_heap_host *heap) {
+  lock_held(&heaps_lock);
+  if (--heap->visitors == 0)
+    (void)pthread_cond_broadcast(&heaps_left);
+}
+
+struct mam_heap_host *heap_visit_next(struct mam_heap_host *heap, MAM_Pool pool) {
   pthread_mutex_lock(&heaps_lock);
   struct mam_heap_host *next = heap == NULL ? heaps : heap->next;
-  while (next != NULL && next->pool != pool)
+  while (next != NULL && (next->pool != pool || next->ends))
     next = next->next;
+  if (next != NULL)
+    next->visitors++;
+  if (heap != NULL)
+    visit_end_locked(heap);
   pthread_mutex_unlock(&heaps_lock);
   return next;
+}
+
+void heap_visit_end(struct mam_heap_host *heap) {
+  pthread_mutex_lock(&heaps_lock);
+  visit_end_locked(heap);
+  pthread_mutex_unlock(&heaps_lock);
 }
 
 cudaError_t heap_check(MAM_Heap heap) {

@@ -63,7 +63,7 @@ enum pool_state {
 };
 
 /* Allocations that a front served itself, by how. */
-enum front_hit { FRONT_HIT_MAGAZINE, FRONT_HIT_SIZE, FRONT_HIT_TAG, FRONT_HIT_KINDS };
+enum front_hit { FRONT_HIT_MAGAZINE, FRONT_HIT_SIZE, FRONT_HIT_TAG, FRONT_HIT_STREAM, FRONT_HIT_KINDS };
 
 /* The sums over all fronts of a pool. */
 struct pool_front_sum {
@@ -75,6 +75,7 @@ struct pool_front_sum {
   size_t requested_bytes;              /* to be added to the pool's own; may be negative, modulo 2^64 */
   size_t thread_count, metadata_bytes; /* of host memory */
   uint64_t hits[FRONT_HIT_KINDS], frees;
+  uint64_t stream_large_hits; /* of FRONT_HIT_STREAM */
 };
 
 /* What stands in front of a pool (lib/front): the pool calls it, and knows no more of it.
@@ -145,6 +146,7 @@ struct pool_chunk {
 struct pool_calm {
   uint64_t generation, malloc_count;
   size_t used_bytes, reserved_bytes, waiting_bytes;
+  bool yields; /* as the pool's config */
 };
 
 struct mam_pool {
@@ -173,6 +175,7 @@ struct mam_pool {
 
   struct pool_config config; /* constant while open */
   struct source source;      /* constant while open; used without the lock */
+  int device;                /* of the source; for a record, 0 without one; constant while open */
   SLIST_HEAD(, pool_chunk) chunks;
   struct segment_set segments;
   SLIST_HEAD(, pool_stream) streams; /* the last one used comes first */
@@ -180,16 +183,21 @@ struct mam_pool {
   unsigned freed_since;              /* segments freed since a fence was last asked for */
   uint64_t collected_epoch;          /* the latest that had passed when the fronts were last collected; 0: never */
 
-  size_t held_bytes;      /* of the source */
-  size_t limit_bytes;     /* held_bytes never passes it */
-  size_t moved_bytes;     /* given back so far, to grow elsewhere in the addresses */
-  size_t wanted_bytes;    /* that threads wait for while another grows the pool */
-  size_t refused_bytes;   /* the smallest size that the source has refused, 0 if it has refused none */
-  size_t requested_bytes; /* live, as asked for */
+  size_t held_bytes;       /* of the source */
+  size_t limit_bytes;      /* held_bytes never passes it */
+  size_t moved_bytes;      /* given back so far, to grow elsewhere in the addresses */
+  size_t rush_bytes;       /* by which an elastic pool has grown, one growth soon after the other */
+  int64_t rushed_ns;       /* when its last growth ended */
+  unsigned cuts_times;     /* how often the share counts that may be cut off holes before the next look */
+  uint64_t looked_growths; /* growths that had ended at the last look */
+  size_t wanted_bytes;     /* that threads wait for while another grows the pool */
+  size_t refused_bytes;    /* the smallest size that the source has refused, 0 if it has refused none */
+  size_t requested_bytes;  /* live, as asked for */
   size_t peak_used_bytes, peak_reserved_bytes;
   uint64_t ticket_next; /* odd */
   uint64_t malloc_count, free_call_count, failure_count, synchronize_count, stream_hit_count;
-  char source_said[256]; /* why it last refused a chunk; "" if it never has */
+  uint64_t source_call_count; /* changes of held_bytes */
+  char source_said[256];      /* why it last refused a chunk; "" if it never has */
 
   const struct pool_front *frozen_for_fork;
 
@@ -198,6 +206,11 @@ struct mam_pool {
 
   struct watch *watch; /* of lib/api (environment.h), under its lock; kept with the struct once it is there */
 };
+
+/* By what a record names the context of a pool. */
+static inline uint64_t pool_record_context(const struct mam_pool *pool) {
+  return pool->config.default_id != 0 ? pool->config.default_id : pool->source.context.id;
+}
 
 /* Opens a pool on an open source, which then belongs to the pool; takes the first chunk.  On failure *pool is left
  * alone and the source is still the caller's. */
@@ -254,12 +267,12 @@ struct pool_block {
 cudaError_t pool_enter(struct mam_pool *pool, uint64_t default_id);
 void pool_exit(struct mam_pool *pool);
 
-/* pool_malloc of the pool of that generation, if it has not ended.  effort: from what is free; or also by a growth of
- * growth_bytes, to at most half of the limit (both else fail with cudaErrorMemoryAllocation, without an error text); or
- * by all means; or by all means that never wait for the GPU.  First, passed_count segments become free, which the GPU
- * is known to be done with. */
+/* pool_malloc of the pool of that generation, if it has not ended.  effort: from what is free and fits closely; or
+ * from what is free; or also by a growth of growth_bytes, to at most half of the limit (these else fail with
+ * cudaErrorMemoryAllocation, without an error text); or by all means; or by all means that never wait for the GPU.
+ * First, passed_count segments become free, which the GPU is known to be done with. */
 #define POOL_ANY_GENERATION 0
-enum pool_effort { POOL_TAKE_FREE, POOL_TAKE_GROWTH, POOL_TAKE_ANY, POOL_TAKE_AT_ONCE };
+enum pool_effort { POOL_TAKE_CLOSE, POOL_TAKE_FREE, POOL_TAKE_GROWTH, POOL_TAKE_ANY, POOL_TAKE_AT_ONCE };
 struct pool_order {
   uint64_t default_id, generation;
   size_t size;
@@ -272,10 +285,14 @@ struct pool_order {
 };
 cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, struct pool_block *block);
 
-/* Takes used segments back whose blocks were freed in epoch or earlier.  Nothing happens if the pool has become one of
- * another generation: then the segments are none of its own. */
+/* Notes that memory was freed for which nobody waits, though a kernel may still use it: before the present epoch has
+ * passed, none of the pool's memory is unmapped. */
+void pool_freed_unfenced(struct mam_pool *pool);
+
+/* Takes used segments back whose blocks were freed in epoch or earlier, on a stream unless its id is 0.  Nothing
+ * happens if the pool has become one of another generation: then the segments are none of its own. */
 void pool_give(struct mam_pool *pool, uint64_t generation, struct segment *const *segments, unsigned count,
-               uint64_t epoch);
+               uint64_t epoch, struct context_stream stream);
 
 /* Memory for slabs: used segments of whole 2 MiB, which are no blocks.  pool_slab_take never waits for the GPU.
  * pool_slab_give goes by the pool's rule of reuse; passed: the GPU is known to be done with it, so it is free at once.
@@ -356,6 +373,10 @@ bool pool_is_known(struct mam_pool *pool);
 /* Whether the pool is open: cudaErrorInvalidResourceHandle, without an error text, if it is not;
  * cudaErrorContextIsDestroyed if it is lost; cudaErrorInitializationError in a forked child. */
 cudaError_t pool_usable(struct mam_pool *pool);
+
+/* How many growths and trims have ended.  Waits for the end of one, for a second at most: one that gives a chunk back
+ * may wait for the GPU, and the caller is not to. */
+uint64_t pool_moves(struct mam_pool *pool);
 
 /* What the pool holds now.  default_id as for pool_malloc.  Errors: as pool_usable, here and below. */
 cudaError_t pool_info(struct mam_pool *pool, uint64_t default_id, MAM_PoolInfo *info);

@@ -57,7 +57,13 @@ static cudaError_t elastic_close(struct mam_pool *pool, const struct pool_chunk 
 cudaError_t pool_chunks_give(struct mam_pool *pool) {
   struct pool_chunk *chunk;
   cudaError_t error = cudaSuccess;
-  SLIST_FOREACH(chunk, &pool->chunks, link) { chunk_map_remove(chunk->base); }
+  SLIST_FOREACH(chunk, &pool->chunks, link) {
+    chunk_map_remove(chunk->base);
+    if (record_on())
+      record_gone(chunk->base, chunk->bytes);
+  }
+  if (record_on())
+    record_taken(pool_record_context(pool), pool->device, -(int64_t)pool->held_bytes);
   while ((chunk = SLIST_FIRST(&pool->chunks)) != NULL) {
     SLIST_REMOVE_HEAD(&pool->chunks, link);
     cudaError_t given = chunk->pieces != NULL

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /* What a pool holds, in numbers, with its fronts held still. */
+#include "base/clock.h"
+#include "base/wait.h"
 #include "pool/pool_inside.h"
 
 void pool_info_locked(struct mam_pool *pool, const struct pool_front_sum *front, MAM_PoolInfo *info) {
@@ -23,6 +25,7 @@ void pool_info_locked(struct mam_pool *pool, const struct pool_front_sum *front,
       .peak_used_bytes = pool->peak_used_bytes,
       .limit_bytes = pool->limit_bytes,
       .peak_reserved_bytes = pool->peak_reserved_bytes,
+      .source_call_count = pool->source_call_count,
       .chunk_count = chunk_count,
       .used_count = segments->count[SEGMENT_USED] - slab_count - sum->large_count + sum->live_small_count,
       .waiting_count = segments->count[SEGMENT_WAITING] + sum->large_waiting_count,
@@ -39,7 +42,7 @@ void pool_info_locked(struct mam_pool *pool, const struct pool_front_sum *front,
       .magazine_hit_count = sum->hits[FRONT_HIT_MAGAZINE],
       .size_hit_count = sum->hits[FRONT_HIT_SIZE],
       .tag_hit_count = sum->hits[FRONT_HIT_TAG],
-      .stream_hit_count = pool->stream_hit_count,
+      .stream_hit_count = pool->stream_hit_count + sum->hits[FRONT_HIT_STREAM],
   };
   for (unsigned i = 0; i < FRONT_HIT_KINDS; i++)
     info->malloc_count += sum->hits[i];
@@ -74,6 +77,22 @@ cudaError_t pool_info(struct mam_pool *pool, uint64_t default_id, MAM_PoolInfo *
   }
   pool_thaw(pool, frozen);
   return error;
+}
+
+enum { MOVES_WAIT_NS = 1000000000 };
+
+uint64_t pool_moves(struct mam_pool *pool) {
+  struct wait wait = WAIT_INIT;
+  int64_t end_ns = now_ns() + MOVES_WAIT_NS;
+  while (true) {
+    pool_lock(pool);
+    bool moves = pool->growing;
+    uint64_t count = atomic_load_explicit(&pool->growths, memory_order_relaxed); /* relaxed: written under the lock */
+    pool_unlock(pool);
+    if (!moves || now_ns() >= end_ns)
+      return count;
+    wait_more(&wait);
+  }
 }
 
 cudaError_t pool_reset_peaks(struct mam_pool *pool, uint64_t default_id) {

@@ -27,6 +27,7 @@
 
 #include "base/locked.h"
 #include "base/mutex.h"
+#include "base/record.h"
 #include "pool/pool.h"
 
 /* ---- The lock ---- */
@@ -163,6 +164,9 @@ bool pool_collection_may_help_locked(struct mam_pool *pool);
 static inline void pool_held_change_locked(struct mam_pool *pool, size_t change) {
   lock_held(&pool->lock);
   pool->held_bytes += change;
+  pool->source_call_count += change != 0;
+  if (change != 0 && record_on())
+    record_taken(pool_record_context(pool), pool->device, (int64_t)change);
 }
 
 /* Ends what pool->growing began: a growth or a trim. */

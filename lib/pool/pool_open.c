@@ -15,13 +15,14 @@ static void pool_reset(struct mam_pool *pool, const struct pool_config *config, 
   pool->freed_since = 0;
   pool->collected_epoch = pool->unfenced_epoch = 0;
   pool->ticket_next = 1;
+  pool->cuts_times = 1;
   for (unsigned i = 0; i < POOL_SMALL_CLASSES; i++)
     atomic_store_explicit(&pool->live_by_class[i], 0, memory_order_relaxed); /* relaxed: a hint */
   pool->limit_bytes = SIZE_MAX;
-  pool->held_bytes = pool->moved_bytes = pool->wanted_bytes = pool->refused_bytes = pool->requested_bytes =
-      pool->peak_used_bytes = pool->peak_reserved_bytes = 0;
+  pool->held_bytes = pool->moved_bytes = pool->rush_bytes = pool->wanted_bytes = pool->refused_bytes =
+      pool->requested_bytes = pool->peak_used_bytes = pool->peak_reserved_bytes = 0;
   pool->malloc_count = pool->free_call_count = pool->failure_count = pool->synchronize_count = 0;
-  pool->stream_hit_count = 0;
+  pool->stream_hit_count = pool->source_call_count = 0;
   pool->source_said[0] = '\0';
   pool->watched = pool->crowded = false;
   atomic_store_explicit(&pool->grown, false, memory_order_relaxed); /* relaxed: as where it is read; the last pool's */
@@ -29,11 +30,25 @@ static void pool_reset(struct mam_pool *pool, const struct pool_config *config, 
   pool_unlock(pool);
 }
 
+/* The device of a source; 0 on host memory, or if the driver does not say. */
+static int device_of(const struct source *source) {
+  const struct driver *driver = source->context.driver;
+  struct context_visit visit;
+  CUdevice device = 0;
+  if (driver == NULL || driver->cuCtxGetDevice == NULL || context_enter(&source->context, &visit) != cudaSuccess)
+    return 0;
+  if (driver->cuCtxGetDevice(&device) != CUDA_SUCCESS)
+    device = 0;
+  context_leave(&source->context, &visit);
+  return device;
+}
+
 cudaError_t pool_open(const struct pool_config *config, const struct source *source, struct mam_pool **opened) {
   struct mam_pool *pool = pool_list_take();
   if (pool == NULL)
     return error_set(cudaErrorMemoryAllocation, "the host has no memory for a pool");
   pool_reset(pool, config, source);
+  pool->device = record_on() ? device_of(source) : 0;
   pool->reuse = reuse_open(source);
   cudaError_t error = cudaSuccess;
   if (pool->reuse != NULL && (config->front == NULL || config->front->open(pool)))

@@ -70,8 +70,8 @@ bool pool_calm_look(struct mam_pool *pool, struct pool_calm *calm) {
     if (frozen != NULL)
       frozen->sum(pool, &sum);
     pool_info_locked(pool, &sum, &info);
-    *calm = (struct pool_calm){pool->generation, info.malloc_count, info.used_bytes, info.reserved_bytes,
-                               info.waiting_bytes};
+    *calm = (struct pool_calm){pool->generation,    info.malloc_count,  info.used_bytes,
+                               info.reserved_bytes, info.waiting_bytes, pool->config.yields};
   }
   pool_thaw(pool, frozen);
   return open;

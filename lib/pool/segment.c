@@ -37,6 +37,7 @@ bool segment_nodes_add(struct segment_set *set) {
 
 void segment_set_init(struct segment_set *set) {
   memset(set, 0, sizeof *set); /* an empty tree is NULL */
+  set->cuts_bytes = SIZE_MAX;
   RB_INIT(&set->by_address);
   TAILQ_INIT(&set->waiting);
   LIST_INIT(&set->unmapped);
@@ -144,13 +145,29 @@ bool segment_is_spared(struct segment_set *set, size_t bytes) {
   return hole != NULL && spares(set, hole, bytes);
 }
 
-struct segment *segment_take(struct segment_set *set, size_t bytes, bool *no_host_memory) {
+/* A close fit leaves at most this part of the block over. */
+enum { CLOSE_SHARE = 3 };
+
+bool segment_may_cut(const struct segment_set *set, const struct segment *hole, size_t bytes, bool close) {
+  size_t rest = hole->bytes - bytes;
+  return close ? rest <= bytes / CLOSE_SHARE : rest <= bytes || bytes <= set->cuts_bytes;
+}
+
+void segment_cut_count(struct segment_set *set, const struct segment *hole, size_t bytes) {
+  if (set->cuts_bytes < SIZE_MAX && hole->bytes - bytes > bytes)
+    set->cuts_bytes -= bytes;
+}
+
+struct segment *segment_take(struct segment_set *set, size_t bytes, bool close, bool *no_host_memory) {
   *no_host_memory = false;
   struct segment *segment = size_best_fit(&set->by_size, bytes);
-  /* All other holes that fit are at least as large, so if this one is spared, they are too. */
+  /* All other holes that fit are at least as large: if this one is spared, or would be cut up, they are too. */
   if (segment == NULL || spares(set, segment, bytes))
     return NULL;
+  if (!segment_may_cut(set, segment, bytes, close))
+    return NULL;
   if (segment->bytes > bytes) {
+    segment_cut_count(set, segment, bytes);
     segment = split_front(set, segment, bytes);
     if (segment == NULL) {
       *no_host_memory = true;

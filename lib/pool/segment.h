@@ -122,6 +122,9 @@ struct segment_set {
   /* Unless this is 0, a hole of more than this serves no block smaller than half of it, so that a small block does not
    * keep a large chunk from going back. */
   size_t spared_bytes;
+  /* Blocks may take so many bytes more from holes of more than twice their size; SIZE_MAX: any number.
+   * Written by the pool. */
+  size_t cuts_bytes;
 };
 
 void segment_set_init(struct segment_set *set);
@@ -140,9 +143,10 @@ bool segment_add_reserved(struct segment_set *set, uintptr_t base, size_t bytes)
 void segment_remove_chunk(struct segment_set *set, struct segment *segment);
 
 /* Best fit: makes the smallest free segment of at least bytes (of those, the lowest) used, splitting the rest off as
- * a free one.  bytes > 0.  The caller fills in as.used.  NULL if no segment is large enough, or if the host has no
- * memory for the split (*no_host_memory then true); nothing changed then. */
-struct segment *segment_take(struct segment_set *set, size_t bytes, bool *no_host_memory);
+ * a free one.  bytes > 0.  The caller fills in as.used.  NULL if no segment is large enough, if the block would cut one
+ * up and cuts_bytes is less than the block, or if the host has no memory for the split (*no_host_memory then true);
+ * no segment changed then.  close: only if at most a third of the block is left over. */
+struct segment *segment_take(struct segment_set *set, size_t bytes, bool close, bool *no_host_memory);
 
 /* Whether there is a hole for so many bytes, which is spared. */
 bool segment_is_spared(struct segment_set *set, size_t bytes);
@@ -183,9 +187,14 @@ void waiting_stream_init(struct waiting_stream *stream);
 bool waiting_stream_empty(const struct waiting_stream *stream);
 
 /* Makes the first bytes of the best fit among what waits for a stream used again, before its epoch has passed.  The
- * rest goes on waiting.  In a list, only the 16 freed last are looked at.  NULL if nothing fits, if the host has no
- * memory, or if a free segment fits better: else large blocks would be cut up while small ones lie free. */
-struct segment *segment_retake(struct segment_set *set, struct waiting_stream *stream, size_t bytes);
+ * rest goes on waiting.  In a list, only the 16 freed last are looked at.  NULL where segment_take has it, and if a
+ * free segment fits better: else large blocks would be cut up while small ones lie free. */
+struct segment *segment_retake(struct segment_set *set, struct waiting_stream *stream, size_t bytes, bool close,
+                               bool *no_host_memory);
+
+/* Whether segment_retake has a segment that is large enough, if cuts are allowed.  If there is none, but what waits for
+ * the stream and what is free beside it are enough together, they become one segment that waits for the stream. */
+bool segment_may_retake(struct segment_set *set, struct waiting_stream *stream, size_t bytes);
 
 /* segment_pass_epoch makes every segment free that waits in the set's list for epoch or an earlier one;
  * segment_pass_some at most so many of them; segment_pass_stream at most so many that wait for the stream.  The last

@@ -136,6 +136,13 @@ struct segment *segment_chunk_make(struct segment_set *set, uintptr_t base, size
  * the pointer is not valid. */
 void segment_become_free(struct segment_set *set, struct segment *segment);
 
+/* Whether a block may be cut from a larger segment: if the fit is close, where that is asked for; else if it is no more
+ * than twice the block's size, or cuts_bytes allows it. */
+bool segment_may_cut(const struct segment_set *set, const struct segment *hole, size_t bytes, bool close);
+
+/* Counts such a cut.  The segment is still whole. */
+void segment_cut_count(struct segment_set *set, const struct segment *hole, size_t bytes);
+
 /* ---- What waits: segment_wait.c ---- */
 
 /* Whether a segment waits for this stream, at whatever epoch; or, if stream is NULL, for this epoch in the set's list.

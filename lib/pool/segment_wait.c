@@ -108,15 +108,91 @@ static struct segment *stream_fit(const struct waiting_stream *stream, size_t by
   return NULL;
 }
 
-struct segment *segment_retake(struct segment_set *set, struct waiting_stream *stream, size_t bytes) {
+/* Whether a segment is the stream's to take: free, or waiting for the stream. */
+static bool is_open_to(const struct segment *segment, const struct waiting_stream *stream) {
+  return segment != NULL && (segment->state == SEGMENT_FREE || segment_waits_with(segment, stream, 0));
+}
+
+/* Where a run of neighbours begins that are open to the stream, if the waiting segment is the first in it that waits;
+ * else NULL. */
+static struct segment *run_begin(struct segment *segment, const struct waiting_stream *stream) {
+  struct segment *before = neighbour_before(segment);
+  if (before == NULL || before->state != SEGMENT_FREE)
+    return segment;
+  return is_open_to(neighbour_before(before), stream) ? NULL : before;
+}
+
+/* So many segments are looked at for a run, so that the search has a bound. */
+enum { RUN_TRIES = 4096 };
+
+/* The first segment of a run of so many bytes that is open to the stream, the largest segments first.  NULL if none was
+ * found. */
+static struct segment *run_fit(const struct waiting_stream *stream, size_t bytes) {
+  struct segment *segment, *first;
+  unsigned tries = 0;
+  for (unsigned bin = STREAM_BINS; bin-- > 0;)
+    TAILQ_FOREACH(segment, &stream->bins[bin], as.waiting.link) {
+      size_t run_bytes = 0;
+      first = run_begin(segment, stream);
+      for (struct segment *next = first; is_open_to(next, stream); next = neighbour_after(next), tries++)
+        run_bytes += next->bytes;
+      if (run_bytes >= bytes)
+        return first;
+      if (++tries > RUN_TRIES)
+        return NULL;
+    }
+  return NULL;
+}
+
+/* Makes a run of neighbours one segment that waits for the stream. */
+static void run_join(struct segment_set *set, struct segment *first, struct waiting_stream *stream) {
+  uint64_t epoch = 0;
+  size_t bytes = 0;
+  for (struct segment *segment = first, *next; is_open_to(segment, stream); segment = next) {
+    next = neighbour_after(segment);
+    bytes += segment->bytes;
+    count_remove(set, segment->state, segment->bytes);
+    if (segment->state == SEGMENT_FREE) {
+      size_remove(&set->by_size, segment);
+    } else {
+      epoch = segment->as.waiting.epoch > epoch ? segment->as.waiting.epoch : epoch;
+      waiting_remove(set, segment);
+    }
+    if (segment != first)
+      segment_absorb(set, segment);
+  }
+  first->bytes = bytes;
+  first->state = SEGMENT_WAITING;
+  first->as.waiting.stream = stream;
+  first->as.waiting.epoch = epoch;
+  count_add(set, SEGMENT_WAITING, bytes);
+  waiting_insert(set, first);
+}
+
+bool segment_may_retake(struct segment_set *set, struct waiting_stream *stream, size_t bytes) {
+  if (stream_fit(stream, bytes) != NULL)
+    return true;
+  struct segment *first = run_fit(stream, bytes);
+  if (first != NULL)
+    run_join(set, first, stream);
+  return first != NULL;
+}
+
+struct segment *segment_retake(struct segment_set *set, struct waiting_stream *stream, size_t bytes, bool close,
+                               bool *no_host_memory) {
+  *no_host_memory = false;
   struct segment *segment = stream_fit(stream, bytes), *front = segment;
   const struct segment *hole = segment != NULL && segment->bytes > bytes ? size_best_fit(&set->by_size, bytes) : NULL;
   if (segment == NULL || (hole != NULL && hole->bytes < segment->bytes))
     return NULL;
+  if (!segment_may_cut(set, segment, bytes, close))
+    return NULL;
   if (segment->bytes > bytes) {
     front = spare_take(set);
+    *no_host_memory = front == NULL;
     if (front == NULL)
       return NULL;
+    segment_cut_count(set, segment, bytes);
     waiting_remove(set, segment);
     segment_make(front, segment->base, bytes, segment->heads_chunk);
     segment->base += bytes;

@@ -24,66 +24,90 @@ void preload_relaxed_end(const struct preload_real *real, CUstreamCaptureMode mo
   preload_depth--;
 }
 
-/* The pool found no memory.  All pools give back to the driver what no block needs, and then the pool is asked again.
- * This waits for the GPU, as the driver's own frees would have done. */
-static cudaError_t pool_malloc_trimmed(size_t bytes, const void *site, uintptr_t *address) {
-  (void)mam_client.give_back(true);
-  return mam_client.malloc(bytes, site, address);
-}
-
 /* A block of the current context's pool.  False if the pool has no memory for it. */
 static bool pool_malloc(size_t bytes, const void *site, uintptr_t *address) {
   preload_depth++;
   cudaError_t error = mam_client.malloc(bytes, site, address);
-  if (__builtin_expect(error == cudaErrorMemoryAllocation, false))
-    error = pool_malloc_trimmed(bytes, site, address);
   preload_depth--;
   return error == cudaSuccess;
+}
+
+/* Frees a block that the program has not got. */
+static void pool_free(uintptr_t address) {
+  cudaError_t error;
+  preload_depth++;
+  (void)mam_client.free(address, &error);
+  preload_depth--;
+}
+
+static __attribute__((noinline)) void served_count(const struct preload_real *real, size_t bytes, uint64_t start_ns) {
+  preload_count_add(PRELOAD_MALLOCS, 1);
+  preload_count_add(PRELOAD_MALLOC_BYTES, bytes);
+  if (start_ns == 0)
+    return;
+  preload_count_add(PRELOAD_MALLOC_NS, preload_now_ns() - start_ns);
+  preload_sample(real, bytes);
 }
 
 /* Serves an allocation and counts it.  False if it must be passed on.  site: where in the program. */
 static bool served(const struct preload_real *real, size_t bytes, const void *site, CUdeviceptr *address) {
   uintptr_t found;
-  bool measures = preload_measures();
-  uint64_t start_ns = measures ? preload_now_ns() : 0;
+  bool counts = preload_counts();
+  uint64_t start_ns = __builtin_expect(counts, false) ? preload_start_ns() : 0;
   if (!pool_malloc(bytes, site, &found))
     return false;
-  if (__builtin_expect(preload_capturing(), false))
-    preload_capture_keep(real, found);
-  *address = found;
-  preload_count_add(PRELOAD_MALLOCS, 1);
-  preload_count_add(PRELOAD_MALLOC_BYTES, bytes);
-  if (__builtin_expect(measures, false)) {
-    preload_count_add(PRELOAD_MALLOC_NS, preload_now_ns() - start_ns);
-    preload_sample(real, bytes);
+  if (__builtin_expect(preload_capturing(), false) && !preload_capture_keep(real, found)) {
+    pool_free(found);
+    return false;
   }
+  *address = found;
+  if (__builtin_expect(counts, false))
+    served_count(real, bytes, start_ns);
   return true;
 }
 
-/* Passes an allocation on, and again each time that pools give memory back. */
+/* Serves an allocation for which the pool had no memory, after so many tries of preload_again.  Before the first the
+ * driver is to be asked: a pool that has reached its limit is none of its business.  But in a capture the driver's
+ * cuMemAlloc may end the capture, so there all pools first give back what they can. */
+static bool served_later(const struct preload_real *real, size_t bytes, const void *site, unsigned tries,
+                         CUdeviceptr *address) {
+  if (tries == 0) {
+    if (!preload_capturing())
+      return false;
+    preload_depth++;
+    (void)mam_client.give_back(true);
+    preload_depth--;
+  }
+  return served(real, bytes, site, address);
+}
+
+/* Passes an allocation on, and again each time that pools give memory back; then, if serves, it may be served. */
 static __attribute__((noinline)) CUresult alloc_passed(const struct preload_real *real, CUdeviceptr *address,
-                                                       size_t bytes) {
-  preload_count_add(PRELOAD_PASSED, 1);
+                                                       size_t bytes, const void *site, bool serves) {
   unsigned tries = 0;
   CUresult result;
   do {
+    if (serves && served_later(real, bytes, site, tries, address))
+      return CUDA_SUCCESS;
     preload_depth++;
     result = PRELOAD_CALL(real, cuMemAlloc_v2, address, preload_passed_bytes(bytes));
     preload_depth--;
   } while (preload_again(result, &tries));
-  return result;
+  preload_count_add(PRELOAD_PASSED, 1);
+  return preload_refused(result, bytes);
 }
 
 CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) {
   const struct preload_real *real = preload_real_get();
-  if (address != NULL && preload_serves(real, bytes) && served(real, bytes, __builtin_return_address(0), address))
+  bool serves = address != NULL && preload_serves(real, bytes);
+  if (serves && served(real, bytes, __builtin_return_address(0), address))
     return CUDA_SUCCESS;
-  return alloc_passed(real, address, bytes);
+  return alloc_passed(real, address, bytes, __builtin_return_address(0), serves);
 }
 
 /* The driver rounds the width of a row up to a multiple of this number of bytes, for elements of that size.  The first
- * call asks the driver for an allocation of one row of one byte.  0 if that failed, or must wait for
- * the end of a capture. */
+ * call asks the driver for an allocation of one row of one byte, which stays: a free would wait for kernels, which may
+ * wait for the program.  0 if that failed, or must wait for the end of a capture. */
 static size_t pitch_unit(const struct preload_real *real, unsigned element_bytes) {
   static _Atomic size_t units[3]; /* relaxed: single numbers; all threads find the same */
   _Atomic size_t *unit = &units[element_bytes / 8];
@@ -92,9 +116,7 @@ static size_t pitch_unit(const struct preload_real *real, unsigned element_bytes
   if (known != 0 || preload_capturing())
     return known;
   CUstreamCaptureMode mode = preload_relaxed_begin(real);
-  if (PRELOAD_CALL(real, cuMemAllocPitch_v2, &row, &known, 1, 1, element_bytes) == CUDA_SUCCESS)
-    (void)PRELOAD_CALL(real, cuMemFree_v2, row);
-  else
+  if (PRELOAD_CALL(real, cuMemAllocPitch_v2, &row, &known, 1, 1, element_bytes) != CUDA_SUCCESS)
     known = 0;
   preload_relaxed_end(real, mode);
   atomic_store_explicit(unit, known, memory_order_relaxed);
@@ -116,21 +138,21 @@ static bool pitch_plan(const struct preload_real *real, size_t width, size_t hei
 
 CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height, unsigned element_bytes) {
   const struct preload_real *real = preload_real_get();
-  size_t row_bytes, bytes;
-  if (address != NULL && pitch != NULL && pitch_plan(real, width, height, element_bytes, &row_bytes, &bytes) &&
-      served(real, bytes, __builtin_return_address(0), address)) {
-    *pitch = row_bytes;
-    return CUDA_SUCCESS;
-  }
-  preload_count_add(PRELOAD_PASSED, 1);
-  unsigned tries = 0;
-  CUresult result;
-  do {
+  const void *site = __builtin_return_address(0);
+  size_t row_bytes = 0, bytes = 0;
+  bool serves = address != NULL && pitch != NULL && pitch_plan(real, width, height, element_bytes, &row_bytes, &bytes);
+  bool pooled = serves && served(real, bytes, site, address);
+  for (unsigned tries = 0; !pooled && !(serves && served_later(real, bytes, site, tries, address));) {
     preload_depth++;
-    result = PRELOAD_CALL(real, cuMemAllocPitch_v2, address, pitch, width, height, element_bytes);
+    CUresult result = PRELOAD_CALL(real, cuMemAllocPitch_v2, address, pitch, width, height, element_bytes);
     preload_depth--;
-  } while (preload_again(result, &tries));
-  return result;
+    if (preload_again(result, &tries))
+      continue;
+    preload_count_add(PRELOAD_PASSED, 1);
+    return preload_refused(result, width * height);
+  }
+  *pitch = row_bytes;
+  return CUDA_SUCCESS;
 }
 
 /* An address at which there is no memory.  The driver is asked about it in place of an address in a freed block of a
@@ -149,20 +171,20 @@ static bool kept_back(uintptr_t address, cudaError_t *error) {
 
 /* Frees the block of a pool.  False if the address is no pool's, and must be passed on. */
 static bool freed(CUdeviceptr address, cudaError_t *error) {
-  bool measures = preload_measures();
-  uint64_t start_ns = measures ? preload_now_ns() : 0;
+  bool counts = preload_counts();
+  uint64_t start_ns = __builtin_expect(counts, false) ? preload_start_ns() : 0;
   bool pooled = kept_back((uintptr_t)address, error);
   if (!pooled) {
     preload_depth++;
     pooled = mam_client.free((uintptr_t)address, error);
     preload_depth--;
   }
-  if (!pooled)
-    return false;
-  preload_count_add(PRELOAD_FREES, 1);
-  if (measures)
-    preload_count_add(PRELOAD_FREE_NS, preload_now_ns() - start_ns);
-  return true;
+  if (__builtin_expect(counts, false) && pooled) {
+    preload_count_add(PRELOAD_FREES, 1);
+    if (start_ns != 0)
+      preload_count_add(PRELOAD_FREE_NS, preload_now_ns() - start_ns);
+  }
+  return pooled;
 }
 
 /* The answer to a free, from that of the pool.  If the pool refused it because the driver has shut down, the program
@@ -217,17 +239,33 @@ CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
 
 /* ---- Asking ---- */
 
-/* Free memory is the driver's and what the pool could hand out.  Between the two questions a pool may take or give back
- * memory, which is then counted twice.  So the sum is cut to what the program's blocks leave of the device. */
+/* An answer of the two is begun anew so often at most. */
+enum { INFO_ANSWERS_MOST = 8 };
+
+/* Free memory is the driver's and what the pool could hand out.  A chunk that goes from one to the other between the
+ * two questions would count twice or not at all, so they are asked again after each such move.  Where moves do not
+ * cease, the sum is cut to what the program's blocks leave of the device. */
 CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
   const struct preload_real *real = preload_real_get();
-  CUresult result = PRELOAD_CALL(real, cuMemGetInfo_v2, free_bytes, total_bytes);
-  if (result != CUDA_SUCCESS || free_bytes == NULL || preload_depth != 0 || !preload_active())
-    return result;
-  size_t used_bytes;
+  if (free_bytes == NULL || preload_depth != 0 || !preload_active())
+    return PRELOAD_CALL(real, cuMemGetInfo_v2, free_bytes, total_bytes);
+  size_t used_bytes = 0, available_bytes = 0;
   preload_depth++;
-  size_t sum = *free_bytes + mam_client.available_bytes(&used_bytes);
+  uint64_t before, moves = mam_client.moves();
+  CUresult result;
+  unsigned answers = 0;
+  do {
+    before = moves;
+    result = PRELOAD_CALL(real, cuMemGetInfo_v2, free_bytes, total_bytes);
+    if (result == CUDA_SUCCESS) {
+      available_bytes = mam_client.available_bytes(&used_bytes);
+      moves = mam_client.moves();
+    }
+  } while (moves != before && ++answers < INFO_ANSWERS_MOST);
   preload_depth--;
+  if (result != CUDA_SUCCESS)
+    return result;
+  size_t sum = *free_bytes + available_bytes;
   size_t total = total_bytes != NULL ? *total_bytes : SIZE_MAX, most = total > used_bytes ? total - used_bytes : 0;
   *free_bytes = sum < most ? sum : most;
   return result;

@@ -17,13 +17,13 @@
  *   preload_graph.c      blocks that a graph goes on using
  *   preload_ipc.c        memory of other processes
  *   preload_options.c    which processes, threads, devices and sizes are served
- *   preload_weak.c       weak references where there is no driver
+ *   preload_weak.c       weak references to what the driver lacks
  *   preload_summary.c    numbers, printed at exit
  *
  * The library does not know how a pool works: client.h is all that it knows of pools.
  *
  * Rules:
- *   - Before the program's first call of a hook, the library clears weak references where there is no driver, and keeps
+ *   - Before the program's first call of a hook, the library clears weak references to what the driver lacks, and keeps
  *     stderr open if a summary was asked for.  It does nothing else.
  *   - No lock is held while dlopen, dlsym, dladdr or the driver is called.
  *   - An allocation that no pool serves is passed on, and the program gets the driver's answer.
@@ -54,8 +54,18 @@ struct preload_real {
 #undef REAL
 };
 
-/* The hooks. */
-#define HOOK(name, arguments) PRELOAD_HOOK CUresult name arguments;
+/* The hooks.  Libraries that patch functions (UCX's hooks) write a jump over the first five bytes, and need to know the
+ * instructions there to move them elsewhere.  What a compiler puts there they may not know.  So on x86-64 each hook is
+ * exported by an entry of two instructions, of which the first has five bytes (preload_resolve.c), and to the linker
+ * the function in C has a name of its own. */
+#if defined(__x86_64__)
+#define PRELOAD_INNER(name) __asm__("preload_" #name)
+#define PRELOAD_VISIBILITY
+#else
+#define PRELOAD_INNER(name)
+#define PRELOAD_VISIBILITY PRELOAD_HOOK
+#endif
+#define HOOK(name, arguments) PRELOAD_VISIBILITY CUresult name arguments PRELOAD_INNER(name);
 #define AGAIN(name, arguments, values) HOOK(name, arguments)
 #define REAL(name, arguments)
 #include "preload/preload_table.def"
@@ -73,8 +83,12 @@ enum preload_door { PRELOAD_DOOR_DLSYM, PRELOAD_DOOR_PROC_ADDRESS, PRELOAD_DOORS
 /* How many hooks the program was given by a door. */
 unsigned preload_given(enum preload_door door);
 
-/* Whether function is the address of a hook. */
-bool preload_is_hook(const void *function);
+/* Finds out which hooks stand for nothing, because the driver is NULL or lacks the function.  driver: a handle of
+ * dlopen. To be called once, before the program begins. */
+void preload_voids_find(void *driver);
+
+/* Whether function is the address of a hook that was found to stand for nothing. */
+bool preload_hook_is_void(const void *function);
 
 /* What a hook answers if there is no real function to call. */
 enum { PRELOAD_NO_FUNCTION = 500 }; /* CUDA_ERROR_NOT_FOUND */
@@ -88,7 +102,8 @@ enum { PRELOAD_NO_FUNCTION = 500 }; /* CUDA_ERROR_NOT_FOUND */
 /* Whether this process is served.  The first call reads the options. */
 bool preload_active(void);
 
-/* Whether this process is a forked child of one that had read the options. */
+/* Whether this process is a forked child of one that had made a context, or of one that decided what is served if this
+ * one has made none. */
 bool preload_is_child(void);
 
 /* In a forked child: initialise locks that other threads of the parent may have held. */
@@ -132,7 +147,7 @@ void preload_bell_start(void);
 bool preload_bell_ring(void);
 
 /* Ends the listening: at exit, and in a forked child, which has no such thread. */
-void preload_bell_stop(bool in_child);
+void preload_bell_stop(void);
 
 /* preload_make_room, if result says that a call found no memory.  Else false, at the cost of a comparison. */
 static inline bool preload_again(CUresult result, unsigned *tries) {
@@ -162,8 +177,15 @@ enum preload_count {
 /* Adds value to a count, if a summary was asked for. */
 void preload_count_add(enum preload_count count, uint64_t value);
 
-/* Whether calls are timed (mam-run --measure). */
-bool preload_measures(void);
+/* To be called when an allocation of bytes found no memory in a pool, nor in the driver after pools have given back
+ * what they could.  Returns the driver's answer. */
+CUresult preload_refused(CUresult result, size_t bytes);
+
+/* Whether a summary was asked for. */
+bool preload_counts(void);
+
+/* The time, or 0 if calls are not timed (mam-run --measure). */
+uint64_t preload_start_ns(void);
 uint64_t preload_now_ns(void);
 
 /* To be called for each served allocation that is timed.  For some of them it times an allocation of bytes and a free
@@ -189,11 +211,12 @@ struct preload_keeper *preload_keeper_new(void);
 void preload_keeper_end(struct preload_keeper *keeper, void *graph);
 
 /* Gives a block that the calling thread has just allocated to the keeper of a capture of the current context: one that
- * the thread began, or one that covers all threads.  Does nothing if there is none. */
-void preload_capture_keep(const struct preload_real *real, uintptr_t address);
+ * the thread began, or one that covers all threads.  Does nothing if there is none.  False if the host has no memory to
+ * remember the block. */
+bool preload_capture_keep(const struct preload_real *real, uintptr_t address);
 
-/* Gives a block to a keeper.  Without host memory it does nothing. */
-void preload_keep(struct preload_keeper *keeper, uintptr_t address);
+/* Gives a block to a keeper.  False if the host has no memory. */
+bool preload_keep(struct preload_keeper *keeper, uintptr_t address);
 
 enum preload_kept {
   PRELOAD_KEPT_NOT,         /* no keeper has the block: the caller frees it */

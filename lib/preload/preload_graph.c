@@ -259,16 +259,17 @@ void preload_keeper_end(struct preload_keeper *keeper, void *graph) {
 
 /* ---- Blocks ---- */
 
-void preload_keep(struct preload_keeper *keeper, uintptr_t address) {
+bool preload_keep(struct preload_keeper *keeper, uintptr_t address) {
   struct kept *kept = malloc(sizeof *kept);
   if (kept == NULL)
-    return; /* no host memory: the program's free of the block frees it at once */
+    return false;
   pthread_mutex_lock(&graphs_lock);
   struct kept **chain = kept_chain(address);
   *kept = (struct kept){.address = address, .keeper = keeper, .next = *chain, .sibling = keeper->blocks};
   *chain = keeper->blocks = kept;
   atomic_fetch_add_explicit(&kept_count, 1, memory_order_relaxed);
   pthread_mutex_unlock(&graphs_lock);
+  return true;
 }
 
 enum preload_kept preload_kept_free(uintptr_t address) {

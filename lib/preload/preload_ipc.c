@@ -107,10 +107,12 @@ CUresult cuIpcGetMemHandle(struct preload_ipc_handle *handle, CUdeviceptr addres
   struct client_block block;
   struct parcel parcel;
   uintptr_t chunk;
-  if (handle == NULL || preload_depth != 0 || !preload_active() ||
-      mam_client.block_at((uintptr_t)address, &block) == CLIENT_FOREIGN)
+  enum client_found found = handle == NULL || preload_depth != 0 || !preload_active()
+                                ? CLIENT_FOREIGN
+                                : mam_client.block_at((uintptr_t)address, &block);
+  if (found == CLIENT_FOREIGN)
     return PRELOAD_CALL(real, cuIpcGetMemHandle, handle, address);
-  if (mam_client.block_at((uintptr_t)address, &block) != CLIENT_LIVE)
+  if (found == CLIENT_DEAD || preload_kept_freed(block.base))
     return cudaErrorInvalidValue;
   /* A block that lies in no chunk of cuMemAlloc is mapped memory, which has no such handle.  The driver says so. */
   bool chunked = mam_client.chunk_at(block.base, &chunk);

@@ -15,14 +15,18 @@
 #include "preload/preload.h"
 
 struct decision {
-  pid_t process; /* the process that decided, not its forked children */
-  struct options_preload options;
-  const char *why_not; /* why the process is not served; NULL if it is */
-  bool active;         /* it is served: why_not is NULL */
-  bool selective;      /* some allocations may be passed on: preload_serves must look */
+  struct options_preload options; /* their texts are in texts */
+  const char *why_not;            /* why the process is not served; NULL if it is */
+  bool active;                    /* it is served: why_not is NULL */
+  bool selective;                 /* some allocations may be passed on: preload_serves must look */
+  char texts[];                   /* a program may overwrite its environment */
 };
 
 static _Atomic(struct decision *) decided; /* NULL until the first call; then never changes */
+
+/* The process that the numbers are of: the one that made the first context, until then the
+ * one that decided.  So it is no child that was forked after the parent had begun.  relaxed: a single number. */
+static _Atomic pid_t owner;
 
 /* compute-sanitizer finds errors at the ends of the driver's own allocations.  It cannot see those inside a chunk, so a
  * process that runs under it is not served. */
@@ -56,31 +60,70 @@ static const char *why_not(const struct options_preload *options) {
   return mam_client.source_is_device() ? NULL : "MAM_SOURCE names no device memory";
 }
 
-/* Reads the options, and tells libmam how to take chunks. */
-static struct decision decide(void) {
-  struct decision decision = {.process = getpid(), .why_not = "it could not be set up"};
-  if (mam_client.struct_size != sizeof(struct client)) {
-    (void)fputs("mam: libmam_preload and libmam are of different versions; nothing is served\n", stderr);
-    return decision;
-  }
-  if (mam_client.options(&decision.options) != cudaSuccess) {
-    (void)fprintf(stderr, "mam: %s; nothing is served\n", MAM_LastError());
-    return decision;
-  }
-  const struct options_preload *options = &decision.options;
-  decision.why_not = why_not(options);
-  decision.active = decision.why_not == NULL;
-  decision.selective = options->least_bytes > 0 || options->most_bytes < SIZE_MAX || options->own_bytes < SIZE_MAX ||
-                       options->skip_threads != NULL || options->skip_devices != NULL;
-  if (decision.active)
-    mam_client.chunks_set(options->chunk_bytes);
+enum { TEXTS = 5 };
+
+/* Where the options have their texts. */
+static void texts_of(struct options_preload *options, const char **texts[TEXTS]) {
+  texts[0] = &options->programs;
+  texts[1] = &options->skip_programs;
+  texts[2] = &options->skip_threads;
+  texts[3] = &options->skip_devices;
+  texts[4] = &options->output;
+}
+
+/* A decision with these options and copies of their texts.  NULL if the host has no memory. */
+static struct decision *decision_new(struct options_preload options) {
+  const char **texts[TEXTS];
+  size_t bytes = sizeof(struct decision);
+  texts_of(&options, texts);
+  for (int i = 0; i < TEXTS; i++)
+    bytes += *texts[i] != NULL ? strlen(*texts[i]) + 1 : 0;
+  struct decision *decision = calloc(1, bytes);
+  char *end = decision != NULL ? decision->texts : NULL;
+  for (int i = 0; end != NULL && i < TEXTS; i++)
+    if (*texts[i] != NULL) {
+      char *text = end;
+      end = stpcpy(text, *texts[i]) + 1;
+      *texts[i] = text;
+    }
+  if (decision != NULL)
+    decision->options = options;
   return decision;
 }
 
-/* In a forked child the driver does not work, so no call succeeds there.  But the child may call hooks, and must not
- * find a lock that another thread of its parent held. */
+/* Reads the options.  Says what is wrong.  *why: why the process is not served, NULL if it is. */
+static struct options_preload options_now(const char **why) {
+  struct options_preload options = {0};
+  *why = "it could not be set up";
+  if (mam_client.struct_size != sizeof(struct client))
+    (void)fputs("mam: libmam_preload and libmam are of different versions; nothing is served\n", stderr);
+  else if (mam_client.options(&options) != cudaSuccess)
+    (void)fprintf(stderr, "mam: %s; nothing is served\n", MAM_LastError());
+  else
+    *why = why_not(&options);
+  return options;
+}
+
+/* Decides, and tells libmam how to take chunks.  NULL if the host has no memory. */
+static struct decision *decide(void) {
+  const char *why;
+  const struct options_preload options = options_now(&why);
+  struct decision *decision = decision_new(options);
+  if (decision == NULL)
+    return NULL;
+  decision->why_not = why;
+  decision->active = why == NULL;
+  decision->selective = options.least_bytes > 0 || options.most_bytes < SIZE_MAX || options.own_bytes < SIZE_MAX ||
+                        options.skip_threads != NULL || options.skip_devices != NULL;
+  if (decision->active)
+    mam_client.chunks_set(options.chunk_bytes);
+  return decision;
+}
+
+/* In a forked child the driver does not work if the parent has used it, so no call succeeds there.  But the child may
+ * call hooks, and must not find a lock that another thread of its parent held. */
 static void after_fork_in_child(void) {
-  preload_bell_stop(true);
+  preload_bell_stop();
   preload_work_forked();
   preload_graph_forked();
   preload_ipc_forked();
@@ -94,10 +137,10 @@ static const struct decision *decision_get(void) {
   struct decision *known = atomic_load_explicit(&decided, memory_order_acquire);
   if (__builtin_expect(known != NULL, true))
     return known;
-  struct decision *mine = malloc(sizeof *mine);
+  struct decision *mine = decide();
   if (mine == NULL)
     return &passive;
-  *mine = decide();
+  atomic_store_explicit(&owner, getpid(), memory_order_relaxed);
   /* release: publishes the decision; acquire on failure: reads the winner's.  Pairs with the load above. */
   if (atomic_compare_exchange_strong_explicit(&decided, &known, mine, memory_order_acq_rel, memory_order_acquire))
     (void)pthread_atfork(NULL, NULL, after_fork_in_child);
@@ -107,9 +150,7 @@ static const struct decision *decision_get(void) {
 }
 
 bool preload_is_child(void) {
-  /* acquire: as above */
-  const struct decision *known = atomic_load_explicit(&decided, memory_order_acquire);
-  return known != NULL && known->process != getpid();
+  return preload_decided() && atomic_load_explicit(&owner, memory_order_relaxed) != getpid();
 }
 
 const struct options_preload *preload_options_read(const char **why) {
@@ -156,6 +197,7 @@ static bool context_seen(const struct preload_real *real) {
     return true;
   bool now = PRELOAD_CALL(real, cuCtxGetCurrent, &context) == CUDA_SUCCESS && context != NULL;
   if (now) {
+    atomic_store_explicit(&owner, getpid(), memory_order_relaxed);
     atomic_store_explicit(&seen, true, memory_order_relaxed);
     preload_bell_start();
   }

@@ -29,8 +29,32 @@ struct row {
   size_t offset; /* of the real function in struct preload_real */
 };
 
+/* What the program finds by the names of the hooks. */
+#if defined(__x86_64__)
+#define HOOK(name, arguments)                                                                                          \
+  extern const char entry_##name[] __asm__(#name);                                                                     \
+  __asm__(".text\n"                                                                                                    \
+          ".p2align 4\n"                                                                                               \
+          ".globl " #name "\n"                                                                                         \
+          ".type " #name ", @function\n" #name ":\n"                                                                   \
+          "  .cfi_startproc\n"                                                                                         \
+          "  movl $0, %eax\n" /* five bytes; the register has no meaning here */                                       \
+          "  jmp preload_" #name "\n"                                                                                  \
+          "  .cfi_endproc\n"                                                                                           \
+          ".size " #name ", .-" #name "\n");
+#define AGAIN(name, arguments, values) HOOK(name, arguments)
+#define REAL(name, arguments)
+#include "preload/preload_table.def"
+#undef HOOK
+#undef AGAIN
+#undef REAL
+#define ENTRY(name) (void *)(uintptr_t)(entry_##name)
+#else
+#define ENTRY(name) (void *)(name)
+#endif
+
 static const struct row rows[] = {
-#define HOOK(name, arguments) {#name, (void *)(name), offsetof(struct preload_real, name)},
+#define HOOK(name, arguments) {#name, ENTRY(name), offsetof(struct preload_real, name)},
 #define AGAIN(name, arguments, values) HOOK(name, arguments)
 #define REAL(name, arguments) {#name, NULL, offsetof(struct preload_real, name)},
 #include "preload/preload_table.def"
@@ -124,7 +148,18 @@ static const struct row *row_by_hook(const void *hook) {
   return NULL;
 }
 
-bool preload_is_hook(const void *function) { return row_by_hook(function) != NULL; }
+/* Whether a hook stands for nothing.  Written before the program begins. */
+static bool is_void[ROWS];
+
+void preload_voids_find(void *driver) {
+  for (size_t i = 0; i < ROWS; i++)
+    is_void[i] = driver == NULL || dlsym_behind(driver, rows[i].name) == NULL;
+}
+
+bool preload_hook_is_void(const void *function) {
+  const struct row *row = row_by_hook(function);
+  return row != NULL && is_void[row - rows];
+}
 
 static const struct row *row_by_real(const struct preload_real *real, const void *function) {
   for (size_t i = 0; i < ROWS; i++)
@@ -202,12 +237,13 @@ static bool is_interposer(const char *name, const void *caller) {
   return interposes;
 }
 
-/* Whether the driver is loaded.  Does not load it. */
-static bool driver_loaded(void) {
+/* Whether the driver is loaded and has the function.  Does not load it. */
+static bool driver_has(const char *name) {
   void *library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+  bool has = library != NULL && dlsym_behind(library, name) != NULL;
   if (library != NULL)
     (void)dlclose(library);
-  return library != NULL;
+  return has;
 }
 
 /* What dlsym answers.  If ask is 0: function, NULL if no library has it.  If ask is 1: what the next dlsym answers, to
@@ -220,16 +256,17 @@ struct dlsym_answer {
 
 static const struct dlsym_answer ask_behind = {NULL, 1};
 
-/* In a process without a driver only another interposer may have the name.  The look-up is the last call here, so that
- * dlerror tells of it. */
-static struct dlsym_answer answer_without_driver(const char *name) {
-  return (struct dlsym_answer){symbol_after_this(name), 0};
+/* The answer where the driver has no such function, or none is loaded: the hook is not there, and what is found is
+ * another interposer's or nothing.  A look-up is the last call here, so that dlerror tells of it. */
+static struct dlsym_answer answer_void(void *library, const struct row *row) {
+  if (library != RTLD_NEXT && dlsym_behind(library, row->name) != row->hook)
+    return ask_behind;
+  return (struct dlsym_answer){symbol_after_this(row->name), 0};
 }
 
 /* The answer to RTLD_NEXT. */
 static struct dlsym_answer answer_next(const struct row *row, const void *caller) {
-  const struct preload_real *real = is_interposer(row->name, caller) ? NULL : preload_real_get();
-  if (real == NULL || row_real(real, row) == NULL)
+  if (is_interposer(row->name, caller))
     return ask_behind;
   return (struct dlsym_answer){give(PRELOAD_DOOR_DLSYM, row->hook), 0};
 }
@@ -253,11 +290,9 @@ struct dlsym_answer preload_dlsym_answer(void *library, const char *name, const 
   const struct row *row = name != NULL && name[0] == 'c' && name[1] == 'u' ? row_by_name(name) : NULL;
   if (row == NULL)
     return ask_behind;
-  bool loaded = driver_loaded();
-  if (!loaded && (library == RTLD_DEFAULT || library == RTLD_NEXT || dlsym_behind(library, name) == row->hook))
-    return answer_without_driver(name);
-  if (!loaded || !preload_active() ||
-      library == RTLD_DEFAULT) /* the next dlsym finds the first library with that name: this one, or one before it */
+  if (!driver_has(name))
+    return answer_void(library, row);
+  if (!preload_active() || library == RTLD_DEFAULT) /* the first library with that name: this one, or one before it */
     return ask_behind;
   return library == RTLD_NEXT ? answer_next(row, caller) : answer_of(library, name);
 }

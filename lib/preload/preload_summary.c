@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,9 +40,13 @@ static _Atomic(uint64_t) *share_counts(void) {
   return shares[number - 1].counts;
 }
 
-void preload_count_add(enum preload_count count, uint64_t value) {
+bool preload_counts(void) {
   const struct options_preload *options = preload_options_get();
-  if (__builtin_expect(options != NULL && options->summary != OPTIONS_SUMMARY_NONE, false))
+  return options != NULL && options->summary != OPTIONS_SUMMARY_NONE;
+}
+
+void preload_count_add(enum preload_count count, uint64_t value) {
+  if (__builtin_expect(preload_counts(), false))
     atomic_fetch_add_explicit(&share_counts()[count], value, memory_order_relaxed);
 }
 
@@ -53,12 +58,32 @@ static uint64_t count_of(enum preload_count count) {
   return sum;
 }
 
-bool preload_measures(void) {
-  const struct options_preload *options = preload_options_get();
-  return options != NULL && options->summary == OPTIONS_SUMMARY_MEASURED;
+/* Allocations that found no memory. */
+static pthread_mutex_t refusals_lock = PTHREAD_MUTEX_INITIALIZER; /* a leaf */
+static struct {
+  uint64_t count;
+  size_t last_bytes, left_bytes; /* of the last one, and what lay free in pools then */
+} refusals;
+
+CUresult preload_refused(CUresult result, size_t bytes) {
+  struct client_totals totals;
+  if (result != CUDA_ERROR_OUT_OF_MEMORY || !preload_counts())
+    return result;
+  mam_client.totals(&totals);
+  pthread_mutex_lock(&refusals_lock);
+  refusals.count++;
+  refusals.last_bytes = bytes;
+  refusals.left_bytes = totals.held_bytes - totals.used_bytes;
+  pthread_mutex_unlock(&refusals_lock);
+  return result;
 }
 
 uint64_t preload_now_ns(void) { return (uint64_t)now_ns(); }
+
+uint64_t preload_start_ns(void) {
+  const struct options_preload *options = preload_options_get();
+  return options != NULL && options->summary == OPTIONS_SUMMARY_MEASURED ? preload_now_ns() : 0;
+}
 
 void preload_sample(const struct preload_real *real, size_t bytes) {
   static _Atomic uint64_t asked;
@@ -108,6 +133,12 @@ static void print(FILE *out, bool measured) {
                 totals.hits, totals.waits);
   (void)fprintf(out, "mam-run:   bytes: %" PRIu64 " allocated, %zu at the peak, %zu held in %u pools at exit\n",
                 count_of(PRELOAD_MALLOC_BYTES), totals.peak_used_bytes, totals.held_bytes, totals.pools);
+  if (refusals.count > 0)
+    (void)fprintf(out,
+                  "mam-run:   refused: %" PRIu64
+                  " allocations found no memory; the last was of %zu bytes, while %zu lay "
+                  "free between the blocks of pools\n",
+                  refusals.count, refusals.last_bytes, refusals.left_bytes);
   (void)fprintf(out, "mam-run:   doors: %u functions by dlsym, %u by cuGetProcAddress\n",
                 preload_given(PRELOAD_DOOR_DLSYM), preload_given(PRELOAD_DOOR_PROC_ADDRESS));
   if (measured)
@@ -145,9 +176,9 @@ static FILE *stderr_now(void) {
 /* A process that has nothing to count prints nothing, unless mam-run ran it itself.  Otherwise a script would print a
  * line for each of its commands. */
 __attribute__((destructor)) static void print_at_exit(void) {
-  const char *why, *summary = getenv("MAM_PRELOAD_SUMMARY");
+  const char *why;
   bool decided = preload_decided();
-  if (summary == NULL || preload_is_child())
+  if ((!decided && getenv("MAM_PRELOAD_SUMMARY") == NULL) || preload_is_child())
     return;
   const struct options_preload *options = preload_options_read(&why);
   const char *nothing = nothing_counted(why, decided);

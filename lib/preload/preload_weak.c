@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Weak references.  A program may refer to the driver's functions weakly, and use the driver only if their addresses
- * are not NULL.  Under this library the dynamic linker finds hooks for them.  If no driver was loaded with the program,
- * the addresses must be NULL.  So the library clears them before the program begins.  It does not look at libraries
- * that are opened later.
+ * Weak references.  A program may refer to the driver's functions weakly, and use those whose addresses are not NULL.
+ * Under this library the dynamic linker finds hooks for them.  If no driver was loaded with the program, or it lacks
+ * the function, the address must be NULL.  So the library clears such references before the program begins.  It does
+ * not look at libraries that are opened later.
  */
 #include <dlfcn.h>
 #include <elf.h>
@@ -75,7 +75,7 @@ static void slot_clear(const struct dl_phdr_info *library, void **slot) {
     (void)mprotect(page, page_bytes, PROT_READ);
 }
 
-/* Clears the weak references of one library to hooks; for dl_iterate_phdr. */
+/* Clears the weak references of one library to hooks that stand for nothing; for dl_iterate_phdr. */
 static int library_clear(struct dl_phdr_info *library, size_t bytes, void *unused) {
   struct references found;
   (void)bytes;
@@ -89,7 +89,7 @@ static int library_clear(struct dl_phdr_info *library, size_t bytes, void *unuse
       unsigned type = (unsigned)ELF64_R_TYPE(reference->r_info);
       void **slot = (void **)(library->dlpi_addr + reference->r_offset);
       if ((type == SLOT || type == CALL_SLOT || type == WORD) && symbol->st_shndx == SHN_UNDEF &&
-          ELF64_ST_BIND(symbol->st_info) == STB_WEAK && preload_is_hook(*slot))
+          ELF64_ST_BIND(symbol->st_info) == STB_WEAK && preload_hook_is_void(*slot))
         slot_clear(library, slot);
     }
   return 0;
@@ -99,8 +99,9 @@ static int library_clear(struct dl_phdr_info *library, size_t bytes, void *unuse
  * reserved. */
 __attribute__((constructor(101))) static void weak_references_clear(void) {
   void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+  preload_voids_find(driver);
+  (void)dl_iterate_phdr(library_clear, NULL);
   if (driver != NULL)
     (void)dlclose(driver);
-  else
-    (void)dl_iterate_phdr(library_clear, NULL);
+  (void)dlerror(); /* of what the program did not ask for */
 }

@@ -23,7 +23,7 @@ struct capture {
   pthread_t thread;              /* the thread that began it */
   bool of_all;                   /* it covers allocations of every thread */
   struct reuse *reuse;           /* of the context, whose bracket is open */
-  struct preload_keeper *keeper; /* of its blocks, NULL: the host had no memory */
+  struct preload_keeper *keeper; /* of its blocks */
   struct capture *next;
 };
 
@@ -97,16 +97,16 @@ static CUcontext context_now(const struct preload_real *real) {
 }
 
 /* The lock is held to the end: while a capture is in the list, its keeper exists. */
-void preload_capture_keep(const struct preload_real *real, uintptr_t address) {
+bool preload_capture_keep(const struct preload_real *real, uintptr_t address) {
   CUcontext context = context_now(real);
   pthread_mutex_lock(&captures_lock);
   const struct capture *capture = captures;
   while (capture != NULL &&
          (capture->context != context || !(capture->of_all || pthread_equal(capture->thread, pthread_self()))))
     capture = capture->next;
-  if (capture != NULL && capture->keeper != NULL)
-    preload_keep(capture->keeper, address);
+  bool kept = capture == NULL || preload_keep(capture->keeper, address);
   pthread_mutex_unlock(&captures_lock);
+  return kept;
 }
 
 /* The context of a stream.  The question does not disturb a capture.  The current context is that of legacy and
@@ -119,29 +119,46 @@ static CUcontext context_of(const struct preload_real *real, CUstream stream) {
   return context_now(real);
 }
 
-/* To be called before a capture begins, so that no fence falls into it.  NULL if libmam has no bracket to open, or the
- * host no memory. */
-static struct capture *capture_open(const struct preload_real *real, CUstream stream, CUstreamCaptureMode mode) {
-  if (preload_depth != 0 || !preload_active())
-    return NULL;
+/* A capture of a stream of that context, with an open bracket and a keeper.  NULL if the host has no memory. */
+static struct capture *capture_new(CUstream stream, CUcontext context, CUstreamCaptureMode mode) {
   struct capture *capture = malloc(sizeof *capture);
-  CUcontext context = context_of(real, stream);
-  if (capture == NULL || context == NULL) {
-    free(capture);
-    return NULL;
-  }
-  *capture = (struct capture){
-      .stream = stream, .context = context, .thread = pthread_self(), .of_all = mode == CU_STREAM_CAPTURE_MODE_GLOBAL};
+  struct preload_keeper *keeper = preload_keeper_new();
   preload_depth++;
-  capture->reuse = mam_client.capture_begin(context);
+  struct reuse *reuse = capture != NULL && keeper != NULL ? mam_client.capture_begin(context) : NULL;
   preload_depth--;
-  if (capture->reuse == NULL) {
+  if (reuse == NULL) {
+    preload_keeper_end(keeper, NULL);
     free(capture);
     return NULL;
   }
-  capture->keeper = preload_keeper_new();
-  capture_add(capture);
+  *capture = (struct capture){.stream = stream,
+                              .context = context,
+                              .thread = pthread_self(),
+                              .of_all = mode == CU_STREAM_CAPTURE_MODE_GLOBAL,
+                              .reuse = reuse,
+                              .keeper = keeper};
   return capture;
+}
+
+static bool context_is(const struct preload_real *real, CUcontext context) {
+  unsigned long long id;
+  return PRELOAD_CALL(real, cuCtxGetId, context, &id) == CUDA_SUCCESS;
+}
+
+/* To be called before a capture begins, so that no fence falls into it.  *opened: NULL if the driver has to answer
+ * without a bracket.  False if the host has no memory: then the capture must not begin, as its blocks could not be
+ * kept. */
+static bool capture_open(const struct preload_real *real, CUstream stream, CUstreamCaptureMode mode,
+                         struct capture **opened) {
+  *opened = NULL;
+  CUcontext context = preload_depth == 0 && preload_active() ? context_of(real, stream) : NULL;
+  if (context == NULL)
+    return true;
+  *opened = capture_new(stream, context, mode);
+  if (*opened == NULL)
+    return !context_is(real, context);
+  capture_add(*opened);
+  return true;
 }
 
 /* To be called after it: result says whether the capture began. */
@@ -185,32 +202,42 @@ static CUresult capture_closed(const struct preload_real *real, struct capture *
 
 CUresult cuStreamBeginCapture(CUstream stream) {
   const struct preload_real *real = preload_real_get();
-  struct capture *capture = capture_open(real, stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
+  struct capture *capture;
+  if (!capture_open(real, stream, CU_STREAM_CAPTURE_MODE_GLOBAL, &capture))
+    return CUDA_ERROR_OUT_OF_MEMORY;
   return capture_opened(capture, PRELOAD_CALL(real, cuStreamBeginCapture, stream));
 }
 
 CUresult cuStreamBeginCapture_ptsz(CUstream stream) {
   const struct preload_real *real = preload_real_get();
-  struct capture *capture = capture_open(real, preload_stream_ptsz(stream), CU_STREAM_CAPTURE_MODE_GLOBAL);
+  struct capture *capture;
+  if (!capture_open(real, preload_stream_ptsz(stream), CU_STREAM_CAPTURE_MODE_GLOBAL, &capture))
+    return CUDA_ERROR_OUT_OF_MEMORY;
   return capture_opened(capture, PRELOAD_CALL(real, cuStreamBeginCapture_ptsz, stream));
 }
 
 CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
   const struct preload_real *real = preload_real_get();
-  struct capture *capture = capture_open(real, stream, mode);
+  struct capture *capture;
+  if (!capture_open(real, stream, mode, &capture))
+    return CUDA_ERROR_OUT_OF_MEMORY;
   return capture_opened(capture, PRELOAD_CALL(real, cuStreamBeginCapture_v2, stream, mode));
 }
 
 CUresult cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode) {
   const struct preload_real *real = preload_real_get();
-  struct capture *capture = capture_open(real, preload_stream_ptsz(stream), mode);
+  struct capture *capture;
+  if (!capture_open(real, preload_stream_ptsz(stream), mode, &capture))
+    return CUDA_ERROR_OUT_OF_MEMORY;
   return capture_opened(capture, PRELOAD_CALL(real, cuStreamBeginCapture_v2_ptsz, stream, mode));
 }
 
 CUresult cuStreamBeginCaptureToGraph(CUstream stream, void *graph, const void *nodes, const void *edges, size_t count,
                                      CUstreamCaptureMode mode) {
   const struct preload_real *real = preload_real_get();
-  struct capture *capture = capture_open(real, stream, mode);
+  struct capture *capture;
+  if (!capture_open(real, stream, mode, &capture))
+    return CUDA_ERROR_OUT_OF_MEMORY;
   return capture_opened(capture,
                         PRELOAD_CALL(real, cuStreamBeginCaptureToGraph, stream, graph, nodes, edges, count, mode));
 }
@@ -218,7 +245,9 @@ CUresult cuStreamBeginCaptureToGraph(CUstream stream, void *graph, const void *n
 CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, void *graph, const void *nodes, const void *edges,
                                           size_t count, CUstreamCaptureMode mode) {
   const struct preload_real *real = preload_real_get();
-  struct capture *capture = capture_open(real, preload_stream_ptsz(stream), mode);
+  struct capture *capture;
+  if (!capture_open(real, preload_stream_ptsz(stream), mode, &capture))
+    return CUDA_ERROR_OUT_OF_MEMORY;
   return capture_opened(capture,
                         PRELOAD_CALL(real, cuStreamBeginCaptureToGraph_ptsz, stream, graph, nodes, edges, count, mode));
 }

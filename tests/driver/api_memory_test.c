@@ -62,6 +62,101 @@ START_TEST(loop_over_many_sizes_holds_no_more) {
 }
 END_TEST
 
+/* ---- Growth from cold ---- */
+
+static uint64_t random_next(uint64_t *state) {
+  *state = *state * 6364136223846793005u + 1442695040888963407u;
+  return *state >> 33;
+}
+
+/* A size between least and most: each power of two is as likely as the next. */
+static size_t random_size(uint64_t *state, size_t least, size_t most) {
+  size_t low = least << random_next(state) % (64 - (unsigned)__builtin_clzl(most / least));
+  size_t size = low + random_next(state) % low;
+  return size < most ? size : most;
+}
+
+/* Random slots, each allocated or freed.  calls: of cuMemMap, in all; in_one: of cuMemMap and cuMemUnmap, by one call
+ * of the library; share: memory held over the most that was live, in percent. */
+static const struct cold {
+  size_t slots, least, most;
+  unsigned calls, in_one, share;
+} colds[] = {
+    {4096, 256, 64 * MIB, 450, 6, 120},        /* 10 GiB */
+    {300, 100 * KIB, 100 * MIB, 150, 12, 145}, /* 3 GiB */
+    {60, MIB, 2 * GIB, 200, 12, 145},          /* 17 GiB */
+    {2700, 256, MIB, 170, 3, 130},             /* 200 MiB */
+};
+
+START_TEST(growth_from_cold_takes_few_mappings) {
+  const struct cold *cold = &colds[_i];
+  static char *blocks[4096];
+  static size_t sizes[4096];
+  size_t live = 0, most_live = 0;
+  uint64_t state = 7;
+  fake_set_capacity(64 * GIB);
+  use_primary(0);
+  OK(MAM_Create_auto());
+  for (unsigned i = 0; i < 10000; i++) {
+    size_t slot = random_next(&state) % cold->slots;
+    unsigned before = fake_calls("cuMemMap") + fake_calls("cuMemUnmap");
+    if (blocks[slot] != NULL) {
+      OK(MAM_CudaFree(blocks[slot]));
+      live -= sizes[slot];
+      blocks[slot] = NULL;
+    } else {
+      live += sizes[slot] = random_size(&state, cold->least, cold->most);
+      blocks[slot] = block(sizes[slot]);
+    }
+    most_live = live > most_live ? live : most_live;
+    ck_assert_uint_le(fake_calls("cuMemMap") + fake_calls("cuMemUnmap") - before, cold->in_one);
+  }
+  ck_assert_uint_le(fake_calls("cuMemMap"), cold->calls);
+  ck_assert_uint_le(info_of(NULL).peak_reserved_bytes, most_live / 100 * cold->share);
+  OK(MAM_Destroy());
+  assert_nothing_held();
+}
+END_TEST
+
+/* A pool that grows now and then does not map ahead: what came at once before counts no longer. */
+START_TEST(growth_is_small_again_after_a_rush) {
+  fake_set_capacity(64 * GIB);
+  use_primary(0);
+  OK(MAM_Create_auto());
+  for (unsigned i = 0; i < 1000; i++)
+    (void)block(4 * MIB);
+  sleep_ms(20);
+  size_t live = 4000 * MIB, held = 0;
+  while (info_of(NULL).reserved_bytes != held) { /* what the rush left */
+    held = info_of(NULL).reserved_bytes;
+    for (; live + 4 * MIB <= held; live += 4 * MIB)
+      (void)block(4 * MIB);
+  }
+  sleep_ms(20);
+  (void)block(4 * MIB);
+  ck_assert_uint_le(info_of(NULL).reserved_bytes - held, 32 * MIB);
+}
+END_TEST
+
+/* ---- A chunk of a fixed size ---- */
+
+/* What a thread keeps is in no hole.  A block that it would fit must not take the last large hole. */
+START_TEST(freed_block_serves_a_smaller_one_before_the_large_hole_is_cut) {
+  static const char tags[3];
+  void *freed = NULL, *between = NULL, *smaller = NULL, *large = NULL;
+  use_primary(0);
+  OK(MAM_Create(320 * MIB));
+  const bool tagged = _i == 1;
+  OK(tagged ? MAM_CudaMallocTagged(&freed, 100 * MIB, &tags[0]) : MAM_CudaMalloc(&freed, 100 * MIB));
+  OK(MAM_CudaMalloc(&between, 65 * MIB));
+  OK(MAM_CudaFree(freed));
+  OK(tagged ? MAM_CudaMallocTagged(&smaller, 60 * MIB, &tags[1]) : MAM_CudaMalloc(&smaller, 60 * MIB));
+  ck_assert_ptr_eq(smaller, freed);
+  OK(tagged ? MAM_CudaMallocTagged(&large, 155 * MIB, &tags[2]) : MAM_CudaMalloc(&large, 155 * MIB));
+  assert_adds_up(NULL);
+}
+END_TEST
+
 /* ---- The impossible ---- */
 
 static _Atomic bool asked_enough;
@@ -308,11 +403,15 @@ END_TEST
 
 int main(void) {
   Suite *suite = suite_create("memory");
-  TCase *loops = add_case(suite, "loops"), *impossible = add_case(suite, "the impossible"),
+  TCase *loops = add_case(suite, "loops"), *growth = add_case(suite, "growth from cold"),
+        *chunk = add_case(suite, "a chunk of a fixed size"), *impossible = add_case(suite, "the impossible"),
         *calm = add_case(suite, "when it is calm"), *limits = add_case(suite, "limits and peaks");
   tcase_add_loop_test(loops, loop_of_pairs_holds_four_blocks_or_256_mib, 0, 2 * PAIR_SIZES);
   tcase_add_loop_test(loops, fence_is_shared_by_what_a_loop_may_hold, 0, 2 * PAIR_SIZES);
   tcase_add_test(loops, loop_over_many_sizes_holds_no_more);
+  tcase_add_loop_test(growth, growth_from_cold_takes_few_mappings, 0, sizeof colds / sizeof colds[0]);
+  tcase_add_test(growth, growth_is_small_again_after_a_rush);
+  tcase_add_loop_test(chunk, freed_block_serves_a_smaller_one_before_the_large_hole_is_cut, 0, 2);
   tcase_add_loop_test(impossible, request_that_can_never_be_served_maps_nothing, 0, 4);
   tcase_add_test(impossible, request_that_can_never_be_served_asks_the_driver_nothing);
   tcase_add_loop_test(calm, calm_pool_gives_back_what_a_loop_left, 0, 3);

@@ -182,6 +182,34 @@ START_TEST(free_chunks_give_way_to_one_that_is_large_enough) {
 }
 END_TEST
 
+/* One size after the other in one pool: what a thread keeps of one size must not starve the next.  Each pair asks which
+ * context is current, and a fence serves four pairs at least; with another device to be asked about it is some seven
+ * calls. */
+START_TEST(pairs_of_any_size_make_few_calls_of_the_driver) {
+  enum { warm_up = 10000, pairs = 10000, calls_most = 32000 };
+  setenv("MAM_SOURCE", "chunks", 1);
+  setenv("MAM_LINGER_MS", "1000000", 1); /* a thread that is held up does not make the pool calm */
+  fake_set_capacity(140 * GIB);
+  use_peers();
+  OK(MAM_Create_auto());
+  for (unsigned bits = 0; bits <= 30; bits += 2 - (unsigned)_i) {
+    unsigned calls = 0, blocks = 0;
+    for (int i = 0; i < warm_up + pairs; i++) {
+      if (i == warm_up) {
+        calls = fake_calls(NULL);
+        blocks = fake_calls("cuMemAlloc") + fake_calls("cuMemFree");
+      }
+      OK(MAM_CudaFree(block((size_t)1 << bits)));
+    }
+    calls = fake_calls(NULL) - calls;
+    ck_assert_msg(calls <= calls_most, "%u calls for %d pairs of 2^%u bytes", calls, pairs, bits);
+    ck_assert_uint_eq(fake_calls("cuMemAlloc") + fake_calls("cuMemFree"), blocks);
+  }
+  OK(MAM_Destroy());
+  assert_nothing_held();
+}
+END_TEST
+
 START_TEST(without_peers_memory_is_mapped) {
   fake_set_devices(2);
   use_primary(0);
@@ -213,6 +241,8 @@ END_TEST
 int main(void) {
   Suite *suite = suite_create("api_peer");
   TCase *peers = add_case(suite, "peers"), *driver = add_case(suite, "what the driver says");
+  TCase *pairs = add_case(suite, "pairs");
+  tcase_set_timeout(pairs, 60); /* they are many */
   tcase_add_loop_test(peers, kernel_of_a_peer_reaches_a_block_of_before, 0, 3);
   tcase_add_loop_test(peers, kernel_of_a_peer_reaches_a_block_of_after, 0, 3);
   tcase_add_loop_test(peers, kernel_of_a_peer_reaches_what_a_pool_grew_by, 0, 3);
@@ -222,6 +252,7 @@ int main(void) {
   tcase_add_test(driver, on_a_machine_with_peers_the_driver_s_range_covers_a_block);
   tcase_add_test(driver, on_a_machine_with_peers_memory_is_taken_as_it_is_needed_and_given_back);
   tcase_add_loop_test(driver, free_chunks_give_way_to_one_that_is_large_enough, 0, 2);
+  tcase_add_loop_test(pairs, pairs_of_any_size_make_few_calls_of_the_driver, 0, 2);
   tcase_add_test(driver, without_peers_memory_is_mapped);
   tcase_add_test(driver, mapped_memory_can_be_exported_and_reached_by_other_adapters);
   tcase_add_test(driver, mapped_memory_is_plain_where_the_driver_refuses_more);

@@ -398,8 +398,9 @@ static void peers(void) {
   fake_make_current(first);
   forget_blocks();
   give_block(a);
-  (void)block(NULL, 3 * MIB);
   fake_make_current(first); /* the peer is, if it could not be popped */
+  (void)block(NULL, 3 * MIB);
+  fake_make_current(first);
   GIVE(MAM_Destroy());
 }
 

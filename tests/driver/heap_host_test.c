@@ -123,6 +123,35 @@ START_TEST(blocks_of_kernels_are_seen_copied_and_freed) {
 }
 END_TEST
 
+/* It gives back what the heap does not need, for which it takes the heap's lock. */
+static unsigned questions;
+static int trims_the_heap(MAM_Pool asked, size_t size, unsigned attempt, void *data) {
+  (void)asked, (void)size, (void)attempt, (void)data;
+  questions++;
+  OK(MAM_HeapTrim(heap, 0));
+  return 1;
+}
+
+START_TEST(memory_for_a_heap_is_no_question_to_the_program) {
+  MAM_HeapOptions options = MAM_HEAP_OPTIONS_INIT;
+  MAM_Heap second;
+  void *block;
+  pool_begin(16 * MIB);
+  heap_begin(1 * MIB, 64 * MIB, 0);
+  OK(MAM_HeapGrow(heap, 8 * MIB));
+  OK(MAM_SetOutOfMemoryCallback(trims_the_heap, NULL));
+  IS(MAM_HeapGrow(heap, 12 * MIB), cudaErrorMemoryAllocation);
+  options.bytes = 12 * MIB;
+  IS(MAM_HeapCreate(&second, pool, &options), cudaErrorMemoryAllocation);
+  ck_assert_uint_eq(questions, 0);
+  OK(MAM_PoolMalloc(pool, &block, 12 * MIB)); /* a program's own allocation asks, and gets what the heap gave back */
+  ck_assert_uint_eq(questions, 1);
+  OK(MAM_CudaFree(block));
+  OK(MAM_SetOutOfMemoryCallback(NULL, NULL));
+  end();
+}
+END_TEST
+
 START_TEST(heap_grows_and_trims_between_kernels) {
   unsigned count = 0;
   static void *blocks[BLOCKS_MOST];
@@ -266,6 +295,52 @@ START_TEST(share_tells_calls_and_kernels_apart) {
   ck_assert_uint_eq(share.call_bytes, 0);
   ck_assert_uint_eq(share.heap_count, 1);
   IS(MAM_HeapGetShare(pool, NULL), cudaErrorInvalidValue);
+  end();
+}
+END_TEST
+
+static void *share_ask(void *result) {
+  *(MAM_HeapShare *)result = (MAM_HeapShare){.struct_size = sizeof(MAM_HeapShare)};
+  OK(MAM_HeapGetShare(pool, result));
+  return NULL;
+}
+
+struct destruction {
+  MAM_Heap heap;
+  _Atomic bool ended;
+};
+
+static void *heap_destroy(void *of) {
+  struct destruction *destruction = of;
+  OK(MAM_HeapDestroy(destruction->heap));
+  destruction->ended = true;
+  return NULL;
+}
+
+/* The thread that asks is inside the heap that another thread destroys, and goes on to the next one from there. */
+START_TEST(heap_that_is_looked_at_is_destroyed_afterwards) {
+  MAM_HeapShare share;
+  struct destruction destruction = {NULL, false};
+  MAM_HeapOptions options = MAM_HEAP_OPTIONS_INIT;
+  pthread_t asker, destroyer;
+  struct timespec time = {.tv_nsec = 50000000};
+  pool_begin(64 * MIB);
+  heap_begin(4 * MIB, 8 * MIB, 0);
+  options.bytes = 2 * MIB;
+  OK(MAM_HeapCreate(&destruction.heap, pool, &options));
+  fake_hold("cuMemcpyDtoHAsync");
+  ck_assert_int_eq(pthread_create(&asker, NULL, share_ask, &share), 0);
+  while (!fake_is_held())
+    (void)sched_yield();
+  ck_assert_int_eq(pthread_create(&destroyer, NULL, heap_destroy, &destruction), 0);
+  (void)nanosleep(&time, NULL);
+  ck_assert(!destruction.ended);
+  fake_let_go();
+  ck_assert_int_eq(pthread_join(asker, NULL), 0);
+  ck_assert_int_eq(pthread_join(destroyer, NULL), 0);
+  ck_assert_uint_eq(share.heap_count, 2);
+  (void)share_ask(&share);
+  ck_assert_uint_eq(share.heap_count, 1);
   end();
 }
 END_TEST
@@ -554,6 +629,7 @@ int main(void) {
   tcase_set_timeout(tests, 60);
   tcase_add_test(tests, blocks_of_kernels_are_seen_copied_and_freed);
   tcase_add_test(tests, heap_grows_and_trims_between_kernels);
+  tcase_add_test(tests, memory_for_a_heap_is_no_question_to_the_program);
   tcase_add_loop_test(tests, creation_that_fails_changes_nothing, 0, 6);
   tcase_add_test(tests, options_are_checked);
   suite_add_tcase(suite, tests);
@@ -563,6 +639,7 @@ int main(void) {
   tcase_add_test(tests, freed_block_has_no_record_any_more);
   tcase_add_test(tests, more_sites_than_there_are_places_are_recorded_without_one);
   tcase_add_test(tests, share_tells_calls_and_kernels_apart);
+  tcase_add_test(tests, heap_that_is_looked_at_is_destroyed_afterwards);
   suite_add_tcase(suite, tests);
   tests = tcase_create("under kernels");
   tcase_set_timeout(tests, 100);

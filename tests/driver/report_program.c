@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /* What report_test.sh runs: allocates and frees as its arguments say, and exits.
- * usage: report_program [clean|leak|fork|explain|silent] */
+ * usage: report_program [clean|leak|fork|explain|report|silent] */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,8 +35,8 @@ int main(int count, char **arguments) {
     small[i] = here(1000);
   for (int i = 0; i < 2; i++)
     large[i] = here((size_t)1 << 20);
-  if (strcmp(how, "explain") == 0) {
-    must(MAM_PoolExplain(NULL, 1, &text));
+  if (strcmp(how, "explain") == 0 || strcmp(how, "report") == 0) {
+    must(strcmp(how, "report") == 0 ? MAM_PoolReport(NULL, &text) : MAM_PoolExplain(NULL, 1, &text));
     (void)fputs(text, stdout);
     free(text);
   }

@@ -51,7 +51,8 @@ struct schedule {
   unsigned early, reused_under_kernels; /* blocks handed out too early; rightly, with kernels before them */
   bool capturing;                       /* this thread */
   bool others_capture;                  /* or one beside it */
-  unsigned captures;
+  bool alone;                           /* no other thread uses the streams: this one uses all, and makes them anew */
+  unsigned captures, renewals, tagged;
 };
 
 /* The streams that a thread of its own may use: its per-thread default stream is number 1. */
@@ -63,11 +64,26 @@ static void streams_make(void **streams) {
 }
 
 /* The captured stream is the last; it runs nothing meanwhile. */
-static unsigned pick_stream(struct schedule *schedule) { return next_random(&schedule->state) % (stream_count - 1); }
+static unsigned pick_stream(struct schedule *schedule) {
+  bool all = schedule->alone && !schedule->capturing;
+  return next_random(&schedule->state) % (all ? stream_count : stream_count - 1);
+}
 
 /* The plain calls of a pool by streams are those of the legacy stream. */
 static unsigned plain_stream(const struct schedule *schedule) {
   return schedule->reuse == MAM_REUSE_STREAM ? 0 : stream_count;
+}
+
+/* Plainly if the stream is none; every fourth time with a tag. */
+static cudaError_t allocate_by(struct schedule *schedule, void **pointer, size_t bytes, unsigned stream) {
+  static const char tags[3];
+  if (stream < stream_count)
+    return MAM_PoolMallocAsync(schedule->pool, pointer, bytes, schedule->streams[stream]);
+  unsigned tag = next_random(&schedule->state) % 12;
+  if (tag >= 3)
+    return MAM_PoolMalloc(schedule->pool, pointer, bytes);
+  schedule->tagged++;
+  return MAM_PoolMallocTagged(schedule->pool, pointer, bytes, &tags[tag]);
 }
 
 static void allocate(struct schedule *schedule) {
@@ -76,9 +92,7 @@ static void allocate(struct schedule *schedule) {
   unsigned stream = next_random(&schedule->state) % 2 ? pick_stream(schedule) : stream_count;
   if (schedule->held_count == live_limit)
     return;
-  cudaError_t error = stream < stream_count
-                          ? MAM_PoolMallocAsync(schedule->pool, &pointer, bytes, schedule->streams[stream])
-                          : MAM_PoolMalloc(schedule->pool, &pointer, bytes);
+  cudaError_t error = allocate_by(schedule, &pointer, bytes, stream);
   if (error != cudaSuccess) {
     bool in_capture = (int)error == 900 && (schedule->capturing || schedule->others_capture);
     ck_assert_msg(error == cudaErrorMemoryAllocation || in_capture, "%d, %s", error, MAM_LastError());
@@ -141,10 +155,44 @@ static void release(struct schedule *schedule) {
   }
 }
 
+/* The legacy stream comes after all that the stream has done, and takes its place for the blocks that it has used. */
+static void replace_stream(struct schedule *schedule, unsigned stream) {
+  unsigned bit = 1u << stream;
+  (void)fake_stream_wait(schedule->streams[0], schedule->streams[stream]);
+  for (unsigned i = 0; i < schedule->held_count; i++) {
+    struct held *held = &schedule->held[i];
+    if (held->origin == stream)
+      held->origin = 0;
+    if ((held->used & bit) != 0)
+      held->used = (held->used & ~bit) | 1;
+  }
+}
+
+/* Destroys a stream, whose work goes on, and creates one, which may get its handle. */
+static void renew_stream(struct schedule *schedule) {
+  unsigned stream = 2 + next_random(&schedule->state) % (stream_count - 3);
+  replace_stream(schedule, stream);
+  fake_stream_destroy(schedule->streams[stream]);
+  schedule->streams[stream] = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  schedule->renewals++;
+}
+
+/* A graph may run at any time, whatever else runs. */
+static void allocate_in_capture(struct schedule *schedule) {
+  void *pointer = NULL, *stream = schedule->streams[stream_count - 1];
+  size_t bytes = random_size(&schedule->state);
+  if (MAM_PoolMallocAsync(schedule->pool, &pointer, bytes, stream) != cudaSuccess)
+    return;
+  schedule->early += fake_in_use(pointer, bytes, FAKE_NO_STREAM);
+  OK(MAM_CudaFreeAsync(pointer, stream));
+}
+
 /* Begins or ends a capture of the last stream, in any mode, in brackets. */
 static void capture(struct schedule *schedule) {
   void *stream = schedule->streams[stream_count - 1];
   if (!schedule->capturing) {
+    if (schedule->alone)
+      replace_stream(schedule, stream_count - 1);
     OK(MAM_CaptureBegin());
     ck_assert(fake_stream_capture_begin(stream, (int)(next_random(&schedule->state) % 3)));
     schedule->capturing = true;
@@ -170,6 +218,10 @@ static void schedule_step(struct schedule *schedule, bool captures) {
     capture(schedule);
   else if (what < 99 && schedule->trims)
     OK(MAM_PoolTrim(schedule->pool, 0));
+  else if (schedule->alone && !schedule->capturing)
+    renew_stream(schedule);
+  if (schedule->capturing && what % 2 == 0)
+    allocate_in_capture(schedule);
   while (fake_in_flight() > in_flight_limit)
     (void)fake_step(next_random(&schedule->state));
 }
@@ -202,9 +254,11 @@ static struct schedule play(MAM_Reuse reuse, MAM_Source source, unsigned seed, b
   struct schedule schedule = {.reuse = reuse, .state = 2463534242u + seed * 7919};
   (void)use_primary(0);
   schedule.pool = reuse_pool(reuse, source);
-  schedule.trims = true;
+  schedule.trims = schedule.alone = true;
   streams_make(schedule.streams);
   schedule_run(&schedule, captures);
+  ck_assert_uint_gt(schedule.tagged, 0);
+  ck_assert_uint_gt(schedule.renewals, 0);
   return schedule;
 }
 
@@ -327,6 +381,37 @@ static void threads_play(MAM_Reuse reuse, MAM_Source source, unsigned seed, bool
   }
   assert_clean_end(pool);
 }
+
+/* Such memory may be handed out under a kernel, but it may not be unmapped under one. */
+START_TEST(immediate_reuse_unmaps_nothing_under_a_kernel) {
+  struct schedule schedule = play(MAM_REUSE_IMMEDIATE, MAM_SOURCE_VMM, (unsigned)_i, false);
+  assert_clean_end(schedule.pool);
+}
+END_TEST
+
+enum { slab_blocks = 2000 };
+
+START_TEST(block_freed_at_once_keeps_its_slab_mapped) {
+  static const size_t sizes_at_once[] = {512, 4 * MIB};
+  static char *blocks[slab_blocks];
+  (void)use_primary(0);
+  MAM_Pool pool = reuse_pool(MAM_REUSE_FENCED, MAM_SOURCE_VMM);
+  size_t bytes = sizes_at_once[_i];
+  int count = _i == 0 ? slab_blocks : 8;
+  for (int i = 0; i < count; i++)
+    blocks[i] = block_of(pool, bytes);
+  struct fake_range range = {blocks[7], bytes};
+  for (int i = 0; i < count; i++)
+    if (i != 7)
+      OK(MAM_CudaFree(blocks[i]));
+  OK(MAM_PoolTrim(pool, 0));
+  ck_assert(fake_launch(fake_stream_create(FAKE_STREAM_NON_BLOCKING), &range, 1));
+  OK(MAM_CudaFreeReuse(blocks[7], MAM_REUSE_IMMEDIATE));
+  OK(MAM_PoolTrim(pool, 0));
+  ck_assert_uint_eq(fake_faults(), 0);
+  assert_clean_end(pool);
+}
+END_TEST
 
 START_TEST(threads_never_get_memory_early) {
   threads_play(_i % 2 == 0 ? MAM_REUSE_FENCED : MAM_REUSE_STREAM, _i % 4 < 2 ? MAM_SOURCE_DEVICE : MAM_SOURCE_VMM,
@@ -728,6 +813,34 @@ START_TEST(memory_that_a_peer_uses_comes_back_when_its_work_is_done) {
 }
 END_TEST
 
+/* It keeps its handle, by which it was known before. */
+START_TEST(peer_is_found_again_after_its_context_was_reset) {
+  void *contexts[2], *pointer = NULL;
+  use_contexts(contexts, true);
+  OK(MAM_Create(64 * MIB));
+  if (_i % 2 == 0)
+    fake_peer_enable(contexts[1], 0);
+  for (int i = 0; i < 2; i++)
+    OK(MAM_CudaFree(block(64 * MIB)));
+  fake_primary_reset(1);
+  for (int i = 0; i < 2 && _i < 2; i++) /* with and without a fence in between */
+    OK(MAM_CudaFree(block(64 * MIB)));
+  ck_assert_ptr_eq(fake_primary_retain(1), contexts[1]);
+  fake_make_current(contexts[1]); /* begins anew */
+  fake_make_current(contexts[0]);
+  fake_peer_enable(contexts[1], 0);
+  char *a = block(64 * MIB);
+  fake_submit(contexts[1]);
+  OK(MAM_CudaFree(a));
+  fake_fail("cuCtxSynchronize", 1, 719); /* would finish the work: the test must not come there by itself */
+  FAILS((cudaError_t)719, MAM_CudaMalloc(&pointer, 64 * MIB));
+  fake_finish(contexts[1]);
+  ck_assert_ptr_eq(block(64 * MIB), a);
+  OK(MAM_Destroy());
+  assert_nothing_held();
+}
+END_TEST
+
 START_TEST(device_without_access_is_not_waited_for) {
   void *contexts[2];
   use_contexts(contexts, true);
@@ -756,6 +869,32 @@ START_TEST(work_of_a_context_that_ended_is_waited_for_no_more) {
   ck_assert_ptr_eq(block(64 * MIB), a);
   OK(MAM_Destroy());
   assert_nothing_held();
+}
+END_TEST
+
+/* A reset leaves the other context its handle, and its default streams their names. */
+START_TEST(work_of_a_context_after_its_reset_is_waited_for) {
+  void *context = fake_context_create(0), *other = fake_primary_retain(0);
+  size_t bytes = sizes[_i];
+  fake_make_current(context);
+  MAM_Pool pool = reuse_pool(MAM_REUSE_FENCED, MAM_SOURCE_DEVICE);
+  char *early = block_on(pool, bytes, NULL), *late = block_on(pool, bytes, NULL);
+  fake_make_current(other);
+  OK(MAM_CudaFreeAsync(early, NULL));
+  fake_primary_reset(0);
+  ck_assert_ptr_eq(fake_primary_retain(0), other);
+  run_kernel(NULL, late, bytes);
+  OK(MAM_CudaFreeAsync(late, NULL));
+  fake_make_current(context);
+  for (int i = 0; i < 8; i++) {
+    char *a = block_of(pool, bytes);
+    ck_assert(!fake_in_use(a, bytes, FAKE_NO_STREAM));
+    OK(MAM_CudaFree(a));
+    ck_assert(!fake_in_use(block_on(pool, bytes < MIB ? bytes : 1, NULL), 1, NULL));
+  }
+  ck_assert(fake_in_use(late, bytes, FAKE_NO_STREAM)); /* the kernel runs on */
+  fake_finish(other);
+  assert_clean_end(pool);
 }
 END_TEST
 
@@ -900,6 +1039,25 @@ static void share(void) {
     while (atomic_load_explicit(&traffic_done[i], memory_order_relaxed) < allowed)
       (void)sched_yield();
 }
+
+/* The branches of a graph run side by side, though they are one capture with one id. */
+START_TEST(streams_of_one_capture_are_several_streams) {
+  (void)use_primary(0);
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING), *branch = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  MAM_Pool pool = reuse_pool(MAM_REUSE_FENCED, MAM_SOURCE_DEVICE);
+  size_t bytes = sizes[_i];
+  ck_assert(fake_stream_capture_begin(stream, 0));
+  ck_assert(fake_stream_capture_join(branch, stream));
+  char *freed = block_on(pool, bytes, stream);
+  OK(MAM_CudaFreeAsync(freed, stream));
+  for (int i = 0; i < 4; i++)
+    ck_assert_ptr_ne(block_on(pool, bytes, branch), freed);
+  ck_assert_ptr_eq(block_on(pool, bytes, stream), freed);
+  ck_assert(fake_stream_capture_end(branch));
+  ck_assert(fake_stream_capture_end(stream));
+  ck_assert_uint_eq(fake_captures_invalidated(), 0);
+}
+END_TEST
 
 START_TEST(bracketed_captures_survive_traffic_in_other_threads) {
   pthread_t threads[traffic_threads];
@@ -1053,13 +1211,15 @@ int main(void) {
   tcase_add_loop_test(schedules, captures_between_change_neither, 0, seed_count);
   tcase_add_loop_test(schedules, driver_without_fences_hands_out_nothing_early, 0, seed_count);
   tcase_add_loop_test(schedules, immediate_reuse_is_caught_by_the_same_schedules, 0, 5);
+  tcase_add_loop_test(schedules, immediate_reuse_unmaps_nothing_under_a_kernel, 0, seed_count);
+  tcase_add_loop_test(schedules, block_freed_at_once_keeps_its_slab_mapped, 0, 2);
   tcase_add_loop_test(schedules, threads_never_get_memory_early, 0, 16);
   tcase_add_loop_test(waiting, nobody_waits_while_memory_is_left, 0, size_count);
   tcase_add_test(waiting, memory_comes_back_without_waiting_when_kernels_have_ended);
   tcase_add_loop_test(waiting, allocation_waits_when_no_memory_is_left, 0, 2);
   tcase_add_loop_test(waiting, fences_are_far_fewer_than_frees, 0, 2);
   tcase_add_loop_test(streams, same_stream_takes_memory_at_once, 0, size_count);
-  tcase_add_loop_test(streams, small_holes_serve_before_large_ones_are_cut, 1, size_count - 1);
+  tcase_add_loop_test(streams, small_holes_serve_before_large_ones_are_cut, 3, size_count - 1);
   tcase_add_loop_test(streams, training_takes_little_more_than_it_uses, 0, behind_count);
   tcase_add_loop_test(streams, two_names_of_the_legacy_stream_are_one_stream, 0, size_count);
   tcase_add_loop_test(streams, other_streams_do_not_take_it, 0, 2 * size_count);
@@ -1069,11 +1229,14 @@ int main(void) {
   tcase_add_loop_test(contexts, memory_freed_in_another_context_comes_back_when_its_work_is_done, 0, 2);
   tcase_add_loop_test(contexts, allocation_waits_for_the_other_context_where_no_memory_is_left, 0, 2);
   tcase_add_loop_test(contexts, memory_that_a_peer_uses_comes_back_when_its_work_is_done, 0, 4);
+  tcase_add_loop_test(contexts, peer_is_found_again_after_its_context_was_reset, 0, 4);
   tcase_add_loop_test(contexts, device_without_access_is_not_waited_for, 0, 2);
   tcase_add_test(contexts, work_of_a_context_that_ended_is_waited_for_no_more);
+  tcase_add_loop_test(contexts, work_of_a_context_after_its_reset_is_waited_for, 0, size_count);
   tcase_add_loop_test(contexts, captures_in_the_other_context_survive, 0, 2 * mode_count);
   tcase_add_loop_test(contexts, contexts_that_use_each_others_memory_get_none_early, 0, seed_count);
   tcase_add_loop_test(captures, memory_freed_in_a_capture_waits_for_its_end, 0, mode_count);
+  tcase_add_loop_test(captures, streams_of_one_capture_are_several_streams, 0, size_count);
   tcase_add_loop_test(captures, bracketed_captures_survive_traffic_in_other_threads, 0, mode_count);
   tcase_add_loop_test(captures, captured_stream_is_noticed_without_brackets, 0, mode_count);
   tcase_add_loop_test(captures, stream_of_a_bracketed_capture_is_left_alone, 0, mode_count);

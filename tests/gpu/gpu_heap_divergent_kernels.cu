@@ -557,6 +557,7 @@ static __device__ INLINE void cluster_turns(const mam_device_heap &heap, const d
   diary mine(job);
   groups::cluster_group cluster = groups::this_cluster();
   unsigned state = state_begin(job), self = thread_in_block();
+  cluster.sync(); /* a block's shared memory is there once the block runs */
   for (unsigned round = 0; round < job.rounds; round++) {
     word packed = 0;
     if (next(state) % 4 != 0)

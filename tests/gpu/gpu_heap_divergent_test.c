@@ -200,7 +200,7 @@ static struct divergent_job job_of(struct site *site, enum divergent_case which,
 static unsigned rounds_at_first(enum divergent_case which) {
   if (gpu_small())
     return 3;
-  return which == DIVERGENT_CONTINUE_PLAIN ? ROUNDS_MAX : which >= DIVERGENT_POINTERS ? 4 : 16;
+  return which == DIVERGENT_CONTINUE_PLAIN ? ROUNDS_MAX : 1;
 }
 
 /* So many rounds that a launch takes some milliseconds. */
@@ -319,10 +319,15 @@ static void case_run(const struct variant *variant, enum divergent_case which) {
   }
   for (unsigned i = 0; i < site_count; i++)
     site_begin(&sites[i]);
+  printf("%s: %s: ms in heaps of", variant->name, run.name);
   for (unsigned i = 0; i < site_count; i++) {
+    double begin_ms = gpu_now_ms();
     run.site = &sites[i];
     case_repeat(&run, which);
+    printf("%s %zu MiB: %.0f", i == 0 ? "" : ",", sites[i].bytes / MIB, gpu_now_ms() - begin_ms);
   }
+  printf("\n");
+  (void)fflush(stdout);
   for (unsigned i = 0; i < site_count; i++) {
     run.site = &sites[i];
     site_sound(&run, which < DIVERGENT_WARP_PARTS);

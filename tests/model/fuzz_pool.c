@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* The entry of libFuzzer: runs the pool beside the naive model of pool_model.h.  Built by ./configure CC=clang
- * --enable-fuzzing. */
+/* The entry of libFuzzer: runs a pool beside the naive model of pool_model.h, or with its fronts beside that of
+ * front_model.h, as bit 6 of the first byte says.  Built by ./configure CC=clang --enable-fuzzing. */
+#include "support/front_model.h"
 #include "support/pool_model.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-  pool_model_run(data, size);
+  if (size > 0 && (data[0] & 64) != 0)
+    front_model_run(data, size);
+  else
+    pool_model_run(data, size);
   return 0;
 }

@@ -5,6 +5,7 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <sys/mman.h>
 
 #include "preload_util.h"
 
@@ -129,6 +130,21 @@ START_TEST(what_does_not_exist_is_not_found) {
 }
 END_TEST
 
+/* Functions that this driver lacks, hooked or not. */
+int cuStreamBeginCaptureToGraph(void) __attribute__((weak));
+int cuStreamEndCapture_ptsz(void *stream, void **graph) __attribute__((weak));
+
+START_TEST(nobody_says_that_an_older_driver_has_a_newer_function) {
+  ck_assert_ptr_null(dlerror());
+  ck_assert_ptr_null(dlsym(RTLD_DEFAULT, "cuStreamBeginCaptureToGraph"));
+  ck_assert_ptr_nonnull(dlerror());
+  ck_assert_ptr_null(dlsym(RTLD_NEXT, "cuStreamBeginCaptureToGraph"));
+  ck_assert_ptr_null(dlsym(dlopen(NULL, RTLD_NOW), "cuStreamBeginCaptureToGraph"));
+  ck_assert(cuStreamBeginCaptureToGraph == NULL);
+  ck_assert(cuStreamEndCapture_ptsz != NULL);
+}
+END_TEST
+
 START_TEST(a_local_library_is_served_by_its_symbols) {
   begin();
   assert_served(plugin_symbol(PLUGIN, RTLD_LOCAL, "plugin_alloc"), plugin_symbol(PLUGIN, RTLD_LOCAL, "plugin_free"));
@@ -235,6 +251,102 @@ START_TEST(a_free_by_the_drivers_own_door_takes_no_chunk_away) {
 }
 END_TEST
 
+START_TEST(the_driver_may_be_closed_and_opened_again) {
+  address_t address;
+  begin();
+  for (int i = 0; i < 3; i++) {
+    void *library = driver_library();
+    alloc_function alloc;
+    free_function release;
+    *(void **)&alloc = dlsym(library, "cuMemAlloc_v2");
+    *(void **)&release = dlsym(library, "cuMemFree_v2");
+    OK(alloc(&address, 1000));
+    OK(dlclose(library));
+    OK(release(address));
+  }
+  ck_assert_uint_eq(fake_live_bytes(), CHUNK_BYTES);
+}
+END_TEST
+
+/* At each version and with all flags what is found is the hook of what the driver has found: of another copy of the
+ * driver, which has the same functions and no hooks. */
+START_TEST(every_version_finds_what_the_driver_finds) {
+  static const char *const names[] = {"cuMemAlloc",           "cuMemFree",        "cuMemFreeAsync",
+                                      "cuMemGetInfo",         "cuGetProcAddress", "cuCtxSynchronize",
+                                      "cuStreamBeginCapture", "cuNothing",        "cuInit"};
+  static const int versions[] = {0, 2000, 3020, 4000, 10010, 11020, 11030, 12000, 13000, 99999};
+  void *copy = dlmopen(LM_ID_NEWLM, "tests/support/.libs/libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  ck_assert_msg(copy != NULL, "%s", dlerror());
+  look_up_v2 bare;
+  *(void **)&bare = dlsym(copy, "cuGetProcAddress_v2");
+  for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+    for (size_t j = 0; j < sizeof versions / sizeof versions[0]; j++)
+      for (uint64_t flags = 0; flags < 4; flags++) {
+        void *found = &found, *others = &others, *older = &older;
+        int status = 7, others_status = 7;
+        Dl_info in;
+        int result = cuGetProcAddress_v2(names[i], &found, versions[j], flags, &status);
+        FAILS(result, bare(names[i], &others, versions[j], flags, &others_status));
+        FAILS(result, cuGetProcAddress(names[i], &older, versions[j], flags));
+        ck_assert_int_eq(status, others_status);
+        if (result != 0)
+          continue;
+        ck_assert_ptr_eq(found, older);
+        ck_assert_int_ne(dladdr(found, &in), 0);
+        ck_assert_msg(strstr(in.dli_fname, strcmp(names[i], "cuInit") == 0 ? "libcuda" : "libmam_preload") != NULL,
+                      "%s at %d is in %s", names[i], versions[j], in.dli_fname);
+      }
+}
+END_TEST
+
+#if defined(__x86_64__)
+static unsigned patched_calls;
+static alloc_function patched_next;
+
+static int patched_alloc(address_t *address, size_t bytes) {
+  patched_calls++;
+  return patched_next(address, bytes);
+}
+
+enum { PATCH_BYTES = 5, JUMP_BYTES = 13 };
+
+/* Writes a jump to an address, at whatever distance: by register 11. */
+static void jump_write(unsigned char *code, uintptr_t to) {
+  static const unsigned char load[] = {0x49, 0xbb}, jump[] = {0x41, 0xff, 0xe3};
+  memcpy(code, load, sizeof load);
+  memcpy(code + sizeof load, &to, sizeof to);
+  memcpy(code + sizeof load + sizeof to, jump, sizeof jump);
+}
+
+/* As UCX patches functions: it moves the first five bytes elsewhere, if it knows the instruction to be one that may be
+ * moved, and writes a jump in their place.  It knows a load of a constant. */
+START_TEST(a_hook_may_be_patched) {
+  static const char *const names[] = {"cuMemAlloc_v2",   "cuMemAllocPitch_v2", "cuMemAllocManaged",
+                                      "cuMemAllocAsync", "cuMemFree_v2",       "cuMemFreeAsync"};
+  for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+    ck_assert_uint_eq(*(unsigned char *)dlsym(RTLD_DEFAULT, names[i]), 0xb8);
+  unsigned char *hook = dlsym(RTLD_DEFAULT, "cuMemAlloc_v2");
+  size_t page_bytes = (size_t)sysconf(_SC_PAGESIZE);
+  void *page = (void *)((uintptr_t)hook & ~(uintptr_t)(page_bytes - 1));
+  unsigned char *near = mmap(NULL, page_bytes, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ck_assert_ptr_ne((void *)near, MAP_FAILED);
+  jump_write(near, (uintptr_t)patched_alloc);
+  memcpy(near + JUMP_BYTES, hook, PATCH_BYTES);
+  jump_write(near + JUMP_BYTES + PATCH_BYTES, (uintptr_t)(hook + PATCH_BYTES));
+  void *moved = near + JUMP_BYTES;
+  *(void **)&patched_next = moved;
+  int32_t distance = (int32_t)(near - (hook + PATCH_BYTES));
+  ck_assert_ptr_eq(hook + PATCH_BYTES + distance, near);
+  OK(mprotect(page, 2 * page_bytes, PROT_READ | PROT_WRITE | PROT_EXEC));
+  *hook = 0xe9;
+  memcpy(hook + 1, &distance, sizeof distance);
+  begin();
+  assert_served(dlsym(driver_library(), "cuMemAlloc_v2"), (void *)cuMemFree_v2);
+  ck_assert_uint_eq(patched_calls, 20);
+}
+END_TEST
+#endif
+
 START_TEST(nothing_is_asked_of_the_driver_before_the_program_does) {
   ck_assert_uint_eq(fake_calls(NULL), 0);
   void *context = begin();
@@ -262,6 +374,7 @@ static Suite *suite(void) {
   tcase_add_test(tests, versions_are_told_apart_by_what_is_found);
   tcase_add_test(tests, what_is_not_hooked_is_the_drivers_own);
   tcase_add_test(tests, what_does_not_exist_is_not_found);
+  tcase_add_test(tests, nobody_says_that_an_older_driver_has_a_newer_function);
   tcase_add_test(tests, a_local_library_is_served_by_its_symbols);
   tcase_add_test(tests, rtld_next_counts_from_the_library_that_asks);
   tcase_add_test(tests, a_library_that_nobody_opened_may_ask_for_the_next);
@@ -270,6 +383,11 @@ static Suite *suite(void) {
   tcase_add_test(tests, rtld_default_from_a_second_library_is_served);
   tcase_add_test(tests, an_interposer_behind_reaches_the_driver);
   tcase_add_test(tests, a_free_by_the_drivers_own_door_takes_no_chunk_away);
+  tcase_add_test(tests, the_driver_may_be_closed_and_opened_again);
+  tcase_add_test(tests, every_version_finds_what_the_driver_finds);
+#if defined(__x86_64__)
+  tcase_add_test(tests, a_hook_may_be_patched);
+#endif
   tcase_add_test(tests, nothing_is_asked_of_the_driver_before_the_program_does);
   tcase_add_test(tests, a_call_before_cuInit_is_the_drivers_to_answer);
   suite_add_tcase(suite, tests);

@@ -14,6 +14,7 @@ static const char *early = "unseen";
 __attribute__((constructor)) static void look_early(void) { early = cuMemAlloc_v2 != NULL ? "there" : "absent"; }
 
 int main(void) {
+  printf("at the start: %s\n", dlerror() != NULL ? "an error" : "no error");
   void *anybody = dlopen(NULL, RTLD_NOW);
   (void)dlerror();
   printf("by default: %s\n", dlsym(RTLD_DEFAULT, "cuMemAlloc_v2") != NULL ? "there" : "absent");

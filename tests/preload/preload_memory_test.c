@@ -4,8 +4,12 @@
  * none, the driver is asked.
  */
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
+#include <time.h>
 
 #include "preload_util.h"
 
@@ -123,7 +127,7 @@ START_TEST(pitched_rows_have_the_drivers_pitch) {
   ck_assert_uint_eq(pitch, 1024);
   OK(cuMemGetAddressRange_v2(NULL, &bytes, address));
   ck_assert_uint_eq(bytes, 1024 * 700);
-  ck_assert_uint_le(fake_live_bytes(), CHUNK_BYTES);
+  ck_assert_uint_le(fake_live_bytes(), CHUNK_BYTES + FAKE_GRANULARITY_BYTES); /* the row that told the pitch */
   OK(cuMemAllocPitch_v2(&address, &pitch, 1025, 3, 16));
   ck_assert_uint_eq(pitch, 1536);
   FAILS(INVALID_VALUE, cuMemAllocPitch_v2(&address, &pitch, 1000, 700, 3));
@@ -144,6 +148,34 @@ START_TEST(free_memory_counts_what_the_pool_can_hand_out) {
   OK(cuMemFree_v2(address));
   OK(cuMemGetInfo_v2(&after, &total));
   ck_assert_uint_eq(after, before);
+}
+END_TEST
+
+static void *let_go_later(void *unused) {
+  struct timespec time = {.tv_nsec = 50000000};
+  (void)nanosleep(&time, NULL);
+  fake_let_go();
+  return unused;
+}
+
+/* The reaper gives the chunk back while the program asks: the pool has it no more, and the driver not yet. */
+START_TEST(free_memory_counts_what_is_on_its_way_to_the_driver) {
+  size_t before, after, total;
+  pthread_t thread;
+  (void)setenv("MAM_LINGER_MS", "100", 1);
+  begin();
+  OK(cuMemGetInfo_v2(&before, &total));
+  OK(cuMemFree_v2(allocate(GIB)));
+  fake_hold("cuMemFree");
+  for (int i = 0; i < 5000 && !fake_is_held(); i++) {
+    OK(cuMemFree_v2(allocate(1000))); /* by which a growth is noticed */
+    (void)usleep(1000);
+  }
+  ck_assert(fake_is_held());
+  ck_assert_int_eq(pthread_create(&thread, NULL, let_go_later, NULL), 0);
+  OK(cuMemGetInfo_v2(&after, &total));
+  ck_assert_uint_eq(after, before);
+  ck_assert_int_eq(pthread_join(thread, NULL), 0);
 }
 END_TEST
 
@@ -210,6 +242,34 @@ START_TEST(memory_that_kernels_use_is_waited_for_before_an_allocation_fails) {
 END_TEST
 
 /* After large blocks and many small ones. */
+/* The kernel may wait for what the program does next. */
+START_TEST(a_pitched_allocation_waits_for_no_kernel) {
+  address_t address;
+  size_t pitch;
+  fake_submit(begin());
+  for (unsigned element_bytes = 4; element_bytes <= 16; element_bytes *= 2)
+    OK(cuMemAllocPitch_v2(&address, &pitch, 1000, 700, element_bytes));
+  ck_assert_uint_eq(fake_waits(), 0);
+}
+END_TEST
+
+/* As with the driver alone: what the pool has no room for is the driver's at once. */
+START_TEST(beyond_the_limit_an_allocation_waits_for_nothing) {
+  (void)setenv("MAM_LIMIT", "8M", 1);
+  void *context = begin();
+  address_t kept = allocate(MIB), address;
+  size_t pitch;
+  for (int i = 0; i < 20; i++) {
+    fake_submit(context);
+    (void)allocate(MIB);
+    OK(cuMemAllocPitch_v2(&address, &pitch, 1000, 1000, 4));
+    ck_assert(fake_pending(context));
+  }
+  ck_assert_uint_eq(fake_waits(), 0);
+  OK(cuMemFree_v2(kept));
+}
+END_TEST
+
 START_TEST(what_is_said_to_be_free_can_be_had) {
   static address_t blocks[2000];
   fake_set_capacity(16 * GIB);
@@ -439,6 +499,114 @@ START_TEST(a_process_may_keep_to_itself) {
   OK(cuMemFree_v2(allocate(GIB)));
   ck_assert_int_eq(other_process_answers(), OUT_OF_MEMORY);
   ck_assert_uint_gt(fake_live_bytes(), GIB);
+}
+END_TEST
+
+/* Starts a process that is served and becomes one that is not.  Then the pipe, of which *end is this end, is closed. */
+static pid_t other_process_leaves(int *end) {
+  int ends[2];
+  ck_assert_int_eq(pipe2(ends, O_CLOEXEC), 0);
+  pid_t child = fork();
+  if (child == 0) {
+    if (dup2(ends[1], 50) == 50)
+      (void)execl("tests/preload/preload_program", "preload_program", "leave", (char *)NULL);
+    _exit(99);
+  }
+  OK(close(ends[1]));
+  *end = ends[0];
+  return child;
+}
+
+/* How long an allocation takes for which there is no memory. */
+static int64_t refusal_ns(void) {
+  struct timespec start, end;
+  address_t address;
+  (void)clock_gettime(CLOCK_MONOTONIC, &start);
+  FAILS(OUT_OF_MEMORY, cuMemAlloc_v2(&address, (size_t)1 << 50));
+  (void)clock_gettime(CLOCK_MONOTONIC, &end);
+  return (end.tv_sec - start.tv_sec) * 1000000000 + end.tv_nsec - start.tv_nsec;
+}
+
+/* A ring waits 100 ms for an answer that does not come. */
+START_TEST(nobody_waits_for_a_process_that_became_another) {
+  char byte;
+  int end;
+  (void)setenv("MAM_PRELOAD_NEIGHBOURS", "on", 1);
+  begin();
+  (void)allocate(MIB);
+  pid_t child = other_process_leaves(&end);
+  ck_assert_int_eq(read(end, &byte, 1), 0); /* closed by its exec */
+  int64_t ns = refusal_ns();
+  for (int i = 0; i < 4; i++) {
+    int64_t again_ns = refusal_ns();
+    ns = again_ns < ns ? again_ns : ns;
+  }
+  ck_assert_int_eq(kill(child, 0), 0); /* it is there */
+  OK(kill(child, SIGKILL));
+  ck_assert_int_lt(ns, 100000000);
+}
+END_TEST
+
+enum { TURN_PROCESSES = 4, TURNS = 40, TURN_BLOCKS = 400 };
+
+/* Fills most of the device with blocks of random sizes, and frees them.  If lags, a kernel uses the memory meanwhile,
+ * and ends 30 ms after the free.  What the first allocation answers that fails. */
+static int fill_and_empty(void *context, unsigned seed, bool lags) {
+  static address_t blocks[TURN_BLOCKS];
+  static struct fake_range ranges[TURN_BLOCKS];
+  size_t left = 7 * GIB / 2;
+  int count = 0, error = 0;
+  while (left > 0 && count < TURN_BLOCKS && error == 0) {
+    seed = seed * 1664525 + 1013904223;
+    size_t bytes = ((seed >> 12) % 400 + 1) * MIB;
+    bytes = bytes < left ? bytes : left;
+    error = cuMemAlloc_v2(&blocks[count], bytes);
+    ranges[count] = (struct fake_range){(const void *)(uintptr_t)blocks[count], bytes};
+    left -= bytes;
+    count += error == 0;
+  }
+  if (lags && error == 0)
+    ck_assert(fake_launch(NULL, ranges, (size_t)count));
+  while (count > 0)
+    OK(cuMemFree_v2(blocks[--count]));
+  (void)context;
+  return error;
+}
+
+static void take_turns(unsigned number, bool lags, _Atomic unsigned *turn) {
+  void *context = begin();
+  while (*turn < TURNS) {
+    if (*turn % TURN_PROCESSES != number) {
+      (void)usleep(100);
+      continue;
+    }
+    int error = fill_and_empty(context, *turn, lags);
+    if (error != 0)
+      _exit(error);
+    (*turn)++;
+    if (lags) {
+      (void)usleep(30000);
+      fake_finish(context);
+    }
+  }
+  _exit(0);
+}
+
+/* With the driver alone no allocation of a turn fails, as all others hold nothing. */
+START_TEST(processes_fill_and_empty_the_device_in_turns) {
+  _Atomic unsigned *turn = mmap(NULL, sizeof *turn, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ck_assert_ptr_ne((void *)turn, MAP_FAILED);
+  (void)setenv("MAM_PRELOAD_NEIGHBOURS", "on", 1);
+  (void)setenv("MAM_LINGER_MS", "1000000", 1);
+  fake_share_memory();
+  for (unsigned i = 0; i < TURN_PROCESSES; i++)
+    if (fork() == 0)
+      take_turns(i, _i == 1, turn);
+  for (unsigned i = 0; i < TURN_PROCESSES; i++) {
+    int status = 1;
+    ck_assert_int_ne(wait(&status), -1);
+    ck_assert_msg(status == 0, "status %d in turn %u", status, *turn);
+  }
 }
 END_TEST
 
@@ -822,10 +990,13 @@ static Suite *suite(void) {
   tcase_add_test(tests, wrong_allocations_answer_as_the_driver);
   tcase_add_test(tests, pitched_rows_have_the_drivers_pitch);
   tcase_add_test(tests, free_memory_counts_what_the_pool_can_hand_out);
+  tcase_add_test(tests, free_memory_counts_what_is_on_its_way_to_the_driver);
   tcase_add_test(tests, large_blocks_take_chunks_of_their_own_size);
   tcase_add_test(tests, blocks_lie_in_a_chunk_without_a_gap);
   tcase_add_test(tests, memory_is_given_back_before_an_allocation_fails);
   tcase_add_test(tests, memory_that_kernels_use_is_waited_for_before_an_allocation_fails);
+  tcase_add_test(tests, a_pitched_allocation_waits_for_no_kernel);
+  tcase_add_test(tests, beyond_the_limit_an_allocation_waits_for_nothing);
   tcase_add_test(tests, what_is_said_to_be_free_can_be_had);
   tcase_add_test(tests, all_that_is_said_to_be_free_can_be_had_at_once);
   tcase_add_test(tests, never_is_more_free_than_there_is);
@@ -837,6 +1008,8 @@ static Suite *suite(void) {
   tcase_add_test(tests, a_capture_survives_a_call_that_finds_no_memory);
   tcase_add_test(tests, a_process_that_finds_no_memory_has_what_others_freed);
   tcase_add_test(tests, a_process_may_keep_to_itself);
+  tcase_add_test(tests, nobody_waits_for_a_process_that_became_another);
+  tcase_add_loop_test(tests, processes_fill_and_empty_the_device_in_turns, 0, 2);
   tcase_add_test(tests, what_is_not_needed_goes_back_in_a_while);
   tcase_add_test(tests, a_program_that_peaked_once_does_not_keep_it);
   tcase_add_test(tests, beside_a_running_kernel_nothing_goes_back);

@@ -2,7 +2,9 @@
 /*
  * A small program of the driver, for preload_run_test.sh: each argument is something that programs do.
  */
+#define _GNU_SOURCE
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -32,16 +34,33 @@ static void *begin(void) {
   return context;
 }
 
-static int churn(void) {
+/* Allocates blocks of bytes, 2 * bytes, ... or all of bytes, and frees them. */
+static int allocate_rounds(size_t bytes, bool grows) {
   unsigned long long blocks[ROUNDS];
   for (int i = 0; i < ROUNDS; i++)
-    if (cuMemAlloc_v2(&blocks[i], (size_t)1000 * (unsigned)(i + 1)) != 0)
+    if (cuMemAlloc_v2(&blocks[i], grows ? bytes * (unsigned)(i + 1) : bytes) != 0)
       return 1;
   uintptr_t address;
   printf("chunks %u, chunk bytes %zu\n", fake_live_blocks(), fake_largest_live(&address));
   for (int i = 0; i < ROUNDS; i++)
     if (cuMemFree_v2(blocks[i]) != 0)
       return 1;
+  return 0;
+}
+
+static int churn(void) { return allocate_rounds(1000, true); }
+
+/* Fills most of the device with blocks, frees all but every 32nd, and asks for half of the device at once. */
+static int scatter(void) {
+  static unsigned long long blocks[1500];
+  unsigned long long half;
+  for (int i = 0; i < 1500; i++)
+    if (cuMemAlloc_v2(&blocks[i], 2 * MIB) != 0)
+      return 1;
+  for (int i = 0; i < 1500; i++)
+    if (i % 32 != 0 && cuMemFree_v2(blocks[i]) != 0)
+      return 1;
+  printf("half of the device: %d\n", cuMemAlloc_v2(&half, 2048 * MIB));
   return 0;
 }
 
@@ -119,13 +138,85 @@ static int fork_child(bool exits) {
   return churn();
 }
 
+/* Becomes a program that is not served, which the other end of descriptor 50 notices. */
+static int leave(void) {
+  char *const arguments[] = {"sleep", "60", NULL}, *const environment[] = {NULL};
+  unsigned long long address;
+  if (cuMemAlloc_v2(&address, MIB) != 0 || fcntl(50, F_SETFD, FD_CLOEXEC) != 0)
+    return 1;
+  return execve("/bin/sleep", arguments, environment);
+}
+
+/* Forks before the first context: then the driver works in the children. */
+static int fork_early(void) {
+  unsigned long long address;
+  int status = 0;
+  if (cuMemAlloc_v2(&address, MIB) != 3) /* not initialised */
+    return 1;
+  for (int i = 0; i < 2; i++) {
+    pid_t child = fork();
+    if (child == 0) {
+      (void)begin();
+      exit(churn());
+    }
+    if (waitpid(child, &status, 0) != child || status != 0)
+      return 1;
+  }
+  return 0;
+}
+
+/* As programs do that show a title: they use the place of their environment, of which they keep a copy. */
+static void overwrite_environment(void) {
+  char **strings = environ, *end = environ[0];
+  size_t count = 0;
+  while (strings[count] != NULL)
+    count++;
+  char **copy = calloc(count + 1, sizeof *copy);
+  for (size_t i = 0; i < count && copy != NULL; i++) {
+    copy[i] = strdup(strings[i]);
+    end = strings[i] + strlen(strings[i]) > end ? strings[i] + strlen(strings[i]) : end;
+  }
+  environ = copy;
+  memset(strings[0], 'x', (size_t)(end - strings[0]));
+}
+
+/* Then says whether an allocation of a thread of that name is a pool's. */
+static int title(void) {
+  unsigned long long address;
+  if (churn() != 0)
+    return 1;
+  overwrite_environment();
+  size_t before = fake_live_bytes();
+  if (pthread_setname_np(pthread_self(), "loader") != 0 || cuMemAlloc_v2(&address, MIB) != 0)
+    return 1;
+  puts(fake_live_bytes() == before ? "loader is served" : "loader is left alone");
+  return 0;
+}
+
+static int forget(void) {
+  int failed = churn();
+  return clearenv() | failed;
+}
+
 int main(int count, char **arguments) {
   const char *what = count > 1 ? arguments[1] : "";
   if (strcmp(what, "fail") == 0)
     return 3;
+  if (strcmp(what, "fork-early") == 0)
+    return fork_early();
   void *context = begin();
   if (strcmp(what, "churn") == 0)
     return churn();
+  if (strcmp(what, "large") == 0)
+    return allocate_rounds(MIB, false);
+  if (strcmp(what, "leave") == 0)
+    return leave();
+  if (strcmp(what, "scatter") == 0)
+    return scatter();
+  if (strcmp(what, "title") == 0)
+    return title();
+  if (strcmp(what, "forget") == 0)
+    return forget();
   if (strcmp(what, "twice") == 0 || strcmp(what, "twice-asked") == 0)
     return allocate_twice(strcmp(what, "twice") != 0);
   if (strcmp(what, "starve") == 0)

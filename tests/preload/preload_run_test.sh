@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-2-Clause
 # mam-run from a shell, over the fake driver: options, summary, children, exit order, programs that use libmam too.
 # Conditions are given to check as text, to be evaluated there.
-# shellcheck disable=SC2016,SC2015
+# shellcheck disable=SC2016,SC2015,SC2317
 set -u
 
 program=tests/preload/preload_program
@@ -60,10 +60,66 @@ try "a forked child without exec is left to the driver" ./mam-run "$program" for
 check '[ $status -eq 0 ] && grep -q "child hears 3" "$work/out"'
 try "a forked child prints no summary of its own" ./mam-run --summary "$program" fork-exit
 check '[ $status -eq 0 ] && [ "$(grep -c "allocations and" "$work/err")" -eq 1 ]'
+try "children that are forked before the first context are served" ./mam-run -s "$program" fork-early
+check '[ $status -eq 0 ] && [ "$(grep -c "chunks 1" "$work/out")" -eq 2 ] && [ "$(grep -c "40 allocations and 40 frees" "$work/err")" -eq 2 ]'
+try "a program may overwrite its environment" ./mam-run --skip-threads loader "$program" title
+check '[ $status -eq 0 ] && grep -q "loader is left alone" "$work/out"'
+try "a program may clear its environment" ./mam-run -s "$program" forget
+check '[ $status -eq 0 ] && grep -q "40 allocations and 40 frees" "$work/err"'
 try "a program that is linked with libmam has one pool" ./mam-run tests/preload/preload_member
 check '[ $status -eq 0 ] && grep -q "one pool" "$work/out"'
 try "a mistake in an option is said, and the program runs" env MAM_PRELOAD_CHUNK=much ./mam-run "$program" churn
 check '[ $status -eq 0 ] && grep -q "MAM_PRELOAD_CHUNK=much is not understood" "$work/err" && grep -q "chunks 40" "$work/out"'
+for mistake in MAM_LIMIT=0 MAM_SOURCE=cpu MAM_LINGER_MS=-1; do
+  try "so is one that is of pools: $mistake" env $mistake ./mam-run "$program" churn
+  check '[ $status -eq 0 ] && grep -q "$mistake is not understood" "$work/err" && grep -q "chunks 40" "$work/out"'
+done
+try "a pool holds no more than the limit, and the driver serves the rest" ./mam-run -s --limit 8M "$program" large
+check '[ $status -eq 0 ] && grep -q "chunk bytes 8388608" "$work/out" && grep -q "7 allocations and 7 frees served, 33 allocations left" "$work/err"'
+try "nor than a share of the device" env MAM_LIMIT=8M ./mam-run -s --limit=1% "$program" large
+check '[ $status -eq 0 ] && grep -q "chunk bytes 41943040" "$work/out" && grep -q "39 allocations and 39 frees served, 1 allocations left" "$work/err"'
+
+# What lies free between live blocks of chunks is said; of mapped memory it goes back.
+try "the summary says what lay free when memory was refused" ./mam-run -s "$program" scatter
+check 'grep -q "half of the device: 2" "$work/out" &&
+  grep -q "refused: 1 allocations found no memory; the last was of 2147483648 bytes, while 31540[0-9]* lay free" "$work/err"'
+try "mapped memory is given back from between live blocks" ./mam-run -s --vmm "$program" scatter
+check 'grep -q "half of the device: 0" "$work/out" && ! grep -q refused "$work/err"'
+
+# ---- Records ----
+# recorded FILE: how many allocations the record has.
+recorded() { ./mam-bench replay "$1" 2>&1 | sed -n 's/^\([0-9]*\) allocations.*/\1/p'; }
+# records PREFIX: how many files there are whose names begin so.
+records() { find "$work" -name "${1##*/}*" | wc -l; }
+export LC_ALL=C
+try "calls are recorded" ./mam-run --record "$work/rec" -- "$program" churn
+check '[ $status -eq 0 ] && [ ! -s "$work/err" ] && [ "$(recorded "$work/rec")" -eq 40 ]'
+try "the site is where the program called" ./mam-bench replay "$work/rec"
+check 'grep -q "blocks  [^ ]*preload_program+0x" "$work/out" && grep -q "mam-run --limit" "$work/out"'
+try "a record of a run before is written over" ./mam-run -r "$work/rec" "$program" twice
+check '[ "$(recorded "$work/rec")"  -eq 10 ] && [ "$(records rec)" -eq 1 ]'
+try "each process has a record" ./mam-run --record="$work/many" -- sh -c "$program churn && $program churn & $program churn; wait"
+check '[ $status -eq 0 ] && [ "$(records many)" -eq 3 ] &&
+  for file in "$work"/many*; do [ "$(recorded "$file")" -eq 40 ] || break; done && [ "$(recorded "$file")" -eq 40 ]'
+try "also by its number" ./mam-run "-r$work/by.%p.rec" sh -c "$program churn; $program churn"
+check '[ "$(records by.)" -eq 2 ]'
+try "and after it replaced itself" ./mam-run -r "$work/exec" "$program" exec
+check '[ $status -eq 0 ] && [ "$(records exec)" -eq 2 ] && [ "$(recorded "$work"/exec.*)" -eq 40 ]'
+try "what is refused is recorded" ./mam-run -r "$work/refused" --limit 8M "$program" large
+check './mam-bench replay "$work/refused" | grep -q "^7 allocations, 33 refused"'
+try "a program that allocates nothing" ./mam-run -r "$work/none" true
+check '[ $status -eq 0 ] && ./mam-bench replay "$work/none" 2>&1 | grep -q "it is empty"'
+try "a full disk is said, and the program runs" ./mam-run -r /dev/full "$program" churn
+check '[ $status -eq 0 ] && [ "$(wc -l <"$work/err")" -eq 1 ] && grep -q "/dev/full: No space left" "$work/err" && grep -q "chunks 1" "$work/out"'
+echo 'import torch' >"$work/train.py"
+for wrong in "-r $work/none/file" "-r $work" "-r $work/nowhere/%p" "--record=" "-r $work/train.py"; do
+  # shellcheck disable=SC2086
+  try "refused before the program starts: $wrong" ./mam-run $wrong sh -c 'echo started'
+  check '[ $status -eq 125 ] && [ ! -s "$work/out" ] && [ -s "$work/err" ]'
+done
+check 'grep -qx "import torch" "$work/train.py"'
+try "the variables of a record" ./mam-run -r "$work/rec" --print
+check 'grep -qx "MAM_RECORD=$work/rec" "$work/out" && grep -q "^MAM_RECORD_PROCESS=[1-9]" "$work/out"'
 
 # Another interposer of the user's sees all of the program's calls, or none; left alone, what it sees without mam-run.
 interposer=$PWD/tests/preload/.libs/preload_interposer.so quota=$PWD/tests/preload/.libs/preload_quota.so
@@ -102,13 +158,21 @@ done
 try "as without" tests/preload/preload_driverless
 check 'cmp -s "$work/out" "$work/on" && cmp -s "$work/out" "$work/off"'
 
+# An interposer that needs no driver is all that a process without one can find.
+plain=$PWD/tests/preload/.libs/preload_plain.so
+try "without a driver an interposer is found" env LD_PRELOAD="$plain" ./mam-run tests/preload/preload_driverless
+cp "$work/out" "$work/on"
+try "as without" env LD_PRELOAD="$plain" tests/preload/preload_driverless
+check 'cmp -s "$work/out" "$work/on" && grep -q "by default: there" "$work/out"'
+
 try "an unknown option is refused" ./mam-run --nothing "$program" churn
 check '[ $status -eq 125 ] && grep -q "unknown option --nothing" "$work/err"'
 try "an option without its value is refused" ./mam-run --chunk
 check '[ $status -eq 125 ]'
 try "no program is a mistake" ./mam-run
 check '[ $status -eq 125 ] && grep -q "^usage" "$work/err"'
-for wrong in '--min banana' '--min 1T' '--max=' '--chunk 0' '--chunk 0K' '--max 99999999999G' '--off=yes' '--skip-devices gpu0' \
+for wrong in '--limit banana' '--limit 0' '--limit 2047K' '--limit 1' '--limit 2m%' '--limit 0%' '--limit 101%' '--limit 1000%' '--limit 5M%' '--limit %' '--limit=' '--limit 1T' \
+  '--limit 99999999999G' '--min banana' '--min 1T' '--max=' '--chunk 0' '--chunk 0K' '--max 99999999999G' '--off=yes' '--skip-devices gpu0' \
   '--programs a,,b' "-o $work/none/file" "-s -o$work" '-sx'; do
   # shellcheck disable=SC2086
   try "refused before the program starts: $wrong" ./mam-run $wrong sh -c 'echo started'
@@ -118,6 +182,10 @@ try "options go together" ./mam-run -ms -o"$work/glued" "$program" churn
 check '[ $status -eq 0 ] && [ ! -s "$work/err" ] && grep -q "saved: .* ms" "$work/glued"'
 try "units may be small letters" ./mam-run --min 1k --print
 check 'grep -qx "MAM_PRELOAD_MIN=1K" "$work/out"'
+for limit in 2M 100% 007% 40g 02097152; do
+  try "a limit may be $limit" ./mam-run --limit $limit "$program" churn
+  check '[ $status -eq 0 ] && [ ! -s "$work/err" ]'
+done
 
 # A line is printed in any case, of the program itself: commands that it runs print none.
 try "no call of the driver is said" ./mam-run -s find "$work" -maxdepth 0 -exec ls {} ';'
@@ -146,6 +214,13 @@ for name in beside/bin/mam-run linked; do
 done
 try "it runs from there" "$work/beside/bin/mam-run" -s "$program" churn
 check 'grep -q "40 allocations" "$work/err"'
+cp /bin/true "$work/beside/capable"
+if (PATH=$PATH:/usr/sbin:/sbin && setcap cap_net_raw=ep "$work/beside/capable") 2>/dev/null && command -v setpriv >/dev/null; then
+  chmod 755 "$work"
+  try "a program with capabilities takes no library, which is said" setpriv --reuid 65534 --clear-groups \
+    "$work/beside/bin/mam-run" -s "$work/beside/capable"
+  check '[ $status -eq 0 ] && [ "$(wc -l <"$work/err")" -eq 1 ] && grep -q "capable .*not loaded: .*setcap" "$work/err"'
+fi
 for folder in 'be side' 'bin:lib'; do
   try "a path with a space or a colon is refused" "$work/$folder/bin/mam-run" "$program" churn
   check '[ $status -eq 125 ] && grep -q "space or a colon" "$work/err"'

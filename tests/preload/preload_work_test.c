@@ -3,6 +3,8 @@
  * What libmam_preload sees of a program's work: captures are never disturbed, waits serve as fences, and a context's
  * end takes its pool along without a free.
  */
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <malloc.h>
 #include <pthread.h>
 
@@ -18,6 +20,28 @@ static void churn(void) {
     OK(cuMemFree_v2(small));
     OK(cuMemFree_v2(large));
   }
+}
+
+/* ---- Host memory ---- */
+
+/* Of the calling thread's allocations in libmam's libraries this one fails, counted from 1.  0: none does. */
+static __thread unsigned failing;
+
+static bool fails_for(const void *caller) {
+  Dl_info in;
+  if (failing == 0 || dladdr(caller, &in) == 0)
+    return false;
+  const char *slash = strrchr(in.dli_fname, '/'), *file = slash != NULL ? slash + 1 : in.dli_fname;
+  return strncmp(file, "libmam", 6) == 0 && --failing == 0; /* a folder's name may be libmam-0.1.0 */
+}
+
+void *__libc_malloc(size_t bytes);
+void *__libc_calloc(size_t count, size_t bytes);
+
+/* The program's own, which the dynamic linker finds first. */
+void *malloc(size_t bytes) { return fails_for(__builtin_return_address(0)) ? NULL : __libc_malloc(bytes); }
+void *calloc(size_t count, size_t bytes) {
+  return fails_for(__builtin_return_address(0)) ? NULL : __libc_calloc(count, bytes);
 }
 
 /* ---- Captures ---- */
@@ -175,11 +199,14 @@ static const size_t FREED_BYTES = BLOCKS / 4 * (MIB + 9 * MIB) - 9 * MIB;
 
 START_TEST(a_graphs_blocks_are_kept_as_long_as_it) {
   address_t blocks[BLOCKS], base;
+  struct ipc_handle handle;
   void *executable = NULL;
   begin();
   void *graph = capture(blocks);
   FAILS(INVALID_VALUE, cuMemFree_v2(blocks[0])); /* for the program it is freed */
   FAILS(NOT_FOUND, cuMemGetAddressRange_v2(&base, NULL, blocks[0]));
+  FAILS(INVALID_VALUE, cuIpcGetMemHandle(&handle, blocks[0]));
+  OK(cuIpcGetMemHandle(&handle, blocks[BLOCKS - 1]));
   OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
   ck_assert(!handed_out(blocks));
   OK(cuGraphDestroy(graph));
@@ -201,6 +228,58 @@ START_TEST(a_graph_that_was_never_made_executable_keeps_until_its_end) {
   OK(cuGraphDestroy(graph));
   ck_assert_uint_ge(free_now(), before + FREED_BYTES);
   OK(cuMemFree_v2(blocks[BLOCKS - 1])); /* the program had not */
+}
+END_TEST
+
+/* Whether an allocation of the block's size is handed out in it, of so many that the pool has to use all that is free.
+ */
+static bool comes_again(address_t block, size_t bytes) {
+  address_t others[40];
+  bool found = false;
+  for (int i = 0; i < 40; i++) {
+    others[i] = allocate(bytes);
+    found |= others[i] < block + bytes && block < others[i] + bytes;
+  }
+  for (int i = 0; i < 40; i++)
+    OK(cuMemFree_v2(others[i]));
+  return found;
+}
+
+/* Whichever request for host memory fails: a capture begins and keeps its blocks, or does not begin. */
+START_TEST(without_host_memory_a_graphs_block_is_kept_or_not_had) {
+  static const size_t both[] = {1000, 3 * MIB};
+  unsigned refused = 0, kept = 0, fulfilled = 0;
+  begin();
+  churn();
+  for (unsigned nth = 1; nth <= 20; nth++) {
+    void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING), *graph = NULL, *executable = NULL;
+    size_t bytes = both[nth % 2];
+    address_t block;
+    failing = (nth + 1) / 2;
+    int began = cuStreamBeginCapture_v2(stream, 2);
+    if (began != 0) {
+      FAILS(OUT_OF_MEMORY, began);
+      refused++;
+      failing = 0;
+      OK(cuStreamBeginCapture_v2(stream, 2));
+    }
+    OK(cuMemAlloc_v2(&block, bytes));
+    OK(cuStreamEndCapture(stream, &graph));
+    OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
+    fulfilled += failing > 0;
+    failing = 0;
+    OK(cuGraphDestroy(graph));
+    OK(cuMemFree_v2(block));
+    if (fake_holds((const void *)(uintptr_t)block, bytes)) { /* it is a pool's */
+      ck_assert_msg(!comes_again(block, bytes), "request %u", nth);
+      kept++;
+    }
+    OK(cuGraphExecDestroy(executable));
+    OK(cuStreamDestroy_v2(stream));
+  }
+  ck_assert_uint_ge(refused, 4);
+  ck_assert_uint_ge(kept, 10);
+  ck_assert_uint_ge(fulfilled, 2); /* all requests were tried */
 }
 END_TEST
 
@@ -390,6 +469,7 @@ static void *capture_once(void *context) {
 START_TEST(a_wait_for_want_of_memory_ends_no_capture) {
   pthread_t capturing;
   void *context = begin();
+  (void)allocate(1000); /* so that no chunk is free, which would go back first */
   address_t freed = allocate(GIB);
   struct fake_range range = {(const void *)(uintptr_t)freed, MIB};
   ck_assert(fake_launch(NULL, &range, 1));
@@ -586,6 +666,7 @@ static Suite *suite(void) {
   tcase_add_test(tests, captures_are_counted_by_context);
   tcase_add_test(tests, a_graphs_blocks_are_kept_as_long_as_it);
   tcase_add_test(tests, a_graph_that_was_never_made_executable_keeps_until_its_end);
+  tcase_add_test(tests, without_host_memory_a_graphs_block_is_kept_or_not_had);
   tcase_add_test(tests, copies_of_a_graph_keep_its_blocks_as_long_as_they_live);
   tcase_add_test(tests, an_updated_executable_keeps_the_new_graphs_blocks);
   tcase_add_loop_test(tests, a_loop_of_captures_and_updates_leaves_nothing_behind, 0, 2);

@@ -86,15 +86,10 @@ static bool elastic_would_do(struct elastic_model *model, unsigned granule, unsi
   return fits;
 }
 
-/* Maps a run of granules in pieces.  Up to 16 granules it is at most two pieces.  From 17 granules on it is at most 32
- * pieces of at least four granules each.  All but the last piece have one size, which is a power of two. */
+/* Maps a run of granules as one piece. */
 static void elastic_map(struct elastic_model *model, unsigned granule, unsigned count) {
-  unsigned piece = count > 16 ? 4 : 1;
-  while ((count > 16 ? 32 : 2) * piece < count)
-    piece *= 2;
   elastic_fill(model, granule, count, ELASTIC_FREE);
-  for (unsigned done = 0; done < count; done += piece)
-    model->pieces[granule + done] = count - done < piece ? count - done : piece;
+  model->pieces[granule] = count;
 }
 
 /* The shortest run of granules that makes room, the lowest of these.  Returns its length, from *granule on.  0: there

@@ -10,6 +10,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 int cuGetProcAddress(const char *name, void **function, int version, uint64_t flags);
@@ -28,12 +29,47 @@ struct machine fake = {.mutex = PTHREAD_MUTEX_INITIALIZER,
 
 _Thread_local struct thread_state thread;
 
-void fake_lock(void) { (void)pthread_mutex_lock(&fake.mutex); }
-void fake_unlock(void) { (void)pthread_mutex_unlock(&fake.mutex); }
+static void lock_own(void) { (void)pthread_mutex_lock(&fake.mutex); }
+static void unlock_own(void) { (void)pthread_mutex_unlock(&fake.mutex); }
+
+void fake_lock(void) {
+  lock_own();
+  if (fake.shared != NULL)
+    (void)pthread_mutex_lock(&fake.shared->mutex);
+}
+
+void fake_unlock(void) {
+  for (int i = 0; fake.shared != NULL && i < device_limit; i++)
+    fake.shared->used_bytes[fake.number][i] = memory_used(KIND_DEVICE, i);
+  if (fake.shared != NULL)
+    (void)pthread_mutex_unlock(&fake.shared->mutex);
+  unlock_own();
+}
 
 /* In a child of fork the mutex is open, whichever thread held it. */
+static void begin_in_child(void) {
+  unlock_own();
+  if (fake.shared == NULL)
+    return;
+  (void)pthread_mutex_lock(&fake.shared->mutex);
+  fake.number = ++fake.shared->processes;
+  (void)pthread_mutex_unlock(&fake.shared->mutex);
+  if (fake.number >= process_limit)
+    abort(); /* a test with more processes needs a larger process_limit */
+}
+
 __attribute__((constructor)) static void fake_construct(void) {
-  (void)pthread_atfork(fake_lock, fake_unlock, fake_unlock);
+  (void)pthread_atfork(lock_own, unlock_own, begin_in_child);
+}
+
+__attribute__((destructor)) static void fake_destruct(void) {
+  fake_lock();
+  if (fake.shared != NULL)
+    memset(fake.shared->used_bytes[fake.number], 0, sizeof fake.shared->used_bytes[0]);
+  if (fake.shared != NULL)
+    (void)pthread_mutex_unlock(&fake.shared->mutex);
+  fake.shared = NULL;
+  unlock_own();
 }
 
 /* ---- A call's beginning and end ---------------------------------------------------------------------------------- */
@@ -160,9 +196,16 @@ size_t memory_used(enum kind kind, int device) {
   return kind == KIND_DEVICE ? used + mapping_used(device) : used;
 }
 
+size_t memory_used_elsewhere(int device) {
+  size_t used = 0;
+  for (unsigned i = 0; fake.shared != NULL && i < process_limit; i++)
+    used += i != fake.number ? fake.shared->used_bytes[i][device] : 0;
+  return used;
+}
+
 static bool memory_fits(enum kind kind, int device, size_t bytes) {
   size_t capacity = kind == KIND_DEVICE ? fake.capacity_bytes : fake.host_capacity_bytes;
-  size_t used = memory_used(kind, device);
+  size_t used = memory_used(kind, device) + (kind == KIND_DEVICE ? memory_used_elsewhere(device) : 0);
   return used <= capacity && bytes <= capacity - used && (fake.largest_bytes == 0 || bytes <= fake.largest_bytes);
 }
 
@@ -541,7 +584,7 @@ int cuMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
   if (error == SUCCESS)
     error = context_current(&context);
   if (error == SUCCESS) {
-    size_t used = memory_used(KIND_DEVICE, context->device);
+    size_t used = memory_used(KIND_DEVICE, context->device) + memory_used_elsewhere(context->device);
     *free_bytes = used < fake.capacity_bytes ? fake.capacity_bytes - used : 0;
     *total_bytes = fake.capacity_bytes;
   }
@@ -560,6 +603,7 @@ int cuMemAlloc(unsigned long long *address, size_t bytes) {
 
 int cuMemFree(unsigned long long address) {
   int error = call_begin(CALL_cuMemFree);
+  call_hold(CALL_cuMemFree);
   return call_end(error == SUCCESS ? memory_give((uintptr_t)address, false) : error);
 }
 
@@ -684,6 +728,17 @@ static void size_set(size_t *field, size_t bytes) {
   fake_lock();
   *field = bytes;
   fake_unlock();
+}
+
+EXPORT void fake_share_memory(void) {
+  pthread_mutexattr_t attributes;
+  struct shared *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (shared == MAP_FAILED || pthread_mutexattr_init(&attributes) != 0 ||
+      pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED) != 0 ||
+      pthread_mutex_init(&shared->mutex, &attributes) != 0)
+    abort();
+  (void)pthread_mutexattr_destroy(&attributes);
+  fake.shared = shared;
 }
 
 EXPORT void fake_set_capacity(size_t bytes) { size_set(&fake.capacity_bytes, bytes); }

@@ -35,6 +35,10 @@ void fake_set_devices(int count);
 /* The memory of each device.  It begins with 4 GiB. */
 void fake_set_capacity(size_t bytes);
 
+/* From now on the children that this process forks share the memory of each device, as processes share a GPU's: 16 of
+ * them at most, which call the driver only after the fork.  What a child holds is free when it exits. */
+void fake_share_memory(void);
+
 /* The most that one allocation can get, as if free memory were in pieces.  cuMemGetInfo counts all of it, and mapped
  * memory has no such bound.  It begins with 0: no bound. */
 void fake_set_largest(size_t bytes);
@@ -70,7 +74,8 @@ void fake_hide(const char *name);
 void fake_fail(const char *name, unsigned nth, int error);
 
 /* The next call of the function waits at its end, when it has done everything, until fake_let_go.  This works for
- * functions that destroy streams and graphs, and for ends of captures. */
+ * functions that destroy streams and graphs, for ends of captures and for copies to the host.  cuMemFree waits before
+ * it has done anything. */
 void fake_hold(const char *name);
 /* Whether a call waits like that.  Lets it go on. */
 bool fake_is_held(void);
@@ -211,6 +216,10 @@ int fake_capture_mode(void);
  * whether the capture was not spoilt. */
 bool fake_stream_capture_begin(void *stream, int mode);
 bool fake_stream_capture_end(void *stream);
+
+/* A stream joins the capture that another is in, as by an event of that one for which it waits.  From then on both have
+ * the capture's id. */
+bool fake_stream_capture_join(void *stream, void *captured);
 
 /* Another thread captures in global mode.  The capture concerns every context. */
 void fake_capture_begin(void);

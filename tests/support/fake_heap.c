@@ -140,7 +140,9 @@ int cuMemcpyDtoHAsync(void *to, unsigned long long from, size_t bytes, void *str
   int error = copy_begin(CALL_cuMemcpyDtoHAsync, from, bytes, stream);
   if (error == SUCCESS)
     copy(to, (const char *)(uintptr_t)from, bytes);
-  return error;
+  fake_lock();
+  call_hold(CALL_cuMemcpyDtoHAsync);
+  return call_end(error);
 }
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */

@@ -257,9 +257,20 @@ struct physical;
 struct mapping;
 struct reservation;
 
+enum { process_limit = 16 };
+
+/* What processes hold of the devices' memory, in pages that they share. */
+struct shared {
+  pthread_mutex_t mutex; /* held by a call as long as the process's own */
+  unsigned processes;    /* have begun */
+  size_t used_bytes[process_limit][device_limit];
+};
+
 struct machine {
   pthread_mutex_t mutex;
-  pid_t process; /* the process that called cuInit; 0 before */
+  struct shared *shared; /* NULL: this process has the devices for itself */
+  unsigned number;       /* of this process in shared */
+  pid_t process;         /* the process that called cuInit; 0 before */
   int device_count;
   size_t capacity_bytes;
   size_t host_capacity_bytes;
@@ -339,6 +350,9 @@ int device_check(int device);
 
 /* The memory of a kind that is taken on a device, mapped memory included. */
 size_t memory_used(enum kind kind, int device);
+
+/* What other processes hold of a device's memory. */
+size_t memory_used_elsewhere(int device);
 
 /* The block of cuMemAlloc or a similar function in which an address lies.  NULL if there is none. */
 struct block *memory_block_at(uintptr_t address);

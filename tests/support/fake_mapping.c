@@ -187,7 +187,8 @@ static int physical_check(const unsigned long long *handle, size_t bytes, const 
     return INVALID_DEVICE;
   if (fake.shares_nothing && (properties->requested_handle_types != 0 || properties->rdma != 0))
     return NOT_SUPPORTED;
-  size_t used = memory_used(KIND_DEVICE, properties->location.id);
+  int device = properties->location.id;
+  size_t used = memory_used(KIND_DEVICE, device) + memory_used_elsewhere(device);
   return used <= fake.capacity_bytes && bytes <= fake.capacity_bytes - used ? SUCCESS : OUT_OF_MEMORY;
 }
 

@@ -572,6 +572,19 @@ EXPORT bool fake_stream_capture_begin(void *handle, int mode) {
   return may;
 }
 
+EXPORT bool fake_stream_capture_join(void *handle, void *captured) {
+  struct stream *stream = NULL, *origin = NULL;
+  fake_lock();
+  bool may = stream_find(handle, &stream) == SUCCESS && stream->order != ORDER_LEGACY && !stream->capturing &&
+             stream_find(captured, &origin) == SUCCESS && origin->capturing;
+  if (may) {
+    capture_begin(stream, origin->capture_mode, origin->capturing_thread);
+    stream->capture_id = origin->capture_id;
+  }
+  fake_unlock();
+  return may;
+}
+
 EXPORT bool fake_stream_capture_end(void *handle) {
   struct stream *stream = NULL;
   fake_lock();

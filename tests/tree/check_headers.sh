@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: BSD-2-Clause
-# Compiles mam.h alone, as its users do: as C11 and C++17, with CUDA's headers and without, and by nvcc.
+# Compiles mam.h alone, as its users do: as C11 and C++17 (mam.hpp as C++14), with CUDA's headers and without, and by nvcc.
 # usage: check_headers.sh [INCLUDEDIR]    by default the source's; CC, CXX, NVCC, CUDA_CPPFLAGS from the environment
 set -u
 
@@ -41,6 +41,12 @@ cudaError_t take(MAM_Pool pool) {
   return error == cudaSuccess ? MAM_CudaFree(const_cast<float *>(constant)) : error;
 }
 END
+cat >"$work/owning.cpp" <<'END'
+#include <mam.hpp>
+#include <mam.hpp>
+mam::unique_ptr<float[]> take(cudaStream_t stream);
+mam::unique_ptr<float[]> take(cudaStream_t stream) { return mam::make_unique<float[]>(10, mam::on(stream)); }
+END
 cat >"$work/streams.c" <<'END'
 #include <mam.h>
 int main(void) {
@@ -76,34 +82,25 @@ __global__ void kernel(mam_heap heap, size_t bytes, void **block, mam_heap_statu
   mam_free(heap, *block);
 }
 END
-# compile WHAT COMMAND...: the command has to succeed and to print nothing.
-compile() {
-  what=$1
-  shift
-  if "$@" >"$work/output" 2>&1 && [ ! -s "$work/output" ]; then
-    echo "ok: $what"
-  else
-    echo "FAILED: $what: $*"
-    cat "$work/output"
-    failed=1
-  fi
-}
+# shellcheck source=tests/tree/quietly.sh
+. "$(dirname "$0")/quietly.sh"
 
 # A compiler and its flags, in one word as make has them, split on purpose.
 # shellcheck disable=SC2086
 compile_all() {
   strict="-pedantic -Wall -Wextra -Wundef -Werror -fsyntax-only -I$include"
-  compile "C11" ${CC:-cc} -std=c11 $strict "$work/alone.c"
-  compile "C11, MAM_NO_CUDA_HEADERS" ${CC:-cc} -std=c11 $strict -DMAM_NO_CUDA_HEADERS "$work/alone.c"
-  compile "C11, per-thread default streams" \
+  quietly "C11" ${CC:-cc} -std=c11 $strict "$work/alone.c"
+  quietly "C11, MAM_NO_CUDA_HEADERS" ${CC:-cc} -std=c11 $strict -DMAM_NO_CUDA_HEADERS "$work/alone.c"
+  quietly "C11, per-thread default streams" \
     ${CC:-cc} -std=c11 $strict -DCUDA_API_PER_THREAD_DEFAULT_STREAM=1 "$work/streams.c"
-  compile "C11, heaps" ${CC:-cc} -std=gnu11 -Wall -Wextra -Wundef -Werror -fsyntax-only -I"$include" "$work/heap.c"
+  quietly "C11, heaps" ${CC:-cc} -std=gnu11 -Wall -Wextra -Wundef -Werror -fsyntax-only -I"$include" "$work/heap.c"
   if [ -n "${CXX-}" ]; then
-    compile "C++17, heaps" $CXX -std=c++17 -Wall -Wextra -Wundef -Werror -fsyntax-only -I"$include" -x c++ "$work/heap.c"
-    compile "C++17, per-thread default streams" \
+    quietly "C++17, heaps" $CXX -std=c++17 -Wall -Wextra -Wundef -Werror -fsyntax-only -I"$include" -x c++ "$work/heap.c"
+    quietly "C++17, per-thread default streams" \
       $CXX -std=c++17 $strict -DCUDA_API_PER_THREAD_DEFAULT_STREAM=1 -x c++ "$work/streams.c"
-    compile "C++17" $CXX -std=c++17 $strict "$work/alone.cpp"
-    compile "C++17, MAM_NO_CUDA_HEADERS" $CXX -std=c++17 $strict -DMAM_NO_CUDA_HEADERS "$work/alone.cpp"
+    quietly "C++17" $CXX -std=c++17 $strict "$work/alone.cpp"
+    quietly "C++14, mam.hpp" $CXX -std=c++14 $strict "$work/owning.cpp"
+    quietly "C++17, MAM_NO_CUDA_HEADERS" $CXX -std=c++17 $strict -DMAM_NO_CUDA_HEADERS "$work/alone.cpp"
   else
     echo "not tried: C++17, there is no C++ compiler"
   fi
@@ -111,24 +108,24 @@ compile_all() {
     echo "not tried: with CUDA's headers and nvcc, configure found no CUDA toolkit"
     return
   fi
-  compile "C11, CUDA's headers" ${CC:-cc} -std=c11 $strict ${CUDA_CPPFLAGS-} "$work/alone.c"
-  compile "C11, after CUDA's runtime" ${CC:-cc} -std=c11 $strict ${CUDA_CPPFLAGS-} "$work/after_cuda.c"
-  compile "C11, before CUDA's runtime" ${CC:-cc} -std=c11 $strict ${CUDA_CPPFLAGS-} "$work/before_cuda.c"
-  compile "C11, CUDA's headers, MAM_NO_CUDA_HEADERS" \
+  quietly "C11, CUDA's headers" ${CC:-cc} -std=c11 $strict ${CUDA_CPPFLAGS-} "$work/alone.c"
+  quietly "C11, after CUDA's runtime" ${CC:-cc} -std=c11 $strict ${CUDA_CPPFLAGS-} "$work/after_cuda.c"
+  quietly "C11, before CUDA's runtime" ${CC:-cc} -std=c11 $strict ${CUDA_CPPFLAGS-} "$work/before_cuda.c"
+  quietly "C11, CUDA's headers, MAM_NO_CUDA_HEADERS" \
     ${CC:-cc} -std=c11 $strict ${CUDA_CPPFLAGS-} -DMAM_NO_CUDA_HEADERS "$work/alone.c"
   if [ -n "${CXX-}" ]; then
-    compile "C++17, CUDA's headers" $CXX -std=c++17 $strict ${CUDA_CPPFLAGS-} "$work/alone.cpp"
-    compile "C++17, after CUDA's runtime" $CXX -std=c++17 $strict ${CUDA_CPPFLAGS-} "$work/after_cuda.cpp"
+    quietly "C++17, CUDA's headers" $CXX -std=c++17 $strict ${CUDA_CPPFLAGS-} "$work/alone.cpp"
+    quietly "C++17, after CUDA's runtime" $CXX -std=c++17 $strict ${CUDA_CPPFLAGS-} "$work/after_cuda.cpp"
   fi
   for arch in 75 90 "$("$NVCC" --list-gpu-arch | sed -n 's/^compute_\([0-9]*\)$/\1/p' | sort -n | tail -n 1)"; do
-    compile "kernels with heaps, sm_$arch" "$NVCC" -std=c++14 -Werror all-warnings -I"$include" -arch="sm_$arch" -cubin \
+    quietly "kernels with heaps, sm_$arch" "$NVCC" -std=c++14 -Werror all-warnings -I"$include" -arch="sm_$arch" -cubin \
       -o "$work/heap.cubin" "$work/heap.cu"
-    compile "the same with -rdc" "$NVCC" -std=c++14 -Werror all-warnings -I"$include" -arch="sm_$arch" -rdc=true -cubin \
+    quietly "the same with -rdc" "$NVCC" -std=c++14 -Werror all-warnings -I"$include" -arch="sm_$arch" -rdc=true -cubin \
       -o "$work/heap.cubin" "$work/heap.cu"
   done
-  compile "nvcc, per-thread default streams" "$NVCC" -std=c++17 -Werror all-warnings -I"$include" \
+  quietly "nvcc, per-thread default streams" "$NVCC" -std=c++17 -Werror all-warnings -I"$include" \
     --default-stream per-thread -x cu -c -o "$work/streams.o" "$work/streams.c"
-  compile "nvcc" "$NVCC" -std=c++17 -Werror all-warnings -I"$include" -c -o "$work/alone.o" "$work/alone.cu"
+  quietly "nvcc" "$NVCC" -std=c++17 -Werror all-warnings -I"$include" -c -o "$work/alone.o" "$work/alone.cu"
 }
 
 [ -f "$include/mam.h" ] || { echo "FAILED: there is no $include/mam.h"; exit 1; }

@@ -17,7 +17,7 @@ lib/front     : include lib/base lib/cuda lib/pool
 lib/api       : include lib/base lib/cuda lib/pool lib/front
 lib/heap      : include lib/base lib/cuda lib/pool lib/front
 lib/preload   : include lib/base lib/cuda lib/api
-tests         : include lib
+tests         : include lib tools
 tools         : include lib
 END
 }
@@ -28,7 +28,7 @@ work=$(mktemp -d "${TMPDIR:-/tmp}/check_includes.XXXXXX") || exit 99
 trap 'rm -rf "$work"' EXIT
 
 cat_floors >"$work/floors"
-find include lib tests tools -type f \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cc' \
+find include lib tests tools -type f \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cc' -o -name '*.hpp' \
   -o -name '*.def' \) | LC_ALL=C sort >"$work/files"
 [ -s "$work/files" ] || { echo "FAILED: no source file found in $srcdir"; exit 1; }
 # -H: file names also where there is one file only.

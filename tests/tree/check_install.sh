@@ -7,24 +7,10 @@ set -eu
 work=$(mktemp -d "${TMPDIR:-/tmp}/check_install.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 
-cat >"$work/user.c" <<'END'
-#include <mam.h>
-#include <stdio.h>
-#include <string.h>
-int main(void) {
-  void *block = NULL;
-  if (MAM_Create(8u << 20) != cudaSuccess || MAM_CudaMalloc(&block, 1000) != cudaSuccess || block == NULL) {
-    fprintf(stderr, "%s\n", MAM_LastError());
-    return 1;
-  }
-  memset(block, 1, 1000);
-  return MAM_CudaFree(block) != cudaSuccess || MAM_Destroy() != cudaSuccess;
-}
-END
 export PKG_CONFIG_PATH="$1$2" PKG_CONFIG_SYSROOT_DIR="$1"
 flags=$("${PKG_CONFIG:-pkg-config}" --cflags --libs mam)
 # Flags are split on purpose.
 # shellcheck disable=SC2086
-${CC:-cc} ${CFLAGS-} -o "$work/user" "$work/user.c" $flags
+${CC:-cc} ${CFLAGS-} -o "$work/user" "$(dirname "$0")/installed_user.c" $flags
 LD_LIBRARY_PATH="$1$3${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" MAM_SOURCE=host "$work/user"
 echo "ok: a program builds against the installed library with: $flags"

@@ -45,7 +45,7 @@ find include lib tests tools man -type f | LC_ALL=C sort >"$work/files"
 for file in .ci/* Makefile.am configure.ac mam.pc.in *.md; do
   [ ! -f "$file" ] || echo "$file" >>"$work/files"
 done
-grep -E '\.(c|h|cu|cuh|cc|def)$' "$work/files" >"$work/sources"
+grep -E '\.(c|h|hpp|cu|cuh|cc|def)$' "$work/files" >"$work/sources"
 grep -E '(\.(sh|am|ac|in|map|py|gp)|run|kit|embed|quickstart)$' "$work/files" >"$work/scripts"
 grep -E '((^|/)README\.md|^ARCHITECTURE\.md|^CONTRIBUTING\.md|\.[137])$' "$work/files" >"$work/all_documents"
 echo "$left_out" | tr ' ' '\n' >"$work/left_out"
@@ -182,7 +182,7 @@ pass == 2 && place[3] ~ /[ts]/ && text !~ /usage:/ {
   gsub(/\\\(..|\\\[[a-z]*\]|\\&|\\f[A-Z]/, " ", text) # of troff
   gsub(/https?:[^ )>]*/, " ", text)
   words = ""
-  while (match(text, /[A-Za-z0-9_][A-Za-z0-9_\/.-]*\.(\[ch\]|c|h|cuh|cu|sh|def|am|map|csv|svg|so|la|md)([^A-Za-z0-9_]|$)/)) {
+  while (match(text, /[A-Za-z0-9_][A-Za-z0-9_\/.-]*\.(\[ch\]|c|h|hpp|cuh|cu|sh|def|am|map|csv|svg|so|la|md)([^A-Za-z0-9_]|$)/)) {
     name = substr(text, RSTART, RLENGTH)
     if (name !~ /\.\[ch\]$/)
       sub(/[^A-Za-z0-9_]$/, "", name)

@@ -65,18 +65,30 @@ static size_t random_size(uint64_t *state) {
   return random_below(state, 2) == 0 ? bound : 1 + random_below(state, bound);
 }
 
+/* More than a front has lanes, the last ones seldom.  Without a driver, a handle is its stream's name. */
+enum { STREAMS = 3 * LANES };
+
+static cudaStream_t stream_of(size_t number) {
+  number = number < STREAMS / 2 ? number % 4 : number;
+  return number == 0 ? NULL : (cudaStream_t)(uintptr_t)(4096 * number);
+}
+
 static void step(uint64_t *state) {
   static const char tags[4];
   void *block = NULL;
   size_t kind = random_below(state, 16), size = random_size(state);
-  cudaError_t error =
-      kind == 0 ? MAM_PoolMallocTagged(pool, &block, size, &tags[size % 4]) : MAM_PoolMalloc(pool, &block, size);
+  cudaStream_t stream = stream_of(random_below(state, STREAMS));
+  cudaError_t error = kind == 0  ? MAM_PoolMallocTagged(pool, &block, size, &tags[size % 4])
+                      : kind < 8 ? MAM_PoolMallocAsync(pool, &block, size, stream)
+                                 : MAM_PoolMalloc(pool, &block, size);
   faults += error != cudaSuccess && error != cudaErrorMemoryAllocation;
   block = atomic_exchange(&slots[random_below(state, SLOTS)], block);
   if (block == NULL)
     return;
+  kind = random_below(state, 16);
   error = kind == 1   ? MAM_CudaFreeReuse(block, MAM_REUSE_IMMEDIATE)
           : kind == 2 ? MAM_CudaFreeReuse(block, MAM_REUSE_FENCED)
+          : kind < 10 ? MAM_CudaFreeAsync(block, stream)
                       : MAM_CudaFree(block);
   faults += error != cudaSuccess;
 }
@@ -296,6 +308,43 @@ START_TEST(what_is_wrong_about_a_shelf_is_found) {
 }
 END_TEST
 
+START_TEST(what_is_wrong_about_a_lane_is_found) {
+  void *block;
+  set_up();
+  put(get(LARGE));
+  for (uintptr_t i = 1; i <= 2; i++)
+    for (int j = 0; j < 2; j++) {
+      ck_assert_int_eq(MAM_PoolMallocAsync(pool, &block, j == 0 ? SMALL : LARGE, stream_of(i)), cudaSuccess);
+      ck_assert_int_eq(MAM_CudaFreeAsync(block, stream_of(i)), cudaSuccess);
+    }
+  struct lane *lanes = front_mine->lanes;
+  struct batch *batch = lanes[0].loaded[0];
+  ck_assert_uint_eq(batch->count, 1);
+  expect_sound();
+  lanes[1].second[0] = batch;
+  expect_fault("a block is in two places");
+  lanes[1].second[0] = NULL;
+  lanes[0].loaded[0] = NULL;
+  expect_fault("a block is in no place");
+  lanes[0].loaded[0] = batch;
+  uint64_t mark = lanes[0].mark;
+  lanes[0].mark = LANE_NONE;
+  expect_fault("a lane without a stream has blocks");
+  lanes[0].mark = mark + 9;
+  expect_fault("a lane has a mark that was never given");
+  lanes[0].mark = lanes[1].mark;
+  expect_fault("two lanes have one stream");
+  lanes[0].mark = mark;
+  const struct shelf *shelf = shelf_for(front_mine->shelves, (LARGE + 511) / 512 * 512, NULL);
+  struct segment *segment = shelf->oldest->segment;
+  segment->as.used.site = (const char *)segment->as.used.site + 9;
+  expect_fault("a freed block is of a lane that never was");
+  segment->as.used.site = (const char *)segment->as.used.site - 9;
+  expect_sound();
+  tear_down();
+}
+END_TEST
+
 START_TEST(what_is_wrong_about_an_owned_block_is_found) {
   set_up();
   void *live = get(LARGE);
@@ -330,6 +379,7 @@ int main(void) {
   tcase_add_test(faults_case, a_block_inside_its_slab_and_elsewhere_is_found);
   tcase_add_test(faults_case, counts_that_do_not_add_up_are_found);
   tcase_add_test(faults_case, what_is_wrong_about_a_shelf_is_found);
+  tcase_add_test(faults_case, what_is_wrong_about_a_lane_is_found);
   tcase_add_test(faults_case, what_is_wrong_about_an_owned_block_is_found);
   suite_add_tcase(suite, traffic_case);
   suite_add_tcase(suite, faults_case);

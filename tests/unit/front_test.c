@@ -27,6 +27,10 @@ enum { THREADS = 4, SMALL = 1000, LARGE = 300000 };
 /* ---- Faults of other threads are counted: Check's own assertions are for the main thread ---- */
 
 static _Atomic unsigned faults;
+/* Without a driver, a handle is its stream's name. */
+#define stream_a ((cudaStream_t)(uintptr_t)4096)
+#define stream_b ((cudaStream_t)(uintptr_t)8192)
+
 static void expect(bool holds, int line, const char *what) {
   if (holds)
     return;
@@ -593,18 +597,85 @@ START_TEST(refused_frees_take_no_host_memory) {
 }
 END_TEST
 
+/* By each kind of call. */
+static void *get_by(int kind, size_t size) {
+  void *block = NULL;
+  ck_assert_int_eq(kind == 0   ? MAM_CudaMalloc(&block, size)
+                   : kind == 1 ? MAM_CudaMallocAsync(&block, size, stream_a)
+                               : MAM_CudaMallocTagged(&block, size, &tag_a),
+                   cudaSuccess);
+  return block;
+}
+
 START_TEST(small_blocks_cost_two_bytes_of_host_memory) {
   enum { COUNT = 100000, CONSTANT = 400000 }; /* a thread's front and a leaf of the page map */
   static char *blocks[COUNT];
   size_t before = host_bytes();
   for (int i = 0; i < COUNT; i++)
-    blocks[i] = get(1);
+    blocks[i] = get_by(_i, 1);
   size_t cost = host_bytes() - before;
   (void)printf("%d blocks of a byte: %zu bytes of host memory\n", COUNT, cost);
   ck_assert_uint_le(cost, 2 * COUNT + CONSTANT);
   ck_assert_uint_eq(info_now().used_count, COUNT);
   for (int i = 0; i < COUNT; i++)
     put(blocks[i]);
+}
+END_TEST
+
+/* ---- On a stream ---- */
+
+START_TEST(pairs_on_streams_take_no_host_memory) {
+  static const size_t sizes[] = {SMALL, LARGE, 20000};
+  size_t before = 0;
+  for (int i = 0; i < 20000; i++) {
+    cudaStream_t stream = i % 3 == 0 ? stream_b : stream_a;
+    void *block = NULL;
+    ck_assert_int_eq(MAM_CudaMallocAsync(&block, sizes[i % 3], stream), cudaSuccess);
+    ck_assert_int_eq(MAM_CudaFreeAsync(block, stream), cudaSuccess);
+    if (i == 10000)
+      before = host_bytes();
+  }
+  ck_assert_uint_eq(host_bytes(), before);
+}
+END_TEST
+
+START_TEST(a_stream_takes_back_what_it_freed) {
+  static const size_t sizes[] = {1, SMALL, 20000, LARGE, 8 * LARGE};
+  uint64_t hits = info_now().stream_hit_count;
+  for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    void *block = get_by(1, sizes[i]), *again;
+    ck_assert_int_eq(MAM_CudaFreeAsync(block, stream_a), cudaSuccess);
+    (void)refused(block);
+    ck_assert_int_eq(MAM_CudaFreeAsync(block, stream_a), cudaErrorInvalidValue);
+    ck_assert_int_eq(MAM_CudaFreeAsync(block, stream_b), cudaErrorInvalidValue);
+    ck_assert_ptr_eq(again = get_by(1, sizes[i]), block);
+    put(again);
+  }
+  ck_assert_uint_eq(info_now().stream_hit_count, hits + sizeof sizes / sizeof sizes[0]);
+  ck_assert_uint_eq(info_now().used_count, 0);
+}
+END_TEST
+
+enum { ON_STREAM = 1000 };
+static void *on_stream[ON_STREAM];
+
+static void *free_on_stream(void *unused) {
+  (void)unused;
+  for (int i = 0; i < ON_STREAM; i++)
+    EXPECT(MAM_CudaFreeAsync(on_stream[i], stream_a) == cudaSuccess);
+  return NULL;
+}
+
+/* And leaves none behind when it ends. */
+START_TEST(what_another_thread_frees_on_a_stream_serves_the_stream) {
+  for (int round = 0; round < 20; round++) {
+    for (int i = 0; i < ON_STREAM; i++)
+      on_stream[i] = get_by(1, SMALL);
+    in_thread(free_on_stream, NULL);
+    ck_assert_uint_eq(info_now().used_count, 0);
+  }
+  ck_assert_uint_le(info_now().slab_count, 2); /* of one class */
+  ck_assert_uint_ge(info_now().stream_hit_count, 19 * (ON_STREAM - 64));
 }
 END_TEST
 
@@ -653,7 +724,10 @@ int main(void) {
   tcase_add_test(large, of_many_frees_of_one_block_one_succeeds);
   tcase_add_test(large, a_medium_block_serves_what_is_a_little_smaller);
   tcase_add_test(large, no_block_of_many_threads_is_more_than_a_quarter_too_large);
-  tcase_add_test(large, small_blocks_cost_two_bytes_of_host_memory);
+  tcase_add_loop_test(large, small_blocks_cost_two_bytes_of_host_memory, 0, 3);
+  tcase_add_test(large, pairs_on_streams_take_no_host_memory);
+  tcase_add_test(large, a_stream_takes_back_what_it_freed);
+  tcase_add_test(large, what_another_thread_frees_on_a_stream_serves_the_stream);
   tcase_add_test(large, pairs_take_no_host_memory);
   tcase_add_test(large, refused_frees_take_no_host_memory);
   tcase_add_test(large, every_rule_frees_once);

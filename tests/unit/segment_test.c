@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /* The two trees and what moves between them, at imaginary addresses: lib/pool/segment*.c alone. */
 #include <check.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,7 +21,7 @@ static void tear_down(void) {
 
 static struct segment *take(size_t bytes) {
   bool no_host_memory;
-  struct segment *segment = segment_take(&set, bytes, &no_host_memory);
+  struct segment *segment = segment_take(&set, bytes, false, &no_host_memory);
   ck_assert(!no_host_memory);
   ck_assert_ptr_null(segment_set_check(&set));
   return segment;
@@ -73,6 +74,22 @@ START_TEST(perfect_fit_leaves_no_rest) {
   ck_assert_ptr_null(take(1));
   release(BASE);
   ck_assert_uint_eq(segment_largest_free(&set), 4 * KIB);
+}
+END_TEST
+
+/* A hole of more than twice the block is cut up. */
+START_TEST(holes_are_cut_up_as_far_as_is_allowed) {
+  segment_add_chunk(&set, BASE, 64 * KIB);
+  set.cuts_bytes = 3 * KIB;
+  ck_assert_uint_eq(take_base(KIB), BASE);
+  ck_assert_uint_eq(take_base(2 * KIB), BASE + KIB);
+  ck_assert_ptr_null(take(512));
+  ck_assert_ptr_null(take(30 * KIB));
+  ck_assert_uint_eq(take_base(31 * KIB), BASE + 3 * KIB);
+  ck_assert_uint_eq(take_base(15 * KIB), BASE + 34 * KIB);
+  set.cuts_bytes = 512;
+  ck_assert_uint_eq(take_base(512), BASE + 49 * KIB);
+  ck_assert_uint_eq(set.cuts_bytes, 0);
 }
 END_TEST
 
@@ -211,6 +228,65 @@ START_TEST(waiting_neighbours_of_different_epochs_stay_apart) {
 }
 END_TEST
 
+/* Blocks of 4 KiB one after the other: u used, f free, w and v waiting for one stream and another. */
+static void lay_out(const char *states, struct waiting_stream *w, struct waiting_stream *v) {
+  size_t count = strlen(states);
+  waiting_stream_init(w);
+  waiting_stream_init(v);
+  ck_assert(segment_add_chunk(&set, BASE, count * 4 * KIB));
+  for (size_t i = 0; i < count; i++)
+    ck_assert_uint_eq(take_base(4 * KIB), BASE + i * 4 * KIB);
+  for (size_t i = 0; i < count; i++) {
+    struct segment *segment = segment_find(&set, BASE + i * 4 * KIB);
+    if (states[i] == 'f')
+      segment_free(&set, segment);
+    else if (states[i] != 'u')
+      segment_wait_on(&set, states[i] == 'w' ? w : v, segment, 1 + i);
+    ck_assert_ptr_null(segment_set_check(&set));
+  }
+}
+
+static const struct {
+  const char *states;
+  unsigned most; /* blocks that the first stream gets in one piece */
+  unsigned at;   /* where */
+} runs[] = {{"ufu", 0, 0},   {"uwu", 1, 1},         {"ufwfu", 3, 1}, {"wfwfwu", 5, 0},
+            {"fwuwf", 2, 0}, {"ufvfwfufwfw", 4, 7}, {"wvwfv", 2, 2}, {"fwvwfwu", 3, 3}};
+
+START_TEST(free_neighbours_join_what_waits_for_a_stream) {
+  struct waiting_stream w, v;
+  lay_out(runs[_i].states, &w, &v);
+  size_t most = runs[_i].most * 4 * KIB;
+  ck_assert(!segment_may_retake(&set, &w, most + 1));
+  ck_assert_ptr_null(segment_set_check(&set));
+  if (most > 0) {
+    ck_assert(segment_may_retake(&set, &w, most));
+    ck_assert_ptr_null(segment_set_check(&set));
+    bool no_host_memory;
+    struct segment *taken = segment_retake(&set, &w, most, false, &no_host_memory);
+    ck_assert(!no_host_memory);
+    ck_assert_ptr_nonnull(taken);
+    ck_assert_uint_eq(taken->base, BASE + runs[_i].at * 4 * KIB);
+    ck_assert_uint_eq(taken->bytes, most);
+    ck_assert_uint_eq(taken->state, SEGMENT_USED);
+  }
+  (void)segment_pass_stream(&set, &w, 100, UINT_MAX);
+  (void)segment_pass_stream(&set, &v, 100, UINT_MAX);
+}
+END_TEST
+
+START_TEST(what_joined_waits_for_the_latest_epoch) {
+  struct waiting_stream w, v;
+  lay_out("uwfwu", &w, &v); /* epochs 2 and 4 */
+  ck_assert(segment_may_retake(&set, &w, 12 * KIB));
+  ck_assert_uint_eq(set.bytes[SEGMENT_FREE], 0);
+  (void)segment_pass_stream(&set, &w, 3, UINT_MAX);
+  ck_assert_uint_eq(set.bytes[SEGMENT_FREE], 0);
+  (void)segment_pass_stream(&set, &w, 4, UINT_MAX);
+  ck_assert_uint_eq(segment_largest_free(&set), 12 * KIB);
+}
+END_TEST
+
 START_TEST(find_knows_only_starts) {
   segment_add_chunk(&set, BASE, 4 * KIB);
   uintptr_t base = take_base(2 * KIB);
@@ -242,7 +318,7 @@ START_TEST(thousands_of_segments_become_one_hole_again) {
   bool no_host_memory;
   segment_add_chunk(&set, BASE, (size_t)COUNT * KIB);
   for (int i = 0; i < COUNT; i++)
-    blocks[i] = segment_take(&set, KIB, &no_host_memory)->base;
+    blocks[i] = segment_take(&set, KIB, false, &no_host_memory)->base;
   for (int step = 7, i = 0, k = 0; k < COUNT; k++, i = (i + step) % COUNT) /* 7 and 10000 share no factor */
     segment_free(&set, segment_find(&set, blocks[i]));
   ck_assert_uint_eq(set.count[SEGMENT_FREE], 1);
@@ -255,7 +331,7 @@ START_TEST(host_memory_for_a_live_segment_is_at_most_96_bytes) {
   segment_add_chunk(&set, BASE, (size_t)COUNT * 512);
   bool no_host_memory;
   size_t most_bytes_a_segment = 0;
-  for (size_t count = 1; count <= COUNT && segment_take(&set, 512, &no_host_memory) != NULL; count++)
+  for (size_t count = 1; count <= COUNT && segment_take(&set, 512, false, &no_host_memory) != NULL; count++)
     if (count >= 1000 &&
         set.nodes_bytes / count > most_bytes_a_segment) /* below, the first nodes are more than all of them */
       most_bytes_a_segment = set.nodes_bytes / count;
@@ -480,6 +556,7 @@ int main(void) {
   tcase_add_test(tests, chunk_is_one_free_segment);
   tcase_add_test(tests, take_splits_the_front_off);
   tcase_add_test(tests, perfect_fit_leaves_no_rest);
+  tcase_add_test(tests, holes_are_cut_up_as_far_as_is_allowed);
   tcase_add_test(tests, best_fit_takes_the_smallest_hole_that_fits);
   tcase_add_test(tests, equal_holes_are_taken_from_the_lowest_address);
   tcase_add_test(tests, free_merges_neither_neighbour_while_both_are_used);
@@ -492,6 +569,8 @@ int main(void) {
   tcase_add_test(tests, only_passed_epochs_become_free);
   tcase_add_test(tests, waiting_neighbours_of_one_epoch_merge);
   tcase_add_test(tests, waiting_neighbours_of_different_epochs_stay_apart);
+  tcase_add_loop_test(tests, free_neighbours_join_what_waits_for_a_stream, 0, sizeof runs / sizeof runs[0]);
+  tcase_add_test(tests, what_joined_waits_for_the_latest_epoch);
   tcase_add_test(tests, find_knows_only_starts);
   tcase_add_test(tests, resized_holes_keep_the_size_tree_in_order);
   tcase_add_test(tests, thousands_of_segments_become_one_hole_again);

@@ -28,7 +28,7 @@ struct bench {
   size_t live_most;          /* of the test live */
   unsigned threads_most;     /* of the test threads; how many soak uses */
   unsigned soak_s;
-  uint64_t trace_seed; /* of the test trace */
+  uint64_t trace_seed; /* of the tests trace, chunk and cold */
 };
 
 bool bench_quickstart(const struct bench *bench);
@@ -38,6 +38,8 @@ bool bench_pair(const struct bench *bench);
 bool bench_random(const struct bench *bench);
 bool bench_threads(const struct bench *bench);
 bool bench_trace(const struct bench *bench);
+bool bench_chunk(const struct bench *bench);
+bool bench_cold(const struct bench *bench);
 bool bench_iterate(const struct bench *bench);
 bool bench_stall(const struct bench *bench);
 bool bench_soak(const struct bench *bench);
@@ -45,7 +47,7 @@ bool bench_soak(const struct bench *bench);
 /* One allocator's part of a test; index is its place in the list and result the test's own. */
 typedef bool bench_part(const struct bench *bench, const struct allocator *allocator, size_t index, void *result);
 
-/* Runs a part for every allocator, each opened before and closed after, with a line of progress on stderr. */
+/* Runs a part for every allocator, each opened before and closed after, with its progress (bench_progress.h). */
 bool bench_each(const struct bench *bench, const char *test, bench_part *part, void *result);
 
 /* The same bench with ours once more, allocating with tags, as the last of the list. */

@@ -2,6 +2,7 @@
 #include "bench_allocators.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -10,6 +11,73 @@
 
 /* The baselines' driver; set once by allocators_select, before any thread starts. */
 static const struct driver *driver;
+
+/* ---- Streams ----------------------------------------------------------------------------------------------------- */
+
+const char *const allocator_calls_names[calls_count] = {"plain", "tagged", "legacy", "stream", "streams"};
+
+/* Set once by allocators_select, before any thread starts. */
+static enum allocator_calls calls;
+
+/* As many threads as mam-bench starts, and the first. */
+enum { streams_most = 129 };
+
+enum { stream_non_blocking = 1 }; /* of the driver's interface */
+
+/* Created streams, which stay until the process ends: each new thread takes one that no other thread has.  Where there
+ * is no driver, a stream is a name. */
+static struct {
+  pthread_mutex_t lock;
+  pthread_key_t of_thread; /* gives a thread's stream back when the thread ends */
+  CUstream free[streams_most], all[streams_most];
+  size_t free_count, count;
+} streams = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static _Thread_local CUstream stream_mine;
+
+static void stream_return(void *stream) {
+  pthread_mutex_lock(&streams.lock);
+  streams.free[streams.free_count++] = stream;
+  pthread_mutex_unlock(&streams.lock);
+}
+
+static cudaError_t stream_create_locked(CUstream *stream) {
+  if (streams.count == streams_most)
+    return error_set(cudaErrorUnknown, "more threads than streams");
+  *stream = (CUstream)(uintptr_t)(0x1000 + streams.count);
+  if (driver != NULL) {
+    CUresult result = driver->cuStreamCreate(stream, stream_non_blocking);
+    if (result != CUDA_SUCCESS)
+      return driver_error(driver, result, "cuStreamCreate");
+  }
+  streams.all[streams.count++] = *stream;
+  return cudaSuccess;
+}
+
+/* The calling thread's stream, taken when it first asks. */
+static cudaError_t stream_take(CUstream *stream) {
+  cudaError_t error = cudaSuccess;
+  pthread_mutex_lock(&streams.lock);
+  if (calls == calls_stream && streams.count > 0)
+    *stream = streams.all[0];
+  else if (streams.free_count > 0)
+    *stream = streams.free[--streams.free_count];
+  else
+    error = stream_create_locked(stream);
+  pthread_mutex_unlock(&streams.lock);
+  if (error == cudaSuccess && calls == calls_streams)
+    (void)pthread_setspecific(streams.of_thread, *stream);
+  return error;
+}
+
+/* The stream of a stream-ordered call: NULL is the legacy default stream. */
+static inline cudaError_t stream_now(CUstream *stream) {
+  cudaError_t error = cudaSuccess;
+  if (calls >= calls_stream && stream_mine == NULL)
+    error = stream_take(&stream_mine);
+  *stream = stream_mine;
+  return error;
+}
 
 static cudaError_t nothing_open(size_t chunk_bytes) {
   (void)chunk_bytes;
@@ -70,6 +138,30 @@ static const struct allocator mam__tagged = {.name = "MAM-tagged",
                                              .metadata = mam_metadata,
                                              .last_error = MAM_LastError};
 
+/* A program whose places allocate what is about equally large. */
+static cudaError_t tagged_allocate(void **address, size_t bytes) {
+  uintptr_t tag = 1;
+  for (size_t rest = bytes; rest > 1; rest >>= 1)
+    tag++;
+  return MAM_CudaMallocTagged(address, bytes, (const void *)tag);
+}
+
+static cudaError_t stream_allocate(void **address, size_t bytes) {
+  CUstream stream;
+  cudaError_t error = stream_now(&stream);
+  return error == cudaSuccess ? MAM_CudaMallocAsync(address, bytes, (cudaStream_t)stream) : error;
+}
+
+static cudaError_t stream_release(void *address, size_t bytes) {
+  CUstream stream;
+  cudaError_t error = stream_now(&stream);
+  (void)bytes;
+  return error == cudaSuccess ? MAM_CudaFreeAsync(address, (cudaStream_t)stream) : error;
+}
+
+/* Ours by the calls that were asked for. */
+static struct allocator mam_by_calls;
+
 /* ---- The CUDA driver's ------------------------------------------------------------------------------------------- */
 
 static cudaError_t driver_result(CUresult result, const char *what) {
@@ -100,23 +192,34 @@ static const struct allocator cuda = {.name = "cudaMalloc",
                                       .release = cuda_release,
                                       .last_error = error_last};
 
-/* The legacy default stream, and with it the device's default memory pool as the driver sets it up. */
-static CUstream const async_stream = NULL;
-
+/* On the legacy default stream if calls are plain, and with the device's default memory pool as the driver sets it up.
+ */
 static cudaError_t async_allocate(void **address, size_t bytes) {
   CUdeviceptr device_address = 0;
-  CUresult result = driver->cuMemAllocAsync(&device_address, bytes, async_stream);
+  CUstream stream;
+  cudaError_t error = stream_now(&stream);
+  if (error != cudaSuccess)
+    return error;
+  CUresult result = driver->cuMemAllocAsync(&device_address, bytes, stream);
   *address = (void *)(uintptr_t)device_address;
   return driver_result(result, "cuMemAllocAsync");
 }
 
 static cudaError_t async_release(void *address, size_t bytes) {
+  CUstream stream;
+  cudaError_t error = stream_now(&stream);
   (void)bytes;
-  return driver_result(driver->cuMemFreeAsync((CUdeviceptr)(uintptr_t)address, async_stream), "cuMemFreeAsync");
+  if (error != cudaSuccess)
+    return error;
+  return driver_result(driver->cuMemFreeAsync((CUdeviceptr)(uintptr_t)address, stream), "cuMemFreeAsync");
 }
 
+/* Between batches: no other thread creates a stream. */
 static cudaError_t async_settle(void) {
-  return driver_result(driver->cuStreamSynchronize(async_stream), "cuStreamSynchronize");
+  cudaError_t error = driver_result(driver->cuStreamSynchronize(NULL), "cuStreamSynchronize");
+  for (size_t i = 0; i < streams.count && error == cudaSuccess; i++)
+    error = driver_result(driver->cuStreamSynchronize(streams.all[i]), "cuStreamSynchronize");
+  return error;
 }
 
 static cudaError_t async_close(void) { return async_settle(); }
@@ -156,7 +259,8 @@ static const struct allocator async = {
     .alignment = 256,
     .bounded = true,
     .remark = "cudaMallocAsync and cudaFreeAsync are measured at cuMemAllocAsync and cuMemFreeAsync, on the default\n"
-              "stream with the default pool; the stream is synchronised between batches, which is not timed",
+              "stream or those of --calls, with the default pool; streams are synchronised between batches, which is\n"
+              "not timed",
     .open = async_open,
     .close = async_close,
     .settle = async_settle,
@@ -262,9 +366,23 @@ static bool async_exists(void) {
 
 const struct allocator *allocators_tagged(void) { return &mam__tagged; }
 
+static const struct allocator *mam_select(void) {
+  mam_by_calls = mam;
+  if (calls == calls_tagged)
+    mam_by_calls.allocate = tagged_allocate;
+  if (calls >= calls_legacy) {
+    mam_by_calls.allocate = stream_allocate;
+    mam_by_calls.release = stream_release;
+  }
+  return &mam_by_calls;
+}
+
 size_t allocators_select(const struct allocator *list[allocators_most], MAM_Source source,
-                         const struct machine *machine) {
+                         enum allocator_calls calls_wanted, const struct machine *machine) {
   driver = machine->driver;
+  calls = calls_wanted;
+  if (calls == calls_streams)
+    (void)pthread_key_create(&streams.of_thread, stream_return); /* fails not: the program's first but few */
   size_t count = 0;
   while (count < allocators_most && by_source[source][count] != NULL) {
     list[count] = by_source[source][count];
@@ -272,5 +390,6 @@ size_t allocators_select(const struct allocator *list[allocators_most], MAM_Sour
   }
   if (list[count - 1] == &async && !async_exists())
     count--; /* it is the last of its row */
+  list[0] = mam_select();
   return count;
 }

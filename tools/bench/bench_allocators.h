@@ -35,9 +35,20 @@ struct allocator {
 
 enum { allocators_most = 4 };
 
+/* By which calls blocks are allocated and freed, by ours and by those that know such calls. */
+enum allocator_calls {
+  calls_plain,
+  calls_tagged,  /* with a tag for each power of two */
+  calls_legacy,  /* on the legacy default stream */
+  calls_stream,  /* on one created stream, by all threads */
+  calls_streams, /* on a created stream for each thread */
+  calls_count
+};
+extern const char *const allocator_calls_names[calls_count];
+
 /* Writes those that belong together for a source to list, ours first, and returns their number.  machine must stay, and
  * have a GPU unless source is MAM_SOURCE_HOST.  A baseline that the driver does not have is left out. */
-size_t allocators_select(const struct allocator *list[allocators_most], MAM_Source source,
+size_t allocators_select(const struct allocator *list[allocators_most], MAM_Source source, enum allocator_calls calls,
                          const struct machine *machine);
 
 /* Ours once more, for tests that allocate with tags.  Not in the list. */

@@ -13,6 +13,7 @@
 #include "bench_clock.h"
 #include "bench_heap_gpu.h"
 #include "bench_numbers.h"
+#include "bench_progress.h"
 #include "bench_report.h"
 #include "kernels/compact.h"
 #include "mam/heap.h"
@@ -147,6 +148,7 @@ static bool passes_of(struct compact_bench *bench, const struct report_csv *csv,
       report_csv_row(csv, "%u,%u,%u,%.5f,%zu,%.1f", n, first, pass, info.fragmentation_after, info.moved_bytes, us);
     }
   } while (limit < passes_most && limit < pass + n);
+  progress_clear();
   (void)printf("  %2u  %5u  %6u   %.3f  %.3f  %.3f  %.3f  %.3f   %.3f   %8.0f\n", n, first, pass, levels[0],
                levels[pass < 1 ? pass : 1], levels[pass < 2 ? pass : 2], levels[pass < 3 ? pass : 3], levels[pass],
                1.0 / (n + 1), us);
@@ -161,8 +163,11 @@ static bool passes_run(struct compact_bench *bench) {
     return false;
   (void)printf("passes: 2^21 objects of 64 B, of which 60 %% are freed at random; n of the first pass and of the last\n"
                "   n  first  passes  before    1st    2nd    3rd   last    bound   us in all\n");
-  for (size_t i = 0; good && i < (bench->quick ? 3 : sizeof numbers / sizeof numbers[0]); i++)
+  const size_t count = bench->quick ? 3 : sizeof numbers / sizeof numbers[0];
+  for (size_t i = 0; good && i < count; i++) {
+    progress_within((double)i, (double)count);
     good = (numbers[i] == 1 || passes_of(bench, &csv, numbers[i], numbers[i])) && passes_of(bench, &csv, numbers[i], 1);
+  }
   return report_csv_close(&csv) && good;
 }
 
@@ -181,6 +186,7 @@ static bool levels_of(struct compact_bench *bench, const struct report_csv *csv,
     return false;
   report_csv_row(csv, "%u,%.5f,%.5f,%u,%.1f", n, info.fragmentation_before, info.fragmentation_after, info.pass_count,
                  us);
+  progress_clear();
   if (percent % 20 == 0)
     (void)printf("  %2u  %.3f  %.3f  %.3f  %6u\n", n, info.fragmentation_before, info.fragmentation_after,
                  1.0 / (n + 1), info.pass_count);
@@ -196,9 +202,12 @@ static bool levels_run(struct compact_bench *bench) {
   if (!report_csv_open_file(&csv, bench->csv_directory, "compact-levels", "n,before,after,passes,us"))
     return false;
   (void)printf("levels: 2^19 objects of 64 B, some freed at random; all passes\n   n  before  after  bound  passes\n");
-  for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
-    for (unsigned percent = bench->quick ? 20 : 5; good && percent < 100; percent += bench->quick ? 20 : 5)
+  const size_t count = sizeof numbers / sizeof numbers[0];
+  for (size_t i = 0; i < count; i++)
+    for (unsigned percent = bench->quick ? 20 : 5; good && percent < 100; percent += bench->quick ? 20 : 5) {
+      progress_within((double)i + percent / 100.0, (double)count);
       good = levels_of(bench, &csv, numbers[i], percent);
+    }
   return report_csv_close(&csv) && good;
 }
 
@@ -275,6 +284,7 @@ static bool rate_of(struct compact_bench *bench, const struct report_csv *csv, c
   double rate = (double)info.moved_bytes / median / 1e3, copy = (double)info.moved_bytes / copy_us / 1e3;
   report_csv_row(csv, "%u,%u,%llu,%zu,%.2f,%.2f,%.1f,%.1f,%.1f", bytes, n, live, info.moved_bytes, median, copy_us,
                  rate, copy, copies->peak_gb_s);
+  progress_clear();
   (void)printf("  %6u  %2u  %9llu  %8.1f  %8.1f  %8.0f  %8.1f  %8.0f   %.2f     %.2f\n", bytes, n, live,
                (double)info.moved_bytes / (1 << 20), median, rate, copy_us, copy, rate / copy,
                rate / copies->peak_gb_s);
@@ -294,10 +304,15 @@ static bool rate_run(struct compact_bench *bench) {
                "  of a copy of as many bytes, and of one of 1 GiB, which reaches %.0f GB/s\n"
                "   bytes   n       live  moved MiB        us      GB/s   copy us copy GB/s  share  of 1 GiB\n",
                copies.peak_gb_s);
-  for (unsigned n = 1; good && n <= 3; n++)
+  const size_t size_count = bench->quick ? 2 : sizeof sizes / sizeof sizes[0];
+  for (unsigned n = 1; good && n <= 3; n++) {
+    progress_within(n - 1, (double)size_count + 3);
     good = rate_of(bench, &csv, &copies, 64, n, 20);
-  for (size_t i = 1; good && i < (bench->quick ? 2 : sizeof sizes / sizeof sizes[0]); i++)
+  }
+  for (size_t i = 1; good && i < size_count; i++) {
+    progress_within((double)i + 2, (double)size_count + 3);
     good = rate_of(bench, &csv, &copies, sizes[i], 1, sizes[i] < 1024 ? 20 : 17);
+  }
   if (good && !bench->quick)
     good = rate_of(bench, &csv, &copies, 64, 1, 17);
   return copies_close(bench, &copies) && report_csv_close(&csv) && good;
@@ -325,6 +340,7 @@ static bool candidates_run(struct compact_bench *bench) {
   report_csv_row(&csv, "compaction that finds nothing,%.2f", scan_us);
   report_csv_row(&csv, "free,%.2f", plain_us);
   report_csv_row(&csv, "free that keeps a bitmap,%.2f", keeping_us);
+  progress_clear();
   (void)printf("candidates: 2^20 objects of 64 B in a heap of 1 GiB: a compaction that finds nothing takes %.1f us;\n"
                "  to free all takes %.1f us, %.1f us if each free keeps a bitmap of candidates\n",
                scan_us, plain_us, keeping_us);
@@ -446,6 +462,7 @@ static bool particles_report(const struct compact_bench *bench, const unsigned *
   struct report_csv csv;
   if (!report_csv_open_file(&csv, bench->csv_directory, "compact-particles-time", "n,every,ms,mean_bytes,most_bytes"))
     return false;
+  progress_clear();
   (void)printf("particles: %u steps of %.1f million, the table anew every %u, after a compaction unless n is 0\n"
                "   n         ms  of none   mean MiB  of none   most MiB  of none\n",
                steps, particles_live / 1e6, bench->every);
@@ -468,6 +485,7 @@ static bool particles_run(struct compact_bench *bench) {
   for (unsigned i = 0; i < repetitions; i++) /* in turns */
     for (unsigned j = 0; j < particles_variants; j++) {
       run.n = numbers[j];
+      progress_within(i * particles_variants + j, (repetitions + 1) * particles_variants);
       if (!particles_time(bench, &run))
         return false;
       ms[j][i] = run.ms;
@@ -480,6 +498,7 @@ static bool particles_run(struct compact_bench *bench) {
   bool good = true;
   for (unsigned j = 0; good && j < particles_variants; j++) {
     run.n = numbers[j];
+    progress_within(repetitions * particles_variants + j, (repetitions + 1) * particles_variants);
     median[j] = numbers_quantile(ms[j], repetitions, 0.5);
     good = particles_look(bench, &run, &csv, &mean[j], &most[j]);
   }
@@ -613,9 +632,17 @@ int bench_compact(int argc, char **argv) {
   if (optind < argc)
     usage_refuse("one word too many", argv[optind]);
   bool good = bench_open(&bench) && machine_csv(&bench);
+  size_t test_total = 0;
+  for (size_t i = 0; i < test_count; i++)
+    test_total += all || chosen[i];
+  progress_begin((double)test_total);
   for (size_t i = 0; good && i < test_count; i++)
-    if (all || chosen[i])
+    if (all || chosen[i]) {
+      progress_test(tests[i].name, 1);
+      progress_part("", 0, 1);
       good = tests[i].run(&bench);
+    }
+  progress_clear();
   bench_close(&bench);
   return good ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -16,6 +16,7 @@
 
 #include "bench_clock.h"
 #include "bench_heap_guard.h"
+#include "bench_progress.h"
 #include "bench_report.h"
 
 enum { exit_usage = 2, requests_most = (1 << 24) + (1 << 20) };
@@ -188,20 +189,43 @@ struct guarded_cell {
   size_t test, what, allocator;
 };
 
-/* Finds the place-th of the chosen cells of guarded allocators; its case is in bench->cases then. */
-static bool guarded_cell_find(struct heap_bench *bench, size_t place, struct guarded_cell *cell) {
+/* Walks past at most so many cells, in the order in which they run: guarded ones or all.  How many there were; *cell is
+ * the one after them, if there is one. */
+static size_t cells_pass(struct heap_bench *bench, bool guarded, size_t most, struct guarded_cell *cell) {
+  size_t passed = 0;
   for (size_t t = 0; t < test_count; t++) {
     if (!bench->chosen[t])
       continue;
     test_cases(bench, tests[t]);
     for (size_t c = 0; c < bench->case_count; c++)
-      for (size_t a = 0; a < bench->allocator_count; a++)
-        if (bench->allocators[a]->guarded && tests[t]->fits(bench->allocators[a], &bench->cases[c]) && place-- == 0) {
-          *cell = (struct guarded_cell){t, c, a};
-          return true;
-        }
+      for (size_t a = 0; a < bench->allocator_count; a++) {
+        const struct heap_allocator *allocator = bench->allocators[a];
+        if ((guarded && !allocator->guarded) || !tests[t]->fits(allocator, &bench->cases[c]))
+          continue;
+        *cell = (struct guarded_cell){t, c, a};
+        if (passed == most)
+          return passed;
+        passed++;
+      }
   }
-  return false;
+  cell->allocator = bench->allocator_count; /* none */
+  return passed;
+}
+
+static bool guarded_cell_find(struct heap_bench *bench, size_t place, struct guarded_cell *cell) {
+  (void)cells_pass(bench, true, place, cell);
+  return cell->allocator < bench->allocator_count;
+}
+
+/* All that are to run. */
+static size_t cells_count(struct heap_bench *bench) {
+  struct guarded_cell cell;
+  return cells_pass(bench, false, SIZE_MAX, &cell);
+}
+
+static void cell_progress(const struct heap_test *test, const struct heap_allocator *allocator) {
+  progress_test(test->name, 1);
+  progress_part(allocator->name, 0, 1);
 }
 
 /* ---- The process of a guarded allocator, and who watches it ------------------------------------------------------ */
@@ -228,8 +252,7 @@ static void guarded_collect(struct heap_bench *bench, char **argv) {
   unsigned lost = 0;
   for (size_t place = 0; lost < 5 && guarded_cell_find(bench, place, &cell); place++) {
     struct heap_result *result = &bench->results[cell.test][cell.what][cell.allocator];
-    (void)fprintf(stderr, "mam-bench: heap: %s: %s: %s\n", tests[cell.test]->name,
-                  bench->allocators[cell.allocator]->name, bench->cases[cell.what].label);
+    cell_progress(tests[cell.test], bench->allocators[cell.allocator]);
     if (!guard_running(&guard) && !guard_start(&guard, argv, place))
       return;
     result->status = guard_result_receive(&guard, result);
@@ -336,20 +359,21 @@ static void exceptions_print(const struct heap_bench *bench, size_t t) {
 static bool test_run(struct heap_bench *bench, size_t t, struct heap heaps[heap_allocators_most]) {
   const struct heap_test *test = tests[t];
   bool good = true;
-  uint64_t start_ns = clock_now_ns();
   test_cases(bench, test);
   for (size_t c = 0; c < bench->case_count; c++)
     for (size_t a = 0; a < bench->allocator_count; a++) {
       struct heap_result *result = &bench->results[t][c][a];
-      if (!bench->allocators[a]->guarded && test->fits(bench->allocators[a], &bench->cases[c]))
+      if (!bench->allocators[a]->guarded && test->fits(bench->allocators[a], &bench->cases[c])) {
+        cell_progress(test, bench->allocators[a]);
         cell_run(bench, &heaps[a], test, &bench->cases[c], bench->allocators[a], result);
+      }
       good = good && result->status != heap_failed;
     }
+  progress_clear();
   for (size_t i = 0; i < heap_tables_most && test->tables[i].title != NULL; i++)
     table_print(bench, t, &test->tables[i]);
   exceptions_print(bench, t);
   (void)fflush(stdout);
-  (void)fprintf(stderr, "mam-bench: heap: %s took %.1f s\n", test->name, (double)(clock_now_ns() - start_ns) / 1e9);
   return test_csv(bench, t) && good;
 }
 
@@ -392,6 +416,7 @@ int bench_heap(int argc, char **argv) {
   else if (good) {
     (void)printf("Measuring kernels on %s.\n", bench.machine.device);
     (void)fflush(stdout);
+    progress_begin((double)cells_count(&bench));
     guarded_collect(&bench, argv);
     good = tests_run(&bench);
   }

@@ -16,6 +16,7 @@
 #include "bench_blocks.h"
 #include "bench_clock.h"
 #include "bench_numbers.h"
+#include "bench_progress.h"
 #include "bench_report.h"
 
 enum { row_count = 4, point_bytes = 8, iterations_usual = 300, iterations_quick = 30, warm_up = 5 };
@@ -130,6 +131,7 @@ static bool iterate_part(const struct bench *bench, const struct allocator *allo
     struct passes passes = {
         .bench = bench, .allocator = allocator, .power = powers[i], .sizes = numbers_seed(powers[i])};
     struct iterate_cell *cell = &iterate->cells[i][index];
+    progress_within((double)i, row_count);
     *cell = (struct iterate_cell){(double)NAN, (double)NAN};
     /* Three blocks are live at a time; those of a whole iteration may wait for reuse. */
     size_t needed_bytes = ((size_t)point_bytes << powers[i]) * powers[i] * 2;

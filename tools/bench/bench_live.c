@@ -14,6 +14,7 @@
 #include "bench_blocks.h"
 #include "bench_clock.h"
 #include "bench_numbers.h"
+#include "bench_progress.h"
 #include "bench_report.h"
 
 enum {
@@ -127,6 +128,7 @@ static bool live_steps(struct live_run *run, struct live_result *live, size_t in
   enum live_state state = live_measured;
   for (size_t step = 0; step < live->step_count; step++, count *= 10) {
     struct live_cell *cell = &live->cells[step][index];
+    progress_within((double)step, (double)live->step_count);
     if (state == live_measured && !live_fill(run, count, &state))
       return false;
     *cell = (struct live_cell){

@@ -10,6 +10,7 @@
 #include "bench_blocks.h"
 #include "bench_clock.h"
 #include "bench_numbers.h"
+#include "bench_progress.h"
 #include "bench_report.h"
 
 enum { batch_count = 7, size_count = 16 };
@@ -76,6 +77,7 @@ static bool pair_measure(const struct bench *bench, const struct allocator *allo
 static bool pair_part(const struct bench *bench, const struct allocator *allocator, size_t index, void *result) {
   struct pair_result *pair = result;
   for (size_t i = 0; i < size_count; i++) {
+    progress_within((double)i, size_count);
     struct pair_cell *cell = &pair->cells[i][index];
     *cell = (struct pair_cell){0, false, (double)NAN, (double)NAN, (double)NAN};
     if (pair_bytes(i) <= bench->capacity_bytes && !pair_measure(bench, allocator, pair_bytes(i), cell))

@@ -8,6 +8,7 @@
 #include "bench_blocks.h"
 #include "bench_clock.h"
 #include "bench_numbers.h"
+#include "bench_progress.h"
 #include "bench_report.h"
 
 enum { size_count = 8, held_most = 256, rounds_least = 7, rounds_most = 301 };
@@ -72,6 +73,7 @@ static bool cell_measure(const struct allocator *allocator, size_t count, size_t
 static bool quickstart_part(const struct bench *bench, const struct allocator *allocator, size_t index, void *result) {
   struct quickstart_result *quickstart = result;
   for (size_t i = 0; i < size_count; i++) {
+    progress_within((double)i, size_count);
     /* An eighth of the pool: far from full, in whatever way freed memory waits. */
     size_t count = bench->capacity_bytes / 8 / sizes[i];
     count = count > held_most ? held_most : count < 1 ? 1 : count;

@@ -9,6 +9,7 @@
 #include "bench.h"
 #include "bench_clock.h"
 #include "bench_numbers.h"
+#include "bench_progress.h"
 #include "bench_report.h"
 #include "bench_traffic.h"
 
@@ -44,10 +45,12 @@ static bool random_check(const struct traffic *traffic) {
 static bool random_measure(const struct bench *bench, struct traffic *traffic, struct random_result *result,
                            size_t index) {
   double means_ns[batch_count];
-  for (size_t i = 0; i < batch_count; i++)
+  for (size_t i = 0; i < batch_count; i++) {
+    progress_within((double)i, batch_count);
     if (!random_batch(traffic, bench->quick ? 10000000 : 150000000, &means_ns[i], &result->operations[index]) ||
         !random_check(traffic))
       return false;
+  }
   result->median_ns[index] = numbers_quantile(means_ns, batch_count, 0.5);
   result->least_ns[index] = means_ns[0]; /* sorted by now */
   result->most_ns[index] = means_ns[batch_count - 1];

@@ -10,6 +10,7 @@
 #include "bench_blocks.h"
 #include "bench_clock.h"
 #include "bench_numbers.h"
+#include "bench_progress.h"
 #include "bench_report.h"
 
 enum { bin_count = 30, rounds_least = 3, rounds_most = 200 };
@@ -109,6 +110,7 @@ static bool size_part(const struct bench *bench, const struct allocator *allocat
   for (unsigned round = 0; good && round < rounds_most; round++) {
     if (round >= rounds_least && clock_now_ns() - start_ns > budget_ns)
       break;
+    progress_within((double)(clock_now_ns() - start_ns), (double)budget_ns);
     /* The n-th round asks for the same sizes of every allocator. */
     struct numbers_random requests = numbers_seed(round);
     good = filling_round(&filling, &requests);

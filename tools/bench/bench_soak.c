@@ -17,6 +17,7 @@
 #include "bench_blocks.h"
 #include "bench_clock.h"
 #include "bench_numbers.h"
+#include "bench_progress.h"
 #include "bench_report.h"
 #include "bench_traffic.h"
 
@@ -249,8 +250,10 @@ static void soak_run(struct soak *soak, struct soaker *soakers, unsigned count) 
   uint64_t start_ns = clock_now_ns();
   /* relaxed: a flag that guards no data */
   while (!atomic_load_explicit(&soak->stop, memory_order_relaxed) &&
-         clock_now_ns() - start_ns < soak->bench->soak_s * (uint64_t)1000000000)
+         clock_now_ns() - start_ns < soak->bench->soak_s * (uint64_t)1000000000) {
+    progress_within((double)(clock_now_ns() - start_ns) / 1e9, soak->bench->soak_s);
     clock_sleep_ms(20);
+  }
   /* relaxed: the same */
   atomic_store_explicit(&soak->stop, true, memory_order_relaxed);
   for (unsigned i = 0; i < started; i++)

@@ -25,6 +25,7 @@
 #include "bench_clock.h"
 #include "bench_kernel.h"
 #include "bench_numbers.h"
+#include "bench_progress.h"
 #include "bench_report.h"
 
 enum {
@@ -248,6 +249,7 @@ static bool stall_cells(const struct bench *bench, const struct allocator *alloc
   for (size_t i = 0; i < size_count; i++)
     for (size_t j = 0; j < crew_count; j++) {
       struct stall_cell *cell = &stall->cells[i][j][index];
+      progress_within((double)(i * crew_count + j), size_count * crew_count);
       *cell = (struct stall_cell){.malloc_most_ns = (double)NAN, .free_most_ns = (double)NAN};
       /* Less than this and the blocks that are kept live are most of what may be taken. */
       bool fits = sizes[i] * live_blocks * crews[j] <= bench->capacity_bytes / 8;

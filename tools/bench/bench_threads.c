@@ -15,6 +15,7 @@
 #include "bench.h"
 #include "bench_clock.h"
 #include "bench_numbers.h"
+#include "bench_progress.h"
 #include "bench_report.h"
 #include "bench_traffic.h"
 
@@ -342,6 +343,7 @@ static bool threads_part(const struct bench *bench, const struct allocator *allo
   struct threads_result *threads = result;
   for (size_t i = 0; i < threads->count; i++) {
     struct configuration *configuration = &threads->configurations[i];
+    progress_within((double)i, (double)threads->count);
     if (!configuration_measure(bench, allocator, threads->size_most_bytes, configuration, &configuration->rates[index]))
       return false;
   }

@@ -2,9 +2,6 @@
 #include "bench_training.h"
 
 #include <math.h>
-#include <stdlib.h>
-
-#include "bench_numbers.h"
 
 enum {
   layer_count = 36, /* every third a convolution */
@@ -14,11 +11,8 @@ enum {
   element_bytes = 2,
   parameters_most = 6,  /* of a layer */
   activations_most = 9, /* of a layer */
-  lingering_most = 256,
-  draws_most = 8
+  lingering_most = 256
 };
-
-static const size_t scaled_least_bytes = 64 << 10;
 
 /* The places in the program that allocate, with room for each parameter or activation of a kind of layer. */
 enum place {
@@ -49,17 +43,7 @@ struct lingering {
 };
 
 struct maker {
-  struct training *training;
-  struct numbers_random draw;
-  double scale;
-  size_t step_room;
-  bool failed; /* no host memory; what follows is thrown away */
-
-  size_t *slot_bytes; /* 0: empty */
-  uint32_t *empty;    /* slots, as a stack */
-  size_t empty_count, slot_room;
-  size_t live_bytes;
-
+  struct trace_maker trace;
   struct layer layers[layer_count];
   struct lingering lingering[lingering_most];
   size_t lingering_count;
@@ -69,7 +53,7 @@ struct maker {
 
 /* ---- Drawing ----------------------------------------------------------------------------------------------------- */
 
-static double draw_unit(struct maker *maker) { return (double)(numbers_next(&maker->draw) >> 11) * 0x1p-53; }
+static double draw_unit(struct maker *maker) { return (double)(numbers_next(&maker->trace.draw) >> 11) * 0x1p-53; }
 
 /* By Box and Muller. */
 static double draw_log_normal(struct maker *maker, double median, double sigma) {
@@ -82,80 +66,7 @@ static size_t draw_bytes(struct maker *maker, double median, double sigma, doubl
   return (size_t)(bytes < 1 ? 1 : bytes > most ? most : bytes);
 }
 
-static bool draw_one_in(struct maker *maker, size_t count) { return numbers_below(&maker->draw, count) == 0; }
-
-/* ---- Steps ------------------------------------------------------------------------------------------------------- */
-
-static size_t round_up(size_t bytes) {
-  return (bytes + training_granularity_bytes - 1) / training_granularity_bytes * training_granularity_bytes;
-}
-
-static void maker_step(struct maker *maker, struct training_step step) {
-  struct training *training = maker->training;
-  if (training->step_count == maker->step_room) {
-    size_t room = maker->step_room == 0 ? 4096 : 2 * maker->step_room;
-    struct training_step *steps = realloc(training->steps, room * sizeof *steps);
-    if (steps == NULL) {
-      maker->failed = true;
-      return;
-    }
-    training->steps = steps;
-    maker->step_room = room;
-  }
-  training->steps[training->step_count++] = step;
-}
-
-/* Doubles the slots. */
-static bool maker_slots_grow(struct maker *maker) {
-  size_t room = maker->slot_room == 0 ? 1024 : 2 * maker->slot_room;
-  size_t *bytes = realloc(maker->slot_bytes, room * sizeof *bytes);
-  if (bytes != NULL)
-    maker->slot_bytes = bytes;
-  uint32_t *empty = realloc(maker->empty, room * sizeof *empty);
-  if (empty != NULL)
-    maker->empty = empty;
-  if (bytes == NULL || empty == NULL) {
-    maker->failed = true;
-    return false;
-  }
-  maker->slot_room = room;
-  return true;
-}
-
-static uint32_t maker_slot(struct maker *maker) {
-  if (maker->empty_count > 0)
-    return maker->empty[--maker->empty_count];
-  if (maker->training->slot_count == maker->slot_room && !maker_slots_grow(maker))
-    return 0;
-  return (uint32_t)maker->training->slot_count++;
-}
-
-static uint32_t maker_allocate(struct maker *maker, size_t bytes, unsigned place) {
-  if (maker->failed)
-    return 0;
-  if (bytes > scaled_least_bytes && (double)bytes * maker->scale > (double)scaled_least_bytes)
-    bytes = (size_t)((double)bytes * maker->scale);
-  else if (bytes > scaled_least_bytes)
-    bytes = scaled_least_bytes;
-  uint32_t slot = maker_slot(maker);
-  if (maker->failed)
-    return 0;
-  maker->slot_bytes[slot] = bytes;
-  maker->live_bytes += round_up(bytes);
-  if (maker->live_bytes > maker->training->peak_bytes)
-    maker->training->peak_bytes = maker->live_bytes;
-  maker_step(maker, (struct training_step){slot, place, bytes});
-  return slot;
-}
-
-static void maker_free(struct maker *maker, uint32_t slot) {
-  if (maker->failed)
-    return;
-  maker->live_bytes -= round_up(maker->slot_bytes[slot]);
-  maker->slot_bytes[slot] = 0;
-  maker->empty[maker->empty_count++] = slot;
-  maker_step(maker, (struct training_step){.slot = slot});
-}
+static bool draw_one_in(struct maker *maker, size_t count) { return numbers_below(&maker->trace.draw, count) == 0; }
 
 /* ---- Layers ------------------------------------------------------------------------------------------------------ */
 
@@ -163,7 +74,7 @@ static void layer_set_up(struct maker *maker, struct layer *layer, size_t index)
   static const size_t square = (size_t)hidden * hidden * element_bytes;
   *layer = (struct layer){.convolution = index % 3 == 2, .checkpointed = index % 4 == 3};
   if (layer->convolution) {
-    layer->channels = (size_t)64 << numbers_below(&maker->draw, 5);
+    layer->channels = (size_t)64 << numbers_below(&maker->trace.draw, 5);
     layer->side = 7168 / layer->channels;
     layer->parameter_count = 3;
     layer->activation_count = 4;
@@ -178,14 +89,14 @@ static void layer_set_up(struct maker *maker, struct layer *layer, size_t index)
       layer->parameter_bytes[i] = bytes[i];
   }
   for (size_t i = 0; i < layer->parameter_count; i++)
-    (void)maker_allocate(maker, layer->parameter_bytes[i], place_parameter + (unsigned)i);
+    (void)trace_allocate(&maker->trace, layer->parameter_bytes[i], place_parameter + (unsigned)i);
 }
 
 /* Twice the precision, two moments. */
 static void layer_state(struct maker *maker, const struct layer *layer) {
   for (size_t i = 0; i < layer->parameter_count; i++)
     for (size_t moment = 0; moment < 2; moment++)
-      (void)maker_allocate(maker, 2 * layer->parameter_bytes[i], place_state + (unsigned)i);
+      (void)trace_allocate(&maker->trace, 2 * layer->parameter_bytes[i], place_state + (unsigned)i);
 }
 
 /* One feature map, or one hidden vector for each token. */
@@ -211,19 +122,19 @@ static size_t layer_activation_bytes(const struct maker *maker, const struct lay
 static void layer_activate(struct maker *maker, struct layer *layer) {
   unsigned place = layer->convolution ? place_convolution : place_attention;
   for (size_t i = 0; i < layer->activation_count; i++)
-    layer->activations[i] = maker_allocate(maker, layer_activation_bytes(maker, layer, i), place + (unsigned)i);
+    layer->activations[i] = trace_allocate(&maker->trace, layer_activation_bytes(maker, layer, i), place + (unsigned)i);
 }
 
 static void layer_deactivate(struct maker *maker, struct layer *layer) {
   if (draw_one_in(maker, 8))
     for (size_t i = layer->activation_count; i > 1; i--) {
-      size_t other = numbers_below(&maker->draw, i);
+      size_t other = numbers_below(&maker->trace.draw, i);
       uint32_t slot = layer->activations[i - 1];
       layer->activations[i - 1] = layer->activations[other];
       layer->activations[other] = slot;
     }
   for (size_t i = layer->activation_count; i > 0; i--)
-    maker_free(maker, layer->activations[i - 1]);
+    trace_free(&maker->trace, layer->activations[i - 1]);
 }
 
 /* What a layer needs while it works and no longer, around its own allocations; now and then something that stays. */
@@ -235,21 +146,23 @@ static struct scratch scratch_take(struct maker *maker, size_t iteration, bool b
   struct scratch scratch;
   for (size_t i = 0; i < 3; i++)
     scratch.descriptions[i] =
-        maker_allocate(maker, draw_bytes(maker, 1024, 1.5, 1 << 20), place_description + backward);
-  scratch.workspace = maker_allocate(maker, draw_bytes(maker, 8 << 20, 1.2, 512 << 20), place_workspace + backward);
+        trace_allocate(&maker->trace, draw_bytes(maker, 1024, 1.5, 1 << 20), place_description + backward);
+  scratch.workspace =
+      trace_allocate(&maker->trace, draw_bytes(maker, 8 << 20, 1.2, 512 << 20), place_workspace + backward);
   if (draw_one_in(maker, 12) && maker->lingering_count < lingering_most) {
     bool large = draw_one_in(maker, 2);
     size_t bytes = large ? draw_bytes(maker, 1 << 20, 1.5, 64 << 20) : draw_bytes(maker, 1024, 1.5, 1 << 20);
-    maker->lingering[maker->lingering_count++] = (struct lingering){
-        maker_allocate(maker, bytes, place_lingering + large), iteration + numbers_below(&maker->draw, 9)};
+    maker->lingering[maker->lingering_count++] =
+        (struct lingering){trace_allocate(&maker->trace, bytes, place_lingering + large),
+                           iteration + numbers_below(&maker->trace.draw, 9)};
   }
   return scratch;
 }
 
 static void scratch_give(struct maker *maker, const struct scratch *scratch) {
-  maker_free(maker, scratch->workspace);
+  trace_free(&maker->trace, scratch->workspace);
   for (size_t i = 0; i < 3; i++)
-    maker_free(maker, scratch->descriptions[i]);
+    trace_free(&maker->trace, scratch->descriptions[i]);
 }
 
 /* ---- Passes ------------------------------------------------------------------------------------------------------ */
@@ -259,7 +172,7 @@ static void pass_forward(struct maker *maker, size_t iteration, uint32_t flows[l
     struct layer *layer = &maker->layers[i];
     struct scratch scratch = scratch_take(maker, iteration, false);
     layer_activate(maker, layer);
-    flows[i] = maker_allocate(maker, layer_flow_bytes(maker, layer), place_flow);
+    flows[i] = trace_allocate(&maker->trace, layer_flow_bytes(maker, layer), place_flow);
     scratch_give(maker, &scratch);
     if (layer->checkpointed)
       layer_deactivate(maker, layer);
@@ -267,22 +180,23 @@ static void pass_forward(struct maker *maker, size_t iteration, uint32_t flows[l
 }
 
 static void pass_backward(struct maker *maker, size_t iteration, const uint32_t flows[layer_count]) {
-  uint32_t upstream = maker_allocate(maker, layer_flow_bytes(maker, &maker->layers[layer_count - 1]), place_flow + 1);
+  uint32_t upstream =
+      trace_allocate(&maker->trace, layer_flow_bytes(maker, &maker->layers[layer_count - 1]), place_flow + 1);
   for (size_t i = layer_count; i > 0; i--) {
     struct layer *layer = &maker->layers[i - 1];
     if (layer->checkpointed)
       layer_activate(maker, layer);
     struct scratch scratch = scratch_take(maker, iteration, true);
-    uint32_t downstream = maker_allocate(maker, layer_flow_bytes(maker, layer), place_flow + 1);
+    uint32_t downstream = trace_allocate(&maker->trace, layer_flow_bytes(maker, layer), place_flow + 1);
     for (size_t j = 0; j < layer->parameter_count; j++)
-      layer->gradients[j] = maker_allocate(maker, layer->parameter_bytes[j], place_gradient + (unsigned)j);
-    maker_free(maker, flows[i - 1]);
+      layer->gradients[j] = trace_allocate(&maker->trace, layer->parameter_bytes[j], place_gradient + (unsigned)j);
+    trace_free(&maker->trace, flows[i - 1]);
     layer_deactivate(maker, layer);
-    maker_free(maker, upstream);
+    trace_free(&maker->trace, upstream);
     scratch_give(maker, &scratch);
     upstream = downstream;
   }
-  maker_free(maker, upstream);
+  trace_free(&maker->trace, upstream);
 }
 
 static void pass_optimizer(struct maker *maker, size_t iteration) {
@@ -291,7 +205,7 @@ static void pass_optimizer(struct maker *maker, size_t iteration) {
     if (iteration == 0)
       layer_state(maker, layer);
     for (size_t j = 0; j < layer->parameter_count; j++)
-      maker_free(maker, layer->gradients[j]);
+      trace_free(&maker->trace, layer->gradients[j]);
   }
 }
 
@@ -300,14 +214,15 @@ static void pass_tidy(struct maker *maker, size_t iteration) {
   size_t kept = 0;
   for (size_t i = 0; i < maker->lingering_count; i++) {
     if (maker->lingering[i].iteration <= iteration)
-      maker_free(maker, maker->lingering[i].slot);
+      trace_free(&maker->trace, maker->lingering[i].slot);
     else
       maker->lingering[kept++] = maker->lingering[i];
   }
   maker->lingering_count = kept;
 }
 
-static void maker_iterate(struct maker *maker, size_t iteration) {
+static void training_iterate(void *program, size_t iteration) {
+  struct maker *maker = program;
   uint32_t flows[layer_count];
   double length = draw_log_normal(maker, 768, 0.5);
   maker->tokens = batch * (size_t)(length < 64 ? 64 : length > 2048 ? 2048 : length);
@@ -316,54 +231,16 @@ static void maker_iterate(struct maker *maker, size_t iteration) {
   pass_backward(maker, iteration, flows);
   pass_optimizer(maker, iteration);
   pass_tidy(maker, iteration);
-  maker->training->ends[iteration] = maker->training->step_count;
 }
 
-/* The end of the program: the last iteration's. */
-static void maker_finish(struct maker *maker) {
-  for (uint32_t slot = 0; slot < maker->training->slot_count && !maker->failed; slot++)
-    if (maker->slot_bytes[slot] != 0)
-      maker_free(maker, slot);
-  maker->training->ends[maker->training->iterations - 1] = maker->training->step_count;
-}
-
-static bool training_draw_scaled(struct training *training, uint64_t seed, double scale) {
-  struct maker *maker = malloc(sizeof *maker);
-  if (maker == NULL)
-    return false;
-  *maker = (struct maker){.training = training, .draw = numbers_seed(seed), .scale = scale};
-  training->step_count = training->slot_count = training->peak_bytes = 0;
-  free(training->steps);
-  training->steps = NULL;
+static void training_begin(void *program, uint64_t seed) {
+  struct maker *maker = program;
+  (void)seed;
   for (size_t i = 0; i < layer_count; i++)
     layer_set_up(maker, &maker->layers[i], i);
-  for (size_t i = 0; i < training->iterations && !maker->failed; i++)
-    maker_iterate(maker, i);
-  maker_finish(maker);
-  bool good = !maker->failed;
-  free(maker->slot_bytes);
-  free(maker->empty);
-  free(maker);
-  return good;
 }
 
 bool training_draw(struct training *training, uint64_t seed, size_t iterations, size_t peak_most_bytes) {
-  double scale = 1;
-  *training = (struct training){.ends = malloc(iterations * sizeof(size_t)), .iterations = iterations};
-  if (training->ends == NULL)
-    return false;
-  for (unsigned i = 0; i < draws_most; i++) {
-    if (!training_draw_scaled(training, seed, scale))
-      return false;
-    if (training->peak_bytes <= peak_most_bytes)
-      return true;
-    scale *= 0.95 * (double)peak_most_bytes / (double)training->peak_bytes;
-  }
-  return false;
-}
-
-void training_free(struct training *training) {
-  free(training->steps);
-  free(training->ends);
-  *training = (struct training){0};
+  static const struct trace_program program = {sizeof(struct maker), training_begin, training_iterate};
+  return trace_draw(training, &program, seed, iterations, peak_most_bytes);
 }

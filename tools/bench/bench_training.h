@@ -16,33 +16,9 @@
 #ifndef MAM_BENCH_TRAINING_H
 #define MAM_BENCH_TRAINING_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "bench_trace_maker.h"
 
-enum { training_tag_count = 64, training_granularity_bytes = 512 };
-
-/* bytes > 0: an allocation for the slot, which is empty, at one of so many places in the program.  0: the slot's block
- * is freed. */
-struct training_step {
-  uint32_t slot, tag;
-  size_t bytes;
-};
-
-struct training {
-  struct training_step *steps;
-  size_t step_count;
-  size_t slot_count;
-  size_t *ends; /* for each iteration, the steps up to its end */
-  size_t iterations;
-  size_t peak_bytes; /* the most that is live at a time, each block rounded up to training_granularity_bytes */
-};
-
-/* Draws a trace whose peak is at most peak_most_bytes: sizes above 64 KiB are scaled down if they must.  At the end all
- * is freed.  False if there is no host memory for it, or peak_most_bytes is too small; training_free follows in any
- * case. */
+/* As trace_draw. */
 bool training_draw(struct training *training, uint64_t seed, size_t iterations, size_t peak_most_bytes);
-
-void training_free(struct training *training);
 
 #endif

@@ -18,6 +18,7 @@
 
 #include "bench_heap_allocators.h"
 #include "bench_numbers.h"
+#include "bench_progress.h"
 #include "bench_report.h"
 #include "kernels/series.h"
 #include "mam/warp_types.h"
@@ -353,10 +354,12 @@ static bool test_run(struct bench *bench, const struct test *test) {
     return false;
   for (size_t i = 0; i < count; i++)
     for (size_t c = 0; c < competitor_count; c++) {
+      progress_part(competitors[c].name, i * competitor_count + c, count * competitor_count);
       good = cell_run(bench, c, &bench->cases[i], &times[i][c]) && good;
       if (!isnan(times[i][c].whole_us))
         csv_row(&csv, competitors[c].name, &bench->cases[i], &times[i][c]);
     }
+  progress_clear();
   table_print(bench, test, bench->cases, count, (const struct times(*)[competitor_count])times, false);
   if (test->cases == series_cases)
     table_print(bench, test, bench->cases, count, (const struct times(*)[competitor_count])times, true);
@@ -501,11 +504,18 @@ int bench_warp(int argc, char **argv) {
   bool good = gpu_open(&bench.gpu, &bench.machine, requests_most) && players_open(&bench);
   if (good)
     (void)printf("Measuring kernels on %s.\n", bench.machine.device);
-  for (size_t i = 0; i < test_count && bench.players[warp_heap].module != NULL; i++)
+  double cells = 0;
+  for (size_t i = 0; i < test_count; i++)
+    cells += bench.chosen[i] ? (double)tests[i].cases(bench.quick, bench.cases) : 0;
+  progress_begin(cells);
+  for (size_t i = 0; i < test_count && bench.players[warp_heap].module != NULL; i++) {
+    if (bench.chosen[i])
+      progress_test(tests[i].name, (double)tests[i].cases(bench.quick, bench.cases));
     if (good && bench.chosen[i] && !test_run(&bench, &tests[i])) {
       (void)fprintf(stderr, "mam-bench: warp: the test %s failed\n", tests[i].name);
       good = false;
     }
+  }
   players_close(&bench);
   gpu_close(&bench.gpu);
   return good && fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;

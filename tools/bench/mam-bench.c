@@ -18,6 +18,10 @@
 #include "bench_clock.h"
 #include "bench_compact.h"
 #include "bench_heap.h"
+#include "bench_picture.h"
+#include "bench_plot.h"
+#include "bench_progress.h"
+#include "bench_recorded.h"
 #include "bench_report.h"
 #include "bench_warp.h"
 
@@ -29,19 +33,23 @@ struct test {
   const char *name;
   bool (*run)(const struct bench *bench);
   bool by_default;
+  double seconds; /* about what it takes, on plain host memory */
   const char *help;
 };
 
 static const struct test tests[] = {
-    {"pair", bench_pair, true, "one allocation and its free, at sizes from 1 B to 1 GiB in powers of four"},
-    {"random", bench_random, true, "4096 slots, 256 B to 64 MiB: free what a slot holds, else allocate"},
-    {"size", bench_size, true, "the paper's figures 8 and 9: time by size while memory fills, and of frees"},
-    {"live", bench_live, true, "the paper's figure 10: time after n live blocks; host memory for each"},
-    {"threads", bench_threads, true, "T pairs of 4 KiB, R random, X allocated here and freed there, 1 to N threads"},
-    {"trace", bench_trace, true, "memory taken over peak live on a training-like trace, and ns an operation"},
-    {"iterate", bench_iterate, true, "us of an FFT's passes that go into allocation, with and without tags"},
-    {"stall", bench_stall, true, "the longest an allocation or a free takes while a kernel of 200 ms runs"},
-    {"soak", bench_soak, false, "random traffic of N threads, verified; fails on any fault"},
+    {"pair", bench_pair, true, 6, "one allocation and its free, at sizes from 1 B to 1 GiB in powers of four"},
+    {"random", bench_random, true, 3, "4096 slots, 256 B to 64 MiB: free what a slot holds, else allocate"},
+    {"size", bench_size, true, 6, "the paper's figures 8 and 9: time by size while memory fills, and of frees"},
+    {"live", bench_live, true, 15, "the paper's figure 10: time after n live blocks; host memory for each"},
+    {"threads", bench_threads, true, 45,
+     "T pairs of 4 KiB, R random, X allocated here and freed there, 1 to N threads"},
+    {"trace", bench_trace, true, 3, "memory taken over peak live on a training-like trace, and ns an operation"},
+    {"chunk", bench_chunk, true, 5, "the smallest pool of fixed size for training-like traces, beside plain best fit"},
+    {"cold", bench_cold, true, 1, "the first 10,000 random operations of a new pool: time, longest call, memory taken"},
+    {"iterate", bench_iterate, true, 1, "us of an FFT's passes that go into allocation, with and without tags"},
+    {"stall", bench_stall, true, 5, "the longest an allocation or a free takes while a kernel of 200 ms runs"},
+    {"soak", bench_soak, false, 60, "random traffic of N threads, verified; fails on any fault"},
 };
 
 enum { test_count = sizeof tests / sizeof tests[0] };
@@ -52,6 +60,7 @@ struct arguments {
   bool is_quickstart;
   bool chosen[test_count];
   const char *source, *reuse; /* NULL: as the environment says */
+  enum allocator_calls calls;
   struct bench bench;
   unsigned threads; /* 0: each test's own default */
 };
@@ -62,6 +71,10 @@ static const char usage_text[] =
     "       mam-bench heap [OPTION]...\n"
     "       mam-bench compact [OPTION]...\n"
     "       mam-bench warp [OPTION]...\n"
+    "       mam-bench replay [OPTION]... FILE\n"
+    "       mam-bench plot DIR\n"
+    "       mam-bench picture [-o OUT] [--trace-events] FILE\n"
+    "       mam-bench --version\n"
     "Measures what allocations of libmam (MAM_CudaMalloc, MAM_CudaFree) cost, beside CUDA's in the same run.\n"
     "\n"
     "quickstart prints in seconds what an allocation and a free cost by size.  Without a GPU it measures on plain\n"
@@ -69,6 +82,10 @@ static const char usage_text[] =
     "heap measures allocations in kernels: see 'mam-bench heap --help'.\n"
     "compact measures defragmentation of device heaps: see 'mam-bench compact --help'.\n"
     "warp measures series of them by warp heaps: see 'mam-bench warp --help'.\n"
+    "replay makes the calls of a record once more, by each setting: see 'mam-bench replay --help'.\n"
+    "plot draws what was written by --csv DIR: see 'mam-bench plot --help'.\n"
+    "picture makes a page of a record of allocations: see 'mam-bench picture --help'.\n"
+    "On a terminal, a line on stderr says how much is done and how long the rest takes.\n"
     "\n"
     "Both:\n"
     "  --source SOURCE   where the pool's memory comes from: a value of MAM_SOURCE, see mam(7).  The default is\n"
@@ -77,14 +94,17 @@ static const char usage_text[] =
     "                    MAM_REUSE of the environment if it is set, else fenced\n"
     "  --chunk BYTES     the pool's size, with K, M or G; the default is all the memory there is\n"
     "  --help            print this and exit\n"
+    "  --version         print the version and exit\n"
     "\n"
     "host only:\n"
+    "  --calls CALLS     plain (the default); tagged, with a tag for each power of two; or stream-ordered: legacy, on\n"
+    "                    the legacy default stream, stream, on one created stream, streams, on one for each thread\n"
     "  --test NAME,...   the tests to run; the default is all but soak\n"
     "  --csv DIR         write DIR/host-NAME.csv for each test, and DIR/host-machine.csv\n"
     "  --quick           shorter and rougher, with at most 10^5 live blocks unless --max-live says otherwise\n"
     "  --max-live N      of the test live: the most live blocks, 1 to 10^7\n"
     "  --threads N       the most threads of the test threads (default 16); how many soak uses (default 8)\n"
-    "  --trace-seed N    draws another trace for the test trace (default 1)\n"
+    "  --trace-seed N    draws other traces for the tests trace, chunk and cold (default 1)\n"
     "  --seconds S       how long soak lasts (default 60)\n"
     "\n"
     "Tests:\n";
@@ -140,6 +160,15 @@ static size_t parse_bytes(const char *option, const char *text) {
   return (size_t)value << shift;
 }
 
+static enum allocator_calls parse_calls(const char *text) {
+  enum allocator_calls calls = calls_plain;
+  while (calls < calls_count && strcmp(allocator_calls_names[calls], text) != 0)
+    calls++;
+  if (calls == calls_count)
+    usage_refuse("--calls knows plain, tagged, legacy, stream and streams, not", text);
+  return calls;
+}
+
 /* Marks the tests of a list of names, separated by commas. */
 static void parse_tests(struct arguments *arguments, const char *list) {
   for (const char *name = list;; name++) {
@@ -147,7 +176,7 @@ static void parse_tests(struct arguments *arguments, const char *list) {
     while (i < test_count && (strlen(tests[i].name) != length || strncmp(tests[i].name, name, length) != 0))
       i++;
     if (i == test_count)
-      usage_refuse("--test knows pair, random, size, live, threads, trace, iterate, stall and soak, not",
+      usage_refuse("--test knows pair, random, size, live, threads, trace, chunk, cold, iterate, stall and soak, not",
                    length == 0 ? "an empty name" : name);
     arguments->chosen[i] = true;
     name += length;
@@ -161,7 +190,9 @@ enum option_key {
   key_reuse,
   key_chunk,
   key_help,
+  key_version,
   key_host_only, /* what follows is for the command host */
+  key_calls,
   key_test,
   key_csv,
   key_quick,
@@ -174,6 +205,7 @@ enum option_key {
 static const struct option options_known[] = {
     {"source", required_argument, NULL, key_source},   {"reuse", required_argument, NULL, key_reuse},
     {"chunk", required_argument, NULL, key_chunk},     {"help", no_argument, NULL, key_help},
+    {"version", no_argument, NULL, key_version},       {"calls", required_argument, NULL, key_calls},
     {"test", required_argument, NULL, key_test},       {"csv", required_argument, NULL, key_csv},
     {"quick", no_argument, NULL, key_quick},           {"max-live", required_argument, NULL, key_live},
     {"threads", required_argument, NULL, key_threads}, {"trace-seed", required_argument, NULL, key_trace_seed},
@@ -191,6 +223,9 @@ static void arguments_take(struct arguments *arguments, int key, const char *val
     break;
   case key_chunk:
     bench->chunk_bytes = parse_bytes("--chunk", value);
+    break;
+  case key_calls:
+    arguments->calls = parse_calls(value);
     break;
   case key_test:
     parse_tests(arguments, value);
@@ -215,6 +250,9 @@ static void arguments_take(struct arguments *arguments, int key, const char *val
   case key_seconds:
     bench->soak_s = (unsigned)parse_number("--seconds", value, 1, 1000000);
     break;
+  case key_version:
+    (void)puts("mam-bench " PACKAGE_VERSION);
+    exit(fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE);
   default: /* help */
     usage_print();
     exit(fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE);
@@ -249,7 +287,7 @@ static void arguments_parse(struct arguments *arguments, int argc, char **argv) 
     arguments_take(arguments, key, optarg);
   }
   if (optind == argc)
-    usage_refuse("a command is missing: quickstart, host, heap, warp or compact", "");
+    usage_refuse("a command is missing: quickstart, host, heap, warp, compact, replay, plot or picture", "");
   arguments->is_quickstart = strcmp(argv[optind], "quickstart") == 0;
   if (!arguments->is_quickstart && strcmp(argv[optind], "host") != 0)
     usage_refuse("no such command", argv[optind]);
@@ -282,6 +320,8 @@ static void source_choose(const struct arguments *arguments, struct machine *mac
   }
 }
 
+static const char *const calls_texts[calls_count] = {"plain", "tagged", "the legacy stream's", "one stream's",
+                                                     "each thread's stream's"};
 static const char *const reuse_names[] = {"fenced", "immediate", "stream"};
 
 static bool machine_prepare(const struct arguments *arguments, struct bench *bench, struct machine *machine) {
@@ -297,9 +337,10 @@ static bool machine_prepare(const struct arguments *arguments, struct bench *ben
     (void)fprintf(stderr, "mam-bench: no GPU here: %s.  --source host needs none.\n", machine->reason);
     return false;
   }
-  bench->allocator_count = allocators_select(bench->allocators, bench->source, machine);
-  (void)printf("Measuring on %s%s%s, %s reuse", source_texts[bench->source], machine->driver == NULL ? "" : " of ",
-               machine->driver == NULL ? "" : machine->device, reuse_names[bench->reuse]);
+  bench->allocator_count = allocators_select(bench->allocators, bench->source, arguments->calls, machine);
+  (void)printf("Measuring %s calls on %s%s%s, %s reuse", calls_texts[arguments->calls], source_texts[bench->source],
+               machine->driver == NULL ? "" : " of ", machine->driver == NULL ? "" : machine->device,
+               reuse_names[bench->reuse]);
   return true;
 }
 
@@ -324,7 +365,7 @@ static bool capacity_learn(struct bench *bench) {
   return true;
 }
 
-static bool machine_csv(const struct bench *bench) {
+static bool machine_csv(const struct arguments *arguments, const struct bench *bench) {
   static const char *const source_names[] = {"device", "pinned", "managed", "host", "vmm"};
   char device[sizeof bench->machine->device], date[32] = "";
   struct report_csv csv;
@@ -336,11 +377,11 @@ static bool machine_csv(const struct bench *bench) {
   for (char *comma = strchr(device, ','); comma != NULL; comma = strchr(comma, ','))
     *comma = ' ';
   if (!report_csv_open(&csv, bench->csv_directory, "machine",
-                       "device,driver_version,date,source,reuse,pool_bytes,host_cpus"))
+                       "device,driver_version,date,source,reuse,pool_bytes,host_cpus,calls"))
     return false;
-  report_csv_row(&csv, "%s,%d,%s,%s,%s,%zu,%ld", device, bench->machine->driver_version, date,
+  report_csv_row(&csv, "%s,%d,%s,%s,%s,%zu,%ld,%s", device, bench->machine->driver_version, date,
                  source_names[bench->source], reuse_names[bench->reuse], bench->capacity_bytes,
-                 sysconf(_SC_NPROCESSORS_ONLN));
+                 sysconf(_SC_NPROCESSORS_ONLN), allocator_calls_names[arguments->calls]);
   return report_csv_close(&csv);
 }
 
@@ -349,7 +390,7 @@ static bool machine_csv(const struct bench *bench) {
 bool bench_each(const struct bench *bench, const char *test, bench_part *part, void *result) {
   for (size_t i = 0; i < bench->allocator_count; i++) {
     const struct allocator *allocator = bench->allocators[i];
-    (void)fprintf(stderr, "mam-bench: %s: %s\n", test, allocator->name);
+    progress_part(allocator->name, i, bench->allocator_count);
     cudaError_t error = allocator->open(bench->chunk_bytes);
     if (error != cudaSuccess) {
       (void)fprintf(stderr, "mam-bench: %s: no pool: error %d: %s\n", test, (int)error, allocator->last_error());
@@ -363,6 +404,7 @@ bool bench_each(const struct bench *bench, const char *test, bench_part *part, v
     if (!good || error != cudaSuccess)
       return false;
   }
+  progress_clear();
   return true;
 }
 
@@ -372,14 +414,24 @@ struct bench bench_with_tags(const struct bench *bench) {
   return tagged;
 }
 
+/* What a test takes beside the others. */
+static double test_seconds(const struct test *test, const struct bench *bench) {
+  return test->run == bench_soak ? bench->soak_s : test->seconds * (bench->quick ? 0.1 : 1);
+}
+
 static bool tests_run(const struct arguments *arguments, struct bench *bench) {
   bool good = true, compared = false;
-  if (!machine_csv(bench))
+  double seconds = 0;
+  if (!machine_csv(arguments, bench))
     return false; /* better now than after minutes of measuring */
+  for (size_t i = 0; i < test_count; i++)
+    seconds += arguments->chosen[i] ? test_seconds(&tests[i], bench) : 0;
+  progress_begin(seconds);
   for (size_t i = 0; i < test_count; i++) {
     if (!arguments->chosen[i])
       continue;
     bench->threads_most = arguments->threads != 0 ? arguments->threads : tests[i].run == bench_soak ? 8 : 16;
+    progress_test(tests[i].name, test_seconds(&tests[i], bench));
     if (!tests[i].run(bench)) {
       (void)fprintf(stderr, "mam-bench: the test %s failed\n", tests[i].name);
       good = false;
@@ -391,6 +443,12 @@ static bool tests_run(const struct arguments *arguments, struct bench *bench) {
   return good;
 }
 
+static bool quickstart_run(const struct bench *bench) {
+  progress_begin(1);
+  progress_test("quickstart", 1);
+  return bench_quickstart(bench);
+}
+
 int main(int argc, char **argv) {
   if (argc > 1 && strcmp(argv[1], "heap") == 0)
     return bench_heap(argc - 1, argv + 1);
@@ -398,6 +456,12 @@ int main(int argc, char **argv) {
     return bench_compact(argc - 1, argv + 1);
   if (argc > 1 && strcmp(argv[1], "warp") == 0)
     return bench_warp(argc - 1, argv + 1);
+  if (argc > 1 && strcmp(argv[1], "replay") == 0)
+    return bench_recorded(argc - 1, argv + 1);
+  if (argc > 1 && strcmp(argv[1], "plot") == 0)
+    return bench_plot(argc - 1, argv + 1);
+  if (argc > 1 && strcmp(argv[1], "picture") == 0)
+    return bench_picture(argc - 1, argv + 1);
   static struct arguments arguments;
   struct machine machine = {.device = "host memory"};
   arguments_parse(&arguments, argc, argv);
@@ -407,6 +471,6 @@ int main(int argc, char **argv) {
     return EXIT_FAILURE;
   (void)fflush(stdout);
   (void)clock_pair_ns(); /* before threads start */
-  bool good = arguments.is_quickstart ? bench_quickstart(bench) : tests_run(&arguments, bench);
+  bool good = arguments.is_quickstart ? quickstart_run(bench) : tests_run(&arguments, bench);
   return good && fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -378,9 +378,11 @@ MAM__INLINE void mam__warp_rewind(struct mam_warp *warp) {
   MAM__LOOP
   while (early != 0 && (seen = mam__cas_acq_rel_u64(&warp->early, early, 0)) != early)
     early = seen;
-  mam__store_relaxed_u64(&warp->list, early != 0 ? early : mam__warp_word(mam__warp_list_inside(warp), 0));
-  mam__store_relaxed_u64(&warp->current, warp->first);
   mam__store_relaxed_u64(&warp->largest, 0);
+  /* release, both: what all lanes did with their blocks comes before what a lane does that is given these again; pairs
+   * with the acquire in mam__warp_change.  Such a lane may have found itself active by a relaxed load. */
+  mam__store_release_u64(&warp->list, early != 0 ? early : mam__warp_word(mam__warp_list_inside(warp), 0));
+  mam__store_release_u64(&warp->current, warp->first);
 }
 
 /* Makes all lanes that take part active.  Returns whether there are any. */

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-# Draws what `mam-bench compact --csv DIR` measured, from the CSV alone, as SVG:
+# Draws what `mam-bench compact --csv DIR` measured, from the CSV alone, as SVG, for `mam-bench plot DIR`.  By hand:
 #   gnuplot -e "csv='DIR'; out='DIR2'" tools/bench/plots/compact.gp
 # writes compact-passes.svg and compact-levels.svg (the paper's figure 3) and compact-particles.svg (as its figures 4 and
 # 5) to DIR2, each if its CSV is there.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-# Draws what `mam-bench heap --csv DIR` measured, from the CSV alone, as SVG:
+# Draws what `mam-bench heap --csv DIR` measured, from the CSV alone, as SVG, for `mam-bench plot DIR`.  By hand:
 #   gnuplot -e "csv='DIR'; out='DIR2'" tools/bench/plots/heap.gp
 # writes heap-rate.svg, heap-large.svg, heap-threads.svg and heap-variation.svg (the paper's figure 3), heap-fill.svg
 # (figure 2), heap-spread.svg (figure 4) and heap-access.svg to DIR2, each if its CSV is there.

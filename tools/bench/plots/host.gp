@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-# Draws what `mam-bench host --csv DIR` measured, from the CSV alone, as SVG:
+# Draws what `mam-bench host --csv DIR` measured, from the CSV alone, as SVG, for `mam-bench plot DIR`.  By hand:
 #   gnuplot -e "csv='DIR'; out='DIR2'" tools/bench/plots/host.gp
 # writes host-pair.svg, host-malloc.svg, host-free.svg (the paper's figures 8 and 9), host-live.svg (figure 10),
 # host-iterate.svg, host-stall.svg, host-trace.svg and host-threads.svg to DIR2, each if its CSV is there.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-2-Clause
-# Draws what `mam-bench warp --csv DIR` measured, from the CSV alone, as SVG:
+# Draws what `mam-bench warp --csv DIR` measured, from the CSV alone, as SVG, for `mam-bench plot DIR`.  By hand:
 #   gnuplot -e "csv='DIR'; out='DIR2'" tools/bench/plots/warp.gp
 # writes warp-size.svg, warp-threads.svg and warp-blocks.svg (the FDGMalloc paper's figures 4, 5 and 6) to DIR2, each if
 # its CSV is there.

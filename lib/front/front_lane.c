@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * Lanes, the slow way: finding a stream's lane, naming one, and what it exchanges with the depots.
+ */
+#include "front/front_inside.h"
+
+/* Takes all batches out of a lane.  The thread is inside. */
+static void lane_take(struct lane *lane, struct batch *batches[2 * SLAB_CLASSES]) {
+  for (unsigned i = 0; i < SLAB_CLASSES; i++) {
+    batches[2 * i] = lane->loaded[i];
+    batches[2 * i + 1] = lane->second[i];
+    lane->loaded[i] = lane->second[i] = NULL;
+  }
+}
+
+/* Sends a batch that has left a lane to its depot.  The epoch is the present one, also in a pool by the immediate rule:
+ * that is for plain frees. */
+static void lane_batch_rest(struct mam_pool *pool, unsigned class, struct batch *batch, struct context_stream stream) {
+  struct depot *depot = &pool->fronts->depots[class];
+  if (batch == NULL || batch->count == 0) {
+    slab_shell_give(depot, batch);
+    return;
+  }
+  batch->epoch = reuse_epoch(pool->reuse);
+  slab_rest_on(pool, depot, batch, stream);
+}
+
+static void lane_batches_rest(struct mam_pool *pool, struct batch *const batches[2 * SLAB_CLASSES],
+                              struct context_stream stream) {
+  for (unsigned i = 0; i < 2 * SLAB_CLASSES; i++)
+    if (batches[i] != NULL)
+      lane_batch_rest(pool, i / 2, batches[i], stream);
+}
+
+void lanes_empty(struct front *front) {
+  struct batch *batches[2 * SLAB_CLASSES];
+  for (struct lane *lane = front->lanes; lane < front->lanes + LANES; lane++)
+    if (lane->mark != LANE_NONE) {
+      lane_take(lane, batches);
+      lane_batches_rest(front->pool, batches, lane->stream);
+    }
+}
+
+/* ---- Naming ---- */
+
+static struct lane *lane_find(struct front *front, struct context_stream stream) {
+  for (struct lane *lane = front->lanes; lane < front->lanes + LANES; lane++)
+    if (lane->mark != LANE_NONE && context_stream_same(lane->stream, stream))
+      return lane;
+  return NULL;
+}
+
+/* Makes the lane another stream's.  If the pool has ended, so have the lane's blocks. */
+static void lane_name(struct front *front, struct mam_pool *pool, struct lane *lane, struct context_stream stream) {
+  struct batch *batches[2 * SLAB_CLASSES] = {NULL};
+  struct context_stream before = lane->stream;
+  bool enters = pool_enter(pool, POOL_ANY_ID) == cudaSuccess;
+  biased_enter(&front->lock);
+  if (enters && front->pool == pool)
+    lane_take(lane, batches);
+  lane->stream = stream;
+  lane->mark = ++front->lane_marks;
+  lane->handle = NULL;
+  lane->quick = false;
+  biased_leave(&front->lock);
+  lane_batches_rest(pool, batches, before);
+  if (enters)
+    pool_exit(pool);
+}
+
+struct lane *lane_get(struct front *front, struct mam_pool *pool, const struct front_stream *stream) {
+  struct lane *lane = lane_find(front, stream->name);
+  if (lane == NULL) {
+    lane = &front->lanes[front->lane_next++ % LANES];
+    lane_name(front, pool, lane, stream->name);
+  }
+  for (struct lane *other = front->lanes; other < front->lanes + LANES; other++)
+    other->quick = other->quick && other->handle != stream->handle;
+  lane->handle = stream->handle;
+  lane->quick = stream->name.context == front->context && !context_stream_is_capture(stream->name);
+  front->last_lane = lane;
+  return lane;
+}
+
+/* ---- The depot ---- */
+
+bool lane_refill(struct front *front, struct mam_pool *pool, struct lane *lane, unsigned class) {
+  struct depot *depot = &pool->fronts->depots[class];
+  struct batch *batch = slab_retake(depot, lane->stream);
+  if (batch == NULL)
+    return false;
+  biased_enter(&front->lock);
+  struct batch *surplus = lane_load(lane, class, batch);
+  biased_leave(&front->lock);
+  if (surplus != NULL)
+    lane_batch_rest(pool, class, surplus, lane->stream);
+  return true;
+}
+
+bool lane_make_room(struct front *front, struct mam_pool *pool, struct lane *lane, unsigned class) {
+  struct batch *shell = slab_shell_take(&pool->fronts->depots[class]);
+  if (shell == NULL)
+    return false;
+  biased_enter(&front->lock);
+  struct batch *surplus = lane_load(lane, class, shell);
+  biased_leave(&front->lock);
+  if (surplus != NULL)
+    lane_batch_rest(pool, class, surplus, lane->stream);
+  return true;
+}
