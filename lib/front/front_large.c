@@ -31,13 +31,22 @@ static void shelf_return(struct front *front, struct shelf *shelf, unsigned most
   } while (count > 0 && most > 0);
 }
 
+/* The first shelf or bin from *index on that has blocks; NULL if none has. */
+static struct shelf *shelf_with_blocks(struct front *front, unsigned *index) {
+  struct shelf *shelf;
+  biased_enter(&front->lock); /* another thread may be taking what the front keeps */
+  while ((shelf = shelf_at(front, *index)) != NULL && shelf_is_empty(shelf))
+    ++*index;
+  biased_leave(&front->lock);
+  return shelf;
+}
+
 /* All that the thread keeps goes to the pool.  There what was freed on a stream fits together, and serves the stream's
  * next allocations whatever their sizes. */
 static void kept_return(struct front *front) {
   struct shelf *shelf;
-  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
-    if (!shelf_is_empty(shelf))
-      shelf_return(front, shelf, SHELF_BLOCKS);
+  for (unsigned i = 0; (shelf = shelf_with_blocks(front, &i)) != NULL; i++)
+    shelf_return(front, shelf, SHELF_BLOCKS);
   front->keeps_of_streams = false;
 }
 
