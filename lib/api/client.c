@@ -3,7 +3,7 @@
 
 #include <stdatomic.h>
 
-#include "api/api.h"
+#include "api/api_serve.h"
 #include "api/environment.h"
 #include "base/cancel.h"
 #include "front/front_quick.h"
@@ -34,7 +34,8 @@ static cudaError_t client_malloc_slow(size_t size, const void *site, uint64_t id
   id = tried ? id : environment_id_quick();
   if (tried && record_on() && (*address = front_record_malloc(size, site, id)) != 0)
     return cudaSuccess;
-  return id != 0 ? api_malloc(id, tried, size, site, NULL, address) : cudaErrorInvalidResourceHandle;
+  struct front_request request = {.default_id = id, .size = size, .site = site, .tried = tried};
+  return id != 0 ? api_malloc(&request, address) : cudaErrorInvalidResourceHandle;
 }
 
 static cudaError_t client_malloc(size_t size, const void *site, uintptr_t *address) {

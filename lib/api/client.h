@@ -4,7 +4,8 @@
  * exports.  So there is one pool for a context and one table of the driver in a process, whether the program itself is
  * linked with libmam or not.
  *
- * The client stands above api.h: it may create default pools, and never holds a lock of the library when it calls.
+ * The client stands above api_serve.h: it may create default pools, and never holds a lock of the library when it
+ * calls.
  */
 #ifndef MAM_LIB_CLIENT_H
 #define MAM_LIB_CLIENT_H

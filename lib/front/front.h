@@ -35,15 +35,14 @@ struct front_stream {
 
 /* What an allocation is about. */
 struct front_request {
-  struct mam_pool *pool;  /* NULL: by the id alone */
-  uint64_t default_id;    /* as for pool_malloc */
-  size_t size;            /* not 0 */
-  const void *site, *tag; /* tag NULL: none */
-  bool tried;             /* front_malloc_quick (front_quick.h) had nothing at hand a moment ago */
-  bool at_once;           /* never waits for the GPU: a request that would have to is refused */
-  const struct front_stream
-      *stream;       /* for work on it: what was freed on it may serve before it has passed; NULL: none */
-  struct lane *lane; /* of the stream in a front: the front's to set */
+  struct mam_pool *pool;       /* NULL: by the id alone */
+  uint64_t default_id;         /* as for pool_malloc */
+  size_t size;                 /* not 0 */
+  const void *site, *tag;      /* tag NULL: none */
+  bool tried;                  /* front_malloc_quick (front_quick.h) had nothing at hand a moment ago */
+  bool at_once;                /* never waits for the GPU: a request that would have to is refused */
+  struct front_stream *stream; /* for work on it: what was freed on it may serve before it has passed; NULL: none */
+  struct lane *lane;           /* of the stream in a front: the front's to set */
 };
 
 /* pool_malloc by the calling thread's front, made if there is none and the pool is given.  Without a pool:
