@@ -1,19 +1,11 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-#include "cuda/reuse.h"
-
-#include <stdlib.h>
+#include "cuda/reuse_inside.h"
 
 #include "base/cancel.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/locked.h"
 #include "base/mutex.h"
-
-static _Atomic(struct reuse *) all;                          /* appended to under all_lock, never shortened */
-static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER; /* of the list, users, holders; before a reuse's lock */
-
-/* acquire: the content of the first; pairs with the release in reuse_new */
-static struct reuse *reuse_first(void) { return atomic_load_explicit(&all, memory_order_acquire); }
 
 /* A fence on an idle GPU is done after so long (H200). */
 enum { REUSE_QUICK_NS = 5000 };
@@ -24,149 +16,6 @@ enum { REUSE_SOON_NS = 10000 };
 /* After a fence that was not quick, the GPU has work to do, and the next fences are not waited for: one after the first
  * such fence, then about twice as many each time, up to this number. */
 enum { REUSE_HASTE_MOST = 63 };
-
-/* ---- Open and close ---- */
-
-static struct reuse *reuse_new(void) {
-  struct reuse *reuse = aligned_alloc(_Alignof(struct reuse), sizeof *reuse);
-  if (reuse == NULL)
-    return NULL;
-  *reuse = (struct reuse){.next = reuse_first()};
-  atomic_init(&reuse->epoch, 1);
-  (void)pthread_mutex_init(&reuse->lock, NULL);
-  (void)pthread_cond_init(&reuse->quiet, NULL);
-  /* release: publishes the new one; pairs with the acquire in reuse_first */
-  atomic_store_explicit(&all, reuse, memory_order_release);
-  return reuse;
-}
-
-static bool reuse_is_idle(const struct reuse *reuse) { return reuse->users == 0 && reuse->holders == 0; }
-
-static bool reuse_serves(const struct reuse *reuse, const struct source *source) {
-  bool known = source->context.id != 0 || source->operations == &source_host;
-  return !reuse_is_idle(reuse) && known && reuse->source.context.id == source->context.id;
-}
-
-static struct reuse *reuse_pick_locked(const struct source *source) {
-  lock_held(&all_lock);
-  struct reuse *idle = NULL, *reuse;
-  for (reuse = reuse_first(); reuse != NULL; reuse = reuse->next) {
-    if (reuse_serves(reuse, source))
-      return reuse;
-    idle = reuse_is_idle(reuse) ? reuse : idle;
-  }
-  return idle != NULL ? idle : reuse_new();
-}
-
-/* The reuse of the source's context: the one it has, or an idle or new one, which becomes that context's. */
-static struct reuse *reuse_get_locked(const struct source *source) {
-  lock_held(&all_lock);
-  struct reuse *reuse = reuse_pick_locked(source);
-  if (reuse == NULL || !reuse_is_idle(reuse))
-    return reuse;
-  pthread_mutex_lock(&reuse->lock);
-  reuse->source = *source;
-  reuse->source.context.retained = false; /* the users' references keep it */
-  reuse->pending = reuse->done_count = reuse->captures = 0;
-  reuse->noticed = NULL;
-  reuse->peer = NULL;
-  reuse->fence_count = 0;
-  pthread_mutex_unlock(&reuse->lock);
-  return reuse;
-}
-
-/* A pool has none of its memory yet: what is freed of it is covered by fences that find its peers. */
-static void use_begin_locked(struct reuse *reuse, const struct source *source) {
-  lock_held(&all_lock);
-  pthread_mutex_lock(&reuse->lock);
-  reuse->used = true;
-  reuse->probe.open |= source->peer_count > 0;
-  pthread_mutex_unlock(&reuse->lock);
-}
-
-/* The last user goes; what peers were asked about is for the caller to give back. */
-static struct peer_probe probe_take_locked(struct reuse *reuse) {
-  lock_held(&all_lock);
-  pthread_mutex_lock(&reuse->lock);
-  struct peer_probe probe = reuse->probe;
-  reuse->probe = (struct peer_probe){0};
-  reuse->used = false;
-  pthread_mutex_unlock(&reuse->lock);
-  return probe;
-}
-
-struct reuse *reuse_open(const struct source *source) {
-  pthread_mutex_lock(&all_lock);
-  struct reuse *reuse = reuse_get_locked(source);
-  if (reuse != NULL) {
-    reuse->users++;
-    use_begin_locked(reuse, source);
-  }
-  pthread_mutex_unlock(&all_lock);
-  return reuse;
-}
-
-static void events_destroy_locked(struct reuse *reuse) {
-  lock_held(&reuse->lock);
-  const struct context *context = &reuse->source.context;
-  struct context_visit visit;
-  bool entered = context->driver != NULL && context_lives(context) && context_enter(context, &visit) == cudaSuccess;
-  for (unsigned i = 0; i < REUSE_FENCES; i++) {
-    if (entered && reuse->fences[i].event != NULL)
-      (void)context->driver->cuEventDestroy(reuse->fences[i].event);
-    reuse->fences[i].event = NULL;
-  }
-  reuse->pending = reuse->done_count = 0;
-  if (entered)
-    context_leave(context, &visit);
-}
-
-static void reuse_end_if_idle_locked(struct reuse *reuse) {
-  lock_held(&all_lock);
-  if (!reuse_is_idle(reuse))
-    return;
-  pthread_mutex_lock(&reuse->lock);
-  events_destroy_locked(reuse);
-  pthread_mutex_unlock(&reuse->lock);
-}
-
-/* The reuse has lost its last user.  Its own fences are needed by no pool, so they need no companions. */
-static void companions_leave_locked(struct reuse *reuse) {
-  lock_held(&all_lock);
-  struct reuse_companion *companion, *next;
-  pthread_mutex_lock(&reuse->lock);
-  companion = atomic_load_explicit(&reuse->companions, memory_order_relaxed); /* relaxed: written under the lock */
-  atomic_store_explicit(&reuse->companions, NULL, memory_order_relaxed);      /* relaxed: no user is left to read it */
-  pthread_mutex_unlock(&reuse->lock);
-  for (; companion != NULL; companion = next) {
-    next = companion->next;
-    companion->reuse->holders--;
-    reuse_end_if_idle_locked(companion->reuse);
-    free(companion);
-  }
-}
-
-/* The driver waits for the GPU before it takes memory back: no lock is held. */
-static void probe_give(const struct context *context, struct peer_probe probe) {
-  struct context_visit visit;
-  if (probe.address == 0 || !context_lives(context) || context_enter(context, &visit) != cudaSuccess)
-    return;
-  peer_probe_end(context->driver, &probe);
-  context_leave(context, &visit);
-}
-
-void reuse_close(struct reuse *reuse) {
-  struct peer_probe probe = {0};
-  pthread_mutex_lock(&all_lock);
-  const struct context context = reuse->source.context;
-  if (--reuse->users == 0) {
-    probe = probe_take_locked(reuse);
-    companions_leave_locked(reuse);
-    reuse_end_if_idle_locked(reuse);
-  }
-  pthread_mutex_unlock(&all_lock);
-  probe_give(&context, probe);
-}
 
 /* ---- Epochs ---- */
 
@@ -235,15 +84,10 @@ static void fence_leave(const struct reuse *reuse, const struct entry *entry) {
     context_leave(&reuse->source.context, &entry->visit);
 }
 
-static struct reuse_companion *companions_first(const struct reuse *reuse) {
-  /* acquire: the companion; pairs with the release in companion_add_locked */
-  return atomic_load_explicit(&reuse->companions, memory_order_acquire);
-}
-
 /* A companion whose work is not done as far as the oldest fence needs it, NULL if there is none. */
 static struct reuse_companion *companion_behind_locked(const struct reuse *reuse) {
   lock_held(&reuse->lock);
-  struct reuse_companion *companion = companions_first(reuse);
+  struct reuse_companion *companion = reuse_companions_first(reuse);
   while (companion != NULL && reuse_done(companion->reuse) >= companion->needs[reuse->first])
     companion = companion->next;
   return companion;
@@ -252,7 +96,7 @@ static struct reuse_companion *companion_behind_locked(const struct reuse *reuse
 /* What the fence at a place needs of the companions, from now on. */
 static void companions_need_locked(struct reuse *reuse, unsigned place) {
   lock_held(&reuse->lock);
-  struct reuse_companion *companion = companions_first(reuse);
+  struct reuse_companion *companion = reuse_companions_first(reuse);
   for (; companion != NULL; companion = companion->next)
     /* acq_rel, and a change though of nothing: see reuse.h */
     companion->needs[place] = atomic_fetch_add_explicit(&companion->reuse->epoch, 0, memory_order_acq_rel);
@@ -297,13 +141,6 @@ static bool fence_due_locked(struct reuse *reuse) {
   return reuse->pending == 0 || now_ns() - reuse->recorded_ns >= REUSE_FENCE_PAUSE_NS;
 }
 
-static bool companion_known(const void *caller, uint64_t id) {
-  const struct reuse_companion *companion = companions_first(caller);
-  while (companion != NULL && companion->reuse->source.context.id != id)
-    companion = companion->next;
-  return companion != NULL;
-}
-
 /* Whether all peers that can use memory of the context are companions.  Asked after the epoch was closed: a peer that
  * gets access later is used by nothing that was freed by then.  If not, reuse->peer is one that is to be made so, with
  * the lock left, or NULL if that is not known.  The context is current. */
@@ -313,7 +150,7 @@ static CUresult peers_known_locked(struct reuse *reuse, bool *known) {
   CUresult result = CUDA_SUCCESS;
   reuse->peer = NULL;
   if (reuse->used && peer_possible(driver)) /* else nothing was freed that a peer could use */
-    result = peer_find(driver, &reuse->probe, companion_known, reuse, &reuse->peer);
+    result = peer_find(driver, &reuse->probe, reuse_has_companion, reuse, &reuse->peer);
   *known = result == CUDA_SUCCESS && reuse->peer == NULL;
   return result;
 }
@@ -404,7 +241,7 @@ static void companion_ask(struct reuse *reuse, uint64_t epoch) {
 static struct reuse *companion_at(struct reuse *reuse, unsigned index, uint64_t *need) {
   struct reuse *other = NULL;
   mutex_lock(&reuse->lock);
-  const struct reuse_companion *companion = companions_first(reuse);
+  const struct reuse_companion *companion = reuse_companions_first(reuse);
   for (; companion != NULL && index > 0; index--)
     companion = companion->next;
   if (companion != NULL) {
@@ -447,7 +284,7 @@ bool reuse_reach(struct reuse *reuse, uint64_t epoch) {
     while (peer_accompany(reuse))
       if (reach_alone(reuse, epoch))
         return true;
-  bool asks = companions_first(reuse) != NULL && reuse_can_fence(reuse);
+  bool asks = reuse_companions_first(reuse) != NULL && reuse_can_fence(reuse);
   return asks && companions_ask(reuse) && reach_alone(reuse, epoch);
 }
 
@@ -549,47 +386,11 @@ uint64_t reuse_wait_begin(struct reuse *reuse) { return epoch_close(reuse); }
 
 void reuse_wait_end(struct reuse *reuse, uint64_t epoch) {
   pthread_mutex_lock(&reuse->lock);
-  if (companions_first(reuse) == NULL)
+  if (reuse_companions_first(reuse) == NULL)
     epoch_pass_locked(reuse, epoch);
   else /* whose work may go on */
     epoch_done_locked(reuse, epoch);
   pthread_mutex_unlock(&reuse->lock);
-}
-
-/* ---- Companions ---- */
-
-static void companion_add_locked(struct reuse *reuse, struct reuse_companion *companion, struct reuse *other) {
-  lock_held(&all_lock);
-  pthread_mutex_lock(&reuse->lock);
-  *companion = (struct reuse_companion){.next = companions_first(reuse), .reuse = other};
-  /* release: publishes it; pairs with the acquire in companions_first */
-  atomic_store_explicit(&reuse->companions, companion, memory_order_release);
-  pthread_mutex_unlock(&reuse->lock);
-  other->holders++;
-}
-
-cudaError_t reuse_accompany(struct reuse *reuse, CUcontext handle) {
-  const struct driver *driver = driver_known();
-  struct source source = {.operations = &source_device, .context = {.driver = driver, .handle = handle}};
-  if (driver == NULL || handle == NULL)
-    return cudaSuccess;
-  CUresult result = context_handle_id(driver, handle, &source.context.id);
-  if (result == CUDA_ERROR_CONTEXT_IS_DESTROYED) /* and its work is over */
-    return cudaSuccess;
-  if (result != CUDA_SUCCESS)
-    return driver_error(driver, result, "cuCtxGetId");
-  pthread_mutex_lock(&all_lock);
-  bool known = source.context.id == reuse->source.context.id || companion_known(reuse, source.context.id);
-  struct reuse_companion *companion = known ? NULL : malloc(sizeof *companion);
-  struct reuse *other = companion != NULL ? reuse_get_locked(&source) : NULL;
-  bool adds = other != NULL && reuse->users > 0;
-  if (adds)
-    companion_add_locked(reuse, companion, other);
-  else
-    free(companion);
-  pthread_mutex_unlock(&all_lock);
-  return adds || known ? cudaSuccess
-                       : error_set(cudaErrorMemoryAllocation, "the host has no memory for a context's work");
 }
 
 void reuse_counts(struct reuse *reuse, uint64_t *fences) {
@@ -636,23 +437,4 @@ bool reuse_capturing(struct reuse *reuse) {
   bool capturing = capturing_locked(reuse);
   pthread_mutex_unlock(&reuse->lock);
   return capturing;
-}
-
-/* ---- Fork ---- */
-
-void reuse_before_fork(void) {
-  pthread_mutex_lock(&all_lock);
-  for (struct reuse *reuse = reuse_first(); reuse != NULL; reuse = reuse->next)
-    pthread_mutex_lock(&reuse->lock);
-}
-
-void reuse_after_fork(bool in_child) {
-  for (struct reuse *reuse = reuse_first(); reuse != NULL; reuse = reuse->next) {
-    if (in_child) {
-      reuse->synchronizing = 0;
-      (void)pthread_cond_init(&reuse->quiet, NULL);
-    }
-    pthread_mutex_unlock(&reuse->lock);
-  }
-  pthread_mutex_unlock(&all_lock);
 }
