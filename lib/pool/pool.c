@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* Malloc and free of a pool: the order in which room is looked for, and the rule by which freed memory is reused. */
-#include <stdlib.h>
+/* Allocating: the order in which room is looked for. */
 #include <string.h>
 
 #include "base/error.h"
-#include "pool/chunk_map.h"
 #include "pool/pool_inside.h"
 
 /* ---- Making room ---- */
@@ -14,9 +12,6 @@
  * must not wait for ever.  With 8, four threads that shared four blocks saw a refusal in up to one of three runs of
  * half a second. */
 enum { OWN_WAITS = 16 };
-
-/* A fence is asked for once in so many frees: the list of what waits stays short, and a fence costs each free 5 ns. */
-enum { FENCE_EVERY = 64 };
 
 /* What an allocation has tried already. */
 struct attempt {
@@ -78,22 +73,12 @@ static struct segment *hole_take_locked(struct mam_pool *pool, size_t bytes, boo
 
 /* ---- What waits for a stream ---- */
 
-static struct pool_stream *stream_find_locked(struct mam_pool *pool, struct context_stream named) {
-  lock_held(&pool->lock);
-  struct pool_stream *stream;
-  SLIST_FOREACH(stream, &pool->streams, link) {
-    if (context_stream_same(stream->stream, named))
-      break;
-  }
-  return stream;
-}
-
 /* What was freed on the order's stream, if it has one. */
 static struct segment *stream_take_locked(struct mam_pool *pool, const struct pool_order *order, size_t bytes,
                                           bool close, bool *no_host_memory) {
   lock_held(&pool->lock);
   *no_host_memory = false;
-  struct pool_stream *stream = order->stream.id != 0 ? stream_find_locked(pool, order->stream) : NULL;
+  struct pool_stream *stream = order->stream.id != 0 ? pool_stream_find_locked(pool, order->stream) : NULL;
   struct segment *segment =
       stream != NULL ? segment_retake(&pool->segments, &stream->waiting, bytes, close, no_host_memory) : NULL;
   pool->stream_hit_count += segment != NULL;
@@ -117,7 +102,7 @@ static struct segment *fit_take_locked(struct mam_pool *pool, const struct pool_
 /* Whether there is enough room for the block in one piece, though it may have to be cut. */
 static bool room_is_there_locked(struct mam_pool *pool, const struct pool_order *order, size_t bytes) {
   lock_held(&pool->lock);
-  struct pool_stream *stream = order->stream.id != 0 ? stream_find_locked(pool, order->stream) : NULL;
+  struct pool_stream *stream = order->stream.id != 0 ? pool_stream_find_locked(pool, order->stream) : NULL;
   return segment_largest_free(&pool->segments) >= bytes ||
          (stream != NULL && segment_may_retake(&pool->segments, &stream->waiting, bytes));
 }
@@ -193,83 +178,6 @@ static void spare_again_locked(struct mam_pool *pool) {
   pool->segments.spared_bytes = pool->config.guarded ? pool->config.chunk_bytes : 0;
 }
 
-/* ---- Giving back ---- */
-
-/* Counts used segments that a slab could have served. */
-static void class_count_locked(struct mam_pool *pool, size_t bytes, size_t change) {
-  lock_held(&pool->lock);
-  if (bytes > POOL_SMALL_MOST_BYTES)
-    return;
-  _Atomic size_t *count = &pool->live_by_class[(bytes - 1) / POOL_ALIGNMENT_BYTES];
-  /* relaxed: a hint, written under the lock */
-  atomic_store_explicit(count, atomic_load_explicit(count, memory_order_relaxed) + change, memory_order_relaxed);
-}
-
-/* A rule of reuse for one block. */
-struct rule {
-  MAM_Reuse reuse;
-  struct context_stream stream; /* of MAM_REUSE_STREAM */
-  bool passed;                  /* the GPU is known to be done with the block; reuse is MAM_REUSE_IMMEDIATE */
-};
-
-/* The stream's list, made if there is none; NULL if the host has no memory: then the free is a plain one. */
-static struct waiting_stream *stream_list_locked(struct mam_pool *pool, struct context_stream named) {
-  lock_held(&pool->lock);
-  struct pool_stream *stream = stream_find_locked(pool, named), *idle;
-  if (stream == NULL) {
-    SLIST_FOREACH(idle, &pool->streams, link) {
-      if (waiting_stream_empty(&idle->waiting))
-        stream = idle;
-    }
-    if (stream == NULL && (stream = malloc(sizeof *stream)) != NULL) {
-      waiting_stream_init(&stream->waiting);
-      SLIST_INSERT_HEAD(&pool->streams, stream, link);
-    }
-    if (stream != NULL)
-      stream->stream = named;
-  }
-  return stream != NULL ? &stream->waiting : NULL;
-}
-
-/* Gives a used segment back by a rule of reuse. */
-static void give_back_locked(struct mam_pool *pool, struct segment *segment, const struct rule *rule) {
-  lock_held(&pool->lock);
-  struct waiting_stream *stream = NULL;
-  /* relaxed: the lock is held, and no front has the segment */
-  atomic_store_explicit(&segment->ticket, 0, memory_order_relaxed);
-  if (rule->reuse == MAM_REUSE_IMMEDIATE) {
-    if (!rule->passed)
-      pool->unfenced_epoch = reuse_epoch(pool->reuse);
-    segment_free(&pool->segments, segment);
-    return;
-  }
-  if (rule->reuse == MAM_REUSE_STREAM)
-    stream = stream_list_locked(pool, rule->stream);
-  segment_wait_on(&pool->segments, stream, segment, reuse_epoch(pool->reuse));
-  pool->freed_since++;
-}
-
-/* The pool's rule for a plain free.  Such a free names no stream, so work of any stream may still use the block, and in
- * a pool with MAM_REUSE_STREAM the block waits for all of it. */
-static struct rule own_rule(const struct mam_pool *pool, bool passed) {
-  MAM_Reuse reuse = pool->config.reuse == MAM_REUSE_STREAM ? MAM_REUSE_FENCED : pool->config.reuse;
-  /* Under the immediate rule a front's blocks have epoch 0, which says that they wait for nothing.  It does not say
-   * that no kernel uses them, so they may not be unmapped yet. */
-  return (struct rule){.reuse = passed ? MAM_REUSE_IMMEDIATE : reuse, .passed = passed && reuse != MAM_REUSE_IMMEDIATE};
-}
-
-/* Takes segments back that a front has kept. */
-static void give_kept_locked(struct mam_pool *pool, struct segment *const *segments, unsigned count,
-                             const struct rule *rule) {
-  lock_held(&pool->lock);
-  pool->free_call_count += count; /* of frees that the front served before */
-  for (unsigned i = 0; i < count; i++) {
-    class_count_locked(pool, segments[i]->bytes, (size_t)-1);
-    pool->requested_bytes -= segments[i]->as.used.requested_bytes;
-    give_back_locked(pool, segments[i], rule);
-  }
-}
-
 /* ---- Malloc ---- */
 
 /* Refuses an allocation: counts it and sets the error.  Leaves the lock. */
@@ -331,13 +239,11 @@ static void hand_out_locked(struct mam_pool *pool, struct segment *segment, cons
   segment->as.used.tag = order->tag;
   /* relaxed: a free of this block takes the lock first */
   atomic_store_explicit(&segment->ticket, block->ticket, memory_order_relaxed);
-  class_count_locked(pool, segment->bytes, 1);
+  pool_class_count_locked(pool, segment->bytes, 1);
   pool->malloc_count++;
   pool->requested_bytes += order->size;
   peak_update_locked(pool);
 }
-
-static const struct rule rule_immediate = {.reuse = MAM_REUSE_IMMEDIATE};
 
 /* Grows a pool beyond what it needs, for speed, to half of its limit at most; only a pool that can give the memory
  * back. */
@@ -372,12 +278,12 @@ cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, str
   if (contended)
     pool_lock(pool);
   cudaError_t error = order_expect_locked(pool, order);
-  if (error == cudaSuccess && order->stream.id != 0 && pool->freed_since >= FENCE_EVERY) { /* by pool_give */
+  if (error == cudaSuccess && order->stream.id != 0 && pool->freed_since >= POOL_FENCE_EVERY) { /* by pool_give */
     pool_fence_locked(pool, 0);
     error = order_expect_locked(pool, order);
   }
   if (error == cudaSuccess && order->passed_count > 0)
-    give_kept_locked(pool, order->passed, order->passed_count, &rule_immediate);
+    pool_passed_locked(pool, order->passed, order->passed_count);
   if (error != cudaSuccess) {
     pool_unlock(pool);
     return error;
@@ -410,122 +316,6 @@ cudaError_t pool_malloc(struct mam_pool *pool, uint64_t default_id, size_t size,
   if (error == cudaSuccess)
     *address = (void *)block.address;
   return error;
-}
-
-/* ---- Free ---- */
-
-cudaError_t pool_refuse_free(uintptr_t address, bool freed_before) {
-  return error_set(cudaErrorInvalidValue, freed_before ? "%p was freed already" : "%p is not the start of a live block",
-                   (void *)address);
-}
-
-static size_t waiting_limit(const struct mam_pool *pool) {
-  return pool->config.waiting_limit_bytes > 0 ? pool->config.waiting_limit_bytes : pool->held_bytes / 2;
-}
-
-/* After a free: asks for a fence from time to time.  Where the driver has no fences, waits for the GPU if more waits
- * than the waiting limit; one thread's wait serves all. */
-static cudaError_t fence_freed_locked(struct mam_pool *pool) {
-  lock_held(&pool->lock);
-  bool much = pool->segments.bytes[SEGMENT_WAITING] > waiting_limit(pool);
-  if (reuse_passes_by_itself(pool->reuse)) {
-    if (much || pool->freed_since >= FENCE_EVERY)
-      pool_fence_locked(pool, 0);
-    return cudaSuccess;
-  }
-  if (!much || pool->synchronizing > 0 || reuse_capturing(pool->reuse))
-    return cudaSuccess;
-  return pool_synchronize_locked(pool, SIZE_MAX);
-}
-
-/* Claims the block at an address, to free it.  NULL if it is no live block. */
-static struct segment *claim_locked(struct mam_pool *pool, uintptr_t address, bool *freed_before) {
-  lock_held(&pool->lock);
-  struct segment *segment = segment_find(&pool->segments, address);
-  *freed_before = segment != NULL;
-  if (segment == NULL || segment->state != SEGMENT_USED)
-    return NULL;
-  /* relaxed: if it is odd, the exchange decides */
-  uint64_t ticket = atomic_load_explicit(&segment->ticket, memory_order_relaxed);
-  *freed_before = ticket != 0;
-  /* acq_rel: of two frees one finds the ticket; and what the block's front wrote into the segment.  relaxed on failure:
-   * another thread freed it */
-  if (ticket % 2 == 0 || !atomic_compare_exchange_strong_explicit(&segment->ticket, &ticket, 0, memory_order_acq_rel,
-                                                                  memory_order_relaxed))
-    return NULL;
-  pool->free_call_count++;
-  pool->requested_bytes -= segment->as.used.requested_bytes;
-  class_count_locked(pool, segment->bytes, (size_t)-1);
-  return segment;
-}
-
-static bool is_of_pool(const struct mam_pool *pool, struct context_stream stream) {
-  return stream.context == NULL || stream.context == pool->source.context.handle || context_stream_is_capture(stream);
-}
-
-cudaError_t pool_accompany(struct mam_pool *pool, struct context_stream stream) {
-  return is_of_pool(pool, stream) ? cudaSuccess : reuse_accompany(pool->reuse, stream.context);
-}
-
-/* pool_accompany, with the lock left if there is something to do. */
-static cudaError_t accompany_locked(struct mam_pool *pool, struct context_stream stream) {
-  lock_held(&pool->lock);
-  if (is_of_pool(pool, stream))
-    return cudaSuccess;
-  pool_step_out(pool);
-  cudaError_t error = pool_accompany(pool, stream);
-  pool_step_in(pool);
-  return error;
-}
-
-static cudaError_t free_by_rule(struct mam_pool *pool, uint64_t generation, uintptr_t address, const struct rule *given,
-                                struct pool_emptied *emptied) {
-  bool freed_before = false;
-  pool_lock(pool);
-  cudaError_t error = pool_usable_locked(pool);
-  if (error == cudaSuccess && generation != POOL_ANY_GENERATION && generation != pool->generation)
-    error = cudaErrorInvalidResourceHandle;
-  cudaError_t accompanied = error == cudaSuccess && given != NULL ? accompany_locked(pool, given->stream) : cudaSuccess;
-  if (accompanied != cudaSuccess) {
-    pool_unlock(pool);
-    return accompanied;
-  }
-  if (error == cudaSuccess) /* the lock may have been left */
-    error = pool_usable_locked(pool);
-  struct segment *segment = error == cudaSuccess ? claim_locked(pool, address, &freed_before) : NULL;
-  if (segment == NULL) {
-    pool_unlock(pool);
-    return error == cudaErrorInitializationError ? error
-                                                 : pool_refuse_free(address, error == cudaSuccess && freed_before);
-  }
-  struct rule rule = given != NULL ? *given : own_rule(pool, false);
-  give_back_locked(pool, segment, &rule);
-  error = fence_freed_locked(pool);
-  if (error == cudaErrorContextIsDestroyed) /* as cudaFree has it: the block is not there any more */
-    error = cudaErrorInvalidValue;
-  bool empty = pool->config.front == NULL && pool->segments.count[SEGMENT_USED] == 0;
-  generation = pool->generation;
-  pool_unlock(pool);
-  if (empty && emptied != NULL)
-    pool_report_emptied(pool, generation, emptied);
-  return error;
-}
-
-cudaError_t pool_free(void *address, struct pool_emptied *emptied) {
-  struct mam_pool *pool = chunk_map_find((uintptr_t)address);
-  if (emptied != NULL)
-    *emptied = (struct pool_emptied){0};
-  return pool != NULL ? free_by_rule(pool, POOL_ANY_GENERATION, (uintptr_t)address, NULL, emptied)
-                      : pool_refuse_free((uintptr_t)address, false);
-}
-
-cudaError_t pool_free_from(struct mam_pool *pool, uint64_t generation, uintptr_t address) {
-  return free_by_rule(pool, generation, address, NULL, NULL);
-}
-
-cudaError_t pool_free_reuse(struct mam_pool *pool, uint64_t generation, uintptr_t address, MAM_Reuse reuse,
-                            struct context_stream stream) {
-  return free_by_rule(pool, generation, address, &(struct rule){.reuse = reuse, .stream = stream}, NULL);
 }
 
 /* ---- For the fronts ---- */
@@ -570,32 +360,4 @@ cudaError_t pool_slab_take(struct mam_pool *pool, size_t bytes, uintptr_t *base)
   }
   pool_unlock(pool);
   return segment != NULL ? cudaSuccess : error;
-}
-
-void pool_slab_give(struct mam_pool *pool, uintptr_t base, bool passed) {
-  pool_lock(pool);
-  struct rule rule = own_rule(pool, passed);
-  give_back_locked(pool, segment_find(&pool->segments, base), &rule);
-  pool_unlock(pool);
-}
-
-void pool_freed_unfenced(struct mam_pool *pool) {
-  pool_lock(pool);
-  pool->unfenced_epoch = reuse_epoch(pool->reuse);
-  pool_unlock(pool);
-}
-
-void pool_give(struct mam_pool *pool, uint64_t generation, struct segment *const *segments, unsigned count,
-               uint64_t epoch, struct context_stream stream) {
-  if (count == 0)
-    return;
-  pool_lock(pool);
-  if (pool->generation == generation && pool->state == POOL_OPEN) { /* else its segments go, or have gone */
-    bool passed = epoch <= reuse_passed(pool->reuse);
-    struct rule rule = own_rule(pool, passed);
-    if (!passed && stream.id != 0)
-      rule = (struct rule){.reuse = MAM_REUSE_STREAM, .stream = stream};
-    give_kept_locked(pool, segments, count, &rule);
-  }
-  pool_unlock(pool);
 }

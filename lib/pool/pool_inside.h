@@ -13,7 +13,8 @@
  *   pool_close           closing a pool, and losing one whose memory is gone
  *   pool_elastic         growth of a pool that maps piece by piece
  *   pool_grow            taking memory from the source: the first chunk, and growth
- *   pool                 malloc and free
+ *   pool_free            freeing, and the rules of reuse
+ *   pool                 allocating
  *   pool_open            opening, and forks
  *   pool_report          reports in JSON and in words
  *
@@ -231,5 +232,26 @@ cudaError_t pool_first_chunk(struct mam_pool *pool);
  * by the limit or the source; cudaSuccess says that it may be worth to look again.  at_once: other pools, whose memory
  * may have to wait for the GPU, are not asked for theirs. */
 cudaError_t pool_grow_locked(struct mam_pool *pool, size_t bytes, bool at_once);
+
+/* ---- pool_free.c ---- */
+
+/* A fence is asked for once in so many frees: the list of what waits stays short, and a fence costs each free 5 ns. */
+enum { POOL_FENCE_EVERY = 64 };
+
+/* Counts used segments that a slab could have served. */
+static inline void pool_class_count_locked(struct mam_pool *pool, size_t bytes, size_t change) {
+  lock_held(&pool->lock);
+  if (bytes > POOL_SMALL_MOST_BYTES)
+    return;
+  _Atomic size_t *count = &pool->live_by_class[(bytes - 1) / POOL_ALIGNMENT_BYTES];
+  /* relaxed: a hint, written under the lock */
+  atomic_store_explicit(count, atomic_load_explicit(count, memory_order_relaxed) + change, memory_order_relaxed);
+}
+
+/* What was freed on a stream; NULL if nothing was. */
+struct pool_stream *pool_stream_find_locked(struct mam_pool *pool, struct context_stream named);
+
+/* Takes back what a front has kept and the GPU is done with. */
+void pool_passed_locked(struct mam_pool *pool, struct segment *const *segments, unsigned count);
 
 #endif
