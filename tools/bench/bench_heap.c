@@ -22,8 +22,8 @@
 enum { exit_usage = 2, requests_most = (1 << 24) + (1 << 20) };
 
 static const struct heap_test *const tests[] = {
-    &heap_uniform, &heap_mixed,  &heap_warp,   &heap_large,   &heap_churn, &heap_share,
-    &heap_failing, &heap_access, &heap_create, &heap_threads, &heap_fill,  &heap_spread,
+    &heap_uniform, &heap_mixed,   &heap_warp,   &heap_large,  &heap_churn,   &heap_share, &heap_small,
+    &heap_latency, &heap_failing, &heap_access, &heap_create, &heap_threads, &heap_fill,  &heap_spread,
 };
 
 enum { test_count = sizeof tests / sizeof tests[0] };

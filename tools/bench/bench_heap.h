@@ -64,7 +64,7 @@ struct heap_test {
 };
 
 extern const struct heap_test heap_uniform, heap_mixed, heap_warp, heap_large, heap_churn, heap_share, heap_failing,
-    heap_access, heap_create, heap_threads, heap_fill, heap_spread;
+    heap_access, heap_create, heap_threads, heap_fill, heap_spread, heap_small, heap_latency;
 
 extern const size_t heap_roomy_bytes; /* the heap of the tests that shall not run out of memory */
 

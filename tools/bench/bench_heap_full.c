@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * share, failing, create: how much of a heap is handed out before a request fails, how long a request takes that fails,
- * how long it takes to make a heap and to empty it.
+ * share, small, failing, create: how much of a heap is handed out before a request fails; what rounds cost in a heap
+ * that is partly full; how long a request takes that fails; how long it takes to make a heap and to empty it.
  */
 #include <math.h>
 #include <stdio.h>
@@ -80,15 +80,18 @@ static bool share_fill(const struct heap_run *run, struct share *share) {
   return good;
 }
 
+/* Looks at all blocks, and frees them. */
+static bool share_free(const struct heap_run *run, const struct share *share) {
+  struct heap_work whole = heap_work_of(run);
+  size_t refused = 0;
+  whole.count = share->all_requests;
+  return heap_blocks_sound(run, &whole, &refused) && heap_kernel_run(run, run->heap->free, &whole);
+}
+
 static bool share_run(const struct heap_run *run, struct heap_result *result) {
   struct share share = {.work = heap_work_of(run)};
   struct heap_survey survey = {0};
-  if (!share_fill(run, &share) || !run->heap->allocator->survey(run->heap, &survey))
-    return false;
-  struct heap_work whole = heap_work_of(run);
-  size_t refused = 0;
-  whole.count = share.all_requests;
-  if (!heap_blocks_sound(run, &whole, &refused) || !heap_kernel_run(run, run->heap->free, &whole))
+  if (!share_fill(run, &share) || !run->heap->allocator->survey(run->heap, &survey) || !share_free(run, &share))
     return false;
   double bytes = (double)run->what->heap_bytes;
   const double values[] = {(double)share.first_bytes / bytes, (double)share.all_bytes / bytes,
@@ -105,6 +108,97 @@ const struct heap_test heap_share = {
     .cases = share_cases,
     .fits = share_fits,
     .run = share_run,
+};
+
+/* ---- Small ------------------------------------------------------------------------------------------------------- */
+
+enum { small_warm_rounds = 8, small_rounds = 20, small_low = 16, small_high = 1024 };
+
+static size_t small_cases(bool quick, struct heap_case cases[heap_cases_most]) {
+  static const struct {
+    unsigned heap_mib, threads;
+  } loads[] = {{64, 1 << 14}, {64, 1 << 16}, {16, 1 << 14}, {8, 12288}, {1024, 1 << 20}, {8192, 1 << 22}};
+  struct heap_case *next = cases;
+  for (size_t i = 0; i < (quick ? 4 : sizeof loads / sizeof loads[0]); i++) {
+    char label[heap_label_size];
+    (void)snprintf(label, sizeof label, "%u MiB, %u", loads[i].heap_mib, loads[i].threads);
+    next = heap_case_set(next, label, small_low, small_high, loads[i].threads, loads[i].heap_mib * mib);
+  }
+  return (size_t)(next - cases);
+}
+
+static bool small_fits(const struct heap_allocator *allocator, const struct heap_case *what) {
+  return full_fits(allocator, what) && what->requests <= allocator->requests_most;
+}
+
+/* Half of the blocks are freed, or every thread without a block asks for one: the work of one kernel. */
+static void small_frees(struct heap_work *work, bool frees) {
+  work->seed++;
+  work->alloc_chance = frees ? 0 : heap_chance_whole;
+  work->free_chance = frees ? heap_chance_whole / 2 : 0;
+}
+
+/* Rounds that are not timed, by the kernel that notes sizes, so that the blocks can be looked at. */
+static bool small_warm(const struct heap_run *run, struct heap_work *work) {
+  size_t refused = 0;
+  bool good = gpu_clear(run->gpu, run->gpu->slots, run->what->requests * sizeof(heap_word)) &&
+              gpu_clear(run->gpu, run->gpu->sizes, run->what->requests * sizeof(unsigned));
+  work->sizes = (unsigned *)run->gpu->sizes;
+  work->cycles = (unsigned *)run->gpu->cycles;
+  for (unsigned i = 0; good && i < 2 * heap_repetitions(run, small_warm_rounds) + 1; i++) {
+    small_frees(work, i % 2 == 1);
+    good = heap_kernel_run(run, run->heap->churn_timed, work);
+  }
+  return good && heap_blocks_sound(run, work, &refused);
+}
+
+/* How many requests of the last round have no block. */
+static bool small_refused(const struct heap_run *run, struct heap_work *work, double *refused) {
+  struct heap_inside inside = {0};
+  if (!gpu_blocks_count(run->gpu, work, &inside))
+    return false;
+  *refused += (double)(work->count - inside.blocks);
+  return true;
+}
+
+static bool small_run(const struct heap_run *run, struct heap_result *result) {
+  double alloc_us[small_rounds], free_us[small_rounds], refused = 0;
+  struct heap_work work = heap_work_of(run);
+  unsigned rounds = heap_repetitions(run, small_rounds);
+  bool good = small_warm(run, &work);
+  for (unsigned i = 0; good && i < rounds; i++) {
+    small_frees(&work, true);
+    good = heap_kernel_time(run, run->heap->churn, &work, &free_us[i]);
+    small_frees(&work, false);
+    good = good && heap_kernel_time(run, run->heap->churn, &work, &alloc_us[i]) && small_refused(run, &work, &refused);
+  }
+  struct share share = {.work = heap_work_of(run)};
+  share.work.count = run->what->heap_bytes / share_batches / ((small_low + small_high) / 2);
+  if (!good || !heap_kernel_run(run, run->heap->free, &work) || !share_fill(run, &share) || !share_free(run, &share))
+    return false;
+  double bytes = (double)run->what->heap_bytes, median_us = numbers_quantile(alloc_us, rounds, 0.5);
+  const double values[] = {median_us,
+                           alloc_us[0],
+                           alloc_us[rounds - 1],
+                           numbers_quantile(free_us, rounds, 0.5),
+                           refused / rounds / (double)run->what->requests,
+                           (double)share.first_bytes / bytes,
+                           (double)share.all_bytes / bytes};
+  result->status = refused == 0 ? heap_good : heap_refused;
+  return heap_result_add(result, 0, values, 7);
+}
+
+const struct heap_test heap_small = {
+    .name = "small",
+    .help = "rounds that free half of the blocks, of 16 B to 1 KiB, and allocate as many, in heaps partly full",
+    .metrics = {"alloc_us", "alloc_least_us", "alloc_most_us", "free_us", "share_refused", "share_first", "share_all"},
+    .tables = {{"us of the allocating kernel", 0, false},
+               {"us of the freeing kernel", 3, false},
+               {"share of the requests refused", 4, false},
+               {"share of the heap handed out after it, before the first refusal", 5, true}},
+    .cases = small_cases,
+    .fits = small_fits,
+    .run = small_run,
 };
 
 /* ---- Failing ----------------------------------------------------------------------------------------------------- */

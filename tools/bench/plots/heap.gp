@@ -2,7 +2,7 @@
 # Draws what `mam-bench heap --csv DIR` measured, from the CSV alone, as SVG, for `mam-bench plot DIR`.  By hand:
 #   gnuplot -e "csv='DIR'; out='DIR2'" tools/bench/plots/heap.gp
 # writes heap-rate.svg, heap-large.svg, heap-threads.svg and heap-variation.svg (the paper's figure 3), heap-fill.svg
-# (figure 2), heap-spread.svg (figure 4) and heap-access.svg to DIR2, each if its CSV is there.
+# (figure 2), heap-spread.svg (figure 4), heap-access.svg and heap-latency.svg to DIR2, each if its CSV is there.
 
 if (!exists("csv")) csv = "."
 if (!exists("out")) out = csv
@@ -190,6 +190,36 @@ if (have("access")) {
     plot 1 with lines lc rgb "black" dt 2 notitle, for [i = 1:words(list)] file("access") \
            using (strcol(1) eq word(list, i) && $4 == 2**20 ? $2 : NaN):(column(8 + t)) smooth unique \
            with linespoints ls i title word(list, i)
+  }
+  unset multiplot
+}
+
+# ---- Latency --------------------------------------------------------------------------------------------------------
+
+if (have("latency")) {
+  unset logscale
+  set logscale y 10
+  set format y "10^{%T}"
+  set xtics ("50 %%" 50, "75 %%" 75, "90 %%" 90)
+  set xrange [45:95]
+  set xlabel "of the heap is live"
+  list = names("latency")
+  heaps = system(sprintf("awk -F, 'NR > 1 && !seen[$6]++ { print $6 }' '%s'", file("latency")))
+  set terminal svg size 1100,900 dynamic enhanced font "sans-serif,14" background rgb "white"
+  set output sprintf("%s/heap-latency.svg", out)
+  set multiplot layout 2,words(heaps) \
+    title sprintf("µs of a malloc, 99.99 %%, and the longest (dashed): %s", machine)
+  do for [threads_log2 in "14 17"] {
+    do for [h = 1:words(heaps)] {
+      set title sprintf("%d MiB, 2^{%s} threads", int(word(heaps, h)) / 2**20, threads_log2)
+      eval h == 1 && threads_log2 eq "14" ? key_shared : "unset key"
+      plot for [i = 1:words(list)] file("latency") using (strcol(1) eq word(list, i) && \
+             $6 == real(word(heaps, h)) && $4 == 2**int(threads_log2) ? $8 : NaN):11 smooth unique \
+             with linespoints ls i title word(list, i), \
+           for [i = 1:words(list)] file("latency") using (strcol(1) eq word(list, i) && \
+             $6 == real(word(heaps, h)) && $4 == 2**int(threads_log2) ? $8 : NaN):12 smooth unique \
+             with lines ls i lw 1.5 dt 2 notitle
+    }
   }
   unset multiplot
 }
