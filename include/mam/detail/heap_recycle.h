@@ -6,14 +6,16 @@
  * chunk.  It is a hint.  The way down:
  *
  *   mam__recycle_any     each superblock
- *   mam__recycle         each 0 of the class map, from the home's place on
+ *   mam__recycle         the class map, eight words at a time, from the first one on
+ *   mam__class_look      one of the blocks that these words name, by chance
  *   mam__recycle_block   a block; if it has nothing, its bit is set, and it is looked at once more: a thread that freed
  *                       a chunk meanwhile may have seen the 0 and left it
  *   mam__block_claim     the spans that begin in the block (by their entries), and their usage words with free chunks
  *   mam__word_claim      one usage word: the lowest free bits are set by compare-and-swap
  *
- * A claim takes the chunks of one word, up to 32.  Threads that ask at the same time begin at different words of the
- * same block, so that what is used up first is what lies together.
+ * A claim takes the chunks of one word, up to 32.  Of the threads that change a word at the same time only one
+ * succeeds, so they are to meet seldom: within eight words of the class map each goes to another block.  It is not
+ * farther away, so that what is used up first is what lies together, and the spans behind it become empty.
  */
 #ifndef MAM_DETAIL_HEAP_RECYCLE_H
 #define MAM_DETAIL_HEAP_RECYCLE_H
@@ -115,40 +117,57 @@ MAM__OUTLINE struct mam__claim mam__recycle_block(MAM__TAG(4) const struct mam__
   }
 }
 
-/* The same for all blocks of a superblock that the class map names. */
+/* One of the blocks that MAM__AHEAD words of a class map name, as far as there are `left`, by chance.  Returns how many
+ * blocks it is behind the first one of these words; MAM__NO_PAGE if they name none. */
+MAM__OUTLINE mam__u32 mam__class_look(MAM__TAG(2) const mam__u64 *map, mam__u32 left) {
+  mam__u64 seen[MAM__AHEAD], open = 0;
+  mam__u32 any = 0, salt = mam__salt();
+  MAM__UNROLL
+  for (mam__u32 i = 0; i < MAM__AHEAD; i++)
+    seen[i] = mam__load_relaxed_if_u64(i < left, &map[i], MAM__FULL_WORD);
+  MAM__UNROLL
+  for (mam__u32 i = 0; i < MAM__AHEAD; i++)
+    any |= (mam__u32)(seen[i] != MAM__FULL_WORD) << i;
+  if (any == 0)
+    return MAM__NO_PAGE;
+  mam__u32 behind = any & ~0u << salt % MAM__AHEAD, word = mam__lowest_u32(behind != 0 ? behind : any);
+  MAM__UNROLL
+  for (mam__u32 i = 0; i < MAM__AHEAD; i++)
+    open |= i == word ? ~seen[i] : 0;
+  mam__u64 later = open & MAM__FULL_WORD << (salt / MAM__AHEAD & 63);
+  return word << 6 | mam__lowest_u64(later != 0 ? later : open);
+}
+
+/* The same for all blocks of a superblock that the class map names.  A block that had nothing is not named again until
+ * a chunk of it is freed, so after each try the words are looked at anew. */
 MAM__OUTLINE struct mam__claim mam__recycle(MAM__TAG(2) const struct mam__area *area, mam__u32 size_class,
-                                            mam__u32 count, mam__u32 home) {
+                                            mam__u32 count) {
   struct mam__claim claim = {0, 0, 0};
-  mam__u32 first = home % mam__area_class_words(*area), index = first, last = mam__area_class_words(*area);
+  mam__u32 words = mam__area_class_words(*area), tries = 0, block;
+  mam__u32 index = MAM__OUT_OF_SIGHT(mam__map_next)(mam__area_class(*area, size_class), words, 0);
   MAM__LOOP
-  for (;;) {
-    index = MAM__OUT_OF_SIGHT(mam__map_next)(mam__area_class(*area, size_class), mam__area_class_words(*area), index);
-    if (index >= last) {
-      if (last == first || first == 0)
-        return claim;
-      index = 0;
-      last = first;
-      continue;
-    }
-    MAM__LOOP
-    for (mam__u64 open = ~mam__load_relaxed_u64(&mam__area_class(*area, size_class)[index]); open != 0;
-         open &= open - 1) {
-      claim = MAM__OUT_OF_SIGHT(mam__recycle_block)(area, (index << 6) + mam__lowest_u64(open), size_class, count);
+  while (index < words) {
+    block = MAM__OUT_OF_SIGHT(mam__class_look)(&mam__area_class(*area, size_class)[index], words - index);
+    if (block != MAM__NO_PAGE && tries++ < MAM__RETRIES) {
+      claim = MAM__OUT_OF_SIGHT(mam__recycle_block)(area, (index << 6) + block, size_class, count);
       if (claim.mask != 0)
         return claim;
+    } else {
+      tries = 0;
+      index = MAM__OUT_OF_SIGHT(mam__map_next)(mam__area_class(*area, size_class), words, index + MAM__AHEAD);
     }
-    index++;
   }
+  return claim;
 }
 
 /* The same for all superblocks. */
 MAM__OUTLINE struct mam__claim mam__recycle_any(MAM__TAG(3) struct mam__heap_control *control, mam__u32 size_class,
-                                                mam__u32 count, mam__u32 home) {
+                                                mam__u32 count) {
   struct mam__claim claim = {0, 0, 0};
   mam__u32 superblocks = mam__load_acquire_u32(&control->superblock_count);
   MAM__LOOP
   for (mam__u32 i = 0; i < superblocks && claim.mask == 0; i++)
-    claim = MAM__OUT_OF_SIGHT(mam__recycle)(&control->superblocks[i], size_class, count, home);
+    claim = MAM__OUT_OF_SIGHT(mam__recycle)(&control->superblocks[i], size_class, count);
   return claim;
 }
 

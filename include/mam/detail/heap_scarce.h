@@ -152,7 +152,7 @@ MAM__OUTLINE struct mam__claim mam__claim_scarce(struct mam__heap_control *contr
     }
     claim.mask = 0;
     if (step == MAM__STEP_RECYCLE || step == MAM__STEP_LARGER)
-      claim = MAM__OUT_OF_SIGHT(mam__recycle_any)(control, kind, count, wanted >> MAM__REST_HOME & 1023);
+      claim = MAM__OUT_OF_SIGHT(mam__recycle_any)(control, kind, count);
     else if ((step & ~(mam__u32)MAM__STEP_BUSY) == MAM__STEP_STEAL)
       claim = MAM__OUT_OF_SIGHT(mam__steal)(control, kind, count);
     else
