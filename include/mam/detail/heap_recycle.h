@@ -6,9 +6,9 @@
  * chunk.  It is a hint.  The way down:
  *
  *   mam__recycle_any     each superblock
- *   mam__recycle         each 0 of the class map, from the home's place on
- *   mam__recycle_block   a block; if it has nothing, its bit is set, and it is looked at once more: a thread that freed
- *                       a chunk meanwhile may have seen the 0 and left it
+ *   mam__recycle         each 0 of the class map, from the home's place on; if a block has nothing, its bit is set, and
+ *                       it is looked at once more: a thread that freed a chunk meanwhile may have seen the 0 and left
+ *                       it
  *   mam__block_claim     the spans that begin in the block (by their entries), and their usage words with free chunks
  *   mam__word_claim      one usage word: the lowest free bits are set by compare-and-swap
  *
@@ -98,46 +98,41 @@ MAM__OUTLINE struct mam__claim mam__block_claim(const struct mam__area *area, ma
   return claim;
 }
 
-/* The same; if there are none, sets the block's bit in the class map and looks once more. */
-MAM__OUTLINE struct mam__claim mam__recycle_block(MAM__TAG(4) const struct mam__area *area, mam__u32 block,
-                                                  mam__u32 size_class, mam__u32 count) {
-  struct mam__claim claim = {0, 0, 0};
-  mam__u64 bit = 1ull << (block & 63);
-  MAM__LOOP
-  for (int struck = 0;; struck = 1) {
-    claim = MAM__OUT_OF_SIGHT(mam__block_claim)(area, block, size_class, count);
-    if (struck && claim.mask != 0)
-      MAM__OUT_OF_SIGHT(mam__span_hint)(*area, block * MAM__BLOCK_PAGES, size_class);
-    if (struck || claim.mask != 0)
-      return claim;
-    if ((mam__or_acq_rel_u64(&mam__area_class(*area, size_class)[block >> 6], bit) | bit) == MAM__FULL_WORD)
-      MAM__OUT_OF_SIGHT(mam__map_filled)(mam__area_class(*area, size_class), mam__area_class_words(*area), block >> 6);
-  }
-}
-
-/* The same for all blocks of a superblock that the class map names. */
+/* The same for all blocks of a superblock that the class map names, from the home's place on, then from the beginning.
+ * If a block has none, its bit in the class map is set, and the block is looked at once more. */
 MAM__OUTLINE struct mam__claim mam__recycle(MAM__TAG(2) const struct mam__area *area, mam__u32 size_class,
                                             mam__u32 count, mam__u32 home) {
   struct mam__claim claim = {0, 0, 0};
   mam__u32 first = home % mam__area_class_words(*area), index = first, last = mam__area_class_words(*area);
+  mam__u64 open = 0; /* what is left of the word at index */
   MAM__LOOP
-  for (;;) {
-    index = MAM__OUT_OF_SIGHT(mam__map_next)(mam__area_class(*area, size_class), mam__area_class_words(*area), index);
-    if (index >= last) {
-      if (last == first || first == 0)
-        return claim;
-      index = 0;
-      last = first;
-      continue;
-    }
+  for (int struck = 0;; struck = !struck) {
     MAM__LOOP
-    for (mam__u64 open = ~mam__load_relaxed_u64(&mam__area_class(*area, size_class)[index]); open != 0;
-         open &= open - 1) {
-      claim = MAM__OUT_OF_SIGHT(mam__recycle_block)(area, (index << 6) + mam__lowest_u64(open), size_class, count);
-      if (claim.mask != 0)
+    while (open == 0) {
+      index = MAM__OUT_OF_SIGHT(mam__map_next)(mam__area_class(*area, size_class), mam__area_class_words(*area), index);
+      if (index < last) {
+        open = ~mam__load_relaxed_u64(&mam__area_class(*area, size_class)[index]);
+        index += open == 0;
+      } else if (last == first || first == 0)
         return claim;
+      else {
+        index = 0;
+        last = first;
+      }
     }
-    index++;
+    claim = MAM__OUT_OF_SIGHT(mam__block_claim)(area, (index << 6) + mam__lowest_u64(open), size_class, count);
+    MAM__FORGET_ADDRESS(area); /* what is computed from them is not kept over the call */
+    MAM__FORGET_ADDRESS(open);
+    if (struck && claim.mask != 0)
+      MAM__OUT_OF_SIGHT(mam__span_hint)(*area, ((index << 6) + mam__lowest_u64(open)) * MAM__BLOCK_PAGES, size_class);
+    if (claim.mask != 0)
+      return claim;
+    mam__u64 bit = open & (~open + 1);
+    if (struck) {
+      open &= open - 1;
+      index += open == 0;
+    } else if ((mam__or_acq_rel_u64(&mam__area_class(*area, size_class)[index], bit) | bit) == MAM__FULL_WORD)
+      MAM__OUT_OF_SIGHT(mam__map_filled)(mam__area_class(*area, size_class), mam__area_class_words(*area), index);
   }
 }
 
