@@ -57,50 +57,52 @@ MAM__OUTLINE mam__plea mam__malloc_refused(struct mam__heap_control *control, ma
  * that each kernel has, where it would keep twice the registers.  The first lane acts for the group, and the whole
  * group comes to each exchange.  Lanes that got a chunk leave the group between two rounds. */
 MAM__OUTLINE void *mam__malloc_rest(struct mam__heap_control *control, mam__u32 wanted, mam__u32 slot, mam__u32 group) {
-  mam__plea plea = 0;
-  if (control == 0)
-    return 0;
-  for (;;) {
-    struct mam__claim claim = {0, 0, 0};
+  struct mam__claim claim = {0, 0, 0}; /* while nothing was claimed, the address is the group's plea */
+  while (control != 0) {
     MAM__FORGET(group); /* what is computed from it is not kept over the first lane's calls */
     if (mam__ones_u32(group) >> (slot >> MAM__REST_CHUNKS) == 0) /* too few for a whole span */
       wanted &= ~(mam__u32)MAM__REST_WHOLE;
     if ((group & mam__lane_below()) == 0) {
+      mam__plea plea = claim.address;
       claim = mam__claim_chunks(control, wanted, slot, mam__ones_u32(group));
       MAM__FORGET(group);
-      plea = claim.mask != 0 ? 0 : MAM__OUT_OF_SIGHT(mam__malloc_refused)(control, wanted, mam__ones_u32(group), plea);
+      if (claim.mask == 0)
+        claim.address = MAM__OUT_OF_SIGHT(mam__malloc_refused)(control, wanted, mam__ones_u32(group), plea);
     }
     wanted &= ~(mam__u32)MAM__REST_REFILL;
     MAM__FORGET(group);
     struct mam__lanes lanes = mam__lanes_of(group);
     claim.mask = mam__lanes_first_u32(lanes, claim.mask);
-    claim.address = mam__lanes_first_u64(lanes, claim.mask != 0 ? claim.address : plea);
+    claim.address = mam__lanes_first_u64(lanes, claim.address);
     claim.chunk_bytes = mam__lanes_first_u32(lanes, claim.chunk_bytes);
     mam__u32 got = mam__ones_u32(claim.mask);
     if (lanes.rank < got)
       return (void *)mam__claim_chunk(claim, lanes.rank);
-    if (got == 0 && claim.address == 0)
-      return 0;
+    if (got != 0)
+      claim.address = 0;
+    else if (claim.address == 0)
+      break;
     group &= ~mam__lowest_ones(group, got);
   }
+  return 0;
 }
 
 /* Serves requests of whole pages, or of nothing. */
 MAM__OUTLINE void *mam__malloc_pages(mam__u32 home, struct mam__heap_control *control, size_t bytes) {
   mam__plea plea = 0;
-  if (control == 0 || bytes == 0)
-    return 0;
-  for (;;) {
+  while (control != 0 && bytes != 0) {
     void *block = (void *)MAM__OUT_OF_SIGHT(mam__run_malloc)(control, bytes, home);
-    mam__u64 pages = ((mam__u64)bytes + MAM__PAGE_BYTES - 1) >> MAM__PAGE_SHIFT;
     if (block != 0)
       return block;
+    MAM__FORGET_ADDRESS(bytes); /* what is computed from it is not kept over the calls */
+    mam__u64 pages = ((mam__u64)bytes + MAM__PAGE_BYTES - 1) >> MAM__PAGE_SHIFT;
     plea = pages < MAM__NO_PAGE ? MAM__OUT_OF_SIGHT(mam__growth_await)(&control->growth, (mam__u32)pages, plea) : 0;
     if (plea == 0) {
       mam__failed(control, home, 1);
-      return 0;
+      break;
     }
   }
+  return 0;
 }
 
 /* The address of a chunk, by its number in a span. */
@@ -113,6 +115,14 @@ MAM__INLINE void *mam__chunk_of(mam__u64 address, mam__u32 number, mam__u32 size
  * chunks.  All lanes compute the same. */
 MAM__INLINE mam__u32 mam__lanes_without(mam__u32 group, mam__u32 ticket, mam__u32 limit) {
   return ticket >= limit ? group : group & ~mam__lowest_ones(group, limit - ticket);
+}
+
+/* mam__slot_fill for a group, out of line. */
+MAM__OUTLINE mam__u32 mam__slot_fill_apart(struct mam__heap_control *control, mam__u32 wanted, mam__u32 slot,
+                                           mam__u32 prior, mam__u32 flagged, mam__u32 group) {
+  struct mam__request request = mam__request_of(&control->heap, wanted, slot, prior);
+  struct mam__lanes lanes = mam__lanes_of(group);
+  return mam__slot_fill(&request, request.area, flagged, lanes.count, lanes);
 }
 
 /* Serves lanes of a group of which none has a ticket.  It keeps little over its calls: the rest it computes anew from
@@ -161,7 +171,11 @@ MAM__INLINE void *mam__malloc_more(const mam_device_heap &heap, mam__u32 wanted,
       struct mam__lanes lanes = mam__lanes_of(group);
       mam__u32 got = lanes.count;
       if ((page & MAM__REST_AGAIN) == 0)
+#if __CUDA_ARCH__ < 800 /* as a part of the kernel it would cost ten registers there */
+        got = MAM__OUT_OF_SIGHT(mam__slot_fill_apart)(heap.control, wanted, slot, prior, page, group);
+#else
         got = mam__slot_fill(&request, request.area, page, lanes.count, lanes);
+#endif
       page &= MAM__REFILL_PAGE;
       group &= ~mam__lowest_ones(group, got);
       if (lanes.rank < got)

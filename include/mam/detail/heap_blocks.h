@@ -34,8 +34,8 @@ MAM__INLINE mam__u32 mam__run_pages_at(const struct mam__area *area, mam__u32 pa
 }
 
 /* Gives back a long run of the first superblock.  The whole words of the page map in it are kept. */
-MAM__OUTLINE void mam__run_keep(struct mam__heap_control *control, struct mam__area area, mam__u32 page,
-                                mam__u32 count) {
+MAM__INLINE void mam__run_keep(struct mam__heap_control *control, struct mam__area area, mam__u32 page,
+                               mam__u32 count) {
   area.base = 0;
   mam__u32 first = (page + 63) >> 6, last = (page + count) >> 6;
   MAM__OUT_OF_SIGHT(mam__pages_release)(area, page, (first << 6) - page);
@@ -47,7 +47,7 @@ MAM__OUTLINE void mam__run_keep(struct mam__heap_control *control, struct mam__a
 }
 
 /* Frees the run that begins at page.  Returns 0 if none does. */
-MAM__OUTLINE int mam__run_free(MAM__TAG(1) struct mam__heap_control *control, struct mam__area area, mam__u32 page) {
+MAM__INLINE int mam__run_free(struct mam__heap_control *control, struct mam__area area, mam__u32 page) {
   mam__u64 *place = &area.words[page * MAM__PAGE_WORDS], word = mam__load_relaxed_u64(place);
   /* acq_rel: of two frees one ends the run; what its user did comes before. */
   if (!mam__word_is_run(word) || mam__cas_acq_rel_u64(place, word, 0) != word)
@@ -58,7 +58,7 @@ MAM__OUTLINE int mam__run_free(MAM__TAG(1) struct mam__heap_control *control, st
     mam__store_relaxed_u64(&place[1], 0);
   if (count >= 2 * MAM__SPAN_PAGES && mam__load_relaxed_u32(&control->mode) == MAM__MODE_LAZY &&
       area.words == control->superblocks[0].words)
-    MAM__OUT_OF_SIGHT(mam__run_keep)(control, area, page, count);
+    mam__run_keep(control, area, page, count);
   else
     MAM__OUT_OF_SIGHT(mam__pages_release)(area, page, count);
   return 1;
@@ -143,7 +143,7 @@ MAM__OUTLINE int mam__block_free(struct mam__heap_control *control, mam__u64 add
   struct mam__block block = MAM__OUT_OF_SIGHT(mam__block_at)(control, address);
   int freed = 0;
   if (block.pages != 0)
-    freed = MAM__OUT_OF_SIGHT(mam__run_free)(control, *block.area, block.page);
+    freed = mam__run_free(control, *block.area, block.page);
   else if (block.size_class != 0)
     freed = mam__chunks_free(*block.area, block.bit.word, 1u << block.bit.bit) == 0;
   if (!freed)

@@ -56,10 +56,8 @@ MAM__OUTLINE void mam__pages_release(MAM__TAG(2) struct mam__area area, mam__u32
 /* ---- Runs within two words ---- */
 
 /* Takes a run of up to 64 pages at the end of a word and the beginning of the next.  Returns the page, or MAM__NO_PAGE.
- * If it got the first part alone, *part is the number of its pages.  The caller gives them back, because that calls
- * more than a search should. */
-MAM__INLINE mam__u32 mam__run_take_across(mam__u32 count, mam__u32 index, const struct mam__area *area,
-                                          mam__u32 *part) {
+ */
+MAM__INLINE mam__u32 mam__run_take_across(mam__u32 count, mam__u32 index, const struct mam__area *area) {
   mam__u32 end = mam__leading_zeros_u64(mam__load_relaxed_u64(&mam__area_pages(*area)[index]));
   end = end < count ? end : count - 1;
   if (end == 0 || !MAM__OUT_OF_SIGHT(mam__map_take)(mam__area_pages(*area), mam__area_map_words(*area), index,
@@ -69,64 +67,41 @@ MAM__INLINE mam__u32 mam__run_take_across(mam__u32 count, mam__u32 index, const 
   if (MAM__OUT_OF_SIGHT(mam__map_take)(mam__area_pages(*area), mam__area_map_words(*area), index + 1,
                                        mam__run_bits(count - end, 0)))
     return ((index + 1) << 6) - end;
-  *part = end;
+  MAM__OUT_OF_SIGHT(mam__pages_clear)(*area, index, mam__run_bits(end, 64 - end));
   return MAM__NO_PAGE;
 }
 
-/* The state of a search in the page map, and what it found.  page: the run's first page, or MAM__NO_PAGE.  part: so
- * many pages at the end of the word at index were taken in vain, and are to be given back. */
-struct mam__take {
-  mam__u32 page, index, part;
-};
-
-/* Takes the first run of up to 64 pages that begins in a word of the page map, from the word first on and before last.
- */
-MAM__OUTLINE struct mam__take mam__run_take_near(mam__u32 count, mam__u32 first, mam__u32 last,
-                                                 const struct mam__area *area) {
-  struct mam__take take = {MAM__NO_PAGE, first, 0};
-  mam__u32 tries = 0;
+/* Takes the first run of up to 64 pages that begins in a word of the page map, from the word at index on and before
+ * last.  Returns the page, or MAM__NO_PAGE. */
+MAM__OUTLINE mam__u32 mam__run_take(mam__u32 count, mam__u32 index, mam__u32 last, const struct mam__area *area) {
+  mam__u32 tries = 0, page = MAM__NO_PAGE;
   MAM__LOOP
-  while (take.index < last) {
+  while (index < last) {
+    MAM__FORGET(index); /* what is computed from them is not kept over the calls */
     MAM__FORGET_ADDRESS(area);
-    mam__u32 fits = MAM__OUT_OF_SIGHT(mam__map_look_both)(count, mam__area_pages(*area), take.index);
+    mam__u32 fits = MAM__OUT_OF_SIGHT(mam__map_look_both)(count, mam__area_pages(*area), index);
     mam__u32 at = fits != 0 ? mam__lowest_u32(fits | fits >> 8) : MAM__AHEAD - 1;
-    take.index += at;
-    if (take.index >= last || at == MAM__AHEAD - 1)
+    index += at;
+    if (index >= last || at == MAM__AHEAD - 1)
       continue;
     MAM__FORGET_ADDRESS(area);
     if ((fits >> at & 1) != 0)
-      take.page =
-          MAM__OUT_OF_SIGHT(mam__map_take_in)(take.index, mam__area_pages(*area), mam__area_map_words(*area), count);
-    else if (take.index + 1 < mam__area_map_words(*area))
-      take.page = mam__run_take_across(count, take.index, area, &take.part);
+      page = MAM__OUT_OF_SIGHT(mam__map_take_in)(index, mam__area_pages(*area), mam__area_map_words(*area), count);
+    else if (index + 1 < mam__area_map_words(*area))
+      page = mam__run_take_across(count, index, area);
     else
-      take.index++;
-    if (take.page != MAM__NO_PAGE || take.part != 0)
-      return take;
+      index++;
+    if (page != MAM__NO_PAGE)
+      return page;
     if (++tries % MAM__RETRIES == 0)
-      take.index++;
-  }
-  return take;
-}
-
-/* The same; gives back what was taken in vain. */
-MAM__INLINE mam__u32 mam__run_take(mam__u32 count, mam__u32 first, mam__u32 last, const struct mam__area *area) {
-  mam__u32 tries = 0;
-  MAM__LOOP
-  while (first < last) {
-    struct mam__take take = MAM__OUT_OF_SIGHT(mam__run_take_near)(count, first, last, area);
-    if (take.part == 0)
-      return take.page;
-    MAM__OUT_OF_SIGHT(mam__pages_clear)(*area, take.index, mam__run_bits(take.part, 64 - take.part));
-    first = ++tries % MAM__RETRIES == 0 ? take.index + 1 : take.index;
+      index++;
   }
   return MAM__NO_PAGE;
 }
 
 /* Takes a run of up to 64 pages that begins in a part of the page map: from word `from` of the part on, then from its
  * beginning. */
-MAM__OUTLINE mam__u32 mam__part_search(MAM__TAG(2) const struct mam__area *area, mam__u32 part, mam__u32 count,
-                                       mam__u32 from) {
+MAM__INLINE mam__u32 mam__part_search(const struct mam__area *area, mam__u32 part, mam__u32 count, mam__u32 from) {
   mam__u32 mark = mam__load_relaxed_u32(&mam__area_parts(*area)[part]), page = MAM__NO_PAGE;
   if (mam__shortage_covers(mark, count))
     return MAM__NO_PAGE;
@@ -134,12 +109,15 @@ MAM__OUTLINE mam__u32 mam__part_search(MAM__TAG(2) const struct mam__area *area,
   mam__barrier_all(); /* pairs with mam__returned_matters */
   MAM__LOOP
   for (int i = 0; i < 2 && page == MAM__NO_PAGE; i++) {
+    MAM__FORGET(part); /* not kept over the calls */
+    MAM__FORGET(from);
+    MAM__FORGET_ADDRESS(area);
     mam__u32 first = part << 6, end = first + 64 < mam__area_map_words(*area) ? first + 64 : mam__area_map_words(*area);
     mam__u32 middle = first + from < end ? first + from : first;
-    page = mam__run_take(count, i == 0 ? middle : first, i == 0 ? end : middle, area);
-    MAM__FORGET(part); /* not kept over the calls */
-    MAM__FORGET_ADDRESS(area);
+    page = MAM__OUT_OF_SIGHT(mam__run_take)(count, i == 0 ? middle : first, i == 0 ? end : middle, area);
   }
+  MAM__FORGET(part);
+  MAM__FORGET_ADDRESS(area);
   mam__shortage_confirm(&mam__area_parts(*area)[part], mark, count, page != MAM__NO_PAGE);
   return page;
 }
@@ -157,11 +135,13 @@ MAM__OUTLINE mam__u32 mam__pages_search(MAM__TAG(4) const struct mam__area *area
     mam__u32 part = (turn & 1) == 0 ? index >> 6 : 0;
     MAM__LOOP
     for (; page == MAM__NO_PAGE; part++) {
+      MAM__FORGET(index);
+      MAM__FORGET_ADDRESS(area);
       mam__u32 end = (turn & 1) == 0 ? mam__area_kept_words(*area) : index >> 6;
       part = MAM__OUT_OF_SIGHT(mam__parts_next)(mam__area_parts(*area), part, end, count, turn >> 1);
       if (part >= end)
         break;
-      page = MAM__OUT_OF_SIGHT(mam__part_search)(area, part, count, part == index >> 6 ? index & 63 : 0);
+      page = mam__part_search(area, part, count, part == index >> 6 ? index & 63 : 0);
     }
   }
   mam__shortage_confirm(mam__area_shortage(*area), mark, count, page != MAM__NO_PAGE);
@@ -233,7 +213,7 @@ MAM__OUTLINE mam__u32 mam__run_take_long(MAM__TAG(3) const struct mam__area *are
 }
 
 /* Takes a run of more than 64 pages, from the word at index on, then from the beginning. */
-MAM__INLINE mam__u32 mam__run_search(const struct mam__area *area, mam__u32 count, mam__u32 index) {
+MAM__OUTLINE mam__u32 mam__run_search(MAM__TAG(3) const struct mam__area *area, mam__u32 count, mam__u32 index) {
   mam__u32 known = mam__load_relaxed_u32(mam__area_shortage(*area)), page = MAM__NO_PAGE;
   if (count > area->page_count || mam__shortage_covers(known, count))
     return MAM__NO_PAGE;

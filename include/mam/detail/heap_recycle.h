@@ -6,10 +6,10 @@
  * chunk.  It is a hint.  The way down:
  *
  *   mam__recycle_any     each superblock
- *   mam__recycle         the class map, eight words at a time, from the first one on
+ *   mam__recycle         the class map, eight words at a time, from the first one on.  If a block has nothing, its bit
+ *                       is set, and it is looked at once more: a thread that freed a chunk meanwhile may have seen the
+ *                       0 and left it
  *   mam__class_look      one of the blocks that these words name, by chance
- *   mam__recycle_block   a block; if it has nothing, its bit is set, and it is looked at once more: a thread that freed
- *                       a chunk meanwhile may have seen the 0 and left it
  *   mam__block_claim     the spans that begin in the block (by their entries), and their usage words with free chunks
  *   mam__word_claim      one usage word: the lowest free bits are set by compare-and-swap
  *
@@ -100,23 +100,6 @@ MAM__OUTLINE struct mam__claim mam__block_claim(const struct mam__area *area, ma
   return claim;
 }
 
-/* The same; if there are none, sets the block's bit in the class map and looks once more. */
-MAM__OUTLINE struct mam__claim mam__recycle_block(MAM__TAG(4) const struct mam__area *area, mam__u32 block,
-                                                  mam__u32 size_class, mam__u32 count) {
-  struct mam__claim claim = {0, 0, 0};
-  mam__u64 bit = 1ull << (block & 63);
-  MAM__LOOP
-  for (int struck = 0;; struck = 1) {
-    claim = MAM__OUT_OF_SIGHT(mam__block_claim)(area, block, size_class, count);
-    if (struck && claim.mask != 0)
-      MAM__OUT_OF_SIGHT(mam__span_hint)(*area, block * MAM__BLOCK_PAGES, size_class);
-    if (struck || claim.mask != 0)
-      return claim;
-    if ((mam__or_acq_rel_u64(&mam__area_class(*area, size_class)[block >> 6], bit) | bit) == MAM__FULL_WORD)
-      MAM__OUT_OF_SIGHT(mam__map_filled)(mam__area_class(*area, size_class), mam__area_class_words(*area), block >> 6);
-  }
-}
-
 /* One of the blocks that MAM__AHEAD words of a class map name, as far as there are `left`, by chance.  Returns how many
  * blocks it is behind the first one of these words; MAM__NO_PAGE if they name none. */
 MAM__OUTLINE mam__u32 mam__class_look(MAM__TAG(2) const mam__u64 *map, mam__u32 left) {
@@ -138,26 +121,39 @@ MAM__OUTLINE mam__u32 mam__class_look(MAM__TAG(2) const mam__u64 *map, mam__u32 
   return word << 6 | mam__lowest_u64(later != 0 ? later : open);
 }
 
-/* The same for all blocks of a superblock that the class map names.  A block that had nothing is not named again until
- * a chunk of it is freed, so after each try the words are looked at anew. */
+/* mam__block_claim for all blocks of a superblock that the class map names.  If a block has none, its bit in the class
+ * map is set, and the block is looked at once more.  It is not named again until a chunk of it is freed. */
 MAM__OUTLINE struct mam__claim mam__recycle(MAM__TAG(2) const struct mam__area *area, mam__u32 size_class,
                                             mam__u32 count) {
   struct mam__claim claim = {0, 0, 0};
-  mam__u32 words = mam__area_class_words(*area), tries = 0, block;
-  mam__u32 index = MAM__OUT_OF_SIGHT(mam__map_next)(mam__area_class(*area, size_class), words, 0);
+  mam__u32 index =
+      MAM__OUT_OF_SIGHT(mam__map_next)(mam__area_class(*area, size_class), mam__area_class_words(*area), 0);
+  mam__u32 block = MAM__NO_PAGE, tries = 0;
   MAM__LOOP
-  while (index < words) {
-    block = MAM__OUT_OF_SIGHT(mam__class_look)(&mam__area_class(*area, size_class)[index], words - index);
-    if (block != MAM__NO_PAGE && tries++ < MAM__RETRIES) {
-      claim = MAM__OUT_OF_SIGHT(mam__recycle_block)(area, (index << 6) + block, size_class, count);
-      if (claim.mask != 0)
+  for (int struck = 0;; struck = !struck) {
+    MAM__LOOP
+    while (!struck) { /* to the next block */
+      if (index >= mam__area_class_words(*area))
         return claim;
-    } else {
+      block = MAM__OUT_OF_SIGHT(mam__class_look)(&mam__area_class(*area, size_class)[index],
+                                                 mam__area_class_words(*area) - index);
+      if (block != MAM__NO_PAGE && tries++ < MAM__RETRIES)
+        break;
       tries = 0;
-      index = MAM__OUT_OF_SIGHT(mam__map_next)(mam__area_class(*area, size_class), words, index + MAM__AHEAD);
+      index = MAM__OUT_OF_SIGHT(mam__map_next)(mam__area_class(*area, size_class), mam__area_class_words(*area),
+                                               index + MAM__AHEAD);
     }
+    block += struck ? 0 : index << 6;
+    claim = MAM__OUT_OF_SIGHT(mam__block_claim)(area, block, size_class, count);
+    MAM__FORGET_ADDRESS(area); /* what is computed from it is not kept over the call */
+    if (struck && claim.mask != 0)
+      MAM__OUT_OF_SIGHT(mam__span_hint)(*area, block * MAM__BLOCK_PAGES, size_class);
+    if (claim.mask != 0)
+      return claim;
+    mam__u64 bit = 1ull << (block & 63);
+    if (!struck && (mam__or_acq_rel_u64(&mam__area_class(*area, size_class)[block >> 6], bit) | bit) == MAM__FULL_WORD)
+      MAM__OUT_OF_SIGHT(mam__map_filled)(mam__area_class(*area, size_class), mam__area_class_words(*area), block >> 6);
   }
-  return claim;
 }
 
 /* The same for all superblocks. */

@@ -202,17 +202,10 @@ MAM__INLINE mam__u32 mam__slot_retake(const struct mam__request *request, mam__u
   return page;
 }
 
-/* Before sm_80 this would cost a kernel ten registers as a part of it. */
-#if MAM__ON_DEVICE && __CUDA_ARCH__ < 800
-#define MAM__SLOT_FILL MAM__OUTLINE
-#else
-#define MAM__SLOT_FILL MAM__INLINE
-#endif
-
 /* Makes a span of pages that the caller took and gives it to the slot, if there is one.  flagged: the page, perhaps
  * with MAM__REFILL_FILLED.  The first chunks are the lanes'.  Returns how many they get.  Each lane takes part. */
-MAM__SLOT_FILL mam__u32 mam__slot_fill(const struct mam__request *request, struct mam__area area, mam__u32 flagged,
-                                       mam__u32 count, struct mam__lanes lanes) {
+MAM__INLINE mam__u32 mam__slot_fill(const struct mam__request *request, struct mam__area area, mam__u32 flagged,
+                                    mam__u32 count, struct mam__lanes lanes) {
   mam__u32 limit = 1u << request->chunks_log2, bytes = mam__class_bytes(request->size_class);
   mam__u32 page = flagged & MAM__REFILL_PAGE;
   int ringed = request->lazy && request->slot != 0 && area.words == request->area.words;
@@ -237,8 +230,8 @@ MAM__SLOT_FILL mam__u32 mam__slot_fill(const struct mam__request *request, struc
 }
 
 /* mam__slot_fill for a thread that acts alone, with pages of any superblock. */
-MAM__OUTLINE struct mam__claim mam__slot_fill_alone(struct mam__heap_control *control, mam__u32 wanted, mam__u32 slot,
-                                                    mam__u32 count, struct mam__found found) {
+MAM__INLINE struct mam__claim mam__slot_fill_alone(struct mam__heap_control *control, mam__u32 wanted, mam__u32 slot,
+                                                   mam__u32 count, struct mam__found found) {
   mam__u32 limit = 1u << (slot >> MAM__REST_CHUNKS), owner = MAM__OWNER_NONE, flagged = 0;
   /* After a sweep new spans are watched from the beginning. */
   if ((wanted & (MAM__REST_LAZY | MAM__REST_WHOLE)) == MAM__REST_LAZY && found.area == control->superblocks &&
@@ -281,7 +274,7 @@ MAM__OUTLINE struct mam__claim mam__slot_refill(MAM__TAG(5) struct mam__heap_con
   MAM__FORGET(slot);
   MAM__FORGET_ADDRESS(control);
   if (found.page != MAM__NO_PAGE)
-    claim = MAM__OUT_OF_SIGHT(mam__slot_fill_alone)(control, wanted, slot, count, found);
+    claim = mam__slot_fill_alone(control, wanted, slot, count, found);
   else if ((wanted & MAM__REST_WHOLE) == 0)
     (void)mam__exchange_release_u64(&control->heap.slots[slot & MAM__REST_SLOT],
                                     MAM__SLOT_DRY | 1u << (slot >> MAM__REST_CHUNKS));

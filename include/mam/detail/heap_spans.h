@@ -20,8 +20,8 @@
  * several threads that try one goes on.  In a word that is 0 no chunk can be claimed.  If a word is not empty, the
  * thread puts the others back.  When all are 0, the pages are the thread's alone, and it gives them back.
  *
- * mam__word_changed calls almost nothing, so that a free costs a kernel few registers; what is left to do, seldom, it
- * returns as a word (MAM__LEFT_*), and mam__word_follow does it.
+ * mam__word_changed calls almost nothing.  What is left to do, seldom, it returns as a word (MAM__LEFT_*), and
+ * mam__word_follow, which it is a part of, does it.  So few calls lie in each other, and a free saves few registers.
  */
 #ifndef MAM_DETAIL_HEAP_SPANS_H
 #define MAM_DETAIL_HEAP_SPANS_H
@@ -202,7 +202,7 @@ MAM__INLINE int mam__word_wants_more(mam__u64 old, mam__u32 bits) {
 
 /* Does what follows from clearing bits of a usage word (see above), as far as it is short.  Returns what is left to do,
  * for mam__word_follow. */
-MAM__OUTLINE mam__u32 mam__word_changed(struct mam__area area, mam__u32 word, mam__u64 old, mam__u32 bits) {
+MAM__INLINE mam__u32 mam__word_changed(struct mam__area area, mam__u32 word, mam__u64 old, mam__u32 bits) {
   mam__u32 page = word / MAM__PAGE_WORDS, left = 0;
   if (((mam__u32)old & ~bits) == 0) {
     mam__u64 header = old & ~(MAM__FULL_WORD >> 24), last = old & ~(mam__u64)bits;
@@ -230,7 +230,7 @@ MAM__OUTLINE void mam__word_follow(mam__u32 word, mam__u32 bits, mam__u64 old, s
   area.base = 0; /* what is not used need not be kept over the calls */
   MAM__LOOP
   for (int i = 0; i < MAM__RETRIES && (left & MAM__LEFT_AGAIN) != 0; i++) {
-    left = MAM__OUT_OF_SIGHT(mam__word_changed)(area, word, old, bits);
+    left = mam__word_changed(area, word, old, bits);
     if (left == 0)
       return;
     old &= ~0xffffffffull; /* if the span is looked at again, no chunk of the word is used */

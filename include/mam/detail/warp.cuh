@@ -57,7 +57,7 @@ MAM__OUTLINE mam__u64 mam__warp_slot_anew(MAM__TAG(1) mam__u32 wanted, mam__u32 
                                                        area.page_count, request.home, request.home_count, pages);
   if (page == MAM__NO_PAGE)
     return 0;
-  (void)mam__slot_fill(&request, area, page, 1, mam__lanes_alone());
+  (void)MAM__OUT_OF_SIGHT(mam__slot_fill_apart)(control, wanted, slot, prior, page, mam__lanes_alone().mask);
   return mam__area_address(area, page & MAM__REFILL_PAGE);
 }
 
