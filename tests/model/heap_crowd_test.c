@@ -12,7 +12,7 @@
 
 static void step(void);
 static uint32_t random_below(uint32_t bound);
-#define MAM__ATOMICS_SALT() random_below(64)
+#define MAM__ATOMICS_SALT() random_below(1u << 24)
 #define MAM__ATOMICS_STEP() step()
 #define MAM__ATOMICS_SEEN(value) (value)
 #define MAM__ATOMICS_PAUSE() step()

@@ -104,7 +104,7 @@ MAM__OUTLINE struct mam__claim mam__block_claim(const struct mam__area *area, ma
  * blocks it is behind the first one of these words; MAM__NO_PAGE if they name none. */
 MAM__OUTLINE mam__u32 mam__class_look(MAM__TAG(2) const mam__u64 *map, mam__u32 left) {
   mam__u64 seen[MAM__AHEAD], open = 0;
-  mam__u32 any = 0, salt = mam__salt();
+  mam__u32 any = 0, salt = mam__salt() * 0x9e3779b1u; /* close numbers give unrelated upper bits */
   MAM__UNROLL
   for (mam__u32 i = 0; i < MAM__AHEAD; i++)
     seen[i] = mam__load_relaxed_if_u64(i < left, &map[i], MAM__FULL_WORD);
@@ -113,11 +113,12 @@ MAM__OUTLINE mam__u32 mam__class_look(MAM__TAG(2) const mam__u64 *map, mam__u32 
     any |= (mam__u32)(seen[i] != MAM__FULL_WORD) << i;
   if (any == 0)
     return MAM__NO_PAGE;
-  mam__u32 behind = any & ~0u << salt % MAM__AHEAD, word = mam__lowest_u32(behind != 0 ? behind : any);
+  mam__u32 from = (salt >> 24) * (left < MAM__AHEAD ? left : (mam__u32)MAM__AHEAD) >> 8;
+  mam__u32 behind = any & ~0u << from, word = mam__lowest_u32(behind != 0 ? behind : any);
   MAM__UNROLL
   for (mam__u32 i = 0; i < MAM__AHEAD; i++)
     open |= i == word ? ~seen[i] : 0;
-  mam__u64 later = open & MAM__FULL_WORD << (salt / MAM__AHEAD & 63);
+  mam__u64 later = open & MAM__FULL_WORD << (salt >> 16 & 63);
   return word << 6 | mam__lowest_u64(later != 0 ? later : open);
 }
 
