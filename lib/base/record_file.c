@@ -228,8 +228,10 @@ static void from_put(struct record_file *file, uint32_t thread, uint64_t ticks) 
 void record_file_event(struct record_file *file, uint32_t thread, const struct record_item *item) {
   from_put(file, thread, item->ticks);
   struct record_item *last = &file->last;
-  bool sized = item->kind <= RECORD_REFUSED, taken = item->kind == RECORD_TAKEN;
-  bool address = item->kind == RECORD_ALLOCATE || item->kind == RECORD_FREE ? item->address != last->address : false;
+  bool live = item->kind == RECORD_LIVE, sized = item->kind <= RECORD_REFUSED || live,
+       taken = item->kind == RECORD_TAKEN;
+  bool placed = item->kind == RECORD_ALLOCATE || item->kind == RECORD_FREE || live;
+  bool address = placed && item->address != last->address;
   bool size = taken || (sized && item->size != last->size), site = sized && item->site != last->site;
   bool detail = (sized || taken || item->kind == RECORD_FREE) &&
                 (item->stream != last->stream || item->tag != last->tag || item->context != last->context);

@@ -57,6 +57,7 @@ enum record_kind {
   RECORD_PUSH,     /* text: an NVTX range begins on this thread */
   RECORD_POP,      /* it ends */
   RECORD_TAKEN,    /* size: bytes that the pools of this context hold of the driver, from now on */
+  RECORD_LIVE,     /* as RECORD_ALLOCATE, of a block that was live when the record began; a reader makes it one */
   RECORD_KINDS
 };
 
