@@ -167,6 +167,35 @@ static void beside_the_variable(void) {
   free_it(block_of(1000));
 }
 
+/* The thread has a front of a pool that has ended when the record begins, and it becomes the next pool's. */
+static void pools(void) {
+  MAM_PoolOptions options = MAM_POOL_OPTIONS_INIT;
+  MAM_Pool pool;
+  void *block = NULL;
+  options.source = MAM_SOURCE_HOST;
+  for (int i = 0; i < 2; i++) {
+    EXPECT(MAM_PoolCreate(&pool, &options) == cudaSuccess && MAM_PoolMalloc(pool, &block, 3 << 20) == cudaSuccess);
+    free_it(block);
+    MAM_Mark("freed");
+    if (i == 1)
+      break;
+    EXPECT(MAM_PoolDestroy(pool) == cudaSuccess);
+    begin();
+  }
+  EXPECT(MAM_PoolMalloc(pool, &block, 4 << 20) == cudaSuccess && MAM_PoolDestroy(pool) == cudaSuccess);
+  end_and_read();
+  static const uint32_t kinds[] = {RECORD_ALLOCATE, RECORD_FREE, RECORD_MARK, RECORD_ALLOCATE, RECORD_FREE};
+  size_t seen = 0;
+  for (size_t i = 0; i < record.event_count; i++)
+    if (record.events[i].kind != RECORD_TAKEN) {
+      EXPECT(seen < 5 && record.events[i].kind == kinds[seen]);
+      seen++;
+    }
+  EXPECT(seen == 5 && unknown_frees() == 0);
+  const struct record_event *last = &record.events[record.event_count - 1];
+  EXPECT(last->kind == RECORD_TAKEN && last->size == 0);
+}
+
 static void ends_with_the_process(void) {
   begin();
   (void)block_of(1000);
@@ -314,6 +343,7 @@ static const struct program {
                 {"two files", two_files},
                 {"refusals", refusals},
                 {"beside the variable", beside_the_variable},
+                {"pools", pools},
                 {"ends with the process", ends_with_the_process},
                 {"forks", forks},
                 {"threads", threads}};
@@ -361,6 +391,8 @@ START_TEST(what_cannot_begin_changes_nothing) { run("refusals", false); }
 END_TEST
 START_TEST(the_record_of_the_variable_stays) { run("beside the variable", true); }
 END_TEST
+START_TEST(a_pool_that_comes_later_is_recorded) { run("pools", false); }
+END_TEST
 START_TEST(a_record_without_an_end_ends_with_the_process) { run("ends with the process", false); }
 END_TEST
 START_TEST(threads_meet_records_in_any_call) { run("threads", false); }
@@ -386,6 +418,7 @@ int main(int argc, char **argv) {
   tcase_add_test(cases, a_record_may_follow_another_one_to_another_file);
   tcase_add_test(cases, what_cannot_begin_changes_nothing);
   tcase_add_test(cases, the_record_of_the_variable_stays);
+  tcase_add_test(cases, a_pool_that_comes_later_is_recorded);
   tcase_add_test(cases, a_record_without_an_end_ends_with_the_process);
   tcase_add_test(cases, threads_meet_records_in_any_call);
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) /* these know no child that starts a thread */
