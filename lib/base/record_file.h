@@ -83,7 +83,8 @@ enum {
 struct record_item {
   enum record_kind kind;
   uint64_t ticks, address, size; /* size of RECORD_TAKEN: the change */
-  uint32_t site, stream, tag, context, text;
+  uint32_t tag, context;         /* written and read as one word: in two writes, the read would wait for both */
+  uint32_t stream, site, text;
 };
 
 struct zstd;

@@ -74,7 +74,8 @@ struct mam_pool *front_pool_of(uintptr_t address);
 void front_show(void);
 void front_hide(void);
 
-/* The thread has heard that a record began: its quick paths see no front, and its fronts' locks are quick again. */
+/* What a record's beginning has done to the thread's fronts is heard of: their locks are quick again, and front_show.
+ */
 void front_heed(void);
 
 /* As pool_retire: if only_if_empty, no block of any front is live and none becomes so. */

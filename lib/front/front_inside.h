@@ -152,6 +152,12 @@ extern __thread __attribute__((tls_model("initial-exec"), visibility("hidden")))
 /* Whether a quick path goes on in a process that records by now.  The thread is inside. */
 static inline bool front_is_late(void) { return front_at_hand != NULL && record_on(); }
 
+/* At the end of a slow call, and of a continuation that was not late: the thread is not inside. */
+static inline void front_heed_if_hindered(const struct front *front) {
+  if (front != NULL && biased_is_hindered(&front->lock))
+    front_heed();
+}
+
 /* The epoch that a free takes.  Acquire: as in reuse_epoch. */
 static inline uint64_t front_stamp(const struct front *front) {
   return atomic_load_explicit(front->epoch, memory_order_acquire); /* acquire: as in reuse_epoch */

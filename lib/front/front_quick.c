@@ -69,10 +69,12 @@ uintptr_t front_malloc_reenter(size_t size, const void *site, uint64_t default_i
   struct front *front = front_mine;
   uintptr_t address = 0;
   biased_enter(&front->lock);
-  if (size > 0 && front->default_id == default_id && !front_is_late() &&
-      (address = front_pop(front, size, site, NULL, NULL)) != 0)
+  bool late = front_is_late();
+  if (size > 0 && front->default_id == default_id && !late && (address = front_pop(front, size, site, NULL, NULL)) != 0)
     front->numbers.live_less_one++;
   biased_leave(&front->lock);
+  if (!late)
+    front_heed_if_hindered(front);
   return address;
 }
 
@@ -136,13 +138,16 @@ static __attribute__((noinline)) bool magazine_renew_filling(struct front *front
 
 enum front_freed front_free_small(struct front *front, struct slab *slab, uintptr_t address) {
   biased_enter(&front->lock);
-  enum front_freed freed = front_is_late() ? FRONT_FREED_NOT : free_small(front, slab, address, false);
+  bool late = front_is_late();
+  enum front_freed freed = late ? FRONT_FREED_NOT : free_small(front, slab, address, false);
   if (freed == FRONT_FREED_NO_ROOM) {
     unsigned class = slab->class;
     if (magazine_renew_filling(front, &front->magazines[class], class))
       freed = free_small(front, slab, address, false);
   }
   biased_leave(&front->lock);
+  if (front_at_hand != NULL && !late) /* a slow free does it at its end */
+    front_heed_if_hindered(front);
   return freed;
 }
 
@@ -197,7 +202,12 @@ enum front_freed front_free_large_lookup(struct front *front, uintptr_t address)
 
 enum front_freed front_free_large(struct front *front, uintptr_t address) {
   biased_enter(&front->lock);
-  return front_is_late() ? front_free_large_not(front) : free_large(front, address);
+  if (front_is_late())
+    return front_free_large_not(front);
+  enum front_freed freed = free_large(front, address);
+  if (front_at_hand != NULL) /* as in front_free_small */
+    front_heed_if_hindered(front);
+  return freed;
 }
 
 /* ---- On a stream ---- */

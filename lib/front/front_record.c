@@ -10,15 +10,8 @@ static uint64_t context_of(const struct mam_pool *pool, uint64_t default_id) {
   return default_id != POOL_ANY_ID ? default_id : pool_record_context(pool);
 }
 
-/* The thread's first front, which no record hinders. */
-static struct front *front_heeding(void) {
-  if (__builtin_expect(front_at_hand != NULL, false) || (front_mine != NULL && biased_is_hindered(&front_mine->lock)))
-    front_heed();
-  return front_mine;
-}
-
 uintptr_t front_record_malloc(size_t size, const void *site, uint64_t default_id) {
-  uintptr_t address = front_malloc_quick(front_heeding(), size, site, default_id);
+  uintptr_t address = front_malloc_quick(front_mine, size, site, default_id);
   if (address != 0)
     record_allocated_quick(address, size, site, default_id, false, 0);
   return address;
@@ -26,7 +19,7 @@ uintptr_t front_record_malloc(size_t size, const void *site, uint64_t default_id
 
 uintptr_t front_record_malloc_on(struct mam_pool *pool, uint64_t default_id, size_t size, const void *site,
                                  CUstream handle) {
-  uintptr_t address = front_malloc_on_quick(front_heeding(), pool, default_id, size, site, handle);
+  uintptr_t address = front_malloc_on_quick(front_mine, pool, default_id, size, site, handle);
   if (address != 0)
     record_allocated_quick(address, size, site, context_of(pool, default_id), true, (uintptr_t)handle);
   return address;
@@ -34,7 +27,7 @@ uintptr_t front_record_malloc_on(struct mam_pool *pool, uint64_t default_id, siz
 
 enum front_freed front_record_free(uintptr_t address) {
   uint64_t before = record_before();
-  enum front_freed freed = front_free_quick(front_heeding(), address);
+  enum front_freed freed = front_free_quick(front_mine, address);
   if (freed <= FRONT_FREED_ZERO)
     record_freed(before, address, false, 0);
   return freed;
@@ -42,7 +35,7 @@ enum front_freed front_record_free(uintptr_t address) {
 
 enum front_freed front_record_free_on(uintptr_t address, CUstream handle) {
   uint64_t before = record_before();
-  enum front_freed freed = front_free_on_quick(front_heeding(), address, handle);
+  enum front_freed freed = front_free_on_quick(front_mine, address, handle);
   if (freed <= FRONT_FREED_ZERO)
     record_freed(before, address, true, (uintptr_t)handle);
   return freed;

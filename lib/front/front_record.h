@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
  * The quick paths of a process that makes a record.  There front_at_hand is NULL, so the quick paths of front_quick.h
- * have nothing at hand, and a caller whose call they did not serve asks record_on() and then these.  With the first of
- * them, a thread hears of a record that began meanwhile (front_heed).  What these do not
+ * have nothing at hand, and a caller whose call they did not serve asks record_on() and then these.  What these do not
  * serve either goes the slow way, which records by itself (front_malloc, front_free and their kin).
  */
 #ifndef MAM_LIB_FRONT_RECORD_H

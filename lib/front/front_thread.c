@@ -49,10 +49,10 @@ static void front_relieve(struct front *front) {
 }
 
 void front_heed(void) {
-  front_hide();
   for (struct front *front = front_mine; front != NULL; front = front->next_of_thread)
     if (biased_is_hindered(&front->lock))
       front_relieve(front);
+  front_show(); /* last: a record may have begun before a front was relieved, not after */
 }
 
 /* ---- Making one ---- */
