@@ -373,6 +373,7 @@ int main(void) {
   Suite *suite = suite_create("record_file");
   TCase *cases = tcase_create("file");
   int methods = zstd_load() != NULL ? 2 : 1;
+  tcase_set_timeout(cases, 60); /* thousands of small files, on a disk that others use */
   tcase_add_checked_fixture(cases, files_name, files_remove);
   tcase_add_loop_test(cases, what_is_written_is_read, 0, methods);
   tcase_add_loop_test(cases, what_was_live_before_is_one_allocation, 0, methods);
