@@ -5,7 +5,6 @@
 #include "base/record.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
 #include <signal.h>
@@ -13,9 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/auxv.h>
-#include <sys/file.h>
 #include <sys/prctl.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -26,6 +23,8 @@
 #include "base/option_text.h"
 #include "base/record_clock.h"
 #include "base/record_file.h"
+#include "base/record_numbers.h"
+#include "base/record_path.h"
 #include "base/record_site.h"
 #include "base/zstd.h"
 
@@ -81,16 +80,6 @@ struct recorder {
   struct slot slots[RING_SLOTS];
 };
 
-/* Numbers in the file, by what they stand for: open addressing, at most half full. */
-struct numbers {
-  struct number {
-    uint64_t key;
-    uint32_t value;
-    bool used;
-  } * places, last; /* last: the one that was asked for last */
-  size_t room, count;
-};
-
 _Atomic(unsigned char) record_state;
 _Atomic uint64_t record_generation;
 
@@ -135,55 +124,6 @@ static void clock_put_locked(void) {
 uint64_t record_before(void) { return clock_before(); }
 
 /* ---- Numbers ---- */
-
-static uint64_t key_hash(uint64_t key) { return (key ^ key >> 32) * 0x9e3779b97f4a7c15u >> 20; }
-
-static struct number *number_place(const struct numbers *numbers, uint64_t key) {
-  size_t at = key_hash(key) & (numbers->room - 1);
-  while (numbers->places[at].used && numbers->places[at].key != key)
-    at = (at + 1) & (numbers->room - 1);
-  return &numbers->places[at];
-}
-
-static bool numbers_widen(struct numbers *numbers) {
-  struct numbers wider = {
-      .room = numbers->room == 0 ? 64 : numbers->room * 2, .count = numbers->count, .last = numbers->last};
-  wider.places = calloc(wider.room, sizeof *wider.places);
-  if (wider.places == NULL)
-    return false;
-  for (size_t i = 0; i < numbers->room; i++)
-    if (numbers->places[i].used)
-      *number_place(&wider, numbers->places[i].key) = numbers->places[i];
-  free(numbers->places);
-  *numbers = wider;
-  return true;
-}
-
-static void numbers_clear(struct numbers *numbers) {
-  free(numbers->places);
-  *numbers = (struct numbers){0};
-}
-
-/* Puts what a key stands for into the file and answers with its number there. */
-typedef uint32_t number_new(uint64_t key, const void *more);
-
-/* Without memory to remember it by, it is put into the file once more. */
-static inline uint32_t number_of(struct numbers *numbers, uint64_t key, number_new *put, const void *more) {
-  if (__builtin_expect(numbers->last.used && numbers->last.key == key, true)) /* mostly as for the event before */
-    return numbers->last.value;
-  struct number *place = numbers->room > 0 ? number_place(numbers, key) : NULL;
-  if (__builtin_expect(place != NULL && place->used, true)) {
-    numbers->last = *place;
-    return place->value;
-  }
-  uint32_t value = put(key, more);
-  numbers->last = (struct number){key, value, true};
-  if (2 * numbers->count < numbers->room || numbers_widen(numbers)) {
-    *number_place(numbers, key) = (struct number){key, value, true};
-    numbers->count++;
-  }
-  return value;
-}
 
 static uint32_t site_put(uint64_t key, const void *more) {
   (void)more;
@@ -428,81 +368,13 @@ static void writer_start_locked(void) {
 
 /* ---- Which file ---- */
 
-/* Puts the process's number where the path says %p. */
-static void path_expand(const char *path, char *to, size_t bytes) {
-  size_t used = 0;
-  for (; *path != '\0' && used + 24 < bytes; path++)
-    if (path[0] == '%' && path[1] == 'p') {
-      used += (size_t)snprintf(to + used, bytes - used, "%ld", (long)getpid());
-      path++;
-    } else {
-      to[used++] = *path;
-    }
-  to[used] = '\0';
-}
-
-static bool number_read(const unsigned char **at, const unsigned char *end, uint64_t *number) {
-  *number = 0;
-  for (unsigned shift = 0; *at < end && shift < 64; shift += 7) {
-    unsigned char byte = *(*at)++;
-    *number |= (uint64_t)(byte & 127) << shift;
-    if (byte < 128)
-      return true;
-  }
-  return false;
-}
-
-enum taken { TAKEN_NOT, TAKEN_BY_OTHER, TAKEN_FOREIGN, TAKEN_ERROR };
-
-/* Whether this process may write over what is in the file: not another process's that writes it now, nor, unless the
- * program names the file itself, one of the same run of mam-run or its own from before an exec; and nothing that is no
- * record. */
-static enum taken file_taken(int fd) {
-  unsigned char begin[64];
-  struct stat status;
-  uint64_t process, run;
-  if (fstat(fd, &status) != 0)
-    return TAKEN_ERROR;
-  if (!S_ISREG(status.st_mode))
-    return TAKEN_NOT;
-  if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-    return TAKEN_BY_OTHER;
-  ssize_t bytes = pread(fd, begin, sizeof begin, 0);
-  if (bytes < 0)
-    return TAKEN_ERROR;
-  if (bytes > 0 && memcmp(begin, RECORD_MAGIC, (size_t)bytes < 6 ? (size_t)bytes : 6) != 0)
-    return TAKEN_FOREIGN;
-  const unsigned char *at = begin + RECORD_MAGIC_BYTES + RECORD_HEAD_BYTES, *end = begin + bytes;
-  if (!record.by_call && bytes > RECORD_MAGIC_BYTES + RECORD_HEAD_BYTES &&
-      begin[RECORD_MAGIC_BYTES + 2] == RECORD_PLAIN && *at++ == RECORD_ITEM_PROGRAM &&
-      number_read(&at, end, &process) && number_read(&at, end, &run) &&
-      (process == (uint64_t)getpid() || (run != 0 && run == record.run)))
-    return TAKEN_BY_OTHER;
-  return ftruncate(fd, 0) == 0 ? TAKEN_NOT : TAKEN_ERROR;
-}
-
-/* The file for the taking; -1 with errno, which is EEXIST if it is no record. */
-static int file_try(const char *path, enum taken *taken) {
-  int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY, 0666);
-  *taken = TAKEN_ERROR;
-  if (fd < 0)
-    return -1;
-  *taken = file_taken(fd);
-  if (*taken == TAKEN_NOT)
-    return fd;
-  int error = errno;
-  (void)close(fd);
-  errno = *taken == TAKEN_FOREIGN ? EEXIST : *taken == TAKEN_BY_OTHER ? EBUSY : error;
-  return -1;
-}
-
 /* Opens one of FILE, FILE.PID, FILE.PID.2 and so on; -1 after a message. */
 static int file_open_locked(void) {
   lock_held(&record_lock);
   char path[PATH_MAX];
-  enum taken taken = TAKEN_BY_OTHER;
+  enum record_taken taken = TAKEN_BY_OTHER;
   int fd = -1;
-  path_expand(record.path, path, sizeof path);
+  record_path_expand(record.path, path, sizeof path);
   for (int attempt = 0; attempt < 100 && taken == TAKEN_BY_OTHER; attempt++) {
     int suffix = attempt == 0 ? 0 : (int)getpid();
     (void)snprintf(record.written_path, sizeof record.written_path,
@@ -510,7 +382,7 @@ static int file_open_locked(void) {
                    : attempt == 1 ? "%s.%d"
                                   : "%s.%d.%d",
                    path, suffix, attempt);
-    fd = file_try(record.written_path, &taken);
+    fd = record_path_open(record.written_path, record.by_call, record.run, &taken);
   }
   if (fd >= 0)
     return fd;
@@ -518,22 +390,6 @@ static int file_open_locked(void) {
   stop_locked(errno == EEXIST ? "no record, so it is not written over:" : "cannot write the record", errno);
   record.open = false;
   return -1;
-}
-
-/* The program's arguments, with spaces between. */
-static void command_read(char *text, size_t bytes) {
-  int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
-  ssize_t count = fd >= 0 ? read(fd, text, bytes - 1) : 0;
-  if (fd >= 0)
-    (void)close(fd);
-  if (count < 0)
-    count = 0;
-  while (count > 0 && text[count - 1] == '\0')
-    count--;
-  for (ssize_t i = 0; i < count; i++)
-    if (text[i] == '\0')
-      text[i] = ' ';
-  text[count] = '\0';
 }
 
 /* Begins the file of a descriptor.  False if the host has no memory. */
@@ -547,7 +403,7 @@ static bool file_set_locked(int fd) {
     return false;
   }
   (void)clock_gettime(CLOCK_REALTIME, &now);
-  command_read(command, sizeof command);
+  record_command(command, sizeof command);
   record_file_program(&record.file, (uint64_t)getpid(), record.run,
                       (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000, command);
   return true;
@@ -873,15 +729,15 @@ static cudaError_t cannot_write(const char *path, int error) {
 
 static cudaError_t begin_file_locked(const char *path) {
   lock_held(&record_lock);
-  enum taken taken;
+  enum record_taken taken;
   if (record_on() || record.by_call)
     return error_set(cudaErrorAlreadyAcquired, "a record is made already, to %s",
                      record.open ? record.written_path : record.path);
   if (!path_set(path))
     return error_set(cudaErrorInvalidValue, "the path of the record is too long");
-  path_expand(record.path, record.written_path, PATH_MAX);
+  record_path_expand(record.path, record.written_path, PATH_MAX);
   record.by_call = true;
-  int fd = file_try(record.written_path, &taken), error = errno;
+  int fd = record_path_open(record.written_path, record.by_call, record.run, &taken), error = errno;
   if (fd >= 0 && !file_set_locked(fd)) {
     record.by_call = false;
     return error_set(cudaErrorMemoryAllocation, "the host has no memory for a record");
