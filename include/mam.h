@@ -436,8 +436,24 @@ MAM_API cudaError_t MAM_PoolExplain(MAM_Pool pool, size_t size, char **text);
 
 /* ---- Records ---- */
 
-/* Writes a mark with this text into the record that MAM_RECORD or mam-run --record asks for (mam-record(5)): where a
- * phase of the program begins, such as "epoch 3".  Without a record it does nothing.  The text is copied; what is
+/* Begins a record of all allocations and frees of the process (mam-record(5)), and ends it.  The record also has the
+ * blocks that are live when it begins.  path is the file; "%p" in it is the number of the process.  An earlier record
+ * there is written over.  When MAM_RecordEnd returns, the file is complete.  Then another record may begin, to the same
+ * file or another one.  A record that is not ended goes on to the end of the process.  A forked child has no record.
+ *
+ * cudaSuccess                the record has begun, or ended
+ * cudaErrorInvalidValue      path is NULL, empty or too long; MAM_RecordEnd: MAM_RecordBegin began no record
+ * cudaErrorAlreadyAcquired   a record is made already: one that MAM_RecordBegin began, or the one of MAM_RECORD
+ * cudaErrorMemoryAllocation  the host has no memory
+ * cudaErrorUnknown           the file cannot be written, another process writes it, or it is no record; MAM_LastError
+ *                            says which.  From MAM_RecordEnd: the disk was full, or such; the file is cut there
+ *
+ * If MAM_RecordBegin fails, no record has begun. */
+MAM_API cudaError_t MAM_RecordBegin(const char *path);
+MAM_API cudaError_t MAM_RecordEnd(void);
+
+/* Writes a mark with this text into the record of the process, if one is made (mam-record(5)): where a phase of the
+ * program begins, such as "epoch 3".  Without a record it does nothing.  The text is copied; what is
  * beyond its first 4096 bytes is left out.
  *
  * cudaSuccess             also without a record

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Phases of a program in its record: MAM_Mark, and the marks and ranges of NVTX, which many libraries have already.
+ * Records as a program sees them: their beginning and end, and the phases in them, which are MAM_Mark, and the marks
+ * and ranges of NVTX, which many libraries have already.
  *
  * NVTX 3 is headers only.  With a program's first call of it they load the library that NVTX_INJECTION64_PATH names and
  * call its InitializeInjectionNvtx2, which fills in what is called from then on.  While a record is made this library
@@ -14,6 +15,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "api/environment.h"
+#include "base/cancel.h"
 #include "base/error.h"
 #include "base/record.h"
 #include "mam.h"
@@ -24,6 +27,40 @@ cudaError_t MAM_Mark(const char *text) {
   if (record_on())
     record_mark(text);
   return cudaSuccess;
+}
+
+/* The pools are held still for as long as it takes to list what is live, as before a fork.  environment_lock keeps
+ * beginnings, ends and forks apart. */
+cudaError_t MAM_RecordBegin(const char *path) {
+  NOT_CANCELLED;
+  struct pool_live live = {0};
+  if (path == NULL || path[0] == '\0')
+    return error_set(cudaErrorInvalidValue, "MAM_RecordBegin: no path is given");
+  (void)record_on(); /* MAM_RECORD comes first */
+  record_prepare();
+  environment_enter();
+  cudaError_t error = record_begin_file(path);
+  if (error == cudaSuccess) {
+    environment_ids_keep();
+    pool_before_fork();
+    record_begin_cut();
+    pools_list_live(&live);
+    pool_after_fork(false);
+    record_begin_live(live.all, live.count, live.lost);
+  }
+  environment_exit();
+  free(live.all);
+  return error;
+}
+
+cudaError_t MAM_RecordEnd(void) {
+  NOT_CANCELLED;
+  environment_enter();
+  cudaError_t error = record_end_file();
+  if (!record_on())
+    environment_ids_pass();
+  environment_exit();
+  return error;
 }
 
 /* ---- NVTX ---- */
@@ -132,7 +169,7 @@ int InitializeInjectionNvtx2(const void *(*table_get)(uint32_t table)) {
                                             {4, (nvtx_function)domain_range_push_with},
                                             {5, (nvtx_function)domain_range_pop},
                                             {10, (nvtx_function)domain_register_text}};
-  const struct nvtx_callbacks *callbacks = record_on() ? table_get(TABLE_CALLBACKS) : NULL;
+  const struct nvtx_callbacks *callbacks = table_get(TABLE_CALLBACKS); /* a record may begin later */
   if (callbacks == NULL || callbacks->struct_size < sizeof *callbacks)
     return 0;
   bool filled = module_fill(callbacks, MODULE_CORE, core, sizeof core / sizeof core[0]);

@@ -137,3 +137,14 @@ void biased_other_leave(struct biased *lock) {
   /* release: what this thread wrote; pairs with the acquire in biased_try */
   atomic_store_explicit(&lock->wanted, barrier | barrier_now(), memory_order_release);
 }
+
+void biased_other_hinder(struct biased *lock) {
+  /* relaxed: the owner is outside, and biased_other_leave publishes it */
+  atomic_store_explicit(&lock->wanted, BIASED_WANTED | BIASED_OWNER_BARRIER, memory_order_relaxed);
+}
+
+void biased_relieve(struct biased *lock) {
+  /* relaxed: the next thread that wants the lock comes after this one by the lock that keeps them apart, finds no
+   * BIASED_OWNER_BARRIER there, and executes the barrier for both */
+  atomic_store_explicit(&lock->wanted, barrier_now(), memory_order_relaxed);
+}

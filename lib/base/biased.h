@@ -83,4 +83,18 @@ void biased_barrier(void);
 void biased_other_await(struct biased *lock);
 void biased_other_leave(struct biased *lock);
 
+/* From the next biased_other_leave on the owner executes the barrier, and biased_try fails, until the owner has called
+ * biased_relieve: so the owner hears of what was done meanwhile.  For a thread that has the lock. */
+void biased_other_hinder(struct biased *lock);
+
+/* For the owner while it is not inside.  No other thread wants the lock or has it, and none may until this returns. */
+void biased_relieve(struct biased *lock);
+
+/* For the owner: whether biased_relieve would be of use. */
+static inline bool biased_is_hindered(const struct biased *lock) {
+  /* relaxed, both: a hint */
+  return __builtin_expect(atomic_load_explicit(&lock->wanted, memory_order_relaxed) != 0, false) &&
+         atomic_load_explicit(&biased_owner_barrier, memory_order_relaxed) == 0;
+}
+
 #endif

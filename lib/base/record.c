@@ -5,7 +5,6 @@
 #include "base/record.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
 #include <signal.h>
@@ -13,18 +12,19 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/auxv.h>
-#include <sys/file.h>
 #include <sys/prctl.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/cancel.h"
 #include "base/clock.h"
+#include "base/error.h"
 #include "base/locked.h"
 #include "base/option_text.h"
 #include "base/record_clock.h"
 #include "base/record_file.h"
+#include "base/record_numbers.h"
+#include "base/record_path.h"
 #include "base/record_site.h"
 #include "base/zstd.h"
 
@@ -34,8 +34,9 @@ enum { WRITER_MS = 20 };
 /* A thread whose events come so soon one after the other does not look at the clock for each. */
 enum { FAST_NS = 700 };
 
-/* A thread's ring, and how full it is when the writer is woken: in a tight loop a quarter lasts for some 80 us. */
-enum { RING_SLOTS = 16384, RING_WAKE = RING_SLOTS / 4 };
+/* A thread's ring, and how full it is when the writer is woken: in a tight loop a half lasts for some 160 us.  To wake
+ * it costs 5 to 10 us. */
+enum { RING_SLOTS = 16384, RING_WAKE = RING_SLOTS / 2 };
 
 enum { NUMBER_UNKNOWN = UINT32_MAX };
 static const uint64_t NO_CONTEXT = UINT64_MAX;
@@ -68,35 +69,29 @@ struct recorder {
   bool fast;                 /* the thread's: its next allocation may have that time, too */
   struct record_call detail; /* the thread's: of the last SLOT_DETAIL */
   _Alignas(64) _Atomic uint64_t read; /* release: the slots before may be written again; pairs with ring_look */
-  _Atomic bool
-      ended; /* its thread has: release after its last slot, pairs with the acquire in recorders_drain_locked */
-  _Atomic bool visited;          /* relaxed: a hint of the writer's that time has gone by */
-  uint32_t number;               /* of the thread in the file */
-  uint32_t stream, tag, context; /* of the last SLOT_DETAIL, as numbers in the file */
+  bool ended;                         /* its thread has; under record_lock */
+  _Atomic bool visited;               /* relaxed: a hint of the writer's that time has gone by */
+  uint64_t file;                      /* the generation of the file that the numbers are of */
+  uint32_t number;                    /* of the thread in the file */
+  struct slot told;                   /* the last SLOT_DETAIL that was read; a of 0: none */
+  uint32_t tag, context, stream;      /* of it, as numbers in the file; as in struct record_item */
   struct recorder *next;
   char name[32];
   struct slot slots[RING_SLOTS];
 };
 
-/* Numbers in the file, by what they stand for: open addressing, at most half full. */
-struct numbers {
-  struct number {
-    uint64_t key;
-    uint32_t value;
-    bool used;
-  } * places;
-  size_t room, count;
-};
-
 _Atomic(unsigned char) record_state;
+_Atomic uint64_t record_generation;
 
 static pthread_mutex_t record_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {        /* under record_lock, but for what set_up writes */
   char path[PATH_MAX]; /* as asked for, from the root */
   const struct zstd *zstd;
   uint64_t ticks_base;
-  uint64_t run;      /* the process that mam-run became, 0 without it */
-  bool open, writes; /* the file is; it has a thread that writes */
+  uint64_t run;         /* the process that mam-run became, 0 without it */
+  bool open, by_call;   /* the file is; record_begin made it */
+  _Atomic bool writes;  /* a thread writes; relaxed: without it, the rings' own threads do */
+  uint64_t begin_ticks; /* when record_begin cut, 0 without it: no event is earlier */
   struct record_file file;
   struct recorder *recorders;
   struct numbers sites, tags, streams, contexts, texts;
@@ -111,7 +106,7 @@ static _Atomic bool direct; /* set at the end of the process; see ring_look */
 static uint64_t fast_ticks; /* FAST_NS, roughly */
 
 static __thread __attribute__((tls_model("initial-exec"))) struct recorder *recorder_mine;
-static pthread_key_t thread_end;
+static pthread_key_t thread_end; /* these are set before the first record */
 static bool thread_end_heard;
 
 static struct {
@@ -130,52 +125,11 @@ uint64_t record_before(void) { return clock_before(); }
 
 /* ---- Numbers ---- */
 
-static uint64_t key_hash(uint64_t key) { return (key ^ key >> 32) * 0x9e3779b97f4a7c15u >> 20; }
-
-static struct number *number_place(const struct numbers *numbers, uint64_t key) {
-  size_t at = key_hash(key) & (numbers->room - 1);
-  while (numbers->places[at].used && numbers->places[at].key != key)
-    at = (at + 1) & (numbers->room - 1);
-  return &numbers->places[at];
-}
-
-static bool numbers_widen(struct numbers *numbers) {
-  struct numbers wider = {.room = numbers->room == 0 ? 64 : numbers->room * 2, .count = numbers->count};
-  wider.places = calloc(wider.room, sizeof *wider.places);
-  if (wider.places == NULL)
-    return false;
-  for (size_t i = 0; i < numbers->room; i++)
-    if (numbers->places[i].used)
-      *number_place(&wider, numbers->places[i].key) = numbers->places[i];
-  free(numbers->places);
-  *numbers = wider;
-  return true;
-}
-
-static void numbers_clear(struct numbers *numbers) {
-  free(numbers->places);
-  *numbers = (struct numbers){0};
-}
-
-/* Puts what a key stands for into the file and answers with its number there. */
-typedef uint32_t number_new(uint64_t key, const void *more);
-
-/* Without memory to remember it by, it is put into the file once more. */
-static inline uint32_t number_of(struct numbers *numbers, uint64_t key, number_new *put, const void *more) {
-  struct number *place = numbers->room > 0 ? number_place(numbers, key) : NULL;
-  if (__builtin_expect(place != NULL && place->used, true))
-    return place->value;
-  uint32_t value = put(key, more);
-  if (2 * numbers->count < numbers->room || numbers_widen(numbers)) {
-    *number_place(numbers, key) = (struct number){key, value, true};
-    numbers->count++;
-  }
-  return value;
-}
-
 static uint32_t site_put(uint64_t key, const void *more) {
   (void)more;
   static struct site site; /* under record_lock */
+  if (key == 0)            /* of a small block that was live before */
+    return record_file_site(&record.file, "", 0, "not known");
   site_find((uintptr_t)key, true, &site);
   return record_file_site(&record.file, site.module, site.offset, site.name);
 }
@@ -211,27 +165,43 @@ static uint32_t text_number(const char *text) {
 
 /* ---- From the rings to the file ---- */
 
+static uint32_t stream_number(bool on_stream, uint64_t handle) {
+  return on_stream ? 1 + number_of(&record.streams, handle, stream_put, NULL) : 0;
+}
+
+/* The numbers in this file of what the thread has last told. */
+static void detail_number_locked(struct recorder *recorder) {
+  lock_held(&record_lock);
+  const struct slot *told = &recorder->told;
+  if (told->when == 0)
+    return;
+  recorder->stream = stream_number(told->when >> SLOT_KIND_BITS != 0, told->a);
+  recorder->tag = told->b == 0 ? 0 : number_of(&record.tags, told->b, tag_put, NULL);
+  recorder->context = number_of(&record.contexts, told->c, context_put, NULL);
+}
+
 static void slot_encode_locked(struct recorder *recorder, const struct slot *slot) {
   lock_held(&record_lock);
   unsigned kind = slot->when & ((1 << SLOT_KIND_BITS) - 1);
+  uint64_t ticks = slot->when >> SLOT_KIND_BITS;
   uint32_t device = (uint32_t)slot->c;
-  struct record_item item = {.kind = (enum record_kind)kind,
-                             .ticks = slot->when >> SLOT_KIND_BITS,
-                             .stream = recorder->stream,
-                             .tag = recorder->tag,
-                             .context = recorder->context};
-  switch (kind) {
-  case SLOT_DETAIL:
-    recorder->stream = item.ticks == 0 ? 0 : 1 + number_of(&record.streams, slot->a, stream_put, NULL);
-    recorder->tag = slot->b == 0 ? 0 : number_of(&record.tags, slot->b, tag_put, NULL);
-    recorder->context = number_of(&record.contexts, slot->c, context_put, NULL);
+  if (kind == SLOT_DETAIL) {
+    recorder->told = *slot;
+    detail_number_locked(recorder);
     return;
+  }
+  struct record_item item = {.kind = (enum record_kind)kind,
+                             .ticks = ticks < record.begin_ticks ? record.begin_ticks : ticks,
+                             .tag = recorder->tag,
+                             .context = recorder->context,
+                             .stream = recorder->stream};
+  switch (kind) {
   case SLOT_GONE:
     record_file_gone(&record.file, recorder->number, item.ticks, slot->a, slot->b);
     return;
   case RECORD_FREE:
     item.address = slot->a;
-    item.stream = slot->c == 0 ? 0 : 1 + number_of(&record.streams, slot->b, stream_put, NULL);
+    item.stream = stream_number(slot->c != 0, slot->b);
     break;
   case RECORD_TAKEN:
     item.context = number_of(&record.contexts, slot->a, context_put, &device);
@@ -252,18 +222,34 @@ static void slot_encode_locked(struct recorder *recorder, const struct slot *slo
   record_file_event(&record.file, recorder->number, &item);
 }
 
+/* What came between two records, of which only what later events refer to is kept. */
+static void slot_drop(struct recorder *recorder, const struct slot *slot) {
+  unsigned kind = slot->when & ((1 << SLOT_KIND_BITS) - 1);
+  if (kind == SLOT_DETAIL)
+    recorder->told = *slot;
+  else if (kind == RECORD_MARK || kind == RECORD_PUSH)
+    free((void *)(uintptr_t)slot->a);
+}
+
 /* Whether there was anything. */
-static bool recorder_drain_locked(struct recorder *recorder) {
+static bool recorder_drain_locked(struct recorder *recorder, bool drops) {
   lock_held(&record_lock);
   uint64_t read = atomic_load_explicit(&recorder->read, memory_order_relaxed); /* relaxed: written under this lock */
   /* acquire: the slots; pairs with the release in put */
   uint64_t written = atomic_load_explicit(&recorder->written, memory_order_acquire);
+  uint64_t generation = atomic_load_explicit(&record_generation, memory_order_relaxed); /* relaxed: as read */
   if (read == written)
     return false;
-  if (recorder->number == NUMBER_UNKNOWN)
+  if (!drops && (recorder->number == NUMBER_UNKNOWN || recorder->file != generation)) {
     recorder->number = record_file_thread(&record.file, recorder->name);
+    recorder->file = generation;
+    detail_number_locked(recorder);
+  }
   for (; read != written; read++)
-    slot_encode_locked(recorder, &recorder->slots[read % RING_SLOTS]);
+    if (drops)
+      slot_drop(recorder, &recorder->slots[read % RING_SLOTS]);
+    else
+      slot_encode_locked(recorder, &recorder->slots[read % RING_SLOTS]);
   /* release: the slots may be written again; pairs with the acquire in ring_look */
   atomic_store_explicit(&recorder->read, read, memory_order_release);
   atomic_store_explicit(&recorder->visited, true, memory_order_relaxed);
@@ -273,7 +259,8 @@ static bool recorder_drain_locked(struct recorder *recorder) {
 /* The file cannot be written: the program goes on without a record. */
 static void stop_locked(const char *what, int error) {
   lock_held(&record_lock);
-  if (atomic_exchange_explicit(&record_state, RECORD_OFF, memory_order_relaxed) == RECORD_ON) /* relaxed: record_on */
+  /* relaxed: nothing is published.  MAM_RecordEnd says it of its own. */
+  if (atomic_exchange_explicit(&record_state, RECORD_OFF, memory_order_relaxed) == RECORD_ON && !record.by_call)
     (void)fprintf(stderr, "mam: %s %s: %s; no more is recorded\n", what,
                   record.open ? record.written_path : record.path, strerror(error));
 }
@@ -300,46 +287,58 @@ static void modules_look_locked(void) {
   numbers_clear(&record.tags);
 }
 
-static void recorders_drain_locked(void) {
+/* To the file; to nowhere if none is open.  Unless it is sent on, what does not fill a frame waits in the file's
+ * buffer: large frames cost less. */
+static void recorders_drain_locked(bool sends) {
   lock_held(&record_lock);
-  bool any = false;
   modules_look_locked();
   for (struct recorder **link = &record.recorders, *recorder; (recorder = *link) != NULL;) {
-    /* acquire: its last slot; pairs with the release in recorder_end */
-    bool ended = atomic_load_explicit(&recorder->ended, memory_order_acquire);
-    any |= recorder_drain_locked(recorder);
-    if (ended) {
+    (void)recorder_drain_locked(recorder, !record.open);
+    if (recorder->ended) {
       *link = recorder->next;
       free(recorder);
     } else {
       link = &recorder->next;
     }
   }
-  if (any)
+  if (sends && record.open && record.file.content_bytes > 0)
     file_flush_locked();
+}
+
+/* False if the record has ended. */
+static bool writer_drain(bool sends) {
+  pthread_mutex_lock(&record_lock);
+  bool goes_on = !atomic_load_explicit(&direct, memory_order_relaxed) && record_on();
+  if (goes_on)
+    recorders_drain_locked(sends);
+  else
+    atomic_store_explicit(&record.writes, false, memory_order_relaxed);
+  pthread_mutex_unlock(&record_lock);
+  return goes_on;
+}
+
+/* Waits until the moment, or until a ring is half full. */
+static void writer_await(int64_t until_ns) {
+  struct timespec until = {.tv_sec = until_ns / 1000000000, .tv_nsec = until_ns % 1000000000};
+  pthread_mutex_lock(&writer.lock);
+  while (!writer.woken && pthread_cond_timedwait(&writer.wakes, &writer.lock, &until) == 0)
+    ;
+  writer.woken = false;
+  pthread_mutex_unlock(&writer.lock);
 }
 
 static void *writer_run(void *unused) {
   (void)unused;
-  struct timespec until;
-  bool ends = false;
+  bool sends;
+  int64_t until_ns = 0;
   (void)pthread_setname_np(pthread_self(), "mam-record");
-  while (!ends) {
-    pthread_mutex_lock(&writer.lock);
-    (void)clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += WRITER_MS * 1000000;
-    until.tv_sec += until.tv_nsec / 1000000000;
-    until.tv_nsec %= 1000000000;
-    while (!writer.woken && pthread_cond_timedwait(&writer.wakes, &writer.lock, &until) == 0)
-      ;
-    writer.woken = false;
-    pthread_mutex_unlock(&writer.lock);
-    pthread_mutex_lock(&record_lock);
-    ends = atomic_load_explicit(&direct, memory_order_relaxed) || !record_on();
-    if (!ends)
-      recorders_drain_locked();
-    pthread_mutex_unlock(&record_lock);
-  }
+  do {
+    sends = now_ns() >= until_ns;
+    if (sends)
+      until_ns = now_ns() + (int64_t)WRITER_MS * 1000000;
+    else
+      writer_await(until_ns);
+  } while (writer_drain(sends));
   return NULL;
 }
 
@@ -351,8 +350,12 @@ static void writer_wake(void) {
 }
 
 /* Without one, events wait until a ring is full or the process ends.  Signals are the program's threads' to handle. */
-static bool writer_start(void) {
+static void writer_start_locked(void) {
+  lock_held(&record_lock);
   pthread_t thread;
+  if (!record_on() || atomic_load_explicit(&direct, memory_order_relaxed) ||
+      atomic_load_explicit(&record.writes, memory_order_relaxed)) /* that of the record before goes on */
+    return;
   sigset_t all, before;
   (void)sigfillset(&all);
   (void)pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -360,140 +363,80 @@ static bool writer_start(void) {
   (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
   if (started)
     (void)pthread_detach(thread);
-  return started;
+  atomic_store_explicit(&record.writes, started, memory_order_relaxed);
 }
 
 /* ---- Which file ---- */
-
-/* Puts the process's number where the path says %p. */
-static void path_expand(const char *path, char *to, size_t bytes) {
-  size_t used = 0;
-  for (; *path != '\0' && used + 24 < bytes; path++)
-    if (path[0] == '%' && path[1] == 'p') {
-      used += (size_t)snprintf(to + used, bytes - used, "%ld", (long)getpid());
-      path++;
-    } else {
-      to[used++] = *path;
-    }
-  to[used] = '\0';
-}
-
-static bool number_read(const unsigned char **at, const unsigned char *end, uint64_t *number) {
-  *number = 0;
-  for (unsigned shift = 0; *at < end && shift < 64; shift += 7) {
-    unsigned char byte = *(*at)++;
-    *number |= (uint64_t)(byte & 127) << shift;
-    if (byte < 128)
-      return true;
-  }
-  return false;
-}
-
-enum taken { TAKEN_NOT, TAKEN_BY_OTHER, TAKEN_FOREIGN, TAKEN_ERROR };
-
-/* Whether this process may write over what is in the file: not another process's that writes it now, nor one of the
- * same run of mam-run, nor its own from before an exec; and nothing that is no record. */
-static enum taken file_taken(int fd) {
-  unsigned char begin[64];
-  struct stat status;
-  uint64_t process, run;
-  if (fstat(fd, &status) != 0)
-    return TAKEN_ERROR;
-  if (!S_ISREG(status.st_mode))
-    return TAKEN_NOT;
-  if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-    return TAKEN_BY_OTHER;
-  ssize_t bytes = pread(fd, begin, sizeof begin, 0);
-  if (bytes < 0)
-    return TAKEN_ERROR;
-  if (bytes > 0 && memcmp(begin, RECORD_MAGIC, (size_t)bytes < 6 ? (size_t)bytes : 6) != 0)
-    return TAKEN_FOREIGN;
-  const unsigned char *at = begin + RECORD_MAGIC_BYTES + RECORD_HEAD_BYTES, *end = begin + bytes;
-  if (bytes > RECORD_MAGIC_BYTES + RECORD_HEAD_BYTES && begin[RECORD_MAGIC_BYTES + 2] == RECORD_PLAIN &&
-      *at++ == RECORD_ITEM_PROGRAM && number_read(&at, end, &process) && number_read(&at, end, &run) &&
-      (process == (uint64_t)getpid() || (run != 0 && run == record.run)))
-    return TAKEN_BY_OTHER;
-  return ftruncate(fd, 0) == 0 ? TAKEN_NOT : TAKEN_ERROR;
-}
 
 /* Opens one of FILE, FILE.PID, FILE.PID.2 and so on; -1 after a message. */
 static int file_open_locked(void) {
   lock_held(&record_lock);
   char path[PATH_MAX];
-  path_expand(record.path, path, sizeof path);
-  for (int attempt = 0; attempt < 100; attempt++) {
+  enum record_taken taken = TAKEN_BY_OTHER;
+  int fd = -1;
+  record_path_expand(record.path, path, sizeof path);
+  for (int attempt = 0; attempt < 100 && taken == TAKEN_BY_OTHER; attempt++) {
     int suffix = attempt == 0 ? 0 : (int)getpid();
     (void)snprintf(record.written_path, sizeof record.written_path,
                    attempt == 0   ? "%s"
                    : attempt == 1 ? "%s.%d"
                                   : "%s.%d.%d",
                    path, suffix, attempt);
-    int fd = open(record.written_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY, 0666);
-    if (fd < 0)
-      break;
-    enum taken taken = file_taken(fd);
-    if (taken == TAKEN_NOT)
-      return fd;
-    int error = errno;
-    (void)close(fd);
-    errno = taken == TAKEN_FOREIGN ? EEXIST : error;
-    if (taken != TAKEN_BY_OTHER)
-      break;
+    fd = record_path_open(record.written_path, record.by_call, record.run, &taken);
   }
+  if (fd >= 0)
+    return fd;
   record.open = true; /* so that the message names this path */
   stop_locked(errno == EEXIST ? "no record, so it is not written over:" : "cannot write the record", errno);
   record.open = false;
   return -1;
 }
 
-/* The program's arguments, with spaces between. */
-static void command_read(char *text, size_t bytes) {
-  int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
-  ssize_t count = fd >= 0 ? read(fd, text, bytes - 1) : 0;
-  if (fd >= 0)
+/* Begins the file of a descriptor.  False if the host has no memory. */
+static bool file_set_locked(int fd) {
+  lock_held(&record_lock);
+  static char command[RECORD_TEXT_MOST];
+  struct timespec now;
+  record.open = record_file_open(&record.file, fd, record.zstd);
+  if (!record.open) {
     (void)close(fd);
-  if (count < 0)
-    count = 0;
-  while (count > 0 && text[count - 1] == '\0')
-    count--;
-  for (ssize_t i = 0; i < count; i++)
-    if (text[i] == '\0')
-      text[i] = ' ';
-  text[count] = '\0';
+    return false;
+  }
+  (void)clock_gettime(CLOCK_REALTIME, &now);
+  record_command(command, sizeof command);
+  record_file_program(&record.file, (uint64_t)getpid(), record.run,
+                      (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000, command);
+  return true;
 }
 
 static bool file_begin_locked(void) {
   lock_held(&record_lock);
-  static char command[RECORD_TEXT_MOST];
-  struct timespec now;
-  if (record.open)
-    return true;
+  if (record.open || !record_on())
+    return record.open;
   int fd = file_open_locked();
   if (fd < 0)
     return false;
-  record.open = record_file_open(&record.file, fd, record.zstd);
-  if (!record.open) {
-    (void)close(fd);
+  if (!file_set_locked(fd)) {
     stop_locked("cannot write the record", ENOMEM);
     return false;
   }
-  (void)clock_gettime(CLOCK_REALTIME, &now);
-  command_read(command, sizeof command);
-  record_file_program(&record.file, (uint64_t)getpid(), record.run,
-                      (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000, command);
   file_flush_locked();
-  record.writes = record_on() && !atomic_load_explicit(&direct, memory_order_relaxed) && writer_start();
+  writer_start_locked();
   return record_on();
 }
 
 /* ---- Rings ---- */
 
-/* Its thread ends: what follows it, as other threads' destructors do, gets another ring. */
+/* Its thread ends: what follows it, as other threads' destructors do, gets another ring.  Between two records there is
+ * no other thread that would free this one. */
 static void recorder_end(void *data) {
   struct recorder *recorder = data;
   recorder_mine = NULL;
-  /* release: the last slot; pairs with the acquire in recorders_drain_locked */
-  atomic_store_explicit(&recorder->ended, true, memory_order_release);
+  pthread_mutex_lock(&record_lock);
+  recorder->ended = true;
+  if (!record.open)
+    recorders_drain_locked(true);
+  pthread_mutex_unlock(&record_lock);
 }
 
 /* The calling thread's ring, made if it has none.  NULL without host memory or a file. */
@@ -508,6 +451,7 @@ static __attribute__((noinline)) struct recorder *recorder_make(void) {
   memset(recorder, 0, offsetof(struct recorder, slots));
   recorder->number = NUMBER_UNKNOWN;
   recorder->detail.context = NO_CONTEXT;
+  recorder->last = record.ticks_base;
   (void)prctl(PR_GET_NAME, recorder->name);
   pthread_mutex_lock(&record_lock);
   bool good = file_begin_locked();
@@ -533,15 +477,16 @@ static inline struct recorder *recorder_get(void) {
   return __builtin_expect(recorder != NULL, true) ? recorder : recorder_make();
 }
 
-/* The ring is a quarter fuller than at the last look, or full, or the process ends.  Makes room for one slot. */
+/* The ring is by half fuller than at the last look, or full, or the process ends.  Makes room for one slot. */
 static __attribute__((noinline)) void ring_look(struct recorder *recorder, uint64_t written) {
   NOT_CANCELLED;
   bool ends = atomic_load_explicit(&direct, memory_order_relaxed);
   /* acquire: the slots before are read; pairs with the release in recorder_drain_locked */
   uint64_t read = atomic_load_explicit(&recorder->read, memory_order_acquire);
-  if (ends || written - read >= RING_SLOTS || !record.writes) {
+  bool writes = atomic_load_explicit(&record.writes, memory_order_relaxed);
+  if (ends || written - read >= RING_SLOTS || !writes) {
     pthread_mutex_lock(&record_lock);
-    if (recorder_drain_locked(recorder) && ends) {
+    if (recorder_drain_locked(recorder, !record.open) && ends && record.open) {
       file_flush_locked();
       record_file_end(&record.file);
     }
@@ -664,7 +609,7 @@ void record_gone(uintptr_t base, uint64_t bytes) { inner_put(SLOT_GONE, base, by
 
 /* ---- Beginning, end and fork ---- */
 
-/* Relative paths are of the folder that the program begins in. */
+/* Relative paths are of the folder that the program is in now. */
 static bool path_set(const char *text) {
   size_t bytes = 0;
   if (text[0] != '/' && getcwd(record.path, sizeof record.path - 1) != NULL) {
@@ -683,6 +628,22 @@ static void conditions_set_up(void) {
   (void)pthread_condattr_destroy(&attributes);
 }
 
+/* What every record of the process needs. */
+static void prepare(void) {
+  record.run = strtoull(option_text(OPTION_MAM_RECORD_PROCESS), NULL, 10);
+  record.zstd = zstd_load();
+  clock_set_up();
+  record.ticks_base = clock_after();
+  fast_ticks = clock_ticks(FAST_NS);
+  conditions_set_up();
+  thread_end_heard = pthread_key_create(&thread_end, recorder_end) == 0;
+}
+
+void record_prepare(void) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  (void)pthread_once(&once, prepare);
+}
+
 static void set_up(void) {
   const char *text = option_text(OPTION_MAM_RECORD);
   bool wanted = strcmp(text, "none") != 0 && getauxval(AT_SECURE) == 0; /* no file by another user's rights */
@@ -690,16 +651,10 @@ static void set_up(void) {
     (void)fprintf(stderr, "mam: MAM_RECORD: the path is too long; nothing is recorded\n");
     wanted = false;
   }
-  if (wanted) {
-    record.run = strtoull(option_text(OPTION_MAM_RECORD_PROCESS), NULL, 10);
-    record.zstd = zstd_load();
-    clock_set_up();
-    record.ticks_base = clock_after();
-    fast_ticks = clock_ticks(FAST_NS);
-    conditions_set_up();
-    thread_end_heard = pthread_key_create(&thread_end, recorder_end) == 0;
-  }
-  atomic_store_explicit(&record_state, wanted ? RECORD_ON : RECORD_OFF, memory_order_relaxed);
+  if (wanted)
+    record_prepare();
+  /* release: what was prepared; pairs with the acquire in record_on */
+  atomic_store_explicit(&record_state, wanted ? RECORD_ON : RECORD_OFF, memory_order_release);
 }
 
 __attribute__((constructor)) void record_set_up(void) {
@@ -713,7 +668,7 @@ void record_end(void) {
   pthread_mutex_lock(&record_lock);
   atomic_store_explicit(&direct, true, memory_order_relaxed);
   if (record.open) {
-    recorders_drain_locked();
+    recorders_drain_locked(true);
     for (struct recorder *recorder = record.recorders; recorder != NULL; recorder = recorder->next)
       atomic_store_explicit(&recorder->limit, 0, memory_order_relaxed);
     record_file_end(&record.file);
@@ -721,6 +676,19 @@ void record_end(void) {
       stop_locked("cannot write the record", record.file.error);
   }
   pthread_mutex_unlock(&record_lock);
+}
+
+static void file_close_locked(void) {
+  lock_held(&record_lock);
+  numbers_clear(&record.sites);
+  numbers_clear(&record.tags);
+  numbers_clear(&record.streams);
+  numbers_clear(&record.contexts);
+  numbers_clear(&record.texts);
+  if (record.open)
+    record_file_close(&record.file);
+  record.open = record.by_call = false;
+  record.begin_ticks = 0;
 }
 
 void record_before_fork(void) { pthread_mutex_lock(&record_lock); }
@@ -736,21 +704,109 @@ static void forget_locked(void) {
   recorder_mine = NULL;
   if (thread_end_heard)
     (void)pthread_setspecific(thread_end, NULL);
-  numbers_clear(&record.sites);
-  numbers_clear(&record.tags);
-  numbers_clear(&record.streams);
-  numbers_clear(&record.contexts);
-  numbers_clear(&record.texts);
-  if (record.open)
-    record_file_close(&record.file);
-  record.open = record.writes = false;
+  if (record.by_call) /* relaxed: the child has one thread */
+    atomic_store_explicit(&record_state, RECORD_OFF, memory_order_relaxed);
+  file_close_locked();
+  atomic_store_explicit(&record.writes, false, memory_order_relaxed);
   writer.woken = false;
   (void)pthread_mutex_init(&writer.lock, NULL);
   conditions_set_up();
 }
 
 void record_after_fork(bool in_child) {
-  if (in_child && record_on())
+  if (in_child)
     forget_locked();
   pthread_mutex_unlock(&record_lock);
+}
+
+/* ---- By a call ---- */
+
+static cudaError_t cannot_write(const char *path, int error) {
+  return error == EEXIST  ? error_set(cudaErrorUnknown, "%s is no record, so it is not written over", path)
+         : error == EBUSY ? error_set(cudaErrorUnknown, "another process writes its record to %s", path)
+                          : error_set(cudaErrorUnknown, "cannot write the record %s: %s", path, strerror(error));
+}
+
+static cudaError_t begin_file_locked(const char *path) {
+  lock_held(&record_lock);
+  enum record_taken taken;
+  if (record_on() || record.by_call)
+    return error_set(cudaErrorAlreadyAcquired, "a record is made already, to %s",
+                     record.open ? record.written_path : record.path);
+  if (!path_set(path))
+    return error_set(cudaErrorInvalidValue, "the path of the record is too long");
+  record_path_expand(record.path, record.written_path, PATH_MAX);
+  record.by_call = true;
+  int fd = record_path_open(record.written_path, record.by_call, record.run, &taken), error = errno;
+  if (fd >= 0 && !file_set_locked(fd)) {
+    record.by_call = false;
+    return error_set(cudaErrorMemoryAllocation, "the host has no memory for a record");
+  }
+  error = fd >= 0 ? record.file.error : error;
+  if (error == 0)
+    return cudaSuccess;
+  file_close_locked();
+  return cannot_write(record.written_path, error);
+}
+
+cudaError_t record_begin_file(const char *path) {
+  pthread_mutex_lock(&record_lock);
+  cudaError_t error = begin_file_locked(path);
+  pthread_mutex_unlock(&record_lock);
+  return error;
+}
+
+void record_begin_cut(void) {
+  pthread_mutex_lock(&record_lock);
+  for (struct recorder *recorder = record.recorders; recorder != NULL; recorder = recorder->next)
+    (void)recorder_drain_locked(recorder, true);
+  atomic_store_explicit(&lost_count, 0, memory_order_relaxed);
+  record.unloads = site_unloads();
+  record.begin_ticks = clock_after() - record.ticks_base;
+  /* release, both: what was prepared, and that ids are kept; pair with the acquires in environment_id_kept and
+   * record_on */
+  atomic_fetch_add_explicit(&record_generation, 1, memory_order_release);
+  atomic_store_explicit(&record_state, RECORD_ON, memory_order_release);
+}
+
+void record_begin_live(const struct record_live *all, size_t count, uint64_t lost) {
+  lock_held(&record_lock);
+  uint32_t thread = count > 0 ? record_file_thread(&record.file, "before the record") : 0;
+  clock_put_locked();
+  for (size_t i = 0; i < count; i++) {
+    const struct record_live *live = &all[i];
+    struct record_item item = {.kind = live->address != 0 ? RECORD_LIVE : RECORD_TAKEN,
+                               .ticks = record.begin_ticks,
+                               .address = live->address,
+                               .size = live->size};
+    item.context = number_of(&record.contexts, live->context, context_put, &live->device);
+    if (live->address != 0) {
+      item.site = number_of(&record.sites, (uintptr_t)live->site, site_put, NULL);
+      item.tag = live->tag == NULL ? 0 : number_of(&record.tags, (uintptr_t)live->tag, tag_put, NULL);
+    }
+    record_file_event(&record.file, thread, &item);
+  }
+  atomic_fetch_add_explicit(&lost_count, lost, memory_order_relaxed);
+  file_flush_locked();
+  writer_start_locked();
+  pthread_mutex_unlock(&record_lock);
+}
+
+cudaError_t record_end_file(void) {
+  pthread_mutex_lock(&record_lock);
+  if (!record.by_call) {
+    bool on = record_on();
+    pthread_mutex_unlock(&record_lock);
+    return error_set(cudaErrorInvalidValue,
+                     on ? "the record is not one that MAM_RecordBegin began" : "no record is made");
+  }
+  atomic_store_explicit(&record_state, RECORD_OFF, memory_order_relaxed); /* relaxed: the rings are under the lock */
+  recorders_drain_locked(true);
+  clock_put_locked();
+  record_file_end(&record.file);
+  int error = record.file.error;
+  file_close_locked();
+  cudaError_t result = error != 0 ? cannot_write(record.written_path, error) : cudaSuccess;
+  pthread_mutex_unlock(&record_lock);
+  return result;
 }

@@ -21,6 +21,21 @@
  *   - A processor may read the clock for a free some 100 ns early, before it knows the address.  Then the free of a
  *     block that another thread allocated just now may seem to be the earlier one; the reader puts that right.
  *
+ * A record by a call (MAM_RecordBegin) begins in the middle.  Its caller holds all pools still, as before a fork, and
+ * in that moment, the cut, the record is switched on and the live blocks are listed.  Of the calls of other threads:
+ *
+ *   - What a quick path does, it does inside its front, before the cut or after it.  After the cut it sees the record
+ *     (front_inside.h, front_at_hand), so no block of its is lost or counted twice.
+ *   - A call on a slow way asks at its end whether calls are recorded.  If it allocated before the cut and asks after
+ *     it, the block is in the list and has an event, too: the reader takes an allocation of a block of the list that
+ *     was not freed for that block.  If it freed before the cut, the free is of no allocation, which a reader expects.
+ *     Only if the address was also handed out again, by another thread, before the cut is that free taken for the
+ *     end of the later block.
+ *
+ * What threads leave in their rings between two records is dropped at the next cut.  A thread that was held up from one
+ * record into the next may put an event with a time before the cut: it gets that of the cut.  The end of a record needs
+ * no cut: what a thread puts later is not in the file.  Rings stay until their threads end.
+ *
  * record_lock protects the file and the list of rings.  No other lock is taken under it but those of the C library, so
  * a caller may hold any.  Knows neither pools nor CUDA: contexts are numbers.
  */
@@ -30,6 +45,8 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+
+#include "mam.h"
 
 /* What an allocation is about, as the program asked for it. */
 struct record_call {
@@ -42,18 +59,21 @@ struct record_call {
 enum record_state { RECORD_UNDECIDED, RECORD_OFF, RECORD_ON };
 extern _Atomic(unsigned char) record_state __attribute__((visibility("hidden")));
 
+/* Counts the records that calls began. */
+extern _Atomic uint64_t record_generation __attribute__((visibility("hidden")));
+
 /* Reads MAM_RECORD.  It runs the dynamic linker: the caller holds no lock.  When the library is loaded, and before the
  * first call in any case. */
 void record_set_up(void);
 
-/* Whether calls are recorded.  It never becomes true later than at the first question, and false when the file cannot
- * be written. */
+/* Whether calls are recorded.  It becomes true at the first question or by record_begin_cut, and false by
+ * record_end_file or when the file cannot be written. */
 static inline bool record_on(void) {
-  /* relaxed: what a record needs is made under record_lock, or before the first call */
-  unsigned char state = atomic_load_explicit(&record_state, memory_order_relaxed);
+  /* acquire, both: what a record needs; pair with the releases in set_up and record_begin_cut */
+  unsigned char state = atomic_load_explicit(&record_state, memory_order_acquire);
   if (__builtin_expect(state == RECORD_UNDECIDED, false)) {
     record_set_up();
-    state = atomic_load_explicit(&record_state, memory_order_relaxed);
+    state = atomic_load_explicit(&record_state, memory_order_acquire);
   }
   return state == RECORD_ON;
 }
@@ -80,8 +100,31 @@ void record_gone(uintptr_t base, uint64_t bytes);
 /* The end of the process: what follows goes to the file at once. */
 void record_end(void);
 
+/* A block that is live at the beginning; address 0: what the pools of the context hold is size. */
+struct record_live {
+  uintptr_t address;
+  uint64_t size, context;
+  const void *site, *tag; /* NULL: not known, none */
+  uint32_t device;
+};
+
+/* What every record needs, once.  It runs the dynamic linker: the caller holds no lock. */
+void record_prepare(void);
+
+/* A record by a call, in three steps; one thread at a time.  The first makes the file: its errors are those of
+ * MAM_RecordBegin, and nothing has changed.  The second begins, with all pools held still; it leaves record_lock taken.
+ * The third writes what is live, with the pools let go, and leaves the lock.  lost: blocks that there was no memory
+ * for.
+ */
+cudaError_t record_begin_file(const char *path);
+void record_begin_cut(void);
+void record_begin_live(const struct record_live *all, size_t count, uint64_t lost);
+
+/* Ends it.  Errors: those of MAM_RecordEnd. */
+cudaError_t record_end_file(void);
+
 /* Around a fork, after all other locks are taken and before they are given back.  A child begins a file of its own with
- * its first call. */
+ * its first call; if a call began the record, it makes none. */
 void record_before_fork(void);
 void record_after_fork(bool in_child);
 

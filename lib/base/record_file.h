@@ -57,6 +57,7 @@ enum record_kind {
   RECORD_PUSH,     /* text: an NVTX range begins on this thread */
   RECORD_POP,      /* it ends */
   RECORD_TAKEN,    /* size: bytes that the pools of this context hold of the driver, from now on */
+  RECORD_LIVE,     /* as RECORD_ALLOCATE, of a block that was live when the record began; a reader makes it one */
   RECORD_KINDS
 };
 
@@ -82,7 +83,8 @@ enum {
 struct record_item {
   enum record_kind kind;
   uint64_t ticks, address, size; /* size of RECORD_TAKEN: the change */
-  uint32_t site, stream, tag, context, text;
+  uint32_t tag, context;         /* written and read as one word: in two writes, the read would wait for both */
+  uint32_t stream, site, text;
 };
 
 struct zstd;

@@ -70,8 +70,13 @@ cudaError_t front_free_on(uintptr_t address, const struct front_stream *stream, 
 /* The pool of the block at an address; NULL if no pool has that address. */
 struct mam_pool *front_pool_of(uintptr_t address);
 
-/* Lets the quick paths see the calling thread's first front, unless calls are recorded. */
+/* Lets the quick paths see the calling thread's first front, unless calls are recorded; and lets them see none. */
 void front_show(void);
+void front_hide(void);
+
+/* What a record's beginning has done to the thread's fronts is heard of: their locks are quick again, and front_show.
+ */
+void front_heed(void);
 
 /* As pool_retire: if only_if_empty, no block of any front is live and none becomes so. */
 bool front_retire(struct mam_pool *pool, uint64_t default_id, bool only_if_empty);

@@ -100,6 +100,7 @@ static cudaError_t free_by_front(uintptr_t address, struct pool_emptied *emptied
   cudaError_t error = front_get(pool, POOL_ANY_ID, &front);
   if (error != cudaSuccess)
     return free_without(pool, address, error);
+  front_hide(); /* free_end records */
   freed = slab != NULL ? front_free_small(front, slab, address) : front_free_large(front, address);
   if (freed > FRONT_FREED_ZERO)
     error = slab != NULL ? small_free_slow(front, pool, slab, address, &freed)
@@ -112,6 +113,7 @@ static cudaError_t free_by_front(uintptr_t address, struct pool_emptied *emptied
 /* After a free that began at the moment before; stream NULL: on none. */
 static cudaError_t free_end(cudaError_t error, uint64_t before, uintptr_t address, const struct front_stream *stream) {
   front_call_end();
+  front_heed();
   if (error == cudaSuccess && record_on())
     record_freed(before, address, stream != NULL, stream != NULL ? (uintptr_t)stream->handle : 0);
   return error;
@@ -224,6 +226,7 @@ static cudaError_t free_on(uintptr_t address, const struct front_stream *stream,
   cudaError_t error = front_get(pool, POOL_ANY_ID, &front);
   if (error != cudaSuccess)
     return free_without(pool, address, error);
+  front_hide(); /* free_end records */
   error = pool_enter(pool, POOL_ANY_ID);
   if (error != cudaSuccess)
     return free_without(pool, address, error);

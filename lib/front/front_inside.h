@@ -40,6 +40,7 @@
 #define MAM_LIB_FRONT_INSIDE_H
 
 #include "base/biased.h"
+#include "base/record.h"
 #include "front/bin.h"
 #include "front/front.h"
 #include "front/lane.h"
@@ -138,9 +139,24 @@ struct fronts {
  * library has a few bytes of it, which a dlopen still finds. */
 extern __thread __attribute__((tls_model("initial-exec"), visibility("hidden"))) struct front *front_mine;
 
-/* The first of them as the quick paths see it.  NULL while calls are recorded (record.h): then the quick paths have
- * nothing at hand, and the slow ways record.  So they need no test for it. */
+/* The first of them as the quick paths see it.  NULL while calls are recorded (record.h), and while a slow free is
+ * under way: then the quick paths have nothing at hand, and the slow ways record.  So they need no test for it.
+ *
+ * A record may begin while a thread has read the pointer.  Whatever begins it has all fronts meanwhile and hinders
+ * their locks, so the quick path's biased_try fails, and a continuation enters.  That looks, inside, whether a record
+ * has begun of which the thread has not heard (front_is_late), and then has nothing at hand either.  To look inside is
+ * exact: the thread is there before the record begins, and then the block is or is not live in its list, or after it.
+ */
 extern __thread __attribute__((tls_model("initial-exec"), visibility("hidden"))) struct front *front_at_hand;
+
+/* Whether a quick path goes on in a process that records by now.  The thread is inside. */
+static inline bool front_is_late(void) { return front_at_hand != NULL && record_on(); }
+
+/* At the end of a slow call, and of a continuation that was not late: the thread is not inside. */
+static inline void front_heed_if_hindered(const struct front *front) {
+  if (front != NULL && biased_is_hindered(&front->lock))
+    front_heed();
+}
 
 /* The epoch that a free takes.  Acquire: as in reuse_epoch. */
 static inline uint64_t front_stamp(const struct front *front) {

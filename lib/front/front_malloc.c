@@ -77,7 +77,9 @@ cudaError_t front_malloc(const struct front_request *request, uintptr_t *address
   cudaError_t error = malloc_any(request, address);
   if (record_on())
     front_record_request(request, *address, error);
-  else if (front_at_hand == NULL) /* the record has ended */
-    front_show();
+  if (front_at_hand == NULL || record_on()) /* the record has ended, or it is made */
+    front_heed();
+  else
+    front_heed_if_hindered(front_mine);
   return error;
 }

@@ -147,6 +147,30 @@ static void fronts_after_fork(struct mam_pool *pool, bool in_child) {
   fronts_check_and_thaw_all(pool);
 }
 
+/* ---- The beginning of a record ---- */
+
+static void slab_list_live(const struct slab *slab, struct record_live *one, struct pool_live *live) {
+  for (uint32_t i = 0; i < slab->block_count; i++) {
+    /* relaxed: the fronts are frozen */
+    uint8_t code = atomic_load_explicit(slab_live(slab, i), memory_order_relaxed);
+    if (code == 0)
+      continue;
+    one->address = slab->base + i * slab_block_bytes(slab);
+    one->size = slab_requested_bytes(slab_live(slab, i), slab->class, code);
+    pool_live_add(live, one);
+  }
+}
+
+static void fronts_begin_record(struct mam_pool *pool, struct pool_live *live) {
+  struct record_live one = {.context = pool_record_context(pool), .device = (uint32_t)pool->device};
+  const struct slab *slab;
+  for (unsigned i = 0; i < SLAB_CLASSES && live != NULL; i++)
+    TAILQ_FOREACH(slab, &pool->fronts->depots[i].slabs, link)
+  slab_list_live(slab, &one, live);
+  for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool)
+    biased_other_hinder(&front->lock);
+}
+
 const struct pool_front front_operations = {.open = fronts_open,
                                             .collect = fronts_collect,
                                             .close = fronts_close,
@@ -154,4 +178,5 @@ const struct pool_front front_operations = {.open = fronts_open,
                                             .thaw = fronts_check_and_thaw_all,
                                             .sum = fronts_sum,
                                             .before_fork = fronts_freeze_all,
-                                            .after_fork = fronts_after_fork};
+                                            .after_fork = fronts_after_fork,
+                                            .begin_record = fronts_begin_record};

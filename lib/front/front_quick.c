@@ -69,9 +69,12 @@ uintptr_t front_malloc_reenter(size_t size, const void *site, uint64_t default_i
   struct front *front = front_mine;
   uintptr_t address = 0;
   biased_enter(&front->lock);
-  if (size > 0 && front->default_id == default_id && (address = front_pop(front, size, site, NULL, NULL)) != 0)
+  bool late = front_is_late();
+  if (size > 0 && front->default_id == default_id && !late && (address = front_pop(front, size, site, NULL, NULL)) != 0)
     front->numbers.live_less_one++;
   biased_leave(&front->lock);
+  if (!late)
+    front_heed_if_hindered(front);
   return address;
 }
 
@@ -135,13 +138,16 @@ static __attribute__((noinline)) bool magazine_renew_filling(struct front *front
 
 enum front_freed front_free_small(struct front *front, struct slab *slab, uintptr_t address) {
   biased_enter(&front->lock);
-  enum front_freed freed = free_small(front, slab, address, false);
+  bool late = front_is_late();
+  enum front_freed freed = late ? FRONT_FREED_NOT : free_small(front, slab, address, false);
   if (freed == FRONT_FREED_NO_ROOM) {
     unsigned class = slab->class;
     if (magazine_renew_filling(front, &front->magazines[class], class))
       freed = free_small(front, slab, address, false);
   }
   biased_leave(&front->lock);
+  if (front_at_hand != NULL && !late) /* a slow free does it at its end */
+    front_heed_if_hindered(front);
   return freed;
 }
 
@@ -196,7 +202,12 @@ enum front_freed front_free_large_lookup(struct front *front, uintptr_t address)
 
 enum front_freed front_free_large(struct front *front, uintptr_t address) {
   biased_enter(&front->lock);
-  return free_large(front, address);
+  if (front_is_late())
+    return front_free_large_not(front);
+  enum front_freed freed = free_large(front, address);
+  if (front_at_hand != NULL) /* as in front_free_small */
+    front_heed_if_hindered(front);
+  return freed;
 }
 
 /* ---- On a stream ---- */
@@ -206,7 +217,7 @@ enum front_freed front_free_small_on(struct front *front, struct slab *slab, uin
   biased_enter(&front->lock);
   /* acquire: as in free_small */
   struct mam_pool *pool = atomic_load_explicit(&slab->pool, memory_order_acquire);
-  uint32_t index = pool != NULL && pool == front->pool ? slab_index(slab, address) : UINT32_MAX;
+  uint32_t index = pool != NULL && pool == front->pool && !front_is_late() ? slab_index(slab, address) : UINT32_MAX;
   unsigned class = slab->class;
   struct magazine *magazine = &front->magazines[class];
   if (index != UINT32_MAX && !lane_opens(lane, class)) {
@@ -227,7 +238,7 @@ enum front_freed front_free_large_on(struct front *front, uintptr_t address, str
     places = owned_pair(front->owned, address);
     owned = owned_find(places, address);
   }
-  if (owned == NULL || front->immediate)
+  if (owned == NULL || front->immediate || front_is_late())
     return front_free_large_not(front);
   front->keeps_of_streams = true;
   return free_large_at(front, address, places, owned, lane->mark);

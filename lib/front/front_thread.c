@@ -33,6 +33,28 @@ static void front_come_first(struct front *front) {
 
 void front_show(void) { front_at_hand = record_on() ? NULL : front_mine; }
 
+void front_hide(void) { front_at_hand = NULL; }
+
+/* Under the fronts' lock no other thread wants the front's. */
+static void front_relieve(struct front *front) {
+  biased_enter(&front->lock);
+  struct mam_pool *pool = front->pool;
+  biased_leave(&front->lock);
+  if (pool == NULL)
+    return;
+  pthread_mutex_lock(&pool->fronts->lock);
+  if (front->pool == pool) /* it changes under the fronts' lock */
+    biased_relieve(&front->lock);
+  pthread_mutex_unlock(&pool->fronts->lock);
+}
+
+void front_heed(void) {
+  for (struct front *front = front_mine; front != NULL; front = front->next_of_thread)
+    if (biased_is_hindered(&front->lock))
+      front_relieve(front);
+  front_show(); /* last: a record may have begun before a front was relieved, not after */
+}
+
 /* ---- Making one ---- */
 
 /* The thread's front for a pool; it becomes the first.  NULL if there is none. */
@@ -167,6 +189,7 @@ static struct front *front_make(struct mam_pool *pool) {
   front->next_of_pool = pool->fronts->first;
   pool->fronts->first = front;
   pthread_mutex_unlock(&pool->fronts->lock);
+  front_show(); /* a record may have begun while the front was of no pool */
   return front;
 }
 

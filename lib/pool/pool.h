@@ -84,6 +84,7 @@ struct pool_front_sum {
  * when the pool would otherwise grow, wait or refuse, by whatever call that is (an allocation, a trim, another pool's
  * growth), and numbers are exact only while no front changes.  A visible call would make the pool know its fronts,
  * whose locks come before its own.  Tests open pools without. */
+struct pool_live;
 struct pool_front {
   /* fronts_open (front_pool.c): before any thread can use the pool.  False: the host has no memory. */
   bool (*open)(struct mam_pool *pool);
@@ -102,6 +103,9 @@ struct pool_front {
   /* fronts_freeze_all (front_list.c), fronts_after_fork (front_pool.c). */
   void (*before_fork)(struct mam_pool *pool);
   void (*after_fork)(struct mam_pool *pool, bool in_child);
+  /* fronts_begin_record (front_pool.c): a record begins, between before_fork and after_fork.  Lists the live blocks of
+   * slabs, NULL: nothing, and sees to it that each thread hears of the record before its next quick call. */
+  void (*begin_record)(struct mam_pool *pool, struct pool_live *live);
 };
 
 /* See MAM_PoolOptions. */
@@ -206,6 +210,17 @@ struct mam_pool {
 
   struct watch *watch; /* of lib/api (environment.h), under its lock; kept with the struct once it is there */
 };
+
+/* What is live at the beginning of a record; lost: blocks that the host had no memory for. */
+struct pool_live {
+  struct record_live *all;
+  size_t count, room;
+  uint64_t lost;
+};
+void pool_live_add(struct pool_live *live, const struct record_live *one);
+
+/* Lists what all open pools hold, between pool_before_fork and pool_after_fork. */
+void pools_list_live(struct pool_live *live);
 
 /* By what a record names the context of a pool. */
 static inline uint64_t pool_record_context(const struct mam_pool *pool) {

@@ -48,7 +48,7 @@ cudaError_t pool_open(const struct pool_config *config, const struct source *sou
   if (pool == NULL)
     return error_set(cudaErrorMemoryAllocation, "the host has no memory for a pool");
   pool_reset(pool, config, source);
-  pool->device = record_on() ? device_of(source) : 0;
+  pool->device = device_of(source);
   pool->reuse = reuse_open(source);
   cudaError_t error = cudaSuccess;
   if (pool->reuse != NULL && (config->front == NULL || config->front->open(pool)))

@@ -242,10 +242,75 @@ for wrong in (3, None, b"x", "a\\0b"):
         continue
     raise AssertionError(wrong)
 """, MAM_RECORD=file, PYTHONPATH=os.pathsep.join([HERE, os.environ["PYTHONPATH"]]))
-            done = subprocess.run([os.path.join(BUILD, "mam-bench"), "replay", file], stdout=subprocess.PIPE,
-                                  stderr=subprocess.STDOUT, text=True, check=False)
-            self.assertEqual(done.returncode, 0, done.stdout)
-            self.assertIn('after the mark "epoch 2"', done.stdout)
+            self.assertIn('after the mark "epoch 2"', self.replay(file))
+
+    def replay(self, file):
+        """What mam-bench says of a record."""
+        done = subprocess.run([os.path.join(BUILD, "mam-bench"), "replay", file], stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stdout)
+        return done.stdout
+
+    def test_a_record_has_what_is_live_and_what_comes(self):
+        with tempfile.TemporaryDirectory() as folder:
+            first, second = os.path.join(folder, "a record"), os.path.join(folder, "second")
+            self.says(f"""
+import pathlib, threading
+import mam
+from support import free, malloc
+block = malloc(3 << 20)
+with mam.record({first!r}) as record:
+    assert record.path == {first!r}
+    mam.mark("within")
+    free(malloc(5 << 20))
+    thread = threading.Thread(target=lambda: free(malloc(9 << 20)))
+    thread.start()
+    thread.join()
+free(malloc(100))
+record.stop()
+record = mam.record(pathlib.Path({second!r}))
+free(block)
+record.stop()
+try:
+    with mam.record({second!r}):
+        raise KeyError
+except KeyError:
+    pass
+mam.record({second!r}).stop()
+""", PYTHONPATH=os.pathsep.join([HERE, os.environ["PYTHONPATH"]]))
+            said = self.replay(first)
+            self.assertIn("3 allocations, 0 refused", said)
+            self.assertIn("of the allocations, 1 are of blocks that were live when the record began", said)
+            self.assertIn("peak of live bytes: 12 MiB in 2 blocks", said)
+            self.assertIn('after the mark "within"', said)
+
+    def test_a_record_that_cannot_begin_says_so(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = os.path.join(folder, "record")
+            program = f"""
+import mam
+from support import free, malloc
+free(malloc(1000))
+for path, expected in ((3, TypeError), (b"x", TypeError), ("", ValueError), ("a\\0b", ValueError),
+                       ({folder!r}, mam.Error), ({folder!r} + "/no/where", mam.Error)):
+    try:
+        mam.record(path)
+    except expected:
+        continue
+    raise AssertionError(path)
+{{}}
+try:
+    mam.record({file!r} + ".other")
+except mam.Error as error:
+    print(error.code, error)
+free(malloc(1000))
+"""
+            path = os.pathsep.join([HERE, os.environ["PYTHONPATH"]])
+            for begin, variable in ((f"mam.record({file!r})", None), ("", file)):
+                said = self.says(program.format(begin), MAM_RECORD=variable, PYTHONPATH=path)
+                self.assertEqual(said, [f"210 a record is made already, to {file}"])
+                self.assertIn("1 allocations" if variable is None else "2 allocations", self.replay(file))
+                os.unlink(file)
 
     def test_import_needs_no_library_of_others(self):
         self.assertEqual(self.says("""

@@ -104,6 +104,41 @@ START_TEST(what_is_written_is_read) {
 }
 END_TEST
 
+/* Of two blocks that were live, one's allocation was under way: then its event follows. */
+START_TEST(what_was_live_before_is_one_allocation) {
+  struct record_file file;
+  struct record_item live = {.kind = RECORD_LIVE, .ticks = 10, .address = 0x1000, .size = 16};
+  ck_assert(writer_open(&file, path, method(_i)));
+  uint32_t before = record_file_thread(&file, "before"), one = record_file_thread(&file, "one");
+  live.site = record_file_site(&file, "", 0, "not known");
+  uint32_t site = record_file_site(&file, "prog", 1, "a");
+  (void)record_file_context(&file, 1, 0);
+  record_file_event(&file, before, &live);
+  live.address = 0x2000;
+  record_file_event(&file, before, &live);
+  writer_allocate(&file, one, 20, 0x1000, 15, site);
+  writer_free(&file, one, 30, 0x1000);
+  writer_free(&file, one, 40, 0x2000);
+  writer_allocate(&file, one, 50, 0x2000, 8, site);
+  writer_close(&file, 1000);
+  ck_assert(record_read(&record, path));
+  static const uint32_t kinds[] = {RECORD_ALLOCATE, RECORD_ALLOCATE, RECORD_FREE, RECORD_FREE, RECORD_ALLOCATE};
+  static const uint64_t times[] = {10, 10, 30, 40, 50}, sizes[] = {15, 16, 15, 16, 8}, serials[] = {0, 1, 0, 1, 2};
+  ck_assert_uint_eq(record.event_count, 5);
+  for (size_t i = 0; i < 5; i++) {
+    const struct record_event *event = &record.events[i];
+    ck_assert_uint_eq(event->kind, kinds[i]);
+    ck_assert_uint_eq(event->time_ns, times[i]);
+    ck_assert_uint_eq(event->size, sizes[i]);
+    ck_assert_uint_eq(event->serial, serials[i]);
+    ck_assert_int_eq(event->before, i == 1);
+  }
+  ck_assert_uint_eq(record.events[0].site, site);
+  ck_assert_uint_eq(record.live_before, 1);
+  record_free(&record);
+}
+END_TEST
+
 /* A thread frees, another one gets the address at once; in the file the latter comes first. */
 START_TEST(a_free_finds_its_allocation_by_time) {
   struct record_file file;
@@ -338,8 +373,10 @@ int main(void) {
   Suite *suite = suite_create("record_file");
   TCase *cases = tcase_create("file");
   int methods = zstd_load() != NULL ? 2 : 1;
+  tcase_set_timeout(cases, 60); /* thousands of small files, on a disk that others use */
   tcase_add_checked_fixture(cases, files_name, files_remove);
   tcase_add_loop_test(cases, what_is_written_is_read, 0, methods);
+  tcase_add_loop_test(cases, what_was_live_before_is_one_allocation, 0, methods);
   tcase_add_loop_test(cases, a_free_finds_its_allocation_by_time, 0, methods);
   tcase_add_loop_test(cases, an_early_free_ends_its_allocation, 0, methods);
   tcase_add_loop_test(cases, a_free_may_come_first_in_the_file, 0, methods);

@@ -637,6 +637,7 @@ int main(int argc, char **argv) {
   tcase_add_test(cases, a_million_blocks_may_be_live);
   tcase_add_test(cases, the_end_of_a_pool_ends_its_blocks);
   suite_add_tcase(suite, cases);
+  tcase_set_timeout(files, 30); /* as many calls as to fill a disk, under a sanitizer */
   tcase_add_checked_fixture(files, folder_make, folder_remove);
   tcase_add_loop_test(files, a_file_that_cannot_be_written_is_said_once, 0, 3);
   tcase_add_test(files, a_disk_that_fills_up_cuts_the_record);

@@ -191,16 +191,16 @@ static void event_get(struct reader *reader, unsigned code) {
   }
   bool texted = now->kind == RECORD_MARK || now->kind == RECORD_PUSH;
   uint32_t text = texted ? index_get(reader, record->text_count) : 0;
-  bool placed = now->kind <= RECORD_REFUSED || now->kind == RECORD_TAKEN; /* in a context; a free is its allocation's */
-  if ((now->kind <= RECORD_REFUSED && now->site >= record->site_count) ||
-      (placed && now->context >= record->context_count))
+  bool sited = now->kind <= RECORD_REFUSED || now->kind == RECORD_LIVE;
+  bool placed = sited || now->kind == RECORD_TAKEN; /* in a context; a free is its allocation's */
+  if ((sited && now->site >= record->site_count) || (placed && now->context >= record->context_count))
     reader->bad = true;
   struct record_event *event = reader->bad ? NULL : ADD(reader, events, event_count, event_room);
   if (event == NULL)
     return;
   *event = (struct record_event){
       .time_ns = now->time_ns, .serial = RECORD_NO_SERIAL, .kind = now->kind, .thread = now->thread, .text = text};
-  if (now->kind == RECORD_ALLOCATE || now->kind == RECORD_FREE)
+  if (now->kind == RECORD_ALLOCATE || now->kind == RECORD_FREE || now->kind == RECORD_LIVE)
     event->address = now->address;
   if (placed || now->kind == RECORD_FREE)
     event->stream = now->stream;
@@ -208,7 +208,7 @@ static void event_get(struct reader *reader, unsigned code) {
     event->size = size;
     event->tag = now->tag;
     event->context = now->context;
-    event->site = now->kind <= RECORD_REFUSED ? now->site : 0;
+    event->site = sited ? now->site : 0;
     event->device = record->devices[now->context];
   }
 }
@@ -488,21 +488,44 @@ static bool match_early(struct matcher *matcher, struct record_event *early, str
   return matcher_put(matcher, &end);
 }
 
+/* What the pools of a context hold after a change.  One that ended while a record began gives back what is not in it.
+ */
+static uint64_t held_after(uint64_t held, uint64_t change) {
+  return change >> 63 != 0 && -change > held ? 0 : held + change;
+}
+
+/* An allocation that was under way when the record began, of a block that was found live then: one and the same. */
+static void match_before(struct record_event *before, const struct record_event *event) {
+  uint64_t time_ns = before->time_ns, serial = before->serial;
+  *before = *event;
+  before->time_ns = time_ns;
+  before->serial = serial;
+}
+
 static bool match(struct matcher *matcher, struct record_event event) {
   struct live *live = &matcher->live;
+  event.before = event.kind == RECORD_LIVE;
+  if (event.before)
+    event.kind = RECORD_ALLOCATE;
   if (event.kind == KIND_GONE)
     return match_gone(matcher, &event);
   if (2 * live->count >= live->room && !live_widen(live, matcher->events))
     return false;
   size_t slot = live_slot(live, matcher->events, event.address);
   if (event.kind == RECORD_TAKEN) {
-    event.size = matcher->held[event.context] += event.size;
+    event.size = matcher->held[event.context] = held_after(matcher->held[event.context], event.size);
   } else if (event.kind == RECORD_FREE && live->places[slot] != 0) {
     free_of(&event, &matcher->events[live->places[slot] - 1]);
     live_remove(live, matcher->events, slot);
   } else if (event.kind == RECORD_FREE) {
     matcher->early[matcher->early_count++ % EARLY_FREES] = matcher->count + 1;
+  } else if (event.kind == RECORD_ALLOCATE && live->places[slot] != 0 &&
+             matcher->events[live->places[slot] - 1].before) {
+    match_before(&matcher->events[live->places[slot] - 1], &event);
+    matcher->reader->record->live_before--;
+    return true;
   } else if (event.kind == RECORD_ALLOCATE) {
+    matcher->reader->record->live_before += event.before;
     if (live->places[slot] != 0) { /* its end is not in the record; it has ended by now */
       struct record_event end = {
           .kind = RECORD_FREE, .time_ns = event.time_ns, .thread = event.thread, .address = event.address};

@@ -11,14 +11,15 @@
 /* A free of an allocation that is not in the record. */
 #define RECORD_NO_SERIAL UINT64_MAX
 
-/* A free says of its allocation also tag, context, site and device.  When memory ends with blocks in it, as at the end
- * of a pool, there is a free for each of them. */
+/* A free says of its allocation also tag, context, site and device.  There is no RECORD_LIVE: it is an allocation, with
+ * before.  When memory ends with blocks in it, as at the end of a pool, there is a free for each of them. */
 struct record_event {
   uint64_t time_ns; /* since the record began; events are sorted by it, ties keep each thread's own order */
   uint64_t address;
   uint64_t size;    /* bytes */
   uint64_t serial;  /* of allocations: 0, 1, ...; a free has its allocation's, or RECORD_NO_SERIAL */
-  uint32_t kind;    /* enum record_kind */
+  uint16_t kind;    /* enum record_kind */
+  bool before;      /* an allocation from before the record: its time is that of the beginning, its thread not known */
   uint32_t thread;  /* index of record.threads */
   uint32_t stream;  /* 0: plain call; else 1 + index of record.streams */
   uint32_t tag;     /* 0: none; else index of record.texts (tag's text) */
@@ -52,6 +53,7 @@ struct record {
   uint64_t time_us;        /* when the record began, in microseconds since 1970 */
   uint64_t lost_count;     /* events that the host had no memory for */
   char *command;           /* the program and its arguments */
+  size_t live_before;      /* of the allocations: blocks that were live when the record began */
   bool cut;                /* the end is missing: the program died while it wrote, or still runs */
 };
 

@@ -384,6 +384,8 @@ static void summary_print(const struct calls *calls) {
                  (unsigned long long)record->lost_count);
   (void)printf("%zu allocations, %zu refused, %zu threads, %zu call sites, %.3f s\n", calls->allocation_count,
                calls->refused_count, record->thread_count, record->site_count, seconds);
+  if (record->live_before > 0)
+    (void)printf("of the allocations, %zu are of blocks that were live when the record began\n", record->live_before);
   if (record->context_count > 1)
     (void)printf("of %zu contexts this is number %u, on device %u; --context chooses another one\n",
                  record->context_count, calls->context, record->devices[calls->context]);

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, List
 
 from . import torch
 from ._library import (
-    Error, OutOfMemoryError, Statistics, explain, mark, reinitialize, report, reset_peaks, statistics, trim,
+    Error, OutOfMemoryError, Record, Statistics, explain, mark, record, reinitialize, report, reset_peaks, statistics,
+    trim,
 )
 from ._rmm import rmm_resource
 
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from ._cupy import cupy_allocator
 
 __all__ = [
-    "Error", "OutOfMemoryError", "Statistics", "cupy_allocator", "explain", "mark", "numba", "reinitialize", "report",
-    "reset_peaks", "rmm_resource", "statistics", "torch", "trim",
+    "Error", "OutOfMemoryError", "Record", "Statistics", "cupy_allocator", "explain", "mark", "numba", "record",
+    "reinitialize", "report", "reset_peaks", "rmm_resource", "statistics", "torch", "trim",
 ]
 
 

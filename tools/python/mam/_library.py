@@ -104,6 +104,8 @@ _FUNCTIONS = {
     "MAM_PoolResetPeaks": (ctypes.c_void_p,),
     "MAM_PoolReport": (ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)),
     "MAM_Mark": (ctypes.c_char_p,),
+    "MAM_RecordBegin": (ctypes.c_char_p,),
+    "MAM_RecordEnd": (),
     "MAM_PoolExplain": (ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p)),
 }
 
@@ -325,7 +327,8 @@ def explain(size: int) -> Optional[str]:
 
 
 def mark(text: str) -> None:
-    """Writes a mark, such as "epoch 3", into the record that MAM_RECORD or mam-run --record asks for; mam-record(5).
+    """Writes a mark, such as "epoch 3", into the record of the process: that of record(), or the one that MAM_RECORD or
+    mam-run --record asks for; mam-record(5).
 
     Without a record it does nothing."""
     if not isinstance(text, str):
@@ -333,6 +336,43 @@ def mark(text: str) -> None:
     if "\0" in text:
         raise ValueError("text: a mark has no NUL")
     check(library().MAM_Mark(text.encode(errors="replace")))
+
+
+class Record:
+    """A record that is being made; record() begins it."""
+
+    def __init__(self, path: str):
+        self.path = path
+        self._ends = threading.Lock()  # taken for good by the one thread that ends it
+
+    def stop(self) -> None:
+        """Ends the record.  Its file is complete when this returns.  A second call does nothing."""
+        if self._ends.acquire(blocking=False):
+            check(library().MAM_RecordEnd())
+
+    def __enter__(self) -> "Record":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def record(path: Union[str, "os.PathLike[str]"]) -> Record:
+    """Begins a record of all allocations and frees of the process, to the file; mam-record(5).
+
+        with mam.record("step.mam"):
+            step()
+
+    The record is the process's, not the thread's, and has the blocks that are live already.  Without `with`, stop() of
+    what is returned ends it; else the end of the process does.  One record is made at a time, and while MAM_RECORD or
+    mam-run --record asks for one there is no other: Error.  An earlier record in the file is written over."""
+    text = os.fspath(path)
+    if not isinstance(text, str):
+        raise TypeError(f"path: a text or a path is expected, not {path!r}")
+    if not text or "\0" in text:
+        raise ValueError(f"path: no file has the name {text!r}")
+    check(library().MAM_RecordBegin(os.fsencode(text)))
+    return Record(text)
 
 
 def trim(keep_bytes: int = 0) -> None:
