@@ -337,15 +337,19 @@ MAM__INLINE int mam__lanes_all(struct mam__lanes lanes, int is_so) { return __al
 #define MAM__ATOMICS_STEP() ((void)0)
 #define MAM__ATOMICS_SEEN(value) (value)
 #endif
+#ifndef MAM__ATOMICS_LOAD
+#define MAM__ATOMICS_LOAD() MAM__ATOMICS_STEP()
+#define MAM__ATOMICS_STORE() MAM__ATOMICS_STEP()
+#endif
 
 #define MAM__HOST_LOAD(name, order, type)                                                                              \
   MAM__INLINE type name(const type *word) {                                                                            \
-    MAM__ATOMICS_STEP();                                                                                               \
+    MAM__ATOMICS_LOAD();                                                                                               \
     return MAM__ATOMICS_SEEN(__atomic_load_n(word, order));                                                            \
   }
 #define MAM__HOST_STORE(name, order, type)                                                                             \
   MAM__INLINE void name(type *word, type value) {                                                                      \
-    MAM__ATOMICS_STEP();                                                                                               \
+    MAM__ATOMICS_STORE();                                                                                              \
     __atomic_store_n(word, value, order);                                                                              \
   }
 #define MAM__HOST_FETCH(name, operation, order, type)                                                                  \

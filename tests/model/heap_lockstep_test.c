@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * How long a kernel waits for a device heap that is partly full.  All groups of a kernel run in lock-step, as on a GPU
+ * that has room for all of them: in each tick every group makes one atomic operation, or eight loads, which a GPU has
+ * under way together; a store costs nothing.  So threads that disturb each other cost ticks, which a count of
+ * operations does not show.  An H200 took about a microsecond for a tick.
+ *
+ * In a round half of the blocks are freed, and one kernel allocates as many, of 16 B to 1 KiB.
+ */
+#include <stdbool.h>
+#include <stdint.h>
+
+static void step(void);
+static void step_load(void);
+static uint32_t random_below(uint32_t bound);
+#define MAM__ATOMICS_SALT() random_below(1u << 24)
+#define MAM__ATOMICS_STEP() step()
+#define MAM__ATOMICS_SEEN(value) (value)
+#define MAM__ATOMICS_LOAD() step_load()
+#define MAM__ATOMICS_STORE() ((void)0)
+#define MAM__ATOMICS_PAUSE() step()
+
+#include <check.h>
+#include <stdio.h>
+
+#define COROUTINES 8192
+#define COROUTINE_STACK_BYTES (16 * 1024)
+#include "support/coroutine.h"
+#include "support/heap_model.h"
+#include "support/run_suite.h"
+
+enum { LANES = 32, LOADS_TOGETHER = 8, THREADS_MOST = 1 << 14, LOW = 16, HIGH = 1024, MIB = 1 << 20 };
+
+static uint64_t random_state;
+
+static uint32_t random_below(uint32_t bound) {
+  random_state ^= random_state << 13;
+  random_state ^= random_state >> 7;
+  random_state ^= random_state << 17;
+  return (uint32_t)(random_state >> 32) % bound;
+}
+
+/* ---- Lock-step ---- */
+
+static uint8_t loads[COROUTINES]; /* since the coroutine's last step */
+
+static void step(void) {
+  if (coroutine_running < 0)
+    return;
+  loads[coroutine_running] = 0;
+  coroutine_yield();
+}
+
+static void step_load(void) {
+  if (coroutine_running >= 0 && ++loads[coroutine_running] == LOADS_TOGETHER)
+    step();
+}
+
+/* Runs so many coroutines in lock-step.  Returns the ticks. */
+static unsigned run(unsigned count, void (*body)(int which)) {
+  static int present[COROUTINES];
+  unsigned ticks = 0;
+  for (unsigned i = 0; i < count; i++) {
+    coroutine_create((int)i, body);
+    present[i] = (int)i;
+    loads[i] = 0;
+  }
+  for (; count != 0; ticks++)
+    for (unsigned i = 0; i < count;) {
+      coroutine_resume(present[i]);
+      if (coroutine_lives[present[i]])
+        i++;
+      else
+        present[i] = present[--count];
+    }
+  return ticks;
+}
+
+/* ---- Rounds ---- */
+
+/* Lanes of a warp that ask for the same class at once. */
+struct group {
+  unsigned warp, count, bytes, threads[LANES];
+};
+
+static struct heap_model *model;
+static void *blocks[THREADS_MOST];
+static unsigned threads, group_count, refused;
+static struct group groups[COROUTINES];
+
+static void ask(int which) {
+  struct group *group = &groups[which];
+  void *got[LANES];
+  unsigned slot = group->warp % model->control->heap.slot_count;
+  unsigned had = heap_model_malloc_warp(model, group->bytes, slot, group->count, got);
+  for (unsigned i = 0; i < had; i++)
+    blocks[group->threads[i]] = got[i];
+  refused += group->count - had;
+}
+
+static void groups_form(void) {
+  static unsigned bytes[THREADS_MOST];
+  group_count = 0;
+  for (unsigned thread = 0; thread < threads; thread++)
+    bytes[thread] = blocks[thread] == NULL ? LOW + random_below(HIGH - LOW + 1) : 0;
+  for (unsigned thread = 0; thread < threads; thread++) {
+    if (bytes[thread] == 0)
+      continue;
+    ck_assert_uint_lt(group_count, COROUTINES);
+    struct group *group = &groups[group_count++];
+    *group = (struct group){.warp = thread / LANES, .bytes = bytes[thread]};
+    for (unsigned other = thread; other < threads && other / LANES == group->warp; other++)
+      if (bytes[other] != 0 && mam__class_of(bytes[other]) == mam__class_of(group->bytes)) {
+        group->threads[group->count++] = other;
+        bytes[other] = 0;
+      }
+  }
+}
+
+static void half_free(void) {
+  for (unsigned thread = 0; thread < threads; thread++)
+    if (blocks[thread] != NULL && random_below(2) == 0) {
+      ck_assert(heap_model_free(model, blocks[thread]));
+      blocks[thread] = NULL;
+    }
+}
+
+/* The ticks are those of rounds that are like each other; when threads began all at the same free chunks and went on
+ * with an old copy of what is free, a round took 267 and 284 on average, and 331 and 321 at most. */
+static const struct {
+  size_t heap_bytes;
+  unsigned threads, mean_most, round_most;
+} loads_of_heap[] = {{16 * MIB, 1 << 14, 140, 250}, {8 * MIB, 12288, 170, 250}};
+
+START_TEST(a_heap_that_is_partly_full_is_quick) {
+  enum { WARM = 5, ROUNDS = 12 };
+  unsigned all = 0, most = 0;
+  random_state = 88172645463325252u;
+  threads = loads_of_heap[_i].threads;
+  refused = 0;
+  memset(blocks, 0, sizeof blocks);
+  model = heap_model_create(loads_of_heap[_i].heap_bytes, 132);
+  for (unsigned round = 0; round < WARM + ROUNDS; round++) {
+    half_free();
+    groups_form();
+    unsigned ticks = run(group_count, ask);
+    all += round >= WARM ? ticks : 0;
+    most = round >= WARM && ticks > most ? ticks : most;
+  }
+  (void)printf("%zu MiB, %u threads: %u ticks a round, %u at most\n", loads_of_heap[_i].heap_bytes / MIB, threads,
+               all / ROUNDS, most);
+  ck_assert_uint_eq(refused, 0);
+  ck_assert_uint_le(all / ROUNDS, loads_of_heap[_i].mean_most);
+  ck_assert_uint_le(most, loads_of_heap[_i].round_most);
+  heap_model_destroy(model);
+}
+END_TEST
+
+int main(void) {
+  Suite *suite = suite_create("heap lock-step");
+  TCase *tests = tcase_create("rounds");
+  tcase_set_timeout(tests, 60);
+  if (COROUTINES_WORK)
+    tcase_add_loop_test(tests, a_heap_that_is_partly_full_is_quick, 0, sizeof loads_of_heap / sizeof loads_of_heap[0]);
+  suite_add_tcase(suite, tests);
+  return run_suite(suite);
+}
