@@ -27,7 +27,7 @@ static cudaError_t stream_name(cudaStream_t handle, struct mam_pool *pool, uint6
   if (error != cudaSuccess)
     return error;
   error = context_stream_name(pool->source.context.driver, (CUstream)handle, stream, &captured);
-  if (error == cudaSuccess && captured)
+  if (error == cudaSuccess && captured && !reuse_bracketed(environment_id_quick()))
     reuse_notice_capture(pool->reuse, (CUstream)handle);
   pool_exit(pool);
   return error;

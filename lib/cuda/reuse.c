@@ -432,9 +432,18 @@ void reuse_notice_capture(struct reuse *reuse, CUstream stream) {
   pthread_mutex_unlock(&reuse->lock);
 }
 
-bool reuse_capturing(struct reuse *reuse) {
+static bool capturing_alone(struct reuse *reuse) {
   pthread_mutex_lock(&reuse->lock);
   bool capturing = capturing_locked(reuse);
   pthread_mutex_unlock(&reuse->lock);
+  return capturing;
+}
+
+bool reuse_capturing(struct reuse *reuse) {
+  struct reuse *other;
+  uint64_t need;
+  bool capturing = capturing_alone(reuse);
+  for (unsigned i = 0; !capturing && (other = companion_at(reuse, i, &need)) != NULL; i++)
+    capturing = capturing_alone(other);
   return capturing;
 }

@@ -131,10 +131,16 @@ void reuse_wait_end(struct reuse *reuse, uint64_t epoch);
 /* Brackets of captures; from the return of begin to the call of end the context is neither fenced nor waited for. */
 void reuse_capture_begin(struct reuse *reuse);
 bool reuse_capture_end(struct reuse *reuse); /* false: none had begun */
+
+/* Whether brackets are open in the context of that id. */
+bool reuse_bracketed(uint64_t context_id);
+
+/* Whether a wait would meet a capture, in the context or in a companion. */
 bool reuse_capturing(struct reuse *reuse);
 
-/* A stream is being captured.  If its program said nothing of it: no fences and no waits as long as it is, which the
- * driver is asked, so the stream must not go before the next call; inside brackets it is not remembered. */
+/* A stream is being captured, outside brackets of its context, so its program said nothing of it: no fences and no
+ * waits as long as it is, which the driver is asked.  So the stream must not go before the next call.  Inside brackets
+ * of the reuse's own context it is not remembered. */
 void reuse_notice_capture(struct reuse *reuse, CUstream stream);
 
 /* The fences there were. */

@@ -198,6 +198,19 @@ cudaError_t reuse_accompany(struct reuse *reuse, CUcontext handle) {
                        : error_set(cudaErrorMemoryAllocation, "the host has no memory for a context's work");
 }
 
+bool reuse_bracketed(uint64_t context_id) {
+  bool open = false;
+  pthread_mutex_lock(&all_lock);
+  for (struct reuse *reuse = reuse_first(); reuse != NULL && context_id != 0; reuse = reuse->next)
+    if (!reuse_is_idle(reuse) && reuse->source.context.id == context_id) {
+      pthread_mutex_lock(&reuse->lock);
+      open = open || reuse->captures > 0;
+      pthread_mutex_unlock(&reuse->lock);
+    }
+  pthread_mutex_unlock(&all_lock);
+  return open;
+}
+
 /* ---- Fork ---- */
 
 void reuse_before_fork(void) {

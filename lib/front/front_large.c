@@ -216,8 +216,8 @@ static cudaError_t large_take(struct front *front, const struct front_request *r
     shelf_return(front, clear, SHELF_BLOCKS);
   if (deserted)
     bins_return(front);
-  *address = block.address;
-  return attached ? cudaSuccess : cudaErrorInvalidResourceHandle; /* the pool ended since, and the block with it */
+  *address = attached ? block.address : 0; /* else the pool has ended since, and the block with it */
+  return attached ? cudaSuccess : cudaErrorInvalidResourceHandle;
 }
 
 /* Serves from a bin if a fence says that the GPU is done with its oldest block. */

@@ -524,6 +524,57 @@ START_TEST(chunk_is_taken_while_another_thread_captures) {
 }
 END_TEST
 
+static int asked_for_memory(MAM_Pool pool, size_t size, unsigned attempt, void *data) {
+  (void)pool, (void)size, (void)attempt;
+  ++*(unsigned *)data;
+  return 0;
+}
+
+/* Fences of A cover B's work since B has freed a block of A on its stream; a wait would spoil B's capture. */
+START_TEST(allocation_beside_a_capture_of_another_context_is_refused_without_a_wait) {
+  void *a = use_primary(0), *b = fake_context_create(0), *pointer = NULL;
+  unsigned asked = 0;
+  OK(MAM_SetOutOfMemoryCallback(asked_for_memory, &asked));
+  OK(MAM_Create(64 * MIB));
+  char *large = block(60 * MIB), *small = block(MIB);
+  fake_make_current(b);
+  void *stream = fake_stream_create(0);
+  ck_assert(fake_launch(stream, &(struct fake_range){small, MIB}, 1));
+  OK(MAM_CudaFreeAsync(small, stream));
+  OK(MAM_CaptureBegin());
+  fake_make_current(a);
+  ck_assert(fake_launch(FAKE_STREAM_LEGACY, &(struct fake_range){large, 60 * MIB}, 1));
+  OK(MAM_CudaFree(large));
+  unsigned waits = fake_waits();
+  FAILS(cudaErrorMemoryAllocation, MAM_CudaMalloc(&pointer, 50 * MIB));
+  ck_assert_uint_eq(fake_waits(), waits);
+  ck_assert_uint_eq(asked, 1);
+  ck_assert_uint_eq(fake_violations(), 0);
+}
+END_TEST
+
+/* The brackets say when the capture ends; then the stream may go, and the driver must not be asked about it. */
+START_TEST(stream_captured_in_brackets_of_another_context_is_not_asked_for) {
+  void *a = use_primary(0), *b = fake_context_create(0);
+  OK(MAM_Create(64 * MIB));
+  char *pointer = block(MIB);
+  fake_make_current(b);
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(MAM_CaptureBegin());
+  fake_stream_capture_begin(stream, 2);
+  OK(MAM_CudaFreeAsync(pointer, stream));
+  ck_assert(fake_stream_capture_end(stream));
+  OK(MAM_CaptureEnd());
+  fake_stream_destroy(stream);
+  fake_make_current(a);
+  for (int i = 0; i < 10; i++) {
+    fake_submit(a);
+    OK(MAM_CudaFree(block(40 * MIB)));
+  }
+  ck_assert_uint_eq(fake_violations(), 0);
+}
+END_TEST
+
 /* ---- Fork -------------------------------------------------------------------------------------------------------- */
 
 /* Runs body in a forked child, where asserts are exit statuses. */
@@ -655,6 +706,8 @@ int main(void) {
   tcase_add_test(tcase, failing_fences_and_mappings_do_not_change_the_thread);
   tcase_add_test(tcase, older_driver_does_too);
   tcase_add_test(tcase, chunk_is_taken_while_another_thread_captures);
+  tcase_add_test(tcase, allocation_beside_a_capture_of_another_context_is_refused_without_a_wait);
+  tcase_add_test(tcase, stream_captured_in_brackets_of_another_context_is_not_asked_for);
   tcase = add_case(suite, "fork");
   tcase_add_test(tcase, forked_child_is_refused_the_gpu);
   tcase_add_test(tcase, forked_child_keeps_host_pools);
