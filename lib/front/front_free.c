@@ -113,7 +113,8 @@ static cudaError_t free_by_front(uintptr_t address, struct pool_emptied *emptied
 /* After a free that began at the moment before; stream NULL: on none. */
 static cudaError_t free_end(cudaError_t error, uint64_t before, uintptr_t address, const struct front_stream *stream) {
   front_call_end();
-  front_heed();
+  front_show();
+  front_heed_if_hindered(front_mine); /* the thread's other fronts when it uses them */
   if (error == cudaSuccess && record_on())
     record_freed(before, address, stream != NULL, stream != NULL ? (uintptr_t)stream->handle : 0);
   return error;
