@@ -25,6 +25,8 @@ struct source_operations {
   cudaError_t (*available)(const struct source *source, size_t *bytes);
   /* How many bytes the source has in all, free or taken by any process. */
   cudaError_t (*total)(const struct source *source, size_t *bytes);
+  /* More than the total can be mapped: pages become memory when they are touched. */
+  bool overcommits;
   /* Waits until all GPU work has finished that was submitted so far. */
   cudaError_t (*synchronize)(const struct source *source);
   /* Whether chunks taken are still there. */

@@ -94,4 +94,5 @@ const struct source_operations source_host = {.name = "host",
                                               .unreserve = host_give,
                                               .map = host_map,
                                               .unmap = host_unmap,
-                                              .total = host_available};
+                                              .total = host_available,
+                                              .overcommits = true};

@@ -299,10 +299,23 @@ static cudaError_t first_chunk(struct mam_pool *pool) {
  * the mapped half is scattered, and has room for a large block.  Addresses cost nothing: 2 us for 64 TiB. */
 enum { RESERVE_TIMES = 2 };
 
+/* A limit counts up to here: it may be as large as a size_t, and a pool has four bytes for each 2 MiB of addresses. */
+static const size_t reserve_limit_most_bytes = (size_t)16 << 40;
+
+/* For how much memory an elastic pool has addresses: where the source lends more than it has, for all of the limit. */
+static size_t memory_most_bytes(const struct mam_pool *pool, size_t total_bytes) {
+  size_t limit_bytes = pool->config.limit_bytes;
+  if (!pool->source.operations->overcommits || limit_bytes <= total_bytes)
+    return total_bytes;
+  if (limit_bytes <= reserve_limit_most_bytes)
+    return limit_bytes;
+  return total_bytes > reserve_limit_most_bytes ? total_bytes : reserve_limit_most_bytes;
+}
+
 /* Reserves the addresses of an elastic pool: fewer, where a limit of the process forbids as many. */
 static cudaError_t addresses_take(struct mam_pool *pool, size_t total_bytes) {
   const struct source *source = &pool->source;
-  size_t bytes = whole_units(total_bytes) * RESERVE_TIMES;
+  size_t bytes = whole_units(memory_most_bytes(pool, total_bytes)) * RESERVE_TIMES;
   uintptr_t base;
   cudaError_t error = source->operations->reserve(source, bytes, &base);
   while (error == cudaErrorMemoryAllocation && bytes > SOURCE_GRANULARITY_BYTES) {

@@ -684,6 +684,12 @@ static void open_elastic(const struct pool_config *config) {
   ck_assert_int_eq(pool_open(config, &imaginary_elastic, &pool), cudaSuccess);
 }
 
+static cudaError_t total_of_64_mib(const struct source *source, size_t *bytes) {
+  (void)source;
+  *bytes = 64 * MIB;
+  return cudaSuccess;
+}
+
 static void must_free(void *address) { ck_assert_int_eq(try_free(address), cudaSuccess); }
 
 static void trim(size_t keep_bytes) {
@@ -728,6 +734,28 @@ START_TEST(elastic_pool_without_a_limit_leaves_the_headroom) {
   ck_assert_uint_eq(info_now().limit_bytes, 1000 * MIB);
   ck_assert_int_eq(try_malloc(1001 * MIB, &address), cudaErrorMemoryAllocation);
   must_malloc(1000 * MIB);
+}
+END_TEST
+
+/* The memory that the source lends beyond what it has needs addresses, too; a limit that is no real one takes fewer. */
+START_TEST(elastic_pool_has_addresses_for_a_limit_beyond_the_source) {
+  static struct source_operations operations;
+  const struct source overcommitting = {.operations = &operations};
+  struct pool_config config = elastic_64_mib;
+  operations = imaginary_elastic_operations, operations.overcommits = true, operations.total = total_of_64_mib;
+  config.limit_bytes = 256 * MIB;
+  ck_assert_int_eq(pool_open(&config, &overcommitting, &pool), cudaSuccess);
+  ck_assert_uint_eq(imaginary.next_base - IMAGINARY_FIRST_BASE, 512 * MIB);
+  must_malloc(256 * MIB);
+  ck_assert_int_eq(pool_close(pool, 0), cudaSuccess);
+  config.limit_bytes = SIZE_MAX; /* as many as there are */
+  ck_assert_int_eq(pool_open(&config, &overcommitting, &pool), cudaSuccess);
+  must_malloc(256 * MIB);
+  ck_assert_int_eq(pool_close(pool, 0), cudaSuccess);
+  operations.overcommits = false;
+  imaginary_reset();
+  ck_assert_int_eq(pool_open(&config, &overcommitting, &pool), cudaSuccess);
+  ck_assert_uint_eq(imaginary.next_base - IMAGINARY_FIRST_BASE, 128 * MIB);
 }
 END_TEST
 
@@ -1264,6 +1292,7 @@ int main(void) {
   tcase_add_test(tests, elastic_pool_begins_and_grows_by_its_step);
   tcase_add_test(tests, elastic_pool_without_a_limit_leaves_the_headroom);
   tcase_add_test(tests, elastic_pool_keeps_to_its_limit);
+  tcase_add_test(tests, elastic_pool_has_addresses_for_a_limit_beyond_the_source);
   tcase_add_test(tests, first_mapping_that_is_refused_opens_no_pool);
   tcase_add_test(tests, growth_maps_only_what_is_missing_behind_a_hole);
   tcase_add_test(tests, growth_maps_only_what_is_missing_before_a_hole);

@@ -525,15 +525,17 @@ static void write_by_hand(void) {
 
 static char output[16384];
 
-static int bench(const char *arguments) {
+static int shell(const char *format, const char *argument) {
   char command[512];
-  (void)snprintf(command, sizeof command, "./mam-bench replay %s 2>&1", arguments);
+  (void)snprintf(command, sizeof command, format, argument);
   FILE *pipe = popen(command, "r");
   ck_assert_ptr_nonnull(pipe);
   output[fread(output, 1, sizeof output - 1, pipe)] = '\0';
   int status = pclose(pipe);
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
+
+static int bench(const char *arguments) { return shell("./mam-bench replay %s 2>&1", arguments); }
 
 static void says(const char *text) {
   ck_assert_msg(strstr(output, text) != NULL, "\"%s\" is not in: %s", text, output);
@@ -585,6 +587,46 @@ START_TEST(a_replay_has_the_numbers_that_a_hand_finds) {
     ck_assert_double_ge(numbers[GROWN], 64 * mib);
     ck_assert_double_le(numbers[GROWN], 96 * mib);
   }
+}
+END_TEST
+
+/* A record of more than twice the memory of this machine: nothing is touched, so it takes addresses and no memory. */
+static size_t write_large(void) {
+  enum { BLOCKS = 64 };
+  struct record_file file;
+  const uint64_t base = 0x7f0000000000;
+  size_t machine_bytes = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+  size_t block_bytes = machine_bytes / BLOCKS * 5 / 2 / 512 * 512;
+  ck_assert(writer_open(&file, path, NULL));
+  uint32_t thread = record_file_thread(&file, "one"), site = record_file_site(&file, "prog", 1, "layer+0x1");
+  (void)record_file_context(&file, 1, 0);
+  for (uint64_t i = 0; i < BLOCKS; i++)
+    writer_allocate(&file, thread, 1000 + i, base + i * block_bytes, block_bytes, site);
+  writer_close(&file, 1000000);
+  return BLOCKS * block_bytes;
+}
+
+START_TEST(a_record_larger_than_the_machine_can_be_replayed) {
+  enum { CALLS, PEAK, SMALLEST, GROWN, NUMBERS };
+  char arguments[256];
+  double numbers[NUMBERS], peak = (double)write_large();
+  struct rusage usage;
+  (void)snprintf(arguments, sizeof arguments, "--csv %s %s", folder, path);
+  ck_assert_msg(bench(arguments) == 0, "%s", output);
+  row_of("fenced", numbers, NUMBERS);
+  ck_assert_double_eq(numbers[PEAK], peak);
+  ck_assert_double_ge(numbers[GROWN], peak);
+  ck_assert_double_lt(numbers[GROWN], 1.01 * peak);
+  ck_assert_int_eq(getrusage(RUSAGE_CHILDREN, &usage), 0);
+  ck_assert_int_lt(usage.ru_maxrss, 1 << 20); /* KiB */
+}
+END_TEST
+
+/* Where the system refuses as many addresses, a line says so. */
+START_TEST(a_replay_without_addresses_says_so) {
+  write_large();
+  ck_assert_int_eq(shell("ulimit -v 4194304; exec ./mam-bench replay %s 2>&1", path), 1);
+  says("mam-bench: replay: this machine has no addresses for the record's memory: ");
 }
 END_TEST
 
@@ -651,6 +693,10 @@ int main(int argc, char **argv) {
   if (access("mam-bench", X_OK) == 0) { /* in a build folder */
     tcase_add_test(replays, a_replay_has_the_numbers_that_a_hand_finds);
     tcase_add_test(replays, a_replay_refuses_what_is_no_record);
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) /* these need terabytes of addresses themselves */
+    tcase_add_test(replays, a_record_larger_than_the_machine_can_be_replayed);
+    tcase_add_test(replays, a_replay_without_addresses_says_so);
+#endif
     tcase_add_test(replays, a_program_s_record_can_be_replayed);
   }
   suite_add_tcase(suite, replays);

@@ -289,7 +289,9 @@ static bool pool_run(struct player *player, size_t first_bytes, size_t limit_byt
   player->info = (MAM_PoolInfo){.struct_size = sizeof player->info};
   bool known = MAM_PoolGetInfo(player->pool, &player->info) == cudaSuccess;
   bool ended = MAM_PoolDestroy(player->pool) == cudaSuccess;
-  return known && ended && (*fits || player->refused);
+  if (!known || !ended)
+    return complain("a call failed");
+  return *fits || player->refused;
 }
 
 static bool best_fit_run(struct player *player, size_t pool_bytes) {
@@ -321,16 +323,23 @@ static size_t room_bytes(const struct calls *calls) {
   return calls->peak_bytes < (size_t)1 << 42 ? 4 * calls->peak_bytes + ((size_t)4 << 30) : (size_t)1 << 44;
 }
 
+/* In a pool that grows.  It is refused nothing but what the machine itself refuses. */
+static bool grown_run(struct player *player, size_t first_bytes) {
+  bool fits = false;
+  if (!pool_run(player, first_bytes, room_bytes(player->calls), &fits))
+    return false;
+  return fits || complain("this machine has no addresses for the record's memory");
+}
+
 static bool grown_measure(struct player *player, struct cost *cost) {
   const struct calls *calls = player->calls;
-  bool fits = false;
-  if (!pool_run(player, 0, room_bytes(calls), &fits) || !fits)
-    return fits;
+  if (!grown_run(player, 0))
+    return false;
   cost->grown_bytes = (double)player->info.peak_reserved_bytes;
   cost->grown_calls = (double)player->info.source_call_count;
   cost->call_ns = (double)player->spent_ns / (double)calls->step_count;
-  if (!pool_run(player, chunk_bytes, room_bytes(calls), &fits) || !fits)
-    return fits;
+  if (!grown_run(player, chunk_bytes))
+    return false;
   cost->chunks_bytes = (double)player->info.peak_reserved_bytes;
   cost->chunks_calls = (double)player->info.source_call_count;
   return true;
