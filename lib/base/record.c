@@ -628,9 +628,22 @@ static void conditions_set_up(void) {
   (void)pthread_condattr_destroy(&attributes);
 }
 
+/* The number of the process that mam-run became, which it puts into the environment; 0: there is none. */
+static uint64_t run_read(void) {
+  const char *text = option_text(OPTION_MAM_RECORD_PROCESS);
+  char *end;
+  errno = 0;
+  unsigned long long number = strtoull(text, &end, 10);
+  if (*text >= '0' && *text <= '9' && *end == '\0' && errno == 0)
+    return number;
+  (void)fprintf(stderr, "mam: MAM_RECORD_PROCESS=%s is not understood: expected %s; it is ignored\n", text,
+                option_table[OPTION_MAM_RECORD_PROCESS].values);
+  return 0;
+}
+
 /* What every record of the process needs. */
 static void prepare(void) {
-  record.run = strtoull(option_text(OPTION_MAM_RECORD_PROCESS), NULL, 10);
+  record.run = run_read();
   record.zstd = zstd_load();
   clock_set_up();
   record.ticks_base = clock_after();

@@ -447,6 +447,21 @@ START_TEST(a_file_that_cannot_be_written_is_said_once) {
 }
 END_TEST
 
+/* mam-run sets it; what is no number is as if it were not set. */
+START_TEST(a_number_of_mam_run_that_is_none_is_ignored_and_said_once) {
+  static const char *const wrong[] = {"12x", "-3", "99999999999999999999"};
+  char line[128];
+  ck_assert_int_eq(setenv("MAM_RECORD_PROCESS", wrong[_i], 1), 0);
+  ck_assert_int_eq(run("pairs", path), 0);
+  (void)snprintf(line, sizeof line,
+                 "mam: MAM_RECORD_PROCESS=%s is not understood: expected a process's number; it is ignored\n",
+                 wrong[_i]);
+  ck_assert_str_eq(said, line);
+  read_record(path);
+  ck_assert_uint_gt(count_of(RECORD_ALLOCATE), 0);
+}
+END_TEST
+
 START_TEST(a_disk_that_fills_up_cuts_the_record) {
   ck_assert_int_eq(run("small disk", path), 0);
   ck_assert_ptr_nonnull(strstr(said, "File too large; no more is recorded"));
@@ -682,6 +697,7 @@ int main(int argc, char **argv) {
   tcase_set_timeout(files, 30); /* as many calls as to fill a disk, under a sanitizer */
   tcase_add_checked_fixture(files, folder_make, folder_remove);
   tcase_add_loop_test(files, a_file_that_cannot_be_written_is_said_once, 0, 3);
+  tcase_add_loop_test(files, a_number_of_mam_run_that_is_none_is_ignored_and_said_once, 0, 3);
   tcase_add_test(files, a_disk_that_fills_up_cuts_the_record);
   tcase_add_test(files, a_record_of_before_is_written_over_and_nothing_else);
   tcase_add_test(files, a_percent_p_is_the_process);
