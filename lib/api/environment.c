@@ -169,7 +169,7 @@ static void options_publish_locked(const struct options *wanted) {
   const struct options *held = &former->options;
   if (held->source == wanted->source && held->source_is_auto == wanted->source_is_auto &&
       held->source_in_chunks == wanted->source_in_chunks && held->limit_bytes == wanted->limit_bytes &&
-      held->limit_percent == wanted->limit_percent)
+      held->limit_percent == wanted->limit_percent && held->limit_is_given == wanted->limit_is_given)
     return;
   if (published_new(wanted, former, &mine) == cudaSuccess)
     atomic_store_explicit(&published, mine, memory_order_release); /* pairs with the loads of published */
@@ -435,7 +435,8 @@ static cudaError_t environment_limit(const struct options *options, const struct
   }
   *limit_bytes -= *limit_bytes % SOURCE_GRANULARITY_BYTES;
   return *limit_bytes > 0 ? cudaSuccess
-                          : error_set(cudaErrorMemoryAllocation, "MAM_LIMIT leaves the default pool less than 2 MiB");
+                          : error_set(cudaErrorMemoryAllocation, "%s leaves the default pool less than 2 MiB",
+                                      options_limit_name(options));
 }
 
 /* Lowers what an environment may hold to that.  A size that was asked for is served or refused as a whole. */
@@ -451,7 +452,8 @@ static cudaError_t environment_restrict(const struct options *options, const str
                 : config->in_chunks || config->gives_all ? 0
                                                          : config->chunk_bytes;
   if (size > limit_bytes)
-    return error_set(cudaErrorMemoryAllocation, "MAM_LIMIT does not allow %zu bytes: it allows %zu", size, limit_bytes);
+    return error_set(cudaErrorMemoryAllocation, "%s does not allow %zu bytes: it allows %zu",
+                     options_limit_name(options), size, limit_bytes);
   config->user_limit_bytes = limit_bytes;
   return cudaSuccess;
 }

@@ -165,8 +165,13 @@ cudaError_t options_change(struct options *options, const char *source, const ch
   if (limit != NULL && *limit != '\0' && !text_limit(limit, &changed))
     return error_set(cudaErrorInvalidValue, "the limit %s is not understood: expected %s", limit,
                      option_table[OPTION_MAM_LIMIT].values);
+  changed.limit_is_given |= limit != NULL && *limit != '\0';
   *options = changed;
   return cudaSuccess;
+}
+
+const char *options_limit_name(const struct options *options) {
+  return options->limit_is_given ? "the limit of MAM_CreateWith" : option_table[OPTION_MAM_LIMIT].name;
 }
 
 /* A text, NULL if it is the default. */

@@ -20,6 +20,7 @@ struct options {
   size_t headroom_bytes;
   size_t limit_bytes;     /* 0 if it is the percentage */
   unsigned limit_percent; /* of what the source has */
+  bool limit_is_given;    /* by a call, not by MAM_LIMIT */
   unsigned linger_ms;
   enum options_report report; /* at exit */
 };
@@ -32,6 +33,9 @@ cudaError_t options_read(struct options *options);
 /* Puts what MAM_SOURCE and MAM_LIMIT may say in place of what *options has of them; NULL leaves it.  If a text cannot
  * be understood: cudaErrorInvalidValue, and *options is left alone. */
 cudaError_t options_change(struct options *options, const char *source, const char *limit);
+
+/* How a message names the limit. */
+const char *options_limit_name(const struct options *options);
 
 enum options_summary { OPTIONS_SUMMARY_NONE, OPTIONS_SUMMARY_COUNTS, OPTIONS_SUMMARY_MEASURED };
 

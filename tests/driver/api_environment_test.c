@@ -141,6 +141,9 @@ START_TEST(refused_create_with_leaves_all_as_it_was) {
   OK(MAM_CudaFree(a));
   OK(MAM_Destroy());
   FAILS(cudaErrorMemoryAllocation, MAM_CreateWith(64 * MIB, NULL, "32M"));
+  assert_error_says("the limit of MAM_CreateWith does not allow 67108864 bytes: it allows 33554432");
+  FAILS(cudaErrorMemoryAllocation, MAM_CreateWith(0, NULL, "1"));
+  assert_error_says("the limit of MAM_CreateWith leaves the default pool less than 2 MiB");
   a = block(1000);
   ck_assert_uint_eq(info_of(NULL).limit_bytes, 128 * MIB);
 }
