@@ -496,9 +496,12 @@ MAM_API const char *MAM_LastError(void);
 #else
 #define MAM_PTDS_INLINE static inline
 #endif
-MAM_PTDS_INLINE cudaStream_t MAM_Stream_ptds(cudaStream_t stream) {
-  return stream != (cudaStream_t)0 ? stream : (cudaStream_t)2; /* cudaStreamPerThread */
-}
+#ifdef __cplusplus
+#define MAM_PTDS_STREAM reinterpret_cast<cudaStream_t>(2) /* cudaStreamPerThread */
+#else
+#define MAM_PTDS_STREAM ((cudaStream_t)2)
+#endif
+MAM_PTDS_INLINE cudaStream_t MAM_Stream_ptds(cudaStream_t stream) { return stream ? stream : MAM_PTDS_STREAM; }
 MAM_PTDS_INLINE cudaError_t MAM_CudaMallocAsync_ptds(void **ptr, size_t size, cudaStream_t stream) {
   return MAM_CudaMallocAsync(ptr, size, MAM_Stream_ptds(stream));
 }
@@ -506,7 +509,7 @@ MAM_PTDS_INLINE cudaError_t MAM_CudaFreeAsync_ptds(void *ptr, cudaStream_t strea
   return MAM_CudaFreeAsync(ptr, MAM_Stream_ptds(stream));
 }
 MAM_PTDS_INLINE cudaError_t MAM_CudaFreeReuse_ptds(void *ptr, MAM_Reuse reuse) {
-  return reuse == MAM_REUSE_STREAM ? MAM_CudaFreeAsync_ptds(ptr, (cudaStream_t)0) : MAM_CudaFreeReuse(ptr, reuse);
+  return reuse == MAM_REUSE_STREAM ? MAM_CudaFreeAsync(ptr, MAM_PTDS_STREAM) : MAM_CudaFreeReuse(ptr, reuse);
 }
 MAM_PTDS_INLINE cudaError_t MAM_PoolMallocAsync_ptds(MAM_Pool pool, void **ptr, size_t size, cudaStream_t stream) {
   return MAM_PoolMallocAsync(pool, ptr, size, MAM_Stream_ptds(stream));

@@ -15,14 +15,7 @@
 #ifndef MAM_HPP
 #define MAM_HPP
 
-#if defined(__GNUC__)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wold-style-cast" /* it is a header of C */
-#endif
 #include "mam.h"
-#if defined(__GNUC__)
-#pragma GCC diagnostic pop
-#endif
 
 #include <cstddef>
 #include <limits>

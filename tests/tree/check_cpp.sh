@@ -10,7 +10,7 @@ libraries=$PWD/lib/.libs
 work=$(mktemp -d "${TMPDIR:-/tmp}/check_cpp.XXXXXX") || exit 99
 trap 'rm -rf "$work"' EXIT
 failed=0
-strict="-Wall -Wextra -Wconversion -Wold-style-cast -Wshadow -pedantic -Werror"
+strict="-Wall -Wextra -Wconversion -Wold-style-cast -Wzero-as-null-pointer-constant -Wshadow -pedantic -Werror"
 
 unset CPATH CPLUS_INCLUDE_PATH # where a compiler might find CUDA's headers by itself
 compilers=
