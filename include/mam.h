@@ -25,7 +25,8 @@
  * cudaErrorInitializationError  in a forked child: the pool or the block is the parent's and not in plain host memory
  * cudaErrorContextIsDestroyed   the pool's context was destroyed or reset, and the library has noticed it, see mam(7).
  *                               The pool gives this error until it is destroyed itself
- * cudaErrorUnknown              the operating system refused
+ * cudaErrorUnknown              the operating system refused, or the driver answered with a value that means something
+ *                               else here, such as cudaErrorInvalidResourceHandle
  * any other value               what the driver returned
  *
  * Threads: any thread may call any function at any time, unless the function's comment says otherwise.  No function may
@@ -191,8 +192,8 @@ MAM_API cudaError_t MAM_CudaFree(void *ptr);
  * current context.  0 means the calling thread's own stream in a file that nvcc compiles with --default-stream
  * per-thread, or that defines CUDA_API_PER_THREAD_DEFAULT_STREAM before it includes this header.
  *
- * Errors: those of MAM_CudaMalloc, and what the driver returns for a handle that is no stream.  On every failure *ptr
- * is NULL. */
+ * Errors: those of MAM_CudaMalloc; cudaErrorUnknown if the driver says that the handle is no stream.  On every failure
+ * *ptr is NULL.  With size 0 the call does not look at the stream. */
 MAM_API cudaError_t MAM_CudaMallocAsync(void **ptr, size_t size, cudaStream_t stream);
 
 /* Frees a block whose last use comes before this call in the order of the stream: by work on this stream, or by work on
@@ -200,8 +201,8 @@ MAM_API cudaError_t MAM_CudaMallocAsync(void **ptr, size_t size, cudaStream_t st
  * memory at once.  Others get it when the GPU has finished all work that was submitted before this call to the pool's
  * context and to the stream's context.
  *
- * Errors: those of MAM_CudaFree, and what the driver returns for a handle that is no stream; then the block is not
- * freed. */
+ * Errors: those of MAM_CudaFree; cudaErrorUnknown if the driver says that the handle is no stream, then the block is
+ * not freed.  With ptr NULL the call does not look at the stream. */
 MAM_API cudaError_t MAM_CudaFreeAsync(void *ptr, cudaStream_t stream);
 
 /* ---- With a tag ---- */

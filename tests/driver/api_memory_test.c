@@ -401,6 +401,27 @@ START_TEST(stream_rule_of_the_default_pool_serves_at_once) {
 }
 END_TEST
 
+/* The driver's own answer, 400, would mean a pool that is gone. */
+START_TEST(handle_that_is_no_stream_is_an_unknown_error) {
+  static const size_t sizes[] = {512, 64 << 10, 3 << 20};
+  cudaStream_t stream = (cudaStream_t)0x123;
+  void *pointer = &pointer;
+  char *a = block(sizes[_i]);
+  MAM_PoolInfo before = info_of(NULL);
+  FAILS(cudaErrorUnknown, MAM_CudaFreeAsync(a, stream));
+  assert_error_says("(400)");
+  FAILS(cudaErrorUnknown, MAM_CudaMallocAsync(&pointer, sizes[_i], stream));
+  assert_error_says("(400)");
+  ck_assert_ptr_null(pointer);
+  assert_unchanged(NULL, before);
+  pointer = &pointer;
+  OK(MAM_CudaMallocAsync(&pointer, 0, stream));
+  ck_assert_ptr_null(pointer);
+  OK(MAM_CudaFreeAsync(NULL, stream));
+  OK(MAM_CudaFree(a));
+}
+END_TEST
+
 int main(void) {
   Suite *suite = suite_create("memory");
   TCase *loops = add_case(suite, "loops"), *growth = add_case(suite, "growth from cold"),
@@ -424,6 +445,7 @@ int main(void) {
   tcase_add_loop_test(limits, default_pool_holds_no_more_than_the_limit, 0, 10);
   tcase_add_test(limits, size_beyond_the_limit_is_refused);
   tcase_add_test(limits, peaks_begin_anew);
+  tcase_add_loop_test(limits, handle_that_is_no_stream_is_an_unknown_error, 0, 3);
   tcase_add_test(limits, stream_rule_of_the_default_pool_serves_at_once);
   return run_suite(suite);
 }
