@@ -20,6 +20,27 @@ fail() {
 version=$(sed -n 's/^Version: //p' mam.pc)
 [ "$("$bench" --version)" = "mam-bench $version" ] || fail "mam-bench --version is not: mam-bench $version"
 
+# ---- The command line ------------------------------------------------------------------------------------------------
+
+for command in quickstart host heap compact warp replay plot picture; do
+  "$bench" $command --bogus >"$work/out" 2>"$work/err"
+  status=$?
+  title="mam-bench: $command: "
+  case $command in quickstart | host) title="mam-bench: " ;; esac
+  if [ $status -ne 2 ] || ! grep -q "${title}unrecognized option '--bogus'\$" "$work/err" ||
+    ! grep -q "^Try 'mam-bench .*--help'" "$work/err"; then
+    fail "mam-bench $command --bogus: status $status, and it says:"
+    cat "$work/out" "$work/err"
+  fi
+  [ -c /dev/full ] || continue
+  "$bench" $command --help >/dev/full 2>"$work/err"
+  status=$?
+  if [ $status -ne 1 ] || ! grep -Eqx "mam-bench: cannot write to standard output(: No space left on device)?" "$work/err"; then
+    fail "mam-bench $command --help to a full disk: status $status, and it says:"
+    cat "$work/err"
+  fi
+done
+
 # ---- Progress --------------------------------------------------------------------------------------------------------
 
 "$bench" quickstart --chunk 64M >"$work/out" 2>"$work/err" || fail "mam-bench quickstart: status $?"

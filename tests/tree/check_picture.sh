@@ -84,6 +84,20 @@ refuses 1 "neither a record nor what MAM_PoolReport gives" other.json
 refuses 1 "it is the file to read" -o small small
 refuses 1 "No such file" -o folder/without/page.html small
 [ ! -c /dev/full ] || refuses 1 "No space left" -o /dev/full small
+# to_full_disk ARGUMENT...: status 1 and one line.
+to_full_disk() {
+  "$bench" "$@" >/dev/full 2>told
+  got=$?
+  if [ $got -ne 1 ] || [ "$(wc -l <told)" -ne 1 ] || ! grep -q '^mam-bench: cannot write to standard output' told; then
+    fail "mam-bench $* to a full disk: status $got, and it says:"
+    cat told
+  fi
+}
+if [ -c /dev/full ]; then
+  to_full_disk picture -o - small
+  to_full_disk picture small
+  to_full_disk replay small
+fi
 cmp -s small keep || fail "the record was changed"
 "$report" report >report.json || fail "report_program report: status $?"
 "$bench" picture report.json >told || fail "mam-bench picture of a report: status $?"

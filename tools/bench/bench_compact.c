@@ -625,9 +625,11 @@ int bench_compact(int argc, char **argv) {
       bench.quick = true;
     else if (key == 'h') {
       usage_print();
-      return EXIT_SUCCESS;
-    } else
-      return exit_usage; /* getopt_long said what */
+      return report_status(true);
+    } else { /* getopt_long said what */
+      (void)fputs("Try 'mam-bench compact --help'.\n", stderr);
+      return exit_usage;
+    }
   }
   if (optind < argc)
     usage_refuse("one word too many", argv[optind]);
@@ -644,5 +646,5 @@ int bench_compact(int argc, char **argv) {
     }
   progress_clear();
   bench_close(&bench);
-  return good ? EXIT_SUCCESS : EXIT_FAILURE;
+  return report_status(good);
 }

@@ -72,7 +72,7 @@ static _Noreturn void usage_print(void) {
   for (size_t i = 0; i < test_count; i++)
     (void)printf("  %-10s  %s\n", tests[i]->name, tests[i]->help);
   (void)fputs(usage_end_text, stdout);
-  exit(fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE);
+  exit(report_status(true));
 }
 
 static _Noreturn void usage_refuse(const char *what, const char *text) {
@@ -145,8 +145,10 @@ static void arguments_parse(struct heap_bench *bench, int argc, char **argv) {
       bench->guarded_first = strtoul(optarg, NULL, 10);
     } else if (key == 'h')
       usage_print();
-    else
-      exit(exit_usage); /* getopt_long said what */
+    else { /* getopt_long said what */
+      (void)fputs("Try 'mam-bench heap --help'.\n", stderr);
+      exit(exit_usage);
+    }
   }
   if (optind < argc)
     usage_refuse("one word too many", argv[optind]);
@@ -421,5 +423,5 @@ int bench_heap(int argc, char **argv) {
     good = tests_run(&bench);
   }
   gpu_close(&bench.gpu);
-  return good && fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+  return report_status(good);
 }

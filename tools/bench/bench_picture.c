@@ -78,13 +78,13 @@ static bool output_open(struct output *output, const struct arguments *arguments
 /* good: what was to be written was. */
 static bool output_close(struct output *output, bool good) {
   bool beside = output->path != NULL && output->part != NULL && output->part[0] != '\0';
-  bool begun = output->stream != NULL, written = begun && ferror(output->stream) == 0;
-  if (begun && output->stream != stdout)
+  bool begun = output->stream != NULL, written = begun;
+  if (begun && output->stream != stdout) { /* of stdout, report_status says what failed */
+    written = ferror(output->stream) == 0;
     written = fclose(output->stream) == 0 && written;
-  else if (begun)
-    written = fflush(stdout) == 0 && written;
+  }
   if (good && (!written || (beside && rename(output->part, output->path) != 0)))
-    good = refuse(output->path != NULL ? output->path : "standard output", strerror(errno));
+    good = refuse(output->path, strerror(errno));
   if (!good && begun && beside)
     (void)unlink(output->part);
   return good;
@@ -203,7 +203,7 @@ int bench_picture(int argc, char **argv) {
       arguments.trace_events = true;
     } else if (key == 'h') {
       (void)fputs(usage_text, stdout);
-      return fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+      return report_status(true);
     } else { /* getopt_long said what */
       (void)fputs("Try 'mam-bench picture --help'.\n", stderr);
       return exit_usage;
@@ -216,5 +216,5 @@ int bench_picture(int argc, char **argv) {
   }
   arguments.file = argv[optind];
   bool good = is_json(arguments.file) ? report_draw(&arguments) : record_draw(&arguments);
-  return good && fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+  return report_status(good);
 }

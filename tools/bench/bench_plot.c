@@ -13,6 +13,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "bench_report.h"
+
 enum { exit_usage = 2, exit_no_gnuplot = 127 };
 
 static const char usage_text[] =
@@ -112,7 +114,7 @@ static int folder_draw(const char *path) {
     return refuse("no file of mam-bench's --csv is in this folder", path);
   if (drawn == 0)
     return refuse("no figure is made of the files in this folder", path);
-  return fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+  return report_status(true);
 }
 
 int bench_plot(int argc, char **argv) {
@@ -120,7 +122,7 @@ int bench_plot(int argc, char **argv) {
   int key = getopt_long(argc, argv, "", known, NULL);
   if (key == 'h') {
     (void)fputs(usage_text, stdout);
-    return fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return report_status(true);
   }
   if (key == -1 && optind + 1 == argc)
     return folder_draw(argv[optind]);

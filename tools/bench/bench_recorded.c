@@ -563,8 +563,8 @@ static int record_replay(const struct arguments *arguments) {
     if (arguments->context >= (long)record.context_count)
       (void)fprintf(stderr, "mam-bench: replay: %s has no context %ld, only %zu of them, from 0\n", arguments->path,
                     arguments->context, record.context_count);
-    else if (calls_measure(arguments, &calls) && fflush(stdout) == 0)
-      status = EXIT_SUCCESS;
+    else
+      status = report_status(calls_measure(arguments, &calls));
   }
   free(calls.steps);
   record_free(&record);
@@ -582,7 +582,7 @@ int bench_recorded(int argc, char **argv) {
   while ((key = getopt_long(argc, argv, "", known, NULL)) != -1) {
     if (key == 'h') {
       (void)fputs(usage_text, stdout);
-      return fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+      return report_status(true);
     } else if (key == 'c') {
       arguments.folder = optarg;
     } else if (key == 'n') {

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdarg.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -148,4 +149,13 @@ bool report_csv_close(struct report_csv *csv) {
   written = fclose(csv->file) == 0 && written;
   csv->file = NULL;
   return written || csv_refuse(csv->path, "write");
+}
+
+int report_status(bool good) {
+  bool flushed = fflush(stdout) == 0;
+  if (flushed && ferror(stdout) == 0)
+    return good ? EXIT_SUCCESS : EXIT_FAILURE;
+  (void)fprintf(stderr, "mam-bench: cannot write to standard output%s%s\n", flushed ? "" : ": ",
+                flushed ? "" : strerror(errno));
+  return EXIT_FAILURE;
 }

@@ -63,4 +63,8 @@ void report_csv_row(const struct report_csv *csv, const char *format, ...) __att
 void report_csv_numbers(const struct report_csv *csv, const char *text, const double *numbers, size_t count);
 bool report_csv_close(struct report_csv *csv);
 
+/* The exit status of a command, whose last word on stdout this is.  If stdout did not take all, a line on stderr says
+ * so, and the command has failed. */
+int report_status(bool good);
+
 #endif

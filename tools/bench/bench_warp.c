@@ -432,7 +432,7 @@ static _Noreturn void usage_print(void) {
               "\n"
               "Exit status: 0 success; 1 a call failed, a block was wrong, or there is no GPU; 2 bad usage.\n",
               stdout);
-  exit(fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE);
+  exit(report_status(true));
 }
 
 static _Noreturn void usage_refuse(const char *what, const char *text) {
@@ -481,8 +481,10 @@ static void arguments_parse(struct bench *bench, int argc, char **argv) {
       bench->quick = true;
     else if (key == 'h')
       usage_print();
-    else
-      exit(exit_usage); /* getopt_long said what */
+    else { /* getopt_long said what */
+      (void)fputs("Try 'mam-bench warp --help'.\n", stderr);
+      exit(exit_usage);
+    }
   }
   if (optind < argc)
     usage_refuse("one word too many", argv[optind]);
@@ -518,5 +520,5 @@ int bench_warp(int argc, char **argv) {
   }
   players_close(&bench);
   gpu_close(&bench.gpu);
-  return good && fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+  return report_status(good);
 }

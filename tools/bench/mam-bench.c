@@ -252,10 +252,10 @@ static void arguments_take(struct arguments *arguments, int key, const char *val
     break;
   case key_version:
     (void)puts("mam-bench " PACKAGE_VERSION);
-    exit(fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE);
+    exit(report_status(true));
   default: /* help */
     usage_print();
-    exit(fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE);
+    exit(report_status(true));
   }
 }
 
@@ -449,19 +449,21 @@ static bool quickstart_run(const struct bench *bench) {
   return bench_quickstart(bench);
 }
 
+/* The commands of files of their own. */
+static const struct command {
+  const char *name;
+  char *title; /* before what getopt_long says */
+  int (*run)(int argc, char **argv);
+} commands[] = {{"heap", "mam-bench: heap", bench_heap}, {"compact", "mam-bench: compact", bench_compact},
+                {"warp", "mam-bench: warp", bench_warp}, {"replay", "mam-bench: replay", bench_recorded},
+                {"plot", "mam-bench: plot", bench_plot}, {"picture", "mam-bench: picture", bench_picture}};
+
 int main(int argc, char **argv) {
-  if (argc > 1 && strcmp(argv[1], "heap") == 0)
-    return bench_heap(argc - 1, argv + 1);
-  if (argc > 1 && strcmp(argv[1], "compact") == 0)
-    return bench_compact(argc - 1, argv + 1);
-  if (argc > 1 && strcmp(argv[1], "warp") == 0)
-    return bench_warp(argc - 1, argv + 1);
-  if (argc > 1 && strcmp(argv[1], "replay") == 0)
-    return bench_recorded(argc - 1, argv + 1);
-  if (argc > 1 && strcmp(argv[1], "plot") == 0)
-    return bench_plot(argc - 1, argv + 1);
-  if (argc > 1 && strcmp(argv[1], "picture") == 0)
-    return bench_picture(argc - 1, argv + 1);
+  for (size_t i = 0; argc > 1 && i < sizeof commands / sizeof commands[0]; i++)
+    if (strcmp(argv[1], commands[i].name) == 0) {
+      argv[1] = commands[i].title;
+      return commands[i].run(argc - 1, argv + 1);
+    }
   static struct arguments arguments;
   struct machine machine = {.device = "host memory"};
   arguments_parse(&arguments, argc, argv);
@@ -472,5 +474,5 @@ int main(int argc, char **argv) {
   (void)fflush(stdout);
   (void)clock_pair_ns(); /* before threads start */
   bool good = arguments.is_quickstart ? quickstart_run(bench) : tests_run(&arguments, bench);
-  return good && fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+  return report_status(good);
 }
