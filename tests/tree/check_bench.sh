@@ -41,6 +41,15 @@ for command in quickstart host heap compact warp replay plot picture; do
   fi
 done
 
+# A size that no pool of this size can hold is no failure, but it is said.
+for test in "quickstart" "host --quick --test pair" "host --quick --test iterate"; do
+  case $test in *iterate) first='2^16' ;; *pair) first='4 MiB' ;; *) first='16 MiB' ;; esac
+  # shellcheck disable=SC2086 # a command and its options
+  "$bench" $test --chunk 1 >"$work/out" 2>&1 || fail "mam-bench $test --chunk 1: status $?"
+  grep -qxF "Not measured: $first and more, for which a pool of 2 MiB is too small." "$work/out" ||
+    { fail "mam-bench $test --chunk 1 does not say what it left out:"; cat "$work/out"; }
+done
+
 # ---- Progress --------------------------------------------------------------------------------------------------------
 
 "$bench" quickstart --chunk 64M >"$work/out" 2>"$work/err" || fail "mam-bench quickstart: status $?"

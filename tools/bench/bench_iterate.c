@@ -125,6 +125,9 @@ static bool iterate_measure(const struct bench *bench, struct passes *passes, st
   return true;
 }
 
+/* Three blocks are live at a time; those of a whole iteration may wait for reuse. */
+static size_t needed_bytes(unsigned power) { return ((size_t)point_bytes << power) * power * 2; }
+
 static bool iterate_part(const struct bench *bench, const struct allocator *allocator, size_t index, void *result) {
   struct iterate_result *iterate = result;
   for (size_t i = 0; i < row_count; i++) {
@@ -133,9 +136,7 @@ static bool iterate_part(const struct bench *bench, const struct allocator *allo
     struct iterate_cell *cell = &iterate->cells[i][index];
     progress_within((double)i, row_count);
     *cell = (struct iterate_cell){(double)NAN, (double)NAN};
-    /* Three blocks are live at a time; those of a whole iteration may wait for reuse. */
-    size_t needed_bytes = ((size_t)point_bytes << powers[i]) * powers[i] * 2;
-    if (needed_bytes <= bench->capacity_bytes && !iterate_measure(bench, &passes, cell))
+    if (needed_bytes(powers[i]) <= bench->capacity_bytes && !iterate_measure(bench, &passes, cell))
       return false;
   }
   return true;
@@ -151,6 +152,10 @@ static void iterate_print(const struct bench *bench, const struct iterate_result
   }
   struct report_table table = {.title = title, .row_title = "points", .rows = rows, .row_count = row_count};
   report_table_print(&table, bench->allocators, bench->allocator_count);
+  size_t measured = 0;
+  while (measured < row_count && needed_bytes(powers[measured]) <= bench->capacity_bytes)
+    measured++;
+  report_left_out_print(&table, measured, bench->capacity_bytes);
 }
 
 static bool iterate_csv(const struct bench *bench, const struct iterate_result *iterate) {

@@ -103,7 +103,7 @@ static bool pair_csv(const struct bench *bench, const struct pair_result *pair) 
   return report_csv_close(&csv);
 }
 
-/* Names what is a dash in the table.  False if there was a failure. */
+/* Names what failed, which is a dash in the table.  False if there was a failure. */
 static bool pair_explain(const struct bench *bench, const struct pair_result *pair) {
   bool good = true;
   for (size_t a = 0; a < bench->allocator_count; a++)
@@ -131,6 +131,10 @@ bool bench_pair(const struct bench *bench) {
                                .rows = rows,
                                .row_count = size_count};
   report_table_print(&table, bench->allocators, bench->allocator_count);
+  size_t measured = 0;
+  while (measured < size_count && pair_bytes(measured) <= bench->capacity_bytes)
+    measured++;
+  report_left_out_print(&table, measured, bench->capacity_bytes);
   bool good = pair_explain(bench, &pair);
   return pair_csv(bench, &pair) && good;
 }

@@ -100,6 +100,10 @@ bool bench_quickstart(const struct bench *bench) {
   table.title = "A free, ns";
   table.rows = quickstart.free_rows;
   report_table_print(&table, bench->allocators, bench->allocator_count);
+  size_t measured = 0;
+  while (measured < size_count && sizes[measured] <= bench->capacity_bytes)
+    measured++;
+  report_left_out_print(&table, measured, bench->capacity_bytes);
   report_remarks_print(bench->allocators, bench->allocator_count);
   return true;
 }

@@ -84,6 +84,14 @@ void report_table_print(const struct report_table *table, const struct allocator
   report_columns_print(table, columns, allocator_count);
 }
 
+void report_left_out_print(const struct report_table *table, size_t first, size_t capacity_bytes) {
+  char text[report_label_size];
+  if (first == table->row_count)
+    return;
+  report_bytes_text(text, capacity_bytes);
+  (void)printf("Not measured: %s and more, for which a pool of %s is too small.\n", table->rows[first].label, text);
+}
+
 void report_remarks_print(const struct allocator *const *allocators, size_t allocator_count) {
   (void)printf("\nRatio: how many times better %s is.\n", allocators[0]->name);
   for (size_t i = 0; i < allocator_count; i++)

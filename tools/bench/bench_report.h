@@ -44,6 +44,10 @@ void report_table_print(const struct report_table *table, const struct allocator
 /* The same with any columns, the first of which is ours. */
 void report_columns_print(const struct report_table *table, const struct report_column *columns, size_t count);
 
+/* Says that the rows from this one on were left out, if there are any, since they need more memory than the pool has.
+ */
+void report_left_out_print(const struct report_table *table, size_t first, size_t capacity_bytes);
+
 /* Prints what the allocators' figures include. */
 void report_remarks_print(const struct allocator *const *allocators, size_t allocator_count);
 
