@@ -265,6 +265,13 @@ static void stop_locked(const char *what, int error) {
                   record.open ? record.written_path : record.path, strerror(error));
 }
 
+static void file_failed_locked(void) {
+  lock_held(&record_lock);
+  if (record.file.error != 0)
+    stop_locked(record.file.error == EBADF ? "the program has closed the record" : "cannot write the record",
+                record.file.error);
+}
+
 static void file_flush_locked(void) {
   lock_held(&record_lock);
   uint64_t lost = atomic_exchange_explicit(&lost_count, 0, memory_order_relaxed);
@@ -272,8 +279,7 @@ static void file_flush_locked(void) {
     record_file_lost(&record.file, lost);
   clock_put_locked();
   record_file_flush(&record.file);
-  if (record.file.error != 0)
-    stop_locked("cannot write the record", record.file.error);
+  file_failed_locked();
 }
 
 /* What was found of modules may be wrong when one was unloaded: another may have come to its addresses. */
@@ -672,8 +678,7 @@ void record_end(void) {
     for (struct recorder *recorder = record.recorders; recorder != NULL; recorder = recorder->next)
       atomic_store_explicit(&recorder->limit, 0, memory_order_relaxed);
     record_file_end(&record.file);
-    if (record.file.error != 0)
-      stop_locked("cannot write the record", record.file.error);
+    file_failed_locked();
   }
   pthread_mutex_unlock(&record_lock);
 }
@@ -723,6 +728,7 @@ void record_after_fork(bool in_child) {
 
 static cudaError_t cannot_write(const char *path, int error) {
   return error == EEXIST  ? error_set(cudaErrorUnknown, "%s is no record, so it is not written over", path)
+         : error == EBADF ? error_set(cudaErrorUnknown, "the program has closed the record %s", path)
          : error == EBUSY ? error_set(cudaErrorUnknown, "another process writes its record to %s", path)
                           : error_set(cudaErrorUnknown, "cannot write the record %s: %s", path, strerror(error));
 }

@@ -189,16 +189,37 @@ static int small_disk(void) {
   return 0;
 }
 
+static void all_close(void) {
+  for (int fd = 3; fd < 1024; fd++)
+    (void)close(fd);
+}
+
+/* As daemons do, which closes the record.  A file of its own gets the number. */
+static int closes_all(void) {
+  char name[128];
+  (void)snprintf(name, sizeof name, "%s.own", getenv("MAM_RECORD"));
+  all_close();
+  void *block = block_of(1000);
+  all_close();
+  FILE *file = fopen(name, "w");
+  if (file == NULL || fileno(file) != 3 || fputs("hello\n", file) < 0 || fflush(file) != 0)
+    return 2;
+  free_it(block);
+  for (int i = 0; i < PAIRS; i++) /* more than a ring holds: some of it is written now */
+    free_it(block_of(3000));
+  return fputs("world\n", file) >= 0 && fclose(file) == 0 ? 0 : 3;
+}
+
 static int nothing(void) { return 0; }
 
 static const struct program {
   const char *name;
   int (*run)(void);
-} programs[] = {{"steps", steps},    {"threads", threads},      {"short threads", short_threads},
-                {"forks", forks},    {"pairs", pairs},          {"killed", killed},
-                {"aborts", aborts},  {"exec", replaces_itself}, {"late", frees_late},
-                {"many", many},      {"pools", pools},          {"small disk", small_disk},
-                {"nothing", nothing}};
+} programs[] = {{"steps", steps},     {"threads", threads},      {"short threads", short_threads},
+                {"forks", forks},     {"pairs", pairs},          {"killed", killed},
+                {"aborts", aborts},   {"exec", replaces_itself}, {"late", frees_late},
+                {"many", many},       {"pools", pools},          {"small disk", small_disk},
+                {"nothing", nothing}, {"closes all", closes_all}};
 
 /* ---- The tests ---- */
 
@@ -457,6 +478,22 @@ START_TEST(a_disk_that_fills_up_cuts_the_record) {
 }
 END_TEST
 
+START_TEST(a_file_of_the_program_s_is_not_written_to) {
+  char name[256], text[64] = "";
+  ck_assert_int_eq(run("closes all", path), 0);
+  ck_assert_ptr_nonnull(strstr(said, "the program has closed the record"));
+  ck_assert_ptr_eq(strchr(said, '\n'), said + strlen(said) - 1);
+  ck_assert_uint_eq(files_like("record.own", name, sizeof name), 1);
+  FILE *file = fopen(name, "r");
+  ck_assert_ptr_nonnull(file);
+  text[fread(text, 1, sizeof text - 1, file)] = '\0';
+  fclose(file);
+  ck_assert_str_eq(text, "hello\nworld\n");
+  read_record(path);
+  ck_assert(record.cut);
+}
+END_TEST
+
 START_TEST(a_record_of_before_is_written_over_and_nothing_else) {
   ck_assert_int_eq(run("pairs", path), 0);
   ck_assert_int_eq(run("steps", path), 0);
@@ -641,6 +678,7 @@ int main(int argc, char **argv) {
   tcase_add_checked_fixture(files, folder_make, folder_remove);
   tcase_add_loop_test(files, a_file_that_cannot_be_written_is_said_once, 0, 3);
   tcase_add_test(files, a_disk_that_fills_up_cuts_the_record);
+  tcase_add_test(files, a_file_of_the_program_s_is_not_written_to);
   tcase_add_test(files, a_record_of_before_is_written_over_and_nothing_else);
   tcase_add_test(files, a_percent_p_is_the_process);
   tcase_add_test(files, a_program_without_calls_leaves_no_file);
