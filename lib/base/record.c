@@ -88,7 +88,7 @@ static struct {        /* under record_lock, but for what set_up writes */
   char path[PATH_MAX]; /* as asked for, from the root */
   const struct zstd *zstd;
   uint64_t ticks_base;
-  uint64_t run;         /* the process that mam-run became, 0 without it */
+  uint64_t run;         /* the process that the run began with (MAM_RECORD_PROCESS), 0 if MAM_RECORD is not set */
   bool open, by_call;   /* the file is; record_begin made it */
   _Atomic bool writes;  /* a thread writes; relaxed: without it, the rings' own threads do */
   uint64_t begin_ticks; /* when record_begin cut, 0 without it: no event is earlier */
@@ -650,6 +650,17 @@ void record_prepare(void) {
   (void)pthread_once(&once, prepare);
 }
 
+/* Without mam-run, a run begins here.  Children have the number by fork, what they execute has it by the environment.
+ */
+static void run_begin(void) {
+  char number[32];
+  if (record.run != 0)
+    return;
+  record.run = (uint64_t)getpid();
+  (void)snprintf(number, sizeof number, "%ld", (long)getpid());
+  (void)setenv("MAM_RECORD_PROCESS", number, 1);
+}
+
 static void set_up(void) {
   const char *text = option_text(OPTION_MAM_RECORD);
   bool wanted = strcmp(text, "none") != 0 && getauxval(AT_SECURE) == 0; /* no file by another user's rights */
@@ -657,8 +668,10 @@ static void set_up(void) {
     (void)fprintf(stderr, "mam: MAM_RECORD: the path is too long; nothing is recorded\n");
     wanted = false;
   }
-  if (wanted)
+  if (wanted) {
     record_prepare();
+    run_begin();
+  }
   /* release: what was prepared; pairs with the acquire in record_on */
   atomic_store_explicit(&record_state, wanted ? RECORD_ON : RECORD_OFF, memory_order_release);
 }

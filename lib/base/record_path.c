@@ -35,8 +35,7 @@ static bool number_read(const unsigned char **at, const unsigned char *end, uint
 }
 
 /* Whether this process may write over what is in the file: not another process's that writes it now, nor, unless the
- * program names the file itself, one of the same run of mam-run or its own from before an exec; and nothing that is no
- * record. */
+ * program names the file itself, one of the same run or its own from before an exec; and nothing that is no record. */
 static enum record_taken file_taken(int fd, bool named, uint64_t own_run) {
   unsigned char begin[64];
   struct stat status;

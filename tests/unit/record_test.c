@@ -118,6 +118,33 @@ static int forks(void) {
   return 0;
 }
 
+/* A parent makes a record and ends; only then its child makes one. */
+static int outlives(bool execs) {
+  int ended[2], done[2], status = -1;
+  char byte;
+  if (pipe(ended) != 0 || pipe(done) != 0)
+    return 2;
+  pid_t parent = fork();
+  if (parent == 0) {
+    (void)close(ended[1]);
+    (void)block_of(1000);
+    if (fork() != 0)
+      exit(0);
+    if (read(ended[0], &byte, 1) != 0)
+      exit(2);
+    if (execs)
+      exit(execl("/proc/self/exe", "record_test", "steps", (char *)NULL));
+    exit(steps());
+  }
+  (void)close(done[1]);
+  bool good = waitpid(parent, &status, 0) == parent && status == 0;
+  (void)close(ended[1]);
+  return good && read(done[0], &byte, 1) == 0 ? 0 : 2;
+}
+
+static int child_outlives(void) { return outlives(false); }
+static int child_outlives_and_execs(void) { return outlives(true); }
+
 static int pairs(void) {
   (void)block_of(1000);
   for (int i = 0; i < PAIRS; i++)
@@ -215,11 +242,22 @@ static int nothing(void) { return 0; }
 static const struct program {
   const char *name;
   int (*run)(void);
-} programs[] = {{"steps", steps},     {"threads", threads},      {"short threads", short_threads},
-                {"forks", forks},     {"pairs", pairs},          {"killed", killed},
-                {"aborts", aborts},   {"exec", replaces_itself}, {"late", frees_late},
-                {"many", many},       {"pools", pools},          {"small disk", small_disk},
-                {"nothing", nothing}, {"closes all", closes_all}};
+} programs[] = {{"steps", steps},
+                {"threads", threads},
+                {"short threads", short_threads},
+                {"forks", forks},
+                {"pairs", pairs},
+                {"killed", killed},
+                {"aborts", aborts},
+                {"exec", replaces_itself},
+                {"late", frees_late},
+                {"many", many},
+                {"pools", pools},
+                {"small disk", small_disk},
+                {"nothing", nothing},
+                {"closes all", closes_all},
+                {"outlives", child_outlives},
+                {"outlives and execs", child_outlives_and_execs}};
 
 /* ---- The tests ---- */
 
@@ -383,6 +421,23 @@ START_TEST(a_forked_child_has_a_file_of_its_own) {
   ck_assert_uint_ne(record.process, parent);
   ck_assert_uint_eq(count_of(RECORD_ALLOCATE), 3);
   ck_assert_uint_eq(event_of(RECORD_FREE, 0)->serial, RECORD_NO_SERIAL);
+}
+END_TEST
+
+START_TEST(a_child_does_not_write_over_its_parent_s) {
+  char child[256];
+  ck_assert_int_eq(run(_i == 0 ? "outlives" : "outlives and execs", path), 0);
+  read_record(path);
+  ck_assert(!record.cut);
+  ck_assert_uint_eq(count_of(RECORD_ALLOCATE), 1);
+  ck_assert_uint_eq(files_like("record.*", child, sizeof child), 1);
+  read_record(child);
+  ck_assert(!record.cut);
+  ck_assert_uint_eq(count_of(RECORD_ALLOCATE), 3);
+  ck_assert_int_eq(run("steps", path), 0); /* of another run */
+  read_record(path);
+  ck_assert_uint_eq(count_of(RECORD_ALLOCATE), 3);
+  ck_assert_uint_eq(files_like("record*", NULL, 0), 2);
 }
 END_TEST
 #endif
@@ -666,6 +721,7 @@ int main(int argc, char **argv) {
   tcase_add_test(cases, threads_that_end_lose_nothing);
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) /* these know no child that starts a thread */
   tcase_add_test(cases, a_forked_child_has_a_file_of_its_own);
+  tcase_add_loop_test(cases, a_child_does_not_write_over_its_parent_s, 0, 2);
 #endif
   tcase_add_test(cases, a_killed_program_leaves_its_record);
   tcase_add_test(cases, so_does_one_that_aborts);
