@@ -43,7 +43,7 @@ static enum record_taken file_taken(int fd, bool named, uint64_t own_run) {
   if (fstat(fd, &status) != 0)
     return TAKEN_ERROR;
   if (!S_ISREG(status.st_mode))
-    return TAKEN_NOT;
+    return TAKEN_FOREIGN;
   if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
     return TAKEN_BY_OTHER;
   ssize_t bytes = pread(fd, begin, sizeof begin, 0);
@@ -60,7 +60,8 @@ static enum record_taken file_taken(int fd, bool named, uint64_t own_run) {
 }
 
 int record_path_open(const char *path, bool named, uint64_t run, enum record_taken *taken) {
-  int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY, 0666);
+  /* not blocking: a pipe would make the program wait for a reader */
+  int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0666);
   *taken = TAKEN_ERROR;
   if (fd < 0)
     return -1;

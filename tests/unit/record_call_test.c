@@ -7,10 +7,12 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -146,8 +148,16 @@ static void refusals(void) {
   EXPECT(MAM_RecordEnd() == cudaErrorInvalidValue && says("no record"));
   EXPECT(MAM_RecordBegin(NULL) == cudaErrorInvalidValue && MAM_RecordBegin("") == cudaErrorInvalidValue);
   EXPECT(MAM_RecordBegin("/nowhere/at/all") == cudaErrorUnknown && says("/nowhere/at/all: No such file"));
-  EXPECT(MAM_RecordBegin("/dev/full") == cudaErrorUnknown && says("/dev/full: No space left"));
+  EXPECT(MAM_RecordBegin("/dev/full") == cudaErrorUnknown && says("/dev/full is no record"));
+  EXPECT(mkfifo(other_path, 0666) == 0 && MAM_RecordBegin(other_path) == cudaErrorUnknown && says("is no record"));
+  EXPECT(unlink(other_path) == 0);
   EXPECT(MAM_RecordEnd() == cudaErrorInvalidValue);
+  struct rlimit limit, none;
+  EXPECT(getrlimit(RLIMIT_FSIZE, &limit) == 0 && signal(SIGXFSZ, SIG_IGN) != SIG_ERR);
+  none = (struct rlimit){0, limit.rlim_max};
+  EXPECT(setrlimit(RLIMIT_FSIZE, &none) == 0);
+  EXPECT(MAM_RecordBegin(path) == cudaErrorUnknown && says(": File too large"));
+  EXPECT(setrlimit(RLIMIT_FSIZE, &limit) == 0);
   FILE *file = fopen(other_path, "w");
   EXPECT(file != NULL && fputs("import torch\n", file) >= 0 && fclose(file) == 0);
   EXPECT(MAM_RecordBegin(other_path) == cudaErrorUnknown && says("is no record"));

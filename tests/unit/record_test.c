@@ -523,6 +523,15 @@ START_TEST(a_file_that_cannot_be_written_is_said_once) {
 }
 END_TEST
 
+START_TEST(a_pipe_is_not_written_to) {
+  ck_assert_int_eq(mkfifo(path, 0666), 0);
+  ck_assert_int_eq(run("pairs", path), 0);
+  ck_assert_msg(strstr(said, "no record, so it is not written over") != NULL &&
+                    strchr(said, '\n') == said + strlen(said) - 1,
+                "it says: %s", said);
+}
+END_TEST
+
 START_TEST(a_disk_that_fills_up_cuts_the_record) {
   ck_assert_int_eq(run("small disk", path), 0);
   ck_assert_ptr_nonnull(strstr(said, "File too large; no more is recorded"));
@@ -733,6 +742,7 @@ int main(int argc, char **argv) {
   tcase_set_timeout(files, 30); /* as many calls as to fill a disk, under a sanitizer */
   tcase_add_checked_fixture(files, folder_make, folder_remove);
   tcase_add_loop_test(files, a_file_that_cannot_be_written_is_said_once, 0, 3);
+  tcase_add_test(files, a_pipe_is_not_written_to);
   tcase_add_test(files, a_disk_that_fills_up_cuts_the_record);
   tcase_add_test(files, a_file_of_the_program_s_is_not_written_to);
   tcase_add_test(files, a_record_of_before_is_written_over_and_nothing_else);
