@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <limits.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +18,7 @@
 #include "base/cancel.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/helper.h"
 #include "base/locked.h"
 #include "base/option_text.h"
 #include "base/record_clock.h"
@@ -355,21 +355,13 @@ static void writer_wake(void) {
   pthread_mutex_unlock(&writer.lock);
 }
 
-/* Without one, events wait until a ring is full or the process ends.  Signals are the program's threads' to handle. */
+/* Without one, events wait until a ring is full or the process ends. */
 static void writer_start_locked(void) {
   lock_held(&record_lock);
-  pthread_t thread;
   if (!record_on() || atomic_load_explicit(&direct, memory_order_relaxed) ||
       atomic_load_explicit(&record.writes, memory_order_relaxed)) /* that of the record before goes on */
     return;
-  sigset_t all, before;
-  (void)sigfillset(&all);
-  (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-  bool started = pthread_create(&thread, NULL, writer_run, NULL) == 0;
-  (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-  if (started)
-    (void)pthread_detach(thread);
-  atomic_store_explicit(&record.writes, started, memory_order_relaxed);
+  atomic_store_explicit(&record.writes, helper_start(NULL, writer_run, NULL) == 0, memory_order_relaxed);
 }
 
 /* ---- Which file ---- */
