@@ -635,6 +635,7 @@ static void prepare(void) {
   fast_ticks = clock_ticks(FAST_NS);
   conditions_set_up();
   thread_end_heard = pthread_key_create(&thread_end, recorder_end) == 0;
+  (void)at_quick_exit(record_end);
 }
 
 void record_prepare(void) {

@@ -170,6 +170,17 @@ static int replaces_itself(void) {
   return execl("/proc/self/exe", "record_test", "steps", (char *)NULL);
 }
 
+static void *last;
+static void free_last(void) { free_it(last); }
+
+static int exits_quickly(void) {
+  last = block_of(1000);
+  if (at_quick_exit(free_last) != 0)
+    return 2;
+  free_it(block_of(2000));
+  quick_exit(0);
+}
+
 static void *late;
 __attribute__((destructor(101))) static void last_of_all(void) { /* after the library's own end */
   if (late != NULL)
@@ -256,6 +267,7 @@ static const struct program {
                 {"small disk", small_disk},
                 {"nothing", nothing},
                 {"closes all", closes_all},
+                {"exits quickly", exits_quickly},
                 {"outlives", child_outlives},
                 {"outlives and execs", child_outlives_and_execs}};
 
@@ -478,6 +490,16 @@ START_TEST(a_free_after_the_end_is_recorded) {
   read_record(path);
   ck_assert(!record.cut);
   ck_assert_uint_eq(event_of(RECORD_FREE, 0)->serial, 0);
+}
+END_TEST
+
+START_TEST(a_quick_exit_loses_nothing) {
+  ck_assert_int_eq(run("exits quickly", path), 0);
+  read_record(path);
+  ck_assert(!record.cut);
+  ck_assert_uint_eq(count_of(RECORD_ALLOCATE), 2);
+  ck_assert_uint_eq(count_of(RECORD_FREE), 2);
+  all_frees_known();
 }
 END_TEST
 
@@ -736,6 +758,7 @@ int main(int argc, char **argv) {
   tcase_add_test(cases, so_does_one_that_aborts);
   tcase_add_test(cases, after_an_exec_there_is_another_file);
   tcase_add_test(cases, a_free_after_the_end_is_recorded);
+  tcase_add_test(cases, a_quick_exit_loses_nothing);
   tcase_add_test(cases, a_million_blocks_may_be_live);
   tcase_add_test(cases, the_end_of_a_pool_ends_its_blocks);
   suite_add_tcase(suite, cases);
