@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 #include "api/reaper.h"
 
-#include <signal.h>
 #include <time.h>
 
 #include "base/cancel.h"
 #include "base/clock.h"
+#include "base/helper.h"
 #include "base/locked.h"
 
 /* A pool of several threads is looked at so often at most, also where it would end at once. */
@@ -124,21 +124,10 @@ static void *reaper(void *unused) {
   return NULL;
 }
 
-/* Starts the reaper, deaf to signals.  The lock is held. */
+/* The lock is held. */
 static bool reaper_start(void) {
-  pthread_t thread;
-  pthread_attr_t attributes;
-  sigset_t all, before;
-  if (environment_reaper.runs || environment_reaper.process_ends)
-    return environment_reaper.runs;
-  if (pthread_attr_init(&attributes) != 0)
-    return false;
-  (void)pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-  (void)sigfillset(&all);
-  (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-  environment_reaper.runs = pthread_create(&thread, &attributes, reaper, NULL) == 0;
-  (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-  (void)pthread_attr_destroy(&attributes);
+  if (!environment_reaper.runs && !environment_reaper.process_ends)
+    environment_reaper.runs = helper_start(NULL, reaper, NULL) == 0;
   return environment_reaper.runs;
 }
 

@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <limits.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +18,7 @@
 #include "base/cancel.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/helper.h"
 #include "base/locked.h"
 #include "base/option_text.h"
 #include "base/record_clock.h"
@@ -88,7 +88,7 @@ static struct {        /* under record_lock, but for what set_up writes */
   char path[PATH_MAX]; /* as asked for, from the root */
   const struct zstd *zstd;
   uint64_t ticks_base;
-  uint64_t run;         /* the process that mam-run became, 0 without it */
+  uint64_t run;         /* the process that the run began with (MAM_RECORD_PROCESS), 0 if MAM_RECORD is not set */
   bool open, by_call;   /* the file is; record_begin made it */
   _Atomic bool writes;  /* a thread writes; relaxed: without it, the rings' own threads do */
   uint64_t begin_ticks; /* when record_begin cut, 0 without it: no event is earlier */
@@ -265,6 +265,13 @@ static void stop_locked(const char *what, int error) {
                   record.open ? record.written_path : record.path, strerror(error));
 }
 
+static void file_failed_locked(void) {
+  lock_held(&record_lock);
+  if (record.file.error != 0)
+    stop_locked(record.file.error == EBADF ? "the program has closed the record" : "cannot write the record",
+                record.file.error);
+}
+
 static void file_flush_locked(void) {
   lock_held(&record_lock);
   uint64_t lost = atomic_exchange_explicit(&lost_count, 0, memory_order_relaxed);
@@ -272,8 +279,7 @@ static void file_flush_locked(void) {
     record_file_lost(&record.file, lost);
   clock_put_locked();
   record_file_flush(&record.file);
-  if (record.file.error != 0)
-    stop_locked("cannot write the record", record.file.error);
+  file_failed_locked();
 }
 
 /* What was found of modules may be wrong when one was unloaded: another may have come to its addresses. */
@@ -349,21 +355,13 @@ static void writer_wake(void) {
   pthread_mutex_unlock(&writer.lock);
 }
 
-/* Without one, events wait until a ring is full or the process ends.  Signals are the program's threads' to handle. */
+/* Without one, events wait until a ring is full or the process ends. */
 static void writer_start_locked(void) {
   lock_held(&record_lock);
-  pthread_t thread;
   if (!record_on() || atomic_load_explicit(&direct, memory_order_relaxed) ||
       atomic_load_explicit(&record.writes, memory_order_relaxed)) /* that of the record before goes on */
     return;
-  sigset_t all, before;
-  (void)sigfillset(&all);
-  (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-  bool started = pthread_create(&thread, NULL, writer_run, NULL) == 0;
-  (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-  if (started)
-    (void)pthread_detach(thread);
-  atomic_store_explicit(&record.writes, started, memory_order_relaxed);
+  atomic_store_explicit(&record.writes, helper_start(NULL, writer_run, NULL) == 0, memory_order_relaxed);
 }
 
 /* ---- Which file ---- */
@@ -650,11 +648,23 @@ static void prepare(void) {
   fast_ticks = clock_ticks(FAST_NS);
   conditions_set_up();
   thread_end_heard = pthread_key_create(&thread_end, recorder_end) == 0;
+  (void)at_quick_exit(record_end);
 }
 
 void record_prepare(void) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   (void)pthread_once(&once, prepare);
+}
+
+/* Without mam-run, a run begins here.  Children have the number by fork, what they execute has it by the environment.
+ */
+static void run_begin(void) {
+  char number[32];
+  if (record.run != 0)
+    return;
+  record.run = (uint64_t)getpid();
+  (void)snprintf(number, sizeof number, "%ld", (long)getpid());
+  (void)setenv("MAM_RECORD_PROCESS", number, 1);
 }
 
 static void set_up(void) {
@@ -664,8 +674,10 @@ static void set_up(void) {
     (void)fprintf(stderr, "mam: MAM_RECORD: the path is too long; nothing is recorded\n");
     wanted = false;
   }
-  if (wanted)
+  if (wanted) {
     record_prepare();
+    run_begin();
+  }
   /* release: what was prepared; pairs with the acquire in record_on */
   atomic_store_explicit(&record_state, wanted ? RECORD_ON : RECORD_OFF, memory_order_release);
 }
@@ -685,8 +697,7 @@ void record_end(void) {
     for (struct recorder *recorder = record.recorders; recorder != NULL; recorder = recorder->next)
       atomic_store_explicit(&recorder->limit, 0, memory_order_relaxed);
     record_file_end(&record.file);
-    if (record.file.error != 0)
-      stop_locked("cannot write the record", record.file.error);
+    file_failed_locked();
   }
   pthread_mutex_unlock(&record_lock);
 }
@@ -736,6 +747,7 @@ void record_after_fork(bool in_child) {
 
 static cudaError_t cannot_write(const char *path, int error) {
   return error == EEXIST  ? error_set(cudaErrorUnknown, "%s is no record, so it is not written over", path)
+         : error == EBADF ? error_set(cudaErrorUnknown, "the program has closed the record %s", path)
          : error == EBUSY ? error_set(cudaErrorUnknown, "another process writes its record to %s", path)
                           : error_set(cudaErrorUnknown, "cannot write the record %s: %s", path, strerror(error));
 }

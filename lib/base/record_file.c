@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/zstd.h"
@@ -50,7 +51,14 @@ uint32_t record_sum(const unsigned char *head, const unsigned char *content, siz
 
 /* ---- Frames ---- */
 
+static bool is_own(const struct record_file *file) {
+  struct stat status;
+  return fstat(file->fd, &status) == 0 && status.st_dev == file->device && status.st_ino == file->inode;
+}
+
 static void write_all(struct record_file *file, const unsigned char *bytes, size_t count) {
+  if (file->error == 0 && !is_own(file))
+    file->error = EBADF;
   while (count > 0 && file->error == 0) {
     ssize_t written = write(file->fd, bytes, count);
     if (written < 0 && errno != EINTR)
@@ -107,7 +115,12 @@ bool record_file_open(struct record_file *file, int fd, const struct zstd *zstd)
                                .frame = malloc(RECORD_HEAD_BYTES + RECORD_CONTENT_MOST),
                                .text_count = 1};
   bool good = file->content != NULL && file->frame != NULL;
+  struct stat status;
   if (good) {
+    if (fstat(fd, &status) == 0)
+      file->device = status.st_dev, file->inode = status.st_ino;
+    else
+      file->error = errno;
     write_all(file, (const unsigned char *)RECORD_MAGIC, RECORD_MAGIC_BYTES);
   } else {
     free(file->content);
@@ -123,7 +136,8 @@ void record_file_close(struct record_file *file) {
     (void)file->zstd->freeCCtx(file->zstd_context);
   free(file->content);
   free(file->frame);
-  (void)close(file->fd);
+  if (file->error != EBADF && is_own(file))
+    (void)close(file->fd);
 }
 
 /* ---- Items ---- */

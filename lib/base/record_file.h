@@ -23,6 +23,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #define RECORD_MAGIC "mamrec\001\n"
 
@@ -91,7 +92,10 @@ struct zstd;
 
 struct record_file {
   int fd;
-  int error; /* of the write that failed, 0 if none did; from then on nothing is written */
+  dev_t device; /* of the file; with inode: a program that closes all descriptors may get the number for another file */
+  ino_t inode;
+  int error; /* of the write that failed, 0 if none did, EBADF if the number is not the file's any more; from then on
+                nothing is written */
   const struct zstd *zstd;
   void *zstd_context;
   unsigned char *content, *frame; /* the latter: as it goes out, head first */
@@ -105,7 +109,7 @@ struct record_file {
 /* Begins a file; zstd NULL: frames are stored as they are.  False if the host has no memory: then nothing is to be
  * closed.  The descriptor is the file's from now on. */
 bool record_file_open(struct record_file *file, int fd, const struct zstd *zstd);
-/* Writes nothing. */
+/* Writes nothing, and closes the descriptor only if it is still the file's. */
 void record_file_close(struct record_file *file);
 
 /* Sends what was put to the file. */

@@ -35,8 +35,7 @@ static bool number_read(const unsigned char **at, const unsigned char *end, uint
 }
 
 /* Whether this process may write over what is in the file: not another process's that writes it now, nor, unless the
- * program names the file itself, one of the same run of mam-run or its own from before an exec; and nothing that is no
- * record. */
+ * program names the file itself, one of the same run or its own from before an exec; and nothing that is no record. */
 static enum record_taken file_taken(int fd, bool named, uint64_t own_run) {
   unsigned char begin[64];
   struct stat status;
@@ -44,7 +43,7 @@ static enum record_taken file_taken(int fd, bool named, uint64_t own_run) {
   if (fstat(fd, &status) != 0)
     return TAKEN_ERROR;
   if (!S_ISREG(status.st_mode))
-    return TAKEN_NOT;
+    return TAKEN_FOREIGN;
   if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
     return TAKEN_BY_OTHER;
   ssize_t bytes = pread(fd, begin, sizeof begin, 0);
@@ -61,7 +60,8 @@ static enum record_taken file_taken(int fd, bool named, uint64_t own_run) {
 }
 
 int record_path_open(const char *path, bool named, uint64_t run, enum record_taken *taken) {
-  int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY, 0666);
+  /* not blocking: a pipe would make the program wait for a reader */
+  int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0666);
   *taken = TAKEN_ERROR;
   if (fd < 0)
     return -1;

@@ -2,11 +2,11 @@
 #include "heap/heap_service.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "base/helper.h"
 #include "base/locked.h"
 
 /* The thread looks at the word after so long; */
@@ -150,16 +150,6 @@ static void set_up(void) {
 
 /* ---- Starting and stopping --------------------------------------------------------------------------------------- */
 
-/* Signals are for the program's own threads. */
-static int thread_create(struct heap_service *service) {
-  sigset_t all, before;
-  (void)sigfillset(&all);
-  (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-  int error = pthread_create(&service->thread, NULL, run, service);
-  (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-  return error;
-}
-
 struct heap_service *heap_service_start(const uint64_t *word, const struct heap_service_work *work, void *closure) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   struct heap_service *service = calloc(1, sizeof *service);
@@ -175,7 +165,7 @@ struct heap_service *heap_service_start(const uint64_t *word, const struct heap_
     goto release;
   (void)pthread_mutex_init(&service->lock, NULL);
   pthread_mutex_lock(&services_lock); /* no fork between the thread's beginning and its being known */
-  if (thread_create(service) != 0) {
+  if (helper_start(&service->thread, run, service) != 0) {
     pthread_mutex_unlock(&services_lock);
     (void)pthread_mutex_destroy(&service->lock);
     (void)pthread_cond_destroy(&service->changed);

@@ -4,12 +4,15 @@
  * record after the other, what is refused.  Each case is a process of its own: this program with an argument.
  */
 #include <check.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -145,8 +148,16 @@ static void refusals(void) {
   EXPECT(MAM_RecordEnd() == cudaErrorInvalidValue && says("no record"));
   EXPECT(MAM_RecordBegin(NULL) == cudaErrorInvalidValue && MAM_RecordBegin("") == cudaErrorInvalidValue);
   EXPECT(MAM_RecordBegin("/nowhere/at/all") == cudaErrorUnknown && says("/nowhere/at/all: No such file"));
-  EXPECT(MAM_RecordBegin("/dev/full") == cudaErrorUnknown && says("/dev/full: No space left"));
+  EXPECT(MAM_RecordBegin("/dev/full") == cudaErrorUnknown && says("/dev/full is no record"));
+  EXPECT(mkfifo(other_path, 0666) == 0 && MAM_RecordBegin(other_path) == cudaErrorUnknown && says("is no record"));
+  EXPECT(unlink(other_path) == 0);
   EXPECT(MAM_RecordEnd() == cudaErrorInvalidValue);
+  struct rlimit limit, none;
+  EXPECT(getrlimit(RLIMIT_FSIZE, &limit) == 0 && signal(SIGXFSZ, SIG_IGN) != SIG_ERR);
+  none = (struct rlimit){0, limit.rlim_max};
+  EXPECT(setrlimit(RLIMIT_FSIZE, &none) == 0);
+  EXPECT(MAM_RecordBegin(path) == cudaErrorUnknown && says(": File too large"));
+  EXPECT(setrlimit(RLIMIT_FSIZE, &limit) == 0);
   FILE *file = fopen(other_path, "w");
   EXPECT(file != NULL && fputs("import torch\n", file) >= 0 && fclose(file) == 0);
   EXPECT(MAM_RecordBegin(other_path) == cudaErrorUnknown && says("is no record"));
@@ -157,6 +168,24 @@ static void refusals(void) {
   free_it(block);
   end_and_read();
   EXPECT(count_of(RECORD_ALLOCATE) == 1 && count_of(RECORD_FREE) == 1 && unknown_frees() == 0);
+}
+
+/* Another file of the program's has the number then, and is not closed either. */
+static void closes_the_file(void) {
+  void *block = block_of(1000);
+  struct stat before, after;
+  int free_fd = open("/dev/null", O_RDONLY);
+  EXPECT(free_fd >= 0 && close(free_fd) == 0);
+  begin();
+  EXPECT(close(free_fd) == 0);
+  int fd = open(other_path, O_RDWR | O_CREAT | O_TRUNC, 0666);
+  EXPECT(fd == free_fd && fstat(fd, &before) == 0);
+  free_it(block);
+  EXPECT(MAM_RecordEnd() == cudaErrorUnknown && says("the program has closed the record"));
+  EXPECT(fstat(fd, &after) == 0 && after.st_ino == before.st_ino && after.st_size == 0);
+  begin(); /* the number is taken */
+  end_and_read();
+  EXPECT(close(fd) == 0);
 }
 
 /* With MAM_RECORD, whose record stays as it is. */
@@ -342,6 +371,7 @@ static const struct program {
                 {"again", again},
                 {"two files", two_files},
                 {"refusals", refusals},
+                {"closes the file", closes_the_file},
                 {"beside the variable", beside_the_variable},
                 {"pools", pools},
                 {"ends with the process", ends_with_the_process},
@@ -389,6 +419,8 @@ START_TEST(a_record_may_follow_another_one_to_another_file) { run("two files", f
 END_TEST
 START_TEST(what_cannot_begin_changes_nothing) { run("refusals", false); }
 END_TEST
+START_TEST(a_program_may_close_the_file) { run("closes the file", false); }
+END_TEST
 START_TEST(the_record_of_the_variable_stays) { run("beside the variable", true); }
 END_TEST
 START_TEST(a_pool_that_comes_later_is_recorded) { run("pools", false); }
@@ -417,6 +449,7 @@ int main(int argc, char **argv) {
   tcase_add_test(cases, a_record_may_follow_another_one_to_the_same_file);
   tcase_add_test(cases, a_record_may_follow_another_one_to_another_file);
   tcase_add_test(cases, what_cannot_begin_changes_nothing);
+  tcase_add_test(cases, a_program_may_close_the_file);
   tcase_add_test(cases, the_record_of_the_variable_stays);
   tcase_add_test(cases, a_pool_that_comes_later_is_recorded);
   tcase_add_test(cases, a_record_without_an_end_ends_with_the_process);

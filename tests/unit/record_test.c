@@ -118,6 +118,33 @@ static int forks(void) {
   return 0;
 }
 
+/* A parent makes a record and ends; only then its child makes one. */
+static int outlives(bool execs) {
+  int ended[2], done[2], status = -1;
+  char byte;
+  if (pipe(ended) != 0 || pipe(done) != 0)
+    return 2;
+  pid_t parent = fork();
+  if (parent == 0) {
+    (void)close(ended[1]);
+    (void)block_of(1000);
+    if (fork() != 0)
+      exit(0);
+    if (read(ended[0], &byte, 1) != 0)
+      exit(2);
+    if (execs)
+      exit(execl("/proc/self/exe", "record_test", "steps", (char *)NULL));
+    exit(steps());
+  }
+  (void)close(done[1]);
+  bool good = waitpid(parent, &status, 0) == parent && status == 0;
+  (void)close(ended[1]);
+  return good && read(done[0], &byte, 1) == 0 ? 0 : 2;
+}
+
+static int child_outlives(void) { return outlives(false); }
+static int child_outlives_and_execs(void) { return outlives(true); }
+
 static int pairs(void) {
   (void)block_of(1000);
   for (int i = 0; i < PAIRS; i++)
@@ -141,6 +168,17 @@ static int replaces_itself(void) {
   (void)block_of(1000);
   (void)usleep(300000);
   return execl("/proc/self/exe", "record_test", "steps", (char *)NULL);
+}
+
+static void *last;
+static void free_last(void) { free_it(last); }
+
+static int exits_quickly(void) {
+  last = block_of(1000);
+  if (at_quick_exit(free_last) != 0)
+    return 2;
+  free_it(block_of(2000));
+  quick_exit(0);
 }
 
 static void *late;
@@ -189,16 +227,49 @@ static int small_disk(void) {
   return 0;
 }
 
+static void all_close(void) {
+  for (int fd = 3; fd < 1024; fd++)
+    (void)close(fd);
+}
+
+/* As daemons do, which closes the record.  A file of its own gets the number. */
+static int closes_all(void) {
+  char name[128];
+  (void)snprintf(name, sizeof name, "%s.own", getenv("MAM_RECORD"));
+  all_close();
+  void *block = block_of(1000);
+  all_close();
+  FILE *file = fopen(name, "w");
+  if (file == NULL || fileno(file) != 3 || fputs("hello\n", file) < 0 || fflush(file) != 0)
+    return 2;
+  free_it(block);
+  for (int i = 0; i < PAIRS; i++) /* more than a ring holds: some of it is written now */
+    free_it(block_of(3000));
+  return fputs("world\n", file) >= 0 && fclose(file) == 0 ? 0 : 3;
+}
+
 static int nothing(void) { return 0; }
 
 static const struct program {
   const char *name;
   int (*run)(void);
-} programs[] = {{"steps", steps},    {"threads", threads},      {"short threads", short_threads},
-                {"forks", forks},    {"pairs", pairs},          {"killed", killed},
-                {"aborts", aborts},  {"exec", replaces_itself}, {"late", frees_late},
-                {"many", many},      {"pools", pools},          {"small disk", small_disk},
-                {"nothing", nothing}};
+} programs[] = {{"steps", steps},
+                {"threads", threads},
+                {"short threads", short_threads},
+                {"forks", forks},
+                {"pairs", pairs},
+                {"killed", killed},
+                {"aborts", aborts},
+                {"exec", replaces_itself},
+                {"late", frees_late},
+                {"many", many},
+                {"pools", pools},
+                {"small disk", small_disk},
+                {"nothing", nothing},
+                {"closes all", closes_all},
+                {"exits quickly", exits_quickly},
+                {"outlives", child_outlives},
+                {"outlives and execs", child_outlives_and_execs}};
 
 /* ---- The tests ---- */
 
@@ -364,6 +435,23 @@ START_TEST(a_forked_child_has_a_file_of_its_own) {
   ck_assert_uint_eq(event_of(RECORD_FREE, 0)->serial, RECORD_NO_SERIAL);
 }
 END_TEST
+
+START_TEST(a_child_does_not_write_over_its_parent_s) {
+  char child[256];
+  ck_assert_int_eq(run(_i == 0 ? "outlives" : "outlives and execs", path), 0);
+  read_record(path);
+  ck_assert(!record.cut);
+  ck_assert_uint_eq(count_of(RECORD_ALLOCATE), 1);
+  ck_assert_uint_eq(files_like("record.*", child, sizeof child), 1);
+  read_record(child);
+  ck_assert(!record.cut);
+  ck_assert_uint_eq(count_of(RECORD_ALLOCATE), 3);
+  ck_assert_int_eq(run("steps", path), 0); /* of another run */
+  read_record(path);
+  ck_assert_uint_eq(count_of(RECORD_ALLOCATE), 3);
+  ck_assert_uint_eq(files_like("record*", NULL, 0), 2);
+}
+END_TEST
 #endif
 
 START_TEST(a_killed_program_leaves_its_record) {
@@ -402,6 +490,16 @@ START_TEST(a_free_after_the_end_is_recorded) {
   read_record(path);
   ck_assert(!record.cut);
   ck_assert_uint_eq(event_of(RECORD_FREE, 0)->serial, 0);
+}
+END_TEST
+
+START_TEST(a_quick_exit_loses_nothing) {
+  ck_assert_int_eq(run("exits quickly", path), 0);
+  read_record(path);
+  ck_assert(!record.cut);
+  ck_assert_uint_eq(count_of(RECORD_ALLOCATE), 2);
+  ck_assert_uint_eq(count_of(RECORD_FREE), 2);
+  all_frees_known();
 }
 END_TEST
 
@@ -462,6 +560,15 @@ START_TEST(a_number_of_mam_run_that_is_none_is_ignored_and_said_once) {
 }
 END_TEST
 
+START_TEST(a_pipe_is_not_written_to) {
+  ck_assert_int_eq(mkfifo(path, 0666), 0);
+  ck_assert_int_eq(run("pairs", path), 0);
+  ck_assert_msg(strstr(said, "no record, so it is not written over") != NULL &&
+                    strchr(said, '\n') == said + strlen(said) - 1,
+                "it says: %s", said);
+}
+END_TEST
+
 START_TEST(a_disk_that_fills_up_cuts_the_record) {
   ck_assert_int_eq(run("small disk", path), 0);
   ck_assert_ptr_nonnull(strstr(said, "File too large; no more is recorded"));
@@ -469,6 +576,22 @@ START_TEST(a_disk_that_fills_up_cuts_the_record) {
   read_record(path);
   ck_assert(record.cut);
   ck_assert_uint_gt(count_of(RECORD_ALLOCATE), 100);
+}
+END_TEST
+
+START_TEST(a_file_of_the_program_s_is_not_written_to) {
+  char name[256], text[64] = "";
+  ck_assert_int_eq(run("closes all", path), 0);
+  ck_assert_ptr_nonnull(strstr(said, "the program has closed the record"));
+  ck_assert_ptr_eq(strchr(said, '\n'), said + strlen(said) - 1);
+  ck_assert_uint_eq(files_like("record.own", name, sizeof name), 1);
+  FILE *file = fopen(name, "r");
+  ck_assert_ptr_nonnull(file);
+  text[fread(text, 1, sizeof text - 1, file)] = '\0';
+  fclose(file);
+  ck_assert_str_eq(text, "hello\nworld\n");
+  read_record(path);
+  ck_assert(record.cut);
 }
 END_TEST
 
@@ -686,11 +809,13 @@ int main(int argc, char **argv) {
   tcase_add_test(cases, threads_that_end_lose_nothing);
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) /* these know no child that starts a thread */
   tcase_add_test(cases, a_forked_child_has_a_file_of_its_own);
+  tcase_add_loop_test(cases, a_child_does_not_write_over_its_parent_s, 0, 2);
 #endif
   tcase_add_test(cases, a_killed_program_leaves_its_record);
   tcase_add_test(cases, so_does_one_that_aborts);
   tcase_add_test(cases, after_an_exec_there_is_another_file);
   tcase_add_test(cases, a_free_after_the_end_is_recorded);
+  tcase_add_test(cases, a_quick_exit_loses_nothing);
   tcase_add_test(cases, a_million_blocks_may_be_live);
   tcase_add_test(cases, the_end_of_a_pool_ends_its_blocks);
   suite_add_tcase(suite, cases);
@@ -698,7 +823,9 @@ int main(int argc, char **argv) {
   tcase_add_checked_fixture(files, folder_make, folder_remove);
   tcase_add_loop_test(files, a_file_that_cannot_be_written_is_said_once, 0, 3);
   tcase_add_loop_test(files, a_number_of_mam_run_that_is_none_is_ignored_and_said_once, 0, 3);
+  tcase_add_test(files, a_pipe_is_not_written_to);
   tcase_add_test(files, a_disk_that_fills_up_cuts_the_record);
+  tcase_add_test(files, a_file_of_the_program_s_is_not_written_to);
   tcase_add_test(files, a_record_of_before_is_written_over_and_nothing_else);
   tcase_add_test(files, a_percent_p_is_the_process);
   tcase_add_test(files, a_program_without_calls_leaves_no_file);

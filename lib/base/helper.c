@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* pthread_setname_np */
+#endif
+#include "base/helper.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/locked.h"
+
+/* Between two looks whether the process is to end: at first, and twice as long each time up to the most.  A look takes
+ * some microseconds. */
+enum { LOOK_FIRST_MS = 10, LOOK_MOST_MS = 1000 };
+
+static pthread_mutex_t helper_lock = PTHREAD_MUTEX_INITIALIZER; /* a leaf */
+static struct {                                                 /* under helper_lock */
+  int count;
+  bool main_ended, watched; /* main_ended: or its end would not be heard */
+} helpers;
+
+static pthread_key_t main_end; /* these are set before the first helper */
+static bool main_end_known;
+
+struct beginning {
+  void *(*run)(void *);
+  void *closure;
+};
+
+/* ---- The end of the process ---- */
+
+/* The state of the main thread and the number of threads stand behind the name of the program, which is in brackets and
+ * may hold any character. */
+static bool alone(void) {
+  char text[1024], state = '?';
+  int threads = 0;
+  pthread_mutex_lock(&helper_lock);
+  int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+  ssize_t bytes = fd >= 0 ? read(fd, text, sizeof text - 1) : 0;
+  if (fd >= 0)
+    (void)close(fd);
+  text[bytes > 0 ? bytes : 0] = '\0';
+  const char *behind = strrchr(text, ')');
+  bool known =
+      behind != NULL &&
+      sscanf(behind, ") %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %d", &state, &threads) == 2;
+  bool only_helpers = known && state == 'Z' && threads == helpers.count + 1;
+  pthread_mutex_unlock(&helper_lock);
+  return only_helpers;
+}
+
+static void *watch(void *unused) {
+  (void)unused;
+  (void)pthread_setname_np(pthread_self(), "mam-exit");
+  for (int ms = LOOK_FIRST_MS; !alone(); ms = 2 * ms < LOOK_MOST_MS ? 2 * ms : LOOK_MOST_MS) {
+    struct timespec time = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L};
+    (void)nanosleep(&time, NULL);
+  }
+  exit(0); /* as the C library does with the last thread */
+}
+
+static void watch_locked(void) {
+  lock_held(&helper_lock);
+  if (helpers.main_ended && helpers.count > 0 && !helpers.watched)
+    helpers.watched = helper_start(NULL, watch, NULL) == 0;
+}
+
+/* ---- The main thread ---- */
+
+static void main_ends(void *unused) {
+  (void)unused;
+  pthread_mutex_lock(&helper_lock);
+  helpers.main_ended = true;
+  watch_locked();
+  pthread_mutex_unlock(&helper_lock);
+}
+
+/* In the main thread, its end will be heard.  In another one, which loads the library, it may have come already. */
+static void main_hear(void) {
+  bool is_main = syscall(SYS_gettid) == getpid();
+  helpers.main_ended = !is_main || !main_end_known || pthread_setspecific(main_end, &helpers) != 0;
+}
+
+/* The child has one thread, its main one. */
+static void after_fork_in_child(void) {
+  (void)pthread_mutex_init(&helper_lock, NULL);
+  helpers.count = 0;
+  helpers.watched = false;
+  main_hear();
+}
+
+static void set_up(void) {
+  main_end_known = pthread_key_create(&main_end, main_ends) == 0;
+  main_hear();
+  (void)pthread_atfork(NULL, NULL, after_fork_in_child);
+}
+
+__attribute__((constructor)) static void helper_set_up(void) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  (void)pthread_once(&once, set_up);
+}
+
+/* ---- Beginning ---- */
+
+static void count(int change) {
+  pthread_mutex_lock(&helper_lock);
+  helpers.count += change;
+  watch_locked();
+  pthread_mutex_unlock(&helper_lock);
+}
+
+static void *helper(void *data) {
+  struct beginning beginning = *(struct beginning *)data;
+  free(data);
+  count(1);
+  void *result = beginning.run(beginning.closure);
+  count(-1);
+  return result;
+}
+
+int helper_start(pthread_t *thread, void *(*run)(void *), void *closure) {
+  pthread_t unjoined;
+  sigset_t all, before;
+  struct beginning *beginning = malloc(sizeof *beginning);
+  helper_set_up();
+  if (beginning == NULL)
+    return ENOMEM;
+  *beginning = (struct beginning){run, closure};
+  (void)sigfillset(&all);
+  (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+  int error = pthread_create(thread != NULL ? thread : &unjoined, NULL, helper, beginning);
+  (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+  if (error != 0)
+    free(beginning);
+  else if (thread == NULL)
+    (void)pthread_detach(unjoined);
+  return error;
+}

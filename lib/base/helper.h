@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+/*
+ * Helpers: the threads of the library.  They block all signals, which are the program's threads' to handle, and they
+ * keep no process alive.
+ *
+ * The C library ends a process with its last thread, and a helper is a thread to it.  So where the program's main
+ * thread has ended, by pthread_exit, a further helper looks how many threads there are, again and again, and calls exit
+ * when only helpers are left.  Until then nothing is looked at.
+ *
+ * Why it is right.  A helper is counted from its beginning, which it tells itself, to its end, and both need the lock
+ * that is held during a look: so no more helpers are counted than there are.  The kernel gives the number of threads as
+ * one number, with the main thread in it, which stays as a zombie.  If that number is one more than the count, every
+ * thread is a helper or has ended; and helpers begin no threads for the program.
+ *
+ * Threads that another library has begun, as the driver does, keep the process alive as they do without this one.  So
+ * libmam_preload's, which is there only where the driver is, is no helper.
+ */
+#ifndef MAM_LIB_HELPER_H
+#define MAM_LIB_HELPER_H
+
+#include <pthread.h>
+
+/* thread NULL: nobody joins it.  Answers with an error of the C library's, 0 for none. */
+int helper_start(pthread_t *thread, void *(*run)(void *), void *closure);
+
+#endif
