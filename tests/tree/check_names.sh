@@ -18,7 +18,6 @@ nv*                           CUDA's tools and libraries
 sm_*                          CUDA's names of GPUs
 seq_cst                       C's and PTX's memory order
 max_frag                      a word of the paper on defragmentation
-overcommit_memory             a file of Linux
 RB_GENERATE_STATIC            a macro of libbsd that is not used
 CK_*                          Check's environment variables
 AC_*                          Autoconf's macros
