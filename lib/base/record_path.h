@@ -16,8 +16,8 @@ void record_path_expand(const char *path, char *to, size_t bytes);
 /* foreign: it is no record. */
 enum record_taken { TAKEN_NOT, TAKEN_BY_OTHER, TAKEN_FOREIGN, TAKEN_ERROR };
 
-/* The file for the taking; else -1 with errno, EBUSY if it is another process's, EEXIST if it is no record, nor a regular file.  named: by
- * the program itself; run: the process that the run began with, 0 for none. */
+/* The file for the taking; else -1 with errno, EBUSY if it is another process's, EEXIST if it is no record, nor a
+ * regular file.  named: by the program itself; run: the process that the run began with, 0 for none. */
 int record_path_open(const char *path, bool named, uint64_t run, enum record_taken *taken);
 
 /* The program's arguments, with spaces between. */
