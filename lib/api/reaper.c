@@ -121,6 +121,7 @@ static void *reaper(void *unused) {
   }
   environment_reaper.runs = false;
   environment_exit();
+  helper_end();
   return NULL;
 }
 

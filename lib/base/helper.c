@@ -4,7 +4,6 @@
 #endif
 #include "base/helper.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -29,11 +28,6 @@ static struct {                                                 /* under helper_
 
 static pthread_key_t main_end; /* these are set before the first helper */
 static bool main_end_known;
-
-struct beginning {
-  void *(*run)(void *);
-  void *closure;
-};
 
 /* ---- The end of the process ---- */
 
@@ -67,10 +61,27 @@ static void *watch(void *unused) {
   exit(0); /* as the C library does with the last thread */
 }
 
+/* Counts the thread before a look, or another thread, can find it. */
+static int start_locked(pthread_t *thread, void *(*run)(void *), void *closure) {
+  lock_held(&helper_lock);
+  pthread_t unjoined;
+  sigset_t all, before;
+  (void)sigfillset(&all);
+  (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+  int error = pthread_create(thread != NULL ? thread : &unjoined, NULL, run, closure);
+  (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+  if (error == 0) {
+    helpers.count++;
+    if (thread == NULL)
+      (void)pthread_detach(unjoined);
+  }
+  return error;
+}
+
 static void watch_locked(void) {
   lock_held(&helper_lock);
   if (helpers.main_ended && helpers.count > 0 && !helpers.watched)
-    helpers.watched = helper_start(NULL, watch, NULL) == 0;
+    helpers.watched = start_locked(NULL, watch, NULL) == 0;
 }
 
 /* ---- The main thread ---- */
@@ -108,39 +119,19 @@ __attribute__((constructor)) static void helper_set_up(void) {
   (void)pthread_once(&once, set_up);
 }
 
-/* ---- Beginning ---- */
-
-static void count(int change) {
-  pthread_mutex_lock(&helper_lock);
-  helpers.count += change;
-  watch_locked();
-  pthread_mutex_unlock(&helper_lock);
-}
-
-static void *helper(void *data) {
-  struct beginning beginning = *(struct beginning *)data;
-  free(data);
-  count(1);
-  void *result = beginning.run(beginning.closure);
-  count(-1);
-  return result;
-}
+/* ---- Beginning and end ---- */
 
 int helper_start(pthread_t *thread, void *(*run)(void *), void *closure) {
-  pthread_t unjoined;
-  sigset_t all, before;
-  struct beginning *beginning = malloc(sizeof *beginning);
   helper_set_up();
-  if (beginning == NULL)
-    return ENOMEM;
-  *beginning = (struct beginning){run, closure};
-  (void)sigfillset(&all);
-  (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-  int error = pthread_create(thread != NULL ? thread : &unjoined, NULL, helper, beginning);
-  (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-  if (error != 0)
-    free(beginning);
-  else if (thread == NULL)
-    (void)pthread_detach(unjoined);
+  pthread_mutex_lock(&helper_lock);
+  int error = start_locked(thread, run, closure);
+  watch_locked();
+  pthread_mutex_unlock(&helper_lock);
   return error;
+}
+
+void helper_end(void) {
+  pthread_mutex_lock(&helper_lock);
+  helpers.count--;
+  pthread_mutex_unlock(&helper_lock);
 }

@@ -7,8 +7,8 @@
  * thread has ended, by pthread_exit, a further helper looks how many threads there are, again and again, and calls exit
  * when only helpers are left.  Until then nothing is looked at.
  *
- * Why it is right.  A helper is counted from its beginning, which it tells itself, to its end, and both need the lock
- * that is held during a look: so no more helpers are counted than there are.  The kernel gives the number of threads as
+ * Why it is right.  A helper is counted after it was created and until it is about to end, both under the lock that is
+ * held during a look: so no more helpers are counted than there are.  The kernel gives the number of threads as
  * one number, with the main thread in it, which stays as a zombie.  If that number is one more than the count, every
  * thread is a helper or has ended; and helpers begin no threads for the program.
  *
@@ -20,7 +20,8 @@
 
 #include <pthread.h>
 
-/* thread NULL: nobody joins it.  Answers with an error of the C library's, 0 for none. */
+/* thread NULL: nobody joins it.  run calls helper_end last.  Answers with an error of the C library's, 0 for none. */
 int helper_start(pthread_t *thread, void *(*run)(void *), void *closure);
+void helper_end(void);
 
 #endif

@@ -345,6 +345,7 @@ static void *writer_run(void *unused) {
     else
       writer_await(until_ns);
   } while (writer_drain(sends));
+  helper_end();
   return NULL;
 }
 

@@ -108,6 +108,7 @@ static void *run(void *argument) {
   service->ended = true;
   pthread_cond_broadcast(&service->changed);
   pthread_mutex_unlock(&service->lock);
+  helper_end();
   return NULL;
 }
 
