@@ -404,7 +404,7 @@ START_TEST(blocks_go_from_thread_to_thread) {
     else if (record.events[i].kind == RECORD_FREE)
       by_others += thread_of[record.events[i].serial] != record.events[i].thread;
   free(thread_of);
-  ck_assert_uint_gt(by_others, 1000);
+  ck_assert_uint_ge(by_others, MAILBOXES); /* what is left in the end, however the threads ran */
 }
 END_TEST
 
