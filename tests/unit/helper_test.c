@@ -108,32 +108,11 @@ static void late(void) {
   pthread_exit(NULL);
 }
 
-static void *fork_off(void *unused) {
-  (void)unused;
-  int status = -1;
-  pid_t child = fork();
-  if (child == 0)
-    reaper();
-  require(waitpid(child, &status, 0) == child && status == 0);
-  exit(0);
-}
-
-/* A child's main thread is the one that forks. */
-static void forks(void) {
-  pthread_t thread;
-  require(pthread_create(&thread, NULL, fork_off, NULL) == 0);
-  pthread_exit(NULL);
-}
-
 static const struct program {
   const char *name;
   void (*run)(void);
   int status;
-} programs[] = {{"reaper", reaper, 0},
-                {"writer", writer, 0},
-                {"thread", thread, THREAD_RAN_ON},
-                {"late", late, 0},
-                {"forks", forks, 0}};
+} programs[] = {{"reaper", reaper, 0}, {"writer", writer, 0}, {"thread", thread, THREAD_RAN_ON}, {"late", late, 0}};
 
 /* ---- The tests ---- */
 
