@@ -108,11 +108,37 @@ static void late(void) {
   pthread_exit(NULL);
 }
 
+static void *end_at_once(void *unused) { pthread_exit(unused); }
+
+static void *fork_off(void *unused) {
+  (void)unused;
+  int status = -1;
+  pid_t child = fork();
+  if (child == 0)
+    reaper();
+  require(waitpid(child, &status, 0) == child && status == 0);
+  exit(0);
+}
+
+/* A child's main thread is the one that forks, while its parent's main thread ends.  The first pthread_exit of a
+ * process loads the C library's unwinder, and a fork in the middle of a load leaves the child half of it.  So one
+ * thread ends before. */
+static void forks(void) {
+  pthread_t thread;
+  require(pthread_create(&thread, NULL, end_at_once, NULL) == 0 && pthread_join(thread, NULL) == 0);
+  require(pthread_create(&thread, NULL, fork_off, NULL) == 0);
+  pthread_exit(NULL);
+}
+
 static const struct program {
   const char *name;
   void (*run)(void);
   int status;
-} programs[] = {{"reaper", reaper, 0}, {"writer", writer, 0}, {"thread", thread, THREAD_RAN_ON}, {"late", late, 0}};
+} programs[] = {{"reaper", reaper, 0},
+                {"writer", writer, 0},
+                {"thread", thread, THREAD_RAN_ON},
+                {"late", late, 0},
+                {"forks", forks, 0}};
 
 /* ---- The tests ---- */
 
