@@ -17,6 +17,7 @@
  *   marks:    time (difference), text, thread
  *   ranges:   time (difference), duration, text, thread, depth
  */
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -60,27 +61,51 @@ static void packed_difference(struct packed *packed, uint64_t before, uint64_t v
   packed_value(packed, value >= before ? (value - before) << 1 : ((before - value) << 1) - 1);
 }
 
+/* A member of each element of an array; width: a uint32_t's or a uint64_t's. */
+struct member {
+  size_t stride, offset, width;
+};
+
+#define MEMBER(type, name) ((struct member){sizeof(type), offsetof(type, name), sizeof(((type *)NULL)->name)})
+
+static uint64_t member_value(const void *elements, size_t i, struct member member) {
+  const void *at = (const char *)elements + i * member.stride + member.offset;
+  return member.width == sizeof(uint64_t) ? *(const uint64_t *)at : *(const uint32_t *)at;
+}
+
+static void packed_members(struct packed *packed, const char *column, const void *elements, size_t count,
+                           struct member member) {
+  packed_column(packed, column);
+  for (size_t i = 0; i < count; i++)
+    packed_value(packed, member_value(elements, i, member));
+}
+
+static void packed_differences(struct packed *packed, const char *column, const void *elements, size_t count,
+                               struct member member) {
+  uint64_t before = 0;
+  packed_column(packed, column);
+  for (size_t i = 0; i < count; i++) {
+    uint64_t value = member_value(elements, i, member);
+    packed_difference(packed, before, value);
+    before = value;
+  }
+}
+
 static void pack_moments(struct packed *packed, const struct picture *picture) {
   const struct picture_moment *moments = picture->moments;
-  uint64_t before = 0;
-  size_t allocated = 0;
-  packed_column(packed, "time");
-  for (size_t i = 0; i < picture->moment_count; before = moments[i++].time_ns)
-    packed_difference(packed, before, moments[i].time_ns);
+  size_t count = picture->moment_count, allocated = 0;
+  packed_differences(packed, "time", moments, count, MEMBER(struct picture_moment, time_ns));
   packed_column(packed, "what");
-  for (size_t i = 0; i < picture->moment_count; i++) {
+  for (size_t i = 0; i < count; i++) {
     uint64_t subject = moments[i].kind == moment_free      ? allocated - 1 - moments[i].subject
                        : moments[i].kind == moment_refused ? moments[i].subject
                                                            : 0;
     allocated += moments[i].kind == moment_allocate;
     packed_value(packed, subject << 2 | moments[i].kind);
   }
-  packed_column(packed, "hole");
-  before = 0;
-  for (size_t i = 0; i < picture->moment_count; before = moments[i++].hole)
-    packed_difference(packed, before, moments[i].hole);
+  packed_differences(packed, "hole", moments, count, MEMBER(struct picture_moment, hole));
   packed_column(packed, "taken");
-  for (size_t i = 0; i < picture->moment_count; i++)
+  for (size_t i = 0; i < count; i++)
     if (moments[i].kind == moment_taken)
       packed_value(packed, moments[i].taken);
 }
@@ -94,52 +119,34 @@ static unsigned position_shift(const struct picture *picture) {
 }
 
 static void pack_blocks(struct packed *packed, const struct picture *picture) {
+  const struct picture_block *blocks = picture->blocks;
+  const struct picture_refusal *refusals = picture->refusals;
+  size_t count = picture->block_count, refusal_count = picture->refusal_count;
   unsigned shift = position_shift(picture);
   uint64_t before = 0;
   packed_column(packed, "position");
-  for (size_t i = 0; i < picture->block_count; before = picture->blocks[i++].position >> shift)
-    packed_difference(packed, before, picture->blocks[i].position >> shift);
-  packed_column(packed, "size");
-  for (size_t i = 0; i < picture->block_count; i++)
-    packed_value(packed, picture->blocks[i].size);
-  packed_column(packed, "who");
-  for (size_t i = 0; i < picture->block_count; i++)
-    packed_value(packed, picture->blocks[i].who);
-  packed_column(packed, "refusedSize");
-  for (size_t i = 0; i < picture->refusal_count; i++)
-    packed_value(packed, picture->refusals[i].size);
-  packed_column(packed, "refusedWho");
-  for (size_t i = 0; i < picture->refusal_count; i++)
-    packed_value(packed, picture->refusals[i].who);
+  for (size_t i = 0; i < count; before = blocks[i++].position >> shift)
+    packed_difference(packed, before, blocks[i].position >> shift);
+  packed_members(packed, "size", blocks, count, MEMBER(struct picture_block, size));
+  packed_members(packed, "who", blocks, count, MEMBER(struct picture_block, who));
+  packed_members(packed, "refusedSize", refusals, refusal_count, MEMBER(struct picture_refusal, size));
+  packed_members(packed, "refusedWho", refusals, refusal_count, MEMBER(struct picture_refusal, who));
 }
 
 static void pack_phases(struct packed *packed, const struct picture *picture) {
-  uint64_t before = 0;
-  packed_column(packed, "markTime");
-  for (size_t i = 0; i < picture->mark_count; before = picture->marks[i++].time_ns)
-    packed_difference(packed, before, picture->marks[i].time_ns);
-  packed_column(packed, "markText");
-  for (size_t i = 0; i < picture->mark_count; i++)
-    packed_value(packed, picture->marks[i].text);
-  packed_column(packed, "markThread");
-  for (size_t i = 0; i < picture->mark_count; i++)
-    packed_value(packed, picture->marks[i].thread);
-  packed_column(packed, "rangeTime");
-  before = 0;
-  for (size_t i = 0; i < picture->range_count; before = picture->ranges[i++].begin_ns)
-    packed_difference(packed, before, picture->ranges[i].begin_ns);
+  const struct picture_mark *marks = picture->marks;
+  const struct picture_range *ranges = picture->ranges;
+  size_t mark_count = picture->mark_count, count = picture->range_count;
+  packed_differences(packed, "markTime", marks, mark_count, MEMBER(struct picture_mark, time_ns));
+  packed_members(packed, "markText", marks, mark_count, MEMBER(struct picture_mark, text));
+  packed_members(packed, "markThread", marks, mark_count, MEMBER(struct picture_mark, thread));
+  packed_differences(packed, "rangeTime", ranges, count, MEMBER(struct picture_range, begin_ns));
   packed_column(packed, "rangeDuration");
-  for (size_t i = 0; i < picture->range_count; i++)
-    packed_value(packed, picture->ranges[i].end_ns - picture->ranges[i].begin_ns);
-  packed_column(packed, "rangeText");
-  for (size_t i = 0; i < picture->range_count; i++)
-    packed_value(packed, picture->ranges[i].text);
-  packed_column(packed, "rangeThread");
-  for (size_t i = 0; i < picture->range_count; i++)
-    packed_value(packed, picture->ranges[i].thread);
-  packed_column(packed, "rangeDepth");
-  for (size_t i = 0; i < picture->range_count; i++)
-    packed_value(packed, picture->ranges[i].depth);
+  for (size_t i = 0; i < count; i++)
+    packed_value(packed, ranges[i].end_ns - ranges[i].begin_ns);
+  packed_members(packed, "rangeText", ranges, count, MEMBER(struct picture_range, text));
+  packed_members(packed, "rangeThread", ranges, count, MEMBER(struct picture_range, thread));
+  packed_members(packed, "rangeDepth", ranges, count, MEMBER(struct picture_range, depth));
 }
 
 static void base64_print(FILE *stream, const unsigned char *bytes, size_t size) {
