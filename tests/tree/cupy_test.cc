@@ -5,8 +5,6 @@
  * needs a C++ compiler and no more.
  */
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <set>
@@ -15,6 +13,7 @@
 #include <vector>
 
 #define MAM_NO_CUDA_HEADERS 1
+#include "expect.h"
 #include "mam.h"
 
 extern "C" {
@@ -22,14 +21,6 @@ void mam_cupy_use(intptr_t (*current)(), void (*error_clear)());
 void *mam_cupy_malloc(void *, size_t size, int device);
 void mam_cupy_free(void *, void *block, int device);
 }
-
-#define EXPECT(condition)                                                                                              \
-  do {                                                                                                                 \
-    if (!(condition)) {                                                                                                \
-      std::printf("line %d: not so: %s\n", __LINE__, #condition);                                                      \
-      std::exit(1);                                                                                                    \
-    }                                                                                                                  \
-  } while (0)
 
 /* ---- The library that writes down -------------------------------------------------------------------------------- */
 

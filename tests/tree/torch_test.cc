@@ -20,6 +20,7 @@
 #include <sys/types.h>
 
 #define MAM_NO_CUDA_HEADERS 1
+#include "expect.h"
 #include "mam.h"
 
 using PoolId = std::pair<unsigned long long, unsigned long long>;
@@ -162,14 +163,6 @@ const char *MAM_LastError(void) { return "there is none"; }
 }
 
 /* ---- The tests --------------------------------------------------------------------------------------------------- */
-
-#define EXPECT(condition)                                                                                              \
-  do {                                                                                                                 \
-    if (!(condition)) {                                                                                                \
-      std::printf("line %d: not so: %s\n", __LINE__, #condition);                                                      \
-      std::exit(1);                                                                                                    \
-    }                                                                                                                  \
-  } while (0)
 
 namespace {
 cudaStream_t stream_of(size_t number) { return reinterpret_cast<cudaStream_t>(number); }
