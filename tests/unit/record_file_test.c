@@ -139,13 +139,21 @@ START_TEST(what_was_live_before_is_one_allocation) {
 }
 END_TEST
 
+/* Begins a file with a context, a site, which it returns, and one thread or two. */
+static uint32_t file_begin(struct record_file *file, int i, uint32_t *one, uint32_t *two) {
+  ck_assert(writer_open(file, path, method(i)));
+  *one = record_file_thread(file, "one");
+  if (two != NULL)
+    *two = record_file_thread(file, "two");
+  uint32_t site = record_file_site(file, "prog", 1, "a");
+  (void)record_file_context(file, 1, 0);
+  return site;
+}
+
 /* A thread frees, another one gets the address at once; in the file the latter comes first. */
 START_TEST(a_free_finds_its_allocation_by_time) {
   struct record_file file;
-  ck_assert(writer_open(&file, path, method(_i)));
-  uint32_t one = record_file_thread(&file, "one"), two = record_file_thread(&file, "two");
-  uint32_t site = record_file_site(&file, "prog", 1, "a");
-  (void)record_file_context(&file, 1, 0);
+  uint32_t one, two, site = file_begin(&file, _i, &one, &two);
   for (uint64_t i = 1; i < 1000; i++)
     writer_allocate(&file, two, 100 * i, 0x1000, i, site);
   for (uint64_t i = 0; i < 999; i++) {
@@ -168,10 +176,7 @@ END_TEST
 /* A clock that was read a little early; and a block of which the record has the free alone. */
 START_TEST(an_early_free_ends_its_allocation) {
   struct record_file file;
-  ck_assert(writer_open(&file, path, method(_i)));
-  uint32_t one = record_file_thread(&file, "one"), two = record_file_thread(&file, "two");
-  uint32_t site = record_file_site(&file, "prog", 1, "a");
-  (void)record_file_context(&file, 1, 0);
+  uint32_t one, two, site = file_begin(&file, _i, &one, &two);
   writer_allocate(&file, one, 1000, 0x1000, 8, site);
   writer_free(&file, two, 900, 0x1000);
   writer_allocate(&file, one, 1100, 0x1000, 9, site);
@@ -215,9 +220,7 @@ END_TEST
 
 START_TEST(memory_that_ends_ends_its_blocks) {
   struct record_file file;
-  ck_assert(writer_open(&file, path, method(_i)));
-  uint32_t thread = record_file_thread(&file, "one"), site = record_file_site(&file, "prog", 1, "a");
-  (void)record_file_context(&file, 1, 0);
+  uint32_t thread, site = file_begin(&file, _i, &thread, NULL);
   for (uint64_t i = 0; i < 5000; i++)
     writer_allocate(&file, thread, i, 0x1000 * i, 8, site);
   record_file_gone(&file, thread, 6000, 0x1000 * 1000, 0x1000 * 3000);
@@ -264,9 +267,7 @@ static unsigned char bytes[4096];
 /* Two frames: what is in whole frames is kept. */
 START_TEST(a_cut_file_is_read_up_to_the_cut) {
   struct record_file file;
-  ck_assert(writer_open(&file, path, method(_i)));
-  uint32_t thread = record_file_thread(&file, "one"), site = record_file_site(&file, "prog", 1, "a");
-  (void)record_file_context(&file, 1, 0);
+  uint32_t thread, site = file_begin(&file, _i, &thread, NULL);
   writer_allocate(&file, thread, 1, 0x1000, 8, site);
   record_file_flush(&file);
   writer_free(&file, thread, 2, 0x1000);
