@@ -26,8 +26,16 @@ static cudaError_t slab_free_refused(const struct slab *slab, uintptr_t address)
   return pool_refuse_free(address, slab_index(slab, address) != UINT32_MAX);
 }
 
-/* A free of a block of a pool that the thread got no front for, or could not enter.  Without memory for a front, no
- * other thread is alone in that pool (front_make). */
+/* The pool of a block, its slab, and the thread's front for that pool.  Otherwise free_without follows. */
+static cudaError_t free_find(uintptr_t address, struct mam_pool **pool, struct slab **slab, struct front **front,
+                             struct pool_emptied *emptied) {
+  *emptied = (struct pool_emptied){0};
+  *pool = pool_of(address, slab);
+  return *pool != NULL ? front_get(*pool, POOL_ANY_ID, front) : cudaErrorInvalidValue;
+}
+
+/* A free of a block of no pool, or of one that the thread got no front for or could not enter.  Without memory for a
+ * front, no other thread is alone in that pool (front_make). */
 static cudaError_t free_without(struct mam_pool *pool, uintptr_t address, cudaError_t error) {
   if (error == cudaErrorMemoryAllocation && pool_enter(pool, POOL_ANY_ID) == cudaSuccess) {
     error = pool_free_from(pool, pool->generation, address); /* constant: it cannot end meanwhile */
@@ -92,12 +100,9 @@ void front_zero(struct pool_emptied *emptied) {
 static cudaError_t free_by_front(uintptr_t address, struct pool_emptied *emptied) {
   struct slab *slab;
   struct front *front;
-  struct mam_pool *pool = pool_of(address, &slab);
+  struct mam_pool *pool;
   enum front_freed freed = FRONT_FREED_NOT;
-  *emptied = (struct pool_emptied){0};
-  if (pool == NULL)
-    return pool_refuse_free(address, false);
-  cudaError_t error = front_get(pool, POOL_ANY_ID, &front);
+  cudaError_t error = free_find(address, &pool, &slab, &front, emptied);
   if (error != cudaSuccess)
     return free_without(pool, address, error);
   front_hide(); /* free_end records */
@@ -172,11 +177,8 @@ static enum front_freed freed_elsewhere(struct front *front) {
 static cudaError_t free_by_rule(uintptr_t address, MAM_Reuse reuse, struct pool_emptied *emptied) {
   struct slab *slab;
   struct front *front;
-  struct mam_pool *pool = pool_of(address, &slab);
-  *emptied = (struct pool_emptied){0};
-  if (pool == NULL)
-    return pool_refuse_free(address, false);
-  cudaError_t error = front_get(pool, POOL_ANY_ID, &front);
+  struct mam_pool *pool;
+  cudaError_t error = free_find(address, &pool, &slab, &front, emptied);
   if (error != cudaSuccess)
     return free_without(pool, address, error);
   if (slab != NULL)
@@ -219,12 +221,9 @@ static cudaError_t large_free_on(struct front *front, struct mam_pool *pool, uin
 static cudaError_t free_on(uintptr_t address, const struct front_stream *stream, struct pool_emptied *emptied) {
   struct slab *slab;
   struct front *front;
-  struct mam_pool *pool = pool_of(address, &slab);
+  struct mam_pool *pool;
   enum front_freed freed;
-  *emptied = (struct pool_emptied){0};
-  if (pool == NULL)
-    return pool_refuse_free(address, false);
-  cudaError_t error = front_get(pool, POOL_ANY_ID, &front);
+  cudaError_t error = free_find(address, &pool, &slab, &front, emptied);
   if (error != cudaSuccess)
     return free_without(pool, address, error);
   front_hide(); /* free_end records */
