@@ -5,7 +5,8 @@
  * under way together; a store costs nothing.  So threads that disturb each other cost ticks, which a count of
  * operations does not show.  An H200 took about a microsecond for a tick.
  *
- * In a round half of the blocks are freed, and one kernel allocates as many, of 16 B to 1 KiB.
+ * In a round half of the blocks are freed, and one kernel allocates as many, of 16 B to 1 KiB.  In traffic, each thread
+ * of one kernel frees and allocates by itself, and so do the threads of all sizes at the same time.
  */
 #include <stdbool.h>
 #include <stdint.h>
@@ -130,7 +131,7 @@ static void half_free(void) {
 static const struct {
   size_t heap_bytes;
   unsigned threads, mean_most, round_most;
-} loads_of_heap[] = {{16 * MIB, 1 << 14, 140, 250}, {8 * MIB, 12288, 170, 250}};
+} loads_of_heap[] = {{16 * MIB, 1 << 14, 100, 200}, {8 * MIB, 12288, 120, 220}};
 
 START_TEST(a_heap_that_is_partly_full_is_quick) {
   enum { WARM = 5, ROUNDS = 12 };
@@ -156,10 +157,65 @@ START_TEST(a_heap_that_is_partly_full_is_quick) {
 }
 END_TEST
 
+/* ---- Traffic ---- */
+
+enum { PLACES = 4, TRAFFIC_ROUNDS = 8, TRAFFIC_THREADS = 40000, TRAFFIC_HIGH = 6000 };
+
+static void *held[TRAFFIC_THREADS][PLACES];
+
+/* The requests of a warp, a group of lanes after another. */
+static void warp_asks(unsigned warp, unsigned place) {
+  unsigned classes[LANES];
+  for (unsigned lane = 0; lane < LANES; lane++)
+    classes[lane] = random_below(4) == 0 ? MAM__HEAP_CLASSES : mam__class_of(1 + random_below(TRAFFIC_HIGH));
+  for (unsigned lane = 0; lane < LANES; lane++) {
+    unsigned lanes[LANES], count = 0, class = classes[lane];
+    void *got[LANES];
+    for (unsigned other = lane; other < LANES && class < MAM__HEAP_CLASSES; other++)
+      if (classes[other] == class) {
+        lanes[count++] = other;
+        classes[other] = MAM__HEAP_CLASSES;
+      }
+    unsigned had = heap_model_malloc_warp(model, mam__class_bytes(class % MAM__HEAP_CLASSES),
+                                          warp % model->control->heap.slot_count, count, got);
+    for (unsigned i = 0; i < had; i++)
+      held[warp * LANES + lanes[i]][place] = got[i];
+    refused += count - had;
+  }
+}
+
+static void warp_goes(int warp) {
+  for (unsigned round = 0; round < TRAFFIC_ROUNDS; round++) {
+    for (unsigned lane = 0; lane < LANES; lane++) {
+      void **block = &held[(unsigned)warp * LANES + lane][round % PLACES];
+      if (*block != NULL && !heap_model_free(model, *block))
+        abort();
+      *block = NULL;
+    }
+    warp_asks((unsigned)warp, round % PLACES);
+  }
+}
+
+/* Three of five bytes are live.  When the spans of the slots of all classes were together larger than such a heap,
+ * every thirteenth request was refused. */
+START_TEST(traffic_of_all_sizes_leaves_room) {
+  random_state = 88172645463325252u;
+  refused = 0;
+  model = heap_model_create((size_t)512 * MIB, 132);
+  unsigned ticks = run(TRAFFIC_THREADS / LANES, warp_goes);
+  (void)printf("512 MiB, traffic: %u ticks, %u refused\n", ticks, refused);
+  ck_assert_uint_eq(refused, 0);
+  ck_assert_uint_le(ticks, 30000);
+  heap_model_destroy(model);
+}
+END_TEST
+
 int main(void) {
   Suite *suite = suite_create("heap lock-step");
   TCase *tests = tcase_create("rounds");
   tcase_set_timeout(tests, 60);
+  if (COROUTINES_WORK)
+    tcase_add_test(tests, traffic_of_all_sizes_leaves_room);
   if (COROUTINES_WORK)
     tcase_add_loop_test(tests, a_heap_that_is_partly_full_is_quick, 0, sizeof loads_of_heap / sizeof loads_of_heap[0]);
   suite_add_tcase(suite, tests);

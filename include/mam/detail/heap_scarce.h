@@ -4,6 +4,7 @@
  *
  *   mam__request_is_vain   the class is known to be missing: refuse at once
  *   mam__claim_waited      another thread refills the slot: wait for its tickets
+ *   mam__claim_dry         the request has the task, but the slot is dry: chunks of spans that were split before
  *   mam__slot_refill       the request has the task: refill the slot from anywhere
  *   mam__claim_scarce      passes over the heap, until there is something or the class is known to be missing
  *
@@ -196,6 +197,25 @@ MAM__OUTLINE int mam__request_is_vain(MAM__TAG(5) struct mam__heap_control *cont
   return 1;
 }
 
+/* For a request with the task of refilling a slot that is dry: takes chunks of spans that were split, and leaves the
+ * task to the next request.  Where pages are scarce this is quicker than a search for them, and more of them become
+ * free.  Meanwhile the slot's word says that it is dry, so no thread waits for it. */
+MAM__INLINE struct mam__claim mam__claim_dry(struct mam__heap_control *control, mam__u32 wanted, mam__u32 slot,
+                                             mam__u32 count) {
+  struct mam__claim claim = {0, 0, 0};
+  if ((wanted & (MAM__REST_REFILL | MAM__REST_WHOLE)) != MAM__REST_REFILL ||
+      mam__load_relaxed_u32(&control->mode) != MAM__MODE_WATCHED ||
+      !mam__slot_is_dry(mam__load_relaxed_u64(&control->heap.slots[slot & MAM__REST_SLOT])))
+    return claim;
+  claim = MAM__OUT_OF_SIGHT(mam__recycle_any)(control, wanted & MAM__REST_KIND, count);
+  MAM__FORGET(slot);
+  MAM__FORGET_ADDRESS(control);
+  if (claim.mask != 0) /* release: as in mam__request_is_vain */
+    (void)mam__exchange_release_u64(&control->heap.slots[slot & MAM__REST_SLOT],
+                                    MAM__SLOT_DRY | 1u << (slot >> MAM__REST_CHUNKS));
+  return claim;
+}
+
 /* Claims chunks for count lanes of which one calls and none has a ticket.  wanted: a request word (MAM__REST_*).  slot:
  * its number among all, with MAM__REST_CHUNKS.  mask 0: there is no room. */
 MAM__INLINE struct mam__claim mam__claim_chunks(struct mam__heap_control *control, mam__u32 wanted, mam__u32 slot,
@@ -210,6 +230,10 @@ MAM__INLINE struct mam__claim mam__claim_chunks(struct mam__heap_control *contro
       return claim;
     wanted |= claim.address != 0 ? MAM__REST_REFILL : 0;
   }
+  MAM__FORGET(wanted);
+  claim = mam__claim_dry(control, wanted, slot, count);
+  if (claim.mask != 0)
+    return claim;
   MAM__FORGET(wanted);
   if ((wanted & (MAM__REST_REFILL | MAM__REST_WHOLE)) != 0) {
     claim = MAM__OUT_OF_SIGHT(mam__slot_refill)(control, wanted, slot, count);
