@@ -159,7 +159,7 @@ END_TEST
 
 /* ---- Traffic ---- */
 
-enum { PLACES = 4, TRAFFIC_ROUNDS = 8, TRAFFIC_THREADS = 40000, TRAFFIC_HIGH = 6000 };
+enum { PLACES = 4, TRAFFIC_ROUNDS = 8, TRAFFIC_THREADS = 40000, TRAFFIC_HIGH = 5000 };
 
 static void *held[TRAFFIC_THREADS][PLACES];
 
@@ -196,8 +196,8 @@ static void warp_goes(int warp) {
   }
 }
 
-/* Three of five bytes are live.  When the spans of the slots of all classes were together larger than such a heap,
- * every thirteenth request was refused. */
+/* Half of the heap is live.  With the spans of a vast heap, of which slots of all classes hold more than this heap has,
+ * every twenty-first request was refused. */
 START_TEST(traffic_of_all_sizes_leaves_room) {
   random_state = 88172645463325252u;
   refused = 0;

@@ -24,14 +24,17 @@
 /* The number of chunks of a span as base-2 logarithms, four bits for each shift, the least shift lowest: 256 chunks of
  * up to 128 bytes, half as many for each further power of two. */
 #define MAM__CHUNKS 0x012345678ull
-/* The same for a vast heap.  Its spans have more chunks above 128 bytes, so there are fewer refills. */
+/* The same for a roomy heap.  From 640 bytes to 4 KiB a span has 32 chunks, so that a whole warp takes a span and needs
+ * no tickets. */
+#define MAM__ROOMY_CHUNKS 0x012555788ull
+/* The same for a vast heap.  Its spans have more chunks above 512 bytes, so there are fewer refills. */
 #define MAM__VAST_CHUNKS 0x345667788ull
-/* A heap of at least so many MiB is vast.  A slot of each class then holds 4.6 MiB together, else 1 MiB.  If many
- * classes are in use, a smaller heap with such spans has most of its memory in spans of which little is in use: with
- * 512 MiB it refused requests while an eighth was live. */
-#define MAM__VAST_MIB 8192
 /* A heap of at least so many MiB is roomy: it is lazy, and has more slots. */
 #define MAM__ROOMY_MIB 256
+/* A heap of at least so many MiB is vast.  A slot of each class then holds 4.6 MiB together, else 1.6 MiB or less.  If
+ * many classes are in use, a smaller heap with such spans has most of its memory in spans of which little is in use: of
+ * 1 GiB, with 600 MiB live, it refused 4 % of the requests. */
+#define MAM__VAST_MIB 8192
 /* One slot of each of the common classes holds so many bytes together.  A heap has as many slots of each class as an
  * eighth of it has room for. */
 #define MAM__SLOT_BYTES (352 << 10)
@@ -50,7 +53,7 @@ MAM__INLINE void mam__heap_tune(mam_device_heap *heap, mam__u64 bytes, mam__u32 
   if (multiprocessors > MAM__HOMES)
     multiprocessors = MAM__HOMES;
   heap->lazy = (unsigned)roomy;
-  heap->chunks = bytes >= (mam__u64)MAM__VAST_MIB << 20 ? MAM__VAST_CHUNKS : MAM__CHUNKS;
+  heap->chunks = bytes >= (mam__u64)MAM__VAST_MIB << 20 ? MAM__VAST_CHUNKS : roomy ? MAM__ROOMY_CHUNKS : MAM__CHUNKS;
   heap->home_last = (mam__u16)(multiprocessors - 1);
   heap->warp_bits = heap->home_shift = 0;
   MAM__LOOP
