@@ -52,8 +52,13 @@ MAM__OUTLINE int mam__opening_begin(MAM__TAG(3) struct mam__heap_control *contro
   mam__u32 *opening = &control->opening[mam__kind_number(size_class)], seen = mam__load_relaxed_u32(opening);
   if (seen * pages > control->superblocks[0].page_count / MAM__OPENING_SHARE)
     return 0;
-  /* acq_rel: a thread that finds the pages taken, and looks here after that, sees this. */
-  return mam__cas_acq_rel_u32(opening, seen, seen + 1) == seen;
+  /* An addition, because of many that compare and swap at a time one succeeds.  acq_rel: a thread that finds the pages
+   * taken, and looks here after that, sees this. */
+  seen = mam__add_acq_rel_u32(opening, 1);
+  if (seen * pages <= control->superblocks[0].page_count / MAM__OPENING_SHARE)
+    return 1;
+  (void)mam__add_acq_rel_u32(opening, ~0u);
+  return 0;
 }
 
 /* release: the hint of the class map; pairs with mam__pass_end. */
