@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * A device heap as heap.c, heap_inside.c and heap_grow.c know it.  No other file includes this: others know
- * heap_inside.h.
+ * A device heap as heap.c, heap_look.c, heap_inside.c and heap_grow.c know it.  Other files know heap_inside.h.
  *
  * Lock order: a heap's lock, then its superblocks_lock, then whatever mam.h's functions take.  What is done under
  * superblocks_lock alone waits for no kernel, so that a heap can grow while another thread waits under the first one.

@@ -3,7 +3,7 @@
  * A device heap as it was at one moment: a copy of its metadata in host memory.  The host reads it by the functions of
  * heap_core.h, which kernels use as well.  This file does not know the driver or pools.
  *
- *   heap.c copies       heap_view_settle             heap_view_walk     each live block
+ *   heap_look.c copies  heap_view_settle             heap_view_walk     each live block
  *   the metadata   -->  makes "used" mean "live" --> heap_view_info     numbers
  *                                                    heap_view_report   a report in JSON
  */

@@ -16,7 +16,7 @@ static struct heap_view view;
 static void *blocks[BLOCKS];
 static size_t sizes[BLOCKS];
 
-/* Copies a heap's metadata as lib/heap/heap.c does from a GPU. */
+/* Copies a heap's metadata as lib/heap/heap_look.c does from a GPU. */
 static void look(void) {
   size_t bytes = (size_t)mam__control_bytes(&model->control->heap);
   memset(&view, 0, sizeof view);
