@@ -89,6 +89,17 @@ cudaError_t environment_get(struct mam_pool **pool, uint64_t *id, uint64_t *crea
 
 /* ---- Their beginning and end ---- */
 
+/* The id of the one default pool on plain host memory; a context's is a small number or a handle. */
+static const uint64_t ENVIRONMENT_HOST_ID = UINT64_MAX - 1;
+
+/* The options with a source and a limit of the caller's in place of theirs.  Whether the default pool is in plain host
+ * memory is settled by what is published first, and stays: every call that means a default pool has to find the same.
+ */
+cudaError_t environment_options_with(const char *source, const char *limit, struct options *wanted);
+
+/* From now on default pools are made by these.  The lock orders the threads that publish. */
+void environment_options_publish_locked(const struct options *wanted);
+
 /* bytes: 0 for all there are.  who: the public function that asks. */
 cudaError_t environment_create(size_t bytes, const char *who);
 
