@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
  * The clock of a record: the processor's counter where the kernel itself takes the time from it, else the kernel's
- * clock in nanoseconds, which costs more.  Only record.c includes it.
+ * clock in nanoseconds, which costs more.  Only the files of a record include it.
  */
 #ifndef MAM_LIB_RECORD_CLOCK_H
 #define MAM_LIB_RECORD_CLOCK_H
@@ -11,7 +11,7 @@
 
 #include "base/clock.h"
 
-static bool counter_used;
+extern bool counter_used __attribute__((visibility("hidden")));
 
 #if defined(__x86_64__)
 #include <cpuid.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
  * The numbers that things have in the file of a record: sites, tags, streams, contexts and texts each have a table.
- * Only record.c includes it.
+ * Only record_inside.h includes it.
  */
 #ifndef MAM_LIB_RECORD_NUMBERS_H
 #define MAM_LIB_RECORD_NUMBERS_H

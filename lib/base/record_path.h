@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
  * Where a record goes: the file of a name, whether it may be written over, and the command that stands in it.  Knows no
- * events; only record.c includes it.
+ * events; only the files of a record include it.
  */
 #ifndef MAM_LIB_RECORD_PATH_H
 #define MAM_LIB_RECORD_PATH_H

@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: BSD-2-Clause */
+#include "base/record_inside.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+
+#include "base/cancel.h"
+#include "base/record_clock.h"
+
+/* A thread whose events come so soon one after the other does not look at the clock for each. */
+enum { FAST_NS = 700 };
+
+/* How full a ring is when the writer is woken: in a tight loop a half lasts for some 160 us.  To wake it costs 5 to
+ * 10 us. */
+enum { RING_WAKE = RING_SLOTS / 2 };
+
+static const uint64_t NO_CONTEXT = UINT64_MAX;
+
+static uint64_t fast_ticks; /* FAST_NS, roughly */
+
+static __thread __attribute__((tls_model("initial-exec"))) struct recorder *recorder_mine;
+static pthread_key_t thread_end; /* these are set before the first record */
+static bool thread_end_heard;
+
+uint64_t record_before(void) { return clock_before(); }
+
+/* ---- Rings ---- */
+
+/* The ring's thread ends.  A destructor that runs later and allocates gets another ring.  Between two records no other
+ * thread would free this one. */
+static void recorder_end(void *data) {
+  struct recorder *recorder = data;
+  recorder_mine = NULL;
+  pthread_mutex_lock(&record_lock);
+  recorder->ended = true;
+  if (!recording.open)
+    recorders_drain_locked(true);
+  pthread_mutex_unlock(&record_lock);
+}
+
+void rings_set_up(void) {
+  fast_ticks = clock_ticks(FAST_NS);
+  thread_end_heard = pthread_key_create(&thread_end, recorder_end) == 0;
+}
+
+void rings_forget(void) {
+  recorder_mine = NULL;
+  if (thread_end_heard)
+    (void)pthread_setspecific(thread_end, NULL);
+}
+
+/* The calling thread's ring, made if it has none.  NULL without host memory or a file. */
+static __attribute__((noinline)) struct recorder *recorder_make(void) {
+  NOT_CANCELLED;
+  void *memory;
+  if (posix_memalign(&memory, _Alignof(struct recorder), sizeof(struct recorder)) != 0) {
+    atomic_fetch_add_explicit(&recording.lost_count, 1, memory_order_relaxed);
+    return NULL;
+  }
+  struct recorder *recorder = memory;
+  memset(recorder, 0, offsetof(struct recorder, slots));
+  recorder->number = NUMBER_UNKNOWN;
+  recorder->detail.context = NO_CONTEXT;
+  recorder->last = recording.ticks_base;
+  (void)prctl(PR_GET_NAME, recorder->name);
+  pthread_mutex_lock(&record_lock);
+  bool good = recording_begin_locked();
+  bool at_once = atomic_load_explicit(&recording.direct, memory_order_relaxed);
+  atomic_init(&recorder->limit, at_once ? 0 : RING_WAKE);
+  if (good) {
+    recorder->next = recording.recorders;
+    recording.recorders = recorder;
+  }
+  pthread_mutex_unlock(&record_lock);
+  if (!good) {
+    free(recorder);
+    return NULL;
+  }
+  recorder_mine = recorder;
+  if (thread_end_heard)
+    (void)pthread_setspecific(thread_end, recorder);
+  return recorder;
+}
+
+static inline struct recorder *recorder_get(void) {
+  struct recorder *recorder = recorder_mine;
+  return __builtin_expect(recorder != NULL, true) ? recorder : recorder_make();
+}
+
+/* The ring is by half fuller than at the last look, or full, or the process ends.  Makes room for one slot. */
+static __attribute__((noinline)) void ring_look(struct recorder *recorder, uint64_t written) {
+  NOT_CANCELLED;
+  bool ends = atomic_load_explicit(&recording.direct, memory_order_relaxed);
+  /* acquire: the slots before are read; pairs with the release in recorder_drain_locked */
+  uint64_t read = atomic_load_explicit(&recorder->read, memory_order_acquire);
+  bool writes = atomic_load_explicit(&recording.writes, memory_order_relaxed);
+  if (ends || written - read >= RING_SLOTS || !writes) {
+    pthread_mutex_lock(&record_lock);
+    if (recorder_drain_locked(recorder, !recording.open) && ends && recording.open) {
+      recording_flush_locked();
+      record_file_end(&recording.file);
+    }
+    pthread_mutex_unlock(&record_lock);
+    read = written;
+  } else {
+    writer_wake();
+  }
+  uint64_t limit = written + RING_WAKE;
+  if (limit > read + RING_SLOTS)
+    limit = read + RING_SLOTS;
+  atomic_store_explicit(&recorder->limit, ends ? 0 : limit, memory_order_relaxed);
+}
+
+static inline void put(struct recorder *recorder, struct slot slot) {
+  uint64_t written = atomic_load_explicit(&recorder->written, memory_order_relaxed); /* relaxed: this thread's */
+  recorder->slots[written % RING_SLOTS] = slot;
+  __builtin_prefetch(&recorder->slots[(written + 16) % RING_SLOTS], 1); /* the writer has had it last */
+  /* release: the slot; pairs with the acquire in recorder_drain_locked */
+  atomic_store_explicit(&recorder->written, ++written, memory_order_release);
+  if (__builtin_expect(written >= atomic_load_explicit(&recorder->limit, memory_order_relaxed), false))
+    ring_look(recorder, written);
+}
+
+static inline uint64_t when(uint64_t ticks, unsigned kind) {
+  return (ticks - recording.ticks_base) << SLOT_KIND_BITS | kind;
+}
+
+static __attribute__((noinline)) void detail_put(struct recorder *recorder, const struct record_call *call) {
+  recorder->detail = *call;
+  put(recorder, (struct slot){(uint64_t)call->on_stream << SLOT_KIND_BITS | SLOT_DETAIL, call->stream,
+                              (uintptr_t)call->tag, call->context});
+}
+
+/* An event of the thread's at the time, but not before its last one. */
+static inline uint64_t seen(struct recorder *recorder, uint64_t ticks) {
+  uint64_t last = recorder->last;
+  recorder->fast = ticks - last < fast_ticks;
+  return recorder->last = ticks > last ? ticks : last;
+}
+
+static inline void request_put(struct recorder *recorder, uint64_t ticks, enum record_kind kind, uintptr_t address,
+                               const struct record_call *call) {
+  const struct record_call *known = &recorder->detail;
+  if (__builtin_expect(known->context != call->context || known->tag != call->tag || known->stream != call->stream ||
+                           known->on_stream != call->on_stream,
+                       false))
+    detail_put(recorder, call);
+  put(recorder, (struct slot){when(ticks, kind), address, call->size, (uintptr_t)call->site});
+}
+
+void record_allocated(uintptr_t address, const struct record_call *call) {
+  uint64_t ticks = clock_after();
+  struct recorder *recorder = recorder_get();
+  if (recorder != NULL)
+    request_put(recorder, seen(recorder, ticks), RECORD_ALLOCATE, address, call);
+}
+
+void record_allocated_quick(uintptr_t address, uint64_t size, const void *site, uint64_t context, bool on_stream,
+                            uintptr_t stream) {
+  struct recorder *recorder = recorder_get();
+  if (__builtin_expect(recorder == NULL, false))
+    return;
+  bool visited = atomic_load_explicit(&recorder->visited, memory_order_relaxed);
+  uint64_t ticks = recorder->last;
+  if (!recorder->fast || visited)
+    ticks = seen(recorder, clock_before());
+  else
+    recorder->fast = false;
+  if (__builtin_expect(visited, false))
+    atomic_store_explicit(&recorder->visited, false, memory_order_relaxed);
+  const struct record_call *known = &recorder->detail;
+  if (__builtin_expect(known->context != context || known->stream != stream || known->on_stream != on_stream ||
+                           known->tag != NULL,
+                       false))
+    detail_put(recorder, &(struct record_call){.context = context, .stream = stream, .on_stream = on_stream});
+  put(recorder, (struct slot){when(ticks, RECORD_ALLOCATE), address, size, (uintptr_t)site});
+}
+
+void record_refused(const struct record_call *call) {
+  uint64_t ticks = clock_after();
+  struct recorder *recorder = recorder_get();
+  if (recorder != NULL)
+    request_put(recorder, seen(recorder, ticks), RECORD_REFUSED, 0, call);
+}
+
+void record_freed(uint64_t before, uintptr_t address, bool on_stream, uintptr_t stream) {
+  struct recorder *recorder = recorder_get();
+  if (__builtin_expect(recorder != NULL, true))
+    put(recorder, (struct slot){when(seen(recorder, before), RECORD_FREE), address, stream, on_stream});
+}
+
+/* Inside of a call, whose free may have an earlier time: so it is not the thread's last. */
+static void inner_put(unsigned kind, uint64_t a, uint64_t b, uint64_t c) {
+  uint64_t ticks = clock_after();
+  struct recorder *recorder = recorder_get();
+  if (recorder != NULL)
+    put(recorder, (struct slot){when(ticks, kind), a, b, c});
+}
+
+static void mark_put(enum record_kind kind, const char *text) {
+  uint64_t ticks = clock_after();
+  struct recorder *recorder = recorder_get();
+  char *copy = recorder != NULL && text != NULL ? strdup(text) : NULL;
+  if (recorder != NULL && (copy != NULL || text == NULL))
+    put(recorder, (struct slot){when(seen(recorder, ticks), kind), (uintptr_t)copy, 0, 0});
+  else if (recorder != NULL)
+    atomic_fetch_add_explicit(&recording.lost_count, 1, memory_order_relaxed);
+}
+
+void record_mark(const char *text) { mark_put(RECORD_MARK, text); }
+void record_push(const char *text) { mark_put(RECORD_PUSH, text); }
+void record_pop(void) { mark_put(RECORD_POP, NULL); }
+
+void record_taken(uint64_t context, int device, int64_t bytes) {
+  inner_put(RECORD_TAKEN, context, (uint64_t)bytes, (uint64_t)(device < 0 ? 0 : device));
+}
+
+void record_gone(uintptr_t base, uint64_t bytes) { inner_put(SLOT_GONE, base, bytes, 0); }
