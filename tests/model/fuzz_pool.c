@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* The entry of libFuzzer: runs a pool beside the naive model of pool_model.h, or with its fronts beside that of
- * front_model.h, as bit 6 of the first byte says.  Built by ./configure CC=clang --enable-fuzzing. */
+/* The entry of libFuzzer.  Bit 6 of the first byte chooses: a pool beside the naive model of pool_model.h, or two pools
+ * with their fronts beside that of front_model.h.  Built by ./configure CC=clang --enable-fuzzing. */
 #include "support/front_model.h"
 #include "support/pool_model.h"
 

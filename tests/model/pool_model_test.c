@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* Random operations on the pool and on the naive model of pool_model.h, which are compared after each operation; and on
- * a pool with its fronts, beside the model of front_model.h. */
+/* Random operations on a pool, compared with the naive model of pool_model.h after each operation; and on two pools
+ * with their fronts, beside the model of front_model.h. */
 #include <check.h>
 
 #include "support/front_model.h"
