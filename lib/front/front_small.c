@@ -4,18 +4,19 @@
  */
 #include "front/front_inside.h"
 
-/* A class of small blocks gets its first slab at once if a slab is at most this part of the pool and so is a block of a
- * slab, */
+/* A class of small blocks gets its first slab at once if a slab is at most this part of the pool, and one of its blocks
+ * at most this part of a slab: then a slab for a single block is no loss. */
 enum { SLAB_SHARE = 512 };
 
-/* else when so many of its blocks are live as segments: a slab is then mostly full. */
-enum { SLAB_CROWD = 64 };
+/* Another class gets its first slab when so many of its blocks are live as segments: they fill a slab of the largest
+ * blocks. */
+enum { SLAB_CROWD = SLAB_BYTES / SLAB_BLOCK_MOST_BYTES };
 
 /* How many live segments a slab of the class could have served. */
 static size_t class_live_segments(const struct mam_pool *pool, unsigned class) {
   size_t count = 0, first = class > 0 ? slab_class_bytes(class - 1) / SLAB_UNIT_BYTES : 0;
   for (size_t i = first; i < slab_class_bytes(class) / SLAB_UNIT_BYTES; i++)
-    count += atomic_load_explicit(&pool->live_by_class[i], memory_order_relaxed); /* relaxed: a hint */
+    count += atomic_load_explicit(&pool->live_by_size[i], memory_order_relaxed); /* relaxed: a hint */
   return count;
 }
 

@@ -27,17 +27,19 @@
 #include "front/page_map.h"
 #include "pool/pool.h"
 
+/* A slab is a page of the page map.  Blocks are multiples of the alignment. */
 enum {
   SLAB_BYTES = 1 << PAGE_MAP_PAGE_BITS,
   SLAB_UNIT_BYTES = POOL_ALIGNMENT_BYTES,
-  SLAB_UNITS_MOST = 64, /* of a block: 32 KiB */
-  SLAB_BLOCK_MOST_BYTES = SLAB_UNITS_MOST * SLAB_UNIT_BYTES,
-  SLAB_FINE_BYTES = 16 * SLAB_UNIT_BYTES,
-  SLAB_CLASSES =
-      32, /* steps of 512 B up to 8 KiB, of 1 KiB up to 16, of 2 KiB up to 32: at most an eighth of a block is lost */
-  SLAB_BATCH = 64, /* blocks that move together; so many frees share a fence, at least */
+  SLAB_BLOCK_MOST_BYTES = POOL_SMALL_MOST_BYTES,
   SLAB_BLOCKS_MOST = SLAB_BYTES / SLAB_UNIT_BYTES
 };
+
+/* Classes are 512 B apart up to 8 KiB, 1 KiB up to 16 KiB, 2 KiB up to 32 KiB: at most an eighth of a block is lost. */
+enum { SLAB_FINE_BYTES = 16 * SLAB_UNIT_BYTES, SLAB_CLASSES = 32 };
+
+/* Blocks that move together: the bits of a word of the slab's map.  At least so many frees share a fence. */
+enum { SLAB_BATCH = 64 };
 
 /* Not NULL under libmam_preload: each block then has a second byte, SLAB_BLOCKS_MOST bytes after the first, for what
  * its code leaves out, so that the size that was asked for is known exactly.  Constant before any code runs. */

@@ -43,11 +43,11 @@ enum { POOL_ALIGNMENT_BYTES = 512 };
 /* The range of that option: from what the largest type needs to the granularity of sources. */
 enum { POOL_ALIGNMENT_LEAST_BYTES = 16, POOL_ALIGNMENT_MOST_BYTES = 2 << 20 };
 
-/* Slabs (slab.h) serve sizes up to this one, */
+/* Slabs (slab.h) serve sizes up to this one. */
 enum { POOL_SMALL_MOST_BYTES = 32 << 10 };
 
-/* in so many classes: one for each multiple of the alignment. */
-enum { POOL_SMALL_CLASSES = 64 };
+/* Such a size is rounded up to a multiple of the alignment, of which there are so many. */
+enum { POOL_SMALL_SIZES = POOL_SMALL_MOST_BYTES / POOL_ALIGNMENT_BYTES };
 
 /* The pool gives tickets (segment.h) that are less than two to this power; fronts give the others. */
 enum { POOL_TICKET_BITS = 40 };
@@ -157,13 +157,13 @@ struct mam_pool {
   struct mam_pool *next; /* constant once published */
 
   /* Relaxed: hints that are checked again under the lock, where they are written, or need not be exact. */
-  _Atomic uint64_t default_id;                      /* config.default_id while open, else 0 */
-  _Atomic size_t limit_hint;                        /* limit_bytes */
-  _Atomic bool reports_empty;                       /* lazy and not watched: the last free reports it */
-  _Atomic bool wants_watch;                         /* lazy, crowded, not watched: lib/api is to watch it */
-  _Atomic uint64_t growths;                         /* growths and trims that have ended */
-  _Atomic bool grown;                               /* since lib/api last asked, by memory that it could give back */
-  _Atomic size_t live_by_class[POOL_SMALL_CLASSES]; /* used segments by the slab class they could have been of */
+  _Atomic uint64_t default_id;                   /* config.default_id while open, else 0 */
+  _Atomic size_t limit_hint;                     /* limit_bytes */
+  _Atomic bool reports_empty;                    /* lazy and not watched: the last free reports it */
+  _Atomic bool wants_watch;                      /* lazy, crowded, not watched: lib/api is to watch it */
+  _Atomic uint64_t growths;                      /* growths and trims that have ended */
+  _Atomic bool grown;                            /* since lib/api last asked, by memory that it could give back */
+  _Atomic size_t live_by_size[POOL_SMALL_SIZES]; /* used segments that a slab could have served */
 
   struct fronts *fronts;                       /* of lib/front; kept with the struct once it is there, as the next */
   _Atomic(const struct pool_front *) in_front; /* what to call for them; published after them */

@@ -182,19 +182,17 @@ static bool own_pieces_give_locked(struct mam_pool *pool, size_t bytes, bool by_
   return pool_pieces_trim_locked(pool, keep_bytes) == cudaSuccess && pool->held_bytes <= keep_bytes;
 }
 
-/* A pool that holds more than was ever used at once, by more than this part of that, gives free pieces back before it
- * grows elsewhere in its addresses: it moves memory. */
-enum { EXCESS_SHARE = 128 };
-
-/* In all it moves at most this part of what it holds.  A move costs more than growth, and where sizes never fit what is
- * free, the pool would move for ever. */
+/* A pool moves memory when it gives free pieces back and grows elsewhere in its addresses.  In all it moves at most
+ * this part of what it holds.  A move costs more than growth, and where sizes never fit what is free, the pool would
+ * move for ever. */
 enum { MOVED_SHARE = 2 };
 
 /* A smaller move counts as one of so many bytes: even a small one costs more than growth. */
 enum { MOVED_LEAST_BYTES = 16 << 20 };
 
-/* Gives as much of what is free in pieces back as the place for a block needs, so that the pool does not hold more than
- * before.  Whether it did.  Not while the GPU lags behind: there is time for it later. */
+/* Before a growth by which the pool would hold more than was ever used at once and a GROWTH_SHARE of that: gives as
+ * much of what is free in pieces back as the place for the block needs.  Whether it did.  Not while the GPU lags
+ * behind: there is time for it later. */
 static bool excess_give_locked(struct mam_pool *pool, size_t bytes) {
   lock_held(&pool->lock);
   struct place place;
@@ -202,7 +200,7 @@ static bool excess_give_locked(struct mam_pool *pool, size_t bytes) {
   if (most < pool->peak_used_bytes)
     most = pool->peak_used_bytes;
   if (reuse_lags(pool->reuse) || !place_find_locked(pool, bytes, &place) ||
-      pool->segments.bytes[SEGMENT_FREE] < place.bytes || pool->held_bytes + place.bytes <= most + most / EXCESS_SHARE)
+      pool->segments.bytes[SEGMENT_FREE] < place.bytes || pool->held_bytes + place.bytes <= most + most / GROWTH_SHARE)
     return false;
   size_t charge = place.bytes > MOVED_LEAST_BYTES ? place.bytes : MOVED_LEAST_BYTES;
   if (pool->moved_bytes + charge > pool->held_bytes / MOVED_SHARE || pool_trimmable_bytes_locked(pool) < place.bytes)

@@ -79,6 +79,7 @@ cudaError_t pool_info(struct mam_pool *pool, uint64_t default_id, MAM_PoolInfo *
   return error;
 }
 
+/* How long pool_moves waits at most: a growth takes less, and a trim may wait for the GPU. */
 enum { MOVES_WAIT_NS = 1000000000 };
 
 uint64_t pool_moves(struct mam_pool *pool) {

@@ -243,7 +243,7 @@ static inline void pool_class_count_locked(struct mam_pool *pool, size_t bytes, 
   lock_held(&pool->lock);
   if (bytes > POOL_SMALL_MOST_BYTES)
     return;
-  _Atomic size_t *count = &pool->live_by_class[(bytes - 1) / POOL_ALIGNMENT_BYTES];
+  _Atomic size_t *count = &pool->live_by_size[(bytes - 1) / POOL_ALIGNMENT_BYTES];
   /* relaxed: a hint, written under the lock */
   atomic_store_explicit(count, atomic_load_explicit(count, memory_order_relaxed) + change, memory_order_relaxed);
 }

@@ -16,8 +16,8 @@ static void pool_reset(struct mam_pool *pool, const struct pool_config *config, 
   pool->collected_epoch = pool->unfenced_epoch = 0;
   pool->ticket_next = 1;
   pool->cuts_times = 1;
-  for (unsigned i = 0; i < POOL_SMALL_CLASSES; i++)
-    atomic_store_explicit(&pool->live_by_class[i], 0, memory_order_relaxed); /* relaxed: a hint */
+  for (unsigned i = 0; i < POOL_SMALL_SIZES; i++)
+    atomic_store_explicit(&pool->live_by_size[i], 0, memory_order_relaxed); /* relaxed: a hint */
   pool->limit_bytes = SIZE_MAX;
   pool->held_bytes = pool->moved_bytes = pool->rush_bytes = pool->wanted_bytes = pool->refused_bytes =
       pool->requested_bytes = pool->peak_used_bytes = pool->peak_reserved_bytes = 0;
