@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* What mam.h promises where there are several contexts, devices and processes, and when they go. */
+/* What mam.h promises about several contexts, devices and processes, and about their end. */
 #include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -94,7 +94,7 @@ START_TEST(pointers_of_a_destroyed_context_are_invalid) {
 }
 END_TEST
 
-/* As above, but the new memory lies across the old. */
+/* As above, but the new memory is larger than the old one, and contains it. */
 START_TEST(memory_across_that_of_a_destroyed_context_is_the_new_owner_s) {
   void *old = use_new_context(0);
   OK(MAM_Create(4 * MIB));
@@ -109,7 +109,8 @@ START_TEST(memory_across_that_of_a_destroyed_context_is_the_new_owner_s) {
 }
 END_TEST
 
-/* A context is to outlive its pools, so the answer is not promised; but it must do no harm. */
+/* A program has to keep a context alive longer than its pools.  The answer is not promised, but the call must do no
+ * harm. */
 START_TEST(free_after_the_context_was_destroyed_is_harmless) {
   void *primary = use_primary(0);
   OK(MAM_Create(4 * MIB));
@@ -137,7 +138,7 @@ START_TEST(pool_of_a_destroyed_context_can_be_destroyed) {
 }
 END_TEST
 
-/* The chunk of somebody else at the same address must not be freed by the pool that lost it. */
+/* Another chunk may be at the same address by now.  The pool that lost its chunk must not free that one. */
 START_TEST(pool_of_a_destroyed_context_frees_nobody_s_memory) {
   void *primary = use_primary(0);
   MAM_PoolOptions options = options_with(4 * MIB);
@@ -172,7 +173,7 @@ START_TEST(growth_of_a_pool_whose_context_is_gone_fails) {
 }
 END_TEST
 
-/* It is noticed where the driver is asked: here by a wait. */
+/* The pool notices the loss where it asks the driver: here by a wait. */
 START_TEST(pool_of_a_destroyed_context_says_so) {
   void *pointer = &pointer;
   use_driver_without_fences();
@@ -197,7 +198,7 @@ START_TEST(environment_comes_back_after_a_reset) {
   char *a = block(1000), *b = block(1000);
   fake_primary_reset(0);
   ck_assert_uint_eq(fake_live_blocks(), 0);
-  char *c = block(1000); /* lazily: the explicit one went with its context */
+  char *c = block(1000); /* of a lazy environment: the created one went with its context */
   ck_assert_ptr_eq(fake_current(), primary);
   FAILS(cudaErrorInvalidValue, MAM_CudaFree(b));
   ck_assert(fake_holds(c, 1000));
@@ -222,7 +223,7 @@ START_TEST(pointers_are_invalid_after_a_reset) {
 }
 END_TEST
 
-/* Mappings belong to the device and survive the reset of a context: they are given back like any others. */
+/* Mappings belong to the device and stay when a context is reset.  The library gives them back like any others. */
 START_TEST(mapped_memory_is_given_back_after_a_reset) {
   use_primary(0);
   if (_i == 0)
@@ -231,7 +232,7 @@ START_TEST(mapped_memory_is_given_back_after_a_reset) {
   fake_primary_reset(0);
   ck_assert_uint_gt(fake_live_bytes(), 0);
   use_primary(0);
-  char *b = block(1000); /* of a new one */
+  char *b = block(1000); /* of a new environment */
   ck_assert_uint_lt(fake_live_bytes(), 40 * MIB);
   ck_assert_uint_eq(fake_calls("cuMemAddressFree"), 1);
   ck_assert_uint_eq(fake_calls("cuMemAddressReserve"), 2);
@@ -241,7 +242,7 @@ START_TEST(mapped_memory_is_given_back_after_a_reset) {
 }
 END_TEST
 
-/* On driver 580 references to a primary context outlive its reset, so each is still to be released. */
+/* With driver 580 references to a primary context stay when it is reset, so the library still releases each. */
 START_TEST(reset_leaves_references_balanced) {
   use_primary(0);
   MAM_PoolOptions options = options_with(4 * MIB);
@@ -259,14 +260,14 @@ END_TEST
 
 enum { sizes_used = 3, pairs_used = 100 };
 
-/* Pairs that the calling thread's front serves, small and large; all memory is what the driver has given out. */
+/* Pairs that the calling thread's front serves, small and large.  The blocks lie in the memory that the driver gave. */
 static void use_quick_pairs(void) {
   static const size_t sizes[sizes_used] = {100, 5000, 3 * MIB};
   char *blocks[sizes_used];
   for (int pair = 0; pair < pairs_used; pair++) {
     for (int i = 0; i < sizes_used; i++) {
       blocks[i] = block(sizes[i]);
-      ck_assert_msg(fake_holds(blocks[i], sizes[i]), "pair %d: %zu bytes at %p are nobody's", pair, sizes[i],
+      ck_assert_msg(fake_holds(blocks[i], sizes[i]), "pair %d: %zu bytes at %p are not the driver's", pair, sizes[i],
                     (void *)blocks[i]);
     }
     for (int i = 0; i < sizes_used; i++)
@@ -274,7 +275,7 @@ static void use_quick_pairs(void) {
   }
 }
 
-/* Documented calls alone: the fake driver takes a look-up of others for a violation. */
+/* Only documented calls: the fake driver counts the look-up of any other as a violation. */
 START_TEST(pair_asks_the_driver_for_an_id_once) {
   use_primary(0);
   OK(MAM_Create_auto());
@@ -288,7 +289,7 @@ START_TEST(pair_asks_the_driver_for_an_id_once) {
   ids = fake_calls("cuCtxGetId") - ids;
   all = fake_calls(NULL) - all;
   ck_assert_uint_ge(ids, pairs_used);
-  ck_assert_uint_lt(all, pairs_used + pairs_used / 5); /* refills and fences */
+  ck_assert_uint_lt(all, pairs_used + pairs_used / 5); /* beside the questions, refills and fences */
   OK(MAM_CudaFree(pointer));
   OK(MAM_Destroy());
   assert_nothing_held();
@@ -329,7 +330,7 @@ START_TEST(reset_in_another_thread_is_noticed_at_once) {
     ck_assert_int_eq(pthread_create(&thread, NULL, reset_primary, NULL), 0);
     ck_assert_int_eq(pthread_join(thread, NULL), 0);
     ck_assert_uint_eq(fake_live_blocks(), 0);
-    use_quick_pairs(); /* of an environment that came by itself */
+    use_quick_pairs(); /* of a lazy environment */
     OK(MAM_Destroy());
     ck_assert_ptr_eq(fake_current(), primary);
   }
@@ -354,7 +355,7 @@ START_TEST(handle_that_comes_back_is_another_context) {
 }
 END_TEST
 
-/* In turns, so that each question finds another context than the last. */
+/* In turns, so that each question is about another context than the one before. */
 START_TEST(contexts_in_turns_keep_their_environments) {
   void *contexts[2] = {use_primary(0), fake_context_create(0)};
   char *blocks[2];
@@ -398,7 +399,7 @@ START_TEST(pool_on_another_device_leaves_the_current_context) {
 }
 END_TEST
 
-/* The thread as it was before: contexts, their order, capture mode. */
+/* The thread has the contexts, their order and the capture mode that it had before. */
 static void assert_thread_is(void *context, int depth) {
   ck_assert_ptr_eq(fake_current(), context);
   ck_assert_int_eq(fake_stack_depth(), depth);
@@ -429,7 +430,7 @@ START_TEST(no_call_changes_the_thread) {
   OK(MAM_CudaFree(b));
   assert_thread_is(current, 1);
   OK(MAM_PoolMalloc(pool, &b, 4 * MIB)); /* grows */
-  OK(MAM_PoolMalloc(pool, &a, 4 * MIB)); /* synchronises */
+  OK(MAM_PoolMalloc(pool, &a, 4 * MIB)); /* waits for the GPU */
   FAILS(cudaErrorMemoryAllocation, MAM_PoolMalloc(pool, &a, 4 * MIB));
   assert_thread_is(current, 1);
   FAILS(cudaErrorAlreadyAcquired, MAM_Create(MIB));
@@ -530,7 +531,7 @@ static int asked_for_memory(MAM_Pool pool, size_t size, unsigned attempt, void *
   return 0;
 }
 
-/* Fences of A cover B's work since B has freed a block of A on its stream; a wait would spoil B's capture. */
+/* Since B freed a block of A on its stream, A's fences cover the work of B.  A wait would end B's capture. */
 START_TEST(allocation_beside_a_capture_of_another_context_is_refused_without_a_wait) {
   void *a = use_primary(0), *b = fake_context_create(0), *pointer = NULL;
   unsigned asked = 0;
@@ -553,7 +554,8 @@ START_TEST(allocation_beside_a_capture_of_another_context_is_refused_without_a_w
 }
 END_TEST
 
-/* The brackets say when the capture ends; then the stream may go, and the driver must not be asked about it. */
+/* The end of the bracket ends the capture, too.  After that the stream may be destroyed, so the library asks nothing
+ * about it. */
 START_TEST(stream_captured_in_brackets_of_another_context_is_not_asked_for) {
   void *a = use_primary(0), *b = fake_context_create(0);
   OK(MAM_Create(64 * MIB));

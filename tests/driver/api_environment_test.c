@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* What mam.h promises of the paper's five and of environments that come and go by themselves. */
+/* What mam.h promises about the paper's five functions and about lazy environments. */
 #include <pthread.h>
 #include <stdio.h>
 
@@ -106,7 +106,7 @@ START_TEST(create_with_texts_is_create_with_those_variables) {
 }
 END_TEST
 
-/* Of this device's and of another's. */
+/* Both for this device and for another one. */
 START_TEST(create_with_holds_for_later_environments) {
   fake_set_devices(2);
   use_primary(0);
@@ -226,7 +226,7 @@ START_TEST(auto_leaves_the_headroom_of_the_environment_variable) {
 }
 END_TEST
 
-/* What the driver calls free may lie in pieces. */
+/* The free memory that the driver reports may lie in pieces. */
 START_TEST(auto_takes_about_the_largest_piece) {
   size_t largest = (size_t)1 << _i;
   fake_set_capacity(64 * GIB);
@@ -317,7 +317,7 @@ START_TEST(destroy_passes_on_what_the_driver_said) {
 END_TEST
 
 START_TEST(references_to_the_context_do_not_pile_up) {
-  OK(MAM_Create(8 * MIB)); /* by a thread without a context, which thereby gets the primary one */
+  OK(MAM_Create(8 * MIB)); /* this thread has no context, so it gets the primary one */
   OK(MAM_Destroy());
   unsigned retains = fake_retains(0);
   for (int i = 0; i < 10; i++) {
@@ -410,7 +410,7 @@ START_TEST(thread_without_a_context_gets_the_first_device_s) {
 }
 END_TEST
 
-/* The runtime does not take it back either; other things of the program may live in it. */
+/* The runtime leaves the context with the thread, too: the program may have other things in it. */
 START_TEST(context_given_to_a_thread_stays) {
   char *a = block(1000);
   void *given = fake_current();
@@ -568,7 +568,7 @@ START_TEST(lazy_environment_that_comes_back_stays_a_while) {
 }
 END_TEST
 
-/* Somebody ends it within some seconds. */
+/* The environment ends by itself within some seconds. */
 static void assert_goes_by_itself(void) {
   for (int i = 0; i < 500 && fake_live_blocks() > 0; i++)
     sleep_ms(10);
@@ -600,7 +600,7 @@ START_TEST(lingering_environment_goes_in_the_end) {
 }
 END_TEST
 
-/* Neither other contexts nor other pools make the library forget that this one was missed. */
+/* The library remembers that an environment came back, whatever other contexts and pools do in between. */
 START_TEST(environments_of_several_contexts_do_not_thrash) {
   (void)setenv("MAM_LINGER_MS", "60000", 1);
   void *contexts[] = {use_new_context(0), use_new_context(0)};
@@ -631,7 +631,7 @@ START_TEST(explicit_environment_takes_the_place_of_a_lingering_one) {
     OK(MAM_CudaFree(block(1000)));
   ck_assert_uint_eq(fake_live_blocks(), 1);
   char *a = block(1000);
-  FAILS(cudaErrorAlreadyAcquired, MAM_Create(4 * MIB)); /* not while it holds a block */
+  FAILS(cudaErrorAlreadyAcquired, MAM_Create(4 * MIB)); /* no: the environment has a live block */
   OK(MAM_CudaFree(a));
   OK(MAM_Create(4 * MIB));
   ck_assert_uint_eq(fake_live_blocks(), 1);
@@ -690,7 +690,7 @@ static void run_threads(void *(*routine)(void *), void *argument) {
   (void)pthread_barrier_destroy(&start_line);
 }
 
-/* Coming and going at its fastest, under all threads at once. */
+/* The environment begins and ends as often as possible while several threads use it. */
 START_TEST(lazy_environment_comes_and_goes_under_threads) {
   (void)setenv("MAM_LINGER_MS", _i == 0 ? "0" : "60000", 1);
   run_threads(malloc_and_free, use_primary(0));
@@ -745,7 +745,7 @@ START_TEST(mapped_environment_grows_with_its_blocks) {
     ck_assert(fake_holds(blocks[i], 20 * MIB));
     ck_assert_uint_eq(held, fake_live_bytes());
     ck_assert_uint_ge(held, (size_t)(i + 1) * 20 * MIB);
-    ck_assert_uint_le(held, (size_t)(i + 1) * 24 * MIB); /* not all there is */
+    ck_assert_uint_le(held, (size_t)(i + 1) * 24 * MIB); /* far less than all memory */
     assert_adds_up(NULL);
   }
   assert_no_chunk_was_taken();
@@ -756,7 +756,7 @@ START_TEST(mapped_environment_grows_with_its_blocks) {
 }
 END_TEST
 
-/* The last free of a lazy environment unmaps all of it, and gives the addresses back. */
+/* The last free of a lazy environment unmaps all its memory and gives its addresses back. */
 START_TEST(lazy_mapped_environment_goes_with_its_last_block) {
   char *a = block(1000), *b = block(100 * MIB);
   ck_assert_uint_eq(fake_calls("cuMemAddressReserve"), 1);
@@ -800,7 +800,7 @@ START_TEST(mapped_environment_leaves_the_headroom) {
 }
 END_TEST
 
-/* Where memory lies in pieces, mapping makes one block of them. */
+/* Where free memory lies in pieces, mapping makes one block of them. */
 START_TEST(mapped_environment_does_not_mind_pieces) {
   fake_set_largest(16 * MIB);
   char *a = block(GIB);
@@ -851,7 +851,7 @@ START_TEST(trim_leaves_what_the_gpu_may_use) {
 }
 END_TEST
 
-/* What waits, what is free and what is not mapped yet are enough together, but none of them alone. */
+/* Only together are the waiting, the free and the unmapped memory enough. */
 START_TEST(mapped_environment_waits_where_it_would_fail) {
   void *context = use_primary(0);
   (void)setenv("MAM_HEADROOM", "0", 1);
@@ -880,7 +880,7 @@ static const char *const mapping_functions[] = {"cuMemAddressReserve", "cuMemAdd
                                                 "cuMemSetAccess",      "cuCtxGetDevice",   "cuDeviceTotalMem"};
 enum { mapping_function_count = sizeof mapping_functions / sizeof mapping_functions[0] };
 
-/* The last one of the loop: the driver could, the device cannot. */
+/* In the last run the driver can map, but the device cannot. */
 START_TEST(without_mapping_there_is_the_largest_chunk) {
   if (_i < mapping_function_count)
     fake_hide(mapping_functions[_i]);
@@ -1058,7 +1058,7 @@ int main(void) {
   tcase_add_test(tcase, trim_without_an_environment_does_nothing);
   tcase_add_loop_test(tcase, without_mapping_there_is_the_largest_chunk, 0, mapping_function_count + 1);
   tcase_add_test(tcase, create_with_a_size_is_one_chunk);
-  /* As they are with chunks. */
+  /* The same tests as with chunks. */
   tcase_add_test(tcase, auto_without_memory_fails);
   tcase_add_test(tcase, auto_does_not_wait_for_the_gpu);
   tcase_add_test(tcase, refused_lazy_malloc_leaves_no_environment);

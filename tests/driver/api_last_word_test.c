@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* What mam.h promises of MAM_SetOutOfMemoryCallback. */
+/* What mam.h promises about MAM_SetOutOfMemoryCallback. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -9,7 +9,7 @@
 
 #include "api_util.h"
 
-/* So often the header says that a callback is asked about one allocation. */
+/* The header says that a callback is asked at most so often about one allocation. */
 enum { ATTEMPTS_MOST = 16 };
 
 /* ---- A pool of one chunk that is full ---------------------------------------------------------------------------- */
@@ -55,7 +55,7 @@ enum { WAYS = sizeof ways / sizeof ways[0] };
 static MAM_Pool pool_in_question; /* NULL: the default one */
 static void *held;                /* fills it */
 
-/* Of 4 MiB, of which a block of 3 MiB is live. */
+/* Makes a pool of 4 MiB with a live block of 3 MiB. */
 static void fill_for(const struct way *way) {
   if (way->of_pool)
     pool_in_question = pool_with(options_with(4 * MIB));
@@ -68,7 +68,7 @@ static void fill_for(const struct way *way) {
 
 static struct {
   unsigned questions;
-  unsigned wrong; /* questions that were not as the header says */
+  unsigned wrong; /* questions with other arguments than the header promises */
   char sentence[256];
 } seen;
 
@@ -98,7 +98,7 @@ static int never_frees(MAM_Pool pool, size_t size, unsigned attempt, void *data)
   return 1;
 }
 
-/* Fails itself in another way, then gives up. */
+/* Sets another error by a wrong free of its own, then gives up. */
 static int gives_up(MAM_Pool pool, size_t size, unsigned attempt, void *data) {
   note(pool, size, attempt, data);
   FAILS(cudaErrorInvalidValue, MAM_CudaFree(seen.sentence));
@@ -196,7 +196,7 @@ START_TEST(other_errors_and_successes_ask_nothing) {
 }
 END_TEST
 
-/* Small blocks come from what the thread keeps; large ones would have to be asked for in their turn. */
+/* In the callback, small blocks come from what the thread keeps.  Large ones fail: no second callback is asked. */
 static int allocates(MAM_Pool pool, size_t size, unsigned attempt, void *data) {
   void *small = NULL, *large = &small;
   note(pool, size, attempt, data);
@@ -270,7 +270,7 @@ START_TEST(default_pool_that_the_callback_replaces_serves) {
 }
 END_TEST
 
-/* Beside a pool that has taken all memory of the device, no default pool can be created. */
+/* A pool has all memory of the device, so no default pool can be created until it ends. */
 static int ends_the_other_pool(MAM_Pool pool, size_t size, unsigned attempt, void *data) {
   (void)size, (void)data;
   seen.questions++;
@@ -317,7 +317,7 @@ END_TEST
 
 /* ---- Several threads --------------------------------------------------------------------------------------------- */
 
-static MAM_Pool looked_at; /* by a thread without a context, to which NULL would mean no pool */
+static MAM_Pool looked_at; /* for a thread without a context, to which NULL would mean no pool */
 
 static void *looks_around(void *unused) {
   MAM_Pool pool = NULL;
@@ -334,7 +334,7 @@ static void *looks_around(void *unused) {
   return good ? unused : NULL;
 }
 
-/* Waits for a thread that needs all locks of the library. */
+/* Waits until another thread has taken every lock of the library. */
 static int has_another_thread_look(MAM_Pool pool, size_t size, unsigned attempt, void *data) {
   pthread_t thread;
   void *good = NULL;
@@ -359,7 +359,7 @@ END_TEST
 
 enum { ASKERS = 4, SETTINGS = 200 };
 
-/* What a callback is given: it may be gone as soon as the callback is no longer set. */
+/* The data of a callback.  It may be gone as soon as the callback is no longer set. */
 struct token {
   _Atomic bool gone;
 };
@@ -404,7 +404,7 @@ START_TEST(data_of_a_callback_that_was_unset_is_not_used_any_more) {
 }
 END_TEST
 
-/* Two threads are in a callback when each of them sets another one. */
+/* Two threads are inside a callback while each of them sets another one. */
 static pthread_barrier_t both;
 
 static int meets_and_sets(MAM_Pool pool, size_t size, unsigned attempt, void *data) {
@@ -468,7 +468,7 @@ START_TEST(unsetting_a_callback_waits_until_it_has_returned) {
 }
 END_TEST
 
-/* The child has none of the thread that is in a callback of the parent. */
+/* A thread of the parent is inside a callback.  The child does not have this thread and does not wait for it. */
 START_TEST(forked_child_waits_for_no_thread_of_its_parent) {
   pthread_t thread;
   int status = 0;
@@ -488,7 +488,7 @@ START_TEST(forked_child_waits_for_no_thread_of_its_parent) {
 }
 END_TEST
 
-/* The child goes on with its callback, which its parent began. */
+/* The callback that the parent began goes on in the child. */
 static int forks(MAM_Pool pool, size_t size, unsigned attempt, void *data) {
   (void)pool, (void)size, (void)attempt;
   *(pid_t *)data = fork();

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * How much memory a pool holds beside what its program needs: in loops, when it was asked for the impossible, when it
- * has been calm for a while, and under a limit.  Over the fake driver, whose GPU is idle unless a test says otherwise.
+ * How much memory a pool holds beside what its program needs: in loops, after an impossible request, when it has been
+ * calm for a while, and under a limit.  The tests use the fake driver, whose GPU is idle unless a test says otherwise.
  */
 #include <pthread.h>
 #include <stdatomic.h>
 
 #include "api_util.h"
 
-/* What a loop may leave behind that has one block of the size at a time. */
+/* What a loop with one live block of this size may leave behind. */
 static size_t spare_of(size_t size) { return 4 * size > 256 * MIB ? 4 * size : 256 * MIB; }
 
 static void pairs(size_t size, unsigned count) {
@@ -34,7 +34,7 @@ START_TEST(loop_of_pairs_holds_four_blocks_or_256_mib) {
 }
 END_TEST
 
-/* A fence is shared by what a thread may keep of the size, not by less. */
+/* All the blocks of a size that a thread may keep share a fence. */
 START_TEST(fence_is_shared_by_what_a_loop_may_hold) {
   size_t size = pair_sizes[_i % PAIR_SIZES];
   setenv("MAM_SOURCE", _i < PAIR_SIZES ? "vmm" : "chunks", 1);
@@ -46,11 +46,11 @@ START_TEST(fence_is_shared_by_what_a_loop_may_hold) {
   pairs(size, 10000);
   uint64_t shared = 10000 / (info_of(NULL).fence_count - before);
   size_t blocks = spare_of(size) / size;
-  ck_assert_uint_ge(4 * shared, 3 * (blocks < 256 ? blocks : 256)); /* 256 on a shelf; chunks leave a rest */
+  ck_assert_uint_ge(4 * shared, 3 * (blocks < 256 ? blocks : 256)); /* a shelf has 256 at most; chunks leave a rest */
 }
 END_TEST
 
-/* One block at a time, of sizes that take turns. */
+/* A loop has one live block at a time, and its sizes alternate. */
 START_TEST(loop_over_many_sizes_holds_no_more) {
   fake_set_capacity(256 * GIB);
   use_primary(0);
@@ -69,15 +69,15 @@ static uint64_t random_next(uint64_t *state) {
   return *state >> 33;
 }
 
-/* A size between least and most: each power of two is as likely as the next. */
+/* A size from least to most, where all powers of two are equally likely. */
 static size_t random_size(uint64_t *state, size_t least, size_t most) {
   size_t low = least << random_next(state) % (64 - (unsigned)__builtin_clzl(most / least));
   size_t size = low + random_next(state) % low;
   return size < most ? size : most;
 }
 
-/* Random slots, each allocated or freed.  calls: of cuMemMap, in all; in_one: of cuMemMap and cuMemUnmap, by one call
- * of the library; share: memory held over the most that was live, in percent. */
+/* Random slots, each allocated or freed.  calls: of cuMemMap in all; in_one: of cuMemMap and cuMemUnmap in one call of
+ * the library; share: the memory held, in percent of the peak of live bytes. */
 static const struct cold {
   size_t slots, least, most;
   unsigned calls, in_one, share;
@@ -118,7 +118,7 @@ START_TEST(growth_from_cold_takes_few_mappings) {
 }
 END_TEST
 
-/* A pool that grows now and then does not map ahead: what came at once before counts no longer. */
+/* Once growths are rare again, each is small, however large they were in a rush before. */
 START_TEST(growth_is_small_again_after_a_rush) {
   fake_set_capacity(64 * GIB);
   use_primary(0);
@@ -127,7 +127,7 @@ START_TEST(growth_is_small_again_after_a_rush) {
     (void)block(4 * MIB);
   sleep_ms(20);
   size_t live = 4000 * MIB, held = 0;
-  while (info_of(NULL).reserved_bytes != held) { /* what the rush left */
+  while (info_of(NULL).reserved_bytes != held) { /* uses up what the rush left */
     held = info_of(NULL).reserved_bytes;
     for (; live + 4 * MIB <= held; live += 4 * MIB)
       (void)block(4 * MIB);
@@ -140,7 +140,7 @@ END_TEST
 
 /* ---- A chunk of a fixed size ---- */
 
-/* What a thread keeps is in no hole.  A block that it would fit must not take the last large hole. */
+/* A block that a thread keeps is not a hole.  A request that fits that block must not cut the last large hole. */
 START_TEST(freed_block_serves_a_smaller_one_before_the_large_hole_is_cut) {
   static const char tags[3];
   void *freed = NULL, *between = NULL, *smaller = NULL, *large = NULL;
@@ -169,7 +169,7 @@ static void *ask_for_the_impossible(void *size) {
   return NULL;
 }
 
-/* Beside a thread that makes the pool grow. */
+/* Another thread makes the pool grow meanwhile. */
 START_TEST(request_that_can_never_be_served_maps_nothing) {
   static size_t sizes[] = {SIZE_MAX / 16, 65 * GIB, SIZE_MAX, SIZE_MAX - 512};
   pthread_t thread;
@@ -183,7 +183,7 @@ START_TEST(request_that_can_never_be_served_maps_nothing) {
   ck_assert_int_eq(pthread_join(thread, NULL), 0);
   MAM_PoolInfo info = info_of(NULL);
   ck_assert_uint_eq(info.used_bytes, 200 * 40 * MIB);
-  ck_assert_uint_le(info.reserved_bytes, info.used_bytes + 256 * MIB); /* what a crowd's thread may have for speed */
+  ck_assert_uint_le(info.reserved_bytes, info.used_bytes + 256 * MIB); /* for speed, as in a crowd */
 }
 END_TEST
 
@@ -204,7 +204,7 @@ END_TEST
 
 /* ---- When it is calm ---- */
 
-/* What the pool holds, when it has been left alone until that is at most so much; or after some time. */
+/* What the pool holds, once nothing has used it until that is at most so much, or for some time. */
 static size_t held_after_a_while(size_t most) {
   for (unsigned i = 0; i < 100 && info_of(NULL).reserved_bytes > most; i++)
     sleep_ms(50);
@@ -228,7 +228,7 @@ START_TEST(calm_pool_gives_back_what_a_loop_left) {
   pairs(512 * MIB, 1000);
   ck_assert_uint_gt(info_of(NULL).reserved_bytes, 512 * MIB);
   ck_assert_uint_le(held_after_a_while(128 * MIB), 128 * MIB);
-  ck_assert_ptr_ne(live, block(512 * MIB)); /* it serves on */
+  ck_assert_ptr_ne(live, block(512 * MIB)); /* the pool still serves */
   OK(MAM_Destroy());
 }
 END_TEST
@@ -246,7 +246,7 @@ START_TEST(calm_pool_gives_back_what_was_freed) {
 }
 END_TEST
 
-/* A pool that ended while it was watched is not confused with the next one. */
+/* A pool has the struct of one that ended while the reaper watched it.  The reaper does not confuse them. */
 START_TEST(calm_pool_made_anew_gives_back) {
   use_calm_pool(calm_sources[_i]);
   OK(MAM_CudaFree(block(GIB)));
@@ -259,7 +259,7 @@ START_TEST(calm_pool_made_anew_gives_back) {
 }
 END_TEST
 
-/* And nothing is taken from a pool that is not to be looked at, because a watched one was in its struct before. */
+/* If the reaper should not look at the second pool, it takes nothing from it. */
 START_TEST(pool_with_chunks_after_a_watched_one_keeps_them) {
   MAM_PoolOptions options = MAM_POOL_OPTIONS_INIT;
   char *blocks[4];
@@ -299,7 +299,7 @@ START_TEST(calm_pool_of_the_program_s_own_gives_back) {
 }
 END_TEST
 
-/* Nobody waits for a kernel, and nothing is taken from it. */
+/* The reaper does not wait for a kernel, and takes no memory that the kernel uses. */
 START_TEST(calm_pool_takes_nothing_from_a_running_kernel) {
   void *context = use_primary(0);
   use_calm_pool(calm_sources[_i]);
@@ -318,7 +318,7 @@ START_TEST(calm_pool_takes_nothing_from_a_running_kernel) {
 }
 END_TEST
 
-/* A pool that is used goes on as it is. */
+/* A pool that is used keeps its memory. */
 START_TEST(busy_pool_keeps_what_it_uses) {
   use_calm_pool("vmm");
   pairs(512 * MIB, 1000);
@@ -384,7 +384,7 @@ START_TEST(peaks_begin_anew) {
 }
 END_TEST
 
-/* As its name says, and as a pool's own. */
+/* The default pool has this rule by MAM_REUSE, and other pools by an option. */
 START_TEST(stream_rule_of_the_default_pool_serves_at_once) {
   setenv("MAM_REUSE", "stream", 1);
   void *context = use_primary(0);
@@ -401,7 +401,7 @@ START_TEST(stream_rule_of_the_default_pool_serves_at_once) {
 }
 END_TEST
 
-/* The driver's own answer, 400, would mean a pool that is gone. */
+/* The driver answers 400, which would mean here that a pool is gone. */
 START_TEST(handle_that_is_no_stream_is_an_unknown_error) {
   static const size_t sizes[] = {512, 64 << 10, 3 << 20};
   cudaStream_t stream = (cudaStream_t)0x123;

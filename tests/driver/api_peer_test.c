@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * A block beside one of cudaMalloc, on a machine with several devices, over the fake driver: kernels of a peer reach
- * it, whenever peer access was enabled; what the driver says of it; what it can be asked for.
+ * A block of the library against one of cudaMalloc, on a machine with several devices, over the fake driver: whether
+ * kernels of a peer reach it, whenever peer access was enabled; what the driver says about it; what the program can ask
+ * about it.
  */
 #include "api_util.h"
 
@@ -9,7 +10,7 @@ int cuMemGetAddressRange_v2(unsigned long long *base, size_t *bytes, unsigned lo
 
 static void *contexts[2];
 
-/* Two devices that can reach each other's memory, each with a program's primary context; the first is current. */
+/* Two devices that can reach each other's memory, each with its primary context.  The first one is current. */
 static void use_peers(void) {
   fake_set_devices(2);
   fake_set_peers();
@@ -22,7 +23,7 @@ static void enable_both(void) {
   fake_peer_enable(contexts[1], 0);
 }
 
-/* A kernel of the device's default stream that uses the block; the other waits for it. */
+/* Starts a kernel on the device's default stream that uses the block. */
 static void start_on(int device, const char *address, size_t bytes) {
   const struct fake_range range = {address, bytes};
   void *before = fake_current();
@@ -64,7 +65,7 @@ START_TEST(kernel_of_a_peer_reaches_a_block_of_after) {
 }
 END_TEST
 
-/* Small blocks, large ones, and what the pool grew by for them. */
+/* Small blocks, large ones, and growth of the pool for them. */
 START_TEST(kernel_of_a_peer_reaches_what_a_pool_grew_by) {
   static const size_t sizes[] = {1000, 100 * KIB, 3 * MIB, 64 * MIB, 200 * MIB, 700 * MIB};
   setenv("MAM_SOURCE", sources[_i], 1);
@@ -94,7 +95,7 @@ START_TEST(kernel_of_a_peer_reaches_a_pool_of_the_program_s_own) {
 }
 END_TEST
 
-/* The peer reaches mapped memory though the program enabled nothing, and cuMemAlloc's would not be reached. */
+/* The peer reaches mapped memory even if the program did not enable peer access. */
 START_TEST(mapped_memory_that_a_peer_uses_comes_back_when_its_work_is_done) {
   void *pointer = NULL;
   setenv("MAM_SOURCE", "vmm", 1);
@@ -103,7 +104,7 @@ START_TEST(mapped_memory_that_a_peer_uses_comes_back_when_its_work_is_done) {
   char *a = block(64 * MIB);
   start_on(1, a, 64 * MIB);
   OK(MAM_CudaFree(a));
-  fake_fail("cuCtxSynchronize", 1, 719); /* would finish the work: the test must not come there by itself */
+  fake_fail("cuCtxSynchronize", 1, 719); /* this wait would finish the work, so it must fail */
   FAILS((cudaError_t)719, MAM_CudaMalloc(&pointer, 64 * MIB));
   fake_finish(contexts[1]);
   ck_assert_ptr_eq(block(64 * MIB), a);
@@ -113,7 +114,7 @@ START_TEST(mapped_memory_that_a_peer_uses_comes_back_when_its_work_is_done) {
 }
 END_TEST
 
-/* Who did not ask for peers must not miss memory for them. */
+/* A program that does not use peers must not lose memory for them. */
 START_TEST(peer_that_is_refused_leaves_the_device_its_memory) {
   setenv("MAM_SOURCE", "vmm", 1);
   use_peers();
@@ -124,7 +125,7 @@ START_TEST(peer_that_is_refused_leaves_the_device_its_memory) {
 }
 END_TEST
 
-/* Other libraries ask for what the block is a part of, and take no less for granted than the block. */
+/* Other libraries ask for the range that a block lies in, and rely on a range of at least the block. */
 START_TEST(on_a_machine_with_peers_the_driver_s_range_covers_a_block) {
   static const size_t sizes[] = {1000, 3 * MIB, 100 * MIB, 70 * MIB, 1024 * MIB};
   unsigned long long base;
@@ -139,7 +140,7 @@ START_TEST(on_a_machine_with_peers_the_driver_s_range_covers_a_block) {
 }
 END_TEST
 
-/* And a piece of memory about which peers are asked. */
+/* The library also takes a piece of memory about which it asks whether peers have access. */
 START_TEST(on_a_machine_with_peers_memory_is_taken_as_it_is_needed_and_given_back) {
   const size_t piece_bytes = FAKE_GRANULARITY_BYTES;
   use_peers();
@@ -162,7 +163,7 @@ START_TEST(on_a_machine_with_peers_memory_is_taken_as_it_is_needed_and_given_bac
 }
 END_TEST
 
-/* None of the free chunks is large enough, and together they leave no room for another. */
+/* Each free chunk is too small, and the limit leaves no room for another chunk beside them. */
 START_TEST(free_chunks_give_way_to_one_that_is_large_enough) {
   char *blocks[3];
   use_peers();
@@ -170,7 +171,7 @@ START_TEST(free_chunks_give_way_to_one_that_is_large_enough) {
   for (int i = 0; i < 3; i++)
     blocks[i] = block(GIB);
   char *stays = block(100 * KIB);
-  if (_i == 1) /* somebody else has the rest: the driver refuses before the limit does */
+  if (_i == 1) /* another program has the rest: the driver refuses before the limit does */
     fake_set_capacity(3 * GIB + 128 * MIB);
   for (int i = 0; i < 3; i++)
     OK(MAM_CudaFree(blocks[i]));
@@ -182,13 +183,13 @@ START_TEST(free_chunks_give_way_to_one_that_is_large_enough) {
 }
 END_TEST
 
-/* One size after the other in one pool: what a thread keeps of one size must not starve the next.  Each pair asks which
- * context is current, and a fence serves four pairs at least; with another device to be asked about it is some seven
- * calls. */
+/* A loop over one size after another in one pool: blocks that a thread keeps of one size must not starve the next size.
+ * Each pair asks for the id of the current context, and a fence serves at least four pairs.  With another device whose
+ * context is asked about, a fence takes some seven calls. */
 START_TEST(pairs_of_any_size_make_few_calls_of_the_driver) {
   enum { warm_up = 10000, pairs = 10000, calls_most = 32000 };
   setenv("MAM_SOURCE", "chunks", 1);
-  setenv("MAM_LINGER_MS", "1000000", 1); /* a thread that is held up does not make the pool calm */
+  setenv("MAM_LINGER_MS", "1000000", 1); /* so that a pause of the thread does not make the pool calm */
   fake_set_capacity(140 * GIB);
   use_peers();
   OK(MAM_Create_auto());
@@ -242,7 +243,7 @@ int main(void) {
   Suite *suite = suite_create("api_peer");
   TCase *peers = add_case(suite, "peers"), *driver = add_case(suite, "what the driver says");
   TCase *pairs = add_case(suite, "pairs");
-  tcase_set_timeout(pairs, 60); /* they are many */
+  tcase_set_timeout(pairs, 60); /* for so many pairs */
   tcase_add_loop_test(peers, kernel_of_a_peer_reaches_a_block_of_before, 0, 3);
   tcase_add_loop_test(peers, kernel_of_a_peer_reaches_a_block_of_after, 0, 3);
   tcase_add_loop_test(peers, kernel_of_a_peer_reaches_what_a_pool_grew_by, 0, 3);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* What mam.h promises of pools as objects, of the reuse of their memory, and of what can be seen in them. */
+/* What mam.h promises about pools as objects, the reuse of their memory, and what a program can see in them. */
 #include <jansson.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -168,7 +168,7 @@ START_TEST(default_pool_is_created_when_asked_for) {
   OK(MAM_PoolDefault(&pool));
   ck_assert_uint_eq(fake_calls("cuMemAddressReserve"), 1);
   char *a = block_of(pool, 1000);
-  OK(MAM_CudaFree(a)); /* it was lazy, and this its last block */
+  OK(MAM_CudaFree(a)); /* the last block of a lazy environment */
   assert_nothing_held();
 }
 END_TEST
@@ -318,7 +318,7 @@ START_TEST(blocks_do_not_lie_across_chunks) {
   options.reuse = MAM_REUSE_IMMEDIATE;
   MAM_Pool pool = pool_with(options);
   char *a = block_of(pool, 4 * MIB), *b = block_of(pool, 4 * MIB);
-  ck_assert_uint_eq((size_t)labs(b - a), 4 * MIB); /* the fake gives neighbours */
+  ck_assert_uint_eq((size_t)labs(b - a), 4 * MIB); /* the fake driver gives chunks side by side */
   OK(MAM_CudaFree(a));
   OK(MAM_CudaFree(b));
   FAILS(cudaErrorMemoryAllocation, MAM_PoolMalloc(pool, &pointer, 4 * MIB + 1));
@@ -340,7 +340,7 @@ END_TEST
 
 /* ---- Reuse ------------------------------------------------------------------------------------------------------- */
 
-/* A pool of 8 MiB that never synchronises for the waiting limit alone. */
+/* A pool of 8 MiB in which no free waits for the GPU because of the waiting limit. */
 static MAM_Pool fenced_pool(void *context) {
   MAM_PoolOptions options = options_with(8 * MIB);
   options.context = context;
@@ -456,7 +456,7 @@ START_TEST(waiting_limit_without_fences_is_half_of_what_is_held) {
 }
 END_TEST
 
-/* With fences a free is over at once, whatever waits. */
+/* With fences a free does not wait, however much memory does. */
 START_TEST(no_free_synchronises_with_fences) {
   MAM_PoolOptions options = options_with(8 * MIB);
   options.context = use_primary(0);
@@ -477,7 +477,7 @@ START_TEST(no_free_synchronises_with_fences) {
 }
 END_TEST
 
-/* Freed memory comes back by itself when the GPU is done with it: many times the pool's size goes through it. */
+/* Freed memory comes back by itself when the GPU is done with it.  The loop allocates many times the pool's size. */
 START_TEST(no_malloc_with_memory_left_synchronises_with_fences) {
   static const size_t sizes[] = {1000, 3 * KIB, 100 * KIB, MIB, 3 * MIB};
   void *context = use_primary(0);
@@ -497,7 +497,7 @@ START_TEST(no_malloc_with_memory_left_synchronises_with_fences) {
 }
 END_TEST
 
-/* A growth is one mapping: what is freed while the GPU lags behind makes the pool grow, and threads wait for that. */
+/* A growth is one mapping.  Memory that is freed while the GPU lags behind does not serve again, so the pool grows. */
 START_TEST(growth_takes_one_mapping) {
   MAM_PoolOptions options = options_with(0);
   options.context = use_primary(0);
@@ -520,7 +520,8 @@ START_TEST(growth_takes_one_mapping) {
 }
 END_TEST
 
-/* A pool that grows beside work takes back what threads keep and the GPU is done with.  The rest would serve nobody. */
+/* A pool that grows during GPU work takes back what threads keep and the GPU is done with.  It leaves the rest to the
+ * threads, because it could not use that. */
 START_TEST(growth_leaves_threads_what_the_gpu_still_uses) {
   MAM_PoolOptions options = options_with(0);
   options.context = use_primary(0);
@@ -531,7 +532,7 @@ START_TEST(growth_leaves_threads_what_the_gpu_still_uses) {
   const struct fake_range done = {block_of(pool, 3 * MIB), 3 * MIB}, used = {block_of(pool, 5 * MIB), 5 * MIB};
   ck_assert(fake_launch(early, &done, 1));
   OK(MAM_CudaFree((void *)done.address));
-  (void)block_of(pool, 64 * MIB); /* with a fence, which is not passed now */
+  (void)block_of(pool, 64 * MIB); /* asks for a fence that does not pass yet */
   ck_assert_uint_eq(info_of(pool).cached_bytes, 3 * MIB);
   ck_assert(fake_launch(late, &used, 1));
   OK(MAM_CudaFree((void *)used.address));
@@ -590,15 +591,15 @@ START_TEST(freed_memory_that_waits_joins_its_neighbours_afterwards) {
 }
 END_TEST
 
-/* Where a freed block lay, and how often the GPU had been seen idle then. */
+/* Where a freed block was, and how often the GPU had been seen idle at the free. */
 struct ghost {
   uintptr_t address;
   size_t bytes;
   unsigned idle;
 };
 
-/* Random traffic with work coming and going: no block ever lies on one that was freed under work which still runs.
- * The oracle knows the fake's clock only. */
+/* Random traffic while work begins and ends: no block overlaps one that was freed under work that still runs.  The test
+ * decides this by the fake driver's clock alone. */
 START_TEST(no_block_lies_where_running_work_may_read) {
   enum { live_limit = 40, rounds = 20000 };
   static struct ghost ghosts[rounds];
@@ -637,7 +638,7 @@ START_TEST(no_block_lies_where_running_work_may_read) {
         void *pointer = NULL;
         size_t bytes = (size_t)(rand() % 512 + 1) * KIB;
         cudaError_t error = MAM_PoolMalloc(pool, &pointer, bytes);
-        if (fake_waits() != waits) { /* this call waited before it chose */
+        if (fake_waits() != waits) { /* this call waited for the GPU before it chose a block */
           waits = fake_waits();
           idle++;
         }
@@ -664,7 +665,7 @@ START_TEST(no_block_lies_where_running_work_may_read) {
 }
 END_TEST
 
-/* Where only a wait frees memory, it meets the error. */
+/* Where only a wait can free memory, the wait reports the error. */
 START_TEST(error_of_the_gpu_comes_through_malloc) {
   use_driver_without_fences();
   void *pointer = &pointer, *context = use_primary(0);
@@ -678,7 +679,7 @@ START_TEST(error_of_the_gpu_comes_through_malloc) {
 }
 END_TEST
 
-/* With fences the error is a later call's: a free asks nobody. */
+/* With fences a later call reports the error, since a free does not ask the driver. */
 START_TEST(error_of_the_gpu_does_not_stop_a_free) {
   void *pointer = &pointer, *context = use_primary(0);
   MAM_Pool pool = fenced_pool(context);
@@ -709,7 +710,7 @@ START_TEST(error_of_the_gpu_comes_through_a_free_that_waits) {
 }
 END_TEST
 
-/* After an illegal access every question about the current context answers with it. */
+/* After an illegal access the driver answers every question about the current context with that error. */
 START_TEST(sticky_error_ends_no_call_in_a_loop) {
   void *pointer = &pointer, *context = use_primary(0);
   if (_i == 0)
@@ -729,7 +730,7 @@ END_TEST
 
 START_TEST(sticky_error_comes_through_creation) {
   void *pointer = &pointer, *context = use_primary(0);
-  OK(MAM_CudaFree(block(1000))); /* the driver is known */
+  OK(MAM_CudaFree(block(1000))); /* so that the driver is loaded */
   fake_poison(context, 700);
   FAILS((cudaError_t)700, MAM_CudaMalloc(&pointer, MIB));
   ck_assert_ptr_null(pointer);
@@ -770,7 +771,7 @@ START_TEST(info_counts_what_was_done) {
   ck_assert_uint_eq(info.chunk_count, 1);
   ck_assert_uint_gt(info.metadata_bytes, 0);
   ck_assert_double_eq(info.external_fragmentation, 0.0);
-  OK(MAM_CudaFree(b)); /* two holes: of b, and the rest */
+  OK(MAM_CudaFree(b)); /* two holes: the block b, and the rest of the chunk */
   FAILS(cudaErrorMemoryAllocation, MAM_PoolMalloc(pool, &pointer, 8 * MIB));
   info = info_of(pool);
   size_t rest = 8 * MIB - 1024 - MIB - 512;
@@ -787,7 +788,7 @@ START_TEST(info_counts_what_was_done) {
   info = info_of(pool);
   ck_assert_uint_eq(info.waiting_bytes + info.free_bytes, 8 * MIB);
   ck_assert_uint_eq(info.peak_used_bytes, 1024 + MIB + 512);
-  OK(MAM_PoolMalloc(pool, &pointer, 8 * MIB)); /* what threads and slabs keep counts as one hole where it is needed */
+  OK(MAM_PoolMalloc(pool, &pointer, 8 * MIB)); /* what threads and slabs keep comes back where it is needed */
 }
 END_TEST
 
@@ -847,7 +848,7 @@ static uintptr_t address_of(const json_t *object, const char *key) {
   return number_of(object, key);
 }
 
-/* The segments of a chunk in order of address, end to end from its start to its end. */
+/* A chunk's segments stand in order of address and cover the chunk without gaps. */
 static size_t assert_tiled(const json_t *chunk) {
   const json_t *segments = json_object_get(chunk, "segments"), *segment;
   uintptr_t at = address_of(chunk, "base");
@@ -893,7 +894,7 @@ START_TEST(report_tiles_every_chunk) {
 }
 END_TEST
 
-/* The number stands in the text as itself, or in another unit after it. */
+/* The text has the number of bytes. */
 static void assert_text_has(const char *text, size_t bytes) {
   char number[32];
   (void)snprintf(number, sizeof number, "%zu", bytes);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Words for the tests of what mam.h promises, over the fake driver: the public interface above, the driver's side
- * below, and nothing of what lies between.  Each test is a process of its own (Check's fork mode).
+ * Shorthands for the tests of what mam.h promises, over the fake driver.  They know the public interface and the
+ * driver's side, and nothing between the two.  Each test is a process of its own (Check's fork mode).
  */
 #ifndef MAM_TESTS_API_UTIL_H
 #define MAM_TESTS_API_UTIL_H
@@ -63,7 +63,7 @@ static inline MAM_PoolOptions options_with(size_t chunk_bytes) {
   return options;
 }
 
-/* Every byte counted once; what the pool says it holds is what the driver has given. */
+/* Every byte is counted once, and the pool holds what the driver gave. */
 static inline void assert_adds_up(MAM_Pool pool) {
   MAM_PoolInfo info = info_of(pool);
   ck_assert_uint_eq(info.used_bytes + info.waiting_bytes + info.free_bytes, info.reserved_bytes);
@@ -75,8 +75,8 @@ static inline void assert_adds_up(MAM_Pool pool) {
   ck_assert_uint_le(info.reserved_bytes, info.limit_bytes);
 }
 
-/* What the program has is as it was.  Freed memory may have moved between waiting and free, and out of caches: a call
- * that fails has tried. */
+/* The program's blocks are as before.  The failed call may have moved freed memory from waiting to free, and out of
+ * caches. */
 static inline void assert_unchanged(MAM_Pool pool, MAM_PoolInfo before) {
   MAM_PoolInfo after = info_of(pool);
   ck_assert_uint_eq(after.used_bytes, before.used_bytes);
@@ -91,13 +91,14 @@ static inline void assert_unchanged(MAM_Pool pool, MAM_PoolInfo before) {
   assert_adds_up(pool);
 }
 
-/* Before the first call: default pools that come by themselves are the paper's, the largest chunk that there is. */
+/* For use before the first call: lazy environments take the largest chunk, as the paper's do. */
 static inline void use_greedy_chunks(void) { (void)setenv("MAM_SOURCE", "device", 1); }
 
-/* Before the first call: the driver is one before 12.5, which cannot say when work has passed without waiting. */
+/* For use before the first call: a driver before 12.5, which can only wait for work and not say whether it has
+ * passed. */
 static inline void use_driver_without_fences(void) { fake_hide("cuCtxRecordEvent"); }
 
-/* The driver was never called in a way that is undefined, nor told to free what it had not given. */
+/* The library never called the driver in an undefined way, nor freed what the driver had not given. */
 static inline void assert_driver_content(void) {
   ck_assert_uint_eq(fake_violations(), 0);
   ck_assert_uint_eq(fake_wrong_frees(), 0);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * The driver's table over the fake driver: found, filled at the right versions, published once, and every way in which
- * it can be missing.
+ * The driver's table over the fake driver: how it is found, filled with the right versions and published once, and each
+ * way in which the driver can be missing.
  */
 #define _GNU_SOURCE 1 /* RTLD_NEXT */
 #include "cuda/driver.h"
@@ -16,10 +16,10 @@
 #include "support/fake_driver.h"
 #include "support/run_suite.h"
 
-/* What dlopen finds in place of the driver; NULL for the driver. */
+/* What dlopen finds in place of the driver; NULL: the driver. */
 static const char *library_instead;
 
-/* Linked into the same program, driver.c calls this one. */
+/* This program is linked with driver.c, which calls this function. */
 void *dlopen(const char *name, int flags) {
   void *(*real)(const char *, int);
   *(void **)&real = dlsym(RTLD_NEXT, "dlopen");
@@ -52,7 +52,8 @@ START_TEST(every_function_is_found_at_its_version) {
 }
 END_TEST
 
-/* Called with the arguments of their signatures, the functions do what they are for: a mistaken row shows here. */
+/* Each function does its work when it is called with the arguments of its signature.  A wrong row of the table shows
+ * here. */
 START_TEST(functions_work_as_declared) {
   const struct driver *driver = NULL;
   CUcontext context = NULL, current = NULL;
@@ -115,11 +116,11 @@ START_TEST(fences_work_as_declared) {
 }
 END_TEST
 
-/* A stream's capture has an id of its own, the next capture of the same stream another. */
+/* A stream's capture has an id of its own, and the next capture of the stream has another one. */
 START_TEST(captures_are_told_apart) {
   const struct driver *driver = NULL;
   unsigned long long ids[3] = {0}, stream_id = 0;
-  int status = -1; /* 1: a capture is active, as the driver has it */
+  int status = -1; /* 1: a capture is active, by the driver's numbers */
   ck_assert_int_eq(driver_get(&driver), cudaSuccess);
   fake_make_current(fake_primary_retain(0));
   CUstream stream = fake_stream_create(0);
@@ -196,7 +197,7 @@ END_TEST
 
 START_TEST(driver_without_cuGetProcAddress_is_too_old) {
   const struct driver *driver = NULL;
-  library_instead = "libm.so.6"; /* any library that is there */
+  library_instead = "libm.so.6"; /* any library that exists */
   ck_assert_int_eq(driver_get(&driver), cudaErrorNotSupported);
   ck_assert_ptr_null(driver);
   assert_error_says("cuGetProcAddress");

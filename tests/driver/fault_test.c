@@ -33,9 +33,9 @@ static struct {
   const char *scenario, *function;
   unsigned nth;
   int error;
-  bool give_failed;    /* a call that gives memory back said so */
-  bool reuses_at_once; /* the pool's rule: freed memory may be in use */
-  bool asks_by_memory; /* a piece of memory is kept to ask the driver about, until the environment ends */
+  bool give_failed;    /* a call that gives memory back reported a failure */
+  bool reuses_at_once; /* the pool's rule is immediate: freed memory may be in use */
+  bool asks_by_memory; /* the environment keeps a piece of memory to ask the driver about */
 } run;
 
 static void require(bool holds, const char *what, int line) {
@@ -47,7 +47,7 @@ static void require(bool holds, const char *what, int line) {
 }
 #define REQUIRE(condition) require(condition, #condition, __LINE__)
 
-/* Whether the call succeeded; if not, it is for the injected error, which was not there before it. */
+/* Whether the call succeeded.  If it failed, it must be because of an injected error that came during the call. */
 static bool came_through(cudaError_t result, unsigned failures_before, const char *call, int line) {
   if (result == cudaSuccess)
     return true;
@@ -59,8 +59,7 @@ static bool came_through(cudaError_t result, unsigned failures_before, const cha
   return false;
 }
 
-/* A call that creates or allocates: again after a failure, and then it must succeed.  undone is what must hold after
- * the failure. */
+/* A call that creates or allocates.  If it fails, undone must hold, and the call must succeed when it is repeated. */
 #define TAKE(call, undone)                                                                                             \
   do {                                                                                                                 \
     unsigned failures_before = fake_failures();                                                                        \
@@ -85,8 +84,8 @@ static MAM_PoolInfo info_of(MAM_Pool pool) {
   return info;
 }
 
-/* What the program sees of a pool is as it was, after a refused allocation.  Memory may have moved from waiting to
- * free, out of caches and back to the source, for the allocation's sake. */
+/* After a refused allocation the program sees the same pool as before.  Memory may have moved from waiting to free, out
+ * of caches, and back to the source. */
 static bool unchanged(MAM_Pool pool, MAM_PoolInfo before) {
   MAM_PoolInfo after = info_of(pool);
   return after.used_bytes == before.used_bytes && after.used_count == before.used_count &&
@@ -112,12 +111,12 @@ static bool overlaps(const char *address, size_t bytes) {
   return false;
 }
 
-/* pool NULL: by MAM_CudaMalloc. */
+/* By MAM_CudaMalloc if pool is NULL. */
 static cudaError_t take_block(MAM_Pool pool, void **address, size_t bytes) {
   return pool != NULL ? MAM_PoolMalloc(pool, address, bytes) : MAM_CudaMalloc(address, bytes);
 }
 
-/* Memory whose handle or mapping the driver would not take back stays held. */
+/* Memory stays held if the driver does not take its handle or mapping back. */
 static bool refuses_to_take_back(void) {
   return strcmp(run.function, "cuMemRelease") == 0 || strcmp(run.function, "cuMemUnmap") == 0;
 }
@@ -149,7 +148,8 @@ static void give_block(char *address) {
 
 static void forget_blocks(void) { block_count = 0; }
 
-/* A kernel on every live block.  What is freed under it must not be handed out before it has finished. */
+/* A kernel uses every live block.  A block that is freed meanwhile must not be handed out before the kernel has
+ * ended. */
 static void launch(void *context) {
   struct fake_range ranges[block_limit];
   void *current = fake_current();
@@ -168,12 +168,12 @@ static void *use_primary(void) {
   return context;
 }
 
-/* Work of malloc and free that fills 8 MiB, makes blocks wait and needs the GPU to be waited for. */
+/* Allocations and frees that fill 8 MiB, make blocks wait, and have to wait for the GPU. */
 static void fill_and_refill(MAM_Pool pool, void *context) {
   char *a = block(pool, 1000), *b = block(pool, 2 * MIB), *c = block(pool, 5 * MIB);
   launch(context);
   give_block(b);
-  b = block(pool, 2 * MIB); /* only what waits is large enough */
+  b = block(pool, 2 * MIB); /* only the block that waits is large enough */
   launch(context);
   give_block(a);
   give_block(c); /* passes the waiting limit */
@@ -224,9 +224,9 @@ static void lazy_environment(void) {
   use_primary();
   char *a = block(NULL, 1000), *b = block(NULL, 3 * MIB);
   give_block(a);
-  give_block(b); /* the last: the environment goes */
+  give_block(b); /* the last block: the environment ends */
   for (int i = 0; i < 3; i++)
-    give_block(block(NULL, 1000)); /* comes back and stays */
+    give_block(block(NULL, 1000)); /* the environment comes back and stays */
   GIVE(MAM_Destroy());
 }
 
@@ -235,22 +235,22 @@ static void lazy_chunk(void) {
   lazy_environment();
 }
 
-/* Grows, is refilled under work, gives back and grows again. */
+/* Grows, serves again under work, gives memory back and grows again. */
 static void mapped_environment(void) {
   void *context = use_primary();
   fake_set_capacity(96 * MIB);
-  (void)setenv("MAM_HEADROOM", "32M", 1); /* where the driver loses a piece, there is another */
+  (void)setenv("MAM_HEADROOM", "32M", 1); /* so that there is another piece where the driver loses one */
   TAKE(MAM_Create_auto(), fake_live_blocks() == 0 && fake_reserved_bytes() == 0);
   char *a = block(NULL, 12 * MIB), *b = block(NULL, 20 * MIB), *c = block(NULL, 1000);
   launch(context);
   give_block(b);
   GIVE(MAM_Trim(0));
-  REQUIRE(fake_holds(b, 20 * MIB)); /* the kernel uses it */
+  REQUIRE(fake_holds(b, 20 * MIB)); /* since the kernel uses it */
   b = block(NULL, 24 * MIB);
   fake_finish(context);
   GIVE(MAM_Trim(0));
   give_block(a);
-  a = block(NULL, 30 * MIB); /* out of pieces of what is free */
+  a = block(NULL, 30 * MIB); /* from several free pieces */
   launch(context);
   give_block(b);
   give_block(c);
@@ -321,7 +321,7 @@ static void growing_pool(MAM_Source source) {
   options.limit_bytes = 12 * MIB;
   MAM_Pool pool = pool_with(&options);
   char *a = block(pool, 3 * MIB), *b = block(pool, 3 * MIB), *c = block(pool, 3 * MIB);
-  /* Mapped memory is as much as is needed where the source had no more at first. */
+  /* A mapping source may have refused to map ahead.  Then the pool holds as much as is needed. */
   REQUIRE(info_of(pool).reserved_bytes == 12 * MIB ||
           (source == MAM_SOURCE_VMM && info_of(pool).reserved_bytes >= 9 * MIB));
   launch(options.context);
@@ -383,7 +383,7 @@ static void two_contexts(void) {
   GIVE(MAM_Destroy());
 }
 
-/* A context whose work uses the memory by peer access, and one that frees on a stream of its own. */
+/* One context uses the memory by peer access, and another one frees on a stream of its own. */
 static void peers(void) {
   fake_set_devices(2);
   void *peer = fake_primary_retain(1), *other = fake_context_create(0), *first = use_primary();
@@ -398,13 +398,13 @@ static void peers(void) {
   fake_make_current(first);
   forget_blocks();
   give_block(a);
-  fake_make_current(first); /* the peer is, if it could not be popped */
+  fake_make_current(first); /* the peer's is current if it could not be popped */
   (void)block(NULL, 3 * MIB);
   fake_make_current(first);
   GIVE(MAM_Destroy());
 }
 
-/* The addresses of a context that is gone come back in another. */
+/* Another context gets the addresses of one that is gone. */
 static void context_gone(void) {
   fake_make_current(fake_context_create(0));
   TAKE(MAM_Create(4 * MIB), fake_live_blocks() == 0);
@@ -491,7 +491,7 @@ enum { function_count = sizeof functions / sizeof functions[0] };
 static const int errors[] = {2, 1, 700, 201, 999};
 enum { error_count = sizeof errors / sizeof errors[0] };
 
-/* A context that could not be popped stays, and a capture mode that could not be put back. */
+/* The thread is as before, but for a context that could not be popped and a capture mode that could not be set back. */
 static void require_thread_restored(int depth) {
   bool popping = strcmp(run.function, "cuCtxPopCurrent") == 0;
   bool exchanging = strcmp(run.function, "cuThreadExchangeStreamCaptureMode") == 0;
@@ -504,7 +504,7 @@ static int play(const struct scenario *scenario) {
   scenario->play();
   if (fake_failures() == 0)
     return RUN_NOT_REACHED;
-  if (!run.give_failed && !refuses_to_take_back() && !run.asks_by_memory) /* nobody is told if that stays */
+  if (!run.give_failed && !refuses_to_take_back() && !run.asks_by_memory) /* these may stay held without a report */
     REQUIRE(fake_live_blocks() == 0 && fake_reserved_bytes() == 0);
   REQUIRE(fake_live_blocks() <= 1);
   REQUIRE(fake_violations() == 0);
@@ -514,7 +514,7 @@ static int play(const struct scenario *scenario) {
   return RUN_GOOD;
 }
 
-/* Plays the scenario in a child with one injection; its exit status. */
+/* Plays the scenario in a child with one injected error.  Returns the child's exit status. */
 static int play_apart(const struct scenario *scenario) {
   int status = 0;
   (void)fflush(NULL);
@@ -539,14 +539,14 @@ static int stride(void) {
   return count > 0 ? count : 1;
 }
 
-/* The first call of the function fails, the second, and so on.  Gives up on a function after a few bad runs, since the
- * rest will be of the same kind. */
+/* Makes the first call of the function fail, then the second, and so on.  It stops after a few bad runs, since the rest
+ * will be like them. */
 static void play_function(const struct scenario *scenario, struct tally *tally) {
   unsigned bad = 0;
   for (int error = 0; error < error_count; error++) {
     int status = RUN_GOOD;
     run.error = errors[error];
-    /* 201 is no failure of cuCtxGetId but an answer: the thread has no context. */
+    /* 201 is not a failure of cuCtxGetId: the thread has no context. */
     if (run.error == 201 && strcmp(run.function, "cuCtxGetId") == 0)
       continue;
     for (run.nth = 1; status != RUN_NOT_REACHED && bad < 5; run.nth += stride()) {
@@ -573,7 +573,7 @@ START_TEST(every_failure_is_survived) {
 }
 END_TEST
 
-/* The scenarios themselves are sound: without an injection they reach their end. */
+/* Without an injected error each scenario reaches its end. */
 START_TEST(nothing_fails_by_itself) {
   run.scenario = scenarios[_i].name;
   run.function = "cuInit";

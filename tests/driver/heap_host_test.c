@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * What the host does with device heaps, over the fake driver with real memory: threads act as kernels do, with the
- * handle that kernels get.
+ * What the host does with device heaps, over the fake driver with real memory.  Threads act as kernels, with the handle
+ * that kernels get.
  */
 #include "mam/heap.h"
 
@@ -28,7 +28,8 @@ static unsigned long long time_ns(void) {
 #include "support/heap_model.h"
 #include "support/run_suite.h"
 
-/* The fake driver has kernels of its own: with these the library has some without CUDA, too. */
+/* The fake driver runs the heap's kernels itself.  This image makes the library believe that it has them without
+ * CUDA. */
 const unsigned char heap_image[1] = {1};
 const size_t heap_image_bytes = sizeof heap_image;
 
@@ -60,7 +61,7 @@ static void heap_begin(size_t bytes, size_t limit_bytes, size_t grow_bytes) {
   kernels.control = handle.control;
 }
 
-/* Nothing of the heaps is left. */
+/* No heap has left anything behind. */
 static void end(void) {
   MAM_PoolInfo info = {.struct_size = sizeof info};
   OK(MAM_HeapDestroy(heap));
@@ -78,7 +79,7 @@ static MAM_HeapInfo info_now(void) {
   return info;
 }
 
-/* What mam_malloc does, for one thread of a kernel. */
+/* Does what mam_malloc does, for one thread of a kernel. */
 static void *kernel_malloc(size_t bytes, unsigned slot) {
   mam__plea plea = 0;
   for (;;) {
@@ -123,7 +124,7 @@ START_TEST(blocks_of_kernels_are_seen_copied_and_freed) {
 }
 END_TEST
 
-/* It gives back what the heap does not need, for which it takes the heap's lock. */
+/* The callback gives back what the heap does not need.  It takes the heap's lock for that. */
 static unsigned questions;
 static int trims_the_heap(MAM_Pool asked, size_t size, unsigned attempt, void *data) {
   (void)asked, (void)size, (void)attempt, (void)data;
@@ -144,7 +145,7 @@ START_TEST(memory_for_a_heap_is_no_question_to_the_program) {
   options.bytes = 12 * MIB;
   IS(MAM_HeapCreate(&second, pool, &options), cudaErrorMemoryAllocation);
   ck_assert_uint_eq(questions, 0);
-  OK(MAM_PoolMalloc(pool, &block, 12 * MIB)); /* a program's own allocation asks, and gets what the heap gave back */
+  OK(MAM_PoolMalloc(pool, &block, 12 * MIB)); /* a program's own allocation asks, and gets the heap's memory */
   ck_assert_uint_eq(questions, 1);
   OK(MAM_CudaFree(block));
   OK(MAM_SetOutOfMemoryCallback(NULL, NULL));
@@ -248,7 +249,7 @@ START_TEST(freed_block_has_no_record_any_more) {
   ck_assert(heap_model_free(&kernels, first));
   ck_assert_uint_eq(info_now().recorded_count, 0);
   char *second = NULL;
-  for (unsigned i = 0; i < 100000 && second != first; i++) /* the same chunk, without a record */
+  for (unsigned i = 0; i < 100000 && second != first; i++) /* until the chunk is the first one, now without a record */
     second = kernel_malloc(116, 0);
   ck_assert_uint_eq(info_now().recorded_count, 0);
   OK(MAM_HeapList(heap, &block, 1, &count));
@@ -317,7 +318,7 @@ static void *heap_destroy(void *of) {
   return NULL;
 }
 
-/* The thread that asks is inside the heap that another thread destroys, and goes on to the next one from there. */
+/* A thread that asks is visiting a heap while another thread destroys it.  The visitor goes on to the next heap. */
 START_TEST(heap_that_is_looked_at_is_destroyed_afterwards) {
   MAM_HeapShare share;
   struct destruction destruction = {NULL, false};
@@ -399,7 +400,7 @@ START_TEST(kernel_that_asks_for_16_times_the_heap_is_served) {
 }
 END_TEST
 
-/* Heaps that come one after another get the same bell, which the second may ring with the same word as the first. */
+/* Heaps that come one after another get the same bell, and the second heap may ring with the same word as the first. */
 START_TEST(next_heap_is_heard_that_asks_for_the_same) {
   pool_begin(64 * MIB);
   for (unsigned i = 0; i < 3; i++) {
@@ -413,7 +414,7 @@ START_TEST(next_heap_is_heard_that_asks_for_the_same) {
 }
 END_TEST
 
-/* The pool takes a chunk for it. */
+/* The pool takes a chunk for the growth. */
 START_TEST(request_larger_than_the_pool_is_served) {
   MAM_PoolOptions options = MAM_POOL_OPTIONS_INIT;
   options.chunk_bytes = 16 * MIB;
@@ -427,7 +428,7 @@ START_TEST(request_larger_than_the_pool_is_served) {
 }
 END_TEST
 
-/* ... and can be grown again after a trim. */
+/* After a trim the heap can grow again. */
 START_TEST(growth_stops_at_the_limit) {
   pool_begin(96 * MIB);
   heap_begin(MIB, 4 * MIB, MIB);
@@ -447,7 +448,7 @@ START_TEST(growth_stops_at_the_limit) {
 }
 END_TEST
 
-/* What the pool does not have now, it may have later. */
+/* A pool that has no memory now may have some later. */
 START_TEST(pool_that_is_full_refuses_for_a_while) {
   void *other = NULL;
   pool_begin(8 * MIB);
@@ -467,7 +468,7 @@ START_TEST(pool_that_is_full_refuses_for_a_while) {
 }
 END_TEST
 
-/* The GPU is never waited for: the kernel that waits for the memory would be waited for, too. */
+/* A growth does not wait for the GPU: it would wait for the very kernel that waits for the growth. */
 START_TEST(growth_waits_for_no_kernel) {
   void *other = NULL;
   pool_begin(8 * MIB);
@@ -475,7 +476,7 @@ START_TEST(growth_waits_for_no_kernel) {
   OK(MAM_PoolMalloc(pool, &other, 6 * MIB + 512 * KIB));
   struct fake_range range = {other, MIB};
   ck_assert(fake_launch(NULL, &range, 1));
-  OK(MAM_CudaFree(other)); /* and the kernel goes on using it */
+  OK(MAM_CudaFree(other)); /* the kernel still uses it */
   unsigned waits = fake_waits();
   while (kernel_malloc(1000, 0) != NULL)
     ;
@@ -537,7 +538,7 @@ END_TEST
 
 /* ---- Ends -------------------------------------------------------------------------------------------------------- */
 
-/* The memory that is rung in outlives the context, and the service ends by itself. */
+/* The bell's memory stays when the context ends, and the service ends by itself. */
 START_TEST(context_ends_before_a_heap_that_grows) {
   pool_begin(64 * MIB);
   heap_begin(MIB, 4 * MIB, MIB);
@@ -550,8 +551,8 @@ START_TEST(context_ends_before_a_heap_that_grows) {
 }
 END_TEST
 
-/* What comes after a heap's context or pool may be given the heap's addresses: they are no longer the heap's to free.
- * The first block of the next pool begins where the first superblock of the heap began, if it has the same chunk. */
+/* After the end of a heap's context or pool, another pool may have the heap's addresses, and the heap may not free
+ * them. The next pool's first block begins where the heap's first superblock began, if the pool has the same chunk. */
 START_TEST(heap_that_lost_its_memory_frees_nothing_of_others) {
   void *block = NULL;
   pool_begin(64 * MIB);
@@ -567,16 +568,15 @@ START_TEST(heap_that_lost_its_memory_frees_nothing_of_others) {
   IS(MAM_HeapHandle(left, &handle), cudaErrorContextIsDestroyed);
   pool_begin(64 * MIB);
   OK(MAM_PoolMalloc(pool, &block, MIB));
-  IS(MAM_HeapGrow(left, MIB), cudaErrorContextIsDestroyed); /* the struct of its pool may be this one's */
+  IS(MAM_HeapGrow(left, MIB), cudaErrorContextIsDestroyed); /* this pool may have the struct of the heap's pool */
   OK(MAM_HeapDestroy(left));
-  OK(MAM_CudaFree(block)); /* it is still there to be freed */
+  OK(MAM_CudaFree(block)); /* the heap has not freed it */
   OK(MAM_PoolDestroy(pool));
   ck_assert_uint_eq(fake_violations(), 0);
 }
 END_TEST
 
-/* AddressSanitizer looks for leaks at exit, and in a child waits for a lock of its own that a thread of the parent had.
- */
+/* At exit, AddressSanitizer looks for leaks.  In a child it would wait for a lock that a thread of the parent held. */
 #ifdef __SANITIZE_ADDRESS__
 #define CHILD_EXIT _exit
 #else

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * A file that is compiled as by nvcc --default-stream per-thread: stream 0 is the calling thread's own, over the fake
+ * This file is compiled as by nvcc --default-stream per-thread: stream 0 is the calling thread's own, over the fake
  * driver.
  */
 #define CUDA_API_PER_THREAD_DEFAULT_STREAM 1
@@ -9,7 +9,7 @@
 
 #include "api_util.h"
 
-/* The calls of the header, which have to be there as functions too. */
+/* The header's calls have to exist as functions, too. */
 typedef cudaError_t malloc_call(void **ptr, size_t size, cudaStream_t stream);
 typedef cudaError_t free_call(void *ptr, cudaStream_t stream);
 
@@ -35,7 +35,7 @@ struct use {
   size_t bytes;
 };
 
-/* A kernel on the thread's own stream uses a block, which is freed on stream 0. */
+/* A kernel on the thread's own stream uses a block, and the block is freed on stream 0. */
 static void *free_on_zero(void *argument) {
   struct use *use = argument;
   fake_make_current(use->context);

@@ -16,7 +16,7 @@ static void must(cudaError_t error) {
   }
 }
 
-/* Not static, so that the place has a name where the program is linked with -rdynamic. */
+/* Not static, so that this call site has a name where the program is linked with -rdynamic. */
 __attribute__((noinline)) void *here(size_t bytes);
 void *here(size_t bytes) {
   void *block = NULL;

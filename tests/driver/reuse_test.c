@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * When freed memory is handed out again, as mam.h promises it, over the fake driver: kernels name the memory they use
- * and stand in flight until the clock is turned, and each block is looked at when it is handed out.  The library's own
- * idea of what has passed is never asked.
+ * When freed memory is handed out again, as mam.h promises, over the fake driver.  Kernels name the memory that they
+ * use and stay in flight until the test turns the clock.  The test looks at each block that is handed out.  It never
+ * asks the library what has passed.
  */
 #include <pthread.h>
 #include <sched.h>
@@ -25,7 +25,7 @@ static unsigned next_random(unsigned *state) {
   return *state;
 }
 
-/* From 1 B to 64 MiB, every order of magnitude as often as the next; three of four are small. */
+/* From 1 B to 64 MiB: three of four sizes are at most 4 KiB, and the others have a random power of two. */
 static size_t random_size(unsigned *state) {
   unsigned small = next_random(state) % 4, bits = small > 0 ? 12 : 16 + next_random(state) % 10;
   size_t most = (size_t)1 << bits;
@@ -35,11 +35,11 @@ static size_t random_size(unsigned *state) {
 struct held {
   char *address;
   size_t bytes;
-  unsigned origin; /* the stream that its first use must come after, stream_count for none */
-  unsigned used;   /* the streams that it was used on, a bit each */
+  unsigned origin; /* the stream that the first use must come after; stream_count: none */
+  unsigned used;   /* the streams that used it, a bit each */
 };
 
-/* A stream that the schedule uses, by its number: the default ones mean those of the calling thread. */
+/* Streams have numbers.  The default ones are those of the calling thread. */
 struct schedule {
   MAM_Pool pool;
   MAM_Reuse reuse;
@@ -48,14 +48,14 @@ struct schedule {
   unsigned state;
   struct held held[live_limit];
   unsigned held_count;
-  unsigned early, reused_under_kernels; /* blocks handed out too early; rightly, with kernels before them */
+  unsigned early, reused_under_kernels; /* handed out too early; handed out rightly while a kernel runs */
   bool capturing;                       /* this thread */
-  bool others_capture;                  /* or one beside it */
-  bool alone;                           /* no other thread uses the streams: this one uses all, and makes them anew */
+  bool others_capture;                  /* a thread beside this one */
+  bool alone;                           /* no other thread uses the streams: this one may use all, and destroy them */
   unsigned captures, renewals, tagged;
 };
 
-/* The streams that a thread of its own may use: its per-thread default stream is number 1. */
+/* A thread's streams.  Its per-thread default stream has number 1. */
 static void streams_make(void **streams) {
   streams[0] = FAKE_STREAM_LEGACY;
   streams[1] = FAKE_STREAM_PER_THREAD;
@@ -63,18 +63,18 @@ static void streams_make(void **streams) {
     streams[i] = fake_stream_create(i < stream_count / 2 ? 0 : FAKE_STREAM_NON_BLOCKING);
 }
 
-/* The captured stream is the last; it runs nothing meanwhile. */
+/* The captured stream is the last one.  It runs nothing during the capture. */
 static unsigned pick_stream(struct schedule *schedule) {
   bool all = schedule->alone && !schedule->capturing;
   return next_random(&schedule->state) % (all ? stream_count : stream_count - 1);
 }
 
-/* The plain calls of a pool by streams are those of the legacy stream. */
+/* In a pool with the stream rule, plain calls are calls on the legacy stream. */
 static unsigned plain_stream(const struct schedule *schedule) {
   return schedule->reuse == MAM_REUSE_STREAM ? 0 : stream_count;
 }
 
-/* Plainly if the stream is none; every fourth time with a tag. */
+/* Without a stream it is a plain call, and every fourth one has a tag. */
 static cudaError_t allocate_by(struct schedule *schedule, void **pointer, size_t bytes, unsigned stream) {
   static const char tags[3];
   if (stream < stream_count)
@@ -106,7 +106,7 @@ static void allocate(struct schedule *schedule) {
   schedule->held[schedule->held_count++] = (struct held){pointer, bytes, stream, 0};
 }
 
-/* A kernel on a few blocks; the stream waits for the one that a block comes from. */
+/* Launches a kernel on a few blocks.  Before it, the stream waits for the stream that each block came from. */
 static void launch(struct schedule *schedule) {
   struct fake_range ranges[3];
   unsigned stream = pick_stream(schedule);
@@ -121,7 +121,7 @@ static void launch(struct schedule *schedule) {
   ck_assert(fake_launch(schedule->streams[stream], ranges, count));
 }
 
-/* Orders all uses of the block before what comes next on the stream. */
+/* Makes the stream wait for all streams that used the block. */
 static void join(const struct schedule *schedule, const struct held *held, unsigned stream) {
   for (unsigned i = 0; i < stream_count; i++)
     if (i != stream && (held->used & 1u << i) != 0)
@@ -155,7 +155,7 @@ static void release(struct schedule *schedule) {
   }
 }
 
-/* The legacy stream comes after all that the stream has done, and takes its place for the blocks that it has used. */
+/* Makes the legacy stream wait for the stream, and notes it in place of that stream in all blocks. */
 static void replace_stream(struct schedule *schedule, unsigned stream) {
   unsigned bit = 1u << stream;
   (void)fake_stream_wait(schedule->streams[0], schedule->streams[stream]);
@@ -168,7 +168,7 @@ static void replace_stream(struct schedule *schedule, unsigned stream) {
   }
 }
 
-/* Destroys a stream, whose work goes on, and creates one, which may get its handle. */
+/* Destroys a stream with work on it and creates another one, which may get the same handle. */
 static void renew_stream(struct schedule *schedule) {
   unsigned stream = 2 + next_random(&schedule->state) % (stream_count - 3);
   replace_stream(schedule, stream);
@@ -177,7 +177,7 @@ static void renew_stream(struct schedule *schedule) {
   schedule->renewals++;
 }
 
-/* A graph may run at any time, whatever else runs. */
+/* The block counts as early if any work uses it: a graph may run at any time. */
 static void allocate_in_capture(struct schedule *schedule) {
   void *pointer = NULL, *stream = schedule->streams[stream_count - 1];
   size_t bytes = random_size(&schedule->state);
@@ -187,7 +187,7 @@ static void allocate_in_capture(struct schedule *schedule) {
   OK(MAM_CudaFreeAsync(pointer, stream));
 }
 
-/* Begins or ends a capture of the last stream, in any mode, in brackets. */
+/* Begins or ends a capture of the last stream, in some mode, in a bracket. */
 static void capture(struct schedule *schedule) {
   void *stream = schedule->streams[stream_count - 1];
   if (!schedule->capturing) {
@@ -249,7 +249,7 @@ static void assert_clean_end(MAM_Pool pool) {
   ck_assert_uint_eq(fake_captures_invalidated(), 0);
 }
 
-/* A whole schedule of one thread. */
+/* A whole schedule in one thread. */
 static struct schedule play(MAM_Reuse reuse, MAM_Source source, unsigned seed, bool captures) {
   struct schedule schedule = {.reuse = reuse, .state = 2463534242u + seed * 7919};
   (void)use_primary(0);
@@ -267,7 +267,7 @@ enum { seed_count = 20 };
 START_TEST(fenced_memory_is_never_handed_out_early) {
   struct schedule schedule = play(MAM_REUSE_FENCED, MAM_SOURCE_DEVICE, (unsigned)_i, false);
   ck_assert_uint_eq(schedule.early, 0);
-  ck_assert_uint_gt(schedule.reused_under_kernels, 0); /* by the calls with a stream */
+  ck_assert_uint_gt(schedule.reused_under_kernels, 0); /* from the calls with a stream */
   assert_clean_end(schedule.pool);
 }
 END_TEST
@@ -306,7 +306,7 @@ START_TEST(driver_without_fences_hands_out_nothing_early) {
 }
 END_TEST
 
-/* What the tests above look for is there to be found: the rule that promises nothing is caught. */
+/* The schedules can find a block that is handed out too early: under the immediate rule they do. */
 START_TEST(immediate_reuse_is_caught_by_the_same_schedules) {
   struct schedule schedule = play(MAM_REUSE_IMMEDIATE, MAM_SOURCE_DEVICE, (unsigned)_i, false);
   ck_assert_uint_gt(schedule.early, 0);
@@ -323,8 +323,8 @@ static struct {
   bool full;
 } mailbox = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
-/* Changes a block with the one that another thread left.  Each thread's default stream is its own: the schedule could
- * not join the other's, so a block that was used there waits for the whole context first. */
+/* Exchanges a block with another thread.  A block that was used on this thread's own default stream stays: the other
+ * thread cannot wait for that stream. */
 static void exchange(struct schedule *schedule) {
   if (schedule->held_count == 0)
     return;
@@ -360,7 +360,7 @@ static void *worker_run(void *argument) {
   return NULL;
 }
 
-/* Threads share the pool and the created streams, all but the last: only the first thread captures that. */
+/* Threads share the pool and all created streams but the last, which only the first thread captures. */
 static void threads_play(MAM_Reuse reuse, MAM_Source source, unsigned seed, bool captures) {
   static struct worker workers[thread_count];
   void *context = use_primary(0), *streams[stream_count];
@@ -382,7 +382,7 @@ static void threads_play(MAM_Reuse reuse, MAM_Source source, unsigned seed, bool
   assert_clean_end(pool);
 }
 
-/* Such memory may be handed out under a kernel, but it may not be unmapped under one. */
+/* Such memory may be handed out while a kernel uses it, but must not be unmapped. */
 START_TEST(immediate_reuse_unmaps_nothing_under_a_kernel) {
   struct schedule schedule = play(MAM_REUSE_IMMEDIATE, MAM_SOURCE_VMM, (unsigned)_i, false);
   assert_clean_end(schedule.pool);
@@ -480,7 +480,7 @@ START_TEST(allocation_waits_when_no_memory_is_left) {
 }
 END_TEST
 
-/* The driver serialises fences, so many frees share one. */
+/* The driver runs fences one after another, so many frees share one. */
 START_TEST(fences_are_far_fewer_than_frees) {
   enum { rounds = 4000 };
   (void)use_primary(0);
@@ -505,7 +505,7 @@ END_TEST
 /* ---- Streams ------------------------------------------------------------------------------------------------------
  */
 
-/* From the default pool if pool is NULL. */
+/* Takes a block of the default pool if pool is NULL. */
 static char *block_on(MAM_Pool pool, size_t bytes, void *stream) {
   void *pointer = NULL;
   OK(pool != NULL ? MAM_PoolMallocAsync(pool, &pointer, bytes, stream) : MAM_CudaMallocAsync(&pointer, bytes, stream));
@@ -513,7 +513,7 @@ static char *block_on(MAM_Pool pool, size_t bytes, void *stream) {
   return pointer;
 }
 
-/* A block that a kernel on the stream still uses, freed on the stream. */
+/* Frees a block on a stream that has a running kernel which uses the block. */
 static char *freed_on(MAM_Pool pool, size_t bytes, void *stream) {
   char *a = block_on(pool, bytes, stream);
   run_kernel(stream, a, bytes);
@@ -531,7 +531,7 @@ START_TEST(same_stream_takes_memory_at_once) {
     char *a = freed_on(pool, bytes, streams[i]);
     char *b = block_on(pool, bytes, streams[i]);
     ck_assert_ptr_eq(b, a);
-    ck_assert(fake_in_use(b, bytes, FAKE_NO_STREAM)); /* the kernel runs on */
+    ck_assert(fake_in_use(b, bytes, FAKE_NO_STREAM)); /* the kernel still runs */
     ck_assert(!fake_in_use(b, bytes, streams[i]));
   }
   ck_assert_uint_eq(fake_waits(), 0);
@@ -539,13 +539,13 @@ START_TEST(same_stream_takes_memory_at_once) {
 }
 END_TEST
 
-/* What waits for the stream comes first only where it fits as well as what lies free. */
+/* A waiting block of the stream is taken first only if it fits as well as the best hole. */
 START_TEST(small_holes_serve_before_large_ones_are_cut) {
   (void)use_primary(0);
   MAM_Pool pool = reuse_pool(MAM_REUSE_FENCED, MAM_SOURCE_DEVICE);
   size_t small = sizes[_i], large = 16 * small;
   char *hole = block_on(pool, small, NULL);
-  (void)block_on(pool, small, NULL); /* so that they do not coalesce */
+  (void)block_on(pool, small, NULL); /* keeps them from joining */
   char *waiting = block_on(pool, large, NULL);
   (void)block_on(pool, small, NULL);
   run_kernel(NULL, waiting, large);
@@ -557,8 +557,8 @@ START_TEST(small_holes_serve_before_large_ones_are_cut) {
 }
 END_TEST
 
-/* Steps of a training on the legacy stream: each layer keeps some blocks until its turn comes backwards, and uses
- * others in passing.  A kernel goes with each call, and the GPU is so many calls behind. */
+/* Steps of a training on the legacy stream.  Each layer keeps some blocks until its backward pass and frees others at
+ * once.  A kernel comes with each call, and the GPU is so many calls behind. */
 enum { layers = 24, kept_in_layer = 6, passing_in_layer = 4, training_steps = 12 };
 
 struct training {
@@ -585,7 +585,7 @@ static void training_free(struct training *training, void *pointer, size_t bytes
   training->live_bytes -= bytes;
 }
 
-/* Half are small; the others 1 to 64 MiB, of a few sizes, as tensors have. */
+/* Half of the sizes are small.  The others are 1 to 64 MiB and few, as those of tensors. */
 static size_t training_size(struct training *training) {
   unsigned random = next_random(&training->state);
   size_t large = (MIB + random / 2 % 4 * (MIB / 4)) << random / 8 % 6;
@@ -606,7 +606,7 @@ static void training_step(struct training *training) {
     char *address;
     size_t bytes;
   } kept[layers * kept_in_layer];
-  training->state = 1; /* the same each time */
+  training->state = 1; /* so that each step is the same */
   for (int layer = 0; layer < layers; layer++) {
     for (int i = layer * kept_in_layer; i < (layer + 1) * kept_in_layer; i++) {
       kept[i].bytes = training_size(training);
@@ -624,7 +624,7 @@ static void training_step(struct training *training) {
 static const unsigned calls_behind[] = {0, 10, 300, UINT32_MAX};
 enum { behind_count = sizeof calls_behind / sizeof calls_behind[0] };
 
-/* What is held in vain, by the bytes in use. */
+/* The bytes that are held but not used, over those that are used. */
 static double training_in_vain(unsigned behind) {
   struct training training = {.behind = behind};
   unsigned waits = fake_waits();
@@ -637,8 +637,8 @@ static double training_in_vain(unsigned behind) {
   return (double)(training.held_bytes - training.peak_bytes) / (double)training.peak_bytes;
 }
 
-/* The least of a few: where the thread loses its processor, the pool takes the GPU for slow and grows by up to a tenth
- * more than it needs. */
+/* The least of a few tries.  If the thread loses its processor, the pool believes that the GPU is slow, and grows by up
+ * to a tenth more than it needs. */
 START_TEST(training_takes_little_more_than_it_uses) {
   enum { TRIES = 5 };
   double least = 1;
@@ -722,14 +722,14 @@ END_TEST
 /* ---- Streams of several contexts ---------------------------------------------------------------------------------
  */
 
-/* The pool is the first one's.  The other one is of the same device or of another. */
+/* The pool is of the first context.  The second context is on the same device or on another one. */
 static void use_contexts(void *contexts[2], bool other_device) {
   fake_set_devices(2);
   contexts[1] = other_device ? fake_primary_retain(1) : fake_context_create(0);
   contexts[0] = use_primary(0);
 }
 
-/* The same; on another device, each can use the other's memory. */
+/* The same.  Contexts of different devices can use each other's memory. */
 static void use_contexts_in_reach(void *contexts[2], bool other_device) {
   fake_set_peers();
   use_contexts(contexts, other_device);
@@ -740,7 +740,7 @@ static void use_contexts_in_reach(void *contexts[2], bool other_device) {
 static void *const default_streams[] = {NULL, FAKE_STREAM_LEGACY, FAKE_STREAM_PER_THREAD};
 enum { default_stream_count = 3, other_count = 2 * default_stream_count * size_count };
 
-/* A block that a kernel of the other context uses, freed there on a default stream of that name. */
+/* Takes a block, uses it by a kernel of the other context, and frees it there on the stream with that handle. */
 static char *freed_elsewhere(MAM_Pool pool, void *const contexts[2], size_t bytes, void *stream) {
   char *a = block_on(pool, bytes, stream);
   fake_make_current(contexts[1]);
@@ -772,7 +772,7 @@ START_TEST(memory_freed_in_another_context_comes_back_when_its_work_is_done) {
   OK(MAM_Create(64 * MIB));
   char *a = freed_elsewhere(NULL, contexts, 64 * MIB, NULL);
   MAM_PoolInfo before = info_of(NULL);
-  fake_fail("cuCtxSynchronize", 1, 719); /* would finish the work: the test must not come there by itself */
+  fake_fail("cuCtxSynchronize", 1, 719); /* this wait would finish the work, so it must fail */
   FAILS((cudaError_t)719, MAM_CudaMalloc(&pointer, 64 * MIB));
   ck_assert_uint_eq(info_of(NULL).waiting_bytes, before.waiting_bytes);
   fake_finish(contexts[1]);
@@ -796,7 +796,7 @@ START_TEST(allocation_waits_for_the_other_context_where_no_memory_is_left) {
 }
 END_TEST
 
-/* The program said so to the driver alone, before the allocation or after it, and frees plainly. */
+/* The program enables peer access by the driver, before or after the allocation, and frees by the plain call. */
 START_TEST(memory_that_a_peer_uses_comes_back_when_its_work_is_done) {
   void *contexts[2], *pointer = NULL;
   use_contexts(contexts, true);
@@ -805,7 +805,7 @@ START_TEST(memory_that_a_peer_uses_comes_back_when_its_work_is_done) {
     fake_peer_enable(contexts[1], 0);
   size_t all = info_of(NULL).limit_bytes;
   char *a = block(all);
-  OK(MAM_CudaFree(a)); /* fences have been set before the peer has access */
+  OK(MAM_CudaFree(a)); /* fences exist before the peer has access */
   ck_assert_ptr_eq(block(all), a);
   if (_i % 2 == 1)
     fake_peer_enable(contexts[1], 0);
@@ -813,21 +813,21 @@ START_TEST(memory_that_a_peer_uses_comes_back_when_its_work_is_done) {
   fake_submit(contexts[1]);
   fake_make_current(contexts[0]);
   OK(MAM_CudaFree(a));
-  fake_fail("cuCtxSynchronize", 1, 719); /* would finish the work: the test must not come there by itself */
+  fake_fail("cuCtxSynchronize", 1, 719); /* this wait would finish the work, so it must fail */
   FAILS((cudaError_t)719, MAM_CudaMalloc(&pointer, all));
   fake_finish(contexts[1]);
   ck_assert_ptr_eq(block(all), a);
   ck_assert_uint_eq(fake_waits(), 0);
   fake_submit(contexts[1]);
   OK(MAM_CudaFree(a));
-  ck_assert_ptr_eq(block(all), a); /* waits for both */
+  ck_assert_ptr_eq(block(all), a); /* waits for both contexts */
   ck_assert(!fake_pending(contexts[1]));
   OK(MAM_Destroy());
   assert_nothing_held();
 }
 END_TEST
 
-/* It keeps its handle, by which it was known before. */
+/* The peer keeps its handle, by which the library knew it before the reset. */
 START_TEST(peer_is_found_again_after_its_context_was_reset) {
   void *contexts[2], *pointer = NULL;
   use_contexts(contexts, true);
@@ -837,7 +837,7 @@ START_TEST(peer_is_found_again_after_its_context_was_reset) {
   for (int i = 0; i < 2; i++)
     OK(MAM_CudaFree(block(64 * MIB)));
   fake_primary_reset(1);
-  for (int i = 0; i < 2 && _i < 2; i++) /* with and without a fence in between */
+  for (int i = 0; i < 2 && _i < 2; i++) /* without and with a fence in between */
     OK(MAM_CudaFree(block(64 * MIB)));
   ck_assert_ptr_eq(fake_primary_retain(1), contexts[1]);
   fake_make_current(contexts[1]); /* begins anew */
@@ -846,7 +846,7 @@ START_TEST(peer_is_found_again_after_its_context_was_reset) {
   char *a = block(64 * MIB);
   fake_submit(contexts[1]);
   OK(MAM_CudaFree(a));
-  fake_fail("cuCtxSynchronize", 1, 719); /* would finish the work: the test must not come there by itself */
+  fake_fail("cuCtxSynchronize", 1, 719); /* this wait would finish the work, so it must fail */
   FAILS((cudaError_t)719, MAM_CudaMalloc(&pointer, 64 * MIB));
   fake_finish(contexts[1]);
   ck_assert_ptr_eq(block(64 * MIB), a);
@@ -859,7 +859,7 @@ START_TEST(device_without_access_is_not_waited_for) {
   void *contexts[2];
   use_contexts(contexts, true);
   OK(_i == 0 ? MAM_Create(64 * MIB) : MAM_Create_auto());
-  fake_peer_enable(contexts[0], 1); /* the other direction */
+  fake_peer_enable(contexts[0], 1); /* access in the other direction */
   fake_submit(contexts[1]);
   size_t all = info_of(NULL).limit_bytes;
   for (int i = 0; i < 10; i++)
@@ -886,7 +886,7 @@ START_TEST(work_of_a_context_that_ended_is_waited_for_no_more) {
 }
 END_TEST
 
-/* A reset leaves the other context its handle, and its default streams their names. */
+/* After its reset the other context has the same handle, and its default streams have the same handles. */
 START_TEST(work_of_a_context_after_its_reset_is_waited_for) {
   void *context = fake_context_create(0), *other = fake_primary_retain(0);
   size_t bytes = sizes[_i];
@@ -906,7 +906,7 @@ START_TEST(work_of_a_context_after_its_reset_is_waited_for) {
     OK(MAM_CudaFree(a));
     ck_assert(!fake_in_use(block_on(pool, bytes < MIB ? bytes : 1, NULL), 1, NULL));
   }
-  ck_assert(fake_in_use(late, bytes, FAKE_NO_STREAM)); /* the kernel runs on */
+  ck_assert(fake_in_use(late, bytes, FAKE_NO_STREAM)); /* the kernel still runs */
   fake_finish(other);
   assert_clean_end(pool);
 }
@@ -935,7 +935,8 @@ END_TEST
 
 enum { wanderer_steps = 3000, wanderer_streams = 4 };
 
-/* Two contexts in turn, each with pools of both: a block is allocated, used and freed on one stream, in either. */
+/* Two contexts in turn, each with blocks of both pools: a block is allocated, used and freed on one stream, in either
+ * context. */
 static void wander(MAM_Pool const pools[2], void *const contexts[2], unsigned seed) {
   struct {
     char *address;
@@ -1019,7 +1020,7 @@ END_TEST
 
 enum { capture_rounds = 100, traffic_share = 30, traffic_threads = 2 };
 
-/* What all traffic threads may do so far, and what each has done. */
+/* How many steps the traffic threads may have done, and how many each has done. */
 static _Atomic unsigned traffic_allowed, traffic_done[traffic_threads];
 
 struct traffic {
@@ -1027,7 +1028,8 @@ struct traffic {
   _Atomic unsigned *done;
 };
 
-/* In shares: what is freed during a capture is parked, so an endless capture would run out of memory. */
+/* The steps are limited: memory that is freed during a capture waits, so traffic without a limit would run out of
+ * memory. */
 static void *traffic(void *argument) {
   const struct traffic *traffic = argument;
   char *held[16] = {NULL};
@@ -1044,7 +1046,7 @@ static void *traffic(void *argument) {
   return NULL;
 }
 
-/* Lets the others do one share, and frees and allocates beside them. */
+/* Lets the traffic threads do one share of steps, and frees and allocates meanwhile. */
 static void share(void) {
   unsigned allowed = atomic_fetch_add_explicit(&traffic_allowed, traffic_share, memory_order_relaxed) + traffic_share;
   for (size_t i = 0; i < 5; i++)
@@ -1114,7 +1116,7 @@ START_TEST(captured_stream_is_noticed_without_brackets) {
     if (MAM_CudaMalloc(&other, 2 * MIB) == cudaSuccess)
       OK(MAM_CudaFree(other));
   }
-  /* Whether it still is captured is asked by anybody, who must not ask more: the capture may end meanwhile. */
+  /* Any thread asks whether the stream is still captured.  It must not ask more, as the capture may end meanwhile. */
   unsigned captured = fake_calls("cuStreamIsCapturing"), which = fake_calls("cuStreamGetCaptureInfo");
   void *all = NULL;
   ck_assert_int_ne(MAM_CudaMalloc(&all, 64 * MIB), cudaSuccess);
@@ -1122,19 +1124,19 @@ START_TEST(captured_stream_is_noticed_without_brackets) {
   ck_assert_uint_eq(fake_calls("cuStreamGetCaptureInfo"), which);
   ck_assert(fake_stream_capture_end(stream));
   OK(MAM_CudaFree(pointer));
-  (void)block(64 * MIB); /* all of it comes back */
+  (void)block(64 * MIB); /* needs all memory that was freed */
   ck_assert_uint_eq(fake_captures_invalidated(), 0);
 }
 END_TEST
 
-/* Its owner may end the capture, or destroy the stream, at any moment. */
+/* The stream's owner may end the capture or destroy the stream at any moment. */
 START_TEST(stream_of_a_bracketed_capture_is_left_alone) {
   (void)use_primary(0);
   void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING), *pointer = NULL;
   OK(MAM_Create(64 * MIB));
   OK(MAM_CaptureBegin());
   ck_assert(fake_stream_capture_begin(stream, _i));
-  OK(MAM_CudaMallocAsync(&pointer, MIB, stream)); /* asks, on behalf of the stream's user */
+  OK(MAM_CudaMallocAsync(&pointer, MIB, stream)); /* the stream's user asks */
   unsigned asked = fake_calls("cuStreamIsCapturing");
   ck_assert_uint_gt(asked, 0);
   (void)block(2 * MIB);
@@ -1142,7 +1144,7 @@ START_TEST(stream_of_a_bracketed_capture_is_left_alone) {
   fake_stream_destroy(stream);
   OK(MAM_CaptureEnd());
   OK(MAM_CudaFree(pointer));
-  (void)block(61 * MIB); /* needs a fence after the free */
+  (void)block(61 * MIB); /* this needs a fence after the free */
   ck_assert_uint_eq(fake_calls("cuStreamIsCapturing"), asked);
 }
 END_TEST
@@ -1159,7 +1161,7 @@ END_TEST
 /* ---- Ends ---------------------------------------------------------------------------------------------------------
  */
 
-/* Frees that wait for a kernel, with fences asked for. */
+/* Frees blocks while a kernel runs, often enough that fences are asked for. */
 static char *frees_under_a_kernel(void *context) {
   char *kept = block(1000), *blocks[64];
   fake_submit(context);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Does MAM_CudaMalloc answer as cudaMalloc does, and MAM_CudaFree as cudaFree?  Asked on the GPU that is there.
+ * MAM_CudaMalloc answers as cudaMalloc does, and MAM_CudaFree as cudaFree, on the GPU of this machine.
  *
- * The oracle of each test is the real call, made in the same test: no expected value is written here but where the
- * library documents a value of its own.  Needs a GPU; exits 77 without one.
+ * The oracle of each test is the real call, made in the same test.  A test expects a value of its own only where the
+ * library documents one.  The program needs a GPU and exits with 77 without one.
  */
 #include <spawn.h>
 #include <sys/wait.h>
@@ -36,16 +36,16 @@ static struct answer ask(malloc_function function, size_t bytes) {
   return answer;
 }
 
-/* What was written to the pointer, as far as two allocators can agree. */
+/* What the call wrote to the pointer, in words that can be the same for two allocators. */
 static const char *kind_of(struct answer answer) {
   return answer.pointer == NULL ? "NULL" : answer.pointer == &poison ? "nothing" : "an address";
 }
 
 static void answers_agree(size_t bytes) {
   struct answer real = ask(cudaMalloc, bytes);
-  (void)cudaGetLastError(); /* the real call leaves its error there, and it is not what is asked here */
+  (void)cudaGetLastError(); /* the real call leaves an error, which is not the subject here */
   if (real.error == cudaSuccess)
-    GPU_OK(cudaFree(real.pointer)); /* before our turn: a lazily created environment takes all there is */
+    GPU_OK(cudaFree(real.pointer)); /* first, because a lazy environment takes all memory */
   struct answer ours = ask(MAM_CudaMalloc, bytes);
   ck_assert_msg(ours.error == real.error, "%zu bytes: MAM_CudaMalloc says %s (%s), cudaMalloc says %s", bytes,
                 cudaGetErrorName(ours.error), MAM_LastError(), cudaGetErrorName(real.error));
@@ -97,7 +97,7 @@ START_TEST(null_argument_answers_as_cudaMalloc) {
 }
 END_TEST
 
-/* The largest power of two that divides the addresses of many blocks of many sizes, held together. */
+/* The largest power of two that divides the addresses of many live blocks of many sizes. */
 static uintptr_t alignment_of(malloc_function allocate, free_function release) {
   const size_t sizes[] = {1, 15, 16, 255, 256, 511, 512, 513, 1000, 4097, 65535, MIB - 1};
   enum { KINDS = sizeof sizes / sizeof sizes[0], COUNT = 8 * KINDS };
@@ -118,7 +118,7 @@ START_TEST(blocks_are_aligned_as_those_of_cudaMalloc) {
   MAM_OK(MAM_Create(ENVIRONMENT_BYTES));
   uintptr_t real = alignment_of(cudaMalloc, cudaFree), ours = alignment_of(MAM_CudaMalloc, MAM_CudaFree);
   ck_assert_uint_ge(ours, real);
-  ck_assert_uint_ge(ours, 512); /* what mam.h promises */
+  ck_assert_uint_ge(ours, 512); /* as mam.h promises */
 }
 END_TEST
 
@@ -153,7 +153,7 @@ END_TEST
 
 /* ---- Frees ------------------------------------------------------------------------------------------------------- */
 
-/* What an allocator says to every kind of pointer that is not the start of a live block of its own. */
+/* An allocator's answers to every kind of pointer that is not the start of one of its live blocks. */
 struct free_answers {
   cudaError_t null, live, twice, interior, interior_unaligned, host_heap, host_stack;
 };
@@ -165,7 +165,7 @@ static struct free_answers free_answers_of(malloc_function allocate, free_functi
   char on_stack = 0;
   void *on_heap = malloc(64);
   ck_assert_ptr_nonnull(on_heap);
-  struct free_answers answers; /* one by one: the order matters */
+  struct free_answers answers; /* filled one by one, in this order */
   answers.null = release(NULL);
   answers.interior = release((char *)block.pointer + 512);
   answers.interior_unaligned = release((char *)block.pointer + 1);
@@ -174,7 +174,7 @@ static struct free_answers free_answers_of(malloc_function allocate, free_functi
   answers.live = release(block.pointer);
   answers.twice = release(block.pointer);
   free(on_heap);
-  GPU_OK(cudaMemset(other.pointer, 1, 4096)); /* nothing was harmed: the neighbour is still there */
+  GPU_OK(cudaMemset(other.pointer, 1, 4096)); /* the other block is still whole */
   (void)cudaGetLastError();
   GPU_OK(release(other.pointer));
   return answers;
@@ -304,7 +304,7 @@ START_TEST(pending_runtime_error_stays_pending) {
 END_TEST
 
 START_TEST(no_call_leaves_a_runtime_error_or_another_context) {
-  GPU_OK(cudaFree(NULL)); /* the runtime's way to make its context current */
+  GPU_OK(cudaFree(NULL)); /* the runtime makes its context current by this */
   struct thread_state before = state_now();
   ck_assert_int_eq(before.last_error, cudaSuccess);
   ck_assert_ptr_nonnull(before.context);
@@ -314,7 +314,7 @@ END_TEST
 
 /* ---- Child processes --------------------------------------------------------------------------------------------- */
 
-/* How a child ended, as text for a message; NULL if it exited with 0. */
+/* How a child ended, in words for a message; NULL if it exited with 0. */
 static const char *child_wait(pid_t child) {
   static char text[64];
   int status = 0;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Stream captures live on while the library allocates, frees and grows, in the capturing thread and in others, and the
- * graphs compute what was captured.  Memory that is freed during a capture is nobody else's before its end.
+ * A stream capture goes on while the library allocates, frees and grows, in the capturing thread and in others, and the
+ * graph computes what was captured.  Memory that is freed during a capture is handed out to no other use before the end
+ * of the capture.
  *
- * A graph goes on using the memory of its capture for as long as it is launched.  So the tests either keep the blocks
- * until then, or launch the graph only when nothing else uses the pool.  Needs a GPU; exits 77 without one.
+ * A graph uses the memory of its capture whenever it is launched.  So a test keeps the blocks until the last launch, or
+ * launches the graph only while nothing else uses the pool.  The program needs a GPU and exits with 77 without one.
  */
 #include "gpu_kernels.h"
 #include "gpu_traffic.h"
@@ -13,7 +14,7 @@
 enum {
   CAPTURES = 6, /* in one test */
   REPLAYS = 3,
-  BLOCKS = 5, /* kinds of blocks in a capture */
+  BLOCKS = 5, /* sizes of blocks in a capture */
   MODES = 3,
   OWN_THREADS = 2,
   OWN_CAPTURES = 20,
@@ -22,12 +23,12 @@ enum {
 static const enum cudaStreamCaptureMode modes[MODES] = {cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal,
                                                         cudaStreamCaptureModeRelaxed};
 static const size_t chunk_bytes = 32 * MIB;
-static const size_t block_bytes[BLOCKS] = {1, 1000, 65536, 3 * MIB, 40 * MIB}; /* the last makes the pool grow */
+static const size_t block_bytes[BLOCKS] = {1, 1000, 65536, 3 * MIB, 40 * MIB}; /* for the last one the pool grows */
 
 static struct {
-  cudaStream_t stream, other; /* the capturing one; for everything else */
+  cudaStream_t stream, other; /* captures; does everything else */
   uint64_t *mismatches;
-  void *inputs[BLOCKS]; /* not of the library: they outlive every pool */
+  void *inputs[BLOCKS]; /* not from the library, so that they outlive every pool */
 } scene;
 
 /* Blocks that the present capture freed by the plain call. */
@@ -49,10 +50,10 @@ static void scene_set_up(void) {
     GPU_OK(gpu_check(scene.inputs[i], block_bytes[i], 1, scene.mismatches, scene.other));
   }
   GPU_OK(cudaDeviceSynchronize());
-  *scene.mismatches = 0; /* the two streams were in no order */
+  *scene.mismatches = 0; /* the streams had no order, so a check may have come before its fill */
 }
 
-/* A capture that a failed test left open ends here. */
+/* Ends a capture that a failed test left open. */
 static void scene_tear_down(void) {
   enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   cudaGraph_t graph = NULL;
@@ -75,7 +76,7 @@ static void scene_tear_down(void) {
 struct captured {
   cudaGraphExec_t executable;
   void *results[BLOCKS];
-  void *temporary[2 * BLOCKS]; /* those that were not freed in the capture */
+  void *temporary[2 * BLOCKS]; /* blocks that the capture did not free */
 };
 
 static unsigned char *block_new(MAM_Pool pool, size_t bytes, bool async) {
@@ -101,8 +102,8 @@ static void block_free(struct traffic *traffic, void *block, size_t bytes, bool 
   MAM_OK(async ? MAM_CudaFreeAsync(block, scene.stream) : MAM_CudaFree(block));
 }
 
-/* input -> temporary -> result; then a second temporary block of that size, which may be the first one's memory, is
- * overwritten. */
+/* Captures input -> temporary -> result.  Then a second temporary block of that size is overwritten, which may have the
+ * memory of the first. */
 static void step_capture(struct captured *captured, int i, MAM_Pool pool, struct traffic *traffic, bool frees) {
   size_t bytes = block_bytes[i];
   bool async = i % 2 == 0;
@@ -138,7 +139,7 @@ static void capture(struct captured *captured, enum cudaStreamCaptureMode mode, 
   GPU_OK(cudaGraphDestroy(graph));
 }
 
-/* Each time with other inputs, so that a result of the time before is none. */
+/* Each launch has other inputs, so that an old result does not pass for a new one. */
 static void replay(const struct captured *captured) {
   for (uint32_t round = 0; round < REPLAYS; round++) {
     for (uint32_t i = 0; i < BLOCKS; i++)
@@ -214,7 +215,7 @@ END_TEST
 START_TEST(graphs_that_keep_their_blocks_run_beside_traffic) {
   MAM_Pool pool = growing_pool(source_of(_i));
   struct captured captured[CAPTURES];
-  /* compute-sanitizer stands still where one thread waits for a graph while others launch kernels. */
+  /* compute-sanitizer hangs if one thread waits for a graph while others launch kernels */
   struct traffic *traffic = gpu_small() ? NULL : others_begin(pool);
   for (int i = 0; i < CAPTURES; i++) {
     capture(&captured[i], mode_of(_i), pool, traffic, false);
@@ -229,7 +230,7 @@ START_TEST(graphs_that_keep_their_blocks_run_beside_traffic) {
 }
 END_TEST
 
-/* The whole pool is freed in the capture, and asked for again. */
+/* The capture frees the whole pool, and asks for it again. */
 START_TEST(allocation_that_would_have_to_wait_is_refused) {
   MAM_PoolOptions options = MAM_POOL_OPTIONS_INIT;
   options.chunk_bytes = chunk_bytes;
@@ -272,7 +273,7 @@ struct capturer {
   struct gpu_outcome outcome;
 };
 
-/* One block that was there before, one of the capture, and a temporary one that is freed after the replays. */
+/* A block from before the capture, one of the capture, and a temporary one that is freed after the launches. */
 static bool capturer_record(struct capturer *own, void **blocks, cudaGraph_t *graph) {
   struct gpu_outcome *outcome = &own->outcome;
   enum cudaStreamCaptureMode mode =
@@ -358,7 +359,7 @@ static void unbracketed_steps(void *result, size_t bytes) {
   }
 }
 
-/* The library sees by the stream itself that it captures. */
+/* The library asks the stream itself whether it is captured. */
 START_TEST(stream_ordered_calls_on_the_capturing_stream_need_no_bracket) {
   size_t bytes = block_bytes[3];
   struct captured captured = {.executable = NULL};

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * The kernels of gpu_compact_test, behind host functions: objects that point to each other, made, thinned out, checked.
+ * The kernels of gpu_compact_test behind host functions: they make objects that point to each other, thin them out and
+ * check them.
  *
  * Each function enqueues on the default stream and returns cudaGetLastError() after the launch.  table has the address
- * of each object, NULL for those that are gone; links says for each pointer of each object which object it leads to,
+ * of each object, NULL for those that are gone.  links says for each pointer of each object which object it leads to,
  * GPU_COMPACT_NONE for none.
  */
 #ifndef MAM_TESTS_GPU_COMPACT_KERNELS_H
@@ -25,7 +26,7 @@ struct gpu_object {
   struct gpu_object *links[GPU_COMPACT_LINKS];
 };
 
-/* What kernels saw. */
+/* What kernels counted. */
 struct gpu_compact_tally {
   unsigned long long refused;        /* requests */
   unsigned long long wrong_objects;  /* table entries that lead to another object, or to none */
@@ -46,17 +47,18 @@ struct gpu_objects {
 extern "C" {
 #endif
 
-/* Makes those whose entry is NULL. */
+/* Makes the objects whose entry is NULL. */
 cudaError_t gpu_compact_create(mam_device_heap heap, struct gpu_objects objects, struct gpu_compact_tally *tally);
-/* Has each point to what links says, or to nothing where that is gone. */
+/* Makes each object point to what links says, or to nothing where that object is gone. */
 cudaError_t gpu_compact_link(struct gpu_objects objects);
-/* Frees those whose keep is 0. */
+/* Frees the objects whose keep is 0. */
 cudaError_t gpu_compact_thin(mam_device_heap heap, struct gpu_objects objects, const unsigned char *keep);
 /* Looks at every object. */
 cudaError_t gpu_compact_check(struct gpu_objects objects, struct gpu_compact_tally *tally);
-/* Has mam_forward go over the table. */
+/* Lets mam_forward bring the table up to date. */
 cudaError_t gpu_compact_forward(mam_device_heap heap, struct gpu_objects objects);
-/* One thread follows the first link from *head, at most limit times, and writes the numbers on its way. */
+/* One thread follows the first link from *head, at most limit times, and writes the number of each object that it
+ * meets. */
 cudaError_t gpu_compact_walk(struct gpu_object **head, unsigned limit, unsigned *numbers);
 
 #ifdef __cplusplus

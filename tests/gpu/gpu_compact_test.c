@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* Defragmentation of device heaps: linked objects stay what they are, memory is won, misuse is refused. */
+/* Defragmentation of device heaps: linked objects stay the same, memory becomes free, misuse is refused. */
 #include "gpu_compact_kernels.h"
 #include "gpu_heap_util.h"
 
@@ -34,7 +34,7 @@ static struct gpu_objects objects_new(const struct gpu_heap *heap, unsigned coun
   return objects;
 }
 
-/* Of a hundred objects so many stay, at random; at least the first. */
+/* Leaves so many of a hundred objects, at random, and always the first. */
 static void objects_thin(const struct gpu_heap *heap, struct gpu_objects objects, unsigned percent, uint64_t seed) {
   unsigned char *keep = NULL;
   GPU_OK(cudaMallocManaged((void **)&keep, objects.count, cudaMemAttachGlobal));
@@ -45,7 +45,7 @@ static void objects_thin(const struct gpu_heap *heap, struct gpu_objects objects
   GPU_OK(cudaFree(keep));
 }
 
-/* Numbers of those that are left, in random order; returns how many. */
+/* Puts the numbers of the objects that are left into random order; returns how many. */
 static unsigned objects_left(struct gpu_objects objects, unsigned *numbers, uint64_t seed) {
   unsigned left = 0;
   for (unsigned i = 0; i < objects.count; i++)
@@ -59,8 +59,8 @@ static unsigned objects_left(struct gpu_objects objects, unsigned *numbers, uint
   return left;
 }
 
-/* Links what is left: a list through all, a tree of three, or pointers from anything to anything, to itself and in
- * circles included. */
+/* Links the objects that are left: a list through all, a tree of three, or pointers from any to any, also to itself and
+ * in circles. */
 static void objects_link(struct gpu_objects objects, enum shape shape, uint64_t seed) {
   unsigned *numbers = malloc(objects.count * sizeof *numbers), left = objects_left(objects, numbers, seed);
   for (size_t i = 0; i < (size_t)objects.count * GPU_COMPACT_LINKS; i++)
@@ -70,7 +70,7 @@ static void objects_link(struct gpu_objects objects, enum shape shape, uint64_t 
       unsigned *link = &objects.links[numbers[i] * GPU_COMPACT_LINKS + j];
       unsigned to = shape == LIST ? (j == 0 ? i + 1 : left) : GPU_COMPACT_LINKS * i + 1 + j;
       if (shape == GRAPH)
-        to = gpu_random(&seed) % (left + left / 8); /* an eighth of them leads nowhere */
+        to = gpu_random(&seed) % (left + left / 8); /* an eighth of them lead nowhere */
       if (to < left)
         *link = numbers[to];
     }
@@ -101,8 +101,8 @@ static MAM_HeapCompactInfo compact(const struct gpu_heap *heap, unsigned targets
   return info;
 }
 
-/* Fails unless the heap is compact for n, but for one span that may be anything, and its numbers agree with those that
- * MAM_HeapGetInfo counts another way. */
+/* Fails unless each span of the heap but one is as full as n asks for, and the numbers agree with those of
+ * MAM_HeapGetInfo, which are counted in another way. */
 static void is_compact(const struct gpu_heap *heap, const MAM_HeapCompactInfo *info, unsigned n, size_t live,
                        size_t bytes) {
   double spans = info->bytes_after / (double)(bytes * 256); /* at least */
@@ -133,13 +133,13 @@ START_TEST(linked_objects_stay_what_they_are) {
   ck_assert_uint_gt(info.moved_count, 0);
   (void)printf("%s, n %u: %u passes, fragmentation %.3f to %.3f\n", shape_names[shape], n, info.pass_count,
                info.fragmentation_before, info.fragmentation_after);
-  GPU_OK(gpu_compact_create(heap.handle, objects, tally)); /* and the heap serves on */
+  GPU_OK(gpu_compact_create(heap.handle, objects, tally)); /* the heap still serves */
   objects_link(objects, GRAPH, 3);
   objects_sound(objects, tally);
 }
 END_TEST
 
-/* From one pointer on, without the table. */
+/* A kernel follows the list from one pointer, without the table. */
 START_TEST(a_list_is_walked_in_its_order) {
   struct gpu_heap heap = gpu_heap_of(64 * MIB);
   struct gpu_compact_tally *tally = gpu_heap_array(sizeof *tally);
@@ -173,7 +173,7 @@ START_TEST(kernels_forward_their_own_pointers) {
   MAM_OK(MAM_HeapCompactBegin(heap.heap, NULL, NULL));
   GPU_OK(gpu_compact_forward(heap.handle, objects));
   objects_sound(objects, tally);
-  GPU_OK(gpu_compact_forward(heap.handle, objects)); /* once more does nothing */
+  GPU_OK(gpu_compact_forward(heap.handle, objects)); /* a second time changes nothing */
   objects_sound(objects, tally);
   MAM_OK(MAM_HeapCompactEnd(heap.heap));
   objects_sound(objects, tally);
@@ -245,8 +245,8 @@ START_TEST(objects_are_listed_for_kernels) {
   ck_assert_ptr_null(listed[count]);
   for (size_t i = 1; i < count; i++)
     steps += listed[i] > listed[i - 1];
-  ck_assert_uint_gt(steps, count * 9 / 10); /* in order, but for parts of the heap */
-  /* The same ones. */
+  ck_assert_uint_gt(steps, count * 9 / 10); /* mostly in order of address */
+  /* The list has the same objects as the table. */
   unsigned long long sum = 0, wanted = 0;
   for (unsigned i = 0; i < objects.count; i++)
     wanted += (unsigned long long)(uintptr_t)objects.table[i];
@@ -276,7 +276,7 @@ START_TEST(won_memory_goes_to_the_pool) {
   size_t before = gpu_heap_info(&heap).reserved_bytes;
   void *block = NULL;
   MAM_OK(MAM_HeapTrim(heap.heap, 0));
-  ck_assert_uint_eq(gpu_heap_info(&heap).reserved_bytes, before); /* objects everywhere */
+  ck_assert_uint_eq(gpu_heap_info(&heap).reserved_bytes, before); /* every superblock has objects */
   MAM_IS(MAM_PoolMalloc(heap.pool, &block, wanted), cudaErrorMemoryAllocation);
   MAM_HeapCompactInfo info = compact(&heap, 2, 0);
   objects_sound(objects, tally);
@@ -401,14 +401,14 @@ START_TEST(wrong_arguments_are_refused) {
   MAM_IS(MAM_HeapCompact(heap.heap, &options, NULL), cudaErrorInvalidValue);
   options.targets_first = 0;
   MAM_IS(MAM_HeapCompact(heap.heap, &options, NULL), cudaErrorInvalidValue);
-  MAM_OK(MAM_HeapCompact(heap.heap, NULL, NULL)); /* of an empty heap */
+  MAM_OK(MAM_HeapCompact(heap.heap, NULL, NULL)); /* the heap is empty */
 }
 END_TEST
 
 static Suite *compact_suite(void) {
   Suite *suite = suite_create("defragmentation");
   TCase *linked = gpu_heap_case_add(suite, "linked objects");
-  int tried = gpu_small() ? 2 : sizeof targets_tried / sizeof targets_tried[0]; /* a sanitizer takes its time */
+  int tried = gpu_small() ? 2 : sizeof targets_tried / sizeof targets_tried[0]; /* a sanitizer is slow */
   tcase_add_loop_test(linked, linked_objects_stay_what_they_are, 0, tried * SHAPES);
   tcase_add_test(linked, a_list_is_walked_in_its_order);
   tcase_add_test(linked, kernels_forward_their_own_pointers);

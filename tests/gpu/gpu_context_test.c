@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * CUDA contexts: each has its own default pool, blocks are freed from anywhere, and a context that is destroyed or
- * reset under a living pool harms nothing that comes after it.
+ * CUDA contexts: each has its own default pool, any thread may free a block, and a context that is destroyed or reset
+ * while it has a pool harms nothing that comes after it.
  *
  * These tests make and destroy contexts by the driver's functions.  They never hand a destroyed context's handle to the
- * driver themselves: what the library does with one is the question.  Needs a GPU; exits 77 without one.
+ * driver themselves: what the library does with one is the question.  The program needs a GPU and exits with 77 without
+ * one.
  */
 #include <pthread.h>
 
@@ -15,9 +16,9 @@ enum {
   CHUNK_BYTES = 64 << 20,       /* of the primary context's pool */
   OTHER_CHUNK_BYTES = 32 << 20, /* of the other context's */
   BLOCK_BYTES = 1 << 20,
-  NEW_BLOCKS = 16,   /* that an environment serves to show that it works */
-  WRECK_BLOCKS = 24, /* left in a destroyed context: more than half of its pool, the waiting limit */
-  FRESH_BLOCKS = 32, /* in the context that comes after it */
+  NEW_BLOCKS = 16,   /* from which an environment serves, to show that it works */
+  WRECK_BLOCKS = 24, /* left in a destroyed context: more than the waiting limit, half of its pool */
+  FRESH_BLOCKS = 32, /* in the next context */
 };
 
 /* ---- Contexts by the driver -------------------------------------------------------------------------------------- */
@@ -98,7 +99,7 @@ static void block_is(const void *block, uint32_t seed) {
   GPU_OK(cudaFreeHost(mismatches));
 }
 
-/* The current context's environment is as good as new. */
+/* The current context's environment works like a new one. */
 static void environment_works(void) {
   void *blocks[NEW_BLOCKS];
   for (uint32_t i = 0; i < NEW_BLOCKS; i++) {
@@ -138,7 +139,7 @@ START_TEST(each_context_has_its_own_default_pool) {
   ck_assert_ptr_eq(context_of(in_primary), primary);
   block_write(in_other, 2);
   block_is(in_other, 2);
-  MAM_OK(MAM_Destroy()); /* this context's, not the other's */
+  MAM_OK(MAM_Destroy()); /* the environment of this context, not of the other */
   ck_assert_uint_eq(gpu_pool_info(pool_of_primary).used_count, 1);
   context_delete(other);
   ck_assert_ptr_eq(gpu_context_current(), primary);
@@ -149,7 +150,7 @@ START_TEST(each_context_has_its_own_default_pool) {
 }
 END_TEST
 
-/* What a thread with a context of its own finds when it frees a block of another. */
+/* What a thread with another context sees when it frees a block. */
 struct visitor {
   CUcontext context; /* current in the thread */
   void *block;
@@ -192,7 +193,7 @@ START_TEST(block_is_freed_from_a_thread_in_another_context) {
 }
 END_TEST
 
-/* The pool works in its own context behind the caller's back: whatever it enters it leaves. */
+/* The pool makes its own context current, whichever the caller has, and gives that one back. */
 START_TEST(stack_of_contexts_is_left_alone) {
   CUcontext primary = primary_current(), other = context_new();
   ck_assert_ptr_eq(context_pop(), other);
@@ -201,7 +202,7 @@ START_TEST(stack_of_contexts_is_left_alone) {
   options.context = other;
   options.chunk_bytes = OTHER_CHUNK_BYTES;
   options.limit_bytes = 2 * (size_t)OTHER_CHUNK_BYTES;
-  options.waiting_limit_bytes = 1; /* every free asks for a fence, or waits where the driver has none */
+  options.waiting_limit_bytes = 1; /* each free asks for a fence, or waits if the driver has none */
   context_push(primary);
   MAM_Pool pool = gpu_pool_new(&options);
   void *blocks[2] = {NULL};
@@ -220,7 +221,7 @@ END_TEST
 
 /* ---- A context that goes before its pools ------------------------------------------------------------------------ */
 
-/* What is left of a context that was destroyed with two pools alive, its default one and one of its own. */
+/* The remains of a context that was destroyed with two pools: its default pool, and one that the program created. */
 struct wreck {
   CUcontext context; /* compared, never used */
   MAM_Pool default_pool, pool;
@@ -243,7 +244,7 @@ static struct wreck wreck_new(void) {
   return wreck;
 }
 
-/* The free of a block that went with its context: it may be noticed or not, at once or while waiting. */
+/* Frees a block that went with its context.  The library may notice that at once, in a wait, or not at all. */
 static void stale_free(void *block) {
   cudaError_t error = MAM_CudaFree(block);
   ck_assert_msg(error == cudaErrorInvalidValue || error == cudaSuccess || error == cudaErrorContextIsDestroyed,
@@ -260,7 +261,7 @@ START_TEST(blocks_of_a_destroyed_context_are_freed_without_harm) {
   for (int i = 0; i < WRECK_BLOCKS; i++)
     stale_free(wreck.blocks[i]);
   stale_free(wreck.pool_block);
-  (void)gpu_pool_end(wreck.pool); /* says what it likes about its memory */
+  (void)gpu_pool_end(wreck.pool); /* may answer anything */
   MAM_IS(MAM_PoolDestroy(wreck.pool), cudaErrorInvalidResourceHandle);
   block_is(witness, 77);
   environment_works();
@@ -268,7 +269,7 @@ START_TEST(blocks_of_a_destroyed_context_are_freed_without_harm) {
 }
 END_TEST
 
-/* Whether a block has bytes in common with any of some others. */
+/* Whether a block overlaps one of some others. */
 static bool overlaps_any(const void *block, void *const *others, int count) {
   for (int i = 0; i < count; i++) {
     uintptr_t left = (uintptr_t)block, right = (uintptr_t)others[i];
@@ -278,8 +279,8 @@ static bool overlaps_any(const void *block, void *const *others, int count) {
   return false;
 }
 
-/* The driver may give the next context the handle and the addresses of the last.  What was left of the last one must
- * not reach into it. */
+/* The driver may give the next context the handle and the addresses of the last one.  What is left of the last one must
+ * do no harm there. */
 START_TEST(new_context_in_a_destroyed_ones_place_is_not_harmed) {
   (void)primary_current();
   struct wreck wreck = wreck_new();
@@ -295,11 +296,11 @@ START_TEST(new_context_in_a_destroyed_ones_place_is_not_harmed) {
     block_write(fresh[i], i);
   }
   for (int i = 0; i < WRECK_BLOCKS; i++)
-    if (!overlaps_any(wreck.blocks[i], fresh, FRESH_BLOCKS)) /* at the same address it would be a good free */
+    if (!overlaps_any(wreck.blocks[i], fresh, FRESH_BLOCKS)) /* else it would be a rightful free of a live block */
       stale_free(wreck.blocks[i]);
   if (!overlaps_any(wreck.pool_block, fresh, FRESH_BLOCKS))
     stale_free(wreck.pool_block);
-  /* Its owner has not destroyed that pool yet, so its handle is not another's. */
+  /* The pool of the lost context is not destroyed yet, so no other pool has its handle. */
   MAM_Pool neighbour = gpu_pool_new(&options);
   ck_assert_ptr_ne(neighbour, wreck.pool);
   ck_assert_ptr_ne(default_pool(), wreck.pool);
@@ -326,7 +327,7 @@ START_TEST(contexts_come_and_go_with_pools_alive) {
     void *block = block_new();
     block_write(block, 5);
     block_is(block, 5);
-    context_delete(context); /* and with it the pool, without MAM_Destroy */
+    context_delete(context); /* the pool goes with it, without MAM_Destroy */
     ck_assert_ptr_eq(gpu_context_current(), primary);
   }
   MAM_OK(MAM_Create(CHUNK_BYTES));
@@ -339,7 +340,7 @@ END_TEST
 static const size_t kept_bytes[] = {100, BLOCK_BYTES};
 enum { KEPT_SIZES = sizeof kept_bytes / sizeof kept_bytes[0] };
 
-/* Leaves blocks with the thread, so that it would have the next ones without asking the pool. */
+/* Leaves freed blocks with the thread, which would serve it without a question to the pool. */
 static void keep_some(void) {
   void *blocks[NEW_BLOCKS];
   for (int size = 0; size < KEPT_SIZES; size++)
@@ -352,7 +353,8 @@ static void keep_some(void) {
     }
 }
 
-/* A pool on the primary context, of which the thread keeps blocks, then a reset.  Returns a block that went with it. */
+/* Makes a pool on the primary context, of which the thread keeps blocks, and resets the context.  Returns a block of
+ * it. */
 static void *reset_under_a_pool(void) {
   (void)primary_current();
   MAM_OK(MAM_Create(CHUNK_BYTES));
@@ -363,7 +365,7 @@ static void *reset_under_a_pool(void) {
   return block;
 }
 
-/* The environment after a reset is a new one, on memory that is there. */
+/* After a reset the environment is a new one, and its memory exists. */
 static void works_after_reset(void *old) {
   void *block = block_new(); /* lazily created again */
   ck_assert_uint_eq(gpu_pool_info(NULL).used_count, 1);
@@ -394,7 +396,7 @@ static void *reset_device(void *answer) {
   return NULL;
 }
 
-/* The context's handle stays the same through all of it: only its id tells that it ended. */
+/* The handle stays the same.  Only the id tells that the context has ended. */
 START_TEST(reset_by_another_thread_is_noticed_at_the_next_allocation) {
   pthread_t thread;
   cudaError_t answer = cudaErrorUnknown;
@@ -432,7 +434,7 @@ END_TEST
 
 /* ---- Devices ----------------------------------------------------------------------------------------------------- */
 
-/* What a thread that never met CUDA finds. */
+/* What a thread sees that has not used CUDA before. */
 struct newcomer {
   CUcontext before, after_create, after_malloc;
   MAM_Pool pool;
@@ -474,7 +476,7 @@ START_TEST(pool_of_a_device_is_created_without_a_current_context) {
 }
 END_TEST
 
-/* The same two calls, of the runtime and of the library, in threads that have no context. */
+/* The same two calls, one of the runtime and one of the library, in threads without a context. */
 static void *newcomer_asks_the_runtime(void *argument) {
   struct newcomer *newcomer = argument;
   newcomer->before = gpu_context_current();
@@ -548,7 +550,7 @@ START_TEST(each_device_has_its_own_default_pool) {
   void *on_first = block_new();
   ck_assert_int_eq(device_of(on_first), 0);
   ck_assert_int_eq(device_of(on_second), 1);
-  MAM_OK(MAM_CudaFree(on_second)); /* with the first current */
+  MAM_OK(MAM_CudaFree(on_second)); /* with the first context current */
   MAM_OK(MAM_CudaFree(on_first));
   GPU_OK(cudaSetDevice(1));
   ck_assert_uint_eq(gpu_pool_info(NULL).reserved_bytes, OTHER_CHUNK_BYTES);
@@ -562,16 +564,16 @@ END_TEST
 
 enum {
   LATE_SPIN_MS = 2000, /* of a kernel that the test ends itself */
-  LATE_SURE_MS = 1000, /* so long it runs for sure */
+  LATE_SURE_MS = 1000, /* it certainly runs this long */
   LATE_ROUNDS = 8,
-  LATE_SEED = 9000 /* of what it writes in the end */
+  LATE_SEED = 9000 /* of the pattern that the kernel writes */
 };
 
 static struct {
   uint32_t *stop;
   uint64_t *mismatches;
   double started_ms;
-  bool runs; /* launches do not wait for their kernels, as they may under a sanitizer */
+  bool runs; /* the kernel runs: under a sanitizer a launch may wait for its kernel */
 } late;
 
 static void late_set_up(void) {
@@ -585,7 +587,7 @@ static void late_tear_down(void) {
   GPU_OK(cudaFreeHost(late.mismatches));
 }
 
-/* Starts the kernel that writes the block late, in the current context; it has run there before. */
+/* Starts the kernel that writes the block late, in the current context, where it has run before. */
 static void late_start(void *block, size_t bytes, cudaStream_t stream) {
   GPU_OK(gpu_kernels_load());
   GPU_OK(gpu_spin_then_fill(late.stop, 0, block, bytes, 1, stream));
@@ -596,7 +598,7 @@ static void late_start(void *block, size_t bytes, cudaStream_t stream) {
   (void)cudaGetLastError();
 }
 
-/* Blocks that are allocated while it runs are others than the freed one. */
+/* Allocates blocks while the kernel runs.  None may be the freed one. */
 static void late_blocks(void *blocks[LATE_ROUNDS], void *freed, cudaStream_t stream, bool by_stream) {
   for (uint32_t i = 0; i < LATE_ROUNDS; i++) {
     if (by_stream)
@@ -610,7 +612,7 @@ static void late_blocks(void *blocks[LATE_ROUNDS], void *freed, cudaStream_t str
   GPU_OK(cudaStreamSynchronize(stream));
 }
 
-/* And what the kernel wrote is in none of them; it has ended. */
+/* The kernel has ended, and its pattern is in none of them. */
 static void late_blocks_are_whole(void *blocks[LATE_ROUNDS], cudaStream_t stream) {
   for (uint32_t i = 0; i < LATE_ROUNDS; i++)
     GPU_OK(gpu_check(blocks[i], BLOCK_BYTES, i, late.mismatches, stream));
@@ -625,7 +627,7 @@ static void late_stop(void) {
   GPU_OK(cudaDeviceSynchronize());
 }
 
-/* Their default streams have the same names, and are not the same. */
+/* The default streams of two contexts have the same handle, and are different streams. */
 START_TEST(block_freed_on_another_contexts_stream_is_left_to_its_kernel) {
   cudaStream_t stream = _i == 0 ? NULL : cudaStreamPerThread;
   void *block = NULL, *blocks[LATE_ROUNDS];
@@ -650,7 +652,7 @@ START_TEST(block_freed_on_another_contexts_stream_is_left_to_its_kernel) {
 }
 END_TEST
 
-/* What cudaFree does is printed: the library is to be at least as safe.  The kernel touches no memory of it. */
+/* Prints what cudaFree does: the library has to be at least as safe.  The kernel does not touch this memory. */
 static void tell_what_cudaFree_does(const char *access) {
   void *block = NULL;
   cudaStream_t stream;
@@ -673,7 +675,8 @@ static void tell_what_cudaFree_does(const char *access) {
   GPU_OK(cudaSetDevice(0));
 }
 
-/* The address by which kernels of device 1 can use a block of device 0's: that is how the library finds peers. */
+/* The address by which kernels of device 1 can use a block of device 0.  The library finds peers by the same
+ * question. */
 static void *address_on_peer(void *block) {
   CUdeviceptr there = 0;
   PFN_cuPointerGetAttribute_v4000 get;
@@ -726,7 +729,8 @@ START_TEST(block_that_a_peers_kernel_uses_is_not_handed_out) {
 }
 END_TEST
 
-/* The set-up of every test: a failed one may have left its own context current, and pools in the first. */
+/* The set-up of each test.  A test that failed may have left its own context current, and pools in the first
+ * context. */
 static void context_test_begin(void) {
   (void)primary_current();
   MAM_OK(MAM_Destroy());

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Is the memory that the library hands out memory?  Every block of random traffic holds a pattern of its own over every
- * byte, written by kernels and by copies, while its neighbours come and go; kernels and copies find it intact.  And is
- * the memory the driver's again afterwards?
+ * Blocks keep what is written to them.  In random traffic each block holds a pattern of its own, which kernels and
+ * copies write and check while other blocks come and go.  Afterwards the driver has its memory again.
  *
- * The traffic is asynchronous on purpose: a block is freed right after the kernel that checks it was launched, so what
- * the pool hands out too early is caught by that kernel.  Needs a GPU; exits 77 without one.
+ * The traffic does not wait on purpose: a block is freed right after the launch of the kernel that checks it.  If the
+ * pool hands it out too early, that kernel finds out.  The program needs a GPU and exits with 77 without one.
  */
 #include <pthread.h>
 #include <spawn.h>
@@ -19,8 +18,8 @@ extern char **environ;
 enum {
   THREADS = 4,
   BLOCKS_MAX = 512,
-  COPY_BYTES_MAX = 1 << 20,    /* larger blocks are left to kernels: the host writes patterns slowly */
-  FLUCTUATION_BYTES = 4 << 20, /* what cudaMemGetInfo may differ by: the driver's own small blocks */
+  COPY_BYTES_MAX = 1 << 20,    /* kernels write larger blocks: the host is slow */
+  FLUCTUATION_BYTES = 4 << 20, /* tolerance of cudaMemGetInfo, for the driver's own blocks */
   CHILD_ALARM_S = 120,
 };
 
@@ -29,7 +28,7 @@ enum {
 struct block {
   unsigned char *address;
   size_t bytes;
-  uint32_t seed; /* of its pattern */
+  uint32_t seed; /* of the block's pattern */
 };
 
 /* One thread's traffic on a pool that others may use too. */
@@ -40,7 +39,7 @@ struct traffic {
   unsigned char *buffer; /* page-locked host memory for copies */
   uint64_t random;
   uint32_t next_seed;
-  size_t budget_bytes; /* live at most */
+  size_t budget_bytes; /* of live blocks at most */
   size_t block_bytes_max;
   size_t live_bytes;
   int count;
@@ -84,7 +83,7 @@ static void traffic_delete(struct traffic *traffic) {
   free(traffic);
 }
 
-/* From 1 byte to the largest, all magnitudes alike, at odd sizes. */
+/* From 1 byte to the largest size, each power of two as likely as the next, odd sizes too. */
 static size_t traffic_size(struct traffic *traffic) {
   size_t bound = traffic->block_bytes_max;
   for (uint32_t halvings = gpu_random(&traffic->random) % 16; halvings > 0 && bound > 1; halvings--)
@@ -92,7 +91,7 @@ static size_t traffic_size(struct traffic *traffic) {
   return gpu_random(&traffic->random) % bound + 1;
 }
 
-/* Blocks of any size go through kernels, small ones half of the time through copies. */
+/* Kernels write blocks of any size; copies write half of the small ones. */
 static bool traffic_copies(struct traffic *traffic, size_t bytes) {
   return bytes <= COPY_BYTES_MAX && gpu_random(&traffic->random) % 2 == 0;
 }
@@ -116,7 +115,7 @@ static bool block_write(struct traffic *traffic, const struct block *block) {
   return GPU_TRY(&traffic->outcome, cudaMemcpy(block->address, traffic->buffer, block->bytes, cudaMemcpyHostToDevice));
 }
 
-/* By kernel: enqueued only, *mismatches tells later.  By copy: at once. */
+/* A kernel is only enqueued, and counts in *mismatches later.  A copy is checked at once. */
 static bool block_verify(struct traffic *traffic, const struct block *block) {
   if (!traffic_copies(traffic, block->bytes))
     return GPU_TRY(&traffic->outcome,
@@ -145,8 +144,8 @@ static bool block_add(struct traffic *traffic, size_t bytes) {
   return block_write(traffic, block);
 }
 
-/* A copy of the block by a kernel, which takes the old one's place with its seed; the old one is freed while the
- * kernel may still read it. */
+/* A kernel copies the block to a new one, which keeps its seed.  The old one is freed while the kernel may still read
+ * it. */
 static bool block_move(struct traffic *traffic, int index) {
   struct block *block = &traffic->blocks[index];
   void *address = NULL;
@@ -167,7 +166,7 @@ static bool block_remove(struct traffic *traffic, int index) {
   return true;
 }
 
-/* Checks that are enqueued report here. */
+/* Waits for the checks that are enqueued, and reads their count. */
 static bool traffic_settle(struct traffic *traffic) {
   if (!GPU_TRY(&traffic->outcome, cudaStreamSynchronize(traffic->stream)))
     return false;
@@ -207,13 +206,13 @@ static bool traffic_remove_all(struct traffic *traffic) {
   return traffic_settle(traffic);
 }
 
-/* Traffic of the test's own thread, from nothing to nothing. */
+/* Traffic in the test's own thread, which begins and ends without a live block. */
 static void traffic_on(MAM_Pool pool, size_t budget_bytes, size_t block_bytes_max, int steps) {
   struct traffic *traffic = traffic_new(pool, 0, budget_bytes, block_bytes_max);
   bool good = traffic_run(traffic, steps) && traffic_remove_all(traffic);
   struct gpu_outcome outcome = traffic->outcome;
   if (good)
-    traffic_delete(traffic); /* otherwise kernels may still use it, and the test has failed */
+    traffic_delete(traffic); /* if the test has failed, kernels may still use it */
   ck_assert_msg(good, "%s", outcome.text);
 }
 
@@ -227,7 +226,7 @@ static void pool_is_empty(MAM_Pool pool) {
 
 /* ---- Memory goes back to the driver ------------------------------------------------------------------------------ */
 
-/* Whatever the driver takes once for code, streams and launches is taken before the first look at free memory. */
+/* Lets the driver take what it takes once, for code, streams and launches, before the first look at free memory. */
 static void warm_up(void) {
   GPU_OK(gpu_kernels_load());
   MAM_OK(MAM_Create(64 * MIB));
@@ -247,14 +246,14 @@ static void free_bytes_are(size_t expected) {
   ck_assert_msg(difference <= FLUCTUATION_BYTES, "%zu bytes of the device are free, expected %zu", now, expected);
 }
 
-/* Stands first: only the first environment that a process creates lazily ends with its last block. */
+/* This test is the first: only the first lazy environment of a process ends with its last block. */
 START_TEST(memory_is_the_drivers_again_after_the_last_lazy_block) {
   warm_up();
   size_t before = free_device_bytes();
   void *first = NULL, *second = NULL;
   MAM_OK(MAM_CudaMalloc(&first, MIB));
   MAM_OK(MAM_CudaMalloc(&second, 1000));
-  ck_assert_uint_lt(free_device_bytes(), before / 4 * 3); /* it took the largest chunk there is */
+  ck_assert_uint_lt(free_device_bytes(), before / 4 * 3); /* it has taken the largest chunk */
   GPU_OK(cudaMemset(first, 1, MIB));
   MAM_OK(MAM_CudaFree(first));
   ck_assert_uint_lt(free_device_bytes(), before / 4 * 3);
@@ -269,11 +268,11 @@ START_TEST(memory_is_the_drivers_again_after_destroy) {
   void *block = NULL;
   MAM_OK(MAM_Create(chunk_bytes));
   free_bytes_are(before - chunk_bytes);
-  MAM_OK(MAM_CudaMalloc(&block, chunk_bytes / 2)); /* costs the driver nothing; left to MAM_Destroy */
+  MAM_OK(MAM_CudaMalloc(&block, chunk_bytes / 2)); /* takes nothing from the driver; MAM_Destroy frees it */
   free_bytes_are(before - chunk_bytes);
   MAM_OK(MAM_Destroy());
   free_bytes_are(before);
-  MAM_IS(MAM_CudaFree(block), cudaErrorInvalidValue); /* it went with its environment */
+  MAM_IS(MAM_CudaFree(block), cudaErrorInvalidValue); /* the block ended with its environment */
 }
 END_TEST
 
@@ -330,7 +329,7 @@ START_TEST(patterns_survive_traffic_in_a_growing_pool) {
   MAM_Pool pool = gpu_pool_new(&options);
   ck_assert_uint_eq(gpu_pool_info(pool).chunk_count, 1);
   void *first_chunk = NULL;
-  MAM_OK(MAM_PoolMalloc(pool, &first_chunk, chunk_bytes)); /* the traffic has to live in others */
+  MAM_OK(MAM_PoolMalloc(pool, &first_chunk, chunk_bytes)); /* so that the traffic needs other chunks */
   traffic_on(pool, limit_bytes / 4, chunk_bytes / 16, scale.steps);
   MAM_OK(MAM_CudaFree(first_chunk));
   MAM_PoolInfo info = gpu_pool_info(pool);
@@ -413,7 +412,7 @@ END_TEST
 
 /* ---- Every source ------------------------------------------------------------------------------------------------ */
 
-/* Blocks of the source, each written by kernel, each checked by kernel. */
+/* Kernels write and check each of some blocks of a source. */
 static void kernels_use(MAM_Pool pool, unsigned char **blocks, const size_t *sizes, uint32_t count) {
   uint64_t *mismatches = gpu_counter_new();
   for (uint32_t i = 0; i < count; i++) {
@@ -474,8 +473,7 @@ END_TEST
 
 /* ---- The largest chunk ------------------------------------------------------------------------------------------- */
 
-/* In a process where no kernel was loaded yet, the driver has everything still to take when the environment has all
- * the memory. */
+/* In this process no kernel is loaded yet.  The environment has all memory, and the driver still has to take some. */
 static bool launch_beside_the_largest_chunk(struct gpu_outcome *outcome) {
   size_t before = 0, total = 0, left = 0;
   MAM_PoolInfo info = {.struct_size = sizeof info};
@@ -547,7 +545,7 @@ static Suite *data_suite(void) {
 
 int main(int argc, char **argv) {
   gpu_environment_clear();
-  (void)setenv("MAM_SOURCE", "device", 1); /* the paper's greedy chunk, before the library looks */
+  (void)setenv("MAM_SOURCE", "device", 1); /* the largest chunk, as the paper takes it, before the first call */
   if (argc == 2 && strcmp(argv[1], "largest-chunk") == 0)
     return largest_chunk_child();
   int absent = gpu_probe();

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * A door is one way in which programs reach the driver: gpu_door_runtime.c calls the CUDA runtime (linked statically or
- * shared), gpu_door_driver.c the driver, opened with dlopen (by dlsym or by cuGetProcAddress) or linked.  The programs
- * that include this know neither libmam nor Check: they are what mam-run is given, and say what a door answered.
+ * A door is one way in which programs reach the driver.  gpu_door_runtime.c calls the CUDA runtime, linked statically
+ * or shared.  gpu_door_driver.c calls the driver, opened with dlopen (by dlsym or by cuGetProcAddress) or linked.  The
+ * programs that include this file know neither libmam nor Check: they are run by mam-run, and print what a door
+ * answered.
  *
- * Results are the numbers of cudaError_t and CUresult, which agree for what is asked here.
+ * Results are the numbers of cudaError_t and CUresult, which agree for all that is asked here.
  */
 #ifndef MAM_TESTS_GPU_DOOR_H
 #define MAM_TESTS_GPU_DOOR_H
@@ -27,8 +28,8 @@ extern const char door_name[];
 /* Makes device 0 current.  0; DOOR_SKIP without a GPU; otherwise the error. */
 int door_open(void);
 
-/* The driver's function of exactly that name ("cuMemAlloc_v2"), which is the one that CUDA of that version means by the
- * name without its end (3020), found as this door finds functions; NULL if there is none. */
+/* The driver's function of exactly that name ("cuMemAlloc_v2"), found as this door finds functions; NULL if there is
+ * none. version: a CUDA version in which the name without its suffix means this function (3020). */
 void *door_function(const char *name, int version);
 
 int door_malloc(void **block, size_t bytes);
@@ -40,7 +41,7 @@ int door_free_async(void *block, door_stream stream);
 int door_malloc_managed(void **block, size_t bytes);
 int door_malloc_host(void **block, size_t bytes);
 int door_free_host(void *block);
-int door_array(size_t width, size_t height); /* creates one and frees it */
+int door_array(size_t width, size_t height); /* creates an array and frees it */
 
 int door_fill(void *block, int byte, size_t bytes);
 int door_write(void *to, const void *from, size_t bytes); /* host to device */
@@ -64,13 +65,13 @@ int door_handle_get(void *handle, void *block);
 int door_handle_open(void **block, const void *handle);
 int door_handle_close(void *block);
 
-/* What the runtime's cudaPointerGetAttributes says, or for the driver's doors the same by cuPointerGetAttributes. */
+/* What the runtime's cudaPointerGetAttributes answers, or at the driver's doors cuPointerGetAttributes. */
 struct door_attributes {
   int type, device;
   bool device_pointer_is_it, host_pointer_is_null;
 };
 int door_attributes(struct door_attributes *attributes, void *pointer);
 
-int door_reset(void); /* of the device; it can be used again afterwards */
+int door_reset(void); /* resets the device, which can be used again afterwards */
 
 #endif

@@ -14,7 +14,7 @@
 
 #include "gpu_door.h"
 
-/* The names are the driver's own symbols; the second one is what cuGetProcAddress knows. */
+/* A row has the driver's own symbol, and then the name that cuGetProcAddress knows. */
 #define DOOR_FUNCTIONS(ROW)                                                                                            \
   ROW(cuInit, "cuInit", (unsigned))                                                                                    \
   ROW(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", (CUcontext *, CUdevice))                                   \
@@ -56,7 +56,7 @@
 #define DOOR_MEMBER(name, plain, arguments) CUresult(CUDAAPI *name) arguments;
 static struct { DOOR_FUNCTIONS(DOOR_MEMBER) } driver;
 
-enum { DOOR_VERSION = 12000 }; /* the symbols of the table are what CUDA 12.0 means */
+enum { DOOR_VERSION = 12000 }; /* in CUDA 12.0 the names mean the symbols of the table */
 
 static CUcontext context;
 
@@ -138,7 +138,7 @@ int door_open(void) {
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
-/* Written on failure too, as the driver left it: what it leaves is part of its answer. */
+/* Writes *block on failure, too: what the driver left there is part of its answer. */
 int door_malloc(void **block, size_t bytes) {
   CUdeviceptr address = number(*block);
   CUresult error = driver.cuMemAlloc_v2(&address, bytes);
@@ -282,7 +282,7 @@ int door_attributes(struct door_attributes *attributes, void *pointer) {
   return (int)error;
 }
 
-/* The reference of door_open outlives the reset; the context comes to life again when it is retained. */
+/* The reference of door_open outlives the reset.  A retain makes the context live again. */
 int door_reset(void) {
   CUresult error = driver.cuDevicePrimaryCtxReset_v2(0);
   if (error == CUDA_SUCCESS)

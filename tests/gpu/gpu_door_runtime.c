@@ -10,7 +10,7 @@ const char door_name[] = "runtime";
 
 _Static_assert(sizeof(cudaIpcMemHandle_t) == DOOR_HANDLE_BYTES, "an IPC handle has 64 bytes");
 
-/* The runtime keeps the last error; nobody here asks for it later. */
+/* Clears the runtime's last error, which no later call should find. */
 static int answer(cudaError_t error) {
   if (error != cudaSuccess)
     (void)cudaGetLastError();
@@ -28,7 +28,8 @@ int door_open(void) {
   return answer(error == cudaSuccess ? cudaFree(NULL) : error);
 }
 
-/* cudaGetDriverEntryPoint knows names without their version: of "cuMemAlloc_v2" it is asked for "cuMemAlloc". */
+/* cudaGetDriverEntryPoint knows names without their version, so it is asked for "cuMemAlloc" instead of
+ * "cuMemAlloc_v2". */
 void *door_function(const char *name, int version) {
   char plain[64];
   (void)strncpy(plain, name, sizeof plain - 1);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Blocks that are freed under the kernels which use them: no other kernel may get their memory before, under no rule
- * but immediate reuse; and nobody waits for those kernels as long as there is memory.  What a pool of mapped pieces
- * takes and gives back, the driver confirms.  Needs a GPU; exits 77 without one.
+ * Blocks are freed while kernels use them.  No other kernel may get their memory before, except under immediate reuse,
+ * and no call waits for those kernels as long as there is memory.  The driver confirms what a pool of mapped pieces
+ * takes and gives back.  The program needs a GPU and exits with 77 without one.
  */
 #include "gpu_kernels.h"
 #include "gpu_traffic.h"
@@ -11,14 +11,14 @@
 enum {
   TRAFFIC_MS = 1500,
   OPERATIONS = 100000,
-  ATTEMPTS = 3,        /* at the longest call: a host that was busy otherwise for a moment proves nothing */
-  SPIN_MAX_MS = 10000, /* of the kernel that must not be waited for; the test ends it itself */
+  ATTEMPTS = 3,        /* for the longest call: the host may be busy with something else once */
+  SPIN_MAX_MS = 10000, /* of the kernel that no call may wait for; the test ends it */
   PROMPT_MS = 50,      /* for one call that may map or unmap memory */
 };
 
 /* ---- Holders ----------------------------------------------------------------------------------------------------- */
 
-/* Runs the traffic for a while; returns the faults.  It is no test unless many kernels ran. */
+/* Runs the traffic for a while; returns the faults.  It is a test only if many kernels ran. */
 static uint64_t faults_of(const struct traffic_options *options) {
   uint64_t kernels = 0;
   struct traffic *traffic = traffic_begin(options);
@@ -37,7 +37,7 @@ static MAM_Pool pool_of(MAM_Reuse reuse) {
   return gpu_pool_new(&options);
 }
 
-/* What is freed is there again once nothing runs. */
+/* When nothing runs, all that was freed can be allocated again. */
 static void pool_is_whole(MAM_Pool pool) {
   void *all = NULL;
   GPU_OK(cudaDeviceSynchronize());
@@ -79,8 +79,8 @@ START_TEST(default_pool_leaves_blocks_to_their_kernels) {
 }
 END_TEST
 
-/* The same traffic can catch memory that is handed out too early: otherwise the tests above would prove nothing.  A
- * sanitizer may run one kernel after the other, and then nothing is too early. */
+/* The same traffic finds memory that is handed out too early: without this test the ones above would prove nothing.  A
+ * sanitizer may run kernels one after another, and then nothing is too early. */
 START_TEST(immediate_reuse_is_caught) {
   const struct traffic_options traffic = {
       .pool = pool_of(MAM_REUSE_IMMEDIATE), .calls = TRAFFIC_PLAIN, .sizes = (enum traffic_sizes)_i, .threads = 4};
@@ -89,7 +89,7 @@ START_TEST(immediate_reuse_is_caught) {
 }
 END_TEST
 
-/* ---- Nobody waits ------------------------------------------------------------------------------------------------ */
+/* ---- No call waits ----------------------------------------------------------------------------------------------- */
 
 /* A kernel that runs until it is told to end, on a stream that nothing else waits for. */
 static struct {
@@ -118,7 +118,7 @@ static bool slow_runs(void) {
   return error == cudaErrorNotReady;
 }
 
-/* False only where launches wait for their kernels (under a sanitizer). */
+/* Starts the kernel.  False only if launches wait for their kernels, as under a sanitizer. */
 static bool slow_start(void) {
   __atomic_store_n(slow.stop, 0, __ATOMIC_RELEASE);
   GPU_OK(gpu_spin_then_fill(slow.stop, gpu_small() ? 10 : SPIN_MAX_MS, NULL, 0, 0, slow.stream));
@@ -132,7 +132,7 @@ static void slow_end(void) {
   GPU_OK(cudaStreamSynchronize(slow.stream));
 }
 
-/* Mostly small; of 50,000 about 5 GiB in all, none of which comes back while the kernel runs. */
+/* Mostly small sizes.  50,000 blocks have about 5 GiB, none of which may be used again while the kernel runs. */
 static size_t mixed_size(uint64_t *random) {
   uint32_t kind = gpu_random(random) % 1000, number = gpu_random(random);
   if (kind < 640)
@@ -182,7 +182,7 @@ static struct longest calls_under_the_kernel(MAM_Pool pool, int operations) {
   return longest;
 }
 
-/* Whether no call took a millisecond.  The pool is new: all that it handed out and got back waits for the kernel. */
+/* Whether no call took a millisecond.  The pool is new, so all that was freed in it waits for the kernel. */
 static bool no_call_waits(const MAM_PoolOptions *options) {
   MAM_Pool pool = gpu_pool_new(options);
   bool runs = slow_start();
@@ -195,7 +195,7 @@ static bool no_call_waits(const MAM_PoolOptions *options) {
   return !runs || longest.ms < 1;
 }
 
-/* A call that waits for the kernel does so each time; a host that stopped for a moment does not. */
+/* If calls wait for the kernel, they do so in each attempt; if only the host paused, one attempt is free of it. */
 static void nobody_waits(const MAM_PoolOptions *options) {
   bool prompt = false;
   for (int i = 0; i < ATTEMPTS && !prompt; i++)
@@ -242,7 +242,7 @@ static MAM_Pool growing_pool(void) {
   return gpu_pool_new(&options);
 }
 
-/* The pool holds what the driver has less than before it. */
+/* The pool holds as much as the driver has lost. */
 static void driver_agrees(MAM_Pool pool, size_t before_bytes) {
   size_t reserved_bytes = gpu_pool_info(pool).reserved_bytes, free_bytes = driver_free_bytes();
   size_t gone_bytes = before_bytes > free_bytes ? before_bytes - free_bytes : 0;
@@ -275,7 +275,7 @@ static void pieces_new(MAM_Pool pool, void **pieces) {
   }
 }
 
-/* Frees every step-th piece, and waits for the GPU: memory that still waits for kernels is not given back. */
+/* Frees every step-th piece and waits for the GPU, because memory that waits for kernels is not given back. */
 static void pieces_free(void **pieces, int step) {
   for (int i = 0; i < PIECES; i += step) {
     MAM_OK(MAM_CudaFree(pieces[i]));
@@ -284,8 +284,8 @@ static void pieces_free(void **pieces, int step) {
   GPU_OK(cudaDeviceSynchronize());
 }
 
-/* Trims until the pool holds no more than that.  A trim asks how far the GPU has come and does not wait for the answer,
- * so that it may take some. */
+/* Trims until the pool holds at most that much.  A trim asks how far the GPU is and does not wait for the answer, so
+ * one may not be enough. */
 static void trim_to(MAM_Pool pool, size_t keep_bytes, size_t most_bytes) {
   double start_ms = gpu_now_ms();
   do
@@ -366,7 +366,7 @@ static Suite *fence_suite(void) {
   tcase_add_loop_test(holders, plain_and_stream_ordered_calls_mix, TRAFFIC_SMALL, TRAFFIC_ALL + 1);
   tcase_add_loop_test(holders, default_pool_leaves_blocks_to_their_kernels, TRAFFIC_PLAIN, TRAFFIC_MIXED + 1);
   tcase_add_loop_test(holders, immediate_reuse_is_caught, TRAFFIC_SMALL, TRAFFIC_ALL + 1);
-  TCase *prompt = slow_case_add(suite, "nobody waits");
+  TCase *prompt = slow_case_add(suite, "no call waits");
   tcase_add_test(prompt, no_call_waits_for_a_kernel_while_the_chunk_has_memory);
   tcase_add_test(prompt, no_call_waits_for_a_kernel_while_the_pool_can_grow);
   TCase *growth = slow_case_add(suite, "growth and giving back");

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* What is written to a block of a device heap stays there: every byte, over many kernels, at every size. */
+/* A block of a device heap keeps what is written to it: every byte, over many kernels, at every size. */
 #include "gpu_heap_util.h"
 
 static unsigned scaled(unsigned count) { return gpu_small() ? count / 32 + 33 : count; }
 
-/* One set of blocks that lives while others come and go. */
+/* Some blocks live on while others come and go. */
 static void blocks_survive(const struct gpu_heap *heap, struct gpu_heap_traffic traffic, unsigned rounds) {
   unsigned long long *slots = gpu_heap_slots(traffic.count);
   struct gpu_heap_tally *tally = gpu_heap_tally_new();
   GPU_OK(gpu_heap_allocate(heap->handle, traffic, slots, tally, NULL));
   for (unsigned round = 0; round < rounds; round++) {
-    /* A third of the blocks goes and comes back, each time another; all are looked at before and after. */
+    /* A third of the blocks is freed and allocated again, another third each time.  All are checked before and
+     * after. */
     GPU_OK(gpu_heap_check(traffic, slots, tally, NULL));
     GPU_OK(gpu_heap_release(heap->handle, traffic, round * 37, round % 3, 3, slots, tally, NULL));
     GPU_OK(gpu_heap_check(traffic, slots, tally, NULL));
@@ -44,7 +45,7 @@ END_TEST
 
 START_TEST(every_small_size_is_served_and_large_enough) {
   struct gpu_heap heap = gpu_heap_of(512 * MIB);
-  /* As many requests as there are sizes: each size once. */
+  /* There are as many requests as sizes, so each size comes once. */
   blocks_survive(&heap, (struct gpu_heap_traffic){.count = 4096, .low = 1, .high = 4096}, 1);
   blocks_survive(&heap, (struct gpu_heap_traffic){.count = scaled(8192), .low = 4097, .high = 65536}, 1);
 }
@@ -75,7 +76,7 @@ static unsigned long long ask(const struct gpu_heap *heap, size_t bytes, unsigne
   return *slot;
 }
 
-/* One block, written and read throughout, and freed. */
+/* Allocates one block, writes and reads all of it, and frees it. */
 static void large_block_is_served(const struct gpu_heap *heap, size_t bytes, unsigned long long *slot,
                                   struct gpu_heap_tally *tally, uint64_t *mismatches) {
   size_t largest = gpu_heap_info(heap).largest_free_bytes;
@@ -88,7 +89,7 @@ static void large_block_is_served(const struct gpu_heap *heap, size_t bytes, uns
   ck_assert_uint_eq(*mismatches, 0);
 }
 
-/* Small ones first would leave pages set aside for a multiprocessor, so the largest come first. */
+/* Small blocks leave pages set aside for a multiprocessor, so the largest sizes come first. */
 START_TEST(large_sizes_are_served_up_to_the_largest_free_run) {
   struct gpu_heap heap = gpu_heap_of(64 * MIB);
   unsigned long long *slot = gpu_heap_slots(1);

@@ -11,7 +11,7 @@ namespace groups = cooperative_groups;
 
 typedef unsigned long long word;
 
-/* In code for debuggers each call is one, and compiling takes half as long. */
+/* Code for debuggers keeps each call, which halves the time to compile it. */
 #ifdef __CUDACC_DEBUG__
 #define INLINE inline
 #else
@@ -62,7 +62,7 @@ static __device__ __noinline__ unsigned owners_change(uint32_t *owners, uint64_t
   return wrong;
 }
 
-/* What a thread has done; it adds it to the tally when it ends, wherever it returns. */
+/* What a thread has counted.  The diary adds it to the tally when the thread returns, wherever that is. */
 template <bool OWNED> struct diary_of {
   const divergent_job &job;
   unsigned served, refused, freed, added;
@@ -80,7 +80,7 @@ template <bool OWNED> struct diary_of {
     added++;
   }
 
-  /* Whether an answer of mam_malloc may be used: nothing of it has been read or written so far. */
+  /* Whether an answer of mam_malloc may be used.  Nothing of the block has been read or written so far. */
   __device__ INLINE bool valid(const void *block, unsigned bytes) {
     uint64_t offset = (uint64_t)block - job.base;
     if (block == NULL) {
@@ -95,7 +95,7 @@ template <bool OWNED> struct diary_of {
     return false;
   }
 
-  /* Whether the caller owns the block from now on. */
+  /* The caller becomes the block's owner.  Whether it may. */
   __device__ INLINE bool got(void *block, unsigned bytes) {
     if (!valid(block, bytes))
       return false;
@@ -109,7 +109,7 @@ template <bool OWNED> struct diary_of {
     return true;
   }
 
-  /* The caller is about to free it. */
+  /* The caller stops being the block's owner, before its free. */
   __device__ INLINE void leaves(void *block, unsigned bytes) {
     if (bytes >= 8)
       add_to((word *)block);
@@ -118,7 +118,7 @@ template <bool OWNED> struct diary_of {
     freed++;
   }
 
-  /* A block and its bytes in one word that is not 0, and back. */
+  /* Packs a block and its bytes into one word that is not 0. */
   __device__ INLINE word pack(const void *block, unsigned bytes) const {
     return 1ull << 63 | ((uint64_t)block - job.base) / 16 << 24 | bytes;
   }
@@ -127,7 +127,7 @@ template <bool OWNED> struct diary_of {
 };
 typedef diary_of<true> diary;
 
-/* Frees what came from another thread. */
+/* Frees a block that came from another thread. */
 static __device__ INLINE void packed_free(const mam_device_heap &heap, diary &mine, word packed) {
   if (packed == 0)
     return;
@@ -136,7 +136,7 @@ static __device__ INLINE void packed_free(const mam_device_heap &heap, diary &mi
   mam_free(heap, block);
 }
 
-/* A request whose block goes to another thread: 0 if there is none. */
+/* Allocates a block for another thread; 0 if the request is refused. */
 static __device__ INLINE word packed_malloc(const mam_device_heap &heap, diary &mine, unsigned bytes) {
   void *block = mam_malloc(heap, bytes);
   return mine.got(block, bytes) ? mine.pack(block, bytes) : 0;
@@ -145,7 +145,7 @@ static __device__ INLINE word packed_malloc(const mam_device_heap &heap, diary &
 #ifndef DIVERGENT_DEEP
 /* ---- Loops ------------------------------------------------------------------------------------------------------- */
 
-/* CONSTANT bytes; if that is 0, one size for all, or one for each request if VARIED. */
+/* Sizes: CONSTANT bytes; if that is 0, one size for all, or with VARIED one for each request. */
 template <unsigned CONSTANT, bool VARIED, bool OWNED>
 static __device__ INLINE void continue_turns(const mam_device_heap &heap, const divergent_job &job) {
   diary_of<OWNED> mine(job);
@@ -198,7 +198,7 @@ static __device__ INLINE void break_turns(const mam_device_heap &heap, const div
   }
 }
 
-/* Each thread has a place in the mail, which it fills once at most. */
+/* Each thread has a place in the mail and fills it at most once. */
 static __device__ INLINE void return_turns(const mam_device_heap &heap, const divergent_job &job) {
   diary mine(job);
   unsigned state = state_begin(job);
@@ -227,7 +227,7 @@ static __device__ INLINE void return_turns(const mam_device_heap &heap, const di
   }
 }
 
-/* Frees what is in the mail: each thread that of another. */
+/* Frees what is in the mail: each thread frees the block of another one. */
 static __device__ INLINE void drain_turns(const mam_device_heap &heap, const divergent_job &job) {
   diary mine(job);
   for (unsigned i = thread_in_grid(); i < job.mail_count; i += gridDim.x * threads_of_block()) {
@@ -365,8 +365,8 @@ static __device__ INLINE void two_heaps_turns(const mam_device_heap &heap, const
   }
 }
 
-/* Of each thread block one lane at a time is in the heap; the others of its warp do not come.  The mail has the lock
- * and what was allocated last. */
+/* One lane of each thread block at a time is in the heap; the others of its warp spin.  The mail has the lock and the
+ * last block. */
 static __device__ INLINE void locks_turns(const mam_device_heap &heap, const divergent_job &job) {
   diary mine(job);
   unsigned state = state_begin(job);
@@ -413,7 +413,7 @@ static __device__ INLINE void shared_barrier_turns(const mam_device_heap &heap, 
   }
 }
 
-/* Leaves a block where another thread finds it, and takes what was there. */
+/* Leaves a block for another thread, and takes the one that was there. */
 static __device__ INLINE word exchange(word *place, word packed, bool within_block) {
   if (within_block)
     __threadfence_block();
@@ -460,7 +460,7 @@ static __device__ INLINE void global_exchange_turns(const mam_device_heap &heap,
   }
 }
 
-/* All lanes come to the shuffles; each frees what the lane behind it has allocated. */
+/* All lanes meet at the shuffles, and each frees what the lane behind it allocated. */
 static __device__ INLINE void lane_exchange_turns(const mam_device_heap &heap, const divergent_job &job) {
   diary mine(job);
   unsigned state = state_begin(job), lane = thread_in_block() % 32;
@@ -478,7 +478,7 @@ static __device__ INLINE void lane_exchange_turns(const mam_device_heap &heap, c
 
 /* ---- Cooperative groups ------------------------------------------------------------------------------------------ */
 
-/* A block for all of a group, 16 bytes for each, asked for by its first and freed by its last. */
+/* One block for a group, with 16 bytes for each thread: the first thread asks for it, and the last one frees it. */
 template <typename Group>
 static __device__ INLINE void group_turn(const mam_device_heap &heap, diary &mine, const Group &group) {
   unsigned bytes = group.num_threads() * 16;
@@ -601,8 +601,8 @@ struct warp_blocks {
   unsigned used;
 };
 
-/* Whether the lane owns the memory from now on.  Headers lie in the heap too, so sums say nothing here: the words have
- * to be as they were left. */
+/* Whether the lane owns the memory from now on.  Headers lie in the heap too, so sums are no check here: the words
+ * themselves are checked. */
 static __device__ INLINE void warp_keep(diary &mine, warp_blocks &own, void *block, unsigned bytes) {
   if (!mine.valid(block, bytes))
     return;
@@ -625,7 +625,7 @@ static __device__ INLINE void warp_leave(diary &mine, warp_blocks &own) {
   }
 }
 
-/* A life of a header that the lanes have started. */
+/* The life of a header that the lanes have started. */
 static __device__ INLINE void warp_life(diary &mine, mam_warp *warp, unsigned &state) {
   warp_blocks own;
   own.used = 0;
@@ -700,7 +700,7 @@ static __device__ INLINE void warp_lanes_turns(const mam_device_heap &heap, cons
 /* ---- Functions that the compiler does not see ---------------------------------------------------------------------
  */
 
-/* What is called through pointers takes a word and gives one: a block in hand, or 0. */
+/* A function that is called through a pointer takes a word and returns one: a block that the caller has, or 0. */
 typedef word call(const mam_device_heap &heap, diary &mine, word packed, unsigned bytes);
 
 static __device__ word call_malloc(const mam_device_heap &heap, diary &mine, word packed, unsigned bytes) {
@@ -729,7 +729,7 @@ static __device__ INLINE void pointers_turns(const mam_device_heap &heap, const 
   packed_free(heap, mine, packed);
 }
 
-/* Trees: what is live across the calls is little, since the default stack is small.  The tally says what was found. */
+/* Trees.  Little is live across the calls, since the default stack is small.  The tally counts what was found. */
 struct node {
   node *left, *right;
   word id;
@@ -737,7 +737,7 @@ struct node {
 
 static __device__ INLINE unsigned node_bytes(unsigned depth) { return (unsigned)sizeof(node) + depth % 5 * 40; }
 
-/* A request for a node, looked at before it is used. */
+/* Requests a node, and checks the address before it is used. */
 static __device__ __noinline__ node *node_new(const mam_device_heap &heap, const divergent_job &job, unsigned depth) {
   void *block = mam_malloc(heap, node_bytes(depth));
   uint64_t offset = (uint64_t)block - job.base;
@@ -762,7 +762,7 @@ static __device__ __noinline__ node *tree_build(const mam_device_heap &heap, con
   return tree;
 }
 
-/* How many nodes were not as they were left. */
+/* Tears a tree down.  Returns how many nodes had changed. */
 static __device__ __noinline__ unsigned tree_tear(const mam_device_heap &heap, node *tree, word id) {
   if (tree == NULL)
     return 0;
@@ -839,7 +839,7 @@ static __device__ INLINE void recursion_pointers_turns(const mam_device_heap &he
   count(&job.tally->changed, wrong);
 }
 
-/* An object that has one more of either kind inside, and frees itself. */
+/* An object that has one more object of either kind, and frees itself. */
 struct shape {
   shape *inner;
   word id;
@@ -916,8 +916,8 @@ static __device__ INLINE void recursion_virtual_turns(const mam_device_heap &hea
 
 /* ---- Kernels ----------------------------------------------------------------------------------------------------- */
 
-/* The cases of a kernel, as bits.  DIVERGENT_APART gives each case a kernel of its own; since ptxas takes a second or
- * more for what is called out of line in each kernel, they otherwise share a few. */
+/* The cases that a kernel has, as bits.  With DIVERGENT_APART each case has a kernel of its own.  Otherwise a few share
+ * one, because ptxas takes a second or more in each kernel for the functions that are not inlined. */
 #define CASE(name) (1ull << DIVERGENT_##name)
 #ifdef DIVERGENT_APART
 #define KERNEL(cases, which) (cases & which)
@@ -937,14 +937,14 @@ static const word warp_cases = CASE(WARP_PARTS) | CASE(WARP_TILES) | CASE(WARP_L
 static const word deep_cases = CASE(POINTERS) | CASE(RECURSION) | CASE(RECURSION_POINTERS) | CASE(RECURSION_VIRTUAL);
 #endif
 
-/* Of a kernel that has this case. */
+/* Runs the case if the kernel has it. */
 #define TURNS(name, turns)                                                                                             \
   if ((CASES & CASE(name)) != 0 && (CASES == CASE(name) || which == DIVERGENT_##name)) {                               \
     turns;                                                                                                             \
     return;                                                                                                            \
   }
 
-/* The parameters have addresses, so that functions which the kernel calls are given those, and there is no copy. */
+/* The parameters have addresses, so the kernel passes these on to its functions and makes no copy. */
 template <word CASES>
 static __global__ void kernel(const __grid_constant__ mam_device_heap heap, const __grid_constant__ divergent_job job,
                               const __grid_constant__ mam_device_heap other,
@@ -985,7 +985,7 @@ static __global__ void kernel(const __grid_constant__ mam_device_heap heap, cons
 
 /* ---- Launches ---------------------------------------------------------------------------------------------------- */
 
-/* What a launch needs beside its kernel. */
+/* What a launch needs apart from its kernel. */
 struct order {
   mam_device_heap heap;
   divergent_job job;
@@ -995,7 +995,7 @@ struct order {
   cudaStream_t stream;
 };
 
-/* As many threads as the job wants and the kernel can have, in whole warps. */
+/* As many threads as the job wants and the kernel allows, in whole warps. */
 template <word CASES> static unsigned threads_for(const order &order) {
   cudaFuncAttributes attributes;
   if (cudaFuncGetAttributes(&attributes, kernel<CASES>) != cudaSuccess || attributes.maxThreadsPerBlock < 32)
@@ -1014,14 +1014,14 @@ template <word CASES> static cudaError_t start(const order &order) {
 }
 
 #ifndef DIVERGENT_DEEP
-/* Then frees what is left in the mail. */
+/* Starts the kernel, and then the one that frees what is left in the mail. */
 template <word CASES> static cudaError_t start_and_drain(order order) {
   cudaError_t error = start<CASES>(order);
   order.which = DIVERGENT_DRAIN;
   return error != cudaSuccess ? error : start<KERNEL(hand_cases, CASE(DRAIN))>(order);
 }
 
-/* All thread blocks at once, or the barrier would wait for ever. */
+/* All thread blocks have to run at once, or the barrier would wait for ever. */
 template <word CASES> static cudaError_t start_grid(order order) {
   int device = 0, multiprocessors = 1, together = 1;
   unsigned threads = threads_for<CASES>(order);
@@ -1053,7 +1053,7 @@ template <word CASES> static cudaError_t start_clusters(const order &order) {
 }
 #endif
 
-/* The start of a case whose kernel has those cases. */
+/* Starts a case by the kernel that has these cases. */
 #define START(name, cases)                                                                                             \
   case DIVERGENT_##name:                                                                                               \
     return start<KERNEL(cases, CASE(name))>(order);
@@ -1093,7 +1093,7 @@ extern "C" cudaError_t DIVERGENT_LAUNCH(enum divergent_case which, mam_device_he
   case DIVERGENT_ODD_SHAPE:
     return start<KERNEL(loop_cases, CASE(ODD_SHAPE))>(order, dim3(11, 3, 5));
   case DIVERGENT_WIDE:
-    return start<CASE(CONTINUE_PLAIN)>(order, dim3(1024)); /* no fewer: that is an error */
+    return start<CASE(CONTINUE_PLAIN)>(order, dim3(1024)); /* if the kernel allows fewer, the launch fails */
 #else
     START(POINTERS, deep_cases)
     START(RECURSION, deep_cases)

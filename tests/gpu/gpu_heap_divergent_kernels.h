@@ -2,13 +2,13 @@
 /*
  * Kernels whose lanes part and meet again in every way that CUDA C++ has, around mam_malloc and mam_free.
  *
- * A kernel looks at each address before it uses it: it has to lie in the heap's pages, be a multiple of 16, and be
- * nobody else's.  An address that is not is counted, and neither written to nor freed.  Each owner adds to the first
- * and the last word of its block by plain loads and stores, so the sum over the heap tells whether owners saw each
- * other's writes.
+ * A kernel checks each address before it uses it: it has to lie in the heap's pages, be a multiple of 16, and belong to
+ * no other thread.  A wrong address is counted, and neither written to nor freed.  Each owner adds to the first and the
+ * last word of its block by plain loads and stores, so the sum over the heap tells whether owners saw each other's
+ * writes.
  *
  * The file with the kernels is compiled several times with different options of the compiler.  Each object exports one
- * function, whose name the macro DIVERGENT_LAUNCH gives.  Knows nothing of Check.
+ * function, whose name the macro DIVERGENT_LAUNCH gives.  It knows nothing of Check.
  */
 #ifndef MAM_TESTS_GPU_HEAP_DIVERGENT_KERNELS_H
 #define MAM_TESTS_GPU_HEAP_DIVERGENT_KERNELS_H
@@ -19,8 +19,8 @@
 
 #include "mam/heap.h"
 
-/* A kernel, or a kernel and the one that frees what it leaves.  Where it matters: PLAIN kernels never look at
- * divergent_job.owners, so they have nothing but the heap's own atomic operations. */
+/* A case is a kernel, or a kernel and another one that frees the blocks it leaves.  PLAIN kernels never read
+ * divergent_job.owners, so that the heap's own atomic operations are the only ones. */
 enum divergent_case {
   DIVERGENT_CONTINUE_PLAIN,     /* a loop with continue before and after malloc; one size for all, known at run time */
   DIVERGENT_CONTINUE_CONSTANT,  /* the same, plain, with 16 bytes, known to the compiler */
@@ -52,29 +52,29 @@ enum divergent_case {
   DIVERGENT_RECURSION_POINTERS, /* through function pointers, */
   DIVERGENT_RECURSION_VIRTUAL,  /* and as objects with virtual functions */
   DIVERGENT_CASES,
-  DIVERGENT_DRAIN = DIVERGENT_CASES /* what follows a kernel that leaves blocks; no case of its own */
+  DIVERGENT_DRAIN = DIVERGENT_CASES /* frees what another kernel left; not a case */
 };
 
-/* What kernels saw. */
+/* What kernels counted. */
 struct divergent_tally {
   unsigned long long served, refused, freed;
-  unsigned long long added;      /* to words of blocks */
+  unsigned long long added;      /* the sum of what was added to words of blocks */
   unsigned long long wild;       /* addresses that are not in the heap, or not a multiple of 16 */
   unsigned long long first_wild; /* one of them */
-  unsigned long long shared;     /* blocks that somebody else had already */
-  unsigned long long lost;       /* blocks that were not their owner's any more when it freed them */
-  unsigned long long changed;    /* contents that were not as their owner left them */
+  unsigned long long shared;     /* blocks that another thread already owned */
+  unsigned long long lost;       /* blocks that the owner no longer owned when it freed them */
+  unsigned long long changed;    /* contents that had changed */
   unsigned long long unsupported;
 };
 
 /* One launch. */
 struct divergent_job {
   uint64_t base, bytes;     /* of the heap's pages */
-  uint32_t *owners;         /* a bit for each 16 bytes of them: whether they are somebody's; NULL: not looked at */
-  unsigned long long *mail; /* blocks between two owners, 0 for none: mail_count places */
+  uint32_t *owners;         /* a bit for each 16 bytes of them: whether a thread owns them; NULL: no such check */
+  unsigned long long *mail; /* blocks on their way to another thread, 0 for none: mail_count places */
   struct divergent_tally *tally;
   unsigned mail_count;      /* at least as many as threads */
-  unsigned blocks, threads; /* of the grid, of a thread block: fewer where the kernel cannot have as many */
+  unsigned blocks, threads; /* of the grid and of a thread block; fewer where the kernel does not allow as many */
   unsigned rounds, seed;
   unsigned low, high; /* bytes of a request, both included */
 };
@@ -83,20 +83,21 @@ struct divergent_job {
 extern "C" {
 #endif
 
-/* Enqueues that case on the stream and returns what the launch said.  other is another heap with its own job; only
- * DIVERGENT_TWO_HEAPS uses it. */
+/* Enqueues the case on the stream and returns what the launch answered.  other is a second heap with a job of its own,
+ * for DIVERGENT_TWO_HEAPS alone. */
 typedef cudaError_t divergent_launch(enum divergent_case which, mam_device_heap heap, struct divergent_job job,
                                      mam_device_heap other, struct divergent_job other_job, cudaStream_t stream);
 
 divergent_launch divergent_launch_o3, divergent_launch_debug, divergent_launch_ptxas_o1, divergent_launch_rdc,
     divergent_launch_registers_32, divergent_launch_registers_64, divergent_launch_checked;
 
-/* The same for the cases from DIVERGENT_POINTERS on: a file with calls that the compiler does not see is compiled in
- * another way, so they are in objects of their own (DIVERGENT_DEEP). */
+/* The same for the cases from DIVERGENT_POINTERS on, in objects of their own (DIVERGENT_DEEP): the compiler treats a
+ * file with calls that it cannot see differently. */
 divergent_launch divergent_deep_o3, divergent_deep_ptxas_o1, divergent_deep_rdc, divergent_deep_registers_32,
     divergent_deep_registers_64, divergent_deep_checked;
 
-/* Enqueues the addition of all 8-byte words of count words to *sum, and of all bits that are set in owners to *bits. */
+/* Enqueues two sums: all 8-byte words of count words are added to *sum, and the number of bits that are set in owners
+ * to *bits. */
 cudaError_t divergent_sum(const unsigned long long *words, unsigned long long count, unsigned long long *sum,
                           cudaStream_t stream);
 cudaError_t divergent_bits(const uint32_t *owners, unsigned long long count, unsigned long long *bits,

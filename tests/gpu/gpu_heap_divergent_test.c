@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * A pointer from a device heap is a block of it, which is nobody else's, or NULL, whatever way the lanes of a warp have
- * come: every case of gpu_heap_divergent_kernels.h, in kernels that were compiled in several ways, in heaps from 8 MiB
- * to 8 GiB.  CK_RUN_CASE picks one way of compiling.
+ * A pointer from a device heap is NULL or a block of it that no other thread owns, in whatever way the lanes of a warp
+ * came to the call.  Every case of gpu_heap_divergent_kernels.h runs in kernels that were compiled in several ways, in
+ * heaps from 8 MiB to 8 GiB.  CK_RUN_CASE picks one way of compiling.
  */
 #include "gpu_heap_divergent_kernels.h"
 #include "gpu_heap_util.h"
@@ -10,11 +10,11 @@
 enum {
   HEAPS = 4,
   SMALL_HEAPS = 2,
-  REPEATS = 6, /* in each heap: of each case 24 launches */
+  REPEATS = 6, /* in each heap; 24 launches of each case in all */
   SMALL_REPEATS = 2,
   STREAMS = 4,
   GRAPH_LAUNCHES = 20,
-  MAIL = 264 * 512, /* as many as the largest grid has threads */
+  MAIL = 264 * 512, /* one place for each thread of the largest grid */
   ROUNDS_MAX = 300,
   LAUNCH_LIMIT_MS = 20000,
   SMALL_LAUNCH_LIMIT_MS = 400000,
@@ -26,8 +26,8 @@ struct variant {
   divergent_launch *launch, *deep;
 };
 
-/* Code for debuggers has the stack of each call at its full size: no function that allocates can call itself five times
- * in a kilobyte. */
+/* Code for debuggers has the full stack of each call: a function that allocates cannot call itself five times within a
+ * kilobyte. */
 static const struct variant variants[] = {
     {"O3", divergent_launch_o3, divergent_deep_o3},
     {"debug", divergent_launch_debug, NULL},
@@ -71,7 +71,7 @@ static const char *const case_names[DIVERGENT_CASES] = {
     [DIVERGENT_RECURSION_VIRTUAL] = "recursion by virtual functions",
 };
 
-/* A heap and what is known of it: before is what it was when the test began. */
+/* A heap and what the test knows of it; before is its state at the beginning of the test. */
 struct site {
   struct gpu_heap heap;
   size_t bytes;
@@ -83,7 +83,7 @@ struct site {
 static struct site sites[HEAPS];
 static unsigned site_count;
 static cudaStream_t streams[STREAMS];
-static unsigned long long *sums; /* what sums the kernels make are written to: two words */
+static unsigned long long *sums; /* Two words for the sums that kernels make. */
 static size_t stack_limit;
 static bool has_clusters, has_grids;
 
@@ -136,14 +136,14 @@ static void sites_close(void) {
 
 /* ---- One launch -------------------------------------------------------------------------------------------------- */
 
-/* What runs, for messages. */
+/* A run's names, for messages. */
 struct run {
   const struct variant *variant;
-  const char *name; /* of what is tried */
+  const char *name; /* of the case */
   struct site *site;
 };
 
-/* Waits for all streams.  A kernel that hangs cannot be ended: the program can. */
+/* Waits for all streams.  If a kernel hangs, only the program can be ended. */
 static double run_await(const struct run *run) {
   double begin_ms = gpu_now_ms(), limit_ms = gpu_small() ? SMALL_LAUNCH_LIMIT_MS : LAUNCH_LIMIT_MS;
   for (unsigned i = 0; i < STREAMS;) {
@@ -160,7 +160,7 @@ static double run_await(const struct run *run) {
       _exit(EXIT_FAILURE);
     }
     if (error == cudaErrorNotReady) {
-      (void)cudaGetLastError(); /* it is no error, but the next launch would find it */
+      (void)cudaGetLastError(); /* not ready is no error, but the next launch would see it */
       (void)usleep(50);
     }
   }
@@ -175,7 +175,7 @@ static cudaError_t run_launch(const struct run *run, enum divergent_case which, 
   return launch(which, run->site->heap.handle, job, other->heap.handle, other->job, streams[stream]);
 }
 
-/* The first whose size the others are measured by. */
+/* The shape and the sizes of one repeat of a case. */
 static struct divergent_job job_of(struct site *site, enum divergent_case which, unsigned repeat) {
   static const unsigned shapes[][2] = {{264, 512}, {528, 128}, {264, 512}, {1056, 64}, {264, 512}, {132, 256}};
   static const unsigned sizes[][2] = {{16, 16}, {16, 400}, {64, 64}, {4096, 4096}, {16, 3000}, {24, 24}};
@@ -186,7 +186,7 @@ static struct divergent_job job_of(struct site *site, enum divergent_case which,
   job.high = sizes[(repeat + (unsigned)which) % 6][1];
   if (which == DIVERGENT_CONTINUE_PLAIN && site->bytes < 512 * MIB)
     job.low = job.high = 16 << repeat % 3;
-  /* As many threads as have room: a heap that is too small by far is another test's matter, and slow. */
+  /* As many threads as have room.  Another test has heaps that are far too small, and is slow. */
   while (job.blocks > 8 && (size_t)job.blocks * job.threads * (job.high + job.high / 4) > site->bytes / 2)
     job.blocks /= 2;
   if (gpu_small()) {
@@ -203,7 +203,7 @@ static unsigned rounds_at_first(enum divergent_case which) {
   return which == DIVERGENT_CONTINUE_PLAIN ? ROUNDS_MAX : 1;
 }
 
-/* So many rounds that a launch takes some milliseconds. */
+/* The number of rounds for which a launch takes some milliseconds. */
 static unsigned rounds_next(unsigned rounds, double took_ms) {
   if (gpu_small())
     return rounds;
@@ -228,7 +228,7 @@ static unsigned long long site_bits(const struct site *site) {
   return sums[1];
 }
 
-/* An earlier test may have failed: nothing of it is left. */
+/* Begins anew, whatever a failed test left. */
 static void site_begin(struct site *site) {
   site->before = gpu_heap_info(&site->heap);
   if (site->before.live_count != 0) {
@@ -242,7 +242,7 @@ static void site_begin(struct site *site) {
   site->sum_before = site_sum(site);
 }
 
-/* A request may be refused only if what threads may have at once, each a few blocks, comes near to the heap's size. */
+/* A request may be refused only if the blocks that all threads may have at once come near to the heap's size. */
 static void site_expects(struct site *site, const struct divergent_job *job, enum divergent_case which) {
   unsigned long long block = job->high > 64 ? job->high + job->high / 4 : 64;
   unsigned long long threads = (unsigned long long)job->blocks * (which == DIVERGENT_WIDE ? 1024 : job->threads);
@@ -258,7 +258,7 @@ static void site_expects(struct site *site, const struct divergent_job *job, enu
                 run->variant->name, run->name, run->site->bytes / MIB, (unsigned long long)(value),                    \
                 (unsigned long long)(expected))
 
-/* Pointers that are none come first: what follows from them is not worth a message. */
+/* Wrong pointers are reported first, because the other faults may follow from them. */
 static void site_pointers(const struct run *run) {
   const struct divergent_tally *tally = run->site->job.tally;
   ck_assert_msg(tally->wild == 0, "%s: %s, heap of %zu MiB: %llu of %llu pointers are not in the heap; one is %#llx",
@@ -269,7 +269,7 @@ static void site_pointers(const struct run *run) {
   SITE_ZERO(tally->unsupported);
 }
 
-/* sums: whether nothing but owners wrote to the heap's pages. */
+/* has_sums: the sums tell whether only owners wrote to the heap's pages. */
 static void site_sound(const struct run *run, bool has_sums) {
   const struct divergent_tally *tally = run->site->job.tally;
   site_pointers(run);
@@ -334,7 +334,7 @@ static void case_run(const struct variant *variant, enum divergent_case which) {
   }
 }
 
-/* The number of a loop test: a variant and a case. */
+/* The number of the loop test stands for a variant and a case. */
 START_TEST(lanes_that_part_get_blocks_of_their_own) {
   case_run(&variants[_i / DIVERGENT_CASES], (enum divergent_case)(_i % DIVERGENT_CASES));
 }
@@ -360,7 +360,8 @@ static const enum divergent_case crowd[] = {
 };
 enum { CROWD = sizeof crowd / sizeof crowd[0] };
 
-/* A kernel of the crowd on each stream, at once on one heap; in the course of a few of them, each with each other. */
+/* Launches one kernel of the crowd on each stream, all on one heap.  Over a few turns each kernel meets each other
+ * one. */
 static void crowd_launch(const struct run *run, unsigned turn, unsigned rounds) {
   for (unsigned i = 0; i < STREAMS; i++) {
     enum divergent_case which = crowd[(turn * 5 + i * (1 + turn / CROWD)) % CROWD];
@@ -388,7 +389,7 @@ START_TEST(kernels_of_several_streams_get_blocks_of_their_own) {
 }
 END_TEST
 
-/* A graph of branches that run at once, each of kernels of the crowd. */
+/* A graph with branches that run at once, each of kernels of the crowd. */
 static cudaGraphExec_t graph_new(const struct run *run) {
   cudaEvent_t fork = NULL, joins[STREAMS] = {NULL};
   cudaGraph_t graph = NULL;
@@ -433,7 +434,7 @@ END_TEST
 
 /* ---- The program ------------------------------------------------------------------------------------------------- */
 
-/* A case of Check for each way to compile; all that a kernel does wrong to the context stays with it. */
+/* Adds a case of Check for one way to compile.  A kernel that breaks its context breaks that case alone. */
 static TCase *case_add(Suite *suite, const char *name) {
   TCase *tests = tcase_create(name);
   tcase_add_unchecked_fixture(tests, sites_open, sites_close);
@@ -462,7 +463,7 @@ static void deep_add(Suite *suite, int variant) {
                       first + DIVERGENT_POINTERS, first + DIVERGENT_CASES);
 }
 
-/* A sanitizer is slow: it sees three ways to compile. */
+/* A sanitizer is slow, so it runs three ways to compile. */
 static bool takes_part(int variant) {
   return !gpu_small() || variants[variant].launch == divergent_launch_o3 ||
          variants[variant].launch == divergent_launch_rdc || variants[variant].launch == divergent_launch_checked;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* A device heap at its ends: full and recovered, grown between kernels, trimmed, reset, misused. */
+/* A device heap at its limits: full and empty again, grown between kernels, trimmed, reset, misused. */
 #include "gpu_heap_util.h"
 
 /* ---- Full -------------------------------------------------------------------------------------------------------- */
 
-/* Fills the heap with more requests than it can serve, empties it, and does so again: every time as much must fit. */
+/* Fills the heap with more requests than it can serve, empties it, and repeats that.  As much must fit each time. */
 static void fills_and_recovers(size_t heap_bytes, unsigned low, unsigned high, double least_share) {
   struct gpu_heap heap = gpu_heap_of(heap_bytes);
   double mean = (low + (double)high) / 2;

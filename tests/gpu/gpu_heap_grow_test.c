@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* Device heaps that grow under the kernel that runs out of memory, from pools that have it and from pools that have to
- * get it. */
+/* Device heaps that grow under the kernel that runs out of memory, from pools that have memory and from pools that
+ * first have to get some. */
 #include <time.h>
 
 #include "gpu_heap_util.h"
 
-/* Where the memory of a heap comes from when it grows. */
+/* Where a heap that grows gets memory. */
 struct origin {
   const char *name;
   MAM_Source source;
-  size_t chunk_bytes; /* 0: room for everything at once */
+  size_t chunk_bytes; /* 0: one chunk for everything */
 };
 
 static const struct origin origins[] = {{"a pool that has it", MAM_SOURCE_DEVICE, 0},
@@ -21,8 +21,8 @@ static struct gpu_heap grower_new(const struct origin *origin, size_t bytes, siz
   struct gpu_heap heap = {0};
   MAM_PoolOptions pool_options = MAM_POOL_OPTIONS_INIT;
   MAM_HeapOptions options = MAM_HEAP_OPTIONS_INIT;
-  /* compute-sanitizer knows what memory there was when a kernel was launched, and calls the rest invalid, though
-   * "inside" an allocation: in its runs all pools have the memory before. */
+  /* compute-sanitizer treats memory that did not exist at a kernel's launch as invalid.  So in its runs the pools have
+   * all memory from the beginning. */
   if (gpu_small())
     origin = &origins[0];
   pool_options.source = origin->source;
@@ -42,7 +42,7 @@ static double now_ms(void) {
   return (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6;
 }
 
-/* One kernel asks for so much that the heap has to become times as large; all of it is served and keeps its data. */
+/* One kernel needs a multiple of the heap's size.  All its requests are served and keep their data. */
 static void kernel_is_served(const struct origin *origin, unsigned low, unsigned high, unsigned times) {
   struct gpu_heap heap = grower_new(origin, 4 * MIB, 2 * times * 4 * MIB);
   struct gpu_heap_tally *tally = gpu_heap_tally_new();
@@ -97,8 +97,8 @@ START_TEST(request_larger_than_the_heap_is_served) {
 }
 END_TEST
 
-/* At the limit requests fail, and from then on at once: a kernel of refused requests is no slower than one of a heap
- * that never grows would be allowed to be. */
+/* At the limit requests fail, and further ones fail at once: the kernel is not slower than in a heap that cannot
+ * grow. */
 START_TEST(growth_stops_at_its_limit_and_the_heap_answers) {
   struct gpu_heap heap = grower_new(&origins[0], 4 * MIB, 12 * MIB);
   struct gpu_heap_tally *tally = gpu_heap_tally_new();
@@ -117,7 +117,7 @@ START_TEST(growth_stops_at_its_limit_and_the_heap_answers) {
 }
 END_TEST
 
-/* What a trim gives back can be grown by again. */
+/* After a trim the heap can grow by as much again. */
 START_TEST(heap_grows_again_after_a_trim) {
   struct gpu_heap heap = grower_new(&origins[1], 4 * MIB, 16 * MIB);
   struct gpu_heap_tally *tally = gpu_heap_tally_new();
@@ -141,7 +141,7 @@ START_TEST(heap_grows_again_after_a_trim) {
 }
 END_TEST
 
-/* Kernels of several streams run out together, while the host looks into the heap. */
+/* Kernels of several streams run out of memory together, while the host looks into the heap. */
 START_TEST(streams_run_out_together) {
   enum { STREAMS = 4 };
   struct gpu_heap heap = grower_new(&origins[2], 4 * MIB, 256 * MIB);
@@ -175,14 +175,14 @@ START_TEST(streams_run_out_together) {
 }
 END_TEST
 
-/* The pool's memory is all there again, whether the kernel grew the heap or not. */
+/* The pool gets all its memory back, whether a kernel grew the heap or not. */
 START_TEST(heaps_that_grow_come_and_go) {
   MAM_PoolOptions pool_options = MAM_POOL_OPTIONS_INIT;
   MAM_HeapOptions options = MAM_HEAP_OPTIONS_INIT;
   pool_options.chunk_bytes = 128 * MIB;
   options.bytes = options.grow_bytes = MIB;
   options.limit_bytes = 64 * MIB;
-  if (gpu_small()) /* under compute-sanitizer, where what the kernel does between takes longer than its patience */
+  if (gpu_small()) /* compute-sanitizer makes kernels slower than the usual patience */
     options.wait_ms = 5000;
   MAM_Pool pool = gpu_pool_new(&pool_options);
   struct gpu_heap_tally *tally = gpu_heap_tally_new();

@@ -23,7 +23,7 @@ static __device__ void block_write(unsigned long long block, unsigned bytes, uin
     ((uint8_t *)block)[i] = gpu_pattern_byte(seed, i);
 }
 
-/* How many bytes are not the pattern's.  Volatile: what is in memory, not what a cache remembers. */
+/* How many bytes differ from the pattern.  Volatile, so that memory is read and not a cache. */
 static __device__ unsigned block_changes(unsigned long long block, unsigned bytes, uint32_t seed) {
   unsigned changes = 0;
   for (unsigned i = 0; i < bytes / 4; i++) {
@@ -40,7 +40,7 @@ static __device__ uint32_t seed_of(const struct gpu_heap_traffic &traffic, unsig
   return traffic.seed * 0x01000193u + request;
 }
 
-/* A request and everything that its answer says of itself. */
+/* Makes a request and counts everything that its answer says. */
 static __device__ unsigned long long ask(mam_device_heap heap, unsigned long long bytes, struct gpu_heap_tally *tally) {
   mam_heap_status why = MAM_HEAP_BAD;
   void *block = mam_malloc_why(heap, bytes, &why);
@@ -54,7 +54,7 @@ static __device__ unsigned long long ask(mam_device_heap heap, unsigned long lon
 
 /* ---- Many blocks ------------------------------------------------------------------------------------------------- */
 
-/* Whether this thread asks for itself.  Lanes of a warp differ where the traffic says so. */
+/* Whether this thread makes a request itself.  The lanes of a warp may differ. */
 static __device__ bool asks(const struct gpu_heap_traffic &traffic, unsigned request) {
   unsigned warp_mask = (request / 32 + traffic.seed) * 0x9E3779B1u | 1u << (request / 32 % 32);
   if (traffic.lanes == GPU_HEAP_IN_TILES)
@@ -123,7 +123,7 @@ static __global__ void churn_kernel(mam_device_heap heap, struct gpu_heap_traffi
     }
     blocks[place] = 0;
     requests[place] = request;
-    /* Threads differ in which rounds they sit out, so that warps are rarely whole. */
+    /* Each thread skips other rounds, so that warps are rarely whole. */
     if (round >= rounds || (request * 0x9E3779B1u >> 20) % 4 == 0)
       continue;
     blocks[place] = ask(heap, gpu_heap_bytes(&traffic, request), tally);
@@ -134,7 +134,7 @@ static __global__ void churn_kernel(mam_device_heap heap, struct gpu_heap_traffi
 
 /* ---- Blocks that change hands in one kernel ---------------------------------------------------------------------- */
 
-/* A block that travels says in its first words what it is. */
+/* The first words of a block that goes to another thread have its size and seed. */
 static __device__ void parcel_write(unsigned long long block, unsigned bytes, uint32_t seed) {
   block_write(block + 8, bytes - 8, seed);
   ((volatile unsigned *)block)[0] = bytes;

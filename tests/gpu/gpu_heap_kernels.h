@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * The kernels of the tests of device heaps, behind host functions: they allocate, write a pattern through every byte,
- * look at it again, free.
+ * The kernels of the tests of device heaps, behind host functions: they allocate, write a pattern to every byte, check
+ * it, free.
  *
  * Each function enqueues on the stream given and returns cudaGetLastError() after the launch.  slots has a place for
- * each request: the block's address, 0 for none.  The bytes of a request depend on the request and the traffic alone,
- * so that whoever checks or frees a block knows them.  tally is counted up, never cleared.  Knows nothing of Check.
+ * each request: the block's address, 0 for none.  The bytes of a request depend only on the request and the traffic, so
+ * that any thread that checks or frees a block knows them.  Kernels add to tally and never clear it.  This file knows
+ * nothing of Check.
  */
 #ifndef MAM_TESTS_GPU_HEAP_KERNELS_H
 #define MAM_TESTS_GPU_HEAP_KERNELS_H
@@ -20,12 +21,12 @@
 
 enum { GPU_HEAP_STATUSES = 5 };
 
-/* What kernels saw. */
+/* What kernels counted. */
 struct gpu_heap_tally {
   unsigned long long served, refused[GPU_HEAP_STATUSES]; /* requests, by what mam_malloc_why said */
-  unsigned long long misaligned, too_small;              /* blocks: by their address, by mam_malloc_size */
-  unsigned long long contradictions; /* a block with a status that is not MAM_HEAP_OK, or no block with it */
-  unsigned long long changed_bytes;  /* that were not as their owner left them */
+  unsigned long long misaligned, too_small;              /* blocks whose address, or whose mam_malloc_size, is wrong */
+  unsigned long long contradictions; /* a block although the status is not MAM_HEAP_OK, or the reverse */
+  unsigned long long changed_bytes;  /* that differ from the pattern */
   unsigned long long freed;
 };
 
@@ -51,7 +52,7 @@ struct gpu_heap_traffic {
 #define GPU_HEAP_FUNCTION static inline
 #endif
 
-/* The bytes of a request; each request of consecutive low + i where the range is as long as the requests are many. */
+/* The bytes of a request.  Where there are as many requests as sizes, they are low + i for request i. */
 GPU_HEAP_FUNCTION unsigned gpu_heap_bytes(const struct gpu_heap_traffic *traffic, unsigned request) {
   unsigned range = traffic->high - traffic->low + 1;
   if (range >= traffic->count)
@@ -63,7 +64,7 @@ GPU_HEAP_FUNCTION unsigned gpu_heap_bytes(const struct gpu_heap_traffic *traffic
 extern "C" {
 #endif
 
-/* Allocates a block for each request that has a slot of 0 and writes its pattern. */
+/* Allocates a block for each request whose slot is 0, and writes its pattern. */
 cudaError_t gpu_heap_allocate(mam_device_heap heap, struct gpu_heap_traffic traffic, unsigned long long *slots,
                               struct gpu_heap_tally *tally, cudaStream_t stream);
 
@@ -71,18 +72,18 @@ cudaError_t gpu_heap_allocate(mam_device_heap heap, struct gpu_heap_traffic traf
 cudaError_t gpu_heap_check(struct gpu_heap_traffic traffic, const unsigned long long *slots,
                            struct gpu_heap_tally *tally, cudaStream_t stream);
 
-/* Frees blocks and clears their slots: the thread frees the block of the request that is shift further on, in steps of
- * step; only those whose place is a multiple of step, from first. */
+/* Frees blocks and clears their slots.  A thread frees the block shift places after its own.  Only every step-th place
+ * takes part, from first on. */
 cudaError_t gpu_heap_release(mam_device_heap heap, struct gpu_heap_traffic traffic, unsigned shift, unsigned first,
                              unsigned step, unsigned long long *slots, struct gpu_heap_tally *tally,
                              cudaStream_t stream);
 
-/* Threads that each allocate, check and free blocks of their own, rounds times, and have none at the end. */
+/* Each thread allocates, checks and frees blocks of its own, rounds times, and has none at the end. */
 cudaError_t gpu_heap_churn(mam_device_heap heap, struct gpu_heap_traffic traffic, unsigned rounds,
                            struct gpu_heap_tally *tally, cudaStream_t stream);
 
-/* Threads that leave each block in a slot which other threads of all warps take blocks from, check and free, rounds
- * times.  Blocks have at least 16 bytes.  What is left in the slots stays there: gpu_heap_drain. */
+/* Each thread leaves its block in a slot, from which threads of all warps take blocks, check and free them, rounds
+ * times. Blocks have at least 16 bytes.  gpu_heap_drain frees what stays in the slots. */
 cudaError_t gpu_heap_exchange(mam_device_heap heap, struct gpu_heap_traffic traffic, unsigned rounds,
                               unsigned long long *slots, struct gpu_heap_tally *tally, cudaStream_t stream);
 cudaError_t gpu_heap_drain(mam_device_heap heap, struct gpu_heap_traffic traffic, unsigned long long *slots,
@@ -91,7 +92,8 @@ cudaError_t gpu_heap_drain(mam_device_heap heap, struct gpu_heap_traffic traffic
 /* One thread frees that address, whatever it is. */
 cudaError_t gpu_heap_free_address(mam_device_heap heap, unsigned long long address, cudaStream_t stream);
 
-/* One thread asks for so many bytes and writes the answer to the tally and the block, if there is one, to *slot. */
+/* One thread makes a request of so many bytes.  The answer goes to the tally, and the block, if there is one, to
+ * *slot. */
 cudaError_t gpu_heap_ask(mam_device_heap heap, unsigned long long bytes, unsigned long long *slot,
                          struct gpu_heap_tally *tally, cudaStream_t stream);
 

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * A device heap takes calls however they come: lanes that diverged, parts of warps, tiles of cooperative groups,
- * several kernels and streams at once; and a block may be freed by another thread, warp, kernel or stream than
- * allocated it.
+ * A device heap serves calls from lanes in any order: lanes that diverged, parts of warps, tiles of cooperative groups,
+ * several kernels and streams at once.  Another thread, warp, kernel or stream may free a block.
  */
 #include "gpu_heap_util.h"
 
@@ -10,7 +9,7 @@ enum { STREAMS = 6 };
 
 static unsigned scaled(unsigned count) { return gpu_small() ? count / 32 + 33 : count; }
 
-/* Requests of those lanes, their blocks looked at and freed by others. */
+/* These lanes make requests; other threads check and free the blocks. */
 static void lanes_are_served(enum gpu_heap_lanes lanes, unsigned low, unsigned high) {
   struct gpu_heap heap = gpu_heap_of(256 * MIB);
   struct gpu_heap_traffic traffic = {.count = scaled(50000), .low = low, .high = high, .lanes = lanes};
@@ -20,7 +19,7 @@ static void lanes_are_served(enum gpu_heap_lanes lanes, unsigned low, unsigned h
     traffic.seed = round;
     GPU_OK(gpu_heap_allocate(heap.handle, traffic, slots, tally, NULL));
     GPU_OK(gpu_heap_check(traffic, slots, tally, NULL));
-    /* 1, 33, 65 places on: another lane of the same warp, and other warps. */
+    /* 1, 33 or 65 places on: another lane of the same warp, or another warp */
     GPU_OK(gpu_heap_release(heap.handle, traffic, 1 + 32 * round, 0, 1, slots, tally, NULL));
     gpu_heap_sound(tally);
     ck_assert_uint_eq(gpu_heap_refused(tally), 0);

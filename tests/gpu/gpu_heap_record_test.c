@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* What the host learns of blocks that were allocated with records, and of the pool that they are in. */
+/* What the host knows of blocks that were allocated with records, and of their pool. */
 #include "gpu_heap_util.h"
 #include "gpu_record_kernels.h"
 
@@ -41,7 +41,7 @@ START_TEST(list_names_sites_and_sizes) {
 }
 END_TEST
 
-/* The same kernels in a heap that has no records: nothing is set aside, nothing is known. */
+/* The same kernels in a heap without records: it sets nothing aside and knows nothing of its blocks. */
 START_TEST(heap_without_records_has_none) {
   struct gpu_heap heap = gpu_heap_of(32 * MIB);
   void **blocks = gpu_heap_array(THREADS * sizeof *blocks);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* Kernels whose malloc, free, new and delete are a device heap's without their knowing; and aligned blocks. */
+/* Kernels whose malloc, free, new and delete are replaced by a device heap's; and aligned blocks. */
 #include <stdio.h>
 #include <unistd.h>
 
@@ -8,7 +8,7 @@
 
 enum { THREADS = 256, LENGTH = 100 };
 
-/* How often text is in what the process writes to its standard output while work runs. */
+/* How often the process writes this text to its standard output while work runs. */
 static unsigned told(const char *text, void (*work)(void)) {
   char line[512];
   unsigned count = 0;
@@ -36,7 +36,7 @@ static void ask_without_a_heap(void) {
   GPU_OK(cudaDeviceSynchronize());
 }
 
-/* The first test: a file says it once. */
+/* This test comes first: each file says it once. */
 START_TEST(a_forgotten_heap_is_told_once) {
   replace_blocks = gpu_heap_array(GPU_REPLACE_PART_BLOCKS * THREADS * sizeof *replace_blocks);
   memset(replace_blocks, 1, GPU_REPLACE_PART_BLOCKS * THREADS * sizeof *replace_blocks);
@@ -178,7 +178,7 @@ static int blocks_compare(const void *one, const void *other) {
   return (a > b) - (a < b);
 }
 
-/* How many of count blocks there are: multiples of alignment, and apart by bytes. */
+/* How many of count blocks exist, are multiples of alignment, and lie at least bytes apart. */
 static unsigned aligned_check(void *const *blocks, unsigned count, size_t alignment, size_t bytes) {
   void **sorted = malloc(count * sizeof *sorted);
   unsigned got = 0;
@@ -211,8 +211,8 @@ START_TEST(aligned_blocks_are_aligned) {
 }
 END_TEST
 
-/* Chunks of 80 bytes fill it, of which every seventh is free: a request of 64 bytes that finds nothing else gets these,
- * and of them only every fourth is a multiple of 64. */
+/* Chunks of 80 bytes fill the heap, and every seventh is free.  A request of 64 bytes finds nothing else, and only
+ * every fourth of these chunks is a multiple of 64. */
 START_TEST(a_full_heap_serves_aligned_blocks_or_none) {
   enum { MANY = 1 << 17 };
   struct gpu_heap heap = gpu_heap_of(8 * MIB);

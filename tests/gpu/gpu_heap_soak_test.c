@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
  * Everything at once on one heap, for a time: several streams of kernels that allocate, check, exchange and free, sizes
- * that change from round to round, a heap that is now roomy and now full; among them, kernels whose lanes part.  It
+ * that change from round to round, a heap that is sometimes roomy and sometimes full, and kernels whose lanes part.  It
  * lasts 3 seconds, or MAM_TEST_SOAK_S.
  */
 #include "gpu_heap_divergent_kernels.h"
@@ -26,7 +26,7 @@ static struct gpu_heap_traffic traffic_of(uint64_t *state) {
   return traffic;
 }
 
-/* One round of a stream: all it allocates it frees, whatever was refused. */
+/* One round of a stream.  It frees all that it allocates. */
 static void round_start(const struct gpu_heap *heap, struct gpu_heap_traffic traffic, unsigned long long *slots,
                         struct gpu_heap_tally *tally, cudaStream_t stream, uint64_t *state) {
   GPU_OK(gpu_heap_allocate(heap->handle, traffic, slots, tally, stream));
@@ -50,13 +50,13 @@ static struct divergent_job divergent_new(const struct gpu_heap *heap) {
   return job;
 }
 
-/* Not every GPU has clusters, and a grid with barriers would wait for the other streams. */
+/* Some GPUs have no clusters, and a grid with barriers would wait for the other streams. */
 static enum divergent_case divergent_which(uint64_t *state) {
   enum divergent_case which = (enum divergent_case)(gpu_random(state) % DIVERGENT_POINTERS);
   return which == DIVERGENT_CLUSTER || which == DIVERGENT_GRID ? DIVERGENT_COALESCED : which;
 }
 
-/* One kernel on that stream, with its own part of the mail; the heap is both heaps where it asks for two. */
+/* Starts one kernel on the stream, with its own part of the mail.  A case with two heaps gets this heap twice. */
 static void divergent_start(const struct gpu_heap *heap, struct divergent_job job, unsigned stream_number,
                             cudaStream_t stream, uint64_t *state) {
   static const unsigned highs[] = {16, 48, 64, 300, 512, 3000, 4096};
@@ -71,7 +71,7 @@ static void divergent_start(const struct gpu_heap *heap, struct divergent_job jo
   GPU_OK(divergent_launch_o3(which, heap->handle, job, heap->handle, job, stream));
 }
 
-/* All that they allocated they have freed; nothing was another's, or not in the heap. */
+/* The kernels have freed all that they allocated, and no block was another thread's or outside the heap. */
 static void divergent_sound(const struct divergent_tally *tally) {
   ck_assert_msg(tally->wild == 0, "%llu of %llu pointers are not in the heap; one is %#llx", tally->wild, tally->served,
                 tally->first_wild);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
  * What the GPU tests of device heaps share: a heap with its pool, slots and a tally that host and kernels see, and the
- * questions that every test ends with.  All of it ends with its test.
+ * checks at the end of each test.  All of it ends with its test.
  */
 #ifndef MAM_TESTS_GPU_HEAP_UTIL_H
 #define MAM_TESTS_GPU_HEAP_UTIL_H
@@ -31,7 +31,7 @@ static inline void gpu_heap_create(struct gpu_heap *heap, const MAM_HeapOptions 
   MAM_OK(MAM_HeapHandle(heap->heap, &heap->handle));
 }
 
-/* The pool has room for limit_bytes of heap, or bytes without a limit, and somewhat more. */
+/* Makes a pool with room for limit_bytes of heap, or for bytes if there is no limit, and for somewhat more. */
 static inline struct gpu_heap gpu_heap_new(const MAM_HeapOptions *options) {
   struct gpu_heap heap = {0};
   MAM_PoolOptions pool_options = MAM_POOL_OPTIONS_INIT;
@@ -71,7 +71,7 @@ static inline unsigned long long gpu_heap_refused(const struct gpu_heap_tally *t
   return refused;
 }
 
-/* Waits for the GPU, and fails on anything that no heap may do, whatever the traffic. */
+/* Waits for the GPU, and fails on anything that is wrong whatever the traffic. */
 static inline void gpu_heap_sound(const struct gpu_heap_tally *tally) {
   GPU_OK(cudaDeviceSynchronize());
   ck_assert_uint_eq(tally->misaligned, 0);

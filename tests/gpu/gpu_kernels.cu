@@ -2,15 +2,15 @@
 #include "gpu_kernels.h"
 
 static const unsigned threads_per_block = 256;
-static const size_t blocks_at_most = 1024; /* every loop strides over the grid, so more would only be more to launch */
+static const size_t blocks_at_most = 1024; /* loops stride over the grid, so more blocks only cost launch time */
 
-/* How many thread blocks suit bytes, at a word for each thread. */
+/* How many thread blocks bytes need, with a word for each thread. */
 static unsigned grid_for(size_t bytes) {
   size_t blocks = bytes / 4 / threads_per_block + 1;
   return (unsigned)(blocks < blocks_at_most ? blocks : blocks_at_most);
 }
 
-/* Whole words by all threads, the up to three bytes after them by the first. */
+/* All threads write whole words; the first one writes the last one to three bytes. */
 static __device__ void pattern_write(uint8_t *block, size_t bytes, uint32_t seed, size_t thread, size_t threads) {
   uint32_t *words = (uint32_t *)block;
   for (size_t i = thread; i < bytes / 4; i += threads)
@@ -60,8 +60,8 @@ static __device__ uint64_t now_ns(void) {
   return now;
 }
 
-/* Two clocks bound the wait, so that it ends even if one stood still: wall time, and 4000 cycles a microsecond, more
- * than any such GPU counts in one. */
+/* Two clocks limit the wait, so that it ends even if one stands still: wall time, and 4000 cycles a microsecond, which
+ * is more than any such GPU has. */
 static __device__ void spin(const volatile uint32_t *stop, uint64_t limit_us) {
   uint64_t start_ns = now_ns(), limit_ns = limit_us * 1000;
   long long start_cycles = clock64(), limit_cycles = (long long)limit_us * 4000;
@@ -77,8 +77,8 @@ static __global__ void spin_then_fill_kernel(const volatile uint32_t *stop, unsi
   pattern_write(block, bytes, seed, threadIdx.x, blockDim.x);
 }
 
-/* How many of this thread's bytes are not the pattern.  Volatile: each read goes to memory, neither to a register nor
- * to a cache of this multiprocessor, which would not show what others wrote. */
+/* How many of this thread's bytes differ from the pattern.  Volatile, so that memory is read: a register, or a cache of
+ * this multiprocessor, does not show what others wrote. */
 static __device__ unsigned pattern_faults(const uint8_t *block, size_t bytes, uint32_t seed) {
   const volatile uint32_t *words = (const volatile uint32_t *)block;
   unsigned faults = 0;
@@ -93,7 +93,7 @@ static __device__ unsigned pattern_faults(const uint8_t *block, size_t bytes, ui
 static __global__ void hold_kernel(const volatile uint32_t *stop, unsigned hold_us, uint8_t *block, size_t bytes,
                                    uint32_t seed, struct gpu_tally *tally) {
   pattern_write(block, bytes, seed, threadIdx.x, blockDim.x);
-  __threadfence(); /* what was written is in memory before the wait, so that a later writer is not overwritten */
+  __threadfence(); /* the pattern is in memory before the wait, so that it does not overwrite a later writer's */
   __syncthreads();
   if (threadIdx.x == 0)
     spin(stop, hold_us);
@@ -101,13 +101,13 @@ static __global__ void hold_kernel(const volatile uint32_t *stop, unsigned hold_
   unsigned faults = pattern_faults(block, bytes, seed);
   if (faults != 0)
     atomicAdd((unsigned long long *)&tally->faults, (unsigned long long)faults);
-  __threadfence_system(); /* the faults are seen before the end is */
+  __threadfence_system(); /* the host sees the faults before it sees the end */
   __syncthreads();
   if (threadIdx.x == 0)
     atomicAdd((unsigned long long *)&tally->finished, 1ull);
 }
 
-/* Asking for a kernel's attributes loads it. */
+/* A question about a kernel's attributes loads it. */
 static cudaError_t load(const void *kernel) {
   cudaFuncAttributes attributes;
   return cudaFuncGetAttributes(&attributes, kernel);

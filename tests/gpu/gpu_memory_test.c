@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
  * How much memory a default pool holds beside what its program needs, on a GPU: after loops, and when it has been calm
- * for a while.  The library reads its environment once in a process, so the program runs itself for each source.
+ * for a while.  The library reads its environment once in a process, so the program runs itself once for each source.
  */
 #include <spawn.h>
 #include <sys/wait.h>
@@ -17,7 +17,7 @@ static size_t held(void) { return gpu_pool_info(NULL).reserved_bytes; }
 
 static size_t spare_of(size_t size) { return 4 * size > 256 * MIB ? 4 * size : 256 * MIB; }
 
-/* Errors are looked at afterwards: Check takes half a microsecond for each thing that it is told. */
+/* The errors are checked at the end: Check takes half a microsecond for each check. */
 static void pairs(size_t size, unsigned count) {
   unsigned failed = 0;
   for (unsigned i = 0; i < count; i++) {
@@ -42,7 +42,7 @@ START_TEST(loop_of_pairs_holds_four_blocks_or_256_mib) {
 }
 END_TEST
 
-/* What the pool holds when it has been left alone until that is at most so much; or after CALM_MS. */
+/* What the pool holds, once nothing has used it until that is at most so much, or for CALM_MS. */
 static size_t held_after_a_while(size_t most) {
   double start_ms = gpu_now_ms();
   while (held() > most && gpu_now_ms() - start_ms < CALM_MS)
@@ -60,7 +60,7 @@ START_TEST(calm_pool_gives_back) {
     MAM_OK(MAM_CudaFree(blocks[i]));
   ck_assert_uint_le(held_after_a_while(512 * MIB), 512 * MIB);
   uint64_t *mismatches = gpu_counter_new();
-  GPU_OK(gpu_fill(blocks[0], 100 * MIB, 7, 0)); /* it is still there */
+  GPU_OK(gpu_fill(blocks[0], 100 * MIB, 7, 0)); /* the block is still whole */
   GPU_OK(gpu_check(blocks[0], 100 * MIB, 7, mismatches, 0));
   GPU_OK(cudaDeviceSynchronize());
   ck_assert_uint_eq(*mismatches, 0);
@@ -69,7 +69,7 @@ START_TEST(calm_pool_gives_back) {
 }
 END_TEST
 
-/* Nothing is taken from a kernel, and nobody waits for it. */
+/* The reaper takes no memory that a kernel uses, and no call waits for the kernel. */
 START_TEST(calm_pool_leaves_a_running_kernel_alone) {
   void *block = NULL;
   volatile uint32_t *stop = (volatile uint32_t *)gpu_counter_new();
@@ -96,7 +96,7 @@ static Suite *memory_suite(const char *source) {
   return suite;
 }
 
-/* This program in a process of its own, for a source; whether its tests passed. */
+/* Runs this program in a process of its own, for a source.  Whether its tests passed. */
 static bool run_for(const char *program, const char *source) {
   char *arguments[] = {(char *)(uintptr_t)program, (char *)(uintptr_t)source, NULL};
   pid_t child;

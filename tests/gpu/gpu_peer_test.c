@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Blocks beside those of cudaMalloc on a machine with two GPUs that can reach each other: what kernels of the peer and
- * copies between the two find there, and what the driver says of a block.
+ * Blocks of the library against those of cudaMalloc on a machine with two GPUs that can reach each other: what kernels
+ * of the peer and copies between the two see there, and what the driver says about a block.
  *
- * The library reads its environment once in a process, so the program runs itself for each source of default pools,
- * and for cudaMalloc, which answers for what is to be expected.
+ * The library reads its environment once in a process.  So the program runs itself for each source of default pools,
+ * and for cudaMalloc, which shows what to expect.
  */
 #include <spawn.h>
 #include <sys/wait.h>
@@ -17,7 +17,7 @@ extern char **environ;
 static const size_t sizes[] = {1000, 100 << 10, 3 << 20, 64 << 20, 300 << 20};
 enum { SIZES = sizeof sizes / sizeof sizes[0] };
 
-static bool by_cuda, mapped; /* blocks are cudaMalloc's; they are mapped memory */
+static bool by_cuda, mapped; /* blocks come from cudaMalloc; blocks are mapped memory */
 
 static void *block_new(int device, size_t bytes) {
   void *block = NULL;
@@ -51,7 +51,7 @@ static void both_set(bool on) {
   access_set(1, 0, on);
 }
 
-/* A kernel of the device looks for the pattern in the block. */
+/* A kernel of the device checks the block's pattern. */
 static void assert_pattern(int device, const void *block, size_t bytes, uint32_t seed) {
   uint64_t *mismatches = gpu_counter_new();
   GPU_OK(cudaSetDevice(device));
@@ -158,7 +158,7 @@ START_TEST(range_of_the_driver_covers_the_block) {
     DRIVER_OK(ask(&base, &bytes, address));
     printf("%zu bytes: range begins %llu before, %zu bytes\n", sizes[i], (unsigned long long)(address - base), bytes);
     ck_assert_uint_le(base, address);
-    if (!mapped) /* mam(7) says so */
+    if (!mapped) /* as mam(7) says */
       ck_assert_uint_ge(base + bytes, address + sizes[i]);
     block_free(0, block);
   }
@@ -183,7 +183,7 @@ START_TEST(rdma_and_ipc_are_as_the_manual_says) {
   else
     ck_assert_int_eq(ipc, cudaSuccess);
   ck_assert_int_eq(set(&on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, (CUdeviceptr)(uintptr_t)block),
-                   mapped ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS); /* mam(7) says so */
+                   mapped ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS); /* as mam(7) says */
   block_free(0, block);
   GPU_OK(cudaFree(plain));
 }
@@ -191,7 +191,7 @@ END_TEST
 
 /* ---- The program ---- */
 
-/* The current device's environment ends with gpu_test_end, the other one's here. */
+/* Ends the other device's environment; gpu_test_end ends the current device's. */
 static void both_end(void) {
   for (int device = 1; device >= 0; device--) {
     (void)cudaSetDevice(device);
@@ -218,7 +218,7 @@ static Suite *peer_suite(const char *source) {
   return suite;
 }
 
-/* This program in a process of its own, for a source; whether its tests passed. */
+/* Runs this program in a process of its own, for a source.  Whether its tests passed. */
 static bool run_for(const char *program, const char *source) {
   char *arguments[] = {(char *)(uintptr_t)program, (char *)(uintptr_t)source, NULL};
   pid_t child;

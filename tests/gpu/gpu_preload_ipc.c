@@ -19,12 +19,12 @@ static const size_t block_bytes[] = {1000, 32768, 100000, 2 * MIB, 3 * MIB + 100
 
 struct export {
   size_t bytes, distance;
-  int byte; /* what the importer finds there */
+  int byte; /* what the importer should find there */
   unsigned char handle[DOOR_HANDLE_BYTES];
 };
 
-/* What goes over the pipe: a block, in which the importer writes, and one that it holds open meanwhile.  Bytes of 0 end
- * the conversation. */
+/* What goes through the pipe: a block in which the importer writes, and another one that the importer keeps open
+ * meanwhile. Bytes of 0 end the conversation. */
 struct message {
   struct export block, other;
   int new_byte; /* what the importer writes */
@@ -85,7 +85,7 @@ static void message_receive(void *message, size_t bytes) {
 
 /* ---- The exporter ------------------------------------------------------------------------------------------------ */
 
-/* Of the pages that the block lies in: a descriptor is one of whole pages. */
+/* Asks for a descriptor of the whole pages that the block lies in. */
 static void dma_buf_ask(const char *what, const unsigned char *block, size_t bytes) {
   unsigned long long page = (unsigned long long)sysconf(_SC_PAGESIZE);
   unsigned long long begin = (uintptr_t)block / page * page, end = ((uintptr_t)block + bytes + page - 1) / page * page;
@@ -98,7 +98,7 @@ static void dma_buf_ask(const char *what, const unsigned char *block, size_t byt
     (void)close(descriptor);
 }
 
-/* What another process needs to find the bytes from block + inside on. */
+/* Fills in what another process needs to find the bytes from block + inside on. */
 static bool export_describe(const char *what, unsigned char *block, size_t bytes, size_t inside, int byte,
                             struct export *export) {
   const unsigned char *base = NULL;
@@ -110,7 +110,7 @@ static bool export_describe(const char *what, unsigned char *block, size_t bytes
   return handle == 0 && range == 0;
 }
 
-/* A handle may be refused there, which is one answer and no wrong bytes. */
+/* A refused handle is an answer, too: no bytes are wrong. */
 static void block_export(const char *what, unsigned char *block, const struct export *other, size_t bytes,
                          size_t inside, int byte) {
   struct message message = {.other = *other, .new_byte = byte + 100};
@@ -131,7 +131,7 @@ static void block_export(const char *what, unsigned char *block, const struct ex
     tell(what, "what it did not: %s", yes(holds(block, byte, inside)));
 }
 
-/* The block in the middle of three is exported, so that wrong bytes would be a neighbour's. */
+/* Exports the middle one of three blocks, so that wrong bytes would show as a neighbour's. */
 static void three_export(size_t bytes, int byte) {
   unsigned char *blocks[3];
   struct export other;
@@ -186,7 +186,7 @@ static struct reply block_import(const struct message *message) {
   return reply;
 }
 
-/* Blocks of its own come and go, so that an address of the other process may be one here too. */
+/* The importer's own blocks come and go, so that an address of the exporter may be one of its own. */
 static void run_import(void) {
   struct message message;
   for (message_receive(&message, sizeof message); message.block.bytes > 0; message_receive(&message, sizeof message)) {

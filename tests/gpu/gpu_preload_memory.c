@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* Questions about allocation: sizes, wrong frees, pitch, what is free, attributes, running out, other memory. */
+/* Questions about allocation: sizes, wrong frees, pitch, free memory, attributes, lack of memory, other kinds of
+ * memory. */
 #include <cuda.h>
 
 #include "gpu_preload.h"
@@ -150,7 +151,7 @@ static size_t free_now(void) {
   return free_bytes;
 }
 
-/* Whether what is free fell by bytes, as far as the driver itself is exact: it takes 2 MiB at a time. */
+/* Whether free memory fell by bytes.  The driver itself takes 2 MiB at a time. */
 static const char *fell(size_t before, size_t after, size_t bytes) {
   return yes(after + bytes <= before + 2 * MIB && before <= after + bytes + 4 * MIB);
 }
@@ -176,7 +177,7 @@ static void memory_small(void) {
   tell("2000 of 32 KiB", "came back: %s", fell(before, free_now(), 0));
 }
 
-/* What is said to be free can be had. */
+/* The memory that is said to be free can be allocated. */
 static void memory(void) {
   size_t free_bytes = 0, total_bytes = 0;
   NEED(door_memory(&free_bytes, &total_bytes));
@@ -213,7 +214,7 @@ static void out_of_memory(void) {
 
 /* ---- Attributes -------------------------------------------------------------------------------------------------- */
 
-/* Attributes whose value is a number that both ways must say. */
+/* Attributes whose value has to be the same number with and without mam-run. */
 static const struct {
   CUpointer_attribute attribute;
   const char *name;
@@ -262,7 +263,7 @@ static void attributes_of(const char *kind, unsigned char *block, size_t inside)
   tell(kind, "mapping %d, holds it: %s", error, yes(mapping <= (uintptr_t)block && (uintptr_t)block < mapping + bytes));
 }
 
-/* Every block has a buffer id of its own, also one that comes to lie where another was. */
+/* Every block has a buffer id of its own, also where another block was before. */
 static void buffer_ids(unsigned char *first, size_t inside, unsigned char *second) {
   int error = 0, other = 0;
   unsigned long long base = attribute_of(first, CU_POINTER_ATTRIBUTE_BUFFER_ID, &error);

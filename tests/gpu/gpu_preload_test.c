@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
  * usage: gpu_preload_test [CASE]...      all cases but those of the end, or these
- * The cases of the end, "exit" and "late-thread", have the process's end as their subject and are run alone.
+ * The cases of the end, "exit" and "late-thread", are about the end of the process and are run alone.
  * Exits with 0 if all was asked, whatever the answers; 77 without a GPU.
  */
 #include <signal.h>
@@ -20,7 +20,7 @@ void tell(const char *what, const char *format, ...) {
   (void)vprintf(format, arguments);
   (void)putchar('\n');
   va_end(arguments);
-  (void)fflush(stdout); /* an answer outlives a crash that the next question brings */
+  (void)fflush(stdout); /* so that the answer is out if the next question crashes */
 }
 
 bool block_holds(const void *block, int byte, size_t bytes) {

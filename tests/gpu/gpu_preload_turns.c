@@ -43,7 +43,7 @@ static void begin(void) {
     exit(SKIP);
 }
 
-/* Blocks of 256 MiB, in all so many MiB.  What the first failing allocation answers. */
+/* Allocates blocks of 256 MiB up to so many MiB, and frees them.  Returns the first error. */
 static int fill_and_empty(size_t mib) {
   static unsigned long long blocks[BLOCKS_MOST];
   size_t left = mib;

@@ -21,7 +21,7 @@ mib=$((free_mib * 85 / 100))
 for i in 0 1 2; do
   mkfifo "$work/$i" || exit 99
 done
-# Each holds its ring's two places open for both directions, so that nobody waits to open them.
+# Each holds its ring's two places open for both directions, so that no process waits to open them.
 processes=''
 for i in 0 1 2; do
   # shellcheck disable=SC2086

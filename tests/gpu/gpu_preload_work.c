@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* Questions about memory at work: freed under running work, captured, used by threads; resets, contexts, fork, exit. */
+/* Questions about memory in use: freed while work runs, captured, used by threads; resets, contexts, fork, exit. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/wait.h>
@@ -36,7 +36,8 @@ static void stream_delay(void *argument) {
   pause_ms(LATE_MS);
 }
 
-/* A copy waits in a stream when its source is freed; memory that is allocated and filled then is not the source. */
+/* A copy waits in a stream while its source is freed.  Memory that is allocated and filled then must not be the
+ * source. */
 static bool late_round(door_stream stream, unsigned char *result, size_t bytes, int round) {
   unsigned char *source = block_new(bytes);
   NEED(door_fill(source, round + 1, bytes));
@@ -95,7 +96,8 @@ static int status_of(door_stream stream) {
   return door_capture_status(stream, &status) == 0 ? status : -1;
 }
 
-/* input -> temporary, which is allocated in the capture -> result.  A graph must not use what its capture frees. */
+/* Captures input -> temporary -> result, with a temporary block that the capture allocates.  If the capture also frees
+ * that, the copy goes past it: a graph must not use what its capture frees. */
 static void capture_steps(const char *what, door_stream stream, unsigned char *input, unsigned char *result,
                           size_t bytes, bool frees, void **temporary) {
   int error = door_malloc(temporary, bytes);
@@ -185,7 +187,7 @@ struct worker {
   int faults, errors;
 };
 
-static struct held handed[THREADS]; /* blocks that are freed by whoever takes them */
+static struct held handed[THREADS]; /* blocks that the thread which takes them frees */
 static pthread_mutex_t handed_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static size_t size_random(uint64_t *seed) {
@@ -213,7 +215,7 @@ static void held_new(struct worker *worker, struct held *held, door_stream strea
   worker->errors += error != 0 || door_fill_async(block, held->byte, held->bytes, stream) != 0;
 }
 
-/* Exchanges a block with another thread, so that threads free what others allocated. */
+/* Exchanges a block with another thread, so that threads free each other's blocks. */
 static void held_swap(struct worker *worker, struct held *held) {
   (void)pthread_mutex_lock(&handed_lock);
   struct held *other = &handed[random_next(&worker->seed) % THREADS];
@@ -236,7 +238,7 @@ static void *worker_run(void *argument) {
       held_swap(worker, one);
     held_end(worker, one);
     held_new(worker, one, stream);
-    worker->errors += door_wait(stream) != 0; /* whoever is handed it may read it */
+    worker->errors += door_wait(stream) != 0; /* the next thread may read it */
   }
   for (int i = 0; i < THREAD_BLOCKS; i++)
     held_end(worker, &held[i]);
@@ -279,7 +281,7 @@ static bool context_functions_find(struct context_functions *functions) {
   return functions->create != NULL && functions->destroy != NULL && functions->get != NULL && functions->set != NULL;
 }
 
-/* A second context lives and ends with blocks in it; those of the first are not harmed. */
+/* A second context begins and ends with blocks in it.  The blocks of the first one are not harmed. */
 static void contexts(void) {
   struct context_functions functions;
   CUcontext first = NULL, second = NULL;
@@ -325,7 +327,7 @@ static void reset(void) {
 
 /* ---- fork and exit ----------------------------------------------------------------------------------------------- */
 
-/* CUDA does not work in a forked child; the parent's memory is none of its business. */
+/* CUDA does not work in a forked child.  The child must not harm the parent's memory. */
 static void forked(void) {
   unsigned char *block = block_new(1000);
   NEED(door_fill(block, 0x11, 1000));
@@ -371,13 +373,13 @@ static void *late_run(void *argument) {
     void *block = NULL;
     if (door_malloc(&block, 5000) == 0)
       (void)door_free(block);
-    atomic_store_explicit(&late_goes_on, true, memory_order_relaxed); /* relaxed: only that it was stored matters */
+    atomic_store_explicit(&late_goes_on, true, memory_order_relaxed); /* relaxed: only the value matters */
   }
   return NULL;
 }
 
-/* A thread allocates while main returns and the process ends.  The CUDA runtime of 13.0 crashes then by itself, so this
- * is asked of the driver's doors alone. */
+/* A thread allocates while main returns and the process ends.  The CUDA runtime 13.0 crashes by itself then, so only
+ * the driver's doors are asked. */
 static void late_thread(void) {
   pthread_t thread;
   NEED(pthread_create(&thread, NULL, late_run, NULL));

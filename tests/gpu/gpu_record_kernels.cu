@@ -16,7 +16,7 @@ static __global__ void record_kernel(mam_device_heap heap, void **blocks) {
     blocks[thread] = mam_malloc(heap, bytes);
   if (blocks[thread] != NULL)
     for (size_t i = 0; i < mam_malloc_size(heap, blocks[thread]); i++)
-      ((char *)blocks[thread])[i] = (char)thread; /* all that is the caller's: the record is not */
+      ((char *)blocks[thread])[i] = (char)thread; /* all of it is the caller's: the record lies behind */
 }
 
 static __global__ void end_kernel(mam_device_heap heap, void **blocks) {

@@ -23,7 +23,7 @@ GPU_RECORD_FUNCTION size_t gpu_record_bytes(unsigned thread) { return 1 + thread
 extern "C" {
 #endif
 
-/* Even threads in line 100 of first.cu, odd ones in line 200 of second.cu; each fills its block. */
+/* Even threads allocate in line 100 of first.cu, odd ones in line 200 of second.cu.  Each fills its block. */
 cudaError_t gpu_record_allocate(mam_device_heap heap, void **blocks, unsigned threads);
 
 /* Frees all but those of every third thread. */

@@ -14,26 +14,26 @@
 extern "C" {
 #endif
 
-/* Those of mam/replace.cuh. */
+/* The kernels of mam/replace.cuh. */
 cudaError_t gpu_replace_use(MAM_Heap heap);
 cudaError_t gpu_replace_create(size_t bytes);
 cudaError_t gpu_replace_destroy(void);
 MAM_Heap gpu_replace_heap(void);
 
-/* Each thread makes a list of length nodes, adds up 0 to length - 1 in it, writes the sum and frees all. */
+/* Each thread makes a list of length nodes with the numbers 0 to length - 1, writes their sum and frees the list. */
 cudaError_t gpu_replace_list(int *sums, int length, unsigned threads);
 
-/* Each thread takes a block in each way that there is, and gives them back in the ways that belong to these. */
+/* Each thread takes a block by each of the calls that allocate, and frees it by the call that belongs to it. */
 enum { GPU_REPLACE_DOORS = 10 };
 cudaError_t gpu_replace_take(void **blocks, unsigned threads);
 cudaError_t gpu_replace_give(void **blocks, unsigned threads);
 
-/* The same calls in host code of that file: 1. */
+/* The same calls in host code of that file.  Returns 1. */
 int gpu_replace_host(void);
 
-/* Other files of the program: second is compiled as that one, linked with -rdc=true, plain is linked with linked and
- * does not know of mam/replace.cuh, empty has no kernels.  Each thread leaves a block in each of four places, or frees
- * what is there. */
+/* Other files of the program.  second: compiled like that file.  linked: with -rdc=true.  plain: linked with it, and
+ * without mam/replace.cuh.  empty: without kernels.  Each thread leaves a block in each of four places, or frees what
+ * is there. */
 enum { GPU_REPLACE_PART_BLOCKS = 4 };
 cudaError_t gpu_replace_second_leave(void **blocks, unsigned threads);
 cudaError_t gpu_replace_second_free(void **blocks, unsigned threads);
@@ -43,7 +43,7 @@ cudaError_t gpu_replace_plain_leave(void **blocks, unsigned threads);
 cudaError_t gpu_replace_plain_free(void **blocks, unsigned threads);
 int gpu_replace_empty_kernels(void);
 
-/* Takes count aligned blocks, NULL where it is refused; frees every step-th. */
+/* Takes count aligned blocks, NULL for a refused one, and frees every step-th. */
 cudaError_t gpu_aligned_take(mam_device_heap heap, void **blocks, unsigned count, size_t alignment, size_t bytes);
 cudaError_t gpu_aligned_give(mam_device_heap heap, void **blocks, unsigned count, unsigned step);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* A file of the program, compiled in several ways: PART is its name.  PLAIN: without mam/replace.cuh, to be linked with
- * one that has it.  EMPTY: without kernels. */
+/* A file of the program, compiled in several ways.  PART is its name.  PLAIN: it does not include mam/replace.cuh, and
+ * is linked with a file that does.  EMPTY: it has no kernels. */
 #ifndef PLAIN
 #include <mam/replace.cuh>
 #endif

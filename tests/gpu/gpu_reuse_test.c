@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * When is the memory of a freed block handed out again?  A kernel that spins and then writes a block which was freed
- * meanwhile is the trap: whoever gets that memory too early finds the kernel's pattern in it.
+ * When the memory of a freed block is handed out again.  A kernel spins, and then writes to a block that was freed
+ * meanwhile.  If the library hands this memory out too early, the kernel's pattern appears in the new block.
  *
- * Every wait of a kernel here has a bound.  Streams are non-blocking, so nothing but the library and these tests wait
- * for that kernel.  Needs a GPU; exits 77 without one.
+ * Every wait of a kernel here is limited.  Streams are non-blocking, so only the library and these tests wait for that
+ * kernel. The program needs a GPU and exits with 77 without one.
  */
 #include "gpu_kernels.h"
 #include "gpu_util.h"
@@ -12,21 +12,21 @@
 enum {
   SPIN_MS = 200,       /* of the kernel that holds a block */
   SPIN_LONG_MS = 2000, /* of one that the test ends itself */
-  PROMPT_MS = 50,      /* at most that for a call that does not wait; well below SPIN_MS */
-  LATE_SEED = 4000000, /* of the pattern that the late kernel writes */
+  PROMPT_MS = 50,      /* a call that takes longer has waited; well below SPIN_MS */
+  LATE_SEED = 4000000, /* of the late kernel's pattern */
   ROUNDS = 16,
 };
 
 /* ---- The late kernel --------------------------------------------------------------------------------------------- */
 
 static struct {
-  cudaStream_t slow, quick; /* the late kernel's; everything else's */
-  uint32_t *stop;           /* mapped: not 0 ends the late kernel's spinning */
+  cudaStream_t slow, quick; /* of the late kernel; of everything else */
+  uint32_t *stop;           /* mapped; not 0 ends the late kernel */
   uint64_t *mismatches;
 } trap;
 
-/* All kernels are loaded and have run once on both streams: a first launch may wait for the GPU, and that is not what
- * is measured here. */
+/* All kernels are loaded and have run once on both streams: a first launch may wait for the GPU, which is not the
+ * subject here. */
 static void trap_set_up(void) {
   void *scratch = NULL;
   GPU_OK(gpu_kernels_load());
@@ -55,15 +55,15 @@ static void trap_tear_down(void) {
   GPU_OK(cudaFreeHost(trap.mismatches));
 }
 
-/* Whether the late kernel has not ended yet. */
+/* Whether the late kernel still runs. */
 static bool kernel_runs(void) {
   cudaError_t error = cudaStreamQuery(trap.slow);
   ck_assert_msg(error == cudaSuccess || error == cudaErrorNotReady, "cudaStreamQuery: %s", cudaGetErrorName(error));
   return error == cudaErrorNotReady;
 }
 
-/* Starts the kernel that writes the block late.  False only where launches wait for their kernels (under a sanitizer):
- * then nothing can be found out about what happens meanwhile. */
+/* Starts the kernel that writes the block late.  False only if launches wait for their kernels, as under a sanitizer:
+ * then the test can learn nothing about that time. */
 static bool kernel_start(void *block, size_t bytes, unsigned spin_ms) {
   GPU_OK(gpu_spin_then_fill(trap.stop, spin_ms, block, bytes, LATE_SEED, trap.slow));
   bool runs = kernel_runs();
@@ -93,7 +93,7 @@ static unsigned char *block_new(MAM_Pool pool, size_t bytes) {
   return block;
 }
 
-/* Frees a block while the late kernel runs, and sees that this does not wait for it. */
+/* Frees a block while the late kernel runs.  The free must not wait for it. */
 static void free_is_prompt(void *block, bool runs) {
   double start_ms = gpu_now_ms();
   MAM_OK(MAM_CudaFree(block));
@@ -114,7 +114,7 @@ static void blocks_are(unsigned char *const *blocks, size_t bytes, uint32_t firs
 
 /* ---- Fenced ------------------------------------------------------------------------------------------------------ */
 
-/* An allocation made now; if the late kernel still runs after it, the block must not touch the freed one. */
+/* Allocates a block.  If the late kernel still runs after that, the block must not overlap the freed one. */
 static unsigned char *block_beside(MAM_Pool pool, const unsigned char *freed, size_t bytes) {
   unsigned char *block = block_new(pool, bytes);
   if (kernel_runs())
@@ -124,7 +124,7 @@ static unsigned char *block_beside(MAM_Pool pool, const unsigned char *freed, si
   return block;
 }
 
-/* Blocks of the freed one's size come and go, keep patterns, and the late kernel's writes land in none of them. */
+/* Blocks of the freed block's size come and go and keep their patterns.  The late kernel writes into none of them. */
 static void freed_block_is_left_to_the_kernel(MAM_Pool pool) {
   size_t bytes = block_bytes();
   unsigned char *blocks[ROUNDS], *freed = block_new(pool, bytes);
@@ -135,7 +135,7 @@ static void freed_block_is_left_to_the_kernel(MAM_Pool pool) {
   for (uint32_t i = 0; i < ROUNDS; i++) {
     unsigned char *passing = block_beside(pool, freed, bytes);
     GPU_OK(gpu_fill(passing, bytes, 1000, trap.quick));
-    MAM_OK(MAM_CudaFree(passing)); /* waits for the same kernel, and must not be lost either */
+    MAM_OK(MAM_CudaFree(passing)); /* it waits for the same kernel, and must come back later */
     blocks[i] = block_beside(pool, freed, bytes);
     GPU_OK(gpu_fill(blocks[i], bytes, i, trap.quick));
   }
@@ -147,7 +147,7 @@ static void freed_block_is_left_to_the_kernel(MAM_Pool pool) {
     MAM_OK(MAM_CudaFree(blocks[i]));
 }
 
-/* Once nothing runs, all that was freed can be had again, in one piece. */
+/* When nothing runs, all that was freed can be allocated in one piece. */
 static void pool_is_one_hole_again(MAM_Pool pool) {
   size_t bytes = gpu_pool_info(pool).reserved_bytes;
   GPU_OK(cudaDeviceSynchronize());
@@ -173,11 +173,11 @@ START_TEST(default_pool_is_as_careful) {
 }
 END_TEST
 
-/* The pool has room for one such block only: it waits rather than fail, and rather than hand the block out early. */
+/* The pool has room for one such block only.  The allocation waits, rather than fail or hand the block out early. */
 START_TEST(allocation_waits_for_the_kernel_where_it_would_fail_otherwise) {
   MAM_PoolOptions options = options_of(MAM_REUSE_FENCED);
   size_t bytes = options.chunk_bytes / 4 * 3;
-  options.waiting_limit_bytes = options.chunk_bytes; /* so that it is not the free that waits */
+  options.waiting_limit_bytes = options.chunk_bytes; /* so that the free does not wait */
   MAM_Pool pool = gpu_pool_new(&options);
   unsigned char *freed = block_new(pool, bytes);
   uint64_t waits = gpu_pool_info(pool).synchronize_count;
@@ -194,7 +194,7 @@ START_TEST(allocation_waits_for_the_kernel_where_it_would_fail_otherwise) {
 }
 END_TEST
 
-/* A driver before CUDA 12.5 has no fences: there the last free waits. */
+/* A driver before CUDA 12.5 has no fences: there the last free waits for the GPU. */
 START_TEST(free_past_the_waiting_limit_asks_for_a_fence) {
   MAM_PoolOptions options = options_of(MAM_REUSE_FENCED);
   size_t bytes = block_bytes();
@@ -207,7 +207,7 @@ START_TEST(free_past_the_waiting_limit_asks_for_a_fence) {
   bool runs = kernel_start(blocks[0], bytes, SPIN_MS);
   free_is_prompt(blocks[0], runs);
   free_is_prompt(blocks[1], runs);
-  ck_assert_uint_eq(gpu_pool_info(pool).waiting_bytes, 2 * bytes); /* at the limit, not past it */
+  ck_assert_uint_eq(gpu_pool_info(pool).waiting_bytes, 2 * bytes); /* equal to the limit, and not past it */
   ck_assert_uint_eq(gpu_pool_info(pool).synchronize_count, waits);
   MAM_OK(MAM_CudaFree(blocks[2]));
   if (gpu_pool_info(pool).fence_count > fences) {
@@ -228,14 +228,14 @@ START_TEST(immediate_reuse_hands_the_block_out_at_once) {
   MAM_Pool pool = gpu_pool_new(&options);
   unsigned char *freed = block_new(pool, bytes), *guard = block_new(pool, bytes);
   bool runs = kernel_start(guard, bytes, SPIN_LONG_MS);
-  free_is_prompt(freed, runs); /* between the chunk's edge and the guard: the one hole that fits exactly */
+  free_is_prompt(freed, runs); /* it lies between the chunk's edge and the guard, in a hole of its size */
   ck_assert_uint_eq(gpu_pool_info(pool).waiting_bytes, 0);
   unsigned char *block = block_new(pool, bytes);
   ck_assert_msg(!runs || kernel_runs(), "the kernel ended before the allocation did: nothing was tested");
   ck_assert_ptr_eq(block, freed);
   ck_assert_uint_eq(gpu_pool_info(pool).synchronize_count, 0);
   kernel_finish();
-  blocks_are(&guard, bytes, LATE_SEED, 1); /* the kernel wrote where it was told to */
+  blocks_are(&guard, bytes, LATE_SEED, 1); /* the kernel wrote to its own block */
 }
 END_TEST
 
@@ -260,7 +260,7 @@ START_TEST(destroy_waits_for_the_kernel) {
 }
 END_TEST
 
-/* The one test here that creates an environment lazily: only the first of a process ends with its last block. */
+/* The only test here with a lazy environment: only the first one of a process ends with its last block. */
 START_TEST(last_free_of_a_lazy_environment_waits_for_the_kernel) {
   void *block = NULL;
   MAM_PoolInfo info = {.struct_size = sizeof info};
@@ -286,7 +286,8 @@ static void graph_run(cudaGraph_t graph) {
   GPU_OK(cudaGraphDestroy(graph));
 }
 
-/* Where cudaMalloc would end the capture: blocks from a hole, from a further chunk and from a new pool, and frees. */
+/* During a capture, where cudaMalloc would end it: blocks from a hole, from another chunk and from a new pool, and
+ * frees. */
 START_TEST(calls_that_need_not_wait_leave_a_capture_alive) {
   MAM_PoolOptions options = options_of(MAM_REUSE_FENCED);
   options.limit_bytes = 4 * options.chunk_bytes;
@@ -315,7 +316,7 @@ START_TEST(calls_that_need_not_wait_leave_a_capture_alive) {
 }
 END_TEST
 
-/* One that has to wait is refused, or ends the capture; nothing is lost by it. */
+/* An allocation that would have to wait is refused, or ends the capture.  Nothing is lost. */
 START_TEST(allocation_that_has_to_wait_during_a_capture_loses_nothing) {
   MAM_PoolOptions options = options_of(MAM_REUSE_FENCED);
   options.waiting_limit_bytes = options.chunk_bytes;

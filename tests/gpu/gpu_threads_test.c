@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Many host threads on one pool: blocks change hands with their contents, threads come and go, and kernels look whether
- * each block still holds what its giver wrote.  Needs a GPU; exits 77 without one.
+ * Many host threads use one pool.  They hand blocks over to each other and come and go, and kernels check that each
+ * block still has its giver's pattern.  The program needs a GPU and exits with 77 without one.
  */
 #include <pthread.h>
 
@@ -10,8 +10,8 @@
 
 enum {
   THREADS = 16,
-  BATCH = 16,   /* blocks that are filled, and then handed over together */
-  STASH = 1024, /* blocks in between */
+  BATCH = 16,   /* blocks that are filled and handed over together */
+  STASH = 1024, /* blocks on their way */
   EXCHANGE_MS = 3000,
   CHURN_MS = 3000,
   CHURN_STEPS = 8, /* batches in the life of a short-lived thread */
@@ -25,7 +25,7 @@ struct parcel {
   uint32_t seed;
 };
 
-/* Blocks that nobody holds: a heap in random order, so that givers and takers are all mixed. */
+/* Blocks that no thread holds, in random order, so that each thread gets blocks of all others. */
 static struct {
   pthread_mutex_t lock;
   struct parcel parcels[STASH];
@@ -33,11 +33,11 @@ static struct {
   MAM_Pool pool; /* NULL: the default pool */
   uint32_t next_seed;
   uint64_t *mismatches; /* mapped */
-  uint64_t checked;     /* atomic: parcels that a kernel looked at */
+  uint64_t checked;     /* atomic: how many parcels a kernel checked */
   bool ended;           /* atomic */
 } stash = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* False if it is full. */
+/* False if the stash is full. */
 static bool stash_put(const struct parcel *parcel) {
   (void)pthread_mutex_lock(&stash.lock);
   bool room = stash.count < STASH;
@@ -47,7 +47,7 @@ static bool stash_put(const struct parcel *parcel) {
   return room;
 }
 
-/* False if it is empty. */
+/* False if the stash is empty. */
 static bool stash_take(struct parcel *parcel, uint32_t random) {
   (void)pthread_mutex_lock(&stash.lock);
   bool any = stash.count > 0;
@@ -65,12 +65,12 @@ static bool stash_take(struct parcel *parcel, uint32_t random) {
 struct worker {
   pthread_t thread;
   uint64_t random;
-  int steps; /* 0: until the end is called */
+  int steps; /* 0: until the test ends */
   cudaStream_t stream;
   struct gpu_outcome outcome;
 };
 
-/* Small ones mostly; some of up to 1 MiB, few of up to 8. */
+/* Mostly small sizes, some up to 1 MiB, few up to 8 MiB. */
 static size_t parcel_size(uint64_t *random) {
   uint32_t kind = gpu_random(random) % 100, number = gpu_random(random);
   if (kind < 70)
@@ -87,8 +87,8 @@ static bool worker_allocate(struct worker *own, void **block, size_t bytes) {
                : GPU_TRY(&own->outcome, MAM_PoolMalloc(stash.pool, block, bytes));
 }
 
-/* Looks at the block and frees it at once: the kernel that looks may not have begun.  The giver's kernel ended before,
- * so this stream has the last use either way. */
+/* Launches the kernel that checks the block, and frees the block at once.  The giver's kernel has ended, so the last
+ * use of the block is on this stream. */
 static bool worker_open(struct worker *own, const struct parcel *parcel) {
   (void)__atomic_add_fetch(&stash.checked, 1, __ATOMIC_RELAXED); /* a statistic */
   return GPU_TRY(&own->outcome, gpu_check(parcel->block, parcel->bytes, parcel->seed, stash.mismatches, own->stream)) &&
@@ -103,7 +103,8 @@ static bool worker_pack(struct worker *own, struct parcel *parcel) {
          GPU_TRY(&own->outcome, gpu_fill(parcel->block, parcel->bytes, parcel->seed, own->stream));
 }
 
-/* Fills a batch, waits for it, hands it over (what finds no room is looked at here), and opens as many of others. */
+/* Fills a batch of blocks, waits for it, and hands it over; where the stash is full, checks the block itself.  Then
+ * opens as many parcels of others. */
 static bool worker_step(struct worker *own) {
   struct parcel batch[BATCH], taken;
   for (int i = 0; i < BATCH; i++)
@@ -128,7 +129,7 @@ static void *worker_run(void *argument) {
   bool done = true;
   for (int i = 0; done && (own->steps == 0 || i < own->steps); i++)
     done = !__atomic_load_n(&stash.ended, __ATOMIC_ACQUIRE) && worker_step(own);
-  (void)GPU_TRY(&own->outcome, cudaStreamDestroy(own->stream)); /* what was launched on it still runs */
+  (void)GPU_TRY(&own->outcome, cudaStreamDestroy(own->stream)); /* kernels on it may still run */
   return NULL;
 }
 
@@ -141,7 +142,7 @@ static void worker_start(struct worker *own, uint64_t random, int steps) {
 
 static struct worker workers[THREADS];
 
-/* Joins all threads first: a failed assertion must leave none behind. */
+/* Joins all threads first, because a failed assertion must leave no thread behind. */
 static void workers_join(int count) {
   for (int i = 0; i < count; i++)
     (void)pthread_join(workers[i].thread, NULL);
@@ -173,7 +174,7 @@ static void stash_end(void) {
   ck_assert_uint_gt(stash.checked, gpu_small() ? 100 : 2000);
 }
 
-/* Nothing was lost on the way: all threads are gone, and all memory is there in one piece. */
+/* All threads have ended, and all memory is there, in one piece. */
 static void pool_is_whole(MAM_Pool pool) {
   void *all = NULL;
   MAM_PoolInfo info = gpu_pool_info(pool);
@@ -217,8 +218,8 @@ START_TEST(default_pool_serves_all_threads) {
 }
 END_TEST
 
-/* Threads that allocate, hand over and exit, generation after generation: what they kept for their next allocations
- * must not be lost with them. */
+/* Threads allocate, hand over and exit, one generation after another.  What they kept for their next allocations must
+ * come back. */
 START_TEST(threads_that_exit_leave_nothing_behind) {
   MAM_Pool pool = pool_of(MAM_SOURCE_DEVICE);
   stash_begin(pool);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Threads that allocate blocks, launch kernels which hold them (gpu_hold), and free them while those kernels still run:
- * memory that is handed out too early shows as a fault in the tally.
+ * Threads that allocate blocks, launch kernels which hold them (gpu_hold), and free them while those kernels still run.
+ * Memory that is handed out too early shows as a fault in the tally.
  *
- * Between traffic_begin and traffic_end the threads make no CUDA call but kernel launches: nothing that waits, and
- * nothing that a stream capture forbids.  They know by the tally alone how far the GPU has come.
+ * Between traffic_begin and traffic_end the only CUDA calls of the threads are kernel launches: nothing waits, and
+ * nothing is forbidden during a stream capture.  The tally alone tells them how far the GPU has come.
  */
 #ifndef MAM_TESTS_GPU_TRAFFIC_H
 #define MAM_TESTS_GPU_TRAFFIC_H
@@ -16,8 +16,8 @@
 
 enum {
   TRAFFIC_THREADS_MAX = 16,
-  TRAFFIC_STREAMS = 4,       /* of each thread */
-  TRAFFIC_KEPT = 8,          /* blocks that a thread frees later than at once */
+  TRAFFIC_STREAMS = 4,       /* for each thread */
+  TRAFFIC_KEPT = 8,          /* blocks that a thread frees some time later */
   TRAFFIC_AHEAD = 48,        /* kernels that a thread may have in the streams, on average */
   TRAFFIC_BANS = 4096,       /* in one traffic */
   TRAFFIC_STALL_MS = 30000,  /* kernels that do not end within that count as a failure */
@@ -35,26 +35,26 @@ enum traffic_sizes {
   TRAFFIC_SMALL,  /* 1 B to 4 KiB */
   TRAFFIC_LARGE,  /* 64 KiB to 4 MiB */
   TRAFFIC_ALL,    /* both */
-  TRAFFIC_MODEST, /* 1 B to 64 KiB: for long times in which nothing becomes free */
+  TRAFFIC_MODEST, /* 1 B to 64 KiB: for a long time in which nothing becomes free */
 };
 
 struct traffic_options {
   MAM_Pool pool; /* NULL: the default pool */
   enum traffic_calls calls;
   enum traffic_sizes sizes;
-  bool only_own_streams; /* of the non-blocking kind: nothing waits for them and they wait for nothing */
+  bool only_own_streams; /* all non-blocking: the default streams do not wait for them, nor they for these */
   unsigned hold_us;      /* each kernel's; 0: random, 50 us to 5 ms */
   int threads;
 };
 
-/* The one that runs.  Static, since a test that fails leaves its frame while the threads go on until traffic_tear_down.
- */
+/* The one that runs.  It is static because a test that fails leaves its frame, and the threads go on until
+ * traffic_tear_down. */
 static struct traffic {
   struct traffic_options options;
   bool runs;
-  struct gpu_tally *tally; /* mapped, like stop: not 0 ends the holding */
+  struct gpu_tally *tally; /* mapped, as is stop; stop not 0 ends the holding */
   uint32_t *stop;
-  bool ended;        /* atomic: the threads shall return */
+  bool ended;        /* atomic: the threads should return */
   int ready;         /* atomic: threads whose streams exist and have run a kernel */
   uint64_t launched; /* atomic */
   /* Memory that no thread of the traffic may get, from traffic_ban to traffic_unban: [ban_first, ban_last).  Entries
@@ -89,14 +89,14 @@ static inline void traffic_ban(struct traffic *traffic, const void *block, size_
   __atomic_store_n(&traffic->ban_last, last + 1, __ATOMIC_RELEASE); /* the entry; pairs with traffic_is_allowed */
 }
 
-/* Lifts all bans.  Call it before the memory may be given to others. */
+/* Lifts all bans.  Call it before other threads may get the memory. */
 static inline void traffic_unban(struct traffic *traffic) {
   unsigned last = __atomic_load_n(&traffic->ban_last, __ATOMIC_RELAXED);
   __atomic_store_n(&traffic->ban_first, last, __ATOMIC_RELEASE);
 }
 
-/* For a block that the calling thread has just been given.  If its memory was banned and the ban lifted since, the
- * block was given after that, so the new ban_first is seen. */
+/* For a block that the calling thread has just got.  If its memory was banned and the ban lifted since, the thread got
+ * the block after that, so it sees the new ban_first. */
 static inline bool traffic_is_allowed(struct traffic_thread *own, const void *block, size_t bytes) {
   struct traffic *traffic = own->traffic;
   unsigned first = __atomic_load_n(&traffic->ban_first, __ATOMIC_ACQUIRE);
@@ -125,7 +125,7 @@ static inline size_t traffic_size(enum traffic_sizes sizes, uint64_t *random) {
   return (size_t)65536 << number / 2 % 6 | number / 16 % 65536;
 }
 
-/* Up to 4.8 ms, short ones as often as long ones. */
+/* Up to 4.8 ms; short and long times are equally likely. */
 static inline unsigned traffic_hold_us(const struct traffic *traffic, uint64_t *random) {
   if (traffic->options.hold_us != 0)
     return traffic->options.hold_us;
@@ -165,7 +165,7 @@ static inline bool traffic_free(struct traffic_thread *own, void *block, cudaStr
                                : GPU_TRY(&own->outcome, MAM_CudaFree(block));
 }
 
-/* Frees the block at once, or instead of it one that was kept. */
+/* Frees the block, or keeps it and frees one that was kept. */
 static inline bool traffic_let_go(struct traffic_thread *own, void *block, cudaStream_t stream) {
   uint32_t number = gpu_random(&own->random);
   if (number % 4 != 0)
@@ -179,7 +179,7 @@ static inline bool traffic_let_go(struct traffic_thread *own, void *block, cudaS
 
 static inline bool traffic_launch(struct traffic_thread *own, void *block, size_t bytes, cudaStream_t stream) {
   struct traffic *traffic = own->traffic;
-  /* relaxed: a number that steers how far ahead the host may go, no more */
+  /* relaxed: a count that limits how far the host is ahead */
   (void)__atomic_add_fetch(&traffic->launched, 1, __ATOMIC_RELAXED);
   return GPU_TRY(&own->outcome, gpu_hold(traffic->stop, traffic_hold_us(traffic, &own->random), block, bytes,
                                          own->seed++, traffic->tally, stream));
@@ -199,11 +199,11 @@ static inline bool traffic_is_ended(struct traffic *traffic) {
 
 static inline uint64_t traffic_in_flight(struct traffic *traffic) {
   uint64_t finished =
-      __atomic_load_n(&traffic->tally->finished, __ATOMIC_ACQUIRE); /* first: it never passes launched */
+      __atomic_load_n(&traffic->tally->finished, __ATOMIC_ACQUIRE); /* first: it never exceeds launched */
   return __atomic_load_n(&traffic->launched, __ATOMIC_RELAXED) - finished;
 }
 
-/* Waits until the GPU is near enough, without a CUDA call.  False if it stands still. */
+/* Waits, without a CUDA call, until the GPU is close enough.  False if it stands still. */
 static inline bool traffic_wait(struct traffic_thread *own) {
   struct traffic *traffic = own->traffic;
   double start_ms = gpu_now_ms();
@@ -309,8 +309,8 @@ static inline void traffic_tear_down(void) {
     (void)traffic_stop(&traffic_now, &tally);
 }
 
-/* Ends it; returns how many faults the kernels found, and writes how many kernels ran to *kernels.  Fails the test if a
- * thread met an error. */
+/* Ends the traffic.  Returns how many faults the kernels found, and writes how many kernels ran to *kernels.  Fails the
+ * test if a thread met an error. */
 static inline uint64_t traffic_end(struct traffic *traffic, uint64_t *kernels) {
   struct gpu_tally tally;
   cudaError_t error = traffic_stop(traffic, &tally);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * What the GPU test programs share: a main that skips without a GPU, checked calls, counters that kernels write and
- * the host reads, the driver's functions, pools that end with their test.
+ * What the GPU test programs share: a main that skips without a GPU, checked calls, counters that kernels write and the
+ * host reads, the driver's functions, pools that end with their test.
  *
- * It uses the library by mam.h alone.  The programs run all tests in one process (CUDA does not work in a forked
- * child), so each test leaves nothing behind: gpu_test_end is the teardown of every test case.
+ * It uses only mam.h of the library.  The programs run all tests in one process, because CUDA does not work in a forked
+ * child.  So each test leaves nothing behind: gpu_test_end is the teardown of every test case.
  *
- * In the environment, MAM_TEST_SMALL=1 shrinks the traffic, for runs under compute-sanitizer; there a launch may also
- * wait for its kernel, so tests that need one to run meanwhile check what is left to check.
+ * MAM_TEST_SMALL=1 in the environment shrinks the traffic, for runs under compute-sanitizer.  There a launch may wait
+ * for its kernel, so a test that needs a running kernel checks only what it can.
  */
 #ifndef MAM_TESTS_GPU_UTIL_H
 #define MAM_TESTS_GPU_UTIL_H
@@ -62,8 +62,8 @@ enum {
 
 /* ---- Checked calls, for any thread ------------------------------------------------------------------------------- */
 
-/* What went wrong in a thread; "" while nothing did.  Check's macros leave by longjmp, so only the thread that runs the
- * test may use them: the others write here, and the test looks after it joined them. */
+/* What went wrong in a thread; "" if nothing did.  Check's macros leave by longjmp, so only the thread that runs the
+ * test may use them.  Other threads write here, and the test reads it after it has joined them. */
 struct gpu_outcome {
   char text[512];
 };
@@ -103,7 +103,7 @@ static inline bool gpu_small(void) {
   return text != NULL && strcmp(text, "1") == 0;
 }
 
-/* The next number of a sequence that *state begins; the same everywhere. */
+/* The next number of the sequence that *state begins.  It is the same on every machine. */
 static inline uint32_t gpu_random(uint64_t *state) {
   *state = *state * 6364136223846793005u + 1442695040888963407u;
   return (uint32_t)(*state >> 33);
@@ -121,14 +121,14 @@ static inline uint64_t *gpu_counter_new(void) {
 
 /* ---- The driver's functions -------------------------------------------------------------------------------------- */
 
-/* The function of that name with the signature it had at version, NULL if this driver has none.  It goes through the
- * runtime, so that the program links no libcuda and can say SKIP where there is none. */
+/* The function of that name with the signature that it had at version; NULL if this driver has none.  The runtime finds
+ * it, so the program is not linked with libcuda and can skip where that is missing. */
 static inline void *gpu_driver_find(const char *name, unsigned version) {
   void *function = NULL;
   enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
   cudaError_t error = cudaGetDriverEntryPointByVersion(name, &function, version, cudaEnableDefault, &found);
   if (error != cudaSuccess)
-    (void)cudaGetLastError(); /* it is answered here: no later check of the last error shall find it */
+    (void)cudaGetLastError(); /* so that no later check of the last error sees this one */
   return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? function : NULL;
 }
 
@@ -138,7 +138,7 @@ static inline void *gpu_driver_function(const char *name, unsigned version) {
   return function;
 }
 
-/* Found once, by gpu_probe: a thread that must not have a context yet cannot ask the runtime for them. */
+/* gpu_probe finds it once: a thread that must not have a context yet cannot ask the runtime. */
 static PFN_cuCtxGetCurrent_v4000 gpu_context_get_function;
 static PFN_cuCtxSetCurrent_v4000 gpu_context_set_function;
 
@@ -186,8 +186,8 @@ static inline MAM_PoolInfo gpu_pool_info(MAM_Pool pool) {
   return info;
 }
 
-/* The teardown of every test case: also after a failed test, nothing of it meets the next one.  It fails on an error
- * that kernels left behind. */
+/* The teardown of every test case.  Nothing of a test, even of a failed one, is left for the next.  It fails on an
+ * error that kernels left. */
 static inline void gpu_test_end(void) {
   cudaError_t kernels = cudaDeviceSynchronize();
   while (gpu_pool_count > 0)
@@ -200,7 +200,7 @@ static inline void gpu_test_end(void) {
 
 /* ---- The program ------------------------------------------------------------------------------------------------- */
 
-/* For a program that is told to last. */
+/* For a program that should run longer. */
 static unsigned gpu_watchdog_more_s;
 
 static inline void gpu_watchdog_bark(int signal_number) {
@@ -210,8 +210,8 @@ static inline void gpu_watchdog_bark(int signal_number) {
   _exit(written < 0 ? 2 : 1);
 }
 
-/* For main, before anything else.  The tests are about the defaults: what the caller's environment says about the
- * library is set aside. */
+/* For main, before anything else.  The tests are about the defaults, so the caller's variables of the library are
+ * removed. */
 static inline void gpu_environment_clear(void) {
   static const char *const names[] = {"MAM_SOURCE", "MAM_REUSE",     "MAM_HEADROOM",
                                       "MAM_LIMIT",  "MAM_LINGER_MS", "MAM_REPORT"};
@@ -221,7 +221,7 @@ static inline void gpu_environment_clear(void) {
     (void)setenv("MAM_HEADROOM", "4G", 1); /* a sanitizer takes memory of the device too */
 }
 
-/* 0 if there is a device to test on; otherwise the program's exit status, after a line that says why. */
+/* Returns 0 if there is a device to test on; otherwise the program's exit status, after a line that says why. */
 static inline int gpu_probe(void) {
   int count = 0;
   cudaError_t error = cudaGetDeviceCount(&count);

@@ -42,7 +42,7 @@ static __device__ void block_write(uint64_t block, struct request request) {
     ((uint8_t *)block)[i] = gpu_pattern_byte(request.seed, i);
 }
 
-/* Volatile: what is in memory, not what a cache remembers. */
+/* Volatile, so that memory is read and not a cache. */
 static __device__ unsigned block_changes(uint64_t block, struct request request) {
   unsigned changes = 0;
   for (unsigned i = 0; i < request.bytes / 4; i++) {
@@ -55,7 +55,7 @@ static __device__ unsigned block_changes(uint64_t block, struct request request)
   return changes;
 }
 
-/* A request and everything that its answer says of itself. */
+/* Makes a request and counts everything that its answer says. */
 static __device__ uint64_t ask(mam_warp *warp, unsigned bytes, struct gpu_warp_tally *tally) {
   mam_heap_status why = MAM_HEAP_BAD;
   uint64_t block = (uint64_t)mam_warp_malloc_why(warp, bytes, &why);
@@ -109,8 +109,8 @@ static __device__ uint64_t ask_as_lanes_do(mam_warp *warp, const struct gpu_warp
   return ask(warp, bytes, tally);
 }
 
-/* One round: requests with their patterns, all looked at in the end.  Only the last few blocks are remembered where
- * nobody wants them afterwards. */
+/* One round: requests with their patterns, which are all checked at the end.  If blocks is NULL, only the last few are
+ * remembered. */
 static __device__ void round_run(mam_warp *warp, const struct gpu_warp_traffic &traffic, unsigned thread,
                                  unsigned round, uint64_t *blocks, struct gpu_warp_tally *tally) {
   for (unsigned i = 0; i < traffic.requests; i++) {

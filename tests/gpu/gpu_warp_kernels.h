@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
  * The kernels of the tests of warp heaps, behind host functions: lanes start headers together, allocate, write a
- * pattern through every byte, look at it again, tidy up, end, hand over.
+ * pattern to every byte, check it, tidy up, end, hand over.
  *
  * Each function enqueues on the default stream and returns cudaGetLastError() after the launch.  The bytes of a request
- * depend on the thread, the request and the traffic alone.  tally is counted up, never cleared.  Knows nothing of
- * Check.
+ * depend only on the thread, the request and the traffic.  Kernels add to tally and never clear it.  This file knows
+ * nothing of Check.
  *
  * The functions exist twice: as gpu_warp_NAME, and as gpu_warp_checked_NAME by kernels that notice misuse.
  */
@@ -23,8 +23,8 @@
 /* How lanes come to their calls. */
 enum gpu_warp_lanes {
   GPU_WARP_TOGETHER,
-  GPU_WARP_SOME,       /* lanes of a mask that differs from warp to warp; the others are gone */
-  GPU_WARP_PASSERS_BY, /* the same, but the others are there, and never ask */
+  GPU_WARP_SOME,       /* the lanes of a mask that differs from warp to warp; the others have returned */
+  GPU_WARP_PASSERS_BY, /* the same, but the others stay and never ask */
   GPU_WARP_ONE_BY_ONE, /* each in a branch of its own */
   GPU_WARP_HALVES,     /* odd lanes, then even ones */
   GPU_WARP_TIDY_LESS,  /* together, but in each round some do not tidy up */
@@ -34,8 +34,8 @@ enum gpu_warp_lanes {
 
 struct gpu_warp_traffic {
   unsigned threads;
-  unsigned requests, rounds; /* of each thread, in each round; rounds are separated by tidying up */
-  unsigned low, high;        /* bytes: 0 is asked for, too */
+  unsigned requests, rounds; /* of each thread in each round; it tidies up between rounds */
+  unsigned low, high;        /* bytes; 0 may be requested, too */
   unsigned seed;
   unsigned lanes; /* enum gpu_warp_lanes */
   mam_warp_options options;
@@ -44,8 +44,8 @@ struct gpu_warp_traffic {
 struct gpu_warp_tally {
   unsigned long long served, refused[5];    /* requests, by what mam_warp_malloc_why said */
   unsigned long long started, not_started;  /* threads */
-  unsigned long long misaligned, unordered; /* blocks; unordered: not in the lanes' order side by side */
-  unsigned long long contradictions;        /* a block with a status that is not MAM_HEAP_OK, or no block with it */
+  unsigned long long misaligned, unordered; /* blocks; unordered: not side by side in the order of lanes */
+  unsigned long long contradictions;        /* a block although the status is not MAM_HEAP_OK, or the reverse */
   unsigned long long changed_bytes;
   unsigned long long adopted;
 };
@@ -60,7 +60,7 @@ extern "C" {
 #define GPU_WARP_FUNCTIONS(prefix)                                                                                     \
   cudaError_t prefix##_run(mam_device_heap heap, struct gpu_warp_traffic traffic, int keeps, uint64_t *headers,        \
                            uint64_t *blocks, struct gpu_warp_tally *tally);                                            \
-  /* Looks at the blocks of the last round. */                                                                         \
+  /* Checks the blocks of the last round. */                                                                           \
   cudaError_t prefix##_check(struct gpu_warp_traffic traffic, const uint64_t *headers, const uint64_t *blocks,         \
                              struct gpu_warp_tally *tally);                                                            \
   /* Adopts the headers, makes another request in each, and ends them. */                                              \

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Warp heaps on a GPU: however lanes come to their calls, each byte is its owner's until its lane tidies up or ends;
- * what is handed over is there for a later kernel; what is never ended is found; a full heap refuses and loses nothing;
- * misuse does no harm, and is noticed by kernels that check.
+ * Warp heaps on a GPU.  In whatever way lanes come to their calls, each byte is its owner's until its lane tidies up or
+ * ends.  A later kernel gets what was handed over, and the host finds what was never ended.  A full heap refuses and
+ * loses nothing. Misuse does no harm, and kernels that check notice it.
  */
 #include "gpu_heap_util.h"
 #include "gpu_warp_kernels.h"
@@ -12,7 +12,7 @@ enum { KIB = 1024 };
 
 static const mam_warp_options usual = MAM_WARP_OPTIONS_INIT, tiny = {2 * KIB, 256, 3, 16, 2 * KIB};
 
-/* Under a sanitizer a few warps have to do. */
+/* Fewer warps under a sanitizer. */
 static unsigned scaled(unsigned count) { return gpu_small() && count > 200 ? 200 : count; }
 
 static struct gpu_heap heap_of(size_t bytes) {
@@ -55,7 +55,7 @@ static struct gpu_warp_traffic traffic_of(unsigned lanes, mam_warp_options optio
 
 /* ---- Lanes ------------------------------------------------------------------------------------------------------- */
 
-/* Traffic that ends, then traffic that hands over, is looked at and ended by other kernels. */
+/* First traffic that ends its headers; then traffic that hands them over, which other kernels check and end. */
 static void traffic_is_served(struct gpu_warp_traffic traffic) {
   struct gpu_heap heap = heap_of(512 * MIB);
   struct gpu_warp_tally *tally = tally_new();
@@ -194,7 +194,7 @@ START_TEST(a_full_heap_refuses_and_loses_nothing) {
     gpu_heap_holds(&heap, 0);
     ck_assert_uint_eq(left_behind(&heap), 0);
   }
-  if (all_lanes[_i] < GPU_WARP_TILES) /* small groups may come one after another, each waiting for room */
+  if (all_lanes[_i] < GPU_WARP_TILES) /* small groups may run one after another, when each finds room */
     ck_assert_uint_gt(tally->refused[MAM_HEAP_FULL] + tally->not_started, 0);
   ck_assert_uint_eq(tally->refused[MAM_HEAP_BAD] + tally->refused[MAM_HEAP_ZERO], 0);
   ck_assert_uint_gt(tally->served, 0);
@@ -223,7 +223,7 @@ END_TEST
 
 /* ---- Misuse ------------------------------------------------------------------------------------------------------ */
 
-/* 64 threads, of which 13 start, two headers; one ends. */
+/* Of 64 threads in two warps 13 start, which makes two headers, and one of the 13 ends. */
 static void listing_2_does_no_harm(bool is_checked) {
   struct gpu_heap heap = heap_of(16 * MIB);
   struct gpu_warp_tally *tally = tally_new();
@@ -236,11 +236,11 @@ static void listing_2_does_no_harm(bool is_checked) {
   MAM_WarpHeader found[4];
   size_t count = 0;
   MAM_OK(MAM_WarpList(heap.heap, found, 4, &count));
-  ck_assert_uint_eq(count, 2); /* neither was ended by all */
+  ck_assert_uint_eq(count, 2); /* neither header was ended by all its lanes */
   for (size_t i = 0; i < count; i++) {
     bool is_first = found[i].address == (void *)(uintptr_t)headers[0];
     ck_assert(is_first || found[i].address == (void *)(uintptr_t)headers[35]);
-    /* Lanes 0, 5, ... without the one that ended; and 3, 8, ... */
+    /* Lanes 0, 5, ... without the one that ended; lanes 3, 8, ... */
     ck_assert_uint_eq(found[i].total_lanes, is_first ? 0x42108401 : 0x10842108);
     MAM_OK(MAM_WarpEnd(heap.heap, found[i].address));
   }

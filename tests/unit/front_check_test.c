@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Every block of a slab and every freed large block is in exactly one place (front_check.h): after traffic of several
- * threads, by every rule of reuse.  And the checker finds what is broken on purpose.
+ * Every block of a slab and every freed large block is in exactly one place (front_check.h) after several threads have
+ * allocated and freed, under every rule of reuse.  The checker finds each fault that a test makes on purpose.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -65,7 +65,8 @@ static size_t random_size(uint64_t *state) {
   return random_below(state, 2) == 0 ? bound : 1 + random_below(state, bound);
 }
 
-/* More than a front has lanes, the last ones seldom.  Without a driver, a handle is its stream's name. */
+/* More streams than a front has lanes; the last ones are used seldom.  Without a driver, a handle is its stream's
+ * name. */
 enum { STREAMS = 3 * LANES };
 
 static cudaStream_t stream_of(size_t number) {
@@ -93,7 +94,7 @@ static void step(uint64_t *state) {
   faults += error != cudaSuccess;
 }
 
-/* All are still between two waits at the gate. */
+/* Between its two waits at the gate, no thread is in a call. */
 static void *traffic(void *number) {
   uint64_t state = ((uintptr_t)number + 1) * UINT64_C(0x9E3779B97F4A7C15);
   for (int round = 0; round < ROUNDS; round++) {
@@ -211,7 +212,7 @@ START_TEST(a_lost_batch_is_found) {
   struct magazine *magazine = small_magazine();
   struct batch *loaded = magazine->loaded;
   magazine->loaded = &magazine_nothing;
-  magazine->loaded_blocks -= loaded->count; /* so that the counts do not tell */
+  magazine->loaded_blocks -= loaded->count; /* so that the counts do not show the fault */
   expect_fault("a block is in no place");
   magazine->loaded_blocks += loaded->count;
   magazine->loaded = loaded;

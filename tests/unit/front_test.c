@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * The fast path as a program sees it, on plain host memory: what is refused, what comes back, and what is kept.
- * Tests of a time run for MAM_TEST_MS milliseconds, 300 by default.
+ * The fast path as a program sees it, on plain host memory: what is refused, what comes back, and what is kept.  A test
+ * that runs for a time takes MAM_TEST_MS milliseconds, 300 by default.
  */
 #include <errno.h>
 #include <malloc.h>
@@ -106,7 +106,7 @@ static bool all_is_free(size_t bytes) {
 
 static size_t pool_bytes;
 
-/* Slabs come at once in a large pool only; pages that are not touched cost nothing. */
+/* Only a large pool has slabs from the beginning.  Its pages cost nothing until they are touched. */
 static void set_up_of(size_t bytes) {
   setenv("MAM_SOURCE", "host", 1);
   pool_bytes = bytes;
@@ -215,9 +215,9 @@ static const char tag_a, tag_b;
 
 START_TEST(a_tag_takes_back_up_to_twice_what_is_asked) {
   const size_t unit = MIB;
-  char *filler = get(pool_bytes - 2 * unit); /* what is free in the pool goes before a fence */
+  char *filler = get(pool_bytes - 2 * unit); /* leaves no hole: a hole goes before a fence */
   char *block = get_tagged(2 * unit, &tag_a);
-  static const int sizes[] = {200, 150, 100}; /* hundredths of the unit; 200 is what is there */
+  static const int sizes[] = {200, 150, 100}; /* hundredths of the unit; the block has 200 */
   for (int i = 0; i < 3; i++) {
     uint64_t hits = info_now().tag_hit_count;
     put(block);
@@ -264,7 +264,7 @@ END_TEST
 
 enum { ODD = 32, STEP = 1024 };
 
-/* All sizes differ: those freed are of even steps, those asked for in between. */
+/* All sizes differ: the freed ones are even steps, the requested ones lie in between. */
 START_TEST(a_medium_block_serves_what_is_a_little_smaller) {
   const size_t least = 192 << 10;
   char *blocks[ODD], *others[4 * ODD];
@@ -328,7 +328,7 @@ START_TEST(explanation_says_that_what_is_kept_comes_back) {
 }
 END_TEST
 
-/* What libmam_preload's summary is made of. */
+/* libmam_preload's summary is made of these numbers. */
 START_TEST(what_an_environment_counted_outlives_it) {
   struct client_totals before, after;
   mam_client.totals(&before);
@@ -363,12 +363,12 @@ static void *consume(void *unused) {
 }
 
 START_TEST(what_another_thread_frees_comes_back_to_who_allocates) {
-  static const size_t sizes[] = {SMALL, 32768, 200000}; /* a full ring of any fits */
+  static const size_t sizes[] = {SMALL, 32768, 200000}; /* the pool has room for a ring full of any size */
   pthread_t consumer;
   size_t total = 0;
   uint64_t count = 0;
   ck_assert_int_eq(pthread_create(&consumer, NULL, consume, NULL), 0);
-  while (total < 20 * pool_bytes && count < 300000) { /* many times over, or a while */
+  while (total < 20 * pool_bytes && count < 300000) { /* the pool's bytes 20 times, unless that takes too long */
     int at = (int)(count % RING);
     char *expected = NULL, *block;
     if (ring[at] != NULL) {
@@ -388,7 +388,7 @@ START_TEST(what_another_thread_frees_comes_back_to_who_allocates) {
 }
 END_TEST
 
-/* Leaves something in every place that keeps blocks.  As many threads as there are may do so at once: there is room. */
+/* Leaves something in every place that keeps blocks.  There is room for all threads to do so at once. */
 static void use_everything(void) {
   enum { COUNT = 1800 / THREADS };
   static _Thread_local char *blocks[COUNT];
@@ -436,9 +436,9 @@ END_TEST
 /* ---- Traffic: no two live blocks overlap, and the numbers add up all the while ---- */
 
 enum { CELL_BYTES = 512, CELLS = 64 * 2048, SLOTS = 512 };
-static _Atomic uint32_t shadow[CELLS]; /* who holds each 512 bytes of the pool, 0: nobody */
+static _Atomic uint32_t shadow[CELLS]; /* the thread that holds each 512 bytes of the pool; 0: none */
 static struct {
-  _Atomic(char *) block; /* NULL: free, or somebody is at it */
+  _Atomic(char *) block; /* NULL: free, or a thread works on it */
   size_t size;
 } slots[SLOTS];
 static char *shadow_base;
@@ -455,7 +455,7 @@ static size_t random_size(uint64_t *state) {
   return 1 + random_below(state, bounds[random_below(state, 4)]);
 }
 
-/* Slots are shared, so that most blocks are freed by another thread than their own. */
+/* Threads share the slots, so most blocks are freed by another thread than allocated them. */
 static void *traffic(void *number) {
   uint64_t state = (uintptr_t)number * UINT64_C(0x9E3779B97F4A7C15);
   static _Atomic bool busy[SLOTS];
@@ -509,7 +509,7 @@ static void *ask(void *number) {
     EXPECT(info.used_bytes + info.waiting_bytes + info.free_bytes == info.reserved_bytes);
     EXPECT(info.segment_count == info.used_count + info.waiting_count + info.free_count);
     EXPECT(info.requested_bytes <= info.used_bytes && info.used_bytes <= info.peak_used_bytes);
-    /* What is on its way from a thread back to the pool counts as used for that moment. */
+    /* A block that is on its way from a thread to the pool counts as used. */
     EXPECT(info.used_count - (info.malloc_count - info.free_call_count) <= 64 * THREADS);
   }
   return NULL;
@@ -565,7 +565,7 @@ END_TEST
 
 /* ---- Host memory ---- */
 
-/* What the process has of the C library's heap, in all arenas and mappings. */
+/* The bytes that the process has from the C library's heap, in all arenas and mappings. */
 static size_t host_bytes(void) {
   struct mallinfo2 now = mallinfo2();
   return now.uordblks + now.hblkhd;
@@ -597,7 +597,7 @@ START_TEST(refused_frees_take_no_host_memory) {
 }
 END_TEST
 
-/* By each kind of call. */
+/* An allocation by one of the kinds of calls. */
 static void *get_by(int kind, size_t size) {
   void *block = NULL;
   ck_assert_int_eq(kind == 0   ? MAM_CudaMalloc(&block, size)
@@ -666,7 +666,7 @@ static void *free_on_stream(void *unused) {
   return NULL;
 }
 
-/* And leaves none behind when it ends. */
+/* The thread ends after its frees and leaves no block behind. */
 START_TEST(what_another_thread_frees_on_a_stream_serves_the_stream) {
   for (int round = 0; round < 20; round++) {
     for (int i = 0; i < ON_STREAM; i++)

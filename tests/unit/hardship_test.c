@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
  * Threads that are cancelled, starved, or at their end, and a system that refuses: no thread hangs, none keeps others
- * from going on, and nothing is left behind.  On plain host memory, by the public interface.
+ * from going on, and nothing is left behind.  The tests run on plain host memory, by the public interface.
  *
- * Some functions of the C library are this program's own: they do as theirs, but can be slow, refuse, or count.
+ * The program has its own version of some functions of the C library: they do the same, but can be slow, refuse, or
+ * count.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -113,7 +114,7 @@ static void *grow(void *unused) {
   return NULL;
 }
 
-/* One grows the pool, another one waits for that and is cancelled. */
+/* One thread grows the pool; another one waits for that and is cancelled. */
 static void cancel_one_that_waits(void) {
   pthread_t first, second;
   use_host();
@@ -163,7 +164,7 @@ static void *allocate_until_cancelled(void *unused) {
   return NULL;
 }
 
-/* Wherever it strikes. */
+/* Wherever the cancellation comes. */
 START_TEST(cancelled_threads_leave_a_pool_that_works) {
   use_host();
   OK(MAM_Create_auto());
@@ -198,7 +199,8 @@ static void *allocate_and_free(void *idle) {
   return NULL;
 }
 
-/* On one processor, who describes a pool waits for threads that are inside and were taken off it. */
+/* On one processor, a thread that describes a pool waits for threads that are inside it and do not have the
+ * processor. */
 static void describe_beside(bool fifo, bool idle) {
   pthread_t thread;
   cpu_set_t before, one;
@@ -238,7 +240,7 @@ END_TEST
 
 /* ---- Threads at their end ---- */
 
-/* ThreadSanitizer knows no thread whose last rounds have come. */
+/* ThreadSanitizer does not know a thread any more in the last rounds of its destructors. */
 #ifdef __SANITIZE_THREAD__
 enum { LATE_ROUNDS = 1 };
 #else
@@ -313,7 +315,7 @@ START_TEST(thread_that_only_frees_in_a_lazy_environment_needs_no_barrier_for_eac
     }
   }
   join(thread);
-  ck_assert_uint_lt(barriers - before, PASSED_ON / 20); /* collections have some */
+  ck_assert_uint_lt(barriers - before, PASSED_ON / 20); /* a collection executes some barriers */
   OK(MAM_CudaFree(kept));
 }
 END_TEST
@@ -337,7 +339,7 @@ START_TEST(blocks_of_a_thread_that_ended_need_no_barrier_each) {
 }
 END_TEST
 
-/* And it ends all the same. */
+/* The environment ends although no thread can tell the last free. */
 START_TEST(environment_of_several_threads_still_ends) {
   static void *blocks[PASSED_ON];
   pthread_t thread;
@@ -435,7 +437,7 @@ END_TEST
 /* ---- A host without memory ---- */
 
 #if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-/* Refuses small objects, as that for what watches an environment, while it is set. */
+/* While it is set, calloc refuses small objects, such as a struct watch. */
 static _Atomic bool small_objects_refused;
 static _Atomic unsigned refusals;
 void *__libc_calloc(size_t count, size_t bytes);
@@ -455,7 +457,7 @@ static void *allocate_without_small_objects(void *argument) {
   return NULL;
 }
 
-/* Nothing tells its last free but the reaper, once two threads use it. */
+/* Once two threads use the environment, only the reaper notices its last free. */
 START_TEST(environment_ends_though_its_watch_had_no_memory_at_first) {
   MAM_PoolInfo info = {.struct_size = sizeof info};
   pthread_t thread;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* Defragmentation on heaps in host memory: its plan, and what becomes of objects and of the pointers between them. */
+/* Defragmentation on heaps in host memory: its plan, the objects, and the pointers between them. */
 #include <check.h>
 #include <math.h>
 #include <stdio.h>
@@ -9,14 +9,14 @@
 
 enum { MIB = 1 << 20, OBJECTS_MOST = 60000 };
 
-/* As ck_assert, where there are so many that writing each to Check's file takes longer than all else. */
+/* ck_assert for many checks: Check writes each of its own to a file, which takes longer than all else. */
 #define REQUIRE(expression)                                                                                            \
   do                                                                                                                   \
     if (!(expression))                                                                                                 \
       ck_abort_msg("%s", #expression);                                                                                 \
   while (0)
 
-/* An object of a test: a number that says which it is, pointers to others, and a pattern to its end. */
+/* An object of a test: its number, pointers to other objects, and a pattern to its end. */
 struct object {
   mam__u64 number;
   struct object *next[2];
@@ -26,7 +26,7 @@ struct object {
 static const mam__u16 object_pointers[] = {1, 2};
 
 static struct heap_model *model;
-static struct object *objects[OBJECTS_MOST]; /* NULL: freed.  What a test knows of pointers, and no library does */
+static struct object *objects[OBJECTS_MOST]; /* NULL: freed.  Only the test knows the table */
 static mam__u32 object_count, object_bytes;
 static mam__u64 random_state;
 
@@ -37,7 +37,7 @@ static mam__u32 random_below(mam__u32 limit) {
 
 static unsigned char pattern_of(mam__u32 number, mam__u32 byte) { return (unsigned char)(number * 31 + byte * 7 + 1); }
 
-/* Up to count objects of a type, as many as there is room for; the pointers of each lead to any of them. */
+/* Creates count objects of a type, or as many as there is room for.  Their pointers lead to any of them. */
 static void objects_create_some(mam_type type, mam__u32 bytes, mam__u32 count) {
   object_bytes = bytes;
   for (object_count = 0; object_count < count; object_count++) {
@@ -65,7 +65,7 @@ static void object_free(mam__u32 i) {
   objects[i] = NULL;
 }
 
-/* Frees objects so that of a hundred so many stay; pointers to them become NULL. */
+/* Frees objects at random, so that this percentage stays.  Pointers to freed ones become NULL. */
 static void objects_thin(mam__u32 percent) {
   for (mam__u32 i = 0; i < object_count; i++)
     if (objects[i] != NULL && random_below(100) >= percent)
@@ -77,7 +77,7 @@ static void objects_thin(mam__u32 percent) {
     }
 }
 
-/* Which object each pointer leads to, before and after. */
+/* The object that each pointer leads to, before and after. */
 static mam__u32 led_to[OBJECTS_MOST][2];
 
 static void pointers_note(void) {
@@ -86,14 +86,14 @@ static void pointers_note(void) {
       led_to[i][j] = objects[i]->next[j] == NULL ? object_count : (mam__u32)objects[i]->next[j]->number;
 }
 
-/* Has the test's own table forwarded, as a root array would be. */
+/* Has the library forward the test's own table, as a root array. */
 static void objects_forward(void) {
   mam_device_heap heap = model->control->heap;
   for (mam__u32 i = 0; i < object_count; i++)
     objects[i] = (struct object *)mam__forwarded(&heap, (mam__u64)objects[i]);
 }
 
-/* Every object is where the table says, byte for byte, points to what it pointed to, and shares its place with none. */
+/* Every object is where the table says, is whole, points to the same objects as before, and overlaps none. */
 static void objects_check(void) {
   for (mam__u32 i = 0; i < object_count; i++) {
     if (objects[i] == NULL)
@@ -189,7 +189,8 @@ START_TEST(few_candidates_keep_as_many_as_their_objects_need) {
 }
 END_TEST
 
-/* Of any used and free chunks, in order, from any free chunk on: each object gets one of its own. */
+/* For any pattern of used and free chunks and any first free one: each object gets a free chunk of its own, in
+ * order. */
 START_TEST(objects_are_paired_with_free_chunks_in_order) {
   static struct mam_merge_room room;
   for (int round = 0; round < 3000; round++) {
@@ -221,7 +222,7 @@ START_TEST(objects_are_paired_with_free_chunks_in_order) {
 }
 END_TEST
 
-/* Of any number of pointers, each of a used chunk is read once, and nothing else. */
+/* For any number of pointers an object: each pointer of a used chunk is read once, and nothing else is read. */
 START_TEST(each_pointer_is_read_once) {
   enum { BYTES = 8 * (MAM__TYPE_POINTERS + 3) };
   static mam__u64 memory[MAM_SPAN_CHUNKS * BYTES / 8];
@@ -401,7 +402,7 @@ START_TEST(other_pointers_stay) {
 }
 END_TEST
 
-/* So do those into pages that an earlier compaction gave back. */
+/* Pointers into pages that an earlier compaction gave back stay as they are, too. */
 START_TEST(pointers_into_returned_pages_stay) {
   static struct object *before[40000];
   mam_type type = compact_model_type(model, 1, 64, 2, object_pointers);
@@ -436,7 +437,7 @@ START_TEST(pointers_into_returned_pages_stay) {
 }
 END_TEST
 
-/* And those into a span that nobody is left in but that nobody gave back. */
+/* So do pointers into a span that has no object left, but was not given back. */
 START_TEST(pointers_into_empty_spans_stay) {
   mam_type type = compact_model_type(model, 1, 64, 2, object_pointers);
   mam_device_heap heap = model->control->heap;
@@ -486,7 +487,7 @@ START_TEST(later_superblocks_become_empty) {
 }
 END_TEST
 
-/* Where pages were short, spans are smaller than others of their type. */
+/* Where pages were scarce, spans are smaller than others of their type. */
 START_TEST(parts_of_spans_take_part) {
   static void *large[2000];
   mam_type type = compact_model_type(model, 1, 200, 2, object_pointers);
@@ -494,7 +495,7 @@ START_TEST(parts_of_spans_take_part) {
   while (count < 2000 && (large[count] = heap_model_malloc(model, 9 * MAM__PAGE_BYTES, 0)) != NULL)
     count++;
   for (mam__u32 i = 0; i < count; i += 2)
-    REQUIRE(heap_model_free(model, large[i])); /* holes of nine pages: a whole span has more */
+    REQUIRE(heap_model_free(model, large[i])); /* holes of nine pages; a whole span does not fit */
   objects_create_some(type, 200, OBJECTS_MOST);
   ck_assert_uint_gt(object_count, 1000);
   struct mam__area area = model->control->superblocks[0];
@@ -515,7 +516,7 @@ START_TEST(parts_of_spans_take_part) {
 }
 END_TEST
 
-/* Who frees by an address from before a compaction harms nobody. */
+/* A free by an address from before a compaction is refused and does no harm. */
 START_TEST(frees_of_moved_objects_are_refused) {
   static struct object *before[20000];
   mam_type type = compact_model_type(model, 1, 64, 2, object_pointers);
@@ -566,7 +567,7 @@ START_TEST(few_objects_in_many_spans_end_in_one) {
 }
 END_TEST
 
-/* A list has every object of its type once, and lasts no longer than its room. */
+/* A list has each object of its type once, and ends where its array ends. */
 START_TEST(objects_are_listed) {
   static mam__u64 listed[OBJECTS_MOST + 1];
   mam_type type = compact_model_type(model, 1, 80, 2, object_pointers);
@@ -591,7 +592,7 @@ START_TEST(objects_are_listed) {
 }
 END_TEST
 
-/* After a compaction objects come and go as before. */
+/* After a compaction, objects can be created and freed as before. */
 START_TEST(the_heap_works_on_after_it) {
   mam_type type = compact_model_type(model, 1, 48, 2, object_pointers);
   objects_create(type, 48, 30000);

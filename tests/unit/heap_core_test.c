@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* The device heap's algorithm on one host thread: what a kernel may rely on, and that nothing is lost. */
+/* The device heap's algorithm on one host thread: what a kernel may rely on, and that no memory is lost. */
 #include <check.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -30,7 +30,7 @@ static uint32_t random_below(uint32_t bound) {
   return (uint32_t)(random_state >> 32) % bound;
 }
 
-/* Takes blocks of one size until there are no more; returns how many. */
+/* Takes blocks of one size until there are no more.  Returns their number. */
 static unsigned fill(size_t bytes) {
   unsigned count = 0;
   for (void *block; (block = heap_model_malloc(model, bytes, count / 32 % model->control->heap.slot_count)) != NULL;)
@@ -142,7 +142,7 @@ static void share_handed_out(size_t heap_bytes, size_t bytes, double least) {
     ck_abort_msg("of %zu bytes %.2f %% are handed out in blocks of %zu", heap_bytes, 100 * share, bytes);
   ck_assert_ptr_null(heap_model_malloc(model, bytes, 0));
   free_all(count);
-  ck_assert_uint_ge(fill(bytes), count - count / 100); /* another order of spans may leave other ends unused */
+  ck_assert_uint_ge(fill(bytes), count - count / 100); /* another order of spans may leave other remainders unused */
   heap_model_destroy(model);
   model = NULL;
 }
@@ -231,7 +231,7 @@ END_TEST
 
 /* ---- Long runs in a lazy heap ---- */
 
-/* Which of the runs each page is in, by their numbers from 1 on; 0: none. */
+/* The run that each page is in, by its number from 1 on; 0: none. */
 static unsigned short owners[64 * MIB / MAM__PAGE_BYTES];
 
 static void own(const void *run, size_t pages, unsigned short from, unsigned short to) {
@@ -307,8 +307,8 @@ static bool in_a_superblock(const char *block, size_t bytes) {
   return false;
 }
 
-/* What waits in parks of warp heaps, of chunks' and of runs' sizes, goes to who has no other memory; and so do pages
- * when only they do. */
+/* Memory that waits in parks of warp heaps, as chunks and as runs of pages, goes to requests of either kind that find
+ * no other memory. */
 START_TEST(a_full_heap_takes_what_waits) {
   const mam__u32 sizes[] = {32 << 10, 128 << 10};
   const size_t wanted = _i == 0 ? 4096 : 40 << 10;
@@ -337,7 +337,7 @@ END_TEST
 enum { SEARCHED_PAGES = 4 * 4096 + 1234 };
 static bool taken[SEARCHED_PAGES];
 
-/* The longest run of pages that is there. */
+/* The length of the longest run of free pages. */
 static mam__u32 longest_run(void) {
   mam__u32 longest = 0, here = 0;
   for (mam__u32 page = 0; page < SEARCHED_PAGES; page++) {
@@ -354,7 +354,8 @@ static void take_or_leave(mam__u32 page, mam__u32 count, bool takes) {
   }
 }
 
-/* What is known to be missing is: of all, and of each part, in which a run begins. */
+/* The heap remembers run lengths that are missing, of the whole and of each part.  Each is really missing: no longer
+ * run begins there. */
 static void check_what_is_known(struct mam__area area, mam__u32 longest) {
   mam__u32 known = *mam__area_shortage(area) & MAM__SHORT_PAGES;
   ck_assert(known == 0 || longest < known);
@@ -370,14 +371,14 @@ static struct mam__area begin_searches(void) {
   model = heap_model_create(72 * MIB, 4);
   struct mam__area area = model->control->superblocks[0];
   ck_assert_uint_ge(area.page_count, SEARCHED_PAGES);
-  if (area.page_count > SEARCHED_PAGES) /* the rest is nobody's */
+  if (area.page_count > SEARCHED_PAGES) /* the rest is taken for good */
     ck_assert_uint_eq(mam__run_take_at(SEARCHED_PAGES, area.page_count - SEARCHED_PAGES, area),
                       area.page_count - SEARCHED_PAGES);
   memset(taken, 0, sizeof taken);
   return area;
 }
 
-/* What comes back on one side of the end of a part makes a run longer that begins in the other. */
+/* Pages that come back on one side of the end of a part lengthen a run that begins in the other part. */
 START_TEST(runs_over_the_end_of_a_part_are_found) {
   struct mam__area area = begin_searches();
   ck_assert_uint_eq(mam__run_take_at(0, SEARCHED_PAGES, area), SEARCHED_PAGES);
@@ -386,7 +387,7 @@ START_TEST(runs_over_the_end_of_a_part_are_found) {
     mam__pages_release(area, first, 2);
     for (mam__u32 from = 0; from < 300; from += 60)
       ck_assert_uint_eq(mam__pages_search(&area, 4, from), MAM__NO_PAGE);
-    mam__pages_release(area, SEARCHED_PAGES - 1, 1); /* now nothing is known of the whole, only of its parts */
+    mam__pages_release(area, SEARCHED_PAGES - 1, 1); /* so that only of parts something is remembered */
     ck_assert_uint_eq(mam__run_take_at(SEARCHED_PAGES - 1, 1, area), 1);
     mam__pages_release(area, second, 2);
     ck_assert_uint_eq(mam__pages_search(&area, 4, 0), end - 2);
@@ -394,7 +395,7 @@ START_TEST(runs_over_the_end_of_a_part_are_found) {
 }
 END_TEST
 
-/* A search finds a run if there is one, wherever it begins and ends, and whatever earlier searches found out. */
+/* A search finds a run wherever it begins and ends, whatever earlier searches remembered. */
 START_TEST(searches_find_what_there_is) {
   static struct { mam__u32 page, count; } runs[SEARCHED_PAGES];
   mam__u32 count = 0;
@@ -425,7 +426,7 @@ START_TEST(searches_find_what_there_is) {
 }
 END_TEST
 
-/* Whatever the search for pages has learned in a large superblock, it stays within a small one. */
+/* A search for pages stays within a small superblock, whatever it remembered of a large one. */
 START_TEST(superblocks_of_different_sizes_are_kept_apart) {
   model = heap_model_create(MIB, 2);
   heap_model_grow(model, 64 * MIB);
@@ -468,7 +469,7 @@ START_TEST(random_operations_keep_every_block_whole) {
       verify(&live[i]);
       ck_assert(heap_model_free(model, live[i].address));
     }
-  /* Only slots still hold spans. */
+  /* Only slots hold spans now. */
   mam__u32 held = 0;
   for (mam__u32 size_class = 0; size_class < MAM__HEAP_CLASSES; size_class++)
     held += model->control->heap.slot_count * mam__span_pages(model->control->heap.chunks, size_class);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * How a device heap grows under those who run out of it: the code of heap_grow.h, which kernels run, by threads, and
- * heap_service.c, with a host that has or refuses memory; for ThreadSanitizer too.
+ * How a device heap grows while threads run out of memory in it: the code of heap_grow.h, which kernels run, and
+ * heap_service.c, with a host that has memory or refuses it.  Also for ThreadSanitizer.
  */
 #include <check.h>
 #include <pthread.h>
@@ -31,7 +31,7 @@ static struct heap_model *model;
 static uint64_t bell;
 static struct heap_service *service;
 
-/* What the host has. */
+/* The memory that the host has left. */
 static size_t left_bytes;
 static unsigned answers, retries;
 static enum heap_answer refusal;
@@ -115,8 +115,8 @@ static void *malloc_patiently(size_t bytes, unsigned slot) {
 static unsigned char *blocks[BLOCKS_MOST];
 static unsigned served, block_count;
 
-/* Each thread takes its share of the blocks and marks every byte: a block that two have, or one in a superblock that is
- * not ready, is a race. */
+/* Each thread takes its share of the blocks and marks every byte.  A block that two threads have, or one in a
+ * superblock that is not ready, is a race. */
 static void *take(void *argument) {
   unsigned thread = (unsigned)(uintptr_t)argument;
   for (unsigned i = thread; i < block_count; i += THREADS) {
@@ -156,7 +156,7 @@ START_TEST(threads_that_ask_for_16_times_the_heap_are_served) {
 }
 END_TEST
 
-/* Each superblock is asked for once or twice, not by everybody. */
+/* Each superblock is asked for once or twice, not by every thread. */
 START_TEST(the_host_hears_of_a_shortage_seldom) {
   begin(MIB, 64 * MIB, 60000);
   take_by_threads(16 * MIB / BLOCK_BYTES);
@@ -213,7 +213,7 @@ START_TEST(request_larger_than_every_superblock_is_served) {
 }
 END_TEST
 
-/* What is refused to large requests is no word about small ones. */
+/* A refusal of a large request does not hold for small ones. */
 START_TEST(small_request_is_served_after_a_large_one_was_refused) {
   begin(256 * KIB, 4 * MIB, 60000);
   ck_assert_ptr_null(malloc_patiently(32 * MIB, 0));
@@ -244,11 +244,11 @@ START_TEST(what_was_refused_is_asked_for_again_after_a_while) {
 }
 END_TEST
 
-/* A store to the bell that comes late, over one that the host has not seen: who rang that is heard all the same. */
+/* A late store to the bell hides a ring that the host has not seen.  The request is heard all the same. */
 START_TEST(ring_that_is_overwritten_is_made_good) {
   begin(MIB, 64 * MIB, 60000);
   __atomic_store_n(&growth()->reply, mam__round_of(7, 0), __ATOMIC_RELEASE);
-  __atomic_store_n(&growth()->rung, mam__round_of(7, 4096), __ATOMIC_RELAXED); /* rung for this round, and lost */
+  __atomic_store_n(&growth()->rung, mam__round_of(7, 4096), __ATOMIC_RELAXED); /* rung for this round, but hidden */
   __atomic_store_n(&bell, mam__round_of(6, 3), __ATOMIC_RELAXED);              /* by this one */
   ck_assert_ptr_nonnull(malloc_patiently(4 * MIB, 0));
   end();
@@ -281,7 +281,7 @@ END_TEST
 START_TEST(idle_service_hardly_runs) {
   struct timespec before, after;
   begin(MIB, 64 * MIB, 60000);
-  (void)usleep(100000); /* it is awake at first */
+  (void)usleep(100000); /* the service is awake at first */
   (void)clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
   (void)usleep(500000);
   (void)clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
@@ -292,7 +292,7 @@ START_TEST(idle_service_hardly_runs) {
 }
 END_TEST
 
-/* In a forked child there is no service: to stop it is nothing, and the parent's goes on. */
+/* A forked child has no service: the child stops nothing, and the parent's service goes on. */
 START_TEST(forked_child_stops_nothing) {
   int status = -1;
   begin(MIB, 64 * MIB, 60000);
@@ -309,7 +309,7 @@ START_TEST(forked_child_stops_nothing) {
 }
 END_TEST
 
-/* A process that exits with a service, or whose forked child does, ends. */
+/* A process that exits while a service runs ends; so does its forked child. */
 START_TEST(process_exits_with_a_service) {
   int status = -1;
   pid_t child = fork();

@@ -39,7 +39,7 @@ static void look_away(void) {
   free(view.control);
 }
 
-/* Blocks of many sizes in two superblocks, every third freed again. */
+/* Blocks of many sizes in two superblocks; every third one is freed again. */
 static void set_up(void) {
   model = heap_model_create(4 * MIB, 8);
   heap_model_grow(model, 32 * MIB);
@@ -154,7 +154,7 @@ START_TEST(drained_slots_hold_nothing) {
 }
 END_TEST
 
-/* Headers of warp heaps that were ended, and a superblock, which may be a chunk or a run of pages. */
+/* In parks wait headers of warp heaps that were ended, and a superblock, which may be a chunk or a run of pages. */
 START_TEST(what_waits_for_its_next_user_is_held_and_is_drained) {
   const mam__u32 bytes = _i == 0 ? 32 << 10 : 100 << 10;
   MAM_HeapInfo before, info;
@@ -165,7 +165,7 @@ START_TEST(what_waits_for_its_next_user_is_held_and_is_drained) {
   park[1] = (mam__u64)(uintptr_t)heap_model_malloc(model, bytes, 0) << 16 | bytes / 16;
   ck_assert_uint_eq(mam__park_address(park[1]) & 4095, 0);
   ck_assert_uint_eq(mam__park_number(park[1]), bytes / 16);
-  park[3] = 77; /* what waited there is in use */
+  park[3] = 77; /* what waited in this park is in use */
   model->control->parked = bytes / 16 + 77;
   look_away();
   look();

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * The library's threads keep no process alive.  Each case is a process of its own: this program with an argument.  It
- * counts its threads, so that a library without one would not pass.
+ * The library's threads keep no process alive.  Each case is a process of its own: this program with an argument.  A
+ * case counts its threads, so that it fails if the library started none.
  */
 #include <check.h>
 #include <pthread.h>
@@ -53,11 +53,11 @@ static void allocate_and_free(void) {
   require(MAM_CudaMalloc(&block, LARGE) == cudaSuccess && MAM_CudaFree(block) == cudaSuccess);
 }
 
-/* A pool that has grown for a large block is looked at. */
+/* The reaper looks at a pool that has grown for a large block. */
 static void start_reaper(void) {
   require(MAM_Create_auto() == cudaSuccess);
   allocate_and_free();
-  require(number_after("Threads:") <= 2); /* on a busy machine it may have ended by now */
+  require(number_after("Threads:") <= 2); /* on a busy machine the thread may have ended by now */
 }
 
 static void reaper(void) {
@@ -78,12 +78,12 @@ static void *run_on(void *unused) {
   struct timespec time = {.tv_nsec = 1000000}, longer = {.tv_nsec = 300000000};
   while (!main_is_over())
     (void)nanosleep(&time, NULL);
-  (void)nanosleep(&longer, NULL); /* several looks */
+  (void)nanosleep(&longer, NULL); /* in which the thread looks several times */
   allocate_and_free();
   _exit(THREAD_RAN_ON);
 }
 
-/* A thread of the program's keeps it alive. */
+/* A thread of the program keeps the process alive. */
 static void thread(void) {
   pthread_t thread;
   start_reaper();
@@ -101,7 +101,7 @@ static void *start_late(void *unused) {
   return NULL;
 }
 
-/* The library's thread begins when the main one has ended. */
+/* The library's thread begins after the main thread has ended. */
 static void late(void) {
   pthread_t thread;
   require(pthread_create(&thread, NULL, start_late, NULL) == 0);
@@ -120,9 +120,9 @@ static void *fork_off(void *unused) {
   exit(0);
 }
 
-/* A child's main thread is the one that forks, while its parent's main thread ends.  The first pthread_exit of a
- * process loads the C library's unwinder, and a fork in the middle of a load leaves the child half of it.  So one
- * thread ends before. */
+/* The child's main thread is the one that forks, while the parent's main thread ends.  The first pthread_exit of a
+ * process loads the C library's unwinder, and a fork in the middle of that load would leave the child half of it.  So
+ * one thread ends before. */
 static void forks(void) {
   pthread_t thread;
   require(pthread_create(&thread, NULL, end_at_once, NULL) == 0 && pthread_join(thread, NULL) == 0);
@@ -170,7 +170,7 @@ int main(int argc, char **argv) {
       programs[i].run();
   Suite *suite = suite_create("helper");
   TCase *cases = tcase_create("ends");
-#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) /* these have threads of their own */
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) /* the sanitizers have threads of their own */
   tcase_set_timeout(cases, 20);
   tcase_add_loop_test(cases, a_process_ends_with_the_program_s_threads, 0, PROGRAMS);
 #else

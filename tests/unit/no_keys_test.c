@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* A process that has no key for thread-specific data left when the library is loaded. */
+/* A process whose keys for thread-specific data are used up when the library is loaded. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -12,14 +12,14 @@
 
 #define OK(call) ck_assert_msg((call) == cudaSuccess, "%s: %s", #call, MAM_LastError())
 
-/* Sanitizers begin before this program, cannot do without keys, and may not look a function up so early. */
+/* Sanitizers begin before this program, need keys, and may not look a function up so early. */
 #if defined __SANITIZE_THREAD__ || defined __SANITIZE_ADDRESS__
 enum { SANITIZED = true };
 static bool keys_left;
 #else
 enum { SANITIZED = false };
 
-/* This program's libraries are loaded before main: they get none. */
+/* The libraries of this program are loaded before main, and get no key. */
 static bool keys_left;
 
 int pthread_key_create(pthread_key_t *key, void (*destructor)(void *)) {
@@ -31,7 +31,7 @@ int pthread_key_create(pthread_key_t *key, void (*destructor)(void *)) {
 }
 #endif
 
-static pthread_key_t keys[16]; /* the first that there are */
+static pthread_key_t keys[16]; /* the first keys */
 static int destroyed;
 
 static void value_destroy(void *value) { destroyed += value == &keys; }

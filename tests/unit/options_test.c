@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* The environment variables: what is understood, what is refused and how, what holds without them. */
+/* The environment variables: which values are understood, how others are refused, and the defaults. */
 #include <check.h>
 #include <stdlib.h>
 #include <string.h>
@@ -131,7 +131,7 @@ START_TEST(log_is_on_only_for_error) {
 }
 END_TEST
 
-/* Through the public functions: a mistake is told at every call and not remembered. */
+/* Each call reports the mistake, and none remembers it. */
 START_TEST(mistake_in_the_environment_reaches_the_caller_until_it_is_mended) {
   void *block = &block;
   setenv("MAM_SOURCE", "nonsense", 1);
@@ -143,17 +143,17 @@ START_TEST(mistake_in_the_environment_reaches_the_caller_until_it_is_mended) {
   ck_assert_int_eq(MAM_Create(1 << 20), cudaErrorInvalidValue);
   setenv("MAM_SOURCE", "host", 1);
   ck_assert_int_eq(MAM_CudaMalloc(&block, 100), cudaSuccess);
-  memset(block, 1, 100); /* it is host memory */
+  memset(block, 1, 100); /* the block is host memory */
   ck_assert_int_eq(MAM_CudaFree(block), cudaSuccess);
 }
 END_TEST
 
-/* This program runs without a driver, or with one: never with host memory that nobody asked for. */
+/* With a driver or without one, the library does not fall back to host memory by itself. */
 START_TEST(without_a_driver_nothing_is_allocated) {
   void *block = &block;
   const char *reason;
   cudaError_t error = MAM_CudaMalloc(&block, 100);
-  if (error == cudaSuccess) { /* a GPU after all: its address is no host memory of ours to tell apart; end it */
+  if (error == cudaSuccess) { /* there is a GPU: the test cannot tell its address from a host address, and ends it */
     ck_assert_int_eq(MAM_CudaFree(block), cudaSuccess);
     return;
   }

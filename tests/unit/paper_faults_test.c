@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * What the program that came with the MAM paper gets wrong, a test each, on plain host memory through the public
- * functions.  Elsewhere: exported names in check_symbols.sh, header guard and extern "C" in check_headers.sh, more than
- * one device in api_context_test.c.
+ * The faults of the program that came with the MAM paper, a test each, on plain host memory through the public
+ * functions.  Other tests have the rest: exported names check_symbols.sh, header guard and extern "C" check_headers.sh,
+ * more than one device api_context_test.c.
  */
 #include <check.h>
 #include <pthread.h>
@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "mam.h"
-#include "mam.h" /* twice: the guard */
+#include "mam.h" /* once more, for the header guard */
 #include "support/imaginary_source.h"
 #include "support/run_suite.h"
 
@@ -20,7 +20,7 @@
 
 static void set_up(void) {
   setenv("MAM_SOURCE", "host", 1);
-  (void)alarm(60); /* a lock that is kept would hang */
+  (void)alarm(60); /* a lock that stays taken would hang */
 }
 
 /* Address space of the process, in pages. */
@@ -39,7 +39,7 @@ static void *must_malloc(size_t size) {
   return block;
 }
 
-/* "Segment links never initialised": the first and the last segment of a chunk have no neighbour outside. */
+/* "Segment links never initialised": the first and the last segment of a chunk have no neighbour outside it. */
 START_TEST(first_and_last_block_of_a_chunk_can_be_freed) {
   ck_assert_int_eq(MAM_Create(2 * MIB), cudaSuccess);
   void *first = must_malloc(MIB), *last = must_malloc(MIB);
@@ -49,8 +49,8 @@ START_TEST(first_and_last_block_of_a_chunk_can_be_freed) {
 }
 END_TEST
 
-/* "A failed allocation or a free of NULL or of a foreign pointer keeps the lock forever": another thread must get it.
- */
+/* "A failed allocation or a free of NULL or of a foreign pointer keeps the lock forever": another thread gets the
+ * lock. */
 static void *malloc_once(void *unused) {
   void *block;
   (void)unused;
@@ -109,7 +109,7 @@ START_TEST(every_block_is_aligned_to_512) {
 }
 END_TEST
 
-/* "Only one CUDA error counts as an error": there, anything but "out of memory" is taken for a chunk. */
+/* "Only one CUDA error counts as an error": that program takes all errors but "out of memory" for a chunk. */
 START_TEST(any_error_of_the_source_is_an_error) {
   static const int errors[] = {1, 2, 3, 100, 201, 700, 999};
   const struct pool_config config = {.alignment = 512, .chunk_bytes = _i % 2 == 0 ? 2 * MIB : 0};
@@ -136,8 +136,8 @@ START_TEST(largest_chunk_is_found_whatever_is_left) {
 END_TEST
 
 START_TEST(automatic_destruction_happens) {
-  enum { SLACK_PAGES = 100000 }; /* threads' stacks, a sanitizer's shadows; the chunk is the size of the machine */
-  must_malloc(1);                /* whatever the first call sets up */
+  enum { SLACK_PAGES = 100000 }; /* for stacks and shadows; the chunk is as large as the machine's memory */
+  must_malloc(1);                /* so that what a first call sets up is there */
   ck_assert_int_eq(MAM_Destroy(), cudaSuccess);
   long before = mapped_pages();
   setenv("MAM_LINGER_MS", "0", 1);
@@ -151,7 +151,7 @@ START_TEST(automatic_destruction_happens) {
 }
 END_TEST
 
-/* "Destroying while another thread allocates": every block handed out lies in memory that is there when it is. */
+/* "Destroying while another thread allocates": every block lies in memory that exists when the block is handed out. */
 static _Atomic bool stop;
 
 static void *malloc_again_and_again(void *unused) {
@@ -190,7 +190,7 @@ START_TEST(second_create_leaks_nothing_and_changes_nothing) {
 }
 END_TEST
 
-/* Nothing on stdout, and on stderr only if asked. */
+/* The library writes nothing to stdout, and to stderr only if asked. */
 START_TEST(failures_are_quiet) {
   char path[] = "/tmp/mam-quiet-XXXXXX";
   int file = mkstemp(path), foreign;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* Pictures of records made by hand: what stands in the page, unpacked here anew, and in the trace events. */
+/* Pictures of records that a test makes by hand: the test unpacks the page itself, and reads the trace events. */
 #include <check.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -14,7 +14,7 @@ enum { base = 0x10000, events_most = 4096 };
 static struct record_event events[events_most];
 static struct record record;
 static struct picture picture;
-static char *text; /* a page, or trace events */
+static char *text; /* of a page, or of trace events */
 static size_t text_size;
 static char name_work[] = "work+0x10", name_load[] = "load+0x20", module[] = "prog", main_name[] = "main",
             loader_name[] = "loader", none[] = "", epoch[] = "epoch 1", loaded[] = "loaded", layer[] = "layer",
@@ -71,7 +71,7 @@ static void unmake(void) {
   text = NULL;
 }
 
-/* What an HTML script element of this id has; *size without the end mark. */
+/* The content of the script element with this id; *size does not count the end mark. */
 static const char *element_text(const char *id, size_t *size) {
   char begin_mark[64];
   (void)snprintf(begin_mark, sizeof begin_mark, "id=\"%s\">\n", id);
@@ -117,7 +117,7 @@ static unsigned char *data_read(size_t *count) {
   return bytes;
 }
 
-/* The values of a column.  difference: each is one to the value before. */
+/* The values of a column.  difference: each stands as the difference to the value before. */
 static void column_expect(const char *name, bool difference, const long long *values, size_t count) {
   size_t size;
   json_t *header = header_read();
@@ -159,7 +159,7 @@ static void small_record(void) {
   put((struct record_event){.kind = RECORD_PUSH, .time_ns = 2700, .text = 3, .thread = 1});
   allocate(3000, base + 3072, 1024, 1);
   put((struct record_event){.kind = RECORD_POP, .time_ns = 3500, .thread = 1});
-  put((struct record_event){.kind = RECORD_POP, .time_ns = 3600}); /* the other thread has none */
+  put((struct record_event){.kind = RECORD_POP, .time_ns = 3600}); /* the other thread has no open range */
   allocate(4000, base + 4096, 2048, 1);
   events[record.event_count - 1].thread = 1;
   events[record.event_count - 1].stream = 1;
@@ -192,7 +192,7 @@ START_TEST(page_has_what_the_record_has) {
     ck_assert_int_eq(json_integer_value(json_array_get(who, i)), third[i]);
   json_decref(header);
   EXPECT("time", true, 1000, 2000, 3000, 4000, 5000, 6000, 7000, 8000);
-  /* taken, three allocations, a free of the second last of them, an allocation, again the second last, a refusal */
+  /* taken, three allocations, a free of the second to last one, an allocation, the same kind of free, a refusal */
   EXPECT("what", false, 2, 0, 0, 0, 1 + 4 * 1, 0, 1 + 4 * 1, 3);
   EXPECT("hole", true, 0, 0, 0, 0, 1024, 512, 512 + 2048, 512 + 2048);
   EXPECT("taken", false, 8192);
@@ -202,7 +202,7 @@ START_TEST(page_has_what_the_record_has) {
   EXPECT("refusedSize", false, 1 << 20);
   EXPECT("markTime", true, 2500);
   EXPECT("rangeTime", true, 2600, 2700);
-  EXPECT("rangeDuration", false, 8000 - 2600, 800); /* the first one is open at the end */
+  EXPECT("rangeDuration", false, 8000 - 2600, 800); /* the first range is open at the end */
   EXPECT("rangeDepth", false, 0, 1);
   EXPECT("rangeThread", false, 1, 1);
   unmake();
@@ -236,7 +236,7 @@ START_TEST(far_addresses_are_drawn_side_by_side) {
   record_start();
   allocate(1, 0x7f0000000000, 1 << 20, 0);
   allocate(2, 0x7e0000000000, 1000, 0);
-  allocate(3, 0x7e0000000000 + (1 << 20), 1000, 0); /* too near to leave out what is between */
+  allocate(3, 0x7e0000000000 + (1 << 20), 1000, 0); /* near enough that the gap is drawn */
   make(picture_page);
   EXPECT("position", true, ((1 << 20) + 1024) / 512, 0, (1 << 20) / 512);
   unmake();
@@ -254,7 +254,7 @@ START_TEST(an_empty_record_has_a_page) {
 }
 END_TEST
 
-/* No name leaves its place in the page or the events, and JSON has each with U+FFFD for what is no UTF-8. */
+/* A name of any bytes ends neither its script element nor its string.  In JSON, bytes that are not UTF-8 are U+FFFD. */
 START_TEST(names_of_any_bytes_stay_names) {
   static char closing[] = "</script><!--<script>&\"\\\n\x7f",
               broken[] = "a\xff\xc3(\xed\xa0\x80z\xf0\x9f\x98\x80\xe2\x82";
@@ -272,7 +272,7 @@ START_TEST(names_of_any_bytes_stay_names) {
   site = json_array_get(json_object_get(header, "sites"), 1);
   ck_assert_str_eq(json_string_value(json_array_get(site, 0)), mended);
   json_decref(header);
-  size_t ends = 0; /* of the header, the data and the program */
+  size_t ends = 0; /* one each for the header, the data and the program */
   for (const char *at = text; (at = strstr(at, "</script")) != NULL; at++)
     ends++;
   ck_assert_uint_eq(ends, 3);
@@ -285,7 +285,7 @@ END_TEST
 
 enum { model_units = 64, model_rounds = 1500 };
 
-/* 0: never had a block; 1: has; 2: had. */
+/* Of each unit: 0 if no block ever had it, 1 if one has it, 2 if one had it. */
 static uint64_t model_hole(const int *state) {
   uint64_t largest = 0, run = 0;
   for (size_t i = 0; i < model_units; i++) {
@@ -298,7 +298,7 @@ static uint64_t model_hole(const int *state) {
 
 START_TEST(holes_are_those_of_a_naive_model) {
   int state[model_units] = {0};
-  size_t serials[model_units] = {0}, units[model_units] = {0}; /* of the block at a unit; units 0: none begins there */
+  size_t serials[model_units] = {0}, units[model_units] = {0}; /* of the block that begins at a unit; units 0: none */
   uint64_t expected[model_rounds];
   size_t count = 0;
   srand(7 + (unsigned)_i);
@@ -315,7 +315,7 @@ START_TEST(holes_are_those_of_a_naive_model) {
     } else if (room > 0) {
       serials[at] = record.allocation_count;
       units[at] = room;
-      allocate(round, base + 512 * at, 512 * room - (size_t)rand() % 512, 0); /* any part of the last unit */
+      allocate(round, base + 512 * at, 512 * room - (size_t)rand() % 512, 0); /* the last unit may be used in part */
       for (size_t i = at; i < at + room; i++)
         state[i] = 1;
     } else {
@@ -333,7 +333,7 @@ END_TEST
 
 /* ---- Trace events ------------------------------------------------------------------------------------------------ */
 
-/* How many there are of a phase with a name; NULL: any. */
+/* The number of events of a phase with a name; NULL: any name. */
 static size_t events_count(const json_t *list, const char *phase, const char *name) {
   size_t count = 0, i;
   json_t *event;

@@ -57,7 +57,7 @@ static void set_up(void) {
   pool = NULL;
 }
 
-/* However a test ends its pool, everything is the source's again. */
+/* However a test ends its pool, the source has got everything back. */
 static void tear_down(void) {
   if (pool != NULL)
     ck_assert_int_eq(pool_close(pool, 0), cudaSuccess);
@@ -92,7 +92,7 @@ START_TEST(largest_chunk_keeps_to_the_limit) {
 }
 END_TEST
 
-/* The paper's own search underflows there. */
+/* The paper's own search underflows here. */
 START_TEST(largest_chunk_is_found_when_little_is_left) {
   struct pool_config config = fixed_8_mib;
   imaginary.capacity_bytes = 5 * MIB;
@@ -123,7 +123,7 @@ END_TEST
 START_TEST(blocks_keep_every_alignment) {
   static const size_t alignments[] = {16, 512, 4096, 2 << 20};
   struct pool_config config = fixed_8_mib;
-  imaginary.gap_bytes = 512; /* later chunks begin at odd places */
+  imaginary.gap_bytes = 512; /* so that later chunks begin at odd places */
   config.limit_bytes = 64 * MIB;
   config.alignment = alignments[_i];
   for (int round = 0; round < 3; round++) {
@@ -173,7 +173,7 @@ START_TEST(refused_malloc_changes_nothing_but_the_count_of_failures) {
 }
 END_TEST
 
-/* A thread that was about to take from a pool gets nothing of the one that came into its struct since. */
+/* The pool of an order may end, and its struct become another pool's.  The order gets nothing of the new pool. */
 START_TEST(orders_for_a_pool_that_ended_are_refused) {
   struct pool_order order = {.default_id = POOL_ANY_ID, .size = 512, .effort = POOL_TAKE_ANY};
   struct pool_block block;
@@ -202,7 +202,7 @@ START_TEST(wrong_frees_are_refused_and_harm_nothing) {
   int on_stack;
   ck_assert_int_eq(try_free(block + 512), cudaErrorInvalidValue);
   ck_assert_int_eq(try_free(block + 1), cudaErrorInvalidValue);
-  ck_assert_int_eq(try_free(neighbour + 4096), cudaErrorInvalidValue); /* the hole behind */
+  ck_assert_int_eq(try_free(neighbour + 4096), cudaErrorInvalidValue); /* the hole behind begins there */
   ck_assert_int_eq(try_free(&on_stack), cudaErrorInvalidValue);
   ck_assert_int_eq(try_free((void *)UINTPTR_MAX), cudaErrorInvalidValue);
   MAM_PoolInfo after = info_now();
@@ -249,7 +249,7 @@ START_TEST(malloc_of_more_than_a_wait_can_free_is_refused_without_one) {
 }
 END_TEST
 
-/* Others free all the time: the allocation that cannot be served gives up all the same. */
+/* While other threads free blocks again and again, an allocation that cannot be served gives up. */
 static unsigned frees_left;
 static void free_another_in_the_middle(void) {
   struct pool_emptied emptied;
@@ -269,7 +269,7 @@ START_TEST(malloc_that_cannot_be_served_gives_up_while_others_free) {
   ck_assert_int_eq(try_free(holes[2]), cudaSuccess);
   frees_left = 20;
   imaginary.on_synchronize = free_another_in_the_middle;
-  ck_assert_int_eq(try_malloc(2 * MIB, &address), cudaErrorMemoryAllocation); /* the holes are apart */
+  ck_assert_int_eq(try_malloc(2 * MIB, &address), cudaErrorMemoryAllocation); /* the holes do not touch */
   ck_assert_uint_le(imaginary.synchronizes, 20);
   imaginary.on_synchronize = NULL;
 }
@@ -318,7 +318,7 @@ START_TEST(error_met_while_waiting_comes_through_and_nothing_is_lost) {
   open_pool(&fixed_8_mib);
   char *block = must_malloc(8 * MIB);
   imaginary.synchronize_error = (cudaError_t)700;
-  ck_assert_int_eq(try_free(block), 700); /* freed all the same: it is more than half */
+  ck_assert_int_eq(try_free(block), 700); /* the block is freed; then the wait fails */
   ck_assert_int_eq(try_free(block), cudaErrorInvalidValue);
   ck_assert_int_eq(try_malloc(MIB, &address), 700);
   ck_assert_uint_eq(info_now().waiting_bytes, 8 * MIB);
@@ -327,7 +327,7 @@ START_TEST(error_met_while_waiting_comes_through_and_nothing_is_lost) {
 }
 END_TEST
 
-/* A wait covers the work submitted before it began: what is freed while it lasts needs another. */
+/* A wait covers the work that was submitted before it began.  What is freed during the wait needs another one. */
 static char *freed_meanwhile;
 static void free_in_the_middle(void) {
   struct pool_emptied emptied;
@@ -408,7 +408,7 @@ START_TEST(source_that_refused_is_not_asked_again_for_each_shortage) {
     ck_assert_ptr_eq(must_malloc(4 * MIB), block);
   }
   ck_assert_uint_le(imaginary.take_calls, before + 1);
-  imaginary.take_error = cudaSuccess; /* it has some again, and is asked before a refusal */
+  imaginary.take_error = cudaSuccess; /* the source has some again, and is asked before the pool refuses */
   must_malloc(4 * MIB);
   ck_assert_uint_eq(info_now().chunk_count, 2);
 }
@@ -465,7 +465,7 @@ START_TEST(pool_that_is_meant_otherwise_is_left_alone) {
 }
 END_TEST
 
-/* Between finding a default pool and asking it, it may end, and its struct become another pool. */
+/* A default pool that was found may end before it is asked, and its struct become another pool's. */
 START_TEST(questions_about_another_pool_are_refused) {
   MAM_PoolInfo info;
   char *text = NULL;
@@ -478,7 +478,7 @@ START_TEST(questions_about_another_pool_are_refused) {
 }
 END_TEST
 
-/* A thread that freed the last block may be held up until the pool has ended and the next one has its struct. */
+/* A thread that freed the last block may be held up until the pool has ended and its struct is another pool's. */
 START_TEST(emptying_of_a_pool_is_not_reported_of_the_next) {
   struct pool_emptied emptied = {0};
   struct pool_config lazy = fixed_8_mib;
@@ -518,7 +518,7 @@ START_TEST(pool_whose_addresses_are_somebody_elses_is_gone) {
   ck_assert_int_eq(pool_free(block, &emptied), cudaErrorInvalidValue);
   ck_assert_ptr_eq(must_malloc(MIB), block);
   ck_assert_int_eq(try_free(block), cudaSuccess);
-  ck_assert_int_eq(pool_close(old, 0), cudaSuccess); /* its owner's handle was nobody else's meanwhile */
+  ck_assert_int_eq(pool_close(old, 0), cudaSuccess); /* the struct of the lost pool was not used again */
   ck_assert_int_eq(pool_close(old, 0), cudaErrorInvalidResourceHandle);
 }
 END_TEST
@@ -541,7 +541,7 @@ START_TEST(lazy_pool_reports_its_emptying_once_until_looked_at) {
   void *live = must_malloc(512);
   ck_assert_int_eq(pool_look(pool, 7, &count), POOL_BUSY);
   ck_assert_uint_eq(count, 4);
-  ck_assert(!pool_retire(pool, 7, true)); /* it is not empty */
+  ck_assert(!pool_retire(pool, 7, true)); /* the pool is not empty */
   ck_assert_int_eq(pool_free(live, &emptied), cudaSuccess);
   ck_assert_ptr_eq(emptied.pool, pool);
   ck_assert_int_eq(pool_look(pool, 7, &count), POOL_EMPTY);
@@ -568,7 +568,7 @@ END_TEST
 
 /* ---- Reports ---- */
 
-/* Formula 2 of ScatterAlloc: 1 - largest / sum, here for holes of 1 and 3 MiB. */
+/* Formula 2 of ScatterAlloc: 1 - largest / sum.  Here the holes are 1 and 3 MiB. */
 START_TEST(external_fragmentation_is_one_less_the_largest_holes_share) {
   struct pool_config config = fixed_8_mib;
   config.reuse = MAM_REUSE_IMMEDIATE;
@@ -675,7 +675,7 @@ END_TEST
 
 /* ---- Elastic pools ---- */
 
-/* With no more waiting than a byte, each free waits for the GPU: then its memory is free and known to be unused. */
+/* At most one byte may wait, so each free waits for the GPU.  Then its memory is free and known to be unused. */
 static const struct pool_config elastic_64_mib = {
     .reuse = MAM_REUSE_FENCED, .alignment = POOL_ALIGNMENT_BYTES, .limit_bytes = 64 << 20, .waiting_limit_bytes = 1};
 
@@ -697,7 +697,7 @@ static void trim(size_t keep_bytes) {
   check_pool();
 }
 
-/* Fills the pool with blocks of so many MiB, one after the other, and returns the first; the others follow it. */
+/* Takes blocks of so many bytes, each behind the one before, and returns the first. */
 static char *malloc_row(unsigned count, size_t bytes) {
   char *first = must_malloc(bytes);
   for (unsigned i = 1; i < count; i++)
@@ -737,7 +737,7 @@ START_TEST(elastic_pool_without_a_limit_leaves_the_headroom) {
 }
 END_TEST
 
-/* The memory that the source lends beyond what it has needs addresses, too; a limit that is no real one takes fewer. */
+/* A source may lend more memory than it has, and that needs addresses, too.  A limit of SIZE_MAX takes fewer. */
 START_TEST(elastic_pool_has_addresses_for_a_limit_beyond_the_source) {
   static struct source_operations operations;
   const struct source overcommitting = {.operations = &operations};
@@ -748,7 +748,7 @@ START_TEST(elastic_pool_has_addresses_for_a_limit_beyond_the_source) {
   ck_assert_uint_eq(imaginary.next_base - IMAGINARY_FIRST_BASE, 512 * MIB);
   must_malloc(256 * MIB);
   ck_assert_int_eq(pool_close(pool, 0), cudaSuccess);
-  config.limit_bytes = SIZE_MAX; /* as many as there are */
+  config.limit_bytes = SIZE_MAX; /* no limit */
   ck_assert_int_eq(pool_open(&config, &overcommitting, &pool), cudaSuccess);
   must_malloc(256 * MIB);
   ck_assert_int_eq(pool_close(pool, 0), cudaSuccess);
@@ -778,7 +778,7 @@ START_TEST(first_mapping_that_is_refused_opens_no_pool) {
   imaginary.capacity_bytes = 8 * MIB;
   ck_assert_int_eq(pool_open(&config, &imaginary_elastic, &untouched), cudaErrorMemoryAllocation);
   ck_assert_ptr_null(untouched);
-  ck_assert(imaginary_all(IMAGINARY_FIRST_BASE, 16 * MIB, IMAGINARY_NOTHING)); /* the addresses are back, too */
+  ck_assert(imaginary_all(IMAGINARY_FIRST_BASE, 16 * MIB, IMAGINARY_NOTHING)); /* the addresses came back, too */
 }
 END_TEST
 
@@ -831,7 +831,7 @@ START_TEST(elastic_growth_takes_what_it_needs_where_the_source_has_no_more) {
 }
 END_TEST
 
-/* 1.5 GiB are mapped in three pieces: whichever is refused, those before it are unmapped again. */
+/* 1.5 GiB are mapped in three pieces.  Whichever mapping is refused, the pieces before it are unmapped again. */
 START_TEST(refused_mapping_changes_nothing) {
   void *address;
   struct pool_config config = elastic_64_mib;
@@ -864,7 +864,7 @@ START_TEST(mapping_that_fails_otherwise_says_so) {
 }
 END_TEST
 
-/* While a mapping is made, others allocate and free. */
+/* While a mapping is made, other threads allocate and free. */
 static void *freed_in_the_middle;
 static void use_the_pool_in_the_middle(void) {
   struct pool_emptied emptied;
@@ -877,7 +877,7 @@ static void use_the_pool_in_the_middle(void) {
 
 START_TEST(pool_is_in_use_while_it_grows) {
   open_elastic(&elastic_64_mib);
-  char *row = malloc_row(3, MIB); /* one more is free */
+  char *row = malloc_row(3, MIB); /* one MiB more is free */
   freed_in_the_middle = row + MIB;
   imaginary.on_map = use_the_pool_in_the_middle;
   must_malloc(2 * MIB);
@@ -885,7 +885,8 @@ START_TEST(pool_is_in_use_while_it_grows) {
 }
 END_TEST
 
-/* What is free in whole pieces moves to where a block fits, so that the pool takes no more than it needed before. */
+/* Free whole pieces are unmapped, and their memory mapped where a block fits.  So the pool takes no more than
+ * before. */
 START_TEST(pool_with_holes_holds_no_more_than_was_used) {
   struct pool_config config = elastic_64_mib;
   config.limit_bytes = 512 * MIB;
@@ -895,7 +896,7 @@ START_TEST(pool_with_holes_holds_no_more_than_was_used) {
   must_malloc(40 * MIB);
   ck_assert_uint_le(imaginary.taken_bytes, 128 * MIB);
   ck_assert_uint_eq(info_now().used_bytes, 104 * MIB);
-  must_malloc(64 * MIB); /* less is free than that */
+  must_malloc(64 * MIB); /* more than is free */
   ck_assert_uint_le(imaginary.taken_bytes, 192 * MIB);
 }
 END_TEST
@@ -912,7 +913,7 @@ static void *malloc_8_mib(void *unused) {
   return pool_malloc(pool, POOL_ANY_ID, 8 * MIB, NULL, &address) == cudaSuccess ? address : NULL;
 }
 
-/* Returns when all of them wait for the growth that this is in the middle of. */
+/* Returns when all of them wait for the growth that calls this function. */
 static void let_others_wait(void) {
   size_t wanted_bytes = 0;
   imaginary.on_map = count_map;
@@ -934,14 +935,14 @@ START_TEST(threads_that_wait_for_a_growth_share_the_next) {
     ck_assert_int_eq(pthread_join(waiters[i], &address), 0);
     ck_assert_ptr_nonnull(address);
   }
-  ck_assert_uint_eq(map_calls, 1); /* after the first growth one for all others */
+  ck_assert_uint_eq(map_calls, 1); /* one for the first thread, then one for all others */
   ck_assert_uint_eq(imaginary.taken_bytes, (1 + WAITERS) * 8 * MIB);
 }
 END_TEST
 
 START_TEST(pool_is_in_use_while_it_is_trimmed) {
   open_elastic(&elastic_64_mib);
-  char *row = malloc_row(5, MIB); /* one more is free */
+  char *row = malloc_row(5, MIB); /* one MiB more is free */
   freed_in_the_middle = row;
   must_free(row + 2 * MIB), must_free(row + 3 * MIB);
   imaginary.on_unmap = use_the_pool_in_the_middle;
@@ -1002,7 +1003,7 @@ START_TEST(memory_that_waits_for_the_gpu_is_not_given_back) {
 }
 END_TEST
 
-/* Under the immediate rule the program says that the memory may be handed out again, not that no kernel uses it. */
+/* By the immediate rule a program says that memory may be handed out again, not that no kernel uses it. */
 START_TEST(memory_that_was_free_at_once_is_given_back_after_a_wait) {
   struct pool_config config = elastic_64_mib;
   config.reuse = MAM_REUSE_IMMEDIATE;
@@ -1030,11 +1031,11 @@ START_TEST(memory_that_the_source_keeps_stays_usable) {
 }
 END_TEST
 
-/* The limit is reached, and what is free lies in pieces: they go to where the block has room. */
+/* The limit is reached, and the free memory lies in pieces.  It is mapped anew where the block has room. */
 START_TEST(scattered_free_pieces_become_a_block_elsewhere) {
   struct pool_config config = elastic_64_mib;
   config.limit_bytes = 8 * MIB;
-  if (_i == 1) /* it is the source that has no more */
+  if (_i == 1) /* here the source has no more */
     config.limit_bytes = 64 * MIB;
   open_elastic(&config);
   imaginary.capacity_bytes = 8 * MIB;
@@ -1069,7 +1070,7 @@ START_TEST(other_pools_give_back_what_is_free_when_the_source_refuses) {
   must_free(row + 4 * MIB), must_free(row + 8 * MIB);
   ck_assert_int_eq(
       pool_open(_i == 0 ? &elastic_64_mib : &fixed_8_mib, _i == 0 ? &imaginary_elastic : &imaginary_source, &pool),
-      _i == 0 ? cudaSuccess : cudaErrorMemoryAllocation); /* a first chunk asks nobody to give way */
+      _i == 0 ? cudaSuccess : cudaErrorMemoryAllocation); /* for a first chunk no other pool gives memory back */
   if (_i == 0) {
     must_malloc(12 * MIB);
     ck_assert_uint_eq(imaginary.taken_bytes, 16 * MIB);
@@ -1089,7 +1090,7 @@ START_TEST(trim_gives_back_whole_chunks_but_the_last) {
   trim(0);
   ck_assert_uint_eq(imaginary.taken_bytes, 8 * MIB);
   ck_assert_uint_eq(info_now().chunk_count, 2);
-  ck_assert_int_eq(try_free(blocks[0]), cudaErrorInvalidValue); /* an address of nobody's */
+  ck_assert_int_eq(try_free(blocks[0]), cudaErrorInvalidValue); /* no pool has this address */
   must_free(blocks[1]), must_free(blocks[3]);
   trim(0);
   ck_assert_uint_eq(imaginary.taken_bytes, 4 * MIB);
@@ -1098,8 +1099,7 @@ START_TEST(trim_gives_back_whole_chunks_but_the_last) {
 }
 END_TEST
 
-/* A program that gave back everything may then ask for more in one block than the device has beside its last chunk. */
-/* A front that keeps nothing and counts how often it was still. */
+/* A front that keeps nothing and counts how often it was frozen. */
 static unsigned stills;
 static bool still_open(struct mam_pool *of) { return of != NULL; }
 static bool still_collect(struct mam_pool *of, bool all) { return of != NULL && all; }
@@ -1116,7 +1116,7 @@ static const struct pool_front still_front = {.open = still_open,
                                               .thaw = still_thaw,
                                               .sum = still_sum};
 
-/* A free that is held up in a front may have looked at a page: its claim comes before another pool gets the page. */
+/* A thread that frees may have found a page and not made its claim yet.  No other pool may get the page before that. */
 START_TEST(no_thread_is_in_a_front_when_a_chunk_goes) {
   struct pool_config config = fixed_8_mib;
   config.front = &still_front;
@@ -1146,7 +1146,7 @@ START_TEST(trim_gives_back_the_last_chunk_where_asked_to) {
   ck_assert_int_eq(try_free(block), cudaErrorInvalidValue);
   must_free(must_malloc(1000));
   trim(0);
-  must_malloc(16 * MIB); /* all that the limit allows */
+  must_malloc(16 * MIB); /* as much as the limit allows */
 }
 END_TEST
 
@@ -1215,7 +1215,7 @@ START_TEST(report_shows_what_is_unmapped) {
 }
 END_TEST
 
-/* Plain host memory: what was written stays, what was given back is the system's. */
+/* On plain host memory a block keeps what was written to it, and the system gets back what a trim gives. */
 static size_t resident_bytes(void) {
   unsigned long pages = 0, resident = 0;
   FILE *file = fopen("/proc/self/statm", "r");

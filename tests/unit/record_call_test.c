@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Records that a call begins and ends, on plain host memory: what is live before, threads that allocate meanwhile, one
- * record after the other, what is refused.  Each case is a process of its own: this program with an argument.
+ * Records that a call begins and ends, on plain host memory: blocks that are live before, threads that allocate
+ * meanwhile, one record after the other, what is refused.  Each case is a process of its own: this program with an
+ * argument.
  */
 #include <check.h>
 #include <fcntl.h>
@@ -21,7 +22,7 @@
 #include "mam.h"
 #include "support/run_suite.h"
 
-/* Of a program, which has no test runner. */
+/* For a process of a case, which has no test runner. */
 #define EXPECT(condition)                                                                                              \
   do {                                                                                                                 \
     if (!(condition)) {                                                                                                \
@@ -59,7 +60,7 @@ static size_t count_of(uint32_t kind) {
   return count;
 }
 
-/* The allocation of a block that is in the record once. */
+/* The allocation of a block that the record has once. */
 static const struct record_event *allocation_of(const void *block) {
   const struct record_event *found = NULL;
   for (size_t i = 0; i < record.event_count; i++)
@@ -104,7 +105,8 @@ static void live_blocks(void) {
     EXPECT(record.events[i].kind != RECORD_ALLOCATE || record.events[i].address != (uintptr_t)gone);
 }
 
-/* The quick paths record from the first call on, and are quick afterwards: then nothing more is in the file. */
+/* The quick paths record from the first call on.  After the end they are quick again, and the file has no later
+ * call. */
 static void again(void) {
   void *kept = block_of(4096);
   for (int i = 0; i < 5; i++) {
@@ -170,7 +172,8 @@ static void refusals(void) {
   EXPECT(count_of(RECORD_ALLOCATE) == 1 && count_of(RECORD_FREE) == 1 && unknown_frees() == 0);
 }
 
-/* Another file of the program's has the number then, and is not closed either. */
+/* Another file of the program then has the record's descriptor number.  The library does not write to it or close
+ * it. */
 static void closes_the_file(void) {
   void *block = block_of(1000);
   struct stat before, after;
@@ -183,12 +186,12 @@ static void closes_the_file(void) {
   free_it(block);
   EXPECT(MAM_RecordEnd() == cudaErrorUnknown && says("the program has closed the record"));
   EXPECT(fstat(fd, &after) == 0 && after.st_ino == before.st_ino && after.st_size == 0);
-  begin(); /* the number is taken */
+  begin(); /* the old number is taken */
   end_and_read();
   EXPECT(close(fd) == 0);
 }
 
-/* With MAM_RECORD, whose record stays as it is. */
+/* MAM_RECORD is set, and its record goes on. */
 static void beside_the_variable(void) {
   free_it(block_of(1000));
   EXPECT(MAM_RecordBegin(other_path) == cudaErrorAlreadyAcquired && says(path));
@@ -196,7 +199,7 @@ static void beside_the_variable(void) {
   free_it(block_of(1000));
 }
 
-/* The thread has a front of a pool that has ended when the record begins, and it becomes the next pool's. */
+/* When the record begins, the thread has the front of a pool that has ended.  The next pool takes over that front. */
 static void pools(void) {
   MAM_PoolOptions options = MAM_POOL_OPTIONS_INIT;
   MAM_Pool pool;
@@ -314,8 +317,8 @@ static void *sleep_through(void *unused) {
   return NULL;
 }
 
-/* No address is live twice, and no free is of a block that the record does not know: each call is in the record as a
- * whole, is in the list of what was live, or is not there at all. */
+/* No address is live twice, and no free is of a block that the record does not know.  Each call is in the record as a
+ * whole, or in the list of live blocks, or in neither. */
 static void check_round(void) {
   size_t live = 0;
   uint64_t *ends = calloc(record.allocation_count + 1, sizeof *ends);
@@ -328,7 +331,7 @@ static void check_round(void) {
   for (size_t i = 0; i < record.allocation_count; i++)
     EXPECT(ends[i] <= 1);
   free(ends);
-  EXPECT(unknown_frees() <= THREADS); /* at most a call of each thread is under way */
+  EXPECT(unknown_frees() <= THREADS); /* each thread may be inside one call */
   EXPECT(live <= (size_t)THREADS * (KEPT + 1) + 4);
 }
 
@@ -360,7 +363,7 @@ static void threads(void) {
     EXPECT(pthread_join(workers[i], NULL) == 0);
   EXPECT(pthread_join(others[0], NULL) == 0 && pthread_join(others[1], NULL) == 0);
   end_and_read();
-  /* what was live before or came later has ended: nothing was missed */
+  /* All blocks have ended, those that were live before and the later ones: the record missed none. */
   EXPECT(count_of(RECORD_ALLOCATE) == count_of(RECORD_FREE) - unknown_frees());
 }
 
@@ -454,7 +457,7 @@ int main(int argc, char **argv) {
   tcase_add_test(cases, a_pool_that_comes_later_is_recorded);
   tcase_add_test(cases, a_record_without_an_end_ends_with_the_process);
   tcase_add_test(cases, threads_meet_records_in_any_call);
-#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) /* these know no child that starts a thread */
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) /* a child would start a thread */
   tcase_add_test(cases, a_forked_child_has_no_record);
 #endif
   suite_add_tcase(suite, cases);

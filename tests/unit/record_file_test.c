@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* The file of a record: what is written is read again, in the order of time; files that are cut or damaged. */
+/* The file of a record: the reader returns what was written, in the order of time; files that are cut or damaged. */
 #include <check.h>
 #include <errno.h>
 #include <stdio.h>
@@ -17,7 +17,7 @@ static struct record record;
 static void files_name(void) {
   (void)snprintf(path, sizeof path, "record_file_test.%ld", (long)getpid());
   (void)snprintf(other_path, sizeof other_path, "record_file_test.%ld.other", (long)getpid());
-  (void)freopen("/dev/null", "w", stderr); /* what mam-bench complains of */
+  (void)freopen("/dev/null", "w", stderr); /* for the complaints of mam-bench */
 }
 
 static void files_remove(void) {
@@ -27,7 +27,7 @@ static void files_remove(void) {
 
 static const struct zstd *method(int i) { return i == 0 ? NULL : zstd_load(); }
 
-/* A bit of everything. */
+/* Events and items of every kind. */
 static void write_all_kinds(const struct zstd *zstd) {
   struct record_file file;
   ck_assert(writer_open(&file, path, zstd));
@@ -47,7 +47,7 @@ static void write_all_kinds(const struct zstd *zstd) {
                                           .stream = stream,
                                           .tag = tag,
                                           .context = second});
-  record_file_event(&file, two, /* in the file before the mark, in time after it */
+  record_file_event(&file, two, /* before the mark in the file, after it in time */
                     &(struct record_item){.kind = RECORD_FREE, .ticks = 60, .address = 0x7f0000001000});
   record_file_event(&file, one, &(struct record_item){.kind = RECORD_MARK, .ticks = 30, .text = text});
   record_file_event(&file, one, &(struct record_item){.kind = RECORD_PUSH, .ticks = 40, .text = tag});
@@ -94,7 +94,7 @@ START_TEST(what_is_written_is_read) {
   ck_assert_uint_eq(events[4].address, 0);
   ck_assert_uint_eq(events[4].stream, 0);
   ck_assert_uint_eq(record.sites[events[4].site].offset, 5);
-  ck_assert_uint_eq(events[6].serial, 0); /* what it ends is an allocation by another thread */
+  ck_assert_uint_eq(events[6].serial, 0); /* it ends an allocation by another thread */
   ck_assert_uint_eq(events[6].size, 1000);
   ck_assert_uint_eq(events[6].device, 3);
   ck_assert_str_eq(record.threads[events[6].thread], "loader");
@@ -104,7 +104,7 @@ START_TEST(what_is_written_is_read) {
 }
 END_TEST
 
-/* Of two blocks that were live, one's allocation was under way: then its event follows. */
+/* Two blocks were live.  The allocation of one was under way, so its event follows. */
 START_TEST(what_was_live_before_is_one_allocation) {
   struct record_file file;
   struct record_item live = {.kind = RECORD_LIVE, .ticks = 10, .address = 0x1000, .size = 16};
@@ -139,7 +139,7 @@ START_TEST(what_was_live_before_is_one_allocation) {
 }
 END_TEST
 
-/* Begins a file with a context, a site, which it returns, and one thread or two. */
+/* Begins a file with a context, a site, and one thread or two.  Returns the site. */
 static uint32_t file_begin(struct record_file *file, int i, uint32_t *one, uint32_t *two) {
   ck_assert(writer_open(file, path, method(i)));
   *one = record_file_thread(file, "one");
@@ -150,7 +150,7 @@ static uint32_t file_begin(struct record_file *file, int i, uint32_t *one, uint3
   return site;
 }
 
-/* A thread frees, another one gets the address at once; in the file the latter comes first. */
+/* A thread frees, and another one gets the address at once.  The allocation comes first in the file. */
 START_TEST(a_free_finds_its_allocation_by_time) {
   struct record_file file;
   uint32_t one, two, site = file_begin(&file, _i, &one, &two);
@@ -173,7 +173,7 @@ START_TEST(a_free_finds_its_allocation_by_time) {
 }
 END_TEST
 
-/* A clock that was read a little early; and a block of which the record has the free alone. */
+/* The clock of a free was read a little early.  Of another block, the record has the free alone. */
 START_TEST(an_early_free_ends_its_allocation) {
   struct record_file file;
   uint32_t one, two, site = file_begin(&file, _i, &one, &two);
@@ -199,7 +199,7 @@ START_TEST(an_early_free_ends_its_allocation) {
 }
 END_TEST
 
-/* The ring of a thread that only frees may come to the file before that of any thread that allocates. */
+/* The events of a thread that only frees may come to the file before those of any thread that allocates. */
 START_TEST(a_free_may_come_first_in_the_file) {
   struct record_file file;
   ck_assert(writer_open(&file, path, method(_i)));
@@ -226,7 +226,7 @@ START_TEST(memory_that_ends_ends_its_blocks) {
   record_file_gone(&file, thread, 6000, 0x1000 * 1000, 0x1000 * 3000);
   for (uint64_t i = 0; i < 1000; i++)
     writer_free(&file, thread, 7000 + i, 0x1000 * i);
-  writer_allocate(&file, thread, 9000, 0x1000 * 4500, 16, site); /* one that must have ended */
+  writer_allocate(&file, thread, 9000, 0x1000 * 4500, 16, site); /* the block here before must have ended */
   writer_close(&file, 10000);
   ck_assert(record_read(&record, path));
   size_t frees = 0, of_gone = 0;
@@ -264,7 +264,7 @@ static bool other_read(const unsigned char *bytes, size_t count) {
 
 static unsigned char bytes[4096];
 
-/* Two frames: what is in whole frames is kept. */
+/* The file has two frames.  A reader keeps what is in whole frames. */
 START_TEST(a_cut_file_is_read_up_to_the_cut) {
   struct record_file file;
   uint32_t thread, site = file_begin(&file, _i, &thread, NULL);
@@ -287,7 +287,7 @@ START_TEST(a_cut_file_is_read_up_to_the_cut) {
 }
 END_TEST
 
-/* The checksum tells; a byte of a length may also turn the rest into a cut. */
+/* The checksum is wrong.  A changed length may also make the rest of the file look cut. */
 START_TEST(a_damaged_file_is_refused) {
   write_all_kinds(method(_i));
   size_t count = file_load(bytes, sizeof bytes);
@@ -301,7 +301,7 @@ START_TEST(a_damaged_file_is_refused) {
 }
 END_TEST
 
-/* With a right checksum nothing is certain of the items; it must not crash. */
+/* With a right checksum, items may be anything.  The reader must not crash. */
 START_TEST(random_items_do_no_harm) {
   unsigned seed = 1;
   write_all_kinds(NULL);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Records of whole programs, on plain host memory.  The program is this one: with an argument it does what that says,
- * and the tests run it so, with MAM_RECORD set, and read the record.
+ * Records of whole programs, on plain host memory.  The tests run this program with an argument and with MAM_RECORD
+ * set, and read the record.  The argument says what the program does.
  */
 #include <check.h>
 #include <errno.h>
@@ -53,10 +53,10 @@ static int steps(void) {
     return 4;
   if (MAM_CudaFreeAsync(streamed, (cudaStream_t)&stream) != cudaSuccess || MAM_CudaFree(&stream) == cudaSuccess)
     return 3;
-  return 0; /* with one block live */
+  return 0; /* and one block is live */
 }
 
-/* Each thread takes what it finds in a mailbox and frees it, and leaves a block of its own. */
+/* Each thread frees the block that it finds in a mailbox, and leaves a block of its own there. */
 static _Atomic(void *) mailboxes[MAILBOXES];
 
 static void *exchange(void *seed_at) {
@@ -109,7 +109,7 @@ static int forks(void) {
   if (child == 0) {
     for (int i = 0; i < 3; i++)
       (void)block_of(10000);
-    free_it(before); /* of a block that is not in the child's record */
+    free_it(before); /* the child's record does not have this block */
     exit(0);
   }
   if (waitpid(child, &status, 0) != child || status != 0)
@@ -155,7 +155,7 @@ static int pairs(void) {
 static int killed(void) {
   (void)pairs();
   (void)usleep(300000);
-  free_it(block_of(1 << 20)); /* what comes in the last moments may be lost */
+  free_it(block_of(1 << 20)); /* the record may lack a call of the last moments */
   return raise(SIGKILL);
 }
 
@@ -182,7 +182,7 @@ static int exits_quickly(void) {
 }
 
 static void *late;
-__attribute__((destructor(101))) static void last_of_all(void) { /* after the library's own end */
+__attribute__((destructor(101))) static void last_of_all(void) { /* runs after the library's own end */
   if (late != NULL)
     free_it(late);
 }
@@ -202,7 +202,7 @@ static int many(void) {
   return 0;
 }
 
-/* A pool ends with its blocks; the next one has the addresses again. */
+/* A pool ends with its blocks, and the next pool has the same addresses. */
 static int pools(void) {
   for (int i = 0; i < 10; i++) {
     if (MAM_Create(8 << 20) != cudaSuccess)
@@ -232,7 +232,7 @@ static void all_close(void) {
     (void)close(fd);
 }
 
-/* As daemons do, which closes the record.  A file of its own gets the number. */
+/* Closes all descriptors, as daemons do, and with them the record.  A file of the program gets the number. */
 static int closes_all(void) {
   char name[128];
   (void)snprintf(name, sizeof name, "%s.own", getenv("MAM_RECORD"));
@@ -243,7 +243,7 @@ static int closes_all(void) {
   if (file == NULL || fileno(file) != 3 || fputs("hello\n", file) < 0 || fflush(file) != 0)
     return 2;
   free_it(block);
-  for (int i = 0; i < PAIRS; i++) /* more than a ring holds: some of it is written now */
+  for (int i = 0; i < PAIRS; i++) /* more than a ring holds, so that the writer writes now */
     free_it(block_of(3000));
   return fputs("world\n", file) >= 0 && fclose(file) == 0 ? 0 : 3;
 }
@@ -301,7 +301,7 @@ static void folder_remove(void) {
   record_free(&record);
 }
 
-/* Runs a program and returns its wait status; what it wrote to stderr is in said. */
+/* Runs a program and returns its wait status; said becomes what it wrote to stderr. */
 static int run(const char *program, const char *record_path) {
   char errors[128];
   int status = -1;
@@ -344,7 +344,7 @@ static const struct record_event *event_of(uint32_t kind, size_t index) {
   return NULL;
 }
 
-/* Every free is of an allocation, and no address was handed out twice at a time. */
+/* Each free is of an allocation in the record, and no address is live twice. */
 static void all_frees_known(void) {
   for (size_t i = 0; i < record.event_count; i++)
     ck_assert(record.events[i].kind != RECORD_FREE || record.events[i].serial != RECORD_NO_SERIAL);
@@ -358,7 +358,7 @@ START_TEST(what_is_asked_for_is_recorded) {
   ck_assert_ptr_nonnull(strstr(record.command, "steps"));
   ck_assert_uint_eq(count_of(RECORD_ALLOCATE), 3);
   ck_assert_uint_eq(count_of(RECORD_REFUSED), 1);
-  ck_assert_uint_eq(count_of(RECORD_FREE), 2); /* and not the one of a variable of the program's */
+  ck_assert_uint_eq(count_of(RECORD_FREE), 2); /* the refused free of a local variable is not recorded */
   const struct record_event *small = event_of(RECORD_ALLOCATE, 0), *tagged = event_of(RECORD_ALLOCATE, 1),
                             *streamed = event_of(RECORD_ALLOCATE, 2);
   ck_assert_uint_eq(small->size, 1000);
@@ -378,7 +378,7 @@ START_TEST(what_is_asked_for_is_recorded) {
   ck_assert_str_eq(record.texts[mark->text], "the middle");
   ck_assert(mark > small && mark < tagged);
   ck_assert_uint_ge(event_of(RECORD_TAKEN, 0)->size, 1000);
-  for (size_t i = 0; i < 3; i++) { /* in this program; the names of static functions are not known */
+  for (size_t i = 0; i < 3; i++) { /* the sites are in this program; the names of static functions are not known */
     const struct record_site *site = &record.sites[event_of(RECORD_ALLOCATE, i)->site];
     ck_assert_ptr_nonnull(strstr(site->module, "record_test"));
     ck_assert_ptr_nonnull(strstr(site->name, "+0x"));
@@ -404,7 +404,7 @@ START_TEST(blocks_go_from_thread_to_thread) {
     else if (record.events[i].kind == RECORD_FREE)
       by_others += thread_of[record.events[i].serial] != record.events[i].thread;
   free(thread_of);
-  ck_assert_uint_ge(by_others, MAILBOXES); /* what is left in the end, however the threads ran */
+  ck_assert_uint_ge(by_others, MAILBOXES); /* each mailbox has a block in the end, in whatever order the threads ran */
 }
 END_TEST
 
@@ -446,7 +446,7 @@ START_TEST(a_child_does_not_write_over_its_parent_s) {
   read_record(child);
   ck_assert(!record.cut);
   ck_assert_uint_eq(count_of(RECORD_ALLOCATE), 3);
-  ck_assert_int_eq(run("steps", path), 0); /* of another run */
+  ck_assert_int_eq(run("steps", path), 0); /* another run */
   read_record(path);
   ck_assert_uint_eq(count_of(RECORD_ALLOCATE), 3);
   ck_assert_uint_eq(files_like("record*", NULL, 0), 2);
@@ -511,7 +511,7 @@ START_TEST(a_million_blocks_may_be_live) {
   ck_assert_uint_eq(count_of(RECORD_FREE), MANY);
   all_frees_known();
   ck_assert_int_eq(stat(path, &status), 0);
-  ck_assert_int_lt(status.st_size, 12 * 2 * MANY); /* also without zstd */
+  ck_assert_int_lt(status.st_size, 12 * 2 * MANY); /* holds without zstd, too */
 }
 END_TEST
 
@@ -634,12 +634,13 @@ END_TEST
 
 /* ---- mam-bench replay ---- */
 
-/* MiB of four blocks, with numbers that can be worked out by hand:
+/* A record of four blocks, in MiB, whose numbers can be worked out by hand:
  *
- *   A 10, B 20, C 30 are allocated; B is freed; D 8 and E 16 are allocated.  64 are live then, the peak.
+ *   A 10, B 20, C 30 are allocated; B is freed; D 8 and E 16 are allocated.  The peak is 64, at the end.
  *
- * Best fit without an end: D goes into B's hole, E behind C, to 76.  In a chunk of 68: the hole behind C has 8, which
- * is less than B's 20, so D goes there and E into B's hole.  In one of 66 D goes into B's hole, and E finds no place.
+ * In a chunk without an end, best fit puts D into B's hole and E behind C, up to 76.  In a chunk of 68 MiB the hole
+ * behind C has 8 MiB, less than B's 20, so D goes there, and E into B's hole.  In a chunk of 66 MiB D goes into B's
+ * hole, and E finds no place.
  */
 static void write_by_hand(void) {
   struct record_file file;
@@ -681,7 +682,7 @@ static void says(const char *text) {
   ck_assert_msg(strstr(output, text) != NULL, "\"%s\" is not in: %s", text, output);
 }
 
-/* The numbers of a rule in the CSV, after its name. */
+/* The numbers of a rule's row in the CSV. */
 static void row_of(const char *rule, double *numbers, size_t count) {
   char csv[256], line[512];
   (void)snprintf(csv, sizeof csv, "%s/replay.csv", folder);
@@ -714,7 +715,7 @@ START_TEST(a_replay_has_the_numbers_that_a_hand_finds) {
   says("\nRecommended: ");
   says("MAM_LIMIT=");
   row_of("best fit", numbers, NUMBERS);
-  ck_assert_double_eq(numbers[CALLS], 10); /* what is live in the end is freed, too */
+  ck_assert_double_eq(numbers[CALLS], 10); /* with the frees of what is live in the end */
   ck_assert_double_eq(numbers[PEAK], 64 * mib);
   ck_assert_double_eq(numbers[SMALLEST], 68 * mib);
   ck_assert_double_eq(numbers[GROWN], 76 * mib);
@@ -730,8 +731,8 @@ START_TEST(a_replay_has_the_numbers_that_a_hand_finds) {
 }
 END_TEST
 
-#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) /* these need terabytes of addresses themselves */
-/* A record of more than twice the memory of this machine: nothing is touched, so it takes addresses and no memory. */
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) /* these need terabytes of addresses */
+/* A record with more than twice the memory of this machine.  A replay touches nothing, so it needs only addresses. */
 static size_t write_large(void) {
   enum { BLOCKS = 64 };
   struct record_file file;
@@ -763,7 +764,7 @@ START_TEST(a_record_larger_than_the_machine_can_be_replayed) {
 }
 END_TEST
 
-/* Where the system refuses as many addresses, a line says so. */
+/* The system does not give so many addresses, and a line says so. */
 START_TEST(a_replay_without_addresses_says_so) {
   write_large();
   ck_assert_int_eq(shell("ulimit -v 4194304; exec ./mam-bench replay %s 2>&1", path), 1);
@@ -791,7 +792,7 @@ START_TEST(a_replay_refuses_what_is_no_record) {
 }
 END_TEST
 
-/* A record of a real program: all rules serve it. */
+/* A record of a real program can be replayed by all rules. */
 START_TEST(a_program_s_record_can_be_replayed) {
   ck_assert_int_eq(run("threads", path), 0);
   ck_assert_int_eq(bench(path), 0);
@@ -811,7 +812,7 @@ int main(int argc, char **argv) {
   tcase_add_test(cases, what_is_asked_for_is_recorded);
   tcase_add_test(cases, blocks_go_from_thread_to_thread);
   tcase_add_test(cases, threads_that_end_lose_nothing);
-#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) /* these know no child that starts a thread */
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) /* a child would start a thread */
   tcase_add_test(cases, a_forked_child_has_a_file_of_its_own);
   tcase_add_loop_test(cases, a_child_does_not_write_over_its_parent_s, 0, 2);
 #endif
@@ -823,13 +824,13 @@ int main(int argc, char **argv) {
   tcase_add_test(cases, a_million_blocks_may_be_live);
   tcase_add_test(cases, the_end_of_a_pool_ends_its_blocks);
   suite_add_tcase(suite, cases);
-  tcase_set_timeout(files, 30); /* as many calls as to fill a disk, under a sanitizer */
+  tcase_set_timeout(files, 30); /* calls that fill a disk, under a sanitizer */
   tcase_add_checked_fixture(files, folder_make, folder_remove);
   tcase_add_loop_test(files, a_file_that_cannot_be_written_is_said_once, 0, 3);
   tcase_add_loop_test(files, a_number_of_mam_run_that_is_none_is_ignored_and_said_once, 0, 3);
   tcase_add_test(files, a_pipe_is_not_written_to);
   tcase_add_test(files, a_disk_that_fills_up_cuts_the_record);
-#ifndef __SANITIZE_THREAD__ /* which sees that the program closes what the library uses */
+#ifndef __SANITIZE_THREAD__ /* it reports that the program closes a file of the library */
   tcase_add_test(files, a_file_of_the_program_s_is_not_written_to);
 #endif
   tcase_add_test(files, a_record_of_before_is_written_over_and_nothing_else);
@@ -837,9 +838,9 @@ int main(int argc, char **argv) {
   tcase_add_test(files, a_program_without_calls_leaves_no_file);
   suite_add_tcase(suite, files);
   TCase *replays = tcase_create("replays");
-  tcase_set_timeout(replays, 30); /* each runs several pools */
+  tcase_set_timeout(replays, 30); /* each test runs several pools */
   tcase_add_checked_fixture(replays, folder_make, folder_remove);
-  if (access("mam-bench", X_OK) == 0) { /* in a build folder */
+  if (access("mam-bench", X_OK) == 0) { /* this is a build folder */
     tcase_add_test(replays, a_replay_has_the_numbers_that_a_hand_finds);
     tcase_add_test(replays, a_replay_refuses_what_is_no_record);
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)

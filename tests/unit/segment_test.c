@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* The two trees and what moves between them, at imaginary addresses: lib/pool/segment*.c alone. */
+/* The two trees, and how segments move between them, at imaginary addresses.  Only lib/pool/segment*.c is tested. */
 #include <check.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -77,7 +77,7 @@ START_TEST(perfect_fit_leaves_no_rest) {
 }
 END_TEST
 
-/* A hole of more than twice the block is cut up. */
+/* A hole of more than twice the block's size is cut. */
 START_TEST(holes_are_cut_up_as_far_as_is_allowed) {
   segment_add_chunk(&set, BASE, 64 * KIB);
   set.cuts_bytes = 3 * KIB;
@@ -93,7 +93,7 @@ START_TEST(holes_are_cut_up_as_far_as_is_allowed) {
 }
 END_TEST
 
-/* Holes of 1, 2 and 4 KiB: each request goes to the smallest that holds it. */
+/* Holes of 1, 2 and 4 KiB: each request takes the smallest hole that is large enough. */
 START_TEST(best_fit_takes_the_smallest_hole_that_fits) {
   segment_add_chunk(&set, BASE, 64 * KIB);
   uintptr_t four = take_base(4 * KIB);
@@ -161,7 +161,7 @@ START_TEST(free_merges_both_neighbours) {
 }
 END_TEST
 
-/* Chunks that happen to touch belong to different driver blocks: nothing may span them. */
+/* Chunks may touch, but are memory that the source gave separately: no segment may span two of them. */
 START_TEST(segments_never_merge_across_a_chunks_edge) {
   segment_add_chunk(&set, BASE + 4 * KIB, 4 * KIB);
   segment_add_chunk(&set, BASE, 4 * KIB);
@@ -228,7 +228,7 @@ START_TEST(waiting_neighbours_of_different_epochs_stay_apart) {
 }
 END_TEST
 
-/* Blocks of 4 KiB one after the other: u used, f free, w and v waiting for one stream and another. */
+/* Blocks of 4 KiB side by side: u used, f free, w and v waiting for two streams. */
 static void lay_out(const char *states, struct waiting_stream *w, struct waiting_stream *v) {
   size_t count = strlen(states);
   waiting_stream_init(w);
@@ -248,7 +248,7 @@ static void lay_out(const char *states, struct waiting_stream *w, struct waiting
 
 static const struct {
   const char *states;
-  unsigned most; /* blocks that the first stream gets in one piece */
+  unsigned most; /* how many blocks the first stream gets in one piece */
   unsigned at;   /* where */
 } runs[] = {{"ufu", 0, 0},   {"uwu", 1, 1},         {"ufwfu", 3, 1}, {"wfwfwu", 5, 0},
             {"fwuwf", 2, 0}, {"ufvfwfufwfw", 4, 7}, {"wvwfv", 2, 2}, {"fwvwfwu", 3, 3}};
@@ -277,7 +277,7 @@ END_TEST
 
 START_TEST(what_joined_waits_for_the_latest_epoch) {
   struct waiting_stream w, v;
-  lay_out("uwfwu", &w, &v); /* epochs 2 and 4 */
+  lay_out("uwfwu", &w, &v); /* w wait for epochs 2 and 4 */
   ck_assert(segment_may_retake(&set, &w, 12 * KIB));
   ck_assert_uint_eq(set.bytes[SEGMENT_FREE], 0);
   (void)segment_pass_stream(&set, &w, 3, UINT_MAX);
@@ -296,11 +296,11 @@ START_TEST(find_knows_only_starts) {
 }
 END_TEST
 
-/* The order of the size tree when a hole shrinks below another one, or grows past it. */
+/* The size tree stays in order when a hole becomes smaller than another one, or larger. */
 START_TEST(resized_holes_keep_the_size_tree_in_order) {
   segment_add_chunk(&set, BASE, 16 * KIB);
   segment_add_chunk(&set, BASE + 32 * KIB, 12 * KIB);
-  uintptr_t block = take_base(9 * KIB); /* from the 12 KiB chunk: its hole falls to 3 KiB */
+  uintptr_t block = take_base(9 * KIB); /* from the 12 KiB chunk, whose hole becomes 3 KiB */
   ck_assert_uint_eq(block, BASE + 32 * KIB);
   ck_assert_uint_eq(take_base(2 * KIB), BASE + 41 * KIB);
   ck_assert_uint_eq(take_base(10 * KIB), BASE);
@@ -333,7 +333,7 @@ START_TEST(host_memory_for_a_live_segment_is_at_most_96_bytes) {
   size_t most_bytes_a_segment = 0;
   for (size_t count = 1; count <= COUNT && segment_take(&set, 512, false, &no_host_memory) != NULL; count++)
     if (count >= 1000 &&
-        set.nodes_bytes / count > most_bytes_a_segment) /* below, the first nodes are more than all of them */
+        set.nodes_bytes / count > most_bytes_a_segment) /* with fewer segments, the first array is most of it */
       most_bytes_a_segment = set.nodes_bytes / count;
   ck_assert_uint_eq(set.count[SEGMENT_USED], COUNT);
   ck_assert_uint_lt(most_bytes_a_segment, 96);
@@ -344,7 +344,7 @@ END_TEST
 
 enum { RANGE = 64 * KIB };
 
-/* Puts memory under a part of a reserved range, or takes it away. */
+/* Maps memory at a part of a reserved range, or unmaps it. */
 static void move(uintptr_t base, size_t bytes, bool to_free) {
   struct segment *moving = segment_move(&set, segment_at(&set, base), base, bytes);
   ck_assert_ptr_nonnull(moving);
@@ -408,10 +408,10 @@ END_TEST
 
 START_TEST(move_that_fails_leaves_everything_as_it_was) {
   segment_add_reserved(&set, BASE, RANGE);
-  unmap(BASE + 4 * KIB, 4 * KIB); /* nothing is put there after all */
+  unmap(BASE + 4 * KIB, 4 * KIB); /* the mapping fails */
   ck_assert_uint_eq(set.count[SEGMENT_UNMAPPED], 1);
   map(BASE, RANGE);
-  map(BASE + 4 * KIB, 4 * KIB); /* nothing is taken away after all */
+  map(BASE + 4 * KIB, 4 * KIB); /* the unmapping fails */
   ck_assert_uint_eq(set.count[SEGMENT_FREE], 1);
   ck_assert_uint_eq(take_base(RANGE), BASE);
 }
@@ -488,7 +488,7 @@ START_TEST(aligned_block_leaves_front_and_rest_free) {
 }
 END_TEST
 
-/* Of two holes that are large enough, the smaller one does not hold an aligned block. */
+/* There are two holes that are large enough, but the smaller one has no aligned place. */
 START_TEST(aligned_block_passes_over_holes_that_lie_wrong) {
   segment_add_chunk(&set, BASE + KIB, 5 * KIB);
   segment_add_chunk(&set, BASE + 8 * KIB, 6 * KIB);
@@ -506,7 +506,7 @@ START_TEST(aligned_block_is_found_behind_many_holes_that_lie_wrong) {
 }
 END_TEST
 
-/* The checker itself: each invariant, broken by hand, is named. */
+/* The checker names each invariant that the test breaks. */
 START_TEST(check_finds_what_is_broken) {
   segment_add_chunk(&set, BASE, 16 * KIB);
   struct segment *used = take(KIB), *hole = segment_next(used);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* Size classes, slabs and their depots, and the map of pages, on a pool at imaginary addresses. */
+/* Size classes, slabs, depots and the page map, in a pool at imaginary addresses. */
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
@@ -26,7 +26,7 @@ START_TEST(classes_fit_and_lose_little) {
     ck_assert_uint_eq(block % 512, 0);
     ck_assert_uint_ge(class, last);
     last = class;
-    if (class > 0) /* no smaller class would do */
+    if (class > 0) /* no smaller class is large enough */
       ck_assert_uint_lt(slab_class_bytes(class - 1), bytes);
   }
   ck_assert_uint_eq(last, SLAB_CLASSES - 1);
@@ -41,7 +41,7 @@ START_TEST(codes_tell_what_was_asked_for_within_a_128th) {
     uint8_t code = slab_code(bytes, class);
     size_t told = block - ((size_t)(code - 1) << slab_code_shift(class));
     ck_assert_uint_ge(code, 1);
-    ck_assert_uint_le(code, 128); /* it did not wrap */
+    ck_assert_uint_le(code, 128); /* the code did not overflow */
     ck_assert_uint_ge(told, bytes);
     ck_assert_uint_lt((told - bytes) * 128, spacing);
   }
@@ -84,7 +84,7 @@ static MAM_PoolInfo info_now(void) {
   return info;
 }
 
-/* Marks a block's memory as taken or given back, which it must not have been before. */
+/* Marks a block's memory as taken or as given back.  It must have been the other before. */
 static void mark(uintptr_t address, size_t bytes, unsigned char as) {
   size_t first = (address - IMAGINARY_FIRST_BASE) / CELL_BYTES;
   if (address % 512 != 0 || first + bytes / CELL_BYTES > CELLS ||
@@ -104,7 +104,7 @@ static void mark_batch(const struct batch *batch, size_t bytes, unsigned char as
     mark(batch->blocks[i].address, bytes, as);
 }
 
-/* Takes batches until at least so many blocks are out, or there are none.  How many batches there are. */
+/* Takes batches until that many blocks are out, or there are no more.  Returns the number of batches. */
 static unsigned take_blocks(unsigned class, size_t most, size_t *blocks) {
   unsigned count = 0;
   struct batch *batch;
@@ -149,7 +149,7 @@ START_TEST(the_whole_pool_is_handed_out_once_and_comes_back) {
     rest_batches(class, 0, count, false);
     while (reclaim() > 0)
       ;
-    (void)reuse_synchronize(pool->reuse); /* then all that still rests may go */
+    (void)reuse_synchronize(pool->reuse); /* after this, all batches that still rest may go */
     (void)reclaim();
     ck_assert_uint_eq(atomic_load(&depot.slab_count), 0);
     ck_assert_uint_eq(info_now().used_bytes, 0);
@@ -160,10 +160,10 @@ START_TEST(the_whole_pool_is_handed_out_once_and_comes_back) {
 }
 END_TEST
 
-/* A thread that frees a block which is free already is held up between its look at the slab and its claim, while the
+/* A thread frees a block that is free already.  It is held up between its look at the slab and its claim, while the
  * page is carved for every other class. */
 START_TEST(late_claim_takes_no_block_of_another_class) {
-  unsigned first = slab_class(1); /* the most blocks: no other class outgrows its bytes */
+  unsigned first = slab_class(1); /* the smallest blocks: no other class has more live bytes */
   struct batch *batch = slab_refill(pool, &depot, first);
   ck_assert_ptr_nonnull(batch);
   uintptr_t address = batch->blocks[7].address;
@@ -192,7 +192,7 @@ START_TEST(late_claim_takes_no_block_of_another_class) {
     (void)reclaim();
     ck_assert_uint_eq(info_now().used_bytes, 0);
   }
-  /* The same class again finds its slab, and the byte is that of the same address. */
+  /* For the same class again, the page gets the same slab, and the address the same live byte. */
   batch = slab_refill(pool, &depot, first);
   ck_assert_ptr_eq(page_map_find(address), looked_at);
   ck_assert_uint_eq(slab_index(looked_at, address), index);
@@ -229,7 +229,7 @@ START_TEST(what_rests_for_immediate_use_comes_first) {
 }
 END_TEST
 
-/* What another thread may do while this one gets a span: leave blocks for anybody. */
+/* Another thread leaves blocks that any thread may take, while this thread maps memory for more. */
 static void rest_in_the_middle(void) {
   imaginary.on_map = NULL;
   rest_batches(0, 0, 1, true);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Many threads on everything: malloc, free, create, destroy, ask, fork.  Worth most in a build for ThreadSanitizer.
+ * Many threads do everything: malloc, free, create, destroy, questions, fork.  A build for ThreadSanitizer finds most.
  * Each test runs for MAM_TEST_MS milliseconds, 500 by default.
  */
 #include <check.h>
@@ -37,7 +37,7 @@ static size_t random_below(uint64_t *state, size_t bound) {
   return (size_t)((*state * UINT64_C(0x2545F4914F6CDD1D)) >> 32) % bound;
 }
 
-/* Faults are counted: Check's own assertions are for the main thread. */
+/* Counts faults: Check's own assertions are for the main thread. */
 static _Atomic unsigned faults;
 static void expect(bool holds, int line, const char *what) {
   if (holds)
@@ -68,7 +68,7 @@ enum { POOL_MIB = 64, CELL_BYTES = 512 };
 
 static struct mam_pool *pool;
 static uintptr_t pool_base;
-static _Atomic unsigned char owners[POOL_MIB * 2048]; /* who holds each 512 bytes of the pool, 0 for nobody */
+static _Atomic unsigned char owners[POOL_MIB * 2048]; /* the thread that holds each 512 bytes of the pool; 0: none */
 
 static void *owned_malloc(size_t size, unsigned char owner) {
   void *address;
@@ -122,7 +122,7 @@ START_TEST(random_traffic_never_overlaps_and_leaves_one_hole) {
   ck_assert_int_eq(pool_open(&config, &imaginary_source, &pool), cudaSuccess);
   pool_base = (uintptr_t)1 << 40;
   run_threads(traffic, THREADS);
-  /* What still waits comes back for this one. */
+  /* An allocation of the whole pool brings back what still waits. */
   ck_assert_int_eq(pool_malloc(pool, POOL_ANY_ID, POOL_MIB * MIB, NULL, &all), cudaSuccess);
   ck_assert_int_eq(pool_info(pool, POOL_ANY_ID, &info), cudaSuccess);
   ck_assert_uint_eq(info.segment_count, 1);
@@ -132,7 +132,7 @@ START_TEST(random_traffic_never_overlaps_and_leaves_one_hole) {
 }
 END_TEST
 
-/* Each thread holds at most one block, and there is one for each: nobody may be refused. */
+/* Each thread holds at most one block, and there is one for each: no thread may be refused. */
 static void *hold_one_block(void *number) {
   void *block;
   struct pool_emptied emptied;
@@ -160,7 +160,7 @@ END_TEST
 
 static struct biased biased;
 static pthread_mutex_t biased_others = PTHREAD_MUTEX_INITIALIZER;
-static uint64_t biased_counter; /* plain: the lock's */
+static uint64_t biased_counter; /* not atomic: the lock protects it */
 static _Atomic uint64_t biased_turns;
 
 static void biased_own(void) {
@@ -233,7 +233,7 @@ static void one_call(uint64_t *state, void **block) {
       EXPECT(error == cudaErrorMemoryAllocation || (error == cudaSuccess && *block != NULL));
     } else {
       error = MAM_CudaFree(*block);
-      EXPECT(error == cudaSuccess || error == cudaErrorInvalidValue); /* destroyed by another thread */
+      EXPECT(error == cudaSuccess || error == cudaErrorInvalidValue); /* another thread may have destroyed the pool */
       *block = NULL;
     }
   }
@@ -281,14 +281,14 @@ START_TEST(first_mallocs_at_once_make_one_environment) {
   ck_assert_uint_eq(info.malloc_count, THREADS);
   for (int i = 0; i < THREADS; i++)
     ck_assert_int_eq(MAM_CudaFree(first_blocks[i]), cudaSuccess);
-  /* Several threads used it, so it is the reaper that notices. */
+  /* Several threads used the environment, so only the reaper notices that it is empty. */
   for (int tries = 0; tries < 500 && MAM_PoolGetInfo(NULL, &info) == cudaSuccess; tries++)
     (void)usleep(10000);
   ck_assert_int_eq(MAM_PoolGetInfo(NULL, &info), cudaErrorInvalidResourceHandle);
 }
 END_TEST
 
-/* The last block is freed again and again, by each thread: the environment ends and comes back under the others. */
+/* Each thread frees the last block again and again: the environment ends and comes back while others use it. */
 static void *malloc_and_free(void *number) {
   void *block;
   (void)number;
@@ -296,7 +296,7 @@ static void *malloc_and_free(void *number) {
     EXPECT(MAM_CudaMalloc(&block, 4096) == cudaSuccess);
     EXPECT(MAM_CudaFree(block) == cudaSuccess);
     if ((uintptr_t)number == 1)
-      (void)usleep(12000); /* past the linger time */
+      (void)usleep(12000); /* longer than MAM_LINGER_MS */
   }
   return NULL;
 }
@@ -321,7 +321,7 @@ static void *pools_come_and_go(void *number) {
       EXPECT(MAM_PoolMalloc(mine, &block, 1 + random_below(&state, 100000)) == cudaSuccess);
       void *other = atomic_exchange(&mailboxes[random_below(&state, MAILBOXES)], block);
       cudaError_t error = MAM_CudaFree(other);
-      EXPECT(error == cudaSuccess || error == cudaErrorInvalidValue); /* its pool is gone, and its block with it */
+      EXPECT(error == cudaSuccess || error == cudaErrorInvalidValue); /* the block may have ended with its pool */
     }
     EXPECT(MAM_PoolDestroy(mine) == cudaSuccess);
   }
@@ -331,7 +331,8 @@ static void *pools_come_and_go(void *number) {
 START_TEST(pools_come_and_go_while_others_free) { run_threads(pools_come_and_go, THREADS); }
 END_TEST
 
-/* Programs' errors: what is freed is not theirs, or not any more.  The pool stays sound, and nothing is lost. */
+/* Errors of programs: a thread frees what is not its own, or not any more.  The pool stays sound, and nothing is
+ * lost. */
 static MAM_Pool wronged_pool;
 
 static void wronged_begin(MAM_Reuse reuse) {
@@ -357,7 +358,7 @@ static void free_perhaps(void *block) {
   EXPECT(error == cudaSuccess || error == cudaErrorInvalidValue);
 }
 
-/* Some threads free an address again and again that one is given again and again. */
+/* Some threads free an address again and again while another one gets it again and again. */
 static _Atomic(void *) guessed_block;
 
 static void *malloc_beside_guesses(void *number) {
@@ -380,7 +381,7 @@ START_TEST(frees_of_a_guessed_address_break_nothing) {
 }
 END_TEST
 
-/* The first free that a second thread ever makes in a pool is of a block that the first one is freeing. */
+/* The first free that a second thread makes in a pool is of a block that the first thread is freeing. */
 static _Atomic bool guess_wanted;
 
 static void *guess_when_told(void *unused) {
@@ -428,7 +429,7 @@ START_TEST(first_free_of_a_second_thread_takes_no_block_twice) {
 }
 END_TEST
 
-/* All free what is in a few places, and stays there, and what is 512 bytes behind it. */
+/* All threads free what is at a few places, without clearing them, and the addresses 512 bytes behind. */
 enum { WRONGED = 32 };
 static _Atomic(void *) wronged[WRONGED];
 static const char wronged_tag;
@@ -482,7 +483,7 @@ static cudaError_t locked_unmap(const struct source *source, uintptr_t base, siz
 
 static struct mam_pool *rivals[2];
 
-/* Each pool may have all the memory there is, so each has to make the other give back. */
+/* Each pool may have all memory of the source, so each makes the other give memory back. */
 static void *rival_traffic(void *number) {
   uint64_t state = (uintptr_t)number * UINT64_C(0x9E3779B97F4A7C15);
   void *blocks[8] = {0};
@@ -519,7 +520,7 @@ START_TEST(rivals_for_one_memory_give_back_to_each_other) {
     ck_assert_ptr_null(pool_check_locked(rivals[i]));
     ck_assert_uint_eq(rivals[i]->segments.bytes[SEGMENT_USED], 0);
     pthread_mutex_unlock(&rivals[i]->lock);
-    ck_assert_int_eq(reuse_synchronize(rivals[i]->reuse), cudaSuccess); /* for what was freed during the last wait */
+    ck_assert_int_eq(reuse_synchronize(rivals[i]->reuse), cudaSuccess); /* for frees during the last wait */
     ck_assert_int_eq(pool_trim(rivals[i], POOL_ANY_ID, 0), cudaSuccess);
   }
   ck_assert_uint_eq(imaginary.taken_bytes, 0);
@@ -530,7 +531,7 @@ END_TEST
 
 static MAM_Pool trimmed;
 
-/* What is in a block stays there, whatever is trimmed around it. */
+/* A block keeps its content, whatever is trimmed around it. */
 static void *stamped_traffic(void *number) {
   uint64_t state = (uintptr_t)number * UINT64_C(0x9E3779B97F4A7C15);
   unsigned char *blocks[8] = {0};
@@ -560,7 +561,7 @@ START_TEST(blocks_keep_their_content_while_the_pool_is_trimmed) {
 }
 END_TEST
 
-/* Bursts with pauses, in which the pool is calm and gives back, or ends and comes back. */
+/* Bursts with pauses: the pool is calm and gives memory back, or ends and comes back. */
 static void *bursts(void *number) {
   unsigned char *blocks[8];
   for (int round = 0; round < 4; round++) {
@@ -588,7 +589,7 @@ END_TEST
 /* ---- Fork ---- */
 
 #ifdef __SANITIZE_THREAD__
-/* A child of this test starts a thread, the library's own, which ThreadSanitizer takes for a mistake after fork. */
+/* A child of this test starts the library's thread, which ThreadSanitizer takes for a mistake after a fork. */
 const char *__tsan_default_options(void);
 const char *__tsan_default_options(void) { return "die_after_fork=0"; }
 #endif
@@ -601,7 +602,7 @@ static int child(void) {
 
 START_TEST(child_of_a_busy_process_can_allocate) {
   pthread_t threads[4];
-  end_ms = now_ms() + 600000; /* until all children have ended */
+  end_ms = now_ms() + 600000; /* later than the end of all children */
   for (uintptr_t i = 0; i < 4; i++)
     ck_assert_int_eq(pthread_create(&threads[i], NULL, create_destroy_malloc_free, (void *)(i + 1)), 0);
   for (int i = 0; i < 20; i++)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* Warp heaps by behaviour, on the host: what lanes are given, what is registered, and when it is freed. */
+/* The behaviour of warp heaps, on the host: what lanes are given, what is registered, and when it is freed. */
 #include "support/warp_model.h"
 
 #include "support/run_suite.h"
@@ -8,7 +8,7 @@ enum { KIB = 1024, LANES = 4, ALL = 0xF };
 
 static const mam_warp_options usual = {32 * KIB, 10 * KIB, 126, 16, 32 * KIB};
 static const mam_warp_options even = {32 * KIB, 32 * KIB, 126, 16,
-                                      32 * KIB}; /* the first superblock as large as the others */
+                                      32 * KIB}; /* a first superblock as large as the later ones */
 static const mam_warp_options tiny = {1 * KIB, 512, 3, 16, 1 * KIB};
 
 static void model_begin(void) { warp_model_begin(); }
@@ -29,7 +29,7 @@ static void everyone(struct mam_warp *warp, enum mam__warp_leaving how) {
     warp_model_leave(warp, lane, how);
 }
 
-/* A block that the lane can write to, in live memory. */
+/* Takes a block in live memory, and lets the lane write to it. */
 static char *take(struct mam_warp *warp, unsigned lane, size_t bytes) {
   char *block = warp_model_malloc(warp, lane, bytes);
   ck_assert_ptr_nonnull(block);
@@ -57,7 +57,7 @@ START_TEST(a_full_heap_starts_nothing) {
 }
 END_TEST
 
-/* Whatever the options, a header has a superblock that lies in its block, and serves. */
+/* Whatever the options are, a header's first superblock lies in the header's block and can serve. */
 START_TEST(any_options_are_made_sound) {
   static const unsigned sizes[] = {0, 1, 15, 16, 17, 100, 1000, 4096, 5000, 65536, 1u << 24, ~0u};
   const size_t count = sizeof sizes / sizeof sizes[0];
@@ -111,12 +111,13 @@ START_TEST(a_new_superblock_comes_when_one_is_full) {
   struct mam_warp *warp = start(even);
   for (unsigned i = 0; i < 3 * 32; i++)
     (void)take(warp, i % LANES, 1 * KIB);
-  ck_assert_uint_eq(warp_model.live, 1 + 3); /* the first is shorter by the header */
+  ck_assert_uint_eq(warp_model.live, 1 + 3); /* the first one is shorter by the header */
   everyone(warp, MAM__WARP_ENDS);
 }
 END_TEST
 
-/* Each superblock begins when the one before has no room; a request that is larger has one for four of its kind. */
+/* A new superblock begins when the one before has no room.  A larger request gets a superblock for four such
+ * requests. */
 START_TEST(superblocks_grow_to_their_full_size) {
   static const mam_warp_options growing = {2 * KIB, 1 * KIB, 126, 16, 32 * KIB};
   static const size_t sizes[] = {1 * KIB, 2 * KIB, 8 * KIB, 32 * KIB, 32 * KIB};
@@ -161,7 +162,7 @@ START_TEST(lists_are_chained_when_full) {
   struct mam_warp *warp = start(tiny);
   for (unsigned i = 0; i < 20; i++)
     (void)take(warp, i % LANES, 2 * KIB);
-  ck_assert_uint_eq(warp_model.live, 1 + 20 + 4); /* 9 are in the header, 3 in each further list */
+  ck_assert_uint_eq(warp_model.live, 1 + 20 + 4); /* 9 stand in the header, 3 in each further list */
   everyone(warp, MAM__WARP_ENDS);
   ck_assert_uint_eq(warp_model.live, 0);
 }
@@ -206,7 +207,7 @@ END_TEST
 
 /* ---- A full heap ---- */
 
-/* Each request of the heap is refused in turn, and all after it. */
+/* The n-th request to the heap and all later ones are refused, for each n. */
 START_TEST(a_full_heap_loses_nothing) {
   for (size_t from = 2; from < 40; from++) {
     struct mam_warp *warp = start(tiny);
@@ -229,7 +230,7 @@ START_TEST(a_full_heap_loses_nothing) {
 }
 END_TEST
 
-/* A heap that has room for what is asked for, and not for a superblock. */
+/* The heap has room for what is asked for, but not for a superblock. */
 static void *take_small_ones(size_t bytes) { return bytes > 512 ? NULL : warp_model_take(bytes); }
 
 START_TEST(a_request_without_a_superblock_gets_a_block_of_its_own) {
@@ -259,7 +260,7 @@ START_TEST(tidying_up_frees_when_the_last_lane_does) {
   ck_assert_uint_eq(warp_model.live, 1);
   for (unsigned i = 0; i < 15; i++)
     (void)take(warp, i % LANES, 2 * KIB);
-  ck_assert_uint_eq(warp_model.live, 1); /* the first superblock is used again */
+  ck_assert_uint_eq(warp_model.live, 1); /* the first superblock serves again */
   everyone(warp, MAM__WARP_ENDS);
   ck_assert_uint_eq(warp_model.live, 0);
 }
@@ -340,11 +341,11 @@ START_TEST(an_ended_header_says_that_it_is_none) {
   struct mam_warp *warp = mam__warp_begin(NULL, (mam__u64)(uintptr_t)memory, mam__warp_options_sound(tiny), 1, 0, 0);
   ck_assert_int_ne(mam__warp_is(warp), 0);
   struct mam_warp moved = *warp;
-  ck_assert_int_eq(mam__warp_is(&moved), 0); /* a copy is none */
+  ck_assert_int_eq(mam__warp_is(&moved), 0); /* a copy is no warp heap */
   warp_model_leave(warp, 0, MAM__WARP_ENDS);
   ck_assert_int_eq(mam__warp_is(warp), 0);
   ck_assert_ptr_null(warp_model_malloc(warp, 0, 16));
-  ck_assert_uint_eq(warp_model.wrong_frees, 1); /* the memory was not the model's */
+  ck_assert_uint_eq(warp_model.wrong_frees, 1); /* the model did not give that memory */
   warp_model.wrong_frees = 0;
 }
 END_TEST
@@ -353,7 +354,7 @@ END_TEST
 
 static const mam_warp_options parked = {32 * KIB, 4 * KIB, 126, 16, 512 * KIB};
 
-/* A heap's control block, of which headers want to know how much may wait; and a park in which nothing does. */
+/* A heap's control block, which says how much may wait in parks, and an empty park. */
 static struct mam__heap_control control;
 static mam__u64 park[MAM__PARK_WORDS];
 
@@ -363,7 +364,7 @@ static void park_begin(size_t heap_bytes) {
   control.heap.page_count = (mam__u32)(heap_bytes >> MAM__PAGE_SHIFT);
 }
 
-/* The header that waits in the park, or a new one, for all lanes. */
+/* Starts the header that waits in the park, or a new one, by all lanes. */
 static struct mam_warp *park_start(void) {
   struct mam_warp *warp = mam__warp_find(park, ALL, 5);
   if (warp != NULL)
@@ -372,7 +373,7 @@ static struct mam_warp *park_start(void) {
   return mam__warp_begin(&control, block, parked, ALL, 5, (mam__u64)(uintptr_t)park);
 }
 
-/* A series of so many bytes by all lanes, whose blocks are live and whole until it ends. */
+/* All lanes make a series of so many bytes.  Its blocks stay live and whole until its end. */
 static void park_series(size_t bytes) {
   struct mam_warp *warp = park_start();
   static char *blocks[4096];
@@ -387,7 +388,7 @@ static void park_series(size_t bytes) {
   everyone(warp, MAM__WARP_ENDS);
 }
 
-/* What waits beside the park, and is counted. */
+/* The bytes of the superblock that waits in the park; the heap has counted as many. */
 static size_t park_waiting(void) {
   mam__u64 address = mam__park_address(park[1]);
   size_t bytes = 16 * (size_t)mam__park_number(park[1]);
@@ -406,7 +407,7 @@ START_TEST(an_ended_header_waits_for_its_next_user) {
   everyone(warp, MAM__WARP_ENDS);
   ck_assert_uint_eq(warp_model.live, 1);
   ck_assert_uint_eq(park[0], (mam__u64)(uintptr_t)warp);
-  ck_assert_int_eq(mam__warp_is(warp), 0); /* nobody's meanwhile */
+  ck_assert_int_eq(mam__warp_is(warp), 0); /* no warp has it meanwhile */
   ck_assert_ptr_null(warp_model_malloc(warp, 0, 16));
   ck_assert_ptr_eq(mam__warp_find(park, 0x100, 5), warp);
   ck_assert_ptr_null(mam__warp_find(park, 1, 5));
@@ -432,8 +433,8 @@ START_TEST(of_two_headers_one_waits) {
 }
 END_TEST
 
-/* The largest superblock of a series stays, so a second one of the same length asks the heap for less, a third for
- * nothing; and a shorter one neither. */
+/* The largest superblock of a series stays.  So a second series of that length asks the heap for less, and a third one,
+ * or a shorter one, for nothing. */
 START_TEST(a_superblock_waits_for_the_next_series) {
   park_begin((size_t)1 << 30);
   park_series(100 * KIB);
@@ -452,7 +453,7 @@ START_TEST(a_superblock_waits_for_the_next_series) {
 }
 END_TEST
 
-/* The same for rounds of one header. */
+/* The same for the rounds of one header. */
 START_TEST(a_superblock_waits_for_the_next_round) {
   park_begin((size_t)1 << 30);
   struct mam_warp *warp = park_start();
@@ -470,7 +471,7 @@ START_TEST(a_superblock_waits_for_the_next_round) {
 }
 END_TEST
 
-/* One that is too small for a request is left; and what waits is an eighth of the heap at most. */
+/* A waiting superblock that is too small for a request stays.  At most an eighth of the heap waits. */
 START_TEST(what_waits_is_a_share_of_the_heap) {
   park_begin((size_t)1 << 20);
   park_series(30 * KIB);
@@ -487,7 +488,7 @@ START_TEST(what_waits_is_a_share_of_the_heap) {
 }
 END_TEST
 
-/* Two headers of one park, of which one holds what waited: the larger superblock stays. */
+/* Two headers use one park, and one of them has what waited there.  The larger superblock stays. */
 START_TEST(of_two_superblocks_the_larger_waits) {
   for (int larger_last = 0; larger_last < 2; larger_last++) {
     park_begin((size_t)1 << 30);
@@ -505,7 +506,7 @@ START_TEST(of_two_superblocks_the_larger_waits) {
 }
 END_TEST
 
-/* What was taken from the park and is out is counted until something else takes its place. */
+/* A superblock that was taken from the park stays counted until another one takes its place. */
 START_TEST(what_is_handed_over_with_a_header_stays_counted) {
   park_begin((size_t)1 << 30);
   park_series(100 * KIB);
@@ -563,7 +564,7 @@ START_TEST(only_what_was_handed_over_is_adopted_and_once) {
   struct mam_warp *warp = start(usual);
   ck_assert_int_eq(mam__warp_adopt_by(warp, 1, 7), 0);
   warp_model_hand_over(warp, 0);
-  ck_assert_int_eq(mam__warp_adopt_by(warp, 1, 7), 0); /* others still take part */
+  ck_assert_int_eq(mam__warp_adopt_by(warp, 1, 7), 0); /* other lanes still take part */
   for (unsigned lane = 1; lane < LANES; lane++)
     warp_model_leave(warp, lane, MAM__WARP_ENDS);
   ck_assert_int_ne(mam__warp_adopt_by(warp, 1, 7), 0);
