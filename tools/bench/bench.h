@@ -3,7 +3,7 @@
  * What every test of mam-bench gets, and the tests themselves: one file each, bench_NAME.c.
  *
  * A test measures all allocators of the list in turn, each with the memory to itself, prints its table and writes its
- * CSV.  It returns false when a call failed or an address was wrong; what it was is on stderr by then.
+ * CSV.  It returns false, after a message on stderr, if a call failed or an address was wrong.
  */
 #ifndef MAM_BENCH_H
 #define MAM_BENCH_H
@@ -22,13 +22,13 @@ struct bench {
   const struct allocator *allocators[allocators_most]; /* ours first */
   size_t allocator_count;
   size_t chunk_bytes;        /* for MAM_Create; 0: MAM_Create_auto */
-  size_t capacity_bytes;     /* of our pool so created: what "memory is full" means to all */
+  size_t capacity_bytes;     /* of our pool; every allocator counts as full with so many bytes */
   const char *csv_directory; /* NULL: none */
   bool quick;                /* shorter and rougher, for a look or for CI */
-  size_t live_most;          /* of the test live */
-  unsigned threads_most;     /* of the test threads; how many soak uses */
+  size_t live_most;          /* for the test live */
+  unsigned threads_most;     /* for the test threads; how many soak uses */
   unsigned soak_s;
-  uint64_t trace_seed; /* of the tests trace, chunk and cold */
+  uint64_t trace_seed; /* for the tests trace, chunk and cold */
 };
 
 bool bench_quickstart(const struct bench *bench);
@@ -47,10 +47,10 @@ bool bench_soak(const struct bench *bench);
 /* One allocator's part of a test; index is its place in the list and result the test's own. */
 typedef bool bench_part(const struct bench *bench, const struct allocator *allocator, size_t index, void *result);
 
-/* Runs a part for every allocator, each opened before and closed after, with its progress (bench_progress.h). */
+/* Runs a part for every allocator, opens it before and closes it after, and shows the progress (bench_progress.h). */
 bool bench_each(const struct bench *bench, const char *test, bench_part *part, void *result);
 
-/* The same bench with ours once more, allocating with tags, as the last of the list. */
+/* The same bench, with our allocator once more at the end of the list, which then allocates with tags. */
 struct bench bench_with_tags(const struct bench *bench);
 
 #endif

@@ -9,23 +9,23 @@
 
 #include "base/error.h"
 
-/* The baselines' driver; set once by allocators_select, before any thread starts. */
+/* The baselines' driver.  allocators_select sets it once, before any thread starts. */
 static const struct driver *driver;
 
 /* ---- Streams ----------------------------------------------------------------------------------------------------- */
 
 const char *const allocator_calls_names[calls_count] = {"plain", "tagged", "legacy", "stream", "streams"};
 
-/* Set once by allocators_select, before any thread starts. */
+/* allocators_select sets it once, before any thread starts. */
 static enum allocator_calls calls;
 
-/* As many threads as mam-bench starts, and the first. */
+/* A stream for each thread that mam-bench starts, and one for the first thread. */
 enum { streams_most = 129 };
 
-enum { stream_non_blocking = 1 }; /* of the driver's interface */
+enum { stream_non_blocking = 1 }; /* as the driver defines it */
 
-/* Created streams, which stay until the process ends: each new thread takes one that no other thread has.  Where there
- * is no driver, a stream is a name. */
+/* Streams that were created.  They stay until the process ends, and a new thread takes one that no thread has.  Without
+ * a driver, a stream is a name. */
 static struct {
   pthread_mutex_t lock;
   pthread_key_t of_thread; /* gives a thread's stream back when the thread ends */
@@ -54,7 +54,7 @@ static cudaError_t stream_create_locked(CUstream *stream) {
   return cudaSuccess;
 }
 
-/* The calling thread's stream, taken when it first asks. */
+/* The calling thread's stream, which it takes when it first asks. */
 static cudaError_t stream_take(CUstream *stream) {
   cudaError_t error = cudaSuccess;
   pthread_mutex_lock(&streams.lock);
@@ -70,7 +70,7 @@ static cudaError_t stream_take(CUstream *stream) {
   return error;
 }
 
-/* The stream of a stream-ordered call: NULL is the legacy default stream. */
+/* The stream of a stream-ordered call.  NULL is the legacy default stream. */
 static inline cudaError_t stream_now(CUstream *stream) {
   cudaError_t error = cudaSuccess;
   if (calls >= calls_stream && stream_mine == NULL)
@@ -138,7 +138,7 @@ static const struct allocator mam__tagged = {.name = "MAM-tagged",
                                              .metadata = mam_metadata,
                                              .last_error = MAM_LastError};
 
-/* A program whose places allocate what is about equally large. */
+/* A program in which each place allocates blocks of about one size. */
 static cudaError_t tagged_allocate(void **address, size_t bytes) {
   uintptr_t tag = 1;
   for (size_t rest = bytes; rest > 1; rest >>= 1)
@@ -159,7 +159,7 @@ static cudaError_t stream_release(void *address, size_t bytes) {
   return error == cudaSuccess ? MAM_CudaFreeAsync(address, (cudaStream_t)stream) : error;
 }
 
-/* Ours by the calls that were asked for. */
+/* Our allocator by the calls that were chosen. */
 static struct allocator mam_by_calls;
 
 /* ---- The CUDA driver's ------------------------------------------------------------------------------------------- */
@@ -192,8 +192,7 @@ static const struct allocator cuda = {.name = "cudaMalloc",
                                       .release = cuda_release,
                                       .last_error = error_last};
 
-/* On the legacy default stream if calls are plain, and with the device's default memory pool as the driver sets it up.
- */
+/* On the legacy default stream if calls are plain, from the device's default memory pool as the driver sets it up. */
 static cudaError_t async_allocate(void **address, size_t bytes) {
   CUdeviceptr device_address = 0;
   CUstream stream;
@@ -214,7 +213,7 @@ static cudaError_t async_release(void *address, size_t bytes) {
   return driver_result(driver->cuMemFreeAsync((CUdeviceptr)(uintptr_t)address, stream), "cuMemFreeAsync");
 }
 
-/* Between batches: no other thread creates a stream. */
+/* For use between batches, when no other thread creates a stream. */
 static cudaError_t async_settle(void) {
   cudaError_t error = driver_result(driver->cuStreamSynchronize(NULL), "cuStreamSynchronize");
   for (size_t i = 0; i < streams.count && error == cudaSuccess; i++)
@@ -229,7 +228,7 @@ static cudaError_t async_pool(CUmemoryPool *pool) {
   return driver_result(driver->cuDeviceGetDefaultMemPool(pool, 0), "cuDeviceGetDefaultMemPool");
 }
 
-/* The high-water mark starts anew. */
+/* Resets the high-water mark. */
 static cudaError_t async_open(size_t chunk_bytes) {
   CUmemoryPool pool = NULL;
   uint64_t none = 0;
@@ -350,14 +349,14 @@ static const struct allocator heap = {.name = "malloc",
 
 /* ------------------------------------------------------------------------------------------------------------------ */
 
-/* Their places are fewer than allocators_most: a test may add one. */
+/* A row has fewer entries than allocators_most, so that a test may add one. */
 static const struct allocator *const by_source[][allocators_most] = {
     [MAM_SOURCE_DEVICE] = {&mam, &cuda, &async}, [MAM_SOURCE_PINNED] = {&mam, &pinned},
     [MAM_SOURCE_MANAGED] = {&mam, &managed},     [MAM_SOURCE_HOST] = {&mam, &mapping, &heap},
     [MAM_SOURCE_VMM] = {&mam, &cuda, &async},
 };
 
-/* Whether the driver has all that the baseline cudaMallocAsync calls. */
+/* Whether the driver has all functions that the baseline cudaMallocAsync calls. */
 static bool async_exists(void) {
   return driver != NULL && driver->cuMemAllocAsync != NULL && driver->cuMemFreeAsync != NULL &&
          driver->cuStreamSynchronize != NULL && driver->cuDeviceGetDefaultMemPool != NULL &&
@@ -382,14 +381,14 @@ size_t allocators_select(const struct allocator *list[allocators_most], MAM_Sour
   driver = machine->driver;
   calls = calls_wanted;
   if (calls == calls_streams)
-    (void)pthread_key_create(&streams.of_thread, stream_return); /* fails not: the program's first but few */
+    (void)pthread_key_create(&streams.of_thread, stream_return); /* cannot fail: few keys are taken */
   size_t count = 0;
   while (count < allocators_most && by_source[source][count] != NULL) {
     list[count] = by_source[source][count];
     count++;
   }
   if (list[count - 1] == &async && !async_exists())
-    count--; /* it is the last of its row */
+    count--; /* async is the last of its row */
   list[0] = mam_select();
   return count;
 }

@@ -5,10 +5,10 @@
 
 #include <bsd/sys/tree.h>
 
-/* Blocks take whole units of this, as the pool's do. */
+/* Blocks are multiples of this, as the pool's are. */
 enum { unit_bytes = 512 };
 
-/* Parts of the pool in the order of addresses, as a ring whose first is parts[0], which is empty. */
+/* The parts of the pool in order of address, as a ring.  It begins with parts[0], which is empty. */
 struct best_fit_part {
   uint32_t before, after;
   bool used;
@@ -38,7 +38,7 @@ static void hole_remove(struct best_fit *fit, struct best_fit_part *part) {
   fit->holes = holes.rbh_root;
 }
 
-/* At most one hole for each block, and one more. */
+/* There is at most one hole for each block, and one more. */
 static size_t parts_most(const struct best_fit *fit) { return 2 * fit->slot_count + 2; }
 
 bool best_fit_make(struct best_fit *fit, size_t slot_count) {

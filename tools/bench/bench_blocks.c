@@ -52,7 +52,7 @@ static int block_compare(const void *left, const void *right) {
 
 bool blocks_check(const struct allocator *allocator, struct block *blocks, size_t count) {
   qsort(blocks, count, sizeof *blocks, block_compare);
-  uintptr_t end = 0; /* of the block before */
+  uintptr_t end = 0; /* of the previous block */
   for (size_t i = 0; i < count; i++) {
     uintptr_t start = (uintptr_t)blocks[i].address;
     if (start == 0)

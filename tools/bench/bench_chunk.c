@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * chunk: the smallest pool of fixed size with which training-like traces succeed, over the most that is live.
+ * chunk: the smallest pool of fixed size in which a training-like trace succeeds, over the peak of its live bytes.
  *
- * Every other trace is of bench_training.h, the others are of bench_network.h.  The yardstick is plain best fit: what
- * is freed is free at once and joined with its neighbours, and nothing is kept.
+ * Half of the traces come from bench_training.h and half from bench_network.h, in turn.  The yardstick is plain best
+ * fit: a freed block is free at once and joins its neighbours, and nothing is kept.
  */
 #include <math.h>
 #include <stdio.h>
@@ -83,14 +83,14 @@ static bool chunk_measure(struct replay *replay, double *smallest_bytes, double 
     return isnan(*smallest_bytes);
   if (!replay_pool_open(replay->allocator, (size_t)*smallest_bytes))
     return false;
-  replay->may_be_refused = true; /* with threads of the library about, a pool may fit once and not again */
+  replay->may_be_refused = true; /* the library's threads run beside it, so the pool may fit only now and then */
   bool ran = replay_run(replay);
   if (ran)
     *operation_ns = (double)replay->spent_ns / (double)replay->training->step_count;
   return replay_pool_close(replay->allocator) && (ran || replay->refused);
 }
 
-/* The pool is open before and after, as bench_each wants it. */
+/* The pool is open before and after, as bench_each expects. */
 static bool chunk_part(const struct bench *bench, const struct allocator *allocator, size_t index, void *result) {
   struct chunk_result *chunk = result;
   bool good = replay_pool_close(allocator);

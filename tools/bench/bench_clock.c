@@ -12,7 +12,7 @@
 
 uint64_t clock_now_ns(void) {
   struct timespec now;
-  (void)clock_gettime(CLOCK_MONOTONIC, &now); /* cannot fail: the clock exists on every Linux */
+  (void)clock_gettime(CLOCK_MONOTONIC, &now); /* cannot fail: every Linux has this clock */
   return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
@@ -49,11 +49,11 @@ double clock_span_ns(uint64_t start_ns, uint64_t end_ns) {
 void clock_sleep_ms(unsigned milliseconds) {
   struct timespec left = {milliseconds / 1000, (long)(milliseconds % 1000) * 1000000};
   while (nanosleep(&left, &left) != 0)
-    continue; /* a signal: sleep the rest */
+    continue; /* a signal came: sleeps for the rest */
 }
 
 size_t clock_resident_bytes(void) {
-  (void)malloc_trim(0); /* else memory that an earlier test freed would hide growth */
+  (void)malloc_trim(0); /* memory that an earlier test freed would hide growth */
   unsigned long total_pages, resident_pages = 0;
   FILE *file = fopen("/proc/self/statm", "r");
   if (file == NULL)

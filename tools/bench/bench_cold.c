@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * cold: what the first 10,000 operations of a new pool cost.  Random slots, each allocated or freed, in four ranges of
- * sizes, log-uniform; the time of all operations with the making of the pool, the longest call, and the memory that is
- * taken at the end over the most that was live.
+ * cold: what the first 10,000 operations of a new pool cost.  Each operation allocates or frees a random slot.  There
+ * are four ranges of sizes, log-uniform.  The figures are the time of all operations with the creation of the pool, the
+ * longest call, and the memory held at the end over the peak of live bytes.
  */
 #include <math.h>
 #include <stdio.h>
@@ -25,7 +25,7 @@ static const struct range {
                          {"256 B to 1 MiB", 2700, 256, 1 << 20}};
 
 struct cold_cell {
-  double all_ms, longest_us, taken; /* taken: over the most that was live; NAN: not known */
+  double all_ms, longest_us, taken; /* taken: memory held over the peak of live bytes; NAN: not known */
   size_t peak_bytes;
 };
 
@@ -33,14 +33,14 @@ struct cold_result {
   struct cold_cell cells[allocators_most][range_count];
 };
 
-/* The largest size of a range, less where the memory is small: half of the slots are live on average. */
+/* The largest size of a range.  It is less where the memory is small, because half of the slots are live on average. */
 static size_t range_most_bytes(const struct bench *bench, const struct range *range) {
   double total = (double)bench->capacity_bytes / 2, count = (double)range->slot_count / 2;
   bool fits = count * numbers_log_uniform_mean(range->least_bytes, range->most_bytes) <= total;
   return fits ? range->most_bytes : numbers_log_uniform_fit(range->least_bytes, range->most_bytes, count, total);
 }
 
-/* One operation on a slot; *live_bytes follows. */
+/* One operation on a slot, which also keeps *live_bytes. */
 static bool cold_operate(const struct allocator *allocator, struct block *slot, size_t bytes, size_t *live_bytes) {
   if (slot->address == NULL) {
     *live_bytes += bytes;
@@ -73,7 +73,7 @@ static bool cold_run(const struct bench *bench, const struct allocator *allocato
   return good;
 }
 
-/* What is taken at the end. */
+/* Notes the memory that is held at the end. */
 static bool cold_taken(const struct allocator *allocator, struct cold_cell *cell) {
   size_t bytes;
   cell->taken = (double)NAN;
@@ -99,7 +99,7 @@ static bool cold_measure(const struct bench *bench, const struct allocator *allo
   return good && (error == cudaSuccess || blocks_complain(allocator, "ending the pool", 0, error));
 }
 
-/* The pool is open before and after, as bench_each wants it. */
+/* The pool is open before and after, as bench_each expects. */
 static bool cold_part(const struct bench *bench, const struct allocator *allocator, size_t index, void *result) {
   struct cold_result *cold = result;
   cudaError_t error = allocator->close();

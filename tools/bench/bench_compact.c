@@ -23,7 +23,7 @@ enum { exit_usage = 2, objects_most = 1 << 22, repetitions_most = 9, passes_most
 struct compact_bench {
   const char *csv_directory; /* NULL: none */
   bool quick;
-  unsigned every; /* steps of the particles from one compaction to the next */
+  unsigned every; /* how many steps of the particles lie between two compactions */
   struct machine machine;
   struct heap_gpu gpu;
   CUmodule module;
@@ -70,7 +70,8 @@ static bool faults_read(struct compact_bench *bench, struct compact_faults *faul
   return gpu_read(&bench->gpu, faults, bench->gpu.scratch, sizeof *faults);
 }
 
-/* Objects of one type, thinned out at random to keep of heap_chance_whole, that point to each other. */
+/* Makes objects of one type that point to each other, and frees some at random, so that keep of heap_chance_whole
+ * stay. */
 static bool objects_new(struct compact_bench *bench, struct compact_work *work) {
   CUdeviceptr faults_at = bench->gpu.scratch;
   struct compact_faults faults;
@@ -85,7 +86,7 @@ static bool objects_new(struct compact_bench *bench, struct compact_work *work) 
   return faults.refused == 0;
 }
 
-/* Every object is itself, and points to what it pointed to. */
+/* Every object is whole, and points to the same objects as before. */
 static bool objects_sound(struct compact_bench *bench, struct compact_work *work, heap_word *live) {
   CUdeviceptr faults_at = bench->gpu.scratch;
   struct compact_faults faults;
@@ -108,7 +109,7 @@ static MAM_HeapCompactOptions options_of(unsigned n, unsigned first, unsigned pa
   return options;
 }
 
-/* A compaction as a program has it that forwards its own table; *us: of the library's two calls. */
+/* A compaction in a program that forwards a table of its own.  *us is the time of the library's two calls. */
 static bool compact_time(struct compact_bench *bench, struct compact_work *work, MAM_HeapCompactOptions options,
                          MAM_HeapCompactInfo *info, double *us) {
   void *forward[] = {&bench->handle, work};
@@ -128,7 +129,7 @@ static bool compact_time(struct compact_bench *bench, struct compact_work *work,
 
 /* ---- passes: the paper's figure 3, left -------------------------------------------------------------------------- */
 
-/* Pass by pass: the paper's, all with n, or from first up, as the library does. */
+/* The figures of each pass.  All passes use n, as in the paper, or begin with first, as in the library. */
 static bool passes_of(struct compact_bench *bench, const struct report_csv *csv, unsigned n, unsigned first) {
   struct compact_work work = {
       .table = (heap_word *)bench->table, .count = objects_most / 2, .seed = n, .keep = heap_chance_whole * 2 / 5};
@@ -136,7 +137,7 @@ static bool passes_of(struct compact_bench *bench, const struct report_csv *csv,
   double us, levels[passes_most + 1] = {0};
   unsigned pass = 0, limit = 0;
   heap_word live;
-  do { /* each time as many passes from the beginning */
+  do { /* each time one pass more, from the beginning */
     if (!heap_new(bench, (size_t)1 << 30) || !type_new(bench, 64, true, &work.type) ||
         !compact_time(bench, &work, options_of(n, first, 1), NULL, &us) || !objects_new(bench, &work) ||
         !compact_time(bench, &work, options_of(n, first, ++limit), &info, &us) || !objects_sound(bench, &work, &live) ||
@@ -230,7 +231,7 @@ static bool copy_time(struct compact_bench *bench, CUdeviceptr to, CUdeviceptr f
 
 enum { copy_most = 1 << 30 };
 
-/* What is known of copies: memory for two blocks of copy_most bytes, and what a copy of as many reaches. */
+/* Memory for two blocks of copy_most bytes, and the rate that a copy of as many bytes reaches. */
 struct copies {
   CUdeviceptr memory;
   double peak_gb_s;
@@ -249,7 +250,7 @@ static bool copies_close(struct compact_bench *bench, const struct copies *copie
   return copies->memory == 0 || gpu_accept(&bench->gpu, bench->gpu.driver->cuMemFree(copies->memory), "cuMemFree");
 }
 
-/* One pass in one call, of which nobody outside the heap has a pointer. */
+/* One pass in one call.  No pointer from outside the heap has to be forwarded. */
 static bool compact_alone_time(struct compact_bench *bench, unsigned n, double *us) {
   MAM_HeapCompactOptions options = options_of(n, n, 1);
   uint64_t start = clock_now_ns();
@@ -267,7 +268,8 @@ static bool rate_of(struct compact_bench *bench, const struct report_csv *csv, c
   double us[repetitions_most], copy_us, first;
   heap_word live = 0;
   for (unsigned i = 0; i < repetitions; i++) {
-    /* A compaction of the empty heap takes the memory for the work.  The first repetition is for the check. */
+    /* A compaction of the empty heap allocates the memory that all compactions use.  The first repetition checks the
+     * objects. */
     if (!heap_new(bench, (size_t)work.count * bytes * 5 / 4 + ((size_t)256 << 20)) ||
         !type_new(bench, bytes, true, &work.type) || !compact_time(bench, &work, options_of(n, n, 1), NULL, &first) ||
         !objects_new(bench, &work))
@@ -351,7 +353,7 @@ static bool candidates_run(struct compact_bench *bench) {
 
 enum { particles_live = 6 << 20, particles_life = 200, particles_room = 16 << 20 };
 
-/* How one run is to be, and what came of it. */
+/* What one run should do, and its result. */
 struct particles {
   struct particles_work work;
   unsigned n; /* 0: without compaction */
@@ -373,7 +375,7 @@ static bool particles_begin(struct compact_bench *bench, struct particles *run) 
   return good;
 }
 
-/* Has the table anew: those that live, in the order of memory; after a compaction, if there is to be one. */
+/* Compacts if the run does so, and fills the table anew with the live particles, in order of address. */
 static bool particles_collect(struct compact_bench *bench, struct particles *run) {
   MAM_HeapCompactOptions options = options_of(run->n, 1, 0);
   size_t count = 0;
@@ -405,7 +407,7 @@ static bool particles_end(struct compact_bench *bench, struct particles *run) {
          gpu_read(&bench->gpu, &run->counts, counts, sizeof run->counts) && heap_gone(bench);
 }
 
-/* Once by the clock. */
+/* One run for the time. */
 static bool particles_time(struct compact_bench *bench, struct particles *run) {
   if (!particles_begin(bench, run))
     return false;
@@ -419,8 +421,8 @@ static bool particles_time(struct compact_bench *bench, struct particles *run) {
   return particles_end(bench, run);
 }
 
-/* Once with samples of the memory: halfway between two collections, right before one and right after.  *mean_bytes: of
- * the pages in use, over the second half. */
+/* One run for the memory, with samples halfway between two collections, right before one and right after.  *mean_bytes:
+ * of the pages in use, over the second half. */
 static bool particles_look(struct compact_bench *bench, struct particles *run, const struct report_csv *csv,
                            double *mean_bytes, double *most_bytes) {
   double sum = 0;
@@ -447,7 +449,7 @@ static bool particles_look(struct compact_bench *bench, struct particles *run, c
   return particles_end(bench, run) && good;
 }
 
-/* The particles have to come out the same each time. */
+/* The particles must be the same after each run. */
 static bool particles_same(const struct particles *run, heap_word check) {
   if (run->counts.check != check || run->counts.refused != 0)
     (void)fprintf(stderr, "mam-bench: compact: particles: n %u: %llu requests were refused, and the particles are %s\n",
@@ -626,7 +628,7 @@ int bench_compact(int argc, char **argv) {
     else if (key == 'h') {
       usage_print();
       return report_status(true);
-    } else { /* getopt_long said what */
+    } else { /* getopt_long has said what is wrong */
       (void)fputs("Try 'mam-bench compact --help'.\n", stderr);
       return exit_usage;
     }

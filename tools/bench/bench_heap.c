@@ -2,7 +2,7 @@
 /*
  * heap: what an allocation in a kernel costs, beside the floor, CUDA's own and two list-based allocators.
  *
- * This file is the command line, the run through all cells, and what is printed and written of them.
+ * This file has the command line and the run through all cells, and prints and writes the results.
  */
 #include "bench_heap.h"
 
@@ -35,11 +35,11 @@ struct heap_bench {
   bool quick;
   const char *csv_directory; /* NULL: none */
   unsigned limit_s;
-  size_t guarded_first; /* in the process of a guarded allocator: its first cell */
+  size_t guarded_first; /* the first cell of a process that runs a guarded allocator */
   bool is_guarded;
   struct machine machine;
   struct heap_gpu gpu;
-  struct heap_case cases[heap_cases_most]; /* of the test that runs */
+  struct heap_case cases[heap_cases_most]; /* of the present test */
   size_t case_count;
   struct heap_result results[test_count][heap_cases_most][heap_allocators_most];
 };
@@ -96,7 +96,7 @@ static void tests_choose(struct heap_bench *bench, const char *list) {
   }
 }
 
-/* Keeps those of the list that are named, in their order. */
+/* Keeps those allocators of the list that are named, in their order. */
 static void allocators_choose(struct heap_bench *bench, const char *list) {
   size_t kept = 0;
   for (size_t i = 0; i < bench->allocator_count; i++) {
@@ -145,7 +145,7 @@ static void arguments_parse(struct heap_bench *bench, int argc, char **argv) {
       bench->guarded_first = strtoul(optarg, NULL, 10);
     } else if (key == 'h')
       usage_print();
-    else { /* getopt_long said what */
+    else { /* getopt_long has said what is wrong */
       (void)fputs("Try 'mam-bench heap --help'.\n", stderr);
       exit(exit_usage);
     }
@@ -160,7 +160,7 @@ static void arguments_parse(struct heap_bench *bench, int argc, char **argv) {
 
 /* ---- Cells ------------------------------------------------------------------------------------------------------- */
 
-/* Has the heap as the case wants it: as if nothing had been allocated in it yet. */
+/* Makes the heap of the case, or empties it: as if nothing had been allocated before. */
 static bool cell_prepare(const struct heap_bench *bench, struct heap *heap, const struct heap_case *what,
                          const struct heap_allocator *allocator) {
   size_t bytes = allocator->fixed ? heap_roomy_bytes : what->heap_bytes;
@@ -176,7 +176,7 @@ static void cell_run(struct heap_bench *bench, struct heap *heap, const struct h
   if (!cell_prepare(bench, heap, what, allocator) || !test->run(&run, result)) {
     result->status = heap_failed;
     (void)fprintf(stderr, "mam-bench: heap: %s, %s: %s failed\n", test->name, what->label, allocator->name);
-    heap_end(heap); /* the next cell gets a fresh one */
+    heap_end(heap); /* the next cell gets a new heap */
   }
 }
 
@@ -191,8 +191,8 @@ struct guarded_cell {
   size_t test, what, allocator;
 };
 
-/* Walks past at most so many cells, in the order in which they run: guarded ones or all.  How many there were; *cell is
- * the one after them, if there is one. */
+/* Skips so many cells at most, in the order in which they run: guarded ones or all.  Returns how many it skipped.
+ * *cell becomes the next one, if there is one. */
 static size_t cells_pass(struct heap_bench *bench, bool guarded, size_t most, struct guarded_cell *cell) {
   size_t passed = 0;
   for (size_t t = 0; t < test_count; t++) {
@@ -219,7 +219,7 @@ static bool guarded_cell_find(struct heap_bench *bench, size_t place, struct gua
   return cell->allocator < bench->allocator_count;
 }
 
-/* All that are to run. */
+/* The number of cells that this run has. */
 static size_t cells_count(struct heap_bench *bench) {
   struct guarded_cell cell;
   return cells_pass(bench, false, SIZE_MAX, &cell);
@@ -230,7 +230,7 @@ static void cell_progress(const struct heap_test *test, const struct heap_alloca
   progress_part(allocator->name, 0, 1);
 }
 
-/* ---- The process of a guarded allocator, and who watches it ------------------------------------------------------ */
+/* ---- The process of a guarded allocator, and the one that watches it --------------------------------------------- */
 
 static bool guarded_run(struct heap_bench *bench) {
   struct guarded_cell cell;
@@ -246,8 +246,8 @@ static bool guarded_run(struct heap_bench *bench) {
   return true;
 }
 
-/* Has the guarded cells run in other processes.  Where one is silent for too long it is ended, and the next cell begins
- * in a new one.  Two in a row that die before their first answer mean that there is no use in going on. */
+/* Runs the guarded cells in other processes.  A process that is silent for too long is ended, and the next cell begins
+ * in a new one.  If two processes in a row die before their first answer, it stops. */
 static void guarded_collect(struct heap_bench *bench, char **argv) {
   struct guarded_cell cell;
   struct guard guard = {.limit_s = bench->limit_s};
@@ -322,7 +322,7 @@ static bool test_csv(const struct heap_bench *bench, size_t t) {
   return report_csv_close(&csv);
 }
 
-/* The last row of a cell that is not of a heap already full; NAN if it has none. */
+/* The value in the last row of a cell; NAN if it has none. */
 static double cell_value(const struct heap_result *result, unsigned metric) {
   return result->row_count == 0 ? (double)NAN : result->rows[result->row_count - 1].values[metric];
 }
@@ -347,7 +347,7 @@ static void table_print(const struct heap_bench *bench, size_t t, const struct h
   report_columns_print(&printed, columns, bench->allocator_count);
 }
 
-/* What a table cannot show: cells without a number, and those where requests were refused. */
+/* Prints what a table cannot show: cells without a number, and cells where requests were refused. */
 static void exceptions_print(const struct heap_bench *bench, size_t t) {
   static const char *const texts[] = {NULL, "refused requests", "HANG: no answer in time", "failed", NULL};
   for (size_t a = 0; a < bench->allocator_count; a++)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * access: how long it takes to write and to read blocks, each by the thread that allocated it or all of a warp's by the
- * whole warp, against the same kernels on a plain array.
+ * access: how long it takes to write and to read blocks, against the same kernels on a plain array.  Each thread uses
+ * its own block, or a whole warp uses the blocks of its threads.
  */
 #include <math.h>
 #include <stdio.h>
@@ -29,7 +29,7 @@ static bool access_fits(const struct heap_allocator *allocator, const struct hea
   return allocator->hands_out && what->requests <= allocator->requests_most;
 }
 
-/* The medians of writing and reading by thread, writing and reading by warp, on the blocks that are in the slots. */
+/* The medians of writing and reading by thread and by warp, on the blocks in the slots. */
 static bool access_time(const struct heap_run *run, struct heap_work *work, double median_us[access_kinds]) {
   const struct heap_gpu *gpu = run->gpu;
   const CUfunction kernels[access_kinds] = {gpu->write_by_thread, gpu->read_by_thread, gpu->write_by_warp,
@@ -41,7 +41,7 @@ static bool access_time(const struct heap_run *run, struct heap_work *work, doub
     for (unsigned i = 0; i < access_repetitions_most; i++)
       if (!gpu_time(gpu, kernels[kind], (size_t)work->count, parameters, &us[i]))
         return false;
-    median_us[kind] = numbers_quantile(us + 1, access_repetitions, 0.5); /* the first warms caches */
+    median_us[kind] = numbers_quantile(us + 1, access_repetitions, 0.5); /* the first one only warms caches */
   }
   return true;
 }
@@ -56,7 +56,7 @@ static bool access_plain(const struct heap_run *run, struct heap_work *work, dou
   return gpu_accept(run->gpu, driver->cuMemFree(array), "cuMemFree") && good;
 }
 
-/* Whole slots only: the kernels of access read every one. */
+/* Fills every slot, because the kernels of access read every one. */
 static bool access_allocate(const struct heap_run *run, struct heap_work *work) {
   size_t failed = 0;
   if (!heap_kernel_run(run, run->heap->malloc, work) || !heap_blocks_sound(run, work, &failed))

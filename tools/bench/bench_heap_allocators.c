@@ -52,7 +52,7 @@ static bool list_survey(struct heap *heap, struct heap_survey *survey) {
 
 /* ---- CUDA's own -------------------------------------------------------------------------------------------------- */
 
-/* The limit can be set once, before the first kernel that allocates. */
+/* The limit can only be set once, before the first kernel that allocates. */
 static bool cuda_open(struct heap *heap) {
   heap->high = ~(heap_word)0;
   return gpu_accept(heap->gpu, heap->gpu->driver->cuCtxSetLimit(malloc_heap_limit, heap->bytes), "cuCtxSetLimit");
@@ -62,7 +62,7 @@ static void cuda_close(struct heap *heap) { (void)heap; }
 
 /* ---- Ours -------------------------------------------------------------------------------------------------------- */
 
-static const size_t pool_slack_bytes = (size_t)4 << 20; /* for the heap's own bookkeeping and rounding */
+static const size_t pool_slack_bytes = (size_t)4 << 20; /* for the heap's own data and rounding */
 
 static bool mam_accept(cudaError_t error, const char *what) {
   if (error != cudaSuccess)
@@ -70,14 +70,14 @@ static bool mam_accept(cudaError_t error, const char *what) {
   return error == cudaSuccess;
 }
 
-/* The pool is one piece of device memory, so that its ends are known to the driver. */
+/* The pool is one piece of device memory, whose ends the driver knows. */
 static bool mam_pool_open(struct heap *heap) {
   MAM_PoolOptions options = MAM_POOL_OPTIONS_INIT;
   options.chunk_bytes = heap->bytes + pool_slack_bytes;
   return mam_accept(MAM_PoolCreate((MAM_Pool *)&heap->pool, &options), "MAM_PoolCreate");
 }
 
-/* Learns the chunk's ends from a block of the pool. */
+/* Learns the ends of the chunk from a block of the pool. */
 static bool mam_ends_learn(struct heap *heap) {
   const struct driver *driver = heap->gpu->driver;
   CUdeviceptr base = 0;
@@ -89,7 +89,7 @@ static bool mam_ends_learn(struct heap *heap) {
     return false;
   heap->low = base;
   heap->high = base + bytes;
-  /* The first work waits until the driver has cleared what others had in that memory: 1.7 ms for 8 GiB. */
+  /* The first work waits until the driver has cleared the memory: 1.7 ms for 8 GiB. */
   return gpu_read(heap->gpu, &first, (CUdeviceptr)block, sizeof first) &&
          mam_accept(MAM_CudaFree(block), "MAM_CudaFree");
 }
@@ -203,7 +203,8 @@ static bool heap_kernels_load(struct heap *heap) {
          gpu_function(gpu, heap->module, "heap_look_inside", &heap->look_inside);
 }
 
-/* The order matters to CUDA's own: its limit is set before its kernels are loaded.  The others' heaps want theirs. */
+/* CUDA's own heap needs this order: its limit is set before its kernels are loaded.  Another heap needs its kernels
+ * first. */
 bool heap_begin(struct heap *heap, const struct heap_allocator *allocator, const struct heap_gpu *gpu, size_t bytes,
                 unsigned superblocks) {
   *heap = (struct heap){.allocator = allocator, .gpu = gpu, .bytes = bytes, .superblocks = superblocks};

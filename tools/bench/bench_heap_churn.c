@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * churn, threads: the paper's scenario.  Round after round, a thread that has a block frees it, one that has none
- * allocates, each with a chance of 0.75; after some rounds the share of live blocks is steady, and then it is measured:
- * churn gives the milliseconds of a round, threads (figure 3) the cycles of a call and how much they vary.
+ * churn, threads: the paper's scenario.  In each round a thread that has a block frees it, and one that has none
+ * allocates, each with a chance of 0.75.  After some rounds the share of live blocks is steady, and the measurement
+ * begins.  churn gives the milliseconds of a round.  threads (figure 3) gives the cycles of a call, and how much they
+ * vary.
  */
 #include <math.h>
 #include <stdio.h>
@@ -25,7 +26,7 @@ static bool churn_begin(const struct heap_run *run) {
          gpu_clear(run->gpu, run->gpu->sizes, run->what->requests * sizeof(unsigned));
 }
 
-/* Rounds that are not measured, until the share of live blocks is steady. */
+/* Runs rounds without measuring, until the share of live blocks is steady. */
 static bool churn_warm(const struct heap_run *run, CUfunction kernel, struct heap_work *work) {
   unsigned count = heap_repetitions(run, warm_rounds);
   for (unsigned i = 0; i < (count < 6 ? 6 : count); i++) {
@@ -36,7 +37,7 @@ static bool churn_warm(const struct heap_run *run, CUfunction kernel, struct hea
   return true;
 }
 
-/* Frees what is left. */
+/* Frees the blocks that are left. */
 static bool churn_end(const struct heap_run *run, struct heap_work *work) {
   return heap_kernel_run(run, run->heap->free, work);
 }
@@ -62,7 +63,7 @@ static bool churn_fits(const struct heap_allocator *allocator, const struct heap
   return what->requests <= allocator->requests_most && (!allocator->fixed || what->heap_bytes == heap_roomy_bytes);
 }
 
-/* Blocks of rounds long past lie among the live ones, so this is where overlaps of reused memory show. */
+/* Blocks of many rounds are live together, so overlaps of memory that was reused show here. */
 static bool churn_verify(const struct heap_run *run, struct heap_work *work) {
   struct heap_inside inside = {0};
   struct heap_work seen = *work;
@@ -111,13 +112,13 @@ static size_t threads_cases(bool quick, struct heap_case cases[heap_cases_most])
   return (size_t)(next - cases);
 }
 
-/* Slow ones up to about the paper's 15,000 threads. */
+/* Slow allocators run up to about the paper's 15,000 threads. */
 static bool threads_fits(const struct heap_allocator *allocator, const struct heap_case *what) {
   return allocator->hands_out && what->requests <= allocator->requests_most &&
          (!allocator->slow || what->requests <= 16384);
 }
 
-/* Sums over rounds: means weighted by their counts. */
+/* Sums over rounds, for means that are weighted by the number of calls. */
 struct cycles_total {
   double count, sum, squares, most;
 };

@@ -13,7 +13,7 @@
 
 static const size_t mib = (size_t)1 << 20;
 
-/* A heap that is not ours alone, or hands nothing out, cannot be filled to a known size. */
+/* An allocator with one heap for the whole process, or one that hands nothing out, cannot be filled to a known size. */
 static bool full_fits(const struct heap_allocator *allocator, const struct heap_case *what) {
   (void)what;
   return allocator->hands_out && !allocator->fixed;
@@ -42,14 +42,14 @@ static size_t share_cases(bool quick, struct heap_case cases[heap_cases_most]) {
   return (size_t)(next - cases);
 }
 
-/* Lists walk far when they are full of small blocks. */
+/* Lists are long when they are full of small blocks. */
 static bool share_fits(const struct heap_allocator *allocator, const struct heap_case *what) {
   return full_fits(allocator, what) && (!allocator->slow || (what->heap_bytes == 8 * mib && what->high >= 64));
 }
 
 struct share {
   struct heap_work work; /* of the next batch */
-  size_t first_bytes;    /* asked for and handed out in batches before the first that had a refusal */
+  size_t first_bytes;    /* handed out in batches before the first batch with a refusal */
   size_t all_bytes;      /* in all */
   size_t all_requests;
   bool refused;
@@ -69,7 +69,7 @@ static bool share_batch(const struct heap_run *run, struct share *share) {
   return true;
 }
 
-/* Sizes are drawn by the place of the request in all, so that the whole can be looked through at once. */
+/* A size depends on the request's number among all requests, so that all blocks can be checked at once. */
 static bool share_fill(const struct heap_run *run, struct share *share) {
   size_t room = run->gpu->requests_most;
   bool good = true;
@@ -80,7 +80,7 @@ static bool share_fill(const struct heap_run *run, struct share *share) {
   return good;
 }
 
-/* Looks at all blocks, and frees them. */
+/* Checks all blocks and frees them. */
 static bool share_free(const struct heap_run *run, const struct share *share) {
   struct heap_work whole = heap_work_of(run);
   size_t refused = 0;
@@ -131,14 +131,14 @@ static bool small_fits(const struct heap_allocator *allocator, const struct heap
   return full_fits(allocator, what) && what->requests <= allocator->requests_most;
 }
 
-/* Half of the blocks are freed, or every thread without a block asks for one: the work of one kernel. */
+/* Sets the work of one kernel: half of the blocks are freed, or every thread without a block requests one. */
 static void small_frees(struct heap_work *work, bool frees) {
   work->seed++;
   work->alloc_chance = frees ? 0 : heap_chance_whole;
   work->free_chance = frees ? heap_chance_whole / 2 : 0;
 }
 
-/* Rounds that are not timed, by the kernel that notes sizes, so that the blocks can be looked at. */
+/* Rounds that are not timed.  Their kernel notes sizes, so that the blocks can be checked. */
 static bool small_warm(const struct heap_run *run, struct heap_work *work) {
   size_t refused = 0;
   bool good = gpu_clear(run->gpu, run->gpu->slots, run->what->requests * sizeof(heap_word)) &&
@@ -152,7 +152,7 @@ static bool small_warm(const struct heap_run *run, struct heap_work *work) {
   return good && heap_blocks_sound(run, work, &refused);
 }
 
-/* How many requests of the last round have no block. */
+/* How many requests of the last round got no block. */
 static bool small_refused(const struct heap_run *run, struct heap_work *work, double *refused) {
   struct heap_inside inside = {0};
   if (!gpu_blocks_count(run->gpu, work, &inside))
@@ -219,7 +219,7 @@ static bool failing_fits(const struct heap_allocator *allocator, const struct he
   return full_fits(allocator, what) && !allocator->slow;
 }
 
-/* Asks until nothing is left: large blocks first, for they fill it sooner. */
+/* Requests blocks until nothing is left, large ones first, because they fill the heap sooner. */
 static bool failing_fill(const struct heap_run *run) {
   struct heap_work work = heap_work_of(run);
   struct heap_inside inside = {0};
@@ -283,7 +283,7 @@ static size_t create_cases(bool quick, struct heap_case cases[heap_cases_most]) 
   return (size_t)(next - cases);
 }
 
-/* Each repetition makes a heap anew, uses it, and empties it while that use still shows. */
+/* Each repetition makes a new heap, uses it, and empties it while it still has traces of that use. */
 static bool create_run(const struct heap_run *run, struct heap_result *result) {
   enum { count = 5 };
   double create_us[count], reset_us[count];

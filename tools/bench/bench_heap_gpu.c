@@ -90,7 +90,7 @@ bool gpu_open(struct heap_gpu *gpu, const struct machine *machine, size_t reques
          arrays_open(gpu);
 }
 
-/* An error of these says nothing new: what they end has done its work. */
+/* Errors are ignored: the work of what ends here is done. */
 void gpu_close(struct heap_gpu *gpu) {
   const CUdeviceptr arrays[] = {gpu->slots, gpu->sizes, gpu->cycles, gpu->scratch};
   for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * The GPU as `mam-bench heap` uses it: modules of the embedded images, launches with their time, the arrays that the
- * requests of a kernel live in, and the kernels that know only blocks.
+ * The GPU as `mam-bench heap` uses it: modules of the embedded images, launches with their time, the arrays for the
+ * requests of a kernel, and the kernels that know only blocks.
  *
- * Every function that returns bool has said on stderr what failed when it returns false.  Knows no allocator.
+ * A function that returns false has said on stderr what failed.  This file knows no allocator.
  */
 #ifndef MAM_BENCH_HEAP_GPU_H
 #define MAM_BENCH_HEAP_GPU_H
@@ -20,7 +20,7 @@ struct heap_image {
   const unsigned char *bytes;
 };
 
-/* All of them; without a CUDA compiler none, and heap_image_count is 0. */
+/* All of them.  Without a CUDA compiler there are none, and heap_image_count is 0. */
 extern const struct heap_image heap_images[];
 extern const size_t heap_image_count;
 
@@ -30,12 +30,12 @@ struct heap_gpu {
   CUfunction nothing, plain, mark, check, count, write_by_thread, read_by_thread, write_by_warp, read_by_warp, touch;
   CUevent begin, end;
   CUdeviceptr slots, sizes, cycles, scratch;
-  size_t requests_most;  /* that slots, sizes and cycles have room for */
+  size_t requests_most;  /* slots, sizes and cycles have room for so many */
   unsigned *host_cycles; /* as many */
   double clock_mhz;      /* cycles in a microsecond */
 };
 
-/* Loads the kernels that know only blocks and takes the arrays.  gpu_close follows in any case. */
+/* Loads the kernels that know only blocks and allocates the arrays.  Call gpu_close in any case. */
 bool gpu_open(struct heap_gpu *gpu, const struct machine *machine, size_t requests_most);
 void gpu_close(struct heap_gpu *gpu);
 
@@ -46,24 +46,24 @@ const struct heap_image *gpu_image(const char *name);
 bool gpu_module_open(const struct heap_gpu *gpu, const char *image, CUmodule *module);
 bool gpu_function(const struct heap_gpu *gpu, CUmodule module, const char *name, CUfunction *function);
 
-/* Starts a kernel with one parameter for each pointer of the array, on at least so many threads. */
+/* Starts a kernel on at least so many threads, with one parameter for each pointer of the array. */
 bool gpu_start(const struct heap_gpu *gpu, CUfunction function, size_t threads, void **parameters);
-/* The same, and waits for its end. */
+/* The same, and waits until it has ended. */
 bool gpu_run(const struct heap_gpu *gpu, CUfunction function, size_t threads, void **parameters);
-/* The same; writes the microseconds from before the launch to the kernel's end, as the GPU counts. */
+/* The same; writes the microseconds from before the launch to the kernel's end, by the GPU's clock. */
 bool gpu_time(const struct heap_gpu *gpu, CUfunction function, size_t threads, void **parameters, double *us);
 
 bool gpu_read(const struct heap_gpu *gpu, void *to, CUdeviceptr from, size_t bytes);
 bool gpu_clear(const struct heap_gpu *gpu, CUdeviceptr address, size_t bytes);
 
-/* How many threads have a request each of work. */
+/* How many threads of the work have a request. */
 size_t gpu_work_threads(const struct heap_work *work);
 
-/* Looks whether work's blocks lie in [low, high), are aligned and do not overlap: writes to every one of them. */
+/* Checks that work's blocks lie in [low, high), are aligned and do not overlap.  It writes to every block. */
 bool gpu_blocks_check(const struct heap_gpu *gpu, const struct heap_work *work, heap_word low, heap_word high,
                       struct heap_faults *faults);
 
-/* How many of work's requests have a block, and the bytes they asked for. */
+/* Counts the requests of work that have a block, and the bytes that these asked for. */
 bool gpu_blocks_count(const struct heap_gpu *gpu, const struct heap_work *work, struct heap_inside *inside);
 
 /* Mean, coefficient of variation and maximum of cycles, of the calls of one kind. */
@@ -72,7 +72,7 @@ struct gpu_cycles {
   double mean, variation, most;
 };
 
-/* Reads work's cycles and sums up those whose kind is the one given: 0, heap_cycles_free or heap_cycles_failed. */
+/* Reads work's cycles and sums up those of one kind: 0, heap_cycles_free or heap_cycles_failed. */
 bool gpu_cycles_sum(const struct heap_gpu *gpu, const struct heap_work *work, const unsigned *kinds, size_t kind_count,
                     struct gpu_cycles *sums);
 

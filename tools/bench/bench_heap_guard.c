@@ -18,7 +18,7 @@ enum { arguments_most = 64, start_s = 30 };
 
 /* ---- The process ------------------------------------------------------------------------------------------------- */
 
-/* argv with the first cell as one option more; false if there is no room. */
+/* argv with one option more, the first cell; false if there is no room. */
 static bool arguments_extend(char **argv, char *first_option, char *extended[arguments_most]) {
   size_t count = 0;
   static char command[] = "heap", program[] = "mam-bench";
@@ -63,7 +63,7 @@ bool guard_start(struct guard *guard, char **argv, size_t first_cell) {
 
 bool guard_running(const struct guard *guard) { return guard->child != 0; }
 
-/* Killed in any case: who has sent everything loses nothing by it. */
+/* Kills the process in any case: if it has sent everything, nothing is lost. */
 void guard_end(struct guard *guard) {
   int status;
   if (guard->child == 0)
@@ -77,7 +77,7 @@ void guard_end(struct guard *guard) {
 
 /* ---- Results through the pipe ------------------------------------------------------------------------------------ */
 
-/* Takes the next whole line; false if none came until the deadline or the other end is closed. */
+/* Takes the next whole line.  False if none comes until the deadline, or the other end is closed. */
 static bool line_receive(struct guard *guard, uint64_t deadline_ns, char *line, size_t line_size) {
   for (;;) {
     char *end = memchr(guard->text, '\n', guard->length);

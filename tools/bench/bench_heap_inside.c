@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * fill, spread: the paper's figures 2 and 4.  fill: 16,384 threads request 128 to 160 bytes with a chance of 0.05 round
- * after round until 16 MiB in two superblocks are full.  spread: churn with a chance of 0.6 and sizes around 512 bytes,
- * by how far they are spread.  Both look at cycles and at fragmentation (formulas 1 and 2).
+ * fill, spread: the paper's figures 2 and 4.  fill: 16,384 threads request 128 to 160 bytes with a chance of 0.05,
+ * round after round, until 16 MiB in two superblocks are full.  spread: churn with a chance of 0.6 and sizes around 512
+ * bytes, by the width of their range.  Both measure cycles and fragmentation (formulas 1 and 2).
  */
 #include <math.h>
 #include <stdio.h>
@@ -12,7 +12,7 @@
 enum {
   fill_requests = 16384,
   fill_rounds_most = 240,
-  fill_rounds_after = 4, /* so many rounds go on after the first refusal */
+  fill_rounds_after = 4, /* rounds after the first refusal */
   fill_survey_rounds = 4,
   spread_rounds = 20,
 };
@@ -31,7 +31,7 @@ static struct heap_work inside_work(const struct heap_run *run) {
   return work;
 }
 
-/* Live blocks and free memory as the paper puts them. */
+/* Live blocks and free memory in the paper's terms. */
 struct fragmentation {
   double live_bytes, internal, external, overhead;
 };
@@ -66,7 +66,7 @@ static size_t fill_cases(bool quick, struct heap_case cases[heap_cases_most]) {
   return 1;
 }
 
-/* One round into slots of its own; adds its row if that is due. */
+/* Runs one round, whose blocks go into slots of their own.  Adds a row if one is due. */
 static bool fill_round(const struct heap_run *run, unsigned round, bool *refused, struct heap_result *result) {
   static const unsigned kinds[] = {0, heap_cycles_failed};
   struct gpu_cycles sums[2];

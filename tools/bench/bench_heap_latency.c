@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * latency: how long a single malloc or free takes, the slow ones above all, by how full the heap is.  Each thread has a
- * load of its own: it allocates if it has no block, and frees its block with a chance of a quarter, so four of five
- * threads have one.  Sizes are drawn evenly, so that these blocks fill the wanted share of the heap.
+ * latency: how long a single malloc or free takes, above all a slow one, by how full the heap is.  Each thread has a
+ * load of its own: it allocates if it has no block, and frees its block with a chance of a quarter.  So four of five
+ * threads have a block.  Sizes are drawn evenly, so that these blocks fill the wanted share of the heap.
  */
 #include <math.h>
 #include <stdio.h>
@@ -12,7 +12,7 @@
 
 enum { warm_rounds = 10, timed_requests = 1 << 20, slow_threads_most = 1 << 14, free_chance = heap_chance_whole / 4 };
 
-static const double live_share = 0.8; /* of the threads, with these chances */
+static const double live_share = 0.8; /* of the threads, with the chances above */
 
 static size_t latency_cases(bool quick, struct heap_case cases[heap_cases_most]) {
   static const unsigned heaps_mib[] = {8, 64, 1024, 8192}, loads[] = {50, 75, 90};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * uniform, mixed, warp, large: a kernel in which every thread, or one of a warp, allocates a block, and then a kernel
- * in which the same threads free them.  The median of some repetitions; the first is not timed, its blocks are looked
- * through.
+ * uniform, mixed, warp, large: in one kernel every thread, or one of a warp, allocates a block, and in a second kernel
+ * the same threads free them.  The result is the median of some repetitions.  The first one is not timed; its blocks
+ * are checked.
  */
 #include <stdio.h>
 
@@ -58,7 +58,7 @@ static size_t warp_cases(bool quick, struct heap_case cases[heap_cases_most]) {
   return (size_t)(next - cases);
 }
 
-/* As many as there are threads in the smaller test, and at most half of the heap. */
+/* As many requests as the smaller test has threads, but at most half of the heap. */
 static size_t large_cases(bool quick, struct heap_case cases[heap_cases_most]) {
   struct heap_case *next = cases;
   for (unsigned bytes_log2 = 13; bytes_log2 <= 30; bytes_log2 += quick ? 4 : 1)
@@ -73,14 +73,14 @@ static bool rate_pair(const struct heap_run *run, struct heap_work *work, double
          heap_kernel_time(run, run->heap->free, work, free_us);
 }
 
-/* The first repetition: the blocks are looked through between the two kernels. */
+/* The first repetition, in which the blocks are checked between the two kernels. */
 static bool rate_verify(const struct heap_run *run, struct heap_work *work, size_t *failed, double *malloc_us,
                         double *free_us) {
   return heap_kernel_time(run, run->heap->malloc, work, malloc_us) && heap_blocks_sound(run, work, failed) &&
          heap_kernel_time(run, run->heap->free, work, free_us);
 }
 
-/* How many requests of the last kernel were refused: their slots still say so. */
+/* How many requests of the last kernel were refused, by their slots. */
 static bool rate_refusals(const struct heap_run *run, const struct heap_work *work, size_t *failed) {
   struct heap_inside inside = {0};
   if (run->heap->allocator->hands_out && !gpu_blocks_count(run->gpu, work, &inside))
@@ -95,7 +95,7 @@ static bool rate_run(const struct heap_run *run, struct heap_result *result) {
   unsigned count = heap_repetitions(run, repetitions);
   size_t failed_first = 0, failed_last = 0;
   bool good = rate_verify(run, &work, &failed_first, &malloc_us[0], &free_us[0]);
-  if (good && malloc_us[0] + free_us[0] > long_us) /* then what is cold makes no difference, and once is enough */
+  if (good && malloc_us[0] + free_us[0] > long_us) /* then a cold start makes no difference, and one run is enough */
     count = 0;
   for (unsigned i = 0; good && i < count; i++)
     good = rate_pair(run, &work, &malloc_us[i], &free_us[i]);
@@ -115,12 +115,12 @@ static bool rate_fits(const struct heap_allocator *allocator, const struct heap_
   return what->requests <= allocator->requests_most;
 }
 
-/* Large requests are measured against the floor alone: the others' times by size are what the smaller ones are. */
+/* Slow allocators are left out: the smaller sizes show how their time grows. */
 static bool large_fits(const struct heap_allocator *allocator, const struct heap_case *what) {
   return rate_fits(allocator, what) && !allocator->slow;
 }
 
-/* Numbers come sorted from numbers_quantile, so the first is the least. */
+/* numbers_quantile sorts, so the first number is the least. */
 #define RATE_METRICS                                                                                                   \
   { "malloc_us", "free_us", "malloc_million_s", "free_million_s", "malloc_least_us", "free_least_us" }
 #define RATE_TABLES                                                                                                    \

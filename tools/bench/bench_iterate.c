@@ -4,9 +4,9 @@
  *
  * Each of its log2(n) passes allocates its result and a workspace, works on them, and frees the workspace and the
  * result of the pass before.  Sizes vary by up to a sixteenth from pass to pass and from one iteration to the next.  On
- * a GPU the work is real: a copy of the points into the result, a memset of the workspace; each iteration ends when the
- * GPU is done, as one does whose result is wanted.  Allocations and frees are timed alone, and the iteration as a
- * whole.
+ * a GPU the work is real: a copy of the points into the result, and a memset of the workspace.  Each iteration waits
+ * for the GPU at its end, as a program does that reads its result.  Allocations and frees are timed, and so is the
+ * whole iteration.
  */
 #include <math.h>
 #include <stdio.h>
@@ -23,7 +23,7 @@ enum { row_count = 4, point_bytes = 8, iterations_usual = 300, iterations_quick 
 
 static const unsigned powers[row_count] = {12, 16, 20, 24};
 
-/* The places in the program that allocate. */
+/* The places of the program that allocate. */
 static const char result_tag, workspace_tag;
 
 struct iterate_cell {
@@ -39,12 +39,12 @@ struct passes {
   const struct allocator *allocator;
   unsigned power;
   struct numbers_random sizes;
-  uint64_t spent_ns; /* in allocations and frees, of this iteration */
+  uint64_t spent_ns; /* in allocations and frees of this iteration */
 };
 
 static CUdeviceptr device_address(const struct block *block) { return (CUdeviceptr)(uintptr_t)block->address; }
 
-/* Enqueues what a pass does; nothing without a GPU. */
+/* Enqueues the work of a pass; without a GPU there is none. */
 static bool pass_work(const struct passes *passes, const struct block *before, const struct block *result,
                       const struct block *workspace) {
   const struct driver *driver = passes->bench->machine->driver;
@@ -77,7 +77,7 @@ static bool pass_release(struct passes *passes, struct block *blocks, size_t cou
   return good;
 }
 
-/* One pass.  held: the points before it, then those after it. */
+/* One pass.  held: the points before it, and after it the new points. */
 static bool pass_run(struct passes *passes, struct block *held) {
   struct block result = {0}, workspace = {0};
   bool good = pass_allocate(passes, &result, &workspace);
@@ -104,7 +104,7 @@ static bool iteration_run(struct passes *passes, double *allocation_us, double *
   uint64_t start_ns = clock_now_ns();
   for (unsigned i = 0; i < passes->power && good; i++)
     good = pass_run(passes, &held);
-  good = good && iteration_wait(passes); /* the result is read here */
+  good = good && iteration_wait(passes); /* the program would read the result here */
   good = pass_release(passes, &held, 1) && good;
   *iteration_us = clock_span_ns(start_ns, clock_now_ns()) / 1e3;
   *allocation_us = (double)passes->spent_ns / 1e3;

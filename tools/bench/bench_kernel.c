@@ -6,8 +6,7 @@
 
 #include "base/error.h"
 
-/* One thread, which asks for the time until it is up.  A second bound, in cycles, ends it even where the wall clock
- * stands still. */
+/* One thread reads the time until it is up.  A second limit, in cycles, ends it if the clock stands still. */
 static const char ptx[] = ".version 6.3\n"
                           ".target sm_75\n"
                           ".address_size 64\n"
@@ -33,7 +32,7 @@ static const char ptx[] = ".version 6.3\n"
                           "  ret;\n"
                           "}\n";
 
-static const uint64_t cycles_per_ms_most = 4000000; /* more than any such GPU counts */
+static const uint64_t cycles_per_ms_most = 4000000; /* more than any such GPU has */
 
 static bool accept(const struct kernel *kernel, CUresult result, const char *what) {
   return result == CUDA_SUCCESS || driver_error(kernel->driver, result, what) == cudaSuccess;
@@ -74,7 +73,7 @@ bool kernel_wait(const struct kernel *kernel) {
   return accept(kernel, kernel->driver->cuStreamSynchronize(kernel->stream), "cuStreamSynchronize");
 }
 
-/* An error of these says nothing new: the stream and the module have done their work. */
+/* Errors are ignored: the stream and the module have done their work. */
 void kernel_close(struct kernel *kernel) {
   if (kernel->module != NULL)
     (void)kernel->driver->cuModuleUnload(kernel->module);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * live: the paper's figure 10.  What an allocation of 1 to 10 bytes takes after n live ones, for n = 1, 10, ... 10^7,
- * and the host memory that each of the n costs: by the resident set of the process, by what malloc has given out, and
- * by what the pool says of itself.
+ * live: the paper's figure 10.  It measures the time of an allocation of 1 to 10 bytes while n blocks are live, for n =
+ * 1, 10, ... 10^7, and the host memory for each of the n blocks: by the resident set of the process, by what malloc has
+ * given out, and by what the pool says of itself.
  */
 #include <math.h>
 #include <stdint.h>
@@ -19,8 +19,8 @@
 
 enum {
   step_most = 8,          /* 10^0 to 10^7 */
-  batch_most = 1000,      /* allocations right after n live ones whose mean counts */
-  resident_least = 100000 /* blocks below which the resident set, counted in pages, says nothing */
+  batch_most = 1000,      /* allocations while n blocks are live, of which the mean is taken */
+  resident_least = 100000 /* with fewer blocks the resident set, counted in pages, says nothing */
 };
 
 enum live_state { live_measured, live_over_budget, live_refused };
@@ -68,7 +68,7 @@ static bool live_fill(struct live_run *run, size_t count, enum live_state *state
   return true;
 }
 
-/* The mean of batch further allocations, which are freed again. */
+/* The mean of batch more allocations, which are then freed. */
 static bool live_batch(struct live_run *run, size_t batch, double *mean_ns) {
   struct block *blocks = &run->blocks[run->count];
   cudaError_t error = cudaSuccess;
@@ -87,7 +87,7 @@ static bool live_batch(struct live_run *run, size_t batch, double *mean_ns) {
 static bool live_measure(struct live_run *run, size_t batch, double *median_ns) {
   enum { few = 7, many = 101 };
   double means_ns[many];
-  size_t repetitions = batch < batch_most ? many : few; /* a short batch is close to the clock's grain */
+  size_t repetitions = batch < batch_most ? many : few; /* a short batch is close to the clock's cost */
   for (size_t i = 0; i < repetitions; i++)
     if (!live_batch(run, batch, &means_ns[i]))
       return false;
@@ -95,7 +95,7 @@ static bool live_measure(struct live_run *run, size_t batch, double *median_ns) 
   return true;
 }
 
-/* Writes what is held now, each way; NAN where it cannot be told. */
+/* Reads the memory now, in each way; NAN where it is not known. */
 static bool memory_read(const struct allocator *allocator, double bytes[memory_count]) {
   size_t resident_bytes = clock_resident_bytes(), malloc_bytes = clock_malloc_bytes(), metadata_bytes = 0;
   if (allocator->metadata != NULL) {
@@ -109,7 +109,7 @@ static bool memory_read(const struct allocator *allocator, double bytes[memory_c
   return true;
 }
 
-/* What each of count blocks has added to what was held before them. */
+/* The memory that each of count blocks has added. */
 static bool memory_measure(const struct live_run *run, const double before[memory_count], size_t count,
                            double per_block[memory_count]) {
   double now[memory_count];
@@ -153,7 +153,7 @@ static bool live_part(const struct bench *bench, const struct allocator *allocat
                          .budget_ns = bench->quick ? 3000000000 : 20000000000};
   if (run.blocks == NULL)
     return blocks_complain(allocator, "bookkeeping", room * sizeof(struct block), cudaErrorMemoryAllocation);
-  memset(run.blocks, 0xff, room * sizeof(struct block)); /* resident now, not while it is measured */
+  memset(run.blocks, 0xff, room * sizeof(struct block)); /* becomes resident now, and not during the measurement */
   bool good = live_steps(&run, live, index);
   good = blocks_release(allocator, run.blocks, run.count) && good;
   free(run.blocks);
@@ -182,7 +182,7 @@ static bool live_csv(const struct bench *bench, const struct live_result *live) 
   return report_csv_close(&csv);
 }
 
-/* Prints the times, or for a way to count it the host memory. */
+/* Prints the times, or the host memory by one of the ways. */
 static void live_print(const struct bench *bench, const struct live_result *live, const char *title,
                        enum memory memory) {
   bool of_memory = memory != memory_count;
@@ -201,7 +201,7 @@ static void live_print(const struct bench *bench, const struct live_result *live
     report_table_print(&table, bench->allocators, bench->allocator_count);
 }
 
-/* Names what is a dash in the tables. */
+/* Explains the dashes in the tables. */
 static void live_explain(const struct bench *bench, const struct live_result *live) {
   for (size_t a = 0; a < bench->allocator_count; a++) {
     size_t count = 1;

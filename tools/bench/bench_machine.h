@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * What there is to measure on: the first GPU with its primary context, or none and why.
+ * What the measurements run on: the first GPU with its primary context, or none and why.
  *
- * Looks at the machine without the library under test.  Knows nothing of allocators.
+ * It looks at the machine without the library under test.  It knows no allocator.
  */
 #ifndef MAM_BENCH_MACHINE_H
 #define MAM_BENCH_MACHINE_H
@@ -20,14 +20,16 @@ struct machine {
   char reason[256];            /* why there is no GPU */
 };
 
-/* Fills *machine and makes the context current in this thread.  False, with a reason, if there is no usable GPU. */
+/* Fills *machine and makes the context current in this thread.  If there is no usable GPU, it returns false and gives
+ * the reason. */
 bool machine_probe(struct machine *machine);
 
-/* Makes the context current in a new thread, as a program's own threads have it.  False if the driver refuses; the
- * error is recorded. */
+/* Makes the context current in a new thread, as in a program's own threads.  If the driver refuses, it returns false
+ * and records the error. */
 bool machine_thread_begin(const struct machine *machine);
 
-/* Writes what cuMemGetInfo says is free.  False without a GPU, or if the driver refuses; then the error is recorded. */
+/* Writes the free memory by cuMemGetInfo.  False without a GPU, or if the driver refuses; then the error is
+ * recorded. */
 bool machine_free_bytes(const struct machine *machine, size_t *bytes);
 
 #endif

@@ -14,7 +14,7 @@ enum {
 
 enum kind { kind_attention, kind_shrinking, kind_there_and_back, kind_count };
 
-/* The places in the program that allocate. */
+/* The places of the program that allocate. */
 enum place {
   place_parameter = 0,
   place_state = 6,
@@ -28,7 +28,7 @@ enum place {
 };
 
 struct layer {
-  size_t width, side; /* channels or hidden size; the side of a map, as a part of the picture's: 1 / side */
+  size_t width, side; /* channels or hidden size; 1 / side of a picture's side is the side of a map */
   size_t parameter_count, activation_count;
   size_t parameter_bytes[parameters_most];
   uint32_t averages[parameters_most], gradients[parameters_most], activations[activations_most]; /* slots */
@@ -49,7 +49,7 @@ static size_t draw_between(struct maker *maker, size_t least, size_t most) {
   return least + numbers_below(&maker->trace.draw, most - least + 1);
 }
 
-/* The side of a layer's map: halved again and again towards the last layer, or towards the middle one. */
+/* How often the side of a layer's map is halved: ever more towards the last layer, or towards the middle one. */
 static size_t layer_halvings(const struct maker *maker, size_t index) {
   size_t half = maker->layer_count / 2;
   if (maker->kind == kind_attention)
@@ -82,7 +82,7 @@ static void layer_set_up(struct maker *maker, struct layer *layer, size_t index,
     (void)trace_allocate(&maker->trace, layer->parameter_bytes[i], place_parameter + (unsigned)i);
 }
 
-/* What a layer hands to the next one. */
+/* The bytes that a layer hands to the next one. */
 static size_t layer_flow_bytes(const struct maker *maker, const struct layer *layer) {
   size_t side = maker->kind == kind_attention ? 1 : maker->length / layer->side + 1;
   size_t places = maker->kind == kind_attention ? maker->length : side * side;
@@ -90,7 +90,8 @@ static size_t layer_flow_bytes(const struct maker *maker, const struct layer *la
 }
 
 static size_t layer_activation_bytes(const struct maker *maker, const struct layer *layer, size_t index) {
-  /* Of attention: norm, projections, what attends, its statistics, norm, the wide layer twice, a random mask. */
+  /* For attention: norm, projections, the result of attention, its statistics, norm, the wide layer twice, a random
+   * mask. */
   static const size_t eighths[] = {8, 24, 8, 1, 8, 32, 32, 4};
   size_t flow_bytes = layer_flow_bytes(maker, layer);
   if (maker->kind == kind_attention)
@@ -98,14 +99,14 @@ static size_t layer_activation_bytes(const struct maker *maker, const struct lay
   return index == 2 ? flow_bytes / 16 + 1 : flow_bytes; /* the third is a mask of bits */
 }
 
-/* A workspace, as a library draws it up by the shape of its input. */
+/* The bytes of a workspace, as a library chooses them by the shape of the input. */
 static size_t workspace_bytes(struct maker *maker, const struct layer *layer) {
   size_t flow_bytes = layer_flow_bytes(maker, layer);
   return numbers_below(&maker->trace.draw, 4) == 0 ? numbers_log_uniform(&maker->trace.draw, 1 << 20, 256 << 20)
                                                    : flow_bytes / draw_between(maker, 1, 6) + 4096;
 }
 
-/* One operation that needs a workspace and a small description while it works. */
+/* One operation, which has a workspace and a small description while it runs. */
 static uint32_t operation(struct maker *maker, const struct layer *layer, size_t bytes, unsigned place) {
   uint32_t workspace = trace_allocate(&maker->trace, workspace_bytes(maker, layer), place_workspace);
   uint32_t description = trace_allocate(&maker->trace, draw_between(maker, 64, 16384), place_workspace + 1);
@@ -128,7 +129,7 @@ static size_t input_bytes(const struct maker *maker) {
                                        : maker->batch * maker->length * maker->length * 3 * 4;
 }
 
-/* Forward.  Flows are freed as soon as the layer after has read them, unless they stay for the backward pass. */
+/* The forward pass.  A flow is freed as soon as the next layer has read it, unless the backward pass needs it. */
 static void pass_forward(struct maker *maker, uint32_t flows[layers_most], bool keeps) {
   for (size_t i = 0; i < maker->layer_count; i++) {
     struct layer *layer = &maker->layers[i];
@@ -149,7 +150,7 @@ static void pass_forward(struct maker *maker, uint32_t flows[layers_most], bool 
   }
 }
 
-/* The layer of the way down whose map one of the way up reads. */
+/* On the way up a layer reads the map of this layer, its counterpart on the way down. */
 static size_t counterpart(const struct maker *maker, size_t index) { return maker->layer_count - 1 - index; }
 
 static void pass_backward(struct maker *maker, const uint32_t flows[layers_most]) {
@@ -160,7 +161,7 @@ static void pass_backward(struct maker *maker, const uint32_t flows[layers_most]
     struct layer *layer = &maker->layers[i];
     bool up = maker->kind == kind_there_and_back && i > counterpart(maker, i);
     uint32_t downstream = operation(maker, layer, layer_flow_bytes(maker, layer), place_flow + 1);
-    if (up) /* its counterpart's share stays until that layer's turn */
+    if (up) /* the counterpart's share stays until the backward pass comes to it */
       ways_up[counterpart(maker, i)] =
           trace_allocate(&maker->trace, layer_flow_bytes(maker, layer), place_temporary + 1);
     for (size_t j = 0; j < layer->activation_count; j++) {
@@ -190,7 +191,7 @@ static void pass_optimizer(struct maker *maker, size_t iteration) {
       uint32_t update = trace_allocate(&maker->trace, bytes, place_temporary + 1);
       trace_free(&maker->trace, scratch);
       trace_free(&maker->trace, update);
-      if (iteration % average_every == 0) { /* made before the old one goes */
+      if (iteration % average_every == 0) { /* the new one exists before the old one is freed */
         uint32_t average = trace_allocate(&maker->trace, bytes, place_average);
         if (iteration > 0)
           trace_free(&maker->trace, layer->averages[j]);

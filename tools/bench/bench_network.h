@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Another training-like trace, for the test chunk: three kinds of network, drawn from a seed.  bench_training.h draws
- * layers of fixed widths; here each network has its own depth and widths, and what a step keeps differs:
+ * Another training-like trace, for the test chunk: one of three kinds of network, drawn from a seed.  bench_training.h
+ * draws layers of fixed widths.  Here each network has its own depth and widths, and a step keeps other blocks:
  *
- * - attention layers whose outputs pass a vocabulary; convolutions whose maps shrink as channels grow; the same with
- *   the way back up, where each map of the way down stays until its counterpart;
- * - each iteration has its own batch and length (or picture), and each fifth is followed by an evaluation: a forward
- *   pass of another batch that keeps nothing for a backward one;
- * - the next iteration's input comes in the middle of this one, so blocks of two iterations lie side by side;
- * - workspaces live for one operation, gradients until the optimizer, which needs two temporary blocks of each
- *   parameter's size; averages of the parameters are replaced every few iterations.
+ * - The kinds are: attention layers whose outputs pass a vocabulary; convolutions whose maps shrink as channels grow;
+ *   convolutions that go back up again, where each map of the way down stays until its counterpart has read it.
+ * - Each iteration has its own batch, and its own length or picture size.  After each fifth comes an evaluation: a
+ *   forward pass of another batch, of which no backward pass needs anything.
+ * - The next iteration's input comes in the middle of this one, so blocks of two iterations lie side by side.
+ * - Workspaces live for one operation, and gradients until the optimizer.  That needs two temporary blocks of each
+ *   parameter's size.  Averages of the parameters are replaced every few iterations.
  *
- * Knows nothing of allocators or time.
+ * It knows nothing of allocators or time.
  */
 #ifndef MAM_BENCH_NETWORK_H
 #define MAM_BENCH_NETWORK_H

@@ -6,14 +6,14 @@
 
 struct numbers_random numbers_seed(uint64_t seed) {
   struct numbers_random random_state = {seed * 0x9e3779b97f4a7c15u + 1};
-  if (random_state.state == 0) /* the one state that xorshift never leaves */
+  if (random_state.state == 0) /* xorshift would stay at 0 */
     random_state.state = 1;
-  for (int i = 0; i < 8; i++) /* small seeds start alike */
+  for (int i = 0; i < 8; i++) /* small seeds have similar beginnings */
     (void)numbers_next(&random_state);
   return random_state;
 }
 
-/* Marsaglia's xorshift64 with a multiplied output. */
+/* Marsaglia's xorshift64, with a product as its output. */
 uint64_t numbers_next(struct numbers_random *random_state) {
   uint64_t x = random_state->state;
   x ^= x >> 12;

@@ -17,7 +17,7 @@ struct numbers_random {
 struct numbers_random numbers_seed(uint64_t seed);
 uint64_t numbers_next(struct numbers_random *random_state);
 
-/* Uniform in [0, limit); limit is small against 2^64. */
+/* Uniform in [0, limit), for a limit far below 2^64. */
 size_t numbers_below(struct numbers_random *random_state, size_t limit);
 
 /* Log-uniform in [low, high). */
@@ -26,11 +26,11 @@ size_t numbers_log_uniform(struct numbers_random *random_state, size_t low, size
 /* The mean of that distribution. */
 double numbers_log_uniform_mean(size_t low, size_t high);
 
-/* The largest high, at most the one given and a power of two times low, so that count numbers of [low, high) add up to
- * at most total on average.  At least 2 * low. */
+/* The largest upper limit for which count numbers from [low, limit) add up to at most total on average.  It is a power
+ * of two times low, at most high, and at least 2 * low. */
 size_t numbers_log_uniform_fit(size_t low, size_t high, double count, double total);
 
-/* Values that are collected.  Start from {0}; the owner calls numbers_samples_free. */
+/* Values that are collected.  Begin with {0}; the owner calls numbers_samples_free. */
 struct numbers_samples {
   double *values;
   size_t count, capacity;
@@ -41,7 +41,7 @@ void numbers_samples_free(struct numbers_samples *samples);
 
 double numbers_mean(const double *values, size_t count); /* NAN if there are none, as below */
 
-/* The value below which that share of values lies.  Sorts them. */
+/* The value that a share of the values is below.  It sorts the values. */
 double numbers_quantile(double *values, size_t count, double share);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * pair: one allocation and its free, at sizes from 1 B to 1 GiB in powers of four.  The mean of a batch, and of the
- * batches the median.
+ * pair: one allocation and its free, at sizes from 1 B to 1 GiB in powers of four.  The result is the median of the
+ * means of batches.
  */
 #include <math.h>
 #include <stdio.h>
@@ -27,10 +27,10 @@ struct pair_result {
   struct pair_cell cells[size_count][allocators_most];
 };
 
-/* The mean of a batch, which ends settled. */
+/* The mean of a batch.  At its end all frees have taken effect. */
 static bool pair_batch(const struct allocator *allocator, size_t bytes, size_t pairs, double *mean_ns) {
   struct block block = {0};
-  /* The first after a pause may have to fetch memory, in every allocator. */
+  /* After a pause, the first pair may have to fetch memory, in every allocator. */
   if (!blocks_allocate(allocator, &block, bytes) || !blocks_check(allocator, &block, 1) ||
       !blocks_release(allocator, &block, 1))
     return false;
@@ -47,7 +47,7 @@ static bool pair_batch(const struct allocator *allocator, size_t bytes, size_t p
   return blocks_settle(allocator);
 }
 
-/* How many pairs make a batch that is long against the clock and short against patience. */
+/* The number of pairs in a batch: long against the clock's cost, and short enough to wait for. */
 static bool pair_calibrate(const struct allocator *allocator, size_t bytes, double batch_ns, size_t *pairs) {
   double mean_ns = 0;
   *pairs = 1;
@@ -68,12 +68,12 @@ static bool pair_measure(const struct bench *bench, const struct allocator *allo
     if (!pair_batch(allocator, bytes, cell->batch_pairs, &means_ns[i]))
       return false;
   cell->median_ns = numbers_quantile(means_ns, batch_count, 0.5);
-  cell->least_ns = means_ns[0]; /* sorted by now */
+  cell->least_ns = means_ns[0]; /* they are sorted by now */
   cell->most_ns = means_ns[batch_count - 1];
   return true;
 }
 
-/* A size that fails is reported and leaves the others theirs. */
+/* If one size fails, that is reported, and the other sizes are still measured. */
 static bool pair_part(const struct bench *bench, const struct allocator *allocator, size_t index, void *result) {
   struct pair_result *pair = result;
   for (size_t i = 0; i < size_count; i++) {
@@ -103,7 +103,7 @@ static bool pair_csv(const struct bench *bench, const struct pair_result *pair) 
   return report_csv_close(&csv);
 }
 
-/* Names what failed, which is a dash in the table.  False if there was a failure. */
+/* Explains the dashes in the table.  False if there was a failure. */
 static bool pair_explain(const struct bench *bench, const struct pair_result *pair) {
   bool good = true;
   for (size_t a = 0; a < bench->allocator_count; a++)

@@ -12,7 +12,7 @@
 
 enum { exit_usage = 2 };
 
-/* The largest report of a pool that is read; a line of one is about a hundred bytes. */
+/* The largest report of a pool that is read; each of its lines has about a hundred bytes. */
 static const size_t report_bytes_most = (size_t)1 << 30;
 
 static const char usage_text[] =
@@ -28,7 +28,7 @@ static const char usage_text[] =
     "Exit status: 0 success; 1 FILE cannot be read or is no record, or OUT cannot be written; 2 bad usage.\n";
 
 struct arguments {
-  const char *file, *output; /* output is NULL: by the name of the file */
+  const char *file, *output; /* a NULL output means a name made from the file's */
   bool trace_events;
 };
 
@@ -39,10 +39,11 @@ static bool refuse(const char *what, const char *text) {
 
 /* ---- The output -------------------------------------------------------------------------------------------------- */
 
-/* A file beside the one to write, whose name it gets when it is whole; what is no plain file is written as it is. */
+/* The output goes to a file beside the wanted one, which gets its name when it is complete.  If the wanted one exists
+ * and is no plain file, the output goes there directly. */
 struct output {
   FILE *stream;
-  char *path, *part; /* NULL: standard output; part is empty if there is no file beside */
+  char *path, *part; /* path NULL: standard output; part empty: there is no file beside */
 };
 
 static bool is_same_file(const struct stat *status, const char *path) {
@@ -75,11 +76,11 @@ static bool output_open(struct output *output, const struct arguments *arguments
   return output->stream != NULL || refuse(begun, strerror(errno));
 }
 
-/* good: what was to be written was. */
+/* good: everything was written. */
 static bool output_close(struct output *output, bool good) {
   bool beside = output->path != NULL && output->part != NULL && output->part[0] != '\0';
   bool begun = output->stream != NULL, written = begun;
-  if (begun && output->stream != stdout) { /* of stdout, report_status says what failed */
+  if (begun && output->stream != stdout) { /* report_status reports a failure of stdout */
     written = ferror(output->stream) == 0;
     written = fclose(output->stream) == 0 && written;
   }
@@ -127,7 +128,7 @@ static bool record_draw(const struct arguments *arguments) {
 
 /* ---- A report ---------------------------------------------------------------------------------------------------- */
 
-/* The whole file, for the caller to free; NULL after a complaint. */
+/* The whole file, which the caller frees; NULL after a complaint. */
 static char *file_read(const char *path, size_t *size) {
   FILE *file = fopen(path, "r");
   char *text = NULL;
@@ -148,7 +149,7 @@ static char *file_read(const char *path, size_t *size) {
   return text;
 }
 
-/* Whether the file begins as JSON does: a record does not.  What can be read only once is left alone. */
+/* Whether the file begins as JSON does, and a record does not.  A file that can be read only once is not opened. */
 static bool is_json(const char *path) {
   struct stat status;
   FILE *file = stat(path, &status) == 0 && S_ISREG(status.st_mode) ? fopen(path, "r") : NULL;
@@ -168,7 +169,7 @@ static bool report_draw(const struct arguments *arguments) {
   char *text = file_read(arguments->file, &size);
   if (text == NULL)
     return false;
-  text[size] = '\0'; /* the browser reads it as JSON; here it is enough that it is not something quite different */
+  text[size] = '\0'; /* the browser parses the JSON; here it only has to look like a report */
   bool good = strstr(text, "\"chunks\"") != NULL && strstr(text, "\"used_bytes\"") != NULL;
   if (!good) {
     (void)refuse(arguments->file, "it is neither a record nor what MAM_PoolReport gives");
@@ -204,7 +205,7 @@ int bench_picture(int argc, char **argv) {
     } else if (key == 'h') {
       (void)fputs(usage_text, stdout);
       return report_status(true);
-    } else { /* getopt_long said what */
+    } else { /* getopt_long has said what is wrong */
       (void)fputs("Try 'mam-bench picture --help'.\n", stderr);
       return exit_usage;
     }

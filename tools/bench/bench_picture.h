@@ -23,28 +23,28 @@
 
 enum {
   picture_granularity_bytes = 512
-}; /* blocks begin at its multiples, so what is left of the last one is no hole */
+}; /* blocks begin at its multiples, so the rest of a block's last unit is no hole */
 
-/* Who allocates: all but the block itself.  Each combination that occurs stands in picture.whos once. */
+/* Where an allocation came from.  Each combination that occurs stands in picture.whos once. */
 struct picture_who {
   uint32_t site, thread, stream, tag, context, device; /* as in struct record_event */
 };
 
 struct picture_block {
   uint64_t address, size; /* as asked */
-  uint64_t position;      /* of the address among all spans, which stand one after the other */
-  uint32_t begin, end;    /* the moments of its allocation and its free; end is moment_count if it is not freed */
+  uint64_t position;      /* of the address, where all spans stand one after the other */
+  uint32_t begin, end;    /* the moments of its allocation and its free; end is moment_count if it was not freed */
   uint32_t who;
 };
 
 enum moment_kind { moment_allocate, moment_free, moment_taken, moment_refused };
 
-/* What changed, and the sums after it. */
+/* One change, and the sums after it. */
 struct picture_moment {
   uint64_t time_ns;
   uint64_t live;    /* bytes of live blocks */
-  uint64_t taken;   /* bytes that all contexts' pools hold of the driver; 0 where the record does not say */
-  uint64_t hole;    /* the largest hole: addresses side by side that some block had before, and none has now */
+  uint64_t taken;   /* bytes that the pools of all contexts hold from the driver; 0 if the record does not say */
+  uint64_t hole;    /* the largest hole: neighbouring addresses that some block had before, and none has now */
   uint32_t kind;    /* enum moment_kind */
   uint32_t subject; /* a block, or a refusal */
 };
@@ -54,7 +54,7 @@ struct picture_refusal {
   uint32_t who;
 };
 
-/* Addresses that some block has at some time, without a gap large enough to be left out. */
+/* Addresses that blocks have at some time, without a gap that is large enough to leave out. */
 struct picture_span {
   uint64_t address, bytes, position;
 };
@@ -64,7 +64,7 @@ struct picture_mark {
   uint32_t text, thread;
 };
 
-/* In the order of their beginnings; depth: how many ranges of its thread are around it. */
+/* In the order in which they begin.  depth: how many ranges of the same thread are around it. */
 struct picture_range {
   uint64_t begin_ns, end_ns;
   uint32_t text, thread, depth;
@@ -81,32 +81,31 @@ struct picture {
   struct picture_mark *marks;
   struct picture_range *ranges;
   size_t block_count, moment_count, refusal_count, who_count, span_count, mark_count, range_count;
-  size_t unknown_free_count; /* frees of blocks that are not in the record, or freed already */
-  size_t peak;               /* the first moment at which most is live; moment_count if nothing ever is */
+  size_t unknown_free_count; /* frees of blocks that the record does not have, or that are free already */
+  size_t peak;               /* the first moment at which the most bytes are live; moment_count if none ever are */
 };
 
-/* The record stays the caller's and has to live as long.  False if the host has no memory, or the record too many
- * events; picture_free follows in any case. */
+/* The record is still the caller's and has to live as long as the picture.  False if the host has no memory, or if the
+ * record has too many events; call picture_free in any case. */
 bool picture_make(struct picture *picture, const struct record *record);
 void picture_free(struct picture *picture);
 
 /* Fills in the largest hole of each moment.  False if the host has no memory. */
 bool picture_holes(struct picture *picture);
 
-/* A string of JSON: bytes that are no UTF-8 become U+FFFD.  Nothing in it ends an HTML script element. */
+/* Writes a JSON string.  Bytes that are not UTF-8 become U+FFFD.  No text in it can end an HTML script element. */
 void picture_text(FILE *stream, const char *text);
 
-/* The outputs.  What the stream has not taken, its error says. */
+/* The outputs.  If the stream did not take all, its error indicator is set. */
 bool picture_page(FILE *stream, const struct picture *picture);        /* false: no memory on the host */
 void picture_page_report(FILE *stream, const char *json, size_t size); /* of MAM_PoolReport */
 bool picture_trace(FILE *stream, const struct picture *picture);       /* false: the same */
 
-/* The page without its numbers, which the program carries (tools/bench/picture/embed): they belong in place of the
- * lines
- * "@header@" and "@data@". */
+/* The page without its numbers, which is part of the program (tools/bench/picture/embed).  The numbers replace the
+ * lines "@header@" and "@data@". */
 extern const char picture_template[];
 
-/* The command: what the process returns. */
+/* The command.  Returns the exit status. */
 int bench_picture(int argc, char **argv);
 
 #endif

@@ -2,12 +2,14 @@
 /*
  * The largest hole after each moment.
  *
- * The addresses at which blocks begin and end cut the address space into pieces.  A piece is a hole once a block that
- * had it is freed, and none when a block has it; before the first block it is none either, since the pool need not have
- * it. A binary tree over the pieces holds, for each run of them that a node stands for, the hole at its left end, the
- * one at its right end and the largest one.  A moment changes the pieces of a block, which are the runs of at most two
- * nodes of each height: the nodes above them are summed up anew.  A node whose run is all hole or none has all its
- * children so, and tells them when they are next visited.
+ * The addresses at which blocks begin and end cut the address space into pieces.  When a block is freed, its pieces
+ * become holes, and when a block gets them, they end as holes.  Before its first block, a piece is no hole, since the
+ * pool may not have its memory.
+ *
+ * A binary tree stands over the pieces.  Each node stands for a run of pieces, and has the hole at its left end, the
+ * one at its right end and the largest one.  A moment changes the pieces of one block, which are the runs of at most
+ * two nodes of each height, and the nodes above these are computed anew.  If the run of a node is all hole or has none,
+ * the same holds for its children; they learn it when they are next visited.
  */
 #include <stdlib.h>
 
@@ -20,7 +22,7 @@ struct node {
 struct tree {
   uint64_t *cuts; /* sorted; piece i is from cuts[i] to cuts[i + 1] */
   size_t piece_count;
-  struct node *nodes; /* of node n the children are 2n and 2n + 1; the root is 1 */
+  struct node *nodes; /* node n has the children 2n and 2n + 1; the root is 1 */
 };
 
 static uint64_t block_end(const struct picture_block *block) {
@@ -66,13 +68,13 @@ static size_t piece_at(const struct tree *tree, uint64_t address) {
   return (size_t)(cut - tree->cuts);
 }
 
-/* What is to become of the pieces from begin to before end. */
+/* The change of the pieces from begin to before end. */
 struct change {
   size_t begin, end;
   bool hole;
 };
 
-/* The node's run: the pieces from begin to before end. */
+/* Sets all of the node's run, from begin to before end. */
 static void node_set(const struct tree *tree, size_t node, size_t begin, size_t end, bool hole) {
   uint64_t bytes = hole ? tree->cuts[end] - tree->cuts[begin] : 0;
   tree->nodes[node] = (struct node){bytes, bytes, bytes};
@@ -94,7 +96,7 @@ static void node_change(const struct tree *tree, size_t node, size_t begin, size
   }
   size_t middle = begin + (end - begin) / 2;
   uint64_t bytes = tree->cuts[end] - tree->cuts[begin], largest = tree->nodes[node].largest;
-  if (largest == bytes || largest == 0) { /* all hole, or none: the children may not know yet */
+  if (largest == bytes || largest == 0) { /* all hole or none: the children may not know it yet */
     node_set(tree, 2 * node, begin, middle, largest != 0);
     node_set(tree, 2 * node + 1, middle, end, largest != 0);
   }
@@ -107,7 +109,7 @@ static void node_change(const struct tree *tree, size_t node, size_t begin, size
 
 static void tree_block(const struct tree *tree, const struct picture_block *block, bool hole) {
   struct change change = {piece_at(tree, block->address), piece_at(tree, block_end(block)), hole};
-  if (change.begin < change.end) /* else it is of no bytes */
+  if (change.begin < change.end) /* else the block has no bytes */
     node_change(tree, 1, 0, tree->piece_count, &change);
 }
 

@@ -4,15 +4,15 @@
 
 #include "bench_picture.h"
 
-/* Indexes are of 32 bits, in the page as here, and a browser holds about a hundred bytes of each event. */
+/* Indexes have 32 bits, here and in the page, and a browser needs about a hundred bytes for each event. */
 static const size_t events_most = (size_t)1 << 26;
-/* Nothing larger is believed: the page's numbers are exact up to 2^53, sums included. */
+/* Larger sizes are not believed: the page's numbers, sums included, are exact up to 2^53. */
 static const uint64_t size_most = (uint64_t)1 << 50;
 static const uint32_t no_block = UINT32_MAX;
-/* Spans are told apart by a gap of a 64th of all bytes, so there are at most 64 of them, but not for less than this. */
+/* A gap of a 64th of all bytes ends a span, so there are at most 64 spans; but a smaller gap than this does not. */
 static const uint64_t gap_least = (uint64_t)2 << 20;
 
-/* ---- Who --------------------------------------------------------------------------------------------------------- */
+/* ---- Where an allocation came from ------------------------------------------------------------------------------- */
 
 struct who_table {
   uint32_t *slots; /* 1 + an index of picture.whos; 0: empty */
@@ -34,7 +34,7 @@ static uint32_t *who_slot(const struct who_table *table, const struct picture *p
   return &table->slots[at];
 }
 
-/* Twice the slots, of which at most half are full. */
+/* Doubles the slots, of which at most half are used. */
 static bool who_table_grow(struct who_table *table, struct picture *picture) {
   size_t slot_count = table->slot_count == 0 ? 256 : 2 * table->slot_count;
   uint32_t *slots = calloc(slot_count, sizeof *slots);
@@ -71,7 +71,7 @@ static bool who_find(struct who_table *table, struct picture *picture, const str
 struct maker {
   struct picture *picture;
   struct who_table table;
-  uint32_t *by_serial; /* the block of each serial; no_block: none, or freed */
+  uint32_t *by_serial; /* the block with each serial; no_block: there is none, or it was freed */
   uint64_t *taken;     /* by context */
   size_t context_count;
   uint64_t live, taken_sum;
@@ -122,7 +122,7 @@ static bool refusal_add(struct maker *maker, const struct record_event *event) {
 
 static void taken_set(struct maker *maker, const struct record_event *event) {
   uint64_t *taken = &maker->taken[event->context], bytes = event->size < size_most ? event->size : size_most;
-  maker->taken_sum += bytes - *taken; /* modulo 2^64, where it is right */
+  maker->taken_sum += bytes - *taken; /* modulo 2^64, which is right for a difference below 0 */
   *taken = bytes;
   moment_add(maker, event->time_ns, moment_taken, 0);
 }
@@ -139,22 +139,22 @@ static bool event_take(struct maker *maker, const struct record_event *event) {
   case RECORD_TAKEN:
     taken_set(maker, event);
     return true;
-  default: /* those of the phases */
+  default: /* the ranges come elsewhere */
     return true;
   }
 }
 
 /* ---- Phases ------------------------------------------------------------------------------------------------------ */
 
-/* The open ranges of all threads: each says which one is around it. */
+/* The open ranges of all threads.  Each knows the one around it. */
 struct open_ranges {
-  uint32_t *innermost, *outer; /* 1 + an index of picture.ranges, of a thread and of a range; 0: none */
+  uint32_t *innermost, *outer; /* 1 + an index of picture.ranges, for each thread and for each range; 0: none */
 };
 
 static void range_begin(struct picture *picture, const struct open_ranges *open, const struct record_event *event) {
   uint32_t index = (uint32_t)picture->range_count++, around = open->innermost[event->thread];
   picture->ranges[index] = (struct picture_range){.begin_ns = event->time_ns,
-                                                  .end_ns = picture->end_ns, /* unless a pop comes */
+                                                  .end_ns = picture->end_ns, /* as long as no pop comes */
                                                   .text = event->text,
                                                   .thread = event->thread,
                                                   .depth = around == 0 ? 0 : picture->ranges[around - 1].depth + 1};
@@ -165,7 +165,7 @@ static void range_begin(struct picture *picture, const struct open_ranges *open,
 static void range_end(struct picture *picture, const struct open_ranges *open, const struct record_event *event) {
   uint32_t index = open->innermost[event->thread];
   if (index == 0)
-    return; /* it began before the record */
+    return; /* the range began before the record */
   picture->ranges[index - 1].end_ns = event->time_ns;
   open->innermost[event->thread] = open->outer[index - 1];
 }
@@ -198,7 +198,7 @@ static int compare_spans(const void *a, const void *b) {
   return (left > right) - (left < right);
 }
 
-/* Joins sorted spans whose gap is at most so large; returns how many are left. */
+/* Joins sorted spans whose gap is at most this large.  Returns how many are left. */
 static size_t spans_join(struct picture_span *spans, size_t count, uint64_t gap) {
   size_t joined = 0;
   for (size_t i = 0; i < count; i++) {
@@ -213,7 +213,7 @@ static size_t spans_join(struct picture_span *spans, size_t count, uint64_t gap)
 
 static struct picture_span span_of(const struct picture_block *block) {
   uint64_t unit = picture_granularity_bytes, bytes = block->size == 0 ? unit : (block->size + unit - 1) / unit * unit;
-  /* So that no end wraps, also of a span with a span's gap behind it. */
+  /* No end may overflow, not even that of a span with a gap as large as a span behind it. */
   return (struct picture_span){block->address,
                                bytes < UINT64_MAX - block->address ? bytes : UINT64_MAX - block->address, 0};
 }
@@ -222,7 +222,7 @@ static void blocks_place(struct picture *picture) {
   for (size_t i = 0; i < picture->block_count; i++) {
     struct picture_block *block = &picture->blocks[i];
     size_t low = 0, high = picture->span_count;
-    while (high - low > 1) { /* the last span that does not begin behind the address */
+    while (high - low > 1) { /* the last span that begins at the address or before */
       size_t middle = low + (high - low) / 2;
       *(picture->spans[middle].address <= block->address ? &low : &high) = middle;
     }
@@ -261,7 +261,7 @@ static bool maker_start(struct maker *maker) {
     if (record->events[i].context >= maker->context_count)
       maker->context_count = (size_t)record->events[i].context + 1;
   maker->taken = calloc(maker->context_count + 1, sizeof *maker->taken);
-  if (maker->by_serial != NULL) /* all bits of no_block are set */
+  if (maker->by_serial != NULL) /* no_block has all bits set */
     (void)memset(maker->by_serial, 0xff, (record->event_count + 1) * sizeof *maker->by_serial);
   return maker->by_serial != NULL && maker->taken != NULL;
 }
@@ -296,7 +296,7 @@ static bool picture_room(struct picture *picture) {
          picture->ranges != NULL;
 }
 
-/* What was given back to the driver is no hole. */
+/* Memory that was given back to the driver is no hole. */
 static void holes_bound(struct picture *picture) {
   if (kind_count(picture->record, RECORD_TAKEN) == 0)
     return;
@@ -308,7 +308,7 @@ static void holes_bound(struct picture *picture) {
   }
 }
 
-/* What is known when all moments are. */
+/* Fills in what needs all moments. */
 static void picture_close(struct picture *picture) {
   uint64_t most = 0;
   picture->peak = picture->moment_count;

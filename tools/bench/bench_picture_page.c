@@ -31,7 +31,7 @@ struct packed {
   unsigned char *bytes;
   size_t size, room;
   bool failed;
-  const char *names[columns_most]; /* of the columns, with where they begin */
+  const char *names[columns_most]; /* of the columns, and where each begins */
   size_t begins[columns_most], column_count;
 };
 
@@ -61,7 +61,7 @@ static void packed_difference(struct packed *packed, uint64_t before, uint64_t v
   packed_value(packed, value >= before ? (value - before) << 1 : ((before - value) << 1) - 1);
 }
 
-/* A member of each element of an array; width: a uint32_t's or a uint64_t's. */
+/* A member of each element of an array; width is that of a uint32_t or of a uint64_t. */
 struct member {
   size_t stride, offset, width;
 };
@@ -110,7 +110,7 @@ static void pack_moments(struct packed *packed, const struct picture *picture) {
       packed_value(packed, moments[i].taken);
 }
 
-/* The unit of positions: 512 bytes if all are so aligned. */
+/* The unit of positions: 512 bytes if all blocks are aligned to that. */
 static unsigned position_shift(const struct picture *picture) {
   uint64_t bits = 0;
   for (size_t i = 0; i < picture->block_count; i++)
@@ -229,7 +229,7 @@ static void header_print(FILE *stream, const struct picture *picture, const stru
 
 /* ---- The page ---------------------------------------------------------------------------------------------------- */
 
-/* Prints the text up to a line, and returns what is behind it. */
+/* Prints the text up to a line.  Returns what comes after the line. */
 static const char *page_until(FILE *stream, const char *text, const char *line) {
   const char *end = strstr(text, line);
   (void)fwrite(text, 1, (size_t)(end - text), stream);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Trace events as chrome://tracing and ui.perfetto.dev read them: JSON, times in microseconds.
+ * Trace events in JSON, with times in microseconds, for chrome://tracing and ui.perfetto.dev.
  *
- * A counter for each call site among the largest at the peak, one for all others together, one for all blocks, and one
- * for what is taken of the driver; ranges as complete events of their threads; marks as instant ones; a block as an
- * asynchronous event from its allocation to its free.
+ * There are counters: one for each of the call sites that hold the most at the peak, one for all other sites, one for
+ * all blocks, and one for the memory that is taken from the driver.  Ranges are complete events of their threads, marks
+ * are instant events, and a block is an asynchronous event from its allocation to its free.
  */
 #include <stdlib.h>
 
@@ -20,7 +20,7 @@ struct site_bytes {
 struct trace {
   FILE *stream;
   const struct picture *picture;
-  uint64_t *site_live; /* bytes, by site; those without a counter are summed in others */
+  uint64_t *site_live; /* bytes by site; those of sites without a counter are in others */
   bool *has_counter;   /* by site */
   uint64_t others;
 };
@@ -29,7 +29,7 @@ static const char *site_name(const struct picture *picture, uint32_t site) {
   return site < picture->record->site_count ? picture->record->sites[site].name : "";
 }
 
-/* Begins an event; its rest, from a comma on, and its end are the caller's. */
+/* Begins an event.  The caller writes the rest, from a comma on, and the end. */
 static void event_begin(FILE *stream, const char *phase, uint64_t time_ns, uint32_t thread) {
   (void)fprintf(stream, ",\n{\"ph\":\"%s\",\"pid\":%d,\"tid\":%u,\"ts\":%llu.%03u", phase, process, thread + 1,
                 (unsigned long long)(time_ns / 1000), (unsigned)(time_ns % 1000));
@@ -62,7 +62,7 @@ static int compare_site_bytes(const void *a, const void *b) {
   return (left->site > right->site) - (left->site < right->site);
 }
 
-/* Which sites have a counter: those that hold most at the peak. */
+/* Chooses the sites that have a counter: those that hold the most at the peak. */
 static bool counters_choose(struct trace *trace) {
   const struct picture *picture = trace->picture;
   size_t site_count = picture->record->site_count;

@@ -28,14 +28,14 @@ static int refuse(const char *what, const char *text) {
   return EXIT_FAILURE;
 }
 
-/* Whether a file is NAME-*SUFFIX. */
+/* Whether a file's name is NAME-*SUFFIX. */
 static bool is_of(const char *file, const char *name, const char *suffix) {
   size_t length = strlen(file), before = strlen(name), after = strlen(suffix);
   return length > before + 1 + after && strncmp(file, name, before) == 0 && file[before] == '-' &&
          strcmp(file + length - after, suffix) == 0;
 }
 
-/* Goes through the folder, which is the current one. */
+/* Counts such files in the current folder. */
 static size_t files_count(const char *name, const char *suffix) {
   DIR *folder = opendir(".");
   size_t count = 0;
@@ -47,7 +47,7 @@ static size_t files_count(const char *name, const char *suffix) {
   return count;
 }
 
-/* Names the figures that were written since then, by the clock that files have. */
+/* Prints the names of the figures that were written since then, by the clock of the file system. */
 static size_t figures_tell(const char *name, const char *path, const struct timespec *since) {
   DIR *folder = opendir(".");
   size_t count = 0;
@@ -66,8 +66,8 @@ static size_t figures_tell(const char *name, const char *path, const struct time
   return count;
 }
 
-/* The script is gnuplot's standard input.  The folder is the current one, so that no quotation mark in its name reaches
- * a script. */
+/* gnuplot reads the script from standard input.  The folder is the current one, so that a quotation mark in its name
+ * does not come into a script. */
 static _Noreturn void gnuplot_become(FILE *script) {
   if (dup2(fileno(script), STDIN_FILENO) >= 0)
     (void)execlp("gnuplot", "gnuplot", "-e", "csv='.'; out='.'", "/dev/stdin", (char *)NULL);
@@ -126,7 +126,7 @@ int bench_plot(int argc, char **argv) {
   }
   if (key == -1 && optind + 1 == argc)
     return folder_draw(argv[optind]);
-  if (key == -1) /* else getopt_long said what */
+  if (key == -1) /* else getopt_long has said what is wrong */
     (void)refuse(optind == argc ? "a folder is missing" : "one word too many", optind == argc ? "" : argv[optind + 1]);
   (void)fputs("Try 'mam-bench plot --help'.\n", stderr);
   return exit_usage;

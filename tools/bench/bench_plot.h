@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * `mam-bench plot`: draws what the other commands wrote as CSV.  The drawing is tools/bench/plots/NAME.gp, which the
- * program carries (tools/bench/plots/embed) and gives to gnuplot.
+ * `mam-bench plot` draws the CSV files of the other commands.  The program has the scripts tools/bench/plots/NAME.gp
+ * (tools/bench/plots/embed) and gives them to gnuplot.
  */
 #ifndef MAM_BENCH_PLOT_H
 #define MAM_BENCH_PLOT_H
@@ -15,7 +15,7 @@ struct plot_script {
 extern const struct plot_script plot_scripts[];
 extern const size_t plot_script_count;
 
-/* The command: what the process returns. */
+/* The command.  Returns the exit status. */
 int bench_plot(int argc, char **argv);
 
 #endif

@@ -10,19 +10,19 @@
 
 #include "bench_clock.h"
 
-/* A change is shown after so long, so that a fast loop does not wait for the terminal. */
+/* The shortest time between two redraws, so that a fast loop does not wait for the terminal. */
 static const uint64_t redraw_ns = 100000000;
 
-/* Before so much is done, and before so long, nobody can say how long the rest takes. */
+/* Before so much is done, and before so long, the remaining time cannot be estimated. */
 static const double told_from = 0.02;
 static const uint64_t told_after_ns = 1000000000;
 
 static struct {
   bool is_shown;
-  double whole, done; /* done: the weights of the tests that are over */
+  double whole, done; /* done: the weights of the tests that have ended */
   const char *test, *who;
   double weight;
-  double index, count, within; /* of the present test: parts that are over, all, and the share of the present one */
+  double index, count, within; /* of the present test: parts done, all parts, the share of the present one */
   uint64_t begin_ns, drawn_ns;
 } progress;
 
@@ -43,7 +43,7 @@ static void left_text(char text[16], double share, uint64_t spent_ns) {
                    (unsigned)left_s % 60);
 }
 
-/* The cursor goes back to the line's beginning: what is printed next stands over it. */
+/* The cursor goes back to the beginning of the line, so that the next output covers it. */
 static void draw(bool always) {
   uint64_t now_ns = clock_now_ns();
   char left[16];

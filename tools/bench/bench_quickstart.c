@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * quickstart: what an allocation and a free cost, at sizes from 1 B to 1 GiB; some blocks are allocated, then freed.
+ * quickstart: what an allocation and a free cost, at sizes from 1 B to 1 GiB.  Some blocks are allocated, then freed.
  */
 #include <math.h>
 
@@ -16,7 +16,7 @@ enum { size_count = 8, held_most = 256, rounds_least = 7, rounds_most = 301 };
 static const size_t sizes[size_count] = {
     1, 512, (size_t)4 << 10, (size_t)64 << 10, (size_t)1 << 20, (size_t)16 << 20, (size_t)128 << 20, (size_t)1 << 30};
 
-static const uint64_t cell_budget_ns = 60000000; /* by which the whole table is there within seconds */
+static const uint64_t cell_budget_ns = 60000000; /* so that the whole table takes seconds */
 
 struct quickstart_result {
   struct report_row malloc_rows[size_count], free_rows[size_count];
@@ -58,7 +58,7 @@ static bool cell_measure(const struct allocator *allocator, size_t count, size_t
   uint64_t start_ns = clock_now_ns();
   while (rounds < rounds_most && (rounds < rounds_least || clock_now_ns() - start_ns < cell_budget_ns)) {
     struct round_times times;
-    /* The first time after a pause may have to fetch memory, in every allocator: it is not counted. */
+    /* After a pause, the first round may have to fetch memory, in every allocator.  It is not counted. */
     if (!round_run(allocator, blocks, count, bytes, &times) || !round_run(allocator, blocks, count, bytes, &times) ||
         !blocks_settle(allocator))
       return false;
@@ -74,7 +74,7 @@ static bool quickstart_part(const struct bench *bench, const struct allocator *a
   struct quickstart_result *quickstart = result;
   for (size_t i = 0; i < size_count; i++) {
     progress_within((double)i, size_count);
-    /* An eighth of the pool: far from full, in whatever way freed memory waits. */
+    /* An eighth of the pool: it is far from full even if all freed memory waits. */
     size_t count = bench->capacity_bytes / 8 / sizes[i];
     count = count > held_most ? held_most : count < 1 ? 1 : count;
     struct round_times median = {(double)NAN, (double)NAN};

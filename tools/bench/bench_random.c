@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * random: ns an operation under random traffic over 4096 slots, log-uniform from 256 B to 64 MiB, half of them live.
+ * random: ns an operation under random traffic over 4096 slots, with log-uniform sizes from 256 B to 64 MiB.  Half of
+ * the slots are live.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -21,7 +22,7 @@ struct random_result {
   double median_ns[allocators_most], least_ns[allocators_most], most_ns[allocators_most];
 };
 
-/* The mean of as many operations as fit in batch_ns. */
+/* The mean of as many operations as fit into batch_ns. */
 static bool random_batch(struct traffic *traffic, uint64_t batch_ns, double *mean_ns, size_t *operations) {
   size_t count = 0;
   uint64_t start_ns = clock_now_ns(), now_ns = start_ns;
@@ -35,7 +36,7 @@ static bool random_batch(struct traffic *traffic, uint64_t batch_ns, double *mea
   return blocks_settle(traffic->allocator);
 }
 
-/* Whether the live blocks are sound; the slots keep their order. */
+/* Whether the live blocks are sound.  It keeps the order of the slots. */
 static bool random_check(const struct traffic *traffic) {
   struct block blocks[traffic_slot_count];
   memcpy(blocks, traffic->slots, sizeof blocks);
@@ -52,7 +53,7 @@ static bool random_measure(const struct bench *bench, struct traffic *traffic, s
       return false;
   }
   result->median_ns[index] = numbers_quantile(means_ns, batch_count, 0.5);
-  result->least_ns[index] = means_ns[0]; /* sorted by now */
+  result->least_ns[index] = means_ns[0]; /* they are sorted by now */
   result->most_ns[index] = means_ns[batch_count - 1];
   return true;
 }

@@ -8,15 +8,15 @@
 
 #include "base/zstd.h"
 
-/* Memory that ended, until the frees of its blocks are made. */
+/* Memory ended.  The reader makes a free for each of its blocks in place of this. */
 enum { KIND_GONE = RECORD_KINDS };
 
-/* An event's place: in time, and of several at the same moment in the file. */
+/* An event's place: by time, and at the same time by its place in the file. */
 struct order {
   uint64_t ticks, index;
 };
 
-/* The same moment by two clocks. */
+/* A moment by two clocks. */
 struct moment {
   uint64_t ticks, ns;
 };
@@ -28,11 +28,11 @@ struct reader {
   uint64_t offset; /* of the frame */
   unsigned char *stored, *content;
   const unsigned char *at, *end; /* of the content */
-  bool bad;                      /* an item passes the end of its frame, or names what is not defined */
+  bool bad;                      /* an item goes beyond its frame, or names what is not defined */
   size_t event_room, site_room, thread_room, stream_room, text_room, context_room;
   bool program_known, ended, clock_known, from_known;
   struct moment first, last;
-  struct record_event now; /* the event before, ticks in time_ns */
+  struct record_event now; /* the previous event, with ticks in time_ns */
 };
 
 static bool complain(const struct reader *reader, const char *what) {
@@ -46,7 +46,7 @@ static bool complain_damage(const struct reader *reader, const char *what) {
   return false;
 }
 
-/* Room for one more; NULL if the host has no memory. */
+/* Makes room for one more; NULL if the host has no memory. */
 static void *grow(void *array, size_t count, size_t *room, size_t size) {
   if (count < *room)
     return array;
@@ -57,7 +57,7 @@ static void *grow(void *array, size_t count, size_t *room, size_t size) {
   return larger;
 }
 
-/* The last of an array that has room for one more after this; the reader is bad without memory. */
+/* The new last element of an array.  Without memory, the reader turns bad. */
 #define ADD(reader, member, count, room)                                                                               \
   (add((reader), (void **)&(reader)->record->member, &(reader)->record->count, &(reader)->room,                        \
        sizeof *(reader)->record->member)                                                                               \
@@ -97,7 +97,7 @@ static uint64_t signed_get(struct reader *reader) {
   return number >> 1 ^ (number & 1 ? ~(uint64_t)0 : 0);
 }
 
-/* A number less than count. */
+/* Reads a number that must be less than count. */
 static uint32_t index_get(struct reader *reader, size_t count) {
   uint64_t number = number_get(reader);
   if (number >= count)
@@ -105,7 +105,7 @@ static uint32_t index_get(struct reader *reader, size_t count) {
   return reader->bad ? 0 : (uint32_t)number;
 }
 
-/* The caller's to free.  A 0 in it ends it. */
+/* A text that the caller frees.  A 0 in it ends it. */
 static char *text_get(struct reader *reader) {
   uint64_t bytes = number_get(reader);
   if (reader->bad || bytes > RECORD_TEXT_MOST || bytes > (size_t)(reader->end - reader->at)) {
@@ -125,7 +125,7 @@ static void program_get(struct reader *reader) {
   reader->bad = reader->program_known;
   reader->program_known = true;
   record->process = number_get(reader);
-  (void)number_get(reader); /* run: for writers */
+  (void)number_get(reader); /* the run, which only writers need */
   record->time_us = number_get(reader);
   free(record->command);
   record->command = text_get(reader);
@@ -192,7 +192,7 @@ static void event_get(struct reader *reader, unsigned code) {
   bool texted = now->kind == RECORD_MARK || now->kind == RECORD_PUSH;
   uint32_t text = texted ? index_get(reader, record->text_count) : 0;
   bool sited = now->kind <= RECORD_REFUSED || now->kind == RECORD_LIVE;
-  bool placed = sited || now->kind == RECORD_TAKEN; /* in a context; a free is its allocation's */
+  bool placed = sited || now->kind == RECORD_TAKEN; /* has a context; a free has that of its allocation */
   if ((sited && now->site >= record->site_count) || (placed && now->context >= record->context_count))
     reader->bad = true;
   struct record_event *event = reader->bad ? NULL : ADD(reader, events, event_count, event_room);
@@ -265,7 +265,7 @@ static void item_get(struct reader *reader) {
   default:
     reader->bad = true;
   }
-  reader->ended = false; /* static destructors may have freed after the end */
+  reader->ended = false; /* a destructor may free after the end */
 }
 
 /* ---- Frames ---- */
@@ -289,7 +289,7 @@ static bool frame_unpack(struct reader *reader, unsigned method, size_t stored_b
          complain_damage(reader, "what was compressed cannot be read");
 }
 
-/* The next frame's content.  *more: there is one; else the file ends here, or in the frame. */
+/* The content of the next frame.  *more: there is one; otherwise the file ends before it or inside it. */
 static bool frame_read(struct reader *reader, bool *more) {
   unsigned char head[RECORD_HEAD_BYTES];
   size_t got = fread(head, 1, sizeof head, reader->file);
@@ -341,7 +341,7 @@ static int compare_orders(const void *a, const void *b) {
   return left->index < right->index ? -1 : 1;
 }
 
-/* Sorts the events by their ticks, whose order is that of nanoseconds and finer. */
+/* Sorts the events by their ticks, which have the same order as nanoseconds, and are finer. */
 static bool events_sort(struct reader *reader) {
   struct record *record = reader->record;
   size_t count = record->event_count;
@@ -364,7 +364,7 @@ static bool events_sort(struct reader *reader) {
   return good || complain(reader, "this machine has no memory for so many events");
 }
 
-/* Ticks become nanoseconds, which both clocks' first and last moments tell. */
+/* Turns ticks into nanoseconds, by the first and the last moment that both clocks have. */
 static void events_time(struct reader *reader) {
   struct record *record = reader->record;
   double ticks = (double)(reader->last.ticks - reader->first.ticks);
@@ -378,7 +378,7 @@ static void events_time(struct reader *reader) {
 
 /* ---- Which free ends which allocation ---- */
 
-/* Live allocations by address, as places in the events plus one: open addressing, at most half full. */
+/* Live allocations by address, as an index of events plus one.  Open addressing, at most half full. */
 struct live {
   uint64_t *places;
   size_t room, count;
@@ -404,7 +404,7 @@ static bool live_widen(struct live *live, const struct record_event *events) {
   return true;
 }
 
-/* Takes the one in a slot out and closes the gap. */
+/* Removes the allocation in a slot and closes the gap. */
 static void live_remove(struct live *live, const struct record_event *events, size_t slot) {
   live->places[slot] = 0;
   live->count--;
@@ -424,18 +424,18 @@ static void free_of(struct record_event *event, const struct record_event *alloc
   event->device = allocation->device;
 }
 
-/* A processor may read the clock for a free a little early, so that an allocation by another thread that it ends seems
- * to come after it: by so much at most, and this many such frees are remembered. */
+/* A processor may read the clock for a free a little early.  If another thread made the allocation, the allocation then
+ * seems to come later.  The difference is at most this, and so many such frees are remembered. */
 enum { EARLY_NS = 10000, EARLY_FREES = 16 };
 
-/* The events anew, with a free for each block in memory that ended. */
+/* The events once more, with a free for each block in memory that ended. */
 struct matcher {
   struct reader *reader;
   struct record_event *events; /* the new ones */
   size_t count, room;
   struct live live;
   uint64_t *held;                         /* bytes that the pools of each context hold */
-  size_t early[EARLY_FREES], early_count; /* the latest frees of no allocation, as places in the new events plus one */
+  size_t early[EARLY_FREES], early_count; /* the latest frees without an allocation, as new indexes plus one */
 };
 
 static bool matcher_put(struct matcher *matcher, const struct record_event *event) {
@@ -460,12 +460,12 @@ static bool match_gone(struct matcher *matcher, const struct record_event *gone)
     free_of(&end, &ended);
     if (!matcher_put(matcher, &end))
       return false;
-    live_remove(live, matcher->events, slot--); /* another one may have come to this place; slot 0 wraps round */
+    live_remove(live, matcher->events, slot--); /* another allocation may have come to this slot; slot 0 wraps round */
   }
   return true;
 }
 
-/* The free that was early, if the allocation is the one that it ends; else NULL. */
+/* The early free that ends this allocation; else NULL. */
 static struct record_event *early_free(struct matcher *matcher, const struct record_event *allocation) {
   for (size_t i = 0; i < EARLY_FREES; i++) {
     struct record_event *early = matcher->early[i] != 0 ? &matcher->events[matcher->early[i] - 1] : NULL;
@@ -477,7 +477,7 @@ static struct record_event *early_free(struct matcher *matcher, const struct rec
   return NULL;
 }
 
-/* Both times stay, with the allocation at the first one. */
+/* Both times stay, but the allocation now has the earlier one. */
 static bool match_early(struct matcher *matcher, struct record_event *early, struct record_event *allocation) {
   struct record_event end = *early;
   uint64_t time_ns = early->time_ns;
@@ -488,13 +488,13 @@ static bool match_early(struct matcher *matcher, struct record_event *early, str
   return matcher_put(matcher, &end);
 }
 
-/* What the pools of a context hold after a change.  One that ended while a record began gives back what is not in it.
- */
+/* What the pools of a context hold after a change.  A pool that ended while the record began may give back more than
+ * the record knows. */
 static uint64_t held_after(uint64_t held, uint64_t change) {
   return change >> 63 != 0 && -change > held ? 0 : held + change;
 }
 
-/* An allocation that was under way when the record began, of a block that was found live then: one and the same. */
+/* The allocation was under way when the record began, and the block was found live then.  It is one allocation. */
 static void match_before(struct record_event *before, const struct record_event *event) {
   uint64_t time_ns = before->time_ns, serial = before->serial;
   *before = *event;
@@ -526,7 +526,7 @@ static bool match(struct matcher *matcher, struct record_event event) {
     return true;
   } else if (event.kind == RECORD_ALLOCATE) {
     matcher->reader->record->live_before += event.before;
-    if (live->places[slot] != 0) { /* its end is not in the record; it has ended by now */
+    if (live->places[slot] != 0) { /* the record has no free of it, but it has ended by now */
       struct record_event end = {
           .kind = RECORD_FREE, .time_ns = event.time_ns, .thread = event.thread, .address = event.address};
       free_of(&end, &matcher->events[live->places[slot] - 1]);

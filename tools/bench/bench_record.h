@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
  * Reads a record (mam-record(5)) that MAM_RECORD or `mam-run --record` made: what was allocated and freed, when, and by
- * which line of the program.  Knows nothing of what is done with it.
+ * which line of the program.  It does not know what the events are used for.
  */
 #ifndef MAM_BENCH_RECORD_H
 #define MAM_BENCH_RECORD_H
@@ -11,15 +11,16 @@
 /* A free of an allocation that is not in the record. */
 #define RECORD_NO_SERIAL UINT64_MAX
 
-/* A free says of its allocation also tag, context, site and device.  There is no RECORD_LIVE: it is an allocation, with
- * before.  When memory ends with blocks in it, as at the end of a pool, there is a free for each of them. */
+/* A free also has the tag, context, site and device of its allocation.  RECORD_LIVE does not occur: it is an
+ * allocation, with before.  When memory ends with blocks in it, as at the end of a pool, there is a free for each of
+ * them. */
 struct record_event {
-  uint64_t time_ns; /* since the record began; events are sorted by it, ties keep each thread's own order */
+  uint64_t time_ns; /* since the beginning of the record; events are sorted by it, and each thread's keep their order */
   uint64_t address;
   uint64_t size;    /* bytes */
   uint64_t serial;  /* of allocations: 0, 1, ...; a free has its allocation's, or RECORD_NO_SERIAL */
   uint16_t kind;    /* enum record_kind */
-  bool before;      /* an allocation from before the record: its time is that of the beginning, its thread not known */
+  bool before;      /* live before the record: its time is the beginning, its thread is not known */
   uint32_t thread;  /* index of record.threads */
   uint32_t stream;  /* 0: plain call; else 1 + index of record.streams */
   uint32_t tag;     /* 0: none; else index of record.texts (tag's text) */
@@ -48,16 +49,16 @@ struct record {
   size_t text_count;
   uint32_t *devices; /* of the contexts */
   size_t context_count;
-  size_t allocation_count; /* the serials there are */
+  size_t allocation_count; /* the number of serials */
   uint64_t process;        /* its number */
   uint64_t time_us;        /* when the record began, in microseconds since 1970 */
   uint64_t lost_count;     /* events that the host had no memory for */
   char *command;           /* the program and its arguments */
-  size_t live_before;      /* of the allocations: blocks that were live when the record began */
-  bool cut;                /* the end is missing: the program died while it wrote, or still runs */
+  size_t live_before;      /* allocations of blocks that were live when the record began */
+  bool cut;                /* the end is missing: the program died, or still runs */
 };
 
-/* Reads a whole record.  False after a complaint on stderr; record_free follows in any case. */
+/* Reads a whole record.  False after a complaint on stderr; call record_free in any case. */
 bool record_read(struct record *record, const char *path);
 void record_free(struct record *record);
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * mam-bench replay: what the calls of a record take in memory and time, by each rule of reuse and each way in which a
+ * mam-bench replay: what the calls of a record cost in memory and time, by each rule of reuse and each way in which a
  * pool takes memory, and which of them to choose.
  *
- * All is done on plain host memory, which is never touched: so a record of any size runs on a machine without a GPU.
- * One thread makes the calls, in the order of time.  There is no GPU that could still use what was freed.
+ * All runs on plain host memory, which is never touched, so a record of any size can be replayed on a machine without a
+ * GPU. One thread makes the calls, in order of time.  There is no GPU that could still use what was freed.
  */
 #include "bench_recorded.h"
 
@@ -26,7 +26,7 @@ enum { exit_usage = 2, holders_shown = 10, ranges_shown = 8, unit_bytes = 512, n
 
 static const size_t chunk_bytes = (size_t)64 << 20; /* MAM_PRELOAD_CHUNK, and what MAM_SOURCE=chunks takes */
 
-/* By how much memory another setting has to be better to be worth a word: by both. */
+/* Another setting is mentioned only if it saves both this share and so many bytes. */
 static const double worth_share = 0.05, worth_bytes = 32 << 20;
 
 /* bytes > 0: an allocation for the slot, which is empty.  0: the slot's block is freed. */
@@ -41,8 +41,8 @@ struct calls {
   uint32_t context;
   struct step *steps;
   size_t step_count, slot_count, allocation_count, refused_count, unknown_free_count, stream_call_count;
-  size_t peak_bytes, peak_count; /* each block in whole units */
-  size_t peak_event;             /* after this one */
+  size_t peak_bytes, peak_count; /* with each block in whole units */
+  size_t peak_event;             /* the peak is right after this event */
 };
 
 /* ---- What the record says ---------------------------------------------------------------------------------------- */
@@ -55,7 +55,7 @@ static bool is_of(const struct record_event *event, uint32_t context, uint32_t k
   return event->kind == kind && event->context == context;
 }
 
-/* The most that is live at a time in a context, and when. */
+/* The most bytes that are live at once in a context, and when. */
 static size_t peak_find(const struct record *record, uint32_t context, size_t *at, size_t *count_at) {
   size_t live = 0, count = 0, peak = 0;
   *at = *count_at = 0;
@@ -77,7 +77,7 @@ static size_t peak_find(const struct record *record, uint32_t context, size_t *a
   return peak;
 }
 
-/* The context that holds the most. */
+/* The context that holds the most bytes. */
 static uint32_t context_choose(const struct record *record) {
   size_t most = 0, at, count;
   uint32_t chosen = 0;
@@ -91,7 +91,7 @@ static uint32_t context_choose(const struct record *record) {
   return chosen;
 }
 
-/* A slot for each block that is live at a time; what is live in the end is freed then. */
+/* Gives a slot to each block that is live at a time.  Blocks that are live at the end are freed then. */
 static bool steps_make(struct calls *calls) {
   const struct record *record = calls->record;
   size_t spare_count = 0;
@@ -129,7 +129,7 @@ static bool steps_make(struct calls *calls) {
   return good;
 }
 
-/* ---- Who holds the peak ------------------------------------------------------------------------------------------ */
+/* ---- The sites that hold the peak -------------------------------------------------------------------------------- */
 
 struct holder {
   uint32_t site;
@@ -143,7 +143,7 @@ static int compare_holders(const void *a, const void *b) {
   return left->site < right->site ? -1 : left->site > right->site;
 }
 
-/* For each site what it holds at the peak, the largest first.  The caller's to free. */
+/* What each site holds at the peak, the largest first.  The caller frees it. */
 static struct holder *holders_find(const struct calls *calls) {
   const struct record *record = calls->record;
   struct holder *holders = calloc(record->site_count + 1, sizeof *holders);
@@ -188,7 +188,7 @@ static void holders_print(const struct calls *calls) {
   free(holders);
 }
 
-/* The last mark before the peak, and the ranges that its thread was in. */
+/* Prints the last mark before the peak, and the ranges around the peak's thread. */
 static void moment_print(const struct calls *calls) {
   const struct record *record = calls->record;
   const struct record_event *at = &record->events[calls->peak_event];
@@ -222,11 +222,11 @@ enum rule { rule_best_fit, rule_fenced, rule_stream, rule_immediate, rule_tagged
 
 static const char *const rule_names[rule_count] = {"best fit", "fenced", "stream", "immediate", "tagged"};
 
-/* What a rule costs; NAN: not known. */
+/* The cost of a rule; NAN: not known. */
 struct cost {
-  double smallest_bytes;                    /* one chunk that serves all */
+  double smallest_bytes;                    /* the smallest chunk that serves all calls */
   double grown_bytes, grown_calls, call_ns; /* as needed */
-  double chunks_bytes, chunks_calls;        /* in chunks of 64 MiB */
+  double chunks_bytes, chunks_calls;        /* with chunks of 64 MiB */
 };
 
 struct player {
@@ -238,7 +238,7 @@ struct player {
   uint64_t spent_ns;
   MAM_PoolInfo info;
   MAM_Pool pool;
-  char *sites; /* an address for each is its tag */
+  char *sites; /* the tag of a site is an address in here */
 };
 
 static cudaError_t step_allocate(struct player *player, const struct step *step) {
@@ -262,7 +262,7 @@ static bool complain(const char *what) {
   return false;
 }
 
-/* False if a call was refused, or failed after a complaint. */
+/* False if a call was refused, or after a complaint, if one failed. */
 static bool steps_run(struct player *player) {
   const struct calls *calls = player->calls;
   cudaError_t error = cudaSuccess;
@@ -276,7 +276,7 @@ static bool steps_run(struct player *player) {
   return error == cudaSuccess || (!player->refused && complain("a call failed"));
 }
 
-/* In a pool of its own.  first_bytes 0: memory is taken as it is needed.  fits: all calls were served. */
+/* Runs the calls in a new pool.  first_bytes 0: it takes memory as needed.  fits: it served all calls. */
 static bool pool_run(struct player *player, size_t first_bytes, size_t limit_bytes, bool *fits) {
   MAM_PoolOptions options = MAM_POOL_OPTIONS_INIT;
   options.source = MAM_SOURCE_HOST;
@@ -308,7 +308,7 @@ static bool best_fit_run(struct player *player, size_t pool_bytes) {
   return fits;
 }
 
-/* For replay_search. */
+/* A replay_fits. */
 static bool player_fits(void *what, size_t pool_bytes, bool *good) {
   struct player *player = what;
   bool fits = false;
@@ -318,12 +318,12 @@ static bool player_fits(void *what, size_t pool_bytes, bool *good) {
   return fits;
 }
 
-/* Addresses enough for whatever a rule takes. */
+/* As many addresses as any rule can need. */
 static size_t room_bytes(const struct calls *calls) {
   return calls->peak_bytes < (size_t)1 << 42 ? 4 * calls->peak_bytes + ((size_t)4 << 30) : (size_t)1 << 44;
 }
 
-/* In a pool that grows.  It is refused nothing but what the machine itself refuses. */
+/* Runs the calls in a pool that grows.  Only the machine can refuse it memory. */
 static bool grown_run(struct player *player, size_t first_bytes) {
   bool fits = false;
   if (!pool_run(player, first_bytes, room_bytes(player->calls), &fits))
@@ -441,7 +441,7 @@ static double least(double a, double b) { return a < b ? a : b; }
 /* Whole MiB, as an option takes them. */
 static size_t mebibytes(double bytes) { return ((size_t)bytes + ((size_t)1 << 20) - 1) >> 20; }
 
-/* What would be better still, but has a condition. */
+/* Prints the settings that would be better still, but have a condition. */
 static void other_rules_print(const struct cost costs[rule_count], double chosen_bytes) {
   static const struct {
     enum rule rule;
@@ -467,7 +467,7 @@ static void recommendation_print(const struct calls *calls, const struct cost co
   bool one_chunk = is_worth(smallest, grown);
   double bytes = one_chunk ? smallest : grown;
   size_t mib = mebibytes(bytes);
-  mib += mib % 2; /* as the driver has it */
+  mib += mib % 2; /* in steps of the driver's granularity */
   report_bytes_text(text, mib << 20);
   (void)printf("\nRecommended: ");
   if (one_chunk)
@@ -512,10 +512,9 @@ static bool costs_csv(const char *folder, const struct calls *calls, const struc
 
 static const char usage_text[] =
     "Usage: mam-bench replay [--csv DIR] [--context N] FILE\n"
-    "Makes the calls of a record (MAM_RECORD=FILE, mam-run --record FILE) once more, on any machine, without a GPU: "
-    "by\n"
-    "each rule of reuse, in one chunk, in a pool that grows, and in chunks.  Prints the peak and who holds it, what\n"
-    "memory each way takes, and which one to choose.\n"
+    "Makes the calls of a record (MAM_RECORD=FILE, mam-run --record FILE) once more, on any machine, without a GPU:\n"
+    "by each rule of reuse, in one chunk, in a pool that grows, and in chunks.  Prints the peak and the sites that\n"
+    "hold it, what memory each way takes, and which one to choose.\n"
     "\n"
     "  --csv DIR      also write DIR/replay.csv\n"
     "  --context N    the calls of this context; the default is the one that holds the most\n"
@@ -590,7 +589,7 @@ int bench_recorded(int argc, char **argv) {
       arguments.context = strtol(optarg, &end, 10);
       if (*optarg < '0' || *optarg > '9' || *end != '\0' || errno != 0 || arguments.context > INT32_MAX)
         return usage_refuse("--context wants a number, not", optarg);
-    } else { /* getopt_long said what */
+    } else { /* getopt_long has said what is wrong */
       (void)fputs("Try 'mam-bench replay --help'.\n", stderr);
       return exit_usage;
     }

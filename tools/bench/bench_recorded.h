@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* mam-bench replay: the calls of a record (bench_record.h) once more, by each way in which the library can serve them.
- */
+/* mam-bench replay: makes the calls of a record (bench_record.h) again, in each way in which the library can serve
+ * them. */
 #ifndef MAM_BENCH_RECORDED_H
 #define MAM_BENCH_RECORDED_H
 

@@ -9,7 +9,7 @@
 
 enum { checked_every = 512 };
 
-/* An address for each place in the program. */
+/* An address for each place of the program. */
 static const char tags[training_tag_count];
 
 bool replay_make(struct replay *replay, const struct bench *bench, const struct allocator *allocator,
@@ -70,7 +70,7 @@ static bool replay_release(struct replay *replay, const struct training_step *st
   return error == cudaSuccess || blocks_complain(replay->allocator, "a free", block->bytes, error);
 }
 
-/* Ends settled, as an iteration does that looks at its loss. */
+/* It ends when all frees have taken effect, like an iteration that reads its loss. */
 static bool replay_iteration(struct replay *replay, size_t from, size_t to) {
   bool good = true;
   uint64_t start_ns = clock_now_ns();

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Replays of a training-like trace by an allocator, and the smallest pool of fixed size with which one succeeds.
+ * Replays of a training-like trace by an allocator, and the smallest pool of fixed size in which a trace succeeds.
  *
- * Knows nothing of where a trace comes from.
+ * It does not know where a trace comes from.
  */
 #ifndef MAM_BENCH_REPLAY_H
 #define MAM_BENCH_REPLAY_H
@@ -11,12 +11,12 @@
 #include "bench_blocks.h"
 #include "bench_training.h"
 
-/* A trace on its way through an allocator.  Blocks are checked while it is sampled. */
+/* A replay of a trace by an allocator.  If it is sampled, its blocks are checked. */
 struct replay {
   const struct bench *bench;
   const struct allocator *allocator;
   const struct training *training;
-  struct block *slots, *sorted; /* the latter for checking */
+  struct block *slots, *sorted; /* sorted is for the check */
   bool sampled;
   bool may_be_refused;
   bool refused;
@@ -24,25 +24,25 @@ struct replay {
   uint64_t spent_ns;
 };
 
-/* Makes a replay; replay_free follows in any case.  False: the host has no memory, and stderr says so. */
+/* Makes a replay; call replay_free in any case.  False, with a message on stderr: the host has no memory. */
 bool replay_make(struct replay *replay, const struct bench *bench, const struct allocator *allocator,
                  const struct training *training);
 void replay_free(struct replay *replay);
 
-/* Runs the whole trace.  False if it was refused or failed; what was live is freed. */
+/* Runs the whole trace.  False if a call was refused or failed; then the live blocks are freed. */
 bool replay_run(struct replay *replay);
 
-/* The allocator's pool.  False after a complaint. */
+/* Opens or closes the allocator's pool.  False after a complaint. */
 bool replay_pool_open(const struct allocator *allocator, size_t chunk_bytes);
 bool replay_pool_close(const struct allocator *allocator);
 
-/* A pool's size is a multiple of this, as the driver has it. */
+/* A pool's size is a multiple of the driver's granularity. */
 static const size_t replay_granularity_bytes = (size_t)2 << 20;
 
-/* Whether a trace fits a pool of so many bytes; *good turns false if anything else went wrong. */
+/* Whether a trace fits into a pool of so many bytes.  *good becomes false if anything else goes wrong. */
 typedef bool replay_fits(void *what, size_t pool_bytes, bool *good);
 
-/* The smallest pool that fits, to a thousandth of the trace's peak; NAN if that is more than most_bytes. */
+/* The smallest pool that fits, to a thousandth of the trace's peak; NAN if it would need more than most_bytes. */
 bool replay_search(replay_fits *fits, void *what, size_t peak_bytes, size_t most_bytes, double *smallest_bytes);
 
 /* The same for the replay's allocator, which is closed before and after. */

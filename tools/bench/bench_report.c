@@ -43,7 +43,7 @@ static void value_print(double value, int width) {
 
 static void ratio_print(double ratio) {
   char text[report_label_size] = "";
-  if (isfinite(ratio) && ratio > 0) /* against nothing there is no ratio */
+  if (isfinite(ratio) && ratio > 0) /* 0 has no ratio to it */
     (void)snprintf(text, sizeof text, "%.*fx", ratio < 1 ? 2 : ratio < 10 ? 1 : 0, ratio);
   (void)printf("%*s", ratio_width, text);
 }
@@ -124,7 +124,7 @@ bool report_csv_open_file(struct report_csv *csv, const char *directory, const c
   csv->file = fopen(csv->path, "w");
   if (csv->file == NULL)
     return csv_refuse(csv->path, "write");
-  (void)fprintf(csv->file, "%s\n", header); /* a failed write shows in report_csv_close */
+  (void)fprintf(csv->file, "%s\n", header); /* report_csv_close reports a failed write */
   return true;
 }
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Results as the reader gets them: tables on stdout, CSV files, sizes in words.  Knows nothing of how they were
- * measured.
+ * Results for the reader: tables on stdout, CSV files, sizes in words.  It does not know how they were measured.
  */
 #ifndef MAM_BENCH_REPORT_H
 #define MAM_BENCH_REPORT_H
@@ -14,13 +13,13 @@
 
 enum { report_label_size = 24, report_columns_most = 8 };
 
-/* "4 KiB", "1 GiB": exact where bytes is a whole number of a unit, else to a tenth. */
+/* "4 KiB", "1 GiB": exact if bytes is a whole number of a unit, otherwise to a tenth. */
 void report_bytes_text(char text[report_label_size], size_t bytes);
 
 /* "10^6" for a power of ten, else the number. */
 void report_count_text(char text[report_label_size], size_t count);
 
-/* One row of a table: a label and a value for each allocator, NAN where there is none. */
+/* A row of a table: a label and a value for each allocator, NAN where there is none. */
 struct report_row {
   char label[report_label_size];
   double values[report_columns_most];
@@ -37,38 +36,37 @@ struct report_table {
   size_t row_count;
 };
 
-/* Prints the table, and beside each baseline's value how many times better ours is. */
+/* Prints the table.  Beside each baseline's value stands how many times better ours is. */
 void report_table_print(const struct report_table *table, const struct allocator *const *allocators,
                         size_t allocator_count);
 
-/* The same with any columns, the first of which is ours. */
+/* The same with any columns, of which the first is ours. */
 void report_columns_print(const struct report_table *table, const struct report_column *columns, size_t count);
 
-/* Says that the rows from this one on were left out, if there are any, since they need more memory than the pool has.
- */
+/* Says, if it is so, that the rows from this one on were left out because they need more memory than the pool has. */
 void report_left_out_print(const struct report_table *table, size_t first, size_t capacity_bytes);
 
-/* Prints what the allocators' figures include. */
+/* Prints the remarks on the allocators' figures. */
 void report_remarks_print(const struct allocator *const *allocators, size_t allocator_count);
 
-/* A CSV file.  With a directory of NULL nothing is written, and all calls succeed. */
+/* A CSV file.  If the directory is NULL, nothing is written, and all calls succeed. */
 struct report_csv {
   FILE *file;
   char path[1024];
 };
 
-/* Makes the directory if it is missing and begins DIRECTORY/host-NAME.csv with its header row.  False: said on stderr,
- * as by the others. */
+/* Makes the directory if it is missing, and begins DIRECTORY/host-NAME.csv with a header row.  False, with a message on
+ * stderr, if that fails; so do the others. */
 bool report_csv_open(struct report_csv *csv, const char *directory, const char *name, const char *header);
 /* The same with DIRECTORY/FILE.csv. */
 bool report_csv_open_file(struct report_csv *csv, const char *directory, const char *file, const char *header);
 void report_csv_row(const struct report_csv *csv, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* A row of text columns followed by numbers; a NAN becomes an empty column. */
+/* Writes a row: text columns, then numbers.  A NAN becomes an empty column. */
 void report_csv_numbers(const struct report_csv *csv, const char *text, const double *numbers, size_t count);
 bool report_csv_close(struct report_csv *csv);
 
-/* The exit status of a command, whose last word on stdout this is.  If stdout did not take all, a line on stderr says
- * so, and the command has failed. */
+/* The exit status of a command, whose output ends here.  If stdout did not take all, the command has failed, and a line
+ * on stderr says so. */
 int report_status(bool good);
 
 #endif

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
  * size: the paper's figures 8 and 9.  Blocks of log-uniform random size, 1 B to 1 GiB, are allocated until memory is
- * full, then freed in random order, over and over.  Every call is timed alone and counted in a bin of its power of two.
+ * full, then freed in random order, again and again.  Every call is timed alone and counted by the power of two of its
+ * size.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -17,7 +18,7 @@ enum { bin_count = 30, rounds_least = 3, rounds_most = 200 };
 
 static const size_t size_most_bytes = (size_t)1 << bin_count;
 
-/* Times in ns of one allocator at sizes of 2^bin up to 2^(bin + 1) bytes. */
+/* Times in ns of one allocator, at sizes from 2^bin to 2^(bin + 1) bytes. */
 struct size_bin {
   struct numbers_samples malloc_ns, free_ns;
 };
@@ -26,7 +27,7 @@ struct size_result {
   struct size_bin bins[allocators_most][bin_count];
 };
 
-/* Memory being filled. */
+/* Memory that is being filled. */
 struct filling {
   const struct allocator *allocator;
   struct size_bin *bins;
@@ -50,8 +51,8 @@ static bool filling_add(struct filling *filling, struct block block, double mall
   return numbers_samples_add(&filling->bins[size_bin_of(block.bytes)].malloc_ns, malloc_ns);
 }
 
-/* Allocates until memory is full: until the first refusal, or as many bytes as our pool has from an allocator that
- * would never refuse. */
+/* Allocates until memory is full.  For an allocator that never refuses, it is full with as many bytes as our pool
+ * has. */
 static bool filling_fill(struct filling *filling, struct numbers_random *requests) {
   size_t total_bytes = 0;
   for (;;) {
@@ -111,7 +112,7 @@ static bool size_part(const struct bench *bench, const struct allocator *allocat
     if (round >= rounds_least && clock_now_ns() - start_ns > budget_ns)
       break;
     progress_within((double)(clock_now_ns() - start_ns), (double)budget_ns);
-    /* The n-th round asks for the same sizes of every allocator. */
+    /* Each allocator gets the same sizes in the n-th round. */
     struct numbers_random requests = numbers_seed(round);
     good = filling_round(&filling, &requests);
   }
@@ -146,7 +147,8 @@ static bool size_csv(const struct bench *bench, struct size_result *size) {
   return report_csv_close(&csv);
 }
 
-/* Prints one table: of allocations or of frees, means or a quantile; every third bin, for the CSV has them all. */
+/* Prints one table, of allocations or frees, of means or a quantile.  It has every third power of two; the CSV has
+ * all. */
 static void size_print(const struct bench *bench, struct size_result *size, const char *title, bool of_free,
                        double share) {
   struct report_row rows[bin_count];

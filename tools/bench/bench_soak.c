@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * soak: random traffic of many threads on our allocator for a long time, verified.
+ * soak: verified random traffic of many threads on our allocator, for a long time.
  *
- * The threads share their slots, so blocks are freed by other threads than allocated them.  A map with a bit for each
- * 512 bytes of the pool holds what is live: an allocation sets the bits of its block, and one that is set already is an
- * overlap, seen at once and by whichever thread.  At the end all is freed, and the pool must hand out all it has as one
- * block.  That is how its place is learned at the start, too: the library tells nobody where a pool lies.
+ * The threads share their slots, so a block is often freed by another thread than allocated it.  A map with a bit for
+ * each 512 bytes of the pool shows what is live.  An allocation sets the bits of its block.  If one is set already, two
+ * blocks overlap, and the thread that comes second notices.  At the end all is freed, and the pool must give all its
+ * memory as one block.  An allocation like that at the beginning tells where the pool lies, which the library does not
+ * say.
  */
 #include <inttypes.h>
 #include <pthread.h>
@@ -26,8 +27,8 @@ enum { granule_bytes = 512, word_bits = 64, soak_workers_most = 256, burst = 256
 enum slot_state { slot_empty, slot_busy, slot_live };
 
 struct slot {
-  _Atomic int state;  /* busy: owned by the thread that made it so, with the block */
-  struct block block; /* while live: nobody's */
+  _Atomic int state;  /* busy: the slot and its block belong to the thread that set this */
+  struct block block; /* while live, it belongs to no thread */
 };
 
 struct soak {
@@ -42,7 +43,7 @@ struct soak {
   _Atomic unsigned fault_count;
 };
 
-/* Written by its thread alone until that has ended. */
+/* Only its thread writes it, until that thread has ended. */
 struct soaker {
   struct soak *soak;
   pthread_t thread;
@@ -69,15 +70,15 @@ static uint64_t map_mask(size_t word, size_t first, size_t last) {
   return mask;
 }
 
-/* Flips the bits of a block and says whether all of them were as expected: live or not. */
+/* Flips the bits of a block.  Whether all of them were as expected, live or not. */
 static bool map_flip(struct soak *soak, const struct block *block, bool expect_live) {
   size_t offset = (uintptr_t)block->address - soak->pool_start;
   size_t first = offset / granule_bytes, last = (offset + block->bytes - 1) / granule_bytes;
   bool as_expected = true;
   for (size_t word = first / word_bits; word <= last / word_bits; word++) {
     uint64_t mask = map_mask(word, first, last);
-    /* relaxed: exact by the order of changes of each word alone.  What orders a free's flip before the flip of the
-     * allocation that reuses the memory is the allocator itself. */
+    /* relaxed: each word's own order of changes is enough.  The allocator itself orders the flip of a free before the
+     * flip of the allocation that reuses the memory. */
     uint64_t before = atomic_fetch_xor_explicit(&soak->live_map[word], mask, memory_order_relaxed);
     as_expected = as_expected && (before & mask) == (expect_live ? mask : 0);
   }
@@ -115,12 +116,12 @@ static int slot_allocate(struct soaker *soaker, struct slot *slot) {
     soak_fault(soak, &slot->block, "overlaps a live one");
   else
     return slot_live;
-  return slot_empty; /* whoever is wronged by it: not touched again */
+  return slot_empty; /* the block overlaps another one, and is not touched again */
 }
 
 static int slot_release(struct soaker *soaker, struct slot *slot) {
   struct soak *soak = soaker->soak;
-  /* Before the free: after it the memory may be another's. */
+  /* Before the free: after it the memory may be another thread's. */
   if (!map_flip(soak, &slot->block, true))
     soak_fault(soak, &slot->block, "was overwritten in the map by another");
   cudaError_t error = soak->allocator->release(slot->block.address, slot->block.bytes);
@@ -132,7 +133,7 @@ static int slot_release(struct soaker *soaker, struct slot *slot) {
   return slot_empty;
 }
 
-/* What must be refused, or do nothing, among all the traffic. */
+/* Makes calls that must be refused or do nothing, in the middle of the traffic. */
 static void slot_provoke(struct soaker *soaker, const struct slot *slot) {
   struct soak *soak = soaker->soak;
   struct block inside = {(char *)slot->block.address + 1, 0}, nothing = {&inside, 0};
@@ -150,7 +151,7 @@ static void soaker_step(struct soaker *soaker) {
   /* acquire: the block; pairs with the release below */
   int state = atomic_exchange_explicit(&slot->state, slot_busy, memory_order_acquire);
   if (state == slot_busy)
-    return; /* another thread is at it, and will say what it becomes */
+    return; /* another thread uses the slot, and will set its state */
   if (state == slot_live && numbers_below(&soaker->draw, oddity_one_in) == 0)
     slot_provoke(soaker, slot);
   state = state == slot_empty ? slot_allocate(soaker, slot) : slot_release(soaker, slot);
@@ -180,7 +181,7 @@ static bool pool_info(MAM_PoolInfo *info) {
   return error == cudaSuccess;
 }
 
-/* Prints the library's own words about why it cannot serve size bytes. */
+/* Prints the library's own explanation why it cannot serve size bytes. */
 static void pool_explain(size_t bytes) {
   char *text = NULL;
   if (MAM_PoolExplain(NULL, bytes, &text) == cudaSuccess)
@@ -188,7 +189,7 @@ static void pool_explain(size_t bytes) {
   free(text);
 }
 
-/* Allocates all that the pool has in one block, and frees it: true only if the pool is one hole. */
+/* Allocates all of the pool as one block and frees it.  True only if the pool is one hole. */
 static bool pool_take_whole(struct soak *soak) {
   struct block whole = {0};
   MAM_PoolInfo info;
@@ -203,7 +204,7 @@ static bool pool_take_whole(struct soak *soak) {
   return blocks_release(soak->allocator, &whole, 1);
 }
 
-/* The pool after all was freed: nothing is live, every allocation had its free, and it is one hole where it was. */
+/* After all was freed, nothing is live, every allocation had its free, and the pool is one hole at its old place. */
 static bool pool_is_whole(struct soak *soak) {
   const uintptr_t start = soak->pool_start;
   const size_t bytes = soak->pool_bytes;
@@ -284,7 +285,7 @@ static bool soak_report(const struct soak *soak, const struct soaker *total, uns
   return report_csv_close(&csv);
 }
 
-/* Runs the traffic on an open pool and judges it. */
+/* Runs the traffic in an open pool and checks the result. */
 static bool soak_measure(struct soak *soak, struct soaker *soakers, unsigned threads) {
   struct soaker total = {.soak = soak};
   soak_run(soak, soakers, threads);
@@ -295,7 +296,7 @@ static bool soak_measure(struct soak *soak, struct soaker *soakers, unsigned thr
     total.refused_count += soakers[i].refused_count;
   }
   bool whole = soak->fault_count == 0 && pool_is_whole(soak);
-  if (total.refused_count > 0) /* the slots take a quarter of the pool: there was room */
+  if (total.refused_count > 0) /* the slots need a quarter of the pool, so there was room */
     (void)fprintf(stderr, "mam-bench: soak: %" PRIu64 " allocations were refused with most of the pool free\n",
                   total.refused_count);
   bool good = whole && total.refused_count == 0;
@@ -323,7 +324,7 @@ bool bench_soak(const struct bench *bench) {
   struct bench ours = *bench;
   ours.allocator_count = 1;
   if (ours.chunk_bytes ==
-      0) /* one chunk, as the map is of one; a pool that grows may map any of twice as many addresses */
+      0) /* one chunk, as there is one map; a pool that grows may use any of twice as many addresses */
     ours.chunk_bytes = ours.capacity_bytes /= 2;
   return bench_each(&ours, "soak", soak_part, NULL);
 }

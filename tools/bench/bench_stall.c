@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * stall: the longest that any one allocation or free takes while a kernel of 200 ms runs and memory is left.
+ * stall: the longest time of a single allocation or free while a kernel of 200 ms runs and memory is left.
  *
- * Threads allocate and free blocks of one size for 150 ms of it, each keeping a few live.  Memory freed meanwhile may
- * not be handed out again before the kernel ends, so that large blocks are allocated no faster than a quarter of the
- * memory in those 150 ms: whoever waits does not wait for want of memory.  Without a GPU the traffic is the same and
- * there is no kernel.
+ * For 150 ms of that time, threads allocate and free blocks of one size, and each keeps a few live.  Memory that is
+ * freed meanwhile may not be handed out before the kernel ends.  So large blocks are allocated slowly enough that a
+ * quarter of the memory lasts for the 150 ms: no thread waits for lack of memory.  Without a GPU the traffic is the
+ * same, without a kernel.
  *
- * Beside it, a control: as many threads that only read the clock, and the longest time between two readings.  What they
- * see is the machine's doing, not an allocator's.  Of the long calls, too, those are told apart in which the thread
- * neither slept nor had a processor for so long: the machine had given it to another.
+ * A control runs beside it: as many threads that only read the clock, and the longest time between two readings.  The
+ * machine causes these times, and not an allocator.  Among the long calls, too, those are told apart in which the
+ * thread neither slept nor had a processor all the time: the machine had given the processor to another thread.
  */
 #include <math.h>
 #include <pthread.h>
@@ -42,13 +42,12 @@ enum {
 static const size_t sizes[size_count] = {512, (size_t)64 << 10, (size_t)2 << 20, (size_t)64 << 20};
 static const unsigned crews[crew_count] = {1, threads_most};
 static const uint64_t long_ns = 1000000; /* calls that take longer are counted */
-static const uint64_t sample_calls =
-    64; /* from one look at what the thread had to the next: a look takes some 0.5 us */
+static const uint64_t sample_calls = 64; /* calls between two looks; a look takes 0.5 us */
 
 struct stall_cell {
   double malloc_most_ns, free_most_ns;        /* NAN: not measured */
-  uint64_t calls, long_calls, kept_out_calls; /* kept_out_calls: those of the long ones without a processor */
-  bool outlasted;                             /* the traffic ended after the kernel did */
+  uint64_t calls, long_calls, kept_out_calls; /* kept_out_calls: long ones in which the thread had no processor */
+  bool outlasted;                             /* the traffic ended later than the kernel */
 };
 
 struct stall_result {
@@ -56,7 +55,7 @@ struct stall_result {
   struct stall_cell control[crew_count]; /* malloc_most_ns: the longest time between two readings */
 };
 
-/* What the threads of one measurement share. */
+/* What the threads of a measurement share. */
 struct stall {
   const struct bench *bench;
   const struct allocator *allocator; /* NULL: the control */
@@ -66,13 +65,13 @@ struct stall {
   _Atomic bool failed;
 };
 
-/* Written by its thread alone until that has ended. */
+/* Only its thread writes it, until that thread has ended. */
 struct stall_thread {
   _Alignas(cache_line_bytes) struct stall *stall;
   pthread_t thread;
   struct block blocks[live_blocks];
   uint64_t malloc_most_ns, free_most_ns, calls, long_calls, kept_out_calls;
-  struct clock_thread had; /* up to at most sample_calls ago */
+  struct clock_thread had; /* at most sample_calls ago */
 };
 
 /* ---- A thread ---------------------------------------------------------------------------------------------------- */
@@ -88,7 +87,7 @@ static void thread_count(struct stall_thread *thread, uint64_t *most_ns, uint64_
   }
 }
 
-/* Frees the block of a slot, if there is one, and allocates it anew. */
+/* Frees the block of a slot, if there is one, and allocates another. */
 static bool thread_step(struct stall_thread *thread, struct block *block) {
   const struct stall *stall = thread->stall;
   const struct allocator *allocator = stall->allocator;
@@ -112,7 +111,7 @@ static bool thread_step(struct stall_thread *thread, struct block *block) {
   return true;
 }
 
-/* Until the time is over, spread over it if the bytes would not last. */
+/* Works until the time is over, with pauses if the bytes would not last. */
 static bool thread_work(struct stall_thread *thread) {
   const struct stall *stall = thread->stall;
   uint64_t start_ns = clock_now_ns(), pairs = 0;
@@ -166,12 +165,12 @@ static void threads_start(struct stall *stall, struct stall_thread *threads, uns
     threads[i].stall = stall;
     if (pthread_create(&threads[i].thread, NULL, thread_main, &threads[i]) != 0) {
       (void)fprintf(stderr, "mam-bench: cannot start thread %u of %u\n", i + 1, count);
-      exit(EXIT_FAILURE); /* the threads before it wait at the barrier */
+      exit(EXIT_FAILURE); /* earlier threads wait at the barrier */
     }
   }
 }
 
-/* Starts the kernel, lets the threads work beside it, and waits for both.  kernel NULL: there is none. */
+/* Starts the kernel, lets the threads work meanwhile, and waits for both.  kernel NULL: there is none. */
 static bool traffic_beside(struct stall *stall, struct stall_thread *threads, unsigned count,
                            const struct kernel *kernel, struct stall_cell *cell) {
   bool runs = false;
@@ -188,7 +187,7 @@ static bool traffic_beside(struct stall *stall, struct stall_thread *threads, un
   return !atomic_load_explicit(&stall->failed, memory_order_relaxed) && good;
 }
 
-/* Checks what is live of all threads together, and frees it. */
+/* Checks the live blocks of all threads together, and frees them. */
 static bool threads_end(const struct stall *stall, const struct stall_thread *threads, unsigned count) {
   struct block blocks[threads_most * live_blocks];
   for (unsigned i = 0; i < count; i++)
@@ -233,7 +232,7 @@ static bool stall_measure(const struct bench *bench, const struct allocator *all
 
 /* ---- The test ---------------------------------------------------------------------------------------------------- */
 
-/* Once, with the first allocator's. */
+/* One control, with the first allocator's measurement. */
 static bool stall_control(const struct bench *bench, size_t index, const struct kernel *kernel,
                           struct stall_result *stall) {
   bool good = true;
@@ -251,7 +250,7 @@ static bool stall_cells(const struct bench *bench, const struct allocator *alloc
       struct stall_cell *cell = &stall->cells[i][j][index];
       progress_within((double)(i * crew_count + j), size_count * crew_count);
       *cell = (struct stall_cell){.malloc_most_ns = (double)NAN, .free_most_ns = (double)NAN};
-      /* Less than this and the blocks that are kept live are most of what may be taken. */
+      /* With less, the live blocks would be most of the memory that may be taken. */
       bool fits = sizes[i] * live_blocks * crews[j] <= bench->capacity_bytes / 8;
       if (fits && !stall_measure(bench, allocator, sizes[i], crews[j], kernel, cell))
         return false;
@@ -315,7 +314,7 @@ static void stall_print(const struct bench *bench, const struct stall_result *st
   report_table_print(&table, bench->allocators, bench->allocator_count);
 }
 
-/* How much was called, and what was slow. */
+/* Prints how many calls there were, and which were slow. */
 static void stall_explain(const struct bench *bench, const struct stall_result *stall) {
   for (size_t a = 0; a < bench->allocator_count; a++) {
     unsigned long long calls = 0, long_calls = 0, kept_out_calls = 0, outlasted = 0;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * threads: million operations (allocations and frees) a second of 1 to 16 threads together, in three kinds of traffic:
- * T pairs of 4 KiB; R random traffic, each thread over its own slots; X half of the threads allocate 4 KiB blocks and
- * hand each to a thread of the other half, which frees it.
+ * threads: million operations (allocations and frees) a second of 1 to 16 threads together, in three kinds of traffic.
+ * T: pairs of 4 KiB.  R: random traffic, each thread over its own slots.  X: half of the threads allocate 4 KiB blocks
+ * and hand each to a thread of the other half, which frees it.
  */
 #include <math.h>
 #include <pthread.h>
@@ -27,10 +27,10 @@ enum {
   workers_most = 1 << (powers_most - 1)
 };
 
-/* A bounded queue of blocks from one thread to one other. */
+/* A bounded queue of blocks from one thread to another. */
 struct ring {
-  _Alignas(cache_line_bytes) _Atomic size_t written; /* by the sender alone */
-  _Alignas(cache_line_bytes) _Atomic size_t read;    /* by the receiver alone */
+  _Alignas(cache_line_bytes) _Atomic size_t written; /* only the sender writes it */
+  _Alignas(cache_line_bytes) _Atomic size_t read;    /* only the receiver writes it */
   _Alignas(cache_line_bytes) void *items[ring_size];
 };
 
@@ -45,20 +45,20 @@ struct crew {
   unsigned count;
 };
 
-/* Written by its thread alone until that has ended. */
+/* Only its thread writes it, until that thread has ended. */
 struct worker {
   _Alignas(cache_line_bytes) struct crew *crew;
   pthread_t thread;
   unsigned index;
   uint64_t start_ns, end_ns, operations;
-  uintptr_t address_bits;  /* all addresses of T and X, or-ed: their alignment */
+  uintptr_t address_bits;  /* all addresses of T and X, or-ed, for their alignment */
   struct traffic *traffic; /* R */
   struct ring *ring;       /* X: shared by a sender and its receiver */
 };
 
 /* ---- Rings ------------------------------------------------------------------------------------------------------- */
 
-/* Waits its turn: other threads may need this core. */
+/* Waits a moment.  Other threads may need this core. */
 static void ring_wait(unsigned *spins) {
   if (++*spins > spins_most)
     (void)sched_yield();
@@ -183,7 +183,7 @@ static bool random_begin(struct worker *worker) {
   return traffic_begin(worker->traffic, worker->crew->allocator, worker->index + 1, worker->crew->size_most_bytes);
 }
 
-/* Checks the live blocks of all threads against each other. */
+/* Checks the live blocks of all threads together. */
 static bool random_check(const struct crew *crew) {
   struct block *blocks = calloc((size_t)crew->count * traffic_slot_count, sizeof *blocks);
   if (blocks == NULL)
@@ -210,9 +210,9 @@ static bool random_end(struct crew *crew) {
 struct kind {
   char name;
   unsigned threads_least;
-  bool (*begin)(struct worker *worker); /* in the thread, before the start */
+  bool (*begin)(struct worker *worker); /* in each thread, before the start */
   bool (*work)(struct worker *worker);
-  bool (*end)(struct crew *crew); /* after all were joined */
+  bool (*end)(struct crew *crew); /* after all threads were joined */
 };
 
 static const struct kind kinds[] = {
@@ -251,7 +251,7 @@ static bool crew_work(struct crew *crew, const struct kind *kind, unsigned durat
     assignments[i] = (struct assignment){&crew->workers[i], kind};
     if (pthread_create(&crew->workers[i].thread, NULL, worker_main, &assignments[i]) != 0) {
       (void)fprintf(stderr, "mam-bench: cannot start thread %u of %u\n", i + 1, crew->count);
-      exit(EXIT_FAILURE); /* the threads before it wait at the barrier */
+      exit(EXIT_FAILURE); /* earlier threads wait at the barrier */
     }
   }
   (void)pthread_barrier_wait(&crew->ready);
@@ -286,7 +286,7 @@ static bool crew_aligned(const struct crew *crew) {
   return false;
 }
 
-/* The rate of so many threads in millions a second. */
+/* The rate of so many threads, in millions of operations a second. */
 static bool crew_measure(struct crew *crew, const struct kind *kind, unsigned duration_ms, double *rate) {
   struct worker *workers = aligned_alloc(_Alignof(struct worker), crew->count * sizeof *workers);
   struct ring *rings = aligned_alloc(_Alignof(struct ring), (crew->count + 1) / 2 * sizeof *rings);

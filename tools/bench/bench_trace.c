@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * trace: how much memory a training-like trace (bench_training.h) takes from the driver, over the most that is live;
- * and ns an operation.
+ * trace: how much memory a training-like trace (bench_training.h) takes from the driver, over the peak of its live
+ * bytes; and ns an operation.
  *
- * The trace runs once with what is taken sampled after each allocation and the live blocks checked, and once more, from
- * an empty pool, to be timed.  For a pool of fixed size what counts is the smallest with which the trace succeeds: it
- * is searched for by halving.
+ * The trace runs twice.  The first time, the memory is sampled after each allocation, and the live blocks are checked.
+ * The second time, it is timed in an empty pool.  For a pool of fixed size the figure is the smallest pool in which the
+ * trace succeeds, which is found by halving.
  */
 #include <math.h>
 #include <stdio.h>
@@ -29,7 +29,7 @@ struct trace_result {
 
 /* ---- The test ---------------------------------------------------------------------------------------------------- */
 
-/* What is taken at the most.  The pool is closed before and after. */
+/* The most memory that is held.  The pool is closed before and after. */
 static bool trace_sample(struct replay *replay, struct trace_cell *cell) {
   size_t free_bytes = 0;
   bool has_driver = machine_free_bytes(replay->bench->machine, &free_bytes);
@@ -58,7 +58,7 @@ static bool trace_measure(struct replay *replay, struct trace_cell *cell) {
   return true;
 }
 
-/* The pool is open before and after, as bench_each wants it. */
+/* The pool is open before and after, as bench_each expects. */
 static bool trace_part(const struct bench *bench, const struct allocator *allocator, size_t index, void *result) {
   struct trace_result *trace = result;
   struct replay replay;

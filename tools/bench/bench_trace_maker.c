@@ -3,10 +3,10 @@
 
 #include <stdlib.h>
 
-/* A trace is drawn again with a smaller scale until its peak fits, so many times at most. */
+/* A trace is drawn again with a smaller scale until its peak fits, at most so many times. */
 enum { draws_most = 8 };
 
-/* Smaller blocks keep their size when a trace is scaled to the memory there is. */
+/* Smaller blocks keep their size when a trace is scaled down. */
 static const size_t scaled_least_bytes = 64 << 10;
 
 static size_t round_up(size_t bytes) {
@@ -72,7 +72,7 @@ void trace_free(struct trace_maker *maker, uint32_t slot) {
   maker_step(maker, (struct training_step){.slot = slot});
 }
 
-/* The end of the program: the last iteration's. */
+/* At the end of the program, and so of the last iteration, frees all blocks. */
 static void maker_finish(struct trace_maker *maker) {
   for (uint32_t slot = 0; slot < maker->training->slot_count && !maker->failed; slot++)
     if (maker->slot_bytes[slot] != 0)

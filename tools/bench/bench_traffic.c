@@ -5,7 +5,7 @@
 
 #include "bench_numbers.h"
 
-/* A power of two, and small enough to stay in a core's cache. */
+/* A power of two, and small enough for a core's cache. */
 enum { step_count = 16384 };
 
 size_t traffic_size_fit(size_t capacity_bytes, unsigned threads) {
@@ -24,7 +24,7 @@ bool traffic_begin(struct traffic *traffic, const struct allocator *allocator, u
     traffic->steps[i] =
         (struct traffic_step){(uint32_t)numbers_below(&draw, traffic_slot_count),
                               (uint32_t)numbers_log_uniform(&draw, traffic_size_least_bytes, size_most_bytes)};
-  /* After k steps a share of (1 - exp(-2k / slots)) / 2 is live: with k as the slots, 43 %. */
+  /* After k steps a share of (1 - exp(-2k / slots)) / 2 is live; here k is the number of slots, which gives 43 %. */
   return traffic_run(traffic, traffic_slot_count);
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Random traffic over slots: a step frees its slot's block if there is one and allocates one otherwise.  The steps are
- * drawn beforehand, so that drawing is not timed.  One thread's; knows nothing of time or other threads.
+ * Random traffic over slots: a step frees its slot's block if there is one, and allocates one otherwise.  The steps are
+ * drawn in advance, so that drawing is not timed.  One thread uses it.  It knows nothing of time or other threads.
  */
 #ifndef MAM_BENCH_TRAFFIC_H
 #define MAM_BENCH_TRAFFIC_H
@@ -28,18 +28,18 @@ struct traffic {
   size_t next;
 };
 
-/* The largest block with which the slots of so many threads fit: half of them are live at a time, and they shall take a
- * quarter of the capacity, so that the rest can wait for reuse. */
+/* The largest block size for the slots of so many threads.  Half of the slots are live and should take a quarter of the
+ * capacity, so that the rest can wait for reuse. */
 size_t traffic_size_fit(size_t capacity_bytes, unsigned threads);
 
-/* Draws the steps and takes enough of them that the slots are as full as they stay.  False after a complaint; in any
- * case traffic_end follows. */
+/* Draws the steps, and takes enough of them that the slots are as full as later.  False after a complaint; call
+ * traffic_end in any case. */
 bool traffic_begin(struct traffic *traffic, const struct allocator *allocator, uint64_t seed, size_t size_most_bytes);
 
-/* Takes count further steps. */
+/* Takes count more steps. */
 bool traffic_run(struct traffic *traffic, size_t count);
 
-/* Frees what is live. */
+/* Frees all live blocks. */
 bool traffic_end(struct traffic *traffic);
 
 #endif

@@ -4,7 +4,7 @@
 #include <math.h>
 
 enum {
-  layer_count = 36, /* every third a convolution */
+  layer_count = 36, /* every third layer is a convolution */
   hidden = 1536,
   heads = 24,
   batch = 8,
@@ -14,7 +14,8 @@ enum {
   lingering_most = 256
 };
 
-/* The places in the program that allocate, with room for each parameter or activation of a kind of layer. */
+/* The places of the program that allocate: a range for each kind, with a place for each parameter or activation of a
+ * layer. */
 enum place {
   place_parameter = 0,
   place_state = 6,
@@ -36,7 +37,7 @@ struct layer {
   uint32_t gradients[parameters_most], activations[activations_most]; /* slots */
 };
 
-/* A slot whose block is freed at the end of some later iteration. */
+/* A slot whose block is freed at the end of a later iteration. */
 struct lingering {
   uint32_t slot;
   size_t iteration;
@@ -48,14 +49,14 @@ struct maker {
   struct lingering lingering[lingering_most];
   size_t lingering_count;
   size_t tokens;  /* of this iteration: sequences times their length */
-  double picture; /* the side of a picture, against the usual */
+  double picture; /* the side of a picture, as a multiple of the usual one */
 };
 
 /* ---- Drawing ----------------------------------------------------------------------------------------------------- */
 
 static double draw_unit(struct maker *maker) { return (double)(numbers_next(&maker->trace.draw) >> 11) * 0x1p-53; }
 
-/* By Box and Muller. */
+/* By the method of Box and Muller. */
 static double draw_log_normal(struct maker *maker, double median, double sigma) {
   double radius = sqrt(-2 * log(1 - draw_unit(maker)));
   return median * exp(sigma * radius * cos(2 * 3.14159265358979 * draw_unit(maker)));
@@ -92,14 +93,14 @@ static void layer_set_up(struct maker *maker, struct layer *layer, size_t index)
     (void)trace_allocate(&maker->trace, layer->parameter_bytes[i], place_parameter + (unsigned)i);
 }
 
-/* Twice the precision, two moments. */
+/* The weights in twice the precision, and two moments. */
 static void layer_state(struct maker *maker, const struct layer *layer) {
   for (size_t i = 0; i < layer->parameter_count; i++)
     for (size_t moment = 0; moment < 2; moment++)
       (void)trace_allocate(&maker->trace, 2 * layer->parameter_bytes[i], place_state + (unsigned)i);
 }
 
-/* One feature map, or one hidden vector for each token. */
+/* The bytes of one feature map, or of a hidden vector for each token. */
 static size_t layer_flow_bytes(const struct maker *maker, const struct layer *layer) {
   if (!layer->convolution)
     return maker->tokens * hidden * element_bytes;
@@ -108,8 +109,8 @@ static size_t layer_flow_bytes(const struct maker *maker, const struct layer *la
 }
 
 static size_t layer_activation_bytes(const struct maker *maker, const struct layer *layer, size_t index) {
-  /* Of attention: the norm, the three projections, what attends, the second norm, the wide layer before and after its
-   * function, the result, and what the backward pass needs of the softmax and of the random mask. */
+  /* For attention: the norm, the three projections, the result of attention, the second norm, the wide layer before and
+   * after its function, the result, and what the backward pass needs of the softmax and of the random mask. */
   static const size_t widths[] = {1, 3, 1, 1, 4, 4, 1};
   size_t flow_bytes = layer_flow_bytes(maker, layer);
   if (layer->convolution)
@@ -137,7 +138,7 @@ static void layer_deactivate(struct maker *maker, struct layer *layer) {
     trace_free(&maker->trace, layer->activations[i - 1]);
 }
 
-/* What a layer needs while it works and no longer, around its own allocations; now and then something that stays. */
+/* Blocks that a layer has only while it works, around its own allocations.  Now and then one of them stays. */
 struct scratch {
   uint32_t workspace, descriptions[3];
 };
@@ -209,7 +210,7 @@ static void pass_optimizer(struct maker *maker, size_t iteration) {
   }
 }
 
-/* Frees what has lived its iterations. */
+/* Frees the blocks whose iterations are over. */
 static void pass_tidy(struct maker *maker, size_t iteration) {
   size_t kept = 0;
   for (size_t i = 0; i < maker->lingering_count; i++) {

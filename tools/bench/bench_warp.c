@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * warp: threads that each make a series of requests and free everything in the end, as the FDGMalloc paper measures
- * them (its figures 4, 5 and 6): by warp heaps, one by one on the same device heap, by CUDA's own malloc, and with no
+ * warp: threads that each make a series of requests and free everything at the end, as the FDGMalloc paper measures
+ * them (its figures 4, 5 and 6).  They use warp heaps, the same device heap block by block, CUDA's own malloc, and no
  * allocator at all.
  *
- * A cell is one kernel of one of them.  First the requests and the frees run as two kernels, and the blocks are looked
- * through in between; then the whole is timed.
+ * A cell is one kernel of one of these.  First the requests and the frees run as two kernels, and the blocks are
+ * checked in between.  Then the whole is timed.
  */
 #include "bench_warp.h"
 
@@ -26,8 +26,7 @@
 enum {
   exit_usage = 2,
   repetitions = 11,
-  unmeasured =
-      4, /* before: a kernel of a few warps may run on several multiprocessors in turn, and each is cold first */
+  unmeasured = 4, /* runs before: a small kernel may run on several multiprocessors, each cold at first */
   competitors_most = 8,
   cells_most = 700,
   label_most = report_label_size,
@@ -35,13 +34,13 @@ enum {
 };
 
 static const size_t requests_most = ((size_t)1 << 26) + 1024, heap_bytes = (size_t)8 << 30;
-static const double long_us = 20000; /* then once is enough */
+static const double long_us = 20000; /* then one run is enough */
 
-/* Who makes the requests. */
+/* One of those that serve the requests. */
 struct competitor {
   const char *name, *image, *heap;
-  unsigned superblock, first; /* of warp heaps; 0: as usual */
-  size_t series_most;         /* requests in a kernel, for it to end in bearable time */
+  unsigned superblock, first; /* options of warp heaps; 0: the usual one */
+  size_t series_most;         /* requests in one kernel, so that it ends in bearable time */
 };
 
 static const struct competitor competitors[] = {
@@ -51,10 +50,10 @@ static const struct competitor competitors[] = {
 };
 enum { competitor_count = sizeof competitors / sizeof competitors[0], warp_heap = 0, one_by_one = 1 };
 
-/* A cell's requests. */
+/* The requests of a cell. */
 struct series_case {
   unsigned threads, block_threads, count, bytes;
-  size_t row; /* of the table: cells of one row are averaged */
+  size_t row; /* of the table, which has the mean of its cells */
   bool with_cuda;
 };
 
@@ -77,7 +76,7 @@ struct bench {
   bool competes[competitor_count];
   struct machine machine;
   struct heap_gpu gpu;
-  struct heap heaps[3]; /* of CUDA, MAM, floor */
+  struct heap heaps[3]; /* for CUDA, MAM and the floor */
   struct player players[competitor_count];
   CUdeviceptr handles;
   struct series_case cases[cells_most];
@@ -100,7 +99,7 @@ static size_t size_cases(bool quick, struct series_case cases[cells_most]) {
       cases[count++] = (struct series_case){64, 64, 16, (bytes + 15) & ~15u, 0, true};
   cases[count++] = (struct series_case){64, 64, 16, 8192, 0, true};
   size_t kept = 0;
-  for (size_t i = 0; i < count; i++) /* small powers have fewer than four multiples of 16 each */
+  for (size_t i = 0; i < count; i++) /* a small power of two has fewer than four multiples of 16 */
     if (kept == 0 || cases[kept - 1].bytes != cases[i].bytes) {
       cases[kept] = cases[i];
       cases[kept].row = kept;
@@ -109,7 +108,7 @@ static size_t size_cases(bool quick, struct series_case cases[cells_most]) {
   return kept;
 }
 
-/* Figure 5: those combinations that every allocator can serve in bearable time, the same for all. */
+/* Figure 5: the combinations that every allocator serves in bearable time. */
 static size_t threads_cases(bool quick, struct series_case cases[cells_most]) {
   size_t count = 0, row = 0;
   for (unsigned threads = 1; threads <= 65536; threads *= quick ? 4 : 2) {
@@ -203,7 +202,7 @@ static bool kernel_time(const struct bench *bench, const struct player *player, 
   return true;
 }
 
-/* The two halves as kernels of their own, and the blocks looked through in between. */
+/* The two halves as two kernels, with a check of the blocks in between. */
 static bool halves_run(struct bench *bench, const struct competitor *competitor, const struct player *player,
                        const struct series_case *what, struct times *times) {
   struct series_work work = work_of(bench, competitor, what);
@@ -264,10 +263,10 @@ static bool cell_run(struct bench *bench, size_t c, const struct series_case *wh
   const struct player *player = &bench->players[c];
   if (!bench->competes[c] || !cell_fits(competitor, what))
     return true;
-  /* As if nothing had been allocated before: what others have left behind would count. */
+  /* Empties the heap first: what others left in it would count. */
   if (player->heap->allocator->reset != NULL && !player->heap->allocator->reset(player->heap))
     return false;
-  /* Twice: what is cold the first time would count. */
+  /* Two runs: the first one is cold. */
   return halves_run(bench, competitor, player, what, times) &&
          (times->keep_us > long_us || halves_run(bench, competitor, player, what, times)) &&
          whole_run(bench, competitor, player, what, times);
@@ -292,7 +291,7 @@ static void csv_row(const struct report_csv *csv, const char *allocator, const s
   report_csv_numbers(csv, text, numbers, 4);
 }
 
-/* The mean of each row's cells, in microseconds of a kernel. */
+/* The mean of each row's cells, in microseconds for a kernel. */
 static void table_print(const struct bench *bench, const struct test *test, const struct series_case *cases,
                         size_t count, const struct times (*times)[competitor_count], bool of_halves) {
   static struct report_row rows[cells_most];
@@ -326,13 +325,13 @@ static void table_print(const struct bench *bench, const struct test *test, cons
   report_columns_print(&table, columns, competitor_count);
 }
 
-/* The cell in which warp heaps are slowest beside the same device heap. */
+/* Prints the cell in which warp heaps are slowest against the same device heap. */
 static void worst_print(const struct series_case *cases, size_t count, const struct times (*times)[competitor_count]) {
   const struct series_case *worst = NULL;
   double least = (double)INFINITY;
   for (size_t i = 0; i < count; i++) {
     double ratio = times[i][one_by_one].whole_us / times[i][warp_heap].whole_us;
-    if (ratio < least) { /* never, if one of them did not run */
+    if (ratio < least) { /* not if one of them did not run */
       least = ratio;
       worst = &cases[i];
     }
@@ -377,7 +376,7 @@ static const struct heap_allocator *allocator_of(const char *name) {
   return NULL;
 }
 
-/* CUDA's own first: its heap's size is settled before anything else runs. */
+/* CUDA's own comes first: the size of its heap is settled before anything else runs. */
 static bool players_open(struct bench *bench) {
   static const char *const heaps[] = {"CUDA", "MAM", "floor"};
   bool good = true;
@@ -440,7 +439,7 @@ static _Noreturn void usage_refuse(const char *what, const char *text) {
   exit(exit_usage);
 }
 
-/* Marks the names of a list in chosen; name_of gives each of count names. */
+/* Marks the names of a list in chosen.  name_of returns each of the count names. */
 static void names_choose(const char *list, const char *(*name_of)(size_t), size_t count, bool *chosen) {
   for (const char *word = list; *word != '\0'; word += *word == ',') {
     size_t length = strcspn(word, ","), i = 0;
@@ -455,7 +454,7 @@ static void names_choose(const char *list, const char *(*name_of)(size_t), size_
 static const char *test_name(size_t i) { return tests[i].name; }
 static const char *competitor_name(size_t i) { return competitors[i].name; }
 
-/* All, if none was chosen. */
+/* Marks all if none was chosen. */
 static void all_choose(bool *chosen, size_t count) {
   bool any = false;
   for (size_t i = 0; i < count; i++)
@@ -481,7 +480,7 @@ static void arguments_parse(struct bench *bench, int argc, char **argv) {
       bench->quick = true;
     else if (key == 'h')
       usage_print();
-    else { /* getopt_long said what */
+    else { /* getopt_long has said what is wrong */
       (void)fputs("Try 'mam-bench warp --help'.\n", stderr);
       exit(exit_usage);
     }

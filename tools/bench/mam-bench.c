@@ -2,7 +2,7 @@
 /*
  * mam-bench: what the library's allocations cost beside those of CUDA, or of the C library where there is no GPU.
  *
- * This file is the command line and the choice of what to measure on; the tests are in bench_NAME.c.
+ * This file has the command line, and chooses what to measure on.  The tests are in bench_NAME.c.
  */
 #include <errno.h>
 #include <getopt.h>
@@ -33,7 +33,7 @@ struct test {
   const char *name;
   bool (*run)(const struct bench *bench);
   bool by_default;
-  double seconds; /* about what it takes, on plain host memory */
+  double seconds; /* roughly, on plain host memory */
   const char *help;
 };
 
@@ -59,10 +59,10 @@ enum { test_count = sizeof tests / sizeof tests[0] };
 struct arguments {
   bool is_quickstart;
   bool chosen[test_count];
-  const char *source, *reuse; /* NULL: as the environment says */
+  const char *source, *reuse; /* NULL: from the environment */
   enum allocator_calls calls;
   struct bench bench;
-  unsigned threads; /* 0: each test's own default */
+  unsigned threads; /* 0: the default of each test */
 };
 
 static const char usage_text[] =
@@ -131,7 +131,7 @@ static _Noreturn void usage_refuse(const char *what, const char *text) {
   exit(exit_usage);
 }
 
-/* A decimal number from least to most, followed by nothing. */
+/* A decimal number from least to most, and nothing after it. */
 static unsigned long parse_number(const char *option, const char *text, unsigned long least, unsigned long most) {
   char *end;
   errno = 0;
@@ -169,7 +169,7 @@ static enum allocator_calls parse_calls(const char *text) {
   return calls;
 }
 
-/* Marks the tests of a list of names, separated by commas. */
+/* Marks the tests of a list of names that commas separate. */
 static void parse_tests(struct arguments *arguments, const char *list) {
   for (const char *name = list;; name++) {
     size_t length = strcspn(name, ","), i = 0;
@@ -191,7 +191,7 @@ enum option_key {
   key_chunk,
   key_help,
   key_version,
-  key_host_only, /* what follows is for the command host */
+  key_host_only, /* for the command host alone, from here on */
   key_calls,
   key_test,
   key_csv,
@@ -259,7 +259,7 @@ static void arguments_take(struct arguments *arguments, int key, const char *val
   }
 }
 
-/* Settles what was not said. */
+/* Fills in the defaults. */
 static void arguments_complete(struct arguments *arguments) {
   bool any = false;
   for (size_t i = 0; i < test_count; i++)
@@ -276,9 +276,9 @@ static void arguments_complete(struct arguments *arguments) {
 
 static void arguments_parse(struct arguments *arguments, int argc, char **argv) {
   int key;
-  bool host_only = false; /* an option was given that only the command host takes */
+  bool host_only = false; /* there is an option that only the command host takes */
   while ((key = getopt_long(argc, argv, "", options_known, NULL)) != -1) {
-    if (key == '?') { /* getopt_long said what */
+    if (key == '?') { /* getopt_long has said what is wrong */
       (void)fputs("Try 'mam-bench --help'.\n", stderr);
       exit(exit_usage);
     }
@@ -300,14 +300,14 @@ static void arguments_parse(struct arguments *arguments, int argc, char **argv) 
 
 /* ---- What to measure on ------------------------------------------------------------------------------------------ */
 
-/* Sets a variable of the library to the option's value, if that was given. */
+/* Sets a variable of the library to the option's value, if there is one. */
 static void environment_set(const char *variable, const char *value) {
   if (value != NULL && setenv(variable, value, 1) != 0)
     usage_refuse(variable, strerror(errno));
 }
 
-/* Decides on the source and puts it into the environment, where the library reads it.  With nothing said and no GPU it
- * is host memory, and a line says so. */
+/* Chooses the source and sets it in the environment, where the library reads it.  Without an option, a variable or a
+ * GPU it is host memory, and a line says so. */
 static void source_choose(const struct arguments *arguments, struct machine *machine) {
   const char *said = getenv("MAM_SOURCE");
   environment_set("MAM_REUSE", arguments->reuse);
@@ -344,7 +344,7 @@ static bool machine_prepare(const struct arguments *arguments, struct bench *ben
   return true;
 }
 
-/* Learns what "all the memory" is by creating the pool that the tests will create. */
+/* Learns how much "all the memory" is: creates the pool that the tests will create. */
 static bool capacity_learn(struct bench *bench) {
   const struct allocator *ours = bench->allocators[0];
   MAM_PoolInfo info = {.struct_size = sizeof info};
@@ -414,7 +414,7 @@ struct bench bench_with_tags(const struct bench *bench) {
   return tagged;
 }
 
-/* What a test takes beside the others. */
+/* The time of a test, relative to the others. */
 static double test_seconds(const struct test *test, const struct bench *bench) {
   return test->run == bench_soak ? bench->soak_s : test->seconds * (bench->quick ? 0.1 : 1);
 }
@@ -423,7 +423,7 @@ static bool tests_run(const struct arguments *arguments, struct bench *bench) {
   bool good = true, compared = false;
   double seconds = 0;
   if (!machine_csv(arguments, bench))
-    return false; /* better now than after minutes of measuring */
+    return false; /* a failure here comes before minutes of measuring */
   for (size_t i = 0; i < test_count; i++)
     seconds += arguments->chosen[i] ? test_seconds(&tests[i], bench) : 0;
   progress_begin(seconds);
@@ -449,10 +449,10 @@ static bool quickstart_run(const struct bench *bench) {
   return bench_quickstart(bench);
 }
 
-/* The commands of files of their own. */
+/* The commands that have files of their own. */
 static const struct command {
   const char *name;
-  char *title; /* before what getopt_long says */
+  char *title; /* stands before the messages of getopt_long */
   int (*run)(int argc, char **argv);
 } commands[] = {{"heap", "mam-bench: heap", bench_heap}, {"compact", "mam-bench: compact", bench_compact},
                 {"warp", "mam-bench: warp", bench_warp}, {"replay", "mam-bench: replay", bench_recorded},

@@ -21,7 +21,7 @@ enum { TURNS = 21, PEERS_MOST = 31 };
 
 static const struct driver *driver;
 static CUmemAccessDesc access_of[1 + PEERS_MOST];
-static size_t devices = 1; /* in access_of */
+static size_t devices = 1; /* how many of access_of */
 static CUresult (*peer_enable)(CUcontext context, unsigned flags);
 
 static double now_us(void) {
@@ -58,7 +58,7 @@ static void map(CUdeviceptr at, size_t bytes) {
   MUST(driver->cuMemRelease(handle));
 }
 
-/* Medians of mapping, of access for count devices, and of unmapping. */
+/* The medians of mapping, of access for count devices, and of unmapping. */
 static void mapping_measure(CUdeviceptr at, size_t bytes, size_t count, double medians[3]) {
   double times[3][TURNS];
   for (int turn = 0; turn < TURNS; turn++) {
@@ -99,7 +99,7 @@ static size_t free_of(CUcontext context) {
   return free_bytes;
 }
 
-/* What a peer pays for memory that it may reach. */
+/* What memory costs a peer that may reach it. */
 static void peer_measure(CUdeviceptr at, CUcontext peer) {
   const size_t piece = (size_t)256 << 20, pieces = 64;
   size_t before = free_of(peer);

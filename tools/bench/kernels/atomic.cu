@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* The floor with one atomic for the lanes of a warp that call together: what an allocator that asks once a warp cannot
- * go below. */
+/* The floor with one atomic operation for the lanes of a warp that call together.  No allocator that asks once a warp
+ * can be quicker. */
 #include <stddef.h>
 
 struct adapter {
   struct handle {
     unsigned long long base, bytes;
   };
-  /* A counter of its own for each warp, in a sector of its own: the atomics do not meet.  Returns what it was. */
+  /* Each warp has a counter in a sector of its own, so the atomic operations do not meet.  Returns its old value. */
   static __device__ unsigned long long warp_add(const handle &heap, unsigned lanes) {
     unsigned long long warp = (blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x) / 32;
     unsigned lane, before = 0;
@@ -22,7 +22,7 @@ struct adapter {
   }
   static __device__ void give(const handle &heap, void *block) {
     unsigned lanes = __activemask();
-    if (warp_add(heap, lanes) == ~0ull - (unsigned long long)block) /* never: for the pointer to be read */
+    if (warp_add(heap, lanes) == ~0ull - (unsigned long long)block) /* never; it reads the pointer */
       *(unsigned *)heap.base = 1;
   }
   static __device__ size_t size(const handle &, void *) { return 0; }

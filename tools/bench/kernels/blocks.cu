@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Kernels that know only blocks, whoever handed them out: do they overlap, how long does it take to use them.
+ * Kernels that know only blocks, of whatever allocator: whether they overlap, and how long it takes to use them.
  *
- * A block is looked through by width lanes together: one, as a thread uses its own, or a warp's 32.
+ * width lanes look at a block together: one, as a thread that uses its own, or 32, a warp.
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -11,7 +11,7 @@
 
 extern "C" __global__ void heap_nothing(void) {}
 
-/* The blocks of a plain array: what an allocator's are compared with. */
+/* Fills the slots with the blocks of a plain array, the yardstick. */
 extern "C" __global__ void heap_plain(struct heap_work work, heap_word base) {
   heap_word request = blockIdx.x * (heap_word)blockDim.x + threadIdx.x;
   if (request < work.count)
@@ -31,8 +31,8 @@ static __device__ bool is_sound(const struct heap_work &work, heap_word request,
   return block != 0 && block % 16 == 0 && block >= low && block + bytes_of(work, request) <= high;
 }
 
-/* Where a block is marked: every 16 bytes, and every 256 where it is large, so that what begins or ends within another
- * is seen; all marks differ from block to block. */
+/* Where a block is marked: every 16 bytes, and every 256 if it is large, so that the beginning or end of another block
+ * inside it shows.  All marks differ from block to block. */
 static __device__ unsigned mark_step(unsigned bytes) { return bytes < 16384 ? 16 : 256; }
 
 extern "C" __global__ void heap_mark(struct heap_work work, unsigned width, heap_word low, heap_word high) {
@@ -44,7 +44,7 @@ extern "C" __global__ void heap_mark(struct heap_work work, unsigned width, heap
     *(volatile unsigned *)(work.slots[request] + at) = (unsigned)request + 1;
 }
 
-/* Looks whether the marks are still there, and counts what else is wrong. */
+/* Checks the marks, and counts what else is wrong. */
 extern "C" __global__ void heap_check(struct heap_work work, unsigned width, heap_word low, heap_word high,
                                       struct heap_faults *faults) {
   heap_word request = request_of(width);
@@ -65,7 +65,7 @@ extern "C" __global__ void heap_check(struct heap_work work, unsigned width, hea
     atomicAdd(&faults->overlapped, 1ull);
 }
 
-/* How many requests got a block, and how many bytes those asked for. */
+/* Counts the requests that got a block, and the bytes that these asked for. */
 extern "C" __global__ void heap_count(struct heap_work work, struct heap_inside *inside) {
   heap_word request = blockIdx.x * (heap_word)blockDim.x + threadIdx.x;
   bool served = request < work.count && work.slots[request] != 0;
@@ -100,11 +100,11 @@ extern "C" __global__ void heap_read_by_thread(struct heap_work work, unsigned *
     uint4 words = *(const uint4 *)(block + at);
     sum += words.x ^ words.y ^ words.z ^ words.w;
   }
-  if (sum == 0x9e3779b9u) /* so rare that it costs nothing: for the words to be read */
+  if (sum == 0x9e3779b9u) /* hardly ever true: makes the compiler read the words */
     *sink = sum;
 }
 
-/* Each warp writes the blocks of its lanes, one after the other, all lanes on one block. */
+/* Each warp writes the blocks of its lanes, one after another, with all lanes on one block. */
 extern "C" __global__ void heap_write_by_warp(struct heap_work work) {
   heap_word request = blockIdx.x * (heap_word)blockDim.x + threadIdx.x;
   unsigned lane = threadIdx.x % 32;
@@ -129,7 +129,7 @@ extern "C" __global__ void heap_read_by_warp(struct heap_work work, unsigned *si
     *sink = sum;
 }
 
-/* Each thread reads the words of its block, one after the other, on a timer: cycles become those of one access. */
+/* Each thread reads the words of its block one after another.  cycles becomes the time of one access. */
 extern "C" __global__ void heap_touch_timed(struct heap_work work, unsigned *sink) {
   heap_word request = blockIdx.x * (heap_word)blockDim.x + threadIdx.x;
   if (request >= work.count)

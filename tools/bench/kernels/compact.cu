@@ -70,8 +70,8 @@ extern "C" __global__ void compact_free(mam_device_heap heap, struct compact_wor
   work.table[number] = 0;
 }
 
-/* The same, and one lane of each group that frees in one usage word looks how full the span is now, and sets a bit for
- * its page if it became a candidate.  map has a bit for each page of the first superblock. */
+/* The same.  In addition one lane of each group that frees in one usage word checks how full the span is now, and sets
+ * a bit for its page if it has become a candidate.  map has a bit for each page of the first superblock. */
 extern "C" __global__ void compact_free_keeping(mam_device_heap heap, struct compact_work work, unsigned *map) {
   unsigned number = thread_here();
   if (number >= work.count || work.table[number] == 0)

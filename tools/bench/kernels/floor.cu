@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* No allocator: a request only stores a pointer, a free only reads one.  What every allocator's kernels cost before the
- * allocator does anything. */
+/* No allocator: a request stores a pointer, and a free reads one.  This is the cost of every allocator's kernels before
+ * the allocator does anything. */
 #include <stddef.h>
 
 struct adapter {
@@ -11,7 +11,7 @@ struct adapter {
     unsigned long long thread = blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x;
     return (void *)(heap.base + 16 * thread + (bytes & 0));
   }
-  /* The comparison, which never holds, is there for the pointer to be read. */
+  /* The comparison is never true.  It makes the compiler read the pointer. */
   static __device__ void give(const handle &heap, void *block) {
     if ((unsigned long long)block == heap.base + 1)
       *(unsigned *)heap.base = 1;

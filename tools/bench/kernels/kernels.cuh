@@ -40,7 +40,7 @@ extern "C" __global__ void heap_free(adapter::handle heap, struct heap_work work
     adapter::give(heap, (void *)block);
 }
 
-/* A request on a timer: its cycles, from one clock to the other. */
+/* Makes a request and measures its cycles, from one clock to the other. */
 static __device__ void *take_timed(const adapter::handle &heap, size_t bytes, unsigned *cycles) {
   long long start = clock64();
   void *block = adapter::take(heap, bytes);
@@ -56,7 +56,7 @@ static __device__ void give_timed(const adapter::handle &heap, void *block, unsi
   *cycles = (unsigned)(span < heap_cycles_most ? span : heap_cycles_most) | heap_cycles_free;
 }
 
-/* One round of churn: who has a block frees it, who has none allocates, each with its chance. */
+/* One round of churn: a thread that has a block frees it, and one that has none allocates, each with its chance. */
 extern "C" __global__ void heap_churn(adapter::handle heap, struct heap_work work) {
   struct requester self = requester_of(work);
   if (!self.asks)
@@ -71,7 +71,7 @@ extern "C" __global__ void heap_churn(adapter::handle heap, struct heap_work wor
   }
 }
 
-/* The same, with the cycles of each call and the bytes asked for. */
+/* The same, and notes the cycles of each call and the size. */
 extern "C" __global__ void heap_churn_timed(adapter::handle heap, struct heap_work work) {
   struct requester self = requester_of(work);
   if (!self.asks)
@@ -91,7 +91,7 @@ extern "C" __global__ void heap_churn_timed(adapter::handle heap, struct heap_wo
   work.cycles[self.request] = cycles;
 }
 
-/* Adds up the live blocks: how many, how large, and how much of them is not used. */
+/* Adds up the live blocks: their number, their size, and how much of it is not used. */
 extern "C" __global__ void heap_look_inside(adapter::handle heap, struct heap_work work, struct heap_inside *inside) {
   struct requester self = requester_of(work);
   if (!self.asks || work.slots[self.request] == 0)

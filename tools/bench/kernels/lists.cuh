@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * A list-based allocator, the paper's baseline (section 4), in two forms: LISTS_ARENAS_BY_MULTIPROCESSOR 0 is one list
- * for all, 1 is one for each multiprocessor, from which a thread goes on to the next when its own has nothing.
+ * A list-based allocator, the paper's baseline (section 4), in two forms.  With LISTS_ARENAS_BY_MULTIPROCESSOR 0 all
+ * threads share one arena.  With 1 each multiprocessor has one, and a thread goes on to the next arena if its own has
+ * nothing.
  *
- * Memory is a row of segments, each behind its header.  Free ones are in a list by bin of size; a request takes the
- * first that fits, from its own bin upwards, and splits it; a free merges with the segment behind it.  A lock guards an
- * arena's headers and lists: as volatile accesses they go to the L2, where all multiprocessors see them.
+ * Memory is a row of segments, each behind its header.  Free segments are in lists, one for each bin of sizes.  A
+ * request takes the first segment that fits, from its own bin upwards, and splits it.  A free merges with the segment
+ * behind it.  A lock protects an arena's headers and lists.  All accesses to them are volatile, so they go to the L2,
+ * where all multiprocessors see them.
  */
 #include <stddef.h>
 
@@ -13,12 +15,12 @@
 
 enum { lists_bins = 10, lists_arenas_most = 256, lists_header_units = 2, lists_none = 0 };
 
-static const unsigned long long lists_patience_ns = 2000000000; /* a lock that is not free by then fails its caller */
+static const unsigned long long lists_patience_ns = 2000000000; /* after so long without the lock, a call fails */
 
-/* Positions and lengths are in units of 16 bytes from the heap's beginning.  Position 0 is never a segment's. */
+/* Positions and lengths are in units of 16 bytes from the heap's beginning.  No segment has position 0. */
 struct lists_segment {
-  unsigned units;          /* header included */
-  unsigned bytes;          /* asked for; 0 while free */
+  unsigned units;          /* with the header */
+  unsigned bytes;          /* that the program asked for; 0 if free */
   unsigned next, previous; /* in its bin's list; lists_none at the ends */
   unsigned arena, reserved[3];
 };
@@ -77,7 +79,7 @@ static __device__ unsigned long long lists_now_ns(void) {
   return now;
 }
 
-/* False if the lock could not be had in time. */
+/* False if the lock was not free in time. */
 static __device__ bool lists_lock(volatile lists_arena *arena) {
   unsigned long long start_ns = lists_now_ns();
   for (unsigned wait_ns = 50; atomicCAS((unsigned *)&arena->lock, 0, 1) != 0; wait_ns = min(2 * wait_ns, 2000u)) {
@@ -85,16 +87,16 @@ static __device__ bool lists_lock(volatile lists_arena *arena) {
       return false;
     __nanosleep(wait_ns);
   }
-  __threadfence(); /* what the lock's last holder wrote is seen from here on */
+  __threadfence(); /* this thread sees what the last holder wrote */
   return true;
 }
 
 static __device__ void lists_unlock(volatile lists_arena *arena) {
-  __threadfence(); /* what was written is seen before the lock is free */
+  __threadfence(); /* other threads see the writes before the lock is free */
   atomicExch((unsigned *)&arena->lock, 0);
 }
 
-/* The bin of segments of at least 2^(bin + 1) units: the smallest is a header with one unit behind it. */
+/* The bin of segments of at least 2^(bin + 1) units.  The smallest segment is a header with one unit behind it. */
 static __device__ unsigned lists_bin(unsigned units) {
   unsigned bin = 31 - __clz((int)units) - 1;
   return bin < lists_bins ? bin : lists_bins - 1;
@@ -122,8 +124,8 @@ static __device__ void lists_unlink(const adapter::handle &heap, volatile lists_
     arena->bins[lists_bin(segment->units)] = next;
 }
 
-/* The first free segment of at least units in the arena, from the bin of that size upwards; lists_none if there is
- * none. */
+/* The first free segment of the arena with at least so many units, from the bin of that size upwards; else
+ * lists_none. */
 static __device__ unsigned lists_find(const adapter::handle &heap, volatile lists_arena *arena, unsigned units) {
   for (unsigned bin = lists_bin(units); bin < lists_bins; bin++)
     for (unsigned at = arena->bins[bin]; at != lists_none; at = lists_segment_at(heap, at)->next)
@@ -132,7 +134,7 @@ static __device__ unsigned lists_find(const adapter::handle &heap, volatile list
   return lists_none;
 }
 
-/* Makes units of a free segment the caller's; the rest, if a segment can be made of it, is a free one. */
+/* Gives the caller units of a free segment.  The rest becomes a free segment, if it is large enough. */
 static __device__ void lists_split(const adapter::handle &heap, volatile lists_arena *arena, unsigned position,
                                    unsigned units) {
   volatile lists_segment *segment = lists_segment_at(heap, position);
@@ -179,7 +181,7 @@ __device__ void adapter::give(const handle &heap, void *block) {
   lists_unlock(arena);
 }
 
-/* Empties the heap: one thread for each arena that there could be. */
+/* Empties the heap, with one thread for each possible arena. */
 extern "C" __global__ void heap_prepare(adapter::handle heap) {
   unsigned index = threadIdx.x, arenas = lists_arena_count();
   if (index >= arenas)
@@ -197,7 +199,7 @@ extern "C" __global__ void heap_prepare(adapter::handle heap) {
   lists_link(heap, arena, arena->first);
 }
 
-/* Adds up what is free: one thread for each arena.  The segments' headers are the metadata. */
+/* Adds up what is free, with one thread for each arena.  The headers of segments are the metadata. */
 extern "C" __global__ void heap_survey(adapter::handle heap, struct heap_survey *survey) {
   if (threadIdx.x >= lists_arena_count())
     return;

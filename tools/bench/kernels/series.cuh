@@ -17,7 +17,7 @@
 
 static __device__ heap_word series_thread() { return blockIdx.x * (heap_word)blockDim.x + threadIdx.x; }
 
-/* What is measured: requests, and that all memory is free again. */
+/* What is timed: the requests, and the frees. */
 extern "C" __global__ void series_whole(series::handle heap, struct series_work work) {
   if (series_thread() >= work.threads)
     return;
@@ -31,7 +31,7 @@ extern "C" __global__ void series_whole(series::handle heap, struct series_work 
     atomicAdd(work.failed, (heap_word)failed);
 }
 
-/* The two halves, in kernels of their own: what is between them can be looked at. */
+/* The two halves as kernels of their own, so that the blocks can be checked in between. */
 extern "C" __global__ void series_keep(series::handle heap, struct series_work work) {
   heap_word thread = series_thread();
   if (thread >= work.threads)

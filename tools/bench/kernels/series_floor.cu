@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* No allocator: what a series costs in which each request is a pointer to remember. */
+/* No allocator: what a series costs if each request is only a pointer to remember. */
 #include <stddef.h>
 
 struct adapter {
@@ -10,7 +10,7 @@ struct adapter {
     unsigned long long thread = blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x;
     return (void *)(heap.base + 16 * thread + (bytes & 0));
   }
-  /* The comparison, which never holds, is there for the pointer to be read. */
+  /* The comparison is never true.  It makes the compiler read the pointer. */
   static __device__ void give(const handle &heap, void *block) {
     if ((unsigned long long)block == heap.base + 1)
       *(unsigned *)heap.base = 1;

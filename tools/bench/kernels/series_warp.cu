@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-/* Warp heaps: a header for the lanes of a warp, ended when the series is over. */
+/* Warp heaps: the lanes of a warp start a header, and end it after the series. */
 #include <mam/warp.cuh>
 
 #include "series.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * What the host and the kernels of `mam-bench heap` agree on: the requests of a kernel, and what its answers are
- * counted in.  Plain C that both compilers read; knows no allocator.
+ * What the host and the kernels of `mam-bench heap` agree on: the requests of a kernel, and the counts of its answers.
+ * It is plain C for both compilers, and knows no allocator.
  */
 #ifndef MAM_BENCH_HEAP_WORK_H
 #define MAM_BENCH_HEAP_WORK_H
@@ -15,29 +15,29 @@
 typedef unsigned long long heap_word;
 
 enum {
-  heap_handle_words = 16, /* no allocator needs more to be found by */
+  heap_handle_words = 16, /* enough for every allocator's handle */
   heap_chance_whole = 65536,
-  heap_cycles_free = 1u << 30, /* set in what a free took; what a failed request took has heap_cycles_failed */
+  heap_cycles_free = 1u << 30, /* set in the cycles of a free; heap_cycles_failed is set in those of a failed request */
   heap_cycles_failed = 1u << 29,
   heap_cycles_most = (1u << 29) - 1,
-  heap_width_wide = 32 /* lanes that look through a block together */
+  heap_width_wide = 32 /* lanes that look at a block together */
 };
 
 /* The requests of one kernel, passed by value.  Addresses are of device memory. */
 struct heap_work {
   heap_word *slots;     /* the block of each request, 0 for none */
-  unsigned *sizes;      /* the bytes that each block was asked for with; NULL: of no interest */
-  unsigned *cycles;     /* what each request took, 0 if it asked for nothing; NULL: not timed */
+  unsigned *sizes;      /* the bytes that each request asked for; NULL: not noted */
+  unsigned *cycles;     /* the cycles of each request, 0 if there was none; NULL: not timed */
   heap_word count;      /* of requests */
   unsigned every_shift; /* one thread in 2^this has a request */
-  unsigned low, high;   /* its bytes are drawn evenly from these, both included */
+  unsigned low, high;   /* sizes are drawn evenly from these, both included */
   unsigned seed;
   unsigned alloc_chance, free_chance; /* in heap_chance_whole */
 };
 
-/* What is wrong with the blocks that were handed out: all 0 if nothing is. */
+/* What is wrong with the blocks; all 0 if nothing is. */
 struct heap_faults {
-  heap_word failed; /* requests without a block, which is no fault where the heap was full */
+  heap_word failed; /* requests without a block, which is right where the heap was full */
   heap_word misaligned, outside, overlapped;
 };
 
@@ -47,12 +47,12 @@ struct heap_inside {
   double waste; /* the sum of (size - asked) / size */
 };
 
-/* What is free, where an allocator can say. */
+/* What is free, if an allocator can say. */
 struct heap_survey {
   heap_word free_bytes, largest_free_bytes, metadata_bytes;
 };
 
-/* Mixes the bits of a number: close ones give unrelated results. */
+/* Mixes the bits of a number, so that close numbers give unrelated results. */
 HEAP_WORK_FUNCTION unsigned heap_mix(unsigned x) {
   x = (x ^ (x >> 16)) * 0x7feb352du;
   x = (x ^ (x >> 15)) * 0x846ca68bu;
