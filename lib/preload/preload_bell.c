@@ -146,8 +146,9 @@ static bool bell_open(void) {
   if (file < 0)
     return false;
   void *page = MAP_FAILED;
+  /* fallocate: without memory for the page the file system says so here, and not by a signal when it is used */
   if (fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == geteuid() &&
-      (status.st_size >= (off_t)sizeof(struct bell) || ftruncate(file, sizeof(struct bell)) == 0))
+      fallocate(file, 0, 0, sizeof(struct bell)) == 0)
     page = mmap(NULL, sizeof(struct bell), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   bell = page;
   if (page == MAP_FAILED)

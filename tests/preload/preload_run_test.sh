@@ -54,6 +54,12 @@ try "exit handlers and destructors may free and allocate" ./mam-run -s "$program
 check '[ $status -eq 0 ] && grep -q "freed in an exit handler: 0" "$work/out" && grep -q "freed in a destructor: 0" "$work/out"'
 try "threads may outlive main" ./mam-run "$program" threads
 check '[ $status -eq 0 ] && [ ! -s "$work/err" ]'
+# The bell of the user's processes is a file in /dev/shm, which other programs may have filled.
+if unshare -Urm mount -t tmpfs -o size=4k none /dev/shm 2>/dev/null; then
+  try "a full /dev/shm is no harm" unshare -Urm sh -c 'mount -t tmpfs -o size=4k none /dev/shm &&
+    head -c 4096 /dev/zero >/dev/shm/full && exec "$@"' sh ./mam-run "$program" threads
+  check '[ $status -eq 0 ] && [ ! -s "$work/err" ]'
+fi
 try "a program may replace itself" ./mam-run "$program" exec
 check '[ $status -eq 0 ] && grep -q "chunks 1" "$work/out"'
 try "a forked child without exec is left to the driver" ./mam-run "$program" fork
