@@ -6,14 +6,14 @@
  *
  *   the process that rings         the bell (/dev/shm/mam-preload-UID)       each process that listens
  *   raises rings             ---->  rings    answers   gifts    ---->        wakes, gives back memory
- *   waits for the answers    <----  places: locks of the file   <----        raises gifts if it gave, and answers
+ *   waits for the answers    <----  places, each with a lock    <----        raises gifts if it gave, and answers
  *
- * The bell is a file, and a struct in its memory that the processes share.  Each served process has locked one byte of
- * the file, its place, and has a thread that sleeps until the bell is rung.  A process that ends in whatever way, or
- * becomes another program, loses its place: the lock is that of a descriptor.
+ * The bell is a file, and a struct in its memory that the processes share.  Each served process has a place in it, and
+ * a thread that sleeps until the bell is rung.  It holds a place by a lock of one byte of the file.  A process that
+ * ends in whatever way, or becomes another program, loses its place: the lock is that of a descriptor.
  *
  * A program can write anything into the bell.  That makes processes of its own user give back memory that lies free, or
- * wait for RING_MS; it can do no other harm.
+ * wait for RING_MS and WAIT_MS; it can do no other harm.
  *
  * The bell of a device heap is something else (lib/heap).
  */
@@ -36,18 +36,24 @@
 /* How many processes can listen at a time.  Others are not asked, and cannot ask. */
 enum { PLACES = 256 };
 
+struct place {
+  _Atomic uint32_t answered;   /* the last ring that its listener has answered */
+  _Atomic int64_t busy_end_ns; /* when its listener gives up to give memory back (now_ns, of the machine) */
+};
+
 struct bell {
-  _Atomic uint32_t rings;      /* how often it was rung */
-  _Atomic uint32_t answers;    /* of all listeners to all rings */
-  _Atomic uint32_t gifts;      /* the answers of listeners that gave back memory */
-  _Atomic int64_t wait_end_ns; /* when the last listener that waits for its GPU gives up (now_ns, of the machine) */
+  _Atomic uint32_t rings;   /* how often it was rung */
+  _Atomic uint32_t answers; /* of all listeners to all rings */
+  _Atomic uint32_t gifts;   /* the answers of listeners that gave back memory */
+  struct place places[PLACES];
 };
 
 enum {
-  /* A process that rings waits for answers no longer than this, because a listener may be stopped. */
+  /* A process that rings waits for an answer no longer than this, because a listener may be stopped. */
   RING_MS = 100,
-  /* A listener whose freed memory still waits for its GPU tries for so long to give it.  The driver's own free would
-   * have waited for the GPU, however long. */
+  /* But so much longer for a listener that is giving memory back: cuMemFree of 70 GiB takes 50 ms.  A listener whose
+   * freed memory still waits for its GPU tries for so long to give it.  The driver's own free would have waited for the
+   * GPU, however long. */
   WAIT_MS = 1000,
   /* It sleeps so long between two tries. */
   TRY_US = 1000,
@@ -56,8 +62,9 @@ enum {
   REST_MS = 10
 };
 
-static int file;             /* the descriptor with the place, constant once a thread listens */
+static int file;             /* the descriptor with the lock, constant once a thread listens */
 static struct bell *bell;    /* constant once a thread listens */
+static struct place *own;    /* this process's, constant once a thread listens */
 static _Atomic bool listens; /* this process has a place and a thread */
 
 static long futex_wait(_Atomic uint32_t *word, uint32_t value, const struct timespec *timeout) {
@@ -80,14 +87,14 @@ static bool gives(void) {
   int64_t end_ns = now_ns() + (int64_t)WAIT_MS * 1000000;
   bool given = false, waits = true;
   preload_depth++;
+  /* relaxed: a hint, how long to wait for the answer */
+  atomic_store_explicit(&own->busy_end_ns, end_ns, memory_order_relaxed);
   /* relaxed: a program that ends is not to wait, which it may as well see later */
   while (!given && waits && now_ns() < end_ns && atomic_load_explicit(&listens, memory_order_relaxed)) {
     waits = memory_waits(); /* before the try: what passes meanwhile is given by it */
     given = mam_client.give_back(false);
     if (given || !waits)
       break;
-    /* relaxed: a hint, how long to wait for the answer */
-    atomic_store_explicit(&bell->wait_end_ns, end_ns, memory_order_relaxed);
     (void)usleep(TRY_US);
   }
   preload_depth--;
@@ -101,9 +108,11 @@ static void rest(int64_t until_ns) {
     (void)nanosleep(&time, NULL);
 }
 
-static void answer(bool given) {
-  /* release, both: the memory has gone back to the driver; pairs with the acquires of the thread that rings */
+static void answer(uint32_t ring, bool given) {
+  /* release, all: the memory has gone back to the driver, and the answer is there before it is counted; pairs with the
+   * acquires of the thread that rings */
   atomic_fetch_add_explicit(&bell->gifts, given, memory_order_release);
+  atomic_store_explicit(&own->answered, ring, memory_order_release);
   atomic_fetch_add_explicit(&bell->answers, 1, memory_order_release);
   futex_wake(&bell->answers);
 }
@@ -111,8 +120,9 @@ static void answer(bool given) {
 static void *listen(void *unused) {
   (void)unused;
   int64_t rested_ns = 0;
-  /* acquire: keeps this look before the next one; no other data is read by it */
-  for (uint32_t heard = atomic_load_explicit(&bell->rings, memory_order_acquire);;) {
+  /* relaxed: this process's own place */
+  for (uint32_t heard = atomic_load_explicit(&own->answered, memory_order_relaxed);;) {
+    /* acquire: keeps this look before the next one; no other data is read by it */
     uint32_t rings = atomic_load_explicit(&bell->rings, memory_order_acquire);
     if (rings == heard) {
       (void)futex_wait(&bell->rings, heard, NULL);
@@ -123,7 +133,7 @@ static void *listen(void *unused) {
     /* acquire: pairs with the release in preload_bell_stop, after which the driver may be gone */
     if (!atomic_load_explicit(&listens, memory_order_acquire))
       return NULL;
-    answer(gives());
+    answer(heard, gives());
     rested_ns = now_ns() + (int64_t)REST_MS * 1000000;
   }
 }
@@ -162,12 +172,18 @@ static struct flock place_lock(short type, int place) {
   return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = place, .l_len = 1};
 }
 
-/* False if all places are taken. */
+/* False if all places are taken.  Rings until now are no business of this process. */
 static bool place_take(void) {
   for (int i = 0; i < PLACES; i++) {
     struct flock lock = place_lock(F_WRLCK, i);
-    if (fcntl(file, F_OFD_SETLK, &lock) == 0)
-      return true;
+    if (fcntl(file, F_OFD_SETLK, &lock) != 0)
+      continue;
+    own = &bell->places[i];
+    /* relaxed, all: no other data goes by them */
+    atomic_store_explicit(&own->busy_end_ns, 0, memory_order_relaxed);
+    atomic_store_explicit(&own->answered, atomic_load_explicit(&bell->rings, memory_order_relaxed),
+                          memory_order_relaxed);
+    return true;
   }
   return false;
 }
@@ -191,9 +207,10 @@ static bool listener_start(void) {
 static void start(void) {
   if (!bell_open())
     return;
+  bool placed = place_take();
   /* release: publishes the bell; pairs with the acquires in preload_bell_ring and listen */
   atomic_store_explicit(&listens, true, memory_order_release);
-  if (!place_take() || !listener_start())
+  if (!placed || !listener_start())
     preload_bell_stop();
 }
 
@@ -215,49 +232,60 @@ __attribute__((destructor)) static void stop_listening(void) { preload_bell_stop
 
 /* ---- Ringing ---- */
 
-/* How many other processes listen: have locked a byte. */
-static uint32_t others_count(void) {
-  uint32_t count = 0;
+/* Whether another process has the place. */
+static bool is_others(int place) {
+  struct flock lock = place_lock(F_WRLCK, place);
+  return fcntl(file, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
+/* When the wait for an answer to a ring ends that began at start_ns.  A place that has answered, or has become free, is
+ * no longer awaited. */
+static int64_t await_end_ns(bool awaited[PLACES], uint32_t ring, int64_t start_ns) {
+  int64_t end_ns = 0, least_ns = start_ns + (int64_t)RING_MS * 1000000, most_ns = least_ns + (int64_t)WAIT_MS * 1000000;
   for (int i = 0; i < PLACES; i++) {
-    struct flock lock = place_lock(F_WRLCK, i);
-    count += fcntl(file, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+    if (!awaited[i])
+      continue;
+    /* acquire: pairs with the release in answer.  A place may be ahead of the ring. */
+    uint32_t answered = atomic_load_explicit(&bell->places[i].answered, memory_order_acquire);
+    awaited[i] = (int32_t)(answered - ring) < 0 && (&bell->places[i] == own || is_others(i));
+    if (!awaited[i])
+      continue;
+    /* relaxed: as in gives */
+    int64_t busy_ns = atomic_load_explicit(&bell->places[i].busy_end_ns, memory_order_relaxed);
+    int64_t its_ns = busy_ns <= least_ns ? least_ns : busy_ns < most_ns ? busy_ns : most_ns;
+    end_ns = its_ns > end_ns ? its_ns : end_ns;
   }
-  return count;
+  return end_ns;
 }
 
-/* When a wait for answers ends that began at start_ns. */
-static int64_t await_end_ns(int64_t start_ns) {
-  int64_t end_ns = start_ns + (int64_t)RING_MS * 1000000, most_ns = end_ns + (int64_t)WAIT_MS * 1000000;
-  /* relaxed: as in gives */
-  int64_t wait_end_ns = atomic_load_explicit(&bell->wait_end_ns, memory_order_relaxed);
-  return wait_end_ns <= end_ns ? end_ns : wait_end_ns < most_ns ? wait_end_ns : most_ns;
-}
-
-/* Waits until there are count answers more than before, for RING_MS, or as long as a listener waits for its GPU. */
-static void answers_await(uint32_t before, uint32_t count) {
+/* Waits until each awaited place has answered the ring: for RING_MS, or as long as its listener is busy. */
+static void answers_await(bool awaited[PLACES], uint32_t ring) {
   int64_t start_ns = now_ns(), left_ns;
-  uint32_t answers;
-  /* acquire: pairs with the release in answer */
-  while ((answers = atomic_load_explicit(&bell->answers, memory_order_acquire)) - before < count &&
-         (left_ns = await_end_ns(start_ns) - now_ns()) > 0) {
+  for (;;) {
+    /* acquire: before the looks; pairs with the release in answer */
+    uint32_t answers = atomic_load_explicit(&bell->answers, memory_order_acquire);
+    if ((left_ns = await_end_ns(awaited, ring, start_ns) - now_ns()) <= 0)
+      return;
     struct timespec timeout = {.tv_nsec = left_ns < RING_MS * 1000000 ? left_ns : RING_MS * 1000000};
     (void)futex_wait(&bell->answers, answers, &timeout);
   }
 }
 
 bool preload_bell_ring(void) {
+  bool awaited[PLACES], some = false;
   /* acquire: the bell; pairs with the release in start */
   if (!atomic_load_explicit(&listens, memory_order_acquire))
     return false;
-  uint32_t others = others_count();
-  if (others == 0)
+  for (int i = 0; i < PLACES; i++)
+    some |= awaited[i] = is_others(i);
+  if (!some)
     return false;
-  /* acquire, both: as in answers_await */
-  uint32_t answers = atomic_load_explicit(&bell->answers, memory_order_acquire);
+  awaited[own - bell->places] = true; /* its thread may have memory on its way to the driver */
+  /* acquire: as in answers_await */
   uint32_t gifts = atomic_load_explicit(&bell->gifts, memory_order_acquire);
-  /* release: the numbers above are read before the ring */
-  atomic_fetch_add_explicit(&bell->rings, 1, memory_order_acq_rel);
+  /* release: the number above is read before the ring */
+  uint32_t ring = atomic_fetch_add_explicit(&bell->rings, 1, memory_order_acq_rel) + 1;
   futex_wake(&bell->rings);
-  answers_await(answers, others + 1); /* the thread of this process answers, too */
+  answers_await(awaited, ring);
   return atomic_load_explicit(&bell->gifts, memory_order_acquire) != gifts;
 }

@@ -464,18 +464,25 @@ END_TEST
 
 /* ---- Other processes that need memory ---- */
 
-/* A process that is served and finds none: what its allocation answers. */
-static int other_process_answers(void) {
-  int status = 1;
+/* Starts a process that is served and finds none. */
+static pid_t other_process_starves(void) {
   pid_t child = fork();
   if (child == 0) {
     (void)execl("tests/preload/preload_program", "preload_program", "starve", (char *)NULL);
     _exit(99);
   }
+  return child;
+}
+
+/* What its allocation answers. */
+static int other_process_heard(pid_t child) {
+  int status = 1;
   ck_assert_int_eq(waitpid(child, &status, 0), child);
   ck_assert(WIFEXITED(status));
   return WEXITSTATUS(status);
 }
+
+static int other_process_answers(void) { return other_process_heard(other_process_starves()); }
 
 /* Each has a fake driver of its own: the other's allocation fails once, and is made once more if something was given.
  */
@@ -490,6 +497,25 @@ START_TEST(a_process_that_finds_no_memory_has_what_others_freed) {
   ck_assert_uint_le(fake_live_bytes(), CHUNK_BYTES);
   ck_assert_int_eq(other_process_answers(), OUT_OF_MEMORY); /* nobody has anything to give */
   OK(cuMemFree_v2(kept));
+}
+END_TEST
+
+/* It has more to give than goes back in the 100 ms for which a process waits that hears nothing.  One waits, or two. */
+START_TEST(a_process_that_is_slow_to_give_is_waited_for) {
+  pid_t children[2];
+  (void)setenv("MAM_PRELOAD_NEIGHBOURS", "on", 1);
+  (void)setenv("MAM_LINGER_MS", "1000000", 1);
+  begin();
+  OK(cuMemFree_v2(allocate(GIB)));
+  fake_hold("cuMemFree");
+  for (int i = 0; i <= _i; i++)
+    children[i] = other_process_starves();
+  while (!fake_is_held())
+    (void)usleep(1000);
+  (void)usleep(500000);
+  fake_let_go();
+  for (int i = 0; i <= _i; i++)
+    OK(other_process_heard(children[i]));
 }
 END_TEST
 
@@ -1007,6 +1033,7 @@ static Suite *suite(void) {
   tcase_add_test(tests, memory_that_a_kernel_uses_is_waited_for_before_another_call_fails);
   tcase_add_test(tests, a_capture_survives_a_call_that_finds_no_memory);
   tcase_add_test(tests, a_process_that_finds_no_memory_has_what_others_freed);
+  tcase_add_loop_test(tests, a_process_that_is_slow_to_give_is_waited_for, 0, 2);
   tcase_add_test(tests, a_process_may_keep_to_itself);
   tcase_add_test(tests, nobody_waits_for_a_process_that_became_another);
   tcase_add_loop_test(tests, processes_fill_and_empty_the_device_in_turns, 0, 2);
