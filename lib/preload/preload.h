@@ -135,16 +135,18 @@ extern __thread __attribute__((tls_model("initial-exec"), visibility("hidden")))
 
 /* ---- Calls that find no memory ---- */
 
-/* To be called when a call of the driver found no memory.  Returns true if a pool gave some back: then the caller makes
- * the call again.  *tries counts the attempts to get memory; it is 0 before the first failure of a call. */
+/* To be called when a call of the driver found no memory.  Returns true if a pool gave some back, or other processes
+ * were asked: then the caller makes the call again.  *tries counts the attempts to get memory; it is 0 before the first
+ * failure of a call. */
 bool preload_make_room(unsigned *tries);
 
 /* Starts a thread that listens to other processes of the user: it gives back memory when one of them needs some.  Only
  * the first call does something, and only if the options want it. */
 void preload_bell_start(void);
 
-/* Asks the other processes for memory.  Returns whether one gave some.  Waits 0.1 s for them at most. */
-bool preload_bell_ring(void);
+/* Asks the other processes for memory; *given: whether one gave some.  False if there is none to ask.  Waits for each
+ * of them, no longer than 0.1 s for one that says nothing and 1 s more for one that is giving. */
+bool preload_bell_ring(bool *given);
 
 /* Ends the listening: at exit, and in a forked child, which has no such thread. */
 void preload_bell_stop(void);

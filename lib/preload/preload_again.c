@@ -12,22 +12,29 @@
 enum {
   /* The first attempts use pools of this process: once for memory that lies free, once more with a wait for the GPU. */
   OWN_TRIES = 2,
-  /* The other attempts, two, ask other processes.  One may fail: of two processes that ask at once, one may get what
-   * was given back for both. */
-  TRIES = 4
+  /* The others ask other processes.  One that brought memory counts as one: of several processes that ask at once, or
+   * beside one that allocates all the time, one may get what was given back for all.  They take 10 ms each. */
+  TRIES = OWN_TRIES + 100,
+  /* One that brought nothing counts as so many.  The call is made again even so: what was given when another process
+   * asked may have come after the call that failed. */
+  VAIN_TRIES = 50
 };
 
 /* The wait for the GPU replaces those that the driver's own frees would have made.  It leaves out a context in which a
  * stream is captured. */
 bool preload_make_room(unsigned *tries) {
-  bool given = false;
+  bool given = false, asked = false;
   if (preload_depth != 0 || !preload_active())
     return false;
   preload_depth++;
-  for (; !given && *tries < TRIES; (*tries)++)
-    given = *tries < OWN_TRIES ? mam_client.give_back(*tries > 0) : preload_bell_ring();
+  for (; !given && *tries < OWN_TRIES; (*tries)++)
+    given = mam_client.give_back(*tries > 0);
+  if (!given && *tries < TRIES) {
+    asked = preload_bell_ring(&given);
+    *tries += given ? 1 : VAIN_TRIES;
+  }
   preload_depth--;
-  return given;
+  return given || asked;
 }
 
 #define HOOK(name, arguments)

@@ -82,15 +82,6 @@ static int allocate_twice(bool asks) {
   return failed;
 }
 
-/* There is no memory at once: what an allocation of a whole chunk answers in the end. */
-static int starve(void) {
-  unsigned long long address;
-  if (cuMemAlloc_v2(&address, 1000) != 0)
-    return 3;
-  fake_fail("cuMemAllocAsync", 1, 2);
-  return cuMemAllocAsync(&address, MIB, NULL);
-}
-
 static void at_exit(void) { printf("freed in an exit handler: %d\n", cuMemFree_v2(kept[0])); }
 
 __attribute__((destructor)) static void destroy(void) {
@@ -219,8 +210,6 @@ int main(int count, char **arguments) {
     return forget();
   if (strcmp(what, "twice") == 0 || strcmp(what, "twice-asked") == 0)
     return allocate_twice(strcmp(what, "twice") != 0);
-  if (strcmp(what, "starve") == 0)
-    return starve();
   if (strcmp(what, "exit") == 0)
     return free_late();
   if (strcmp(what, "threads") == 0)

@@ -104,8 +104,12 @@ void call_hold(enum call call) {
     return;
   fake.calls[call].held = false;
   holding = true;
+  if (fake.shared != NULL)
+    (void)pthread_mutex_unlock(&fake.shared->mutex);
   while (holding)
     (void)pthread_cond_wait(&hold_changed, &fake.mutex);
+  if (fake.shared != NULL)
+    (void)pthread_mutex_lock(&fake.shared->mutex);
 }
 
 /* ---- Contexts ---------------------------------------------------------------------------------------------------- */
