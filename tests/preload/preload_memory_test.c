@@ -4,10 +4,7 @@
  * none, the driver is asked.
  */
 #define _GNU_SOURCE
-#include <fcntl.h>
 #include <pthread.h>
-#include <signal.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 
