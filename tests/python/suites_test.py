@@ -65,12 +65,12 @@ class Suites(unittest.TestCase):
             self.assertEqual(done.returncode, 2)
             self.assertIn(text, done.stdout)
 
-    def run_suite(self, *more):
+    def run_suite(self, *more, paths=("tests",), arguments=()):
         """Whether a suite of a library that is not there lost nothing, and what was said."""
         self.write("tests/test_it.py", SUITE)
         out = os.path.join(self.folder, "out")
         os.makedirs(out, exist_ok=True)
-        with unittest.mock.patch.dict(suites.SUITES, {"it": (("tests",), (), {"IT_MEMORY": "mam"})}):
+        with unittest.mock.patch.dict(suites.SUITES, {"it": (paths, arguments, {"IT_MEMORY": "mam"})}):
             with contextlib.redirect_stdout(io.StringIO()) as said:
                 return suites.run("it", self.folder, out, more), said.getvalue()
 
@@ -82,6 +82,22 @@ class Suites(unittest.TestCase):
         self.assertEqual(said.count("with libmam: "), 2)
         self.assertRegex(said, "failed with libmam: .*test_that_needs_its_own_memory\n")
         self.assertTrue(self.run_suite("-k", "passes")[0])
+
+    @unittest.skipUnless(importlib.util.find_spec("pytest"), "pytest is not installed")
+    def test_module_that_is_missing_is_named(self):
+        self.write("tests/test_more.py", "import nobody.has.this\n")
+        self.assertIn("it: tests were left out, because there is no module nobody\n", self.run_suite()[1])
+
+    @unittest.skipUnless(importlib.util.find_spec("pytest"), "pytest is not installed")
+    def test_installed_suite_may_lie_in_a_package_of_another_name(self):
+        """As numba.cuda.tests, beside NVIDIA's package cuda; numba is no package with a file __init__.py there."""
+        for package in ("cuda", "like/cuda", "like/cuda/tests", "like/cuda/tests/cudadrv"):
+            self.write(f"site/{package}/__init__.py", "import cuda\n")
+        self.write("site/like/cuda/tests/cudadrv/test_it.py", SUITE)
+        arguments = [argument.replace("numba.", "like.") for argument in suites.SUITES["numba"][1]]
+        with unittest.mock.patch.dict(os.environ, {"PYTHONPATH": os.path.join(self.folder, "site")}):
+            good, said = self.run_suite("-k", "passes", paths=(), arguments=arguments)
+        self.assertTrue(good, said)
 
 
 if __name__ == "__main__":

@@ -11,14 +11,16 @@
   --pytorch  a checkout of PyTorch in the version that is installed; of its test/test_cuda.py those tests that have to
              do with memory, streams or graphs, with mam.torch.enable()
 
-It needs a GPU, pytest, and the package mam.  Each suite runs in a process of its own, twice: first as it is.  A test that
-passes then and does not pass with libmam is named.  What a suite cannot do with an allocator that is not the library's
-own (its statistics, its pools) is among these.  The results of pytest are in OUT (default: results), as JUnit's XML.
+It needs a GPU, pytest, the package mam, and the modules that a suite's tests import (numba-cuda's: filecheck).  Each
+suite runs in a process of its own, twice: first as it is.  A test that passes then and does not pass with libmam is
+named.  What a suite cannot do with an allocator that is not the library's own (its statistics, its pools) is among
+these.  The results of pytest are in OUT (default: results), as JUnit's XML.
 Exits with 0 if there is no such test, 1 if there is one or a suite did not run, 2 on a wrong argument.
 """
 import argparse
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree
@@ -27,7 +29,9 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 SUITES = {
     # name: (folders or files in the checkout, other arguments of pytest, variables with libmam)
     "cupy": (("tests/cupy_tests/cuda_tests", "tests/cupy_tests/core_tests"), (), {}),
-    "numba": ((), ("--pyargs", "numba.cuda.tests.cudadrv"), {"NUMBA_CUDA_MEMORY_MANAGER": "mam.numba"}),
+    # importlib: else pytest takes numba.cuda.tests for tests of the package cuda, which is NVIDIA's
+    "numba": ((), ("--import-mode=importlib", "--pyargs", "numba.cuda.tests.cudadrv"),
+              {"NUMBA_CUDA_MEMORY_MANAGER": "mam.numba"}),
     "pytorch": (("test/test_cuda.py",), ("-k", "memory or graph or alloc or oom or stream"), {}),
 }
 VARIABLE = "MAM_TEST_SUITE"  # the library that is to use libmam
@@ -71,6 +75,13 @@ def results(file):
     return found
 
 
+def missing(file):
+    """The modules for want of which tests could not be imported."""
+    errors = (case.find("error") for case in xml.etree.ElementTree.parse(file).iter("testcase"))
+    return sorted({name for error in errors if error is not None and error.get("message") == "collection failure"
+                   for name in re.findall(r"No module named '([\w.]+)'", error.text or "")})
+
+
 def lost(plain, mam):
     """The tests that pass as they are and not with libmam, each with its result there."""
     return {name: mam.get(name, "missing") for name, result in sorted(plain.items())
@@ -94,6 +105,8 @@ def run_once(name, folder, mam, out, more):
     if status not in (0, 1) or not os.path.exists(file):
         print(f"{name}: pytest ended with {status}; see {log.name}")
         return None
+    for module in missing(file):
+        print(f"{name}: tests were left out, because there is no module {module}")
     return results(file)
 
 
