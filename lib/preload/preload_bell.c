@@ -66,6 +66,8 @@ static int file;             /* the descriptor with the lock, constant once a th
 static struct bell *bell;    /* constant once a thread listens */
 static struct place *own;    /* this process's, constant once a thread listens */
 static _Atomic bool listens; /* this process has a place and a thread */
+/* Threads of this process that ring.  Relaxed: a hint. */
+static _Atomic unsigned ringing;
 
 static long futex_wait(_Atomic uint32_t *word, uint32_t value, const struct timespec *timeout) {
   return syscall(SYS_futex, word, FUTEX_WAIT, value, timeout, NULL, 0);
@@ -82,7 +84,8 @@ static bool memory_waits(void) {
 }
 
 /* Gives back what lies free.  If there is nothing yet, but some waits for the GPU, tries again.  The GPU is not waited
- * for by a call of the driver.  Returns whether there was some. */
+ * for by a call of the driver.  Returns whether there was some.  A process that rings has waited for its GPU itself:
+ * what still waits then may wait for the end of a capture. */
 static bool gives(void) {
   int64_t end_ns = now_ns() + (int64_t)WAIT_MS * 1000000;
   bool given = false, waits = true;
@@ -93,7 +96,7 @@ static bool gives(void) {
   while (!given && waits && now_ns() < end_ns && atomic_load_explicit(&listens, memory_order_relaxed)) {
     waits = memory_waits(); /* before the try: what passes meanwhile is given by it */
     given = mam_client.give_back(false);
-    if (given || !waits)
+    if (given || !waits || atomic_load_explicit(&ringing, memory_order_relaxed) > 0)
       break;
     (void)usleep(TRY_US);
   }
@@ -284,10 +287,12 @@ bool preload_bell_ring(bool *given) {
   awaited[own - bell->places] = true; /* its thread may have memory on its way to the driver */
   /* acquire: as in answers_await */
   uint32_t gifts = atomic_load_explicit(&bell->gifts, memory_order_acquire);
+  atomic_fetch_add_explicit(&ringing, 1, memory_order_relaxed);
   /* release: the number above is read before the ring */
   uint32_t ring = atomic_fetch_add_explicit(&bell->rings, 1, memory_order_acq_rel) + 1;
   futex_wake(&bell->rings);
   answers_await(awaited, ring);
+  atomic_fetch_sub_explicit(&ringing, 1, memory_order_relaxed);
   *given = atomic_load_explicit(&bell->gifts, memory_order_acquire) != gifts;
   return true;
 }

@@ -108,6 +108,53 @@ START_TEST(a_process_that_is_slow_to_give_is_waited_for) {
 }
 END_TEST
 
+/* How long an allocation takes for which there is no memory. */
+static int64_t refusal_ns(void) {
+  struct timespec start, end;
+  address_t address;
+  (void)clock_gettime(CLOCK_MONOTONIC, &start);
+  FAILS(OUT_OF_MEMORY, cuMemAlloc_v2(&address, (size_t)1 << 50));
+  (void)clock_gettime(CLOCK_MONOTONIC, &end);
+  return (end.tv_sec - start.tv_sec) * 1000000000 + end.tv_nsec - start.tv_nsec;
+}
+
+/* The same at best: processes of other tests may be asked as well. */
+static int64_t least_refusal_ns(void) {
+  int64_t least_ns = refusal_ns();
+  for (int i = 0; i < 7 && least_ns >= 100000000; i++) {
+    int64_t ns = refusal_ns();
+    least_ns = ns < least_ns ? ns : least_ns;
+  }
+  return least_ns;
+}
+
+/* What was freed in the capture may not be used before its end. */
+START_TEST(in_a_capture_a_process_that_finds_no_memory_does_not_wait_for_its_own) {
+  void *graph;
+  neighbours_begin();
+  _Atomic unsigned *turn = shared_number(), *held = shared_number();
+  pid_t child = fork();
+  if (child == 0) {
+    begin();
+    *held = allocate(MIB) != 0;
+    while (*turn == 0)
+      (void)usleep(1000);
+    _exit(0);
+  }
+  while (*held == 0)
+    (void)usleep(100);
+  begin();
+  address_t block = allocate(GIB);
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(cuStreamBeginCapture_v2(stream, 2));
+  OK(cuMemFree_v2(block));
+  ck_assert_int_lt(least_refusal_ns(), 100000000);
+  OK(cuStreamEndCapture(stream, &graph));
+  *turn = 1;
+  OK(process_heard(child));
+}
+END_TEST
+
 /* Starts a process that is served and becomes one that is not.  Then the pipe, of which *end is this end, is closed. */
 static pid_t other_process_leaves(int *end) {
   int ends[2];
@@ -123,16 +170,6 @@ static pid_t other_process_leaves(int *end) {
   return child;
 }
 
-/* How long an allocation takes for which there is no memory. */
-static int64_t refusal_ns(void) {
-  struct timespec start, end;
-  address_t address;
-  (void)clock_gettime(CLOCK_MONOTONIC, &start);
-  FAILS(OUT_OF_MEMORY, cuMemAlloc_v2(&address, (size_t)1 << 50));
-  (void)clock_gettime(CLOCK_MONOTONIC, &end);
-  return (end.tv_sec - start.tv_sec) * 1000000000 + end.tv_nsec - start.tv_nsec;
-}
-
 /* A ring waits 100 ms for an answer that does not come. */
 START_TEST(nobody_waits_for_a_process_that_became_another) {
   char byte;
@@ -142,11 +179,7 @@ START_TEST(nobody_waits_for_a_process_that_became_another) {
   (void)allocate(MIB);
   pid_t child = other_process_leaves(&end);
   ck_assert_int_eq(read(end, &byte, 1), 0); /* closed by its exec */
-  int64_t ns = refusal_ns();
-  for (int i = 0; i < 4; i++) {
-    int64_t again_ns = refusal_ns();
-    ns = again_ns < ns ? again_ns : ns;
-  }
+  int64_t ns = least_refusal_ns();
   ck_assert_int_eq(kill(child, 0), 0); /* it is there */
   OK(kill(child, SIGKILL));
   ck_assert_int_lt(ns, 100000000);
@@ -274,6 +307,7 @@ static Suite *suite(void) {
   tcase_add_loop_test(tests, a_process_that_finds_no_memory_has_what_others_freed, 0, 2);
   tcase_add_test(tests, a_process_may_keep_to_itself);
   tcase_add_loop_test(tests, a_process_that_is_slow_to_give_is_waited_for, 0, 2);
+  tcase_add_test(tests, in_a_capture_a_process_that_finds_no_memory_does_not_wait_for_its_own);
   tcase_add_test(tests, nobody_waits_for_a_process_that_became_another);
   tcase_add_loop_test(tests, processes_fill_and_empty_the_device_in_turns, 0, 2);
   tcase_add_test(tests, processes_share_a_device_that_is_nearly_full);
