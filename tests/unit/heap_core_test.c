@@ -426,6 +426,34 @@ START_TEST(searches_find_what_there_is) {
 }
 END_TEST
 
+/* A request that can do with less takes a run that is there or nothing; in an empty heap it takes one. */
+START_TEST(a_try_takes_what_is_there) {
+  static const mam__u32 counts[] = {9, 32, 64, 65, 127, 128, 200, 512};
+  struct mam__area area = begin_searches();
+  unsigned got = 0;
+  for (unsigned step = 0; step < 3000; step++) {
+    mam__u32 count = counts[random_below(8)], longest = longest_run();
+    mam__u64 address = mam__run_try(model->control, count, random_below(model->control->home_count));
+    ck_assert(step != 0 || address != 0);
+    ck_assert(address == 0 || count <= longest);
+    if (address != 0) {
+      mam__u32 page = (mam__u32)((address - area.base) >> MAM__PAGE_SHIFT);
+      take_or_leave(page, count, true);
+      blocks[got++] = (void *)(uintptr_t)address;
+    }
+    for (unsigned leave = random_below(address == 0 ? 6 : 2); leave != 0 && got != 0; leave--) {
+      unsigned which = random_below(got);
+      mam__u32 page = (mam__u32)(((mam__u64)(uintptr_t)blocks[which] - area.base) >> MAM__PAGE_SHIFT);
+      take_or_leave(page, mam__run_pages_at(&area, page), false);
+      ck_assert(heap_model_free(model, blocks[which]));
+      blocks[which] = blocks[--got];
+    }
+  }
+  ck_assert_uint_eq(model->control->opening[MAM__HEAP_KINDS], 0);
+  free_all(got);
+}
+END_TEST
+
 /* A search for pages stays within a small superblock, whatever it remembered of a large one. */
 START_TEST(superblocks_of_different_sizes_are_kept_apart) {
   model = heap_model_create(MIB, 2);
@@ -496,6 +524,7 @@ int main(void) {
   tcase_add_test(tests, a_heap_grows_while_it_is_full);
   tcase_add_loop_test(tests, a_full_heap_takes_what_waits, 0, 2);
   tcase_add_test(tests, searches_find_what_there_is);
+  tcase_add_test(tests, a_try_takes_what_is_there);
   tcase_add_loop_test(tests, runs_over_the_end_of_a_part_are_found, 0, 2);
   tcase_add_test(tests, superblocks_of_different_sizes_are_kept_apart);
   tcase_add_loop_test(tests, long_runs_of_a_lazy_heap_are_apart_and_come_back, 0, 2);

@@ -150,14 +150,15 @@ MAM__OUTLINE mam__u32 mam__pages_search(MAM__TAG(4) const struct mam__area *area
 
 /* ---- Longer runs ---- */
 
-/* Takes pages from page on, as long as they are free, up to count.  Returns how many it took. */
+/* Takes pages from page on, as long as they are free, up to count.  Returns how many it took.  The pages of the first
+ * word come first, so that of threads that want the same run one gets it. */
 MAM__OUTLINE mam__u32 mam__run_take_at(mam__u32 page, mam__u32 count, struct mam__area area) {
   mam__u64 *map = mam__area_pages(area);
   mam__u32 got = 0;
   MAM__LOOP
   while (got < count) {
     mam__u32 from = (page + got) & 63, here = 64 - from < count - got ? 64 - from : count - got;
-    if (from == 0 && count - got >= 128) {
+    if (from == 0 && got != 0 && count - got >= 128) {
       mam__u32 words = (count - got) >> 6,
                taken = MAM__OUT_OF_SIGHT(mam__map_take_words)(map, (page + got) >> 6, words);
       MAM__OUT_OF_SIGHT(mam__map_words_filled)(map, mam__area_map_words(area), (page + got) >> 6, taken);
@@ -173,53 +174,71 @@ MAM__OUTLINE mam__u32 mam__run_take_at(mam__u32 page, mam__u32 count, struct mam
   return got;
 }
 
-/* Takes a run of any length that begins in the words from first on and before last. */
+/* How far away the first word of the page map is, of up to seven from a word on, in which a run of more than 64 pages
+ * may begin: its last page is free, and so are the pages of the next word that `next` names.  7 if there is none; 8 if
+ * all pages of eight words are taken.  left: how many words there are.  Calls nothing. */
+MAM__OUTLINE mam__u32 mam__long_look(const mam__u64 *words, mam__u32 left, mam__u64 next) {
+  mam__u64 seen[MAM__AHEAD], open = 0;
+  mam__u32 fits = 1u << (MAM__AHEAD - 1);
+  MAM__UNROLL
+  for (mam__u32 i = 0; i < MAM__AHEAD; i++) {
+    seen[i] = mam__load_relaxed_if_u64(i < left, &words[i], MAM__FULL_WORD);
+    open |= ~seen[i];
+  }
+  MAM__UNROLL
+  for (mam__u32 i = 0; i < MAM__AHEAD - 1; i++)
+    fits |= (mam__u32)(seen[i] >> 63 == 0 && (seen[i + 1] & next) == 0) << i;
+  return open != 0 ? mam__lowest_u32(fits) : (mam__u32)MAM__AHEAD;
+}
+
+/* Takes a run of more than 64 pages that begins in the words from first on and before last.  If another thread disturbs
+ * that, it goes on `skip` pages behind what it took: the whole run, which the other one is likely to get, or a page. */
 MAM__OUTLINE mam__u32 mam__run_take_long(MAM__TAG(3) const struct mam__area *area, mam__u32 count, mam__u32 first,
-                                         mam__u32 last) {
+                                         mam__u32 last, mam__u32 skip) {
   mam__u32 start = first << 6; /* the candidate: pages from here on may be free */
   MAM__LOOP
   for (mam__u32 index = first; index < last; index++) {
-    mam__u32 begin = index << 6, end = begin + 64;
+    if (start >= index << 6) { /* no row of free pages leads here */
+      mam__u32 further = MAM__OUT_OF_SIGHT(mam__long_look)(
+          &mam__area_pages(*area)[index], mam__area_map_words(*area) - index, count < 128 ? 1 : MAM__FULL_WORD);
+      if (further == MAM__AHEAD) {
+        index = MAM__OUT_OF_SIGHT(mam__map_next)(mam__area_pages(*area), mam__area_map_words(*area), index + further);
+        start = index-- << 6;
+        continue;
+      }
+      index += further;
+      start = start < index << 6 ? index << 6 : start;
+      if (index >= last)
+        break;
+    }
+    mam__u32 begin = index << 6;
     mam__u64 word = mam__load_relaxed_u64(&mam__area_pages(*area)[index]);
     if (start > begin)
       word |= mam__run_bits(start - begin, 0); /* this part of the word has been tried */
-    if (word != 0) {
-      mam__u32 from = mam__lowest_u64(word);
-      if (start <= begin && begin + from >= start + count)
-        end = begin + from;
-      else if (count < 64 && (from = mam__run_find(word, count)) != 64)
-        start = begin + from;
-      else {
-        start = end - mam__leading_zeros_u64(word);
-        if (word == MAM__FULL_WORD) {
-          index = MAM__OUT_OF_SIGHT(mam__map_next)(mam__area_pages(*area), mam__area_map_words(*area), index + 1) - 1;
-          start = (index + 1) << 6;
-        }
-        continue;
-      }
-    }
-    if (end < start + count)
+    if (begin + (word != 0 ? mam__lowest_u64(word) : 64) < start + count) {
+      start = word != 0 ? begin + 64 - mam__leading_zeros_u64(word) : start;
       continue;
+    }
     mam__u32 got = MAM__OUT_OF_SIGHT(mam__run_take_at)(start, count, *area);
     if (got == count)
       return start;
     MAM__OUT_OF_SIGHT(mam__pages_release)(*area, start, got);
-    start += got + 1;
+    start += got + skip;
     index = (start >> 6) - 1;
-    if ((start & 63) == 0)
-      continue;
   }
   return MAM__NO_PAGE;
 }
 
-/* Takes a run of more than 64 pages, from the word at index on, then from the beginning. */
+/* Takes a run of more than 64 pages, from the word at index on, then from the beginning.  The second turn leaves
+ * nothing out. */
 MAM__OUTLINE mam__u32 mam__run_search(MAM__TAG(3) const struct mam__area *area, mam__u32 count, mam__u32 index) {
   mam__u32 known = mam__load_relaxed_u32(mam__area_shortage(*area)), page = MAM__NO_PAGE;
   if (count > area->page_count || mam__shortage_covers(known, count))
     return MAM__NO_PAGE;
   MAM__LOOP
   for (int i = 0; i < 2 && page == MAM__NO_PAGE; i++)
-    page = MAM__OUT_OF_SIGHT(mam__run_take_long)(area, count, i == 0 ? index : 0, mam__area_map_words(*area));
+    page = MAM__OUT_OF_SIGHT(mam__run_take_long)(area, count, i == 0 ? index : 0, mam__area_map_words(*area),
+                                                 i == 0 ? count : 1);
   return page;
 }
 

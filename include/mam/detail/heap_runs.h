@@ -4,8 +4,12 @@
  *
  *   1. more than 64 pages in a lazy heap: kept words (heap_kept.h)
  *   2. pages from anywhere (mam__pages_any)
- *   3. if there are none: rely on the stamps, look again (2); if nothing came back, free what slots and parks hold
+ *   3. if there are none: rely on the stamps, look again (2), then free a part of what slots and parks hold, a larger
+ *      one each time (mam__slots_flush)
  *   4. 3 again, until a look found nothing, nothing was freed and no stamp has changed; then the request fails
+ *
+ * All requests in need free parts at the same time.  If they waited for one that does, or freed only while no stamp
+ * changes, a thousand of them would search the heap again and again while its slots hold most of it.
  *
  * A request for a long run takes a part of what it finds and gives it back if the rest is missing.  Others could miss
  * that part, so control->opening counts such requests, and a thread rests before it looks again, longer every time.
@@ -15,6 +19,9 @@
 #define MAM_DETAIL_HEAP_RUNS_H
 
 #include <mam/detail/heap_scarce.h>
+
+/* A request that can do with less looks at so many words of the page map for a long run. */
+enum { MAM__TRY_WORDS = 512 };
 
 /* Takes a run of pages by all means. */
 MAM__INLINE struct mam__found mam__run_claim(struct mam__heap_control *control, mam__u32 pages, mam__u32 home) {
@@ -42,35 +49,67 @@ MAM__INLINE struct mam__found mam__run_claim(struct mam__heap_control *control, 
         !MAM__OUT_OF_SIGHT(mam__heap_could)(control, (mam__u64)pages << MAM__PAGE_SHIFT))
       return place;
     MAM__FORGET_ADDRESS(control);
-    if (i != 0 && mam__load_acquire_u32(&control->opening[MAM__HEAP_KINDS]) != 0)
-      mam__pause();
-    else if (i != 0 && mam__stamps_sum(control, control->superblocks[0]) == sum &&
-             mam__slots_flush(~0u, control) == 0 && !MAM__OUT_OF_SIGHT(mam__parks_flush)(control) &&
-             mam__stamps_sum(control, control->superblocks[0]) == sum)
+    /* Many threads flush at once, each a part, so that the search after that finds something. */
+    mam__u32 found = i != 0 ? mam__slots_flush(i < 16 ? 1u << i : ~0u, control) : MAM__FLUSH_FREED;
+    MAM__FORGET_ADDRESS(control);
+    if (found == 0 && MAM__OUT_OF_SIGHT(mam__parks_flush)(control))
+      found = MAM__FLUSH_FREED;
+    MAM__FORGET_ADDRESS(control);
+    if (found == 0 && mam__load_acquire_u32(&control->opening[MAM__HEAP_KINDS]) == 0 &&
+        mam__stamps_sum(control, control->superblocks[0]) == sum)
       return place;
     MAM__FORGET_ADDRESS(control);
     /* A thread that takes a part and gives it back makes other threads look again, and they make it look again.  So
      * each rests longer every time. */
-    if (i > 1)
+    if ((found & MAM__FLUSH_FREED) == 0)
       mam__sleep(i < 9 ? 100u << i : 50000u);
     sum = MAM__OUT_OF_SIGHT(mam__stamps_rely)(control);
   }
 }
 
-/* Serves a request of whole pages.  Returns the address; 0 if there is no room. */
-MAM__OUTLINE mam__u64 mam__run_malloc(struct mam__heap_control *control, mam__u64 bytes, mam__u32 home) {
-  mam__u64 pages = (bytes + MAM__PAGE_BYTES - 1) >> MAM__PAGE_SHIFT;
-  if (pages == 0 || pages >= MAM__NO_PAGE)
-    return 0;
-  struct mam__found place = mam__run_claim(control, (mam__u32)pages, home);
+/* Makes a run of pages that the caller took.  Returns its address; 0 if it took none. */
+MAM__INLINE mam__u64 mam__run_begin(struct mam__found place, mam__u32 pages) {
   if (place.page == MAM__NO_PAGE)
     return 0;
   mam__u64 *words = &place.area->words[place.page * MAM__PAGE_WORDS];
   mam__store_relaxed_u16(&mam__area_entries(*place.area)[place.page], MAM__ENTRY_RUN);
   if (pages >> 24 != 0)
-    mam__store_relaxed_u64(&words[1], mam__run_word_more((mam__u32)pages));
-  mam__store_relaxed_u64(words, mam__run_word((mam__u32)pages));
+    mam__store_relaxed_u64(&words[1], mam__run_word_more(pages));
+  mam__store_relaxed_u64(words, mam__run_word(pages));
   return mam__area_address(*place.area, place.page);
+}
+
+/* Serves a request of whole pages.  Returns the address; 0 if there is no room. */
+MAM__OUTLINE mam__u64 mam__run_malloc(struct mam__heap_control *control, mam__u64 bytes, mam__u32 home) {
+  mam__u64 pages = (bytes + MAM__PAGE_BYTES - 1) >> MAM__PAGE_SHIFT;
+  return pages == 0 || pages >= MAM__NO_PAGE
+             ? 0
+             : mam__run_begin(mam__run_claim(control, (mam__u32)pages, home), (mam__u32)pages);
+}
+
+/* The same for a caller that can do with less memory: where a look at a part of the heap finds nothing, it returns 0.
+ */
+MAM__OUTLINE mam__u64 mam__run_try(MAM__TAG(1) struct mam__heap_control *control, mam__u32 pages, mam__u32 home) {
+  struct mam__found place = {&control->superblocks[mam__load_acquire_u32(&control->active)], MAM__NO_PAGE};
+  if (pages <= MAM__SPAN_PAGES) {
+    place.page = MAM__OUT_OF_SIGHT(mam__pages_near)(pages, control, place.area, home);
+    return mam__run_begin(place, pages);
+  }
+  (void)mam__add_relaxed_u32(&control->opening[MAM__HEAP_KINDS], 1); /* as in mam__run_claim */
+  if (mam__load_relaxed_u32(&control->mode) == MAM__MODE_LAZY)
+    place.page = MAM__OUT_OF_SIGHT(mam__run_take_kept)(control, control->superblocks, pages);
+  if (place.page != MAM__NO_PAGE)
+    place.area = control->superblocks;
+  else {
+    mam__u32 words = mam__area_map_words(*place.area),
+             index = mam__add_relaxed_u32(&control->run_cursor, (pages + 63) >> 6) % words;
+    place.page = MAM__OUT_OF_SIGHT(mam__run_take_long)(
+        place.area, pages, index, index + MAM__TRY_WORDS < words ? index + MAM__TRY_WORDS : words, pages);
+    if (place.page != MAM__NO_PAGE && place.area == control->superblocks)
+      MAM__OUT_OF_SIGHT(mam__kept_extend)(control, place.page + pages);
+  }
+  (void)mam__add_acq_rel_u32(&control->opening[MAM__HEAP_KINDS], ~0u);
+  return mam__run_begin(place, pages);
 }
 
 #endif /* MAM_DETAIL_HEAP_RUNS_H */

@@ -38,24 +38,26 @@
 #define MAM__SCARCE_ROUNDS 1024
 #endif
 
-/* The spans of a class that are being opened in need may have one page in 256 of the heap's first superblock together,
- * besides one span that is always allowed.  Otherwise many requests of a small heap took a span each and needed a part.
- */
+/* What threads do not need of the spans of a class that they are opening in need may be one page in 256 of the heap's
+ * first superblock together, besides one span that is always allowed.  Otherwise many requests of a small heap took a
+ * span each and needed a part. */
 enum { MAM__OPENING_SHARE = 256 };
 
 /* ---- A span of the thread's own ---- */
 
-/* Counts the caller among the threads that open a span of a class, if there may be one more.  Returns whether it did;
- * then the caller calls mam__opening_end. */
+/* Counts the caller among the threads that open a span of a class, if there may be one more.  spare: the pages of the
+ * span that the caller does not need.  Returns whether it did; then the caller calls mam__opening_end.  A caller that
+ * is turned away may count for a moment. */
 MAM__OUTLINE int mam__opening_begin(MAM__TAG(3) struct mam__heap_control *control, mam__u32 size_class,
-                                    mam__u32 pages) {
+                                    mam__u32 spare) {
   mam__u32 *opening = &control->opening[mam__kind_number(size_class)], seen = mam__load_relaxed_u32(opening);
-  if (seen * pages > control->superblocks[0].page_count / MAM__OPENING_SHARE)
+  mam__u32 most = control->superblocks[0].page_count / MAM__OPENING_SHARE;
+  if (seen * spare > most)
     return 0;
   /* An addition, because of many that compare and swap at a time one succeeds.  acq_rel: a thread that finds the pages
    * taken, and looks here after that, sees this. */
   seen = mam__add_acq_rel_u32(opening, 1);
-  if (seen * pages <= control->superblocks[0].page_count / MAM__OPENING_SHARE)
+  if (seen * spare <= most)
     return 1;
   (void)mam__add_acq_rel_u32(opening, ~0u);
   return 0;
@@ -79,7 +81,8 @@ MAM__INLINE struct mam__claim mam__claim_own(struct mam__heap_control *control, 
   if (MAM__OUT_OF_SIGHT(mam__pages_are_short)(control, pages))
     return claim;
   claim.address = 1;
-  if (!MAM__OUT_OF_SIGHT(mam__opening_begin)(control, wanted & MAM__REST_KIND, pages))
+  mam__u32 needed = (mam__class_bytes(wanted & MAM__REST_KIND) * count + MAM__PAGE_BYTES - 1) >> MAM__PAGE_SHIFT;
+  if (!MAM__OUT_OF_SIGHT(mam__opening_begin)(control, wanted & MAM__REST_KIND, pages > needed ? pages - needed : 0))
     return claim;
   MAM__FORGET(wanted);
   struct mam__found found = mam__pages_any(control, pages, wanted);
@@ -95,8 +98,9 @@ MAM__INLINE struct mam__claim mam__claim_own(struct mam__heap_control *control, 
 
 /* ---- Passes ---- */
 
-/* Ends a pass that found nothing for a class.  sum: the sum of the stamps before the pass.  Returns whether nothing is
- * on its way, and slots and parks hold nothing either. */
+/* Ends a pass that found nothing for a class.  sum: the sum of the stamps before the pass.  busy: the pass has met
+ * another thread that is about to have chunks.  Returns whether nothing is on its way, and slots and parks hold nothing
+ * either. */
 MAM__INLINE int mam__pass_end(struct mam__heap_control *control, mam__u32 size_class, mam__u32 sum, int busy,
                               mam__u32 pass) {
   mam__u32 found = MAM__FLUSH_BUSY;
@@ -114,7 +118,8 @@ MAM__INLINE int mam__pass_end(struct mam__heap_control *control, mam__u32 size_c
     if (found == MAM__FLUSH_BUSY)
       mam__pause();
   }
-  return found == 0 && mam__stamps_sum(control, control->superblocks[0]) == sum;
+  return found == 0 && mam__load_acquire_u32(&control->opening[MAM__HEAP_KINDS]) == 0 &&
+         mam__stamps_sum(control, control->superblocks[0]) == sum;
 }
 
 /* Where a pass is. */

@@ -233,6 +233,7 @@ MAM__OUTLINE mam__u32 mam__held_flush(MAM__TAG(1) mam__u32 number, struct mam__h
     number += further = mam__lowest_u32(seen | 1u << MAM__AHEAD);
   }
   mam__u64 groups = number < MAM__HEAP_KINDS ? mam__load_relaxed_u64(&control->held[number]) : 0;
+  mam__barrier_all(); /* the looks at held come before the caller's look at the count; pairs with the change below */
   if (groups == 0)
     return (number < MAM__HEAP_KINDS ? number + 1 : (mam__u32)MAM__HEAP_KINDS) << MAM__FLUSH_NUMBER;
   mam__u32 kind = mam__kind_numbered(control, number), group = mam__lowest_u64(groups);
@@ -240,8 +241,11 @@ MAM__OUTLINE mam__u32 mam__held_flush(MAM__TAG(1) mam__u32 number, struct mam__h
   mam__u32 at = group << mam__held_shift(control->heap.slot_count);
   mam__u32 last = (group + 1) << mam__held_shift(control->heap.slot_count);
   last = last < control->heap.slot_count ? last : control->heap.slot_count;
-  (void)mam__and_acq_rel_u64(&control->held[number], ~(1ull << group));
-  mam__barrier_all(); /* pairs with mam__slot_publish */
+  (void)mam__add_relaxed_u32(&control->opening[MAM__HEAP_KINDS], 1);
+  /* acq_rel: a thread that finds the bit 0, and looks at the count after mam__barrier_all, sees it. */
+  groups = mam__and_acq_rel_u64(&control->held[number], ~(1ull << group));
+  last = (groups >> group & 1) == 0 ? at : last; /* another thread has it */
+  mam__barrier_all();                            /* pairs with mam__slot_publish */
   MAM__LOOP
   for (; at < last; at += MAM__AHEAD) {
     mam__u32 first = number * control->heap.slot_count + at;
@@ -258,21 +262,21 @@ MAM__OUTLINE mam__u32 mam__held_flush(MAM__TAG(1) mam__u32 number, struct mam__h
     MAM__OUT_OF_SIGHT(mam__stamp_raise)(mam__area_stamp(control->superblocks[0]));
     number++; /* goes on with the next kind, so that this call does not wait for the refill */
   }
+  (void)mam__add_acq_rel_u32(&control->opening[MAM__HEAP_KINDS], ~0u); /* release: as in mam__opening_end */
   return number << MAM__FLUSH_NUMBER | found;
 }
 
 /* Frees the chunks without a ticket of groups of slots, until `more` groups were flushed, counted from the first that
- * had any.  Returns MAM__FLUSH_*. */
+ * had any.  Returns MAM__FLUSH_*.  With 0, what other threads have flushed is freed, or control->opening tells that it
+ * is in their hands. */
 MAM__INLINE mam__u32 mam__slots_flush(mam__u32 more, struct mam__heap_control *control) {
   mam__u32 found = 0, at = 0;
-  (void)mam__add_relaxed_u32(&control->opening[MAM__HEAP_KINDS], 1);
   MAM__LOOP
   while (at >> MAM__FLUSH_NUMBER < MAM__HEAP_KINDS && more != 0) {
     at = MAM__OUT_OF_SIGHT(mam__held_flush)(at >> MAM__FLUSH_NUMBER, control);
     found |= at & (MAM__FLUSH_FREED | MAM__FLUSH_BUSY);
     more -= (found & MAM__FLUSH_FREED) != 0;
   }
-  (void)mam__add_acq_rel_u32(&control->opening[MAM__HEAP_KINDS], ~0u); /* release: as in mam__opening_end */
   return found;
 }
 
