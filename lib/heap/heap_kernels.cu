@@ -43,6 +43,7 @@ extern "C" __global__ void mam_kernel_records(const mam__u64 *places, struct mam
 
 /* warp_core.h needs both functions.  These kernels do not allocate. */
 MAM__INLINE mam__u64 mam__warp_heap_malloc(struct mam__heap_control *, mam__u64) { return 0; }
+MAM__INLINE mam__u64 mam__warp_heap_try(struct mam__heap_control *, mam__u64) { return 0; }
 MAM__INLINE void mam__warp_heap_free(struct mam__heap_control *control, mam__u64 address) {
   (void)mam__block_free(control, address);
 }

@@ -29,6 +29,8 @@ static struct {
   size_t wrong_frees; /* frees of addresses that are no live block */
   size_t refuse_from; /* requests from this one on get nothing; 0: all get something */
   size_t requests;
+  size_t tries;                /* requests that can do with less */
+  bool refuse_tries;           /* these get nothing */
   void *(*take)(size_t bytes); /* where memory comes from and goes to */
   void (*give)(void *address, size_t bytes);
 } warp_model = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -50,6 +52,8 @@ static inline void warp_model_begin(void) {
       free((void *)(uintptr_t)warp_model.blocks[i].address);
   memset(warp_model.blocks, 0, warp_model.count * sizeof warp_model.blocks[0]);
   warp_model.count = warp_model.live = warp_model.wrong_frees = warp_model.refuse_from = warp_model.requests = 0;
+  warp_model.tries = 0;
+  warp_model.refuse_tries = false;
   warp_model.take = warp_model_take;
   warp_model.give = warp_model_give;
 }
@@ -73,6 +77,14 @@ static inline mam__u64 mam__warp_heap_malloc(struct mam__heap_control *control, 
   }
   pthread_mutex_unlock(&warp_model.lock);
   return address;
+}
+
+static inline mam__u64 mam__warp_heap_try(struct mam__heap_control *control, mam__u64 bytes) {
+  pthread_mutex_lock(&warp_model.lock);
+  warp_model.tries++;
+  bool refuses = warp_model.refuse_tries;
+  pthread_mutex_unlock(&warp_model.lock);
+  return refuses ? 0 : mam__warp_heap_malloc(control, bytes);
 }
 
 static inline void mam__warp_heap_free(struct mam__heap_control *control, mam__u64 address) {

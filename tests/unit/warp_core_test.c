@@ -137,6 +137,22 @@ START_TEST(superblocks_grow_to_their_full_size) {
 }
 END_TEST
 
+/* Above 32 KiB the next size is tried for, once.  If it is not there, the header gets what it needs. */
+START_TEST(a_header_does_not_wait_for_the_next_size) {
+  static const mam_warp_options growing = {16 * KIB, 1 * KIB, 126, 16, 1024 * KIB};
+  static const size_t sizes[] = {1 * KIB, 16 * KIB, 16 * KIB, 40 * KIB, 160 * KIB};
+  static const size_t requests[] = {512, 15 * KIB, 15 * KIB, 40 * KIB, 20 * KIB};
+  struct mam_warp *warp = start(growing);
+  for (unsigned i = 0; i < 5; i++) {
+    warp_model.refuse_tries = i < 4;
+    mam__u64 block = (mam__u64)(uintptr_t)take(warp, i % LANES, requests[i]);
+    ck_assert_uint_eq(warp_model_around(block, requests[i])->bytes, sizes[i]);
+  }
+  ck_assert_uint_eq(warp_model.tries, 3);
+  everyone(warp, MAM__WARP_ENDS);
+}
+END_TEST
+
 START_TEST(what_is_larger_than_a_superblock_is_a_block_of_the_heap) {
   struct mam_warp *warp = start(usual);
   const char *block = take(warp, 0, 100 * KIB);
@@ -586,6 +602,7 @@ static Suite *warp_core_suite(void) {
       a_new_superblock_comes_when_one_is_full,
       superblocks_grow_to_their_full_size,
       where_there_is_no_large_superblock_a_small_one_does,
+      a_header_does_not_wait_for_the_next_size,
       what_is_larger_than_a_superblock_is_a_block_of_the_heap,
       a_superblock_s_size_exactly_is_no_larger,
       lists_are_chained_when_full,

@@ -89,6 +89,13 @@ MAM__OUTLINE void mam__warp_block_free(mam__u32, struct mam__heap_control *contr
 MAM__INLINE mam__u64 mam__warp_heap_malloc(struct mam__heap_control *control, mam__u64 bytes) {
   return MAM__OUT_OF_SIGHT(mam__warp_block_malloc)(0, 0, control, bytes);
 }
+MAM__OUTLINE mam__u64 mam__warp_block_try(MAM__TAG(4) struct mam__heap_control *control, mam__u64 bytes) {
+  mam__u32 pages = (mam__u32)((bytes + MAM__PAGE_BYTES - 1) >> MAM__PAGE_SHIFT);
+  return MAM__OUT_OF_SIGHT(mam__run_try)(control, pages, mam__home_here(control->heap));
+}
+MAM__INLINE mam__u64 mam__warp_heap_try(struct mam__heap_control *control, mam__u64 bytes) {
+  return MAM__OUT_OF_SIGHT(mam__warp_block_try)(control, bytes);
+}
 MAM__INLINE void mam__warp_heap_free(struct mam__heap_control *control, mam__u64 address) {
   MAM__OUT_OF_SIGHT(mam__warp_block_free)(0, control, address);
 }

@@ -18,7 +18,7 @@
  * write it plainly.  Lanes that come in parts change the same words by compare-and-swap.  The caller knows which of the
  * two it is; each function says what the caller has to order.
  *
- * The file that includes this defines mam__warp_heap_malloc and mam__warp_heap_free.
+ * The file that includes this defines mam__warp_heap_malloc, mam__warp_heap_try and mam__warp_heap_free.
  */
 #ifndef MAM_DETAIL_WARP_CORE_H
 #define MAM_DETAIL_WARP_CORE_H
@@ -29,9 +29,10 @@
 /* A function that is called out of sight may be any function of the same types, for ptxas, so functions that call each
  * other differ in their types (MAM__TAG in atomics.h). */
 
-/* A block of the device heap, for one lane that acts alone, 0 if there is no memory; and its free.  The file that
- * includes this one defines both. */
+/* A block of the device heap, for one lane that acts alone, 0 if there is no memory; the same by mam__run_try, for more
+ * than MAM__CHUNK_BYTES; and its free.  The file that includes this one defines them. */
 MAM__INLINE mam__u64 mam__warp_heap_malloc(struct mam__heap_control *control, mam__u64 bytes);
+MAM__INLINE mam__u64 mam__warp_heap_try(struct mam__heap_control *control, mam__u64 bytes);
 MAM__INLINE void mam__warp_heap_free(struct mam__heap_control *control, mam__u64 address);
 
 /* ---- Words that lanes share ----
@@ -199,23 +200,27 @@ MAM__OUTLINE mam__u64 mam__warp_direct(struct mam_warp *warp, mam__u64 *list, ma
 MAM__INLINE mam__u32 mam__warp_grown(mam__u32 bytes, mam__u32 most) {
   return bytes < most / MAM__WARP_GROWTH ? bytes * MAM__WARP_GROWTH : most;
 }
-/* The size of a superblock to ask for, if the next one was to have `next` bytes and the caller needs `need`. */
-MAM__INLINE mam__u32 mam__warp_enough(const struct mam_warp *warp, mam__u32 next, mam__u32 need) {
-  return need <= next ? next : mam__warp_grown(need, warp->most_bytes);
+/* A new superblock of the device heap for so many blocks: of the next size, or larger if need be.  A header waits for
+ * what it needs, and not for the next size: where memory is short, that is what others need.  Returns its word; 0 if
+ * there is no memory. */
+MAM__OUTLINE mam__u64 mam__warp_superblock(MAM__TAG(1) struct mam_warp *warp, mam__u32 blocks) {
+  mam__u32 shift = warp->block_shift, need = blocks << shift, bytes = mam__load_relaxed_u32(&warp->next_bytes);
+  mam__u32 least = need > warp->superblock_bytes ? need : warp->superblock_bytes;
+  bytes = need <= bytes ? bytes : mam__warp_grown(need, warp->most_bytes);
+  mam__u64 block = bytes > MAM__CHUNK_BYTES && bytes > least ? mam__warp_heap_try(warp->control, bytes)
+                                                             : mam__warp_heap_malloc(warp->control, bytes);
+  if (block == 0 && bytes > least)
+    block = mam__warp_heap_malloc(warp->control, bytes = least);
+  return block != 0 ? mam__warp_word(block, bytes >> shift) : 0;
 }
 
 /* A superblock of at least so many blocks: the one that waits, or a new one.  It is entered in the list.  Returns its
  * word; 0 if there is none. */
 MAM__INLINE mam__u64 mam__warp_another(struct mam_warp *warp, mam__u32 blocks) {
-  mam__u32 shift = warp->block_shift, need = blocks << shift;
-  mam__u32 bytes = mam__warp_enough(warp, mam__load_relaxed_u32(&warp->next_bytes), need);
-  mam__u64 waited = mam__warp_take_waiting(warp, blocks), superblock;
-  if (waited != 0)
-    return mam__warp_register(warp, &warp->list, mam__warp_address(waited), 0) != 0 ? waited : 0;
-  superblock = mam__warp_own(warp, &warp->list, bytes, 0);
-  if (superblock == 0 && need <= warp->superblock_bytes && warp->superblock_bytes < bytes)
-    superblock = mam__warp_own(warp, &warp->list, bytes = warp->superblock_bytes, 0);
-  return superblock != 0 ? mam__warp_word(superblock, bytes >> shift) : 0;
+  mam__u64 superblock = mam__warp_take_waiting(warp, blocks);
+  if (superblock == 0)
+    superblock = MAM__OUT_OF_SIGHT(mam__warp_superblock)(warp, blocks);
+  return mam__warp_register(warp, &warp->list, mam__warp_address(superblock), 0) != 0 ? superblock : 0;
 }
 
 /* Takes blocks of a new superblock, which becomes the current one if more is left in it.  Returns the address; 0 if
@@ -242,22 +247,20 @@ MAM__OUTLINE mam__u64 mam__warp_refill(struct mam_warp *warp, mam__u32 blocks) {
  * before it acquires memory there has to be read again afterwards.  In the rare cases it calls mam__warp_refill. */
 MAM__OUTLINE mam__u64 mam__warp_refill_alone(mam__u32 blocks, struct mam_warp *warp) {
   mam__u64 list = warp->list, current = warp->current, largest = warp->largest, at = mam__warp_address(list);
-  mam__u32 shift = warp->block_shift, bytes = mam__warp_enough(warp, warp->next_bytes, blocks << shift);
-  mam__u32 most = warp->most_bytes;
+  mam__u32 shift = warp->block_shift, most = warp->most_bytes;
   int waits = warp->park != 0;
   if (blocks > most >> shift)
     return 0;
   if (mam__warp_number(list) >= mam__warp_list_room(warp, at))
     return MAM__OUT_OF_SIGHT(mam__warp_refill)(warp, blocks);
   mam__u64 superblock = mam__warp_take_waiting(warp, blocks);
-  if (superblock == 0 && (superblock = mam__warp_heap_malloc(warp->control, bytes)) != 0)
-    superblock = mam__warp_word(superblock, bytes >> shift);
   if (superblock == 0)
-    return MAM__OUT_OF_SIGHT(mam__warp_refill)(warp, blocks);
-  bytes = mam__warp_number(superblock) << shift;
+    superblock = MAM__OUT_OF_SIGHT(mam__warp_superblock)(warp, blocks);
+  if (superblock == 0)
+    return 0;
   mam__store_relaxed_u64(mam__warp_list_entry(at, mam__warp_number(list)), mam__warp_address(superblock));
   warp->list = list + 1;
-  warp->next_bytes = mam__warp_grown(bytes, most);
+  warp->next_bytes = mam__warp_grown(mam__warp_number(superblock) << shift, most);
   if (waits && mam__warp_number(largest) < mam__warp_number(superblock))
     warp->largest = superblock;
   superblock -= blocks;
