@@ -17,8 +17,13 @@
 
 static __device__ heap_word series_thread() { return blockIdx.x * (heap_word)blockDim.x + threadIdx.x; }
 
+/* An adapter defines this if its kernel needs it for thread blocks of 1,024. */
+#ifndef SERIES_BOUNDS
+#define SERIES_BOUNDS
+#endif
+
 /* What is timed: the requests, and the frees. */
-extern "C" __global__ void series_whole(series::handle heap, struct series_work work) {
+extern "C" __global__ void SERIES_BOUNDS series_whole(series::handle heap, struct series_work work) {
   if (series_thread() >= work.threads)
     return;
   unsigned failed = 0;

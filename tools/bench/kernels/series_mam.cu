@@ -7,4 +7,5 @@ struct adapter {
   static __device__ void give(const handle &heap, void *block) { mam_free(heap, block); }
 };
 
+#define SERIES_BOUNDS __launch_bounds__(1024)
 #include "series_blocks.cuh"
