@@ -50,7 +50,7 @@ MAM__INLINE struct mam__found mam__run_claim(struct mam__heap_control *control, 
       return place;
     MAM__FORGET_ADDRESS(control);
     /* Many threads flush at once, each a part, so that the search after that finds something. */
-    mam__u32 found = i != 0 ? mam__slots_flush(i < 16 ? 1u << i : ~0u, control) : MAM__FLUSH_FREED;
+    mam__u32 found = i != 0 ? mam__slots_flush(i < 16 ? 1u << i : ~0u, control) : (mam__u32)MAM__FLUSH_FREED;
     MAM__FORGET_ADDRESS(control);
     if (found == 0 && MAM__OUT_OF_SIGHT(mam__parks_flush)(control))
       found = MAM__FLUSH_FREED;

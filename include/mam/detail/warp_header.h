@@ -83,7 +83,7 @@ MAM__INLINE int mam__warp_is(const struct mam_warp *warp) {
  * least an entry, and each size fits its field. */
 MAM__INLINE mam_warp_options mam__warp_options_sound(mam_warp_options options) {
   const mam__u32 most = MAM__WARP_NUMBER * MAM__WARP_LEAST_BLOCK, front = sizeof(struct mam_warp);
-  mam__u32 block = options.block_bytes <= MAM__WARP_LEAST_BLOCK ? MAM__WARP_LEAST_BLOCK : options.block_bytes;
+  mam__u32 block = options.block_bytes <= MAM__WARP_LEAST_BLOCK ? (mam__u32)MAM__WARP_LEAST_BLOCK : options.block_bytes;
   block = block > 1u << 12 ? 1u << 12 : 1u << (32 - mam__leading_zeros_u32(block - 1));
   mam__u32 superblock = options.superblock_bytes > most ? most : options.superblock_bytes;
   mam__u32 first = options.first_bytes > most ? most : options.first_bytes;
