@@ -19,8 +19,9 @@ static uint64_t seen(uint64_t value);
 #define MAM__ATOMICS_STEP() step()
 #define MAM__ATOMICS_SEEN(value) seen(value)
 #define MAM__ATOMICS_PAUSE() waits()
-#define MAM__SCARCE_ROUNDS 1 /* a further round would multiply the states */
+#define MAM__SCARCE_ROUNDS rounds
 static void waits(void);
+static unsigned rounds; /* how many passes a request may make */
 
 #include "support/heap_model.h"
 #include "support/interleave.h"
@@ -224,6 +225,8 @@ static uint64_t memory_hash(void) {
     hash = interleave_mix(hash, mam__area_rings(area)[page] | (uint64_t)*mam__page_owner(area.words, page) << 16);
   for (mam__u32 number = 0; number < MAM__HEAP_KINDS; number++)
     hash = interleave_mix(hash, model->control->held[number]);
+  for (mam__u32 number = 0; number < MAM__HEAP_KINDS; number++)
+    hash = interleave_mix(hash, model->control->missing[number]);
   hash = interleave_mix(hash, model->control->mode | (uint64_t)model->control->sweep_next << 8 |
                                   (uint64_t)model->control->sweep_done << 32);
   for (unsigned i = 0; i < MAM__OPENINGS; i++)
@@ -243,6 +246,7 @@ static void body(int which) { scenario->bodies[which](); }
 static void run_begin(void) {
   memset(threads, 0, sizeof threads);
   violation = NULL;
+  rounds = 1; /* further passes would multiply the states */
   model->control->heap.lazy = 0;
   mam__area_clear(model->control->superblocks[0], 0, 1);
   mam__slots_clear(model->control, 0, 1);
@@ -415,6 +419,40 @@ static void one_of_two_frees(void) {
     violation = "of two frees of one block none succeeded";
 }
 
+/* ---- A full heap in which slots hold what is left: no request that needs it may fail ---- */
+
+/* All chunks of a span but count are in use, and a slot holds these.  No page is free. */
+static void slot_holds(unsigned count) {
+  rounds = 1000;
+  if (heap_model_malloc_warp(model, 1024, 0, 32 - count, prepared) != 32 - count)
+    ck_abort_msg("there was room");
+  mam__u32 pages = model->control->superblocks[0].page_count - mam__span_pages(model->control->heap.chunks, CLASS_A);
+  ck_assert_uint_ne(mam__run_malloc(model->control, (mam__u64)pages * MAM__PAGE_BYTES, 0), 0);
+}
+static void slot_holds_one(void) { slot_holds(1); }
+static void slot_holds_two(void) { slot_holds(2); }
+/* A slot holds all chunks of a span but one, which is free. */
+static void slot_holds_all(void) {
+  slot_holds(31);
+  free_prepared(0);
+}
+static void flush(void) { (void)mam__held_flush(mam__kind_number(CLASS_A), model->control); }
+/* A request for chunks of a class in need: it looks at no slot before. */
+static void need(mam__u32 size_class) {
+  struct mam__claim claim = mam__claim_scarce(model->control, size_class, 1);
+  if (claim.mask != 0)
+    hold((void *)(uintptr_t)mam__claim_chunk(claim, 0));
+  else
+    violation = "a request failed, and there was a chunk all the time";
+}
+static void need_a(void) { need(CLASS_A); }
+static void need_smaller(void) { need(CLASS_A - 1); }
+static void need_run(void) {
+  take_a_run();
+  if (threads[coroutine_running].count == 0)
+    violation = "a request failed, and there was a run all the time";
+}
+
 /* The fault of the paper: a claim reads the chunk size and then sets a bit in the page's bit field, whose size may be
  * another by then. */
 static void claim_by_stale_size(void) {
@@ -456,6 +494,10 @@ static const struct scenario scenarios[] = {
     {"two sweeps", 2, lazy_one_left, {sweep, sweep}, swept},
     {"pages that come back", 3, little_room, {free_run, take_pages, take_pages}, NULL},
     {"pages that come back against a search", 2, known_to_be_short, {free_run, search_few}, NULL},
+    {"a flush of the last chunk against a request", 2, slot_holds_one, {flush, need_a}, NULL},
+    {"a flush of the last chunk against a smaller request", 2, slot_holds_one, {flush, need_smaller}, NULL},
+    {"two requests that flush the last two chunks", 2, slot_holds_two, {need_a, need_a}, NULL},
+    {"a flush of the last span against a run", 2, slot_holds_all, {flush, need_run}, NULL},
 };
 
 START_TEST(every_interleaving_keeps_the_heap_whole) {
