@@ -454,6 +454,29 @@ START_TEST(a_try_takes_what_is_there) {
 }
 END_TEST
 
+/* The hints of many blocks say that there are free chunks, and one of them is right.  Threads that took the others at
+ * the same time have left it so. */
+START_TEST(one_free_chunk_is_found_behind_many_old_hints) {
+  enum { HINTS = 300 };
+  mam__u32 of[HINTS], freed = 0, last = MAM__NO_PAGE, kind = mam__class_of(MAM__PAGE_BYTES);
+  model = heap_model_create(16 * MIB, 1);
+  unsigned count = fill(MAM__PAGE_BYTES);
+  for (unsigned i = 0; i < count && freed < HINTS; i++) {
+    struct mam__block block = mam__block_at(model->control, (mam__u64)(uintptr_t)blocks[i]);
+    mam__u32 page = block.bit.word / MAM__PAGE_WORDS;
+    if (last != MAM__NO_PAGE && page / MAM__BLOCK_PAGES <= last)
+      continue;
+    ck_assert(heap_model_free(model, blocks[i]));
+    of[freed++] = last = page / MAM__BLOCK_PAGES;
+  }
+  ck_assert_uint_eq(freed, HINTS);
+  for (unsigned i = 0; i + 1 < freed; i++)
+    ck_assert_uint_ne(mam__block_claim(model->control->superblocks, of[i], kind, 1).mask, 0);
+  ck_assert_ptr_nonnull(heap_model_malloc(model, MAM__PAGE_BYTES, 0));
+  ck_assert_ptr_null(heap_model_malloc(model, MAM__PAGE_BYTES, 0));
+}
+END_TEST
+
 /* A search for pages stays within a small superblock, whatever it remembered of a large one. */
 START_TEST(superblocks_of_different_sizes_are_kept_apart) {
   model = heap_model_create(MIB, 2);
@@ -526,6 +549,7 @@ int main(void) {
   tcase_add_test(tests, searches_find_what_there_is);
   tcase_add_test(tests, a_try_takes_what_is_there);
   tcase_add_loop_test(tests, runs_over_the_end_of_a_part_are_found, 0, 2);
+  tcase_add_test(tests, one_free_chunk_is_found_behind_many_old_hints);
   tcase_add_test(tests, superblocks_of_different_sizes_are_kept_apart);
   tcase_add_loop_test(tests, long_runs_of_a_lazy_heap_are_apart_and_come_back, 0, 2);
   tcase_add_loop_test(tests, random_operations_keep_every_block_whole, 0, 2);

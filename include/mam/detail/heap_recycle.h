@@ -138,7 +138,7 @@ MAM__OUTLINE struct mam__claim mam__recycle(MAM__TAG(2) const struct mam__area *
         return claim;
       block = MAM__OUT_OF_SIGHT(mam__class_look)(&mam__area_class(*area, size_class)[index],
                                                  mam__area_class_words(*area) - index);
-      if (block != MAM__NO_PAGE && tries++ < MAM__RETRIES)
+      if (block != MAM__NO_PAGE && tries++ < MAM__AHEAD * 64) /* as many as there are blocks */
         break;
       tries = 0;
       index = MAM__OUT_OF_SIGHT(mam__map_next)(mam__area_class(*area, size_class), mam__area_class_words(*area),
