@@ -4,6 +4,9 @@
 #include <stdbool.h>
 #include <stdio.h>
 
+static void rest(void);
+#define MAM__ATOMICS_PAUSE() rest()
+
 #include "support/heap_model.h"
 #include "support/run_suite.h"
 
@@ -19,6 +22,15 @@ static void tear_down(void) {
     heap_model_destroy(model);
   model = NULL;
   free(blocks);
+}
+
+/* What happens at the rest that counts `rests` down to 0. */
+static unsigned rests;
+static void (*happens)(void);
+
+static void rest(void) {
+  if (rests != 0 && --rests == 0)
+    happens();
 }
 
 static uint64_t random_state = 88172645463325252u;
@@ -454,6 +466,24 @@ START_TEST(a_try_takes_what_is_there) {
 }
 END_TEST
 
+/* A run that is nowhere near the home is not refused while another thread still sweeps. */
+static void end_of_the_sweep(void) { mam__swept(model->control); }
+START_TEST(a_run_waits_for_a_sweep_of_others) {
+  struct mam__area area = begin_searches();
+  mam__u32 words = mam__area_map_words(area);
+  ck_assert_uint_eq(mam__run_take_at(0, SEARCHED_PAGES, area), SEARCHED_PAGES);
+  for (mam__u32 word = 0; word < words; word++)
+    if (word % model->control->home_count != 0)
+      mam__pages_release(area, word * 64, SEARCHED_PAGES - word * 64 < 64 ? SEARCHED_PAGES - word * 64 : 64);
+  model->control->mode = MAM__MODE_SWEEPING; /* another thread has the last word in its hands */
+  model->control->sweep_next = model->control->sweep_done = words;
+  happens = end_of_the_sweep;
+  rests = 1000;
+  ck_assert_ptr_nonnull(heap_model_malloc(model, 12 * MAM__PAGE_BYTES, 0));
+  ck_assert_uint_eq(rests, 0);
+}
+END_TEST
+
 /* The hints of many blocks say that there are free chunks, and one of them is right.  Threads that took the others at
  * the same time have left it so. */
 START_TEST(one_free_chunk_is_found_behind_many_old_hints) {
@@ -549,6 +579,7 @@ int main(void) {
   tcase_add_test(tests, searches_find_what_there_is);
   tcase_add_test(tests, a_try_takes_what_is_there);
   tcase_add_loop_test(tests, runs_over_the_end_of_a_part_are_found, 0, 2);
+  tcase_add_test(tests, a_run_waits_for_a_sweep_of_others);
   tcase_add_test(tests, one_free_chunk_is_found_behind_many_old_hints);
   tcase_add_test(tests, superblocks_of_different_sizes_are_kept_apart);
   tcase_add_loop_test(tests, long_runs_of_a_lazy_heap_are_apart_and_come_back, 0, 2);

@@ -55,7 +55,7 @@ MAM__INLINE struct mam__found mam__run_claim(struct mam__heap_control *control, 
     if (found == 0 && MAM__OUT_OF_SIGHT(mam__parks_flush)(control))
       found = MAM__FLUSH_FREED;
     MAM__FORGET_ADDRESS(control);
-    if (found == 0 && mam__load_acquire_u32(&control->opening[MAM__HEAP_KINDS]) == 0 &&
+    if (found == 0 && sum != 0 && mam__load_acquire_u32(&control->opening[MAM__HEAP_KINDS]) == 0 &&
         mam__stamps_sum(control, control->superblocks[0]) == sum)
       return place;
     MAM__FORGET_ADDRESS(control);

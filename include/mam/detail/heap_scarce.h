@@ -104,7 +104,7 @@ MAM__INLINE struct mam__claim mam__claim_own(struct mam__heap_control *control, 
 MAM__INLINE int mam__pass_end(struct mam__heap_control *control, mam__u32 size_class, mam__u32 sum, int busy,
                               mam__u32 pass) {
   mam__u32 found = MAM__FLUSH_BUSY;
-  busy |= mam__load_acquire_u32(&control->mode) != MAM__MODE_WATCHED;
+  busy |= sum == 0; /* the pass began during a sweep */
   /* acquire: if a span was opened meanwhile, its stamp has been raised, or the pass could have found it. */
   busy |= (mam__load_acquire_u32(&control->opening[mam__kind_number(size_class)]) |
            mam__load_acquire_u32(&control->opening[MAM__HEAP_KINDS])) != 0;

@@ -101,7 +101,8 @@ MAM__OUTLINE int mam__pages_are_short(MAM__TAG(2) struct mam__heap_control *cont
 
 /* ---- Stamps ---- */
 
-/* Makes all stamps odd, and returns their sum. */
+/* Makes all stamps odd, and returns their sum; 0 while the first superblock is not swept: then memory may come back of
+ * which no stamp tells, and searches leave out what is being swept. */
 MAM__OUTLINE mam__u32 mam__stamps_rely(MAM__TAG(1) struct mam__heap_control *control) {
   mam__u32 sum = 0, superblocks = mam__load_acquire_u32(&control->superblock_count);
   MAM__LOOP
@@ -110,7 +111,7 @@ MAM__OUTLINE mam__u32 mam__stamps_rely(MAM__TAG(1) struct mam__heap_control *con
     sum += (seen & 1) != 0 ? seen : mam__or_acq_rel_u32(stamp, 1) | 1;
   }
   mam__barrier_all(); /* pairs with mam__chunk_matters, mam__returned_matters and mam__words_matter */
-  return sum;
+  return mam__load_acquire_u32(&control->mode) == MAM__MODE_WATCHED ? sum : 0; /* acquire: pairs with mam__swept */
 }
 
 /* The sum of the stamps as they are; 0 if the first one is even, since then no thread relies on it. */
