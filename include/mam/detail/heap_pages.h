@@ -191,7 +191,7 @@ MAM__OUTLINE mam__u32 mam__long_look(const mam__u64 *words, mam__u32 left, mam__
   return open != 0 ? mam__lowest_u32(fits) : (mam__u32)MAM__AHEAD;
 }
 
-/* Takes a run of more than 64 pages that begins in the words from first on and before last.  If another thread disturbs
+/* Takes a run of more than 64 pages that lies in the words from first on and before last.  If another thread disturbs
  * that, it goes on `skip` pages behind what it took: the whole run, which the other one is likely to get, or a page. */
 MAM__OUTLINE mam__u32 mam__run_take_long(MAM__TAG(3) const struct mam__area *area, mam__u32 count, mam__u32 first,
                                          mam__u32 last, mam__u32 skip) {

@@ -40,7 +40,8 @@ MAM__INLINE mam__u64 mam__park_empty(struct mam__heap_control *control, mam__u64
 MAM__OUTLINE int mam__parks_flush(struct mam__heap_control *control) {
   mam__u32 at = 0;
   int found = 0;
-  if (mam__load_relaxed_u64(&control->parks_held) == 0)
+  /* acquire: if another thread has what waited in its hands, the caller sees that in the count below. */
+  if (mam__load_acquire_u64(&control->parks_held) == 0)
     return 0;
   (void)mam__add_relaxed_u32(&control->opening[MAM__HEAP_KINDS], 1);
   mam__u64 groups = mam__exchange_acq_rel_u64(&control->parks_held, 0);
