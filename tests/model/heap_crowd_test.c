@@ -178,7 +178,7 @@ static const struct {
   unsigned low, high;
   double least_share, least_mean; /* the least share that a round hands out, and the least mean */
 } fills[] = {
-    {MIB / 4, 16, 64, 0.73, 0.78},   {MIB / 4, 256, 256, 0.9, 0.95},    {1 * MIB, 16, 64, 0.75, 0.75},
+    {MIB / 4, 16, 64, 0.7, 0.78},    {MIB / 4, 256, 256, 0.9, 0.95},    {1 * MIB, 16, 64, 0.75, 0.75},
     {2 * MIB, 4, 512, 0.65, 0.65},   {8 * MIB, 4, 512, 0.75, 0.75},     {1 * MIB, 16, 16, 0.95, 0.95},
     {4 * MIB, 256, 256, 0.95, 0.95}, {4 * MIB, 1024, 1024, 0.95, 0.95}, {8 * MIB, 4096, 4096, 0.95, 0.95},
 };
@@ -263,7 +263,7 @@ static const struct need {
   unsigned long longest_most, warp_most;
 } needs[] = {
     {"512 B that come and go", 512, 512, 1 << 20, 3, 1500, 40},
-    {"16 B to 4 KiB", 16, 4096, 1 << 17, 4, 9000, 1200},
+    {"16 B to 4 KiB", 16, 4096, 1 << 17, 4, 9500, 1200},
 };
 static const struct need *need;
 static unsigned round_now;
