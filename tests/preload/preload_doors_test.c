@@ -396,6 +396,5 @@ static Suite *suite(void) {
 
 int main(int count, char **arguments) {
   (void)count;
-  preload_self(arguments);
-  return run_suite(suite());
+  return preload_run_suite(arguments, suite);
 }

@@ -886,6 +886,5 @@ static Suite *suite(void) {
 int main(int count, char **arguments) {
   (void)count;
   (void)setenv("MAM_LINGER_MS", "100", 1);
-  preload_self(arguments);
-  return run_suite(suite());
+  return preload_run_suite(arguments, suite);
 }

@@ -72,10 +72,10 @@ int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t
 /* The library under test stands where the tests are run: in the top of the build. */
 #define PRELOAD_LIBRARY "lib/.libs/libmam_preload.so"
 
-/* Starts the program again under the library, unless it is.  Where there is none, the test is skipped. */
-static inline void preload_self(char **arguments) {
+/* Runs a suite under the library: starts the program again, unless it is.  Where there is none, the test is skipped. */
+static inline int preload_run_suite(char **arguments, Suite *(*suite)(void)) {
   if (getenv("MAM_TEST_PRELOADED") != NULL)
-    return;
+    return run_suite(suite());
   if (access(PRELOAD_LIBRARY, R_OK) != 0) {
     (void)puts("SKIP: " PRELOAD_LIBRARY " was not built");
     exit(77);
