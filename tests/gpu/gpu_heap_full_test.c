@@ -61,6 +61,38 @@ START_TEST(memory_of_one_size_serves_another_afterwards) {
 }
 END_TEST
 
+/* Blocks of all classes come and go; then the empty heap is asked for runs, by all threads at once.  What the slots of
+ * the classes still keep must come back for them. */
+START_TEST(runs_find_what_small_blocks_left) {
+  static const unsigned shares[] = {30, 60, 90};
+  enum { run_bytes = 128 * 1024, least_log = 4, classes_end_log = 15 };
+  size_t heap_bytes = gpu_small() ? 16 * MIB : 512 * MIB;
+  for (unsigned i = 0; i < 3; i++) {
+    struct gpu_heap heap = gpu_heap_of(heap_bytes);
+    struct gpu_heap_tally *tally = gpu_heap_tally_new();
+    for (unsigned log = least_log; log < classes_end_log; log++) {
+      struct gpu_heap_traffic small = {
+          .count = (unsigned)(heap_bytes / 4096), .low = 1u << log, .high = (2u << log) - 1, .seed = log};
+      GPU_OK(gpu_heap_churn(heap.handle, small, 4, tally, NULL));
+    }
+    gpu_heap_sound(tally);
+    gpu_heap_holds(&heap, 0);
+    struct gpu_heap_traffic runs = {
+        .count = (unsigned)(heap_bytes * shares[i] / 100 / run_bytes), .low = run_bytes, .high = run_bytes};
+    unsigned long long *slots = gpu_heap_slots(runs.count), served = tally->served;
+    GPU_OK(gpu_heap_allocate(heap.handle, runs, slots, tally, NULL));
+    GPU_OK(gpu_heap_check(runs, slots, tally, NULL));
+    gpu_heap_sound(tally);
+    served = tally->served - served;
+    ck_assert_msg(served >= runs.count * (shares[i] > 60 ? 0.9 : 1), "%u%% of the heap: of %u runs only %llu",
+                  shares[i], runs.count, served);
+    GPU_OK(gpu_heap_release(heap.handle, runs, 0, 0, 1, slots, tally, NULL));
+    gpu_heap_sound(tally);
+    gpu_heap_holds(&heap, 0);
+  }
+}
+END_TEST
+
 START_TEST(answers_say_why_there_is_no_block) {
   struct gpu_heap heap = gpu_heap_of(4 * MIB);
   unsigned long long *slot = gpu_heap_slots(1);
@@ -165,6 +197,7 @@ static Suite *heap_full_suite(void) {
   tcase_add_test(full, small_heap_of_mixed_sizes_answers_and_recovers);
   tcase_add_test(full, smallest_heap_answers_and_recovers);
   tcase_add_test(full, memory_of_one_size_serves_another_afterwards);
+  tcase_add_test(full, runs_find_what_small_blocks_left);
   tcase_add_test(full, answers_say_why_there_is_no_block);
   TCase *growth = gpu_heap_case_add(suite, "growth");
   tcase_add_test(growth, heap_grows_between_kernels_and_trims);
