@@ -19,9 +19,9 @@ static uint64_t seen(uint64_t value);
 #define MAM__ATOMICS_STEP() step()
 #define MAM__ATOMICS_SEEN(value) seen(value)
 #define MAM__ATOMICS_PAUSE() waits()
-#define MAM__SCARCE_ROUNDS rounds
+#define MAM__SCARCE_PATIENCE patience
 static void waits(void);
-static unsigned rounds; /* how many passes a request may make */
+static unsigned patience; /* what the passes of a request may cost */
 
 #include "support/heap_model.h"
 #include "support/interleave.h"
@@ -246,7 +246,7 @@ static void body(int which) { scenario->bodies[which](); }
 static void run_begin(void) {
   memset(threads, 0, sizeof threads);
   violation = NULL;
-  rounds = 1; /* further passes would multiply the states */
+  patience = 1; /* further passes would multiply the states */
   model->control->heap.lazy = 0;
   mam__area_clear(model->control->superblocks[0], 0, 1);
   mam__slots_clear(model->control, 0, 1);
@@ -423,7 +423,7 @@ static void one_of_two_frees(void) {
 
 /* All chunks of a span but count are in use, and a slot holds these.  No page is free. */
 static void slot_holds(unsigned count) {
-  rounds = 1000;
+  patience = 1000;
   if (heap_model_malloc_warp(model, 1024, 0, 32 - count, prepared) != 32 - count)
     ck_abort_msg("there was room");
   mam__u32 pages = model->control->superblocks[0].page_count - mam__span_pages(model->control->heap.chunks, CLASS_A);

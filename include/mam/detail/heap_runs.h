@@ -6,10 +6,10 @@
  *   2. pages from anywhere (mam__pages_any)
  *   3. if there are none: rely on the stamps, look again (2), then free a part of what slots and parks hold, a larger
  *      one each time (mam__slots_flush)
- *   4. 3 again, until a look found nothing, nothing was freed and no stamp has changed; then the request fails
+ *   4. 3 again, until there is nothing: a look found nothing, nothing was freed and no stamp has changed; or until the
+ *      looks have cost too much
  *
- * All requests in need free parts at the same time.  If they waited for one that does, or freed only while no stamp
- * changes, a thousand of them would search the heap again and again while its slots hold most of it.
+ * All requests in need free parts at the same time, and a look has a cost: as in heap_scarce.h.
  *
  * A request for a long run takes a part of what it finds and gives it back if the rest is missing.  Others could miss
  * that part, so control->opening counts such requests, and a thread rests before it looks again, longer every time.
@@ -31,7 +31,7 @@ MAM__INLINE struct mam__found mam__run_claim(struct mam__heap_control *control, 
     if (mam__load_relaxed_u32(&control->mode) == MAM__MODE_LAZY)
       place.page = MAM__OUT_OF_SIGHT(mam__run_take_kept)(control, place.area, pages);
   }
-  mam__u32 sum = 0;
+  mam__u32 sum = 0, spent = 0;
   MAM__LOOP
   for (mam__u32 i = 0;; i++) {
     MAM__FORGET(pages); /* what is computed from it is not kept over the calls */
@@ -45,7 +45,7 @@ MAM__INLINE struct mam__found mam__run_claim(struct mam__heap_control *control, 
         MAM__OUT_OF_SIGHT(mam__kept_extend)(control, place.page + pages);
       (void)mam__add_acq_rel_u32(&control->opening[MAM__HEAP_KINDS], ~0u);
     }
-    if (place.page != MAM__NO_PAGE || i == MAM__SCARCE_ROUNDS ||
+    if (place.page != MAM__NO_PAGE || spent >= MAM__SCARCE_PATIENCE ||
         !MAM__OUT_OF_SIGHT(mam__heap_could)(control, (mam__u64)pages << MAM__PAGE_SHIFT))
       return place;
     MAM__FORGET_ADDRESS(control);
@@ -62,7 +62,11 @@ MAM__INLINE struct mam__found mam__run_claim(struct mam__heap_control *control, 
     /* A thread that takes a part and gives it back makes other threads look again, and they make it look again.  So
      * each rests longer every time. */
     if ((found & MAM__FLUSH_FREED) == 0)
-      mam__sleep(i < 9 ? 100u << i : 50000u);
+      mam__sleep(100u << spent / 128);
+    if ((found & MAM__FLUSH_FREED) == 0 && sum == 0)
+      spent += MAM__COST_BUSY;
+    else
+      spent += (found & MAM__FLUSH_FREED) != 0 ? MAM__COST_FREED : MAM__COST_CHANGED;
     sum = MAM__OUT_OF_SIGHT(mam__stamps_rely)(control);
   }
 }

@@ -15,15 +15,20 @@
  *   STEAL     tickets of any slot of the class
  *   PART      pages for a part of a span, halved until they are a chunk's
  *
- * What a pass did not find may be on its way to where it looked: empty spans that are not swept yet; pages that another
- * thread took for a span of which it needs a part (control->opening); a slot that is being refilled (BUSY); what was
- * freed behind the pass (the stamps).  Then the next pass begins.  Otherwise mam__pass_end frees what slots hold of any
- * class, more of it after each pass, and then what waits in parks.  If there was nothing of that either:
+ * What a pass did not find may be about to become chunks of the class: empty spans that are not swept yet; pages that
+ * another thread took for a span of which it needs a part (control->opening); a slot that is being refilled (BUSY).
+ * Then the next pass begins.  Otherwise mam__pass_end frees what slots hold of any class, more of it after each pass,
+ * and then what waits in parks.  All requests in need do so together, also while other threads free: in a full heap
+ * there is always one that does.  If nothing was left to free, and nothing was freed behind the pass (the stamps):
  *
  *   LARGER    chunks of larger classes, up to twice as large (max_frag in ScatterAlloc's paper)
  *
  * If there are none of these, the sum of the stamps is written down as the class's control->missing.  While the sum is
  * the same, requests for the class are refused at once.
+ *
+ * Where other threads free and allocate all the time, a request may find each time that something came back, and that
+ * another thread was quicker.  So each pass has a cost (MAM__COST_*).  When a request has spent MAM__SCARCE_PATIENCE,
+ * it fails.
  */
 #ifndef MAM_DETAIL_HEAP_SCARCE_H
 #define MAM_DETAIL_HEAP_SCARCE_H
@@ -32,11 +37,20 @@
 #include <mam/detail/heap_recycle.h>
 #include <mam/detail/heap_refill.h>
 
-/* A request makes at most so many passes while other threads change what there is, then it fails.  A test may set it.
- */
-#ifndef MAM__SCARCE_ROUNDS
-#define MAM__SCARCE_ROUNDS 1024
+/* What the passes of a request may cost together.  A test may set it. */
+#ifndef MAM__SCARCE_PATIENCE
+#define MAM__SCARCE_PATIENCE 1024
 #endif
+
+/* What a pass costs that found nothing. */
+enum {
+  /* Something is on its way.  A thread of which this one waits may be slow, so this is cheap. */
+  MAM__COST_BUSY = 1,
+  /* Slots or parks held something, which is free now. */
+  MAM__COST_FREED = 16,
+  /* Something came back during the pass, and slots and parks hold nothing. */
+  MAM__COST_CHANGED = 64
+};
 
 /* What threads do not need of the spans of a class that they are opening in need may be one page in 256 of the heap's
  * first superblock together, besides one span that is always allowed.  Otherwise many requests of a small heap took a
@@ -81,8 +95,10 @@ MAM__INLINE struct mam__claim mam__claim_own(struct mam__heap_control *control, 
   if (MAM__OUT_OF_SIGHT(mam__pages_are_short)(control, pages))
     return claim;
   claim.address = 1;
-  mam__u32 needed = (mam__class_bytes(wanted & MAM__REST_KIND) * count + MAM__PAGE_BYTES - 1) >> MAM__PAGE_SHIFT;
-  if (!MAM__OUT_OF_SIGHT(mam__opening_begin)(control, wanted & MAM__REST_KIND, pages > needed ? pages - needed : 0))
+  mam__u32 bytes = mam__class_bytes(wanted & MAM__REST_KIND);
+  int shares = bytes * (count + 1) <= pages << MAM__PAGE_SHIFT; /* a chunk is left for other threads */
+  mam__u32 spare = pages - ((bytes * count + MAM__PAGE_BYTES - 1) >> MAM__PAGE_SHIFT); /* if so */
+  if (shares && !MAM__OUT_OF_SIGHT(mam__opening_begin)(control, wanted & MAM__REST_KIND, spare))
     return claim;
   MAM__FORGET(wanted);
   struct mam__found found = mam__pages_any(control, pages, wanted);
@@ -92,34 +108,31 @@ MAM__INLINE struct mam__claim mam__claim_own(struct mam__heap_control *control, 
   if (found.page != MAM__NO_PAGE)
     claim = MAM__OUT_OF_SIGHT(mam__span_split)(found, wanted & MAM__REST_KIND, pages,
                                                mam__slot_limit(&control->heap, wanted & MAM__REST_KIND), count);
-  mam__opening_end(control, wanted & MAM__REST_KIND);
+  if (shares)
+    mam__opening_end(control, wanted & MAM__REST_KIND);
   return claim;
 }
 
 /* ---- Passes ---- */
 
 /* Ends a pass that found nothing for a class.  sum: the sum of the stamps before the pass.  busy: the pass has met
- * another thread that is about to have chunks.  Returns whether nothing is on its way, and slots and parks hold nothing
- * either. */
-MAM__INLINE int mam__pass_end(struct mam__heap_control *control, mam__u32 size_class, mam__u32 sum, int busy,
-                              mam__u32 pass) {
-  mam__u32 found = MAM__FLUSH_BUSY;
+ * another thread that is about to have chunks.  Returns what the pass cost; 0 if nothing is on its way, and slots and
+ * parks hold nothing either. */
+MAM__INLINE mam__u32 mam__pass_end(struct mam__heap_control *control, mam__u32 size_class, mam__u32 sum, int busy,
+                                   mam__u32 pass) {
   busy |= sum == 0; /* the pass began during a sweep */
   /* acquire: if a span was opened meanwhile, its stamp has been raised, or the pass could have found it. */
-  busy |= (mam__load_acquire_u32(&control->opening[mam__kind_number(size_class)]) |
-           mam__load_acquire_u32(&control->opening[MAM__HEAP_KINDS])) != 0;
+  busy |= mam__load_acquire_u32(&control->opening[mam__kind_number(size_class)]) != 0;
   if (busy)
-    mam__pause();
-  else if (mam__stamps_sum(control, control->superblocks[0]) == sum) {
-    found = mam__slots_flush(pass < 16 ? 1u << pass : ~0u, control);
-    MAM__FORGET_ADDRESS(control);
-    if (found == 0 && MAM__OUT_OF_SIGHT(mam__parks_flush)(control))
-      found = MAM__FLUSH_FREED;
-    if (found == MAM__FLUSH_BUSY)
-      mam__pause();
-  }
-  return found == 0 && mam__load_acquire_u32(&control->opening[MAM__HEAP_KINDS]) == 0 &&
-         mam__stamps_sum(control, control->superblocks[0]) == sum;
+    return MAM__COST_BUSY;
+  mam__u32 found = mam__slots_flush(pass < 16 ? 1u << pass : ~0u, control);
+  MAM__FORGET_ADDRESS(control);
+  if ((found & MAM__FLUSH_FREED) != 0 || (found == 0 && MAM__OUT_OF_SIGHT(mam__parks_flush)(control)))
+    return MAM__COST_FREED;
+  MAM__FORGET_ADDRESS(control);
+  if (found != 0 || mam__load_acquire_u32(&control->opening[MAM__HEAP_KINDS]) != 0)
+    return MAM__COST_BUSY;
+  return mam__stamps_sum(control, control->superblocks[0]) == sum ? 0 : MAM__COST_CHANGED;
 }
 
 /* Where a pass is. */
@@ -145,13 +158,13 @@ MAM__INLINE int mam__class_serves(mam__u32 kind, mam__u32 size_class) {
 /* Claims up to count chunks by passes over the heap, until there are some or the class is known to be missing. */
 MAM__OUTLINE struct mam__claim mam__claim_scarce(struct mam__heap_control *control, mam__u32 wanted, mam__u32 count) {
   struct mam__claim claim = {0, 0, 0};
-  mam__u32 pass = 0, sum = 0, step = MAM__STEP_BEGIN, kind = 0, pages = 0;
+  mam__u32 pass = 0 /* what was spent: from bit 16 on */, sum = 0, step = MAM__STEP_BEGIN, kind = 0, pages = 0;
   MAM__LOOP
   for (;;) {
     MAM__FORGET(wanted); /* what one step computes from it is not kept over the others */
     MAM__FORGET_ADDRESS(control);
     if (step == MAM__STEP_BEGIN) {
-      if (pass++ == MAM__SCARCE_ROUNDS ||
+      if (pass++ >> 16 >= MAM__SCARCE_PATIENCE ||
           MAM__OUT_OF_SIGHT(mam__is_missing)(control, control->superblocks[0], wanted & MAM__REST_KIND))
         return claim;
       sum = MAM__OUT_OF_SIGHT(mam__stamps_rely)(control);
@@ -180,16 +193,20 @@ MAM__OUTLINE struct mam__claim mam__claim_scarce(struct mam__heap_control *contr
       if (pages < mam__class_least_pages(wanted & MAM__REST_KIND))
         pages = mam__class_least_pages(wanted & MAM__REST_KIND);
       step = MAM__STEP_PART;
-    } else if (step == MAM__STEP_LARGER ||
-               mam__pass_end(control, wanted & MAM__REST_KIND, sum, step >= MAM__STEP_BUSY, pass)) {
-      step = MAM__STEP_LARGER;
-      if (mam__class_serves(++kind, wanted & MAM__REST_KIND))
+    } else {
+      mam__u32 cost = 0;
+      if (step != MAM__STEP_LARGER)
+        cost = mam__pass_end(control, wanted & MAM__REST_KIND, sum, step >= MAM__STEP_BUSY, pass & 0xffff);
+      pass += cost << 16;
+      if (cost == MAM__COST_BUSY || cost == MAM__COST_CHANGED)
+        mam__sleep(100 * cost);
+      step = cost == 0 || pass >> 16 >= MAM__SCARCE_PATIENCE ? MAM__STEP_LARGER : MAM__STEP_BEGIN;
+      if (step == MAM__STEP_BEGIN || mam__class_serves(++kind, wanted & MAM__REST_KIND))
         continue;
-      if (mam__stamps_sum(control, control->superblocks[0]) == sum)
+      if (pass >> 16 < MAM__SCARCE_PATIENCE && mam__stamps_sum(control, control->superblocks[0]) == sum)
         mam__store_relaxed_u32(&control->missing[mam__kind_number(wanted & MAM__REST_KIND)], sum);
       step = MAM__STEP_BEGIN;
-    } else
-      step = MAM__STEP_BEGIN;
+    }
   }
 }
 
