@@ -9,11 +9,6 @@
 /* Batches that a collection puts back into their slabs where growing is the other way: a fraction of a millisecond. */
 enum { RECLAIM_MOST = 256 };
 
-static void front_give(struct front *front, struct segment *const *segments, unsigned count, uint64_t epoch,
-                       uint64_t lane) {
-  pool_give(front->pool, front->generation, segments, count, epoch, front_stream(front, lane));
-}
-
 static void shelves_empty(struct front *front, uint64_t passed) {
   struct segment *segments[FRONT_GIVEN_MOST];
   struct shelf *shelf;
@@ -21,17 +16,7 @@ static void shelves_empty(struct front *front, uint64_t passed) {
   unsigned count;
   for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
     while ((count = shelf_clear(shelf, passed, segments, &epoch, &lane, FRONT_GIVEN_MOST)) > 0)
-      front_give(front, segments, count, epoch, lane);
-}
-
-static void limbo_empty(struct front *front, uint64_t passed) {
-  struct segment *segments[FRONT_GIVEN_MOST];
-  unsigned count;
-  do {
-    uint64_t epoch = 0;
-    count = limbo_clear(&front->limbo, passed, segments, &epoch, FRONT_GIVEN_MOST);
-    front_give(front, segments, count, epoch, LANE_NONE);
-  } while (count == FRONT_GIVEN_MOST);
+      pool_give(front->pool, front->generation, segments, count, epoch, front_stream(front, lane));
 }
 
 void front_empty(struct front *front, uint64_t passed) {
@@ -42,7 +27,6 @@ void front_empty(struct front *front, uint64_t passed) {
       magazine_empty_all(&front->magazines[i], front->pool, &front->pool->fronts->depots[i], front_stamp(front));
   lanes_empty(front);
   shelves_empty(front, passed);
-  limbo_empty(front, passed);
 }
 
 /* Fronts whose threads did not survive a fork are emptied like any other, and then freed. */

@@ -12,7 +12,7 @@
  *               |- owned          live large blocks that the thread allocated  owned.h
  *               |- shelves[32]    freed large blocks of one size or one tag    shelf.h
  *               |- bins[120]      freed large blocks of a range of sizes       bin.h
- *               |- limbo          freed large blocks on their way to the pool  limbo.h
+ *               |- limbo          freed large blocks on their way to the pool, a shelf for any size
  *               `- lanes[16]      small blocks that were freed on a stream     lane.h
  *   pool   -> fronts -> front of thread 1 -> front of thread 2 -> ...         (next_of_pool)
  *               `- depots[32]     batches and slabs of one size class, for all fronts   slab.h
@@ -27,7 +27,7 @@
  *   - The blocks of a shelf have its size or its tag; those of a bin have sizes of its range.
  *   - A ring is oldest first, by epoch.
  *
- * Rooms, from below; each calls those before it alone.  owned, shelf, bin, limbo and magazine know no front. front_list
+ * Rooms, from below; each calls those before it alone.  owned, shelf, bin and magazine know no front. front_list
  * holds the fronts of a pool still; front_collect empties them; front_thread finds and makes a thread's fronts.
  * front_quick.h is the quick path, front_quick.c what is rare about it.  front_small and front_large refill what the
  * quick path serves from; front_malloc and front_free put the slow calls together.  front_check verifies all this.
@@ -44,7 +44,6 @@
 #include "front/bin.h"
 #include "front/front.h"
 #include "front/lane.h"
-#include "front/limbo.h"
 #include "front/magazine.h"
 #include "front/shelf.h"
 
@@ -62,6 +61,15 @@ enum { FRONT_NO_SIZE = 1 };
 
 /* Segments that go back to the pool in one hold of its lock. */
 enum { FRONT_GIVEN_MOST = 64 };
+
+/* The blocks in limbo at most.  A block for which there is no room goes to the pool at once. */
+enum { LIMBO_BLOCKS = 512 };
+
+/* So many blocks in limbo are worth a fence. */
+enum { LIMBO_FENCED = 128 };
+
+/* At most so many blocks go along with an allocation that goes to the pool: they make its hold of the lock longer. */
+enum { LIMBO_DRAINED = 4 };
 
 /* Written by the owner inside, read by other threads that add up while no thread is inside, here and below. */
 struct front_numbers {
@@ -101,7 +109,7 @@ struct front {
   struct bins bins;
   struct freed_block no_ring; /* of shelves that were never used */
   bool owns;                  /* owned has entries, or had some since there is a pool */
-  struct limbo limbo;
+  struct shelf limbo;         /* all of it freed on no stream */
   struct lane lanes[LANES];
   struct front_stream_hits stream_hits;
   struct lane *last_lane;      /* the owner's, inside or not, as the next six */
@@ -184,20 +192,16 @@ static inline bool shelf_has_room(const struct front *front, const struct shelf 
   return !shelf_is_full(shelf) && !front->shelves_off;
 }
 
-static inline bool limbo_has_room(const struct front *front) {
-  return front->limbo.count < LIMBO_BLOCKS && !front->shelves_off;
-}
-
 static inline bool front_serves(const struct front *front, const struct mam_pool *pool, uint64_t default_id) {
   return pool != NULL ? front->pool == pool : front->pool != NULL && front->default_id == default_id;
 }
 
-/* All shelves of a front, the bins included: the index-th, NULL after the last. */
+/* Whatever has freed large blocks, the bins and, last, limbo included: the index-th, NULL after the last. */
 static inline struct shelf *shelf_at(struct front *front, unsigned index) {
   if (index < SHELVES)
     return &front->shelves[index];
   index -= SHELVES;
-  return index < BINS ? &front->bins.ranges[index] : NULL;
+  return index < BINS ? &front->bins.ranges[index] : index == BINS ? &front->limbo : NULL;
 }
 
 /* ---- front_list.c: the fronts of a pool ---- */

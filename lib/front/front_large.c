@@ -4,6 +4,7 @@
  */
 #include "front/front_inside.h"
 
+#include <limits.h>
 #include <stdlib.h>
 
 /* So many fences in a row for one size show that the size has too few blocks: a growing pool then gets more of it, so
@@ -13,25 +14,28 @@ enum { TIGHT_MOST = 16 };
 /* A growing pool grows by so much for a crowd. */
 enum { GROWTH_BYTES = 128 << 20 };
 
-/* Takes up to most of the oldest blocks off a shelf and puts them into the pool's trees.  What was freed on a stream
- * waits there for the stream, even if it has passed: beside what waits it fits together, and a fence soon frees all. */
-static void shelf_return(struct front *front, struct shelf *shelf, unsigned most) {
-  struct segment *segments[SHELF_BLOCKS];
+/* Takes up to most of the oldest blocks off a shelf, of those that were freed in the epoch passed or earlier, and puts
+ * them into the pool's trees.  What was freed on a stream waits there for the stream, even if it has passed: beside
+ * what waits it fits together, and a fence soon frees all.  Whether there were any. */
+static bool shelf_return(struct front *front, struct shelf *shelf, uint64_t passed, unsigned most) {
+  struct segment *segments[FRONT_GIVEN_MOST];
   uint64_t epoch = 0, lane;
-  unsigned count;
+  unsigned count, left = most;
   do {
     biased_enter(&front->lock);
     struct mam_pool *pool = front->pool;
     uint64_t generation = front->generation;
-    count = pool != NULL ? shelf_clear(shelf, UINT64_MAX, segments, &epoch, &lane, most) : 0;
+    count = left < FRONT_GIVEN_MOST ? left : FRONT_GIVEN_MOST;
+    count = pool != NULL ? shelf_clear(shelf, passed, segments, &epoch, &lane, count) : 0;
     struct context_stream stream = count > 0 ? front_stream(front, lane) : no_stream;
     biased_leave(&front->lock);
     pool_give(pool, generation, segments, count, stream.id != 0 ? FRONT_EVERY_EPOCH : epoch, stream);
-    most -= count;
-  } while (count > 0 && most > 0);
+    left -= count;
+  } while (count > 0 && left > 0);
+  return left < most;
 }
 
-/* The first shelf or bin from *index on that has blocks; NULL if none has. */
+/* The first shelf from *index on that has blocks; NULL if none has. */
 static struct shelf *shelf_with_blocks(struct front *front, unsigned *index) {
   struct shelf *shelf;
   biased_enter(&front->lock); /* another thread may be taking what the front keeps */
@@ -46,7 +50,7 @@ static struct shelf *shelf_with_blocks(struct front *front, unsigned *index) {
 static void kept_return(struct front *front) {
   struct shelf *shelf;
   for (unsigned i = 0; (shelf = shelf_with_blocks(front, &i)) != NULL; i++)
-    shelf_return(front, shelf, SHELF_BLOCKS);
+    (void)shelf_return(front, shelf, FRONT_EVERY_EPOCH, UINT_MAX);
   front->keeps_of_streams = false;
 }
 
@@ -57,7 +61,7 @@ static void shelf_drop_misfit(struct front *front, size_t bytes, const void *tag
   bool misfit = !shelf_is_empty(shelf) && shelf_is_for(shelf, bytes, tag) && !block_fits(shelf, shelf->oldest, bytes);
   biased_leave(&front->lock);
   if (misfit)
-    shelf_return(front, shelf, 1);
+    (void)shelf_return(front, shelf, FRONT_EVERY_EPOCH, 1);
 }
 
 /* Serves from the shelf if a fence, asked for now, says that the GPU is done with its oldest block. */
@@ -78,8 +82,6 @@ static size_t front_freed_bytes(struct front *front) {
   biased_enter(&front->lock);
   for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
     bytes += shelf_bytes(shelf);
-  for (unsigned i = 0; i < front->limbo.count; i++)
-    bytes += limbo_at(&front->limbo, i)->segment->bytes;
   biased_leave(&front->lock);
   return bytes;
 }
@@ -95,6 +97,7 @@ static size_t spare_bytes(struct front *front, size_t bytes) {
 void large_miss(struct front *front, const struct front_request *request, struct miss *miss) {
   size_t bytes = front_whole(front, request->size);
   const void *tag = request->tag;
+  uint64_t passed = reuse_passed(front->reuse), epoch, lane;
   unsigned index = bin_index_used(&front->bins, bytes);
   struct shelf *shelf = shelf_for(front->shelves, bytes, tag);
   const struct freed_block *block = shelf->oldest;
@@ -109,7 +112,9 @@ void large_miss(struct front *front, const struct front_request *request, struct
   const struct shelf *bin = bin_serving(&front->bins, bytes, LANE_NONE);
   miss->crowded = front->bins.crowded;
   miss->bin_epoch = bin != NULL && shelf_count(bin) >= BIN_FENCED ? bin->oldest->epoch : 0;
-  miss->passed_count = limbo_drain(&front->limbo, reuse_passed(front->reuse), miss->passed, &miss->fence);
+  miss->passed_count = shelf_clear(&front->limbo, passed, miss->passed, &epoch, &lane, LIMBO_DRAINED);
+  bool waits = shelf_count(&front->limbo) >= LIMBO_FENCED && front->limbo.oldest->epoch > passed;
+  miss->fence = waits ? front->limbo.oldest->epoch : 0;
 }
 
 /* Makes the shelf the size's or the tag's if no other blocks are on it.  Returns the shelf if they have been in the way
@@ -144,7 +149,7 @@ static bool crowd_count(struct front *front, bool contended) {
 
 static void bins_return(struct front *front) {
   for (unsigned i = 0; i < BINS; i++)
-    shelf_return(front, &front->bins.ranges[i], BIN_BLOCKS);
+    (void)shelf_return(front, &front->bins.ranges[i], FRONT_EVERY_EPOCH, UINT_MAX);
 }
 
 /* How much a pool is to grow for the sake of speed. */
@@ -163,11 +168,16 @@ static struct growth growth_for_speed(struct front *front, const struct miss *mi
   return (struct growth){want < spare ? want : spare - spare % bytes, spare};
 }
 
-/* A ring for a shelf that has none; NULL if it has one, or the host has no memory: then what is freed goes to limbo.
- * Rings are the owner's to look at, also while it is not inside. */
-static struct freed_block *ring_new(const struct front *front, const struct shelf *shelf, unsigned blocks) {
+/* Gives a shelf a ring that has none.  Without host memory it stays without, and takes no blocks.  Rings are the
+ * owner's to look at, also while it is not inside. */
+static void ring_make(struct front *front, struct shelf *shelf, unsigned blocks) {
   bool wanted = shelf != NULL && ring_is_none(shelf) && !front->shelves_off;
-  return wanted ? calloc(blocks + 1, sizeof(struct freed_block)) : NULL;
+  struct freed_block *ring = wanted ? calloc(blocks + 1, sizeof *ring) : NULL;
+  if (ring == NULL)
+    return;
+  biased_enter(&front->lock);
+  ring_set(shelf, ring, blocks + 1);
+  biased_leave(&front->lock);
 }
 
 /* Notes where a block of the pool may go when it is freed.  Returns a shelf that is to be cleared for that, else NULL.
@@ -201,19 +211,16 @@ static cudaError_t large_take(struct front *front, const struct front_request *r
   cudaError_t error = pool_take(miss->pool, &order, &block);
   if (error != cudaSuccess)
     return error;
-  struct freed_block *ring = ring_new(front, miss->shelf, SHELF_BLOCKS);
-  struct freed_block *bin_ring = ring_new(front, miss->bin, BIN_BLOCKS);
+  ring_make(front, miss->shelf, SHELF_BLOCKS);
+  ring_make(front, miss->bin, BIN_BLOCKS);
+  ring_make(front, &front->limbo, LIMBO_BLOCKS);
   biased_enter(&front->lock);
-  if (ring != NULL)
-    ring_set(miss->shelf, ring, SHELF_BLOCKS + 1);
-  if (bin_ring != NULL)
-    ring_set(miss->bin, bin_ring, BIN_BLOCKS + 1);
   bool attached = front->pool == miss->pool && front->generation == miss->generation;
   bool deserted = crowd_count(front, block.contended);
   struct shelf *clear = attached ? large_note(front, &block, request->tag) : NULL;
   biased_leave(&front->lock);
   if (clear != NULL)
-    shelf_return(front, clear, SHELF_BLOCKS);
+    (void)shelf_return(front, clear, FRONT_EVERY_EPOCH, UINT_MAX);
   if (deserted)
     bins_return(front);
   *address = attached ? block.address : 0; /* else the pool has ended since, and the block with it */
@@ -233,24 +240,14 @@ static bool bin_pop_fenced(struct front *front, const struct front_request *requ
 }
 
 /* Sends those blocks of limbo back to the pool that the GPU is done with, as a fence says.  Whether there were any. */
-static bool limbo_turn(struct front *front, const struct miss *miss) {
-  struct segment *segments[FRONT_GIVEN_MOST];
-  bool any = false;
-  unsigned count;
+static bool limbo_turn(struct front *front) {
+  struct shelf *limbo = &front->limbo;
   biased_enter(&front->lock);
-  uint64_t epoch = limbo_last_epoch(&front->limbo);
+  uint64_t epoch = shelf_is_empty(limbo) ? 0 : ring_before(limbo, limbo->next)->epoch;
   biased_leave(&front->lock);
   if (epoch != 0)
     (void)reuse_reach(front->reuse, epoch);
-  do {
-    biased_enter(&front->lock);
-    bool attached = front->pool == miss->pool && front->generation == miss->generation;
-    count = attached ? limbo_clear(&front->limbo, reuse_passed(front->reuse), segments, &epoch, FRONT_GIVEN_MOST) : 0;
-    biased_leave(&front->lock);
-    pool_give(miss->pool, miss->generation, segments, count, 0, no_stream);
-    any = any || count > 0;
-  } while (count == FRONT_GIVEN_MOST);
-  return any;
+  return shelf_return(front, limbo, reuse_passed(front->reuse), UINT_MAX);
 }
 
 /* The pool has nothing free for a size that the shelf could serve with a fence.  Returns true if that was so TIGHT_MOST
@@ -269,7 +266,7 @@ static bool fullest_gives_way(struct front *front, const struct miss *miss) {
   struct shelf *shelf, *fullest = NULL;
   biased_enter(&front->lock);
   size_t most = shelf_bytes(miss->shelf);
-  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++) {
+  for (unsigned i = 0; (shelf = shelf_at(front, i)) != &front->limbo; i++) {
     size_t bytes = shelf_bytes(shelf);
     if (bytes > most) {
       most = bytes;
@@ -278,7 +275,7 @@ static bool fullest_gives_way(struct front *front, const struct miss *miss) {
   }
   biased_leave(&front->lock);
   if (fullest != NULL)
-    shelf_return(front, fullest, SHELF_BLOCKS);
+    (void)shelf_return(front, fullest, FRONT_EVERY_EPOCH, UINT_MAX);
   return fullest != NULL;
 }
 
@@ -297,7 +294,7 @@ cudaError_t large_malloc(struct front *front, const struct front_request *reques
   bool gathers = request->lane != NULL && front->keeps_of_streams && !miss->crowded;
   enum pool_effort effort = gathers ? POOL_TAKE_CLOSE : POOL_TAKE_FREE;
   cudaError_t error = large_take(front, request, effort, no_growth, miss, address);
-  if (error == cudaErrorMemoryAllocation && limbo_turn(front, miss))
+  if (error == cudaErrorMemoryAllocation && limbo_turn(front))
     error = large_take(front, request, effort, no_growth, miss, address);
   if (error == cudaErrorMemoryAllocation && gathers) {
     kept_return(front);

@@ -88,8 +88,6 @@ static void front_add_freed_blocks(struct front *front, struct pool_front_sum *s
     for (; block != shelf->next; block = ring_after(shelf, block))
       freed_block_add(block, passed, sum);
   }
-  for (unsigned j = 0; j < front->limbo.count; j++)
-    freed_block_add(limbo_at(&front->limbo, j), passed, sum);
 }
 
 static void front_add_resting(const struct front *front, struct pool_front_sum *sum) {

@@ -157,9 +157,9 @@ static struct freed_block *place_elsewhere(struct front *front, size_t bytes, co
   struct shelf *shelf = shelf_for(front->shelves, bytes, tag);
   if (!shelf_is_for(shelf, bytes, tag) || !shelf_has_room(front, shelf))
     shelf = bin_with_room(&front->bins, bytes);
-  if (shelf != NULL)
-    return shelf_end(shelf);
-  return lane == LANE_NONE && limbo_has_room(front) ? limbo_end(&front->limbo) : NULL;
+  if (shelf == NULL && lane == LANE_NONE && shelf_has_room(front, &front->limbo))
+    shelf = &front->limbo;
+  return shelf != NULL ? shelf_end(shelf) : NULL;
 }
 
 enum front_freed front_free_large_elsewhere(struct front *front, const struct freed_block *freed_one) {

@@ -80,16 +80,15 @@ static struct front *front_new(void) {
     return NULL;
   uintptr_t aligned = ((uintptr_t)memory + _Alignof(struct front)) & ~(uintptr_t)(_Alignof(struct front) - 1);
   struct front *front = (struct front *)aligned;
+  struct shelf *shelf;
   front->memory = memory;
   front->default_id = FRONT_NO_DEFAULT_ID;
   front->last_places = front->owned;
   front->last_lane = front->lanes;
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
     magazine_init(&front->magazines[i]);
-  for (unsigned i = 0; i < SHELVES; i++)
-    ring_set(&front->shelves[i], &front->no_ring, 1);
-  for (unsigned i = 0; i < BINS; i++)
-    ring_set(&front->bins.ranges[i], &front->no_ring, 1);
+  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
+    ring_set(shelf, &front->no_ring, 1);
   return front;
 }
 
@@ -247,7 +246,6 @@ void front_detach(struct front *front) {
       lane->loaded[i] = lane->second[i] = NULL;
     }
   struct shelf *shelf;
-  front->limbo.count = 0;
   for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
     ring_empty(shelf);
   if (front->owns)

@@ -213,7 +213,14 @@ size_t segment_largest_free(struct segment_set *set);
 struct segment *segment_first(struct segment_set *set);
 struct segment *segment_next(struct segment *segment);
 
-/* NULL if every invariant above holds, else which one does not.  Walks everything. */
+/* NULL if every invariant above holds, else which one does not: pool_check.c.  Walks everything. */
 const char *segment_set_check(struct segment_set *set);
+
+/* For checkers: keeps the first fault, *fault being NULL before.  Returns whether the condition holds. */
+static inline bool fault_unless(const char **fault, bool holds, const char *what) {
+  if (!holds && *fault == NULL)
+    *fault = what;
+  return holds;
+}
 
 #endif
