@@ -6,7 +6,6 @@
  *   segment         host memory for segments; chunks; take and free
  *   segment_wait    segments that wait for an epoch
  *   segment_move    memory that comes and goes under a range of addresses
- *   segment_check   the invariants
  *
  * segment.h has what the other files of lib/pool use.
  */
