@@ -68,7 +68,7 @@ static uint64_t block_id(uintptr_t base, uint64_t distinction) {
 }
 
 static bool slab_block_at(const struct slab *slab, uintptr_t address, struct client_block *block) {
-  size_t block_bytes = slab_block_bytes(slab);
+  size_t block_bytes = slab_class_bytes(slab->class);
   uintptr_t base = address - (address - slab->base) % block_bytes;
   uint32_t index = slab_index(slab, base);
   /* relaxed: a thread that asks about a live block has its address from the allocation */

@@ -22,57 +22,121 @@ struct mam_pool *front_pool_of(uintptr_t address) {
   return pool_of(address, &slab);
 }
 
-static cudaError_t slab_free_refused(const struct slab *slab, uintptr_t address) {
-  return pool_refuse_free(address, slab_index(slab, address) != UINT32_MAX);
-}
-
-/* The pool of a block, its slab, and the thread's front for that pool.  Otherwise free_without follows. */
-static cudaError_t free_find(uintptr_t address, struct mam_pool **pool, struct slab **slab, struct front **front,
-                             struct pool_emptied *emptied) {
-  *emptied = (struct pool_emptied){0};
-  *pool = pool_of(address, slab);
-  return *pool != NULL ? front_get(*pool, POOL_ANY_ID, front) : cudaErrorInvalidValue;
-}
+/* A free on its way. */
+struct freeing {
+  uintptr_t address;
+  struct mam_pool *pool; /* that has the address; NULL: none */
+  struct slab *slab;     /* NULL: a large block */
+  struct front *front;   /* the thread's for the pool */
+  enum front_freed freed;
+};
 
 /* A free of a block of no pool, or of one that the thread got no front for or could not enter.  Without memory for a
  * front, no other thread is alone in that pool (front_make). */
-static cudaError_t free_without(struct mam_pool *pool, uintptr_t address, cudaError_t error) {
-  if (error == cudaErrorMemoryAllocation && pool_enter(pool, POOL_ANY_ID) == cudaSuccess) {
-    error = pool_free_from(pool, pool->generation, address); /* constant: it cannot end meanwhile */
-    pool_exit(pool);
+static cudaError_t free_without(struct freeing *one, cudaError_t error) {
+  if (error == cudaErrorMemoryAllocation && pool_enter(one->pool, POOL_ANY_ID) == cudaSuccess) {
+    /* constant: it cannot end meanwhile */
+    error = pool_free_from(one->pool, one->pool->generation, one->address, NULL);
+    pool_exit(one->pool);
     return error;
   }
-  return error == cudaErrorInitializationError ? error : pool_refuse_free(address, false); /* it has ended */
+  return error == cudaErrorInitializationError ? error : pool_refuse_free(one->address, false); /* it has ended */
 }
 
-static cudaError_t small_free_slow(struct front *front, struct mam_pool *pool, struct slab *slab, uintptr_t address,
-                                   enum front_freed *freed) {
-  cudaError_t error = pool_enter(pool, POOL_ANY_ID);
-  if (error != cudaSuccess)
-    return free_without(pool, address, error);
-  if (!front_attached(front, pool)) { /* the pool ended, and the block with it */
-    pool_exit(pool);
-    return pool_refuse_free(address, false);
-  }
+static cudaError_t no_memory(const struct freeing *one) {
+  return error_set(cudaErrorMemoryAllocation, "the host has no memory to free %p", (void *)one->address);
+}
+
+static cudaError_t slab_freed(const struct freeing *one) {
+  bool freed_before = slab_index(one->slab, one->address) != UINT32_MAX;
+  return one->freed == FRONT_FREED_NOT ? pool_refuse_free(one->address, freed_before) : cudaSuccess;
+}
+
+/* A small block that the magazine had no room for. */
+static cudaError_t small_free_slow(struct freeing *one) {
   do /* again if others collected what was made room with */
-    if (!magazine_make_room(front, pool, slab->class))
-      error = error_set(cudaErrorMemoryAllocation, "the host has no memory to free %p", (void *)address);
-    else
-      *freed = front_free_small(front, slab, address);
-  while (error == cudaSuccess && *freed == FRONT_FREED_NO_ROOM);
-  if (error == cudaSuccess && *freed == FRONT_FREED_NOT)
-    error = slab_free_refused(slab, address);
-  pool_exit(pool);
-  return error;
+    if (!magazine_make_room(one->front, one->pool, one->slab->class))
+      return no_memory(one);
+  while ((one->freed = front_free_small(one->front, one->slab, one->address)) == FRONT_FREED_NO_ROOM);
+  return slab_freed(one);
 }
 
-static cudaError_t large_free_slow(struct front *front, struct mam_pool *pool, uintptr_t address,
-                                   enum front_freed *freed) {
-  cudaError_t error = pool_free_from(pool, front_generation(front, pool), address);
+/* A small block goes to the depot by itself. */
+static cudaError_t small_free_alone(struct freeing *one, bool at_once) {
+  struct front *front = one->front;
+  struct slab *slab = one->slab;
+  struct magazine *magazine = &front->magazines[slab->class];
+  struct depot *depot = &one->pool->fronts->depots[slab->class];
+  struct batch *batch = slab_shell_take(depot);
+  uint32_t index = slab_index(slab, one->address);
+  if (batch == NULL)
+    return no_memory(one);
   biased_enter(&front->lock);
-  if (front->pool != NULL && error == cudaSuccess)
-    *freed = front_count_free(front);
+  /* acquire: as in free_small */
+  bool ours = front->pool == one->pool && atomic_load_explicit(&slab->pool, memory_order_acquire) == one->pool;
+  if (ours && index != UINT32_MAX && magazine_claim(magazine, front->alone, slab_live(slab, index))) {
+    magazine->filled_blocks++;
+    batch->blocks[batch->count++] = (struct slab_block){one->address, slab_live(slab, index)};
+    one->freed = front_count_free(front);
+  }
   biased_leave(&front->lock);
+  batch->epoch = at_once ? 0 : reuse_epoch(one->pool->reuse);
+  if (at_once && one->freed != FRONT_FREED_NOT) /* its slab may go back to the pool, whose memory is not unmapped before
+                                                   this epoch has passed */
+    pool_freed_unfenced(one->pool);
+  slab_rest(one->pool, depot, batch, no_stream);
+  return slab_freed(one);
+}
+
+/* A large block that the front does not keep; rule NULL: by the pool's own. */
+static cudaError_t large_free(struct freeing *one, const struct pool_rule *rule) {
+  struct front *front = one->front;
+  cudaError_t error = pool_free_from(one->pool, front_generation(front, one->pool), one->address, rule);
+  if (error != cudaSuccess)
+    return error;
+  biased_enter(&front->lock);
+  one->freed = front->pool != NULL ? front_count_free(front) : FRONT_FREED;
+  biased_leave(&front->lock);
+  return cudaSuccess;
+}
+
+/* What the front does not keep goes to the pool's list of the stream. */
+static cudaError_t free_on(struct freeing *one, const struct front_stream *stream) {
+  struct lane *lane = lane_get(one->front, one->pool, stream);
+  cudaError_t error = pool_accompany(one->pool, stream->name);
+  if (error != cudaSuccess)
+    return error;
+  if (one->slab != NULL) {
+    while ((one->freed = front_free_small_on(one->front, one->slab, one->address, lane)) == FRONT_FREED_NO_ROOM)
+      if (!lane_make_room(one->front, one->pool, lane, one->slab->class))
+        return no_memory(one);
+    return slab_freed(one);
+  }
+  one->freed = front_free_large_on(one->front, one->address, lane);
+  const struct pool_rule rule = {.reuse = MAM_REUSE_STREAM, .stream = lane->stream};
+  return one->freed == FRONT_FREED_NOT ? large_free(one, &rule) : cudaSuccess;
+}
+
+/* On a stream, by a rule, or, if both are NULL, plainly. */
+static cudaError_t free_by_front(struct freeing *one, const struct pool_rule *rule, const struct front_stream *stream) {
+  if (rule == NULL && stream == NULL) {
+    one->freed = one->slab != NULL ? front_free_small(one->front, one->slab, one->address)
+                                   : front_free_large(one->front, one->address);
+    if (one->freed <= FRONT_FREED_ZERO)
+      return cudaSuccess;
+  }
+  if (one->slab == NULL && stream == NULL)
+    return large_free(one, rule);
+  cudaError_t error = pool_enter(one->pool, POOL_ANY_ID);
+  if (error != cudaSuccess)
+    return free_without(one, error);
+  if (!front_attached(one->front, one->pool)) /* the pool ended, and the block with it */
+    error = pool_refuse_free(one->address, false);
+  else if (stream != NULL)
+    error = free_on(one, stream);
+  else
+    error = rule != NULL ? small_free_alone(one, rule->reuse == MAM_REUSE_IMMEDIATE) : small_free_slow(one);
+  pool_exit(one->pool);
   return error;
 }
 
@@ -97,26 +161,21 @@ void front_zero(struct pool_emptied *emptied) {
   report_zero(front_mine, emptied);
 }
 
-static cudaError_t free_by_front(uintptr_t address, struct pool_emptied *emptied) {
-  struct slab *slab;
-  struct front *front;
-  struct mam_pool *pool;
-  enum front_freed freed = FRONT_FREED_NOT;
-  cudaError_t error = free_find(address, &pool, &slab, &front, emptied);
-  if (error != cudaSuccess)
-    return free_without(pool, address, error);
-  front_hide(); /* free_end records */
-  freed = slab != NULL ? front_free_small(front, slab, address) : front_free_large(front, address);
-  if (freed > FRONT_FREED_ZERO)
-    error = slab != NULL ? small_free_slow(front, pool, slab, address, &freed)
-                         : large_free_slow(front, pool, address, &freed);
-  if (freed == FRONT_FREED_ZERO)
-    report_zero(front, emptied);
-  return error;
-}
-
-/* After a free that began at the moment before; stream NULL: on none. */
-static cudaError_t free_end(cudaError_t error, uint64_t before, uintptr_t address, const struct front_stream *stream) {
+static cudaError_t free_any(uintptr_t address, const struct pool_rule *rule, const struct front_stream *stream,
+                            struct pool_emptied *emptied) {
+  uint64_t before = record_on() ? record_before() : 0;
+  struct freeing one = {.address = address, .freed = FRONT_FREED_NOT};
+  *emptied = (struct pool_emptied){0};
+  one.pool = pool_of(address, &one.slab);
+  cudaError_t error = one.pool != NULL ? front_get(one.pool, POOL_ANY_ID, &one.front) : cudaErrorInvalidValue;
+  if (error == cudaSuccess) {
+    front_hide(); /* the end of this records */
+    error = free_by_front(&one, rule, stream);
+  } else {
+    error = free_without(&one, error);
+  }
+  if (error == cudaSuccess && one.freed == FRONT_FREED_ZERO)
+    report_zero(one.front, emptied);
   front_call_end();
   front_show();
   front_heed_if_hindered(front_mine); /* the thread's other fronts when it uses them */
@@ -125,123 +184,14 @@ static cudaError_t free_end(cudaError_t error, uint64_t before, uintptr_t addres
   return error;
 }
 
-static uint64_t free_begin(void) { return record_on() ? record_before() : 0; }
-
 cudaError_t front_free(uintptr_t address, struct pool_emptied *emptied) {
-  uint64_t before = free_begin();
-  return free_end(free_by_front(address, emptied), before, address, NULL);
-}
-
-/* ---- By a rule of its own ---- */
-
-/* A block of a slab goes to the depot by itself. */
-static cudaError_t small_free_alone(struct front *front, struct mam_pool *pool, struct slab *slab, uintptr_t address,
-                                    bool at_once) {
-  uint32_t index = slab_index(slab, address);
-  cudaError_t error = pool_enter(pool, POOL_ANY_ID);
-  if (error != cudaSuccess)
-    return free_without(pool, address, error);
-  struct depot *depot = &pool->fronts->depots[slab->class];
-  struct batch *batch = slab_shell_take(depot);
-  if (batch == NULL)
-    error = error_set(cudaErrorMemoryAllocation, "the host has no memory to free %p", (void *)address);
-  biased_enter(&front->lock);
-  /* acquire: as in free_small */
-  bool ours = front->pool == pool && atomic_load_explicit(&slab->pool, memory_order_acquire) == pool;
-  bool claimed = error == cudaSuccess && ours && index != UINT32_MAX &&
-                 magazine_claim(&front->magazines[slab->class], front->alone, slab_live(slab, index));
-  if (claimed)
-    front->magazines[slab->class].filled_blocks++;
-  biased_leave(&front->lock);
-  if (claimed) {
-    batch->blocks[batch->count++] = (struct slab_block){address, slab_live(slab, index)};
-    batch->epoch = at_once ? 0 : reuse_epoch(pool->reuse);
-    if (at_once) /* its slab may go back to the pool, whose memory is not unmapped before this epoch has passed */
-      pool_freed_unfenced(pool);
-    slab_rest(pool, depot, batch, at_once);
-  } else if (error == cudaSuccess) {
-    slab_shell_give(depot, batch);
-    error = slab_free_refused(slab, address);
-  }
-  pool_exit(pool);
-  return error;
-}
-
-static enum front_freed freed_elsewhere(struct front *front) {
-  biased_enter(&front->lock);
-  enum front_freed freed = front->pool != NULL ? front_count_free(front) : FRONT_FREED;
-  biased_leave(&front->lock);
-  return freed;
-}
-
-static cudaError_t free_by_rule(uintptr_t address, MAM_Reuse reuse, struct pool_emptied *emptied) {
-  struct slab *slab;
-  struct front *front;
-  struct mam_pool *pool;
-  cudaError_t error = free_find(address, &pool, &slab, &front, emptied);
-  if (error != cudaSuccess)
-    return free_without(pool, address, error);
-  if (slab != NULL)
-    error = small_free_alone(front, pool, slab, address, reuse == MAM_REUSE_IMMEDIATE);
-  else
-    error = pool_free_reuse(pool, front_generation(front, pool), address, reuse, no_stream);
-  if (error == cudaSuccess && freed_elsewhere(front) == FRONT_FREED_ZERO)
-    report_zero(front, emptied);
-  return error;
+  return free_any(address, NULL, NULL, emptied);
 }
 
 cudaError_t front_free_reuse(uintptr_t address, MAM_Reuse reuse, struct pool_emptied *emptied) {
-  uint64_t before = free_begin();
-  return free_end(free_by_rule(address, reuse, emptied), before, address, NULL);
-}
-
-/* ---- On a stream ---- */
-
-static cudaError_t small_free_on(struct front *front, struct mam_pool *pool, struct slab *slab, uintptr_t address,
-                                 struct lane *lane, enum front_freed *freed) {
-  cudaError_t error = cudaSuccess;
-  while ((*freed = front_free_small_on(front, slab, address, lane)) == FRONT_FREED_NO_ROOM && error == cudaSuccess)
-    if (!lane_make_room(front, pool, lane, slab->class))
-      error = error_set(cudaErrorMemoryAllocation, "the host has no memory to free %p", (void *)address);
-  return error == cudaSuccess && *freed == FRONT_FREED_NOT ? slab_free_refused(slab, address) : error;
-}
-
-/* What the front does not keep goes to the pool's list of the stream. */
-static cudaError_t large_free_on(struct front *front, struct mam_pool *pool, uintptr_t address, struct lane *lane,
-                                 enum front_freed *freed) {
-  *freed = front_free_large_on(front, address, lane);
-  if (*freed != FRONT_FREED_NOT)
-    return cudaSuccess;
-  cudaError_t error = pool_free_reuse(pool, front_generation(front, pool), address, MAM_REUSE_STREAM, lane->stream);
-  if (error == cudaSuccess)
-    *freed = freed_elsewhere(front);
-  return error;
-}
-
-static cudaError_t free_on(uintptr_t address, const struct front_stream *stream, struct pool_emptied *emptied) {
-  struct slab *slab;
-  struct front *front;
-  struct mam_pool *pool;
-  enum front_freed freed;
-  cudaError_t error = free_find(address, &pool, &slab, &front, emptied);
-  if (error != cudaSuccess)
-    return free_without(pool, address, error);
-  front_hide(); /* free_end records */
-  error = pool_enter(pool, POOL_ANY_ID);
-  if (error != cudaSuccess)
-    return free_without(pool, address, error);
-  struct lane *lane = lane_get(front, pool, stream);
-  error = pool_accompany(pool, stream->name);
-  if (error == cudaSuccess)
-    error = slab != NULL ? small_free_on(front, pool, slab, address, lane, &freed)
-                         : large_free_on(front, pool, address, lane, &freed);
-  pool_exit(pool);
-  if (error == cudaSuccess && freed == FRONT_FREED_ZERO)
-    report_zero(front, emptied);
-  return error;
+  return free_any(address, &(struct pool_rule){.reuse = reuse}, NULL, emptied);
 }
 
 cudaError_t front_free_on(uintptr_t address, const struct front_stream *stream, struct pool_emptied *emptied) {
-  uint64_t before = free_begin();
-  return free_end(free_on(address, stream, emptied), before, address, stream);
+  return free_any(address, NULL, stream, emptied);
 }

@@ -243,7 +243,8 @@ bool fronts_collect(struct mam_pool *pool, bool all);
 /* The lane of a stream; if there is none, the one that was named longest ago goes to the stream. */
 struct lane *lane_get(struct front *front, struct mam_pool *pool, const struct front_stream *stream);
 
-/* Loads what was freed on the stream and is in the depot.  Whether there was any.  The caller is a user of the pool. */
+/* Loads what was freed on the lane's stream and is in the depot.  Whether there was any; lane NULL: no.  The caller is
+ * a user of the pool. */
 bool lane_refill(struct front *front, struct mam_pool *pool, struct lane *lane, unsigned class);
 
 /* Gives frees on the stream room.  The same caller.  False if the host has no memory. */

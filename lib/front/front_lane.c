@@ -16,20 +16,15 @@ static void lane_take(struct lane *lane, struct batch *batches[2 * SLAB_CLASSES]
 /* Sends a batch that has left a lane to its depot.  The epoch is the present one, also in a pool by the immediate rule:
  * that is for plain frees. */
 static void lane_batch_rest(struct mam_pool *pool, unsigned class, struct batch *batch, struct context_stream stream) {
-  struct depot *depot = &pool->fronts->depots[class];
-  if (batch == NULL || batch->count == 0) {
-    slab_shell_give(depot, batch);
-    return;
-  }
-  batch->epoch = reuse_epoch(pool->reuse);
-  slab_rest_on(pool, depot, batch, stream);
+  if (batch != NULL)
+    batch->epoch = reuse_epoch(pool->reuse);
+  slab_rest(pool, &pool->fronts->depots[class], batch, stream);
 }
 
 static void lane_batches_rest(struct mam_pool *pool, struct batch *const batches[2 * SLAB_CLASSES],
                               struct context_stream stream) {
   for (unsigned i = 0; i < 2 * SLAB_CLASSES; i++)
-    if (batches[i] != NULL)
-      lane_batch_rest(pool, i / 2, batches[i], stream);
+    lane_batch_rest(pool, i / 2, batches[i], stream);
 }
 
 void lanes_empty(struct front *front) {
@@ -84,27 +79,22 @@ struct lane *lane_get(struct front *front, struct mam_pool *pool, const struct f
 
 /* ---- The depot ---- */
 
-bool lane_refill(struct front *front, struct mam_pool *pool, struct lane *lane, unsigned class) {
-  struct depot *depot = &pool->fronts->depots[class];
-  struct batch *batch = slab_retake(depot, lane->stream);
+static bool lane_give(struct front *front, struct mam_pool *pool, struct lane *lane, unsigned class,
+                      struct batch *batch) {
   if (batch == NULL)
     return false;
   biased_enter(&front->lock);
   struct batch *surplus = lane_load(lane, class, batch);
   biased_leave(&front->lock);
-  if (surplus != NULL)
-    lane_batch_rest(pool, class, surplus, lane->stream);
+  lane_batch_rest(pool, class, surplus, lane->stream);
   return true;
 }
 
+bool lane_refill(struct front *front, struct mam_pool *pool, struct lane *lane, unsigned class) {
+  struct depot *depot = &pool->fronts->depots[class];
+  return lane != NULL && lane_give(front, pool, lane, class, slab_retake(depot, lane->stream));
+}
+
 bool lane_make_room(struct front *front, struct mam_pool *pool, struct lane *lane, unsigned class) {
-  struct batch *shell = slab_shell_take(&pool->fronts->depots[class]);
-  if (shell == NULL)
-    return false;
-  biased_enter(&front->lock);
-  struct batch *surplus = lane_load(lane, class, shell);
-  biased_leave(&front->lock);
-  if (surplus != NULL)
-    lane_batch_rest(pool, class, surplus, lane->stream);
-  return true;
+  return lane_give(front, pool, lane, class, slab_shell_take(&pool->fronts->depots[class]));
 }

@@ -153,7 +153,7 @@ static void slab_list_live(const struct slab *slab, struct record_live *one, str
     uint8_t code = atomic_load_explicit(slab_live(slab, i), memory_order_relaxed);
     if (code == 0)
       continue;
-    one->address = slab->base + i * slab_block_bytes(slab);
+    one->address = slab->base + i * slab_class_bytes(slab->class);
     one->size = slab_requested_bytes(slab_live(slab, i), slab->class, code);
     pool_live_add(live, one);
   }

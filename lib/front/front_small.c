@@ -37,9 +37,8 @@ static bool class_has_slabs(const struct front *front, const struct mam_pool *po
 /* The epoch that the magazine waits for, 0 if for none.  full: if no more may rest in it. */
 static uint64_t magazine_waits_for(struct front *front, struct magazine *magazine, unsigned class, bool full) {
   biased_enter(&front->lock);
-  if (full && magazine->resting_count == 0 && batch_real(magazine->filling) && magazine->filling->count == SLAB_BATCH)
-    magazine_rest(magazine, front_stamp(front));
-  if (!full && magazine->resting_count == 0 && batch_real(magazine->filling) && magazine->filling->count > 0)
+  unsigned least = full ? SLAB_BATCH : 1;
+  if (magazine->resting_count == 0 && batch_real(magazine->filling) && magazine->filling->count >= least)
     magazine_rest(magazine, front_stamp(front));
   bool asks = magazine->resting != NULL && (!full || magazine->resting_count >= resting_most(class));
   uint64_t epoch = asks ? magazine->resting->epoch : 0;
@@ -63,7 +62,7 @@ static bool magazine_refill(struct front *front, struct mam_pool *pool, unsigned
   biased_enter(&front->lock);
   struct batch *surplus = magazine_load(&front->magazines[class], batch);
   biased_leave(&front->lock);
-  slab_shell_give(depot, surplus);
+  slab_rest(pool, depot, surplus, no_stream);
   return true;
 }
 
@@ -83,17 +82,15 @@ bool magazine_make_room(struct front *front, struct mam_pool *pool, unsigned cla
   }
   bool room = magazine->filling->count < SLAB_BATCH || magazine_open(magazine);
   biased_leave(&front->lock);
-  slab_shell_give(depot, shell);
-  if (rested != NULL)
-    slab_rest(pool, depot, rested, false);
+  slab_rest(pool, depot, shell, no_stream);
+  slab_rest(pool, depot, rested, no_stream);
   return room;
 }
 
 /* From the depot, again if another thread collected the refill; *address stays 0 if there is none. */
 static void small_malloc(struct front *front, struct mam_pool *pool, unsigned class,
                          const struct front_request *request, uintptr_t *address) {
-  while (*address == 0 && ((request->lane != NULL && lane_refill(front, pool, request->lane, class)) ||
-                           magazine_refill(front, pool, class))) {
+  while (*address == 0 && (lane_refill(front, pool, request->lane, class) || magazine_refill(front, pool, class))) {
     biased_enter(&front->lock);
     *address = front_pop_small(front, class, request->size, request->lane);
     biased_leave(&front->lock);

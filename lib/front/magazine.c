@@ -35,62 +35,39 @@ struct batch *magazine_load(struct magazine *magazine, struct batch *batch) {
 /* ---- Emptying ---- */
 
 /* Sends a batch to its depot, a stand-in nowhere. */
-static void batch_return(struct mam_pool *pool, struct depot *depot, struct batch *batch, uint64_t epoch,
-                         bool at_once) {
+static void batch_return(struct mam_pool *pool, struct depot *depot, struct batch *batch, uint64_t epoch) {
   if (!batch_real(batch))
     return;
   batch->epoch = epoch;
-  if (batch->count > 0)
-    slab_rest(pool, depot, batch, at_once);
-  else
-    slab_shell_give(depot, batch);
-}
-
-static void shells_return(struct depot *depot, struct magazine *magazine) {
-  struct batch *shell;
-  while ((shell = magazine->shells) != NULL) {
-    magazine->shells = shell->next;
-    slab_shell_give(depot, shell);
-  }
+  slab_rest(pool, depot, batch, no_stream);
 }
 
 void magazine_empty_passed(struct magazine *magazine, struct mam_pool *pool, struct depot *depot, uint64_t passed) {
   magazine->loaded_blocks = magazine_mallocs(magazine); /* less what is about to leave */
-  batch_return(pool, depot, magazine->loaded, 0, true);
+  batch_return(pool, depot, magazine->loaded, 0);
   magazine->loaded = &magazine_nothing;
   while (magazine->resting != NULL && magazine->resting->epoch <= passed) {
     struct batch *batch = resting_pull(magazine);
-    batch_return(pool, depot, batch, batch->epoch, false);
+    batch_return(pool, depot, batch, batch->epoch);
   }
 }
 
 void magazine_empty_all(struct magazine *magazine, struct mam_pool *pool, struct depot *depot, uint64_t epoch) {
   magazine_empty_passed(magazine, pool, depot, UINT64_MAX);
   magazine->filled_blocks = magazine_frees(magazine); /* with what is about to leave */
-  batch_return(pool, depot, magazine->filling, epoch, false);
-  shells_return(depot, magazine);
+  batch_return(pool, depot, magazine->filling, epoch);
+  slab_batches_free(magazine->shells);
   magazine_init(magazine);
 }
 
 /* ---- The end of a pool ---- */
 
-static void batch_drop(struct batch *batch) {
-  if (batch_real(batch))
-    free(batch);
-}
-
-static void batches_drop(struct batch *batch) {
-  while (batch_real(batch)) {
-    struct batch *next = batch->next;
-    free(batch);
-    batch = next;
-  }
-}
-
 void magazine_drop(struct magazine *magazine) {
-  batch_drop(magazine->loaded);
-  batch_drop(magazine->filling);
-  batches_drop(magazine->resting);
-  batches_drop(magazine->shells);
+  if (batch_real(magazine->loaded))
+    free(magazine->loaded);
+  if (batch_real(magazine->filling))
+    free(magazine->filling);
+  slab_batches_free(magazine->resting);
+  slab_batches_free(magazine->shells);
   magazine_init(magazine);
 }

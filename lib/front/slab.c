@@ -38,16 +38,23 @@ static void slab_count_add(struct depot *depot, int change) {
 
 /* ---- Batches ---- */
 
-struct batch *slab_shell_take(struct depot *depot) {
-  mutex_lock(depot->lock);
+/* An empty batch; NULL if the host has no memory. */
+static struct batch *shell_take_locked(struct depot *depot) {
+  lock_held(depot->lock);
   struct batch *shell = depot->shells;
   if (shell != NULL)
     depot->shells = shell->next;
-  pthread_mutex_unlock(depot->lock);
-  if (shell == NULL)
+  else
     shell = aligned_alloc(_Alignof(struct batch), sizeof *shell);
   if (shell != NULL)
     shell->count = 0;
+  return shell;
+}
+
+struct batch *slab_shell_take(struct depot *depot) {
+  mutex_lock(depot->lock);
+  struct batch *shell = shell_take_locked(depot);
+  pthread_mutex_unlock(depot->lock);
   return shell;
 }
 
@@ -57,17 +64,9 @@ static void shell_give_locked(struct depot *depot, struct batch *shell) {
   depot->shells = shell;
 }
 
-void slab_shell_give(struct depot *depot, struct batch *shell) {
-  if (shell == NULL)
-    return;
-  mutex_lock(depot->lock);
-  shell_give_locked(depot, shell);
-  pthread_mutex_unlock(depot->lock);
-}
-
-static void batch_push_locked(struct depot *depot, struct batch *batch, bool at_once) {
+static void batch_push_locked(struct depot *depot, struct batch *batch) {
   lock_held(depot->lock);
-  if (at_once) {
+  if (batch->epoch == 0) {
     batch->next = depot->first;
     depot->first = batch;
     if (batch->next == NULL)
@@ -123,7 +122,6 @@ static struct slab *slab_new(uintptr_t base, unsigned class) {
   memset(slab, 0, all);
   slab->base = base;
   slab->index_magic = UINT64_MAX / block_bytes + 1;
-  slab->block_units = (uint32_t)(block_bytes / SLAB_UNIT_BYTES);
   slab->block_count = blocks;
   slab->class = class;
   slab->live = (_Atomic uint8_t *)(slab + 1);
@@ -164,7 +162,7 @@ static struct slab *slab_open(uintptr_t base, unsigned class) {
 
 /* Moves the blocks of a word into a batch. */
 static void word_carve_locked(struct slab *slab, uint32_t word, struct batch *batch) {
-  size_t block_bytes = slab_block_bytes(slab);
+  size_t block_bytes = slab_class_bytes(slab->class);
   for (uint64_t bits = slab->inside[word]; bits != 0; bits &= bits - 1) {
     uint32_t index = word * WORD_BITS + (uint32_t)__builtin_ctzl(bits);
     batch->blocks[batch->count++] = (struct slab_block){slab->base + index * block_bytes, slab_live(slab, index)};
@@ -249,7 +247,7 @@ static size_t spans_give(struct mam_pool *pool, struct slab_list *empty) {
   size_t bytes = 0;
   while ((slab = TAILQ_FIRST(empty)) != NULL) {
     TAILQ_REMOVE(empty, slab, link); /* from here on another pool may have the page */
-    pool_slab_give(pool, slab->base, true);
+    pool_slab_give(pool, slab->base);
     bytes += SLAB_BYTES;
   }
   return bytes;
@@ -269,24 +267,20 @@ size_t slab_reclaim(struct mam_pool *pool, struct depot *depot, unsigned *most) 
   return batches_return(pool, depot, 0, most);
 }
 
-static void batch_rest(struct mam_pool *pool, struct depot *depot, struct batch *batch, bool at_once) {
-  mutex_lock(depot->lock);
-  batch_push_locked(depot, batch, at_once);
-  bool many = depot->batch_count > 2 * DEPOT_BATCHES;
+void slab_rest(struct mam_pool *pool, struct depot *depot, struct batch *batch, struct context_stream stream) {
   unsigned most = BATCHES_RETURNED;
+  if (batch == NULL)
+    return;
+  batch->stream = stream;
+  mutex_lock(depot->lock);
+  if (batch->count > 0)
+    batch_push_locked(depot, batch);
+  else
+    shell_give_locked(depot, batch);
+  bool many = depot->batch_count > 2 * DEPOT_BATCHES;
   pthread_mutex_unlock(depot->lock);
   if (many)
     (void)batches_return(pool, depot, DEPOT_BATCHES, &most);
-}
-
-void slab_rest(struct mam_pool *pool, struct depot *depot, struct batch *batch, bool at_once) {
-  batch->stream = no_stream;
-  batch_rest(pool, depot, batch, at_once);
-}
-
-void slab_rest_on(struct mam_pool *pool, struct depot *depot, struct batch *batch, struct context_stream stream) {
-  batch->stream = stream;
-  batch_rest(pool, depot, batch, false);
 }
 
 /* ---- Refilling a front ---- */
@@ -298,13 +292,9 @@ static struct batch *refill_locked(struct mam_pool *pool, struct depot *depot) {
   struct slab *slab = TAILQ_FIRST(&depot->slabs);
   if (batch != NULL || slab == NULL || slab->inside_count == 0)
     return batch;
-  batch = depot->shells;
+  batch = shell_take_locked(depot);
   if (batch != NULL)
-    depot->shells = batch->next;
-  else if ((batch = aligned_alloc(_Alignof(struct batch), sizeof *batch)) == NULL)
-    return NULL;
-  batch->count = 0;
-  slab_carve_locked(depot, slab, batch);
+    slab_carve_locked(depot, slab, batch);
   return batch;
 }
 
@@ -315,7 +305,7 @@ static bool slab_add(struct mam_pool *pool, struct depot *depot, unsigned class)
     return false;
   struct slab *slab = slab_open(base, class);
   if (slab == NULL) {
-    pool_slab_give(pool, base, true);
+    pool_slab_give(pool, base);
     return false;
   }
   mutex_lock(depot->lock);
@@ -349,7 +339,7 @@ struct batch *slab_refill(struct mam_pool *pool, struct depot *depot, unsigned c
 
 /* ---- The end, and numbers ---- */
 
-static void batches_free(struct batch *batch) {
+void slab_batches_free(struct batch *batch) {
   while (batch != NULL) {
     struct batch *next = batch->next;
     free(batch);
@@ -365,8 +355,8 @@ void slab_forget(struct depot *depot) {
     for (uint32_t i = 0; i < slab->block_count; i++)
       atomic_store_explicit(slab_live(slab, i), 0, memory_order_relaxed); /* relaxed: no block any more */
   }
-  batches_free(depot->first);
-  batches_free(depot->shells);
+  slab_batches_free(depot->first);
+  slab_batches_free(depot->shells);
   depot_init(depot, depot->lock);
 }
 

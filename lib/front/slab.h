@@ -66,7 +66,7 @@ struct slab {
   /* Constant. */
   uintptr_t base;       /* of its page */
   uint64_t index_magic; /* 2^64 / a block's bytes, rounded up: see slab_index */
-  uint32_t block_units, block_count;
+  uint32_t block_count;
   unsigned class;
   _Atomic uint8_t *live;         /* a code for each block, 0 if it is not the program's */
   _Alignas(64) uint64_t *inside; /* a bit for each block, under the depot's lock; the pointer is constant */
@@ -114,8 +114,6 @@ static inline uint32_t slab_index(const struct slab *slab, uintptr_t address) {
 
 static inline _Atomic uint8_t *slab_live(const struct slab *slab, uint32_t index) { return &slab->live[index]; }
 
-static inline size_t slab_block_bytes(const struct slab *slab) { return (size_t)slab->block_units * SLAB_UNIT_BYTES; }
-
 /* What was asked for, as one byte: 1 and what is left over of the block in steps of a 128th of the class's spacing. The
  * spacing is a power of two, and the class's size a multiple of it. */
 static inline unsigned slab_code_shift(unsigned class) { return class < 16 ? 2 : class < 24 ? 3 : 4; }
@@ -151,13 +149,14 @@ struct batch *slab_retake(struct depot *depot, struct context_stream stream);
 
 /* An empty batch; NULL if the host has no memory. */
 struct batch *slab_shell_take(struct depot *depot);
-void slab_shell_give(struct depot *depot, struct batch *shell);
 
-/* Takes a batch from a front; its epoch is set.  at_once: the next refill takes it before all others.  Then slabs whose
- * blocks are all inside may go back to the pool. */
-void slab_rest(struct mam_pool *pool, struct depot *depot, struct batch *batch, bool at_once);
-/* The same of a batch whose blocks were all freed on a stream. */
-void slab_rest_on(struct mam_pool *pool, struct depot *depot, struct batch *batch, struct context_stream stream);
+/* Takes a batch from a front.  Its epoch is set; with 0, the next refill takes it before all others.  stream: on which
+ * all its blocks were freed.  Then slabs whose blocks are all inside may go back to the pool.  An empty batch becomes a
+ * shell; NULL is none. */
+void slab_rest(struct mam_pool *pool, struct depot *depot, struct batch *batch, struct context_stream stream);
+
+/* Frees a list of batches. */
+void slab_batches_free(struct batch *batch);
 
 /* Puts the blocks of resting batches whose epoch has passed into their slabs and gives slabs back that have them all:
  * of at most *most batches, which counts down.  Returns how many bytes went to the pool. */

@@ -310,10 +310,9 @@ void pool_give(struct mam_pool *pool, uint64_t generation, struct segment *const
                uint64_t epoch, struct context_stream stream);
 
 /* Memory for slabs: used segments of whole 2 MiB, which are no blocks.  pool_slab_take never waits for the GPU.
- * pool_slab_give goes by the pool's rule of reuse; passed: the GPU is known to be done with it, so it is free at once.
- */
+ * pool_slab_give makes one free at once: the GPU is known to be done with it. */
 cudaError_t pool_slab_take(struct mam_pool *pool, size_t bytes, uintptr_t *base);
-void pool_slab_give(struct mam_pool *pool, uintptr_t base, bool passed);
+void pool_slab_give(struct mam_pool *pool, uintptr_t base);
 
 /* Gives memory that is free back to the source as long as more than keep_bytes are held: of an elastic pool the mapped
  * pieces that lie in free segments, from the highest address down; of another whole chunks, but never its last one, as
@@ -363,11 +362,16 @@ bool pool_is_still(struct mam_pool *pool, uint64_t generation);
 /* The same, and it is open: addresses that it gave out are still its own. */
 bool pool_is_open(struct mam_pool *pool, uint64_t generation);
 
-/* pool_free of a block of that pool, if it is still of that generation; else the address is no block.  pool_free_reuse:
- * under a rule of reuse of its own; stream is for MAM_REUSE_STREAM. */
-cudaError_t pool_free_from(struct mam_pool *pool, uint64_t generation, uintptr_t address);
-cudaError_t pool_free_reuse(struct mam_pool *pool, uint64_t generation, uintptr_t address, MAM_Reuse reuse,
-                            struct context_stream stream);
+/* A rule of reuse for one block. */
+struct pool_rule {
+  MAM_Reuse reuse;
+  struct context_stream stream; /* of MAM_REUSE_STREAM */
+  bool passed;                  /* the GPU is known to be done with the block; reuse is MAM_REUSE_IMMEDIATE */
+};
+
+/* pool_free of a block of that pool, if it is still of that generation; else the address is no block.  rule NULL: the
+ * pool's own. */
+cudaError_t pool_free_from(struct mam_pool *pool, uint64_t generation, uintptr_t address, const struct pool_rule *rule);
 
 /* Before a free on a stream.  If the stream is another context's, that context's work uses the pool's memory, and
  * fences wait for it, too.  The caller is a user of the pool.  Errors: as reuse_accompany. */

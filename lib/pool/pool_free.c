@@ -18,13 +18,6 @@ struct pool_stream *pool_stream_find_locked(struct mam_pool *pool, struct contex
   return stream;
 }
 
-/* A rule of reuse for one block. */
-struct rule {
-  MAM_Reuse reuse;
-  struct context_stream stream; /* of MAM_REUSE_STREAM */
-  bool passed;                  /* the GPU is known to be done with the block; reuse is MAM_REUSE_IMMEDIATE */
-};
-
 /* The stream's list, made if there is none; NULL if the host has no memory: then the free is a plain one. */
 static struct waiting_stream *stream_list_locked(struct mam_pool *pool, struct context_stream named) {
   lock_held(&pool->lock);
@@ -45,7 +38,7 @@ static struct waiting_stream *stream_list_locked(struct mam_pool *pool, struct c
 }
 
 /* Gives a used segment back by a rule of reuse. */
-static void give_back_locked(struct mam_pool *pool, struct segment *segment, const struct rule *rule) {
+static void give_back_locked(struct mam_pool *pool, struct segment *segment, const struct pool_rule *rule) {
   lock_held(&pool->lock);
   struct waiting_stream *stream = NULL;
   /* relaxed: the lock is held, and no front has the segment */
@@ -64,16 +57,17 @@ static void give_back_locked(struct mam_pool *pool, struct segment *segment, con
 
 /* The pool's rule for a plain free.  Such a free names no stream, so work of any stream may still use the block, and in
  * a pool with MAM_REUSE_STREAM the block waits for all of it. */
-static struct rule own_rule(const struct mam_pool *pool, bool passed) {
+static struct pool_rule own_rule(const struct mam_pool *pool, bool passed) {
   MAM_Reuse reuse = pool->config.reuse == MAM_REUSE_STREAM ? MAM_REUSE_FENCED : pool->config.reuse;
   /* Under the immediate rule a front's blocks have epoch 0, which says that they wait for nothing.  It does not say
    * that no kernel uses them, so they may not be unmapped yet. */
-  return (struct rule){.reuse = passed ? MAM_REUSE_IMMEDIATE : reuse, .passed = passed && reuse != MAM_REUSE_IMMEDIATE};
+  return (struct pool_rule){.reuse = passed ? MAM_REUSE_IMMEDIATE : reuse,
+                            .passed = passed && reuse != MAM_REUSE_IMMEDIATE};
 }
 
 /* Takes segments back that a front has kept. */
 static void give_kept_locked(struct mam_pool *pool, struct segment *const *segments, unsigned count,
-                             const struct rule *rule) {
+                             const struct pool_rule *rule) {
   lock_held(&pool->lock);
   pool->free_call_count += count; /* of frees that the front served before */
   for (unsigned i = 0; i < count; i++) {
@@ -84,7 +78,7 @@ static void give_kept_locked(struct mam_pool *pool, struct segment *const *segme
 }
 
 void pool_passed_locked(struct mam_pool *pool, struct segment *const *segments, unsigned count) {
-  static const struct rule immediate = {.reuse = MAM_REUSE_IMMEDIATE};
+  static const struct pool_rule immediate = {.reuse = MAM_REUSE_IMMEDIATE};
   give_kept_locked(pool, segments, count, &immediate);
 }
 
@@ -154,8 +148,8 @@ static cudaError_t accompany_locked(struct mam_pool *pool, struct context_stream
   return error;
 }
 
-static cudaError_t free_by_rule(struct mam_pool *pool, uint64_t generation, uintptr_t address, const struct rule *given,
-                                struct pool_emptied *emptied) {
+static cudaError_t free_by_rule(struct mam_pool *pool, uint64_t generation, uintptr_t address,
+                                const struct pool_rule *given, struct pool_emptied *emptied) {
   bool freed_before = false;
   pool_lock(pool);
   cudaError_t error = pool_usable_locked(pool);
@@ -174,7 +168,7 @@ static cudaError_t free_by_rule(struct mam_pool *pool, uint64_t generation, uint
     return error == cudaErrorInitializationError ? error
                                                  : pool_refuse_free(address, error == cudaSuccess && freed_before);
   }
-  struct rule rule = given != NULL ? *given : own_rule(pool, false);
+  struct pool_rule rule = given != NULL ? *given : own_rule(pool, false);
   give_back_locked(pool, segment, &rule);
   error = fence_freed_locked(pool);
   if (error == cudaErrorContextIsDestroyed) /* as cudaFree has it: the block is not there any more */
@@ -195,20 +189,16 @@ cudaError_t pool_free(void *address, struct pool_emptied *emptied) {
                       : pool_refuse_free((uintptr_t)address, false);
 }
 
-cudaError_t pool_free_from(struct mam_pool *pool, uint64_t generation, uintptr_t address) {
-  return free_by_rule(pool, generation, address, NULL, NULL);
-}
-
-cudaError_t pool_free_reuse(struct mam_pool *pool, uint64_t generation, uintptr_t address, MAM_Reuse reuse,
-                            struct context_stream stream) {
-  return free_by_rule(pool, generation, address, &(struct rule){.reuse = reuse, .stream = stream}, NULL);
+cudaError_t pool_free_from(struct mam_pool *pool, uint64_t generation, uintptr_t address,
+                           const struct pool_rule *rule) {
+  return free_by_rule(pool, generation, address, rule, NULL);
 }
 
 /* ---- For the fronts ---- */
 
-void pool_slab_give(struct mam_pool *pool, uintptr_t base, bool passed) {
+void pool_slab_give(struct mam_pool *pool, uintptr_t base) {
   pool_lock(pool);
-  struct rule rule = own_rule(pool, passed);
+  struct pool_rule rule = own_rule(pool, true);
   give_back_locked(pool, segment_find(&pool->segments, base), &rule);
   pool_unlock(pool);
 }
@@ -226,9 +216,9 @@ void pool_give(struct mam_pool *pool, uint64_t generation, struct segment *const
   pool_lock(pool);
   if (pool->generation == generation && pool->state == POOL_OPEN) { /* else its segments go, or have gone */
     bool passed = epoch <= reuse_passed(pool->reuse);
-    struct rule rule = own_rule(pool, passed);
+    struct pool_rule rule = own_rule(pool, passed);
     if (!passed && stream.id != 0)
-      rule = (struct rule){.reuse = MAM_REUSE_STREAM, .stream = stream};
+      rule = (struct pool_rule){.reuse = MAM_REUSE_STREAM, .stream = stream};
     give_kept_locked(pool, segments, count, &rule);
   }
   pool_unlock(pool);

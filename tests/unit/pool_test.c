@@ -1186,7 +1186,7 @@ START_TEST(spans_of_an_elastic_pool_are_aligned_and_never_wait) {
     check_pool();
   }
   for (int i = 0; i < 8; i++)
-    pool_slab_give(pool, spans[i], true);
+    pool_slab_give(pool, spans[i]);
   trim(0);
   ck_assert_uint_eq(imaginary.taken_bytes, 2 * MIB);
   ck_assert_uint_eq(imaginary.synchronizes, 0);

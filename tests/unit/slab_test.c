@@ -121,7 +121,7 @@ static void rest_batches(unsigned class, unsigned first, unsigned count, bool at
   for (unsigned i = first; i < first + count; i++) {
     mark_batch(batches[i], slab_class_bytes(class), 0);
     batches[i]->epoch = at_once ? 0 : reuse_epoch(pool->reuse);
-    slab_rest(pool, &depot, batches[i], at_once);
+    slab_rest(pool, &depot, batches[i], no_stream);
   }
 }
 
@@ -171,7 +171,7 @@ START_TEST(late_claim_takes_no_block_of_another_class) {
   uint32_t index = slab_index(looked_at, address);
   _Atomic uint8_t *live = slab_live(looked_at, index);
   batch->epoch = 0;
-  slab_rest(pool, &depot, batch, true);
+  slab_rest(pool, &depot, batch, no_stream);
   ck_assert_uint_eq(reclaim(), SLAB_BYTES);
   for (unsigned class = 0; class < SLAB_CLASSES; class ++) {
     unsigned count = 0;
@@ -187,7 +187,7 @@ START_TEST(late_claim_takes_no_block_of_another_class) {
       for (unsigned j = 0; j < batches[i]->count; j++)
         ck_assert_uint_eq(claim_live(false, batches[i]->blocks[j].live), 1);
       batches[i]->epoch = 0;
-      slab_rest(pool, &depot, batches[i], true);
+      slab_rest(pool, &depot, batches[i], no_stream);
     }
     (void)reclaim();
     ck_assert_uint_eq(info_now().used_bytes, 0);
@@ -196,7 +196,7 @@ START_TEST(late_claim_takes_no_block_of_another_class) {
   batch = slab_refill(pool, &depot, first);
   ck_assert_ptr_eq(page_map_find(address), looked_at);
   ck_assert_uint_eq(slab_index(looked_at, address), index);
-  slab_rest(pool, &depot, batch, true);
+  slab_rest(pool, &depot, batch, no_stream);
 }
 END_TEST
 
