@@ -174,7 +174,7 @@ static void calm_go_on_locked(struct mam_pool *pool) {
 
 /* A look may still be due that was meant for the pool before this one in the struct. */
 static bool calm_is_looked_at(struct mam_pool *pool) {
-  return pool->watch->calm_until_ns != 0 && pool_is_still(pool, pool->watch->calm.generation);
+  return pool->watch->calm_until_ns != 0 && pool_is_open(pool, pool->watch->calm.generation);
 }
 
 void reaper_watch_grown(void) {
@@ -194,7 +194,7 @@ cudaError_t reaper_emptied(const struct pool_emptied *emptied) {
   struct mam_pool *pool = emptied->pool;
   cudaError_t error = cudaSuccess;
   environment_enter();
-  if (!pool_is_still(pool, emptied->generation)) { /* it has ended without this, and another was made of its struct */
+  if (!pool_is_open(pool, emptied->generation)) { /* it has ended without this, and another was made of its struct */
     environment_exit();
     return cudaSuccess;
   }

@@ -175,6 +175,5 @@ const struct pool_front front_operations = {.open = fronts_open,
                                             .freeze = fronts_freeze_all,
                                             .thaw = fronts_check_and_thaw_all,
                                             .sum = fronts_sum,
-                                            .before_fork = fronts_freeze_all,
                                             .after_fork = fronts_after_fork,
                                             .begin_record = fronts_begin_record};

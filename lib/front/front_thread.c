@@ -184,7 +184,8 @@ static struct front *front_make(struct mam_pool *pool) {
   biased_init(&front->lock); /* no other thread knows of it; see biased_owner_barrier */
   front_attach(front, pool);
   if (pool->fronts->first != NULL || pool->fronts->gone.live != 0) /* no thread can tell the last free */
-    pool_crowd(pool);
+    /* relaxed: a hint */
+    atomic_store_explicit(&pool->crowded, true, memory_order_relaxed);
   front->next_of_pool = pool->fronts->first;
   pool->fronts->first = front;
   pthread_mutex_unlock(&pool->fronts->lock);

@@ -100,10 +100,9 @@ struct pool_front {
   void (*freeze)(struct mam_pool *pool);
   void (*thaw)(struct mam_pool *pool);
   void (*sum)(struct mam_pool *pool, struct pool_front_sum *sum);
-  /* fronts_freeze_all (front_list.c), fronts_after_fork (front_pool.c). */
-  void (*before_fork)(struct mam_pool *pool);
+  /* fronts_after_fork (front_pool.c): thaws after a fork, before which they were frozen. */
   void (*after_fork)(struct mam_pool *pool, bool in_child);
-  /* fronts_begin_record (front_pool.c): a record begins, between before_fork and after_fork.  Lists the live blocks of
+  /* fronts_begin_record (front_pool.c): a record begins, between freeze and after_fork.  Lists the live blocks of
    * slabs, NULL: nothing, and sees to it that each thread hears of the record before its next quick call. */
   void (*begin_record)(struct mam_pool *pool, struct pool_live *live);
 };
@@ -157,10 +156,11 @@ struct mam_pool {
   struct mam_pool *next; /* constant once published */
 
   /* Relaxed: hints that are checked again under the lock, where they are written, or need not be exact. */
-  _Atomic uint64_t default_id;                   /* config.default_id while open, else 0 */
-  _Atomic size_t limit_hint;                     /* limit_bytes */
-  _Atomic bool reports_empty;                    /* lazy and not watched: the last free reports it */
-  _Atomic bool wants_watch;                      /* lazy, crowded, not watched: lib/api is to watch it */
+  _Atomic uint64_t default_id; /* config.default_id while open, else 0 */
+  _Atomic size_t limit_hint;   /* limit_bytes */
+  _Atomic bool reports_empty;  /* lazy: the last free reports it; else lib/api watches it */
+  /* Several threads use it: no thread can tell that its free was the last, so a lazy pool has to be watched. */
+  _Atomic bool crowded;
   _Atomic uint64_t growths;                      /* growths and trims that have ended */
   _Atomic bool grown;                            /* since lib/api last asked, by memory that it could give back */
   _Atomic size_t live_by_size[POOL_SMALL_SIZES]; /* used segments that a slab could have served */
@@ -204,9 +204,6 @@ struct mam_pool {
   char source_said[256];      /* why it last refused a chunk; "" if it never has */
 
   const struct pool_front *frozen_for_fork;
-
-  bool watched; /* lib/api looks at the lazy pool from time to time: no thread has to report that it is empty */
-  bool crowded; /* several threads use it: no thread can tell that its free was the last, so it has to be watched */
 
   struct watch *watch; /* of lib/api (environment.h), under its lock; kept with the struct once it is there */
 };
@@ -331,9 +328,6 @@ bool pool_calm_look(struct mam_pool *pool, struct pool_calm *calm);
  * to do, nothing happens: cudaErrorNotReady (600), without an error text. */
 cudaError_t pool_trim_calm(struct mam_pool *pool, uint64_t generation, size_t keep_bytes);
 
-/* A second thread uses the pool. */
-void pool_crowd(struct mam_pool *pool);
-
 /* Whether lib/api has to watch it from now on, because no thread can report that it is empty. */
 bool pool_to_be_watched(struct mam_pool *pool);
 
@@ -356,10 +350,8 @@ struct pool_emptied {
   bool watch;
 };
 
-/* Whether the pool's struct has not become another pool since. */
-bool pool_is_still(struct mam_pool *pool, uint64_t generation);
-
-/* The same, and it is open: addresses that it gave out are still its own. */
+/* Whether the pool's struct has not become another pool since, and it is open: addresses that it gave out are still its
+ * own. */
 bool pool_is_open(struct mam_pool *pool, uint64_t generation);
 
 /* A rule of reuse for one block. */

@@ -32,13 +32,10 @@ struct pool_past pool_past(void) {
 /* Remembers what a default pool that ends had counted. */
 static void past_add(struct mam_pool *pool) {
   MAM_PoolInfo info;
-  struct pool_front_sum sum = {0};
   if (pool->config.default_id == 0)
     return;
   const struct pool_front *frozen = pool_freeze(pool);
-  if (frozen != NULL)
-    frozen->sum(pool, &sum);
-  pool_info_locked(pool, &sum, &info);
+  pool_info_locked(pool, frozen, &info);
   pool_thaw(pool, frozen);
   pool_list_lock();
   past.malloc_count += info.malloc_count;

@@ -115,8 +115,8 @@ struct mam_pool *pool_list_take(void);
 
 /* ---- pool_info.c ---- */
 
-/* The same numbers as pool_info.  The fronts are frozen; front: their sum, NULL if there are none. */
-void pool_info_locked(struct mam_pool *pool, const struct pool_front_sum *front, MAM_PoolInfo *info);
+/* The same numbers as pool_info, after pool_freeze; frozen NULL: without the fronts. */
+void pool_info_locked(struct mam_pool *pool, const struct pool_front *frozen, MAM_PoolInfo *info);
 
 /* Holds everything still, for numbers that fit together: fronts, then the lock. */
 const struct pool_front *pool_freeze(struct mam_pool *pool); /* for pool_thaw; NULL: no fronts */

@@ -24,8 +24,9 @@ static void pool_reset(struct mam_pool *pool, const struct pool_config *config, 
   pool->malloc_count = pool->free_call_count = pool->failure_count = pool->synchronize_count = 0;
   pool->stream_hit_count = pool->source_call_count = 0;
   pool->source_said[0] = '\0';
-  pool->watched = pool->crowded = false;
-  atomic_store_explicit(&pool->grown, false, memory_order_relaxed); /* relaxed: as where it is read; the last pool's */
+  /* relaxed, both: as where they are read; the last pool's */
+  atomic_store_explicit(&pool->crowded, false, memory_order_relaxed);
+  atomic_store_explicit(&pool->grown, false, memory_order_relaxed);
   pool->segments.spared_bytes = config->guarded ? pool->config.chunk_bytes : 0;
   pool_unlock(pool);
 }
@@ -67,10 +68,8 @@ cudaError_t pool_open(const struct pool_config *config, const struct source *sou
       limit_bytes = user_limit_bytes;
     pool_peak_reserved_locked(pool);
     pool->limit_bytes = limit_bytes > pool->held_bytes ? limit_bytes : pool->held_bytes;
-    /* relaxed: hints */
-    atomic_store_explicit(&pool->limit_hint, pool->limit_bytes, memory_order_relaxed);
-    atomic_store_explicit(&pool->reports_empty, config->lazy, memory_order_relaxed);
-    atomic_store_explicit(&pool->wants_watch, false, memory_order_relaxed);
+    pool_watch_locked(pool, false);
+    atomic_store_explicit(&pool->limit_hint, pool->limit_bytes, memory_order_relaxed); /* relaxed: a hint, as the id */
     pool->state = POOL_OPEN;
     atomic_store_explicit(&pool->default_id, config->default_id, memory_order_relaxed);
     *opened = pool;
@@ -88,7 +87,7 @@ void pool_before_fork(void) {
   for (struct mam_pool *pool = pool_first(); pool != NULL; pool = pool->next) {
     const struct pool_front *front = atomic_load_explicit(&pool->in_front, memory_order_acquire); /* as pool_freeze */
     if (front != NULL)
-      front->before_fork(pool);
+      front->freeze(pool);
     pthread_mutex_lock(&pool->lock);
     pool->frozen_for_fork = front;
   }
@@ -102,7 +101,8 @@ static void fork_in_child(struct mam_pool *pool) {
   lock_held(&pool->lock);
   pool->users = pool->synchronizing = 0;
   pool->wanted_bytes = 0;
-  pool->growing = pool->watched = false;
+  pool->growing = false;
+  pool_watch_locked(pool, false);
   pool_settle_locked(pool);
   (void)pthread_cond_init(&pool->changed, NULL);
   if (pool->state == POOL_LOSING)

@@ -33,10 +33,7 @@ struct snapshot {
 static void snapshot_fill_locked(struct snapshot *snapshot, struct mam_pool *pool, const struct pool_front *frozen) {
   lock_held(&pool->lock);
   struct snapshot_segment *copy = snapshot->segments;
-  struct pool_front_sum sum = {0};
-  if (frozen != NULL)
-    frozen->sum(pool, &sum);
-  pool_info_locked(pool, &sum, &snapshot->info);
+  pool_info_locked(pool, frozen, &snapshot->info);
   snapshot->config = pool->config;
   snapshot->source_name = pool->source.operations->name;
   (void)snprintf(snapshot->source_said, sizeof snapshot->source_said, "%s", pool->source_said);

@@ -491,7 +491,7 @@ START_TEST(emptying_of_a_pool_is_not_reported_of_the_next) {
   pool = NULL;
   open_pool(&lazy);
   ck_assert_ptr_eq(pool, first);
-  ck_assert(!pool_is_still(pool, generation));
+  ck_assert(!pool_is_open(pool, generation));
   pool_report_emptied(pool, generation, &emptied);
   ck_assert_ptr_null(emptied.pool);
   pool_report_emptied(pool, pool->generation, &emptied);
