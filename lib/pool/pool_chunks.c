@@ -85,7 +85,7 @@ void pool_settle_locked(struct mam_pool *pool) {
   while (segment != NULL && pool->segments.count[SEGMENT_MOVING] > 0) {
     struct segment *next = segment_next(segment);
     if (segment->state == SEGMENT_MOVING) {
-      segment_moved_to_unmapped(&pool->segments, segment); /* the next may have become a part of it */
+      segment_moved(&pool->segments, segment, SEGMENT_UNMAPPED); /* the next may have become a part of it */
       next = segment_first(&pool->segments);
     }
     segment = next;

@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "pool/pool_inside.h"
+#include "pool/segment_inside.h"
 
 /* ---- Pieces: the mapped parts of a reserved chunk ---- */
 
@@ -56,7 +57,7 @@ static size_t missing_beside(const struct segment *neighbour, size_t bytes) {
 /* The least part of an unmapped segment that makes room for a block of bytes, with what is free beside it.  False if
  * there is none. */
 static bool place_within(struct segment *unmapped, size_t bytes, struct place *place) {
-  const struct segment *before = segment_neighbour_before(unmapped), *after = segment_neighbour_after(unmapped);
+  const struct segment *before = neighbour_before(unmapped), *after = neighbour_after(unmapped);
   size_t above = missing_beside(before, bytes), below = missing_beside(after, bytes), room = unmapped->bytes;
   *place = (struct place){unmapped, unmapped->base, above};
   if (below < above && below <= room)
@@ -140,12 +141,12 @@ static cudaError_t place_fill_locked(struct mam_pool *pool, const struct place *
   cudaError_t error = pieces_map(&pool->source, place->base, place->bytes);
   pool_step_in(pool);
   if (error != cudaSuccess) {
-    segment_moved_to_unmapped(&pool->segments, moving);
+    segment_moved(&pool->segments, moving, SEGMENT_UNMAPPED);
     return error;
   }
   pieces_note_locked(pool, chunk, place->base, place->bytes);
   pool_held_change_locked(pool, place->bytes);
-  segment_moved_to_free(&pool->segments, moving);
+  segment_moved(&pool->segments, moving, SEGMENT_FREE);
   return cudaSuccess;
 }
 

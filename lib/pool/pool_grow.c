@@ -41,7 +41,8 @@ static bool chunk_enter_locked(struct mam_pool *pool, struct pool_chunk *chunk) 
   chunk->usable_bytes = end > first ? end - first : 0;
   if (chunk->usable_bytes == 0)
     return false;
-  if (!(chunk->pieces != NULL ? segment_add_reserved : segment_add_chunk)(&pool->segments, first, chunk->usable_bytes))
+  enum segment_state state = chunk->pieces != NULL ? SEGMENT_UNMAPPED : SEGMENT_FREE;
+  if (!segment_add_chunk(&pool->segments, first, chunk->usable_bytes, state))
     return false;
   SLIST_INSERT_HEAD(&pool->chunks, chunk, link);
   pool_held_change_locked(pool, chunk->pieces != NULL ? 0 : chunk->bytes);

@@ -63,13 +63,11 @@ static cudaError_t piece_give_locked(struct mam_pool *pool, const struct pool_ch
   pool_step_out(pool);
   cudaError_t error = pool->source.operations->unmap(&pool->source, base, bytes);
   pool_step_in(pool);
-  if (error == cudaSuccess) {
-    segment_moved_to_unmapped(&pool->segments, moving);
-    return cudaSuccess;
+  if (error != cudaSuccess) {
+    *pool_piece_at(chunk, base) = piece;
+    pool_held_change_locked(pool, bytes);
   }
-  *pool_piece_at(chunk, base) = piece;
-  pool_held_change_locked(pool, bytes);
-  segment_moved_to_free(&pool->segments, moving);
+  segment_moved(&pool->segments, moving, error == cudaSuccess ? SEGMENT_UNMAPPED : SEGMENT_FREE);
   return error;
 }
 

@@ -88,22 +88,6 @@ void segment_become_free(struct segment_set *set, struct segment *segment) {
   }
 }
 
-struct segment *segment_chunk_make(struct segment_set *set, uintptr_t base, size_t bytes) {
-  struct segment *segment = spare_take(set);
-  if (segment == NULL)
-    return NULL;
-  segment_make(segment, base, bytes, true);
-  RB_INSERT(pointer_tree, &set->by_address, segment);
-  return segment;
-}
-
-bool segment_add_chunk(struct segment_set *set, uintptr_t base, size_t bytes) {
-  struct segment *segment = segment_chunk_make(set, base, bytes);
-  if (segment != NULL)
-    segment_become_free(set, segment);
-  return segment != NULL;
-}
-
 void segment_remove_chunk(struct segment_set *set, struct segment *segment) {
   size_remove(&set->by_size, segment);
   count_remove(set, SEGMENT_FREE, segment->bytes);
@@ -158,28 +142,31 @@ void segment_cut_count(struct segment_set *set, const struct segment *hole, size
     set->cuts_bytes -= bytes;
 }
 
-struct segment *segment_take(struct segment_set *set, size_t bytes, bool close, bool *no_host_memory) {
-  *no_host_memory = false;
-  struct segment *segment = size_best_fit(&set->by_size, bytes);
-  /* All other holes that fit are at least as large: if this one is spared, or would be cut up, they are too. */
-  if (segment == NULL || spares(set, segment, bytes))
-    return NULL;
-  if (!segment_may_cut(set, segment, bytes, close))
-    return NULL;
-  if (segment->bytes > bytes) {
-    segment_cut_count(set, segment, bytes);
-    segment = split_front(set, segment, bytes);
-    if (segment == NULL) {
-      *no_host_memory = true;
+/* Makes the first bytes of a hole used.  NULL if the host has no memory for the split. */
+static struct segment *hole_use(struct segment_set *set, struct segment *hole, size_t bytes, bool *no_host_memory) {
+  struct segment *block = hole;
+  if (hole->bytes > bytes) {
+    block = split_front(set, hole, bytes);
+    *no_host_memory = block == NULL;
+    if (block == NULL)
       return NULL;
-    }
   } else {
-    size_remove(&set->by_size, segment);
+    size_remove(&set->by_size, hole);
     count_remove(set, SEGMENT_FREE, bytes);
   }
-  segment->state = SEGMENT_USED;
+  block->state = SEGMENT_USED;
   count_add(set, SEGMENT_USED, bytes);
-  return segment;
+  return block;
+}
+
+struct segment *segment_take(struct segment_set *set, size_t bytes, bool close, bool *no_host_memory) {
+  *no_host_memory = false;
+  struct segment *hole = size_best_fit(&set->by_size, bytes);
+  /* All other holes that fit are at least as large: if this one is spared, or would be cut up, they are too. */
+  if (hole == NULL || spares(set, hole, bytes) || !segment_may_cut(set, hole, bytes, close))
+    return NULL;
+  segment_cut_count(set, hole, bytes);
+  return hole_use(set, hole, bytes, no_host_memory);
 }
 
 /* segment_take_aligned tries so many holes, the smallest first.  A search through all holes would have no bound. */
@@ -204,22 +191,9 @@ static struct segment *best_aligned_fit(struct segment_set *set, size_t bytes, s
 struct segment *segment_take_aligned(struct segment_set *set, size_t bytes, size_t alignment, bool *no_host_memory) {
   size_t skip;
   *no_host_memory = false;
-  struct segment *hole = best_aligned_fit(set, bytes, alignment, &skip), *front = NULL;
-  if (hole == NULL)
-    return NULL;
-  struct segment *block = hole;
-  if (hole->bytes - skip > bytes) { /* the rest keeps its node, as in segment_take */
-    block = skip > 0 || hole->bytes > bytes ? split_front(set, hole, skip + bytes) : hole;
-    *no_host_memory = block == NULL;
-    if (block == NULL)
-      return NULL;
-  } else {
-    size_remove(&set->by_size, hole);
-    count_remove(set, SEGMENT_FREE, hole->bytes);
-  }
-  block->state = SEGMENT_USED;
-  count_add(set, SEGMENT_USED, block->bytes);
-  if (skip == 0)
+  struct segment *hole = best_aligned_fit(set, bytes, alignment, &skip), *front;
+  struct segment *block = hole != NULL ? hole_use(set, hole, skip + bytes, no_host_memory) : NULL;
+  if (block == NULL || skip == 0)
     return block;
   front = spare_take(set);
   if (front == NULL) { /* everything is as it was */
@@ -236,4 +210,84 @@ struct segment *segment_take_aligned(struct segment_set *set, size_t bytes, size
   pointer_tree_insert_before(&set->by_address, front, block);
   segment_become_free(set, front);
   return block;
+}
+
+/* ---- Memory that comes and goes under a range of addresses ---- */
+
+/* Joins an unmapped segment with its neighbour: its bytes belong to the neighbour already. */
+static void unmapped_absorb(struct segment_set *set, struct segment *segment) {
+  LIST_REMOVE(segment, as.unmapped);
+  set->count[SEGMENT_UNMAPPED]--;
+  segment_absorb(set, segment);
+}
+
+/* Makes a segment unmapped and joins it with unmapped neighbours.  The caller has taken it out of its former state. */
+static void segment_become_unmapped(struct segment_set *set, struct segment *segment) {
+  struct segment *before = neighbour_before(segment), *after = neighbour_after(segment);
+  count_add(set, SEGMENT_UNMAPPED, segment->bytes);
+  segment->state = SEGMENT_UNMAPPED;
+  LIST_INSERT_HEAD(&set->unmapped, segment, as.unmapped);
+  if (after != NULL && after->state == SEGMENT_UNMAPPED) {
+    segment->bytes += after->bytes;
+    unmapped_absorb(set, after);
+  }
+  if (before != NULL && before->state == SEGMENT_UNMAPPED) {
+    before->bytes += segment->bytes;
+    unmapped_absorb(set, segment);
+  }
+}
+
+/* Makes a segment free or unmapped.  The caller has taken it out of its former state, if it had one. */
+static void segment_become(struct segment_set *set, struct segment *segment, enum segment_state state) {
+  if (state == SEGMENT_FREE)
+    segment_become_free(set, segment);
+  else
+    segment_become_unmapped(set, segment);
+}
+
+bool segment_add_chunk(struct segment_set *set, uintptr_t base, size_t bytes, enum segment_state state) {
+  struct segment *segment = spare_take(set);
+  if (segment == NULL)
+    return false;
+  segment_make(segment, base, bytes, true);
+  RB_INSERT(pointer_tree, &set->by_address, segment);
+  segment_become(set, segment, state);
+  return true;
+}
+
+struct segment *segment_move(struct segment_set *set, struct segment *segment, uintptr_t base, size_t bytes) {
+  enum segment_state state = segment->state;
+  size_t front_bytes = base - segment->base, rest_bytes = segment->bytes - front_bytes - bytes;
+  struct segment *front = front_bytes > 0 ? spare_take(set) : NULL, *rest = rest_bytes > 0 ? spare_take(set) : NULL;
+  if ((front_bytes > 0 && front == NULL) || (rest_bytes > 0 && rest == NULL)) {
+    if (front != NULL)
+      spare_put(set, front);
+    return NULL;
+  }
+  if (state == SEGMENT_FREE)
+    size_remove(&set->by_size, segment);
+  else
+    LIST_REMOVE(segment, as.unmapped);
+  count_remove(set, state, segment->bytes);
+  segment->base = base;
+  segment->bytes = bytes;
+  segment->state = SEGMENT_MOVING;
+  count_add(set, SEGMENT_MOVING, bytes);
+  if (front != NULL) {
+    segment_make(front, base - front_bytes, front_bytes, segment->heads_chunk);
+    segment->heads_chunk = false;
+    pointer_tree_insert_before(&set->by_address, front, segment);
+    segment_become(set, front, state);
+  }
+  if (rest != NULL) {
+    segment_make(rest, base + bytes, rest_bytes, false);
+    RB_INSERT(pointer_tree, &set->by_address, rest);
+    segment_become(set, rest, state);
+  }
+  return segment;
+}
+
+void segment_moved(struct segment_set *set, struct segment *moving, enum segment_state state) {
+  count_remove(set, SEGMENT_MOVING, moving->bytes);
+  segment_become(set, moving, state);
 }

@@ -132,12 +132,9 @@ void segment_set_init(struct segment_set *set);
 /* Forgets every segment and gives the host memory back. */
 void segment_set_clear(struct segment_set *set);
 
-/* Adds a chunk as one free segment.  base and bytes are the caller's concern (aligned, overlapping nothing).  False if
- * the host has no memory, then nothing changed. */
-bool segment_add_chunk(struct segment_set *set, uintptr_t base, size_t bytes);
-
-/* Adds a range of addresses as a chunk that is one unmapped segment.  As segment_add_chunk. */
-bool segment_add_reserved(struct segment_set *set, uintptr_t base, size_t bytes);
+/* Adds a chunk as one segment that is free, or unmapped.  base and bytes are the caller's concern (aligned, overlapping
+ * nothing).  False if the host has no memory, then nothing changed. */
+bool segment_add_chunk(struct segment_set *set, uintptr_t base, size_t bytes, enum segment_state state);
 
 /* Takes a chunk that is one free segment out of the set. */
 void segment_remove_chunk(struct segment_set *set, struct segment *segment);
@@ -161,26 +158,20 @@ struct segment *segment_find(struct segment_set *set, uintptr_t base);
 /* The segment that address lies in, NULL if none does. */
 struct segment *segment_at(struct segment_set *set, uintptr_t address);
 
-/* The neighbour in the same chunk, NULL at the chunk's edge. */
-struct segment *segment_neighbour_before(struct segment *segment);
-struct segment *segment_neighbour_after(struct segment *segment);
-
 /* Makes the bytes from base on, which lie inside a free or an unmapped segment, a moving one; what is left on either
  * side stays as it was.  NULL if the host has no memory, then nothing changed. */
 struct segment *segment_move(struct segment_set *set, struct segment *segment, uintptr_t base, size_t bytes);
 
-/* End a move, in either way.  Neither needs host memory.  Afterwards the pointer is no longer valid. */
-void segment_moved_to_free(struct segment_set *set, struct segment *moving);
-void segment_moved_to_unmapped(struct segment_set *set, struct segment *moving);
+/* Ends a move: the segment becomes free, or unmapped.  Needs no host memory.  Afterwards the pointer is no longer
+ * valid.
+ */
+void segment_moved(struct segment_set *set, struct segment *moving, enum segment_state state);
 
 /* Makes a used segment free and coalesces it with free neighbours.  Afterwards the pointer is no longer valid. */
 void segment_free(struct segment_set *set, struct segment *segment);
 
 /* Makes a used segment wait for epoch, which is at least that of every segment waiting; coalesces it with neighbours
- * of the same epoch.  Afterwards the pointer is no longer valid. */
-void segment_wait(struct segment_set *set, struct segment *segment, uint64_t epoch);
-
-/* The same for a segment that was freed on a stream. */
+ * that wait for the same.  stream: on which it was freed; NULL: on none.  Afterwards the pointer is no longer valid. */
 void segment_wait_on(struct segment_set *set, struct waiting_stream *stream, struct segment *segment, uint64_t epoch);
 
 void waiting_stream_init(struct waiting_stream *stream);
@@ -196,10 +187,8 @@ struct segment *segment_retake(struct segment_set *set, struct waiting_stream *s
  * the stream and what is free beside it are enough together, they become one segment that waits for the stream. */
 bool segment_may_retake(struct segment_set *set, struct waiting_stream *stream, size_t bytes);
 
-/* segment_pass_epoch makes every segment free that waits in the set's list for epoch or an earlier one;
- * segment_pass_some at most so many of them; segment_pass_stream at most so many that wait for the stream.  The last
- * two return whether all are free. */
-void segment_pass_epoch(struct segment_set *set, uint64_t epoch);
+/* Makes at most so many segments free that wait for epoch or an earlier one: segment_pass_some in the set's list,
+ * segment_pass_stream for the stream.  Returns whether all such are free. */
 bool segment_pass_some(struct segment_set *set, uint64_t epoch, unsigned most);
 bool segment_pass_stream(struct segment_set *set, struct waiting_stream *stream, uint64_t epoch, unsigned most);
 

@@ -5,7 +5,6 @@
  *   segment_tree    the pointer tree and the size tree
  *   segment         host memory for segments; chunks; take and free
  *   segment_wait    segments that wait for an epoch
- *   segment_move    memory that comes and goes under a range of addresses
  *
  * segment.h has what the other files of lib/pool use.
  */
@@ -29,7 +28,7 @@ static inline int compare_sizes(const struct segment *a, const struct segment *b
  * neighbour costs no call.  The compiler puts what it does not inline into segment_tree.c, once. */
 RB_GENERATE_INTERNAL(pointer_tree, segment, by_address, compare_addresses, inline)
 
-/* segment_neighbour_before and segment_neighbour_after, inlined. */
+/* The neighbour in the same chunk, NULL at the chunk's edge. */
 static inline struct segment *neighbour_before(struct segment *segment) {
   return segment->heads_chunk ? NULL : RB_PREV(pointer_tree, , segment);
 }
@@ -127,9 +126,6 @@ static inline void segment_absorb(struct segment_set *set, struct segment *segme
   RB_REMOVE(pointer_tree, &set->by_address, segment);
   spare_put(set, segment);
 }
-
-/* Adds a chunk that is one segment.  The caller sets its state.  NULL if the host has no memory. */
-struct segment *segment_chunk_make(struct segment_set *set, uintptr_t base, size_t bytes);
 
 /* Makes a segment free and joins it with free neighbours.  The caller has taken it out of its former state.  Afterwards
  * the pointer is not valid. */

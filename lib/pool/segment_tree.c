@@ -15,14 +15,6 @@ struct segment *segment_next(struct segment *segment) {
   return RB_NEXT(pointer_tree, , segment);
 }
 
-struct segment *segment_neighbour_before(struct segment *segment) {
-  return neighbour_before(segment);
-}
-
-struct segment *segment_neighbour_after(struct segment *segment) {
-  return neighbour_after(segment);
-}
-
 struct segment *segment_find(struct segment_set *set, uintptr_t base) {
   struct segment key = {.base = base};
   return RB_FIND(pointer_tree, &set->by_address, &key);

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
-#include <limits.h>
 #include <string.h>
 
 #include "pool/segment_inside.h"
@@ -70,10 +69,6 @@ void segment_wait_on(struct segment_set *set, struct waiting_stream *stream, str
   segment->as.waiting.stream = stream;
   segment->as.waiting.epoch = epoch;
   waiting_insert(set, segment);
-}
-
-void segment_wait(struct segment_set *set, struct segment *segment, uint64_t epoch) {
-  segment_wait_on(set, NULL, segment, epoch);
 }
 
 /* ---- Take from what waits for a stream ---- */
@@ -234,11 +229,6 @@ bool segment_pass_stream(struct segment_set *set, struct waiting_stream *stream,
     for (uint64_t bits = stream->words[word]; bits != 0 && most > 0; bits &= bits - 1)
       list_pass(set, &stream->bins[word * 64 + (unsigned)__builtin_ctzl(bits)], epoch, &most);
   return most > 0;
-}
-
-void segment_pass_epoch(struct segment_set *set, uint64_t epoch) {
-  while (!segment_pass_some(set, epoch, UINT_MAX))
-    continue;
 }
 
 uint64_t segment_waiting_epoch(const struct segment_set *set) {

@@ -40,7 +40,7 @@ static void release(uintptr_t base) {
 }
 
 static void wait_for(uintptr_t base, uint64_t epoch) {
-  segment_wait(&set, segment_find(&set, base), epoch);
+  segment_wait_on(&set, NULL, segment_find(&set, base), epoch);
   ck_assert_ptr_null(segment_set_check(&set));
 }
 
@@ -52,14 +52,14 @@ START_TEST(empty_set_serves_nothing) {
 END_TEST
 
 START_TEST(chunk_is_one_free_segment) {
-  ck_assert(segment_add_chunk(&set, BASE, 64 * KIB));
+  ck_assert(segment_add_chunk(&set, BASE, 64 * KIB, SEGMENT_FREE));
   ck_assert_uint_eq(set.count[SEGMENT_FREE], 1);
   ck_assert_uint_eq(segment_largest_free(&set), 64 * KIB);
 }
 END_TEST
 
 START_TEST(take_splits_the_front_off) {
-  segment_add_chunk(&set, BASE, 64 * KIB);
+  segment_add_chunk(&set, BASE, 64 * KIB, SEGMENT_FREE);
   ck_assert_uint_eq(take_base(KIB), BASE);
   ck_assert_uint_eq(take_base(KIB), BASE + KIB);
   ck_assert_uint_eq(set.count[SEGMENT_FREE], 1);
@@ -68,7 +68,7 @@ START_TEST(take_splits_the_front_off) {
 END_TEST
 
 START_TEST(perfect_fit_leaves_no_rest) {
-  segment_add_chunk(&set, BASE, 4 * KIB);
+  segment_add_chunk(&set, BASE, 4 * KIB, SEGMENT_FREE);
   ck_assert_uint_eq(take_base(4 * KIB), BASE);
   ck_assert_uint_eq(set.count[SEGMENT_FREE], 0);
   ck_assert_ptr_null(take(1));
@@ -79,7 +79,7 @@ END_TEST
 
 /* A hole of more than twice the block's size is cut. */
 START_TEST(holes_are_cut_up_as_far_as_is_allowed) {
-  segment_add_chunk(&set, BASE, 64 * KIB);
+  segment_add_chunk(&set, BASE, 64 * KIB, SEGMENT_FREE);
   set.cuts_bytes = 3 * KIB;
   ck_assert_uint_eq(take_base(KIB), BASE);
   ck_assert_uint_eq(take_base(2 * KIB), BASE + KIB);
@@ -95,7 +95,7 @@ END_TEST
 
 /* Holes of 1, 2 and 4 KiB: each request takes the smallest hole that is large enough. */
 START_TEST(best_fit_takes_the_smallest_hole_that_fits) {
-  segment_add_chunk(&set, BASE, 64 * KIB);
+  segment_add_chunk(&set, BASE, 64 * KIB, SEGMENT_FREE);
   uintptr_t four = take_base(4 * KIB);
   take_base(KIB);
   uintptr_t one = take_base(KIB);
@@ -110,7 +110,7 @@ START_TEST(best_fit_takes_the_smallest_hole_that_fits) {
 END_TEST
 
 START_TEST(equal_holes_are_taken_from_the_lowest_address) {
-  segment_add_chunk(&set, BASE, 64 * KIB);
+  segment_add_chunk(&set, BASE, 64 * KIB, SEGMENT_FREE);
   uintptr_t blocks[6];
   for (int i = 0; i < 6; i++)
     blocks[i] = take_base(KIB);
@@ -122,7 +122,7 @@ START_TEST(equal_holes_are_taken_from_the_lowest_address) {
 END_TEST
 
 START_TEST(free_merges_neither_neighbour_while_both_are_used) {
-  segment_add_chunk(&set, BASE, 3 * KIB);
+  segment_add_chunk(&set, BASE, 3 * KIB, SEGMENT_FREE);
   take_base(KIB);
   uintptr_t middle = take_base(KIB);
   take_base(KIB);
@@ -133,7 +133,7 @@ START_TEST(free_merges_neither_neighbour_while_both_are_used) {
 END_TEST
 
 START_TEST(free_merges_the_neighbour_before) {
-  segment_add_chunk(&set, BASE, 3 * KIB);
+  segment_add_chunk(&set, BASE, 3 * KIB, SEGMENT_FREE);
   uintptr_t first = take_base(KIB), second = take_base(KIB);
   take_base(KIB);
   release(first), release(second);
@@ -143,7 +143,7 @@ START_TEST(free_merges_the_neighbour_before) {
 END_TEST
 
 START_TEST(free_merges_the_neighbour_after) {
-  segment_add_chunk(&set, BASE, 3 * KIB);
+  segment_add_chunk(&set, BASE, 3 * KIB, SEGMENT_FREE);
   uintptr_t first = take_base(KIB), second = take_base(KIB);
   take_base(KIB);
   release(second), release(first);
@@ -153,7 +153,7 @@ START_TEST(free_merges_the_neighbour_after) {
 END_TEST
 
 START_TEST(free_merges_both_neighbours) {
-  segment_add_chunk(&set, BASE, 3 * KIB);
+  segment_add_chunk(&set, BASE, 3 * KIB, SEGMENT_FREE);
   uintptr_t first = take_base(KIB), second = take_base(KIB), third = take_base(KIB);
   release(first), release(third), release(second);
   ck_assert_uint_eq(set.count[SEGMENT_FREE], 1);
@@ -163,8 +163,8 @@ END_TEST
 
 /* Chunks may touch, but are memory that the source gave separately: no segment may span two of them. */
 START_TEST(segments_never_merge_across_a_chunks_edge) {
-  segment_add_chunk(&set, BASE + 4 * KIB, 4 * KIB);
-  segment_add_chunk(&set, BASE, 4 * KIB);
+  segment_add_chunk(&set, BASE + 4 * KIB, 4 * KIB, SEGMENT_FREE);
+  segment_add_chunk(&set, BASE, 4 * KIB, SEGMENT_FREE);
   uintptr_t low = take_base(4 * KIB), high = take_base(4 * KIB);
   release(low), release(high);
   ck_assert_uint_eq(set.count[SEGMENT_FREE], 2);
@@ -173,8 +173,8 @@ START_TEST(segments_never_merge_across_a_chunks_edge) {
 END_TEST
 
 START_TEST(waiting_segments_never_merge_across_a_chunks_edge) {
-  segment_add_chunk(&set, BASE, 4 * KIB);
-  segment_add_chunk(&set, BASE + 4 * KIB, 4 * KIB);
+  segment_add_chunk(&set, BASE, 4 * KIB, SEGMENT_FREE);
+  segment_add_chunk(&set, BASE + 4 * KIB, 4 * KIB, SEGMENT_FREE);
   uintptr_t low = take_base(4 * KIB), high = take_base(4 * KIB);
   wait_for(high, 1), wait_for(low, 1);
   ck_assert_uint_eq(set.count[SEGMENT_WAITING], 2);
@@ -182,33 +182,33 @@ START_TEST(waiting_segments_never_merge_across_a_chunks_edge) {
 END_TEST
 
 START_TEST(waiting_segment_is_not_handed_out) {
-  segment_add_chunk(&set, BASE, 4 * KIB);
+  segment_add_chunk(&set, BASE, 4 * KIB, SEGMENT_FREE);
   wait_for(take_base(4 * KIB), 1);
   ck_assert_ptr_null(take(1));
-  segment_pass_epoch(&set, 1);
+  (void)segment_pass_some(&set, 1, UINT_MAX);
   ck_assert_uint_eq(take_base(4 * KIB), BASE);
 }
 END_TEST
 
 START_TEST(only_passed_epochs_become_free) {
-  segment_add_chunk(&set, BASE, 4 * KIB);
+  segment_add_chunk(&set, BASE, 4 * KIB, SEGMENT_FREE);
   uintptr_t blocks[4];
   for (int i = 0; i < 4; i++)
     blocks[i] = take_base(KIB);
   wait_for(blocks[0], 1), wait_for(blocks[1], 2), wait_for(blocks[3], 3);
-  segment_pass_epoch(&set, 0);
+  (void)segment_pass_some(&set, 0, UINT_MAX);
   ck_assert_uint_eq(set.bytes[SEGMENT_FREE], 0);
-  segment_pass_epoch(&set, 2);
+  (void)segment_pass_some(&set, 2, UINT_MAX);
   ck_assert_uint_eq(set.bytes[SEGMENT_FREE], 2 * KIB);
   ck_assert_uint_eq(set.count[SEGMENT_FREE], 1);
   ck_assert_uint_eq(set.bytes[SEGMENT_WAITING], KIB);
-  segment_pass_epoch(&set, 3);
+  (void)segment_pass_some(&set, 3, UINT_MAX);
   ck_assert_uint_eq(set.bytes[SEGMENT_FREE], 3 * KIB);
 }
 END_TEST
 
 START_TEST(waiting_neighbours_of_one_epoch_merge) {
-  segment_add_chunk(&set, BASE, 4 * KIB);
+  segment_add_chunk(&set, BASE, 4 * KIB, SEGMENT_FREE);
   uintptr_t blocks[4];
   for (int i = 0; i < 4; i++)
     blocks[i] = take_base(KIB);
@@ -221,7 +221,7 @@ START_TEST(waiting_neighbours_of_one_epoch_merge) {
 END_TEST
 
 START_TEST(waiting_neighbours_of_different_epochs_stay_apart) {
-  segment_add_chunk(&set, BASE, 4 * KIB);
+  segment_add_chunk(&set, BASE, 4 * KIB, SEGMENT_FREE);
   uintptr_t first = take_base(KIB), second = take_base(KIB);
   wait_for(first, 1), wait_for(second, 2);
   ck_assert_uint_eq(set.count[SEGMENT_WAITING], 2);
@@ -233,7 +233,7 @@ static void lay_out(const char *states, struct waiting_stream *w, struct waiting
   size_t count = strlen(states);
   waiting_stream_init(w);
   waiting_stream_init(v);
-  ck_assert(segment_add_chunk(&set, BASE, count * 4 * KIB));
+  ck_assert(segment_add_chunk(&set, BASE, count * 4 * KIB, SEGMENT_FREE));
   for (size_t i = 0; i < count; i++)
     ck_assert_uint_eq(take_base(4 * KIB), BASE + i * 4 * KIB);
   for (size_t i = 0; i < count; i++) {
@@ -288,7 +288,7 @@ START_TEST(what_joined_waits_for_the_latest_epoch) {
 END_TEST
 
 START_TEST(find_knows_only_starts) {
-  segment_add_chunk(&set, BASE, 4 * KIB);
+  segment_add_chunk(&set, BASE, 4 * KIB, SEGMENT_FREE);
   uintptr_t base = take_base(2 * KIB);
   ck_assert_ptr_nonnull(segment_find(&set, base));
   ck_assert_ptr_null(segment_find(&set, base + 512));
@@ -298,8 +298,8 @@ END_TEST
 
 /* The size tree stays in order when a hole becomes smaller than another one, or larger. */
 START_TEST(resized_holes_keep_the_size_tree_in_order) {
-  segment_add_chunk(&set, BASE, 16 * KIB);
-  segment_add_chunk(&set, BASE + 32 * KIB, 12 * KIB);
+  segment_add_chunk(&set, BASE, 16 * KIB, SEGMENT_FREE);
+  segment_add_chunk(&set, BASE + 32 * KIB, 12 * KIB, SEGMENT_FREE);
   uintptr_t block = take_base(9 * KIB); /* from the 12 KiB chunk, whose hole becomes 3 KiB */
   ck_assert_uint_eq(block, BASE + 32 * KIB);
   ck_assert_uint_eq(take_base(2 * KIB), BASE + 41 * KIB);
@@ -316,7 +316,7 @@ START_TEST(thousands_of_segments_become_one_hole_again) {
   enum { COUNT = 10000 };
   static uintptr_t blocks[COUNT];
   bool no_host_memory;
-  segment_add_chunk(&set, BASE, (size_t)COUNT * KIB);
+  segment_add_chunk(&set, BASE, (size_t)COUNT * KIB, SEGMENT_FREE);
   for (int i = 0; i < COUNT; i++)
     blocks[i] = segment_take(&set, KIB, false, &no_host_memory)->base;
   for (int step = 7, i = 0, k = 0; k < COUNT; k++, i = (i + step) % COUNT) /* 7 and 10000 share no factor */
@@ -328,7 +328,7 @@ END_TEST
 
 START_TEST(host_memory_for_a_live_segment_is_at_most_96_bytes) {
   enum { COUNT = 1000000 };
-  segment_add_chunk(&set, BASE, (size_t)COUNT * 512);
+  segment_add_chunk(&set, BASE, (size_t)COUNT * 512, SEGMENT_FREE);
   bool no_host_memory;
   size_t most_bytes_a_segment = 0;
   for (size_t count = 1; count <= COUNT && segment_take(&set, 512, false, &no_host_memory) != NULL; count++)
@@ -352,10 +352,7 @@ static void move(uintptr_t base, size_t bytes, bool to_free) {
   ck_assert_uint_eq(moving->bytes, bytes);
   ck_assert_uint_eq(set.bytes[SEGMENT_MOVING], bytes);
   ck_assert_ptr_null(segment_set_check(&set));
-  if (to_free)
-    segment_moved_to_free(&set, moving);
-  else
-    segment_moved_to_unmapped(&set, moving);
+  segment_moved(&set, moving, to_free ? SEGMENT_FREE : SEGMENT_UNMAPPED);
   ck_assert_uint_eq(set.count[SEGMENT_MOVING], 0);
   ck_assert_ptr_null(segment_set_check(&set));
 }
@@ -364,7 +361,7 @@ static void map(uintptr_t base, size_t bytes) { move(base, bytes, true); }
 static void unmap(uintptr_t base, size_t bytes) { move(base, bytes, false); }
 
 START_TEST(reserved_range_serves_nothing) {
-  ck_assert(segment_add_reserved(&set, BASE, RANGE));
+  ck_assert(segment_add_chunk(&set, BASE, RANGE, SEGMENT_UNMAPPED));
   ck_assert_uint_eq(set.bytes[SEGMENT_UNMAPPED], RANGE);
   ck_assert_uint_eq(segment_largest_free(&set), 0);
   ck_assert_ptr_null(take(1));
@@ -372,7 +369,7 @@ START_TEST(reserved_range_serves_nothing) {
 END_TEST
 
 START_TEST(mapped_part_is_free_and_the_rest_is_not) {
-  segment_add_reserved(&set, BASE, RANGE);
+  segment_add_chunk(&set, BASE, RANGE, SEGMENT_UNMAPPED);
   map(BASE + 8 * KIB, 4 * KIB);
   ck_assert_uint_eq(set.count[SEGMENT_UNMAPPED], 2);
   ck_assert_uint_eq(set.bytes[SEGMENT_UNMAPPED], RANGE - 4 * KIB);
@@ -383,7 +380,7 @@ START_TEST(mapped_part_is_free_and_the_rest_is_not) {
 END_TEST
 
 START_TEST(mapped_part_merges_with_free_neighbours) {
-  segment_add_reserved(&set, BASE, RANGE);
+  segment_add_chunk(&set, BASE, RANGE, SEGMENT_UNMAPPED);
   map(BASE, 4 * KIB), map(BASE + 8 * KIB, 4 * KIB), map(BASE + 4 * KIB, 4 * KIB);
   ck_assert_uint_eq(set.count[SEGMENT_FREE], 1);
   ck_assert_uint_eq(segment_largest_free(&set), 12 * KIB);
@@ -391,7 +388,7 @@ START_TEST(mapped_part_merges_with_free_neighbours) {
 END_TEST
 
 START_TEST(unmapped_parts_merge_with_unmapped_neighbours) {
-  segment_add_reserved(&set, BASE, RANGE);
+  segment_add_chunk(&set, BASE, RANGE, SEGMENT_UNMAPPED);
   map(BASE, RANGE);
   ck_assert_uint_eq(set.count[SEGMENT_UNMAPPED], 0);
   unmap(BASE + 4 * KIB, 4 * KIB), unmap(BASE + 12 * KIB, 4 * KIB);
@@ -407,7 +404,7 @@ START_TEST(unmapped_parts_merge_with_unmapped_neighbours) {
 END_TEST
 
 START_TEST(move_that_fails_leaves_everything_as_it_was) {
-  segment_add_reserved(&set, BASE, RANGE);
+  segment_add_chunk(&set, BASE, RANGE, SEGMENT_UNMAPPED);
   unmap(BASE + 4 * KIB, 4 * KIB); /* the mapping fails */
   ck_assert_uint_eq(set.count[SEGMENT_UNMAPPED], 1);
   map(BASE, RANGE);
@@ -418,21 +415,21 @@ START_TEST(move_that_fails_leaves_everything_as_it_was) {
 END_TEST
 
 START_TEST(moving_segment_is_neither_handed_out_nor_merged) {
-  segment_add_chunk(&set, BASE, RANGE);
+  segment_add_chunk(&set, BASE, RANGE, SEGMENT_FREE);
   struct segment *moving = segment_move(&set, segment_at(&set, BASE), BASE + 4 * KIB, 4 * KIB);
   uintptr_t low = take_base(4 * KIB);
   ck_assert_uint_eq(low, BASE);
   ck_assert_ptr_null(take(RANGE - 4 * KIB));
   release(low);
   ck_assert_uint_eq(set.count[SEGMENT_FREE], 2);
-  segment_moved_to_free(&set, moving);
+  segment_moved(&set, moving, SEGMENT_FREE);
   ck_assert_uint_eq(take_base(RANGE), BASE);
 }
 END_TEST
 
 START_TEST(unmapped_ranges_of_touching_chunks_stay_apart) {
-  segment_add_reserved(&set, BASE, 4 * KIB);
-  segment_add_reserved(&set, BASE + 4 * KIB, 4 * KIB);
+  segment_add_chunk(&set, BASE, 4 * KIB, SEGMENT_UNMAPPED);
+  segment_add_chunk(&set, BASE + 4 * KIB, 4 * KIB, SEGMENT_UNMAPPED);
   ck_assert_uint_eq(set.count[SEGMENT_UNMAPPED], 2);
   map(BASE + 4 * KIB, 4 * KIB), map(BASE, 4 * KIB);
   ck_assert_uint_eq(segment_largest_free(&set), 4 * KIB);
@@ -442,8 +439,8 @@ START_TEST(unmapped_ranges_of_touching_chunks_stay_apart) {
 END_TEST
 
 START_TEST(segment_is_found_by_any_address_in_it) {
-  segment_add_chunk(&set, BASE, 8 * KIB);
-  segment_add_chunk(&set, BASE + 16 * KIB, 8 * KIB);
+  segment_add_chunk(&set, BASE, 8 * KIB, SEGMENT_FREE);
+  segment_add_chunk(&set, BASE + 16 * KIB, 8 * KIB, SEGMENT_FREE);
   uintptr_t block = take_base(KIB);
   ck_assert_uint_eq(segment_at(&set, block)->base, block);
   ck_assert_uint_eq(segment_at(&set, block + KIB - 1)->base, block);
@@ -455,8 +452,8 @@ START_TEST(segment_is_found_by_any_address_in_it) {
 END_TEST
 
 START_TEST(removed_chunk_is_gone) {
-  segment_add_chunk(&set, BASE, 8 * KIB);
-  segment_add_chunk(&set, BASE + 8 * KIB, 8 * KIB);
+  segment_add_chunk(&set, BASE, 8 * KIB, SEGMENT_FREE);
+  segment_add_chunk(&set, BASE + 8 * KIB, 8 * KIB, SEGMENT_FREE);
   segment_remove_chunk(&set, segment_find(&set, BASE));
   ck_assert_ptr_null(segment_set_check(&set));
   ck_assert_uint_eq(take_base(8 * KIB), BASE + 8 * KIB);
@@ -479,7 +476,7 @@ static uintptr_t take_aligned_base(size_t bytes, size_t alignment) {
 }
 
 START_TEST(aligned_block_leaves_front_and_rest_free) {
-  segment_add_chunk(&set, BASE + KIB, 16 * KIB);
+  segment_add_chunk(&set, BASE + KIB, 16 * KIB, SEGMENT_FREE);
   ck_assert_uint_eq(take_aligned_base(4 * KIB, 4 * KIB), BASE + 4 * KIB);
   ck_assert_uint_eq(set.count[SEGMENT_FREE], 2);
   ck_assert_uint_eq(set.bytes[SEGMENT_FREE], 12 * KIB);
@@ -490,8 +487,8 @@ END_TEST
 
 /* There are two holes that are large enough, but the smaller one has no aligned place. */
 START_TEST(aligned_block_passes_over_holes_that_lie_wrong) {
-  segment_add_chunk(&set, BASE + KIB, 5 * KIB);
-  segment_add_chunk(&set, BASE + 8 * KIB, 6 * KIB);
+  segment_add_chunk(&set, BASE + KIB, 5 * KIB, SEGMENT_FREE);
+  segment_add_chunk(&set, BASE + 8 * KIB, 6 * KIB, SEGMENT_FREE);
   ck_assert_uint_eq(take_aligned_base(4 * KIB, 4 * KIB), BASE + 8 * KIB);
   ck_assert_uint_eq(take_aligned_base(4 * KIB, 4 * KIB), 0);
 }
@@ -499,8 +496,8 @@ END_TEST
 
 START_TEST(aligned_block_is_found_behind_many_holes_that_lie_wrong) {
   for (uintptr_t i = 0; i < 100; i++)
-    segment_add_chunk(&set, BASE + i * 16 * KIB + KIB, 5 * KIB);
-  segment_add_chunk(&set, BASE + 2000 * KIB + KIB, 8 * KIB);
+    segment_add_chunk(&set, BASE + i * 16 * KIB + KIB, 5 * KIB, SEGMENT_FREE);
+  segment_add_chunk(&set, BASE + 2000 * KIB + KIB, 8 * KIB, SEGMENT_FREE);
   ck_assert_uint_eq(take_aligned_base(4 * KIB, 4 * KIB) % (4 * KIB), 0);
   ck_assert_uint_eq(set.count[SEGMENT_USED], 1);
 }
@@ -508,7 +505,7 @@ END_TEST
 
 /* The checker names each invariant that the test breaks. */
 START_TEST(check_finds_what_is_broken) {
-  segment_add_chunk(&set, BASE, 16 * KIB);
+  segment_add_chunk(&set, BASE, 16 * KIB, SEGMENT_FREE);
   struct segment *used = take(KIB), *hole = segment_next(used);
   struct segment saved_used = *used, saved_hole = *hole;
   used->bytes += 512;
@@ -530,7 +527,7 @@ START_TEST(check_finds_what_is_broken) {
 END_TEST
 
 START_TEST(check_finds_broken_unmapped_segments) {
-  segment_add_reserved(&set, BASE, 16 * KIB);
+  segment_add_chunk(&set, BASE, 16 * KIB, SEGMENT_UNMAPPED);
   map(BASE + 4 * KIB, 4 * KIB);
   struct segment *low = segment_at(&set, BASE), *high = segment_at(&set, BASE + 8 * KIB);
   struct segment *mapped = segment_at(&set, BASE + 4 * KIB);
