@@ -15,8 +15,8 @@
 /* Bins are for blocks from 4 KiB to 128 MiB, in eight steps a doubling. */
 enum { BIN_LEAST_BITS = 12, BIN_DOUBLINGS = 15, BIN_STEP_BITS = 3, BINS = BIN_DOUBLINGS << BIN_STEP_BITS };
 
-/* In a crowd a bin holds so many blocks at most, of so many bytes unless it is one block. */
-enum { BIN_BLOCKS = 64, BIN_BYTES = 256 << 20 };
+/* In a crowd a bin holds so many blocks at most, of SHELF_ENOUGH_BYTES unless it is one block. */
+enum { BIN_BLOCKS = 64 };
 
 /* Without a crowd, bins are for blocks of at most so many bytes and of so small a part of the pool's limit: a quarter
  * of such a block is nothing beside the pool.  A bin then holds so many of them. */
@@ -78,7 +78,7 @@ static inline struct shelf *bin_with_room(struct bins *bins, size_t bytes) {
     return NULL;
   struct shelf *bin = &bins->ranges[index];
   unsigned count = shelf_count(bin);
-  return !shelf_is_full(bin) && count < most && (count == 0 || (count + 1) * bytes <= BIN_BYTES) ? bin : NULL;
+  return !shelf_is_full(bin) && count < most && (count == 0 || (count + 1) * bytes <= SHELF_ENOUGH_BYTES) ? bin : NULL;
 }
 
 #endif

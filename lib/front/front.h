@@ -1,23 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * A front for each thread and pool, which serves most allocations and frees without a lock.
- *
- * Small blocks (up to SLAB_BLOCK_MOST_BYTES) come from magazines, one a size class: an allocation pops the loaded
- * batch, a free pushes on the batch that is being filled.  A full batch takes the present epoch, rests, and is loaded
- * when that has passed.  So at least SLAB_BATCH frees share a fence, and two batches change places for as long as the
- * thread needs no more.
- *
- * Larger blocks are segments of the pool.  A front remembers those that its thread allocated (owned) and keeps those
- * that the thread frees, by exact size or by tag (Futhark), on shelves; a shelf serves the next allocation that fits,
- * once the epoch of the free has passed.  Blocks on a shelf stay used in the pool's trees; their ticket says that the
- * program does not have them (segment.h).
- *
- * What was freed on a stream is kept in the same places, with the stream's lane (lane.h): it serves the stream at once,
- * and everybody when its epoch has passed.
- *
- * A front belongs to its thread, which enters it by a biased lock.  Other threads enter it to collect its blocks, when
- * the pool would otherwise have to grow, wait or refuse; to add up its numbers; when its thread stops being the only
- * one of its pool (claim.h); and when its pool ends.
+ * A front for each thread and pool, which serves most allocations and frees without a lock.  README.md says what it
+ * keeps, where, and when another thread enters it.
  *
  * Stands on pool.h, slab.h and reuse.h.  Lock order: a pool's fronts lock, a front's own, a depot's, the pool's.  A
  * thread is never inside its front when it takes another lock or calls the driver.

@@ -3,7 +3,7 @@
  * A free that the quick path did not do, and frees by a rule of their own.
  */
 #include "base/error.h"
-#include "front/front_inside.h"
+#include "front/front_quick.h"
 #include "front/front_record.h"
 #include "pool/chunk_map.h"
 
@@ -77,7 +77,7 @@ static cudaError_t small_free_alone(struct freeing *one, bool at_once) {
   if (ours && index != UINT32_MAX && magazine_claim(magazine, front->alone, slab_live(slab, index))) {
     magazine->filled_blocks++;
     batch->blocks[batch->count++] = (struct slab_block){one->address, slab_live(slab, index)};
-    one->freed = front_count_free(front);
+    one->freed = freed_count(front);
   }
   biased_leave(&front->lock);
   batch->epoch = at_once ? 0 : reuse_epoch(one->pool->reuse);
@@ -91,11 +91,14 @@ static cudaError_t small_free_alone(struct freeing *one, bool at_once) {
 /* A large block that the front does not keep; rule NULL: by the pool's own. */
 static cudaError_t large_free(struct freeing *one, const struct pool_rule *rule) {
   struct front *front = one->front;
-  cudaError_t error = pool_free_from(one->pool, front_generation(front, one->pool), one->address, rule);
+  biased_enter(&front->lock);
+  uint64_t generation = front->pool == one->pool ? front->generation : FRONT_NO_GENERATION;
+  biased_leave(&front->lock);
+  cudaError_t error = pool_free_from(one->pool, generation, one->address, rule);
   if (error != cudaSuccess)
     return error;
   biased_enter(&front->lock);
-  one->freed = front->pool != NULL ? front_count_free(front) : FRONT_FREED;
+  one->freed = front->pool != NULL ? freed_count(front) : FRONT_FREED;
   biased_leave(&front->lock);
   return cudaSuccess;
 }
@@ -130,7 +133,7 @@ static cudaError_t free_by_front(struct freeing *one, const struct pool_rule *ru
   cudaError_t error = pool_enter(one->pool, POOL_ANY_ID);
   if (error != cudaSuccess)
     return free_without(one, error);
-  if (!front_attached(one->front, one->pool)) /* the pool ended, and the block with it */
+  if (front_pool(one->front) != one->pool) /* the pool ended, and the block with it */
     error = pool_refuse_free(one->address, false);
   else if (stream != NULL)
     error = free_on(one, stream);

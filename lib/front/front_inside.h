@@ -264,15 +264,8 @@ void front_call_end(void);
 /* Whether the front is one of the calling thread's. */
 bool front_is_mine(const struct front *front);
 
-/* Whether the front is still the pool's: it is not, if the pool ended meanwhile, even if its struct is a pool again. */
-bool front_attached(struct front *front, const struct mam_pool *pool);
-
-/* The generation of the pool that the front is attached to: as long as the pool is of that, it stays attached.
- * FRONT_NO_GENERATION if it is not attached. */
-uint64_t front_generation(struct front *front, const struct mam_pool *pool);
-
-/* Adds to the count of live blocks. */
-void front_live_add(struct front *front, int64_t count);
+/* The pool that the front is attached to, NULL if it has ended: even if its struct is a pool again. */
+struct mam_pool *front_pool(struct front *front);
 
 /* Lets go of what belongs to a pool that ends.  No thread is inside. */
 void front_detach(struct front *front);
@@ -282,15 +275,8 @@ void front_detach(struct front *front);
 /* A small block from the lane (NULL: none) or the magazine; 0 if they have none that may be used. */
 uintptr_t front_pop_small(struct front *front, unsigned class, size_t size, struct lane *lane);
 
-/* A block from the shelf of the size or the tag, or from a bin; 0 if there is none that may be used. */
-uintptr_t front_pop_shelf(struct front *front, size_t size, const void *site, const void *tag, struct lane *lane);
-uintptr_t front_pop_bin(struct front *front, size_t size, const void *site, const void *tag, struct lane *lane);
-
-/* A block from what the front has at hand, whatever it is; 0 if it has none. */
+/* A block from what the front has at hand, whatever it is; 0 if it has none that may be used. */
 uintptr_t front_pop(struct front *front, size_t size, const void *site, const void *tag, struct lane *lane);
-
-/* Counts a free.  FRONT_FREED_ZERO if it seems to have been the pool's last block. */
-enum front_freed front_count_free(struct front *front);
 
 /* A free of a block of a slab, with room made by means of the magazine alone if need be; and of another block.  The
  * thread is not inside. */

@@ -64,13 +64,13 @@ static void shelf_drop_misfit(struct front *front, size_t bytes, const void *tag
     (void)shelf_return(front, shelf, FRONT_EVERY_EPOCH, 1);
 }
 
-/* Serves from the shelf if a fence, asked for now, says that the GPU is done with its oldest block. */
-static bool shelf_pop_fenced(struct front *front, const struct front_request *request, uint64_t epoch,
-                             uintptr_t *address) {
+/* Serves from what the front has if a fence, asked for now, says that the GPU is done with the epoch: that of the
+ * oldest block of a shelf or a bin.  0: none. */
+static bool pop_fenced(struct front *front, const struct front_request *request, uint64_t epoch, uintptr_t *address) {
   if (epoch == 0 || !reuse_reach(front->reuse, epoch))
     return false;
   biased_enter(&front->lock);
-  bool served = (*address = front_pop_shelf(front, request->size, request->site, request->tag, request->lane)) != 0;
+  bool served = (*address = front_pop(front, request->size, request->site, request->tag, request->lane)) != 0;
   biased_leave(&front->lock);
   return served;
 }
@@ -227,18 +227,6 @@ static cudaError_t large_take(struct front *front, const struct front_request *r
   return attached ? cudaSuccess : cudaErrorInvalidResourceHandle;
 }
 
-/* Serves from a bin if a fence says that the GPU is done with its oldest block. */
-static bool bin_pop_fenced(struct front *front, const struct front_request *request, uint64_t epoch,
-                           uintptr_t *address) {
-  if (epoch == 0 || !reuse_reach(front->reuse, epoch))
-    return false;
-  biased_enter(&front->lock);
-  bool served = front_serves(front, request->pool, request->default_id) &&
-                (*address = front_pop_bin(front, request->size, request->site, request->tag, request->lane)) != 0;
-  biased_leave(&front->lock);
-  return served;
-}
-
 /* Sends those blocks of limbo back to the pool that the GPU is done with, as a fence says.  Whether there were any. */
 static bool limbo_turn(struct front *front) {
   struct shelf *limbo = &front->limbo;
@@ -288,8 +276,8 @@ cudaError_t large_malloc(struct front *front, const struct front_request *reques
   static const struct growth no_growth;
   if (miss->fence != 0)
     (void)reuse_reach(front->reuse, miss->fence);
-  if ((miss->enough && shelf_pop_fenced(front, request, miss->epoch, address)) ||
-      bin_pop_fenced(front, request, miss->bin_epoch, address))
+  if ((miss->enough && pop_fenced(front, request, miss->epoch, address)) ||
+      pop_fenced(front, request, miss->bin_epoch, address))
     return cudaSuccess;
   bool gathers = request->lane != NULL && front->keeps_of_streams && !miss->crowded;
   enum pool_effort effort = gathers ? POOL_TAKE_CLOSE : POOL_TAKE_FREE;
@@ -312,7 +300,7 @@ cudaError_t large_malloc(struct front *front, const struct front_request *reques
     front->tight = NULL;
     return error;
   }
-  if (!miss->enough && shelf_pop_fenced(front, request, miss->epoch, address))
+  if (!miss->enough && pop_fenced(front, request, miss->epoch, address))
     return cudaSuccess;
   if (request->tag != NULL)
     shelf_drop_misfit(front, front_whole(front, request->size), request->tag);

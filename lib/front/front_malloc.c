@@ -37,8 +37,11 @@ static cudaError_t malloc_missed(struct front *front, const struct front_request
     error = large_malloc(front, request, miss, address);
   if (miss->passed_count > 0) /* they did not go with an allocation */
     pool_give(miss->pool, miss->generation, miss->passed, miss->passed_count, 0, no_stream);
-  if (error != cudaSuccess)
-    front_live_add(front, -1);
+  if (error != cudaSuccess) {
+    biased_enter(&front->lock);
+    front->numbers.live_less_one--;
+    biased_leave(&front->lock);
+  }
   return error;
 }
 

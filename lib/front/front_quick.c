@@ -44,11 +44,7 @@ static inline __attribute__((always_inline)) uintptr_t shelf_pop(struct front *f
   return ready_pop(front, shelf, bytes, size, site, tag, lane);
 }
 
-uintptr_t front_pop_shelf(struct front *front, size_t size, const void *site, const void *tag, struct lane *lane) {
-  return shelf_pop(front, size, site, tag, lane);
-}
-
-uintptr_t front_pop_bin(struct front *front, size_t size, const void *site, const void *tag, struct lane *lane) {
+static uintptr_t bin_pop(struct front *front, size_t size, const void *site, const void *tag, struct lane *lane) {
   size_t bytes = front_whole(front, size);
   struct shelf *bin = bin_serving(&front->bins, bytes, lane_mark(lane));
   return bin != NULL && bytes >= size ? ready_pop(front, bin, bytes, size, site, tag, lane) : 0;
@@ -60,7 +56,7 @@ uintptr_t front_pop(struct front *front, size_t size, const void *site, const vo
     address = front_pop_small(front, slab_class(size), size, lane);
   if (address == 0)
     address = shelf_pop(front, size, site, tag, lane);
-  return address == 0 ? front_pop_bin(front, size, site, tag, lane) : address;
+  return address == 0 ? bin_pop(front, size, site, tag, lane) : address;
 }
 
 /* ---- Malloc: the address, 0 if the front has nothing at hand ---- */
@@ -106,7 +102,7 @@ uintptr_t front_malloc_shelf_or_bin(size_t size, const void *site) {
     front->last_size = size;
     front->last_shelf = shelf_for(front->shelves, front_whole(front, size), NULL);
   } else {
-    address = front_pop_bin(front, size, site, NULL, NULL);
+    address = bin_pop(front, size, site, NULL, NULL);
   }
   uint64_t epoch = address == 0 ? size_waits_for(front, size) : 0;
   if (address != 0)
@@ -122,8 +118,6 @@ uintptr_t front_malloc_coarse(struct front *front, size_t size, const void *site
 }
 
 /* ---- Free ---- */
-
-enum front_freed front_count_free(struct front *front) { return freed_count(front); }
 
 /* An empty batch to fill, by means of the magazine alone.  False if there is none. */
 static __attribute__((noinline)) bool magazine_renew_filling(struct front *front, struct magazine *magazine,

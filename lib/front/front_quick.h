@@ -121,6 +121,7 @@ static inline enum front_freed freed_zero(struct front *front) {
   return FRONT_FREED_ZERO;
 }
 
+/* Counts a free.  FRONT_FREED_ZERO if it seems to have been the pool's last block. */
 static inline enum front_freed freed_count(struct front *front) {
   /* relaxed: a hint, asked again under the pool's lock */
   bool zero =

@@ -111,7 +111,7 @@ cudaError_t small_serve(struct front *front, const struct front_request *request
   cudaError_t error = pool_enter(pool, request->default_id);
   if (error != cudaSuccess)
     return error;
-  if (front_attached(front, pool))
+  if (front_pool(front) == pool)
     small_malloc(front, pool, class, request, address);
   else
     error = cudaErrorInvalidResourceHandle;

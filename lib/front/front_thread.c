@@ -37,9 +37,7 @@ void front_hide(void) { front_at_hand = NULL; }
 
 /* Under the fronts' lock no other thread wants the front's. */
 static void front_relieve(struct front *front) {
-  biased_enter(&front->lock);
-  struct mam_pool *pool = front->pool;
-  biased_leave(&front->lock);
+  struct mam_pool *pool = front_pool(front);
   if (pool == NULL)
     return;
   pthread_mutex_lock(&pool->fronts->lock);
@@ -85,8 +83,6 @@ static struct front *front_new(void) {
   front->default_id = FRONT_NO_DEFAULT_ID;
   front->last_places = front->owned;
   front->last_lane = front->lanes;
-  for (unsigned i = 0; i < SLAB_CLASSES; i++)
-    magazine_init(&front->magazines[i]);
   for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
     ring_set(shelf, &front->no_ring, 1);
   return front;
@@ -95,13 +91,9 @@ static struct front *front_new(void) {
 /* A front of a pool that ended, or a new one, made the thread's. */
 static struct front *front_spare(void) {
   struct front *front;
-  for (front = front_mine; front != NULL; front = front->next_of_thread) {
-    biased_enter(&front->lock);
-    bool spare = front->pool == NULL;
-    biased_leave(&front->lock);
-    if (spare)
+  for (front = front_mine; front != NULL; front = front->next_of_thread)
+    if (front_pool(front) == NULL)
       return front;
-  }
   front = front_new();
   if (front == NULL)
     return NULL;
@@ -208,24 +200,11 @@ cudaError_t front_get(struct mam_pool *pool, uint64_t default_id, struct front *
 
 /* ---- Which pool and thread it belongs to ---- */
 
-bool front_attached(struct front *front, const struct mam_pool *pool) {
+struct mam_pool *front_pool(struct front *front) {
   biased_enter(&front->lock);
-  bool attached = front->pool == pool;
+  struct mam_pool *pool = front->pool;
   biased_leave(&front->lock);
-  return attached;
-}
-
-uint64_t front_generation(struct front *front, const struct mam_pool *pool) {
-  biased_enter(&front->lock);
-  uint64_t generation = front->pool == pool ? front->generation : FRONT_NO_GENERATION;
-  biased_leave(&front->lock);
-  return generation;
-}
-
-void front_live_add(struct front *front, int64_t count) {
-  biased_enter(&front->lock);
-  front->numbers.live_less_one += count;
-  biased_leave(&front->lock);
+  return pool;
 }
 
 bool front_is_mine(const struct front *front) {
@@ -271,9 +250,7 @@ static void fronts_leave(void) {
   struct front *front;
   while ((front = front_mine) != NULL) {
     front_come_first(front->next_of_thread);
-    biased_enter(&front->lock);
-    struct mam_pool *pool = front->pool;
-    biased_leave(&front->lock);
+    struct mam_pool *pool = front_pool(front);
     if (pool != NULL)
       front_leave_pool(front, pool);
     front_free_memory(front);

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Magazines: a front's small blocks of one size class.  An allocation pops the loaded batch, a free pushes on the batch
- * that is being filled.  A full batch takes the present epoch, rests, and is loaded when that has passed.
- *
- *   free -> filling -(full)-> resting ... resting -(passed)-> loaded -> malloc
- *                       (an emptied batch becomes a shell, and is filled next)
+ * Magazines: a front's small blocks of one size class (README.md, "Small blocks").  An emptied batch becomes a shell,
+ * and is filled next.
  *
  * Invariant: of the blocks of the class, loaded_blocks - loaded->count were allocated here, and filled_blocks plus
  * what the filling batch holds were freed here.

@@ -18,9 +18,6 @@ enum { DEPOT_TRIES = 32 };
  */
 enum { BATCHES_RETURNED = 4 };
 
-/* The bits of a word of a slab's map, and the bytes of a cache line. */
-enum { WORD_BITS = 64, LINE_BYTES = 64 };
-
 void depot_init(struct depot *depot, pthread_mutex_t *lock) {
   depot->lock = lock;
   TAILQ_INIT(&depot->slabs);
@@ -112,11 +109,10 @@ struct batch *slab_retake(struct depot *depot, struct context_stream stream) {
 static struct slab *slab_new(uintptr_t base, unsigned class) {
   size_t block_bytes = slab_class_bytes(class);
   uint32_t blocks = (uint32_t)(SLAB_BYTES / block_bytes);
-  size_t cells = (blocks + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
+  size_t words = (blocks + SLAB_BATCH - 1) / SLAB_BATCH, cells = words * SLAB_BATCH; /* cache lines: see SLAB_BATCH */
   size_t live_bytes = slab_exact != NULL ? SLAB_BLOCKS_MOST + cells : cells;
-  size_t words_bytes = cells / WORD_BITS * sizeof(uint64_t), all = sizeof(struct slab) + live_bytes + words_bytes;
-  all = (all + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
-  struct slab *slab = aligned_alloc(LINE_BYTES, all);
+  size_t all = sizeof(struct slab) + live_bytes + words * sizeof(uint64_t), line = _Alignof(struct slab);
+  struct slab *slab = aligned_alloc(line, (all + line - 1) / line * line);
   if (slab == NULL)
     return NULL;
   memset(slab, 0, all);
@@ -156,7 +152,7 @@ static struct slab *slab_open(uintptr_t base, unsigned class) {
     return NULL;
   slab->inside_count = slab->block_count;
   for (uint32_t i = 0; i < slab->block_count; i++)
-    slab->inside[i / WORD_BITS] |= (uint64_t)1 << i % WORD_BITS;
+    slab->inside[i / SLAB_BATCH] |= (uint64_t)1 << i % SLAB_BATCH;
   return slab;
 }
 
@@ -164,7 +160,7 @@ static struct slab *slab_open(uintptr_t base, unsigned class) {
 static void word_carve_locked(struct slab *slab, uint32_t word, struct batch *batch) {
   size_t block_bytes = slab_class_bytes(slab->class);
   for (uint64_t bits = slab->inside[word]; bits != 0; bits &= bits - 1) {
-    uint32_t index = word * WORD_BITS + (uint32_t)__builtin_ctzl(bits);
+    uint32_t index = word * SLAB_BATCH + (uint32_t)__builtin_ctzl(bits);
     batch->blocks[batch->count++] = (struct slab_block){slab->base + index * block_bytes, slab_live(slab, index)};
     slab->inside_count--;
   }
@@ -174,7 +170,7 @@ static void word_carve_locked(struct slab *slab, uint32_t word, struct batch *ba
 /* Moves blocks from a slab into a batch, whole words, lowest first, until it is half full. */
 static void slab_carve_locked(struct depot *depot, struct slab *slab, struct batch *batch) {
   lock_held(depot->lock);
-  uint32_t words = (slab->block_count + WORD_BITS - 1) / WORD_BITS;
+  uint32_t words = (slab->block_count + SLAB_BATCH - 1) / SLAB_BATCH;
   for (uint32_t word = 0; word < words && batch->count < SLAB_BATCH / 2; word++)
     if (batch->count + (unsigned)__builtin_popcountl(slab->inside[word]) <= SLAB_BATCH)
       word_carve_locked(slab, word, batch);
@@ -202,7 +198,7 @@ static struct slab *block_return_locked(struct depot *depot, uintptr_t address) 
   if (slab == NULL) /* never: it is one of its blocks */
     return NULL;
   uint32_t index = slab_index(slab, address);
-  slab->inside[index / WORD_BITS] |= (uint64_t)1 << index % WORD_BITS;
+  slab->inside[index / SLAB_BATCH] |= (uint64_t)1 << index % SLAB_BATCH;
   slab->inside_count++;
   if (slab_full(slab)) {
     slab_leave_locked(depot, slab);

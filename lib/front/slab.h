@@ -38,7 +38,8 @@ enum {
 /* Classes are 512 B apart up to 8 KiB, 1 KiB up to 16 KiB, 2 KiB up to 32 KiB: at most an eighth of a block is lost. */
 enum { SLAB_FINE_BYTES = 16 * SLAB_UNIT_BYTES, SLAB_CLASSES = 32 };
 
-/* Blocks that move together: the bits of a word of the slab's map.  At least so many frees share a fence. */
+/* Blocks that move together: the bits of a word of the slab's map, and the live bytes of a cache line.  At least so
+ * many frees share a fence. */
 enum { SLAB_BATCH = 64 };
 
 /* Not NULL under libmam_preload: each block then has a second byte, SLAB_BLOCKS_MOST bytes after the first, for what
