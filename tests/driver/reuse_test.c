@@ -637,8 +637,9 @@ static double training_in_vain(unsigned behind) {
   return (double)(training.held_bytes - training.peak_bytes) / (double)training.peak_bytes;
 }
 
-/* The least of a few tries.  If the thread loses its processor, the pool believes that the GPU is slow, and grows by up
- * to a tenth more than it needs. */
+/* The least of a few tries.  The clock says which calls set a fence (REUSE_FENCE_PAUSE_NS) and which growths are a rush
+ * (RUSH_NS).  With the GPU ten calls behind, one of 20 runs, or of ten on a busy machine, has nothing free for one of
+ * the largest blocks at the wrong moment, and grows by that: a twentieth of its peak. */
 START_TEST(training_takes_little_more_than_it_uses) {
   enum { TRIES = 5 };
   double least = 1;
