@@ -100,7 +100,7 @@ cudaError_t MAM_CudaMallocTagged(void **ptr, size_t size, const void *tag) {
   if (ptr == NULL)
     return error_set(cudaErrorInvalidValue, "MAM_CudaMallocTagged: ptr is NULL");
   uintptr_t address = 0;
-  if (size <= SLAB_BLOCK_MOST_BYTES) /* mostly of a slab, whatever its tag */
+  if (size <= POOL_SMALL_MOST_BYTES) /* mostly of a slab, whatever its tag */
     address = front_malloc_quick(front_at_hand, size, request.site, request.default_id);
   if (address == 0)
     return api_malloc_until(&request, ptr);

@@ -22,9 +22,6 @@ enum { BIN_BLOCKS = 64 };
  * of such a block is nothing beside the pool.  A bin then holds so many of them. */
 enum { BIN_CALM_BYTES = 64 << 20, BIN_CALM_SHARE = 1024, BIN_CALM_BLOCKS = 32 };
 
-/* So many blocks in one bin are worth a fence. */
-enum { BIN_FENCED = 4 };
-
 /* An allocation that met another thread at the pool's lock weighs as much as so many that met none.  A thread whose
  * balance comes to enough is in a crowd, until the balance is 0 again.  The balance stops at most, so that a crowd that
  * ended is forgotten after as many allocations. */

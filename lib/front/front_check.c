@@ -6,8 +6,9 @@
 #include "pool/pool_inside.h"
 
 /* What was found so far.  While the fronts, the depots and the pool are held still, the checker marks the blocks that
- * fronts and depots have, by what no other thread then looks at: a small one by its live byte, the segment of a large
- * one by its state.  Later walks, through all slabs and all segments, take the marks away. */
+ * fronts and depots have, by what no other thread then looks at, unless it asks for the size of a freed block: a small
+ * one by its live byte, the segment of a large one by its state (SEGMENT_STATES).  Later walks, through all slabs and
+ * all segments, take the marks away. */
 struct check {
   struct mam_pool *pool;
   bool still;
@@ -16,7 +17,7 @@ struct check {
   int64_t codes;                             /* the sum of what the live bytes hold */
 };
 
-enum { MARK_CODE = UINT8_MAX, MARK_STATE = SEGMENT_STATES };
+enum { MARK_CODE = UINT8_MAX };
 _Static_assert(128 < MARK_CODE, "no block has that code (slab_code)");
 
 static bool expect(struct check *check, bool holds, const char *fault) {
@@ -170,11 +171,11 @@ static void check_fits(struct check *check, const struct front *front, const str
 static void check_freed_block(struct check *check, struct front *front, const struct freed_block *block) {
   struct segment *segment = block->segment;
   uint64_t ticket = atomic_load_explicit(&segment->ticket, memory_order_relaxed);
-  if (!expect(check, (unsigned)segment->state != MARK_STATE, "a freed block is in two places") ||
+  if (!expect(check, segment->state != SEGMENT_STATES, "a freed block is in two places") ||
       !expect(check, segment->state == SEGMENT_USED && segment->base == block->address,
               "a freed block of a front is no block of the pool"))
     return;
-  segment->state = (enum segment_state)MARK_STATE;
+  segment->state = SEGMENT_STATES;
   expect(check, ticket % 2 == 0, "a live block is on a shelf");
   expect(check, ticket != 0, "a front has a freed block that was never handed out");
   expect(check, block->places == owned_pair(front->owned, block->address), "a freed block has another block's places");
@@ -228,7 +229,7 @@ static void check_used_segments(struct check *check) {
   size_t live = 0, others = 0;
   struct segment *segment = segment_first(&check->pool->segments);
   for (; segment != NULL; segment = segment_next(segment))
-    if ((unsigned)segment->state == MARK_STATE) {
+    if (segment->state == SEGMENT_STATES) {
       segment->state = SEGMENT_USED;
     } else if (segment->state == SEGMENT_USED) {
       bool odd = atomic_load_explicit(&segment->ticket, memory_order_relaxed) % 2 != 0;

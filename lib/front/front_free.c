@@ -92,9 +92,11 @@ static cudaError_t small_free_alone(struct freeing *one, bool at_once) {
 static cudaError_t large_free(struct freeing *one, const struct pool_rule *rule) {
   struct front *front = one->front;
   biased_enter(&front->lock);
-  uint64_t generation = front->pool == one->pool ? front->generation : FRONT_NO_GENERATION;
+  bool attached = front->pool == one->pool; /* else the pool has ended, and the block with it */
+  uint64_t generation = front->generation;
   biased_leave(&front->lock);
-  cudaError_t error = pool_free_from(one->pool, generation, one->address, rule);
+  cudaError_t error =
+      attached ? pool_free_from(one->pool, generation, one->address, rule) : pool_refuse_free(one->address, false);
   if (error != cudaSuccess)
     return error;
   biased_enter(&front->lock);

@@ -50,9 +50,6 @@
 /* Later than any epoch. */
 #define FRONT_EVERY_EPOCH UINT64_MAX
 
-/* No pool's generation. */
-#define FRONT_NO_GENERATION UINT64_MAX
-
 /* The default_id of a front that serves no default pool: no context's. */
 #define FRONT_NO_DEFAULT_ID UINT64_MAX
 

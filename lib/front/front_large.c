@@ -111,7 +111,7 @@ void large_miss(struct front *front, const struct front_request *request, struct
   miss->enough = (does && !shelf_has_room(front, shelf)) || shelf_has_enough(shelf, bytes);
   const struct shelf *bin = bin_serving(&front->bins, bytes, LANE_NONE);
   miss->crowded = front->bins.crowded;
-  miss->bin_epoch = bin != NULL && shelf_count(bin) >= BIN_FENCED ? bin->oldest->epoch : 0;
+  miss->bin_epoch = bin != NULL && shelf_count(bin) >= SHELF_ENOUGH_BLOCKS ? bin->oldest->epoch : 0;
   miss->passed_count = shelf_clear(&front->limbo, passed, miss->passed, &epoch, &lane, LIMBO_DRAINED);
   bool waits = shelf_count(&front->limbo) >= LIMBO_FENCED && front->limbo.oldest->epoch > passed;
   miss->fence = waits ? front->limbo.oldest->epoch : 0;

@@ -31,7 +31,7 @@ static cudaError_t malloc_missed(struct front *front, const struct front_request
                                  uintptr_t *address) {
   cudaError_t error = cudaSuccess;
   *address = 0;
-  if (request->size <= SLAB_BLOCK_MOST_BYTES)
+  if (request->size <= POOL_SMALL_MOST_BYTES)
     error = small_serve(front, request, miss->pool, address);
   if (error == cudaSuccess && *address == 0)
     error = large_malloc(front, request, miss, address);

@@ -52,7 +52,7 @@ static uintptr_t bin_pop(struct front *front, size_t size, const void *site, con
 
 uintptr_t front_pop(struct front *front, size_t size, const void *site, const void *tag, struct lane *lane) {
   uintptr_t address = 0;
-  if (size <= SLAB_BLOCK_MOST_BYTES)
+  if (size <= POOL_SMALL_MOST_BYTES)
     address = front_pop_small(front, slab_class(size), size, lane);
   if (address == 0)
     address = shelf_pop(front, size, site, tag, lane);
@@ -112,7 +112,7 @@ uintptr_t front_malloc_shelf_or_bin(size_t size, const void *site) {
 }
 
 uintptr_t front_malloc_coarse(struct front *front, size_t size, const void *site) {
-  if (size - 1 < SLAB_BLOCK_MOST_BYTES)
+  if (size - 1 < POOL_SMALL_MOST_BYTES)
     return malloc_small(front, slab_class(size), size, site);
   return front_malloc_shelf_or_bin(size, site);
 }

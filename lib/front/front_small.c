@@ -10,7 +10,7 @@ enum { SLAB_SHARE = 512 };
 
 /* Another class gets its first slab when so many of its blocks are live as segments: they fill a slab of the largest
  * blocks. */
-enum { SLAB_CROWD = SLAB_BYTES / SLAB_BLOCK_MOST_BYTES };
+enum { SLAB_CROWD = SLAB_BYTES / POOL_SMALL_MOST_BYTES };
 
 /* How many live segments a slab of the class could have served. */
 static size_t class_live_segments(const struct mam_pool *pool, unsigned class) {

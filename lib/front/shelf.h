@@ -25,8 +25,8 @@ enum { SHELF_BLOCKS = 256 };
 enum { SHELF_PATIENCE = 8 };
 
 /* A shelf has enough blocks if it holds this many, and this many bytes with one more.  The pool then does not grow for
- * speed alone, and an allocation asks for a fence first.  A pool that grows for speed leaves a thread with at most so
- * many blocks of a size, or so many bytes, whichever is more. */
+ * speed alone, and an allocation asks for a fence first; of a bin, if it holds this many.  A pool that grows for speed
+ * leaves a thread with at most so many blocks of a size, or so many bytes, whichever is more. */
 enum { SHELF_ENOUGH_BLOCKS = 4, SHELF_ENOUGH_BYTES = 256 << 20 };
 
 /* A large block that the thread freed. */

@@ -8,11 +8,10 @@
 #include "base/locked.h"
 #include "base/mutex.h"
 
-/* So many batches rest in a depot.  The blocks of further ones go back into their slabs. */
+/* So many batches rest in a depot.  When there are twice as many, the blocks of further ones go back into their slabs,
+ * if they may.  slab_retake looks at twice as many: a search through all that wait for a long kernel would have no
+ * bound. */
 enum { DEPOT_BATCHES = 16 };
-
-/* slab_retake looks at so many batches: a search through all that wait for a long kernel would have no bound. */
-enum { DEPOT_TRIES = 32 };
 
 /* At most so many batches go back with each batch that comes: after a long kernel, a hundred thousand may have passed.
  */
@@ -95,7 +94,7 @@ static struct batch *batch_pull_locked(struct depot *depot, uint64_t passed) {
 struct batch *slab_retake(struct depot *depot, struct context_stream stream) {
   struct batch **link = &depot->first, *batch = NULL;
   mutex_lock(depot->lock);
-  for (unsigned i = 0; i < DEPOT_TRIES && *link != NULL && !context_stream_same((*link)->stream, stream); i++)
+  for (unsigned i = 0; i < 2 * DEPOT_BATCHES && *link != NULL && !context_stream_same((*link)->stream, stream); i++)
     link = &(*link)->next;
   if (*link != NULL && context_stream_same((*link)->stream, stream))
     batch = batch_unlink_locked(depot, link);

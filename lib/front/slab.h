@@ -31,7 +31,6 @@
 enum {
   SLAB_BYTES = 1 << PAGE_MAP_PAGE_BITS,
   SLAB_UNIT_BYTES = POOL_ALIGNMENT_BYTES,
-  SLAB_BLOCK_MOST_BYTES = POOL_SMALL_MOST_BYTES,
   SLAB_BLOCKS_MOST = SLAB_BYTES / SLAB_UNIT_BYTES
 };
 
@@ -91,7 +90,7 @@ struct depot {
 /* The lock stays the caller's, and exists for as long as the depot is used. */
 void depot_init(struct depot *depot, pthread_mutex_t *lock);
 
-/* The smallest class whose blocks hold bytes, 1 to SLAB_BLOCK_MOST_BYTES. */
+/* The smallest class whose blocks hold bytes, 1 to POOL_SMALL_MOST_BYTES. */
 static inline unsigned slab_class(size_t bytes) {
   unsigned unit = (unsigned)((bytes - 1) / SLAB_UNIT_BYTES);
   if (__builtin_expect(unit < 16, true))
@@ -145,7 +144,8 @@ static inline size_t slab_requested_bytes(const _Atomic uint8_t *live, unsigned 
  * for the GPU.  NULL if there are none.  The caller is a user of the pool. */
 struct batch *slab_refill(struct mam_pool *pool, struct depot *depot, unsigned class);
 
-/* A batch of what was freed on a stream, among the DEPOT_TRIES that rest longest; NULL if there is none. */
+/* A batch of what was freed on a stream, among those that rest longest, as many as a depot keeps; NULL if there is
+ * none. */
 struct batch *slab_retake(struct depot *depot, struct context_stream stream);
 
 /* An empty batch; NULL if the host has no memory. */
