@@ -4,6 +4,7 @@
  *
  *   record_samples small FILE                two sites, a phase, a refusal; all figures are known: see the function
  *   record_samples empty | one | stray FILE  no event; one allocation; frees only
+ *   record_samples ranges FILE               one site, as of PyTorch's allocator, and the ranges of its operators
  *   record_samples hostile FILE              names that would leave their place in a page, and bytes that are no UTF-8
  *   record_samples training FILE ITERATIONS  a training-like trace, its blocks placed by best fit in a growing chunk
  *
@@ -74,6 +75,31 @@ static void stray_put(struct record_file *file) {
   for (uint64_t i = 1; i <= 3; i++)
     writer_free(file, thread, 1000 * i, 0x7f0000000000 + 512 * i);
   event_put(file, thread, (struct record_item){.kind = RECORD_POP, .ticks = 4000});
+}
+
+/* forward: 2 MiB for mm, one of them by an operator that only allocates; 1 MiB for relu.  Then 512 KiB in no range. */
+static void ranges_put(struct record_file *file) {
+  static const char *const names[][3] = {{"aten::mm, seq = 1, op_id = 2"},
+                                         {"aten::mm, seq = 2, op_id = 3", "aten::empty, op_id = 4"},
+                                         {"aten::relu, op_id = 5"}};
+  const uint64_t mib = 1 << 20, base = 0x7f0000000000;
+  uint32_t thread = record_file_thread(file, "main"), site = record_file_site(file, "bridge", 0x10, "alloc+0x1");
+  (void)record_file_context(file, 1, 0);
+  uint64_t ns = 1000;
+  event_put(file, thread,
+            (struct record_item){.kind = RECORD_PUSH, .ticks = ns, .text = record_file_text(file, "forward")});
+  for (uint64_t i = 0; i < 3; i++, ns += 1000) {
+    size_t depth = 0;
+    for (; names[i][depth] != NULL; depth++)
+      event_put(
+          file, thread,
+          (struct record_item){.kind = RECORD_PUSH, .ticks = ns, .text = record_file_text(file, names[i][depth])});
+    writer_allocate(file, thread, ns, base + i * mib, mib, site);
+    for (; depth > 0; depth--)
+      event_put(file, thread, (struct record_item){.kind = RECORD_POP, .ticks = ns + 500});
+  }
+  event_put(file, thread, (struct record_item){.kind = RECORD_POP, .ticks = ns});
+  writer_allocate(file, thread, ns, base + 3 * mib, mib / 2, site);
 }
 
 static void hostile_put(struct record_file *file) {
@@ -290,6 +316,8 @@ int main(int argc, char **argv) {
     one_put(&file);
   else if (strcmp(argv[1], "stray") == 0)
     stray_put(&file);
+  else if (strcmp(argv[1], "ranges") == 0)
+    ranges_put(&file);
   else if (strcmp(argv[1], "hostile") == 0)
     hostile_put(&file);
   else if (strcmp(argv[1], "training") == 0 && argc == 4)

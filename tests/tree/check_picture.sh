@@ -29,7 +29,7 @@ iterations=575
 [ -z "${SANITIZE_FLAGS-}" ] || iterations=40
 
 cd "$work" || exit 99
-for kind in small empty one stray hostile; do
+for kind in small empty one stray ranges hostile; do
   "$samples" $kind $kind || fail "record_samples $kind: status $?"
   "$bench" picture $kind >told || fail "mam-bench picture $kind: status $?"
   grep -q "^$kind.html: [0-9]* allocations, at most " told || { fail "mam-bench picture $kind tells:"; cat told; }
@@ -166,6 +166,13 @@ expect small.html 'by=thread'
 shows '<b>loader</b>' '<b>main</b>'
 expect small.html 'by=function'
 shows '<b>next_batch</b>' '<b>load_weights</b>'
+# With one call site, the ranges tell who allocates.
+expect ranges.html '' allocations=4 peak-bytes=3670016
+shows '>The peak explained, by range<' '<b>aten::mm</b>' '<b>aten::relu</b>' '<b>no range</b>' '<td class="n">2 MiB</td>'
+expect ranges.html 'by=phase'
+shows '<b>forward</b>' '<td class="n">3 MiB</td>'
+expect ranges.html 'by=ranges'
+shows '<b>forward &gt; aten::mm &gt; aten::empty</b>'
 expect empty.html '' allocations=0 peak-bytes=0 cursor-blocks=0
 shows 'The record has no allocations.'
 expect one.html '' allocations=1 freed=0 peak-bytes=1000 cursor-blocks=1
@@ -219,6 +226,9 @@ try small "point('idle', 'pointermove', 7500, 50); root.dataset.tip = tip();"
 expect try.html '' 'tip=7 µs; the largest hole: 2.5 MiB; taken and not in use: 4.5 MiB; fragmentation: 44.4 %'
 try small "point('map', 'pointermove', 5000, 220); root.dataset.tip = tip();"
 expect try.html 'at=7500' 'tip=not in use: 2.5 MiB; from 0x7f0000380000'
+try ranges "point('addresses', 'pointermove', 8000, 60); root.dataset.tip = tip();"
+look try.html ''
+grep -q '^data-tip="alloc+0x1; 1 MiB.*; in forward &gt; aten::' figures || { fail "a block does not name its ranges:"; cat figures; }
 # A click takes the cursor along, keys move it by an event and to the ends.
 try small "point('memory', 'pointerdown', 5500, 100); point('memory', 'pointerup', 5500, 100);"
 expect try.html '' cursor-bytes=5242880 cursor-hole=1048576

@@ -186,9 +186,9 @@ START_TEST(page_has_what_the_record_has) {
   ck_assert_str_eq(json_string_value(json_array_get(json_array_get(spans, 0), 0)), "0x10000");
   ck_assert_int_eq(json_integer_value(json_array_get(json_array_get(spans, 0), 1)), 6144);
   json_t *whos = json_object_get(header, "whos"), *who = json_array_get(whos, 2);
-  static const int third[] = {1, 1, 1, 3, 0, 0}; /* C: site, thread, stream, tag, context, device */
+  static const int third[] = {1, 1, 1, 3, 0, 0, 1}; /* C: site, thread, stream, tag, context, device, ranges */
   ck_assert_int_eq((int)json_array_size(whos), 3);
-  for (size_t i = 0; i < 6; i++)
+  for (size_t i = 0; i < sizeof third / sizeof third[0]; i++)
     ck_assert_int_eq(json_integer_value(json_array_get(who, i)), third[i]);
   json_decref(header);
   EXPECT("time", true, 1000, 2000, 3000, 4000, 5000, 6000, 7000, 8000);
@@ -205,6 +205,55 @@ START_TEST(page_has_what_the_record_has) {
   EXPECT("rangeDuration", false, 8000 - 2600, 800); /* the first range is open at the end */
   EXPECT("rangeDepth", false, 0, 1);
   EXPECT("rangeThread", false, 1, 1);
+  unmake();
+}
+END_TEST
+
+static void push(const char *name) {
+  for (uint32_t i = 1; i < record.text_count; i++)
+    if (strcmp(record.texts[i], name) == 0)
+      put((struct record_event){.kind = RECORD_PUSH, .time_ns = 1000, .text = i});
+}
+
+/* PyTorch's ranges have numbers behind the name of the operator; by them each would be another one. */
+START_TEST(ranges_of_one_name_are_one) {
+  static char *op_texts[] = {
+      "", "mm, op_id = 9", "step, two", "mm, seq = 12, op_id = 5", "mm2, seq = 1", "mm, op_id = 1"};
+  record_start();
+  record.texts = op_texts;
+  record.text_count = sizeof op_texts / sizeof op_texts[0];
+  push("step, two");
+  for (uint32_t i = 1; i < record.text_count; i++) {
+    if (i == 2)
+      continue;
+    push(op_texts[i]);
+    allocate(1000 + i, base + 512ull * i, 512, 0);
+    put((struct record_event){.kind = RECORD_POP, .time_ns = 1100});
+  }
+  allocate(2000, base, 512, 0);
+  make(picture_page);
+  EXPECT("who", false, 0, 0, 1, 0, 2);
+  json_t *header = header_read(), *paths = json_object_get(header, "paths");
+  static const long long expected[][2] = {{0, 0}, {0, 2}, {1, 1}, {1, 4}}; /* the range around it, its first text */
+  ck_assert_uint_eq(json_array_size(paths), 4);
+  for (size_t i = 0; i < 8; i++)
+    ck_assert_int_eq(json_integer_value(json_array_get(json_array_get(paths, i / 2), i % 2)), expected[i / 2][i % 2]);
+  json_decref(header);
+  unmake();
+}
+END_TEST
+
+/* Of a block that was live before, the thread is not known, so neither are its ranges. */
+START_TEST(a_block_of_before_is_in_no_range) {
+  record_start();
+  put((struct record_event){.kind = RECORD_PUSH, .time_ns = 0, .text = 1});
+  allocate(0, base, 512, 0);
+  events[record.event_count - 1].before = true;
+  allocate(1, base + 512, 512, 0);
+  make(picture_page);
+  EXPECT("who", false, 0, 1);
+  ck_assert_uint_eq(picture.whos[0].path, 0);
+  ck_assert_uint_eq(picture.whos[1].path, 1);
   unmake();
 }
 END_TEST
@@ -394,6 +443,8 @@ int main(void) {
   Suite *suite = suite_create("picture");
   TCase *page = tcase_create("page"), *holes = tcase_create("holes"), *trace = tcase_create("trace");
   tcase_add_test(page, page_has_what_the_record_has);
+  tcase_add_test(page, ranges_of_one_name_are_one);
+  tcase_add_test(page, a_block_of_before_is_in_no_range);
   tcase_add_test(page, peak_is_the_first_moment_with_most_in_use);
   tcase_add_test(page, a_hole_is_no_more_than_the_pools_hold);
   tcase_add_test(page, far_addresses_are_drawn_side_by_side);

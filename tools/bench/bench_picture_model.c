@@ -12,67 +12,132 @@ static const uint32_t no_block = UINT32_MAX;
 /* A gap of a 64th of all bytes ends a span, so there are at most 64 spans; but a smaller gap than this does not. */
 static const uint64_t gap_least = (uint64_t)2 << 20;
 
-/* ---- Where an allocation came from ------------------------------------------------------------------------------- */
+/* ---- Distinct items ---------------------------------------------------------------------------------------------- */
 
-struct who_table {
-  uint32_t *slots; /* 1 + an index of picture.whos; 0: empty */
-  size_t slot_count, room;
+/* Items of one size, each once, in the order in which they came.  Their bytes are compared, so they have no padding. */
+struct distinct {
+  void *items;
+  size_t item_bytes, count, room;
+  uint32_t *slots; /* 1 + an index of items; 0: empty */
+  size_t slot_count;
 };
 
-static size_t who_hash(const struct picture_who *who) {
-  const uint32_t parts[] = {who->site, who->thread, who->stream, who->tag, who->context, who->device};
-  uint64_t hash = 0;
-  for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
-    hash = (hash ^ parts[i]) * 0x9e3779b97f4a7c15u;
-  return (size_t)(hash >> 20);
+static void *distinct_at(const struct distinct *table, size_t index) {
+  return (char *)table->items + index * table->item_bytes;
 }
 
-static uint32_t *who_slot(const struct who_table *table, const struct picture *picture, const struct picture_who *who) {
-  size_t at = who_hash(who) & (table->slot_count - 1);
-  while (table->slots[at] != 0 && memcmp(&picture->whos[table->slots[at] - 1], who, sizeof *who) != 0)
+static uint32_t *distinct_slot(const struct distinct *table, const void *item) {
+  uint64_t hash = 0;
+  for (size_t i = 0; i + sizeof(uint32_t) <= table->item_bytes; i += sizeof(uint32_t)) {
+    uint32_t part;
+    (void)memcpy(&part, (const char *)item + i, sizeof part);
+    hash = (hash ^ part) * 0x9e3779b97f4a7c15u;
+  }
+  size_t at = (size_t)(hash >> 20) & (table->slot_count - 1);
+  while (table->slots[at] != 0 && memcmp(distinct_at(table, table->slots[at] - 1), item, table->item_bytes) != 0)
     at = (at + 1) & (table->slot_count - 1);
   return &table->slots[at];
 }
 
 /* Doubles the slots, of which at most half are used. */
-static bool who_table_grow(struct who_table *table, struct picture *picture) {
+static bool distinct_grow(struct distinct *table) {
   size_t slot_count = table->slot_count == 0 ? 256 : 2 * table->slot_count;
   uint32_t *slots = calloc(slot_count, sizeof *slots);
-  struct picture_who *whos = realloc(picture->whos, slot_count / 2 * sizeof *whos);
-  if (whos != NULL)
-    picture->whos = whos;
-  if (slots == NULL || whos == NULL) {
+  void *items = realloc(table->items, slot_count / 2 * table->item_bytes);
+  if (items != NULL)
+    table->items = items;
+  if (slots == NULL || items == NULL) {
     free(slots);
     return false;
   }
   free(table->slots);
-  *table = (struct who_table){slots, slot_count, slot_count / 2};
-  for (size_t i = 0; i < picture->who_count; i++)
-    *who_slot(table, picture, &picture->whos[i]) = (uint32_t)i + 1;
+  table->slots = slots;
+  table->slot_count = slot_count;
+  table->room = slot_count / 2;
+  for (size_t i = 0; i < table->count; i++)
+    *distinct_slot(table, distinct_at(table, i)) = (uint32_t)i + 1;
   return true;
 }
 
-static bool who_find(struct who_table *table, struct picture *picture, const struct record_event *event,
-                     uint32_t *index) {
-  struct picture_who who = {event->site, event->thread, event->stream, event->tag, event->context, event->device};
-  if (picture->who_count == table->room && !who_table_grow(table, picture))
+/* The index of an item, which is added if it is new.  False if the host has no memory. */
+static bool distinct_find(struct distinct *table, const void *item, uint32_t *index) {
+  if (table->count == table->room && !distinct_grow(table))
     return false;
-  uint32_t *slot = who_slot(table, picture, &who);
+  uint32_t *slot = distinct_slot(table, item);
   if (*slot == 0) {
-    picture->whos[picture->who_count++] = who;
-    *slot = (uint32_t)picture->who_count;
+    (void)memcpy(distinct_at(table, table->count++), item, table->item_bytes);
+    *slot = (uint32_t)table->count;
   }
   *index = *slot - 1;
   return true;
 }
 
+/* ---- Names of ranges --------------------------------------------------------------------------------------------- */
+
+struct range_name {
+  const char *text;
+  size_t length;
+  uint32_t index; /* of record.texts */
+};
+
+/* A name ends where details follow, which differ each time: ", seq = 7" or ", op_id = 12" of PyTorch. */
+static size_t name_length(const char *text) {
+  for (const char *at = text; (at = strstr(at, ", ")) != NULL; at += 2) {
+    size_t word = strspn(at + 2, "abcdefghijklmnopqrstuvwxyz_");
+    if (word > 0 && strncmp(at + 2 + word, " = ", 3) == 0)
+      return (size_t)(at - text);
+  }
+  return strlen(text);
+}
+
+static bool same_name(const struct range_name *a, const struct range_name *b) {
+  return a->length == b->length && memcmp(a->text, b->text, a->length) == 0;
+}
+
+static int compare_names(const void *a, const void *b) {
+  const struct range_name *left = a, *right = b;
+  size_t least = left->length < right->length ? left->length : right->length;
+  int order = memcmp(left->text, right->text, least);
+  if (order != 0)
+    return order;
+  if (left->length != right->length)
+    return left->length < right->length ? -1 : 1;
+  return (left->index > right->index) - (left->index < right->index);
+}
+
+/* For each text of the record, the first one with the same name.  NULL if the host has no memory. */
+static uint32_t *first_of_name(const struct record *record) {
+  struct range_name *names = malloc((record->text_count + 1) * sizeof *names);
+  uint32_t *first = malloc((record->text_count + 1) * sizeof *first);
+  for (size_t i = 0; names != NULL && i < record->text_count; i++)
+    names[i] = (struct range_name){record->texts[i], name_length(record->texts[i]), (uint32_t)i};
+  if (names == NULL || first == NULL) {
+    free(names);
+    free(first);
+    return NULL;
+  }
+  qsort(names, record->text_count, sizeof *names, compare_names);
+  for (size_t i = 0; i < record->text_count; i++)
+    first[names[i].index] = i > 0 && same_name(&names[i - 1], &names[i]) ? first[names[i - 1].index] : names[i].index;
+  free(names);
+  return first;
+}
+
 /* ---- Moments ----------------------------------------------------------------------------------------------------- */
+
+/* The open ranges of all threads.  Each knows the one around it. */
+struct open_ranges {
+  uint32_t *innermost, *outer; /* 1 + an index of picture.ranges, for each thread and for each range; 0: none */
+  uint32_t *path;              /* of each range */
+};
 
 struct maker {
   struct picture *picture;
-  struct who_table table;
-  uint32_t *by_serial; /* the block with each serial; no_block: there is none, or it was freed */
-  uint64_t *taken;     /* by context */
+  struct distinct whos, paths;
+  struct open_ranges open;
+  uint32_t *first_of_name; /* for each text */
+  uint32_t *by_serial;     /* the block with each serial; no_block: there is none, or it was freed */
+  uint64_t *taken;         /* by context */
   size_t context_count;
   uint64_t live, taken_sum;
 };
@@ -82,12 +147,25 @@ static void moment_add(struct maker *maker, uint64_t time_ns, enum moment_kind k
       .time_ns = time_ns, .live = maker->live, .taken = maker->taken_sum, .kind = kind, .subject = (uint32_t)subject};
 }
 
+static bool who_find(struct maker *maker, const struct record_event *event, uint32_t *index) {
+  /* Of a block that was live before, the thread is not known. */
+  uint32_t innermost = event->before ? 0 : maker->open.innermost[event->thread];
+  struct picture_who who = {event->site,
+                            event->thread,
+                            event->stream,
+                            event->tag,
+                            event->context,
+                            event->device,
+                            innermost == 0 ? 0 : maker->open.path[innermost - 1]};
+  return distinct_find(&maker->whos, &who, index);
+}
+
 static bool block_begin(struct maker *maker, const struct record_event *event) {
   struct picture *picture = maker->picture;
   struct picture_block block = {.address = event->address,
                                 .size = event->size < size_most ? event->size : size_most,
                                 .begin = (uint32_t)picture->moment_count};
-  if (!who_find(&maker->table, picture, event, &block.who))
+  if (!who_find(maker, event, &block.who))
     return false;
   if (event->serial < picture->record->event_count)
     maker->by_serial[event->serial] = (uint32_t)picture->block_count;
@@ -113,7 +191,7 @@ static void block_end(struct maker *maker, const struct record_event *event) {
 static bool refusal_add(struct maker *maker, const struct record_event *event) {
   struct picture *picture = maker->picture;
   struct picture_refusal refusal = {.size = event->size < size_most ? event->size : size_most};
-  if (!who_find(&maker->table, picture, event, &refusal.who))
+  if (!who_find(maker, event, &refusal.who))
     return false;
   moment_add(maker, event->time_ns, moment_refused, picture->refusal_count);
   picture->refusals[picture->refusal_count++] = refusal;
@@ -125,6 +203,35 @@ static void taken_set(struct maker *maker, const struct record_event *event) {
   maker->taken_sum += bytes - *taken; /* modulo 2^64, which is right for a difference below 0 */
   *taken = bytes;
   moment_add(maker, event->time_ns, moment_taken, 0);
+}
+
+/* ---- Phases ------------------------------------------------------------------------------------------------------ */
+
+static bool range_begin(struct maker *maker, const struct record_event *event) {
+  struct picture *picture = maker->picture;
+  struct open_ranges *open = &maker->open;
+  uint32_t index = (uint32_t)picture->range_count++, around = open->innermost[event->thread];
+  struct picture_path path = {around == 0 ? 0 : open->path[around - 1], maker->first_of_name[event->text]};
+  picture->ranges[index] = (struct picture_range){.begin_ns = event->time_ns,
+                                                  .end_ns = picture->end_ns, /* as long as no pop comes */
+                                                  .text = event->text,
+                                                  .thread = event->thread,
+                                                  .depth = around == 0 ? 0 : picture->ranges[around - 1].depth + 1};
+  open->outer[index] = around;
+  open->innermost[event->thread] = index + 1;
+  return distinct_find(&maker->paths, &path, &open->path[index]);
+}
+
+static void range_end(struct maker *maker, const struct record_event *event) {
+  uint32_t index = maker->open.innermost[event->thread];
+  if (index == 0)
+    return; /* the range began before the record */
+  maker->picture->ranges[index - 1].end_ns = event->time_ns;
+  maker->open.innermost[event->thread] = maker->open.outer[index - 1];
+}
+
+static void mark_add(struct picture *picture, const struct record_event *event) {
+  picture->marks[picture->mark_count++] = (struct picture_mark){event->time_ns, event->text, event->thread};
 }
 
 static bool event_take(struct maker *maker, const struct record_event *event) {
@@ -139,54 +246,17 @@ static bool event_take(struct maker *maker, const struct record_event *event) {
   case RECORD_TAKEN:
     taken_set(maker, event);
     return true;
-  default: /* the ranges come elsewhere */
+  case RECORD_PUSH:
+    return range_begin(maker, event);
+  case RECORD_POP:
+    range_end(maker, event);
+    return true;
+  case RECORD_MARK:
+    mark_add(maker->picture, event);
+    return true;
+  default:
     return true;
   }
-}
-
-/* ---- Phases ------------------------------------------------------------------------------------------------------ */
-
-/* The open ranges of all threads.  Each knows the one around it. */
-struct open_ranges {
-  uint32_t *innermost, *outer; /* 1 + an index of picture.ranges, for each thread and for each range; 0: none */
-};
-
-static void range_begin(struct picture *picture, const struct open_ranges *open, const struct record_event *event) {
-  uint32_t index = (uint32_t)picture->range_count++, around = open->innermost[event->thread];
-  picture->ranges[index] = (struct picture_range){.begin_ns = event->time_ns,
-                                                  .end_ns = picture->end_ns, /* as long as no pop comes */
-                                                  .text = event->text,
-                                                  .thread = event->thread,
-                                                  .depth = around == 0 ? 0 : picture->ranges[around - 1].depth + 1};
-  open->outer[index] = around;
-  open->innermost[event->thread] = index + 1;
-}
-
-static void range_end(struct picture *picture, const struct open_ranges *open, const struct record_event *event) {
-  uint32_t index = open->innermost[event->thread];
-  if (index == 0)
-    return; /* the range began before the record */
-  picture->ranges[index - 1].end_ns = event->time_ns;
-  open->innermost[event->thread] = open->outer[index - 1];
-}
-
-static bool phases_make(struct picture *picture) {
-  const struct record *record = picture->record;
-  struct open_ranges open = {calloc(record->thread_count + 1, sizeof *open.innermost),
-                             calloc(record->event_count + 1, sizeof *open.outer)};
-  bool made = open.innermost != NULL && open.outer != NULL;
-  for (size_t i = 0; made && i < record->event_count; i++) {
-    const struct record_event *event = &record->events[i];
-    if (event->kind == RECORD_MARK)
-      picture->marks[picture->mark_count++] = (struct picture_mark){event->time_ns, event->text, event->thread};
-    else if (event->kind == RECORD_PUSH)
-      range_begin(picture, &open, event);
-    else if (event->kind == RECORD_POP)
-      range_end(picture, &open, event);
-  }
-  free(open.innermost);
-  free(open.outer);
-  return made;
 }
 
 /* ---- Spans ------------------------------------------------------------------------------------------------------- */
@@ -254,35 +324,61 @@ static bool spans_make(struct picture *picture) {
 
 /* ---- All --------------------------------------------------------------------------------------------------------- */
 
-static bool maker_start(struct maker *maker) {
-  const struct record *record = maker->picture->record;
-  maker->by_serial = malloc((record->event_count + 1) * sizeof *maker->by_serial);
-  for (size_t i = 0; i < record->event_count; i++)
-    if (record->events[i].context >= maker->context_count)
-      maker->context_count = (size_t)record->events[i].context + 1;
-  maker->taken = calloc(maker->context_count + 1, sizeof *maker->taken);
-  if (maker->by_serial != NULL) /* no_block has all bits set */
-    (void)memset(maker->by_serial, 0xff, (record->event_count + 1) * sizeof *maker->by_serial);
-  return maker->by_serial != NULL && maker->taken != NULL;
-}
-
-static bool moments_make(struct picture *picture) {
-  struct maker maker = {.picture = picture};
-  const struct record *record = picture->record;
-  bool made = maker_start(&maker);
-  for (size_t i = 0; made && i < record->event_count; i++)
-    made = event_take(&maker, &record->events[i]);
-  free(maker.table.slots);
-  free(maker.by_serial);
-  free(maker.taken);
-  return made;
-}
-
 static size_t kind_count(const struct record *record, enum record_kind kind) {
   size_t count = 0;
   for (size_t i = 0; i < record->event_count; i++)
     count += record->events[i].kind == (uint32_t)kind;
   return count;
+}
+
+static bool maker_start(struct maker *maker) {
+  const struct record *record = maker->picture->record;
+  size_t events = record->event_count + 1, range_count = kind_count(record, RECORD_PUSH);
+  const struct picture_path none = {0, 0};
+  uint32_t index;
+  maker->by_serial = malloc(events * sizeof *maker->by_serial);
+  for (size_t i = 0; i < record->event_count; i++)
+    if (record->events[i].context >= maker->context_count)
+      maker->context_count = (size_t)record->events[i].context + 1;
+  maker->taken = calloc(maker->context_count + 1, sizeof *maker->taken);
+  maker->open = (struct open_ranges){calloc(record->thread_count + 1, sizeof *maker->open.innermost),
+                                     calloc(range_count + 1, sizeof *maker->open.outer),
+                                     calloc(range_count + 1, sizeof *maker->open.path)};
+  maker->first_of_name = first_of_name(record);
+  if (maker->by_serial != NULL) /* no_block has all bits set */
+    (void)memset(maker->by_serial, 0xff, events * sizeof *maker->by_serial);
+  return maker->by_serial != NULL && maker->taken != NULL && maker->open.innermost != NULL &&
+         maker->open.outer != NULL && maker->open.path != NULL && maker->first_of_name != NULL &&
+         distinct_find(&maker->paths, &none, &index); /* 0, that of no range */
+}
+
+/* The picture has what was found. */
+static void maker_end(struct maker *maker) {
+  struct picture *picture = maker->picture;
+  picture->whos = maker->whos.items;
+  picture->who_count = maker->whos.count;
+  picture->paths = maker->paths.items;
+  picture->path_count = maker->paths.count;
+  free(maker->whos.slots);
+  free(maker->paths.slots);
+  free(maker->by_serial);
+  free(maker->taken);
+  free(maker->open.innermost);
+  free(maker->open.outer);
+  free(maker->open.path);
+  free(maker->first_of_name);
+}
+
+static bool moments_make(struct picture *picture) {
+  struct maker maker = {.picture = picture,
+                        .whos.item_bytes = sizeof(struct picture_who),
+                        .paths.item_bytes = sizeof(struct picture_path)};
+  const struct record *record = picture->record;
+  bool made = maker_start(&maker);
+  for (size_t i = 0; made && i < record->event_count; i++)
+    made = event_take(&maker, &record->events[i]);
+  maker_end(&maker);
+  return made;
 }
 
 static bool picture_room(struct picture *picture) {
@@ -331,8 +427,7 @@ bool picture_make(struct picture *picture, const struct record *record) {
     return false;
   }
   picture->end_ns = record->event_count == 0 ? 0 : record->events[record->event_count - 1].time_ns;
-  if (picture_room(picture) && moments_make(picture) && phases_make(picture) && spans_make(picture) &&
-      picture_holes(picture)) {
+  if (picture_room(picture) && moments_make(picture) && spans_make(picture) && picture_holes(picture)) {
     picture_close(picture);
     return true;
   }
@@ -348,5 +443,6 @@ void picture_free(struct picture *picture) {
   free(picture->spans);
   free(picture->marks);
   free(picture->ranges);
+  free(picture->paths);
   *picture = (struct picture){0};
 }

@@ -191,9 +191,12 @@ static void header_picture(FILE *stream, const struct picture *picture) {
   (void)fputs(",\n\"whos\":[", stream);
   for (size_t i = 0; i < picture->who_count; i++) {
     const struct picture_who *who = &picture->whos[i];
-    (void)fprintf(stream, "%s[%u,%u,%u,%u,%u,%u]", i == 0 ? "" : ",", who->site, who->thread, who->stream, who->tag,
-                  who->context, who->device);
+    (void)fprintf(stream, "%s[%u,%u,%u,%u,%u,%u,%u]", i == 0 ? "" : ",", who->site, who->thread, who->stream, who->tag,
+                  who->context, who->device, who->path);
   }
+  (void)fputs("],\n\"paths\":[", stream);
+  for (size_t i = 0; i < picture->path_count; i++)
+    (void)fprintf(stream, "%s[%u,%u]", i == 0 ? "" : ",", picture->paths[i].around, picture->paths[i].name);
   (void)fputs("],\n\"spans\":[", stream);
   for (size_t i = 0; i < picture->span_count; i++)
     (void)fprintf(stream, "%s[\"%#llx\",%llu]", i == 0 ? "" : ",", (unsigned long long)picture->spans[i].address,

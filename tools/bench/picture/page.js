@@ -160,12 +160,12 @@ function unpackReport(header, bytes) {
   const sites = new Map(), found = [];
   let position = 0;
   Object.assign(header, {report: report, command: '', cut: false, end: 0, granularity: 1, unknownFrees: 0,
-                         threads: [''], texts: [''], sites: [], streams: [], whos: [], spans: []});
+                         threads: [''], texts: [''], sites: [], streams: [], whos: [], paths: [[0, 0]], spans: []});
   const siteOf = (name) => {
     if (!sites.has(name)) {
       sites.set(name, sites.size);
       header.sites.push([name, '', '']);
-      header.whos.push([sites.size - 1, 0, 0, 0, 0, 0]);
+      header.whos.push([sites.size - 1, 0, 0, 0, 0, 0, 0]);
     }
     return sites.get(name);
   };
@@ -311,11 +311,25 @@ function spansMake() {
 
 const layersMost = 10, momentsKept = 512;
 
-// What blocks can be told apart by: the part of a who, and what it is called.
+// The names of the ranges of a path, the outermost first.  A name ends where details follow that differ each time.
+function pathNames(id) {
+  const names = [];
+  for (; id !== 0; id = header.paths[id][0])
+    names.unshift(header.texts[header.paths[id][1]].replace(/, [a-z_]+ = [^]*/, ''));
+  return names;
+}
+
+// The range that an allocation is for.  PyTorch has some inside it that only allocate.
+const rangeName = (names) => names.findLast((name) => !/^aten::(empty|new_empty|resize)/.test(name)) || names[0];
+
+// What blocks can be told apart by: the part of a who, and what it is called.  byName: by that alone.
 const functionName = (id) => (header.sites[id][0] || 'unknown call site').replace(/\+0x[0-9a-f]+$/, '');
 const choices = {
   site: {title: 'call site', part: 0, name: (id) => header.sites[id][0] || 'unknown call site'},
-  function: {title: 'function', part: 0, name: functionName},
+  function: {title: 'function', part: 0, name: functionName, byName: true},
+  range: {title: 'range', part: 6, name: (id) => rangeName(pathNames(id)) || 'no range', byName: true},
+  phase: {title: 'outermost range', part: 6, name: (id) => pathNames(id)[0] || 'no range', byName: true},
+  ranges: {title: 'all ranges', part: 6, name: (id) => pathNames(id).join(' > ') || 'no range', byName: true},
   thread: {title: 'thread', part: 1, name: (id) => header.threads[id] || 'thread ' + (id + 1)},
   stream: {title: 'stream', part: 2, name: (id) => id === 0 ? 'no stream' : 'stream ' + header.streams[id - 1]},
   tag: {title: 'tag', part: 3, name: (id) => id === 0 ? 'no tag' : header.texts[id]},
@@ -331,11 +345,11 @@ let layerCount, hasOthers;
 let kept;        // bytes of each layer before every momentsKept-th moment, one after the other
 
 function groupsMake() {
-  const {part, name} = choices[choice], byKey = new Map();
+  const {part, name, byName} = choices[choice], byKey = new Map();
   const keys = header.whos.map((who) => {
     const id = who[part];
     // The same place may stand there twice.
-    const key = choice === 'site' ? header.sites[id].join(' ') : choice === 'function' ? functionName(id) : id;
+    const key = choice === 'site' ? header.sites[id].join(' ') : byName ? name(id) : id;
     if (!byKey.has(key))
       byKey.set(key, {name: name(id), title: choice === 'site' ? header.sites[id][1] + ' ' + header.sites[id][2] : '',
                       peakBytes: 0, peakCount: 0, bytes: 0});
@@ -914,6 +928,8 @@ function blockText(block) {
     if (header.whos.some((other) => other[4] !== who[4]))
       parts.push('context ' + who[4] + ' on device ' + who[5]);
     lines.push(parts.join(', '));
+    if (who[6] !== 0)
+      lines.push('in ' + pathNames(who[6]).join(' > '));
   }
   return lines.join('\n');
 }
@@ -1352,6 +1368,9 @@ function controls() {
     const option = element('option', choices[name].title);
     option.value = name;
     byId('by').append(option);
+    // A library that allocates for others has one call site; then the ranges tell more.
+    if (name === 'range' && new Set(header.whos.map((who) => functionName(who[0]))).size < 2)
+      byId('by').value = choice = name;
   }
   byId('by').addEventListener('change', () => {
     choice = byId('by').value;
