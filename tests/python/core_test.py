@@ -284,6 +284,21 @@ mam.record({second!r}).stop()
             self.assertIn("peak of live bytes: 12 MiB in 2 blocks", said)
             self.assertIn('after the mark "within"', said)
 
+    def test_a_record_is_named_to_nvtx(self):
+        """Unless another tool is.  What is named can be loaded by that name, and is the library that records."""
+        with tempfile.TemporaryDirectory() as folder:
+            program = f"""
+import ctypes, os
+import mam
+from mam import _library
+mam.record({os.path.join(folder, "record")!r})
+name = os.environ["NVTX_INJECTION64_PATH"]
+print(name if name == "other" else
+      _library.function_address(ctypes.CDLL(name).MAM_Mark) == _library.function_address(_library.library().MAM_Mark))
+"""
+            self.assertEqual(self.says(program, NVTX_INJECTION64_PATH=None), ["True"])
+            self.assertEqual(self.says(program, NVTX_INJECTION64_PATH="other"), ["other"])
+
     def test_a_record_that_cannot_begin_says_so(self):
         with tempfile.TemporaryDirectory() as folder:
             file = os.path.join(folder, "record")

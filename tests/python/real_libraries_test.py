@@ -133,5 +133,30 @@ for attempt in range(2):
         self.assertEqual(lines, ["True pluggable", str(MIB), "0 0"] + ["CUDA out of memory on device 0: True True"] * 2)
 
 
+    def test_a_record_has_its_operators(self):
+        """NVTX of PyTorch, around allocations that are made by hand.  emit_nvtx itself wants a GPU."""
+        with tempfile.TemporaryDirectory() as folder:
+            runtime, record = os.path.join(folder, "fake_cudart.so"), os.path.join(folder, "record")
+            subprocess.check_call([*os.environ.get("CC", "cc").split(), "-shared", "-fPIC", "-o", runtime,
+                                   os.path.join(HERE, "fake_cudart.c")])
+            lines = self.says(f"""
+import torch
+if torch.version.cuda is None:
+    print("no CUDA")
+    raise SystemExit
+import mam
+mam.torch.enable()
+with mam.record({record!r}), torch.cuda.nvtx.range("forward"):
+    with torch.cuda.nvtx.range("aten::mm, seq = 1, op_id = 2"):
+        pointer = torch._C._cuda_cudaCachingAllocator_raw_alloc({MIB}, 0)
+torch._C._cuda_cudaCachingAllocator_raw_delete(pointer)
+""", LD_PRELOAD=runtime)
+            if lines == ["no CUDA"]:
+                self.skipTest("torch has no CUDA")
+            page = subprocess.check_output([os.path.join(BUILD, "mam-bench"), "picture", "-o", "-", record], text=True)
+            self.assertIn('"texts":["","forward","aten::mm, seq = 1, op_id = 2"]', page)
+            self.assertIn('"paths":[[0,0],[0,1],[1,2]]', page)
+
+
 if __name__ == "__main__":
     main()

@@ -365,13 +365,16 @@ def record(path: Union[str, "os.PathLike[str]"]) -> Record:
 
     The record is the process's, not the thread's, and has the blocks that are live already.  Without `with`, stop() of
     what is returned ends it; else the end of the process does.  One record is made at a time, and while MAM_RECORD or
-    mam-run --record asks for one there is no other: Error.  An earlier record in the file is written over."""
+    mam-run --record asks for one there is no other: Error.  An earlier record in the file is written over.
+
+    Ranges and marks of NVTX are recorded if the process has used none before, and no other tool is named for them."""
     text = os.fspath(path)
     if not isinstance(text, str):
         raise TypeError(f"path: a text or a path is expected, not {path!r}")
     if not text or "\0" in text:
         raise ValueError(f"path: no file has the name {text!r}")
     check(library().MAM_RecordBegin(os.fsencode(text)))
+    os.environ.setdefault("NVTX_INJECTION64_PATH", _SONAME)  # NVTX asks at its first use, and finds what is loaded
     return Record(text)
 
 
