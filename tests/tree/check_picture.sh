@@ -53,6 +53,19 @@ cmp other.html small.html || fail "-o other.html does not give the page"
 cmp piped.html small.html || fail "a record from standard input gives another page"
 # shellcheck disable=SC2002 # a pipe, which is read once
 cat small | "$bench" picture -o - /dev/stdin | cmp - small.html || fail "a record from a pipe gives another page"
+# With one call site, replay tells the ranges, too.
+"$bench" replay ranges >told || fail "mam-bench replay ranges: status $?"
+sed -n '/^in the ranges:/,/^$/p' told | tr -s ' ' >ranges.told
+cat <<END | diff - ranges.told || fail "mam-bench replay ranges tells other ranges"
+in the ranges:
+ 1 MiB 28.6 % 1 blocks forward / aten::mm
+ 1 MiB 28.6 % 1 blocks forward / aten::mm / aten::empty
+ 1 MiB 28.6 % 1 blocks forward / aten::relu
+ 512 KiB 14.3 % 1 blocks no range
+
+END
+"$bench" replay small >told || fail "mam-bench replay small: status $?"
+grep '^in the ranges:' told && fail "mam-bench replay small has two call sites, and tells ranges"
 "$bench" picture --trace-events small >told || fail "mam-bench picture --trace-events: status $?"
 grep -q '"traceEvents"' small.json || fail "--trace-events does not write small.json"
 

@@ -19,6 +19,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "bench_ranges.h"
 #include "bench_record.h"
 
 enum {
@@ -28,13 +29,7 @@ enum {
 /* Where an allocation came from.  Each combination that occurs stands in picture.whos once. */
 struct picture_who {
   uint32_t site, thread, stream, tag, context, device; /* as in struct record_event */
-  uint32_t path;                                       /* the ranges that were open in the thread */
-};
-
-/* Ranges within each other, by their names.  The first is that of no range. */
-struct picture_path {
-  uint32_t around; /* the path of the range around it; 0: none */
-  uint32_t name;   /* index of record.texts: of the first text with this name */
+  uint32_t path;                                       /* of picture.paths: the ranges that were open */
 };
 
 struct picture_block {
@@ -87,8 +82,8 @@ struct picture {
   struct picture_span *spans;
   struct picture_mark *marks;
   struct picture_range *ranges;
-  struct picture_path *paths;
-  size_t block_count, moment_count, refusal_count, who_count, span_count, mark_count, range_count, path_count;
+  struct ranges paths;
+  size_t block_count, moment_count, refusal_count, who_count, span_count, mark_count, range_count;
   size_t unknown_free_count; /* frees of blocks that the record does not have, or that are free already */
   size_t peak;               /* the first moment at which the most bytes are live; moment_count if none ever are */
 };

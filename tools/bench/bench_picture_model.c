@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench_distinct.h"
 #include "bench_picture.h"
 
 /* Indexes have 32 bits, here and in the page, and a browser needs about a hundred bytes for each event. */
@@ -12,132 +13,19 @@ static const uint32_t no_block = UINT32_MAX;
 /* A gap of a 64th of all bytes ends a span, so there are at most 64 spans; but a smaller gap than this does not. */
 static const uint64_t gap_least = (uint64_t)2 << 20;
 
-/* ---- Distinct items ---------------------------------------------------------------------------------------------- */
-
-/* Items of one size, each once, in the order in which they came.  Their bytes are compared, so they have no padding. */
-struct distinct {
-  void *items;
-  size_t item_bytes, count, room;
-  uint32_t *slots; /* 1 + an index of items; 0: empty */
-  size_t slot_count;
-};
-
-static void *distinct_at(const struct distinct *table, size_t index) {
-  return (char *)table->items + index * table->item_bytes;
-}
-
-static uint32_t *distinct_slot(const struct distinct *table, const void *item) {
-  uint64_t hash = 0;
-  for (size_t i = 0; i + sizeof(uint32_t) <= table->item_bytes; i += sizeof(uint32_t)) {
-    uint32_t part;
-    (void)memcpy(&part, (const char *)item + i, sizeof part);
-    hash = (hash ^ part) * 0x9e3779b97f4a7c15u;
-  }
-  size_t at = (size_t)(hash >> 20) & (table->slot_count - 1);
-  while (table->slots[at] != 0 && memcmp(distinct_at(table, table->slots[at] - 1), item, table->item_bytes) != 0)
-    at = (at + 1) & (table->slot_count - 1);
-  return &table->slots[at];
-}
-
-/* Doubles the slots, of which at most half are used. */
-static bool distinct_grow(struct distinct *table) {
-  size_t slot_count = table->slot_count == 0 ? 256 : 2 * table->slot_count;
-  uint32_t *slots = calloc(slot_count, sizeof *slots);
-  void *items = realloc(table->items, slot_count / 2 * table->item_bytes);
-  if (items != NULL)
-    table->items = items;
-  if (slots == NULL || items == NULL) {
-    free(slots);
-    return false;
-  }
-  free(table->slots);
-  table->slots = slots;
-  table->slot_count = slot_count;
-  table->room = slot_count / 2;
-  for (size_t i = 0; i < table->count; i++)
-    *distinct_slot(table, distinct_at(table, i)) = (uint32_t)i + 1;
-  return true;
-}
-
-/* The index of an item, which is added if it is new.  False if the host has no memory. */
-static bool distinct_find(struct distinct *table, const void *item, uint32_t *index) {
-  if (table->count == table->room && !distinct_grow(table))
-    return false;
-  uint32_t *slot = distinct_slot(table, item);
-  if (*slot == 0) {
-    (void)memcpy(distinct_at(table, table->count++), item, table->item_bytes);
-    *slot = (uint32_t)table->count;
-  }
-  *index = *slot - 1;
-  return true;
-}
-
-/* ---- Names of ranges --------------------------------------------------------------------------------------------- */
-
-struct range_name {
-  const char *text;
-  size_t length;
-  uint32_t index; /* of record.texts */
-};
-
-/* A name ends where details follow, which differ each time: ", seq = 7" or ", op_id = 12" of PyTorch. */
-static size_t name_length(const char *text) {
-  for (const char *at = text; (at = strstr(at, ", ")) != NULL; at += 2) {
-    size_t word = strspn(at + 2, "abcdefghijklmnopqrstuvwxyz_");
-    if (word > 0 && strncmp(at + 2 + word, " = ", 3) == 0)
-      return (size_t)(at - text);
-  }
-  return strlen(text);
-}
-
-static bool same_name(const struct range_name *a, const struct range_name *b) {
-  return a->length == b->length && memcmp(a->text, b->text, a->length) == 0;
-}
-
-static int compare_names(const void *a, const void *b) {
-  const struct range_name *left = a, *right = b;
-  size_t least = left->length < right->length ? left->length : right->length;
-  int order = memcmp(left->text, right->text, least);
-  if (order != 0)
-    return order;
-  if (left->length != right->length)
-    return left->length < right->length ? -1 : 1;
-  return (left->index > right->index) - (left->index < right->index);
-}
-
-/* For each text of the record, the first one with the same name.  NULL if the host has no memory. */
-static uint32_t *first_of_name(const struct record *record) {
-  struct range_name *names = malloc((record->text_count + 1) * sizeof *names);
-  uint32_t *first = malloc((record->text_count + 1) * sizeof *first);
-  for (size_t i = 0; names != NULL && i < record->text_count; i++)
-    names[i] = (struct range_name){record->texts[i], name_length(record->texts[i]), (uint32_t)i};
-  if (names == NULL || first == NULL) {
-    free(names);
-    free(first);
-    return NULL;
-  }
-  qsort(names, record->text_count, sizeof *names, compare_names);
-  for (size_t i = 0; i < record->text_count; i++)
-    first[names[i].index] = i > 0 && same_name(&names[i - 1], &names[i]) ? first[names[i - 1].index] : names[i].index;
-  free(names);
-  return first;
-}
-
 /* ---- Moments ----------------------------------------------------------------------------------------------------- */
 
 /* The open ranges of all threads.  Each knows the one around it. */
 struct open_ranges {
   uint32_t *innermost, *outer; /* 1 + an index of picture.ranges, for each thread and for each range; 0: none */
-  uint32_t *path;              /* of each range */
 };
 
 struct maker {
   struct picture *picture;
-  struct distinct whos, paths;
+  struct distinct whos;
   struct open_ranges open;
-  uint32_t *first_of_name; /* for each text */
-  uint32_t *by_serial;     /* the block with each serial; no_block: there is none, or it was freed */
-  uint64_t *taken;         /* by context */
+  uint32_t *by_serial; /* the block with each serial; no_block: there is none, or it was freed */
+  uint64_t *taken;     /* by context */
   size_t context_count;
   uint64_t live, taken_sum;
 };
@@ -148,15 +36,14 @@ static void moment_add(struct maker *maker, uint64_t time_ns, enum moment_kind k
 }
 
 static bool who_find(struct maker *maker, const struct record_event *event, uint32_t *index) {
-  /* Of a block that was live before, the thread is not known. */
-  uint32_t innermost = event->before ? 0 : maker->open.innermost[event->thread];
+  const struct picture *picture = maker->picture;
   struct picture_who who = {event->site,
                             event->thread,
                             event->stream,
                             event->tag,
                             event->context,
                             event->device,
-                            innermost == 0 ? 0 : maker->open.path[innermost - 1]};
+                            picture->paths.of_event[event - picture->record->events]};
   return distinct_find(&maker->whos, &who, index);
 }
 
@@ -207,11 +94,10 @@ static void taken_set(struct maker *maker, const struct record_event *event) {
 
 /* ---- Phases ------------------------------------------------------------------------------------------------------ */
 
-static bool range_begin(struct maker *maker, const struct record_event *event) {
+static void range_begin(struct maker *maker, const struct record_event *event) {
   struct picture *picture = maker->picture;
   struct open_ranges *open = &maker->open;
   uint32_t index = (uint32_t)picture->range_count++, around = open->innermost[event->thread];
-  struct picture_path path = {around == 0 ? 0 : open->path[around - 1], maker->first_of_name[event->text]};
   picture->ranges[index] = (struct picture_range){.begin_ns = event->time_ns,
                                                   .end_ns = picture->end_ns, /* as long as no pop comes */
                                                   .text = event->text,
@@ -219,7 +105,6 @@ static bool range_begin(struct maker *maker, const struct record_event *event) {
                                                   .depth = around == 0 ? 0 : picture->ranges[around - 1].depth + 1};
   open->outer[index] = around;
   open->innermost[event->thread] = index + 1;
-  return distinct_find(&maker->paths, &path, &open->path[index]);
 }
 
 static void range_end(struct maker *maker, const struct record_event *event) {
@@ -247,7 +132,8 @@ static bool event_take(struct maker *maker, const struct record_event *event) {
     taken_set(maker, event);
     return true;
   case RECORD_PUSH:
-    return range_begin(maker, event);
+    range_begin(maker, event);
+    return true;
   case RECORD_POP:
     range_end(maker, event);
     return true;
@@ -333,23 +219,17 @@ static size_t kind_count(const struct record *record, enum record_kind kind) {
 
 static bool maker_start(struct maker *maker) {
   const struct record *record = maker->picture->record;
-  size_t events = record->event_count + 1, range_count = kind_count(record, RECORD_PUSH);
-  const struct picture_path none = {0, 0};
-  uint32_t index;
+  size_t events = record->event_count + 1;
   maker->by_serial = malloc(events * sizeof *maker->by_serial);
   for (size_t i = 0; i < record->event_count; i++)
     if (record->events[i].context >= maker->context_count)
       maker->context_count = (size_t)record->events[i].context + 1;
   maker->taken = calloc(maker->context_count + 1, sizeof *maker->taken);
   maker->open = (struct open_ranges){calloc(record->thread_count + 1, sizeof *maker->open.innermost),
-                                     calloc(range_count + 1, sizeof *maker->open.outer),
-                                     calloc(range_count + 1, sizeof *maker->open.path)};
-  maker->first_of_name = first_of_name(record);
+                                     calloc(kind_count(record, RECORD_PUSH) + 1, sizeof *maker->open.outer)};
   if (maker->by_serial != NULL) /* no_block has all bits set */
     (void)memset(maker->by_serial, 0xff, events * sizeof *maker->by_serial);
-  return maker->by_serial != NULL && maker->taken != NULL && maker->open.innermost != NULL &&
-         maker->open.outer != NULL && maker->open.path != NULL && maker->first_of_name != NULL &&
-         distinct_find(&maker->paths, &none, &index); /* 0, that of no range */
+  return maker->by_serial != NULL && maker->taken != NULL && maker->open.innermost != NULL && maker->open.outer != NULL;
 }
 
 /* The picture has what was found. */
@@ -357,22 +237,15 @@ static void maker_end(struct maker *maker) {
   struct picture *picture = maker->picture;
   picture->whos = maker->whos.items;
   picture->who_count = maker->whos.count;
-  picture->paths = maker->paths.items;
-  picture->path_count = maker->paths.count;
   free(maker->whos.slots);
-  free(maker->paths.slots);
   free(maker->by_serial);
   free(maker->taken);
   free(maker->open.innermost);
   free(maker->open.outer);
-  free(maker->open.path);
-  free(maker->first_of_name);
 }
 
 static bool moments_make(struct picture *picture) {
-  struct maker maker = {.picture = picture,
-                        .whos.item_bytes = sizeof(struct picture_who),
-                        .paths.item_bytes = sizeof(struct picture_path)};
+  struct maker maker = {.picture = picture, .whos.item_bytes = sizeof(struct picture_who)};
   const struct record *record = picture->record;
   bool made = maker_start(&maker);
   for (size_t i = 0; made && i < record->event_count; i++)
@@ -427,7 +300,8 @@ bool picture_make(struct picture *picture, const struct record *record) {
     return false;
   }
   picture->end_ns = record->event_count == 0 ? 0 : record->events[record->event_count - 1].time_ns;
-  if (picture_room(picture) && moments_make(picture) && spans_make(picture) && picture_holes(picture)) {
+  if (picture_room(picture) && ranges_make(&picture->paths, record) && moments_make(picture) && spans_make(picture) &&
+      picture_holes(picture)) {
     picture_close(picture);
     return true;
   }
@@ -443,6 +317,6 @@ void picture_free(struct picture *picture) {
   free(picture->spans);
   free(picture->marks);
   free(picture->ranges);
-  free(picture->paths);
+  ranges_free(&picture->paths);
   *picture = (struct picture){0};
 }

@@ -195,8 +195,8 @@ static void header_picture(FILE *stream, const struct picture *picture) {
                   who->context, who->device, who->path);
   }
   (void)fputs("],\n\"paths\":[", stream);
-  for (size_t i = 0; i < picture->path_count; i++)
-    (void)fprintf(stream, "%s[%u,%u]", i == 0 ? "" : ",", picture->paths[i].around, picture->paths[i].name);
+  for (size_t i = 0; i < picture->paths.path_count; i++)
+    (void)fprintf(stream, "%s[%u,%u]", i == 0 ? "" : ",", picture->paths.paths[i].around, picture->paths.paths[i].name);
   (void)fputs("],\n\"spans\":[", stream);
   for (size_t i = 0; i < picture->span_count; i++)
     (void)fprintf(stream, "%s[\"%#llx\",%llu]", i == 0 ? "" : ",", (unsigned long long)picture->spans[i].address,

@@ -7,6 +7,7 @@
  * GPU. One thread makes the calls, in order of time.  There is no GPU that could still use what was freed.
  */
 #include "bench_recorded.h"
+#include "bench_ranges.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -129,10 +130,11 @@ static bool steps_make(struct calls *calls) {
   return good;
 }
 
-/* ---- The sites that hold the peak -------------------------------------------------------------------------------- */
+/* ---- Who holds the peak ------------------------------------------------------------------------------------------ */
 
+/* Of what the blocks are told apart by: a call site, or a path of ranges. */
 struct holder {
-  uint32_t site;
+  uint32_t index;
   size_t bytes, count;
 };
 
@@ -140,52 +142,118 @@ static int compare_holders(const void *a, const void *b) {
   const struct holder *left = a, *right = b;
   if (left->bytes != right->bytes)
     return left->bytes < right->bytes ? 1 : -1;
-  return left->site < right->site ? -1 : left->site > right->site;
+  return left->index < right->index ? -1 : left->index > right->index;
 }
 
-/* What each site holds at the peak, the largest first.  The caller frees it. */
-static struct holder *holders_find(const struct calls *calls) {
+/* What each holder, of so many, has at the peak, the largest first.  of_event: whose an allocation is.  The caller
+ * frees it.  NULL if the host has no memory. */
+static struct holder *holders_find(const struct calls *calls, const uint32_t *of_event, size_t holder_count) {
   const struct record *record = calls->record;
-  struct holder *holders = calloc(record->site_count + 1, sizeof *holders);
-  if (holders == NULL)
+  struct holder *holders = calloc(holder_count + 1, sizeof *holders);
+  uint32_t *of_serial = malloc((record->allocation_count + 1) * sizeof *of_serial);
+  if (holders == NULL || of_serial == NULL) {
+    free(holders);
+    free(of_serial);
     return NULL;
-  for (size_t i = 0; i < record->site_count; i++)
-    holders[i].site = (uint32_t)i;
+  }
+  for (size_t i = 0; i < holder_count; i++)
+    holders[i].index = (uint32_t)i;
   for (size_t i = 0; i <= calls->peak_event && i < record->event_count; i++) {
     const struct record_event *event = &record->events[i];
     bool begins = is_of(event, calls->context, RECORD_ALLOCATE);
     if (!begins && (!is_of(event, calls->context, RECORD_FREE) || event->serial == RECORD_NO_SERIAL))
       continue;
-    struct holder *holder = &holders[event->site];
+    if (begins)
+      of_serial[event->serial] = of_event[i];
+    struct holder *holder = &holders[of_serial[event->serial]];
     holder->bytes += begins ? whole_units(event->size) : -whole_units(event->size);
     holder->count += begins ? 1 : (size_t)-1;
   }
-  qsort(holders, record->site_count, sizeof *holders, compare_holders);
+  free(of_serial);
+  qsort(holders, holder_count, sizeof *holders, compare_holders);
   return holders;
 }
 
-static void holders_print(const struct calls *calls) {
-  const struct record *record = calls->record;
-  struct holder *holders = holders_find(calls);
-  char text[report_label_size];
-  size_t shown = 0;
-  (void)printf("\nwho holds the peak:\n");
-  for (; holders != NULL && shown < record->site_count && shown < holders_shown && holders[shown].bytes > 0; shown++) {
-    const struct holder *holder = &holders[shown];
-    report_bytes_text(text, holder->bytes);
-    (void)printf("  %10s  %5.1f %%  %7zu blocks  %s\n", text, 100 * (double)holder->bytes / (double)calls->peak_bytes,
-                 holder->count, record->sites[holder->site].name);
+static void site_print(const void *record, uint32_t site) {
+  (void)printf("%s", ((const struct record *)record)->sites[site].name);
+}
+
+/* The names of ranges, the outermost first. */
+static void path_print(const struct record *record, const struct ranges *ranges, uint32_t path) {
+  const struct range_path *at = &ranges->paths[path];
+  if (path == 0) {
+    (void)printf("no range");
+    return;
   }
-  size_t bytes = 0, more = 0;
-  for (size_t i = shown; holders != NULL && i < record->site_count; i++) {
+  if (at->around != 0) {
+    path_print(record, ranges, at->around);
+    (void)printf(" / ");
+  }
+  (void)printf("%.*s", (int)range_name_length(record->texts[at->name]), record->texts[at->name]);
+}
+
+struct paths {
+  const struct record *record;
+  const struct ranges *ranges;
+};
+
+static void paths_print(const void *paths, uint32_t path) {
+  path_print(((const struct paths *)paths)->record, ((const struct paths *)paths)->ranges, path);
+}
+
+static void holders_print(const struct calls *calls, const struct holder *holders, size_t holder_count,
+                          const char *what, void (*print)(const void *names, uint32_t index), const void *names) {
+  char text[report_label_size];
+  size_t shown = 0, bytes = 0, more = 0;
+  for (; shown < holder_count && shown < holders_shown && holders[shown].bytes > 0; shown++) {
+    report_bytes_text(text, holders[shown].bytes);
+    (void)printf("  %10s  %5.1f %%  %7zu blocks  ", text,
+                 100 * (double)holders[shown].bytes / (double)calls->peak_bytes, holders[shown].count);
+    print(names, holders[shown].index);
+    (void)printf("\n");
+  }
+  for (size_t i = shown; i < holder_count; i++) {
     bytes += holders[i].bytes;
     more += holders[i].bytes > 0;
   }
   report_bytes_text(text, bytes);
   if (more > 0)
-    (void)printf("  %10s  %5.1f %%  by %zu more call sites\n", text, 100 * (double)bytes / (double)calls->peak_bytes,
-                 more);
+    (void)printf("  %10s  %5.1f %%  by %zu more %s\n", text, 100 * (double)bytes / (double)calls->peak_bytes, more,
+                 what);
+}
+
+/* Returns whether one site holds nearly all: that of a library that allocates for others. */
+static bool sites_print(const struct calls *calls) {
+  const struct record *record = calls->record;
+  uint32_t *of_event = malloc((record->event_count + 1) * sizeof *of_event);
+  for (size_t i = 0; of_event != NULL && i < record->event_count; i++)
+    of_event[i] = record->events[i].site;
+  struct holder *holders = of_event != NULL ? holders_find(calls, of_event, record->site_count) : NULL;
+  bool one = holders != NULL && record->site_count > 0 && holders[0].bytes >= calls->peak_bytes / 10 * 9;
+  if (holders != NULL)
+    holders_print(calls, holders, record->site_count, "call sites", site_print, record);
   free(holders);
+  free(of_event);
+  return one;
+}
+
+static void ranges_print(const struct calls *calls) {
+  struct ranges ranges;
+  struct holder *holders = NULL;
+  if (ranges_make(&ranges, calls->record) && ranges.path_count > 1)
+    holders = holders_find(calls, ranges.of_event, ranges.path_count);
+  if (holders != NULL) {
+    (void)printf("in the ranges:\n");
+    holders_print(calls, holders, ranges.path_count, "ranges", paths_print, &(struct paths){calls->record, &ranges});
+  }
+  free(holders);
+  ranges_free(&ranges);
+}
+
+static void who_print(const struct calls *calls) {
+  (void)printf("\nwho holds the peak:\n");
+  if (sites_print(calls))
+    ranges_print(calls);
 }
 
 /* Prints the last mark before the peak, and the ranges around the peak's thread. */
@@ -544,7 +612,7 @@ static bool calls_measure(const struct arguments *arguments, struct calls *calls
     return true;
   }
   moment_print(calls);
-  holders_print(calls);
+  who_print(calls);
   (void)fflush(stdout);
   if (!rules_measure(calls, costs))
     return false;
