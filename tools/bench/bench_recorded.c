@@ -7,7 +7,6 @@
  * GPU. One thread makes the calls, in order of time.  There is no GPU that could still use what was freed.
  */
 #include "bench_recorded.h"
-#include "bench_ranges.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -18,12 +17,13 @@
 
 #include "bench_best_fit.h"
 #include "bench_clock.h"
+#include "bench_peak.h"
 #include "bench_progress.h"
 #include "bench_record.h"
 #include "bench_replay.h"
 #include "bench_report.h"
 
-enum { exit_usage = 2, holders_shown = 10, ranges_shown = 8, unit_bytes = 512, name_bytes = 60 };
+enum { exit_usage = 2, name_bytes = 60 };
 
 static const size_t chunk_bytes = (size_t)64 << 20; /* MAM_PRELOAD_CHUNK, and what MAM_SOURCE=chunks takes */
 
@@ -42,50 +42,19 @@ struct calls {
   uint32_t context;
   struct step *steps;
   size_t step_count, slot_count, allocation_count, refused_count, unknown_free_count, stream_call_count;
-  size_t peak_bytes, peak_count; /* with each block in whole units */
-  size_t peak_event;             /* the peak is right after this event */
+  struct peak peak;
 };
 
 /* ---- What the record says ---------------------------------------------------------------------------------------- */
 
-static size_t whole_units(size_t bytes) {
-  return bytes > SIZE_MAX - unit_bytes ? bytes : (bytes + unit_bytes - 1) / unit_bytes * unit_bytes;
-}
-
-static bool is_of(const struct record_event *event, uint32_t context, uint32_t kind) {
-  return event->kind == kind && event->context == context;
-}
-
-/* The most bytes that are live at once in a context, and when. */
-static size_t peak_find(const struct record *record, uint32_t context, size_t *at, size_t *count_at) {
-  size_t live = 0, count = 0, peak = 0;
-  *at = *count_at = 0;
-  for (size_t i = 0; i < record->event_count; i++) {
-    const struct record_event *event = &record->events[i];
-    if (is_of(event, context, RECORD_ALLOCATE)) {
-      live += whole_units(event->size);
-      count++;
-    } else if (is_of(event, context, RECORD_FREE) && event->serial != RECORD_NO_SERIAL) {
-      live -= whole_units(event->size);
-      count--;
-    }
-    if (live > peak) {
-      peak = live;
-      *at = i;
-      *count_at = count;
-    }
-  }
-  return peak;
-}
-
 /* The context that holds the most bytes. */
 static uint32_t context_choose(const struct record *record) {
-  size_t most = 0, at, count;
+  size_t most = 0;
   uint32_t chosen = 0;
   for (uint32_t i = 0; i < record->context_count; i++) {
-    size_t peak = peak_find(record, i, &at, &count);
-    if (peak > most) {
-      most = peak;
+    struct peak peak = peak_find(record, i);
+    if (peak.bytes > most) {
+      most = peak.bytes;
       chosen = i;
     }
   }
@@ -103,8 +72,8 @@ static bool steps_make(struct calls *calls) {
   bool good = calls->steps != NULL && slots != NULL && spare != NULL && live != NULL;
   for (size_t i = 0; i < record->event_count && good; i++) {
     const struct record_event *event = &record->events[i];
-    calls->refused_count += is_of(event, calls->context, RECORD_REFUSED);
-    if (is_of(event, calls->context, RECORD_ALLOCATE) && event->size > 0) {
+    calls->refused_count += event_is(event, calls->context, RECORD_REFUSED);
+    if (event_is(event, calls->context, RECORD_ALLOCATE) && event->size > 0) {
       uint32_t slot = spare_count > 0 ? spare[--spare_count] : (uint32_t)calls->slot_count++;
       slots[event->serial] = slot;
       live[event->serial] = true;
@@ -113,7 +82,7 @@ static bool steps_make(struct calls *calls) {
       calls->steps[calls->step_count++] = (struct step){slot, event->site, event->stream, event->size};
     } else if (event->kind == RECORD_FREE && event->serial == RECORD_NO_SERIAL) {
       calls->unknown_free_count++;
-    } else if (is_of(event, calls->context, RECORD_FREE) && live[event->serial]) {
+    } else if (event_is(event, calls->context, RECORD_FREE) && live[event->serial]) {
       live[event->serial] = false;
       spare[spare_count++] = slots[event->serial];
       calls->steps[calls->step_count++] = (struct step){slots[event->serial], event->site, event->stream, 0};
@@ -128,160 +97,6 @@ static bool steps_make(struct calls *calls) {
   if (!good)
     (void)fprintf(stderr, "mam-bench: replay: this machine has no memory for so many calls\n");
   return good;
-}
-
-/* ---- Who holds the peak ------------------------------------------------------------------------------------------ */
-
-/* Of what the blocks are told apart by: a call site, or a path of ranges. */
-struct holder {
-  uint32_t index;
-  size_t bytes, count;
-};
-
-static int compare_holders(const void *a, const void *b) {
-  const struct holder *left = a, *right = b;
-  if (left->bytes != right->bytes)
-    return left->bytes < right->bytes ? 1 : -1;
-  return left->index < right->index ? -1 : left->index > right->index;
-}
-
-/* What each holder, of so many, has at the peak, the largest first.  of_event: whose an allocation is.  The caller
- * frees it.  NULL if the host has no memory. */
-static struct holder *holders_find(const struct calls *calls, const uint32_t *of_event, size_t holder_count) {
-  const struct record *record = calls->record;
-  struct holder *holders = calloc(holder_count + 1, sizeof *holders);
-  uint32_t *of_serial = malloc((record->allocation_count + 1) * sizeof *of_serial);
-  if (holders == NULL || of_serial == NULL) {
-    free(holders);
-    free(of_serial);
-    return NULL;
-  }
-  for (size_t i = 0; i < holder_count; i++)
-    holders[i].index = (uint32_t)i;
-  for (size_t i = 0; i <= calls->peak_event && i < record->event_count; i++) {
-    const struct record_event *event = &record->events[i];
-    bool begins = is_of(event, calls->context, RECORD_ALLOCATE);
-    if (!begins && (!is_of(event, calls->context, RECORD_FREE) || event->serial == RECORD_NO_SERIAL))
-      continue;
-    if (begins)
-      of_serial[event->serial] = of_event[i];
-    struct holder *holder = &holders[of_serial[event->serial]];
-    holder->bytes += begins ? whole_units(event->size) : -whole_units(event->size);
-    holder->count += begins ? 1 : (size_t)-1;
-  }
-  free(of_serial);
-  qsort(holders, holder_count, sizeof *holders, compare_holders);
-  return holders;
-}
-
-static void site_print(const void *record, uint32_t site) {
-  (void)printf("%s", ((const struct record *)record)->sites[site].name);
-}
-
-/* The names of ranges, the outermost first. */
-static void path_print(const struct record *record, const struct ranges *ranges, uint32_t path) {
-  const struct range_path *at = &ranges->paths[path];
-  if (path == 0) {
-    (void)printf("no range");
-    return;
-  }
-  if (at->around != 0) {
-    path_print(record, ranges, at->around);
-    (void)printf(" / ");
-  }
-  (void)printf("%.*s", (int)range_name_length(record->texts[at->name]), record->texts[at->name]);
-}
-
-struct paths {
-  const struct record *record;
-  const struct ranges *ranges;
-};
-
-static void paths_print(const void *paths, uint32_t path) {
-  path_print(((const struct paths *)paths)->record, ((const struct paths *)paths)->ranges, path);
-}
-
-static void holders_print(const struct calls *calls, const struct holder *holders, size_t holder_count,
-                          const char *what, void (*print)(const void *names, uint32_t index), const void *names) {
-  char text[report_label_size];
-  size_t shown = 0, bytes = 0, more = 0;
-  for (; shown < holder_count && shown < holders_shown && holders[shown].bytes > 0; shown++) {
-    report_bytes_text(text, holders[shown].bytes);
-    (void)printf("  %10s  %5.1f %%  %7zu blocks  ", text,
-                 100 * (double)holders[shown].bytes / (double)calls->peak_bytes, holders[shown].count);
-    print(names, holders[shown].index);
-    (void)printf("\n");
-  }
-  for (size_t i = shown; i < holder_count; i++) {
-    bytes += holders[i].bytes;
-    more += holders[i].bytes > 0;
-  }
-  report_bytes_text(text, bytes);
-  if (more > 0)
-    (void)printf("  %10s  %5.1f %%  by %zu more %s\n", text, 100 * (double)bytes / (double)calls->peak_bytes, more,
-                 what);
-}
-
-/* Returns whether one site holds nearly all: that of a library that allocates for others. */
-static bool sites_print(const struct calls *calls) {
-  const struct record *record = calls->record;
-  uint32_t *of_event = malloc((record->event_count + 1) * sizeof *of_event);
-  for (size_t i = 0; of_event != NULL && i < record->event_count; i++)
-    of_event[i] = record->events[i].site;
-  struct holder *holders = of_event != NULL ? holders_find(calls, of_event, record->site_count) : NULL;
-  bool one = holders != NULL && record->site_count > 0 && holders[0].bytes >= calls->peak_bytes / 10 * 9;
-  if (holders != NULL)
-    holders_print(calls, holders, record->site_count, "call sites", site_print, record);
-  free(holders);
-  free(of_event);
-  return one;
-}
-
-static void ranges_print(const struct calls *calls) {
-  struct ranges ranges;
-  struct holder *holders = NULL;
-  if (ranges_make(&ranges, calls->record) && ranges.path_count > 1)
-    holders = holders_find(calls, ranges.of_event, ranges.path_count);
-  if (holders != NULL) {
-    (void)printf("in the ranges:\n");
-    holders_print(calls, holders, ranges.path_count, "ranges", paths_print, &(struct paths){calls->record, &ranges});
-  }
-  free(holders);
-  ranges_free(&ranges);
-}
-
-static void who_print(const struct calls *calls) {
-  (void)printf("\nwho holds the peak:\n");
-  if (sites_print(calls))
-    ranges_print(calls);
-}
-
-/* Prints the last mark before the peak, and the ranges around the peak's thread. */
-static void moment_print(const struct calls *calls) {
-  const struct record *record = calls->record;
-  const struct record_event *at = &record->events[calls->peak_event];
-  uint32_t mark = 0, ranges[ranges_shown];
-  size_t depth = 0;
-  char text[report_label_size];
-  for (size_t i = 0; i < calls->peak_event; i++) {
-    const struct record_event *event = &record->events[i];
-    if (event->kind == RECORD_MARK)
-      mark = event->text;
-    if (event->thread != at->thread)
-      continue;
-    if (event->kind == RECORD_PUSH && depth++ < ranges_shown)
-      ranges[depth - 1] = event->text;
-    else if (event->kind == RECORD_POP && depth > 0)
-      depth--;
-  }
-  report_bytes_text(text, calls->peak_bytes);
-  (void)printf("peak of live bytes: %s in %zu blocks, %.6f s after the beginning", text, calls->peak_count,
-               (double)at->time_ns / 1e9);
-  if (mark != 0)
-    (void)printf(", after the mark \"%s\"", record->texts[mark]);
-  for (size_t i = 0; i < depth && i < ranges_shown; i++)
-    (void)printf("%s\"%s\"", i == 0 ? ", in the range " : " / ", record->texts[ranges[i]]);
-  (void)printf("\n");
 }
 
 /* ---- Replaying --------------------------------------------------------------------------------------------------- */
@@ -388,7 +203,7 @@ static bool player_fits(void *what, size_t pool_bytes, bool *good) {
 
 /* As many addresses as any rule can need. */
 static size_t room_bytes(const struct calls *calls) {
-  return calls->peak_bytes < (size_t)1 << 42 ? 4 * calls->peak_bytes + ((size_t)4 << 30) : (size_t)1 << 44;
+  return calls->peak.bytes < (size_t)1 << 42 ? 4 * calls->peak.bytes + ((size_t)4 << 30) : (size_t)1 << 44;
 }
 
 /* Runs the calls in a pool that grows.  Only the machine can refuse it memory. */
@@ -424,7 +239,7 @@ static bool rule_measure(struct player *player, struct cost *cost) {
   } else if (!grown_measure(player, cost)) {
     return false;
   }
-  return replay_search(player_fits, player, calls->peak_bytes, room_bytes(calls), &cost->smallest_bytes);
+  return replay_search(player_fits, player, calls->peak.bytes, room_bytes(calls), &cost->smallest_bytes);
 }
 
 static bool rules_measure(const struct calls *calls, struct cost costs[rule_count]) {
@@ -479,7 +294,7 @@ static void number_print(double number, int width, int digits) {
 }
 
 static void costs_print(const struct calls *calls, const struct cost costs[rule_count]) {
-  double peak = (double)calls->peak_bytes;
+  double peak = (double)calls->peak.bytes;
   (void)printf("\nmemory over the peak, and calls of the driver that take memory or give it back:\n\n"
                "             one chunk    as needed            in chunks of 64M\n"
                "rule          smallest        taken    calls        taken    calls    ns a call\n");
@@ -530,7 +345,7 @@ static void other_rules_print(const struct cost costs[rule_count], double chosen
 
 static void recommendation_print(const struct calls *calls, const struct cost costs[rule_count]) {
   const struct cost *fenced = &costs[rule_fenced];
-  double peak = (double)calls->peak_bytes, smallest = fenced->smallest_bytes, grown = fenced->grown_bytes;
+  double peak = (double)calls->peak.bytes, smallest = fenced->smallest_bytes, grown = fenced->grown_bytes;
   char text[report_label_size];
   bool one_chunk = is_worth(smallest, grown);
   double bytes = one_chunk ? smallest : grown;
@@ -567,7 +382,7 @@ static bool costs_csv(const char *folder, const struct calls *calls, const struc
   for (enum rule rule = 0; rule < rule_count; rule++) {
     const struct cost *cost = &costs[rule];
     char text[name_bytes];
-    (void)snprintf(text, sizeof text, "%s,%zu,%zu", rule_names[rule], calls->step_count, calls->peak_bytes);
+    (void)snprintf(text, sizeof text, "%s,%zu,%zu", rule_names[rule], calls->step_count, calls->peak.bytes);
     report_csv_numbers(&csv, text,
                        (const double[]){cost->smallest_bytes, cost->grown_bytes, cost->grown_calls, cost->chunks_bytes,
                                         cost->chunks_calls, cost->call_ns},
@@ -603,16 +418,16 @@ static int usage_refuse(const char *what, const char *text) {
 
 static bool calls_measure(const struct arguments *arguments, struct calls *calls) {
   struct cost costs[rule_count];
-  calls->peak_bytes = peak_find(calls->record, calls->context, &calls->peak_event, &calls->peak_count);
+  calls->peak = peak_find(calls->record, calls->context);
   if (!steps_make(calls))
     return false;
   summary_print(calls);
-  if (calls->peak_bytes == 0) {
+  if (calls->peak.bytes == 0) {
     (void)printf("nothing was allocated\n");
     return true;
   }
-  moment_print(calls);
-  who_print(calls);
+  peak_print_moment(&calls->peak);
+  peak_print_holders(&calls->peak);
   (void)fflush(stdout);
   if (!rules_measure(calls, costs))
     return false;
