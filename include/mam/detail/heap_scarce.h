@@ -82,6 +82,11 @@ MAM__INLINE void mam__opening_end(struct mam__heap_control *control, mam__u32 si
   (void)mam__add_acq_rel_u32(&control->opening[mam__kind_number(size_class)], ~0u);
 }
 
+/* Whether a span of so many pages has more than one chunk.  Other threads need not know of one that has not. */
+MAM__INLINE int mam__span_is_shared(mam__u32 size_class, mam__u32 pages) {
+  return 2 * mam__class_bytes(size_class) <= pages << MAM__PAGE_SHIFT;
+}
+
 /* The pages of the smallest span of a class: those of one chunk. */
 MAM__INLINE mam__u32 mam__class_least_pages(mam__u32 size_class) {
   return (mam__class_bytes(size_class) + MAM__PAGE_BYTES - 1) >> MAM__PAGE_SHIFT;
@@ -95,10 +100,9 @@ MAM__INLINE struct mam__claim mam__claim_own(struct mam__heap_control *control, 
   if (MAM__OUT_OF_SIGHT(mam__pages_are_short)(control, pages))
     return claim;
   claim.address = 1;
-  mam__u32 bytes = mam__class_bytes(wanted & MAM__REST_KIND);
-  int shares = bytes * (count + 1) <= pages << MAM__PAGE_SHIFT; /* a chunk is left for other threads */
-  mam__u32 spare = pages - ((bytes * count + MAM__PAGE_BYTES - 1) >> MAM__PAGE_SHIFT); /* if so */
-  if (shares && !MAM__OUT_OF_SIGHT(mam__opening_begin)(control, wanted & MAM__REST_KIND, spare))
+  mam__u32 needed = (mam__class_bytes(wanted & MAM__REST_KIND) * count + MAM__PAGE_BYTES - 1) >> MAM__PAGE_SHIFT;
+  if (mam__span_is_shared(wanted & MAM__REST_KIND, pages) &&
+      !MAM__OUT_OF_SIGHT(mam__opening_begin)(control, wanted & MAM__REST_KIND, pages > needed ? pages - needed : 0))
     return claim;
   MAM__FORGET(wanted);
   struct mam__found found = mam__pages_any(control, pages, wanted);
@@ -108,7 +112,7 @@ MAM__INLINE struct mam__claim mam__claim_own(struct mam__heap_control *control, 
   if (found.page != MAM__NO_PAGE)
     claim = MAM__OUT_OF_SIGHT(mam__span_split)(found, wanted & MAM__REST_KIND, pages,
                                                mam__slot_limit(&control->heap, wanted & MAM__REST_KIND), count);
-  if (shares)
+  if (mam__span_is_shared(wanted & MAM__REST_KIND, pages))
     mam__opening_end(control, wanted & MAM__REST_KIND);
   return claim;
 }
@@ -116,23 +120,29 @@ MAM__INLINE struct mam__claim mam__claim_own(struct mam__heap_control *control, 
 /* ---- Passes ---- */
 
 /* Ends a pass that found nothing for a class.  sum: the sum of the stamps before the pass.  busy: the pass has met
- * another thread that is about to have chunks.  Returns what the pass cost; 0 if nothing is on its way, and slots and
- * parks hold nothing either. */
+ * another thread that is about to have chunks.  spent: what passes have cost so far.  Returns what they have cost now;
+ * 0 if nothing is on its way, and slots and parks hold nothing either. */
 MAM__INLINE mam__u32 mam__pass_end(struct mam__heap_control *control, mam__u32 size_class, mam__u32 sum, int busy,
-                                   mam__u32 pass) {
+                                   mam__u32 spent) {
+  mam__u32 found = MAM__FLUSH_BUSY;
   busy |= sum == 0; /* the pass began during a sweep */
   /* acquire: if a span was opened meanwhile, its stamp has been raised, or the pass could have found it. */
   busy |= mam__load_acquire_u32(&control->opening[mam__kind_number(size_class)]) != 0;
   if (busy)
-    return MAM__COST_BUSY;
-  mam__u32 found = mam__slots_flush(pass < 16 ? 1u << pass : ~0u, control);
-  MAM__FORGET_ADDRESS(control);
-  if ((found & MAM__FLUSH_FREED) != 0 || (found == 0 && MAM__OUT_OF_SIGHT(mam__parks_flush)(control)))
-    return MAM__COST_FREED;
-  MAM__FORGET_ADDRESS(control);
+    mam__pause();
+  else {
+    found = mam__slots_flush(spent < 256 ? 2u << spent / 16 : ~0u, control);
+    MAM__FORGET_ADDRESS(control);
+    if (found == 0 && MAM__OUT_OF_SIGHT(mam__parks_flush)(control))
+      found = MAM__FLUSH_FREED;
+    if (found == MAM__FLUSH_BUSY)
+      mam__pause();
+  }
+  if ((found & MAM__FLUSH_FREED) != 0)
+    return spent + MAM__COST_FREED;
   if (found != 0 || mam__load_acquire_u32(&control->opening[MAM__HEAP_KINDS]) != 0)
-    return MAM__COST_BUSY;
-  return mam__stamps_sum(control, control->superblocks[0]) == sum ? 0 : MAM__COST_CHANGED;
+    return spent + MAM__COST_BUSY;
+  return mam__stamps_sum(control, control->superblocks[0]) == sum ? 0 : spent + MAM__COST_CHANGED;
 }
 
 /* Where a pass is. */
@@ -158,13 +168,13 @@ MAM__INLINE int mam__class_serves(mam__u32 kind, mam__u32 size_class) {
 /* Claims up to count chunks by passes over the heap, until there are some or the class is known to be missing. */
 MAM__OUTLINE struct mam__claim mam__claim_scarce(struct mam__heap_control *control, mam__u32 wanted, mam__u32 count) {
   struct mam__claim claim = {0, 0, 0};
-  mam__u32 pass = 0 /* what was spent: from bit 16 on */, sum = 0, step = MAM__STEP_BEGIN, kind = 0, pages = 0;
+  mam__u32 spent = 0, sum = 0, step = MAM__STEP_BEGIN, kind = 0, pages = 0;
   MAM__LOOP
   for (;;) {
     MAM__FORGET(wanted); /* what one step computes from it is not kept over the others */
     MAM__FORGET_ADDRESS(control);
     if (step == MAM__STEP_BEGIN) {
-      if (pass++ >> 16 >= MAM__SCARCE_PATIENCE ||
+      if (spent >= MAM__SCARCE_PATIENCE ||
           MAM__OUT_OF_SIGHT(mam__is_missing)(control, control->superblocks[0], wanted & MAM__REST_KIND))
         return claim;
       sum = MAM__OUT_OF_SIGHT(mam__stamps_rely)(control);
@@ -193,20 +203,16 @@ MAM__OUTLINE struct mam__claim mam__claim_scarce(struct mam__heap_control *contr
       if (pages < mam__class_least_pages(wanted & MAM__REST_KIND))
         pages = mam__class_least_pages(wanted & MAM__REST_KIND);
       step = MAM__STEP_PART;
-    } else {
-      mam__u32 cost = 0;
-      if (step != MAM__STEP_LARGER)
-        cost = mam__pass_end(control, wanted & MAM__REST_KIND, sum, step >= MAM__STEP_BUSY, pass & 0xffff);
-      pass += cost << 16;
-      if (cost == MAM__COST_BUSY || cost == MAM__COST_CHANGED)
-        mam__sleep(100 * cost);
-      step = cost == 0 || pass >> 16 >= MAM__SCARCE_PATIENCE ? MAM__STEP_LARGER : MAM__STEP_BEGIN;
-      if (step == MAM__STEP_BEGIN || mam__class_serves(++kind, wanted & MAM__REST_KIND))
+    } else if (step == MAM__STEP_LARGER ||
+               (spent = mam__pass_end(control, wanted & MAM__REST_KIND, sum, step >= MAM__STEP_BUSY, spent)) == 0) {
+      step = MAM__STEP_LARGER;
+      if (mam__class_serves(++kind, wanted & MAM__REST_KIND))
         continue;
-      if (pass >> 16 < MAM__SCARCE_PATIENCE && mam__stamps_sum(control, control->superblocks[0]) == sum)
+      if (mam__stamps_sum(control, control->superblocks[0]) == sum)
         mam__store_relaxed_u32(&control->missing[mam__kind_number(wanted & MAM__REST_KIND)], sum);
+      return claim;
+    } else
       step = MAM__STEP_BEGIN;
-    }
   }
 }
 
