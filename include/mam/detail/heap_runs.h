@@ -31,26 +31,28 @@ MAM__INLINE struct mam__found mam__run_claim(struct mam__heap_control *control, 
     if (mam__load_relaxed_u32(&control->mode) == MAM__MODE_LAZY)
       place.page = MAM__OUT_OF_SIGHT(mam__run_take_kept)(control, place.area, pages);
   }
-  mam__u32 sum = 0, spent = 0;
+  mam__u32 sum = 0, spent = 0 /* as in mam__claim_scarce */;
   MAM__LOOP
-  for (mam__u32 i = 0;; i++) {
+  for (;;) {
     MAM__FORGET(pages); /* what is computed from it is not kept over the calls */
     MAM__FORGET(home);
     MAM__FORGET_ADDRESS(control);
     if (place.page == MAM__NO_PAGE)
       place = mam__pages_any(control, pages, home << MAM__REST_HOME);
     MAM__FORGET_ADDRESS(control);
-    if (i == 0 && pages > MAM__SPAN_PAGES) {
+    if (spent == 0 && pages > MAM__SPAN_PAGES) {
       if (place.page != MAM__NO_PAGE && place.area == control->superblocks)
         MAM__OUT_OF_SIGHT(mam__kept_extend)(control, place.page + pages);
       (void)mam__add_acq_rel_u32(&control->opening[MAM__HEAP_KINDS], ~0u);
     }
-    if (place.page != MAM__NO_PAGE || spent >= MAM__SCARCE_PATIENCE ||
+    if (place.page != MAM__NO_PAGE || spent % MAM__COST_PASS >= MAM__SCARCE_PATIENCE ||
         !MAM__OUT_OF_SIGHT(mam__heap_could)(control, (mam__u64)pages << MAM__PAGE_SHIFT))
       return place;
     MAM__FORGET_ADDRESS(control);
     /* Many threads flush at once, each a part, so that the search after that finds something. */
-    mam__u32 found = i != 0 ? mam__slots_flush(i < 16 ? 1u << i : ~0u, control) : (mam__u32)MAM__FLUSH_FREED;
+    mam__u32 found = MAM__FLUSH_FREED;
+    if (spent != 0)
+      found = mam__slots_flush(spent < 16 * MAM__COST_PASS ? 1u << spent / MAM__COST_PASS : ~0u, control);
     MAM__FORGET_ADDRESS(control);
     if (found == 0 && MAM__OUT_OF_SIGHT(mam__parks_flush)(control))
       found = MAM__FLUSH_FREED;
@@ -62,7 +64,7 @@ MAM__INLINE struct mam__found mam__run_claim(struct mam__heap_control *control, 
     /* A thread that takes a part and gives it back makes other threads look again, and they make it look again.  So
      * each rests longer every time. */
     if ((found & MAM__FLUSH_FREED) == 0)
-      mam__sleep(100u << spent / 128);
+      mam__sleep(100u << spent % MAM__COST_PASS / 128);
     if ((found & MAM__FLUSH_FREED) == 0 && sum == 0)
       spent += MAM__COST_BUSY;
     else

@@ -42,14 +42,16 @@
 #define MAM__SCARCE_PATIENCE 1024
 #endif
 
-/* What a pass costs that found nothing. */
+/* What a pass costs that found nothing.  A request adds that up in the lower half of a word, and counts its passes in
+ * the upper half. */
 enum {
+  MAM__COST_PASS = 65536,
   /* Something is on its way.  A thread of which this one waits may be slow, so this is cheap. */
-  MAM__COST_BUSY = 1,
+  MAM__COST_BUSY = MAM__COST_PASS + 1,
   /* Slots or parks held something, which is free now. */
-  MAM__COST_FREED = 16,
+  MAM__COST_FREED = MAM__COST_PASS + 16,
   /* Something came back during the pass, and slots and parks hold nothing. */
-  MAM__COST_CHANGED = 64
+  MAM__COST_CHANGED = MAM__COST_PASS + 64
 };
 
 /* What threads do not need of the spans of a class that they are opening in need may be one page in 256 of the heap's
@@ -82,9 +84,10 @@ MAM__INLINE void mam__opening_end(struct mam__heap_control *control, mam__u32 si
   (void)mam__add_acq_rel_u32(&control->opening[mam__kind_number(size_class)], ~0u);
 }
 
-/* Whether a span of so many pages has more than one chunk.  Other threads need not know of one that has not. */
-MAM__INLINE int mam__span_is_shared(mam__u32 size_class, mam__u32 pages) {
-  return 2 * mam__class_bytes(size_class) <= pages << MAM__PAGE_SHIFT;
+/* Whether a span of so many pages has chunks for other threads than those that want count.  If not, they need not know
+ * of it. */
+MAM__INLINE int mam__span_is_shared(mam__u32 size_class, mam__u32 pages, mam__u32 count) {
+  return mam__class_bytes(size_class) * (count + 1) <= pages << MAM__PAGE_SHIFT;
 }
 
 /* The pages of the smallest span of a class: those of one chunk. */
@@ -101,7 +104,7 @@ MAM__INLINE struct mam__claim mam__claim_own(struct mam__heap_control *control, 
     return claim;
   claim.address = 1;
   mam__u32 needed = (mam__class_bytes(wanted & MAM__REST_KIND) * count + MAM__PAGE_BYTES - 1) >> MAM__PAGE_SHIFT;
-  if (mam__span_is_shared(wanted & MAM__REST_KIND, pages) &&
+  if (mam__span_is_shared(wanted & MAM__REST_KIND, pages, count) &&
       !MAM__OUT_OF_SIGHT(mam__opening_begin)(control, wanted & MAM__REST_KIND, pages > needed ? pages - needed : 0))
     return claim;
   MAM__FORGET(wanted);
@@ -112,7 +115,8 @@ MAM__INLINE struct mam__claim mam__claim_own(struct mam__heap_control *control, 
   if (found.page != MAM__NO_PAGE)
     claim = MAM__OUT_OF_SIGHT(mam__span_split)(found, wanted & MAM__REST_KIND, pages,
                                                mam__slot_limit(&control->heap, wanted & MAM__REST_KIND), count);
-  if (mam__span_is_shared(wanted & MAM__REST_KIND, pages))
+  MAM__FORGET(count); /* not kept over the calls */
+  if (mam__span_is_shared(wanted & MAM__REST_KIND, pages, count))
     mam__opening_end(control, wanted & MAM__REST_KIND);
   return claim;
 }
@@ -131,7 +135,7 @@ MAM__INLINE mam__u32 mam__pass_end(struct mam__heap_control *control, mam__u32 s
   if (busy)
     mam__pause();
   else {
-    found = mam__slots_flush(spent < 256 ? 2u << spent / 16 : ~0u, control);
+    found = mam__slots_flush(spent < 16 * MAM__COST_PASS ? 2u << spent / MAM__COST_PASS : ~0u, control);
     MAM__FORGET_ADDRESS(control);
     if (found == 0 && MAM__OUT_OF_SIGHT(mam__parks_flush)(control))
       found = MAM__FLUSH_FREED;
@@ -142,7 +146,10 @@ MAM__INLINE mam__u32 mam__pass_end(struct mam__heap_control *control, mam__u32 s
     return spent + MAM__COST_FREED;
   if (found != 0 || mam__load_acquire_u32(&control->opening[MAM__HEAP_KINDS]) != 0)
     return spent + MAM__COST_BUSY;
-  return mam__stamps_sum(control, control->superblocks[0]) == sum ? 0 : spent + MAM__COST_CHANGED;
+  if (mam__stamps_sum(control, control->superblocks[0]) == sum)
+    return 0;
+  mam__sleep(6400); /* what comes back is not enough for all */
+  return spent + MAM__COST_CHANGED;
 }
 
 /* Where a pass is. */
@@ -174,7 +181,7 @@ MAM__OUTLINE struct mam__claim mam__claim_scarce(struct mam__heap_control *contr
     MAM__FORGET(wanted); /* what one step computes from it is not kept over the others */
     MAM__FORGET_ADDRESS(control);
     if (step == MAM__STEP_BEGIN) {
-      if (spent >= MAM__SCARCE_PATIENCE ||
+      if (spent % MAM__COST_PASS >= MAM__SCARCE_PATIENCE ||
           MAM__OUT_OF_SIGHT(mam__is_missing)(control, control->superblocks[0], wanted & MAM__REST_KIND))
         return claim;
       sum = MAM__OUT_OF_SIGHT(mam__stamps_rely)(control);
