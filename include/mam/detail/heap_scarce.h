@@ -17,9 +17,10 @@
  *
  * What a pass did not find may be about to become chunks of the class: empty spans that are not swept yet; pages that
  * another thread took for a span of which it needs a part (control->opening); a slot that is being refilled (BUSY).
- * Then the next pass begins.  Otherwise mam__pass_end frees what slots hold of any class, more of it after each pass,
- * and then what waits in parks.  All requests in need do so together, also while other threads free: in a full heap
- * there is always one that does.  If nothing was left to free, and nothing was freed behind the pass (the stamps):
+ * Then the next pass begins.  Otherwise, and before a request gives up, mam__pass_end frees what slots hold of any
+ * class, more of it after each pass, and then what waits in parks.  All requests in need do so together, also while
+ * other threads free: in a full heap there is always one that does.  If nothing was left to free, and nothing was freed
+ * behind the pass (the stamps):
  *
  *   LARGER    chunks of larger classes, up to twice as large (max_frag in ScatterAlloc's paper)
  *
@@ -46,6 +47,8 @@
  * the upper half. */
 enum {
   MAM__COST_PASS = 65536,
+  /* When no more than so much is left to spend, a request frees what slots hold also while others open spans. */
+  MAM__COST_LATE = 24,
   /* Something is on its way.  A thread of which this one waits may be slow, so this is cheap. */
   MAM__COST_BUSY = MAM__COST_PASS + 1,
   /* Slots or parks held something, which is free now. */
@@ -132,20 +135,18 @@ MAM__INLINE mam__u32 mam__pass_end(struct mam__heap_control *control, mam__u32 s
   busy |= sum == 0; /* the pass began during a sweep */
   /* acquire: if a span was opened meanwhile, its stamp has been raised, or the pass could have found it. */
   busy |= mam__load_acquire_u32(&control->opening[mam__kind_number(size_class)]) != 0;
-  if (busy)
-    mam__pause();
-  else {
+  if (!busy || spent % MAM__COST_PASS + MAM__COST_LATE >= MAM__SCARCE_PATIENCE) {
     found = mam__slots_flush(spent < 16 * MAM__COST_PASS ? 2u << spent / MAM__COST_PASS : ~0u, control);
     MAM__FORGET_ADDRESS(control);
     if (found == 0 && MAM__OUT_OF_SIGHT(mam__parks_flush)(control))
       found = MAM__FLUSH_FREED;
-    if (found == MAM__FLUSH_BUSY)
-      mam__pause();
   }
   if ((found & MAM__FLUSH_FREED) != 0)
     return spent + MAM__COST_FREED;
-  if (found != 0 || mam__load_acquire_u32(&control->opening[MAM__HEAP_KINDS]) != 0)
+  if (busy || found != 0 || mam__load_acquire_u32(&control->opening[MAM__HEAP_KINDS]) != 0) {
+    mam__pause();
     return spent + MAM__COST_BUSY;
+  }
   if (mam__stamps_sum(control, control->superblocks[0]) == sum)
     return 0;
   mam__sleep(6400); /* what comes back is not enough for all */
