@@ -11,7 +11,7 @@
   --pytorch  a checkout of PyTorch in the version that is installed; of its test/test_cuda.py those tests that have to
              do with memory, streams or graphs, with mam.torch.enable()
 
-It needs a GPU, pytest, the package mam, and the modules that a suite's tests import (numba-cuda's: filecheck).  Each
+It needs a GPU, pytest, the package mam, and the modules that a suite's tests import (numba-cuda's: filecheck, cffi).  Each
 suite runs in a process of its own, twice: first as it is.  A test that passes then and does not pass with libmam is
 named.  What a suite cannot do with an allocator that is not the library's own (its statistics, its pools) is among
 these.  The results of pytest are in OUT (default: results), as JUnit's XML.
@@ -53,6 +53,15 @@ def pytest_configure(config):
         import mam
 
         mam.torch.enable()
+
+
+if "pytest" in sys.modules:
+    import pytest
+
+    @pytest.fixture(scope="class")
+    def initialize_from_pytest_config(request):
+        """numba-cuda's test classes ask for it, but no conftest.py that has it is installed with them."""
+        request.cls._dump_failed_filechecks = False
 
 
 def pytest_report_header(config):
