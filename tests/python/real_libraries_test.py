@@ -103,8 +103,9 @@ except MemoryError as error:
 @wants("torch")
 @unittest.skipUnless(HAS_BRIDGE, "there was no C++ compiler")
 class PyTorch(Case):
-    def test_allocator_works(self):
-        """Over a CUDA runtime that answers nothing but what an allocation needs."""
+    def on_libmam_says(self, code, **variables):
+        """What code prints with libmam as torch's allocator, over a CUDA runtime that answers nothing but what an
+        allocation needs."""
         with tempfile.TemporaryDirectory() as folder:
             runtime = os.path.join(folder, "fake_cudart.so")
             subprocess.check_call([*os.environ.get("CC", "cc").split(), "-shared", "-fPIC", "-o", runtime,
@@ -116,6 +117,13 @@ if torch.version.cuda is None:
     raise SystemExit
 import mam
 mam.torch.enable()
+{code}""", LD_PRELOAD=runtime, **variables)
+        if lines == ["no CUDA"]:
+            self.skipTest("torch has no CUDA")
+        return lines
+
+    def test_allocator_works(self):
+        lines = self.on_libmam_says(f"""
 mam.torch.enable()
 print(mam.torch.enabled(), torch.cuda.get_allocator_backend())
 pointer = torch._C._cuda_cudaCachingAllocator_raw_alloc({MIB}, 0)
@@ -127,32 +135,19 @@ for attempt in range(2):
         torch._C._cuda_cudaCachingAllocator_raw_alloc(1 << 40, 0)
     except torch.OutOfMemoryError as error:
         print(str(error).splitlines()[0][:31], str(1 << 40) in str(error), "asked: " in str(error))
-""", MAM_LIMIT="64M", LD_PRELOAD=runtime)
-        if lines == ["no CUDA"]:
-            self.skipTest("torch has no CUDA")
+""", MAM_LIMIT="64M")
         self.assertEqual(lines, ["True pluggable", str(MIB), "0 0"] + ["CUDA out of memory on device 0: True True"] * 2)
-
 
     def test_a_record_has_its_operators(self):
         """NVTX of PyTorch, around allocations that are made by hand.  emit_nvtx itself wants a GPU."""
         with tempfile.TemporaryDirectory() as folder:
-            runtime, record = os.path.join(folder, "fake_cudart.so"), os.path.join(folder, "record")
-            subprocess.check_call([*os.environ.get("CC", "cc").split(), "-shared", "-fPIC", "-o", runtime,
-                                   os.path.join(HERE, "fake_cudart.c")])
-            lines = self.says(f"""
-import torch
-if torch.version.cuda is None:
-    print("no CUDA")
-    raise SystemExit
-import mam
-mam.torch.enable()
+            record = os.path.join(folder, "record")
+            self.on_libmam_says(f"""
 with mam.record({record!r}), torch.cuda.nvtx.range("forward"):
     with torch.cuda.nvtx.range("aten::mm, seq = 1, op_id = 2"):
         pointer = torch._C._cuda_cudaCachingAllocator_raw_alloc({MIB}, 0)
 torch._C._cuda_cudaCachingAllocator_raw_delete(pointer)
-""", LD_PRELOAD=runtime)
-            if lines == ["no CUDA"]:
-                self.skipTest("torch has no CUDA")
+""")
             page = subprocess.check_output([os.path.join(BUILD, "mam-bench"), "picture", "-o", "-", record], text=True)
             self.assertIn('"texts":["","forward","aten::mm, seq = 1, op_id = 2"]', page)
             self.assertIn('"paths":[[0,0],[0,1],[1,2]]', page)
