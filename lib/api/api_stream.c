@@ -8,36 +8,55 @@
 #include "front/front_quick.h"
 #include "front/front_record.h"
 
-/* What the thread has at hand for a stream, whether calls are recorded or not; 0 if nothing. */
-static inline uintptr_t malloc_on_quick(struct mam_pool *pool, uint64_t id, size_t size, const void *site,
-                                        cudaStream_t stream) {
-  uintptr_t address = front_malloc_on_quick(front_at_hand, pool, id, size, site, (CUstream)stream);
-  return __builtin_expect(address == 0, false) && record_on()
-             ? front_record_malloc_on(pool, id, size, site, (CUstream)stream)
-             : address;
+/* In a process that makes a record, what the thread has at hand for the request's stream; 0 if nothing. */
+static inline uintptr_t malloc_recorded(struct mam_pool *pool, uint64_t id, const struct front_request *request) {
+  return record_on() ? front_record_malloc_on(pool, id, request->size, request->site, request->stream->handle) : 0;
 }
 
-cudaError_t MAM_PoolMallocAsync(MAM_Pool pool, void **ptr, size_t size, cudaStream_t stream) {
+static __attribute__((noinline)) cudaError_t pool_malloc_slow(MAM_Pool pool, void **ptr, size_t size, const void *site,
+                                                              cudaStream_t stream) {
   struct front_stream on = {.handle = (CUstream)stream};
-  struct front_request request = {.size = size, .site = __builtin_return_address(0), .stream = &on};
-  if (ptr == NULL)
-    return error_set(cudaErrorInvalidValue, "MAM_PoolMallocAsync: ptr is NULL");
-  uintptr_t address = pool_is_known(pool) ? malloc_on_quick(pool, POOL_ANY_ID, size, request.site, stream) : 0;
+  struct front_request request = {.size = size, .site = site, .stream = &on};
+  uintptr_t address = pool_is_known(pool) ? malloc_recorded(pool, POOL_ANY_ID, &request) : 0;
   if (address == 0)
     return api_pool_malloc("MAM_PoolMallocAsync", pool, &request, ptr);
   *ptr = (void *)address;
   return cudaSuccess;
 }
 
-cudaError_t MAM_CudaMallocAsync(void **ptr, size_t size, cudaStream_t stream) {
+cudaError_t MAM_PoolMallocAsync(MAM_Pool pool, void **ptr, size_t size, cudaStream_t stream) {
+  const void *site = __builtin_return_address(0);
+  if (ptr == NULL)
+    return error_set(cudaErrorInvalidValue, "MAM_PoolMallocAsync: ptr is NULL");
+  uintptr_t address =
+      pool_is_known(pool) ? front_malloc_on_quick(front_at_hand, pool, POOL_ANY_ID, size, site, (CUstream)stream) : 0;
+  if (address == 0)
+    return pool_malloc_slow(pool, ptr, size, site, stream);
+  *ptr = (void *)address;
+  return cudaSuccess;
+}
+
+/* id: of the default pool, 0 if the thread was not asked for it. */
+static __attribute__((noinline)) cudaError_t malloc_slow(void **ptr, uint64_t id, size_t size, const void *site,
+                                                         cudaStream_t stream) {
   struct front_stream on = {.handle = (CUstream)stream};
   struct front_request request = {
-      .default_id = environment_id_quick(), .size = size, .site = __builtin_return_address(0), .stream = &on};
-  if (ptr == NULL)
-    return error_set(cudaErrorInvalidValue, "MAM_CudaMallocAsync: ptr is NULL");
-  uintptr_t address = malloc_on_quick(NULL, request.default_id, size, request.site, stream);
+      .default_id = id != 0 ? id : environment_id_quick(), .size = size, .site = site, .stream = &on};
+  uintptr_t address = malloc_recorded(NULL, request.default_id, &request);
   if (address == 0)
     return api_malloc_until(&request, ptr);
+  *ptr = (void *)address;
+  return cudaSuccess;
+}
+
+cudaError_t MAM_CudaMallocAsync(void **ptr, size_t size, cudaStream_t stream) {
+  const void *site = __builtin_return_address(0);
+  if (ptr == NULL)
+    return error_set(cudaErrorInvalidValue, "MAM_CudaMallocAsync: ptr is NULL");
+  uint64_t id = context_stream_is_created((CUstream)stream) ? 0 : environment_id_quick();
+  uintptr_t address = front_malloc_on_quick(front_at_hand, NULL, id, size, site, (CUstream)stream);
+  if (address == 0)
+    return malloc_slow(ptr, id, size, site, stream);
   *ptr = (void *)address;
   return cudaSuccess;
 }

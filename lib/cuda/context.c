@@ -144,8 +144,6 @@ void context_leave(const struct context *context, const struct context_visit *vi
 /* Ids of the driver's count up from 1 and never get here. */
 static const uint64_t DEFAULT_STREAM_BIT = (uint64_t)1 << 63, CAPTURE_BIT = (uint64_t)1 << 62;
 
-bool context_stream_is_legacy(CUstream stream) { return stream == NULL || (uintptr_t)stream == CU_STREAM_LEGACY; }
-
 /* A number for the calling thread that no other has had. */
 static uint64_t thread_number(void) {
   static _Atomic uint64_t threads;
@@ -153,16 +151,6 @@ static uint64_t thread_number(void) {
   if (number == 0) /* relaxed: a number for itself */
     number = atomic_fetch_add_explicit(&threads, 1, memory_order_relaxed) + 1;
   return number;
-}
-
-/* One question alone, as the stream may be another thread's, which ends the capture meanwhile: cuStreamGetCaptureInfo
- * then ends in a fault of the driver (580.159). */
-bool context_stream_captures(const struct driver *driver, CUstream stream) {
-  int status = CU_STREAM_CAPTURE_STATUS_NONE;
-  if (driver == NULL || context_stream_is_legacy(stream))
-    return false; /* the legacy stream cannot be captured, and may not be asked during a capture */
-  return driver->cuStreamIsCapturing != NULL && driver->cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS &&
-         status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
 /* The id of the capture that the calling thread's stream is in, 0 if in none.  A driver without cuStreamGetCaptureInfo
@@ -221,23 +209,11 @@ cudaError_t context_stream_name(const struct driver *driver, CUstream handle, st
   return cudaSuccess;
 }
 
-bool context_stream_is_capture(struct context_stream stream) {
-  return (stream.id & CAPTURE_BIT) != 0 && (stream.id & DEFAULT_STREAM_BIT) == 0;
+bool context_has_stream(const struct context *context, struct context_stream stream) {
+  return stream.context == context->handle && !context_stream_is_capture(stream) &&
+         (context->driver == NULL || context_lives(context));
 }
 
-/* Of a default stream: it is that of the current context.  The number in a per-thread one's id is the caller's own.  Of
- * a created one the context is asked as well as the id: whether ids differ between contexts is not known.  A driver
- * that has not got these questions makes every call go the slow way. */
-bool context_stream_still(const struct driver *driver, CUstream handle, struct context_stream stream, bool is_current) {
-  CUcontext context = NULL;
-  unsigned long long id = (uintptr_t)handle;
-  if (driver == NULL)
-    return true;
-  if (context_stream_captures(driver, handle))
-    return false;
-  if ((stream.id & DEFAULT_STREAM_BIT) != 0)
-    return is_current || (driver->cuCtxGetCurrent(&context) == CUDA_SUCCESS && context == stream.context);
-  return driver->cuStreamGetId != NULL && driver->cuStreamGetCtx != NULL &&
-         driver->cuStreamGetId(handle, &id) == CUDA_SUCCESS && id == stream.id &&
-         driver->cuStreamGetCtx(handle, &context) == CUDA_SUCCESS && context == stream.context;
+bool context_stream_is_capture(struct context_stream stream) {
+  return (stream.id & CAPTURE_BIT) != 0 && (stream.id & DEFAULT_STREAM_BIT) == 0;
 }

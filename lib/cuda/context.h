@@ -68,19 +68,61 @@ static inline bool context_stream_same(struct context_stream a, struct context_s
 cudaError_t context_stream_name(const struct driver *driver, CUstream handle, struct context_stream *stream,
                                 bool *captured);
 
-/* Whether a handle still means the stream that it was once found to be, in the calling thread, and the stream is not
- * being captured.  Up to two questions to the driver.  is_current: the caller sees to it that the stream's context is
- * the current one, which a default stream is asked about otherwise. */
-bool context_stream_still(const struct driver *driver, CUstream handle, struct context_stream stream, bool is_current);
-
 /* Whether a name is that of a capture. */
 bool context_stream_is_capture(struct context_stream stream);
 
-/* Whether a handle means a legacy default stream. */
-bool context_stream_is_legacy(CUstream stream);
+/* Whether a handle means a legacy default stream; and a stream that the program created. */
+static inline bool context_stream_is_legacy(CUstream stream) { return (uintptr_t)stream <= CU_STREAM_LEGACY; }
+static inline bool context_stream_is_created(CUstream stream) { return (uintptr_t)stream > CU_STREAM_PER_THREAD; }
 
-/* Whether a stream is being captured.  False for a stream that cannot be, and where the driver does not say. */
-bool context_stream_captures(const struct driver *driver, CUstream stream);
+/* Whether a stream is being captured.  False for a stream that cannot be, and where the driver does not say.
+ *
+ * One question alone, as the stream may be another thread's, which ends the capture meanwhile: cuStreamGetCaptureInfo
+ * then ends in a fault of the driver (580.159). */
+static inline bool context_stream_captures(const struct driver *driver, CUstream stream) {
+  int status = CU_STREAM_CAPTURE_STATUS_NONE;
+  if (driver == NULL || context_stream_is_legacy(stream))
+    return false; /* the legacy stream cannot be captured, and may not be asked during a capture */
+  return driver->cuStreamIsCapturing != NULL && driver->cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS &&
+         status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+/* Whether a stream that has just been named is of a context that still is the one that was opened, and not of a later
+ * one with the same handle.  False for a captured one.  Without a driver all streams are of the one context. */
+bool context_has_stream(const struct context *context, struct context_stream stream);
+
+/* Whether a context is the calling thread's current one, by its handle. */
+static inline bool context_is_current(const struct driver *driver, CUcontext context) {
+  CUcontext current = NULL;
+  return driver->cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == context;
+}
+
+/* Whether a handle still means the stream that it was once found to be, in the calling thread, and the stream is not
+ * being captured.  README.md says why these questions are enough, and why no fewer.
+ *
+ * Of a default stream the current context is asked, unless the caller sees to it that it is the stream's (is_current).
+ * The number in a per-thread one's id is the caller's own.  Of a created stream its id is asked, if it is not captured:
+ * else that question would end the capture.  A driver without ids makes every call go the slow way. */
+static inline bool context_stream_still(const struct driver *driver, CUstream handle, struct context_stream stream,
+                                        bool is_current) {
+  unsigned long long id = 0;
+  if (driver == NULL)
+    return true;
+  if (context_stream_captures(driver, handle))
+    return false;
+  if (!context_stream_is_created(handle))
+    return is_current || context_is_current(driver, stream.context);
+  return driver->cuStreamGetId != NULL && driver->cuStreamGetId(handle, &id) == CUDA_SUCCESS && id == stream.id;
+}
+
+/* The id of the context of a stream that context_has_stream and, just now, context_stream_still told of, if it is the
+ * current one; else 0.  The handle is enough to compare if the stream is a created one: as it lives, its context does,
+ * and no other can have its handle.  Of a default stream that is not known: 0. */
+static inline uint64_t context_stream_current_id(const struct context *context, CUstream handle) {
+  bool is_current = context->driver == NULL ||
+                    (context_stream_is_created(handle) && context_is_current(context->driver, context->handle));
+  return is_current ? context->id : 0;
+}
 
 /* The calling thread's state while it works in a context. */
 struct context_visit {

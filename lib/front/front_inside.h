@@ -109,12 +109,11 @@ struct front {
   struct shelf limbo;         /* all of it freed on no stream */
   struct lane lanes[LANES];
   struct front_stream_hits stream_hits;
-  struct lane *last_lane;      /* the owner's, inside or not, as the next six */
-  unsigned lane_next;          /* to go to the next stream */
-  bool keeps_of_streams;       /* shelves or bins may have blocks that were freed on streams */
-  uint64_t lane_marks;         /* given so far */
-  const struct driver *driver; /* of the pool's context, to ask about streams; NULL: of a pool without */
-  CUcontext context;
+  struct lane *last_lane;    /* the owner's, inside or not, as the next six */
+  unsigned lane_next;        /* to go to the next stream */
+  bool keeps_of_streams;     /* shelves or bins may have blocks that were freed on streams */
+  uint64_t lane_marks;       /* given so far */
+  struct context context;    /* the pool's, to ask about streams; driver NULL: of a pool without */
   const struct shelf *tight; /* where the last slow allocations needed a fence for lack of free memory, */
   unsigned tight_count;      /* so many in a row; the owner's, inside or not, as the one before */
   uint64_t unfenced_epoch;   /* the present one when unfenced_left was last set; both are the owner's, inside or not */

@@ -69,10 +69,11 @@ struct lane *lane_get(struct front *front, struct mam_pool *pool, const struct f
     lane = &front->lanes[front->lane_next++ % LANES];
     lane_name(front, pool, lane, stream->name);
   }
+  bool quick = (lane->quick && lane->handle == stream->handle) || context_has_stream(&front->context, stream->name);
   for (struct lane *other = front->lanes; other < front->lanes + LANES; other++)
     other->quick = other->quick && other->handle != stream->handle;
   lane->handle = stream->handle;
-  lane->quick = stream->name.context == front->context && !context_stream_is_capture(stream->name);
+  lane->quick = quick;
   front->last_lane = lane;
   return lane;
 }

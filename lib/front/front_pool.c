@@ -63,9 +63,8 @@ bool front_retire(struct mam_pool *pool, uint64_t default_id, bool only_if_empty
   fronts_freeze_all(pool);
   bool retired = pool_retire(pool, default_id, true);
   if (retired) /* a front that went on could hand out a block of it */
-    for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool) {
+    for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool)
       front->default_id = FRONT_NO_DEFAULT_ID;
-    }
   fronts_check_and_thaw_all(pool);
   return retired;
 }

@@ -208,7 +208,8 @@ static inline __attribute__((always_inline)) enum front_freed front_free_quick(s
 
 /* The lane of the stream that the handle means, NULL if that is not known without more questions.  is_current: as in
  * context_stream_still.  Calls the driver: the thread is not inside. */
-static inline struct lane *lane_quick(struct front *front, CUstream handle, bool is_current) {
+static inline __attribute__((always_inline)) struct lane *lane_quick(struct front *front, CUstream handle,
+                                                                     bool is_current) {
   struct lane *lane = front->last_lane;
   if (__builtin_expect(lane->handle != handle || !lane->quick, false)) {
     for (lane = front->lanes; lane->handle != handle || !lane->quick; lane++)
@@ -216,17 +217,20 @@ static inline struct lane *lane_quick(struct front *front, CUstream handle, bool
         return NULL;
     front->last_lane = lane;
   }
-  return context_stream_still(front->driver, handle, lane->stream, is_current) ? lane : NULL;
+  return context_stream_still(front->context.driver, handle, lane->stream, is_current) ? lane : NULL;
 }
 
 /* front_malloc_quick for work on a stream; pool: as in front_request.  Without a pool, the id is that of the current
- * context, and a front that serves it has lanes of that context. */
-static inline uintptr_t front_malloc_on_quick(struct front *front, struct mam_pool *pool, uint64_t default_id,
-                                              size_t size, const void *site, CUstream handle) {
-  struct lane *lane = front != NULL && size > 0 ? lane_quick(front, handle, pool == NULL) : NULL;
+ * context, and a front that serves it has lanes of that context; if it is 0, a created stream tells that context. */
+static inline __attribute__((always_inline)) uintptr_t front_malloc_on_quick(struct front *front, struct mam_pool *pool,
+                                                                             uint64_t default_id, size_t size,
+                                                                             const void *site, CUstream handle) {
+  struct lane *lane = front != NULL && size > 0 ? lane_quick(front, handle, pool == NULL && default_id != 0) : NULL;
   uintptr_t address = 0;
   if (lane == NULL)
     return 0;
+  if (pool == NULL && default_id == 0)
+    default_id = context_stream_current_id(&front->context, handle);
   if (__builtin_expect(biased_try(&front->lock) && front_serves(front, pool, default_id), true)) {
     address = front_pop(front, size, site, NULL, lane);
     front->numbers.live_less_one += address != 0;
@@ -240,14 +244,11 @@ static inline enum front_freed front_free_on_quick(struct front *front, uintptr_
   struct lane *lane = front != NULL ? lane_quick(front, handle, false) : NULL;
   if (lane == NULL)
     return FRONT_FREED_NOT;
-  enum front_freed freed = FRONT_FREED_NOT;
-  bool mostly_large = address % SLAB_BYTES == 0; /* as in front_free_quick */
-  struct slab *slab = mostly_large ? NULL : page_map_find(address);
-  if (slab != NULL)
-    freed = front_free_small_on(front, slab, address, lane);
+  struct slab *slab = address % SLAB_BYTES != 0 ? page_map_find(address) : NULL; /* as in front_free_quick */
+  enum front_freed freed = slab != NULL ? front_free_small_on(front, slab, address, lane) : FRONT_FREED_NOT;
   if (freed == FRONT_FREED_NOT) /* also where a slab once was */
     freed = front_free_large_on(front, address, lane);
-  if (freed == FRONT_FREED_NOT && mostly_large && (slab = page_map_find(address)) != NULL)
+  if (freed == FRONT_FREED_NOT && address % SLAB_BYTES == 0 && (slab = page_map_find(address)) != NULL)
     freed = front_free_small_on(front, slab, address, lane);
   return freed;
 }

@@ -145,8 +145,9 @@ static void front_attach(struct front *front, struct mam_pool *pool) {
     magazine_init(&front->magazines[i]);
   front->keeps_of_streams = false;
   memset(front->lanes, 0, sizeof front->lanes); /* their names; the batches went with the pool before */
-  front->driver = pool->source.context.driver;
-  front->context = pool->source.context.handle;
+  front->context = pool->source.context;
+  if (front->context.driver == NULL)
+    front->context.id = pool->config.default_id;
 }
 
 /* Another thread is about to use the pool: from here on, no front is alone.  The fronts' lock is held. */

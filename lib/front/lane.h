@@ -11,9 +11,8 @@
  * depots and by the pool.  A lane that is taken for another stream sends its batches to the depots; its mark is never
  * given again, so that the large blocks with it wait for their epoch.
  *
- * A lane is found by the stream's handle, which alone says nothing: the driver gives the handle of a destroyed stream
- * to a new one, and a capture makes another stream of it.  No program tells of either, so the driver is asked each time
- * (context_stream_still), before the thread enters its front.
+ * A lane is found by the stream's handle, which alone says nothing: each time, before the thread enters its front, the
+ * driver is asked whether it still means that stream (context_stream_still).
  *
  * The owner alone names a lane, and does so inside; it may read the names when it is not.  The batches are the
  * front's, as those of a magazine.
@@ -32,7 +31,7 @@ enum { LANE_NONE = 0 };
 
 struct lane {
   CUstream handle; /* by which the thread named the stream last */
-  bool quick;      /* the handle may be asked about; else the stream is another context's, or is captured */
+  bool quick;      /* the handle may be asked about: the stream is of the pool's context and was not captured */
   struct context_stream stream;
   uint64_t mark; /* LANE_NONE: the lane has no stream */
   struct batch *loaded[SLAB_CLASSES], *second[SLAB_CLASSES];
