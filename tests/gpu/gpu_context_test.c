@@ -19,6 +19,7 @@ enum {
   NEW_BLOCKS = 16,   /* from which an environment serves, to show that it works */
   WRECK_BLOCKS = 24, /* left in a destroyed context: more than the waiting limit, half of its pool */
   FRESH_BLOCKS = 32, /* in the next context */
+  ID_ROUNDS = 8,
 };
 
 /* ---- Contexts by the driver -------------------------------------------------------------------------------------- */
@@ -652,6 +653,35 @@ START_TEST(block_freed_on_another_contexts_stream_is_left_to_its_kernel) {
 }
 END_TEST
 
+static unsigned long long stream_id_new(PFN_cuStreamGetId_v12000 get) {
+  unsigned long long id = 0;
+  cudaStream_t stream;
+  GPU_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  DRIVER_OK(get(stream, &id));
+  GPU_OK(cudaStreamDestroy(stream));
+  return id;
+}
+
+/* The library takes a handle with the id of before for the stream of before, without asking for the context. */
+START_TEST(stream_ids_are_given_once_in_all_contexts) {
+  unsigned long long ids[ID_ROUNDS][3];
+  CUcontext primary = primary_current();
+  PFN_cuStreamGetId_v12000 get;
+  *(void **)&get = gpu_driver_find("cuStreamGetId", 12000);
+  for (int i = 0; i < ID_ROUNDS && get != NULL; i++) {
+    ids[i][0] = stream_id_new(get);
+    CUcontext other = context_new();
+    ids[i][1] = stream_id_new(get);
+    ids[i][2] = stream_id_new(get);
+    context_delete(other);
+    ck_assert_ptr_eq(gpu_context_current(), primary);
+  }
+  for (int i = 0; i < 3 * ID_ROUNDS && get != NULL; i++)
+    for (int j = 0; j < i; j++)
+      ck_assert_uint_ne(ids[i / 3][i % 3], ids[j / 3][j % 3]);
+}
+END_TEST
+
 /* Prints what cudaFree does: the library has to be at least as safe.  The kernel does not touch this memory. */
 static void tell_what_cudaFree_does(const char *access) {
   void *block = NULL;
@@ -748,6 +778,7 @@ static Suite *context_suite(int devices) {
   tcase_add_test(two, each_context_has_its_own_default_pool);
   tcase_add_test(two, block_is_freed_from_a_thread_in_another_context);
   tcase_add_test(two, stack_of_contexts_is_left_alone);
+  tcase_add_test(two, stream_ids_are_given_once_in_all_contexts);
   TCase *device = context_case_add(suite, "devices");
   tcase_add_test(device, pool_of_a_device_is_created_without_a_current_context);
   tcase_add_test(device, thread_without_a_context_gets_the_one_that_cudaMalloc_gives);
