@@ -285,4 +285,5 @@ const struct client mam_client = {.struct_size = sizeof(struct client),
                                   .capture_end = capture_end,
                                   .context_lives = reuse_context_lives,
                                   .contexts_changed = contexts_changed,
-                                  .totals = totals};
+                                  .totals = totals,
+                                  .record_state = &record_state};

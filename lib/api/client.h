@@ -13,6 +13,7 @@
 #include <stdbool.h>
 
 #include "base/options.h"
+#include "base/record.h"
 #include "cuda/driver.h"
 
 struct reuse;
@@ -92,6 +93,8 @@ struct client {
   void (*contexts_changed)(void);
 
   void (*totals)(struct client_totals *totals);
+
+  const _Atomic(unsigned char) *record_state; /* whether calls are recorded */
 };
 
 extern const struct client mam_client __attribute__((visibility("default")));

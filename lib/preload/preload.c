@@ -5,7 +5,6 @@
  */
 #include "preload/preload.h"
 
-#include <stdatomic.h>
 #include <string.h>
 
 __thread __attribute__((tls_model("initial-exec"), visibility("hidden"))) unsigned preload_depth;
@@ -100,9 +99,10 @@ static __attribute__((noinline)) CUresult alloc_passed(const struct preload_real
 CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) {
   const struct preload_real *real = preload_real_get();
   bool serves = address != NULL && preload_serves(real, bytes);
-  if (serves && served(real, bytes, __builtin_return_address(0), address))
+  const void *site = serves ? preload_site() : NULL;
+  if (serves && served(real, bytes, site, address))
     return CUDA_SUCCESS;
-  return alloc_passed(real, address, bytes, __builtin_return_address(0), serves);
+  return alloc_passed(real, address, bytes, site, serves);
 }
 
 /* The driver rounds the width of a row up to a multiple of this number of bytes, for elements of that size.  The first
@@ -138,9 +138,9 @@ static bool pitch_plan(const struct preload_real *real, size_t width, size_t hei
 
 CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height, unsigned element_bytes) {
   const struct preload_real *real = preload_real_get();
-  const void *site = __builtin_return_address(0);
   size_t row_bytes = 0, bytes = 0;
   bool serves = address != NULL && pitch != NULL && pitch_plan(real, width, height, element_bytes, &row_bytes, &bytes);
+  const void *site = serves ? preload_site() : NULL;
   bool pooled = serves && served(real, bytes, site, address);
   for (unsigned tries = 0; !pooled && !(serves && served_later(real, bytes, site, tries, address));) {
     preload_depth++;

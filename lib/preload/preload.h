@@ -17,6 +17,7 @@
  *   preload_graph.c      blocks that a graph goes on using
  *   preload_ipc.c        memory of other processes
  *   preload_options.c    which processes, threads, devices and sizes are served
+ *   preload_site.c       where in the program an allocation is
  *   preload_weak.c       weak references to what the driver lacks
  *   preload_summary.c    numbers, printed at exit
  *
@@ -30,6 +31,8 @@
  */
 #ifndef MAM_LIB_PRELOAD_H
 #define MAM_LIB_PRELOAD_H
+
+#include <stdatomic.h>
 
 #include "api/client.h"
 
@@ -110,6 +113,7 @@ bool preload_is_child(void);
 void preload_work_forked(void);
 void preload_graph_forked(void);
 void preload_ipc_forked(void);
+void preload_site_forked(void);
 
 /* Whether an allocation of bytes is served, if the calling thread makes it in its current context. */
 bool preload_serves(const struct preload_real *real, size_t bytes);
@@ -234,6 +238,20 @@ bool preload_kept_freed(uintptr_t address);
 
 /* Forgets the blocks of contexts that have ended. */
 void preload_kept_sweep(void);
+
+/* ---- Where in the program ---- */
+
+/* The first place outside of CUDA runtimes that the call will return to.  site: where the hook returns to; frame: the
+ * hook's.  If none is found, site. */
+const void *preload_site_find(const void *site, const void *frame);
+
+/* Where in the program the hook was called: in a record outside of runtimes, else where it returns to. */
+static inline __attribute__((always_inline)) const void *preload_site(void) {
+  const void *site = __builtin_return_address(0);
+  /* relaxed: the record is not read */
+  bool records = atomic_load_explicit(mam_client.record_state, memory_order_relaxed) == RECORD_ON;
+  return __builtin_expect(records, false) ? preload_site_find(site, __builtin_frame_address(0)) : site;
+}
 
 /* ---- Work ---- */
 

@@ -127,6 +127,7 @@ static void after_fork_in_child(void) {
   preload_work_forked();
   preload_graph_forked();
   preload_ipc_forked();
+  preload_site_forked();
 }
 
 /* The decision, which the first call makes.  If several threads make it at once, the first one's counts.  Without host

@@ -102,6 +102,14 @@ try "calls are recorded" ./mam-run --record "$work/rec" -- "$program" churn
 check '[ $status -eq 0 ] && [ ! -s "$work/err" ] && [ "$(recorded "$work/rec")" -eq 40 ]'
 try "the site is where the program called" ./mam-bench replay "$work/rec"
 check 'grep -q "blocks  [^ ]*preload_program+0x" "$work/out" && grep -q "mam-run --limit" "$work/out"'
+# sited NAME: how many sites are in that function, each with 4 blocks.
+sited() { grep -cE " 4 blocks  $1\+0x[0-9a-f]+$" "$work/out"; }
+try "calls through a runtime are recorded" ./mam-run -r "$work/sites" tests/preload/preload_sites
+check '[ $status -eq 0 ] && [ ! -s "$work/err" ] && [ "$(recorded "$work/sites")" -eq 32 ]'
+try "the site is outside of the runtime, in a library, in the program, and behind a template" ./mam-bench replay "$work/sites"
+check 'grep -q " 8 call sites" "$work/out" && [ "$(sited site_direct)" -eq 1 ] && [ "$(sited site_shared)" -eq 1 ] &&
+  [ "$(sited site_shared_twice)" -eq 2 ] && [ "$(sited site_inside)" -eq 1 ] && [ "$(sited site_inside_twice)" -eq 2 ] &&
+  [ "$(sited site_template)" -eq 1 ]'
 try "a record of a run before is written over" ./mam-run -r "$work/rec" "$program" twice
 check '[ "$(recorded "$work/rec")"  -eq 10 ] && [ "$(records rec)" -eq 1 ]'
 try "each process has a record" ./mam-run --record="$work/many" -- sh -c "$program churn && $program churn & $program churn; wait"
