@@ -19,8 +19,8 @@
 #include "base/record_file.h"
 #include "base/record_numbers.h"
 
-/* A ring of 512 KiB: in a tight loop half of it lasts for some 160 us. */
-enum { RING_SLOTS = 16384 };
+/* A ring of 1 MiB: in a tight loop it lasts for some 300 us. */
+enum { RING_SLOTS = 32768 };
 
 enum { NUMBER_UNKNOWN = UINT32_MAX };
 

@@ -42,7 +42,7 @@ static bool writer_drain(bool sends) {
   return goes_on;
 }
 
-/* Waits until the moment, or until a ring is half full. */
+/* Waits until the moment, or until a thread wakes the writer. */
 static void writer_await(int64_t until_ns) {
   struct timespec until = {.tv_sec = until_ns / 1000000000, .tv_nsec = until_ns % 1000000000};
   pthread_mutex_lock(&writer.lock);
