@@ -65,12 +65,12 @@ static bool served(const struct preload_real *real, size_t bytes, const void *si
   return true;
 }
 
-/* Serves an allocation for which the pool had no memory, after so many tries of preload_again.  Before the first the
- * driver is to be asked: a pool that has reached its limit is none of its business.  But in a capture the driver's
- * cuMemAlloc may end the capture, so there all pools first give back what they can. */
-static bool served_later(const struct preload_real *real, size_t bytes, const void *site, unsigned tries,
+/* Serves an allocation for which the pool had no memory.  first: the driver was not asked yet.  It is to be asked
+ * first: a pool that has reached its limit is none of its business.  But in a capture the driver's cuMemAlloc may end
+ * the capture, so there all pools first give back what they can. */
+static bool served_later(const struct preload_real *real, size_t bytes, const void *site, bool first,
                          CUdeviceptr *address) {
-  if (tries == 0) {
+  if (first) {
     if (!preload_capturing())
       return false;
     preload_depth++;
@@ -83,10 +83,10 @@ static bool served_later(const struct preload_real *real, size_t bytes, const vo
 /* Passes an allocation on, and again each time that pools give memory back; then, if serves, it may be served. */
 static __attribute__((noinline)) CUresult alloc_passed(const struct preload_real *real, CUdeviceptr *address,
                                                        size_t bytes, const void *site, bool serves) {
-  unsigned tries = 0;
+  struct preload_tries tries = {0};
   CUresult result;
   do {
-    if (serves && served_later(real, bytes, site, tries, address))
+    if (serves && served_later(real, bytes, site, tries.own == 0, address))
       return CUDA_SUCCESS;
     preload_depth++;
     result = PRELOAD_CALL(real, cuMemAlloc_v2, address, preload_passed_bytes(bytes));
@@ -142,7 +142,8 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, s
   bool serves = address != NULL && pitch != NULL && pitch_plan(real, width, height, element_bytes, &row_bytes, &bytes);
   const void *site = serves ? preload_site() : NULL;
   bool pooled = serves && served(real, bytes, site, address);
-  for (unsigned tries = 0; !pooled && !(serves && served_later(real, bytes, site, tries, address));) {
+  for (struct preload_tries tries = {0};
+       !pooled && !(serves && served_later(real, bytes, site, tries.own == 0, address));) {
     preload_depth++;
     CUresult result = PRELOAD_CALL(real, cuMemAllocPitch_v2, address, pitch, width, height, element_bytes);
     preload_depth--;

@@ -139,24 +139,30 @@ extern __thread __attribute__((tls_model("initial-exec"), visibility("hidden")))
 
 /* ---- Calls that find no memory ---- */
 
+/* What a call has done so far to get memory. */
+struct preload_tries {
+  unsigned own;        /* how often pools of this process were asked */
+  unsigned vain_rings; /* how often all other processes were asked, and gave none */
+  int64_t end_ns;      /* after this time (now_ns) they are asked no more; 0 before the first ring */
+};
+
 /* To be called when a call of the driver found no memory.  Returns true if a pool gave some back, or other processes
- * were asked: then the caller makes the call again.  *tries counts the attempts to get memory; it is 0 before the first
- * failure of a call. */
-bool preload_make_room(unsigned *tries);
+ * were asked: then the caller makes the call again.  *tries is all 0 before the first failure of a call. */
+bool preload_make_room(struct preload_tries *tries);
 
 /* Starts a thread that listens to other processes of the user: it gives back memory when one of them needs some.  Only
  * the first call does something, and only if the options want it. */
 void preload_bell_start(void);
 
-/* Asks the other processes for memory; *given: whether one gave some.  False if there is none to ask.  Waits for each
- * of them, no longer than 0.1 s for one that says nothing and 1 s more for one that is giving. */
+/* Asks the other processes for memory, until one gives some (*given), or all have answered.  False if there is none to
+ * ask.  Waits for each of them, no longer than 0.1 s for one that says nothing and 1 s more for one that is giving. */
 bool preload_bell_ring(bool *given);
 
 /* Ends the listening: at exit, and in a forked child, which has no such thread. */
 void preload_bell_stop(void);
 
 /* preload_make_room, if result says that a call found no memory.  Else false, at the cost of a comparison. */
-static inline bool preload_again(CUresult result, unsigned *tries) {
+static inline bool preload_again(CUresult result, struct preload_tries *tries) {
   return __builtin_expect(result == CUDA_ERROR_OUT_OF_MEMORY, false) && preload_make_room(tries);
 }
 

@@ -6,7 +6,7 @@
  *
  *   the process that rings         the bell (/dev/shm/mam-preload-UID)       each process that listens
  *   raises rings             ---->  rings    answers   gifts    ---->        wakes, gives back memory
- *   waits for the answers    <----  places, each with a lock    <----        raises gifts if it gave, and answers
+ *   waits for a gift, or all <----  places, each with a lock    <----        raises gifts if it gave, and answers
  *
  * The bell is a file, and a struct in its memory that the processes share.  Each served process has a place in it, and
  * a thread that sleeps until the bell is rung.  It holds a place by a lock of one byte of the file.  A process that
@@ -261,13 +261,20 @@ static int64_t await_end_ns(bool awaited[PLACES], uint32_t ring, int64_t start_n
   return end_ns;
 }
 
-/* Waits until each awaited place has answered the ring: for RING_MS, or as long as its listener is busy. */
-static void answers_await(bool awaited[PLACES], uint32_t ring) {
+static bool some_given(uint32_t gifts) {
+  /* acquire: pairs with the release in answer */
+  return atomic_load_explicit(&bell->gifts, memory_order_acquire) != gifts;
+}
+
+/* Waits until one gave memory, which makes the gifts another number, or each awaited place has answered the ring: for
+ * RING_MS, or as long as its listener is busy.  After a gift it does not wait for the others: the process that gave
+ * could take its memory again meanwhile, each time. */
+static void answers_await(bool awaited[PLACES], uint32_t ring, uint32_t gifts) {
   int64_t start_ns = now_ns(), left_ns;
   for (;;) {
     /* acquire: before the looks; pairs with the release in answer */
     uint32_t answers = atomic_load_explicit(&bell->answers, memory_order_acquire);
-    if ((left_ns = await_end_ns(awaited, ring, start_ns) - now_ns()) <= 0)
+    if (some_given(gifts) || (left_ns = await_end_ns(awaited, ring, start_ns) - now_ns()) <= 0)
       return;
     struct timespec timeout = {.tv_nsec = left_ns < RING_MS * 1000000 ? left_ns : RING_MS * 1000000};
     (void)futex_wait(&bell->answers, answers, &timeout);
@@ -291,8 +298,8 @@ bool preload_bell_ring(bool *given) {
   /* release: the number above is read before the ring */
   uint32_t ring = atomic_fetch_add_explicit(&bell->rings, 1, memory_order_acq_rel) + 1;
   futex_wake(&bell->rings);
-  answers_await(awaited, ring);
+  answers_await(awaited, ring, gifts);
   atomic_fetch_sub_explicit(&ringing, 1, memory_order_relaxed);
-  *given = atomic_load_explicit(&bell->gifts, memory_order_acquire) != gifts;
+  *given = some_given(gifts);
   return true;
 }

@@ -337,7 +337,7 @@ void preload_kept_sweep(void) {
 
 CUresult cuGraphInstantiate(void **executable, void *graph, void **node, char *log, size_t log_bytes) {
   const struct preload_real *real = preload_real_get();
-  unsigned tries = 0;
+  struct preload_tries tries = {0};
   CUresult result;
   do
     result = PRELOAD_CALL(real, cuGraphInstantiate, executable, graph, node, log, log_bytes);
@@ -347,7 +347,7 @@ CUresult cuGraphInstantiate(void **executable, void *graph, void **node, char *l
 
 CUresult cuGraphInstantiate_v2(void **executable, void *graph, void **node, char *log, size_t log_bytes) {
   const struct preload_real *real = preload_real_get();
-  unsigned tries = 0;
+  struct preload_tries tries = {0};
   CUresult result;
   do
     result = PRELOAD_CALL(real, cuGraphInstantiate_v2, executable, graph, node, log, log_bytes);
@@ -357,7 +357,7 @@ CUresult cuGraphInstantiate_v2(void **executable, void *graph, void **node, char
 
 CUresult cuGraphInstantiateWithFlags(void **executable, void *graph, unsigned long long flags) {
   const struct preload_real *real = preload_real_get();
-  unsigned tries = 0;
+  struct preload_tries tries = {0};
   CUresult result;
   do
     result = PRELOAD_CALL(real, cuGraphInstantiateWithFlags, executable, graph, flags);
@@ -367,7 +367,7 @@ CUresult cuGraphInstantiateWithFlags(void **executable, void *graph, unsigned lo
 
 CUresult cuGraphInstantiateWithParams(void **executable, void *graph, void *parameters) {
   const struct preload_real *real = preload_real_get();
-  unsigned tries = 0;
+  struct preload_tries tries = {0};
   CUresult result;
   do
     result = PRELOAD_CALL(real, cuGraphInstantiateWithParams, executable, graph, parameters);
@@ -377,7 +377,7 @@ CUresult cuGraphInstantiateWithParams(void **executable, void *graph, void *para
 
 CUresult cuGraphInstantiateWithParams_ptsz(void **executable, void *graph, void *parameters) {
   const struct preload_real *real = preload_real_get();
-  unsigned tries = 0;
+  struct preload_tries tries = {0};
   CUresult result;
   do
     result = PRELOAD_CALL(real, cuGraphInstantiateWithParams_ptsz, executable, graph, parameters);

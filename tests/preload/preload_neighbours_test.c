@@ -28,6 +28,12 @@ static void neighbours_begin(void) {
 
 /* ---- One asks ---- */
 
+static int64_t now_ms(void) {
+  struct timespec now;
+  (void)clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
 static int ask_alloc(size_t bytes) {
   address_t address;
   return cuMemAlloc_v2(&address, bytes);
@@ -170,6 +176,35 @@ static pid_t other_process_leaves(int *end) {
   return child;
 }
 
+/* One process has memory to give.  Another, this one, is in the middle of giving some, and does not end. */
+START_TEST(a_process_that_has_memory_given_does_not_wait_for_the_others) {
+  enum { ENOUGH_MS = 700 }; /* a process that is giving is waited for 1,000 ms */
+  neighbours_begin();
+  _Atomic unsigned *turn = shared_number(), *held = shared_number();
+  pid_t asks = process_asks(turn, ask_alloc, GIB), gives = fork();
+  if (gives == 0) {
+    begin();
+    OK(cuMemFree_v2(allocate(GIB + GIB / 2)));
+    for (*held = 1; *held == 1;)
+      (void)usleep(1000);
+    _exit(0);
+  }
+  while (*held == 0)
+    (void)usleep(100);
+  begin();
+  OK(cuMemFree_v2(allocate(2 * GIB)));
+  fake_hold("cuMemFree");
+  int64_t start_ms = now_ms();
+  *turn = 1;
+  OK(process_heard(asks));
+  int64_t ms = now_ms() - start_ms;
+  fake_let_go();
+  *held = 2;
+  OK(process_heard(gives));
+  ck_assert_int_lt(ms, ENOUGH_MS);
+}
+END_TEST
+
 /* A ring waits 100 ms for an answer that does not come. */
 START_TEST(nobody_waits_for_a_process_that_became_another) {
   char byte;
@@ -258,12 +293,6 @@ static bool share_take(_Atomic unsigned *held) {
   return false;
 }
 
-static int64_t now_ms(void) {
-  struct timespec now;
-  (void)clock_gettime(CLOCK_MONOTONIC, &now);
-  return now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
 /* Fills its part of the device and empties it, again and again.  What the first allocation answers that fails.  The
  * processes end together, since the fake's memory of one that ends by _exit is lost. */
 static int crowd_member(unsigned number, _Atomic unsigned *held, _Atomic unsigned *done) {
@@ -307,6 +336,7 @@ static Suite *suite(void) {
   tcase_add_loop_test(tests, a_process_that_finds_no_memory_has_what_others_freed, 0, 2);
   tcase_add_test(tests, a_process_may_keep_to_itself);
   tcase_add_loop_test(tests, a_process_that_is_slow_to_give_is_waited_for, 0, 2);
+  tcase_add_test(tests, a_process_that_has_memory_given_does_not_wait_for_the_others);
   tcase_add_test(tests, in_a_capture_a_process_that_finds_no_memory_does_not_wait_for_its_own);
   tcase_add_test(tests, nobody_waits_for_a_process_that_became_another);
   tcase_add_loop_test(tests, processes_fill_and_empty_the_device_in_turns, 0, 2);
