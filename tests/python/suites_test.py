@@ -59,20 +59,22 @@ class Suites(unittest.TestCase):
                          {"a.B::breaks": "failed", "a.B::goes": "missing", "a.B::is_skipped": "skipped"})
 
     def test_wrong_arguments_are_refused(self):
-        for arguments, text in (((), "name a suite"), (("--cupy", self.folder), "there is no tests/cupy_tests/cuda_tests")):
+        wrong = {(): "name a suite", ("--cupy", self.folder): "there is no tests/cupy_tests/cuda_tests",
+                 ("--numba", "--mam-run", "no-such-program -x"): "there is no program no-such-program"}
+        for arguments, text in wrong.items():
             done = subprocess.run([sys.executable, suites.__file__, *arguments], stdout=subprocess.PIPE,
                                   stderr=subprocess.STDOUT, text=True, check=False)
             self.assertEqual(done.returncode, 2)
             self.assertIn(text, done.stdout)
 
-    def run_suite(self, *more, paths=("tests",), arguments=()):
+    def run_suite(self, *more, paths=("tests",), arguments=(), mam_run=()):
         """Whether a suite of a library that is not there lost nothing, and what was said."""
         self.write("tests/test_it.py", SUITE)
         out = os.path.join(self.folder, "out")
         os.makedirs(out, exist_ok=True)
         with unittest.mock.patch.dict(suites.SUITES, {"it": (paths, arguments, {"IT_MEMORY": "mam"})}):
             with contextlib.redirect_stdout(io.StringIO()) as said:
-                return suites.run("it", self.folder, out, more), said.getvalue()
+                return suites.run("it", self.folder, mam_run, out, more), said.getvalue()
 
     @unittest.skipUnless(importlib.util.find_spec("pytest"), "pytest is not installed")
     def test_suite_runs_both_ways(self):
@@ -82,6 +84,14 @@ class Suites(unittest.TestCase):
         self.assertEqual(said.count("with libmam: "), 2)
         self.assertRegex(said, "failed with libmam: .*test_that_needs_its_own_memory\n")
         self.assertTrue(self.run_suite("-k", "passes")[0])
+
+    @unittest.skipUnless(importlib.util.find_spec("pytest"), "pytest is not installed")
+    def test_suite_runs_under_another_program(self):
+        """Which alone makes the difference: the libraries keep their own memory."""
+        self.assertTrue(self.run_suite("-k", "passes or memory", mam_run=("env",))[0])
+        said = self.run_suite("-k", "passes or memory", mam_run=("env", "IT_MEMORY=other"))[1]
+        self.assertRegex(said, "failed with libmam: .*test_that_needs_its_own_memory\n")
+        self.assertEqual(said.count("with libmam: "), 2)
 
     @unittest.skipUnless(importlib.util.find_spec("pytest"), "pytest is not installed")
     def test_module_that_is_missing_is_named(self):

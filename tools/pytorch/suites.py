@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: BSD-2-Clause
 """Runs the test suites of CuPy, Numba and PyTorch, unchanged, without libmam and with it, and compares.
 
-    suites.py [--cupy DIR] [--numba] [--pytorch DIR] [--out DIR] [-- ARGUMENT OF PYTEST...]
+    suites.py [--cupy DIR] [--numba] [--pytorch DIR] [--mam-run COMMAND] [--out DIR] [-- ARGUMENT OF PYTEST...]
 
   --cupy     a checkout of CuPy in the version that is installed; its tests/cupy_tests/cuda_tests and core_tests are
              run, with mam.cupy_allocator
@@ -10,17 +10,20 @@
              NUMBA_CUDA_MEMORY_MANAGER=mam.numba
   --pytorch  a checkout of PyTorch in the version that is installed; of its test/test_cuda.py those tests that have to
              do with memory, streams or graphs, with mam.torch.enable()
+  --mam-run  the program mam-run, with options: with libmam the suites run under it, and their libraries are as they are
 
-It needs a GPU, pytest, the package mam, and the modules that a suite's tests import (numba-cuda's: filecheck, cffi).  Each
-suite runs in a process of its own, twice: first as it is.  A test that passes then and does not pass with libmam is
-named.  What a suite cannot do with an allocator that is not the library's own (its statistics, its pools) is among
-these.  The results of pytest are in OUT (default: results), as JUnit's XML.
+It needs a GPU, pytest, the package mam or mam-run, and the modules that a suite's tests import (numba-cuda's:
+filecheck, cffi).  Each suite runs in a process of its own, twice: first as it is.  A test that passes then and does not
+pass with libmam is named.  What a suite cannot do with an allocator that is not the library's own (its statistics, its
+pools) is among these.  The results of pytest are in OUT (default: results), as JUnit's XML.
 Exits with 0 if there is no such test, 1 if there is one or a suite did not run, 2 on a wrong argument.
 """
 import argparse
 import importlib.util
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree
@@ -97,17 +100,19 @@ def lost(plain, mam):
             if result == "passed" and mam.get(name) != "passed"}
 
 
-def run_once(name, folder, mam, out, more):
-    """Runs a suite; its results, or None if pytest came to no end."""
+def run_once(name, folder, mam, mam_run, out, more):
+    """Runs a suite; its results, or None if pytest came to no end.  mam_run: words of a command, or none."""
     paths, arguments, variables = SUITES[name]
+    command = [*mam_run, sys.executable] if mam else [sys.executable]
+    setting = dict(variables, **{VARIABLE: name}) if mam and not mam_run else {}
     file = os.path.join(out, f"{name}-{'mam' if mam else 'plain'}.xml")
     environment = {variable: value for variable, value in os.environ.items() if variable not in (VARIABLE, *variables)}
     python_path = [HERE, *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment.update(PYTHONPATH=os.pathsep.join(python_path), **(dict(variables, **{VARIABLE: name}) if mam else {}))
+    environment.update(PYTHONPATH=os.pathsep.join(python_path), **setting)
     if os.path.exists(file):
         os.remove(file)
     with open(file[:-4] + ".log", "w", encoding="utf-8") as log:
-        status = subprocess.call([sys.executable, "-m", "pytest", "-q", "-p", "suites", f"--junitxml={file}",
+        status = subprocess.call([*command, "-m", "pytest", "-q", "-p", "suites", f"--junitxml={file}",
                                   "--continue-on-collection-errors", *arguments, *more,
                                   *(os.path.join(folder, path) for path in paths)],
                                  env=environment, cwd=out, stdout=log, stderr=subprocess.STDOUT)
@@ -119,10 +124,10 @@ def run_once(name, folder, mam, out, more):
     return results(file)
 
 
-def run(name, folder, out, more):
+def run(name, folder, mam_run, out, more):
     """Runs a suite both ways; whether nothing was lost."""
-    plain = run_once(name, folder, False, out, more)
-    mam = run_once(name, folder, True, out, more)
+    plain = run_once(name, folder, False, mam_run, out, more)
+    mam = run_once(name, folder, True, mam_run, out, more)
     if plain is None or mam is None:
         return False
     for title, found in (("as it is", plain), ("with libmam", mam)):
@@ -139,6 +144,7 @@ def main():
     parser.add_argument("--cupy", metavar="DIR", help="run CuPy's suite that is there")
     parser.add_argument("--numba", action="store_const", const=".", help="run numba-cuda's suite")
     parser.add_argument("--pytorch", metavar="DIR", help="run PyTorch's suite that is there")
+    parser.add_argument("--mam-run", metavar="COMMAND", default="", help="run the suites under this mam-run")
     parser.add_argument("--out", metavar="DIR", default="results", help="where pytest's results go (default: results)")
     parser.add_argument("more", nargs="*", metavar="ARGUMENT", help="more arguments of pytest, after --")
     arguments = parser.parse_args()
@@ -150,12 +156,16 @@ def main():
         for path in SUITES[name][0]:
             if not os.path.exists(os.path.join(folder, path)):
                 parser.error(f"--{name} {folder}: there is no {path} in it")
-    for module in ("pytest", "mam"):
+    mam_run = shlex.split(arguments.mam_run)
+    if mam_run and shutil.which(mam_run[0]) is None:
+        parser.error(f"--mam-run: there is no program {mam_run[0]}")
+    mam_run[:1] = [os.path.abspath(shutil.which(word)) for word in mam_run[:1]]
+    for module in ("pytest",) if mam_run else ("pytest", "mam"):
         if importlib.util.find_spec(module) is None:
             parser.error(f"there is no module {module}")
     out = os.path.abspath(arguments.out)
     os.makedirs(out, exist_ok=True)
-    good = [run(name, folder, out, arguments.more) for name, folder in chosen.items()]
+    good = [run(name, folder, mam_run, out, arguments.more) for name, folder in chosen.items()]
     print("PASS" if all(good) else "FAIL")
     sys.exit(0 if all(good) else 1)
 
