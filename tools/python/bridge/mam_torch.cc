@@ -21,8 +21,12 @@
  * Graphs.  A graph goes on using the memory of its capture, freed or not, until it is gone.  So every PyTorch graph
  * pool (one for each graph, unless graphs share one) is a libmam pool of its own: what is freed in a capture is reused
  * by that capture, or by a later one into the same pool, and by nobody else.  PyTorch calls mam_torch_begin before a
- * capture begins, mam_torch_end after it ended, and mam_torch_release when a graph is gone.  The pool ends when the
- * last graph and the last tensor in it are gone.
+ * capture begins, mam_torch_end after it ended, and mam_torch_release when a graph is gone.
+ *
+ * When the last graph and the last tensor in a pool are gone, the pool is idle.  It does not end at once: another graph
+ * may have recorded a use of a tensor of this pool, and the program may have dropped that tensor.  PyTorch's own cache
+ * keeps such memory until it is emptied or memory runs out, and programs have come to rely on that.  So do pools here.
+ * torch.cuda.graph empties the cache before each capture.
  */
 #include "bridge.h"
 
@@ -39,6 +43,8 @@
 #include <vector>
 
 #include <sys/types.h>
+
+extern "C" MAM_API void mam_torch_empty_cache();
 
 namespace {
 
@@ -79,7 +85,7 @@ struct State {
   std::mutex lock; /* of everything below but the atomics, which say whether it is worth taking */
   std::vector<Capture> captures;
   std::map<std::pair<int, PoolId>, GraphPool *> pools; /* those that PyTorch can still name */
-  std::vector<GraphPool *> retired;                    /* without a graph, but not empty yet */
+  std::vector<GraphPool *> retired;                    /* without a graph; idle once they have no blocks */
   std::unordered_map<void *, Note> notes;
   std::atomic<size_t> capture_count{0}, note_count{0};
   std::atomic<bool> environments[kDevicesMax] = {};
@@ -167,9 +173,10 @@ GraphPool *graph_pool_use(int device, PoolId id) {
   return pool;
 }
 
-/* Ends pools that nothing can use any more.  That waits for the GPU, so it is left until no capture is under way. */
+/* Ends the idle pools, unless a capture is under way, because that waits for the GPU. */
 void graph_pools_sweep() {
   State &all = state();
+  std::lock_guard<std::mutex> guard(all.lock);
   if (!all.captures.empty())
     return;
   for (size_t i = all.retired.size(); i-- > 0;) {
@@ -197,7 +204,6 @@ GraphPool *graph_pool_of(int device, cudaStream_t stream) {
 void graph_pool_block_gone(GraphPool *pool) {
   std::lock_guard<std::mutex> guard(state().lock);
   pool->blocks--;
-  graph_pools_sweep();
 }
 
 /* ---- Notes ------------------------------------------------------------------------------------------------------- */
@@ -226,11 +232,21 @@ Note note_take(void *block) {
   return note;
 }
 
+/* From the pool, NULL for the default one.  If it has no memory: again, without the idle pools and without what the
+ * default pool does not need. */
+cudaError_t allocate(MAM_Pool pool, void **block, size_t size, cudaStream_t stream) {
+  cudaError_t error = cudaErrorMemoryAllocation;
+  for (int attempt = 0; error == cudaErrorMemoryAllocation && attempt < 2; attempt++) {
+    if (attempt > 0)
+      mam_torch_empty_cache();
+    error = pool != nullptr ? MAM_PoolMallocAsync(pool, block, size, stream) : MAM_CudaMallocAsync(block, size, stream);
+  }
+  return error;
+}
+
 void *graph_allocate(GraphPool *pool, size_t size, int device, cudaStream_t stream) {
   void *block = nullptr;
-  cudaError_t error = MAM_PoolMallocAsync(pool->pool, &block, size, stream);
-  if (error == cudaErrorMemoryAllocation && MAM_Trim(0) == cudaSuccess) /* what the default pool does not need */
-    error = MAM_PoolMallocAsync(pool->pool, &block, size, stream);
+  cudaError_t error = allocate(pool->pool, &block, size, stream);
   if (error != cudaSuccess) {
     std::exception_ptr thrown;
     try { /* first: the pool may end with its block, and what it holds is to be told */
@@ -264,7 +280,7 @@ MAM_API void *mam_torch_alloc(ssize_t size, int device, cudaStream_t stream) {
   if (state().capture_count.load(std::memory_order_acquire) != 0) /* pairs with mam_torch_begin */
     if (GraphPool *pool = graph_pool_of(device, stream))
       return graph_allocate(pool, static_cast<size_t>(size), device, stream);
-  cudaError_t error = MAM_CudaMallocAsync(&block, static_cast<size_t>(size), stream);
+  cudaError_t error = allocate(nullptr, &block, static_cast<size_t>(size), stream);
   if (error != cudaSuccess)
     fail(error, "no allocation", device, nullptr, static_cast<size_t>(size));
   return block;
@@ -287,7 +303,10 @@ MAM_API void mam_torch_record_stream(void *block, cudaStream_t) {
     note_change(block, [](Note &note) { note.other_streams = true; });
 }
 
-MAM_API void mam_torch_empty_cache() { (void)MAM_Trim(0); }
+MAM_API void mam_torch_empty_cache() {
+  graph_pools_sweep();
+  (void)MAM_Trim(0);
+}
 
 MAM_API void mam_torch_begin(int device, PoolId id, StreamFilter filter) {
   State &all = state();
@@ -313,7 +332,6 @@ MAM_API void mam_torch_end(int device, PoolId id) {
       (void)MAM_CaptureEnd();
       break;
     }
-  graph_pools_sweep();
 }
 
 MAM_API void mam_torch_release(int device, PoolId id) {
@@ -324,10 +342,9 @@ MAM_API void mam_torch_release(int device, PoolId id) {
     return;
   all.retired.push_back(found->second);
   all.pools.erase(found);
-  graph_pools_sweep();
 }
 
-/* How many graphs' pools there are. */
+/* How many graphs' pools there are, with the idle ones. */
 MAM_API int mam_torch_graph_pools() {
   State &all = state();
   std::lock_guard<std::mutex> guard(all.lock);

@@ -138,5 +138,6 @@ def reset_peak_memory_stats(device: Any = None) -> None:
 
 
 def graph_pools() -> int:
-    """How many pools of captured graphs there are: those of living graphs, and those in which tensors live on."""
+    """How many pools of captured graphs there are: those of living graphs, those in which tensors live on, and those
+    that torch.cuda.empty_cache() or a lack of memory will end.  torch.cuda.graph empties the cache."""
     return int(_library.bridge().mam_torch_graph_pools())
