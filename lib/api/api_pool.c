@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /* The public functions of pools as objects, and those that look into a pool. */
+#include <stddef.h>
 #include <string.h>
 
 #include "api/api_serve.h"
@@ -13,13 +14,14 @@ static cudaError_t refuse_option(const char *what) {
   return error_set(cudaErrorInvalidValue, "MAM_PoolCreate: %s", what);
 }
 
-/* The caller's options over the defaults.  A later version's struct is longer; what it has beyond is not known here. */
+/* The caller's options over the defaults.  A later version's struct is longer; what it has beyond is not known here.
+ * The first version's ended before keeps_memory. */
 static cudaError_t options_resolve(const MAM_PoolOptions *given, MAM_PoolOptions *options) {
   *options = (MAM_PoolOptions)MAM_POOL_OPTIONS_INIT;
   if (given != NULL) {
-    if (given->struct_size < sizeof(MAM_PoolOptions))
+    if (given->struct_size < offsetof(MAM_PoolOptions, keeps_memory))
       return refuse_option("struct_size is less than sizeof(MAM_PoolOptions)");
-    memcpy(options, given, sizeof *options);
+    memcpy(options, given, given->struct_size < sizeof *options ? given->struct_size : sizeof *options);
   }
   if (options->alignment == 0)
     options->alignment = POOL_ALIGNMENT_BYTES;
@@ -67,6 +69,7 @@ cudaError_t MAM_PoolCreate(MAM_Pool *pool, const MAM_PoolOptions *given) {
                                .headroom_bytes = defaults->headroom_bytes,
                                .limit_bytes = options.limit_bytes,
                                .waiting_limit_bytes = options.waiting_limit_bytes,
+                               .keeps = options.keeps_memory != 0,
                                .no_slabs = defaults->report == OPTIONS_REPORT_LEAKS,
                                .front = &front_operations};
   error = pool_open(&config, &source, pool);

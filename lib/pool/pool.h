@@ -117,6 +117,7 @@ struct pool_config {
   size_t limit_bytes;         /* 0: the first chunk's size.  Elastic: the source's total, less headroom_bytes */
   size_t user_limit_bytes;    /* 0: none; else neither the limit nor a chunk is larger */
   size_t waiting_limit_bytes; /* 0: half of what is held */
+  bool keeps;                 /* gives nothing back before it closes, and unmaps nothing */
   uint64_t default_id;        /* the context's id for a default pool, else 0 */
   bool lazy;                  /* a default pool that came by itself */
   bool gives_all;             /* a trim gives the last chunk too, if it is free; not of an elastic one */

@@ -37,9 +37,11 @@ static bool free_is_passed_locked(const struct mam_pool *pool) {
   return pool->unfenced_epoch <= reuse_passed(pool->reuse);
 }
 
-/* The same, after asking for a fence if need be. */
+/* The same, after asking for a fence if need be.  Never in a pool that keeps its memory. */
 static bool free_may_be_unmapped_locked(struct mam_pool *pool) {
   lock_held(&pool->lock);
+  if (pool->config.keeps)
+    return false;
   if (free_is_passed_locked(pool))
     return true;
   uint64_t epoch = pool->unfenced_epoch;
@@ -101,7 +103,7 @@ size_t pool_trimmable_bytes_locked(struct mam_pool *pool) {
 struct pool_chunk *pool_find_free_chunk_locked(struct mam_pool *pool, struct segment **segment) {
   lock_held(&pool->lock);
   struct pool_chunk *chunk = SLIST_FIRST(&pool->chunks);
-  if (chunk == NULL || (SLIST_NEXT(chunk, link) == NULL && !pool->config.gives_all))
+  if (chunk == NULL || pool->config.keeps || (SLIST_NEXT(chunk, link) == NULL && !pool->config.gives_all))
     return NULL;
   SLIST_FOREACH(chunk, &pool->chunks, link) {
     *segment = segment_find(&pool->segments, chunk->first);

@@ -6,6 +6,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include <stddef.h>
+
 #include "api_util.h"
 
 /* What a loop with one live block of this size may leave behind. */
@@ -300,6 +302,98 @@ START_TEST(calm_pool_of_the_program_s_own_gives_back) {
 END_TEST
 
 /* The reaper does not wait for a kernel, and takes no memory that the kernel uses. */
+/* Two pools like the one above, one of which keeps its memory; both have freed 80 MiB. */
+static MAM_Pool keeping;
+
+static MAM_Pool use_keeping_pool(MAM_Source source) {
+  MAM_PoolOptions options = options_with(8 * MIB);
+  setenv("MAM_LINGER_MS", "100", 1);
+  fake_set_capacity(GIB);
+  use_primary(0);
+  options.source = source;
+  options.limit_bytes = 256 * MIB;
+  MAM_Pool other = pool_with(options);
+  options.keeps_memory = 1;
+  keeping = pool_with(options);
+  MAM_Pool pools[] = {other, keeping};
+  for (int i = 0; i < 2; i++) {
+    char *blocks[] = {block_of(pools[i], 40 * MIB), block_of(pools[i], 40 * MIB)};
+    OK(MAM_CudaFree(blocks[0]));
+    OK(MAM_CudaFree(blocks[1]));
+    ck_assert_uint_ge(info_of(pools[i]).reserved_bytes, 80 * MIB);
+  }
+  return other;
+}
+
+static const MAM_Source keeping_sources[] = {MAM_SOURCE_VMM, MAM_SOURCE_DEVICE};
+
+START_TEST(keeping_pool_keeps_its_memory_when_calm) {
+  MAM_Pool other = use_keeping_pool(MAM_SOURCE_VMM);
+  for (int i = 0; i < 100 && info_of(other).reserved_bytes > 40 * MIB; i++)
+    sleep_ms(50);
+  ck_assert_uint_le(info_of(other).reserved_bytes, 40 * MIB);
+  sleep_ms(500); /* several looks more */
+  ck_assert_uint_ge(info_of(keeping).reserved_bytes, 80 * MIB);
+}
+END_TEST
+
+START_TEST(keeping_pool_keeps_its_memory_in_a_trim) {
+  MAM_Pool other = use_keeping_pool(keeping_sources[_i]);
+  OK(MAM_PoolTrim(other, 0));
+  OK(MAM_PoolTrim(keeping, 0));
+  ck_assert_uint_le(info_of(other).reserved_bytes, 8 * MIB);
+  ck_assert_uint_ge(info_of(keeping).reserved_bytes, 80 * MIB);
+  (void)block_of(keeping, 40 * MIB); /* and hands it out again */
+  ck_assert_uint_lt(info_of(keeping).reserved_bytes, 120 * MIB);
+}
+END_TEST
+
+START_TEST(keeping_pool_keeps_its_memory_when_others_need_it) {
+  void *pointer = NULL;
+  MAM_Pool other = use_keeping_pool(keeping_sources[_i]);
+  MAM_PoolOptions options = options_with(8 * MIB);
+  options.source = keeping_sources[_i];
+  options.limit_bytes = GIB;
+  MAM_Pool needy = pool_with(options);
+  fake_set_capacity(fake_live_bytes() + 4 * MIB);
+  FAILS(cudaErrorMemoryAllocation, MAM_PoolMalloc(needy, &pointer, 160 * MIB));
+  ck_assert_uint_ge(info_of(keeping).reserved_bytes, 80 * MIB);
+  ck_assert_uint_le(info_of(other).reserved_bytes, 8 * MIB);
+  OK(MAM_PoolDestroy(keeping));
+  (void)block_of(needy, 120 * MIB);
+}
+END_TEST
+
+/* Memory is needed at other addresses of the same pool: a pool may move its pieces, but not from under a graph. */
+START_TEST(keeping_pool_leaves_its_memory_where_it_is) {
+  void *pointer = NULL;
+  MAM_Pool other = use_keeping_pool(MAM_SOURCE_VMM), pools[] = {other, keeping};
+  cudaError_t expected[] = {cudaSuccess, cudaErrorMemoryAllocation};
+  for (int i = 0; i < 2; i++) {
+    size_t held_bytes = info_of(pools[i]).reserved_bytes;
+    char *held = block_of(pools[i], 40 * MIB);
+    (void)held;
+    OK(MAM_PoolMalloc(pools[i], &pointer, 40 * MIB));
+    OK(MAM_CudaFree(held));
+    ck_assert_uint_le(info_of(pools[i]).reserved_bytes, held_bytes + 8 * MIB);
+    FAILS(expected[i], MAM_PoolMalloc(pools[i], &pointer, 210 * MIB));
+  }
+}
+END_TEST
+
+START_TEST(options_of_before_keeps_memory_are_taken) {
+  MAM_PoolOptions options = options_with(8 * MIB);
+  options.struct_size = offsetof(MAM_PoolOptions, keeps_memory);
+  options.keeps_memory = 1; /* not part of it */
+  options.limit_bytes = 64 * MIB;
+  options.source = MAM_SOURCE_VMM;
+  MAM_Pool pool = pool_with(options);
+  OK(MAM_CudaFree(block_of(pool, 32 * MIB)));
+  OK(MAM_PoolTrim(pool, 0));
+  ck_assert_uint_lt(info_of(pool).reserved_bytes, 32 * MIB);
+}
+END_TEST
+
 START_TEST(calm_pool_takes_nothing_from_a_running_kernel) {
   void *context = use_primary(0);
   use_calm_pool(calm_sources[_i]);
@@ -440,6 +534,11 @@ int main(void) {
   tcase_add_loop_test(calm, calm_pool_made_anew_gives_back, 0, 3);
   tcase_add_test(calm, pool_with_chunks_after_a_watched_one_keeps_them);
   tcase_add_test(calm, calm_pool_of_the_program_s_own_gives_back);
+  tcase_add_test(calm, keeping_pool_keeps_its_memory_when_calm);
+  tcase_add_loop_test(calm, keeping_pool_keeps_its_memory_in_a_trim, 0, 2);
+  tcase_add_loop_test(calm, keeping_pool_keeps_its_memory_when_others_need_it, 0, 2);
+  tcase_add_test(calm, keeping_pool_leaves_its_memory_where_it_is);
+  tcase_add_test(calm, options_of_before_keeps_memory_are_taken);
   tcase_add_loop_test(calm, calm_pool_takes_nothing_from_a_running_kernel, 0, 2);
   tcase_add_test(calm, busy_pool_keeps_what_it_uses);
   tcase_add_loop_test(limits, default_pool_holds_no_more_than_the_limit, 0, 10);

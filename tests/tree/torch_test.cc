@@ -130,7 +130,8 @@ cudaError_t MAM_CudaFreeAsync(void *block, cudaStream_t stream) {
   freed_on = stream;
   return release(block);
 }
-cudaError_t MAM_PoolCreate(MAM_Pool *pool, const MAM_PoolOptions *) {
+cudaError_t MAM_PoolCreate(MAM_Pool *pool, const MAM_PoolOptions *options) {
+  EXPECT(options->keeps_memory != 0); /* a graph's memory is never unmapped under it */
   *pool = new mam_pool{0};
   pools.insert(*pool);
   return cudaSuccess;
@@ -287,7 +288,7 @@ void pool_outlives_its_graph_while_a_tensor_does() {
 }
 
 /* A second graph uses a tensor of the first one's pool, and the program drops the tensor in the second capture.
- * PyTorch's test_graph_capture_reset_recapture does so. */
+ * PyTorch's own test of a graph that is reset does so. */
 void pool_outlives_a_capture_that_uses_its_tensor() {
   mam_torch_begin(0, first, is_captured);
   void *result = mam_torch_alloc(100, 0, captured);

@@ -152,6 +152,7 @@ MAM_Pool graph_pool_create(int device) {
     fail(error, "no memory pool", device, nullptr, 0);
   options.device = device;
   options.chunk_bytes = kGraphStepBytes;
+  options.keeps_memory = 1; /* the graph uses it when the tensors are gone */
   options.limit_bytes = info.limit_bytes > kGraphStepBytes ? info.limit_bytes : kGraphStepBytes;
   for (MAM_Source source : {MAM_SOURCE_VMM, MAM_SOURCE_DEVICE}) { /* not every device can map pieces */
     options.source = source;
