@@ -303,8 +303,8 @@ typedef struct MAM_PoolOptions {
   size_t alignment;   /* of addresses and sizes: a power of two from 16 to 2 MiB; 0 for 512 */
   size_t waiting_limit_bytes; /* a free that leaves more than this waiting asks for a fence; where the driver has no
                                  fences, it waits for the GPU.  0 for half of what the pool holds */
-  int keeps_memory;   /* not 0: the pool gives no memory back before it is destroyed, and unmaps none.  For memory that
-                         a CUDA graph goes on using after the program freed it */
+  int keeps_memory; /* not 0: the pool gives no memory back before it is destroyed, and unmaps none.  For memory that
+                       a CUDA graph goes on using after the program freed it */
 } MAM_PoolOptions;
 
 /* clang-format off */
