@@ -8,6 +8,9 @@ What PyTorch does not offer with a pluggable allocator is not offered here eithe
 relatives (memory_stats() here has the figures), torch.cuda.MemPool, and the graph trees of torch.compile
 (mode="reduce-overhead"; torch.cuda.graph works).  After a capture that failed, freed memory stays with the process.
 
+A captured graph has memory of its own, which stays until the graph and its tensors are gone and torch.cuda.empty_cache()
+runs, or memory runs out.  torch.cuda.graph empties the cache before it captures.
+
 Out of memory is a torch.OutOfMemoryError that says what the pool holds; where PyTorch was built with the C++ library's
 strings of before C++11, as its wheels were before 2.7, it is the RuntimeError that torch.OutOfMemoryError derives from.
 """
