@@ -44,8 +44,6 @@
 
 #include <sys/types.h>
 
-extern "C" MAM_API void mam_torch_empty_cache();
-
 namespace {
 
 using PoolId = std::pair<unsigned long long, unsigned long long>; /* PyTorch's MempoolId_t */
@@ -174,12 +172,13 @@ GraphPool *graph_pool_use(int device, PoolId id) {
   return pool;
 }
 
-/* Ends the idle pools, unless a capture is under way, because that waits for the GPU. */
-void graph_pools_sweep() {
+/* Ends the idle pools, unless a capture is under way, because that waits for the GPU.  Whether one ended. */
+bool graph_pools_sweep() {
   State &all = state();
+  bool ended = false;
   std::lock_guard<std::mutex> guard(all.lock);
   if (!all.captures.empty())
-    return;
+    return false;
   for (size_t i = all.retired.size(); i-- > 0;) {
     GraphPool *pool = all.retired[i];
     if (pool->blocks != 0)
@@ -187,7 +186,9 @@ void graph_pools_sweep() {
     (void)MAM_PoolDestroy(pool->pool);
     delete pool;
     all.retired.erase(all.retired.begin() + static_cast<std::ptrdiff_t>(i));
+    ended = true;
   }
+  return ended;
 }
 
 /* The pool of the capture that the stream takes part in, with a block counted in it; null if there is none. */
@@ -233,16 +234,18 @@ Note note_take(void *block) {
   return note;
 }
 
-/* From the pool, NULL for the default one.  If it has no memory: again, without the idle pools and without what the
- * default pool does not need. */
+cudaError_t allocate_once(MAM_Pool pool, void **block, size_t size, cudaStream_t stream) {
+  return pool != nullptr ? MAM_PoolMallocAsync(pool, block, size, stream) : MAM_CudaMallocAsync(block, size, stream);
+}
+
+/* From the pool, NULL for the default one.  If it has no memory, once more, if an idle pool or the default one gave
+ * some back. */
 cudaError_t allocate(MAM_Pool pool, void **block, size_t size, cudaStream_t stream) {
-  cudaError_t error = cudaErrorMemoryAllocation;
-  for (int attempt = 0; error == cudaErrorMemoryAllocation && attempt < 2; attempt++) {
-    if (attempt > 0)
-      mam_torch_empty_cache();
-    error = pool != nullptr ? MAM_PoolMallocAsync(pool, block, size, stream) : MAM_CudaMallocAsync(block, size, stream);
-  }
-  return error;
+  cudaError_t error = allocate_once(pool, block, size, stream);
+  if (error != cudaErrorMemoryAllocation)
+    return error;
+  bool ended = graph_pools_sweep(), trimmed = pool != nullptr && MAM_Trim(0) == cudaSuccess;
+  return ended || trimmed ? allocate_once(pool, block, size, stream) : error;
 }
 
 void *graph_allocate(GraphPool *pool, size_t size, int device, cudaStream_t stream) {
@@ -305,7 +308,7 @@ MAM_API void mam_torch_record_stream(void *block, cudaStream_t) {
 }
 
 MAM_API void mam_torch_empty_cache() {
-  graph_pools_sweep();
+  (void)graph_pools_sweep();
   (void)MAM_Trim(0);
 }
 
