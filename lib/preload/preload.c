@@ -162,6 +162,16 @@ static const CUdeviceptr NOBODYS = 1;
 
 /* ---- Freeing ---- */
 
+/* The driver alone refuses a free during a capture, unless it is relaxed.  Here it succeeds, and the capture goes on.
+ * The graph may use the block, so its keeper gets it.  False if the host has no memory. */
+static __attribute__((noinline)) bool kept_in_capture(const struct preload_real *real, uintptr_t address) {
+  struct client_block block;
+  preload_depth++;
+  bool is_block = mam_client.block_at(address, &block) == CLIENT_LIVE && block.base == address;
+  preload_depth--;
+  return !is_block || preload_kept_freed(address) || preload_capture_keep(real, address);
+}
+
 /* Whether a keeper has the block: then the program's free is done.  *error is what the program gets, an error if it had
  * freed the block before. */
 static bool kept_back(uintptr_t address, cudaError_t *error) {
@@ -171,9 +181,13 @@ static bool kept_back(uintptr_t address, cudaError_t *error) {
 }
 
 /* Frees the block of a pool.  False if the address is no pool's, and must be passed on. */
-static bool freed(CUdeviceptr address, cudaError_t *error) {
+static bool freed(const struct preload_real *real, CUdeviceptr address, cudaError_t *error) {
   bool counts = preload_counts();
   uint64_t start_ns = __builtin_expect(counts, false) ? preload_start_ns() : 0;
+  if (__builtin_expect(preload_capturing(), false) && !kept_in_capture(real, (uintptr_t)address)) {
+    *error = cudaErrorMemoryAllocation;
+    return true;
+  }
   bool pooled = kept_back((uintptr_t)address, error);
   if (!pooled) {
     preload_depth++;
@@ -201,7 +215,7 @@ static CUresult refused(const struct preload_real *real, cudaError_t error) {
 CUresult cuMemFree_v2(CUdeviceptr address) {
   const struct preload_real *real = preload_real_get();
   cudaError_t error;
-  if (address != 0 && preload_depth == 0 && preload_active() && freed(address, &error))
+  if (address != 0 && preload_depth == 0 && preload_active() && freed(real, address, &error))
     return refused(real, error);
   preload_depth++;
   CUresult result = PRELOAD_CALL(real, cuMemFree_v2, address);

@@ -222,12 +222,12 @@ struct preload_keeper *preload_keeper_new(void);
  * user the keeper ends, and frees those of its blocks that the program has freed.  keeper may be NULL. */
 void preload_keeper_end(struct preload_keeper *keeper, void *graph);
 
-/* Gives a block that the calling thread has just allocated to the keeper of a capture of the current context: one that
- * the thread began, or one that covers all threads.  Does nothing if there is none.  False if the host has no memory to
- * remember the block. */
+/* Gives a block that the calling thread has just allocated, or is about to free, to the keeper of a capture of the
+ * current context for which the driver alone would have refused the call.  Does nothing if there is none.  False if the
+ * host has no memory to remember the block. */
 bool preload_capture_keep(const struct preload_real *real, uintptr_t address);
 
-/* Gives a block to a keeper.  False if the host has no memory. */
+/* Gives a block to a keeper, unless one has it.  False if the host has no memory. */
 bool preload_keep(struct preload_keeper *keeper, uintptr_t address);
 
 enum preload_kept {

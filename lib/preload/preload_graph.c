@@ -1,18 +1,22 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
  * Blocks of graphs.  A block that was allocated while a stream was captured is in the graph's nodes, and each launch
- * uses it again.  With the driver alone there are hardly such blocks, because an allocation ends the capture.  Under
- * this library the allocation succeeds, and the program may free the block during the capture or after it (PyTorch
- * without its cache does).  The program sees the block freed at once.  The pool gets it when the graph, and all that
- * was made of the graph, are destroyed.
+ * uses it again.  With the driver alone an allocation ends the capture, unless the program has asked for the relaxed
+ * mode.  Under this library the allocation succeeds, and the program may free the block during the capture or after it
+ * (PyTorch without its cache does).  The program sees the block freed at once.  The pool gets it when the graph, and
+ * all that was made of the graph, are destroyed.
+ *
+ * In the relaxed mode the driver alone serves the program.  Such a program frees a block when no launch will use it any
+ * more, so its blocks are as all others.
  *
  *   the graph of the capture --use--+
  *   an executable of it      --use--+--> a keeper --> kept blocks
  *   a graph that contains it --use--+
  *
- * A keeper has the blocks that were allocated during one capture.  The capture and each graph or executable graph that
- * may launch these blocks are its users.  When the last user goes, the keeper goes, and frees the blocks that the
- * program has freed.  If the host has no memory to note a use, the keeper stays for good.
+ * A keeper has such blocks of one capture, and those that the program allocated before and freed during it.  The
+ * capture and each graph or executable graph that may launch these blocks are its users.  When the last user goes, the
+ * keeper goes, and frees the blocks that the program has freed.  If the host has no memory to note a use, the keeper
+ * stays for good.
  *
  * The driver may give the handle of a destroyed graph to another thread before the call that destroyed it returns.  So
  * the uses of a handle leave the table before that call, and come back if it fails.
@@ -264,6 +268,11 @@ bool preload_keep(struct preload_keeper *keeper, uintptr_t address) {
   if (kept == NULL)
     return false;
   pthread_mutex_lock(&graphs_lock);
+  if (kept_find_locked(address) != NULL) {
+    pthread_mutex_unlock(&graphs_lock);
+    free(kept);
+    return true;
+  }
   struct kept **chain = kept_chain(address);
   *kept = (struct kept){.address = address, .keeper = keeper, .next = *chain, .sibling = keeper->blocks};
   *chain = keeper->blocks = kept;

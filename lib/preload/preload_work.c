@@ -21,7 +21,7 @@ struct capture {
   CUstream stream;
   CUcontext context;             /* of the stream; with the thread it tells which per-thread stream is meant */
   pthread_t thread;              /* the thread that began it */
-  bool of_all;                   /* it covers allocations of every thread */
+  CUstreamCaptureMode mode;      /* as the program began it */
   struct reuse *reuse;           /* of the context, whose bracket is open */
   struct preload_keeper *keeper; /* of its blocks */
   struct capture *next;
@@ -96,13 +96,23 @@ static CUcontext context_now(const struct preload_real *real) {
   return PRELOAD_CALL(real, cuCtxGetCurrent, &context) == CUDA_SUCCESS ? context : NULL;
 }
 
+/* Whether the driver refuses an allocation of the calling thread while this capture goes on, as
+ * cuThreadExchangeStreamCaptureMode tells.  mode: the thread's. */
+static bool capture_forbids(const struct capture *capture, CUstreamCaptureMode mode) {
+  if (capture->mode == CU_STREAM_CAPTURE_MODE_RELAXED || mode == CU_STREAM_CAPTURE_MODE_RELAXED)
+    return false;
+  return pthread_equal(capture->thread, pthread_self()) ||
+         (capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL && mode == CU_STREAM_CAPTURE_MODE_GLOBAL);
+}
+
 /* The lock is held to the end: while a capture is in the list, its keeper exists. */
 bool preload_capture_keep(const struct preload_real *real, uintptr_t address) {
   CUcontext context = context_now(real);
+  CUstreamCaptureMode mode = preload_relaxed_begin(real);
+  preload_relaxed_end(real, mode);
   pthread_mutex_lock(&captures_lock);
   const struct capture *capture = captures;
-  while (capture != NULL &&
-         (capture->context != context || !(capture->of_all || pthread_equal(capture->thread, pthread_self()))))
+  while (capture != NULL && (capture->context != context || !capture_forbids(capture, mode)))
     capture = capture->next;
   bool kept = capture == NULL || preload_keep(capture->keeper, address);
   pthread_mutex_unlock(&captures_lock);
@@ -131,12 +141,8 @@ static struct capture *capture_new(CUstream stream, CUcontext context, CUstreamC
     free(capture);
     return NULL;
   }
-  *capture = (struct capture){.stream = stream,
-                              .context = context,
-                              .thread = pthread_self(),
-                              .of_all = mode == CU_STREAM_CAPTURE_MODE_GLOBAL,
-                              .reuse = reuse,
-                              .keeper = keeper};
+  *capture = (struct capture){
+      .stream = stream, .context = context, .thread = pthread_self(), .mode = mode, .reuse = reuse, .keeper = keeper};
   return capture;
 }
 

@@ -63,6 +63,7 @@ int cuGraphExecDestroy(void *executable);
 int cuGraphClone(void **clone, void *graph);
 int cuGraphAddChildGraphNode(void **node, void *graph, const void *nodes, size_t count, void *child);
 int cuGraphExecUpdate_v2(void *executable, void *graph, void *outcome);
+int cuThreadExchangeStreamCaptureMode(int *mode);
 int cuGetProcAddress(const char *name, void **function, int version, uint64_t flags);
 int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status);
 

@@ -245,6 +245,94 @@ static bool comes_again(address_t block, size_t bytes) {
   return found;
 }
 
+static int exchange_mode(int mode) {
+  OK(cuThreadExchangeStreamCaptureMode(&mode));
+  return mode;
+}
+
+/* What the driver alone would have served is a block as all others: it ends with the program's free.  The relaxed mode
+ * is the thread's, or the capture's. */
+START_TEST(in_the_relaxed_mode_a_block_ends_when_it_is_freed) {
+  void *graph = NULL, *executable = NULL;
+  begin();
+  churn();
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(cuStreamBeginCapture_v2(stream, _i == 0 ? 1 : 2));
+  int before = exchange_mode(_i == 0 ? 2 : 0);
+  address_t first = allocate(9 * MIB), second = allocate(9 * MIB);
+  size_t free_before = free_now();
+  OK(cuMemFree_v2(first));
+  ck_assert_uint_ge(free_now(), free_before + 9 * MIB);
+  (void)exchange_mode(before);
+  OK(cuStreamEndCapture(stream, &graph));
+  OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
+  free_before = free_now();
+  OK(cuMemFree_v2(second));
+  ck_assert_uint_ge(free_now(), free_before + 9 * MIB);
+  ck_assert_uint_eq(fake_captures_invalidated(), 0);
+}
+END_TEST
+
+static void *allocate_and_free(void *context) {
+  OK(cuCtxSetCurrent(context));
+  (void)exchange_mode(1);
+  OK(cuMemFree_v2(allocate(9 * MIB)));
+  return NULL;
+}
+
+/* A thread that has said that only its own captures concern it. */
+START_TEST(a_block_of_a_thread_that_a_capture_does_not_concern_is_not_kept) {
+  pthread_t thread;
+  void *context = begin(), *graph = NULL;
+  (void)allocate(1000);
+  size_t free_before = free_now();
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(cuStreamBeginCapture_v2(stream, 0));
+  ck_assert_int_eq(pthread_create(&thread, NULL, allocate_and_free, context), 0);
+  ck_assert_int_eq(pthread_join(thread, NULL), 0);
+  OK(cuStreamEndCapture(stream, &graph));
+  ck_assert_uint_ge(free_now(), free_before);
+  ck_assert_uint_eq(fake_captures_invalidated(), 0);
+}
+END_TEST
+
+/* The driver alone refuses the free. */
+START_TEST(a_block_of_before_that_a_capture_frees_is_kept) {
+  void *graph = NULL, *executable = NULL;
+  begin();
+  address_t block = allocate(9 * MIB);
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(cuStreamBeginCapture_v2(stream, 0));
+  OK(cuMemFree_v2(block));
+  FAILS(INVALID_VALUE, cuMemFree_v2(block));
+  FAILS(INVALID_VALUE, cuMemFree_v2(block + MIB));
+  OK(cuStreamEndCapture(stream, &graph));
+  OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
+  OK(cuGraphDestroy(graph));
+  ck_assert(!comes_again(block, 9 * MIB));
+  size_t free_before = free_now();
+  OK(cuGraphExecDestroy(executable));
+  ck_assert_uint_ge(free_now(), free_before + 9 * MIB);
+  ck_assert_uint_eq(fake_captures_invalidated(), 0);
+}
+END_TEST
+
+START_TEST(without_host_memory_a_free_in_a_capture_fails_and_loses_nothing) {
+  void *graph = NULL;
+  begin();
+  address_t block = allocate(9 * MIB);
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(cuStreamBeginCapture_v2(stream, 0));
+  failing = 1;
+  FAILS(OUT_OF_MEMORY, cuMemFree_v2(block));
+  ck_assert_uint_eq(failing, 0);
+  OK(cuStreamEndCapture(stream, &graph));
+  size_t free_before = free_now();
+  OK(cuMemFree_v2(block));
+  ck_assert_uint_ge(free_now(), free_before + 9 * MIB);
+}
+END_TEST
+
 /* Whichever request for host memory fails: a capture begins and keeps its blocks, or does not begin. */
 START_TEST(without_host_memory_a_graphs_block_is_kept_or_not_had) {
   static const size_t both[] = {1000, 3 * MIB};
@@ -256,12 +344,12 @@ START_TEST(without_host_memory_a_graphs_block_is_kept_or_not_had) {
     size_t bytes = both[nth % 2];
     address_t block;
     failing = (nth + 1) / 2;
-    int began = cuStreamBeginCapture_v2(stream, 2);
+    int began = cuStreamBeginCapture_v2(stream, 1);
     if (began != 0) {
       FAILS(OUT_OF_MEMORY, began);
       refused++;
       failing = 0;
-      OK(cuStreamBeginCapture_v2(stream, 2));
+      OK(cuStreamBeginCapture_v2(stream, 1));
     }
     OK(cuMemAlloc_v2(&block, bytes));
     OK(cuStreamEndCapture(stream, &graph));
@@ -334,7 +422,7 @@ static size_t captured_anew(bool allocates, int count, void *stream, void **exec
   struct mallinfo2 before = mallinfo2();
   for (int i = 0; i < count; i++) {
     void *graph = NULL;
-    OK(cuStreamBeginCapture_v2(stream, 2));
+    OK(cuStreamBeginCapture_v2(stream, 0));
     if (allocates)
       OK(cuMemFree_v2(allocate(3 * MIB)));
     OK(cuStreamEndCapture(stream, &graph));
@@ -666,6 +754,10 @@ static Suite *suite(void) {
   tcase_add_test(tests, captures_are_counted_by_context);
   tcase_add_test(tests, a_graphs_blocks_are_kept_as_long_as_it);
   tcase_add_test(tests, a_graph_that_was_never_made_executable_keeps_until_its_end);
+  tcase_add_loop_test(tests, in_the_relaxed_mode_a_block_ends_when_it_is_freed, 0, 2);
+  tcase_add_test(tests, a_block_of_a_thread_that_a_capture_does_not_concern_is_not_kept);
+  tcase_add_test(tests, a_block_of_before_that_a_capture_frees_is_kept);
+  tcase_add_test(tests, without_host_memory_a_free_in_a_capture_fails_and_loses_nothing);
   tcase_add_test(tests, without_host_memory_a_graphs_block_is_kept_or_not_had);
   tcase_add_test(tests, copies_of_a_graph_keep_its_blocks_as_long_as_they_live);
   tcase_add_test(tests, an_updated_executable_keeps_the_new_graphs_blocks);
