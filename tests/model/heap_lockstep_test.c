@@ -20,12 +20,15 @@ static uint32_t random_below(uint32_t bound);
 #define MAM__ATOMICS_LOAD() step_load()
 #define MAM__ATOMICS_STORE() ((void)0)
 #define MAM__ATOMICS_PAUSE() step()
+static uint64_t ticks_ns(void);
+#define MAM__ATOMICS_TIME_NS() ticks_ns()
 
 #include <check.h>
 #include <stdio.h>
 
 #define COROUTINES 8192
 #define COROUTINE_STACK_BYTES (16 * 1024)
+#include "mam/detail/heap_grow.h"
 #include "support/coroutine.h"
 #include "support/heap_model.h"
 #include "support/run_suite.h"
@@ -57,10 +60,14 @@ static void step_load(void) {
     step();
 }
 
+static unsigned ticks; /* of this run */
+
+static uint64_t ticks_ns(void) { return (uint64_t)ticks * 1000; }
+
 /* Runs so many coroutines in lock-step.  Returns the ticks. */
 static unsigned run(unsigned count, void (*body)(int which)) {
   static int present[COROUTINES];
-  unsigned ticks = 0;
+  ticks = 0;
   for (unsigned i = 0; i < count; i++) {
     coroutine_create((int)i, body);
     present[i] = (int)i;
@@ -144,7 +151,7 @@ START_TEST(a_heap_that_is_partly_full_is_quick) {
   for (unsigned round = 0; round < WARM + ROUNDS; round++) {
     half_free();
     groups_form();
-    unsigned ticks = run(group_count, ask);
+    (void)run(group_count, ask);
     all += round >= WARM ? ticks : 0;
     most = round >= WARM && ticks > most ? ticks : most;
   }
@@ -170,7 +177,7 @@ START_TEST(single_lanes_open_spans_at_once) {
   for (unsigned round = 0; round < ROUNDS; round++) {
     for (unsigned i = 0; i < REQUESTS; i++)
       groups[i] = (struct group){.warp = i / LANES, .count = 1, .bytes = BYTES, .threads = {i}};
-    unsigned ticks = run(group_count, ask);
+    (void)run(group_count, ask);
     most = ticks > most ? ticks : most;
     for (unsigned i = 0; i < REQUESTS; i++)
       ck_assert(blocks[i] != NULL && heap_model_free(model, blocks[i]));
@@ -231,7 +238,7 @@ static unsigned traffic(size_t heap_bytes, unsigned count, unsigned low, unsigne
   traffic_low = low;
   traffic_high = high;
   model = heap_model_create(heap_bytes, 132);
-  unsigned ticks = run(count / LANES, warp_goes);
+  (void)run(count / LANES, warp_goes);
   (void)printf("%zu MiB, %u threads, %u to %u bytes: %u ticks, %u refused\n", heap_bytes / MIB, count, low, high, ticks,
                refused);
   heap_model_destroy(model);
@@ -285,12 +292,84 @@ START_TEST(an_empty_heap_whose_slots_hold_much_serves_runs) {
   refused = 0;
   model = heap_model_create((size_t)512 * MIB, 132);
   (void)run(WARM_THREADS, warms);
-  unsigned ticks = run(RUNS, asks_for_a_run);
+  (void)run(RUNS, asks_for_a_run);
   (void)printf("512 MiB, runs: %u ticks, %u refused\n", ticks, refused);
   ck_assert_uint_eq(refused, 0);
   ck_assert_uint_le(ticks, 8000);
   for (unsigned i = 0; i < RUNS; i++)
     ck_assert(heap_model_free(model, run_blocks[i]));
+  heap_model_destroy(model);
+}
+END_TEST
+
+/* ---- Growth ---- */
+
+enum {
+  GROWERS = 1342,
+  GROWN_LOW = 33000,
+  GROWN_HIGH = 70000,
+  GROWN_BYTES = 4 * MIB,
+  /* The host looks at its bell after so many ticks, and takes memory in so many. */
+  HOST_LOOKS = 50,
+  HOST_TAKES = 500
+};
+
+static uint64_t bell;
+static unsigned growers_left, answers;
+
+static void host_answers(void) {
+  struct mam__growth *growth = &model->control->growth;
+  mam__u32 round = mam__round_number(growth->reply);
+  answers++;
+  if (mam__round_number(bell) == round) {
+    for (unsigned i = 0; i < HOST_TAKES; i++)
+      step();
+    heap_model_grow(model, GROWN_BYTES);
+  }
+  growth->reply = mam__round_of(round + 1, 0);
+}
+
+static void grower(int which) {
+  mam__plea plea = 0;
+  size_t bytes = GROWN_LOW + random_below(GROWN_HIGH - GROWN_LOW + 1);
+  uint64_t last = bell;
+  if (which == GROWERS) {
+    while (growers_left != 0) {
+      for (unsigned i = 0; i < HOST_LOOKS; i++)
+        step();
+      if (bell != last) {
+        last = bell;
+        host_answers();
+      }
+    }
+    return;
+  }
+  do {
+    if (heap_model_malloc(model, bytes, (unsigned)which % model->control->heap.slot_count) != NULL)
+      break;
+    plea =
+        mam__growth_await(&model->control->growth, (mam__u32)((bytes + MAM__PAGE_BYTES - 1) / MAM__PAGE_BYTES), plea);
+    refused += plea == 0;
+  } while (plea != 0);
+  growers_left--;
+}
+
+/* A search takes longer than an answer of the host.  When a thread rang for the round in which its search began, the
+ * host answered one late ring after another, and each answer made all search again: no memory came any more. */
+START_TEST(requests_of_many_sizes_let_a_heap_grow) {
+  random_state = 88172645463325252u;
+  refused = answers = 0;
+  bell = 0;
+  growers_left = GROWERS;
+  model = heap_model_create(GROWN_BYTES, 132);
+  model->control->growth =
+      (struct mam__growth){.bell = (mam__u64 *)&bell, .patience = 60, .reply = mam__round_of(1, 0)};
+  (void)run(GROWERS + 1, grower);
+  unsigned grown = model->control->superblock_count - 1;
+  (void)printf("growth: %u ticks, %u refused, %u answers, grown %u times\n", ticks, refused, answers, grown);
+  ck_assert_uint_eq(refused, 0);
+  ck_assert_uint_le(ticks, 30000);
+  ck_assert_uint_le(answers, 2 * grown);
   heap_model_destroy(model);
 }
 END_TEST
@@ -305,6 +384,8 @@ int main(void) {
     tcase_add_test(tests, requests_for_more_than_there_is_end_soon);
   if (COROUTINES_WORK)
     tcase_add_test(tests, single_lanes_open_spans_at_once);
+  if (COROUTINES_WORK)
+    tcase_add_test(tests, requests_of_many_sizes_let_a_heap_grow);
   if (COROUTINES_WORK)
     tcase_add_test(tests, an_empty_heap_whose_slots_hold_much_serves_runs);
   if (COROUTINES_WORK)

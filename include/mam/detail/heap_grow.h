@@ -88,7 +88,10 @@ MAM__OUTLINE mam__plea mam__growth_await(struct mam__growth *growth, mam__u32 pa
     plea = mam__growth_clock() + growth->patience;
     reply = mam__load_acquire_u64(&growth->reply); /* as in mam__growth_wait */
   } else {
-    mam__growth_ring(growth, mam__round_of(mam__round_number(plea), pages));
+    /* A search may take longer than a round.  A ring for a round that is over would only begin another one, in which
+     * all requests search in vain.  relaxed: a late ring costs time and no more. */
+    if (mam__round_number(mam__load_relaxed_u64(&growth->reply)) == mam__round_number(plea))
+      mam__growth_ring(growth, mam__round_of(mam__round_number(plea), pages));
     reply = mam__growth_wait(growth, plea);
     if (mam__round_number(reply) == mam__round_number(plea))
       return 0;
