@@ -13,8 +13,7 @@ MAM__INLINE struct mam__place mam_compact_place(const struct mam_compact *compac
   MAM__LOOP
   while (number >= compact->first[superblock + 1])
     superblock++;
-  struct mam__place place = {{compact->heap.base, compact->heap.words, compact->heap.page_count, 0},
-                             number - compact->first[superblock]};
+  struct mam__place place = {mam__heap_area(&compact->heap), number - compact->first[superblock]};
   if (superblock != 0)
     place.area = compact->control->superblocks[superblock];
   return place;
@@ -86,7 +85,7 @@ MAM__INLINE void mam_span_moved(struct mam_team team, struct mam__area area, mam
 
 /* A slot of a type.  type: its number less 1.  Slots of types stand behind those of size classes. */
 MAM__INLINE mam__u64 *mam_compact_slot(const struct mam_compact *compact, mam__u32 type, mam__u32 number) {
-  return compact->heap.slots + (mam__u64)(MAM__HEAP_CLASSES + type) * compact->heap.slot_count + number;
+  return mam__slots(compact->heap.control) + (mam__u64)(MAM__HEAP_CLASSES + type) * compact->heap.slot_count + number;
 }
 
 /* The span of a slot that was emptied.  pages is 0 if there was none.  used is not 0 if a chunk of the span is taken.

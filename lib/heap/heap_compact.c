@@ -88,8 +88,8 @@ static cudaError_t write_slots(const struct heap_inside *inside, mam__u32 kind) 
     return error_set(cudaErrorMemoryAllocation, "the host has no memory for a type's slots");
   for (mam__u32 i = 0; i < count; i++)
     slots[i] = mam__slot_limit(inside->handle, kind);
-  mam__u64 place =
-      (mam__u64)(uintptr_t)inside->handle->slots + (mam__u64)mam__kind_number(kind) * count * sizeof *slots;
+  mam__u64 place = (mam__u64)(uintptr_t)mam__slots(inside->handle->control) +
+                   (mam__u64)mam__kind_number(kind) * count * sizeof *slots;
   cudaError_t error = heap_gpu_write(inside->gpu, place, slots, count * sizeof *slots);
   free(slots);
   return error;

@@ -43,7 +43,7 @@ static void settle_parked(struct heap_view *view, mam__u64 address) {
 /* Takes the headers of warp heaps and the superblocks that wait in parks out of the copies. */
 static void settle_parks(struct heap_view *view) {
   const mam__u64 *parks = mam__parks(view->control);
-  for (mam__u32 i = 0; i < view->control->heap.parks; i++, parks += MAM__PARK_WORDS) {
+  for (mam__u32 i = 0; i < mam__park_count(&view->control->heap); i++, parks += MAM__PARK_WORDS) {
     if (parks[0] != 0)
       settle_parked(view, parks[0]);
     if (mam__park_address(parks[1]) != 0)

@@ -471,12 +471,13 @@ static bool takes_part(int variant) {
 
 static Suite *divergent_suite(void) {
   Suite *suite = suite_create("device heaps in divergent kernels");
-  for (int variant = 0; variant < VARIANTS; variant++)
-    if (takes_part(variant))
-      variant_add(suite, variant);
+  /* The first: a kernel whose stack the driver knows to be larger raises the limit for all that follow. */
   for (int variant = 0; variant < VARIANTS; variant++)
     if (takes_part(variant))
       deep_add(suite, variant);
+  for (int variant = 0; variant < VARIANTS; variant++)
+    if (takes_part(variant))
+      variant_add(suite, variant);
   return suite;
 }
 

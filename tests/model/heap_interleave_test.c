@@ -220,7 +220,7 @@ static uint64_t memory_hash(void) {
   for (size_t i = 0; i < words; i++)
     hash = interleave_mix(hash, memory[i] + i);
   for (mam__u32 i = 0; i < model->control->heap.slot_count * MAM__HEAP_KINDS; i++)
-    hash = interleave_mix(hash, model->control->heap.slots[i]);
+    hash = interleave_mix(hash, mam__slots(model->control)[i]);
   for (mam__u32 page = 0; page < area.page_count; page++)
     hash = interleave_mix(hash, mam__area_rings(area)[page] | (uint64_t)*mam__page_owner(area.words, page) << 16);
   for (mam__u32 number = 0; number < MAM__HEAP_KINDS; number++)

@@ -73,7 +73,7 @@ static inline unsigned heap_model_malloc_kind(struct heap_model *model, mam__u32
   struct mam__claim claim = {0, 0, mam__class_bytes(kind)};
   mam__u64 old = MAM__SLOT_TICKETS;
   if (count < limit)
-    old = mam__slot_take(&heap->slots[number], count);
+    old = mam__slot_take(&mam__slots(model->control)[number], count);
   struct mam__tickets tickets = mam__tickets_of(old, claim.chunk_bytes, limit, count);
   claim.address = tickets.address;
   claim.mask = tickets.mask;
@@ -88,11 +88,11 @@ static inline unsigned heap_model_malloc_kind(struct heap_model *model, mam__u32
       mam__held_set(&request);
     if ((wanted & MAM__REST_REFILL) != 0 && request.lazy && prior != MAM__NO_PAGE)
       page = mam__slot_retake(&request,
-                              mam__ring_take(heap->words, mam__area_rings(request.area), heap->page_count, prior, kind,
-                                             log2, home, request.home_count),
+                              mam__ring_take(mam__heap_words(heap), mam__area_rings(request.area), heap->page_count,
+                                             prior, kind, log2, home, request.home_count),
                               got);
     if (page == MAM__NO_PAGE) {
-      page = mam__refill_pages(&mam__cursors(model->control)[home], heap->words, heap->page_count, home,
+      page = mam__refill_pages(&mam__cursors(model->control)[home], mam__heap_words(heap), heap->page_count, home,
                                request.home_count, mam__span_pages(heap->chunks, kind));
       if (page != MAM__NO_PAGE)
         got = mam__slot_fill(&request, request.area, page, got, mam__lanes_alone());

@@ -446,7 +446,8 @@ START_TEST(pointers_into_empty_spans_stay) {
   struct mam_compact *compact = compact_model_open(model, 1, 1);
   mam__u32 page = (mam__u32)(((mam__u64)objects[10000] - heap.base) >> MAM__PAGE_SHIFT);
   page -= mam__entry_back(heap.entries[page]);
-  mam__u64 from = heap.base + ((mam__u64)page << MAM__PAGE_SHIFT), *words = heap.words + (size_t)page * MAM__PAGE_WORDS;
+  mam__u64 from = heap.base + ((mam__u64)page << MAM__PAGE_SHIFT),
+           *words = mam__heap_words(&heap) + (size_t)page * MAM__PAGE_WORDS;
   mam__u64 to = from + ((mam__u64)mam__word_span_pages(words[0]) << MAM__PAGE_SHIFT), gone = (mam__u64)objects[10000];
   for (mam__u32 i = 0; i < object_count; i++)
     if ((mam__u64)objects[i] >= from && (mam__u64)objects[i] < to)

@@ -327,7 +327,7 @@ START_TEST(a_full_heap_takes_what_waits) {
   model = heap_model_create(4 * MIB, 8);
   unsigned before = fill(wanted), after;
   free_all(before);
-  ck_assert_uint_ge(model->control->heap.parks, 8);
+  ck_assert_uint_ge(mam__park_count(&model->control->heap), 8);
   for (unsigned i = 0; i < 8; i++) {
     mam__u64 block = (mam__u64)(uintptr_t)heap_model_malloc(model, sizes[i % 2], 0);
     ck_assert_uint_ne(block, 0);

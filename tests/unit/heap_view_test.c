@@ -159,7 +159,7 @@ START_TEST(what_waits_for_its_next_user_is_held_and_is_drained) {
   const mam__u32 bytes = _i == 0 ? 32 << 10 : 100 << 10;
   MAM_HeapInfo before, info;
   heap_view_info(&view, &before);
-  ck_assert_uint_gt(model->control->heap.parks, 0);
+  ck_assert_uint_gt(mam__park_count(&model->control->heap), 0);
   mam__u64 *park = mam__parks(model->control);
   park[0] = (mam__u64)(uintptr_t)heap_model_malloc(model, 10 << 10, 0);
   park[1] = (mam__u64)(uintptr_t)heap_model_malloc(model, bytes, 0) << 16 | bytes / 16;

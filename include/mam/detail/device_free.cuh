@@ -66,9 +66,10 @@ static __device__ __forceinline__ void mam_free(mam_device_heap heap, void *bloc
     if ((group & mam__lane_below()) != 0)
       return;
   }
-  mam__u64 old = mam__and_release_u64(&heap.words[bit.word], ~(mam__u64)bits); /* release: as in mam__chunks_free */
+  mam__u64 old =
+      mam__and_release_u64(&mam__heap_words(&heap)[bit.word], ~(mam__u64)bits); /* release: as in mam__chunks_free */
   if (mam__word_wants_more(old, bits) || ((mam__u32)old & bits) != bits)
-    MAM__OUT_OF_SIGHT(mam__free_more)(heap.control, heap.words, heap.page_count, bit.word, old, bits);
+    MAM__OUT_OF_SIGHT(mam__free_more)(heap.control, mam__heap_words(&heap), heap.page_count, bit.word, old, bits);
 }
 
 static __device__ __forceinline__ size_t mam_malloc_size(mam_device_heap heap, const void *block) {

@@ -133,8 +133,8 @@ MAM__INLINE void *mam__malloc_more(const mam_device_heap &heap, mam__u32 wanted,
   if ((wanted & (MAM__REST_WHOLE | MAM__REST_REFILL | MAM__REST_DRY)) == 0) {
     mam__u64 old = 0;
     if ((group & mam__lane_below()) == 0)
-      old = MAM__OUT_OF_SIGHT(mam__slot_wait)(&heap.slots[slot & MAM__REST_SLOT], 1u << (slot >> MAM__REST_CHUNKS),
-                                              mam__ones_u32(group));
+      old = MAM__OUT_OF_SIGHT(mam__slot_wait)(&mam__slots(heap.control)[slot & MAM__REST_SLOT],
+                                              1u << (slot >> MAM__REST_CHUNKS), mam__ones_u32(group));
     asm volatile("" : "+r"(wanted), "+r"(slot), "+r"(group));
     old = mam__mask_first_u64(group, old); /* all of the group: no lane has left it */
     rank = mam__ones_u32(group & mam__lane_below());
@@ -197,7 +197,7 @@ MAM__INLINE void *mam__malloc_kind(const mam_device_heap &heap, mam__u32 home, m
   mam__u64 old = MAM__SLOT_TICKETS;
   int few = count >> chunks_log2 == 0;
   if (few && rank == 0) /* acquire: as in mam__slot_take; this addition is the part that every kernel has */
-    old = mam__add_acquire_u64(&heap.slots[slot], count);
+    old = mam__add_acquire_u64(&mam__slots(heap.control)[slot], count);
   /* All lanes that were here come to this exchange, whatever their group.  Groups by themselves would take turns. */
   here = mam__mask_of(here);
   __syncwarp(here); /* what a group's first lane acquired comes before what the others do with their chunks */

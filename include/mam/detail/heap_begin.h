@@ -52,7 +52,7 @@ MAM__INLINE void mam__heap_tune(mam_device_heap *heap, mam__u64 bytes, mam__u32 
   mam__u64 share = (bytes / 8) / (roomy ? MAM__ROOMY_SLOT_BYTES : MAM__SLOT_BYTES);
   if (multiprocessors > MAM__HOMES)
     multiprocessors = MAM__HOMES;
-  heap->lazy = (unsigned)roomy;
+  heap->lazy = (unsigned char)roomy;
   heap->chunks = bytes >= (mam__u64)MAM__VAST_MIB << 20 ? MAM__VAST_CHUNKS : roomy ? MAM__ROOMY_CHUNKS : MAM__CHUNKS;
   heap->home_last = (mam__u16)(multiprocessors - 1);
   heap->warp_bits = heap->home_shift = 0;
@@ -62,27 +62,27 @@ MAM__INLINE void mam__heap_tune(mam_device_heap *heap, mam__u64 bytes, mam__u32 
   MAM__LOOP
   while (share < multiprocessors >> heap->home_shift && multiprocessors >> heap->home_shift > 1)
     heap->home_shift++;
-  heap->slot_count = ((heap->home_last >> heap->home_shift) + 1u) << heap->warp_bits;
-  heap->parks = 0;
+  heap->slot_count = (mam__u16)(((heap->home_last >> heap->home_shift) + 1u) << heap->warp_bits);
+  heap->park_bits = 0;
   MAM__LOOP
-  while (heap->parks < multiprocessors * MAM__PARKS && (heap->parks + 1) * (2ull * MAM__PARK_BYTES) <= bytes / 16)
-    heap->parks = heap->parks == 0 ? 1 : 2 * heap->parks;
+  while (mam__park_count(heap) < multiprocessors * MAM__PARKS &&
+         (mam__park_count(heap) + 1) * (2ull * MAM__PARK_BYTES) <= bytes / 16)
+    heap->park_bits++;
 }
 
 /* The bytes of the control block, with cursors, slots and parks. */
 MAM__INLINE mam__u64 mam__control_bytes(const mam_device_heap *heap) {
-  return sizeof(struct mam__heap_control) +
-         8 * (MAM__HOMES + (mam__u64)heap->slot_count * MAM__HEAP_KINDS + (mam__u64)heap->parks * MAM__PARK_WORDS);
+  return sizeof(struct mam__heap_control) + 8 * (MAM__HOMES + (mam__u64)heap->slot_count * MAM__HEAP_KINDS +
+                                                 (mam__u64)mam__park_count(heap) * MAM__PARK_WORDS);
 }
 
 /* Writes the control block of a heap whose first superblock is area.  Kernels know the control block at address. */
 MAM__INLINE void mam__control_begin(struct mam__heap_control *control, mam__u64 address, struct mam__area area) {
   mam_device_heap *heap = &control->heap;
   heap->control = (struct mam__heap_control *)address;
-  heap->slots = mam__slots(heap->control);
-  heap->words = area.words;
-  heap->entries = mam__area_entries(area);
   heap->base = area.base;
+  heap->words = (mam__u32)((area.base - (mam__u64)area.words) / 8);
+  heap->entries = mam__area_entries(area);
   heap->page_count = area.page_count;
   control->home_count = mam__home_count(heap);
   control->superblock_count = 1;
@@ -137,14 +137,14 @@ MAM__INLINE void mam__slots_clear(struct mam__heap_control *control, mam__u64 ra
     control->parks_held = 0;
   }
   MAM__LOOP
-  for (mam__u64 i = rank; i < (mam__u64)heap->parks * MAM__PARK_WORDS; i += count)
+  for (mam__u64 i = rank; i < (mam__u64)mam__park_count(heap) * MAM__PARK_WORDS; i += count)
     mam__parks(control)[i] = 0;
   MAM__LOOP
   for (mam__u64 i = rank; i < MAM__HOMES; i += count)
     mam__cursors(control)[i] = 0;
   MAM__LOOP
   for (mam__u64 i = rank; i < (mam__u64)heap->slot_count * MAM__HEAP_KINDS; i += count)
-    heap->slots[i] = mam__slot_limit(heap, mam__kind_numbered(control, (mam__u32)(i / heap->slot_count)));
+    mam__slots(control)[i] = mam__slot_limit(heap, mam__kind_numbered(control, (mam__u32)(i / heap->slot_count)));
   MAM__LOOP
   for (mam__u64 i = rank; i < MAM__HEAP_KINDS; i += count)
     control->missing[i] = 0;
@@ -165,7 +165,7 @@ MAM__INLINE void mam__superblocks_publish(struct mam__heap_control *control, mam
 MAM__INLINE void mam__slots_drain(struct mam__heap_control *control, mam__u64 rank, mam__u64 count) {
   const mam_device_heap *heap = &control->heap;
   MAM__LOOP
-  for (mam__u64 i = rank; i < (mam__u64)heap->parks * MAM__PARK_WORDS; i += count) {
+  for (mam__u64 i = rank; i < (mam__u64)mam__park_count(heap) * MAM__PARK_WORDS; i += count) {
     mam__u64 word = mam__exchange_release_u64(&mam__parks(control)[i], 0); /* also if it names no superblock */
     mam__u64 block = i % MAM__PARK_WORDS == 0 ? word : mam__park_address(word);
     if (i % MAM__PARK_WORDS != 0 && word != 0)
@@ -177,7 +177,7 @@ MAM__INLINE void mam__slots_drain(struct mam__heap_control *control, mam__u64 ra
   for (mam__u64 i = rank; i < (mam__u64)heap->slot_count * MAM__HEAP_KINDS; i += count) {
     mam__u32 size_class = mam__kind_numbered(control, (mam__u32)(i / heap->slot_count));
     mam__u32 limit = mam__slot_limit(heap, size_class);
-    mam__u64 slot = mam__exchange_release_u64(&heap->slots[i], limit);
+    mam__u64 slot = mam__exchange_release_u64(&mam__slots(control)[i], limit);
     MAM__LOOP
     for (mam__u32 ticket = (mam__u32)(slot & MAM__SLOT_TICKETS); ticket < limit; ticket++)
       (void)MAM__OUT_OF_SIGHT(mam__block_free)(control, mam__slot_address(slot) +

@@ -90,7 +90,7 @@ MAM__OUTLINE int mam__chunk_is_live(struct mam__heap_control *control, mam__u32 
     if (owner == 0 || owner == MAM__OWNER_NONE)
       return owner != 0;
     mam__u64 *slots =
-        &control->heap.slots[mam__kind_number(kind) * control->heap.slot_count + ((owner - 1) >> bits << bits)];
+        &mam__slots(control)[mam__kind_number(kind) * control->heap.slot_count + ((owner - 1) >> bits << bits)];
     MAM__LOOP
     for (mam__u32 at = 0; at < 1u << bits; at++) {
       mam__u64 slot = mam__load_acquire_u64(&slots[at]);

@@ -99,6 +99,9 @@ enum {
 /* The head of the control block.  Homes' cursors, slots and parks follow it in memory. */
 struct mam__heap_control {
   mam_device_heap heap;
+  /* What follows, and the slots behind the control block, lie in the memory sectors in which they were measured.  Where
+   * they lie 24 bytes lower, a request that fails beside a million others takes a third longer. */
+  mam__u64 unused[3];
   mam__u32 superblock_count; /* atomic: written after a new superblock */
   mam__u32 active;           /* atomic: the superblock to try first; written after it */
   mam__u32 run_cursor;       /* atomic, a hint: where to look for long runs */
@@ -129,6 +132,17 @@ MAM__INLINE mam__u64 *mam__parks(struct mam__heap_control *control) {
 }
 MAM__INLINE mam__u32 mam__home_count(const mam_device_heap *heap) { return (heap->home_last >> heap->home_shift) + 1u; }
 
+/* The usage words of the first superblock, and itself, by a handle. */
+MAM__INLINE mam__u64 *mam__heap_words(const mam_device_heap *heap) {
+  return (mam__u64 *)(heap->base - 8 * (mam__u64)heap->words);
+}
+MAM__INLINE struct mam__area mam__heap_area(const mam_device_heap *heap) {
+  struct mam__area area = {heap->base, mam__heap_words(heap), heap->page_count, 0};
+  return area;
+}
+
+/* The number of parks. */
+MAM__INLINE mam__u32 mam__park_count(const mam_device_heap *heap) { return 1u << heap->park_bits >> 1; }
 MAM__INLINE mam__u64 mam__park_address(mam__u64 word) { return word >> MAM__PARK_NUMBER_BITS << 4; }
 MAM__INLINE mam__u32 mam__park_number(mam__u64 word) { return (mam__u32)word & ((1u << MAM__PARK_NUMBER_BITS) - 1); }
 

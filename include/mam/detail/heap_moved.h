@@ -16,7 +16,7 @@
 
 /* The superblock of an address; page_count 0 if there is none.  The number of superblocks does not change meanwhile. */
 MAM__INLINE struct mam__area mam__forward_area(const mam_device_heap *heap, mam__u64 address) {
-  struct mam__area area = {heap->base, heap->words, heap->page_count, 0};
+  struct mam__area area = mam__heap_area(heap);
   MAM__LOOP
   for (mam__u32 i = 1; (address - area.base) >> MAM__PAGE_SHIFT >= area.page_count; i++) {
     if (i >= heap->control->superblock_count) {

@@ -21,7 +21,7 @@
  * waits for its next user, or until something else is put into its group. */
 MAM__INLINE void mam__parks_raise(struct mam__heap_control *control, const mam__u64 *park) {
   mam__u32 index = (mam__u32)(park - mam__parks(control)) / MAM__PARK_WORDS;
-  mam__u64 bit = 1ull << (index >> mam__held_shift(control->heap.parks) & 63);
+  mam__u64 bit = 1ull << (index >> mam__held_shift(mam__park_count(&control->heap)) & 63);
   if ((mam__load_relaxed_u64(&control->parks_held) & bit) == 0)
     (void)mam__or_relaxed_u64(&control->parks_held, bit);
 }
@@ -46,9 +46,9 @@ MAM__OUTLINE int mam__parks_flush(struct mam__heap_control *control) {
   (void)mam__add_relaxed_u32(&control->opening[MAM__HEAP_KINDS], 1);
   mam__u64 groups = mam__exchange_acq_rel_u64(&control->parks_held, 0);
   MAM__LOOP
-  for (; at < control->heap.parks; at++) {
-    if ((groups >> (at >> mam__held_shift(control->heap.parks)) & 1) == 0) {
-      at |= (1u << mam__held_shift(control->heap.parks)) - 1;
+  for (; at < mam__park_count(&control->heap); at++) {
+    if ((groups >> (at >> mam__held_shift(mam__park_count(&control->heap))) & 1) == 0) {
+      at |= (1u << mam__held_shift(mam__park_count(&control->heap))) - 1;
       continue;
     }
     mam__u64 *park = &mam__parks(control)[(mam__u64)at * MAM__PARK_WORDS];

@@ -113,8 +113,8 @@ MAM__INLINE struct mam__request mam__request_of(const mam_device_heap *heap, mam
                                                 mam__u32 prior) {
   mam__u32 number = slot & MAM__REST_SLOT, kind = wanted & MAM__REST_KIND;
   struct mam__request request = {heap->control,
-                                 {heap->base, heap->words, heap->page_count, 0},
-                                 (wanted & MAM__REST_WHOLE) != 0 ? 0 : &heap->slots[number],
+                                 mam__heap_area(heap),
+                                 (wanted & MAM__REST_WHOLE) != 0 ? 0 : &mam__slots(heap->control)[number],
                                  kind,
                                  slot >> MAM__REST_CHUNKS,
                                  wanted >> MAM__REST_HOME & 1023,
@@ -250,10 +250,10 @@ MAM__INLINE struct mam__claim mam__slot_fill_alone(struct mam__heap_control *con
   claim.mask = 0xffffffffu >> (32 - count);
   if ((wanted & MAM__REST_WHOLE) != 0)
     return claim;
-  mam__u64 *place = &control->heap.slots[slot & MAM__REST_SLOT];
+  mam__u64 *place = &mam__slots(control)[slot & MAM__REST_SLOT];
   mam__u32 prior = mam__slot_page(mam__load_relaxed_u64(place), control->heap.base, control->heap.page_count);
-  flagged |=
-      found.page | mam__slot_publish(control, control->heap.words, place, mam__slot_of(claim.address, count), lazy);
+  flagged |= found.page | mam__slot_publish(control, mam__heap_words(&control->heap), place,
+                                            mam__slot_of(claim.address, count), lazy);
   if ((flagged & MAM__REFILL_STAMP) != 0)
     MAM__OUT_OF_SIGHT(mam__held_raise)(control, slot & MAM__REST_SLOT);
   if ((flagged & ~MAM__REFILL_PAGE) != 0)
@@ -276,7 +276,7 @@ MAM__OUTLINE struct mam__claim mam__slot_refill(MAM__TAG(5) struct mam__heap_con
   if (found.page != MAM__NO_PAGE)
     claim = mam__slot_fill_alone(control, wanted, slot, count, found);
   else if ((wanted & MAM__REST_WHOLE) == 0)
-    (void)mam__exchange_release_u64(&control->heap.slots[slot & MAM__REST_SLOT],
+    (void)mam__exchange_release_u64(&mam__slots(control)[slot & MAM__REST_SLOT],
                                     MAM__SLOT_DRY | 1u << (slot >> MAM__REST_CHUNKS));
   return claim;
 }

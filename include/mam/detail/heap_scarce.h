@@ -228,7 +228,7 @@ MAM__OUTLINE struct mam__claim mam__claim_scarce(struct mam__heap_control *contr
 
 /* Whether a request can only fail.  If so, and it has the task of refilling the slot, the slot becomes dry. */
 MAM__OUTLINE int mam__request_is_vain(MAM__TAG(5) struct mam__heap_control *control, mam__u32 wanted, mam__u32 slot) {
-  mam__u64 *place = &control->heap.slots[slot & MAM__REST_SLOT];
+  mam__u64 *place = &mam__slots(control)[slot & MAM__REST_SLOT];
   if (!MAM__OUT_OF_SIGHT(mam__is_missing)(control, control->superblocks[0], wanted & MAM__REST_KIND))
     return 0;
   if ((wanted & (MAM__REST_REFILL | MAM__REST_WHOLE)) == MAM__REST_REFILL)
@@ -246,13 +246,13 @@ MAM__INLINE struct mam__claim mam__claim_dry(struct mam__heap_control *control, 
   struct mam__claim claim = {0, 0, 0};
   if ((wanted & (MAM__REST_REFILL | MAM__REST_WHOLE)) != MAM__REST_REFILL ||
       mam__load_relaxed_u32(&control->mode) != MAM__MODE_WATCHED ||
-      !mam__slot_is_dry(mam__load_relaxed_u64(&control->heap.slots[slot & MAM__REST_SLOT])))
+      !mam__slot_is_dry(mam__load_relaxed_u64(&mam__slots(control)[slot & MAM__REST_SLOT])))
     return claim;
   claim = MAM__OUT_OF_SIGHT(mam__recycle_any)(control, wanted & MAM__REST_KIND, count);
   MAM__FORGET(slot);
   MAM__FORGET_ADDRESS(control);
   if (claim.mask != 0) /* release: as in mam__request_is_vain */
-    (void)mam__exchange_release_u64(&control->heap.slots[slot & MAM__REST_SLOT],
+    (void)mam__exchange_release_u64(&mam__slots(control)[slot & MAM__REST_SLOT],
                                     MAM__SLOT_DRY | 1u << (slot >> MAM__REST_CHUNKS));
   return claim;
 }

@@ -69,7 +69,7 @@ MAM__OUTLINE mam__u64 mam__warp_block_malloc(mam__u32, mam__u32, struct mam__hea
     return (mam__u64)MAM__OUT_OF_SIGHT(mam__malloc_pages)(home, control, bytes);
   mam__u32 slot = kind * heap.slot_count + mam__slot_here(heap, home), wanted = mam__wanted(heap, kind, home);
   mam__u32 chunks_log2 = mam__span_chunks_log2(heap.chunks, mam__class_shift(kind));
-  mam__u64 old = mam__slot_take(&heap.slots[slot], 1);
+  mam__u64 old = mam__slot_take(&mam__slots(heap.control)[slot], 1);
   mam__u32 ticket = (mam__u32)(old & MAM__SLOT_TICKETS);
   if (ticket >> chunks_log2 == 0)
     return (mam__u64)mam__chunk_of(mam__slot_address(old), ticket, kind);
@@ -130,8 +130,8 @@ MAM__INLINE mam__u64 *mam__warp_park_here(const mam_device_heap &heap) {
   mam__u32 multiprocessor, warp;
   asm volatile("mov.u32 %0, %%smid;" : "=r"(multiprocessor));
   asm volatile("mov.u32 %0, %%warpid;" : "=r"(warp));
-  mam__u32 place = (multiprocessor * MAM__PARKS + warp) & (heap.parks - 1);
-  return heap.parks != 0 ? &heap.slots[heap.slot_count * MAM__HEAP_KINDS + place * MAM__PARK_WORDS] : 0;
+  mam__u32 place = (multiprocessor * MAM__PARKS + warp) & (mam__park_count(&heap) - 1);
+  return heap.park_bits != 0 ? &mam__parks(heap.control)[place * MAM__PARK_WORDS] : 0;
 }
 
 /* Makes a header for those lanes, of which one calls.  Returns NULL if there is no memory. */

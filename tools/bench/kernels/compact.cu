@@ -86,7 +86,7 @@ extern "C" __global__ void compact_free_keeping(mam_device_heap heap, struct com
     return;
   unsigned live = 0, chunks = 0;
   for (unsigned i = 0; i < MAM__PAGE_WORDS; i++) {
-    mam__u64 word = mam__load_relaxed_u64(&heap.words[first * MAM__PAGE_WORDS + i]);
+    mam__u64 word = mam__load_relaxed_u64(&mam__heap_words(&heap)[first * MAM__PAGE_WORDS + i]);
     live += mam__ones_u32((mam__u32)word);
     chunks += mam__word_chunks(word);
   }
