@@ -105,7 +105,7 @@ cudaError_t MAM_CaptureBegin(void) {
   struct reuse *reuse;
   cudaError_t error = reuse_current(&reuse);
   if (error == cudaSuccess)
-    reuse_capture_begin(reuse); /* a user until the end */
+    reuse_capture_begin(reuse, false); /* a user until the end */
   return error;
 }
 
@@ -115,7 +115,7 @@ cudaError_t MAM_CaptureEnd(void) {
   cudaError_t error = reuse_current(&reuse);
   if (error != cudaSuccess)
     return error;
-  bool begun = reuse_capture_end(reuse);
+  bool begun = reuse_capture_end(reuse, false);
   if (begun) {
     (void)reuse_reach(reuse, reuse_epoch(reuse)); /* what was freed meanwhile; no fence if other brackets are open */
     reuse_close(reuse);                           /* the beginning's use */

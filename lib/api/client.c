@@ -228,14 +228,14 @@ static struct reuse *capture_begin(CUcontext context) {
     return NULL;
   struct reuse *reuse = reuse_open(&source);
   if (reuse != NULL)
-    reuse_capture_begin(reuse); /* a user until the end */
+    reuse_capture_begin(reuse, true); /* a user until the end */
   source_close(&source);
   return reuse;
 }
 
 static void capture_end(struct reuse *reuse) {
   NOT_CANCELLED;
-  (void)reuse_capture_end(reuse);
+  (void)reuse_capture_end(reuse, true);
   (void)reuse_reach(reuse, reuse_epoch(reuse)); /* what was freed meanwhile; no fence if others capture */
   reuse_close(reuse);
 }

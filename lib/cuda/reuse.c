@@ -56,9 +56,6 @@ bool reuse_can_fence(const struct reuse *reuse) {
          driver->cuEventQuery != NULL && driver->cuEventDestroy != NULL;
 }
 
-/* Brackets of captures that are open in any context: what a capture forbids its thread, it forbids in all. */
-static _Atomic unsigned captures_open;
-
 /* Makes the context current for a fence.  Most threads are in it already: then it costs 13 ns instead of 100. */
 struct entry {
   struct context_visit visit;
@@ -71,8 +68,7 @@ static bool fence_enter(const struct reuse *reuse, struct entry *entry) {
   entry->pushed = false;
   if (!context_lives(context))
     return false;
-  /* relaxed: a thread that captures has opened its bracket itself, or been told of it */
-  bool captures = atomic_load_explicit(&captures_open, memory_order_relaxed) > 0 || reuse->noticed != NULL;
+  bool captures = reuse_brackets_open() || reuse->noticed != NULL;
   if (!captures && context->driver->cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == context->handle)
     return true;
   entry->pushed = context_enter(context, &entry->visit) == cudaSuccess;
@@ -122,21 +118,10 @@ static void fences_ask_locked(struct reuse *reuse) {
   }
 }
 
-/* Whether a fence or a wait would invalidate a capture, as far as is known.  Inside brackets no stream is asked for:
- * its owner may be ending the capture or destroying the stream, and the driver does not bear that. */
-static bool capturing_locked(struct reuse *reuse) {
-  lock_held(&reuse->lock);
-  if (reuse->captures > 0)
-    return true;
-  if (reuse->noticed != NULL && !context_stream_captures(reuse->source.context.driver, reuse->noticed))
-    reuse->noticed = NULL;
-  return reuse->noticed != NULL;
-}
-
 /* Whether a fence may be recorded now. */
 static bool fence_due_locked(struct reuse *reuse) {
   lock_held(&reuse->lock);
-  if (capturing_locked(reuse) || reuse->pending == REUSE_FENCES)
+  if (reuse_captured_locked(reuse) || reuse->pending == REUSE_FENCES)
     return false;
   return reuse->pending == 0 || now_ns() - reuse->recorded_ns >= REUSE_FENCE_PAUSE_NS;
 }
@@ -317,24 +302,32 @@ bool reuse_reach_soon(struct reuse *reuse, uint64_t epoch) {
   return reached;
 }
 
+/* Waits by cuCtxSynchronize; no capture begins meanwhile.  Leaves the lock. */
+static cudaError_t quiet_wait_locked(struct reuse *reuse) {
+  lock_held(&reuse->lock);
+  reuse->synchronizing++;
+  pthread_mutex_unlock(&reuse->lock);
+  cudaError_t error = reuse->source.operations->synchronize(&reuse->source);
+  pthread_mutex_lock(&reuse->lock);
+  if (--reuse->synchronizing == 0)
+    (void)pthread_cond_broadcast(&reuse->quiet);
+  return error;
+}
+
 /* Waits for the work of one context; *epoch: up to which it is done then. */
 static cudaError_t synchronize_alone(struct reuse *reuse, uint64_t *epoch) {
   pthread_mutex_lock(&reuse->lock);
-  if (capturing_locked(reuse)) {
+  bool keep = reuse_captures_keep_locked(reuse);
+  if (!keep && reuse_captured_locked(reuse)) {
     pthread_mutex_unlock(&reuse->lock);
     return error_set(
         (cudaError_t)CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
         "only memory that waits for the GPU is left, and a wait would invalidate the stream capture in progress");
   }
   *epoch = epoch_close(reuse);
-  reuse->synchronizing++;
-  pthread_mutex_unlock(&reuse->lock);
-  cudaError_t error = reuse->source.operations->synchronize(&reuse->source);
-  pthread_mutex_lock(&reuse->lock);
+  cudaError_t error = keep ? reuse_free_to_wait_locked(reuse) : quiet_wait_locked(reuse);
   if (error == cudaSuccess)
     epoch_done_locked(reuse, *epoch);
-  if (--reuse->synchronizing == 0)
-    (void)pthread_cond_broadcast(&reuse->quiet);
   pthread_mutex_unlock(&reuse->lock);
   return error;
 }
@@ -405,36 +398,9 @@ bool reuse_passes_by_itself(const struct reuse *reuse) {
 
 /* ---- Captures ---- */
 
-void reuse_capture_begin(struct reuse *reuse) {
-  pthread_mutex_lock(&reuse->lock); /* no fence is in the middle of being recorded */
-  reuse->captures++;
-  atomic_fetch_add_explicit(&captures_open, 1, memory_order_relaxed); /* relaxed: see fence_enter */
-  while (reuse->synchronizing > 0)
-    (void)pthread_cond_wait(&reuse->quiet, &reuse->lock);
-  pthread_mutex_unlock(&reuse->lock);
-}
-
-bool reuse_capture_end(struct reuse *reuse) {
-  pthread_mutex_lock(&reuse->lock);
-  bool begun = reuse->captures > 0;
-  if (begun) {
-    reuse->captures--;
-    atomic_fetch_sub_explicit(&captures_open, 1, memory_order_relaxed); /* relaxed: see fence_enter */
-  }
-  pthread_mutex_unlock(&reuse->lock);
-  return begun;
-}
-
-void reuse_notice_capture(struct reuse *reuse, CUstream stream) {
-  pthread_mutex_lock(&reuse->lock);
-  if (reuse->captures == 0) /* else the bracket says when it ends, and the stream may be gone by then */
-    reuse->noticed = stream;
-  pthread_mutex_unlock(&reuse->lock);
-}
-
 static bool capturing_alone(struct reuse *reuse) {
   pthread_mutex_lock(&reuse->lock);
-  bool capturing = capturing_locked(reuse);
+  bool capturing = !reuse_captures_keep_locked(reuse) && reuse_captured_locked(reuse);
   pthread_mutex_unlock(&reuse->lock);
   return capturing;
 }

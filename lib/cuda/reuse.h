@@ -76,7 +76,9 @@ struct reuse {
   unsigned first, pending;                 /* a ring: pending of them from first are recorded, */
   unsigned done_count;                     /* and the events of so many from first are known to be done */
   int64_t recorded_ns;                     /* when the last one was */
-  unsigned captures;                       /* brackets open: then neither fences nor waits */
+  unsigned captures;                       /* brackets open: then no fences */
+  unsigned keeping;                        /* so many of these keep what their graphs use: else no waits either */
+  uintptr_t spare;                         /* a small block for waits in such brackets; 0: none */
   bool used;                               /* has users: else its fences are for companions alone */
   struct peer_probe probe;
   CUcontext peer;             /* that was found while a fence was set, and is to be a companion */
@@ -119,8 +121,11 @@ bool reuse_reach(struct reuse *reuse, uint64_t epoch);
  * whose alternative takes longer. */
 bool reuse_reach_soon(struct reuse *reuse, uint64_t epoch);
 
-/* Waits for the GPU; afterwards all epochs before the present one have passed.  Refused during a capture, which it
- * would invalidate: cudaErrorStreamCaptureUnsupported (900).  No lock may be held. */
+/* Waits for the GPU; afterwards all epochs before the present one have passed.  Refused during a capture whose graph
+ * may use what was freed: cudaErrorStreamCaptureUnsupported (900).  No lock may be held.
+ *
+ * cuCtxSynchronize would end a capture.  Where brackets are open that all keep what their graphs use, the wait is
+ * that of a cuMemFree of a small block, which leaves a capture alone in the relaxed mode. */
 cudaError_t reuse_synchronize(struct reuse *reuse);
 
 /* The program itself waits for all work of the context: what begin returns is for end, to be called if it did.  No lock
@@ -128,14 +133,16 @@ cudaError_t reuse_synchronize(struct reuse *reuse);
 uint64_t reuse_wait_begin(struct reuse *reuse);
 void reuse_wait_end(struct reuse *reuse, uint64_t epoch);
 
-/* Brackets of captures; from the return of begin to the call of end the context is neither fenced nor waited for. */
-void reuse_capture_begin(struct reuse *reuse);
-bool reuse_capture_end(struct reuse *reuse); /* false: none had begun */
+/* Brackets of captures; from the return of begin to the call of end the context is not fenced.  keeps: the caller takes
+ * care that what the graph uses is not freed, so a wait for the GPU makes free what was freed.  Else there is no wait
+ * either. */
+void reuse_capture_begin(struct reuse *reuse, bool keeps);
+bool reuse_capture_end(struct reuse *reuse, bool keeps); /* false: none had begun */
 
 /* Whether brackets are open in the context of that id. */
 bool reuse_bracketed(uint64_t context_id);
 
-/* Whether a wait would meet a capture, in the context or in a companion. */
+/* Whether a capture forbids a wait, in the context or in a companion. */
 bool reuse_capturing(struct reuse *reuse);
 
 /* A stream is being captured, outside brackets of its context, so its program said nothing of it: no fences and no

@@ -13,4 +13,22 @@ static inline struct reuse_companion *reuse_companions_first(const struct reuse 
 /* Whether the context of the id is a companion of a struct reuse, the caller. */
 bool reuse_has_companion(const void *caller, uint64_t id);
 
+/* ---- Captures (reuse_capture.c) ---- */
+
+/* Whether brackets are open in any context. */
+bool reuse_brackets_open(void);
+
+/* Whether a fence, or a wait by cuCtxSynchronize, would invalidate a capture, as far as is known.  Inside brackets no
+ * stream is asked for: its owner may be ending the capture or destroying the stream, and the driver does not bear that.
+ */
+bool reuse_captured_locked(struct reuse *reuse);
+
+/* Whether all captures that go on, as far as is known, are of brackets that keep what their graphs use. */
+bool reuse_captures_keep_locked(const struct reuse *reuse);
+
+/* Waits for the work of the context by a cuMemFree, which a capture bears.  Leaves the lock meanwhile.  In a full
+ * device the spare block may be the only one that there is to free.  Afterwards there is one again, if there is memory.
+ */
+cudaError_t reuse_free_to_wait_locked(struct reuse *reuse);
+
 #endif

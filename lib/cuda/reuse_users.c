@@ -54,7 +54,7 @@ static struct reuse *reuse_get_locked(const struct source *source) {
   pthread_mutex_lock(&reuse->lock);
   reuse->source = *source;
   reuse->source.context.retained = false; /* the users' references keep it */
-  reuse->pending = reuse->done_count = reuse->captures = 0;
+  reuse->pending = reuse->done_count = reuse->captures = reuse->keeping = 0;
   reuse->noticed = NULL;
   reuse->peer = NULL;
   reuse->fence_count = 0;
@@ -71,12 +71,14 @@ static void use_begin_locked(struct reuse *reuse, const struct source *source) {
   pthread_mutex_unlock(&reuse->lock);
 }
 
-/* The last user goes; what peers were asked about is for the caller to give back. */
-static struct peer_probe probe_take_locked(struct reuse *reuse) {
+/* The last user goes; what peers were asked about, and the spare block, are for the caller to give back. */
+static struct peer_probe probe_take_locked(struct reuse *reuse, uintptr_t *spare) {
   lock_held(&all_lock);
   pthread_mutex_lock(&reuse->lock);
   struct peer_probe probe = reuse->probe;
+  *spare = reuse->spare;
   reuse->probe = (struct peer_probe){0};
+  reuse->spare = 0;
   reuse->used = false;
   pthread_mutex_unlock(&reuse->lock);
   return probe;
@@ -134,25 +136,28 @@ static void companions_leave_locked(struct reuse *reuse) {
 }
 
 /* The driver waits for the GPU before it takes memory back: no lock is held. */
-static void probe_give(const struct context *context, struct peer_probe probe) {
+static void probe_give(const struct context *context, struct peer_probe probe, uintptr_t spare) {
   struct context_visit visit;
-  if (probe.address == 0 || !context_lives(context) || context_enter(context, &visit) != cudaSuccess)
+  if ((probe.address == 0 && spare == 0) || !context_lives(context) || context_enter(context, &visit) != cudaSuccess)
     return;
   peer_probe_end(context->driver, &probe);
+  if (spare != 0)
+    (void)context->driver->cuMemFree(spare);
   context_leave(context, &visit);
 }
 
 void reuse_close(struct reuse *reuse) {
   struct peer_probe probe = {0};
+  uintptr_t spare = 0;
   pthread_mutex_lock(&all_lock);
   const struct context context = reuse->source.context;
   if (--reuse->users == 0) {
-    probe = probe_take_locked(reuse);
+    probe = probe_take_locked(reuse, &spare);
     companions_leave_locked(reuse);
     reuse_end_if_idle_locked(reuse);
   }
   pthread_mutex_unlock(&all_lock);
-  probe_give(&context, probe);
+  probe_give(&context, probe, spare);
 }
 
 /* ---- Companions ---- */

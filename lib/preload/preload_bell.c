@@ -83,9 +83,9 @@ static bool memory_waits(void) {
   return totals.waiting_bytes > 0;
 }
 
-/* Gives back what lies free.  If there is nothing yet, but some waits for the GPU, tries again.  The GPU is not waited
- * for by a call of the driver.  Returns whether there was some.  A process that rings has waited for its GPU itself:
- * what still waits then may wait for the end of a capture. */
+/* Gives back what lies free.  If there is nothing yet, but some waits for the GPU, tries again.  A call of the driver
+ * waits for the GPU only beside a capture, where no fence can tell.  Returns whether there was some.  A process that
+ * rings has waited for its GPU itself. */
 static bool gives(void) {
   int64_t end_ns = now_ns() + (int64_t)WAIT_MS * 1000000;
   bool given = false, waits = true;
@@ -95,7 +95,7 @@ static bool gives(void) {
   /* relaxed: a program that ends is not to wait, which it may as well see later */
   while (!given && waits && now_ns() < end_ns && atomic_load_explicit(&listens, memory_order_relaxed)) {
     waits = memory_waits(); /* before the try: what passes meanwhile is given by it */
-    given = mam_client.give_back(false);
+    given = mam_client.give_back(preload_capturing());
     if (given || !waits || atomic_load_explicit(&ringing, memory_order_relaxed) > 0)
       break;
     (void)usleep(TRY_US);

@@ -385,6 +385,32 @@ START_TEST(stream_ordered_calls_on_the_capturing_stream_need_no_bracket) {
 }
 END_TEST
 
+/* ---- The driver -------------------------------------------------------------------------------------------------- */
+
+/* What libmam_preload relies on when memory runs out during a capture: in the relaxed mode the driver's own free waits
+ * for a kernel that uses another block, on a stream that does not wait for others, and no capture is disturbed. */
+START_TEST(a_free_of_the_driver_waits_and_leaves_a_capture_alone) {
+  enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  uint64_t *stop = gpu_counter_new();
+  cudaGraph_t graph = NULL;
+  void *small = NULL;
+  GPU_OK(gpu_spin_then_fill((const uint32_t *)stop, 100, scene.inputs[1], block_bytes[1], 7, scene.other));
+  GPU_OK(cudaStreamBeginCapture(scene.stream, mode_of(_i)));
+  GPU_OK(gpu_copy(scene.inputs[3], scene.inputs[2], block_bytes[2], scene.stream));
+  GPU_OK(cudaThreadExchangeStreamCaptureMode(&mode));
+  GPU_OK(cudaMalloc(&small, 1));
+  ck_assert_int_eq(cudaStreamQuery(scene.other), cudaErrorNotReady);
+  (void)cudaGetLastError();
+  GPU_OK(cudaFree(small));
+  GPU_OK(cudaStreamQuery(scene.other));
+  GPU_OK(cudaThreadExchangeStreamCaptureMode(&mode));
+  GPU_OK(cudaStreamEndCapture(scene.stream, &graph));
+  ck_assert_ptr_nonnull(graph);
+  GPU_OK(cudaGraphDestroy(graph));
+  GPU_OK(cudaFreeHost(stop));
+}
+END_TEST
+
 /* ---- The suite --------------------------------------------------------------------------------------------------- */
 
 static TCase *capture_case_add(Suite *suite, const char *name) {
@@ -404,6 +430,8 @@ static Suite *capture_suite(void) {
   tcase_add_test(bracketed, brackets_of_several_threads_overlap);
   TCase *bare = capture_case_add(suite, "without brackets");
   tcase_add_loop_test(bare, stream_ordered_calls_on_the_capturing_stream_need_no_bracket, 0, MODES);
+  TCase *driver = capture_case_add(suite, "the driver");
+  tcase_add_loop_test(driver, a_free_of_the_driver_waits_and_leaves_a_capture_alone, 0, MODES);
   return suite;
 }
 

@@ -162,6 +162,42 @@ static void capture_beside(int mode) {
   NEED(door_stream_end(stream));
 }
 
+/* Beside a capture, more memory comes and goes than there is.  A copy reads each block after its free, in one stream,
+ * while the next block is filled in another. */
+static void capture_full(void) {
+  enum { ROUNDS = 9, STREAMS = 2 };
+  size_t free_bytes = 0, total_bytes = 0, sample = MIB;
+  door_stream stream = NULL, others[STREAMS] = {NULL};
+  door_graph graph = NULL;
+  int right = 0;
+  NEED(door_memory(&free_bytes, &total_bytes));
+  unsigned char *samples = block_new(ROUNDS * sample);
+  NEED(door_stream_new(&stream));
+  for (int i = 0; i < STREAMS; i++)
+    NEED(door_stream_new(&others[i]));
+  NEED(door_capture_begin(stream, 2));
+  for (int round = 0; round < ROUNDS; round++) {
+    size_t bytes = free_bytes / 3;
+    unsigned char *block = block_new(bytes);
+    NEED(door_fill_async(block, round + 1, bytes, others[round % STREAMS]));
+    NEED(door_call_async(stream_delay, NULL, others[round % STREAMS]));
+    NEED(door_copy_async(samples + (size_t)round * sample, block, sample, others[round % STREAMS]));
+    NEED(door_free(block));
+  }
+  tell("a full device", "capturing %d", status_of(stream));
+  tell("a full device", "end %d", door_capture_end(stream, &graph));
+  NEED(door_wait_all());
+  for (int round = 0; round < ROUNDS; round++)
+    right += block_holds(samples + (size_t)round * sample, round + 1, sample) ? 1 : 0;
+  tell("a full device", "%d of %d right", right, ROUNDS);
+  if (graph != NULL)
+    NEED(door_graph_end(graph));
+  NEED(door_stream_end(stream));
+  for (int i = 0; i < STREAMS; i++)
+    NEED(door_stream_end(others[i]));
+  NEED(door_free(samples));
+}
+
 static void captures(void) {
   for (int mode = 0; mode < DOOR_CAPTURE_MODES; mode++) {
     for (int i = 0; i < CAPTURE_BLOCKS; i++) {
@@ -170,6 +206,7 @@ static void captures(void) {
     }
     capture_beside(mode);
   }
+  capture_full();
   tell("afterwards", "%d", door_wait_all());
 }
 

@@ -459,6 +459,63 @@ START_TEST(a_capture_survives_a_call_that_finds_no_memory) {
 }
 END_TEST
 
+/* A thread that captures a stream in the thread-local mode until it is told to end. */
+struct capturer {
+  pthread_t thread;
+  void *context;
+  _Atomic int begun, ends;
+};
+
+static void *captures(void *argument) {
+  struct capturer *capturer = argument;
+  void *graph;
+  OK(cuCtxSetCurrent(capturer->context));
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(cuStreamBeginCapture_v2(stream, 1));
+  capturer->begun = 1;
+  while (capturer->ends == 0)
+    (void)usleep(100);
+  OK(cuStreamEndCapture(stream, &graph));
+  return NULL;
+}
+
+/* Blocks of 1 GiB and more, each used by a kernel when it is freed: the device has room for three. */
+static void blocks_come_and_go(void) {
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  for (int i = 0; i < 20; i++) {
+    address_t block = allocate(GIB + (size_t)i * MIB);
+    struct fake_range range = {(const void *)(uintptr_t)block, MIB};
+    ck_assert(!fake_in_use(range.address, MIB, FAKE_NO_STREAM));
+    ck_assert(fake_launch(stream, &range, 1));
+    OK(cuMemFree_v2(block));
+  }
+  ck_assert_uint_eq(fake_faults(), 0);
+  ck_assert_uint_eq(fake_captures_invalidated(), 0);
+}
+
+/* The driver's own frees would have waited for the kernels.  Here a wait comes when memory runs out, and no capture is
+ * disturbed by it. */
+START_TEST(beside_a_capture_of_another_thread_freed_memory_serves_again) {
+  struct capturer capturer = {.context = begin()};
+  OK(pthread_create(&capturer.thread, NULL, captures, &capturer));
+  while (capturer.begun == 0)
+    (void)usleep(100);
+  blocks_come_and_go();
+  capturer.ends = 1;
+  OK(pthread_join(capturer.thread, NULL));
+}
+END_TEST
+
+START_TEST(during_a_relaxed_capture_freed_memory_serves_again) {
+  void *graph;
+  begin();
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(cuStreamBeginCapture_v2(stream, 2));
+  blocks_come_and_go();
+  OK(cuStreamEndCapture(stream, &graph));
+}
+END_TEST
+
 /* ---- Calm ---- */
 
 /* Whether the program's memory falls to so many bytes, within some seconds. */
@@ -855,6 +912,8 @@ static Suite *suite(void) {
   tcase_add_test(tests, without_memory_to_give_back_a_call_is_made_once);
   tcase_add_test(tests, memory_that_a_kernel_uses_is_waited_for_before_another_call_fails);
   tcase_add_test(tests, a_capture_survives_a_call_that_finds_no_memory);
+  tcase_add_test(tests, beside_a_capture_of_another_thread_freed_memory_serves_again);
+  tcase_add_test(tests, during_a_relaxed_capture_freed_memory_serves_again);
   tcase_add_test(tests, what_is_not_needed_goes_back_in_a_while);
   tcase_add_test(tests, a_program_that_peaked_once_does_not_keep_it);
   tcase_add_test(tests, beside_a_running_kernel_nothing_goes_back);

@@ -5,6 +5,7 @@
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -134,7 +135,12 @@ static int64_t least_refusal_ns(void) {
   return least_ns;
 }
 
-/* What was freed in the capture may not be used before its end. */
+/* Frees a block in a thread that does not capture. */
+static void *block_free(void *block) {
+  OK(cuMemFree_v2(*(address_t *)block));
+  return NULL;
+}
+
 START_TEST(in_a_capture_a_process_that_finds_no_memory_does_not_wait_for_its_own) {
   void *graph;
   neighbours_begin();
@@ -158,6 +164,25 @@ START_TEST(in_a_capture_a_process_that_finds_no_memory_does_not_wait_for_its_own
   OK(cuStreamEndCapture(stream, &graph));
   *turn = 1;
   OK(process_heard(child));
+}
+END_TEST
+
+/* Beside a capture no fence can tell that nothing uses the memory any more. */
+START_TEST(a_process_that_captures_gives_to_others) {
+  void *graph;
+  neighbours_begin();
+  _Atomic unsigned *turn = shared_number();
+  pid_t other = process_asks(turn, ask_alloc, 2 * GIB);
+  begin();
+  address_t block = allocate(3 * GIB);
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(cuStreamBeginCapture_v2(stream, 1));
+  pthread_t thread;
+  OK(pthread_create(&thread, NULL, block_free, &block));
+  OK(pthread_join(thread, NULL));
+  *turn = 1;
+  OK(process_heard(other));
+  OK(cuStreamEndCapture(stream, &graph));
 }
 END_TEST
 
@@ -338,6 +363,7 @@ static Suite *suite(void) {
   tcase_add_loop_test(tests, a_process_that_is_slow_to_give_is_waited_for, 0, 2);
   tcase_add_test(tests, a_process_that_has_memory_given_does_not_wait_for_the_others);
   tcase_add_test(tests, in_a_capture_a_process_that_finds_no_memory_does_not_wait_for_its_own);
+  tcase_add_test(tests, a_process_that_captures_gives_to_others);
   tcase_add_test(tests, nobody_waits_for_a_process_that_became_another);
   tcase_add_loop_test(tests, processes_fill_and_empty_the_device_in_turns, 0, 2);
   tcase_add_test(tests, processes_share_a_device_that_is_nearly_full);

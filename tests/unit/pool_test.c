@@ -1164,10 +1164,10 @@ START_TEST(closing_an_elastic_pool_in_a_capture_leaves_its_memory_mapped) {
   open_elastic(&elastic_64_mib);
   struct reuse *reuse = pool->reuse;
   must_malloc(2 * MIB);
-  reuse_capture_begin(reuse);
+  reuse_capture_begin(reuse, false);
   ck_assert_int_eq(pool_close(pool, 0), 900);
   pool = NULL;
-  ck_assert(reuse_capture_end(reuse));
+  ck_assert(reuse_capture_end(reuse, false));
   ck_assert_uint_eq(imaginary.synchronizes, 0);
   ck_assert_uint_eq(imaginary.taken_bytes, 2 * MIB);
   imaginary.taken_bytes = 0;
