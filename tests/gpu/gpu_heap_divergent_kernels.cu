@@ -533,13 +533,6 @@ static __device__ INLINE void coalesced_turns(const mam_device_heap &heap, const
   }
 }
 
-/* In code for debuggers a grid barrier does not hold for warps whose lanes come to it apart (nvcc 13.0, an H100): in a
- * kernel without any heap, threads read what was written in another round. */
-static __device__ INLINE void grid_barrier(const groups::grid_group &grid) {
-  __syncwarp();
-  grid.sync();
-}
-
 static __device__ INLINE void grid_turns(const mam_device_heap &heap, const divergent_job &job) {
   diary mine(job);
   groups::grid_group grid = groups::this_grid();
@@ -549,12 +542,12 @@ static __device__ INLINE void grid_turns(const mam_device_heap &heap, const dive
     if (next(state) % 4 != 0)
       packed = packed_malloc(heap, mine, size_next(job, state));
     job.mail[(self + 33 + 1000 * round) % threads] = packed;
-    grid_barrier(grid);
+    grid.sync();
     packed = job.mail[self];
     if (packed != 0)
       packed_free(heap, mine, packed);
     job.mail[self] = 0;
-    grid_barrier(grid);
+    grid.sync();
   }
 }
 

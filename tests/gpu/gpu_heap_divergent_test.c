@@ -289,10 +289,13 @@ static void site_sound(const struct run *run, bool has_sums) {
 
 /* ---- Tests ------------------------------------------------------------------------------------------------------- */
 
-/* Code for debuggers has too many registers for the largest thread blocks. */
+/* Code for debuggers has too many registers for the largest thread blocks.  And there a grid barrier does not hold for
+ * warps whose lanes come to it apart (nvcc 13.0, an H100): in a program of such barriers without any heap, threads read
+ * what had been written in another round. */
 static bool lacks(const struct variant *variant, enum divergent_case which) {
-  return (which == DIVERGENT_CLUSTER && !has_clusters) || (which == DIVERGENT_GRID && !has_grids) ||
-         (which == DIVERGENT_WIDE && variant->launch == divergent_launch_debug);
+  bool debug = variant->launch == divergent_launch_debug;
+  return (which == DIVERGENT_CLUSTER && !has_clusters) || (which == DIVERGENT_GRID && (!has_grids || debug)) ||
+         (which == DIVERGENT_WIDE && debug);
 }
 
 static void case_repeat(struct run *run, enum divergent_case which) {
