@@ -189,6 +189,7 @@ try "no program is a mistake" ./mam-run
 check '[ $status -eq 125 ] && grep -q "^usage" "$work/err"'
 for wrong in '--limit banana' '--limit 0' '--limit 2047K' '--limit 1' '--limit 2m%' '--limit 0%' '--limit 101%' '--limit 1000%' '--limit 5M%' '--limit %' '--limit=' '--limit 1T' \
   '--limit 99999999999G' '--min banana' '--min 1T' '--max=' '--chunk 0' '--chunk 0K' '--max 99999999999G' '--off=yes' '--skip-devices gpu0' \
+  '--chunk 9999999999G' '--min 20G --max 1K' '--min 2M --max 2047K' '--skip-devices 0,99999999999999999999' \
   '--programs a,,b' "-o $work/none/file" "-s -o$work" '-sx'; do
   # shellcheck disable=SC2086
   try "refused before the program starts: $wrong" ./mam-run $wrong sh -c 'echo started'
