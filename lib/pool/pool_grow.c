@@ -166,6 +166,31 @@ static cudaError_t chunks_exchange_locked(struct mam_pool *pool, size_t bytes, b
   return error;
 }
 
+/* A pool may hold so many times the block for which it grows, or this many bytes, or the most that was used, before its
+ * free chunks go back. */
+enum { SURPLUS_BLOCKS = 4, SURPLUS_BYTES = 256 << 20 };
+
+/* Gives free chunks back that the pool holds beyond that, before it takes one more.  Each is too small for the block,
+ * and a loop whose blocks become larger would leave one behind each time.  Only beside an idle GPU: the source waits
+ * for it.
+ */
+static void surplus_give_locked(struct mam_pool *pool, size_t bytes) {
+  lock_held(&pool->lock);
+  struct pool_chunk *chunk;
+  struct segment *segment;
+  size_t want, need, most = SURPLUS_BLOCKS * bytes;
+  most = most < SURPLUS_BYTES ? SURPLUS_BYTES : most;
+  most = most < pool->peak_used_bytes ? pool->peak_used_bytes : most;
+  if (!growth_plan(pool, bytes, &want, &need) || pool->held_bytes + want <= most || free_chunks_bytes_locked(pool) == 0)
+    return;
+  pool_step_out(pool);
+  bool idle = reuse_reach_soon(pool->reuse, reuse_epoch(pool->reuse));
+  pool_step_in(pool);
+  while (idle && pool->state == POOL_OPEN && pool->held_bytes + want > most &&
+         segment_largest_free(&pool->segments) < bytes && (chunk = pool_find_free_chunk_locked(pool, &segment)) != NULL)
+    idle = pool_chunk_give_locked(pool, chunk, segment) == cudaSuccess;
+}
+
 /* ---- Growth of either kind ---- */
 
 /* A hint that is asked by every allocation on the slow path: relaxed, as the pool's own, since nothing goes by it. */
@@ -218,6 +243,8 @@ static cudaError_t grow_alone_locked(struct mam_pool *pool, size_t bytes, bool a
     (void)reuse_reach_soon(pool->reuse, reuse_epoch(pool->reuse));
     pool_step_in(pool);
   }
+  if (pool->config.gives_all && !at_once && !reuse_capturing(pool->reuse))
+    surplus_give_locked(pool, bytes);
   cudaError_t error = grow(pool, bytes, &asked);
   if (error == cudaErrorMemoryAllocation && pool->config.gives_all && !at_once && !reuse_capturing(pool->reuse))
     error = chunks_exchange_locked(pool, bytes, &asked);

@@ -64,6 +64,37 @@ START_TEST(loop_over_many_sizes_holds_no_more) {
 }
 END_TEST
 
+/* One live block at a time, each larger than all before: no chunk of before has room for it. */
+START_TEST(loop_of_rising_sizes_holds_four_blocks) {
+  enum { STEPS = 100 };
+  size_t step = _i < 2 ? 64 * MIB : 16 * MIB, most = 0;
+  setenv("MAM_SOURCE", _i % 2 == 0 ? "vmm" : "chunks", 1);
+  fake_set_capacity(256 * GIB);
+  use_primary(0);
+  OK(MAM_Create_auto());
+  for (unsigned i = 1; i <= STEPS; i++) {
+    pairs(i * step, 1);
+    size_t held = info_of(NULL).reserved_bytes;
+    ck_assert_uint_le(held, spare_of(i * step));
+    most = held > most ? held : most;
+  }
+  ck_assert_uint_ge(most, STEPS * step);
+}
+END_TEST
+
+/* A chunk that goes back is waited for by the driver. */
+START_TEST(growth_beside_a_running_kernel_gives_nothing_back) {
+  setenv("MAM_SOURCE", "chunks", 1);
+  fake_set_capacity(256 * GIB);
+  use_primary(0);
+  OK(MAM_Create_auto());
+  fake_submit(fake_current());
+  for (size_t i = 1; i <= 30; i++)
+    pairs(i * 64 * MIB, 1);
+  ck_assert_uint_eq(fake_waits(), 0);
+}
+END_TEST
+
 /* ---- Growth from cold ---- */
 
 static uint64_t random_next(uint64_t *state) {
@@ -524,6 +555,8 @@ int main(void) {
   tcase_add_loop_test(loops, loop_of_pairs_holds_four_blocks_or_256_mib, 0, 2 * PAIR_SIZES);
   tcase_add_loop_test(loops, fence_is_shared_by_what_a_loop_may_hold, 0, 2 * PAIR_SIZES);
   tcase_add_test(loops, loop_over_many_sizes_holds_no_more);
+  tcase_add_loop_test(loops, loop_of_rising_sizes_holds_four_blocks, 0, 4);
+  tcase_add_test(loops, growth_beside_a_running_kernel_gives_nothing_back);
   tcase_add_loop_test(growth, growth_from_cold_takes_few_mappings, 0, sizeof colds / sizeof colds[0]);
   tcase_add_test(growth, growth_is_small_again_after_a_rush);
   tcase_add_loop_test(chunk, freed_block_serves_a_smaller_one_before_the_large_hole_is_cut, 0, 2);
