@@ -73,6 +73,7 @@ static bool served_later(const struct preload_real *real, size_t bytes, const vo
   if (first) {
     if (!preload_capturing())
       return false;
+    (void)preload_soft_end();
     preload_depth++;
     (void)mam_client.give_back(true);
     preload_depth--;
@@ -162,14 +163,19 @@ static const CUdeviceptr NOBODYS = 1;
 
 /* ---- Freeing ---- */
 
-/* The driver alone refuses a free during a capture, unless it is relaxed.  Here it succeeds, and the capture goes on.
- * The graph may use the block, so its keeper gets it.  False if the host has no memory. */
-static __attribute__((noinline)) bool kept_in_capture(const struct preload_real *real, uintptr_t address) {
+/* Whether a block that the program may free starts there. */
+static bool is_live_block(uintptr_t address) {
   struct client_block block;
   preload_depth++;
   bool is_block = mam_client.block_at(address, &block) == CLIENT_LIVE && block.base == address;
   preload_depth--;
-  return !is_block || preload_kept_freed(address) || preload_capture_keep(real, address);
+  return is_block && !preload_kept_freed(address);
+}
+
+/* The driver alone refuses a free during a capture, unless it is relaxed.  Here it succeeds, and the capture goes on.
+ * The graph may use the block, so its keeper gets it.  False if the host has no memory. */
+static __attribute__((noinline)) bool kept_in_capture(const struct preload_real *real, uintptr_t address) {
+  return !is_live_block(address) || preload_capture_keep(real, address);
 }
 
 /* Whether a keeper has the block: then the program's free is done.  *error is what the program gets, an error if it had
@@ -224,9 +230,14 @@ CUresult cuMemFree_v2(CUdeviceptr address) {
 }
 
 /* freed, in the order of a stream; not timed. */
-static bool freed_async(CUdeviceptr address, CUstream stream, cudaError_t *error) {
+static bool freed_async(const struct preload_real *real, CUdeviceptr address, CUstream stream, cudaError_t *error) {
   if (address == 0 || preload_depth != 0 || !preload_active())
     return false;
+  if (__builtin_expect(preload_capturing(), false) && is_live_block((uintptr_t)address) &&
+      !preload_capture_keep_async(real, (uintptr_t)address, stream)) {
+    *error = cudaErrorMemoryAllocation;
+    return true;
+  }
   bool pooled = kept_back((uintptr_t)address, error);
   if (!pooled) {
     preload_depth++;
@@ -240,14 +251,14 @@ static bool freed_async(CUdeviceptr address, CUstream stream, cudaError_t *error
 CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
   const struct preload_real *real = preload_real_get();
   cudaError_t error;
-  return freed_async(address, stream, &error) ? refused(real, error)
-                                              : PRELOAD_CALL(real, cuMemFreeAsync, address, stream);
+  return freed_async(real, address, stream, &error) ? refused(real, error)
+                                                    : PRELOAD_CALL(real, cuMemFreeAsync, address, stream);
 }
 
 CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
   const struct preload_real *real = preload_real_get();
   cudaError_t error;
-  return freed_async(address, preload_stream_ptsz(stream), &error)
+  return freed_async(real, address, preload_stream_ptsz(stream), &error)
              ? refused(real, error)
              : PRELOAD_CALL(real, cuMemFreeAsync_ptsz, address, stream);
 }
@@ -257,9 +268,9 @@ CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
 /* An answer of the two is begun anew so often at most. */
 enum { INFO_ANSWERS_MOST = 8 };
 
-/* Free memory is the driver's and what the pool could hand out.  A chunk that goes from one to the other between the
- * two questions would count twice or not at all, so they are asked again after each such move.  Where moves do not
- * cease, the sum is cut to what the program's blocks leave of the device. */
+/* Free memory is the driver's, what the pool could hand out, and what is only held softly for graphs.  A chunk that
+ * goes from one to the other between the two questions would count twice or not at all, so they are asked again after
+ * each such move.  Where moves do not cease, the sum is cut to what the program's blocks leave of the device. */
 CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
   const struct preload_real *real = preload_real_get();
   if (free_bytes == NULL || preload_depth != 0 || !preload_active())
@@ -280,7 +291,8 @@ CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
   preload_depth--;
   if (result != CUDA_SUCCESS)
     return result;
-  size_t sum = *free_bytes + available_bytes;
+  size_t soft_bytes = preload_soft_bytes(), sum = *free_bytes + available_bytes + soft_bytes;
+  used_bytes -= soft_bytes < used_bytes ? soft_bytes : used_bytes;
   size_t total = total_bytes != NULL ? *total_bytes : SIZE_MAX, most = total > used_bytes ? total - used_bytes : 0;
   *free_bytes = sum < most ? sum : most;
   return result;

@@ -14,7 +14,8 @@
  *   preload_again.c      calls that fail for want of memory that a pool keeps
  *   preload_bell.c       the same, where another process has the pool
  *   preload_work.c       captures, waits, ends of contexts
- *   preload_graph.c      blocks that a graph goes on using
+ *   preload_graph.c      which graphs use blocks
+ *   preload_keep.c       blocks that are held back for graphs
  *   preload_ipc.c        memory of other processes
  *   preload_options.c    which processes, threads, devices and sizes are served
  *   preload_site.c       where in the program an allocation is
@@ -111,7 +112,7 @@ bool preload_is_child(void);
 
 /* In a forked child: initialise locks that other threads of the parent may have held. */
 void preload_work_forked(void);
-void preload_graph_forked(void);
+void preload_keep_forked(void);
 void preload_ipc_forked(void);
 void preload_site_forked(void);
 
@@ -214,7 +215,7 @@ bool preload_ipc_block_at(uintptr_t address, uintptr_t *base, size_t *bytes);
 
 /* ---- Blocks of graphs ---- */
 
-/* A keeper holds the blocks that were allocated during one capture (preload_graph.c).  This makes one for a capture
+/* A keeper holds the blocks that were allocated during one capture (preload_keep.c).  This makes one for a capture
  * that begins.  NULL if the host has no memory. */
 struct preload_keeper *preload_keeper_new(void);
 
@@ -222,13 +223,30 @@ struct preload_keeper *preload_keeper_new(void);
  * user the keeper ends, and frees those of its blocks that the program has freed.  keeper may be NULL. */
 void preload_keeper_end(struct preload_keeper *keeper, void *graph);
 
-/* Gives a block that the calling thread has just allocated, or is about to free, to the keeper of a capture of the
- * current context for which the driver alone would have refused the call.  Does nothing if there is none.  False if the
- * host has no memory to remember the block. */
+/* The calling thread has just allocated a block, or is about to free it: the keepers of all captures hold it for which
+ * the driver alone would have refused the call; and softly those of relaxed captures, and all of them if the thread is
+ * relaxed.  False if the host has no memory to remember that. */
 bool preload_capture_keep(const struct preload_real *real, uintptr_t address);
 
-/* Gives a block to a keeper, unless one has it.  False if the host has no memory. */
-bool preload_keep(struct preload_keeper *keeper, uintptr_t address);
+/* The same for a block that is about to be freed on a stream: if that is captured, the keepers of all captures. */
+bool preload_capture_keep_async(const struct preload_real *real, uintptr_t address, CUstream stream);
+
+/* An executable graph was launched on a stream.  If that is captured, the graph of the capture uses what the executable
+ * uses. */
+void preload_capture_launch(const struct preload_real *real, const void *executable, CUstream stream);
+
+/* The graph of a capture that goes on uses what an executable graph uses. */
+void preload_keeper_launch(struct preload_keeper *keeper, const void *executable);
+
+/* A keeper holds a block from now on.  soft: the driver alone would serve the program (preload_keep.c).  False if the
+ * host has no memory. */
+bool preload_keep(struct preload_keeper *keeper, uintptr_t address, bool soft);
+
+/* Gives the pool all blocks that the program has freed and that are only held softly.  Whether there were some. */
+bool preload_soft_end(void);
+
+/* The bytes of these. */
+size_t preload_soft_bytes(void);
 
 enum preload_kept {
   PRELOAD_KEPT_NOT,         /* no keeper has the block: the caller frees it */

@@ -27,6 +27,7 @@ bool preload_make_room(struct preload_tries *tries) {
   bool given = false, asked = false;
   if (preload_depth != 0 || !preload_active())
     return false;
+  bool softly = preload_soft_end();
   preload_depth++;
   for (; !given && tries->own < OWN_TRIES; tries->own++)
     given = mam_client.give_back(tries->own > 0);
@@ -37,7 +38,7 @@ bool preload_make_room(struct preload_tries *tries) {
     tries->vain_rings += !given;
   }
   preload_depth--;
-  return given || asked;
+  return given || asked || softly;
 }
 
 #define HOOK(name, arguments)

@@ -125,7 +125,7 @@ static struct decision *decide(void) {
 static void after_fork_in_child(void) {
   preload_bell_stop();
   preload_work_forked();
-  preload_graph_forked();
+  preload_keep_forked();
   preload_ipc_forked();
   preload_site_forked();
 }

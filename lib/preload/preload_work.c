@@ -20,19 +20,32 @@
 struct capture {
   CUstream stream;
   CUcontext context;             /* of the stream; with the thread it tells which per-thread stream is meant */
-  pthread_t thread;              /* the thread that began it */
+  uint64_t thread;               /* the number of the thread that began it */
   CUstreamCaptureMode mode;      /* as the program began it */
   struct reuse *reuse;           /* of the context, whose bracket is open */
   struct preload_keeper *keeper; /* of its blocks */
+  void *graph;                   /* that it adds to; NULL: it makes a new one */
   struct capture *next;
 };
 
-/* Protects the list.  Under it a thread takes graphs_lock (preload_graph.c) only, and calls neither libmam nor the
- * driver. */
+/* Protects the list.  Under it a thread takes keep_lock (preload_keep.c) only, and calls neither libmam nor the driver.
+ */
 static pthread_mutex_t captures_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct capture *captures;
 static _Atomic unsigned
     capture_count; /* relaxed: a hint.  Includes captures that are out of the list during a call of the driver */
+
+/* So many of these are not relaxed. */
+static _Atomic unsigned strict_count;
+
+/* A number that no other thread of the process has or had: a new thread may get the identity of one that has ended. */
+static uint64_t thread_number(void) {
+  static _Atomic uint64_t last; /* relaxed: a counter */
+  static __thread __attribute__((tls_model("initial-exec"))) uint64_t own;
+  if (own == 0)
+    own = atomic_fetch_add_explicit(&last, 1, memory_order_relaxed) + 1;
+  return own;
+}
 
 bool preload_capturing(void) { return atomic_load_explicit(&capture_count, memory_order_relaxed) > 0; }
 
@@ -40,7 +53,7 @@ bool preload_capturing(void) { return atomic_load_explicit(&capture_count, memor
 static bool capture_is(const struct capture *capture, CUstream stream, CUcontext context) {
   bool per_thread = (uintptr_t)stream == CU_STREAM_PER_THREAD;
   return capture->stream == stream &&
-         (!per_thread || (capture->context == context && pthread_equal(capture->thread, pthread_self())));
+         (!per_thread || (capture->context == context && capture->thread == thread_number()));
 }
 
 /* Puts a capture into the list. */
@@ -54,6 +67,7 @@ static void capture_put(struct capture *capture) {
 /* Puts a new capture into the list, and counts it. */
 static void capture_add(struct capture *capture) {
   atomic_fetch_add_explicit(&capture_count, 1, memory_order_relaxed);
+  atomic_fetch_add_explicit(&strict_count, capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED, memory_order_relaxed);
   capture_put(capture);
 }
 
@@ -86,6 +100,7 @@ static bool capture_remove(const struct capture *capture) {
 /* Ends a capture, which is out of the list, and closes its bracket.  graph: the graph that it made, NULL if none. */
 static void capture_drop(struct capture *capture, void *graph) {
   atomic_fetch_sub_explicit(&capture_count, 1, memory_order_relaxed);
+  atomic_fetch_sub_explicit(&strict_count, capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED, memory_order_relaxed);
   preload_keeper_end(capture->keeper, graph);
   mam_client.capture_end(capture->reuse);
   free(capture);
@@ -101,22 +116,54 @@ static CUcontext context_now(const struct preload_real *real) {
 static bool capture_forbids(const struct capture *capture, CUstreamCaptureMode mode) {
   if (capture->mode == CU_STREAM_CAPTURE_MODE_RELAXED || mode == CU_STREAM_CAPTURE_MODE_RELAXED)
     return false;
-  return pthread_equal(capture->thread, pthread_self()) ||
+  return capture->thread == thread_number() ||
          (capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL && mode == CU_STREAM_CAPTURE_MODE_GLOBAL);
 }
 
-/* The lock is held to the end: while a capture is in the list, its keeper exists. */
-bool preload_capture_keep(const struct preload_real *real, uintptr_t address) {
-  CUcontext context = context_now(real);
+/* The mode of the calling thread.  It matters only if a capture is not relaxed, and else the driver is not asked. */
+static CUstreamCaptureMode thread_mode(const struct preload_real *real) {
+  if (atomic_load_explicit(&strict_count, memory_order_relaxed) == 0)
+    return CU_STREAM_CAPTURE_MODE_GLOBAL;
   CUstreamCaptureMode mode = preload_relaxed_begin(real);
   preload_relaxed_end(real, mode);
+  return mode;
+}
+
+/* The lock is held to the end: while a capture is in the list, its keeper exists.  all: whatever the modes are. */
+static bool captures_keep(uintptr_t address, CUstreamCaptureMode mode, bool all) {
+  bool kept = true;
   pthread_mutex_lock(&captures_lock);
-  const struct capture *capture = captures;
-  while (capture != NULL && (capture->context != context || !capture_forbids(capture, mode)))
-    capture = capture->next;
-  bool kept = capture == NULL || preload_keep(capture->keeper, address);
+  for (const struct capture *capture = captures; capture != NULL && kept; capture = capture->next) {
+    bool hard = all || capture_forbids(capture, mode);
+    bool soft = capture->mode == CU_STREAM_CAPTURE_MODE_RELAXED || mode == CU_STREAM_CAPTURE_MODE_RELAXED;
+    kept = (!hard && !soft) || preload_keep(capture->keeper, address, !hard);
+  }
   pthread_mutex_unlock(&captures_lock);
   return kept;
+}
+
+bool preload_capture_keep(const struct preload_real *real, uintptr_t address) {
+  return captures_keep(address, thread_mode(real), false);
+}
+
+static bool stream_captures(const struct preload_real *real, CUstream stream) {
+  int status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return PRELOAD_CALL(real, cuStreamIsCapturing, stream, &status) != CUDA_SUCCESS ||
+         status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+bool preload_capture_keep_async(const struct preload_real *real, uintptr_t address, CUstream stream) {
+  return captures_keep(address, thread_mode(real), stream_captures(real, stream));
+}
+
+/* The stream may have joined the capture of another one, so all captures that go on are meant. */
+void preload_capture_launch(const struct preload_real *real, const void *executable, CUstream stream) {
+  if (!preload_capturing() || !stream_captures(real, stream))
+    return;
+  pthread_mutex_lock(&captures_lock);
+  for (const struct capture *capture = captures; capture != NULL; capture = capture->next)
+    preload_keeper_launch(capture->keeper, executable);
+  pthread_mutex_unlock(&captures_lock);
 }
 
 /* The context of a stream.  The question does not disturb a capture.  The current context is that of legacy and
@@ -142,7 +189,7 @@ static struct capture *capture_new(CUstream stream, CUcontext context, CUstreamC
     return NULL;
   }
   *capture = (struct capture){
-      .stream = stream, .context = context, .thread = pthread_self(), .mode = mode, .reuse = reuse, .keeper = keeper};
+      .stream = stream, .context = context, .thread = thread_number(), .mode = mode, .reuse = reuse, .keeper = keeper};
   return capture;
 }
 
@@ -202,7 +249,8 @@ static CUresult capture_closed(const struct preload_real *real, struct capture *
   bool goes_on = capture != NULL && result != CUDA_SUCCESS &&
                  PRELOAD_CALL(real, cuStreamIsCapturing, capture->stream, &status) == CUDA_SUCCESS &&
                  status != CU_STREAM_CAPTURE_STATUS_NONE;
-  capture_gone(capture, goes_on, result == CUDA_SUCCESS && graph != NULL ? *graph : NULL);
+  void *made = capture != NULL && capture->graph != NULL ? capture->graph : graph != NULL ? *graph : NULL;
+  capture_gone(capture, goes_on, result == CUDA_SUCCESS ? made : NULL);
   return result;
 }
 
@@ -244,6 +292,8 @@ CUresult cuStreamBeginCaptureToGraph(CUstream stream, void *graph, const void *n
   struct capture *capture;
   if (!capture_open(real, stream, mode, &capture))
     return CUDA_ERROR_OUT_OF_MEMORY;
+  if (capture != NULL)
+    capture->graph = graph;
   return capture_opened(capture,
                         PRELOAD_CALL(real, cuStreamBeginCaptureToGraph, stream, graph, nodes, edges, count, mode));
 }
@@ -254,6 +304,8 @@ CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, void *graph, const vo
   struct capture *capture;
   if (!capture_open(real, preload_stream_ptsz(stream), mode, &capture))
     return CUDA_ERROR_OUT_OF_MEMORY;
+  if (capture != NULL)
+    capture->graph = graph;
   return capture_opened(capture,
                         PRELOAD_CALL(real, cuStreamBeginCaptureToGraph_ptsz, stream, graph, nodes, edges, count, mode));
 }

@@ -123,24 +123,24 @@ START_TEST(what_does_not_exist_is_not_found) {
   ck_assert_ptr_null(function);
   (void)dlerror();
   /* hooked, but this driver lacks it */
-  ck_assert_ptr_null(dlsym(driver_library(), "cuStreamBeginCaptureToGraph"));
+  ck_assert_ptr_null(dlsym(driver_library(), "cuGraphExecNodeSetParams"));
   const char *said = dlerror();
   ck_assert_ptr_nonnull(said);
-  ck_assert_ptr_nonnull(strstr(said, "cuStreamBeginCaptureToGraph"));
+  ck_assert_ptr_nonnull(strstr(said, "cuGraphExecNodeSetParams"));
 }
 END_TEST
 
 /* Functions that this driver lacks, hooked or not. */
-int cuStreamBeginCaptureToGraph(void) __attribute__((weak));
+int cuGraphExecNodeSetParams(void) __attribute__((weak));
 int cuStreamEndCapture_ptsz(void *stream, void **graph) __attribute__((weak));
 
 START_TEST(nobody_says_that_an_older_driver_has_a_newer_function) {
   ck_assert_ptr_null(dlerror());
-  ck_assert_ptr_null(dlsym(RTLD_DEFAULT, "cuStreamBeginCaptureToGraph"));
+  ck_assert_ptr_null(dlsym(RTLD_DEFAULT, "cuGraphExecNodeSetParams"));
   ck_assert_ptr_nonnull(dlerror());
-  ck_assert_ptr_null(dlsym(RTLD_NEXT, "cuStreamBeginCaptureToGraph"));
-  ck_assert_ptr_null(dlsym(dlopen(NULL, RTLD_NOW), "cuStreamBeginCaptureToGraph"));
-  ck_assert(cuStreamBeginCaptureToGraph == NULL);
+  ck_assert_ptr_null(dlsym(RTLD_NEXT, "cuGraphExecNodeSetParams"));
+  ck_assert_ptr_null(dlsym(dlopen(NULL, RTLD_NOW), "cuGraphExecNodeSetParams"));
+  ck_assert(cuGraphExecNodeSetParams == NULL);
   ck_assert(cuStreamEndCapture_ptsz != NULL);
 }
 END_TEST

@@ -62,6 +62,13 @@ int cuGraphDestroy(void *graph);
 int cuGraphExecDestroy(void *executable);
 int cuGraphClone(void **clone, void *graph);
 int cuGraphAddChildGraphNode(void **node, void *graph, const void *nodes, size_t count, void *child);
+int cuGraphChildGraphNodeGetGraph(void *node, void **graph);
+int cuGraphCreate(void **graph, unsigned flags);
+int cuGraphAddNode(void **node, void *graph, const void *nodes, size_t count, int *parameters);
+int cuGraphExecChildGraphNodeSetParams(void *executable, void *node, void *child);
+int cuGraphLaunch(void *executable, void *stream);
+int cuStreamBeginCaptureToGraph(void *stream, void *graph, const void *nodes, const void *edges, size_t count,
+                                int mode);
 int cuGraphExecUpdate_v2(void *executable, void *graph, void *outcome);
 int cuThreadExchangeStreamCaptureMode(int *mode);
 int cuGetProcAddress(const char *name, void **function, int version, uint64_t flags);

@@ -465,6 +465,259 @@ START_TEST(a_destruction_that_fails_lets_nothing_go) {
 }
 END_TEST
 
+/* ---- Blocks that several graphs use ---- */
+
+/* Two captures go on, for each of which the driver alone refuses the frees.  The graphs end in either order. */
+START_TEST(a_block_that_two_captures_may_use_is_kept_for_both) {
+  void *graphs[2], *executables[2], *streams[2];
+  begin();
+  address_t before = allocate(9 * MIB);
+  for (int i = 0; i < 2; i++) {
+    streams[i] = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+    OK(cuStreamBeginCapture_v2(streams[i], 0));
+  }
+  address_t during = allocate(9 * MIB);
+  OK(cuMemFree_v2(before));
+  OK(cuMemFree_v2(during));
+  for (int i = 0; i < 2; i++) {
+    OK(cuStreamEndCapture(streams[i], &graphs[i]));
+    OK(cuGraphInstantiateWithFlags(&executables[i], graphs[i], 0));
+    OK(cuGraphDestroy(graphs[i]));
+  }
+  OK(cuGraphExecDestroy(executables[_i]));
+  ck_assert(!comes_again(before, 9 * MIB) && !comes_again(during, 9 * MIB));
+  size_t free_before = free_now();
+  OK(cuGraphExecDestroy(executables[1 - _i]));
+  ck_assert_uint_ge(free_now(), free_before + 18 * MIB);
+}
+END_TEST
+
+/* It was allocated in one capture, and another one uses it and frees it. */
+START_TEST(a_block_of_one_capture_that_another_frees_is_kept_for_both) {
+  void *graphs[2], *executable;
+  begin();
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(cuStreamBeginCapture_v2(stream, 0));
+  address_t block = allocate(9 * MIB);
+  OK(cuStreamEndCapture(stream, &graphs[0]));
+  OK(cuStreamBeginCapture_v2(stream, 0));
+  OK(cuMemFree_v2(block));
+  OK(cuStreamEndCapture(stream, &graphs[1]));
+  OK(cuGraphInstantiateWithFlags(&executable, graphs[1], 0));
+  OK(cuGraphDestroy(graphs[0]));
+  OK(cuGraphDestroy(graphs[1]));
+  ck_assert(!comes_again(block, 9 * MIB));
+  size_t free_before = free_now();
+  OK(cuGraphExecDestroy(executable));
+  ck_assert_uint_ge(free_now(), free_before + 9 * MIB);
+}
+END_TEST
+
+/* A capture forbids a free whatever context is current. */
+START_TEST(a_block_freed_in_another_context_is_kept) {
+  void *graph, *executable, *context = begin();
+  address_t block = allocate(9 * MIB);
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING), *other = fake_context_create(0);
+  OK(cuStreamBeginCapture_v2(stream, 0));
+  OK(cuCtxSetCurrent(other));
+  OK(cuMemFree_v2(block));
+  OK(cuCtxSetCurrent(context));
+  OK(cuStreamEndCapture(stream, &graph));
+  OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
+  ck_assert(!comes_again(block, 9 * MIB));
+  OK(cuGraphDestroy(graph));
+  size_t free_before = free_now();
+  OK(cuGraphExecDestroy(executable));
+  ck_assert_uint_ge(free_now(), free_before + 9 * MIB);
+}
+END_TEST
+
+START_TEST(a_block_freed_on_a_captured_stream_is_kept) {
+  void *graph, *executable;
+  begin();
+  address_t block = allocate(9 * MIB);
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(cuStreamBeginCapture_v2(stream, _i));
+  OK(cuMemFreeAsync(block, stream));
+  FAILS(INVALID_VALUE, cuMemFreeAsync(block, stream));
+  OK(cuStreamEndCapture(stream, &graph));
+  OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
+  OK(cuGraphDestroy(graph));
+  ck_assert(!comes_again(block, 9 * MIB));
+  size_t free_before = free_now();
+  OK(cuGraphExecDestroy(executable));
+  ck_assert_uint_ge(free_now(), free_before + 9 * MIB);
+}
+END_TEST
+
+static void *begins_a_capture(void *argument) {
+  void **place = argument; /* the context; then the stream */
+  OK(cuCtxSetCurrent(place[0]));
+  place[1] = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(cuStreamBeginCapture_v2(place[1], 1));
+  return NULL;
+}
+
+/* A new thread may get the identity of one that has ended. */
+START_TEST(a_capture_of_a_thread_that_ended_concerns_no_other) {
+  pthread_t thread;
+  void *graph, *place[2] = {begin(), NULL};
+  (void)allocate(1000);
+  size_t free_before = free_now();
+  OK(pthread_create(&thread, NULL, begins_a_capture, place));
+  OK(pthread_join(thread, NULL));
+  OK(pthread_create(&thread, NULL, allocate_and_free, place[0]));
+  OK(pthread_join(thread, NULL));
+  OK(cuStreamEndCapture(place[1], &graph));
+  ck_assert_uint_gt(free_now(), free_before - 9 * MIB);
+}
+END_TEST
+
+/* ---- Graphs in graphs ---- */
+
+START_TEST(a_graph_that_is_launched_in_a_capture_is_a_part_of_the_captured_one) {
+  address_t blocks[BLOCKS];
+  void *inner, *outer, *executable;
+  begin();
+  void *graph = capture(blocks);
+  OK(cuGraphInstantiateWithFlags(&inner, graph, 0));
+  OK(cuGraphDestroy(graph));
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(cuStreamBeginCapture_v2(stream, 0));
+  OK(cuGraphLaunch(inner, stream));
+  OK(cuStreamEndCapture(stream, &outer));
+  OK(cuGraphExecDestroy(inner));
+  OK(cuGraphInstantiateWithFlags(&executable, outer, 0));
+  OK(cuGraphDestroy(outer));
+  ck_assert(!handed_out(blocks));
+  size_t before = free_now();
+  OK(cuGraphExecDestroy(executable));
+  ck_assert_uint_ge(free_now(), before + FREED_BYTES);
+}
+END_TEST
+
+/* Captures into the body of a conditional node.  The body goes with the graph, and its handle comes again. */
+START_TEST(what_is_captured_into_a_body_is_kept_with_its_graph) {
+  int conditional[64] = {13, [7] = 1};
+  void *graph, *node, **bodies, *executable, *others[2];
+  begin();
+  address_t block = allocate(9 * MIB);
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(cuGraphCreate(&graph, 0));
+  OK(cuGraphAddNode(&node, graph, NULL, 0, conditional));
+  memcpy(&bodies, conditional + 8, sizeof bodies);
+  void *body = bodies[0];
+  OK(cuStreamBeginCaptureToGraph(stream, body, NULL, NULL, 0, 0));
+  OK(cuMemFree_v2(block));
+  OK(cuStreamEndCapture(stream, NULL));
+  OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
+  OK(cuGraphDestroy(graph));
+  OK(cuGraphCreate(&others[0], 0));
+  OK(cuGraphCreate(&others[1], 0));
+  ck_assert(others[0] == body || others[1] == body);
+  OK(cuGraphDestroy(others[0]));
+  OK(cuGraphDestroy(others[1]));
+  ck_assert(!comes_again(block, 9 * MIB));
+  size_t before = free_now();
+  OK(cuGraphExecDestroy(executable));
+  ck_assert_uint_ge(free_now(), before + 9 * MIB);
+}
+END_TEST
+
+/* The graph in a child node is asked for, and made executable by itself. */
+START_TEST(the_graph_in_a_node_has_the_blocks_of_its_own) {
+  address_t blocks[BLOCKS];
+  void *parent, *node, *inside, *executable;
+  begin();
+  void *graph = capture(blocks);
+  OK(cuGraphCreate(&parent, 0));
+  OK(cuGraphAddChildGraphNode(&node, parent, NULL, 0, graph));
+  OK(cuGraphDestroy(graph));
+  OK(cuGraphChildGraphNodeGetGraph(node, &inside));
+  OK(cuGraphInstantiateWithFlags(&executable, inside, 0));
+  OK(cuGraphDestroy(parent));
+  ck_assert(!handed_out(blocks));
+  size_t before = free_now();
+  OK(cuGraphExecDestroy(executable));
+  ck_assert_uint_ge(free_now(), before + FREED_BYTES);
+}
+END_TEST
+
+/* The program does not destroy a graph that a node has taken over. */
+START_TEST(a_graph_that_a_node_takes_over_goes_with_it) {
+  address_t blocks[BLOCKS];
+  void *parent, *node;
+  int moved[64] = {4, [6] = 1};
+  begin();
+  void *graph = capture(blocks);
+  OK(cuGraphCreate(&parent, 0));
+  memcpy(moved + 4, &graph, sizeof graph);
+  OK(cuGraphAddNode(&node, parent, NULL, 0, moved));
+  ck_assert(!handed_out(blocks));
+  size_t before = free_now();
+  OK(cuGraphDestroy(parent));
+  ck_assert_uint_ge(free_now(), before + FREED_BYTES);
+}
+END_TEST
+
+/* An executable graph gets one graph after another for a node of its own. */
+START_TEST(graphs_that_were_replaced_in_a_node_go) {
+  enum { ROUNDS = 1000 };
+  void *parent, *node, *executable, *graph;
+  begin();
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(cuStreamBeginCapture_v2(stream, 0));
+  OK(cuStreamEndCapture(stream, &graph));
+  OK(cuGraphCreate(&parent, 0));
+  OK(cuGraphAddChildGraphNode(&node, parent, NULL, 0, graph));
+  OK(cuGraphInstantiateWithFlags(&executable, parent, 0));
+  OK(cuGraphDestroy(graph));
+  size_t before = free_now();
+  address_t last = 0;
+  for (int i = 0; i < ROUNDS; i++) {
+    OK(cuStreamBeginCapture_v2(stream, 0));
+    last = allocate(9 * MIB);
+    OK(cuMemFree_v2(last));
+    OK(cuStreamEndCapture(stream, &graph));
+    OK(cuGraphExecChildGraphNodeSetParams(executable, node, graph));
+    OK(cuGraphDestroy(graph));
+  }
+  ck_assert_uint_ge(free_now() + 27 * MIB, before);
+  ck_assert(!comes_again(last, 9 * MIB));
+  OK(cuGraphExecDestroy(executable));
+  ck_assert_uint_ge(free_now() + 9 * MIB, before);
+}
+END_TEST
+
+/* ---- The relaxed mode ---- */
+
+/* The driver alone serves such a program, so it may have its memory back at any time.  As long as there is other
+ * memory, a block is held back even so. */
+START_TEST(in_the_relaxed_mode_a_block_comes_again_only_for_want_of_others) {
+  void *graph, *executable;
+  begin();
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(cuStreamBeginCapture_v2(stream, 2));
+  address_t block = allocate(GIB);
+  OK(cuStreamEndCapture(stream, &graph));
+  OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
+  OK(cuMemFree_v2(block));
+  FAILS(INVALID_VALUE, cuMemFree_v2(block));
+  for (int i = 0; i < 3; i++) {
+    address_t other = allocate(GIB);
+    ck_assert(other + GIB <= block || other >= block + GIB);
+    OK(cuMemFree_v2(other));
+  }
+  ck_assert_uint_ge(free_now(), 4 * GIB - 16 * MIB);
+  if (_i == 0)
+    (void)allocate(3 * GIB + GIB / 2);
+  else
+    OK(cuMemAllocAsync(&block, 3 * GIB + GIB / 2, NULL));
+  OK(cuGraphExecDestroy(executable));
+  OK(cuGraphDestroy(graph));
+}
+END_TEST
+
 /* ---- Handles that come again while a call is on its way back ---- */
 
 struct other {
@@ -763,6 +1016,17 @@ static Suite *suite(void) {
   tcase_add_test(tests, an_updated_executable_keeps_the_new_graphs_blocks);
   tcase_add_loop_test(tests, a_loop_of_captures_and_updates_leaves_nothing_behind, 0, 2);
   tcase_add_test(tests, a_destruction_that_fails_lets_nothing_go);
+  tcase_add_loop_test(tests, a_block_that_two_captures_may_use_is_kept_for_both, 0, 2);
+  tcase_add_test(tests, a_block_of_one_capture_that_another_frees_is_kept_for_both);
+  tcase_add_test(tests, a_block_freed_in_another_context_is_kept);
+  tcase_add_loop_test(tests, a_block_freed_on_a_captured_stream_is_kept, 0, 3);
+  tcase_add_test(tests, a_capture_of_a_thread_that_ended_concerns_no_other);
+  tcase_add_test(tests, a_graph_that_is_launched_in_a_capture_is_a_part_of_the_captured_one);
+  tcase_add_test(tests, what_is_captured_into_a_body_is_kept_with_its_graph);
+  tcase_add_test(tests, the_graph_in_a_node_has_the_blocks_of_its_own);
+  tcase_add_test(tests, a_graph_that_a_node_takes_over_goes_with_it);
+  tcase_add_test(tests, graphs_that_were_replaced_in_a_node_go);
+  tcase_add_loop_test(tests, in_the_relaxed_mode_a_block_comes_again_only_for_want_of_others, 0, 2);
   tcase_add_loop_test(tests, a_graph_at_a_destroyed_ones_handle_keeps_its_blocks, 0, 2);
   tcase_add_loop_test(tests, a_capture_at_a_destroyed_streams_handle_goes_on, 0, 2);
   tcase_add_test(tests, a_wait_for_want_of_memory_ends_no_capture);

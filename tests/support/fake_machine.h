@@ -113,6 +113,14 @@ enum { mode_global, mode_thread_local, mode_relaxed };
   FUNCTION(cuGraphClone, 10000, INT_MAX, (void **clone, void *graph))                                                  \
   FUNCTION(cuGraphAddChildGraphNode, 10000, INT_MAX,                                                                   \
            (void **node, void *graph, const void *nodes, size_t count, void *child))                                   \
+  FUNCTION(cuGraphChildGraphNodeGetGraph, 10000, INT_MAX, (void *node, void **graph))                                  \
+  FUNCTION(cuGraphCreate, 10000, INT_MAX, (void **graph, unsigned flags))                                              \
+  FUNCTION(cuGraphAddNode, 12020, INT_MAX,                                                                             \
+           (void **node, void *graph, const void *nodes, size_t count, int *parameters))                               \
+  FUNCTION(cuGraphExecChildGraphNodeSetParams, 11010, INT_MAX, (void *executable, void *node, void *child))            \
+  FUNCTION(cuGraphLaunch, 10000, INT_MAX, (void *executable, void *stream))                                            \
+  FUNCTION(cuStreamBeginCaptureToGraph, 12030, INT_MAX,                                                                \
+           (void *stream, void *graph, const void *nodes, const void *edges, size_t count, int mode))                  \
   FUNCTION(cuGraphExecUpdate, 12000, INT_MAX, (void *executable, void *graph, void *outcome))                          \
   FUNCTION(cuMemAddressReserve, 10020, INT_MAX,                                                                        \
            (unsigned long long *address, size_t bytes, size_t alignment, unsigned long long fixed,                     \

@@ -241,7 +241,17 @@ int cuStreamBeginCapture(void *handle, int mode) {
 /* Graphs and executable graphs.  A handle is the address of one of these.  A new graph gets the lowest handle that is
  * not taken.  Guarded by the machine's mutex. */
 enum { graph_limit = 4096 };
-static struct graph { bool alive, executable; } graphs[graph_limit];
+static struct graph {
+  bool alive, executable;
+  const struct graph *owner; /* that this one is a part of, and goes with; NULL: none */
+  void *body;                /* of the last conditional node */
+} graphs[graph_limit];
+
+/* The capture that adds to a graph of the program's. */
+static struct {
+  const void *stream;
+  void *graph;
+} into;
 
 static struct graph *graph_new(bool executable) {
   for (struct graph *graph = graphs; graph < graphs + graph_limit; graph++)
@@ -258,6 +268,14 @@ static bool graph_is(const void *handle, bool executable) {
     return false;
   const struct graph *graph = &graphs[(number - table) / sizeof graphs[0]];
   return graph->alive && graph->executable == executable;
+}
+
+/* A graph goes, and its parts with it. */
+static void graph_dies(struct graph *graph) {
+  graph->alive = false;
+  for (struct graph *part = graphs; part < graphs + graph_limit; part++)
+    if (part->alive && part->owner == graph)
+      graph_dies(part);
 }
 
 /* Makes the handle that a call asks for, unless error says that the call failed, or may is false. */
@@ -277,9 +295,22 @@ static int graph_end(enum call call, int error, void *handle, bool executable) {
   if (error == SUCCESS && !graph_is(handle, executable))
     error = INVALID_VALUE;
   if (error == SUCCESS)
-    ((struct graph *)handle)->alive = false;
+    graph_dies(handle);
   call_hold(call);
   return call_end(error);
+}
+
+enum { NODE_OFFSET = 1 }; /* a node's handle is that of the graph in it, and so much more */
+
+/* Makes a part of a graph, and its node, unless error says that the call failed, or may is false. */
+static int part_make(int error, bool may, const struct graph *graph, void **node) {
+  void *part = NULL;
+  error = graph_make(error, may, false, &part);
+  if (error == SUCCESS) {
+    ((struct graph *)part)->owner = graph;
+    *node = (char *)part + NODE_OFFSET;
+  }
+  return error;
 }
 
 int cuStreamEndCapture(void *handle, void **graph) {
@@ -288,7 +319,11 @@ int cuStreamEndCapture(void *handle, void **graph) {
   if (error == SUCCESS && !fake_stream_capture_end(handle))
     error = CAPTURE_INVALIDATED;
   fake_lock();
-  error = graph_make(error, true, false, &made);
+  if (error == SUCCESS && into.stream == handle) {
+    made = into.graph;
+    into.stream = NULL;
+  } else
+    error = graph_make(error, true, false, &made);
   if (graph != NULL)
     *graph = made;
   call_hold(CALL_cuStreamEndCapture);
@@ -314,11 +349,66 @@ int cuGraphClone(void **clone, void *graph) {
 
 int cuGraphAddChildGraphNode(void **node, void *graph, const void *nodes, size_t count, void *child) {
   int error = call_begin(CALL_cuGraphAddChildGraphNode);
-  if (error == SUCCESS && (nodes != NULL || count != 0 || !graph_is(graph, false) || !graph_is(child, false)))
-    error = INVALID_VALUE;
+  bool may = nodes == NULL && count == 0 && graph_is(graph, false) && graph_is(child, false);
+  return call_end(part_make(error, may, graph, node));
+}
+
+int cuGraphChildGraphNodeGetGraph(void *node, void **graph) {
+  int error = call_begin(CALL_cuGraphChildGraphNodeGetGraph);
   if (error == SUCCESS)
-    *node = NULL;
+    *graph = (char *)node - NODE_OFFSET;
   return call_end(error);
+}
+
+int cuGraphCreate(void **graph, unsigned flags) {
+  return call_end(graph_make(call_begin(CALL_cuGraphCreate), flags == 0, false, graph));
+}
+
+/* Nodes that contain a copy of a graph (type 4), or take it over, and conditional nodes with one body (type 13). */
+int cuGraphAddNode(void **node, void *graph, const void *nodes, size_t count, int *parameters) {
+  int error = call_begin(CALL_cuGraphAddNode);
+  bool conditional = *parameters == 13, moves = !conditional && parameters[6] == 1;
+  struct graph *child = NULL;
+  if (!conditional)
+    memcpy(&child, parameters + 4, sizeof child);
+  bool may = nodes == NULL && count == 0 && graph_is(graph, false) && (conditional || graph_is(child, false));
+  if (error == SUCCESS && may && moves) {
+    child->owner = graph;
+    *node = (char *)child + NODE_OFFSET;
+    return call_end(error);
+  }
+  error = part_make(error, may, graph, node);
+  if (error == SUCCESS && conditional) {
+    void **bodies = &((struct graph *)graph)->body;
+    *bodies = (char *)*node - NODE_OFFSET;
+    memcpy(parameters + 8, &bodies, sizeof bodies);
+  }
+  return call_end(error);
+}
+
+int cuGraphExecChildGraphNodeSetParams(void *executable, void *node, void *child) {
+  (void)node;
+  int error = call_begin(CALL_cuGraphExecChildGraphNodeSetParams);
+  return call_end(error == SUCCESS && !(graph_is(executable, true) && graph_is(child, false)) ? INVALID_VALUE : error);
+}
+
+int cuGraphLaunch(void *executable, void *stream) {
+  (void)stream;
+  int error = call_begin(CALL_cuGraphLaunch);
+  return call_end(error == SUCCESS && !graph_is(executable, true) ? INVALID_VALUE : error);
+}
+
+int cuStreamBeginCaptureToGraph(void *stream, void *graph, const void *nodes, const void *edges, size_t count,
+                                int mode) {
+  int error = call_end(call_begin(CALL_cuStreamBeginCaptureToGraph));
+  if (error != SUCCESS || nodes != NULL || edges != NULL || count != 0)
+    return error != SUCCESS ? error : INVALID_VALUE;
+  error = cuStreamBeginCapture(stream, mode);
+  if (error == SUCCESS) {
+    into.stream = stream;
+    into.graph = graph;
+  }
+  return error;
 }
 
 int cuGraphExecUpdate(void *executable, void *graph, void *outcome) {
