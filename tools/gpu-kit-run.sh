@@ -68,7 +68,13 @@ run() {
   timeout "$seconds" "$@" >"$log" 2>&1 </dev/null
   status=$?
   case $status in
-    0) echo "ok $number - $name"; return ;;
+    0)
+      # A program that has tests of one device and of two says which it left out.
+      note=''
+      if grep -q '^There is one device' "$log"; then note=' # one device: without the tests of two'; fi
+      echo "ok $number - $name$note"
+      return
+      ;;
     77)
       # On a machine with one GPU, a test that needs two skips.  That is no failure, and the line says so.
       if grep -q '^SKIP: one device alone' "$log"; then

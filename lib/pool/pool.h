@@ -245,8 +245,9 @@ cudaError_t pool_reset_peaks(struct mam_pool *pool, uint64_t default_id);
 
 /* The counts of all default pools that have ended, and the highest of their peaks. */
 struct pool_past {
-  uint64_t malloc_count, hit_count, synchronize_count;
-  size_t peak_used_bytes;
+  uint64_t malloc_count, hit_count, synchronize_count; /* of default pools */
+  size_t peak_used_bytes;                              /* the same */
+  size_t left_count, left_bytes; /* of every pool: blocks that were live at its end, and what was asked for */
 };
 struct pool_past pool_past(void);
 

@@ -29,15 +29,20 @@ struct pool_past pool_past(void) {
   return known;
 }
 
-/* Remembers what a default pool that ends had counted. */
+/* Remembers what a pool that ends had counted. */
 static void past_add(struct mam_pool *pool) {
   MAM_PoolInfo info;
-  if (pool->config.default_id == 0)
-    return;
+  bool is_default = pool->config.default_id != 0;
   const struct pool_front *frozen = pool_freeze(pool);
   pool_info_locked(pool, frozen, &info);
   pool_thaw(pool, frozen);
   pool_list_lock();
+  past.left_count += info.used_count;
+  past.left_bytes += info.requested_bytes;
+  if (!is_default) {
+    pool_list_unlock();
+    return;
+  }
   past.malloc_count += info.malloc_count;
   past.hit_count += info.magazine_hit_count + info.size_hit_count + info.tag_hit_count;
   past.synchronize_count += info.synchronize_count;

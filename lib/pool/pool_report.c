@@ -359,6 +359,11 @@ void pools_tell_stats(FILE *stream) {
 }
 
 void pools_tell_leaks(FILE *stream) {
-  if (pools_tell(stream, leaks_tell) == 0)
+  struct pool_past gone = pool_past();
+  size_t told = pools_tell(stream, leaks_tell);
+  if (gone.left_count > 0)
+    (void)fprintf(stream, "mam: at exit: %zu blocks of %zu bytes were live when their pools were destroyed\n",
+                  gone.left_count, gone.left_bytes);
+  else if (told == 0)
     (void)fprintf(stream, "mam: at exit: every block was freed\n");
 }

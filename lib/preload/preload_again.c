@@ -7,6 +7,7 @@
  * AGAIN of the table) is made again after pools have given memory back.  That is safe, because a call that failed so
  * has done nothing.  When no pool gives any more, the program gets the driver's answer.
  */
+#include "base/cancel.h"
 #include "base/clock.h"
 #include "preload/preload.h"
 
@@ -24,6 +25,7 @@ enum {
 /* The wait for the GPU replaces those that the driver's own frees would have made.  It leaves out a context in which a
  * stream is captured. */
 bool preload_make_room(struct preload_tries *tries) {
+  NOT_CANCELLED; /* waits for other processes */
   bool given = false, asked = false;
   if (preload_depth != 0 || !preload_active())
     return false;

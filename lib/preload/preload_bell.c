@@ -30,6 +30,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/cancel.h"
 #include "base/clock.h"
 #include "preload/preload.h"
 
@@ -219,6 +220,7 @@ static void start(void) {
 }
 
 void preload_bell_start(void) {
+  NOT_CANCELLED; /* opens a file */
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   const struct options_preload *options = preload_options_get();
   if (options != NULL && options->neighbours)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /* What report_test.sh runs: allocates and frees as its arguments say, and exits.
- * usage: report_program [clean|leak|fork|explain|report|silent] */
+ * usage: report_program [clean|leak|destroy|fork|explain|report|silent] */
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,11 +41,14 @@ int main(int count, char **arguments) {
     (void)fputs(text, stdout);
     free(text);
   }
-  for (int i = 0; i < 3 && strcmp(how, "leak") != 0; i++)
+  bool leaks = strcmp(how, "leak") == 0 || strcmp(how, "destroy") == 0;
+  for (int i = 0; i < 3 && !leaks; i++)
     must(MAM_CudaFree(small[i]));
   must(MAM_CudaFree(large[0]));
-  if (strcmp(how, "leak") != 0)
+  if (!leaks)
     must(MAM_CudaFree(large[1]));
+  if (strcmp(how, "destroy") == 0)
+    must(MAM_Destroy());
   if (strcmp(how, "fork") == 0) {
     pid_t child = fork();
     if (child == 0)

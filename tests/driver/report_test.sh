@@ -40,6 +40,10 @@ says "leaks" 'mam: at exit: 1051648 bytes in 4 blocks of a pool of host memory w
   '1051648 bytes in 4 blocks, allocated at .*report_program'
 lines "leaks" 2
 
+said=$(MAM_REPORT=leaks $program destroy 2>&1)
+says "leaks in a pool that was destroyed" 'mam: at exit: 4 blocks of 1051576 bytes were live when their pools were destroyed'
+lines "leaks in a pool that was destroyed" 1
+
 # In a forked child LeakSanitizer looks for threads of the parent, and may print that it did not find one.
 said=$(ASAN_OPTIONS="${ASAN_OPTIONS:-}:detect_leaks=0" MAM_REPORT=stats $program fork 2>&1)
 lines "a forked child" 1

@@ -164,6 +164,28 @@ static void *allocate_until_cancelled(void *unused) {
   return NULL;
 }
 
+/* A wrong call says so on stderr, where a thread may be cancelled. */
+static void *wrong_call(void *answered) {
+  static int unused;
+  (void)pthread_setcanceltype(PTHREAD_CANCEL_DEFERRED, &unused);
+  (void)pthread_cancel(pthread_self());
+  *(volatile int *)answered = (int)MAM_CudaFreeReuse((void *)(uintptr_t)5, (MAM_Reuse)99);
+  pthread_testcancel();
+  return answered;
+}
+
+START_TEST(call_that_prints_its_error_ends_before_a_cancellation) {
+  pthread_t thread;
+  volatile int answered = -1;
+  void *result = NULL;
+  (void)setenv("MAM_LOG", "error", 1);
+  run(&thread, wrong_call, (void *)(uintptr_t)&answered);
+  ck_assert_int_eq(pthread_join(thread, &result), 0);
+  ck_assert_int_eq(answered, cudaErrorInvalidValue);
+  ck_assert_ptr_eq(result, PTHREAD_CANCELED);
+}
+END_TEST
+
 /* Wherever the cancellation comes. */
 START_TEST(cancelled_threads_leave_a_pool_that_works) {
   use_host();
@@ -505,6 +527,7 @@ int main(void) {
   tcase_set_timeout(tests, 20);
   tcase_add_test(tests, cancelled_wait_keeps_no_lock);
   tcase_add_test(tests, process_forks_after_a_cancelled_wait);
+  tcase_add_test(tests, call_that_prints_its_error_ends_before_a_cancellation);
   tcase_add_test(tests, cancelled_threads_leave_a_pool_that_works);
   tcase_add_loop_test(tests, who_waits_lets_threads_of_lower_priority_run, 0, 3);
   tcase_add_test(tests, destructors_that_allocate_leave_nothing_behind);
