@@ -185,6 +185,10 @@ try "an unknown option is refused" ./mam-run --nothing "$program" churn
 check '[ $status -eq 125 ] && grep -q "unknown option --nothing" "$work/err"'
 try "an option without its value is refused" ./mam-run --chunk
 check '[ $status -eq 125 ]'
+try "a shell says that no call of CUDA was seen, once" ./mam-run -s sh -c 'true; (exit 3); ls >/dev/null; exit 7'
+check '[ $status -eq 7 ] && [ "$(grep -c "loaded, but no CUDA call was seen" "$work/err")" -eq 1 ]'
+try "a shell's line goes to the file" ./mam-run -s "-o$work/line" sh -c 'exit 0'
+check '[ $status -eq 0 ] && grep -q "no CUDA call was seen" "$work/line" && [ ! -s "$work/err" ]'
 try "no program is a mistake" ./mam-run
 check '[ $status -eq 125 ] && grep -q "^usage" "$work/err"'
 for wrong in '--limit banana' '--limit 0' '--limit 2047K' '--limit 1' '--limit 2m%' '--limit 0%' '--limit 101%' '--limit 1000%' '--limit 5M%' '--limit %' '--limit=' '--limit 1T' \

@@ -22,7 +22,7 @@ compare() {
 }
 
 # What is not in front of a function of the driver.
-others='^(dlsym|mam_driver_detour|GLIBC_.*|MAM_PRELOAD)$'
+others='^(dlsym|mam_driver_detour|_exit|_Exit|GLIBC_.*|MAM_PRELOAD)$'
 tr '\n' ' ' <"$srcdir/lib/preload/preload_table.def" | sed 's/\*\///g' | grep -Eo '(HOOK|AGAIN)\(cu[A-Za-z0-9_]+' |
   sed 's/.*(//' | LC_ALL=C sort >"$work/table"
 sed -n '/global:/,/local:/s/^ *\([A-Za-z_0-9]*\);.*/\1/p' "$srcdir/lib/preload/preload.map" | grep -Ev "$others" |
