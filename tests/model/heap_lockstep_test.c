@@ -195,7 +195,7 @@ START_TEST(single_lanes_open_spans_at_once) {
 END_TEST
 
 /* The thread that refills a slot is slow, as the first warp of a kernel is whose instructions are not there yet.  The
- * requests that wait for it open spans of their own, few at a time.  When what they did not need was counted in pages,
+ * requests that wait for it open spans of their own, few at a time.  When a span of one page did not count,
  * each took a page for 16 bytes: 2,000 of the heap's 2,012. */
 START_TEST(a_slow_refill_costs_little_memory) {
   static const unsigned sizes[] = {16, 64, 200};

@@ -57,24 +57,24 @@ enum {
   MAM__COST_CHANGED = MAM__COST_PASS + 64
 };
 
-/* What threads do not need of the spans of a class that they are opening in need may be a 256th of the heap's first
- * superblock together, besides one span that is always allowed.  Otherwise many requests of a small heap took a span
- * each and needed a part. */
+/* What threads do not need of the spans of a class that they are opening in need may be one page in 256 of the heap's
+ * first superblock together, besides one span that is always allowed.  Otherwise many requests of a small heap took a
+ * span each and needed a part. */
 enum { MAM__OPENING_SHARE = 256 };
-
-/* The unit of what is not needed.  A page would be too much: of a span of one page nothing would count as spare, and
- * each of 2,000 requests of 16 bytes that waited for a slow refill took a page of its own. */
-enum { MAM__SPARE_SHIFT = 6 };
 
 /* ---- A span of the thread's own ---- */
 
-/* Counts the caller among the threads that open a span of a class, if there may be one more.  spare: how many times 64
- * bytes of the span the caller does not need.  Returns whether it did; then the caller calls mam__opening_end.  A
- * caller that is turned away may count for a moment. */
+/* Counts the caller among the threads that open a span of a class, if there may be one more.  spare: the pages of the
+ * span that the caller does not need.  Returns whether it did; then the caller calls mam__opening_end.  A caller that
+ * is turned away may count for a moment.
+ *
+ * Where the spans of a class have one page, that page counts: otherwise each of 2,000 requests of 16 bytes that waited
+ * for a slow refill took a page of its own. */
 MAM__OUTLINE int mam__opening_begin(MAM__TAG(3) struct mam__heap_control *control, mam__u32 size_class,
                                     mam__u32 spare) {
   mam__u32 *opening = &control->opening[mam__kind_number(size_class)], seen = mam__load_relaxed_u32(opening);
-  mam__u32 most = (control->superblocks[0].page_count << (MAM__PAGE_SHIFT - MAM__SPARE_SHIFT)) / MAM__OPENING_SHARE;
+  mam__u32 most = control->superblocks[0].page_count / MAM__OPENING_SHARE;
+  spare += mam__span_pages(control->heap.chunks, size_class) == 1;
   if (seen * spare > most)
     return 0;
   /* An addition, because of many that compare and swap at a time one succeeds.  acq_rel: a thread that finds the pages
@@ -110,10 +110,9 @@ MAM__INLINE struct mam__claim mam__claim_own(struct mam__heap_control *control, 
   if (MAM__OUT_OF_SIGHT(mam__pages_are_short)(control, pages))
     return claim;
   claim.address = 1;
+  mam__u32 needed = (mam__class_bytes(wanted & MAM__REST_KIND) * count + MAM__PAGE_BYTES - 1) >> MAM__PAGE_SHIFT;
   if (mam__span_is_shared(wanted & MAM__REST_KIND, pages, count) &&
-      !MAM__OUT_OF_SIGHT(mam__opening_begin)(
-          control, wanted & MAM__REST_KIND,
-          ((pages << MAM__PAGE_SHIFT) - mam__class_bytes(wanted & MAM__REST_KIND) * count) >> MAM__SPARE_SHIFT))
+      !MAM__OUT_OF_SIGHT(mam__opening_begin)(control, wanted & MAM__REST_KIND, pages > needed ? pages - needed : 0))
     return claim;
   MAM__FORGET(wanted);
   struct mam__found found = mam__pages_any(control, pages, wanted);
