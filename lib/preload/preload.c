@@ -55,7 +55,7 @@ static bool served(const struct preload_real *real, size_t bytes, const void *si
   uint64_t start_ns = __builtin_expect(counts, false) ? preload_start_ns() : 0;
   if (!pool_malloc(bytes, site, &found))
     return false;
-  if (__builtin_expect(preload_capturing(), false) && !preload_capture_keep(real, found)) {
+  if (__builtin_expect(preload_capturing(), false) && !preload_capture_keep(real, found, bytes)) {
     pool_free(found);
     return false;
   }
@@ -65,18 +65,27 @@ static bool served(const struct preload_real *real, size_t bytes, const void *si
   return true;
 }
 
+static void pools_give_back(void) {
+  preload_depth++;
+  (void)mam_client.give_back(true);
+  preload_depth--;
+}
+
 /* Serves an allocation for which the pool had no memory.  first: the driver was not asked yet.  It is to be asked
  * first: a pool that has reached its limit is none of its business.  But in a capture the driver's cuMemAlloc may end
- * the capture, so there all pools first give back what they can. */
+ * the capture, so there all pools first give back what they can, and at last what is only held
+ * softly. */
 static bool served_later(const struct preload_real *real, size_t bytes, const void *site, bool first,
                          CUdeviceptr *address) {
   if (first) {
     if (!preload_capturing())
       return false;
-    (void)preload_soft_end();
-    preload_depth++;
-    (void)mam_client.give_back(true);
-    preload_depth--;
+    do {
+      pools_give_back();
+      if (served(real, bytes, site, address))
+        return true;
+    } while (preload_soft_end());
+    return false;
   }
   return served(real, bytes, site, address);
 }
@@ -164,18 +173,20 @@ static const CUdeviceptr NOBODYS = 1;
 /* ---- Freeing ---- */
 
 /* Whether a block that the program may free starts there. */
-static bool is_live_block(uintptr_t address) {
-  struct client_block block;
+static bool is_live_block(uintptr_t address, size_t *bytes) {
+  struct client_block block = {0};
   preload_depth++;
   bool is_block = mam_client.block_at(address, &block) == CLIENT_LIVE && block.base == address;
   preload_depth--;
+  *bytes = block.bytes;
   return is_block && !preload_kept_freed(address);
 }
 
 /* The driver alone refuses a free during a capture, unless it is relaxed.  Here it succeeds, and the capture goes on.
  * The graph may use the block, so its keeper gets it.  False if the host has no memory. */
 static __attribute__((noinline)) bool kept_in_capture(const struct preload_real *real, uintptr_t address) {
-  return !is_live_block(address) || preload_capture_keep(real, address);
+  size_t bytes;
+  return !is_live_block(address, &bytes) || preload_capture_keep(real, address, bytes);
 }
 
 /* Whether a keeper has the block: then the program's free is done.  *error is what the program gets, an error if it had
@@ -233,8 +244,9 @@ CUresult cuMemFree_v2(CUdeviceptr address) {
 static bool freed_async(const struct preload_real *real, CUdeviceptr address, CUstream stream, cudaError_t *error) {
   if (address == 0 || preload_depth != 0 || !preload_active())
     return false;
-  if (__builtin_expect(preload_capturing(), false) && is_live_block((uintptr_t)address) &&
-      !preload_capture_keep_async(real, (uintptr_t)address, stream)) {
+  size_t bytes;
+  if (__builtin_expect(preload_capturing(), false) && is_live_block((uintptr_t)address, &bytes) &&
+      !preload_capture_keep_async(real, (uintptr_t)address, bytes, stream)) {
     *error = cudaErrorMemoryAllocation;
     return true;
   }

@@ -223,13 +223,12 @@ struct preload_keeper *preload_keeper_new(void);
  * user the keeper ends, and frees those of its blocks that the program has freed.  keeper may be NULL. */
 void preload_keeper_end(struct preload_keeper *keeper, void *graph);
 
-/* The calling thread has just allocated a block, or is about to free it: the keepers of all captures hold it for which
- * the driver alone would have refused the call; and softly those of relaxed captures, and all of them if the thread is
- * relaxed.  False if the host has no memory to remember that. */
-bool preload_capture_keep(const struct preload_real *real, uintptr_t address);
+/* The calling thread has just allocated a block, or is about to free it: the keepers of captures that go on hold it.
+ * False if the host has no memory to remember that. */
+bool preload_capture_keep(const struct preload_real *real, uintptr_t address, size_t bytes);
 
-/* The same for a block that is about to be freed on a stream: if that is captured, the keepers of all captures. */
-bool preload_capture_keep_async(const struct preload_real *real, uintptr_t address, CUstream stream);
+/* The same for a block that is about to be freed on a stream.  If that is captured, the holds are hard. */
+bool preload_capture_keep_async(const struct preload_real *real, uintptr_t address, size_t bytes, CUstream stream);
 
 /* An executable graph was launched on a stream.  If that is captured, the graph of the capture uses what the executable
  * uses. */
@@ -238,14 +237,21 @@ void preload_capture_launch(const struct preload_real *real, const void *executa
 /* The graph of a capture that goes on uses what an executable graph uses. */
 void preload_keeper_launch(struct preload_keeper *keeper, const void *executable);
 
-/* A keeper holds a block from now on.  soft: the driver alone would serve the program (preload_keep.c).  False if the
- * host has no memory. */
-bool preload_keep(struct preload_keeper *keeper, uintptr_t address, bool soft);
+/* How a keeper holds a block (preload_keep.c), from the weakest. */
+enum preload_hold {
+  PRELOAD_HOLD_SLIGHT, /* the driver alone would serve the program; another thread had begun the capture */
+  PRELOAD_HOLD_SOFT,   /* the driver alone would serve the program */
+  PRELOAD_HOLD_HARD    /* it would have refused the call */
+};
 
-/* Gives the pool all blocks that the program has freed and that are only held softly.  Whether there were some. */
+/* A keeper holds a block from now on, at least so strongly.  False if the host has no memory. */
+bool preload_keep(struct preload_keeper *keeper, uintptr_t address, size_t bytes, enum preload_hold rank);
+
+/* Gives the pool all blocks that the program has freed and that are held slightly at most; if there is none, those that
+ * are held softly at most.  Whether there were some.  Without this call only so many of the newest are held back. */
 bool preload_soft_end(void);
 
-/* The bytes of these. */
+/* The bytes of all of these. */
 size_t preload_soft_bytes(void);
 
 enum preload_kept {

@@ -12,8 +12,10 @@
 #include "preload/preload.h"
 
 enum {
-  /* The first attempts use pools of this process: once for memory that lies free, once more with a wait for the GPU. */
-  OWN_TRIES = 2,
+  /* The first attempts use pools of this process: once for memory that lies free, once more with a wait for the GPU,
+   * and at last with what is only held softly for graphs, a rank at a time. */
+  OWN_SOFT = 2,
+  OWN_TRIES = OWN_SOFT + PRELOAD_HOLD_HARD,
   /* The others ask other processes.  After one that brought nothing the call is made again even so: what was given when
    * another process asked may have come after the call that failed. */
   VAIN_RINGS = 2,
@@ -22,6 +24,15 @@ enum {
   RINGS_MS = 1000
 };
 
+/* Gives the pool what is only held softly, and has pools give back.  Whether there was some: a pool may serve it even
+ * if the driver got none. */
+static bool soft_try(void) {
+  if (!preload_soft_end())
+    return false;
+  (void)mam_client.give_back(true);
+  return true;
+}
+
 /* The wait for the GPU replaces those that the driver's own frees would have made.  It leaves out a context in which a
  * stream is captured. */
 bool preload_make_room(struct preload_tries *tries) {
@@ -29,10 +40,9 @@ bool preload_make_room(struct preload_tries *tries) {
   bool given = false, asked = false;
   if (preload_depth != 0 || !preload_active())
     return false;
-  bool softly = preload_soft_end();
   preload_depth++;
   for (; !given && tries->own < OWN_TRIES; tries->own++)
-    given = mam_client.give_back(tries->own > 0);
+    given = tries->own >= OWN_SOFT ? soft_try() : mam_client.give_back(tries->own > 0);
   if (!given && tries->end_ns == 0)
     tries->end_ns = now_ns() + (int64_t)RINGS_MS * 1000000;
   if (!given && tries->vain_rings < VAIN_RINGS && now_ns() < tries->end_ns) {
@@ -40,7 +50,7 @@ bool preload_make_room(struct preload_tries *tries) {
     tries->vain_rings += !given;
   }
   preload_depth--;
-  return given || asked || softly;
+  return given || asked;
 }
 
 #define HOOK(name, arguments)

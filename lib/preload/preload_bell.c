@@ -96,8 +96,11 @@ static bool gives(void) {
   /* relaxed: a program that ends is not to wait, which it may as well see later */
   while (!given && waits && now_ns() < end_ns && atomic_load_explicit(&listens, memory_order_relaxed)) {
     waits = memory_waits(); /* before the try: what passes meanwhile is given by it */
-    (void)preload_soft_end();
     given = mam_client.give_back(preload_capturing());
+    while (!given && preload_soft_end()) { /* it waits for the GPU, too */
+      waits = true;
+      given = mam_client.give_back(preload_capturing());
+    }
     if (given || !waits || atomic_load_explicit(&ringing, memory_order_relaxed) > 0)
       break;
     (void)usleep(TRY_US);

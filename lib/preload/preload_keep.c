@@ -5,9 +5,16 @@
  *   keeper of capture 1 --hold--+--> block 0x..1000
  *                       --hold-----> block 0x..2000 <--soft hold-- keeper of capture 2
  *
- * A block goes to the pool when the program has freed it and no keeper holds it any more.  A hold is soft if the driver
- * alone would serve the program: then the program frees the block when no launch will use it, and holding it back is
- * only care.  So a block that has only soft holds counts as free, and goes to the pool when memory is needed.
+ * A block goes to the pool when the program has freed it and no keeper holds it any more.
+ *
+ * A hold is hard if the driver alone would have refused the call.  Else the driver would serve the program, which then
+ * frees the block when no launch will use it, and holding it back is only care.  Such a hold is soft if the thread
+ * itself had begun the capture, and slight if another one had: its blocks are more likely none of the graph's.  A freed
+ * block without a hard hold counts as free, and goes to the pool when memory is needed: first those that have slight
+ * holds only.  Such blocks stand in queues, and only so many of the newest are held back, as a program may allocate and
+ * free without end while a capture goes on.
+ *
+ *   a block's rank = that of its strongest hold;  count and bytes of queue r = those of the freed blocks of rank r
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -15,11 +22,11 @@
 #include "preload/preload_keep.h"
 
 struct hold {
-  struct kept *kept; /* NULL: the block is held no more */
+  struct kept *kept;
   struct preload_keeper *keeper;
-  bool soft;
-  struct hold *next;    /* of the block */
-  struct hold *sibling; /* of the keeper */
+  enum preload_hold rank;
+  struct hold *next;             /* of the block */
+  struct hold *sibling, **place; /* of the keeper; place is what points to this one */
 };
 
 struct preload_keeper {
@@ -30,9 +37,19 @@ struct preload_keeper {
 
 struct kept {
   uintptr_t address;
-  bool freed; /* by the program */
+  size_t bytes;
+  bool freed;          /* by the program */
+  struct queue *queue; /* that it stands in, NULL if in none */
   struct hold *holds;
-  struct kept *next; /* in the chain of the table; or in a list of blocks to free */
+  struct kept *next;          /* in the chain of the table; or in a list of blocks to free */
+  struct kept *older, *newer; /* in the queue */
+};
+
+/* Freed blocks that have no hard hold, in the order in which they came here. */
+struct queue {
+  struct kept *oldest, *newest;
+  unsigned count;
+  size_t bytes;
 };
 
 static pthread_mutex_t keep_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -41,6 +58,14 @@ enum { KEPT_BITS = 12 }; /* the table has 2 to this power chains: a capture may 
 
 static struct kept *kept_blocks[1 << KEPT_BITS];
 static _Atomic unsigned kept_count; /* relaxed: a hint whether to look into the table */
+
+/* More blocks than a graph uses, and few enough for short chains. */
+enum { QUEUE_MOST = 1 << 13 };
+
+/* By rank.  Threads that have nothing to do with a capture are not to fill the device because it goes on. */
+static const size_t queue_bytes_most[PRELOAD_HOLD_HARD] = {(size_t)256 << 20, SIZE_MAX};
+
+static struct queue queues[PRELOAD_HOLD_HARD]; /* by rank */
 
 void preload_keep_lock(void) { pthread_mutex_lock(&keep_lock); }
 void preload_keep_unlock(void) { pthread_mutex_unlock(&keep_lock); }
@@ -59,28 +84,86 @@ static struct kept *kept_find_locked(uintptr_t address) {
   return kept;
 }
 
-/* Takes a block out of the table. */
+/* ---- Queues ---- */
+
+static void queue_add_locked(struct queue *queue, struct kept *kept) {
+  kept->queue = queue;
+  kept->older = queue->newest;
+  kept->newer = NULL;
+  *(queue->newest != NULL ? &queue->newest->newer : &queue->oldest) = kept;
+  queue->newest = kept;
+  queue->count++;
+  queue->bytes += kept->bytes;
+}
+
+static void queue_remove_locked(struct kept *kept) {
+  struct queue *queue = kept->queue;
+  *(kept->older != NULL ? &kept->older->newer : &queue->oldest) = kept->newer;
+  *(kept->newer != NULL ? &kept->newer->older : &queue->newest) = kept->older;
+  kept->queue = NULL;
+  queue->count--;
+  queue->bytes -= kept->bytes;
+}
+
+static enum preload_hold kept_rank_locked(const struct kept *kept) {
+  enum preload_hold rank = PRELOAD_HOLD_SLIGHT;
+  for (const struct hold *hold = kept->holds; hold != NULL; hold = hold->next)
+    rank = hold->rank > rank ? hold->rank : rank;
+  return rank;
+}
+
+/* To be called after a block was freed or its holds changed. */
+static void kept_sort_locked(struct kept *kept) {
+  enum preload_hold rank = kept_rank_locked(kept);
+  struct queue *queue = kept->freed && rank < PRELOAD_HOLD_HARD ? &queues[rank] : NULL;
+  if (queue == kept->queue)
+    return;
+  if (kept->queue != NULL)
+    queue_remove_locked(kept);
+  if (queue != NULL)
+    queue_add_locked(queue, kept);
+}
+
+/* ---- Ends of blocks and holds ---- */
+
+/* Takes a block out of the table and out of its queue. */
 static void kept_unlink_locked(struct kept *kept) {
   struct kept **link = kept_chain(kept->address);
   while (*link != kept)
     link = &(*link)->next;
   *link = kept->next;
+  if (kept->queue != NULL)
+    queue_remove_locked(kept);
   atomic_fetch_sub_explicit(&kept_count, 1, memory_order_relaxed);
 }
 
-/* Ends all holds of a block.  The keepers go on to have them, without a block. */
-static void holds_drop_locked(struct kept *kept) {
-  for (struct hold *hold = kept->holds; hold != NULL; hold = hold->next)
-    hold->kept = NULL;
-  kept->holds = NULL;
+/* Takes a hold from its keeper and ends it.  The caller has taken it from its block. */
+static void hold_free_locked(struct hold *hold) {
+  *hold->place = hold->sibling;
+  if (hold->sibling != NULL)
+    hold->sibling->place = hold->place;
+  free(hold);
 }
 
-/* Whether the program has freed the block, and every hold is soft. */
-static bool kept_is_soft_locked(const struct kept *kept) {
-  const struct hold *hold = kept->holds;
-  while (hold != NULL && hold->soft)
-    hold = hold->next;
-  return kept->freed && hold == NULL;
+/* Ends all holds of a block, which leaves the table. */
+static void kept_drop_locked(struct kept *kept) {
+  for (struct hold *hold = kept->holds, *next; hold != NULL; hold = next) {
+    next = hold->next;
+    hold_free_locked(hold);
+  }
+  kept_unlink_locked(kept);
+}
+
+/* Takes the oldest blocks out of a queue until it has no more than that.  Returns them as a list. */
+static struct kept *queue_cut_locked(struct queue *queue, unsigned most, size_t bytes_most) {
+  struct kept *freed = NULL;
+  while (queue->count > most || queue->bytes > bytes_most) {
+    struct kept *kept = queue->oldest;
+    kept_drop_locked(kept);
+    kept->next = freed;
+    freed = kept;
+  }
+  return freed;
 }
 
 /* ---- Keepers ---- */
@@ -100,14 +183,15 @@ bool preload_keeper_is_empty_locked(const struct preload_keeper *keeper) { retur
  * freed if the program has freed it. */
 static struct kept *hold_end_locked(struct hold *ended, struct kept *freed) {
   struct kept *kept = ended->kept;
-  if (kept == NULL)
-    return freed;
   struct hold **link = &kept->holds;
   while (*link != ended)
     link = &(*link)->next;
   *link = ended->next;
-  if (kept->holds != NULL)
+  hold_free_locked(ended);
+  if (kept->holds != NULL) {
+    kept_sort_locked(kept);
     return freed;
+  }
   kept_unlink_locked(kept);
   if (!kept->freed) { /* it is the program's to free */
     free(kept);
@@ -120,11 +204,8 @@ static struct kept *hold_end_locked(struct hold *ended, struct kept *freed) {
 struct kept *preload_keeper_leave_locked(struct preload_keeper *keeper, struct kept *freed) {
   if (--keeper->users > 0 || keeper->for_good)
     return freed;
-  for (struct hold *hold = keeper->holds, *next; hold != NULL; hold = next) {
-    next = hold->sibling;
-    freed = hold_end_locked(hold, freed);
-    free(hold);
-  }
+  while (keeper->holds != NULL)
+    freed = hold_end_locked(keeper->holds, freed);
   free(keeper);
   return freed;
 }
@@ -144,47 +225,55 @@ void preload_kept_end(struct kept *freed) {
 /* ---- Holding ---- */
 
 /* The entry of a block in the table, a new one if it has none. NULL if the host has no memory. */
-static struct kept *kept_get_locked(uintptr_t address) {
+static struct kept *kept_get_locked(uintptr_t address, size_t bytes) {
   struct kept *kept = kept_find_locked(address);
   if (kept != NULL || (kept = malloc(sizeof *kept)) == NULL)
     return kept;
   struct kept **chain = kept_chain(address);
-  *kept = (struct kept){.address = address, .next = *chain};
+  *kept = (struct kept){.address = address, .bytes = bytes, .next = *chain};
   *chain = kept;
   atomic_fetch_add_explicit(&kept_count, 1, memory_order_relaxed);
   return kept;
 }
 
-static bool hold_locked(struct preload_keeper *keeper, uintptr_t address, bool soft) {
-  struct kept *kept = kept_get_locked(address);
-  struct hold *hold = kept != NULL ? kept->holds : NULL;
+/* A keeper's hold of a block, a new one if it has none, which is slight.  NULL if the host has no memory. */
+static struct hold *hold_get_locked(struct preload_keeper *keeper, struct kept *kept) {
+  struct hold *hold = kept->holds;
   while (hold != NULL && hold->keeper != keeper)
     hold = hold->next;
-  if (hold != NULL) {
-    hold->soft = hold->soft && soft;
-    return true;
+  if (hold != NULL || (hold = malloc(sizeof *hold)) == NULL)
+    return hold;
+  *hold = (struct hold){kept, keeper, PRELOAD_HOLD_SLIGHT, kept->holds, keeper->holds, &keeper->holds};
+  if (keeper->holds != NULL)
+    keeper->holds->place = &hold->sibling;
+  kept->holds = keeper->holds = hold;
+  return hold;
+}
+
+static bool hold_locked(struct preload_keeper *keeper, uintptr_t address, size_t bytes, enum preload_hold rank) {
+  struct kept *kept = kept_get_locked(address, bytes);
+  struct hold *hold = kept != NULL ? hold_get_locked(keeper, kept) : NULL;
+  if (hold != NULL && hold->rank < rank) {
+    hold->rank = rank;
+    kept_sort_locked(kept);
   }
-  if (kept != NULL && (hold = malloc(sizeof *hold)) != NULL) {
-    *hold = (struct hold){kept, keeper, soft, kept->holds, keeper->holds};
-    kept->holds = keeper->holds = hold;
-    return true;
-  }
-  if (kept != NULL && kept->holds == NULL) { /* nothing has it: it was made just now */
+  if (kept != NULL && kept->holds == NULL) { /* it was made just now */
     kept_unlink_locked(kept);
     free(kept);
   }
-  return false;
+  return hold != NULL;
 }
 
-bool preload_keep(struct preload_keeper *keeper, uintptr_t address, bool soft) {
+bool preload_keep(struct preload_keeper *keeper, uintptr_t address, size_t bytes, enum preload_hold rank) {
   preload_keep_lock();
-  bool held = hold_locked(keeper, address, soft);
+  bool held = hold_locked(keeper, address, bytes, rank);
   preload_keep_unlock();
   return held;
 }
 
 enum preload_kept preload_kept_free(uintptr_t address) {
   enum preload_kept answer = PRELOAD_KEPT_NOT;
+  struct kept *freed = NULL;
   if (!some_kept())
     return answer;
   preload_keep_lock();
@@ -192,8 +281,12 @@ enum preload_kept preload_kept_free(uintptr_t address) {
   if (kept != NULL) {
     answer = kept->freed ? PRELOAD_KEPT_FREED_BEFORE : PRELOAD_KEPT_FREED;
     kept->freed = true;
+    kept_sort_locked(kept);
+    if (kept->queue != NULL)
+      freed = queue_cut_locked(kept->queue, QUEUE_MOST, queue_bytes_most[kept->queue - queues]);
   }
   preload_keep_unlock();
+  preload_kept_end(freed);
   return answer;
 }
 
@@ -207,66 +300,53 @@ bool preload_kept_freed(uintptr_t address) {
   return freed;
 }
 
-/* ---- Blocks that are only held softly ---- */
+/* ---- Memory is needed ---- */
 
 bool preload_soft_end(void) {
-  struct kept *freed = NULL, *kept;
+  struct kept *freed = NULL;
   if (!some_kept())
     return false;
   preload_keep_lock();
-  for (unsigned i = 0; i < 1 << KEPT_BITS; i++)
-    for (struct kept **link = &kept_blocks[i]; (kept = *link) != NULL;) {
-      if (!kept_is_soft_locked(kept)) {
-        link = &kept->next;
-        continue;
-      }
-      kept_unlink_locked(kept); /* now *link is the next one */
-      holds_drop_locked(kept);
-      kept->next = freed;
-      freed = kept;
-    }
+  for (unsigned rank = 0; rank < PRELOAD_HOLD_HARD && freed == NULL; rank++)
+    freed = queue_cut_locked(&queues[rank], 0, 0);
   preload_keep_unlock();
   bool some = freed != NULL;
   preload_kept_end(freed);
   return some;
 }
 
-/* So many addresses of a chain are copied at a time: chains are short, and the copy is on the stack. */
-enum { COPIED_MOST = 64 };
-
-/* Copies addresses of a chain, of all blocks or of those that are only held softly, so that they can be looked at
- * without the lock.  Returns their number. */
-static unsigned chain_copy(unsigned index, bool all, uintptr_t addresses[COPIED_MOST]) {
-  unsigned count = 0;
-  preload_keep_lock();
-  for (const struct kept *kept = kept_blocks[index]; kept != NULL && count < COPIED_MOST; kept = kept->next)
-    if (all || kept_is_soft_locked(kept))
-      addresses[count++] = kept->address;
-  preload_keep_unlock();
-  return count;
-}
-
 size_t preload_soft_bytes(void) {
-  struct client_block block;
-  uintptr_t addresses[COPIED_MOST];
   size_t bytes = 0;
-  for (unsigned i = 0; some_kept() && i < 1 << KEPT_BITS; i++)
-    for (unsigned count = chain_copy(i, false, addresses); count > 0; count--)
-      if (mam_client.block_at(addresses[count - 1], &block) == CLIENT_LIVE)
-        bytes += block.bytes;
+  if (!some_kept())
+    return 0;
+  preload_keep_lock();
+  for (unsigned rank = 0; rank < PRELOAD_HOLD_HARD; rank++)
+    bytes += queues[rank].bytes;
+  preload_keep_unlock();
   return bytes;
 }
 
 /* ---- Contexts that have ended ---- */
 
+/* So many addresses of a chain are copied at a time: chains are short, and the copy is on the stack. */
+enum { COPIED_MOST = 64 };
+
+/* Copies addresses of a chain, so that they can be looked at without the lock.  Returns their number. */
+static unsigned chain_copy(unsigned index, uintptr_t addresses[COPIED_MOST]) {
+  unsigned count = 0;
+  preload_keep_lock();
+  for (const struct kept *kept = kept_blocks[index]; kept != NULL && count < COPIED_MOST; kept = kept->next)
+    addresses[count++] = kept->address;
+  preload_keep_unlock();
+  return count;
+}
+
 /* Drops a block from the table and from its keepers.  It is not freed, as its memory has gone with the context. */
 static void kept_forget(uintptr_t address) {
   preload_keep_lock();
   struct kept *kept = kept_find_locked(address);
-  if (kept != NULL) {
-    holds_drop_locked(kept);
-    kept_unlink_locked(kept);
-  }
+  if (kept != NULL)
+    kept_drop_locked(kept);
   preload_keep_unlock();
   free(kept);
 }
@@ -275,7 +355,7 @@ void preload_kept_sweep(void) {
   struct client_block block;
   uintptr_t addresses[COPIED_MOST];
   for (unsigned i = 0; some_kept() && i < 1 << KEPT_BITS; i++)
-    for (unsigned count = chain_copy(i, true, addresses); count > 0; count--)
+    for (unsigned count = chain_copy(i, addresses); count > 0; count--)
       if (mam_client.block_at(addresses[count - 1], &block) != CLIENT_LIVE)
         kept_forget(addresses[count - 1]);
 }

@@ -129,21 +129,33 @@ static CUstreamCaptureMode thread_mode(const struct preload_real *real) {
   return mode;
 }
 
-/* The lock is held to the end: while a capture is in the list, its keeper exists.  all: whatever the modes are. */
-static bool captures_keep(uintptr_t address, CUstreamCaptureMode mode, bool all) {
+/* How the keeper of a capture is to hold a block that the calling thread allocates or frees.  False if not at all: then
+ * neither the capture nor the thread is relaxed, and the thread is none of the capture's business. */
+static bool capture_holds(const struct capture *capture, CUstreamCaptureMode mode, enum preload_hold *rank) {
+  if (capture_forbids(capture, mode)) {
+    *rank = PRELOAD_HOLD_HARD;
+    return true;
+  }
+  *rank = capture->thread == thread_number() ? PRELOAD_HOLD_SOFT : PRELOAD_HOLD_SLIGHT;
+  return capture->mode == CU_STREAM_CAPTURE_MODE_RELAXED || mode == CU_STREAM_CAPTURE_MODE_RELAXED;
+}
+
+/* The lock is held to the end: while a capture is in the list, its keeper exists.  hard: whatever the modes are. */
+static bool captures_keep(uintptr_t address, size_t bytes, CUstreamCaptureMode mode, bool hard) {
+  enum preload_hold rank;
   bool kept = true;
   pthread_mutex_lock(&captures_lock);
-  for (const struct capture *capture = captures; capture != NULL && kept; capture = capture->next) {
-    bool hard = all || capture_forbids(capture, mode);
-    bool soft = capture->mode == CU_STREAM_CAPTURE_MODE_RELAXED || mode == CU_STREAM_CAPTURE_MODE_RELAXED;
-    kept = (!hard && !soft) || preload_keep(capture->keeper, address, !hard);
-  }
+  for (const struct capture *capture = captures; capture != NULL && kept; capture = capture->next)
+    if (hard)
+      kept = preload_keep(capture->keeper, address, bytes, PRELOAD_HOLD_HARD);
+    else if (capture_holds(capture, mode, &rank))
+      kept = preload_keep(capture->keeper, address, bytes, rank);
   pthread_mutex_unlock(&captures_lock);
   return kept;
 }
 
-bool preload_capture_keep(const struct preload_real *real, uintptr_t address) {
-  return captures_keep(address, thread_mode(real), false);
+bool preload_capture_keep(const struct preload_real *real, uintptr_t address, size_t bytes) {
+  return captures_keep(address, bytes, thread_mode(real), false);
 }
 
 static bool stream_captures(const struct preload_real *real, CUstream stream) {
@@ -152,8 +164,8 @@ static bool stream_captures(const struct preload_real *real, CUstream stream) {
          status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-bool preload_capture_keep_async(const struct preload_real *real, uintptr_t address, CUstream stream) {
-  return captures_keep(address, thread_mode(real), stream_captures(real, stream));
+bool preload_capture_keep_async(const struct preload_real *real, uintptr_t address, size_t bytes, CUstream stream) {
+  return captures_keep(address, bytes, thread_mode(real), stream_captures(real, stream));
 }
 
 /* The stream may have joined the capture of another one, so all captures that go on are meant. */

@@ -201,6 +201,28 @@ static pid_t other_process_leaves(int *end) {
   return child;
 }
 
+/* The graph of a relaxed capture may use it.  The GPU is idle, or busy when the other process asks. */
+START_TEST(what_is_only_held_softly_for_graphs_is_for_others) {
+  neighbours_begin();
+  _Atomic unsigned *turn = shared_number();
+  pid_t child = process_asks(turn, ask_alloc, 2 * GIB);
+  void *graph;
+  begin();
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(cuStreamBeginCapture_v2(stream, 2));
+  address_t block = allocate(3 * GIB);
+  OK(cuStreamEndCapture(stream, &graph));
+  if (_i == 1)
+    fake_launch(NULL, &(struct fake_range){(void *)(uintptr_t)block, 3 * GIB}, 1);
+  OK(cuMemFree_v2(block));
+  *turn = 1;
+  (void)usleep(100000);
+  fake_finish(fake_current());
+  OK(process_heard(child));
+  OK(cuGraphDestroy(graph));
+}
+END_TEST
+
 /* One process has memory to give.  Another, this one, is in the middle of giving some, and does not end. */
 START_TEST(a_process_that_has_memory_given_does_not_wait_for_the_others) {
   enum { ENOUGH_MS = 700 }; /* a process that is giving is waited for 1,000 ms */
@@ -361,6 +383,7 @@ static Suite *suite(void) {
   tcase_add_loop_test(tests, a_process_that_finds_no_memory_has_what_others_freed, 0, 2);
   tcase_add_test(tests, a_process_may_keep_to_itself);
   tcase_add_loop_test(tests, a_process_that_is_slow_to_give_is_waited_for, 0, 2);
+  tcase_add_loop_test(tests, what_is_only_held_softly_for_graphs_is_for_others, 0, 2);
   tcase_add_test(tests, a_process_that_has_memory_given_does_not_wait_for_the_others);
   tcase_add_test(tests, in_a_capture_a_process_that_finds_no_memory_does_not_wait_for_its_own);
   tcase_add_test(tests, a_process_that_captures_gives_to_others);

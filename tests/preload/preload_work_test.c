@@ -231,19 +231,23 @@ START_TEST(a_graph_that_was_never_made_executable_keeps_until_its_end) {
 }
 END_TEST
 
-/* Whether an allocation of the block's size is handed out in it, of so many that the pool has to use all that is free.
- */
-static bool comes_again(address_t block, size_t bytes) {
-  address_t others[40];
+/* Whether one of so many allocations of the block's size is handed out in it. */
+static bool comes_again_among(unsigned count, address_t block, size_t bytes) {
+  enum { MOST = 512 };
+  address_t others[MOST];
   bool found = false;
-  for (int i = 0; i < 40; i++) {
+  ck_assert_uint_le(count, MOST);
+  for (unsigned i = 0; i < count; i++) {
     others[i] = allocate(bytes);
     found |= others[i] < block + bytes && block < others[i] + bytes;
   }
-  for (int i = 0; i < 40; i++)
+  for (unsigned i = 0; i < count; i++)
     OK(cuMemFree_v2(others[i]));
   return found;
 }
+
+/* The same, of so many that the pool has to use all that is free. */
+static bool comes_again(address_t block, size_t bytes) { return comes_again_among(40, block, bytes); }
 
 static int exchange_mode(int mode) {
   OK(cuThreadExchangeStreamCaptureMode(&mode));
@@ -718,6 +722,50 @@ START_TEST(in_the_relaxed_mode_a_block_comes_again_only_for_want_of_others) {
 }
 END_TEST
 
+static void *fills_the_device(void *context) {
+  OK(cuCtxSetCurrent(context));
+  for (int i = 0; i < 500; i++)
+    OK(cuMemFree_v2(allocate(64 * MIB)));
+  return NULL;
+}
+
+/* Threads that have nothing to do with a capture do not take the memory of its graph. */
+START_TEST(a_block_outlasts_those_of_threads_beside_a_relaxed_capture) {
+  pthread_t thread;
+  void *graph, *context = begin();
+  (void)allocate(9 * MIB); /* so that the chunk stays */
+  address_t before = allocate(9 * MIB);
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(cuStreamBeginCapture_v2(stream, 2));
+  address_t during = allocate(9 * MIB);
+  OK(cuMemFree_v2(before));
+  OK(cuMemFree_v2(during));
+  ck_assert_int_eq(pthread_create(&thread, NULL, fills_the_device, context), 0);
+  ck_assert_int_eq(pthread_join(thread, NULL), 0);
+  OK(cuStreamEndCapture(stream, &graph));
+  const unsigned most = (4 * GIB - GIB / 2) / (9 * MIB);
+  ck_assert(!comes_again_among(most, before, 9 * MIB) && !comes_again_among(most, during, 9 * MIB));
+  OK(cuGraphDestroy(graph));
+}
+END_TEST
+
+/* A program that goes on in the relaxed mode, or beside it.  What it freed counts as free, however much that is. */
+START_TEST(in_the_relaxed_mode_many_blocks_are_free_when_they_are_freed) {
+  enum { PAIRS = 400000 };
+  void *graph;
+  begin();
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(cuMemFree_v2(allocate(4096)));
+  OK(cuStreamBeginCapture_v2(stream, 2));
+  size_t before = free_now();
+  for (int i = 0; i < PAIRS; i++)
+    OK(cuMemFree_v2(allocate(4096)));
+  ck_assert_uint_ge(free_now() + 16 * MIB, before);
+  OK(cuStreamEndCapture(stream, &graph));
+  OK(cuGraphDestroy(graph));
+}
+END_TEST
+
 /* ---- Handles that come again while a call is on its way back ---- */
 
 struct other {
@@ -1027,6 +1075,8 @@ static Suite *suite(void) {
   tcase_add_test(tests, a_graph_that_a_node_takes_over_goes_with_it);
   tcase_add_test(tests, graphs_that_were_replaced_in_a_node_go);
   tcase_add_loop_test(tests, in_the_relaxed_mode_a_block_comes_again_only_for_want_of_others, 0, 2);
+  tcase_add_test(tests, a_block_outlasts_those_of_threads_beside_a_relaxed_capture);
+  tcase_add_test(tests, in_the_relaxed_mode_many_blocks_are_free_when_they_are_freed);
   tcase_add_loop_test(tests, a_graph_at_a_destroyed_ones_handle_keeps_its_blocks, 0, 2);
   tcase_add_loop_test(tests, a_capture_at_a_destroyed_streams_handle_goes_on, 0, 2);
   tcase_add_test(tests, a_wait_for_want_of_memory_ends_no_capture);
