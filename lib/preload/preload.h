@@ -16,6 +16,7 @@
  *   preload_work.c       captures, waits, ends of contexts
  *   preload_graph.c      which graphs use blocks
  *   preload_keep.c       blocks that are held back for graphs
+ *   preload_part.c       which graphs are inside of others
  *   preload_ipc.c        memory of other processes
  *   preload_options.c    which processes, threads, devices and sizes are served
  *   preload_site.c       where in the program an allocation is
@@ -219,9 +220,11 @@ bool preload_ipc_block_at(uintptr_t address, uintptr_t *base, size_t *bytes);
  * that begins.  NULL if the host has no memory. */
 struct preload_keeper *preload_keeper_new(void);
 
-/* The capture has ended: gives the keeper of its blocks to the graph that it made, NULL if it made none.  Without a
- * user the keeper ends, and frees those of its blocks that the program has freed.  keeper may be NULL. */
-void preload_keeper_end(struct preload_keeper *keeper, void *graph);
+/* The capture has ended: gives the keeper of its blocks to the graph that it made (is_new) or added to, NULL if there
+ * is none.  Without a user the keeper ends, and frees those of its blocks that the program has freed.  keeper may be
+ * NULL.
+ */
+void preload_keeper_end(struct preload_keeper *keeper, void *graph, bool is_new);
 
 /* The calling thread has just allocated a block, or is about to free it: the keepers of captures that go on hold it.
  * False if the host has no memory to remember that. */

@@ -17,8 +17,9 @@
  * The driver may give the handle of a destroyed graph to another thread before the call that destroyed it returns.  So
  * the uses of a handle leave the table before that call, and come back if it fails.
  *
- * Some graphs are parts of another one, which owns them: bodies of conditional nodes, and graphs inside of child nodes.
- * Their uses are those of the owner.
+ * Some graphs are inside of another one, which owns them: bodies of conditional nodes, and graphs in child nodes. Their
+ * uses are those of the root (preload_part.c).  Where the root of a graph is not known, an executable of it gets all
+ * uses that there are, and what is captured into it is kept for good.
  *
  * This file does not know captures: preload_work.c says when one begins and ends.
  */
@@ -27,6 +28,7 @@
 #include <string.h>
 
 #include "preload/preload_keep.h"
+#include "preload/preload_part.h"
 
 /* The nodes of a graph or an executable graph may have a keeper's blocks. */
 struct use {
@@ -36,61 +38,16 @@ struct use {
   struct use *next; /* in the chain of the table */
 };
 
-/* A graph is a part of another one.  Also for a node that contains a graph: the graph inside is asked for by the node.
- */
-struct part {
-  const void *part, *owner;
-  struct part *next;
-};
+/* The table has CHAINS chains: a program has far fewer graphs than blocks. */
+enum { TABLE_BITS = 8, CHAINS = 1 << TABLE_BITS };
 
-/* The tables have 2 to this power chains: a program has far fewer graphs than blocks. */
-enum { TABLE_BITS = 8 };
-
-/* Both under preload_keep_lock. */
-static struct use *uses[1 << TABLE_BITS];
-static struct part *parts[1 << TABLE_BITS];
-static _Atomic unsigned use_count, part_count; /* relaxed: hints whether to look */
+/* Under preload_keep_lock. */
+static struct use *uses[CHAINS];
+static _Atomic unsigned use_count; /* relaxed: a hint whether to look */
 
 /* Fibonacci hashing: the product's high bits depend on all bits of the key. */
-static uint64_t hash(const void *key) { return (uint64_t)(uintptr_t)key * 0x9e3779b97f4a7c15u >> (64 - TABLE_BITS); }
-
-static struct use **use_chain(const void *holder) { return &uses[hash(holder)]; }
-
-/* ---- Parts ---- */
-
-/* The graph that owns a part, or a part of that; the graph itself if it is no part. */
-static const void *owner_of_locked(const void *graph) {
-  const struct part *part = parts[hash(graph)];
-  while (part != NULL && part->part != graph)
-    part = part->next;
-  return part != NULL ? part->owner : graph;
-}
-
-/* Notes that part belongs to a graph, which may be a part itself.  Without host memory its uses are its own. */
-static void part_add(const void *part, const void *graph) {
-  struct part *added = malloc(sizeof *added);
-  if (added == NULL)
-    return;
-  preload_keep_lock();
-  struct part **chain = &parts[hash(part)];
-  *added = (struct part){part, owner_of_locked(graph), *chain};
-  *chain = added;
-  preload_keep_unlock();
-  atomic_fetch_add_explicit(&part_count, 1, memory_order_relaxed);
-}
-
-/* The parts of a graph that is destroyed go with it. */
-static void parts_end_locked(const void *graph) {
-  for (unsigned i = 0; i < 1 << TABLE_BITS; i++)
-    for (struct part **link = &parts[i], *part; (part = *link) != NULL;) {
-      if (part->owner != graph && part->part != graph) {
-        link = &part->next;
-        continue;
-      }
-      *link = part->next;
-      free(part);
-      atomic_fetch_sub_explicit(&part_count, 1, memory_order_relaxed);
-    }
+static struct use **use_chain(const void *holder) {
+  return &uses[(uint64_t)(uintptr_t)holder * 0x9e3779b97f4a7c15u >> (64 - TABLE_BITS)];
 }
 
 /* ---- Uses ---- */
@@ -102,9 +59,13 @@ static void use_link_locked(struct use *use) {
   atomic_fetch_add_explicit(&use_count, 1, memory_order_relaxed);
 }
 
-/* Notes that holder, or its node, uses keeper, once. */
+/* Notes that holder, or its node, uses keeper, once.  holder: NULL if it is not known. */
 static void use_add_locked(const void *holder, const void *node, struct preload_keeper *keeper) {
   struct use *use = *use_chain(holder);
+  if (holder == NULL) {
+    preload_keeper_stay_locked(keeper);
+    return;
+  }
   while (use != NULL && (use->holder != holder || use->node != node || use->keeper != keeper))
     use = use->next;
   if (use != NULL)
@@ -119,13 +80,14 @@ static void use_add_locked(const void *holder, const void *node, struct preload_
   preload_keeper_join_locked(keeper);
 }
 
-/* Notes that to, or its node, uses all keepers that from uses. */
+/* Notes that to, or its node, uses all keepers that from uses; all that there are if from is NULL: one that lives, but
+ * it is not known which. */
 static void uses_copy_locked(const void *from, const void *to, const void *node) {
-  from = owner_of_locked(from);
-  to = owner_of_locked(to);
-  for (const struct use *use = *use_chain(from); use != NULL && from != to; use = use->next)
-    if (use->holder == from)
-      use_add_locked(to, node, use->keeper);
+  struct use **first = from != NULL ? use_chain(from) : uses, **last = from != NULL ? first : uses + CHAINS - 1;
+  for (struct use **chain = first; chain <= last; chain++)
+    for (const struct use *use = *chain; use != NULL; use = use->next)
+      if (use->holder != to && (from == NULL || use->holder == from))
+        use_add_locked(to, node, use->keeper);
 }
 
 /* Takes the uses of holder out of the table, as a list; those of one node, or all if node is NULL. */
@@ -186,37 +148,48 @@ static CUresult holder_gone(struct use *taken, CUresult result) {
   return result;
 }
 
-/* To be called after a call of the driver that copied from into to. */
-static CUresult copied(CUresult result, const void *from, const void *to) {
+/* To be called after a call of the driver that copied a graph into to. */
+static CUresult copied(CUresult result, const void *graph, const void *to) {
   if (result != CUDA_SUCCESS || !some_used())
     return result;
   preload_keep_lock();
-  uses_copy_locked(from, to, NULL);
+  uses_copy_locked(preload_part_root_locked(graph), to, NULL);
   preload_keep_unlock();
   return result;
 }
 
-/* To be called after a call of the driver that made to, or its node, a copy of from: the uses of before end. */
-static CUresult updated(CUresult result, const void *from, const void *to, const void *node) {
-  if (result != CUDA_SUCCESS || !some_used())
-    return result;
+/* To be called after a call of the driver that made to, or its node, a copy of a graph: the uses of before end. */
+static void updated(const void *graph, const void *to, const void *node) {
   preload_keep_lock();
   struct use *before = uses_take_locked(to, node);
-  uses_copy_locked(from, to, node);
+  uses_copy_locked(preload_part_root_locked(graph), to, node);
   struct kept *freed = uses_end_locked(before);
   preload_keep_unlock();
   preload_kept_end(freed);
+}
+
+/* The same for an executable graph. */
+static CUresult exec_updated(CUresult result, const void *graph, const void *executable, const void *node) {
+  if (result == CUDA_SUCCESS && some_used())
+    updated(graph, executable, node);
   return result;
 }
 
-void preload_keeper_end(struct preload_keeper *keeper, void *graph) {
+/* A graph gets what a capture has: its blocks, and those of graphs that were launched. */
+static void keeper_hand_locked(struct preload_keeper *keeper, const void *graph) {
+  if (!preload_keeper_is_empty_locked(keeper))
+    use_add_locked(graph, NULL, keeper);
+  uses_copy_locked(keeper, graph, NULL);
+}
+
+void preload_keeper_end(struct preload_keeper *keeper, void *graph, bool is_new) {
   if (keeper == NULL)
     return;
   preload_keep_lock();
-  if (graph != NULL && !preload_keeper_is_empty_locked(keeper))
-    use_add_locked(owner_of_locked(graph), NULL, keeper);
+  if (is_new && preload_part_root_locked(graph) != graph)
+    preload_part_born_locked(graph);
   if (graph != NULL)
-    uses_copy_locked(keeper, graph, NULL);
+    keeper_hand_locked(keeper, preload_part_root_locked(graph));
   struct kept *freed = uses_end_locked(uses_take_locked(keeper, NULL));
   freed = preload_keeper_leave_locked(keeper, freed);
   preload_keep_unlock();
@@ -281,16 +254,41 @@ CUresult cuGraphInstantiateWithParams_ptsz(void **executable, void *graph, void 
   return copied(result, graph, result == CUDA_SUCCESS ? *executable : NULL);
 }
 
-/* Its parts leave before the call, as its uses do: their handles may come again. */
+/* To be called before a graph or a node is destroyed.  Returns what is noted of it for part_gone. */
+static struct part *part_goes(const void *part) {
+  if (preload_depth != 0 || !preload_parts())
+    return NULL;
+  preload_keep_lock();
+  struct part *taken = preload_part_take_locked(part);
+  preload_keep_unlock();
+  return taken;
+}
+
+/* To be called after it, as holder_gone. */
+static CUresult part_gone(struct part *taken, CUresult result) {
+  if (taken == NULL)
+    return result;
+  preload_keep_lock();
+  if (result == CUDA_SUCCESS)
+    preload_part_end_locked(taken);
+  else
+    preload_part_back_locked(taken);
+  preload_keep_unlock();
+  return result;
+}
+
 CUresult cuGraphDestroy(void *graph) {
   const struct preload_real *real = preload_real_get();
   struct use *taken = holder_goes(graph);
-  if (preload_depth == 0 && atomic_load_explicit(&part_count, memory_order_relaxed) > 0) {
-    preload_keep_lock();
-    parts_end_locked(graph);
-    preload_keep_unlock();
-  }
-  return holder_gone(taken, PRELOAD_CALL(real, cuGraphDestroy, graph));
+  struct part *part = part_goes(graph);
+  return part_gone(part, holder_gone(taken, PRELOAD_CALL(real, cuGraphDestroy, graph)));
+}
+
+/* The graph goes on to use what the node used. */
+CUresult cuGraphDestroyNode(void *node) {
+  const struct preload_real *real = preload_real_get();
+  struct part *part = part_goes(node);
+  return part_gone(part, PRELOAD_CALL(real, cuGraphDestroyNode, node));
 }
 
 CUresult cuGraphExecDestroy(void *executable) {
@@ -299,17 +297,43 @@ CUresult cuGraphExecDestroy(void *executable) {
   return holder_gone(taken, PRELOAD_CALL(real, cuGraphExecDestroy, executable));
 }
 
+/* To be called after a graph was made. */
+static CUresult graph_made(CUresult result, void *const *graph) {
+  if (result != CUDA_SUCCESS || preload_depth != 0 || !preload_parts())
+    return result;
+  preload_keep_lock();
+  preload_part_born_locked(*graph);
+  preload_keep_unlock();
+  return result;
+}
+
+CUresult cuGraphCreate(void **graph, unsigned flags) {
+  const struct preload_real *real = preload_real_get();
+  return graph_made(PRELOAD_CALL(real, cuGraphCreate, graph, flags), graph);
+}
+
 CUresult cuGraphClone(void **clone, void *graph) {
   const struct preload_real *real = preload_real_get();
-  CUresult result = PRELOAD_CALL(real, cuGraphClone, clone, graph);
+  CUresult result = graph_made(PRELOAD_CALL(real, cuGraphClone, clone, graph), clone);
   return copied(result, graph, result == CUDA_SUCCESS ? *clone : NULL);
 }
 
-/* To be called after a node with a graph in it was added.  The graph inside may be asked for by the node. */
+/* A node was added to a graph. */
+static void node_born_locked(const void *node, const void *graph) {
+  preload_part_born_locked(node);
+  preload_part_add_locked(node, graph);
+}
+
+/* To be called after a node with a copy of a graph in it was added. */
 static CUresult child_added(CUresult result, void *const *node, const void *graph, const void *child) {
-  if (result == CUDA_SUCCESS && some_used() && node != NULL)
-    part_add(*node, graph);
-  return copied(result, child, graph);
+  if (result != CUDA_SUCCESS || preload_depth != 0)
+    return result;
+  preload_keep_lock();
+  if (node != NULL)
+    node_born_locked(*node, graph);
+  uses_copy_locked(preload_part_root_locked(child), preload_part_root_locked(graph), NULL);
+  preload_keep_unlock();
+  return result;
 }
 
 CUresult cuGraphAddChildGraphNode(void **node, void *graph, const void *nodes, size_t count, void *child) {
@@ -318,16 +342,20 @@ CUresult cuGraphAddChildGraphNode(void **node, void *graph, const void *nodes, s
                      child);
 }
 
+/* The root of a node, NULL if the library has not seen the node before. */
+static const void *node_root_locked(const void *node) {
+  const void *root = preload_part_root_locked(node);
+  return root != node ? root : NULL;
+}
+
 CUresult cuGraphChildGraphNodeGetGraph(void *node, void **graph) {
   const struct preload_real *real = preload_real_get();
   CUresult result = PRELOAD_CALL(real, cuGraphChildGraphNodeGetGraph, node, graph);
   if (result != CUDA_SUCCESS || preload_depth != 0 || graph == NULL)
     return result;
   preload_keep_lock();
-  const void *owner = owner_of_locked(node), *known = owner_of_locked(*graph);
+  preload_part_add_locked(*graph, node_root_locked(node) != NULL ? node : NULL);
   preload_keep_unlock();
-  if (owner != node && known != owner)
-    part_add(*graph, owner);
   return result;
 }
 
@@ -351,27 +379,36 @@ static const void *pointer_at(const int *parameters, int ints) {
   return pointer;
 }
 
-/* The bodies of a conditional node are parts of the graph. */
-static void bodies_added(const int *parameters, const void *graph) {
+/* To be called after a conditional node was added to a graph: its bodies are inside of it. */
+static void conditional_added(const int *parameters, const void *node, const void *graph) {
   const void *const *bodies = pointer_at(parameters, BODIES_INTS);
+  preload_keep_lock();
+  node_born_locked(node, graph);
   for (int i = 0; bodies != NULL && i < parameters[BODY_COUNT_INTS]; i++)
-    part_add(bodies[i], graph);
+    node_born_locked(bodies[i], node);
+  preload_keep_unlock();
+}
+
+/* To be called after a node was added that took a graph over: the program no longer destroys that. */
+static void child_moved(const void *node, const void *child) {
+  preload_keep_lock();
+  preload_part_add_locked(child, node);
+  preload_keep_unlock();
+  (void)holder_gone(holder_goes(child), CUDA_SUCCESS);
 }
 
 /* To be called after a node was added to a graph. */
 static CUresult node_added(CUresult result, const int *parameters, void *const *node, const void *graph) {
-  if (result != CUDA_SUCCESS || parameters == NULL || preload_depth != 0)
+  if (result != CUDA_SUCCESS || preload_depth != 0 || parameters == NULL || node == NULL)
     return result;
   if (*parameters == NODE_TYPE_CONDITIONAL)
-    bodies_added(parameters, graph);
+    conditional_added(parameters, *node, graph);
   if (*parameters != NODE_TYPE_GRAPH)
     return result;
   const void *child = pointer_at(parameters, NODE_OF_TYPE_INTS);
   (void)child_added(result, node, graph, child);
-  if (parameters[CHILD_OWNERSHIP_INTS] != CHILD_MOVED)
-    return result;
-  (void)holder_gone(holder_goes(child), result);
-  part_add(child, graph);
+  if (parameters[CHILD_OWNERSHIP_INTS] == CHILD_MOVED)
+    child_moved(*node, child);
   return result;
 }
 
@@ -391,19 +428,19 @@ CUresult cuGraphAddNode_v2(void **node, void *graph, const void *nodes, const vo
  * a free of them waits for that work, as every free does. */
 CUresult cuGraphExecUpdate(void *executable, void *graph, void **node, int *outcome) {
   const struct preload_real *real = preload_real_get();
-  return updated(PRELOAD_CALL(real, cuGraphExecUpdate, executable, graph, node, outcome), graph, executable, NULL);
+  return exec_updated(PRELOAD_CALL(real, cuGraphExecUpdate, executable, graph, node, outcome), graph, executable, NULL);
 }
 
 CUresult cuGraphExecUpdate_v2(void *executable, void *graph, void *outcome) {
   const struct preload_real *real = preload_real_get();
-  return updated(PRELOAD_CALL(real, cuGraphExecUpdate_v2, executable, graph, outcome), graph, executable, NULL);
+  return exec_updated(PRELOAD_CALL(real, cuGraphExecUpdate_v2, executable, graph, outcome), graph, executable, NULL);
 }
 
 /* Of a node, its graph of the beginning and its last one count. */
 CUresult cuGraphExecChildGraphNodeSetParams(void *executable, void *node, void *child) {
   const struct preload_real *real = preload_real_get();
-  return updated(PRELOAD_CALL(real, cuGraphExecChildGraphNodeSetParams, executable, node, child), child, executable,
-                 node);
+  return exec_updated(PRELOAD_CALL(real, cuGraphExecChildGraphNodeSetParams, executable, node, child), child,
+                      executable, node);
 }
 
 CUresult cuGraphExecNodeSetParams(void *executable, void *node, int *parameters) {
@@ -411,7 +448,20 @@ CUresult cuGraphExecNodeSetParams(void *executable, void *node, int *parameters)
   CUresult result = PRELOAD_CALL(real, cuGraphExecNodeSetParams, executable, node, parameters);
   if (parameters == NULL || *parameters != NODE_TYPE_GRAPH)
     return result;
-  return updated(result, pointer_at(parameters, NODE_OF_TYPE_INTS), executable, node);
+  return exec_updated(result, pointer_at(parameters, NODE_OF_TYPE_INTS), executable, node);
+}
+
+/* A node with a graph gets another one.  As above, its first and its last one count. */
+CUresult cuGraphNodeSetParams(void *node, int *parameters) {
+  const struct preload_real *real = preload_real_get();
+  CUresult result = PRELOAD_CALL(real, cuGraphNodeSetParams, node, parameters);
+  if (result != CUDA_SUCCESS || parameters == NULL || *parameters != NODE_TYPE_GRAPH || !some_used())
+    return result;
+  preload_keep_lock();
+  const void *root = node_root_locked(node);
+  preload_keep_unlock();
+  updated(pointer_at(parameters, NODE_OF_TYPE_INTS), root, node);
+  return result;
 }
 
 /* On a stream that is captured, the graph gets a node with the executable's graph. */

@@ -101,7 +101,7 @@ static bool capture_remove(const struct capture *capture) {
 static void capture_drop(struct capture *capture, void *graph) {
   atomic_fetch_sub_explicit(&capture_count, 1, memory_order_relaxed);
   atomic_fetch_sub_explicit(&strict_count, capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED, memory_order_relaxed);
-  preload_keeper_end(capture->keeper, graph);
+  preload_keeper_end(capture->keeper, graph, capture->graph == NULL);
   mam_client.capture_end(capture->reuse);
   free(capture);
 }
@@ -196,7 +196,7 @@ static struct capture *capture_new(CUstream stream, CUcontext context, CUstreamC
   struct reuse *reuse = capture != NULL && keeper != NULL ? mam_client.capture_begin(context) : NULL;
   preload_depth--;
   if (reuse == NULL) {
-    preload_keeper_end(keeper, NULL);
+    preload_keeper_end(keeper, NULL, false);
     free(capture);
     return NULL;
   }

@@ -664,6 +664,136 @@ START_TEST(a_graph_that_a_node_takes_over_goes_with_it) {
 }
 END_TEST
 
+/* Adds a conditional node.  Returns the graph of its body. */
+static void *body_add(void *graph, void **node) {
+  int conditional[64] = {13, [7] = 1};
+  void **bodies;
+  OK(cuGraphAddNode(node, graph, NULL, 0, conditional));
+  memcpy(&bodies, conditional + 8, sizeof bodies);
+  return bodies[0];
+}
+
+/* A capture into a graph.  Returns a block that was freed during it. */
+static address_t captured_into(void *graph) {
+  address_t block = allocate(9 * MIB);
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(cuStreamBeginCaptureToGraph(stream, graph, NULL, NULL, 0, 0));
+  OK(cuMemFree_v2(block));
+  OK(cuStreamEndCapture(stream, NULL));
+  return block;
+}
+
+/* So many new graphs that the handles of those that have gone come again. */
+static void handles_come_again(void) {
+  void *others[8];
+  for (int i = 0; i < 8; i++)
+    OK(cuGraphCreate(&others[i], 0));
+  for (int i = 0; i < 8; i++)
+    OK(cuGraphDestroy(others[i]));
+}
+
+/* A block of an executable graph is kept as long as this, and no longer. */
+static void check_kept_until_its_end(void *executable, address_t block) {
+  handles_come_again();
+  ck_assert(!comes_again(block, 9 * MIB));
+  size_t before = free_now();
+  OK(cuGraphExecDestroy(executable));
+  ck_assert_uint_ge(free_now(), before + 9 * MIB);
+}
+
+/* The graph with the body moves into another one, and that into a third, which is not destroyed at first. */
+START_TEST(a_body_moves_with_its_graph) {
+  void *graphs[3], *node, *executable;
+  int moved[64] = {4, [6] = 1};
+  begin();
+  for (int i = 0; i < 3; i++)
+    OK(cuGraphCreate(&graphs[i], 0));
+  void *body = body_add(graphs[0], &node);
+  for (int i = 0; i < 2; i++) {
+    memcpy(moved + 4, &graphs[i], sizeof graphs[i]);
+    OK(cuGraphAddNode(&node, graphs[i + 1], NULL, 0, moved));
+  }
+  fake_fail("cuGraphDestroy", 1, 1);
+  FAILS(INVALID_VALUE, cuGraphDestroy(graphs[2]));
+  address_t block = captured_into(body);
+  OK(cuGraphInstantiateWithFlags(&executable, graphs[2], 0));
+  OK(cuGraphDestroy(graphs[2]));
+  check_kept_until_its_end(executable, block);
+}
+END_TEST
+
+/* The body goes with its node, and its handle comes again as that of a graph of its own. */
+START_TEST(a_graph_at_the_handle_of_a_body_that_has_gone_is_its_own) {
+  void *parent, *node, *graph, *executable;
+  begin();
+  OK(cuGraphCreate(&parent, 0));
+  void *body = body_add(parent, &node);
+  OK(cuGraphDestroyNode(node));
+  OK(cuGraphCreate(&graph, 0));
+  ck_assert_ptr_eq(graph, body);
+  address_t block = captured_into(graph);
+  OK(cuGraphDestroy(parent));
+  OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
+  OK(cuGraphDestroy(graph));
+  check_kept_until_its_end(executable, block);
+}
+END_TEST
+
+/* The library has not seen the node before, and cannot know which graph it is in. */
+START_TEST(the_graph_in_a_node_of_a_clone_has_its_blocks) {
+  address_t blocks[BLOCKS];
+  void *parent, *clone, *node, *inside, *executable;
+  begin();
+  void *graph = capture(blocks);
+  OK(cuGraphCreate(&parent, 0));
+  OK(cuGraphAddChildGraphNode(&node, parent, NULL, 0, graph));
+  OK(cuGraphDestroy(graph));
+  OK(cuGraphClone(&clone, parent));
+  OK(cuGraphDestroy(parent));
+  OK(cuGraphNodeFindInClone(&node, node, clone));
+  OK(cuGraphChildGraphNodeGetGraph(node, &inside));
+  OK(cuGraphInstantiateWithFlags(&executable, inside, 0));
+  OK(cuGraphDestroy(clone));
+  ck_assert(!handed_out(blocks));
+  size_t before = free_now();
+  OK(cuGraphExecDestroy(executable));
+  ck_assert_uint_ge(free_now(), before + FREED_BYTES);
+}
+END_TEST
+
+/* The node is added when no graph uses a block yet. */
+START_TEST(what_is_captured_into_the_graph_in_a_node_is_kept_with_its_graph) {
+  void *parent, *child, *node, *inside, *executable;
+  begin();
+  OK(cuGraphCreate(&parent, 0));
+  OK(cuGraphCreate(&child, 0));
+  OK(cuGraphAddChildGraphNode(&node, parent, NULL, 0, child));
+  OK(cuGraphDestroy(child));
+  OK(cuGraphChildGraphNodeGetGraph(node, &inside));
+  address_t block = captured_into(inside);
+  OK(cuGraphInstantiateWithFlags(&executable, parent, 0));
+  OK(cuGraphDestroy(parent));
+  check_kept_until_its_end(executable, block);
+}
+END_TEST
+
+START_TEST(a_node_that_is_given_another_graph_has_its_blocks) {
+  void *parent, *child, *node, *executable;
+  int parameters[64] = {4};
+  begin();
+  OK(cuGraphCreate(&parent, 0));
+  OK(cuGraphCreate(&child, 0));
+  OK(cuGraphAddChildGraphNode(&node, parent, NULL, 0, child));
+  address_t block = captured_into(child);
+  memcpy(parameters + 4, &child, sizeof child);
+  OK(cuGraphNodeSetParams(node, parameters));
+  OK(cuGraphDestroy(child));
+  OK(cuGraphInstantiateWithFlags(&executable, parent, 0));
+  OK(cuGraphDestroy(parent));
+  check_kept_until_its_end(executable, block);
+}
+END_TEST
+
 /* An executable graph gets one graph after another for a node of its own. */
 START_TEST(graphs_that_were_replaced_in_a_node_go) {
   enum { ROUNDS = 1000 };
@@ -1073,6 +1203,11 @@ static Suite *suite(void) {
   tcase_add_test(tests, what_is_captured_into_a_body_is_kept_with_its_graph);
   tcase_add_test(tests, the_graph_in_a_node_has_the_blocks_of_its_own);
   tcase_add_test(tests, a_graph_that_a_node_takes_over_goes_with_it);
+  tcase_add_test(tests, a_body_moves_with_its_graph);
+  tcase_add_test(tests, a_graph_at_the_handle_of_a_body_that_has_gone_is_its_own);
+  tcase_add_test(tests, the_graph_in_a_node_of_a_clone_has_its_blocks);
+  tcase_add_test(tests, what_is_captured_into_the_graph_in_a_node_is_kept_with_its_graph);
+  tcase_add_test(tests, a_node_that_is_given_another_graph_has_its_blocks);
   tcase_add_test(tests, graphs_that_were_replaced_in_a_node_go);
   tcase_add_loop_test(tests, in_the_relaxed_mode_a_block_comes_again_only_for_want_of_others, 0, 2);
   tcase_add_test(tests, a_block_outlasts_those_of_threads_beside_a_relaxed_capture);

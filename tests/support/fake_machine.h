@@ -115,6 +115,9 @@ enum { mode_global, mode_thread_local, mode_relaxed };
            (void **node, void *graph, const void *nodes, size_t count, void *child))                                   \
   FUNCTION(cuGraphChildGraphNodeGetGraph, 10000, INT_MAX, (void *node, void **graph))                                  \
   FUNCTION(cuGraphCreate, 10000, INT_MAX, (void **graph, unsigned flags))                                              \
+  FUNCTION(cuGraphDestroyNode, 10000, INT_MAX, (void *node))                                                           \
+  FUNCTION(cuGraphNodeFindInClone, 10000, INT_MAX, (void **node, void *original, void *clone))                         \
+  FUNCTION(cuGraphNodeSetParams, 12020, INT_MAX, (void *node, int *parameters))                                        \
   FUNCTION(cuGraphAddNode, 12020, INT_MAX,                                                                             \
            (void **node, void *graph, const void *nodes, size_t count, int *parameters))                               \
   FUNCTION(cuGraphExecChildGraphNodeSetParams, 11010, INT_MAX, (void *executable, void *node, void *child))            \

@@ -360,6 +360,26 @@ int cuGraphChildGraphNodeGetGraph(void *node, void **graph) {
   return call_end(error);
 }
 
+int cuGraphDestroyNode(void *node) {
+  int error = call_begin(CALL_cuGraphDestroyNode);
+  if (error == SUCCESS)
+    graph_dies((struct graph *)((char *)node - NODE_OFFSET));
+  return call_end(error);
+}
+
+/* What is in a node of a clone comes to be when the program finds the node. */
+int cuGraphNodeFindInClone(void **node, void *original, void *clone) {
+  (void)original;
+  int error = call_begin(CALL_cuGraphNodeFindInClone);
+  return call_end(part_make(error, graph_is(clone, false), clone, node));
+}
+
+int cuGraphNodeSetParams(void *node, int *parameters) {
+  (void)node;
+  int error = call_begin(CALL_cuGraphNodeSetParams);
+  return call_end(error == SUCCESS && *parameters != 4 ? INVALID_VALUE : error);
+}
+
 int cuGraphCreate(void **graph, unsigned flags) {
   return call_end(graph_make(call_begin(CALL_cuGraphCreate), flags == 0, false, graph));
 }
