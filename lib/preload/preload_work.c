@@ -25,6 +25,7 @@ struct capture {
   struct reuse *reuse;           /* of the context, whose bracket is open */
   struct preload_keeper *keeper; /* of its blocks */
   void *graph;                   /* that it adds to; NULL: it makes a new one */
+  bool ends;                     /* a thread is in a call that may end it, and has it until that returns */
   struct capture *next;
 };
 
@@ -32,8 +33,7 @@ struct capture {
  */
 static pthread_mutex_t captures_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct capture *captures;
-static _Atomic unsigned
-    capture_count; /* relaxed: a hint.  Includes captures that are out of the list during a call of the driver */
+static _Atomic unsigned capture_count; /* relaxed: a hint */
 
 /* So many of these are not relaxed. */
 static _Atomic unsigned strict_count;
@@ -49,48 +49,52 @@ static uint64_t thread_number(void) {
 
 bool preload_capturing(void) { return atomic_load_explicit(&capture_count, memory_order_relaxed) > 0; }
 
-/* Whether the capture is of that stream.  A per-thread stream has one handle for all threads and contexts. */
+/* Whether the capture is of that stream, as far as is known: as soon as the driver has ended a stream, another thread
+ * may get its handle and begin a capture.  A per-thread stream has one handle for all threads and contexts. */
 static bool capture_is(const struct capture *capture, CUstream stream, CUcontext context) {
   bool per_thread = (uintptr_t)stream == CU_STREAM_PER_THREAD;
-  return capture->stream == stream &&
+  return !capture->ends && capture->stream == stream &&
          (!per_thread || (capture->context == context && capture->thread == thread_number()));
-}
-
-/* Puts a capture into the list. */
-static void capture_put(struct capture *capture) {
-  pthread_mutex_lock(&captures_lock);
-  capture->next = captures;
-  captures = capture;
-  pthread_mutex_unlock(&captures_lock);
 }
 
 /* Puts a new capture into the list, and counts it. */
 static void capture_add(struct capture *capture) {
   atomic_fetch_add_explicit(&capture_count, 1, memory_order_relaxed);
   atomic_fetch_add_explicit(&strict_count, capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED, memory_order_relaxed);
-  capture_put(capture);
+  pthread_mutex_lock(&captures_lock);
+  capture->next = captures;
+  captures = capture;
+  pthread_mutex_unlock(&captures_lock);
 }
 
-/* Takes the capture of a stream out of the list, NULL if there is none.  It is out while the driver is called to end
- * it: as soon as the driver has ended the stream, another thread may get its handle and begin a capture. */
-static struct capture *capture_take(CUstream stream, CUcontext context) {
-  struct capture **link = &captures, *found;
+/* Finds the capture of a stream, NULL if there is none.  It stays in the list while the driver is called to end it, as
+ * its keeper holds blocks until then.  But no other call finds it. */
+static struct capture *capture_claim(CUstream stream, CUcontext context) {
   pthread_mutex_lock(&captures_lock);
-  while ((found = *link) != NULL && !capture_is(found, stream, context))
-    link = &found->next;
+  struct capture *found = captures;
+  while (found != NULL && !capture_is(found, stream, context))
+    found = found->next;
   if (found != NULL)
-    *link = found->next;
+    found->ends = true;
   pthread_mutex_unlock(&captures_lock);
   return found;
 }
 
-/* Takes this capture out of the list.  False if it is not there: its context has ended, and captures_sweep took it. */
-static bool capture_remove(const struct capture *capture) {
+/* The driver has not ended it. */
+static void capture_unclaim(struct capture *capture) {
+  pthread_mutex_lock(&captures_lock);
+  capture->ends = false;
+  pthread_mutex_unlock(&captures_lock);
+}
+
+/* Takes this capture out of the list: claimed by the caller or not.  False if it is not there so: another thread has
+ * it; or its context has ended, and captures_sweep took it. */
+static bool capture_remove(const struct capture *capture, bool claimed) {
   struct capture **link = &captures;
   pthread_mutex_lock(&captures_lock);
   while (*link != NULL && *link != capture)
     link = &(*link)->next;
-  bool found = *link != NULL;
+  bool found = *link != NULL && (*link)->ends == claimed;
   if (found)
     *link = capture->next;
   pthread_mutex_unlock(&captures_lock);
@@ -231,7 +235,7 @@ static CUresult capture_opened(struct capture *capture, CUresult result) {
   if (capture == NULL || result == CUDA_SUCCESS)
     return result;
   preload_depth++;
-  if (capture_remove(capture))
+  if (capture_remove(capture, false))
     capture_drop(capture, NULL);
   preload_depth--;
   return result;
@@ -239,17 +243,17 @@ static CUresult capture_opened(struct capture *capture, CUresult result) {
 
 /* To be called before a call that may end a stream or its capture.  NULL if the stream has no capture in the list. */
 static struct capture *capture_goes(const struct preload_real *real, CUstream stream) {
-  return preload_capturing() && preload_depth == 0 ? capture_take(stream, context_now(real)) : NULL;
+  return preload_capturing() && preload_depth == 0 ? capture_claim(stream, context_now(real)) : NULL;
 }
 
-/* To be called after it.  A capture that goes on comes back into the list. */
+/* To be called after it. */
 static void capture_gone(struct capture *capture, bool goes_on, void *graph) {
   if (capture == NULL)
     return;
   preload_depth++;
   if (goes_on)
-    capture_put(capture);
-  else
+    capture_unclaim(capture);
+  else if (capture_remove(capture, true))
     capture_drop(capture, graph);
   preload_depth--;
 }
@@ -397,11 +401,11 @@ static unsigned captures_copy(struct reuse *reuses[SWEPT_MOST]) {
   return count;
 }
 
-/* Takes a capture of that context out of the list, NULL if there is none. */
+/* Takes a capture of that context out of the list, NULL if there is none.  Those that are claimed end anyway. */
 static struct capture *capture_take_of(const struct reuse *reuse) {
   struct capture **link = &captures, *found;
   pthread_mutex_lock(&captures_lock);
-  while ((found = *link) != NULL && found->reuse != reuse)
+  while ((found = *link) != NULL && (found->reuse != reuse || found->ends))
     link = &found->next;
   if (found != NULL)
     *link = found->next;

@@ -968,6 +968,28 @@ START_TEST(a_capture_at_a_destroyed_streams_handle_goes_on) {
 }
 END_TEST
 
+static int destroys_in_vain(void *stream) {
+  FAILS(INVALID_VALUE, cuStreamDestroy_v2(stream));
+  return 0;
+}
+
+/* Another thread is in a call that fails to end the stream, so the capture goes on. */
+START_TEST(a_block_freed_while_a_call_does_not_end_the_capture_is_kept) {
+  void *graph, *executable;
+  struct other other = {begin(), fake_stream_create(FAKE_STREAM_NON_BLOCKING), destroys_in_vain};
+  address_t block = allocate(9 * MIB);
+  OK(cuStreamBeginCapture_v2(other.handle, 0));
+  fake_fail("cuStreamDestroy", 1, 1);
+  pthread_t thread = held_in(&other, "cuStreamDestroy");
+  OK(cuMemFree_v2(block));
+  let_go(thread);
+  OK(cuStreamEndCapture(other.handle, &graph));
+  OK(cuGraphInstantiateWithFlags(&executable, graph, 0));
+  OK(cuGraphDestroy(graph));
+  check_kept_until_its_end(executable, block);
+}
+END_TEST
+
 static int allocate_too_much(void *freed) {
   address_t address;
   OK(cuMemFree_v2(*(address_t *)freed));
@@ -1214,6 +1236,7 @@ static Suite *suite(void) {
   tcase_add_test(tests, in_the_relaxed_mode_many_blocks_are_free_when_they_are_freed);
   tcase_add_loop_test(tests, a_graph_at_a_destroyed_ones_handle_keeps_its_blocks, 0, 2);
   tcase_add_loop_test(tests, a_capture_at_a_destroyed_streams_handle_goes_on, 0, 2);
+  tcase_add_test(tests, a_block_freed_while_a_call_does_not_end_the_capture_is_kept);
   tcase_add_test(tests, a_wait_for_want_of_memory_ends_no_capture);
   tcase_add_test(tests, a_stream_that_is_not_destroyed_goes_on_capturing);
   tcase_add_test(tests, a_reset_takes_kept_blocks_along);
