@@ -76,7 +76,7 @@ static bool slab_block_at(const struct slab *slab, uintptr_t address, struct cli
   if (code == 0)
     return false;
   size_t bytes = slab_requested_bytes(slab_live(slab, index), slab->class, code);
-  *block = (struct client_block){base, bytes, block_id(base, bytes)};
+  *block = (struct client_block){base, bytes, block_id(base, bytes), NULL};
   return true;
 }
 
@@ -88,7 +88,8 @@ static bool segment_block_at(struct mam_pool *pool, uintptr_t address, struct cl
   uint64_t ticket = live ? atomic_load_explicit(&segment->ticket, memory_order_acquire) : 0;
   live = ticket % 2 == 1;
   if (live)
-    *block = (struct client_block){segment->base, segment->as.used.requested_bytes, block_id(segment->base, ticket)};
+    *block =
+        (struct client_block){segment->base, segment->as.used.requested_bytes, block_id(segment->base, ticket), NULL};
   pool_unlock(pool);
   return live;
 }
@@ -105,6 +106,7 @@ static enum client_found block_at(uintptr_t address, struct client_block *block)
       address - found.base >= found.bytes)
     return CLIENT_DEAD;
   *block = found;
+  block->pool = pool;
   return CLIENT_LIVE;
 }
 
@@ -149,11 +151,12 @@ static size_t held_bytes(struct mam_pool *pool) {
 }
 
 /* A chunk's guard counts as well: it is the driver's when the chunk goes back. */
-static size_t available_bytes(size_t *used_bytes) {
+static size_t available_bytes(size_t *used_bytes, const void **which) {
   uint64_t id;
   struct mam_pool *pool = pool_of_context(NULL, &id);
   MAM_PoolInfo info = {.struct_size = sizeof info};
   *used_bytes = 0;
+  *which = pool;
   if (pool == NULL || pool_info(pool, id, &info) != cudaSuccess)
     return 0;
   *used_bytes = info.used_bytes;

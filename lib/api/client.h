@@ -29,6 +29,7 @@ struct client_block {
   uintptr_t base;
   size_t bytes; /* as asked for */
   uint64_t id;  /* no other live block has it, and it has the highest bit */
+  const void *pool;
 };
 
 /* What the counts of a summary are made of, over all default pools, those that ended too; bytes of those that live, but
@@ -66,8 +67,9 @@ struct client {
   /* The chunk of cuMemAlloc that an address lies in.  False if it lies in none. */
   bool (*chunk_at)(uintptr_t address, uintptr_t *base);
 
-  /* What the current context's pool could hand out, or will when the GPU is done; and what it has handed out. */
-  size_t (*available_bytes)(size_t *used_bytes);
+  /* What the current context's pool could hand out, or will when the GPU is done; what it has handed out; and which one
+   * it is, NULL if there is none. */
+  size_t (*available_bytes)(size_t *used_bytes, const void **pool);
 
   /* How often that pool has taken memory from the driver or given some back.  While it does, its memory is neither the
    * driver's nor the pool's: waits for the end of that, for a second at most. */

@@ -39,6 +39,21 @@ static void pool_free(uintptr_t address) {
   preload_depth--;
 }
 
+/* Whether a block of a pool starts there. */
+static bool is_block(uintptr_t address, struct client_block *block) {
+  preload_depth++;
+  bool is_base = mam_client.block_at(address, block) == CLIENT_LIVE && block->base == address;
+  preload_depth--;
+  return is_base;
+}
+
+/* The driver alone refuses an allocation and a free during a capture, unless it is relaxed.  Here they succeed, and the
+ * capture goes on.  The graph may use the block, so its keeper gets it.  False if the host has no memory. */
+static __attribute__((noinline)) bool kept_in_capture(const struct preload_real *real, uintptr_t address) {
+  struct client_block block;
+  return !is_block(address, &block) || preload_capture_keep(real, &block);
+}
+
 static __attribute__((noinline)) void served_count(const struct preload_real *real, size_t bytes, uint64_t start_ns) {
   preload_count_add(PRELOAD_MALLOCS, 1);
   preload_count_add(PRELOAD_MALLOC_BYTES, bytes);
@@ -55,7 +70,7 @@ static bool served(const struct preload_real *real, size_t bytes, const void *si
   uint64_t start_ns = __builtin_expect(counts, false) ? preload_start_ns() : 0;
   if (!pool_malloc(bytes, site, &found))
     return false;
-  if (__builtin_expect(preload_capturing(), false) && !preload_capture_keep(real, found, bytes)) {
+  if (__builtin_expect(preload_capturing(), false) && !kept_in_capture(real, found)) {
     pool_free(found);
     return false;
   }
@@ -172,23 +187,6 @@ static const CUdeviceptr NOBODYS = 1;
 
 /* ---- Freeing ---- */
 
-/* Whether a block that the program may free starts there. */
-static bool is_live_block(uintptr_t address, size_t *bytes) {
-  struct client_block block = {0};
-  preload_depth++;
-  bool is_block = mam_client.block_at(address, &block) == CLIENT_LIVE && block.base == address;
-  preload_depth--;
-  *bytes = block.bytes;
-  return is_block && !preload_kept_freed(address);
-}
-
-/* The driver alone refuses a free during a capture, unless it is relaxed.  Here it succeeds, and the capture goes on.
- * The graph may use the block, so its keeper gets it.  False if the host has no memory. */
-static __attribute__((noinline)) bool kept_in_capture(const struct preload_real *real, uintptr_t address) {
-  size_t bytes;
-  return !is_live_block(address, &bytes) || preload_capture_keep(real, address, bytes);
-}
-
 /* Whether a keeper has the block: then the program's free is done.  *error is what the program gets, an error if it had
  * freed the block before. */
 static bool kept_back(uintptr_t address, cudaError_t *error) {
@@ -244,9 +242,9 @@ CUresult cuMemFree_v2(CUdeviceptr address) {
 static bool freed_async(const struct preload_real *real, CUdeviceptr address, CUstream stream, cudaError_t *error) {
   if (address == 0 || preload_depth != 0 || !preload_active())
     return false;
-  size_t bytes;
-  if (__builtin_expect(preload_capturing(), false) && is_live_block((uintptr_t)address, &bytes) &&
-      !preload_capture_keep_async(real, (uintptr_t)address, bytes, stream)) {
+  struct client_block block;
+  if (__builtin_expect(preload_capturing(), false) && is_block((uintptr_t)address, &block) &&
+      !preload_capture_keep_async(real, &block, stream)) {
     *error = cudaErrorMemoryAllocation;
     return true;
   }
@@ -288,6 +286,7 @@ CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
   if (free_bytes == NULL || preload_depth != 0 || !preload_active())
     return PRELOAD_CALL(real, cuMemGetInfo_v2, free_bytes, total_bytes);
   size_t used_bytes = 0, available_bytes = 0;
+  const void *pool = NULL;
   preload_depth++;
   uint64_t before, moves = mam_client.moves();
   CUresult result;
@@ -296,14 +295,14 @@ CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
     before = moves;
     result = PRELOAD_CALL(real, cuMemGetInfo_v2, free_bytes, total_bytes);
     if (result == CUDA_SUCCESS) {
-      available_bytes = mam_client.available_bytes(&used_bytes);
+      available_bytes = mam_client.available_bytes(&used_bytes, &pool);
       moves = mam_client.moves();
     }
   } while (moves != before && ++answers < INFO_ANSWERS_MOST);
   preload_depth--;
   if (result != CUDA_SUCCESS)
     return result;
-  size_t soft_bytes = preload_soft_bytes(), sum = *free_bytes + available_bytes + soft_bytes;
+  size_t soft_bytes = preload_soft_bytes(pool), sum = *free_bytes + available_bytes + soft_bytes;
   used_bytes -= soft_bytes < used_bytes ? soft_bytes : used_bytes;
   size_t total = total_bytes != NULL ? *total_bytes : SIZE_MAX, most = total > used_bytes ? total - used_bytes : 0;
   *free_bytes = sum < most ? sum : most;

@@ -228,10 +228,10 @@ void preload_keeper_end(struct preload_keeper *keeper, void *graph, bool is_new)
 
 /* The calling thread has just allocated a block, or is about to free it: the keepers of captures that go on hold it.
  * False if the host has no memory to remember that. */
-bool preload_capture_keep(const struct preload_real *real, uintptr_t address, size_t bytes);
+bool preload_capture_keep(const struct preload_real *real, const struct client_block *block);
 
 /* The same for a block that is about to be freed on a stream.  If that is captured, the holds are hard. */
-bool preload_capture_keep_async(const struct preload_real *real, uintptr_t address, size_t bytes, CUstream stream);
+bool preload_capture_keep_async(const struct preload_real *real, const struct client_block *block, CUstream stream);
 
 /* An executable graph was launched on a stream.  If that is captured, the graph of the capture uses what the executable
  * uses. */
@@ -247,15 +247,16 @@ enum preload_hold {
   PRELOAD_HOLD_HARD    /* it would have refused the call */
 };
 
-/* A keeper holds a block from now on, at least so strongly.  False if the host has no memory. */
-bool preload_keep(struct preload_keeper *keeper, uintptr_t address, size_t bytes, enum preload_hold rank);
+/* A keeper holds a block from now on, at least so strongly, unless the program had freed it before.  False if the host
+ * has no memory. */
+bool preload_keep(struct preload_keeper *keeper, const struct client_block *block, enum preload_hold rank);
 
 /* Gives the pool all blocks that the program has freed and that are held slightly at most; if there is none, those that
  * are held softly at most.  Whether there were some.  Without this call only so many of the newest are held back. */
 bool preload_soft_end(void);
 
-/* The bytes of all of these. */
-size_t preload_soft_bytes(void);
+/* The bytes of all of these that are a pool's. */
+size_t preload_soft_bytes(const void *pool);
 
 enum preload_kept {
   PRELOAD_KEPT_NOT,         /* no keeper has the block: the caller frees it */

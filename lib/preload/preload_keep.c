@@ -38,6 +38,7 @@ struct preload_keeper {
 struct kept {
   uintptr_t address;
   size_t bytes;
+  const void *pool;    /* as client.h names it */
   bool freed;          /* by the program */
   struct queue *queue; /* that it stands in, NULL if in none */
   struct hold *holds;
@@ -225,12 +226,12 @@ void preload_kept_end(struct kept *freed) {
 /* ---- Holding ---- */
 
 /* The entry of a block in the table, a new one if it has none. NULL if the host has no memory. */
-static struct kept *kept_get_locked(uintptr_t address, size_t bytes) {
-  struct kept *kept = kept_find_locked(address);
+static struct kept *kept_get_locked(const struct client_block *block) {
+  struct kept *kept = kept_find_locked(block->base);
   if (kept != NULL || (kept = malloc(sizeof *kept)) == NULL)
     return kept;
-  struct kept **chain = kept_chain(address);
-  *kept = (struct kept){.address = address, .bytes = bytes, .next = *chain};
+  struct kept **chain = kept_chain(block->base);
+  *kept = (struct kept){.address = block->base, .bytes = block->bytes, .pool = block->pool, .next = *chain};
   *chain = kept;
   atomic_fetch_add_explicit(&kept_count, 1, memory_order_relaxed);
   return kept;
@@ -250,8 +251,10 @@ static struct hold *hold_get_locked(struct preload_keeper *keeper, struct kept *
   return hold;
 }
 
-static bool hold_locked(struct preload_keeper *keeper, uintptr_t address, size_t bytes, enum preload_hold rank) {
-  struct kept *kept = kept_get_locked(address, bytes);
+static bool hold_locked(struct preload_keeper *keeper, const struct client_block *block, enum preload_hold rank) {
+  struct kept *kept = kept_get_locked(block);
+  if (kept != NULL && kept->freed)
+    return true;
   struct hold *hold = kept != NULL ? hold_get_locked(keeper, kept) : NULL;
   if (hold != NULL && hold->rank < rank) {
     hold->rank = rank;
@@ -264,9 +267,9 @@ static bool hold_locked(struct preload_keeper *keeper, uintptr_t address, size_t
   return hold != NULL;
 }
 
-bool preload_keep(struct preload_keeper *keeper, uintptr_t address, size_t bytes, enum preload_hold rank) {
+bool preload_keep(struct preload_keeper *keeper, const struct client_block *block, enum preload_hold rank) {
   preload_keep_lock();
-  bool held = hold_locked(keeper, address, bytes, rank);
+  bool held = hold_locked(keeper, block, rank);
   preload_keep_unlock();
   return held;
 }
@@ -315,13 +318,14 @@ bool preload_soft_end(void) {
   return some;
 }
 
-size_t preload_soft_bytes(void) {
+size_t preload_soft_bytes(const void *pool) {
   size_t bytes = 0;
   if (!some_kept())
     return 0;
   preload_keep_lock();
   for (unsigned rank = 0; rank < PRELOAD_HOLD_HARD; rank++)
-    bytes += queues[rank].bytes;
+    for (const struct kept *kept = queues[rank].oldest; kept != NULL; kept = kept->newer)
+      bytes += kept->pool == pool ? kept->bytes : 0;
   preload_keep_unlock();
   return bytes;
 }

@@ -145,21 +145,21 @@ static bool capture_holds(const struct capture *capture, CUstreamCaptureMode mod
 }
 
 /* The lock is held to the end: while a capture is in the list, its keeper exists.  hard: whatever the modes are. */
-static bool captures_keep(uintptr_t address, size_t bytes, CUstreamCaptureMode mode, bool hard) {
+static bool captures_keep(const struct client_block *block, CUstreamCaptureMode mode, bool hard) {
   enum preload_hold rank;
   bool kept = true;
   pthread_mutex_lock(&captures_lock);
   for (const struct capture *capture = captures; capture != NULL && kept; capture = capture->next)
     if (hard)
-      kept = preload_keep(capture->keeper, address, bytes, PRELOAD_HOLD_HARD);
+      kept = preload_keep(capture->keeper, block, PRELOAD_HOLD_HARD);
     else if (capture_holds(capture, mode, &rank))
-      kept = preload_keep(capture->keeper, address, bytes, rank);
+      kept = preload_keep(capture->keeper, block, rank);
   pthread_mutex_unlock(&captures_lock);
   return kept;
 }
 
-bool preload_capture_keep(const struct preload_real *real, uintptr_t address, size_t bytes) {
-  return captures_keep(address, bytes, thread_mode(real), false);
+bool preload_capture_keep(const struct preload_real *real, const struct client_block *block) {
+  return captures_keep(block, thread_mode(real), false);
 }
 
 static bool stream_captures(const struct preload_real *real, CUstream stream) {
@@ -168,8 +168,8 @@ static bool stream_captures(const struct preload_real *real, CUstream stream) {
          status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-bool preload_capture_keep_async(const struct preload_real *real, uintptr_t address, size_t bytes, CUstream stream) {
-  return captures_keep(address, bytes, thread_mode(real), stream_captures(real, stream));
+bool preload_capture_keep_async(const struct preload_real *real, const struct client_block *block, CUstream stream) {
+  return captures_keep(block, thread_mode(real), stream_captures(real, stream));
 }
 
 /* The stream may have joined the capture of another one, so all captures that go on are meant. */

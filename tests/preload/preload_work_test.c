@@ -852,6 +852,29 @@ START_TEST(in_the_relaxed_mode_a_block_comes_again_only_for_want_of_others) {
 }
 END_TEST
 
+/* It counts as free on the device that it is on. */
+START_TEST(what_is_held_softly_on_one_device_is_not_free_on_another) {
+  void *graph, *second = NULL;
+  fake_set_devices(2);
+  void *first = begin();
+  OK(cuDevicePrimaryCtxRetain(&second, 1));
+  OK(cuCtxSetCurrent(second));
+  (void)allocate(MIB);
+  size_t free_before = free_now();
+  OK(cuCtxSetCurrent(first));
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(cuStreamBeginCapture_v2(stream, 2));
+  address_t block = allocate(GIB);
+  OK(cuStreamEndCapture(stream, &graph));
+  OK(cuCtxSetCurrent(second));
+  address_t others = allocate(3 * GIB);
+  OK(cuMemFree_v2(block));
+  ck_assert_uint_le(free_now(), free_before - 3 * GIB);
+  OK(cuMemFree_v2(others));
+  OK(cuGraphDestroy(graph));
+}
+END_TEST
+
 static void *fills_the_device(void *context) {
   OK(cuCtxSetCurrent(context));
   for (int i = 0; i < 500; i++)
@@ -1232,6 +1255,7 @@ static Suite *suite(void) {
   tcase_add_test(tests, a_node_that_is_given_another_graph_has_its_blocks);
   tcase_add_test(tests, graphs_that_were_replaced_in_a_node_go);
   tcase_add_loop_test(tests, in_the_relaxed_mode_a_block_comes_again_only_for_want_of_others, 0, 2);
+  tcase_add_test(tests, what_is_held_softly_on_one_device_is_not_free_on_another);
   tcase_add_test(tests, a_block_outlasts_those_of_threads_beside_a_relaxed_capture);
   tcase_add_test(tests, in_the_relaxed_mode_many_blocks_are_free_when_they_are_freed);
   tcase_add_loop_test(tests, a_graph_at_a_destroyed_ones_handle_keeps_its_blocks, 0, 2);
