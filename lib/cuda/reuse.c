@@ -317,15 +317,15 @@ static cudaError_t quiet_wait_locked(struct reuse *reuse) {
 /* Waits for the work of one context; *epoch: up to which it is done then. */
 static cudaError_t synchronize_alone(struct reuse *reuse, uint64_t *epoch) {
   pthread_mutex_lock(&reuse->lock);
-  bool keep = reuse_captures_keep_locked(reuse);
-  if (!keep && reuse_captured_locked(reuse)) {
+  bool frees = reuse_may_free_to_wait_locked(reuse);
+  if (!frees && reuse_captured_locked(reuse)) {
     pthread_mutex_unlock(&reuse->lock);
     return error_set(
         (cudaError_t)CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
         "only memory that waits for the GPU is left, and a wait would invalidate the stream capture in progress");
   }
   *epoch = epoch_close(reuse);
-  cudaError_t error = keep ? reuse_free_to_wait_locked(reuse) : quiet_wait_locked(reuse);
+  cudaError_t error = frees ? reuse_free_to_wait_locked(reuse) : quiet_wait_locked(reuse);
   if (error == cudaSuccess)
     epoch_done_locked(reuse, *epoch);
   pthread_mutex_unlock(&reuse->lock);
@@ -400,7 +400,7 @@ bool reuse_passes_by_itself(const struct reuse *reuse) {
 
 static bool capturing_alone(struct reuse *reuse) {
   pthread_mutex_lock(&reuse->lock);
-  bool capturing = !reuse_captures_keep_locked(reuse) && reuse_captured_locked(reuse);
+  bool capturing = !reuse_may_free_to_wait_locked(reuse) && reuse_captured_locked(reuse);
   pthread_mutex_unlock(&reuse->lock);
   return capturing;
 }

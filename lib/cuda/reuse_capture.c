@@ -21,11 +21,6 @@ bool reuse_captured_locked(struct reuse *reuse) {
   return reuse->noticed != NULL;
 }
 
-bool reuse_captures_keep_locked(const struct reuse *reuse) {
-  lock_held(&reuse->lock);
-  return reuse->captures > 0 && reuse->captures == reuse->keeping;
-}
-
 /* ---- Waits beside captures ---- */
 
 enum { SPARE_BYTES = 1 };
@@ -37,13 +32,18 @@ static void spare_get_locked(struct reuse *reuse) {
     (void)source_device.chunk_take(&reuse->source, SPARE_BYTES, &reuse->spare);
 }
 
+bool reuse_may_free_to_wait_locked(struct reuse *reuse) {
+  lock_held(&reuse->lock);
+  if (reuse->captures == 0 || reuse->captures != reuse->keeping)
+    return false;
+  spare_get_locked(reuse);
+  return reuse->spare != 0;
+}
+
 cudaError_t reuse_free_to_wait_locked(struct reuse *reuse) {
   lock_held(&reuse->lock);
-  spare_get_locked(reuse);
   uintptr_t spare = reuse->spare;
   reuse->spare = 0;
-  if (spare == 0)
-    return cudaErrorMemoryAllocation;
   pthread_mutex_unlock(&reuse->lock);
   cudaError_t error = source_device.chunk_give(&reuse->source, spare, SPARE_BYTES);
   mutex_lock(&reuse->lock);
@@ -67,7 +67,7 @@ void reuse_capture_begin(struct reuse *reuse, bool keeps) {
 
 bool reuse_capture_end(struct reuse *reuse, bool keeps) {
   pthread_mutex_lock(&reuse->lock);
-  bool begun = reuse->captures > 0;
+  bool begun = (keeps ? reuse->keeping : reuse->captures - reuse->keeping) > 0; /* each kind ends its own */
   if (begun) {
     reuse->captures--;
     reuse->keeping -= keeps;

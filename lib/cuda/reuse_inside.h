@@ -23,8 +23,8 @@ bool reuse_brackets_open(void);
  */
 bool reuse_captured_locked(struct reuse *reuse);
 
-/* Whether all captures that go on, as far as is known, are of brackets that keep what their graphs use. */
-bool reuse_captures_keep_locked(const struct reuse *reuse);
+/* Whether captures go on that all keep what their graphs use, and there is a block for reuse_free_to_wait_locked. */
+bool reuse_may_free_to_wait_locked(struct reuse *reuse);
 
 /* Waits for the work of the context by a cuMemFree, which a capture bears.  Leaves the lock meanwhile.  In a full
  * device the spare block may be the only one that there is to free.  Afterwards there is one again, if there is memory.

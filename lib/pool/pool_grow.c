@@ -171,9 +171,8 @@ static cudaError_t chunks_exchange_locked(struct mam_pool *pool, size_t bytes, b
 enum { SURPLUS_BLOCKS = 4, SURPLUS_BYTES = 256 << 20 };
 
 /* Gives free chunks back that the pool holds beyond that, before it takes one more.  Each is too small for the block,
- * and a loop whose blocks become larger would leave one behind each time.  Only beside an idle GPU: the source waits
- * for it.
- */
+ * and a loop whose blocks become larger would leave one behind each time.  Only beside an idle GPU, as the source
+ * waits for it. */
 static void surplus_give_locked(struct mam_pool *pool, size_t bytes) {
   lock_held(&pool->lock);
   struct pool_chunk *chunk;

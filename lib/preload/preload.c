@@ -88,8 +88,7 @@ static void pools_give_back(void) {
 
 /* Serves an allocation for which the pool had no memory.  first: the driver was not asked yet.  It is to be asked
  * first: a pool that has reached its limit is none of its business.  But in a capture the driver's cuMemAlloc may end
- * the capture, so there all pools first give back what they can, and at last what is only held
- * softly. */
+ * the capture, so there all pools first give back what they can, and at last what is only held softly. */
 static bool served_later(const struct preload_real *real, size_t bytes, const void *site, bool first,
                          CUdeviceptr *address) {
   if (first) {
