@@ -93,7 +93,7 @@ static void hold(void *block) {
 }
 
 static void claim_by_recycling(mam__u32 size_class) {
-  struct mam__claim claim = mam__recycle(&model->control->superblocks[0], size_class, 1);
+  struct mam__claim claim = mam__recycle_any(model->control, size_class, 1);
   if (claim.mask != 0)
     hold((void *)(uintptr_t)mam__claim_chunk(claim, 0));
 }
@@ -298,13 +298,13 @@ static void one_left(void) { prepare_blocks(CLASS_A, 1); }
 static void two_left(void) { prepare_blocks(CLASS_A, 2); }
 static void full_span(void) {
   prepare_blocks(CLASS_A, 32);
-  (void)mam__recycle(&model->control->superblocks[0], CLASS_A, 1); /* it finds none and clears the hint */
+  (void)mam__recycle_any(model->control, CLASS_A, 1); /* it finds none and clears the hint */
 }
 /* Prepares one chunk in each of two words of a span, and nothing else in it.  The span has 64 chunks of 320 bytes. */
 enum { CLASS_TWO_WORDS = 12 };
 static void two_words(void) {
   prepare_blocks(CLASS_TWO_WORDS, 32);
-  struct mam__claim claim = mam__recycle(&model->control->superblocks[0], CLASS_TWO_WORDS, 1);
+  struct mam__claim claim = mam__recycle_any(model->control, CLASS_TWO_WORDS, 1);
   for (unsigned i = 1; i < 32; i++)
     (void)heap_model_free(model, prepared[i]);
   prepared[1] = (void *)(uintptr_t)mam__claim_chunk(claim, 0);

@@ -497,11 +497,12 @@ START_TEST(one_free_chunk_is_found_behind_many_old_hints) {
     if (last != MAM__NO_PAGE && page / MAM__BLOCK_PAGES <= last)
       continue;
     ck_assert(heap_model_free(model, blocks[i]));
-    of[freed++] = last = page / MAM__BLOCK_PAGES;
+    last = page / MAM__BLOCK_PAGES;
+    of[freed++] = page;
   }
   ck_assert_uint_eq(freed, HINTS);
   for (unsigned i = 0; i + 1 < freed; i++)
-    ck_assert_uint_ne(mam__block_claim(model->control->superblocks, of[i], kind, 1).mask, 0);
+    ck_assert_uint_ne(mam__span_claim(&model->control->superblocks[0].words[of[i] * MAM__PAGE_WORDS], kind, 1).bits, 0);
   ck_assert_ptr_nonnull(heap_model_malloc(model, MAM__PAGE_BYTES, 0));
   ck_assert_ptr_null(heap_model_malloc(model, MAM__PAGE_BYTES, 0));
 }

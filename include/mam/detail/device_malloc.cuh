@@ -72,9 +72,11 @@ MAM__OUTLINE void *mam__malloc_rest(struct mam__heap_control *control, mam__u32 
     wanted &= ~(mam__u32)MAM__REST_REFILL;
     MAM__FORGET(group);
     struct mam__lanes lanes = mam__lanes_of(group);
-    claim.mask = mam__lanes_first_u32(lanes, claim.mask);
-    claim.address = mam__lanes_first_u64(lanes, claim.address);
-    claim.chunk_bytes = mam__lanes_first_u32(lanes, claim.chunk_bytes);
+    if (lanes.count > 1) { /* groups take turns in an exchange, and most are of one lane */
+      claim.mask = mam__lanes_first_u32(lanes, claim.mask);
+      claim.address = mam__lanes_first_u64(lanes, claim.address);
+      claim.chunk_bytes = mam__lanes_first_u32(lanes, claim.chunk_bytes);
+    }
     mam__u32 got = mam__ones_u32(claim.mask);
     if (lanes.rank < got)
       return (void *)mam__claim_chunk(claim, lanes.rank);

@@ -5,17 +5,21 @@
  * The class map of a kind says where to look: a 0 for eight pages (a block) in which a span of the kind may have a free
  * chunk.  It is a hint.  The way down:
  *
- *   mam__recycle_any     each superblock
- *   mam__recycle         the class map, eight words at a time, from the first one on.  If a block has nothing, its bit
- *                       is set, and it is looked at once more: a thread that freed a chunk meanwhile may have seen the
- *                       0 and left it
- *   mam__class_look      one of the blocks that these words name, by chance
- *   mam__block_claim     the spans that begin in the block (by their entries), and their usage words with free chunks
- *   mam__word_claim      one usage word: the lowest free bits are set by compare-and-swap
+ *   mam__recycle_any   each superblock
+ *   mam__recycle       the class map, eight words at a time.  If a block has nothing, its bit is set, and the block is
+ *                      looked at once more: a thread that freed a chunk meanwhile may have seen the 0 and left it
+ *   mam__class_look    one of the blocks that eight words name, by chance
+ *   mam__block_look    the spans of the kind that begin in the block, by their entries
+ *   mam__span_claim    one of a span's usage words with free chunks, by chance: its lowest free bits are set by
+ *                      compare-and-swap
  *
  * A claim takes the chunks of one word, up to 32.  Of the threads that change a word at the same time only one
- * succeeds, so they are to meet seldom: within eight words of the class map each goes to another block.  It is not
- * farther away, so that what is used up first is what lies together, and the spans behind it become empty.
+ * succeeds, so they are to meet seldom.  Therefore each begins at another place of the class map, and takes a block, a
+ * span and a word by chance.
+ *
+ * The lanes of a warp look for chunks of different kinds, and run together.  So there is one loop, of which each turn
+ * tries one span.  A lane that has to try again takes another turn.  In loops within loops the other lanes would wait
+ * for it in each.
  */
 #ifndef MAM_DETAIL_HEAP_RECYCLE_H
 #define MAM_DETAIL_HEAP_RECYCLE_H
@@ -33,27 +37,16 @@ MAM__INLINE mam__u32 mam__lowest_ones(mam__u32 bits, mam__u32 count) {
   return bits ^ rest;
 }
 
-/* Claims up to count free chunks of one usage word.  Returns their bits. */
-MAM__INLINE mam__u32 mam__word_claim(mam__u64 *place, mam__u32 size_class, mam__u32 count) {
-  mam__u64 word = mam__load_relaxed_u64(place);
-  MAM__LOOP
-  for (int i = 0; i < MAM__RETRIES && mam__word_class(word) == size_class; i++) {
-    mam__u32 bits = mam__lowest_ones(~(mam__u32)word & mam__word_full(word), count);
-    if (bits == 0)
-      return 0;
-    /* acq_rel: pairs with the frees of these chunks */
-    mam__u64 seen = mam__cas_acq_rel_u64(place, word, word | bits);
-    if (seen == word)
-      return bits;
-    word = seen;
-  }
-  return 0;
+/* The first 1 of bits, counted from a bit on and then from the lowest.  bits is not 0. */
+MAM__INLINE mam__u32 mam__bit_behind(mam__u32 bits, mam__u32 from) {
+  return bits >> from != 0 ? mam__lowest_u32(bits >> from) + from : mam__lowest_u32(bits);
 }
 
 /* Which pages of a block begin spans of a class, by their entries: a bit for each. */
-MAM__OUTLINE mam__u32 mam__block_look(mam__u32 block, mam__u32 size_class, const struct mam__area *area) {
-  const mam__u16 *entries = mam__area_entries(*area) + block * MAM__BLOCK_PAGES;
-  mam__u32 pages = area->page_count - block * MAM__BLOCK_PAGES, found = 0;
+MAM__OUTLINE mam__u32 mam__block_look(mam__u64 *words, mam__u32 page_count, mam__u32 block, mam__u32 size_class) {
+  struct mam__area area = {0, words, page_count, 0};
+  const mam__u16 *entries = mam__area_entries(area) + block * MAM__BLOCK_PAGES;
+  mam__u32 pages = page_count - block * MAM__BLOCK_PAGES, found = 0;
   MAM__UNROLL
   for (mam__u32 i = 0; i < MAM__BLOCK_PAGES; i++)
     found |= (mam__u32)(mam__load_relaxed_u16(&entries[i < pages ? i : 0]) == mam__entry_of(size_class, 0) && i < pages)
@@ -61,41 +54,57 @@ MAM__OUTLINE mam__u32 mam__block_look(mam__u32 block, mam__u32 size_class, const
   return found;
 }
 
-/* Which usage words of a span have free chunks of a class: a bit for each. */
-MAM__OUTLINE mam__u32 mam__span_look(MAM__TAG(2) mam__u32 size_class, const mam__u64 *words) {
-  mam__u64 seen[MAM__PAGE_WORDS];
+/* Claims up to count free chunks of one usage word, which was seen.  Returns their bits. */
+MAM__INLINE mam__u32 mam__word_claim(mam__u64 *place, mam__u64 word, mam__u32 size_class, mam__u32 count) {
+  MAM__LOOP
+  for (int i = 0; i < MAM__RETRIES && mam__word_class(word) == size_class; i++) {
+    mam__u32 bits = mam__lowest_ones(~(mam__u32)word & mam__word_full(word), count);
+    if (bits == 0)
+      return 0;
+    /* acquire: pairs with the frees of these chunks.  There is nothing to release. */
+    mam__u64 seen = mam__cas_acquire_u64(place, word, word | bits);
+    if (seen == word)
+      return bits;
+    word = seen;
+  }
+  return 0;
+}
+
+/* Chunks of a usage word. */
+struct mam__bits {
+  mam__u32 bits; /* 0: none */
+  mam__u32 word; /* the word's number in its span */
+};
+
+/* Claims up to count chunks of one usage word of a span of a class, whose words are given.  If another span is there
+ * now, or none, it claims none.  Calls nothing. */
+MAM__OUTLINE struct mam__bits mam__span_claim(mam__u64 *words, mam__u32 size_class, mam__u32 count) {
+  struct mam__bits claim = {0, 0};
+  mam__u64 seen[MAM__PAGE_WORDS], word = 0;
   mam__u32 open = 0;
   MAM__UNROLL
   for (mam__u32 i = 0; i < MAM__PAGE_WORDS; i++)
     seen[i] = mam__load_relaxed_u64(&words[i]);
   MAM__UNROLL
-  for (mam__u32 i = 0; i < MAM__PAGE_WORDS; i++)
+  for (mam__u32 i = 0; i < MAM__PAGE_WORDS; i++) {
     open |= (mam__u32)(i < mam__word_span_words(seen[0]) && mam__word_class(seen[i]) == size_class &&
                        (~(mam__u32)seen[i] & mam__word_full(seen[i])) != 0)
             << i;
-  return open;
-}
-
-/* Claims up to count chunks of a class from one word of the spans that begin in a block. */
-MAM__OUTLINE struct mam__claim mam__block_claim(const struct mam__area *area, mam__u32 block, mam__u32 size_class,
-                                                mam__u32 count) {
-  struct mam__claim claim = {0, 0, mam__class_bytes(size_class)};
-  mam__u32 salt = mam__salt() % MAM__PAGE_WORDS;
+    MAM__FORGET(open); /* otherwise what each word says takes registers of its own */
+  }
+  if (open == 0)
+    return claim;
+  claim.word = mam__bit_behind(open, mam__salt() % MAM__PAGE_WORDS);
+  MAM__UNROLL
+  for (mam__u32 i = 0; i < MAM__PAGE_WORDS; i++)
+    word |= i == claim.word ? seen[i] : 0;
   MAM__LOOP
-  for (mam__u32 begins = MAM__OUT_OF_SIGHT(mam__block_look)(block, size_class, area); begins != 0;
-       begins &= begins - 1) {
-    mam__u32 page = block * MAM__BLOCK_PAGES + mam__lowest_u32(begins);
-    mam__u64 *words = &area->words[page * MAM__PAGE_WORDS];
-    mam__u32 open = MAM__OUT_OF_SIGHT(mam__span_look)(size_class, words);
-    MAM__LOOP
-    for (open = (open >> salt | open << (MAM__PAGE_WORDS - salt)) & ((1u << MAM__PAGE_WORDS) - 1); open != 0;
-         open &= open - 1) {
-      mam__u32 i = (mam__lowest_u32(open) + salt) % MAM__PAGE_WORDS;
-      if ((claim.mask = mam__word_claim(&words[i], size_class, count)) != 0) {
-        claim.address = mam__area_address(*area, page) + (mam__u64)(32 * i) * claim.chunk_bytes;
-        return claim;
-      }
-    }
+  while ((claim.bits = mam__word_claim(&words[claim.word], word, size_class, count)) == 0) {
+    open &= ~(1u << claim.word);
+    if (open == 0)
+      break;
+    claim.word = mam__lowest_u32(open);
+    word = mam__load_relaxed_u64(&words[claim.word]);
   }
   return claim;
 }
@@ -122,49 +131,82 @@ MAM__OUTLINE mam__u32 mam__class_look(MAM__TAG(2) const mam__u64 *map, mam__u32 
   return word << 6 | mam__lowest_u64(later != 0 ? later : open);
 }
 
-/* mam__block_claim for all blocks of a superblock that the class map names.  If a block has none, its bit in the class
- * map is set, and the block is looked at once more.  It is not named again until a chunk of it is freed. */
-MAM__OUTLINE struct mam__claim mam__recycle(MAM__TAG(2) const struct mam__area *area, mam__u32 size_class,
-                                            mam__u32 count) {
+/* The first of the MAM__AHEAD words of a class map among which a word is, and which are looked at together. */
+MAM__INLINE mam__u32 mam__class_first(mam__u32 index) { return index / MAM__AHEAD * MAM__AHEAD; }
+
+/* Claims up to count chunks of one usage word of a superblock, which is given by its words and its number of pages. The
+ * claim's address is counted from the first page. */
+MAM__OUTLINE struct mam__claim mam__recycle(mam__u64 *words, mam__u32 page_count, mam__u32 size_class, mam__u32 count) {
+  struct mam__area area = {0, words, page_count, 0};
   struct mam__claim claim = {0, 0, 0};
-  mam__u32 index =
-      MAM__OUT_OF_SIGHT(mam__map_next)(mam__area_class(*area, size_class), mam__area_class_words(*area), 0);
-  mam__u32 block = MAM__NO_PAGE, tries = 0;
+  struct mam__bits found = {0, 0};
+  /* left:   how many words of the class map are to be looked at yet, those around the block's included
+   * begins: the spans of the block that were not tried yet
+   * steps:  the looks at blocks, of which each is looked at twice */
+  mam__u32 left = mam__area_class_words(area), begins = 0, steps = 0, page = 0;
+  mam__u32 block = (mam__salt() * 0x9e3779b1u >> 8) % left << 6;
   MAM__LOOP
-  for (int struck = 0;; struck = !struck) {
-    MAM__LOOP
-    while (!struck) { /* to the next block */
-      if (index >= mam__area_class_words(*area))
-        return claim;
-      block = MAM__OUT_OF_SIGHT(mam__class_look)(&mam__area_class(*area, size_class)[index],
-                                                 mam__area_class_words(*area) - index);
-      if (block != MAM__NO_PAGE && tries++ < MAM__AHEAD * 64) /* as many as there are blocks */
-        break;
-      tries = 0;
-      index = MAM__OUT_OF_SIGHT(mam__map_next)(mam__area_class(*area, size_class), mam__area_class_words(*area),
-                                               index + MAM__AHEAD);
+  while (found.bits == 0) {
+    MAM__FORGET(area.page_count); /* what is computed from it is not kept over the calls */
+    if (begins == 0 && steps % 2 == 0) {
+      mam__u32 first = mam__class_first(block >> 6);
+      mam__u32 next = MAM__OUT_OF_SIGHT(mam__class_look)(&mam__area_class(area, size_class)[first],
+                                                         mam__area_class_words(area) - first);
+      MAM__FORGET(area.page_count);
+      if (next == MAM__NO_PAGE || steps >= 2 * 64 * MAM__AHEAD) { /* to the next words */
+        next = MAM__OUT_OF_SIGHT(mam__map_next)(mam__area_class(area, size_class), mam__area_class_words(area),
+                                                mam__class_first(block >> 6) + MAM__AHEAD);
+        MAM__FORGET(area.page_count);
+        next = next < mam__area_class_words(area) ? mam__class_first(next) : mam__area_class_words(area);
+        first = mam__class_first(block >> 6);
+        if (next - first >= left)
+          return claim;
+        left -= next - first;
+        block = next < mam__area_class_words(area) ? next << 6 : 0;
+        steps = 0;
+        continue;
+      }
+      block = (mam__class_first(block >> 6) << 6) + next;
+    } else if (begins == 0) { /* the block has none: it is not named again until a chunk of it is freed */
+      mam__u64 bit = 1ull << (block & 63);
+      if ((mam__or_acq_rel_u64(&mam__area_class(area, size_class)[block >> 6], bit) | bit) == MAM__FULL_WORD)
+        MAM__OUT_OF_SIGHT(mam__map_filled)(mam__area_class(area, size_class), mam__area_class_words(area), block >> 6);
     }
-    block += struck ? 0 : index << 6;
-    claim = MAM__OUT_OF_SIGHT(mam__block_claim)(area, block, size_class, count);
-    MAM__FORGET_ADDRESS(area); /* what is computed from it is not kept over the call */
-    if (struck && claim.mask != 0)
-      MAM__OUT_OF_SIGHT(mam__span_hint)(*area, block * MAM__BLOCK_PAGES, size_class);
-    if (claim.mask != 0)
-      return claim;
-    mam__u64 bit = 1ull << (block & 63);
-    if (!struck && (mam__or_acq_rel_u64(&mam__area_class(*area, size_class)[block >> 6], bit) | bit) == MAM__FULL_WORD)
-      MAM__OUT_OF_SIGHT(mam__map_filled)(mam__area_class(*area, size_class), mam__area_class_words(*area), block >> 6);
+    MAM__FORGET(area.page_count);
+    if (begins == 0) {
+      begins = MAM__OUT_OF_SIGHT(mam__block_look)(area.words, area.page_count, block, size_class);
+      steps++;
+    }
+    if (begins != 0) {
+      page = mam__bit_behind(begins, mam__salt() % MAM__BLOCK_PAGES);
+      begins &= ~(1u << page);
+      page += block * MAM__BLOCK_PAGES;
+      found = MAM__OUT_OF_SIGHT(mam__span_claim)(&area.words[page * MAM__PAGE_WORDS], size_class, count);
+    }
   }
+  if (steps % 2 == 0)
+    MAM__OUT_OF_SIGHT(mam__span_hint)(area, block * MAM__BLOCK_PAGES, size_class);
+  claim.mask = found.bits;
+  claim.chunk_bytes = mam__class_bytes(size_class);
+  claim.address = ((mam__u64)page << MAM__PAGE_SHIFT) + (mam__u64)(32 * found.word) * claim.chunk_bytes;
+  return claim;
 }
 
-/* The same for all superblocks. */
+/* The same for all superblocks, with the chunks' address. */
 MAM__OUTLINE struct mam__claim mam__recycle_any(MAM__TAG(3) struct mam__heap_control *control, mam__u32 size_class,
                                                 mam__u32 count) {
   struct mam__claim claim = {0, 0, 0};
-  mam__u32 superblocks = mam__load_acquire_u32(&control->superblock_count);
+  mam__u32 i = 0;
   MAM__LOOP
-  for (mam__u32 i = 0; i < superblocks && claim.mask == 0; i++)
-    claim = MAM__OUT_OF_SIGHT(mam__recycle)(&control->superblocks[i], size_class, count);
+  do { /* there is always a first superblock, and it never changes */
+    claim = MAM__OUT_OF_SIGHT(mam__recycle)(control->superblocks[i].words, control->superblocks[i].page_count,
+                                            size_class, count);
+    MAM__FORGET_ADDRESS(control);
+    if (claim.mask != 0) {
+      claim.address += control->superblocks[i].base;
+      return claim;
+    }
+  } while (++i < mam__load_acquire_u32(&control->superblock_count));
   return claim;
 }
 

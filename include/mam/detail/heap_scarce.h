@@ -4,7 +4,7 @@
  *
  *   mam__request_is_vain   the class is known to be missing: refuse at once
  *   mam__claim_waited      another thread refills the slot: wait for its tickets
- *   mam__claim_dry         the request has the task, but the slot is dry: chunks of spans that were split before
+ *   mam__claim_split       no task, or the slot is dry: chunks of spans that were split before
  *   mam__slot_refill       the request has the task: refill the slot from anywhere
  *   mam__claim_scarce      passes over the heap, until there is something or the class is known to be missing
  *
@@ -242,20 +242,21 @@ MAM__OUTLINE int mam__request_is_vain(MAM__TAG(5) struct mam__heap_control *cont
   return 1;
 }
 
-/* For a request with the task of refilling a slot that is dry: takes chunks of spans that were split, and leaves the
- * task to the next request.  Where pages are scarce this is quicker than a search for them, and more of them become
- * free.  Meanwhile the slot's word says that it is dry, so no thread waits for it. */
-MAM__INLINE struct mam__claim mam__claim_dry(struct mam__heap_control *control, mam__u32 wanted, mam__u32 slot,
-                                             mam__u32 count) {
+/* Takes chunks of spans that were split, for a request without the task of refilling a slot, or with the task and a dry
+ * slot.  Where pages are scarce this is quicker than a search for them, and more of them become free.  A request that
+ * has the task leaves it to the next one.  Meanwhile the slot's word says that it is dry, so no thread waits for it. */
+MAM__INLINE struct mam__claim mam__claim_split(struct mam__heap_control *control, mam__u32 wanted, mam__u32 slot,
+                                               mam__u32 count) {
   struct mam__claim claim = {0, 0, 0};
-  if ((wanted & (MAM__REST_REFILL | MAM__REST_WHOLE)) != MAM__REST_REFILL ||
-      mam__load_relaxed_u32(&control->mode) != MAM__MODE_WATCHED ||
-      !mam__slot_is_dry(mam__load_relaxed_u64(&mam__slots(control)[slot & MAM__REST_SLOT])))
+  if ((wanted & MAM__REST_WHOLE) != 0 || mam__load_relaxed_u32(&control->mode) != MAM__MODE_WATCHED ||
+      ((wanted & MAM__REST_REFILL) != 0 &&
+       !mam__slot_is_dry(mam__load_relaxed_u64(&mam__slots(control)[slot & MAM__REST_SLOT]))))
     return claim;
   claim = MAM__OUT_OF_SIGHT(mam__recycle_any)(control, wanted & MAM__REST_KIND, count);
+  MAM__FORGET(wanted);
   MAM__FORGET(slot);
   MAM__FORGET_ADDRESS(control);
-  if (claim.mask != 0) /* release: as in mam__request_is_vain */
+  if (claim.mask != 0 && (wanted & MAM__REST_REFILL) != 0) /* release: as in mam__request_is_vain */
     (void)mam__exchange_release_u64(&mam__slots(control)[slot & MAM__REST_SLOT],
                                     MAM__SLOT_DRY | 1u << (slot >> MAM__REST_CHUNKS));
   return claim;
@@ -269,14 +270,14 @@ MAM__INLINE struct mam__claim mam__claim_chunks(struct mam__heap_control *contro
   if (MAM__OUT_OF_SIGHT(mam__request_is_vain)(control, wanted, slot))
     return claim;
   MAM__FORGET(wanted);
-  if ((wanted & (MAM__REST_REFILL | MAM__REST_WHOLE)) == 0) {
+  if ((wanted & (MAM__REST_REFILL | MAM__REST_WHOLE | MAM__REST_DRY)) == 0) {
     claim = MAM__OUT_OF_SIGHT(mam__claim_waited)(control, wanted, slot, count);
     if (claim.mask != 0)
       return claim;
     wanted |= claim.address != 0 ? MAM__REST_REFILL : 0;
   }
   MAM__FORGET(wanted);
-  claim = mam__claim_dry(control, wanted, slot, count);
+  claim = mam__claim_split(control, wanted, slot, count);
   if (claim.mask != 0)
     return claim;
   MAM__FORGET(wanted);
