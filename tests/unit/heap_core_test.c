@@ -5,7 +5,9 @@
 #include <stdio.h>
 
 static void rest(void);
+static unsigned salt(void);
 #define MAM__ATOMICS_PAUSE() rest()
+#define MAM__ATOMICS_SALT() salt()
 
 #include "support/heap_model.h"
 #include "support/run_suite.h"
@@ -31,6 +33,12 @@ static void (*happens)(void);
 static void rest(void) {
   if (rests != 0 && --rests == 0)
     happens();
+}
+
+/* Another number each time, as a clock gives. */
+static unsigned salt(void) {
+  static unsigned last;
+  return last += 0x2545f491;
 }
 
 static uint64_t random_state = 88172645463325252u;
@@ -508,6 +516,31 @@ START_TEST(one_free_chunk_is_found_behind_many_old_hints) {
 }
 END_TEST
 
+/* A search for free chunks begins anywhere in the class map, and leaves no word of it out, whatever their number, and
+ * whatever old hints it meets. */
+START_TEST(a_free_chunk_is_found_wherever_it_is) {
+  static const size_t sizes[] = {2 * MIB, 17 * MIB, 30 * MIB, 131 * MIB};
+  enum { PLACES = 3000 };
+  mam__u32 kind = mam__class_of(MAM__PAGE_BYTES);
+  model = heap_model_create(sizes[_i], 1);
+  unsigned count = fill(MAM__PAGE_BYTES);
+  ck_assert_uint_eq(mam__recycle_any(model->control, kind, 1).mask, 0);
+  for (unsigned i = 0; i < PLACES; i++) {
+    void *block = blocks[i == 0 ? 0 : i == 1 ? count - 1 : random_below(count)];
+    struct mam__block at = mam__block_at(model->control, (mam__u64)(uintptr_t)block);
+    if (mam__word_chunks(at.area->words[at.bit.word]) == 1)
+      continue; /* with its last chunk the span ends */
+    ck_assert(heap_model_free(model, block));
+    for (unsigned old = 0; old < i % 5; old++)
+      mam__span_hint(*at.area, random_below(at.area->page_count), kind);
+    struct mam__claim claim = mam__recycle_any(model->control, kind, 1);
+    ck_assert_uint_ne(claim.mask, 0);
+    ck_assert_uint_eq(mam__claim_chunk(claim, 0), (mam__u64)(uintptr_t)block);
+    ck_assert_uint_eq(mam__recycle_any(model->control, kind, 1).mask, 0);
+  }
+}
+END_TEST
+
 /* A search for pages stays within a small superblock, whatever it remembered of a large one. */
 START_TEST(superblocks_of_different_sizes_are_kept_apart) {
   model = heap_model_create(MIB, 2);
@@ -582,6 +615,7 @@ int main(void) {
   tcase_add_loop_test(tests, runs_over_the_end_of_a_part_are_found, 0, 2);
   tcase_add_test(tests, a_run_waits_for_a_sweep_of_others);
   tcase_add_test(tests, one_free_chunk_is_found_behind_many_old_hints);
+  tcase_add_loop_test(tests, a_free_chunk_is_found_wherever_it_is, 0, 4);
   tcase_add_test(tests, superblocks_of_different_sizes_are_kept_apart);
   tcase_add_loop_test(tests, long_runs_of_a_lazy_heap_are_apart_and_come_back, 0, 2);
   tcase_add_loop_test(tests, random_operations_keep_every_block_whole, 0, 2);
