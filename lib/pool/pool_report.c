@@ -355,6 +355,8 @@ void pools_tell_stats(FILE *stream) {
                   "%llu waits for the GPU\n",
                   (unsigned long long)past.malloc_count, past.peak_used_bytes,
                   (unsigned long long)past.synchronize_count);
+  else if (pool_first() == NULL)
+    (void)fprintf(stream, "mam: at exit: there is no pool, and no default pool has served anything\n");
   (void)pools_tell(stream, stats_tell);
 }
 

@@ -51,6 +51,10 @@ lines "a forked child" 1
 said=$(MAM_REPORT=leaks $program silent 2>&1)
 says "a program that allocates nothing" 'every block was freed'
 
+said=$(MAM_REPORT=stats $program silent 2>&1)
+says "stats of such a program" 'mam: at exit: there is no pool, and no default pool has served anything'
+lines "stats of such a program" 1
+
 said=$(MAM_REPORT=all $program clean 2>&1)
 says "a value that is none" 'MAM_REPORT=all is not understood: expected none, stats, leaks'
 

@@ -41,6 +41,8 @@ try "measuring says what was saved" ./mam-run -m "$program" churn
 check 'grep -q "saved: .* ms" "$work/err"'
 try "the summary goes to a file" ./mam-run -s -o "$work/summary" "$program" churn
 check '[ ! -s "$work/err" ] && grep -q "40 allocations" "$work/summary"'
+try "a file that takes no summary is told of" ./mam-run -s -o /dev/full "$program" churn
+check '[ $status -eq 0 ] && grep -q "the summary of process [0-9]* is lost: /dev/full: No space left" "$work/err"'
 try "children are served too, each by itself" ./mam-run --summary --output="$work/children" -- \
   sh -c "$program churn && $program churn"
 check '[ "$(grep -c "40 allocations" "$work/children")" -eq 2 ]'
