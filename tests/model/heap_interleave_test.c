@@ -309,6 +309,8 @@ static void two_words(void) {
     (void)heap_model_free(model, prepared[i]);
   prepared[1] = (void *)(uintptr_t)mam__claim_chunk(claim, 0);
 }
+/* Prepares one chunk in the first word of such a span, and nothing in the second. */
+static void one_in_two_words(void) { prepare_blocks(CLASS_TWO_WORDS, 1); }
 static void nothing(void) {}
 /* Prepares a run of all pages except those of one span. */
 static void little_room(void) {
@@ -320,6 +322,15 @@ static void free_0(void) { free_prepared(0); }
 static void free_1(void) { free_prepared(1); }
 static void recycle_a(void) { claim_by_recycling(CLASS_A); }
 static void recycle_two_words(void) { claim_by_recycling(CLASS_TWO_WORDS); }
+/* A claim of a thread that has found the span already. */
+static void claim_of_the_second_word(void) {
+  struct mam__area area = model->control->superblocks[0];
+  mam__u64 *word =
+      &area.words[(mam__u32)(((mam__u64)(uintptr_t)prepared[0] - area.base) >> MAM__PAGE_SHIFT) * MAM__PAGE_WORDS + 1];
+  mam__u32 bits = mam__word_claim(word, mam__load_relaxed_u64(word), CLASS_TWO_WORDS, 1);
+  if (bits != 0)
+    hold((char *)prepared[0] + (size_t)(32 + mam__lowest_u32(bits)) * mam__class_bytes(CLASS_TWO_WORDS));
+}
 static void free_and_split_anew(void) {
   free_prepared(0);
   claim_of_a_new_span(CLASS_B);
@@ -478,6 +489,11 @@ static const struct scenario scenarios[] = {
     {"the last free against two claims", 3, one_left, {free_0, recycle_a, recycle_a}, NULL},
     {"two last frees in two words", 2, two_words, {free_0, free_1}, NULL},
     {"two last frees in two words against a claim", 3, two_words, {free_0, free_1, recycle_two_words}, NULL},
+    {"a last free in two words against two claims",
+     3,
+     one_in_two_words,
+     {free_0, claim_of_the_second_word, recycle_two_words},
+     NULL},
     {"a free in a full span against a claim", 2, full_span, {free_0, recycle_a}, NULL},
     {"two frees in a full span against a claim", 3, full_span, {free_0, free_1, recycle_a}, NULL},
     {"two refills", 2, nothing, {take_tickets, take_tickets}, NULL},

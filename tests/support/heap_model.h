@@ -77,7 +77,9 @@ static inline unsigned heap_model_malloc_kind(struct heap_model *model, mam__u32
   struct mam__tickets tickets = mam__tickets_of(old, claim.chunk_bytes, limit, count);
   claim.address = tickets.address;
   claim.mask = tickets.mask;
-  wanted |= count >= limit ? MAM__REST_WHOLE : tickets.refill ? MAM__REST_REFILL : 0;
+  wanted |= count >= limit                      ? (mam__u32)MAM__REST_WHOLE
+            : tickets.refill || claim.mask == 0 ? mam__slot_rest(old, limit)
+                                                : 0;
   prior = mam__slot_page(old, heap->base, heap->page_count);
   for (mam__u32 i = 0; i < mam__ones_u32(claim.mask); i++)
     blocks[done++] = (void *)(uintptr_t)mam__claim_chunk(claim, i);
@@ -108,7 +110,7 @@ static inline unsigned heap_model_malloc_kind(struct heap_model *model, mam__u32
     if (count - done < limit)
       wanted &= ~(mam__u32)MAM__REST_WHOLE;
     claim = mam__claim_chunks(model->control, wanted, place, count - done);
-    wanted &= ~(mam__u32)MAM__REST_REFILL;
+    wanted &= ~(mam__u32)(MAM__REST_REFILL | MAM__REST_DRY);
     if (claim.mask == 0)
       return done;
     for (mam__u32 i = 0; i < mam__ones_u32(claim.mask); i++)

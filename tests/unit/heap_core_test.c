@@ -50,6 +50,13 @@ static uint32_t random_below(uint32_t bound) {
   return (uint32_t)(random_state >> 32) % bound;
 }
 
+/* The usage bit of a chunk of the first superblock. */
+static struct mam__bit bit_of_chunk(const void *block) {
+  struct mam__area area = model->control->superblocks[0];
+  mam__u64 offset = (mam__u64)(uintptr_t)block - area.base;
+  return mam__bit_of(offset, mam__load_relaxed_u16(&mam__area_entries(area)[offset >> MAM__PAGE_SHIFT]));
+}
+
 /* Takes blocks of one size until there are no more.  Returns their number. */
 static unsigned fill(size_t bytes) {
   unsigned count = 0;
@@ -541,6 +548,31 @@ START_TEST(a_free_chunk_is_found_wherever_it_is) {
 }
 END_TEST
 
+/* Requests for tickets of a dry slot, while a thread that has the task of refilling it is delayed, do not let its
+ * tickets run into the address. */
+START_TEST(tickets_of_a_dry_slot_are_kept_few) {
+  enum { BYTES = 512, LANES = 8, REQUESTS = 1000, HALF = MAM__SLOT_TICKETS / 2 };
+  mam__u32 kind = mam__class_of(BYTES);
+  model = heap_model_create(2 * MIB, 1);
+  unsigned count = fill(BYTES);
+  for (unsigned i = 0; i < count; i += 2)
+    ck_assert(heap_model_free(model, blocks[i]));
+  mam__u64 *slot = &mam__slots(model->control)[mam__kind_number(kind) * model->control->heap.slot_count];
+  ck_assert(mam__slot_is_dry(*slot));
+  (void)mam__slot_take(slot, HALF - 100); /* the thread that is delayed, and many requests since */
+  for (unsigned i = 0; i < REQUESTS; i++) {
+    void *some[LANES];
+    unsigned got = heap_model_malloc_warp(model, BYTES, 0, LANES, some);
+    ck_assert_uint_gt(got, 0);
+    ck_assert_uint_le(*slot & MAM__SLOT_TICKETS, HALF + LANES);
+    for (unsigned j = 0; j < got; j++) { /* without the check, which would wait for the refill */
+      struct mam__bit bit = bit_of_chunk(some[j]);
+      ck_assert_uint_eq(mam__chunks_free(model->control->superblocks[0], bit.word, 1u << bit.bit), 0);
+    }
+  }
+}
+END_TEST
+
 /* A search for pages stays within a small superblock, whatever it remembered of a large one. */
 START_TEST(superblocks_of_different_sizes_are_kept_apart) {
   model = heap_model_create(MIB, 2);
@@ -616,6 +648,7 @@ int main(void) {
   tcase_add_test(tests, a_run_waits_for_a_sweep_of_others);
   tcase_add_test(tests, one_free_chunk_is_found_behind_many_old_hints);
   tcase_add_loop_test(tests, a_free_chunk_is_found_wherever_it_is, 0, 4);
+  tcase_add_test(tests, tickets_of_a_dry_slot_are_kept_few);
   tcase_add_test(tests, superblocks_of_different_sizes_are_kept_apart);
   tcase_add_loop_test(tests, long_runs_of_a_lazy_heap_are_apart_and_come_back, 0, 2);
   tcase_add_loop_test(tests, random_operations_keep_every_block_whole, 0, 2);

@@ -69,7 +69,7 @@ MAM__OUTLINE void *mam__malloc_rest(struct mam__heap_control *control, mam__u32 
       if (claim.mask == 0)
         claim.address = MAM__OUT_OF_SIGHT(mam__malloc_refused)(control, wanted, mam__ones_u32(group), plea);
     }
-    wanted &= ~(mam__u32)MAM__REST_REFILL;
+    wanted &= ~(mam__u32)(MAM__REST_REFILL | MAM__REST_DRY); /* in the next round the slot may be another */
     MAM__FORGET(group);
     struct mam__lanes lanes = mam__lanes_of(group);
     if (lanes.count > 1) { /* groups take turns in an exchange, and most are of one lane */
@@ -208,8 +208,7 @@ MAM__INLINE void *mam__malloc_kind(const mam_device_heap &heap, mam__u32 home, m
   if (mine >> chunks_log2 == 0)
     return (void *)(mam__slot_address(old) + ((mam__u64)(mine * multiple) << (shift + 4)));
   mam__u32 wanted = mam__wanted(heap, kind, home);
-  wanted |= !few ? MAM__REST_WHOLE
-                 : (ticket <= 1u << chunks_log2 ? MAM__REST_REFILL : 0) | (mam__slot_is_dry(old) ? MAM__REST_DRY : 0);
+  wanted |= few ? mam__slot_rest(old, 1u << chunks_log2) : (mam__u32)MAM__REST_WHOLE;
   mam__u32 prior = mam__slot_page(old, heap.base, heap.page_count);
   group = mam__lanes_without(mam__mask_of(group), ticket, 1u << chunks_log2);
   return mam__malloc_more(heap, wanted, slot | chunks_log2 << MAM__REST_CHUNKS, prior, group);

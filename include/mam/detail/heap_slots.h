@@ -70,10 +70,18 @@ MAM__INLINE struct mam__tickets mam__tickets_of(mam__u64 old, mam__u32 chunk_byt
  * what was there before. */
 MAM__INLINE mam__u64 mam__slot_take(mam__u64 *slot, mam__u32 count) { return mam__add_acquire_u64(slot, count); }
 
+/* What a request word says of a slot whose word was old before the request asked in vain, for some chunks at least. */
+MAM__INLINE mam__u32 mam__slot_rest(mam__u64 old, mam__u32 limit) {
+  mam__u32 ticket = (mam__u32)(old & MAM__SLOT_TICKETS);
+  return (ticket <= limit ? MAM__REST_REFILL : 0) |
+         (mam__slot_is_dry(old) && ticket <= MAM__SLOT_TICKETS / 2 ? MAM__REST_DRY : 0);
+}
+
 /* Keeps tickets that were asked for in vain from reaching the address.  now: the slot's word, perhaps an older one.
- * Each thread that asked in vain calls this before it asks again, and it does not return while the tickets are above
- * half of what they can count.  So above half each thread of a GPU asks at most once, for up to 32 tickets of its warp,
- * and a GPU has fewer than 2^23 threads at a time. */
+ * Each thread that asked in vain, and saw the tickets above half of what they can count, calls this before it asks
+ * again, and it does not return while they are.  (With MAM__REST_DRY a request need not call it.)  So above half each
+ * thread of a GPU asks at most once, for up to 32 tickets of its warp, and a GPU has fewer than 2^23 threads at a time.
+ */
 MAM__INLINE void mam__slot_keep(mam__u64 *slot, mam__u64 now, mam__u32 limit) {
   MAM__LOOP
   while ((now & MAM__SLOT_TICKETS) > MAM__SLOT_TICKETS / 2) {

@@ -13,6 +13,9 @@
  *   the word became empty   mam__span_end looks whether all words of the span are empty, and ends it if they are
  *   the word was full       the class map gets a hint: here is a free chunk
  *
+ * It also gets a hint when an end was tried and taken back: while words were 0, a search may have missed their free
+ * chunks and have struck the hint.
+ *
  * A word that is not watched needs neither: its empty span stays for its slot (heap_refill.h).  mam__span_watch watches
  * a span from then on, and does once what its frees have left undone.
  *
@@ -211,7 +214,7 @@ MAM__INLINE mam__u32 mam__word_changed(struct mam__area area, mam__u32 word, mam
     if (left == MAM__SPAN_ENDED)
       return mam__span_pages_free(area, page, mam__word_span_pages(old));
   }
-  if ((mam__u32)old == mam__word_full(old)) {
+  if ((mam__u32)old == mam__word_full(old) || (left & MAM__LEFT_AGAIN) != 0) {
     mam__u64 *hints = &mam__area_class(area, mam__word_class(old))[page / MAM__BLOCK_PAGES >> 6];
     mam__u64 hint = 1ull << (page / MAM__BLOCK_PAGES & 63);
     /* The look makes the hint cheap.  It comes after the change of the usage word, whose old value brought the caller

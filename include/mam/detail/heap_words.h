@@ -225,7 +225,7 @@ enum {
   MAM__REST_WHOLE = 1 << (MAM__KIND_BITS + 1),
   /* wanted: the home has ten bits from this bit on. */
   MAM__REST_HOME = MAM__KIND_BITS + 2,
-  /* wanted: the slot was dry. */
+  /* wanted: the slot was dry, and its tickets were few (mam__slot_rest). */
   MAM__REST_DRY = 1 << (MAM__KIND_BITS + 12),
   /* wanted: empty spans are left to their slots. */
   MAM__REST_LAZY = 1 << (MAM__KIND_BITS + 13)
