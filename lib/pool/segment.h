@@ -75,8 +75,8 @@ struct segment {
 
 TAILQ_HEAD(waiting_list, segment);
 
-/* A live block of the pool costs one of these.  Promised to users in BENCHMARKS.md. */
-_Static_assert(sizeof(struct segment) <= 88, "mam(7) says what a segment takes of the host's memory");
+/* A live block of the pool costs one of these. */
+_Static_assert(sizeof(struct segment) <= 88, "mam(7) promises what a segment takes of the host's memory");
 
 RB_HEAD(pointer_tree, segment);
 RB_HEAD(size_tree, segment);

@@ -214,15 +214,6 @@ PRELOAD_HOOK void preload_exit_c(int status) { end_at_once(status); }
 
 /* ---- At the end ---- */
 
-/* Tells that the file of the summary, which mam-run could write to when the program began, takes it no longer.
- * file NULL: it was the program's standard error, which is gone. */
-static void summary_lost(const char *file) {
-  int why = errno;
-  FILE *out = file != NULL ? stderr_now() : NULL;
-  if (out != NULL)
-    (void)fprintf(out, "mam-run: the summary of process %ld is lost: %s: %s\n", (long)getpid(), file, strerror(why));
-}
-
 /* A process that has nothing to count prints nothing, unless mam-run ran it itself.  Otherwise a script would print a
  * line for each of its commands. */
 __attribute__((destructor)) static void print_at_exit(void) {
@@ -235,15 +226,13 @@ __attribute__((destructor)) static void print_at_exit(void) {
   if (options->summary == OPTIONS_SUMMARY_NONE || (nothing != NULL && options->process != (size_t)getpid()))
     return;
   FILE *out = options->output != NULL ? fopen(options->output, "a") : stderr_now();
-  if (out == NULL) {
-    summary_lost(options->output);
-    return;
-  }
-  if (nothing != NULL)
+  if (out != NULL && nothing != NULL)
     (void)fprintf(out, "mam-run: %s (process %ld): %s%s\n", program_invocation_short_name, (long)getpid(),
                   why != NULL ? "nothing was served: " : "", nothing);
-  else
+  else if (out != NULL)
     print(out, options->summary == OPTIONS_SUMMARY_MEASURED);
-  if (options->output != NULL && fclose(out) != 0)
-    summary_lost(options->output);
+  bool lost = out == NULL || (out != stderr && fclose(out) != 0);
+  if (lost && options->output != NULL) /* mam-run could write to it when the program began */
+    (void)fprintf(stderr, "mam-run: the summary of process %ld is lost: %s: %s\n", (long)getpid(), options->output,
+                  strerror(errno));
 }

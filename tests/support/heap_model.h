@@ -77,9 +77,10 @@ static inline unsigned heap_model_malloc_kind(struct heap_model *model, mam__u32
   struct mam__tickets tickets = mam__tickets_of(old, claim.chunk_bytes, limit, count);
   claim.address = tickets.address;
   claim.mask = tickets.mask;
-  wanted |= count >= limit                      ? (mam__u32)MAM__REST_WHOLE
-            : tickets.refill || claim.mask == 0 ? mam__slot_rest(old, limit)
-                                                : 0;
+  if (count >= limit)
+    wanted |= MAM__REST_WHOLE;
+  else if (mam__ones_u32(claim.mask) < count)
+    wanted |= mam__slot_rest(old, limit);
   prior = mam__slot_page(old, heap->base, heap->page_count);
   for (mam__u32 i = 0; i < mam__ones_u32(claim.mask); i++)
     blocks[done++] = (void *)(uintptr_t)mam__claim_chunk(claim, i);
