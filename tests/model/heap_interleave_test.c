@@ -357,6 +357,26 @@ static void take_many_tickets(void) {
   for (unsigned i = 0; i < got && i < BLOCKS; i++)
     hold(blocks[i]);
 }
+/* ---- A dry slot, and pages that have come back since ---- */
+
+/* The slot of CLASS_A is dry.  All pages are free. */
+static void dry(void) {
+  mam__u32 number = mam__kind_number(CLASS_A) * model->control->heap.slot_count;
+  mam__slots(model->control)[number] = MAM__SLOT_DRY | mam__slot_limit(&model->control->heap, CLASS_A);
+}
+/* Frees a chunk of the span that a refill makes.  No thread was given that chunk. */
+static void free_what_no_thread_has(void) {
+  mam__u64 first = mam__area_address(model->control->superblocks[0], 0);
+  if (heap_model_free(model, (char *)(uintptr_t)first + 31 * mam__class_bytes(CLASS_A)))
+    violation = "a chunk that no thread has was freed";
+}
+/* The refill has made its span where free_what_no_thread_has looks. */
+static void refilled_at_first(void) {
+  mam__u64 first = mam__area_address(model->control->superblocks[0], 0);
+  if ((mam__u64)(uintptr_t)threads[0].blocks[0] - first >= 32 * mam__class_bytes(CLASS_A))
+    violation = "the refill has taken other pages";
+}
+
 /* ---- A lazy heap: a slot's span, all of whose chunks were handed out and then freed, except the first ---- */
 
 static void lazy(void) {
@@ -503,6 +523,11 @@ static const struct scenario scenarios[] = {
     {"the last pages", 2, little_room, {take_a_run, take_a_run}, NULL},
     {"a run that comes back", 2, little_room, {free_run, take_a_run}, NULL},
     {"the last free against the slot that had the span", 2, lazy_one_left, {free_0, take_tickets}, NULL},
+    {"the refill of a dry slot against a wrong free",
+     2,
+     dry,
+     {take_tickets, free_what_no_thread_has},
+     refilled_at_first},
     {"two who take a span back", 2, lazy_none_left, {take_tickets, take_tickets}, NULL},
     {"the last free against a sweep", 2, lazy_one_left, {free_0, sweep}, swept},
     {"taking a span back against a sweep", 2, lazy_none_left, {take_tickets, sweep}, swept},

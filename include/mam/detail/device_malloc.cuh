@@ -144,7 +144,7 @@ MAM__INLINE void *mam__malloc_more(const mam_device_heap &heap, mam__u32 wanted,
     group = mam__lanes_without(group, ticket, limit);
     if (ticket + rank < limit)
       return mam__chunk_of(mam__slot_address(old), ticket + rank, wanted & MAM__REST_KIND);
-    wanted |= ticket <= limit ? MAM__REST_REFILL : 0;
+    wanted |= mam__slot_rest(old, limit);
     prior = mam__slot_page(old, heap.base, heap.page_count);
   }
   if ((wanted & (MAM__REST_WHOLE | MAM__REST_REFILL)) != 0 && (wanted & MAM__REST_DRY) == 0 && heap.control != 0) {

@@ -13,6 +13,9 @@
  *   one of these slots is being refilled perhaps with this span: the check waits until the refill is over
  *   else                                 all chunks of the span were handed out
  *
+ * A slot that is dry gets no span before its word says that it is being refilled (mam__slot_fill_alone), so a check
+ * does not wait for it, however many tickets are asked for in vain.
+ *
  * A thread that rightly frees a chunk got it after the owner and the slot's word were written, so it sees both.
  *
  * A run has its length in the first two usage words of its first page.  Of two frees the one that changes the first
@@ -97,7 +100,7 @@ MAM__OUTLINE int mam__chunk_is_live(struct mam__heap_control *control, mam__u32 
       mam__u32 ticket = (mam__u32)(slot & MAM__SLOT_TICKETS);
       if (mam__slot_address(slot) == first)
         return chunk < ticket;
-      waits |= ticket > mam__slot_limit(&control->heap, kind);
+      waits |= ticket > mam__slot_limit(&control->heap, kind) && !mam__slot_is_dry(slot);
     }
     if (waits == 0)
       return 1;
@@ -123,7 +126,8 @@ MAM__OUTLINE struct mam__block mam__block_at(struct mam__heap_control *control, 
   if (size_class >= MAM__HEAP_CLASSES || back > block.page)
     return block;
   block.bit = mam__bit_of(offset, entry);
-  mam__u64 word = mam__load_relaxed_u64(&block.area->words[block.bit.word]);
+  /* acquire: if a refill wrote the word, mam__chunk_is_live sees that the slot is being refilled, or what came later */
+  mam__u64 word = mam__load_acquire_u64(&block.area->words[block.bit.word]);
   mam__u32 chunk = (block.bit.word & (MAM__PAGE_WORDS - 1)) * 32 + block.bit.bit;
   if (word >> 56 == size_class + 1 && (word >> block.bit.bit & 1) != 0 && back < mam__word_span_pages(word) &&
       offset == ((mam__u64)(block.page - back) << MAM__PAGE_SHIFT) + (mam__u64)chunk * mam__class_bytes(size_class) &&

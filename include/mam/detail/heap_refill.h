@@ -239,8 +239,15 @@ MAM__INLINE struct mam__claim mam__slot_fill_alone(struct mam__heap_control *con
     flagged = MAM__REFILL_RINGED;
   int lazy = flagged != 0 &&
              mam__ring_number(found.page, wanted >> MAM__REST_HOME & 1023, control->home_count) != MAM__RING_NONE;
-  if ((wanted & MAM__REST_WHOLE) == 0)
+  if ((wanted & MAM__REST_WHOLE) == 0) {
     owner = (slot & MAM__REST_SLOT) % control->heap.slot_count + 1;
+    /* A check passes over a dry slot, so the slot is dry no more before the span's words are written.  The barrier
+     * pairs with the acquire of the usage word in mam__block_at. */
+    if (mam__slot_is_dry(mam__load_relaxed_u64(&mam__slots(control)[slot & MAM__REST_SLOT])))
+      (void)mam__exchange_release_u64(&mam__slots(control)[slot & MAM__REST_SLOT],
+                                      (1u << (slot >> MAM__REST_CHUNKS)) + 1);
+    mam__barrier();
+  }
   MAM__OUT_OF_SIGHT(mam__span_write_alone)(found.area, found.page, wanted & MAM__REST_KIND, limit, !lazy, owner);
   MAM__FORGET(wanted);
   MAM__FORGET(slot);

@@ -70,7 +70,9 @@ MAM__INLINE struct mam__tickets mam__tickets_of(mam__u64 old, mam__u32 chunk_byt
  * what was there before. */
 MAM__INLINE mam__u64 mam__slot_take(mam__u64 *slot, mam__u32 count) { return mam__add_acquire_u64(slot, count); }
 
-/* What a request word says of a slot whose word was old before the request asked in vain, for some chunks at least. */
+/* What a request word says of a slot whose word was old before the request asked in vain, for some chunks at least.  A
+ * request with MAM__REST_REFILL and MAM__REST_DRY fills the slot in mam__slot_fill_alone and nowhere else: a check
+ * relies on that (heap_blocks.h). */
 MAM__INLINE mam__u32 mam__slot_rest(mam__u64 old, mam__u32 limit) {
   mam__u32 ticket = (mam__u32)(old & MAM__SLOT_TICKETS);
   return (ticket <= limit ? MAM__REST_REFILL : 0) |
