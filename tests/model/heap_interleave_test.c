@@ -27,7 +27,7 @@ static unsigned patience; /* what the passes of a request may cost */
 #include "support/interleave.h"
 #include "support/run_suite.h"
 
-enum { THREADS = 3, BLOCKS = 8, HEAP_BYTES = 24 * MAM__PAGE_BYTES };
+enum { THREADS = 3, BLOCKS = 8, HEAP_BYTES = 24 * MAM__PAGE_BYTES, WIDE_BYTES = 80 * MAM__PAGE_BYTES };
 enum { CLASS_A = 19, CLASS_B = 20 }; /* 1024 and 1280 bytes: a span has 32 chunks and one usage word */
 
 /* ---- Threads ---- */
@@ -146,19 +146,19 @@ static const char *hidden(void) {
 /* All taken pages belong to spans and runs, and no page belongs to two. */
 static const char *stray_pages(void) {
   struct mam__area area = model->control->superblocks[0];
-  mam__u64 owned = area.page_count % 64 == 0 ? 0 : MAM__FULL_WORD << area.page_count % 64;
+  bool owned[WIDE_BYTES / MAM__PAGE_BYTES] = {false};
   for (mam__u32 page = 0; page < area.page_count; page++) {
     mam__u64 word = area.words[page * MAM__PAGE_WORDS];
-    if (word == 0)
-      continue;
-    mam__u32 count = mam__word_is_run(word) ? mam__run_pages(word, 0) : mam__word_span_pages(word);
-    mam__u64 bits = mam__run_bits(count, page);
-    if ((owned & bits) != 0)
-      return "two spans overlap";
-    owned |= bits;
+    mam__u32 count = word == 0 ? 0 : mam__word_is_run(word) ? mam__run_pages(word, 0) : mam__word_span_pages(word);
+    for (mam__u32 i = page; i < page + count; i++) {
+      if (owned[i])
+        return "two spans overlap";
+      owned[i] = true;
+    }
   }
-  if (owned != mam__area_pages(area)[0])
-    return "pages are lost, or free under a span";
+  for (mam__u32 page = 0; page < area.page_count; page++)
+    if ((mam__area_pages(area)[page / 64] >> page % 64 & 1) != owned[page])
+      return "pages are lost, or free under a span";
   return NULL;
 }
 
@@ -180,9 +180,12 @@ static const char *left_over(void) {
 static const char *known_wrongly(void) {
   struct mam__area area = model->control->superblocks[0];
   mam__u32 known[] = {*mam__area_shortage(area) & MAM__SHORT_PAGES, mam__area_parts(area)[0] & MAM__SHORT_PAGES};
-  for (unsigned i = 0; i < 2; i++)
-    if (known[i] != 0 && mam__run_find(mam__area_pages(area)[0], known[i]) != 64)
-      return "pages that are there are known to be missing";
+  for (mam__u32 page = 0, run = 0; page < area.page_count; page++) {
+    run = (mam__area_pages(area)[page / 64] >> page % 64 & 1) == 0 ? run + 1 : 0;
+    for (unsigned i = 0; i < 2; i++)
+      if (known[i] != 0 && run >= known[i])
+        return "pages that are there are known to be missing";
+  }
   return NULL;
 }
 
@@ -272,11 +275,11 @@ static unsigned who_can(void) {
 
 /* Explores a scenario.  Returns the first fault that is found, NULL if there is none.  *states: how many states there
  * are. */
-static const char *explore(const struct scenario *explored, size_t *states) {
+static const char *explore(const struct scenario *explored, size_t heap_bytes, size_t *states) {
   const struct interleave threads_of_it = {explored->name, run_begin, who_can, coroutine_resume,
                                            state_hash,     NULL,      judge};
   scenario = explored;
-  model = heap_model_create(HEAP_BYTES, 1);
+  model = heap_model_create(heap_bytes, 1);
   const char *fault = interleave_explore(&threads_of_it, states);
   heap_model_destroy(model);
   return fault;
@@ -437,6 +440,28 @@ static void known_to_be_short(void) {
   if ((*mam__area_shortage(model->control->superblocks[0]) & MAM__SHORT_PAGES) != 20)
     ck_abort_msg("a search in vain is forgotten");
 }
+/* All pages are taken, these two as runs of one page, and it is known that no two pages side by side are free. */
+static void two_neighbours(mam__u32 page) {
+  mam__u32 lengths[] = {page, 1, 1, model->control->superblocks[0].page_count - page - 2};
+  for (unsigned i = 0; i < 4; i++)
+    prepared[(i + 3) % 4] =
+        (void *)(uintptr_t)mam__run_malloc(model->control, (mam__u64)lengths[i] * MAM__PAGE_BYTES, 0);
+  if ((mam__u64)(uintptr_t)prepared[0] != mam__area_address(model->control->superblocks[0], page) ||
+      (char *)prepared[1] != (char *)prepared[0] + MAM__PAGE_BYTES || prepared[2] == NULL)
+    ck_abort_msg("the pages are others");
+  search_pages(2);
+  if ((*mam__area_shortage(model->control->superblocks[0]) & MAM__SHORT_PAGES) != 2)
+    ck_abort_msg("a search in vain is forgotten");
+}
+static void two_in_a_word(void) { two_neighbours(10); }
+static void two_in_two_words(void) { two_neighbours(63); }
+static void search_two(void) { search_pages(2); }
+static void search_three(void) { search_pages(3); }
+/* Single pages have come back, which does not void what is known of longer runs. */
+static void three_are_still_missing(void) {
+  if ((*mam__area_shortage(model->control->superblocks[0]) & MAM__SHORT_PAGES) != 3)
+    violation = "two pages came back, and more is void than that";
+}
 static void free_run(void) { free_prepared(0); }
 static void free_twice(void) {
   static const char *const both = "two frees of one block both succeeded";
@@ -468,6 +493,11 @@ static void slot_holds_all(void) {
   free_prepared(0);
 }
 static void flush(void) { (void)mam__held_flush(mam__kind_number(CLASS_A), model->control); }
+/* A part of a request: two whole ones would have too many states. */
+static void flush_and_take(void) {
+  flush();
+  claim_by_recycling(CLASS_A);
+}
 /* A request for chunks of a class in need: it looks at no slot before. */
 static void need(mam__u32 size_class) {
   struct mam__claim claim = mam__claim_scarce(model->control, size_class, 1);
@@ -535,26 +565,44 @@ static const struct scenario scenarios[] = {
     {"two sweeps", 2, lazy_one_left, {sweep, sweep}, swept},
     {"pages that come back", 3, little_room, {free_run, take_pages, take_pages}, NULL},
     {"pages that come back against a search", 2, known_to_be_short, {free_run, search_few}, NULL},
+    {"two neighbours that come back", 2, two_in_a_word, {free_0, free_1}, three_are_still_missing},
+    {"two neighbours that come back against a search", 3, two_in_a_word, {free_0, free_1, search_two}, NULL},
+    {"two neighbours that come back against a longer search",
+     3,
+     two_in_a_word,
+     {free_0, free_1, search_three},
+     three_are_still_missing},
     {"a flush of the last chunk against a request", 2, slot_holds_one, {flush, need_a}, NULL},
     {"a flush of the last chunk against a smaller request", 2, slot_holds_one, {flush, need_smaller}, NULL},
-    {"two requests that flush the last two chunks", 2, slot_holds_two, {need_a, need_a}, NULL},
+    {"two that flush the last two chunks", 2, slot_holds_two, {flush_and_take, need_a}, NULL},
     {"a flush of the last span against a run", 2, slot_holds_all, {flush, need_run}, NULL},
 };
 
-START_TEST(every_interleaving_keeps_the_heap_whole) {
+/* The page map has two words. */
+static const struct scenario wide_scenarios[] = {
+    {"two neighbours of two words that come back", 2, two_in_two_words, {free_0, free_1}, NULL},
+    {"two neighbours of two words against a search", 3, two_in_two_words, {free_0, free_1, search_two}, NULL},
+};
+
+static void explore_sound(const struct scenario *explored, size_t heap_bytes) {
   size_t states;
-  const char *fault = explore(&scenarios[_i], &states);
+  const char *fault = explore(explored, heap_bytes, &states);
   if (fault != NULL)
-    ck_abort_msg("%s: %s", scenarios[_i].name, fault);
+    ck_abort_msg("%s: %s", explored->name, fault);
   ck_assert_uint_gt(states, 20); /* if the steps were not compiled in, there would be two */
 }
+
+START_TEST(every_interleaving_keeps_the_heap_whole) { explore_sound(&scenarios[_i], HEAP_BYTES); }
+END_TEST
+
+START_TEST(every_interleaving_keeps_a_wide_heap_whole) { explore_sound(&wide_scenarios[_i], WIDE_BYTES); }
 END_TEST
 
 START_TEST(the_papers_stale_chunk_size_is_found) {
   static const struct scenario stale = {
       "the paper's claim", 2, one_left, {free_and_split_anew, claim_by_stale_size}, NULL};
   size_t states;
-  ck_assert_ptr_nonnull(explore(&stale, &states));
+  ck_assert_ptr_nonnull(explore(&stale, HEAP_BYTES, &states));
 }
 END_TEST
 
@@ -564,6 +612,8 @@ int main(void) {
   tcase_set_timeout(tests, 60);
   if (COROUTINES_WORK) {
     tcase_add_loop_test(tests, every_interleaving_keeps_the_heap_whole, 0, sizeof scenarios / sizeof scenarios[0]);
+    tcase_add_loop_test(tests, every_interleaving_keeps_a_wide_heap_whole, 0,
+                        sizeof wide_scenarios / sizeof wide_scenarios[0]);
     tcase_add_test(tests, the_papers_stale_chunk_size_is_found);
   }
   suite_add_tcase(suite, tests);

@@ -27,7 +27,7 @@ MAM__OUTLINE void mam__pages_clear(struct mam__area area, mam__u32 index, mam__u
   if (mam__and_acq_rel_u64(&mam__area_pages(area)[index], ~bits) == MAM__FULL_WORD)
     MAM__OUT_OF_SIGHT(mam__map_opened)(mam__area_pages(area), mam__area_map_words(area), index);
   MAM__FORGET(area.page_count);
-  if (mam__returned_matters(area, index))
+  if (mam__returned_matters(area, index, MAM__SHORT_MOST))
     mam__pages_back(area, index, 1);
 }
 
@@ -105,7 +105,7 @@ MAM__INLINE mam__u32 mam__part_search(const struct mam__area *area, mam__u32 par
   mam__u32 mark = mam__load_relaxed_u32(&mam__area_parts(*area)[part]), page = MAM__NO_PAGE;
   if (mam__shortage_covers(mark, count))
     return MAM__NO_PAGE;
-  mark = mam__shortage_begin(&mam__area_parts(*area)[part], mark);
+  mark = mam__shortage_begin(&mam__area_parts(*area)[part], mark, count);
   mam__barrier_all(); /* pairs with mam__returned_matters */
   MAM__LOOP
   for (int i = 0; i < 2 && page == MAM__NO_PAGE; i++) {
@@ -128,7 +128,7 @@ MAM__OUTLINE mam__u32 mam__pages_search(MAM__TAG(4) const struct mam__area *area
   mam__u32 mark = mam__load_relaxed_u32(mam__area_shortage(*area)), page = MAM__NO_PAGE;
   if (count > area->page_count || mam__shortage_covers(mark, count))
     return MAM__NO_PAGE;
-  mark = mam__shortage_begin(mam__area_shortage(*area), mark);
+  mark = mam__shortage_begin(mam__area_shortage(*area), mark, count);
   mam__barrier_all(); /* pairs with mam__returned_matters and mam__pages_returned */
   MAM__LOOP
   for (mam__u32 turn = 0; turn < 4 && page == MAM__NO_PAGE; turn++) {

@@ -4,12 +4,15 @@
  *
  * Shortage: a 32-bit word for each superblock and for each part of it, 64 words of the page map.
  *
- *   31                 9   8         7                    0
- *   | number of changes | searching | shortest missing run |     in pages; 0: nothing is known
+ *   31               14 13                  7 6                    0
+ *   | number of changes | length searched for | shortest missing run |     in pages; 0: no search, nothing is known
  *
- * A thread that searches sets "searching" first.  When it has found nothing, it writes the length that it missed, by a
+ * A thread that searches writes for what, first.  When it has found nothing, it writes the length that it missed, by a
  * compare-and-swap that fails if the word has changed since.  A thread that finds a run leaves what is known of longer
- * ones.  A thread that gives pages back raises the number and clears the rest.
+ * ones.  A thread that gives pages back makes the word true again: it looks how long the longest run is that they are
+ * part of.  If such a run was missing, runs are missing from the next length on; if it is searched for, the search is
+ * void.  Else the word stays as it is, so single pages that come back do not make all threads search for long runs
+ * again.
  *
  * Stamp: a 32-bit word for each superblock.  It tells whether anything has come back: pages, or a chunk where there was
  * none.  It is odd while a thread relies on it; then the thread that gives something back makes it the next even
@@ -31,12 +34,15 @@
 #include <mam/detail/heap_layout.h>
 
 enum {
-  /* The bits of the shortest missing run, which has at most 64 pages: longer ones are not recorded. */
-  MAM__SHORT_PAGES = 255,
-  /* A thread is searching. */
-  MAM__SHORT_SEARCHING = 256,
-  /* The lowest bit of the number of changes. */
-  MAM__SHORT_NUMBER = 512
+  /* The longest run of which a word tells. */
+  MAM__SHORT_MOST = 64,
+  /* The bits of the shortest missing run. */
+  MAM__SHORT_PAGES = 127,
+  /* The bits of the length that a thread searches for. */
+  MAM__SHORT_SEARCHED = 127 << 7,
+  /* The lowest bits of that and of the number of changes. */
+  MAM__SHORT_LENGTH = 1 << 7,
+  MAM__SHORT_NUMBER = 1 << 14
 };
 
 MAM__INLINE mam__u32 mam__shortage_next(mam__u32 shortage, mam__u32 low) {
@@ -49,11 +55,11 @@ MAM__INLINE int mam__shortage_covers(mam__u32 shortage, mam__u32 pages) {
 
 /* ---- Searching ---- */
 
-/* Marks a shortage word as being searched.  Returns the word to confirm by, or 0 if another thread searches already or
- * the word has changed. */
-MAM__INLINE mam__u32 mam__shortage_begin(mam__u32 *shortage, mam__u32 known) {
-  mam__u32 mark = mam__shortage_next(known, MAM__SHORT_SEARCHING | (known & MAM__SHORT_PAGES));
-  return (known & MAM__SHORT_SEARCHING) == 0 && mam__cas_acq_rel_u32(shortage, known, mark) == known ? mark : 0;
+/* Marks a shortage word as being searched for count pages.  Returns the word to confirm by, or 0 if another thread
+ * searches already or the word has changed. */
+MAM__INLINE mam__u32 mam__shortage_begin(mam__u32 *shortage, mam__u32 known, mam__u32 count) {
+  mam__u32 mark = mam__shortage_next(known, count * MAM__SHORT_LENGTH | (known & MAM__SHORT_PAGES));
+  return (known & MAM__SHORT_SEARCHED) == 0 && mam__cas_acq_rel_u32(shortage, known, mark) == known ? mark : 0;
 }
 
 /* Ends a search that mam__shortage_begin marked.  If it found nothing, the word says so, unless it has changed since.
@@ -79,7 +85,7 @@ MAM__OUTLINE mam__u32 mam__parts_next(MAM__TAG(1) const mam__u32 *parts, mam__u3
     MAM__UNROLL
     for (mam__u32 i = 0; i < MAM__PARTS_AHEAD; i++)
       open |= (mam__u32)(part + i < end && !mam__shortage_covers(seen[i], count) &&
-                         (all != 0 || (seen[i] & MAM__SHORT_SEARCHING) == 0))
+                         (all != 0 || (seen[i] & MAM__SHORT_SEARCHED) == 0))
               << i;
     if (open != 0)
       return part + mam__lowest_u32(open);
@@ -152,14 +158,30 @@ MAM__INLINE int mam__chunk_matters(struct mam__area area) {
   return (mam__look_after_change_u32(mam__area_stamp(area)) & 1) != 0;
 }
 
-/* Whether anything is known of the superblock that pages which the caller has just given back, in the word at index of
- * the page map, may have made untrue.  A run that begins in one part may end in the next. */
-MAM__INLINE int mam__returned_matters(struct mam__area area, mam__u32 index) {
+/* Whether a run of that length voids what a shortage word says. */
+MAM__INLINE int mam__shortage_ends(mam__u32 known, mam__u32 run) {
+  mam__u32 missing = known & MAM__SHORT_PAGES, searched = known & MAM__SHORT_SEARCHED;
+  return (missing - 1 < run) | (searched - 1 < run * MAM__SHORT_LENGTH); /* 0 - 1 is the largest number */
+}
+
+/* How long a run of free pages is in a word of the page map, of which the pages from `from` on and before `to` are a
+ * part; MAM__SHORT_MOST if it may go on in another word. */
+MAM__INLINE mam__u32 mam__run_around(mam__u64 word, mam__u32 from, mam__u32 to) {
+  mam__u64 below = word & ~(MAM__FULL_WORD << from), above = to < 64 ? word >> to : 0;
+  return below == 0 || above == 0 ? (mam__u32)MAM__SHORT_MOST
+                                  : to + mam__lowest_u64(above) - (64 - mam__leading_zeros_u64(below));
+}
+
+/* Whether pages which the caller has just given back, in the word at index of the page map, may have voided anything
+ * that is known of the superblock.  run: how long a run they are part of; MAM__SHORT_MOST if that is not known.  A run
+ * that begins in one part may end in the next. */
+MAM__INLINE int mam__returned_matters(struct mam__area area, mam__u32 index, mam__u32 run) {
   const mam__u32 *part = &mam__area_parts(area)[index >> 6];
   mam__u32 before = (index & 63) == 0 && index != 0, stamp = mam__look_after_change_u32(mam__area_stamp(area));
-  mam__u32 known = mam__load_relaxed_u32(mam__area_shortage(area)) | mam__load_relaxed_u32(part) |
-                   mam__load_relaxed_u32(part - before);
-  return ((known & (MAM__SHORT_NUMBER - 1)) | (stamp & 1)) != 0;
+  mam__u32 shortage = mam__load_relaxed_u32(mam__area_shortage(area)), first = mam__load_relaxed_u32(part),
+           second = mam__load_relaxed_u32(part - before);
+  return ((stamp & 1) != 0) | mam__shortage_ends(shortage, run) | mam__shortage_ends(first, run) |
+         mam__shortage_ends(second, run);
 }
 
 /* The same for pages in several words of the page map.  Eight parts are read together. */
@@ -176,27 +198,70 @@ MAM__OUTLINE int mam__words_matter(MAM__TAG(1) mam__u32 index, mam__u32 words, s
   return ((known & (MAM__SHORT_NUMBER - 1)) | (stamp & 1)) != 0;
 }
 
-MAM__OUTLINE void mam__shortage_end(MAM__TAG(1) mam__u32 *shortage) {
+/* The longest run of free pages that a word of the page map has a part of, or an end of; MAM__SHORT_MOST if it is
+ * longer. */
+MAM__INLINE mam__u32 mam__run_longest(const mam__u64 *map, mam__u32 words, mam__u32 index) {
+  mam__u64 word = mam__load_relaxed_u64(&map[index]), rest = ~word;
+  mam__u64 before = mam__load_relaxed_if_u64(index != 0, &map[index - 1], MAM__FULL_WORD);
+  mam__u64 after = mam__load_relaxed_if_u64(index + 1 < words, &map[index + 1], MAM__FULL_WORD);
+  if (word == 0)
+    return MAM__SHORT_MOST;
+  mam__u32 first = mam__lowest_u64(word) + (before != 0 ? mam__leading_zeros_u64(before) : 64);
+  mam__u32 last = mam__leading_zeros_u64(word) + (after != 0 ? mam__lowest_u64(after) : 64);
+  mam__u32 longest = first > last ? first : last, inside = 0;
+  MAM__LOOP
+  for (; rest != 0; inside++)
+    rest &= rest >> 1;
+  longest = inside > longest ? inside : longest;
+  return longest < MAM__SHORT_MOST ? longest : (mam__u32)MAM__SHORT_MOST;
+}
+
+/* Makes a shortage word true after pages came back, which are part of a run of that length.  A compare-and-swap that
+ * fails is another thread's change. */
+MAM__OUTLINE void mam__shortage_end(MAM__TAG(1) mam__u32 *shortage, mam__u32 run) {
   mam__u32 known = mam__load_relaxed_u32(shortage);
   MAM__LOOP
-  for (int i = 0; i < MAM__RETRIES && (known & (MAM__SHORT_NUMBER - 1)) != 0; i++) {
-    mam__u32 seen = mam__cas_acq_rel_u32(shortage, known, mam__shortage_next(known, 0));
+  while (mam__shortage_ends(known, run)) {
+    mam__u32 missing = known & MAM__SHORT_PAGES, searched = known & MAM__SHORT_SEARCHED;
+    if (missing != 0 && missing <= run)
+      missing = run < MAM__SHORT_MOST ? run + 1 : 0;
+    if (searched <= run * MAM__SHORT_LENGTH)
+      searched = 0;
+    mam__u32 seen = mam__cas_acq_rel_u32(shortage, known, mam__shortage_next(known, missing | searched));
     if (seen == known)
       return;
     known = seen;
   }
 }
 
-/* Ends what is known to be missing, after pages came back in so many words of the page map. */
+/* How long a run is free around pages that came back in a word of the page map, if that voids what is known or a thread
+ * relies on the stamp; else 0.  The caller has passed mam__barrier_all since it changed the word.  All loads are under
+ * way together: in a heap that is nearly full most calls end here. */
+MAM__OUTLINE mam__u32 mam__returned_run(mam__u32 index, struct mam__area area) {
+  mam__u32 part = index >> 6, before = (index & 63) == 0 && index != 0 ? part - 1 : part;
+  mam__u32 known[] = {mam__load_relaxed_u32(mam__area_shortage(area)),
+                      mam__load_relaxed_u32(&mam__area_parts(area)[part]),
+                      mam__load_relaxed_u32(&mam__area_parts(area)[before])};
+  mam__u32 stamp = mam__load_relaxed_u32(mam__area_stamp(area));
+  mam__u32 run = mam__run_longest(mam__area_pages(area), mam__area_map_words(area), index);
+  return (stamp & 1) != 0 || mam__shortage_ends(known[0], run) || mam__shortage_ends(known[1], run) ||
+                 mam__shortage_ends(known[2], run)
+             ? run
+             : 0;
+}
+
+/* Makes what is known true, after pages came back in so many words of the page map. */
 MAM__INLINE void mam__pages_back(struct mam__area area, mam__u32 index, mam__u32 words) {
-  mam__u32 part = index == 0 ? 0 : (index - 1) >> 6, last = (index + words - 1) >> 6;
+  mam__u32 part = index == 0 ? 0 : (index - 1) >> 6, last = (index + words - 1) >> 6, run = MAM__SHORT_MOST;
+  if (words == 1 && (run = MAM__OUT_OF_SIGHT(mam__returned_run)(index, area)) == 0)
+    return;
   MAM__LOOP
   for (; part <= last; part++) {
     MAM__FORGET(area.page_count); /* not kept over a call */
-    MAM__OUT_OF_SIGHT(mam__shortage_end)(&mam__area_parts(area)[part]);
+    MAM__OUT_OF_SIGHT(mam__shortage_end)(&mam__area_parts(area)[part], run);
   }
   mam__barrier_all(); /* a search relies on the parts after it has marked the superblock: see mam__pages_search */
-  MAM__OUT_OF_SIGHT(mam__shortage_end)(mam__area_shortage(area));
+  MAM__OUT_OF_SIGHT(mam__shortage_end)(mam__area_shortage(area), run);
   MAM__OUT_OF_SIGHT(mam__stamp_raise)(mam__area_stamp(area));
 }
 MAM__OUTLINE void mam__pages_returned(mam__u32 index, mam__u32 words, struct mam__area area) {

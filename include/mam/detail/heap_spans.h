@@ -191,9 +191,11 @@ MAM__INLINE mam__u32 mam__span_pages_free(struct mam__area area, mam__u32 page, 
   mam__u32 from = page & 63, left = 0;
   if (from + pages > 64)
     return MAM__LEFT_PAGES;
-  if (mam__and_after_barrier_u64(&mam__area_pages(area)[page >> 6], ~mam__run_bits(pages, from)) == MAM__FULL_WORD)
+  mam__u64 old = mam__and_after_barrier_u64(&mam__area_pages(area)[page >> 6], ~mam__run_bits(pages, from));
+  if (old == MAM__FULL_WORD)
     left = MAM__LEFT_PAGES_OPENED;
-  return mam__returned_matters(area, page >> 6) ? left | MAM__LEFT_RETURNED : left;
+  mam__u32 run = mam__run_around(old & ~mam__run_bits(pages, from), from, from + pages);
+  return mam__returned_matters(area, page >> 6, run) ? left | MAM__LEFT_RETURNED : left;
 }
 
 /* ---- Freeing chunks ---- */
@@ -253,7 +255,7 @@ MAM__OUTLINE void mam__word_follow(mam__u32 word, mam__u32 bits, mam__u64 old, s
       MAM__OUT_OF_SIGHT(mam__map_opened)(mam__area_pages(area), mam__area_map_words(area), word / MAM__PAGE_WORDS / 64);
       MAM__FORGET(word);
       MAM__FORGET(area.page_count);
-      left |= mam__returned_matters(area, word / MAM__PAGE_WORDS / 64) ? MAM__LEFT_RETURNED : 0;
+      left |= mam__returned_matters(area, word / MAM__PAGE_WORDS / 64, MAM__SHORT_MOST) ? MAM__LEFT_RETURNED : 0;
     }
     MAM__FORGET(word);
     MAM__FORGET(area.page_count);
