@@ -263,7 +263,7 @@ static const struct need {
   unsigned long longest_most, warp_most;
 } needs[] = {
     {"512 B that come and go", 512, 512, 1 << 20, 3, 1500, 40},
-    {"16 B to 4 KiB", 16, 4096, 1 << 17, 4, 9500, 1200},
+    {"16 B to 4 KiB", 16, 4096, 1 << 17, 4, 3000, 600},
 };
 static const struct need *need;
 static unsigned round_now;

@@ -52,7 +52,8 @@ MAM__INLINE struct mam__found mam__run_claim(struct mam__heap_control *control, 
     /* Many threads flush at once, each a part, so that the search after that finds something. */
     mam__u32 found = MAM__FLUSH_FREED;
     if (spent != 0)
-      found = mam__slots_flush(spent < 16 * MAM__COST_PASS ? 1u << spent / MAM__COST_PASS : ~0u, control);
+      found =
+          mam__slots_flush(spent < 16 * MAM__COST_PASS ? 1u << spent / MAM__COST_PASS : ~0u, control, MAM__HEAP_KINDS);
     MAM__FORGET_ADDRESS(control);
     if (found == 0 && MAM__OUT_OF_SIGHT(mam__parks_flush)(control))
       found = MAM__FLUSH_FREED;

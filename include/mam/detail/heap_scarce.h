@@ -12,7 +12,6 @@
  *
  *   RECYCLE   chunks of spans that were split before
  *   OPEN      pages for a whole span of the thread's own, which no slot gets
- *   STEAL     tickets of any slot of the class
  *   PART      pages for a part of a span, halved until they are a chunk's
  *
  * What a pass did not find may be about to become chunks of the class: empty spans that are not swept yet; pages that
@@ -140,7 +139,8 @@ MAM__INLINE mam__u32 mam__pass_end(struct mam__heap_control *control, mam__u32 s
   /* acquire: if a span was opened meanwhile, its stamp has been raised, or the pass could have found it. */
   busy |= mam__load_acquire_u32(&control->opening[mam__kind_number(size_class)]) != 0;
   if (!busy || spent % MAM__COST_PASS + MAM__COST_LATE >= MAM__SCARCE_PATIENCE) {
-    found = mam__slots_flush(spent < 16 * MAM__COST_PASS ? 2u << spent / MAM__COST_PASS : ~0u, control);
+    found = mam__slots_flush(spent < 16 * MAM__COST_PASS ? 2u << spent / MAM__COST_PASS : ~0u, control,
+                             mam__kind_number(size_class));
     MAM__FORGET_ADDRESS(control);
     if (found == 0 && MAM__OUT_OF_SIGHT(mam__parks_flush)(control))
       found = MAM__FLUSH_FREED;
@@ -164,7 +164,6 @@ enum {
   /* The steps of a pass: see above. */
   MAM__STEP_RECYCLE,
   MAM__STEP_OPEN,
-  MAM__STEP_STEAL,
   MAM__STEP_PART,
   /* After passes that found nothing. */
   MAM__STEP_LARGER,
@@ -199,8 +198,6 @@ MAM__OUTLINE struct mam__claim mam__claim_scarce(struct mam__heap_control *contr
     claim.mask = 0;
     if (step == MAM__STEP_RECYCLE || step == MAM__STEP_LARGER)
       claim = MAM__OUT_OF_SIGHT(mam__recycle_any)(control, kind, count);
-    else if ((step & ~(mam__u32)MAM__STEP_BUSY) == MAM__STEP_STEAL)
-      claim = MAM__OUT_OF_SIGHT(mam__steal)(control, kind, count);
     else
       claim = mam__claim_own(control, wanted, pages, count);
     if (claim.mask != 0)
@@ -208,7 +205,7 @@ MAM__OUTLINE struct mam__claim mam__claim_scarce(struct mam__heap_control *contr
     MAM__FORGET(wanted);
     MAM__FORGET_ADDRESS(control);
     step |= claim.address != 0 ? MAM__STEP_BUSY : 0;
-    if ((step & ~(mam__u32)MAM__STEP_BUSY) < MAM__STEP_STEAL)
+    if ((step & ~(mam__u32)MAM__STEP_BUSY) < MAM__STEP_OPEN)
       step++;
     else if (step < MAM__STEP_LARGER && pages > mam__class_least_pages(wanted & MAM__REST_KIND)) {
       pages = pages / 2;

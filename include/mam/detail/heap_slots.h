@@ -79,6 +79,17 @@ MAM__INLINE mam__u32 mam__slot_rest(mam__u64 old, mam__u32 limit) {
          (mam__slot_is_dry(old) && ticket <= MAM__SLOT_TICKETS / 2 ? MAM__REST_DRY : 0);
 }
 
+/* For count lanes that remain of a group that takes whole spans: the slot with the chunks of the next span.  If they
+ * are too few for a whole span, they go to the slot from now on. */
+MAM__INLINE mam__u32 mam__whole_rest(mam__u32 *wanted, mam__u32 slot, mam__u64 chunks, mam__u32 count) {
+  mam__u32 shift = mam__class_shift(*wanted & MAM__REST_KIND), log2 = mam__span_chunks_log2(chunks, shift);
+  if (count >> log2 != 0)
+    log2 = mam__whole_chunks_log2(count, shift, log2);
+  else
+    *wanted &= ~(mam__u32)MAM__REST_WHOLE;
+  return (slot & MAM__REST_SLOT) | log2 << MAM__REST_CHUNKS;
+}
+
 /* Keeps tickets that were asked for in vain from reaching the address.  now: the slot's word, perhaps an older one.
  * Each thread that asked in vain, and saw the tickets above half of what they can count, calls this before it asks
  * again, and it does not return while they are.  (With MAM__REST_DRY a request need not call it.)  So above half each
@@ -135,8 +146,6 @@ MAM__OUTLINE struct mam__claim mam__claim_waited(MAM__TAG(1) struct mam__heap_co
                             limit, count);
 }
 
-/* ---- Tickets of any slot ---- */
-
 /* Which of up to MAM__AHEAD slots hold chunks without a ticket: a bit for each.  Eight bits above: which are being
  * refilled. */
 MAM__OUTLINE mam__u32 mam__slots_look(MAM__TAG(6) const mam__u64 *slots, mam__u32 limit, mam__u32 left) {
@@ -151,38 +160,6 @@ MAM__OUTLINE mam__u32 mam__slots_look(MAM__TAG(6) const mam__u64 *slots, mam__u3
     found |= (mam__u32)(i < left && ticket < limit) << i | (mam__u32)(i < left && ticket > limit) << (i + MAM__AHEAD);
   }
   return found;
-}
-
-/* Takes tickets of any slot of the class.  With mask 0 the address is not 0 if a slot is being refilled. */
-MAM__OUTLINE struct mam__claim mam__steal(MAM__TAG(2) struct mam__heap_control *control, mam__u32 size_class,
-                                          mam__u32 count) {
-  struct mam__claim claim = {0, 0, mam__class_bytes(size_class)};
-  const mam_device_heap *heap = &control->heap;
-  mam__u32 limit = mam__slot_limit(heap, size_class);
-  mam__u64 *slots = &mam__slots(control)[mam__kind_number(size_class) * heap->slot_count];
-  MAM__LOOP
-  for (mam__u32 at = 0; at < heap->slot_count; at += MAM__AHEAD) {
-    mam__u64 groups = mam__load_relaxed_u64(&control->held[mam__kind_number(size_class)]);
-    groups &= MAM__FULL_WORD << (at >> mam__held_shift(heap->slot_count));
-    if (groups == 0)
-      break;
-    mam__u32 first = mam__lowest_u64(groups) << mam__held_shift(heap->slot_count);
-    at = first > at ? first : at;
-    mam__u32 seen = MAM__OUT_OF_SIGHT(mam__slots_look)(&slots[at], limit, heap->slot_count - at);
-    claim.address |= seen >> MAM__AHEAD != 0;
-    MAM__LOOP
-    for (seen &= (1u << MAM__AHEAD) - 1; seen != 0; seen &= seen - 1) {
-      mam__u64 *slot = &slots[at + mam__lowest_u32(seen)], now = mam__slot_take(slot, count);
-      struct mam__claim taken = mam__claim_tickets(slot, now, size_class, limit, count);
-      if (taken.mask != 0)
-        return taken;
-      if (taken.address != 0) /* leaves the refill to another thread */
-        (void)mam__exchange_release_u64(slot, (now & ~MAM__SLOT_TICKETS) | limit);
-      else
-        mam__slot_keep(slot, now, limit);
-    }
-  }
-  return claim;
 }
 
 /* ---- Flushing ---- */
@@ -232,11 +209,12 @@ enum {
   MAM__FLUSH_NUMBER = 2
 };
 
-/* Frees the chunks without a ticket of one group of slots, the first that may hold any, of the kinds from a number on.
- * Returns MAM__FLUSH_* and, from bit MAM__FLUSH_NUMBER on, the number of the kind to go on with; MAM__HEAP_KINDS if
- * there is none. */
+/* Frees the chunks without a ticket of one group of slots that may hold any, of the first such kind from a number on.
+ * Returns MAM__FLUSH_* and, from bit MAM__FLUSH_NUMBER on, the number to go on with.  Numbers go through all kinds
+ * twice, so that a caller may begin with any kind; 2 * MAM__HEAP_KINDS is the end. */
 MAM__OUTLINE mam__u32 mam__held_flush(MAM__TAG(1) mam__u32 number, struct mam__heap_control *control) {
-  mam__u32 further = MAM__AHEAD, found = 0;
+  mam__u32 further = MAM__AHEAD, found = 0, turn = number < MAM__HEAP_KINDS ? 0 : MAM__HEAP_KINDS;
+  number -= turn;
   MAM__LOOP
   while (further == MAM__AHEAD && number < MAM__HEAP_KINDS) {
     mam__u32 seen = MAM__OUT_OF_SIGHT(mam__held_look)(&control->held[number], MAM__HEAP_KINDS - number);
@@ -245,8 +223,9 @@ MAM__OUTLINE mam__u32 mam__held_flush(MAM__TAG(1) mam__u32 number, struct mam__h
   mam__u64 groups = number < MAM__HEAP_KINDS ? mam__load_relaxed_u64(&control->held[number]) : 0;
   mam__barrier_all(); /* the looks at held come before the caller's look at the count; pairs with the change below */
   if (groups == 0)
-    return (number < MAM__HEAP_KINDS ? number + 1 : (mam__u32)MAM__HEAP_KINDS) << MAM__FLUSH_NUMBER;
-  mam__u32 kind = mam__kind_numbered(control, number), group = mam__lowest_u64(groups);
+    return (number < MAM__HEAP_KINDS ? turn + number + 1 : turn + MAM__HEAP_KINDS) << MAM__FLUSH_NUMBER;
+  mam__u64 behind = groups & MAM__FULL_WORD << (mam__salt() & 63); /* threads that flush at once begin at others */
+  mam__u32 kind = mam__kind_numbered(control, number), group = mam__lowest_u64(behind != 0 ? behind : groups);
   mam__u32 limit = kind != MAM__NO_KIND ? mam__slot_limit(&control->heap, kind) : 0;
   mam__u32 at = group << mam__held_shift(control->heap.slot_count);
   mam__u32 last = (group + 1) << mam__held_shift(control->heap.slot_count);
@@ -273,16 +252,16 @@ MAM__OUTLINE mam__u32 mam__held_flush(MAM__TAG(1) mam__u32 number, struct mam__h
     number++; /* goes on with the next kind, so that this call does not wait for the refill */
   }
   (void)mam__add_acq_rel_u32(&control->opening[MAM__HEAP_KINDS], ~0u); /* release: as in mam__opening_end */
-  return number << MAM__FLUSH_NUMBER | found;
+  return (turn + number) << MAM__FLUSH_NUMBER | found;
 }
 
-/* Frees the chunks without a ticket of groups of slots, until `more` groups were flushed, counted from the first that
- * had any.  Returns MAM__FLUSH_*.  With 0, what other threads have flushed is freed, or control->opening tells that it
- * is in their hands. */
-MAM__INLINE mam__u32 mam__slots_flush(mam__u32 more, struct mam__heap_control *control) {
-  mam__u32 found = 0, at = 0;
+/* Frees the chunks without a ticket of groups of slots until `more` groups were flushed, counted from the first that
+ * had any.  It begins with the kind of a number and goes through all.  Returns MAM__FLUSH_*.  With 0, what other
+ * threads have flushed is freed, or control->opening tells that it is in their hands. */
+MAM__INLINE mam__u32 mam__slots_flush(mam__u32 more, struct mam__heap_control *control, mam__u32 number) {
+  mam__u32 found = 0, at = number << MAM__FLUSH_NUMBER;
   MAM__LOOP
-  while (at >> MAM__FLUSH_NUMBER < MAM__HEAP_KINDS && more != 0) {
+  while (at >> MAM__FLUSH_NUMBER < 2 * MAM__HEAP_KINDS && more != 0) {
     at = MAM__OUT_OF_SIGHT(mam__held_flush)(at >> MAM__FLUSH_NUMBER, control);
     found |= at & (MAM__FLUSH_FREED | MAM__FLUSH_BUSY);
     more -= (found & MAM__FLUSH_FREED) != 0;
