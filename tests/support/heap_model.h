@@ -77,9 +77,11 @@ static inline unsigned heap_model_malloc_kind(struct heap_model *model, mam__u32
   struct mam__tickets tickets = mam__tickets_of(old, claim.chunk_bytes, limit, count);
   claim.address = tickets.address;
   claim.mask = tickets.mask;
-  if (count >= limit)
+  if (count >= limit) {
     wanted |= MAM__REST_WHOLE;
-  else if (mam__ones_u32(claim.mask) < count)
+    log2 = mam__whole_chunks_log2(count, mam__class_shift(kind), log2);
+    place = number | log2 << MAM__REST_CHUNKS;
+  } else if (mam__ones_u32(claim.mask) < count)
     wanted |= mam__slot_rest(old, limit);
   prior = mam__slot_page(old, heap->base, heap->page_count);
   for (mam__u32 i = 0; i < mam__ones_u32(claim.mask); i++)
@@ -96,7 +98,7 @@ static inline unsigned heap_model_malloc_kind(struct heap_model *model, mam__u32
                               got);
     if (page == MAM__NO_PAGE) {
       page = mam__refill_pages(&mam__cursors(model->control)[home], mam__heap_words(heap), heap->page_count, home,
-                               request.home_count, mam__span_pages(heap->chunks, kind));
+                               request.home_count, (mam__class_bytes(kind) << log2) >> MAM__PAGE_SHIFT);
       if (page != MAM__NO_PAGE)
         got = mam__slot_fill(&request, request.area, page, got, mam__lanes_alone());
     }
@@ -108,8 +110,8 @@ static inline unsigned heap_model_malloc_kind(struct heap_model *model, mam__u32
     }
   }
   while (done < count) {
-    if (count - done < limit)
-      wanted &= ~(mam__u32)MAM__REST_WHOLE;
+    if ((wanted & MAM__REST_WHOLE) != 0)
+      place = mam__whole_rest(&wanted, place, heap->chunks, count - done);
     claim = mam__claim_chunks(model->control, wanted, place, count - done);
     wanted &= ~(mam__u32)(MAM__REST_REFILL | MAM__REST_DRY);
     if (claim.mask == 0)

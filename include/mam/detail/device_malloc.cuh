@@ -60,8 +60,8 @@ MAM__OUTLINE void *mam__malloc_rest(struct mam__heap_control *control, mam__u32 
   struct mam__claim claim = {0, 0, 0}; /* while nothing was claimed, the address is the group's plea */
   while (control != 0) {
     MAM__FORGET(group); /* what is computed from it is not kept over the first lane's calls */
-    if (mam__ones_u32(group) >> (slot >> MAM__REST_CHUNKS) == 0) /* too few for a whole span */
-      wanted &= ~(mam__u32)MAM__REST_WHOLE;
+    if ((wanted & MAM__REST_WHOLE) != 0)
+      slot = mam__whole_rest(&wanted, slot, control->heap.chunks, mam__ones_u32(group));
     if ((group & mam__lane_below()) == 0) {
       mam__plea plea = claim.address;
       claim = mam__claim_chunks(control, wanted, slot, mam__ones_u32(group));
@@ -209,6 +209,7 @@ MAM__INLINE void *mam__malloc_kind(const mam_device_heap &heap, mam__u32 home, m
     return (void *)(mam__slot_address(old) + ((mam__u64)(mine * multiple) << (shift + 4)));
   mam__u32 wanted = mam__wanted(heap, kind, home);
   wanted |= few ? mam__slot_rest(old, 1u << chunks_log2) : (mam__u32)MAM__REST_WHOLE;
+  chunks_log2 = few ? chunks_log2 : mam__whole_chunks_log2(count, shift, chunks_log2);
   mam__u32 prior = mam__slot_page(old, heap.base, heap.page_count);
   group = mam__lanes_without(mam__mask_of(group), ticket, 1u << chunks_log2);
   return mam__malloc_more(heap, wanted, slot | chunks_log2 << MAM__REST_CHUNKS, prior, group);

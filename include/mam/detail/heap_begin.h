@@ -24,10 +24,10 @@
 /* The number of chunks of a span as base-2 logarithms, four bits for each shift, the least shift lowest: 256 chunks of
  * up to 128 bytes, half as many for each further power of two. */
 #define MAM__CHUNKS 0x012345678ull
-/* The same for a roomy heap.  From 640 bytes to 4 KiB a span has 32 chunks, so that a whole warp takes a span and needs
- * no tickets. */
-#define MAM__ROOMY_CHUNKS 0x012555788ull
-/* The same for a vast heap.  Its spans have more chunks above 512 bytes, so there are fewer refills. */
+/* The same for a roomy heap. */
+#define MAM__ROOMY_CHUNKS 0x012345788ull
+/* The same for a vast heap.  Its spans have more chunks above 512 bytes, so there are fewer refills; warp heaps take 8
+ * and 32 KiB at a time. */
 #define MAM__VAST_CHUNKS 0x345667788ull
 /* A heap of at least so many MiB is roomy: it is lazy, and has more slots. */
 #define MAM__ROOMY_MIB 256

@@ -276,8 +276,8 @@ MAM__OUTLINE struct mam__claim mam__slot_refill(MAM__TAG(5) struct mam__heap_con
   struct mam__claim claim = {0, 0, 0};
   if ((wanted & MAM__REST_WHOLE) == 0)
     MAM__OUT_OF_SIGHT(mam__held_raise)(control, slot & MAM__REST_SLOT);
-  struct mam__found found =
-      mam__pages_any(control, mam__span_pages(control->heap.chunks, wanted & MAM__REST_KIND), wanted);
+  struct mam__found found = mam__pages_any(
+      control, (mam__class_bytes(wanted & MAM__REST_KIND) << (slot >> MAM__REST_CHUNKS)) >> MAM__PAGE_SHIFT, wanted);
   MAM__FORGET(slot);
   MAM__FORGET_ADDRESS(control);
   if (found.page != MAM__NO_PAGE)

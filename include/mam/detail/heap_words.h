@@ -109,6 +109,13 @@ MAM__INLINE mam__u32 mam__span_pages(mam__u64 chunks, mam__u32 size_class) {
   mam__u32 shift = mam__class_shift(size_class);
   return mam__class_multiple(size_class, shift) << (mam__span_chunks_log2(chunks, shift) + shift + 4 - MAM__PAGE_SHIFT);
 }
+/* The chunks of a whole span for count lanes, as a base-2 logarithm: as many as there are lanes, in at most 32 pages;
+ * but no fewer than a slot's span has.  slot_chunks: these, as a logarithm. */
+MAM__INLINE mam__u32 mam__whole_chunks_log2(mam__u32 count, mam__u32 shift, mam__u32 slot_chunks) {
+  mam__u32 lanes = 31 - mam__leading_zeros_u32(count), most = 10 - shift; /* 128 << shift bytes: the largest chunk */
+  lanes = lanes < most ? lanes : most;
+  return lanes > slot_chunks ? lanes : slot_chunks;
+}
 /* The number of the chunk in which an offset of a span lies, in units of 16 bytes.  A division by 1 to 8, done by a
  * multiplication; exact below 4096. */
 MAM__INLINE mam__u32 mam__chunk_index(mam__u32 sixteenths, mam__u32 shift, mam__u32 multiple) {
