@@ -34,11 +34,43 @@ MAM__INLINE void mam__swept(struct mam__heap_control *control) {
     (void)mam__exchange_acq_rel_u32(&control->mode, MAM__MODE_WATCHED);
 }
 
+/* At which of up to eight pages a span or a run begins: a bit for each. */
+MAM__OUTLINE mam__u32 mam__begins_look(mam__u32 left, const mam__u64 *usage) {
+  mam__u64 seen[MAM__AHEAD];
+  mam__u32 found = 0;
+  MAM__UNROLL
+  for (mam__u32 i = 0; i < MAM__AHEAD; i++)
+    seen[i] = mam__load_relaxed_if_u64(i < left, &usage[i * MAM__PAGE_WORDS], 0);
+  MAM__UNROLL
+  for (mam__u32 i = 0; i < MAM__AHEAD; i++)
+    found |= (mam__u32)(seen[i] != 0) << i;
+  return found;
+}
+
+/* Sweeps a word of the page map.  covered: nothing that is to be swept begins before that page.  Returns the same for
+ * the next word.  The pages of a span or a run are passed over together. */
+MAM__INLINE mam__u32 mam__word_sweep(const struct mam__area *area, mam__u32 index, mam__u32 covered) {
+  mam__u64 taken = mam__load_relaxed_u64(&mam__area_pages(*area)[index]);
+  mam__u32 page = covered > index << 6 ? covered : index << 6;
+  MAM__LOOP
+  while (page < area->page_count && page >> 6 == index && taken >> (page & 63) != 0) {
+    page += mam__lowest_u64(taken >> (page & 63));
+    mam__u32 begins =
+        page < area->page_count
+            ? MAM__OUT_OF_SIGHT(mam__begins_look)(area->page_count - page, &area->words[page * MAM__PAGE_WORDS])
+            : 0;
+    page += mam__lowest_u32(begins | 1u << MAM__AHEAD);
+    if (begins != 0 && page >> 6 == index)
+      page += MAM__OUT_OF_SIGHT(mam__span_watch)(*area, page);
+  }
+  return page;
+}
+
 /* Sweeps until it can take a run of so many pages, or nothing is left to sweep.  Then it waits a bounded time for other
  * threads that sweep. */
 MAM__OUTLINE mam__u32 mam__sweep(struct mam__heap_control *control, mam__u32 count) {
   const struct mam__area *area = &control->superblocks[0];
-  mam__u32 words = mam__area_map_words(*area), index;
+  mam__u32 words = mam__area_map_words(*area), index, covered = 0;
   int begins = mam__cas_acq_rel_u32(&control->mode, MAM__MODE_LAZY, MAM__MODE_SWEEPING) == MAM__MODE_LAZY;
   mam__barrier_all(); /* pairs with mam__slot_publish and mam__run_keep */
   if (begins) {
@@ -48,17 +80,9 @@ MAM__OUTLINE mam__u32 mam__sweep(struct mam__heap_control *control, mam__u32 cou
   MAM__LOOP
   while (mam__load_relaxed_u32(&control->sweep_next) < words &&
          (index = mam__add_relaxed_u32(&control->sweep_next, 1)) < words) {
-    mam__u32 page = index << 6;
-    MAM__LOOP
-    for (mam__u64 taken; page < area->page_count && page >> 6 == index;) { /* each span that begins in the word */
-      taken = mam__load_relaxed_u64(&mam__area_pages(*area)[index]) >> (page & 63);
-      if (taken == 0)
-        break;
-      page += mam__lowest_u64(taken);
-      page += page < area->page_count ? MAM__OUT_OF_SIGHT(mam__span_watch)(*area, page) : 0;
-    }
+    covered = mam__word_sweep(area, index, covered);
     mam__swept(control);
-    page = MAM__NO_PAGE;
+    mam__u32 page = MAM__NO_PAGE;
     if (count <= MAM__SPAN_PAGES)
       page = MAM__OUT_OF_SIGHT(mam__map_take_in)(index, mam__area_pages(*area), words, count);
     if (page != MAM__NO_PAGE)
