@@ -10,9 +10,9 @@
  * A thread that searches writes for what, first.  When it has found nothing, it writes the length that it missed, by a
  * compare-and-swap that fails if the word has changed since.  A thread that finds a run leaves what is known of longer
  * ones.  A thread that gives pages back makes the word true again: it looks how long the longest run is that they are
- * part of.  If such a run was missing, runs are missing from the next length on; if it is searched for, the search is
- * void.  Else the word stays as it is, so single pages that come back do not make all threads search for long runs
- * again.
+ * part of.  If such a run was missing, runs are missing from the next power of two on, so that the word changes seldom;
+ * if it is searched for, the search is void.  Else the word stays as it is, so single pages that come back do not make
+ * all threads search for long runs again.
  *
  * Stamp: a 32-bit word for each superblock.  It tells whether anything has come back: pages, or a chunk where there was
  * none.  It is odd while a thread relies on it; then the thread that gives something back makes it the next even
@@ -224,7 +224,7 @@ MAM__OUTLINE void mam__shortage_end(MAM__TAG(1) mam__u32 *shortage, mam__u32 run
   while (mam__shortage_ends(known, run)) {
     mam__u32 missing = known & MAM__SHORT_PAGES, searched = known & MAM__SHORT_SEARCHED;
     if (missing != 0 && missing <= run)
-      missing = run < MAM__SHORT_MOST ? run + 1 : 0;
+      missing = run < MAM__SHORT_MOST ? 2u << (31 - mam__leading_zeros_u32(run)) : 0;
     if (searched <= run * MAM__SHORT_LENGTH)
       searched = 0;
     mam__u32 seen = mam__cas_acq_rel_u32(shortage, known, mam__shortage_next(known, missing | searched));
