@@ -27,7 +27,13 @@ static unsigned patience; /* what the passes of a request may cost */
 #include "support/interleave.h"
 #include "support/run_suite.h"
 
-enum { THREADS = 3, BLOCKS = 8, HEAP_BYTES = 24 * MAM__PAGE_BYTES, WIDE_BYTES = 80 * MAM__PAGE_BYTES };
+enum {
+  THREADS = 3,
+  BLOCKS = 8,
+  HEAP_BYTES = 24 * MAM__PAGE_BYTES,
+  WIDE_BYTES = 80 * MAM__PAGE_BYTES,
+  LONG_BYTES = 216 * MAM__PAGE_BYTES
+};
 enum { CLASS_A = 19, CLASS_B = 20 }; /* 1024 and 1280 bytes: a span has 32 chunks and one usage word */
 
 /* ---- Threads ---- */
@@ -146,7 +152,7 @@ static const char *hidden(void) {
 /* All taken pages belong to spans and runs, and no page belongs to two. */
 static const char *stray_pages(void) {
   struct mam__area area = model->control->superblocks[0];
-  bool owned[WIDE_BYTES / MAM__PAGE_BYTES] = {false};
+  bool owned[LONG_BYTES / MAM__PAGE_BYTES] = {false};
   for (mam__u32 page = 0; page < area.page_count; page++) {
     mam__u64 word = area.words[page * MAM__PAGE_WORDS];
     mam__u32 count = word == 0 ? 0 : mam__word_is_run(word) ? mam__run_pages(word, 0) : mam__word_span_pages(word);
@@ -414,6 +420,23 @@ static void swept(void) {
   }
 }
 
+/* A lazy heap whose page map has two words: a run fills the first, and an empty span of a slot begins the second. */
+static void run_before_a_span(void) {
+  lazy();
+  prepared[0] = (void *)(uintptr_t)mam__run_malloc(model->control, 64 * MAM__PAGE_BYTES, 0);
+  if (heap_model_malloc_warp(model, 1024, 0, 1, prepared + 1) != 1 || !heap_model_free(model, prepared[1]))
+    ck_abort_msg("there was room");
+  mam__u32 left = heap_model_free_pages(model);
+  prepared[2] = (void *)(uintptr_t)mam__run_malloc(model->control, (mam__u64)left * MAM__PAGE_BYTES, 0);
+  if (prepared[0] == NULL || prepared[2] == NULL)
+    ck_abort_msg("there was room");
+}
+static void free_run_and_split_anew(void) {
+  free_prepared(0);
+  claim_of_a_new_span(CLASS_TWO_WORDS);
+}
+static void sweep_all(void) { (void)mam__sweep(model->control, MAM__SPAN_PAGES + 1); }
+
 static void take_a_run(void) {
   mam__u64 address = mam__run_malloc(model->control, 3 * MAM__PAGE_BYTES, 0);
   hold((void *)(uintptr_t)address);
@@ -463,6 +486,27 @@ static void more_are_still_missing(void) {
   if (known != 3 && known != 4)
     violation = "two pages came back, and more is void than that";
 }
+/* Page 63 is free, and the third word of the page map.  The word between them is taken. */
+static void words_behind_a_taken_one(void) {
+  struct mam__area area = model->control->superblocks[0];
+  mam__u32 begins[] = {0, 64, 192}, ends[] = {63, 128, area.page_count};
+  ck_assert_uint_eq(mam__run_take_at(0, area.page_count, area), area.page_count);
+  for (unsigned i = 0; i < 3; i++) {
+    mam__area_entries(area)[begins[i]] = MAM__ENTRY_RUN;
+    area.words[begins[i] * MAM__PAGE_WORDS] = mam__run_word(ends[i] - begins[i]);
+    if (ends[i] < area.page_count)
+      mam__pages_release(area, ends[i], begins[i + 1] - ends[i]);
+  }
+}
+/* A long run is tried, fails at the taken word, and what was taken behind it is given back. */
+static void try_a_long_run(void) {
+  struct mam__area area = model->control->superblocks[0];
+  mam__u32 got = mam__run_take_at(63, 129, area);
+  mam__pages_release(area, 63, got);
+  if (got != 1)
+    violation = "the word was taken";
+}
+static void search_forty(void) { search_pages(40); }
 static void free_run(void) { free_prepared(0); }
 static void free_twice(void) {
   static const char *const both = "two frees of one block both succeeded";
@@ -583,6 +627,16 @@ static const struct scenario scenarios[] = {
 static const struct scenario wide_scenarios[] = {
     {"two neighbours of two words that come back", 2, two_in_two_words, {free_0, free_1}, NULL},
     {"two neighbours of two words against a search", 3, two_in_two_words, {free_0, free_1, search_two}, NULL},
+    {"a run that is freed and split anew against a sweep",
+     2,
+     run_before_a_span,
+     {sweep_all, free_run_and_split_anew},
+     swept},
+};
+
+/* The page map has four words. */
+static const struct scenario long_scenarios[] = {
+    {"words that are given back against a search", 2, words_behind_a_taken_one, {try_a_long_run, search_forty}, NULL},
 };
 
 static void explore_sound(const struct scenario *explored, size_t heap_bytes) {
@@ -599,6 +653,9 @@ END_TEST
 START_TEST(every_interleaving_keeps_a_wide_heap_whole) { explore_sound(&wide_scenarios[_i], WIDE_BYTES); }
 END_TEST
 
+START_TEST(every_interleaving_keeps_a_long_heap_whole) { explore_sound(&long_scenarios[_i], LONG_BYTES); }
+END_TEST
+
 START_TEST(the_papers_stale_chunk_size_is_found) {
   static const struct scenario stale = {
       "the paper's claim", 2, one_left, {free_and_split_anew, claim_by_stale_size}, NULL};
@@ -610,11 +667,13 @@ END_TEST
 int main(void) {
   Suite *suite = suite_create("heap interleavings");
   TCase *tests = tcase_create("interleavings");
-  tcase_set_timeout(tests, 60);
+  tcase_set_timeout(tests, 180);
   if (COROUTINES_WORK) {
     tcase_add_loop_test(tests, every_interleaving_keeps_the_heap_whole, 0, sizeof scenarios / sizeof scenarios[0]);
     tcase_add_loop_test(tests, every_interleaving_keeps_a_wide_heap_whole, 0,
                         sizeof wide_scenarios / sizeof wide_scenarios[0]);
+    tcase_add_loop_test(tests, every_interleaving_keeps_a_long_heap_whole, 0,
+                        sizeof long_scenarios / sizeof long_scenarios[0]);
     tcase_add_test(tests, the_papers_stale_chunk_size_is_found);
   }
   suite_add_tcase(suite, tests);

@@ -163,9 +163,13 @@ MAM__OUTLINE mam__u32 mam__run_take_at(mam__u32 page, mam__u32 count, struct mam
                taken = MAM__OUT_OF_SIGHT(mam__map_take_words)(map, (page + got) >> 6, words);
       MAM__OUT_OF_SIGHT(mam__map_words_filled)(map, mam__area_map_words(area), (page + got) >> 6, taken);
       got += taken << 6;
-      if (taken < words)
-        break;
-      continue;
+      if (taken == words)
+        continue;
+      /* Words behind the one that another thread has were taken and given back. */
+      mam__u32 behind = words - taken - 1 < 7 ? words - taken - 1 : 7, first = ((page + got) >> 6) + 1;
+      if (behind != 0 && MAM__OUT_OF_SIGHT(mam__words_matter)(first, behind, area))
+        MAM__OUT_OF_SIGHT(mam__pages_returned)(first, behind, area);
+      break;
     }
     if (!MAM__OUT_OF_SIGHT(mam__map_take)(map, mam__area_map_words(area), (page + got) >> 6, mam__run_bits(here, from)))
       break;

@@ -323,13 +323,15 @@ MAM__OUTLINE mam__u32 mam__words_watch(MAM__TAG(2) mam__u64 header, mam__u64 *wo
 }
 
 /* Makes the span that begins at page watched, if there is one, and does what its frees have left undone.  Returns how
- * many pages what begins there has, a run or a span; 1 if nothing does. */
+ * many pages what begins there has, a run or a span, or fewer; 1 if nothing does. */
 MAM__OUTLINE mam__u32 mam__span_watch(struct mam__area area, mam__u32 page) {
   mam__u64 *words = &area.words[page * MAM__PAGE_WORDS], header = mam__load_relaxed_u64(words);
   if (header == 0)
     return 1;
-  if (mam__word_is_run(header))
-    return mam__run_pages(header, mam__load_relaxed_u64(&words[1]));
+  if (mam__word_is_run(header)) { /* not by the second word: it may be another span's by now */
+    mam__u32 pages = mam__run_pages(header, 0);
+    return pages != 0 ? pages : 1;
+  }
   mam__u32 found = MAM__OUT_OF_SIGHT(mam__words_watch)(header, words);
   MAM__LOOP
   for (mam__u32 again = found >> 16; again != 0; again &= again - 1) {
