@@ -262,7 +262,7 @@ static const struct need {
   unsigned low, high, requests, chance; /* chance: in quarters, that a request comes or goes in a round */
   unsigned long longest_most, warp_most;
 } needs[] = {
-    {"512 B that come and go", 512, 512, 1 << 20, 3, 2000, 40},
+    {"512 B that come and go", 512, 512, 1 << 20, 3, 1500, 40},
     {"16 B to 4 KiB", 16, 4096, 1 << 17, 4, 3000, 600},
 };
 static const struct need *need;

@@ -366,6 +366,7 @@ static void take_many_tickets(void) {
   for (unsigned i = 0; i < got && i < BLOCKS; i++)
     hold(blocks[i]);
 }
+
 /* ---- A dry slot, and pages that have come back since ---- */
 
 /* The slot of CLASS_A is dry.  All pages are free. */
@@ -666,16 +667,18 @@ END_TEST
 
 int main(void) {
   Suite *suite = suite_create("heap interleavings");
-  TCase *tests = tcase_create("interleavings");
-  tcase_set_timeout(tests, 180);
+  TCase *tests = tcase_create("interleavings"), *long_tests = tcase_create("interleavings in a long heap");
+  tcase_set_timeout(tests, 60);
+  tcase_set_timeout(long_tests, 180); /* each state has 1,700 words */
   if (COROUTINES_WORK) {
     tcase_add_loop_test(tests, every_interleaving_keeps_the_heap_whole, 0, sizeof scenarios / sizeof scenarios[0]);
     tcase_add_loop_test(tests, every_interleaving_keeps_a_wide_heap_whole, 0,
                         sizeof wide_scenarios / sizeof wide_scenarios[0]);
-    tcase_add_loop_test(tests, every_interleaving_keeps_a_long_heap_whole, 0,
+    tcase_add_loop_test(long_tests, every_interleaving_keeps_a_long_heap_whole, 0,
                         sizeof long_scenarios / sizeof long_scenarios[0]);
     tcase_add_test(tests, the_papers_stale_chunk_size_is_found);
   }
   suite_add_tcase(suite, tests);
+  suite_add_tcase(suite, long_tests);
   return run_suite(suite);
 }
