@@ -376,8 +376,9 @@ typedef struct MAM_PoolInfo {
   size_t waiting_bytes;      /* freed, but the GPU may still use them */
   size_t free_bytes;         /* ready to be handed out */
   size_t largest_free_bytes; /* in the largest free segment */
-  size_t peak_used_bytes;    /* the most that blocks took of the pool, with whole slabs and with what threads kept.
-                                used_bytes was never more */
+  size_t peak_used_bytes;    /* the most that used_bytes ever was.  It is exact for a pool that one thread uses, else to
+                                within what the threads allocate or free in a few microseconds, or 1 MiB or a thousandth
+                                for each */
   size_t limit_bytes;        /* reserved_bytes never passes this */
   size_t chunk_count;
   size_t segment_count;          /* == used_count + waiting_count + free_count */
@@ -414,7 +415,7 @@ typedef struct MAM_PoolInfo {
  * On failure *info is not written. */
 MAM_API cudaError_t MAM_PoolGetInfo(MAM_Pool pool, MAM_PoolInfo *info);
 
-/* Sets peak_used_bytes and peak_reserved_bytes to what they count at the call.  pool NULL means the default pool,
+/* Sets peak_used_bytes and peak_reserved_bytes to used_bytes and reserved_bytes.  pool NULL means the default pool,
  * as for MAM_PoolGetInfo.
  *
  * cudaErrorInvalidResourceHandle  there is no such pool */

@@ -226,22 +226,22 @@ static void check_front_large(struct check *check, struct front *front) {
 
 /* Used segments are live blocks, freed blocks of fronts, or slabs; others are on their way. */
 static void check_used_segments(struct check *check) {
-  size_t live = 0, others = 0;
+  size_t live_bytes = 0, others = 0;
   struct segment *segment = segment_first(&check->pool->segments);
   for (; segment != NULL; segment = segment_next(segment))
     if (segment->state == SEGMENT_STATES) {
       segment->state = SEGMENT_USED;
     } else if (segment->state == SEGMENT_USED) {
       bool odd = atomic_load_explicit(&segment->ticket, memory_order_relaxed) % 2 != 0;
-      live += odd;
+      live_bytes += odd ? segment->bytes : 0;
       others += !odd;
     }
   expect(check, others >= check->slab_count, "slabs have more segments than the pool");
   if (!check->still)
     return;
   expect(check, others == check->slab_count, "a segment is neither live nor a front's nor a slab's");
-  expect(check, check->pool->fronts->shared || fronts_live(check->pool->fronts) == (int64_t)(live + check->live_count),
-         "the fronts' counts do not add up to the live blocks");
+  expect(check, fronts_live_bytes(check->pool->fronts) == (int64_t)(live_bytes + check->live_bytes),
+         "the threads' balances do not add up to the live blocks");
 }
 
 /* ---- All ---- */

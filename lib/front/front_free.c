@@ -36,7 +36,9 @@ struct freeing {
 static cudaError_t free_without(struct freeing *one, cudaError_t error) {
   if (error == cudaErrorMemoryAllocation && pool_enter(one->pool, POOL_ANY_ID) == cudaSuccess) {
     /* constant: it cannot end meanwhile */
-    error = pool_free_from(one->pool, one->pool->generation, one->address, NULL);
+    size_t bytes = 0;
+    error = pool_free_from(one->pool, one->pool->generation, one->address, NULL, &bytes);
+    atomic_fetch_sub_explicit(&one->pool->fronts->live.bytes, (int64_t)bytes, memory_order_relaxed);
     pool_exit(one->pool);
     return error;
   }
@@ -77,7 +79,7 @@ static cudaError_t small_free_alone(struct freeing *one, bool at_once) {
   if (ours && index != UINT32_MAX && magazine_claim(magazine, front->alone, slab_live(slab, index))) {
     magazine->filled_blocks++;
     batch->blocks[batch->count++] = (struct slab_block){one->address, slab_live(slab, index)};
-    one->freed = freed_count(front);
+    one->freed = freed_count(front, slab_class_bytes(slab->class));
   }
   biased_leave(&front->lock);
   batch->epoch = at_once ? 0 : reuse_epoch(one->pool->reuse);
@@ -95,14 +97,14 @@ static cudaError_t large_free(struct freeing *one, const struct pool_rule *rule)
   bool attached = front->pool == one->pool; /* else the pool has ended, and the block with it */
   uint64_t generation = front->generation;
   biased_leave(&front->lock);
-  cudaError_t error =
-      attached ? pool_free_from(one->pool, generation, one->address, rule) : pool_refuse_free(one->address, false);
-  if (error != cudaSuccess)
-    return error;
+  size_t bytes = 0;
+  cudaError_t error = attached ? pool_free_from(one->pool, generation, one->address, rule, &bytes)
+                               : pool_refuse_free(one->address, false);
   biased_enter(&front->lock);
-  one->freed = front->pool != NULL ? freed_count(front) : FRONT_FREED;
+  if (bytes > 0)
+    one->freed = front->pool != NULL ? freed_count(front, bytes) : FRONT_FREED;
   biased_leave(&front->lock);
-  return cudaSuccess;
+  return error;
 }
 
 /* What the front does not keep goes to the pool's list of the stream. */
@@ -155,7 +157,7 @@ static void report_zero(struct front *front, struct pool_emptied *emptied) {
   if (pool_enter(pool, POOL_ANY_ID) != cudaSuccess)
     return;
   fronts_freeze(pool);
-  if (fronts_live(pool->fronts) == 0)
+  if (!fronts_in_use(pool->fronts))
     pool_report_emptied(pool, front->zero_generation, emptied);
   fronts_thaw(pool);
   pool_exit(pool);

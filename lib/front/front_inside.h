@@ -22,16 +22,17 @@
  *     slab.  A block whose live byte is not 0 is live.
  *   - Blocks allocated less blocks freed, over all magazines of a class, are the live blocks of its slabs; what their
  *     live bytes hold adds up to the magazines' codes, while no thread of the pool has ended.
+ *   - The balances of the pool's threads, and what is in the pool's sum, are the bytes of the live blocks.
  *   - A block on a shelf, in a bin or in limbo is a used segment with an even ticket, and in one such place.
  *   - An owned entry whose ticket is its segment's has the segment's address.
  *   - The blocks of a shelf have its size or its tag; those of a bin have sizes of its range.
  *   - A ring is oldest first, by epoch.
  *
- * Rooms, from below; each calls those before it alone.  owned, shelf, bin and magazine know no front. front_list
- * holds the fronts of a pool still; front_collect empties them; front_thread finds and makes a thread's fronts.
- * front_quick.h is the quick path, front_quick.c what is rare about it.  front_small and front_large refill what the
- * quick path serves from; front_malloc and front_free put the slow calls together.  front_check verifies all this.
- * front_pool is what the pool calls.
+ * Rooms, from below; each calls those before it alone.  balance, owned, shelf, bin and magazine know no front.
+ * front_list holds the fronts of a pool still; front_collect empties them; front_thread finds and makes a thread's
+ * fronts. front_quick.h is the quick path, front_quick.c what is rare about it.  front_small and front_large refill
+ * what the quick path serves from; front_malloc and front_free put the slow calls together.  front_check verifies all
+ * this. front_pool is what the pool calls.
  *
  * A thread is inside its front from biased_enter to biased_leave.  "The thread is inside" at a function says that the
  * caller must be.
@@ -41,6 +42,7 @@
 
 #include "base/biased.h"
 #include "base/record.h"
+#include "front/balance.h"
 #include "front/bin.h"
 #include "front/front.h"
 #include "front/lane.h"
@@ -70,7 +72,6 @@ enum { LIMBO_DRAINED = 4 };
 
 /* Written by the owner inside, read by other threads that add up while no thread is inside, here and below. */
 struct front_numbers {
-  int64_t live_less_one;   /* blocks allocated less blocks freed by the thread, less one: below 0, none may be left */
   int64_t requested_bytes; /* what hand-outs from shelves changed in what segments say was asked for */
   uint64_t tag_hits;       /* hand-outs by tag, of all those from shelves */
 };
@@ -87,8 +88,8 @@ struct front {
   bool alone;                      /* no other thread claims blocks of the pool (claim.h) */
   struct mam_pool *pool;           /* NULL: of a pool that ended, free for another */
   uint64_t default_id;             /* FRONT_NO_DEFAULT_ID if the pool is none */
-  struct front_numbers numbers;
-  const _Atomic uint64_t *epoch;          /* that a free takes: the reuse's, or no_epoch if immediate */
+  const _Atomic uint64_t *epoch;   /* that a free takes: the reuse's, or no_epoch if immediate */
+  struct balance balance;          /* its first half */
   _Alignas(64) struct owned *last_places; /* for the block that a shelf served last */
   size_t last_size;                       /* untagged, that a shelf served last; FRONT_NO_SIZE: none */
   struct shelf *last_shelf;               /* which one */
@@ -97,7 +98,9 @@ struct front {
   int64_t unfenced_left; /* so many bytes more may be freed before the next fence, */
   int64_t fence_bytes;   /* after one so many */
   uint64_t ticket_first; /* the pool's */
-  uint64_t generation;   /* of the pool, as the next two */
+  struct front_numbers numbers;
+  bool allocates;      /* an allocation of the thread's is on its way: the pool is not to be taken for empty */
+  uint64_t generation; /* of the pool, as the next two */
   size_t alignment;
   bool no_slabs;
   struct magazine magazines[SLAB_CLASSES];
@@ -134,6 +137,7 @@ struct fronts {
   pthread_mutex_t lock; /* of the list */
   struct front *first;
   bool shared;                /* some thread had no memory for a front: none is ever alone again */
+  struct balance_sum live;    /* bytes, as far as they are published */
   struct pool_front_sum gone; /* the numbers of threads that ended */
   pthread_mutex_t depot_locks[FRONT_DEPOT_LOCKS];
   struct depot depots[SLAB_CLASSES];
@@ -165,6 +169,12 @@ static inline void front_heed_if_hindered(const struct front *front) {
 /* The epoch that a free takes.  Acquire: as in reuse_epoch. */
 static inline uint64_t front_stamp(const struct front *front) {
   return atomic_load_explicit(front->epoch, memory_order_acquire); /* acquire: as in reuse_epoch */
+}
+
+/* Counts a block that is allocated. */
+static inline void front_count(struct front *front, size_t bytes) {
+  if (balance_add(&front->balance, bytes))
+    balance_share(&front->balance, &front->pool->fronts->live);
 }
 
 /* The lane's mark for a block on a shelf; 0 for none. */
@@ -213,8 +223,12 @@ void fronts_thaw(struct mam_pool *pool);
 void fronts_freeze_all(struct mam_pool *pool);
 void fronts_thaw_all(struct mam_pool *pool);
 
-/* The blocks that are live; the fronts are frozen. */
-int64_t fronts_live(const struct fronts *fronts);
+/* The bytes of all blocks that are live, and whether a block is live or about to be; the fronts are frozen. */
+int64_t fronts_live_bytes(const struct fronts *fronts);
+bool fronts_in_use(const struct fronts *fronts);
+
+/* The most that the live bytes were, as well as is known (balance.h); the fronts are frozen. */
+int64_t fronts_peak_bytes(struct fronts *fronts);
 
 /* Adds a front's numbers to a sum; the front is held still. */
 void front_add_numbers(const struct front *front, struct pool_front_sum *sum);

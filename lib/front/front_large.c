@@ -218,6 +218,8 @@ static cudaError_t large_take(struct front *front, const struct front_request *r
   bool attached = front->pool == miss->pool && front->generation == miss->generation;
   bool deserted = crowd_count(front, block.contended);
   struct shelf *clear = attached ? large_note(front, &block, request->tag) : NULL;
+  if (attached)
+    front_count(front, block.bytes);
   biased_leave(&front->lock);
   if (clear != NULL)
     (void)shelf_return(front, clear, FRONT_EVERY_EPOCH, UINT_MAX);

@@ -50,16 +50,29 @@ void fronts_thaw_all(struct mam_pool *pool) {
 
 /* ---- Adding up ---- */
 
-int64_t fronts_live(const struct fronts *fronts) {
-  int64_t live = fronts->gone.live;
+int64_t fronts_live_bytes(const struct fronts *fronts) {
+  int64_t bytes = atomic_load_explicit(&fronts->live.bytes, memory_order_relaxed);
   for (const struct front *front = fronts->first; front != NULL; front = front->next_of_pool)
-    live += front->numbers.live_less_one + 1;
-  return live;
+    bytes += front->balance.bytes - front->balance.published;
+  return bytes;
+}
+
+bool fronts_in_use(const struct fronts *fronts) {
+  bool allocates = false;
+  for (const struct front *front = fronts->first; front != NULL; front = front->next_of_pool)
+    allocates |= front->allocates;
+  return allocates || fronts_live_bytes(fronts) != 0;
+}
+
+int64_t fronts_peak_bytes(struct fronts *fronts) {
+  int64_t bytes = atomic_load_explicit(&fronts->live.bytes, memory_order_relaxed);
+  for (const struct front *front = fronts->first; front != NULL; front = front->next_of_pool)
+    bytes += front->balance.most - front->balance.published;
+  return balance_note(&fronts->live, bytes); /* noted, so that no later answer is less */
 }
 
 void front_add_numbers(const struct front *front, struct pool_front_sum *sum) {
   const struct front_numbers *numbers = &front->numbers;
-  sum->live += numbers->live_less_one + 1;
   sum->requested_bytes += (size_t)numbers->requested_bytes;
   sum->hits[FRONT_HIT_TAG] += numbers->tag_hits;
   sum->hits[FRONT_HIT_STREAM] += front->stream_hits.large + front->stream_hits.small;
@@ -86,6 +99,7 @@ void front_unlink(struct fronts *fronts, struct front *front) {
   while (*link != front)
     link = &(*link)->next_of_pool;
   *link = front->next_of_pool;
+  balance_publish(&front->balance, &fronts->live);
   front_add_numbers(front, &fronts->gone);
 }
 

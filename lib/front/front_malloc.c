@@ -8,8 +8,8 @@
 
 enum tried { TRIED_SERVED, TRIED_MISSED, TRIED_NO_FRONT };
 
-/* Serves from what the front has at hand.  If it has nothing, fills *miss for the slow way and counts the allocation as
- * live already, so that no thread takes the pool for empty meanwhile. */
+/* Serves from what the front has at hand.  If it has nothing, fills *miss for the slow way and says that an allocation
+ * is on its way, so that no thread takes the pool for empty meanwhile. */
 static inline enum tried front_try(struct front *front, const struct front_request *request, bool tried_before,
                                    struct miss *miss, uintptr_t *address) {
   enum tried tried = TRIED_NO_FRONT;
@@ -18,7 +18,7 @@ static inline enum tried front_try(struct front *front, const struct front_reque
     bool served =
         !tried_before && (*address = front_pop(front, request->size, request->site, request->tag, request->lane)) != 0;
     tried = served ? TRIED_SERVED : TRIED_MISSED;
-    front->numbers.live_less_one++;
+    front->allocates = !served;
     if (!served)
       large_miss(front, request, miss);
   }
@@ -37,11 +37,9 @@ static cudaError_t malloc_missed(struct front *front, const struct front_request
     error = large_malloc(front, request, miss, address);
   if (miss->passed_count > 0) /* they did not go with an allocation */
     pool_give(miss->pool, miss->generation, miss->passed, miss->passed_count, 0, no_stream);
-  if (error != cudaSuccess) {
-    biased_enter(&front->lock);
-    front->numbers.live_less_one--;
-    biased_leave(&front->lock);
-  }
+  biased_enter(&front->lock);
+  front->allocates = false;
+  biased_leave(&front->lock);
   return error;
 }
 

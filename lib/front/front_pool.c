@@ -52,6 +52,7 @@ static void fronts_close(struct mam_pool *pool) {
       front_free_memory(front);
   }
   memset(&fronts->gone, 0, sizeof fronts->gone);
+  fronts->live = (struct balance_sum){0};
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
     slab_forget(&fronts->depots[i]);
   fronts_thaw(pool);
@@ -112,6 +113,8 @@ static size_t front_host_bytes(struct front *front) {
 
 static void fronts_sum(struct mam_pool *pool, struct pool_front_sum *sum) {
   *sum = pool->fronts->gone;
+  sum->in_use = fronts_in_use(pool->fronts);
+  sum->peak_bytes = (size_t)fronts_peak_bytes(pool->fronts);
   for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool) {
     front_add_numbers(front, sum);
     front_add_freed_blocks(front, sum);
@@ -128,6 +131,14 @@ static void fronts_sum(struct mam_pool *pool, struct pool_front_sum *sum) {
     sum->small_waiting_bytes += slabs.waiting_bytes;
     sum->metadata_bytes += slabs.host_bytes;
   }
+}
+
+static void fronts_reset_peak(struct mam_pool *pool) {
+  struct balance_sum *live = &pool->fronts->live;
+  atomic_store_explicit(&live->most, 0, memory_order_relaxed);
+  for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool)
+    balance_publish(&front->balance, live);
+  atomic_store_explicit(&live->most, atomic_load_explicit(&live->bytes, memory_order_relaxed), memory_order_relaxed);
 }
 
 /* ---- Fork ---- */
@@ -174,5 +185,6 @@ const struct pool_front front_operations = {.open = fronts_open,
                                             .freeze = fronts_freeze_all,
                                             .thaw = fronts_check_and_thaw_all,
                                             .sum = fronts_sum,
+                                            .reset_peak = fronts_reset_peak,
                                             .after_fork = fronts_after_fork,
                                             .begin_record = fronts_begin_record};

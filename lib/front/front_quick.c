@@ -10,10 +10,11 @@ uintptr_t front_pop_small(struct front *front, unsigned class, size_t size, stru
   struct magazine *magazine = &front->magazines[class];
   uintptr_t address = lane != NULL ? lane_pop(lane, magazine, class, size) : 0;
   front->stream_hits.small += address != 0;
+  if (address == 0 && (magazine->loaded->count > 0 || magazine_wake(magazine, front->reuse)))
+    address = magazine_pop(magazine, class, size);
   if (address != 0)
-    return address;
-  bool any = magazine->loaded->count > 0 || magazine_wake(magazine, front->reuse);
-  return any ? magazine_pop(magazine, class, size) : 0;
+    front_count(front, slab_class_bytes(class));
+  return address;
 }
 
 /* What goes out on its own stream at once does not wait for a fence. */
@@ -66,8 +67,8 @@ uintptr_t front_malloc_reenter(size_t size, const void *site, uint64_t default_i
   uintptr_t address = 0;
   biased_enter(&front->lock);
   bool late = front_is_late();
-  if (size > 0 && front->default_id == default_id && !late && (address = front_pop(front, size, site, NULL, NULL)) != 0)
-    front->numbers.live_less_one++;
+  if (size > 0 && front->default_id == default_id && !late)
+    address = front_pop(front, size, site, NULL, NULL);
   biased_leave(&front->lock);
   if (!late)
     front_heed_if_hindered(front);
@@ -105,8 +106,6 @@ uintptr_t front_malloc_shelf_or_bin(size_t size, const void *site) {
     address = bin_pop(front, size, site, NULL, NULL);
   }
   uint64_t epoch = address == 0 ? size_waits_for(front, size) : 0;
-  if (address != 0)
-    front->numbers.live_less_one++;
   biased_leave(&front->lock);
   return epoch != 0 && reach_and_recount(front, epoch) ? front_malloc_reenter(size, site, default_id) : address;
 }
@@ -168,7 +167,7 @@ enum front_freed front_free_large_elsewhere(struct front *front, const struct fr
     *block = *freed_one;
   if (fence)
     front->unfenced_left = front->fence_bytes;
-  enum front_freed freed = freed_count(front);
+  enum front_freed freed = freed_count(front, segment->bytes);
   biased_leave(&front->lock);
   if (block == NULL)
     pool_give(pool, generation, &segment, 1, epoch, stream);
@@ -218,7 +217,7 @@ enum front_freed front_free_small_on(struct front *front, struct slab *slab, uin
     freed = FRONT_FREED_NO_ROOM;
   } else if (index != UINT32_MAX && magazine_claim(magazine, front->alone, slab_live(slab, index))) {
     lane_push(lane, magazine, class, (struct slab_block){address, slab_live(slab, index)});
-    freed = freed_count(front);
+    freed = freed_count(front, slab_class_bytes(class));
   }
   biased_leave(&front->lock);
   return freed;

@@ -66,6 +66,7 @@ static inline __attribute__((always_inline)) uintptr_t shelf_hand_out(struct fro
   front->last_places = places;
   if (tag != NULL && shelf->tag != NULL)
     front->numbers.tag_hits++;
+  front_count(front, segment->bytes);
   return address;
 }
 
@@ -76,7 +77,7 @@ static inline __attribute__((always_inline)) uintptr_t malloc_small(struct front
   if (__builtin_expect(magazine->loaded->count == 0, false))
     return front_malloc_reenter(size, site, front->default_id);
   uintptr_t address = magazine_pop(magazine, class, size);
-  front->numbers.live_less_one++;
+  front_count(front, slab_class_bytes(class));
   biased_leave(&front->lock);
   return address;
 }
@@ -91,7 +92,6 @@ static inline __attribute__((always_inline)) uintptr_t malloc_last_shelf(struct 
                        false))
     return front_malloc_shelf_or_bin(size, site);
   uintptr_t address = shelf_hand_out(front, shelf, block, size, site, NULL);
-  front->numbers.live_less_one++;
   biased_leave(&front->lock);
   return address;
 }
@@ -122,10 +122,11 @@ static inline enum front_freed freed_zero(struct front *front) {
 }
 
 /* Counts a free.  FRONT_FREED_ZERO if it seems to have been the pool's last block. */
-static inline enum front_freed freed_count(struct front *front) {
+static inline enum front_freed freed_count(struct front *front, size_t bytes) {
+  if (balance_subtract(&front->balance, bytes))
+    balance_share(&front->balance, &front->pool->fronts->live);
   /* relaxed: a hint, asked again under the pool's lock */
-  bool zero =
-      --front->numbers.live_less_one < 0 && atomic_load_explicit(&front->pool->reports_empty, memory_order_relaxed);
+  bool zero = front->balance.bytes < 0 && atomic_load_explicit(&front->pool->reports_empty, memory_order_relaxed);
   return __builtin_expect(zero, false) ? freed_zero(front) : FRONT_FREED;
 }
 
@@ -152,7 +153,7 @@ static inline __attribute__((always_inline)) enum front_freed free_small(struct 
   if (!quick && front->immediate)
     to = magazine_free_at_once(magazine);
   to->blocks[to->count++] = (struct slab_block){address, live};
-  return freed_count(front);
+  return freed_count(front, slab_class_bytes(slab->class));
 }
 
 /* A block that the thread owns is freed, and the front keeps it.  Without fences, which frees would wait for, none is.
@@ -176,7 +177,7 @@ free_large_at(struct front *front, uintptr_t address, struct owned *places, stru
   if (__builtin_expect(next == shelf->oldest, false))
     return front_free_large_elsewhere(front, block);
   shelf->next = next;
-  enum front_freed freed = freed_count(front);
+  enum front_freed freed = freed_count(front, bytes);
   biased_leave(&front->lock);
   return freed;
 }
@@ -231,10 +232,8 @@ static inline __attribute__((always_inline)) uintptr_t front_malloc_on_quick(str
     return 0;
   if (pool == NULL && default_id == 0)
     default_id = context_stream_current_id(&front->context, handle);
-  if (__builtin_expect(biased_try(&front->lock) && front_serves(front, pool, default_id), true)) {
+  if (__builtin_expect(biased_try(&front->lock) && front_serves(front, pool, default_id), true))
     address = front_pop(front, size, site, NULL, lane);
-    front->numbers.live_less_one += address != 0;
-  }
   biased_leave(&front->lock);
   return address;
 }

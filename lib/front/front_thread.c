@@ -138,7 +138,11 @@ static void front_attach(struct front *front, struct mam_pool *pool) {
   front->unfenced_left = front->fence_bytes = (int64_t)fence_bytes(pool);
   front->ticket_first = front->ticket_next;
   front->bins.calm_bytes = bin_calm_bytes(pool);
-  front->numbers = (struct front_numbers){.live_less_one = -1};
+  front->numbers = (struct front_numbers){0};
+  front->balance = (struct balance)BALANCE_INIT;
+  if (!front->alone)
+    balance_share(&front->balance, &pool->fronts->live);
+  front->allocates = false;
   front->stream_hits = (struct front_stream_hits){0, 0};
   memset(front->magazines, 0, sizeof front->magazines);
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
@@ -158,6 +162,7 @@ static void fronts_share_locked(struct fronts *fronts) {
     return;
   front_take(front);
   front->alone = false;
+  balance_share(&front->balance, &fronts->live);
   biased_other_leave(&front->lock);
 }
 
@@ -176,7 +181,7 @@ static struct front *front_make(struct mam_pool *pool) {
   }
   biased_init(&front->lock); /* no other thread knows of it; see biased_owner_barrier */
   front_attach(front, pool);
-  if (pool->fronts->first != NULL || pool->fronts->gone.live != 0) /* no thread can tell the last free */
+  if (pool->fronts->first != NULL || fronts_live_bytes(pool->fronts) != 0) /* no thread can tell the last free */
     /* relaxed: a hint */
     atomic_store_explicit(&pool->crowded, true, memory_order_relaxed);
   front->next_of_pool = pool->fronts->first;

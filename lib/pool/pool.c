@@ -66,7 +66,7 @@ static void cuts_allow_looked_locked(struct mam_pool *pool, size_t bytes) {
 /* segment_take.  A pool that never used more than half of what it holds has room for wedges. */
 static struct segment *hole_take_locked(struct mam_pool *pool, size_t bytes, bool close, bool *no_host_memory) {
   lock_held(&pool->lock);
-  if (pool->peak_used_bytes <= pool->held_bytes / 2)
+  if (pool->peak_taken_bytes <= pool->held_bytes / 2)
     cuts_allow_locked(pool, bytes);
   return segment_take(&pool->segments, bytes, close, no_host_memory);
 }
@@ -226,8 +226,8 @@ static struct segment *take_locked(struct mam_pool *pool, const struct pool_orde
 
 static void peak_update_locked(struct mam_pool *pool) {
   lock_held(&pool->lock);
-  if (pool->segments.bytes[SEGMENT_USED] > pool->peak_used_bytes)
-    pool->peak_used_bytes = pool->segments.bytes[SEGMENT_USED];
+  if (pool->segments.bytes[SEGMENT_USED] > pool->peak_taken_bytes)
+    pool->peak_taken_bytes = pool->segments.bytes[SEGMENT_USED];
 }
 
 /* A segment becomes the program's.  From the unlock on any thread may free the block, by the address of an earlier

@@ -21,7 +21,7 @@
  *   - held_bytes is the sum of the chunks' bytes, less unmapped and moving ones, and at most limit_bytes;
  *   - the pieces of a reserved chunk tile exactly what is neither unmapped nor moving in it;
  *   - only the thread that has set growing changes pieces, unmapped segments and moving ones;
- *   - used bytes <= peak_used_bytes; requested_bytes <= used bytes;
+ *   - used bytes <= peak_taken_bytes; requested_bytes <= used bytes;
  *   - unless it grows, the bytes of its segments that have memory <= peak_reserved_bytes;
  *   - every used segment is a multiple of the alignment, in address and size;
  *   - no waiting segment has an epoch later than the present one.
@@ -67,7 +67,8 @@ enum front_hit { FRONT_HIT_MAGAZINE, FRONT_HIT_SIZE, FRONT_HIT_TAG, FRONT_HIT_ST
 
 /* The sums over all fronts of a pool. */
 struct pool_front_sum {
-  int64_t live;                              /* blocks, in all */
+  bool in_use;                               /* a block is live, or an allocation is on its way */
+  size_t peak_bytes;                         /* the most that live blocks had together */
   size_t live_small_bytes, live_small_count; /* in slabs */
   size_t slab_bytes, small_waiting_bytes;    /* of slabs; of these, freed and waiting */
   /* Segments that fronts keep; of these, waiting. */
@@ -100,6 +101,8 @@ struct pool_front {
   void (*freeze)(struct mam_pool *pool);
   void (*thaw)(struct mam_pool *pool);
   void (*sum)(struct mam_pool *pool, struct pool_front_sum *sum);
+  /* fronts_reset_peak (front_pool.c): peak_bytes of the sum begin anew.  Between freeze and thaw. */
+  void (*reset_peak)(struct mam_pool *pool);
   /* fronts_after_fork (front_pool.c): thaws after a fork, before which they were frozen. */
   void (*after_fork)(struct mam_pool *pool, bool in_child);
   /* fronts_begin_record (front_pool.c): a record begins, between freeze and after_fork.  Lists the live blocks of
@@ -198,7 +201,8 @@ struct mam_pool {
   size_t wanted_bytes;     /* that threads wait for while another grows the pool */
   size_t refused_bytes;    /* the smallest size that the source has refused, 0 if it has refused none */
   size_t requested_bytes;  /* live, as asked for */
-  size_t peak_used_bytes, peak_reserved_bytes;
+  size_t peak_taken_bytes; /* the most of the segments' used bytes: with whole slabs, and with what fronts keep */
+  size_t peak_reserved_bytes;
   uint64_t ticket_next; /* odd */
   uint64_t malloc_count, free_call_count, failure_count, synchronize_count, stream_hit_count;
   uint64_t source_call_count; /* changes of held_bytes */
@@ -364,8 +368,9 @@ struct pool_rule {
 };
 
 /* pool_free of a block of that pool, if it is still of that generation; else the address is no block.  rule NULL: the
- * pool's own. */
-cudaError_t pool_free_from(struct mam_pool *pool, uint64_t generation, uintptr_t address, const struct pool_rule *rule);
+ * pool's own.  If a block was freed, whatever the error, *bytes is what it had. */
+cudaError_t pool_free_from(struct mam_pool *pool, uint64_t generation, uintptr_t address, const struct pool_rule *rule,
+                           size_t *bytes);
 
 /* Before a free on a stream.  If the stream is another context's, that context's work uses the pool's memory, and
  * fences wait for it, too.  The caller is a user of the pool.  Errors: as reuse_accompany. */

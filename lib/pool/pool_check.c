@@ -153,7 +153,7 @@ const char *pool_check_locked(struct mam_pool *pool) {
   if (fault == NULL) /* else the segments may not be the chunks' */
     check_pieces(pool, &fault);
   check_segments(pool, &fault);
-  fault_unless(&fault, pool->segments.bytes[SEGMENT_USED] <= pool->peak_used_bytes, "more is used than ever was");
+  fault_unless(&fault, pool->segments.bytes[SEGMENT_USED] <= pool->peak_taken_bytes, "more is used than ever was");
   fault_unless(&fault, pool->growing || pool_reserved_locked(pool) <= pool->peak_reserved_bytes,
                "more is held than ever was");
   return fault;

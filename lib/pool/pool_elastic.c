@@ -198,8 +198,8 @@ static bool excess_give_locked(struct mam_pool *pool, size_t bytes) {
   lock_held(&pool->lock);
   struct place place;
   size_t most = pool->segments.bytes[SEGMENT_USED] + bytes;
-  if (most < pool->peak_used_bytes)
-    most = pool->peak_used_bytes;
+  if (most < pool->peak_taken_bytes)
+    most = pool->peak_taken_bytes;
   if (reuse_lags(pool->reuse) || !place_find_locked(pool, bytes, &place) ||
       pool->segments.bytes[SEGMENT_FREE] < place.bytes || pool->held_bytes + place.bytes <= most + most / GROWTH_SHARE)
     return false;

@@ -149,7 +149,7 @@ static cudaError_t accompany_locked(struct mam_pool *pool, struct context_stream
 }
 
 static cudaError_t free_by_rule(struct mam_pool *pool, uint64_t generation, uintptr_t address,
-                                const struct pool_rule *given, struct pool_emptied *emptied) {
+                                const struct pool_rule *given, size_t *bytes, struct pool_emptied *emptied) {
   bool freed_before = false;
   pool_lock(pool);
   cudaError_t error = pool_usable_locked(pool);
@@ -168,6 +168,7 @@ static cudaError_t free_by_rule(struct mam_pool *pool, uint64_t generation, uint
     return error == cudaErrorInitializationError ? error
                                                  : pool_refuse_free(address, error == cudaSuccess && freed_before);
   }
+  *bytes = segment->bytes;
   struct pool_rule rule = given != NULL ? *given : own_rule(pool, false);
   give_back_locked(pool, segment, &rule);
   error = fence_freed_locked(pool);
@@ -183,15 +184,16 @@ static cudaError_t free_by_rule(struct mam_pool *pool, uint64_t generation, uint
 
 cudaError_t pool_free(void *address, struct pool_emptied *emptied) {
   struct mam_pool *pool = chunk_map_find((uintptr_t)address);
+  size_t bytes;
   if (emptied != NULL)
     *emptied = (struct pool_emptied){0};
-  return pool != NULL ? free_by_rule(pool, POOL_ANY_GENERATION, (uintptr_t)address, NULL, emptied)
+  return pool != NULL ? free_by_rule(pool, POOL_ANY_GENERATION, (uintptr_t)address, NULL, &bytes, emptied)
                       : pool_refuse_free((uintptr_t)address, false);
 }
 
-cudaError_t pool_free_from(struct mam_pool *pool, uint64_t generation, uintptr_t address,
-                           const struct pool_rule *rule) {
-  return free_by_rule(pool, generation, address, rule, NULL);
+cudaError_t pool_free_from(struct mam_pool *pool, uint64_t generation, uintptr_t address, const struct pool_rule *rule,
+                           size_t *bytes) {
+  return free_by_rule(pool, generation, address, rule, bytes, NULL);
 }
 
 /* ---- For the fronts ---- */

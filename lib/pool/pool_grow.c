@@ -179,7 +179,7 @@ static void surplus_give_locked(struct mam_pool *pool, size_t bytes) {
   struct segment *segment;
   size_t want, need, most = SURPLUS_BLOCKS * bytes;
   most = most < SURPLUS_BYTES ? SURPLUS_BYTES : most;
-  most = most < pool->peak_used_bytes ? pool->peak_used_bytes : most;
+  most = most < pool->peak_taken_bytes ? pool->peak_taken_bytes : most;
   if (!growth_plan(pool, bytes, &want, &need) || pool->held_bytes + want <= most || free_chunks_bytes_locked(pool) == 0)
     return;
   pool_step_out(pool);

@@ -23,7 +23,7 @@ void pool_info_locked(struct mam_pool *pool, const struct pool_front *frozen, MA
       .waiting_bytes = segments->bytes[SEGMENT_WAITING] + cached_waiting_bytes,
       .free_bytes = free_bytes + cached_bytes - cached_waiting_bytes,
       .largest_free_bytes = largest,
-      .peak_used_bytes = pool->peak_used_bytes,
+      .peak_used_bytes = frozen != NULL ? sum.peak_bytes : pool->peak_taken_bytes,
       .limit_bytes = pool->limit_bytes,
       .peak_reserved_bytes = pool->peak_reserved_bytes,
       .source_call_count = pool->source_call_count,
@@ -94,12 +94,14 @@ uint64_t pool_moves(struct mam_pool *pool) {
 }
 
 cudaError_t pool_reset_peaks(struct mam_pool *pool, uint64_t default_id) {
-  pool_lock(pool);
+  const struct pool_front *frozen = pool_freeze(pool);
   cudaError_t error = pool_expect_locked(pool, default_id);
   if (error == cudaSuccess) {
-    pool->peak_used_bytes = pool->segments.bytes[SEGMENT_USED];
+    pool->peak_taken_bytes = pool->segments.bytes[SEGMENT_USED];
     pool->peak_reserved_bytes = pool_reserved_locked(pool);
+    if (frozen != NULL)
+      frozen->reset_peak(pool);
   }
-  pool_unlock(pool);
+  pool_thaw(pool, frozen);
   return error;
 }

@@ -18,7 +18,7 @@ bool pool_is_empty_locked(struct mam_pool *pool) {
   if (pool->config.front == NULL)
     return pool->segments.count[SEGMENT_USED] == 0;
   pool->config.front->sum(pool, &sum);
-  return sum.live == 0;
+  return !sum.in_use;
 }
 
 void pool_watch_locked(struct mam_pool *pool, bool watched) {

@@ -510,6 +510,110 @@ START_TEST(peaks_begin_anew) {
 END_TEST
 
 /* The default pool has this rule by MAM_REUSE, and other pools by an option. */
+/* One step of random traffic in the default pool, by any kind of call; used_bytes is asked for after it. */
+enum { PEAK_SLOTS = 512 };
+static void *peak_slots[PEAK_SLOTS];
+
+static size_t peak_step(unsigned *seed) {
+  void **slot = &peak_slots[(unsigned)rand_r(seed) % PEAK_SLOTS];
+  unsigned kind = (unsigned)rand_r(seed) % 4;
+  size_t size = (size_t)1 << rand_r(seed) % 23;
+  size += (size_t)rand_r(seed) % size;
+  if (*slot != NULL) {
+    OK(kind == 0   ? MAM_CudaFreeAsync(*slot, cudaStreamLegacy)
+       : kind == 1 ? MAM_CudaFreeReuse(*slot, MAM_REUSE_IMMEDIATE)
+                   : MAM_CudaFree(*slot));
+    *slot = NULL;
+  } else {
+    OK(kind == 0   ? MAM_CudaMallocAsync(slot, size, cudaStreamLegacy)
+       : kind == 1 ? MAM_CudaMallocTagged(slot, size, peak_slots)
+                   : MAM_CudaMalloc(slot, size));
+  }
+  return info_of(NULL).used_bytes;
+}
+
+static void peak_slots_free(void) {
+  for (unsigned i = 0; i < PEAK_SLOTS; i++) {
+    OK(MAM_CudaFree(peak_slots[i]));
+    peak_slots[i] = NULL;
+  }
+}
+
+/* Whole slabs, and what the thread keeps, count nothing. */
+START_TEST(peak_of_one_thread_is_exact) {
+  unsigned seed = (unsigned)_i;
+  size_t most = 0;
+  use_primary(0);
+  OK(MAM_Create_auto());
+  OK(MAM_CudaFree(block(100)));
+  ck_assert_uint_eq(info_of(NULL).peak_used_bytes, 512);
+  for (size_t size = MIB; size <= 64 * MIB; size += MIB)
+    OK(MAM_CudaFree(block(size)));
+  ck_assert_uint_eq(info_of(NULL).peak_used_bytes, 64 * MIB);
+  OK(MAM_PoolResetPeaks(NULL));
+  ck_assert_uint_eq(info_of(NULL).peak_used_bytes, 0);
+  for (unsigned i = 0; i < 20000; i++) {
+    size_t used = peak_step(&seed);
+    most = used > most ? used : most;
+    ck_assert_uint_eq(info_of(NULL).peak_used_bytes, most);
+    if (i % 5000 == 4999) {
+      OK(MAM_PoolResetPeaks(NULL));
+      most = used;
+    }
+  }
+  peak_slots_free();
+  ck_assert_uint_eq(info_of(NULL).used_bytes, 0);
+  ck_assert_uint_eq(info_of(NULL).peak_used_bytes, most);
+  OK(MAM_Destroy());
+}
+END_TEST
+
+/* Threads take turns, so that the most is known.  Some end, with blocks that others free. */
+enum { PEAK_THREADS = 4, PEAK_TURNS = 4000 };
+static pthread_mutex_t peak_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t peak_turned = PTHREAD_COND_INITIALIZER;
+static unsigned peak_turn, peak_seed;
+static size_t peak_most;
+
+static void *peak_thread(void *number) {
+  use_primary(0);
+  for (unsigned i = 0; i < PEAK_TURNS / PEAK_THREADS; i++) {
+    pthread_mutex_lock(&peak_lock);
+    while (peak_turn % PEAK_THREADS != (uintptr_t)number)
+      pthread_cond_wait(&peak_turned, &peak_lock);
+    size_t used = peak_step(&peak_seed);
+    peak_most = used > peak_most ? used : peak_most;
+    peak_turn++;
+    pthread_cond_broadcast(&peak_turned);
+    pthread_mutex_unlock(&peak_lock);
+  }
+  return NULL;
+}
+
+START_TEST(peak_of_several_threads_is_close) {
+  peak_seed = (unsigned)_i;
+  use_primary(0);
+  OK(MAM_Create_auto());
+  for (unsigned round = 0; round < 3; round++) {
+    pthread_t threads[PEAK_THREADS];
+    for (uintptr_t i = 0; i < PEAK_THREADS; i++)
+      ck_assert_int_eq(pthread_create(&threads[i], NULL, peak_thread, (void *)i), 0);
+    for (unsigned i = 0; i < PEAK_THREADS; i++)
+      pthread_join(threads[i], NULL);
+    size_t peak = info_of(NULL).peak_used_bytes, apart = peak > peak_most ? peak - peak_most : peak_most - peak;
+    ck_assert_uint_gt(peak_most, 128 * MIB);
+    ck_assert_uint_le(apart, 2 * PEAK_THREADS * MIB);
+    peak_slots_free();
+    ck_assert_uint_eq(info_of(NULL).used_bytes, 0);
+    ck_assert_uint_ge(info_of(NULL).peak_used_bytes, peak);
+    OK(MAM_PoolResetPeaks(NULL));
+    ck_assert_uint_eq(info_of(NULL).peak_used_bytes, 0);
+    peak_most = 0;
+  }
+  OK(MAM_Destroy());
+}
+END_TEST
+
 START_TEST(stream_rule_of_the_default_pool_serves_at_once) {
   setenv("MAM_REUSE", "stream", 1);
   void *context = use_primary(0);
@@ -577,6 +681,8 @@ int main(void) {
   tcase_add_loop_test(limits, default_pool_holds_no_more_than_the_limit, 0, 10);
   tcase_add_test(limits, size_beyond_the_limit_is_refused);
   tcase_add_test(limits, peaks_begin_anew);
+  tcase_add_loop_test(limits, peak_of_one_thread_is_exact, 0, 4);
+  tcase_add_loop_test(limits, peak_of_several_threads_is_close, 0, 4);
   tcase_add_loop_test(limits, handle_that_is_no_stream_is_an_unknown_error, 0, 3);
   tcase_add_test(limits, stream_rule_of_the_default_pool_serves_at_once);
   return run_suite(suite);

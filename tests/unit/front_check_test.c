@@ -274,9 +274,9 @@ START_TEST(counts_that_do_not_add_up_are_found) {
   small_magazine()->resting_count++;
   expect_fault("fewer batches rest than were counted");
   small_magazine()->resting_count--;
-  front_mine->numbers.live_less_one++;
-  expect_fault("the fronts' counts do not add up to the live blocks");
-  front_mine->numbers.live_less_one--;
+  front_mine->balance.bytes++;
+  expect_fault("the threads' balances do not add up to the live blocks");
+  front_mine->balance.bytes--;
   expect_sound();
   put(live);
   tear_down();

@@ -1107,7 +1107,7 @@ static void still_close(struct mam_pool *of) { (void)of; }
 static void still_freeze(struct mam_pool *of) { stills += of != NULL; }
 static void still_thaw(struct mam_pool *of) { (void)of; }
 static void still_sum(struct mam_pool *of, struct pool_front_sum *sum) {
-  *sum = (struct pool_front_sum){.live = of == NULL};
+  *sum = (struct pool_front_sum){.in_use = of == NULL};
 }
 static const struct pool_front still_front = {.open = still_open,
                                               .collect = still_collect,
