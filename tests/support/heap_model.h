@@ -155,4 +155,21 @@ static inline mam__u32 heap_model_free_pages(const struct heap_model *model) {
   return pages;
 }
 
+/* How many pages a length's code in a shortage word means (heap_shortage.h). */
+static inline mam__u32 heap_model_length(mam__u32 code) { return code <= 64 ? code : (8 + code % 8) << (code / 8 - 5); }
+
+/* Whether all run lengths that the shortage words of a superblock say are missing are missing: of a part, that no such
+ * run begins there. */
+static inline int heap_model_shortages_hold(struct mam__area area) {
+  const mam__u32 *parts = mam__area_parts(area);
+  mam__u32 whole = heap_model_length(*mam__area_shortage(area) & MAM__SHORT_PAGES), run = 0;
+  for (mam__u32 page = area.page_count; page-- != 0;) {
+    run = (mam__area_pages(area)[page / 64] >> page % 64 & 1) == 0 ? run + 1 : 0;
+    mam__u32 part = heap_model_length(parts[page / 4096] & MAM__SHORT_PAGES);
+    if ((whole != 0 && run >= whole) || (part != 0 && run >= part))
+      return 0;
+  }
+  return 1;
+}
+
 #endif

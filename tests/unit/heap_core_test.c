@@ -377,12 +377,12 @@ static void take_or_leave(mam__u32 page, mam__u32 count, bool takes) {
 /* The heap remembers run lengths that are missing, of the whole and of each part.  Each is really missing: no longer
  * run begins there. */
 static void check_what_is_known(struct mam__area area, mam__u32 longest) {
-  mam__u32 known = *mam__area_shortage(area) & MAM__SHORT_PAGES;
+  mam__u32 known = heap_model_length(*mam__area_shortage(area) & MAM__SHORT_PAGES);
   ck_assert(known == 0 || longest < known);
   for (mam__u32 page = 0, here = 0; page < SEARCHED_PAGES; page++) {
     mam__u32 last = SEARCHED_PAGES - 1 - page; /* from the top down: here is the length of the run that begins there */
     here = taken[last] ? 0 : here + 1;
-    known = mam__area_parts(area)[last >> 12] & MAM__SHORT_PAGES;
+    known = heap_model_length(mam__area_parts(area)[last >> 12] & MAM__SHORT_PAGES);
     ck_assert(known == 0 || here < known);
   }
 }
@@ -392,7 +392,7 @@ static struct mam__area begin_searches(void) {
   struct mam__area area = model->control->superblocks[0];
   ck_assert_uint_ge(area.page_count, SEARCHED_PAGES);
   if (area.page_count > SEARCHED_PAGES) /* the rest is taken for good */
-    ck_assert_uint_eq(mam__run_take_at(SEARCHED_PAGES, area.page_count - SEARCHED_PAGES, area),
+    ck_assert_uint_eq(mam__run_take_at(SEARCHED_PAGES, area.page_count - SEARCHED_PAGES, &area),
                       area.page_count - SEARCHED_PAGES);
   memset(taken, 0, sizeof taken);
   return area;
@@ -401,17 +401,47 @@ static struct mam__area begin_searches(void) {
 /* Pages that come back on one side of the end of a part lengthen a run that begins in the other part. */
 START_TEST(runs_over_the_end_of_a_part_are_found) {
   struct mam__area area = begin_searches();
-  ck_assert_uint_eq(mam__run_take_at(0, SEARCHED_PAGES, area), SEARCHED_PAGES);
+  ck_assert_uint_eq(mam__run_take_at(0, SEARCHED_PAGES, &area), SEARCHED_PAGES);
   for (mam__u32 end = 4096; end < SEARCHED_PAGES; end += 4096) {
     mam__u32 first = _i == 0 ? end - 2 : end, second = _i == 0 ? end : end - 2;
     mam__pages_release(area, first, 2);
     for (mam__u32 from = 0; from < 300; from += 60)
       ck_assert_uint_eq(mam__pages_search(&area, 4, from), MAM__NO_PAGE);
     mam__pages_release(area, SEARCHED_PAGES - 1, 1); /* so that only of parts something is remembered */
-    ck_assert_uint_eq(mam__run_take_at(SEARCHED_PAGES - 1, 1, area), 1);
+    ck_assert_uint_eq(mam__run_take_at(SEARCHED_PAGES - 1, 1, &area), 1);
     mam__pages_release(area, second, 2);
     ck_assert_uint_eq(mam__pages_search(&area, 4, 0), end - 2);
   }
+}
+END_TEST
+
+/* The same of longer runs, whose pages come back behind the first word of the next part: in one word, and in two. */
+START_TEST(long_runs_over_the_end_of_a_part_are_found) {
+  struct mam__area area = begin_searches();
+  mam__u32 back = _i == 0 ? 64 : 128, wanted = 128 + back;
+  ck_assert_uint_eq(mam__run_take_at(0, SEARCHED_PAGES, &area), SEARCHED_PAGES);
+  for (mam__u32 end = 4096; end < SEARCHED_PAGES - 1024; end += 4096) {
+    mam__pages_release(area, end - 64, 128);
+    ck_assert_uint_eq(mam__pages_search(&area, wanted, 0), MAM__NO_PAGE);
+    ck_assert_uint_eq(heap_model_length(mam__area_parts(area)[end / 4096 - 1] & MAM__SHORT_PAGES), wanted);
+    mam__area_parts(area)[end / 4096] = *mam__area_shortage(area) = 0; /* only of the first part it is remembered */
+    mam__pages_release(area, end + 64, back);
+    ck_assert_uint_eq(mam__pages_search(&area, wanted, 0), end - 64);
+  }
+}
+END_TEST
+
+/* Lengths are rounded down to codes for what is searched, and up for what is missing. */
+START_TEST(codes_of_lengths_are_close) {
+  for (mam__u32 pages = 1; pages <= 3 * MAM__SHORT_LONGEST; pages++) {
+    mam__u32 code = mam__length_code(pages), up = mam__length_code_up(pages);
+    ck_assert_uint_le(heap_model_length(code), pages);
+    ck_assert_uint_gt(heap_model_length(code + 1), pages);
+    ck_assert_uint_lt(code, MAM__SHORT_MOST);
+    ck_assert(pages > MAM__SHORT_LONGEST ? up == 0 : up - code <= 1 && heap_model_length(up) >= pages);
+    ck_assert_uint_le(heap_model_length(code + 1) - heap_model_length(code), 1 + pages / 8);
+  }
+  ck_assert_uint_eq(mam__length_code(MAM__NO_PAGE - 1), MAM__SHORT_MOST);
 }
 END_TEST
 
@@ -422,11 +452,13 @@ START_TEST(searches_find_what_there_is) {
   struct mam__area area = begin_searches();
   for (unsigned step = 0; step < 30000; step++) {
     bool fills = step / 2000 % 2 == 0;
-    mam__u32 wanted = 1 + random_below(random_below(8) == 0 ? 200 : random_below(4) == 0 ? 64 : 12);
+    mam__u32 wanted = 1 + random_below(random_below(64) == 0  ? 5000
+                                       : random_below(8) == 0 ? 200
+                                       : random_below(4) == 0 ? 64
+                                                              : 12);
     if (count == 0 || random_below(16) < (fills ? 11 : 7)) {
       mam__u32 longest = longest_run(), from = random_below(mam__area_map_words(area));
-      mam__u32 page =
-          wanted <= MAM__SPAN_PAGES ? mam__pages_search(&area, wanted, from) : mam__run_search(&area, wanted, from);
+      mam__u32 page = mam__pages_search(&area, wanted, from);
       ck_assert_msg((page != MAM__NO_PAGE) == (wanted <= longest), "%u pages of at most %u are %s", (unsigned)wanted,
                     (unsigned)longest, page == MAM__NO_PAGE ? "not found" : "found");
       if (page != MAM__NO_PAGE) {
@@ -479,7 +511,7 @@ static void end_of_the_sweep(void) { mam__swept(model->control); }
 START_TEST(a_run_waits_for_a_sweep_of_others) {
   struct mam__area area = begin_searches();
   mam__u32 words = mam__area_map_words(area);
-  ck_assert_uint_eq(mam__run_take_at(0, SEARCHED_PAGES, area), SEARCHED_PAGES);
+  ck_assert_uint_eq(mam__run_take_at(0, SEARCHED_PAGES, &area), SEARCHED_PAGES);
   for (mam__u32 word = 0; word < words; word++)
     if (word % model->control->home_count != 0)
       mam__pages_release(area, word * 64, SEARCHED_PAGES - word * 64 < 64 ? SEARCHED_PAGES - word * 64 : 64);
@@ -653,6 +685,8 @@ int main(void) {
   tcase_add_test(tests, searches_find_what_there_is);
   tcase_add_test(tests, a_try_takes_what_is_there);
   tcase_add_loop_test(tests, runs_over_the_end_of_a_part_are_found, 0, 2);
+  tcase_add_loop_test(tests, long_runs_over_the_end_of_a_part_are_found, 0, 2);
+  tcase_add_test(tests, codes_of_lengths_are_close);
   tcase_add_test(tests, a_run_waits_for_a_sweep_of_others);
   tcase_add_test(tests, one_free_chunk_is_found_behind_many_old_hints);
   tcase_add_loop_test(tests, a_free_chunk_is_found_wherever_it_is, 0, 4);

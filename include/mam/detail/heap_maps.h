@@ -34,7 +34,9 @@ enum {
   /* A thread tries a compare-and-swap that others disturb 64 times, then it looks elsewhere. */
   MAM__RETRIES = 64,
   /* A look reads 8 words together, so that their loads are under way at the same time. */
-  MAM__AHEAD = 8
+  MAM__AHEAD = 8,
+  /* So many whole words are taken together. */
+  MAM__WORDS_TOGETHER = 8
 };
 
 MAM__INLINE mam__u64 mam__run_bits(mam__u32 count, mam__u32 from) { return (MAM__FULL_WORD >> (64 - count)) << from; }
@@ -228,19 +230,20 @@ MAM__OUTLINE mam__u32 mam__map_take_run(mam__u64 *level, mam__u32 words, mam__u3
 
 /* ---- Whole words ---- */
 
-/* Takes whole words from index on, as long as they are 0, up to count of them.  Eight compare-and-swaps are under way
- * together.  Returns how many words it took; mam__map_words_filled then sets the bits above. */
+/* Takes whole words from index on, as long as they are 0, up to count of them.  MAM__WORDS_TOGETHER compare-and-swaps
+ * are under way together.  What they took behind a word that was not 0 is given back.  Returns how many words it took;
+ * mam__map_words_filled then sets the bits above. */
 MAM__OUTLINE mam__u32 mam__map_take_words(MAM__TAG(2) mam__u64 *level, mam__u32 index, mam__u32 count) {
   mam__u32 got = 0;
   MAM__LOOP
   while (got < count) {
-    mam__u32 here = count - got < 8 ? count - got : 8, failed = 0;
-    mam__u64 seen[8];
+    mam__u32 here = count - got < MAM__WORDS_TOGETHER ? count - got : (mam__u32)MAM__WORDS_TOGETHER, failed = 0;
+    mam__u64 seen[MAM__WORDS_TOGETHER];
     MAM__UNROLL
-    for (mam__u32 i = 0; i < 8; i++)
+    for (mam__u32 i = 0; i < MAM__WORDS_TOGETHER; i++)
       seen[i] = mam__cas_between_barriers_if_u64(i < here, &level[index + got + i], 0, MAM__FULL_WORD);
     MAM__UNROLL
-    for (mam__u32 i = 0; i < 8; i++)
+    for (mam__u32 i = 0; i < MAM__WORDS_TOGETHER; i++)
       failed |= (mam__u32)(seen[i] != 0) << i;
     mam__barrier(); /* acquire: pairs with mam__pages_clear and mam__kept_give */
     mam__u32 good = failed == 0 ? here : mam__lowest_u32(failed);

@@ -6,10 +6,12 @@
  * set, until it clears them.  The thread that clears bits releases what was done in the pages, and the thread that sets
  * them acquires it.
  *
- *   up to 64 pages   mam__pages_search: part by part, first where no other thread searches.  A run lies in one word, or
- *                    at the end of a word and the beginning of the next (mam__run_take_across)
- *   more             mam__run_search, mam__run_take_long: word by word from the beginning of a free row; whole words in
- *                    the middle are taken eight at a time (mam__map_take_words)
+ * A search (mam__pages_search) goes part by part, first where no other thread searches.
+ *
+ *   up to 64 pages   mam__run_take: a run lies in one word, or at the end of a word and the beginning of the next
+ *                    (mam__run_take_across)
+ *   more             mam__run_take_long: word by word from the beginning of a free row; whole words in the middle are
+ *                    taken eight at a time (mam__map_take_words)
  *
  * A run over several words is taken in several steps.  If a later step fails, what was taken is given back.  Another
  * thread may miss these pages meanwhile; that is why giving back ends what is known to be missing (heap_shortage.h).
@@ -28,7 +30,7 @@ MAM__OUTLINE void mam__pages_clear(struct mam__area area, mam__u32 index, mam__u
     MAM__OUT_OF_SIGHT(mam__map_opened)(mam__area_pages(area), mam__area_map_words(area), index);
   MAM__FORGET(area.page_count);
   if (mam__returned_matters(area, index, MAM__SHORT_MOST))
-    mam__pages_back(area, index, 1);
+    mam__word_back(area, index);
 }
 
 MAM__OUTLINE void mam__pages_release(MAM__TAG(2) struct mam__area area, mam__u32 page, mam__u32 count) {
@@ -99,83 +101,49 @@ MAM__OUTLINE mam__u32 mam__run_take(mam__u32 count, mam__u32 index, mam__u32 las
   return MAM__NO_PAGE;
 }
 
-/* Takes a run of up to 64 pages that begins in a part of the page map: from word `from` of the part on, then from its
- * beginning. */
-MAM__INLINE mam__u32 mam__part_search(const struct mam__area *area, mam__u32 part, mam__u32 count, mam__u32 from) {
-  mam__u32 mark = mam__load_relaxed_u32(&mam__area_parts(*area)[part]), page = MAM__NO_PAGE;
-  if (mam__shortage_covers(mark, count))
-    return MAM__NO_PAGE;
-  mark = mam__shortage_begin(&mam__area_parts(*area)[part], mark, count);
-  mam__barrier_all(); /* pairs with mam__returned_matters */
-  MAM__LOOP
-  for (int i = 0; i < 2 && page == MAM__NO_PAGE; i++) {
-    MAM__FORGET(part); /* not kept over the calls */
-    MAM__FORGET(from);
-    MAM__FORGET_ADDRESS(area);
-    mam__u32 first = part << 6, end = first + 64 < mam__area_map_words(*area) ? first + 64 : mam__area_map_words(*area);
-    mam__u32 middle = first + from < end ? first + from : first;
-    page = MAM__OUT_OF_SIGHT(mam__run_take)(count, i == 0 ? middle : first, i == 0 ? end : middle, area);
-  }
-  MAM__FORGET(part);
-  MAM__FORGET_ADDRESS(area);
-  mam__shortage_confirm(&mam__area_parts(*area)[part], mark, count, page != MAM__NO_PAGE);
-  return page;
-}
-
-/* Takes a run of up to 64 pages, from the word at index on, then from the beginning.  The first two turns leave out
- * parts where other threads search, so that together all look at each part once. */
-MAM__OUTLINE mam__u32 mam__pages_search(MAM__TAG(4) const struct mam__area *area, mam__u32 count, mam__u32 index) {
-  mam__u32 mark = mam__load_relaxed_u32(mam__area_shortage(*area)), page = MAM__NO_PAGE;
-  if (count > area->page_count || mam__shortage_covers(mark, count))
-    return MAM__NO_PAGE;
-  mark = mam__shortage_begin(mam__area_shortage(*area), mark, count);
-  mam__barrier_all(); /* pairs with mam__returned_matters and mam__pages_returned */
-  MAM__LOOP
-  for (mam__u32 turn = 0; turn < 4 && page == MAM__NO_PAGE; turn++) {
-    mam__u32 part = (turn & 1) == 0 ? index >> 6 : 0;
-    MAM__LOOP
-    for (; page == MAM__NO_PAGE; part++) {
-      MAM__FORGET(index);
-      MAM__FORGET_ADDRESS(area);
-      mam__u32 end = (turn & 1) == 0 ? mam__area_kept_words(*area) : index >> 6;
-      part = MAM__OUT_OF_SIGHT(mam__parts_next)(mam__area_parts(*area), part, end, count, turn >> 1);
-      if (part >= end)
-        break;
-      page = mam__part_search(area, part, count, part == index >> 6 ? index & 63 : 0);
-    }
-  }
-  mam__shortage_confirm(mam__area_shortage(*area), mark, count, page != MAM__NO_PAGE);
-  return page;
-}
-
 /* ---- Longer runs ---- */
 
 /* Takes pages from page on, as long as they are free, up to count.  Returns how many it took.  The pages of the first
- * word come first, so that of threads that want the same run one gets it. */
-MAM__OUTLINE mam__u32 mam__run_take_at(mam__u32 page, mam__u32 count, struct mam__area area) {
-  mam__u64 *map = mam__area_pages(area);
+ * word come first, so that of threads that want the same run one gets it.  If they are not all there, the caller calls
+ * mam__run_undo. */
+MAM__INLINE mam__u32 mam__run_take_at(mam__u32 page, mam__u32 count, const struct mam__area *area) {
   mam__u32 got = 0;
   MAM__LOOP
   while (got < count) {
-    mam__u32 from = (page + got) & 63, here = 64 - from < count - got ? 64 - from : count - got;
+    MAM__FORGET_ADDRESS(area);
+    mam__u64 *map = mam__area_pages(*area);
+    mam__u32 from = (page + got) & 63, here = 64 - from < count - got ? 64 - from : count - got, wanted = here, took;
     if (from == 0 && got != 0 && count - got >= 128) {
-      mam__u32 words = (count - got) >> 6,
-               taken = MAM__OUT_OF_SIGHT(mam__map_take_words)(map, (page + got) >> 6, words);
-      MAM__OUT_OF_SIGHT(mam__map_words_filled)(map, mam__area_map_words(area), (page + got) >> 6, taken);
-      got += taken << 6;
-      if (taken == words)
-        continue;
-      /* Words behind the one that another thread has were taken and given back. */
-      mam__u32 behind = words - taken - 1 < 7 ? words - taken - 1 : 7, first = ((page + got) >> 6) + 1;
-      if (behind != 0 && MAM__OUT_OF_SIGHT(mam__words_matter)(first, behind, area))
-        MAM__OUT_OF_SIGHT(mam__pages_returned)(first, behind, area);
+      wanted = (count - got) >> 6;
+      took = MAM__OUT_OF_SIGHT(mam__map_take_words)(map, (page + got) >> 6, wanted);
+      MAM__OUT_OF_SIGHT(mam__map_words_filled)(map, mam__area_map_words(*area), (page + got) >> 6, took);
+      took <<= 6;
+      wanted <<= 6;
+    } else
+      took = MAM__OUT_OF_SIGHT(mam__map_take)(map, mam__area_map_words(*area), (page + got) >> 6,
+                                              mam__run_bits(here, from))
+                 ? here
+                 : 0;
+    got += took;
+    if (took != wanted)
       break;
-    }
-    if (!MAM__OUT_OF_SIGHT(mam__map_take)(map, mam__area_map_words(area), (page + got) >> 6, mam__run_bits(here, from)))
-      break;
-    got += here;
   }
   return got;
+}
+
+/* Tells of whole words behind the one at index of the page map, which were taken and given back because another thread
+ * has that one.  count: how many pages of a run were missing from there on. */
+MAM__OUTLINE void mam__words_behind(MAM__TAG(1) mam__u32 index, mam__u32 count, const struct mam__area *area) {
+  mam__u32 words = (count >> 6) - 1;
+  MAM__OUT_OF_SIGHT(mam__pages_returned)(index + 1, words < MAM__WORDS_TOGETHER ? words : MAM__WORDS_TOGETHER, *area);
+}
+
+/* Gives back got pages, which mam__run_take_at took of count. */
+MAM__INLINE void mam__run_undo(mam__u32 page, mam__u32 got, mam__u32 count, const struct mam__area *area) {
+  MAM__OUT_OF_SIGHT(mam__pages_release)(*area, page, got);
+  MAM__FORGET_ADDRESS(area);
+  if (got != 0 && ((page + got) & 63) == 0 && count - got >= 128) /* whole words were tried */
+    MAM__OUT_OF_SIGHT(mam__words_behind)((page + got) >> 6, count - got, area);
 }
 
 /* How far away the first word of the page map is, of up to seven from a word on, in which a run of more than 64 pages
@@ -195,13 +163,18 @@ MAM__OUTLINE mam__u32 mam__long_look(const mam__u64 *words, mam__u32 left, mam__
   return open != 0 ? mam__lowest_u32(fits) : (mam__u32)MAM__AHEAD;
 }
 
-/* Takes a run of more than 64 pages that lies in the words from first on and before last.  If another thread disturbs
- * that, it goes on `skip` pages behind what it took: the whole run, which the other one is likely to get, or a page. */
-MAM__OUTLINE mam__u32 mam__run_take_long(MAM__TAG(3) const struct mam__area *area, mam__u32 count, mam__u32 first,
-                                         mam__u32 last, mam__u32 skip) {
-  mam__u32 start = first << 6; /* the candidate: pages from here on may be free */
+/* Where a long run was tried: from page on, of which so many pages were taken. */
+struct mam__tried {
+  mam__u32 page, got;
+};
+
+/* Takes a run of more than 64 pages that begins at page start or behind it, and before word last.  If it does not get
+ * the first one that it tries whole, the caller calls mam__run_undo.  page is MAM__NO_PAGE if it tried none. */
+MAM__OUTLINE struct mam__tried mam__run_take_long(MAM__TAG(3) const struct mam__area *area, mam__u32 count,
+                                                  mam__u32 start, mam__u32 last) {
+  struct mam__tried tried = {MAM__NO_PAGE, 0};
   MAM__LOOP
-  for (mam__u32 index = first; index < last; index++) {
+  for (mam__u32 index = start >> 6; start < last << 6 && index < mam__area_map_words(*area); index++) {
     if (start >= index << 6) { /* no row of free pages leads here */
       mam__u32 further = MAM__OUT_OF_SIGHT(mam__long_look)(
           &mam__area_pages(*area)[index], mam__area_map_words(*area) - index, count < 128 ? 1 : MAM__FULL_WORD);
@@ -223,26 +196,80 @@ MAM__OUTLINE mam__u32 mam__run_take_long(MAM__TAG(3) const struct mam__area *are
       start = word != 0 ? begin + 64 - mam__leading_zeros_u64(word) : start;
       continue;
     }
-    mam__u32 got = MAM__OUT_OF_SIGHT(mam__run_take_at)(start, count, *area);
-    if (got == count)
-      return start;
-    MAM__OUT_OF_SIGHT(mam__pages_release)(*area, start, got);
-    start += got + skip;
-    index = (start >> 6) - 1;
+    tried.page = start;
+    tried.got = mam__run_take_at(start, count, area);
+    break;
   }
-  return MAM__NO_PAGE;
+  return tried;
 }
 
-/* Takes a run of more than 64 pages, from the word at index on, then from the beginning.  The second turn leaves
- * nothing out. */
-MAM__OUTLINE mam__u32 mam__run_search(MAM__TAG(3) const struct mam__area *area, mam__u32 count, mam__u32 index) {
-  mam__u32 known = mam__load_relaxed_u32(mam__area_shortage(*area)), page = MAM__NO_PAGE;
-  if (count > area->page_count || mam__shortage_covers(known, count))
-    return MAM__NO_PAGE;
+/* The same until it gets one, or there is none. */
+MAM__INLINE mam__u32 mam__run_take_any(const struct mam__area *area, mam__u32 count, mam__u32 first, mam__u32 last) {
+  mam__u32 start = first << 6;
   MAM__LOOP
-  for (int i = 0; i < 2 && page == MAM__NO_PAGE; i++)
-    page = MAM__OUT_OF_SIGHT(mam__run_take_long)(area, count, i == 0 ? index : 0, mam__area_map_words(*area),
-                                                 i == 0 ? count : 1);
+  for (;;) {
+    struct mam__tried tried = MAM__OUT_OF_SIGHT(mam__run_take_long)(area, count, start, last);
+    if (tried.page == MAM__NO_PAGE || tried.got == count)
+      return tried.page;
+    MAM__FORGET_ADDRESS(area);
+    start = tried.page + tried.got + 1; /* another thread has the page before */
+    mam__run_undo(tried.page, tried.got, count, area);
+  }
+}
+
+/* ---- Searching ---- */
+
+MAM__INLINE mam__u32 mam__part_end(struct mam__area area, mam__u32 part) {
+  mam__u32 words = mam__area_map_words(area), end = (part + 1) << 6;
+  return end < words ? end : words;
+}
+
+/* Takes a run that begins in the words from first on and before last. */
+MAM__INLINE mam__u32 mam__words_search(const struct mam__area *area, mam__u32 count, mam__u32 first, mam__u32 last) {
+  return count <= 64 ? MAM__OUT_OF_SIGHT(mam__run_take)(count, first, last, area)
+                     : mam__run_take_any(area, count, first, last);
+}
+
+/* Takes a run, from the word at index on, then from the beginning.  The first two turns leave out parts where other
+ * threads search, so that together all look at each part once.  A search of a whole part that finds nothing is
+ * remembered, and so is one of all parts. */
+MAM__OUTLINE mam__u32 mam__pages_search(MAM__TAG(4) const struct mam__area *area, mam__u32 count, mam__u32 index) {
+  mam__u32 code = mam__length_code(count), whole = mam__load_relaxed_u32(mam__area_shortage(*area)),
+           page = MAM__NO_PAGE;
+  if (count > area->page_count || mam__shortage_covers(whole, code))
+    return MAM__NO_PAGE;
+  whole = mam__shortage_begin(mam__area_shortage(*area), whole, code);
+  mam__barrier_all(); /* pairs with mam__returned_matters and mam__pages_returned */
+  mam__u32 first = index;
+  MAM__LOOP
+  for (mam__u32 turn = 0; turn < 4;) {
+    MAM__FORGET(index);
+    MAM__FORGET(code);
+    MAM__FORGET_ADDRESS(area);
+    mam__u32 end = (turn & 1) == 0 ? mam__area_kept_words(*area) : (index >> 6) + 1;
+    mam__u32 part = MAM__OUT_OF_SIGHT(mam__parts_next)(mam__area_parts(*area), first >> 6, end, code, turn >> 1);
+    if (part >= end) {
+      first = (++turn & 1) == 0 ? index : 0;
+      continue;
+    }
+    MAM__FORGET_ADDRESS(area);
+    first = part == first >> 6 ? first : part << 6;
+    mam__u32 mark = mam__load_relaxed_u32(&mam__area_parts(*area)[part]);
+    mark = (first & 63) == 0 && !mam__shortage_covers(mark, code)
+               ? mam__shortage_begin(&mam__area_parts(*area)[part], mark, code)
+               : 0;
+    mam__barrier_all(); /* pairs with mam__returned_matters */
+    MAM__FORGET(count); /* what is computed from these is not kept over the calls, here and below */
+    page = mam__words_search(area, count, first, mam__part_end(*area, part));
+    MAM__FORGET(code);
+    MAM__FORGET_ADDRESS(area);
+    MAM__FORGET(first);
+    mam__shortage_confirm(&mam__area_parts(*area)[first >> 6], mark, count, page != MAM__NO_PAGE);
+    if (page != MAM__NO_PAGE)
+      break;
+    first = (first | 63) + 1;
+  }
+  mam__shortage_confirm(mam__area_shortage(*area), whole, count, page != MAM__NO_PAGE);
   return page;
 }
 

@@ -110,8 +110,8 @@ MAM__OUTLINE mam__u64 mam__run_try(MAM__TAG(1) struct mam__heap_control *control
   else {
     mam__u32 words = mam__area_map_words(*place.area),
              index = mam__add_relaxed_u32(&control->run_cursor, (pages + 63) >> 6) % words;
-    place.page = MAM__OUT_OF_SIGHT(mam__run_take_long)(
-        place.area, pages, index, index + MAM__TRY_WORDS < words ? index + MAM__TRY_WORDS : words, pages);
+    place.page =
+        mam__run_take_any(place.area, pages, index, index + MAM__TRY_WORDS < words ? index + MAM__TRY_WORDS : words);
     if (place.page != MAM__NO_PAGE && place.area == control->superblocks)
       MAM__OUT_OF_SIGHT(mam__kept_extend)(control, place.page + pages);
   }

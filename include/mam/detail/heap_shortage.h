@@ -5,7 +5,10 @@
  * Shortage: a 32-bit word for each superblock and for each part of it, 64 words of the page map.
  *
  *   31               14 13                  7 6                    0
- *   | number of changes | length searched for | shortest missing run |     in pages; 0: no search, nothing is known
+ *   | number of changes | length searched for | shortest missing run |     0: no search, nothing is known
+ *
+ * A length is a code: up to 64 pages the number of pages; above, eight steps from one power of two to the next, up to
+ * MAM__SHORT_LONGEST.
  *
  * A thread that searches writes for what, first.  When it has found nothing, it writes the length that it missed, by a
  * compare-and-swap that fails if the word has changed since.  A thread that finds a run leaves what is known of longer
@@ -34,8 +37,11 @@
 #include <mam/detail/heap_layout.h>
 
 enum {
-  /* The longest run of which a word tells. */
-  MAM__SHORT_MOST = 64,
+  /* The code of a run that is longer than a look at a few words of the page map tells. */
+  MAM__SHORT_MOST = 127,
+  /* The longest run that is known to be missing: one of a part's pages.  A longer one could begin two parts before
+   * pages that come back. */
+  MAM__SHORT_LONGEST = 64 * 64,
   /* The bits of the shortest missing run. */
   MAM__SHORT_PAGES = 127,
   /* The bits of the length that a thread searches for. */
@@ -48,33 +54,46 @@ enum {
 MAM__INLINE mam__u32 mam__shortage_next(mam__u32 shortage, mam__u32 low) {
   return (shortage & ~(mam__u32)(MAM__SHORT_NUMBER - 1)) + MAM__SHORT_NUMBER + low;
 }
-/* Whether a shortage word says that there is no run of so many pages. */
-MAM__INLINE int mam__shortage_covers(mam__u32 shortage, mam__u32 pages) {
-  return (shortage & MAM__SHORT_PAGES) != 0 && pages >= (shortage & MAM__SHORT_PAGES);
+
+/* The code of a number of pages, rounded down. */
+MAM__INLINE mam__u32 mam__length_code(mam__u32 pages) {
+  mam__u32 log2 = 31 - mam__leading_zeros_u32(pages), code = 8 * log2 + 16 + (pages >> ((log2 - 3) & 31) & 7);
+  return pages <= 64 ? pages : code < MAM__SHORT_MOST ? code : (mam__u32)MAM__SHORT_MOST;
+}
+/* The same, rounded up; 0 if that is more than is known. */
+MAM__INLINE mam__u32 mam__length_code_up(mam__u32 pages) {
+  return pages <= 64 ? pages : pages <= MAM__SHORT_LONGEST ? mam__length_code(pages - 1) + 1 : 0;
+}
+
+/* Whether a shortage word says that there is no run of a length, whose code is given. */
+MAM__INLINE int mam__shortage_covers(mam__u32 shortage, mam__u32 code) {
+  return (shortage & MAM__SHORT_PAGES) != 0 && code >= (shortage & MAM__SHORT_PAGES);
 }
 
 /* ---- Searching ---- */
 
-/* Marks a shortage word as being searched for count pages.  Returns the word to confirm by, or 0 if another thread
+/* Marks a shortage word as being searched for a length.  Returns the word to confirm by, or 0 if another thread
  * searches already or the word has changed. */
-MAM__INLINE mam__u32 mam__shortage_begin(mam__u32 *shortage, mam__u32 known, mam__u32 count) {
-  mam__u32 mark = mam__shortage_next(known, count * MAM__SHORT_LENGTH | (known & MAM__SHORT_PAGES));
+MAM__INLINE mam__u32 mam__shortage_begin(mam__u32 *shortage, mam__u32 known, mam__u32 code) {
+  mam__u32 mark = mam__shortage_next(known, code * MAM__SHORT_LENGTH | (known & MAM__SHORT_PAGES));
   return (known & MAM__SHORT_SEARCHED) == 0 && mam__cas_acq_rel_u32(shortage, known, mark) == known ? mark : 0;
 }
 
-/* Ends a search that mam__shortage_begin marked.  If it found nothing, the word says so, unless it has changed since.
- * If it found a run, what the word says of longer runs stays. */
+/* Ends a search for count pages that mam__shortage_begin marked.  If it found nothing, the word says so, unless it has
+ * changed since.  If it found a run, what the word says of longer runs stays. */
 MAM__INLINE void mam__shortage_confirm(mam__u32 *shortage, mam__u32 mark, mam__u32 count, int found) {
+  mam__u32 missed = found ? 0 : mam__length_code_up(count);
   if (mark != 0)
-    (void)mam__cas_acq_rel_u32(shortage, mark, mam__shortage_next(mark, found ? mark & MAM__SHORT_PAGES : count));
+    (void)mam__cas_acq_rel_u32(shortage, mark,
+                               mam__shortage_next(mark, missed != 0 ? missed : mark & MAM__SHORT_PAGES));
 }
 
 /* A look for open parts reads 4 shortage words together. */
 enum { MAM__PARTS_AHEAD = 4 };
 
-/* The first part, from one on and before end, that may have a run of count pages; end if there is none.  With all 0,
+/* The first part, from one on and before end, that may have a run of a length; end if there is none.  With all 0,
  * parts where another thread searches are left out. */
-MAM__OUTLINE mam__u32 mam__parts_next(MAM__TAG(1) const mam__u32 *parts, mam__u32 part, mam__u32 end, mam__u32 count,
+MAM__OUTLINE mam__u32 mam__parts_next(MAM__TAG(1) const mam__u32 *parts, mam__u32 part, mam__u32 end, mam__u32 code,
                                       mam__u32 all) {
   MAM__LOOP
   for (; part < end; part += MAM__PARTS_AHEAD) {
@@ -84,7 +103,7 @@ MAM__OUTLINE mam__u32 mam__parts_next(MAM__TAG(1) const mam__u32 *parts, mam__u3
       seen[i] = mam__load_relaxed_u32(&parts[part + i < end ? part + i : part]);
     MAM__UNROLL
     for (mam__u32 i = 0; i < MAM__PARTS_AHEAD; i++)
-      open |= (mam__u32)(part + i < end && !mam__shortage_covers(seen[i], count) &&
+      open |= (mam__u32)(part + i < end && !mam__shortage_covers(seen[i], code) &&
                          (all != 0 || (seen[i] & MAM__SHORT_SEARCHED) == 0))
               << i;
     if (open != 0)
@@ -93,7 +112,7 @@ MAM__OUTLINE mam__u32 mam__parts_next(MAM__TAG(1) const mam__u32 *parts, mam__u3
   return end;
 }
 
-/* Whether all superblocks are known to have no run of so many pages, and no empty spans. */
+/* Whether all superblocks are known to have no run of so many pages, up to 64, and no empty spans. */
 MAM__OUTLINE int mam__pages_are_short(MAM__TAG(2) struct mam__heap_control *control, mam__u32 pages) {
   if (mam__load_relaxed_u32(&control->mode) != MAM__MODE_WATCHED)
     return 0;
@@ -158,7 +177,7 @@ MAM__INLINE int mam__chunk_matters(struct mam__area area) {
   return (mam__look_after_change_u32(mam__area_stamp(area)) & 1) != 0;
 }
 
-/* Whether a run of that length voids what a shortage word says. */
+/* Whether a run of that length, a code, voids what a shortage word says.  run here and below: a code. */
 MAM__INLINE int mam__shortage_ends(mam__u32 known, mam__u32 run) {
   mam__u32 missing = known & MAM__SHORT_PAGES, searched = known & MAM__SHORT_SEARCHED;
   return (missing - 1 < run) | (searched - 1 < run * MAM__SHORT_LENGTH); /* 0 - 1 is the largest number */
@@ -177,7 +196,7 @@ MAM__INLINE mam__u32 mam__run_around(mam__u64 word, mam__u32 from, mam__u32 to) 
  * that begins in one part may end in the next. */
 MAM__INLINE int mam__returned_matters(struct mam__area area, mam__u32 index, mam__u32 run) {
   const mam__u32 *part = &mam__area_parts(area)[index >> 6];
-  mam__u32 before = (index & 63) == 0 && index != 0, stamp = mam__look_after_change_u32(mam__area_stamp(area));
+  mam__u32 before = index >= 64, stamp = mam__look_after_change_u32(mam__area_stamp(area));
   mam__u32 shortage = mam__load_relaxed_u32(mam__area_shortage(area)), first = mam__load_relaxed_u32(part),
            second = mam__load_relaxed_u32(part - before);
   return ((stamp & 1) != 0) | mam__shortage_ends(shortage, run) | mam__shortage_ends(first, run) |
@@ -186,7 +205,7 @@ MAM__INLINE int mam__returned_matters(struct mam__area area, mam__u32 index, mam
 
 /* The same for pages in several words of the page map.  Eight parts are read together. */
 MAM__OUTLINE int mam__words_matter(MAM__TAG(1) mam__u32 index, mam__u32 words, struct mam__area area) {
-  mam__u32 part = index == 0 ? 0 : (index - 1) >> 6, last = (index + words - 1) >> 6;
+  mam__u32 part = index < 64 ? 0 : (index >> 6) - 1, last = (index + words - 1) >> 6;
   mam__u32 stamp = mam__look_after_change_u32(mam__area_stamp(area)),
            known = mam__load_relaxed_u32(mam__area_shortage(area));
   MAM__LOOP
@@ -198,22 +217,29 @@ MAM__OUTLINE int mam__words_matter(MAM__TAG(1) mam__u32 index, mam__u32 words, s
   return ((known & (MAM__SHORT_NUMBER - 1)) | (stamp & 1)) != 0;
 }
 
-/* The longest run of free pages that a word of the page map has a part of, or an end of; MAM__SHORT_MOST if it is
- * longer. */
+/* The part where the first run may begin that has pages of a word of the page map: the one before the word's, if the
+ * pages before are free.  The caller has changed the word and passed mam__barrier_all.  If another thread frees the
+ * pages before, at the same time, one of the two sees the other's. */
+MAM__INLINE mam__u32 mam__run_part(const mam__u64 *map, mam__u32 index) {
+  mam__u64 before = mam__load_relaxed_if_u64((index & 63) != 0, &map[index - 1], 0);
+  return (index >> 6) - (index >= 64 && before == 0);
+}
+
+/* The longest run of free pages that a word of the page map has a part of, or an end of; MAM__SHORT_MOST if it may go
+ * on in further words. */
 MAM__INLINE mam__u32 mam__run_longest(const mam__u64 *map, mam__u32 words, mam__u32 index) {
   mam__u64 word = mam__load_relaxed_u64(&map[index]), rest = ~word;
   mam__u64 before = mam__load_relaxed_if_u64(index != 0, &map[index - 1], MAM__FULL_WORD);
   mam__u64 after = mam__load_relaxed_if_u64(index + 1 < words, &map[index + 1], MAM__FULL_WORD);
-  if (word == 0)
+  if (word == 0 || before == 0 || after == 0)
     return MAM__SHORT_MOST;
-  mam__u32 first = mam__lowest_u64(word) + (before != 0 ? mam__leading_zeros_u64(before) : 64);
-  mam__u32 last = mam__leading_zeros_u64(word) + (after != 0 ? mam__lowest_u64(after) : 64);
+  mam__u32 first = mam__lowest_u64(word) + mam__leading_zeros_u64(before);
+  mam__u32 last = mam__leading_zeros_u64(word) + mam__lowest_u64(after);
   mam__u32 longest = first > last ? first : last, inside = 0;
   MAM__LOOP
   for (; rest != 0; inside++)
     rest &= rest >> 1;
-  longest = inside > longest ? inside : longest;
-  return longest < MAM__SHORT_MOST ? longest : (mam__u32)MAM__SHORT_MOST;
+  return mam__length_code(inside > longest ? inside : longest);
 }
 
 /* Makes a shortage word true after pages came back, which are part of a run of that length.  A compare-and-swap that
@@ -224,7 +250,7 @@ MAM__OUTLINE void mam__shortage_end(MAM__TAG(1) mam__u32 *shortage, mam__u32 run
   while (mam__shortage_ends(known, run)) {
     mam__u32 missing = known & MAM__SHORT_PAGES, searched = known & MAM__SHORT_SEARCHED;
     if (missing != 0 && missing <= run)
-      missing = run < MAM__SHORT_MOST ? 2u << (31 - mam__leading_zeros_u32(run)) : 0;
+      missing = run < 64 ? 2u << (31 - mam__leading_zeros_u32(run)) : run < MAM__SHORT_MOST ? run + 1 : 0;
     if (searched <= run * MAM__SHORT_LENGTH)
       searched = 0;
     mam__u32 seen = mam__cas_acq_rel_u32(shortage, known, mam__shortage_next(known, missing | searched));
@@ -238,7 +264,7 @@ MAM__OUTLINE void mam__shortage_end(MAM__TAG(1) mam__u32 *shortage, mam__u32 run
  * relies on the stamp; else 0.  The caller has passed mam__barrier_all since it changed the word.  All loads are under
  * way together: in a heap that is nearly full most calls end here. */
 MAM__OUTLINE mam__u32 mam__returned_run(mam__u32 index, struct mam__area area) {
-  mam__u32 part = index >> 6, before = (index & 63) == 0 && index != 0 ? part - 1 : part;
+  mam__u32 part = index >> 6, before = mam__run_part(mam__area_pages(area), index);
   mam__u32 known[] = {mam__load_relaxed_u32(mam__area_shortage(area)),
                       mam__load_relaxed_u32(&mam__area_parts(area)[part]),
                       mam__load_relaxed_u32(&mam__area_parts(area)[before])};
@@ -250,22 +276,28 @@ MAM__OUTLINE mam__u32 mam__returned_run(mam__u32 index, struct mam__area area) {
              : 0;
 }
 
-/* Makes what is known true, after pages came back in so many words of the page map. */
-MAM__INLINE void mam__pages_back(struct mam__area area, mam__u32 index, mam__u32 words) {
-  mam__u32 part = index == 0 ? 0 : (index - 1) >> 6, last = (index + words - 1) >> 6, run = MAM__SHORT_MOST;
-  if (words == 1 && (run = MAM__OUT_OF_SIGHT(mam__returned_run)(index, area)) == 0)
-    return;
+/* Makes what is known true, after pages came back which are part of a run of that length.  It begins in the part first
+ * or behind it, and the pages end in the part last. */
+MAM__INLINE void mam__parts_back(struct mam__area area, mam__u32 first, mam__u32 last, mam__u32 run) {
   MAM__LOOP
-  for (; part <= last; part++) {
+  for (; first <= last; first++) {
     MAM__FORGET(area.page_count); /* not kept over a call */
-    MAM__OUT_OF_SIGHT(mam__shortage_end)(&mam__area_parts(area)[part], run);
+    MAM__OUT_OF_SIGHT(mam__shortage_end)(&mam__area_parts(area)[first], run);
   }
   mam__barrier_all(); /* a search relies on the parts after it has marked the superblock: see mam__pages_search */
   MAM__OUT_OF_SIGHT(mam__shortage_end)(mam__area_shortage(area), run);
   MAM__OUT_OF_SIGHT(mam__stamp_raise)(mam__area_stamp(area));
 }
+
+/* The same after pages came back in a word of the page map, or in so many words. */
+MAM__INLINE void mam__word_back(struct mam__area area, mam__u32 index) {
+  mam__u32 run = MAM__OUT_OF_SIGHT(mam__returned_run)(index, area);
+  if (run != 0)
+    mam__parts_back(area, mam__run_part(mam__area_pages(area), index), index >> 6, run);
+}
+MAM__OUTLINE void mam__word_returned(mam__u32 index, struct mam__area area) { mam__word_back(area, index); }
 MAM__OUTLINE void mam__pages_returned(mam__u32 index, mam__u32 words, struct mam__area area) {
-  mam__pages_back(area, index, words);
+  mam__parts_back(area, mam__run_part(mam__area_pages(area), index), (index + words - 1) >> 6, MAM__SHORT_MOST);
 }
 
 #endif /* MAM_DETAIL_HEAP_SHORTAGE_H */

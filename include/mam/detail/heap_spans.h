@@ -159,7 +159,7 @@ enum {
   MAM__LEFT_PAGES_OPENED = 1,
   /* The same of the class map. */
   MAM__LEFT_CLASS_OPENED = 2,
-  /* Pages came back, and something was known to be missing: mam__pages_returned. */
+  /* Pages came back, and something was known to be missing: mam__word_returned. */
   MAM__LEFT_RETURNED = 4,
   /* The span has ended, and its pages lie in two words of the page map: mam__pages_clear. */
   MAM__LEFT_PAGES = 8,
@@ -260,7 +260,7 @@ MAM__OUTLINE void mam__word_follow(mam__u32 word, mam__u32 bits, mam__u64 old, s
     MAM__FORGET(word);
     MAM__FORGET(area.page_count);
     if ((left & MAM__LEFT_RETURNED) != 0)
-      MAM__OUT_OF_SIGHT(mam__pages_returned)(word / MAM__PAGE_WORDS / 64, 1, area);
+      MAM__OUT_OF_SIGHT(mam__word_returned)(word / MAM__PAGE_WORDS / 64, area);
     MAM__FORGET(word);
     MAM__FORGET(area.page_count);
     if ((left & MAM__LEFT_CLASS_OPENED) != 0) {

@@ -110,8 +110,7 @@ MAM__OUTLINE struct mam__found mam__pages_claim(MAM__TAG(1) struct mam__heap_con
   MAM__LOOP /* the count is read each time: it pairs with mam__superblocks_publish */
       for (mam__u32 i = 0; i < mam__load_acquire_u32(&control->superblock_count); i++) {
     mam__u32 from = index % mam__area_map_words(*found.area);
-    found.page = count <= MAM__SPAN_PAGES ? MAM__OUT_OF_SIGHT(mam__pages_search)(found.area, count, from)
-                                          : MAM__OUT_OF_SIGHT(mam__run_search)(found.area, count, from);
+    found.page = MAM__OUT_OF_SIGHT(mam__pages_search)(found.area, count, from);
     if (found.page != MAM__NO_PAGE) {
       if (i != 0) /* release: the superblock, which may be new; pairs with the load above */
         mam__store_release_u32(&control->active, (mam__u32)(found.area - control->superblocks));
