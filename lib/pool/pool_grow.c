@@ -102,7 +102,8 @@ static cudaError_t chunk_take(struct mam_pool *pool, size_t want, size_t need) {
 /* A pool that grows by chunks takes at least this part of what it holds, so that the chunk map stays short. */
 enum { CHUNK_SHARE = 32 };
 
-/* How much to ask the source for, for a block of bytes: *need at least, *want if it can be.  False if the limit leaves
+/* How much to ask the source for, for a block of bytes: *need at least, *want if it can be.  That has room for a whole
+ * number of such blocks, as a loop takes them: a rest that fits none would be held in vain.  False if the limit leaves
  * no room. */
 static bool growth_plan(const struct mam_pool *pool, size_t bytes, size_t *want, size_t *need) {
   size_t room = (pool->limit_bytes - pool->held_bytes) & ~(size_t)(SOURCE_GRANULARITY_BYTES - 1);
@@ -119,6 +120,7 @@ static bool growth_plan(const struct mam_pool *pool, size_t bytes, size_t *want,
     *want = *need;
   if (*want > room)
     *want = room;
+  *want = round_up((*want - slack) / bytes * bytes + slack, SOURCE_GRANULARITY_BYTES);
   return true;
 }
 

@@ -202,6 +202,19 @@ START_TEST(blocks_lie_in_a_chunk_without_a_gap) {
 }
 END_TEST
 
+/* Whatever the size, blocks of one size fill the device but for a few percent. */
+START_TEST(blocks_of_one_size_may_have_the_device) {
+  static const size_t sizes[] = {20 * MIB, 22 * MIB, 33 * MIB, 40 * MIB, 50 * MIB};
+  size_t bytes = sizes[_i], taken_bytes = 0, free_bytes, total_bytes;
+  address_t address;
+  begin();
+  while (cuMemAlloc_v2(&address, bytes) == 0)
+    taken_bytes += bytes;
+  OK(cuMemGetInfo_v2(&free_bytes, &total_bytes));
+  ck_assert_uint_ge(taken_bytes, total_bytes / 100 * 94);
+}
+END_TEST
+
 /* All of the device's memory, in pieces that come and go: nothing fails that the driver could have served. */
 START_TEST(memory_is_given_back_before_an_allocation_fails) {
   address_t blocks[32];
@@ -899,6 +912,7 @@ static Suite *suite(void) {
   tcase_add_test(tests, free_memory_counts_what_is_on_its_way_to_the_driver);
   tcase_add_test(tests, large_blocks_take_chunks_of_their_own_size);
   tcase_add_test(tests, blocks_lie_in_a_chunk_without_a_gap);
+  tcase_add_loop_test(tests, blocks_of_one_size_may_have_the_device, 0, 5);
   tcase_add_test(tests, memory_is_given_back_before_an_allocation_fails);
   tcase_add_test(tests, memory_that_kernels_use_is_waited_for_before_an_allocation_fails);
   tcase_add_test(tests, a_pitched_allocation_waits_for_no_kernel);

@@ -383,6 +383,24 @@ START_TEST(growth_takes_what_it_needs_where_the_source_has_no_more) {
 }
 END_TEST
 
+/* The first chunk is as it was asked for. */
+static const struct {
+  size_t block_bytes, blocks, taken_bytes;
+} fillings[] = {{33 * MIB, 8, (64 + 7 * 34) * MIB},
+                {22 * MIB, 8, (64 + 3 * 44) * MIB},
+                {16 * MIB, 8, 2 * 64 * MIB},
+                {MIB / 2, 256, 2 * 64 * MIB}};
+
+START_TEST(growth_leaves_no_rest_beside_blocks_of_one_size) {
+  struct pool_config config = growing;
+  config.chunk_bytes = 64 * MIB, config.limit_bytes = 1024 * MIB;
+  open_pool(&config);
+  for (size_t block = 0; block < fillings[_i].blocks; block++)
+    must_malloc(fillings[_i].block_bytes);
+  ck_assert_uint_eq(imaginary.taken_bytes, fillings[_i].taken_bytes);
+}
+END_TEST
+
 START_TEST(growth_goes_before_waiting_and_waiting_before_refusal) {
   open_pool(&growing);
   char *block = must_malloc(MIB);
@@ -1273,6 +1291,7 @@ int main(void) {
   tcase_add_test(tests, pool_grows_by_chunks_up_to_its_limit);
   tcase_add_test(tests, large_request_gets_a_chunk_of_its_size);
   tcase_add_test(tests, growth_takes_what_it_needs_where_the_source_has_no_more);
+  tcase_add_loop_test(tests, growth_leaves_no_rest_beside_blocks_of_one_size, 0, sizeof fillings / sizeof fillings[0]);
   tcase_add_test(tests, growth_goes_before_waiting_and_waiting_before_refusal);
   tcase_add_test(tests, source_that_refused_is_not_asked_again_for_each_shortage);
   tcase_add_test(tests, growth_that_fails_otherwise_says_so);
