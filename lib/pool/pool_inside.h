@@ -139,8 +139,8 @@ void pool_fence_locked(struct mam_pool *pool, size_t enough);
 /* Waits for the GPU, and makes free what was waiting when the wait began, until there is a hole of enough bytes. */
 cudaError_t pool_synchronize_locked(struct mam_pool *pool, size_t enough);
 
-/* Whether a wait for the GPU can serve bytes: what is free and what waits would be enough.  An elastic pool can put
- * both elsewhere in its addresses, beside what it may still map. */
+/* Whether a wait for the GPU can serve bytes: what is free and what waits would be enough.  A pool that gives both back
+ * for a growth has what it may still take as well. */
 bool pool_wait_may_help_locked(struct mam_pool *pool, size_t bytes);
 
 /* Makes what waits free, by another thread's wait if that covers the oldest of it, else by one of the caller's, which

@@ -183,6 +183,26 @@ START_TEST(free_chunks_give_way_to_one_that_is_large_enough) {
 }
 END_TEST
 
+/* A kernel uses what was freed.  Once it has ended, the chunks are free, and they make room for one that is larger. */
+START_TEST(chunks_that_wait_give_way_too) {
+  char *blocks[16];
+  if (_i == 1)
+    use_driver_without_fences();
+  use_primary(0);
+  OK(MAM_CreateWith(0, "chunks", "600M"));
+  for (int i = 0; i < 16; i++)
+    blocks[i] = block(32 * MIB);
+  const struct fake_range range = {blocks[0], 32 * MIB};
+  ck_assert(fake_launch(FAKE_STREAM_LEGACY, &range, 1));
+  for (int i = 0; i < 16; i++)
+    OK(MAM_CudaFree(blocks[i]));
+  ck_assert(fake_holds(block(600 * MIB), 600 * MIB));
+  ck_assert_uint_eq(info_of(NULL).failure_count, 0);
+  OK(MAM_Destroy());
+  assert_nothing_held();
+}
+END_TEST
+
 /* A loop over one size after another in one pool: blocks that a thread keeps of one size must not starve the next size.
  * Each pair asks for the id of the current context, and a fence serves at least four pairs.  With another device whose
  * context is asked about, a fence takes some seven calls. */
@@ -253,6 +273,7 @@ int main(void) {
   tcase_add_test(driver, on_a_machine_with_peers_the_driver_s_range_covers_a_block);
   tcase_add_test(driver, on_a_machine_with_peers_memory_is_taken_as_it_is_needed_and_given_back);
   tcase_add_loop_test(driver, free_chunks_give_way_to_one_that_is_large_enough, 0, 2);
+  tcase_add_loop_test(driver, chunks_that_wait_give_way_too, 0, 2);
   tcase_add_loop_test(pairs, pairs_of_any_size_make_few_calls_of_the_driver, 0, 2);
   tcase_add_test(driver, without_peers_memory_is_mapped);
   tcase_add_test(driver, mapped_memory_can_be_exported_and_reached_by_other_adapters);
