@@ -159,7 +159,8 @@ MAM_API cudaError_t MAM_Destroy(void);
  * On every failure *ptr is NULL.
  *
  * The call waits for the GPU only if it would otherwise fail: when the only memory left is that of freed blocks which
- * running kernels may still use (MAM_REUSE_FENCED below). */
+ * running kernels may still use (MAM_REUSE_FENCED below).  Where the driver has no fences (MAM_CudaFree below), an
+ * allocation of up to 32 KiB also waits if more bytes wait for reuse than the pool's waiting_limit_bytes. */
 MAM_API cudaError_t MAM_CudaMalloc(void **ptr, size_t size);
 
 /* Frees a block of any pool, default or not, whatever context is current.  ptr may be NULL.  Blocks must not be passed

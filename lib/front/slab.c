@@ -320,16 +320,22 @@ static bool resting_passes(struct mam_pool *pool, struct depot *depot) {
   return epoch != UINT64_MAX && reuse_reach(pool->reuse, epoch);
 }
 
+static struct batch *refill(struct mam_pool *pool, struct depot *depot) {
+  mutex_lock(depot->lock);
+  struct batch *batch = refill_locked(pool, depot);
+  pthread_mutex_unlock(depot->lock);
+  return batch;
+}
+
 struct batch *slab_refill(struct mam_pool *pool, struct depot *depot, unsigned class) {
-  for (;;) {
-    mutex_lock(depot->lock);
-    struct batch *batch = refill_locked(pool, depot);
-    pthread_mutex_unlock(depot->lock);
-    if (batch != NULL)
-      return batch;
-    if (!resting_passes(pool, depot) && !slab_add(pool, depot, class))
+  struct batch *batch;
+  bool waited = false;
+  while ((batch = refill(pool, depot)) == NULL) {
+    bool passed = resting_passes(pool, depot) || (!waited && (waited = pool_wait_before_slab(pool)));
+    if (!passed && !slab_add(pool, depot, class))
       return NULL;
   }
+  return batch;
 }
 
 /* ---- The end, and numbers ---- */

@@ -317,6 +317,11 @@ void pool_give(struct mam_pool *pool, uint64_t generation, struct segment *const
 cudaError_t pool_slab_take(struct mam_pool *pool, size_t bytes, uintptr_t *base);
 void pool_slab_give(struct mam_pool *pool, uintptr_t base);
 
+/* Before a front takes a further slab.  Where only waits make free what was freed, waits for the GPU if more bytes wait
+ * than the waiting limit, with what the fronts keep; not during a capture, nor while another thread waits.  Whether it
+ * did.  The caller is a user of the pool and has no lock. */
+bool pool_wait_before_slab(struct mam_pool *pool);
+
 /* Gives memory that is free back to the source as long as more than keep_bytes are held: of an elastic pool the mapped
  * pieces that lie in free segments, from the highest address down; of another whole chunks, but never its last one, as
  * the paper's pool is its chunk and might not get it again.  What the fronts keep is collected first.  Waits for no

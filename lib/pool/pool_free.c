@@ -89,15 +89,11 @@ cudaError_t pool_refuse_free(uintptr_t address, bool freed_before) {
                    (void *)address);
 }
 
-static size_t waiting_limit(const struct mam_pool *pool) {
-  return pool->config.waiting_limit_bytes > 0 ? pool->config.waiting_limit_bytes : pool->held_bytes / 2;
-}
-
 /* After a free: asks for a fence from time to time.  Where the driver has no fences, waits for the GPU if more waits
  * than the waiting limit; one thread's wait serves all. */
 static cudaError_t fence_freed_locked(struct mam_pool *pool) {
   lock_held(&pool->lock);
-  bool much = pool->segments.bytes[SEGMENT_WAITING] > waiting_limit(pool);
+  bool much = pool->segments.bytes[SEGMENT_WAITING] > pool_waiting_limit_locked(pool);
   if (reuse_passes_by_itself(pool->reuse)) {
     if (much || pool->freed_since >= POOL_FENCE_EVERY)
       pool_fence_locked(pool, 0);

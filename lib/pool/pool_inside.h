@@ -78,6 +78,12 @@ static inline size_t pool_reserved_locked(const struct mam_pool *pool) {
   return bytes[SEGMENT_USED] + bytes[SEGMENT_WAITING] + bytes[SEGMENT_FREE];
 }
 
+/* More than so many bytes are not to wait. */
+static inline size_t pool_waiting_limit_locked(const struct mam_pool *pool) {
+  lock_held(&pool->lock);
+  return pool->config.waiting_limit_bytes > 0 ? pool->config.waiting_limit_bytes : pool->held_bytes / 2;
+}
+
 /* Raises the peak; called after memory was added. */
 static inline void pool_peak_reserved_locked(struct mam_pool *pool) {
   lock_held(&pool->lock);

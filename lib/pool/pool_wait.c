@@ -82,19 +82,25 @@ cudaError_t pool_synchronize_locked(struct mam_pool *pool, size_t enough) {
   return error;
 }
 
-/* How many bytes come back from the fronts, at most, when the GPU is done with all that waits there: with the last
- * block of a slab comes the whole slab.  Leaves the lock. */
-static size_t front_waiting_bytes_locked(struct mam_pool *pool) {
+/* The sums over the fronts, 0 if there are none.  Leaves the lock. */
+static struct pool_front_sum front_sum_locked(struct mam_pool *pool) {
   lock_held(&pool->lock);
   const struct pool_front *front = pool->config.front;
-  struct pool_front_sum sum;
+  struct pool_front_sum sum = {0};
   if (front == NULL)
-    return 0;
+    return sum;
   pool_step_out(pool);
   front->freeze(pool);
   front->sum(pool, &sum);
   front->thaw(pool);
   pool_step_in(pool);
+  return sum;
+}
+
+/* How many bytes come back from the fronts, at most, when the GPU is done with all that waits there: with the last
+ * block of a slab comes the whole slab.  Leaves the lock. */
+static size_t front_waiting_bytes_locked(struct mam_pool *pool) {
+  struct pool_front_sum sum = front_sum_locked(pool);
   return sum.large_waiting_bytes + (sum.small_waiting_bytes > 0 ? sum.slab_bytes - sum.live_small_bytes : 0);
 }
 
@@ -111,6 +117,20 @@ cudaError_t pool_await_gpu_locked(struct mam_pool *pool, size_t bytes, unsigned 
     return pool_await_change_locked(pool);
   ++*own_waits;
   return pool_synchronize_locked(pool, bytes);
+}
+
+bool pool_wait_before_slab(struct mam_pool *pool) {
+  bool waited = false;
+  if (reuse_passes_by_itself(pool->reuse))
+    return false;
+  pool_lock(pool);
+  struct pool_front_sum sum = front_sum_locked(pool);
+  size_t waiting = pool->segments.bytes[SEGMENT_WAITING] + sum.large_waiting_bytes + sum.small_waiting_bytes;
+  if (pool->state == POOL_OPEN && waiting > pool_waiting_limit_locked(pool) && pool->synchronizing == 0 &&
+      !reuse_capturing(pool->reuse))
+    waited = pool_synchronize_locked(pool, SIZE_MAX) == cudaSuccess;
+  pool_unlock(pool);
+  return waited;
 }
 
 cudaError_t pool_await_change_locked(struct mam_pool *pool) {

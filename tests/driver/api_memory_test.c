@@ -52,6 +52,60 @@ START_TEST(fence_is_shared_by_what_a_loop_may_hold) {
 }
 END_TEST
 
+/* The driver has no fences, so what is freed passes only by waits for the GPU.  One block is live at a time. */
+START_TEST(small_pairs_without_fences_hold_little) {
+  static const size_t sizes[] = {600, 3000, 20000, 5000};
+  enum { pairs_each = 20000 };
+  use_driver_without_fences();
+  use_primary(0);
+  OK(MAM_Create_auto());
+  for (int i = 0; i < 4; i++)
+    pairs(sizes[i], pairs_each);
+  for (int i = 0; i < 4 * pairs_each; i++)
+    pairs(sizes[i % 4], 1);
+  ck_assert_uint_le(info_of(NULL).reserved_bytes, 32 * MIB);
+  ck_assert_uint_le(info_of(NULL).synchronize_count, 8 * pairs_each / 20);
+  OK(MAM_Destroy());
+  assert_nothing_held();
+}
+END_TEST
+
+START_TEST(small_blocks_without_fences_wait_up_to_the_limit) {
+  MAM_PoolOptions options = options_with(0);
+  options.source = MAM_SOURCE_VMM;
+  options.waiting_limit_bytes = 16 * MIB;
+  use_driver_without_fences();
+  use_primary(0);
+  MAM_Pool pool = pool_with(options);
+  for (int i = 0; i < 100000; i++) {
+    OK(MAM_CudaFree(block_of(pool, 3000)));
+    ck_assert(i % 1000 != 0 || info_of(pool).waiting_bytes <= 20 * MIB);
+  }
+  ck_assert_uint_le(info_of(pool).reserved_bytes, 24 * MIB);
+  ck_assert_uint_gt(info_of(pool).synchronize_count, 10);
+  OK(MAM_PoolDestroy(pool));
+}
+END_TEST
+
+/* During a capture nothing waits, so the pool grows. */
+START_TEST(small_pairs_in_a_capture_wait_for_nothing) {
+  use_driver_without_fences();
+  use_primary(0);
+  OK(MAM_Create_auto());
+  pairs(3000, 10);
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(MAM_CaptureBegin());
+  ck_assert(fake_stream_capture_begin(stream, 0));
+  unsigned before = fake_waits();
+  pairs(3000, 20000);
+  ck_assert(fake_stream_capture_end(stream));
+  OK(MAM_CaptureEnd());
+  ck_assert_uint_eq(fake_waits(), before);
+  ck_assert_uint_eq(fake_captures_invalidated(), 0);
+  OK(MAM_Destroy());
+}
+END_TEST
+
 /* A loop has one live block at a time, and its sizes alternate. */
 START_TEST(loop_over_many_sizes_holds_no_more) {
   fake_set_capacity(256 * GIB);
@@ -658,6 +712,9 @@ int main(void) {
         *calm = add_case(suite, "when it is calm"), *limits = add_case(suite, "limits and peaks");
   tcase_add_loop_test(loops, loop_of_pairs_holds_four_blocks_or_256_mib, 0, 2 * PAIR_SIZES);
   tcase_add_loop_test(loops, fence_is_shared_by_what_a_loop_may_hold, 0, 2 * PAIR_SIZES);
+  tcase_add_test(loops, small_pairs_without_fences_hold_little);
+  tcase_add_test(loops, small_blocks_without_fences_wait_up_to_the_limit);
+  tcase_add_test(loops, small_pairs_in_a_capture_wait_for_nothing);
   tcase_add_test(loops, loop_over_many_sizes_holds_no_more);
   tcase_add_loop_test(loops, loop_of_rising_sizes_holds_four_blocks, 0, 4);
   tcase_add_test(loops, growth_beside_a_running_kernel_gives_nothing_back);
