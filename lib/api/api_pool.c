@@ -127,13 +127,14 @@ cudaError_t MAM_Trim(size_t keep_bytes) {
   NOT_CANCELLED;
   uint64_t id;
   struct mam_pool *pool = pool_asked(NULL, &id);
-  cudaError_t error = pool != NULL ? pool_trim(pool, id, keep_bytes) : cudaSuccess;
+  cudaError_t error = pool != NULL ? pool_trim(pool, id, keep_bytes, true) : cudaSuccess;
   return error == cudaErrorInvalidResourceHandle ? cudaSuccess : error; /* it has ended meanwhile */
 }
 
 cudaError_t MAM_PoolTrim(MAM_Pool pool, size_t keep_bytes) {
   NOT_CANCELLED;
-  cudaError_t error = pool_is_known(pool) ? pool_trim(pool, POOL_ANY_ID, keep_bytes) : cudaErrorInvalidResourceHandle;
+  cudaError_t error =
+      pool_is_known(pool) ? pool_trim(pool, POOL_ANY_ID, keep_bytes, true) : cudaErrorInvalidResourceHandle;
   return error == cudaErrorInvalidResourceHandle ? api_refuse_handle("MAM_PoolTrim") : error;
 }
 

@@ -194,7 +194,7 @@ static bool pool_gives_back(struct mam_pool *pool, bool waits) {
   if (pool->source.operations != &source_host) {
     if (waits)
       (void)reuse_synchronize(pool->reuse);
-    (void)pool_trim(pool, POOL_ANY_ID, 0);
+    (void)pool_trim(pool, POOL_ANY_ID, 0, false);
   }
   bool given = held_bytes(pool) < before;
   pool_exit(pool);

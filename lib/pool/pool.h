@@ -325,8 +325,9 @@ bool pool_wait_before_slab(struct mam_pool *pool);
 /* Gives memory that is free back to the source as long as more than keep_bytes are held: of an elastic pool the mapped
  * pieces that lie in free segments, from the highest address down; of another whole chunks, but never its last one, as
  * the paper's pool is its chunk and might not get it again.  What the fronts keep is collected first.  Waits for no
- * kernel, but for what the source waits for in chunk_give.  Errors: as pool_usable, and what the source says. */
-cudaError_t pool_trim(struct mam_pool *pool, uint64_t default_id, size_t keep_bytes);
+ * kernel, but for what the source waits for in chunk_give; and, if the caller lets it, where the driver has no fences
+ * and something waits, unless a capture is known.  Errors: as pool_usable, and what the source or the wait says. */
+cudaError_t pool_trim(struct mam_pool *pool, uint64_t default_id, size_t keep_bytes, bool waits);
 
 /* Whether any pool, or this pool, has grown since this was last asked, by memory that it could give back. */
 bool pools_grown(void);

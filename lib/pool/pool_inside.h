@@ -149,6 +149,9 @@ cudaError_t pool_synchronize_locked(struct mam_pool *pool, size_t enough);
  * for a growth has what it may still take as well. */
 bool pool_wait_may_help_locked(struct mam_pool *pool, size_t bytes);
 
+/* What waits for the GPU, in the fronts and in the pool. */
+size_t pool_waiting_bytes_locked(struct mam_pool *pool);
+
 /* Makes what waits free, by another thread's wait if that covers the oldest of it, else by one of the caller's, which
  * *own_waits counts. */
 cudaError_t pool_await_gpu_locked(struct mam_pool *pool, size_t bytes, unsigned *own_waits);

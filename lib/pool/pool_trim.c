@@ -167,11 +167,24 @@ bool pool_give_one_locked(struct mam_pool *pool) {
          pool->held_bytes < held_bytes;
 }
 
-cudaError_t pool_trim(struct mam_pool *pool, uint64_t default_id, size_t keep_bytes) {
+/* Brings back what the fronts keep.  Where only a wait tells that the GPU has finished with what was freed, waits, if
+ * the caller may. */
+static cudaError_t collect_for_trim_locked(struct mam_pool *pool, bool waits) {
+  lock_held(&pool->lock);
+  pool_collect_locked(pool);
+  if (!waits || reuse_passes_by_itself(pool->reuse) || reuse_capturing(pool->reuse) ||
+      (pool_waiting_bytes_locked(pool) == 0 && free_is_passed_locked(pool)))
+    return cudaSuccess;
+  cudaError_t error = pool_synchronize_locked(pool, SIZE_MAX);
+  pool_collect_locked(pool);
+  return error;
+}
+
+cudaError_t pool_trim(struct mam_pool *pool, uint64_t default_id, size_t keep_bytes, bool waits) {
   pool_lock(pool);
-  cudaError_t error = pool_expect_locked(pool, default_id);
+  cudaError_t error = pool_expect_locked(pool, default_id), waited = cudaSuccess;
   if (error == cudaSuccess && pool->held_bytes > keep_bytes) {
-    pool_collect_locked(pool);
+    waited = collect_for_trim_locked(pool, waits);
     while (pool->growing)
       (void)pool_await_change_locked(pool);
     error = pool_expect_locked(pool, default_id);
@@ -179,7 +192,7 @@ cudaError_t pool_trim(struct mam_pool *pool, uint64_t default_id, size_t keep_by
       error = pool_trim_locked(pool, keep_bytes);
   }
   pool_unlock(pool);
-  return error;
+  return error == cudaSuccess ? waited : error;
 }
 
 /* Whether a chunk can go without a wait: the source waits for all that the GPU has to do. */
@@ -197,7 +210,7 @@ cudaError_t pool_trim_calm(struct mam_pool *pool, uint64_t generation, size_t ke
     if (!gpu_is_idle(pool))
       error = (cudaError_t)CUDA_ERROR_NOT_READY;
     else
-      error = pool_trim(pool, POOL_ANY_ID, keep_bytes);
+      error = pool_trim(pool, POOL_ANY_ID, keep_bytes, false);
     pool_step_in(pool);
   }
   pool_unlock(pool);

@@ -119,13 +119,18 @@ cudaError_t pool_await_gpu_locked(struct mam_pool *pool, size_t bytes, unsigned 
   return pool_synchronize_locked(pool, bytes);
 }
 
+size_t pool_waiting_bytes_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
+  struct pool_front_sum sum = front_sum_locked(pool);
+  return pool->segments.bytes[SEGMENT_WAITING] + sum.large_waiting_bytes + sum.small_waiting_bytes;
+}
+
 bool pool_wait_before_slab(struct mam_pool *pool) {
   bool waited = false;
   if (reuse_passes_by_itself(pool->reuse))
     return false;
   pool_lock(pool);
-  struct pool_front_sum sum = front_sum_locked(pool);
-  size_t waiting = pool->segments.bytes[SEGMENT_WAITING] + sum.large_waiting_bytes + sum.small_waiting_bytes;
+  size_t waiting = pool_waiting_bytes_locked(pool);
   if (pool->state == POOL_OPEN && waiting > pool_waiting_limit_locked(pool) && pool->synchronizing == 0 &&
       !reuse_capturing(pool->reuse))
     waited = pool_synchronize_locked(pool, SIZE_MAX) == cudaSuccess;

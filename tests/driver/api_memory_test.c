@@ -307,6 +307,67 @@ static void use_calm_pool(const char *source) {
   OK(MAM_Create_auto());
 }
 
+/* Only a wait tells such a driver's GPU has finished.  Blocks of slabs and others, by each rule. */
+static const char *const trim_sources[] = {"vmm", "chunks"};
+static const char *const trim_rules[] = {"fenced", "stream", "immediate"};
+
+static void use_full_pool_without_fences(const char *source, const char *rule) {
+  static char *small[4000];
+  char *large[8];
+  setenv("MAM_REUSE", rule, 1);
+  setenv("MAM_LINGER_MS", "100", 1);
+  use_driver_without_fences();
+  use_primary(0);
+  OK(MAM_CreateWith(0, source, NULL));
+  (void)block(1000);
+  for (int i = 0; i < 4000; i++)
+    small[i] = block(3000);
+  for (int i = 0; i < 8; i++)
+    large[i] = block(200 * MIB);
+  for (int i = 0; i < 8; i++)
+    OK(MAM_CudaFree(large[i]));
+  for (int i = 0; i < 4000; i++)
+    OK(MAM_CudaFree(small[i]));
+}
+
+START_TEST(trim_without_fences_gives_back_what_was_freed) {
+  use_full_pool_without_fences(trim_sources[_i % 2], trim_rules[_i / 2]);
+  OK(MAM_Trim(0));
+  ck_assert_uint_le(info_of(NULL).reserved_bytes, 72 * MIB);
+  ck_assert_uint_eq(info_of(NULL).waiting_bytes, 0);
+  uint64_t waits = info_of(NULL).synchronize_count;
+  OK(MAM_Trim(0)); /* nothing waits */
+  ck_assert_uint_eq(info_of(NULL).synchronize_count, waits);
+  OK(MAM_Destroy());
+  assert_nothing_held();
+}
+END_TEST
+
+START_TEST(calm_pool_and_captures_wait_for_nothing_without_fences) {
+  void *stream = NULL;
+  use_full_pool_without_fences(trim_sources[_i % 2], "fenced");
+  unsigned waits = fake_waits();
+  uint64_t synchronizes = info_of(NULL).synchronize_count;
+  fake_submit(fake_current());
+  for (int i = 0; i < 5; i++) {
+    OK(MAM_CudaFree(block(1000)));
+    sleep_ms(100);
+  }
+  if (_i % 2 == 0) { /* chunks go by cuMemFree, which a capture forbids */
+    stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+    OK(MAM_CaptureBegin());
+    ck_assert(fake_stream_capture_begin(stream, 0));
+    OK(MAM_Trim(0));
+    ck_assert(fake_stream_capture_end(stream));
+    OK(MAM_CaptureEnd());
+  }
+  ck_assert_uint_eq(fake_waits(), waits);
+  ck_assert_uint_eq(info_of(NULL).synchronize_count, synchronizes);
+  ck_assert_uint_eq(fake_captures_invalidated(), 0);
+  OK(MAM_Destroy());
+}
+END_TEST
+
 static const char *const calm_sources[] = {"vmm", "chunks", "host"};
 
 START_TEST(calm_pool_gives_back_what_a_loop_left) {
@@ -726,6 +787,8 @@ int main(void) {
   tcase_add_loop_test(calm, calm_pool_gives_back_what_a_loop_left, 0, 3);
   tcase_add_loop_test(calm, calm_pool_gives_back_what_was_freed, 0, 3);
   tcase_add_loop_test(calm, calm_pool_made_anew_gives_back, 0, 3);
+  tcase_add_loop_test(calm, trim_without_fences_gives_back_what_was_freed, 0, 6);
+  tcase_add_loop_test(calm, calm_pool_and_captures_wait_for_nothing_without_fences, 0, 2);
   tcase_add_test(calm, pool_with_chunks_after_a_watched_one_keeps_them);
   tcase_add_test(calm, calm_pool_of_the_program_s_own_gives_back);
   tcase_add_test(calm, keeping_pool_keeps_its_memory_when_calm);

@@ -264,7 +264,7 @@ static void elastic_step(struct elastic_model *model, struct mam_pool *pool, con
     break;
   case 4:
     elastic_trim(model, operation[0] & 8 ? 0 : keep);
-    MODEL_REQUIRE(pool_trim(pool, POOL_ANY_ID, operation[0] & 8 ? 0 : keep * (size_t)SOURCE_GRANULARITY_BYTES) ==
+    MODEL_REQUIRE(pool_trim(pool, POOL_ANY_ID, operation[0] & 8 ? 0 : keep * (size_t)SOURCE_GRANULARITY_BYTES, false) ==
                   cudaSuccess);
     break;
   default:

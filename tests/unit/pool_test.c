@@ -491,7 +491,7 @@ START_TEST(questions_about_another_pool_are_refused) {
   ck_assert_int_eq(pool_info(pool, 7, &info), cudaErrorInvalidResourceHandle);
   ck_assert_int_eq(pool_report(pool, 7, &text), cudaErrorInvalidResourceHandle);
   ck_assert_int_eq(pool_explain(pool, 7, 512, &text), cudaErrorInvalidResourceHandle);
-  ck_assert_int_eq(pool_trim(pool, 7, 0), cudaErrorInvalidResourceHandle);
+  ck_assert_int_eq(pool_trim(pool, 7, 0, false), cudaErrorInvalidResourceHandle);
   ck_assert_ptr_null(text);
 }
 END_TEST
@@ -711,7 +711,7 @@ static cudaError_t total_of_64_mib(const struct source *source, size_t *bytes) {
 static void must_free(void *address) { ck_assert_int_eq(try_free(address), cudaSuccess); }
 
 static void trim(size_t keep_bytes) {
-  ck_assert_int_eq(pool_trim(pool, POOL_ANY_ID, keep_bytes), cudaSuccess);
+  ck_assert_int_eq(pool_trim(pool, POOL_ANY_ID, keep_bytes, false), cudaSuccess);
   check_pool();
 }
 
@@ -1039,7 +1039,7 @@ START_TEST(memory_that_the_source_keeps_stays_usable) {
   char *block = must_malloc(4 * MIB);
   must_free(block);
   imaginary.unmap_error = (cudaError_t)700;
-  ck_assert_int_eq(pool_trim(pool, POOL_ANY_ID, 0), 700);
+  ck_assert_int_eq(pool_trim(pool, POOL_ANY_ID, 0, false), 700);
   check_pool();
   ck_assert_uint_eq(info_now().free_bytes, 4 * MIB);
   ck_assert_ptr_eq(must_malloc(4 * MIB), block);
@@ -1144,7 +1144,7 @@ START_TEST(no_thread_is_in_a_front_when_a_chunk_goes) {
   ck_assert_int_eq(pool_free(second, NULL), cudaSuccess);
   (void)reuse_synchronize(pool->reuse);
   stills = 0;
-  ck_assert_int_eq(pool_trim(pool, POOL_ANY_ID, 0), cudaSuccess);
+  ck_assert_int_eq(pool_trim(pool, POOL_ANY_ID, 0, false), cudaSuccess);
   ck_assert_uint_eq(imaginary.taken_bytes, 8 * MIB);
   ck_assert_uint_ge(stills, 1);
   ck_assert_int_eq(pool_free(first, NULL), cudaSuccess);

@@ -497,7 +497,7 @@ static void *rival_traffic(void *number) {
     cudaError_t error = pool_malloc(rival, POOL_ANY_ID, 1 + random_below(&state, 8 * MIB), NULL, block);
     EXPECT(error == cudaSuccess || error == cudaErrorMemoryAllocation);
     if (random_below(&state, 64) == 0)
-      EXPECT(pool_trim(rival, POOL_ANY_ID, random_below(&state, 64) * MIB) == cudaSuccess);
+      EXPECT(pool_trim(rival, POOL_ANY_ID, random_below(&state, 64) * MIB, false) == cudaSuccess);
   }
   for (int i = 0; i < 8; i++)
     EXPECT(blocks[i] == NULL || pool_free(blocks[i], &emptied) == cudaSuccess);
@@ -521,7 +521,7 @@ START_TEST(rivals_for_one_memory_give_back_to_each_other) {
     ck_assert_uint_eq(rivals[i]->segments.bytes[SEGMENT_USED], 0);
     pthread_mutex_unlock(&rivals[i]->lock);
     ck_assert_int_eq(reuse_synchronize(rivals[i]->reuse), cudaSuccess); /* for frees during the last wait */
-    ck_assert_int_eq(pool_trim(rivals[i], POOL_ANY_ID, 0), cudaSuccess);
+    ck_assert_int_eq(pool_trim(rivals[i], POOL_ANY_ID, 0, false), cudaSuccess);
   }
   ck_assert_uint_eq(imaginary.taken_bytes, 0);
   for (int i = 0; i < 2; i++)
