@@ -153,7 +153,7 @@ bool pool_wait_may_help_locked(struct mam_pool *pool, size_t bytes);
 size_t pool_waiting_bytes_locked(struct mam_pool *pool);
 
 /* Makes what waits free, by another thread's wait if that covers the oldest of it, else by one of the caller's, which
- * *own_waits counts. */
+ * *own_waits counts.  Before that, all that the fronts keep is collected. */
 cudaError_t pool_await_gpu_locked(struct mam_pool *pool, size_t bytes, unsigned *own_waits);
 
 /* Waits until another thread has done something that may help. */

@@ -111,14 +111,6 @@ bool pool_wait_may_help_locked(struct mam_pool *pool, size_t bytes) {
   return waiting > 0 && bytes <= pool->segments.bytes[SEGMENT_FREE] + waiting + room;
 }
 
-cudaError_t pool_await_gpu_locked(struct mam_pool *pool, size_t bytes, unsigned *own_waits) {
-  lock_held(&pool->lock);
-  if (pool->synchronizing > 0 && wait_covers_some_locked(pool))
-    return pool_await_change_locked(pool);
-  ++*own_waits;
-  return pool_synchronize_locked(pool, bytes);
-}
-
 size_t pool_waiting_bytes_locked(struct mam_pool *pool) {
   lock_held(&pool->lock);
   struct pool_front_sum sum = front_sum_locked(pool);
@@ -175,4 +167,18 @@ bool pool_collection_may_help_locked(struct mam_pool *pool) {
   (void)reuse_reach_soon(pool->reuse, reuse_epoch(pool->reuse));
   pool_step_in(pool);
   return reuse_passed(pool->reuse) > pool->collected_epoch;
+}
+
+/* ---- Waits that serve an allocation ---- */
+
+cudaError_t pool_await_gpu_locked(struct mam_pool *pool, size_t bytes, unsigned *own_waits) {
+  lock_held(&pool->lock);
+  if (pool->synchronizing > 0 && wait_covers_some_locked(pool))
+    return pool_await_change_locked(pool);
+  if (pool->config.front != NULL) /* a batch that is being filled has no epoch that the wait could make pass */
+    pool_collect_some_locked(pool, bytes, true);
+  if (segment_largest_free(&pool->segments) >= bytes)
+    return cudaSuccess;
+  ++*own_waits;
+  return pool_synchronize_locked(pool, bytes);
 }

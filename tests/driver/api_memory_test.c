@@ -572,6 +572,31 @@ START_TEST(busy_pool_keeps_what_it_uses) {
 }
 END_TEST
 
+/* ---- All of the limit ---- */
+
+/* Nothing is live, and the last small blocks that were freed are a batch that is not full. */
+START_TEST(all_of_the_limit_can_be_had_after_one_wait) {
+  static const char *const sources[] = {"vmm", "chunks", "device"};
+  static char *small[100];
+  if (_i % 2 == 1)
+    use_driver_without_fences();
+  void *context = use_primary(0);
+  OK(MAM_CreateWith(0, sources[_i / 2], "600M"));
+  char *large = block(300 * MIB);
+  for (int i = 0; i < 100; i++)
+    small[i] = block(3000);
+  fake_submit(context);
+  OK(MAM_CudaFree(large));
+  for (int i = 0; i < 100; i++)
+    OK(MAM_CudaFree(small[i]));
+  uint64_t before = info_of(NULL).synchronize_count;
+  ck_assert(fake_holds(block(600 * MIB), 600 * MIB));
+  ck_assert_uint_le(info_of(NULL).synchronize_count - before, 1);
+  OK(MAM_Destroy());
+  assert_nothing_held();
+}
+END_TEST
+
 /* ---- Limits and peaks ---- */
 
 static const char *const limited_sources[] = {"vmm", "chunks", "device", "auto", "managed"};
@@ -798,6 +823,7 @@ int main(void) {
   tcase_add_test(calm, options_of_before_keeps_memory_are_taken);
   tcase_add_loop_test(calm, calm_pool_takes_nothing_from_a_running_kernel, 0, 2);
   tcase_add_test(calm, busy_pool_keeps_what_it_uses);
+  tcase_add_loop_test(limits, all_of_the_limit_can_be_had_after_one_wait, 0, 6);
   tcase_add_loop_test(limits, default_pool_holds_no_more_than_the_limit, 0, 10);
   tcase_add_test(limits, size_beyond_the_limit_is_refused);
   tcase_add_test(limits, peaks_begin_anew);
