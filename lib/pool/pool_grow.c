@@ -102,11 +102,11 @@ static cudaError_t chunk_take(struct mam_pool *pool, size_t want, size_t need) {
 /* A pool that grows by chunks takes at least this part of what it holds, so that the chunk map stays short. */
 enum { CHUNK_SHARE = 32 };
 
-/* How much to ask the source for, for a block of bytes: *need at least, *want if it can be.  That has room for a whole
- * number of such blocks, as a loop takes them: a rest that fits none would be held in vain.  False if the limit leaves
- * no room. */
-static bool growth_plan(const struct mam_pool *pool, size_t bytes, size_t *want, size_t *need) {
-  size_t room = (pool->limit_bytes - pool->held_bytes) & ~(size_t)(SOURCE_GRANULARITY_BYTES - 1);
+/* How much to ask the source for, for a block of bytes in a pool that holds so much: *need at least, *want if it can
+ * be.  That has room for a whole number of such blocks, as a loop takes them: a rest that fits none would be held in
+ * vain.  False if the limit leaves no room. */
+static bool growth_plan(const struct mam_pool *pool, size_t held_bytes, size_t bytes, size_t *want, size_t *need) {
+  size_t room = (pool->limit_bytes - held_bytes) & ~(size_t)(SOURCE_GRANULARITY_BYTES - 1);
   /* Sources align to 512 at least; beyond that, the chunk's ends may be lost. */
   size_t slack = pool->config.alignment > POOL_ALIGNMENT_BYTES ? pool->config.alignment : 0;
   slack += guard_bytes(pool, bytes + pool->config.alignment);
@@ -114,8 +114,8 @@ static bool growth_plan(const struct mam_pool *pool, size_t bytes, size_t *want,
     return false;
   *need = round_up(bytes + slack, SOURCE_GRANULARITY_BYTES);
   *want = pool->config.chunk_bytes;
-  if (pool->config.in_chunks && *want < pool->held_bytes / CHUNK_SHARE)
-    *want = whole_units(pool->held_bytes / CHUNK_SHARE);
+  if (pool->config.in_chunks && *want < held_bytes / CHUNK_SHARE)
+    *want = whole_units(held_bytes / CHUNK_SHARE);
   if (*want < *need)
     *want = *need;
   if (*want > room)
@@ -128,7 +128,7 @@ static bool growth_plan(const struct mam_pool *pool, size_t bytes, size_t *want,
 static cudaError_t chunk_grow_locked(struct mam_pool *pool, size_t bytes, bool *asked) {
   lock_held(&pool->lock);
   size_t want, need;
-  if (!growth_plan(pool, bytes, &want, &need))
+  if (!growth_plan(pool, pool->held_bytes, bytes, &want, &need))
     return cudaErrorMemoryAllocation;
   *asked = true;
   pool_step_out(pool);
@@ -137,16 +137,22 @@ static cudaError_t chunk_grow_locked(struct mam_pool *pool, size_t bytes, bool *
   return error;
 }
 
-/* What is in chunks that are free as a whole. */
+/* The sum of what pool_find_free_chunk_locked finds if each is given back.  The list's last chunk would come last. */
 static size_t free_chunks_bytes_locked(struct mam_pool *pool) {
   lock_held(&pool->lock);
   struct pool_chunk *chunk;
-  size_t bytes = 0;
+  size_t bytes = 0, last = 0;
+  bool all = true;
   SLIST_FOREACH(chunk, &pool->chunks, link) {
     const struct segment *segment = segment_find(&pool->segments, chunk->first);
-    bytes += segment->state == SEGMENT_FREE && segment->bytes == chunk->usable_bytes ? chunk->bytes : 0;
+    bool is_free = segment->state == SEGMENT_FREE && segment->bytes == chunk->usable_bytes;
+    last = chunk->bytes;
+    bytes += is_free ? chunk->bytes : 0;
+    all = all && is_free;
   }
-  return bytes;
+  if (pool->config.keeps)
+    return 0;
+  return all && !pool->config.gives_all ? bytes - last : bytes;
 }
 
 /* Free chunks that are too small, each by itself, give way to one that is large enough.  The source waits for the GPU
@@ -156,7 +162,8 @@ static cudaError_t chunks_exchange_locked(struct mam_pool *pool, size_t bytes, b
   cudaError_t error = cudaErrorMemoryAllocation;
   struct pool_chunk *chunk;
   struct segment *segment;
-  if (bytes > pool->limit_bytes - (pool->held_bytes - free_chunks_bytes_locked(pool)))
+  size_t want, need;
+  if (!growth_plan(pool, pool->held_bytes - free_chunks_bytes_locked(pool), bytes, &want, &need))
     return error;
   while (error == cudaErrorMemoryAllocation && pool->state == POOL_OPEN &&
          segment_largest_free(&pool->segments) < bytes &&
@@ -182,7 +189,8 @@ static void surplus_give_locked(struct mam_pool *pool, size_t bytes) {
   size_t want, need, most = SURPLUS_BLOCKS * bytes;
   most = most < SURPLUS_BYTES ? SURPLUS_BYTES : most;
   most = most < pool->peak_taken_bytes ? pool->peak_taken_bytes : most;
-  if (!growth_plan(pool, bytes, &want, &need) || pool->held_bytes + want <= most || free_chunks_bytes_locked(pool) == 0)
+  if (!growth_plan(pool, pool->held_bytes, bytes, &want, &need) || pool->held_bytes + want <= most ||
+      free_chunks_bytes_locked(pool) == 0)
     return;
   pool_step_out(pool);
   bool idle = reuse_reach_soon(pool->reuse, reuse_epoch(pool->reuse));
@@ -247,7 +255,7 @@ static cudaError_t grow_alone_locked(struct mam_pool *pool, size_t bytes, bool a
   if (pool->config.gives_all && !at_once && !reuse_capturing(pool->reuse))
     surplus_give_locked(pool, bytes);
   cudaError_t error = grow(pool, bytes, &asked);
-  if (error == cudaErrorMemoryAllocation && pool->config.gives_all && !at_once && !reuse_capturing(pool->reuse))
+  if (error == cudaErrorMemoryAllocation && !pool->config.elastic && !at_once && !reuse_capturing(pool->reuse))
     error = chunks_exchange_locked(pool, bytes, &asked);
   if (error == cudaErrorMemoryAllocation && asked && !at_once) {
     pool_step_out(pool);

@@ -107,7 +107,7 @@ static size_t front_waiting_bytes_locked(struct mam_pool *pool) {
 bool pool_wait_may_help_locked(struct mam_pool *pool, size_t bytes) {
   lock_held(&pool->lock);
   size_t waiting = front_waiting_bytes_locked(pool) + pool->segments.bytes[SEGMENT_WAITING];
-  size_t room = pool->config.elastic || pool->config.gives_all ? pool->limit_bytes - pool->held_bytes : 0;
+  size_t room = pool->config.elastic || !pool->config.keeps ? pool->limit_bytes - pool->held_bytes : 0;
   return waiting > 0 && bytes <= pool->segments.bytes[SEGMENT_FREE] + waiting + room;
 }
 

@@ -34,6 +34,7 @@ struct model {
   uintptr_t chunk_bases[MODEL_CHUNKS]; /* in ascending order, as the imaginary source gives them */
   size_t chunk_cells[MODEL_CHUNKS];
   size_t chunk_count;
+  uintptr_t next_base;
   size_t held_cells, limit_cells; /* of all chunks */
   unsigned char cells[MODEL_CHUNKS][MODEL_CHUNKS * MODEL_CHUNK_CELLS];
   struct model_block blocks[MODEL_BLOCKS]; /* live */
@@ -66,19 +67,56 @@ static void model_synchronize(struct model *model) {
   model->synchronizes++;
 }
 
-static bool model_make_room(struct model *model, size_t cells) {
-  if (cells <= model->limit_cells - model->held_cells) {
-    size_t last = model->chunk_count - 1, new = model->chunk_count++;
-    model->chunk_bases[new] =
-        model->chunk_bases[last] + model->chunk_cells[last] * MODEL_CELL_BYTES + imaginary.gap_bytes;
-    model->chunk_cells[new] = (cells + MODEL_CHUNK_CELLS - 1) / MODEL_CHUNK_CELLS * MODEL_CHUNK_CELLS;
-    model->held_cells += model->chunk_cells[new];
-    return true;
+static bool model_grow(struct model *model, size_t cells) {
+  if (cells > model->limit_cells - model->held_cells)
+    return false;
+  size_t new = model->chunk_count++;
+  model->chunk_bases[new] = model->next_base;
+  model->chunk_cells[new] = (cells + MODEL_CHUNK_CELLS - 1) / MODEL_CHUNK_CELLS * MODEL_CHUNK_CELLS;
+  memset(model->cells[new], MODEL_FREE, sizeof model->cells[new]);
+  model->held_cells += model->chunk_cells[new];
+  model->next_base += model->chunk_cells[new] * MODEL_CELL_BYTES + imaginary.gap_bytes;
+  return true;
+}
+
+static bool model_chunk_is_free(const struct model *model, size_t chunk) {
+  for (size_t cell = 0; cell < model->chunk_cells[chunk]; cell++)
+    if (model->cells[chunk][cell] != MODEL_FREE)
+      return false;
+  return true;
+}
+
+static void model_give(struct model *model, size_t chunk) {
+  model->held_cells -= model->chunk_cells[chunk];
+  model->chunk_count--;
+  for (; chunk < model->chunk_count; chunk++) {
+    model->chunk_bases[chunk] = model->chunk_bases[chunk + 1];
+    model->chunk_cells[chunk] = model->chunk_cells[chunk + 1];
+    memcpy(model->cells[chunk], model->cells[chunk + 1], sizeof model->cells[chunk]);
   }
+}
+
+/* Gives free chunks back, the last one first, until there is room for a larger one, if all but one make that much. */
+static bool model_exchange(struct model *model, size_t cells) {
+  size_t left = model->held_cells, count = model->chunk_count;
+  for (size_t chunk = model->chunk_count; chunk-- > 0;)
+    if (count > 1 && model_chunk_is_free(model, chunk))
+      left -= model->chunk_cells[chunk], count--;
+  if (cells > model->limit_cells - left)
+    return false;
+  for (size_t chunk = model->chunk_count; chunk-- > 0 && cells > model->limit_cells - model->held_cells;)
+    if (model_chunk_is_free(model, chunk))
+      model_give(model, chunk);
+  return model_grow(model, cells);
+}
+
+static bool model_make_room(struct model *model, size_t cells) {
+  if (model_grow(model, cells) || model_exchange(model, cells))
+    return true;
   size_t used = 0;
   for (size_t i = 0; i < model->block_count; i++)
     used += model->blocks[i].cells;
-  if (model->waiting_cells == 0 || cells > model->held_cells - used) /* a wait frees at most what is not used */
+  if (model->waiting_cells == 0 || cells > model->limit_cells - used) /* all that is not used may become free */
     return false;
   model_synchronize(model);
   return true;
@@ -201,6 +239,7 @@ static void pool_model_run(const uint8_t *data, size_t size) {
   imaginary.gap_bytes = data[0] & 2 ? MODEL_CHUNK_BYTES : 0;
   model = (struct model){.chunk_bases = {imaginary.next_base}, .chunk_cells = {MODEL_CHUNK_CELLS}, .chunk_count = 1};
   model.fenced = (data[0] & 1) == 0;
+  model.next_base = imaginary.next_base + MODEL_CHUNK_BYTES + imaginary.gap_bytes;
   model.held_cells = MODEL_CHUNK_CELLS;
   model.limit_cells = (1 + (size_t)(data[0] >> 4) % MODEL_CHUNKS) * MODEL_CHUNK_CELLS;
   model.waiting_limit_bytes = data[0] & 8 ? 100000 : 0;

@@ -401,6 +401,50 @@ START_TEST(growth_leaves_no_rest_beside_blocks_of_one_size) {
 }
 END_TEST
 
+/* Four chunks of 4 MiB. */
+static void open_full_pool(bool keeps, char *blocks[4]) {
+  struct pool_config config = growing;
+  config.keeps = keeps;
+  open_pool(&config);
+  for (int i = 0; i < 4; i++)
+    blocks[i] = must_malloc(4 * MIB);
+}
+
+START_TEST(free_chunks_give_way_to_a_larger_one) {
+  char *blocks[4];
+  open_full_pool(false, blocks);
+  for (int i = 0; i < 4; i++)
+    ck_assert_int_eq(try_free(blocks[i]), cudaSuccess);
+  must_malloc(12 * MIB);
+  ck_assert_uint_eq(imaginary.taken_bytes, 16 * MIB);
+  ck_assert_uint_eq(info_now().chunk_count, 2); /* the first one stays */
+}
+END_TEST
+
+START_TEST(chunks_that_would_not_be_enough_stay) {
+  void *address;
+  char *blocks[4];
+  open_full_pool(false, blocks);
+  for (int i = 0; i < 4; i++)
+    ck_assert_int_eq(try_free(blocks[i]), cudaSuccess);
+  ck_assert_int_eq(try_malloc(13 * MIB, &address), cudaErrorMemoryAllocation);
+  must_malloc(4 * MIB);
+  ck_assert_int_eq(try_malloc(12 * MIB + 1, &address), cudaErrorMemoryAllocation);
+  ck_assert_uint_eq(info_now().chunk_count, 4);
+}
+END_TEST
+
+START_TEST(chunks_of_a_pool_that_keeps_its_memory_stay) {
+  void *address;
+  char *blocks[4];
+  open_full_pool(true, blocks);
+  for (int i = 0; i < 4; i++)
+    ck_assert_int_eq(try_free(blocks[i]), cudaSuccess);
+  ck_assert_int_eq(try_malloc(8 * MIB, &address), cudaErrorMemoryAllocation);
+  ck_assert_uint_eq(info_now().chunk_count, 4);
+}
+END_TEST
+
 START_TEST(growth_goes_before_waiting_and_waiting_before_refusal) {
   open_pool(&growing);
   char *block = must_malloc(MIB);
@@ -1292,6 +1336,9 @@ int main(void) {
   tcase_add_test(tests, large_request_gets_a_chunk_of_its_size);
   tcase_add_test(tests, growth_takes_what_it_needs_where_the_source_has_no_more);
   tcase_add_loop_test(tests, growth_leaves_no_rest_beside_blocks_of_one_size, 0, sizeof fillings / sizeof fillings[0]);
+  tcase_add_test(tests, free_chunks_give_way_to_a_larger_one);
+  tcase_add_test(tests, chunks_that_would_not_be_enough_stay);
+  tcase_add_test(tests, chunks_of_a_pool_that_keeps_its_memory_stay);
   tcase_add_test(tests, growth_goes_before_waiting_and_waiting_before_refusal);
   tcase_add_test(tests, source_that_refused_is_not_asked_again_for_each_shortage);
   tcase_add_test(tests, growth_that_fails_otherwise_says_so);
