@@ -3,9 +3,11 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/zstd.h"
@@ -56,11 +58,28 @@ static bool is_own(const struct record_file *file) {
   return fstat(file->fd, &status) == 0 && status.st_dev == file->device && status.st_ino == file->inode;
 }
 
+/* write, without the signal by which a process is ended that passes its limit of file sizes: it would reach whichever
+ * thread of the program writes.  One that was pending before is the program's. */
+static ssize_t write_unsignalled(int fd, const unsigned char *bytes, size_t count) {
+  sigset_t signal, before, pending;
+  (void)sigemptyset(&signal);
+  (void)sigaddset(&signal, SIGXFSZ);
+  (void)pthread_sigmask(SIG_BLOCK, &signal, &before);
+  (void)sigpending(&pending);
+  ssize_t written = write(fd, bytes, count);
+  int error = errno;
+  if (written < 0 && error == EFBIG && !sigismember(&pending, SIGXFSZ))
+    (void)sigtimedwait(&signal, NULL, &(struct timespec){0});
+  (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+  errno = error;
+  return written;
+}
+
 static void write_all(struct record_file *file, const unsigned char *bytes, size_t count) {
   if (file->error == 0 && !is_own(file))
     file->error = EBADF;
   while (count > 0 && file->error == 0) {
-    ssize_t written = write(file->fd, bytes, count);
+    ssize_t written = write_unsignalled(file->fd, bytes, count);
     if (written < 0 && errno != EINTR)
       file->error = errno;
     if (written > 0) {

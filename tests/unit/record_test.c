@@ -216,13 +216,32 @@ static int pools(void) {
 }
 
 static int small_disk(void) {
-  (void)signal(SIGXFSZ, SIG_IGN);
   if (setrlimit(RLIMIT_FSIZE, &(struct rlimit){200000, 200000}) != 0)
     return 2;
   for (int i = 0; i < 60; i++) {
     unsigned seed = (unsigned)i;
     for (int j = 0; j < 10000; j++)
       free_it(block_of((size_t)rand_r(&seed) % 100000 + 1));
+  }
+  return 0;
+}
+
+/* The thread that makes the first call writes the beginning of the file, and one that begins a record as well.  A
+ * signal of the program's own stays pending. */
+static int no_disk(void) {
+  sigset_t signal, pending;
+  if (freopen("/dev/null", "w", stderr) == NULL || setrlimit(RLIMIT_FSIZE, &(struct rlimit){0, 0}) != 0)
+    return 2;
+  free_it(block_of(1000));
+  (void)sigemptyset(&signal);
+  (void)sigaddset(&signal, SIGXFSZ);
+  for (int own = 0; own < 2; own++) {
+    if (MAM_RecordBegin("record.limited") != cudaErrorUnknown || strstr(MAM_LastError(), "File too large") == NULL)
+      return 3;
+    if (sigpending(&pending) != 0 || sigismember(&pending, SIGXFSZ) != own)
+      return 4;
+    (void)sigprocmask(SIG_BLOCK, &signal, NULL);
+    (void)raise(SIGXFSZ);
   }
   return 0;
 }
@@ -265,6 +284,7 @@ static const struct program {
                 {"many", many},
                 {"pools", pools},
                 {"small disk", small_disk},
+                {"no disk", no_disk},
                 {"nothing", nothing},
                 {"closes all", closes_all},
                 {"exits quickly", exits_quickly},
@@ -579,6 +599,12 @@ START_TEST(a_disk_that_fills_up_cuts_the_record) {
 }
 END_TEST
 
+START_TEST(a_limit_of_file_sizes_ends_no_program) {
+  ck_assert_int_eq(run("no disk", path), 0);
+  ck_assert_int_eq(unlink("record.limited"), 0);
+}
+END_TEST
+
 #ifndef __SANITIZE_THREAD__
 START_TEST(a_file_of_the_program_s_is_not_written_to) {
   char name[256], text[64] = "";
@@ -830,6 +856,7 @@ int main(int argc, char **argv) {
   tcase_add_loop_test(files, a_number_of_mam_run_that_is_none_is_ignored_and_said_once, 0, 3);
   tcase_add_test(files, a_pipe_is_not_written_to);
   tcase_add_test(files, a_disk_that_fills_up_cuts_the_record);
+  tcase_add_test(files, a_limit_of_file_sizes_ends_no_program);
 #ifndef __SANITIZE_THREAD__ /* it reports that the program closes a file of the library */
   tcase_add_test(files, a_file_of_the_program_s_is_not_written_to);
 #endif
