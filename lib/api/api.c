@@ -67,6 +67,7 @@ cudaError_t MAM_Destroy(void) {
     error = environment_end_locked(pool, id, false);
   environment_await_locked(id); /* the end has come when this returns, whichever thread asked for it */
   environment_exit();
+  front_trim();
   return error;
 }
 

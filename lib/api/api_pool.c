@@ -83,6 +83,7 @@ cudaError_t MAM_PoolDestroy(MAM_Pool pool) {
   if (pool == NULL)
     return cudaSuccess;
   cudaError_t error = pool_is_known(pool) ? pool_close(pool, 0) : cudaErrorInvalidResourceHandle;
+  front_trim();
   return error == cudaErrorInvalidResourceHandle ? api_refuse_handle("MAM_PoolDestroy") : error;
 }
 

@@ -62,6 +62,10 @@ void front_hide(void);
  */
 void front_heed(void);
 
+/* After pools have ended: frees what the calling thread has kept for them, but for one front.  Not in the middle of
+ * another call. */
+void front_trim(void);
+
 /* As pool_retire: if only_if_empty, no block of any front is live and none becomes so. */
 bool front_retire(struct mam_pool *pool, uint64_t default_id, bool only_if_empty);
 

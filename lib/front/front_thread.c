@@ -88,12 +88,30 @@ static struct front *front_new(void) {
   return front;
 }
 
+/* The first of the thread's fronts whose pools ended, NULL if there is none; the others are freed.  One is kept for the
+ * next pool, as a loop may make and end pools. */
+static struct front *front_spares_free(void) {
+  struct front **link = &front_mine, *front, *spare = NULL;
+  while ((front = *link) != NULL) {
+    bool ended = front_pool(front) == NULL;
+    if (ended && spare != NULL) { /* not the thread's first one, so no pointer to that changes */
+      *link = front->next_of_thread;
+      front_free_memory(front);
+    } else {
+      spare = ended ? front : spare;
+      link = &front->next_of_thread;
+    }
+  }
+  return spare;
+}
+
+void front_trim(void) { (void)front_spares_free(); }
+
 /* A front of a pool that ended, or a new one, made the thread's. */
 static struct front *front_spare(void) {
-  struct front *front;
-  for (front = front_mine; front != NULL; front = front->next_of_thread)
-    if (front_pool(front) == NULL)
-      return front;
+  struct front *front = front_spares_free();
+  if (front != NULL)
+    return front;
   front = front_new();
   if (front == NULL)
     return NULL;
@@ -235,7 +253,7 @@ void front_detach(struct front *front) {
   for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++)
     ring_empty(shelf);
   if (front->owns)
-    memset(front->owned, 0, sizeof front->owned);
+    owned_clear(front->owned);
   front->owns = false;
   front->bins.crowd = 0;
   front->bins.crowded = front->alone = false;

@@ -52,6 +52,13 @@ static inline void owned_write(struct owned *owned, uintptr_t address, struct se
   owned->shelf = shelf;
 }
 
+/* Forgets all.  Places that were never used are read and not written: so their pages cost no memory. */
+static inline void owned_clear(struct owned *table) {
+  for (struct owned *owned = table; owned < table + (1 << OWNED_BITS); owned++)
+    if (owned->address != 0)
+      owned_write(owned, 0, NULL, 0, NULL);
+}
+
 /* Where both places are taken, the second one's block is forgotten, and will be freed through the pool. */
 static inline void owned_remember(struct owned *pair, uintptr_t address, struct segment *segment, uint64_t ticket,
                                   struct shelf *shelf) {

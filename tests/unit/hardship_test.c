@@ -499,6 +499,83 @@ START_TEST(environment_ends_though_its_watch_had_no_memory_at_first) {
   ck_assert_double_lt(now_s() - start_s, 5);
 }
 END_TEST
+
+/* ---- Pools that ended ---- */
+
+static size_t resident_bytes(void) {
+  unsigned long pages = 0, resident = 0;
+  FILE *file = fopen("/proc/self/statm", "r");
+  ck_assert_ptr_nonnull(file);
+  ck_assert_int_eq(fscanf(file, "%lu %lu", &pages, &resident), 2);
+  ck_assert_int_eq(fclose(file), 0);
+  return resident * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+enum { ENDING_POOLS = 200 };
+static MAM_Pool ending[ENDING_POOLS], lasting;
+static pthread_barrier_t pools_used, pools_ended;
+static size_t in_use_bytes;
+
+static void pools_make(void) {
+  MAM_PoolOptions options = MAM_POOL_OPTIONS_INIT;
+  options.source = MAM_SOURCE_HOST;
+  options.chunk_bytes = 2 * MIB;
+  for (int i = 0; i < ENDING_POOLS; i++)
+    OK(MAM_PoolCreate(&ending[i], &options));
+  OK(MAM_PoolCreate(&lasting, &options));
+}
+
+static void pools_use(void) {
+  void *pointer;
+  for (int i = 0; i < ENDING_POOLS; i++) {
+    OK(MAM_PoolMalloc(ending[i], &pointer, 100000));
+    OK(MAM_CudaFree(pointer));
+  }
+  in_use_bytes = resident_bytes();
+}
+
+static void pools_end(void) {
+  for (int i = 0; i < ENDING_POOLS; i++)
+    OK(MAM_PoolDestroy(ending[i]));
+}
+
+/* What the pools' thread kept is 30 KiB and more for each. */
+static void assert_fronts_are_gone(void) {
+  ck_assert_uint_le(resident_bytes() + ENDING_POOLS * 16 * (MIB >> 10), in_use_bytes);
+}
+
+START_TEST(pools_that_ended_leave_little_to_their_thread) {
+  use_host();
+  pools_make(), pools_use(), pools_end();
+  assert_fronts_are_gone();
+}
+END_TEST
+
+static void *use_until_they_end(void *unused) {
+  void *pointer;
+  pools_use();
+  (void)pthread_barrier_wait(&pools_used);
+  (void)pthread_barrier_wait(&pools_ended);
+  OK(MAM_PoolMalloc(lasting, &pointer, 100000));
+  assert_fronts_are_gone();
+  OK(MAM_CudaFree(pointer));
+  return unused;
+}
+
+/* Its next new pool shows it. */
+START_TEST(pools_that_ended_leave_little_to_other_threads) {
+  pthread_t thread;
+  use_host();
+  pools_make();
+  ck_assert_int_eq(pthread_barrier_init(&pools_used, NULL, 2) | pthread_barrier_init(&pools_ended, NULL, 2), 0);
+  run(&thread, use_until_they_end, NULL);
+  (void)pthread_barrier_wait(&pools_used);
+  pools_end();
+  (void)pthread_barrier_wait(&pools_ended);
+  join(thread);
+  OK(MAM_PoolDestroy(lasting));
+}
+END_TEST
 #endif
 
 /* ---- A pool of many chunks ---- */
@@ -538,6 +615,8 @@ int main(void) {
   tcase_add_loop_test(tests, pool_goes_on_when_the_barrier_is_refused, 0, 2);
 #if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   tcase_add_test(tests, environment_ends_though_its_watch_had_no_memory_at_first);
+  tcase_add_test(tests, pools_that_ended_leave_little_to_their_thread);
+  tcase_add_test(tests, pools_that_ended_leave_little_to_other_threads);
 #endif
   tcase_add_test(tests, pool_of_many_chunks_leaves_room_for_others);
   suite_add_tcase(suite, tests);
