@@ -236,9 +236,15 @@ static void words_holders(FILE *stream, const struct snapshot *snapshot, size_t 
   free(holders);
 }
 
+/* Whether what is free in one place can make way for memory in another. */
+static bool gives_way(const struct snapshot *snapshot) {
+  return !snapshot->config.keeps && (snapshot->config.elastic || snapshot->info.chunk_count > 1);
+}
+
 /* The first reason that holds. */
 static const char *words_verdict(const struct snapshot *snapshot, size_t size) {
   const MAM_PoolInfo *info = &snapshot->info;
+  size_t further_bytes = gives_way(snapshot) ? info->limit_bytes - info->reserved_bytes : 0;
   size_t alignment = snapshot->config.alignment;
   if (size == 0)
     return "a request of 0 bytes always succeeds and gives NULL";
@@ -251,10 +257,13 @@ static const char *words_verdict(const struct snapshot *snapshot, size_t size) {
     return "no hole is large enough, but the limit allows a further chunk if the source has one";
   if (size > info->limit_bytes)
     return "it is more than the pool may ever hold";
-  if (size <= info->waiting_bytes + info->free_bytes && info->waiting_bytes > 0)
+  if (size <= info->waiting_bytes + info->free_bytes + further_bytes && info->waiting_bytes > 0)
     return "no hole is large enough; memory that waits for the GPU may make one";
-  if (size <= info->free_bytes && info->cached_bytes > 0)
+  if (size <= info->free_bytes + further_bytes && info->cached_bytes > 0)
     return "no hole is large enough; what threads keep is collected first, and may make one";
+  if (size <= info->free_bytes + further_bytes && gives_way(snapshot))
+    return "no hole is large enough; chunks and pieces that are free as a whole give way to a larger one, if they "
+           "suffice";
   if (size <= info->free_bytes)
     return "enough is free, but in pieces: the pool is fragmented";
   return "too much is in use";

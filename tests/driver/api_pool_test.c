@@ -930,6 +930,32 @@ START_TEST(explain_differs_when_the_pool_can_serve) {
 }
 END_TEST
 
+/* What is free lies on both sides of a block, and the limit leaves less than is asked for.  The last size is too much.
+ */
+START_TEST(explain_says_that_free_memory_gives_way) {
+  static const char *const sources[] = {"vmm", "chunks"};
+  char *text = NULL;
+  void *pointer;
+  use_primary(0);
+  OK(MAM_CreateWith(0, sources[_i], "600M"));
+  char *first = block(150 * MIB), *kept = block(64 * MIB), *last = block(150 * MIB);
+  OK(MAM_CudaFree(first));
+  OK(MAM_CudaFree(last));
+  OK(MAM_Trim(info_of(NULL).reserved_bytes - 1)); /* which collects, and gives one of the two back */
+  OK(MAM_PoolExplain(NULL, 400 * MIB, &text));
+  ck_assert_msg(strstr(text, "give way") != NULL, "%s", text);
+  free(text);
+  OK(MAM_CudaFree(block(400 * MIB)));
+  OK(MAM_Trim(0));
+  OK(MAM_PoolExplain(NULL, 590 * MIB, &text));
+  ck_assert_msg(strstr(text, "in use") != NULL, "%s", text);
+  free(text);
+  FAILS(cudaErrorMemoryAllocation, MAM_CudaMalloc(&pointer, 590 * MIB));
+  OK(MAM_CudaFree(kept));
+  OK(MAM_Destroy());
+}
+END_TEST
+
 START_TEST(explain_says_what_waits) {
   char *text = NULL;
   MAM_Pool pool = fenced_pool(use_primary(0));
@@ -1041,6 +1067,7 @@ int main(void) {
   tcase_add_test(tcase, report_tiles_every_chunk);
   tcase_add_test(tcase, explain_says_what_was_asked_and_what_is_there);
   tcase_add_test(tcase, explain_differs_when_the_pool_can_serve);
+  tcase_add_loop_test(tcase, explain_says_that_free_memory_gives_way, 0, 2);
   tcase_add_test(tcase, explain_says_what_waits);
   tcase_add_test(tcase, explain_says_what_the_source_said);
   tcase_add_test(tcase, explain_and_report_without_a_place_are_invalid);
