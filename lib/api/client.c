@@ -250,7 +250,7 @@ static bool reuse_context_lives(const struct reuse *reuse) { return context_live
 static void totals(struct client_totals *sum) {
   NOT_CANCELLED;
   MAM_PoolInfo info;
-  struct pool_past past = pool_past();
+  struct pool_past_kind past = pool_past().defaults;
   *sum = (struct client_totals){.mallocs = past.malloc_count, .hits = past.hit_count, .waits = past.synchronize_count};
   for (struct mam_pool *pool = pool_first(); pool != NULL; pool = pool->next) {
     /* relaxed: a hint; a pool that ends meanwhile is not counted */

@@ -247,10 +247,14 @@ cudaError_t pool_finish(struct mam_pool *pool);
 /* Sets the peaks to what the pool holds at the moment. */
 cudaError_t pool_reset_peaks(struct mam_pool *pool, uint64_t default_id);
 
-/* The counts of all default pools that have ended, and the highest of their peaks. */
+/* The counts of all pools that have ended, and the highest of their peaks: of default pools, and of others. */
+struct pool_past_kind {
+  size_t pool_count;
+  uint64_t malloc_count, hit_count, synchronize_count;
+  size_t peak_used_bytes;
+};
 struct pool_past {
-  uint64_t malloc_count, hit_count, synchronize_count; /* of default pools */
-  size_t peak_used_bytes;                              /* the same */
+  struct pool_past_kind defaults, others;
   size_t left_count, left_bytes; /* of every pool: blocks that were live at its end, and what was asked for */
 };
 struct pool_past pool_past(void);

@@ -32,21 +32,18 @@ struct pool_past pool_past(void) {
 /* Remembers what a pool that ends had counted. */
 static void past_add(struct mam_pool *pool) {
   MAM_PoolInfo info;
-  bool is_default = pool->config.default_id != 0;
+  struct pool_past_kind *kind = pool->config.default_id != 0 ? &past.defaults : &past.others;
   const struct pool_front *frozen = pool_freeze(pool);
   pool_info_locked(pool, frozen, &info);
   pool_thaw(pool, frozen);
   pool_list_lock();
   past.left_count += info.used_count;
   past.left_bytes += info.requested_bytes;
-  if (!is_default) {
-    pool_list_unlock();
-    return;
-  }
-  past.malloc_count += info.malloc_count;
-  past.hit_count += info.magazine_hit_count + info.size_hit_count + info.tag_hit_count;
-  past.synchronize_count += info.synchronize_count;
-  past.peak_used_bytes = info.peak_used_bytes > past.peak_used_bytes ? info.peak_used_bytes : past.peak_used_bytes;
+  kind->pool_count++;
+  kind->malloc_count += info.malloc_count;
+  kind->hit_count += info.magazine_hit_count + info.size_hit_count + info.tag_hit_count;
+  kind->synchronize_count += info.synchronize_count;
+  kind->peak_used_bytes = info.peak_used_bytes > kind->peak_used_bytes ? info.peak_used_bytes : kind->peak_used_bytes;
   pool_list_unlock();
 }
 

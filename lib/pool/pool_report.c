@@ -342,39 +342,48 @@ static void leaks_tell(FILE *stream, const struct snapshot *snapshot) {
   words_holders(stream, snapshot, SIZE_MAX);
 }
 
-/* How many blocks the pools have that are open. */
-static size_t pools_tell(FILE *stream, void (*tell)(FILE *, const struct snapshot *)) {
-  size_t left = 0;
+/* How many pools are open, and how many blocks they have. */
+struct told {
+  size_t pools, blocks;
+};
+
+static struct told pools_tell(FILE *stream, void (*tell)(FILE *, const struct snapshot *)) {
+  struct told told = {0, 0};
   for (struct mam_pool *pool = pool_first(); pool != NULL; pool = pool->next) {
     struct snapshot *snapshot = NULL;
     if (snapshot_take(pool, POOL_ANY_ID, &snapshot) == cudaSuccess) {
       tell(stream, snapshot);
-      left += snapshot->info.used_count;
+      told.pools++;
+      told.blocks += snapshot->info.used_count;
     }
     free(snapshot);
   }
-  return left;
+  return told;
+}
+
+static void past_tell(FILE *stream, const char *which, const struct pool_past_kind *kind) {
+  if (kind->pool_count > 0)
+    (void)fprintf(stream,
+                  "mam: at exit: %s pools that had ended: %llu allocations, at most %zu bytes used, "
+                  "%llu waits for the GPU\n",
+                  which, (unsigned long long)kind->malloc_count, kind->peak_used_bytes,
+                  (unsigned long long)kind->synchronize_count);
 }
 
 void pools_tell_stats(FILE *stream) {
   struct pool_past past = pool_past();
-  if (past.malloc_count > 0)
-    (void)fprintf(stream,
-                  "mam: at exit: default pools that had ended: %llu allocations, at most %zu bytes used, "
-                  "%llu waits for the GPU\n",
-                  (unsigned long long)past.malloc_count, past.peak_used_bytes,
-                  (unsigned long long)past.synchronize_count);
-  else if (pool_first() == NULL)
-    (void)fprintf(stream, "mam: at exit: there is no pool, and no default pool has served anything\n");
-  (void)pools_tell(stream, stats_tell);
+  past_tell(stream, "default", &past.defaults);
+  past_tell(stream, "other", &past.others);
+  if (pools_tell(stream, stats_tell).pools + past.defaults.pool_count + past.others.pool_count == 0)
+    (void)fprintf(stream, "mam: at exit: there is no pool, and none has ended\n");
 }
 
 void pools_tell_leaks(FILE *stream) {
   struct pool_past gone = pool_past();
-  size_t told = pools_tell(stream, leaks_tell);
+  struct told told = pools_tell(stream, leaks_tell);
   if (gone.left_count > 0)
     (void)fprintf(stream, "mam: at exit: %zu blocks of %zu bytes were live when their pools were destroyed\n",
                   gone.left_count, gone.left_bytes);
-  else if (told == 0)
+  else if (told.blocks == 0)
     (void)fprintf(stream, "mam: at exit: every block was freed\n");
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /* What report_test.sh runs: allocates and frees as its arguments say, and exits.
- * usage: report_program [clean|leak|destroy|fork|explain|report|silent] */
+ * usage: report_program [clean|leak|destroy|fork|explain|report|silent|pool|refused] */
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,11 +25,34 @@ void *here(size_t bytes) {
   return block;
 }
 
+static void pool_end(void) {
+  MAM_PoolOptions options = MAM_POOL_OPTIONS_INIT;
+  MAM_Pool pool;
+  void *block;
+  options.source = MAM_SOURCE_HOST;
+  must(MAM_PoolCreate(&pool, &options));
+  must(MAM_PoolMalloc(pool, &block, (size_t)1 << 20));
+  must(MAM_CudaFree(block));
+  must(MAM_PoolDestroy(pool));
+}
+
+static void be_refused(void) {
+  void *block;
+  must(MAM_Create((size_t)8 << 20));
+  if (MAM_CudaMalloc(&block, (size_t)9 << 20) == cudaSuccess)
+    exit(EXIT_FAILURE);
+  must(MAM_Destroy());
+}
+
 int main(int count, char **arguments) {
   const char *how = count > 1 ? arguments[1] : "clean";
   char *text = NULL;
   if (strcmp(how, "silent") == 0)
     return EXIT_SUCCESS;
+  if (strcmp(how, "pool") == 0 || strcmp(how, "refused") == 0) {
+    (strcmp(how, "pool") == 0 ? pool_end : be_refused)();
+    return EXIT_SUCCESS;
+  }
   must(MAM_Create_auto());
   void *small[3], *large[2];
   for (int i = 0; i < 3; i++)

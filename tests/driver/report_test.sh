@@ -52,8 +52,16 @@ said=$(MAM_REPORT=leaks $program silent 2>&1)
 says "a program that allocates nothing" 'every block was freed'
 
 said=$(MAM_REPORT=stats $program silent 2>&1)
-says "stats of such a program" 'mam: at exit: there is no pool, and no default pool has served anything'
+says "stats of such a program" 'mam: at exit: there is no pool, and none has ended'
 lines "stats of such a program" 1
+
+said=$(MAM_REPORT=stats $program pool 2>&1)
+says "stats of a pool that was destroyed" 'mam: at exit: other pools that had ended: 1 allocations, at most 1048576 bytes used'
+lines "stats of a pool that was destroyed" 1
+
+said=$(MAM_REPORT=stats $program refused 2>&1)
+says "stats of a default pool that served nothing" 'mam: at exit: default pools that had ended: 0 allocations'
+lines "stats of a default pool that served nothing" 1
 
 said=$(MAM_REPORT=all $program clean 2>&1)
 says "a value that is none" 'MAM_REPORT=all is not understood: expected none, stats, leaks'
