@@ -146,8 +146,8 @@ bool reuse_bracketed(uint64_t context_id);
 bool reuse_capturing(struct reuse *reuse);
 
 /* A stream is being captured, outside brackets of its context, so its program said nothing of it: no fences and no
- * waits as long as it is, which the driver is asked.  So the stream must not go before the next call.  Inside brackets
- * of the reuse's own context it is not remembered. */
+ * waits as long as it is, which the driver is asked.  So the stream must not go before the driver was asked, which the
+ * next call need not do, but a trim does.  Inside brackets of the reuse's own context it is not remembered. */
 void reuse_notice_capture(struct reuse *reuse, CUstream stream);
 
 /* The fences there were. */

@@ -1130,6 +1130,29 @@ START_TEST(captured_stream_is_noticed_without_brackets) {
 }
 END_TEST
 
+/* mam(7) says so.  Further allocations may be served from what the thread has at hand, and ask nothing. */
+START_TEST(stream_that_was_noticed_may_go_after_a_trim) {
+  static const size_t either[] = {1000, MIB};
+  void *pointer = NULL;
+  if (_i % 2 == 1)
+    use_driver_without_fences();
+  (void)use_primary(0);
+  void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
+  OK(MAM_Create_auto());
+  OK(MAM_CudaFree(block(either[_i / 2])));
+  ck_assert(fake_stream_capture_begin(stream, 0));
+  OK(MAM_CudaMallocAsync(&pointer, either[_i / 2], stream));
+  OK(MAM_CudaFreeAsync(pointer, stream));
+  ck_assert(fake_stream_capture_end(stream));
+  OK(MAM_Trim(0));
+  fake_stream_destroy(stream);
+  for (int i = 0; i < 1000; i++)
+    OK(MAM_CudaFree(block(either[i % 2])));
+  OK(MAM_Destroy());
+  assert_nothing_held();
+}
+END_TEST
+
 /* The stream's owner may end the capture or destroy the stream at any moment. */
 START_TEST(stream_of_a_bracketed_capture_is_left_alone) {
   (void)use_primary(0);
@@ -1256,6 +1279,7 @@ int main(void) {
   tcase_add_loop_test(captures, streams_of_one_capture_are_several_streams, 0, size_count);
   tcase_add_loop_test(captures, bracketed_captures_survive_traffic_in_other_threads, 0, mode_count);
   tcase_add_loop_test(captures, captured_stream_is_noticed_without_brackets, 0, mode_count);
+  tcase_add_loop_test(captures, stream_that_was_noticed_may_go_after_a_trim, 0, 4);
   tcase_add_loop_test(captures, stream_of_a_bracketed_capture_is_left_alone, 0, mode_count);
   tcase_add_test(captures, capture_end_without_a_begin_is_invalid);
   tcase_add_loop_test(ends, reset_takes_pending_fences_along, 0, 2);
