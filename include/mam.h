@@ -390,7 +390,7 @@ typedef struct MAM_PoolInfo {
   size_t metadata_bytes;         /* host memory for segments, slabs and the caches of threads */
   uint64_t malloc_count;         /* successful allocations of at least one byte, since the pool began */
   uint64_t free_call_count;      /* successful frees */
-  uint64_t failure_count;        /* allocations that failed because the pool had no memory */
+  uint64_t failure_count;        /* allocations, or attempts (MAM_SetOutOfMemoryCallback), that had no memory */
   uint64_t synchronize_count;    /* times the pool waited for the GPU.  On plain host memory such a wait costs nothing,
                                     but it is counted */
   double external_fragmentation; /* 1 - largest_free_bytes / bytes of all free segments; 0 if there is none.  Cached
