@@ -358,6 +358,7 @@ cudaError_t pool_slab_take(struct mam_pool *pool, size_t bytes, uintptr_t *base)
     atomic_store_explicit(&segment->ticket, 0, memory_order_relaxed);
     segment->as.used.requested_bytes = 0;
     segment->as.used.site = NULL;
+    pool->span_count++;
     peak_update_locked(pool);
     *base = segment->base;
   }

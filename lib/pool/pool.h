@@ -201,6 +201,7 @@ struct mam_pool {
   size_t wanted_bytes;     /* that threads wait for while another grows the pool */
   size_t refused_bytes;    /* the smallest size that the source has refused, 0 if it has refused none */
   size_t requested_bytes;  /* live, as asked for */
+  size_t span_count;       /* used segments that are slabs, or on their way between the pool and a depot */
   size_t peak_taken_bytes; /* the most of the segments' used bytes: with whole slabs, and with what fronts keep */
   size_t peak_reserved_bytes;
   uint64_t ticket_next; /* odd */

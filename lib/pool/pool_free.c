@@ -197,6 +197,7 @@ cudaError_t pool_free_from(struct mam_pool *pool, uint64_t generation, uintptr_t
 void pool_slab_give(struct mam_pool *pool, uintptr_t base) {
   pool_lock(pool);
   struct pool_rule rule = own_rule(pool, true);
+  pool->span_count--;
   give_back_locked(pool, segment_find(&pool->segments, base), &rule);
   pool_unlock(pool);
 }

@@ -11,10 +11,11 @@ void pool_info_locked(struct mam_pool *pool, const struct pool_front *frozen, MA
     frozen->sum(pool, &sum);
   const struct segment_set *segments = &pool->segments;
   const struct pool_chunk *chunk;
-  size_t chunk_count = 0, slab_count = sum.slab_bytes / SOURCE_GRANULARITY_BYTES;
+  /* With those on their way: no block is in them.  Without the fronts nobody knows what is. */
+  size_t chunk_count = 0, slab_count = frozen != NULL ? pool->span_count : 0;
   SLIST_FOREACH(chunk, &pool->chunks, link) { chunk_count++; }
   size_t free_bytes = segments->bytes[SEGMENT_FREE], largest = segment_largest_free(&pool->segments);
-  size_t cached_bytes = sum.large_bytes + sum.slab_bytes - sum.live_small_bytes;
+  size_t cached_bytes = sum.large_bytes + slab_count * SOURCE_GRANULARITY_BYTES - sum.live_small_bytes;
   size_t cached_waiting_bytes = sum.large_waiting_bytes + sum.small_waiting_bytes;
   *info = (MAM_PoolInfo){
       .struct_size = sizeof *info,

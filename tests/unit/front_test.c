@@ -343,6 +343,23 @@ START_TEST(what_an_environment_counted_outlives_it) {
 }
 END_TEST
 
+/* Between the pool and a depot a slab is no block. */
+START_TEST(slab_on_its_way_is_no_block) {
+  MAM_Pool pool;
+  uintptr_t base;
+  ck_assert_int_eq(MAM_PoolDefault(&pool), cudaSuccess);
+  MAM_PoolInfo before = info_now();
+  ck_assert_int_eq(pool_slab_take(pool, 2 * MIB, &base), cudaSuccess);
+  MAM_PoolInfo info = info_now();
+  ck_assert_uint_eq(info.used_count, before.used_count);
+  ck_assert_uint_eq(info.used_bytes, before.used_bytes);
+  ck_assert_uint_eq(info.cached_bytes, before.cached_bytes + 2 * MIB);
+  ck_assert_uint_eq(info.used_bytes + info.waiting_bytes + info.free_bytes, info.reserved_bytes);
+  pool_slab_give(pool, base);
+  ck_assert_uint_eq(info_now().cached_bytes, before.cached_bytes);
+}
+END_TEST
+
 /* ---- Between threads ---- */
 
 enum { RING = 256 };
@@ -738,6 +755,7 @@ int main(void) {
   tcase_add_test(small, of_many_frees_of_one_block_one_succeeds);
   tcase_add_test(small, every_rule_frees_once);
   tcase_add_test(small, what_an_environment_counted_outlives_it);
+  tcase_add_test(small, slab_on_its_way_is_no_block);
   tcase_add_test(small, explanation_says_that_what_is_kept_comes_back);
   tcase_add_test(small, a_tag_takes_back_up_to_twice_what_is_asked);
   tcase_add_test(small, a_tag_does_not_take_back_more_than_twice_what_is_asked);
