@@ -37,19 +37,28 @@ static void watches_forget(void) {
       pool->watch->linger_until_ns = pool->watch->calm_until_ns = 0;
 }
 
+/* The handlers are registered twice, and the outermost run of them does the work. */
+static __thread __attribute__((tls_model("initial-exec"))) unsigned fork_depth;
+
 static void before_fork(void) {
+  if (fork_depth++ > 0)
+    return;
   pthread_mutex_lock(&environment_lock);
   pool_before_fork();
   record_before_fork(); /* last: a thread may record under any lock */
 }
 
 static void after_fork_in_parent(void) {
+  if (--fork_depth > 0)
+    return;
   record_after_fork(false);
   pool_after_fork(false);
   pthread_mutex_unlock(&environment_lock);
 }
 
 static void after_fork_in_child(void) {
+  if (--fork_depth > 0)
+    return;
   record_after_fork(true);
   environment_reaper.runs = false;
   watches_forget();
@@ -59,11 +68,23 @@ static void after_fork_in_child(void) {
   pthread_mutex_unlock(&environment_lock);
 }
 
+/* Threads call malloc and the driver while they hold locks of the library.  Both may have fork handlers that take locks
+ * of their own.  So the library's locks must be taken before those, or fork waits for a thread that waits for fork.
+ * The handlers before a fork run in the reverse order of their registration, so the library registers after the two:
+ * after an allocation, at which an allocator registers at the latest, and again when the driver is initialised.  Before
+ * that no lock is held in a call of the driver. */
+static void forks_handle(void) {
+  void *volatile first = malloc(1); /* volatile: or the compiler leaves the pair out */
+  free(first);
+  (void)pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}
+
 static void set_up(void) {
   record_set_up();
   conditions_set_up();
   front_set_up();
-  (void)pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+  driver_on_first(forks_handle); /* before the call here: if the driver is initialised by now, that call is enough */
+  forks_handle();
 }
 
 /* When the library is loaded, while there is mostly one thread: the kernel then registers a process for its barrier at

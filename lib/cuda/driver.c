@@ -2,6 +2,7 @@
 #include "cuda/driver.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -65,6 +66,20 @@ static cudaError_t fill(struct driver *driver, void *library) {
 
 static _Atomic(struct driver *) published;
 
+static void (*_Atomic on_first)(void);
+static pthread_once_t on_first_once = PTHREAD_ONCE_INIT;
+
+void driver_on_first(void (*call)(void)) {
+  atomic_store_explicit(&on_first, call, memory_order_release); /* pairs with the acquire in first */
+}
+
+static void first(void) {
+  /* acquire: what the caller of driver_on_first has set up; pairs with the release there */
+  void (*call)(void) = atomic_load_explicit(&on_first, memory_order_acquire);
+  if (call != NULL)
+    call();
+}
+
 const struct driver *driver_known(void) {
   /* acquire: the table's content; pairs with the release in driver_get */
   return atomic_load_explicit(&published, memory_order_acquire);
@@ -89,6 +104,7 @@ cudaError_t driver_get(const struct driver **driver) {
     error = fill(mine, library);
   if (error != cudaSuccess)
     goto unload;
+  (void)pthread_once(&on_first_once, first); /* no thread has the table yet */
   /* Several threads may get here; the first to publish wins, the others fill in the same addresses for nothing.
    * release: publishes the table; acquire on failure: reads the winner's.  Pairs with the load in
    * driver_known. */

@@ -104,6 +104,10 @@ cudaError_t driver_get(const struct driver **driver);
 /* The same table if it was written before, else NULL: nothing is loaded for it. */
 const struct driver *driver_known(void);
 
+/* Sets what is called once, when the driver is initialised and before any thread gets its table; no lock is held.  If
+ * that moment is past, it is not called. */
+void driver_on_first(void (*call)(void));
+
 /* Records the driver's answer to the call named what as this thread's error and returns it as cudaError_t. */
 cudaError_t driver_error(const struct driver *driver, CUresult result, const char *what);
 

@@ -129,6 +129,35 @@ static int fork_child(bool exits) {
   return churn();
 }
 
+static void *allocate_many_sizes(void *context) {
+  unsigned long long address;
+  unsigned seed = (unsigned)(uintptr_t)&address;
+  (void)cuCtxSetCurrent(context);
+  for (;;)
+    if (cuMemAlloc_v2(&address, 1000 + (unsigned)rand_r(&seed) % (80 * MIB)) == 0)
+      (void)cuMemFree_v2(address);
+  return NULL;
+}
+
+/* Forks while threads are inside of the library, an allocator and the driver. */
+static int fork_busy(void *context) {
+  enum { THREADS = 4, FORKS = 300 };
+  pthread_t thread;
+  int status = 0;
+  for (int i = 0; i < THREADS; i++)
+    if (pthread_create(&thread, NULL, allocate_many_sizes, context) != 0)
+      return 1;
+  for (int i = 0; i < FORKS; i++) {
+    pid_t child = fork();
+    if (child == 0)
+      _exit(0);
+    if (waitpid(child, &status, 0) != child || status != 0)
+      return 1;
+  }
+  puts("forked");
+  return 0;
+}
+
 /* Becomes a program that is not served, which the other end of descriptor 50 notices. */
 static int leave(void) {
   char *const arguments[] = {"sleep", "60", NULL}, *const environment[] = {NULL};
@@ -216,6 +245,8 @@ int main(int count, char **arguments) {
     return outlive_main(context);
   if (strcmp(what, "fork") == 0)
     return fork_child(false);
+  if (strcmp(what, "fork-busy") == 0)
+    return fork_busy(context);
   if (strcmp(what, "fork-exit") == 0)
     return fork_child(true);
   if (strcmp(what, "exec") == 0 && churn() == 0)

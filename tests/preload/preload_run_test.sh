@@ -68,6 +68,14 @@ try "a forked child without exec is left to the driver" ./mam-run "$program" for
 check '[ $status -eq 0 ] && grep -q "child hears 3" "$work/out"'
 try "a forked child prints no summary of its own" ./mam-run --summary "$program" fork-exit
 check '[ $status -eq 0 ] && [ "$(grep -c "allocations and" "$work/err")" -eq 1 ]'
+allocator=$PWD/tests/preload/.libs/preload_allocator.so
+for beside in '' "$allocator"; do
+  try "fork waits for no thread that waits for fork (${beside##*/})" env ${beside:+LD_PRELOAD="$beside"} timeout 60 ./mam-run \
+    "$program" fork-busy
+  check '[ $status -eq 0 ] && grep -q forked "$work/out"'
+done
+try "nor in a program without a driver" env MAM_SOURCE=host LD_PRELOAD="$allocator" timeout 60 tests/preload/preload_member forks
+check '[ $status -eq 0 ] && grep -q forked "$work/out"'
 try "children that are forked before the first context are served" ./mam-run -s "$program" fork-early
 check '[ $status -eq 0 ] && [ "$(grep -c "chunks 1" "$work/out")" -eq 2 ] && [ "$(grep -c "40 allocations and 40 frees" "$work/err")" -eq 2 ]'
 try "a program may overwrite its environment" ./mam-run --skip-threads loader "$program" title
