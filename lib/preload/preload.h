@@ -20,14 +20,14 @@
  *   preload_ipc.c        memory of other processes
  *   preload_options.c    which processes, threads, devices and sizes are served
  *   preload_site.c       where in the program an allocation is
- *   preload_weak.c       weak references to what the driver lacks
+ *   preload_refer.c      references to hooks that mean something else
  *   preload_summary.c    numbers, printed at exit
  *
  * The library does not know how a pool works: client.h is all that it knows of pools.
  *
  * Rules:
- *   - Before the program's first call of a hook, the library clears weak references to what the driver lacks, and keeps
- *     stderr open if a summary was asked for.  It does nothing else.
+ *   - Before the program's first call of a hook, the library mends references that mean no hook, and keeps stderr open
+ *     if a summary was asked for.  It does nothing else.
  *   - No lock is held while dlopen, dlsym, dladdr or the driver is called.
  *   - An allocation that no pool serves is passed on, and the program gets the driver's answer.
  */
@@ -94,6 +94,14 @@ void preload_voids_find(void *driver);
 
 /* Whether function is the address of a hook that was found to stand for nothing. */
 bool preload_hook_is_void(const void *function);
+
+/* The row of the hook of that name, and the hook; PRELOAD_ROWS and NULL if there is none. */
+enum { PRELOAD_ROWS = sizeof(struct preload_real) / sizeof(void *) };
+size_t preload_hook_named(const char *name, const void **hook);
+
+/* Mends references of libraries to variables that have the names of hooks, also in libraries that were opened after the
+ * program began.  caller: an address in code that asks for a function of the driver. */
+void preload_references_mend(const void *caller);
 
 /* What a hook answers if there is no real function to call. */
 enum { PRELOAD_NO_FUNCTION = 500 }; /* CUDA_ERROR_NOT_FOUND */

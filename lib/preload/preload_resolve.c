@@ -63,6 +63,7 @@ static const struct row rows[] = {
 #undef REAL
 };
 enum { ROWS = sizeof rows / sizeof rows[0] };
+_Static_assert((size_t)ROWS == (size_t)PRELOAD_ROWS, "a row of the table has a pointer");
 
 /* The real function of a row, NULL if this driver lacks it. */
 static void *row_real(const struct preload_real *real, const struct row *row) {
@@ -173,6 +174,12 @@ static const struct row *row_by_name(const char *name) {
     if (rows[i].hook != NULL && strcmp(rows[i].name, name) == 0)
       return &rows[i];
   return NULL;
+}
+
+size_t preload_hook_named(const char *name, const void **hook) {
+  const struct row *row = name[0] == 'c' && name[1] == 'u' ? row_by_name(name) : NULL;
+  *hook = row != NULL ? row->hook : NULL;
+  return row != NULL ? (size_t)(row - rows) : PRELOAD_ROWS;
 }
 
 /* libmam's table of the driver gets the real function in place of a hook. */
@@ -287,7 +294,10 @@ __attribute__((visibility("hidden"), used)) struct dlsym_answer preload_dlsym_an
 struct dlsym_answer preload_dlsym_answer(void *library, const char *name, const void *caller) {
   if (__atomic_load_n((void **)&preload_dlsym, __ATOMIC_RELAXED) == NULL) /* relaxed: see dlsym_find */
     dlsym_find();
-  const struct row *row = name != NULL && name[0] == 'c' && name[1] == 'u' ? row_by_name(name) : NULL;
+  bool drivers = name != NULL && name[0] == 'c' && name[1] == 'u';
+  if (drivers)
+    preload_references_mend(caller);
+  const struct row *row = drivers ? row_by_name(name) : NULL;
   if (row == NULL)
     return ask_behind;
   if (!driver_has(name))

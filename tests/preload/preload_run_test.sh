@@ -184,6 +184,15 @@ done
 try "as without" tests/preload/preload_driverless
 check 'cmp -s "$work/out" "$work/on" && cmp -s "$work/out" "$work/off"'
 
+# A library may have variables by the names of the driver's functions.
+loader=$PWD/tests/preload/.libs/preload_loader.so
+fake=$PWD/tests/support/.libs
+try "a library that opens the driver by itself is served" env LD_LIBRARY_PATH="$fake" ./mam-run -s \
+  tests/preload/preload_loading "$loader"
+check '[ $status -eq 0 ] && grep -q "at the start: absent" "$work/out" && grep -q " 3 allocations and 3 frees served" "$work/err"'
+try "with --off it gets the driver" env LD_LIBRARY_PATH="$fake" ./mam-run --off tests/preload/preload_loading "$loader"
+check '[ $status -eq 0 ] && grep -q "at the start: absent" "$work/out"'
+
 # An interposer that needs no driver is all that a process without one can find.
 plain=$PWD/tests/preload/.libs/preload_plain.so
 try "without a driver an interposer is found" env LD_PRELOAD="$plain" ./mam-run tests/preload/preload_driverless
