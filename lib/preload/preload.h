@@ -78,7 +78,8 @@ struct preload_real {
 #undef AGAIN
 #undef REAL
 
-/* The table of real functions, made by the first call.  NULL if there is no driver or no host memory. */
+/* The table of real functions, made by the first call.  NULL if there is neither a driver nor another library that has
+ * functions by these names, or no host memory. */
 const struct preload_real *preload_real_get(void);
 
 /* A door is a way by which a program finds a hook.  There is a third one: the dynamic linker gives hooks to programs
@@ -88,12 +89,13 @@ enum preload_door { PRELOAD_DOOR_DLSYM, PRELOAD_DOOR_PROC_ADDRESS, PRELOAD_DOORS
 /* How many hooks the program was given by a door. */
 unsigned preload_given(enum preload_door door);
 
-/* Finds out which hooks stand for nothing, because the driver is NULL or lacks the function.  driver: a handle of
- * dlopen. To be called once, before the program begins. */
-void preload_voids_find(void *driver);
+/* Finds out what hooks stand for where the driver is NULL or lacks the function.  driver: a handle of dlopen.  To be
+ * called once, before the program begins. */
+void preload_meant_find(void *driver);
 
-/* Whether function is the address of a hook that was found to stand for nothing. */
-bool preload_hook_is_void(const void *function);
+/* What the linker would have found in place of a hook that stands for no function of the driver, NULL if nothing; any
+ * other function as it is. */
+void *preload_hook_meant(void *function);
 
 /* The row of the hook of that name, and the hook; PRELOAD_ROWS and NULL if there is none. */
 enum { PRELOAD_ROWS = sizeof(struct preload_real) / sizeof(void *) };

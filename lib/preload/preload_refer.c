@@ -4,8 +4,9 @@
  *
  * Weak references.  A program may refer to the driver's functions weakly, and use those whose addresses are not NULL.
  * Under this library the dynamic linker finds hooks for them.  If no driver was loaded with the program, or it lacks
- * the function, the address must be NULL.  So the library clears such references before the program begins.  It does
- * not look at libraries that are opened later.
+ * the function, the address must be what it is without this library: NULL, or a function of that name in a library
+ * behind.  So the library binds such references anew before the program begins.  It does not look at libraries that are
+ * opened later.
  *
  * Variables.  A library may open the driver by itself, and keep what it finds in variables that have the names of the
  * functions.  The dynamic linker compares names, not types, so it binds references to such variables to hooks, and the
@@ -105,11 +106,13 @@ struct reference {
   unsigned type;
 };
 
-static void weak_clear(const struct reference *reference) {
+static void weak_bind(const struct reference *reference) {
   const ElfW(Sym) *symbol = reference->symbol;
-  if (reference->type != COPY && symbol->st_shndx == SHN_UNDEF && ELF64_ST_BIND(symbol->st_info) == STB_WEAK &&
-      preload_hook_is_void((const void *)*reference->slot))
-    slot_set(reference->library, reference->slot, 0);
+  if (reference->type == COPY || symbol->st_shndx != SHN_UNDEF || ELF64_ST_BIND(symbol->st_info) != STB_WEAK)
+    return;
+  void *found = (void *)*reference->slot, *meant = preload_hook_meant(found);
+  if (meant != found)
+    slot_set(reference->library, reference->slot, (uintptr_t)meant);
 }
 
 static void copy_clear(const struct reference *reference) {
@@ -157,7 +160,7 @@ static void library_references(const struct dl_phdr_info *library, void (*visit)
 /* ---- When ---- */
 
 static void visit_early(const struct reference *reference) {
-  weak_clear(reference);
+  weak_bind(reference);
   copy_clear(reference);
 }
 
@@ -218,7 +221,7 @@ void preload_references_mend(const void *caller) {
  * reserved. */
 __attribute__((constructor(101))) static void references_begin(void) {
   void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-  preload_voids_find(driver);
+  preload_meant_find(driver);
   (void)dl_iterate_phdr(library_early, NULL);
   preload_references_mend((const void *)(uintptr_t)references_begin);
   if (driver != NULL)

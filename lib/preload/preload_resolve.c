@@ -104,11 +104,26 @@ static void *symbol_after_this(const char *name) {
 
 /* ---- The real functions ---- */
 
-/* The real function of a name.  In a served process that is the driver's.  In a process that is left alone it is the
- * next one in the linker's order, so that another interposer sees all that it would see without this library. */
-static void *real_find(void *library, const char *name) {
-  void *after = preload_active() ? NULL : symbol_after_this(name);
-  return after != NULL ? after : dlsym_behind(library, name);
+/* The real function of a row.  In a served process that is the driver's.  In a process that is left alone it is the
+ * next one in the linker's order, so that another interposer sees all that it would see without this library.  Without
+ * a driver (library is NULL) it is the next one, too, of a simulator for example.  But what this library calls for
+ * itself is not there then, so nothing is served. */
+static void *real_find(void *library, const struct row *row) {
+  if (library == NULL)
+    return row->hook != NULL ? symbol_after_this(row->name) : NULL;
+  void *after = preload_active() ? NULL : symbol_after_this(row->name);
+  return after != NULL ? after : dlsym_behind(library, row->name);
+}
+
+/* Fills the table.  False if it is empty. */
+static bool real_fill(struct preload_real *real, void *library) {
+  bool found = false;
+  for (size_t i = 0; i < ROWS; i++) {
+    void *function = real_find(library, &rows[i]);
+    *(void **)((char *)real + rows[i].offset) = function;
+    found |= function != NULL;
+  }
+  return found;
 }
 
 const struct preload_real *preload_real_get(void) {
@@ -118,11 +133,11 @@ const struct preload_real *preload_real_get(void) {
   if (known != NULL)
     return known;
   void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  struct preload_real *mine = library != NULL ? calloc(1, sizeof *mine) : NULL;
-  if (mine == NULL)
-    return NULL;
-  for (size_t i = 0; i < ROWS; i++)
-    *(void **)((char *)mine + rows[i].offset) = real_find(library, rows[i].name);
+  struct preload_real *mine = calloc(1, sizeof *mine);
+  if (mine == NULL || !real_fill(mine, library)) {
+    free(mine);
+    return NULL; /* a later call looks again */
+  }
   /* If several threads make a table at once, the first one's counts.  The driver stays open, as the table points to it.
    * release: publishes the table; acquire on failure: reads the winner's.  Pairs with the load above. */
   if (!atomic_compare_exchange_strong_explicit(&published, &known, mine, memory_order_acq_rel, memory_order_acquire)) {
@@ -149,17 +164,19 @@ static const struct row *row_by_hook(const void *hook) {
   return NULL;
 }
 
-/* Whether a hook stands for nothing.  Written before the program begins. */
-static bool is_void[ROWS];
+/* What a hook stands for before the driver is opened: itself where the driver was loaded with the program and has the
+ * function, else what comes after it, mostly nothing.  Written before the program begins. */
+static void *meant[ROWS];
 
-void preload_voids_find(void *driver) {
+void preload_meant_find(void *driver) {
   for (size_t i = 0; i < ROWS; i++)
-    is_void[i] = driver == NULL || dlsym_behind(driver, rows[i].name) == NULL;
+    meant[i] =
+        driver != NULL && dlsym_behind(driver, rows[i].name) != NULL ? rows[i].hook : symbol_after_this(rows[i].name);
 }
 
-bool preload_hook_is_void(const void *function) {
+void *preload_hook_meant(void *function) {
   const struct row *row = row_by_hook(function);
-  return row != NULL && is_void[row - rows];
+  return row != NULL ? meant[row - rows] : function;
 }
 
 static const struct row *row_by_real(const struct preload_real *real, const void *function) {

@@ -23,5 +23,6 @@ int main(void) {
   printf("in the program: %s\n", dlsym(anybody, "cuMemAlloc_v2") != NULL ? "there" : "absent");
   printf("weak: %s, %s, %s\n", cuMemGetInfo_v2 != NULL ? "there" : "absent", early,
          *(int (*const volatile *)(unsigned long long *, size_t)) & in_a_table != NULL ? "there" : "absent");
+  printf("answer: %d\n", cuMemAlloc_v2 != NULL ? cuMemAlloc_v2(&(unsigned long long){0}, 1000) : 0);
   return 0;
 }

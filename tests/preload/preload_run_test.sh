@@ -199,6 +199,12 @@ try "without a driver an interposer is found" env LD_PRELOAD="$plain" ./mam-run 
 cp "$work/out" "$work/on"
 try "as without" env LD_PRELOAD="$plain" tests/preload/preload_driverless
 check 'cmp -s "$work/out" "$work/on" && grep -q "by default: there" "$work/out"'
+for mode in on off; do
+  try "behind the library, too ($mode)" env MAM_PRELOAD=$mode LD_PRELOAD="$library:$plain" tests/preload/preload_driverless
+  check 'cmp -s "$work/out" "$work/on"'
+  try "without a driver a simulator's functions are called ($mode)" env MAM_PRELOAD=$mode ./mam-run tests/preload/preload_simulated
+  check '[ $status -eq 0 ] && grep -qx "answer: 100" "$work/out"'
+done
 
 try "an unknown option is refused" ./mam-run --nothing "$program" churn
 check '[ $status -eq 125 ] && grep -q "unknown option --nothing" "$work/err"'
