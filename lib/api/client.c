@@ -6,6 +6,8 @@
 #include "api/api_serve.h"
 #include "api/environment.h"
 #include "base/cancel.h"
+#include "base/clock.h"
+#include "base/wait.h"
 #include "front/front_quick.h"
 #include "front/front_record.h"
 #include "front/slab.h"
@@ -150,24 +152,102 @@ static size_t held_bytes(struct mam_pool *pool) {
   return bytes;
 }
 
-/* A chunk's guard counts as well: it is the driver's when the chunk goes back. */
-static size_t available_bytes(size_t *used_bytes, const void **which) {
+/* ---- The pools of a device ---- */
+
+/* The device of the current context, and that context's pool, NULL if it has none. */
+struct here {
+  CUdevice device;
+  struct mam_pool *pool;
+};
+
+/* False if there is no pool at all, or no context is current. */
+static bool here_find(struct here *here) {
   uint64_t id;
-  struct mam_pool *pool = pool_of_context(NULL, &id);
-  MAM_PoolInfo info = {.struct_size = sizeof info};
-  *used_bytes = 0;
-  *which = pool;
-  if (pool == NULL || pool_info(pool, id, &info) != cudaSuccess)
-    return 0;
-  *used_bytes = info.used_bytes;
-  size_t held = held_bytes(pool);
-  return held > info.used_bytes ? held - info.used_bytes : 0;
+  *here = (struct here){.device = -1, .pool = pool_of_context(NULL, &id)};
+  const struct driver *driver = driver_known();
+  if (pool_first() == NULL || driver == NULL)
+    return false;
+  return (driver->cuCtxGetDevice != NULL && driver->cuCtxGetDevice(&here->device) == CUDA_SUCCESS) ||
+         here->pool != NULL;
 }
 
-static uint64_t moves(void) {
-  uint64_t id;
-  struct mam_pool *pool = pool_of_context(NULL, &id);
-  return pool != NULL ? pool_moves(pool) : 0;
+static bool context_is_on(const struct context *context, CUdevice device) {
+  struct context_visit visit;
+  CUdevice its;
+  if (device < 0 || context_enter(context, &visit) != cudaSuccess)
+    return false;
+  bool is_on = context->driver->cuCtxGetDevice(&its) == CUDA_SUCCESS && its == device;
+  context_leave(context, &visit);
+  return is_on;
+}
+
+/* The first default pool from there in the list whose memory is the device's.  It is entered: the caller exits it. */
+static struct mam_pool *pool_here(struct mam_pool *pool, const struct here *here) {
+  for (; pool != NULL; pool = pool->next) {
+    /* relaxed: a pool that begins or ends meanwhile may count or not */
+    if (atomic_load_explicit(&pool->default_id, memory_order_relaxed) == 0 ||
+        pool_enter(pool, POOL_ANY_ID) != cudaSuccess)
+      continue;
+    const struct source *source = &pool->source;
+    if ((source->operations == &source_device || source->operations == &source_vmm) &&
+        (pool == here->pool || context_is_on(&source->context, here->device)))
+      return pool;
+    pool_exit(pool);
+  }
+  return NULL;
+}
+
+static struct mam_pool *pool_here_next(struct mam_pool *pool, const struct here *here) {
+  struct mam_pool *next = pool->next;
+  pool_exit(pool);
+  return pool_here(next, here);
+}
+
+/* A pool gives what it does not need before an allocation is refused, whichever context that is made in.  A chunk's
+ * guard counts as well: it is the driver's when the chunk goes back. */
+static size_t available_bytes(size_t *used_bytes, const void **which) {
+  NOT_CANCELLED;
+  struct here here;
+  MAM_PoolInfo info = {.struct_size = sizeof info};
+  size_t sum = 0;
+  *used_bytes = 0;
+  *which = NULL;
+  if (!here_find(&here))
+    return 0;
+  *which = here.pool;
+  for (struct mam_pool *pool = pool_here(pool_first(), &here); pool != NULL; pool = pool_here_next(pool, &here)) {
+    if (pool_info(pool, POOL_ANY_ID, &info) != cudaSuccess)
+      continue;
+    size_t held = held_bytes(pool);
+    *used_bytes += info.used_bytes;
+    sum += held > info.used_bytes ? held - info.used_bytes : 0;
+  }
+  return sum;
+}
+
+/* How often the pool's growths and trims have ended, after the end of one that goes on. */
+static uint64_t pool_moves_until(struct mam_pool *pool, int64_t end_ns) {
+  struct wait wait = WAIT_INIT;
+  while (true) {
+    pool_lock(pool);
+    bool moves = pool->growing;
+    uint64_t count = atomic_load_explicit(&pool->growths, memory_order_relaxed); /* relaxed: written under the lock */
+    pool_unlock(pool);
+    if (!moves || now_ns() >= end_ns)
+      return count;
+    wait_more(&wait);
+  }
+}
+
+static uint64_t moves(int64_t end_ns) {
+  NOT_CANCELLED;
+  struct here here;
+  uint64_t sum = 0;
+  if (!here_find(&here))
+    return 0;
+  for (struct mam_pool *pool = pool_here(pool_first(), &here); pool != NULL; pool = pool_here_next(pool, &here))
+    sum += pool_moves_until(pool, end_ns);
+  return sum;
 }
 
 /* ---- Sources and contexts ---- */

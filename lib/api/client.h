@@ -67,13 +67,13 @@ struct client {
   /* The chunk of cuMemAlloc that an address lies in.  False if it lies in none. */
   bool (*chunk_at)(uintptr_t address, uintptr_t *base);
 
-  /* What the current context's pool could hand out, or will when the GPU is done; what it has handed out; and which one
-   * it is, NULL if there is none. */
+  /* What the default pools of the current context's device could hand out, or will when the GPU is done; what they have
+   * handed out; and which one is the context's own, NULL if it has none. */
   size_t (*available_bytes)(size_t *used_bytes, const void **pool);
 
-  /* How often that pool has taken memory from the driver or given some back.  While it does, its memory is neither the
-   * driver's nor the pool's: waits for the end of that, for a second at most. */
-  uint64_t (*moves)(void);
+  /* How often these pools have taken memory from the driver or given some back.  While one does, its memory is neither
+   * the driver's nor the pool's: waits for the end of that, until end_ns (now_ns) at most. */
+  uint64_t (*moves)(int64_t end_ns);
 
   /* Has every pool on a device give back what it does not need; waits: after the GPU is done with what was freed.
    * Whether one gave something. */

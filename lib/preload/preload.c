@@ -7,6 +7,8 @@
 
 #include <string.h>
 
+#include "base/clock.h"
+
 __thread __attribute__((tls_model("initial-exec"), visibility("hidden"))) unsigned preload_depth;
 
 /* ---- Allocating ---- */
@@ -274,12 +276,14 @@ CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
 
 /* ---- Asking ---- */
 
-/* An answer of the two is begun anew so often at most. */
-enum { INFO_ANSWERS_MOST = 8 };
+/* An answer of the two is begun anew so often at most, and waits so long at most in all: a growth takes less, and a
+ * trim may wait for the GPU. */
+enum { INFO_ANSWERS_MOST = 8, INFO_WAIT_NS = 1000000000 };
 
-/* Free memory is the driver's, what the pool could hand out, and what is only held softly for graphs.  A chunk that
- * goes from one to the other between the two questions would count twice or not at all, so they are asked again after
- * each such move.  Where moves do not cease, the sum is cut to what the program's blocks leave of the device. */
+/* Free memory is the driver's, what the device's pools could hand out, and what is only held softly for graphs.  A
+ * chunk that goes from one to the other between the two questions would count twice or not at all, so they are asked
+ * again after each such move.  Where moves do not cease, the sum is cut to what the program's blocks leave of the
+ * device. */
 CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
   const struct preload_real *real = preload_real_get();
   if (free_bytes == NULL || preload_depth != 0 || !preload_active())
@@ -287,7 +291,8 @@ CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
   size_t used_bytes = 0, available_bytes = 0;
   const void *pool = NULL;
   preload_depth++;
-  uint64_t before, moves = mam_client.moves();
+  int64_t end_ns = now_ns() + INFO_WAIT_NS;
+  uint64_t before, moves = mam_client.moves(end_ns);
   CUresult result;
   unsigned answers = 0;
   do {
@@ -295,7 +300,7 @@ CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
     result = PRELOAD_CALL(real, cuMemGetInfo_v2, free_bytes, total_bytes);
     if (result == CUDA_SUCCESS) {
       available_bytes = mam_client.available_bytes(&used_bytes, &pool);
-      moves = mam_client.moves();
+      moves = mam_client.moves(end_ns);
     }
   } while (moves != before && ++answers < INFO_ANSWERS_MOST);
   preload_depth--;

@@ -176,6 +176,52 @@ START_TEST(free_memory_counts_what_is_on_its_way_to_the_driver) {
 }
 END_TEST
 
+/* A call of the driver that gives a chunk back does not return. */
+START_TEST(a_question_for_free_memory_waits_for_a_second_at_most) {
+  struct timespec begun, ended;
+  size_t free_bytes, total;
+  (void)setenv("MAM_LINGER_MS", "100", 1);
+  begin();
+  OK(cuMemFree_v2(allocate(GIB)));
+  fake_hold("cuMemFree");
+  for (int i = 0; i < 5000 && !fake_is_held(); i++) {
+    OK(cuMemFree_v2(allocate(1000))); /* by which a growth is noticed */
+    (void)usleep(1000);
+  }
+  ck_assert(fake_is_held());
+  (void)clock_gettime(CLOCK_MONOTONIC, &begun);
+  OK(cuMemGetInfo_v2(&free_bytes, &total));
+  (void)clock_gettime(CLOCK_MONOTONIC, &ended);
+  ck_assert_int_lt((ended.tv_sec - begun.tv_sec) * 1000 + (ended.tv_nsec - begun.tv_nsec) / 1000000, 1500);
+  fake_let_go();
+}
+END_TEST
+
+/* What the pool of one context keeps, an allocation in another context of the device gets. */
+START_TEST(free_memory_counts_what_other_contexts_of_the_device_keep) {
+  size_t free_bytes, total;
+  void *elsewhere = NULL;
+  fake_set_devices(2);
+  begin();
+  address_t kept = allocate(10 * MIB);
+  OK(cuMemFree_v2(allocate(3 * GIB)));
+  OK(cuCtxSetCurrent(fake_context_create(0)));
+  OK(cuMemGetInfo_v2(&free_bytes, &total));
+  ck_assert_uint_eq(free_bytes, total - 10 * MIB);
+  OK(cuMemFree_v2(allocate(1000)));
+  OK(cuMemGetInfo_v2(&free_bytes, &total));
+  ck_assert_uint_eq(free_bytes, total - 10 * MIB);
+  OK(cuDevicePrimaryCtxRetain(&elsewhere, 1));
+  OK(cuCtxSetCurrent(elsewhere));
+  OK(cuMemGetInfo_v2(&free_bytes, &total));
+  ck_assert_uint_eq(free_bytes, total);
+  OK(cuMemFree_v2(allocate(1000)));
+  OK(cuMemGetInfo_v2(&free_bytes, &total));
+  ck_assert_uint_eq(free_bytes, total);
+  OK(cuMemFree_v2(kept));
+}
+END_TEST
+
 START_TEST(large_blocks_take_chunks_of_their_own_size) {
   begin();
   address_t address = allocate(GIB);
@@ -922,6 +968,8 @@ static Suite *suite(void) {
   tcase_add_test(tests, pitched_rows_have_the_drivers_pitch);
   tcase_add_test(tests, free_memory_counts_what_the_pool_can_hand_out);
   tcase_add_test(tests, free_memory_counts_what_is_on_its_way_to_the_driver);
+  tcase_add_test(tests, a_question_for_free_memory_waits_for_a_second_at_most);
+  tcase_add_test(tests, free_memory_counts_what_other_contexts_of_the_device_keep);
   tcase_add_test(tests, large_blocks_take_chunks_of_their_own_size);
   tcase_add_test(tests, blocks_lie_in_a_chunk_without_a_gap);
   tcase_add_loop_test(tests, blocks_of_one_size_may_have_the_device, 0, 5);
