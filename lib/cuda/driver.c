@@ -24,14 +24,6 @@ static const struct function_row rows[] = {
 #undef DRIVER_FUNCTION
 };
 
-/* cuGetProcAddress of CUDA 11.3 and of 12.0: the former is found under the plain name. */
-typedef CUresult (*get_proc_address_v1)(const char *name, void **function, int version, uint64_t flags);
-typedef CUresult (*get_proc_address_v2)(const char *name, void **function, int version, uint64_t flags, int *found);
-
-static void *symbol(void *library, const char *name) {
-  return &mam_driver_detour != NULL ? mam_driver_detour.symbol(library, name) : dlsym(library, name);
-}
-
 /* The driver itself may answer with a function that stands in front of its own. */
 static void *real(void *function) {
   return &mam_driver_detour != NULL && function != NULL ? mam_driver_detour.real(function) : function;
@@ -39,23 +31,18 @@ static void *real(void *function) {
 
 /* A function by its name at a version.  Asking for a version gets the signature of that version, whatever suffix the
  * driver exports it under. */
-static void *resolve(get_proc_address_v1 get_v1, get_proc_address_v2 get_v2, const struct function_row *row) {
+static void *resolve(const struct driver_look_up *look_up, const struct function_row *row) {
   void *function = NULL;
-  CUresult result = get_v2 != NULL ? get_v2(row->name, &function, row->version, 0, NULL)
-                                   : get_v1(row->name, &function, row->version, 0);
+  CUresult result = look_up->v2 != NULL ? look_up->v2(row->name, &function, row->version, 0, NULL)
+                                        : look_up->v1(row->name, &function, row->version, 0);
   return result == CUDA_SUCCESS ? real(function) : NULL;
 }
 
-static cudaError_t fill(struct driver *driver, void *library) {
-  get_proc_address_v1 get_v1;
-  get_proc_address_v2 get_v2;
-  /* The form that POSIX gives for functions: ISO C has no conversion of dlsym's result. */
-  *(void **)&get_v1 = symbol(library, "cuGetProcAddress");
-  *(void **)&get_v2 = symbol(library, "cuGetProcAddress_v2");
-  if (get_v1 == NULL && get_v2 == NULL)
+static cudaError_t fill(struct driver *driver, const struct driver_look_up *look_up) {
+  if (look_up->v1 == NULL && look_up->v2 == NULL)
     return error_set(cudaErrorNotSupported, "the CUDA driver is older than 11.3: it has no cuGetProcAddress");
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-    void *function = resolve(get_v1, get_v2, &rows[i]);
+    void *function = resolve(look_up, &rows[i]);
     if (function == NULL && rows[i].need == REQUIRED)
       return error_set(cudaErrorNotSupported, "the CUDA driver has no %s", rows[i].name);
     *(void **)((char *)driver + rows[i].offset) = function;
@@ -85,23 +72,42 @@ const struct driver *driver_known(void) {
   return atomic_load_explicit(&published, memory_order_acquire);
 }
 
+/* Opens the driver.  *library is NULL if the detour has it open: then no dlopen and no dlsym is called, which would
+ * wait for a constructor of another library that waits for the calling thread. */
+static cudaError_t open_driver(void **library, struct driver_look_up *look_up) {
+  *library = NULL;
+  if (&mam_driver_detour != NULL && mam_driver_detour.open(look_up))
+    return cudaSuccess;
+  *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (*library == NULL)
+    return error_set(cudaErrorNoDevice, "no CUDA driver: %s", dlerror());
+  /* The form that POSIX gives for functions: ISO C has no conversion of dlsym's result. */
+  *(void **)&look_up->v1 = dlsym(*library, "cuGetProcAddress");
+  *(void **)&look_up->v2 = dlsym(*library, "cuGetProcAddress_v2");
+  return cudaSuccess;
+}
+
+static void close_driver(void *library) {
+  if (library != NULL)
+    (void)dlclose(library);
+}
+
 cudaError_t driver_get(const struct driver **driver) {
+  struct driver_look_up look_up;
+  void *library;
   const struct driver *table = driver_known();
   if (table != NULL) {
     *driver = table;
     return cudaSuccess;
   }
-  if (&mam_driver_detour != NULL)
-    mam_driver_detour.begin();
-  void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (library == NULL)
-    return error_set(cudaErrorNoDevice, "no CUDA driver: %s", dlerror());
-  cudaError_t error;
+  cudaError_t error = open_driver(&library, &look_up);
+  if (error != cudaSuccess)
+    return error;
   struct driver *mine = calloc(1, sizeof *mine);
   if (mine == NULL)
     error = error_set(cudaErrorMemoryAllocation, "the host has no memory for the driver's table");
   else
-    error = fill(mine, library);
+    error = fill(mine, &look_up);
   if (error != cudaSuccess)
     goto unload;
   (void)pthread_once(&on_first_once, first); /* no thread has the table yet */
@@ -111,7 +117,7 @@ cudaError_t driver_get(const struct driver **driver) {
   struct driver *winner = NULL;
   if (!atomic_compare_exchange_strong_explicit(&published, &winner, mine, memory_order_acq_rel, memory_order_acquire)) {
     free(mine);
-    (void)dlclose(library); /* the winner holds it too */
+    close_driver(library); /* the winner holds it too */
     mine = winner;
   }
   *driver = mine;
@@ -119,7 +125,7 @@ cudaError_t driver_get(const struct driver **driver) {
 
 unload:
   free(mine);
-  (void)dlclose(library);
+  close_driver(library);
   return error;
 }
 

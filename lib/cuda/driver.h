@@ -9,6 +9,7 @@
 #ifndef MAM_LIB_DRIVER_H
 #define MAM_LIB_DRIVER_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -87,12 +88,20 @@ struct driver {
 #undef DRIVER_FUNCTION
 };
 
+/* The driver's own cuGetProcAddress of CUDA 11.3 and of 12.0, NULL if it lacks it.  The former is found under the plain
+ * name. */
+struct driver_look_up {
+  CUresult (*v1)(const char *name, void **function, int version, uint64_t flags);
+  CUresult (*v2)(const char *name, void **function, int version, uint64_t flags, int *found);
+};
+
 /* libmam_preload has functions of its own under the driver's names, and a dlsym that finds them.  It defines this, so
  * that the table is the driver's own all the same; without it the address is NULL. */
 struct driver_detour {
-  void (*begin)(void); /* called before the table is made: the detour may have something to say to client.h first */
-  void *(*symbol)(void *library, const char *name); /* the dlsym that it stands in front of */
-  void *(*real)(void *function);                    /* the driver's function for one of its own; others as they are */
+  /* Called before the table is made: the detour may have something to say to client.h first.  Opens the driver for
+   * good. False if it cannot. */
+  bool (*open)(struct driver_look_up *look_up);
+  void *(*real)(void *function); /* the driver's function for one of its own; others as they are */
 };
 extern const struct driver_detour mam_driver_detour __attribute__((weak, visibility("default")));
 

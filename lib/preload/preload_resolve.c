@@ -115,36 +115,53 @@ static void *real_find(void *library, const struct row *row) {
   return after != NULL ? after : dlsym_behind(library, row->name);
 }
 
-/* Fills the table.  False if it is empty. */
-static bool real_fill(struct preload_real *real, void *library) {
+/* The real functions, and the driver's own cuGetProcAddress, which the table has only in a served process. */
+struct table {
+  struct preload_real real;
+  struct driver_look_up look_up;
+};
+
+/* False if the table is empty. */
+static bool table_fill(struct table *table, void *library) {
   bool found = false;
   for (size_t i = 0; i < ROWS; i++) {
     void *function = real_find(library, &rows[i]);
-    *(void **)((char *)real + rows[i].offset) = function;
+    *(void **)((char *)&table->real + rows[i].offset) = function;
     found |= function != NULL;
   }
+  *(void **)&table->look_up.v1 = library != NULL ? dlsym_behind(library, "cuGetProcAddress") : NULL;
+  *(void **)&table->look_up.v2 = library != NULL ? dlsym_behind(library, "cuGetProcAddress_v2") : NULL;
   return found;
 }
 
-const struct preload_real *preload_real_get(void) {
-  static _Atomic(struct preload_real *) published;
-  /* acquire: the table's content; pairs with the release below */
-  struct preload_real *known = atomic_load_explicit(&published, memory_order_acquire);
-  if (known != NULL)
-    return known;
+static _Atomic(struct table *) published;
+
+static __attribute__((noinline)) const struct table *table_make(void) {
+  struct table *known = NULL;
   void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  struct preload_real *mine = calloc(1, sizeof *mine);
-  if (mine == NULL || !real_fill(mine, library)) {
+  struct table *mine = calloc(1, sizeof *mine);
+  if (mine == NULL || !table_fill(mine, library)) {
     free(mine);
     return NULL; /* a later call looks again */
   }
   /* If several threads make a table at once, the first one's counts.  The driver stays open, as the table points to it.
-   * release: publishes the table; acquire on failure: reads the winner's.  Pairs with the load above. */
+   * release: publishes the table; acquire on failure: reads the winner's.  Pairs with the load in table_get. */
   if (!atomic_compare_exchange_strong_explicit(&published, &known, mine, memory_order_acq_rel, memory_order_acquire)) {
     free(mine);
     mine = known;
   }
   return mine;
+}
+
+static inline const struct table *table_get(void) {
+  /* acquire: the table's content; pairs with the release in table_make */
+  const struct table *known = atomic_load_explicit(&published, memory_order_acquire);
+  return __builtin_expect(known != NULL, true) ? known : table_make();
+}
+
+const struct preload_real *preload_real_get(void) {
+  const struct table *table = table_get();
+  return table != NULL ? &table->real : NULL;
 }
 
 static _Atomic unsigned given[PRELOAD_DOORS]; /* relaxed: single numbers */
@@ -207,11 +224,17 @@ static void *detour_real(void *function) {
 }
 
 /* libmam is used, maybe before the program calls any hook: the options must have been read. */
-static void detour_begin(void) { (void)preload_active(); }
+static bool detour_open(struct driver_look_up *look_up) {
+  (void)preload_active();
+  const struct table *table = table_get();
+  if (table == NULL || (table->look_up.v1 == NULL && table->look_up.v2 == NULL))
+    return false;
+  *look_up = table->look_up;
+  return true;
+}
 
 /* How libmam finds the driver's functions without the hooks (driver.h). */
-PRELOAD_HOOK const struct driver_detour mam_driver_detour = {
-    .begin = detour_begin, .symbol = dlsym_behind, .real = detour_real};
+PRELOAD_HOOK const struct driver_detour mam_driver_detour = {.open = detour_open, .real = detour_real};
 
 /* ---- cuGetProcAddress ---- */
 

@@ -218,6 +218,13 @@ static int forget(void) {
   return clearenv() | failed;
 }
 
+/* Its constructor makes the first allocation (preload_waiting.c). */
+static int open_waiting(const char *path) {
+  void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  const int *failed = library != NULL ? dlsym(library, "waiting_failed") : NULL;
+  return failed == NULL || *failed != 0;
+}
+
 int main(int count, char **arguments) {
   const char *what = count > 1 ? arguments[1] : "";
   if (strcmp(what, "fail") == 0)
@@ -245,6 +252,8 @@ int main(int count, char **arguments) {
     return outlive_main(context);
   if (strcmp(what, "fork") == 0)
     return fork_child(false);
+  if (strcmp(what, "open") == 0)
+    return open_waiting(arguments[2]);
   if (strcmp(what, "fork-busy") == 0)
     return fork_busy(context);
   if (strcmp(what, "fork-exit") == 0)

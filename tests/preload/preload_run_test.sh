@@ -184,6 +184,10 @@ done
 try "as without" tests/preload/preload_driverless
 check 'cmp -s "$work/out" "$work/on" && cmp -s "$work/out" "$work/off"'
 
+try "a constructor may wait for a thread that makes the first allocation" timeout 60 ./mam-run -s "$program" open \
+  "$PWD/tests/preload/.libs/preload_waiting.so"
+check '[ $status -eq 0 ] && grep -q " 1 allocations and 1 frees served" "$work/err"'
+
 # A library may have variables by the names of the driver's functions.
 loader=$PWD/tests/preload/.libs/preload_loader.so
 fake=$PWD/tests/support/.libs
