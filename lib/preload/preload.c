@@ -149,36 +149,47 @@ static size_t pitch_unit(const struct preload_real *real, unsigned element_bytes
   return known;
 }
 
-/* Computes the pitch, and the bytes of all rows.  False if the allocation is to be passed on. */
+/* A pitched allocation: what the driver would answer as its pitch, and the bytes of all rows. */
+struct pitched {
+  size_t pitch, bytes;
+};
+
+/* False if the driver is to answer. */
 static bool pitch_plan(const struct preload_real *real, size_t width, size_t height, unsigned element_bytes,
-                       size_t *pitch, size_t *bytes) {
+                       struct pitched *plan) {
   if (width == 0 || height == 0 || (element_bytes != 4 && element_bytes != 8 && element_bytes != 16) ||
-      !preload_serves(real, 1))
+      !preload_may_serve(real))
     return false;
   size_t unit = pitch_unit(real, element_bytes);
   if (unit == 0 || width > SIZE_MAX - unit)
     return false;
-  *pitch = (width + unit - 1) / unit * unit;
-  return !__builtin_mul_overflow(*pitch, height, bytes) && preload_serves(real, *bytes);
+  plan->pitch = (width + unit - 1) / unit * unit;
+  return !__builtin_mul_overflow(plan->pitch, height, &plan->bytes);
 }
 
 CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height, unsigned element_bytes) {
   const struct preload_real *real = preload_real_get();
-  size_t row_bytes = 0, bytes = 0;
-  bool serves = address != NULL && pitch != NULL && pitch_plan(real, width, height, element_bytes, &row_bytes, &bytes);
+  struct pitched plan = {0};
+  bool planned = address != NULL && pitch != NULL && pitch_plan(real, width, height, element_bytes, &plan);
+  bool serves = planned && preload_serves(real, plan.bytes);
   const void *site = serves ? preload_site() : NULL;
-  bool pooled = serves && served(real, bytes, site, address);
+  bool done = serves && served(real, plan.bytes, site, address);
+  size_t passed_bytes = planned ? preload_passed_bytes(plan.bytes) : 0;
   for (struct preload_tries tries = {0};
-       !pooled && !(serves && served_later(real, bytes, site, tries.own == 0, address));) {
+       !done && !(serves && served_later(real, plan.bytes, site, tries.own == 0, address));) {
     preload_depth++;
-    CUresult result = PRELOAD_CALL(real, cuMemAllocPitch_v2, address, pitch, width, height, element_bytes);
+    CUresult result = passed_bytes > plan.bytes /* the driver's own pitched block might share a page */
+                          ? PRELOAD_CALL(real, cuMemAlloc_v2, address, passed_bytes)
+                          : PRELOAD_CALL(real, cuMemAllocPitch_v2, address, pitch, width, height, element_bytes);
     preload_depth--;
     if (preload_again(result, &tries))
       continue;
     preload_count_add(PRELOAD_PASSED, 1);
-    return preload_refused(result, width * height);
+    if (result != CUDA_SUCCESS || passed_bytes <= plan.bytes)
+      return preload_refused(result, width * height);
+    done = true;
   }
-  *pitch = row_bytes;
+  *pitch = plan.pitch;
   return CUDA_SUCCESS;
 }
 

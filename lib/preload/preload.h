@@ -130,6 +130,9 @@ void preload_site_forked(void);
 /* Whether an allocation of bytes is served, if the calling thread makes it in its current context. */
 bool preload_serves(const struct preload_real *real, size_t bytes);
 
+/* Whether the options have a say in an allocation: its size, its thread or its device may yet exclude it. */
+bool preload_may_serve(const struct preload_real *real);
+
 /* How many bytes to ask the driver for when an allocation of bytes is passed on: a multiple of 2 MiB if the options say
  * that such a block has pages of its own (mam-run --own-pages), else bytes. */
 size_t preload_passed_bytes(size_t bytes);

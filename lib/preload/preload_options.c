@@ -189,20 +189,27 @@ static bool device_skipped(const struct preload_real *real, const char *list) {
   return mam_client.list_has(list, ordinal);
 }
 
-/* Whether the program has made a context.  Before that libmam must not be asked, because it would initialise the
- * driver. */
-static bool context_seen(const struct preload_real *real) {
-  static _Atomic bool seen; /* relaxed: it publishes no other data */
+static _Atomic bool context_was_seen; /* relaxed: it publishes no other data */
+
+static __attribute__((noinline)) bool context_look(const struct preload_real *real) {
   CUcontext context = NULL;
-  if (atomic_load_explicit(&seen, memory_order_relaxed))
-    return true;
   bool now = PRELOAD_CALL(real, cuCtxGetCurrent, &context) == CUDA_SUCCESS && context != NULL;
   if (now) {
     atomic_store_explicit(&owner, getpid(), memory_order_relaxed);
-    atomic_store_explicit(&seen, true, memory_order_relaxed);
+    atomic_store_explicit(&context_was_seen, true, memory_order_relaxed);
     preload_bell_start();
   }
   return now;
+}
+
+/* Whether the program has made a context.  Before that libmam must not be asked, because it would initialise the
+ * driver. */
+static inline bool context_seen(const struct preload_real *real) {
+  return __builtin_expect(atomic_load_explicit(&context_was_seen, memory_order_relaxed), true) || context_look(real);
+}
+
+bool preload_may_serve(const struct preload_real *real) {
+  return preload_active() && preload_depth == 0 && context_seen(real);
 }
 
 bool preload_serves(const struct preload_real *real, size_t bytes) {

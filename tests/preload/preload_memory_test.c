@@ -132,6 +132,23 @@ START_TEST(pitched_rows_have_the_drivers_pitch) {
 }
 END_TEST
 
+START_TEST(pitched_blocks_are_chosen_by_their_size) {
+  address_t small = 0, large = 0;
+  size_t pitch = 0, bytes = 0;
+  (void)setenv("MAM_PRELOAD_MIN", "1M", 1);
+  begin();
+  OK(cuMemAllocPitch_v2(&small, &pitch, 1000, 1023, 4));
+  OK(cuMemAllocPitch_v2(&large, &pitch, 1000, 1024, 4));
+  OK(cuMemGetAddressRange_v2(NULL, &bytes, large));
+  ck_assert_uint_eq(bytes, MIB);
+  unsigned frees = fake_calls("cuMemFree");
+  OK(cuMemFree_v2(small));
+  ck_assert_uint_eq(fake_calls("cuMemFree"), frees + 1);
+  OK(cuMemFree_v2(large));
+  ck_assert_uint_eq(fake_calls("cuMemFree"), frees + 1);
+}
+END_TEST
+
 /* ---- How much there is ---- */
 
 START_TEST(free_memory_counts_what_the_pool_can_hand_out) {
@@ -797,6 +814,22 @@ START_TEST(a_block_may_have_pages_of_its_own) {
 }
 END_TEST
 
+/* With the driver's own pitch, which the driver itself is not asked to round. */
+START_TEST(a_pitched_block_may_have_pages_of_its_own) {
+  address_t address = 0;
+  size_t pitch = 0;
+  (void)setenv("MAM_PRELOAD_OWN_PAGES", "4K", 1);
+  begin();
+  OK(cuMemAllocPitch_v2(&address, &pitch, 1000, 5, 4));
+  ck_assert_uint_eq(pitch, 1024);
+  ck_assert_uint_eq(size_at(address), FAKE_GRANULARITY_BYTES);
+  OK(cuMemFree_v2(address));
+  ck_assert(!fake_holds((const void *)(uintptr_t)address, 1));
+  OK(cuMemAllocPitch_v2(&address, &pitch, 1000, 3, 4));
+  ck_assert_uint_eq(size_at(address), 3072);
+}
+END_TEST
+
 /* Where nobody adds the block's place, the driver refuses the handle, rather than open the chunk's beginning. */
 START_TEST(a_handle_never_opens_at_other_bytes) {
   begin();
@@ -966,6 +999,7 @@ static Suite *suite(void) {
   tcase_add_test(tests, a_refusal_after_the_driver_shut_down_is_the_drivers);
   tcase_add_test(tests, wrong_allocations_answer_as_the_driver);
   tcase_add_test(tests, pitched_rows_have_the_drivers_pitch);
+  tcase_add_test(tests, pitched_blocks_are_chosen_by_their_size);
   tcase_add_test(tests, free_memory_counts_what_the_pool_can_hand_out);
   tcase_add_test(tests, free_memory_counts_what_is_on_its_way_to_the_driver);
   tcase_add_test(tests, a_question_for_free_memory_waits_for_a_second_at_most);
@@ -1000,6 +1034,7 @@ static Suite *suite(void) {
   tcase_add_test(tests, what_was_opened_goes_with_its_context);
   tcase_add_test(tests, a_block_that_could_not_be_closed_is_still_open);
   tcase_add_test(tests, a_block_may_have_pages_of_its_own);
+  tcase_add_test(tests, a_pitched_block_may_have_pages_of_its_own);
   tcase_add_test(tests, a_handle_never_opens_at_other_bytes);
   tcase_add_test(tests, a_forked_child_hears_what_the_driver_says);
   tcase_add_test(tests, threads_are_served_together_from_the_first_call);
