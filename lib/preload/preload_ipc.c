@@ -257,11 +257,22 @@ bool preload_ipc_block_at(uintptr_t address, uintptr_t *base, size_t *bytes) {
   return opened != NULL;
 }
 
+/* Opens a handle of the driver, and again after pools have given memory back. */
+static CUresult chunk_open(handle_opener *open, CUdeviceptr *address, struct preload_ipc_handle handle,
+                           unsigned flags) {
+  struct preload_tries tries = {0};
+  CUresult result;
+  do
+    result = open(address, handle, flags);
+  while (preload_again(result, &tries));
+  return result;
+}
+
 /* Opens a parcel's chunk by a function of the driver.  Takes *opened over, which malloc has given, also on failure. */
 static CUresult parcel_open(const struct preload_real *real, handle_opener *open, struct preload_ipc_handle chunk,
                             uint64_t offset, unsigned flags, struct opened *opened, CUdeviceptr *address) {
   CUdeviceptr base = 0;
-  CUresult result = open(&base, chunk, flags);
+  CUresult result = chunk_open(open, &base, chunk, flags);
   if (result != CUDA_SUCCESS) {
     free(opened);
     return result;
@@ -283,7 +294,7 @@ static CUresult handle_open(const struct preload_real *real, handle_opener *open
   if (open == NULL)
     return PRELOAD_NO_FUNCTION;
   if (preload_depth != 0 || !preload_active() || !parcel_unpack(&handle, &chunk, &offset, &bytes))
-    return open(address, handle, flags);
+    return chunk_open(open, address, handle, flags);
   struct opened *opened = malloc(sizeof *opened);
   if (opened == NULL)
     return CUDA_ERROR_OUT_OF_MEMORY;

@@ -778,6 +778,21 @@ START_TEST(what_was_opened_goes_with_its_context) {
 }
 END_TEST
 
+START_TEST(a_handle_that_found_no_memory_is_opened_again) {
+  address_t opened = 0;
+  struct ipc_handle handle;
+  begin();
+  address_t address = allocate(40 * KIB);
+  OK(cuMemFree_v2(allocate(GIB))); /* which the pool can give back */
+  OK(cuIpcGetMemHandle(&handle, address));
+  fake_fail("cuIpcOpenMemHandle", 1, OUT_OF_MEMORY);
+  OK(cuIpcOpenMemHandle_v2(&opened, handle, 1));
+  ck_assert_uint_eq(fake_calls("cuIpcOpenMemHandle"), 2);
+  ck_assert_uint_lt(fake_live_bytes(), GIB);
+  OK(cuIpcCloseMemHandle(opened));
+}
+END_TEST
+
 START_TEST(a_block_that_could_not_be_closed_is_still_open) {
   address_t opened = 0;
   struct ipc_handle handle;
@@ -1032,6 +1047,7 @@ static Suite *suite(void) {
   tcase_add_test(tests, a_block_may_be_opened_twice);
   tcase_add_test(tests, a_block_that_is_opened_where_another_was_has_its_own_size);
   tcase_add_test(tests, what_was_opened_goes_with_its_context);
+  tcase_add_test(tests, a_handle_that_found_no_memory_is_opened_again);
   tcase_add_test(tests, a_block_that_could_not_be_closed_is_still_open);
   tcase_add_test(tests, a_block_may_have_pages_of_its_own);
   tcase_add_test(tests, a_pitched_block_may_have_pages_of_its_own);
