@@ -106,6 +106,18 @@ static bool served_later(const struct preload_real *real, size_t bytes, const vo
   return served(real, bytes, site, address);
 }
 
+/* preload_again for an allocation.  What the device could not hold if it were empty no pool can make room for, and
+ * other processes are not to give up what they keep for it. */
+static bool again(const struct preload_real *real, size_t bytes, CUresult result, struct preload_tries *tries) {
+  size_t free_bytes, total_bytes;
+  if (result != CUDA_ERROR_OUT_OF_MEMORY)
+    return false;
+  preload_depth++;
+  bool fits = PRELOAD_CALL(real, cuMemGetInfo_v2, &free_bytes, &total_bytes) != CUDA_SUCCESS || bytes <= total_bytes;
+  preload_depth--;
+  return fits && preload_again(result, tries);
+}
+
 /* Passes an allocation on, and again each time that pools give memory back; then, if serves, it may be served. */
 static __attribute__((noinline)) CUresult alloc_passed(const struct preload_real *real, CUdeviceptr *address,
                                                        size_t bytes, const void *site, bool serves) {
@@ -117,7 +129,7 @@ static __attribute__((noinline)) CUresult alloc_passed(const struct preload_real
     preload_depth++;
     result = PRELOAD_CALL(real, cuMemAlloc_v2, address, preload_passed_bytes(bytes));
     preload_depth--;
-  } while (preload_again(result, &tries));
+  } while (again(real, bytes, result, &tries));
   preload_count_add(PRELOAD_PASSED, 1);
   return preload_refused(result, bytes);
 }
@@ -182,7 +194,7 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, s
                           ? PRELOAD_CALL(real, cuMemAlloc_v2, address, passed_bytes)
                           : PRELOAD_CALL(real, cuMemAllocPitch_v2, address, pitch, width, height, element_bytes);
     preload_depth--;
-    if (preload_again(result, &tries))
+    if (again(real, plan.bytes, result, &tries)) /* 0 if there is no plan */
       continue;
     preload_count_add(PRELOAD_PASSED, 1);
     if (result != CUDA_SUCCESS || passed_bytes <= plan.bytes)

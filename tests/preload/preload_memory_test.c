@@ -116,6 +116,20 @@ START_TEST(wrong_allocations_answer_as_the_driver) {
 }
 END_TEST
 
+/* For what the device cannot hold, pools give nothing up. */
+START_TEST(an_allocation_larger_than_the_device_takes_nothing_from_pools) {
+  address_t address = 7;
+  size_t pitch;
+  begin();
+  OK(cuMemAllocPitch_v2(&address, &pitch, 1, 1, 4)); /* which tells the pitch */
+  OK(cuMemFree_v2(allocate(GIB)));
+  size_t bytes = fake_live_bytes();
+  FAILS(OUT_OF_MEMORY, cuMemAlloc_v2(&address, 4 * GIB + 1));
+  FAILS(OUT_OF_MEMORY, cuMemAllocPitch_v2(&address, &pitch, MIB, 5000, 4));
+  ck_assert_uint_eq(fake_live_bytes(), bytes);
+}
+END_TEST
+
 START_TEST(pitched_rows_have_the_drivers_pitch) {
   address_t address = 0;
   size_t pitch = 0, bytes = 0;
@@ -1013,6 +1027,7 @@ static Suite *suite(void) {
   tcase_add_test(tests, wrong_frees_are_refused_and_harm_nothing);
   tcase_add_test(tests, a_refusal_after_the_driver_shut_down_is_the_drivers);
   tcase_add_test(tests, wrong_allocations_answer_as_the_driver);
+  tcase_add_test(tests, an_allocation_larger_than_the_device_takes_nothing_from_pools);
   tcase_add_test(tests, pitched_rows_have_the_drivers_pitch);
   tcase_add_test(tests, pitched_blocks_are_chosen_by_their_size);
   tcase_add_test(tests, free_memory_counts_what_the_pool_can_hand_out);
