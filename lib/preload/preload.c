@@ -282,10 +282,20 @@ static bool freed_async(const struct preload_real *real, CUdeviceptr address, CU
   return pooled;
 }
 
+/* The same for a stream that libmam could not use, which is an unknown error there.  What the driver says of the stream
+ * is the answer. */
+static CUresult refused_async(const struct preload_real *real, cudaError_t error, CUstream stream) {
+  CUcontext context;
+  if (error != cudaErrorUnknown)
+    return refused(real, error);
+  CUresult result = PRELOAD_CALL(real, cuStreamGetCtx, stream, &context);
+  return result != CUDA_SUCCESS && result != PRELOAD_NO_FUNCTION ? result : (CUresult)error;
+}
+
 CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
   const struct preload_real *real = preload_real_get();
   cudaError_t error;
-  return freed_async(real, address, stream, &error) ? refused(real, error)
+  return freed_async(real, address, stream, &error) ? refused_async(real, error, stream)
                                                     : PRELOAD_CALL(real, cuMemFreeAsync, address, stream);
 }
 
@@ -293,7 +303,7 @@ CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
   const struct preload_real *real = preload_real_get();
   cudaError_t error;
   return freed_async(real, address, preload_stream_ptsz(stream), &error)
-             ? refused(real, error)
+             ? refused_async(real, error, preload_stream_ptsz(stream))
              : PRELOAD_CALL(real, cuMemFreeAsync_ptsz, address, stream);
 }
 

@@ -699,6 +699,18 @@ START_TEST(a_block_may_be_freed_on_a_stream) {
 }
 END_TEST
 
+START_TEST(a_free_on_a_stream_that_is_gone_hears_of_the_stream) {
+  enum { INVALID_HANDLE = 400 };
+  begin();
+  void *stream = fake_stream_create(0);
+  address_t address = allocate(MIB);
+  fake_stream_destroy(stream);
+  FAILS(INVALID_HANDLE, cuMemFreeAsync(address, stream));
+  FAILS(INVALID_HANDLE, cuMemFreeAsync_ptsz(address, stream));
+  OK(cuMemFree_v2(address));
+}
+END_TEST
+
 /* ---- Other processes ---- */
 
 /* Where the fake driver opens memory that is at an address. */
@@ -1058,6 +1070,7 @@ static Suite *suite(void) {
   tcase_add_test(tests, memory_that_is_needed_again_stays);
   tcase_add_test(tests, the_driver_serves_what_no_chunk_is_there_for);
   tcase_add_test(tests, a_block_may_be_freed_on_a_stream);
+  tcase_add_test(tests, a_free_on_a_stream_that_is_gone_hears_of_the_stream);
   tcase_add_test(tests, an_exported_block_opens_at_its_own_bytes);
   tcase_add_test(tests, a_block_may_be_opened_twice);
   tcase_add_test(tests, a_block_that_is_opened_where_another_was_has_its_own_size);
