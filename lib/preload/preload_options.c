@@ -91,17 +91,29 @@ static struct decision *decision_new(struct options_preload options) {
   return decision;
 }
 
+/* Where to say that nothing is served, when the options cannot be read. */
+static struct options_preload options_of_summary(void) {
+  const char *summary = getenv("MAM_PRELOAD_SUMMARY"), *process = getenv("MAM_PRELOAD_PROCESS");
+  const char *output = getenv("MAM_PRELOAD_OUTPUT");
+  bool wanted = summary != NULL && strcmp(summary, "none") != 0;
+  return (struct options_preload){.summary = wanted ? OPTIONS_SUMMARY_COUNTS : OPTIONS_SUMMARY_NONE,
+                                  .output = output != NULL && *output != '\0' ? output : NULL,
+                                  .process = process != NULL ? strtoul(process, NULL, 10) : 0};
+}
+
 /* Reads the options.  Says what is wrong.  *why: why the process is not served, NULL if it is. */
 static struct options_preload options_now(const char **why) {
-  struct options_preload options = {0};
+  struct options_preload options;
   *why = "it could not be set up";
   if (mam_client.struct_size != sizeof(struct client))
     (void)fputs("mam: libmam_preload and libmam are of different versions; nothing is served\n", stderr);
   else if (mam_client.options(&options) != cudaSuccess)
     (void)fprintf(stderr, "mam: %s; nothing is served\n", MAM_LastError());
-  else
+  else {
     *why = why_not(&options);
-  return options;
+    return options;
+  }
+  return options_of_summary();
 }
 
 /* Decides, and tells libmam how to take chunks.  NULL if the host has no memory. */

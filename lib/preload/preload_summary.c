@@ -174,16 +174,20 @@ static FILE *stderr_now(void) {
   return is_still ? fdopen(kept_stderr, "a") : stderr;
 }
 
+/* Whether this process is the one that mam-run became, which prints in any case.  Asked before the options are read. */
+static bool is_mam_runs(void) {
+  const char *process = getenv("MAM_PRELOAD_PROCESS");
+  return process != NULL && strtol(process, NULL, 10) == (long)getpid();
+}
+
 /* ---- At _exit ---- */
 
 /* Shells end so, and no destructor runs.  If the process is the one that mam-run ran, and has made no call of CUDA, it
  * says so.  A child of vfork comes here with its parent's memory, and a signal may have led here: so little is done. */
 static void say_nothing_was_seen(void) {
-  const char *summary = getenv("MAM_PRELOAD_SUMMARY"), *process = getenv("MAM_PRELOAD_PROCESS");
-  const char *path = getenv("MAM_PRELOAD_OUTPUT");
+  const char *summary = getenv("MAM_PRELOAD_SUMMARY"), *path = getenv("MAM_PRELOAD_OUTPUT");
   char line[128];
-  if (summary == NULL || strcmp(summary, "none") == 0 || process == NULL || preload_decided() ||
-      strtol(process, NULL, 10) != (long)getpid())
+  if (summary == NULL || strcmp(summary, "none") == 0 || preload_decided() || !is_mam_runs())
     return;
   int length = snprintf(line, sizeof line, "mam-run: %.40s (process %ld): %s\n", program_invocation_short_name,
                         (long)getpid(), nothing_counted(NULL, false));
@@ -219,7 +223,7 @@ PRELOAD_HOOK void preload_exit_c(int status) { end_at_once(status); }
 __attribute__((destructor)) static void print_at_exit(void) {
   const char *why;
   bool decided = preload_decided();
-  if ((!decided && getenv("MAM_PRELOAD_SUMMARY") == NULL) || preload_is_child())
+  if ((!decided && !is_mam_runs()) || preload_is_child())
     return;
   const struct options_preload *options = preload_options_read(&why);
   const char *nothing = nothing_counted(why, decided);

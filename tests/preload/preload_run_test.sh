@@ -90,6 +90,12 @@ for mistake in MAM_LIMIT=0 MAM_SOURCE=cpu MAM_LINGER_MS=-1; do
   try "so is one that is of pools: $mistake" env $mistake ./mam-run "$program" churn
   check '[ $status -eq 0 ] && grep -q "$mistake is not understood" "$work/err" && grep -q "chunks 40" "$work/out"'
 done
+try "commands that make no call of CUDA do not repeat it" env MAM_LIMIT=0 ./mam-run -s sh -c 'true; sed p /dev/null; sed p /dev/null; true'
+check '[ "$(grep -c "MAM_LIMIT=0 is not understood" "$work/err")" -le 1 ]'
+for mistake in MAM_LIMIT=banana MAM_PRELOAD_CHUNK=much; do
+  try "and the summary says that nothing was served: $mistake" env $mistake ./mam-run -s -o "$work/$mistake" "$program" churn
+  check '[ $status -eq 0 ] && [ "$(grep -c "nothing was served: it could not be set up" "$work/$mistake")" -eq 1 ]'
+done
 try "a pool holds no more than the limit, and the driver serves the rest" ./mam-run -s --limit 8M "$program" large
 check '[ $status -eq 0 ] && grep -q "chunk bytes 8388608" "$work/out" && grep -q "7 allocations and 7 frees served, 33 allocations left" "$work/err"'
 try "nor than a share of the device" env MAM_LIMIT=8M ./mam-run -s --limit=1% "$program" large
