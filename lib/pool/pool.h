@@ -403,10 +403,6 @@ bool pool_is_known(struct mam_pool *pool);
  * cudaErrorContextIsDestroyed if it is lost; cudaErrorInitializationError in a forked child. */
 cudaError_t pool_usable(struct mam_pool *pool);
 
-/* How many growths and trims have ended.  Waits for the end of one, for a second at most: one that gives a chunk back
- * may wait for the GPU, and the caller is not to. */
-uint64_t pool_moves(struct mam_pool *pool);
-
 /* What the pool holds now.  default_id as for pool_malloc.  Errors: as pool_usable, here and below. */
 cudaError_t pool_info(struct mam_pool *pool, uint64_t default_id, MAM_PoolInfo *info);
 /* pool_report.c: strings for the caller to free. */

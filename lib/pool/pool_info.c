@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /* What a pool holds, in numbers, with its fronts held still. */
-#include "base/clock.h"
-#include "base/wait.h"
 #include "pool/pool_inside.h"
 
 void pool_info_locked(struct mam_pool *pool, const struct pool_front *frozen, MAM_PoolInfo *info) {
@@ -75,23 +73,6 @@ cudaError_t pool_info(struct mam_pool *pool, uint64_t default_id, MAM_PoolInfo *
     pool_info_locked(pool, frozen, info);
   pool_thaw(pool, frozen);
   return error;
-}
-
-/* How long pool_moves waits at most: a growth takes less, and a trim may wait for the GPU. */
-enum { MOVES_WAIT_NS = 1000000000 };
-
-uint64_t pool_moves(struct mam_pool *pool) {
-  struct wait wait = WAIT_INIT;
-  int64_t end_ns = now_ns() + MOVES_WAIT_NS;
-  while (true) {
-    pool_lock(pool);
-    bool moves = pool->growing;
-    uint64_t count = atomic_load_explicit(&pool->growths, memory_order_relaxed); /* relaxed: written under the lock */
-    pool_unlock(pool);
-    if (!moves || now_ns() >= end_ns)
-      return count;
-    wait_more(&wait);
-  }
 }
 
 cudaError_t pool_reset_peaks(struct mam_pool *pool, uint64_t default_id) {
