@@ -135,7 +135,8 @@ MAM__INLINE mam__u32 mam__run_take_at(mam__u32 page, mam__u32 count, const struc
  * has that one.  count: how many pages of a run were missing from there on. */
 MAM__OUTLINE void mam__words_behind(MAM__TAG(1) mam__u32 index, mam__u32 count, const struct mam__area *area) {
   mam__u32 words = (count >> 6) - 1;
-  MAM__OUT_OF_SIGHT(mam__pages_returned)(index + 1, words < MAM__WORDS_TOGETHER ? words : MAM__WORDS_TOGETHER, *area);
+  MAM__OUT_OF_SIGHT(mam__pages_returned)
+  (index + 1, words < MAM__WORDS_TOGETHER ? words : (mam__u32)MAM__WORDS_TOGETHER, *area);
 }
 
 /* Gives back got pages, which mam__run_take_at took of count. */
