@@ -168,6 +168,10 @@ static bool spared_is_needed_locked(struct mam_pool *pool, size_t bytes, bool at
     bool refused = pool->refused_bytes > 0 && bytes >= pool->refused_bytes;
     if (!refused && pool_grow_locked(pool, bytes, at_once) == cudaSuccess)
       continue;
+    if (!at_once && pool->growing) { /* a trim for another process, say, which may be giving the hole's chunk back */
+      (void)pool_await_change_locked(pool);
+      continue;
+    }
     if (!at_once && pool_give_one_locked(pool))
       continue;
     pool->segments.spared_bytes = 0;

@@ -4,6 +4,10 @@
 #include "pool/chunk_map.h"
 #include "pool/pool_inside.h"
 
+/* A block leaves at most this part of the limit over in a chunk that is spared (segment.h): what many blocks leave over
+ * is of no use to other processes. */
+enum { REST_SHARE = 32 };
+
 /* Sets the fields of a pool that was taken from the list, before its first chunk. */
 static void pool_reset(struct mam_pool *pool, const struct pool_config *config, const struct source *source) {
   pool_lock(pool);
@@ -28,6 +32,7 @@ static void pool_reset(struct mam_pool *pool, const struct pool_config *config, 
   atomic_store_explicit(&pool->crowded, false, memory_order_relaxed);
   atomic_store_explicit(&pool->grown, false, memory_order_relaxed);
   pool->segments.spared_bytes = config->guarded ? pool->config.chunk_bytes : 0;
+  pool->segments.rest_most_bytes = SIZE_MAX;
   pool_unlock(pool);
 }
 
@@ -68,6 +73,7 @@ cudaError_t pool_open(const struct pool_config *config, const struct source *sou
       limit_bytes = user_limit_bytes;
     pool_peak_reserved_locked(pool);
     pool->limit_bytes = limit_bytes > pool->held_bytes ? limit_bytes : pool->held_bytes;
+    pool->segments.rest_most_bytes = pool->limit_bytes / REST_SHARE;
     pool_watch_locked(pool, false);
     atomic_store_explicit(&pool->limit_hint, pool->limit_bytes, memory_order_relaxed); /* relaxed: a hint, as the id */
     pool->state = POOL_OPEN;

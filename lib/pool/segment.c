@@ -121,7 +121,8 @@ static struct segment *split_front(struct segment_set *set, struct segment *hole
 
 /* Whether a hole is spared from a block of so many bytes. */
 static bool spares(const struct segment_set *set, const struct segment *hole, size_t bytes) {
-  return set->spared_bytes > 0 && hole->bytes > set->spared_bytes && bytes < hole->bytes / 2;
+  size_t rest = hole->bytes - bytes;
+  return set->spared_bytes > 0 && hole->bytes > set->spared_bytes && (rest > bytes || rest > set->rest_most_bytes);
 }
 
 bool segment_is_spared(struct segment_set *set, size_t bytes) {

@@ -118,9 +118,9 @@ struct segment_set {
   struct spare_list spares;
   struct segment_nodes *nodes;
   size_t nodes_bytes; /* host memory in all of them */
-  /* Unless this is 0, a hole of more than this serves no block smaller than half of it, so that a small block does not
-   * keep a large chunk from going back. */
-  size_t spared_bytes;
+  /* Unless this is 0, a hole of more than this serves no block smaller than half of it, and none that would leave more
+   * than rest_most_bytes, so that a block does not keep a much larger chunk from going back. */
+  size_t spared_bytes, rest_most_bytes;
   /* Blocks may take so many bytes more from holes of more than twice their size; SIZE_MAX: any number.
    * Written by the pool. */
   size_t cuts_bytes;

@@ -494,6 +494,16 @@ START_TEST(small_blocks_do_not_keep_a_large_chunk) {
 }
 END_TEST
 
+/* Nor does one that fills half of it, or a little more. */
+START_TEST(a_block_does_not_keep_a_much_larger_chunk) {
+  address_t address;
+  begin();
+  OK(cuMemFree_v2(allocate(3 * GIB)));
+  (void)allocate(3 * GIB / 2 + (size_t)_i * 50 * MIB);
+  OK(cuMemAllocAsync(&address, 2 * GIB + 200 * MIB, NULL));
+}
+END_TEST
+
 /* If the driver has no more, they do. */
 START_TEST(small_blocks_may_have_all_there_is) {
   static address_t blocks[4096];
@@ -1058,6 +1068,7 @@ static Suite *suite(void) {
   tcase_add_test(tests, never_is_more_free_than_there_is);
   tcase_add_loop_test(tests, freed_memory_serves_the_drivers_other_calls, 0, sizeof others / sizeof others[0]);
   tcase_add_test(tests, small_blocks_do_not_keep_a_large_chunk);
+  tcase_add_loop_test(tests, a_block_does_not_keep_a_much_larger_chunk, 0, 3);
   tcase_add_test(tests, small_blocks_may_have_all_there_is);
   tcase_add_test(tests, without_memory_to_give_back_a_call_is_made_once);
   tcase_add_test(tests, memory_that_a_kernel_uses_is_waited_for_before_another_call_fails);
