@@ -379,8 +379,8 @@ typedef struct MAM_PoolInfo {
   size_t free_bytes;         /* ready to be handed out */
   size_t largest_free_bytes; /* in the largest free segment */
   size_t peak_used_bytes;    /* the most that used_bytes ever was.  It is exact for a pool that one thread uses, else to
-                                within what the threads allocate or free in a few microseconds, or 1 MiB or a thousandth
-                                for each */
+                                within the most that each thread has allocated or freed in a few microseconds, or 1 MiB or
+                                a thousandth */
   size_t limit_bytes;        /* reserved_bytes never passes this */
   size_t chunk_count;
   size_t segment_count;          /* == used_count + waiting_count + free_count */

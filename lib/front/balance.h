@@ -11,7 +11,8 @@
  * pool notes the most that the sum was.  A thread publishes its balance in the sum when it has moved by more than a
  * slack: BALANCE_SLACK_LEAST, or a thousandth of the pool's most if that is more.  A thread that would publish more
  * often than every BALANCE_QUICK_NS takes twice the slack, so that the sum costs little.  So a noted sum is wrong by at
- * most the slack of each thread: what it allocates or frees within a few microseconds.
+ * most the slack of each thread: the most that it has allocated or freed within a few microseconds since it last
+ * published.
  */
 #ifndef MAM_LIB_BALANCE_H
 #define MAM_LIB_BALANCE_H

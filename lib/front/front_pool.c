@@ -149,6 +149,7 @@ static void fronts_after_fork(struct mam_pool *pool, bool in_child) {
   if (in_child)
     for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool) {
       front->orphan = !front_is_mine(front);
+      front->allocates = front->allocates && !front->orphan; /* its thread will not end the call */
       if (front->orphan) /* its thread may have said that it is inside, and not yet stood back */
         biased_leave(&front->lock);
     }

@@ -15,6 +15,7 @@ void pool_info_locked(struct mam_pool *pool, const struct pool_front *frozen, MA
   size_t free_bytes = segments->bytes[SEGMENT_FREE], largest = segment_largest_free(&pool->segments);
   size_t cached_bytes = sum.large_bytes + slab_count * SOURCE_GRANULARITY_BYTES - sum.live_small_bytes;
   size_t cached_waiting_bytes = sum.large_waiting_bytes + sum.small_waiting_bytes;
+  bool closer = frozen != NULL && sum.peak_bytes < pool->peak_taken_bytes; /* both are bounds */
   *info = (MAM_PoolInfo){
       .struct_size = sizeof *info,
       .used_bytes = segments->bytes[SEGMENT_USED] - cached_bytes,
@@ -22,7 +23,7 @@ void pool_info_locked(struct mam_pool *pool, const struct pool_front *frozen, MA
       .waiting_bytes = segments->bytes[SEGMENT_WAITING] + cached_waiting_bytes,
       .free_bytes = free_bytes + cached_bytes - cached_waiting_bytes,
       .largest_free_bytes = largest,
-      .peak_used_bytes = frozen != NULL ? sum.peak_bytes : pool->peak_taken_bytes,
+      .peak_used_bytes = closer ? sum.peak_bytes : pool->peak_taken_bytes,
       .limit_bytes = pool->limit_bytes,
       .peak_reserved_bytes = pool->peak_reserved_bytes,
       .source_call_count = pool->source_call_count,

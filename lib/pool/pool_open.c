@@ -8,6 +8,12 @@
  * is of no use to other processes. */
 enum { REST_SHARE = 32 };
 
+/* A chunk that was taken for a block is not spared from it: it is larger by what rounding and the alignment leave. */
+static size_t rest_most_bytes(const struct mam_pool *pool) {
+  size_t share = pool->limit_bytes / REST_SHARE, least = SOURCE_GRANULARITY_BYTES + pool->config.alignment;
+  return share > least ? share : least;
+}
+
 /* Sets the fields of a pool that was taken from the list, before its first chunk. */
 static void pool_reset(struct mam_pool *pool, const struct pool_config *config, const struct source *source) {
   pool_lock(pool);
@@ -73,7 +79,7 @@ cudaError_t pool_open(const struct pool_config *config, const struct source *sou
       limit_bytes = user_limit_bytes;
     pool_peak_reserved_locked(pool);
     pool->limit_bytes = limit_bytes > pool->held_bytes ? limit_bytes : pool->held_bytes;
-    pool->segments.rest_most_bytes = pool->limit_bytes / REST_SHARE;
+    pool->segments.rest_most_bytes = rest_most_bytes(pool);
     pool_watch_locked(pool, false);
     atomic_store_explicit(&pool->limit_hint, pool->limit_bytes, memory_order_relaxed); /* relaxed: a hint, as the id */
     pool->state = POOL_OPEN;

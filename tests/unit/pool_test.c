@@ -401,6 +401,26 @@ START_TEST(growth_leaves_no_rest_beside_blocks_of_one_size) {
 }
 END_TEST
 
+/* A chunk is a little larger than the block that it was taken for, and is not spared from it. */
+static const struct {
+  size_t limit_bytes, chunk_bytes, block_bytes;
+} spared[] = {{24 * MIB, 8 * MIB, 14 * MIB + MIB / 5},
+              {40 * MIB, 10 * MIB, 20 * MIB + MIB / 2},
+              {48 * MIB, 8 * MIB, 20 * MIB + MIB / 2},
+              {62 * MIB, 8 * MIB, 40 * MIB + MIB / 50},
+              {1024 * MIB, 64 * MIB, 500 * MIB + MIB / 2}};
+
+START_TEST(chunk_serves_the_block_that_it_was_taken_for) {
+  struct pool_config config = growing;
+  config.guarded = config.gives_all = true;
+  config.limit_bytes = spared[_i].limit_bytes, config.chunk_bytes = spared[_i].chunk_bytes;
+  open_pool(&config);
+  ck_assert_int_eq(try_free(must_malloc(spared[_i].block_bytes)), cudaSuccess);
+  must_malloc(spared[_i].block_bytes);
+  ck_assert_uint_le(imaginary.taken_bytes, config.chunk_bytes + spared[_i].block_bytes + 4 * MIB);
+}
+END_TEST
+
 /* Four chunks of 4 MiB. */
 static void open_full_pool(bool keeps, char *blocks[4]) {
   struct pool_config config = growing;
@@ -1336,6 +1356,7 @@ int main(void) {
   tcase_add_test(tests, large_request_gets_a_chunk_of_its_size);
   tcase_add_test(tests, growth_takes_what_it_needs_where_the_source_has_no_more);
   tcase_add_loop_test(tests, growth_leaves_no_rest_beside_blocks_of_one_size, 0, sizeof fillings / sizeof fillings[0]);
+  tcase_add_loop_test(tests, chunk_serves_the_block_that_it_was_taken_for, 0, sizeof spared / sizeof spared[0]);
   tcase_add_test(tests, free_chunks_give_way_to_a_larger_one);
   tcase_add_test(tests, chunks_that_would_not_be_enough_stay);
   tcase_add_test(tests, chunks_of_a_pool_that_keeps_its_memory_stay);
