@@ -53,6 +53,7 @@ static inline __attribute__((always_inline)) uintptr_t shelf_hand_out(struct fro
   }
   segment->as.used.site = site;
   segment->as.used.tag = tag;
+  front_count(front, segment->bytes); /* before another thread may free it */
   if (__builtin_expect(block == shelf->oldest, true)) {
     block_prefetch(next);
     shelf->oldest = next;
@@ -66,7 +67,6 @@ static inline __attribute__((always_inline)) uintptr_t shelf_hand_out(struct fro
   front->last_places = places;
   if (tag != NULL && shelf->tag != NULL)
     front->numbers.tag_hits++;
-  front_count(front, segment->bytes);
   return address;
 }
 
