@@ -146,6 +146,7 @@ static cudaError_t begin_file_locked(const char *path) {
                      recording.open ? recording.written_path : recording.path);
   if (!path_set(path))
     return error_set(cudaErrorInvalidValue, "the path of the record is too long");
+  recording_close_locked(); /* an earlier one may have stopped because of an error */
   record_path_expand(recording.path, recording.written_path, PATH_MAX);
   recording.by_call = true;
   int fd = record_path_open(recording.written_path, recording.by_call, recording.run, &taken), error = errno;
