@@ -186,13 +186,8 @@ static void *let_go_later(void *unused) {
   return unused;
 }
 
-/* The reaper gives the chunk back while the program asks: the pool has it no more, and the driver not yet. */
-START_TEST(free_memory_counts_what_is_on_its_way_to_the_driver) {
-  size_t before, after, total;
-  pthread_t thread;
-  (void)setenv("MAM_LINGER_MS", "100", 1);
-  begin();
-  OK(cuMemGetInfo_v2(&before, &total));
+/* A calm pool gives a chunk back, by a call of the driver that does not return. */
+static void hold_a_chunk_on_its_way(void) {
   OK(cuMemFree_v2(allocate(GIB)));
   fake_hold("cuMemFree");
   for (int i = 0; i < 5000 && !fake_is_held(); i++) {
@@ -200,6 +195,16 @@ START_TEST(free_memory_counts_what_is_on_its_way_to_the_driver) {
     (void)usleep(1000);
   }
   ck_assert(fake_is_held());
+}
+
+/* The reaper gives the chunk back while the program asks: the pool has it no more, and the driver not yet. */
+START_TEST(free_memory_counts_what_is_on_its_way_to_the_driver) {
+  size_t before, after, total;
+  pthread_t thread;
+  (void)setenv("MAM_LINGER_MS", "100", 1);
+  begin();
+  OK(cuMemGetInfo_v2(&before, &total));
+  hold_a_chunk_on_its_way();
   ck_assert_int_eq(pthread_create(&thread, NULL, let_go_later, NULL), 0);
   OK(cuMemGetInfo_v2(&after, &total));
   ck_assert_uint_eq(after, before);
@@ -213,13 +218,7 @@ START_TEST(a_question_for_free_memory_waits_for_a_second_at_most) {
   size_t free_bytes, total;
   (void)setenv("MAM_LINGER_MS", "100", 1);
   begin();
-  OK(cuMemFree_v2(allocate(GIB)));
-  fake_hold("cuMemFree");
-  for (int i = 0; i < 5000 && !fake_is_held(); i++) {
-    OK(cuMemFree_v2(allocate(1000))); /* by which a growth is noticed */
-    (void)usleep(1000);
-  }
-  ck_assert(fake_is_held());
+  hold_a_chunk_on_its_way();
   (void)clock_gettime(CLOCK_MONOTONIC, &begun);
   OK(cuMemGetInfo_v2(&free_bytes, &total));
   (void)clock_gettime(CLOCK_MONOTONIC, &ended);
