@@ -6,8 +6,6 @@
 #include "api/api_serve.h"
 #include "api/environment.h"
 #include "base/cancel.h"
-#include "base/clock.h"
-#include "base/wait.h"
 #include "front/front_quick.h"
 #include "front/front_record.h"
 #include "front/slab.h"
@@ -225,20 +223,6 @@ static size_t available_bytes(size_t *used_bytes, const void **which) {
   return sum;
 }
 
-/* How often the pool's growths and trims have ended, after the end of one that goes on. */
-static uint64_t pool_moves_until(struct mam_pool *pool, int64_t end_ns) {
-  struct wait wait = WAIT_INIT;
-  while (true) {
-    pool_lock(pool);
-    bool moves = pool->growing;
-    uint64_t count = atomic_load_explicit(&pool->growths, memory_order_relaxed); /* relaxed: written under the lock */
-    pool_unlock(pool);
-    if (!moves || now_ns() >= end_ns)
-      return count;
-    wait_more(&wait);
-  }
-}
-
 static uint64_t moves(int64_t end_ns) {
   NOT_CANCELLED;
   struct here here;
@@ -246,7 +230,7 @@ static uint64_t moves(int64_t end_ns) {
   if (!here_find(&here))
     return 0;
   for (struct mam_pool *pool = pool_here(pool_first(), &here); pool != NULL; pool = pool_here_next(pool, &here))
-    sum += pool_moves_until(pool, end_ns);
+    sum += pool_moves(pool, end_ns);
   return sum;
 }
 

@@ -4,12 +4,12 @@
 #endif
 #include "base/record_site.h"
 
-#include <elf.h>
-#include <link.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "base/module.h"
 
 /* A module's dynamic symbols, as it has them in memory. */
 struct symbols {
@@ -18,11 +18,6 @@ struct symbols {
   const char *texts;
   size_t texts_bytes;
 };
-
-/* The C library has made most addresses of the dynamic section absolute, and leaves some as they are in the file. */
-static const void *dynamic_at(const struct dl_phdr_info *module, ElfW(Addr) value) {
-  return (const void *)(value < module->dlpi_addr ? module->dlpi_addr + value : value);
-}
 
 /* How many symbols the hash table knows: it has a chain for each bucket, and the last of all ends the table. */
 static size_t hash_count(const uint32_t *hash) {
@@ -39,12 +34,9 @@ static size_t hash_count(const uint32_t *hash) {
 
 static struct symbols symbols_of(const struct dl_phdr_info *module) {
   struct symbols symbols = {0};
-  const ElfW(Dyn) *dynamic = NULL;
-  for (int i = 0; i < module->dlpi_phnum; i++)
-    if (module->dlpi_phdr[i].p_type == PT_DYNAMIC)
-      dynamic = (const ElfW(Dyn) *)(module->dlpi_addr + module->dlpi_phdr[i].p_vaddr);
+  const ElfW(Dyn) *dynamic = module_dynamic(module);
   for (; dynamic != NULL && dynamic->d_tag != DT_NULL; dynamic++) {
-    const void *at = dynamic_at(module, dynamic->d_un.d_ptr);
+    const void *at = module_at(module, dynamic->d_un.d_ptr);
     if (dynamic->d_tag == DT_SYMTAB)
       symbols.table = at;
     else if (dynamic->d_tag == DT_STRTAB)
@@ -76,15 +68,6 @@ static const char *symbol_find(const struct dl_phdr_info *module, uint64_t offse
   return NULL;
 }
 
-static bool module_has(const struct dl_phdr_info *module, uintptr_t address) {
-  for (int i = 0; i < module->dlpi_phnum; i++) {
-    const ElfW(Phdr) *part = &module->dlpi_phdr[i];
-    if (part->p_type == PT_LOAD && address - (module->dlpi_addr + part->p_vaddr) < part->p_memsz)
-      return true;
-  }
-  return false;
-}
-
 /* The program's own file has no name there. */
 static void module_name(const struct dl_phdr_info *module, char *name) {
   ssize_t bytes = -1;
@@ -107,7 +90,7 @@ static int search_module(struct dl_phdr_info *module, size_t size, void *data) {
   const struct search *search = data;
   struct site *site = search->site;
   uint64_t inside;
-  if (!module_has(module, search->address))
+  if (!module_has(module, PT_LOAD, search->address))
     return 0;
   module_name(module, site->module);
   site->offset = search->address - module->dlpi_addr;

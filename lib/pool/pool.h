@@ -338,6 +338,9 @@ cudaError_t pool_trim(struct mam_pool *pool, uint64_t default_id, size_t keep_by
 bool pools_grown(void);
 bool pool_has_grown(struct mam_pool *pool);
 
+/* How often the pool's growths and trims have ended.  If one goes on, after its end, or at end_ns (now_ns). */
+uint64_t pool_moves(struct mam_pool *pool, int64_t end_ns);
+
 /* Fills *calm with the pool's numbers.  False if it is not open. */
 bool pool_calm_look(struct mam_pool *pool, struct pool_calm *calm);
 

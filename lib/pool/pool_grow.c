@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/wait.h"
 #include "pool/chunk_map.h"
 #include "pool/pool_inside.h"
 
@@ -311,6 +312,19 @@ cudaError_t pool_grow_locked(struct mam_pool *pool, size_t bytes, bool at_once) 
   cudaError_t error = grow_alone_locked(pool, bytes, at_once);
   pool_growing_end_locked(pool);
   return error;
+}
+
+uint64_t pool_moves(struct mam_pool *pool, int64_t end_ns) {
+  struct wait wait = WAIT_INIT;
+  while (true) {
+    pool_lock(pool);
+    bool moves = pool->growing;
+    uint64_t count = atomic_load_explicit(&pool->growths, memory_order_relaxed); /* relaxed: written under the lock */
+    pool_unlock(pool);
+    if (!moves || now_ns() >= end_ns)
+      return count;
+    wait_more(&wait);
+  }
 }
 
 /* ---- Opening ---- */

@@ -18,12 +18,11 @@
  * bytes of the hook's code.  It is cleared.
  */
 #include <dlfcn.h>
-#include <elf.h>
-#include <link.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/module.h"
 #include "preload/preload.h"
 
 /* Kinds of references that hold the address of a function: of the GOT, of the PLT, and in data.  COPY is a variable of
@@ -42,43 +41,25 @@ struct references {
   size_t bytes[2];
 };
 
-/* The dynamic linker has turned most values of the dynamic section into addresses.  Some it leaves as offsets. */
-static const void *address_of(const struct dl_phdr_info *library, ElfW(Addr) value) {
-  return (const void *)(value < library->dlpi_addr ? library->dlpi_addr + value : value);
-}
-
 /* False if the library has no symbols. */
 static bool references_find(const struct dl_phdr_info *library, struct references *found) {
-  const ElfW(Dyn) *entry = NULL;
+  const ElfW(Dyn) *entry = module_dynamic(library);
   *found = (struct references){0};
-  for (unsigned i = 0; i < library->dlpi_phnum; i++)
-    if (library->dlpi_phdr[i].p_type == PT_DYNAMIC)
-      entry = (const ElfW(Dyn) *)(library->dlpi_addr + library->dlpi_phdr[i].p_vaddr);
   for (; entry != NULL && entry->d_tag != DT_NULL; entry++) {
     if (entry->d_tag == DT_SYMTAB)
-      found->symbols = address_of(library, entry->d_un.d_ptr);
+      found->symbols = module_at(library, entry->d_un.d_ptr);
     else if (entry->d_tag == DT_STRTAB)
-      found->names = address_of(library, entry->d_un.d_ptr);
+      found->names = module_at(library, entry->d_un.d_ptr);
     else if (entry->d_tag == DT_RELA)
-      found->tables[0] = address_of(library, entry->d_un.d_ptr);
+      found->tables[0] = module_at(library, entry->d_un.d_ptr);
     else if (entry->d_tag == DT_RELASZ)
       found->bytes[0] = entry->d_un.d_val;
     else if (entry->d_tag == DT_JMPREL)
-      found->tables[1] = address_of(library, entry->d_un.d_ptr);
+      found->tables[1] = module_at(library, entry->d_un.d_ptr);
     else if (entry->d_tag == DT_PLTRELSZ)
       found->bytes[1] = entry->d_un.d_val;
   }
   return found->symbols != NULL;
-}
-
-/* Whether the slot lies in the part that the dynamic linker has made read-only (RELRO). */
-static bool is_protected(const struct dl_phdr_info *library, const void *slot) {
-  for (unsigned i = 0; i < library->dlpi_phnum; i++) {
-    const ElfW(Phdr) *part = &library->dlpi_phdr[i];
-    if (part->p_type == PT_GNU_RELRO && (uintptr_t)slot - (library->dlpi_addr + part->p_vaddr) < part->p_memsz)
-      return true;
-  }
-  return false;
 }
 
 /* The dynamic linker runs one callback of dl_iterate_phdr at a time, so no other thread writes to the page meanwhile.
@@ -86,7 +67,7 @@ static bool is_protected(const struct dl_phdr_info *library, const void *slot) {
 static void slot_set(const struct dl_phdr_info *library, uintptr_t *slot, uintptr_t value) {
   size_t page_bytes = (size_t)sysconf(_SC_PAGESIZE);
   void *page = (void *)((uintptr_t)slot & ~(uintptr_t)(page_bytes - 1));
-  bool guarded = is_protected(library, slot);
+  bool guarded = module_has(library, PT_GNU_RELRO, (uintptr_t)slot);
   if (guarded && mprotect(page, page_bytes, PROT_READ | PROT_WRITE) != 0)
     return;
   *slot = value;
@@ -178,15 +159,6 @@ struct look {
   bool begun, all;
 };
 
-static bool library_has(const struct dl_phdr_info *library, uintptr_t address) {
-  for (unsigned i = 0; i < library->dlpi_phnum; i++) {
-    const ElfW(Phdr) *part = &library->dlpi_phdr[i];
-    if (part->p_type == PT_LOAD && address - (library->dlpi_addr + part->p_vaddr) < part->p_memsz)
-      return true;
-  }
-  return false;
-}
-
 /* For dl_iterate_phdr.  All libraries are looked at when some were opened since.  When another library asks than the
  * last time, it is looked at in any case: it may have been in the middle of being opened when all were, but now its
  * code runs.  What is static here is protected as variables is. */
@@ -201,7 +173,7 @@ static int library_variables(struct dl_phdr_info *library, size_t bytes, void *c
     memset(variables, 0, sizeof variables); /* one of them may have been closed */
   }
   look->begun = true;
-  bool asks = library_has(library, look->caller);
+  bool asks = module_has(library, PT_LOAD, look->caller);
   if (look->all || (asks && last_asked != library->dlpi_phdr))
     library_references(library, variable_bind);
   if (asks)
