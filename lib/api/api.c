@@ -8,9 +8,9 @@
 #include "api/api_serve.h"
 #include "api/environment.h"
 #include "api/reaper.h"
-#include "base/cancel.h"
 #include "base/error.h"
 #include "base/last_word.h"
+#include "base/library_call.h"
 #include "front/front_quick.h"
 #include "front/front_record.h"
 
@@ -34,7 +34,7 @@ static void report_at_exit(void) {
 /* From here on the driver may be gone: the reaper must not begin to call it.  What it has begun is not waited for: that
  * may wait for a kernel, and an exit must not. */
 __attribute__((destructor)) static void end_of_process(void) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   reaper_end();
   record_end();
   if (getpid() == loaded_by)
@@ -56,7 +56,7 @@ cudaError_t MAM_CreateWith(size_t maxSize, const char *source, const char *limit
 }
 
 cudaError_t MAM_Destroy(void) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   uint64_t id = 0;
   cudaError_t error = cudaSuccess;
   (void)environment_id_now(&id); /* before the lock: it may load the driver */

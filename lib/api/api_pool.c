@@ -5,8 +5,8 @@
 
 #include "api/api_serve.h"
 #include "api/environment.h"
-#include "base/cancel.h"
 #include "base/error.h"
+#include "base/library_call.h"
 
 /* ---- Pools as objects ---- */
 
@@ -45,7 +45,7 @@ static cudaError_t options_check(const MAM_PoolOptions *options) {
 }
 
 cudaError_t MAM_PoolCreate(MAM_Pool *pool, const MAM_PoolOptions *given) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   MAM_PoolOptions options;
   struct source source;
   const struct options *defaults;
@@ -79,7 +79,7 @@ cudaError_t MAM_PoolCreate(MAM_Pool *pool, const MAM_PoolOptions *given) {
 }
 
 cudaError_t MAM_PoolDestroy(MAM_Pool pool) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   if (pool == NULL)
     return cudaSuccess;
   cudaError_t error = pool_is_known(pool) ? pool_close(pool, 0) : cudaErrorInvalidResourceHandle;
@@ -88,7 +88,7 @@ cudaError_t MAM_PoolDestroy(MAM_Pool pool) {
 }
 
 cudaError_t MAM_PoolDefault(MAM_Pool *pool) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   struct mam_pool *found;
   uint64_t id = environment_id_quick(), created;
   if (pool == NULL)
@@ -125,7 +125,7 @@ static struct mam_pool *pool_asked(MAM_Pool pool, uint64_t *id) {
 /* ---- Giving back ---- */
 
 cudaError_t MAM_Trim(size_t keep_bytes) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   uint64_t id;
   struct mam_pool *pool = pool_asked(NULL, &id);
   cudaError_t error = pool != NULL ? pool_trim(pool, id, keep_bytes, true) : cudaSuccess;
@@ -133,7 +133,7 @@ cudaError_t MAM_Trim(size_t keep_bytes) {
 }
 
 cudaError_t MAM_PoolTrim(MAM_Pool pool, size_t keep_bytes) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   cudaError_t error =
       pool_is_known(pool) ? pool_trim(pool, POOL_ANY_ID, keep_bytes, true) : cudaErrorInvalidResourceHandle;
   return error == cudaErrorInvalidResourceHandle ? api_refuse_handle("MAM_PoolTrim") : error;
@@ -142,7 +142,7 @@ cudaError_t MAM_PoolTrim(MAM_Pool pool, size_t keep_bytes) {
 /* ---- Seeing in ---- */
 
 cudaError_t MAM_PoolGetInfo(MAM_Pool pool, MAM_PoolInfo *info) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   uint64_t id;
   MAM_PoolInfo now;
   if (info == NULL || info->struct_size < offsetof(MAM_PoolInfo, used_bytes))
@@ -159,7 +159,7 @@ cudaError_t MAM_PoolGetInfo(MAM_Pool pool, MAM_PoolInfo *info) {
 }
 
 cudaError_t MAM_PoolResetPeaks(MAM_Pool pool) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   uint64_t id;
   pool = pool_asked(pool, &id);
   cudaError_t error = pool != NULL ? pool_reset_peaks(pool, id) : cudaErrorInvalidResourceHandle;
@@ -167,7 +167,7 @@ cudaError_t MAM_PoolResetPeaks(MAM_Pool pool) {
 }
 
 cudaError_t MAM_PoolReport(MAM_Pool pool, char **json) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   uint64_t id;
   if (json == NULL)
     return error_set(cudaErrorInvalidValue, "MAM_PoolReport: json is NULL");
@@ -177,7 +177,7 @@ cudaError_t MAM_PoolReport(MAM_Pool pool, char **json) {
 }
 
 cudaError_t MAM_PoolExplain(MAM_Pool pool, size_t size, char **text) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   uint64_t id;
   if (text == NULL)
     return error_set(cudaErrorInvalidValue, "MAM_PoolExplain: text is NULL");

@@ -3,9 +3,9 @@
 
 #include "api/environment.h"
 #include "api/reaper.h"
-#include "base/cancel.h"
 #include "base/error.h"
 #include "base/last_word.h"
+#include "base/library_call.h"
 #include "front/front_record.h"
 
 cudaError_t api_refuse_handle(const char *who) {
@@ -35,7 +35,7 @@ static cudaError_t stream_name(cudaStream_t handle, struct mam_pool *pool, uint6
 
 /* front_malloc on the request's stream.  request->pool is not NULL. */
 static cudaError_t stream_serve(const struct front_request *request, uintptr_t *address) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   struct front_stream *stream = request->stream;
   bool entered;
   cudaError_t error = stream_name(stream->handle, request->pool, request->default_id, &stream->name, &entered);
@@ -50,7 +50,7 @@ static inline cudaError_t serve(const struct front_request *request, uintptr_t *
 
 /* Size 0 is a success where anything could be allocated. */
 static cudaError_t malloc_nothing(void) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   uint64_t id;
   return environment_id_now(&id);
 }
@@ -66,7 +66,7 @@ static void environment_after_malloc(const struct front_request *request, uint64
 
 /* From the calling thread's environment, created if need be. */
 static cudaError_t environment_malloc(struct front_request *request, uintptr_t *address) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   uint64_t created;
   cudaError_t error;
   for (;;) {
@@ -141,7 +141,7 @@ static cudaError_t free_finish(cudaError_t error, const struct pool_emptied *emp
 }
 
 static cudaError_t free_slow(uintptr_t address, enum front_freed freed) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   struct pool_emptied emptied;
   cudaError_t error = cudaSuccess;
   if (freed == FRONT_FREED_ZERO)
@@ -158,7 +158,7 @@ cudaError_t api_free(uintptr_t address, enum front_freed freed) {
 }
 
 cudaError_t api_free_by_rule(uintptr_t address, MAM_Reuse reuse, cudaStream_t handle) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   struct pool_emptied emptied = {0};
   struct front_stream stream = {.handle = (CUstream)handle};
   bool entered = true;

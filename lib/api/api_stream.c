@@ -2,8 +2,8 @@
 /* The public functions of streams: allocating and freeing on one, freeing by another rule, captures. */
 #include "api/api_serve.h"
 #include "api/environment.h"
-#include "base/cancel.h"
 #include "base/error.h"
+#include "base/library_call.h"
 #include "cuda/reuse.h"
 #include "front/front_quick.h"
 #include "front/front_record.h"
@@ -101,7 +101,7 @@ static cudaError_t reuse_current(struct reuse **reuse) {
 }
 
 cudaError_t MAM_CaptureBegin(void) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   struct reuse *reuse;
   cudaError_t error = reuse_current(&reuse);
   if (error == cudaSuccess)
@@ -110,7 +110,7 @@ cudaError_t MAM_CaptureBegin(void) {
 }
 
 cudaError_t MAM_CaptureEnd(void) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   struct reuse *reuse;
   cudaError_t error = reuse_current(&reuse);
   if (error != cudaSuccess)

@@ -5,7 +5,7 @@
 
 #include "api/api_serve.h"
 #include "api/environment.h"
-#include "base/cancel.h"
+#include "base/library_call.h"
 #include "front/front_quick.h"
 #include "front/front_record.h"
 #include "front/slab.h"
@@ -81,6 +81,7 @@ static bool slab_block_at(const struct slab *slab, uintptr_t address, struct cli
 }
 
 static bool segment_block_at(struct mam_pool *pool, uintptr_t address, struct client_block *block) {
+  LIBRARY_CALL;
   pool_lock(pool);
   struct segment *segment = pool->state == POOL_OPEN ? segment_at(&pool->segments, address) : NULL;
   bool live = segment != NULL && segment->state == SEGMENT_USED;
@@ -111,6 +112,7 @@ static enum client_found block_at(uintptr_t address, struct client_block *block)
 }
 
 static bool chunk_at(uintptr_t address, uintptr_t *base) {
+  LIBRARY_CALL;
   struct mam_pool *pool = chunk_map_find(address);
   const struct pool_chunk *chunk;
   bool found = false;
@@ -204,7 +206,7 @@ static struct mam_pool *pool_here_next(struct mam_pool *pool, const struct here 
 /* A pool gives what it does not need before an allocation is refused, whichever context that is made in.  A chunk's
  * guard counts as well: it is the driver's when the chunk goes back. */
 static size_t available_bytes(size_t *used_bytes, const void **which) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   struct here here;
   MAM_PoolInfo info = {.struct_size = sizeof info};
   size_t sum = 0;
@@ -224,7 +226,7 @@ static size_t available_bytes(size_t *used_bytes, const void **which) {
 }
 
 static uint64_t moves(int64_t end_ns) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   struct here here;
   uint64_t sum = 0;
   if (!here_find(&here))
@@ -243,7 +245,7 @@ static bool source_is_device_memory(void) {
 }
 
 static void contexts_changed(void) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   environment_enter();
   pool_abandon_gone();
   environment_exit();
@@ -266,7 +268,7 @@ static bool pool_gives_back(struct mam_pool *pool, bool waits) {
 }
 
 static bool give_back(bool waits) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   bool given = false;
   for (struct mam_pool *pool = pool_first(); pool != NULL; pool = pool->next)
     given |= pool_gives_back(pool, waits);
@@ -275,7 +277,7 @@ static bool give_back(bool waits) {
 
 /* The reuse outlives the pool, and epochs never fall: so a wait that ends after the pool does no harm. */
 static struct reuse *wait_begin(CUcontext context, uint64_t *epoch) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   uint64_t id;
   struct mam_pool *pool = pool_of_context(context, &id);
   if (pool == NULL || pool_enter(pool, id) != cudaSuccess)
@@ -286,10 +288,15 @@ static struct reuse *wait_begin(CUcontext context, uint64_t *epoch) {
   return reuse;
 }
 
+static void wait_end(struct reuse *reuse, uint64_t epoch) {
+  LIBRARY_CALL;
+  reuse_wait_end(reuse, epoch);
+}
+
 /* ---- Captures ---- */
 
 static struct reuse *capture_begin(CUcontext context) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   struct source source;
   if (source_open(MAM_SOURCE_DEVICE, context, -1, &source) != cudaSuccess)
     return NULL;
@@ -301,7 +308,7 @@ static struct reuse *capture_begin(CUcontext context) {
 }
 
 static void capture_end(struct reuse *reuse) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   (void)reuse_capture_end(reuse, true);
   (void)reuse_reach(reuse, reuse_epoch(reuse)); /* what was freed meanwhile; no fence if others capture */
   reuse_close(reuse);
@@ -312,7 +319,7 @@ static bool reuse_context_lives(const struct reuse *reuse) { return context_live
 /* ---- Numbers ---- */
 
 static void totals(struct client_totals *sum) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   MAM_PoolInfo info;
   struct pool_past_kind past = pool_past().defaults;
   *sum = (struct client_totals){.mallocs = past.malloc_count, .hits = past.hit_count, .waits = past.synchronize_count};
@@ -333,6 +340,10 @@ static void totals(struct client_totals *sum) {
   sum->peak_used_bytes = past.peak_used_bytes > sum->peak_used_bytes ? past.peak_used_bytes : sum->peak_used_bytes;
 }
 
+/* ---- Fork ---- */
+
+static void client_fork_join(const struct fork_functions *functions) { fork_join(FORK_CLIENT, functions); }
+
 const struct client mam_client = {.struct_size = sizeof(struct client),
                                   .options = client_options,
                                   .list_has = options_list_has,
@@ -347,10 +358,11 @@ const struct client mam_client = {.struct_size = sizeof(struct client),
                                   .moves = moves,
                                   .give_back = give_back,
                                   .wait_begin = wait_begin,
-                                  .wait_end = reuse_wait_end,
+                                  .wait_end = wait_end,
                                   .capture_begin = capture_begin,
                                   .capture_end = capture_end,
                                   .context_lives = reuse_context_lives,
                                   .contexts_changed = contexts_changed,
                                   .totals = totals,
+                                  .fork_join = client_fork_join,
                                   .record_state = &record_state};

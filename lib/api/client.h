@@ -12,6 +12,7 @@
 
 #include <stdbool.h>
 
+#include "base/forking.h"
 #include "base/options.h"
 #include "base/record.h"
 #include "cuda/driver.h"
@@ -95,6 +96,9 @@ struct client {
   void (*contexts_changed)(void);
 
   void (*totals)(struct client_totals *totals);
+
+  /* The client takes part in each fork. */
+  void (*fork_join)(const struct fork_functions *functions);
 
   const _Atomic(unsigned char) *record_state; /* whether calls are recorded */
 };

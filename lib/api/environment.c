@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/error.h"
+#include "base/forking.h"
 #include "base/locked.h"
 #include "base/record.h"
 #include "front/front.h"
@@ -37,54 +38,34 @@ static void watches_forget(void) {
       pool->watch->linger_until_ns = pool->watch->calm_until_ns = 0;
 }
 
-/* The handlers are registered twice, and the outermost run of them does the work. */
-static __thread __attribute__((tls_model("initial-exec"))) unsigned fork_depth;
-
-static void before_fork(void) {
-  if (fork_depth++ > 0)
-    return;
+static void hold(void) {
   pthread_mutex_lock(&environment_lock);
+  front_before_fork();
   pool_before_fork();
   record_before_fork(); /* last: a thread may record under any lock */
 }
 
-static void after_fork_in_parent(void) {
-  if (--fork_depth > 0)
-    return;
-  record_after_fork(false);
-  pool_after_fork(false);
+static void let_go(bool in_child) {
+  record_after_fork(in_child);
+  if (in_child) {
+    environment_reaper.runs = false;
+    watches_forget();
+    endings = NULL; /* they were other threads' */
+    conditions_set_up();
+  }
+  front_after_fork();
+  pool_after_fork(in_child);
   pthread_mutex_unlock(&environment_lock);
-}
-
-static void after_fork_in_child(void) {
-  if (--fork_depth > 0)
-    return;
-  record_after_fork(true);
-  environment_reaper.runs = false;
-  watches_forget();
-  endings = NULL; /* they were other threads' */
-  conditions_set_up();
-  pool_after_fork(true);
-  pthread_mutex_unlock(&environment_lock);
-}
-
-/* Threads call malloc and the driver while they hold locks of the library.  Both may have fork handlers that take locks
- * of their own.  So the library's locks must be taken before those, or fork waits for a thread that waits for fork.
- * The handlers before a fork run in the reverse order of their registration, so the library registers after the two:
- * after an allocation, at which an allocator registers at the latest, and again when the driver is initialised.  Before
- * that no lock is held in a call of the driver. */
-static void forks_handle(void) {
-  void *volatile first = malloc(1); /* volatile: or the compiler leaves the pair out */
-  free(first);
-  (void)pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
 static void set_up(void) {
+  static const struct fork_functions functions = {hold, let_go};
   record_set_up();
   conditions_set_up();
   front_set_up();
-  driver_on_first(forks_handle); /* before the call here: if the driver is initialised by now, that call is enough */
-  forks_handle();
+  fork_join(FORK_ENVIRONMENT, &functions);
+  driver_on_first(fork_handle); /* before the call here: if the driver is initialised by now, that call is enough */
+  fork_handle();
 }
 
 /* When the library is loaded, while there is mostly one thread: the kernel then registers a process for its barrier at

@@ -8,9 +8,9 @@
 #include <stdlib.h>
 
 #include "api/environment.h"
-#include "base/cancel.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/library_call.h"
 #include "base/locked.h"
 #include "front/front.h"
 
@@ -232,12 +232,12 @@ static cudaError_t create_as(size_t bytes, const struct options *wanted, const c
 }
 
 cudaError_t environment_create(size_t bytes, const char *who) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   return create_as(bytes, NULL, who);
 }
 
 cudaError_t environment_create_with(size_t bytes, const char *source, const char *limit, const char *who) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   struct options wanted;
   cudaError_t error = environment_options_with(source, limit, &wanted);
   return error == cudaSuccess ? create_as(bytes, &wanted, who) : error;

@@ -16,8 +16,8 @@
 #include <string.h>
 
 #include "api/environment.h"
-#include "base/cancel.h"
 #include "base/error.h"
+#include "base/library_call.h"
 #include "base/record.h"
 #include "mam.h"
 
@@ -32,7 +32,7 @@ cudaError_t MAM_Mark(const char *text) {
 /* The pools are held still for as long as it takes to list what is live, as before a fork.  environment_lock keeps
  * beginnings, ends and forks apart. */
 cudaError_t MAM_RecordBegin(const char *path) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   struct pool_live live = {0};
   if (path == NULL || path[0] == '\0')
     return error_set(cudaErrorInvalidValue, "MAM_RecordBegin: no path is given");
@@ -54,7 +54,7 @@ cudaError_t MAM_RecordBegin(const char *path) {
 }
 
 cudaError_t MAM_RecordEnd(void) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   environment_enter();
   cudaError_t error = record_end_file();
   if (!record_on())

@@ -3,9 +3,9 @@
 
 #include <time.h>
 
-#include "base/cancel.h"
 #include "base/clock.h"
 #include "base/helper.h"
+#include "base/library_call.h"
 #include "base/locked.h"
 
 /* A pool of several threads is looked at so often at most, also where it would end at once. */
@@ -178,7 +178,7 @@ static bool calm_is_looked_at(struct mam_pool *pool) {
 }
 
 void reaper_watch_grown(void) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   environment_enter();
   for (struct mam_pool *pool = pool_first(); pool != NULL; pool = pool->next)
     if (environment_watch_locked(pool) != NULL && pool_has_grown(pool))

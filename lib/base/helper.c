@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/forking.h"
 #include "base/locked.h"
 
 /* Between two looks whether the process is to end: at first, and twice as long each time up to the most.  A look takes
@@ -100,18 +101,23 @@ static void main_hear(void) {
   helpers.main_ended = !is_main || !main_end_known || pthread_setspecific(main_end, &helpers) != 0;
 }
 
+static void hold(void) { pthread_mutex_lock(&helper_lock); }
+
 /* The child has one thread, its main one. */
-static void after_fork_in_child(void) {
-  (void)pthread_mutex_init(&helper_lock, NULL);
-  helpers.count = 0;
-  helpers.watched = false;
-  main_hear();
+static void let_go(bool in_child) {
+  if (in_child) {
+    helpers.count = 0;
+    helpers.watched = false;
+    main_hear();
+  }
+  pthread_mutex_unlock(&helper_lock);
 }
 
 static void set_up(void) {
+  static const struct fork_functions functions = {hold, let_go};
   main_end_known = pthread_key_create(&main_end, main_ends) == 0;
   main_hear();
-  (void)pthread_atfork(NULL, NULL, after_fork_in_child);
+  fork_join(FORK_HELPERS, &functions);
 }
 
 __attribute__((constructor)) static void helper_set_up(void) {

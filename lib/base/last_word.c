@@ -7,8 +7,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "base/cancel.h"
 #include "base/error.h"
+#include "base/library_call.h"
 #include "base/locked.h"
 
 /* So often a callback is asked about one allocation.  A program that gives up its caches one by one is done by then,
@@ -49,19 +49,18 @@ void last_word_allow(const bool *before) { is_forbidden = *before; }
 
 /* ---- Fork ---- */
 
-static void before_fork(void) { pthread_mutex_lock(&last_word_lock); }
-static void after_fork_in_parent(void) { pthread_mutex_unlock(&last_word_lock); }
+static void hold(void) { pthread_mutex_lock(&last_word_lock); }
 
 /* The calls of other threads are not in the child. */
-static void after_fork_in_child(void) {
-  (void)pthread_cond_init(&asking_ended, NULL);
-  askings = asking_here;
-  if (asking_here != NULL)
-    asking_here->next = NULL;
+static void let_go(bool in_child) {
+  if (in_child) {
+    (void)pthread_cond_init(&asking_ended, NULL);
+    askings = asking_here;
+    if (asking_here != NULL)
+      asking_here->next = NULL;
+  }
   pthread_mutex_unlock(&last_word_lock);
 }
-
-static void set_up(void) { (void)pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child); }
 
 /* ---- Asking ---- */
 
@@ -90,7 +89,7 @@ static void asking_end(struct asking *asking) {
 
 /* What the callback allocates itself fails without a further question. */
 bool last_word_ask(MAM_Pool pool, size_t size, unsigned *attempts) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   struct asking asking;
   MAM_OutOfMemoryCallback callback;
   void *data;
@@ -120,9 +119,9 @@ static bool asked_before_locked(uint64_t number) {
 }
 
 void last_word_set(MAM_OutOfMemoryCallback callback, void *data) {
-  NOT_CANCELLED;
-  static pthread_once_t once = PTHREAD_ONCE_INIT;
-  (void)pthread_once(&once, set_up);
+  LIBRARY_CALL;
+  static const struct fork_functions functions = {hold, let_go};
+  fork_join(FORK_LAST_WORD, &functions);
   pthread_mutex_lock(&last_word_lock);
   uint64_t number = ++setting.number;
   setting.callback = callback;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 #include "cuda/reuse_inside.h"
 
-#include "base/cancel.h"
+#include "base/library_call.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/locked.h"
@@ -262,7 +262,7 @@ static bool peer_accompany(struct reuse *reuse) {
 bool reuse_reach(struct reuse *reuse, uint64_t epoch) {
   if (reuse_passed(reuse) >= epoch)
     return true;
-  NOT_CANCELLED; /* quick ways come here, too */
+  LIBRARY_CALL; /* quick ways come here, too */
   if (reach_alone(reuse, epoch))
     return true;
   if (peer_possible(reuse->source.context.driver))

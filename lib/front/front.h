@@ -72,6 +72,10 @@ bool front_retire(struct mam_pool *pool, uint64_t default_id, bool only_if_empty
 /* Once, before the first pool with fronts is opened. */
 void front_set_up(void);
 
+/* While the calling thread forks, with its fronts held still, it has none at hand. */
+void front_before_fork(void);
+void front_after_fork(void);
+
 /* What pools call: see struct pool_front. */
 extern const struct pool_front front_operations;
 

@@ -2,7 +2,7 @@
 /*
  * An allocation that the quick path did not serve.
  */
-#include "base/cancel.h"
+#include "base/library_call.h"
 #include "front/front_inside.h"
 #include "front/front_record.h"
 
@@ -46,7 +46,7 @@ static cudaError_t malloc_missed(struct front *front, const struct front_request
 /* tried: what came of the thread's last front, if it has one; *miss: as that says. */
 static __attribute__((noinline)) cudaError_t malloc_slow(struct front *front, const struct front_request *request,
                                                          enum tried tried, struct miss *miss, uintptr_t *address) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   struct front_request ordered = *request;
   cudaError_t error = cudaSuccess;
   while (error == cudaSuccess && tried == TRIED_NO_FRONT) {

@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/cancel.h"
 #include "base/error.h"
+#include "base/library_call.h"
 #include "base/locked.h"
 #include "base/record.h"
 
@@ -34,6 +34,17 @@ static void front_come_first(struct front *front) {
 void front_show(void) { front_at_hand = record_on() ? NULL : front_mine; }
 
 void front_hide(void) { front_at_hand = NULL; }
+
+/* Of a thread that forks. */
+static __thread __attribute__((tls_model("initial-exec"))) struct front *front_of_fork;
+
+void front_before_fork(void) {
+  front_of_fork = front_mine;
+  front_mine = NULL;
+  front_hide();
+}
+
+void front_after_fork(void) { front_come_first(front_of_fork); }
 
 /* Under the fronts' lock no other thread wants the front's. */
 static void front_relieve(struct front *front) {
@@ -283,7 +294,7 @@ static void fronts_leave(void) {
 
 /* Destructors of the program's may follow, and allocate and free. */
 static void front_thread_end(void *unused) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   (void)unused;
   ending = true;
   fronts_leave();

@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/cancel.h"
+#include "base/library_call.h"
 #include "base/error.h"
 #include "base/locked.h"
 #include "heap/heap_host.h"
@@ -152,7 +152,7 @@ static void locks_destroy(struct mam_heap_host *heap) {
 }
 
 cudaError_t MAM_HeapCreate(MAM_Heap *heap, MAM_Pool pool, const MAM_HeapOptions *options) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   static const MAM_HeapOptions defaults = MAM_HEAP_OPTIONS_INIT;
   options = options == NULL ? &defaults : options;
   cudaError_t error = heap == NULL ? error_set(cudaErrorInvalidValue, "heap is NULL") : check_options(options);
@@ -183,7 +183,7 @@ cudaError_t MAM_HeapCreate(MAM_Heap *heap, MAM_Pool pool, const MAM_HeapOptions 
 }
 
 cudaError_t MAM_HeapDestroy(MAM_Heap heap) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   if (heap == NULL)
     return cudaSuccess;
   cudaError_t error = heap_check(heap);
@@ -205,7 +205,7 @@ cudaError_t MAM_HeapDestroy(MAM_Heap heap) {
 }
 
 cudaError_t MAM_HeapHandle(MAM_Heap heap, mam_device_heap *handle) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   cudaError_t error = heap_check(heap);
   if (error != cudaSuccess)
     return error;
@@ -221,7 +221,7 @@ cudaError_t MAM_HeapHandle(MAM_Heap heap, mam_device_heap *handle) {
 /* ---- Growing, shrinking, emptying ---- */
 
 cudaError_t MAM_HeapGrow(MAM_Heap heap, size_t bytes) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   cudaError_t error = heap_enter(heap);
   if (error != cudaSuccess)
     return error;
@@ -265,7 +265,7 @@ static cudaError_t trim_locked(struct mam_heap_host *heap, size_t keep_bytes) {
 }
 
 cudaError_t MAM_HeapTrim(MAM_Heap heap, size_t keep_bytes) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   cudaError_t error = heap_enter(heap);
   if (error != cudaSuccess)
     return error;
@@ -284,7 +284,7 @@ static cudaError_t reset_locked(struct mam_heap_host *heap) {
 }
 
 cudaError_t MAM_HeapReset(MAM_Heap heap) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   cudaError_t error = heap_enter(heap);
   return error == cudaSuccess ? heap_leave(heap, reset_locked(heap)) : error;
 }
@@ -304,7 +304,7 @@ static cudaError_t free_locked(struct mam_heap_host *heap, void *block) {
 }
 
 cudaError_t MAM_HeapFree(MAM_Heap heap, void *block) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   cudaError_t error = heap_enter(heap);
   if (error != cudaSuccess)
     return error;

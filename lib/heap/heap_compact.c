@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/cancel.h"
+#include "base/library_call.h"
 #include "base/error.h"
 #include "base/last_word.h"
 #include "heap/compact_types.h"
@@ -119,7 +119,7 @@ static cudaError_t register_type(const struct heap_inside *inside, struct heap_c
 }
 
 cudaError_t MAM_HeapRegisterType(MAM_Heap heap, const MAM_HeapTypeOptions *options, mam_type *type) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   struct heap_inside inside;
   struct heap_compact *compact;
   if (options == NULL || type == NULL)
@@ -157,7 +157,7 @@ static cudaError_t register_roots(struct heap_compact *compact, void *pointers, 
 }
 
 cudaError_t MAM_HeapRegisterRoots(MAM_Heap heap, void *pointers, size_t count) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   struct heap_inside inside;
   struct heap_compact *compact;
   if (pointers == NULL || (uintptr_t)pointers % 8 != 0 || count == 0)
@@ -178,7 +178,7 @@ static cudaError_t forget_roots(struct heap_compact *compact, const void *pointe
 }
 
 cudaError_t MAM_HeapForgetRoots(MAM_Heap heap, void *pointers) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   struct heap_inside inside;
   struct heap_compact *compact;
   cudaError_t error = enter(heap, &inside, &compact);
@@ -360,21 +360,21 @@ static cudaError_t check_options(const MAM_HeapCompactOptions *options, const MA
 static const MAM_HeapCompactOptions defaults = MAM_HEAP_COMPACT_OPTIONS_INIT;
 
 cudaError_t MAM_HeapCompact(MAM_Heap heap, const MAM_HeapCompactOptions *options, MAM_HeapCompactInfo *info) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   options = options == NULL ? &defaults : options;
   cudaError_t error = check_options(options, info);
   return error == cudaSuccess ? begin(heap, options, info, true) : error;
 }
 
 cudaError_t MAM_HeapCompactBegin(MAM_Heap heap, const MAM_HeapCompactOptions *options, MAM_HeapCompactInfo *info) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   options = options == NULL ? &defaults : options;
   cudaError_t error = check_options(options, info);
   return error == cudaSuccess ? begin(heap, options, info, false) : error;
 }
 
 cudaError_t MAM_HeapCompactEnd(MAM_Heap heap) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   struct heap_inside inside;
   cudaError_t error = heap_inside_enter(heap, &inside);
   if (error != cudaSuccess)
@@ -409,7 +409,7 @@ static cudaError_t list(const struct heap_inside *inside, struct heap_compact *c
 }
 
 cudaError_t MAM_HeapObjects(MAM_Heap heap, mam_type type, void **objects, size_t capacity, size_t *count) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   struct heap_inside inside;
   struct heap_compact *compact;
   if (count == NULL || (objects == NULL && capacity != 0))

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/forking.h"
 #include "base/locked.h"
 #include "heap/heap_host.h"
 #include "pool/pool.h"
@@ -17,20 +18,18 @@ static pthread_mutex_t heaps_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t heaps_left = PTHREAD_COND_INITIALIZER; /* a heap has lost its last visitor */
 static struct mam_heap_host *heaps;                          /* protected by heaps_lock */
 
-static void before_fork(void) { pthread_mutex_lock(&heaps_lock); }
-static void after_fork(void) { pthread_mutex_unlock(&heaps_lock); }
+static void hold(void) { pthread_mutex_lock(&heaps_lock); }
 
-/* The parent's heaps are never removed here, so no thread waits for visitors that do not exist. */
-static void after_fork_in_child(void) {
-  (void)pthread_cond_init(&heaps_left, NULL);
-  after_fork();
+/* The parent's heaps are never removed in the child, so no thread waits for visitors that do not exist. */
+static void let_go(bool in_child) {
+  if (in_child)
+    (void)pthread_cond_init(&heaps_left, NULL);
+  pthread_mutex_unlock(&heaps_lock);
 }
 
-static void set_up(void) { (void)pthread_atfork(before_fork, after_fork, after_fork_in_child); }
-
 void heap_list_set_up(void) {
-  static pthread_once_t once = PTHREAD_ONCE_INIT;
-  (void)pthread_once(&once, set_up);
+  static const struct fork_functions functions = {hold, let_go};
+  fork_join(FORK_HEAPS, &functions);
 }
 
 void heap_list_add(struct mam_heap_host *heap) {

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/cancel.h"
+#include "base/library_call.h"
 #include "base/error.h"
 #include "heap/heap_host.h"
 #include "heap/heap_view.h"
@@ -143,7 +143,7 @@ static cudaError_t look_begin(MAM_Heap heap, struct look *look) {
 /* ---- What it shows ---- */
 
 cudaError_t MAM_HeapGetInfo(MAM_Heap heap, MAM_HeapInfo *info) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   if (info == NULL || info->struct_size < sizeof info->struct_size)
     return error_set(cudaErrorInvalidValue, "info is NULL or its struct_size is too small");
   struct look look;
@@ -158,7 +158,7 @@ cudaError_t MAM_HeapGetInfo(MAM_Heap heap, MAM_HeapInfo *info) {
 }
 
 cudaError_t MAM_HeapList(MAM_Heap heap, MAM_HeapBlock *blocks, size_t capacity, size_t *count) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   if (count == NULL || (blocks == NULL && capacity != 0))
     return error_set(cudaErrorInvalidValue, "count is NULL, or blocks is NULL and capacity is not 0");
   struct look look;
@@ -175,7 +175,7 @@ cudaError_t MAM_HeapList(MAM_Heap heap, MAM_HeapBlock *blocks, size_t capacity, 
 }
 
 cudaError_t MAM_HeapReport(MAM_Heap heap, char **json) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   if (json == NULL)
     return error_set(cudaErrorInvalidValue, "json is NULL");
   struct look look;
@@ -209,7 +209,7 @@ static cudaError_t share_of_heaps(MAM_Pool pool, MAM_HeapShare *share) {
 }
 
 cudaError_t MAM_HeapGetShare(MAM_Pool pool, MAM_HeapShare *share) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   if (share == NULL || share->struct_size < sizeof share->struct_size)
     return error_set(cudaErrorInvalidValue, "share is NULL or its struct_size is too small");
   MAM_PoolInfo info = {.struct_size = sizeof info};
@@ -244,7 +244,7 @@ static bool find_range(void *closure, uint64_t address, uint64_t bytes) {
 }
 
 cudaError_t MAM_HeapCopy(MAM_Heap heap, void *to, const void *from, size_t bytes) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   struct range range = {(uint64_t)(uintptr_t)from, (uint64_t)(uintptr_t)from + bytes, false};
   if (to == NULL || range.end < range.from)
     return error_set(cudaErrorInvalidValue, "to is NULL, or %zu bytes go past the end of the address space", bytes);

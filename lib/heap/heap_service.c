@@ -6,6 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/forking.h"
 #include "base/helper.h"
 #include "base/locked.h"
 
@@ -134,19 +135,20 @@ static void end_of_process(void) {
   pthread_mutex_unlock(&services_lock);
 }
 
-static void before_fork(void) { pthread_mutex_lock(&services_lock); }
-static void after_fork(void) { pthread_mutex_unlock(&services_lock); }
+static void hold(void) { pthread_mutex_lock(&services_lock); }
 
 /* In the child no service runs, and its lock may be some thread's that is not there: it is forgotten. */
-static void after_fork_in_child(void) {
+static void let_go(bool in_child) {
   lock_held(&services_lock);
-  services = NULL;
+  if (in_child)
+    services = NULL;
   pthread_mutex_unlock(&services_lock);
 }
 
 static void set_up(void) {
+  static const struct fork_functions functions = {hold, let_go};
   (void)atexit(end_of_process);
-  (void)pthread_atfork(before_fork, after_fork, after_fork_in_child);
+  fork_join(FORK_HEAP_SERVICES, &functions);
 }
 
 /* ---- Starting and stopping --------------------------------------------------------------------------------------- */

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/cancel.h"
+#include "base/library_call.h"
 #include "base/error.h"
 #include "heap/heap_inside.h"
 #include "mam/warp.h"
@@ -93,7 +93,7 @@ static int by_address(const void *left, const void *right) {
 }
 
 cudaError_t MAM_WarpList(MAM_Heap heap, MAM_WarpHeader *headers, size_t capacity, size_t *count) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   struct survey survey = {0};
   if (count == NULL || (headers == NULL && capacity != 0))
     return error_set(cudaErrorInvalidValue, "count is NULL, or headers is NULL and capacity is not 0");
@@ -133,7 +133,7 @@ static cudaError_t end_inside(const struct heap_inside *inside, void *header) {
 }
 
 cudaError_t MAM_WarpEnd(MAM_Heap heap, void *header) {
-  NOT_CANCELLED;
+  LIBRARY_CALL;
   struct heap_inside inside;
   cudaError_t error = heap_inside_enter(heap, &inside);
   if (error != cudaSuccess)

@@ -134,7 +134,9 @@ static struct decision *decide(void) {
 
 /* In a forked child the driver does not work if the parent has used it, so no call succeeds there.  But the child may
  * call hooks, and must not find a lock that another thread of its parent held. */
-static void after_fork_in_child(void) {
+static void let_go(bool in_child) {
+  if (!in_child)
+    return;
   preload_bell_stop();
   preload_work_forked();
   preload_keep_forked();
@@ -146,6 +148,7 @@ static void after_fork_in_child(void) {
  * memory the process is not served, until a later call decides. */
 static const struct decision *decision_get(void) {
   static const struct decision passive;
+  static const struct fork_functions fork_functions = {NULL, let_go};
   /* acquire: the decision; pairs with the release below */
   struct decision *known = atomic_load_explicit(&decided, memory_order_acquire);
   if (__builtin_expect(known != NULL, true))
@@ -156,7 +159,7 @@ static const struct decision *decision_get(void) {
   atomic_store_explicit(&owner, getpid(), memory_order_relaxed);
   /* release: publishes the decision; acquire on failure: reads the winner's.  Pairs with the load above. */
   if (atomic_compare_exchange_strong_explicit(&decided, &known, mine, memory_order_acq_rel, memory_order_acquire))
-    (void)pthread_atfork(NULL, NULL, after_fork_in_child);
+    mam_client.fork_join(&fork_functions);
   else
     free(mine);
   return known != NULL ? known : mine;

@@ -74,6 +74,11 @@ for beside in '' "$allocator"; do
     "$program" fork-busy
   check '[ $status -eq 0 ] && grep -q forked "$work/out"'
 done
+forker=$PWD/tests/preload/.libs/preload_forker.so
+try "fork handlers of other libraries may call the driver" env LD_PRELOAD="$forker" timeout 60 ./mam-run "$program" fork
+check '[ $status -eq 0 ] && grep -q "child hears 3" "$work/out"'
+try "also beside threads that allocate" env LD_PRELOAD="$forker" timeout 60 ./mam-run "$program" fork-busy
+check '[ $status -eq 0 ] && grep -q forked "$work/out"'
 try "nor in a program without a driver" env MAM_SOURCE=host LD_PRELOAD="$allocator" timeout 60 tests/preload/preload_member forks
 check '[ $status -eq 0 ] && grep -q forked "$work/out"'
 try "children that are forked before the first context are served" ./mam-run -s "$program" fork-early
