@@ -173,8 +173,8 @@ void preload_bell_start(void);
  * ask.  Waits for each of them, no longer than 0.1 s for one that says nothing and 1 s more for one that is giving. */
 bool preload_bell_ring(bool *given);
 
-/* Ends the listening: at exit, and in a forked child, which has no such thread. */
-void preload_bell_stop(void);
+/* In a forked child, which has no such thread. */
+void preload_bell_forked(void);
 
 /* preload_make_room, if result says that a call found no memory.  Else false, at the cost of a comparison. */
 static inline bool preload_again(CUresult result, struct preload_tries *tries) {

@@ -9,8 +9,9 @@
  *   waits for a gift, or all <----  places, each with a lock    <----        raises gifts if it gave, and answers
  *
  * The bell is a file, and a struct in its memory that the processes share.  Each served process has a place in it, and
- * a thread that sleeps until the bell is rung.  It holds a place by a lock of one byte of the file.  A process that
- * ends in whatever way, or becomes another program, loses its place: the lock is that of a descriptor.
+ * a thread that sleeps until the bell is rung.  It holds a place by a lock of one byte of the file, which belongs to
+ * the open file: that lives as long as it is mapped, so no descriptor is kept, which a program might close, or find.  A
+ * process that ends in whatever way, or becomes another program, loses its place.
  *
  * A program can write anything into the bell.  That makes processes of its own user give back memory that lies free, or
  * wait for RING_MS and WAIT_MS; it can do no other harm.
@@ -39,6 +40,7 @@ enum { PLACES = 256 };
 
 struct place {
   _Atomic uint32_t answered;   /* the last ring that its listener has answered */
+  _Atomic bool left;           /* its process exits, and answers no more */
   _Atomic int64_t busy_end_ns; /* when its listener gives up to give memory back (now_ns, of the machine) */
 };
 
@@ -63,7 +65,7 @@ enum {
   REST_MS = 10
 };
 
-static int file;             /* the descriptor with the lock, constant once a thread listens */
+static ino_t file;           /* the bell's, constant once a thread listens */
 static struct bell *bell;    /* constant once a thread listens */
 static struct place *own;    /* this process's, constant once a thread listens */
 static _Atomic bool listens; /* this process has a place and a thread */
@@ -148,47 +150,43 @@ static void *listen(void *unused) {
 
 /* ---- Setting up ---- */
 
-/* The descriptor is no less than this, so that it takes none of the small numbers that programs expect. */
-enum { FILE_LEAST = 100 };
-
-/* Opens the bell of this user, which the first process creates.  False if that is not possible, or if the file belongs
- * to another user. */
-static bool bell_open(void) {
+/* Opens the bell of this user, which the first process creates.  -1 if that is not possible, or if the file belongs to
+ * another user. */
+static int bell_open(struct stat *status) {
   char path[64];
-  struct stat status;
   (void)snprintf(path, sizeof path, "/dev/shm/mam-preload-%u", (unsigned)geteuid());
-  int opened = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, S_IRUSR | S_IWUSR);
-  file = opened >= 0 ? fcntl(opened, F_DUPFD_CLOEXEC, FILE_LEAST) : -1;
-  if (opened >= 0)
-    (void)close(opened);
-  if (file < 0)
-    return false;
+  int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, S_IRUSR | S_IWUSR);
+  if (fd >= 0 && fstat(fd, status) == 0 && S_ISREG(status->st_mode) && status->st_uid == geteuid())
+    return fd;
+  if (fd >= 0)
+    (void)close(fd);
+  return -1;
+}
+
+/* fallocate: without memory for the page the file system says so here, and not by a signal when it is used */
+static bool bell_map(int fd) {
   void *page = MAP_FAILED;
-  /* fallocate: without memory for the page the file system says so here, and not by a signal when it is used */
-  if (fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == geteuid() &&
-      fallocate(file, 0, 0, sizeof(struct bell)) == 0)
-    page = mmap(NULL, sizeof(struct bell), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  if (fallocate(fd, 0, 0, sizeof(struct bell)) == 0)
+    page = mmap(NULL, sizeof(struct bell), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   bell = page;
-  if (page == MAP_FAILED)
-    (void)close(file);
   return page != MAP_FAILED;
 }
 
-/* A lock of a byte of the file, which belongs to the descriptor: an exec closes that, and so does the end of the
- * process. */
+/* A lock of a byte of the file, which belongs to the open file. */
 static struct flock place_lock(short type, int place) {
   return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = place, .l_len = 1};
 }
 
 /* False if all places are taken.  Rings until now are no business of this process. */
-static bool place_take(void) {
+static bool place_take(int fd) {
   for (int i = 0; i < PLACES; i++) {
     struct flock lock = place_lock(F_WRLCK, i);
-    if (fcntl(file, F_OFD_SETLK, &lock) != 0)
+    if (fcntl(fd, F_OFD_SETLK, &lock) != 0)
       continue;
     own = &bell->places[i];
     /* relaxed, all: no other data goes by them */
     atomic_store_explicit(&own->busy_end_ns, 0, memory_order_relaxed);
+    atomic_store_explicit(&own->left, false, memory_order_relaxed);
     atomic_store_explicit(&own->answered, atomic_load_explicit(&bell->rings, memory_order_relaxed),
                           memory_order_relaxed);
     return true;
@@ -213,13 +211,21 @@ static bool listener_start(void) {
 }
 
 static void start(void) {
-  if (!bell_open())
+  struct stat status;
+  int fd = bell_open(&status);
+  if (fd < 0)
     return;
-  bool placed = place_take();
-  /* release: publishes the bell; pairs with the acquires in preload_bell_ring and listen */
-  atomic_store_explicit(&listens, true, memory_order_release);
-  if (!placed || !listener_start())
-    preload_bell_stop();
+  if (bell_map(fd)) {
+    file = status.st_ino;
+    bool placed = place_take(fd);
+    /* release: publishes the bell; pairs with the acquires in preload_bell_ring and listen */
+    atomic_store_explicit(&listens, placed, memory_order_release);
+    if (!placed || !listener_start()) {
+      atomic_store_explicit(&listens, false, memory_order_relaxed); /* relaxed: no thread was told of it */
+      (void)munmap(bell, sizeof *bell);
+    }
+  }
+  (void)close(fd);
 }
 
 void preload_bell_start(void) {
@@ -230,33 +236,42 @@ void preload_bell_start(void) {
     (void)pthread_once(&once, start);
 }
 
-/* In a forked child the place goes on to be the parent's, whose descriptor has the lock too. */
-void preload_bell_stop(void) {
-  /* exchange: of several calls one closes the file.  release: pairs with the acquire in listen */
-  if (atomic_exchange_explicit(&listens, false, memory_order_acq_rel))
-    (void)close(file);
+/* The place is the parent's, and goes with it. */
+void preload_bell_forked(void) {
+  if (atomic_exchange_explicit(&listens, false, memory_order_relaxed)) /* relaxed: the child has one thread */
+    (void)munmap(bell, sizeof *bell);
 }
 
-__attribute__((destructor)) static void stop_listening(void) { preload_bell_stop(); }
+/* The listener's thread may still read the bell. */
+__attribute__((destructor)) static void stop_listening(void) {
+  /* release: pairs with the acquire in listen, after which the driver may be gone */
+  if (!atomic_exchange_explicit(&listens, false, memory_order_acq_rel))
+    return;
+  atomic_store_explicit(&own->left, true, memory_order_release); /* before it is counted; pairs with await_end_ns */
+  atomic_fetch_add_explicit(&bell->answers, 1, memory_order_release);
+  futex_wake(&bell->answers);
+}
 
 /* ---- Ringing ---- */
 
-/* Whether another process has the place. */
-static bool is_others(int place) {
+/* Whether a process has the place, and answers. */
+static bool is_taken(int fd, int place) {
   struct flock lock = place_lock(F_WRLCK, place);
-  return fcntl(file, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+  /* acquire: pairs with the release in stop_listening */
+  return !atomic_load_explicit(&bell->places[place].left, memory_order_acquire) && fcntl(fd, F_OFD_GETLK, &lock) == 0 &&
+         lock.l_type != F_UNLCK;
 }
 
 /* When the wait for an answer to a ring ends that began at start_ns.  A place that has answered, or has become free, is
  * no longer awaited. */
-static int64_t await_end_ns(bool awaited[PLACES], uint32_t ring, int64_t start_ns) {
+static int64_t await_end_ns(int fd, bool awaited[PLACES], uint32_t ring, int64_t start_ns) {
   int64_t end_ns = 0, least_ns = start_ns + (int64_t)RING_MS * 1000000, most_ns = least_ns + (int64_t)WAIT_MS * 1000000;
   for (int i = 0; i < PLACES; i++) {
     if (!awaited[i])
       continue;
     /* acquire: pairs with the release in answer.  A place may be ahead of the ring. */
     uint32_t answered = atomic_load_explicit(&bell->places[i].answered, memory_order_acquire);
-    awaited[i] = (int32_t)(answered - ring) < 0 && (&bell->places[i] == own || is_others(i));
+    awaited[i] = (int32_t)(answered - ring) < 0 && is_taken(fd, i);
     if (!awaited[i])
       continue;
     /* relaxed: as in gives */
@@ -275,37 +290,49 @@ static bool some_given(uint32_t gifts) {
 /* Waits until one gave memory, which makes the gifts another number, or each awaited place has answered the ring: for
  * RING_MS, or as long as its listener is busy.  After a gift it does not wait for the others: the process that gave
  * could take its memory again meanwhile, each time. */
-static void answers_await(bool awaited[PLACES], uint32_t ring, uint32_t gifts) {
+static void answers_await(int fd, bool awaited[PLACES], uint32_t ring, uint32_t gifts) {
   int64_t start_ns = now_ns(), left_ns;
   for (;;) {
     /* acquire: before the looks; pairs with the release in answer */
     uint32_t answers = atomic_load_explicit(&bell->answers, memory_order_acquire);
-    if (some_given(gifts) || (left_ns = await_end_ns(awaited, ring, start_ns) - now_ns()) <= 0)
+    if (some_given(gifts) || (left_ns = await_end_ns(fd, awaited, ring, start_ns) - now_ns()) <= 0)
       return;
     struct timespec timeout = {.tv_nsec = left_ns < RING_MS * 1000000 ? left_ns : RING_MS * 1000000};
     (void)futex_wait(&bell->answers, answers, &timeout);
   }
 }
 
-bool preload_bell_ring(bool *given) {
+/* Rings, and waits.  False if no other process has a place. */
+static bool ring(int fd, bool *given) {
   bool awaited[PLACES], some = false;
-  preload_bell_start();
-  /* acquire: the bell; pairs with the release in start */
-  if (!atomic_load_explicit(&listens, memory_order_acquire))
-    return false;
-  for (int i = 0; i < PLACES; i++)
-    some |= awaited[i] = is_others(i);
+  for (int i = 0; i < PLACES; i++) {
+    awaited[i] = is_taken(fd, i); /* this process, too: its thread may have memory on its way to the driver */
+    some |= awaited[i] && &bell->places[i] != own;
+  }
   if (!some)
     return false;
-  awaited[own - bell->places] = true; /* its thread may have memory on its way to the driver */
   /* acquire: as in answers_await */
   uint32_t gifts = atomic_load_explicit(&bell->gifts, memory_order_acquire);
   atomic_fetch_add_explicit(&ringing, 1, memory_order_relaxed);
   /* release: the number above is read before the ring */
-  uint32_t ring = atomic_fetch_add_explicit(&bell->rings, 1, memory_order_acq_rel) + 1;
+  uint32_t number = atomic_fetch_add_explicit(&bell->rings, 1, memory_order_acq_rel) + 1;
   futex_wake(&bell->rings);
-  answers_await(awaited, ring, gifts);
+  answers_await(fd, awaited, number, gifts);
   atomic_fetch_sub_explicit(&ringing, 1, memory_order_relaxed);
   *given = some_given(gifts);
   return true;
+}
+
+bool preload_bell_ring(bool *given) {
+  NOT_CANCELLED; /* opens a file */
+  struct stat status;
+  preload_bell_start();
+  /* acquire: the bell; pairs with the release in start */
+  if (!atomic_load_explicit(&listens, memory_order_acquire))
+    return false;
+  int fd = bell_open(&status);
+  bool rung = fd >= 0 && status.st_ino == file && ring(fd, given);
+  if (fd >= 0)
+    (void)close(fd);
+  return rung;
 }

@@ -137,7 +137,7 @@ static struct decision *decide(void) {
 static void let_go(bool in_child) {
   if (!in_child)
     return;
-  preload_bell_stop();
+  preload_bell_forked();
   preload_work_forked();
   preload_keep_forked();
   preload_ipc_forked();

@@ -268,6 +268,36 @@ START_TEST(nobody_waits_for_a_process_that_became_another) {
 }
 END_TEST
 
+static int count_descriptors(void) {
+  int count = 0;
+  for (int fd = 0; fd < 1000; fd++)
+    count += fcntl(fd, F_GETFD) != -1;
+  return count;
+}
+
+/* As a daemon does, which then opens files of its own under the numbers that have become free. */
+START_TEST(a_program_may_close_every_descriptor) {
+  neighbours_begin();
+  _Atomic unsigned *turn = shared_number();
+  pid_t child = process_asks(turn, ask_alloc, 2 * GIB);
+  begin();
+  int before = count_descriptors(), status = 1;
+  OK(cuMemFree_v2(allocate(3 * GIB)));
+  ck_assert_int_eq(count_descriptors(), before);
+  for (int fd = 3; fd < 1000; fd++)
+    (void)close(fd);
+  for (int fd = 3; fd < 300; fd++)
+    ck_assert_int_eq(dup(0), fd);
+  pid_t heir = fork(); /* whose handlers close nothing of the program's */
+  if (heir == 0)
+    _exit(count_descriptors() == 300 ? 0 : 1);
+  ck_assert_int_eq(waitpid(heir, &status, 0), heir);
+  ck_assert_int_eq(status, 0);
+  *turn = 1;
+  OK(process_heard(child));
+}
+END_TEST
+
 /* ---- Several ask ---- */
 
 enum { TURN_PROCESSES = 4, TURNS = 40, TURN_BLOCKS = 400 };
@@ -388,6 +418,7 @@ static Suite *suite(void) {
   tcase_add_test(tests, in_a_capture_a_process_that_finds_no_memory_does_not_wait_for_its_own);
   tcase_add_test(tests, a_process_that_captures_gives_to_others);
   tcase_add_test(tests, nobody_waits_for_a_process_that_became_another);
+  tcase_add_test(tests, a_program_may_close_every_descriptor);
   tcase_add_loop_test(tests, processes_fill_and_empty_the_device_in_turns, 0, 2);
   tcase_add_test(tests, processes_share_a_device_that_is_nearly_full);
   tcase_set_timeout(tests, 30);
