@@ -104,9 +104,19 @@ static void pool_lose(struct mam_pool *pool) {
   (void)pool_finish(pool);
 }
 
-void pool_abandon(struct mam_pool *pool) {
+static bool has_memory_locked(struct mam_pool *pool, uintptr_t base, size_t bytes) {
+  lock_held(&pool->lock);
+  const struct pool_chunk *chunk;
+  SLIST_FOREACH(chunk, &pool->chunks, link) {
+    if (chunk->base < base + bytes && base < chunk->base + chunk->bytes)
+      return true;
+  }
+  return false;
+}
+
+void pool_abandon(struct mam_pool *pool, uintptr_t base, size_t bytes) {
   pool_lock(pool);
-  if (pool->state == POOL_OPEN || pool->state == POOL_FORKED) {
+  if ((pool->state == POOL_OPEN || pool->state == POOL_FORKED) && has_memory_locked(pool, base, bytes)) {
     pool_lose(pool);
     return;
   }
@@ -115,7 +125,7 @@ void pool_abandon(struct mam_pool *pool) {
   while (pool->state == POOL_CLOSING || pool->state == POOL_LOSING) /* by another thread */
     pthread_cond_wait(&pool->changed, &pool->lock);
   pool_unlock(pool);
-  if (!closing) /* it is being opened */
+  if (!closing) /* its chunk is not in the list yet, or it has ended, and another pool has begun in its place */
     wait_more(&wait);
 }
 

@@ -59,7 +59,7 @@ static cudaError_t chunk_attach(struct mam_pool *pool, uintptr_t base, size_t by
     return error_set(cudaErrorMemoryAllocation, "the host has no memory for a chunk");
   enum chunk_map_result result;
   while ((result = chunk_map_add(base, bytes, pool, &other)) == CHUNK_MAP_OVERLAP && other != pool)
-    pool_abandon(other);
+    pool_abandon(other, base, bytes);
   if (result != CHUNK_MAP_OK) {
     pool_chunk_free(chunk);
     if (result == CHUNK_MAP_NO_MEMORY)

@@ -220,8 +220,9 @@ cudaError_t pool_chunk_give_locked(struct mam_pool *pool, struct pool_chunk *chu
 
 /* ---- pool_close.c ---- */
 
-/* Closes a pool whose memory is gone, given a sign of it: its context is, or another chunk has its addresses. */
-void pool_abandon(struct mam_pool *pool);
+/* Closes a pool whose memory is gone: another chunk has these addresses, which the chunk map said were the pool's.  By
+ * now they may be no longer, as another pool has begun in its place: that one stays. */
+void pool_abandon(struct mam_pool *pool, uintptr_t base, size_t bytes);
 
 /* ---- pool_elastic.c: each leaves the lock in between ---- */
 
