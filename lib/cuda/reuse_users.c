@@ -45,6 +45,21 @@ static struct reuse *reuse_pick_locked(const struct source *source) {
   return idle != NULL ? idle : reuse_new();
 }
 
+static void events_destroy_locked(struct reuse *reuse) {
+  lock_held(&reuse->lock);
+  const struct context *context = &reuse->source.context;
+  struct context_visit visit;
+  bool entered = context->driver != NULL && context_lives(context) && context_enter(context, &visit) == cudaSuccess;
+  for (unsigned i = 0; i < REUSE_FENCES; i++) {
+    if (entered && reuse->fences[i].event != NULL)
+      (void)context->driver->cuEventDestroy(reuse->fences[i].event);
+    reuse->fences[i].event = NULL;
+  }
+  reuse->pending = reuse->done_count = 0;
+  if (entered)
+    context_leave(context, &visit);
+}
+
 /* The reuse of the source's context: the one it has, or an idle or new one, which becomes that context's. */
 static struct reuse *reuse_get_locked(const struct source *source) {
   lock_held(&all_lock);
@@ -52,9 +67,10 @@ static struct reuse *reuse_get_locked(const struct source *source) {
   if (reuse == NULL || !reuse_is_idle(reuse))
     return reuse;
   pthread_mutex_lock(&reuse->lock);
+  events_destroy_locked(reuse); /* a thread that asked about a companion may have set a fence after the last use */
   reuse->source = *source;
   reuse->source.context.retained = false; /* the users' references keep it */
-  reuse->pending = reuse->done_count = reuse->captures = reuse->keeping = 0;
+  reuse->captures = reuse->keeping = 0;
   reuse->noticed = NULL;
   reuse->peer = NULL;
   reuse->fence_count = 0;
@@ -93,21 +109,6 @@ struct reuse *reuse_open(const struct source *source) {
   }
   pthread_mutex_unlock(&all_lock);
   return reuse;
-}
-
-static void events_destroy_locked(struct reuse *reuse) {
-  lock_held(&reuse->lock);
-  const struct context *context = &reuse->source.context;
-  struct context_visit visit;
-  bool entered = context->driver != NULL && context_lives(context) && context_enter(context, &visit) == cudaSuccess;
-  for (unsigned i = 0; i < REUSE_FENCES; i++) {
-    if (entered && reuse->fences[i].event != NULL)
-      (void)context->driver->cuEventDestroy(reuse->fences[i].event);
-    reuse->fences[i].event = NULL;
-  }
-  reuse->pending = reuse->done_count = 0;
-  if (entered)
-    context_leave(context, &visit);
 }
 
 static void reuse_end_if_idle_locked(struct reuse *reuse) {
