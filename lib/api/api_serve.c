@@ -157,6 +157,13 @@ cudaError_t api_free(uintptr_t address, enum front_freed freed) {
   return freed == FRONT_FREED ? cudaSuccess : free_slow(address, freed);
 }
 
+cudaError_t api_free_of(struct mam_pool *pool, uint64_t generation, uintptr_t address) {
+  LIBRARY_CALL;
+  struct pool_emptied emptied;
+  cudaError_t error = front_free_of(pool, generation, address, &emptied);
+  return free_finish(error, &emptied);
+}
+
 cudaError_t api_free_by_rule(uintptr_t address, MAM_Reuse reuse, cudaStream_t handle) {
   LIBRARY_CALL;
   struct pool_emptied emptied = {0};

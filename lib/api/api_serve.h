@@ -22,6 +22,9 @@ cudaError_t api_pool_malloc(const char *who, MAM_Pool pool, struct front_request
 /* What is rare about a free: what front_free_quick said, if that is not FRONT_FREED. */
 cudaError_t api_free(uintptr_t address, enum front_freed freed);
 
+/* As front_free_of. */
+cudaError_t api_free_of(struct mam_pool *pool, uint64_t generation, uintptr_t address);
+
 /* By a rule, on a stream if that is MAM_REUSE_STREAM. */
 cudaError_t api_free_by_rule(uintptr_t address, MAM_Reuse reuse, cudaStream_t stream);
 

@@ -44,19 +44,38 @@ static cudaError_t client_malloc(size_t size, const void *site, uintptr_t *addre
   return __builtin_expect(*address != 0, true) ? cudaSuccess : client_malloc_slow(size, site, id, address);
 }
 
+static void contexts_changed(void) {
+  LIBRARY_CALL;
+  environment_enter();
+  pool_abandon_gone();
+  environment_exit();
+}
+
+/* A context may have ended just now, and another's memory have come to the address, which the pool refuses.  Whether
+ * the address is still a pool's. */
+static bool is_pools_still(uintptr_t address, cudaError_t error) {
+  if (error == cudaErrorInvalidValue)
+    contexts_changed();
+  return error != cudaErrorInvalidValue || front_pool_of(address) != NULL;
+}
+
 static bool client_free(uintptr_t address, cudaError_t *error) {
   enum front_freed freed = front_free_quick(front_at_hand, address);
   if (freed > FRONT_FREED_ZERO && front_pool_of(address) == NULL)
     return false;
   *error = freed == FRONT_FREED ? cudaSuccess : api_free(address, freed);
-  return true;
+  return is_pools_still(address, *error);
 }
 
 static bool client_free_async(uintptr_t address, CUstream stream, cudaError_t *error) {
   if (front_pool_of(address) == NULL)
     return false;
   *error = MAM_CudaFreeAsync((void *)address, (cudaStream_t)stream);
-  return true;
+  return is_pools_still(address, *error);
+}
+
+static void client_free_of(const struct client_block *block) {
+  (void)api_free_of(block->pool, block->generation, block->base);
 }
 
 /* ---- What is where ---- */
@@ -76,7 +95,7 @@ static bool slab_block_at(const struct slab *slab, uintptr_t address, struct cli
   if (code == 0)
     return false;
   size_t bytes = slab_requested_bytes(slab_live(slab, index), slab->class, code);
-  *block = (struct client_block){base, bytes, block_id(base, bytes), NULL};
+  *block = (struct client_block){.base = base, .bytes = bytes, .id = block_id(base, bytes)};
   return true;
 }
 
@@ -89,10 +108,18 @@ static bool segment_block_at(struct mam_pool *pool, uintptr_t address, struct cl
   uint64_t ticket = live ? atomic_load_explicit(&segment->ticket, memory_order_acquire) : 0;
   live = ticket % 2 == 1;
   if (live)
-    *block =
-        (struct client_block){segment->base, segment->as.used.requested_bytes, block_id(segment->base, ticket), NULL};
+    *block = (struct client_block){
+        .base = segment->base, .bytes = segment->as.used.requested_bytes, .id = block_id(segment->base, ticket)};
   pool_unlock(pool);
   return live;
+}
+
+static uint64_t generation_of(struct mam_pool *pool) {
+  LIBRARY_CALL;
+  pool_lock(pool);
+  uint64_t generation = pool->generation;
+  pool_unlock(pool);
+  return generation;
 }
 
 static enum client_found block_at(uintptr_t address, struct client_block *block) {
@@ -108,6 +135,7 @@ static enum client_found block_at(uintptr_t address, struct client_block *block)
     return CLIENT_DEAD;
   *block = found;
   block->pool = pool;
+  block->generation = generation_of(pool);
   return CLIENT_LIVE;
 }
 
@@ -244,11 +272,9 @@ static bool source_is_device_memory(void) {
          (options->source == MAM_SOURCE_DEVICE || options->source == MAM_SOURCE_VMM);
 }
 
-static void contexts_changed(void) {
+static bool end_begin(CUcontext context, CUdevice device, struct context_end *end) {
   LIBRARY_CALL;
-  environment_enter();
-  pool_abandon_gone();
-  environment_exit();
+  return context_end_begin(context, device, end);
 }
 
 /* ---- Giving back ---- */
@@ -352,6 +378,7 @@ const struct client mam_client = {.struct_size = sizeof(struct client),
                                   .malloc = client_malloc,
                                   .free = client_free,
                                   .free_async = client_free_async,
+                                  .free_of = client_free_of,
                                   .block_at = block_at,
                                   .chunk_at = chunk_at,
                                   .available_bytes = available_bytes,
@@ -362,6 +389,8 @@ const struct client mam_client = {.struct_size = sizeof(struct client),
                                   .capture_begin = capture_begin,
                                   .capture_end = capture_end,
                                   .context_lives = reuse_context_lives,
+                                  .end_begin = end_begin,
+                                  .end_done = context_end_done,
                                   .contexts_changed = contexts_changed,
                                   .totals = totals,
                                   .fork_join = client_fork_join,

@@ -15,6 +15,7 @@
 #include "base/forking.h"
 #include "base/options.h"
 #include "base/record.h"
+#include "cuda/context.h"
 #include "cuda/driver.h"
 
 struct reuse;
@@ -30,7 +31,8 @@ struct client_block {
   uintptr_t base;
   size_t bytes; /* as asked for */
   uint64_t id;  /* no other live block has it, and it has the highest bit */
-  const void *pool;
+  struct mam_pool *pool;
+  uint64_t generation; /* of the pool: no other pool there has it, before or after */
 };
 
 /* What the counts of a summary are made of, over all default pools, those that ended too; bytes of those that live, but
@@ -63,6 +65,9 @@ struct client {
   bool (*free)(uintptr_t address, cudaError_t *error);
   bool (*free_async)(uintptr_t address, CUstream stream, cudaError_t *error);
 
+  /* Frees a block that block_at told of, if it is still there. */
+  void (*free_of)(const struct client_block *block);
+
   enum client_found (*block_at)(uintptr_t address, struct client_block *block);
 
   /* The chunk of cuMemAlloc that an address lies in.  False if it lies in none. */
@@ -91,6 +96,10 @@ struct client {
 
   /* Whether the context of a capture still lives. */
   bool (*context_lives)(const struct reuse *reuse);
+
+  /* context_end_begin and context_end_done, around a call of the driver that may end a context. */
+  bool (*end_begin)(CUcontext context, CUdevice device, struct context_end *end);
+  void (*end_done)(struct context_end *end);
 
   /* A context may have ended: pools of those that have are forgotten, their memory not freed. */
   void (*contexts_changed)(void);

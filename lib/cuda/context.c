@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 #include "cuda/context.h"
 
+#include <pthread.h>
+
 #include "base/error.h"
+#include "base/locked.h"
 
 CUresult context_handle_id(const struct driver *driver, CUcontext handle, uint64_t *id) {
   unsigned long long found = (uintptr_t)handle;
@@ -38,7 +41,7 @@ cudaError_t context_open_handle(const struct driver *driver, CUcontext handle, s
     return error_set(cudaErrorInvalidValue, "the CUDA context %p was destroyed", (void *)handle);
   if (result != CUDA_SUCCESS)
     return driver_error(driver, result, "cuCtxGetId");
-  *context = (struct context){.driver = driver, .handle = handle, .id = id};
+  *context = (struct context){.driver = driver, .handle = handle, .id = id, .device = -1};
   return cudaSuccess;
 }
 
@@ -77,8 +80,12 @@ cudaError_t context_open_current(const struct driver *driver, struct context *co
   if (result != CUDA_SUCCESS)
     return driver_error(driver, result, "cuCtxGetCurrent");
   uint64_t id;
-  if (handle != NULL && context_handle_id(driver, handle, &id) != CUDA_ERROR_CONTEXT_IS_DESTROYED)
-    return context_open_handle(driver, handle, context);
+  if (handle != NULL && context_handle_id(driver, handle, &id) != CUDA_ERROR_CONTEXT_IS_DESTROYED) {
+    cudaError_t error = context_open_handle(driver, handle, context);
+    if (error == cudaSuccess && driver->cuCtxGetDevice != NULL)
+      (void)driver->cuCtxGetDevice(&context->device);
+    return error;
+  }
   /* None, or a primary context after a reset, which the retain brings back to life. */
   struct context first;
   cudaError_t error = context_open_device(driver, 0, &first);
@@ -117,11 +124,69 @@ bool context_lives(const struct context *context) {
   return result != CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
+/* ---- Visits, and ends of contexts ---- */
+
+static pthread_mutex_t visits_lock = PTHREAD_MUTEX_INITIALIZER; /* a leaf */
+static pthread_cond_t visits_changed = PTHREAD_COND_INITIALIZER;
+static LIST_HEAD(, context_visit) visits = LIST_HEAD_INITIALIZER(visits); /* that go on */
+static LIST_HEAD(, context_end) ends = LIST_HEAD_INITIALIZER(ends);       /* that go on */
+
+static bool ends_for(const struct context_end *end, const struct context_visit *visit) {
+  return end->id != 0 ? end->id == visit->id : end->device == visit->device || visit->device < 0;
+}
+
+static bool ends_locked(const struct context_visit *visit) {
+  lock_held(&visits_lock);
+  const struct context_end *end;
+  LIST_FOREACH(end, &ends, link) {
+    if (ends_for(end, visit))
+      return true;
+  }
+  return false;
+}
+
+static bool visited_locked(const struct context_end *end) {
+  lock_held(&visits_lock);
+  const struct context_visit *visit;
+  LIST_FOREACH(visit, &visits, link) {
+    if (ends_for(end, visit))
+      return true;
+  }
+  return false;
+}
+
+/* A visit begins when no end for it goes on, and an end when no visit does.  A thread that waits here may hold other
+ * locks: an end that goes on is a call of the driver, which needs none of them. */
+static void visit_begin(struct context_visit *visit, uint64_t id, CUdevice device) {
+  visit->id = id;
+  visit->device = device;
+  pthread_mutex_lock(&visits_lock);
+  while (ends_locked(visit))
+    (void)pthread_cond_wait(&visits_changed, &visits_lock);
+  LIST_INSERT_HEAD(&visits, visit, link);
+  pthread_mutex_unlock(&visits_lock);
+}
+
+void context_visit_all(struct context_visit *visit) { visit_begin(visit, 0, -1); }
+
+void context_visit_end(struct context_visit *visit) {
+  pthread_mutex_lock(&visits_lock);
+  LIST_REMOVE(visit, link);
+  (void)pthread_cond_broadcast(&visits_changed);
+  pthread_mutex_unlock(&visits_lock);
+}
+
 cudaError_t context_enter(const struct context *context, struct context_visit *visit) {
   const struct driver *driver = context->driver;
-  if (!context_lives(context))
+  CUresult result = CUDA_SUCCESS;
+  visit_begin(visit, context->id, context->device);
+  bool lives = context_lives(context);
+  if (lives)
+    result = driver->cuCtxPushCurrent(context->handle);
+  if (!lives || result != CUDA_SUCCESS)
+    context_visit_end(visit);
+  if (!lives)
     return error_set(cudaErrorContextIsDestroyed, "the pool's CUDA context was destroyed or reset");
-  CUresult result = driver->cuCtxPushCurrent(context->handle);
   if (result != CUDA_SUCCESS)
     return driver_error(driver, result, "cuCtxPushCurrent");
   visit->mode = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -130,13 +195,46 @@ cudaError_t context_enter(const struct context *context, struct context_visit *v
   return cudaSuccess;
 }
 
-void context_leave(const struct context *context, const struct context_visit *visit) {
+void context_leave(const struct context *context, struct context_visit *visit) {
   const struct driver *driver = context->driver;
   CUstreamCaptureMode mode = visit->mode;
   CUcontext popped;
   if (visit->relaxed)
     (void)driver->cuThreadExchangeStreamCaptureMode(&mode);
   (void)driver->cuCtxPopCurrent(&popped);
+  context_visit_end(visit);
+}
+
+bool context_end_begin(CUcontext handle, CUdevice device, struct context_end *end) {
+  const struct driver *driver = driver_known();
+  *end = (struct context_end){.device = device};
+  if (driver == NULL || (handle != NULL && context_handle_id(driver, handle, &end->id) != CUDA_SUCCESS))
+    return false;
+  pthread_mutex_lock(&visits_lock);
+  while (visited_locked(end))
+    (void)pthread_cond_wait(&visits_changed, &visits_lock);
+  LIST_INSERT_HEAD(&ends, end, link);
+  pthread_mutex_unlock(&visits_lock);
+  return true;
+}
+
+void context_end_done(struct context_end *end) {
+  pthread_mutex_lock(&visits_lock);
+  LIST_REMOVE(end, link);
+  (void)pthread_cond_broadcast(&visits_changed);
+  pthread_mutex_unlock(&visits_lock);
+}
+
+void context_before_fork(void) { pthread_mutex_lock(&visits_lock); }
+
+/* The visits and ends of other threads are not in the child. */
+void context_after_fork(bool in_child) {
+  if (in_child) {
+    LIST_INIT(&visits);
+    LIST_INIT(&ends);
+    (void)pthread_cond_init(&visits_changed, NULL);
+  }
+  pthread_mutex_unlock(&visits_lock);
 }
 
 /* ---- Streams ---- */

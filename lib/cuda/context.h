@@ -15,6 +15,7 @@
 
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <sys/queue.h>
 
 #include "cuda/driver.h"
 
@@ -22,7 +23,7 @@ struct context {
   const struct driver *driver;
   CUcontext handle;
   uint64_t id;     /* never 0 */
-  CUdevice device; /* if retained */
+  CUdevice device; /* its, or -1 if that is not known */
   bool retained;   /* holds a reference to the device's primary context */
 };
 
@@ -128,12 +129,37 @@ static inline uint64_t context_stream_current_id(const struct context *context, 
 struct context_visit {
   CUstreamCaptureMode mode; /* as it was, if relaxed */
   bool relaxed;
+  uint64_t id;     /* of the context */
+  CUdevice device; /* of the context, as there */
+  LIST_ENTRY(context_visit) link;
 };
 
 /* Makes the context current, and lets the thread call what a stream capture in progress would forbid (allocating;
  * waiting for the GPU stays forbidden).  context_leave restores both.  cudaErrorContextIsDestroyed if it no longer
  * lives; then there is nothing to leave. */
 cudaError_t context_enter(const struct context *context, struct context_visit *visit);
-void context_leave(const struct context *context, const struct context_visit *visit);
+void context_leave(const struct context *context, struct context_visit *visit);
+
+/* The part of the two by which the ends of contexts wait, for a thread that works in the primary contexts of all
+ * devices, one after the other. */
+void context_visit_all(struct context_visit *visit);
+void context_visit_end(struct context_visit *visit);
+
+/* A call of the driver that may end contexts, for a client that hears of it. */
+struct context_end {
+  uint64_t id;     /* of the context, 0: of all of the device */
+  CUdevice device; /* if id is 0 */
+  LIST_ENTRY(context_end) link;
+};
+
+/* No thread works in the contexts between the two: begin waits for those that do, and others wait until done.  handle
+ * NULL: what is on the device.  False if the driver is not known yet, or the context not alive: there is nothing to be
+ * done then.  The caller holds no lock. */
+bool context_end_begin(CUcontext handle, CUdevice device, struct context_end *end);
+void context_end_done(struct context_end *end);
+
+/* Around a fork, with the locks of pools held. */
+void context_before_fork(void);
+void context_after_fork(bool in_child);
 
 #endif

@@ -107,10 +107,13 @@ CUresult peer_find(const struct driver *driver, struct peer_probe *probe, peer_k
                    CUcontext *peer) {
   int count =
       atomic_load_explicit(&device_count, memory_order_relaxed); /* relaxed: as in peer_possible, asked before */
+  struct context_visit visit;
   *peer = NULL;
   CUresult result = own_find(driver, probe, count);
+  context_visit_all(&visit);
   for (int i = 0; result == CUDA_SUCCESS && *peer == NULL && i < count; i++)
     if (!probe->own_known || i != probe->own)
       result = peer_at(driver, i, probe, known, caller, peer);
+  context_visit_end(&visit);
   return result;
 }

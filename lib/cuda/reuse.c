@@ -75,7 +75,7 @@ static bool fence_enter(const struct reuse *reuse, struct entry *entry) {
   return entry->pushed;
 }
 
-static void fence_leave(const struct reuse *reuse, const struct entry *entry) {
+static void fence_leave(const struct reuse *reuse, struct entry *entry) {
   if (entry->pushed)
     context_leave(&reuse->source.context, &entry->visit);
 }

@@ -44,6 +44,9 @@ enum front_freed {
 /* A free by all means.  Errors: as pool_free; *emptied as there. */
 cudaError_t front_free(uintptr_t address, struct pool_emptied *emptied);
 
+/* The same of a block of that pool and generation; of another one's that has come to the address it frees none. */
+cudaError_t front_free_of(struct mam_pool *pool, uint64_t generation, uintptr_t address, struct pool_emptied *emptied);
+
 /* After FRONT_FREED_ZERO: fills *emptied as a free does. */
 void front_zero(struct pool_emptied *emptied);
 

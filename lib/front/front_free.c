@@ -26,6 +26,7 @@ struct mam_pool *front_pool_of(uintptr_t address) {
 struct freeing {
   uintptr_t address;
   struct mam_pool *pool; /* that has the address; NULL: none */
+  uint64_t generation;   /* that the pool must be of, 0: of any */
   struct slab *slab;     /* NULL: a large block */
   struct front *front;   /* the thread's for the pool */
   enum front_freed freed;
@@ -37,7 +38,8 @@ static cudaError_t free_without(struct freeing *one, cudaError_t error) {
   if (error == cudaErrorMemoryAllocation && pool_enter(one->pool, POOL_ANY_ID) == cudaSuccess) {
     /* constant: it cannot end meanwhile */
     size_t bytes = 0;
-    error = pool_free_from(one->pool, one->pool->generation, one->address, NULL, &bytes);
+    uint64_t generation = one->generation != 0 ? one->generation : one->pool->generation;
+    error = pool_free_from(one->pool, generation, one->address, NULL, &bytes);
     atomic_fetch_sub_explicit(&one->pool->fronts->live.bytes, (int64_t)bytes, memory_order_relaxed);
     pool_exit(one->pool);
     return error;
@@ -168,13 +170,26 @@ void front_zero(struct pool_emptied *emptied) {
   report_zero(front_mine, emptied);
 }
 
-static cudaError_t free_any(uintptr_t address, const struct pool_rule *rule, const struct front_stream *stream,
-                            struct pool_emptied *emptied) {
+/* Whether the front is of the generation that the pool must be of. */
+static bool front_is_of(struct front *front, const struct freeing *one) {
+  biased_enter(&front->lock);
+  bool is_of = front->pool == one->pool && front->generation == one->generation;
+  biased_leave(&front->lock);
+  return is_of || one->generation == 0;
+}
+
+/* pool NULL: of whichever pool has the address. */
+static cudaError_t free_of(uintptr_t address, struct mam_pool *pool, uint64_t generation, const struct pool_rule *rule,
+                           const struct front_stream *stream, struct pool_emptied *emptied) {
   uint64_t before = record_on() ? record_before() : 0;
-  struct freeing one = {.address = address, .freed = FRONT_FREED_NOT};
+  struct freeing one = {.address = address, .generation = generation, .freed = FRONT_FREED_NOT};
   *emptied = (struct pool_emptied){0};
   one.pool = pool_of(address, &one.slab);
+  if (pool != NULL && pool != one.pool)
+    one.pool = NULL;
   cudaError_t error = one.pool != NULL ? front_get(one.pool, POOL_ANY_ID, &one.front) : cudaErrorInvalidValue;
+  if (error == cudaSuccess && !front_is_of(one.front, &one))
+    error = cudaErrorInvalidValue;
   if (error == cudaSuccess) {
     front_hide(); /* the end of this records */
     error = free_by_front(&one, rule, stream);
@@ -191,8 +206,17 @@ static cudaError_t free_any(uintptr_t address, const struct pool_rule *rule, con
   return error;
 }
 
+static cudaError_t free_any(uintptr_t address, const struct pool_rule *rule, const struct front_stream *stream,
+                            struct pool_emptied *emptied) {
+  return free_of(address, NULL, 0, rule, stream, emptied);
+}
+
 cudaError_t front_free(uintptr_t address, struct pool_emptied *emptied) {
   return free_any(address, NULL, NULL, emptied);
+}
+
+cudaError_t front_free_of(struct mam_pool *pool, uint64_t generation, uintptr_t address, struct pool_emptied *emptied) {
+  return free_of(address, pool, generation, NULL, NULL, emptied);
 }
 
 cudaError_t front_free_reuse(uintptr_t address, MAM_Reuse reuse, struct pool_emptied *emptied) {

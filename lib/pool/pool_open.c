@@ -105,6 +105,7 @@ void pool_before_fork(void) {
   }
   reuse_before_fork();
   chunk_map_lock();
+  context_before_fork();
 }
 
 /* Threads that were in the middle of a call do not exist in the child, nor does lib/api's reaper.  What they had begun
@@ -126,6 +127,7 @@ static void fork_in_child(struct mam_pool *pool) {
 void pool_after_fork(bool in_child) {
   if (in_child)
     mutex_forked();
+  context_after_fork(in_child);
   chunk_map_unlock();
   reuse_after_fork(in_child);
   for (struct mam_pool *pool = pool_first(); pool != NULL; pool = pool->next) {

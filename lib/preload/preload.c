@@ -357,7 +357,7 @@ static enum client_found block_at(CUdeviceptr address, struct client_block *bloc
     block->id = 0;
     return CLIENT_LIVE;
   }
-  return found == CLIENT_LIVE && preload_kept_freed(block->base) ? CLIENT_DEAD : found;
+  return found == CLIENT_LIVE && preload_kept_freed(block) ? CLIENT_DEAD : found;
 }
 
 CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr address) {

@@ -281,7 +281,7 @@ enum preload_kept {
 enum preload_kept preload_kept_free(uintptr_t address);
 
 /* Whether the program has freed the block, and a keeper still has it. */
-bool preload_kept_freed(uintptr_t address);
+bool preload_kept_freed(const struct client_block *block);
 
 /* Forgets the blocks of contexts that have ended. */
 void preload_kept_sweep(void);

@@ -112,7 +112,7 @@ CUresult cuIpcGetMemHandle(struct preload_ipc_handle *handle, CUdeviceptr addres
                                 : mam_client.block_at((uintptr_t)address, &block);
   if (found == CLIENT_FOREIGN)
     return PRELOAD_CALL(real, cuIpcGetMemHandle, handle, address);
-  if (found == CLIENT_DEAD || preload_kept_freed(block.base))
+  if (found == CLIENT_DEAD || preload_kept_freed(&block))
     return cudaErrorInvalidValue;
   /* A block that lies in no chunk of cuMemAlloc is mapped memory, which has no such handle.  The driver says so. */
   bool chunked = mam_client.chunk_at(block.base, &chunk);

@@ -36,9 +36,7 @@ struct preload_keeper {
 };
 
 struct kept {
-  uintptr_t address;
-  size_t bytes;
-  const void *pool;    /* as client.h names it */
+  struct client_block block;
   bool freed;          /* by the program */
   struct queue *queue; /* that it stands in, NULL if in none */
   struct hold *holds;
@@ -78,11 +76,21 @@ static struct kept **kept_chain(uintptr_t address) {
   return &kept_blocks[(uint64_t)address * 0x9e3779b97f4a7c15u >> (64 - KEPT_BITS)];
 }
 
-static struct kept *kept_find_locked(uintptr_t address) {
+/* What is at the address, also a block of a context that has ended. */
+static struct kept *kept_at_locked(uintptr_t address) {
   struct kept *kept = *kept_chain(address);
-  while (kept != NULL && kept->address != address)
+  while (kept != NULL && kept->block.base != address)
     kept = kept->next;
   return kept;
+}
+
+static bool kept_is(const struct kept *kept, const struct client_block *block) {
+  return kept->block.pool == block->pool && kept->block.generation == block->generation;
+}
+
+static struct kept *kept_find_locked(const struct client_block *block) {
+  struct kept *kept = kept_at_locked(block->base);
+  return kept != NULL && kept_is(kept, block) ? kept : NULL;
 }
 
 /* ---- Queues ---- */
@@ -94,7 +102,7 @@ static void queue_add_locked(struct queue *queue, struct kept *kept) {
   *(queue->newest != NULL ? &queue->newest->newer : &queue->oldest) = kept;
   queue->newest = kept;
   queue->count++;
-  queue->bytes += kept->bytes;
+  queue->bytes += kept->block.bytes;
 }
 
 static void queue_remove_locked(struct kept *kept) {
@@ -103,7 +111,7 @@ static void queue_remove_locked(struct kept *kept) {
   *(kept->newer != NULL ? &kept->newer->older : &queue->newest) = kept->older;
   kept->queue = NULL;
   queue->count--;
-  queue->bytes -= kept->bytes;
+  queue->bytes -= kept->block.bytes;
 }
 
 static enum preload_hold kept_rank_locked(const struct kept *kept) {
@@ -129,7 +137,7 @@ static void kept_sort_locked(struct kept *kept) {
 
 /* Takes a block out of the table and out of its queue. */
 static void kept_unlink_locked(struct kept *kept) {
-  struct kept **link = kept_chain(kept->address);
+  struct kept **link = kept_chain(kept->block.base);
   while (*link != kept)
     link = &(*link)->next;
   *link = kept->next;
@@ -212,11 +220,10 @@ struct kept *preload_keeper_leave_locked(struct preload_keeper *keeper, struct k
 }
 
 void preload_kept_end(struct kept *freed) {
-  cudaError_t error;
   preload_depth++;
   while (freed != NULL) {
     struct kept *next = freed->next;
-    (void)mam_client.free(freed->address, &error);
+    mam_client.free_of(&freed->block);
     free(freed);
     freed = next;
   }
@@ -227,11 +234,16 @@ void preload_kept_end(struct kept *freed) {
 
 /* The entry of a block in the table, a new one if it has none. NULL if the host has no memory. */
 static struct kept *kept_get_locked(const struct client_block *block) {
-  struct kept *kept = kept_find_locked(block->base);
-  if (kept != NULL || (kept = malloc(sizeof *kept)) == NULL)
+  struct kept *kept = kept_at_locked(block->base);
+  if (kept != NULL && kept_is(kept, block))
     return kept;
+  if (kept != NULL) /* its context has ended */
+    kept_drop_locked(kept);
+  free(kept);
+  if ((kept = malloc(sizeof *kept)) == NULL)
+    return NULL;
   struct kept **chain = kept_chain(block->base);
-  *kept = (struct kept){.address = block->base, .bytes = block->bytes, .pool = block->pool, .next = *chain};
+  *kept = (struct kept){.block = *block, .next = *chain};
   *chain = kept;
   atomic_fetch_add_explicit(&kept_count, 1, memory_order_relaxed);
   return kept;
@@ -277,10 +289,11 @@ bool preload_keep(struct preload_keeper *keeper, const struct client_block *bloc
 enum preload_kept preload_kept_free(uintptr_t address) {
   enum preload_kept answer = PRELOAD_KEPT_NOT;
   struct kept *freed = NULL;
-  if (!some_kept())
+  struct client_block block;
+  if (!some_kept() || mam_client.block_at(address, &block) != CLIENT_LIVE || block.base != address)
     return answer;
   preload_keep_lock();
-  struct kept *kept = kept_find_locked(address);
+  struct kept *kept = kept_find_locked(&block);
   if (kept != NULL) {
     answer = kept->freed ? PRELOAD_KEPT_FREED_BEFORE : PRELOAD_KEPT_FREED;
     kept->freed = true;
@@ -293,11 +306,11 @@ enum preload_kept preload_kept_free(uintptr_t address) {
   return answer;
 }
 
-bool preload_kept_freed(uintptr_t address) {
+bool preload_kept_freed(const struct client_block *block) {
   if (!some_kept())
     return false;
   preload_keep_lock();
-  const struct kept *kept = kept_find_locked(address);
+  const struct kept *kept = kept_find_locked(block);
   bool freed = kept != NULL && kept->freed;
   preload_keep_unlock();
   return freed;
@@ -325,43 +338,48 @@ size_t preload_soft_bytes(const void *pool) {
   preload_keep_lock();
   for (unsigned rank = 0; rank < PRELOAD_HOLD_HARD; rank++)
     for (const struct kept *kept = queues[rank].oldest; kept != NULL; kept = kept->newer)
-      bytes += kept->pool == pool ? kept->bytes : 0;
+      bytes += kept->block.pool == pool ? kept->block.bytes : 0;
   preload_keep_unlock();
   return bytes;
 }
 
 /* ---- Contexts that have ended ---- */
 
-/* So many addresses of a chain are copied at a time: chains are short, and the copy is on the stack. */
+/* So many blocks of a chain are copied at a time: chains are short, and the copy is on the stack. */
 enum { COPIED_MOST = 64 };
 
-/* Copies addresses of a chain, so that they can be looked at without the lock.  Returns their number. */
-static unsigned chain_copy(unsigned index, uintptr_t addresses[COPIED_MOST]) {
+/* Copies blocks of a chain, so that they can be looked at without the lock.  Returns their number. */
+static unsigned chain_copy(unsigned index, struct client_block blocks[COPIED_MOST]) {
   unsigned count = 0;
   preload_keep_lock();
   for (const struct kept *kept = kept_blocks[index]; kept != NULL && count < COPIED_MOST; kept = kept->next)
-    addresses[count++] = kept->address;
+    blocks[count++] = kept->block;
   preload_keep_unlock();
   return count;
 }
 
 /* Drops a block from the table and from its keepers.  It is not freed, as its memory has gone with the context. */
-static void kept_forget(uintptr_t address) {
+static void kept_forget(const struct client_block *block) {
   preload_keep_lock();
-  struct kept *kept = kept_find_locked(address);
+  struct kept *kept = kept_find_locked(block);
   if (kept != NULL)
     kept_drop_locked(kept);
   preload_keep_unlock();
   free(kept);
 }
 
+static bool kept_lives(const struct client_block *block) {
+  struct client_block found;
+  return mam_client.block_at(block->base, &found) == CLIENT_LIVE && found.pool == block->pool &&
+         found.generation == block->generation;
+}
+
 void preload_kept_sweep(void) {
-  struct client_block block;
-  uintptr_t addresses[COPIED_MOST];
+  struct client_block blocks[COPIED_MOST];
   for (unsigned i = 0; some_kept() && i < 1 << KEPT_BITS; i++)
-    for (unsigned count = chain_copy(i, addresses); count > 0; count--)
-      if (mam_client.block_at(addresses[count - 1], &block) != CLIENT_LIVE)
-        kept_forget(addresses[count - 1]);
+    for (unsigned count = chain_copy(i, blocks); count > 0; count--)
+      if (!kept_lives(&blocks[count - 1]))
+        kept_forget(&blocks[count - 1]);
 }
 
 void preload_keep_forked(void) { (void)pthread_mutex_init(&keep_lock, NULL); }

@@ -423,9 +423,23 @@ static void captures_sweep(void) {
       capture_drop(capture, NULL);
 }
 
-/* To be called after a call that may have ended a context, and so freed its memory: all that was of it is forgotten. */
-static CUresult context_gone(const struct preload_real *real, CUresult result) {
-  if (result != CUDA_SUCCESS || preload_depth != 0 || !preload_active())
+/* A call of the driver that may end a context, and so free its memory. */
+struct ending {
+  struct context_end end;
+  bool is_heard, has_begun; /* the library deals with it; end has begun */
+};
+
+/* context NULL: the primary one of the device. */
+static void ending_begin(struct ending *ending, CUcontext context, CUdevice device) {
+  ending->is_heard = preload_depth == 0 && preload_active();
+  ending->has_begun = ending->is_heard && mam_client.end_begin(context, device, &ending->end);
+}
+
+/* All that was of a context which has ended is forgotten. */
+static CUresult ending_done(const struct preload_real *real, struct ending *ending, CUresult result) {
+  if (ending->has_begun)
+    mam_client.end_done(&ending->end);
+  if (result != CUDA_SUCCESS || !ending->is_heard)
     return result;
   preload_depth++;
   if (preload_capturing())
@@ -438,38 +452,52 @@ static CUresult context_gone(const struct preload_real *real, CUresult result) {
 }
 
 CUresult cuCtxDestroy(CUcontext context) {
+  struct ending ending;
   const struct preload_real *real = preload_real_get();
-  return context_gone(real, PRELOAD_CALL(real, cuCtxDestroy, context));
+  ending_begin(&ending, context, -1);
+  return ending_done(real, &ending, PRELOAD_CALL(real, cuCtxDestroy, context));
 }
 
 CUresult cuCtxDestroy_v2(CUcontext context) {
+  struct ending ending;
   const struct preload_real *real = preload_real_get();
-  return context_gone(real, PRELOAD_CALL(real, cuCtxDestroy_v2, context));
+  ending_begin(&ending, context, -1);
+  return ending_done(real, &ending, PRELOAD_CALL(real, cuCtxDestroy_v2, context));
 }
 
 CUresult cuCtxDetach(CUcontext context) {
+  struct ending ending;
   const struct preload_real *real = preload_real_get();
-  return context_gone(real, PRELOAD_CALL(real, cuCtxDetach, context));
+  ending_begin(&ending, context, -1);
+  return ending_done(real, &ending, PRELOAD_CALL(real, cuCtxDetach, context));
 }
 
 CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
+  struct ending ending;
   const struct preload_real *real = preload_real_get();
-  return context_gone(real, PRELOAD_CALL(real, cuDevicePrimaryCtxRelease, device));
+  ending_begin(&ending, NULL, device);
+  return ending_done(real, &ending, PRELOAD_CALL(real, cuDevicePrimaryCtxRelease, device));
 }
 
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+  struct ending ending;
   const struct preload_real *real = preload_real_get();
-  return context_gone(real, PRELOAD_CALL(real, cuDevicePrimaryCtxRelease_v2, device));
+  ending_begin(&ending, NULL, device);
+  return ending_done(real, &ending, PRELOAD_CALL(real, cuDevicePrimaryCtxRelease_v2, device));
 }
 
 CUresult cuDevicePrimaryCtxReset(CUdevice device) {
+  struct ending ending;
   const struct preload_real *real = preload_real_get();
-  return context_gone(real, PRELOAD_CALL(real, cuDevicePrimaryCtxReset, device));
+  ending_begin(&ending, NULL, device);
+  return ending_done(real, &ending, PRELOAD_CALL(real, cuDevicePrimaryCtxReset, device));
 }
 
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
+  struct ending ending;
   const struct preload_real *real = preload_real_get();
-  return context_gone(real, PRELOAD_CALL(real, cuDevicePrimaryCtxReset_v2, device));
+  ending_begin(&ending, NULL, device);
+  return ending_done(real, &ending, PRELOAD_CALL(real, cuDevicePrimaryCtxReset_v2, device));
 }
 
 void preload_work_forked(void) { (void)pthread_mutex_init(&captures_lock, NULL); }
