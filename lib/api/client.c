@@ -272,9 +272,15 @@ static bool source_is_device_memory(void) {
          (options->source == MAM_SOURCE_DEVICE || options->source == MAM_SOURCE_VMM);
 }
 
-static bool end_begin(CUcontext context, CUdevice device, struct context_end *end) {
-  LIBRARY_CALL;
-  return context_end_begin(context, device, end);
+static void end_begin(CUcontext context, CUdevice device, struct client_end *end) {
+  end->call = library_call_begin();
+  end->has_begun = context_end_begin(context, device, &end->end);
+}
+
+static void end_done(struct client_end *end) {
+  if (end->has_begun)
+    context_end_done(&end->end);
+  library_call_end(&end->call);
 }
 
 /* ---- Giving back ---- */
@@ -390,7 +396,7 @@ const struct client mam_client = {.struct_size = sizeof(struct client),
                                   .capture_end = capture_end,
                                   .context_lives = reuse_context_lives,
                                   .end_begin = end_begin,
-                                  .end_done = context_end_done,
+                                  .end_done = end_done,
                                   .contexts_changed = contexts_changed,
                                   .totals = totals,
                                   .fork_join = client_fork_join,

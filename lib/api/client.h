@@ -12,7 +12,7 @@
 
 #include <stdbool.h>
 
-#include "base/forking.h"
+#include "base/library_call.h"
 #include "base/options.h"
 #include "base/record.h"
 #include "cuda/context.h"
@@ -41,6 +41,13 @@ struct client_totals {
   uint64_t mallocs, hits, waits; /* hits: allocations that a thread served from what it keeps */
   size_t held_bytes, used_bytes, waiting_bytes, peak_used_bytes;
   unsigned pools;
+};
+
+/* A call of the driver that may end a context. */
+struct client_end {
+  struct library_call call;
+  struct context_end end;
+  bool has_begun;
 };
 
 struct client {
@@ -97,9 +104,10 @@ struct client {
   /* Whether the context of a capture still lives. */
   bool (*context_lives)(const struct reuse *reuse);
 
-  /* context_end_begin and context_end_done, around a call of the driver that may end a context. */
-  bool (*end_begin)(CUcontext context, CUdevice device, struct context_end *end);
-  void (*end_done)(struct context_end *end);
+  /* Around a call of the driver that may end a context, NULL: the device's primary one.  No thread of the library works
+   * in it meanwhile.  The three are one call of the library. */
+  void (*end_begin)(CUcontext context, CUdevice device, struct client_end *end);
+  void (*end_done)(struct client_end *end);
 
   /* A context may have ended: pools of those that have are forgotten, their memory not freed. */
   void (*contexts_changed)(void);

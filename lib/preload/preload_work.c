@@ -425,19 +425,20 @@ static void captures_sweep(void) {
 
 /* A call of the driver that may end a context, and so free its memory. */
 struct ending {
-  struct context_end end;
-  bool is_heard, has_begun; /* the library deals with it; end has begun */
+  struct client_end end;
+  bool is_heard; /* the library deals with it */
 };
 
 /* context NULL: the primary one of the device. */
 static void ending_begin(struct ending *ending, CUcontext context, CUdevice device) {
   ending->is_heard = preload_depth == 0 && preload_active();
-  ending->has_begun = ending->is_heard && mam_client.end_begin(context, device, &ending->end);
+  if (ending->is_heard)
+    mam_client.end_begin(context, device, &ending->end);
 }
 
 /* All that was of a context which has ended is forgotten. */
 static CUresult ending_done(const struct preload_real *real, struct ending *ending, CUresult result) {
-  if (ending->has_begun)
+  if (ending->is_heard)
     mam_client.end_done(&ending->end);
   if (result != CUDA_SUCCESS || !ending->is_heard)
     return result;

@@ -11,9 +11,13 @@ __attribute__((weak)) int cuMemAlloc_v2(unsigned long long *address, size_t byte
 __attribute__((weak)) int cuMemFree_v2(unsigned long long address);
 __attribute__((weak)) int cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes);
 __attribute__((weak)) int cuCtxSynchronize(void);
+__attribute__((weak)) int cuDevicePrimaryCtxRetain(void **context, int device);
+__attribute__((weak)) int cuDevicePrimaryCtxRelease(int device);
 
-/* A pair, a wait and a question.  In a child they fail. */
+/* A pair, a wait, a question, and a reference to a context, as the CUDA runtime gives one back.  In a child they fail.
+ */
 static void call_driver(void) {
+  void *context;
   unsigned long long address;
   size_t free_bytes, total_bytes;
   if (cuMemAlloc_v2 == NULL)
@@ -22,6 +26,8 @@ static void call_driver(void) {
     (void)cuMemFree_v2(address);
   (void)cuCtxSynchronize();
   (void)cuMemGetInfo_v2(&free_bytes, &total_bytes);
+  if (cuDevicePrimaryCtxRetain(&context, 0) == 0)
+    (void)cuDevicePrimaryCtxRelease(0);
 }
 
 __attribute__((constructor)) static void begin(void) { (void)pthread_atfork(call_driver, call_driver, call_driver); }
