@@ -53,8 +53,10 @@ static void before(void) {
   fork_step_in();
 }
 
-/* In the parent and in the child. */
+/* In the parent and in the child.  A C library may run it for a registration that came after the fork had begun. */
 static void after(void) {
+  if (fork_depth == 0)
+    return;
   fork_past = true;
   if (--fork_depth == 0 && fork_holds)
     (void)fork_step_out();
