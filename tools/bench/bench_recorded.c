@@ -30,6 +30,11 @@ static const size_t chunk_bytes = (size_t)64 << 20; /* MAM_PRELOAD_CHUNK, and wh
 /* Another setting is mentioned only if it saves both this share and so many bytes. */
 static const double worth_share = 0.05, worth_bytes = 32 << 20;
 
+/* A limit is recommended if it and the ones below it, so many in all, were served in a row.  A limit changes what a
+ * pool does, and runs differ: the calls may fit into one limit and not into one that is a little larger.  The steps
+ * between them are such that all of them together are not worth mentioning. */
+enum { limits_in_a_row = 4 };
+
 /* bytes > 0: an allocation for the slot, which is empty.  0: the slot's block is freed. */
 struct step {
   uint32_t slot, site, stream;
@@ -110,6 +115,12 @@ struct cost {
   double smallest_bytes;                    /* the smallest chunk that serves all calls */
   double grown_bytes, grown_calls, call_ns; /* as needed */
   double chunks_bytes, chunks_calls;        /* with chunks of 64 MiB */
+};
+
+/* What to choose: one chunk, or a pool that grows within a limit.  0: no limit was found. */
+struct advice {
+  bool one_chunk;
+  size_t limit_bytes, chunks_limit_bytes; /* of one chunk, its size; with chunks of 64 MiB, as under mam-run */
 };
 
 struct player {
@@ -242,7 +253,47 @@ static bool rule_measure(struct player *player, struct cost *cost) {
   return replay_search(player_fits, player, calls->peak.bytes, room_bytes(calls), &cost->smallest_bytes);
 }
 
-static bool rules_measure(const struct calls *calls, struct cost costs[rule_count]) {
+static bool is_worth(double bytes, double chosen_bytes) {
+  return bytes < chosen_bytes * (1 - worth_share) && bytes < chosen_bytes - worth_bytes;
+}
+
+static size_t granules_up(double bytes) {
+  size_t granule = replay_granularity_bytes;
+  return ((size_t)bytes + granule - 1) / granule * granule;
+}
+
+/* A limit from from_bytes on under which the calls are served; 0 if there is none within the room.  first_bytes: of the
+ * pool's first chunk, 0: it maps memory as needed, SIZE_MAX: all of it. */
+static bool limit_find(struct player *player, size_t first_bytes, double from_bytes, size_t *limit_bytes) {
+  size_t step = granules_up(from_bytes * worth_share / limits_in_a_row), limit = granules_up(from_bytes);
+  *limit_bytes = 0;
+  for (unsigned served = 0; limit <= room_bytes(player->calls); limit += step) {
+    bool fits = false;
+    if (!pool_run(player, first_bytes < limit ? first_bytes : limit, limit, &fits))
+      return false;
+    served = fits ? served + 1 : 0;
+    if (served == limits_in_a_row) {
+      *limit_bytes = limit;
+      return true;
+    }
+  }
+  return true;
+}
+
+static bool advice_find(struct player *player, const struct cost *fenced, struct advice *advice) {
+  player->rule = rule_fenced;
+  *advice = (struct advice){0};
+  if (is_worth(fenced->smallest_bytes, fenced->grown_bytes) &&
+      !limit_find(player, SIZE_MAX, fenced->smallest_bytes, &advice->limit_bytes))
+    return false;
+  advice->one_chunk = advice->limit_bytes > 0;
+  if (advice->one_chunk)
+    return true;
+  return limit_find(player, 0, fenced->grown_bytes, &advice->limit_bytes) &&
+         limit_find(player, chunk_bytes, fenced->chunks_bytes, &advice->chunks_limit_bytes);
+}
+
+static bool rules_measure(const struct calls *calls, struct cost costs[rule_count], struct advice *advice) {
   struct player player = {.calls = calls,
                           .blocks = malloc((calls->slot_count + 1) * sizeof *player.blocks),
                           .sites = malloc(calls->record->site_count + 1)};
@@ -256,6 +307,7 @@ static bool rules_measure(const struct calls *calls, struct cost costs[rule_coun
     player.rule = rule;
     good = rule_measure(&player, &costs[rule]);
   }
+  good = good && advice_find(&player, &costs[rule_fenced], advice);
   progress_clear();
   best_fit_free(&player.fit);
   free(player.blocks);
@@ -315,14 +367,7 @@ static void costs_print(const struct calls *calls, const struct cost costs[rule_
       "site.  One thread made the calls in the order of time; no kernel held back what was freed.\n");
 }
 
-static bool is_worth(double bytes, double chosen_bytes) {
-  return bytes < chosen_bytes * (1 - worth_share) && bytes < chosen_bytes - worth_bytes;
-}
-
 static double least(double a, double b) { return a < b ? a : b; }
-
-/* Whole MiB, as an option takes them. */
-static size_t mebibytes(double bytes) { return ((size_t)bytes + ((size_t)1 << 20) - 1) >> 20; }
 
 /* Prints the settings that would be better still, but have a condition. */
 static void other_rules_print(const struct cost costs[rule_count], double chosen_bytes) {
@@ -343,34 +388,37 @@ static void other_rules_print(const struct cost costs[rule_count], double chosen
   }
 }
 
-static void recommendation_print(const struct calls *calls, const struct cost costs[rule_count]) {
+static void limits_print(const struct advice *advice) {
+  size_t mib = advice->limit_bytes >> 20, chunks_mib = advice->chunks_limit_bytes >> 20;
+  if (mib > 0 || chunks_mib > 0)
+    (void)printf("Limits under which all calls were served, as under the %d below them:\n", limits_in_a_row - 1);
+  if (mib > 0)
+    (void)printf("  in the environment    MAM_LIMIT=%zuM\n", mib);
+  if (chunks_mib > 0)
+    (void)printf("  without changing it   mam-run --limit %zuM PROGRAM\n", chunks_mib);
+}
+
+static void recommendation_print(const struct calls *calls, const struct cost costs[rule_count],
+                                 const struct advice *advice) {
   const struct cost *fenced = &costs[rule_fenced];
-  double peak = (double)calls->peak.bytes, smallest = fenced->smallest_bytes, grown = fenced->grown_bytes;
+  double peak = (double)calls->peak.bytes, grown = fenced->grown_bytes, bytes = (double)advice->limit_bytes;
   char text[report_label_size];
-  bool one_chunk = is_worth(smallest, grown);
-  double bytes = one_chunk ? smallest : grown;
-  size_t mib = mebibytes(bytes);
-  mib += mib % 2; /* in steps of the driver's granularity */
-  report_bytes_text(text, mib << 20);
+  size_t mib = advice->limit_bytes >> 20;
+  report_bytes_text(text, advice->limit_bytes);
   (void)printf("\nRecommended: ");
-  if (one_chunk)
+  if (advice->one_chunk)
     (void)printf("one chunk of %s, fenced.  It serves all calls with %.3f of the peak; a pool that takes memory as\n"
-                 "it is needed takes %.3f.  Add room for what freed memory waits for kernels.\n",
-                 text, smallest / peak, grown / peak);
-  else
-    (void)printf(
-        "the default: memory as it is needed, fenced.  It takes %.3f of the peak, by %.0f calls of the\n"
-        "driver, and no size has to be known; one chunk would save less than %.0f %% or 32 MiB.  To bound it:\n",
-        grown / peak, fenced->grown_calls, 100 * worth_share);
-  if (one_chunk)
-    (void)printf("  in the program        MAM_Create((size_t)%zu << 20)\n"
+                 "it is needed takes %.3f.  Add room for what freed memory waits for kernels.\n"
+                 "  in the program        MAM_Create((size_t)%zu << 20)\n"
                  "  without changing it   mam-run --chunk %zuM --limit %zuM PROGRAM\n",
-                 mib, mib, mib + 2);
-  else
-    (void)printf("  in the environment    MAM_LIMIT=%zuM\n"
-                 "  without changing it   mam-run --limit %zuM PROGRAM\n",
-                 mib, mebibytes(fenced->chunks_bytes));
-  other_rules_print(costs, bytes);
+                 text, bytes / peak, grown / peak, mib, mib, mib + 2);
+  else {
+    (void)printf("the default: memory as it is needed, fenced.  It takes %.3f of the peak, by %.0f calls of the\n"
+                 "driver, and no size has to be known; one chunk would save less than %.0f %% or 32 MiB.\n",
+                 grown / peak, fenced->grown_calls, 100 * worth_share);
+    limits_print(advice);
+  }
+  other_rules_print(costs, advice->one_chunk ? bytes : grown);
 }
 
 static bool costs_csv(const char *folder, const struct calls *calls, const struct cost costs[rule_count]) {
@@ -418,6 +466,7 @@ static int usage_refuse(const char *what, const char *text) {
 
 static bool calls_measure(const struct arguments *arguments, struct calls *calls) {
   struct cost costs[rule_count];
+  struct advice advice;
   calls->peak = peak_find(calls->record, calls->context);
   if (!steps_make(calls))
     return false;
@@ -429,10 +478,10 @@ static bool calls_measure(const struct arguments *arguments, struct calls *calls
   peak_print_moment(&calls->peak);
   peak_print_holders(&calls->peak);
   (void)fflush(stdout);
-  if (!rules_measure(calls, costs))
+  if (!rules_measure(calls, costs, &advice))
     return false;
   costs_print(calls, costs);
-  recommendation_print(calls, costs);
+  recommendation_print(calls, costs, &advice);
   return costs_csv(arguments->folder, calls, costs);
 }
 
