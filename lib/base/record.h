@@ -50,7 +50,7 @@
 
 /* What an allocation is about, as the program asked for it. */
 struct record_call {
-  uint64_t size, context; /* context: its id */
+  uint64_t size, context; /* context: its id, or that of a pool that the program created (RECORD_CREATED) */
   const void *site, *tag; /* tag NULL: none */
   bool on_stream;
   uintptr_t stream;
@@ -92,7 +92,7 @@ void record_mark(const char *text);
 void record_push(const char *text);
 void record_pop(void);
 
-/* The pools of a context hold so much more of the driver; negative: less. */
+/* The default pools of a context, or a pool that the program created, hold so much more of the driver; negative: less. */
 void record_taken(uint64_t context, int device, int64_t bytes);
 /* Memory ends, and whatever was live in it. */
 void record_gone(uintptr_t base, uint64_t bytes);

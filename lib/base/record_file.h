@@ -32,6 +32,10 @@ enum { RECORD_MAGIC_BYTES = 8, RECORD_HEAD_BYTES = 16 };
 /* A frame's content never has more bytes, nor a text. */
 enum { RECORD_CONTENT_MOST = 1 << 17, RECORD_TEXT_MOST = 4096 };
 
+/* A pool that the program created has an id of its own, from here to twice as much.  No context has: the driver counts
+ * them, and plain host memory has the number before the last. */
+#define RECORD_CREATED ((uint64_t)1 << 62)
+
 enum record_method { RECORD_PLAIN, RECORD_ZSTD };
 
 enum record_item_code {
@@ -40,7 +44,7 @@ enum record_item_code {
   RECORD_ITEM_SITE,    /* text: module, offset, text: name */
   RECORD_ITEM_THREAD,  /* text: name */
   RECORD_ITEM_STREAM,  /* handle */
-  RECORD_ITEM_CONTEXT, /* id, device */
+  RECORD_ITEM_CONTEXT, /* id, device: a context's default pools, or a pool that the program created */
   RECORD_ITEM_CLOCK,   /* ticks, nanoseconds: the same moment by two clocks */
   RECORD_ITEM_FROM,    /* thread, ticks: the events that follow are the thread's; what they refer to begins anew */
   RECORD_ITEM_GONE,    /* signed ticks, address, bytes: the memory there has ended, with the blocks in it */

@@ -33,6 +33,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
+#include "base/record_file.h"
 #include "cuda/reuse.h"
 #include "cuda/source.h"
 #include "pool/segment.h"
@@ -225,9 +226,12 @@ void pool_live_add(struct pool_live *live, const struct record_live *one);
 /* Lists what all open pools hold, between pool_before_fork and pool_after_fork. */
 void pools_list_live(struct pool_live *live);
 
-/* By what a record names the context of a pool. */
+/* By what a record tells apart what is limited apart: the default pools of a context, one after the other, and each
+ * pool that the program created.  A struct that serves one pool after the other has one name for all those of a device,
+ * so a program that creates pools without an end has only so many.  Addresses have 48 bits. */
 static inline uint64_t pool_record_context(const struct mam_pool *pool) {
-  return pool->config.default_id != 0 ? pool->config.default_id : pool->source.context.id;
+  uint64_t created = RECORD_CREATED | (uint64_t)pool->device << 48 | (uintptr_t)pool;
+  return pool->config.default_id != 0 ? pool->config.default_id : created;
 }
 
 /* Opens a pool on an open source, which then belongs to the pool; takes the first chunk.  On failure *pool is left

@@ -22,7 +22,7 @@ static char name_work[] = "work+0x10", name_load[] = "load+0x20", module[] = "pr
 static struct record_site sites[] = {{module, 0x1000, name_work}, {module, 0x2000, name_load}};
 static char *threads[] = {main_name, loader_name}, *texts[] = {none, epoch, loaded, layer};
 static uint64_t streams[] = {0xabc0};
-static uint32_t devices[] = {0};
+static struct record_context contexts[] = {{0, false}};
 
 static void record_start(void) {
   record = (struct record){.events = events,
@@ -34,7 +34,7 @@ static void record_start(void) {
                            .stream_count = 1,
                            .texts = texts,
                            .text_count = 4,
-                           .devices = devices,
+                           .contexts = contexts,
                            .context_count = 1,
                            .command = command};
 }

@@ -223,6 +223,20 @@ static int pools(void) {
   return 0;
 }
 
+/* The pool that is created holds most; the default pool is another one. */
+static int created_pool(void) {
+  MAM_PoolOptions options = MAM_POOL_OPTIONS_INIT;
+  MAM_Pool pool;
+  void *block;
+  options.source = MAM_SOURCE_HOST;
+  options.chunk_bytes = 64 << 20;
+  if (MAM_PoolCreate(&pool, &options) != cudaSuccess || MAM_PoolMalloc(pool, &block, 40 << 20) != cudaSuccess)
+    return 2;
+  free_it(block_of(10 << 20));
+  free_it(block);
+  return MAM_PoolDestroy(pool) == cudaSuccess ? 0 : 3;
+}
+
 static int small_disk(void) {
   if (setrlimit(RLIMIT_FSIZE, &(struct rlimit){200000, 200000}) != 0)
     return 2;
@@ -304,6 +318,7 @@ static const struct program {
                 {"late", frees_late},
                 {"many", many},
                 {"pools", pools},
+                {"created pool", created_pool},
                 {"small disk", small_disk},
                 {"no disk", no_disk},
                 {"varies", varies},
@@ -836,7 +851,7 @@ START_TEST(a_replay_refuses_what_is_no_record) {
   write_by_hand();
   (void)snprintf(arguments, sizeof arguments, "--context 1 %s", path);
   ck_assert_int_eq(bench(arguments), 1);
-  says("has no context 1");
+  says("has no context or pool 1");
 }
 END_TEST
 
@@ -846,6 +861,28 @@ START_TEST(a_program_s_record_can_be_replayed) {
   ck_assert_int_eq(bench(path), 0);
   says("120000 allocations, 0 refused, 5 threads");
   says("\nRecommended: ");
+}
+END_TEST
+
+START_TEST(a_created_pool_is_not_the_default_pool) {
+  char arguments[256];
+  ck_assert_int_eq(run("created pool", path), 0);
+  read_record(path);
+  ck_assert_uint_eq(record.context_count, 2);
+  const struct record_event *created = event_of(RECORD_ALLOCATE, 0), *own = event_of(RECORD_ALLOCATE, 1);
+  ck_assert(record.contexts[created->context].created);
+  ck_assert(!record.contexts[own->context].created);
+  ck_assert_int_eq(bench(path), 0);
+  says("peak of live bytes: 40 MiB");
+  says("a pool that the program created");
+  says("MAM_PoolOptions.limit_bytes = (size_t)");
+  ck_assert_ptr_null(strstr(output, "MAM_LIMIT"));
+  ck_assert_ptr_null(strstr(output, "mam-run"));
+  (void)snprintf(arguments, sizeof arguments, "--context %u %s", own->context, path);
+  ck_assert_int_eq(bench(arguments), 0);
+  says("peak of live bytes: 10 MiB");
+  says("the default pool of a context");
+  says("MAM_LIMIT=");
 }
 END_TEST
 
@@ -913,6 +950,7 @@ int main(int argc, char **argv) {
     tcase_add_test(replays, a_replay_without_addresses_says_so);
 #endif
     tcase_add_test(replays, a_program_s_record_can_be_replayed);
+    tcase_add_test(replays, a_created_pool_is_not_the_default_pool);
     tcase_add_test(replays, the_program_runs_within_the_limit_that_is_recommended);
   }
   suite_add_tcase(suite, replays);

@@ -181,6 +181,9 @@ static void header_sites(FILE *stream, const struct record *record) {
     picture_text(stream, record->sites[i].module);
     (void)fprintf(stream, ",\"%#llx\"]", (unsigned long long)record->sites[i].offset);
   }
+  (void)fputs("],\n\"created\":[", stream);
+  for (size_t i = 0; i < record->context_count; i++)
+    (void)fprintf(stream, "%s%s", i == 0 ? "" : ",", record->contexts[i].created ? "true" : "false");
   (void)fputs("],\n\"streams\":[", stream);
   for (size_t i = 0; i < record->stream_count; i++)
     (void)fprintf(stream, "%s\"%#llx\"", i == 0 ? "" : ",", (unsigned long long)record->streams[i]);

@@ -209,7 +209,7 @@ static void event_get(struct reader *reader, unsigned code) {
     event->tag = now->tag;
     event->context = now->context;
     event->site = sited ? now->site : 0;
-    event->device = record->devices[now->context];
+    event->device = record->contexts[now->context].device;
   }
 }
 
@@ -218,7 +218,8 @@ static void item_get(struct reader *reader) {
   unsigned code = *reader->at++;
   char **text;
   uint64_t *stream;
-  uint32_t *device;
+  struct record_context *context;
+  uint64_t id;
   if (code >= RECORD_EVENT) {
     event_get(reader, code);
     return;
@@ -243,9 +244,9 @@ static void item_get(struct reader *reader) {
       *stream = number_get(reader);
     break;
   case RECORD_ITEM_CONTEXT:
-    (void)number_get(reader); /* its id */
-    if ((device = ADD(reader, devices, context_count, context_room)) != NULL)
-      *device = (uint32_t)number_get(reader);
+    id = number_get(reader);
+    if ((context = ADD(reader, contexts, context_count, context_room)) != NULL)
+      *context = (struct record_context){(uint32_t)number_get(reader), id / RECORD_CREATED == 1};
     break;
   case RECORD_ITEM_CLOCK:
     clock_get(reader);
@@ -620,7 +621,7 @@ void record_free(struct record *record) {
   for (size_t i = 0; i < record->text_count; i++)
     free(record->texts[i]);
   free(record->texts);
-  free(record->devices);
+  free(record->contexts);
   free(record->command);
   *record = (struct record){0};
 }

@@ -24,7 +24,7 @@ struct record_event {
   uint32_t thread;  /* index of record.threads */
   uint32_t stream;  /* 0: plain call; else 1 + index of record.streams */
   uint32_t tag;     /* 0: none; else index of record.texts (tag's text) */
-  uint32_t context; /* 0, 1, ... in order of appearance */
+  uint32_t context; /* index of record.contexts */
   uint32_t site;    /* index of record.sites */
   uint32_t text;    /* index of record.texts, of a mark or a range */
   uint32_t device;
@@ -34,6 +34,12 @@ struct record_site {
   char *module;    /* file name, or "" */
   uint64_t offset; /* of the return address in the module */
   char *name;      /* "function+0x12", or "module+0x1234" where there is no symbol */
+};
+
+/* The default pools of a context, or a pool that the program created. */
+struct record_context {
+  uint32_t device;
+  bool created;
 };
 
 struct record {
@@ -47,7 +53,7 @@ struct record {
   size_t stream_count;
   char **texts; /* the first is "" */
   size_t text_count;
-  uint32_t *devices; /* of the contexts */
+  struct record_context *contexts; /* in order of appearance */
   size_t context_count;
   size_t allocation_count; /* the number of serials */
   uint64_t process;        /* its number */

@@ -41,7 +41,7 @@ struct step {
   size_t bytes;
 };
 
-/* The calls of one context. */
+/* The calls of one context, or of one pool that the program created. */
 struct calls {
   const struct record *record;
   uint32_t context;
@@ -50,9 +50,11 @@ struct calls {
   struct peak peak;
 };
 
+static bool is_created(const struct calls *calls) { return calls->record->contexts[calls->context].created; }
+
 /* ---- What the record says ---------------------------------------------------------------------------------------- */
 
-/* The context that holds the most bytes. */
+/* The context, or pool, that holds the most bytes. */
 static uint32_t context_choose(const struct record *record) {
   size_t most = 0;
   uint32_t chosen = 0;
@@ -289,8 +291,10 @@ static bool advice_find(struct player *player, const struct cost *fenced, struct
   advice->one_chunk = advice->limit_bytes > 0;
   if (advice->one_chunk)
     return true;
+  /* mam-run's limit is of default pools */
   return limit_find(player, 0, fenced->grown_bytes, &advice->limit_bytes) &&
-         limit_find(player, chunk_bytes, fenced->chunks_bytes, &advice->chunks_limit_bytes);
+         (is_created(player->calls) ||
+          limit_find(player, chunk_bytes, fenced->chunks_bytes, &advice->chunks_limit_bytes));
 }
 
 static bool rules_measure(const struct calls *calls, struct cost costs[rule_count], struct advice *advice) {
@@ -331,8 +335,10 @@ static void summary_print(const struct calls *calls) {
   if (record->live_before > 0)
     (void)printf("of the allocations, %zu are of blocks that were live when the record began\n", record->live_before);
   if (record->context_count > 1)
-    (void)printf("of %zu contexts this is number %u, on device %u; --context chooses another one\n",
-                 record->context_count, calls->context, record->devices[calls->context]);
+    (void)printf("of %zu contexts and pools this is number %u, %s on device %u; --context chooses another one\n",
+                 record->context_count, calls->context,
+                 is_created(calls) ? "a pool that the program created," : "the default pool of a context,",
+                 record->contexts[calls->context].device);
   if (calls->unknown_free_count > 0)
     (void)printf("%zu frees are of blocks that are older than the record; they are left out\n",
                  calls->unknown_free_count);
@@ -370,13 +376,16 @@ static void costs_print(const struct calls *calls, const struct cost costs[rule_
 static double least(double a, double b) { return a < b ? a : b; }
 
 /* Prints the settings that would be better still, but have a condition. */
-static void other_rules_print(const struct cost costs[rule_count], double chosen_bytes) {
+static void other_rules_print(bool created, const struct cost costs[rule_count], double chosen_bytes) {
   static const struct {
     enum rule rule;
-    const char *how;
-  } others[] = {{rule_stream, "MAM_CudaMallocAsync and MAM_CudaFreeAsync on the streams that use the blocks"},
-                {rule_immediate, "MAM_REUSE=immediate (mam-run --immediate), if the program works on one stream"},
-                {rule_tagged, "MAM_CudaMallocTagged with a tag for each call site"}};
+    const char *how, *created_how;
+  } others[] = {{rule_stream, "MAM_CudaMallocAsync and MAM_CudaFreeAsync on the streams that use the blocks",
+                 "MAM_PoolMallocAsync and MAM_CudaFreeAsync on the streams that use the blocks"},
+                {rule_immediate, "MAM_REUSE=immediate (mam-run --immediate), if the program works on one stream",
+                 "MAM_PoolOptions.reuse = MAM_REUSE_IMMEDIATE, if the program works on one stream"},
+                {rule_tagged, "MAM_CudaMallocTagged with a tag for each call site",
+                 "MAM_PoolMallocTagged with a tag for each call site"}};
   char text[report_label_size];
   for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
     const struct cost *cost = &costs[others[i].rule];
@@ -384,15 +393,17 @@ static void other_rules_print(const struct cost costs[rule_count], double chosen
     if (!is_worth(bytes, chosen_bytes))
       continue;
     report_bytes_text(text, (size_t)bytes);
-    (void)printf("With less memory, %s: %s.\n", text, others[i].how);
+    (void)printf("With less memory, %s: %s.\n", text, created ? others[i].created_how : others[i].how);
   }
 }
 
-static void limits_print(const struct advice *advice) {
+static void limits_print(bool created, const struct advice *advice) {
   size_t mib = advice->limit_bytes >> 20, chunks_mib = advice->chunks_limit_bytes >> 20;
   if (mib > 0 || chunks_mib > 0)
     (void)printf("Limits under which all calls were served, as under the %d below them:\n", limits_in_a_row - 1);
-  if (mib > 0)
+  if (mib > 0 && created)
+    (void)printf("  in the program        MAM_PoolOptions.limit_bytes = (size_t)%zu << 20\n", mib);
+  else if (mib > 0)
     (void)printf("  in the environment    MAM_LIMIT=%zuM\n", mib);
   if (chunks_mib > 0)
     (void)printf("  without changing it   mam-run --limit %zuM PROGRAM\n", chunks_mib);
@@ -404,21 +415,26 @@ static void recommendation_print(const struct calls *calls, const struct cost co
   double peak = (double)calls->peak.bytes, grown = fenced->grown_bytes, bytes = (double)advice->limit_bytes;
   char text[report_label_size];
   size_t mib = advice->limit_bytes >> 20;
+  bool created = is_created(calls);
   report_bytes_text(text, advice->limit_bytes);
   (void)printf("\nRecommended: ");
   if (advice->one_chunk)
     (void)printf("one chunk of %s, fenced.  It serves all calls with %.3f of the peak; a pool that takes memory as\n"
-                 "it is needed takes %.3f.  Add room for what freed memory waits for kernels.\n"
-                 "  in the program        MAM_Create((size_t)%zu << 20)\n"
-                 "  without changing it   mam-run --chunk %zuM --limit %zuM PROGRAM\n",
-                 text, bytes / peak, grown / peak, mib, mib, mib + 2);
-  else {
+                 "it is needed takes %.3f.  Add room for what freed memory waits for kernels.\n",
+                 text, bytes / peak, grown / peak);
+  else
     (void)printf("the default: memory as it is needed, fenced.  It takes %.3f of the peak, by %.0f calls of the\n"
                  "driver, and no size has to be known; one chunk would save less than %.0f %% or 32 MiB.\n",
                  grown / peak, fenced->grown_calls, 100 * worth_share);
-    limits_print(advice);
-  }
-  other_rules_print(costs, advice->one_chunk ? bytes : grown);
+  if (!advice->one_chunk)
+    limits_print(created, advice);
+  else if (created)
+    (void)printf("  in the program        MAM_PoolOptions.chunk_bytes = (size_t)%zu << 20\n", mib);
+  else
+    (void)printf("  in the program        MAM_Create((size_t)%zu << 20)\n"
+                 "  without changing it   mam-run --chunk %zuM --limit %zuM PROGRAM\n",
+                 mib, mib, mib + 2);
+  other_rules_print(created, costs, advice->one_chunk ? bytes : grown);
 }
 
 static bool costs_csv(const char *folder, const struct calls *calls, const struct cost costs[rule_count]) {
@@ -448,7 +464,7 @@ static const char usage_text[] =
     "hold it, what memory each way takes, and which one to choose.\n"
     "\n"
     "  --csv DIR      also write DIR/replay.csv\n"
-    "  --context N    the calls of this context; the default is the one that holds the most\n"
+    "  --context N    the calls of this context or created pool; the default is the one that holds the most\n"
     "  --help         print this and exit\n"
     "\n"
     "Exit status: 0 success; 1 the record cannot be read, or a call failed; 2 bad usage.\n";
@@ -492,8 +508,8 @@ static int record_replay(const struct arguments *arguments) {
   if (record_read(&record, arguments->path)) {
     calls.context = arguments->context >= 0 ? (uint32_t)arguments->context : context_choose(&record);
     if (arguments->context >= (long)record.context_count)
-      (void)fprintf(stderr, "mam-bench: replay: %s has no context %ld, only %zu of them, from 0\n", arguments->path,
-                    arguments->context, record.context_count);
+      (void)fprintf(stderr, "mam-bench: replay: %s has no context or pool %ld, only %zu of them, from 0\n",
+                    arguments->path, arguments->context, record.context_count);
     else
       status = report_status(calls_measure(arguments, &calls));
   }

@@ -160,7 +160,7 @@ function unpackReport(header, bytes) {
   const sites = new Map(), found = [];
   let position = 0;
   Object.assign(header, {report: report, command: '', cut: false, end: 0, granularity: 1, unknownFrees: 0,
-                         threads: [''], texts: [''], sites: [], streams: [], whos: [], paths: [[0, 0]], spans: []});
+                         threads: [''], texts: [''], sites: [], created: [false], streams: [], whos: [], paths: [[0, 0]], spans: []});
   const siteOf = (name) => {
     if (!sites.has(name)) {
       sites.set(name, sites.size);
@@ -333,7 +333,7 @@ const choices = {
   thread: {title: 'thread', part: 1, name: (id) => header.threads[id] || 'thread ' + (id + 1)},
   stream: {title: 'stream', part: 2, name: (id) => id === 0 ? 'no stream' : 'stream ' + header.streams[id - 1]},
   tag: {title: 'tag', part: 3, name: (id) => id === 0 ? 'no tag' : header.texts[id]},
-  context: {title: 'context', part: 4, name: (id) => 'context ' + id},
+  context: {title: 'context', part: 4, name: (id) => (header.created[id] ? 'created pool ' : 'context ') + id},
   device: {title: 'device', part: 5, name: (id) => 'device ' + id},
 };
 
@@ -926,7 +926,7 @@ function blockText(block) {
     if (who[3] !== 0)
       parts.push('tag ' + header.texts[who[3]]);
     if (header.whos.some((other) => other[4] !== who[4]))
-      parts.push('context ' + who[4] + ' on device ' + who[5]);
+      parts.push(choices.context.name(who[4]) + ' on device ' + who[5]);
     lines.push(parts.join(', '));
     if (who[6] !== 0)
       lines.push('in ' + pathNames(who[6]).join(' > '));
