@@ -18,6 +18,7 @@
 #include "mam.h"
 
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <memory>
 #include <new>
@@ -121,6 +122,7 @@ public:
   MAM_Pool pool() const noexcept { return pool_; }
   cudaStream_t stream() const noexcept { return stream_; }
   bool ordered() const noexcept { return ordered_; }
+  std::size_t alignment() const noexcept { return alignment_; }
 
   /* Throws if there is no block of that size, or if blocks of the pool are not aligned so. */
   void *allocate(std::size_t bytes, std::size_t alignment = 1) const {
@@ -277,7 +279,8 @@ private:
 /* ---- A memory resource of the standard ---- */
 
 #if defined(MAM_HAVE_PMR)
-/* A pool of its own, in memory that the host can touch, for std::pmr.  It ends with all its blocks. */
+/* A pool of its own, in memory that the host can touch, for std::pmr.  It ends with all its blocks.  It serves any
+ * alignment: where that of the pool is too small, a block is larger by the alignment that is asked for. */
 class host_resource : public std::pmr::memory_resource {
 public:
   /* Plain host memory, taken as it is needed. */
@@ -302,9 +305,25 @@ private:
   }
 
   void *do_allocate(std::size_t bytes, std::size_t alignment) override {
+    if (alignment > place_.alignment())
+      return allocate_inside(bytes, alignment);
     return place_.allocate(bytes != 0 ? bytes : 1, alignment);
   }
-  void do_deallocate(void *block, std::size_t, std::size_t) override { place_.deallocate(block); }
+  void do_deallocate(void *block, std::size_t, std::size_t alignment) override {
+    place_.deallocate(alignment > place_.alignment() ? static_cast<void **>(block)[-1] : block);
+  }
+
+  /* At the first multiple of the alignment after the begin of a larger block, whose address is in the word before.
+   * Both are multiples of the pool's alignment, so there is room for the word. */
+  void *allocate_inside(std::size_t bytes, std::size_t alignment) {
+    if (bytes > (std::numeric_limits<std::size_t>::max)() - alignment)
+      throw bad_alloc("no memory is so large");
+    char *whole = static_cast<char *>(place_.allocate(bytes + alignment));
+    void *block = whole + (alignment - reinterpret_cast<std::uintptr_t>(whole) % alignment);
+    static_cast<void **>(block)[-1] = whole;
+    return block;
+  }
+
   bool do_is_equal(const std::pmr::memory_resource &other) const noexcept override { return this == &other; }
 
   unique_pool pool_;

@@ -216,10 +216,12 @@ void resource_of_the_standard_serves_containers() {
     std::pmr::monotonic_buffer_resource upon(&memory);
     std::pmr::vector<int> numbers(100, 1, &upon);
     EXPECT(info_of(memory.pool()).used_count == 3);
-    for (std::size_t alignment = 1; alignment <= 512; alignment *= 2) {
-      void *block = memory.allocate(alignment, alignment);
-      EXPECT(is_multiple(block, alignment));
+    for (std::size_t alignment = 1; alignment <= kChunkBytes; alignment *= 2) {
+      void *block = memory.allocate(alignment, alignment), *empty = memory.allocate(0, alignment);
+      EXPECT(is_multiple(block, alignment) && is_multiple(empty, alignment) && block != empty);
+      std::memset(block, 1, alignment);
       memory.deallocate(block, alignment, alignment);
+      memory.deallocate(empty, 0, alignment);
     }
   }
   EXPECT(info_of(memory.pool()).used_count == 0);
@@ -227,7 +229,26 @@ void resource_of_the_standard_serves_containers() {
   EXPECT(nothing != nullptr);
   memory.deallocate(nothing, 0);
   EXPECT(memory.is_equal(memory) && !memory.is_equal(other));
-  EXPECT(!thrown_by<mam::bad_alloc>([&memory] { (void)memory.allocate(10, 1024); }).empty());
+  volatile std::size_t most = SIZE_MAX; /* a compiler warns of what it knows to be too large */
+  EXPECT(!thrown_by<mam::bad_alloc>([&memory, &most] { (void)memory.allocate(most, 1024); }).empty());
+}
+
+/* A pool of the standard asks for blocks that are aligned as they are large. */
+template <class Pool> void resource_stands_behind_a_pool_of_the_standard() {
+  for (std::size_t alignment = 16; alignment <= 4096; alignment *= 16) {
+    MAM_PoolOptions options = MAM_POOL_OPTIONS_INIT;
+    options.source = MAM_SOURCE_HOST;
+    options.alignment = alignment;
+    mam::host_resource memory(options);
+    {
+      Pool pool(&memory);
+      std::pmr::vector<int> numbers(&pool);
+      for (int i = 0; i < 100000; i++)
+        numbers.push_back(i);
+      EXPECT(numbers[99999] == 99999);
+    }
+    EXPECT(info_of(memory.pool()).used_count == 0);
+  }
 }
 
 void resource_refuses_memory_that_the_host_cannot_touch() {
@@ -254,6 +275,8 @@ int main() {
   cub_s_allocator_gives_errors();
 #if defined(MAM_HAVE_PMR)
   resource_of_the_standard_serves_containers();
+  resource_stands_behind_a_pool_of_the_standard<std::pmr::unsynchronized_pool_resource>();
+  resource_stands_behind_a_pool_of_the_standard<std::pmr::synchronized_pool_resource>();
   resource_refuses_memory_that_the_host_cannot_touch();
 #endif
   return 0;
