@@ -92,6 +92,7 @@ refuses() {
 mkdir "$work/empty" "$work/bin"
 quoted="$work/it's a \"folder\"" # no script may see its name
 "$bench" host --chunk 64M --quick --test pair --csv "$quoted" >/dev/null || fail "mam-bench host --test pair: status $?"
+"$bench" host --quick --source host --test trace --csv "$work/host" >/dev/null || fail "the same of trace: status $?"
 "$bench" host --chunk 64M --quick --test random --csv "$work/no_figure" >/dev/null || fail "the same of random: status $?"
 refuses "No such file or directory" "$work/nowhere"
 # By each kind of calls; which one it was stands in the machine's file.
@@ -125,6 +126,8 @@ if command -v gnuplot >/dev/null; then
   refuses "no figure is made of the files in this folder" "$work/no_figure"
   echo host-pair.svg >"$work/wanted"
   draws "$quoted" "$work/wanted"
+  echo host-trace.svg >"$work/wanted"
+  draws "$work/host" "$work/wanted" # no driver sees what is taken there
   if [ -d "$top/tools/bench/results" ]; then # a distribution has none
     mkdir "$work/results"
     cp "$top"/tools/bench/results/*.csv "$work/results"
