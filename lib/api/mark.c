@@ -14,11 +14,13 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <wchar.h>
 
 #include "api/environment.h"
 #include "base/error.h"
 #include "base/library_call.h"
 #include "base/record.h"
+#include "base/record_file.h"
 #include "mam.h"
 
 cudaError_t MAM_Mark(const char *text) {
@@ -77,7 +79,7 @@ struct nvtx_attributes {
   const void *message;
 };
 
-enum { MESSAGE_ASCII = 1, MESSAGE_REGISTERED = 3 };
+enum { MESSAGE_ASCII = 1, MESSAGE_UNICODE = 2, MESSAGE_REGISTERED = 3 };
 enum { TABLE_CALLBACKS = 1, MODULE_CORE = 1, MODULE_CORE2 = 5 };
 
 /* A level that says that levels are not counted. */
@@ -90,11 +92,38 @@ struct nvtx_callbacks {
   int (*module_functions)(int module, nvtx_function ***table, unsigned *count);
 };
 
+/* A text, made of one of wchar_t. */
+struct narrow {
+  char text[RECORD_TEXT_MOST + 1];
+};
+
+/* As UTF-8, whatever the locale is.  What is no character becomes U+FFFD; what is too long is left out. */
+static const char *narrow_of(const wchar_t *wide, struct narrow *narrow) {
+  static const unsigned char heads[] = {0, 0, 0xc0, 0xe0, 0xf0};
+  size_t bytes = 0;
+  for (; wide != NULL && *wide != L'\0'; wide++) {
+    uint32_t code = (uint32_t)*wide;
+    if (code > 0x10ffff || (code >= 0xd800 && code < 0xe000))
+      code = 0xfffd;
+    unsigned count = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+    if (bytes + count > RECORD_TEXT_MOST)
+      break;
+    for (unsigned i = count; i-- > 1; code >>= 6)
+      narrow->text[bytes + i] = (char)(0x80 | (code & 0x3f));
+    narrow->text[bytes] = (char)(heads[count == 1 ? 0 : count] | code);
+    bytes += count;
+  }
+  narrow->text[bytes] = '\0';
+  return narrow->text;
+}
+
 /* Registered texts are pointers to copies, for good. */
-static const char *message_of(const struct nvtx_attributes *attributes) {
-  bool text = attributes != NULL &&
-              (attributes->message_type == MESSAGE_ASCII || attributes->message_type == MESSAGE_REGISTERED) &&
-              attributes->message != NULL;
+static const char *message_of(const struct nvtx_attributes *attributes, struct narrow *narrow) {
+  if (attributes == NULL || attributes->message == NULL)
+    return "";
+  if (attributes->message_type == MESSAGE_UNICODE)
+    return narrow_of(attributes->message, narrow);
+  bool text = attributes->message_type == MESSAGE_ASCII || attributes->message_type == MESSAGE_REGISTERED;
   return text ? attributes->message : "";
 }
 
@@ -103,40 +132,57 @@ static void mark(const char *message) {
     record_mark(message != NULL ? message : "");
 }
 
-static int range_push(const char *message) {
+static int push(const void *domain, const char *message) {
   if (record_on())
-    record_push(message != NULL ? message : "");
+    record_push(message != NULL ? message : "", domain);
   return LEVEL_UNKNOWN;
 }
 
-static int range_pop(void) {
-  if (record_on())
-    record_pop();
-  return LEVEL_UNKNOWN;
+static void mark_wide(const wchar_t *message) {
+  struct narrow narrow;
+  mark(narrow_of(message, &narrow));
 }
-
-static void mark_with(const struct nvtx_attributes *attributes) { mark(message_of(attributes)); }
-
-static int range_push_with(const struct nvtx_attributes *attributes) { return range_push(message_of(attributes)); }
 
 static void domain_mark_with(void *domain, const struct nvtx_attributes *attributes) {
+  struct narrow narrow;
   (void)domain;
-  mark(message_of(attributes));
+  mark(message_of(attributes, &narrow));
+}
+
+static void mark_with(const struct nvtx_attributes *attributes) { domain_mark_with(NULL, attributes); }
+
+static int range_push(const char *message) { return push(NULL, message); }
+
+static int range_push_wide(const wchar_t *message) {
+  struct narrow narrow;
+  return push(NULL, narrow_of(message, &narrow));
 }
 
 static int domain_range_push_with(void *domain, const struct nvtx_attributes *attributes) {
-  (void)domain;
-  return range_push(message_of(attributes));
+  struct narrow narrow;
+  return push(domain, message_of(attributes, &narrow));
+}
+
+static int range_push_with(const struct nvtx_attributes *attributes) {
+  return domain_range_push_with(NULL, attributes);
 }
 
 static int domain_range_pop(void *domain) {
-  (void)domain;
-  return range_pop();
+  if (record_on())
+    record_pop(domain);
+  return LEVEL_UNKNOWN;
 }
+
+static int range_pop(void) { return domain_range_pop(NULL); }
 
 static void *domain_register_text(void *domain, const char *text) {
   (void)domain;
   return text != NULL ? strdup(text) : NULL;
+}
+
+static void *domain_register_wide(void *domain, const wchar_t *text) {
+  struct narrow narrow;
+  return text != NULL ? domain_register_text(domain, narrow_of(text, &narrow)) : NULL;
 }
 
 /* A function and its place in a module's table. */
@@ -160,15 +206,15 @@ static bool module_fill(const struct nvtx_callbacks *callbacks, int module, cons
 /* 0: NVTX stays off. */
 MAM_API int InitializeInjectionNvtx2(const void *(*table_get)(uint32_t table));
 int InitializeInjectionNvtx2(const void *(*table_get)(uint32_t table)) {
-  static const struct nvtx_place core[] = {{1, (nvtx_function)mark_with},
-                                           {2, (nvtx_function)mark},
-                                           {8, (nvtx_function)range_push_with},
-                                           {9, (nvtx_function)range_push},
+  static const struct nvtx_place core[] = {{1, (nvtx_function)mark_with},  {2, (nvtx_function)mark},
+                                           {3, (nvtx_function)mark_wide},  {8, (nvtx_function)range_push_with},
+                                           {9, (nvtx_function)range_push}, {10, (nvtx_function)range_push_wide},
                                            {11, (nvtx_function)range_pop}};
   static const struct nvtx_place core2[] = {{1, (nvtx_function)domain_mark_with},
                                             {4, (nvtx_function)domain_range_push_with},
                                             {5, (nvtx_function)domain_range_pop},
-                                            {10, (nvtx_function)domain_register_text}};
+                                            {10, (nvtx_function)domain_register_text},
+                                            {11, (nvtx_function)domain_register_wide}};
   const struct nvtx_callbacks *callbacks = table_get(TABLE_CALLBACKS); /* a record may begin later */
   if (callbacks == NULL || callbacks->struct_size < sizeof *callbacks)
     return 0;

@@ -113,7 +113,7 @@ static void forget_locked(void) {
   struct recorder *recorder;
   while ((recorder = recording.recorders) != NULL) {
     recording.recorders = recorder->next;
-    free(recorder);
+    recorder_free(recorder);
   }
   rings_forget();
   if (recording.by_call) /* relaxed: the child has one thread */

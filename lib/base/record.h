@@ -89,10 +89,13 @@ void record_allocated_quick(uintptr_t address, uint64_t size, const void *site, 
                             uintptr_t stream);
 void record_freed(uint64_t before, uintptr_t address, bool on_stream, uintptr_t stream);
 void record_mark(const char *text);
-void record_push(const char *text);
-void record_pop(void);
+/* A range begins or ends on this thread.  Those of a domain, which is a handle of NVTX and NULL for the default one,
+ * are in each other; those of two domains may end in any order. */
+void record_push(const char *text, const void *domain);
+void record_pop(const void *domain);
 
-/* The default pools of a context, or a pool that the program created, hold so much more of the driver; negative: less. */
+/* The default pools of a context, or a pool that the program created, hold so much more of the driver; negative: less.
+ */
 void record_taken(uint64_t context, int device, int64_t bytes);
 /* Memory ends, and whatever was live in it. */
 void record_gone(uintptr_t base, uint64_t bytes);

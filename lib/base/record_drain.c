@@ -74,6 +74,52 @@ static void detail_number_locked(struct recorder *recorder) {
   recorder->context = number_of(&recording.contexts, told->c, context_put, NULL);
 }
 
+/* In the file, a pop ends the innermost range.  Where one of another domain is around it and ends first, those inside
+ * end with it and begin again. */
+static void range_put_locked(struct recorder *recorder, enum record_kind kind, uint64_t ticks, uint32_t text) {
+  lock_held(&record_lock);
+  record_file_event(&recording.file, recorder->number,
+                    &(struct record_item){.kind = kind,
+                                          .ticks = ticks,
+                                          .tag = recorder->tag,
+                                          .context = recorder->context,
+                                          .stream = recorder->stream,
+                                          .text = text});
+}
+
+static void range_begin_locked(struct recorder *recorder, uint64_t ticks, uint64_t domain, uint32_t text) {
+  lock_held(&record_lock);
+  if (recorder->range_count == recorder->range_room) {
+    size_t room = recorder->range_room == 0 ? 16 : 2 * recorder->range_room;
+    struct open_range *larger = realloc(recorder->ranges, room * sizeof *larger);
+    if (larger == NULL) {
+      atomic_fetch_add_explicit(&recording.lost_count, 1, memory_order_relaxed);
+      return;
+    }
+    recorder->ranges = larger;
+    recorder->range_room = room;
+  }
+  recorder->ranges[recorder->range_count++] = (struct open_range){domain, text};
+  range_put_locked(recorder, RECORD_PUSH, ticks, text);
+}
+
+/* Of a range that began before the record, the end is not in it either. */
+static void range_end_locked(struct recorder *recorder, uint64_t ticks, uint64_t domain) {
+  lock_held(&record_lock);
+  size_t index = recorder->range_count;
+  while (index > 0 && recorder->ranges[index - 1].domain != domain)
+    index--;
+  if (index-- == 0)
+    return;
+  for (size_t i = index; i < recorder->range_count; i++)
+    range_put_locked(recorder, RECORD_POP, ticks, 0);
+  recorder->range_count--;
+  for (size_t i = index; i < recorder->range_count; i++) {
+    recorder->ranges[i] = recorder->ranges[i + 1];
+    range_put_locked(recorder, RECORD_PUSH, ticks, recorder->ranges[i].text);
+  }
+}
+
 static void slot_encode_locked(struct recorder *recorder, const struct slot *slot) {
   lock_held(&record_lock);
   unsigned kind = slot->when & ((1 << SLOT_KIND_BITS) - 1);
@@ -105,9 +151,13 @@ static void slot_encode_locked(struct recorder *recorder, const struct slot *slo
   case RECORD_PUSH:
     item.text = text_number((const char *)(uintptr_t)slot->a);
     free((void *)(uintptr_t)slot->a);
-    break;
+    if (kind == RECORD_MARK)
+      break;
+    range_begin_locked(recorder, item.ticks, slot->b, item.text);
+    return;
   case RECORD_POP:
-    break;
+    range_end_locked(recorder, item.ticks, slot->b);
+    return;
   default: /* allocate, refused */
     item.address = slot->a;
     item.size = slot->b;
@@ -125,6 +175,11 @@ static void slot_drop(struct recorder *recorder, const struct slot *slot) {
     free((void *)(uintptr_t)slot->a);
 }
 
+void recorder_free(struct recorder *recorder) {
+  free(recorder->ranges);
+  free(recorder);
+}
+
 bool recorder_drain_locked(struct recorder *recorder, bool drops) {
   lock_held(&record_lock);
   uint64_t read = atomic_load_explicit(&recorder->read, memory_order_relaxed); /* relaxed: written under this lock */
@@ -136,6 +191,7 @@ bool recorder_drain_locked(struct recorder *recorder, bool drops) {
   if (!drops && (recorder->number == NUMBER_UNKNOWN || recorder->file != generation)) {
     recorder->number = record_file_thread(&recording.file, recorder->name);
     recorder->file = generation;
+    recorder->range_count = 0;
     detail_number_locked(recorder);
   }
   for (; read != written; read++)
@@ -200,7 +256,7 @@ void recorders_drain_locked(bool sends) {
     (void)recorder_drain_locked(recorder, !recording.open);
     if (recorder->ended) {
       *link = recorder->next;
-      free(recorder);
+      recorder_free(recorder);
     } else {
       link = &recorder->next;
     }

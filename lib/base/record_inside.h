@@ -33,13 +33,19 @@ enum slot_kind { SLOT_GONE = RECORD_KINDS, SLOT_DETAIL, SLOT_KIND_BITS = 4 };
  *   allocate         address          size              site
  *   refused          0                size              site
  *   free             address          stream            1 on a stream
- *   mark, push       the text, from malloc
+ *   mark, push, pop  the text, from malloc   domain
  *   taken            context          change            device
  *   gone             address          bytes
  *   detail           stream           tag               context      ticks: 1 on a stream */
 struct slot {
   uint64_t when; /* ticks << SLOT_KIND_BITS | kind */
   uint64_t a, b, c;
+};
+
+/* A range that has begun and not ended; text: its number in the file. */
+struct open_range {
+  uint64_t domain;
+  uint32_t text;
 };
 
 /* Written by its thread, read under record_lock.  The thread has a place for one more event whenever it has returned
@@ -58,6 +64,8 @@ struct recorder {
   uint32_t number;                    /* of the thread in the file */
   struct slot told;                   /* the last SLOT_DETAIL that was read; a of 0: none */
   uint32_t tag, context, stream;      /* of it, as numbers in the file; as in struct record_item */
+  struct open_range *ranges;          /* of the thread, in the file, the innermost last */
+  size_t range_count, range_room;
   struct recorder *next;
   char name[32];
   struct slot slots[RING_SLOTS];
@@ -90,6 +98,7 @@ static inline bool record_is_on(void) {
 
 /* ---- record_drain.c ---- */
 
+void recorder_free(struct recorder *recorder);
 /* Brings a ring to the file, or with drops to nowhere.  Whether there was anything. */
 bool recorder_drain_locked(struct recorder *recorder, bool drops);
 /* All rings to the file; to nowhere if none is open.  Unless sends, what does not fill a frame waits in the file's

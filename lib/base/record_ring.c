@@ -212,19 +212,19 @@ static void inner_put(unsigned kind, uint64_t a, uint64_t b, uint64_t c) {
     put(recorder, (struct slot){when(ticks, kind), a, b, c});
 }
 
-static void mark_put(enum record_kind kind, const char *text) {
+static void mark_put(enum record_kind kind, const char *text, const void *domain) {
   uint64_t ticks = clock_after();
   struct recorder *recorder = recorder_get();
   char *copy = recorder != NULL && text != NULL ? strdup(text) : NULL;
   if (recorder != NULL && (copy != NULL || text == NULL))
-    put(recorder, (struct slot){when(seen(recorder, ticks), kind), (uintptr_t)copy, 0, 0});
+    put(recorder, (struct slot){when(seen(recorder, ticks), kind), (uintptr_t)copy, (uintptr_t)domain, 0});
   else if (recorder != NULL)
     atomic_fetch_add_explicit(&recording.lost_count, 1, memory_order_relaxed);
 }
 
-void record_mark(const char *text) { mark_put(RECORD_MARK, text); }
-void record_push(const char *text) { mark_put(RECORD_PUSH, text); }
-void record_pop(void) { mark_put(RECORD_POP, NULL); }
+void record_mark(const char *text) { mark_put(RECORD_MARK, text, NULL); }
+void record_push(const char *text, const void *domain) { mark_put(RECORD_PUSH, text, domain); }
+void record_pop(const void *domain) { mark_put(RECORD_POP, NULL, domain); }
 
 void record_taken(uint64_t context, int device, int64_t bytes) {
   inner_put(RECORD_TAKEN, context, (uint64_t)bytes, (uint64_t)(device < 0 ? 0 : device));

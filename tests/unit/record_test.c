@@ -302,6 +302,70 @@ static int varies(void) {
   return 0;
 }
 
+/* What a header of NVTX has, filled in by the library. */
+typedef void (*nvtx_function)(void);
+enum { NVTX_FUNCTIONS = 16, NVTX_CORE = 1, NVTX_CORE2 = 5 };
+static nvtx_function core[NVTX_FUNCTIONS], core2[NVTX_FUNCTIONS];
+extern int InitializeInjectionNvtx2(const void *(*table_get)(uint32_t table));
+
+static int nvtx_module(int module, nvtx_function ***table, unsigned *count) {
+  static nvtx_function *of_core[NVTX_FUNCTIONS], *of_core2[NVTX_FUNCTIONS];
+  for (unsigned i = 1; i < NVTX_FUNCTIONS; i++)
+    of_core[i] = &core[i], of_core2[i] = &core2[i];
+  *table = module == NVTX_CORE ? of_core : of_core2;
+  *count = NVTX_FUNCTIONS;
+  return module == NVTX_CORE || module == NVTX_CORE2;
+}
+
+static const void *nvtx_table(uint32_t table) {
+  static const struct {
+    size_t struct_size;
+    int (*module)(int module, nvtx_function ***table, unsigned *count);
+  } callbacks = {sizeof callbacks, nvtx_module};
+  return table == 1 ? &callbacks : NULL;
+}
+
+struct nvtx_attributes {
+  uint16_t version, size;
+  uint32_t category;
+  int32_t color_type;
+  uint32_t color;
+  int32_t payload_type, reserved;
+  uint64_t payload;
+  int32_t message_type;
+  const void *message;
+};
+
+static int ranges(void) {
+  char one, two;
+  if (InitializeInjectionNvtx2(nvtx_table) != 1)
+    return 2;
+  void (*mark_wide)(const wchar_t *) = (void (*)(const wchar_t *))core[3];
+  int (*push)(const char *) = (int (*)(const char *))core[9];
+  int (*push_wide)(const wchar_t *) = (int (*)(const wchar_t *))core[10];
+  int (*pop)(void) = (int (*)(void))core[11];
+  int (*push_with)(void *, const struct nvtx_attributes *) = (int (*)(void *, const struct nvtx_attributes *))core2[4];
+  int (*pop_of)(void *) = (int (*)(void *))core2[5];
+  void *(*add_wide)(void *, const wchar_t *) = (void *(*)(void *, const wchar_t *))core2[11];
+  if (mark_wide == NULL || push_wide == NULL || add_wide == NULL)
+    return 3;
+  free_it(block_of(100));
+  mark_wide(L"\u00e9");
+  (void)pop_of(&one); /* of no range */
+  (void)push("a");
+  (void)push_wide(L"b\u20ac\U0001f600\xd800");
+  (void)pop();
+  (void)push_with(&one, &(struct nvtx_attributes){.message_type = 2, .message = L"c"});
+  (void)push_with(&two, &(struct nvtx_attributes){.message_type = 3, .message = add_wide(&two, L"d")});
+  (void)pop_of(&one); /* not that of two, which is inside */
+  (void)pop();
+  (void)push_with(NULL, &(struct nvtx_attributes){.message_type = 9, .message = &one}); /* of no type that is known */
+  (void)pop_of(&one);
+  (void)pop_of(NULL);
+  (void)pop_of(&two);
+  return 0;
+}
+
 static int nothing(void) { return 0; }
 
 static const struct program {
@@ -322,6 +386,7 @@ static const struct program {
                 {"small disk", small_disk},
                 {"no disk", no_disk},
                 {"varies", varies},
+                {"ranges", ranges},
                 {"nothing", nothing},
                 {"closes all", closes_all},
                 {"exits quickly", exits_quickly},
@@ -401,6 +466,20 @@ static const struct record_event *event_of(uint32_t kind, size_t index) {
   return NULL;
 }
 
+/* The marks and ranges of the record, such as "!mark (begin )". */
+static void phases_are(const char *wanted) {
+  char phases[256] = "";
+  for (size_t i = 0; i < record.event_count; i++) {
+    const struct record_event *event = &record.events[i];
+    if (event->kind < RECORD_MARK || event->kind > RECORD_POP)
+      continue;
+    size_t bytes = strlen(phases);
+    (void)snprintf(phases + bytes, sizeof phases - bytes, "%s%c%s", bytes > 0 ? " " : "",
+                   "!()"[event->kind - RECORD_MARK], event -> kind == RECORD_POP ? "" : record.texts[event->text]);
+  }
+  ck_assert_str_eq(phases, wanted);
+}
+
 /* Each free is of an allocation in the record, and no address is live twice. */
 static void all_frees_known(void) {
   for (size_t i = 0; i < record.event_count; i++)
@@ -441,6 +520,14 @@ START_TEST(what_is_asked_for_is_recorded) {
     ck_assert_ptr_nonnull(strstr(site->name, "+0x"));
   }
   ck_assert_uint_ne(small->site, tagged->site);
+}
+END_TEST
+
+/* Also where a text is of wchar_t, and where the ranges of one domain end inside those of another. */
+START_TEST(ranges_of_nvtx_are_recorded) {
+  ck_assert_int_eq(run("ranges", path), 0);
+  read_record(path);
+  phases_are("!\u00e9 (a (b\u20ac\U0001f600\ufffd ) (c (d ) ) (d ) ) (d ( ) )");
 }
 END_TEST
 
@@ -911,6 +998,7 @@ int main(int argc, char **argv) {
   tcase_set_timeout(cases, 30); /* a million blocks, with all checks */
   tcase_add_checked_fixture(cases, folder_make, folder_remove);
   tcase_add_test(cases, what_is_asked_for_is_recorded);
+  tcase_add_test(cases, ranges_of_nvtx_are_recorded);
   tcase_add_test(cases, blocks_go_from_thread_to_thread);
   tcase_add_test(cases, threads_that_end_lose_nothing);
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) /* a child would start a thread */
