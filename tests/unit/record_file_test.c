@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "bench_record.h"
@@ -265,6 +266,31 @@ static bool other_read(const unsigned char *bytes, size_t count) {
 static unsigned char bytes[4096];
 
 /* The file has two frames.  A reader keeps what is in whole frames. */
+/* A server with many live blocks makes a pool for each request.  To look at each block at each end takes a minute. */
+START_TEST(the_end_of_a_small_pool_does_not_take_longer_where_many_blocks_live) {
+  enum { LIVE = 200000, ENDS = 20000 };
+  const uint64_t far = (uint64_t)1 << 40;
+  struct record_file file;
+  ck_assert(writer_open(&file, path, zstd_load()));
+  uint32_t thread = record_file_thread(&file, "main"), site = record_file_site(&file, "prog", 1, "work");
+  (void)record_file_context(&file, 1, 0);
+  for (uint64_t i = 0; i < LIVE; i++)
+    writer_allocate(&file, thread, i, i << 12, 600, site);
+  for (uint64_t i = 0; i < ENDS; i++) {
+    writer_allocate(&file, thread, LIVE + 2 * i, far + (i % 7 << 12), 600, site);
+    record_file_gone(&file, thread, LIVE + 2 * i + 1, far, 1 << 20);
+  }
+  writer_close(&file, 1000000);
+  clock_t begin = clock();
+  ck_assert(record_read(&record, path));
+  ck_assert_int_lt((clock() - begin) / CLOCKS_PER_SEC, 10);
+  ck_assert_uint_eq(record.event_count, LIVE + 2 * ENDS);
+  for (size_t i = LIVE; i < record.event_count; i += 2)
+    ck_assert(record.events[i + 1].kind == RECORD_FREE && record.events[i + 1].serial == record.events[i].serial);
+  record_free(&record);
+}
+END_TEST
+
 START_TEST(a_cut_file_is_read_up_to_the_cut) {
   struct record_file file;
   uint32_t thread, site = file_begin(&file, _i, &thread, NULL);
@@ -382,6 +408,7 @@ int main(void) {
   tcase_add_loop_test(cases, an_early_free_ends_its_allocation, 0, methods);
   tcase_add_loop_test(cases, a_free_may_come_first_in_the_file, 0, methods);
   tcase_add_loop_test(cases, memory_that_ends_ends_its_blocks, 0, methods);
+  tcase_add_test(cases, the_end_of_a_small_pool_does_not_take_longer_where_many_blocks_live);
   tcase_add_loop_test(cases, a_cut_file_is_read_up_to_the_cut, 0, methods);
   tcase_add_loop_test(cases, a_damaged_file_is_refused, 0, methods);
   tcase_add_test(cases, random_items_do_no_harm);

@@ -379,41 +379,80 @@ static void events_time(struct reader *reader) {
 
 /* ---- Which free ends which allocation ---- */
 
-/* Live allocations by address, as an index of events plus one.  Open addressing, at most half full. */
+/* Live allocations.  Each address of the record has a rank, so that those of a range follow each other. */
 struct live {
-  uint64_t *places;
-  size_t room, count;
+  uint64_t *addresses; /* by rank: all there ever are */
+  size_t count;
+  uint32_t *ranks;  /* by event, of those that have an address */
+  uint64_t *places; /* by rank: the allocation that is live there, as an index of the new events plus one; 0: none */
+  uint64_t *words;  /* a bit for each rank: something is live */
 };
 
-static size_t live_slot(const struct live *live, const struct record_event *events, uint64_t address) {
-  size_t slot = (size_t)((address ^ address >> 29) * 0x9e3779b97f4a7c15u >> 20) & (live->room - 1);
-  while (live->places[slot] != 0 && events[live->places[slot] - 1].address != address)
-    slot = (slot + 1) & (live->room - 1);
-  return slot;
-}
-
-static bool live_widen(struct live *live, const struct record_event *events) {
-  struct live wider = {.room = live->room == 0 ? 1024 : live->room * 2, .count = live->count};
-  wider.places = calloc(wider.room, sizeof *wider.places);
-  if (wider.places == NULL)
-    return false;
-  for (size_t i = 0; i < live->room; i++)
-    if (live->places[i] != 0)
-      wider.places[live_slot(&wider, events, events[live->places[i] - 1].address)] = live->places[i];
+static void live_free(struct live *live) {
+  free(live->addresses);
+  free(live->ranks);
   free(live->places);
-  *live = wider;
-  return true;
+  free(live->words);
 }
 
-/* Removes the allocation in a slot and closes the gap. */
-static void live_remove(struct live *live, const struct record_event *events, size_t slot) {
-  live->places[slot] = 0;
-  live->count--;
-  for (size_t next = (slot + 1) & (live->room - 1); live->places[next] != 0; next = (next + 1) & (live->room - 1)) {
-    uint64_t place = live->places[next];
-    live->places[next] = 0;
-    live->places[live_slot(live, events, events[place - 1].address)] = place;
+static bool is_placed(const struct record_event *event) {
+  return event->kind == RECORD_ALLOCATE || event->kind == RECORD_FREE || event->kind == RECORD_LIVE;
+}
+
+static bool live_make(struct live *live, const struct record *record) {
+  size_t count = 0;
+  struct order *orders = malloc((record->event_count + 1) * sizeof *orders); /* by address */
+  live->ranks = calloc(record->event_count + 1, sizeof *live->ranks);
+  for (size_t i = 0; i < record->event_count && orders != NULL; i++)
+    if (is_placed(&record->events[i]))
+      orders[count++] = (struct order){record->events[i].address, i};
+  live->addresses = malloc((count + 1) * sizeof *live->addresses);
+  live->places = calloc(count + 1, sizeof *live->places);
+  live->words = calloc(count / 64 + 1, sizeof *live->words);
+  bool good =
+      orders != NULL && live->ranks != NULL && live->addresses != NULL && live->places != NULL && live->words != NULL;
+  if (good)
+    qsort(orders, count, sizeof *orders, compare_orders);
+  for (size_t i = 0; i < count && good; i++) {
+    if (i == 0 || orders[i].ticks != orders[i - 1].ticks)
+      live->addresses[live->count++] = orders[i].ticks;
+    live->ranks[orders[i].index] = (uint32_t)(live->count - 1);
   }
+  free(orders);
+  return good;
+}
+
+static void live_put(struct live *live, size_t rank, uint64_t place) {
+  live->places[rank] = place;
+  live->words[rank / 64] |= (uint64_t)1 << rank % 64;
+}
+
+static void live_remove(struct live *live, size_t rank) {
+  live->places[rank] = 0;
+  live->words[rank / 64] &= ~((uint64_t)1 << rank % 64);
+}
+
+/* The first rank from this one on at which something is live; live->count if there is none. */
+static size_t live_next(const struct live *live, size_t rank) {
+  for (; rank < live->count; rank = (rank / 64 + 1) * 64) {
+    uint64_t word = live->words[rank / 64] >> rank % 64;
+    if (word != 0)
+      return rank + (size_t)__builtin_ctzll(word);
+  }
+  return live->count;
+}
+
+/* The rank of the first address from this one on. */
+static size_t live_rank(const struct live *live, uint64_t address) {
+  size_t low = 0, high = live->count;
+  while (low < high) {
+    size_t middle = low + (high - low) / 2;
+    if (live->addresses[middle] < address)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return low;
 }
 
 static void free_of(struct record_event *event, const struct record_event *allocation) {
@@ -450,18 +489,14 @@ static bool matcher_put(struct matcher *matcher, const struct record_event *even
 
 static bool match_gone(struct matcher *matcher, const struct record_event *gone) {
   struct live *live = &matcher->live;
-  for (size_t slot = 0; slot < live->room; slot++) {
-    if (live->places[slot] == 0)
-      continue;
-    struct record_event ended = matcher->events[live->places[slot] - 1];
-    if (ended.address - gone->address >= gone->size)
-      continue;
+  for (size_t rank = live_next(live, live_rank(live, gone->address));
+       rank < live->count && live->addresses[rank] - gone->address < gone->size; rank = live_next(live, rank)) {
     struct record_event end = {
-        .kind = RECORD_FREE, .time_ns = gone->time_ns, .thread = gone->thread, .address = ended.address};
-    free_of(&end, &ended);
+        .kind = RECORD_FREE, .time_ns = gone->time_ns, .thread = gone->thread, .address = live->addresses[rank]};
+    free_of(&end, &matcher->events[live->places[rank] - 1]);
     if (!matcher_put(matcher, &end))
       return false;
-    live_remove(live, matcher->events, slot--); /* another allocation may have come to this slot; slot 0 wraps round */
+    live_remove(live, rank);
   }
   return true;
 }
@@ -503,44 +538,40 @@ static void match_before(struct record_event *before, const struct record_event 
   before->serial = serial;
 }
 
-static bool match(struct matcher *matcher, struct record_event event) {
+static bool match(struct matcher *matcher, struct record_event event, size_t rank) {
   struct live *live = &matcher->live;
   event.before = event.kind == RECORD_LIVE;
   if (event.before)
     event.kind = RECORD_ALLOCATE;
   if (event.kind == KIND_GONE)
     return match_gone(matcher, &event);
-  if (2 * live->count >= live->room && !live_widen(live, matcher->events))
-    return false;
-  size_t slot = live_slot(live, matcher->events, event.address);
+  uint64_t place = is_placed(&event) ? live->places[rank] : 0;
   if (event.kind == RECORD_TAKEN) {
     event.size = matcher->held[event.context] = held_after(matcher->held[event.context], event.size);
-  } else if (event.kind == RECORD_FREE && live->places[slot] != 0) {
-    free_of(&event, &matcher->events[live->places[slot] - 1]);
-    live_remove(live, matcher->events, slot);
+  } else if (event.kind == RECORD_FREE && place != 0) {
+    free_of(&event, &matcher->events[place - 1]);
+    live_remove(live, rank);
   } else if (event.kind == RECORD_FREE) {
     matcher->early[matcher->early_count++ % EARLY_FREES] = matcher->count + 1;
-  } else if (event.kind == RECORD_ALLOCATE && live->places[slot] != 0 &&
-             matcher->events[live->places[slot] - 1].before) {
-    match_before(&matcher->events[live->places[slot] - 1], &event);
+  } else if (event.kind == RECORD_ALLOCATE && place != 0 && matcher->events[place - 1].before) {
+    match_before(&matcher->events[place - 1], &event);
     matcher->reader->record->live_before--;
     return true;
   } else if (event.kind == RECORD_ALLOCATE) {
     matcher->reader->record->live_before += event.before;
-    if (live->places[slot] != 0) { /* the record has no free of it, but it has ended by now */
+    if (place != 0) { /* the record has no free of it, but it has ended by now */
       struct record_event end = {
           .kind = RECORD_FREE, .time_ns = event.time_ns, .thread = event.thread, .address = event.address};
-      free_of(&end, &matcher->events[live->places[slot] - 1]);
+      free_of(&end, &matcher->events[place - 1]);
       if (!matcher_put(matcher, &end))
         return false;
-      live->count--;
+      live_remove(live, rank);
     }
     event.serial = matcher->reader->record->allocation_count++;
     struct record_event *early = early_free(matcher, &event);
     if (early != NULL)
       return match_early(matcher, early, &event);
-    live->places[slot] = matcher->count + 1;
-    live->count++;
+    live_put(live, rank, matcher->count + 1);
   }
   return matcher_put(matcher, &event);
 }
@@ -548,11 +579,11 @@ static bool match(struct matcher *matcher, struct record_event event) {
 static bool events_match(struct reader *reader) {
   struct record *record = reader->record;
   struct matcher matcher = {.reader = reader, .held = calloc(record->context_count + 1, sizeof *matcher.held)};
-  bool good = matcher.held != NULL;
+  bool good = matcher.held != NULL && live_make(&matcher.live, record);
   for (size_t i = 0; i < record->event_count && good; i++)
-    good = match(&matcher, record->events[i]);
+    good = match(&matcher, record->events[i], matcher.live.ranks[i]);
   free(matcher.held);
-  free(matcher.live.places);
+  live_free(&matcher.live);
   if (good) {
     free(record->events);
     record->events = matcher.events;
