@@ -304,6 +304,22 @@ static bool training_put(struct record_file *file, size_t iterations, uint64_t *
   return good;
 }
 
+/* Each of so many ranges is inside the one before, with a block in it; the innermost ones have the largest. */
+static void deep_put(struct record_file *file) {
+  enum { DEPTH = 10000 };
+  uint32_t thread = record_file_thread(file, "main"), site = record_file_site(file, "prog", 1, "alloc+0x1");
+  (void)record_file_context(file, 1, 0);
+  for (uint64_t i = 0; i < DEPTH; i++) {
+    char name[32];
+    (void)snprintf(name, sizeof name, "level %d", (int)i);
+    uint32_t text = record_file_text(file, name);
+    record_file_event(file, thread, &(struct record_item){.kind = RECORD_PUSH, .ticks = i, .text = text});
+    writer_allocate(file, thread, i, 0x7f0000000000 + i * 1024, 600 + i / 25, site);
+  }
+  for (uint64_t i = 0; i < DEPTH; i++)
+    record_file_event(file, thread, &(struct record_item){.kind = RECORD_POP, .ticks = DEPTH + i});
+}
+
 int main(int argc, char **argv) {
   struct record_file file;
   uint64_t end_ns = 10000;
@@ -318,6 +334,8 @@ int main(int argc, char **argv) {
     stray_put(&file);
   else if (strcmp(argv[1], "ranges") == 0)
     ranges_put(&file);
+  else if (strcmp(argv[1], "deep") == 0)
+    deep_put(&file), end_ns = 20000;
   else if (strcmp(argv[1], "hostile") == 0)
     hostile_put(&file);
   else if (strcmp(argv[1], "training") == 0 && argc == 4)

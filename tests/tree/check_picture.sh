@@ -29,7 +29,7 @@ iterations=575
 [ -z "${SANITIZE_FLAGS-}" ] || iterations=40
 
 cd "$work" || exit 99
-for kind in small empty one stray ranges hostile; do
+for kind in small empty one stray ranges deep hostile; do
   "$samples" $kind $kind || fail "record_samples $kind: status $?"
   "$bench" picture $kind >told || fail "mam-bench picture $kind: status $?"
   grep -q "^$kind.html: [0-9]* allocations, at most " told || { fail "mam-bench picture $kind tells:"; cat told; }
@@ -186,6 +186,11 @@ expect ranges.html 'by=phase'
 shows '<b>forward</b>' '<td class="n">3 MiB</td>'
 expect ranges.html 'by=ranges'
 shows '<b>forward &gt; aten::mm &gt; aten::empty</b>'
+# Names of ranges that are deep in each other are not put together for each block.
+expect deep.html 'by=ranges' allocations=10000
+shows '<b>level 0 &gt; level 1 &gt; ' ' &gt; level 15 &gt; … 9944 more … &gt; level 9960 &gt; ' ' &gt; level 9975</b>'
+ms=$(sed -n 's/^data-first-draw-ms="\([0-9]*\).*/\1/p' figures)
+[ "${ms:-99999}" -lt 5000 ] || fail "10000 ranges in each other are drawn in ${ms:-?} ms"
 expect empty.html '' allocations=0 peak-bytes=0 cursor-blocks=0
 shows 'The record has no allocations.'
 expect one.html '' allocations=1 freed=0 peak-bytes=1000 cursor-blocks=1

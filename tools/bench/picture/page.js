@@ -309,27 +309,50 @@ function spansMake() {
 
 // ---- Layers ---------------------------------------------------------------------------------------------------------
 
-const layersMost = 10, momentsKept = 512;
+const layersMost = 10, momentsKept = 512, pathEnds = 16;
 
-// The names of the ranges of a path, the outermost first.  A name ends where details follow that differ each time.
-function pathNames(id) {
-  const names = [];
-  for (; id !== 0; id = header.paths[id][0])
-    names.unshift(header.texts[header.paths[id][1]].replace(/, [a-z_]+ = [^]*/, ''));
-  return names;
+// Of each path of ranges: the name of its innermost one, that of the outermost one, that of the range which an
+// allocation is for, and a number that paths of the same names share.  A path comes after the one around it.
+let paths;
+
+function pathsMake() {
+  const numbers = new Map();
+  paths = [{name: '', outermost: '', purpose: '', number: 0}];
+  for (const [around, text] of header.paths.slice(1)) {
+    const outer = paths[around];
+    // A name ends where details follow that differ each time.
+    const name = header.texts[text].replace(/, [a-z_]+ = [^]*/, ''), key = outer.number + ' ' + name;
+    if (!numbers.has(key))
+      numbers.set(key, numbers.size + 1);
+    // PyTorch has ranges inside others that only allocate.
+    const allocates = /^aten::(empty|new_empty|resize)/.test(name);
+    paths.push({name, outermost: around === 0 ? name : outer.outermost, purpose: allocates ? outer.purpose : name,
+                number: numbers.get(key)});
+  }
 }
 
-// The range that an allocation is for.  PyTorch has some inside it that only allocate.
-const rangeName = (names) => names.findLast((name) => !/^aten::(empty|new_empty|resize)/.test(name)) || names[0];
+// The names of a path, the outermost first.  Of many, those in the middle are left out.
+function pathText(id) {
+  const names = [];
+  for (; id !== 0; id = header.paths[id][0])
+    names.push(paths[id].name);
+  const left = names.length - 2 * pathEnds;
+  if (left > 1)
+    names.splice(pathEnds, left, '… ' + left + ' more …');
+  return names.reverse().join(' > ');
+}
 
-// What blocks can be told apart by: the part of a who, and what it is called.  byName: by that alone.
+// What blocks can be told apart by: the part of a who, what it is called, and what is the same where the parts differ
+// (key).
 const functionName = (id) => (header.sites[id][0] || 'unknown call site').replace(/\+0x[0-9a-f]+$/, '');
+const rangeName = (id) => paths[id].purpose || phaseName(id), phaseName = (id) => paths[id].outermost || 'no range';
 const choices = {
-  site: {title: 'call site', part: 0, name: (id) => header.sites[id][0] || 'unknown call site'},
-  function: {title: 'function', part: 0, name: functionName, byName: true},
-  range: {title: 'range', part: 6, name: (id) => rangeName(pathNames(id)) || 'no range', byName: true},
-  phase: {title: 'outermost range', part: 6, name: (id) => pathNames(id)[0] || 'no range', byName: true},
-  ranges: {title: 'all ranges', part: 6, name: (id) => pathNames(id).join(' > ') || 'no range', byName: true},
+  site: {title: 'call site', part: 0, name: (id) => header.sites[id][0] || 'unknown call site',
+         key: (id) => header.sites[id].join(' ')}, // the same place may stand there twice
+  function: {title: 'function', part: 0, name: functionName, key: functionName},
+  range: {title: 'range', part: 6, name: rangeName, key: rangeName},
+  phase: {title: 'outermost range', part: 6, name: phaseName, key: phaseName},
+  ranges: {title: 'all ranges', part: 6, name: (id) => pathText(id) || 'no range', key: (id) => paths[id].number},
   thread: {title: 'thread', part: 1, name: (id) => header.threads[id] || 'thread ' + (id + 1)},
   stream: {title: 'stream', part: 2, name: (id) => id === 0 ? 'no stream' : 'stream ' + header.streams[id - 1]},
   tag: {title: 'tag', part: 3, name: (id) => id === 0 ? 'no tag' : header.texts[id]},
@@ -345,13 +368,11 @@ let layerCount, hasOthers;
 let kept;        // bytes of each layer before every momentsKept-th moment, one after the other
 
 function groupsMake() {
-  const {part, name, byName} = choices[choice], byKey = new Map();
+  const {part, name, key: keyOf = (id) => id} = choices[choice], byKey = new Map();
   const keys = header.whos.map((who) => {
-    const id = who[part];
-    // The same place may stand there twice.
-    const key = choice === 'site' ? header.sites[id].join(' ') : byName ? name(id) : id;
+    const id = who[part], key = keyOf(id);
     if (!byKey.has(key))
-      byKey.set(key, {name: name(id), title: choice === 'site' ? header.sites[id][1] + ' ' + header.sites[id][2] : '',
+      byKey.set(key, {get name() { return name(id); }, title: choice === 'site' ? header.sites[id][1] + ' ' + header.sites[id][2] : '',
                       peakBytes: 0, peakCount: 0, bytes: 0});
     return byKey.get(key);
   });
@@ -929,7 +950,7 @@ function blockText(block) {
       parts.push(choices.context.name(who[4]) + ' on device ' + who[5]);
     lines.push(parts.join(', '));
     if (who[6] !== 0)
-      lines.push('in ' + pathNames(who[6]).join(' > '));
+      lines.push('in ' + pathText(who[6]));
   }
   return lines.join('\n');
 }
@@ -1362,8 +1383,8 @@ function controls() {
     actions[action]();
   });
   for (const name of Object.keys(choices)) {
-    const names = new Set(header.whos.map((who) => choices[name].name(who[choices[name].part])));
-    if (name !== 'site' && names.size < 2)
+    const {part, name: nameOf, key = nameOf} = choices[name];
+    if (name !== 'site' && new Set(header.whos.map((who) => key(who[part]))).size < 2)
       continue; // nothing to tell apart
     const option = element('option', choices[name].title);
     option.value = name;
@@ -1424,6 +1445,7 @@ function start() {
   if (peak >= 0 && data.live[peak] === 0 && !header.report)
     peak = -1;
   spansMake();
+  pathsMake();
   mapView.to = positions;
   whole.to = view.to = header.end + Math.max(1, header.end / 200);
   byId('cursor').append(element('span'));
