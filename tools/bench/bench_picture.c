@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "bench_json.h"
 #include "bench_report.h"
 
 enum { exit_usage = 2 };
@@ -163,16 +164,45 @@ static bool is_json(const char *path) {
   return first == '{';
 }
 
+/* The members that the page reads. */
+static bool report_segment(struct json *json) {
+  static const struct json_member members[] = {{"base", json_address}, {"bytes", json_count}, {"state", json_text}};
+  return json_object(json, members, sizeof members / sizeof members[0]);
+}
+
+static bool report_segments(struct json *json) { return json_array(json, report_segment); }
+
+static bool report_chunk(struct json *json) {
+  return json_object(json, &(struct json_member){"segments", report_segments}, 1);
+}
+
+static bool report_chunks(struct json *json) { return json_array(json, report_chunk); }
+
+static bool report_read(struct json *json) {
+  static const struct json_member members[] = {{"source", json_text},
+                                               {"reuse", json_text},
+                                               {"limit_bytes", json_count},
+                                               {"reserved_bytes", json_count},
+                                               {"used_bytes", json_count},
+                                               {"requested_bytes", json_count},
+                                               {"waiting_bytes", json_count},
+                                               {"free_bytes", json_count},
+                                               {"largest_free_bytes", json_count},
+                                               {"external_fragmentation", json_number},
+                                               {"chunks", report_chunks}};
+  return json_object(json, members, sizeof members / sizeof members[0]);
+}
+
 static bool report_draw(const struct arguments *arguments) {
   struct output output = {0};
   size_t size = 0;
   char *text = file_read(arguments->file, &size);
   if (text == NULL)
     return false;
-  text[size] = '\0'; /* the browser parses the JSON; here it only has to look like a report */
-  bool good = strstr(text, "\"chunks\"") != NULL && strstr(text, "\"used_bytes\"") != NULL;
+  text[size] = '\0';
+  bool good = json_is(text, size, report_read);
   if (!good) {
-    (void)refuse(arguments->file, "it is neither a record nor what MAM_PoolReport gives");
+    (void)refuse(arguments->file, "it is neither a record nor the whole of what MAM_PoolReport gives");
   } else if (arguments->trace_events) {
     good = refuse(arguments->file, "the report of a pool has no times, and so no trace events");
   } else {
