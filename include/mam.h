@@ -529,12 +529,27 @@ MAM_PTDS_INLINE cudaError_t MAM_PoolMallocAsync_ptds(MAM_Pool pool, void **ptr, 
 #ifdef __cplusplus
 } /* extern "C" */
 
-/* As cudaMalloc in C++: ptr may point to a pointer to any object type. */
+/* As cudaMalloc and cudaMallocAsync in C++: ptr may point to a pointer to any object type.  Per-thread default streams
+ * give those of a stream other names, above. */
 template <typename T> static inline cudaError_t MAM_CudaMalloc(T **ptr, size_t size) {
   return ::MAM_CudaMalloc(static_cast<void **>(static_cast<void *>(ptr)), size);
 }
 template <typename T> static inline cudaError_t MAM_PoolMalloc(MAM_Pool pool, T **ptr, size_t size) {
   return ::MAM_PoolMalloc(pool, static_cast<void **>(static_cast<void *>(ptr)), size);
+}
+template <typename T> static inline cudaError_t MAM_CudaMallocAsync(T **ptr, size_t size, cudaStream_t stream) {
+  return ::MAM_CudaMallocAsync(static_cast<void **>(static_cast<void *>(ptr)), size, stream);
+}
+template <typename T>
+static inline cudaError_t MAM_PoolMallocAsync(MAM_Pool pool, T **ptr, size_t size, cudaStream_t stream) {
+  return ::MAM_PoolMallocAsync(pool, static_cast<void **>(static_cast<void *>(ptr)), size, stream);
+}
+template <typename T> static inline cudaError_t MAM_CudaMallocTagged(T **ptr, size_t size, const void *tag) {
+  return ::MAM_CudaMallocTagged(static_cast<void **>(static_cast<void *>(ptr)), size, tag);
+}
+template <typename T>
+static inline cudaError_t MAM_PoolMallocTagged(MAM_Pool pool, T **ptr, size_t size, const void *tag) {
+  return ::MAM_PoolMallocTagged(pool, static_cast<void **>(static_cast<void *>(ptr)), size, tag);
 }
 #endif
 

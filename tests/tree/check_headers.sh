@@ -38,7 +38,25 @@ cudaError_t take(MAM_Pool pool) {
   if (error == cudaSuccess) error = MAM_CudaMalloc(&untyped, options.struct_size);
   if (error == cudaSuccess) error = MAM_PoolMalloc(pool, &typed, 1);
   if (error == cudaSuccess) error = MAM_PoolMalloc(pool, &untyped, 1);
+  for (int tag = 0; tag < 2 && error == cudaSuccess; tag++) {
+    error = MAM_CudaMallocTagged(&typed, 1, &tag);
+    if (error == cudaSuccess) error = MAM_CudaMallocTagged(&untyped, 1, &tag);
+    if (error == cudaSuccess) error = MAM_PoolMallocTagged(pool, &typed, 1, &tag);
+    if (error == cudaSuccess) error = MAM_PoolMallocTagged(pool, &untyped, 1, &tag);
+  }
   return error == cudaSuccess ? MAM_CudaFree(const_cast<float *>(constant)) : error;
+}
+END
+cat >"$work/streams.cpp" <<'END'
+#include <mam.h>
+cudaError_t take(MAM_Pool pool, cudaStream_t stream);
+cudaError_t take(MAM_Pool pool, cudaStream_t stream) {
+  float *typed = nullptr;
+  void *untyped = nullptr;
+  cudaError_t error = MAM_CudaMallocAsync(&typed, 10 * sizeof *typed, stream);
+  if (error == cudaSuccess) error = MAM_CudaMallocAsync(&untyped, 1, nullptr);
+  if (error == cudaSuccess) error = MAM_PoolMallocAsync(pool, &typed, 1, nullptr);
+  return error == cudaSuccess ? MAM_PoolMallocAsync(pool, &untyped, 1, stream) : error;
 }
 END
 cat >"$work/owning.cpp" <<'END'
@@ -99,6 +117,9 @@ compile_all() {
     quietly "C++17, per-thread default streams" \
       $CXX -std=c++17 $strict -DCUDA_API_PER_THREAD_DEFAULT_STREAM=1 -x c++ "$work/streams.c"
     quietly "C++17" $CXX -std=c++17 $strict "$work/alone.cpp"
+    quietly "C++17, streams" $CXX -std=c++17 $strict "$work/streams.cpp"
+    quietly "C++17, streams, per-thread default streams" \
+      $CXX -std=c++17 $strict -DCUDA_API_PER_THREAD_DEFAULT_STREAM=1 "$work/streams.cpp"
     quietly "C++14, mam.hpp" $CXX -std=c++14 $strict "$work/owning.cpp"
     quietly "C++17, MAM_NO_CUDA_HEADERS" $CXX -std=c++17 $strict -DMAM_NO_CUDA_HEADERS "$work/alone.cpp"
   else
