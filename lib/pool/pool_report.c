@@ -269,9 +269,20 @@ static const char *words_verdict(const struct snapshot *snapshot, size_t size) {
   return "too much is in use";
 }
 
+/* What is free in slabs and kept by threads is in no hole.  Which sizes it has, only the fronts know. */
+static bool may_be_kept(const struct snapshot *snapshot, size_t size) {
+  const MAM_PoolInfo *info = &snapshot->info;
+  return size > 0 && size <= POOL_SMALL_MOST_BYTES && size > info->largest_free_bytes && info->cached_bytes > 0;
+}
+
 static void words_pool(FILE *stream, const struct snapshot *snapshot, size_t size) {
   const MAM_PoolInfo *info = &snapshot->info;
-  (void)fprintf(stream, "asked: %zu bytes: %s\n", size, words_verdict(snapshot, size));
+  (void)fprintf(stream, "asked: %zu bytes: %s%s\n", size,
+                may_be_kept(snapshot, size)
+                    ? "a free block that is kept for small ones serves it, if one has its size; "
+                      "else "
+                    : "",
+                words_verdict(snapshot, size));
   (void)fprintf(stream, "free: %zu bytes in %zu holes, the largest hole %zu bytes (external fragmentation %.3f)\n",
                 info->free_bytes, info->free_count, info->largest_free_bytes, info->external_fragmentation);
   (void)fprintf(stream, "waiting for the GPU: %zu bytes in %zu segments\n", info->waiting_bytes, info->waiting_count);

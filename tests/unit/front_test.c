@@ -209,6 +209,27 @@ START_TEST(of_many_frees_of_one_block_one_succeeds) {
 }
 END_TEST
 
+static bool is_explained(size_t size, const char *by) {
+  char *text = NULL;
+  EXPECT(MAM_PoolExplain(NULL, size, &text) == cudaSuccess);
+  bool found = strstr(text, by) != NULL;
+  free(text);
+  return found;
+}
+
+START_TEST(an_explanation_knows_that_slabs_have_free_blocks) {
+  static const char kept[] = "a free block that is kept for small ones serves it";
+  char *small = get(100);
+  ck_assert(is_explained(100, "the largest hole serves it"));
+  for (size_t bytes; (bytes = info_now().largest_free_bytes) > 0;)
+    (void)get(bytes);
+  ck_assert(is_explained(100, kept));
+  ck_assert(!is_explained(LARGE, kept));
+  put(get(100));
+  put(small);
+}
+END_TEST
+
 /* ---- Tags ---- */
 
 static const char tag_a, tag_b;
@@ -739,6 +760,7 @@ int main(void) {
   tcase_add_loop_test(large, freed_blocks_are_refused_by_every_thread, 0, 6);
   tcase_add_loop_test(large, pointers_that_start_no_block_are_refused, 0, 6);
   tcase_add_test(large, of_many_frees_of_one_block_one_succeeds);
+  tcase_add_test(large, an_explanation_knows_that_slabs_have_free_blocks);
   tcase_add_test(large, a_medium_block_serves_what_is_a_little_smaller);
   tcase_add_test(large, no_block_of_many_threads_is_more_than_a_quarter_too_large);
   tcase_add_loop_test(large, small_blocks_cost_two_bytes_of_host_memory, 0, 3);
