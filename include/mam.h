@@ -374,7 +374,7 @@ typedef struct MAM_PoolInfo {
   size_t struct_size;        /* in: sizeof(MAM_PoolInfo); the call writes no more than this */
   size_t reserved_bytes;     /* taken from the source; of mapped memory, what is mapped */
   size_t used_bytes;         /* in live blocks, rounded up to the alignment or the size class */
-  size_t requested_bytes;    /* in live blocks, as requested */
+  size_t requested_bytes;    /* in live blocks, as requested; of each of up to 32 KiB, as many as 15 bytes more */
   size_t waiting_bytes;      /* freed, but the GPU may still use them */
   size_t free_bytes;         /* ready to be handed out */
   size_t largest_free_bytes; /* in the largest free segment */

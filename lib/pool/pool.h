@@ -363,7 +363,7 @@ void pool_not_watched(struct mam_pool *pool);
 struct pool_emptied;
 void pool_report_emptied(struct mam_pool *pool, uint64_t generation, struct pool_emptied *emptied);
 
-/* The error for a free of an address that is no live block. */
+/* The error for a free of an address that is no live block.  freed_before: one may have begun there. */
 cudaError_t pool_refuse_free(uintptr_t address, bool freed_before);
 
 /* A lazy pool whose last block was freed; it is watched from then on.  pool is NULL if there is none.  watch: no thread

@@ -85,7 +85,8 @@ void pool_passed_locked(struct mam_pool *pool, struct segment *const *segments, 
 /* ---- Freeing a block ---- */
 
 cudaError_t pool_refuse_free(uintptr_t address, bool freed_before) {
-  return error_set(cudaErrorInvalidValue, freed_before ? "%p was freed already" : "%p is not the start of a live block",
+  return error_set(cudaErrorInvalidValue,
+                   freed_before ? "%p was freed already, or never allocated" : "%p is not the start of a live block",
                    (void *)address);
 }
 

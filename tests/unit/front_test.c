@@ -182,6 +182,28 @@ START_TEST(pointers_that_start_no_block_are_refused) {
 }
 END_TEST
 
+/* A slab has places at which no block has been yet.  It does not know which. */
+START_TEST(a_refusal_claims_no_free_that_there_never_was) {
+  char *block = get(100), *page = (char *)((uintptr_t)block & ~(uintptr_t)(2 * MIB - 1)), *never = page + MIB;
+  never += never == block ? 512 : 0;
+  (void)refused(never);
+  ck_assert_ptr_nonnull(strstr(MAM_LastError(), "was freed already, or never allocated"));
+  (void)refused(never + 1);
+  ck_assert_ptr_nonnull(strstr(MAM_LastError(), "is not the start of a live block"));
+  put(block);
+}
+END_TEST
+
+START_TEST(of_small_blocks_at_most_15_bytes_too_many_are_counted) {
+  for (size_t size = 1; size <= 32768; size += size < 1024 ? 1 : 257) {
+    char *block = get(size);
+    size_t counted = info_now().requested_bytes;
+    EXPECT(counted >= size && counted <= size + 15);
+    put(block);
+  }
+}
+END_TEST
+
 static char *contested;
 static pthread_barrier_t gate;
 static _Atomic unsigned winners;
@@ -760,6 +782,8 @@ int main(void) {
   tcase_add_loop_test(large, freed_blocks_are_refused_by_every_thread, 0, 6);
   tcase_add_loop_test(large, pointers_that_start_no_block_are_refused, 0, 6);
   tcase_add_test(large, of_many_frees_of_one_block_one_succeeds);
+  tcase_add_test(large, a_refusal_claims_no_free_that_there_never_was);
+  tcase_add_test(large, of_small_blocks_at_most_15_bytes_too_many_are_counted);
   tcase_add_test(large, an_explanation_knows_that_slabs_have_free_blocks);
   tcase_add_test(large, a_medium_block_serves_what_is_a_little_smaller);
   tcase_add_test(large, no_block_of_many_threads_is_more_than_a_quarter_too_large);
