@@ -276,7 +276,7 @@ done
 try "it runs from there" "$work/beside/bin/mam-run" -s "$program" churn
 check 'grep -q "40 allocations" "$work/err"'
 cp /bin/true "$work/beside/capable"
-if (PATH=$PATH:/usr/sbin:/sbin && setcap cap_net_raw=ep "$work/beside/capable") 2>/dev/null && command -v setpriv >/dev/null; then
+if env "PATH=$PATH:/usr/sbin:/sbin" setcap cap_net_raw=ep "$work/beside/capable" 2>/dev/null && command -v setpriv >/dev/null; then
   chmod 755 "$work"
   try "a program with capabilities takes no library, which is said" setpriv --reuid 65534 --clear-groups \
     "$work/beside/bin/mam-run" -s "$work/beside/capable"
@@ -286,6 +286,42 @@ for folder in 'be side' 'bin:lib'; do
   try "a path with a space or a colon is refused" "$work/$folder/bin/mam-run" "$program" churn
   check '[ $status -eq 125 ] && grep -q "space or a colon" "$work/err"'
 done
+
+# ---- The program's environment, and what does without one ----
+strange() {
+  env -i "PATH=$PATH" summary=x value=x option=x library=x preloaded=x least=x most=x print_only=x largest_chunk=x \
+    'a.b=1' 'BASH_FUNC_hi%%=() { echo hi; }' "$@"
+}
+strange env >"$work/plain"
+try "the program has the user's environment, and the library" strange ./mam-run env
+check 'grep -v "^LD_PRELOAD=" "$work/out" | cmp -s - "$work/plain" && grep -q "^LD_PRELOAD=[^ ]*libmam_preload.so$" "$work/out"'
+try "no variable of the user's counts as an option" strange ./mam-run env
+check '! grep -q "^MAM_" "$work/out" && [ ! -s "$work/err" ]'
+try "mam-run needs no other program" env PATH=/nonexistent ./mam-run -s -o "$work/alone" -r "$work/alone.rec" /bin/echo hi
+check '[ $status -eq 0 ] && [ ! -s "$work/err" ] && grep -qx hi "$work/out"'
+try "nor many descriptors" sh -c 'ulimit -n 5; exec ./mam-run true'
+check '[ $status -eq 0 ]'
+try "a mistake has its status with few descriptors" sh -c 'ulimit -n 5; exec ./mam-run --nothing true'
+check '[ $status -eq 125 ]'
+for missing in '' no-such-program "$work/no/such/program"; do
+  try "a program that is not there: '$missing'" ./mam-run -s "$missing"
+  check '[ $status -eq 127 ] && [ "$(wc -l <"$work/err")" -eq 1 ]'
+done
+for unfit in "$work" "$work/plain"; do
+  try "a program that cannot be run: ${unfit##*/}" ./mam-run -s "$unfit"
+  check '[ $status -eq 126 ] && [ "$(wc -l <"$work/err")" -eq 1 ]'
+done
+line="$work/line
+"
+mkdir "$line"
+try "a folder's name may end in a new line" sh -c 'cd "$1" && exec "$2/mam-run" -s -o summary -r record "$2/$3" churn' - \
+  "$line" "$PWD" "$program"
+check '[ $status -eq 0 ] && [ ! -s "$work/err" ] && grep -q "40 allocations" "$line/summary" && [ "$(recorded "$line/record")" -eq 40 ]'
+cp "$line/record" "$work/kept"
+try "a record is kept if a later option is wrong" ./mam-run -r "$work/kept" --nothing "$program" churn
+check '[ $status -eq 125 ] && cmp -s "$work/kept" "$line/record"'
+try "a message that is not taken is an error" sh -c './mam-run --help >/dev/full'
+check '[ $status -eq 125 ] && [ -s "$work/err" ]'
 
 try "help is printed" ./mam-run --help
 check '[ $status -eq 0 ] && grep -q "^usage: mam-run" "$work/out"'

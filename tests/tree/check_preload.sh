@@ -53,10 +53,10 @@ if LC_ALL=C readelf -d "$library" | grep -i 'R.*PATH' | grep -qv '\[\$ORIGIN\]';
   failed=1
 fi
 
-# Options: in the script's case labels, in its help, in the page's synopsis and list.
-grep -Eo '^ +(-[a-z-]+ \| )*--[a-z-]+(\)| \|)' mam-run | grep -Eo -- '--[a-z-]+' | LC_ALL=C sort -u >"$work/script"
-sh ./mam-run --help | grep -Eo -- '--[a-z-]+' | LC_ALL=C sort -u >"$work/help"
+# Options: in the program's table, in its help, in the page's synopsis and list.
+grep -Eo '^ +\{"--[a-z-]+"' "$srcdir/tools/mam-run.c" | grep -Eo -- '--[a-z-]+' | LC_ALL=C sort -u >"$work/program"
+./mam-run --help | grep -Eo -- '--[a-z-]+' | LC_ALL=C sort -u >"$work/help"
 grep -E '^\.It Fl|^\.Fl' "$srcdir/man/mam-run.1" | grep -Eo ' -[a-z-]+' | sed 's/^ /-/' | LC_ALL=C sort -u >"$work/options"
-compare script help "mam-run --help names the options that mam-run has"
+compare program help "mam-run --help names the options that mam-run has"
 compare options help "mam-run(1) names the same"
 exit $failed

@@ -101,7 +101,7 @@ class build_libmam(Command):
         target = os.path.join(self.target, os.path.basename(name))
         shutil.copyfile(source, target)
         os.chmod(target, 0o755 if executable or ".so" in name else 0o644)
-        if shutil.which("strip") and not name.endswith("mam-run"):
+        if shutil.which("strip"):
             subprocess.call(["strip", "-g", target])
         return True
 
