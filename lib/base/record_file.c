@@ -3,13 +3,12 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/unsignalled.h"
 #include "base/zstd.h"
 
 /* A frame goes out when it has so much: less compresses worse, more waits longer. */
@@ -56,23 +55,6 @@ uint32_t record_sum(const unsigned char *head, const unsigned char *content, siz
 static bool is_own(const struct record_file *file) {
   struct stat status;
   return fstat(file->fd, &status) == 0 && status.st_dev == file->device && status.st_ino == file->inode;
-}
-
-/* write, without the signal by which a process is ended that passes its limit of file sizes: it would reach whichever
- * thread of the program writes.  One that was pending before is the program's. */
-static ssize_t write_unsignalled(int fd, const unsigned char *bytes, size_t count) {
-  sigset_t signal, before, pending;
-  (void)sigemptyset(&signal);
-  (void)sigaddset(&signal, SIGXFSZ);
-  (void)pthread_sigmask(SIG_BLOCK, &signal, &before);
-  (void)sigpending(&pending);
-  ssize_t written = write(fd, bytes, count);
-  int error = errno;
-  if (written < 0 && error == EFBIG && !sigismember(&pending, SIGXFSZ))
-    (void)sigtimedwait(&signal, NULL, &(struct timespec){0});
-  (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-  errno = error;
-  return written;
 }
 
 static void write_all(struct record_file *file, const unsigned char *bytes, size_t count) {

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -16,6 +17,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/unsignalled.h"
 #include "preload/preload.h"
 
 /* Threads count in so many shares, so that few of them write to the same cache line. */
@@ -166,12 +168,38 @@ __attribute__((constructor)) static void keep_stderr(void) {
     kept_stderr = -1;
 }
 
-/* The kept descriptor, unless the program has closed it and opened another file by its number: then stderr. */
-static FILE *stderr_now(void) {
+/* The kept descriptor, unless the program has closed it and opened another file by its number: then standard error. */
+static int stderr_now(void) {
   struct stat file;
   bool is_still = kept_stderr >= 0 && fstat(kept_stderr, &file) == 0 && file.st_dev == kept_file.st_dev &&
                   file.st_ino == kept_file.st_ino;
-  return is_still ? fdopen(kept_stderr, "a") : stderr;
+  return is_still ? kept_stderr : STDERR_FILENO;
+}
+
+/* False if not all of the text is written: errno. */
+static bool text_write(int fd, const char *text, size_t bytes) {
+  for (ssize_t written = 0; bytes > 0; text += written, bytes -= (size_t)written) {
+    written = write_unsignalled(fd, text, bytes);
+    if (written < 0 && errno != EINTR)
+      return false;
+    written = written > 0 ? written : 0;
+  }
+  return true;
+}
+
+/* Writes to the end of the file path, or to standard error if that is NULL.  False if not all is written: errno. */
+static bool text_put(const char *path, const char *text, size_t bytes) {
+  if (path == NULL)
+    return text_write(stderr_now(), text, bytes);
+  int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  if (fd < 0)
+    return false;
+  bool written = text_write(fd, text, bytes);
+  int error = errno;
+  if (close(fd) != 0 && written)
+    return false;
+  errno = error;
+  return written;
 }
 
 /* Whether this process is the one that mam-run became, which prints in any case.  Asked before the options are read. */
@@ -191,10 +219,7 @@ static void say_nothing_was_seen(void) {
     return;
   int length = snprintf(line, sizeof line, "mam-run: %.40s (process %ld): %s\n", program_invocation_short_name,
                         (long)getpid(), nothing_counted(NULL, false));
-  int out = path != NULL && *path != '\0' ? open(path, O_WRONLY | O_APPEND | O_CLOEXEC)
-            : kept_stderr >= 0            ? kept_stderr
-                                          : STDERR_FILENO;
-  (void)!write(out, line, (size_t)length);
+  (void)text_put(path != NULL && *path != '\0' ? path : NULL, line, (size_t)length);
 }
 
 static _Noreturn void end_at_once(int status) {
@@ -218,6 +243,30 @@ PRELOAD_HOOK void preload_exit_c(int status) { end_at_once(status); }
 
 /* ---- At the end ---- */
 
+/* The summary, as text.  NULL if the host has no memory: errno. */
+static char *summary_new(const char *nothing, const char *why, bool measured, size_t *bytes) {
+  char *text = NULL;
+  FILE *out = open_memstream(&text, bytes);
+  if (out == NULL)
+    return NULL;
+  if (nothing != NULL)
+    (void)fprintf(out, "mam-run: %s (process %ld): %s%s\n", program_invocation_short_name, (long)getpid(),
+                  why != NULL ? "nothing was served: " : "", nothing);
+  else
+    print(out, measured);
+  if (fclose(out) == 0)
+    return text;
+  free(text);
+  return NULL;
+}
+
+static void say_lost(const char *path, int error) {
+  char line[PATH_MAX + 128];
+  int length = snprintf(line, sizeof line, "mam-run: the summary of process %ld is lost: %s: %s\n", (long)getpid(),
+                        path, strerror(error));
+  (void)text_put(NULL, line, (size_t)length < sizeof line ? (size_t)length : sizeof line - 1);
+}
+
 /* A process that has nothing to count prints nothing, unless mam-run ran it itself.  Otherwise a script would print a
  * line for each of its commands. */
 __attribute__((destructor)) static void print_at_exit(void) {
@@ -229,14 +278,10 @@ __attribute__((destructor)) static void print_at_exit(void) {
   const char *nothing = nothing_counted(why, decided);
   if (options->summary == OPTIONS_SUMMARY_NONE || (nothing != NULL && options->process != (size_t)getpid()))
     return;
-  FILE *out = options->output != NULL ? fopen(options->output, "a") : stderr_now();
-  if (out != NULL && nothing != NULL)
-    (void)fprintf(out, "mam-run: %s (process %ld): %s%s\n", program_invocation_short_name, (long)getpid(),
-                  why != NULL ? "nothing was served: " : "", nothing);
-  else if (out != NULL)
-    print(out, options->summary == OPTIONS_SUMMARY_MEASURED);
-  bool lost = out == NULL || (out != stderr && fclose(out) != 0);
+  size_t bytes;
+  char *text = summary_new(nothing, why, options->summary == OPTIONS_SUMMARY_MEASURED, &bytes);
+  bool lost = text == NULL || !text_put(options->output, text, bytes);
   if (lost && options->output != NULL) /* mam-run could write to it when the program began */
-    (void)fprintf(stderr, "mam-run: the summary of process %ld is lost: %s: %s\n", (long)getpid(), options->output,
-                  strerror(errno));
+    say_lost(options->output, errno);
+  free(text);
 }

@@ -43,6 +43,18 @@ try "the summary goes to a file" ./mam-run -s -o "$work/summary" "$program" chur
 check '[ ! -s "$work/err" ] && grep -q "40 allocations" "$work/summary"'
 try "a file that takes no summary is told of" ./mam-run -s -o /dev/full "$program" churn
 check '[ $status -eq 0 ] && grep -q "the summary of process [0-9]* is lost: /dev/full: No space left" "$work/err"'
+# unread COMMAND...: standard error is a pipe without a reader.
+unread() {
+  rm -f "$work/unread" && mkfifo "$work/unread" && sh -c 'exec 3<>"$1" 2>"$1" 3>&- && shift && exec "$@"' - "$work/unread" "$@"
+}
+try "a summary that is not read does not end the program" unread ./mam-run -s "$program" churn
+check '[ $status -eq 0 ] && grep -q "chunks 1" "$work/out"'
+try "nor a shell" unread ./mam-run -s sh -c 'exit 5'
+check '[ $status -eq 5 ]'
+try "nor does a file that may not grow, which is said" sh -c \
+  "{ (ulimit -f 0; exec ./mam-run -s -o '$work/short' '$program' churn); echo status \$?; } 2>&1 | cat"
+check 'grep -qx "status 0" "$work/out" && [ ! -s "$work/short" ] &&
+  grep -q "the summary of process [0-9]* is lost: $work/short: File too large" "$work/out"'
 try "children are served too, each by itself" ./mam-run --summary --output="$work/children" -- \
   sh -c "$program churn && $program churn"
 check '[ "$(grep -c "40 allocations" "$work/children")" -eq 2 ]'
@@ -258,6 +270,8 @@ echo 'int main(void) { return 3; }' >"$work/static.c"
 if ${CC:-cc} -static -o "$work/static" "$work/static.c" 2>/dev/null && command -v ldd >/dev/null; then
   try "a program that takes no library is said" ./mam-run -s "$work/static"
   check '[ $status -eq 3 ] && [ "$(wc -l <"$work/err")" -eq 1 ] && grep -q "not loaded: .*statically" "$work/err"'
+  try "it runs though that is not read" unread ./mam-run -s "$work/static"
+  check '[ $status -eq 3 ]'
   try "in the file too" ./mam-run -s -o "$work/said" "$work/static"
   check '[ ! -s "$work/err" ] && grep -q "not loaded" "$work/said"'
 fi
