@@ -26,8 +26,8 @@
  * The library does not know how a pool works: client.h is all that it knows of pools.
  *
  * Rules:
- *   - Before the program's first call of a hook, the library mends references that mean no hook, and keeps stderr open
- *     if a summary was asked for.  It does nothing else.
+ *   - Before the program's first call of a hook, the library mends references that mean no hook, looks which file
+ *     stderr is, and keeps it open if a summary was asked for.  It does nothing else.
  *   - No lock is held while dlopen, dlsym, dladdr or the driver is called.
  *   - An allocation that no pool serves is passed on, and the program gets the driver's answer.
  */

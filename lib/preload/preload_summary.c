@@ -153,27 +153,32 @@ static const char *nothing_counted(const char *why, bool decided) {
   return why != NULL ? why : decided ? NULL : "loaded, but no CUDA call was seen";
 }
 
+/* The file that standard error was when the program began.  Its descriptor may be another file of the program by now.
+ */
+static struct stat first_stderr;
+static bool had_stderr;
+
 /* Many programs close stderr before destructors of libraries run.  So a second descriptor of it is kept, if a summary
  * was asked for.  Its number is no less than this, so that it takes none of the small numbers that programs expect. */
 enum { KEPT_LEAST = 100 };
-static int kept_stderr = -1;  /* -1: none */
-static struct stat kept_file; /* the file that it was, see stderr_now */
+static int kept_stderr = -1; /* -1: none */
 
 __attribute__((constructor)) static void keep_stderr(void) {
   const char *summary = getenv("MAM_PRELOAD_SUMMARY"), *output = getenv("MAM_PRELOAD_OUTPUT");
-  if (summary == NULL || strcmp(summary, "none") == 0 || (output != NULL && *output != '\0'))
-    return;
-  kept_stderr = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, KEPT_LEAST);
-  if (kept_stderr >= 0 && fstat(kept_stderr, &kept_file) != 0)
-    kept_stderr = -1;
+  had_stderr = fstat(STDERR_FILENO, &first_stderr) == 0;
+  if (had_stderr && summary != NULL && strcmp(summary, "none") != 0 && (output == NULL || *output == '\0'))
+    kept_stderr = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, KEPT_LEAST);
 }
 
-/* The kept descriptor, unless the program has closed it and opened another file by its number: then standard error. */
-static int stderr_now(void) {
+static bool is_first_stderr(int fd) {
   struct stat file;
-  bool is_still = kept_stderr >= 0 && fstat(kept_stderr, &file) == 0 && file.st_dev == kept_file.st_dev &&
-                  file.st_ino == kept_file.st_ino;
-  return is_still ? kept_stderr : STDERR_FILENO;
+  return had_stderr && fstat(fd, &file) == 0 && file.st_dev == first_stderr.st_dev &&
+         file.st_ino == first_stderr.st_ino;
+}
+
+/* A descriptor of the file that standard error was.  -1 if the program has closed it. */
+static int stderr_now(void) {
+  return is_first_stderr(kept_stderr) ? kept_stderr : is_first_stderr(STDERR_FILENO) ? STDERR_FILENO : -1;
 }
 
 /* False if not all of the text is written: errno. */
@@ -187,7 +192,8 @@ static bool text_write(int fd, const char *text, size_t bytes) {
   return true;
 }
 
-/* Writes to the end of the file path, or to standard error if that is NULL.  False if not all is written: errno. */
+/* Writes to the end of the file path, or to what standard error was if that is NULL.  False if not all is written:
+ * errno. */
 static bool text_put(const char *path, const char *text, size_t bytes) {
   if (path == NULL)
     return text_write(stderr_now(), text, bytes);

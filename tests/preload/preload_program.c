@@ -227,6 +227,14 @@ static int open_waiting(const char *path) {
   return failed == NULL || *failed != 0;
 }
 
+/* Closes all descriptors but the first two.  A file of the program's gets the next one, standard error's. */
+static int reopen(const char *path) {
+  for (int fd = STDERR_FILENO; fd < 1024; fd++)
+    (void)close(fd);
+  return open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600) != STDERR_FILENO || churn() != 0 ||
+         write(STDERR_FILENO, "data\n", 5) != 5;
+}
+
 int main(int count, char **arguments) {
   const char *what = count > 1 ? arguments[1] : "";
   if (strcmp(what, "fail") == 0)
@@ -256,6 +264,8 @@ int main(int count, char **arguments) {
     return fork_child(false);
   if (strcmp(what, "open") == 0)
     return open_waiting(arguments[2]);
+  if (strcmp(what, "reopen") == 0)
+    return reopen(arguments[2]);
   if (strcmp(what, "fork-busy") == 0)
     return fork_busy(context);
   if (strcmp(what, "fork-exit") == 0)

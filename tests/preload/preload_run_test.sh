@@ -43,6 +43,10 @@ try "the summary goes to a file" ./mam-run -s -o "$work/summary" "$program" chur
 check '[ ! -s "$work/err" ] && grep -q "40 allocations" "$work/summary"'
 try "a file that takes no summary is told of" ./mam-run -s -o /dev/full "$program" churn
 check '[ $status -eq 0 ] && grep -q "the summary of process [0-9]* is lost: /dev/full: No space left" "$work/err"'
+try "a file of the program at the number of stderr takes no summary" ./mam-run -s "$program" reopen "$work/own"
+check '[ $status -eq 0 ] && [ "$(cat "$work/own")" = data ]'
+try "nor if stderr was closed before the program began" sh -c 'exec "$@" 2>&-' - ./mam-run -s "$program" reopen "$work/own"
+check '[ $status -eq 0 ] && [ "$(cat "$work/own")" = data ]'
 # unread COMMAND...: standard error is a pipe without a reader.
 unread() {
   rm -f "$work/unread" && mkfifo "$work/unread" && sh -c 'exec 3<>"$1" 2>"$1" 3>&- && shift && exec "$@"' - "$work/unread" "$@"
