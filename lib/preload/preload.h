@@ -27,7 +27,7 @@
  *
  * Rules:
  *   - Before the program's first call of a hook, the library mends references that mean no hook, looks which file
- *     stderr is, and keeps it open if a summary was asked for.  It does nothing else.
+ *     stderr is, and keeps it open if a summary was asked for, but for forked children.  It does nothing else.
  *   - No lock is held while dlopen, dlsym, dladdr or the driver is called.
  *   - An allocation that no pool serves is passed on, and the program gets the driver's answer.
  */

@@ -163,17 +163,26 @@ static bool had_stderr;
 enum { KEPT_LEAST = 100 };
 static int kept_stderr = -1; /* -1: none */
 
-__attribute__((constructor)) static void keep_stderr(void) {
-  const char *summary = getenv("MAM_PRELOAD_SUMMARY"), *output = getenv("MAM_PRELOAD_OUTPUT");
-  had_stderr = fstat(STDERR_FILENO, &first_stderr) == 0;
-  if (had_stderr && summary != NULL && strcmp(summary, "none") != 0 && (output == NULL || *output == '\0'))
-    kept_stderr = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, KEPT_LEAST);
-}
-
 static bool is_first_stderr(int fd) {
   struct stat file;
   return had_stderr && fstat(fd, &file) == 0 && file.st_dev == first_stderr.st_dev &&
          file.st_ino == first_stderr.st_ino;
+}
+
+/* A forked child may be a daemon, which closes its descriptors.  If it kept one, a program that reads its parent's
+ * stderr would not see the end. */
+static void let_stderr_go(void) {
+  if (is_first_stderr(kept_stderr))
+    (void)close(kept_stderr);
+  kept_stderr = -1;
+}
+
+__attribute__((constructor)) static void keep_stderr(void) {
+  const char *summary = getenv("MAM_PRELOAD_SUMMARY"), *output = getenv("MAM_PRELOAD_OUTPUT");
+  had_stderr = fstat(STDERR_FILENO, &first_stderr) == 0;
+  if (had_stderr && summary != NULL && strcmp(summary, "none") != 0 && (output == NULL || *output == '\0') &&
+      pthread_atfork(NULL, NULL, let_stderr_go) == 0)
+    kept_stderr = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, KEPT_LEAST);
 }
 
 /* A descriptor of the file that standard error was.  -1 if the program has closed it. */

@@ -235,12 +235,31 @@ static int reopen(const char *path) {
          write(STDERR_FILENO, "data\n", 5) != 5;
 }
 
+/* A child goes on as a daemon, which has closed its descriptors.  As long as it lives a file has its number. */
+static int become_daemon(const char *path) {
+  pid_t child = fork();
+  if (child != 0)
+    return child < 0;
+  FILE *file = fopen(path, "w");
+  if (setsid() < 0 || file == NULL || fprintf(file, "%ld\n", (long)getpid()) < 0 || fclose(file) != 0)
+    return 1;
+  for (int fd = 0; fd <= STDERR_FILENO; fd++)
+    if (close(fd) != 0 || open("/dev/null", O_RDWR) != fd)
+      return 1;
+  (void)begin();
+  int failed = churn();
+  (void)sleep(20);
+  return unlink(path) | failed;
+}
+
 int main(int count, char **arguments) {
   const char *what = count > 1 ? arguments[1] : "";
   if (strcmp(what, "fail") == 0)
     return 3;
   if (strcmp(what, "fork-early") == 0)
     return fork_early();
+  if (strcmp(what, "daemon") == 0)
+    return become_daemon(arguments[2]);
   void *context = begin();
   if (strcmp(what, "churn") == 0)
     return churn();

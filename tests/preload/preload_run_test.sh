@@ -47,6 +47,8 @@ try "a file of the program at the number of stderr takes no summary" ./mam-run -
 check '[ $status -eq 0 ] && [ "$(cat "$work/own")" = data ]'
 try "nor if stderr was closed before the program began" sh -c 'exec "$@" 2>&-' - ./mam-run -s "$program" reopen "$work/own"
 check '[ $status -eq 0 ] && [ "$(cat "$work/own")" = data ]'
+try "a daemon keeps no stderr" sh -c '"$@" 2>&1 | cat' - ./mam-run -s "$program" daemon "$work/daemon"
+check 'kill "$(cat "$work/daemon")"'
 # unread COMMAND...: standard error is a pipe without a reader.
 unread() {
   rm -f "$work/unread" && mkfifo "$work/unread" && sh -c 'exec 3<>"$1" 2>"$1" 3>&- && shift && exec "$@"' - "$work/unread" "$@"
