@@ -303,7 +303,11 @@ static char **options_take(char **words) {
 /* O_NONBLOCK: whatever the path leads to, opening it does not wait. */
 enum { OPEN_FLAGS = O_NONBLOCK | O_NOCTTY | O_CLOEXEC, OPEN_MODE = 0666 };
 
+/* A FIFO is not opened: its reader would take this process's end of it for the end of the summary. */
 static void output_check(void) {
+  struct stat status;
+  if (stat(output, &status) == 0 && S_ISFIFO(status.st_mode) && access(output, W_OK) == 0)
+    return;
   int fd = open(output, O_WRONLY | O_CREAT | O_APPEND | OPEN_FLAGS, OPEN_MODE);
   if (fd < 0)
     fail("%s cannot be written: %s", output, strerror(errno));

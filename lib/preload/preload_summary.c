@@ -201,12 +201,21 @@ static bool text_write(int fd, const char *text, size_t bytes) {
   return true;
 }
 
+/* To write to its end.  A FIFO that has no reader is an error, and is not waited for; what is written is.  -1: errno.
+ */
+static int file_open(const char *path) {
+  int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0666);
+  if (fd >= 0)
+    (void)fcntl(fd, F_SETFL, O_APPEND);
+  return fd;
+}
+
 /* Writes to the end of the file path, or to what standard error was if that is NULL.  False if not all is written:
  * errno. */
 static bool text_put(const char *path, const char *text, size_t bytes) {
   if (path == NULL)
     return text_write(stderr_now(), text, bytes);
-  int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  int fd = file_open(path);
   if (fd < 0)
     return false;
   bool written = text_write(fd, text, bytes);

@@ -61,6 +61,20 @@ try "nor does a file that may not grow, which is said" sh -c \
   "{ (ulimit -f 0; exec ./mam-run -s -o '$work/short' '$program' churn); echo status \$?; } 2>&1 | cat"
 check 'grep -qx "status 0" "$work/out" && [ ! -s "$work/short" ] &&
   grep -q "the summary of process [0-9]* is lost: $work/short: File too large" "$work/out"'
+mkfifo "$work/fifo"
+cat "$work/fifo" >"$work/read" &
+for _ in 0 1 2 3 4 5 6 7 8 9; do # until it waits for what is written
+  grep -q '(cat) S' /proc/$!/stat && break || sleep 0.1
+done
+try "the summary goes to the reader of a FIFO" timeout 60 ./mam-run -s -o "$work/fifo" "$program" churn
+wait
+check '[ $status -eq 0 ] && [ ! -s "$work/err" ] && grep -q "40 allocations" "$work/read"'
+try "a FIFO without a reader is not waited for, which is said" timeout 60 ./mam-run -s -o "$work/fifo" "$program" churn
+check '[ $status -eq 0 ] && grep -q "the summary of process [0-9]* is lost: $work/fifo: No such device" "$work/err"'
+try "nor by a shell" timeout 60 ./mam-run -s -o "$work/fifo" sh -c 'exit 7'
+check '[ $status -eq 7 ]'
+try "a pipe may be named" sh -c '{ ./mam-run -s -o /dev/fd/4 "$1" churn 4>&1 >/dev/null; } | cat' - "$program"
+check '[ $status -eq 0 ] && grep -q "40 allocations" "$work/out"'
 try "children are served too, each by itself" ./mam-run --summary --output="$work/children" -- \
   sh -c "$program churn && $program churn"
 check '[ "$(grep -c "40 allocations" "$work/children")" -eq 2 ]'
