@@ -348,7 +348,7 @@ CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
 
 /* What is at an address, for questions that the driver would answer with a whole chunk.  Blocks of other processes that
  * were opened here count as live, with id 0; blocks that the program has freed count as dead, also while a keeper has
- * them. */
+ * them.  In a forked child no block is live, and the driver is asked, which does not work there and says so. */
 static enum client_found block_at(CUdeviceptr address, struct client_block *block) {
   if (preload_depth != 0 || !preload_active())
     return CLIENT_FOREIGN;
@@ -357,7 +357,9 @@ static enum client_found block_at(CUdeviceptr address, struct client_block *bloc
     block->id = 0;
     return CLIENT_LIVE;
   }
-  return found == CLIENT_LIVE && preload_kept_freed(block) ? CLIENT_DEAD : found;
+  if (found == CLIENT_LIVE && preload_kept_freed(block))
+    found = CLIENT_DEAD;
+  return found == CLIENT_DEAD && preload_is_child() ? CLIENT_FOREIGN : found;
 }
 
 CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr address) {

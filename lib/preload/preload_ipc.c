@@ -110,9 +110,10 @@ CUresult cuIpcGetMemHandle(struct preload_ipc_handle *handle, CUdeviceptr addres
   enum client_found found = handle == NULL || preload_depth != 0 || !preload_active()
                                 ? CLIENT_FOREIGN
                                 : mam_client.block_at((uintptr_t)address, &block);
-  if (found == CLIENT_FOREIGN)
+  bool is_dead = found == CLIENT_DEAD || (found == CLIENT_LIVE && preload_kept_freed(&block));
+  if (found == CLIENT_FOREIGN || (is_dead && preload_is_child()))
     return PRELOAD_CALL(real, cuIpcGetMemHandle, handle, address);
-  if (found == CLIENT_DEAD || preload_kept_freed(&block))
+  if (is_dead)
     return cudaErrorInvalidValue;
   /* A block that lies in no chunk of cuMemAlloc is mapped memory, which has no such handle.  The driver says so. */
   bool chunked = mam_client.chunk_at(block.base, &chunk);
@@ -320,4 +321,10 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
   return result;
 }
 
-void preload_ipc_forked(void) { (void)pthread_mutex_init(&opened_lock, NULL); }
+/* What the parent has opened is no memory of the child.  The list stays as it is: another thread may have been in the
+ * middle of it. */
+void preload_ipc_forked(void) {
+  (void)pthread_mutex_init(&opened_lock, NULL);
+  all_opened = NULL;
+  atomic_store_explicit(&opened_count, 0, memory_order_relaxed);
+}

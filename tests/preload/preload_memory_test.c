@@ -900,17 +900,37 @@ END_TEST
 
 /* ---- Processes and threads ---- */
 
+/* How many questions about a block the driver does not refuse as in a forked child. */
+static int served_in_child(address_t address) {
+  enum { NOT_INITIALIZED = 3 };
+  struct ipc_handle handle;
+  address_t base = 0;
+  size_t bytes = 0;
+  return (cuMemGetAddressRange_v2(&base, &bytes, address) != NOT_INITIALIZED) +
+         (cuPointerGetAttribute(&base, RANGE_START, address) != NOT_INITIALIZED) +
+         (cuIpcGetMemHandle(&handle, address) != NOT_INITIALIZED) + (cuIpcCloseMemHandle(address) != NOT_INITIALIZED) +
+         (cuMemFree_v2(address) != NOT_INITIALIZED) + (cuMemAlloc_v2(&base, MIB) != NOT_INITIALIZED);
+}
+
 START_TEST(a_forked_child_hears_what_the_driver_says) {
-  address_t after = 0;
-  begin();
-  address_t address = allocate(MIB);
-  pid_t child = fork();
-  if (child == 0)
-    _exit(cuMemAlloc_v2(&after, MIB) == 3 && cuMemFree_v2(address) == 3 ? 0 : 1);
+  address_t addresses[] = {0, 0, 0, 0}; /* large, small, of another process, freed */
+  struct ipc_handle handle;
   int status = 1;
-  ck_assert_int_eq(waitpid(child, &status, 0), child);
-  ck_assert_int_eq(status, 0);
-  OK(cuMemFree_v2(address));
+  begin();
+  addresses[0] = allocate(MIB), addresses[1] = allocate(1000), addresses[3] = allocate(MIB);
+  OK(cuIpcGetMemHandle(&handle, addresses[0]));
+  OK(cuIpcOpenMemHandle_v2(&addresses[2], handle, 1));
+  OK(cuMemFree_v2(addresses[3]));
+  for (int i = 0; i < 4; i++) {
+    pid_t child = fork();
+    if (child == 0)
+      _exit(served_in_child(addresses[i]));
+    ck_assert_int_eq(waitpid(child, &status, 0), child);
+    ck_assert_int_eq(status, 0);
+  }
+  OK(cuIpcCloseMemHandle(addresses[2]));
+  OK(cuMemFree_v2(addresses[0]));
+  OK(cuMemFree_v2(addresses[1]));
 }
 END_TEST
 
