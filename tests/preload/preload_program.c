@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -252,12 +253,40 @@ static int become_daemon(const char *path) {
   return unlink(path) | failed;
 }
 
+/* Another process has freed most of the device.  The file by which processes find each other is removed, and is there
+ * again after a while.  Then this process, which begins now, needs the memory. */
+static int find_again(void) {
+  char path[64], byte;
+  unsigned long long address;
+  int ends[2];
+  fake_share_memory();
+  (void)snprintf(path, sizeof path, "/dev/shm/mam-preload-%u", (unsigned)geteuid());
+  pid_t other = pipe(ends) == 0 ? fork() : -1;
+  if (other == 0) {
+    (void)begin();
+    if (cuMemAlloc_v2(&address, 3072 * MIB) == 0 && cuMemFree_v2(address) == 0 && write(ends[1], "", 1) == 1)
+      (void)sleep(60);
+    _exit(1);
+  }
+  if (other < 0 || read(ends[0], &byte, 1) != 1 || unlink(path) != 0)
+    return 1;
+  for (int i = 0; i < 100 && access(path, F_OK) != 0; i++)
+    (void)usleep(100000);
+  (void)usleep(100000); /* until it has its place there */
+  (void)begin();
+  int error = cuMemAlloc_v2(&address, 3072 * MIB);
+  (void)kill(other, SIGKILL);
+  return error;
+}
+
 int main(int count, char **arguments) {
   const char *what = count > 1 ? arguments[1] : "";
   if (strcmp(what, "fail") == 0)
     return 3;
   if (strcmp(what, "fork-early") == 0)
     return fork_early();
+  if (strcmp(what, "find-again") == 0)
+    return find_again();
   if (strcmp(what, "daemon") == 0)
     return become_daemon(arguments[2]);
   void *context = begin();
