@@ -95,6 +95,9 @@ refuses 1 "No such file" nowhere
 refuses 1 "no record" nothing
 refuses 1 "neither a record nor the whole of what MAM_PoolReport gives" other.json
 refuses 1 "it is the file to read" -o small small
+echo mine >kept.html.part
+"$bench" picture -o kept.html small >told || fail "mam-bench picture -o kept.html: status $?"
+[ "$(cat kept.html.part)" = mine ] || fail "a page takes a file of another one"
 refuses 1 "No such file" -o folder/without/page.html small
 [ ! -c /dev/full ] || refuses 1 "No space left" -o /dev/full small
 # to_full_disk ARGUMENT...: status 1 and one line.

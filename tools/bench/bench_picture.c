@@ -47,9 +47,23 @@ struct output {
   char *path, *part; /* path NULL: standard output; part empty: there is no file beside */
 };
 
+/* What a name has more that is made of it: two numbers. */
+enum { part_bytes = 64 };
+
 static bool is_same_file(const struct stat *status, const char *path) {
   struct stat other;
   return stat(path, &other) == 0 && status->st_dev == other.st_dev && status->st_ino == other.st_ino;
+}
+
+/* Makes a file that was not there. */
+static FILE *part_open(struct output *output) {
+  FILE *stream = NULL;
+  errno = EEXIST;
+  for (unsigned i = 0; stream == NULL && errno == EEXIST; i++) {
+    (void)sprintf(output->part, "%s.%ld-%u.part", output->path, (long)getpid(), i);
+    stream = fopen(output->part, "wx");
+  }
+  return stream;
 }
 
 static bool output_open(struct output *output, const struct arguments *arguments) {
@@ -61,20 +75,19 @@ static bool output_open(struct output *output, const struct arguments *arguments
     return true;
   output->stream = NULL;
   output->path = malloc(strlen(path) + strlen(ending) + 1);
-  output->part = malloc(strlen(path) + strlen(ending) + sizeof ".part");
+  output->part = malloc(strlen(path) + strlen(ending) + part_bytes);
   if (output->path == NULL || output->part == NULL)
     return refuse("the host has no memory for it", "");
   (void)sprintf(output->path, "%s%s", path, ending);
-  (void)sprintf(output->part, "%s.part", output->path);
+  output->part[0] = '\0';
+  bool beside = true;
   if (lstat(output->path, &status) == 0) {
     if (is_same_file(&status, arguments->file))
       return refuse(output->path, "it is the file to read");
-    if (!S_ISREG(status.st_mode))
-      output->part[0] = '\0';
+    beside = S_ISREG(status.st_mode);
   }
-  const char *begun = output->part[0] != '\0' ? output->part : output->path;
-  output->stream = fopen(begun, "w");
-  return output->stream != NULL || refuse(begun, strerror(errno));
+  output->stream = beside ? part_open(output) : fopen(output->path, "w");
+  return output->stream != NULL || refuse(beside ? output->part : output->path, strerror(errno));
 }
 
 /* good: everything was written. */
