@@ -814,7 +814,7 @@ static void write_by_hand(void) {
   writer_close(&file, 1000000);
 }
 
-static char output[16384];
+static char output[65536];
 
 static int shell(const char *format, const char *argument) {
   char command[512];
@@ -951,6 +951,34 @@ START_TEST(a_program_s_record_can_be_replayed) {
 }
 END_TEST
 
+/* What a mark says can neither control a terminal nor fill it. */
+START_TEST(a_replay_prints_texts_as_texts) {
+  struct record_file file;
+  char text[4097];
+  memset(text, 'x', sizeof text - 1);
+  memcpy(text,
+         "\x1b]0;t\a\n\xc2\x9b"
+         "31m \xff\xc3\xa9",
+         16);
+  text[sizeof text - 1] = '\0';
+  ck_assert(writer_open(&file, path, NULL));
+  uint32_t thread = record_file_thread(&file, "one"), mark = record_file_text(&file, text);
+  uint32_t site = record_file_site(&file, "prog", 1, "\x1b[2J");
+  (void)record_file_context(&file, 1, 0);
+  record_file_event(&file, thread, &(struct record_item){.kind = RECORD_MARK, .ticks = 1, .text = mark});
+  record_file_event(&file, thread, &(struct record_item){.kind = RECORD_PUSH, .ticks = 2, .text = mark});
+  writer_allocate(&file, thread, 1000, 1 << 20, 1 << 20, site);
+  writer_close(&file, 1000000);
+  ck_assert_int_eq(bench(path), 0);
+  says("after the mark \"\\x1b]0;t\\x07\\x0a\\xc2\\x9b31m \\xff\xc3\xa9xxx");
+  says("xxx...\", in the range \"\\x1b]0;t");
+  says("1 blocks  \\x1b[2J\n");
+  for (const char *at = output; *at != '\0'; at++)
+    ck_assert(*at == '\n' || (unsigned char)*at >= ' ');
+  ck_assert_uint_lt(strlen(output), 4096);
+}
+END_TEST
+
 START_TEST(a_created_pool_is_not_the_default_pool) {
   char arguments[256];
   ck_assert_int_eq(run("created pool", path), 0);
@@ -1038,6 +1066,7 @@ int main(int argc, char **argv) {
     tcase_add_test(replays, a_replay_without_addresses_says_so);
 #endif
     tcase_add_test(replays, a_program_s_record_can_be_replayed);
+    tcase_add_test(replays, a_replay_prints_texts_as_texts);
     tcase_add_test(replays, a_created_pool_is_not_the_default_pool);
     tcase_add_test(replays, the_program_runs_within_the_limit_that_is_recommended);
   }

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "bench_peak.h"
 #include "bench_ranges.h"
 #include "bench_report.h"
+#include "bench_text.h"
 
-enum { holders_shown = 10, ranges_shown = 8, unit_bytes = 512 };
+enum { holders_shown = 10, ranges_shown = 8, characters_shown = 100, unit_bytes = 512 };
 
 static size_t whole_units(size_t bytes) {
   return bytes > SIZE_MAX - unit_bytes ? bytes : (bytes + unit_bytes - 1) / unit_bytes * unit_bytes;
@@ -78,7 +80,8 @@ static struct holder *holders_find(const struct peak *peak, const uint32_t *of_e
 }
 
 static void site_print(const void *record, uint32_t site) {
-  (void)printf("%s", ((const struct record *)record)->sites[site].name);
+  const char *name = ((const struct record *)record)->sites[site].name;
+  text_print(stdout, name, strlen(name), SIZE_MAX); /* a part of a mangled name is of no use */
 }
 
 /* The names of ranges, the outermost first. */
@@ -92,7 +95,7 @@ static void path_print(const struct record *record, const struct ranges *ranges,
     path_print(record, ranges, at->around);
     (void)printf(" / ");
   }
-  (void)printf("%.*s", (int)range_name_length(record->texts[at->name]), record->texts[at->name]);
+  text_print(stdout, record->texts[at->name], range_name_length(record->texts[at->name]), characters_shown);
 }
 
 struct paths {
@@ -160,6 +163,12 @@ void peak_print_holders(const struct peak *peak) {
 
 /* ---- When it was ------------------------------------------------------------------------------------------------- */
 
+static void quoted_print(const char *before, const char *text) {
+  (void)printf("%s\"", before);
+  text_print(stdout, text, strlen(text), characters_shown);
+  (void)printf("\"");
+}
+
 void peak_print_moment(const struct peak *peak) {
   const struct record *record = peak->record;
   const struct record_event *at = &record->events[peak->event];
@@ -181,8 +190,8 @@ void peak_print_moment(const struct peak *peak) {
   (void)printf("peak of live bytes: %s in %zu blocks, %.6f s after the beginning", text, peak->count,
                (double)at->time_ns / 1e9);
   if (mark != 0)
-    (void)printf(", after the mark \"%s\"", record->texts[mark]);
+    quoted_print(", after the mark ", record->texts[mark]);
   for (size_t i = 0; i < depth && i < ranges_shown; i++)
-    (void)printf("%s\"%s\"", i == 0 ? ", in the range " : " / ", record->texts[ranges[i]]);
+    quoted_print(i == 0 ? ", in the range " : " / ", record->texts[ranges[i]]);
   (void)printf("\n");
 }

@@ -22,6 +22,7 @@
 #include "bench_record.h"
 #include "bench_replay.h"
 #include "bench_report.h"
+#include "bench_text.h"
 
 enum { exit_usage = 2, name_bytes = 60 };
 
@@ -324,7 +325,9 @@ static bool rules_measure(const struct calls *calls, struct cost costs[rule_coun
 static void summary_print(const struct calls *calls) {
   const struct record *record = calls->record;
   double seconds = record->event_count > 0 ? (double)record->events[record->event_count - 1].time_ns / 1e9 : 0;
-  (void)printf("record of process %llu: %s\n", (unsigned long long)record->process, record->command);
+  (void)printf("record of process %llu: ", (unsigned long long)record->process);
+  text_print(stdout, record->command, strlen(record->command), SIZE_MAX);
+  (void)printf("\n");
   if (record->cut)
     (void)printf("the end of the record is missing: the program was killed, or it still runs\n");
   if (record->lost_count > 0)
