@@ -111,6 +111,8 @@ accepts exact_version -DWANTED="$version;EXACT"
 accepts version_range -DWANTED="$series...$next"
 refuses later_minor_version "$version" -DWANTED="$next"
 refuses later_major_version "$version" -DWANTED=99
+accepts optional_component -DWANTED="OPTIONAL_COMPONENTS;other"
+refuses component "no components, and so no other" -DWANTED="COMPONENTS;other"
 refuses range_before_it "$version" -DWANTED="0.0.1...<$version"
 
 # The library that is linked is the one beside the files of CMake.
