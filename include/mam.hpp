@@ -109,7 +109,12 @@ public:
     other.alignment_ = alignment;
     return other;
   }
-  place in(const unique_pool &pool, std::size_t alignment = 512) const noexcept { return in(pool.get(), alignment); }
+  /* An empty pointer is an error: it does not mean the default pool. */
+  place in(const unique_pool &pool, std::size_t alignment = 512) const {
+    if (!pool)
+      throw error(cudaErrorInvalidResourceHandle, "mam::in: the pointer owns no pool");
+    return in(pool.get(), alignment);
+  }
 
   /* The same in the order of a stream. */
   place on(cudaStream_t stream) const noexcept {
@@ -156,7 +161,7 @@ private:
 };
 
 inline place in(MAM_Pool pool, std::size_t alignment = 512) noexcept { return place().in(pool, alignment); }
-inline place in(const unique_pool &pool, std::size_t alignment = 512) noexcept { return place().in(pool, alignment); }
+inline place in(const unique_pool &pool, std::size_t alignment = 512) { return place().in(pool, alignment); }
 inline place on(cudaStream_t stream) noexcept { return place().on(stream); }
 
 /* ---- Owning pointers ---- */

@@ -195,6 +195,12 @@ void allocator_hands_out_pointers_of_another_kind() {
   EXPECT(live_in(pool) == 0);
 }
 
+void empty_pointer_is_no_pool() {
+  mam::unique_pool none;
+  EXPECT(!thrown_by<mam::error>([&none] { (void)mam::in(none); }).empty());
+  EXPECT(mam::in(MAM_Pool{}) == mam::place());
+}
+
 void cub_s_allocator_gives_errors() {
   mam::unique_pool pool = pool_of(kChunkBytes);
   mam::cub_allocator from(pool.get());
@@ -272,6 +278,7 @@ int main() {
   alignment_is_the_pool_s_or_refused();
   containers_take_their_elements_from_the_pool();
   allocator_hands_out_pointers_of_another_kind();
+  empty_pointer_is_no_pool();
   cub_s_allocator_gives_errors();
 #if defined(MAM_HAVE_PMR)
   resource_of_the_standard_serves_containers();
