@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 #include "cuda/reuse_inside.h"
 
-#include "base/library_call.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/library_call.h"
 #include "base/locked.h"
 #include "base/mutex.h"
 

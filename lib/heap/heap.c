@@ -12,8 +12,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/library_call.h"
 #include "base/error.h"
+#include "base/library_call.h"
 #include "base/locked.h"
 #include "heap/heap_host.h"
 #include "pool/pool.h"

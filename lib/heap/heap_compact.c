@@ -12,9 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/library_call.h"
 #include "base/error.h"
 #include "base/last_word.h"
+#include "base/library_call.h"
 #include "heap/compact_types.h"
 #include "heap/heap_inside.h"
 

@@ -124,8 +124,7 @@ void heap_gpu_close(struct heap_gpu *gpu) {
 /* ---- Work ---- */
 
 /* Waits for what was enqueued with that result, and leaves the context. */
-static cudaError_t finish(const struct heap_gpu *gpu, struct context_visit *visit, CUresult result,
-                          const char *what) {
+static cudaError_t finish(const struct heap_gpu *gpu, struct context_visit *visit, CUresult result, const char *what) {
   const struct driver *driver = gpu->context.driver;
   if (result == CUDA_SUCCESS)
     result = driver->cuStreamSynchronize(gpu->stream);

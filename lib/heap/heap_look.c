@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/library_call.h"
 #include "base/error.h"
+#include "base/library_call.h"
 #include "heap/heap_host.h"
 #include "heap/heap_view.h"
 

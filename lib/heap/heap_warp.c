@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/library_call.h"
 #include "base/error.h"
+#include "base/library_call.h"
 #include "heap/heap_inside.h"
 #include "mam/warp.h"
 
