@@ -356,7 +356,9 @@ static int ranges(void) {
   (void)push_wide(L"b\u20ac\U0001f600\xd800");
   (void)pop();
   (void)push_with(&one, &(struct nvtx_attributes){.message_type = 2, .message = L"c"});
-  (void)push_with(&two, &(struct nvtx_attributes){.message_type = 3, .message = add_wide(&two, L"d")});
+  static void *registered; /* for good */
+  registered = add_wide(&two, L"d");
+  (void)push_with(&two, &(struct nvtx_attributes){.message_type = 3, .message = registered});
   (void)pop_of(&one); /* not that of two, which is inside */
   (void)pop();
   (void)push_with(NULL, &(struct nvtx_attributes){.message_type = 9, .message = &one}); /* of no type that is known */
