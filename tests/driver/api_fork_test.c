@@ -121,6 +121,7 @@ static void handle(bool early) {
   if (early)
     ck_assert_int_eq(pthread_atfork(before, after_in_parent, after_in_child), 0);
   (void)use_primary(0);
+  fake_back_memory(); /* for heaps */
   OK(MAM_Create_auto());
   kept = block(1000);
   pool = pool_with(options_with(64 * MIB));
