@@ -177,15 +177,17 @@ static bool calm_is_looked_at(struct mam_pool *pool) {
   return pool->watch->calm_until_ns != 0 && pool_is_open(pool, pool->watch->calm.generation);
 }
 
+/* In a forked child no pool that has grown may be left. */
 void reaper_watch_grown(void) {
   LIBRARY_CALL;
+  int64_t until_ns;
   environment_enter();
   for (struct mam_pool *pool = pool_first(); pool != NULL; pool = pool->next)
     if (environment_watch_locked(pool) != NULL && pool_has_grown(pool))
       (calm_is_looked_at(pool) ? calm_go_on_locked : calm_begin_locked)(pool);
   if (environment_reaper.runs)
     (void)pthread_cond_broadcast(&environment_reaper.wakes);
-  else
+  else if (next_to_reap(&until_ns) != NULL)
     (void)reaper_start(); /* without it, the memory stays until a trim */
   environment_exit();
 }
