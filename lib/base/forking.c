@@ -46,11 +46,12 @@ bool fork_step_out(void) {
   return !in_child && !fork_past;
 }
 
+/* It is held already but at the first run, or after a fork from another library's fork handler. */
 static void before(void) {
-  if (fork_depth++ > 0)
-    return;
+  fork_depth++;
   fork_past = false;
-  fork_step_in();
+  if (!fork_holds)
+    fork_step_in();
 }
 
 /* In the parent and in the child.  A C library may run it for a registration that came after the fork had begun. */
