@@ -108,8 +108,10 @@ static bool segment_block_at(struct mam_pool *pool, uintptr_t address, struct cl
   uint64_t ticket = live ? atomic_load_explicit(&segment->ticket, memory_order_acquire) : 0;
   live = ticket % 2 == 1;
   if (live)
-    *block = (struct client_block){
-        .base = segment->base, .bytes = segment->as.used.requested_bytes, .id = block_id(segment->base, ticket)};
+    *block = (struct client_block){.base = segment->base,
+                                   .bytes = segment->as.used.requested_bytes,
+                                   .id = block_id(segment->base, ticket),
+                                   .generation = pool->generation};
   pool_unlock(pool);
   return live;
 }
@@ -135,7 +137,8 @@ static enum client_found block_at(uintptr_t address, struct client_block *block)
     return CLIENT_DEAD;
   *block = found;
   block->pool = pool;
-  block->generation = generation_of(pool);
+  if (in_slab)
+    block->generation = generation_of(pool);
   return CLIENT_LIVE;
 }
 

@@ -105,7 +105,7 @@ struct client {
   bool (*context_lives)(const struct reuse *reuse);
 
   /* Around a call of the driver that may end a context, NULL: the device's primary one.  No thread of the library works
-   * in it meanwhile.  The three are one call of the library. */
+   * in it meanwhile.  From begin to done is one call of the library. */
   void (*end_begin)(CUcontext context, CUdevice device, struct client_end *end);
   void (*end_done)(struct client_end *end);
 
