@@ -71,26 +71,31 @@ cudaError_t MAM_Destroy(void) {
   return error;
 }
 
-/* What is rare about MAM_CudaMalloc.  The thread's last front had nothing at hand.  Its id is asked for again: to keep
- * it would cost the quick way more. */
-static __attribute__((noinline)) cudaError_t malloc_slow(void **ptr, size_t size, const void *site) {
-  uintptr_t address;
-  if (ptr == NULL)
-    return error_set(cudaErrorInvalidValue, "MAM_CudaMalloc: ptr is NULL");
-  if (record_on() && (address = front_record_malloc(size, site, environment_id_kept())) != 0) {
-    *ptr = (void *)address;
-    return cudaSuccess;
-  }
+/* The thread's last front had nothing at hand.  Its id is asked for again: to keep it would cost the quick way more. */
+static __attribute__((noinline)) cudaError_t malloc_missed(void **ptr, size_t size, const void *site) {
   struct front_request request = {.default_id = environment_id_quick(), .size = size, .site = site, .tried = true};
   return api_malloc_until(&request, ptr);
 }
 
-cudaError_t MAM_CudaMalloc(void **ptr, size_t size) {
+/* The thread sees no front (front_at_hand), or ptr is NULL. */
+static __attribute__((noinline)) cudaError_t malloc_hidden(void **ptr, size_t size, const void *site) {
   if (ptr == NULL)
-    return malloc_slow(ptr, size, __builtin_return_address(0));
-  uintptr_t address = front_malloc_quick(front_at_hand, size, __builtin_return_address(0), environment_id_quick());
+    return error_set(cudaErrorInvalidValue, "MAM_CudaMalloc: ptr is NULL");
+  uintptr_t address = record_on() ? front_record_malloc(size, site, environment_id_quick()) : 0;
+  if (address == 0)
+    return malloc_missed(ptr, size, site);
+  *ptr = (void *)address;
+  return cudaSuccess;
+}
+
+/* A thread that sees no front does not ask for the id here: so one that records asks once. */
+cudaError_t MAM_CudaMalloc(void **ptr, size_t size) {
+  struct front *front = front_at_hand;
+  if (__builtin_expect(ptr == NULL || front == NULL, false))
+    return malloc_hidden(ptr, size, __builtin_return_address(0));
+  uintptr_t address = front_malloc_quick(front, size, __builtin_return_address(0), environment_id_quick());
   if (__builtin_expect(address == 0, false))
-    return malloc_slow(ptr, size, __builtin_return_address(0));
+    return malloc_missed(ptr, size, __builtin_return_address(0));
   *ptr = (void *)address;
   return cudaSuccess;
 }

@@ -140,7 +140,7 @@ static cudaError_t free_finish(cudaError_t error, const struct pool_emptied *emp
   return error == cudaSuccess ? ended : error;
 }
 
-static cudaError_t free_slow(uintptr_t address, enum front_freed freed) {
+static __attribute__((noinline)) cudaError_t free_slow(uintptr_t address, enum front_freed freed) {
   LIBRARY_CALL;
   struct pool_emptied emptied;
   cudaError_t error = cudaSuccess;

@@ -205,63 +205,12 @@ static CUresult ask_handle(CUcontext current, unsigned long long *id) {
 
 _Atomic(environment_ask *) environment_asked = ask_nobody;
 
-/* How a process asks that makes a record, which needs the answer twice.
- *
- * What a thread has kept is good for the record in which it was kept, and no other: a call that finds a record on and
- * an id of that record asked, in this call or before, when ids were kept already, so its own question was kept, too. */
-static environment_ask *_Atomic asked_for_record = ask_nobody;
-static _Atomic bool ids_are_kept;
-static __thread __attribute__((tls_model("initial-exec"))) uint64_t id_kept, id_kept_generation;
-
-static CUresult ask_and_keep(CUcontext current, unsigned long long *id) {
-  /* acquire, both: the driver, and the generation before the id; pair with the releases in ask_from_now_on and
-   * record_begin_cut */
-  CUresult result = atomic_load_explicit(&asked_for_record, memory_order_acquire)(current, id);
-  id_kept_generation = atomic_load_explicit(&record_generation, memory_order_acquire);
-  id_kept = result == CUDA_SUCCESS ? *id : 0;
-  return result;
-}
-
-uint64_t environment_id_kept(void) {
-  /* acquire: as in ask_and_keep */
-  return id_kept_generation == atomic_load_explicit(&record_generation, memory_order_acquire) ? id_kept : 0;
-}
-
-/* If ids come to be kept meanwhile, the exchange fails here, or that one's in environment_ids_keep does: it goes by
- * what stands in environment_asked after its own store. */
+/* Quick paths read it, so it is written only if that changes it. */
 static void ask_from_now_on(environment_ask *ask) {
-  /* acquire: pairs with the release of whoever stored it */
-  environment_ask *before = atomic_load_explicit(&environment_asked, memory_order_acquire), *next;
-  do {
-    next = ask;
-    if (record_on() || atomic_load_explicit(&ids_are_kept, memory_order_seq_cst)) {
-      atomic_store_explicit(&asked_for_record, ask, memory_order_release); /* pairs with ask_and_keep's acquire */
-      next = ask_and_keep;
-    }
-    /* seq_cst: after the load of ids_are_kept, for environment_ids_keep; the release in it pairs with the acquire in
-     * environment_id_quick */
-  } while (before != next && !atomic_compare_exchange_weak_explicit(&environment_asked, &before, next,
-                                                                    memory_order_seq_cst, memory_order_acquire));
-}
-
-void environment_ids_keep(void) {
-  atomic_store_explicit(&ids_are_kept, true, memory_order_seq_cst); /* see ask_from_now_on */
-  environment_ask *before = atomic_load_explicit(&environment_asked, memory_order_seq_cst);
-  while (before != ask_and_keep) {
-    atomic_store_explicit(&asked_for_record, before, memory_order_release); /* pairs with ask_and_keep's acquire */
-    if (atomic_compare_exchange_weak_explicit(&environment_asked, &before, ask_and_keep, memory_order_seq_cst,
-                                              memory_order_seq_cst))
-      break;
-  }
-}
-
-void environment_ids_pass(void) {
-  environment_ask *before = ask_and_keep;
-  atomic_store_explicit(&ids_are_kept, false, memory_order_seq_cst);
-  environment_ask *ask = atomic_load_explicit(&asked_for_record, memory_order_acquire); /* as in ask_and_keep */
-  /* If another thread has stored a function of its own, that stays. */
-  (void)atomic_compare_exchange_strong_explicit(&environment_asked, &before, ask, memory_order_seq_cst,
-                                                memory_order_relaxed);
+  /* relaxed: a stale answer costs a store.  release: the driver as it is loaded; pairs with the acquire in
+   * environment_id_quick */
+  if (atomic_load_explicit(&environment_asked, memory_order_relaxed) != ask)
+    atomic_store_explicit(&environment_asked, ask, memory_order_release);
 }
 
 cudaError_t environment_id_now(uint64_t *id) {

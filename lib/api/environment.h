@@ -70,13 +70,6 @@ static inline uint64_t environment_id_quick(void) {
   return __builtin_expect(result == CUDA_SUCCESS, true) ? id : 0;
 }
 
-/* Where calls are recorded: what environment_id_quick has told the thread last, in this record; 0 if nothing. */
-uint64_t environment_id_kept(void);
-
-/* Before a record that a call begins, and after it: whether threads keep what they are told. */
-void environment_ids_keep(void);
-void environment_ids_pass(void);
-
 /* The id of the default pool that the calling thread means now; 0 if it has no current context that lives. */
 cudaError_t environment_id_now(uint64_t *id);
 

@@ -43,7 +43,6 @@ cudaError_t MAM_RecordBegin(const char *path) {
   environment_enter();
   cudaError_t error = record_begin_file(path);
   if (error == cudaSuccess) {
-    environment_ids_keep();
     pool_before_fork();
     record_begin_cut();
     pools_list_live(&live);
@@ -59,8 +58,6 @@ cudaError_t MAM_RecordEnd(void) {
   LIBRARY_CALL;
   environment_enter();
   cudaError_t error = record_end_file();
-  if (!record_on())
-    environment_ids_pass();
   environment_exit();
   return error;
 }

@@ -175,9 +175,8 @@ void record_begin_cut(void) {
   atomic_store_explicit(&recording.lost_count, 0, memory_order_relaxed);
   recording.unloads = site_unloads();
   recording.begin_ticks = clock_after() - recording.ticks_base;
-  /* release, both: what was prepared, and that ids are kept; pair with the acquires in environment_id_kept and
-   * record_on */
-  atomic_fetch_add_explicit(&record_generation, 1, memory_order_release);
+  recording.generation++;
+  /* release: what was prepared; pairs with the acquire in record_on */
   atomic_store_explicit(&record_state, RECORD_ON, memory_order_release);
 }
 

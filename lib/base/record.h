@@ -59,9 +59,6 @@ struct record_call {
 enum record_state { RECORD_UNDECIDED, RECORD_OFF, RECORD_ON };
 extern _Atomic(unsigned char) record_state __attribute__((visibility("hidden")));
 
-/* Counts the records that calls began. */
-extern _Atomic uint64_t record_generation __attribute__((visibility("hidden")));
-
 /* Reads MAM_RECORD.  It runs the dynamic linker: the caller holds no lock.  When the library is loaded, and before the
  * first call in any case. */
 void record_set_up(void);

@@ -11,7 +11,6 @@
 #include "base/record_site.h"
 
 _Atomic(unsigned char) record_state;
-_Atomic uint64_t record_generation;
 
 pthread_mutex_t record_lock = PTHREAD_MUTEX_INITIALIZER;
 struct recording recording;
@@ -185,12 +184,11 @@ bool recorder_drain_locked(struct recorder *recorder, bool drops) {
   uint64_t read = atomic_load_explicit(&recorder->read, memory_order_relaxed); /* relaxed: written under this lock */
   /* acquire: the slots; pairs with the release in put */
   uint64_t written = atomic_load_explicit(&recorder->written, memory_order_acquire);
-  uint64_t generation = atomic_load_explicit(&record_generation, memory_order_relaxed); /* relaxed: as read */
   if (read == written)
     return false;
-  if (!drops && (recorder->number == NUMBER_UNKNOWN || recorder->file != generation)) {
+  if (!drops && (recorder->number == NUMBER_UNKNOWN || recorder->file != recording.generation)) {
     recorder->number = record_file_thread(&recording.file, recorder->name);
-    recorder->file = generation;
+    recorder->file = recording.generation;
     recorder->range_count = 0;
     detail_number_locked(recorder);
   }

@@ -80,6 +80,7 @@ extern struct recording { /* under record_lock, but for what record_prepare writ
   uint64_t run;         /* the process that the run began with (MAM_RECORD_PROCESS), 0 if MAM_RECORD is not set */
   bool open, by_call;   /* the file is; MAM_RecordBegin made it */
   _Atomic bool writes;  /* a thread writes; relaxed: without it, the rings' own threads do */
+  uint64_t generation;  /* counts the records that calls began */
   uint64_t begin_ticks; /* when record_begin_cut was, 0 without it: no event is earlier */
   struct record_file file;
   struct recorder *recorders;
