@@ -122,7 +122,7 @@ static void range_end_locked(struct recorder *recorder, uint64_t ticks, uint64_t
 static void slot_encode_locked(struct recorder *recorder, const struct slot *slot) {
   lock_held(&record_lock);
   unsigned kind = slot->when & ((1 << SLOT_KIND_BITS) - 1);
-  uint64_t ticks = slot->when >> SLOT_KIND_BITS;
+  uint64_t ticks = (slot->when - (recording.ticks_base << SLOT_KIND_BITS)) >> SLOT_KIND_BITS;
   uint32_t device = (uint32_t)slot->c;
   if (kind == SLOT_DETAIL) {
     recorder->told = *slot;

@@ -22,6 +22,9 @@
 /* A ring of 1 MiB: in a tight loop it lasts for some 300 us. */
 enum { RING_SLOTS = 32768 };
 
+/* How far ahead of the thread its ring is fetched: behind the end, into as many slots that are not used. */
+enum { RING_FETCH = 48 };
+
 enum { NUMBER_UNKNOWN = UINT32_MAX };
 
 /* What a slot holds, beside the events of enum record_kind. */
@@ -38,7 +41,7 @@ enum slot_kind { SLOT_GONE = RECORD_KINDS, SLOT_DETAIL, SLOT_KIND_BITS = 4 };
  *   gone             address          bytes
  *   detail           stream           tag               context      ticks: 1 on a stream */
 struct slot {
-  uint64_t when; /* ticks << SLOT_KIND_BITS | kind */
+  uint64_t when; /* ticks of the clock << SLOT_KIND_BITS | kind */
   uint64_t a, b, c;
 };
 
@@ -68,7 +71,7 @@ struct recorder {
   size_t range_count, range_room;
   struct recorder *next;
   char name[32];
-  struct slot slots[RING_SLOTS];
+  struct slot slots[RING_SLOTS + RING_FETCH];
 };
 
 extern pthread_mutex_t record_lock __attribute__((visibility("hidden")));

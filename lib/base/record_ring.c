@@ -16,9 +16,6 @@ enum { FAST_NS = 700 };
  * writes on: with half of the ring left for that, it often found the ring full and waited. */
 enum { RING_WAKE = RING_SLOTS / 4 };
 
-/* How far ahead of the thread its ring is fetched. */
-enum { FETCH_SLOTS = 48 };
-
 static const uint64_t NO_CONTEXT = UINT64_MAX;
 
 static uint64_t fast_ticks; /* FAST_NS, roughly */
@@ -128,17 +125,16 @@ static inline void fetch_to_write(struct slot *slot) {
 
 static inline void put(struct recorder *recorder, struct slot slot) {
   uint64_t written = atomic_load_explicit(&recorder->written, memory_order_relaxed); /* relaxed: this thread's */
-  recorder->slots[written % RING_SLOTS] = slot;
-  fetch_to_write(&recorder->slots[(written + FETCH_SLOTS) % RING_SLOTS]);
+  struct slot *place = &recorder->slots[written % RING_SLOTS];
+  *place = slot;
+  fetch_to_write(place + RING_FETCH);
   /* release: the slot; pairs with the acquire in recorder_drain_locked */
   atomic_store_explicit(&recorder->written, ++written, memory_order_release);
   if (__builtin_expect(written >= atomic_load_explicit(&recorder->limit, memory_order_relaxed), false))
     ring_look(recorder, written);
 }
 
-static inline uint64_t when(uint64_t ticks, unsigned kind) {
-  return (ticks - recording.ticks_base) << SLOT_KIND_BITS | kind;
-}
+static inline uint64_t when(uint64_t ticks, unsigned kind) { return ticks << SLOT_KIND_BITS | kind; }
 
 static __attribute__((noinline)) void detail_put(struct recorder *recorder, const struct record_call *call) {
   recorder->detail = *call;
@@ -153,12 +149,16 @@ static inline uint64_t seen(struct recorder *recorder, uint64_t ticks) {
   return recorder->last = ticks > last ? ticks : last;
 }
 
+/* Whether the thread has told so much of the call. */
+static inline bool detail_is(const struct recorder *recorder, const struct record_call *call) {
+  const struct record_call *known = &recorder->detail;
+  return known->context == call->context && known->tag == call->tag && known->stream == call->stream &&
+         known->on_stream == call->on_stream;
+}
+
 static inline void request_put(struct recorder *recorder, uint64_t ticks, enum record_kind kind, uintptr_t address,
                                const struct record_call *call) {
-  const struct record_call *known = &recorder->detail;
-  if (__builtin_expect(known->context != call->context || known->tag != call->tag || known->stream != call->stream ||
-                           known->on_stream != call->on_stream,
-                       false))
+  if (__builtin_expect(!detail_is(recorder, call), false))
     detail_put(recorder, call);
   put(recorder, (struct slot){when(ticks, kind), address, call->size, (uintptr_t)call->site});
 }
@@ -170,10 +170,13 @@ void record_allocated(uintptr_t address, const struct record_call *call) {
     request_put(recorder, seen(recorder, ticks), RECORD_ALLOCATE, address, call);
 }
 
-void record_allocated_quick(uintptr_t address, uint64_t size, const void *site, uint64_t context, bool on_stream,
-                            uintptr_t stream) {
+/* What is not so mostly: the thread has no ring, it looks at the clock, or the detail is another one.  Out of line,
+ * here and in freed_first: then the quick way saves no registers. */
+static __attribute__((noinline)) void allocated_else(uintptr_t address, uint64_t size, const void *site,
+                                                     uint64_t context, bool on_stream, uintptr_t stream) {
+  struct record_call call = {.size = size, .context = context, .site = site, .on_stream = on_stream, .stream = stream};
   struct recorder *recorder = recorder_get();
-  if (__builtin_expect(recorder == NULL, false))
+  if (recorder == NULL)
     return;
   bool visited = atomic_load_explicit(&recorder->visited, memory_order_relaxed);
   uint64_t ticks = recorder->last;
@@ -181,14 +184,24 @@ void record_allocated_quick(uintptr_t address, uint64_t size, const void *site, 
     ticks = seen(recorder, clock_before());
   else
     recorder->fast = false;
-  if (__builtin_expect(visited, false))
+  if (visited)
     atomic_store_explicit(&recorder->visited, false, memory_order_relaxed);
-  const struct record_call *known = &recorder->detail;
-  if (__builtin_expect(known->context != context || known->stream != stream || known->on_stream != on_stream ||
-                           known->tag != NULL,
-                       false))
-    detail_put(recorder, &(struct record_call){.context = context, .stream = stream, .on_stream = on_stream});
-  put(recorder, (struct slot){when(ticks, RECORD_ALLOCATE), address, size, (uintptr_t)site});
+  request_put(recorder, ticks, RECORD_ALLOCATE, address, &call);
+}
+
+void record_allocated_quick(uintptr_t address, uint64_t size, const void *site, uint64_t context, bool on_stream,
+                            uintptr_t stream) {
+  struct record_call call = {.context = context, .on_stream = on_stream, .stream = stream};
+  struct recorder *recorder = recorder_mine;
+  if (__builtin_expect(recorder == NULL || !recorder->fast ||
+                           atomic_load_explicit(&recorder->visited, memory_order_relaxed) ||
+                           !detail_is(recorder, &call),
+                       false)) {
+    allocated_else(address, size, site, context, on_stream, stream);
+    return;
+  }
+  recorder->fast = false;
+  put(recorder, (struct slot){when(recorder->last, RECORD_ALLOCATE), address, size, (uintptr_t)site});
 }
 
 void record_refused(const struct record_call *call) {
@@ -198,10 +211,18 @@ void record_refused(const struct record_call *call) {
     request_put(recorder, seen(recorder, ticks), RECORD_REFUSED, 0, call);
 }
 
+static __attribute__((noinline)) void freed_first(uint64_t before, uintptr_t address, bool on_stream,
+                                                  uintptr_t stream) {
+  if (recorder_make() != NULL)
+    record_freed(before, address, on_stream, stream);
+}
+
 void record_freed(uint64_t before, uintptr_t address, bool on_stream, uintptr_t stream) {
-  struct recorder *recorder = recorder_get();
+  struct recorder *recorder = recorder_mine;
   if (__builtin_expect(recorder != NULL, true))
     put(recorder, (struct slot){when(seen(recorder, before), RECORD_FREE), address, stream, on_stream});
+  else
+    freed_first(before, address, on_stream, stream);
 }
 
 /* Inside of a call, whose free may have an earlier time: so it is not the thread's last. */
