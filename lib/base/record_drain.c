@@ -192,11 +192,14 @@ bool recorder_drain_locked(struct recorder *recorder, bool drops) {
     recorder->range_count = 0;
     detail_number_locked(recorder);
   }
-  for (; read != written; read++)
+  for (; read != written; read++) {
+    const struct slot *slot = &recorder->slots[read % RING_SLOTS];
+    __builtin_prefetch(slot + RING_FETCH); /* the thread's processor has it */
     if (drops)
-      slot_drop(recorder, &recorder->slots[read % RING_SLOTS]);
+      slot_drop(recorder, slot);
     else
-      slot_encode_locked(recorder, &recorder->slots[read % RING_SLOTS]);
+      slot_encode_locked(recorder, slot);
+  }
   /* release: the slots may be written again; pairs with the acquire in ring_look */
   atomic_store_explicit(&recorder->read, read, memory_order_release);
   atomic_store_explicit(&recorder->visited, true, memory_order_relaxed);
