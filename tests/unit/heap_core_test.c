@@ -431,6 +431,39 @@ START_TEST(long_runs_over_the_end_of_a_part_are_found) {
 }
 END_TEST
 
+/* A long run is the first one that a plain search from the same page on finds, in maps with rows of many lengths. */
+START_TEST(long_runs_are_the_first_ones) {
+  enum { LONGEST = 1500 };
+  struct mam__area area = begin_searches();
+  for (unsigned round = 0; round < 3000; round++) {
+    ck_assert_uint_eq(mam__run_take_at(0, SEARCHED_PAGES, &area), SEARCHED_PAGES);
+    mam__u32 row_most = 1u << (1 + random_below(11)), gap_most = 1u << random_below(11);
+    for (mam__u32 page = random_below(gap_most); page < SEARCHED_PAGES;) {
+      mam__u32 row = 1 + random_below(row_most);
+      row = row < SEARCHED_PAGES - page ? row : SEARCHED_PAGES - page;
+      mam__pages_release(area, page, row);
+      page += row + 1 + random_below(gap_most);
+    }
+    mam__u32 count = 65 + random_below(LONGEST), start = random_below(SEARCHED_PAGES - 128);
+    mam__u32 last = start / 64 + 1 + random_below(SEARCHED_PAGES / 64 - start / 64), found = MAM__NO_PAGE;
+    for (mam__u32 page = start, row = 0; page < SEARCHED_PAGES && found == MAM__NO_PAGE; page++) {
+      row = (mam__area_pages(area)[page / 64] >> page % 64 & 1) == 0 ? row + 1 : 0;
+      if (row == count)
+        found = page + 1 - count < last * 64 ? page + 1 - count : SEARCHED_PAGES;
+    }
+    struct mam__tried tried = mam__run_take_long(&area, count, start, last);
+    ck_assert_uint_eq(tried.page, found == SEARCHED_PAGES ? MAM__NO_PAGE : found);
+    if (tried.page != MAM__NO_PAGE) {
+      ck_assert_uint_eq(tried.got, count);
+      mam__pages_release(area, tried.page, count);
+    }
+    for (mam__u32 page = 0; page < SEARCHED_PAGES; page++)
+      if ((mam__area_pages(area)[page / 64] >> page % 64 & 1) != 0)
+        mam__pages_release(area, page, 1);
+  }
+}
+END_TEST
+
 /* Lengths are rounded down to codes for what is searched, and up for what is missing. */
 START_TEST(codes_of_lengths_are_close) {
   for (mam__u32 pages = 1; pages <= 3 * MAM__SHORT_LONGEST; pages++) {
@@ -686,6 +719,7 @@ int main(void) {
   tcase_add_test(tests, a_try_takes_what_is_there);
   tcase_add_loop_test(tests, runs_over_the_end_of_a_part_are_found, 0, 2);
   tcase_add_loop_test(tests, long_runs_over_the_end_of_a_part_are_found, 0, 2);
+  tcase_add_test(tests, long_runs_are_the_first_ones);
   tcase_add_test(tests, codes_of_lengths_are_close);
   tcase_add_test(tests, a_run_waits_for_a_sweep_of_others);
   tcase_add_test(tests, one_free_chunk_is_found_behind_many_old_hints);

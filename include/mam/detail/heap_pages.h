@@ -33,26 +33,26 @@ MAM__OUTLINE void mam__pages_clear(struct mam__area area, mam__u32 index, mam__u
     mam__word_back(area, index);
 }
 
+/* Gives back a run of pages that the caller owns.  All its words are under way together. */
 MAM__OUTLINE void mam__pages_release(MAM__TAG(2) struct mam__area area, mam__u32 page, mam__u32 count) {
-  area.base = 0; /* what is not used need not be kept over the calls */
-  MAM__LOOP
-  while (count != 0) {
-    MAM__FORGET(area.page_count);
-    mam__u32 from = page & 63, here = 64 - from < count ? 64 - from : count;
-    if (from == 0 && count >= 128) {
-      mam__u32 words = count >> 6;
-      here = words << 6;
-      MAM__LOOP
-      for (mam__u32 i = 0; i < words; i++) /* release: as in mam__pages_clear.  No other thread changes these words. */
-        (void)mam__exchange_release_u64(&mam__area_pages(area)[(page >> 6) + i], 0);
-      MAM__OUT_OF_SIGHT(mam__map_words_opened)(mam__area_pages(area), mam__area_map_words(area), page >> 6, words);
-      if (MAM__OUT_OF_SIGHT(mam__words_matter)(page >> 6, words, area))
-        MAM__OUT_OF_SIGHT(mam__pages_returned)(page >> 6, words, area);
-    } else
-      MAM__OUT_OF_SIGHT(mam__pages_clear)(area, page >> 6, mam__run_bits(here, from));
-    page += here;
-    count -= here;
+  mam__u32 index = page >> 6, words = ((page + count + 63) >> 6) - index;
+  mam__u64 *map = mam__area_pages(area), first = ~(MAM__FULL_WORD << (page & 63)),
+           last = MAM__FULL_WORD << ((page + count) & 63);
+  if (count == 0)
+    return;
+  if (words == 1) {
+    MAM__OUT_OF_SIGHT(mam__pages_clear)(area, index, mam__run_bits(count, page & 63));
+    return;
   }
+  mam__barrier(); /* release, and not acquire: no other thread changes these bits, and the looks have a barrier */
+  (void)mam__and_after_barrier_u64(&map[index], first);
+  (void)mam__and_after_barrier_u64(&map[index + words - 1], ((page + count) & 63) != 0 ? last : 0);
+  MAM__LOOP
+  for (mam__u32 i = 1; i < words - 1; i++)
+    (void)mam__exchange_after_barrier_u64(&map[index + i], 0);
+  MAM__OUT_OF_SIGHT(mam__map_words_opened)(map, mam__area_map_words(area), index, words);
+  if (MAM__OUT_OF_SIGHT(mam__words_matter)(index, words, area))
+    MAM__OUT_OF_SIGHT(mam__pages_returned)(index, words, area);
 }
 
 /* ---- Runs within two words ---- */
@@ -147,59 +147,64 @@ MAM__INLINE void mam__run_undo(mam__u32 page, mam__u32 got, mam__u32 count, cons
     MAM__OUT_OF_SIGHT(mam__words_behind)((page + got) >> 6, count - got, area);
 }
 
-/* How far away the first word of the page map is, of up to seven from a word on, in which a run of more than 64 pages
- * may begin: its last page is free, and so are the pages of the next word that `next` names.  7 if there is none; 8 if
- * all pages of eight words are taken.  left: how many words there are.  Calls nothing. */
-MAM__OUTLINE mam__u32 mam__long_look(const mam__u64 *words, mam__u32 left, mam__u64 next) {
-  mam__u64 seen[MAM__AHEAD], open = 0;
-  mam__u32 fits = 1u << (MAM__AHEAD - 1);
-  MAM__UNROLL
-  for (mam__u32 i = 0; i < MAM__AHEAD; i++) {
-    seen[i] = mam__load_relaxed_if_u64(i < left, &words[i], MAM__FULL_WORD);
-    open |= ~seen[i];
-  }
-  MAM__UNROLL
-  for (mam__u32 i = 0; i < MAM__AHEAD - 1; i++)
-    fits |= (mam__u32)(seen[i] >> 63 == 0 && (seen[i + 1] & next) == 0) << i;
-  return open != 0 ? mam__lowest_u32(fits) : (mam__u32)MAM__AHEAD;
-}
-
 /* Where a long run was tried: from page on, of which so many pages were taken. */
 struct mam__tried {
   mam__u32 page, got;
 };
+
+/* What a look at eight words of the page map found. */
+struct mam__row {
+  mam__u32 page;  /* where the first row of so many free pages begins; MAM__NO_PAGE: there is none */
+  mam__u32 start; /* where the row begins that goes on behind the words */
+  mam__u32 full;  /* whether all pages are taken */
+};
+
+/* Looks for count free pages in a row that begins at page start or behind it.  words: eight of the page map, of which
+ * `left` are there.  begin: their first page.  start is in the first word, or a row leads from there to the words. */
+MAM__OUTLINE struct mam__row mam__row_look(const mam__u64 *words, mam__u32 left, mam__u32 begin, mam__u32 count,
+                                           mam__u32 start) {
+  mam__u64 seen[MAM__AHEAD], open = 0;
+  struct mam__row row = {MAM__NO_PAGE, start, 0};
+  MAM__UNROLL
+  for (mam__u32 i = 0; i < MAM__AHEAD; i++)
+    seen[i] = mam__load_relaxed_if_u64(i < left, &words[i], MAM__FULL_WORD);
+  if (start > begin)
+    seen[0] |= mam__run_bits(start - begin, 0); /* this part of the word has been tried */
+  MAM__UNROLL
+  for (mam__u32 i = 0; i < MAM__AHEAD; i++) {
+    mam__u32 free = seen[i] != 0 ? mam__lowest_u64(seen[i]) : 64;
+    if (row.page == MAM__NO_PAGE && begin + 64 * i + free >= row.start + count)
+      row.page = row.start;
+    if (seen[i] != 0)
+      row.start = begin + 64 * (i + 1) - mam__leading_zeros_u64(seen[i]);
+    open |= ~seen[i];
+  }
+  row.full = open == 0;
+  return row;
+}
 
 /* Takes a run of more than 64 pages that begins at page start or behind it, and before word last.  If it does not get
  * the first one that it tries whole, the caller calls mam__run_undo.  page is MAM__NO_PAGE if it tried none. */
 MAM__OUTLINE struct mam__tried mam__run_take_long(MAM__TAG(3) const struct mam__area *area, mam__u32 count,
                                                   mam__u32 start, mam__u32 last) {
   struct mam__tried tried = {MAM__NO_PAGE, 0};
+  mam__u32 index = start >> 6;
   MAM__LOOP
-  for (mam__u32 index = start >> 6; start < last << 6 && index < mam__area_map_words(*area); index++) {
-    if (start >= index << 6) { /* no row of free pages leads here */
-      mam__u32 further = MAM__OUT_OF_SIGHT(mam__long_look)(
-          &mam__area_pages(*area)[index], mam__area_map_words(*area) - index, count < 128 ? 1 : MAM__FULL_WORD);
-      if (further == MAM__AHEAD) {
-        index = MAM__OUT_OF_SIGHT(mam__map_next)(mam__area_pages(*area), mam__area_map_words(*area), index + further);
-        start = index-- << 6;
-        continue;
-      }
-      index += further;
-      start = start < index << 6 ? index << 6 : start;
-      if (index >= last)
-        break;
+  while (start < last << 6 && index < mam__area_map_words(*area)) {
+    struct mam__row row = MAM__OUT_OF_SIGHT(mam__row_look)(
+        &mam__area_pages(*area)[index], mam__area_map_words(*area) - index, index << 6, count, start);
+    MAM__FORGET_ADDRESS(area);
+    if (row.page < last << 6) {
+      tried.page = row.page;
+      tried.got = mam__run_take_at(row.page, count, area);
+      break;
     }
-    mam__u32 begin = index << 6;
-    mam__u64 word = mam__load_relaxed_u64(&mam__area_pages(*area)[index]);
-    if (start > begin)
-      word |= mam__run_bits(start - begin, 0); /* this part of the word has been tried */
-    if (begin + (word != 0 ? mam__lowest_u64(word) : 64) < start + count) {
-      start = word != 0 ? begin + 64 - mam__leading_zeros_u64(word) : start;
-      continue;
+    index += MAM__AHEAD;
+    start = row.start;
+    if (row.full != 0) {
+      index = MAM__OUT_OF_SIGHT(mam__map_next)(mam__area_pages(*area), mam__area_map_words(*area), index);
+      start = index << 6;
     }
-    tried.page = start;
-    tried.got = mam__run_take_at(start, count, area);
-    break;
   }
   return tried;
 }

@@ -297,7 +297,9 @@ MAM__INLINE void mam__word_back(struct mam__area area, mam__u32 index) {
 }
 MAM__OUTLINE void mam__word_returned(mam__u32 index, struct mam__area area) { mam__word_back(area, index); }
 MAM__OUTLINE void mam__pages_returned(mam__u32 index, mam__u32 words, struct mam__area area) {
-  mam__parts_back(area, mam__run_part(mam__area_pages(area), index), (index + words - 1) >> 6, MAM__SHORT_MOST);
+  const mam__u64 *map = mam__area_pages(area);
+  mam__u32 run = words <= 2 ? mam__run_longest(map, mam__area_map_words(area), index) : (mam__u32)MAM__SHORT_MOST;
+  mam__parts_back(area, mam__run_part(map, index), (index + words - 1) >> 6, run);
 }
 
 #endif /* MAM_DETAIL_HEAP_SHORTAGE_H */
