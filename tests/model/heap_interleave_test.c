@@ -232,6 +232,7 @@ static uint64_t memory_hash(void) {
     hash = interleave_mix(hash, model->control->missing[number]);
   hash = interleave_mix(hash, model->control->mode | (uint64_t)model->control->sweep_next << 8 |
                                   (uint64_t)model->control->sweep_done << 32);
+  hash = interleave_mix(hash, model->control->kept_end);
   for (unsigned i = 0; i < MAM__OPENINGS; i++)
     hash = interleave_mix(hash, model->control->opening[i]);
   return interleave_mix(hash, mam__cursors(model->control)[0]);
@@ -519,6 +520,52 @@ static void try_a_long_run(void) {
     violation = "the word was taken";
 }
 static void search_forty(void) { search_pages(40); }
+
+/* Three words of the page map are a run, the others are another one. */
+static void a_run_of_three_words(void) {
+  lazy();
+  mam__u32 pages = model->control->superblocks[0].page_count;
+  prepared[0] = (void *)(uintptr_t)mam__run_malloc(model->control, 192 * MAM__PAGE_BYTES, 0);
+  prepared[1] = (void *)(uintptr_t)mam__run_malloc(model->control, (mam__u64)(pages - 192) * MAM__PAGE_BYTES, 0);
+  if (prepared[0] == NULL || prepared[1] == NULL)
+    ck_abort_msg("there was room");
+}
+static void three_kept_words(void) {
+  a_run_of_three_words();
+  free_prepared(0);
+  if (heap_model_free_pages(model) != 0)
+    ck_abort_msg("the words are not kept");
+  patience = 1000;
+}
+static void hold_run(mam__u32 page, mam__u32 count) {
+  struct mam__area area = model->control->superblocks[0];
+  if (page == MAM__NO_PAGE)
+    return;
+  mam__store_relaxed_u16(&mam__area_entries(area)[page], MAM__ENTRY_RUN);
+  mam__store_relaxed_u64(&area.words[page * MAM__PAGE_WORDS], mam__run_word(count));
+  hold((void *)(uintptr_t)mam__area_address(area, page));
+}
+/* A request in need of three pages.  It ends that words are kept. */
+static void claim_kept(void) { hold_run(mam__kept_claim(model->control, 3), 3); }
+/* A request for a long run, before it searches. */
+static void take_kept(void) {
+  (void)mam__add_relaxed_u32(&model->control->opening[MAM__HEAP_KINDS], 1);
+  hold_run(mam__run_take_kept(model->control, &model->control->superblocks[0], 128), 128);
+  (void)mam__add_acq_rel_u32(&model->control->opening[MAM__HEAP_KINDS], ~0u);
+}
+static void no_more_kept_words(void) {
+  three_kept_words();
+  model->control->kept_end = MAM__KEPT_DONE - 1;
+}
+static void give_kept_back(void) {
+  (void)mam__add_relaxed_u32(&model->control->opening[MAM__HEAP_KINDS], 1);
+  (void)mam__kept_drain(model->control, model->control->superblocks[0]);
+  (void)mam__add_acq_rel_u32(&model->control->opening[MAM__HEAP_KINDS], ~0u);
+}
+static void two_claims(void) {
+  if (threads[0].count + threads[1].count == 0)
+    violation = "words that were kept serve no request";
+}
 static void free_run(void) { free_prepared(0); }
 static void free_twice(void) {
   static const char *const both = "two frees of one block both succeeded";
@@ -649,6 +696,11 @@ static const struct scenario wide_scenarios[] = {
 /* The page map has four words. */
 static const struct scenario long_scenarios[] = {
     {"words that are given back against a search", 2, words_behind_a_taken_one, {try_a_long_run, search_forty}, NULL},
+    {"a run that is kept against the end of that", 2, a_run_of_three_words, {free_0, claim_kept}, NULL},
+    {"two that end that words are kept", 2, three_kept_words, {claim_kept, claim_kept}, two_claims},
+    {"a long run of kept words against the end of that", 2, three_kept_words, {take_kept, claim_kept}, NULL},
+    {"a request in need against a long one that helps", 2, three_kept_words, {need_run, take_kept}, NULL},
+    {"a request in need against one that gives back", 2, no_more_kept_words, {need_run, give_kept_back}, NULL},
 };
 
 /* The page map has two parts. */

@@ -549,7 +549,9 @@ START_TEST(a_run_waits_for_a_sweep_of_others) {
     if (word % model->control->home_count != 0)
       mam__pages_release(area, word * 64, SEARCHED_PAGES - word * 64 < 64 ? SEARCHED_PAGES - word * 64 : 64);
   model->control->mode = MAM__MODE_SWEEPING; /* another thread has the last word in its hands */
-  model->control->sweep_next = model->control->sweep_done = words;
+  model->control->sweep_next = words;
+  model->control->sweep_done = words - 1;
+  model->control->kept_end = MAM__KEPT_DONE;
   happens = end_of_the_sweep;
   rests = 1000;
   ck_assert_ptr_nonnull(heap_model_malloc(model, 12 * MAM__PAGE_BYTES, 0));

@@ -108,11 +108,10 @@ MAM__INLINE void mam__area_clear(struct mam__area area, mam__u64 rank, mam__u64 
   for (mam__u64 i = rank; i < mam__area_map_words(area); i += count)
     mam__area_moved(area)[i] = 0;
   MAM__LOOP
-  for (mam__u64 i = rank; i < mam__map_words(mam__area_kept_words(area)); i += count)
+  for (mam__u64 i = rank; i < mam__area_part_count(area); i += count) {
     mam__area_kept(area)[i] = MAM__FULL_WORD;
-  MAM__LOOP
-  for (mam__u64 i = rank; i < mam__area_kept_words(area); i += count)
     mam__area_parts(area)[i] = 0;
+  }
   MAM__LOOP
   for (mam__u64 i = rank; i < area.page_count; i += count)
     mam__area_entries(area)[i] = 0;
@@ -132,7 +131,8 @@ MAM__INLINE void mam__slots_clear(struct mam__heap_control *control, mam__u64 ra
   if (rank == 0) {
     control->mode = heap->lazy ? MAM__MODE_LAZY : MAM__MODE_WATCHED;
     control->sweep_next = control->sweep_done = 0;
-    control->run_cursor = control->kept_cursor = control->kept_end = 0;
+    control->run_cursor = control->kept_cursor = 0;
+    control->kept_end = heap->lazy ? 0 : ~0u;
     control->parked = 0;
     control->parks_held = 0;
   }

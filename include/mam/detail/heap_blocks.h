@@ -44,9 +44,15 @@ MAM__INLINE void mam__run_keep(struct mam__heap_control *control, struct mam__ar
   MAM__OUT_OF_SIGHT(mam__pages_release)(area, page, (first << 6) - page);
   MAM__OUT_OF_SIGHT(mam__kept_give)(area, first, last - first);
   MAM__OUT_OF_SIGHT(mam__pages_release)(area, last << 6, page + count - (last << 6));
-  /* If a sweep begins at the same time, it sees the kept words, or this sees the mode. */
-  if (mam__look_after_change_u32(&control->mode) != MAM__MODE_LAZY)
-    MAM__OUT_OF_SIGHT(mam__kept_flush)(area);
+  /* If another thread ends that words are kept, it sees these, or this sees the end. */
+  if (mam__look_after_change_u32(&control->kept_end) < MAM__KEPT_OFF)
+    return;
+  MAM__LOOP
+  for (; first < last; first++) {
+    mam__u64 bit = 1ull << (first & 63);
+    if ((mam__or_acquire_u64(&mam__area_kept(area)[first >> 6], bit) & bit) == 0) /* pairs with mam__kept_give */
+      MAM__OUT_OF_SIGHT(mam__pages_clear)(area, first, MAM__FULL_WORD);
+  }
 }
 
 /* Frees the run that begins at page.  Returns 0 if none does. */
@@ -59,7 +65,7 @@ MAM__INLINE int mam__run_free(struct mam__heap_control *control, struct mam__are
   mam__u32 count = mam__run_pages(word, more);
   if (more != 0)
     mam__store_relaxed_u64(&place[1], 0);
-  if (count >= 2 * MAM__SPAN_PAGES && mam__load_relaxed_u32(&control->mode) == MAM__MODE_LAZY &&
+  if (count >= 2 * MAM__SPAN_PAGES && mam__load_relaxed_u32(&control->kept_end) < MAM__KEPT_OFF &&
       area.words == control->superblocks[0].words)
     mam__run_keep(control, area, page, count);
   else

@@ -9,58 +9,93 @@
  *   page map     1111 1111 1111 ...       all taken
  *   kept map     1  0  0  1 ...           a bit for each word of the page map; 0: kept
  *
- * mam__kept_flush gives all kept words back to the page map, when the heap begins to sweep because pages are scarce.
+ * When a request finds no pages, words are not kept any more, until the heap is reset.  Requests in need, and all for
+ * long runs, give the kept words back to the page map, a part at a time.
+ *
+ *   control->kept_end    below MAM__KEPT_OFF: words are kept, but none from there on
+ *                        else: no more words are kept; so many parts below MAM__KEPT_DONE may have some
  *
  * Many threads ask for runs of the same length at the same time.  A cursor gives each of them a turn, and a turn is a
  * place of its own (mam__kept_place): places lie side by side, none crosses the end of a word of the kept map, and a
  * place of more than 64 words begins with a word.  If the words of a place are not all there, the next turn is tried;
- * after MAM__KEPT_TURNS of them the map is searched.
+ * after MAM__KEPT_TURNS of them the page map is searched.
  */
 #ifndef MAM_DETAIL_HEAP_KEPT_H
 #define MAM_DETAIL_HEAP_KEPT_H
 
 #include <mam/detail/heap_pages.h>
 
-/* A thread tries so many turns before it searches. */
-enum { MAM__KEPT_TURNS = 8 };
+enum {
+  /* A thread tries so many turns before it searches. */
+  MAM__KEPT_TURNS = 8,
+  MAM__KEPT_OFF = 1 << 29,
+  MAM__KEPT_DONE = 1 << 30
+};
 
 /* ---- Giving ---- */
 
 /* Keeps words of the page map that the caller owns. */
 MAM__OUTLINE void mam__kept_give(MAM__TAG(1) struct mam__area area, mam__u32 index, mam__u32 count) {
-  mam__u64 *level = mam__area_kept(area);
   MAM__LOOP
   while (count != 0) {
     mam__u32 from = index & 63, here = 64 - from < count ? 64 - from : count;
     /* release: what the pages' last users did comes before what the next ones do. */
-    (void)mam__and_release_u64(&level[index >> 6], ~mam__run_bits(here, from));
-    MAM__OUT_OF_SIGHT(mam__map_words_opened)(level, mam__area_kept_words(area), index >> 6, 1);
+    (void)mam__and_release_u64(&mam__area_kept(area)[index >> 6], ~mam__run_bits(here, from));
     index += here;
     count -= here;
   }
 }
 
-/* Gives all kept words back to the page map. */
-MAM__OUTLINE void mam__kept_flush(struct mam__area area) {
-  mam__u32 words = mam__area_map_words(area);
+/* Raises control->kept_end: words before `end` may be kept when a long run is freed. */
+MAM__OUTLINE void mam__kept_extend(MAM__TAG(1) struct mam__heap_control *control, mam__u32 end) {
+  mam__u32 known = mam__load_relaxed_u32(&control->kept_end);
   MAM__LOOP
-  for (mam__u32 i = 0; i < words; i++) {
-    mam__u64 *kept = &mam__area_kept(area)[i >> 6], bit = 1ull << (i & 63);
-    if (mam__load_relaxed_u64(kept) == MAM__FULL_WORD)
-      i |= 63;
-    else if ((mam__or_acq_rel_u64(kept, bit) & bit) == 0) /* acquire: pairs with mam__kept_give */
-      MAM__OUT_OF_SIGHT(mam__pages_clear)(area, i, MAM__FULL_WORD);
+  while (known < end) {
+    mam__u32 seen = mam__cas_acq_rel_u32(&control->kept_end, known, end);
+    known = seen == known ? end : seen;
   }
 }
 
-/* Raises control->kept_end: words before page will be kept when a new long run is freed. */
-MAM__OUTLINE void mam__kept_extend(MAM__TAG(1) struct mam__heap_control *control, mam__u32 page) {
-  mam__u32 known = mam__load_relaxed_u32(&control->kept_end);
+/* ---- No more ---- */
+
+/* Gives the kept words of a part back to the page map, after words are not kept any more.  Returns the part, or
+ * MAM__NO_PAGE if all have been given back.  The caller counts in control->opening: others miss what this has in its
+ * hands. */
+MAM__OUTLINE mam__u32 mam__kept_drain(struct mam__heap_control *control, struct mam__area area) {
+  mam__u32 at = mam__load_relaxed_u32(&control->kept_end);
+  if (at < MAM__KEPT_DONE)
+    at = mam__add_acq_rel_u32(&control->kept_end, 1); /* release: the count in control->opening comes before */
+  if (at >= MAM__KEPT_DONE)
+    return MAM__NO_PAGE;
+  mam__u32 part = MAM__KEPT_DONE - 1 - at;
+  /* acq_rel: pairs with mam__kept_give; and a thread that gives words here after this sees that none are kept. */
+  mam__u64 words = ~mam__or_acq_rel_u64(&mam__area_kept(area)[part], MAM__FULL_WORD);
   MAM__LOOP
-  while (known < page >> 6) {
-    mam__u32 seen = mam__cas_acq_rel_u32(&control->kept_end, known, page >> 6);
-    known = seen == known ? page >> 6 : seen;
+  while (words != 0) {
+    mam__u32 from = mam__lowest_u64(words), row = ~(words >> from) != 0 ? mam__lowest_u64(~(words >> from)) : 64;
+    words &= ~mam__run_bits(row, from);
+    MAM__OUT_OF_SIGHT(mam__pages_release)(area, part << 12 | from << 6, row << 6);
   }
+  return part;
+}
+
+/* Ends that words are kept, and gives parts back until it can take a run of pages that begins in one of them.  Returns
+ * the page, or MAM__NO_PAGE. */
+MAM__OUTLINE mam__u32 mam__kept_claim(MAM__TAG(3) struct mam__heap_control *control, mam__u32 count) {
+  const struct mam__area *area = &control->superblocks[0];
+  mam__u32 page = MAM__NO_PAGE, part, known = mam__load_relaxed_u32(&control->kept_end);
+  MAM__LOOP
+  while (known < MAM__KEPT_OFF) {
+    mam__u32 off = MAM__KEPT_DONE - ((known + 63) >> 6), seen = mam__cas_acq_rel_u32(&control->kept_end, known, off);
+    known = seen == known ? off : seen;
+    mam__barrier_all(); /* pairs with mam__run_keep */
+  }
+  (void)mam__add_relaxed_u32(&control->opening[MAM__HEAP_KINDS], 1);
+  MAM__LOOP
+  while (page == MAM__NO_PAGE && (part = MAM__OUT_OF_SIGHT(mam__kept_drain)(control, *area)) != MAM__NO_PAGE)
+    page = mam__words_search(area, count, part << 6, mam__part_end(*area, part));
+  (void)mam__add_acq_rel_u32(&control->opening[MAM__HEAP_KINDS], ~0u); /* release: as in mam__opening_end */
+  return page;
 }
 
 /* ---- Taking ---- */
@@ -68,38 +103,10 @@ MAM__OUTLINE void mam__kept_extend(MAM__TAG(1) struct mam__heap_control *control
 /* Takes more than 64 kept words in a row, from the word `at` of their map on.  Returns whether they were all there.
  * Words are taken whole, so those behind the first count are given back. */
 MAM__OUTLINE int mam__kept_take_words(MAM__TAG(1) mam__u32 at, mam__u32 count, const struct mam__area *area) {
-  mam__u64 *level = mam__area_kept(*area);
-  mam__u32 words = mam__area_kept_words(*area), whole = (count + 63) >> 6;
-  mam__u32 got = MAM__OUT_OF_SIGHT(mam__map_take_words)(level, at, whole), used = got == whole ? count : 0;
-  MAM__OUT_OF_SIGHT(mam__map_words_filled)(level, words, at, got);
+  mam__u32 whole = (count + 63) >> 6, got = MAM__OUT_OF_SIGHT(mam__map_take_words)(mam__area_kept(*area), at, whole);
+  mam__u32 used = got == whole ? count : 0;
   MAM__OUT_OF_SIGHT(mam__kept_give)(*area, (at << 6) + used, (got << 6) - used);
   return got == whole;
-}
-
-/* The same at the first place that has them, from a word of the map on and before last.  Returns the first kept word,
- * or MAM__NO_PAGE. */
-MAM__OUTLINE mam__u32 mam__kept_take_long(MAM__TAG(1) const struct mam__area *area, mam__u32 count, mam__u32 first,
-                                          mam__u32 last) {
-  mam__u32 words = mam__area_kept_words(*area), whole = (count + 63) >> 6;
-  MAM__LOOP
-  while ((first = MAM__OUT_OF_SIGHT(mam__map_next)(mam__area_kept(*area), words, first)) + whole <= last) {
-    if (MAM__OUT_OF_SIGHT(mam__kept_take_words)(first, count, area))
-      return first << 6;
-    first++;
-  }
-  return MAM__NO_PAGE;
-}
-
-/* Takes count kept words in a row: the first that are there from index on, then from the beginning. */
-MAM__OUTLINE mam__u32 mam__kept_take(MAM__TAG(1) const struct mam__area *area, mam__u32 count, mam__u32 index) {
-  mam__u64 *level = mam__area_kept(*area);
-  mam__u32 words = mam__area_kept_words(*area), place = index >> 6, found;
-  if (count > 64) {
-    found = MAM__OUT_OF_SIGHT(mam__kept_take_long)(area, count, place, words);
-    return found != MAM__NO_PAGE ? found : MAM__OUT_OF_SIGHT(mam__kept_take_long)(area, count, 0, words);
-  }
-  found = MAM__OUT_OF_SIGHT(mam__map_take_run)(level, words, count, place, words);
-  return found != MAM__NO_PAGE ? found : MAM__OUT_OF_SIGHT(mam__map_take_run)(level, words, count, 0, place);
 }
 
 /* The place of a turn for count words; MAM__NO_PAGE if there is none before end. */
@@ -135,17 +142,16 @@ MAM__OUTLINE mam__u32 mam__kept_take_turns(const struct mam__area *area, mam__u3
   return MAM__NO_PAGE;
 }
 
-/* Takes a long run out of kept words.  Turns go through all words that a long run ever had.  If runs of other lengths
- * have been there, a search of all threads from one place would take as long as there are requests, so the search
- * begins at the cursor. */
+/* Takes a long run out of kept words.  Turns go through all words that a long run ever had.  If words are not kept any
+ * more, it helps to give them back: threads would search in vain for what is only given back later. */
 MAM__OUTLINE mam__u32 mam__run_take_kept(struct mam__heap_control *control, const struct mam__area *area,
                                          mam__u32 pages) {
   mam__u32 count = (pages + 63) >> 6, end = mam__load_relaxed_u32(&control->kept_end);
-  if (count > end)
+  if (end >= MAM__KEPT_OFF && end < MAM__KEPT_DONE)
+    (void)MAM__OUT_OF_SIGHT(mam__kept_drain)(control, *area);
+  if (count > end || end >= MAM__KEPT_OFF)
     return MAM__NO_PAGE;
   mam__u32 first = MAM__OUT_OF_SIGHT(mam__kept_take_turns)(area, &control->kept_cursor, count, end);
-  if (first == MAM__NO_PAGE)
-    first = MAM__OUT_OF_SIGHT(mam__kept_take)(area, count, mam__load_relaxed_u32(&control->kept_cursor) % end);
   if (first == MAM__NO_PAGE)
     return first;
   if ((pages & 63) != 0)

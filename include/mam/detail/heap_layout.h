@@ -106,7 +106,6 @@ struct mam__heap_control {
   mam__u32 active;           /* atomic: the superblock to try first; written after it */
   mam__u32 run_cursor;       /* atomic, a hint: where to look for long runs */
   mam__u32 kept_cursor;      /* atomic, a hint: the next turn for kept words (heap_kept.h) */
-  mam__u32 kept_end;         /* atomic, a hint: no word of the page map from here on is kept */
   mam__u32 home_count;
   mam__u64 answer;                   /* of a kernel, to a question of the host */
   mam__u64 refused_free;             /* atomic: frees that were refused */
@@ -116,6 +115,7 @@ struct mam__heap_control {
   mam__u32 opening[MAM__OPENINGS];   /* atomic: threads that hold memory which others may get: see heap_scarce.h */
   mam__u32 missing[MAM__HEAP_KINDS]; /* atomic: the sum of the stamps with which nothing was found */
   mam__u32 parked;                   /* atomic: what superblocks in parks take, see heap_parks.h */
+  mam__u32 kept_end;                 /* atomic: how far words of the page map are kept, see heap_kept.h */
   mam__u64 held[MAM__HEAP_KINDS];    /* atomic: which groups of each kind's slots may hold chunks, see heap_slots.h */
   mam__u64 parks_held;               /* atomic: which groups of parks may hold anything */
   struct mam__area superblocks[MAM_HEAP_SUPERBLOCKS];
@@ -193,17 +193,18 @@ MAM__INLINE mam__u64 *mam__area_moved(struct mam__area area) {
   return mam__area_class(area, mam__kind_of(0, 1)) +
          (mam__u64)MAM_HEAP_TYPES * mam__map_words(mam__area_class_words(area));
 }
-/* The words of level 0 of the kept map, and the kept map.  Each part of the page map has one such word. */
-MAM__INLINE mam__u32 mam__area_kept_words(struct mam__area area) { return (mam__area_map_words(area) + 63) >> 6; }
+/* The parts of the page map: 64 words each. */
+MAM__INLINE mam__u32 mam__area_part_count(struct mam__area area) { return (mam__area_map_words(area) + 63) >> 6; }
+/* The kept map: a word for each part. */
 MAM__INLINE mam__u64 *mam__area_kept(struct mam__area area) {
   return mam__area_moved(area) + mam__area_map_words(area);
 }
 /* The shortage word of each part. */
 MAM__INLINE mam__u32 *mam__area_parts(struct mam__area area) {
-  return (mam__u32 *)(mam__area_kept(area) + mam__map_words(mam__area_kept_words(area)));
+  return (mam__u32 *)(mam__area_kept(area) + mam__area_part_count(area));
 }
 MAM__INLINE mam__u16 *mam__area_entries(struct mam__area area) {
-  return (mam__u16 *)(mam__area_parts(area) + ((mam__area_kept_words(area) + 1) & ~1u));
+  return (mam__u16 *)(mam__area_parts(area) + ((mam__area_part_count(area) + 1) & ~1u));
 }
 MAM__INLINE mam__u16 *mam__area_rings(struct mam__area area) { return mam__area_entries(area) + area.page_count; }
 MAM__INLINE mam__u64 mam__area_address(struct mam__area area, mam__u32 page) {

@@ -141,17 +141,6 @@ MAM__INLINE void mam__map_read(const mam__u64 *word, mam__u64 seen[MAM__AHEAD]) 
     seen[i] = mam__load_relaxed_u64(word + i);
 }
 
-/* Which of MAM__AHEAD words have count zeros in a row: a bit for each. */
-MAM__OUTLINE mam__u32 mam__map_look(mam__u32 count, const mam__u64 *word) {
-  mam__u64 seen[MAM__AHEAD];
-  mam__u32 fits = 0;
-  mam__map_read(word, seen);
-  MAM__UNROLL
-  for (mam__u32 i = 0; i < MAM__AHEAD; i++)
-    fits |= (mam__u32)(mam__run_find(seen[i], count) != 64) << i;
-  return fits;
-}
-
 /* Which of MAM__AHEAD words but the last have count zeros in a row: a bit for each.  Eight bits above: at the end of
  * which words and the beginning of the next ones count zeros lie together. */
 MAM__OUTLINE mam__u32 mam__map_look_both(mam__u32 count, const mam__u64 *level, mam__u32 index) {
@@ -201,29 +190,6 @@ MAM__OUTLINE mam__u32 mam__map_take_in(mam__u32 index, mam__u64 *level, mam__u32
       return (index << 6) + from;
     }
     word = seen;
-  }
-  return MAM__NO_PAGE;
-}
-
-/* Takes count zeros in a row of the first word that has them, from the word first on and before last.  Returns as
- * mam__map_take_in. */
-MAM__OUTLINE mam__u32 mam__map_take_run(mam__u64 *level, mam__u32 words, mam__u32 count, mam__u32 first,
-                                        mam__u32 last) {
-  mam__u32 tries = 0, index = MAM__OUT_OF_SIGHT(mam__map_next)(level, words, first);
-  MAM__LOOP
-  while (index < last) {
-    mam__u32 fits = MAM__OUT_OF_SIGHT(mam__map_look)(count, &level[index]), next = index + MAM__AHEAD,
-             page = MAM__NO_PAGE;
-    if (fits != 0 && (next = index + mam__lowest_u32(fits)) < last) {
-      page = MAM__OUT_OF_SIGHT(mam__map_take_in)(next, level, words, count);
-      if (++tries == MAM__RETRIES) {
-        tries = 0;
-        next++;
-      }
-    }
-    if (page != MAM__NO_PAGE)
-      return page;
-    index = (index ^ next) >> 6 != 0 ? MAM__OUT_OF_SIGHT(mam__map_next)(level, words, next) : next;
   }
   return MAM__NO_PAGE;
 }

@@ -252,7 +252,7 @@ MAM__OUTLINE mam__u32 mam__pages_search(MAM__TAG(4) const struct mam__area *area
     MAM__FORGET(index);
     MAM__FORGET(code);
     MAM__FORGET_ADDRESS(area);
-    mam__u32 end = (turn & 1) == 0 ? mam__area_kept_words(*area) : (index >> 6) + 1;
+    mam__u32 end = (turn & 1) == 0 ? mam__area_part_count(*area) : (index >> 6) + 1;
     mam__u32 part = MAM__OUT_OF_SIGHT(mam__parts_next)(mam__area_parts(*area), first >> 6, end, code, turn >> 1);
     if (part >= end) {
       first = (++turn & 1) == 0 ? index : 0;

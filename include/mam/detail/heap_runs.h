@@ -28,8 +28,7 @@ MAM__INLINE struct mam__found mam__run_claim(struct mam__heap_control *control, 
   struct mam__found place = {control->superblocks, MAM__NO_PAGE};
   if (pages > MAM__SPAN_PAGES) { /* others may get what this takes and gives back */
     (void)mam__add_relaxed_u32(&control->opening[MAM__HEAP_KINDS], 1);
-    if (mam__load_relaxed_u32(&control->mode) == MAM__MODE_LAZY)
-      place.page = MAM__OUT_OF_SIGHT(mam__run_take_kept)(control, place.area, pages);
+    place.page = MAM__OUT_OF_SIGHT(mam__run_take_kept)(control, place.area, pages);
   }
   mam__u32 sum = 0, spent = 0 /* as in mam__claim_scarce */;
   MAM__LOOP
@@ -42,7 +41,7 @@ MAM__INLINE struct mam__found mam__run_claim(struct mam__heap_control *control, 
     MAM__FORGET_ADDRESS(control);
     if (spent == 0 && pages > MAM__SPAN_PAGES) {
       if (place.page != MAM__NO_PAGE && place.area == control->superblocks)
-        MAM__OUT_OF_SIGHT(mam__kept_extend)(control, place.page + pages);
+        MAM__OUT_OF_SIGHT(mam__kept_extend)(control, (place.page + pages) >> 6);
       (void)mam__add_acq_rel_u32(&control->opening[MAM__HEAP_KINDS], ~0u);
     }
     if (place.page != MAM__NO_PAGE || spent % MAM__COST_PASS >= MAM__SCARCE_PATIENCE ||
@@ -103,8 +102,7 @@ MAM__OUTLINE mam__u64 mam__run_try(MAM__TAG(1) struct mam__heap_control *control
     return mam__run_begin(place, pages);
   }
   (void)mam__add_relaxed_u32(&control->opening[MAM__HEAP_KINDS], 1); /* as in mam__run_claim */
-  if (mam__load_relaxed_u32(&control->mode) == MAM__MODE_LAZY)
-    place.page = MAM__OUT_OF_SIGHT(mam__run_take_kept)(control, control->superblocks, pages);
+  place.page = MAM__OUT_OF_SIGHT(mam__run_take_kept)(control, control->superblocks, pages);
   if (place.page != MAM__NO_PAGE)
     place.area = control->superblocks;
   else {
@@ -113,7 +111,7 @@ MAM__OUTLINE mam__u64 mam__run_try(MAM__TAG(1) struct mam__heap_control *control
     place.page =
         mam__run_take_any(place.area, pages, index, index + MAM__TRY_WORDS < words ? index + MAM__TRY_WORDS : words);
     if (place.page != MAM__NO_PAGE && place.area == control->superblocks)
-      MAM__OUT_OF_SIGHT(mam__kept_extend)(control, place.page + pages);
+      MAM__OUT_OF_SIGHT(mam__kept_extend)(control, (place.page + pages) >> 6);
   }
   (void)mam__add_acq_rel_u32(&control->opening[MAM__HEAP_KINDS], ~0u);
   return mam__run_begin(place, pages);

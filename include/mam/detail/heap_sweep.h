@@ -8,8 +8,8 @@
  * class maps.
  *
  *   MAM__MODE_LAZY ----------> MAM__MODE_SWEEPING ----------> MAM__MODE_WATCHED      until the heap is reset
- *     the first request          all words and the
- *     without pages              kept words are done
+ *     the first request          all words are
+ *     without pages              done
  *
  * In the mode "watched" new spans are watched from the beginning.
  *
@@ -17,7 +17,8 @@
  *
  *   1. up to 64 pages: at the caller's home (mam__pages_near)
  *   2. a search of each superblock, the active one first; not while the first one is being swept
- *   3. if the heap is not in the mode "watched": a sweep, which takes the first run that it makes free
+ *   3. if the heap is not in the mode "watched": kept words (heap_kept.h), then a sweep; the first run that they make
+ *      free is taken
  *   4. 1 and 2 again
  */
 #ifndef MAM_DETAIL_HEAP_SWEEP_H
@@ -27,10 +28,10 @@
 #include <mam/detail/heap_kept.h>
 #include <mam/detail/heap_spans.h>
 
-/* Counts a part that was swept: a word of the page map, or the kept words.  The last one changes the mode.  acq_rel: a
- * thread that relies on the mode sees all of the sweep. */
+/* Counts a word of the page map that was swept.  The last one changes the mode.  acq_rel: a thread that relies on the
+ * mode sees all of the sweep. */
 MAM__INLINE void mam__swept(struct mam__heap_control *control) {
-  if (mam__add_acq_rel_u32(&control->sweep_done, 1) == mam__area_map_words(control->superblocks[0]))
+  if (mam__add_acq_rel_u32(&control->sweep_done, 1) + 1 == mam__area_map_words(control->superblocks[0]))
     (void)mam__exchange_acq_rel_u32(&control->mode, MAM__MODE_WATCHED);
 }
 
@@ -70,13 +71,9 @@ MAM__INLINE mam__u32 mam__word_sweep(const struct mam__area *area, mam__u32 inde
  * threads that sweep. */
 MAM__OUTLINE mam__u32 mam__sweep(struct mam__heap_control *control, mam__u32 count) {
   const struct mam__area *area = &control->superblocks[0];
-  mam__u32 words = mam__area_map_words(*area), index, covered = 0;
-  int begins = mam__cas_acq_rel_u32(&control->mode, MAM__MODE_LAZY, MAM__MODE_SWEEPING) == MAM__MODE_LAZY;
-  mam__barrier_all(); /* pairs with mam__slot_publish and mam__run_keep */
-  if (begins) {
-    MAM__OUT_OF_SIGHT(mam__kept_flush)(*area);
-    mam__swept(control);
-  }
+  mam__u32 words = mam__area_map_words(*area), index, covered = 0, own = 0;
+  (void)mam__cas_acq_rel_u32(&control->mode, MAM__MODE_LAZY, MAM__MODE_SWEEPING);
+  mam__barrier_all(); /* pairs with mam__slot_publish */
   MAM__LOOP
   while (mam__load_relaxed_u32(&control->sweep_next) < words &&
          (index = mam__add_relaxed_u32(&control->sweep_next, 1)) < words) {
@@ -85,6 +82,8 @@ MAM__OUTLINE mam__u32 mam__sweep(struct mam__heap_control *control, mam__u32 cou
     mam__u32 page = MAM__NO_PAGE;
     if (count <= MAM__SPAN_PAGES)
       page = MAM__OUT_OF_SIGHT(mam__map_take_in)(index, mam__area_pages(*area), words, count);
+    else if (++own % 64 == 0) /* a search costs as much as some of these words */
+      page = MAM__OUT_OF_SIGHT(mam__pages_search)(area, count, index & ~63u);
     if (page != MAM__NO_PAGE)
       return page;
   }
@@ -94,8 +93,8 @@ MAM__OUTLINE mam__u32 mam__sweep(struct mam__heap_control *control, mam__u32 cou
   return MAM__NO_PAGE;
 }
 
-/* Takes a run of pages from any superblock, if possible near the home.  While the first superblock is being swept, a
- * short run comes quickest from the sweep, so nothing is searched. */
+/* Takes a run of pages from any superblock, if possible near the home, also of those that were kept.  While the first
+ * superblock is being swept, a short run comes quickest from the sweep, so nothing is searched. */
 MAM__OUTLINE struct mam__found mam__pages_claim(MAM__TAG(1) struct mam__heap_control *control, mam__u32 count,
                                                 mam__u32 home) {
   mam__u32 active = mam__load_acquire_u32(&control->active), index = home * 0x9e3779b1u;
@@ -107,8 +106,18 @@ MAM__OUTLINE struct mam__found mam__pages_claim(MAM__TAG(1) struct mam__heap_con
     if (found.page != MAM__NO_PAGE || mam__load_relaxed_u32(&control->mode) == MAM__MODE_SWEEPING)
       return found;
   }
-  MAM__LOOP /* the count is read each time: it pairs with mam__superblocks_publish */
-      for (mam__u32 i = 0; i < mam__load_acquire_u32(&control->superblock_count); i++) {
+  mam__u32 kept = mam__load_acquire_u32(&control->kept_end) < MAM__KEPT_DONE; /* pairs with mam__kept_drain */
+  MAM__LOOP
+  for (mam__u32 i = 0;; i++) {
+    if (i >= mam__load_acquire_u32(&control->superblock_count)) { /* pairs with mam__superblocks_publish */
+      if (!kept)
+        return found;
+      found.area = control->superblocks;
+      found.page = MAM__OUT_OF_SIGHT(mam__kept_claim)(control, count);
+      if (found.page != MAM__NO_PAGE)
+        return found;
+      kept = i = 0; /* once more: other threads have given words back, too */
+    }
     mam__u32 from = index % mam__area_map_words(*found.area);
     found.page = MAM__OUT_OF_SIGHT(mam__pages_search)(found.area, count, from);
     if (found.page != MAM__NO_PAGE) {
@@ -120,7 +129,6 @@ MAM__OUTLINE struct mam__found mam__pages_claim(MAM__TAG(1) struct mam__heap_con
                      ? found.area + 1
                      : control->superblocks;
   }
-  return found;
 }
 
 /* Takes a run of pages for a request word's home, and sweeps if that may bring some. */
