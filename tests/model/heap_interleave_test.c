@@ -384,9 +384,15 @@ static void refilled_at_first(void) {
 
 /* ---- A lazy heap: a slot's span, all of whose chunks were handed out and then freed, except the first ---- */
 
-static void lazy(void) {
+static void lazy_and_keeping(void) {
   model->control->heap.lazy = 1;
   mam__slots_clear(model->control, 0, 1);
+}
+/* The same after a request found no pages: the heap is about to be swept, and keeps no words. */
+static void lazy(void) {
+  lazy_and_keeping();
+  model->control->kept_end = MAM__KEPT_DONE;
+  model->control->sweep_done = mam__area_part_count(model->control->superblocks[0]);
 }
 /* The slot of CLASS_A has no tickets left, and the first count chunks of its span are live. */
 static void lazy_used(unsigned count) {
@@ -523,7 +529,7 @@ static void search_forty(void) { search_pages(40); }
 
 /* Three words of the page map are a run, the others are another one. */
 static void a_run_of_three_words(void) {
-  lazy();
+  lazy_and_keeping();
   mam__u32 pages = model->control->superblocks[0].page_count;
   prepared[0] = (void *)(uintptr_t)mam__run_malloc(model->control, 192 * MAM__PAGE_BYTES, 0);
   prepared[1] = (void *)(uintptr_t)mam__run_malloc(model->control, (mam__u64)(pages - 192) * MAM__PAGE_BYTES, 0);
@@ -552,6 +558,55 @@ static void take_kept(void) {
   (void)mam__add_relaxed_u32(&model->control->opening[MAM__HEAP_KINDS], 1);
   hold_run(mam__run_take_kept(model->control, &model->control->superblocks[0], 128), 128);
   (void)mam__add_acq_rel_u32(&model->control->opening[MAM__HEAP_KINDS], ~0u);
+}
+/* Of three words that long runs had two are kept.  The third is in a run. */
+static void two_of_three_kept_words(void) {
+  lazy_and_keeping();
+  mam__u32 pages = model->control->superblocks[0].page_count;
+  prepared[0] = (void *)(uintptr_t)mam__run_malloc(model->control, 128 * MAM__PAGE_BYTES, 0);
+  prepared[1] = (void *)(uintptr_t)mam__run_malloc(model->control, (mam__u64)(pages - 128) * MAM__PAGE_BYTES, 0);
+  if (prepared[0] == NULL || prepared[1] == NULL)
+    ck_abort_msg("there was room");
+  free_prepared(0);
+  if (heap_model_free_pages(model) != 0 || model->control->kept_end != 3)
+    ck_abort_msg("the words are not kept");
+  patience = 1000;
+}
+/* It takes two words, misses the third, and gives the two back. */
+static void take_three_kept(void) {
+  (void)mam__add_relaxed_u32(&model->control->opening[MAM__HEAP_KINDS], 1);
+  hold_run(mam__run_take_kept(model->control, &model->control->superblocks[0], 192), 192);
+  (void)mam__add_acq_rel_u32(&model->control->opening[MAM__HEAP_KINDS], ~0u);
+}
+/* The pages 63 to 127 are a run, the third word of the page map is free, and the rest is another run.  It is known that
+ * no 65 pages are free. */
+static void two_words_before_a_free_one(void) {
+  struct mam__area area = model->control->superblocks[0];
+  mam__u32 begins[] = {63, 0, 192}, ends[] = {128, 63, area.page_count};
+  ck_assert_uint_eq(mam__run_take_at(0, area.page_count, &area), area.page_count);
+  for (unsigned i = 0; i < 3; i++) {
+    mam__area_entries(area)[begins[i]] = MAM__ENTRY_RUN;
+    area.words[begins[i] * MAM__PAGE_WORDS] = mam__run_word(ends[i] - begins[i]);
+    prepared[i] = (void *)(uintptr_t)mam__area_address(area, begins[i]);
+  }
+  mam__pages_release(area, 128, 64);
+  search_pages(65);
+  if ((*mam__area_shortage(area) & MAM__SHORT_PAGES) == 0)
+    ck_abort_msg("a search in vain is forgotten");
+}
+static void hold_two_pages(void) { hold_run(mam__pages_search(&model->control->superblocks[0], 2, 0), 2); }
+static void the_longest_run_is_found(void) {
+  struct mam__area area = model->control->superblocks[0];
+  mam__u32 longest = 0, row = 0;
+  for (mam__u32 page = 0; page < area.page_count; page++) {
+    row = (mam__area_pages(area)[page / 64] >> page % 64 & 1) == 0 ? row + 1 : 0;
+    longest = row > longest ? row : longest;
+  }
+  mam__u64 address = mam__run_malloc(model->control, (mam__u64)longest * MAM__PAGE_BYTES, 0);
+  if (address == 0)
+    violation = "a run that is there is refused, and nobody else is";
+  else if (!mam__block_free(model->control, address))
+    violation = "a live run was refused";
 }
 static void no_more_kept_words(void) {
   three_kept_words();
@@ -700,6 +755,16 @@ static const struct scenario long_scenarios[] = {
     {"two that end that words are kept", 2, three_kept_words, {claim_kept, claim_kept}, two_claims},
     {"a long run of kept words against the end of that", 2, three_kept_words, {take_kept, claim_kept}, NULL},
     {"a request in need against a long one that helps", 2, three_kept_words, {need_run, take_kept}, NULL},
+    {"a take of kept words that fails against the end of that",
+     2,
+     two_of_three_kept_words,
+     {take_three_kept, claim_kept},
+     NULL},
+    {"two words that come back while another thread takes some of their pages",
+     2,
+     two_words_before_a_free_one,
+     {free_0, hold_two_pages},
+     the_longest_run_is_found},
     {"a request in need against one that gives back", 2, no_more_kept_words, {need_run, give_kept_back}, NULL},
 };
 

@@ -540,7 +540,7 @@ START_TEST(a_try_takes_what_is_there) {
 END_TEST
 
 /* A run that is nowhere near the home is not refused while another thread still sweeps. */
-static void end_of_the_sweep(void) { mam__swept(model->control); }
+static void end_of_the_sweep(void) { mam__swept(model->control, 1); }
 START_TEST(a_run_waits_for_a_sweep_of_others) {
   struct mam__area area = begin_searches();
   mam__u32 words = mam__area_map_words(area);
@@ -550,7 +550,7 @@ START_TEST(a_run_waits_for_a_sweep_of_others) {
       mam__pages_release(area, word * 64, SEARCHED_PAGES - word * 64 < 64 ? SEARCHED_PAGES - word * 64 : 64);
   model->control->mode = MAM__MODE_SWEEPING; /* another thread has the last word in its hands */
   model->control->sweep_next = words;
-  model->control->sweep_done = words - 1;
+  model->control->sweep_done = words + mam__area_part_count(area) - 1;
   model->control->kept_end = MAM__KEPT_DONE;
   happens = end_of_the_sweep;
   rests = 1000;

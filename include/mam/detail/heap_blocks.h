@@ -44,15 +44,7 @@ MAM__INLINE void mam__run_keep(struct mam__heap_control *control, struct mam__ar
   MAM__OUT_OF_SIGHT(mam__pages_release)(area, page, (first << 6) - page);
   MAM__OUT_OF_SIGHT(mam__kept_give)(area, first, last - first);
   MAM__OUT_OF_SIGHT(mam__pages_release)(area, last << 6, page + count - (last << 6));
-  /* If another thread ends that words are kept, it sees these, or this sees the end. */
-  if (mam__look_after_change_u32(&control->kept_end) < MAM__KEPT_OFF)
-    return;
-  MAM__LOOP
-  for (; first < last; first++) {
-    mam__u64 bit = 1ull << (first & 63);
-    if ((mam__or_acquire_u64(&mam__area_kept(area)[first >> 6], bit) & bit) == 0) /* pairs with mam__kept_give */
-      MAM__OUT_OF_SIGHT(mam__pages_clear)(area, first, MAM__FULL_WORD);
-  }
+  MAM__OUT_OF_SIGHT(mam__kept_settle)(&control->kept_end, area, first, last - first);
 }
 
 /* Frees the run that begins at page.  Returns 0 if none does. */

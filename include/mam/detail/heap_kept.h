@@ -46,6 +46,20 @@ MAM__OUTLINE void mam__kept_give(MAM__TAG(1) struct mam__area area, mam__u32 ind
   }
 }
 
+/* After words were given to the kept map, from index on: if another thread has ended meanwhile that words are kept,
+ * gives those that are still there back to the page map. */
+MAM__OUTLINE void mam__kept_settle(mam__u32 *kept_end, struct mam__area area, mam__u32 index, mam__u32 count) {
+  /* Either this sees the end, or that thread sees the words. */
+  if (mam__look_after_change_u32(kept_end) < MAM__KEPT_OFF)
+    return;
+  MAM__LOOP
+  for (mam__u32 last = index + count; index < last; index++) {
+    mam__u64 bit = 1ull << (index & 63);
+    if ((mam__or_acquire_u64(&mam__area_kept(area)[index >> 6], bit) & bit) == 0) /* pairs with mam__kept_give */
+      MAM__OUT_OF_SIGHT(mam__pages_clear)(area, index, MAM__FULL_WORD);
+  }
+}
+
 /* Raises control->kept_end: words before `end` may be kept when a long run is freed. */
 MAM__OUTLINE void mam__kept_extend(MAM__TAG(1) struct mam__heap_control *control, mam__u32 end) {
   mam__u32 known = mam__load_relaxed_u32(&control->kept_end);
@@ -57,6 +71,14 @@ MAM__OUTLINE void mam__kept_extend(MAM__TAG(1) struct mam__heap_control *control
 }
 
 /* ---- No more ---- */
+
+/* Counts words of the page map that were swept, or parts whose kept words were given back.  The last one ends the
+ * sweep. acq_rel: a thread that relies on the mode sees all of that. */
+MAM__INLINE void mam__swept(struct mam__heap_control *control, mam__u32 count) {
+  mam__u32 all = mam__area_map_words(control->superblocks[0]) + mam__area_part_count(control->superblocks[0]);
+  if (mam__add_acq_rel_u32(&control->sweep_done, count) + count == all)
+    (void)mam__exchange_acq_rel_u32(&control->mode, MAM__MODE_WATCHED);
+}
 
 /* Gives the kept words of a part back to the page map, after words are not kept any more.  Returns the part, or
  * MAM__NO_PAGE if all have been given back.  The caller counts in control->opening: others miss what this has in its
@@ -76,24 +98,31 @@ MAM__OUTLINE mam__u32 mam__kept_drain(struct mam__heap_control *control, struct 
     words &= ~mam__run_bits(row, from);
     MAM__OUT_OF_SIGHT(mam__pages_release)(area, part << 12 | from << 6, row << 6);
   }
+  mam__swept(control, 1);
   return part;
 }
 
 /* Ends that words are kept, and gives parts back until it can take a run of pages that begins in one of them.  Returns
  * the page, or MAM__NO_PAGE. */
-MAM__OUTLINE mam__u32 mam__kept_claim(MAM__TAG(3) struct mam__heap_control *control, mam__u32 count) {
+MAM__INLINE mam__u32 mam__kept_claim(struct mam__heap_control *control, mam__u32 count) {
   const struct mam__area *area = &control->superblocks[0];
   mam__u32 page = MAM__NO_PAGE, part, known = mam__load_relaxed_u32(&control->kept_end);
   MAM__LOOP
   while (known < MAM__KEPT_OFF) {
-    mam__u32 off = MAM__KEPT_DONE - ((known + 63) >> 6), seen = mam__cas_acq_rel_u32(&control->kept_end, known, off);
-    known = seen == known ? off : seen;
-    mam__barrier_all(); /* pairs with mam__run_keep */
+    mam__u32 parts = (known + 63) >> 6;
+    mam__u32 seen = mam__cas_acq_rel_u32(&control->kept_end, known, MAM__KEPT_DONE - parts);
+    mam__barrier_all(); /* pairs with mam__kept_settle */
+    if (seen == known) {
+      mam__swept(control, mam__area_part_count(*area) - parts);
+      break;
+    }
+    known = seen;
   }
   (void)mam__add_relaxed_u32(&control->opening[MAM__HEAP_KINDS], 1);
   MAM__LOOP
   while (page == MAM__NO_PAGE && (part = MAM__OUT_OF_SIGHT(mam__kept_drain)(control, *area)) != MAM__NO_PAGE)
-    page = mam__words_search(area, count, part << 6, mam__part_end(*area, part));
+    if (count <= area->page_count)
+      page = mam__words_search(area, count, part << 6, mam__part_end(*area, part));
   (void)mam__add_acq_rel_u32(&control->opening[MAM__HEAP_KINDS], ~0u); /* release: as in mam__opening_end */
   return page;
 }
@@ -131,12 +160,18 @@ MAM__OUTLINE int mam__kept_take_at(MAM__TAG(1) mam__u32 index, const struct mam_
 }
 
 /* Takes the kept words of the next turn that has them, up to MAM__KEPT_TURNS turns. */
-MAM__OUTLINE mam__u32 mam__kept_take_turns(const struct mam__area *area, mam__u32 *cursor, mam__u32 count,
-                                           mam__u32 end) {
+MAM__OUTLINE mam__u32 mam__kept_take_turns(struct mam__heap_control *control, const struct mam__area *area,
+                                           mam__u32 count, mam__u32 end) {
   MAM__LOOP
   for (int i = 0; i < MAM__KEPT_TURNS; i++) {
-    mam__u32 place = mam__kept_place(mam__add_relaxed_u32(cursor, 1), count, end);
-    if (place == MAM__NO_PAGE || MAM__OUT_OF_SIGHT(mam__kept_take_at)(place, area, count))
+    mam__u32 place = mam__kept_place(mam__add_relaxed_u32(&control->kept_cursor, 1), count, end);
+    if (place == MAM__NO_PAGE)
+      return place;
+    int took = MAM__OUT_OF_SIGHT(mam__kept_take_at)(place, area, count);
+    mam__u32 whole = count > 64 ? (count + 63) & ~63u : count, used = took ? count : 0;
+    if (used != whole) /* some words were perhaps taken and given back */
+      MAM__OUT_OF_SIGHT(mam__kept_settle)(&control->kept_end, *area, place + used, whole - used);
+    if (took)
       return place;
   }
   return MAM__NO_PAGE;
@@ -149,9 +184,9 @@ MAM__OUTLINE mam__u32 mam__run_take_kept(struct mam__heap_control *control, cons
   mam__u32 count = (pages + 63) >> 6, end = mam__load_relaxed_u32(&control->kept_end);
   if (end >= MAM__KEPT_OFF && end < MAM__KEPT_DONE)
     (void)MAM__OUT_OF_SIGHT(mam__kept_drain)(control, *area);
-  if (count > end || end >= MAM__KEPT_OFF)
+  if (pages > area->page_count || count > end || end >= MAM__KEPT_OFF)
     return MAM__NO_PAGE;
-  mam__u32 first = MAM__OUT_OF_SIGHT(mam__kept_take_turns)(area, &control->kept_cursor, count, end);
+  mam__u32 first = MAM__OUT_OF_SIGHT(mam__kept_take_turns)(control, area, count, end);
   if (first == MAM__NO_PAGE)
     return first;
   if ((pages & 63) != 0)

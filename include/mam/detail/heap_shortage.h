@@ -298,7 +298,12 @@ MAM__INLINE void mam__word_back(struct mam__area area, mam__u32 index) {
 MAM__OUTLINE void mam__word_returned(mam__u32 index, struct mam__area area) { mam__word_back(area, index); }
 MAM__OUTLINE void mam__pages_returned(mam__u32 index, mam__u32 words, struct mam__area area) {
   const mam__u64 *map = mam__area_pages(area);
-  mam__u32 run = words <= 2 ? mam__run_longest(map, mam__area_map_words(area), index) : (mam__u32)MAM__SHORT_MOST;
+  mam__u32 run = MAM__SHORT_MOST;
+  if (words <= 2) { /* another thread may have taken some of the pages, so each word is looked at */
+    mam__u32 end = mam__run_longest(map, mam__area_map_words(area), index + words - 1);
+    run = mam__run_longest(map, mam__area_map_words(area), index);
+    run = run > end ? run : end;
+  }
   mam__parts_back(area, mam__run_part(map, index), (index + words - 1) >> 6, run);
 }
 

@@ -8,8 +8,8 @@
  * class maps.
  *
  *   MAM__MODE_LAZY ----------> MAM__MODE_SWEEPING ----------> MAM__MODE_WATCHED      until the heap is reset
- *     the first request          all words are
- *     without pages              done
+ *     the first request          all words and the
+ *     without pages              kept words are done
  *
  * In the mode "watched" new spans are watched from the beginning.
  *
@@ -27,13 +27,6 @@
 #include <mam/detail/heap_homes.h>
 #include <mam/detail/heap_kept.h>
 #include <mam/detail/heap_spans.h>
-
-/* Counts a word of the page map that was swept.  The last one changes the mode.  acq_rel: a thread that relies on the
- * mode sees all of the sweep. */
-MAM__INLINE void mam__swept(struct mam__heap_control *control) {
-  if (mam__add_acq_rel_u32(&control->sweep_done, 1) + 1 == mam__area_map_words(control->superblocks[0]))
-    (void)mam__exchange_acq_rel_u32(&control->mode, MAM__MODE_WATCHED);
-}
 
 /* At which of up to eight pages a span or a run begins: a bit for each. */
 MAM__OUTLINE mam__u32 mam__begins_look(mam__u32 left, const mam__u64 *usage) {
@@ -78,7 +71,7 @@ MAM__OUTLINE mam__u32 mam__sweep(struct mam__heap_control *control, mam__u32 cou
   while (mam__load_relaxed_u32(&control->sweep_next) < words &&
          (index = mam__add_relaxed_u32(&control->sweep_next, 1)) < words) {
     covered = mam__word_sweep(area, index, covered);
-    mam__swept(control);
+    mam__swept(control, 1);
     mam__u32 page = MAM__NO_PAGE;
     if (count <= MAM__SPAN_PAGES)
       page = MAM__OUT_OF_SIGHT(mam__map_take_in)(index, mam__area_pages(*area), words, count);
@@ -113,7 +106,7 @@ MAM__OUTLINE struct mam__found mam__pages_claim(MAM__TAG(1) struct mam__heap_con
       if (!kept)
         return found;
       found.area = control->superblocks;
-      found.page = MAM__OUT_OF_SIGHT(mam__kept_claim)(control, count);
+      found.page = mam__kept_claim(control, count);
       if (found.page != MAM__NO_PAGE)
         return found;
       kept = i = 0; /* once more: other threads have given words back, too */
