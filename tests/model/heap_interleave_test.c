@@ -614,7 +614,8 @@ static void no_more_kept_words(void) {
 }
 static void give_kept_back(void) {
   (void)mam__add_relaxed_u32(&model->control->opening[MAM__HEAP_KINDS], 1);
-  (void)mam__kept_drain(model->control, model->control->superblocks[0]);
+  if (mam__kept_drain(model->control, model->control->superblocks[0]) != MAM__NO_PAGE)
+    mam__swept(model->control, 1);
   (void)mam__add_acq_rel_u32(&model->control->opening[MAM__HEAP_KINDS], ~0u);
 }
 static void two_claims(void) {

@@ -431,23 +431,36 @@ START_TEST(long_runs_over_the_end_of_a_part_are_found) {
 }
 END_TEST
 
+/* Rows of free pages of many lengths, in a map whose pages are all taken. */
+static void release_rows(struct mam__area area) {
+  mam__u32 row_most = 1u << (1 + random_below(11)), gap_most = 1u << random_below(11);
+  for (mam__u32 page = random_below(gap_most); page < SEARCHED_PAGES;) {
+    mam__u32 row = 1 + random_below(row_most);
+    row = row < SEARCHED_PAGES - page ? row : SEARCHED_PAGES - page;
+    mam__pages_release(area, page, row);
+    page += row + 1 + random_below(gap_most);
+  }
+}
+static bool is_free(struct mam__area area, mam__u32 page) {
+  return page < area.page_count && (mam__area_pages(area)[page / 64] >> page % 64 & 1) == 0;
+}
+static void release_all(struct mam__area area) {
+  for (mam__u32 page = 0; page < SEARCHED_PAGES; page++)
+    if (!is_free(area, page))
+      mam__pages_release(area, page, 1);
+}
+
 /* A long run is the first one that a plain search from the same page on finds, in maps with rows of many lengths. */
 START_TEST(long_runs_are_the_first_ones) {
   enum { LONGEST = 1500 };
   struct mam__area area = begin_searches();
   for (unsigned round = 0; round < 3000; round++) {
     ck_assert_uint_eq(mam__run_take_at(0, SEARCHED_PAGES, &area), SEARCHED_PAGES);
-    mam__u32 row_most = 1u << (1 + random_below(11)), gap_most = 1u << random_below(11);
-    for (mam__u32 page = random_below(gap_most); page < SEARCHED_PAGES;) {
-      mam__u32 row = 1 + random_below(row_most);
-      row = row < SEARCHED_PAGES - page ? row : SEARCHED_PAGES - page;
-      mam__pages_release(area, page, row);
-      page += row + 1 + random_below(gap_most);
-    }
+    release_rows(area);
     mam__u32 count = 65 + random_below(LONGEST), start = random_below(SEARCHED_PAGES - 128);
     mam__u32 last = start / 64 + 1 + random_below(SEARCHED_PAGES / 64 - start / 64), found = MAM__NO_PAGE;
     for (mam__u32 page = start, row = 0; page < SEARCHED_PAGES && found == MAM__NO_PAGE; page++) {
-      row = (mam__area_pages(area)[page / 64] >> page % 64 & 1) == 0 ? row + 1 : 0;
+      row = is_free(area, page) ? row + 1 : 0;
       if (row == count)
         found = page + 1 - count < last * 64 ? page + 1 - count : SEARCHED_PAGES;
     }
@@ -457,10 +470,47 @@ START_TEST(long_runs_are_the_first_ones) {
       ck_assert_uint_eq(tried.got, count);
       mam__pages_release(area, tried.page, count);
     }
-    for (mam__u32 page = 0; page < SEARCHED_PAGES; page++)
-      if ((mam__area_pages(area)[page / 64] >> page % 64 & 1) != 0)
-        mam__pages_release(area, page, 1);
+    release_all(area);
   }
+}
+END_TEST
+
+/* How long a run is that pages which came back are part of: as long as it is, or longer than is known; at least as long
+ * as what is left of it, if another thread takes some of the pages. */
+START_TEST(runs_that_come_back_are_measured) {
+  struct mam__area area = begin_searches();
+  const mam__u64 *map = mam__area_pages(area);
+  mam__u32 words = mam__area_map_words(area), measured = 0, exact = 0;
+  for (unsigned round = 0; round < 2000; round++) {
+    ck_assert_uint_eq(mam__run_take_at(0, SEARCHED_PAGES, &area), SEARCHED_PAGES);
+    release_rows(area);
+    mam__u32 page = random_below(SEARCHED_PAGES), begin = page, end = page;
+    while (is_free(area, end) && end - page < 1 + round)
+      end++;
+    mam__u32 count = end - page;
+    while (begin > 0 && is_free(area, begin - 1))
+      begin--;
+    while (is_free(area, end))
+      end++;
+    if (count > 0 && page / 64 != (page + count - 1) / 64) {
+      mam__u32 run = mam__run_with(map, words, page, count);
+      bool far = (page / 64 > 0 && begin <= (page / 64 - 1) * 64) || end > ((page + count - 1) / 64 + 2) * 64 - 1;
+      ck_assert(run == mam__length_code(end - begin) || (far && run == MAM__SHORT_MOST));
+      measured++;
+      exact += run != MAM__SHORT_MOST;
+      mam__u32 again = page + random_below(count), more = 1 + random_below(page + count - again), longest = 0;
+      ck_assert_uint_eq(mam__run_take_at(again, more, &area), more);
+      for (mam__u32 at = begin, row = 0; at < end; at++) {
+        row = is_free(area, at) ? row + 1 : 0;
+        longest = row > longest ? row : longest;
+      }
+      ck_assert_uint_ge(mam__run_with(map, words, page, count), longest == 0 ? 0 : mam__length_code(longest));
+      mam__pages_release(area, again, more);
+    }
+    release_all(area);
+  }
+  ck_assert_uint_gt(measured, 300);
+  ck_assert_uint_gt(exact, measured / 4);
 }
 END_TEST
 
@@ -722,6 +772,7 @@ int main(void) {
   tcase_add_loop_test(tests, runs_over_the_end_of_a_part_are_found, 0, 2);
   tcase_add_loop_test(tests, long_runs_over_the_end_of_a_part_are_found, 0, 2);
   tcase_add_test(tests, long_runs_are_the_first_ones);
+  tcase_add_test(tests, runs_that_come_back_are_measured);
   tcase_add_test(tests, codes_of_lengths_are_close);
   tcase_add_test(tests, a_run_waits_for_a_sweep_of_others);
   tcase_add_test(tests, one_free_chunk_is_found_behind_many_old_hints);

@@ -81,8 +81,8 @@ MAM__INLINE void mam__swept(struct mam__heap_control *control, mam__u32 count) {
 }
 
 /* Gives the kept words of a part back to the page map, after words are not kept any more.  Returns the part, or
- * MAM__NO_PAGE if all have been given back.  The caller counts in control->opening: others miss what this has in its
- * hands. */
+ * MAM__NO_PAGE if all have been given back.  The caller counts in control->opening, since others miss what this has
+ * in its hands, and counts the part by mam__swept. */
 MAM__OUTLINE mam__u32 mam__kept_drain(struct mam__heap_control *control, struct mam__area area) {
   mam__u32 at = mam__load_relaxed_u32(&control->kept_end);
   if (at < MAM__KEPT_DONE)
@@ -98,13 +98,12 @@ MAM__OUTLINE mam__u32 mam__kept_drain(struct mam__heap_control *control, struct 
     words &= ~mam__run_bits(row, from);
     MAM__OUT_OF_SIGHT(mam__pages_release)(area, part << 12 | from << 6, row << 6);
   }
-  mam__swept(control, 1);
   return part;
 }
 
 /* Ends that words are kept, and gives parts back until it can take a run of pages that begins in one of them.  Returns
  * the page, or MAM__NO_PAGE. */
-MAM__INLINE mam__u32 mam__kept_claim(struct mam__heap_control *control, mam__u32 count) {
+MAM__OUTLINE mam__u32 mam__kept_claim(MAM__TAG(3) struct mam__heap_control *control, mam__u32 count) {
   const struct mam__area *area = &control->superblocks[0];
   mam__u32 page = MAM__NO_PAGE, part, known = mam__load_relaxed_u32(&control->kept_end);
   MAM__LOOP
@@ -120,9 +119,11 @@ MAM__INLINE mam__u32 mam__kept_claim(struct mam__heap_control *control, mam__u32
   }
   (void)mam__add_relaxed_u32(&control->opening[MAM__HEAP_KINDS], 1);
   MAM__LOOP
-  while (page == MAM__NO_PAGE && (part = MAM__OUT_OF_SIGHT(mam__kept_drain)(control, *area)) != MAM__NO_PAGE)
+  while (page == MAM__NO_PAGE && (part = MAM__OUT_OF_SIGHT(mam__kept_drain)(control, *area)) != MAM__NO_PAGE) {
+    mam__swept(control, 1);
     if (count <= area->page_count)
       page = mam__words_search(area, count, part << 6, mam__part_end(*area, part));
+  }
   (void)mam__add_acq_rel_u32(&control->opening[MAM__HEAP_KINDS], ~0u); /* release: as in mam__opening_end */
   return page;
 }
@@ -182,8 +183,9 @@ MAM__OUTLINE mam__u32 mam__kept_take_turns(struct mam__heap_control *control, co
 MAM__OUTLINE mam__u32 mam__run_take_kept(struct mam__heap_control *control, const struct mam__area *area,
                                          mam__u32 pages) {
   mam__u32 count = (pages + 63) >> 6, end = mam__load_relaxed_u32(&control->kept_end);
-  if (end >= MAM__KEPT_OFF && end < MAM__KEPT_DONE)
-    (void)MAM__OUT_OF_SIGHT(mam__kept_drain)(control, *area);
+  if (end >= MAM__KEPT_OFF && end < MAM__KEPT_DONE &&
+      MAM__OUT_OF_SIGHT(mam__kept_drain)(control, *area) != MAM__NO_PAGE)
+    mam__swept(control, 1);
   if (pages > area->page_count || count > end || end >= MAM__KEPT_OFF)
     return MAM__NO_PAGE;
   mam__u32 first = MAM__OUT_OF_SIGHT(mam__kept_take_turns)(control, area, count, end);

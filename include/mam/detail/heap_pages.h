@@ -35,6 +35,7 @@ MAM__OUTLINE void mam__pages_clear(struct mam__area area, mam__u32 index, mam__u
 
 /* Gives back a run of pages that the caller owns.  All its words are under way together. */
 MAM__OUTLINE void mam__pages_release(MAM__TAG(2) struct mam__area area, mam__u32 page, mam__u32 count) {
+  area.base = 0; /* what is not used need not be kept over the calls */
   mam__u32 index = page >> 6, words = ((page + count + 63) >> 6) - index;
   mam__u64 *map = mam__area_pages(area), first = ~(MAM__FULL_WORD << (page & 63)),
            last = MAM__FULL_WORD << ((page + count) & 63);
@@ -52,7 +53,7 @@ MAM__OUTLINE void mam__pages_release(MAM__TAG(2) struct mam__area area, mam__u32
     (void)mam__exchange_after_barrier_u64(&map[index + i], 0);
   MAM__OUT_OF_SIGHT(mam__map_words_opened)(map, mam__area_map_words(area), index, words);
   if (MAM__OUT_OF_SIGHT(mam__words_matter)(index, words, area))
-    MAM__OUT_OF_SIGHT(mam__pages_returned)(index, words, area);
+    MAM__OUT_OF_SIGHT(mam__pages_returned)(page, count, area);
 }
 
 /* ---- Runs within two words ---- */
@@ -136,7 +137,7 @@ MAM__INLINE mam__u32 mam__run_take_at(mam__u32 page, mam__u32 count, const struc
 MAM__OUTLINE void mam__words_behind(MAM__TAG(1) mam__u32 index, mam__u32 count, const struct mam__area *area) {
   mam__u32 words = (count >> 6) - 1;
   MAM__OUT_OF_SIGHT(mam__pages_returned)
-  (index + 1, words < MAM__WORDS_TOGETHER ? words : (mam__u32)MAM__WORDS_TOGETHER, *area);
+  ((index + 1) << 6, (words < MAM__WORDS_TOGETHER ? words : (mam__u32)MAM__WORDS_TOGETHER) << 6, *area);
 }
 
 /* Gives back got pages, which mam__run_take_at took of count. */

@@ -296,15 +296,29 @@ MAM__INLINE void mam__word_back(struct mam__area area, mam__u32 index) {
     mam__parts_back(area, mam__run_part(mam__area_pages(area), index), index >> 6, run);
 }
 MAM__OUTLINE void mam__word_returned(mam__u32 index, struct mam__area area) { mam__word_back(area, index); }
-MAM__OUTLINE void mam__pages_returned(mam__u32 index, mam__u32 words, struct mam__area area) {
+
+/* How long a run is at most, a code, that has pages of those which came back: another thread may have taken some again.
+ * MAM__SHORT_MOST if it may go on in further words than those beside them. */
+MAM__INLINE mam__u32 mam__run_with(const mam__u64 *map, mam__u32 words, mam__u32 page, mam__u32 count) {
+  mam__u32 index = page >> 6, last = (page + count - 1) >> 6, from = page & 63, to = (page + count - 1) & 63;
+  mam__u64 word = mam__load_relaxed_u64(&map[index]) & ~(MAM__FULL_WORD << from);
+  mam__u64 end = mam__load_relaxed_u64(&map[last]) & MAM__FULL_WORD << to << 1;
+  mam__u64 before = mam__load_relaxed_if_u64(index != 0, &map[index - 1], MAM__FULL_WORD);
+  mam__u64 after = mam__load_relaxed_if_u64(last + 1 < words, &map[last + 1], MAM__FULL_WORD);
+  if ((word == 0 && before == 0) || (end == 0 && after == 0))
+    return MAM__SHORT_MOST;
+  mam__u32 below = word != 0 ? from + mam__leading_zeros_u64(word) - 64 : from + mam__leading_zeros_u64(before);
+  mam__u32 above = end != 0 ? mam__lowest_u64(end) - to - 1 : 63 - to + mam__lowest_u64(after);
+  return mam__length_code(below + count + above);
+}
+
+/* The same as mam__word_returned after pages in several words came back. */
+MAM__OUTLINE void mam__pages_returned(mam__u32 page, mam__u32 count, struct mam__area area) {
+  mam__u32 index = page >> 6, last = (page + count - 1) >> 6;
   const mam__u64 *map = mam__area_pages(area);
-  mam__u32 run = MAM__SHORT_MOST;
-  if (words <= 2) { /* another thread may have taken some of the pages, so each word is looked at */
-    mam__u32 end = mam__run_longest(map, mam__area_map_words(area), index + words - 1);
-    run = mam__run_longest(map, mam__area_map_words(area), index);
-    run = run > end ? run : end;
-  }
-  mam__parts_back(area, mam__run_part(map, index), (index + words - 1) >> 6, run);
+  mam__u32 run =
+      last - index < 2 ? mam__run_with(map, mam__area_map_words(area), page, count) : (mam__u32)MAM__SHORT_MOST;
+  mam__parts_back(area, mam__run_part(map, index), last >> 6, run);
 }
 
 #endif /* MAM_DETAIL_HEAP_SHORTAGE_H */

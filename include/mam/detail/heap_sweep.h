@@ -106,7 +106,7 @@ MAM__OUTLINE struct mam__found mam__pages_claim(MAM__TAG(1) struct mam__heap_con
       if (!kept)
         return found;
       found.area = control->superblocks;
-      found.page = mam__kept_claim(control, count);
+      found.page = MAM__OUT_OF_SIGHT(mam__kept_claim)(control, count);
       if (found.page != MAM__NO_PAGE)
         return found;
       kept = i = 0; /* once more: other threads have given words back, too */
