@@ -11,14 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-static uint64_t random_state = 88172645463325252u;
-
-static uint32_t random_below(uint32_t bound) {
-  random_state ^= random_state << 13;
-  random_state ^= random_state >> 7;
-  random_state ^= random_state << 17;
-  return (uint32_t)(random_state >> 32) % bound;
-}
+#include "support/random.h"
 
 #define MAM__ATOMICS_SALT() random_below(1u << 30)
 

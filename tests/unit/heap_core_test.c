@@ -10,6 +10,7 @@ static unsigned salt(void);
 #define MAM__ATOMICS_SALT() salt()
 
 #include "support/heap_model.h"
+#include "support/random.h"
 #include "support/run_suite.h"
 
 enum { MIB = 1 << 20, MANY = 1 << 20 };
@@ -39,15 +40,6 @@ static void rest(void) {
 static unsigned salt(void) {
   static unsigned last;
   return last += 0x2545f491;
-}
-
-static uint64_t random_state = 88172645463325252u;
-
-static uint32_t random_below(uint32_t bound) {
-  random_state ^= random_state << 13;
-  random_state ^= random_state >> 7;
-  random_state ^= random_state << 17;
-  return (uint32_t)(random_state >> 32) % bound;
 }
 
 /* Takes blocks of one size until there are no more.  Returns their number. */
