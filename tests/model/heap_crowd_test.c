@@ -22,18 +22,10 @@ static uint32_t random_below(uint32_t bound);
 
 #include "support/coroutine.h"
 #include "support/heap_model.h"
+#include "support/random.h"
 #include "support/run_suite.h"
 
 enum { CROWD = 256, LANES = 32, MIB = 1 << 20 };
-
-static uint64_t random_state;
-
-static uint32_t random_below(uint32_t bound) {
-  random_state ^= random_state << 13;
-  random_state ^= random_state >> 7;
-  random_state ^= random_state << 17;
-  return (uint32_t)(random_state >> 32) % bound;
-}
 
 /* ---- The crowd ---- */
 

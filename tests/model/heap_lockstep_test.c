@@ -31,18 +31,10 @@ static uint64_t ticks_ns(void);
 #include "mam/detail/heap_grow.h"
 #include "support/coroutine.h"
 #include "support/heap_model.h"
+#include "support/random.h"
 #include "support/run_suite.h"
 
 enum { LANES = 32, LOADS_TOGETHER = 8, THREADS_MOST = 1 << 14, LOW = 16, HIGH = 1024, MIB = 1 << 20 };
-
-static uint64_t random_state;
-
-static uint32_t random_below(uint32_t bound) {
-  random_state ^= random_state << 13;
-  random_state ^= random_state >> 7;
-  random_state ^= random_state << 17;
-  return (uint32_t)(random_state >> 32) % bound;
-}
 
 /* ---- Lock-step ---- */
 
