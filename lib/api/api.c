@@ -88,16 +88,22 @@ static __attribute__((noinline)) cudaError_t malloc_hidden(void **ptr, size_t si
   return cudaSuccess;
 }
 
-/* A thread that sees no front does not ask for the id here: so one that records asks once. */
-cudaError_t MAM_CudaMalloc(void **ptr, size_t size) {
-  struct front *front = front_at_hand;
-  if (__builtin_expect(ptr == NULL || front == NULL, false))
-    return malloc_hidden(ptr, size, __builtin_return_address(0));
-  uintptr_t address = front_malloc_quick(front, size, __builtin_return_address(0), environment_id_quick());
+static __attribute__((noinline)) cudaError_t malloc_shown(void **ptr, size_t size, const void *site,
+                                                          struct front *front) {
+  uintptr_t address = front_malloc_quick(front, size, site, environment_id_quick());
   if (__builtin_expect(address == 0, false))
-    return malloc_missed(ptr, size, __builtin_return_address(0));
+    return malloc_missed(ptr, size, site);
   *ptr = (void *)address;
   return cudaSuccess;
+}
+
+/* Out of line, here and in MAM_CudaFree: a call that records saves no registers before it goes its own way.  A thread
+ * that sees no front does not ask for the id here: so one that records asks once. */
+cudaError_t MAM_CudaMalloc(void **ptr, size_t size) {
+  const void *site = __builtin_return_address(0);
+  struct front *front = front_at_hand;
+  return __builtin_expect(ptr != NULL && front != NULL, true) ? malloc_shown(ptr, size, site, front)
+                                                              : malloc_hidden(ptr, size, site);
 }
 
 cudaError_t MAM_CudaMallocTagged(void **ptr, size_t size, const void *tag) {
@@ -114,11 +120,17 @@ cudaError_t MAM_CudaMallocTagged(void **ptr, size_t size, const void *tag) {
   return cudaSuccess;
 }
 
+static __attribute__((noinline)) cudaError_t free_shown(uintptr_t address, struct front *front) {
+  enum front_freed freed = front_free_quick(front, address);
+  return __builtin_expect(freed == FRONT_FREED, true) ? cudaSuccess : api_free(address, freed);
+}
+
 cudaError_t MAM_CudaFree(void *ptr) {
+  struct front *front = front_at_hand;
   if (ptr == NULL)
     return cudaSuccess;
-  enum front_freed freed = front_free_quick(front_at_hand, (uintptr_t)ptr);
-  return __builtin_expect(freed == FRONT_FREED, true) ? cudaSuccess : api_free((uintptr_t)ptr, freed);
+  return __builtin_expect(front != NULL, true) ? free_shown((uintptr_t)ptr, front)
+                                               : api_free((uintptr_t)ptr, FRONT_FREED_NOT);
 }
 
 /* ---- Errors ---- */
