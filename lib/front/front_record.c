@@ -4,17 +4,8 @@
  */
 #include "front/front_record.h"
 
-#include "front/front_quick.h"
-
 static uint64_t context_of(const struct mam_pool *pool, uint64_t default_id) {
   return default_id != POOL_ANY_ID ? default_id : pool_record_context(pool);
-}
-
-uintptr_t front_record_malloc(size_t size, const void *site, uint64_t default_id) {
-  uintptr_t address = front_malloc_quick(front_mine, size, site, default_id);
-  if (address != 0)
-    record_allocated_quick(address, size, site, default_id, false, 0);
-  return address;
 }
 
 uintptr_t front_record_malloc_on(struct mam_pool *pool, uint64_t default_id, size_t size, const void *site,
@@ -23,14 +14,6 @@ uintptr_t front_record_malloc_on(struct mam_pool *pool, uint64_t default_id, siz
   if (address != 0)
     record_allocated_quick(address, size, site, context_of(pool, default_id), true, (uintptr_t)handle);
   return address;
-}
-
-enum front_freed front_record_free(uintptr_t address) {
-  uint64_t before = record_before();
-  enum front_freed freed = front_free_quick(front_mine, address);
-  if (freed <= FRONT_FREED_ZERO)
-    record_freed(before, address, false, 0);
-  return freed;
 }
 
 enum front_freed front_record_free_on(uintptr_t address, CUstream handle) {
