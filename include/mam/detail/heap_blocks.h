@@ -41,9 +41,9 @@ MAM__INLINE void mam__run_keep(struct mam__heap_control *control, struct mam__ar
                                mam__u32 count) {
   area.base = 0;
   mam__u32 first = (page + 63) >> 6, last = (page + count) >> 6;
-  MAM__OUT_OF_SIGHT(mam__pages_release)(area, page, (first << 6) - page);
+  mam__pages_release(area, page, (first << 6) - page);
   MAM__OUT_OF_SIGHT(mam__kept_give)(area, first, last - first);
-  MAM__OUT_OF_SIGHT(mam__pages_release)(area, last << 6, page + count - (last << 6));
+  mam__pages_release(area, last << 6, page + count - (last << 6));
   MAM__OUT_OF_SIGHT(mam__kept_settle)(&control->kept_end, area, first, last - first);
 }
 
@@ -61,7 +61,7 @@ MAM__INLINE int mam__run_free(struct mam__heap_control *control, struct mam__are
       area.words == control->superblocks[0].words)
     mam__run_keep(control, area, page, count);
   else
-    MAM__OUT_OF_SIGHT(mam__pages_release)(area, page, count);
+    mam__pages_release(area, page, count);
   return 1;
 }
 

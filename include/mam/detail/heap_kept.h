@@ -96,7 +96,7 @@ MAM__OUTLINE mam__u32 mam__kept_drain(struct mam__heap_control *control, struct 
   while (words != 0) {
     mam__u32 from = mam__lowest_u64(words), row = ~(words >> from) != 0 ? mam__lowest_u64(~(words >> from)) : 64;
     words &= ~mam__run_bits(row, from);
-    MAM__OUT_OF_SIGHT(mam__pages_release)(area, part << 12 | from << 6, row << 6);
+    mam__pages_release(area, part << 12 | from << 6, row << 6);
   }
   return part;
 }

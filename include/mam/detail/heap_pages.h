@@ -33,18 +33,12 @@ MAM__OUTLINE void mam__pages_clear(struct mam__area area, mam__u32 index, mam__u
     mam__word_back(area, index);
 }
 
-/* Gives back a run of pages that the caller owns.  All its words are under way together. */
-MAM__OUTLINE void mam__pages_release(MAM__TAG(2) struct mam__area area, mam__u32 page, mam__u32 count) {
-  area.base = 0; /* what is not used need not be kept over the calls */
+/* Gives back a run of pages over several words that the caller owns.  All its words are under way together.  Returns
+ * whether the caller is to call mam__pages_returned. */
+MAM__OUTLINE int mam__words_clear(MAM__TAG(2) struct mam__area area, mam__u32 page, mam__u32 count) {
   mam__u32 index = page >> 6, words = ((page + count + 63) >> 6) - index;
   mam__u64 *map = mam__area_pages(area), first = ~(MAM__FULL_WORD << (page & 63)),
            last = MAM__FULL_WORD << ((page + count) & 63);
-  if (count == 0)
-    return;
-  if (words == 1) {
-    MAM__OUT_OF_SIGHT(mam__pages_clear)(area, index, mam__run_bits(count, page & 63));
-    return;
-  }
   mam__barrier(); /* release, and not acquire: no other thread changes these bits, and the looks have a barrier */
   (void)mam__and_after_barrier_u64(&map[index], first);
   (void)mam__and_after_barrier_u64(&map[index + words - 1], ((page + count) & 63) != 0 ? last : 0);
@@ -52,7 +46,17 @@ MAM__OUTLINE void mam__pages_release(MAM__TAG(2) struct mam__area area, mam__u32
   for (mam__u32 i = 1; i < words - 1; i++)
     (void)mam__exchange_after_barrier_u64(&map[index + i], 0);
   MAM__OUT_OF_SIGHT(mam__map_words_opened)(map, mam__area_map_words(area), index, words);
-  if (MAM__OUT_OF_SIGHT(mam__words_matter)(index, words, area))
+  return MAM__OUT_OF_SIGHT(mam__words_matter)(index, words, area);
+}
+
+/* Gives back any run of pages that the caller owns. */
+MAM__INLINE void mam__pages_release(struct mam__area area, mam__u32 page, mam__u32 count) {
+  area.base = 0; /* what is not used need not be kept over the calls */
+  MAM__FORGET(page);
+  MAM__FORGET(count);
+  if (count != 0 && (page & 63) + count <= 64)
+    MAM__OUT_OF_SIGHT(mam__pages_clear)(area, page >> 6, mam__run_bits(count, page & 63));
+  else if (count != 0 && MAM__OUT_OF_SIGHT(mam__words_clear)(area, page, count))
     MAM__OUT_OF_SIGHT(mam__pages_returned)(page, count, area);
 }
 
@@ -141,8 +145,8 @@ MAM__OUTLINE void mam__words_behind(MAM__TAG(1) mam__u32 index, mam__u32 count, 
 }
 
 /* Gives back got pages, which mam__run_take_at took of count. */
-MAM__INLINE void mam__run_undo(mam__u32 page, mam__u32 got, mam__u32 count, const struct mam__area *area) {
-  MAM__OUT_OF_SIGHT(mam__pages_release)(*area, page, got);
+MAM__OUTLINE void mam__run_undo(mam__u32 page, mam__u32 got, mam__u32 count, const struct mam__area *area) {
+  mam__pages_release(*area, page, got);
   MAM__FORGET_ADDRESS(area);
   if (got != 0 && ((page + got) & 63) == 0 && count - got >= 128) /* whole words were tried */
     MAM__OUT_OF_SIGHT(mam__words_behind)((page + got) >> 6, count - got, area);
@@ -220,7 +224,7 @@ MAM__INLINE mam__u32 mam__run_take_any(const struct mam__area *area, mam__u32 co
       return tried.page;
     MAM__FORGET_ADDRESS(area);
     start = tried.page + tried.got + 1; /* another thread has the page before */
-    mam__run_undo(tried.page, tried.got, count, area);
+    MAM__OUT_OF_SIGHT(mam__run_undo)(tried.page, tried.got, count, area);
   }
 }
 

@@ -263,7 +263,7 @@ MAM__OUTLINE void mam__shortage_end(MAM__TAG(1) mam__u32 *shortage, mam__u32 run
 /* How long a run is free around pages that came back in a word of the page map, if that voids what is known or a thread
  * relies on the stamp; else 0.  The caller has passed mam__barrier_all since it changed the word.  All loads are under
  * way together: in a heap that is nearly full most calls end here. */
-MAM__OUTLINE mam__u32 mam__returned_run(mam__u32 index, struct mam__area area) {
+MAM__INLINE mam__u32 mam__returned_run(mam__u32 index, struct mam__area area) {
   mam__u32 part = index >> 6, before = mam__run_part(mam__area_pages(area), index);
   mam__u32 known[] = {mam__load_relaxed_u32(mam__area_shortage(area)),
                       mam__load_relaxed_u32(&mam__area_parts(area)[part]),
@@ -291,7 +291,7 @@ MAM__INLINE void mam__parts_back(struct mam__area area, mam__u32 first, mam__u32
 
 /* The same after pages came back in a word of the page map, or in so many words. */
 MAM__INLINE void mam__word_back(struct mam__area area, mam__u32 index) {
-  mam__u32 run = MAM__OUT_OF_SIGHT(mam__returned_run)(index, area);
+  mam__u32 run = mam__returned_run(index, area);
   if (run != 0)
     mam__parts_back(area, mam__run_part(mam__area_pages(area), index), index >> 6, run);
 }

@@ -161,7 +161,7 @@ enum {
   MAM__LEFT_CLASS_OPENED = 2,
   /* Pages came back, and something was known to be missing: mam__word_returned. */
   MAM__LEFT_RETURNED = 4,
-  /* The span has ended, and its pages lie in two words of the page map: mam__pages_clear. */
+  /* The span has ended, and its pages go on in the next word of the page map: mam__bits_free. */
   MAM__LEFT_PAGES = 8,
   /* The span is to be looked at again: see mam__span_try_end. */
   MAM__LEFT_AGAIN = 16,
@@ -185,17 +185,23 @@ MAM__OUTLINE mam__u32 mam__span_end(mam__u64 *usage, mam__u64 header, mam__u32 p
                                                                                              : 0;
 }
 
-/* Gives back the pages of a span that has ended, in the page map, and returns what is left to do.  It comes after
- * mam__barrier, which releases what was done in the pages. */
+/* Gives back pages of a span that has ended: bits of one word of the page map.  Returns what is left to do.  It comes
+ * after mam__barrier, which releases what was done in the pages.  run: how long a run they are part of; 0: as long as
+ * the free pages around them. */
+MAM__INLINE mam__u32 mam__bits_free(struct mam__area area, mam__u32 index, mam__u32 from, mam__u32 count,
+                                    mam__u32 run) {
+  mam__u64 bits = mam__run_bits(count, from), old = mam__and_after_barrier_u64(&mam__area_pages(area)[index], ~bits);
+  run = run == 0 ? mam__run_around(old & ~bits, from, from + count) : run;
+  return (old == MAM__FULL_WORD ? MAM__LEFT_PAGES_OPENED : 0) |
+         (mam__returned_matters(area, index, run) ? MAM__LEFT_RETURNED : 0);
+}
+
+/* The same for all of them, or for those of the first word. */
 MAM__INLINE mam__u32 mam__span_pages_free(struct mam__area area, mam__u32 page, mam__u32 pages) {
-  mam__u32 from = page & 63, left = 0;
-  if (from + pages > 64)
-    return MAM__LEFT_PAGES;
-  mam__u64 old = mam__and_after_barrier_u64(&mam__area_pages(area)[page >> 6], ~mam__run_bits(pages, from));
-  if (old == MAM__FULL_WORD)
-    left = MAM__LEFT_PAGES_OPENED;
-  mam__u32 run = mam__run_around(old & ~mam__run_bits(pages, from), from, from + pages);
-  return mam__returned_matters(area, page >> 6, run) ? left | MAM__LEFT_RETURNED : left;
+  mam__u32 from = page & 63;
+  if (from + pages <= 64)
+    return mam__bits_free(area, page >> 6, from, pages, 0);
+  return mam__bits_free(area, page >> 6, from, 64 - from, MAM__SHORT_MOST) | MAM__LEFT_PAGES;
 }
 
 /* ---- Freeing chunks ---- */
@@ -240,27 +246,25 @@ MAM__OUTLINE void mam__word_follow(mam__u32 word, mam__u32 bits, mam__u64 old, s
       return;
     old &= ~0xffffffffull; /* if the span is looked at again, no chunk of the word is used */
     bits = 0;
+    mam__u32 index = word / MAM__PAGE_WORDS / 64;
     MAM__LOOP
-    for (mam__u32 at = 0; (left & MAM__LEFT_PAGES) != 0 && at < 2;
-         at++) { /* the span lies in two words of the page map */
-      MAM__FORGET(word);
-      mam__u32 from = word / MAM__PAGE_WORDS & 63, here = 64 - from;
-      MAM__OUT_OF_SIGHT(mam__pages_clear)
-      (area, word / MAM__PAGE_WORDS / 64 + at,
-       at == 0 ? mam__run_bits(here, from) : mam__run_bits(mam__word_span_pages(old) - here, 0));
-    }
-    MAM__FORGET(word);
-    MAM__FORGET(area.page_count);
-    if ((left & MAM__LEFT_PAGES_OPENED) != 0) {
-      MAM__OUT_OF_SIGHT(mam__map_opened)(mam__area_pages(area), mam__area_map_words(area), word / MAM__PAGE_WORDS / 64);
-      MAM__FORGET(word);
+    for (;;) {
       MAM__FORGET(area.page_count);
-      left |= mam__returned_matters(area, word / MAM__PAGE_WORDS / 64, MAM__SHORT_MOST) ? MAM__LEFT_RETURNED : 0;
+      if ((left & MAM__LEFT_PAGES_OPENED) != 0) {
+        MAM__OUT_OF_SIGHT(mam__map_opened)(mam__area_pages(area), mam__area_map_words(area), index);
+        MAM__FORGET(area.page_count);
+        left |= mam__returned_matters(area, index, MAM__SHORT_MOST) ? MAM__LEFT_RETURNED : 0;
+      }
+      MAM__FORGET(area.page_count);
+      if ((left & MAM__LEFT_RETURNED) != 0)
+        MAM__OUT_OF_SIGHT(mam__word_returned)(index, area);
+      if ((left & MAM__LEFT_PAGES) == 0)
+        break;
+      index++;
+      MAM__FORGET(word);
+      left = mam__bits_free(area, index, 0, (word / MAM__PAGE_WORDS & 63) + mam__word_span_pages(old) - 64,
+                            MAM__SHORT_MOST);
     }
-    MAM__FORGET(word);
-    MAM__FORGET(area.page_count);
-    if ((left & MAM__LEFT_RETURNED) != 0)
-      MAM__OUT_OF_SIGHT(mam__word_returned)(word / MAM__PAGE_WORDS / 64, area);
     MAM__FORGET(word);
     MAM__FORGET(area.page_count);
     if ((left & MAM__LEFT_CLASS_OPENED) != 0) {
