@@ -94,11 +94,12 @@ void record_end(void) {
   if (!record_on())
     return;
   pthread_mutex_lock(&record_lock);
-  atomic_store_explicit(&recording.direct, true, memory_order_relaxed);
+  /* seq_cst, as the stores below: pairs with ring_look, which may raise a limit meanwhile. */
+  atomic_store_explicit(&recording.direct, true, memory_order_seq_cst);
   if (recording.open) {
-    recorders_drain_locked(true);
     for (struct recorder *recorder = recording.recorders; recorder != NULL; recorder = recorder->next)
-      atomic_store_explicit(&recorder->limit, 0, memory_order_relaxed);
+      atomic_store_explicit(&recorder->limit, 0, memory_order_seq_cst);
+    recorders_drain_locked(true);
     record_file_end(&recording.file);
     recording_failed_locked();
   }

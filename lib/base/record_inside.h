@@ -56,7 +56,8 @@ struct open_range {
 struct recorder {
   _Atomic uint64_t written;  /* by the thread: counts slots; release after a slot, pairs with the acquire in
                                 recorder_drain_locked */
-  _Atomic uint64_t limit;    /* relaxed: at this count the thread looks around; only the end of the process lowers it */
+  _Atomic uint64_t limit;    /* at this count the thread looks around; only the end of the process lowers it; order: see
+                              * ring_look, else relaxed */
   uint64_t last;             /* the thread's: the time of its last event; never falls */
   bool fast;                 /* the thread's: its next allocation may have that time, too */
   struct record_call detail; /* the thread's: of the last SLOT_DETAIL */
@@ -91,7 +92,7 @@ extern struct recording { /* under record_lock, but for what record_prepare writ
   uint64_t unloads;
   char written_path[PATH_MAX + 32];
   _Atomic uint64_t lost_count; /* relaxed: a number for itself */
-  _Atomic bool direct;         /* relaxed: the process ends, and each event goes to the file at once; see ring_look */
+  _Atomic bool direct;         /* the process ends, and each event goes to the file at once; order: see ring_look */
 } recording __attribute__((visibility("hidden")));
 
 /* record_on for a thread that has asked it before. */

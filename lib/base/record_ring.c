@@ -89,10 +89,8 @@ static inline struct recorder *recorder_get(void) {
   return __builtin_expect(recorder != NULL, true) ? recorder : recorder_make();
 }
 
-/* The ring is by a quarter fuller than at the last look, or full, or the process ends.  Makes room for one slot. */
-static __attribute__((noinline)) void ring_look(struct recorder *recorder, uint64_t written) {
-  NOT_CANCELLED;
-  bool ends = atomic_load_explicit(&recording.direct, memory_order_relaxed);
+/* Makes room for one slot.  ends: the process ends.  Returns up to which count the thread need not look again. */
+static uint64_t room_make(struct recorder *recorder, uint64_t written, bool ends) {
   /* acquire: the slots before are read; pairs with the release in recorder_drain_locked */
   uint64_t read = atomic_load_explicit(&recorder->read, memory_order_acquire);
   bool writes = atomic_load_explicit(&recording.writes, memory_order_relaxed);
@@ -110,7 +108,20 @@ static __attribute__((noinline)) void ring_look(struct recorder *recorder, uint6
   uint64_t limit = written + RING_WAKE;
   if (limit > read + RING_SLOTS)
     limit = read + RING_SLOTS;
-  atomic_store_explicit(&recorder->limit, ends ? 0 : limit, memory_order_relaxed);
+  return ends ? 0 : limit;
+}
+
+/* The ring is by a quarter fuller than at the last look, or full, or the process ends.  If record_end comes between the
+ * look at its flag and the store of the limit, the second look at the flag sees it: if it does not, it comes before
+ * record_end's store of the flag in the order of all seq_cst operations, so this limit comes before record_end's 0. */
+static __attribute__((noinline)) void ring_look(struct recorder *recorder, uint64_t written) {
+  NOT_CANCELLED;
+  bool ends, ends_now = atomic_load_explicit(&recording.direct, memory_order_relaxed);
+  do {
+    ends = ends_now;
+    atomic_store_explicit(&recorder->limit, room_make(recorder, written, ends), memory_order_seq_cst);
+    ends_now = atomic_load_explicit(&recording.direct, memory_order_seq_cst); /* pairs with record_end */
+  } while (ends_now && !ends);
 }
 
 /* The writer has had the line of a slot last, so a store would wait for it.  A compiler that may not count on prefetchw
