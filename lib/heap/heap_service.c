@@ -121,10 +121,12 @@ static void end_of_process(void) {
   struct timespec until = moment(now_us() + EXIT_WAIT_US);
   pthread_mutex_lock(&services_lock);
   for (struct heap_service *service = services; service != NULL; service = service->next) {
+    if (service->process != getpid()) /* a child without fork handlers: the lock may be the parent's thread's */
+      continue;
     pthread_mutex_lock(&service->lock);
     service->stopping = true;
     pthread_cond_broadcast(&service->changed);
-    int waited = service->process == getpid() ? 0 : -1;
+    int waited = 0;
     while (!service->ended && waited == 0)
       waited = pthread_cond_timedwait(&service->changed, &service->lock, &until);
     service->joined = service->ended;
