@@ -135,7 +135,7 @@ typedef struct MAM_HeapInfo {
                                     counted; 0 if there is no such block (the paper, formula 1) */
 } MAM_HeapInfo;
 
-/* Fills *info.  The call copies the heap's metadata to host memory, 1.7 % of the heap.  If the heap has records, it
+/* Fills *info.  The call copies the heap's metadata to host memory, 1.9 % of the heap.  If the heap has records, it
  * copies them by way of memory of the pool.
  *
  * cudaErrorInvalidValue          info is NULL or its struct_size is too small

@@ -51,7 +51,7 @@ MAM__INLINE struct mam_fill mam_span_fill(const mam__u64 *words) {
   MAM__UNROLL
   for (mam__u32 i = 0; i < MAM__PAGE_WORDS; i++) {
     mam__u64 word = words[i];
-    fill.live += mam__ones_u32((mam__u32)word);
+    fill.live += mam__ones_u32(mam__word_used(word));
     fill.chunks += mam__word_chunks(word);
   }
   return fill;
@@ -116,8 +116,8 @@ MAM__INLINE struct mam_slot_emptied mam_compact_slot_empty(const struct mam_comp
   MAM__UNROLL /* the loads are under way together */
       for (mam__u32 i = 0; i < MAM__PAGE_WORDS; i++) if (i < count) {
     mam__u32 handed_out = ticket <= 32 * i ? 0 : ticket - 32 * i >= 32 ? 32 : ticket - 32 * i;
-    mam__u64 word = words[i] & (~0xffffffffull | ((1ull << handed_out) - 1));
-    emptied.used |= (mam__u32)word;
+    mam__u64 word = words[i] | (mam__word_whole(words[i]) & ~mam__first_ones_u32(handed_out));
+    emptied.used |= mam__word_used(word);
     words[i] = word;
   }
   MAM__LOOP

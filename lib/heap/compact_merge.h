@@ -58,14 +58,11 @@ MAM__INLINE struct mam_source mam_source_at(const struct mam_compact *compact, m
                               0,          {0}};
   MAM__UNROLL
   for (mam__u32 i = 0; i < MAM__PAGE_WORDS; i++) {
-    source.used[i] = (mam__u32)words[i];
+    source.used[i] = mam__word_used(words[i]);
     source.live += mam__ones_u32(source.used[i]);
   }
   return source;
 }
-
-/* The free chunks of a usage word, a bit each.  0 for a word that no span has. */
-MAM__INLINE mam__u32 mam_word_holes(mam__u64 word) { return word == 0 ? 0 : ~(mam__u32)word & mam__word_full(word); }
 
 /* Reads the targets.  Returns how many chunks are free in them. */
 MAM__INLINE mam__u32 mam_merge_begin(struct mam_team team, const struct mam_compact *compact,
@@ -79,7 +76,7 @@ MAM__INLINE mam__u32 mam_merge_begin(struct mam_team team, const struct mam_comp
     mam__u64 *first = mam_span_words_at(place.area, place.page);
     room->words[target] = first;
     room->address[target] = mam__area_address(place.area, place.page);
-    room->free[i] = mam_word_holes(first[i % MAM__PAGE_WORDS]);
+    room->free[i] = mam__word_free(first[i % MAM__PAGE_WORDS]) & mam__word_whole(first[i % MAM__PAGE_WORDS]);
     sum += mam__ones_u32(room->free[i]);
   }
   sum = mam_team_scan(team, sum, &total);
@@ -205,8 +202,8 @@ MAM__INLINE void mam_merge_end(struct mam_team team, const struct mam_merge_room
   for (mam__u32 i = team.rank; i < words; i += team.count)
     if (count > room->before[i])
       /* Relaxed: no other thread looks at it.  Atomic, so that the thread does not wait for the old value. */
-      (void)mam__or_relaxed_u64(&room->words[i / MAM__PAGE_WORDS][i % MAM__PAGE_WORDS],
-                                mam__lowest_ones(room->free[i], count - room->before[i]));
+      (void)mam__and_relaxed_u64(&room->words[i / MAM__PAGE_WORDS][i % MAM__PAGE_WORDS],
+                                 ~(mam__u64)mam__lowest_ones(room->free[i], count - room->before[i]));
 }
 
 /* The merge of at most n candidates of a type. */

@@ -143,7 +143,7 @@ MAM__INLINE struct mam_span_left mam_span_left_at(const struct mam_compact *comp
       mam__area_address(place.area, place.page), type->pointers, type->pointer_count, 0, 0, {0}};
   MAM__UNROLL
   for (mam__u32 i = 0; i < MAM__PAGE_WORDS; i++)
-    left.used[i] = (mam__u32)words[i];
+    left.used[i] = mam__word_used(words[i]);
   left.bytes = mam__class_bytes(mam__word_class(words[0]));
   left.words = mam__word_span_words(words[0]);
   return left;
@@ -256,7 +256,7 @@ MAM__INLINE void mam_span_list(struct mam_team team, const struct mam_compact *c
   mam__u64 before = compact->order[span];
   MAM__UNROLL
   for (mam__u32 i = 0; i < MAM__PAGE_WORDS; i++) {
-    mam__u32 bits = (mam__u32)words[i];
+    mam__u32 bits = mam__word_used(words[i]);
     MAM__LOOP
     for (mam__u32 bit = team.rank; bit < 32; bit += team.count) {
       mam__u64 at = before + mam__ones_u32(bits & ((1u << bit) - 1));

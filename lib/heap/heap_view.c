@@ -34,7 +34,7 @@ static void settle_parked(struct heap_view *view, mam__u64 address) {
       area.words[(size_t)page * MAM__PAGE_WORDS] = 0; /* its pages stay taken in the map */
     else {
       struct mam__bit bit = mam__bit_of(offset, entry);
-      area.words[bit.word] &= ~(1ull << bit.bit);
+      area.words[bit.word] |= 1ull << bit.bit;
       view->held_bytes += mam__class_bytes((entry & 63) - 1);
     }
   }
@@ -63,7 +63,7 @@ static void end_if_empty(const struct mam__area *area, mam__u32 page) {
   mam__u64 *words = &area->words[(size_t)page * MAM__PAGE_WORDS];
   mam__u32 pages = mam__word_span_pages(words[0]), count = mam__word_span_words(words[0]), used = 0;
   for (mam__u32 i = 0; i < count; i++)
-    used |= (mam__u32)words[i];
+    used |= mam__word_used(words[i]);
   if (used != 0)
     return;
   memset(words, 0, count * sizeof *words);
@@ -79,7 +79,7 @@ void heap_view_settle(struct heap_view *view) {
   for (mam__u32 i = 0; i < view->count; i++)
     for (mam__u32 page = 0; page < view->areas[i].page_count; page++) {
       mam__u64 word = view->areas[i].words[(size_t)page * MAM__PAGE_WORDS];
-      if (word != 0 && !mam__word_is_run(word))
+      if (mam__word_class(word) != MAM__NO_KIND && !mam__word_is_run(word))
         end_if_empty(&view->areas[i], page);
     }
   for (mam__u32 i = 0; i < heap->slot_count * MAM__HEAP_KINDS; i++) {
@@ -90,7 +90,7 @@ void heap_view_settle(struct heap_view *view) {
       mam__u64 *word = word_of(view, address, (mam__u32)ticket);
       if (word == NULL || mam__word_class(*word) != size_class)
         break;
-      *word &= ~(1ull << ticket % 32);
+      *word |= 1ull << ticket % 32;
       view->held_count++;
       view->held_bytes += mam__class_bytes(size_class);
     }
@@ -108,7 +108,7 @@ static bool walk_page(const struct mam__area *area, mam__u32 page, heap_visit *v
     return visit(closure, address, (mam__u64)mam__run_pages(words[0], words[1]) << MAM__PAGE_SHIFT);
   mam__u32 bytes = mam__class_bytes(mam__word_class(words[0]));
   for (mam__u32 i = 0; i < mam__word_span_words(words[0]); i++)
-    for (mam__u32 used = (mam__u32)words[i]; used != 0; used &= used - 1)
+    for (mam__u32 used = mam__word_used(words[i]); used != 0; used &= used - 1)
       if (!visit(closure, address + (mam__u64)(32 * i + mam__lowest_u32(used)) * bytes, bytes))
         return false;
   return true;
@@ -117,7 +117,7 @@ static bool walk_page(const struct mam__area *area, mam__u32 page, heap_visit *v
 void heap_view_walk(const struct heap_view *view, heap_visit *visit, void *closure) {
   for (mam__u32 i = 0; i < view->count; i++)
     for (mam__u32 page = 0; page < view->areas[i].page_count; page++)
-      if (view->areas[i].words[(size_t)page * MAM__PAGE_WORDS] != 0 &&
+      if (mam__word_class(view->areas[i].words[(size_t)page * MAM__PAGE_WORDS]) != MAM__NO_KIND &&
           !walk_page(&view->areas[i], page, visit, closure))
         return;
 }
@@ -137,7 +137,7 @@ struct tally {
 static void tally_span(struct class_count *count, const mam__u64 *words) {
   count->spans++;
   for (mam__u32 i = 0; i < mam__word_span_words(words[0]); i++) {
-    mam__u32 live = mam__ones_u32((mam__u32)words[i]);
+    mam__u32 live = mam__ones_u32(mam__word_used(words[i]));
     count->live += live;
     count->free += mam__word_chunks(words[i]) - live;
   }
@@ -151,7 +151,7 @@ static void tally_view(const struct heap_view *view, struct tally *tally) {
       if (mam__word_is_run(words[0])) {
         tally->runs++;
         tally->run_bytes += (size_t)mam__run_pages(words[0], words[1]) << MAM__PAGE_SHIFT;
-      } else if (words[0] != 0)
+      } else if (mam__word_class(words[0]) != MAM__NO_KIND)
         tally_span(&tally->classes[mam__word_class(words[0]) & MAM__KIND_CLASS], words);
     }
 }

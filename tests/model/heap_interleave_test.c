@@ -105,6 +105,12 @@ static void claim_by_recycling(mam__u32 size_class) {
     hold((void *)(uintptr_t)mam__claim_chunk(claim, 0));
 }
 
+static void claim_quickly(mam__u32 size_class) {
+  void *block = heap_model_claim(model, size_class);
+  if (block != NULL)
+    hold(block);
+}
+
 static void claim_of_a_new_span(mam__u32 size_class) {
   struct mam__claim claim =
       mam__claim_own(model->control, size_class, mam__span_pages(model->control->heap.chunks, size_class), 1);
@@ -140,11 +146,10 @@ static const char *hidden(void) {
   for (mam__u32 page = 0; page < area.page_count; page++)
     for (mam__u32 i = 0; i < MAM__PAGE_WORDS; i++) {
       mam__u64 word = area.words[page * MAM__PAGE_WORDS + i];
-      if (word == 0 || mam__word_is_run(word) || (mam__u32)word == mam__word_full(word))
+      if (mam__word_free(word) == 0)
         continue;
       const mam__u64 *map = mam__area_class(area, mam__word_class(word));
-      mam__u32 block = page / MAM__BLOCK_PAGES;
-      if ((map[block >> 6] >> (block & 63) & 1) != 0 || map[mam__area_class_words(area)] == MAM__FULL_WORD)
+      if ((map[page >> 6] >> (page & 63) & 1) != 0 || map[mam__area_map_words(area)] == MAM__FULL_WORD)
         return "a free chunk is in no map";
     }
   return NULL;
@@ -176,7 +181,7 @@ static const char *left_over(void) {
     const mam__u64 *words = &area.words[page * MAM__PAGE_WORDS];
     mam__u32 used = 0;
     for (mam__u32 i = 0; i < MAM__PAGE_WORDS; i++)
-      used |= (mam__u32)words[i];
+      used |= mam__word_used(words[i]);
     if (words[0] != 0 && !mam__word_is_run(words[0]) && used == 0)
       return "an empty span has not ended";
   }
@@ -299,6 +304,12 @@ static void prepare_blocks(mam__u32 size_class, unsigned count) {
 }
 
 static void one_left(void) { prepare_blocks(CLASS_A, 1); }
+/* The same, and no other page is free, so the next span begins where this one did. */
+static void one_left_of_all(void) {
+  one_left();
+  mam__u32 pages = model->control->superblocks[0].page_count - mam__span_pages(model->control->heap.chunks, CLASS_A);
+  ck_assert_uint_ne(mam__run_malloc(model->control, (mam__u64)pages * MAM__PAGE_BYTES, 0), 0);
+}
 static void two_left(void) { prepare_blocks(CLASS_A, 2); }
 static void full_span(void) {
   prepare_blocks(CLASS_A, 32);
@@ -326,6 +337,8 @@ static void free_0(void) { free_prepared(0); }
 static void free_1(void) { free_prepared(1); }
 static void recycle_a(void) { claim_by_recycling(CLASS_A); }
 static void recycle_two_words(void) { claim_by_recycling(CLASS_TWO_WORDS); }
+static void quick_a(void) { claim_quickly(CLASS_A); }
+static void quick_two_words(void) { claim_quickly(CLASS_TWO_WORDS); }
 /* A claim of a thread that has found the span already. */
 static void claim_of_the_second_word(void) {
   struct mam__area area = model->control->superblocks[0];
@@ -338,6 +351,21 @@ static void claim_of_the_second_word(void) {
 static void free_and_split_anew(void) {
   free_prepared(0);
   claim_of_a_new_span(CLASS_B);
+}
+/* Each chunk that is used is a block of a thread. */
+static void none_is_lost(void) {
+  struct mam__area area = model->control->superblocks[0];
+  unsigned used = 0, held = 0;
+  for (mam__u32 i = 0; i < area.page_count * MAM__PAGE_WORDS; i++)
+    used += mam__ones_u32(mam__word_is_run(area.words[i]) ? 0 : mam__word_used(area.words[i]));
+  for (unsigned i = 0; i < THREADS; i++)
+    held += threads[i].count;
+  if (used != held)
+    violation = "a chunk is used and no thread has it";
+}
+static void free_and_split_smaller(void) {
+  free_prepared(0);
+  claim_of_a_new_span(CLASS_A - 1);
 }
 static void claim_and_free(void) {
   claim_by_recycling(CLASS_A);
@@ -417,7 +445,7 @@ static void swept(void) {
     mam__u64 word = area.words[page * MAM__PAGE_WORDS];
     if (word != 0 && !mam__word_is_run(word) && (word & MAM__WORD_WATCHED) == 0)
       violation = "a span is not watched after the sweep";
-    if (word != 0 && !mam__word_is_run(word) && (mam__u32)word == 0)
+    if (word != 0 && !mam__word_is_run(word) && mam__word_used(word) == 0)
       violation = "an empty span is left after the sweep";
   }
 }
@@ -682,9 +710,9 @@ static void claim_by_stale_size(void) {
   mam__u64 *word = &area.words[page * MAM__PAGE_WORDS];
   if (mam__word_class(mam__load_relaxed_u64(word)) != CLASS_A)
     return;
-  mam__u64 bit = 1ull << 5;
-  if ((mam__or_acq_rel_u64(word, bit) & bit) == 0) {
-    hold((char *)prepared[0] + 5 * mam__class_bytes(CLASS_A));
+  mam__u64 bit = 1ull << 1;
+  if ((mam__and_acq_rel_u64(word, ~bit) & bit) != 0) {
+    hold((char *)prepared[0] + mam__class_bytes(CLASS_A));
     if (mam__word_class(*word) != CLASS_A)
       violation = "a chunk was claimed by a size that its page has no more";
   }
@@ -706,6 +734,22 @@ static const struct scenario scenarios[] = {
      NULL},
     {"a free in a full span against a claim", 2, full_span, {free_0, recycle_a}, NULL},
     {"two frees in a full span against a claim", 3, full_span, {free_0, free_1, recycle_a}, NULL},
+    {"the last free against a quick claim", 2, one_left, {free_0, quick_a}, NULL},
+    {"the last free and another size against a quick claim", 2, one_left, {free_and_split_anew, quick_a}, NULL},
+    {"the last free and another size in the same pages against a quick claim",
+     2,
+     one_left_of_all,
+     {free_and_split_smaller, quick_a},
+     none_is_lost},
+    {"two last frees against a quick claim", 3, two_left, {free_0, free_1, quick_a}, NULL},
+    {"two last frees in two words against a quick claim", 3, two_words, {free_0, free_1, quick_two_words}, NULL},
+    {"a last free in two words against a quick and a slow claim",
+     3,
+     one_in_two_words,
+     {free_0, quick_two_words, recycle_two_words},
+     NULL},
+    {"a free in a full span against a quick and a slow claim", 3, full_span, {free_0, quick_a, recycle_a}, NULL},
+    {"two frees in a full span against a quick claim", 3, full_span, {free_0, free_1, quick_a}, NULL},
     {"two refills", 2, nothing, {take_tickets, take_tickets}, NULL},
     {"the end of a slot's span", 2, nothing, {take_many_tickets, take_many_tickets}, NULL},
     {"two frees of one block", 2, one_left, {free_twice, free_twice}, one_of_two_frees},
@@ -806,7 +850,7 @@ END_TEST
 
 START_TEST(the_papers_stale_chunk_size_is_found) {
   static const struct scenario stale = {
-      "the paper's claim", 2, one_left, {free_and_split_anew, claim_by_stale_size}, NULL};
+      "the paper's claim", 2, one_left_of_all, {free_and_split_smaller, claim_by_stale_size}, NULL};
   size_t states;
   ck_assert_ptr_nonnull(explore(&stale, HEAP_BYTES, &states));
 }

@@ -60,6 +60,19 @@ static inline void heap_model_destroy(struct heap_model *model) {
   free(model);
 }
 
+/* Claims a chunk of a span that was split, as a lane does whose slot is dry.  NULL if it finds none quickly. */
+static inline void *heap_model_claim(struct heap_model *model, mam__u32 kind) {
+  const mam_device_heap *heap = &model->control->heap;
+  mam__u32 limit = mam__slot_limit(heap, kind);
+  mam__u64 chunk = mam__chunk_claim(mam__heap_words(heap), heap->page_count, kind, limit < 32 ? 1 : limit / 32);
+  if ((chunk & MAM__CHUNK_OTHER) != 0)
+    chunk = mam__chunk_return(mam__heap_words(heap), heap->page_count, chunk);
+  mam__u64 page = (mam__u32)(chunk >> 8);
+  return chunk == 0
+             ? NULL
+             : (void *)(uintptr_t)(heap->base + (page << MAM__PAGE_SHIFT) + (chunk & 255) * mam__class_bytes(kind));
+}
+
 /* Does what count lanes of a warp do that ask for a chunk of a kind each: mam__malloc_kind, mam__malloc_more and
  * mam__malloc_rest of mam/device.cuh.  Writes the blocks in the order of the lanes.  Returns how many lanes got one. */
 static inline unsigned heap_model_malloc_kind(struct heap_model *model, mam__u32 kind, unsigned slot, unsigned count,
@@ -86,24 +99,31 @@ static inline unsigned heap_model_malloc_kind(struct heap_model *model, mam__u32
   prior = mam__slot_page(old, heap->base, heap->page_count);
   for (mam__u32 i = 0; i < mam__ones_u32(claim.mask); i++)
     blocks[done++] = (void *)(uintptr_t)mam__claim_chunk(claim, i);
-  if (done < count && (wanted & (MAM__REST_REFILL | MAM__REST_WHOLE)) != 0 && !mam__slot_is_dry(old)) {
-    struct mam__request request = mam__request_of(heap, wanted, place, prior);
-    mam__u32 page = MAM__NO_PAGE, got = count - done;
-    if ((wanted & MAM__REST_REFILL) != 0)
-      mam__held_set(&request);
-    if ((wanted & MAM__REST_REFILL) != 0 && request.lazy && prior != MAM__NO_PAGE)
-      page = mam__slot_retake(&request,
-                              mam__ring_take(mam__heap_words(heap), mam__area_rings(request.area), heap->page_count,
-                                             prior, kind, log2, home, request.home_count),
-                              got);
-    if (page == MAM__NO_PAGE) {
-      page = mam__refill_pages(&mam__cursors(model->control)[home], mam__heap_words(heap), heap->page_count, home,
-                               request.home_count, (mam__class_bytes(kind) << log2) >> MAM__PAGE_SHIFT);
-      if (page != MAM__NO_PAGE)
-        got = mam__slot_fill(&request, request.area, page, got, mam__lanes_alone());
+  if (done < count && (wanted & MAM__REST_DRY) != 0) {
+    unsigned left = count - done, first = 1;
+    for (; left != 0; left--, first = 0) { /* each lane for itself */
+      blocks[done] = heap_model_claim(model, kind);
+      if (blocks[done] == NULL)
+        continue;
+      done++;
+      if (first && (wanted & MAM__REST_REFILL) != 0) {
+        (void)mam__exchange_release_u64(&mam__slots(model->control)[number], MAM__SLOT_DRY | limit);
+        wanted &= ~(mam__u32)MAM__REST_REFILL;
+      }
     }
-    if (page != MAM__NO_PAGE) {
-      mam__u64 address = mam__area_address(request.area, page & MAM__REFILL_PAGE);
+  }
+  if (done < count && (wanted & (MAM__REST_REFILL | MAM__REST_WHOLE)) != 0 && !mam__slot_is_dry(old)) {
+    mam__u32 got = count - done;
+    mam__u64 renewed = 0;
+    if ((wanted & MAM__REST_REFILL) != 0 && (wanted & MAM__REST_LAZY) != 0 && prior != MAM__NO_PAGE)
+      renewed = mam__slot_again(model->control, heap->base, heap->words, heap->page_count, wanted, place, prior, got);
+    if (renewed == 0)
+      renewed = mam__slot_anew(model->control, heap->base, heap->words, heap->page_count, wanted, place, got);
+    if ((renewed & MAM__RENEWED) != 0)
+      mam__slot_renewed(model->control, wanted, place, prior, renewed);
+    if (renewed != 0) {
+      mam__u64 address = mam__slot_address(renewed);
+      got = got < 1u << log2 ? got : 1u << log2;
       for (mam__u32 i = 0; i < got; i++)
         blocks[done++] = (void *)(uintptr_t)(address + (mam__u64)i * claim.chunk_bytes);
       wanted &= ~(mam__u32)MAM__REST_REFILL;

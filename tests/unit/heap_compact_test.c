@@ -126,7 +126,7 @@ static double fragmentation(mam__u32 type, mam__u32 *spans, mam__u32 *used) {
       if (words[0] == 0 || mam__word_is_run(words[0]) || (words[0] >> 44 & 15) != type)
         continue;
       for (unsigned word = 0; word < (words[0] >> 40 & 15); word++) {
-        live += (unsigned)__builtin_popcount((unsigned)words[word]);
+        live += mam__ones_u32(mam__word_used(words[word]));
         chunks += words[word] >> 32 & 63;
       }
       *used += live;
@@ -455,7 +455,7 @@ START_TEST(pointers_into_empty_spans_stay) {
     else if (objects[i] != NULL)
       objects[i]->next[0] = (struct object *)gone;
   for (mam__u32 i = 0; i < MAM__PAGE_WORDS; i++)
-    words[i] &= ~0xffffffffull;
+    words[i] = mam__word_emptied(words[i]);
   (void)compact_model_passes(compact);
   compact_model_rewrite(compact);
   REQUIRE(mam__forwarded(&heap, gone) == gone);

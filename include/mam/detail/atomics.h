@@ -155,11 +155,14 @@ MAM__PTX_FETCH(mam__add_acquire_u64, "add", "acquire", mam__u64, "u64", "l")
 MAM__PTX_FETCH(mam__exchange_release_u64, "exch", "release", mam__u64, "b64", "l")
 MAM__PTX_FETCH(mam__exchange_acq_rel_u64, "exch", "acq_rel", mam__u64, "b64", "l")
 MAM__PTX_FETCH(mam__exchange_after_barrier_u64, "exch", "relaxed", mam__u64, "b64", "l")
+MAM__PTX_FETCH(mam__and_relaxed_u64, "and", "relaxed", mam__u64, "b64", "l")
 MAM__PTX_FETCH(mam__and_release_u64, "and", "release", mam__u64, "b64", "l")
+MAM__PTX_FETCH(mam__and_acquire_u64, "and", "acquire", mam__u64, "b64", "l")
 MAM__PTX_FETCH(mam__and_after_barrier_u64, "and", "relaxed", mam__u64, "b64", "l")
 MAM__PTX_FETCH(mam__and_acq_rel_u64, "and", "acq_rel", mam__u64, "b64", "l")
 MAM__PTX_FETCH(mam__or_relaxed_u64, "or", "relaxed", mam__u64, "b64", "l")
 MAM__PTX_FETCH(mam__or_acquire_u64, "or", "acquire", mam__u64, "b64", "l")
+MAM__PTX_FETCH(mam__or_release_u64, "or", "release", mam__u64, "b64", "l")
 MAM__PTX_FETCH(mam__or_acq_rel_u64, "or", "acq_rel", mam__u64, "b64", "l")
 MAM__PTX_FETCH(mam__or_acq_rel_u32, "or", "acq_rel", mam__u32, "b32", "r")
 MAM__PTX_FETCH(mam__add_acq_rel_u32, "add", "acq_rel", mam__u32, "u32", "r")
@@ -205,10 +208,10 @@ MAM__INLINE mam__u64 mam__load_relaxed_if_u64(int wanted, const mam__u64 *word, 
   return value;
 }
 
-MAM__INLINE mam__u64 mam__and_relaxed_if_u64(int wanted, mam__u64 *word, mam__u64 value, mam__u64 otherwise) {
+MAM__INLINE mam__u64 mam__or_relaxed_if_u64(int wanted, mam__u64 *word, mam__u64 value, mam__u64 otherwise) {
   mam__u64 old;
   asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %4, 0;\n\tmov.b64 %0, %3;\n\t"
-               "@p atom.relaxed.gpu.global.and.b64 %0, [%1], %2;\n\t}"
+               "@p atom.relaxed.gpu.global.or.b64 %0, [%1], %2;\n\t}"
                : "=&l"(old)
                : "l"(mam__global(word)), "l"(value), "l"(otherwise), "r"(wanted)
                : "memory");
@@ -253,6 +256,11 @@ MAM__INLINE mam__u64 mam__time_ns(void) {
 }
 
 MAM__INLINE mam__u32 mam__lowest_u32(mam__u32 value) { return (mam__u32)__ffs((int)value) - 1; }
+MAM__INLINE mam__u32 mam__first_ones_u32(mam__u32 count) { /* shifts of PTX go up to 32, those of C++ up to 31 */
+  mam__u32 zeros;
+  asm("shl.b32 %0, 0xffffffff, %1;" : "=r"(zeros) : "r"(count));
+  return ~zeros;
+}
 MAM__INLINE mam__u32 mam__lowest_u64(mam__u64 value) { return (mam__u32)__ffsll((long long)value) - 1; }
 MAM__INLINE mam__u32 mam__leading_zeros_u32(mam__u32 value) { return (mam__u32)__clz((int)value); }
 MAM__INLINE mam__u32 mam__leading_zeros_u64(mam__u64 value) { return (mam__u32)__clzll((long long)value); }
@@ -382,10 +390,12 @@ MAM__HOST_FETCH(mam__add_acquire_u64, __atomic_fetch_add, __ATOMIC_ACQUIRE, mam_
 MAM__HOST_FETCH(mam__exchange_release_u64, __atomic_exchange_n, __ATOMIC_RELEASE, mam__u64)
 MAM__HOST_FETCH(mam__exchange_acq_rel_u64, __atomic_exchange_n, __ATOMIC_ACQ_REL, mam__u64)
 MAM__HOST_FETCH(mam__and_relaxed_u64, __atomic_fetch_and, __ATOMIC_RELAXED, mam__u64)
+MAM__HOST_FETCH(mam__and_acquire_u64, __atomic_fetch_and, __ATOMIC_ACQUIRE, mam__u64)
 MAM__HOST_FETCH(mam__and_release_u64, __atomic_fetch_and, __ATOMIC_RELEASE, mam__u64)
 MAM__HOST_FETCH(mam__and_acq_rel_u64, __atomic_fetch_and, __ATOMIC_ACQ_REL, mam__u64)
 MAM__HOST_FETCH(mam__or_relaxed_u64, __atomic_fetch_or, __ATOMIC_RELAXED, mam__u64)
 MAM__HOST_FETCH(mam__or_acquire_u64, __atomic_fetch_or, __ATOMIC_ACQUIRE, mam__u64)
+MAM__HOST_FETCH(mam__or_release_u64, __atomic_fetch_or, __ATOMIC_RELEASE, mam__u64)
 MAM__HOST_FETCH(mam__or_acq_rel_u64, __atomic_fetch_or, __ATOMIC_ACQ_REL, mam__u64)
 MAM__HOST_FETCH(mam__or_acq_rel_u32, __atomic_fetch_or, __ATOMIC_ACQ_REL, mam__u32)
 MAM__HOST_FETCH(mam__add_acq_rel_u32, __atomic_fetch_add, __ATOMIC_ACQ_REL, mam__u32)
@@ -405,8 +415,8 @@ MAM__INLINE mam__u64 mam__cas_between_barriers_if_u64(int wanted, mam__u64 *word
 MAM__INLINE mam__u64 mam__load_relaxed_if_u64(int wanted, const mam__u64 *word, mam__u64 otherwise) {
   return wanted ? mam__load_relaxed_u64(word) : otherwise;
 }
-MAM__INLINE mam__u64 mam__and_relaxed_if_u64(int wanted, mam__u64 *word, mam__u64 value, mam__u64 otherwise) {
-  return wanted ? mam__and_relaxed_u64(word, value) : otherwise;
+MAM__INLINE mam__u64 mam__or_relaxed_if_u64(int wanted, mam__u64 *word, mam__u64 value, mam__u64 otherwise) {
+  return wanted ? mam__or_relaxed_u64(word, value) : otherwise;
 }
 MAM__INLINE void mam__barrier_all(void) {}
 /* All threads agree on the order of changes of one word.  This look is a change that adds 0, so it has a place in that
@@ -433,6 +443,8 @@ MAM__INLINE mam__u64 mam__time_ns(void) { return MAM__ATOMICS_TIME_NS(); }
 MAM__INLINE mam__u32 mam__salt(void) { return MAM__ATOMICS_SALT(); }
 
 MAM__INLINE mam__u32 mam__lowest_u32(mam__u32 value) { return (mam__u32)__builtin_ffs((int)value) - 1; }
+/* A number whose lowest count bits are 1; count is at most 63, and what does not fit is left out. */
+MAM__INLINE mam__u32 mam__first_ones_u32(mam__u32 count) { return (mam__u32)((1ull << count) - 1); }
 MAM__INLINE mam__u32 mam__lowest_u64(mam__u64 value) { return (mam__u32)__builtin_ffsll((long long)value) - 1; }
 MAM__INLINE mam__u32 mam__leading_zeros_u32(mam__u32 value) { return value == 0 ? 32 : (mam__u32)__builtin_clz(value); }
 MAM__INLINE mam__u32 mam__leading_zeros_u64(mam__u64 value) {

@@ -3,8 +3,8 @@
  * mam/detail/device_free.cuh - mam_free, mam_malloc_size and mam_forward (mam/device.cuh).
  *
  * A free reads its page's entry, which says where the chunk's bit is (heap_words.h).  Lanes that free chunks of the
- * same usage word form a group, and one of them clears the bits of all, by one atomic operation.  Many small groups
- * would take turns, so then each lane clears its own.  In a word that is watched, what follows is done out of line
+ * same usage word form a group, and one of them sets the bits of all, by one atomic operation.  Many small groups
+ * would take turns, so then each lane sets its own.  In a word that is watched, what follows is done out of line
  * (mam__free_more).
  *
  * What is not a chunk of the first superblock, or is to be checked, goes to mam__block_free (heap_blocks.h).
@@ -20,14 +20,18 @@ MAM__OUTLINE void mam__free_rest(struct mam__heap_control *control, void *block)
     (void)MAM__OUT_OF_SIGHT(mam__block_free)(control, (mam__u64)block);
 }
 
-/* Does what follows from clearing bits of a usage word in the first superblock, and counts bits that were 0 already. */
+/* Does what follows from freeing chunks of a usage word in the first superblock, and counts those that were not used.
+ */
 MAM__OUTLINE void mam__free_more(struct mam__heap_control *control, mam__u64 *words, mam__u32 page_count, mam__u32 word,
                                  mam__u64 old, mam__u32 bits) {
   struct mam__area area = {0, words, page_count, 0};
-  if (((mam__u32)old & bits) != bits)
-    (void)mam__add_relaxed_u64(&control->refused_free, mam__ones_u32(bits & ~(mam__u32)old));
-  if (((mam__u32)old & bits) != 0)
-    MAM__OUT_OF_SIGHT(mam__word_follow)(word, bits, old, area);
+  mam__u32 wrong = mam__word_wrong(old, bits);
+  if (wrong != 0) {
+    (void)mam__add_relaxed_u64(&control->refused_free, mam__ones_u32(wrong));
+    mam__wrong_undo(area, word, old, wrong);
+  }
+  if (wrong != bits)
+    MAM__OUT_OF_SIGHT(mam__word_follow)(word, bits & ~wrong, old, area);
 }
 
 /* The or of the bits of all lanes of a group. */
@@ -66,9 +70,8 @@ static __device__ __forceinline__ void mam_free(mam_device_heap heap, void *bloc
     if ((group & mam__lane_below()) != 0)
       return;
   }
-  mam__u64 old =
-      mam__and_release_u64(&mam__heap_words(&heap)[bit.word], ~(mam__u64)bits); /* release: as in mam__chunks_free */
-  if (mam__word_wants_more(old, bits) || ((mam__u32)old & bits) != bits)
+  mam__u64 old = mam__or_release_u64(&mam__heap_words(&heap)[bit.word], bits); /* release: as in mam__chunks_free */
+  if (mam__word_wants_more(old, bits) || mam__word_wrong(old, bits) != 0)
     MAM__OUT_OF_SIGHT(mam__free_more)(heap.control, mam__heap_words(&heap), heap.page_count, bit.word, old, bits);
 }
 

@@ -7,8 +7,9 @@
  *   1. mam__malloc_kind   The lanes that are here with the same kind form a group.  One atomic addition asks the slot
  * of their warp for a ticket each (heap_slots.h).  Most requests end here.  A group that is large enough for whole
  * spans asks for no tickets.
- *   2. mam__malloc_more   For the lanes without a ticket: wait for the thread that refills the slot, or refill the slot
- *                        with a span in the home, if the group has that task (heap_refill.h).
+ *   2. mam__malloc_more   For the lanes without a ticket.  If the slot is dry, each lane claims a chunk of a span that
+ *                        was split before, where that is quick (heap_recycle.h).  Else the first lane refills the slot
+ *                        near the home, if the group has that task, or waits for the thread that does (heap_refill.h).
  *   3. mam__malloc_rest   The first lane of the group does all there is to do for it (heap_scarce.h), and the heap may
  *                        grow meanwhile (heap_grow.h).  A round may serve a part of the group.
  *
@@ -35,9 +36,6 @@ MAM__INLINE mam__u32 mam__slot_here(const mam_device_heap &heap, mam__u32 home) 
   asm volatile("mov.u32 %0, %%warpid;" : "=r"(warp));
   return home << heap.warp_bits | (warp & ((1u << heap.warp_bits) - 1));
 }
-
-/* A page with this flag begins a span that a slot has got again, and the slot is filled already. */
-enum { MAM__REST_AGAIN = 1u << 31 };
 
 MAM__INLINE mam__u32 mam__wanted(const mam_device_heap &heap, mam__u32 kind, mam__u32 home) {
   return kind | home << MAM__REST_HOME | (heap.lazy && mam__kind_type(kind) == 0 ? MAM__REST_LAZY : 0);
@@ -119,71 +117,68 @@ MAM__INLINE mam__u32 mam__lanes_without(mam__u32 group, mam__u32 ticket, mam__u3
   return ticket >= limit ? group : group & ~mam__lowest_ones(group, limit - ticket);
 }
 
-/* mam__slot_fill for a group, out of line. */
-MAM__OUTLINE mam__u32 mam__slot_fill_apart(struct mam__heap_control *control, mam__u32 wanted, mam__u32 slot,
-                                           mam__u32 prior, mam__u32 flagged, mam__u32 group) {
-  struct mam__request request = mam__request_of(&control->heap, wanted, slot, prior);
-  struct mam__lanes lanes = mam__lanes_of(group);
-  return mam__slot_fill(&request, request.area, flagged, lanes.count, lanes);
-}
-
 /* Serves lanes of a group of which none has a ticket.  It keeps little over its calls: the rest it computes anew from
- * the kind, which it hides from the compiler for that purpose. */
+ * the kind, which it hides from the compiler for that purpose.
+ *
+ * Of a dry slot each lane claims a chunk for itself.  Lanes that found none form a group again: those that come to the
+ * match together, and all of them go on to mam__malloc_rest. */
 MAM__INLINE void *mam__malloc_more(const mam_device_heap &heap, mam__u32 wanted, mam__u32 slot, mam__u32 prior,
                                    mam__u32 group) {
-  mam__u32 rank;
-  if ((wanted & (MAM__REST_WHOLE | MAM__REST_REFILL | MAM__REST_DRY)) == 0) {
+  if ((wanted & MAM__REST_DRY) != 0) {
+    mam__u32 first = (group & mam__lane_below()) == 0, log2 = slot >> MAM__REST_CHUNKS;
+    mam__u64 chunk = MAM__OUT_OF_SIGHT(mam__chunk_claim)(mam__heap_words(&heap), heap.page_count,
+                                                         wanted & MAM__REST_KIND, log2 > 5 ? 1u << (log2 - 5) : 1);
+    if ((chunk & MAM__CHUNK_OTHER) != 0)
+      chunk = MAM__OUT_OF_SIGHT(mam__chunk_return)(mam__heap_words(&heap), heap.page_count, chunk);
+    if (chunk != 0) {
+      if (first && (wanted & MAM__REST_REFILL) != 0) /* leaves the task to the next request */
+        (void)mam__exchange_release_u64(&mam__slots(heap.control)[slot & MAM__REST_SLOT],
+                                        MAM__SLOT_DRY | 1u << (slot >> MAM__REST_CHUNKS));
+      mam__u32 page = (mam__u32)(chunk >> 8);
+      return mam__chunk_of(heap.base + ((mam__u64)page << MAM__PAGE_SHIFT), (mam__u32)chunk & 255,
+                           wanted & MAM__REST_KIND);
+    }
+    if (!first)
+      wanted &= ~(mam__u32)MAM__REST_REFILL;
+    group = mam__mask_alike_u64((mam__u64)slot << 32 | wanted);
+  }
+  MAM__LOOP
+  while ((wanted & MAM__REST_DRY) == 0 && heap.control != 0) {
     mam__u64 old = 0;
-    if ((group & mam__lane_below()) == 0)
+    int first = (group & mam__lane_below()) == 0, fills = (wanted & (MAM__REST_WHOLE | MAM__REST_REFILL)) != 0;
+    /* Refills come first: a lane of this warp that waits for a refill may wait for one of another warp, whose lanes
+     * wait for this one. */
+    if (first && fills) {
+      if ((wanted & MAM__REST_LAZY) != 0 && (wanted & MAM__REST_REFILL) != 0 && prior != MAM__NO_PAGE)
+        old = MAM__OUT_OF_SIGHT(mam__slot_again)(heap.control, heap.base, heap.words, heap.page_count, wanted, slot,
+                                                 prior, mam__ones_u32(group));
+      if (old == 0)
+        old = MAM__OUT_OF_SIGHT(mam__slot_anew)(heap.control, heap.base, heap.words, heap.page_count, wanted, slot,
+                                                mam__ones_u32(group));
+      if ((old & MAM__RENEWED) != 0)
+        MAM__OUT_OF_SIGHT(mam__slot_renewed)(heap.control, wanted, slot, prior, old);
+      old = old == 0 ? MAM__SLOT_TICKETS : old & ~(mam__u64)MAM__RENEWED;
+    }
+    asm volatile("" : "+r"(wanted), "+r"(slot), "+r"(group));
+    if (first && !fills)
       old = MAM__OUT_OF_SIGHT(mam__slot_wait)(&mam__slots(heap.control)[slot & MAM__REST_SLOT],
                                               1u << (slot >> MAM__REST_CHUNKS), mam__ones_u32(group));
     asm volatile("" : "+r"(wanted), "+r"(slot), "+r"(group));
     old = mam__mask_first_u64(group, old); /* all of the group: no lane has left it */
-    rank = mam__ones_u32(group & mam__lane_below());
+    mam__u32 rank = mam__ones_u32(group & mam__lane_below());
     mam__u32 ticket = (mam__u32)(old & MAM__SLOT_TICKETS), limit = 1u << (slot >> MAM__REST_CHUNKS);
     group = mam__lanes_without(group, ticket, limit);
     if (ticket + rank < limit)
       return mam__chunk_of(mam__slot_address(old), ticket + rank, wanted & MAM__REST_KIND);
+    if (fills) {
+      if (ticket < limit)
+        wanted &= ~(mam__u32)MAM__REST_REFILL;
+      break;
+    }
     wanted |= mam__slot_rest(old, limit);
     prior = mam__slot_page(old, heap.base, heap.page_count);
-  }
-  if ((wanted & (MAM__REST_WHOLE | MAM__REST_REFILL)) != 0 && (wanted & MAM__REST_DRY) == 0 && heap.control != 0) {
-    mam__u32 page = MAM__NO_PAGE;
-    if ((group & mam__lane_below()) == 0) {
-      struct mam__request request = mam__request_of(&heap, wanted, slot, prior);
-      struct mam__area area = request.area;
-      if ((wanted & MAM__REST_REFILL) != 0)
-        mam__held_set(&request);
-      if ((wanted & MAM__REST_LAZY) != 0 && (wanted & MAM__REST_REFILL) != 0 && prior != MAM__NO_PAGE)
-        page = MAM__REST_AGAIN |
-               mam__slot_retake(&request,
-                                MAM__OUT_OF_SIGHT(mam__ring_take)(
-                                    area.words, heap.entries + area.page_count, area.page_count, prior,
-                                    wanted & MAM__REST_KIND, request.chunks_log2, request.home, request.home_count),
-                                mam__ones_u32(group));
-      if (page == MAM__NO_PAGE)
-        page = MAM__OUT_OF_SIGHT(mam__refill_pages)(
-            &mam__cursors(heap.control)[request.home], area.words, area.page_count, request.home, request.home_count,
-            (mam__class_bytes(wanted & MAM__REST_KIND) << (slot >> MAM__REST_CHUNKS)) >> MAM__PAGE_SHIFT);
-    }
-    asm volatile("" : "+r"(wanted), "+r"(slot), "+r"(group), "+r"(prior));
-    page = mam__mask_first_u32(group, page); /* all of the group, without the lanes that the wait above has served */
-    if (page != MAM__NO_PAGE) {
-      struct mam__request request = mam__request_of(&heap, wanted, slot, prior);
-      struct mam__lanes lanes = mam__lanes_of(group);
-      mam__u32 got = lanes.count;
-      if ((page & MAM__REST_AGAIN) == 0)
-#if __CUDA_ARCH__ < 800 /* as a part of the kernel it would cost ten registers there */
-        got = MAM__OUT_OF_SIGHT(mam__slot_fill_apart)(heap.control, wanted, slot, prior, page, group);
-#else
-        got = mam__slot_fill(&request, request.area, page, lanes.count, lanes);
-#endif
-      page &= MAM__REFILL_PAGE;
-      group &= ~mam__lowest_ones(group, got);
-      if (lanes.rank < got)
-        return mam__chunk_of(mam__area_address(request.area, page), lanes.rank, wanted & MAM__REST_KIND);
-      wanted &= ~(mam__u32)MAM__REST_REFILL;
-    }
+    if ((wanted & MAM__REST_REFILL) == 0)
+      break;
   }
   return MAM__OUT_OF_SIGHT(mam__malloc_rest)(heap.control, wanted, slot, group);
 }

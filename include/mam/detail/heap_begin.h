@@ -94,7 +94,7 @@ MAM__INLINE void mam__control_begin(struct mam__heap_control *control, mam__u64 
 /* Writes an empty superblock's metadata.  Of count threads each writes a part. */
 MAM__INLINE void mam__area_clear(struct mam__area area, mam__u64 rank, mam__u64 count) {
   mam__u64 words = (mam__u64)area.page_count * MAM__PAGE_WORDS, map = mam__map_words(mam__area_map_words(area));
-  mam__u64 classes = (mam__u64)MAM__HEAP_KINDS * mam__map_words(mam__area_class_words(area));
+  mam__u64 classes = MAM__HEAP_KINDS * map;
   MAM__LOOP
   for (mam__u64 i = rank; i < words; i += count)
     area.words[i] = 0;

@@ -5,9 +5,9 @@
  *   address -> superblock -> page's entry -> span's usage word -> owner and slot
  *              mam__area_find  mam__block_at                        mam__chunk_is_live
  *
- * A chunk is live if its bit is 1 and it is not set aside for a slot.  The span's owner says to which slot it was given
+ * A chunk is live if its bit is 0 and it is not set aside for a slot.  The span's owner says to which slot it was given
  * when it was made.  Later, when it was empty, another slot of the same home may have taken it, but none elsewhere
- * (mam__ring_take).
+ * (mam__slot_again).
  *
  *   the span is in one of these slots    chunks below the next ticket are live
  *   one of these slots is being refilled perhaps with this span: the check waits until the refill is over
@@ -55,7 +55,7 @@ MAM__INLINE int mam__run_free(struct mam__heap_control *control, struct mam__are
     return 0;
   mam__u64 more = mam__load_relaxed_u64(&place[1]);
   mam__u32 count = mam__run_pages(word, more);
-  if (more != 0)
+  if (count >> 16 != 0)
     mam__store_relaxed_u64(&place[1], 0);
   if (count >= 2 * MAM__SPAN_PAGES && mam__load_relaxed_u32(&control->kept_end) < MAM__KEPT_OFF &&
       area.words == control->superblocks[0].words)
@@ -79,7 +79,7 @@ struct mam__block {
 /* A check waits so many times mam__pause, half a second to a second, for a slot that is being refilled. */
 enum { MAM__CHECK_ROUNDS = 5000000 };
 
-/* Whether a chunk whose bit is 1 is live, and not set aside for a slot: see above. */
+/* Whether a chunk whose bit is 0 is live, and not set aside for a slot: see above. */
 MAM__OUTLINE int mam__chunk_is_live(struct mam__heap_control *control, mam__u32 kind, mam__u64 address,
                                     mam__u32 chunk) {
   mam__u64 first = address - (mam__u64)chunk * mam__class_bytes(kind);
@@ -127,7 +127,8 @@ MAM__OUTLINE struct mam__block mam__block_at(struct mam__heap_control *control, 
   /* acquire: if a refill wrote the word, mam__chunk_is_live sees that the slot is being refilled, or what came later */
   mam__u64 word = mam__load_acquire_u64(&block.area->words[block.bit.word]);
   mam__u32 chunk = (block.bit.word & (MAM__PAGE_WORDS - 1)) * 32 + block.bit.bit;
-  if (word >> 56 == size_class + 1 && (word >> block.bit.bit & 1) != 0 && back < mam__word_span_pages(word) &&
+  if (word >> 56 == size_class + 1 && (mam__word_used(word) >> block.bit.bit & 1) != 0 &&
+      back < mam__word_span_pages(word) &&
       offset == ((mam__u64)(block.page - back) << MAM__PAGE_SHIFT) + (mam__u64)chunk * mam__class_bytes(size_class) &&
       MAM__OUT_OF_SIGHT(mam__chunk_is_live)(control, mam__word_class(word), address, chunk))
     block.size_class = size_class + 1;

@@ -147,16 +147,12 @@ MAM__OUTLINE mam__u32 mam__pages_near(mam__u32 count, struct mam__heap_control *
 #define MAM__REFILL_WATCH (1u << 28)
 /* The stamp is to be raised. */
 #define MAM__REFILL_STAMP (1u << 27)
-/* The bits of the page's number. */
+/* They stand from this bit on.  Below it are the bits of the page's number. */
+enum { MAM__REFILL_FLAGS = 27 };
 #define MAM__REFILL_PAGE (MAM__REFILL_STAMP - 1)
 
-/* A refill looks at 8 words together; at 4 where the linker counts the registers of each function. */
-#if defined(__CUDACC_RDC__) && defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 800 || __CUDA_ARCH__ >= 1000)
+/* A refill looks at so many words together. */
 enum { MAM__WORDS_AHEAD = 4 };
-#else
-enum { MAM__WORDS_AHEAD = MAM__AHEAD };
-#endif
-
 /* What a look returns: the run's first bit in its word, and the word's number from bit MAM__LOOK_WORD on. */
 enum {
   /* In the place of the bit: there is no run. */
@@ -168,8 +164,8 @@ enum {
 /* Looks at up to MAM__WORDS_AHEAD words, each `distance` behind the one before, for count zeros in a row.  The first
  * word comes first if it has them from the bit `from` on; else any of the words, by chance, so that threads that look
  * at the same time do not meet.  Returns MAM__LOOK_*.  Calls nothing. */
-MAM__OUTLINE mam__u32 mam__words_look(mam__u32 count, const mam__u64 *words, mam__u32 distance, mam__u32 left,
-                                      mam__u32 from) {
+MAM__INLINE mam__u32 mam__words_look(mam__u32 count, const mam__u64 *words, mam__u32 distance, mam__u32 left,
+                                     mam__u32 from) {
   mam__u64 starts[MAM__WORDS_AHEAD];
   mam__u32 fits = 0, at = 0;
   MAM__UNROLL
@@ -203,21 +199,23 @@ MAM__OUTLINE mam__u32 mam__words_look(mam__u32 count, const mam__u64 *words, mam
 /* Takes a run of pages of the home in the word at the cursor's turn, or in one of the next words of the round.  at: the
  * cursor's value, of which the lowest bits say from which page on the word is preferred.  Moves the cursor to the word.
  * Returns as mam__refill_pages. */
-MAM__OUTLINE mam__u32 mam__refill_look(mam__u32 pages, mam__u64 at, mam__u32 home, mam__u32 home_count,
-                                       struct mam__area area, mam__u64 *cursor) {
+MAM__INLINE mam__u32 mam__refill_look(mam__u32 pages, mam__u64 at, mam__u32 home, mam__u32 home_count,
+                                      struct mam__area area, mam__u64 *cursor) {
   mam__u32 turn = (mam__u32)at >> 6, wide = (mam__u32)(at >> 32);
   if (home + wide * home_count >= mam__area_map_words(area)) /* the width is that of a larger superblock */
     return MAM__NO_PAGE;
   mam__u32 left = wide + 1 - turn < MAM__WORDS_AHEAD ? wide + 1 - turn : (mam__u32)MAM__WORDS_AHEAD,
            index = home + turn * home_count;
-  mam__u32 seen =
-      MAM__OUT_OF_SIGHT(mam__words_look)(pages, &mam__area_pages(area)[index], home_count, left, (mam__u32)at & 63);
+  mam__u32 seen = mam__words_look(pages, &mam__area_pages(area)[index], home_count, left, (mam__u32)at & 63);
+  MAM__FORGET(area.page_count); /* what is computed from these is not kept over the look */
+  MAM__FORGET_ADDRESS(area.words);
+  MAM__FORGET(home);
   mam__u32 from = seen & 127, word = seen >> MAM__LOOK_WORD, step = from == MAM__LOOK_NONE ? left : word;
   if (step != 0)
     (void)mam__add_relaxed_u64(cursor, step << 6);
   if (from == MAM__LOOK_NONE)
     return MAM__NO_PAGE;
-  index += word * home_count;
+  index = home + (turn + word) * home_count;
   mam__u64 bits = mam__run_bits(pages, from);
   mam__u64 old = mam__or_acquire_u64(&mam__area_pages(area)[index], bits); /* pairs with mam__pages_clear */
   if ((old & bits) == 0)
@@ -239,28 +237,31 @@ MAM__INLINE mam__u64 mam__refill_widen(mam__u64 *cursor, mam__u32 map_words, mam
   return (mam__u64)wide << 32 | turn % (wide + 1) << 6;
 }
 
-/* Takes a run of pages in the caller's home of the first superblock, where that is quick: at the cursor, elsewhere in
- * its word, or in one of the next words.  If a round ends without a run, it becomes wider.  Returns the page, perhaps
- * with MAM__REFILL_FILLED; MAM__NO_PAGE if there was none. */
-MAM__OUTLINE mam__u32 mam__refill_pages(mam__u64 *cursor, mam__u64 *usage, mam__u32 page_count, mam__u32 home,
-                                        mam__u32 home_count, mam__u32 pages) {
-  struct mam__area area = {0, usage, page_count, 0};
-  mam__u64 at = mam__add_relaxed_u64(cursor, pages);
-  mam__u32 from = (mam__u32)at & 63, turn = (mam__u32)at >> 6, page;
-  if (from + pages > 64) { /* goes on in the next word */
+/* Takes the pages of a slot's span in the home of a request word, where that is quick: at the cursor, elsewhere in its
+ * word, or in one of the next words.  at: the cursor's value, to which the caller has added the pages.  If a round ends
+ * without a run, it becomes wider.  Returns the page, perhaps with MAM__REFILL_FILLED; MAM__NO_PAGE if there was none.
+ */
+MAM__INLINE mam__u32 mam__refill_pages(struct mam__heap_control *control, struct mam__area area, mam__u32 wanted,
+                                       mam__u32 slot, mam__u64 at) {
+  mam__u32 from = (mam__u32)at & 63, turn = (mam__u32)at >> 6;
+  if (from + mam__request_pages(wanted, slot) > 64) { /* goes on in the next word */
     turn++;
     from = 0;
   }
   at = (at & ~(mam__u64)0xffffffff) | turn % ((mam__u32)(at >> 32) + 1) << 6 | from;
-  page = MAM__OUT_OF_SIGHT(mam__refill_look)(pages, at, home, home_count, area, cursor);
   MAM__LOOP
-  for (int i = 1; i < MAM__HOME_TRIES && page == MAM__NO_PAGE; i++) {
-    if (mam__shortage_covers(mam__load_relaxed_u32(mam__area_shortage(area)), pages))
+  for (int i = 1;; i++) {
+    MAM__FORGET(wanted); /* what is computed from these is not kept over the look */
+    MAM__FORGET(slot);
+    MAM__FORGET_ADDRESS(control);
+    MAM__FORGET(area.page_count);
+    mam__u32 home = wanted >> MAM__REST_HOME & 1023, pages = mam__request_pages(wanted, slot);
+    mam__u32 page = mam__refill_look(pages, at, home, control->home_count, area, &mam__cursors(control)[home]);
+    if (page != MAM__NO_PAGE || i == MAM__HOME_TRIES ||
+        mam__shortage_covers(mam__load_relaxed_u32(mam__area_shortage(area)), pages))
       return page;
-    at = mam__refill_widen(cursor, mam__area_map_words(area), home, home_count);
-    page = MAM__OUT_OF_SIGHT(mam__refill_look)(pages, at, home, home_count, area, cursor);
+    at = mam__refill_widen(&mam__cursors(control)[home], mam__area_map_words(area), home, control->home_count);
   }
-  return page;
 }
 
 #endif /* MAM_DETAIL_HEAP_HOMES_H */

@@ -20,8 +20,8 @@
  *   shortage       32 bits: what the superblock is known not to have; stamp: 32 bits (heap_shortage.h)
  *   usage words    8 words a page (heap_words.h)
  *   page map       a map with a bit for each page: the truth about whether it is taken (heap_pages.h)
- *   class maps     for each kind a map with a bit for each eight pages: a hint, 0 where a span of the kind may have a
- *                  free chunk (heap_recycle.h)
+ *   class maps     for each kind a map with a bit for each page: a hint, 0 where a span of the kind begins that may
+ *                  have a free chunk (heap_recycle.h)
  *   moved          a bit for each page, in use during a compaction (heap_moved.h)
  *   kept           a map with a bit for each word of the page map: 0 if it is kept for long runs (heap_kept.h)
  *   parts          32 bits for each 64 words of the page map: what this part is known not to have
@@ -44,8 +44,6 @@ enum {
   MAM__PARK_WORDS = 2,
   /* A park's second word counts the superblock's units of 16 bytes in 20 bits.  The address stands above them. */
   MAM__PARK_NUMBER_BITS = 20,
-  /* A bit of a class map stands for 8 pages, a block. */
-  MAM__BLOCK_PAGES = 8,
   /* A count that many threads raise has 64 words, so that they seldom meet.  The sum counts. */
   MAM__COUNTERS = 64,
   /* Each kind has a count of openings.  The last count is for runs, and for slots and parks that are being flushed. */
@@ -180,18 +178,14 @@ MAM__INLINE mam__u32 mam__area_map_words(struct mam__area area) { return (area.p
 MAM__INLINE mam__u64 *mam__area_pages(struct mam__area area) {
   return area.words + (mam__u64)area.page_count * MAM__PAGE_WORDS;
 }
-/* The words of level 0 of a class map. */
-MAM__INLINE mam__u32 mam__area_class_words(struct mam__area area) {
-  return (area.page_count + 64 * MAM__BLOCK_PAGES - 1) / (64 * MAM__BLOCK_PAGES);
-}
+/* A class map has the levels of the page map. */
 MAM__INLINE mam__u64 *mam__area_class(struct mam__area area, mam__u32 size_class) {
-  return mam__area_pages(area) + mam__map_words(mam__area_map_words(area)) +
-         (mam__u64)mam__kind_number(size_class) * mam__map_words(mam__area_class_words(area));
+  return mam__area_pages(area) +
+         (mam__u64)(mam__kind_number(size_class) + 1) * mam__map_words(mam__area_map_words(area));
 }
 /* The map of moved pages.  It is 0 except between the begin and the end of a compaction. */
 MAM__INLINE mam__u64 *mam__area_moved(struct mam__area area) {
-  return mam__area_class(area, mam__kind_of(0, 1)) +
-         (mam__u64)MAM_HEAP_TYPES * mam__map_words(mam__area_class_words(area));
+  return mam__area_pages(area) + (MAM__HEAP_KINDS + 1ull) * mam__map_words(mam__area_map_words(area));
 }
 /* The parts of the page map: 64 words each. */
 MAM__INLINE mam__u32 mam__area_part_count(struct mam__area area) { return (mam__area_map_words(area) + 63) >> 6; }
@@ -223,7 +217,7 @@ MAM__INLINE mam__u64 mam__area_metadata_bytes(mam__u32 pages) {
  * memory.  The result has page_count 0 if there is no room for a page. */
 MAM__INLINE struct mam__area mam__area_place(mam__u64 address, mam__u64 bytes) {
   mam__u64 end = (address + bytes) & ~(mam__u64)(MAM__PAGE_BYTES - 1);
-  mam__u64 most = end > address ? (end - address) / (MAM__PAGE_BYTES + 70) : 0;
+  mam__u64 most = end > address ? (end - address) / (MAM__PAGE_BYTES + 76) : 0;
   struct mam__area area = {0, 0, most < 1u << 31 ? (mam__u32)most : 1u << 31, 0};
   MAM__LOOP
   while (area.page_count != 0 &&

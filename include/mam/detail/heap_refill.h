@@ -3,13 +3,13 @@
  * mam/detail/heap_refill.h - how a slot gets its next span.
  *
  *   mam__held_set      says that the slot is about to hold chunks (heap_slots.h)
- *   mam__ring_take     a span that the slot had before and that is empty now: its words go from empty to full
- *   mam__refill_pages  else pages at the home's cursor, of which mam__span_write makes a span (heap_homes.h)
- *   mam__pages_any     else pages from anywhere (mam__slot_refill)
- *   mam__slot_publish  writes the slot's word; the first chunks are the caller's
- *   mam__slot_filled   what may follow later: the ring, the page map's upper levels, a span that is to be watched
+ *   mam__slot_again    a span that the slot had before and that is empty now
+ *   mam__slot_anew     else a span in pages at the home's cursor (heap_homes.h)
+ *   mam__slot_renewed  what may follow later: the ring, the page map's upper levels, a span that is to be watched
+ *   mam__slot_refill   else a span in pages from anywhere
  *
- * The slot's word is written before mam__slot_filled, since other threads wait for the word and none for the rest.
+ * The first two write the slot's word before the third is called: other threads wait for the word and none for the
+ * rest.
  *
  * Rings.  In a lazy heap the spans that a slot has had form a ring: each page on which one begins says which is next
  * (mam__area_rings), by a number of 16 bits within the home.  A ring only says where the slot looks first; the usage
@@ -61,87 +61,9 @@ MAM__OUTLINE void mam__ring_insert(mam__u16 *rings, mam__u32 page_count, mam__u3
   mam__store_relaxed_u16(&rings[page], (mam__u16)after);
 }
 
-/* Takes the next span in the ring after the one at prior, if it is empty: each of its words goes from empty to full by
- * compare-and-swap.  If a word is not empty, the others are put back.  Returns in the lower half the page, or
- * MAM__NO_PAGE; in the upper half the page + 1 of a span that was put back and has become watched meanwhile, or 0.
- * Calls nothing. */
-MAM__OUTLINE mam__u64 mam__ring_take(mam__u64 *usage, const mam__u16 *rings, mam__u32 page_count, mam__u32 prior,
-                                     mam__u32 size_class, mam__u32 chunks_log2, mam__u32 home, mam__u32 home_count) {
-  mam__u32 page = mam__ring_page(page_count, mam__load_relaxed_u16(&rings[prior]), home, home_count), failed = 0;
-  mam__u32 words = ((1u << chunks_log2) + 31) >> 5;
-  if (page == MAM__NO_PAGE)
-    return page;
-  mam__u64 empty = mam__word_of(size_class, (mam__class_bytes(size_class) << chunks_log2) >> MAM__PAGE_SHIFT, words,
-                                words > 1 ? 32 : 1u << chunks_log2);
-  mam__u64 seen[MAM__PAGE_WORDS], watched = 0;
-  usage += page * MAM__PAGE_WORDS;
-  MAM__UNROLL
-  for (mam__u32 i = 0; i < MAM__PAGE_WORDS; i++)
-    seen[i] = mam__cas_between_barriers_if_u64(i < words, &usage[i], empty, empty | mam__word_full(empty));
-  MAM__UNROLL
-  for (mam__u32 i = 0; i < MAM__PAGE_WORDS; i++)
-    failed |= (mam__u32)(seen[i] != empty) << i;
-  if (failed == 0)
-    return page;
-  /* relaxed: the chunks were not used.  The next thread that claims them sees the frees before, also through this
-   * change. */
-  MAM__UNROLL
-  for (mam__u32 i = 0; i < MAM__PAGE_WORDS; i++)
-    seen[i] =
-        mam__and_relaxed_if_u64(i < words && (failed >> i & 1) == 0, &usage[i], ~(mam__u64)mam__word_full(empty), 0);
-  MAM__UNROLL
-  for (mam__u32 i = 0; i < MAM__PAGE_WORDS; i++)
-    watched |= seen[i] & MAM__WORD_WATCHED;
-  return (watched != 0 ? (mam__u64)(page + 1) << 32 : 0) | MAM__NO_PAGE;
-}
+/* ---- What remains after a refill ---- */
 
-/* ---- Requests ---- */
-
-/* A request for chunks that is to fill a slot: what a kernel knows of it and of the heap without loading anything. */
-struct mam__request {
-  struct mam__heap_control *control;
-  struct mam__area area; /* the first superblock */
-  mam__u64 *slot;        /* 0: the lanes are so many that they take whole spans */
-  mam__u32 size_class, chunks_log2, home, home_count;
-  mam__u32 prior;             /* the page of the slot's last span in area, or MAM__NO_PAGE */
-  mam__u32 owner, slot_count; /* the slot's number in its kind plus 1; the number of slots */
-  int lazy;                   /* as mam_device_heap's */
-};
-
-/* The request that a request word describes, for a slot by its number among all. */
-MAM__INLINE struct mam__request mam__request_of(const mam_device_heap *heap, mam__u32 wanted, mam__u32 slot,
-                                                mam__u32 prior) {
-  mam__u32 number = slot & MAM__REST_SLOT, kind = wanted & MAM__REST_KIND;
-  struct mam__request request = {heap->control,
-                                 mam__heap_area(heap),
-                                 (wanted & MAM__REST_WHOLE) != 0 ? 0 : &mam__slots(heap->control)[number],
-                                 kind,
-                                 slot >> MAM__REST_CHUNKS,
-                                 wanted >> MAM__REST_HOME & 1023,
-                                 mam__home_count(heap),
-                                 prior,
-                                 number - mam__kind_number(kind) * heap->slot_count + 1,
-                                 heap->slot_count,
-                                 (wanted & MAM__REST_LAZY) != 0};
-  return request;
-}
-
-/* The number of the request's slot among all. */
-MAM__INLINE mam__u32 mam__request_number(const struct mam__request *request) {
-  return mam__kind_number(request->size_class) * request->slot_count + request->owner - 1;
-}
-
-/* ---- Filling a slot ---- */
-
-/* Sets the bit of the slot's group in control->held.  The caller then refills the slot. */
-MAM__INLINE void mam__held_set(const struct mam__request *request) {
-  mam__u64 *held = &request->control->held[mam__kind_number(request->size_class)];
-  mam__u64 bit = mam__held_bit(request->slot_count, request->owner - 1);
-  if ((mam__load_relaxed_u64(held) & bit) == 0) /* otherwise all refills would change one word */
-    (void)mam__or_before_barrier_u64(held, bit);
-}
-
-/* The same without the look, for a slot by its number among all. */
+/* Sets the bit of the slot's group in control->held, for a slot by its number among all. */
 MAM__OUTLINE void mam__held_raise(struct mam__heap_control *control, mam__u32 slot) {
   mam__u32 count = control->heap.slot_count;
   (void)mam__or_before_barrier_u64(&control->held[slot / count], mam__held_bit(count, slot % count));
@@ -181,55 +103,149 @@ MAM__INLINE mam__u32 mam__slot_publish(struct mam__heap_control *control, const 
   return (lazy && mode != MAM__MODE_LAZY ? MAM__REFILL_WATCH : 0) | ((stamp & 1) != 0 ? MAM__REFILL_STAMP : 0);
 }
 
-/* Gives a slot the span that mam__ring_take took.  The first count chunks are the caller's.  Returns the page;
- * MAM__NO_PAGE if nothing was taken. */
-MAM__INLINE mam__u32 mam__slot_retake(const struct mam__request *request, mam__u64 taken, mam__u32 count) {
-  struct mam__area area = request->area;
-  mam__u32 page = (mam__u32)taken;
-  if (taken >> 32 != 0) /* it became watched while it was in use */
-    (void)MAM__OUT_OF_SIGHT(mam__span_watch)(area, (mam__u32)(taken >> 32) - 1);
+/* ---- Filling a slot ---- */
+
+/* What a refill of a slot needs to know of it, by a request word and the slot's number among all. */
+struct mam__renewal {
+  mam__u64 *place;
+  mam__u32 kind, home, limit, owner;
+};
+MAM__INLINE struct mam__renewal mam__renewal_of(const struct mam__heap_control *control, mam__u32 wanted,
+                                                mam__u32 slot) {
+  mam__u32 number = slot & MAM__REST_SLOT, kind = wanted & MAM__REST_KIND, count = control->heap.slot_count;
+  struct mam__renewal renewal = {&mam__slots((struct mam__heap_control *)control)[number], kind,
+                                 wanted >> MAM__REST_HOME & 1023, 1u << (slot >> MAM__REST_CHUNKS),
+                                 number - mam__kind_number(kind) * count + 1};
+  return renewal;
+}
+/* The word of control->held for the slot's group.  Its bit is set before the barrier of a refill, if it was not seen to
+ * be 1: otherwise all refills would change one word. */
+MAM__INLINE mam__u64 *mam__renewal_held(struct mam__heap_control *control, struct mam__renewal renewal) {
+  return &control->held[mam__kind_number(renewal.kind)];
+}
+MAM__INLINE void mam__renewal_hold(struct mam__heap_control *control, struct mam__renewal renewal, mam__u64 held) {
+  mam__u64 bit = mam__held_bit(control->heap.slot_count, renewal.owner - 1);
+  if ((held & bit) == 0)
+    (void)mam__or_before_barrier_u64(mam__renewal_held(control, renewal), bit);
+}
+
+/* Both of the following refill a slot for a thread that has the task.  prior: the page of the slot's last span in the
+ * first superblock, or MAM__NO_PAGE.  The first count chunks are the caller's, as far as there are so many.  They
+ * return the slot's word without tickets, and in their place MAM__RENEWED_*, for mam__slot_renewed; 0 if the slot got
+ * nothing. Other threads wait for them, so each is one function with few calls, and what it has to load is under way
+ * together. */
+enum { MAM__RENEWED = 15 };
+
+/* So many words of a span are changed together; fewer where the linker counts the registers of each function. */
+#if MAM__ON_DEVICE && defined(__CUDACC_RDC__)
+enum { MAM__AGAIN_TOGETHER = 2 };
+#else
+enum { MAM__AGAIN_TOGETHER = MAM__PAGE_WORDS };
+#endif
+
+/* Takes the next span in the ring after the one at prior, if it is empty: each of its words goes from empty to full by
+ * compare-and-swap.  If a word is not empty, the others are put back. */
+MAM__OUTLINE mam__u64 mam__slot_again(struct mam__heap_control *control, mam__u64 base, mam__u32 words_below,
+                                      mam__u32 page_count, mam__u32 wanted, mam__u32 slot, mam__u32 prior,
+                                      mam__u32 count) {
+  struct mam__area area = {base, (mam__u64 *)(base - 8 * (mam__u64)words_below), page_count, 0};
+  struct mam__renewal renewal = mam__renewal_of(control, wanted, slot);
+  mam__u64 held = mam__load_relaxed_u64(mam__renewal_held(control, renewal)), seen[MAM__AGAIN_TOGETHER], watched = 0;
+  mam__u32 number = mam__load_relaxed_u16(&mam__area_rings(area)[prior]), words = (renewal.limit + 31) >> 5, failed = 0;
+  mam__u32 page = mam__ring_page(page_count, number, renewal.home, control->home_count);
   if (page == MAM__NO_PAGE)
-    return page;
-  /* What the chunks' last users did comes before what threads do that find the span in the slot.  Pairs with
-   * mam__held_flush. */
-  mam__barrier_all();
-  mam__u32 stamp = mam__look_after_barrier_u32(mam__area_stamp(area));
-  (void)mam__exchange_after_barrier_u64(request->slot, mam__slot_of(mam__area_address(area, page), count));
-  if ((stamp & 1) != 0) {
-    MAM__OUT_OF_SIGHT(mam__held_raise)(request->control, mam__request_number(request));
-    MAM__OUT_OF_SIGHT(mam__stamp_raise)(mam__area_stamp(area));
+    return 0;
+  mam__renewal_hold(control, renewal, held);
+  mam__u64 full = mam__word_of(renewal.kind, mam__request_pages(wanted, slot), words, words > 1 ? 32 : renewal.limit);
+  mam__u64 empty = mam__word_emptied(full);
+  MAM__FORGET_ADDRESS(empty); /* otherwise each compare-and-swap waits for the one before */
+  MAM__FORGET_ADDRESS(full);
+  mam__u64 *usage = &area.words[page * MAM__PAGE_WORDS];
+  MAM__LOOP
+  for (mam__u32 i = 0; i < MAM__PAGE_WORDS; i += MAM__AGAIN_TOGETHER) {
+    MAM__UNROLL
+    for (mam__u32 j = 0; j < MAM__AGAIN_TOGETHER; j++)
+      seen[j] = i + j == 0 ? mam__cas_between_barriers_u64(usage, empty, full)
+                           : mam__cas_between_barriers_if_u64(i + j < words, &usage[i + j], empty, full);
+    MAM__UNROLL
+    for (mam__u32 j = 0; j < MAM__AGAIN_TOGETHER; j++)
+      failed |= (mam__u32)(seen[j] != empty) << (i + j);
   }
-  return page;
+  MAM__FORGET(slot);
+  MAM__FORGET(wanted);
+  MAM__FORGET(words_below);
+  MAM__FORGET_ADDRESS(control);
+  area.words = (mam__u64 *)(base - 8 * (mam__u64)words_below);
+  if (failed == 0) {
+    /* What the chunks' last users did comes before what threads do that find the span in the slot.  Pairs with
+     * mam__held_flush. */
+    mam__barrier_all();
+    mam__u32 stamp = mam__look_after_barrier_u32(mam__area_stamp(area));
+    (void)mam__exchange_after_barrier_u64(mam__renewal_of(control, wanted, slot).place,
+                                          mam__slot_of(mam__area_address(area, page), count));
+    return mam__slot_of(mam__area_address(area, page), (stamp & 1) != 0 ? MAM__REFILL_STAMP >> MAM__REFILL_FLAGS : 0);
+  }
+  /* relaxed: the chunks were not used.  The next thread that claims them sees the frees before, also through this
+   * change. */
+  MAM__LOOP
+  for (mam__u32 i = 0; i < MAM__PAGE_WORDS; i += MAM__AGAIN_TOGETHER) {
+    MAM__UNROLL
+    for (mam__u32 j = 0; j < MAM__AGAIN_TOGETHER; j++)
+      seen[j] = mam__or_relaxed_if_u64(i + j < words && (failed >> (i + j) & 1) == 0, &usage[i + j],
+                                       mam__word_whole(full), 0);
+    MAM__UNROLL
+    for (mam__u32 j = 0; j < MAM__AGAIN_TOGETHER; j++)
+      watched |= seen[j] & MAM__WORD_WATCHED;
+  }
+  if (watched != 0) /* it became watched while it was in use */
+    (void)MAM__OUT_OF_SIGHT(mam__span_watch)(area, page);
+  return 0;
 }
 
-/* Makes a span of pages that the caller took and gives it to the slot, if there is one.  flagged: the page, perhaps
- * with MAM__REFILL_FILLED.  The first chunks are the lanes'.  Returns how many they get.  Each lane takes part. */
-MAM__INLINE mam__u32 mam__slot_fill(const struct mam__request *request, struct mam__area area, mam__u32 flagged,
-                                    mam__u32 count, struct mam__lanes lanes) {
-  mam__u32 limit = 1u << request->chunks_log2, bytes = mam__class_bytes(request->size_class);
-  mam__u32 page = flagged & MAM__REFILL_PAGE;
-  int ringed = request->lazy && request->slot != 0 && area.words == request->area.words;
-  int lazy = ringed && mam__ring_number(page, request->home, request->home_count) != MAM__RING_NONE;
-  count = count < limit ? count : limit;
-  mam__span_write(area, page, request->size_class, (bytes << request->chunks_log2) >> MAM__PAGE_SHIFT, limit,
-                  lazy ? 0 : MAM__WORD_WATCHED, request->slot != 0 ? request->owner : MAM__OWNER_NONE, lanes);
-  MAM__FORGET(lanes.rank);
-  mam__lanes_sync(lanes);
-  if (lanes.rank != 0)
-    return count;
-  if (request->slot != 0)
-    flagged |= mam__slot_publish(request->control, request->area.words, request->slot,
-                                 mam__slot_of(mam__area_address(area, page), count), lazy);
+/* Takes pages of the home and makes a span of them.  With MAM__REST_WHOLE no slot gets it. */
+MAM__OUTLINE mam__u64 mam__slot_anew(struct mam__heap_control *control, mam__u64 base, mam__u32 words_below,
+                                     mam__u32 page_count, mam__u32 wanted, mam__u32 slot, mam__u32 count) {
+  struct mam__area area = {base, (mam__u64 *)(base - 8 * (mam__u64)words_below), page_count, 0};
+  struct mam__renewal renewal = mam__renewal_of(control, wanted, slot);
+  mam__u64 held = mam__load_relaxed_u64(mam__renewal_held(control, renewal));
+  mam__u64 at = mam__add_relaxed_u64(&mam__cursors(control)[renewal.home], mam__request_pages(wanted, slot));
+  mam__u32 whole = wanted & MAM__REST_WHOLE;
+  if (whole == 0)
+    mam__renewal_hold(control, renewal, held);
+  mam__u32 flagged = mam__refill_pages(control, area, wanted, slot, at), page = flagged & MAM__REFILL_PAGE;
+  if (flagged == MAM__NO_PAGE)
+    return 0;
+  MAM__FORGET(slot);
+  MAM__FORGET(wanted);
+  MAM__FORGET_ADDRESS(control);
+  MAM__FORGET(page_count);
+  renewal = mam__renewal_of(control, wanted, slot);
+  whole = wanted & MAM__REST_WHOLE;
+  int ringed = (wanted & MAM__REST_LAZY) != 0 && whole == 0;
+  int lazy = ringed && mam__ring_number(page, renewal.home, control->home_count) != MAM__RING_NONE;
+  mam__span_write(area, page, renewal.kind, mam__request_pages(wanted, slot), renewal.limit,
+                  lazy ? 0 : MAM__WORD_WATCHED, whole != 0 ? MAM__OWNER_NONE : renewal.owner);
+  if (whole == 0) {
+    count = count < renewal.limit ? count : renewal.limit;
+    flagged |=
+        mam__slot_publish(control, area.words, renewal.place, mam__slot_of(mam__area_address(area, page), count), lazy);
+  }
   flagged |= ringed ? MAM__REFILL_RINGED : 0;
-  if ((flagged & MAM__REFILL_STAMP) != 0)
-    MAM__OUT_OF_SIGHT(mam__held_raise)(request->control, mam__request_number(request));
-  if ((flagged & ~MAM__REFILL_PAGE) != 0)
-    MAM__OUT_OF_SIGHT(mam__slot_filled)
-  (area.words, area.page_count, request->home, request->home_count, request->prior, flagged);
-  return count;
+  return mam__slot_of(mam__area_address(area, page), flagged >> MAM__REFILL_FLAGS);
 }
 
-/* mam__slot_fill for a thread that acts alone, with pages of any superblock. */
+/* Does what a refill has left to do.  renewed: what it returned. */
+MAM__OUTLINE void mam__slot_renewed(MAM__TAG(1) struct mam__heap_control *control, mam__u32 wanted, mam__u32 slot,
+                                    mam__u32 prior, mam__u64 renewed) {
+  mam__u32 flags = (mam__u32)renewed << MAM__REFILL_FLAGS;
+  if ((flags & MAM__REFILL_STAMP) != 0)
+    MAM__OUT_OF_SIGHT(mam__held_raise)(control, slot & MAM__REST_SLOT);
+  MAM__OUT_OF_SIGHT(mam__slot_filled)
+  (mam__heap_words(&control->heap), control->heap.page_count, wanted >> MAM__REST_HOME & 1023, control->home_count,
+   prior, flags | mam__slot_page(renewed, control->heap.base, control->heap.page_count));
+}
+
+/* Gives a slot a span of pages of any superblock that the thread took; with MAM__REST_WHOLE no slot gets it. */
 MAM__INLINE struct mam__claim mam__slot_fill_alone(struct mam__heap_control *control, mam__u32 wanted, mam__u32 slot,
                                                    mam__u32 count, struct mam__found found) {
   mam__u32 limit = 1u << (slot >> MAM__REST_CHUNKS), owner = MAM__OWNER_NONE, flagged = 0;

@@ -79,7 +79,7 @@ MAM__INLINE mam__u64 mam__run_begin(struct mam__found place, mam__u32 pages) {
     return 0;
   mam__u64 *words = &place.area->words[place.page * MAM__PAGE_WORDS];
   mam__store_relaxed_u16(&mam__area_entries(*place.area)[place.page], MAM__ENTRY_RUN);
-  if (pages >> 24 != 0)
+  if (pages >> 16 != 0)
     mam__store_relaxed_u64(&words[1], mam__run_word_more(pages));
   mam__store_relaxed_u64(words, mam__run_word(pages));
   return mam__area_address(*place.area, place.page);

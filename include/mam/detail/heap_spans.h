@@ -33,42 +33,38 @@
 
 /* ---- Beginning ---- */
 
-/* Makes a span of pages that the caller owns.  All of its chunks count as used.  flags: MAM__WORD_WATCHED or 0.  Each
- * lane writes a part. */
+/* Makes a span of pages that the caller owns, with a power of two of chunks.  All of them count as used.  flags:
+ * MAM__WORD_WATCHED or 0. */
 MAM__INLINE void mam__span_write(struct mam__area area, mam__u32 page, mam__u32 size_class, mam__u32 pages,
-                                 mam__u32 chunks, mam__u64 flags, mam__u32 owner, struct mam__lanes lanes) {
+                                 mam__u32 chunks, mam__u64 flags, mam__u32 owner) {
   mam__u32 words = (chunks + 31) >> 5;
   mam__u16 *entries = mam__area_entries(area) + page;
-  if (lanes.rank == 0)
-    mam__store_relaxed_u16(mam__page_owner(area.words, page), (mam__u16)owner);
+  mam__u64 word = mam__word_of(size_class, pages, words, chunks < 32 ? chunks : 32) | flags;
+  mam__store_relaxed_u16(mam__page_owner(area.words, page), (mam__u16)owner);
   MAM__LOOP
-  for (mam__u32 i = lanes.rank; i < pages; i += lanes.count)
+  for (mam__u32 i = 0; i < pages; i++)
     mam__store_relaxed_u16(&entries[i], mam__entry_of(size_class, i));
   MAM__LOOP
-  for (mam__u32 i = lanes.rank; i < words; i += lanes.count) {
-    mam__u32 here = chunks - 32 * i < 32 ? chunks - 32 * i : 32;
-    mam__u64 word = mam__word_of(size_class, pages, words, here) | flags;
-    mam__store_relaxed_u64(&area.words[page * MAM__PAGE_WORDS + i], word | mam__word_full(word));
-  }
+  for (mam__u32 i = 0; i < words; i++)
+    mam__store_relaxed_u64(&area.words[page * MAM__PAGE_WORDS + i], word);
 }
 
 /* mam__span_write for a thread that acts alone. */
 MAM__OUTLINE void mam__span_write_alone(MAM__TAG(2) const struct mam__area *area, mam__u32 page, mam__u32 size_class,
                                         mam__u32 chunks, mam__u32 watched, mam__u32 owner) {
   mam__span_write(*area, page, size_class, mam__class_bytes(size_class) * chunks >> MAM__PAGE_SHIFT, chunks,
-                  watched != 0 ? MAM__WORD_WATCHED : 0, owner, mam__lanes_alone());
+                  watched != 0 ? MAM__WORD_WATCHED : 0, owner);
 }
 
 /* Sets the hint that the span that begins at page may have a free chunk.  A look tells whether the hint is set already,
  * which makes most calls cheap.  It comes after the change of the usage word whose old value brought the caller here.
  */
 MAM__OUTLINE void mam__span_hint(struct mam__area area, mam__u32 page, mam__u32 size_class) {
-  mam__u32 block = page / MAM__BLOCK_PAGES;
   mam__u64 *map = mam__area_class(area, size_class);
-  if ((mam__load_relaxed_u64(&map[block >> 6]) >> (block & 63) & 1) == 0)
+  if ((mam__load_relaxed_u64(&map[page >> 6]) >> (page & 63) & 1) == 0)
     return;
-  if (mam__and_acq_rel_u64(&map[block >> 6], ~(1ull << (block & 63))) == MAM__FULL_WORD)
-    MAM__OUT_OF_SIGHT(mam__map_opened)(map, mam__area_class_words(area), block >> 6);
+  if (mam__and_acq_rel_u64(&map[page >> 6], ~(1ull << (page & 63))) == MAM__FULL_WORD)
+    MAM__OUT_OF_SIGHT(mam__map_opened)(map, mam__area_map_words(area), page >> 6);
   if (mam__chunk_matters(area))
     MAM__OUT_OF_SIGHT(mam__stamp_raise)(mam__area_stamp(area));
 }
@@ -92,7 +88,8 @@ MAM__OUTLINE struct mam__claim mam__span_split(struct mam__found found, mam__u32
     MAM__FORGET(size_class);
     mam__u64 word = mam__word_of(size_class, pages, words, chunks - 32 * i < 32 ? chunks - 32 * i : 32);
     (void)mam__exchange_after_barrier_u64(&found.area->words[found.page * MAM__PAGE_WORDS + i],
-                                          word | MAM__WORD_WATCHED | (i == 0 ? count : 0));
+                                          MAM__WORD_WATCHED |
+                                              (mam__word_emptied(word) & ~(mam__u64)(i == 0 ? count : 0)));
   }
   if (free)
     MAM__OUT_OF_SIGHT(mam__span_hint)(*found.area, found.page, size_class);
@@ -106,17 +103,18 @@ MAM__OUTLINE struct mam__claim mam__span_split(struct mam__found found, mam__u32
  * watched, MAM__WORD_WATCHED. */
 #define MAM__WORD_CHUNKS (255ull << 32)
 
-/* Whether all words of a span are empty.  header: their upper half without MAM__WORD_CHUNKS.  *last: the last word,
- * which alone may have fewer than 32 chunks. */
+/* Whether all words of a span are empty.  header: their upper half without MAM__WORD_CHUNKS, and nothing else.  *last:
+ * the last word, which alone may have fewer than 32 chunks. */
 MAM__INLINE int mam__span_empty(const mam__u64 *words, mam__u64 header, mam__u32 count, mam__u64 *last) {
-  mam__u64 differs = 0, seen[4];
+  mam__u32 differs = 0;
+  mam__u64 seen[4];
   MAM__LOOP
   for (mam__u32 i = 0; i < count && differs == 0; i += 4) {
     MAM__UNROLL /* the loads are under way together */
         for (mam__u32 j = 0; j < 4; j++) seen[j] = mam__load_relaxed_if_u64(i + j < count, &words[i + j], header);
     MAM__UNROLL
     for (mam__u32 j = 0; j < 4; j++) {
-      differs |= (seen[j] ^ header) & ~MAM__WORD_CHUNKS;
+      differs |= (mam__u32)((seen[j] ^ header) >> 40) | mam__word_used(seen[j]);
       *last = i + j < count ? seen[j] : *last;
     }
   }
@@ -129,14 +127,14 @@ MAM__INLINE int mam__span_empty(const mam__u64 *words, mam__u64 header, mam__u32
  * not empty because of these words. */
 MAM__INLINE int mam__span_try_end(mam__u64 *words, mam__u64 header, mam__u32 count, mam__u64 last, mam__u16 *owner,
                                   int *again) {
-  mam__u64 full = header | MAM__WORD_WATCHED | 32ull << 32, first = count == 1 ? last : full;
+  mam__u64 empty = mam__word_emptied(header | MAM__WORD_WATCHED | 32ull << 32), first = count == 1 ? last : empty;
   mam__u32 failed = 0;
   *again = 0;
   if (mam__cas_between_barriers_u64(words, first, 0) != first)
     return 0;
   MAM__LOOP
   for (mam__u32 i = 1; i < count; i++) {
-    mam__u64 word = i + 1 == count ? last : full;
+    mam__u64 word = i + 1 == count ? last : empty;
     failed |= (mam__u32)(mam__cas_between_barriers_u64(&words[i], word, 0) != word) << i;
   }
   if (failed == 0)
@@ -148,7 +146,7 @@ MAM__INLINE int mam__span_try_end(mam__u64 *words, mam__u64 header, mam__u32 cou
   MAM__LOOP
   for (mam__u32 i = count; i-- != 0;)
     if ((failed >> i & 1) == 0)
-      (void)mam__exchange_release_u64(&words[i], i == 0 ? first : i + 1 == count ? last : full);
+      (void)mam__exchange_release_u64(&words[i], i == 0 ? first : i + 1 == count ? last : empty);
   *again = 1;
   return 0;
 }
@@ -206,25 +204,28 @@ MAM__INLINE mam__u32 mam__span_pages_free(struct mam__area area, mam__u32 page, 
 
 /* ---- Freeing chunks ---- */
 
-/* Whether something follows from clearing bits of a usage word whose value was old. */
+/* Whether something follows from freeing chunks of a usage word whose value was old. */
 MAM__INLINE int mam__word_wants_more(mam__u64 old, mam__u32 bits) {
-  return (old & MAM__WORD_WATCHED) != 0 && (((mam__u32)old & ~bits) == 0 || (mam__u32)old == mam__word_full(old));
+  return (old & MAM__WORD_WATCHED) != 0 &&
+         ((mam__word_free(old) | bits) == mam__word_whole(old) || mam__word_free(old) == 0);
 }
+/* Which of the bits that a free has set in a word, whose value was old, are of no chunk that was used. */
+MAM__INLINE mam__u32 mam__word_wrong(mam__u64 old, mam__u32 bits) { return bits & ~mam__word_used(old); }
 
-/* Does what follows from clearing bits of a usage word (see above), as far as it is short.  Returns what is left to do,
- * for mam__word_follow. */
+/* Does what follows from freeing chunks of a usage word (see above), as far as it is short.  Returns what is left to
+ * do, for mam__word_follow. */
 MAM__INLINE mam__u32 mam__word_changed(struct mam__area area, mam__u32 word, mam__u64 old, mam__u32 bits) {
   mam__u32 page = word / MAM__PAGE_WORDS, left = 0;
-  if (((mam__u32)old & ~bits) == 0) {
-    mam__u64 header = old & ~(MAM__FULL_WORD >> 24), last = old & ~(mam__u64)bits;
+  if ((mam__word_free(old) | bits) == mam__word_whole(old)) {
+    mam__u64 header = old & ~(MAM__FULL_WORD >> 24), last = old | bits;
     left = MAM__OUT_OF_SIGHT(mam__span_end)(area.words, header, page, last);
     MAM__FORGET(area.page_count);
     if (left == MAM__SPAN_ENDED)
       return mam__span_pages_free(area, page, mam__word_span_pages(old));
   }
-  if ((mam__u32)old == mam__word_full(old) || (left & MAM__LEFT_AGAIN) != 0) {
-    mam__u64 *hints = &mam__area_class(area, mam__word_class(old))[page / MAM__BLOCK_PAGES >> 6];
-    mam__u64 hint = 1ull << (page / MAM__BLOCK_PAGES & 63);
+  if (mam__word_free(old) == 0 || (left & MAM__LEFT_AGAIN) != 0) {
+    mam__u64 *hints = &mam__area_class(area, mam__word_class(old))[page >> 6];
+    mam__u64 hint = 1ull << (page & 63);
     /* The look makes the hint cheap.  It comes after the change of the usage word, whose old value brought the caller
      * here. */
     if ((mam__load_relaxed_u64(hints) & hint) != 0) {
@@ -235,7 +236,7 @@ MAM__INLINE mam__u32 mam__word_changed(struct mam__area area, mam__u32 word, mam
   return left;
 }
 
-/* Does all that follows from clearing bits of a usage word. */
+/* Does all that follows from freeing chunks of a usage word. */
 MAM__OUTLINE void mam__word_follow(mam__u32 word, mam__u32 bits, mam__u64 old, struct mam__area area) {
   mam__u32 left = MAM__LEFT_AGAIN;
   area.base = 0; /* what is not used need not be kept over the calls */
@@ -244,7 +245,7 @@ MAM__OUTLINE void mam__word_follow(mam__u32 word, mam__u32 bits, mam__u64 old, s
     left = mam__word_changed(area, word, old, bits);
     if (left == 0)
       return;
-    old &= ~0xffffffffull; /* if the span is looked at again, no chunk of the word is used */
+    old = mam__word_emptied(old); /* if the span is looked at again, no chunk of the word is used */
     bits = 0;
     mam__u32 index = word / MAM__PAGE_WORDS / 64;
     MAM__LOOP
@@ -269,8 +270,7 @@ MAM__OUTLINE void mam__word_follow(mam__u32 word, mam__u32 bits, mam__u64 old, s
     MAM__FORGET(area.page_count);
     if ((left & MAM__LEFT_CLASS_OPENED) != 0) {
       MAM__OUT_OF_SIGHT(mam__map_opened)
-      (mam__area_class(area, mam__word_class(old)), mam__area_class_words(area),
-       word / MAM__PAGE_WORDS / MAM__BLOCK_PAGES / 64);
+      (mam__area_class(area, mam__word_class(old)), mam__area_map_words(area), word / MAM__PAGE_WORDS / 64);
       left |= mam__chunk_matters(area) ? MAM__LEFT_STAMP : 0;
     }
     if ((left & MAM__LEFT_STAMP) != 0)
@@ -278,13 +278,21 @@ MAM__OUTLINE void mam__word_follow(mam__u32 word, mam__u32 bits, mam__u64 old, s
   }
 }
 
-/* Frees the chunks of a usage word whose bits are given.  Returns the bits that were 0 already. */
+/* Clears again those of wrong bits that are of no chunk. */
+MAM__INLINE void mam__wrong_undo(struct mam__area area, mam__u32 word, mam__u64 old, mam__u32 wrong) {
+  if ((wrong & ~mam__word_whole(old)) != 0)
+    (void)mam__and_relaxed_u64(&area.words[word], ~(mam__u64)(wrong & ~mam__word_whole(old)));
+}
+
+/* Frees the chunks of a usage word whose bits are given.  Returns the bits of those that were not used. */
 MAM__INLINE mam__u32 mam__chunks_free(struct mam__area area, mam__u32 word, mam__u32 bits) {
   /* release: what the chunks' users did comes before what the next ones do.  Pairs with mam__word_claim. */
-  mam__u64 old = mam__and_release_u64(&area.words[word], ~(mam__u64)bits);
-  if (((mam__u32)old & bits) != 0 && mam__word_wants_more(old, bits))
-    MAM__OUT_OF_SIGHT(mam__word_follow)(word, bits, old, area);
-  return bits & ~(mam__u32)old;
+  mam__u64 old = mam__or_release_u64(&area.words[word], bits);
+  mam__u32 wrong = mam__word_wrong(old, bits);
+  mam__wrong_undo(area, word, old, wrong);
+  if (wrong != bits && mam__word_wants_more(old, bits & ~wrong))
+    MAM__OUT_OF_SIGHT(mam__word_follow)(word, bits & ~wrong, old, area);
+  return wrong;
 }
 
 /* ---- Watching ---- */
@@ -319,8 +327,8 @@ MAM__OUTLINE mam__u32 mam__words_watch(MAM__TAG(2) mam__u64 header, mam__u64 *wo
     int alike = ((seen[i] ^ header) >> 40) == 0;
     mam__u64 old = mam__cas_between_barriers_if_u64(alike && (seen[i] & MAM__WORD_WATCHED) == 0, &words[i], seen[i],
                                                     seen[i] | MAM__WORD_WATCHED);
-    found |= (mam__u32)(alike && (mam__u32)seen[i] != mam__word_full(seen[i])) << i;
-    found |= (mam__u32)(alike && (mam__u32)seen[i] == 0) << (i + 8) | (mam__u32)(old != seen[i]) << (i + 16);
+    found |= (mam__u32)(alike && mam__word_free(seen[i]) != 0) << i;
+    found |= (mam__u32)(alike && mam__word_used(seen[i]) == 0) << (i + 8) | (mam__u32)(old != seen[i]) << (i + 16);
   }
   mam__barrier();
   return found;
@@ -330,7 +338,7 @@ MAM__OUTLINE mam__u32 mam__words_watch(MAM__TAG(2) mam__u64 header, mam__u64 *wo
  * many pages what begins there has, a run or a span, or fewer; 1 if nothing does. */
 MAM__OUTLINE mam__u32 mam__span_watch(struct mam__area area, mam__u32 page) {
   mam__u64 *words = &area.words[page * MAM__PAGE_WORDS], header = mam__load_relaxed_u64(words);
-  if (header == 0)
+  if (mam__word_class(header) == MAM__NO_KIND)
     return 1;
   if (mam__word_is_run(header)) { /* not by the second word: it may be another span's by now */
     mam__u32 pages = mam__run_pages(header, 0);
@@ -341,15 +349,14 @@ MAM__OUTLINE mam__u32 mam__span_watch(struct mam__area area, mam__u32 page) {
   for (mam__u32 again = found >> 16; again != 0; again &= again - 1) {
     mam__u32 i = mam__lowest_u32(again);
     mam__u64 word = mam__word_watch(&words[i], header);
-    found |= (mam__u32)(word != 0 && (mam__u32)word != mam__word_full(word)) << i;
-    found |= (mam__u32)(word != 0 && (mam__u32)word == 0) << (i + 8);
+    found |= (mam__u32)(word != 0 && mam__word_free(word) != 0) << i;
+    found |= (mam__u32)(word != 0 && mam__word_used(word) == 0) << (i + 8);
   }
   if ((found & 255) != 0)
     MAM__OUT_OF_SIGHT(mam__span_hint)(area, page, mam__word_class(header));
   if ((found >> 8 & 255) != 0) {
     mam__u32 word = page * MAM__PAGE_WORDS + mam__lowest_u32(found >> 8);
-    mam__u64 empty = (header & ~(mam__u64)0xffffffff) | MAM__WORD_WATCHED;
-    MAM__OUT_OF_SIGHT(mam__word_follow)(word, 0, empty, area);
+    MAM__OUT_OF_SIGHT(mam__word_follow)(word, 0, mam__word_emptied(header) | MAM__WORD_WATCHED, area);
   }
   return mam__word_span_pages(header);
 }

@@ -11,13 +11,16 @@
  * of its other pages are 0.  A change by compare-and-swap always compares the size class as well.
  *
  *   63       56 55       48 47  44 43  40   39     38  37    32 31                            0
- *   | class + 1 |   pages   | type | words | watched | - | chunks |  a bit for each chunk: used  |
+ *   | class + 1 |   pages   | type | words | watched | - | chunks |  a bit for each chunk: free  |
  *
  *   class + 1   0: no span begins here, and the whole word is 0.  255: a request of whole pages (a run)
  *   pages       how many pages the span has
  *   words       how many usage words the span has
  *   watched     the thread that clears bits of the word does what follows from that (heap_spans.h)
  *   chunks      how many chunks the word has, 1 to 32
+ *
+ * A 1 is a free chunk, so a thread claims chunks by clearing bits, in one atomic operation whatever others do to the
+ * word: where no span is, there is nothing to clear.  What the word was before says what the thread has got.
  *
  * The lower half is all that mam_free changes, so a wrong free inside a run changes nothing that matters.
  *
@@ -132,6 +135,7 @@ enum { MAM__CLASS_RUN = 255 };
 /* The word is watched: see heap_spans.h. */
 #define MAM__WORD_WATCHED (1ull << 39)
 
+/* A word whose chunks are all used. */
 MAM__INLINE mam__u64 mam__word_of(mam__u32 kind, mam__u32 pages, mam__u32 words, mam__u32 chunks) {
   mam__u32 high = ((kind & MAM__KIND_CLASS) + 1) << 24 | pages << 16 | mam__kind_type(kind) << 12 | words << 8 | chunks;
   return (mam__u64)high << 32;
@@ -143,17 +147,23 @@ MAM__INLINE mam__u32 mam__word_class(mam__u64 word) {
 MAM__INLINE mam__u32 mam__word_span_pages(mam__u64 word) { return (mam__u32)(word >> 48) & 255; }
 MAM__INLINE mam__u32 mam__word_span_words(mam__u64 word) { return (mam__u32)(word >> 40) & 15; }
 MAM__INLINE mam__u32 mam__word_chunks(mam__u64 word) { return (mam__u32)(word >> 32) & 63; }
-MAM__INLINE mam__u32 mam__word_full(mam__u64 word) { return 0xffffffffu >> (32 - mam__word_chunks(word)); }
+/* A bit for each of the word's chunks; 0 if no span begins there. */
+MAM__INLINE mam__u32 mam__word_whole(mam__u64 word) { return mam__first_ones_u32(mam__word_chunks(word)); }
+MAM__INLINE mam__u32 mam__word_free(mam__u64 word) { return (mam__u32)word; }
+MAM__INLINE mam__u32 mam__word_used(mam__u64 word) { return mam__word_whole(word) & ~mam__word_free(word); }
+/* The same word without free chunks, and with all of them free. */
+MAM__INLINE mam__u64 mam__word_filled(mam__u64 word) { return word & ~(mam__u64)0xffffffff; }
+MAM__INLINE mam__u64 mam__word_emptied(mam__u64 word) { return mam__word_filled(word) | mam__word_whole(word); }
 
-/* A run has two usage words.  Bits 32 to 55 of the first one hold the lower 24 bits of its number of pages, those of
- * the second one the upper bits. */
+/* A run has two usage words.  Bits 40 to 55 of the first one hold the lower 16 bits of its number of pages, those of
+ * the second one the upper 16.  The number of chunks is 0 in both, so every free of a chunk there is refused. */
 MAM__INLINE mam__u64 mam__run_word(mam__u32 pages) {
-  return (mam__u64)MAM__CLASS_RUN << 56 | (mam__u64)(pages & 0xffffff) << 32;
+  return (mam__u64)MAM__CLASS_RUN << 56 | (mam__u64)(pages & 0xffff) << 40;
 }
-MAM__INLINE mam__u64 mam__run_word_more(mam__u32 pages) { return (mam__u64)(pages >> 24) << 32; }
+MAM__INLINE mam__u64 mam__run_word_more(mam__u32 pages) { return (mam__u64)(pages >> 16) << 40; }
 MAM__INLINE int mam__word_is_run(mam__u64 word) { return word >> 56 == MAM__CLASS_RUN; }
 MAM__INLINE mam__u32 mam__run_pages(mam__u64 word, mam__u64 more) {
-  return ((mam__u32)(word >> 32) & 0xffffff) | (mam__u32)(more >> 32) << 24;
+  return ((mam__u32)(word >> 40) & 0xffff) | ((mam__u32)(more >> 40) & 0xffff) << 16;
 }
 
 /* ---- Entries ---- */
@@ -243,5 +253,10 @@ enum {
   /* slot: the bits below are the slot's number among all. */
   MAM__REST_SLOT = (1 << MAM__REST_CHUNKS) - 1
 };
+
+/* The pages of the span that a request fills a slot with. */
+MAM__INLINE mam__u32 mam__request_pages(mam__u32 wanted, mam__u32 slot) {
+  return (mam__class_bytes(wanted & MAM__REST_KIND) << (slot >> MAM__REST_CHUNKS)) >> MAM__PAGE_SHIFT;
+}
 
 #endif /* MAM_DETAIL_HEAP_WORDS_H */

@@ -31,36 +31,6 @@ MAM__INLINE mam__u32 mam__warp_lane(void) {
   return lane;
 }
 
-/* Both serve a lane that alone has to refill a slot, if that is quick: the first with a span that the slot had before,
- * the second with a span in new pages of the home.  Each returns the address of the span, whose first chunk is the
- * lane's; 0 if it had none. */
-MAM__OUTLINE mam__u64 mam__warp_slot_again(mam__u32 wanted, mam__u32 slot, mam__u32 prior,
-                                           struct mam__heap_control *control) {
-  struct mam__request request = mam__request_of(&control->heap, wanted, slot, prior);
-  struct mam__area area = request.area;
-  if (!request.lazy || prior == MAM__NO_PAGE)
-    return 0;
-  mam__held_set(&request);
-  mam__u64 taken =
-      MAM__OUT_OF_SIGHT(mam__ring_take)(area.words, control->heap.entries + area.page_count, area.page_count, prior,
-                                        request.size_class, request.chunks_log2, request.home, request.home_count);
-  mam__u32 page = mam__slot_retake(&request, taken, 1);
-  return page != MAM__NO_PAGE ? mam__area_address(area, page) : 0;
-}
-MAM__OUTLINE mam__u64 mam__warp_slot_anew(MAM__TAG(1) mam__u32 wanted, mam__u32 slot, mam__u32 prior,
-                                          struct mam__heap_control *control) {
-  struct mam__request request = mam__request_of(&control->heap, wanted, slot, prior);
-  struct mam__area area = request.area;
-  mam__u32 pages = (mam__class_bytes(request.size_class) << request.chunks_log2) >> MAM__PAGE_SHIFT;
-  mam__held_set(&request);
-  mam__u32 page = MAM__OUT_OF_SIGHT(mam__refill_pages)(&mam__cursors(control)[request.home], area.words,
-                                                       area.page_count, request.home, request.home_count, pages);
-  if (page == MAM__NO_PAGE)
-    return 0;
-  (void)MAM__OUT_OF_SIGHT(mam__slot_fill_apart)(control, wanted, slot, prior, page, mam__lanes_alone().mask);
-  return mam__area_address(area, page & MAM__REFILL_PAGE);
-}
-
 /* mam_malloc for a lane that acts alone, with the handle in the control block. */
 MAM__OUTLINE mam__u64 mam__warp_block_malloc(mam__u32, mam__u32, struct mam__heap_control *control, mam__u64 bytes) {
   const mam_device_heap &heap = control->heap;
@@ -76,12 +46,18 @@ MAM__OUTLINE mam__u64 mam__warp_block_malloc(mam__u32, mam__u32, struct mam__hea
   wanted |= ticket == 1u << chunks_log2 ? MAM__REST_REFILL : 0;
   slot |= chunks_log2 << MAM__REST_CHUNKS;
   mam__u32 prior = mam__slot_page(old, heap.base, heap.page_count);
-  mam__u64 address = 0;
-  if ((wanted & MAM__REST_REFILL) != 0 && !mam__slot_is_dry(old))
-    address = MAM__OUT_OF_SIGHT(mam__warp_slot_again)(wanted, slot, prior, control);
-  if ((wanted & MAM__REST_REFILL) != 0 && !mam__slot_is_dry(old) && address == 0)
-    address = MAM__OUT_OF_SIGHT(mam__warp_slot_anew)(wanted, slot, prior, control);
-  return address != 0 ? address : (mam__u64)MAM__OUT_OF_SIGHT(mam__malloc_rest)(control, wanted, slot, mam__mask_of(0));
+  mam__u64 renewed = 0;
+  if ((wanted & MAM__REST_REFILL) != 0 && !mam__slot_is_dry(old)) {
+    if ((wanted & MAM__REST_LAZY) != 0 && prior != MAM__NO_PAGE)
+      renewed =
+          MAM__OUT_OF_SIGHT(mam__slot_again)(control, heap.base, heap.words, heap.page_count, wanted, slot, prior, 1);
+    if (renewed == 0)
+      renewed = MAM__OUT_OF_SIGHT(mam__slot_anew)(control, heap.base, heap.words, heap.page_count, wanted, slot, 1);
+    if ((renewed & MAM__RENEWED) != 0)
+      MAM__OUT_OF_SIGHT(mam__slot_renewed)(control, wanted, slot, prior, renewed);
+  }
+  return renewed != 0 ? mam__slot_address(renewed)
+                      : (mam__u64)MAM__OUT_OF_SIGHT(mam__malloc_rest)(control, wanted, slot, mam__mask_of(0));
 }
 MAM__OUTLINE void mam__warp_block_free(mam__u32, struct mam__heap_control *control, mam__u64 address) {
   mam_free(control->heap, (void *)address);

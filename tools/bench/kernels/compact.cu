@@ -87,7 +87,7 @@ extern "C" __global__ void compact_free_keeping(mam_device_heap heap, struct com
   unsigned live = 0, chunks = 0;
   for (unsigned i = 0; i < MAM__PAGE_WORDS; i++) {
     mam__u64 word = mam__load_relaxed_u64(&mam__heap_words(&heap)[first * MAM__PAGE_WORDS + i]);
-    live += mam__ones_u32((mam__u32)word);
+    live += mam__ones_u32(mam__word_used(word));
     chunks += mam__word_chunks(word);
   }
   if (live * 3 <= chunks * 2 && (live + mam__ones_u32(group)) * 3 > chunks * 2)
