@@ -116,7 +116,7 @@ static inline unsigned heap_model_malloc_kind(struct heap_model *model, mam__u32
     mam__u32 got = count - done;
     mam__u64 renewed = 0;
     if ((wanted & MAM__REST_REFILL) != 0 && (wanted & MAM__REST_LAZY) != 0 && prior != MAM__NO_PAGE)
-      renewed = mam__slot_again(model->control, heap->base, heap->words, heap->page_count, wanted, place, prior, got);
+      renewed = mam__slot_again(heap, wanted, place, prior, got);
     if (renewed == 0)
       renewed = mam__slot_anew(model->control, heap->base, heap->words, heap->page_count, wanted, place, got);
     if ((renewed & MAM__RENEWED) != 0)

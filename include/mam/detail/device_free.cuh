@@ -5,7 +5,7 @@
  * A free reads its page's entry, which says where the chunk's bit is (heap_words.h).  Lanes that free chunks of the
  * same usage word form a group, and one of them sets the bits of all, by one atomic operation.  Many small groups
  * would take turns, so then each lane sets its own.  In a word that is watched, what follows is done out of line
- * (mam__free_more).
+ * (mam__word_follow).
  *
  * What is not a chunk of the first superblock, or is to be checked, goes to mam__block_free (heap_blocks.h).
  */
@@ -20,16 +20,13 @@ MAM__OUTLINE void mam__free_rest(struct mam__heap_control *control, void *block)
     (void)MAM__OUT_OF_SIGHT(mam__block_free)(control, (mam__u64)block);
 }
 
-/* Does what follows from freeing chunks of a usage word in the first superblock, and counts those that were not used.
- */
-MAM__OUTLINE void mam__free_more(struct mam__heap_control *control, mam__u64 *words, mam__u32 page_count, mam__u32 word,
-                                 mam__u64 old, mam__u32 bits) {
+/* Counts chunks of the first superblock that were freed and not used, and does what follows from freeing the others. */
+MAM__OUTLINE void mam__free_wrong(struct mam__heap_control *control, mam__u64 *words, mam__u32 page_count,
+                                  mam__u32 word, mam__u64 old, mam__u32 bits) {
   struct mam__area area = {0, words, page_count, 0};
   mam__u32 wrong = mam__word_wrong(old, bits);
-  if (wrong != 0) {
-    (void)mam__add_relaxed_u64(&control->refused_free, mam__ones_u32(wrong));
-    mam__wrong_undo(area, word, old, wrong);
-  }
+  (void)mam__add_relaxed_u64(&control->refused_free, mam__ones_u32(wrong));
+  mam__wrong_undo(area, word, old, wrong);
   if (wrong != bits)
     MAM__OUT_OF_SIGHT(mam__word_follow)(word, bits & ~wrong, old, area);
 }
@@ -71,8 +68,10 @@ static __device__ __forceinline__ void mam_free(mam_device_heap heap, void *bloc
       return;
   }
   mam__u64 old = mam__or_release_u64(&mam__heap_words(&heap)[bit.word], bits); /* release: as in mam__chunks_free */
-  if (mam__word_wants_more(old, bits) || mam__word_wrong(old, bits) != 0)
-    MAM__OUT_OF_SIGHT(mam__free_more)(heap.control, mam__heap_words(&heap), heap.page_count, bit.word, old, bits);
+  if (mam__word_wrong(old, bits) != 0)
+    MAM__OUT_OF_SIGHT(mam__free_wrong)(heap.control, mam__heap_words(&heap), heap.page_count, bit.word, old, bits);
+  else if (mam__word_wants_more(old, bits))
+    MAM__OUT_OF_SIGHT(mam__word_follow)(bit.word, bits, old, mam__heap_area(&heap));
 }
 
 static __device__ __forceinline__ size_t mam_malloc_size(mam_device_heap heap, const void *block) {

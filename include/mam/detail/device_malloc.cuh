@@ -150,8 +150,11 @@ MAM__INLINE void *mam__malloc_more(const mam_device_heap &heap, mam__u32 wanted,
      * wait for this one. */
     if (first && fills) {
       if ((wanted & MAM__REST_LAZY) != 0 && (wanted & MAM__REST_REFILL) != 0 && prior != MAM__NO_PAGE)
-        old = MAM__OUT_OF_SIGHT(mam__slot_again)(heap.control, heap.base, heap.words, heap.page_count, wanted, slot,
-                                                 prior, mam__ones_u32(group));
+#if __CUDA_ARCH__ < 800 /* as a part of the kernel it would cost a register too many there */
+        old = MAM__OUT_OF_SIGHT(mam__slot_again_apart)(heap.control, wanted, slot, prior, mam__ones_u32(group));
+#else
+        old = mam__slot_again(&heap, wanted, slot, prior, mam__ones_u32(group));
+#endif
       if (old == 0)
         old = MAM__OUT_OF_SIGHT(mam__slot_anew)(heap.control, heap.base, heap.words, heap.page_count, wanted, slot,
                                                 mam__ones_u32(group));

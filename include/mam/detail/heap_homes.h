@@ -152,7 +152,7 @@ enum { MAM__REFILL_FLAGS = 27 };
 #define MAM__REFILL_PAGE (MAM__REFILL_STAMP - 1)
 
 /* A refill looks at so many words together. */
-enum { MAM__WORDS_AHEAD = 4 };
+enum { MAM__WORDS_AHEAD = 3 };
 /* What a look returns: the run's first bit in its word, and the word's number from bit MAM__LOOK_WORD on. */
 enum {
   /* In the place of the bit: there is no run. */

@@ -108,7 +108,7 @@ MAM__INLINE mam__u32 mam__bit_any(mam__u64 word, mam__u32 salt) {
 
 enum {
   /* A quick claim looks at so many spans. */
-  MAM__QUICK_TRIES = 8,
+  MAM__QUICK_TRIES = 12,
   /* It tries so many chunks of one word, of which others claim at the same time. */
   MAM__QUICK_CHUNKS = 8
 };

@@ -144,23 +144,23 @@ enum { MAM__AGAIN_TOGETHER = MAM__PAGE_WORDS };
 #endif
 
 /* Takes the next span in the ring after the one at prior, if it is empty: each of its words goes from empty to full by
- * compare-and-swap.  If a word is not empty, the others are put back. */
-MAM__OUTLINE mam__u64 mam__slot_again(struct mam__heap_control *control, mam__u64 base, mam__u32 words_below,
-                                      mam__u32 page_count, mam__u32 wanted, mam__u32 slot, mam__u32 prior,
-                                      mam__u32 count) {
-  struct mam__area area = {base, (mam__u64 *)(base - 8 * (mam__u64)words_below), page_count, 0};
+ * compare-and-swap.  If a word is not empty, the others are put back.  Returns the page; MAM__NO_PAGE if it took none.
+ */
+MAM__OUTLINE mam__u32 mam__ring_take(struct mam__heap_control *control, mam__u64 *usage, mam__u32 page_count,
+                                     mam__u32 wanted, mam__u32 slot, mam__u32 prior) {
+  struct mam__area area = {0, usage, page_count, 0};
   struct mam__renewal renewal = mam__renewal_of(control, wanted, slot);
   mam__u64 held = mam__load_relaxed_u64(mam__renewal_held(control, renewal)), seen[MAM__AGAIN_TOGETHER], watched = 0;
   mam__u32 number = mam__load_relaxed_u16(&mam__area_rings(area)[prior]), words = (renewal.limit + 31) >> 5, failed = 0;
   mam__u32 page = mam__ring_page(page_count, number, renewal.home, control->home_count);
   if (page == MAM__NO_PAGE)
-    return 0;
+    return page;
   mam__renewal_hold(control, renewal, held);
   mam__u64 full = mam__word_of(renewal.kind, mam__request_pages(wanted, slot), words, words > 1 ? 32 : renewal.limit);
   mam__u64 empty = mam__word_emptied(full);
   MAM__FORGET_ADDRESS(empty); /* otherwise each compare-and-swap waits for the one before */
   MAM__FORGET_ADDRESS(full);
-  mam__u64 *usage = &area.words[page * MAM__PAGE_WORDS];
+  usage += page * MAM__PAGE_WORDS;
   MAM__LOOP
   for (mam__u32 i = 0; i < MAM__PAGE_WORDS; i += MAM__AGAIN_TOGETHER) {
     MAM__UNROLL
@@ -171,20 +171,8 @@ MAM__OUTLINE mam__u64 mam__slot_again(struct mam__heap_control *control, mam__u6
     for (mam__u32 j = 0; j < MAM__AGAIN_TOGETHER; j++)
       failed |= (mam__u32)(seen[j] != empty) << (i + j);
   }
-  MAM__FORGET(slot);
-  MAM__FORGET(wanted);
-  MAM__FORGET(words_below);
-  MAM__FORGET_ADDRESS(control);
-  area.words = (mam__u64 *)(base - 8 * (mam__u64)words_below);
-  if (failed == 0) {
-    /* What the chunks' last users did comes before what threads do that find the span in the slot.  Pairs with
-     * mam__held_flush. */
-    mam__barrier_all();
-    mam__u32 stamp = mam__look_after_barrier_u32(mam__area_stamp(area));
-    (void)mam__exchange_after_barrier_u64(mam__renewal_of(control, wanted, slot).place,
-                                          mam__slot_of(mam__area_address(area, page), count));
-    return mam__slot_of(mam__area_address(area, page), (stamp & 1) != 0 ? MAM__REFILL_STAMP >> MAM__REFILL_FLAGS : 0);
-  }
+  if (failed == 0)
+    return page;
   /* relaxed: the chunks were not used.  The next thread that claims them sees the frees before, also through this
    * change. */
   MAM__LOOP
@@ -199,7 +187,30 @@ MAM__OUTLINE mam__u64 mam__slot_again(struct mam__heap_control *control, mam__u6
   }
   if (watched != 0) /* it became watched while it was in use */
     (void)MAM__OUT_OF_SIGHT(mam__span_watch)(area, page);
-  return 0;
+  return MAM__NO_PAGE;
+}
+
+/* Gives the slot the next span of its ring, if that is empty.  The barrier stands here and not in mam__ring_take: it
+ * empties the L1 cache, in which lie the registers that the function gives back to its caller. */
+MAM__INLINE mam__u64 mam__slot_again(const mam_device_heap *heap, mam__u32 wanted, mam__u32 slot, mam__u32 prior,
+                                     mam__u32 count) {
+  mam__u32 page =
+      MAM__OUT_OF_SIGHT(mam__ring_take)(heap->control, mam__heap_words(heap), heap->page_count, wanted, slot, prior);
+  if (page == MAM__NO_PAGE)
+    return 0;
+  /* What the chunks' last users did comes before what threads do that find the span in the slot.  Pairs with
+   * mam__held_flush. */
+  mam__barrier_all();
+  mam__u32 stamp = mam__look_after_barrier_u32(mam__area_stamp(mam__heap_area(heap)));
+  mam__u64 word = mam__slot_of(heap->base + ((mam__u64)page << MAM__PAGE_SHIFT), 0);
+  (void)mam__exchange_after_barrier_u64(&mam__slots(heap->control)[slot & MAM__REST_SLOT], word | count);
+  return word | ((stamp & 1) != 0 ? MAM__REFILL_STAMP >> MAM__REFILL_FLAGS : 0);
+}
+
+/* The same out of line. */
+MAM__OUTLINE mam__u64 mam__slot_again_apart(struct mam__heap_control *control, mam__u32 wanted, mam__u32 slot,
+                                            mam__u32 prior, mam__u32 count) {
+  return mam__slot_again(&control->heap, wanted, slot, prior, count);
 }
 
 /* Takes pages of the home and makes a span of them.  With MAM__REST_WHOLE no slot gets it. */

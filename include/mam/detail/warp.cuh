@@ -49,8 +49,7 @@ MAM__OUTLINE mam__u64 mam__warp_block_malloc(mam__u32, mam__u32, struct mam__hea
   mam__u64 renewed = 0;
   if ((wanted & MAM__REST_REFILL) != 0 && !mam__slot_is_dry(old)) {
     if ((wanted & MAM__REST_LAZY) != 0 && prior != MAM__NO_PAGE)
-      renewed =
-          MAM__OUT_OF_SIGHT(mam__slot_again)(control, heap.base, heap.words, heap.page_count, wanted, slot, prior, 1);
+      renewed = MAM__OUT_OF_SIGHT(mam__slot_again_apart)(control, wanted, slot, prior, 1);
     if (renewed == 0)
       renewed = MAM__OUT_OF_SIGHT(mam__slot_anew)(control, heap.base, heap.words, heap.page_count, wanted, slot, 1);
     if ((renewed & MAM__RENEWED) != 0)
