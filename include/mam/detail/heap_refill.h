@@ -2,13 +2,13 @@
 /*
  * mam/detail/heap_refill.h - how a slot gets its next span.
  *
- *   mam__held_set      says that the slot is about to hold chunks (heap_slots.h)
  *   mam__slot_again    a span that the slot had before and that is empty now
  *   mam__slot_anew     else a span in pages at the home's cursor (heap_homes.h)
  *   mam__slot_renewed  what may follow later: the ring, the page map's upper levels, a span that is to be watched
  *   mam__slot_refill   else a span in pages from anywhere
  *
- * The first two write the slot's word before the third is called: other threads wait for the word and none for the
+ * Each of the first two says that the slot is about to hold chunks (control->held, see heap_slots.h), makes the span
+ * the slot's, and writes the slot's word.  The third comes after that: other threads wait for the word and none for the
  * rest.
  *
  * Rings.  In a lazy heap the spans that a slot has had form a ring: each page on which one begins says which is next
@@ -129,16 +129,16 @@ MAM__INLINE void mam__renewal_hold(struct mam__heap_control *control, struct mam
     (void)mam__or_before_barrier_u64(mam__renewal_held(control, renewal), bit);
 }
 
-/* Both of the following refill a slot for a thread that has the task.  prior: the page of the slot's last span in the
- * first superblock, or MAM__NO_PAGE.  The first count chunks are the caller's, as far as there are so many.  They
- * return the slot's word without tickets, and in their place MAM__RENEWED_*, for mam__slot_renewed; 0 if the slot got
- * nothing. Other threads wait for them, so each is one function with few calls, and what it has to load is under way
- * together. */
+/* mam__slot_again and mam__slot_anew refill a slot for a thread that has the task.  prior: the page of the slot's last
+ * span in the first superblock; not MAM__NO_PAGE.  The first count chunks are the caller's, as far as there are so
+ * many. They return the slot's word without tickets, and in place of these what is left for mam__slot_renewed, in the
+ * bits of MAM__RENEWED; 0 if the slot got nothing.  Other threads wait for them, so they call little, and what they
+ * have to load is under way together. */
 enum { MAM__RENEWED = 15 };
 
 /* So many words of a span are changed together; fewer where the linker counts the registers of each function. */
 #if MAM__ON_DEVICE && defined(__CUDACC_RDC__)
-enum { MAM__AGAIN_TOGETHER = 2 };
+enum { MAM__AGAIN_TOGETHER = __CUDA_ARCH__ < 1000 ? 4 : 2 };
 #else
 enum { MAM__AGAIN_TOGETHER = MAM__PAGE_WORDS };
 #endif
