@@ -17,7 +17,7 @@
  * ScatterAlloc's paper has the same two aims.)
  *
  *   mam__pages_near     in any superblock: at the cursor, then in all words of the home from there on
- *   mam__refill_pages  in the first superblock, to refill a slot: at the cursor or in one of the next words, which are
+ *   mam__refill_pages   in the first superblock, to refill a slot: at the cursor or in one of the next words, which are
  *                      looked at together; gives up early, since mam__pages_near and a search come after it
  */
 #ifndef MAM_DETAIL_HEAP_HOMES_H
@@ -153,6 +153,7 @@ enum { MAM__REFILL_FLAGS = 27 };
 
 /* A refill looks at so many words together. */
 enum { MAM__WORDS_AHEAD = 3 };
+
 /* What a look returns: the run's first bit in its word, and the word's number from bit MAM__LOOK_WORD on. */
 enum {
   /* In the place of the bit: there is no run. */
