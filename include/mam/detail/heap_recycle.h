@@ -49,7 +49,8 @@ MAM__INLINE mam__u32 mam__bit_behind(mam__u32 bits, mam__u32 from) {
 MAM__INLINE mam__u32 mam__word_claim(mam__u64 *place, mam__u64 word, mam__u32 size_class, mam__u32 count) {
   MAM__LOOP
   for (int i = 0; i < MAM__RETRIES && mam__word_class(word) == size_class; i++) {
-    mam__u32 bits = mam__lowest_ones(mam__word_free(word), count);
+    /* A wrong free may have set a bit of no chunk, for a moment. */
+    mam__u32 bits = mam__lowest_ones(mam__word_free(word) & mam__word_whole(word), count);
     if (bits == 0)
       return 0;
     /* acquire: pairs with the frees of these chunks.  There is nothing to release. */
