@@ -110,12 +110,10 @@ struct mam__renewal {
   mam__u64 *place;
   mam__u32 kind, home, limit, owner;
 };
-MAM__INLINE struct mam__renewal mam__renewal_of(const struct mam__heap_control *control, mam__u32 wanted,
-                                                mam__u32 slot) {
+MAM__INLINE struct mam__renewal mam__renewal_of(struct mam__heap_control *control, mam__u32 wanted, mam__u32 slot) {
   mam__u32 number = slot & MAM__REST_SLOT, kind = wanted & MAM__REST_KIND, count = control->heap.slot_count;
-  struct mam__renewal renewal = {&mam__slots((struct mam__heap_control *)control)[number], kind,
-                                 wanted >> MAM__REST_HOME & 1023, 1u << (slot >> MAM__REST_CHUNKS),
-                                 number - mam__kind_number(kind) * count + 1};
+  struct mam__renewal renewal = {&mam__slots(control)[number], kind, wanted >> MAM__REST_HOME & 1023,
+                                 1u << (slot >> MAM__REST_CHUNKS), number - mam__kind_number(kind) * count + 1};
   return renewal;
 }
 /* The word of control->held for the slot's group.  Its bit is set before the barrier of a refill, if it was not seen to
@@ -303,8 +301,7 @@ MAM__OUTLINE struct mam__claim mam__slot_refill(MAM__TAG(5) struct mam__heap_con
   struct mam__claim claim = {0, 0, 0};
   if ((wanted & MAM__REST_WHOLE) == 0)
     MAM__OUT_OF_SIGHT(mam__held_raise)(control, slot & MAM__REST_SLOT);
-  struct mam__found found = mam__pages_any(
-      control, (mam__class_bytes(wanted & MAM__REST_KIND) << (slot >> MAM__REST_CHUNKS)) >> MAM__PAGE_SHIFT, wanted);
+  struct mam__found found = mam__pages_any(control, mam__request_pages(wanted, slot), wanted);
   MAM__FORGET(slot);
   MAM__FORGET_ADDRESS(control);
   if (found.page != MAM__NO_PAGE)
