@@ -304,11 +304,15 @@ static void prepare_blocks(mam__u32 size_class, unsigned count) {
 }
 
 static void one_left(void) { prepare_blocks(CLASS_A, 1); }
-/* The same, and no other page is free, so the next span begins where this one did. */
+/* Takes a run of all pages except those of one span. */
+static void *run_of_all_but_a_span(void) {
+  mam__u32 pages = model->control->superblocks[0].page_count - mam__span_pages(model->control->heap.chunks, CLASS_A);
+  return (void *)(uintptr_t)mam__run_malloc(model->control, (mam__u64)pages * MAM__PAGE_BYTES, 0);
+}
+/* The same as one_left, and no other page is free, so the next span begins where this one did. */
 static void one_left_of_all(void) {
   one_left();
-  mam__u32 pages = model->control->superblocks[0].page_count - mam__span_pages(model->control->heap.chunks, CLASS_A);
-  ck_assert_uint_ne(mam__run_malloc(model->control, (mam__u64)pages * MAM__PAGE_BYTES, 0), 0);
+  ck_assert_ptr_nonnull(run_of_all_but_a_span());
 }
 static void two_left(void) { prepare_blocks(CLASS_A, 2); }
 static void full_span(void) {
@@ -328,10 +332,7 @@ static void two_words(void) {
 static void one_in_two_words(void) { prepare_blocks(CLASS_TWO_WORDS, 1); }
 static void nothing(void) {}
 /* Prepares a run of all pages except those of one span. */
-static void little_room(void) {
-  mam__u32 pages = model->control->superblocks[0].page_count - mam__span_pages(model->control->heap.chunks, CLASS_A);
-  prepared[0] = (void *)(uintptr_t)mam__run_malloc(model->control, (mam__u64)pages * MAM__PAGE_BYTES, 0);
-}
+static void little_room(void) { prepared[0] = run_of_all_but_a_span(); }
 
 static void free_0(void) { free_prepared(0); }
 static void free_1(void) { free_prepared(1); }
