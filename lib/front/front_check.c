@@ -246,9 +246,9 @@ static void check_used_segments(struct check *check) {
 
 /* ---- All ---- */
 
-const char *front_check_frozen(struct mam_pool *pool, bool still) {
+const char *front_check_locked(struct mam_pool *pool, bool still) {
   struct check check = {.pool = pool, .still = still};
-  pool_lock(pool); /* other threads may free blocks through the pool */
+  lock_held(&pool->lock);
   if (pool->state == POOL_OPEN) {
     for (unsigned i = 0; i < SLAB_CLASSES; i++)
       check_class(&check, i);
@@ -257,8 +257,14 @@ const char *front_check_frozen(struct mam_pool *pool, bool still) {
       check_front_large(&check, front);
     check_used_segments(&check);
   }
-  pthread_mutex_unlock(&pool->lock); /* pool_unlock would check the pool as well */
   return check.fault;
+}
+
+const char *front_check_frozen(struct mam_pool *pool, bool still) {
+  pool_lock(pool); /* other threads may free blocks through the pool */
+  const char *fault = front_check_locked(pool, still);
+  pthread_mutex_unlock(&pool->lock); /* pool_unlock would check the pool as well */
+  return fault;
 }
 
 const char *front_check(struct mam_pool *pool, bool still) {

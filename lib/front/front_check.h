@@ -13,7 +13,8 @@
  * place; else in at most one.  No lock is held, and the calling thread is inside no front. */
 const char *front_check(struct mam_pool *pool, bool still);
 
-/* The same; the pool's fronts and depots are frozen. */
+/* The same; the pool's fronts and depots are frozen.  The second is called with the pool's lock. */
 const char *front_check_frozen(struct mam_pool *pool, bool still);
+const char *front_check_locked(struct mam_pool *pool, bool still);
 
 #endif

@@ -7,16 +7,22 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/locked.h"
 #include "front/front_check.h"
+
+#ifdef MAM_CHECKS
+static void stop_on(const char *fault, const struct mam_pool *pool) {
+  if (fault != NULL) {
+    (void)fprintf(stderr, "mam: fronts of pool %p: %s\n", (const void *)pool, fault);
+    abort();
+  }
+}
+#endif
 
 /* Under --enable-checks, first verifies what was frozen. */
 static void fronts_check_and_thaw_all(struct mam_pool *pool) {
 #ifdef MAM_CHECKS
-  const char *fault = front_check_frozen(pool, false);
-  if (fault != NULL) {
-    (void)fprintf(stderr, "mam: fronts of pool %p: %s\n", (void *)pool, fault);
-    abort();
-  }
+  stop_on(front_check_frozen(pool, false), pool);
 #endif
   fronts_thaw_all(pool);
 }
@@ -144,6 +150,7 @@ static void fronts_reset_peak(struct mam_pool *pool) {
 /* ---- Fork ---- */
 
 static void fronts_after_fork(struct mam_pool *pool, bool in_child) {
+  lock_held(&pool->lock);
   if (in_child)
     biased_register();
   if (in_child)
@@ -153,7 +160,10 @@ static void fronts_after_fork(struct mam_pool *pool, bool in_child) {
       if (front->orphan) /* its thread may have said that it is inside, and not yet stood back */
         biased_leave(&front->lock);
     }
-  fronts_check_and_thaw_all(pool);
+#ifdef MAM_CHECKS
+  stop_on(front_check_locked(pool, false), pool);
+#endif
+  fronts_thaw_all(pool);
 }
 
 /* ---- The beginning of a record ---- */

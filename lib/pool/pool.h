@@ -104,7 +104,8 @@ struct pool_front {
   void (*sum)(struct mam_pool *pool, struct pool_front_sum *sum);
   /* fronts_reset_peak (front_pool.c): peak_bytes of the sum begin anew.  Between freeze and thaw. */
   void (*reset_peak)(struct mam_pool *pool);
-  /* fronts_after_fork (front_pool.c): thaws after a fork, before which they were frozen. */
+  /* fronts_after_fork (front_pool.c): thaws after a fork, before which they were frozen.  With the pool's lock, as the
+   * caller may have locks that a thread takes under the pool's (record.h). */
   void (*after_fork)(struct mam_pool *pool, bool in_child);
   /* fronts_begin_record (front_pool.c): a record begins, between freeze and after_fork.  Lists the live blocks of
    * slabs, NULL: nothing, and sees to it that each thread hears of the record before its next quick call. */

@@ -134,9 +134,9 @@ void pool_after_fork(bool in_child) {
     const struct pool_front *front = pool->frozen_for_fork;
     if (in_child)
       fork_in_child(pool);
-    pthread_mutex_unlock(&pool->lock);
     if (front != NULL)
       front->after_fork(pool, in_child);
+    pthread_mutex_unlock(&pool->lock); /* last: a thread that takes it may then wait for a lock that the caller has */
   }
   for (struct mam_pool *pool = in_child ? pool_first() : NULL; pool != NULL; pool = pool->next)
     if (pool->state == POOL_FORKED && pool->frozen_for_fork != NULL) /* the child's only thread reads them */

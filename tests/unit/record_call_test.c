@@ -257,7 +257,7 @@ static void forks(void) {
 
 /* ---- Threads ---- */
 
-enum { THREADS = 4, ROUNDS = 40, KEPT = 16, SLEEPER_BYTES = 6000 };
+enum { THREADS = 4, ROUNDS = 40, KEPT = 16, SLEEPER_BYTES = 6000, SHORT_BYTES = 40 << 20 };
 
 static _Atomic bool stops;
 static _Atomic unsigned long calls;
@@ -289,17 +289,19 @@ static void *work(void *seed_at) {
   return NULL;
 }
 
-/* Some threads end while the record is made, and others begin. */
+/* Some threads end while the record is made, and others begin.  The first thing that such a one records may be that the
+ * pool grew, so it makes its ring with the pool's lock. */
 static void *work_shortly(void *unused) {
   (void)unused;
   while (!atomic_load_explicit(&stops, memory_order_relaxed)) {
     pthread_t thread;
     void *block = block_of(900);
-    EXPECT(pthread_create(&thread, NULL, (void *(*)(void *))(void (*)(void))block_of, (void *)(size_t)500) == 0);
+    EXPECT(pthread_create(&thread, NULL, (void *(*)(void *))(void (*)(void))block_of, (void *)SHORT_BYTES) == 0);
     void *its;
     EXPECT(pthread_join(thread, &its) == 0);
     free_it(its);
     free_it(block);
+    EXPECT(MAM_Trim(0) == cudaSuccess);
   }
   return NULL;
 }
@@ -331,7 +333,7 @@ static void check_round(void) {
   for (size_t i = 0; i < record.allocation_count; i++)
     EXPECT(ends[i] <= 1);
   free(ends);
-  EXPECT(unknown_frees() <= THREADS); /* each thread may be inside one call */
+  EXPECT(unknown_frees() <= THREADS + 1); /* each thread that frees may be inside one call */
   EXPECT(live <= (size_t)THREADS * (KEPT + 1) + 4);
 }
 
