@@ -330,16 +330,43 @@ static void two_words(void) {
 }
 /* Prepares one chunk in the first word of such a span, and nothing in the second. */
 static void one_in_two_words(void) { prepare_blocks(CLASS_TWO_WORDS, 1); }
+/* One chunk of such a span is free, in the first word.  prepared[1] is in the second. */
+static void one_free_in_two_words(void) {
+  prepare_blocks(CLASS_TWO_WORDS, 32);
+  struct mam__claim claim = mam__recycle_any(model->control, CLASS_TWO_WORDS, 32);
+  ck_assert_uint_eq(mam__ones_u32(claim.mask), 32);
+  ck_assert(heap_model_free(model, prepared[0]));
+  prepared[1] = (void *)(uintptr_t)mam__claim_chunk(claim, 0);
+}
+/* A part of a span: one page with 85 chunks of 48 bytes, all of them used.  16 bytes are left. */
+enum { CLASS_WITH_TAIL = 2, TAIL_CHUNK = 85 };
+static void full_part(void) {
+  struct mam__claim claim = mam__claim_own(model->control, CLASS_WITH_TAIL, 1, 32);
+  prepared[0] = (void *)(uintptr_t)mam__claim_chunk(claim, 0);
+  for (unsigned used = 32; used < TAIL_CHUNK; used += mam__ones_u32(claim.mask)) {
+    claim = mam__recycle_any(model->control, CLASS_WITH_TAIL, 32);
+    ck_assert_uint_ne(claim.mask, 0);
+  }
+}
 static void nothing(void) {}
 /* Prepares a run of all pages except those of one span. */
 static void little_room(void) { prepared[0] = run_of_all_but_a_span(); }
 
 static void free_0(void) { free_prepared(0); }
 static void free_1(void) { free_prepared(1); }
+/* A wrong free of what is left behind the last chunk, as mam_free does it. */
+static void free_the_tail(void) {
+  struct mam__area area = model->control->superblocks[0];
+  mam__u32 page = (mam__u32)(((mam__u64)(uintptr_t)prepared[0] - area.base) >> MAM__PAGE_SHIFT);
+  if (mam__chunks_free(area, page * MAM__PAGE_WORDS + TAIL_CHUNK / 32, 1u << TAIL_CHUNK % 32) == 0)
+    violation = "a free of no chunk was not refused";
+}
 static void recycle_a(void) { claim_by_recycling(CLASS_A); }
 static void recycle_two_words(void) { claim_by_recycling(CLASS_TWO_WORDS); }
 static void quick_a(void) { claim_quickly(CLASS_A); }
 static void quick_two_words(void) { claim_quickly(CLASS_TWO_WORDS); }
+static void recycle_with_tail(void) { claim_by_recycling(CLASS_WITH_TAIL); }
+static void quick_with_tail(void) { claim_quickly(CLASS_WITH_TAIL); }
 /* A claim of a thread that has found the span already. */
 static void claim_of_the_second_word(void) {
   struct mam__area area = model->control->superblocks[0];
@@ -719,6 +746,13 @@ static void claim_by_stale_size(void) {
   }
 }
 
+/* There was nothing to claim. */
+static void none_is_held(void) {
+  for (unsigned i = 0; i < THREADS; i++)
+    if (threads[i].count != 0)
+      violation = "a thread holds what is no chunk";
+}
+
 static const struct scenario scenarios[] = {
     {"the last free against a claim", 2, one_left, {free_0, recycle_a}, NULL},
     {"the last free and another size against a claim", 2, one_left, {free_and_split_anew, recycle_a}, NULL},
@@ -751,6 +785,22 @@ static const struct scenario scenarios[] = {
      NULL},
     {"a free in a full span against a quick and a slow claim", 3, full_span, {free_0, quick_a, recycle_a}, NULL},
     {"two frees in a full span against a quick claim", 3, full_span, {free_0, free_1, quick_a}, NULL},
+    {"a free in a full word against a quick claim in the other one",
+     2,
+     one_free_in_two_words,
+     {free_1, quick_two_words},
+     NULL},
+    {"a free in a full word against a quick and a slow claim",
+     3,
+     one_free_in_two_words,
+     {free_1, quick_two_words, recycle_two_words},
+     NULL},
+    {"a free behind the last chunk against a claim", 2, full_part, {free_the_tail, recycle_with_tail}, none_is_held},
+    {"a free behind the last chunk against a quick claim",
+     2,
+     full_part,
+     {free_the_tail, quick_with_tail},
+     none_is_held},
     {"two refills", 2, nothing, {take_tickets, take_tickets}, NULL},
     {"the end of a slot's span", 2, nothing, {take_many_tickets, take_many_tickets}, NULL},
     {"two frees of one block", 2, one_left, {free_twice, free_twice}, one_of_two_frees},
