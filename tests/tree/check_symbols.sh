@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: BSD-2-Clause
 # The symbols that libmam.so exports are those of lib/api/mam.map, and those that the headers declare with MAM_API; and the
-# library needs neither CUDA nor libbsd when it is loaded.
+# library needs neither CUDA nor libbsd when it is loaded.  A program whose kernels have another layout of heaps does not
+# start.
 set -u
 
 srcdir=${srcdir:-.}
@@ -42,5 +43,31 @@ if grep -i 'NEEDED.*\(cuda\|nvidia\|libbsd\)' "$work/dynamic"; then
   failed=1
 else
   echo "ok: libmam.so needs neither CUDA nor libbsd"
+fi
+# shellcheck disable=SC2086
+if ! ${NM:-nm} -D --defined-only "$library" | grep -q ' MAM_HeapHandle@@MAM_HEAP_LAYOUT_[1-9]'; then
+  echo "FAILED: the version of MAM_HeapHandle is not the layout's number"
+  failed=1
+fi
+# Such a program was linked with a library of that layout.
+old=$work/old
+mkdir "$old"
+echo 'MAM_HEAP_LAYOUT_0 { global: MAM_HeapHandle; local: *; };' >"$old/map"
+echo 'int MAM_HeapHandle(void); int MAM_HeapHandle(void) { return 0; }' >"$old/library.c"
+echo 'int MAM_HeapHandle(void); int main(void) { return MAM_HeapHandle(); }' >"$old/program.c"
+soname=$(LC_ALL=C readelf -d "$library" | sed -n 's/.*(SONAME).*\[\(.*\)\].*/\1/p')
+if ! ${CC:-cc} -shared -fPIC -Wl,-soname,"$soname" -Wl,--version-script="$old/map" -o "$old/$soname" "$old/library.c" ||
+  ! ${CC:-cc} -o "$old/program" "$old/program.c" "$old/$soname" || ! LD_LIBRARY_PATH=$old "$old/program"; then
+  echo "FAILED: a program of an older layout cannot be built"
+  failed=1
+elif LD_LIBRARY_PATH=$PWD/lib/.libs "$old/program" 2>"$work/refusal"; then
+  echo "FAILED: a program of an older layout starts"
+  failed=1
+elif ! grep -q 'MAM_HEAP_LAYOUT_0' "$work/refusal"; then
+  echo "FAILED: a program of an older layout fails for another reason:"
+  cat "$work/refusal"
+  failed=1
+else
+  echo "ok: a program of an older layout does not start: $(tail -n 1 "$work/refusal")"
 fi
 exit $failed

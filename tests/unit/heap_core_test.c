@@ -2,6 +2,7 @@
 /* The device heap's algorithm on one host thread: what a kernel may rely on, and that no memory is lost. */
 #include <check.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdio.h>
 
 static void rest(void);
@@ -14,6 +15,9 @@ static unsigned salt(void);
 #include "support/run_suite.h"
 
 enum { MIB = 1 << 20, MANY = 1 << 20 };
+
+/* Of layout 1. */
+#define LAYOUT_SUM 0xf077c9dc41366348ull
 
 static struct heap_model *model;
 static void **blocks;
@@ -690,6 +694,53 @@ START_TEST(a_check_does_not_wait_for_a_dry_slot) {
 }
 END_TEST
 
+/* What kernels and the library have in common: sizes, places and encodings. */
+START_TEST(the_layout_is_that_of_its_number) {
+  struct mam__area area = mam__area_place(1 << 20, 8 * MIB);
+  mam_device_heap small = {0}, large = {0};
+  mam__heap_tune(&small, 8 * MIB, 132);
+  mam__heap_tune(&large, 8192ull * MIB, 132);
+  const mam__u64 facts[] = {
+      sizeof(mam_device_heap),
+      offsetof(mam_device_heap, page_count),
+      offsetof(mam_device_heap, park_bits),
+      sizeof(struct mam__heap_control),
+      offsetof(struct mam__heap_control, mode),
+      offsetof(struct mam__heap_control, held),
+      offsetof(struct mam__heap_control, superblocks),
+      offsetof(struct mam__heap_control, growth),
+      mam__control_bytes(&small),
+      mam__control_bytes(&large),
+      small.chunks,
+      large.chunks,
+      (mam__u64)(uintptr_t)mam__slots((struct mam__heap_control *)(uintptr_t)4096),
+      (mam__u64)(uintptr_t)area.words,
+      area.base,
+      (mam__u64)(uintptr_t)mam__area_pages(area),
+      (mam__u64)(uintptr_t)mam__area_class(area, mam__kind_of(3, 2)),
+      (mam__u64)(uintptr_t)mam__area_entries(area),
+      (mam__u64)(uintptr_t)mam__area_rings(area),
+      mam__word_of(mam__kind_of(13, 5), 5, 2, 31),
+      mam__word_emptied(mam__word_of(mam__kind_of(13, 5), 5, 2, 31)),
+      MAM__WORD_WATCHED,
+      mam__run_word(0x12345),
+      mam__run_word_more(0x12345),
+      mam__entry_of(mam__kind_of(13, 5), 9),
+      mam__slot_of(0x123456000, 7),
+      MAM__SLOT_DRY,
+      mam__ring_number(641, 2, 4),
+      mam__class_of(1000),
+  };
+  mam__u64 sum = 0xcbf29ce484222325; /* FNV-1a, by words */
+  for (size_t i = 0; i < sizeof facts / sizeof facts[0]; i++)
+    sum = (sum ^ facts[i]) * 0x100000001b3;
+  ck_assert_msg(sum == LAYOUT_SUM,
+                "the layout of heaps has changed: raise its number, MAM_HEAP_LAYOUT_*, in lib/api/mam.map and in "
+                "MAM_HeapHandle(3), and write %#llx here",
+                sum);
+}
+END_TEST
+
 /* A search for pages stays within a small superblock, whatever it remembered of a large one. */
 START_TEST(superblocks_of_different_sizes_are_kept_apart) {
   model = heap_model_create(MIB, 2);
@@ -771,6 +822,7 @@ int main(void) {
   tcase_add_loop_test(tests, a_free_chunk_is_found_wherever_it_is, 0, 4);
   tcase_add_test(tests, tickets_of_a_dry_slot_are_kept_few);
   tcase_add_test(tests, a_check_does_not_wait_for_a_dry_slot);
+  tcase_add_test(tests, the_layout_is_that_of_its_number);
   tcase_add_test(tests, superblocks_of_different_sizes_are_kept_apart);
   tcase_add_loop_test(tests, long_runs_of_a_lazy_heap_are_apart_and_come_back, 0, 2);
   tcase_add_loop_test(tests, random_operations_keep_every_block_whole, 0, 2);
