@@ -5,6 +5,7 @@
 
 #include "api/api_serve.h"
 #include "api/environment.h"
+#include "base/helper.h"
 #include "base/library_call.h"
 #include "front/front_quick.h"
 #include "front/front_record.h"
@@ -403,4 +404,6 @@ const struct client mam_client = {.struct_size = sizeof(struct client),
                                   .contexts_changed = contexts_changed,
                                   .totals = totals,
                                   .fork_join = client_fork_join,
+                                  .helper_start = helper_start,
+                                  .helper_end = helper_end,
                                   .record_state = &record_state};

@@ -10,6 +10,7 @@
 #ifndef MAM_LIB_CLIENT_H
 #define MAM_LIB_CLIENT_H
 
+#include <pthread.h>
 #include <stdbool.h>
 
 #include "base/library_call.h"
@@ -116,6 +117,10 @@ struct client {
 
   /* The client takes part in each fork. */
   void (*fork_join)(const struct fork_functions *functions);
+
+  /* The client's threads are helpers of the library: helper_start and helper_end (base/helper.h). */
+  int (*helper_start)(pthread_t *thread, void *(*run)(void *), void *closure);
+  void (*helper_end)(void);
 
   const _Atomic(unsigned char) *record_state; /* whether calls are recorded */
 };

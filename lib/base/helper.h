@@ -12,8 +12,8 @@
  * one number, with the main thread in it, which stays as a zombie.  If that number is one more than the count, every
  * thread is a helper or has ended; and helpers begin no threads for the program.
  *
- * Threads that another library has begun, as the driver does, keep the process alive as they do without this one.  So
- * libmam_preload's, which is there only where the driver is, is no helper.
+ * Threads that another library has begun, as the driver does, keep the process alive as they do without this one.
+ * libmam_preload's thread is a helper (client.h): the driver's may have ended with the program's last context.
  */
 #ifndef MAM_LIB_HELPER_H
 #define MAM_LIB_HELPER_H

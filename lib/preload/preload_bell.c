@@ -26,7 +26,6 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -284,23 +283,8 @@ static void *listen(void *unused) {
     rested_ns = now_ns() + (int64_t)REST_MS * 1000000;
   }
   seat_leave(mine); /* it may have come there after the end */
+  mam_client.helper_end();
   return NULL;
-}
-
-/* The thread blocks all signals: they are for the program's own threads. */
-static bool listener_start(void) {
-  pthread_t thread;
-  pthread_attr_t attributes;
-  sigset_t all, before;
-  if (pthread_attr_init(&attributes) != 0)
-    return false;
-  (void)pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-  (void)sigfillset(&all);
-  (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-  bool started = pthread_create(&thread, &attributes, listen, NULL) == 0;
-  (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-  (void)pthread_attr_destroy(&attributes);
-  return started;
 }
 
 static void start(void) {
@@ -310,7 +294,7 @@ static void start(void) {
   atomic_store_explicit(&seat, taken, memory_order_release); /* release: publishes it; pairs with seat_now */
   /* release: so does this, to a thread that has seen it; pairs with the acquire in preload_bell_ring */
   atomic_store_explicit(&listens, true, memory_order_release);
-  if (!listener_start()) {
+  if (mam_client.helper_start(NULL, listen, NULL) != 0) {
     atomic_store_explicit(&listens, false, memory_order_relaxed); /* relaxed: no thread was told of it */
     seat_end(taken);
   }

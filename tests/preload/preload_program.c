@@ -292,6 +292,8 @@ int main(int count, char **arguments) {
   void *context = begin();
   if (strcmp(what, "churn") == 0)
     return churn();
+  if (strcmp(what, "main-ends") == 0 && churn() == 0)
+    pthread_exit(NULL);
   if (strcmp(what, "large") == 0)
     return allocate_rounds(MIB, false);
   if (strcmp(what, "leave") == 0)

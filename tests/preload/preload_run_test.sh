@@ -88,6 +88,8 @@ try "exit handlers and destructors may free and allocate" ./mam-run -s "$program
 check '[ $status -eq 0 ] && grep -q "freed in an exit handler: 0" "$work/out" && grep -q "freed in a destructor: 0" "$work/out"'
 try "threads may outlive main" ./mam-run "$program" threads
 check '[ $status -eq 0 ] && [ ! -s "$work/err" ]'
+try "no thread of the library keeps a process alive" timeout -s KILL 60 ./mam-run -s "$program" main-ends
+check '[ $status -eq 0 ] && grep -q "40 allocations and 40 frees" "$work/err"'
 # The bell of the user's processes is a file in /dev/shm, which other programs may have filled.
 if unshare -Urm mount -t tmpfs -o size=4k none /dev/shm 2>/dev/null; then
   try "a full /dev/shm is no harm" unshare -Urm sh -c 'mount -t tmpfs -o size=4k none /dev/shm &&
