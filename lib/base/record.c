@@ -119,7 +119,7 @@ static void forget_locked(void) {
   rings_forget();
   if (recording.by_call) /* relaxed: the child has one thread */
     atomic_store_explicit(&record_state, RECORD_OFF, memory_order_relaxed);
-  recording_close_locked();
+  recording_close_locked(true);
   atomic_store_explicit(&recording.writes, false, memory_order_relaxed);
   writer_forget();
 }
@@ -147,7 +147,7 @@ static cudaError_t begin_file_locked(const char *path) {
                      recording.open ? recording.written_path : recording.path);
   if (!path_set(path))
     return error_set(cudaErrorInvalidValue, "the path of the record is too long");
-  recording_close_locked(); /* an earlier one may have stopped because of an error */
+  recording_close_locked(false); /* an earlier one may have stopped because of an error */
   record_path_expand(recording.path, recording.written_path, PATH_MAX);
   recording.by_call = true;
   int fd = record_path_open(recording.written_path, recording.by_call, recording.run, &taken), error = errno;
@@ -158,7 +158,7 @@ static cudaError_t begin_file_locked(const char *path) {
   error = fd >= 0 ? recording.file.error : error;
   if (error == 0)
     return cudaSuccess;
-  recording_close_locked();
+  recording_close_locked(false);
   return cannot_write(recording.written_path, error);
 }
 
@@ -203,7 +203,7 @@ cudaError_t record_end_file(void) {
   recording_clock_put_locked();
   record_file_end(&recording.file);
   int error = recording.file.error;
-  recording_close_locked();
+  recording_close_locked(false);
   cudaError_t result = error != 0 ? cannot_write(recording.written_path, error) : cudaSuccess;
   pthread_mutex_unlock(&record_lock);
   return result;

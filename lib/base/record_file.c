@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -132,13 +133,17 @@ bool record_file_open(struct record_file *file, int fd, const struct zstd *zstd)
   return good;
 }
 
-void record_file_close(struct record_file *file) {
+void record_file_close(struct record_file *file, bool in_child) {
   if (file->zstd_context != NULL)
     (void)file->zstd->freeCCtx(file->zstd_context);
   free(file->content);
   free(file->frame);
-  if (file->error != EBADF && is_own(file))
-    (void)close(file->fd);
+  if (file->error == EBADF || !is_own(file))
+    return;
+  /* A forked child has the descriptor too until it has called exec, and with it the lock. */
+  if (!in_child)
+    (void)flock(file->fd, LOCK_UN);
+  (void)close(file->fd);
 }
 
 /* ---- Items ---- */

@@ -113,8 +113,8 @@ struct record_file {
 /* Begins a file; zstd NULL: frames are stored as they are.  False if the host has no memory: then nothing is to be
  * closed.  The descriptor is the file's from now on. */
 bool record_file_open(struct record_file *file, int fd, const struct zstd *zstd);
-/* Writes nothing, and closes the descriptor only if it is still the file's. */
-void record_file_close(struct record_file *file);
+/* Writes nothing, and closes the descriptor only if it is still the file's.  in_child: the lock is the parent's. */
+void record_file_close(struct record_file *file, bool in_child);
 
 /* Sends what was put to the file. */
 void record_file_flush(struct record_file *file);

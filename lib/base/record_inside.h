@@ -128,7 +128,7 @@ void writer_forget(void);
 bool recording_open_locked(int fd);
 /* Begins a file if none is open.  Whether there is one to write to. */
 bool recording_begin_locked(void);
-void recording_close_locked(void);
+void recording_close_locked(bool in_child);
 
 /* ---- record_ring.c ---- */
 

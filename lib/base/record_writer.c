@@ -147,7 +147,7 @@ bool recording_begin_locked(void) {
   return record_is_on();
 }
 
-void recording_close_locked(void) {
+void recording_close_locked(bool in_child) {
   lock_held(&record_lock);
   numbers_clear(&recording.sites);
   numbers_clear(&recording.tags);
@@ -155,7 +155,7 @@ void recording_close_locked(void) {
   numbers_clear(&recording.contexts);
   numbers_clear(&recording.texts);
   if (recording.open)
-    record_file_close(&recording.file);
+    record_file_close(&recording.file, in_child);
   recording.open = recording.by_call = false;
   recording.begin_ticks = 0;
 }

@@ -41,7 +41,7 @@ static inline void writer_free(struct record_file *file, uint32_t thread, uint64
 static inline void writer_close(struct record_file *file, uint64_t ns) {
   record_file_clock(file, ns, ns);
   record_file_end(file);
-  record_file_close(file);
+  record_file_close(file, false);
 }
 
 #endif

@@ -4,6 +4,9 @@
  * meanwhile, one record after the other, what is refused.  Each case is a process of its own: this program with an
  * argument.
  */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* syscall */
+#endif
 #include <check.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -15,6 +18,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -255,6 +259,21 @@ static void forks(void) {
   EXPECT(record_read(&record, other_path) && count_of(RECORD_ALLOCATE) == 1 && count_of(RECORD_FREE) == 1);
 }
 
+/* A child that runs no handler, as one that is about to call exec, has all descriptors. */
+static void beside_a_child(void) {
+  begin();
+  pid_t child = (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL);
+  if (child == 0)
+    for (;;)
+      (void)syscall(SYS_ppoll, NULL, 0, NULL, NULL, 0);
+  EXPECT(child > 0);
+  free_it(block_of(1000));
+  end_and_read();
+  begin();
+  end_and_read();
+  EXPECT(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child);
+}
+
 /* ---- Threads ---- */
 
 enum { THREADS = 4, ROUNDS = 40, KEPT = 16, SLEEPER_BYTES = 6000, SHORT_BYTES = 40 << 20 };
@@ -381,6 +400,7 @@ static const struct program {
                 {"pools", pools},
                 {"ends with the process", ends_with_the_process},
                 {"forks", forks},
+                {"beside a child", beside_a_child},
                 {"threads", threads}};
 
 /* ---- The tests ---- */
@@ -432,6 +452,8 @@ START_TEST(a_pool_that_comes_later_is_recorded) { run("pools", false); }
 END_TEST
 START_TEST(a_record_without_an_end_ends_with_the_process) { run("ends with the process", false); }
 END_TEST
+START_TEST(a_child_hinders_no_further_record) { run("beside a child", false); }
+END_TEST
 START_TEST(threads_meet_records_in_any_call) { run("threads", false); }
 END_TEST
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
@@ -458,6 +480,7 @@ int main(int argc, char **argv) {
   tcase_add_test(cases, the_record_of_the_variable_stays);
   tcase_add_test(cases, a_pool_that_comes_later_is_recorded);
   tcase_add_test(cases, a_record_without_an_end_ends_with_the_process);
+  tcase_add_test(cases, a_child_hinders_no_further_record);
   tcase_add_test(cases, threads_meet_records_in_any_call);
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) /* a child would start a thread */
   tcase_add_test(cases, a_forked_child_has_no_record);
