@@ -40,12 +40,12 @@ static cudaError_t reserved_give(const struct source *source, const struct pool_
   return error == cudaSuccess ? given : error;
 }
 
-/* unmap does not wait for the GPU, so a wait comes first.  A stream capture forbids the wait: then the memory stays
- * mapped for good, since memory that the GPU still uses must not be taken away. */
+/* unmap does not wait for the GPU, so a wait comes first, unless the memory is the host's.  A stream capture forbids
+ * the wait: then the memory stays mapped for good, since memory that the GPU still uses must not be taken away. */
 static cudaError_t elastic_close(struct mam_pool *pool, const struct pool_chunk *chunk) {
   const struct source *source = &pool->source;
   cudaError_t waited = cudaSuccess;
-  if (pool->held_bytes > 0 && source->operations->lives(source))
+  if (pool->held_bytes > 0 && source->operations != &source_host && source->operations->lives(source))
     waited = reuse_synchronize(pool->reuse);
   if (waited == (cudaError_t)CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
     return waited;

@@ -598,6 +598,25 @@ START_TEST(pool_of_many_chunks_leaves_room_for_others) {
 }
 END_TEST
 
+/* The GPU has no work in plain host memory, so no wait is needed that a stream capture would forbid. */
+START_TEST(pool_of_host_memory_ends_in_a_capture) {
+  MAM_PoolOptions options = MAM_POOL_OPTIONS_INIT;
+  MAM_Pool pool;
+  void *pointer;
+  unsigned char resident;
+  use_host();
+  options.source = MAM_SOURCE_HOST;
+  options.limit_bytes = 64 * MIB;
+  OK(MAM_CaptureBegin());
+  OK(MAM_PoolCreate(&pool, &options));
+  OK(MAM_PoolMalloc(pool, &pointer, 2 * MIB));
+  OK(MAM_CudaFree(pointer));
+  OK(MAM_PoolDestroy(pool));
+  ck_assert(mincore(pointer, 1, &resident) != 0 && errno == ENOMEM); /* nothing is mapped there */
+  OK(MAM_CaptureEnd());
+}
+END_TEST
+
 int main(void) {
   Suite *suite = suite_create("hardship");
   TCase *tests = tcase_create("hardship");
@@ -619,6 +638,7 @@ int main(void) {
   tcase_add_test(tests, pools_that_ended_leave_little_to_other_threads);
 #endif
   tcase_add_test(tests, pool_of_many_chunks_leaves_room_for_others);
+  tcase_add_test(tests, pool_of_host_memory_ends_in_a_capture);
   suite_add_tcase(suite, tests);
   return run_suite(suite);
 }
