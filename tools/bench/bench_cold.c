@@ -33,11 +33,18 @@ struct cold_result {
   struct cold_cell cells[allocators_most][range_count];
 };
 
-/* The largest size of a range.  It is less where the memory is small, because half of the slots are live on average. */
+/* The largest size of a range.  It is less where the memory is small: half of the slots are live on average, and then
+ * take a quarter of it.  At times more are live, and what is free lies between them. */
 static size_t range_most_bytes(const struct bench *bench, const struct range *range) {
-  double total = (double)bench->capacity_bytes / 2, count = (double)range->slot_count / 2;
+  double total = (double)bench->capacity_bytes / 4, count = (double)range->slot_count / 2;
   bool fits = count * numbers_log_uniform_mean(range->least_bytes, range->most_bytes) <= total;
   return fits ? range->most_bytes : numbers_log_uniform_fit(range->least_bytes, range->most_bytes, count, total);
+}
+
+/* Whether that is so with blocks of the least size.  A block takes 512 bytes at least. */
+static bool range_fits(const struct bench *bench, const struct range *range) {
+  size_t least = range->least_bytes < 512 ? 512 : range->least_bytes;
+  return range->slot_count / 2 * least <= bench->capacity_bytes / 4;
 }
 
 /* One operation on a slot, which also keeps *live_bytes. */
@@ -88,6 +95,10 @@ static bool cold_taken(const struct allocator *allocator, struct cold_cell *cell
 
 static bool cold_measure(const struct bench *bench, const struct allocator *allocator, const struct range *range,
                          struct cold_cell *cell) {
+  if (!range_fits(bench, range)) {
+    *cell = (struct cold_cell){(double)NAN, (double)NAN, (double)NAN, 0};
+    return true;
+  }
   struct block *slots = calloc(range->slot_count, sizeof *slots);
   if (slots == NULL)
     return blocks_complain(allocator, "bookkeeping", range->slot_count * sizeof *slots, cudaErrorMemoryAllocation);

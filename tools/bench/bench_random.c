@@ -79,7 +79,7 @@ static bool random_csv(const struct bench *bench, const struct random_result *re
 }
 
 bool bench_random(const struct bench *bench) {
-  struct random_result result = {.size_most_bytes = traffic_size_fit(bench->capacity_bytes, 1)};
+  struct random_result result = {.size_most_bytes = traffic_size_fit(bench->capacity_bytes, traffic_slot_count)};
   if (!bench_each(bench, "random", random_part, &result))
     return false;
   struct report_row row;

@@ -272,10 +272,12 @@ static bool soak_report(const struct soak *soak, const struct soaker *total, uns
   MAM_PoolInfo info;
   if (!pool_info(&info))
     return false;
-  (void)printf("\nsoak: %u threads, %u s, 1 B to %zu KiB: %" PRIu64 " allocations, %" PRIu64 " frees, %" PRIu64
+  char most[report_label_size];
+  report_bytes_text(most, soak->size_most_bytes);
+  (void)printf("\nsoak: %u threads, %u s, 1 B to %s: %" PRIu64 " allocations, %" PRIu64 " frees, %" PRIu64
                " refusals, %" PRIu64 " synchronisations\n",
-               threads, soak->bench->soak_s, soak->size_most_bytes >> 10, total->malloc_count, total->free_count,
-               total->refused_count, info.synchronize_count);
+               threads, soak->bench->soak_s, most, total->malloc_count, total->free_count, total->refused_count,
+               info.synchronize_count);
   if (!report_csv_open(&csv, soak->bench->csv_directory, "soak",
                        "allocator,threads,seconds,mallocs,frees,refusals,faults,synchronizations"))
     return false;
@@ -310,10 +312,12 @@ static bool soak_part(const struct bench *bench, const struct allocator *allocat
   (void)index;
   (void)result;
   unsigned threads = bench->threads_most;
+  size_t slots = (size_t)traffic_slot_count * threads, room = bench->capacity_bytes / 4 / granule_bytes;
+  slots = slots < room ? slots : room; /* a block takes a granule at least */
   struct soak soak = {.bench = bench,
                       .allocator = allocator,
-                      .slot_count = (size_t)traffic_slot_count * threads,
-                      .size_most_bytes = traffic_size_fit(bench->capacity_bytes, threads)};
+                      .slot_count = slots,
+                      .size_most_bytes = traffic_size_fit(bench->capacity_bytes, slots)};
   bool good = pool_take_whole(&soak) && soak_prepare(&soak) && soak_measure(&soak, soakers, threads);
   free(soak.live_map);
   free(soak.slots);

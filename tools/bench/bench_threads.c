@@ -371,7 +371,8 @@ static bool threads_csv(const struct bench *bench, const struct threads_result *
 }
 
 bool bench_threads(const struct bench *bench) {
-  struct threads_result threads = {.size_most_bytes = traffic_size_fit(bench->capacity_bytes, bench->threads_most)};
+  struct threads_result threads = {
+      .size_most_bytes = traffic_size_fit(bench->capacity_bytes, (size_t)traffic_slot_count * bench->threads_most)};
   struct report_row rows[configurations_most];
   threads_plan(&threads, bench->threads_most);
   if (!bench_each(bench, "threads", threads_part, &threads))

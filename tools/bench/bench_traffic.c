@@ -8,8 +8,8 @@
 /* A power of two, and small enough for a core's cache. */
 enum { step_count = 16384 };
 
-size_t traffic_size_fit(size_t capacity_bytes, unsigned threads) {
-  double live_count = 0.5 * traffic_slot_count * threads;
+size_t traffic_size_fit(size_t capacity_bytes, size_t slot_count) {
+  double live_count = 0.5 * (double)slot_count;
   return numbers_log_uniform_fit(traffic_size_least_bytes, traffic_size_most_bytes, live_count,
                                  (double)capacity_bytes / 4);
 }

@@ -28,9 +28,9 @@ struct traffic {
   size_t next;
 };
 
-/* The largest block size for the slots of so many threads.  Half of the slots are live and should take a quarter of the
- * capacity, so that the rest can wait for reuse. */
-size_t traffic_size_fit(size_t capacity_bytes, unsigned threads);
+/* The largest block size for so many slots.  Half of the slots are live and should take a quarter of the capacity, so
+ * that the rest can wait for reuse. */
+size_t traffic_size_fit(size_t capacity_bytes, size_t slot_count);
 
 /* Draws the steps, and takes enough of them that the slots are as full as later.  False after a complaint; call
  * traffic_end in any case. */
