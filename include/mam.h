@@ -171,6 +171,8 @@ MAM_API cudaError_t MAM_CudaMalloc(void **ptr, size_t size);
  * cudaErrorInvalidValue       ptr is not the start of a live block: it was freed before, points inside a block, or is
  *                             not of this library.  Nothing changed.  mam(7) has the case of a block whose context was
  *                             destroyed or reset
+ * cudaErrorMemoryAllocation   the host has no memory to note that the block is free.  Nothing changed: the block is
+ *                             live, and the call may be repeated
  * other                       an error that the GPU met earlier; the call found it while it waited.  The block is freed
  *
  * The call waits for the GPU in two cases.  The block was the last one of a lazily created environment that destroys

@@ -92,15 +92,15 @@ static size_t least_bytes, most_bytes; /* 0: not bounded */
 static const char *least_text = "", *most_text = "";
 static bool prints;
 
-/* value: gets the unit in capitals. */
-static size_t bytes_of(const char *option, char *value) {
+/* value: gets the unit in capitals.  expected: what else the option takes. */
+static size_t bytes_or(const char *option, char *value, const char *expected) {
   static const char units[] = "KkMmGg";
   char *end;
   errno = 0;
   unsigned long long number = strtoull(value, &end, 10);
   const char *unit = *end != '\0' ? strchr(units, *end) : NULL;
   if (*value < '0' || *value > '9' || (*end != '\0' && (unit == NULL || end[1] != '\0')))
-    fail("%s %s: expected bytes, with K, M or G", option, value);
+    fail("%s %s: expected bytes, with K, M or G%s", option, value, expected);
   unsigned shift = unit != NULL ? 10 * ((unsigned)(unit - units) / 2 + 1) : 0;
   if (errno != 0 || number > SIZE_MAX >> shift)
     fail("%s %s: too large a number", option, value);
@@ -108,6 +108,8 @@ static size_t bytes_of(const char *option, char *value) {
     *end = units[(unit - units) / 2 * 2];
   return (size_t)number << shift;
 }
+
+static size_t bytes_of(const char *option, char *value) { return bytes_or(option, value, ""); }
 
 static const char *bytes_value(const char *option, char *value) {
   (void)bytes_of(option, value);
@@ -143,7 +145,7 @@ static const char *limit_value(const char *option, char *value) {
       fail("%s %s: a percentage is from 1%% to 100%%", option, value);
     return value + strspn(value, "0");
   }
-  if (bytes_of(option, value) < least)
+  if (bytes_or(option, value, ", or a percentage") < least)
     fail("%s %s: a pool needs 2 MiB", option, value);
   return value;
 }
@@ -398,6 +400,32 @@ static char *program_find(const char *name) {
   return NULL;
 }
 
+/* The interpreter that a script's first line names; else NULL. */
+static char *interpreter_find(const char *program) {
+  char line[256]; /* Linux reads no more */
+  int fd = open(program, O_RDONLY | OPEN_FLAGS);
+  ssize_t bytes = fd >= 0 ? pread(fd, line, sizeof line - 1, 0) : 0;
+  if (fd >= 0)
+    (void)close(fd);
+  line[bytes > 0 ? bytes : 0] = '\0';
+  if (strncmp(line, "#!", 2) != 0)
+    return NULL;
+  char *path = line + 2 + strspn(line + 2, " \t");
+  path[strcspn(path, " \t\n")] = '\0';
+  return *path != '\0' ? text_new("%s", path) : NULL;
+}
+
+/* The program that a file is run by: itself, or that of its interpreter, which may be a script too.  Linux follows five
+ * at most. */
+static char *program_of(char *file) {
+  char *next;
+  for (int i = 0; i < 5 && file != NULL && (next = interpreter_find(file)) != NULL; i++) {
+    free(file);
+    file = next;
+  }
+  return file;
+}
+
 /* Whether it is a file of the format ELF. */
 static bool head_read(int fd, ElfW(Ehdr) * head) {
   return pread(fd, head, sizeof *head, 0) == (ssize_t)sizeof *head && memcmp(head->e_ident, ELFMAG, SELFMAG) == 0;
@@ -422,7 +450,7 @@ static const char *not_loaded_for_format(const char *program, const char *librar
   ElfW(Ehdr) its, librarys;
   const char *why = NULL;
   int fd = open(program, O_RDONLY | OPEN_FLAGS), library_fd = open(library, O_RDONLY | OPEN_FLAGS);
-  /* What is no such file is a script. */
+  /* What is no such file is a script for a shell. */
   if (fd >= 0 && library_fd >= 0 && head_read(fd, &its) && head_read(library_fd, &librarys) &&
       (!same_machine(&its, &librarys) || !is_dynamic(fd, &its)))
     why = "it is linked statically, or for another processor";
@@ -437,7 +465,7 @@ static const char *not_loaded_for_format(const char *program, const char *librar
 static const char *not_loaded(const char *name, const char *library) {
   const char *why = NULL;
   struct stat status;
-  char *program = program_find(name);
+  char *program = program_of(program_find(name));
   if (program == NULL)
     return NULL;
   if (stat(program, &status) == 0 && (((status.st_mode & S_ISUID) != 0 && status.st_uid != geteuid()) ||

@@ -260,6 +260,8 @@ done
 
 try "an unknown option is refused" ./mam-run --nothing "$program" churn
 check '[ $status -eq 125 ] && grep -q "unknown option --nothing" "$work/err"'
+try "a limit may be a percentage, as is said" ./mam-run --limit=50%% "$program" churn
+check '[ $status -eq 125 ] && grep -q "expected bytes, with K, M or G, or a percentage" "$work/err"'
 try "an option without its value is refused" ./mam-run --chunk
 check '[ $status -eq 125 ]'
 try "a shell says that no call of CUDA was seen, once" ./mam-run -s sh -c 'true; (exit 3); ls >/dev/null; exit 7'
@@ -295,6 +297,9 @@ echo 'int main(void) { return 3; }' >"$work/static.c"
 if ${CC:-cc} -static -o "$work/static" "$work/static.c" 2>/dev/null && command -v ldd >/dev/null; then
   try "a program that takes no library is said" ./mam-run -s "$work/static"
   check '[ $status -eq 3 ] && [ "$(wc -l <"$work/err")" -eq 1 ] && grep -q "not loaded: .*statically" "$work/err"'
+  printf '#! %s\nwhat follows is for it\n' "$work/static" >"$work/script" && chmod +x "$work/script"
+  try "so is a script for it" ./mam-run -s "$work/script"
+  check '[ $status -eq 3 ] && [ "$(wc -l <"$work/err")" -eq 1 ] && grep -q "script .*not loaded: .*statically" "$work/err"'
   try "it runs though that is not read" unread ./mam-run -s "$work/static"
   check '[ $status -eq 3 ]'
   try "in the file too" ./mam-run -s -o "$work/said" "$work/static"

@@ -213,13 +213,13 @@ def _size_argument(name: str, value: Any) -> int:
     return number
 
 
-def _bytes_argument(name: str, value: Any) -> int:
-    """A number, or a text like 40G."""
+def _bytes_argument(name: str, value: Any, otherwise: str = "") -> int:
+    """A number, or a text like 40G.  otherwise: what else the argument may be."""
     if not isinstance(value, str):
         return _size_argument(name, value)
     match = re.fullmatch(r"([0-9]+)([KMG]?)", value, re.ASCII | re.IGNORECASE)
     if match is None:
-        raise ValueError(f"{name}: {value!r} is not understood: expected bytes, with K, M or G")
+        raise ValueError(f"{name}: {value!r} is not understood: expected bytes, with K, M or G{otherwise}")
     return _size_argument(name, int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2].upper()])
 
 
@@ -230,7 +230,7 @@ def _limit_argument(value: Any) -> Optional[bytes]:
         if not 1 <= int(value[:-1]) <= 100:
             raise ValueError(f"limit: {value!r}: a percentage is from 1% to 100%")
         return value.encode()
-    number = _bytes_argument("limit", value)
+    number = _bytes_argument("limit", value, ", or a percentage")
     if number == 0:
         raise ValueError("limit: 0 bytes leave no pool")
     return str(number).encode()
