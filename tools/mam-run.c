@@ -92,15 +92,15 @@ static size_t least_bytes, most_bytes; /* 0: not bounded */
 static const char *least_text = "", *most_text = "";
 static bool prints;
 
-/* value: gets the unit in capitals.  expected: what else the option takes. */
-static size_t bytes_or(const char *option, char *value, const char *expected) {
+/* value: gets the unit in capitals.  otherwise: what else the option takes. */
+static size_t bytes_or(const char *option, char *value, const char *otherwise) {
   static const char units[] = "KkMmGg";
   char *end;
   errno = 0;
   unsigned long long number = strtoull(value, &end, 10);
   const char *unit = *end != '\0' ? strchr(units, *end) : NULL;
   if (*value < '0' || *value > '9' || (*end != '\0' && (unit == NULL || end[1] != '\0')))
-    fail("%s %s: expected bytes, with K, M or G%s", option, value, expected);
+    fail("%s %s: expected bytes, with K, M or G%s", option, value, otherwise);
   unsigned shift = unit != NULL ? 10 * ((unsigned)(unit - units) / 2 + 1) : 0;
   if (errno != 0 || number > SIZE_MAX >> shift)
     fail("%s %s: too large a number", option, value);

@@ -10,20 +10,21 @@
 #include "base/locked.h"
 #include "front/front_check.h"
 
+/* Under --enable-checks, verifies what is frozen, by front_check_frozen or front_check_locked. */
+static void fronts_verify(struct mam_pool *pool, const char *(*check)(struct mam_pool *pool, bool still)) {
 #ifdef MAM_CHECKS
-static void stop_on(const char *fault, const struct mam_pool *pool) {
+  const char *fault = check(pool, false);
   if (fault != NULL) {
-    (void)fprintf(stderr, "mam: fronts of pool %p: %s\n", (const void *)pool, fault);
+    (void)fprintf(stderr, "mam: fronts of pool %p: %s\n", (void *)pool, fault);
     abort();
   }
+#else
+  (void)pool, (void)check;
+#endif
 }
-#endif
 
-/* Under --enable-checks, first verifies what was frozen. */
 static void fronts_check_and_thaw_all(struct mam_pool *pool) {
-#ifdef MAM_CHECKS
-  stop_on(front_check_frozen(pool, false), pool);
-#endif
+  fronts_verify(pool, front_check_frozen);
   fronts_thaw_all(pool);
 }
 
@@ -160,9 +161,7 @@ static void fronts_after_fork(struct mam_pool *pool, bool in_child) {
       if (front->orphan) /* its thread may have said that it is inside, and not yet stood back */
         biased_leave(&front->lock);
     }
-#ifdef MAM_CHECKS
-  stop_on(front_check_locked(pool, false), pool);
-#endif
+  fronts_verify(pool, front_check_locked);
   fronts_thaw_all(pool);
 }
 

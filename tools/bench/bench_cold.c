@@ -14,7 +14,8 @@
 #include "bench_numbers.h"
 #include "bench_report.h"
 
-enum { operation_count = 10000, range_count = 4 };
+/* granule_bytes: what a block takes at least. */
+enum { operation_count = 10000, range_count = 4, granule_bytes = 512 };
 
 static const struct range {
   const char *name;
@@ -41,9 +42,9 @@ static size_t range_most_bytes(const struct bench *bench, const struct range *ra
   return fits ? range->most_bytes : numbers_log_uniform_fit(range->least_bytes, range->most_bytes, count, total);
 }
 
-/* Whether that is so with blocks of the least size.  A block takes 512 bytes at least. */
+/* Whether that is so with blocks of the least size. */
 static bool range_fits(const struct bench *bench, const struct range *range) {
-  size_t least = range->least_bytes < 512 ? 512 : range->least_bytes;
+  size_t least = range->least_bytes < granule_bytes ? granule_bytes : range->least_bytes;
   return range->slot_count / 2 * least <= bench->capacity_bytes / 4;
 }
 
