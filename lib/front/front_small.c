@@ -12,7 +12,11 @@ enum { SLAB_SHARE = 512 };
  * blocks. */
 enum { SLAB_CROWD = SLAB_BYTES / POOL_SMALL_MOST_BYTES };
 
-/* How many live segments a slab of the class could have served. */
+/* Once slabs are this part of the pool, they must fill a slab of their own class: where each class of a few blocks had
+ * a slab, a pool of 64 MiB was full with 16 MiB live. */
+enum { SLABS_SHARE = 2 };
+
+/* How many segments, live or kept by a front, a slab of the class could have served. */
 static size_t class_live_segments(const struct mam_pool *pool, unsigned class) {
   size_t count = 0, first = class > 0 ? slab_class_bytes(class - 1) / SLAB_UNIT_BYTES : 0;
   for (size_t i = first; i < slab_class_bytes(class) / SLAB_UNIT_BYTES; i++)
@@ -20,18 +24,30 @@ static size_t class_live_segments(const struct mam_pool *pool, unsigned class) {
   return count;
 }
 
+/* How many slabs the pool has in all. */
+static size_t slabs_of_all_classes(const struct fronts *fronts) {
+  size_t count = 0;
+  for (unsigned i = 0; i < SLAB_CLASSES; i++)
+    count += atomic_load_explicit(&fronts->depots[i].slab_count, memory_order_relaxed); /* relaxed: a hint */
+  return count;
+}
+
 /* Whether the class may be served from slabs: at once where a slab is a small part of the pool, else when the class
  * fills one anyway. */
 static bool class_has_slabs(const struct front *front, const struct mam_pool *pool, unsigned class) {
   const struct depot *depot = &pool->fronts->depots[class];
+  size_t block_bytes = slab_class_bytes(class);
   if (front->alignment != POOL_ALIGNMENT_BYTES || front->no_slabs)
     return false;
-  /* relaxed, all: hints that need not be exact */
+  /* relaxed, both: hints that need not be exact */
   if (atomic_load_explicit(&depot->slab_count, memory_order_relaxed) > 0)
     return true;
-  bool small = slab_class_bytes(class) <= SLAB_BYTES / SLAB_SHARE;
-  return (small && atomic_load_explicit(&pool->limit_hint, memory_order_relaxed) / SLAB_SHARE >= SLAB_BYTES) ||
-         class_live_segments(pool, class) >= SLAB_CROWD;
+  size_t limit = atomic_load_explicit(&pool->limit_hint, memory_order_relaxed);
+  if (block_bytes <= SLAB_BYTES / SLAB_SHARE && limit / SLAB_SHARE >= SLAB_BYTES)
+    return true;
+  size_t live = class_live_segments(pool, class);
+  bool crowd = live >= SLAB_CROWD, fill = live * block_bytes >= SLAB_BYTES;
+  return crowd && (fill || slabs_of_all_classes(pool->fronts) < limit / SLABS_SHARE / SLAB_BYTES);
 }
 
 /* The epoch that the magazine waits for, 0 if for none.  full: if no more may rest in it. */

@@ -739,6 +739,29 @@ START_TEST(what_another_thread_frees_on_a_stream_serves_the_stream) {
 }
 END_TEST
 
+enum { CLASSES = 24, OF_A_CLASS = 65, FURTHER = 320 };
+
+/* Of each class enough blocks for a slab, and all blocks anew after that: 11 MB in all, and then 21 MB.  With a slab a
+ * class, 48 MiB would be gone before that. */
+START_TEST(few_blocks_of_each_class_leave_room) {
+  static char *blocks[CLASSES][OF_A_CLASS];
+  size_t size = 0;
+  for (int i = 0; i < CLASSES; i++) {
+    size += i < 16 ? 512 : 1024;
+    for (int round = 0; round < 2; round++)
+      for (int j = 0; j < OF_A_CLASS; j++) {
+        if (round > 0)
+          put(blocks[i][j]);
+        blocks[i][j] = get(size);
+      }
+  }
+  ck_assert_uint_eq(size, 16384);
+  ck_assert_uint_ge(info_now().slab_count, 1);
+  for (int i = 0; i < FURTHER; i++)
+    ck_assert_ptr_nonnull(get(65536));
+}
+END_TEST
+
 /* ---- Rules for one block ---- */
 
 START_TEST(every_rule_frees_once) {
@@ -799,6 +822,7 @@ int main(void) {
   tcase_add_test(large, what_a_living_thread_keeps_is_collected_for_another);
   tcase_add_loop_test(small, pointers_that_start_no_block_are_refused, 0, 6);
   tcase_add_test(small, of_many_frees_of_one_block_one_succeeds);
+  tcase_add_test(small, few_blocks_of_each_class_leave_room);
   tcase_add_test(small, every_rule_frees_once);
   tcase_add_test(small, what_an_environment_counted_outlives_it);
   tcase_add_test(small, slab_on_its_way_is_no_block);
