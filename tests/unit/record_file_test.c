@@ -66,7 +66,7 @@ static void write_all_kinds(const struct zstd *zstd) {
 
 START_TEST(what_is_written_is_read) {
   write_all_kinds(method(_i));
-  ck_assert(record_read(&record, path));
+  ck_assert(record_read(&record, path, RECORD_EVENTS_MOST));
   ck_assert(!record.cut);
   ck_assert_str_eq(record.command, "prog --option");
   ck_assert_uint_eq(record.process, 4711);
@@ -105,6 +105,16 @@ START_TEST(what_is_written_is_read) {
 }
 END_TEST
 
+START_TEST(more_events_than_are_wanted_are_refused) {
+  write_all_kinds(method(_i));
+  ck_assert(!record_read(&record, path, 8));
+  record_free(&record);
+  ck_assert(record_read(&record, path, 9));
+  ck_assert_uint_eq(record.event_count, 9);
+  record_free(&record);
+}
+END_TEST
+
 /* Two blocks were live.  The allocation of one was under way, so its event follows. */
 START_TEST(what_was_live_before_is_one_allocation) {
   struct record_file file;
@@ -122,7 +132,7 @@ START_TEST(what_was_live_before_is_one_allocation) {
   writer_free(&file, one, 40, 0x2000);
   writer_allocate(&file, one, 50, 0x2000, 8, site);
   writer_close(&file, 1000);
-  ck_assert(record_read(&record, path));
+  ck_assert(record_read(&record, path, RECORD_EVENTS_MOST));
   static const uint32_t kinds[] = {RECORD_ALLOCATE, RECORD_ALLOCATE, RECORD_FREE, RECORD_FREE, RECORD_ALLOCATE};
   static const uint64_t times[] = {10, 10, 30, 40, 50}, sizes[] = {15, 16, 15, 16, 8}, serials[] = {0, 1, 0, 1, 2};
   ck_assert_uint_eq(record.event_count, 5);
@@ -163,7 +173,7 @@ START_TEST(a_free_finds_its_allocation_by_time) {
     writer_free(&file, one, 100 * i + 99, 0x1000);
   }
   writer_close(&file, 1000000);
-  ck_assert(record_read(&record, path));
+  ck_assert(record_read(&record, path, RECORD_EVENTS_MOST));
   ck_assert_uint_eq(record.event_count, 1999);
   for (size_t i = 0; i < 1999; i++) {
     ck_assert_uint_eq(record.events[i].kind, i % 2 == 0 ? RECORD_ALLOCATE : RECORD_FREE);
@@ -185,7 +195,7 @@ START_TEST(an_early_free_ends_its_allocation) {
   writer_free(&file, two, 2000, 0x2000);
   writer_allocate(&file, one, 2000000, 0x2000, 10, site);
   writer_close(&file, 10000000);
-  ck_assert(record_read(&record, path));
+  ck_assert(record_read(&record, path, RECORD_EVENTS_MOST));
   static const uint32_t kinds[] = {RECORD_ALLOCATE, RECORD_FREE, RECORD_ALLOCATE,
                                    RECORD_FREE,     RECORD_FREE, RECORD_ALLOCATE};
   static const uint64_t times[] = {900, 1000, 1100, 1200, 2000, 2000000};
@@ -210,7 +220,7 @@ START_TEST(a_free_may_come_first_in_the_file) {
   (void)record_file_context(&file, 1, 5);
   writer_allocate(&file, two, 1000, 0x1000, 8, site);
   writer_close(&file, 10000);
-  ck_assert(record_read(&record, path));
+  ck_assert(record_read(&record, path, RECORD_EVENTS_MOST));
   ck_assert_uint_eq(record.event_count, 2);
   ck_assert_uint_eq(record.events[1].kind, RECORD_FREE);
   ck_assert_uint_eq(record.events[1].serial, 0);
@@ -229,7 +239,7 @@ START_TEST(memory_that_ends_ends_its_blocks) {
     writer_free(&file, thread, 7000 + i, 0x1000 * i);
   writer_allocate(&file, thread, 9000, 0x1000 * 4500, 16, site); /* the block here before must have ended */
   writer_close(&file, 10000);
-  ck_assert(record_read(&record, path));
+  ck_assert(record_read(&record, path, RECORD_EVENTS_MOST));
   size_t frees = 0, of_gone = 0;
   static bool ended[5001];
   for (size_t i = 0; i < record.event_count; i++)
@@ -260,7 +270,7 @@ static bool other_read(const unsigned char *bytes, size_t count) {
   ck_assert_ptr_nonnull(file);
   ck_assert_uint_eq(fwrite(bytes, 1, count, file), count);
   ck_assert_int_eq(fclose(file), 0);
-  return record_read(&record, other_path);
+  return record_read(&record, other_path, RECORD_EVENTS_MOST);
 }
 
 static unsigned char bytes[4096];
@@ -282,7 +292,7 @@ START_TEST(the_end_of_a_small_pool_does_not_take_longer_where_many_blocks_live) 
   }
   writer_close(&file, 1000000);
   clock_t begin = clock();
-  ck_assert(record_read(&record, path));
+  ck_assert(record_read(&record, path, RECORD_EVENTS_MOST));
   ck_assert_int_lt((clock() - begin) / CLOCKS_PER_SEC, 10);
   ck_assert_uint_eq(record.event_count, LIVE + 2 * ENDS);
   for (size_t i = LIVE; i < record.event_count; i += 2)
@@ -364,7 +374,7 @@ START_TEST(long_records_and_texts) {
   for (uint64_t i = 0; i < 100; i++)
     (void)record_file_text(&file, text);
   writer_close(&file, EVENTS);
-  ck_assert(record_read(&record, path));
+  ck_assert(record_read(&record, path, RECORD_EVENTS_MOST));
   ck_assert_uint_eq(record.event_count, EVENTS);
   ck_assert_uint_eq(record.allocation_count, EVENTS);
   for (uint64_t i = 0; i < EVENTS; i++)
@@ -380,9 +390,9 @@ START_TEST(what_is_no_record_is_refused) {
     ck_assert(!other_read((const unsigned char *)texts[i], strlen(texts[i])));
     record_free(&record);
   }
-  ck_assert(!record_read(&record, "/nowhere/at all"));
+  ck_assert(!record_read(&record, "/nowhere/at all", RECORD_EVENTS_MOST));
   record_free(&record);
-  ck_assert(!record_read(&record, "/"));
+  ck_assert(!record_read(&record, "/", RECORD_EVENTS_MOST));
   record_free(&record);
 }
 END_TEST
@@ -403,6 +413,7 @@ int main(void) {
   tcase_set_timeout(cases, 60); /* thousands of small files, on a disk that others use */
   tcase_add_checked_fixture(cases, files_name, files_remove);
   tcase_add_loop_test(cases, what_is_written_is_read, 0, methods);
+  tcase_add_loop_test(cases, more_events_than_are_wanted_are_refused, 0, methods);
   tcase_add_loop_test(cases, what_was_live_before_is_one_allocation, 0, methods);
   tcase_add_loop_test(cases, a_free_finds_its_allocation_by_time, 0, methods);
   tcase_add_loop_test(cases, an_early_free_ends_its_allocation, 0, methods);

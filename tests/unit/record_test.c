@@ -450,7 +450,7 @@ static int run(const char *program, const char *record_path) {
 
 static void read_record(const char *from) {
   record_free(&record);
-  ck_assert_msg(record_read(&record, from), "%s cannot be read", from);
+  ck_assert_msg(record_read(&record, from, RECORD_EVENTS_MOST), "%s cannot be read", from);
 }
 
 static size_t count_of(uint32_t kind) {

@@ -126,7 +126,7 @@ static bool record_draw(const struct arguments *arguments) {
   struct record record = {0};
   struct picture picture = {0};
   struct output output = {0};
-  bool good = record_read(&record, arguments->file) && picture_make(&picture, &record);
+  bool good = record_read(&record, arguments->file, PICTURE_EVENTS_MOST) && picture_make(&picture, &record);
   if (good) {
     good = output_open(&output, arguments) &&
            (arguments->trace_events ? picture_trace(output.stream, &picture) : picture_page(output.stream, &picture));

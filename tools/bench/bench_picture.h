@@ -26,6 +26,9 @@ enum {
   picture_granularity_bytes = 512
 }; /* blocks begin at its multiples, so the rest of a block's last unit is no hole */
 
+/* Of a record: indexes have 32 bits, here and in the page, and a browser needs about a hundred bytes for each. */
+#define PICTURE_EVENTS_MOST ((size_t)1 << 26)
+
 /* Where an allocation came from.  Each combination that occurs stands in picture.whos once. */
 struct picture_who {
   uint32_t site, thread, stream, tag, context, device; /* as in struct record_event */
@@ -88,8 +91,8 @@ struct picture {
   size_t peak;               /* the first moment at which the most bytes are live; moment_count if none ever are */
 };
 
-/* The record is still the caller's and has to live as long as the picture.  False if the host has no memory, or if the
- * record has too many events; call picture_free in any case. */
+/* The record is still the caller's and has to live as long as the picture.  False if the host has no memory; call
+ * picture_free in any case. */
 bool picture_make(struct picture *picture, const struct record *record);
 void picture_free(struct picture *picture);
 

@@ -5,8 +5,6 @@
 #include "bench_distinct.h"
 #include "bench_picture.h"
 
-/* Indexes have 32 bits, here and in the page, and a browser needs about a hundred bytes for each event. */
-static const size_t events_most = (size_t)1 << 26;
 /* Larger sizes are not believed: the page's numbers, sums included, are exact up to 2^53. */
 static const uint64_t size_most = (uint64_t)1 << 50;
 static const uint32_t no_block = UINT32_MAX;
@@ -294,11 +292,6 @@ static void picture_close(struct picture *picture) {
 
 bool picture_make(struct picture *picture, const struct record *record) {
   *picture = (struct picture){.record = record};
-  if (record->event_count > events_most) {
-    (void)fprintf(stderr, "mam-bench: picture: the record has %zu events; a page takes at most %zu\n",
-                  record->event_count, events_most);
-    return false;
-  }
   picture->end_ns = record->event_count == 0 ? 0 : record->events[record->event_count - 1].time_ns;
   if (picture_room(picture) && ranges_make(&picture->paths, record) && moments_make(picture) && spans_make(picture) &&
       picture_holes(picture)) {

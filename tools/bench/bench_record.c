@@ -29,6 +29,7 @@ struct reader {
   unsigned char *stored, *content;
   const unsigned char *at, *end; /* of the content */
   bool bad;                      /* an item goes beyond its frame, or names what is not defined */
+  size_t events_most;
   size_t event_room, site_room, thread_room, stream_room, text_room, context_room;
   bool program_known, ended, clock_known, from_known;
   struct moment first, last;
@@ -65,7 +66,7 @@ static void *grow(void *array, size_t count, size_t *room, size_t size) {
        : NULL)
 
 static bool add(struct reader *reader, void **array, size_t *count, size_t *room, size_t size) {
-  void *larger = *count < UINT32_MAX - 1 ? grow(*array, *count, room, size) : NULL;
+  void *larger = *count <= RECORD_EVENTS_MOST ? grow(*array, *count, room, size) : NULL;
   if (larger == NULL) {
     reader->bad = true;
     return false;
@@ -325,8 +326,12 @@ static bool frames_read(struct reader *reader) {
       return false;
     if (!more)
       return true;
-    while (reader->at < reader->end && !reader->bad)
+    while (reader->at < reader->end && !reader->bad && reader->record->event_count <= reader->events_most)
       item_get(reader);
+    if (reader->record->event_count > reader->events_most) {
+      (void)fprintf(stderr, "mam-bench: %s: it has more than %zu events\n", reader->path, reader->events_most);
+      return false;
+    }
     if (reader->bad)
       return complain_damage(reader, "an item cannot be read");
     reader->offset = (uint64_t)ftello(reader->file);
@@ -622,8 +627,8 @@ static bool reader_run(struct reader *reader) {
   return reader->record->command != NULL;
 }
 
-bool record_read(struct record *record, const char *path) {
-  struct reader reader = {.record = record, .path = path};
+bool record_read(struct record *record, const char *path, size_t events_most) {
+  struct reader reader = {.record = record, .path = path, .events_most = events_most};
   *record = (struct record){0};
   reader.file = fopen(path, "rb");
   if (reader.file == NULL)

@@ -508,7 +508,7 @@ static int record_replay(const struct arguments *arguments) {
   struct record record;
   struct calls calls = {.record = &record};
   int status = EXIT_FAILURE;
-  if (record_read(&record, arguments->path)) {
+  if (record_read(&record, arguments->path, RECORD_EVENTS_MOST)) {
     calls.context = arguments->context >= 0 ? (uint32_t)arguments->context : context_choose(&record);
     if (arguments->context >= (long)record.context_count)
       (void)fprintf(stderr, "mam-bench: replay: %s has no context or pool %ld, only %zu of them, from 0\n",
