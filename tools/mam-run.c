@@ -453,7 +453,7 @@ static const char *not_loaded_for_format(const char *program, const char *librar
   /* What is no such file is a script for a shell. */
   if (fd >= 0 && library_fd >= 0 && head_read(fd, &its) && head_read(library_fd, &librarys) &&
       (!same_machine(&its, &librarys) || !is_dynamic(fd, &its)))
-    why = "it is linked statically, or for another processor";
+    why = "is linked statically, or for another processor";
   if (fd >= 0)
     (void)close(fd);
   if (library_fd >= 0)
@@ -461,22 +461,27 @@ static const char *not_loaded_for_format(const char *program, const char *librar
   return why;
 }
 
-/* Why the dynamic linker will not load the library into the program, if that can be told; else NULL. */
-static const char *not_loaded(const char *name, const char *library) {
-  const char *why = NULL;
+static const char *not_loaded_for_privileges(const char *program) {
   struct stat status;
-  char *program = program_of(program_find(name));
-  if (program == NULL)
-    return NULL;
   if (stat(program, &status) == 0 && (((status.st_mode & S_ISUID) != 0 && status.st_uid != geteuid()) ||
                                       ((status.st_mode & S_ISGID) != 0 && status.st_gid != getegid())))
-    why = "it has the privileges of another user (setuid)";
-  else if (geteuid() != 0 && getxattr(program, "security.capability", NULL, 0) > 0)
-    why = "it has privileges of its own (setcap)";
-  else
+    return "has the privileges of another user (setuid)";
+  if (geteuid() != 0 && getxattr(program, "security.capability", NULL, 0) > 0)
+    return "has privileges of its own (setcap)";
+  return NULL;
+}
+
+/* Why the dynamic linker will not load the library into the program, if that can be told; else NULL. */
+static char *not_loaded(const char *name, const char *library) {
+  char *file = program_find(name), *program = file != NULL ? program_of(text_new("%s", file)) : NULL, *text = NULL;
+  const char *why = program != NULL ? not_loaded_for_privileges(program) : NULL;
+  if (program != NULL && why == NULL)
     why = not_loaded_for_format(program, library);
+  if (why != NULL)
+    text = strcmp(file, program) == 0 ? text_new("it %s", why) : text_new("its interpreter %s %s", program, why);
+  free(file);
   free(program);
-  return why;
+  return text;
 }
 
 /* To the file of the summary, else to standard error.  The program starts whether the line is taken or not, so no
@@ -550,10 +555,11 @@ int main(int argc, char **argv) {
     (void)fputs(usage, stderr);
     return STATUS_FAILED;
   }
-  const char *why = summary != NULL ? not_loaded(program[0], library) : NULL;
+  char *why = summary != NULL ? not_loaded(program[0], library) : NULL;
   free(library);
   if (why != NULL)
     not_loaded_say(program[0], why);
+  free(why);
   (void)execvp(program[0], program);
   int error = errno;
   (void)fprintf(stderr, "mam-run: %s: %s\n", program[0], strerror(error));

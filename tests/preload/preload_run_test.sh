@@ -296,10 +296,10 @@ echo 'int main(void) { return 3; }' >"$work/static.c"
 # shellcheck disable=SC2086
 if ${CC:-cc} -static -o "$work/static" "$work/static.c" 2>/dev/null && command -v ldd >/dev/null; then
   try "a program that takes no library is said" ./mam-run -s "$work/static"
-  check '[ $status -eq 3 ] && [ "$(wc -l <"$work/err")" -eq 1 ] && grep -q "not loaded: .*statically" "$work/err"'
+  check '[ $status -eq 3 ] && [ "$(wc -l <"$work/err")" -eq 1 ] && grep -q "not loaded: it is linked statically" "$work/err"'
   printf '#! %s\nwhat follows is for it\n' "$work/static" >"$work/script" && chmod +x "$work/script"
   try "so is a script for it" ./mam-run -s "$work/script"
-  check '[ $status -eq 3 ] && [ "$(wc -l <"$work/err")" -eq 1 ] && grep -q "script .*not loaded: .*statically" "$work/err"'
+  check '[ $status -eq 3 ] && [ "$(wc -l <"$work/err")" -eq 1 ] && grep -q "script .*not loaded: its interpreter $work/static is linked" "$work/err"'
   try "it runs though that is not read" unread ./mam-run -s "$work/static"
   check '[ $status -eq 3 ]'
   try "in the file too" ./mam-run -s -o "$work/said" "$work/static"
