@@ -17,7 +17,8 @@
  * makes another one.  So the thread that sleeps looks for the file now and then, and moves to the one that is there.
  *
  * A program can write anything into the bell.  That makes processes of its own user give back memory that lies free, or
- * wait for RING_MS and WAIT_MS; it can do no other harm.
+ * wait for RING_MS and WAIT_MS; it can do no other harm.  One that makes the file shorter ends those processes with
+ * SIGBUS: no file that has a name can be kept from that.
  *
  * The bell of a device heap is something else (lib/heap).
  */
