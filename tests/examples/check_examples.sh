@@ -157,6 +157,9 @@ check_python() {
   command -v python3 >/dev/null || { missing="$missing python3;"; return; }
   for file in "$here"/*.py; do
     python3 -c 'import ast, sys; ast.parse(open(sys.argv[1]).read(), sys.argv[1])' "$file" || fail "$file is no Python"
+    # Python looks for modules beside the script first.
+    module=$(basename "$file" .py)
+    ! grep -Eq "^(import|from) .*\\b$module\\b" "$here"/*.py || fail "$file hides the module $module from the examples"
   done
 }
 
