@@ -517,22 +517,28 @@ static _Noreturn void variables_print(void) {
   done();
 }
 
-/* Whatever the options say together, and the number of this process, which the program will have. */
-static void variables_finish(void) {
-  char *process = text_new("%ld", (long)getpid());
+/* Whatever the options say together. */
+static void options_check(void) {
   if (most_bytes > 0 && least_bytes > most_bytes)
     fail("--min %s --max %s: no size is left to serve", least_text, most_text);
+  if (summary != NULL)
+    variable_set("MAM_PRELOAD_SUMMARY", summary);
+}
+
+/* The files that a program is to write, and the number of this process, which the program will have.  A record of
+ * before stays if there is no such program. */
+static void files_begin(const char *name) {
+  char *process = text_new("%ld", (long)getpid()), *program = program_find(name);
   if (output != NULL)
     output_check();
-  if (record != NULL) {
+  if (record != NULL && program != NULL)
     record_begin();
+  if (record != NULL)
     variable_set("MAM_RECORD_PROCESS", process);
-  }
-  if (summary != NULL) {
-    variable_set("MAM_PRELOAD_SUMMARY", summary);
+  if (summary != NULL)
     variable_set("MAM_PRELOAD_PROCESS", process);
-  }
   free(process);
+  free(program);
 }
 
 /* Last: the user's own interposers see the program's calls first. */
@@ -546,7 +552,9 @@ static void library_preload(const char *library) {
 
 int main(int argc, char **argv) {
   char **program = options_take(argv + (argc > 0));
-  variables_finish();
+  options_check();
+  if (!prints && program[0] != NULL)
+    files_begin(program[0]);
   char *library = library_find();
   library_preload(library);
   if (prints)
