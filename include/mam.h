@@ -399,7 +399,7 @@ typedef struct MAM_PoolInfo {
                                     bytes are not counted.  (ScatterAlloc, section 3.3, formula 2) */
   size_t cached_bytes;           /* of waiting_bytes and free_bytes: free in slabs, or kept by threads.  They are not in
                                     largest_free_bytes, but the pool collects them before an allocation fails */
-  size_t slab_count;             /* slabs: pieces of 2 MiB that small blocks are carved from */
+  size_t slab_count;             /* slabs: pieces of 512 KiB that small blocks are carved from */
   size_t thread_count;           /* living threads that have used the pool */
   uint64_t magazine_hit_count;   /* of malloc_count: small blocks that the calling thread had in its magazines, */
   uint64_t size_hit_count;       /* large blocks that it had freed and kept, by size, */

@@ -4,17 +4,12 @@
  */
 #include "front/front_inside.h"
 
-/* A class of small blocks gets its first slab at once if a slab is at most this part of the pool, and one of its blocks
- * at most this part of a slab: then a slab for a single block is no loss. */
-enum { SLAB_SHARE = 512 };
+/* A class of blocks of at most so many bytes gets its first slab at once if a slab is at most this part of the pool:
+ * then a slab for a single block is no loss. */
+enum { AT_ONCE_MOST_BYTES = 4096, SLAB_SHARE = 512 };
 
-/* Another class gets its first slab when so many of its blocks are live as segments: they fill a slab of the largest
- * blocks. */
-enum { SLAB_CROWD = SLAB_BYTES / POOL_SMALL_MOST_BYTES };
-
-/* Once slabs are this part of the pool, they must fill a slab of their own class: where each class of a few blocks had
- * a slab, a pool of 64 MiB was full with 16 MiB live. */
-enum { SLABS_SHARE = 2 };
+/* Another class gets its first slab when so many of its blocks are live as segments. */
+enum { SLAB_CROWD = SLAB_BATCH };
 
 /* How many segments, live or kept by a front, a slab of the class could have served. */
 static size_t class_live_segments(const struct mam_pool *pool, unsigned class) {
@@ -24,30 +19,18 @@ static size_t class_live_segments(const struct mam_pool *pool, unsigned class) {
   return count;
 }
 
-/* How many slabs the pool has in all. */
-static size_t slabs_of_all_classes(const struct fronts *fronts) {
-  size_t count = 0;
-  for (unsigned i = 0; i < SLAB_CLASSES; i++)
-    count += atomic_load_explicit(&fronts->depots[i].slab_count, memory_order_relaxed); /* relaxed: a hint */
-  return count;
-}
-
-/* Whether the class may be served from slabs: at once where a slab is a small part of the pool, else when the class
- * fills one anyway. */
+/* Whether the class may be served from slabs. */
 static bool class_has_slabs(const struct front *front, const struct mam_pool *pool, unsigned class) {
   const struct depot *depot = &pool->fronts->depots[class];
-  size_t block_bytes = slab_class_bytes(class);
   if (front->alignment != POOL_ALIGNMENT_BYTES || front->no_slabs)
     return false;
   /* relaxed, both: hints that need not be exact */
   if (atomic_load_explicit(&depot->slab_count, memory_order_relaxed) > 0)
     return true;
   size_t limit = atomic_load_explicit(&pool->limit_hint, memory_order_relaxed);
-  if (block_bytes <= SLAB_BYTES / SLAB_SHARE && limit / SLAB_SHARE >= SLAB_BYTES)
+  if (slab_class_bytes(class) <= AT_ONCE_MOST_BYTES && limit / SLAB_SHARE >= SLAB_BYTES)
     return true;
-  size_t live = class_live_segments(pool, class);
-  bool crowd = live >= SLAB_CROWD, fill = live * block_bytes >= SLAB_BYTES;
-  return crowd && (fill || slabs_of_all_classes(pool->fronts) < limit / SLABS_SHARE / SLAB_BYTES);
+  return class_live_segments(pool, class) >= SLAB_CROWD;
 }
 
 /* The epoch that the magazine waits for, 0 if for none.  full: if no more may rest in it. */

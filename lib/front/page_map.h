@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Which slab an address lies in: a table of the 2 MiB pages of the address space in two levels, read without a lock.
+ * Which slab an address lies in: a table of the pages of 512 KiB of the address space in two levels, read without a
+ * lock.
  *
  * Slabs are opaque here (slab.h).  They are never freed, so a slab that was found here may be read at any time; whether
  * it still is of a pool is asked then.
@@ -13,8 +14,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* User space ends at 2^47 on x86-64 and on 64-bit ARM with 48 bits at 2^48: 14 + 13 + 21 bits. */
-enum { PAGE_MAP_PAGE_BITS = 21, PAGE_MAP_LEAF_BITS = 13, PAGE_MAP_TOP_BITS = 14 };
+/* User space ends at 2^47 on x86-64 and on 64-bit ARM with 48 bits at 2^48: 16 + 13 + 19 bits. */
+enum { PAGE_MAP_PAGE_BITS = 19, PAGE_MAP_LEAF_BITS = 13, PAGE_MAP_TOP_BITS = 16 };
 
 struct slab;
 

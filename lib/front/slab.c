@@ -296,7 +296,7 @@ static struct batch *refill_locked(struct mam_pool *pool, struct depot *depot) {
 /* A further slab for the depot.  False if the pool has no span, or the host no memory. */
 static bool slab_add(struct mam_pool *pool, struct depot *depot, unsigned class) {
   uintptr_t base;
-  if (pool_slab_take(pool, SLAB_BYTES, &base) != cudaSuccess)
+  if (pool_slab_take(pool, &base) != cudaSuccess)
     return false;
   struct slab *slab = slab_open(base, class);
   if (slab == NULL) {

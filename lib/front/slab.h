@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: BSD-2-Clause */
 /*
- * Slabs: 2 MiB of a pool each, carved in equal blocks of a size class, with a byte a block that says whether it is live
- * and a bit a block that says whether it is inside the slab; and the depot of each class, where the fronts' batches of
- * blocks change hands.
+ * Slabs: 512 KiB of a pool each, carved in equal blocks of a size class, with a byte a block that says whether it is
+ * live and a bit a block that says whether it is inside the slab; and the depot of each class, where the fronts'
+ * batches of blocks change hands.
  *
  * A block of a slab is in exactly one place: live (the program has it), in a batch (a front's or the depot's), or
  * inside its slab (its bit is set).  A live block has a code in its live byte, all others have 0.  A free claims the
  * block by that byte (claim.h), so that of two frees of one block one fails, whatever threads they come from.
  *
  * Slabs take their memory from the pool and give it back when all blocks are inside.  A slab is bound for good to its
- * page (2 MiB of addresses) and to its class: a page has one slab for each class that it was ever carved for, and the
+ * page (512 KiB of addresses) and to its class: a page has one slab for each class that it was ever carved for, and the
  * page map names the last.  A slab is found through page_map.h without a lock; its pool is read then.  So neither a
  * slab nor its bytes are freed.
  *
@@ -29,10 +29,11 @@
 
 /* A slab is a page of the page map.  Blocks are multiples of the alignment. */
 enum {
-  SLAB_BYTES = 1 << PAGE_MAP_PAGE_BITS,
+  SLAB_BYTES = POOL_SLAB_BYTES,
   SLAB_UNIT_BYTES = POOL_ALIGNMENT_BYTES,
   SLAB_BLOCKS_MOST = SLAB_BYTES / SLAB_UNIT_BYTES
 };
+_Static_assert(SLAB_BYTES == 1 << PAGE_MAP_PAGE_BITS, "a slab is not a page of the page map");
 
 /* Classes are 512 B apart up to 8 KiB, 1 KiB up to 16 KiB, 2 KiB up to 32 KiB: at most an eighth of a block is lost. */
 enum { SLAB_FINE_BYTES = 16 * SLAB_UNIT_BYTES, SLAB_CLASSES = 32 };

@@ -328,32 +328,38 @@ cudaError_t pool_malloc(struct mam_pool *pool, uint64_t default_id, size_t size,
 /* ---- For the fronts ---- */
 
 /* Grows the pool for a slab.  A hole that is spared does not count as room. */
-static cudaError_t span_grow_locked(struct mam_pool *pool, size_t bytes) {
+static cudaError_t span_grow_locked(struct mam_pool *pool) {
   lock_held(&pool->lock);
+  const size_t bytes = 2 * POOL_SLAB_BYTES; /* wherever they begin, there is one in them */
   bool spares = pool->segments.spared_bytes > 0;
-  return spares ? pool_grow_locked(pool, 2 * bytes, false) : grow_or_find_locked(pool, 2 * bytes, false);
+  return spares ? pool_grow_locked(pool, bytes, false) : grow_or_find_locked(pool, bytes, false);
+}
+
+static struct segment *span_take_locked(struct mam_pool *pool, bool *no_host_memory) {
+  lock_held(&pool->lock);
+  return segment_take_aligned(&pool->segments, POOL_SLAB_BYTES, POOL_SLAB_BYTES, no_host_memory);
 }
 
 /* Memory for a slab from a hole that is spared, in a pool that could not grow. */
-static struct segment *span_of_spared_locked(struct mam_pool *pool, size_t bytes) {
+static struct segment *span_of_spared_locked(struct mam_pool *pool) {
   lock_held(&pool->lock);
   bool no_host_memory;
   pool->segments.spared_bytes = 0;
-  struct segment *segment = segment_take_aligned(&pool->segments, bytes, bytes, &no_host_memory);
+  struct segment *segment = span_take_locked(pool, &no_host_memory);
   spare_again_locked(pool);
   return segment;
 }
 
-cudaError_t pool_slab_take(struct mam_pool *pool, size_t bytes, uintptr_t *base) {
+cudaError_t pool_slab_take(struct mam_pool *pool, uintptr_t *base) {
   struct segment *segment;
   bool no_host_memory;
   pool_lock(pool);
   cudaError_t error = pool_usable_locked(pool);
-  while ((segment = segment_take_aligned(&pool->segments, bytes, bytes, &no_host_memory)) == NULL) {
+  while ((segment = span_take_locked(pool, &no_host_memory)) == NULL) {
     if (error == cudaSuccess)
-      error = no_host_memory ? cudaErrorMemoryAllocation : span_grow_locked(pool, bytes);
+      error = no_host_memory ? cudaErrorMemoryAllocation : span_grow_locked(pool);
     if (error == cudaErrorMemoryAllocation && pool->segments.spared_bytes > 0)
-      segment = span_of_spared_locked(pool, bytes);
+      segment = span_of_spared_locked(pool);
     if (error != cudaSuccess)
       break;
   }

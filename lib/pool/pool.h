@@ -322,9 +322,10 @@ void pool_freed_unfenced(struct mam_pool *pool);
 void pool_give(struct mam_pool *pool, uint64_t generation, struct segment *const *segments, unsigned count,
                uint64_t epoch, struct context_stream stream);
 
-/* Memory for slabs: used segments of whole 2 MiB, which are no blocks.  pool_slab_take never waits for the GPU.
- * pool_slab_give makes one free at once: the GPU is known to be done with it. */
-cudaError_t pool_slab_take(struct mam_pool *pool, size_t bytes, uintptr_t *base);
+/* Memory for slabs: used segments of so many bytes, at multiples of that, which are no blocks.  pool_slab_take never
+ * waits for the GPU.  pool_slab_give makes one free at once: the GPU is known to be done with it. */
+enum { POOL_SLAB_BYTES = 1 << 19 };
+cudaError_t pool_slab_take(struct mam_pool *pool, uintptr_t *base);
 void pool_slab_give(struct mam_pool *pool, uintptr_t base);
 
 /* Before a front takes a further slab.  Where only waits make free what was freed, waits for the GPU if more bytes wait

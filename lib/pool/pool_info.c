@@ -13,7 +13,7 @@ void pool_info_locked(struct mam_pool *pool, const struct pool_front *frozen, MA
   size_t chunk_count = 0, slab_count = frozen != NULL ? pool->span_count : 0;
   SLIST_FOREACH(chunk, &pool->chunks, link) { chunk_count++; }
   size_t free_bytes = segments->bytes[SEGMENT_FREE], largest = segment_largest_free(&pool->segments);
-  size_t cached_bytes = sum.large_bytes + slab_count * SOURCE_GRANULARITY_BYTES - sum.live_small_bytes;
+  size_t cached_bytes = sum.large_bytes + slab_count * POOL_SLAB_BYTES - sum.live_small_bytes;
   size_t cached_waiting_bytes = sum.large_waiting_bytes + sum.small_waiting_bytes;
   bool closer = frozen != NULL && sum.peak_bytes < pool->peak_taken_bytes; /* both are bounds */
   *info = (MAM_PoolInfo){

@@ -184,7 +184,8 @@ END_TEST
 
 /* A slab has places at which no block has been yet.  It does not know which. */
 START_TEST(a_refusal_claims_no_free_that_there_never_was) {
-  char *block = get(100), *page = (char *)((uintptr_t)block & ~(uintptr_t)(2 * MIB - 1)), *never = page + MIB;
+  char *block = get(100), *page = (char *)((uintptr_t)block & ~(uintptr_t)(POOL_SLAB_BYTES - 1)),
+       *never = page + POOL_SLAB_BYTES / 2;
   never += never == block ? 512 : 0;
   (void)refused(never);
   ck_assert_ptr_nonnull(strstr(MAM_LastError(), "was freed already, or never allocated"));
@@ -392,11 +393,11 @@ START_TEST(slab_on_its_way_is_no_block) {
   uintptr_t base;
   ck_assert_int_eq(MAM_PoolDefault(&pool), cudaSuccess);
   MAM_PoolInfo before = info_now();
-  ck_assert_int_eq(pool_slab_take(pool, 2 * MIB, &base), cudaSuccess);
+  ck_assert_int_eq(pool_slab_take(pool, &base), cudaSuccess);
   MAM_PoolInfo info = info_now();
   ck_assert_uint_eq(info.used_count, before.used_count);
   ck_assert_uint_eq(info.used_bytes, before.used_bytes);
-  ck_assert_uint_eq(info.cached_bytes, before.cached_bytes + 2 * MIB);
+  ck_assert_uint_eq(info.cached_bytes, before.cached_bytes + POOL_SLAB_BYTES);
   ck_assert_uint_eq(info.used_bytes + info.waiting_bytes + info.free_bytes, info.reserved_bytes);
   pool_slab_give(pool, base);
   ck_assert_uint_eq(info_now().cached_bytes, before.cached_bytes);
@@ -739,10 +740,9 @@ START_TEST(what_another_thread_frees_on_a_stream_serves_the_stream) {
 }
 END_TEST
 
-enum { CLASSES = 24, OF_A_CLASS = 65, FURTHER = 320 };
+enum { CLASSES = 24, OF_A_CLASS = 65, FURTHER = 640 };
 
-/* Of each class enough blocks for a slab, and all blocks anew after that: 11 MB in all, and then 21 MB.  With a slab a
- * class, 48 MiB would be gone before that. */
+/* Of each class enough blocks for a slab, and all blocks anew after that: 11 MB in all, and then 42 MB. */
 START_TEST(few_blocks_of_each_class_leave_room) {
   static char *blocks[CLASSES][OF_A_CLASS];
   size_t size = 0;
@@ -822,9 +822,9 @@ int main(void) {
   tcase_add_test(large, what_a_living_thread_keeps_is_collected_for_another);
   tcase_add_loop_test(small, pointers_that_start_no_block_are_refused, 0, 6);
   tcase_add_test(small, of_many_frees_of_one_block_one_succeeds);
-  tcase_add_test(small, few_blocks_of_each_class_leave_room);
   tcase_add_test(small, every_rule_frees_once);
   tcase_add_test(small, what_an_environment_counted_outlives_it);
+  tcase_add_test(small, few_blocks_of_each_class_leave_room);
   tcase_add_test(small, slab_on_its_way_is_no_block);
   tcase_add_test(small, explanation_says_that_what_is_kept_comes_back);
   tcase_add_test(small, a_tag_takes_back_up_to_twice_what_is_asked);

@@ -130,8 +130,8 @@ START_TEST(indices_agree_with_division) {
   (void)take_blocks((unsigned)_i, 1, &blocks);
   struct slab *slab = page_map_find(batches[0]->blocks[0].address);
   ck_assert_ptr_nonnull(slab);
-  for (size_t offset = 0; offset < 2 * MIB; offset += 512) {
-    bool is_block = offset % block == 0 && offset + block <= 2 * MIB;
+  for (size_t offset = 0; offset < SLAB_BYTES; offset += 512) {
+    bool is_block = offset % block == 0 && offset + block <= SLAB_BYTES;
     ck_assert_uint_eq(slab_index(slab, slab->base + offset), is_block ? offset / block : UINT32_MAX);
     ck_assert_uint_eq(slab_index(slab, slab->base + offset + 1), UINT32_MAX);
     ck_assert_uint_eq(slab_index(slab, slab->base + offset + 511), UINT32_MAX);
@@ -145,7 +145,7 @@ START_TEST(the_whole_pool_is_handed_out_once_and_comes_back) {
   size_t blocks;
   for (int round = 0; round < 2; round++) {
     unsigned count = take_blocks(class, SIZE_MAX, &blocks);
-    ck_assert_uint_eq(blocks, POOL_MIB / 2 * (2 * MIB / slab_class_bytes(class)));
+    ck_assert_uint_eq(blocks, POOL_MIB * MIB / SLAB_BYTES * (SLAB_BYTES / slab_class_bytes(class)));
     rest_batches(class, 0, count, false);
     while (reclaim() > 0)
       ;
@@ -246,7 +246,7 @@ START_TEST(a_span_that_nobody_needed_after_all_goes_back) {
   ck_assert_ptr_nonnull(batches[0] = slab_refill(pool, &depot, 0)); /* maps more than one span */
   mark_batch(batches[0], 512, 1);
   rest_batches(0, 0, 1, true);
-  unsigned spans = (unsigned)(imaginary.taken_bytes / (2 * MIB));
+  unsigned spans = (unsigned)(imaginary.taken_bytes / SLAB_BYTES);
   unsigned count = take_blocks(0, imaginary.taken_bytes / 512, &blocks);
   ck_assert_uint_eq(atomic_load(&depot.slab_count), spans);
   imaginary.on_map = rest_in_the_middle;
@@ -288,7 +288,7 @@ END_TEST
 
 START_TEST(pages_are_found_at_the_edges_and_nowhere_else) {
   static struct slab slab;
-  const uintptr_t page = (uintptr_t)2 << 20, leaf = page << 13, end = (uintptr_t)1 << 48;
+  const uintptr_t page = (uintptr_t)1 << 19, leaf = page << 13, end = (uintptr_t)1 << 48;
   const uintptr_t bases[] = {0, page, leaf - page, leaf, 5 * leaf - page, end - page};
   for (size_t i = 0; i < sizeof bases / sizeof bases[0]; i++) {
     ck_assert_ptr_null(page_map_find(bases[i]));
