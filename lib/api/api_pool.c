@@ -34,7 +34,7 @@ static cudaError_t options_check(const MAM_PoolOptions *options) {
     return refuse_option("source is not a value of MAM_Source");
   if (options->reuse < MAM_REUSE_FENCED || options->reuse > MAM_REUSE_STREAM)
     return refuse_option("reuse is not a value of MAM_Reuse");
-  if (options->device < -1)
+  if (options->device < -1 && options->source != MAM_SOURCE_HOST)
     return refuse_option("device is neither the ordinal of a device nor -1");
   if (alignment < POOL_ALIGNMENT_LEAST_BYTES || alignment > POOL_ALIGNMENT_MOST_BYTES ||
       (alignment & (alignment - 1)) != 0)

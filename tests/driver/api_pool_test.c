@@ -89,6 +89,9 @@ START_TEST(pool_on_a_device_that_is_not_there) {
   options.device = -2;
   ck_assert_int_ne(MAM_PoolCreate(&pool, &options), cudaSuccess);
   ck_assert_ptr_null(pool);
+  options.source = MAM_SOURCE_HOST; /* has no device */
+  ck_assert_int_eq(MAM_PoolCreate(&pool, &options), cudaSuccess);
+  ck_assert_int_eq(MAM_PoolDestroy(pool), cudaSuccess);
   ck_assert_uint_eq(fake_retains(0), 0);
   assert_nothing_held();
 }
