@@ -84,7 +84,9 @@ cudaError_t MAM_PoolDestroy(MAM_Pool pool) {
     return cudaSuccess;
   cudaError_t error = pool_is_known(pool) ? pool_close(pool, 0) : cudaErrorInvalidResourceHandle;
   front_trim();
-  return error == cudaErrorInvalidResourceHandle ? api_refuse_handle("MAM_PoolDestroy") : error;
+  return error == cudaErrorInvalidResourceHandle
+             ? error_set(error, "MAM_PoolDestroy: no such pool, or a default pool, which MAM_Destroy ends")
+             : error;
 }
 
 cudaError_t MAM_PoolDefault(MAM_Pool *pool) {

@@ -159,6 +159,7 @@ START_TEST(default_pool_is_an_object_too) {
   char *a = block_of(pool, 1000);
   ck_assert_uint_eq(info_of(NULL).requested_bytes, 1000);
   FAILS(cudaErrorInvalidResourceHandle, MAM_PoolDestroy(pool));
+  assert_error_says("MAM_Destroy");
   ck_assert_uint_eq(fake_live_bytes(), 8 * MIB);
   OK(MAM_CudaFree(a));
   OK(MAM_Destroy());
