@@ -398,7 +398,8 @@ typedef struct MAM_PoolInfo {
   double external_fragmentation; /* 1 - largest_free_bytes / bytes of all free segments; 0 if there is none.  Cached
                                     bytes are not counted.  (ScatterAlloc, section 3.3, formula 2) */
   size_t cached_bytes;           /* of waiting_bytes and free_bytes: free in slabs, or kept by threads.  They are not in
-                                    largest_free_bytes, but the pool collects them before an allocation fails */
+                                    largest_free_bytes, but the pool collects them before an allocation fails, save what
+                                    is free in slabs with live blocks */
   size_t slab_count;             /* slabs: pieces of 512 KiB that small blocks are carved from */
   size_t thread_count;           /* living threads that have used the pool */
   uint64_t magazine_hit_count;   /* of malloc_count: small blocks that the calling thread had in its magazines, */
