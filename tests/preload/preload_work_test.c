@@ -904,15 +904,15 @@ END_TEST
 
 /* A program that goes on in the relaxed mode, or beside it.  What it freed counts as free, however much that is. */
 START_TEST(in_the_relaxed_mode_many_blocks_are_free_when_they_are_freed) {
-  enum { PAIRS = 400000 };
+  enum { PAIRS = 400000, BYTES = 512 };
   void *graph;
   begin();
   void *stream = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
-  OK(cuMemFree_v2(allocate(4096)));
+  OK(cuMemFree_v2(allocate(BYTES)));
   OK(cuStreamBeginCapture_v2(stream, 2));
   size_t before = free_now();
   for (int i = 0; i < PAIRS; i++)
-    OK(cuMemFree_v2(allocate(4096)));
+    OK(cuMemFree_v2(allocate(BYTES)));
   ck_assert_uint_ge(free_now() + 16 * MIB, before);
   OK(cuStreamEndCapture(stream, &graph));
   OK(cuGraphDestroy(graph));
