@@ -64,11 +64,11 @@ struct record {
   bool cut;                /* the end is missing: the program died, or still runs */
 };
 
-/* Reads a whole record of at most so many events.  False after a complaint on stderr; call record_free in any case. */
-bool record_read(struct record *record, const char *path, size_t events_most);
-
 /* As many as indexes of 32 bits tell apart. */
 #define RECORD_EVENTS_MOST ((size_t)UINT32_MAX - 1)
+
+/* Reads a whole record of at most so many events.  False after a complaint on stderr; call record_free in any case. */
+bool record_read(struct record *record, const char *path, size_t events_most);
 void record_free(struct record *record);
 
 #endif
