@@ -85,7 +85,7 @@ MAM__INLINE void mam_span_moved(struct mam_team team, struct mam__area area, mam
 
 /* A slot of a type.  type: its number less 1.  Slots of types stand behind those of size classes. */
 MAM__INLINE mam__u64 *mam_compact_slot(const struct mam_compact *compact, mam__u32 type, mam__u32 number) {
-  return mam__slots(compact->heap.control) + (mam__u64)(MAM__HEAP_CLASSES + type) * compact->heap.slot_count + number;
+  return mam__slot_at(compact->heap.control, (MAM__HEAP_CLASSES + type) * compact->heap.slot_count + number);
 }
 
 /* The span of a slot that was emptied.  pages is 0 if there was none.  used is not 0 if a chunk of the span is taken.

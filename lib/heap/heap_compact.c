@@ -82,15 +82,14 @@ static cudaError_t check_type(const MAM_HeapTypeOptions *options) {
 
 /* Makes the slots of a new kind usable: each begins without a ticket left. */
 static cudaError_t write_slots(const struct heap_inside *inside, mam__u32 kind) {
-  mam__u32 count = inside->handle->slot_count;
-  mam__u64 *slots = malloc(count * sizeof *slots);
+  mam__u32 count = inside->handle->slot_count, words = count * MAM__SLOT_WORDS;
+  mam__u64 *slots = calloc(words, sizeof *slots);
   if (slots == NULL)
     return error_set(cudaErrorMemoryAllocation, "the host has no memory for a type's slots");
   for (mam__u32 i = 0; i < count; i++)
-    slots[i] = mam__slot_limit(inside->handle, kind);
-  mam__u64 place = (mam__u64)(uintptr_t)mam__slots(inside->handle->control) +
-                   (mam__u64)mam__kind_number(kind) * count * sizeof *slots;
-  cudaError_t error = heap_gpu_write(inside->gpu, place, slots, count * sizeof *slots);
+    slots[i * MAM__SLOT_WORDS] = mam__slot_limit(inside->handle, kind);
+  mam__u64 place = (mam__u64)(uintptr_t)mam__slot_at(inside->handle->control, mam__kind_number(kind) * count);
+  cudaError_t error = heap_gpu_write(inside->gpu, place, slots, words * sizeof *slots);
   free(slots);
   return error;
 }

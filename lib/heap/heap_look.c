@@ -66,7 +66,6 @@ static cudaError_t view_take(struct mam_heap_host *heap, const struct table *tab
     view_free(view);
     return error;
   }
-  view->slots = mam__slots(view->control);
   heap_view_settle(view);
   return cudaSuccess;
 }

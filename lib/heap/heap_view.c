@@ -85,8 +85,8 @@ void heap_view_settle(struct heap_view *view) {
   for (mam__u32 i = 0; i < heap->slot_count * MAM__HEAP_KINDS; i++) {
     mam__u32 size_class = mam__kind_numbered(view->control, i / heap->slot_count);
     mam__u32 limit = mam__slot_limit(heap, size_class);
-    mam__u64 address = mam__slot_address(view->slots[i]);
-    for (mam__u64 ticket = view->slots[i] & MAM__SLOT_TICKETS; ticket < limit; ticket++) {
+    mam__u64 slot = *mam__slot_at(view->control, i), address = mam__slot_address(slot);
+    for (mam__u64 ticket = slot & MAM__SLOT_TICKETS; ticket < limit; ticket++) {
       mam__u64 *word = word_of(view, address, (mam__u32)ticket);
       if (word == NULL || mam__word_class(*word) != size_class)
         break;

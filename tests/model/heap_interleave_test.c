@@ -228,7 +228,7 @@ static uint64_t memory_hash(void) {
   for (size_t i = 0; i < words; i++)
     hash = interleave_mix(hash, memory[i] + i);
   for (mam__u32 i = 0; i < model->control->heap.slot_count * MAM__HEAP_KINDS; i++)
-    hash = interleave_mix(hash, mam__slots(model->control)[i]);
+    hash = interleave_mix(hash, *mam__slot_at(model->control, i));
   for (mam__u32 page = 0; page < area.page_count; page++)
     hash = interleave_mix(hash, mam__area_rings(area)[page] | (uint64_t)*mam__page_owner(area.words, page) << 16);
   for (mam__u32 number = 0; number < MAM__HEAP_KINDS; number++)
@@ -315,6 +315,13 @@ static void one_left_of_all(void) {
   ck_assert_ptr_nonnull(run_of_all_but_a_span());
 }
 static void two_left(void) { prepare_blocks(CLASS_A, 2); }
+/* No page is free, and the slot of CLASS_A has no ticket.  It is not dry.  Of a span of no slot two chunks are free. */
+static void two_chunks_and_no_page(void) {
+  prepare_blocks(CLASS_A, 32);
+  ck_assert_ptr_nonnull(run_of_all_but_a_span());
+  for (unsigned i = 30; i < 32; i++)
+    (void)heap_model_free(model, prepared[i]);
+}
 static void full_span(void) {
   prepare_blocks(CLASS_A, 32);
   (void)mam__recycle_any(model->control, CLASS_A, 1); /* it finds none and clears the hint */
@@ -423,7 +430,7 @@ static void take_many_tickets(void) {
 /* The slot of CLASS_A is dry.  All pages are free. */
 static void dry(void) {
   mam__u32 number = mam__kind_number(CLASS_A) * model->control->heap.slot_count;
-  mam__slots(model->control)[number] = MAM__SLOT_DRY | mam__slot_limit(&model->control->heap, CLASS_A);
+  *mam__slot_at(model->control, number) = MAM__SLOT_DRY | mam__slot_limit(&model->control->heap, CLASS_A);
 }
 /* Frees a chunk of the span that a refill makes.  No thread was given that chunk. */
 static void free_what_no_thread_has(void) {
@@ -802,6 +809,12 @@ static const struct scenario scenarios[] = {
      {free_the_tail, quick_with_tail},
      none_is_held},
     {"two refills", 2, nothing, {take_tickets, take_tickets}, NULL},
+    {"two refills where pages are scarce", 2, two_chunks_and_no_page, {take_tickets, take_tickets}, NULL},
+    {"two refills where pages are scarce against a free",
+     3,
+     two_chunks_and_no_page,
+     {take_tickets, take_tickets, free_0},
+     NULL},
     {"the end of a slot's span", 2, nothing, {take_many_tickets, take_many_tickets}, NULL},
     {"two frees of one block", 2, one_left, {free_twice, free_twice}, one_of_two_frees},
     {"two frees of one run", 2, little_room, {free_twice, free_twice}, one_of_two_frees},

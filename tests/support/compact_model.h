@@ -48,9 +48,9 @@ static inline mam_type compact_model_type(struct heap_model *model, mam__u32 num
   info->pointer_count = pointer_count;
   if (pointer_count != 0)
     memcpy(info->pointers, pointers, pointer_count * sizeof *pointers);
-  mam__u64 *slots = mam__slots(control) + (size_t)mam__kind_number(info->kind) * control->heap.slot_count;
   for (mam__u32 i = 0; i < control->heap.slot_count; i++)
-    slots[i] = mam__slot_limit(&control->heap, info->kind);
+    *mam__slot_at(control, mam__kind_number(info->kind) * control->heap.slot_count + i) =
+        mam__slot_limit(&control->heap, info->kind);
   return info->kind;
 }
 

@@ -86,7 +86,7 @@ static inline unsigned heap_model_malloc_kind(struct heap_model *model, mam__u32
   struct mam__claim claim = {0, 0, mam__class_bytes(kind)};
   mam__u64 old = MAM__SLOT_TICKETS;
   if (count < limit)
-    old = mam__slot_take(&mam__slots(model->control)[number], count);
+    old = mam__slot_take(mam__slot_at(model->control, number), count);
   struct mam__tickets tickets = mam__tickets_of(old, claim.chunk_bytes, limit, count);
   claim.address = tickets.address;
   claim.mask = tickets.mask;
@@ -99,6 +99,25 @@ static inline unsigned heap_model_malloc_kind(struct heap_model *model, mam__u32
   prior = mam__slot_page(old, heap->base, heap->page_count);
   for (mam__u32 i = 0; i < mam__ones_u32(claim.mask); i++)
     blocks[done++] = (void *)(uintptr_t)mam__claim_chunk(claim, i);
+  if (done < count && (wanted & (MAM__REST_REFILL | MAM__REST_WHOLE)) != 0 && (wanted & MAM__REST_DRY) == 0) {
+    mam__u32 got = count - done;
+    mam__u64 renewed = 0;
+    if ((wanted & MAM__REST_REFILL) != 0 && (wanted & MAM__REST_LAZY) != 0 && prior != MAM__NO_PAGE)
+      renewed = mam__slot_again(heap, wanted, place, prior, got);
+    if (renewed == 0)
+      renewed = mam__slot_anew(model->control, heap->base, heap->words, heap->page_count, wanted, place, got);
+    if (renewed == MAM__SLOT_DRY)
+      wanted |= MAM__REST_DRY;
+    if ((renewed & MAM__RENEWED) != 0)
+      mam__slot_renewed(model->control, wanted, place, prior, renewed);
+    if (mam__is_renewed(renewed)) {
+      mam__u64 address = mam__slot_address(renewed);
+      got = got < 1u << log2 ? got : 1u << log2;
+      for (mam__u32 i = 0; i < got; i++)
+        blocks[done++] = (void *)(uintptr_t)(address + (mam__u64)i * claim.chunk_bytes);
+      wanted &= ~(mam__u32)MAM__REST_REFILL;
+    }
+  }
   if (done < count && (wanted & MAM__REST_DRY) != 0) {
     unsigned left = count - done, first = 1;
     for (; left != 0; left--, first = 0) { /* each lane for itself */
@@ -107,26 +126,9 @@ static inline unsigned heap_model_malloc_kind(struct heap_model *model, mam__u32
         continue;
       done++;
       if (first && (wanted & MAM__REST_REFILL) != 0) {
-        (void)mam__exchange_release_u64(&mam__slots(model->control)[number], MAM__SLOT_DRY | limit);
+        (void)mam__exchange_release_u64(mam__slot_at(model->control, number), MAM__SLOT_DRY | limit);
         wanted &= ~(mam__u32)MAM__REST_REFILL;
       }
-    }
-  }
-  if (done < count && (wanted & (MAM__REST_REFILL | MAM__REST_WHOLE)) != 0 && !mam__slot_is_dry(old)) {
-    mam__u32 got = count - done;
-    mam__u64 renewed = 0;
-    if ((wanted & MAM__REST_REFILL) != 0 && (wanted & MAM__REST_LAZY) != 0 && prior != MAM__NO_PAGE)
-      renewed = mam__slot_again(heap, wanted, place, prior, got);
-    if (renewed == 0)
-      renewed = mam__slot_anew(model->control, heap->base, heap->words, heap->page_count, wanted, place, got);
-    if ((renewed & MAM__RENEWED) != 0)
-      mam__slot_renewed(model->control, wanted, place, prior, renewed);
-    if (renewed != 0) {
-      mam__u64 address = mam__slot_address(renewed);
-      got = got < 1u << log2 ? got : 1u << log2;
-      for (mam__u32 i = 0; i < got; i++)
-        blocks[done++] = (void *)(uintptr_t)(address + (mam__u64)i * claim.chunk_bytes);
-      wanted &= ~(mam__u32)MAM__REST_REFILL;
     }
   }
   while (done < count) {

@@ -16,8 +16,8 @@ static unsigned salt(void);
 
 enum { MIB = 1 << 20, MANY = 1 << 20 };
 
-/* Of layout 1. */
-#define LAYOUT_SUM 0xf077c9dc41366348ull
+/* Of layout 2. */
+#define LAYOUT_SUM 0x88b26517d13353b0ull
 
 static struct heap_model *model;
 static void **blocks;
@@ -663,7 +663,7 @@ START_TEST(tickets_of_a_dry_slot_are_kept_few) {
   unsigned count = fill(BYTES);
   for (unsigned i = 0; i < count; i += 2)
     ck_assert(heap_model_free(model, blocks[i]));
-  mam__u64 *slot = &mam__slots(model->control)[mam__kind_number(kind) * model->control->heap.slot_count];
+  mam__u64 *slot = mam__slot_at(model->control, mam__kind_number(kind) * model->control->heap.slot_count);
   ck_assert(mam__slot_is_dry(*slot));
   (void)mam__slot_take(slot, HALF - 100); /* the thread that is delayed, and many requests since */
   for (unsigned i = 0; i < REQUESTS; i++) {
@@ -684,12 +684,30 @@ START_TEST(a_check_does_not_wait_for_a_dry_slot) {
   mam__u32 kind = mam__class_of(BYTES);
   model = heap_model_create(2 * MIB, 1);
   unsigned count = fill(BYTES);
-  mam__u64 *slot = &mam__slots(model->control)[mam__kind_number(kind) * model->control->heap.slot_count];
+  mam__u64 *slot = mam__slot_at(model->control, mam__kind_number(kind) * model->control->heap.slot_count);
   ck_assert(mam__slot_is_dry(*slot));
   (void)mam__slot_take(slot, 1); /* the task, and no more steps of its thread */
   for (unsigned i = 0; i < count; i++) {
     ck_assert(heap_model_free(model, blocks[i]));
     ck_assert(!heap_model_free(model, blocks[i]));
+  }
+}
+END_TEST
+
+/* A check of a chunk looks at all slots of the home: a chunk that was set aside for one of them is not live. */
+START_TEST(a_check_knows_what_each_slot_of_a_home_holds) {
+  enum { BYTES = 512, HOMES = 2 };
+  void *first[64];
+  model = heap_model_create(64 * MIB, HOMES);
+  unsigned slots = model->control->heap.slot_count;
+  ck_assert_uint_gt(slots, HOMES);
+  ck_assert_uint_le(slots, 64);
+  for (unsigned slot = 0; slot < slots; slot++)
+    ck_assert_ptr_nonnull(first[slot] = heap_model_malloc(model, BYTES, slot));
+  for (unsigned slot = 0; slot < slots; slot++) {
+    ck_assert(!heap_model_free(model, (char *)first[slot] + BYTES));
+    ck_assert(heap_model_free(model, first[slot]));
+    ck_assert(!heap_model_free(model, first[slot]));
   }
 }
 END_TEST
@@ -713,7 +731,7 @@ START_TEST(the_layout_is_that_of_its_number) {
       mam__control_bytes(&large),
       small.chunks,
       large.chunks,
-      (mam__u64)(uintptr_t)mam__slots((struct mam__heap_control *)(uintptr_t)4096),
+      (mam__u64)(uintptr_t)mam__slot_at((struct mam__heap_control *)(uintptr_t)4096, 5),
       (mam__u64)(uintptr_t)area.words,
       area.base,
       (mam__u64)(uintptr_t)mam__area_pages(area),
@@ -822,6 +840,7 @@ int main(void) {
   tcase_add_loop_test(tests, a_free_chunk_is_found_wherever_it_is, 0, 4);
   tcase_add_test(tests, tickets_of_a_dry_slot_are_kept_few);
   tcase_add_test(tests, a_check_does_not_wait_for_a_dry_slot);
+  tcase_add_test(tests, a_check_knows_what_each_slot_of_a_home_holds);
   tcase_add_test(tests, the_layout_is_that_of_its_number);
   tcase_add_test(tests, superblocks_of_different_sizes_are_kept_apart);
   tcase_add_loop_test(tests, long_runs_of_a_lazy_heap_are_apart_and_come_back, 0, 2);

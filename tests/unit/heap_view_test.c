@@ -22,7 +22,6 @@ static void look(void) {
   memset(&view, 0, sizeof view);
   view.control = (struct mam__heap_control *)malloc(bytes);
   memcpy(view.control, model->control, bytes);
-  view.slots = mam__slots(view.control);
   for (; view.count < model->control->superblock_count; view.count++) {
     struct mam__area area = model->control->superblocks[view.count];
     size_t metadata_bytes = (size_t)mam__area_metadata_bytes(area.page_count);

@@ -7,9 +7,10 @@
  *   1. mam__malloc_kind   The lanes that are here with the same kind form a group.  One atomic addition asks the slot
  * of their warp for a ticket each (heap_slots.h).  Most requests end here.  A group that is large enough for whole
  * spans asks for no tickets.
- *   2. mam__malloc_more   For the lanes without a ticket.  If the slot is dry, each lane claims a chunk of a span that
- *                        was split before, where that is quick (heap_recycle.h).  Else the first lane refills the slot
- *                        near the home, if the group has that task, or waits for the thread that does (heap_refill.h).
+ *   2. mam__malloc_more   For the lanes without a ticket.  The first lane refills the slot near the home, if the group
+ *                        has that task, or waits for the thread that does (heap_refill.h).  If the slot is dry, or
+ *                        pages are scarce, each lane claims a chunk of a span that was split before, where that is
+ *                        quick (heap_recycle.h).
  *   3. mam__malloc_rest   The first lane of the group does all there is to do for it (heap_scarce.h), and the heap may
  *                        grow meanwhile (heap_grow.h).  A round may serve a part of the group.
  *
@@ -120,28 +121,10 @@ MAM__INLINE mam__u32 mam__lanes_without(mam__u32 group, mam__u32 ticket, mam__u3
 /* Serves lanes of a group of which none has a ticket.  It keeps little over its calls: the rest it computes anew from
  * the kind, which it hides from the compiler for that purpose.
  *
- * Of a dry slot each lane claims a chunk for itself.  Lanes that found none form a group again: those that come to the
- * match together, and all of them go on to mam__malloc_rest. */
+ * If the slot is dry, each lane claims a chunk for itself.  Lanes that found none form a group again: those that come
+ * to the match together, and all of them go on to mam__malloc_rest. */
 MAM__INLINE void *mam__malloc_more(const mam_device_heap &heap, mam__u32 wanted, mam__u32 slot, mam__u32 prior,
                                    mam__u32 group) {
-  if ((wanted & MAM__REST_DRY) != 0) {
-    mam__u32 first = (group & mam__lane_below()) == 0, log2 = slot >> MAM__REST_CHUNKS;
-    mam__u64 chunk = MAM__OUT_OF_SIGHT(mam__chunk_claim)(mam__heap_words(&heap), heap.page_count,
-                                                         wanted & MAM__REST_KIND, log2 > 5 ? 1u << (log2 - 5) : 1);
-    if ((chunk & MAM__CHUNK_OTHER) != 0)
-      chunk = MAM__OUT_OF_SIGHT(mam__chunk_return)(mam__heap_words(&heap), heap.page_count, chunk);
-    if (chunk != 0) {
-      if (first && (wanted & MAM__REST_REFILL) != 0) /* leaves the task to the next request */
-        (void)mam__exchange_release_u64(&mam__slots(heap.control)[slot & MAM__REST_SLOT],
-                                        MAM__SLOT_DRY | 1u << (slot >> MAM__REST_CHUNKS));
-      mam__u32 page = (mam__u32)(chunk >> 8);
-      return mam__chunk_of(heap.base + ((mam__u64)page << MAM__PAGE_SHIFT), (mam__u32)chunk & 255,
-                           wanted & MAM__REST_KIND);
-    }
-    if (!first)
-      wanted &= ~(mam__u32)MAM__REST_REFILL;
-    group = mam__mask_alike_u64((mam__u64)slot << 32 | wanted);
-  }
   MAM__LOOP
   while ((wanted & MAM__REST_DRY) == 0 && heap.control != 0) {
     mam__u64 old = 0;
@@ -160,11 +143,11 @@ MAM__INLINE void *mam__malloc_more(const mam_device_heap &heap, mam__u32 wanted,
                                                 mam__ones_u32(group));
       if ((old & MAM__RENEWED) != 0)
         MAM__OUT_OF_SIGHT(mam__slot_renewed)(heap.control, wanted, slot, prior, old);
-      old = old == 0 ? MAM__SLOT_TICKETS : old & ~(mam__u64)MAM__RENEWED;
+      old = mam__is_renewed(old) ? old & ~(mam__u64)MAM__RENEWED : old | MAM__SLOT_TICKETS;
     }
     asm volatile("" : "+r"(wanted), "+r"(slot), "+r"(group));
     if (first && !fills)
-      old = MAM__OUT_OF_SIGHT(mam__slot_wait)(&mam__slots(heap.control)[slot & MAM__REST_SLOT],
+      old = MAM__OUT_OF_SIGHT(mam__slot_wait)(mam__slot_at(heap.control, slot & MAM__REST_SLOT),
                                               1u << (slot >> MAM__REST_CHUNKS), mam__ones_u32(group));
     asm volatile("" : "+r"(wanted), "+r"(slot), "+r"(group));
     old = mam__mask_first_u64(group, old); /* all of the group: no lane has left it */
@@ -173,6 +156,7 @@ MAM__INLINE void *mam__malloc_more(const mam_device_heap &heap, mam__u32 wanted,
     group = mam__lanes_without(group, ticket, limit);
     if (ticket + rank < limit)
       return mam__chunk_of(mam__slot_address(old), ticket + rank, wanted & MAM__REST_KIND);
+    wanted |= mam__slot_is_dry(old) ? MAM__REST_DRY : 0;
     if (fills) {
       if (ticket < limit)
         wanted &= ~(mam__u32)MAM__REST_REFILL;
@@ -182,6 +166,24 @@ MAM__INLINE void *mam__malloc_more(const mam_device_heap &heap, mam__u32 wanted,
     prior = mam__slot_page(old, heap.base, heap.page_count);
     if ((wanted & MAM__REST_REFILL) == 0)
       break;
+  }
+  if ((wanted & MAM__REST_DRY) != 0) {
+    mam__u32 first = (group & mam__lane_below()) == 0, log2 = slot >> MAM__REST_CHUNKS;
+    mam__u64 chunk = MAM__OUT_OF_SIGHT(mam__chunk_claim)(mam__heap_words(&heap), heap.page_count,
+                                                         wanted & MAM__REST_KIND, log2 > 5 ? 1u << (log2 - 5) : 1);
+    if ((chunk & MAM__CHUNK_OTHER) != 0)
+      chunk = MAM__OUT_OF_SIGHT(mam__chunk_return)(mam__heap_words(&heap), heap.page_count, chunk);
+    if (chunk != 0) {
+      if (first && (wanted & MAM__REST_REFILL) != 0) /* leaves the task to the next request */
+        (void)mam__exchange_release_u64(mam__slot_at(heap.control, slot & MAM__REST_SLOT),
+                                        MAM__SLOT_DRY | 1u << (slot >> MAM__REST_CHUNKS));
+      mam__u32 page = (mam__u32)(chunk >> 8);
+      return mam__chunk_of(heap.base + ((mam__u64)page << MAM__PAGE_SHIFT), (mam__u32)chunk & 255,
+                           wanted & MAM__REST_KIND);
+    }
+    if (!first)
+      wanted &= ~(mam__u32)MAM__REST_REFILL;
+    group = mam__mask_alike_u64((mam__u64)slot << 32 | wanted);
   }
   return MAM__OUT_OF_SIGHT(mam__malloc_rest)(heap.control, wanted, slot, group);
 }
@@ -197,7 +199,7 @@ MAM__INLINE void *mam__malloc_kind(const mam_device_heap &heap, mam__u32 home, m
   mam__u64 old = MAM__SLOT_TICKETS;
   int few = count >> chunks_log2 == 0;
   if (few && rank == 0) /* acquire: as in mam__slot_take; this addition is the part that every kernel has */
-    old = mam__add_acquire_u64(&mam__slots(heap.control)[slot], count);
+    old = mam__add_acquire_u64(mam__slot_at(heap.control, slot), count);
   /* All lanes that were here come to this exchange, whatever their group.  Groups by themselves would take turns. */
   here = mam__mask_of(here);
   __syncwarp(here); /* what a group's first lane acquired comes before what the others do with their chunks */

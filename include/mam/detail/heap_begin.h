@@ -72,8 +72,9 @@ MAM__INLINE void mam__heap_tune(mam_device_heap *heap, mam__u64 bytes, mam__u32 
 
 /* The bytes of the control block, with cursors, slots and parks. */
 MAM__INLINE mam__u64 mam__control_bytes(const mam_device_heap *heap) {
-  return sizeof(struct mam__heap_control) + 8 * (MAM__HOMES + (mam__u64)heap->slot_count * MAM__HEAP_KINDS +
-                                                 (mam__u64)mam__park_count(heap) * MAM__PARK_WORDS);
+  return sizeof(struct mam__heap_control) +
+         8 * (MAM__HOMES + (mam__u64)heap->slot_count * (MAM__HEAP_KINDS * MAM__SLOT_WORDS) +
+              (mam__u64)mam__park_count(heap) * MAM__PARK_WORDS);
 }
 
 /* Writes the control block of a heap whose first superblock is area.  Kernels know the control block at address. */
@@ -144,7 +145,7 @@ MAM__INLINE void mam__slots_clear(struct mam__heap_control *control, mam__u64 ra
     mam__cursors(control)[i] = 0;
   MAM__LOOP
   for (mam__u64 i = rank; i < (mam__u64)heap->slot_count * MAM__HEAP_KINDS; i += count)
-    mam__slots(control)[i] = mam__slot_limit(heap, mam__kind_numbered(control, (mam__u32)(i / heap->slot_count)));
+    *mam__slot_at(control, i) = mam__slot_limit(heap, mam__kind_numbered(control, (mam__u32)(i / heap->slot_count)));
   MAM__LOOP
   for (mam__u64 i = rank; i < MAM__HEAP_KINDS; i += count)
     control->missing[i] = 0;
@@ -177,7 +178,7 @@ MAM__INLINE void mam__slots_drain(struct mam__heap_control *control, mam__u64 ra
   for (mam__u64 i = rank; i < (mam__u64)heap->slot_count * MAM__HEAP_KINDS; i += count) {
     mam__u32 size_class = mam__kind_numbered(control, (mam__u32)(i / heap->slot_count));
     mam__u32 limit = mam__slot_limit(heap, size_class);
-    mam__u64 slot = mam__exchange_release_u64(&mam__slots(control)[i], limit);
+    mam__u64 slot = mam__exchange_release_u64(mam__slot_at(control, i), limit);
     MAM__LOOP
     for (mam__u32 ticket = (mam__u32)(slot & MAM__SLOT_TICKETS); ticket < limit; ticket++)
       (void)MAM__OUT_OF_SIGHT(mam__block_free)(control, mam__slot_address(slot) +

@@ -90,11 +90,10 @@ MAM__OUTLINE int mam__chunk_is_live(struct mam__heap_control *control, mam__u32 
     mam__u32 owner = mam__load_relaxed_u16(place), bits = control->heap.warp_bits, waits = 0;
     if (owner == 0 || owner == MAM__OWNER_NONE)
       return owner != 0;
-    mam__u64 *slots =
-        &mam__slots(control)[mam__kind_number(kind) * control->heap.slot_count + ((owner - 1) >> bits << bits)];
+    mam__u32 number = mam__kind_number(kind) * control->heap.slot_count + ((owner - 1) >> bits << bits);
     MAM__LOOP
     for (mam__u32 at = 0; at < 1u << bits; at++) {
-      mam__u64 slot = mam__load_acquire_u64(&slots[at]);
+      mam__u64 slot = mam__load_acquire_u64(mam__slot_at(control, number + at));
       mam__u32 ticket = (mam__u32)(slot & MAM__SLOT_TICKETS);
       if (mam__slot_address(slot) == first)
         return chunk < ticket;

@@ -19,6 +19,7 @@
  *   mam__pages_near     in any superblock: at the cursor, then in all words of the home from there on
  *   mam__refill_pages   in the first superblock, to refill a slot: at the cursor or in one of the next words, which are
  *                      looked at together; gives up early, since mam__pages_near and a search come after it
+ *   mam__pages_are_scarce  whether chunks of split spans come before these two
  */
 #ifndef MAM_DETAIL_HEAP_HOMES_H
 #define MAM_DETAIL_HEAP_HOMES_H
@@ -134,6 +135,21 @@ MAM__OUTLINE mam__u32 mam__pages_near(mam__u32 count, struct mam__heap_control *
     turn++;
   }
   return MAM__NO_PAGE;
+}
+
+/* Whether none of four words of a superblock's page map, which are taken by chance, has count zeros in a row. */
+MAM__INLINE int mam__pages_are_scarce(struct mam__area area, mam__u32 count) {
+  mam__u32 fits = 0, salt = mam__salt() * 0x9e3779b1u, map_words = mam__area_map_words(area);
+  mam__u64 seen[4];
+  MAM__UNROLL
+  for (mam__u32 i = 0; i < 4; i++) {
+    seen[i] = mam__load_relaxed_u64(&mam__area_pages(area)[(mam__u64)salt * map_words >> 32]);
+    salt += 0x9e3779b1u;
+  }
+  MAM__UNROLL
+  for (mam__u32 i = 0; i < 4; i++)
+    fits |= mam__run_find(seen[i], count) != 64;
+  return fits == 0;
 }
 
 /* ---- For a refill ---- */

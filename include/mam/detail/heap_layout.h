@@ -5,9 +5,10 @@
  * A heap has one control block and up to MAM_HEAP_SUPERBLOCKS superblocks.  A kernel gets the handle (mam_device_heap)
  * by value; the handle has what a kernel needs of the first superblock, which never goes.
  *
- *   control block  | struct mam__heap_control | cursors: a word a home | slots: a word each | parks: two words each |
+ *   control block  | struct mam__heap_control | cursors: a word a home | slots | parks: two words each |
  *
- *   slots          slot_count for each kind, in the order of the kinds' numbers (size classes, then types)
+ *   slots          slot_count for each kind, in the order of the kinds' numbers (size classes, then types): a word in
+ *                  each MAM__SLOT_WORDS words
  *   parks          first word: a header of warp heaps that waits for its next user; second word: a superblock of warp
  *                  heaps that waits (heap_parks.h); 0: nothing
  *
@@ -36,6 +37,8 @@
 enum {
   /* The most homes.  A home's number has ten bits in a request word (MAM__REST_HOME). */
   MAM__HOMES = 1024,
+  /* The distance of two slots' words: a sector of the L2 cache, which serves one atomic operation after the other. */
+  MAM__SLOT_WORDS = 4,
   /* The most parks of a multiprocessor, one for each warp. */
   MAM__PARKS = 64,
   /* The tuning counts so many bytes for a park: a header's first block has them (MAM_WARP_OPTIONS_INIT). */
@@ -123,10 +126,13 @@ struct mam__heap_control {
 };
 
 MAM__INLINE mam__u64 *mam__cursors(struct mam__heap_control *control) { return (mam__u64 *)(control + 1); }
-MAM__INLINE mam__u64 *mam__slots(struct mam__heap_control *control) { return mam__cursors(control) + MAM__HOMES; }
+/* The word of a slot, by its number among all. */
+MAM__INLINE mam__u64 *mam__slot_at(struct mam__heap_control *control, mam__u32 number) {
+  return mam__cursors(control) + MAM__HOMES + (mam__u64)number * MAM__SLOT_WORDS;
+}
 /* Two words for each park: see heap_parks.h. */
 MAM__INLINE mam__u64 *mam__parks(struct mam__heap_control *control) {
-  return mam__slots(control) + (mam__u64)control->heap.slot_count * MAM__HEAP_KINDS;
+  return mam__slot_at(control, control->heap.slot_count * MAM__HEAP_KINDS);
 }
 MAM__INLINE mam__u32 mam__home_count(const mam_device_heap *heap) { return (heap->home_last >> heap->home_shift) + 1u; }
 

@@ -112,7 +112,7 @@ struct mam__renewal {
 };
 MAM__INLINE struct mam__renewal mam__renewal_of(struct mam__heap_control *control, mam__u32 wanted, mam__u32 slot) {
   mam__u32 number = slot & MAM__REST_SLOT, kind = wanted & MAM__REST_KIND, count = control->heap.slot_count;
-  struct mam__renewal renewal = {&mam__slots(control)[number], kind, wanted >> MAM__REST_HOME & 1023,
+  struct mam__renewal renewal = {mam__slot_at(control, number), kind, wanted >> MAM__REST_HOME & 1023,
                                  1u << (slot >> MAM__REST_CHUNKS), number - mam__kind_number(kind) * count + 1};
   return renewal;
 }
@@ -130,9 +130,11 @@ MAM__INLINE void mam__renewal_hold(struct mam__heap_control *control, struct mam
 /* mam__slot_again and mam__slot_anew refill a slot for a thread that has the task.  prior: the page of the slot's last
  * span in the first superblock; not MAM__NO_PAGE.  The first count chunks are the caller's, as far as there are so
  * many. They return the slot's word without tickets, and in place of these what is left for mam__slot_renewed, in the
- * bits of MAM__RENEWED; 0 if the slot got nothing.  Other threads wait for them, so they call little, and what they
- * have to load is under way together. */
+ * bits of MAM__RENEWED.  If the slot got nothing, they return 0; or MAM__SLOT_DRY, if chunks of split spans are to be
+ * looked for before pages elsewhere.  Other threads wait for them, so they call little, and what they have to load is
+ * under way together. */
 enum { MAM__RENEWED = 15 };
+MAM__INLINE int mam__is_renewed(mam__u64 renewed) { return renewed > MAM__SLOT_DRY; }
 
 /* So many words of a span are changed together; fewer where the linker counts the registers of each function. */
 #if MAM__ON_DEVICE && defined(__CUDACC_RDC__)
@@ -201,7 +203,7 @@ MAM__INLINE mam__u64 mam__slot_again(const mam_device_heap *heap, mam__u32 wante
   mam__barrier_all();
   mam__u32 stamp = mam__look_after_barrier_u32(mam__area_stamp(mam__heap_area(heap)));
   mam__u64 word = mam__slot_of(heap->base + ((mam__u64)page << MAM__PAGE_SHIFT), 0);
-  (void)mam__exchange_after_barrier_u64(&mam__slots(heap->control)[slot & MAM__REST_SLOT], word | count);
+  (void)mam__exchange_after_barrier_u64(mam__slot_at(heap->control, slot & MAM__REST_SLOT), word | count);
   return word | ((stamp & 1) != 0 ? MAM__REFILL_STAMP >> MAM__REFILL_FLAGS : 0);
 }
 
@@ -222,12 +224,15 @@ MAM__OUTLINE mam__u64 mam__slot_anew(struct mam__heap_control *control, mam__u64
   if (whole == 0)
     mam__renewal_hold(control, renewal, held);
   mam__u32 flagged = mam__refill_pages(control, area, wanted, slot, at), page = flagged & MAM__REFILL_PAGE;
-  if (flagged == MAM__NO_PAGE)
-    return 0;
   MAM__FORGET(slot);
   MAM__FORGET(wanted);
   MAM__FORGET_ADDRESS(control);
   MAM__FORGET(page_count);
+  if (flagged == MAM__NO_PAGE)
+    return (wanted & MAM__REST_WHOLE) == 0 && mam__load_relaxed_u32(&control->mode) == MAM__MODE_WATCHED &&
+                   mam__pages_are_scarce(area, mam__request_pages(wanted, slot))
+               ? MAM__SLOT_DRY
+               : 0;
   renewal = mam__renewal_of(control, wanted, slot);
   whole = wanted & MAM__REST_WHOLE;
   int ringed = (wanted & MAM__REST_LAZY) != 0 && whole == 0;
@@ -268,8 +273,8 @@ MAM__INLINE struct mam__claim mam__slot_fill_alone(struct mam__heap_control *con
     owner = (slot & MAM__REST_SLOT) % control->heap.slot_count + 1;
     /* A check passes over a dry slot, so the slot is dry no more before the span's words are written.  The barrier
      * pairs with the acquire of the usage word in mam__block_at. */
-    if (mam__slot_is_dry(mam__load_relaxed_u64(&mam__slots(control)[slot & MAM__REST_SLOT])))
-      (void)mam__exchange_release_u64(&mam__slots(control)[slot & MAM__REST_SLOT],
+    if (mam__slot_is_dry(mam__load_relaxed_u64(mam__slot_at(control, slot & MAM__REST_SLOT))))
+      (void)mam__exchange_release_u64(mam__slot_at(control, slot & MAM__REST_SLOT),
                                       (1u << (slot >> MAM__REST_CHUNKS)) + 1);
     mam__barrier();
   }
@@ -282,7 +287,7 @@ MAM__INLINE struct mam__claim mam__slot_fill_alone(struct mam__heap_control *con
   claim.mask = 0xffffffffu >> (32 - count);
   if ((wanted & MAM__REST_WHOLE) != 0)
     return claim;
-  mam__u64 *place = &mam__slots(control)[slot & MAM__REST_SLOT];
+  mam__u64 *place = mam__slot_at(control, slot & MAM__REST_SLOT);
   mam__u32 prior = mam__slot_page(mam__load_relaxed_u64(place), control->heap.base, control->heap.page_count);
   flagged |= found.page | mam__slot_publish(control, mam__heap_words(&control->heap), place,
                                             mam__slot_of(claim.address, count), lazy);
@@ -307,7 +312,7 @@ MAM__OUTLINE struct mam__claim mam__slot_refill(MAM__TAG(5) struct mam__heap_con
   if (found.page != MAM__NO_PAGE)
     claim = mam__slot_fill_alone(control, wanted, slot, count, found);
   else if ((wanted & MAM__REST_WHOLE) == 0)
-    (void)mam__exchange_release_u64(&mam__slots(control)[slot & MAM__REST_SLOT],
+    (void)mam__exchange_release_u64(mam__slot_at(control, slot & MAM__REST_SLOT),
                                     MAM__SLOT_DRY | 1u << (slot >> MAM__REST_CHUNKS));
   return claim;
 }

@@ -227,11 +227,12 @@ MAM__OUTLINE struct mam__claim mam__claim_scarce(struct mam__heap_control *contr
 
 /* ---- Requests ---- */
 
-/* Whether a request can only fail.  If so, and it has the task of refilling the slot, the slot becomes dry. */
-MAM__OUTLINE int mam__request_is_vain(MAM__TAG(5) struct mam__heap_control *control, mam__u32 wanted, mam__u32 slot) {
-  mam__u64 *place = &mam__slots(control)[slot & MAM__REST_SLOT];
+/* Returns 1 if a request can only fail; then, if it has the task of refilling the slot, the slot becomes dry.  Else
+ * returns MAM__REST_DRY or 0, as mam__slot_rest. */
+MAM__OUTLINE mam__u32 mam__request_is_vain(MAM__TAG(5) struct mam__heap_control *control, mam__u32 wanted, mam__u32 slot) {
+  mam__u64 *place = mam__slot_at(control, slot & MAM__REST_SLOT);
   if (!MAM__OUT_OF_SIGHT(mam__is_missing)(control, control->superblocks[0], wanted & MAM__REST_KIND))
-    return 0;
+    return mam__slot_rest(mam__load_relaxed_u64(place), 0) & MAM__REST_DRY;
   if ((wanted & (MAM__REST_REFILL | MAM__REST_WHOLE)) == MAM__REST_REFILL)
     (void)mam__exchange_release_u64(place, MAM__SLOT_DRY | 1u << (slot >> MAM__REST_CHUNKS));
   else if ((wanted & MAM__REST_WHOLE) == 0)
@@ -246,15 +247,14 @@ MAM__INLINE struct mam__claim mam__claim_split(struct mam__heap_control *control
                                                mam__u32 count) {
   struct mam__claim claim = {0, 0, 0};
   if ((wanted & MAM__REST_WHOLE) != 0 || mam__load_relaxed_u32(&control->mode) != MAM__MODE_WATCHED ||
-      ((wanted & MAM__REST_REFILL) != 0 &&
-       !mam__slot_is_dry(mam__load_relaxed_u64(&mam__slots(control)[slot & MAM__REST_SLOT]))))
+      (wanted & (MAM__REST_REFILL | MAM__REST_DRY)) == MAM__REST_REFILL)
     return claim;
   claim = MAM__OUT_OF_SIGHT(mam__recycle_any)(control, wanted & MAM__REST_KIND, count);
   MAM__FORGET(wanted);
   MAM__FORGET(slot);
   MAM__FORGET_ADDRESS(control);
   if (claim.mask != 0 && (wanted & MAM__REST_REFILL) != 0) /* release: as in mam__request_is_vain */
-    (void)mam__exchange_release_u64(&mam__slots(control)[slot & MAM__REST_SLOT],
+    (void)mam__exchange_release_u64(mam__slot_at(control, slot & MAM__REST_SLOT),
                                     MAM__SLOT_DRY | 1u << (slot >> MAM__REST_CHUNKS));
   return claim;
 }
@@ -264,9 +264,10 @@ MAM__INLINE struct mam__claim mam__claim_split(struct mam__heap_control *control
 MAM__INLINE struct mam__claim mam__claim_chunks(struct mam__heap_control *control, mam__u32 wanted, mam__u32 slot,
                                                 mam__u32 count) {
   struct mam__claim claim = {0, 0, 0};
-  if (MAM__OUT_OF_SIGHT(mam__request_is_vain)(control, wanted, slot))
+  mam__u32 vain = MAM__OUT_OF_SIGHT(mam__request_is_vain)(control, wanted, slot);
+  if (vain == 1)
     return claim;
-  MAM__FORGET(wanted);
+  wanted |= vain;
   if ((wanted & (MAM__REST_REFILL | MAM__REST_WHOLE | MAM__REST_DRY)) == 0) {
     claim = MAM__OUT_OF_SIGHT(mam__claim_waited)(control, wanted, slot, count);
     if (claim.mask != 0)

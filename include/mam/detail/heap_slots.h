@@ -118,8 +118,9 @@ MAM__INLINE struct mam__claim mam__claim_tickets(mam__u64 *slot, mam__u64 old, m
   return claim;
 }
 
-/* Waits for the thread that refills the slot, then asks for tickets again.  Returns the slot's word before that;
- * MAM__SLOT_TICKETS, which gives neither tickets nor the task, after a bounded time or if the slot is dry. */
+/* Waits for the thread that refills the slot, then asks for tickets again.  Returns the slot's word before that; or
+ * MAM__SLOT_TICKETS, which gives neither tickets nor the task: after a bounded time, and with MAM__SLOT_DRY if the slot
+ * is dry. */
 MAM__OUTLINE mam__u64 mam__slot_wait(mam__u64 *slot, mam__u32 limit, mam__u32 count) {
   MAM__LOOP
   for (int i = 0; i < MAM__WAIT_ROUNDS; i++) {
@@ -131,7 +132,7 @@ MAM__OUTLINE mam__u64 mam__slot_wait(mam__u64 *slot, mam__u32 limit, mam__u32 co
     }
     mam__slot_keep(slot, now, limit);
     if (mam__slot_is_dry(now))
-      break;
+      return MAM__SLOT_DRY | MAM__SLOT_TICKETS;
     mam__pause();
   }
   return MAM__SLOT_TICKETS;
@@ -140,7 +141,7 @@ MAM__OUTLINE mam__u64 mam__slot_wait(mam__u64 *slot, mam__u32 limit, mam__u32 co
 /* Waits for tickets of a slot that another thread refills.  Returns as mam__claim_tickets. */
 MAM__OUTLINE struct mam__claim mam__claim_waited(MAM__TAG(1) struct mam__heap_control *control, mam__u32 wanted,
                                                  mam__u32 slot, mam__u32 count) {
-  mam__u64 *place = &mam__slots(control)[slot & MAM__REST_SLOT];
+  mam__u64 *place = mam__slot_at(control, slot & MAM__REST_SLOT);
   mam__u32 limit = 1u << (slot >> MAM__REST_CHUNKS);
   return mam__claim_tickets(place, MAM__OUT_OF_SIGHT(mam__slot_wait)(place, limit, count), wanted & MAM__REST_KIND,
                             limit, count);
@@ -153,7 +154,7 @@ MAM__OUTLINE mam__u32 mam__slots_look(MAM__TAG(6) const mam__u64 *slots, mam__u3
   mam__u32 found = 0;
   MAM__UNROLL
   for (mam__u32 i = 0; i < MAM__AHEAD; i++)
-    seen[i] = mam__load_relaxed_u64(&slots[i < left ? i : 0]);
+    seen[i] = mam__load_relaxed_u64(&slots[i < left ? i * MAM__SLOT_WORDS : 0]);
   MAM__UNROLL
   for (mam__u32 i = 0; i < MAM__AHEAD; i++) {
     mam__u32 ticket = (mam__u32)(seen[i] & MAM__SLOT_TICKETS);
@@ -167,11 +168,11 @@ MAM__OUTLINE mam__u32 mam__slots_look(MAM__TAG(6) const mam__u64 *slots, mam__u3
 /* Frees the chunks of a slot that have no ticket.  Returns whether there were any.  Meanwhile the slot's word says so:
  * threads that ask for tickets wait, and a check does not take a chunk that is being freed for a live one. */
 MAM__OUTLINE int mam__slot_flush(MAM__TAG(2) mam__u32 limit, struct mam__heap_control *control, mam__u32 number) {
-  mam__u64 now = mam__load_relaxed_u64(&mam__slots(control)[number]);
+  mam__u64 now = mam__load_relaxed_u64(mam__slot_at(control, number));
   mam__u32 ticket = (mam__u32)(now & MAM__SLOT_TICKETS);
   /* acq_rel: the tickets are the caller's, and it sees the span's words as they were when the slot was refilled. */
   if (ticket >= limit ||
-      mam__cas_acq_rel_u64(&mam__slots(control)[number], now, MAM__SLOT_FLUSHED | (limit + 1)) != now)
+      mam__cas_acq_rel_u64(mam__slot_at(control, number), now, MAM__SLOT_FLUSHED | (limit + 1)) != now)
     return 0;
   const struct mam__area *area = MAM__OUT_OF_SIGHT(mam__area_find)(control, mam__slot_address(now));
   MAM__LOOP
@@ -182,7 +183,7 @@ MAM__OUTLINE int mam__slot_flush(MAM__TAG(2) mam__u32 limit, struct mam__heap_co
       bits &= (1u << limit) - 1;
     (void)mam__chunks_free(*area, word + (ticket >> 5), bits);
   }
-  (void)mam__exchange_release_u64(&mam__slots(control)[number], (now & ~MAM__SLOT_TICKETS) | limit);
+  (void)mam__exchange_release_u64(mam__slot_at(control, number), (now & ~MAM__SLOT_TICKETS) | limit);
   return 1;
 }
 
@@ -238,7 +239,7 @@ MAM__OUTLINE mam__u32 mam__held_flush(MAM__TAG(1) mam__u32 number, struct mam__h
   MAM__LOOP
   for (; at < last; at += MAM__AHEAD) {
     mam__u32 first = number * control->heap.slot_count + at;
-    mam__u32 seen = MAM__OUT_OF_SIGHT(mam__slots_look)(&mam__slots(control)[first], limit, last - at);
+    mam__u32 seen = MAM__OUT_OF_SIGHT(mam__slots_look)(mam__slot_at(control, first), limit, last - at);
     found |= seen >> MAM__AHEAD != 0 ? MAM__FLUSH_BUSY : 0;
     MAM__LOOP
     for (seen &= (1u << MAM__AHEAD) - 1; seen != 0; seen &= seen - 1) {

@@ -242,7 +242,8 @@ enum {
   MAM__REST_WHOLE = 1 << (MAM__KIND_BITS + 1),
   /* wanted: the home has ten bits from this bit on. */
   MAM__REST_HOME = MAM__KIND_BITS + 2,
-  /* wanted: the slot was dry, and its tickets were few (mam__slot_rest). */
+  /* wanted: chunks of split spans come first.  The slot was dry, and its tickets were few (mam__slot_rest); or a refill
+   * found that pages are scarce (mam__slot_anew). */
   MAM__REST_DRY = 1 << (MAM__KIND_BITS + 12),
   /* wanted: empty spans are left to their slots. */
   MAM__REST_LAZY = 1 << (MAM__KIND_BITS + 13)

@@ -39,7 +39,7 @@ MAM__OUTLINE mam__u64 mam__warp_block_malloc(mam__u32, mam__u32, struct mam__hea
     return (mam__u64)MAM__OUT_OF_SIGHT(mam__malloc_pages)(home, control, bytes);
   mam__u32 slot = kind * heap.slot_count + mam__slot_here(heap, home), wanted = mam__wanted(heap, kind, home);
   mam__u32 chunks_log2 = mam__span_chunks_log2(heap.chunks, mam__class_shift(kind));
-  mam__u64 old = mam__slot_take(&mam__slots(heap.control)[slot], 1);
+  mam__u64 old = mam__slot_take(mam__slot_at(heap.control, slot), 1);
   mam__u32 ticket = (mam__u32)(old & MAM__SLOT_TICKETS);
   if (ticket >> chunks_log2 == 0)
     return (mam__u64)mam__chunk_of(mam__slot_address(old), ticket, kind);
@@ -55,8 +55,9 @@ MAM__OUTLINE mam__u64 mam__warp_block_malloc(mam__u32, mam__u32, struct mam__hea
     if ((renewed & MAM__RENEWED) != 0)
       MAM__OUT_OF_SIGHT(mam__slot_renewed)(control, wanted, slot, prior, renewed);
   }
-  return renewed != 0 ? mam__slot_address(renewed)
-                      : (mam__u64)MAM__OUT_OF_SIGHT(mam__malloc_rest)(control, wanted, slot, mam__mask_of(0));
+  return mam__is_renewed(renewed)
+             ? mam__slot_address(renewed)
+             : (mam__u64)MAM__OUT_OF_SIGHT(mam__malloc_rest)(control, wanted, slot, mam__mask_of(0));
 }
 MAM__OUTLINE void mam__warp_block_free(mam__u32, struct mam__heap_control *control, mam__u64 address) {
   mam_free(control->heap, (void *)address);
