@@ -16,7 +16,7 @@
 #include "mam/heap.h"
 
 struct heap_view {
-  struct mam__heap_control *control; /* with the slots; addresses in it are the device's */
+  struct mam__heap_control *control;            /* with the slots; addresses in it are the device's */
   mam__u32 count;                               /* how many superblocks there are */
   struct mam__area areas[MAM_HEAP_SUPERBLOCKS]; /* words points to the copy, base is the address on the device */
   size_t held_count;                            /* chunks that slots held, and blocks that parks held */

@@ -229,7 +229,8 @@ MAM__OUTLINE struct mam__claim mam__claim_scarce(struct mam__heap_control *contr
 
 /* Returns 1 if a request can only fail; then, if it has the task of refilling the slot, the slot becomes dry.  Else
  * returns MAM__REST_DRY or 0, as mam__slot_rest. */
-MAM__OUTLINE mam__u32 mam__request_is_vain(MAM__TAG(5) struct mam__heap_control *control, mam__u32 wanted, mam__u32 slot) {
+MAM__OUTLINE mam__u32 mam__request_is_vain(MAM__TAG(5) struct mam__heap_control *control, mam__u32 wanted,
+                                           mam__u32 slot) {
   mam__u64 *place = mam__slot_at(control, slot & MAM__REST_SLOT);
   if (!MAM__OUT_OF_SIGHT(mam__is_missing)(control, control->superblocks[0], wanted & MAM__REST_KIND))
     return mam__slot_rest(mam__load_relaxed_u64(place), 0) & MAM__REST_DRY;
