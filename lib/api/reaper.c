@@ -180,7 +180,7 @@ static bool calm_is_looked_at(struct mam_pool *pool) {
 /* In a forked child no pool that has grown may be left. */
 void reaper_watch_grown(void) {
   LIBRARY_CALL;
-  int64_t until_ns;
+  int64_t until_ns = 0;
   environment_enter();
   for (struct mam_pool *pool = pool_first(); pool != NULL; pool = pool->next)
     if (environment_watch_locked(pool) != NULL && pool_has_grown(pool))

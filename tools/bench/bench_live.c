@@ -112,7 +112,7 @@ static bool memory_read(const struct allocator *allocator, double bytes[memory_c
 /* The memory that each of count blocks has added. */
 static bool memory_measure(const struct live_run *run, const double before[memory_count], size_t count,
                            double per_block[memory_count]) {
-  double now[memory_count];
+  double now[memory_count] = {0};
   if (!memory_read(run->allocator, now))
     return false;
   for (size_t i = 0; i < memory_count; i++)
@@ -121,7 +121,7 @@ static bool memory_measure(const struct live_run *run, const double before[memor
 }
 
 static bool live_steps(struct live_run *run, struct live_result *live, size_t index) {
-  double before[memory_count];
+  double before[memory_count] = {0};
   if (!memory_read(run->allocator, before))
     return false;
   size_t count = 1;
