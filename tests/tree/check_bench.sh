@@ -95,6 +95,11 @@ quoted="$work/it's a \"folder\"" # no script may see its name
 "$bench" host --quick --source host --test trace --csv "$work/host" >/dev/null || fail "the same of trace: status $?"
 "$bench" host --chunk 64M --quick --test random --csv "$work/no_figure" >/dev/null || fail "the same of random: status $?"
 refuses "No such file or directory" "$work/nowhere"
+# Pools of fixed size hold what they can.  2 MiB for each slab, as it was once, left less than half live in 16 MiB.
+"$bench" host --chunk 256M --quick --test full --csv "$work/full" >/dev/null || fail "mam-bench host --test full: status $?"
+awk -F, 'NR > 1 { rows++; if ($1 == "MAM" && ($5 < 0.65 || $6 < 0.7) || $1 == "best fit" && $5 < 0.9) bad = $0 }
+  END { if (rows != 18 || bad != "") { print "of " rows " rows this is bad: " bad; exit 1 } }' \
+  "$work/full/host-full.csv" || fail "a pool of fixed size is full too soon, or the test full does not tell"
 # By each kind of calls; which one it was stands in the machine's file.
 for calls in plain tagged legacy stream streams; do
   "$bench" host --chunk 64M --quick --calls $calls --test threads --threads 2 --csv "$work/$calls" >/dev/null ||

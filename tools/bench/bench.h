@@ -28,7 +28,7 @@ struct bench {
   size_t live_most;          /* for the test live */
   unsigned threads_most;     /* for the test threads; how many soak uses */
   unsigned soak_s;
-  uint64_t trace_seed; /* for the tests trace, chunk and cold */
+  uint64_t trace_seed; /* for the tests trace, chunk, cold and full */
 };
 
 bool bench_quickstart(const struct bench *bench);
@@ -40,6 +40,7 @@ bool bench_threads(const struct bench *bench);
 bool bench_trace(const struct bench *bench);
 bool bench_chunk(const struct bench *bench);
 bool bench_cold(const struct bench *bench);
+bool bench_full(const struct bench *bench);
 bool bench_iterate(const struct bench *bench);
 bool bench_stall(const struct bench *bench);
 bool bench_soak(const struct bench *bench);

@@ -47,6 +47,7 @@ static const struct test tests[] = {
     {"trace", bench_trace, true, 3, "memory taken over peak live on a training-like trace, and ns an operation"},
     {"chunk", bench_chunk, true, 5, "the smallest pool of fixed size for training-like traces, beside plain best fit"},
     {"cold", bench_cold, true, 1, "the first 10,000 random operations of a new pool: time, longest call, memory taken"},
+    {"full", bench_full, true, 5, "the share of a pool of fixed size that is live when it refuses, beside best fit"},
     {"iterate", bench_iterate, true, 1, "us of an FFT's passes that go into allocation, with and without tags"},
     {"stall", bench_stall, true, 5, "the longest an allocation or a free takes while a kernel of 200 ms runs"},
     {"soak", bench_soak, false, 60, "random traffic of N threads, verified; fails on any fault"},
@@ -104,7 +105,7 @@ static const char usage_text[] =
     "  --quick           shorter and rougher, with at most 10^5 live blocks unless --max-live says otherwise\n"
     "  --max-live N      of the test live: the most live blocks, 1 to 10^7\n"
     "  --threads N       the most threads of the test threads (default 16); how many soak uses (default 8)\n"
-    "  --trace-seed N    draws other traces for the tests trace, chunk and cold (default 1)\n"
+    "  --trace-seed N    draws other traces for the tests trace, chunk, cold and full (default 1)\n"
     "  --seconds S       how long soak lasts (default 60)\n"
     "\n"
     "Tests:\n";
@@ -176,8 +177,9 @@ static void parse_tests(struct arguments *arguments, const char *list) {
     while (i < test_count && (strlen(tests[i].name) != length || strncmp(tests[i].name, name, length) != 0))
       i++;
     if (i == test_count)
-      usage_refuse("--test knows pair, random, size, live, threads, trace, chunk, cold, iterate, stall and soak, not",
-                   length == 0 ? "an empty name" : name);
+      usage_refuse(
+          "--test knows pair, random, size, live, threads, trace, chunk, cold, full, iterate, stall and soak, not",
+          length == 0 ? "an empty name" : name);
     arguments->chosen[i] = true;
     name += length;
     if (*name == '\0')
