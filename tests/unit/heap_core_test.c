@@ -712,6 +712,46 @@ START_TEST(a_check_knows_what_each_slot_of_a_home_holds) {
 }
 END_TEST
 
+/* Where the first superblock has no run of pages and another has, a refill takes pages: the slot is not dry. */
+START_TEST(a_grown_heap_refills_its_slots) {
+  enum { BYTES = 512, LANES = 8 };
+  model = heap_model_create(4 * MIB, 1);
+  mam__u64 *slot = mam__slot_at(model->control, mam__kind_number(mam__class_of(BYTES)));
+  unsigned count = fill(BYTES);
+  ck_assert(mam__slot_is_dry(*slot));
+  heap_model_grow(model, 64 * MIB);
+  for (unsigned i = 0; i < count; i += 2) /* chunks of split spans */
+    ck_assert(heap_model_free(model, blocks[i]));
+  for (unsigned i = 0; i < count / 2; i++) { /* these are used up, then pages of the other one are */
+    void *some[LANES];
+    ck_assert_uint_eq(heap_model_malloc_warp(model, BYTES, 0, LANES, some), LANES);
+  }
+  ck_assert(!mam__slot_is_dry(*slot));
+  for (unsigned i = 1; i < count; i += 2)
+    ck_assert(heap_model_free(model, blocks[i]));
+  for (unsigned i = 0; i < 1000; i++) {
+    void *block = heap_model_malloc(model, BYTES, 0);
+    ck_assert_ptr_nonnull(block);
+    ck_assert(!mam__slot_is_dry(*slot));
+  }
+}
+END_TEST
+
+/* A request that was refused and asks again, since the heap has grown, takes the task of a dry slot. */
+START_TEST(a_request_that_asks_again_refills_a_dry_slot) {
+  enum { BYTES = 512 };
+  mam__u32 kind = mam__class_of(BYTES), number = mam__kind_number(kind);
+  model = heap_model_create(4 * MIB, 1);
+  mam__u64 *slot = mam__slot_at(model->control, number);
+  mam__u32 log2 = mam__lowest_u32(mam__slot_limit(&model->control->heap, kind));
+  (void)fill(BYTES);
+  *slot = MAM__SLOT_DRY | 1u << log2; /* the task is no thread's */
+  heap_model_grow(model, 4 * MIB);
+  ck_assert_uint_ne(mam__claim_chunks(model->control, kind, number | log2 << MAM__REST_CHUNKS, 1).mask, 0);
+  ck_assert(!mam__slot_is_dry(*slot));
+}
+END_TEST
+
 /* What kernels and the library have in common: sizes, places and encodings. */
 START_TEST(the_layout_is_that_of_its_number) {
   struct mam__area area = mam__area_place(1 << 20, 8 * MIB);
@@ -841,6 +881,8 @@ int main(void) {
   tcase_add_test(tests, tickets_of_a_dry_slot_are_kept_few);
   tcase_add_test(tests, a_check_does_not_wait_for_a_dry_slot);
   tcase_add_test(tests, a_check_knows_what_each_slot_of_a_home_holds);
+  tcase_add_test(tests, a_grown_heap_refills_its_slots);
+  tcase_add_test(tests, a_request_that_asks_again_refills_a_dry_slot);
   tcase_add_test(tests, the_layout_is_that_of_its_number);
   tcase_add_test(tests, superblocks_of_different_sizes_are_kept_apart);
   tcase_add_loop_test(tests, long_runs_of_a_lazy_heap_are_apart_and_come_back, 0, 2);

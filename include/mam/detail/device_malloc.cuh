@@ -121,8 +121,8 @@ MAM__INLINE mam__u32 mam__lanes_without(mam__u32 group, mam__u32 ticket, mam__u3
 /* Serves lanes of a group of which none has a ticket.  It keeps little over its calls: the rest it computes anew from
  * the kind, which it hides from the compiler for that purpose.
  *
- * If the slot is dry, each lane claims a chunk for itself.  Lanes that found none form a group again: those that come
- * to the match together, and all of them go on to mam__malloc_rest. */
+ * If the slot is dry or pages are scarce, each lane claims a chunk for itself.  Lanes that found none form a group
+ * again: those that come to the match together, and all of them go on to mam__malloc_rest. */
 MAM__INLINE void *mam__malloc_more(const mam_device_heap &heap, mam__u32 wanted, mam__u32 slot, mam__u32 prior,
                                    mam__u32 group) {
   MAM__LOOP

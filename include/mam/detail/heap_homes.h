@@ -19,7 +19,7 @@
  *   mam__pages_near     in any superblock: at the cursor, then in all words of the home from there on
  *   mam__refill_pages   in the first superblock, to refill a slot: at the cursor or in one of the next words, which are
  *                      looked at together; gives up early, since mam__pages_near and a search come after it
- *   mam__pages_are_scarce  whether chunks of split spans come before these two
+ *   mam__pages_are_scarce  whether chunks of split spans come before a search, after mam__refill_pages found nothing
  */
 #ifndef MAM_DETAIL_HEAP_HOMES_H
 #define MAM_DETAIL_HEAP_HOMES_H
@@ -137,8 +137,12 @@ MAM__OUTLINE mam__u32 mam__pages_near(mam__u32 count, struct mam__heap_control *
   return MAM__NO_PAGE;
 }
 
-/* Whether none of four words of a superblock's page map, which are taken by chance, has count zeros in a row. */
-MAM__INLINE int mam__pages_are_scarce(struct mam__area area, mam__u32 count) {
+/* Whether pages are scarce: a watched heap of one superblock, and none of four words of its page map, which are taken
+ * by chance, has count zeros in a row.  Where a heap has grown, another superblock may have pages. */
+MAM__INLINE int mam__pages_are_scarce(struct mam__heap_control *control, struct mam__area area, mam__u32 count) {
+  if (mam__load_relaxed_u32(&control->mode) != MAM__MODE_WATCHED ||
+      mam__load_relaxed_u32(&control->superblock_count) != 1)
+    return 0;
   mam__u32 fits = 0, salt = mam__salt() * 0x9e3779b1u, map_words = mam__area_map_words(area);
   mam__u64 seen[4];
   MAM__UNROLL

@@ -126,9 +126,11 @@ struct mam__heap_control {
 };
 
 MAM__INLINE mam__u64 *mam__cursors(struct mam__heap_control *control) { return (mam__u64 *)(control + 1); }
-/* The word of a slot, by its number among all. */
+/* The word of a slot, by its number among all.  32 bits suffice for its place: a heap has fewer than 2^26 slots, since
+ * slot_count has 16 bits.  With 64 a kernel for sm_75 takes two registers more. */
 MAM__INLINE mam__u64 *mam__slot_at(struct mam__heap_control *control, mam__u32 number) {
-  return mam__cursors(control) + MAM__HOMES + (mam__u64)number * MAM__SLOT_WORDS;
+  mam__u32 offset = (mam__u32)sizeof(struct mam__heap_control) + 8 * (MAM__HOMES + number * MAM__SLOT_WORDS);
+  return (mam__u64 *)((char *)control + offset);
 }
 /* Two words for each park: see heap_parks.h. */
 MAM__INLINE mam__u64 *mam__parks(struct mam__heap_control *control) {

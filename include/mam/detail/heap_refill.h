@@ -229,8 +229,7 @@ MAM__OUTLINE mam__u64 mam__slot_anew(struct mam__heap_control *control, mam__u64
   MAM__FORGET_ADDRESS(control);
   MAM__FORGET(page_count);
   if (flagged == MAM__NO_PAGE)
-    return (wanted & MAM__REST_WHOLE) == 0 && mam__load_relaxed_u32(&control->mode) == MAM__MODE_WATCHED &&
-                   mam__pages_are_scarce(area, mam__request_pages(wanted, slot))
+    return (wanted & MAM__REST_WHOLE) == 0 && mam__pages_are_scarce(control, area, mam__request_pages(wanted, slot))
                ? MAM__SLOT_DRY
                : 0;
   renewal = mam__renewal_of(control, wanted, slot);

@@ -4,7 +4,7 @@
  *
  *   mam__request_is_vain   the class is known to be missing: refuse at once
  *   mam__claim_waited      another thread refills the slot: wait for its tickets
- *   mam__claim_split       no task, or the slot is dry: chunks of spans that were split before
+ *   mam__claim_split       no task, or the slot is dry, or pages are scarce: chunks of spans that were split before
  *   mam__slot_refill       the request has the task: refill the slot from anywhere
  *   mam__claim_scarce      passes over the heap, until there is something or the class is known to be missing
  *
@@ -228,12 +228,12 @@ MAM__OUTLINE struct mam__claim mam__claim_scarce(struct mam__heap_control *contr
 /* ---- Requests ---- */
 
 /* Returns 1 if a request can only fail; then, if it has the task of refilling the slot, the slot becomes dry.  Else
- * returns MAM__REST_DRY or 0, as mam__slot_rest. */
+ * returns MAM__REST_DRY if the slot is dry and its task is taken, or 0. */
 MAM__OUTLINE mam__u32 mam__request_is_vain(MAM__TAG(5) struct mam__heap_control *control, mam__u32 wanted,
                                            mam__u32 slot) {
   mam__u64 *place = mam__slot_at(control, slot & MAM__REST_SLOT);
   if (!MAM__OUT_OF_SIGHT(mam__is_missing)(control, control->superblocks[0], wanted & MAM__REST_KIND))
-    return mam__slot_rest(mam__load_relaxed_u64(place), 0) & MAM__REST_DRY;
+    return mam__slot_dry_taken(mam__load_relaxed_u64(place), 1u << (slot >> MAM__REST_CHUNKS));
   if ((wanted & (MAM__REST_REFILL | MAM__REST_WHOLE)) == MAM__REST_REFILL)
     (void)mam__exchange_release_u64(place, MAM__SLOT_DRY | 1u << (slot >> MAM__REST_CHUNKS));
   else if ((wanted & MAM__REST_WHOLE) == 0)
@@ -241,9 +241,9 @@ MAM__OUTLINE mam__u32 mam__request_is_vain(MAM__TAG(5) struct mam__heap_control 
   return 1;
 }
 
-/* Takes chunks of spans that were split, for a request without the task of refilling a slot, or with the task and a dry
- * slot.  Where pages are scarce this is quicker than a search for them, and more of them become free.  A request that
- * has the task leaves it to the next one.  Meanwhile the slot's word says that it is dry, so no thread waits for it. */
+/* Takes chunks of spans that were split, for a request without the task of refilling a slot, or with the task, where
+ * the slot is dry or pages are scarce.  That is quicker than a search for pages, and more of them become free.  A
+ * request that has the task leaves it to the next one: it makes the slot dry, so no thread waits for it. */
 MAM__INLINE struct mam__claim mam__claim_split(struct mam__heap_control *control, mam__u32 wanted, mam__u32 slot,
                                                mam__u32 count) {
   struct mam__claim claim = {0, 0, 0};
@@ -273,7 +273,7 @@ MAM__INLINE struct mam__claim mam__claim_chunks(struct mam__heap_control *contro
     claim = MAM__OUT_OF_SIGHT(mam__claim_waited)(control, wanted, slot, count);
     if (claim.mask != 0)
       return claim;
-    wanted |= claim.address != 0 ? MAM__REST_REFILL : 0;
+    wanted |= (mam__u32)claim.address;
   }
   MAM__FORGET(wanted);
   claim = mam__claim_split(control, wanted, slot, count);

@@ -10,8 +10,8 @@
  *   ticket > limit                 another thread is refilling the slot: wait, or go another way
  *
  * While there are more tickets than chunks, a thread is about to write the slot's word.  Instead of an address the word
- * may have 0 (no span yet), MAM__SLOT_DRY (there were no pages for a refill) or MAM__SLOT_FLUSHED (the chunks without a
- * ticket are being freed).  Chunks without a ticket count as used, so the span stays while it is in a slot.
+ * may have 0 (no span yet), MAM__SLOT_DRY (chunks of split spans come before pages) or MAM__SLOT_FLUSHED (the chunks
+ * without a ticket are being freed).  Chunks without a ticket count as used, so the span stays while it is in a slot.
  *
  * control->held has a word for each kind, with a bit for each group of its slots, up to 64 groups: 1 if a slot of the
  * group may hold a chunk without a ticket, or is about to.  A refill sets it first.  A flush (mam__held_flush) clears
@@ -78,6 +78,11 @@ MAM__INLINE mam__u32 mam__slot_rest(mam__u64 old, mam__u32 limit) {
   return (ticket <= limit ? MAM__REST_REFILL : 0) |
          (mam__slot_is_dry(old) && ticket <= MAM__SLOT_TICKETS / 2 ? MAM__REST_DRY : 0);
 }
+/* MAM__REST_DRY if a slot, by its word now, is dry and has given its task to a request; else 0. */
+MAM__INLINE mam__u32 mam__slot_dry_taken(mam__u64 now, mam__u32 limit) {
+  mam__u32 rest = mam__slot_rest(now, limit);
+  return (rest & MAM__REST_REFILL) == 0 ? rest & MAM__REST_DRY : 0;
+}
 
 /* For count lanes that remain of a group that takes whole spans: the slot with the chunks of the next span.  If they
  * are too few for a whole span, they go to the slot from now on. */
@@ -92,7 +97,8 @@ MAM__INLINE mam__u32 mam__whole_rest(mam__u32 *wanted, mam__u32 slot, mam__u64 c
 
 /* Keeps tickets that were asked for in vain from reaching the address.  now: the slot's word, perhaps an older one.
  * Each thread that asked in vain, and saw the tickets above half of what they can count, calls this before it asks
- * again, and it does not return while they are.  (With MAM__REST_DRY a request need not call it.)  So above half each
+ * again, and it does not return while they are.  (With MAM__REST_DRY a request
+ * has seen fewer.)  So above half each
  * thread of a GPU asks at most once, for up to 32 tickets of its warp, and a GPU has fewer than 2^23 threads at a time.
  */
 MAM__INLINE void mam__slot_keep(mam__u64 *slot, mam__u64 now, mam__u32 limit) {
@@ -106,13 +112,13 @@ MAM__INLINE void mam__slot_keep(mam__u64 *slot, mam__u64 now, mam__u32 limit) {
 }
 
 /* The chunks of a thread that asked for count tickets of a slot, whose word was old before.  If it got fewer than it
- * asked for, the slot is left to another thread to refill.  With mask 0 the address is not 0 if the caller has to
- * refill the slot. */
+ * asked for, the slot is left to another thread to refill.  With mask 0 the address has bits of a request word:
+ * MAM__REST_REFILL if the caller has to refill the slot, and MAM__REST_DRY if the slot is dry. */
 MAM__INLINE struct mam__claim mam__claim_tickets(mam__u64 *slot, mam__u64 old, mam__u32 size_class, mam__u32 limit,
                                                  mam__u32 count) {
   struct mam__tickets tickets = mam__tickets_of(old, mam__class_bytes(size_class), limit, count);
-  struct mam__claim claim = {tickets.mask != 0 ? tickets.address : (mam__u64)tickets.refill, tickets.mask,
-                             mam__class_bytes(size_class)};
+  mam__u32 rest = (tickets.refill ? MAM__REST_REFILL : 0) | (mam__slot_is_dry(old) ? MAM__REST_DRY : 0);
+  struct mam__claim claim = {tickets.mask != 0 ? tickets.address : rest, tickets.mask, mam__class_bytes(size_class)};
   if (tickets.mask != 0 && tickets.refill)
     (void)mam__exchange_release_u64(slot, (old & ~MAM__SLOT_TICKETS) | limit);
   return claim;

@@ -210,7 +210,8 @@ MAM__INLINE struct mam__bit mam__bit_of(mam__u64 offset, mam__u32 entry) {
  */
 enum { MAM__TICKET_BITS = 24 };
 
-/* In the place of an address: there were no pages for a refill.  (0 there says that no span was there yet.) */
+/* In the place of an address: a refill found no pages, or got a chunk of a split span first.  (0 there says that no
+ * span was there yet.) */
 #define MAM__SLOT_DRY ((mam__u64)1 << MAM__TICKET_BITS)
 /* The same: the chunks without a ticket are being freed. */
 #define MAM__SLOT_FLUSHED ((mam__u64)2 << MAM__TICKET_BITS)
@@ -242,8 +243,8 @@ enum {
   MAM__REST_WHOLE = 1 << (MAM__KIND_BITS + 1),
   /* wanted: the home has ten bits from this bit on. */
   MAM__REST_HOME = MAM__KIND_BITS + 2,
-  /* wanted: chunks of split spans come first.  The slot was dry, and its tickets were few (mam__slot_rest); or a refill
-   * found that pages are scarce (mam__slot_anew). */
+  /* wanted: chunks of split spans come first.  The slot was dry, and its tickets were few (mam__slot_rest); or it is
+   * dry, and another request has its task; or a refill found that pages are scarce (mam__slot_anew). */
   MAM__REST_DRY = 1 << (MAM__KIND_BITS + 12),
   /* wanted: empty spans are left to their slots. */
   MAM__REST_LAZY = 1 << (MAM__KIND_BITS + 13)

@@ -55,9 +55,10 @@ MAM__OUTLINE mam__u64 mam__warp_block_malloc(mam__u32, mam__u32, struct mam__hea
     if ((renewed & MAM__RENEWED) != 0)
       MAM__OUT_OF_SIGHT(mam__slot_renewed)(control, wanted, slot, prior, renewed);
   }
-  return mam__is_renewed(renewed)
-             ? mam__slot_address(renewed)
-             : (mam__u64)MAM__OUT_OF_SIGHT(mam__malloc_rest)(control, wanted, slot, mam__mask_of(0));
+  if (mam__is_renewed(renewed))
+    return mam__slot_address(renewed);
+  wanted |= mam__slot_is_dry(renewed) ? MAM__REST_DRY : 0;
+  return (mam__u64)MAM__OUT_OF_SIGHT(mam__malloc_rest)(control, wanted, slot, mam__mask_of(0));
 }
 MAM__OUTLINE void mam__warp_block_free(mam__u32, struct mam__heap_control *control, mam__u64 address) {
   mam_free(control->heap, (void *)address);
