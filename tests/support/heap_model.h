@@ -73,6 +73,23 @@ static inline void *heap_model_claim(struct heap_model *model, mam__u32 kind) {
              : (void *)(uintptr_t)(heap->base + (page << MAM__PAGE_SHIFT) + (chunk & 255) * mam__class_bytes(kind));
 }
 
+/* Does what mam__malloc_rest of mam/device.cuh does for count lanes.  Returns how many got a block. */
+static inline unsigned heap_model_malloc_rest(struct heap_model *model, mam__u32 wanted, mam__u32 place, unsigned count,
+                                              void **blocks) {
+  unsigned done = 0;
+  while (done < count) {
+    if ((wanted & MAM__REST_WHOLE) != 0)
+      place = mam__whole_rest(&wanted, place, model->control->heap.chunks, count - done);
+    struct mam__claim claim = mam__claim_chunks(model->control, wanted, place, count - done);
+    wanted &= ~(mam__u32)(MAM__REST_REFILL | MAM__REST_DRY);
+    if (claim.mask == 0)
+      return done;
+    for (mam__u32 i = 0; i < mam__ones_u32(claim.mask); i++)
+      blocks[done++] = (void *)(uintptr_t)mam__claim_chunk(claim, i);
+  }
+  return done;
+}
+
 /* Does what count lanes of a warp do that ask for a chunk of a kind each: mam__malloc_kind, mam__malloc_more and
  * mam__malloc_rest of mam/device.cuh.  Writes the blocks in the order of the lanes.  Returns how many lanes got one. */
 static inline unsigned heap_model_malloc_kind(struct heap_model *model, mam__u32 kind, unsigned slot, unsigned count,
@@ -119,29 +136,22 @@ static inline unsigned heap_model_malloc_kind(struct heap_model *model, mam__u32
     }
   }
   if (done < count && (wanted & MAM__REST_DRY) != 0) {
-    unsigned left = count - done, first = 1;
-    for (; left != 0; left--, first = 0) { /* each lane for itself */
+    unsigned left = count - done, failed = 0;
+    for (unsigned lane = 0; lane < left; lane++) { /* each lane for itself */
       blocks[done] = heap_model_claim(model, kind);
-      if (blocks[done] == NULL)
+      if (blocks[done] == NULL) {
+        failed |= lane == 0 ? 1 : 2;
         continue;
-      done++;
-      if (first && (wanted & MAM__REST_REFILL) != 0) {
-        (void)mam__exchange_release_u64(mam__slot_at(model->control, number), MAM__SLOT_DRY | limit);
-        wanted &= ~(mam__u32)MAM__REST_REFILL;
       }
+      done++;
+      if (lane == 0 && (wanted & MAM__REST_REFILL) != 0)
+        (void)mam__exchange_release_u64(mam__slot_at(model->control, number), MAM__SLOT_DRY | limit);
     }
+    if ((failed & 1) != 0) /* the first lane keeps the task for itself */
+      done += heap_model_malloc_rest(model, wanted, place, 1, blocks + done);
+    wanted &= ~(mam__u32)MAM__REST_REFILL;
   }
-  while (done < count) {
-    if ((wanted & MAM__REST_WHOLE) != 0)
-      place = mam__whole_rest(&wanted, place, heap->chunks, count - done);
-    claim = mam__claim_chunks(model->control, wanted, place, count - done);
-    wanted &= ~(mam__u32)(MAM__REST_REFILL | MAM__REST_DRY);
-    if (claim.mask == 0)
-      return done;
-    for (mam__u32 i = 0; i < mam__ones_u32(claim.mask); i++)
-      blocks[done++] = (void *)(uintptr_t)mam__claim_chunk(claim, i);
-  }
-  return done;
+  return done + heap_model_malloc_rest(model, wanted, place, count - done, blocks + done);
 }
 
 /* The same for lanes that ask for so many bytes each. */
