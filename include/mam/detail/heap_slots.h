@@ -97,8 +97,7 @@ MAM__INLINE mam__u32 mam__whole_rest(mam__u32 *wanted, mam__u32 slot, mam__u64 c
 
 /* Keeps tickets that were asked for in vain from reaching the address.  now: the slot's word, perhaps an older one.
  * Each thread that asked in vain, and saw the tickets above half of what they can count, calls this before it asks
- * again, and it does not return while they are.  (With MAM__REST_DRY a request
- * has seen fewer.)  So above half each
+ * again, and it does not return while they are.  (A request with MAM__REST_DRY has seen fewer.)  So above half each
  * thread of a GPU asks at most once, for up to 32 tickets of its warp, and a GPU has fewer than 2^23 threads at a time.
  */
 MAM__INLINE void mam__slot_keep(mam__u64 *slot, mam__u64 now, mam__u32 limit) {
