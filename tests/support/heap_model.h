@@ -136,18 +136,18 @@ static inline unsigned heap_model_malloc_kind(struct heap_model *model, mam__u32
     }
   }
   if (done < count && (wanted & MAM__REST_DRY) != 0) {
-    unsigned left = count - done, failed = 0;
+    unsigned left = count - done, first_failed = 0;
     for (unsigned lane = 0; lane < left; lane++) { /* each lane for itself */
       blocks[done] = heap_model_claim(model, kind);
       if (blocks[done] == NULL) {
-        failed |= lane == 0 ? 1 : 2;
+        first_failed |= lane == 0;
         continue;
       }
       done++;
       if (lane == 0 && (wanted & MAM__REST_REFILL) != 0)
         (void)mam__exchange_release_u64(mam__slot_at(model->control, number), MAM__SLOT_DRY | limit);
     }
-    if ((failed & 1) != 0) /* the first lane keeps the task for itself */
+    if (first_failed) /* the first lane keeps the task for itself */
       done += heap_model_malloc_rest(model, wanted, place, 1, blocks + done);
     wanted &= ~(mam__u32)MAM__REST_REFILL;
   }

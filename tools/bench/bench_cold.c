@@ -8,10 +8,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "bench.h"
-#include "bench_blocks.h"
 #include "bench_clock.h"
 #include "bench_numbers.h"
+#include "bench_replay.h"
 #include "bench_report.h"
 
 /* granule_bytes: what a block takes at least. */
@@ -63,9 +62,8 @@ static bool cold_run(const struct bench *bench, const struct allocator *allocato
   struct numbers_random draw = numbers_seed(bench->trace_seed);
   size_t most_bytes = range_most_bytes(bench, range), live_bytes = 0;
   uint64_t begin_ns = clock_now_ns(), longest_ns = 0;
-  cudaError_t error = allocator->open(bench->chunk_bytes);
-  if (error != cudaSuccess)
-    return blocks_complain(allocator, "making a pool", bench->chunk_bytes, error);
+  if (!replay_pool_open(allocator, bench->chunk_bytes))
+    return false;
   bool good = true;
   uint64_t before_ns = clock_now_ns(), now_ns = before_ns;
   for (size_t i = 0; i < operation_count && good; i++, before_ns = now_ns) {
@@ -107,19 +105,16 @@ static bool cold_measure(const struct bench *bench, const struct allocator *allo
               blocks_check(allocator, slots, range->slot_count);
   good = blocks_release(allocator, slots, range->slot_count) && good;
   free(slots);
-  cudaError_t error = allocator->close();
-  return good && (error == cudaSuccess || blocks_complain(allocator, "ending the pool", 0, error));
+  return replay_pool_close(allocator) && good;
 }
 
 /* The pool is open before and after, as bench_each expects. */
 static bool cold_part(const struct bench *bench, const struct allocator *allocator, size_t index, void *result) {
   struct cold_result *cold = result;
-  cudaError_t error = allocator->close();
-  bool good = error == cudaSuccess || blocks_complain(allocator, "ending the pool", 0, error);
+  bool good = replay_pool_close(allocator);
   for (size_t i = 0; i < range_count && good; i++)
     good = cold_measure(bench, allocator, &ranges[i], &cold->cells[index][i]);
-  error = good ? allocator->open(bench->chunk_bytes) : cudaSuccess;
-  return good && (error == cudaSuccess || blocks_complain(allocator, "making a pool", bench->chunk_bytes, error));
+  return good && replay_pool_open(allocator, bench->chunk_bytes);
 }
 
 static bool cold_csv(const struct bench *bench, const struct cold_result *result) {

@@ -11,10 +11,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "bench.h"
 #include "bench_best_fit.h"
-#include "bench_blocks.h"
 #include "bench_numbers.h"
+#include "bench_replay.h"
 #include "bench_report.h"
 
 enum { pool_count = 3, range_count = 3, cell_count = pool_count * range_count, rounds_usual = 30, rounds_quick = 5 };
@@ -44,9 +43,7 @@ struct full_pool {
   struct numbers_random draw;
 };
 
-/* Allocates a block in the place `at`.  *refused: there is no room for it.  False, after a complaint, at any other
- * error.
- */
+/* Allocates a block in the place `at`.  *refused: there is no room.  False, after a complaint, at any other error. */
 static bool full_allocate(struct full_pool *pool, size_t at, size_t bytes, bool *refused) {
   struct block *block = &pool->blocks[at];
   *refused = false;
@@ -126,16 +123,10 @@ static bool full_measure(const struct bench *bench, const struct allocator *allo
   if (good && allocator == NULL) {
     best_fit_begin(&pool.fit, pool.bytes);
     good = full_rounds(&pool, range, rounds, shares);
-  } else if (good) {
-    cudaError_t error = allocator->open(pool.bytes);
-    if (error != cudaSuccess)
-      good = blocks_complain(allocator, "making a pool", pool.bytes, error);
-    else {
-      good = full_rounds(&pool, range, rounds, shares) && blocks_check(allocator, pool.blocks, pool.count);
-      good = blocks_release(allocator, pool.blocks, pool.count) && good;
-      error = allocator->close();
-      good = (error == cudaSuccess || blocks_complain(allocator, "ending the pool", 0, error)) && good;
-    }
+  } else if (good && (good = replay_pool_open(allocator, pool.bytes))) {
+    good = full_rounds(&pool, range, rounds, shares) && blocks_check(allocator, pool.blocks, pool.count);
+    good = blocks_release(allocator, pool.blocks, pool.count) && good;
+    good = replay_pool_close(allocator) && good;
   }
   if (allocator == NULL)
     best_fit_free(&pool.fit);
@@ -146,15 +137,13 @@ static bool full_measure(const struct bench *bench, const struct allocator *allo
 /* The pool is open before and after, as bench_each expects. */
 static bool full_part(const struct bench *bench, const struct allocator *allocator, size_t index, void *result) {
   struct full_result *full = result;
-  cudaError_t error = allocator->close();
-  bool good = error == cudaSuccess || blocks_complain(allocator, "ending the pool", 0, error);
+  bool good = replay_pool_close(allocator);
   for (size_t i = 0; i < cell_count && good; i++) {
     full->cells[index][i] = (struct full_shares){(double)NAN, (double)NAN};
     if (allocator->sized && pools_bytes[i / range_count] <= bench->capacity_bytes)
       good = full_measure(bench, allocator, i, &full->cells[index][i]);
   }
-  error = good ? allocator->open(bench->chunk_bytes) : cudaSuccess;
-  return good && (error == cudaSuccess || blocks_complain(allocator, "making a pool", bench->chunk_bytes, error));
+  return good && replay_pool_open(allocator, bench->chunk_bytes);
 }
 
 static bool full_csv(const struct bench *bench, const struct full_result *result) {
