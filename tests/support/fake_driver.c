@@ -8,6 +8,7 @@
  */
 #include "fake_machine.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -32,17 +33,27 @@ _Thread_local struct thread_state thread;
 static void lock_own(void) { (void)pthread_mutex_lock(&fake.mutex); }
 static void unlock_own(void) { (void)pthread_mutex_unlock(&fake.mutex); }
 
+/* A process may end while a thread of the library calls the driver for it: the next one goes on.  What it left is a
+ * number of bytes, its own. */
+static void lock_shared(void) {
+  if (fake.shared != NULL && pthread_mutex_lock(&fake.shared->mutex) == EOWNERDEAD)
+    (void)pthread_mutex_consistent(&fake.shared->mutex);
+}
+
+static void unlock_shared(void) {
+  if (fake.shared != NULL)
+    (void)pthread_mutex_unlock(&fake.shared->mutex);
+}
+
 void fake_lock(void) {
   lock_own();
-  if (fake.shared != NULL)
-    (void)pthread_mutex_lock(&fake.shared->mutex);
+  lock_shared();
 }
 
 void fake_unlock(void) {
   for (int i = 0; fake.shared != NULL && i < device_limit; i++)
     fake.shared->used_bytes[fake.number][i] = memory_used(KIND_DEVICE, i);
-  if (fake.shared != NULL)
-    (void)pthread_mutex_unlock(&fake.shared->mutex);
+  unlock_shared();
   unlock_own();
 }
 
@@ -51,9 +62,9 @@ static void begin_in_child(void) {
   unlock_own();
   if (fake.shared == NULL)
     return;
-  (void)pthread_mutex_lock(&fake.shared->mutex);
+  lock_shared();
   fake.number = ++fake.shared->processes;
-  (void)pthread_mutex_unlock(&fake.shared->mutex);
+  unlock_shared();
   if (fake.number >= process_limit)
     abort(); /* a test with more processes needs a larger process_limit */
 }
@@ -66,8 +77,7 @@ __attribute__((destructor)) static void fake_destruct(void) {
   fake_lock();
   if (fake.shared != NULL)
     memset(fake.shared->used_bytes[fake.number], 0, sizeof fake.shared->used_bytes[0]);
-  if (fake.shared != NULL)
-    (void)pthread_mutex_unlock(&fake.shared->mutex);
+  unlock_shared();
   fake.shared = NULL;
   unlock_own();
 }
@@ -104,12 +114,10 @@ void call_hold(enum call call) {
     return;
   fake.calls[call].held = false;
   holding = true;
-  if (fake.shared != NULL)
-    (void)pthread_mutex_unlock(&fake.shared->mutex);
+  unlock_shared();
   while (holding)
     (void)pthread_cond_wait(&hold_changed, &fake.mutex);
-  if (fake.shared != NULL)
-    (void)pthread_mutex_lock(&fake.shared->mutex);
+  lock_shared();
 }
 
 /* ---- Contexts ---------------------------------------------------------------------------------------------------- */
@@ -739,6 +747,7 @@ EXPORT void fake_share_memory(void) {
   struct shared *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (shared == MAP_FAILED || pthread_mutexattr_init(&attributes) != 0 ||
       pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED) != 0 ||
+      pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST) != 0 ||
       pthread_mutex_init(&shared->mutex, &attributes) != 0)
     abort();
   (void)pthread_mutexattr_destroy(&attributes);
