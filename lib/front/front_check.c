@@ -158,9 +158,7 @@ static void check_small_sums(struct check *check) {
 
 static void check_fits(struct check *check, const struct front *front, const struct shelf *shelf,
                        const struct segment *segment) {
-  if (shelf == &front->limbo)
-    expect(check, segment->as.used.site == NULL, "limbo has a block that was freed on a stream");
-  else if (shelf >= front->bins.ranges && shelf < front->bins.ranges + BINS)
+  if (shelf >= front->bins.ranges && shelf < front->bins.ranges + BINS)
     expect(check, bin_index(segment->bytes) == (size_t)(shelf - front->bins.ranges), "a block is in another's bin");
   else if (shelf->tag != NULL)
     expect(check, segment->as.used.tag == shelf->tag, "a block is on the shelf of another tag");

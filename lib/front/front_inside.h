@@ -12,7 +12,6 @@
  *               |- owned          live large blocks that the thread allocated  owned.h
  *               |- shelves[32]    freed large blocks of one size or one tag    shelf.h
  *               |- bins[120]      freed large blocks of a range of sizes       bin.h
- *               |- limbo          freed large blocks on their way to the pool, a shelf for any size
  *               `- lanes[16]      small blocks that were freed on a stream     lane.h
  *   pool   -> fronts -> front of thread 1 -> front of thread 2 -> ...         (next_of_pool)
  *               `- depots[32]     batches and slabs of one size class, for all fronts   slab.h
@@ -23,7 +22,7 @@
  *   - Blocks allocated less blocks freed, over all magazines of a class, are the live blocks of its slabs; what their
  *     live bytes hold adds up to the magazines' codes, while no thread of the pool has ended.
  *   - The balances of the pool's threads, and what is in the pool's sum, are the bytes of the live blocks.
- *   - A block on a shelf, in a bin or in limbo is a used segment with an even ticket, and in one such place.
+ *   - A block on a shelf or in a bin is a used segment with an even ticket, and in one such place.
  *   - An owned entry whose ticket is its segment's has the segment's address.
  *   - The blocks of a shelf have its size or its tag; those of a bin have sizes of its range.
  *   - A ring is oldest first, by epoch.
@@ -60,15 +59,6 @@ enum { FRONT_NO_SIZE = 1 };
 
 /* Segments that go back to the pool in one hold of its lock. */
 enum { FRONT_GIVEN_MOST = 64 };
-
-/* The blocks in limbo at most.  A block for which there is no room goes to the pool at once. */
-enum { LIMBO_BLOCKS = 512 };
-
-/* So many blocks in limbo are worth a fence. */
-enum { LIMBO_FENCED = 128 };
-
-/* At most so many blocks go along with an allocation that goes to the pool: they make its hold of the lock longer. */
-enum { LIMBO_DRAINED = 4 };
 
 /* Written by the owner inside, read by other threads that add up while no thread is inside, here and below. */
 struct front_numbers {
@@ -109,7 +99,6 @@ struct front {
   struct bins bins;
   struct freed_block no_ring; /* of shelves that were never used */
   bool owns;                  /* owned has entries, or had some since there is a pool */
-  struct shelf limbo;         /* all of it freed on no stream */
   struct lane lanes[LANES];
   struct front_stream_hits stream_hits;
   struct lane *last_lane;    /* the owner's, inside or not, as the next six */
@@ -202,12 +191,12 @@ static inline bool front_serves(const struct front *front, const struct mam_pool
   return pool != NULL ? front->pool == pool : front->pool != NULL && front->default_id == default_id;
 }
 
-/* Whatever has freed large blocks, the bins and, last, limbo included: the index-th, NULL after the last. */
+/* Whatever has freed large blocks, shelves and bins: the index-th, NULL after the last. */
 static inline struct shelf *shelf_at(struct front *front, unsigned index) {
   if (index < SHELVES)
     return &front->shelves[index];
   index -= SHELVES;
-  return index < BINS ? &front->bins.ranges[index] : index == BINS ? &front->limbo : NULL;
+  return index < BINS ? &front->bins.ranges[index] : NULL;
 }
 
 /* ---- front_list.c: the fronts of a pool ---- */
@@ -317,11 +306,8 @@ struct miss {
   uint64_t epoch;            /* that the shelf's oldest block waits for, if it would do; else 0 */
   bool enough;               /* the shelf has no room for more, or the pool is not to grow for more of it */
   unsigned shelf_blocks;     /* blocks on the shelf that would do */
-  uint64_t fence;            /* that what is in limbo waits for, if it is worth one; else 0 */
   bool crowded;
   uint64_t bin_epoch; /* that a bin's oldest block waits for, if it would do and is worth it; else 0 */
-  struct segment *passed[LIMBO_DRAINED]; /* to go back to the pool */
-  unsigned passed_count;
 };
 
 /* The thread is inside. */

@@ -14,25 +14,23 @@ enum { TIGHT_MOST = 16 };
 /* A growing pool grows by so much for a crowd. */
 enum { GROWTH_BYTES = 128 << 20 };
 
-/* Takes up to most of the oldest blocks off a shelf, of those that were freed in the epoch passed or earlier, and puts
- * them into the pool's trees.  What was freed on a stream waits there for the stream, even if it has passed: beside
- * what waits it fits together, and a fence soon frees all.  Whether there were any. */
-static bool shelf_return(struct front *front, struct shelf *shelf, uint64_t passed, unsigned most) {
+/* Takes up to most of the oldest blocks off a shelf and puts them into the pool's trees.  What was freed on a stream
+ * waits there for the stream, even if it has passed: beside what waits it fits together, and a fence soon frees all. */
+static void shelf_return(struct front *front, struct shelf *shelf, unsigned most) {
   struct segment *segments[FRONT_GIVEN_MOST];
   uint64_t epoch = 0, lane;
-  unsigned count, left = most;
+  unsigned count;
   do {
     biased_enter(&front->lock);
     struct mam_pool *pool = front->pool;
     uint64_t generation = front->generation;
-    count = left < FRONT_GIVEN_MOST ? left : FRONT_GIVEN_MOST;
-    count = pool != NULL ? shelf_clear(shelf, passed, segments, &epoch, &lane, count) : 0;
+    count = most < FRONT_GIVEN_MOST ? most : FRONT_GIVEN_MOST;
+    count = pool != NULL ? shelf_clear(shelf, FRONT_EVERY_EPOCH, segments, &epoch, &lane, count) : 0;
     struct context_stream stream = count > 0 ? front_stream(front, lane) : no_stream;
     biased_leave(&front->lock);
     pool_give(pool, generation, segments, count, stream.id != 0 ? FRONT_EVERY_EPOCH : epoch, stream);
-    left -= count;
-  } while (count > 0 && left > 0);
-  return left < most;
+    most -= count;
+  } while (count > 0 && most > 0);
 }
 
 /* The first shelf from *index on that has blocks; NULL if none has. */
@@ -50,7 +48,7 @@ static struct shelf *shelf_with_blocks(struct front *front, unsigned *index) {
 static void kept_return(struct front *front) {
   struct shelf *shelf;
   for (unsigned i = 0; (shelf = shelf_with_blocks(front, &i)) != NULL; i++)
-    (void)shelf_return(front, shelf, FRONT_EVERY_EPOCH, UINT_MAX);
+    shelf_return(front, shelf, UINT_MAX);
   front->keeps_of_streams = false;
 }
 
@@ -61,7 +59,7 @@ static void shelf_drop_misfit(struct front *front, size_t bytes, const void *tag
   bool misfit = !shelf_is_empty(shelf) && shelf_is_for(shelf, bytes, tag) && !block_fits(shelf, shelf->oldest, bytes);
   biased_leave(&front->lock);
   if (misfit)
-    (void)shelf_return(front, shelf, FRONT_EVERY_EPOCH, 1);
+    shelf_return(front, shelf, 1);
 }
 
 /* Serves from what the front has if a fence, asked for now, says that the GPU is done with the epoch: that of the
@@ -97,7 +95,6 @@ static size_t spare_bytes(struct front *front, size_t bytes) {
 void large_miss(struct front *front, const struct front_request *request, struct miss *miss) {
   size_t bytes = front_whole(front, request->size);
   const void *tag = request->tag;
-  uint64_t passed = reuse_passed(front->reuse), epoch, lane;
   unsigned index = bin_index_used(&front->bins, bytes);
   struct shelf *shelf = shelf_for(front->shelves, bytes, tag);
   const struct freed_block *block = shelf->oldest;
@@ -112,9 +109,6 @@ void large_miss(struct front *front, const struct front_request *request, struct
   const struct shelf *bin = bin_serving(&front->bins, bytes, LANE_NONE);
   miss->crowded = front->bins.crowded;
   miss->bin_epoch = bin != NULL && shelf_count(bin) >= SHELF_ENOUGH_BLOCKS ? bin->oldest->epoch : 0;
-  miss->passed_count = shelf_clear(&front->limbo, passed, miss->passed, &epoch, &lane, LIMBO_DRAINED);
-  bool waits = shelf_count(&front->limbo) >= LIMBO_FENCED && front->limbo.oldest->epoch > passed;
-  miss->fence = waits ? front->limbo.oldest->epoch : 0;
 }
 
 /* Makes the shelf the size's or the tag's if no other blocks are on it.  Returns the shelf if they have been in the way
@@ -149,7 +143,7 @@ static bool crowd_count(struct front *front, bool contended) {
 
 static void bins_return(struct front *front) {
   for (unsigned i = 0; i < BINS; i++)
-    (void)shelf_return(front, &front->bins.ranges[i], FRONT_EVERY_EPOCH, UINT_MAX);
+    shelf_return(front, &front->bins.ranges[i], UINT_MAX);
 }
 
 /* How much a pool is to grow for the sake of speed. */
@@ -204,16 +198,12 @@ static cudaError_t large_take(struct front *front, const struct front_request *r
                              .effort = effort == POOL_TAKE_ANY && request->at_once ? POOL_TAKE_AT_ONCE : effort,
                              .growth_bytes = growth.bytes,
                              .growth_most_bytes = growth.most,
-                             .stream = request->stream != NULL ? request->stream->name : no_stream,
-                             .passed = miss->passed,
-                             .passed_count = miss->passed_count};
-  miss->passed_count = 0;
+                             .stream = request->stream != NULL ? request->stream->name : no_stream};
   cudaError_t error = pool_take(miss->pool, &order, &block);
   if (error != cudaSuccess)
     return error;
   ring_make(front, miss->shelf, SHELF_BLOCKS);
   ring_make(front, miss->bin, BIN_BLOCKS);
-  ring_make(front, &front->limbo, LIMBO_BLOCKS);
   biased_enter(&front->lock);
   bool attached = front->pool == miss->pool && front->generation == miss->generation;
   bool deserted = crowd_count(front, block.contended);
@@ -222,22 +212,11 @@ static cudaError_t large_take(struct front *front, const struct front_request *r
     front_count(front, block.bytes);
   biased_leave(&front->lock);
   if (clear != NULL)
-    (void)shelf_return(front, clear, FRONT_EVERY_EPOCH, UINT_MAX);
+    shelf_return(front, clear, UINT_MAX);
   if (deserted)
     bins_return(front);
   *address = attached ? block.address : 0; /* else the pool has ended since, and the block with it */
   return attached ? cudaSuccess : cudaErrorInvalidResourceHandle;
-}
-
-/* Sends those blocks of limbo back to the pool that the GPU is done with, as a fence says.  Whether there were any. */
-static bool limbo_turn(struct front *front) {
-  struct shelf *limbo = &front->limbo;
-  biased_enter(&front->lock);
-  uint64_t epoch = shelf_is_empty(limbo) ? 0 : ring_before(limbo, limbo->next)->epoch;
-  biased_leave(&front->lock);
-  if (epoch != 0)
-    (void)reuse_reach(front->reuse, epoch);
-  return shelf_return(front, limbo, reuse_passed(front->reuse), UINT_MAX);
 }
 
 /* The pool has nothing free for a size that the shelf could serve with a fence.  Returns true if that was so TIGHT_MOST
@@ -256,7 +235,7 @@ static bool fullest_gives_way(struct front *front, const struct miss *miss) {
   struct shelf *shelf, *fullest = NULL;
   biased_enter(&front->lock);
   size_t most = shelf_bytes(miss->shelf);
-  for (unsigned i = 0; (shelf = shelf_at(front, i)) != &front->limbo; i++) {
+  for (unsigned i = 0; (shelf = shelf_at(front, i)) != NULL; i++) {
     size_t bytes = shelf_bytes(shelf);
     if (bytes > most) {
       most = bytes;
@@ -265,7 +244,7 @@ static bool fullest_gives_way(struct front *front, const struct miss *miss) {
   }
   biased_leave(&front->lock);
   if (fullest != NULL)
-    (void)shelf_return(front, fullest, FRONT_EVERY_EPOCH, UINT_MAX);
+    shelf_return(front, fullest, UINT_MAX);
   return fullest != NULL;
 }
 
@@ -276,16 +255,12 @@ static bool fullest_gives_way(struct front *front, const struct miss *miss) {
 cudaError_t large_malloc(struct front *front, const struct front_request *request, struct miss *miss,
                          uintptr_t *address) {
   static const struct growth no_growth;
-  if (miss->fence != 0)
-    (void)reuse_reach(front->reuse, miss->fence);
   if ((miss->enough && pop_fenced(front, request, miss->epoch, address)) ||
       pop_fenced(front, request, miss->bin_epoch, address))
     return cudaSuccess;
   bool gathers = request->lane != NULL && front->keeps_of_streams && !miss->crowded;
   enum pool_effort effort = gathers ? POOL_TAKE_CLOSE : POOL_TAKE_FREE;
   cudaError_t error = large_take(front, request, effort, no_growth, miss, address);
-  if (error == cudaErrorMemoryAllocation && limbo_turn(front))
-    error = large_take(front, request, effort, no_growth, miss, address);
   if (error == cudaErrorMemoryAllocation && gathers) {
     kept_return(front);
     error = large_take(front, request, POOL_TAKE_FREE, no_growth, miss, address);

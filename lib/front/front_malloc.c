@@ -35,8 +35,6 @@ static cudaError_t malloc_missed(struct front *front, const struct front_request
     error = small_serve(front, request, miss->pool, address);
   if (error == cudaSuccess && *address == 0)
     error = large_malloc(front, request, miss, address);
-  if (miss->passed_count > 0) /* they did not go with an allocation */
-    pool_give(miss->pool, miss->generation, miss->passed, miss->passed_count, 0, no_stream);
   biased_enter(&front->lock);
   front->allocates = false;
   biased_leave(&front->lock);

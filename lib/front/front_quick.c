@@ -144,14 +144,11 @@ enum front_freed front_free_small(struct front *front, struct slab *slab, uintpt
   return freed;
 }
 
-/* Room for a block that does not go back where it was from; NULL if there is none.  In limbo it would be of no use to
- * its stream: in the pool it is. */
-static struct freed_block *place_elsewhere(struct front *front, size_t bytes, const void *tag, uint64_t lane) {
+/* Room for a block that does not go back where it was from; NULL if there is none. */
+static struct freed_block *place_elsewhere(struct front *front, size_t bytes, const void *tag) {
   struct shelf *shelf = shelf_for(front->shelves, bytes, tag);
   if (!shelf_is_for(shelf, bytes, tag) || !shelf_has_room(front, shelf))
     shelf = bin_with_room(&front->bins, bytes);
-  if (shelf == NULL && lane == LANE_NONE && shelf_has_room(front, &front->limbo))
-    shelf = &front->limbo;
   return shelf != NULL ? shelf_end(shelf) : NULL;
 }
 
@@ -159,7 +156,7 @@ enum front_freed front_free_large_elsewhere(struct front *front, const struct fr
   struct segment *segment = freed_one->segment;
   uint64_t epoch = freed_one->epoch;
   struct context_stream stream = front_stream(front, block_lane(freed_one));
-  struct freed_block *block = place_elsewhere(front, segment->bytes, segment->as.used.tag, block_lane(freed_one));
+  struct freed_block *block = place_elsewhere(front, segment->bytes, segment->as.used.tag);
   struct mam_pool *pool = front->pool;
   uint64_t generation = front->generation;
   bool fence = front->unfenced_left < 0;

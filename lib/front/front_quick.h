@@ -23,7 +23,7 @@ uintptr_t front_malloc_shelf_or_bin(size_t size, const void *site);
 /* More than SLAB_FINE_BYTES, or nothing. */
 uintptr_t front_malloc_coarse(struct front *front, size_t size, const void *site);
 
-/* A block that is the thread's to keep, but not on the shelf it was from: on another, in a bin, in limbo; or it goes to
+/* A block that is the thread's to keep, but not on the shelf it was from: on another or in a bin; or it goes to
  * the pool.  If much was freed, a fence now tells it from what runs later.  The thread is inside, here and below. */
 enum front_freed front_free_large_elsewhere(struct front *front, const struct freed_block *freed_one);
 

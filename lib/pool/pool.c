@@ -289,8 +289,6 @@ cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, str
     pool_fence_locked(pool, 0);
     error = order_expect_locked(pool, order);
   }
-  if (error == cudaSuccess && order->passed_count > 0)
-    pool_passed_locked(pool, order->passed, order->passed_count);
   if (error != cudaSuccess) {
     pool_unlock(pool);
     return error;

@@ -297,8 +297,7 @@ void pool_exit(struct mam_pool *pool);
 
 /* pool_malloc of the pool of that generation, if it has not ended.  effort: from what is free and fits closely; or
  * from what is free; or also by a growth of growth_bytes, to at most half of the limit (these else fail with
- * cudaErrorMemoryAllocation, without an error text); or by all means; or by all means that never wait for the GPU.
- * First, passed_count segments become free, which the GPU is known to be done with. */
+ * cudaErrorMemoryAllocation, without an error text); or by all means; or by all means that never wait for the GPU. */
 #define POOL_ANY_GENERATION 0
 enum pool_effort { POOL_TAKE_CLOSE, POOL_TAKE_FREE, POOL_TAKE_GROWTH, POOL_TAKE_ANY, POOL_TAKE_AT_ONCE };
 struct pool_order {
@@ -308,8 +307,6 @@ struct pool_order {
   enum pool_effort effort;
   size_t growth_bytes, growth_most_bytes; /* of POOL_TAKE_GROWTH; most: if it is by chunks, which may be larger */
   struct context_stream stream;           /* what was freed on it may serve before it has passed; id 0: none */
-  struct segment *const *passed;
-  unsigned passed_count;
 };
 cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, struct pool_block *block);
 

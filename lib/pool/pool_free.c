@@ -65,23 +65,6 @@ static struct pool_rule own_rule(const struct mam_pool *pool, bool passed) {
                             .passed = passed && reuse != MAM_REUSE_IMMEDIATE};
 }
 
-/* Takes segments back that a front has kept. */
-static void give_kept_locked(struct mam_pool *pool, struct segment *const *segments, unsigned count,
-                             const struct pool_rule *rule) {
-  lock_held(&pool->lock);
-  pool->free_call_count += count; /* of frees that the front served before */
-  for (unsigned i = 0; i < count; i++) {
-    pool_class_count_locked(pool, segments[i]->bytes, (size_t)-1);
-    pool->requested_bytes -= segments[i]->as.used.requested_bytes;
-    give_back_locked(pool, segments[i], rule);
-  }
-}
-
-void pool_passed_locked(struct mam_pool *pool, struct segment *const *segments, unsigned count) {
-  static const struct pool_rule immediate = {.reuse = MAM_REUSE_IMMEDIATE};
-  give_kept_locked(pool, segments, count, &immediate);
-}
-
 /* ---- Freeing a block ---- */
 
 cudaError_t pool_refuse_free(uintptr_t address, bool freed_before) {
@@ -219,7 +202,12 @@ void pool_give(struct mam_pool *pool, uint64_t generation, struct segment *const
     struct pool_rule rule = own_rule(pool, passed);
     if (!passed && stream.id != 0)
       rule = (struct pool_rule){.reuse = MAM_REUSE_STREAM, .stream = stream};
-    give_kept_locked(pool, segments, count, &rule);
+    pool->free_call_count += count; /* of frees that the front served before */
+    for (unsigned i = 0; i < count; i++) {
+      pool_class_count_locked(pool, segments[i]->bytes, (size_t)-1);
+      pool->requested_bytes -= segments[i]->as.used.requested_bytes;
+      give_back_locked(pool, segments[i], &rule);
+    }
   }
   pool_unlock(pool);
 }

@@ -261,7 +261,4 @@ static inline void pool_class_count_locked(struct mam_pool *pool, size_t bytes, 
 /* What was freed on a stream; NULL if nothing was. */
 struct pool_stream *pool_stream_find_locked(struct mam_pool *pool, struct context_stream named);
 
-/* Takes back what a front has kept and the GPU is done with. */
-void pool_passed_locked(struct mam_pool *pool, struct segment *const *segments, unsigned count);
-
 #endif

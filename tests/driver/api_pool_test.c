@@ -533,19 +533,19 @@ START_TEST(growth_leaves_threads_what_the_gpu_still_uses) {
   options.limit_bytes = 512 * MIB;
   MAM_Pool pool = pool_with(options);
   void *early = fake_stream_create(FAKE_STREAM_NON_BLOCKING), *late = fake_stream_create(FAKE_STREAM_NON_BLOCKING);
-  const struct fake_range done = {block_of(pool, 3 * MIB), 3 * MIB}, used = {block_of(pool, 5 * MIB), 5 * MIB};
+  const struct fake_range done = {block_of(pool, 4 * MIB), 4 * MIB}, used = {block_of(pool, 6 * MIB), 6 * MIB};
   ck_assert(fake_launch(early, &done, 1));
   OK(MAM_CudaFree((void *)done.address));
   (void)block_of(pool, 64 * MIB); /* asks for a fence that does not pass yet */
-  ck_assert_uint_eq(info_of(pool).cached_bytes, 3 * MIB);
+  ck_assert_uint_eq(info_of(pool).cached_bytes, 4 * MIB);
   ck_assert(fake_launch(late, &used, 1));
   OK(MAM_CudaFree((void *)used.address));
   fake_finish_stream(early);
   (void)block_of(pool, 64 * MIB);
-  ck_assert_uint_eq(info_of(pool).cached_bytes, 5 * MIB);
-  ck_assert_ptr_eq(block_of(pool, 3 * MIB), done.address);
+  ck_assert_uint_eq(info_of(pool).cached_bytes, 6 * MIB);
+  ck_assert_ptr_eq(block_of(pool, 4 * MIB), done.address);
   fake_finish(options.context);
-  ck_assert_ptr_eq(block_of(pool, 5 * MIB), used.address);
+  ck_assert_ptr_eq(block_of(pool, 6 * MIB), used.address);
   assert_adds_up(pool);
 }
 END_TEST

@@ -147,7 +147,7 @@ static void *allocate_handed(void *size) {
   return NULL;
 }
 
-/* What the freeing thread's magazine, shelf and limbo cannot hold goes to the depot and the pool. */
+/* What the freeing thread's magazine and shelf cannot hold goes to the depot and the pool. */
 START_TEST(every_block_is_in_one_place_when_another_thread_frees) {
   static const size_t sizes[] = {512, 20000, 40000};
   pthread_t thread;

@@ -145,7 +145,7 @@ static void *free_body(void *block) {
 static const size_t refused_sizes[] = {1, 512, SMALL, 32768, 32769, LARGE};
 
 START_TEST(freed_blocks_are_refused_by_every_thread) {
-  enum { KEPT = 700 }; /* more than a magazine, a shelf or limbo holds */
+  enum { KEPT = 700 }; /* more than a magazine or a shelf holds */
   static char *blocks[KEPT];
   size_t size = refused_sizes[_i];
   for (int i = 0; i < KEPT; i++)
