@@ -42,17 +42,21 @@ enum { CUTS_SHARE = 128 };
 /* At least so much, so that a small pool does not look for each block. */
 enum { CUTS_LEAST_BYTES = 4 << 20 };
 
+/* In an elastic pool, what a look prevents is growth.  If the pool has not grown since the look before, the next one
+ * comes after twice as many bytes: up to half of what the pool holds, but to no more than CUTS_MOST_BYTES, or a 32nd if
+ * that is more.  So traffic that needs no more memory keeps most of its blocks in the fronts, where they are quicker.
+ */
+enum { CUTS_TIMES_MOST = CUTS_SHARE / 2, CUTS_TIMES_LARGE = CUTS_SHARE / 32, CUTS_MOST_BYTES = 512 << 20 };
+
 static void cuts_allow_locked(struct mam_pool *pool, size_t bytes) {
   lock_held(&pool->lock);
-  size_t most = pool->held_bytes / CUTS_SHARE;
-  most = (most < CUTS_LEAST_BYTES ? CUTS_LEAST_BYTES : most) * pool->cuts_times;
+  size_t share = pool->held_bytes / CUTS_SHARE;
+  share = share < CUTS_LEAST_BYTES ? CUTS_LEAST_BYTES : share;
+  size_t most = share * pool->cuts_times, limit = share * CUTS_TIMES_LARGE;
+  limit = limit < CUTS_MOST_BYTES ? CUTS_MOST_BYTES : limit;
+  most = most < limit ? most : limit;
   pool->segments.cuts_bytes = most < bytes ? bytes : most;
 }
-
-/* In an elastic pool, what a look prevents is growth.  If the pool has not grown since the look before, the next one
- * comes after twice as many bytes, up to so many times the share.  So random traffic that needs no more memory keeps
- * most of its blocks in the fronts, where they are quicker. */
-enum { CUTS_TIMES_MOST = 4 };
 
 static void cuts_allow_looked_locked(struct mam_pool *pool, size_t bytes) {
   lock_held(&pool->lock);

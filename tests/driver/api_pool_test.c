@@ -550,6 +550,30 @@ START_TEST(growth_leaves_threads_what_the_gpu_still_uses) {
 }
 END_TEST
 
+/* More sizes than a thread keeps apart.  The pool has grown enough after the first round. */
+START_TEST(a_loop_over_many_sizes_asks_for_few_fences) {
+  enum { SIZES = 40, ROUNDS = 50 };
+  MAM_PoolOptions options = options_with(0);
+  options.context = use_primary(0);
+  options.source = MAM_SOURCE_VMM;
+  options.limit_bytes = 2 * GIB;
+  fake_set_capacity(4 * GIB);
+  MAM_Pool pool = pool_with(options);
+  uint64_t before = 0;
+  for (int round = 0; round < 2 * ROUNDS; round++) {
+    char *blocks[SIZES];
+    if (round == ROUNDS)
+      before = info_of(pool).fence_count;
+    for (size_t i = 0; i < SIZES; i++)
+      blocks[i] = block_of(pool, 9 * MIB + i * 64 * KIB);
+    for (size_t i = 0; i < SIZES; i++)
+      OK(MAM_CudaFree(blocks[i]));
+  }
+  ck_assert_uint_le(info_of(pool).fence_count - before, SIZES * ROUNDS / 5);
+  assert_adds_up(pool);
+}
+END_TEST
+
 START_TEST(immediate_reuse_never_synchronises) {
   MAM_PoolOptions options = options_with(8 * MIB);
   void *pointer = &pointer;
@@ -1053,6 +1077,7 @@ int main(void) {
   tcase_add_test(tcase, no_malloc_with_memory_left_synchronises_with_fences);
   tcase_add_test(tcase, growth_takes_one_mapping);
   tcase_add_test(tcase, growth_leaves_threads_what_the_gpu_still_uses);
+  tcase_add_test(tcase, a_loop_over_many_sizes_asks_for_few_fences);
   tcase_add_test(tcase, immediate_reuse_never_synchronises);
   tcase_add_test(tcase, reuse_of_the_default_pool_by_environment_variable);
   tcase_add_test(tcase, freed_memory_that_waits_joins_its_neighbours_afterwards);
