@@ -307,7 +307,8 @@ struct miss {
   bool enough;               /* the shelf has no room for more, or the pool is not to grow for more of it */
   unsigned shelf_blocks;     /* blocks on the shelf that would do */
   bool crowded;
-  uint64_t bin_epoch; /* that a bin's oldest block waits for, if it would do and is worth it; else 0 */
+  uint64_t bin_epoch; /* that a bin's oldest block waits for, if it would do; else 0 */
+  bool bin_enough;    /* the bin has enough blocks for a fence before the pool is searched */
 };
 
 /* The thread is inside. */

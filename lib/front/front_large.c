@@ -108,7 +108,8 @@ void large_miss(struct front *front, const struct front_request *request, struct
   miss->enough = (does && !shelf_has_room(front, shelf)) || shelf_has_enough(shelf, bytes);
   const struct shelf *bin = bin_serving(&front->bins, bytes, LANE_NONE);
   miss->crowded = front->bins.crowded;
-  miss->bin_epoch = bin != NULL && shelf_count(bin) >= SHELF_ENOUGH_BLOCKS ? bin->oldest->epoch : 0;
+  miss->bin_epoch = bin != NULL ? bin->oldest->epoch : 0;
+  miss->bin_enough = bin != NULL && shelf_count(bin) >= SHELF_ENOUGH_BLOCKS;
 }
 
 /* Makes the shelf the size's or the tag's if no other blocks are on it.  Returns the shelf if they have been in the way
@@ -256,7 +257,7 @@ cudaError_t large_malloc(struct front *front, const struct front_request *reques
                          uintptr_t *address) {
   static const struct growth no_growth;
   if ((miss->enough && pop_fenced(front, request, miss->epoch, address)) ||
-      pop_fenced(front, request, miss->bin_epoch, address))
+      (miss->bin_enough && pop_fenced(front, request, miss->bin_epoch, address)))
     return cudaSuccess;
   bool gathers = request->lane != NULL && front->keeps_of_streams && !miss->crowded;
   enum pool_effort effort = gathers ? POOL_TAKE_CLOSE : POOL_TAKE_FREE;
@@ -277,7 +278,8 @@ cudaError_t large_malloc(struct front *front, const struct front_request *reques
     front->tight = NULL;
     return error;
   }
-  if (!miss->enough && pop_fenced(front, request, miss->epoch, address))
+  if ((!miss->enough && pop_fenced(front, request, miss->epoch, address)) ||
+      (!miss->bin_enough && pop_fenced(front, request, miss->bin_epoch, address)))
     return cudaSuccess;
   if (request->tag != NULL)
     shelf_drop_misfit(front, front_whole(front, request->size), request->tag);

@@ -550,6 +550,33 @@ START_TEST(growth_leaves_threads_what_the_gpu_still_uses) {
 }
 END_TEST
 
+/* A thread keeps some of these apart, each by itself, and has a place for the others in which blocks of other sizes lie
+ * too.  The pool has grown enough after the first round. */
+START_TEST(a_loop_over_ten_sizes_is_served_by_what_it_freed) {
+  enum { SIZES = 10, ROUNDS = 50 };
+  static const size_t sizes_kib[SIZES] = {8847, 7107, 8776, 6072, 12902, 1710, 2908, 1976, 1352, 5171};
+  MAM_PoolOptions options = options_with(0);
+  options.context = use_primary(0);
+  options.source = MAM_SOURCE_VMM;
+  options.limit_bytes = 16 * GIB;
+  MAM_Pool pool = pool_with(options);
+  MAM_PoolInfo before = {0};
+  for (int round = 0; round < 2 * ROUNDS; round++) {
+    char *blocks[SIZES];
+    if (round == ROUNDS)
+      before = info_of(pool);
+    for (size_t i = 0; i < SIZES; i++)
+      blocks[i] = block_of(pool, sizes_kib[i] * KIB);
+    for (size_t i = 0; i < SIZES; i++)
+      OK(MAM_CudaFree(blocks[i]));
+  }
+  MAM_PoolInfo after = info_of(pool);
+  ck_assert_uint_eq(after.size_hit_count - before.size_hit_count, SIZES * ROUNDS);
+  ck_assert_uint_le(after.fence_count - before.fence_count, 2 * ROUNDS);
+  assert_adds_up(pool);
+}
+END_TEST
+
 /* More sizes than a thread keeps apart.  The pool has grown enough after the first round. */
 START_TEST(a_loop_over_many_sizes_asks_for_few_fences) {
   enum { SIZES = 40, ROUNDS = 50 };
@@ -1077,6 +1104,7 @@ int main(void) {
   tcase_add_test(tcase, no_malloc_with_memory_left_synchronises_with_fences);
   tcase_add_test(tcase, growth_takes_one_mapping);
   tcase_add_test(tcase, growth_leaves_threads_what_the_gpu_still_uses);
+  tcase_add_test(tcase, a_loop_over_ten_sizes_is_served_by_what_it_freed);
   tcase_add_test(tcase, a_loop_over_many_sizes_asks_for_few_fences);
   tcase_add_test(tcase, immediate_reuse_never_synchronises);
   tcase_add_test(tcase, reuse_of_the_default_pool_by_environment_variable);

@@ -28,7 +28,7 @@ struct bench {
   size_t live_most;          /* for the test live */
   unsigned threads_most;     /* for the test threads; how many soak uses */
   unsigned soak_s;
-  uint64_t trace_seed; /* for the tests trace, chunk, cold and full */
+  uint64_t trace_seed; /* for the tests trace, chunk, cold, full and loop */
 };
 
 bool bench_quickstart(const struct bench *bench);
@@ -42,6 +42,7 @@ bool bench_chunk(const struct bench *bench);
 bool bench_cold(const struct bench *bench);
 bool bench_full(const struct bench *bench);
 bool bench_iterate(const struct bench *bench);
+bool bench_loop(const struct bench *bench);
 bool bench_stall(const struct bench *bench);
 bool bench_soak(const struct bench *bench);
 

@@ -11,6 +11,16 @@ bool blocks_complain(const struct allocator *allocator, const char *what, size_t
   return false;
 }
 
+bool blocks_pool_open(const struct allocator *allocator, size_t chunk_bytes) {
+  cudaError_t error = allocator->open(chunk_bytes);
+  return error == cudaSuccess || blocks_complain(allocator, "making a pool", chunk_bytes, error);
+}
+
+bool blocks_pool_close(const struct allocator *allocator) {
+  cudaError_t error = allocator->close();
+  return error == cudaSuccess || blocks_complain(allocator, "ending the pool", 0, error);
+}
+
 bool blocks_allocate(const struct allocator *allocator, struct block *block, size_t bytes) {
   void *address = NULL;
   cudaError_t error = allocator->allocate(&address, bytes);

@@ -20,6 +20,10 @@ struct block {
 /* Says that a call failed, and with what.  Always false. */
 bool blocks_complain(const struct allocator *allocator, const char *what, size_t bytes, cudaError_t error);
 
+/* Opens or closes the allocator's pool.  False after a complaint. */
+bool blocks_pool_open(const struct allocator *allocator, size_t chunk_bytes);
+bool blocks_pool_close(const struct allocator *allocator);
+
 /* Allocates one block.  False, after a complaint, if it is refused. */
 bool blocks_allocate(const struct allocator *allocator, struct block *block, size_t bytes);
 

@@ -81,19 +81,19 @@ static bool chunk_draw(const struct bench *bench, struct chunk_result *result) {
 static bool chunk_measure(struct replay *replay, double *smallest_bytes, double *operation_ns) {
   if (!replay_smallest(replay, smallest_bytes) || isnan(*smallest_bytes))
     return isnan(*smallest_bytes);
-  if (!replay_pool_open(replay->allocator, (size_t)*smallest_bytes))
+  if (!blocks_pool_open(replay->allocator, (size_t)*smallest_bytes))
     return false;
   replay->may_be_refused = true; /* the library's threads run beside it, so the pool may fit only now and then */
   bool ran = replay_run(replay);
   if (ran)
     *operation_ns = (double)replay->spent_ns / (double)replay->training->step_count;
-  return replay_pool_close(replay->allocator) && (ran || replay->refused);
+  return blocks_pool_close(replay->allocator) && (ran || replay->refused);
 }
 
 /* The pool is open before and after, as bench_each expects. */
 static bool chunk_part(const struct bench *bench, const struct allocator *allocator, size_t index, void *result) {
   struct chunk_result *chunk = result;
-  bool good = replay_pool_close(allocator);
+  bool good = blocks_pool_close(allocator);
   for (size_t i = 0; i < chunk->trace_count && good; i++) {
     struct chunk_trace *trace = &chunk->traces[i];
     struct replay replay;
@@ -104,7 +104,7 @@ static bool chunk_part(const struct bench *bench, const struct allocator *alloca
            chunk_measure(&replay, &trace->smallest_bytes[index], &trace->operation_ns[index]);
     replay_free(&replay);
   }
-  return good && replay_pool_open(allocator, bench->chunk_bytes);
+  return good && blocks_pool_open(allocator, bench->chunk_bytes);
 }
 
 static bool chunk_csv(const struct bench *bench, const struct chunk_result *result) {

@@ -2,15 +2,18 @@
 /*
  * cold: what the first 10,000 operations of a new pool cost.  Each operation allocates or frees a random slot.  There
  * are four ranges of sizes, log-uniform.  The figures are the time of all operations with the creation of the pool, the
- * longest call, and the memory held at the end over the peak of live bytes.
+ * longest call, and the memory held at the end over the peak of live bytes.  The yardstick of the memory is plain best
+ * fit (bench_best_fit.h), with the end of its highest block so far.
  */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "bench.h"
+#include "bench_best_fit.h"
+#include "bench_blocks.h"
 #include "bench_clock.h"
 #include "bench_numbers.h"
-#include "bench_replay.h"
 #include "bench_report.h"
 
 /* granule_bytes: what a block takes at least. */
@@ -30,7 +33,7 @@ struct cold_cell {
 };
 
 struct cold_result {
-  struct cold_cell cells[allocators_most][range_count];
+  struct cold_cell cells[allocators_most][range_count], best_fit[range_count];
 };
 
 /* The largest size of a range.  It is less where the memory is small: half of the slots are live on average, and then
@@ -45,6 +48,35 @@ static size_t range_most_bytes(const struct bench *bench, const struct range *ra
 static bool range_fits(const struct bench *bench, const struct range *range) {
   size_t least = range->least_bytes < granule_bytes ? granule_bytes : range->least_bytes;
   return range->slot_count / 2 * least <= bench->capacity_bytes / 4;
+}
+
+/* The same requests to best fit. */
+static bool cold_best_fit(const struct bench *bench, const struct range *range, struct cold_cell *cell) {
+  struct numbers_random draw = numbers_seed(bench->trace_seed);
+  size_t most_bytes = range_most_bytes(bench, range), live_bytes = 0;
+  struct best_fit fit = {0};
+  size_t *held = calloc(range->slot_count, sizeof *held); /* bytes of each slot; 0: empty */
+  bool good = held != NULL && best_fit_make(&fit, range->slot_count);
+  if (good)
+    best_fit_begin(&fit, SIZE_MAX / 2);
+  for (size_t i = 0; i < operation_count && good; i++) {
+    size_t slot = numbers_below(&draw, range->slot_count);
+    size_t bytes = numbers_log_uniform(&draw, range->least_bytes, most_bytes);
+    if (held[slot] == 0)
+      good = best_fit_allocate(&fit, (uint32_t)slot, bytes);
+    else
+      best_fit_release(&fit, (uint32_t)slot);
+    live_bytes += held[slot] == 0 ? bytes : -held[slot];
+    held[slot] = held[slot] == 0 ? bytes : 0;
+    cell->peak_bytes = live_bytes > cell->peak_bytes ? live_bytes : cell->peak_bytes;
+  }
+  if (good)
+    cell->taken = (double)fit.extent_bytes / (double)cell->peak_bytes;
+  else
+    (void)fprintf(stderr, "mam-bench: cold: the host has no memory\n");
+  best_fit_free(&fit);
+  free(held);
+  return good;
 }
 
 /* One operation on a slot, which also keeps *live_bytes. */
@@ -62,7 +94,7 @@ static bool cold_run(const struct bench *bench, const struct allocator *allocato
   struct numbers_random draw = numbers_seed(bench->trace_seed);
   size_t most_bytes = range_most_bytes(bench, range), live_bytes = 0;
   uint64_t begin_ns = clock_now_ns(), longest_ns = 0;
-  if (!replay_pool_open(allocator, bench->chunk_bytes))
+  if (!blocks_pool_open(allocator, bench->chunk_bytes))
     return false;
   bool good = true;
   uint64_t before_ns = clock_now_ns(), now_ns = before_ns;
@@ -105,16 +137,16 @@ static bool cold_measure(const struct bench *bench, const struct allocator *allo
               blocks_check(allocator, slots, range->slot_count);
   good = blocks_release(allocator, slots, range->slot_count) && good;
   free(slots);
-  return replay_pool_close(allocator) && good;
+  return blocks_pool_close(allocator) && good;
 }
 
 /* The pool is open before and after, as bench_each expects. */
 static bool cold_part(const struct bench *bench, const struct allocator *allocator, size_t index, void *result) {
   struct cold_result *cold = result;
-  bool good = replay_pool_close(allocator);
+  bool good = blocks_pool_close(allocator);
   for (size_t i = 0; i < range_count && good; i++)
     good = cold_measure(bench, allocator, &ranges[i], &cold->cells[index][i]);
-  return good && replay_pool_open(allocator, bench->chunk_bytes);
+  return good && blocks_pool_open(allocator, bench->chunk_bytes);
 }
 
 static bool cold_csv(const struct bench *bench, const struct cold_result *result) {
@@ -122,19 +154,25 @@ static bool cold_csv(const struct bench *bench, const struct cold_result *result
   if (!report_csv_open(&csv, bench->csv_directory, "cold",
                        "allocator,slots,min_bytes,max_bytes,operations,peak_live_bytes,all_ms,longest_us,taken"))
     return false;
-  for (size_t a = 0; a < bench->allocator_count; a++)
+  for (size_t a = 0; a <= bench->allocator_count; a++)
     for (size_t i = 0; i < range_count; i++) {
-      const struct cold_cell *cell = &result->cells[a][i];
+      bool yardstick = a == bench->allocator_count;
+      const struct cold_cell *cell = yardstick ? &result->best_fit[i] : &result->cells[a][i];
       char text[160];
-      (void)snprintf(text, sizeof text, "%s,%zu,%zu,%zu,%d,%zu", bench->allocators[a]->name, ranges[i].slot_count,
-                     ranges[i].least_bytes, range_most_bytes(bench, &ranges[i]), (int)operation_count,
-                     cell->peak_bytes);
+      (void)snprintf(text, sizeof text, "%s,%zu,%zu,%zu,%d,%zu", yardstick ? "best fit" : bench->allocators[a]->name,
+                     ranges[i].slot_count, ranges[i].least_bytes, range_most_bytes(bench, &ranges[i]),
+                     (int)operation_count, cell->peak_bytes);
       report_csv_numbers(&csv, text, (const double[]){cell->all_ms, cell->longest_us, cell->taken}, 3);
     }
   return report_csv_close(&csv);
 }
 
 static void cold_print(const struct bench *bench, const struct cold_result *result) {
+  struct report_column columns[allocators_most + 1];
+  size_t count = bench->allocator_count;
+  for (size_t a = 0; a < count; a++)
+    columns[a].name = bench->allocators[a]->name;
+  columns[count].name = "best fit";
   static const char *const titles[] = {"cold: ms for a new pool and its first 10,000 random operations",
                                        "the same: us of the longest call after the first",
                                        "the same: memory taken at the end, over the peak of live blocks"};
@@ -142,19 +180,25 @@ static void cold_print(const struct bench *bench, const struct cold_result *resu
     struct report_row rows[range_count];
     for (size_t i = 0; i < range_count; i++) {
       (void)snprintf(rows[i].label, sizeof rows[i].label, "%s", ranges[i].name);
-      for (size_t a = 0; a < bench->allocator_count; a++) {
+      rows[i].values[count] = result->best_fit[i].taken;
+      for (size_t a = 0; a < count; a++) {
         const struct cold_cell *cell = &result->cells[a][i];
         rows[i].values[a] = t == 0 ? cell->all_ms : t == 1 ? cell->longest_us : cell->taken;
       }
     }
     const struct report_table table = {
         .title = titles[t], .row_title = "sizes", .rows = rows, .row_count = range_count};
-    report_table_print(&table, bench->allocators, bench->allocator_count);
+    report_columns_print(&table, columns, t == 2 ? count + 1 : count);
   }
 }
 
 bool bench_cold(const struct bench *bench) {
   struct cold_result result = {0};
+  for (size_t i = 0; i < range_count; i++) {
+    result.best_fit[i] = (struct cold_cell){(double)NAN, (double)NAN, (double)NAN, 0};
+    if (range_fits(bench, &ranges[i]) && !cold_best_fit(bench, &ranges[i], &result.best_fit[i]))
+      return false;
+  }
   if (!bench_each(bench, "cold", cold_part, &result))
     return false;
   cold_print(bench, &result);

@@ -11,9 +11,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "bench.h"
 #include "bench_best_fit.h"
+#include "bench_blocks.h"
 #include "bench_numbers.h"
-#include "bench_replay.h"
 #include "bench_report.h"
 
 enum { pool_count = 3, range_count = 3, cell_count = pool_count * range_count, rounds_usual = 30, rounds_quick = 5 };
@@ -123,10 +124,10 @@ static bool full_measure(const struct bench *bench, const struct allocator *allo
   if (good && allocator == NULL) {
     best_fit_begin(&pool.fit, pool.bytes);
     good = full_rounds(&pool, range, rounds, shares);
-  } else if (good && (good = replay_pool_open(allocator, pool.bytes))) {
+  } else if (good && (good = blocks_pool_open(allocator, pool.bytes))) {
     good = full_rounds(&pool, range, rounds, shares) && blocks_check(allocator, pool.blocks, pool.count);
     good = blocks_release(allocator, pool.blocks, pool.count) && good;
-    good = replay_pool_close(allocator) && good;
+    good = blocks_pool_close(allocator) && good;
   }
   if (allocator == NULL)
     best_fit_free(&pool.fit);
@@ -137,13 +138,13 @@ static bool full_measure(const struct bench *bench, const struct allocator *allo
 /* The pool is open before and after, as bench_each expects. */
 static bool full_part(const struct bench *bench, const struct allocator *allocator, size_t index, void *result) {
   struct full_result *full = result;
-  bool good = replay_pool_close(allocator);
+  bool good = blocks_pool_close(allocator);
   for (size_t i = 0; i < cell_count && good; i++) {
     full->cells[index][i] = (struct full_shares){(double)NAN, (double)NAN};
     if (allocator->sized && pools_bytes[i / range_count] <= bench->capacity_bytes)
       good = full_measure(bench, allocator, i, &full->cells[index][i]);
   }
-  return good && replay_pool_open(allocator, bench->chunk_bytes);
+  return good && blocks_pool_open(allocator, bench->chunk_bytes);
 }
 
 static bool full_csv(const struct bench *bench, const struct full_result *result) {

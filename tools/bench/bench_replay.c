@@ -96,17 +96,7 @@ bool replay_run(struct replay *replay) {
   return blocks_release(replay->allocator, replay->slots, training->slot_count) && good;
 }
 
-/* ---- A pool for each replay -------------------------------------------------------------------------------------- */
-
-bool replay_pool_open(const struct allocator *allocator, size_t chunk_bytes) {
-  cudaError_t error = allocator->open(chunk_bytes);
-  return error == cudaSuccess || blocks_complain(allocator, "making a pool", chunk_bytes, error);
-}
-
-bool replay_pool_close(const struct allocator *allocator) {
-  cudaError_t error = allocator->close();
-  return error == cudaSuccess || blocks_complain(allocator, "ending the pool", 0, error);
-}
+/* ---- The smallest pool ---------------------------------------------------------------------------------------- */
 
 bool replay_search(replay_fits *fits, void *what, size_t peak_bytes, size_t most_bytes, double *smallest_bytes) {
   const size_t granularity_bytes = replay_granularity_bytes;
@@ -135,12 +125,12 @@ bool replay_search(replay_fits *fits, void *what, size_t peak_bytes, size_t most
 
 static bool pool_fits(void *what, size_t pool_bytes, bool *good) {
   struct replay *replay = what;
-  if (!replay_pool_open(replay->allocator, pool_bytes)) {
+  if (!blocks_pool_open(replay->allocator, pool_bytes)) {
     *good = false;
     return false;
   }
   bool fits = replay_run(replay);
-  *good = replay_pool_close(replay->allocator) && (fits || replay->refused);
+  *good = blocks_pool_close(replay->allocator) && (fits || replay->refused);
   return fits && *good;
 }
 

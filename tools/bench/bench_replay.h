@@ -32,10 +32,6 @@ void replay_free(struct replay *replay);
 /* Runs the whole trace.  False if a call was refused or failed; then the live blocks are freed. */
 bool replay_run(struct replay *replay);
 
-/* Opens or closes the allocator's pool.  False after a complaint. */
-bool replay_pool_open(const struct allocator *allocator, size_t chunk_bytes);
-bool replay_pool_close(const struct allocator *allocator);
-
 /* A pool's size is a multiple of the driver's granularity. */
 static const size_t replay_granularity_bytes = (size_t)2 << 20;
 

@@ -33,7 +33,7 @@ struct trace_result {
 static bool trace_sample(struct replay *replay, struct trace_cell *cell) {
   size_t free_bytes = 0;
   bool has_driver = machine_free_bytes(replay->bench->machine, &free_bytes);
-  if (!replay_pool_open(replay->allocator, replay->bench->chunk_bytes))
+  if (!blocks_pool_open(replay->allocator, replay->bench->chunk_bytes))
     return false;
   replay->sampled = true;
   bool good = replay_run(replay);
@@ -42,7 +42,7 @@ static bool trace_sample(struct replay *replay, struct trace_cell *cell) {
     cell->reserved_bytes = (double)replay->reserved_most;
   if (has_driver && replay->free_least != SIZE_MAX)
     cell->driver_bytes = (double)free_bytes - (double)replay->free_least;
-  return replay_pool_close(replay->allocator) && good;
+  return blocks_pool_close(replay->allocator) && good;
 }
 
 static bool trace_measure(struct replay *replay, struct trace_cell *cell) {
@@ -52,7 +52,7 @@ static bool trace_measure(struct replay *replay, struct trace_cell *cell) {
     return false;
   if (allocator->sized && !replay_smallest(replay, &cell->smallest_bytes))
     return false;
-  if (!replay_pool_open(allocator, replay->bench->chunk_bytes) || !replay_run(replay))
+  if (!blocks_pool_open(allocator, replay->bench->chunk_bytes) || !replay_run(replay))
     return false;
   cell->operation_ns = (double)replay->spent_ns / (double)replay->training->step_count;
   return true;
@@ -62,7 +62,7 @@ static bool trace_measure(struct replay *replay, struct trace_cell *cell) {
 static bool trace_part(const struct bench *bench, const struct allocator *allocator, size_t index, void *result) {
   struct trace_result *trace = result;
   struct replay replay;
-  bool good = replay_make(&replay, bench, allocator, &trace->training) && replay_pool_close(allocator) &&
+  bool good = replay_make(&replay, bench, allocator, &trace->training) && blocks_pool_close(allocator) &&
               trace_measure(&replay, &trace->cells[index]);
   replay_free(&replay);
   return good;

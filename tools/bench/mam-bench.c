@@ -49,6 +49,7 @@ static const struct test tests[] = {
     {"cold", bench_cold, true, 1, "the first 10,000 random operations of a new pool: time, longest call, memory taken"},
     {"full", bench_full, true, 5, "the share of a pool of fixed size that is live when it refuses, beside best fit"},
     {"iterate", bench_iterate, true, 1, "us of an FFT's passes that go into allocation, with and without tags"},
+    {"loop", bench_loop, true, 8, "ns for one allocation and its free, in a loop over 10 to 320 sizes"},
     {"stall", bench_stall, true, 5, "the longest an allocation or a free takes while a kernel of 200 ms runs"},
     {"soak", bench_soak, false, 60, "random traffic of N threads, verified; fails on any fault"},
 };
@@ -177,9 +178,9 @@ static void parse_tests(struct arguments *arguments, const char *list) {
     while (i < test_count && (strlen(tests[i].name) != length || strncmp(tests[i].name, name, length) != 0))
       i++;
     if (i == test_count)
-      usage_refuse(
-          "--test knows pair, random, size, live, threads, trace, chunk, cold, full, iterate, stall and soak, not",
-          length == 0 ? "an empty name" : name);
+      usage_refuse("--test knows pair, random, size, live, threads, trace, chunk, cold, full, iterate, loop, stall and "
+                   "soak, not",
+                   length == 0 ? "an empty name" : name);
     arguments->chosen[i] = true;
     name += length;
     if (*name == '\0')
