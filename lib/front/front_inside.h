@@ -302,6 +302,7 @@ bool magazine_make_room(struct front *front, struct mam_pool *pool, unsigned cla
 struct miss {
   struct mam_pool *pool;
   uint64_t generation;
+  size_t live_bytes;         /* of the pool, as far as the thread knows */
   struct shelf *shelf, *bin; /* for the size or the tag; bin: NULL if the thread has no use for it */
   uint64_t epoch;            /* that the shelf's oldest block waits for, if it would do; else 0 */
   bool enough;               /* the shelf has no room for more, or the pool is not to grow for more of it */

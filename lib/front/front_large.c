@@ -84,6 +84,15 @@ static size_t front_freed_bytes(struct front *front) {
   return bytes;
 }
 
+/* The bytes of the pool's live blocks, but for what other threads have not published (balance.h).  The thread is
+ * inside. */
+static size_t front_live_bytes(const struct front *front) {
+  /* relaxed: a hint */
+  int64_t bytes = atomic_load_explicit(&front->pool->fronts->live.bytes, memory_order_relaxed) + front->balance.bytes -
+                  front->balance.published;
+  return bytes > 0 ? (size_t)bytes : 0;
+}
+
 /* How much a pool may grow at most for the thread's speed alone: the program needs the memory, and blocks that the
  * thread keeps are of no use to other threads. */
 static size_t spare_bytes(struct front *front, size_t bytes) {
@@ -101,6 +110,7 @@ void large_miss(struct front *front, const struct front_request *request, struct
   bool does = !shelf_is_empty(shelf) && shelf_is_for(shelf, bytes, tag) && block_fits(shelf, block, bytes);
   miss->pool = front->pool;
   miss->generation = front->generation;
+  miss->live_bytes = front_live_bytes(front);
   miss->shelf = shelf;
   miss->bin = index < BINS ? &front->bins.ranges[index] : NULL;
   miss->epoch = does ? block->epoch : 0;
@@ -199,6 +209,7 @@ static cudaError_t large_take(struct front *front, const struct front_request *r
                              .effort = effort == POOL_TAKE_ANY && request->at_once ? POOL_TAKE_AT_ONCE : effort,
                              .growth_bytes = growth.bytes,
                              .growth_most_bytes = growth.most,
+                             .live_bytes = miss->live_bytes + request->size,
                              .stream = request->stream != NULL ? request->stream->name : no_stream};
   cudaError_t error = pool_take(miss->pool, &order, &block);
   if (error != cudaSuccess)

@@ -46,31 +46,88 @@ enum { CUTS_LEAST_BYTES = 4 << 20 };
  * comes after twice as many bytes: up to half of what the pool holds, but to no more than CUTS_MOST_BYTES, or a 32nd if
  * that is more.  So traffic that needs no more memory keeps most of its blocks in the fronts, where they are quicker.
  */
-enum { CUTS_TIMES_MOST = CUTS_SHARE / 2, CUTS_TIMES_LARGE = CUTS_SHARE / 32, CUTS_MOST_BYTES = 512 << 20 };
+enum { CUTS_DOUBLINGS = 6, CUTS_TIMES_LARGE = CUTS_SHARE / 32, CUTS_MOST_BYTES = 512 << 20 };
 
 static void cuts_allow_locked(struct mam_pool *pool, size_t bytes) {
   lock_held(&pool->lock);
   size_t share = pool->held_bytes / CUTS_SHARE;
   share = share < CUTS_LEAST_BYTES ? CUTS_LEAST_BYTES : share;
-  size_t most = share * pool->cuts_times, limit = share * CUTS_TIMES_LARGE;
+  size_t most = share << (pool->vain_looks < CUTS_DOUBLINGS ? pool->vain_looks : CUTS_DOUBLINGS);
+  size_t limit = share * CUTS_TIMES_LARGE;
   limit = limit < CUTS_MOST_BYTES ? CUTS_MOST_BYTES : limit;
   most = most < limit ? most : limit;
   pool->segments.cuts_bytes = most < bytes ? bytes : most;
 }
 
-static void cuts_allow_looked_locked(struct mam_pool *pool, size_t bytes) {
+/* A look weighs as much as so many allocations that the trees of an elastic pool serve without one.  With 64, a
+ * training whose GPU lags behind grew for speed, by 3 % of its peak. */
+enum { LOOK_WEIGHT = 32 };
+
+/* Counts looks, by weight or those in vain, since the pool grew. */
+static void look_count_locked(struct mam_pool *pool, unsigned *looks, unsigned weight) {
   lock_held(&pool->lock);
   uint64_t growths = atomic_load_explicit(&pool->growths, memory_order_relaxed); /* relaxed: written under the lock */
-  bool calm = pool->config.elastic && growths == pool->looked_growths;
-  pool->cuts_times = !calm ? 1 : pool->cuts_times < CUTS_TIMES_MOST ? 2 * pool->cuts_times : CUTS_TIMES_MOST;
+  if (growths != pool->looked_growths)
+    pool->looks = pool->vain_looks = 0;
   pool->looked_growths = growths;
-  cuts_allow_locked(pool, bytes);
+  *looks += weight;
 }
 
-/* segment_take.  A pool that never used more than half of what it holds has room for wedges. */
+/* An elastic pool holds no more than its blocks need.  A program that comes back to several sizes, with one of them
+ * live at a time, has all of it kept for one size when it needs another, and makes a look each time.  After so many
+ * looks without growth the pool grows in place of the next one, by a block, or by a part of what it grew so before: by
+ * a 64th of its limit in all, and at most so many bytes, until a trim gives some back. */
+enum { SPEED_LOOKS = 16, SPEED_STEPS = 4, SPEED_SHARE = 64, SPEED_MOST_BYTES = 256 << 20 };
+
+/* Whether it has grown so.  May leave the lock. */
+static bool speed_grow_locked(struct mam_pool *pool, size_t bytes, bool at_once) {
+  lock_held(&pool->lock);
+  size_t most = pool->limit_bytes / SPEED_SHARE, held_bytes = pool->held_bytes;
+  most = most < SPEED_MOST_BYTES ? most : SPEED_MOST_BYTES;
+  if (!pool->config.elastic || pool->looks < SPEED_LOOKS * LOOK_WEIGHT || bytes > most ||
+      pool->speed_bytes > most - bytes || pool->refused_bytes > 0)
+    return false;
+  size_t left = most - pool->speed_bytes, want = pool->speed_bytes / SPEED_STEPS;
+  want = want < bytes ? bytes : want < left ? want : left;
+  pool->looks = 0;
+  if (pool_grow_locked(pool, want, at_once) != cudaSuccess || pool->held_bytes < held_bytes)
+    return false;
+  pool->speed_bytes += pool->held_bytes - held_bytes;
+  return true;
+}
+
+/* A period ends when blocks of so many times what the pool holds were taken. */
+enum { PERIOD_TIMES = 64 };
+
+/* Notes how much is live. */
+static void live_note_locked(struct mam_pool *pool, size_t live_bytes, size_t bytes) {
+  lock_held(&pool->lock);
+  if (pool->taken_bytes / PERIOD_TIMES > pool->held_bytes) {
+    pool->live_last_bytes = pool->live_most_bytes;
+    pool->live_most_bytes = pool->taken_bytes = 0;
+  }
+  pool->taken_bytes += bytes;
+  if (live_bytes > pool->live_most_bytes)
+    pool->live_most_bytes = live_bytes;
+}
+
+/* A pool that cannot grow goes by what is live after so many looks. */
+enum { LIVE_LOOKS = 256 };
+
+/* Whether the pool has room for wedges: it never used more than half of what it holds, with what fronts keep.  They may
+ * come to keep more than half though little is ever live.  So a pool that cannot grow, and makes look after look, has
+ * room if no more than half was live lately. */
+static bool has_room_locked(const struct mam_pool *pool) {
+  lock_held(&pool->lock);
+  size_t lately = pool->live_most_bytes > pool->live_last_bytes ? pool->live_most_bytes : pool->live_last_bytes;
+  bool by_live = pool->held_bytes >= pool->limit_bytes && pool->looks >= LIVE_LOOKS * LOOK_WEIGHT;
+  return (by_live ? lately : pool->peak_taken_bytes) <= pool->held_bytes / 2;
+}
+
+/* segment_take. */
 static struct segment *hole_take_locked(struct mam_pool *pool, size_t bytes, bool close, bool *no_host_memory) {
   lock_held(&pool->lock);
-  if (pool->peak_taken_bytes <= pool->held_bytes / 2)
+  if (has_room_locked(pool))
     cuts_allow_locked(pool, bytes);
   return segment_take(&pool->segments, bytes, close, no_host_memory);
 }
@@ -113,7 +170,7 @@ static bool room_is_there_locked(struct mam_pool *pool, const struct pool_order 
 
 /* ---- Tries, one after the other ---- */
 
-/* Tries what costs neither memory nor a wait: a fence, and what the fronts keep.  False if both were tried before. */
+/* Tries what costs little memory and no wait: a fence, and what the fronts keep.  False if both were tried before. */
 static bool look_around_locked(struct mam_pool *pool, size_t bytes, struct attempt *attempt) {
   lock_held(&pool->lock);
   if (!attempt->fenced) {
@@ -123,7 +180,9 @@ static bool look_around_locked(struct mam_pool *pool, size_t bytes, struct attem
   }
   if (attempt->collections == 0 && pool_collection_may_help_locked(pool)) {
     attempt->collections++;
-    pool_collect_some_locked(pool, bytes, !pool->config.elastic);
+    look_count_locked(pool, &pool->looks, LOOK_WEIGHT);
+    if (!speed_grow_locked(pool, bytes, attempt->at_once))
+      pool_collect_some_locked(pool, bytes, !pool->config.elastic);
     return true;
   }
   return false;
@@ -138,7 +197,9 @@ static cudaError_t make_room_locked(struct mam_pool *pool, const struct pool_ord
   if (look_around_locked(pool, bytes, attempt))
     return cudaSuccess;
   if (room_is_there_locked(pool, order, bytes)) {
-    cuts_allow_looked_locked(pool, bytes);
+    cuts_allow_locked(pool, bytes);
+    if (pool->config.elastic)
+      look_count_locked(pool, &pool->vain_looks, 1);
     return cudaSuccess;
   }
   bool refused = pool->refused_bytes > 0 && bytes >= pool->refused_bytes;
@@ -253,6 +314,7 @@ static void hand_out_locked(struct mam_pool *pool, struct segment *segment, cons
   pool_class_count_locked(pool, segment->bytes, 1);
   pool->malloc_count++;
   pool->requested_bytes += order->size;
+  pool->looks -= pool->config.elastic && pool->looks > 0;
   peak_update_locked(pool);
 }
 
@@ -301,6 +363,7 @@ cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, str
   size_t bytes = round_up(order->size, pool->config.alignment);
   struct segment *segment = NULL;
   error = cudaErrorMemoryAllocation;
+  live_note_locked(pool, order->live_bytes > 0 ? order->live_bytes : pool->segments.bytes[SEGMENT_USED] + bytes, bytes);
   if (order->effort == POOL_TAKE_GROWTH && bytes >= order->size)
     speed_up_locked(pool, bytes, order);
   if (bytes >= order->size) /* not rounded past the end of the numbers */

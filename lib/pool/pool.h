@@ -193,13 +193,18 @@ struct mam_pool {
   unsigned freed_since;              /* segments freed since a fence was last asked for */
   uint64_t collected_epoch;          /* the latest that had passed when the fronts were last collected; 0: never */
 
-  size_t held_bytes;       /* of the source */
-  size_t limit_bytes;      /* held_bytes never passes it */
-  size_t moved_bytes;      /* given back so far, to grow elsewhere in the addresses */
-  size_t rush_bytes;       /* by which an elastic pool has grown, one growth soon after the other */
-  int64_t rushed_ns;       /* when its last growth ended */
-  unsigned cuts_times;     /* how often the share counts that may be cut off holes before the next look */
-  uint64_t looked_growths; /* growths that had ended at the last look */
+  size_t held_bytes;      /* of the source */
+  size_t limit_bytes;     /* held_bytes never passes it */
+  size_t moved_bytes;     /* given back so far, to grow elsewhere in the addresses */
+  size_t rush_bytes;      /* by which an elastic pool has grown, one growth soon after the other */
+  int64_t rushed_ns;      /* when its last growth ended */
+  size_t live_most_bytes; /* the most that was live when a block was taken, while taken_bytes were; */
+  size_t live_last_bytes; /* and in the period before */
+  size_t taken_bytes;
+  unsigned looks;          /* at what fronts keep, by weight, since the pool grew */
+  unsigned vain_looks;     /* of an elastic pool, as many as led to a hole's being cut up */
+  uint64_t looked_growths; /* growths that had ended at the last of these */
+  size_t speed_bytes;      /* by which an elastic pool grew for speed alone, since a trim */
   size_t wanted_bytes;     /* that threads wait for while another grows the pool */
   size_t refused_bytes;    /* the smallest size that the source has refused, 0 if it has refused none */
   size_t requested_bytes;  /* live, as asked for */
@@ -306,7 +311,8 @@ struct pool_order {
   const void *site, *tag;
   enum pool_effort effort;
   size_t growth_bytes, growth_most_bytes; /* of POOL_TAKE_GROWTH; most: if it is by chunks, which may be larger */
-  struct context_stream stream;           /* what was freed on it may serve before it has passed; id 0: none */
+  size_t live_bytes; /* of the pool's live blocks and this one, as far as the caller knows; 0: all that is used */
+  struct context_stream stream; /* what was freed on it may serve before it has passed; id 0: none */
 };
 cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, struct pool_block *block);
 

@@ -156,7 +156,7 @@ cudaError_t pool_trim_locked(struct mam_pool *pool, size_t keep_bytes) {
   cudaError_t error = (pool->config.elastic ? pool_pieces_trim_locked : chunks_trim_locked)(pool, keep_bytes);
   pool_growing_end_locked(pool);
   if (pool->held_bytes < held_bytes)
-    pool->refused_bytes = 0; /* the source has more than before */
+    pool->refused_bytes = pool->speed_bytes = 0; /* the source has more than before */
   return error;
 }
 

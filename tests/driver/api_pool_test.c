@@ -577,6 +577,79 @@ START_TEST(a_loop_over_ten_sizes_is_served_by_what_it_freed) {
 }
 END_TEST
 
+/* One block is live at a time.  A pool that held no more than the largest would have to bring it back for each other
+ * size. */
+START_TEST(temporaries_of_several_sizes_are_served_by_what_was_freed) {
+  enum { SIZES = 5, ROUNDS = 100 };
+  static const size_t sizes_kib[SIZES] = {8847, 1710, 12902, 5171, 2908};
+  MAM_PoolOptions options = options_with(0);
+  options.context = use_primary(0);
+  options.source = MAM_SOURCE_VMM;
+  options.limit_bytes = 16 * GIB;
+  MAM_Pool pool = pool_with(options);
+  MAM_PoolInfo before = {0};
+  for (int round = 0; round < 2 * ROUNDS; round++) {
+    if (round == ROUNDS)
+      before = info_of(pool);
+    for (size_t i = 0; i < SIZES; i++)
+      OK(MAM_CudaFree(block_of(pool, sizes_kib[i] * KIB)));
+  }
+  MAM_PoolInfo after = info_of(pool);
+  ck_assert_uint_ge(after.size_hit_count - before.size_hit_count, SIZES * ROUNDS / 20 * 19);
+  ck_assert_uint_le(after.fence_count - before.fence_count, SIZES * ROUNDS);
+  ck_assert_uint_le(after.reserved_bytes, 128 * MIB);
+  assert_adds_up(pool);
+}
+END_TEST
+
+/* Sizes that never come again: what the pool takes beyond its need is a 64th of its limit, for whatever it is good. */
+START_TEST(a_pool_takes_little_for_speed_alone) {
+  enum { LIVE = 8, CALLS = 20000 };
+  MAM_PoolOptions options = options_with(0);
+  char *blocks[LIVE] = {NULL};
+  options.context = use_primary(0);
+  options.source = MAM_SOURCE_VMM;
+  options.limit_bytes = 2 * GIB;
+  MAM_Pool pool = pool_with(options);
+  unsigned seed = 1;
+  for (int call = 0; call < CALLS; call++) {
+    char **block = &blocks[call % LIVE];
+    seed = seed * 1664525 + 1013904223;
+    if (*block != NULL)
+      OK(MAM_CudaFree(*block));
+    *block = block_of(pool, (64 + (seed >> 12) % 4096) * KIB);
+  }
+  MAM_PoolInfo info = info_of(pool);
+  ck_assert_uint_le(info.peak_used_bytes, LIVE * 4160 * KIB);
+  ck_assert_uint_le(info.peak_reserved_bytes,
+                    info.peak_used_bytes + info.peak_used_bytes / 4 + options.limit_bytes / 64);
+  assert_adds_up(pool);
+}
+END_TEST
+
+/* One block is live, at most a 32nd of a pool that cannot grow.  What the thread keeps of other sizes comes to more
+ * than half of it.  _i: whether most of the pool was in one block before. */
+START_TEST(what_a_thread_keeps_does_not_make_memory_short) {
+  enum { SIZES = 32, CALLS = 8000 };
+  MAM_PoolOptions options = options_with(GIB);
+  options.context = use_primary(0);
+  MAM_Pool pool = pool_with(options);
+  MAM_PoolInfo before = {0};
+  unsigned seed = 1;
+  if (_i == 1)
+    OK(MAM_CudaFree(block_of(pool, GIB / 4 * 3)));
+  for (int call = 0; call < 2 * CALLS; call++) {
+    if (call == CALLS)
+      before = info_of(pool);
+    seed = seed * 1664525 + 1013904223;
+    OK(MAM_CudaFree(block_of(pool, ((seed >> 12) % SIZES + 1) * MIB)));
+  }
+  MAM_PoolInfo after = info_of(pool);
+  ck_assert_uint_ge(after.size_hit_count - before.size_hit_count, CALLS / 2);
+  assert_adds_up(pool);
+}
+END_TEST
+
 /* More sizes than a thread keeps apart.  The pool has grown enough after the first round. */
 START_TEST(a_loop_over_many_sizes_asks_for_few_fences) {
   enum { SIZES = 40, ROUNDS = 50 };
@@ -1105,6 +1178,9 @@ int main(void) {
   tcase_add_test(tcase, growth_takes_one_mapping);
   tcase_add_test(tcase, growth_leaves_threads_what_the_gpu_still_uses);
   tcase_add_test(tcase, a_loop_over_ten_sizes_is_served_by_what_it_freed);
+  tcase_add_test(tcase, temporaries_of_several_sizes_are_served_by_what_was_freed);
+  tcase_add_test(tcase, a_pool_takes_little_for_speed_alone);
+  tcase_add_loop_test(tcase, what_a_thread_keeps_does_not_make_memory_short, 0, 2);
   tcase_add_test(tcase, a_loop_over_many_sizes_asks_for_few_fences);
   tcase_add_test(tcase, immediate_reuse_never_synchronises);
   tcase_add_test(tcase, reuse_of_the_default_pool_by_environment_variable);
