@@ -124,12 +124,13 @@ static bool has_room_locked(const struct mam_pool *pool) {
   return (by_live ? lately : pool->peak_taken_bytes) <= pool->held_bytes / 2;
 }
 
-/* segment_take. */
+/* segment_take; not close either if there is room. */
 static struct segment *hole_take_locked(struct mam_pool *pool, size_t bytes, bool close, bool *no_host_memory) {
   lock_held(&pool->lock);
-  if (has_room_locked(pool))
+  bool room = has_room_locked(pool);
+  if (room)
     cuts_allow_locked(pool, bytes);
-  return segment_take(&pool->segments, bytes, close, no_host_memory);
+  return segment_take(&pool->segments, bytes, close && !room, no_host_memory);
 }
 
 /* ---- What waits for a stream ---- */
@@ -369,6 +370,8 @@ cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, str
   if (bytes >= order->size) /* not rounded past the end of the numbers */
     segment = any ? take_locked(pool, order, bytes, &error, &no_host_memory)
                   : fit_take_locked(pool, order, bytes, &no_host_memory);
+  if (segment == NULL && order->effort == POOL_TAKE_CLOSE && pool->held_bytes >= pool->limit_bytes)
+    look_count_locked(pool, &pool->looks, LOOK_WEIGHT); /* the thread will look at what it keeps itself */
   if (segment == NULL) {
     if (any && error == cudaErrorMemoryAllocation && !no_host_memory)
       return refuse_locked(pool, order->size);

@@ -300,9 +300,10 @@ struct pool_block {
 cudaError_t pool_enter(struct mam_pool *pool, uint64_t default_id);
 void pool_exit(struct mam_pool *pool);
 
-/* pool_malloc of the pool of that generation, if it has not ended.  effort: from what is free and fits closely; or
- * from what is free; or also by a growth of growth_bytes, to at most half of the limit (these else fail with
- * cudaErrorMemoryAllocation, without an error text); or by all means; or by all means that never wait for the GPU. */
+/* pool_malloc of the pool of that generation, if it has not ended.  effort: from what is free and, where memory is
+ * short, fits closely; or from what is free; or also by a growth of growth_bytes, to at most half of the limit (these
+ * else fail with cudaErrorMemoryAllocation, without an error text); or by all means; or by all means that never wait
+ * for the GPU. */
 #define POOL_ANY_GENERATION 0
 enum pool_effort { POOL_TAKE_CLOSE, POOL_TAKE_FREE, POOL_TAKE_GROWTH, POOL_TAKE_ANY, POOL_TAKE_AT_ONCE };
 struct pool_order {

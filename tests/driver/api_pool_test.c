@@ -650,6 +650,26 @@ START_TEST(what_a_thread_keeps_does_not_make_memory_short) {
 }
 END_TEST
 
+/* With one block live, in a pool that has room for all of them. */
+START_TEST(temporaries_on_a_stream_are_served_by_what_was_freed_on_it) {
+  enum { SIZES = 3, ROUNDS = 100 };
+  static const size_t sizes_kib[SIZES] = {4096, 5461, 6827};
+  MAM_PoolOptions options = options_with(GIB);
+  options.context = use_primary(0);
+  MAM_Pool pool = pool_with(options);
+  for (int round = 0; round < ROUNDS; round++)
+    for (size_t i = 0; i < SIZES; i++) {
+      void *block = NULL;
+      OK(MAM_PoolMallocAsync(pool, &block, sizes_kib[i] * KIB, NULL));
+      OK(MAM_CudaFreeAsync(block, NULL));
+    }
+  MAM_PoolInfo info = info_of(pool);
+  ck_assert_uint_ge(info.stream_hit_count, SIZES * ROUNDS * 9 / 10);
+  ck_assert_uint_ge(info.cached_bytes, (sizes_kib[0] + sizes_kib[1] + sizes_kib[2]) * KIB); /* the thread keeps all */
+  assert_adds_up(pool);
+}
+END_TEST
+
 /* More sizes than a thread keeps apart.  The pool has grown enough after the first round. */
 START_TEST(a_loop_over_many_sizes_asks_for_few_fences) {
   enum { SIZES = 40, ROUNDS = 50 };
@@ -1181,6 +1201,7 @@ int main(void) {
   tcase_add_test(tcase, temporaries_of_several_sizes_are_served_by_what_was_freed);
   tcase_add_test(tcase, a_pool_takes_little_for_speed_alone);
   tcase_add_loop_test(tcase, what_a_thread_keeps_does_not_make_memory_short, 0, 2);
+  tcase_add_test(tcase, temporaries_on_a_stream_are_served_by_what_was_freed_on_it);
   tcase_add_test(tcase, a_loop_over_many_sizes_asks_for_few_fences);
   tcase_add_test(tcase, immediate_reuse_never_synchronises);
   tcase_add_test(tcase, reuse_of_the_default_pool_by_environment_variable);
