@@ -99,7 +99,7 @@ static bool speed_grow_locked(struct mam_pool *pool, size_t bytes, bool at_once)
 /* A period ends when blocks of so many times what the pool holds were taken. */
 enum { PERIOD_TIMES = 64 };
 
-/* Notes how much is live. */
+/* Notes how much is live, now that a block of so many bytes is. */
 static void live_note_locked(struct mam_pool *pool, size_t live_bytes, size_t bytes) {
   lock_held(&pool->lock);
   if (pool->taken_bytes / PERIOD_TIMES > pool->held_bytes) {
@@ -316,6 +316,8 @@ static void hand_out_locked(struct mam_pool *pool, struct segment *segment, cons
   pool->malloc_count++;
   pool->requested_bytes += order->size;
   pool->looks -= pool->config.elastic && pool->looks > 0;
+  live_note_locked(pool, order->live_bytes > 0 ? order->live_bytes : pool->segments.bytes[SEGMENT_USED],
+                   segment->bytes);
   peak_update_locked(pool);
 }
 
@@ -364,7 +366,6 @@ cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, str
   size_t bytes = round_up(order->size, pool->config.alignment);
   struct segment *segment = NULL;
   error = cudaErrorMemoryAllocation;
-  live_note_locked(pool, order->live_bytes > 0 ? order->live_bytes : pool->segments.bytes[SEGMENT_USED] + bytes, bytes);
   if (order->effort == POOL_TAKE_GROWTH && bytes >= order->size)
     speed_up_locked(pool, bytes, order);
   if (bytes >= order->size) /* not rounded past the end of the numbers */

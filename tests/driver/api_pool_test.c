@@ -628,16 +628,19 @@ START_TEST(a_pool_takes_little_for_speed_alone) {
 END_TEST
 
 /* One block is live, at most a 32nd of a pool that cannot grow.  What the thread keeps of other sizes comes to more
- * than half of it.  _i: whether most of the pool was in one block before. */
+ * than half of it.  _i: nothing came before; most of the pool was in one block; or more than the pool was asked for. */
 START_TEST(what_a_thread_keeps_does_not_make_memory_short) {
   enum { SIZES = 32, CALLS = 8000 };
   MAM_PoolOptions options = options_with(GIB);
   options.context = use_primary(0);
   MAM_Pool pool = pool_with(options);
   MAM_PoolInfo before = {0};
+  void *block = NULL;
   unsigned seed = 1;
   if (_i == 1)
     OK(MAM_CudaFree(block_of(pool, GIB / 4 * 3)));
+  if (_i == 2)
+    FAILS(cudaErrorMemoryAllocation, MAM_PoolMalloc(pool, &block, 2 * GIB));
   for (int call = 0; call < 2 * CALLS; call++) {
     if (call == CALLS)
       before = info_of(pool);
@@ -1200,7 +1203,7 @@ int main(void) {
   tcase_add_test(tcase, a_loop_over_ten_sizes_is_served_by_what_it_freed);
   tcase_add_test(tcase, temporaries_of_several_sizes_are_served_by_what_was_freed);
   tcase_add_test(tcase, a_pool_takes_little_for_speed_alone);
-  tcase_add_loop_test(tcase, what_a_thread_keeps_does_not_make_memory_short, 0, 2);
+  tcase_add_loop_test(tcase, what_a_thread_keeps_does_not_make_memory_short, 0, 3);
   tcase_add_test(tcase, temporaries_on_a_stream_are_served_by_what_was_freed_on_it);
   tcase_add_test(tcase, a_loop_over_many_sizes_asks_for_few_fences);
   tcase_add_test(tcase, immediate_reuse_never_synchronises);
