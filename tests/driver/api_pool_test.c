@@ -550,25 +550,36 @@ START_TEST(growth_leaves_threads_what_the_gpu_still_uses) {
 }
 END_TEST
 
+/* A pool that maps memory as it needs it. */
+static MAM_Pool mapped_pool(size_t limit_bytes) {
+  MAM_PoolOptions options = options_with(0);
+  options.context = use_primary(0);
+  options.source = MAM_SOURCE_VMM;
+  options.limit_bytes = limit_bytes;
+  return pool_with(options);
+}
+
+/* Allocates a block of each size, and frees them in the same order. */
+static void round_of(MAM_Pool pool, const size_t *sizes_kib, size_t count) {
+  char *blocks[64];
+  ck_assert_uint_le(count, sizeof blocks / sizeof blocks[0]);
+  for (size_t i = 0; i < count; i++)
+    blocks[i] = block_of(pool, sizes_kib[i] * KIB);
+  for (size_t i = 0; i < count; i++)
+    OK(MAM_CudaFree(blocks[i]));
+}
+
 /* A thread keeps some of these apart, each by itself, and has a place for the others in which blocks of other sizes lie
  * too.  The pool has grown enough after the first round. */
 START_TEST(a_loop_over_ten_sizes_is_served_by_what_it_freed) {
   enum { SIZES = 10, ROUNDS = 50 };
   static const size_t sizes_kib[SIZES] = {8847, 7107, 8776, 6072, 12902, 1710, 2908, 1976, 1352, 5171};
-  MAM_PoolOptions options = options_with(0);
-  options.context = use_primary(0);
-  options.source = MAM_SOURCE_VMM;
-  options.limit_bytes = 16 * GIB;
-  MAM_Pool pool = pool_with(options);
+  MAM_Pool pool = mapped_pool(16 * GIB);
   MAM_PoolInfo before = {0};
   for (int round = 0; round < 2 * ROUNDS; round++) {
-    char *blocks[SIZES];
     if (round == ROUNDS)
       before = info_of(pool);
-    for (size_t i = 0; i < SIZES; i++)
-      blocks[i] = block_of(pool, sizes_kib[i] * KIB);
-    for (size_t i = 0; i < SIZES; i++)
-      OK(MAM_CudaFree(blocks[i]));
+    round_of(pool, sizes_kib, SIZES);
   }
   MAM_PoolInfo after = info_of(pool);
   ck_assert_uint_eq(after.size_hit_count - before.size_hit_count, SIZES * ROUNDS);
@@ -582,11 +593,7 @@ END_TEST
 START_TEST(temporaries_of_several_sizes_are_served_by_what_was_freed) {
   enum { SIZES = 5, ROUNDS = 100 };
   static const size_t sizes_kib[SIZES] = {8847, 1710, 12902, 5171, 2908};
-  MAM_PoolOptions options = options_with(0);
-  options.context = use_primary(0);
-  options.source = MAM_SOURCE_VMM;
-  options.limit_bytes = 16 * GIB;
-  MAM_Pool pool = pool_with(options);
+  MAM_Pool pool = mapped_pool(16 * GIB);
   MAM_PoolInfo before = {0};
   for (int round = 0; round < 2 * ROUNDS; round++) {
     if (round == ROUNDS)
@@ -605,12 +612,8 @@ END_TEST
 /* Sizes that never come again: what the pool takes beyond its need is a 64th of its limit, for whatever it is good. */
 START_TEST(a_pool_takes_little_for_speed_alone) {
   enum { LIVE = 8, CALLS = 20000 };
-  MAM_PoolOptions options = options_with(0);
   char *blocks[LIVE] = {NULL};
-  options.context = use_primary(0);
-  options.source = MAM_SOURCE_VMM;
-  options.limit_bytes = 2 * GIB;
-  MAM_Pool pool = pool_with(options);
+  MAM_Pool pool = mapped_pool(2 * GIB);
   unsigned seed = 1;
   for (int call = 0; call < CALLS; call++) {
     char **block = &blocks[call % LIVE];
@@ -621,8 +624,7 @@ START_TEST(a_pool_takes_little_for_speed_alone) {
   }
   MAM_PoolInfo info = info_of(pool);
   ck_assert_uint_le(info.peak_used_bytes, LIVE * 4160 * KIB);
-  ck_assert_uint_le(info.peak_reserved_bytes,
-                    info.peak_used_bytes + info.peak_used_bytes / 4 + options.limit_bytes / 64);
+  ck_assert_uint_le(info.peak_reserved_bytes, info.peak_used_bytes + info.peak_used_bytes / 4 + 2 * GIB / 64);
   assert_adds_up(pool);
 }
 END_TEST
@@ -676,21 +678,16 @@ END_TEST
 /* More sizes than a thread keeps apart.  The pool has grown enough after the first round. */
 START_TEST(a_loop_over_many_sizes_asks_for_few_fences) {
   enum { SIZES = 40, ROUNDS = 50 };
-  MAM_PoolOptions options = options_with(0);
-  options.context = use_primary(0);
-  options.source = MAM_SOURCE_VMM;
-  options.limit_bytes = 2 * GIB;
   fake_set_capacity(4 * GIB);
-  MAM_Pool pool = pool_with(options);
+  MAM_Pool pool = mapped_pool(2 * GIB);
+  size_t sizes_kib[SIZES];
   uint64_t before = 0;
+  for (size_t i = 0; i < SIZES; i++)
+    sizes_kib[i] = 9 * KIB + i * 64;
   for (int round = 0; round < 2 * ROUNDS; round++) {
-    char *blocks[SIZES];
     if (round == ROUNDS)
       before = info_of(pool).fence_count;
-    for (size_t i = 0; i < SIZES; i++)
-      blocks[i] = block_of(pool, 9 * MIB + i * 64 * KIB);
-    for (size_t i = 0; i < SIZES; i++)
-      OK(MAM_CudaFree(blocks[i]));
+    round_of(pool, sizes_kib, SIZES);
   }
   ck_assert_uint_le(info_of(pool).fence_count - before, SIZES * ROUNDS / 5);
   assert_adds_up(pool);

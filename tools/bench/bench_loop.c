@@ -50,11 +50,14 @@ static void sizes_draw(const struct bench *bench, size_t cell, struct loop_sizes
   }
 }
 
-static bool loop_round(const struct allocator *allocator, const struct loop_sizes *sizes, struct block *blocks) {
-  for (size_t i = 0; i < sizes->count; i++)
-    if (!blocks_allocate(allocator, &blocks[i], sizes->bytes[i]))
-      return false;
-  return blocks_release(allocator, blocks, sizes->count);
+/* looks: whether the blocks are looked at. */
+static bool loop_round(const struct allocator *allocator, const struct loop_sizes *sizes, struct block *blocks,
+                       bool looks) {
+  bool good = true;
+  for (size_t i = 0; i < sizes->count && good; i++)
+    good = blocks_allocate(allocator, &blocks[i], sizes->bytes[i]);
+  good = good && (!looks || blocks_check(allocator, blocks, sizes->count));
+  return blocks_release(allocator, blocks, sizes->count) && good;
 }
 
 /* The mean of an allocation and its free.  At its end all frees have taken effect. */
@@ -63,25 +66,16 @@ static bool loop_batch(const struct allocator *allocator, const struct loop_size
   bool good = true;
   uint64_t start_ns = clock_now_ns();
   for (size_t i = 0; i < rounds && good; i++)
-    good = loop_round(allocator, sizes, blocks);
+    good = loop_round(allocator, sizes, blocks, false);
   *mean_ns = clock_span_ns(start_ns, clock_now_ns()) / (double)(rounds * sizes->count);
   return good && blocks_settle(allocator);
-}
-
-/* A round in which the blocks are looked at. */
-static bool loop_check(const struct allocator *allocator, const struct loop_sizes *sizes, struct block *blocks) {
-  bool good = true;
-  for (size_t i = 0; i < sizes->count && good; i++)
-    good = blocks_allocate(allocator, &blocks[i], sizes->bytes[i]);
-  good = good && blocks_check(allocator, blocks, sizes->count);
-  return blocks_release(allocator, blocks, sizes->count) && good;
 }
 
 static bool loop_measure(const struct bench *bench, const struct allocator *allocator, const struct loop_sizes *sizes,
                          struct block *blocks, struct loop_cell *cell) {
   const double batch_ns = bench->quick ? 2e6 : 20e6;
   double means_ns[batch_count], mean_ns = 0;
-  if (!loop_check(allocator, sizes, blocks))
+  if (!loop_round(allocator, sizes, blocks, true))
     return false;
   for (size_t rounds = 1; (double)(rounds * sizes->count) * mean_ns < batch_ns; rounds *= 2) {
     if (!loop_batch(allocator, sizes, blocks, rounds, &mean_ns))
