@@ -73,11 +73,12 @@ static void fronts_empty_in_turn(struct mam_pool *pool) {
 
 bool fronts_collect(struct mam_pool *pool, bool all) {
   unsigned most = all ? UINT_MAX : RECLAIM_MOST;
-  if (all)
+  if (all) {
     fronts_empty(pool);
-  else
+    (void)reuse_reach(pool->reuse, reuse_epoch(pool->reuse)); /* what was just freed may have passed already */
+  } else {
     fronts_empty_in_turn(pool);
-  (void)reuse_reach(pool->reuse, reuse_epoch(pool->reuse)); /* what was just freed may have passed already */
+  }
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
     (void)slab_reclaim(pool, &pool->fronts->depots[i], &most);
   return most > 0;

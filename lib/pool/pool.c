@@ -15,6 +15,7 @@ enum { OWN_WAITS = 16 };
 
 /* What an allocation has tried already. */
 struct attempt {
+  uint64_t epoch; /* the present one at the beginning: what the thread has freed is of it, or of earlier ones */
   unsigned own_waits, collections;
   bool fenced, at_once; /* at_once: must not wait for the GPU */
 };
@@ -171,19 +172,42 @@ static bool room_is_there_locked(struct mam_pool *pool, const struct pool_order 
 
 /* ---- Tries, one after the other ---- */
 
+/* What the fronts keep: what is taken and not live.  The order is on its way, and counts as live. */
+static size_t kept_bytes_locked(const struct mam_pool *pool, const struct pool_order *order) {
+  lock_held(&pool->lock);
+  size_t taken = pool->segments.bytes[SEGMENT_USED] + order->size;
+  return taken > order->live_bytes ? taken - order->live_bytes : 0;
+}
+
+/* Whether the fronts may have come to keep something since the last look.  Not if the program has only allocated since:
+ * a look for each block of a loop that allocates many would ask for two fences and find nothing. */
+static bool look_may_help_locked(struct mam_pool *pool, const struct pool_order *order) {
+  lock_held(&pool->lock);
+  size_t kept = kept_bytes_locked(pool, order);
+  if (kept > pool->left_bytes)
+    return true;
+  pool->left_bytes = kept; /* what is freed from now on is more */
+  return false;
+}
+
 /* Tries what costs little memory and no wait: a fence, and what the fronts keep.  False if both were tried before. */
-static bool look_around_locked(struct mam_pool *pool, size_t bytes, struct attempt *attempt) {
+static bool look_around_locked(struct mam_pool *pool, const struct pool_order *order, size_t bytes,
+                               struct attempt *attempt) {
   lock_held(&pool->lock);
   if (!attempt->fenced) {
     attempt->fenced = true;
     pool_fence_locked(pool, bytes);
     return true;
   }
-  if (attempt->collections == 0 && pool_collection_may_help_locked(pool)) {
+  if (attempt->collections == 0 && look_may_help_locked(pool, order) &&
+      pool_collection_may_help_locked(pool, attempt->epoch)) {
+    bool all = reuse_passed(pool->reuse) >= attempt->epoch; /* else it leaves what has not passed */
     attempt->collections++;
     look_count_locked(pool, &pool->looks, LOOK_WEIGHT);
-    if (!speed_grow_locked(pool, bytes, attempt->at_once))
-      pool_collect_some_locked(pool, bytes, !pool->config.elastic);
+    if (speed_grow_locked(pool, bytes, attempt->at_once))
+      return true;
+    pool_collect_some_locked(pool, bytes, !pool->config.elastic);
+    pool->left_bytes = all ? kept_bytes_locked(pool, order) : 0;
     return true;
   }
   return false;
@@ -195,7 +219,7 @@ static bool look_around_locked(struct mam_pool *pool, size_t bytes, struct attem
 static cudaError_t make_room_locked(struct mam_pool *pool, const struct pool_order *order, size_t bytes,
                                     struct attempt *attempt) {
   lock_held(&pool->lock);
-  if (look_around_locked(pool, bytes, attempt))
+  if (look_around_locked(pool, order, bytes, attempt))
     return cudaSuccess;
   if (room_is_there_locked(pool, order, bytes)) {
     cuts_allow_locked(pool, bytes);
@@ -275,7 +299,7 @@ static struct segment *take_locked(struct mam_pool *pool, const struct pool_orde
                                    cudaError_t *error, bool *no_host_memory) {
   lock_held(&pool->lock);
   bool at_once = order->effort == POOL_TAKE_AT_ONCE;
-  struct attempt attempt = {.at_once = at_once};
+  struct attempt attempt = {.epoch = reuse_epoch(pool->reuse), .at_once = at_once};
   if (bytes > pool->limit_bytes) { /* nothing that could be tried would help */
     *error = cudaErrorMemoryAllocation;
     return NULL;

@@ -191,6 +191,16 @@ enum { MOVED_SHARE = 2 };
 /* A smaller move counts as one of so many bytes: even a small one costs more than growth. */
 enum { MOVED_LEAST_BYTES = 16 << 20 };
 
+/* Whether the GPU lags behind; asks for a fence to learn it. */
+static bool gpu_lags_locked(struct mam_pool *pool) {
+  lock_held(&pool->lock);
+  pool_step_out(pool);
+  if (!reuse_lags(pool->reuse))
+    (void)reuse_reach_soon(pool->reuse, reuse_epoch(pool->reuse));
+  pool_step_in(pool);
+  return reuse_lags(pool->reuse);
+}
+
 /* Before a growth by which the pool would hold more than was ever used at once and a GROWTH_SHARE of that: gives as
  * much of what is free in pieces back as the place for the block needs.  Whether it did.  Not while the GPU lags
  * behind: there is time for it later. */
@@ -200,11 +210,12 @@ static bool excess_give_locked(struct mam_pool *pool, size_t bytes) {
   size_t most = pool->segments.bytes[SEGMENT_USED] + bytes;
   if (most < pool->peak_taken_bytes)
     most = pool->peak_taken_bytes;
-  if (reuse_lags(pool->reuse) || !place_find_locked(pool, bytes, &place) ||
-      pool->segments.bytes[SEGMENT_FREE] < place.bytes || pool->held_bytes + place.bytes <= most + most / GROWTH_SHARE)
+  if (!place_find_locked(pool, bytes, &place) || pool->segments.bytes[SEGMENT_FREE] < place.bytes ||
+      pool->held_bytes + place.bytes <= most + most / GROWTH_SHARE)
     return false;
   size_t charge = place.bytes > MOVED_LEAST_BYTES ? place.bytes : MOVED_LEAST_BYTES;
-  if (pool->moved_bytes + charge > pool->held_bytes / MOVED_SHARE || pool_trimmable_bytes_locked(pool) < place.bytes)
+  if (pool->moved_bytes + charge > pool->held_bytes / MOVED_SHARE || gpu_lags_locked(pool) ||
+      pool_trimmable_bytes_locked(pool) < place.bytes)
     return false;
   pool->moved_bytes += charge;
   return pool_pieces_trim_locked(pool, pool->held_bytes - place.bytes) == cudaSuccess;

@@ -248,11 +248,6 @@ static cudaError_t grow_alone_locked(struct mam_pool *pool, size_t bytes, bool a
   cudaError_t (*grow)(struct mam_pool *, size_t, bool *) =
       pool->config.elastic ? pool_elastic_grow_locked : chunk_grow_locked;
   bool asked = false;
-  if (pool->config.elastic && !reuse_lags(pool->reuse)) { /* to learn whether the GPU lags behind */
-    pool_step_out(pool);
-    (void)reuse_reach_soon(pool->reuse, reuse_epoch(pool->reuse));
-    pool_step_in(pool);
-  }
   if (pool->config.gives_all && !at_once && !reuse_capturing(pool->reuse))
     surplus_give_locked(pool, bytes);
   cudaError_t error = grow(pool, bytes, &asked);

@@ -164,10 +164,10 @@ void pool_collect_some_locked(struct mam_pool *pool, size_t enough, bool all);
 /* All of it; of a pool without fronts, too. */
 void pool_collect_locked(struct mam_pool *pool);
 
-/* Whether the fronts may keep what the GPU is done with, after a fence: not if no epoch has passed since they were last
- * collected, as what was freed later waits for a later one.  Then a running kernel costs one collection, not one for
- * each growth. */
-bool pool_collection_may_help_locked(struct mam_pool *pool);
+/* Whether the fronts may keep what the GPU is done with, after a fence for the epoch: not if no epoch has passed since
+ * they were last collected, as what was freed later waits for a later one.  Then a running kernel costs one collection,
+ * not one for each growth. */
+bool pool_collection_may_help_locked(struct mam_pool *pool, uint64_t epoch);
 
 /* ---- pool_chunks.c ---- */
 

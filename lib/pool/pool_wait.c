@@ -159,12 +159,12 @@ void pool_collect_locked(struct mam_pool *pool) {
     pool_fence_locked(pool, SIZE_MAX);
 }
 
-bool pool_collection_may_help_locked(struct mam_pool *pool) {
+bool pool_collection_may_help_locked(struct mam_pool *pool, uint64_t epoch) {
   lock_held(&pool->lock);
   if (pool->config.front == NULL || pool->config.reuse == MAM_REUSE_IMMEDIATE)
     return pool->config.front != NULL;
   pool_step_out(pool);
-  (void)reuse_reach_soon(pool->reuse, reuse_epoch(pool->reuse));
+  (void)reuse_reach_soon(pool->reuse, epoch);
   pool_step_in(pool);
   return reuse_passed(pool->reuse) > pool->collected_epoch;
 }
