@@ -166,6 +166,15 @@ static inline void front_count(struct front *front, size_t bytes) {
     balance_share(&front->balance, &front->pool->fronts->live);
 }
 
+/* The bytes of the pool's live blocks, but for what other threads have not published (balance.h).  For the owner,
+ * inside or not.  The pool is the front's, and has not ended. */
+static inline size_t front_live_bytes(const struct front *front, const struct mam_pool *pool) {
+  /* relaxed: a hint */
+  int64_t bytes = atomic_load_explicit(&pool->fronts->live.bytes, memory_order_relaxed) + front->balance.bytes -
+                  front->balance.published;
+  return bytes > 0 ? (size_t)bytes : 0;
+}
+
 /* The lane's mark for a block on a shelf; 0 for none. */
 static inline uint64_t lane_mark(const struct lane *lane) { return lane != NULL ? lane->mark : LANE_NONE; }
 

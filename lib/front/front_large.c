@@ -84,15 +84,6 @@ static size_t front_freed_bytes(struct front *front) {
   return bytes;
 }
 
-/* The bytes of the pool's live blocks, but for what other threads have not published (balance.h).  The thread is
- * inside. */
-static size_t front_live_bytes(const struct front *front) {
-  /* relaxed: a hint */
-  int64_t bytes = atomic_load_explicit(&front->pool->fronts->live.bytes, memory_order_relaxed) + front->balance.bytes -
-                  front->balance.published;
-  return bytes > 0 ? (size_t)bytes : 0;
-}
-
 /* How much a pool may grow at most for the thread's speed alone: the program needs the memory, and blocks that the
  * thread keeps are of no use to other threads. */
 static size_t spare_bytes(struct front *front, size_t bytes) {
@@ -110,7 +101,7 @@ void large_miss(struct front *front, const struct front_request *request, struct
   bool does = !shelf_is_empty(shelf) && shelf_is_for(shelf, bytes, tag) && block_fits(shelf, block, bytes);
   miss->pool = front->pool;
   miss->generation = front->generation;
-  miss->live_bytes = front_live_bytes(front);
+  miss->live_bytes = front_live_bytes(front, front->pool);
   miss->shelf = shelf;
   miss->bin = index < BINS ? &front->bins.ranges[index] : NULL;
   miss->epoch = does ? block->epoch : 0;

@@ -17,6 +17,10 @@ enum { DEPOT_BATCHES = 16 };
  */
 enum { BATCHES_RETURNED = 4 };
 
+/* In a depot of too many batches, one in so many that come has a fence asked for if the oldest batch has not passed.  A
+ * program that frees a million blocks asks for none by itself, and later one call would return them all. */
+enum { FENCE_BATCHES = 64 };
+
 void depot_init(struct depot *depot, pthread_mutex_t *lock) {
   depot->lock = lock;
   TAILQ_INIT(&depot->slabs);
@@ -273,7 +277,10 @@ void slab_rest(struct mam_pool *pool, struct depot *depot, struct batch *batch, 
   else
     shell_give_locked(depot, batch);
   bool many = depot->batch_count > 2 * DEPOT_BATCHES;
+  uint64_t epoch = many && depot->batch_count % FENCE_BATCHES == 0 ? depot->first->epoch : 0;
   pthread_mutex_unlock(depot->lock);
+  if (epoch != 0)
+    (void)reuse_reach(pool->reuse, epoch);
   if (many)
     (void)batches_return(pool, depot, DEPOT_BATCHES, &most);
 }
@@ -294,9 +301,9 @@ static struct batch *refill_locked(struct mam_pool *pool, struct depot *depot) {
 }
 
 /* A further slab for the depot.  False if the pool has no span, or the host no memory. */
-static bool slab_add(struct mam_pool *pool, struct depot *depot, unsigned class) {
+static bool slab_add(struct mam_pool *pool, struct depot *depot, unsigned class, size_t live_bytes) {
   uintptr_t base;
-  if (pool_slab_take(pool, &base) != cudaSuccess)
+  if (pool_slab_take(pool, live_bytes, &base) != cudaSuccess)
     return false;
   struct slab *slab = slab_open(base, class);
   if (slab == NULL) {
@@ -327,12 +334,12 @@ static struct batch *refill(struct mam_pool *pool, struct depot *depot) {
   return batch;
 }
 
-struct batch *slab_refill(struct mam_pool *pool, struct depot *depot, unsigned class) {
+struct batch *slab_refill(struct mam_pool *pool, struct depot *depot, unsigned class, size_t live_bytes) {
   struct batch *batch;
   bool waited = false;
   while ((batch = refill(pool, depot)) == NULL) {
     bool passed = resting_passes(pool, depot) || (!waited && (waited = pool_wait_before_slab(pool)));
-    if (!passed && !slab_add(pool, depot, class))
+    if (!passed && !slab_add(pool, depot, class, live_bytes))
       return NULL;
   }
   return batch;

@@ -49,10 +49,15 @@ enum { CUTS_LEAST_BYTES = 4 << 20 };
  */
 enum { CUTS_DOUBLINGS = 6, CUTS_TIMES_LARGE = CUTS_SHARE / 32, CUTS_MOST_BYTES = 512 << 20 };
 
-static void cuts_allow_locked(struct mam_pool *pool, size_t bytes) {
+static size_t cuts_share_locked(const struct mam_pool *pool) {
   lock_held(&pool->lock);
   size_t share = pool->held_bytes / CUTS_SHARE;
-  share = share < CUTS_LEAST_BYTES ? CUTS_LEAST_BYTES : share;
+  return share < CUTS_LEAST_BYTES ? CUTS_LEAST_BYTES : share;
+}
+
+static void cuts_allow_locked(struct mam_pool *pool, size_t bytes) {
+  lock_held(&pool->lock);
+  size_t share = cuts_share_locked(pool);
   size_t most = share << (pool->vain_looks < CUTS_DOUBLINGS ? pool->vain_looks : CUTS_DOUBLINGS);
   size_t limit = share * CUTS_TIMES_LARGE;
   limit = limit < CUTS_MOST_BYTES ? CUTS_MOST_BYTES : limit;
@@ -172,42 +177,55 @@ static bool room_is_there_locked(struct mam_pool *pool, const struct pool_order 
 
 /* ---- Tries, one after the other ---- */
 
-/* What the fronts keep: what is taken and not live.  The order is on its way, and counts as live. */
-static size_t kept_bytes_locked(const struct mam_pool *pool, const struct pool_order *order) {
+/* What the fronts keep: what is taken and not live. */
+static size_t kept_bytes_locked(const struct mam_pool *pool, size_t live_bytes) {
   lock_held(&pool->lock);
-  size_t taken = pool->segments.bytes[SEGMENT_USED] + order->size;
-  return taken > order->live_bytes ? taken - order->live_bytes : 0;
+  size_t taken = pool->segments.bytes[SEGMENT_USED];
+  return taken > live_bytes ? taken - live_bytes : 0;
 }
 
-/* Whether the fronts may have come to keep something since the last look.  Not if the program has only allocated since:
- * a look for each block of a loop that allocates many would ask for two fences and find nothing. */
-static bool look_may_help_locked(struct mam_pool *pool, const struct pool_order *order) {
+/* Whether the fronts may have come to keep more than so many bytes since the last look.  Not if the program has only
+ * allocated since: a look for each block of a loop that allocates many would ask for fences and find nothing. */
+static bool look_may_help_locked(struct mam_pool *pool, size_t live_bytes, size_t bytes) {
   lock_held(&pool->lock);
-  size_t kept = kept_bytes_locked(pool, order);
-  if (kept > pool->left_bytes)
+  size_t kept = kept_bytes_locked(pool, live_bytes);
+  if (kept > pool->left_bytes && kept - pool->left_bytes > bytes)
     return true;
-  pool->left_bytes = kept; /* what is freed from now on is more */
+  if (kept < pool->left_bytes)
+    pool->left_bytes = kept; /* what is freed from now on is more */
   return false;
+}
+
+/* Brings back what the fronts keep, until there is a hole of enough bytes.  The epoch is as in struct attempt. */
+static void look_locked(struct mam_pool *pool, size_t enough, size_t live_bytes, uint64_t epoch) {
+  lock_held(&pool->lock);
+  bool passed = reuse_passed(pool->reuse) >= epoch;
+  pool_collect_some_locked(pool, enough, !pool->config.elastic);
+  bool complete = passed && pool->collected_epoch != 0;
+  pool->left_bytes = complete ? kept_bytes_locked(pool, live_bytes) : 0;
+}
+
+/* The live bytes without the order's. */
+static size_t order_live_bytes(const struct pool_order *order) {
+  return order->live_bytes > order->size ? order->live_bytes - order->size : 0;
 }
 
 /* Tries what costs little memory and no wait: a fence, and what the fronts keep.  False if both were tried before. */
 static bool look_around_locked(struct mam_pool *pool, const struct pool_order *order, size_t bytes,
                                struct attempt *attempt) {
   lock_held(&pool->lock);
+  size_t live_bytes = order_live_bytes(order);
   if (!attempt->fenced) {
     attempt->fenced = true;
     pool_fence_locked(pool, bytes);
     return true;
   }
-  if (attempt->collections == 0 && look_may_help_locked(pool, order) &&
+  if (attempt->collections == 0 && look_may_help_locked(pool, live_bytes, 0) &&
       pool_collection_may_help_locked(pool, attempt->epoch)) {
-    bool all = reuse_passed(pool->reuse) >= attempt->epoch; /* else it leaves what has not passed */
     attempt->collections++;
     look_count_locked(pool, &pool->looks, LOOK_WEIGHT);
-    if (speed_grow_locked(pool, bytes, attempt->at_once))
-      return true;
-    pool_collect_some_locked(pool, bytes, !pool->config.elastic);
-    pool->left_bytes = all ? kept_bytes_locked(pool, order) : 0;
+    if (!speed_grow_locked(pool, bytes, attempt->at_once))
+      look_locked(pool, bytes, live_bytes, attempt->epoch);
     return true;
   }
   return false;
@@ -420,6 +438,18 @@ cudaError_t pool_malloc(struct mam_pool *pool, uint64_t default_id, size_t size,
 
 /* ---- For the fronts ---- */
 
+/* Brings back what the fronts keep, before the pool grows for a slab: blocks of other classes, too.  Not for less than
+ * what may be cut up without a look.  Whether it has looked. */
+static bool span_look_locked(struct mam_pool *pool, size_t live_bytes) {
+  lock_held(&pool->lock);
+  uint64_t epoch = reuse_epoch(pool->reuse);
+  bool looks =
+      look_may_help_locked(pool, live_bytes, cuts_share_locked(pool)) && pool_collection_may_help_locked(pool, epoch);
+  if (looks)
+    look_locked(pool, 2 * POOL_SLAB_BYTES, live_bytes, epoch);
+  return looks;
+}
+
 /* Grows the pool for a slab.  A hole that is spared does not count as room. */
 static cudaError_t span_grow_locked(struct mam_pool *pool) {
   lock_held(&pool->lock);
@@ -443,12 +473,14 @@ static struct segment *span_of_spared_locked(struct mam_pool *pool) {
   return segment;
 }
 
-cudaError_t pool_slab_take(struct mam_pool *pool, uintptr_t *base) {
+cudaError_t pool_slab_take(struct mam_pool *pool, size_t live_bytes, uintptr_t *base) {
   struct segment *segment;
-  bool no_host_memory;
+  bool no_host_memory, looked = false;
   pool_lock(pool);
   cudaError_t error = pool_usable_locked(pool);
   while ((segment = span_take_locked(pool, &no_host_memory)) == NULL) {
+    if (error == cudaSuccess && !looked && (looked = span_look_locked(pool, live_bytes)))
+      continue;
     if (error == cudaSuccess)
       error = no_host_memory ? cudaErrorMemoryAllocation : span_grow_locked(pool);
     if (error == cudaErrorMemoryAllocation && pool->segments.spared_bytes > 0)

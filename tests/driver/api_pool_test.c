@@ -711,6 +711,43 @@ START_TEST(a_pool_that_only_grows_asks_for_no_fence) {
 }
 END_TEST
 
+/* Blocks of one size after the other: all are allocated, then all are freed.  The GPU is idle. */
+START_TEST(small_blocks_of_another_size_use_the_memory_again) {
+  enum { PHASE_BYTES = 32 << 20, PHASE_BLOCKS = PHASE_BYTES / 512 };
+  static char *blocks[PHASE_BLOCKS];
+  MAM_Pool pool = mapped_pool(2 * GIB);
+  for (size_t size = 512; size <= 32 * KIB; size += size / 2) {
+    size_t count = PHASE_BYTES / size;
+    for (size_t i = 0; i < count; i++)
+      blocks[i] = block_of(pool, size);
+    for (size_t i = 0; i < count; i++)
+      OK(MAM_CudaFree(blocks[i]));
+  }
+  MAM_PoolInfo info = info_of(pool);
+  ck_assert_uint_le(info.peak_reserved_bytes, 2 * PHASE_BYTES);
+  assert_adds_up(pool);
+}
+END_TEST
+
+/* What is left for one call to bring back, when the memory is needed for a large block, is little. */
+START_TEST(many_freed_small_blocks_are_free_memory_soon) {
+  enum { COUNT = 1 << 15 };
+  static char *blocks[COUNT];
+  MAM_PoolOptions options = options_with(GIB);
+  options.context = use_primary(0);
+  MAM_Pool pool = pool_with(options);
+  for (size_t i = 0; i < COUNT; i++)
+    blocks[i] = block_of(pool, 4 * KIB);
+  for (size_t i = 0; i < COUNT; i++)
+    OK(MAM_CudaFree(blocks[i * 25 % COUNT])); /* an odd step: each block once */
+  MAM_PoolInfo info = info_of(pool);
+  ck_assert_uint_eq(info.used_bytes, 0);
+  ck_assert_uint_ge(info.free_bytes, GIB - 32 * MIB);
+  ck_assert_uint_le(info.fence_count, COUNT / 1024);
+  assert_adds_up(pool);
+}
+END_TEST
+
 START_TEST(immediate_reuse_never_synchronises) {
   MAM_PoolOptions options = options_with(8 * MIB);
   void *pointer = &pointer;
@@ -1221,6 +1258,8 @@ int main(void) {
   tcase_add_test(tcase, temporaries_on_a_stream_are_served_by_what_was_freed_on_it);
   tcase_add_loop_test(tcase, a_loop_over_many_sizes_asks_for_few_fences, 0, 2);
   tcase_add_test(tcase, a_pool_that_only_grows_asks_for_no_fence);
+  tcase_add_test(tcase, small_blocks_of_another_size_use_the_memory_again);
+  tcase_add_test(tcase, many_freed_small_blocks_are_free_memory_soon);
   tcase_add_test(tcase, immediate_reuse_never_synchronises);
   tcase_add_test(tcase, reuse_of_the_default_pool_by_environment_variable);
   tcase_add_test(tcase, freed_memory_that_waits_joins_its_neighbours_afterwards);

@@ -1263,7 +1263,7 @@ START_TEST(spans_of_an_elastic_pool_are_aligned_and_never_wait) {
   open_elastic(&config);
   must_malloc(512);
   for (int i = 0; i < 8; i++) {
-    ck_assert_int_eq(pool_slab_take(pool, &spans[i]), cudaSuccess);
+    ck_assert_int_eq(pool_slab_take(pool, 0, &spans[i]), cudaSuccess);
     ck_assert_uint_eq(spans[i] % POOL_SLAB_BYTES, 0);
     check_pool();
   }
