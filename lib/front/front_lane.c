@@ -97,5 +97,7 @@ bool lane_refill(struct front *front, struct mam_pool *pool, struct lane *lane, 
 }
 
 bool lane_make_room(struct front *front, struct mam_pool *pool, struct lane *lane, unsigned class) {
-  return lane_give(front, pool, lane, class, slab_shell_take(&pool->fronts->depots[class]));
+  struct depot *depot = &pool->fronts->depots[class];
+  slab_fence(pool, depot);
+  return lane_give(front, pool, lane, class, slab_shell_take(depot));
 }

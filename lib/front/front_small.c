@@ -81,6 +81,8 @@ bool magazine_make_room(struct front *front, struct mam_pool *pool, unsigned cla
   }
   bool room = magazine->filling->count < SLAB_BATCH || magazine_open(magazine);
   biased_leave(&front->lock);
+  if (rested != NULL)
+    slab_fence(pool, depot);
   slab_rest(pool, depot, shell, no_stream);
   slab_rest(pool, depot, rested, no_stream);
   return room;

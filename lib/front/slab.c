@@ -17,8 +17,8 @@ enum { DEPOT_BATCHES = 16 };
  */
 enum { BATCHES_RETURNED = 4 };
 
-/* In a depot of too many batches, one in so many that come has a fence asked for if the oldest batch has not passed.  A
- * program that frees a million blocks asks for none by itself, and later one call would return them all. */
+/* When a depot comes to have so many batches, or a multiple of that, and the oldest has not passed, a free asks for a
+ * fence.  A program that frees a million blocks asks for none by itself, and later one call would return them all. */
 enum { FENCE_BATCHES = 64 };
 
 void depot_init(struct depot *depot, pthread_mutex_t *lock) {
@@ -277,12 +277,18 @@ void slab_rest(struct mam_pool *pool, struct depot *depot, struct batch *batch, 
   else
     shell_give_locked(depot, batch);
   bool many = depot->batch_count > 2 * DEPOT_BATCHES;
-  uint64_t epoch = many && depot->batch_count % FENCE_BATCHES == 0 ? depot->first->epoch : 0;
   pthread_mutex_unlock(depot->lock);
-  if (epoch != 0)
-    (void)reuse_reach(pool->reuse, epoch);
   if (many)
     (void)batches_return(pool, depot, DEPOT_BATCHES, &most);
+}
+
+void slab_fence(struct mam_pool *pool, struct depot *depot) {
+  mutex_lock(depot->lock);
+  bool asks = depot->first != NULL && depot->batch_count % FENCE_BATCHES == 0;
+  uint64_t epoch = asks ? depot->first->epoch : 0;
+  pthread_mutex_unlock(depot->lock);
+  if (asks)
+    (void)reuse_reach(pool->reuse, epoch);
 }
 
 /* ---- Refilling a front ---- */

@@ -158,6 +158,10 @@ struct batch *slab_shell_take(struct depot *depot);
  * shell; NULL is none. */
 void slab_rest(struct mam_pool *pool, struct depot *depot, struct batch *batch, struct context_stream stream);
 
+/* Asks for a fence if the depot has come to keep many batches of which none has passed, as far as is known.  For frees
+ * that fill batches, one call for each; not inside a front. */
+void slab_fence(struct mam_pool *pool, struct depot *depot);
+
 /* Frees a list of batches. */
 void slab_batches_free(struct batch *batch);
 
