@@ -312,6 +312,7 @@ struct miss {
   struct mam_pool *pool;
   uint64_t generation;
   size_t live_bytes;         /* of the pool, as far as the thread knows */
+  bool live_exact;           /* it knows */
   struct shelf *shelf, *bin; /* for the size or the tag; bin: NULL if the thread has no use for it */
   uint64_t epoch;            /* that the shelf's oldest block waits for, if it would do; else 0 */
   bool enough;               /* the shelf has no room for more, or the pool is not to grow for more of it */

@@ -102,6 +102,7 @@ void large_miss(struct front *front, const struct front_request *request, struct
   miss->pool = front->pool;
   miss->generation = front->generation;
   miss->live_bytes = front_live_bytes(front, front->pool);
+  miss->live_exact = front->balance.slack == 0;
   miss->shelf = shelf;
   miss->bin = index < BINS ? &front->bins.ranges[index] : NULL;
   miss->epoch = does ? block->epoch : 0;
@@ -201,6 +202,7 @@ static cudaError_t large_take(struct front *front, const struct front_request *r
                              .growth_bytes = growth.bytes,
                              .growth_most_bytes = growth.most,
                              .live_bytes = miss->live_bytes + request->size,
+                             .live_exact = miss->live_exact,
                              .stream = request->stream != NULL ? request->stream->name : no_stream};
   cudaError_t error = pool_take(miss->pool, &order, &block);
   if (error != cudaSuccess)

@@ -30,8 +30,8 @@ static void pool_reset(struct mam_pool *pool, const struct pool_config *config, 
     atomic_store_explicit(&pool->live_by_size[i], 0, memory_order_relaxed); /* relaxed: a hint */
   pool->limit_bytes = SIZE_MAX;
   pool->held_bytes = pool->moved_bytes = pool->live_most_bytes = pool->live_last_bytes = pool->taken_bytes =
-      pool->left_bytes = pool->speed_bytes = pool->rush_bytes = pool->wanted_bytes = pool->refused_bytes = pool->requested_bytes =
-          pool->span_count = pool->peak_taken_bytes = pool->peak_reserved_bytes = 0;
+      pool->left_bytes = pool->speed_bytes = pool->rush_bytes = pool->wanted_bytes = pool->refused_bytes =
+          pool->requested_bytes = pool->span_count = pool->peak_taken_bytes = pool->peak_reserved_bytes = 0;
   pool->malloc_count = pool->free_call_count = pool->failure_count = pool->synchronize_count = 0;
   pool->stream_hit_count = pool->source_call_count = 0;
   pool->source_said[0] = '\0';

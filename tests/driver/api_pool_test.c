@@ -711,6 +711,48 @@ START_TEST(a_pool_that_only_grows_asks_for_no_fence) {
 }
 END_TEST
 
+struct other_thread {
+  MAM_Pool pool;
+  pthread_barrier_t turn;
+};
+
+static void *frees_a_little_and_stays(void *argument) {
+  struct other_thread *other = argument;
+  char *block = block_of(other->pool, 768 * KIB);
+  pthread_barrier_wait(&other->turn); /* the pool is filled */
+  pthread_barrier_wait(&other->turn);
+  OK(MAM_CudaFree(block));
+  pthread_barrier_wait(&other->turn); /* the block is needed */
+  pthread_barrier_wait(&other->turn);
+  return NULL;
+}
+
+/* So little that the thread has not told the others of it. */
+START_TEST(a_pool_does_not_grow_beside_what_another_thread_freed) {
+  enum { MOST = 2048 };
+  static char *blocks[MOST];
+  struct other_thread other = {.pool = mapped_pool(2 * GIB)};
+  pthread_t thread;
+  size_t count = 0;
+  ck_assert_int_eq(pthread_barrier_init(&other.turn, NULL, 2), 0);
+  blocks[count++] = block_of(other.pool, 768 * KIB);
+  ck_assert_int_eq(pthread_create(&thread, NULL, frees_a_little_and_stays, &other), 0);
+  pthread_barrier_wait(&other.turn);
+  while (count < MOST / 2 || info_of(other.pool).largest_free_bytes >= 768 * KIB)
+    blocks[count++] = block_of(other.pool, 768 * KIB);
+  uint64_t held_bytes = info_of(other.pool).reserved_bytes;
+  pthread_barrier_wait(&other.turn);
+  pthread_barrier_wait(&other.turn);
+  blocks[count++] = block_of(other.pool, 768 * KIB);
+  ck_assert_uint_eq(info_of(other.pool).reserved_bytes, held_bytes);
+  pthread_barrier_wait(&other.turn);
+  ck_assert_int_eq(pthread_join(thread, NULL), 0);
+  for (size_t i = 0; i < count; i++)
+    OK(MAM_CudaFree(blocks[i]));
+  assert_adds_up(other.pool);
+}
+END_TEST
+
 /* Blocks of one size after the other: all are allocated, then all are freed.  The GPU is idle. */
 START_TEST(small_blocks_of_another_size_use_the_memory_again) {
   enum { PHASE_BYTES = 32 << 20, PHASE_BLOCKS = PHASE_BYTES / 512 };
@@ -1258,6 +1300,7 @@ int main(void) {
   tcase_add_test(tcase, temporaries_on_a_stream_are_served_by_what_was_freed_on_it);
   tcase_add_loop_test(tcase, a_loop_over_many_sizes_asks_for_few_fences, 0, 2);
   tcase_add_test(tcase, a_pool_that_only_grows_asks_for_no_fence);
+  tcase_add_test(tcase, a_pool_does_not_grow_beside_what_another_thread_freed);
   tcase_add_test(tcase, small_blocks_of_another_size_use_the_memory_again);
   tcase_add_test(tcase, many_freed_small_blocks_are_free_memory_soon);
   tcase_add_test(tcase, immediate_reuse_never_synchronises);
