@@ -17,11 +17,12 @@ enum { OWN_WAITS = 16 };
 struct attempt {
   uint64_t epoch; /* the present one at the beginning: what the thread has freed is of it, or of earlier ones */
   unsigned own_waits, collections;
-  bool fenced, at_once; /* at_once: must not wait for the GPU */
+  bool fenced, emptied; /* emptied: the fronts were, of everything, since the last wait */
+  bool at_once;         /* must not wait for the GPU */
 };
 
 /* An allocation that is about to be refused collects so many times: after a collection, other threads may have freed
- * blocks, which their fronts keep. */
+ * blocks, which their fronts keep.  Once is enough for a thread that has the pool to itself. */
 enum { COLLECTIONS_MOST = 4 };
 
 /* Grows the pool.  cudaSuccess also if that failed, but enough came free while the lock was left for it. */
@@ -226,8 +227,10 @@ static bool look_around_locked(struct mam_pool *pool, const struct pool_order *o
       pool_collection_may_help_locked(pool, attempt->epoch)) {
     attempt->collections++;
     look_count_locked(pool, &pool->looks, LOOK_WEIGHT);
-    if (!speed_grow_locked(pool, bytes, attempt->at_once))
+    if (!speed_grow_locked(pool, bytes, attempt->at_once)) {
       look_locked(pool, bytes, live_bytes, attempt->epoch);
+      attempt->emptied = !pool->config.elastic;
+    }
     return true;
   }
   return false;
@@ -254,6 +257,7 @@ static cudaError_t make_room_locked(struct mam_pool *pool, const struct pool_ord
   if (!attempt->at_once && attempt->own_waits < OWN_WAITS && pool_wait_may_help_locked(pool, bytes) &&
       !reuse_capturing(pool->reuse)) {
     attempt->collections = 0;
+    attempt->emptied = false;
     error = pool_await_gpu_locked(pool, bytes, &attempt->own_waits);
     if (error != (cudaError_t)CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) /* else a capture has begun since it was asked */
       return error;
@@ -261,9 +265,11 @@ static cudaError_t make_room_locked(struct mam_pool *pool, const struct pool_ord
   }
   if (refused)
     error = grow_or_find_locked(pool, bytes, attempt->at_once);
-  if (error != cudaErrorMemoryAllocation || pool->config.front == NULL || ++attempt->collections > COLLECTIONS_MOST)
+  if (error != cudaErrorMemoryAllocation || pool->config.front == NULL || (attempt->emptied && order->live_exact) ||
+      ++attempt->collections > COLLECTIONS_MOST)
     return error;
   pool_collect_some_locked(pool, bytes, true);
+  attempt->emptied = true;
   return cudaSuccess;
 }
 
