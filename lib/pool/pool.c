@@ -212,7 +212,8 @@ static size_t order_live_bytes(const struct pool_order *order) {
 }
 
 /* Tries what costs little memory and no wait: a fence, and what the fronts keep.  False if both were tried before.
- * Where other threads may have freed what they have not published, a look comes before growth in any case. */
+ * Before growth a look is made, too, if what the fronts keep could serve the block, or other threads may have freed
+ * what they have not published. */
 static bool look_around_locked(struct mam_pool *pool, const struct pool_order *order, size_t bytes,
                                struct attempt *attempt) {
   lock_held(&pool->lock);
@@ -222,8 +223,9 @@ static bool look_around_locked(struct mam_pool *pool, const struct pool_order *o
     pool_fence_locked(pool, bytes);
     return true;
   }
-  bool grows = !order->live_exact && !room_is_there_locked(pool, order, bytes);
-  if (attempt->collections == 0 && (look_may_help_locked(pool, live_bytes, 0) || grows) &&
+  bool may_serve = !order->live_exact || kept_bytes_locked(pool, live_bytes) >= bytes;
+  bool growth = may_serve && !room_is_there_locked(pool, order, bytes);
+  if (attempt->collections == 0 && (look_may_help_locked(pool, live_bytes, 0) || growth) &&
       pool_collection_may_help_locked(pool, attempt->epoch)) {
     attempt->collections++;
     look_count_locked(pool, &pool->looks, LOOK_WEIGHT);

@@ -753,6 +753,35 @@ START_TEST(a_pool_does_not_grow_beside_what_another_thread_freed) {
 }
 END_TEST
 
+/* A look leaves slabs that are partly used.  Then small blocks fill them, of which the pool hears nothing. */
+START_TEST(a_pool_does_not_grow_beside_what_the_thread_freed) {
+  enum { SMALL = 1 << 13, LARGE = 10, IN_SLAB = 128 };
+  static char *small[SMALL], *large[LARGE];
+  MAM_Pool pool = mapped_pool(2 * GIB);
+  for (size_t i = 0; i < SMALL; i++)
+    small[i] = block_of(pool, 4 * KIB);
+  for (size_t i = 0; i < LARGE; i++)
+    large[i] = block_of(pool, 2 * MIB);
+  for (size_t i = 0; i < SMALL; i++)
+    if (i % IN_SLAB != 0)
+      OK(MAM_CudaFree(small[i]));
+  char *one = block_of(pool, 40 * MIB); /* more than is free: the pool looks, and grows */
+  for (size_t i = 0; i < SMALL / 4 * 3; i++)
+    if (i % IN_SLAB != 0)
+      small[i] = block_of(pool, 4 * KIB);
+  while (info_of(pool).largest_free_bytes >= MIB)
+    (void)block_of(pool, MIB);
+  uint64_t held_bytes = info_of(pool).reserved_bytes;
+  for (size_t i = 0; i < LARGE; i++)
+    OK(MAM_CudaFree(large[i]));
+  char *other = block_of(pool, 16 * MIB);
+  ck_assert_uint_eq(info_of(pool).reserved_bytes, held_bytes);
+  OK(MAM_CudaFree(other));
+  OK(MAM_CudaFree(one));
+  assert_adds_up(pool);
+}
+END_TEST
+
 /* Blocks of one size after the other: all are allocated, then all are freed.  The GPU is idle. */
 START_TEST(small_blocks_of_another_size_use_the_memory_again) {
   enum { PHASE_BYTES = 32 << 20, PHASE_BLOCKS = PHASE_BYTES / 512 };
@@ -1301,6 +1330,7 @@ int main(void) {
   tcase_add_loop_test(tcase, a_loop_over_many_sizes_asks_for_few_fences, 0, 2);
   tcase_add_test(tcase, a_pool_that_only_grows_asks_for_no_fence);
   tcase_add_test(tcase, a_pool_does_not_grow_beside_what_another_thread_freed);
+  tcase_add_test(tcase, a_pool_does_not_grow_beside_what_the_thread_freed);
   tcase_add_test(tcase, small_blocks_of_another_size_use_the_memory_again);
   tcase_add_test(tcase, many_freed_small_blocks_are_free_memory_soon);
   tcase_add_test(tcase, immediate_reuse_never_synchronises);
