@@ -101,7 +101,7 @@ void large_miss(struct front *front, const struct front_request *request, struct
   bool does = !shelf_is_empty(shelf) && shelf_is_for(shelf, bytes, tag) && block_fits(shelf, block, bytes);
   miss->pool = front->pool;
   miss->generation = front->generation;
-  miss->live_bytes = front_live_bytes(front, front->pool);
+  miss->live_bytes = front_live_bytes(front);
   miss->live_exact = front->balance.slack == 0;
   miss->shelf = shelf;
   miss->bin = index < BINS ? &front->bins.ranges[index] : NULL;
