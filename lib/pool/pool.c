@@ -449,12 +449,14 @@ cudaError_t pool_malloc(struct mam_pool *pool, uint64_t default_id, size_t size,
 /* ---- For the fronts ---- */
 
 /* Brings back what the fronts keep, before the pool grows for a slab: blocks of other classes, too.  Not for less than
- * what may be cut up without a look.  Whether it has looked. */
+ * what may be cut up without a look, and not if the pool cannot grow: there a block by itself is better than a slab for
+ * it.  Whether it has looked. */
 static bool span_look_locked(struct mam_pool *pool, size_t live_bytes) {
   lock_held(&pool->lock);
   uint64_t epoch = reuse_epoch(pool->reuse);
-  bool looks =
-      look_may_help_locked(pool, live_bytes, cuts_share_locked(pool)) && pool_collection_may_help_locked(pool, epoch);
+  bool looks = pool->limit_bytes - pool->held_bytes >= 2 * POOL_SLAB_BYTES &&
+               look_may_help_locked(pool, live_bytes, cuts_share_locked(pool)) &&
+               pool_collection_may_help_locked(pool, epoch);
   if (looks)
     look_locked(pool, 2 * POOL_SLAB_BYTES, live_bytes, epoch);
   return looks;
