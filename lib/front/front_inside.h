@@ -166,15 +166,6 @@ static inline void front_count(struct front *front, size_t bytes) {
     balance_share(&front->balance, &front->pool->fronts->live);
 }
 
-/* The bytes of the pool's live blocks, but for what other threads have not published (balance.h).  The thread is
- * inside, as others may publish its balance. */
-static inline size_t front_live_bytes(const struct front *front) {
-  /* relaxed: a hint */
-  int64_t bytes = atomic_load_explicit(&front->pool->fronts->live.bytes, memory_order_relaxed) + front->balance.bytes -
-                  front->balance.published;
-  return bytes > 0 ? (size_t)bytes : 0;
-}
-
 /* The lane's mark for a block on a shelf; 0 for none. */
 static inline uint64_t lane_mark(const struct lane *lane) { return lane != NULL ? lane->mark : LANE_NONE; }
 

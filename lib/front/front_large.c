@@ -84,6 +84,15 @@ static size_t front_freed_bytes(struct front *front) {
   return bytes;
 }
 
+/* The bytes of the pool's live blocks, but for what other threads have not published (balance.h).  The thread is
+ * inside. */
+static size_t front_live_bytes(const struct front *front) {
+  /* relaxed: a hint */
+  int64_t bytes = atomic_load_explicit(&front->pool->fronts->live.bytes, memory_order_relaxed) + front->balance.bytes -
+                  front->balance.published;
+  return bytes > 0 ? (size_t)bytes : 0;
+}
+
 /* How much a pool may grow at most for the thread's speed alone: the program needs the memory, and blocks that the
  * thread keeps are of no use to other threads. */
 static size_t spare_bytes(struct front *front, size_t bytes) {

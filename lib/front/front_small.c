@@ -55,10 +55,7 @@ static bool magazine_turn(struct front *front, unsigned class, bool full) {
 /* Gets blocks into the magazine of a class, which has slabs.  The caller is a user of the pool. */
 static bool magazine_refill(struct front *front, struct mam_pool *pool, unsigned class) {
   struct depot *depot = &pool->fronts->depots[class];
-  biased_enter(&front->lock);
-  size_t live_bytes = front->pool == pool ? front_live_bytes(front) : 0;
-  biased_leave(&front->lock);
-  struct batch *batch = slab_refill(pool, depot, class, live_bytes);
+  struct batch *batch = slab_refill(pool, depot, class);
   if (batch == NULL)
     return magazine_turn(front, class, false);
   biased_enter(&front->lock);

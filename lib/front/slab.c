@@ -307,9 +307,9 @@ static struct batch *refill_locked(struct mam_pool *pool, struct depot *depot) {
 }
 
 /* A further slab for the depot.  False if the pool has no span, or the host no memory. */
-static bool slab_add(struct mam_pool *pool, struct depot *depot, unsigned class, size_t live_bytes) {
+static bool slab_add(struct mam_pool *pool, struct depot *depot, unsigned class) {
   uintptr_t base;
-  if (pool_slab_take(pool, live_bytes, &base) != cudaSuccess)
+  if (pool_slab_take(pool, &base) != cudaSuccess)
     return false;
   struct slab *slab = slab_open(base, class);
   if (slab == NULL) {
@@ -340,12 +340,12 @@ static struct batch *refill(struct mam_pool *pool, struct depot *depot) {
   return batch;
 }
 
-struct batch *slab_refill(struct mam_pool *pool, struct depot *depot, unsigned class, size_t live_bytes) {
+struct batch *slab_refill(struct mam_pool *pool, struct depot *depot, unsigned class) {
   struct batch *batch;
   bool waited = false;
   while ((batch = refill(pool, depot)) == NULL) {
     bool passed = resting_passes(pool, depot) || (!waited && (waited = pool_wait_before_slab(pool)));
-    if (!passed && !slab_add(pool, depot, class, live_bytes))
+    if (!passed && !slab_add(pool, depot, class))
       return NULL;
   }
   return batch;

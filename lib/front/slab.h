@@ -142,9 +142,9 @@ static inline size_t slab_requested_bytes(const _Atomic uint8_t *live, unsigned 
 
 /* Blocks for a front: a batch that may be used, or one carved from a slab; of a slab, blocks of one word of bits, so
  * that no two threads write live bytes of one cache line unless blocks have wandered.  May grow the pool.  Waits
- * for the GPU only where the driver has no fences (pool_wait_before_slab).  NULL if there are none.  live_bytes as for
- * pool_slab_take.  The caller is a user of the pool, and not inside a front. */
-struct batch *slab_refill(struct mam_pool *pool, struct depot *depot, unsigned class, size_t live_bytes);
+ * for the GPU only where the driver has no fences (pool_wait_before_slab).  NULL if there are none.  The caller is a
+ * user of the pool. */
+struct batch *slab_refill(struct mam_pool *pool, struct depot *depot, unsigned class);
 
 /* A batch of what was freed on a stream, among those that rest longest, as many as a depot keeps; NULL if there is
  * none. */

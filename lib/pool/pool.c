@@ -50,15 +50,10 @@ enum { CUTS_LEAST_BYTES = 4 << 20 };
  */
 enum { CUTS_DOUBLINGS = 6, CUTS_TIMES_LARGE = CUTS_SHARE / 32, CUTS_MOST_BYTES = 512 << 20 };
 
-static size_t cuts_share_locked(const struct mam_pool *pool) {
-  lock_held(&pool->lock);
-  size_t share = pool->held_bytes / CUTS_SHARE;
-  return share < CUTS_LEAST_BYTES ? CUTS_LEAST_BYTES : share;
-}
-
 static void cuts_allow_locked(struct mam_pool *pool, size_t bytes) {
   lock_held(&pool->lock);
-  size_t share = cuts_share_locked(pool);
+  size_t share = pool->held_bytes / CUTS_SHARE;
+  share = share < CUTS_LEAST_BYTES ? CUTS_LEAST_BYTES : share;
   size_t most = share << (pool->vain_looks < CUTS_DOUBLINGS ? pool->vain_looks : CUTS_DOUBLINGS);
   size_t limit = share * CUTS_TIMES_LARGE;
   limit = limit < CUTS_MOST_BYTES ? CUTS_MOST_BYTES : limit;
@@ -185,15 +180,14 @@ static size_t kept_bytes_locked(const struct mam_pool *pool, size_t live_bytes) 
   return taken > live_bytes ? taken - live_bytes : 0;
 }
 
-/* Whether the fronts may have come to keep more than so many bytes since the last look.  Not if the program has only
- * allocated since: a look for each block of a loop that allocates many would ask for fences and find nothing. */
-static bool look_may_help_locked(struct mam_pool *pool, size_t live_bytes, size_t bytes) {
+/* Whether the fronts may have come to keep something since the last look.  Not if the program has only allocated since:
+ * a look for each block of a loop that allocates many would ask for fences and find nothing. */
+static bool look_may_help_locked(struct mam_pool *pool, size_t live_bytes) {
   lock_held(&pool->lock);
   size_t kept = kept_bytes_locked(pool, live_bytes);
-  if (kept > pool->left_bytes && kept - pool->left_bytes > bytes)
+  if (kept > pool->left_bytes)
     return true;
-  if (kept < pool->left_bytes)
-    pool->left_bytes = kept; /* what is freed from now on is more */
+  pool->left_bytes = kept; /* what is freed from now on is more */
   return false;
 }
 
@@ -225,7 +219,7 @@ static bool look_around_locked(struct mam_pool *pool, const struct pool_order *o
   }
   bool may_serve = !order->live_exact || kept_bytes_locked(pool, live_bytes) >= bytes;
   bool growth = may_serve && !room_is_there_locked(pool, order, bytes);
-  if (attempt->collections == 0 && (look_may_help_locked(pool, live_bytes, 0) || growth) &&
+  if (attempt->collections == 0 && (look_may_help_locked(pool, live_bytes) || growth) &&
       pool_collection_may_help_locked(pool, attempt->epoch)) {
     attempt->collections++;
     look_count_locked(pool, &pool->looks, LOOK_WEIGHT);
@@ -448,20 +442,6 @@ cudaError_t pool_malloc(struct mam_pool *pool, uint64_t default_id, size_t size,
 
 /* ---- For the fronts ---- */
 
-/* Brings back what the fronts keep, before the pool grows for a slab: blocks of other classes, too.  Not for less than
- * what may be cut up without a look, and not if the pool cannot grow: there a block by itself is better than a slab for
- * it.  Whether it has looked. */
-static bool span_look_locked(struct mam_pool *pool, size_t live_bytes) {
-  lock_held(&pool->lock);
-  uint64_t epoch = reuse_epoch(pool->reuse);
-  bool looks = pool->limit_bytes - pool->held_bytes >= 2 * POOL_SLAB_BYTES &&
-               look_may_help_locked(pool, live_bytes, cuts_share_locked(pool)) &&
-               pool_collection_may_help_locked(pool, epoch);
-  if (looks)
-    look_locked(pool, 2 * POOL_SLAB_BYTES, live_bytes, epoch);
-  return looks;
-}
-
 /* Grows the pool for a slab.  A hole that is spared does not count as room. */
 static cudaError_t span_grow_locked(struct mam_pool *pool) {
   lock_held(&pool->lock);
@@ -485,14 +465,12 @@ static struct segment *span_of_spared_locked(struct mam_pool *pool) {
   return segment;
 }
 
-cudaError_t pool_slab_take(struct mam_pool *pool, size_t live_bytes, uintptr_t *base) {
+cudaError_t pool_slab_take(struct mam_pool *pool, uintptr_t *base) {
   struct segment *segment;
-  bool no_host_memory, looked = false;
+  bool no_host_memory;
   pool_lock(pool);
   cudaError_t error = pool_usable_locked(pool);
   while ((segment = span_take_locked(pool, &no_host_memory)) == NULL) {
-    if (error == cudaSuccess && !looked && (looked = span_look_locked(pool, live_bytes)))
-      continue;
     if (error == cudaSuccess)
       error = no_host_memory ? cudaErrorMemoryAllocation : span_grow_locked(pool);
     if (error == cudaErrorMemoryAllocation && pool->segments.spared_bytes > 0)

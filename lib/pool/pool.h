@@ -329,10 +329,9 @@ void pool_give(struct mam_pool *pool, uint64_t generation, struct segment *const
                uint64_t epoch, struct context_stream stream);
 
 /* Memory for slabs: used segments of so many bytes, at multiples of that, which are no blocks.  pool_slab_take never
- * waits for the GPU; live_bytes: of the pool's blocks, as far as the thread knows.  pool_slab_give makes one free at
- * once: the GPU is known to be done with it. */
+ * waits for the GPU.  pool_slab_give makes one free at once: the GPU is known to be done with it. */
 enum { POOL_SLAB_BYTES = 1 << 19 };
-cudaError_t pool_slab_take(struct mam_pool *pool, size_t live_bytes, uintptr_t *base);
+cudaError_t pool_slab_take(struct mam_pool *pool, uintptr_t *base);
 void pool_slab_give(struct mam_pool *pool, uintptr_t base);
 
 /* Before a front takes a further slab.  Where only waits make free what was freed, waits for the GPU if more bytes wait

@@ -782,24 +782,6 @@ START_TEST(a_pool_does_not_grow_beside_what_the_thread_freed) {
 }
 END_TEST
 
-/* Blocks of one size after the other: all are allocated, then all are freed.  The GPU is idle. */
-START_TEST(small_blocks_of_another_size_use_the_memory_again) {
-  enum { PHASE_BYTES = 32 << 20, PHASE_BLOCKS = PHASE_BYTES / 512 };
-  static char *blocks[PHASE_BLOCKS];
-  MAM_Pool pool = mapped_pool(2 * GIB);
-  for (size_t size = 512; size <= 32 * KIB; size += size / 2) {
-    size_t count = PHASE_BYTES / size;
-    for (size_t i = 0; i < count; i++)
-      blocks[i] = block_of(pool, size);
-    for (size_t i = 0; i < count; i++)
-      OK(MAM_CudaFree(blocks[i]));
-  }
-  MAM_PoolInfo info = info_of(pool);
-  ck_assert_uint_le(info.peak_reserved_bytes, 2 * PHASE_BYTES);
-  assert_adds_up(pool);
-}
-END_TEST
-
 /* What is left for one call to bring back, when the memory is needed for a large block, is little. */
 START_TEST(many_freed_small_blocks_are_free_memory_soon) {
   enum { COUNT = 1 << 15 };
@@ -1331,7 +1313,6 @@ int main(void) {
   tcase_add_test(tcase, a_pool_that_only_grows_asks_for_no_fence);
   tcase_add_test(tcase, a_pool_does_not_grow_beside_what_another_thread_freed);
   tcase_add_test(tcase, a_pool_does_not_grow_beside_what_the_thread_freed);
-  tcase_add_test(tcase, small_blocks_of_another_size_use_the_memory_again);
   tcase_add_test(tcase, many_freed_small_blocks_are_free_memory_soon);
   tcase_add_test(tcase, immediate_reuse_never_synchronises);
   tcase_add_test(tcase, reuse_of_the_default_pool_by_environment_variable);

@@ -393,7 +393,7 @@ START_TEST(slab_on_its_way_is_no_block) {
   uintptr_t base;
   ck_assert_int_eq(MAM_PoolDefault(&pool), cudaSuccess);
   MAM_PoolInfo before = info_now();
-  ck_assert_int_eq(pool_slab_take(pool, 0, &base), cudaSuccess);
+  ck_assert_int_eq(pool_slab_take(pool, &base), cudaSuccess);
   MAM_PoolInfo info = info_now();
   ck_assert_uint_eq(info.used_count, before.used_count);
   ck_assert_uint_eq(info.used_bytes, before.used_bytes);

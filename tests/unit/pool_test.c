@@ -1181,13 +1181,10 @@ START_TEST(trim_gives_back_whole_chunks_but_the_last) {
 }
 END_TEST
 
-/* A front that keeps nothing and counts how often it was frozen, and collected from. */
-static unsigned stills, collects;
+/* A front that keeps nothing and counts how often it was frozen. */
+static unsigned stills;
 static bool still_open(struct mam_pool *of) { return of != NULL; }
-static bool still_collect(struct mam_pool *of, bool all) {
-  collects++;
-  return of != NULL && all;
-}
+static bool still_collect(struct mam_pool *of, bool all) { return of != NULL && all; }
 static void still_close(struct mam_pool *of) { (void)of; }
 static void still_freeze(struct mam_pool *of) { stills += of != NULL; }
 static void still_thaw(struct mam_pool *of) { (void)of; }
@@ -1215,25 +1212,6 @@ START_TEST(no_thread_is_in_a_front_when_a_chunk_goes) {
   ck_assert_uint_eq(imaginary.taken_bytes, 8 * MIB);
   ck_assert_uint_ge(stills, 1);
   ck_assert_int_eq(pool_free(first, NULL), cudaSuccess);
-}
-END_TEST
-
-/* All of the pool is used, and nothing is known to be live.  _i: it cannot grow, and has no use for a slab that would
- * take what other sizes need; or it can. */
-START_TEST(a_pool_looks_for_a_slab_only_if_it_could_grow) {
-  struct pool_config config = fixed_8_mib;
-  uintptr_t span;
-  config.front = &still_front;
-  config.limit_bytes = _i == 0 ? 8 * MIB : 16 * MIB;
-  open_pool(&config);
-  void *block = must_malloc(8 * MIB);
-  (void)reuse_synchronize(pool->reuse);
-  collects = 0;
-  ck_assert_int_eq(pool_slab_take(pool, 0, &span), _i == 0 ? cudaErrorMemoryAllocation : cudaSuccess);
-  ck_assert_uint_eq(collects, _i);
-  if (_i == 1)
-    pool_slab_give(pool, span);
-  ck_assert_int_eq(pool_free(block, NULL), cudaSuccess);
 }
 END_TEST
 
@@ -1285,7 +1263,7 @@ START_TEST(spans_of_an_elastic_pool_are_aligned_and_never_wait) {
   open_elastic(&config);
   must_malloc(512);
   for (int i = 0; i < 8; i++) {
-    ck_assert_int_eq(pool_slab_take(pool, 0, &spans[i]), cudaSuccess);
+    ck_assert_int_eq(pool_slab_take(pool, &spans[i]), cudaSuccess);
     ck_assert_uint_eq(spans[i] % POOL_SLAB_BYTES, 0);
     check_pool();
   }
@@ -1425,7 +1403,6 @@ int main(void) {
   tcase_add_loop_test(tests, other_pools_give_back_what_is_free_when_the_source_refuses, 0, 2);
   tcase_add_test(tests, trim_gives_back_whole_chunks_but_the_last);
   tcase_add_test(tests, no_thread_is_in_a_front_when_a_chunk_goes);
-  tcase_add_loop_test(tests, a_pool_looks_for_a_slab_only_if_it_could_grow, 0, 2);
   tcase_add_test(tests, trim_gives_back_the_last_chunk_where_asked_to);
   tcase_add_test(tests, closing_an_elastic_pool_waits_for_the_gpu_first);
   tcase_add_test(tests, closing_an_elastic_pool_in_a_capture_leaves_its_memory_mapped);
