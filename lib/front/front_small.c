@@ -19,11 +19,11 @@ static size_t class_live_segments(const struct mam_pool *pool, unsigned class) {
   return count;
 }
 
-/* Whether the class may be served from slabs. */
-static bool class_has_slabs(const struct front *front, const struct mam_pool *pool, unsigned class) {
-  const struct depot *depot = &pool->fronts->depots[class];
-  if (front->alignment != POOL_ALIGNMENT_BYTES || front->no_slabs)
+bool small_has_slabs(const struct front *front, const struct mam_pool *pool, size_t size) {
+  if (size > POOL_SMALL_MOST_BYTES || front->alignment != POOL_ALIGNMENT_BYTES || front->no_slabs)
     return false;
+  unsigned class = slab_class(size);
+  const struct depot *depot = &pool->fronts->depots[class];
   /* relaxed, both: hints that need not be exact */
   if (atomic_load_explicit(&depot->slab_count, memory_order_relaxed) > 0)
     return true;
@@ -107,7 +107,7 @@ cudaError_t small_serve(struct front *front, const struct front_request *request
       *address = front_pop_small(front, class, request->size, request->lane);
     biased_leave(&front->lock);
   }
-  if (*address != 0 || !class_has_slabs(front, pool, class))
+  if (*address != 0 || !small_has_slabs(front, pool, request->size))
     return cudaSuccess;
   cudaError_t error = pool_enter(pool, request->default_id);
   if (error != cudaSuccess)

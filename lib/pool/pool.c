@@ -420,7 +420,7 @@ cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, str
   if (segment == NULL && order->effort == POOL_TAKE_CLOSE && pool->held_bytes >= pool->limit_bytes)
     look_count_locked(pool, &pool->looks, LOOK_WEIGHT); /* the thread will look at what it keeps itself */
   if (segment == NULL) {
-    if (any && error == cudaErrorMemoryAllocation && !no_host_memory)
+    if (any && error == cudaErrorMemoryAllocation && !no_host_memory && !order->again)
       return refuse_locked(pool, order->size);
     pool_unlock(pool);
     return any && no_host_memory ? error_set(error, "the host has no memory for a segment") : error;

@@ -315,6 +315,7 @@ struct pool_order {
   size_t growth_bytes, growth_most_bytes; /* of POOL_TAKE_GROWTH; most: if it is by chunks, which may be larger */
   size_t live_bytes; /* of the pool's live blocks and this one, as far as the caller knows; 0: all that is used */
   bool live_exact;   /* it knows: no other thread has the pool */
+  bool again;        /* if it fails by all means, the caller orders once more: it is not refused yet */
   struct context_stream stream; /* what was freed on it may serve before it has passed; id 0: none */
 };
 cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, struct pool_block *block);

@@ -494,6 +494,40 @@ START_TEST(what_a_living_thread_keeps_is_collected_for_another) {
 }
 END_TEST
 
+enum { FEW = 10, FEW_BYTES = 16384 };
+
+/* Fills the pool and frees a few blocks, each of another slab, so that no slab is empty. */
+static void *frees_few_and_stays(void *blocks_argument) {
+  char **blocks = blocks_argument;
+  void *block;
+  size_t count = 0;
+  while (MAM_CudaMalloc(&block, FEW_BYTES) == cudaSuccess)
+    blocks[count++] = block;
+  for (size_t i = 1; i <= FEW; i++)
+    put(blocks[i * count / (FEW + 1)]);
+  (void)pthread_barrier_wait(&gate);
+  (void)pthread_barrier_wait(&gate);
+  return NULL;
+}
+
+START_TEST(a_block_that_a_living_thread_keeps_in_a_full_pool_serves_another) {
+  static char *blocks[4097];
+  pthread_t thread;
+  (void)pthread_barrier_init(&gate, NULL, 2);
+  ck_assert_int_eq(pthread_create(&thread, NULL, frees_few_and_stays, blocks), 0);
+  (void)pthread_barrier_wait(&gate);
+  uint64_t failures = info_now().failure_count;
+  for (int i = 0; i < FEW; i++)
+    ck_assert_ptr_nonnull(get(FEW_BYTES));
+  ck_assert_uint_eq(info_now().failure_count, failures);
+  void *block;
+  ck_assert_int_eq(MAM_CudaMalloc(&block, FEW_BYTES), cudaErrorMemoryAllocation);
+  ck_assert_uint_eq(info_now().failure_count, failures + 1);
+  (void)pthread_barrier_wait(&gate);
+  ck_assert_int_eq(pthread_join(thread, NULL), 0);
+}
+END_TEST
+
 /* ---- Traffic: no two live blocks overlap, and the numbers add up all the while ---- */
 
 enum { CELL_BYTES = 512, CELLS = 64 * 2048, SLOTS = 512 };
@@ -833,6 +867,7 @@ int main(void) {
   tcase_add_loop_test(small, what_another_thread_frees_comes_back_to_who_allocates, 0, 3);
   tcase_add_test(small, a_thread_hands_everything_back_when_it_ends);
   tcase_add_test(small, what_a_living_thread_keeps_is_collected_for_another);
+  tcase_add_test(small, a_block_that_a_living_thread_keeps_in_a_full_pool_serves_another);
   tcase_add_test(small, live_blocks_never_overlap);
   tcase_add_test(small, numbers_add_up_at_any_moment);
   tcase_add_test(small, a_child_of_a_busy_process_allocates_and_frees);
