@@ -41,13 +41,6 @@ static void pieces_note_locked(const struct mam_pool *pool, const struct pool_ch
 
 /* ---- Places: the unmapped parts that get memory ---- */
 
-/* A part of an unmapped segment. */
-struct place {
-  struct segment *unmapped;
-  uintptr_t base;
-  size_t bytes;
-};
-
 /* What is missing for a block of bytes beside a neighbour that may be free. */
 static size_t missing_beside(const struct segment *neighbour, size_t bytes) {
   size_t there = neighbour != NULL && neighbour->state == SEGMENT_FREE ? neighbour->bytes : 0;
@@ -56,12 +49,12 @@ static size_t missing_beside(const struct segment *neighbour, size_t bytes) {
 
 /* The least part of an unmapped segment that makes room for a block of bytes, with what is free beside it.  False if
  * there is none. */
-static bool place_within(struct segment *unmapped, size_t bytes, struct place *place) {
+static bool place_within(struct segment *unmapped, size_t bytes, struct pool_place *place) {
   const struct segment *before = neighbour_before(unmapped), *after = neighbour_after(unmapped);
   size_t above = missing_beside(before, bytes), below = missing_beside(after, bytes), room = unmapped->bytes;
-  *place = (struct place){unmapped, unmapped->base, above};
+  *place = (struct pool_place){unmapped, unmapped->base, above};
   if (below < above && below <= room)
-    *place = (struct place){unmapped, unmapped->base + room - below, below};
+    *place = (struct pool_place){unmapped, unmapped->base + room - below, below};
   else if (above > room && before != NULL && before->state == SEGMENT_FREE &&
            missing_beside(after, bytes - before->bytes) <= room)
     place->bytes = room; /* all of it, between the two */
@@ -69,10 +62,10 @@ static bool place_within(struct segment *unmapped, size_t bytes, struct place *p
 }
 
 /* The place that needs the least new memory; of those, the lowest. */
-static bool place_find_locked(struct mam_pool *pool, size_t bytes, struct place *best) {
+static bool place_find_locked(struct mam_pool *pool, size_t bytes, struct pool_place *best) {
   lock_held(&pool->lock);
   struct segment *unmapped;
-  struct place place;
+  struct pool_place place;
   bool found = false;
   LIST_FOREACH(unmapped, &pool->segments.unmapped, as.unmapped) {
     if (!place_within(unmapped, bytes, &place))
@@ -114,7 +107,7 @@ static size_t growth_least_bytes(const struct mam_pool *pool) {
 }
 
 /* Makes a place larger, as far as the limit and the unmapped segment allow. */
-static void place_extend(const struct mam_pool *pool, struct place *place) {
+static void place_extend(const struct mam_pool *pool, struct pool_place *place) {
   size_t want = growth_least_bytes(pool), room = pool->limit_bytes - pool->held_bytes;
   uintptr_t end = place->base + place->bytes, unmapped_end = place->unmapped->base + place->unmapped->bytes;
   bool up = place->base == place->unmapped->base;
@@ -131,7 +124,7 @@ static void place_extend(const struct mam_pool *pool, struct place *place) {
 }
 
 /* Maps memory at a place.  Leaves the lock. */
-static cudaError_t place_fill_locked(struct mam_pool *pool, const struct place *place) {
+static cudaError_t place_fill_locked(struct mam_pool *pool, const struct pool_place *place) {
   lock_held(&pool->lock);
   const struct pool_chunk *chunk = SLIST_FIRST(&pool->chunks);
   struct segment *moving = segment_move(&pool->segments, place->unmapped, place->base, place->bytes);
@@ -154,7 +147,7 @@ static cudaError_t place_fill_locked(struct mam_pool *pool, const struct place *
 
 cudaError_t pool_elastic_try_locked(struct mam_pool *pool, size_t bytes, bool generous, bool *asked) {
   lock_held(&pool->lock);
-  struct place place = {0};
+  struct pool_place place = {0};
   if (segment_largest_free(&pool->segments) >= bytes) /* the lock was left: another thread freed */
     return cudaSuccess;
   if (!place_find_locked(pool, bytes, &place) || place.bytes > pool->limit_bytes - pool->held_bytes)
@@ -169,18 +162,25 @@ cudaError_t pool_elastic_try_locked(struct mam_pool *pool, size_t bytes, bool ge
   return error;
 }
 
-/* Frees memory of the pool's own for a block of bytes elsewhere in its addresses: what is free in pieces that are too
- * small for the block.  False if that is not enough; then nothing changed. */
+/* Gives back what is free in pieces, but not beside the place, until the pool may get the place and hold no more than
+ * most.  False if that is not enough; then nothing changed. */
+static bool pieces_give_for_locked(struct mam_pool *pool, struct pool_place place, size_t most) {
+  lock_held(&pool->lock);
+  if (place.bytes > most || pool->held_bytes <= most - place.bytes)
+    return false;
+  size_t keep_bytes = most - place.bytes, excess = pool->held_bytes - keep_bytes;
+  if (excess > pool->segments.bytes[SEGMENT_FREE] || excess > pool_trimmable_bytes_locked(pool, place))
+    return false;
+  return pool_pieces_trim_locked(pool, keep_bytes, place) == cudaSuccess && pool->held_bytes <= keep_bytes;
+}
+
+/* Frees memory of the pool's own for a block: for a place beside a hole, or for all of the block. */
 static bool own_pieces_give_locked(struct mam_pool *pool, size_t bytes, bool by_limit) {
   lock_held(&pool->lock);
-  size_t need = round_up(bytes, SOURCE_GRANULARITY_BYTES);
-  size_t aim = by_limit ? pool->limit_bytes : pool->held_bytes; /* what may be held in the end */
-  if (need > aim || pool->held_bytes <= aim - need)
-    return false;
-  size_t keep_bytes = aim - need, excess = pool->held_bytes - keep_bytes;
-  if (excess > pool->segments.bytes[SEGMENT_FREE] || excess > pool_trimmable_bytes_locked(pool))
-    return false;
-  return pool_pieces_trim_locked(pool, keep_bytes) == cudaSuccess && pool->held_bytes <= keep_bytes;
+  struct pool_place place, all = {NULL, 0, round_up(bytes, SOURCE_GRANULARITY_BYTES)};
+  size_t most = by_limit ? pool->limit_bytes : pool->held_bytes;
+  return (place_find_locked(pool, bytes, &place) && pieces_give_for_locked(pool, place, most)) ||
+         pieces_give_for_locked(pool, all, most);
 }
 
 /* A pool moves memory when it gives free pieces back and grows elsewhere in its addresses.  In all it moves at most
@@ -206,7 +206,7 @@ static bool gpu_lags_locked(struct mam_pool *pool) {
  * behind: there is time for it later. */
 static bool excess_give_locked(struct mam_pool *pool, size_t bytes) {
   lock_held(&pool->lock);
-  struct place place;
+  struct pool_place place;
   size_t most = pool->segments.bytes[SEGMENT_USED] + bytes;
   if (most < pool->peak_taken_bytes)
     most = pool->peak_taken_bytes;
@@ -215,10 +215,10 @@ static bool excess_give_locked(struct mam_pool *pool, size_t bytes) {
     return false;
   size_t charge = place.bytes > MOVED_LEAST_BYTES ? place.bytes : MOVED_LEAST_BYTES;
   if (pool->moved_bytes + charge > pool->held_bytes / MOVED_SHARE || gpu_lags_locked(pool) ||
-      pool_trimmable_bytes_locked(pool) < place.bytes)
+      pool_trimmable_bytes_locked(pool, place) < place.bytes)
     return false;
   pool->moved_bytes += charge;
-  return pool_pieces_trim_locked(pool, pool->held_bytes - place.bytes) == cudaSuccess;
+  return pool_pieces_trim_locked(pool, pool->held_bytes - place.bytes, place) == cudaSuccess;
 }
 
 cudaError_t pool_elastic_grow_locked(struct mam_pool *pool, size_t bytes, bool *asked) {

@@ -206,10 +206,17 @@ cudaError_t pool_trim_locked(struct mam_pool *pool, size_t keep_bytes);
  * trims. May wait for what the source waits for. */
 bool pool_give_one_locked(struct mam_pool *pool);
 
-/* The same of an elastic pool, while the caller grows it. */
-cudaError_t pool_pieces_trim_locked(struct mam_pool *pool, size_t keep_bytes);
+/* A part of an unmapped segment that is to get memory, and serves with what is free beside it.  unmapped NULL: none. */
+struct pool_place {
+  struct segment *unmapped;
+  uintptr_t base;
+  size_t bytes;
+};
+
+/* The same of an elastic pool, while the caller grows it.  What is free beside the place stays. */
+cudaError_t pool_pieces_trim_locked(struct mam_pool *pool, size_t keep_bytes, struct pool_place place);
 /* How much that could give back. */
-size_t pool_trimmable_bytes_locked(struct mam_pool *pool);
+size_t pool_trimmable_bytes_locked(struct mam_pool *pool, struct pool_place place);
 
 /* A chunk that is free as a whole, and not the last one where that stays; NULL if there is none.  Keeps the lock. */
 struct pool_chunk *pool_find_free_chunk_locked(struct mam_pool *pool, struct segment **segment);

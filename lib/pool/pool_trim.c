@@ -13,15 +13,20 @@ static uintptr_t pieces_end_locked(struct mam_pool *pool, const struct pool_chun
   return last != NULL && last->state == SEGMENT_UNMAPPED ? last->base : chunk->base + chunk->bytes;
 }
 
-/* The next piece below *end that lies wholly in a free segment, which is returned; *end becomes the piece's base.  NULL
- * if there is none. */
-static struct segment *free_piece_below_locked(struct mam_pool *pool, const struct pool_chunk *chunk, uintptr_t *end) {
+static bool is_beside(const struct segment *segment, struct pool_place place) {
+  return segment->base + segment->bytes == place.base || segment->base == place.base + place.bytes;
+}
+
+/* The next piece below *end that lies wholly in a free segment, which is returned, but not one beside the place; *end
+ * becomes the piece's base.  NULL if there is none. */
+static struct segment *free_piece_below_locked(struct mam_pool *pool, const struct pool_chunk *chunk,
+                                               struct pool_place place, uintptr_t *end) {
   lock_held(&pool->lock);
   for (uintptr_t base = *end; base > chunk->base;) {
     base -= SOURCE_GRANULARITY_BYTES;
     uint32_t piece = *pool_piece_at(chunk, base);
     struct segment *segment = piece != 0 ? segment_at(&pool->segments, base) : NULL;
-    if (segment != NULL && segment->state == SEGMENT_FREE &&
+    if (segment != NULL && segment->state == SEGMENT_FREE && !is_beside(segment, place) &&
         base + pool_piece_bytes(piece) <= segment->base + segment->bytes) {
       *end = base;
       return segment;
@@ -73,7 +78,7 @@ static cudaError_t piece_give_locked(struct mam_pool *pool, const struct pool_ch
   return error;
 }
 
-cudaError_t pool_pieces_trim_locked(struct mam_pool *pool, size_t keep_bytes) {
+cudaError_t pool_pieces_trim_locked(struct mam_pool *pool, size_t keep_bytes, struct pool_place place) {
   lock_held(&pool->lock);
   const struct pool_chunk *chunk = SLIST_FIRST(&pool->chunks);
   struct segment *segment;
@@ -82,18 +87,18 @@ cudaError_t pool_pieces_trim_locked(struct mam_pool *pool, size_t keep_bytes) {
   if (pool->held_bytes <= keep_bytes || !free_may_be_unmapped_locked(pool))
     return cudaSuccess;
   while (error == cudaSuccess && pool->state == POOL_OPEN && pool->held_bytes > keep_bytes &&
-         free_is_passed_locked(pool) && (segment = free_piece_below_locked(pool, chunk, &end)) != NULL)
+         free_is_passed_locked(pool) && (segment = free_piece_below_locked(pool, chunk, place, &end)) != NULL)
     error = piece_give_locked(pool, chunk, segment, end);
   return error;
 }
 
-size_t pool_trimmable_bytes_locked(struct mam_pool *pool) {
+size_t pool_trimmable_bytes_locked(struct mam_pool *pool, struct pool_place place) {
   lock_held(&pool->lock);
   const struct pool_chunk *chunk = SLIST_FIRST(&pool->chunks);
   uintptr_t end = pieces_end_locked(pool, chunk);
   size_t bytes = 0;
   if (free_may_be_unmapped_locked(pool))
-    while (free_piece_below_locked(pool, chunk, &end) != NULL)
+    while (free_piece_below_locked(pool, chunk, place, &end) != NULL)
       bytes += pool_piece_bytes(*pool_piece_at(chunk, end));
   return bytes;
 }
@@ -153,7 +158,8 @@ cudaError_t pool_trim_locked(struct mam_pool *pool, size_t keep_bytes) {
   lock_held(&pool->lock);
   size_t held_bytes = pool->held_bytes;
   pool->growing = true;
-  cudaError_t error = (pool->config.elastic ? pool_pieces_trim_locked : chunks_trim_locked)(pool, keep_bytes);
+  cudaError_t error = pool->config.elastic ? pool_pieces_trim_locked(pool, keep_bytes, (struct pool_place){NULL, 0, 0})
+                                           : chunks_trim_locked(pool, keep_bytes);
   pool_growing_end_locked(pool);
   if (pool->held_bytes < held_bytes)
     pool->refused_bytes = pool->speed_bytes = 0; /* the source has more than before */

@@ -801,6 +801,24 @@ START_TEST(many_freed_small_blocks_are_free_memory_soon) {
 }
 END_TEST
 
+/* A hole at the end of a piece that is partly used cannot be given back, and with a free piece elsewhere the limit has
+ * room for a block: if the memory of that piece comes to lie beside the hole. */
+START_TEST(a_pool_at_its_limit_moves_memory_beside_a_hole) {
+  MAM_PoolOptions options = options_with(32 * MIB);
+  options.context = use_primary(0);
+  options.source = MAM_SOURCE_VMM;
+  options.limit_bytes = 130 * MIB;
+  MAM_Pool pool = pool_with(options);
+  char *whole = block_of(pool, 96 * MIB), *part = block_of(pool, 8 * MIB);
+  ck_assert_uint_eq(info_of(pool).reserved_bytes, 128 * MIB);
+  OK(MAM_CudaFree(whole));
+  OK(MAM_CudaFree(block_of(pool, 110 * MIB)));
+  ck_assert_uint_le(info_of(pool).reserved_bytes, 130 * MIB);
+  OK(MAM_CudaFree(part));
+  assert_adds_up(pool);
+}
+END_TEST
+
 START_TEST(immediate_reuse_never_synchronises) {
   MAM_PoolOptions options = options_with(8 * MIB);
   void *pointer = &pointer;
@@ -1314,6 +1332,7 @@ int main(void) {
   tcase_add_test(tcase, a_pool_does_not_grow_beside_what_another_thread_freed);
   tcase_add_test(tcase, a_pool_does_not_grow_beside_what_the_thread_freed);
   tcase_add_test(tcase, many_freed_small_blocks_are_free_memory_soon);
+  tcase_add_test(tcase, a_pool_at_its_limit_moves_memory_beside_a_hole);
   tcase_add_test(tcase, immediate_reuse_never_synchronises);
   tcase_add_test(tcase, reuse_of_the_default_pool_by_environment_variable);
   tcase_add_test(tcase, freed_memory_that_waits_joins_its_neighbours_afterwards);

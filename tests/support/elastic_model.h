@@ -116,21 +116,38 @@ static bool elastic_grow(struct elastic_model *model, size_t cells, bool generou
   return true;
 }
 
-/* The granule of the highest piece below end that is free as a whole.  -1 if there is none. */
-static long elastic_free_piece(const struct elastic_model *model, long end) {
+/* Whether all cells from one to another are free, in whichever order the two are; neither itself is looked at. */
+static bool elastic_free_between(const struct elastic_model *model, size_t one, size_t other) {
+  size_t first = one < other ? one : other, last = one < other ? other : one;
+  while (++first < last)
+    if (model->cells[first] != ELASTIC_FREE)
+      return false;
+  return true;
+}
+
+/* Whether a piece that is free as a whole is a part of a hole beside the run of count granules from place on. */
+static bool elastic_beside(const struct elastic_model *model, unsigned granule, unsigned place, unsigned count) {
+  size_t piece = (size_t)granule * ELASTIC_GRANULE_CELLS;
+  size_t first = (size_t)place * ELASTIC_GRANULE_CELLS, last = first + (size_t)count * ELASTIC_GRANULE_CELLS - 1;
+  return count > 0 && elastic_free_between(model, piece, piece < first ? first : last);
+}
+
+/* The granule of the highest piece below end that is free as a whole, and not beside the run.  -1 if there is none. */
+static long elastic_free_piece(const struct elastic_model *model, long end, unsigned place, unsigned count) {
   for (long granule = end - 1; granule >= 0; granule--) {
     size_t free_cells = 0, all = (size_t)model->pieces[granule] * ELASTIC_GRANULE_CELLS;
     for (size_t i = 0; i < all; i++)
       free_cells += model->cells[(size_t)granule * ELASTIC_GRANULE_CELLS + i] == ELASTIC_FREE;
-    if (all > 0 && free_cells == all)
+    if (all > 0 && free_cells == all && !elastic_beside(model, (unsigned)granule, place, count))
       return granule;
   }
   return -1;
 }
 
-static void elastic_trim(struct elastic_model *model, unsigned keep) {
+/* Leaves what is free beside a run of count granules from place on; count 0: there is no such run. */
+static void elastic_trim(struct elastic_model *model, unsigned keep, unsigned place, unsigned count) {
   for (long end = ELASTIC_GRANULES; elastic_held(model) > keep && !model->unfenced;) {
-    end = elastic_free_piece(model, end);
+    end = elastic_free_piece(model, end, place, count);
     if (end < 0)
       return;
     elastic_fill(model, (unsigned)end, model->pieces[end], ELASTIC_UNMAPPED);
@@ -151,7 +168,7 @@ static bool elastic_give_excess(struct elastic_model *model, size_t cells) {
   if (count == 0 || elastic_count(model, ELASTIC_FREE) < (size_t)count * ELASTIC_GRANULE_CELLS ||
       (held + count) * granule_bytes <= most + most / 128 || 2 * (model->moved_granules + charge) > held)
     return false;
-  elastic_trim(&tried, (unsigned)held - count);
+  elastic_trim(&tried, (unsigned)held - count, granule, count);
   if (elastic_held(&tried) > held - count)
     return false;
   *model = tried;
@@ -159,17 +176,24 @@ static bool elastic_give_excess(struct elastic_model *model, size_t cells) {
   return true;
 }
 
-/* At the limit, free pieces are given back to make room elsewhere, if they are enough. */
-static bool elastic_move(struct elastic_model *model, size_t cells) {
-  unsigned need = (unsigned)((cells + ELASTIC_GRANULE_CELLS - 1) / ELASTIC_GRANULE_CELLS);
+/* Gives free pieces back, so that the limit allows need more, if they are enough. */
+static bool elastic_give_for(struct elastic_model *model, unsigned need, unsigned place, unsigned count) {
   struct elastic_model tried = *model;
   if (need > model->limit || elastic_held(model) <= model->limit - need)
     return false;
-  elastic_trim(&tried, model->limit - need);
+  elastic_trim(&tried, model->limit - need, place, count);
   if (elastic_held(&tried) > model->limit - need)
     return false;
   *model = tried;
-  return elastic_grow(model, cells, false);
+  return true;
+}
+
+/* At the limit, free pieces are given back to make room elsewhere: beside a hole, or else for the whole block. */
+static bool elastic_move(struct elastic_model *model, size_t cells) {
+  unsigned need = (unsigned)((cells + ELASTIC_GRANULE_CELLS - 1) / ELASTIC_GRANULE_CELLS);
+  unsigned granule, count = elastic_place(model, cells, &granule);
+  bool given = (count > 0 && elastic_give_for(model, count, granule, count)) || elastic_give_for(model, need, 0, 0);
+  return given && elastic_grow(model, cells, false);
 }
 
 static void elastic_synchronize(struct elastic_model *model) {
@@ -263,7 +287,7 @@ static void elastic_step(struct elastic_model *model, struct mam_pool *pool, con
     elastic_step_malloc(model, pool, 1 + value % (ELASTIC_MEMORY_GRANULES * ELASTIC_GRANULE_CELLS));
     break;
   case 4:
-    elastic_trim(model, operation[0] & 8 ? 0 : keep);
+    elastic_trim(model, operation[0] & 8 ? 0 : keep, 0, 0);
     MODEL_REQUIRE(pool_trim(pool, POOL_ANY_ID, operation[0] & 8 ? 0 : keep * (size_t)SOURCE_GRANULARITY_BYTES, false) ==
                   cudaSuccess);
     break;
