@@ -75,19 +75,26 @@ static void look_count_locked(struct mam_pool *pool, unsigned *looks, unsigned w
   *looks += weight;
 }
 
-/* An elastic pool holds no more than its blocks need.  A program that comes back to several sizes, with one of them
+/* A pool that grows holds no more than its blocks need.  A program that comes back to several sizes, with one of them
  * live at a time, has all of it kept for one size when it needs another, and makes a look each time.  After so many
  * looks without growth the pool grows in place of the next one, by a block, or by a part of what it grew so before: by
  * a 64th of its limit in all, and at most so many bytes, until a trim gives some back. */
 enum { SPEED_LOOKS = 16, SPEED_STEPS = 4, SPEED_SHARE = 64, SPEED_MOST_BYTES = 256 << 20 };
 
+/* Whether it may: a pool that can grow and give memory back, and whose free chunks do not go back by themselves. */
+static bool grows_for_speed(const struct mam_pool *pool) {
+  bool by_chunks = pool->config.chunk_bytes < pool->limit_bytes && !pool->config.keeps && !pool->config.gives_all;
+  return pool->config.elastic || by_chunks;
+}
+
 /* Whether it has grown so.  May leave the lock. */
 static bool speed_grow_locked(struct mam_pool *pool, size_t bytes, bool at_once) {
   lock_held(&pool->lock);
   size_t most = pool->limit_bytes / SPEED_SHARE, held_bytes = pool->held_bytes;
+  size_t least = bytes < pool->config.chunk_bytes ? pool->config.chunk_bytes : bytes;
   most = most < SPEED_MOST_BYTES ? most : SPEED_MOST_BYTES;
-  if (!pool->config.elastic || pool->looks < SPEED_LOOKS * LOOK_WEIGHT || bytes > most ||
-      pool->speed_bytes > most - bytes || pool->refused_bytes > 0)
+  if (!grows_for_speed(pool) || pool->looks < SPEED_LOOKS * LOOK_WEIGHT || least > most ||
+      pool->speed_bytes > most - least || pool->refused_bytes > 0)
     return false;
   size_t left = most - pool->speed_bytes, want = pool->speed_bytes / SPEED_STEPS;
   want = want < bytes ? bytes : want < left ? want : left;
@@ -361,7 +368,7 @@ static void hand_out_locked(struct mam_pool *pool, struct segment *segment, cons
   pool_class_count_locked(pool, segment->bytes, 1);
   pool->malloc_count++;
   pool->requested_bytes += order->size;
-  pool->looks -= pool->config.elastic && pool->looks > 0;
+  pool->looks -= pool->looks > 0 && grows_for_speed(pool);
   live_note_locked(pool, order->live_bytes > 0 ? order->live_bytes : pool->segments.bytes[SEGMENT_USED],
                    segment->bytes);
   peak_update_locked(pool);

@@ -589,11 +589,14 @@ START_TEST(a_loop_over_ten_sizes_is_served_by_what_it_freed) {
 END_TEST
 
 /* One block is live at a time.  A pool that held no more than the largest would have to bring it back for each other
- * size. */
+ * size.  _i: it maps memory; or it takes chunks, which are as large as the largest block, or smaller. */
 START_TEST(temporaries_of_several_sizes_are_served_by_what_was_freed) {
   enum { SIZES = 5, ROUNDS = 100 };
-  static const size_t sizes_kib[SIZES] = {8847, 1710, 12902, 5171, 2908};
-  MAM_Pool pool = mapped_pool(16 * GIB);
+  static const size_t sizes_kib[SIZES] = {8847, 1710, 12902, 5171, 2908}, chunk_mib[] = {0, 14, 4};
+  MAM_PoolOptions options = options_with(chunk_mib[_i] * MIB);
+  options.context = use_primary(0);
+  options.limit_bytes = 16 * GIB;
+  MAM_Pool pool = _i == 0 ? mapped_pool(16 * GIB) : pool_with(options);
   MAM_PoolInfo before = {0};
   for (int round = 0; round < 2 * ROUNDS; round++) {
     if (round == ROUNDS)
@@ -1323,7 +1326,7 @@ int main(void) {
   tcase_add_test(tcase, growth_takes_one_mapping);
   tcase_add_test(tcase, growth_leaves_threads_what_the_gpu_still_uses);
   tcase_add_test(tcase, a_loop_over_ten_sizes_is_served_by_what_it_freed);
-  tcase_add_test(tcase, temporaries_of_several_sizes_are_served_by_what_was_freed);
+  tcase_add_loop_test(tcase, temporaries_of_several_sizes_are_served_by_what_was_freed, 0, 3);
   tcase_add_test(tcase, a_pool_takes_little_for_speed_alone);
   tcase_add_loop_test(tcase, what_a_thread_keeps_does_not_make_memory_short, 0, 3);
   tcase_add_test(tcase, temporaries_on_a_stream_are_served_by_what_was_freed_on_it);
