@@ -288,12 +288,9 @@ enum front_freed front_free_large_on(struct front *front, uintptr_t address, str
 
 /* ---- front_small.c: small blocks, the slow way ---- */
 
-/* Whether blocks of so many bytes may come from slabs. */
-bool small_has_slabs(const struct front *front, const struct mam_pool *pool, size_t size);
-
-/* A small block by means of the magazine, or a fence for it, or the depot.  *address is 0 before, and after if there is
- * none. */
-cudaError_t small_serve(struct front *front, const struct front_request *request, struct mam_pool *pool,
+/* A small block by means of the magazine, or a fence for it, or the depot, which may take a slab if it grows.  *address
+ * is 0 before, and after if there is none. */
+cudaError_t small_serve(struct front *front, const struct front_request *request, struct mam_pool *pool, bool grows,
                         uintptr_t *address);
 
 /* Gives frees room to push on.  The caller is a user of the pool. */
@@ -307,7 +304,7 @@ struct miss {
   uint64_t generation;
   size_t live_bytes;         /* of the pool, as far as the thread knows */
   bool live_exact;           /* it knows */
-  bool again;                /* if the pool has nothing either, the depot is asked once more */
+  bool small;                /* if the pool has nothing either, the depot is asked once more */
   struct shelf *shelf, *bin; /* for the size or the tag; bin: NULL if the thread has no use for it */
   uint64_t epoch;            /* that the shelf's oldest block waits for, if it would do; else 0 */
   bool enough;               /* the shelf has no room for more, or the pool is not to grow for more of it */

@@ -212,7 +212,7 @@ static cudaError_t large_take(struct front *front, const struct front_request *r
                              .growth_most_bytes = growth.most,
                              .live_bytes = miss->live_bytes + request->size,
                              .live_exact = miss->live_exact,
-                             .again = miss->again,
+                             .small = miss->small,
                              .stream = request->stream != NULL ? request->stream->name : no_stream};
   cudaError_t error = pool_take(miss->pool, &order, &block);
   if (error != cudaSuccess)

@@ -26,27 +26,21 @@ static inline enum tried front_try(struct front *front, const struct front_reque
   return tried;
 }
 
-static cudaError_t missed_try(struct front *front, const struct front_request *request, struct miss *miss,
-                              uintptr_t *address) {
-  cudaError_t error = cudaSuccess;
-  *address = 0;
-  if (request->size <= POOL_SMALL_MOST_BYTES)
-    error = small_serve(front, request, miss->pool, address);
-  if (error == cudaSuccess && *address == 0)
-    error = large_malloc(front, request, miss, address);
-  return error;
-}
-
 /* Nothing was at hand: by the depot, a fence, or the pool.  What the pool collects last, from all fronts, goes back
  * into slabs.  One that is partly used stays with its depot, so a small block may be there now. */
 static cudaError_t malloc_missed(struct front *front, const struct front_request *request, struct miss *miss,
                                  uintptr_t *address) {
-  miss->again = small_has_slabs(front, miss->pool, request->size);
-  cudaError_t error = missed_try(front, request, miss, address);
-  if (error == cudaErrorMemoryAllocation && miss->again) {
-    miss->again = false;
-    error = missed_try(front, request, miss, address);
-  }
+  cudaError_t error = cudaSuccess;
+  *address = 0;
+  miss->small = request->size <= POOL_SMALL_MOST_BYTES;
+  if (miss->small)
+    error = small_serve(front, request, miss->pool, true, address);
+  if (error == cudaSuccess && *address == 0)
+    error = large_malloc(front, request, miss, address);
+  if (error == (cudaError_t)CUDA_ERROR_NOT_READY)
+    error = small_serve(front, request, miss->pool, false, address);
+  if (error == cudaSuccess && *address == 0)
+    error = pool_refuse(miss->pool, miss->generation, request->size);
   biased_enter(&front->lock);
   front->allocates = false;
   biased_leave(&front->lock);

@@ -19,11 +19,11 @@ static size_t class_live_segments(const struct mam_pool *pool, unsigned class) {
   return count;
 }
 
-bool small_has_slabs(const struct front *front, const struct mam_pool *pool, size_t size) {
-  if (size > POOL_SMALL_MOST_BYTES || front->alignment != POOL_ALIGNMENT_BYTES || front->no_slabs)
-    return false;
-  unsigned class = slab_class(size);
+/* Whether the class may be served from slabs. */
+static bool class_has_slabs(const struct front *front, const struct mam_pool *pool, unsigned class) {
   const struct depot *depot = &pool->fronts->depots[class];
+  if (front->alignment != POOL_ALIGNMENT_BYTES || front->no_slabs)
+    return false;
   /* relaxed, both: hints that need not be exact */
   if (atomic_load_explicit(&depot->slab_count, memory_order_relaxed) > 0)
     return true;
@@ -53,9 +53,9 @@ static bool magazine_turn(struct front *front, unsigned class, bool full) {
 }
 
 /* Gets blocks into the magazine of a class, which has slabs.  The caller is a user of the pool. */
-static bool magazine_refill(struct front *front, struct mam_pool *pool, unsigned class) {
+static bool magazine_refill(struct front *front, struct mam_pool *pool, unsigned class, bool grows) {
   struct depot *depot = &pool->fronts->depots[class];
-  struct batch *batch = slab_refill(pool, depot, class);
+  struct batch *batch = slab_refill(pool, depot, class, grows);
   if (batch == NULL)
     return magazine_turn(front, class, false);
   biased_enter(&front->lock);
@@ -89,16 +89,18 @@ bool magazine_make_room(struct front *front, struct mam_pool *pool, unsigned cla
 }
 
 /* From the depot, again if another thread collected the refill; *address stays 0 if there is none. */
-static void small_malloc(struct front *front, struct mam_pool *pool, unsigned class,
-                         const struct front_request *request, uintptr_t *address) {
-  while (*address == 0 && (lane_refill(front, pool, request->lane, class) || magazine_refill(front, pool, class))) {
+static void small_malloc(struct front *front, struct mam_pool *pool, const struct front_request *request, bool grows,
+                         uintptr_t *address) {
+  unsigned class = slab_class(request->size);
+  while (*address == 0 &&
+         (lane_refill(front, pool, request->lane, class) || magazine_refill(front, pool, class, grows))) {
     biased_enter(&front->lock);
     *address = front_pop_small(front, class, request->size, request->lane);
     biased_leave(&front->lock);
   }
 }
 
-cudaError_t small_serve(struct front *front, const struct front_request *request, struct mam_pool *pool,
+cudaError_t small_serve(struct front *front, const struct front_request *request, struct mam_pool *pool, bool grows,
                         uintptr_t *address) {
   unsigned class = slab_class(request->size);
   if (magazine_turn(front, class, true)) {
@@ -107,13 +109,13 @@ cudaError_t small_serve(struct front *front, const struct front_request *request
       *address = front_pop_small(front, class, request->size, request->lane);
     biased_leave(&front->lock);
   }
-  if (*address != 0 || !small_has_slabs(front, pool, request->size))
+  if (*address != 0 || !class_has_slabs(front, pool, class))
     return cudaSuccess;
   cudaError_t error = pool_enter(pool, request->default_id);
   if (error != cudaSuccess)
     return error;
   if (front_pool(front) == pool)
-    small_malloc(front, pool, class, request, address);
+    small_malloc(front, pool, request, grows, address);
   else
     error = cudaErrorInvalidResourceHandle;
   pool_exit(pool);

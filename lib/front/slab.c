@@ -340,12 +340,12 @@ static struct batch *refill(struct mam_pool *pool, struct depot *depot) {
   return batch;
 }
 
-struct batch *slab_refill(struct mam_pool *pool, struct depot *depot, unsigned class) {
+struct batch *slab_refill(struct mam_pool *pool, struct depot *depot, unsigned class, bool grows) {
   struct batch *batch;
   bool waited = false;
   while ((batch = refill(pool, depot)) == NULL) {
     bool passed = resting_passes(pool, depot) || (!waited && (waited = pool_wait_before_slab(pool)));
-    if (!passed && !slab_add(pool, depot, class))
+    if (!passed && !(grows && slab_add(pool, depot, class)))
       return NULL;
   }
   return batch;

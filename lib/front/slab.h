@@ -141,10 +141,10 @@ static inline size_t slab_requested_bytes(const _Atomic uint8_t *live, unsigned 
 }
 
 /* Blocks for a front: a batch that may be used, or one carved from a slab; of a slab, blocks of one word of bits, so
- * that no two threads write live bytes of one cache line unless blocks have wandered.  May grow the pool.  Waits
- * for the GPU only where the driver has no fences (pool_wait_before_slab).  NULL if there are none.  The caller is a
- * user of the pool. */
-struct batch *slab_refill(struct mam_pool *pool, struct depot *depot, unsigned class);
+ * that no two threads write live bytes of one cache line unless blocks have wandered.  If grows, a further slab may be
+ * taken, for which the pool may grow.  Waits for the GPU only where the driver has no fences (pool_wait_before_slab).
+ * NULL if there are none.  The caller is a user of the pool. */
+struct batch *slab_refill(struct mam_pool *pool, struct depot *depot, unsigned class, bool grows);
 
 /* A batch of what was freed on a stream, among those that rest longest, as many as a depot keeps; NULL if there is
  * none. */

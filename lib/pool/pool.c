@@ -427,15 +427,26 @@ cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, str
   if (segment == NULL && order->effort == POOL_TAKE_CLOSE && pool->held_bytes >= pool->limit_bytes)
     look_count_locked(pool, &pool->looks, LOOK_WEIGHT); /* the thread will look at what it keeps itself */
   if (segment == NULL) {
-    if (any && error == cudaErrorMemoryAllocation && !no_host_memory && !order->again)
+    if (any && error == cudaErrorMemoryAllocation && !no_host_memory && !order->small)
       return refuse_locked(pool, order->size);
     pool_unlock(pool);
+    if (any && error == cudaErrorMemoryAllocation && !no_host_memory)
+      return (cudaError_t)CUDA_ERROR_NOT_READY;
     return any && no_host_memory ? error_set(error, "the host has no memory for a segment") : error;
   }
   hand_out_locked(pool, segment, order, block);
   block->contended = contended;
   pool_unlock(pool);
   return cudaSuccess;
+}
+
+cudaError_t pool_refuse(struct mam_pool *pool, uint64_t generation, size_t size) {
+  pool_lock(pool);
+  cudaError_t error = pool_usable_locked(pool);
+  if (error == cudaSuccess && pool->generation == generation)
+    return refuse_locked(pool, size);
+  pool_unlock(pool);
+  return error != cudaSuccess ? error : cudaErrorInvalidResourceHandle;
 }
 
 cudaError_t pool_malloc(struct mam_pool *pool, uint64_t default_id, size_t size, const void *site, void **address) {

@@ -315,10 +315,13 @@ struct pool_order {
   size_t growth_bytes, growth_most_bytes; /* of POOL_TAKE_GROWTH; most: if it is by chunks, which may be larger */
   size_t live_bytes; /* of the pool's live blocks and this one, as far as the caller knows; 0: all that is used */
   bool live_exact;   /* it knows: no other thread has the pool */
-  bool again;        /* if it fails by all means, the caller orders once more: it is not refused yet */
+  bool small;        /* the caller refuses it, by pool_refuse: if there is no room, the error is CUDA_ERROR_NOT_READY */
   struct context_stream stream; /* what was freed on it may serve before it has passed; id 0: none */
 };
 cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, struct pool_block *block);
+
+/* Refuses an allocation of the pool of that generation: counts it, sets the error and returns it. */
+cudaError_t pool_refuse(struct mam_pool *pool, uint64_t generation, size_t size);
 
 /* Notes that memory was freed for which nobody waits, though a kernel may still use it: before the present epoch has
  * passed, none of the pool's memory is unmapped. */
