@@ -138,16 +138,19 @@ static void check_class(struct check *check, unsigned class) {
 
 /* What the fronts have counted is what the live bytes say.  The codes of threads that ended are in no sum. */
 static void check_small_sums(struct check *check) {
-  const struct pool_front_sum *gone = &check->pool->fronts->gone;
-  size_t count = gone->live_small_count, bytes = gone->live_small_bytes;
+  const struct fronts *fronts = check->pool->fronts;
+  const struct pool_front_sum *gone = &fronts->gone;
+  size_t count = 0, bytes = 0;
   int64_t codes = 0;
-  for (const struct front *front = check->pool->fronts->first; front != NULL; front = front->next_of_pool)
-    for (unsigned i = 0; i < SLAB_CLASSES; i++) {
-      size_t live = magazine_mallocs(&front->magazines[i]) - magazine_frees(&front->magazines[i]);
-      count += live;
-      bytes += live * slab_class_bytes(i);
+  for (unsigned i = 0; i < SLAB_CLASSES; i++) {
+    int64_t live = fronts->gone_live[i];
+    for (const struct front *front = fronts->first; front != NULL; front = front->next_of_pool) {
+      live += magazine_live(&front->magazines[i]);
       codes += front->magazines[i].codes;
     }
+    count += (size_t)live;
+    bytes += (size_t)live * slab_class_bytes(i);
+  }
   expect(check, count == check->live_count, "the fronts' counts of small blocks do not add up to the live ones");
   expect(check, bytes == check->live_bytes, "the fronts' counts of small blocks are of other classes");
   expect(check, gone->hits[FRONT_HIT_MAGAZINE] != 0 || gone->frees != 0 || codes == check->codes,

@@ -42,12 +42,11 @@ static void orphans_free(struct fronts *fronts) {
 }
 
 /* All at once: then nothing is on its way from one thread to another. */
-static void fronts_empty(struct mam_pool *pool) {
+static void fronts_empty_and_hold(struct mam_pool *pool) {
   fronts_freeze(pool);
   for (struct front *front = pool->fronts->first; front != NULL; front = front->next_of_pool)
     front_empty(front, FRONT_EVERY_EPOCH);
   orphans_free(pool->fronts);
-  fronts_thaw(pool);
 }
 
 /* One after the other, so that a thread is kept out for as long as its own front takes, not for all of them.  Under
@@ -71,15 +70,26 @@ static void fronts_empty_in_turn(struct mam_pool *pool) {
   pthread_mutex_unlock(&pool->fronts->lock);
 }
 
-bool fronts_collect(struct mam_pool *pool, bool all) {
-  unsigned most = all ? UINT_MAX : RECLAIM_MOST;
-  if (all) {
-    fronts_empty(pool);
-    (void)reuse_reach(pool->reuse, reuse_epoch(pool->reuse)); /* what was just freed may have passed already */
-  } else {
-    fronts_empty_in_turn(pool);
-  }
+/* Whether no batch was left. */
+static bool depots_reclaim(struct mam_pool *pool, unsigned most) {
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
     (void)slab_reclaim(pool, &pool->fronts->depots[i], &most);
   return most > 0;
+}
+
+void fronts_hold(struct mam_pool *pool) {
+  fronts_empty_and_hold(pool);
+  (void)reuse_reach(pool->reuse, reuse_epoch(pool->reuse)); /* what was just freed may have passed already */
+  (void)depots_reclaim(pool, UINT_MAX);
+}
+
+bool fronts_collect(struct mam_pool *pool, bool all) {
+  if (!all) {
+    fronts_empty_in_turn(pool);
+    return depots_reclaim(pool, RECLAIM_MOST);
+  }
+  fronts_empty_and_hold(pool);
+  fronts_thaw(pool);
+  (void)reuse_reach(pool->reuse, reuse_epoch(pool->reuse)); /* as above */
+  return depots_reclaim(pool, UINT_MAX);
 }

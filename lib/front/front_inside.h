@@ -125,9 +125,11 @@ enum { FRONT_DEPOT_LOCKS = 4 };
 struct fronts {
   pthread_mutex_t lock; /* of the list */
   struct front *first;
-  bool shared;                /* some thread had no memory for a front: none is ever alone again */
-  struct balance_sum live;    /* bytes, as far as they are published */
-  struct pool_front_sum gone; /* the numbers of threads that ended */
+  bool waited_in_vain;             /* for what threads have in hand, and they have it still (front_last.c) */
+  bool shared;                     /* some thread had no memory for a front: none is ever alone again */
+  struct balance_sum live;         /* bytes, as far as they are published */
+  struct pool_front_sum gone;      /* the numbers of threads that ended, */
+  int64_t gone_live[SLAB_CLASSES]; /* of these, the live blocks of each class */
   pthread_mutex_t depot_locks[FRONT_DEPOT_LOCKS];
   struct depot depots[SLAB_CLASSES];
 };
@@ -237,6 +239,10 @@ void front_empty(struct front *front, uint64_t passed);
 /* Brings all that fronts hold back to the pool: collect of struct pool_front (pool.h). */
 bool fronts_collect(struct mam_pool *pool, bool all);
 
+/* Holds all fronts of the pool still and brings back what they hold, for its rule of reuse to decide about, until
+ * fronts_thaw. */
+void fronts_hold(struct mam_pool *pool);
+
 /* ---- front_lane.c: what is rare about lanes.  The thread is not inside. ---- */
 
 /* The lane of a stream; if there is none, the one that was named longest ago goes to the stream. */
@@ -288,10 +294,15 @@ enum front_freed front_free_large_on(struct front *front, uintptr_t address, str
 
 /* ---- front_small.c: small blocks, the slow way ---- */
 
-/* A small block by means of the magazine, or a fence for it, or the depot, which may take a slab if it grows.  *address
- * is 0 before, and after if there is none. */
-cudaError_t small_serve(struct front *front, const struct front_request *request, struct mam_pool *pool, bool grows,
+/* A small block by means of the magazine, or a fence for it, or the depot.  *address is 0 before, and after if there is
+ * none. */
+cudaError_t small_serve(struct front *front, const struct front_request *request, struct mam_pool *pool,
                         uintptr_t *address);
+
+/* The same at last, from what the depot has at hand, if the pool is the front's still; 0 if that is nothing.  *away as
+ * for slab_refill_at_hand.  The thread is inside, or holds the front still. */
+uintptr_t small_serve_held(struct front *front, const struct front_request *request, struct mam_pool *pool,
+                           size_t *away);
 
 /* Gives frees room to push on.  The caller is a user of the pool. */
 bool magazine_make_room(struct front *front, struct mam_pool *pool, unsigned class);
@@ -304,7 +315,6 @@ struct miss {
   uint64_t generation;
   size_t live_bytes;         /* of the pool, as far as the thread knows */
   bool live_exact;           /* it knows */
-  bool small;                /* if the pool has nothing either, the depot is asked once more */
   struct shelf *shelf, *bin; /* for the size or the tag; bin: NULL if the thread has no use for it */
   uint64_t epoch;            /* that the shelf's oldest block waits for, if it would do; else 0 */
   bool enough;               /* the shelf has no room for more, or the pool is not to grow for more of it */
@@ -317,7 +327,21 @@ struct miss {
 /* The thread is inside. */
 void large_miss(struct front *front, const struct front_request *request, struct miss *miss);
 
+/* CUDA_ERROR_NOT_READY: there is none, and the allocation is not refused yet. */
 cudaError_t large_malloc(struct front *front, const struct front_request *request, struct miss *miss,
                          uintptr_t *address);
+
+/* What the pool is asked for. */
+struct pool_order large_order(const struct front_request *request, enum pool_effort effort, const struct miss *miss);
+
+/* Takes what the pool handed out.  cudaErrorInvalidResourceHandle: the pool has ended since, and the block with it. */
+cudaError_t large_receive(struct front *front, const struct front_request *request, const struct pool_block *block,
+                          struct miss *miss, uintptr_t *address);
+
+/* ---- front_last.c: what is tried before an allocation is refused ---- */
+
+/* *address is 0 before, and after if there is nothing. */
+cudaError_t last_malloc(struct front *front, const struct front_request *request, struct miss *miss,
+                        uintptr_t *address);
 
 #endif

@@ -198,40 +198,46 @@ static struct shelf *large_note(struct front *front, const struct pool_block *bl
   return clear;
 }
 
-/* cudaErrorInvalidResourceHandle if the pool has ended, whatever its struct is now. */
-static cudaError_t large_take(struct front *front, const struct front_request *request, enum pool_effort effort,
-                              struct growth growth, struct miss *miss, uintptr_t *address) {
-  struct pool_block block;
-  struct pool_order order = {.default_id = request->default_id,
+struct pool_order large_order(const struct front_request *request, enum pool_effort effort, const struct miss *miss) {
+  return (struct pool_order){.default_id = request->default_id,
                              .generation = miss->generation,
                              .size = request->size,
                              .site = request->site,
                              .tag = request->tag,
                              .effort = effort == POOL_TAKE_ANY && request->at_once ? POOL_TAKE_AT_ONCE : effort,
-                             .growth_bytes = growth.bytes,
-                             .growth_most_bytes = growth.most,
                              .live_bytes = miss->live_bytes + request->size,
                              .live_exact = miss->live_exact,
-                             .small = miss->small,
                              .stream = request->stream != NULL ? request->stream->name : no_stream};
-  cudaError_t error = pool_take(miss->pool, &order, &block);
-  if (error != cudaSuccess)
-    return error;
+}
+
+cudaError_t large_receive(struct front *front, const struct front_request *request, const struct pool_block *block,
+                          struct miss *miss, uintptr_t *address) {
   ring_make(front, miss->shelf, SHELF_BLOCKS);
   ring_make(front, miss->bin, BIN_BLOCKS);
   biased_enter(&front->lock);
   bool attached = front->pool == miss->pool && front->generation == miss->generation;
-  bool deserted = crowd_count(front, block.contended);
-  struct shelf *clear = attached ? large_note(front, &block, request->tag) : NULL;
+  bool deserted = crowd_count(front, block->contended);
+  struct shelf *clear = attached ? large_note(front, block, request->tag) : NULL;
   if (attached)
-    front_count(front, block.bytes);
+    front_count(front, block->bytes);
   biased_leave(&front->lock);
   if (clear != NULL)
     shelf_return(front, clear, UINT_MAX);
   if (deserted)
     bins_return(front);
-  *address = attached ? block.address : 0; /* else the pool has ended since, and the block with it */
+  *address = attached ? block->address : 0;
   return attached ? cudaSuccess : cudaErrorInvalidResourceHandle;
+}
+
+/* cudaErrorInvalidResourceHandle if the pool has ended, whatever its struct is now. */
+static cudaError_t large_take(struct front *front, const struct front_request *request, enum pool_effort effort,
+                              struct growth growth, struct miss *miss, uintptr_t *address) {
+  struct pool_block block;
+  struct pool_order order = large_order(request, effort, miss);
+  order.growth_bytes = growth.bytes;
+  order.growth_most_bytes = growth.most;
+  cudaError_t error = pool_take(miss->pool, &order, &block);
+  return error == cudaSuccess ? large_receive(front, request, &block, miss, address) : error;
 }
 
 /* The pool has nothing free for a size that the shelf could serve with a fence.  Returns true if that was so TIGHT_MOST

@@ -101,6 +101,8 @@ void front_unlink(struct fronts *fronts, struct front *front) {
   *link = front->next_of_pool;
   balance_publish(&front->balance, &fronts->live);
   front_add_numbers(front, &fronts->gone);
+  for (unsigned i = 0; i < SLAB_CLASSES; i++)
+    fronts->gone_live[i] += magazine_live(&front->magazines[i]);
 }
 
 void front_free_memory(struct front *front) {

@@ -26,21 +26,17 @@ static inline enum tried front_try(struct front *front, const struct front_reque
   return tried;
 }
 
-/* Nothing was at hand: by the depot, a fence, or the pool.  What the pool collects last, from all fronts, goes back
- * into slabs.  One that is partly used stays with its depot, so a small block may be there now. */
+/* Nothing was at hand: by the depot, a fence, or the pool. */
 static cudaError_t malloc_missed(struct front *front, const struct front_request *request, struct miss *miss,
                                  uintptr_t *address) {
   cudaError_t error = cudaSuccess;
   *address = 0;
-  miss->small = request->size <= POOL_SMALL_MOST_BYTES;
-  if (miss->small)
-    error = small_serve(front, request, miss->pool, true, address);
+  if (request->size <= POOL_SMALL_MOST_BYTES)
+    error = small_serve(front, request, miss->pool, address);
   if (error == cudaSuccess && *address == 0)
     error = large_malloc(front, request, miss, address);
   if (error == (cudaError_t)CUDA_ERROR_NOT_READY)
-    error = small_serve(front, request, miss->pool, false, address);
-  if (error == cudaSuccess && *address == 0)
-    error = pool_refuse(miss->pool, miss->generation, request->size);
+    error = last_malloc(front, request, miss, address);
   biased_enter(&front->lock);
   front->allocates = false;
   biased_leave(&front->lock);

@@ -59,6 +59,8 @@ static void fronts_close(struct mam_pool *pool) {
       front_free_memory(front);
   }
   memset(&fronts->gone, 0, sizeof fronts->gone);
+  memset(fronts->gone_live, 0, sizeof fronts->gone_live);
+  fronts->waited_in_vain = false;
   fronts->live = (struct balance_sum){0};
   for (unsigned i = 0; i < SLAB_CLASSES; i++)
     slab_forget(&fronts->depots[i]);

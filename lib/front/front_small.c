@@ -53,9 +53,9 @@ static bool magazine_turn(struct front *front, unsigned class, bool full) {
 }
 
 /* Gets blocks into the magazine of a class, which has slabs.  The caller is a user of the pool. */
-static bool magazine_refill(struct front *front, struct mam_pool *pool, unsigned class, bool grows) {
+static bool magazine_refill(struct front *front, struct mam_pool *pool, unsigned class) {
   struct depot *depot = &pool->fronts->depots[class];
-  struct batch *batch = slab_refill(pool, depot, class, grows);
+  struct batch *batch = slab_refill(pool, depot, class);
   if (batch == NULL)
     return magazine_turn(front, class, false);
   biased_enter(&front->lock);
@@ -89,18 +89,16 @@ bool magazine_make_room(struct front *front, struct mam_pool *pool, unsigned cla
 }
 
 /* From the depot, again if another thread collected the refill; *address stays 0 if there is none. */
-static void small_malloc(struct front *front, struct mam_pool *pool, const struct front_request *request, bool grows,
-                         uintptr_t *address) {
-  unsigned class = slab_class(request->size);
-  while (*address == 0 &&
-         (lane_refill(front, pool, request->lane, class) || magazine_refill(front, pool, class, grows))) {
+static void small_malloc(struct front *front, struct mam_pool *pool, unsigned class,
+                         const struct front_request *request, uintptr_t *address) {
+  while (*address == 0 && (lane_refill(front, pool, request->lane, class) || magazine_refill(front, pool, class))) {
     biased_enter(&front->lock);
     *address = front_pop_small(front, class, request->size, request->lane);
     biased_leave(&front->lock);
   }
 }
 
-cudaError_t small_serve(struct front *front, const struct front_request *request, struct mam_pool *pool, bool grows,
+cudaError_t small_serve(struct front *front, const struct front_request *request, struct mam_pool *pool,
                         uintptr_t *address) {
   unsigned class = slab_class(request->size);
   if (magazine_turn(front, class, true)) {
@@ -115,9 +113,26 @@ cudaError_t small_serve(struct front *front, const struct front_request *request
   if (error != cudaSuccess)
     return error;
   if (front_pool(front) == pool)
-    small_malloc(front, pool, request, grows, address);
+    small_malloc(front, pool, class, request, address);
   else
     error = cudaErrorInvalidResourceHandle;
   pool_exit(pool);
   return error;
+}
+
+uintptr_t small_serve_held(struct front *front, const struct front_request *request, struct mam_pool *pool,
+                           size_t *away) {
+  unsigned class = slab_class(request->size);
+  struct depot *depot = &pool->fronts->depots[class];
+  *away = 0;
+  if (front->pool != pool || !class_has_slabs(front, pool, class))
+    return 0;
+  bool by_lane = request->lane != NULL && lane_blocks(request->lane, class) == 0;
+  struct batch *batch = by_lane ? slab_retake(depot, request->lane->stream) : NULL, *surplus = NULL;
+  if (batch != NULL)
+    surplus = lane_load(request->lane, class, batch);
+  else if ((batch = slab_refill_at_hand(pool, depot, class, away)) != NULL)
+    surplus = magazine_load(&front->magazines[class], batch);
+  slab_rest(pool, depot, surplus, no_stream);
+  return batch != NULL ? front_pop_small(front, class, request->size, request->lane) : 0;
 }

@@ -111,6 +111,11 @@ static inline uint64_t magazine_frees(const struct magazine *magazine) {
   return magazine->filled_blocks + (batch_real(magazine->filling) ? magazine->filling->count : 0);
 }
 
+/* The live blocks of the class, as far as this thread made them so. */
+static inline int64_t magazine_live(const struct magazine *magazine) {
+  return (int64_t)(magazine_mallocs(magazine) - magazine_frees(magazine));
+}
+
 /* A block from a batch that is not empty. */
 static inline __attribute__((always_inline)) uintptr_t magazine_pop_of(struct magazine *magazine, struct batch *loaded,
                                                                        unsigned class, size_t size) {

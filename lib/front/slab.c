@@ -340,12 +340,24 @@ static struct batch *refill(struct mam_pool *pool, struct depot *depot) {
   return batch;
 }
 
-struct batch *slab_refill(struct mam_pool *pool, struct depot *depot, unsigned class, bool grows) {
+struct batch *slab_refill_at_hand(struct mam_pool *pool, struct depot *depot, unsigned class, size_t *away) {
+  mutex_lock(depot->lock);
+  struct batch *batch = refill_locked(pool, depot);
+  /* relaxed: under the lock */
+  size_t slabs = atomic_load_explicit(&depot->slab_count, memory_order_relaxed);
+  *away = slabs * (SLAB_BYTES / slab_class_bytes(class));
+  for (const struct batch *resting = depot->first; resting != NULL && batch == NULL; resting = resting->next)
+    *away -= resting->count;
+  pthread_mutex_unlock(depot->lock);
+  return batch;
+}
+
+struct batch *slab_refill(struct mam_pool *pool, struct depot *depot, unsigned class) {
   struct batch *batch;
   bool waited = false;
   while ((batch = refill(pool, depot)) == NULL) {
     bool passed = resting_passes(pool, depot) || (!waited && (waited = pool_wait_before_slab(pool)));
-    if (!passed && !(grows && slab_add(pool, depot, class)))
+    if (!passed && !slab_add(pool, depot, class))
       return NULL;
   }
   return batch;

@@ -141,10 +141,14 @@ static inline size_t slab_requested_bytes(const _Atomic uint8_t *live, unsigned 
 }
 
 /* Blocks for a front: a batch that may be used, or one carved from a slab; of a slab, blocks of one word of bits, so
- * that no two threads write live bytes of one cache line unless blocks have wandered.  If grows, a further slab may be
- * taken, for which the pool may grow.  Waits for the GPU only where the driver has no fences (pool_wait_before_slab).
- * NULL if there are none.  The caller is a user of the pool. */
-struct batch *slab_refill(struct mam_pool *pool, struct depot *depot, unsigned class, bool grows);
+ * that no two threads write live bytes of one cache line unless blocks have wandered.  May grow the pool.  Waits
+ * for the GPU only where the driver has no fences (pool_wait_before_slab).  NULL if there are none.  The caller is a
+ * user of the pool. */
+struct batch *slab_refill(struct mam_pool *pool, struct depot *depot, unsigned class);
+
+/* The same with no further slab, and no wait.  If there is none, *away is how many of the depot's blocks are neither in
+ * its slabs nor in its batches. */
+struct batch *slab_refill_at_hand(struct mam_pool *pool, struct depot *depot, unsigned class, size_t *away);
 
 /* A batch of what was freed on a stream, among those that rest longest, as many as a depot keeps; NULL if there is
  * none. */
@@ -168,6 +172,11 @@ void slab_batches_free(struct batch *batch);
 /* Puts the blocks of resting batches whose epoch has passed into their slabs and gives slabs back that have them all:
  * of at most *most batches, which counts down.  Returns how many bytes went to the pool. */
 size_t slab_reclaim(struct mam_pool *pool, struct depot *depot, unsigned *most);
+
+/* The bytes of the depot's slabs. */
+static inline size_t slab_depot_bytes(const struct depot *depot) {
+  return SLAB_BYTES * (size_t)atomic_load_explicit(&depot->slab_count, memory_order_relaxed); /* relaxed: a hint */
+}
 
 /* Forgets all slabs and batches: the pool's memory is about to go.  No other thread uses the depot. */
 void slab_forget(struct depot *depot);

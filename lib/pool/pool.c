@@ -16,14 +16,10 @@ enum { OWN_WAITS = 16 };
 /* What an allocation has tried already. */
 struct attempt {
   uint64_t epoch; /* the present one at the beginning: what the thread has freed is of it, or of earlier ones */
-  unsigned own_waits, collections;
-  bool fenced, emptied; /* emptied: the fronts were, of everything, since the last wait */
-  bool at_once;         /* must not wait for the GPU */
+  unsigned own_waits;
+  bool fenced, looked, emptied; /* emptied: the fronts were, of everything, since the last wait */
+  bool at_once;                 /* must not wait for the GPU */
 };
-
-/* An allocation that is about to be refused collects so many times: after a collection, other threads may have freed
- * blocks, which their fronts keep.  Once is enough for a thread that has the pool to itself. */
-enum { COLLECTIONS_MOST = 4 };
 
 /* Grows the pool.  cudaSuccess also if that failed, but enough came free while the lock was left for it. */
 static cudaError_t grow_or_find_locked(struct mam_pool *pool, size_t bytes, bool at_once) {
@@ -226,9 +222,9 @@ static bool look_around_locked(struct mam_pool *pool, const struct pool_order *o
   }
   bool may_serve = !order->live_exact || kept_bytes_locked(pool, live_bytes) >= bytes;
   bool growth = may_serve && !room_is_there_locked(pool, order, bytes);
-  if (attempt->collections == 0 && (look_may_help_locked(pool, live_bytes) || growth) &&
+  if (!attempt->looked && (look_may_help_locked(pool, live_bytes) || growth) &&
       pool_collection_may_help_locked(pool, attempt->epoch)) {
-    attempt->collections++;
+    attempt->looked = true;
     look_count_locked(pool, &pool->looks, LOOK_WEIGHT);
     if (!speed_grow_locked(pool, bytes, attempt->at_once)) {
       look_locked(pool, bytes, live_bytes, attempt->epoch);
@@ -259,8 +255,7 @@ static cudaError_t make_room_locked(struct mam_pool *pool, const struct pool_ord
     return error;
   if (!attempt->at_once && attempt->own_waits < OWN_WAITS && pool_wait_may_help_locked(pool, bytes) &&
       !reuse_capturing(pool->reuse)) {
-    attempt->collections = 0;
-    attempt->emptied = false;
+    attempt->looked = attempt->emptied = false;
     error = pool_await_gpu_locked(pool, bytes, &attempt->own_waits);
     if (error != (cudaError_t)CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) /* else a capture has begun since it was asked */
       return error;
@@ -268,8 +263,7 @@ static cudaError_t make_room_locked(struct mam_pool *pool, const struct pool_ord
   }
   if (refused)
     error = grow_or_find_locked(pool, bytes, attempt->at_once);
-  if (error != cudaErrorMemoryAllocation || pool->config.front == NULL || (attempt->emptied && order->live_exact) ||
-      ++attempt->collections > COLLECTIONS_MOST)
+  if (error != cudaErrorMemoryAllocation || pool->config.front == NULL || attempt->emptied)
     return error;
   pool_collect_some_locked(pool, bytes, true);
   attempt->emptied = true;
@@ -306,24 +300,6 @@ static void spare_again_locked(struct mam_pool *pool) {
 
 /* ---- Malloc ---- */
 
-/* Refuses an allocation: counts it and sets the error.  Leaves the lock. */
-static cudaError_t refuse_locked(struct mam_pool *pool, size_t size) {
-  lock_held(&pool->lock);
-  MAM_PoolInfo info;
-  char said[sizeof pool->source_said];
-  pool->failure_count++;
-  pool_info_locked(pool, NULL, &info);
-  memcpy(said, pool->source_said, sizeof said);
-  bool capturing = info.waiting_bytes > 0 && reuse_capturing(pool->reuse);
-  pool_unlock(pool);
-  return error_set(
-      cudaErrorMemoryAllocation,
-      "no room for %zu bytes: %zu are free, %zu in the largest hole; the pool holds %zu of at most %zu%s%s%s", size,
-      info.free_bytes, info.largest_free_bytes, info.reserved_bytes, info.limit_bytes,
-      capturing ? "; freed memory must wait for the end of the stream capture" : "",
-      said[0] != '\0' ? "; the source said: " : "", said);
-}
-
 static struct segment *take_locked(struct mam_pool *pool, const struct pool_order *order, size_t bytes,
                                    cudaError_t *error, bool *no_host_memory) {
   lock_held(&pool->lock);
@@ -358,7 +334,8 @@ static void peak_update_locked(struct mam_pool *pool) {
 static void hand_out_locked(struct mam_pool *pool, struct segment *segment, const struct pool_order *order,
                             struct pool_block *block) {
   lock_held(&pool->lock);
-  *block = (struct pool_block){segment, segment->base, segment->bytes, pool->ticket_next, false};
+  *block = (struct pool_block){
+      .segment = segment, .address = segment->base, .bytes = segment->bytes, .ticket = pool->ticket_next};
   pool->ticket_next += 2;
   segment->as.used.requested_bytes = order->size;
   segment->as.used.site = order->site;
@@ -394,12 +371,54 @@ static void speed_up_locked(struct mam_pool *pool, size_t bytes, const struct po
   cuts_allow_locked(pool, order->growth_bytes);
 }
 
+/* Whether the order is for a pool that was there before. */
+static bool order_is_old_locked(const struct mam_pool *pool, uint64_t generation) {
+  lock_held(&pool->lock);
+  return generation != POOL_ANY_GENERATION && generation != pool->generation;
+}
+
 /* Errors: as pool_malloc. */
 static cudaError_t order_expect_locked(const struct mam_pool *pool, const struct pool_order *order) {
   lock_held(&pool->lock);
   cudaError_t error = pool_expect_locked(pool, order->default_id);
-  bool other = order->generation != POOL_ANY_GENERATION && order->generation != pool->generation;
-  return error == cudaSuccess && other ? cudaErrorInvalidResourceHandle : error;
+  bool old = order_is_old_locked(pool, order->generation);
+  return error == cudaSuccess && old ? cudaErrorInvalidResourceHandle : error;
+}
+
+/* What is free, with nothing spared.  Leaves the lock first. */
+static struct segment *last_take_locked(struct mam_pool *pool, const struct pool_order *order, size_t bytes,
+                                        bool *no_host_memory) {
+  lock_held(&pool->lock);
+  pool_fence_locked(pool, bytes);
+  if (order_expect_locked(pool, order) != cudaSuccess)
+    return NULL;
+  cuts_allow_locked(pool, bytes);
+  pool->segments.spared_bytes = 0;
+  struct segment *segment = fit_take_locked(pool, order, bytes, no_host_memory);
+  spare_again_locked(pool);
+  return segment;
+}
+
+/* By the order's effort, which may leave the lock.  *error: why, if there is none. */
+static struct segment *effort_take_locked(struct mam_pool *pool, const struct pool_order *order, size_t bytes,
+                                          cudaError_t *error, bool *no_host_memory) {
+  lock_held(&pool->lock);
+  *error = cudaErrorMemoryAllocation;
+  if (bytes < order->size) /* rounded past the end of the numbers */
+    return NULL;
+  switch (order->effort) {
+  case POOL_TAKE_ANY:
+  case POOL_TAKE_AT_ONCE:
+    return take_locked(pool, order, bytes, error, no_host_memory);
+  case POOL_TAKE_LAST:
+    return last_take_locked(pool, order, bytes, no_host_memory);
+  case POOL_TAKE_GROWTH:
+    speed_up_locked(pool, bytes, order);
+    break;
+  default:
+    break;
+  }
+  return fit_take_locked(pool, order, bytes, no_host_memory);
 }
 
 cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, struct pool_block *block) {
@@ -416,19 +435,13 @@ cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, str
     return error;
   }
   bool any = order->effort == POOL_TAKE_ANY || order->effort == POOL_TAKE_AT_ONCE, no_host_memory = false;
-  size_t bytes = round_up(order->size, pool->config.alignment);
-  struct segment *segment = NULL;
-  error = cudaErrorMemoryAllocation;
-  if (order->effort == POOL_TAKE_GROWTH && bytes >= order->size)
-    speed_up_locked(pool, bytes, order);
-  if (bytes >= order->size) /* not rounded past the end of the numbers */
-    segment = any ? take_locked(pool, order, bytes, &error, &no_host_memory)
-                  : fit_take_locked(pool, order, bytes, &no_host_memory);
+  struct segment *segment =
+      effort_take_locked(pool, order, round_up(order->size, pool->config.alignment), &error, &no_host_memory);
   if (segment == NULL && order->effort == POOL_TAKE_CLOSE && pool->held_bytes >= pool->limit_bytes)
     look_count_locked(pool, &pool->looks, LOOK_WEIGHT); /* the thread will look at what it keeps itself */
   if (segment == NULL) {
-    if (any && error == cudaErrorMemoryAllocation && !no_host_memory && !order->small)
-      return refuse_locked(pool, order->size);
+    block->used_bytes = pool->segments.bytes[SEGMENT_USED];
+    block->slab_bytes = pool->span_count * POOL_SLAB_BYTES;
     pool_unlock(pool);
     if (any && error == cudaErrorMemoryAllocation && !no_host_memory)
       return (cudaError_t)CUDA_ERROR_NOT_READY;
@@ -441,12 +454,27 @@ cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, str
 }
 
 cudaError_t pool_refuse(struct mam_pool *pool, uint64_t generation, size_t size) {
+  MAM_PoolInfo info;
+  char said[sizeof pool->source_said];
   pool_lock(pool);
   cudaError_t error = pool_usable_locked(pool);
-  if (error == cudaSuccess && pool->generation == generation)
-    return refuse_locked(pool, size);
+  if (error == cudaSuccess && order_is_old_locked(pool, generation))
+    error = cudaErrorInvalidResourceHandle;
+  if (error != cudaSuccess) {
+    pool_unlock(pool);
+    return error;
+  }
+  pool->failure_count++;
+  pool_info_locked(pool, NULL, &info);
+  memcpy(said, pool->source_said, sizeof said);
+  bool capturing = info.waiting_bytes > 0 && reuse_capturing(pool->reuse);
   pool_unlock(pool);
-  return error != cudaSuccess ? error : cudaErrorInvalidResourceHandle;
+  return error_set(
+      cudaErrorMemoryAllocation,
+      "no room for %zu bytes: %zu are free, %zu in the largest hole; the pool holds %zu of at most %zu%s%s%s", size,
+      info.free_bytes, info.largest_free_bytes, info.reserved_bytes, info.limit_bytes,
+      capturing ? "; freed memory must wait for the end of the stream capture" : "",
+      said[0] != '\0' ? "; the source said: " : "", said);
 }
 
 cudaError_t pool_malloc(struct mam_pool *pool, uint64_t default_id, size_t size, const void *site, void **address) {
@@ -455,7 +483,7 @@ cudaError_t pool_malloc(struct mam_pool *pool, uint64_t default_id, size_t size,
   cudaError_t error = pool_take(pool, &order, &block);
   if (error == cudaSuccess)
     *address = (void *)block.address;
-  return error;
+  return error == (cudaError_t)CUDA_ERROR_NOT_READY ? pool_refuse(pool, POOL_ANY_GENERATION, size) : error;
 }
 
 /* ---- For the fronts ---- */

@@ -295,6 +295,8 @@ struct pool_block {
   size_t bytes;
   uint64_t ticket;
   bool contended; /* another thread had the pool's lock at the time */
+  /* If POOL_TAKE_LAST found no room: what the pool had used then, and how much of it for slabs. */
+  size_t used_bytes, slab_bytes;
 };
 
 /* Counts the caller among the users of the pool, which cannot end before pool_exit.  Errors: as pool_malloc. */
@@ -302,11 +304,19 @@ cudaError_t pool_enter(struct mam_pool *pool, uint64_t default_id);
 void pool_exit(struct mam_pool *pool);
 
 /* pool_malloc of the pool of that generation, if it has not ended.  effort: from what is free and, where memory is
- * short, fits closely; or from what is free; or also by a growth of growth_bytes, to at most half of the limit (these
- * else fail with cudaErrorMemoryAllocation, without an error text); or by all means; or by all means that never wait
- * for the GPU. */
+ * short, fits closely; or from what is free; or also by a growth of growth_bytes, to at most half of the limit; or from
+ * what is free, wherever, with nothing spared (these else fail with cudaErrorMemoryAllocation, without an error text);
+ * or by all means; or by all means that never wait for the GPU (these with CUDA_ERROR_NOT_READY, and the caller calls
+ * pool_refuse in the end). */
 #define POOL_ANY_GENERATION 0
-enum pool_effort { POOL_TAKE_CLOSE, POOL_TAKE_FREE, POOL_TAKE_GROWTH, POOL_TAKE_ANY, POOL_TAKE_AT_ONCE };
+enum pool_effort {
+  POOL_TAKE_CLOSE,
+  POOL_TAKE_FREE,
+  POOL_TAKE_GROWTH,
+  POOL_TAKE_LAST,
+  POOL_TAKE_ANY,
+  POOL_TAKE_AT_ONCE
+};
 struct pool_order {
   uint64_t default_id, generation;
   size_t size;
@@ -315,7 +325,6 @@ struct pool_order {
   size_t growth_bytes, growth_most_bytes; /* of POOL_TAKE_GROWTH; most: if it is by chunks, which may be larger */
   size_t live_bytes; /* of the pool's live blocks and this one, as far as the caller knows; 0: all that is used */
   bool live_exact;   /* it knows: no other thread has the pool */
-  bool small;        /* the caller refuses it, by pool_refuse: if there is no room, the error is CUDA_ERROR_NOT_READY */
   struct context_stream stream; /* what was freed on it may serve before it has passed; id 0: none */
 };
 cudaError_t pool_take(struct mam_pool *pool, const struct pool_order *order, struct pool_block *block);

@@ -528,6 +528,58 @@ START_TEST(a_block_that_a_living_thread_keeps_in_a_full_pool_serves_another) {
 }
 END_TEST
 
+/* ---- What there is room for is never refused ---- */
+
+enum { SPARE = 4 };
+static const size_t spare_sizes[] = {512, 8192, 32768, 40000, MIB};
+static size_t spare_bytes;
+static _Atomic int spare_left; /* so many blocks more have room */
+
+static bool spare_take(void) {
+  int left = spare_left;
+  while (left > 0 && !atomic_compare_exchange_weak(&spare_left, &left, left - 1))
+    continue;
+  return left > 0;
+}
+
+/* Threads trade a few blocks in a pool that is full otherwise. */
+static void *spare_body(void *number) {
+  uint64_t state = (uintptr_t)number * UINT64_C(0x9E3779B97F4A7C15);
+  while (!time_is_up()) {
+    char *blocks[SPARE];
+    size_t count = 0, most = 1 + random_below(&state, SPARE);
+    while (count < most && spare_take()) {
+      void *block = NULL;
+      EXPECT(MAM_CudaMalloc(&block, spare_bytes) == cudaSuccess);
+      if (block == NULL)
+        return NULL;
+      blocks[count++] = block;
+    }
+    while (count > 0) {
+      EXPECT((random_below(&state, 4) == 0 ? MAM_CudaFreeReuse(blocks[--count], MAM_REUSE_FENCED)
+                                           : MAM_CudaFree(blocks[--count])) == cudaSuccess);
+      spare_left++;
+    }
+  }
+  return NULL;
+}
+
+START_TEST(what_has_room_is_served_however_many_threads_ask) {
+  void *block, *last[SPARE];
+  size_t count = 0;
+  spare_bytes = spare_sizes[_i];
+  while (MAM_CudaMalloc(&block, spare_bytes) == cudaSuccess)
+    last[count++ % SPARE] = block;
+  ck_assert_uint_gt(count, SPARE);
+  for (size_t i = 0; i < SPARE; i++)
+    put(last[i]);
+  spare_left = SPARE;
+  start_clock();
+  in_threads(spare_body, THREADS);
+  ck_assert_int_eq(spare_left, SPARE);
+}
+END_TEST
+
 /* ---- Traffic: no two live blocks overlap, and the numbers add up all the while ---- */
 
 enum { CELL_BYTES = 512, CELLS = 64 * 2048, SLOTS = 512 };
@@ -868,6 +920,8 @@ int main(void) {
   tcase_add_test(small, a_thread_hands_everything_back_when_it_ends);
   tcase_add_test(small, what_a_living_thread_keeps_is_collected_for_another);
   tcase_add_test(small, a_block_that_a_living_thread_keeps_in_a_full_pool_serves_another);
+  tcase_add_loop_test(small, what_has_room_is_served_however_many_threads_ask, 0,
+                      sizeof spare_sizes / sizeof spare_sizes[0]);
   tcase_add_test(small, live_blocks_never_overlap);
   tcase_add_test(small, numbers_add_up_at_any_moment);
   tcase_add_test(small, a_child_of_a_busy_process_allocates_and_frees);

@@ -108,7 +108,7 @@ static void mark_batch(const struct batch *batch, size_t bytes, unsigned char as
 static unsigned take_blocks(unsigned class, size_t most, size_t *blocks) {
   unsigned count = 0;
   struct batch *batch;
-  for (*blocks = 0; *blocks < most && (batch = slab_refill(pool, &depot, class, true)) != NULL; count++) {
+  for (*blocks = 0; *blocks < most && (batch = slab_refill(pool, &depot, class)) != NULL; count++) {
     ck_assert_uint_lt(count, BATCHES);
     batches[count] = batch;
     mark_batch(batch, slab_class_bytes(class), 1);
@@ -164,7 +164,7 @@ END_TEST
  * page is carved for every other class. */
 START_TEST(late_claim_takes_no_block_of_another_class) {
   unsigned first = slab_class(1); /* the smallest blocks: no other class has more live bytes */
-  struct batch *batch = slab_refill(pool, &depot, first, true);
+  struct batch *batch = slab_refill(pool, &depot, first);
   ck_assert_ptr_nonnull(batch);
   uintptr_t address = batch->blocks[7].address;
   const struct slab *looked_at = page_map_find(address);
@@ -176,7 +176,7 @@ START_TEST(late_claim_takes_no_block_of_another_class) {
   for (unsigned class = 0; class < SLAB_CLASSES; class ++) {
     unsigned count = 0;
     while (class != first && count * SLAB_BATCH < SLAB_BYTES / slab_class_bytes(class)) {
-      batches[count] = slab_refill(pool, &depot, class, true);
+      batches[count] = slab_refill(pool, &depot, class);
       for (unsigned i = 0; i < batches[count]->count; i++)
         atomic_store_explicit(batches[count]->blocks[i].live, 1, memory_order_relaxed);
       count++;
@@ -193,7 +193,7 @@ START_TEST(late_claim_takes_no_block_of_another_class) {
     ck_assert_uint_eq(info_now().used_bytes, 0);
   }
   /* For the same class again, the page gets the same slab, and the address the same live byte. */
-  batch = slab_refill(pool, &depot, first, true);
+  batch = slab_refill(pool, &depot, first);
   ck_assert_ptr_eq(page_map_find(address), looked_at);
   ck_assert_uint_eq(slab_index(looked_at, address), index);
   slab_rest(pool, &depot, batch, no_stream);
@@ -221,7 +221,7 @@ START_TEST(what_rests_for_immediate_use_comes_first) {
   rest_batches(0, 0, 1, false);
   uintptr_t first = batches[1]->blocks[0].address;
   rest_batches(0, 1, 1, true);
-  struct batch *batch = slab_refill(pool, &depot, 0, true);
+  struct batch *batch = slab_refill(pool, &depot, 0);
   ck_assert_uint_eq(batch->blocks[0].address, first);
   batches[1] = batch;
   mark_batch(batch, 512, 1);
@@ -243,14 +243,14 @@ START_TEST(a_span_that_nobody_needed_after_all_goes_back) {
   imaginary_reset();
   imaginary.capacity_bytes = 1024 * MIB;
   ck_assert_int_eq(pool_open(&config, &imaginary_elastic, &pool), cudaSuccess);
-  ck_assert_ptr_nonnull(batches[0] = slab_refill(pool, &depot, 0, true)); /* maps more than one span */
+  ck_assert_ptr_nonnull(batches[0] = slab_refill(pool, &depot, 0)); /* maps more than one span */
   mark_batch(batches[0], 512, 1);
   rest_batches(0, 0, 1, true);
   unsigned spans = (unsigned)(imaginary.taken_bytes / SLAB_BYTES);
   unsigned count = take_blocks(0, imaginary.taken_bytes / 512, &blocks);
   ck_assert_uint_eq(atomic_load(&depot.slab_count), spans);
   imaginary.on_map = rest_in_the_middle;
-  ck_assert_ptr_nonnull(batches[0] = slab_refill(pool, &depot, 0, true));
+  ck_assert_ptr_nonnull(batches[0] = slab_refill(pool, &depot, 0));
   ck_assert_uint_eq(atomic_load(&depot.slab_count), spans + 1);
   mark_batch(batches[0], 512, 1);
   rest_batches(0, 0, count, true);
@@ -269,7 +269,7 @@ START_TEST(random_traffic_never_overlaps) {
       (void)reuse_synchronize(pool->reuse);
       (void)reclaim();
     } else if (count < 512 && state % 2 == 1) {
-      if ((batches[count] = slab_refill(pool, &depot, 9, true)) != NULL)
+      if ((batches[count] = slab_refill(pool, &depot, 9)) != NULL)
         mark_batch(batches[count++], 5120, 1);
     } else if (count > 0) {
       unsigned which = (unsigned)(state >> 32) % count;
