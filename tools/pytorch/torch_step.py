@@ -276,6 +276,7 @@ def worker(allocator, what):
         graphs_are_right(torch)
         gc.collect()
         torch._C._cuda_clearCublasWorkspaces()  # they are memory of the capture that needed them first
+        torch.cuda.empty_cache()  # until then the memory of a graph outlives it, as in PyTorch's own cache
         answer["pools"] = mam_torch.graph_pools() if allocator == "mam" else 0
     else:
         answer["losses"] = train(torch, *CASES[what], turns())
