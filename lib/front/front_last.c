@@ -17,7 +17,7 @@
 
 /* How long a thread waits for others at most.  One that was taken off its processor has it back within a few
  * milliseconds, unless there are many.  No thread waits again while they have something in hand still. */
-enum { IN_HAND_NS = 20000000 };
+enum { IN_HAND_NS = 100000000 };
 
 /* What a search found out that found nothing. */
 struct search {
@@ -84,9 +84,11 @@ cudaError_t last_malloc(struct front *front, const struct front_request *request
                         uintptr_t *address) {
   cudaError_t error = cudaSuccess;
   size_t away;
-  if (!miss->live_exact) {
+  /* relaxed: a hint.  What is more than the limit never has room, and no thread is to be kept waiting for it. */
+  bool possible = request->size <= atomic_load_explicit(&miss->pool->limit_hint, memory_order_relaxed);
+  if (possible && !miss->live_exact) {
     error = shared_last(front, request, miss, address);
-  } else if (request->size <= POOL_SMALL_MOST_BYTES) {
+  } else if (possible && request->size <= POOL_SMALL_MOST_BYTES) {
     biased_enter(&front->lock);
     *address = small_serve_held(front, request, miss->pool, &away);
     biased_leave(&front->lock);

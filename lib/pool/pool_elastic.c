@@ -162,25 +162,26 @@ cudaError_t pool_elastic_try_locked(struct mam_pool *pool, size_t bytes, bool ge
   return error;
 }
 
-/* Gives back what is free in pieces, but not beside the place, until the pool may get the place and hold no more than
- * most.  False if that is not enough; then nothing changed. */
-static bool pieces_give_for_locked(struct mam_pool *pool, struct pool_place place, size_t most) {
-  lock_held(&pool->lock);
-  if (place.bytes > most || pool->held_bytes <= most - place.bytes)
-    return false;
-  size_t keep_bytes = most - place.bytes, excess = pool->held_bytes - keep_bytes;
-  if (excess > pool->segments.bytes[SEGMENT_FREE] || excess > pool_trimmable_bytes_locked(pool, place))
-    return false;
-  return pool_pieces_trim_locked(pool, keep_bytes, place) == cudaSuccess && pool->held_bytes <= keep_bytes;
-}
-
-/* Frees memory of the pool's own for a block: for a place beside a hole, or for all of the block. */
+/* Frees memory of the pool's own for a block elsewhere in its addresses, of what is free in pieces: for a place beside
+ * a hole, which stays, or else for all of the block.  False if that is not enough; then nothing changed. */
 static bool own_pieces_give_locked(struct mam_pool *pool, size_t bytes, bool by_limit) {
   lock_held(&pool->lock);
   struct pool_place place, all = {NULL, 0, round_up(bytes, SOURCE_GRANULARITY_BYTES)};
-  size_t most = by_limit ? pool->limit_bytes : pool->held_bytes;
-  return (place_find_locked(pool, bytes, &place) && pieces_give_for_locked(pool, place, most)) ||
-         pieces_give_for_locked(pool, all, most);
+  size_t most = by_limit ? pool->limit_bytes : pool->held_bytes; /* what may be held in the end */
+  if (!place_find_locked(pool, bytes, &place))
+    place = all;
+  if (place.bytes > most || pool->held_bytes <= most - place.bytes)
+    return false;
+  size_t excess = pool->held_bytes - (most - place.bytes), more = all.bytes - place.bytes, beside;
+  if (excess > pool->segments.bytes[SEGMENT_FREE])
+    return false;
+  size_t trimmable = pool_trimmable_bytes_locked(pool, place, &beside);
+  if (excess > trimmable && (all.bytes > most || excess + more > trimmable + beside))
+    return false;
+  if (excess > trimmable)
+    place = all;
+  return pool_pieces_trim_locked(pool, most - place.bytes, place) == cudaSuccess &&
+         pool->held_bytes <= most - place.bytes;
 }
 
 /* A pool moves memory when it gives free pieces back and grows elsewhere in its addresses.  In all it moves at most
@@ -207,7 +208,7 @@ static bool gpu_lags_locked(struct mam_pool *pool) {
 static bool excess_give_locked(struct mam_pool *pool, size_t bytes) {
   lock_held(&pool->lock);
   struct pool_place place;
-  size_t most = pool->segments.bytes[SEGMENT_USED] + bytes;
+  size_t most = pool->segments.bytes[SEGMENT_USED] + bytes, beside;
   if (most < pool->peak_taken_bytes)
     most = pool->peak_taken_bytes;
   if (!place_find_locked(pool, bytes, &place) || pool->segments.bytes[SEGMENT_FREE] < place.bytes ||
@@ -215,7 +216,7 @@ static bool excess_give_locked(struct mam_pool *pool, size_t bytes) {
     return false;
   size_t charge = place.bytes > MOVED_LEAST_BYTES ? place.bytes : MOVED_LEAST_BYTES;
   if (pool->moved_bytes + charge > pool->held_bytes / MOVED_SHARE || gpu_lags_locked(pool) ||
-      pool_trimmable_bytes_locked(pool, place) < place.bytes)
+      pool_trimmable_bytes_locked(pool, place, &beside) < place.bytes)
     return false;
   pool->moved_bytes += charge;
   return pool_pieces_trim_locked(pool, pool->held_bytes - place.bytes, place) == cudaSuccess;

@@ -215,8 +215,8 @@ struct pool_place {
 
 /* The same of an elastic pool, while the caller grows it.  What is free beside the place stays. */
 cudaError_t pool_pieces_trim_locked(struct mam_pool *pool, size_t keep_bytes, struct pool_place place);
-/* How much that could give back. */
-size_t pool_trimmable_bytes_locked(struct mam_pool *pool, struct pool_place place);
+/* How much that could give back; and *beside: how much more if what is free beside the place did not stay. */
+size_t pool_trimmable_bytes_locked(struct mam_pool *pool, struct pool_place place, size_t *beside);
 
 /* A chunk that is free as a whole, and not the last one where that stays; NULL if there is none.  Keeps the lock. */
 struct pool_chunk *pool_find_free_chunk_locked(struct mam_pool *pool, struct segment **segment);

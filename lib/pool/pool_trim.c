@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "pool/chunk_map.h"
 #include "pool/pool_inside.h"
+#include "pool/segment_inside.h"
 
 /* ---- Pieces ---- */
 
@@ -92,15 +93,35 @@ cudaError_t pool_pieces_trim_locked(struct mam_pool *pool, size_t keep_bytes, st
   return error;
 }
 
-size_t pool_trimmable_bytes_locked(struct mam_pool *pool, struct pool_place place) {
+/* The bytes of the pieces that lie wholly in a free segment. */
+static size_t pieces_within_locked(const struct mam_pool *pool, const struct pool_chunk *chunk,
+                                   const struct segment *segment) {
+  lock_held(&pool->lock);
+  size_t all = 0, bytes;
+  uintptr_t base = chunk->base + round_up(segment->base - chunk->base, SOURCE_GRANULARITY_BYTES);
+  for (; base < segment->base + segment->bytes; base += bytes) {
+    uint32_t piece = *pool_piece_at(chunk, base);
+    bytes = pool_piece_bytes(piece);
+    if (piece != 0 && base + bytes <= segment->base + segment->bytes)
+      all += bytes;
+    else
+      bytes = SOURCE_GRANULARITY_BYTES;
+  }
+  return all;
+}
+
+size_t pool_trimmable_bytes_locked(struct mam_pool *pool, struct pool_place place, size_t *beside) {
   lock_held(&pool->lock);
   const struct pool_chunk *chunk = SLIST_FIRST(&pool->chunks);
-  uintptr_t end = pieces_end_locked(pool, chunk);
-  size_t bytes = 0;
-  if (free_may_be_unmapped_locked(pool))
-    while (free_piece_below_locked(pool, chunk, place, &end) != NULL)
-      bytes += pool_piece_bytes(*pool_piece_at(chunk, end));
-  return bytes;
+  struct segment *segment;
+  size_t elsewhere = 0;
+  *beside = 0;
+  if (!free_may_be_unmapped_locked(pool))
+    return 0;
+  segment = size_best_fit(&pool->segments.by_size, SOURCE_GRANULARITY_BYTES);
+  for (; segment != NULL; segment = size_next(&pool->segments.by_size, segment))
+    *(is_beside(segment, place) ? beside : &elsewhere) += pieces_within_locked(pool, chunk, segment);
+  return elsewhere;
 }
 
 /* ---- Chunks ---- */
