@@ -10,6 +10,11 @@
  * So the thread holds all fronts still, brings back what they have, and searches the depot and the pool.  Then it
  * compares numbers.  What the pool has given out is live, or lies in slabs; what the slabs of the class have given out
  * is live.  If there is more, some thread has it in hand, and this one lets all go on for a moment and tries again.
+ *
+ * The numbers are those of the moment of the search.  What the depot and the pool have given out is read under the lock
+ * under which they are searched, and no thread counts a block as live while its front is held still.  So a block that
+ * was in hand when it was looked for is in the difference, even if it has arrived by then.  One thing may hide it: a
+ * free by the pool counts after the memory has come back, and for that moment the difference is too small.
  */
 #include "base/clock.h"
 #include "base/wait.h"
